@@ -1,0 +1,130 @@
+# Makefile - build/hadal and everything around it. No configure step.
+#
+#   make               the program (release)         make check   format, floors, analysis
+#   make CUDA=1        the same with CUDA kernels    make fuzz    fuzz targets (clang)
+#   make debug asan tsan   under build-debug, build-asan, build-tsan
+#   make unit          the C unit tests              make bench   benchmarks
+#   make STATIC=1      libraries linked in, for machines that lack them
+#
+# A file's suffix selects its instruction set: x_avx2.c, x_avx512.c; *_ref.c is compiled so
+# that the reference has one answer. Everything else runs on any x86-64-v2 or aarch64.
+
+BUILD   ?= build
+ifeq ($(origin CC),default)
+CC      := gcc
+endif
+VERSION := 0.1.0
+ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
+
+PACKAGES = jansson libpcre2-8
+CSTD     = -std=c11 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE
+WARN     = -Wall -Wextra -Wpedantic -Werror -Wshadow -Wconversion -Wsign-conversion \
+           -Wdouble-promotion -Wstrict-prototypes -Wmissing-prototypes -Wold-style-definition \
+           -Wundef -Wvla -Walloca -Wpointer-arith -Wcast-qual -Wcast-align -Wwrite-strings \
+           -Wformat=2 -Wimplicit-fallthrough -Wframe-larger-than=16384
+SAFE     = -fno-common -fvisibility=hidden -fno-math-errno -fno-trapping-math \
+           -fno-strict-aliasing -fno-omit-frame-pointer
+HARDEN   = -D_FORTIFY_SOURCE=2 -fstack-protector-strong -fPIE
+ifeq ($(ARCH),x86_64)
+HARDEN  += -fcf-protection=full -fstack-clash-protection
+BASELINE = -march=x86-64-v2
+endif
+HARDEN_LD = -pie -Wl,-z,relro,-z,now,-z,noexecstack
+OPT     ?= -O3 -g -DNDEBUG $(HARDEN)
+LDOPT   ?= $(HARDEN_LD)
+
+CFLAGS  += $(CSTD) $(WARN) $(SAFE) $(BASELINE) $(OPT) -Isrc -Iinclude \
+           -DHD_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES))
+ifdef STATIC
+LDLIBS   = $(patsubst -l%,-l:lib%.a,$(shell pkg-config --libs-only-l $(PACKAGES)))
+else
+LDLIBS   = $(shell pkg-config --libs $(PACKAGES))
+endif
+LDLIBS  += -lm -lpthread
+
+SOURCES := $(sort $(wildcard src/*/*.c))
+ifneq ($(ARCH),x86_64)
+SOURCES := $(filter-out %_avx2.c %_avx512.c,$(SOURCES))
+endif
+OBJECTS := $(SOURCES:%.c=$(BUILD)/%.o)
+LIBRARY := $(filter-out $(BUILD)/src/cli/main.o,$(OBJECTS))
+TESTS   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/*.c tests/*/*.c)))
+TESTS   := $(filter-out $(BUILD)/tests/fuzz/%,$(TESTS))
+FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
+
+ifdef CUDA
+NVCC      ?= nvcc
+NVFLAGS    = -std=c++17 -O3 -lineinfo -Werror all-warnings -Isrc -Iinclude \
+             -gencode arch=compute_90a,code=sm_90a \
+             -Xcompiler -Wall,-Wextra,-fno-exceptions,-fno-rtti,-fvisibility=hidden,-fPIE
+CUDA_SOURCES := $(sort $(wildcard src/*/*.cu))
+CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=$(BUILD)/%.cu.o)
+OBJECTS   += $(CUDA_OBJECTS)
+LIBRARY   += $(CUDA_OBJECTS)
+CFLAGS    += -DHD_CUDA
+LDLIBS    += -L$(dir $(shell command -v $(NVCC)))../lib64 -lcudart_static -ldl -lrt
+endif
+
+.DEFAULT_GOAL := all
+.PHONY: all unit debug asan tsan check fuzz bench clean
+all: $(BUILD)/hadal
+
+$(BUILD)/hadal: $(OBJECTS)
+	@echo "LINK $@"
+	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
+
+$(BUILD)/hadal_test: $(LIBRARY) $(TESTS)
+	@echo "LINK $@"
+	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS) -lcmocka
+
+$(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIBRARY)
+	@echo "LINK $@"
+	@$(CC) $(LDOPT) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
+
+$(BUILD)/%.o: %.c
+	@mkdir -p $(@D)
+	@echo "CC   $<"
+	@$(CC) $(CFLAGS) $(EXTRA) -MMD -MP -c -o $@ $<
+
+$(BUILD)/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	@echo "NVCC $<"
+	@$(NVCC) $(NVFLAGS) -MMD -MP -c -o $@ $<
+
+$(BUILD)/%_ref.o: EXTRA = -ffp-contract=off
+$(BUILD)/%_avx2.o: EXTRA = -mavx2 -mfma -mf16c
+$(BUILD)/%_avx512.o: EXTRA = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c
+$(BUILD)/tests/%.o: CFLAGS += -Itests
+
+unit: $(BUILD)/hadal_test
+	$(BUILD)/hadal_test
+
+# Sanitizers want their own objects, no fortified libc calls (they hide findings) and asserts.
+SANITIZE = -g -O1 -fPIE -fno-sanitize-recover=all
+debug:
+	$(MAKE) BUILD=build-debug OPT="-O1 -g3 -fPIE" build-debug/hadal build-debug/hadal_test
+asan:
+	$(MAKE) BUILD=build-asan OPT="$(SANITIZE) -fsanitize=address,undefined" \
+	  LDOPT="-pie -fsanitize=address,undefined" build-asan/hadal build-asan/hadal_test
+tsan:
+	$(MAKE) BUILD=build-tsan OPT="$(SANITIZE) -fsanitize=thread" \
+	  LDOPT="-pie -fsanitize=thread" build-tsan/hadal build-tsan/hadal_test
+fuzz:
+	$(MAKE) BUILD=build-fuzz CC=clang \
+	  OPT="$(SANITIZE) -fsanitize=fuzzer-no-link,address,undefined" \
+	  LDOPT="-pie -fsanitize=address,undefined" \
+	  $(patsubst $(BUILD)/%,build-fuzz/%,$(FUZZERS))
+
+bench: $(BUILD)/hadal
+	bench/run
+
+FORMATTED = $(shell git ls-files '*.c' '*.h' '*.cu' '*.cuh')
+check:
+	python3 scripts/check_floors.py
+	clang-format --dry-run -Werror $(FORMATTED)
+	scripts/analyze
+
+clean:
+	rm -rf build build-debug build-asan build-tsan build-fuzz
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

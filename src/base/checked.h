@@ -1,0 +1,44 @@
+/* checked.h - arithmetic on sizes that says when it does not fit.
+ *
+ * Every size that depends on a file, a flag or a request goes through these. They return
+ * false on overflow and leave *out alone. */
+#ifndef HD_BASE_CHECKED_H
+#define HD_BASE_CHECKED_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+static inline bool hd_add_size(size_t a, size_t b, size_t *out) {
+    if (b > SIZE_MAX - a) return false;
+    *out = a + b;
+    return true;
+}
+
+static inline bool hd_mul_size(size_t a, size_t b, size_t *out) {
+    if (b != 0 && a > SIZE_MAX / b) return false;
+    *out = a * b;
+    return true;
+}
+
+/* Rounds a up to a multiple of align, a power of two. */
+static inline bool hd_align_size(size_t a, size_t align, size_t *out) {
+    size_t up;
+    if (!hd_add_size(a, align - 1, &up)) return false;
+    *out = up & ~(align - 1);
+    return true;
+}
+
+static inline int64_t hd_ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+static inline int32_t hd_min_i32(int32_t a, int32_t b) {
+    return a < b ? a : b;
+}
+
+static inline int32_t hd_max_i32(int32_t a, int32_t b) {
+    return a > b ? a : b;
+}
+
+#endif

@@ -1,0 +1,32 @@
+/* cpu.c - asks the compiler's runtime, which also checks what the kernel saves. */
+#include "base/cpu.h"
+
+#include <stdio.h>
+#include <string.h>
+
+uint32_t hd_cpu_features(void) {
+    uint32_t f = 0;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) f |= HD_CPU_AVX2;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        f |= HD_CPU_AVX512;
+    }
+    if (__builtin_cpu_supports("avx512vnni")) f |= HD_CPU_AVX512_VNNI;
+    if (__builtin_cpu_supports("avx512bf16")) f |= HD_CPU_AVX512_BF16;
+#elif defined(__aarch64__)
+    f |= HD_CPU_NEON;
+#endif
+    return f;
+}
+
+void hd_cpu_feature_names(uint32_t features, char *out, int32_t cap) {
+    static const char *const names[] = {"avx2", "avx512", "avx512_vnni", "avx512_bf16", "neon"};
+    out[0] = '\0';
+    for (int i = 0; i < 5; i++) {
+        if (!(features & (1u << i))) continue;
+        size_t n = strlen(out);
+        snprintf(out + n, (size_t)cap - n, "%s%s", n ? " " : "", names[i]);
+    }
+}

@@ -1,0 +1,21 @@
+/* cpu.h - what this processor can do, read once. */
+#ifndef HD_BASE_CPU_H
+#define HD_BASE_CPU_H
+
+#include <stdint.h>
+
+enum {
+    HD_CPU_AVX2 = 1 << 0,        /* with FMA and F16C */
+    HD_CPU_AVX512 = 1 << 1,      /* F, BW, VL, DQ */
+    HD_CPU_AVX512_VNNI = 1 << 2, /* int8 dot products */
+    HD_CPU_AVX512_BF16 = 1 << 3, /* bf16 dot products */
+    HD_CPU_NEON = 1 << 4,
+};
+
+/* Instruction sets that both the processor and the operating system support. */
+uint32_t hd_cpu_features(void);
+
+/* The names of the set bits, separated by spaces, into out[cap]. */
+void hd_cpu_feature_names(uint32_t features, char *out, int32_t cap);
+
+#endif

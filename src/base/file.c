@@ -1,0 +1,129 @@
+/* file.c - see file.h. Every open is non-blocking and checked with fstat before use. */
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static hd_status open_regular(int *fd, size_t *bytes, const char *path, hd_err *err) {
+    struct stat info;
+    *bytes = 0;
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0) {
+        bool missing = errno == ENOENT || errno == ENOTDIR || errno == ELOOP;
+        return HD_FAIL(err, missing ? HD_EINVAL : HD_EIO, "%s: %s", path, strerror(errno));
+    }
+    hd_status st = HD_OK;
+    if (fstat(*fd, &info) != 0) {
+        st = HD_FAIL(err, HD_EIO, "%s: %s", path, strerror(errno));
+    } else if (!S_ISREG(info.st_mode)) {
+        st = HD_FAIL(err, HD_EFORMAT, "%s: not a regular file", path);
+    }
+    if (st != HD_OK) {
+        close(*fd);
+        *fd = -1;
+        return st;
+    }
+    *bytes = (size_t)info.st_size;
+    return HD_OK;
+}
+
+/* Reads fd to its end into a growing buffer; what names the source in errors. */
+static hd_status read_all(char **out, size_t *n, int fd, size_t hint, size_t max_bytes,
+                          const char *what, hd_err *err) {
+    size_t cap = (hint < max_bytes ? hint : max_bytes) + 2, used = 0;
+    char *buf = malloc(cap);
+    hd_status st = HD_OK;
+    while (buf) {
+        if (used + 1 == cap) {
+            size_t wider = cap <= max_bytes ? cap * 2 : max_bytes + 2;
+            char *grown = realloc(buf, wider);
+            if (!grown) break;
+            buf = grown;
+            cap = wider;
+        }
+        ssize_t got = read(fd, buf + used, cap - 1 - used);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) {
+            st = HD_FAIL(err, HD_EIO, "%s: %s", what, strerror(errno));
+            break;
+        }
+        if (got == 0) {
+            buf[used] = '\0';
+            *out = buf;
+            *n = used;
+            return HD_OK;
+        }
+        used += (size_t)got;
+        if (used > max_bytes) {
+            st = HD_FAIL(err, HD_EFORMAT, "%s: larger than %zu bytes", what, max_bytes);
+            break;
+        }
+    }
+    free(buf);
+    return st != HD_OK ? st : HD_FAIL(err, HD_ENOMEM, "%s: no memory to read it", what);
+}
+
+hd_status hd_file_read(char **out, size_t *n, const char *path, size_t max_bytes, hd_err *err) {
+    int fd;
+    size_t bytes = 0;
+    *out = NULL;
+    *n = 0;
+    HD_TRY(open_regular(&fd, &bytes, path, err));
+    hd_status st = bytes > max_bytes
+                       ? HD_FAIL(err, HD_EFORMAT, "%s: larger than %zu bytes", path, max_bytes)
+                       : read_all(out, n, fd, bytes, max_bytes, path, err);
+    close(fd);
+    return st;
+}
+
+hd_status hd_stdin_read(char **out, size_t *n, size_t max_bytes, hd_err *err) {
+    *out = NULL;
+    *n = 0;
+    return read_all(out, n, STDIN_FILENO, 1 << 16, max_bytes, "standard input", err);
+}
+
+hd_status hd_map_open(hd_map *out, const char *path, hd_err *err) {
+    int fd;
+    size_t bytes = 0;
+    *out = (hd_map){0};
+    HD_TRY(open_regular(&fd, &bytes, path, err));
+    void *p = bytes ? mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0) : NULL;
+    int failed = errno;
+    close(fd);
+    if (p == MAP_FAILED) {
+        return HD_FAIL(err, HD_EIO, "%s: cannot map: %s", path, strerror(failed));
+    }
+    *out = (hd_map){.data = p, .bytes = bytes};
+    return HD_OK;
+}
+
+void hd_map_close(hd_map *m) {
+    if (!m->data) return;
+    union {
+        const void *in;
+        void *out;
+    } p = {.in = m->data}; /* the map was ours before it was const */
+    munmap(p.out, m->bytes);
+    *m = (hd_map){0};
+}
+
+bool hd_file_exists(const char *path) {
+    return access(path, F_OK) == 0;
+}
+
+char *hd_path_join(const char *dir, const char *name) {
+    size_t d = strlen(dir), n = strlen(name);
+    bool slash = d > 0 && dir[d - 1] != '/';
+    char *path = malloc(d + slash + n + 1);
+    if (!path) return NULL;
+    memcpy(path, dir, d);
+    if (slash) path[d] = '/';
+    memcpy(path + d + slash, name, n + 1);
+    return path;
+}

@@ -1,0 +1,35 @@
+/* file.h - whole files, read or mapped, and never anything but regular files.
+ *
+ * Devices, pipes and directories are refused by name: opening one could block for ever or
+ * have side effects. Maps are read-only and private. */
+#ifndef HD_BASE_FILE_H
+#define HD_BASE_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+/* Reads all of path. *out is malloc'ed, NUL-terminated and the caller's; *n excludes the NUL.
+ * A file above max_bytes is refused (HD_EFORMAT), a missing one is HD_EINVAL, one that may
+ * not be read HD_EIO. */
+hd_status hd_file_read(char **out, size_t *n, const char *path, size_t max_bytes, hd_err *err);
+
+/* Reads standard input to its end, at most max_bytes; the same ownership. */
+hd_status hd_stdin_read(char **out, size_t *n, size_t max_bytes, hd_err *err);
+
+typedef struct hd_map {
+    const uint8_t *data; /* NULL for an empty file */
+    size_t bytes;
+} hd_map;
+
+hd_status hd_map_open(hd_map *out, const char *path, hd_err *err);
+void hd_map_close(hd_map *m);
+
+bool hd_file_exists(const char *path);
+
+/* "dir/name" as a malloc'ed string, NULL without memory. */
+char *hd_path_join(const char *dir, const char *name);
+
+#endif

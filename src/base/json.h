@@ -1,0 +1,21 @@
+/* json.h - JSON documents from files, with the checks this house wants on all of them.
+ *
+ * Parsing is jansson's: strict UTF-8, no duplicate keys, no NUL in strings, depth at most
+ * 2048, integers within 64 bits. Documents are read once at start, never in a step. */
+#ifndef HD_BASE_JSON_H
+#define HD_BASE_JSON_H
+
+#include <jansson.h>
+#include <stddef.h>
+
+#include "base/status.h"
+
+/* Parses text[n]; what names it in the error, which gives line and column. *out is the
+ * caller's (json_decref). */
+hd_status hd_json_parse(json_t **out, const char *text, size_t n, const char *what,
+                        hd_err *err);
+
+/* Reads and parses a file of at most max_bytes. */
+hd_status hd_json_load(json_t **out, const char *path, size_t max_bytes, hd_err *err);
+
+#endif

@@ -1,0 +1,110 @@
+/* log.c - formats a line on the stack and hands it to the kernel in one write. */
+#include "base/log.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LINE_MAX_BYTES = 4096 };
+
+static _Atomic int min_level = HD_LOG_INFO; /* written by the command line, read by all */
+static _Atomic int log_fd = STDERR_FILENO;
+
+void hd_log_set(hd_log_level level, int fd) {
+    atomic_store(&min_level, (int)level);
+    atomic_store(&log_fd, fd);
+}
+
+typedef struct line {
+    char text[LINE_MAX_BYTES];
+    size_t n; /* always leaves room for the line feed */
+} line;
+
+static void put(line *l, char c) {
+    if (l->n < sizeof l->text - 1) l->text[l->n++] = c;
+}
+
+static void put_text(line *l, const char *s) {
+    while (*s) put(l, *s++);
+}
+
+static bool is_plain(const char *s) {
+    if (!*s) return false;
+    for (; *s; s++) {
+        if ((unsigned char)*s <= ' ' || *s == '"' || *s == '=' || *s == '\\' || *s == 0x7f) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void put_value(line *l, const char *s) {
+    static const char hex[] = "0123456789abcdef";
+    if (is_plain(s)) {
+        put_text(l, s);
+        return;
+    }
+    put(l, '"');
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c == '"' || c == '\\') {
+            put(l, '\\');
+            put(l, *s);
+        } else if (c < 0x20 || c == 0x7f) {
+            put_text(l, "\\x");
+            put(l, hex[c >> 4]);
+            put(l, hex[c & 15]);
+        } else {
+            put(l, *s);
+        }
+    }
+    put(l, '"');
+}
+
+static void put_time(line *l) {
+    struct timespec now;
+    struct tm utc;
+    char stamp[40], frac[16];
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &utc);
+    strftime(stamp, sizeof stamp, "%Y-%m-%dT%H:%M:%S", &utc);
+    snprintf(frac, sizeof frac, ".%03dZ ", (int)(now.tv_nsec / 1000000));
+    put_text(l, stamp);
+    put_text(l, frac);
+}
+
+void hd_log_write(hd_log_level level, const char *event, const hd_log_field *fields, int n) {
+    static const char *const names[] = {"debug", "info", "warn", "error"};
+    if ((int)level < atomic_load(&min_level)) return;
+    line l;
+    l.n = 0;
+    put_time(&l);
+    put_text(&l, names[level]);
+    put(&l, ' ');
+    put_text(&l, event);
+    for (int i = 0; i < n; i++) {
+        char number[40];
+        put(&l, ' ');
+        put_text(&l, fields[i].key);
+        put(&l, '=');
+        switch (fields[i].kind) {
+        case HD_LOG_TEXT:
+            put_value(&l, fields[i].text ? fields[i].text : "");
+            break;
+        case HD_LOG_INT:
+            snprintf(number, sizeof number, "%lld", (long long)fields[i].integer);
+            put_text(&l, number);
+            break;
+        case HD_LOG_REAL:
+            snprintf(number, sizeof number, "%.6g", fields[i].real);
+            put_text(&l, number);
+            break;
+        }
+    }
+    l.text[l.n++] = '\n';
+    ssize_t written = write(atomic_load(&log_fd), l.text, l.n);
+    (void)written; /* a log that cannot be written has nowhere to say so */
+}

@@ -1,0 +1,46 @@
+/* log.h - one line per event, in one format: time level event key=value ...
+ *
+ *     2026-11-20T14:02:11.532Z info model_loaded path="/models/v4" seconds=1.93
+ *
+ * The event is a fixed word; values that need it are quoted with escapes, so a line is
+ * always one line. Thread-safe: a line is built in place and leaves in one write. */
+#ifndef HD_BASE_LOG_H
+#define HD_BASE_LOG_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef enum hd_log_level { HD_LOG_DEBUG, HD_LOG_INFO, HD_LOG_WARN, HD_LOG_ERROR } hd_log_level;
+
+/* Lines below level are dropped. The default is HD_LOG_INFO, to standard error. */
+void hd_log_set(hd_log_level level, int fd);
+
+typedef struct hd_log_field {
+    const char *key;
+    enum { HD_LOG_TEXT, HD_LOG_INT, HD_LOG_REAL } kind;
+    const char *text;
+    int64_t integer;
+    double real;
+} hd_log_field;
+
+static inline hd_log_field hd_log_text(const char *key, const char *value) {
+    return (hd_log_field){.key = key, .kind = HD_LOG_TEXT, .text = value};
+}
+
+static inline hd_log_field hd_log_int(const char *key, int64_t value) {
+    return (hd_log_field){.key = key, .kind = HD_LOG_INT, .integer = value};
+}
+
+static inline hd_log_field hd_log_real(const char *key, double value) {
+    return (hd_log_field){.key = key, .kind = HD_LOG_REAL, .real = value};
+}
+
+void hd_log_write(hd_log_level level, const char *event, const hd_log_field *fields, int n);
+
+/* HD_LOG(HD_LOG_INFO, "model_loaded", hd_log_text("path", dir), hd_log_real("seconds", s)); */
+#define HD_LOG(level, event, ...)                                       \
+    hd_log_write((level), (event), (const hd_log_field[]){__VA_ARGS__}, \
+                 (int)HD_LEN(((const hd_log_field[]){__VA_ARGS__})))
+
+#endif

@@ -1,0 +1,28 @@
+/* memory.h - large aligned blocks of host memory.
+ *
+ * Blocks come zeroed and aligned to HD_CACHE_LINE. Blocks of 2 MiB and more are mapped and
+ * advised to use huge pages, which the kernel may or may not grant. */
+#ifndef HD_BASE_MEMORY_H
+#define HD_BASE_MEMORY_H
+
+#include <stddef.h>
+
+#include "base/status.h"
+
+#define HD_CACHE_LINE 64
+
+HD_BEGIN_C
+
+typedef struct hd_block {
+    void *data;    /* NULL: no block */
+    size_t bytes;  /* as asked */
+    size_t mapped; /* 0: from the heap; otherwise the length of the mapping */
+} hd_block;
+
+/* bytes may be 0: then out->data is NULL. what names the block in the error. */
+hd_status hd_block_init(hd_block *out, size_t bytes, const char *what, hd_err *err);
+void hd_block_deinit(hd_block *b); /* an all-zero block is fine */
+
+HD_END_C
+
+#endif

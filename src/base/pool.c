@@ -1,0 +1,166 @@
+/* pool.c - a generation counter starts jobs, an atomic counter hands out tasks.
+ *
+ * Order: the owner writes the job, then releases `generation`; a worker acquires it, takes
+ * tasks from `next`, and releases `busy` when it finds none left; the owner acquires `busy`
+ * at zero before it returns, so the job's results are visible to it. */
+#define _GNU_SOURCE /* processor affinity */
+#include "base/pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+enum { MAX_THREADS = 1024, SPINS = 4000 };
+
+typedef struct worker {
+    hd_pool *pool;
+    pthread_t thread;
+    int32_t index;
+} worker;
+
+struct hd_pool {
+    hd_task_fn *fn;
+    const void *arg;
+    int32_t n_tasks;
+    _Atomic int32_t next;        /* first task nobody has taken */
+    _Atomic int32_t busy;        /* workers still inside the job */
+    _Atomic uint32_t generation; /* bumped once per job */
+    _Atomic bool stop;
+    pthread_mutex_t mutex; /* guards sleeping on wake */
+    pthread_cond_t wake;
+    int32_t n_workers; /* started threads, without the owner */
+    worker workers[];
+};
+
+static void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void take_tasks(hd_pool *p, int32_t index) {
+    for (;;) {
+        int32_t task = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
+        if (task >= p->n_tasks) return;
+        p->fn(p->arg, task, index);
+    }
+}
+
+static uint32_t wait_for_job(hd_pool *p, uint32_t seen) {
+    for (int i = 0; i < SPINS; i++) {
+        uint32_t now = atomic_load_explicit(&p->generation, memory_order_acquire);
+        if (now != seen) return now;
+        relax();
+    }
+    pthread_mutex_lock(&p->mutex);
+    uint32_t now;
+    while ((now = atomic_load_explicit(&p->generation, memory_order_acquire)) == seen) {
+        pthread_cond_wait(&p->wake, &p->mutex);
+    }
+    pthread_mutex_unlock(&p->mutex);
+    return now;
+}
+
+static void *work(void *arg) {
+    worker *w = arg;
+    hd_pool *p = w->pool;
+    uint32_t seen = 0;
+    for (;;) {
+        seen = wait_for_job(p, seen);
+        if (atomic_load(&p->stop)) return NULL;
+        take_tasks(p, w->index);
+        atomic_fetch_sub_explicit(&p->busy, 1, memory_order_release);
+    }
+}
+
+static void start_generation(hd_pool *p) {
+    pthread_mutex_lock(&p->mutex);
+    atomic_fetch_add_explicit(&p->generation, 1, memory_order_release);
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+int32_t hd_cpu_count(void) {
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
+    long n = sysconf(_SC_NPROCESSORS_ONLN);
+    return n > 0 ? (int32_t)n : 1;
+}
+
+/* Binding is a wish: a kernel that refuses it costs speed only. */
+static void pin_to(pthread_t thread, int32_t index) {
+    cpu_set_t allowed, one;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
+    int32_t skip = index % CPU_COUNT(&allowed);
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+        if (!CPU_ISSET(cpu, &allowed) || skip-- > 0) continue;
+        CPU_ZERO(&one);
+        CPU_SET(cpu, &one);
+        pthread_setaffinity_np(thread, sizeof one, &one);
+        return;
+    }
+}
+
+hd_status hd_pool_open(hd_pool **out, int32_t n_threads, bool pin, hd_err *err) {
+    *out = NULL;
+    if (n_threads == 0) n_threads = hd_cpu_count();
+    if (n_threads < 1 || n_threads > MAX_THREADS) {
+        return HD_FAIL(err, HD_EINVAL, "%d threads: must be 1 to %d", n_threads, MAX_THREADS);
+    }
+    hd_pool *p = calloc(1, sizeof *p + (size_t)(n_threads - 1) * sizeof p->workers[0]);
+    if (!p) return HD_FAIL(err, HD_ENOMEM, "no memory for a worker pool");
+    pthread_mutex_init(&p->mutex, NULL);
+    pthread_cond_init(&p->wake, NULL);
+    for (int32_t i = 1; i < n_threads; i++) {
+        worker *w = &p->workers[i - 1];
+        *w = (worker){.pool = p, .index = i};
+        if (pthread_create(&w->thread, NULL, work, w) != 0) {
+            hd_pool_close(p);
+            return HD_FAIL(err, HD_EIO, "cannot start worker thread %d of %d", i, n_threads);
+        }
+        p->n_workers++;
+        if (pin) pin_to(w->thread, i);
+    }
+    *out = p;
+    return HD_OK;
+}
+
+void hd_pool_close(hd_pool *p) {
+    if (!p) return;
+    atomic_store(&p->stop, true);
+    start_generation(p);
+    for (int32_t i = 0; i < p->n_workers; i++) pthread_join(p->workers[i].thread, NULL);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->mutex);
+    free(p);
+}
+
+int32_t hd_pool_size(const hd_pool *p) {
+    return p->n_workers + 1;
+}
+
+void hd_pool_run(hd_pool *p, int32_t n_tasks, hd_task_fn *fn, const void *arg) {
+    if (n_tasks <= 0) return;
+    if (p->n_workers == 0 || n_tasks == 1) {
+        for (int32_t i = 0; i < n_tasks; i++) fn(arg, i, 0);
+        return;
+    }
+    p->fn = fn;
+    p->arg = arg;
+    p->n_tasks = n_tasks;
+    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    atomic_store_explicit(&p->busy, p->n_workers, memory_order_relaxed);
+    start_generation(p);
+    take_tasks(p, 0);
+    for (int i = 0; atomic_load_explicit(&p->busy, memory_order_acquire) > 0; i++) {
+        if (i < SPINS) {
+            relax();
+        } else {
+            sched_yield(); /* more threads than processors: let the last worker run */
+        }
+    }
+}

@@ -1,0 +1,10 @@
+/* commands.h - what hadal can do: one function per command, each in its own file. */
+#ifndef HD_CLI_COMMANDS_H
+#define HD_CLI_COMMANDS_H
+
+/* argv[0] is the command's name. The return value is the program's exit code. */
+typedef int command_fn(int argc, char **argv);
+
+command_fn cmd_version;
+
+#endif

@@ -1,0 +1,78 @@
+/* main.c - the names of the things this program does. */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/commands.h"
+#include "cli/options.h"
+
+typedef struct command {
+    const char *name;
+    command_fn *run;
+    const char *args;
+    const char *help;
+} command;
+
+static const command commands[] = {
+    {"version", cmd_version, "", "print the build and what this machine offers"},
+};
+
+static void print_usage(FILE *to) {
+    fputs("hadal serves the DeepSeek mixture-of-experts models.\n\n"
+          "usage: hadal COMMAND [arguments]\n\ncommands:\n",
+          to);
+    for (size_t i = 0; i < HD_LEN(commands); i++) {
+        fprintf(to, "  %-11s %-30s %s\n", commands[i].name, commands[i].args, commands[i].help);
+    }
+    fputs("\nhadal COMMAND --help explains one command.\n", to);
+}
+
+static int unknown_command(const char *name) {
+    const char *names[HD_LEN(commands)];
+    for (size_t i = 0; i < HD_LEN(commands); i++) names[i] = commands[i].name;
+    const char *near = nearest_word(name, names, (int)HD_LEN(commands));
+    hd_err err = {0};
+    HD_FAIL(&err, HD_EINVAL, "unknown command '%s'; %s%s%s", name,
+            near ? "did you mean " : "see hadal --help", near ? near : "", near ? "?" : "");
+    return report_error(&err);
+}
+
+/* Files opened later must never land on descriptors 0 to 2, where others will write. */
+static void ensure_standard_descriptors(void) {
+    int fd;
+    do {
+        fd = open("/dev/null", O_RDWR);
+    } while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd > STDERR_FILENO) close(fd);
+}
+
+/* Output that could not be written (full disk, closed pipe) must not look like success. */
+static int flush_output(int code) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return code;
+    hd_err err = {0};
+    HD_FAIL(&err, HD_EIO, "cannot write to standard output");
+    int failed = report_error(&err);
+    return code ? code : failed;
+}
+
+int main(int argc, char **argv) {
+    ensure_standard_descriptors();
+    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of that write only */
+    if (argc < 2) {
+        print_usage(stderr);
+        return 2;
+    }
+    if (!strcmp(argv[1], "help") || !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")) {
+        print_usage(stdout);
+        return flush_output(0);
+    }
+    const char *name = strcmp(argv[1], "--version") == 0 ? "version" : argv[1];
+    for (size_t i = 0; i < HD_LEN(commands); i++) {
+        if (strcmp(name, commands[i].name) == 0) {
+            return flush_output(commands[i].run(argc - 1, argv + 1));
+        }
+    }
+    return unknown_command(argv[1]);
+}

@@ -1,0 +1,340 @@
+/* options.c - one table drives parsing, config files, suggestions and help. */
+#include "cli/options.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/file.h"
+#include "base/json.h"
+
+enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, NAME_COLUMN = 30 };
+
+typedef struct parse {
+    const command_line *line;
+    const char *given[MAX_OPTIONS]; /* the value an option was given, to refuse two different */
+    const char *config;             /* --config FILE */
+    hd_err err;
+} parse;
+
+int report_error(const hd_err *err) {
+    fprintf(stderr, "error: %s\n", err->msg);
+    switch (err->code) {
+    case HD_OK:
+        return 70;
+    case HD_EINVAL:
+    case HD_EFORMAT:
+    case HD_EUNSUPPORTED:
+        return 2;
+    case HD_ENOMEM:
+    case HD_EIO:
+    case HD_EAGAIN:
+        return 4;
+    case HD_EDEVICE:
+    case HD_EPEER:
+        return 5;
+    }
+    return 70;
+}
+
+/* Levenshtein distance, bounded by the short words it is used on. */
+static int distance(const char *a, const char *b) {
+    enum { CAP = 48 };
+    size_t n = strlen(a), m = strlen(b);
+    int row[CAP + 1];
+    if (n > CAP || m > CAP) return CAP;
+    for (size_t j = 0; j <= m; j++) row[j] = (int)j;
+    for (size_t i = 1; i <= n; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= m; j++) {
+            int above = row[j];
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            if (above + 1 < best) best = above + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = above;
+            row[j] = best;
+        }
+    }
+    return row[m];
+}
+
+const char *nearest_word(const char *word, const char *const *candidates, int n) {
+    const char *best = NULL;
+    int best_distance = (int)strlen(word) / 2 + 1;
+    for (int i = 0; i < n; i++) {
+        int d = distance(word, candidates[i]);
+        if (d < best_distance) {
+            best_distance = d;
+            best = candidates[i];
+        }
+    }
+    return best;
+}
+
+static int find_option(const command_line *line, const char *name, size_t n) {
+    for (int i = 0; i < line->n_options; i++) {
+        if (strlen(line->options[i].name) == n && !strncmp(line->options[i].name, name, n)) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static hd_status unknown_option(parse *p, const char *dashes, const char *name, size_t n,
+                                const char *where) {
+    const char *names[MAX_OPTIONS];
+    char word[64];
+    for (int i = 0; i < p->line->n_options; i++) names[i] = p->line->options[i].name;
+    snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), name);
+    const char *near = nearest_word(word, names, p->line->n_options);
+    return HD_FAIL(&p->err, HD_EINVAL, "%sunknown option %s%s%s%s%s%s", where, dashes, word,
+                   near ? "; did you mean " : "; see hadal ", near ? dashes : p->line->command,
+                   near ? near : " --help", near ? "?" : "");
+}
+
+static hd_status set_int(parse *p, const option *o, const char *text) {
+    char *end;
+    errno = 0;
+    bool plain = (text[0] >= '0' && text[0] <= '9') ||
+                 (text[0] == '-' && text[1] >= '0' && text[1] <= '9');
+    long long v = plain ? strtoll(text, &end, 10) : 0;
+    if (!plain || *end) {
+        return HD_FAIL(&p->err, HD_EINVAL, "--%s: '%s' is not a whole number", o->name, text);
+    }
+    if (errno || v < o->min || v > o->max) {
+        return HD_FAIL(&p->err, HD_EINVAL, "--%s: %s is out of range %lld..%lld", o->name, text,
+                       (long long)o->min, (long long)o->max);
+    }
+    *(int64_t *)o->value = v;
+    return HD_OK;
+}
+
+static hd_status set_real(parse *p, const option *o, const char *text) {
+    char *end;
+    double v = strtod(text, &end);
+    bool plain = text[0] && !*end && strspn(text, "0123456789+-.eE") == strlen(text);
+    if (!plain) return HD_FAIL(&p->err, HD_EINVAL, "--%s: '%s' is not a number", o->name, text);
+    if (!(v >= o->real_min && v <= o->real_max)) {
+        return HD_FAIL(&p->err, HD_EINVAL, "--%s: %s is out of range %g..%g", o->name, text,
+                       o->real_min, o->real_max);
+    }
+    *(double *)o->value = v;
+    return HD_OK;
+}
+
+static hd_status set_choice(parse *p, const option *o, const char *text) {
+    int n = 0;
+    for (; o->choices[n]; n++) {
+        if (strcmp(o->choices[n], text) == 0) {
+            *(int *)o->value = n;
+            return HD_OK;
+        }
+    }
+    const char *near = nearest_word(text, o->choices, n);
+    char all[200] = "";
+    for (int i = 0; i < n; i++) {
+        size_t used = strlen(all);
+        snprintf(all + used, sizeof all - used, "%s%s", i ? ", " : "", o->choices[i]);
+    }
+    return HD_FAIL(&p->err, HD_EINVAL, "--%s: '%s' is none of %s%s%s%s", o->name, text, all,
+                   near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+}
+
+static hd_status set_value(parse *p, const option *o, const char *text) {
+    switch (o->kind) {
+    case OPTION_FLAG:
+        *(bool *)o->value = true;
+        return HD_OK;
+    case OPTION_TEXT:
+        *(const char **)o->value = text;
+        return HD_OK;
+    case OPTION_INT:
+        return set_int(p, o, text);
+    case OPTION_REAL:
+        return set_real(p, o, text);
+    case OPTION_CHOICE:
+        return set_choice(p, o, text);
+    }
+    return HD_EINVAL;
+}
+
+/* One option from the command line; *i moves past a value taken from the next argument. */
+static hd_status take_option(parse *p, int argc, char **argv, int *i) {
+    const char *arg = argv[*i], *value = NULL;
+    int index = -1;
+    if (arg[1] == '-') {
+        size_t n = strcspn(arg + 2, "=");
+        if (arg[2 + n] == '=') value = arg + 2 + n + 1;
+        if (n == 6 && strncmp(arg + 2, "config", 6) == 0) {
+            if (!value && ++*i < argc) value = argv[*i];
+            if (!value) return HD_FAIL(&p->err, HD_EINVAL, "--config needs a value: FILE");
+            if (p->config) return HD_FAIL(&p->err, HD_EINVAL, "--config is given twice");
+            p->config = value;
+            return HD_OK;
+        }
+        index = find_option(p->line, arg + 2, n);
+        if (index < 0) return unknown_option(p, "--", arg + 2, n, "");
+    } else {
+        for (int k = 0; k < p->line->n_options; k++) {
+            if (p->line->options[k].letter && p->line->options[k].letter == arg[1]) index = k;
+        }
+        if (index < 0 || arg[2]) return unknown_option(p, "-", arg + 1, strlen(arg + 1), "");
+    }
+    const option *o = &p->line->options[index];
+    if (o->kind == OPTION_FLAG) {
+        if (value) return HD_FAIL(&p->err, HD_EINVAL, "--%s takes no value", o->name);
+        value = "";
+    } else if (!value) {
+        if (++*i >= argc) {
+            return HD_FAIL(&p->err, HD_EINVAL, "--%s needs a value: %s", o->name, o->metavar);
+        }
+        value = argv[*i];
+    }
+    if (p->given[index] && strcmp(p->given[index], value) != 0) {
+        return HD_FAIL(&p->err, HD_EINVAL, "--%s is given twice, as '%s' and '%s'", o->name,
+                       p->given[index], value);
+    }
+    p->given[index] = value;
+    return set_value(p, o, value);
+}
+
+/* "FILE: line L column C: " of the first place where key stands as a JSON string. */
+static void locate_key(char *out, size_t cap, const char *path, const char *text,
+                       const char *key) {
+    size_t n = strlen(key);
+    int line = 1, column = 1;
+    for (const char *c = text; *c; c++, column++) {
+        if (*c == '"' && strncmp(c + 1, key, n) == 0 && c[n + 1] == '"') break;
+        if (*c == '\n') {
+            line++;
+            column = 0;
+        }
+    }
+    snprintf(out, cap, "%s: line %d column %d: ", path, line, column);
+}
+
+static hd_status config_value(parse *p, const option *o, json_t *value, const char *where) {
+    char number[64];
+    switch (o->kind) {
+    case OPTION_FLAG:
+        if (!json_is_boolean(value)) break;
+        *(bool *)o->value = json_is_true(value);
+        return HD_OK;
+    case OPTION_INT:
+        if (!json_is_integer(value)) break;
+        snprintf(number, sizeof number, "%lld", (long long)json_integer_value(value));
+        return set_int(p, o, number);
+    case OPTION_REAL:
+        if (!json_is_number(value)) break;
+        snprintf(number, sizeof number, "%.17g", json_number_value(value));
+        return set_real(p, o, number);
+    case OPTION_TEXT:
+    case OPTION_CHOICE:
+        if (!json_is_string(value)) break;
+        return set_value(p, o, json_string_value(value));
+    }
+    static const char *const wanted[] = {"true or false", "a string", "a whole number",
+                                         "a number", "a string"};
+    return HD_FAIL(&p->err, HD_EINVAL, "%s'%s' must be %s", where, o->name, wanted[o->kind]);
+}
+
+/* The document stays alive: options may point at its strings. */
+static hd_status read_config(parse *p) {
+    static json_t *documents; /* keeps every document reachable for the program's life */
+    char *text, where[300];
+    const char *key;
+    size_t n;
+    json_t *root, *value;
+    HD_TRY(hd_file_read(&text, &n, p->config, CONFIG_MAX_BYTES, &p->err));
+    hd_status st = hd_json_parse(&root, text, n, p->config, &p->err);
+    if (st == HD_OK && !json_is_object(root)) {
+        st = HD_FAIL(&p->err, HD_EINVAL, "%s: must hold a JSON object", p->config);
+    }
+    if (st == HD_OK) {
+        json_object_foreach(root, key, value) {
+            locate_key(where, sizeof where, p->config, text, key);
+            int index = find_option(p->line, key, strlen(key));
+            if (index < 0) {
+                st = unknown_option(p, "", key, strlen(key), where);
+            } else if (!p->given[index]) { /* the command line wins */
+                st = config_value(p, &p->line->options[index], value, where);
+            }
+            if (st != HD_OK) break;
+        }
+    }
+    free(text);
+    if (root) {
+        if (!documents) documents = json_array();
+        json_array_append_new(documents, root);
+    }
+    return st;
+}
+
+static hd_status parse_all(parse *p, int argc, char **argv) {
+    int n_positional = 0;
+    bool only_positional = false;
+    for (int i = 1; i < argc; i++) {
+        if (!only_positional && strcmp(argv[i], "--") == 0) {
+            only_positional = true;
+        } else if (!only_positional && argv[i][0] == '-' && argv[i][1]) {
+            HD_TRY(take_option(p, argc, argv, &i));
+        } else if (n_positional < p->line->n_positionals) {
+            *p->line->positionals[n_positional++].value = argv[i];
+        } else {
+            return HD_FAIL(&p->err, HD_EINVAL, "unexpected argument '%s'; see hadal %s --help",
+                           argv[i], p->line->command);
+        }
+    }
+    if (p->config) HD_TRY(read_config(p));
+    if (n_positional < p->line->n_positionals && !p->line->positionals[n_positional].optional) {
+        return HD_FAIL(&p->err, HD_EINVAL, "hadal %s needs %s; see hadal %s --help",
+                       p->line->command, p->line->positionals[n_positional].name,
+                       p->line->command);
+    }
+    return HD_OK;
+}
+
+static void print_option(const option *o) {
+    char left[100], letter[8] = "    ";
+    if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);
+    snprintf(left, sizeof left, "  %s--%s%s%s", letter, o->name, o->metavar ? " " : "",
+             o->metavar ? o->metavar : "");
+    printf("%-*s %s", NAME_COLUMN, left, o->help);
+    if (o->kind == OPTION_INT) printf(" (%lld..%lld)", (long long)o->min, (long long)o->max);
+    if (o->kind == OPTION_REAL) printf(" (%g..%g)", o->real_min, o->real_max);
+    for (int i = 0; o->kind == OPTION_CHOICE && o->choices[i]; i++) {
+        printf("%s%s%s", i ? "|" : " (", o->choices[i], o->choices[i + 1] ? "" : ")");
+    }
+    putchar('\n');
+}
+
+static void print_help(const command_line *line) {
+    printf("usage: hadal %s", line->command);
+    for (int i = 0; i < line->n_positionals; i++) {
+        printf(line->positionals[i].optional ? " [%s]" : " %s", line->positionals[i].name);
+    }
+    printf(" [options]\n\n%s\n", line->summary);
+    if (line->details) printf("\n%s\n", line->details);
+    puts("\noptions:");
+    for (int i = 0; i < line->n_options; i++) print_option(&line->options[i]);
+    printf("%-*s %s\n", NAME_COLUMN, "      --config FILE",
+           "JSON object with option names as keys; flags given here win");
+    printf("%-*s %s\n", NAME_COLUMN, "  -h, --help", "this text");
+}
+
+bool options_parse(const command_line *line, int argc, char **argv, int *code) {
+    parse p = {.line = line};
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            print_help(line);
+            *code = 0;
+            return false;
+        }
+    }
+    if (parse_all(&p, argc, argv) == HD_OK) return true;
+    *code = report_error(&p.err);
+    return false;
+}

@@ -1,0 +1,62 @@
+/* options.h - command lines and config files, described by one table per command.
+ *
+ * A command lists its options with the variables they set; the same table parses
+ * --name value, --name=value, a JSON config file with the same names, and prints --help.
+ * Unknown names and bad values are refused with the nearest known name. */
+#ifndef HD_CLI_OPTIONS_H
+#define HD_CLI_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef enum option_kind {
+    OPTION_FLAG,   /* bool *; takes no value */
+    OPTION_TEXT,   /* const char ** */
+    OPTION_INT,    /* int64_t *, between min and max */
+    OPTION_REAL,   /* double *, between real_min and real_max */
+    OPTION_CHOICE, /* int *, the index into choices */
+} option_kind;
+
+typedef struct option {
+    const char *name; /* without the dashes */
+    char letter;      /* short form, 0 for none */
+    option_kind kind;
+    void *value;         /* set only when the option is given; holds the default before */
+    const char *metavar; /* "N", "FILE" */
+    const char *help;
+    int64_t min, max;
+    double real_min, real_max;
+    const char *const *choices; /* NULL-terminated */
+} option;
+
+typedef struct positional {
+    const char *name; /* "MODEL_DIR" */
+    const char **value;
+    bool optional;
+} positional;
+
+typedef struct command_line {
+    const char *command;
+    const char *summary; /* one line */
+    const char *details; /* further paragraphs for --help, or NULL */
+    const positional *positionals;
+    int n_positionals;
+    const option *options;
+    int n_options;
+} command_line;
+
+/* argv[0] is the command's name. True: run the command. False: --help was printed or the
+ * line was refused with a message; return *code from the program. Texts set from a config
+ * file live until the program ends. */
+bool options_parse(const command_line *line, int argc, char **argv, int *code);
+
+/* The candidate nearest to word, or NULL when none is near. */
+const char *nearest_word(const char *word, const char *const *candidates, int n);
+
+/* Prints "error: ..." and gives the exit code: 2 for bad input, 4 for a missing host resource,
+ * 5 for a device, 70 for a broken promise of our own. */
+int report_error(const hd_err *err);
+
+#endif

@@ -1,0 +1,129 @@
+/* spec.h - what a config.json says, in one immutable struct.
+ *
+ * Both spellings are read: the flat form of the official releases (rope_theta, rope_scaling,
+ * compress_ratios, num_hash_layers) and the nested form of the Hugging Face library 5.x
+ * (rope_parameters, layer_types, mlp_layer_types, compress_rates). Nothing above this door
+ * looks at JSON, and nothing is fixed to the sizes of the released models. */
+#ifndef HD_WEIGHTS_SPEC_H
+#define HD_WEIGHTS_SPEC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+
+typedef enum hd_family {
+    HD_FAMILY_V2,  /* V2, V2-Lite: MLA, softmax router */
+    HD_FAMILY_V3,  /* V3, R1, V3.1, Moonlight: MLA, sigmoid router with bias, MTP */
+    HD_FAMILY_V32, /* V3.2: V3 with the lightning indexer */
+    HD_FAMILY_V4,  /* V4: hyper-connections, window + compressed attention, hash layers */
+    HD_N_FAMILIES
+} hd_family;
+
+const char *hd_family_name(hd_family f); /* "deepseek_v2", ... */
+
+typedef enum hd_attention {
+    HD_ATTN_MLA,        /* every earlier token */
+    HD_ATTN_MLA_SPARSE, /* the index_topk best by the indexer (V3.2) */
+    HD_ATTN_WINDOW,     /* V4: the sliding window only */
+    HD_ATTN_CSA,        /* V4: window + compressed entries chosen by the indexer (ratio 4) */
+    HD_ATTN_HCA         /* V4: window + all compressed entries (ratio 128) */
+} hd_attention;
+
+typedef enum hd_mlp { HD_MLP_DENSE, HD_MLP_MOE, HD_MLP_MOE_HASH } hd_mlp;
+
+typedef struct hd_layer_spec {
+    hd_attention attention;
+    hd_mlp mlp;
+    int32_t compress_ratio; /* tokens per compressed entry; 0 without compressor */
+} hd_layer_spec;
+
+/* Rotary embedding with YaRN; models.md 2.1.4 and 2.1.5. factor 1 means no scaling. */
+typedef struct hd_rope_spec {
+    double theta;
+    double factor;
+    double original_len;
+    double beta_fast, beta_slow;
+    double mscale, mscale_all_dim; /* 0: absent; both 0 for V4 */
+} hd_rope_spec;
+
+typedef enum hd_score { HD_SCORE_SOFTMAX, HD_SCORE_SIGMOID, HD_SCORE_SQRT_SOFTPLUS } hd_score;
+
+typedef enum hd_group_rule {
+    HD_GROUPS_NONE,
+    HD_GROUPS_MAX,    /* V2 group_limited_greedy: a group counts as its best expert */
+    HD_GROUPS_TOP2SUM /* V3 noaux_tc: as the sum of its two best */
+} hd_group_rule;
+
+/* How a token chooses its experts; models.md 2.2, 2.3, 2.12. */
+typedef struct hd_route_rule {
+    hd_score score;
+    hd_group_rule group_rule;
+    int32_t n_experts, top_k;
+    int32_t n_groups, top_groups; /* 1 and 1 without groups */
+    bool normalize;               /* divide the chosen weights by their sum */
+    float scale;                  /* routed_scaling_factor */
+} hd_route_rule;
+
+/* quantization_config as declared. What a tensor really is, its own dtype decides. */
+typedef enum hd_quant_method { HD_QUANT_NONE, HD_QUANT_FP8, HD_QUANT_MODELOPT } hd_quant_method;
+
+typedef struct hd_quant_spec {
+    hd_quant_method method;
+    int32_t block_rows, block_cols; /* weight_block_size, 128 x 128 */
+    bool scale_ue8m0;               /* scale_fmt "ue8m0": scales are powers of two */
+} hd_quant_spec;
+
+enum { HD_MAX_EOS = 8 };
+
+typedef struct hd_model_spec {
+    hd_family family;
+    char architecture[64];
+    int32_t vocab, hidden, n_layers, n_mtp; /* n_mtp: num_nextn_predict_layers */
+    int32_t max_positions;
+    float norm_eps;
+    bool tied_embeddings;
+
+    int32_t n_heads;
+    int32_t q_rank; /* 0: no low-rank query (V2-Lite) */
+    int32_t rope_dim;
+    hd_rope_spec rope;          /* main; V4: layers without compressor */
+    hd_rope_spec rope_compress; /* V4: layers with compressor */
+
+    /* MLA families */
+    int32_t kv_rank, nope_dim, v_dim;
+
+    /* V4 attention */
+    int32_t head_dim, window, o_groups, o_rank;
+    int32_t csa_ratio, hca_ratio; /* 4 and 128; 0 when no layer uses it */
+
+    /* indexer of V3.2 and V4; 0 heads: none */
+    int32_t index_heads, index_dim, index_topk;
+
+    /* feed-forward */
+    int32_t dense_inter, moe_inter;
+    int32_t n_shared; /* shared experts, run as one MLP of n_shared * moe_inter */
+    hd_route_rule route;
+    float swiglu_limit; /* 0: no clamp */
+
+    /* V4 hyper-connections; hc_mult 0: plain residual */
+    int32_t hc_mult, hc_sinkhorn_iters;
+    float hc_eps;
+
+    hd_quant_spec quant;
+
+    int32_t bos, n_eos, eos[HD_MAX_EOS]; /* bos -1: none */
+    double temperature, top_p;           /* generation_config.json, else 1 and 1 */
+
+    int32_t n_notices;
+    char notices[8][160]; /* what was ignored or clamped, for the person */
+
+    hd_layer_spec *layers; /* [n_layers + n_mtp], the MTP layers last; owned */
+} hd_model_spec;
+
+/* Reads MODEL_DIR/config.json and, if present, generation_config.json. path may also name a
+ * config file itself. *out is the caller's (hd_model_spec_close). */
+hd_status hd_model_spec_open(hd_model_spec **out, const char *path, hd_err *err);
+void hd_model_spec_close(hd_model_spec *s); /* NULL is fine */
+
+#endif
