@@ -1,0 +1,171 @@
+/* test_base.c - the words everyone uses: errors, arenas, formats, random numbers, workers. */
+#include "check.h"
+
+#include <math.h>
+#include <stdatomic.h>
+
+#include "base/arena.h"
+#include "base/checked.h"
+#include "base/format.h"
+#include "base/memory.h"
+#include "base/philox.h"
+#include "base/pool.h"
+#include "base/status.h"
+
+static void first_error_wins(void **state) {
+    (void)state;
+    hd_err err = {0};
+    assert_int_equal(HD_FAIL(&err, HD_EIO, "disk %d\n\x1b[2J", 7), HD_EIO);
+    assert_int_equal(HD_FAIL(&err, HD_EINVAL, "later"), HD_EINVAL);
+    assert_int_equal(err.code, HD_EIO);
+    assert_string_equal(err.msg, "disk 7\\x0a\\x1b[2J");
+    assert_int_equal(HD_FAIL(NULL, HD_ENOMEM, "nobody listens"), HD_ENOMEM);
+}
+
+static void sizes_do_not_wrap(void **state) {
+    (void)state;
+    size_t out = 5;
+    assert_false(hd_mul_size(SIZE_MAX / 2, 3, &out));
+    assert_false(hd_add_size(SIZE_MAX, 1, &out));
+    assert_false(hd_align_size(SIZE_MAX - 3, 64, &out));
+    assert_int_equal(out, 5);
+    assert_true(hd_align_size(65, 64, &out));
+    assert_int_equal(out, 128);
+}
+
+static size_t lay_out(hd_arena *a) {
+    hd_arena_take(a, 10, 64);
+    size_t mark = a->used;
+    hd_arena_take(a, 1000, 64);
+    hd_arena_rewind(a, mark);
+    hd_arena_take(a, 100, 64);
+    return a->peak;
+}
+
+static void arena_measures_what_it_places(void **state) {
+    (void)state;
+    hd_arena a = hd_arena_measure();
+    size_t peak = lay_out(&a);
+    assert_int_equal(peak, 64 + 1000);
+    hd_block block;
+    assert_int_equal(hd_block_init(&block, peak, "test", NULL), HD_OK);
+    a = hd_arena_over(block.data, block.bytes);
+    assert_int_equal(lay_out(&a), peak);
+    assert_false(a.full);
+    assert_null(hd_arena_take(&a, 10000, 1));
+    assert_true(a.full);
+    hd_block_deinit(&block);
+}
+
+static void every_e4m3_code_survives(void **state) {
+    (void)state;
+    for (int code = 0; code < 256; code++) {
+        float f = hd_e4m3_to_f32((uint8_t)code);
+        if ((code & 0x7f) == 0x7f) {
+            assert_true(isnan(f));
+        } else {
+            assert_int_equal(hd_f32_to_e4m3(f), code);
+        }
+    }
+    assert_true(hd_e4m3_to_f32(0x7e) == 448.0f && hd_e4m3_to_f32(1) == 0x1p-9f);
+    assert_int_equal(hd_f32_to_e4m3(1e9f), 0x7e);
+    assert_int_equal(hd_f32_to_e4m3(17.0f), hd_f32_to_e4m3(16.0f)); /* tie to even */
+    assert_int_equal(hd_f32_to_e4m3(19.0f), hd_f32_to_e4m3(20.0f));
+}
+
+static void small_formats_round_to_even(void **state) {
+    (void)state;
+    const float ties[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
+    const uint8_t codes[7] = {0, 2, 2, 4, 4, 6, 6};
+    for (int i = 0; i < 7; i++) assert_int_equal(hd_f32_to_e2m1(ties[i]), codes[i]);
+    for (uint8_t code = 0; code < 16; code++) {
+        assert_int_equal(hd_f32_to_e2m1(hd_e2m1_to_f32(code)), code);
+    }
+    assert_int_equal(hd_f32_to_e2m1(-100.0f), 15);
+    assert_int_equal(hd_f32_to_bf16(1.00390625f), 0x3f80); /* 1 + 2^-8: tie */
+    assert_int_equal(hd_f32_to_bf16(1.01171875f), 0x3f82); /* 1 + 3 * 2^-8 */
+    assert_true(isnan(hd_bf16_to_f32(hd_f32_to_bf16(NAN))));
+    assert_true(hd_e8m0_to_f32(0) == 0x1p-127f && hd_e8m0_to_f32(0x7f) == 1.0f);
+    assert_true(isnan(hd_e8m0_to_f32(255)));
+    assert_true(hd_f16_to_f32(0x3c00) == 1.0f && hd_f16_to_f32(0x0001) == 0x1p-24f);
+    assert_true(hd_f16_to_f32(0xfc00) == -INFINITY);
+}
+
+static void blocks_scale_their_elements(void **state) {
+    (void)state;
+    const uint8_t data[3 * 2] = {0x9f, 0x21, 0x00, 0x77, 0x42, 0x42}; /* E2M1 [3, 4] */
+    const uint8_t scale[3 * 2] = {0x7f, 0x80, 0x7f, 0x7f, 0x7e, 0x81};
+    hd_weight w = {.data = data,
+                   .scale = scale,
+                   .type = HD_E2M1,
+                   .scale_type = HD_E8M0,
+                   .rows = 3,
+                   .cols = 4,
+                   .block_rows = 1,
+                   .block_cols = 2,
+                   .global = 1.0f};
+    assert_true(hd_weight_at(&w, 0, 0) == -6.0f && hd_weight_at(&w, 0, 1) == -0.5f);
+    assert_true(hd_weight_at(&w, 0, 2) == 1.0f && hd_weight_at(&w, 0, 3) == 2.0f);
+    assert_true(hd_weight_at(&w, 2, 0) == 0.5f && hd_weight_at(&w, 2, 3) == 8.0f);
+    assert_int_equal(hd_weight_bytes(&w), 12);
+}
+
+/* Known answers of the reference implementation (Random123, kat_vectors). */
+static void philox_knows_its_answers(void **state) {
+    (void)state;
+    hd_philox a = hd_philox_at(0, 0, 0);
+    assert_int_equal(a.v[0], 0x6627e8d5u);
+    assert_int_equal(a.v[1], 0xe169c58du);
+    assert_int_equal(a.v[2], 0xbc57ac4cu);
+    assert_int_equal(a.v[3], 0x9b00dbd8u);
+    hd_philox b = hd_philox_at(0x299f31d0a4093822u, 0x0370734413198a2eu, 0x85a308d3243f6a88u);
+    assert_int_equal(b.v[0], 0xd16cfe09u);
+    assert_int_equal(b.v[1], 0x94fdccebu);
+    assert_int_equal(b.v[2], 0x5001e420u);
+    assert_int_equal(b.v[3], 0x24126ea1u);
+}
+
+typedef struct tally {
+    _Atomic int32_t *seen;
+    int32_t n_workers;
+} tally;
+
+static void mark_task(const void *arg, int32_t task, int32_t worker) {
+    const tally *t = arg;
+    assert_true(worker >= 0 && worker < t->n_workers);
+    atomic_fetch_add(&t->seen[task], 1);
+}
+
+static void every_task_runs_once(void **state) {
+    (void)state;
+    enum { TASKS = 1000 };
+    for (int32_t threads = 1; threads <= 5; threads++) {
+        hd_pool *pool;
+        assert_int_equal(hd_pool_open(&pool, threads, threads == 3, NULL), HD_OK);
+        for (int32_t n = 0; n < TASKS; n += 37) {
+            _Atomic int32_t seen[TASKS] = {0};
+            tally t = {seen, threads};
+            hd_pool_run(pool, n, mark_task, &t);
+            for (int32_t i = 0; i < TASKS; i++) assert_int_equal(atomic_load(&seen[i]), i < n);
+        }
+        hd_pool_close(pool);
+    }
+    hd_pool *pool;
+    hd_err err = {0};
+    assert_int_equal(hd_pool_open(&pool, -1, false, &err), HD_EINVAL);
+    assert_null(pool);
+}
+
+int test_base(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(first_error_wins),
+        cmocka_unit_test(sizes_do_not_wrap),
+        cmocka_unit_test(arena_measures_what_it_places),
+        cmocka_unit_test(every_e4m3_code_survives),
+        cmocka_unit_test(small_formats_round_to_even),
+        cmocka_unit_test(blocks_scale_their_elements),
+        cmocka_unit_test(philox_knows_its_answers),
+        cmocka_unit_test(every_task_runs_once),
+    };
+    return cmocka_run_group_tests_name("base", tests, NULL, NULL);
+}

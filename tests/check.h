@@ -1,0 +1,15 @@
+/* check.h - what every unit test includes first: cmocka with the headers it wants. */
+#ifndef HD_TESTS_CHECK_H
+#define HD_TESTS_CHECK_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "groups.h"
+
+#endif

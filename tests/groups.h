@@ -1,0 +1,12 @@
+/* groups.h - the unit test groups, one per line: X(group) means int test_group(void) in
+ * test_group.c, which runs a cmocka group and returns its number of failures. */
+#ifndef HD_TESTS_GROUPS_H
+#define HD_TESTS_GROUPS_H
+
+#define HD_TEST_GROUPS(X) X(base)
+
+#define X(group) int test_##group(void);
+HD_TEST_GROUPS(X)
+#undef X
+
+#endif

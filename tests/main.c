@@ -1,0 +1,30 @@
+/* main.c - runs the unit test groups: all of them, or those named on the command line. */
+#include <stdio.h>
+#include <string.h>
+
+#include "groups.h"
+
+static const struct {
+    const char *name;
+    int (*run)(void);
+} groups[] = {
+#define X(group) {#group, test_##group},
+    HD_TEST_GROUPS(X)
+#undef X
+};
+
+static int wanted(const char *name, int argc, char **argv) {
+    if (argc < 2) return 1;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], name) == 0) return 1;
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    int failed = 0;
+    for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
+        if (wanted(groups[i].name, argc, argv)) failed += groups[i].run();
+    }
+    return failed ? 1 : 0;
+}
