@@ -111,22 +111,27 @@ typedef enum hd_cut {
 } hd_cut;
 
 typedef struct hd_tensor_decl {
-    char *name; /* as in the file, of the data tensor ("layers.3.attn.wq_a.weight"); owned */
+    const char *name; /* as in the file, of the data tensor ("layers.3.attn.wq_a.weight") */
     hd_role role;
     int32_t layer;      /* HD_GLOBAL, or 0 .. n_layers + n_mtp - 1 */
     int32_t expert;     /* -1 unless role is EXPERT_* */
     int32_t rows, cols; /* logical shape; vectors: rows = 1 */
     int32_t rank;       /* dimensions in the file: 1 for vectors, 2 for matrices */
     hd_cut cut;
-    bool optional; /* may be absent (MTP layers; duplicated embeddings) */
+    bool optional;  /* may be absent: MTP layers, or a duplicate */
+    bool duplicate; /* an MTP layer's copy of EMBED or HEAD, or HEAD when embeddings are tied:
+                       the same bytes as the main one, which serves where this is absent */
 } hd_tensor_decl;
 
 typedef struct hd_schema {
     hd_tensor_decl *decls;
     int32_t n;
+    char *names; /* all names, one behind the other */
 } hd_schema;
 
-/* Every tensor of the model, in layer order. Owned by the caller. */
+/* Every tensor of the model, in layer order: first EMBED, then the layers, the tensors of the
+ * head, then the MTP layers. Refused when the spec describes more than a few million tensors
+ * or 2^60 elements. Owned by the caller. */
 hd_status hd_schema_open(hd_schema *out, const hd_model_spec *spec, hd_err *err);
 void hd_schema_close(hd_schema *s);
 
