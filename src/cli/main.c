@@ -16,7 +16,8 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"version", cmd_version, "", "print the build and what this machine offers"},
+    {"logits",  cmd_logits,  "MODEL_DIR --tokens F --out F", "compute logits of given tokens"              },
+    {"version", cmd_version, "",                             "print the build and what this machine offers"},
 };
 
 static void print_usage(FILE *to) {
