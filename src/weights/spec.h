@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/format.h"
+#include "base/route_rule.h"
 #include "base/status.h"
 
 typedef enum hd_family {
@@ -48,24 +49,6 @@ typedef struct hd_rope_spec {
     double mscale, mscale_all_dim; /* 0: absent; both 0 for V4 */
     double magnitude;              /* cos and sin are multiplied by this; derived, mostly 1 */
 } hd_rope_spec;
-
-typedef enum hd_score { HD_SCORE_SOFTMAX, HD_SCORE_SIGMOID, HD_SCORE_SQRT_SOFTPLUS } hd_score;
-
-typedef enum hd_group_rule {
-    HD_GROUPS_NONE,
-    HD_GROUPS_MAX,    /* V2 group_limited_greedy: a group counts as its best expert */
-    HD_GROUPS_TOP2SUM /* V3 noaux_tc: as the sum of its two best */
-} hd_group_rule;
-
-/* How a token chooses its experts; models.md 2.2, 2.3, 2.12. */
-typedef struct hd_route_rule {
-    hd_score score;
-    hd_group_rule group_rule;
-    int32_t n_experts, top_k;
-    int32_t n_groups, top_groups; /* 1 and 1 without groups */
-    bool normalize;               /* divide the chosen weights by their sum */
-    float scale;                  /* routed_scaling_factor */
-} hd_route_rule;
 
 /* quantization_config as declared. What a tensor really is, its own dtype decides. */
 typedef enum hd_quant_method { HD_QUANT_NONE, HD_QUANT_FP8, HD_QUANT_MODELOPT } hd_quant_method;
