@@ -23,7 +23,7 @@ enum {
 /* Every type of the format; those without an hd_dtype are legal, but no model uses them. */
 static const struct {
     const char *name;
-    uint32_t bits = 0;
+    uint32_t bits;
     hd_dtype dtype;
 } dtypes[] = {
     {"BF16",    16, HD_BF16},
