@@ -16,6 +16,7 @@
 
 #include "base/format.h"
 #include "base/status.h"
+#include "weights/weights.h"
 
 enum { HD_MAX_RANK = 8 };
 
@@ -44,9 +45,7 @@ hd_status hd_safetensors_init(hd_safetensors *out, const uint8_t *file, size_t b
                               const char *path, hd_err *err);
 void hd_safetensors_deinit(hd_safetensors *s);
 
-/* ---- a directory ---- */
-
-typedef struct hd_checkpoint hd_checkpoint;
+/* ---- a directory: hd_checkpoint, declared in weights.h ---- */
 
 /* Whether the directory holds weights at all: anything named *.safetensors or
  * *.safetensors.index.json, well-formed or not. */
