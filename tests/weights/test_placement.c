@@ -223,14 +223,29 @@ static void bytes_of_all_ranks_add_up(void **state) {
                 whole.main[HD_PART_EXPERTS].bytes + whole.mtp[HD_PART_EXPERTS].bytes);
     assert_true(head == whole.main[HD_PART_HEAD].bytes);
     assert_true(router == 4 * whole.main[HD_PART_ROUTER].bytes);
+    hd_schema_close(&schema);
+    hd_model_spec_close(s);
+}
 
-    hd_plan p; /* without the MTP layer nothing of it is held */
+static void mtp_layers_may_be_left_out(void **state) {
+    (void)state;
+    hd_model_spec *s = config_open("v3");
+    hd_schema schema;
+    assert_int_equal(hd_schema_open(&schema, s, NULL), HD_OK);
     const hd_layout one = hd_layout_single();
-    const hd_plan_args a = {.layout = &one, .spec = s, .schema = &schema};
+    hd_plan p;
+    hd_plan_args a = {.layout = &one, .spec = s, .schema = &schema};
     assert_int_equal(hd_plan_open(&p, &a, NULL), HD_OK);
     assert_true(hd_summary_mtp(&p.held).bytes == 0);
-    assert_true(hd_summary_main(&p.held).bytes == hd_summary_main(&whole).bytes);
+    assert_true(hd_summary_main(&p.held).bytes == 673150611808);
     hd_plan_close(&p);
+
+    a.n_mtp = 1; /* the duplicates of embedding and head are held by nobody */
+    assert_int_equal(hd_plan_open(&p, &a, NULL), HD_OK);
+    assert_true(hd_summary_mtp(&p.held).bytes == 15424227552 - 2 * 1853358080LL);
+    hd_plan_close(&p);
+    a.n_mtp = 2;
+    assert_int_equal(hd_plan_open(&p, &a, NULL), HD_EINVAL);
     hd_schema_close(&schema);
     hd_model_spec_close(s);
 }
@@ -295,6 +310,7 @@ int test_placement(void) {
         cmocka_unit_test(small_blocks_are_respected),
         cmocka_unit_test(released_models_in_their_layouts),
         cmocka_unit_test(bytes_of_all_ranks_add_up),
+        cmocka_unit_test(mtp_layers_may_be_left_out),
         cmocka_unit_test(impossible_layouts_are_refused),
         cmocka_unit_test(refusals_name_tensor_and_number),
     };
