@@ -8,6 +8,9 @@
     X(base)               \
     X(model)
 /* clang-format on */
+    X(config)             \
+    X(schema)             \
+    X(placement)
 
 #define X(group) int test_##group(void);
 HD_TEST_GROUPS(X)
