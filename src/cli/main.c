@@ -16,7 +16,8 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"version", cmd_version, "", "print the build and what this machine offers"},
+    {"inspect", cmd_inspect, "MODEL_DIR", "print what a checkpoint holds"               },
+    {"version", cmd_version, "",          "print the build and what this machine offers"},
 };
 
 static void print_usage(FILE *to) {
