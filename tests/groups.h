@@ -7,7 +7,8 @@
     X(base)               \
     X(config)             \
     X(schema)             \
-    X(placement)
+    X(placement)          \
+    X(safetensors)
 
 #define X(group) int test_##group(void);
 HD_TEST_GROUPS(X)
