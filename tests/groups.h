@@ -10,7 +10,8 @@
 /* clang-format on */
     X(config)             \
     X(schema)             \
-    X(placement)
+    X(placement)          \
+    X(safetensors)
 
 #define X(group) int test_##group(void);
 HD_TEST_GROUPS(X)

@@ -6,6 +6,7 @@
 typedef int command_fn(int argc, char **argv);
 
 command_fn cmd_logits;
+command_fn cmd_inspect;
 command_fn cmd_version;
 
 #endif

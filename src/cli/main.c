@@ -18,6 +18,8 @@ typedef struct command {
 static const command commands[] = {
     {"logits",  cmd_logits,  "MODEL_DIR --tokens F --out F", "compute logits of given tokens"              },
     {"version", cmd_version, "",                             "print the build and what this machine offers"},
+    {"inspect", cmd_inspect, "MODEL_DIR", "print what a checkpoint holds"               },
+    {"version", cmd_version, "",          "print the build and what this machine offers"},
 };
 
 static void print_usage(FILE *to) {
