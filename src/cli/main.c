@@ -20,6 +20,9 @@ static const command commands[] = {
     {"version", cmd_version, "",                             "print the build and what this machine offers"},
     {"inspect", cmd_inspect, "MODEL_DIR", "print what a checkpoint holds"               },
     {"version", cmd_version, "",          "print the build and what this machine offers"},
+    {"tokenize", cmd_tokenize, "DIR < TEXT", "turn text into token ids"},
+    {"detokenize", cmd_detokenize, "DIR < IDS", "turn token ids into text"},
+    {"version", cmd_version, "", "print the build and what this machine offers"},
 };
 
 static void print_usage(FILE *to) {
