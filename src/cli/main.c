@@ -16,7 +16,8 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"version", cmd_version, "", "print the build and what this machine offers"},
+    {"render",  cmd_render,  "DIR --messages FILE", "print the prompt text of a conversation"     },
+    {"version", cmd_version, "",                    "print the build and what this machine offers"},
 };
 
 static void print_usage(FILE *to) {
