@@ -52,14 +52,22 @@ static hd_status load_optional(json_t **out, const guess *g, const char *name) {
     return st;
 }
 
+static bool holds(const char *text, const char *word) {
+    return strstr(text, word) != NULL;
+}
+
+/* The refreshed V4 has a text for one more level of effort. */
+static hd_chat_encoding v4_release(const char *text) {
+    return holds(text, "Effort: Beyond maximum") ? HD_CHAT_V4_0731 : HD_CHAT_V4;
+}
+
 static hd_status try_scripts(guess *g) {
     char *v4, *v32 = NULL;
     size_t n;
     HD_TRY(read_optional(&v4, &n, g, "encoding/encoding_dsv4.py"));
     hd_status st = v4 ? HD_OK : read_optional(&v32, &n, g, "encoding/encoding_dsv32.py");
     if (v4) {
-        bool refreshed = strstr(v4, "Effort: Beyond maximum") != NULL;
-        settle(g, refreshed ? HD_CHAT_V4_0731 : HD_CHAT_V4, false);
+        settle(g, v4_release(v4), false);
     } else if (v32) {
         settle(g, HD_CHAT_V32, false);
     }
@@ -68,14 +76,10 @@ static hd_status try_scripts(guess *g) {
     return st;
 }
 
-static bool holds(const char *text, const char *word) {
-    return strstr(text, word) != NULL;
-}
-
 /* False: not one of the templates this room knows. */
 static bool match_template(guess *g, const char *t) {
     if (holds(t, CHAT_DSML)) {
-        settle(g, holds(t, "function_calls>") ? HD_CHAT_V32 : HD_CHAT_V4, false);
+        settle(g, holds(t, "function_calls>") ? HD_CHAT_V32 : v4_release(t), false);
     } else if (holds(t, CHAT_USER) && holds(t, CHAT_CALL_SEP) && !holds(t, "```json")) {
         /* bare arguments: V3.1; the later template knows a conversation of system text only */
         settle(g, holds(t, "is_only_sys") ? HD_CHAT_V31_TERMINUS : HD_CHAT_V31, false);
@@ -138,6 +142,9 @@ static hd_status try_config(guess *g) {
     const char *type = json_string_value(json_object_get(config, "model_type"));
     for (size_t i = 0; type && i < HD_LEN(types); i++) {
         if (strcmp(type, types[i].model_type) == 0) settle(g, types[i].encoding, false);
+    }
+    if (g->encoding == HD_CHAT_V4 && json_object_get(config, "dspark_block_size")) {
+        g->encoding = HD_CHAT_V4_0731; /* the refresh came with this drafting head */
     }
     hd_status st = HD_OK;
     if (type && !g->done) {
