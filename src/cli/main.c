@@ -23,6 +23,8 @@ static const command commands[] = {
     {"tokenize", cmd_tokenize, "DIR < TEXT", "turn text into token ids"},
     {"detokenize", cmd_detokenize, "DIR < IDS", "turn token ids into text"},
     {"version", cmd_version, "", "print the build and what this machine offers"},
+    {"render",  cmd_render,  "DIR --messages FILE", "print the prompt text of a conversation"     },
+    {"version", cmd_version, "",                    "print the build and what this machine offers"},
 };
 
 static void print_usage(FILE *to) {
