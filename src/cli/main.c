@@ -30,9 +30,9 @@ static void print_usage(FILE *to) {
 }
 
 static int unknown_command(const char *name) {
-    const char *names[HD_LEN(commands)];
-    for (size_t i = 0; i < HD_LEN(commands); i++) names[i] = commands[i].name;
-    const char *near = nearest_word(name, names, (int)HD_LEN(commands));
+    const char *names[HD_LEN(commands) + 2] = {"--help", "--version"};
+    for (size_t i = 0; i < HD_LEN(commands); i++) names[i + 2] = commands[i].name;
+    const char *near = nearest_word(name, names, (int)HD_LEN(names));
     hd_err err = {0};
     HD_FAIL(&err, HD_EINVAL, "unknown command '%s'; %s%s%s", name,
             near ? "did you mean " : "see hadal --help", near ? near : "", near ? "?" : "");
