@@ -5,13 +5,13 @@
 
 /* clang-format off: one per line */
 #define HD_TEST_GROUPS(X) \
-    X(base)               \
+    X(base) \
+    X(config) \
+    X(schema) \
+    X(placement) \
+    X(safetensors) \
     X(model)
 /* clang-format on */
-    X(config)             \
-    X(schema)             \
-    X(placement)          \
-    X(safetensors)
 
 #define X(group) int test_##group(void);
 HD_TEST_GROUPS(X)
