@@ -11,7 +11,8 @@
     X(placement) \
     X(safetensors) \
     X(cache) \
-    X(model)
+    X(model) \
+    X(sched)
 /* clang-format on */
 
 #define X(group) int test_##group(void);
