@@ -253,7 +253,7 @@ static hd_status run_step(run *r, int32_t first, hd_err *err) {
     HD_TRY(write_step(r, first, &r->main_out, err));
     if (!r->set.mtp) return HD_OK;
     complete_next_tokens(r);
-    hd_model_draft(r->model, r->kv, batches, n);
+    hd_model_draft(r->model, r->kv, batches, n, false);
     HD_TRY(hd_stream_sync(r->stream, err));
     return write_step(r, first, &r->draft_out, err);
 }

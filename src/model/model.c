@@ -147,12 +147,13 @@ void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int3
     for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], HD_GLOBAL);
 }
 
-void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
+void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro,
+                    bool again) {
     const int32_t layer = m->env.spec->n_layers;
     model_step steps[HD_MAX_MICRO];
     assert(hd_weights_n_mtp(m->env.weights) > 0);
     make_steps(m, kv, batches, n_micro, steps);
-    for (int32_t i = 0; i < n_micro; i++) model_mtp_start(&steps[i], layer);
+    for (int32_t i = 0; i < n_micro; i++) model_mtp_start(&steps[i], layer, again);
     run_layer(m, steps, n_micro, layer);
     for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], layer);
 }
