@@ -3,7 +3,9 @@
 #ifndef HD_TESTS_GROUPS_H
 #define HD_TESTS_GROUPS_H
 
-#define HD_TEST_GROUPS(X) X(base)
+#define HD_TEST_GROUPS(X) \
+    X(base)               \
+    X(ops)
 
 #define X(group) int test_##group(void);
 HD_TEST_GROUPS(X)
