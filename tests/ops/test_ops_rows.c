@@ -4,8 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Widths around the sizes of registers and stretches. */
-static const int32_t widths[] = {1, 2, 7, 8, 15, 16, 17, 31, 33, 48, 255, 256, 257, 1030};
+/* Widths around the sizes of registers and stretches, and one that needs several tasks. */
+static const int32_t widths[] = {1, 2, 7, 8, 15, 16, 17, 31, 33, 48, 255, 256, 257, 1030, 4100};
 static const int32_t row_counts[] = {0, 1, 33};
 
 static hd_act *act_at(const void *x, int64_t n) {
@@ -301,7 +301,7 @@ void op_store(void **state) {
     (void)state;
     enum { SEQS = 3, PER_SEQ = 23 };
     const int32_t n_entries[SEQS] = {PER_SEQ, PER_SEQ, PER_SEQ};
-    for (int32_t width = 1; width < 600; width = 3 * width + 1) {
+    for (int32_t width = 1; width < 1500; width = 3 * width + 1) {
         const int32_t rows = SEQS * PER_SEQ;
         int32_t *seq = take_ints(rows), *pos = take_ints(rows);
         for (int32_t r = 0; r < rows; r++) { /* 29 and 69 share no divisor: all, shuffled */
