@@ -328,6 +328,20 @@ static void check_slices(const op_case *c, const char *what, const hd_ops *ops, 
     }
 }
 
+static void check_threads(const op_case *c, const hd_ops *ops, void *const *base) {
+    for (int t = 1; t < N_THREADS; t++) {
+        const int32_t mark = taken.n;
+        void *out[MAX_OUTS];
+        char what[256];
+        snprintf(what, sizeof what, "%s on %s, %d threads", c->name, ops->name, threads[t]);
+        run_op(c, ops, fix.stream[t], 0, c->rows, out);
+        for (int i = 0; i < c->n_outs; i++) {
+            check_bits(what, out[i], base[i], (int64_t)c->rows * c->width[i]);
+        }
+        forget_to(mark);
+    }
+}
+
 static void check_table(const op_case *c, const hd_ops *ops, void *const *want, void **base) {
     char what[256];
     snprintf(what, sizeof what, "%s on %s", c->name, ops->name);
@@ -340,17 +354,7 @@ static void check_table(const op_case *c, const hd_ops *ops, void *const *want, 
             check_bits(what, base[i], want[i], n);
         }
     }
-    const bool threaded = ops != &fix.table[0]; /* the reference has one thread by definition */
-    for (int t = 1; threaded && t < N_THREADS; t++) {
-        const int32_t mark = taken.n;
-        void *out[MAX_OUTS];
-        snprintf(what, sizeof what, "%s on %s, %d threads", c->name, ops->name, threads[t]);
-        run_op(c, ops, fix.stream[t], 0, c->rows, out);
-        for (int i = 0; i < c->n_outs; i++) {
-            check_bits(what, out[i], base[i], (int64_t)c->rows * c->width[i]);
-        }
-        forget_to(mark);
-    }
+    check_threads(c, ops, base);
     if (c->whole) return;
     snprintf(what, sizeof what, "%s on %s, row by row", c->name, ops->name);
     check_slices(c, what, ops, 1, base);
@@ -358,12 +362,15 @@ static void check_table(const op_case *c, const hd_ops *ops, void *const *want, 
     check_slices(c, what, ops, 7, base);
 }
 
+/* The reference has one thread by definition; that a row stands alone it shows in slices. */
 void check_op(const op_case *c) {
     const int32_t mark = taken.n;
     void *want[MAX_OUTS], *avx2[MAX_OUTS], *base[MAX_OUTS];
     bool have_avx2 = false;
     run_op(c, &fix.table[0], fix.stream[0], 0, c->rows, want);
-    for (int32_t t = 0; t < fix.n_tables; t++) {
+    if (!c->whole)
+        check_slices(c, "the reference, seven rows at a time", &fix.table[0], 7, want);
+    for (int32_t t = 1; t < fix.n_tables; t++) {
         check_table(c, &fix.table[t], want, base);
         if (strcmp(fix.table[t].name, "cpu avx2") == 0) {
             memcpy(avx2, base, sizeof avx2);
