@@ -6,6 +6,7 @@
 /* clang-format off: one per line */
 #define HD_TEST_GROUPS(X) \
     X(base) \
+    X(chat) \
     X(ops) \
     X(config) \
     X(schema) \
