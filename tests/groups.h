@@ -3,7 +3,10 @@
 #ifndef HD_TESTS_GROUPS_H
 #define HD_TESTS_GROUPS_H
 
-#define HD_TEST_GROUPS(X) X(base)
+#define HD_TEST_GROUPS(X) \
+    X(base)               \
+    X(tokenizer)          \
+    X(tokenizer_pattern)
 
 #define X(group) int test_##group(void);
 HD_TEST_GROUPS(X)

@@ -16,9 +16,9 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"tokenize", cmd_tokenize, "DIR < TEXT", "turn text into token ids"},
-    {"detokenize", cmd_detokenize, "DIR < IDS", "turn token ids into text"},
-    {"version", cmd_version, "", "print the build and what this machine offers"},
+    {"tokenize",   cmd_tokenize,   "DIR < TEXT", "turn text into token ids"                    },
+    {"detokenize", cmd_detokenize, "DIR < IDS",  "turn token ids into text"                    },
+    {"version",    cmd_version,    "",           "print the build and what this machine offers"},
 };
 
 static void print_usage(FILE *to) {
