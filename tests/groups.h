@@ -6,6 +6,7 @@
 /* clang-format off: one per line */
 #define HD_TEST_GROUPS(X) \
     X(base) \
+    X(tokenizer) \
     X(chat) \
     X(ops) \
     X(config) \
@@ -13,7 +14,8 @@
     X(placement) \
     X(safetensors) \
     X(cache) \
-    X(model)
+    X(model) \
+    X(tokenizer_pattern)
 /* clang-format on */
 
 #define X(group) int test_##group(void);
