@@ -8,7 +8,8 @@
     X(config)             \
     X(schema)             \
     X(placement)          \
-    X(safetensors)
+    X(safetensors)        \
+    X(weights)
 
 #define X(group) int test_##group(void);
 HD_TEST_GROUPS(X)
