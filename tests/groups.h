@@ -13,6 +13,7 @@
     X(schema) \
     X(placement) \
     X(safetensors) \
+    X(weights) \
     X(cache) \
     X(model) \
     X(tokenizer_pattern)
