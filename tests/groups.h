@@ -6,13 +6,18 @@
 /* clang-format off: one per line */
 #define HD_TEST_GROUPS(X) \
     X(base) \
+    X(tokenizer) \
+    X(chat) \
+    X(ops) \
     X(config) \
     X(schema) \
     X(placement) \
     X(safetensors) \
+    X(weights) \
     X(cache) \
     X(model) \
-    X(sched)
+    X(sched) \
+    X(tokenizer_pattern)
 /* clang-format on */
 
 #define X(group) int test_##group(void);

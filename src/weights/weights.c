@@ -95,8 +95,18 @@ static void mark(hd_weights *w, const hd_tensor *t, hd_use what, int32_t decl) {
     if (t) w->uses[t - hd_checkpoint_at(w->checkpoint, 0)] = (use){what, decl};
 }
 
-static float element(const hd_weight *m, int64_t i) {
-    return hd_weight_at(m, (int32_t)(i / m->cols), (int32_t)(i % m->cols));
+static void widen(float *out, const hd_weight *m) {
+    const uint8_t *data = m->data;
+    size_t n = (size_t)m->rows * (size_t)m->cols;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half;
+        if (m->type == HD_F32) {
+            memcpy(&out[i], data + sizeof *out * i, sizeof *out);
+            continue;
+        }
+        memcpy(&half, data + sizeof half * i, sizeof half);
+        out[i] = m->type == HD_BF16 ? hd_bf16_to_f32(half) : hd_f16_to_f32(half);
+    }
 }
 
 /* In the map where it is float32 and lies well, else widened. */
@@ -108,7 +118,7 @@ static hd_status place_vector(slot *s, const hd_weight *m, hd_err *err) {
     size_t n = (size_t)m->rows * (size_t)m->cols;
     float *wide = malloc(n * sizeof *wide);
     if (!wide) return HD_FAIL(err, HD_ENOMEM, "no memory for a vector of %zu floats", n);
-    for (size_t i = 0; i < n; i++) wide[i] = element(m, (int64_t)i);
+    widen(wide, m); /* small tensors are F32, F16 or BF16: bind.c saw to it */
     s->owned = wide;
     s->vector = wide;
     return HD_OK;
