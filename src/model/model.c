@@ -37,10 +37,13 @@ static hd_status upload_freqs(hd_model *m, hd_err *err) {
 static size_t scratch_bytes(const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
     int32_t widest = c->hidden * model_streams(c);
-    const int32_t others[] = {
-        c->n_heads * c->head_dim, c->n_heads * (c->nope_dim + c->rope_dim),
-        c->n_heads * c->v_dim,    c->dense_inter,
-        c->route.n_experts,       c->n_shared * c->moe_inter};
+    const int32_t others[] = {c->n_heads * c->head_dim,
+                              c->n_heads * (c->nope_dim + c->rope_dim),
+                              c->n_heads * c->v_dim,
+                              c->dense_inter,
+                              c->route.n_experts,
+                              c->n_shared * c->moe_inter,
+                              c->vocab};
     for (size_t i = 0; i < HD_LEN(others); i++) {
         if (others[i] > widest) widest = others[i];
     }
