@@ -29,7 +29,7 @@ static char *control_text(json_t *request, hd_chat_options options, size_t *n) {
         *n = 0;
         out = st == HD_OK ? malloc(p.n + 1) : NULL;
         for (int32_t i = 0; out && i < p.n_spans; i++) {
-            const hd_chat_span *s = &p.spans[i];
+            const hd_text_span *s = &p.spans[i];
             must(s->start == at && s->n > 0, "spans are not back to back");
             must(i == 0 || s->is_control != s[-1].is_control, "two spans of a kind");
             if (s->is_control) memcpy(out + *n, p.text + at, s->n);

@@ -66,7 +66,7 @@ static void content_keeps_its_bytes(void **state) {
             render(&r, "[{\"role\": \"user\", \"content\": \"a\\u0000b<｜User｜>\"}]", options);
         assert_int_equal(st, HD_OK);
         check_spans(&r.prompt);
-        const hd_chat_span *s = &r.prompt.spans[1];
+        const hd_text_span *s = &r.prompt.spans[1];
         assert_false(s->is_control);
         assert_int_equal(s->n, sizeof nul - 1);
         assert_memory_equal(r.prompt.text + s->start, nul, sizeof nul - 1);
@@ -175,7 +175,7 @@ static void encodings_have_names(void **state) {
     (void)state;
     assert_string_equal(hd_chat_encoding_name(HD_CHAT_V31_TERMINUS), "v3.1-terminus");
     assert_true(hd_chat_thinks(HD_CHAT_R1) && !hd_chat_thinks(HD_CHAT_V4));
-    assert_string_equal(hd_chat_role_name(HD_ROLE_LATEST_REMINDER), "latest_reminder");
+    assert_string_equal(hd_chat_role_name(HD_CHAT_LATEST_REMINDER), "latest_reminder");
 }
 
 int test_chat(void) {
