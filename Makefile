@@ -87,6 +87,10 @@ $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIBRARY)
 	@echo "LINK $@"
 	@$(CC) $(LDOPT) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
 
+$(BUILD)/bench_%: $(BUILD)/bench/bench_%.o $(LIBRARY)
+	@echo "LINK $@"
+	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
+
 $(BUILD)/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "CC   $<"

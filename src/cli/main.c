@@ -16,7 +16,13 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"version", cmd_version, "", "print the build and what this machine offers"},
+    {"inspect",    cmd_inspect,    "MODEL_DIR",                    "print what a checkpoint holds"               },
+    {"tokenize",   cmd_tokenize,   "DIR < TEXT",                   "turn text into token ids"                    },
+    {"detokenize", cmd_detokenize, "DIR < IDS",                    "turn token ids into text"                    },
+    {"render",     cmd_render,     "DIR --messages FILE",          "print the prompt text of a conversation"     },
+    {"logits",     cmd_logits,     "MODEL_DIR --tokens F --out F",
+     "compute the logits of given tokens"                                                                        },
+    {"version",    cmd_version,    "",                             "print the build and what this machine offers"},
 };
 
 static void print_usage(FILE *to) {

@@ -1,0 +1,61 @@
+/* backend.h - what a device must be able to do, and no mathematics.
+ *
+ * A device owns memory. A stream is an ordered queue of work on a device and remembers the
+ * first failure of anything queued on it, as FILE does: queueing returns nothing, sync
+ * reports. The CPU device is a worker pool behind a stream of depth zero: an op is finished
+ * when its call returns, and nothing is left to wait for. */
+#ifndef HD_BACKEND_BACKEND_H
+#define HD_BACKEND_BACKEND_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/pool.h"
+#include "base/status.h"
+
+typedef struct hd_device hd_device;
+typedef struct hd_stream hd_stream;
+
+typedef struct hd_cpu_options {
+    int32_t n_threads; /* 0: one per processor */
+    bool pin;          /* bind workers to processors */
+} hd_cpu_options;
+
+hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_err *err);
+void hd_device_close(hd_device *d); /* NULL is fine; after its streams */
+
+/* Device memory: zeroed, aligned to 256 bytes, taken at open and never in a step. */
+hd_status hd_device_alloc(hd_device *d, void **out, size_t bytes, const char *what,
+                          hd_err *err);
+/* Host memory that copies to and from the device start from: pinned where that matters. */
+hd_status hd_device_alloc_host(hd_device *d, void **out, size_t bytes, const char *what,
+                               hd_err *err);
+
+void hd_device_release(hd_device *d, void *p); /* either kind; NULL is fine */
+
+hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err);
+void hd_stream_close(hd_stream *s); /* NULL is fine */
+
+/* Host to device and back, in queue order. */
+void hd_stream_upload(hd_stream *s, void *device, const void *host, size_t bytes);
+void hd_stream_download(hd_stream *s, void *host, const void *device, size_t bytes);
+
+/* Records a failure; the first one stays. */
+void hd_stream_fail(hd_stream *s, hd_status code, const char *what);
+
+/* Waits for everything queued and gives its first failure, which is then forgotten. */
+hd_status hd_stream_sync(hd_stream *s, hd_err *err);
+
+/* ---- for CPU ops only ---- */
+
+/* Runs fn(arg, task, worker) for every task in [0, n_tasks) and returns when all are done. */
+void hd_stream_tasks(hd_stream *s, int32_t n_tasks, hd_task_fn *fn, const void *arg);
+int32_t hd_stream_workers(const hd_stream *s);
+
+/* Scratch of one worker, aligned to 64 bytes; the size is fixed before the first step and
+ * covers what every op of the step asks for. */
+hd_status hd_stream_reserve(hd_stream *s, size_t bytes_per_worker, hd_err *err);
+void *hd_stream_scratch(const hd_stream *s, int32_t worker, size_t bytes);
+
+#endif

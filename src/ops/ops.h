@@ -1,0 +1,336 @@
+/* ops.h - the mathematics, one argument struct and one table entry per operator.
+ *
+ * Contract of every entry: queue the work on s and return; allocate nothing; synchronize
+ * nothing; report trouble through the stream; accept zero rows. Shapes are in brackets,
+ * row-major; a *_stride counts elements between rows and 0 means the natural one. Nothing
+ * may overlap unless the struct says so.
+ *
+ * Activations are hd_act: an incomplete type, because the element is the backend's affair
+ * (float on the CPU). What must be float32 everywhere (scores, mixing weights, logits) says
+ * float. A row's result depends on that row, its sequence's keys and the weights alone: never
+ * on how many rows, chunks or threads share the call (design D8). */
+#ifndef HD_OPS_OPS_H
+#define HD_OPS_OPS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backend/backend.h"
+#include "base/format.h"
+#include "base/route_rule.h"
+
+typedef struct hd_act hd_act;
+
+/* Entries of many sequences in pages of one pool. Entry e of sequence s is row
+ * table[s * table_stride + e / page_entries] * page_entries + e % page_entries. */
+typedef struct hd_paged {
+    hd_act *data;         /* [n_pages * page_entries, width] */
+    const int32_t *table; /* [n_seqs, table_stride] pages; only live entries need one */
+    int32_t table_stride;
+    int32_t page_entries;
+    int32_t width;
+} hd_paged;
+
+/* The last `ring` positions of every page of page_tokens positions. Position p of sequence s
+ * is row table[s * table_stride + p / page_tokens] * ring + p % ring; ring divides
+ * page_tokens. */
+typedef struct hd_ring {
+    float *data; /* [n_pages * ring, width] */
+    const int32_t *table;
+    int32_t table_stride;
+    int32_t page_tokens;
+    int32_t ring;
+    int32_t width;
+} hd_ring;
+
+/* The sequences of a step: sequence s owns rows first_row[s] .. first_row[s + 1] - 1, at
+ * positions start[s], start[s] + 1, ... */
+typedef struct hd_seqs {
+    int32_t n;
+    const int32_t *first_row; /* [n + 1] */
+    const int32_t *start;     /* [n] */
+} hd_seqs;
+
+/* out[r, i, :] = table[tokens[r], :] for i < copies */
+typedef struct hd_embed_args {
+    hd_act *out; /* [rows, copies, cols] */
+    const hd_weight *table;
+    const int32_t *tokens; /* [rows] */
+    int32_t rows, copies;
+} hd_embed_args;
+
+/* out[i, :] = x[index[i], :] */
+typedef struct hd_gather_args {
+    hd_act *out;          /* [rows, cols] */
+    const hd_act *x;      /* [*, cols] */
+    const int32_t *index; /* [rows] */
+    int32_t rows, cols;
+} hd_gather_args;
+
+/* x[r, :] += y[r / repeat, :] */
+typedef struct hd_add_args {
+    hd_act *x;       /* [rows, cols] */
+    const hd_act *y; /* [rows / repeat, cols] */
+    int32_t rows, cols, repeat;
+} hd_add_args;
+
+/* out = w * x / sqrt(mean(x^2) + eps); models.md 2.1.1 */
+typedef struct hd_rms_norm_args {
+    hd_act *out;         /* [rows, cols], may be x */
+    const hd_act *x;     /* [rows, cols] */
+    const float *weight; /* [cols], NULL: ones */
+    int32_t rows, cols, out_stride, x_stride;
+    float eps;
+} hd_rms_norm_args;
+
+/* out = w * (x - mean) / sqrt(var + eps) + b, biased variance; models.md 2.1.2 */
+typedef struct hd_layer_norm_args {
+    hd_act *out;     /* [rows, cols], may be x */
+    const hd_act *x; /* [rows, cols] */
+    const float *weight, *bias;
+    int32_t rows, cols;
+    float eps;
+} hd_layer_norm_args;
+
+/* out = x W^T. Exactly one of out and out_f32 is set. */
+typedef struct hd_linear_args {
+    hd_act *out;     /* [rows, w->rows] */
+    float *out_f32;  /* [rows, w->rows] */
+    const hd_act *x; /* [rows, w->cols] */
+    const hd_weight *w;
+    int32_t rows, out_stride, x_stride;
+} hd_linear_args;
+
+/* One small matrix per head, all in one tensor: head h uses W_h = rows
+ * [first_row + h * head_rows, + n_rows) of w.
+ *     plain:     out[r, h, :] = x[r, h, :] W_h^T   x wide w->cols, out wide n_rows
+ *     transpose: out[r, h, :] = x[r, h, :] W_h     x wide n_rows,  out wide w->cols
+ * MLA's absorbed key (transposed) and value projections; V4's grouped output projection. */
+typedef struct hd_linear_heads_args {
+    hd_act *out;     /* [rows, heads, *] with out_head elements between heads */
+    const hd_act *x; /* [rows, heads, *] with x_head elements between heads */
+    const hd_weight *w;
+    int32_t rows, heads, n_rows, first_row, head_rows;
+    int32_t out_stride, out_head, x_stride, x_head;
+    bool transpose;
+} hd_linear_heads_args;
+
+/* angle[r, i] = position[r] * freq[i]; out[r] = cos(angle) then sin(angle), times scale */
+typedef struct hd_rope_table_args {
+    float *out;              /* [rows, 2, pairs] */
+    const int32_t *position; /* [rows] */
+    const float *freq;       /* [pairs] */
+    int32_t rows, pairs;
+    float scale;
+} hd_rope_table_args;
+
+/* Rotates 2 * pairs elements of every head; models.md 2.1.4. Interleaved pairs
+ * (x[2i], x[2i+1]), or with half_split (x[i], x[i + pairs]). Elements outside are left. */
+typedef struct hd_rope_args {
+    hd_act *out;          /* first rotated element of row 0, head 0; may be x */
+    const hd_act *x;      /* likewise */
+    const float *cos_sin; /* [rows, 2, pairs] of rope_table */
+    int32_t rows, heads, pairs;
+    int32_t out_stride, out_head, x_stride, x_head;
+    bool half_split, inverse;
+} hd_rope_args;
+
+/* pool entry (seq[r], pos[r]) = x[r, 0 .. pool.width) */
+typedef struct hd_store_args {
+    hd_paged pool;
+    const hd_act *x; /* [rows, pool.width] */
+    const int32_t *seq, *pos;
+    int32_t rows, x_stride;
+} hd_store_args;
+
+/* Lightning indexer; models.md 2.6 (ratio 1) and 2.11 (compressed keys). Row r sees
+ * n = (pos[r] + 1) / ratio keys and scores each
+ *     score[u] = sum_h weight[r, h] * scale * max(0, q[r, h] . key[u])
+ * Keeps the top_k best, the lower index on a tie, in ascending order; the rest of a row is
+ * -1. Rows that see no more than top_k keys take all of them. */
+typedef struct hd_index_select_args {
+    int32_t *out;        /* [rows, top_k] */
+    const hd_act *q;     /* [rows, heads, keys.width] */
+    const float *weight; /* [rows, heads] */
+    hd_paged keys;
+    const int32_t *seq, *pos; /* [rows] */
+    int32_t rows, heads, ratio, top_k;
+    float scale;
+} hd_index_select_args;
+
+/* Softmax attention of one row over two lists of keys, in this order:
+ *     window:  positions max(0, pos - window + 1) .. pos of `recent`   (window 0: none)
+ *     entries: e < (pos + 1) / ratio of `entries`, or only selected ones (ratio 0: none)
+ * An entry's first v_dim elements are its value. sink adds exp(sink[h]) to the denominator
+ * only. MLA: entries with ratio 1, k_dim = latent + rope, v_dim = latent (models.md 2.4);
+ * V4: both lists, k_dim = v_dim (2.9). */
+typedef struct hd_attend_args {
+    hd_act *out;     /* [rows, heads, v_dim] */
+    const hd_act *q; /* [rows, heads, k_dim] */
+    hd_paged recent, entries;
+    const int32_t *selected; /* [rows, n_selected] entry numbers, -1 at the end; NULL: all */
+    const float *sink;       /* [heads] or NULL */
+    const int32_t *seq, *pos;
+    int32_t rows, heads, k_dim, v_dim, window, ratio, n_selected;
+    float scale;
+} hd_attend_args;
+
+/* V4's compressor; models.md 2.10. For every block of `ratio` positions that ends in this
+ * step: per-channel softmax over the block (with overlap: over the previous block's first
+ * half of channels and this block's second half), RMS norm, rotary embedding at the block's
+ * first position, stored as entry position / ratio. Positions before the step come from
+ * `state`, where the step's own last positions are left for the next one.
+ * state rows are [kv | gate + ape], each coff * width wide, coff = overlap ? 2 : 1. */
+typedef struct hd_compress_args {
+    hd_paged entries;  /* width = the entry's width */
+    hd_ring state;     /* width = 2 * coff * entries.width; ring >= coff * ratio */
+    float *kv;         /* [rows, coff * width] */
+    float *gate;       /* [rows, coff * width]; ape is added in place */
+    const float *ape;  /* [ratio, coff * width] */
+    const float *norm; /* [width] */
+    const float *freq; /* [pairs] */
+    hd_seqs seqs;
+    int32_t ratio, pairs; /* the last 2 * pairs elements are rotated, interleaved */
+    bool overlap;
+    float eps;
+} hd_compress_args;
+
+/* Chooses experts and their weights; models.md 2.2, 2.3, 2.12. With `table` the experts are
+ * table[token] and only the weights come from the scores. Chosen in order of preference, the
+ * lower expert first on a tie. */
+typedef struct hd_route_args {
+    int32_t *expert;       /* [rows, top_k] */
+    float *weight;         /* [rows, top_k] */
+    const float *logits;   /* [rows, n_experts] */
+    const float *bias;     /* [n_experts] added for choosing only, or NULL */
+    const int32_t *table;  /* [vocab, top_k] or NULL */
+    const int32_t *tokens; /* [rows], read with table */
+    int32_t rows;
+    hd_route_rule rule;
+} hd_route_args;
+
+/* Sorts the rows * top_k assignments (number t * top_k + j) by expert, stably. */
+typedef struct hd_permute_args {
+    int32_t *offset;       /* [n_experts + 1] first sorted place of each expert */
+    int32_t *assignment;   /* [rows * top_k] the assignment at each sorted place */
+    int32_t *place;        /* [rows * top_k] the sorted place of each assignment */
+    const int32_t *expert; /* [rows, top_k] */
+    int32_t rows, top_k, n_experts;
+} hd_permute_args;
+
+/* Places offset[e] .. offset[e + 1] - 1 times expert e's matrix. Place i reads row
+ * assignment[i] / top_k of x, or row i when assignment is NULL. */
+typedef struct hd_linear_grouped_args {
+    hd_act *out;        /* [n places, w[0].rows] */
+    const hd_act *x;    /* [*, w[0].cols] */
+    const hd_weight *w; /* [n_experts], all of one shape */
+    const int32_t *offset, *assignment;
+    int32_t n_experts, top_k, n_places; /* n_places = rows * top_k, the bound the host knows */
+} hd_linear_grouped_args;
+
+/* out = silu(g) * u with g = min(gate, limit), u = clamp(up, -limit, limit) (limit 0: none),
+ * times weight[assignment[r]] where weight is given; models.md 2.1.3, 2.12 */
+typedef struct hd_swiglu_args {
+    hd_act *out; /* [rows, cols], may be gate */
+    const hd_act *gate, *up;
+    const float *weight; /* NULL: ones */
+    const int32_t *assignment;
+    int32_t rows, cols;
+    float limit;
+} hd_swiglu_args;
+
+/* out[t] = shared[t] + sum over j of y[place[t * top_k + j]] * weight[t * top_k + j], summed
+ * in order of expert number, so that the choice's order does not matter */
+typedef struct hd_combine_args {
+    hd_act *out;          /* [rows, cols], may be shared */
+    const hd_act *y;      /* [rows * top_k, cols] by sorted place */
+    const hd_act *shared; /* [rows, cols] or NULL */
+    const float *weight;  /* [rows, top_k] or NULL: ones (already applied) */
+    const int32_t *place; /* [rows, top_k] */
+    int32_t rows, cols, top_k;
+} hd_combine_args;
+
+/* V4's hyper-connections before a block; models.md 2.8: mixes hc streams into one row and
+ * derives how the block's result goes back. */
+typedef struct hd_hc_pre_args {
+    hd_act *out;        /* [rows, cols] */
+    float *post;        /* [rows, hc] */
+    float *comb;        /* [rows, hc, hc] */
+    const hd_act *x;    /* [rows, hc, cols] */
+    const float *fn;    /* [2 * hc + hc * hc, hc * cols] */
+    const float *scale; /* [3] */
+    const float *base;  /* [2 * hc + hc * hc] */
+    int32_t rows, cols, hc, iters;
+    float norm_eps, eps;
+} hd_hc_pre_args;
+
+/* x[r, j, :] = post[r, j] * y[r, :] + sum_i comb[r, i, j] * x[r, i, :], in place */
+typedef struct hd_hc_post_args {
+    hd_act *x;       /* [rows, hc, cols] */
+    const hd_act *y; /* [rows, cols] */
+    const float *post, *comb;
+    int32_t rows, cols, hc;
+} hd_hc_post_args;
+
+/* The streams into one row for the head; no way back. models.md 2.8, HC_head */
+typedef struct hd_hc_head_args {
+    hd_act *out;        /* [rows, cols] */
+    const hd_act *x;    /* [rows, hc, cols] */
+    const float *fn;    /* [hc, hc * cols] */
+    const float *scale; /* [1] */
+    const float *base;  /* [hc] */
+    int32_t rows, cols, hc;
+    float norm_eps, eps;
+} hd_hc_head_args;
+
+#define HD_OP_LIST(X) \
+    X(embed)          \
+    X(gather)         \
+    X(add)            \
+    X(rms_norm)       \
+    X(layer_norm)     \
+    X(linear)         \
+    X(linear_heads)   \
+    X(rope_table)     \
+    X(rope)           \
+    X(store)          \
+    X(index_select)   \
+    X(attend)         \
+    X(compress)       \
+    X(route)          \
+    X(permute)        \
+    X(linear_grouped) \
+    X(swiglu)         \
+    X(combine)        \
+    X(hc_pre)         \
+    X(hc_post)        \
+    X(hc_head)
+
+#define X(op) typedef void hd_##op##_fn(hd_stream *s, const hd_##op##_args *a);
+HD_OP_LIST(X)
+#undef X
+
+enum { HD_MAX_HC = 16 }; /* hyper-connection streams an op keeps on its stack */
+
+typedef struct hd_ops {
+    const char *name;  /* "ref", "cpu avx512", ... */
+    int32_t act_bytes; /* size of one hd_act element */
+#define X(op) hd_##op##_fn *op;
+    HD_OP_LIST(X)
+#undef X
+} hd_ops;
+
+/* Element `at` of an activation array. */
+static inline hd_act *hd_act_at(const hd_ops *ops, hd_act *x, int64_t at) {
+    return (hd_act *)((uint8_t *)x + at * ops->act_bytes);
+}
+
+/* Each fills every entry: the reference first, then what cpu_flags (base/cpu.h) allow. */
+void hd_ops_init_ref(hd_ops *t);
+void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags);
+
+/* Scratch per worker that the CPU tables need: max_keys bounds window + entries that one row
+ * may attend to or score, max_cols the widest row of any op. */
+size_t hd_ops_scratch_bytes(int32_t max_keys, int32_t max_cols);
+
+#endif

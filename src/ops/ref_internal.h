@@ -1,0 +1,15 @@
+/* ref_internal.h - every op's reference, declared from the one list. */
+#ifndef HD_OPS_REF_INTERNAL_H
+#define HD_OPS_REF_INTERNAL_H
+
+#include "ops/ops.h"
+
+#define X(op) hd_##op##_fn hd_##op##_ref;
+HD_OP_LIST(X)
+#undef X
+
+/* One row of route, and the floats of scratch it wants. */
+void ops_route_row(const hd_route_args *a, int32_t row, float *scratch);
+int32_t ops_route_scratch(const hd_route_rule *rule);
+
+#endif
