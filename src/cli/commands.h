@@ -6,6 +6,10 @@
 typedef int command_fn(int argc, char **argv);
 
 command_fn cmd_inspect;
+command_fn cmd_tokenize;
+command_fn cmd_detokenize;
+command_fn cmd_render;
+command_fn cmd_logits;
 command_fn cmd_version;
 
 #endif

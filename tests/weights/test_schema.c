@@ -125,68 +125,67 @@ static const hd_tensor_decl *find(const hd_schema *s, const char *name) {
     return NULL;
 }
 
+static const struct expected {
+    const char *config, *name;
+    hd_role role;
+    int32_t layer, expert, rank, rows, cols;
+    bool optional, duplicate;
+} expected[] = {
+    {"v2_lite",  "model.layers.0.self_attn.q_proj.weight",              HD_Q,             0,         -1,  2, 3072,   2048,  0, 0},
+    {"v2_lite",  "model.layers.26.mlp.shared_experts.down_proj.weight", HD_SHARED_DOWN,   26,        -1,
+     2,                                                                                                      2048,   2816,  0, 0},
+    {"v3",       "model.layers.0.self_attn.kv_a_proj_with_mqa.weight",  HD_KV_A,          0,         -1,  2, 576,    7168,
+     0,                                                                                                                        0},
+    {"v3",       "model.layers.3.mlp.gate.e_score_correction_bias",     HD_ROUTER_BIAS,   3,         -1,  1, 1,      256,
+     0,                                                                                                                        0},
+    {"v3",       "model.layers.60.mlp.experts.255.down_proj.weight",    HD_EXPERT_DOWN,   60,        255, 2, 7168,
+     2048,                                                                                                                  0, 0},
+    {"v3",       "model.layers.61.eh_proj.weight",                      HD_MTP_PROJ,      61,        -1,  2, 7168,   14336, 1, 0},
+    {"v3",       "model.layers.61.shared_head.head.weight",             HD_HEAD,          61,        -1,  2, 129280, 7168,  1, 1},
+    {"v3",       "model.layers.61.embed_tokens.weight",                 HD_EMBED,         61,        -1,  2, 129280, 7168,  1, 1},
+    {"v3",       "model.norm.weight",                                   HD_FINAL_NORM,    HD_GLOBAL, -1,  1, 1,      7168,  0, 0},
+    {"v3_2_exp", "model.layers.61.self_attn.indexer.wq_b.weight",       HD_INDEX_Q_B,     61,        -1,  2, 8192,
+     1536,                                                                                                                  1, 0},
+    {"v3_2_exp", "model.layers.0.self_attn.indexer.k_norm.bias",        HD_INDEX_K_BIAS,  0,         -1,  1, 1,
+     128,                                                                                                                   0, 0},
+    {"v4_flash", "layers.2.attn.compressor.ape",                        HD_COMP_APE,      2,         -1,  2, 4,      1024,  0, 0},
+    {"v4_flash", "layers.3.attn.compressor.ape",                        HD_COMP_APE,      3,         -1,  2, 128,    512,   0, 0},
+    {"v4_flash", "layers.2.attn.indexer.compressor.wkv.weight",         HD_INDEX_COMP_KV, 2,         -1,  2, 256,
+     4096,                                                                                                                  0, 0},
+    {"v4_flash", "layers.0.ffn.gate.tid2eid",                           HD_ROUTER_HASH,   0,         -1,  2, 129280, 6,     0, 0},
+    {"v4_flash", "layers.3.ffn.gate.bias",                              HD_ROUTER_BIAS,   3,         -1,  1, 1,      256,   0, 0},
+    {"v4_flash", "layers.42.attn.wo_a.weight",                          HD_O_A,           42,        -1,  2, 8192,   4096,  0, 0},
+    {"v4_flash", "mtp.0.ffn.experts.7.w2.weight",                       HD_EXPERT_DOWN,   43,        7,   2, 4096,   2048,  1, 0},
+    {"v4_flash", "mtp.0.hc_head_scale",                                 HD_HC_HEAD_SCALE, 43,        -1,  1, 1,      1,     1, 0},
+    {"v4_pro",   "hc_head_fn",                                          HD_HC_HEAD_FN,    HD_GLOBAL, -1,  2, 4,      28672, 0, 0},
+    {"v4_pro",   "layers.60.hc_ffn_fn",                                 HD_HC_FFN_FN,     60,        -1,  2, 24,     28672, 0, 0},
+};
+static const char *const absent[][2] = {
+    {"v2_lite",  "model.layers.0.self_attn.q_a_proj.weight"       },
+    {"v2",       "model.layers.1.mlp.gate.e_score_correction_bias"},
+    {"v3",       "model.layers.0.mlp.gate.weight"                 },
+    {"v4_flash", "layers.0.ffn.gate.bias"                         },
+    {"v4_flash", "layers.3.ffn.gate.tid2eid"                      },
+    {"v4_flash", "layers.3.attn.indexer.wq_b.weight"              },
+    {"v4_flash", "mtp.0.attn.compressor.ape"                      },
+};
+
 static void names_shapes_and_roles(void **state) {
     (void)state;
-    static const struct {
-        const char *config, *name;
-        hd_role role;
-        int32_t layer, expert, rank, rows, cols;
-        bool optional, duplicate;
-    } expect[] = {
-        {"v2_lite",  "model.layers.0.self_attn.q_proj.weight",              HD_Q,             0,         -1,  2, 3072,   2048,  0, 0},
-        {"v2_lite",  "model.layers.26.mlp.shared_experts.down_proj.weight", HD_SHARED_DOWN,   26,
-         -1,                                                                                                  2, 2048,   2816,  0, 0},
-        {"v3",       "model.layers.0.self_attn.kv_a_proj_with_mqa.weight",  HD_KV_A,          0,         -1,  2, 576,
-         7168,                                                                                                                  0, 0},
-        {"v3",       "model.layers.3.mlp.gate.e_score_correction_bias",     HD_ROUTER_BIAS,   3,         -1,  1, 1,
-         256,                                                                                                                   0, 0},
-        {"v3",       "model.layers.60.mlp.experts.255.down_proj.weight",    HD_EXPERT_DOWN,   60,        255, 2,
-         7168,                                                                                                           2048,  0, 0},
-        {"v3",       "model.layers.61.eh_proj.weight",                      HD_MTP_PROJ,      61,        -1,  2, 7168,   14336, 1, 0},
-        {"v3",       "model.layers.61.shared_head.head.weight",             HD_HEAD,          61,        -1,  2, 129280, 7168,  1,
-         1                                                                                                                          },
-        {"v3",       "model.layers.61.embed_tokens.weight",                 HD_EMBED,         61,        -1,  2, 129280, 7168,  1, 1},
-        {"v3",       "model.norm.weight",                                   HD_FINAL_NORM,    HD_GLOBAL, -1,  1, 1,      7168,  0, 0},
-        {"v3_2_exp", "model.layers.61.self_attn.indexer.wq_b.weight",       HD_INDEX_Q_B,     61,        -1,  2,
-         8192,                                                                                                           1536,  1, 0},
-        {"v3_2_exp", "model.layers.0.self_attn.indexer.k_norm.bias",        HD_INDEX_K_BIAS,  0,         -1,  1,
-         1,                                                                                                              128,   0, 0},
-        {"v4_flash", "layers.2.attn.compressor.ape",                        HD_COMP_APE,      2,         -1,  2, 4,      1024,  0, 0},
-        {"v4_flash", "layers.3.attn.compressor.ape",                        HD_COMP_APE,      3,         -1,  2, 128,    512,   0, 0},
-        {"v4_flash", "layers.2.attn.indexer.compressor.wkv.weight",         HD_INDEX_COMP_KV, 2,         -1,  2,
-         256,                                                                                                            4096,  0, 0},
-        {"v4_flash", "layers.0.ffn.gate.tid2eid",                           HD_ROUTER_HASH,   0,         -1,  2, 129280, 6,     0, 0},
-        {"v4_flash", "layers.3.ffn.gate.bias",                              HD_ROUTER_BIAS,   3,         -1,  1, 1,      256,   0, 0},
-        {"v4_flash", "layers.42.attn.wo_a.weight",                          HD_O_A,           42,        -1,  2, 8192,   4096,  0, 0},
-        {"v4_flash", "mtp.0.ffn.experts.7.w2.weight",                       HD_EXPERT_DOWN,   43,        7,   2, 4096,   2048,  1,
-         0                                                                                                                          },
-        {"v4_flash", "mtp.0.hc_head_scale",                                 HD_HC_HEAD_SCALE, 43,        -1,  1, 1,      1,     1, 0},
-        {"v4_pro",   "hc_head_fn",                                          HD_HC_HEAD_FN,    HD_GLOBAL, -1,  2, 4,      28672, 0, 0},
-        {"v4_pro",   "layers.60.hc_ffn_fn",                                 HD_HC_FFN_FN,     60,        -1,  2, 24,     28672, 0, 0},
-    };
-    static const char *const absent[][2] = {
-        {"v2_lite",  "model.layers.0.self_attn.q_a_proj.weight"       },
-        {"v2",       "model.layers.1.mlp.gate.e_score_correction_bias"},
-        {"v3",       "model.layers.0.mlp.gate.weight"                 },
-        {"v4_flash", "layers.0.ffn.gate.bias"                         },
-        {"v4_flash", "layers.3.ffn.gate.tid2eid"                      },
-        {"v4_flash", "layers.3.attn.indexer.wq_b.weight"              },
-        {"v4_flash", "mtp.0.attn.compressor.ape"                      },
-    };
-    for (size_t i = 0; i < HD_LEN(expect); i++) {
-        hd_model_spec *s = config_open(expect[i].config);
+    for (size_t i = 0; i < HD_LEN(expected); i++) {
+        hd_model_spec *s = config_open(expected[i].config);
         hd_schema schema;
         assert_int_equal(hd_schema_open(&schema, s, NULL), HD_OK);
-        const hd_tensor_decl *d = find(&schema, expect[i].name);
-        if (!d) fail_msg("%s has no %s", expect[i].config, expect[i].name);
-        assert_int_equal(d->role, expect[i].role);
-        assert_int_equal(d->layer, expect[i].layer);
-        assert_int_equal(d->expert, expect[i].expert);
-        assert_int_equal(d->rank, expect[i].rank);
-        assert_int_equal(d->rows, expect[i].rows);
-        assert_int_equal(d->cols, expect[i].cols);
-        assert_int_equal(d->optional, expect[i].optional);
-        assert_int_equal(d->duplicate, expect[i].duplicate);
+        const hd_tensor_decl *d = find(&schema, expected[i].name);
+        if (!d) fail_msg("%s has no %s", expected[i].config, expected[i].name);
+        assert_int_equal(d->role, expected[i].role);
+        assert_int_equal(d->layer, expected[i].layer);
+        assert_int_equal(d->expert, expected[i].expert);
+        assert_int_equal(d->rank, expected[i].rank);
+        assert_int_equal(d->rows, expected[i].rows);
+        assert_int_equal(d->cols, expected[i].cols);
+        assert_int_equal(d->optional, expected[i].optional);
+        assert_int_equal(d->duplicate, expected[i].duplicate);
         hd_schema_close(&schema);
         hd_model_spec_close(s);
     }
