@@ -244,6 +244,7 @@ def write_sparse(directory, layout, shards):
     (directory / io.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, shards, tensors, total", [
     ("v2_lite", 4, 5291, 31412968448),
     ("v3", 163, 91991, 688574839360),
