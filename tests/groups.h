@@ -3,9 +3,21 @@
 #ifndef HD_TESTS_GROUPS_H
 #define HD_TESTS_GROUPS_H
 
+/* clang-format off: one per line */
 #define HD_TEST_GROUPS(X) \
-    X(base)               \
-    X(ops)
+    X(base) \
+    X(tokenizer) \
+    X(chat) \
+    X(ops) \
+    X(config) \
+    X(schema) \
+    X(placement) \
+    X(safetensors) \
+    X(weights) \
+    X(cache) \
+    X(model) \
+    X(tokenizer_pattern)
+/* clang-format on */
 
 #define X(group) int test_##group(void);
 HD_TEST_GROUPS(X)

@@ -28,7 +28,11 @@ void hd_device_close(hd_device *d); /* NULL is fine; after its streams */
 /* Device memory: zeroed, aligned to 256 bytes, taken at open and never in a step. */
 hd_status hd_device_alloc(hd_device *d, void **out, size_t bytes, const char *what,
                           hd_err *err);
-void hd_device_release(hd_device *d, void *p); /* NULL is fine */
+/* Host memory that copies to and from the device start from: pinned where that matters. */
+hd_status hd_device_alloc_host(hd_device *d, void **out, size_t bytes, const char *what,
+                               hd_err *err);
+
+void hd_device_release(hd_device *d, void *p); /* either kind; NULL is fine */
 
 hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err);
 void hd_stream_close(hd_stream *s); /* NULL is fine */

@@ -61,6 +61,11 @@ hd_status hd_device_alloc(hd_device *d, void **out, size_t bytes, const char *wh
                    MAX_BLOCKS);
 }
 
+hd_status hd_device_alloc_host(hd_device *d, void **out, size_t bytes, const char *what,
+                               hd_err *err) {
+    return hd_device_alloc(d, out, bytes, what, err);
+}
+
 void hd_device_release(hd_device *d, void *p) {
     if (!p) return;
     for (int i = 0; i < MAX_BLOCKS; i++) {
@@ -70,7 +75,7 @@ void hd_device_release(hd_device *d, void *p) {
             return;
         }
     }
-    assert(!"released memory that this device never gave out");
+    assert(false && "released memory that this device never gave out");
 }
 
 hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err) {

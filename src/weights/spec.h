@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/format.h"
 #include "base/route_rule.h"
 #include "base/status.h"
 
@@ -46,15 +47,24 @@ typedef struct hd_rope_spec {
     double original_len;
     double beta_fast, beta_slow;
     double mscale, mscale_all_dim; /* 0: absent; both 0 for V4 */
+    double magnitude;              /* cos and sin are multiplied by this; derived, mostly 1 */
 } hd_rope_spec;
 
 /* quantization_config as declared. What a tensor really is, its own dtype decides. */
 typedef enum hd_quant_method { HD_QUANT_NONE, HD_QUANT_FP8, HD_QUANT_MODELOPT } hd_quant_method;
 
+/* What the routed experts are declared as, where that differs from the other matrices. */
+typedef enum hd_expert_format {
+    HD_EXPERTS_LIKE_REST,
+    HD_EXPERTS_FP4,  /* V4: packed E2M1, E8M0 scale per 32 inputs */
+    HD_EXPERTS_NVFP4 /* packed E2M1, E4M3 scale per 16 inputs and one global scale */
+} hd_expert_format;
+
 typedef struct hd_quant_spec {
     hd_quant_method method;
-    int32_t block_rows, block_cols; /* weight_block_size, 128 x 128 */
+    int32_t block_rows, block_cols; /* weight_block_size, 128 x 128; 0 without FP8 */
     bool scale_ue8m0;               /* scale_fmt "ue8m0": scales are powers of two */
+    hd_expert_format experts;
 } hd_quant_spec;
 
 enum { HD_MAX_EOS = 8 };
@@ -66,12 +76,14 @@ typedef struct hd_model_spec {
     int32_t max_positions;
     float norm_eps;
     bool tied_embeddings;
+    hd_dtype dtype; /* torch_dtype: of what is not quantized; F32, F16 or BF16 */
 
     int32_t n_heads;
     int32_t q_rank; /* 0: no low-rank query (V2-Lite) */
     int32_t rope_dim;
     hd_rope_spec rope;          /* main; V4: layers without compressor */
     hd_rope_spec rope_compress; /* V4: layers with compressor */
+    double softmax_scale;       /* of the main attention, YaRN's correction included */
 
     /* MLA families */
     int32_t kv_rank, nope_dim, v_dim;
@@ -79,6 +91,7 @@ typedef struct hd_model_spec {
     /* V4 attention */
     int32_t head_dim, window, o_groups, o_rank;
     int32_t csa_ratio, hca_ratio; /* 4 and 128; 0 when no layer uses it */
+    int32_t n_hash_layers;        /* layers with HD_MLP_MOE_HASH */
 
     /* indexer of V3.2 and V4; 0 heads: none */
     int32_t index_heads, index_dim, index_topk;
@@ -104,8 +117,10 @@ typedef struct hd_model_spec {
     hd_layer_spec *layers; /* [n_layers + n_mtp], the MTP layers last; owned */
 } hd_model_spec;
 
-/* Reads MODEL_DIR/config.json and, if present, generation_config.json. path may also name a
- * config file itself. *out is the caller's (hd_model_spec_close). */
+/* Reads MODEL_DIR/config.json and, if present, generation_config.json beside it. path may also
+ * name a config file itself; then that file alone is read. What cannot be computed exactly is
+ * refused (HD_EFORMAT, HD_EUNSUPPORTED) with file, key, value and range; what does not matter
+ * is ignored with a notice. *out is the caller's (hd_model_spec_close). */
 hd_status hd_model_spec_open(hd_model_spec **out, const char *path, hd_err *err);
 void hd_model_spec_close(hd_model_spec *s); /* NULL is fine */
 

@@ -111,50 +111,90 @@ typedef enum hd_cut {
 } hd_cut;
 
 typedef struct hd_tensor_decl {
-    char *name; /* as in the file, of the data tensor ("layers.3.attn.wq_a.weight"); owned */
+    const char *name; /* as in the file, of the data tensor ("layers.3.attn.wq_a.weight") */
     hd_role role;
     int32_t layer;      /* HD_GLOBAL, or 0 .. n_layers + n_mtp - 1 */
     int32_t expert;     /* -1 unless role is EXPERT_* */
     int32_t rows, cols; /* logical shape; vectors: rows = 1 */
     int32_t rank;       /* dimensions in the file: 1 for vectors, 2 for matrices */
     hd_cut cut;
-    bool optional; /* may be absent (MTP layers; duplicated embeddings) */
+    bool optional;  /* may be absent: MTP layers, or a duplicate */
+    bool duplicate; /* an MTP layer's copy of EMBED or HEAD, or HEAD when embeddings are tied:
+                       the same bytes as the main one, which serves where this is absent */
 } hd_tensor_decl;
 
 typedef struct hd_schema {
     hd_tensor_decl *decls;
     int32_t n;
+    char *names; /* all names, one behind the other */
 } hd_schema;
 
-/* Every tensor of the model, in layer order. Owned by the caller. */
+/* Every tensor of the model, in layer order: first EMBED, then the layers, the tensors of the
+ * head, then the MTP layers. Refused when the spec describes more than a few million tensors
+ * or 2^60 elements. Owned by the caller. */
 hd_status hd_schema_open(hd_schema *out, const hd_model_spec *spec, hd_err *err);
 void hd_schema_close(hd_schema *s);
 
 /* ---- bound weights ---- */
 
 typedef struct hd_weights hd_weights;
+typedef struct hd_checkpoint hd_checkpoint; /* safetensors.h */
 
 /* Maps MODEL_DIR's safetensors (single file or index), checks every header against the rules
  * of the format and every tensor against the schema, and binds them. Missing, misshapen or
  * unreadable tensors are named. MTP layers whose tensors are all absent are left out: then
- * hd_weights_n_mtp() is smaller than spec->n_mtp. The spec must outlive the weights. */
+ * hd_weights_n_mtp() is smaller than spec->n_mtp. The spec must outlive the weights. Every
+ * scale is read and must be a positive number. */
 hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
                           hd_err *err);
 void hd_weights_close(hd_weights *w); /* NULL is fine */
 
 int32_t hd_weights_n_mtp(const hd_weights *w);
 
-/* A matrix, or NULL when this layer has none of that role. */
+/* A matrix, or NULL when this layer has none of that role. Where an MTP layer has no EMBED or
+ * HEAD of its own, or the model no HEAD because it is tied, the one that serves instead. */
 const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role role);
 
 /* [n_experts] matrices of one MoE layer; role EXPERT_GATE, EXPERT_UP or EXPERT_DOWN. */
 const hd_weight *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role);
 
 /* A small tensor (norm, bias, sink, position bias, hyper-connection) widened to float32 in
- * row-major order, or NULL. Owned by the weights. */
+ * row-major order, or NULL. Owned by the weights, or in the map if it is float32 there. */
 const float *hd_weights_vector(const hd_weights *w, int32_t layer, hd_role role);
 
 /* ROUTER_HASH as [vocab, top_k] expert ids, checked to be in range, or NULL. */
 const int32_t *hd_weights_table(const hd_weights *w, int32_t layer);
+
+/* ---- looking at a checkpoint that may not be whole ---- */
+
+/* Like hd_weights_open, but a tensor that is missing or does not fit is only noted, and no
+ * scale is read. Files that break the rules of their format are refused all the same. */
+hd_status hd_weights_survey(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
+                            hd_err *err);
+
+/* What hd_weights_open would fail with (scales apart); code HD_OK when all is well. */
+const hd_err *hd_weights_problem(const hd_weights *w);
+
+const hd_schema *hd_weights_schema(const hd_weights *w);
+const hd_checkpoint *hd_weights_checkpoint(const hd_weights *w);
+
+/* Whether schema->decls[decl] is wanted but absent from the files. */
+bool hd_weights_missing(const hd_weights *w, int32_t decl);
+
+/* schema->decls[decl] as it is stored, vectors as one row; NULL when missing or misfit. */
+const hd_weight *hd_weights_stored(const hd_weights *w, int32_t decl);
+
+/* Reads every scale of decls[decl]: none may be zero, negative, infinite or NaN. */
+hd_status hd_weights_check_scales(const hd_weights *w, int32_t decl, hd_err *err);
+
+typedef enum hd_use {
+    HD_USE_UNKNOWN, /* no part of this model */
+    HD_USE_DATA,
+    HD_USE_SCALE,  /* beside a quantized tensor */
+    HD_USE_IGNORED /* known, and of no use here: calibration of activations and caches */
+} hd_use;
+
+/* What tensor i of the checkpoint is for. *decl is its place in the schema, or -1. */
+hd_use hd_weights_use(const hd_weights *w, int32_t i, int32_t *decl);
 
 #endif

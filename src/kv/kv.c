@@ -1,0 +1,211 @@
+/* kv.c - lays out every layer's pools in one block of device memory. */
+#include "kv/kv.h"
+
+#include <stdlib.h>
+
+#include "base/arena.h"
+#include "base/checked.h"
+
+enum { MLA_PAGE_TOKENS = 64 };
+
+/* One kind of page content of one layer: entries of a pool, or rows of a state ring. */
+typedef struct layer_pool {
+    uint8_t *data;
+    int32_t width;    /* elements */
+    int32_t per_page; /* entries or ring rows of a page */
+    size_t page_bytes;
+} layer_pool;
+
+enum { STATE_MAIN = HD_N_POOLS, STATE_INDEX, N_CONTENTS }; /* behind the pools of kv.h */
+
+typedef struct layer_kv {
+    layer_pool pools[N_CONTENTS];
+} layer_kv;
+
+struct hd_kv {
+    const hd_model_spec *spec;
+    hd_device *device;
+    hd_kv_options options;
+    int32_t n_layers, page_tokens;
+    void *block;     /* all pools */
+    void *snapshots; /* [n_snapshots, snapshot_bytes] host memory */
+    size_t snapshot_bytes;
+    layer_kv layers[];
+};
+
+static int32_t gcd(int32_t a, int32_t b) {
+    while (b) {
+        int32_t rest = a % b;
+        a = b;
+        b = rest;
+    }
+    return a;
+}
+
+/* V4: the smallest page that holds whole blocks of both compressors, so that a prefix can be
+ * shared to within one block. Otherwise a compromise between tables and sharing. */
+hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec) {
+    if (spec->family != HD_FAMILY_V4) return (hd_kv_shape){.page_tokens = MLA_PAGE_TOKENS};
+    int32_t csa = spec->csa_ratio ? 2 * spec->csa_ratio : 1;
+    int32_t hca = spec->hca_ratio ? spec->hca_ratio : 1;
+    int32_t page = csa / gcd(csa, hca) * hca;
+    if (page == 1) page = MLA_PAGE_TOKENS; /* no compressor at all */
+    int32_t reach = spec->window - 1;
+    reach = hd_max_i32(reach, hd_max_i32(csa, hca) - 1);
+    return (hd_kv_shape){.page_tokens = page, .reach = reach};
+}
+
+/* The smallest ring that divides the page and keeps `rows` behind the newest position, with
+ * room for drafts; a ring as long as the page never wraps inside it. */
+static int32_t ring_rows(int32_t page_tokens, int32_t rows) {
+    int32_t ring = hd_min_i32(rows, page_tokens);
+    while (page_tokens % ring) ring++;
+    return ring;
+}
+
+static hd_lifetime life_of(int content) {
+    bool window = content == HD_POOL_RECENT || content >= STATE_MAIN;
+    return window ? HD_LIFE_WINDOW : HD_LIFE_ENTRIES;
+}
+
+static void describe(layer_kv *l, int content, int32_t width, int32_t per_page,
+                     size_t element) {
+    l->pools[content] = (layer_pool){.width = width,
+                                     .per_page = per_page,
+                                     .page_bytes = (size_t)width * (size_t)per_page * element};
+}
+
+static void describe_layer(layer_kv *l, const hd_model_spec *spec, int32_t layer,
+                           size_t act_bytes, int32_t max_drafts) {
+    const hd_layer_spec *kind = &spec->layers[layer];
+    const int32_t page = hd_kv_shape_of(spec).page_tokens, ratio = kind->compress_ratio;
+    switch (kind->attention) {
+    case HD_ATTN_MLA_SPARSE:
+        describe(l, HD_POOL_INDEX, spec->index_dim, page, act_bytes);
+        describe(l, HD_POOL_LATENT, spec->kv_rank + spec->rope_dim, page, act_bytes);
+        return;
+    case HD_ATTN_MLA:
+        describe(l, HD_POOL_LATENT, spec->kv_rank + spec->rope_dim, page, act_bytes);
+        return;
+    case HD_ATTN_CSA: {
+        const int32_t ring = ring_rows(page, 2 * ratio + max_drafts);
+        describe(l, HD_POOL_INDEX, spec->index_dim, page / ratio, act_bytes);
+        describe(l, STATE_MAIN, 2 * 2 * spec->head_dim, ring, sizeof(float));
+        describe(l, STATE_INDEX, 2 * 2 * spec->index_dim, ring, sizeof(float));
+        break;
+    }
+    case HD_ATTN_HCA:
+        describe(l, STATE_MAIN, 2 * spec->head_dim, ring_rows(page, ratio + max_drafts),
+                 sizeof(float));
+        break;
+    case HD_ATTN_WINDOW:
+        break;
+    }
+    describe(l, HD_POOL_RECENT, spec->head_dim, page, act_bytes);
+    if (ratio) describe(l, HD_POOL_COMPRESSED, spec->head_dim, page / ratio, act_bytes);
+}
+
+size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_lifetime life,
+                        int32_t act_bytes, int32_t max_drafts) {
+    size_t bytes = 0;
+    for (int32_t l = 0; l < n_layers; l++) {
+        layer_kv layer = {0};
+        describe_layer(&layer, spec, l, (size_t)act_bytes, max_drafts);
+        for (int i = 0; i < N_CONTENTS; i++) {
+            if (life_of(i) == life) bytes += layer.pools[i].page_bytes;
+        }
+    }
+    return bytes;
+}
+
+static void place(hd_kv *kv, hd_arena *a) {
+    for (int32_t l = 0; l < kv->n_layers; l++) {
+        for (int i = 0; i < N_CONTENTS; i++) {
+            layer_pool *p = &kv->layers[l].pools[i];
+            const size_t bytes = (size_t)kv->options.n_pages[life_of(i)] * p->page_bytes;
+            p->data = bytes ? hd_arena_take(a, bytes, 256) : NULL;
+        }
+    }
+}
+
+hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, hd_device *d,
+                     const hd_kv_options *options, hd_err *err) {
+    *out = NULL;
+    hd_kv *kv = calloc(1, sizeof *kv + (size_t)n_layers * sizeof kv->layers[0]);
+    if (!kv) return HD_FAIL(err, HD_ENOMEM, "no memory for %d layers of kv", n_layers);
+    kv->spec = spec;
+    kv->device = d;
+    kv->options = *options;
+    kv->n_layers = n_layers;
+    kv->page_tokens = hd_kv_shape_of(spec).page_tokens;
+    for (int32_t l = 0; l < n_layers; l++) {
+        describe_layer(&kv->layers[l], spec, l, (size_t)options->act_bytes,
+                       options->max_drafts);
+    }
+    kv->snapshot_bytes = hd_kv_page_bytes(spec, n_layers, HD_LIFE_WINDOW, options->act_bytes,
+                                          options->max_drafts);
+    hd_arena a = hd_arena_measure();
+    place(kv, &a);
+    hd_status st = hd_device_alloc(d, &kv->block, a.peak, "kv pools", err);
+    if (st == HD_OK) {
+        st = hd_device_alloc_host(d, &kv->snapshots,
+                                  kv->snapshot_bytes * (size_t)options->n_snapshots,
+                                  "window snapshots", err);
+    }
+    if (st != HD_OK) {
+        hd_kv_close(kv);
+        return st;
+    }
+    a = hd_arena_over(kv->block, a.peak);
+    place(kv, &a);
+    *out = kv;
+    return HD_OK;
+}
+
+void hd_kv_close(hd_kv *kv) {
+    if (!kv) return;
+    hd_device_release(kv->device, kv->block);
+    hd_device_release(kv->device, kv->snapshots);
+    free(kv);
+}
+
+void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        uint8_t *host =
+            (uint8_t *)kv->snapshots + (size_t)copies[i].snapshot * kv->snapshot_bytes;
+        for (int32_t l = 0; l < kv->n_layers; l++) {
+            for (int k = 0; k < N_CONTENTS; k++) {
+                const layer_pool *p = &kv->layers[l].pools[k];
+                if (life_of(k) != HD_LIFE_WINDOW || !p->data) continue;
+                uint8_t *page = p->data + (size_t)copies[i].page * p->page_bytes;
+                if (copies[i].save) {
+                    hd_stream_download(s, host, page, p->page_bytes);
+                } else {
+                    hd_stream_upload(s, page, host, p->page_bytes);
+                }
+                host += p->page_bytes;
+            }
+        }
+    }
+}
+
+hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
+                    const int32_t *const tables[HD_N_LIFETIMES], int32_t table_stride) {
+    const layer_pool *p = &kv->layers[layer].pools[pool];
+    return (hd_paged){.data = (hd_act *)p->data,
+                      .table = tables[life_of((int)pool)],
+                      .table_stride = table_stride,
+                      .page_entries = p->per_page,
+                      .width = p->width};
+}
+
+hd_ring hd_kv_state(const hd_kv *kv, int32_t layer, bool of_index,
+                    const int32_t *const tables[HD_N_LIFETIMES], int32_t table_stride) {
+    const layer_pool *p = &kv->layers[layer].pools[of_index ? STATE_INDEX : STATE_MAIN];
+    return (hd_ring){.data = (float *)(void *)p->data,
+                     .table = tables[HD_LIFE_WINDOW],
+                     .table_stride = table_stride,
+                     .page_tokens = kv->page_tokens,
+                     .ring = p->per_page,
+                     .width = p->width};
+}

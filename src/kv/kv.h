@@ -1,0 +1,74 @@
+/* kv.h - what a model remembers of its sequences: device memory in pages.
+ *
+ * Positions are grouped into virtual pages of page_tokens. A virtual page owns one physical
+ * page in each of two lifetimes: ENTRIES lives as long as its prefix (MLA latents, V3.2 index
+ * keys, V4 compressed entries), WINDOW only while the sliding window or a compressor can
+ * still look back at it (V4 raw vectors and compressor state). All layers share page numbers.
+ *
+ * Which page belongs to whom is cache.h's affair; here are only the bytes. */
+#ifndef HD_KV_KV_H
+#define HD_KV_KV_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "backend/backend.h"
+#include "ops/ops.h"
+#include "weights/spec.h"
+
+typedef enum hd_lifetime { HD_LIFE_ENTRIES, HD_LIFE_WINDOW, HD_N_LIFETIMES } hd_lifetime;
+
+typedef enum hd_pool_kind {
+    HD_POOL_LATENT,     /* MLA: [latent | roped key] per token */
+    HD_POOL_INDEX,      /* indexer keys: per token (V3.2) or per CSA entry (V4) */
+    HD_POOL_COMPRESSED, /* V4: one entry per compress_ratio tokens */
+    HD_POOL_RECENT,     /* V4: one raw vector per token */
+    HD_N_POOLS
+} hd_pool_kind;
+
+typedef struct hd_kv hd_kv;
+
+typedef struct hd_kv_options {
+    int32_t n_pages[HD_N_LIFETIMES];
+    int32_t n_snapshots; /* WINDOW pages that host memory can hold */
+    int32_t act_bytes;   /* element size of the op table */
+    int32_t max_drafts;  /* rows of a sequence in one step that may be taken back */
+} hd_kv_options;
+
+/* What the family's layers ask of pages. */
+typedef struct hd_kv_shape {
+    int32_t page_tokens;
+    int32_t
+        reach; /* positions before the next one whose WINDOW pages are still read; 0: none */
+} hd_kv_shape;
+
+hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec);
+
+/* Bytes of one page of all layers in one lifetime. */
+size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_lifetime life,
+                        int32_t act_bytes, int32_t max_drafts);
+
+/* Takes all memory now. n_layers counts the MTP layers that are present. The spec must
+ * outlive the kv. */
+hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, hd_device *d,
+                     const hd_kv_options *options, hd_err *err);
+void hd_kv_close(hd_kv *kv); /* NULL is fine */
+
+/* A WINDOW page of all layers to a snapshot in host memory, or back. */
+typedef struct hd_page_copy {
+    bool save; /* page to snapshot; otherwise snapshot to page */
+    int32_t page, snapshot;
+} hd_page_copy;
+
+void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n);
+
+/* One layer's pool, with the page table of the step (device memory, [n_seqs, stride]).
+ * data is NULL where the layer has no such pool. */
+hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
+                    const int32_t *const tables[HD_N_LIFETIMES], int32_t table_stride);
+
+/* Compressor state of a V4 layer: of the attention's own entries, or of the indexer's. */
+hd_ring hd_kv_state(const hd_kv *kv, int32_t layer, bool of_index,
+                    const int32_t *const tables[HD_N_LIFETIMES], int32_t table_stride);
+
+#endif

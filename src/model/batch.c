@@ -1,0 +1,80 @@
+/* batch.c - one layout walked three times: to measure, on the host, on the device. */
+#include "model/batch.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "base/arena.h"
+
+static int32_t *take(hd_arena *a, int64_t n) {
+    return hd_arena_take(a, (size_t)n * sizeof(int32_t), 64);
+}
+
+static void place(hd_batch_view *v, hd_arena *a, const hd_batch_limits *limits) {
+    v->tokens = take(a, limits->rows);
+    v->next_tokens = take(a, limits->rows);
+    v->pos = take(a, limits->rows);
+    v->seq = take(a, limits->rows);
+    v->logit_rows = take(a, limits->rows);
+    v->first_row = take(a, limits->seqs + 1);
+    v->start = take(a, limits->seqs);
+    for (int i = 0; i < HD_N_LIFETIMES; i++) {
+        v->tables[i] = take(a, (int64_t)limits->seqs * limits->table_stride);
+    }
+}
+
+hd_status hd_batch_open(hd_batch *b, const hd_batch_limits *limits, hd_device *d, hd_err *err) {
+    *b = (hd_batch){.limits = *limits, .on = d};
+    hd_arena a = hd_arena_measure();
+    place(&b->host, &a, limits);
+    b->bytes = a.peak;
+    hd_status st = hd_device_alloc(d, &b->device_block, b->bytes, "batch", err);
+    if (st == HD_OK) st = hd_device_alloc_host(d, &b->host_block, b->bytes, "batch", err);
+    if (st != HD_OK) {
+        hd_batch_close(b);
+        return st;
+    }
+    a = hd_arena_over(b->host_block, b->bytes);
+    place(&b->host, &a, limits);
+    a = hd_arena_over(b->device_block, b->bytes);
+    place(&b->device, &a, limits);
+    return HD_OK;
+}
+
+void hd_batch_close(hd_batch *b) {
+    if (!b->on) return;
+    hd_device_release(b->on, b->host_block);
+    hd_device_release(b->on, b->device_block);
+    *b = (hd_batch){0};
+}
+
+void hd_batch_reset(hd_batch *b) {
+    b->n_rows = b->n_seqs = b->n_logits = 0;
+    b->host.first_row[0] = 0;
+}
+
+void hd_batch_add(hd_batch *b, const hd_batch_seq *q) {
+    assert(q->n > 0 && b->n_rows + q->n <= b->limits.rows && b->n_seqs < b->limits.seqs);
+    assert(q->n_logits >= 0 && q->n_logits <= q->n && q->n_pages <= b->limits.table_stride);
+    hd_batch_view *v = &b->host;
+    const int32_t seq = b->n_seqs++;
+    for (int32_t i = 0; i < q->n; i++) {
+        int32_t r = b->n_rows + i;
+        v->tokens[r] = q->tokens[i];
+        v->next_tokens[r] = i + 1 < q->n ? q->tokens[i + 1] : q->after;
+        v->pos[r] = q->start + i;
+        v->seq[r] = seq;
+        if (i >= q->n - q->n_logits) v->logit_rows[b->n_logits++] = r;
+    }
+    b->n_rows += q->n;
+    v->start[seq] = q->start;
+    v->first_row[seq + 1] = b->n_rows;
+    for (int life = 0; life < HD_N_LIFETIMES; life++) {
+        memcpy(v->tables[life] + (int64_t)seq * b->limits.table_stride, q->pages[life],
+               (size_t)q->n_pages * sizeof(int32_t));
+    }
+}
+
+void hd_batch_upload(hd_batch *b, hd_stream *s) {
+    hd_stream_upload(s, b->device_block, b->host_block, b->bytes);
+}

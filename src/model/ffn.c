@@ -1,0 +1,135 @@
+/* ffn.c - the feed-forward block: a dense MLP, or routed experts beside a shared one.
+ *
+ * models.md 2.2, 2.3 and 2.12. V4 multiplies the route weight into the expert's input of its
+ * down projection, the earlier families into its output. */
+#include "model/model_internal.h"
+
+static void gated_mlp(const model_step *s, int32_t layer, hd_role gate, hd_role up,
+                      hd_role down, int32_t inter) {
+    model_acts *t = s->t;
+    model_linear(s, layer, gate, t->gate, t->h, s->b->n_rows);
+    model_linear(s, layer, up, t->up, t->h, s->b->n_rows);
+    s->m->env.ops->swiglu(s->m->env.stream,
+                          &(hd_swiglu_args){.out = t->gate,
+                                            .gate = t->gate,
+                                            .up = t->up,
+                                            .rows = s->b->n_rows,
+                                            .cols = inter,
+                                            .limit = s->m->env.spec->swiglu_limit});
+    model_linear(s, layer, down, t->y, t->gate, s->b->n_rows);
+}
+
+static void dense(const model_step *s, int32_t layer) {
+    gated_mlp(s, layer, HD_DENSE_GATE, HD_DENSE_UP, HD_DENSE_DOWN, s->m->env.spec->dense_inter);
+}
+
+static void route(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const hd_weights *w = s->m->env.weights;
+    model_acts *t = s->t;
+    model_linear_f32(s, layer, HD_ROUTER, t->router, t->h, s->b->n_rows);
+    s->m->env.ops->route(s->m->env.stream,
+                         &(hd_route_args){.expert = t->expert,
+                                          .weight = t->expert_weight,
+                                          .logits = t->router,
+                                          .bias = hd_weights_vector(w, layer, HD_ROUTER_BIAS),
+                                          .table = hd_weights_table(w, layer),
+                                          .tokens = s->b->device.tokens,
+                                          .rows = s->b->n_rows,
+                                          .rule = c->route});
+}
+
+static void dispatch(const model_step *s, int32_t layer) {
+    const hd_route_rule *rule = &s->m->env.spec->route;
+    model_acts *t = s->t;
+    (void)layer;
+    s->m->env.ops->permute(s->m->env.stream, &(hd_permute_args){.offset = t->offset,
+                                                                .assignment = t->assignment,
+                                                                .place = t->place,
+                                                                .expert = t->expert,
+                                                                .rows = s->b->n_rows,
+                                                                .top_k = rule->top_k,
+                                                                .n_experts = rule->n_experts});
+}
+
+/* out = x W_e^T for every sorted place; rows of x are tokens, or places themselves. */
+static void expert_linear(const model_step *s, int32_t layer, hd_role role, hd_act *out,
+                          const hd_act *x, bool by_token) {
+    const hd_route_rule *rule = &s->m->env.spec->route;
+    s->m->env.ops->linear_grouped(
+        s->m->env.stream,
+        &(hd_linear_grouped_args){.out = out,
+                                  .x = x,
+                                  .w = hd_weights_experts(s->m->env.weights, layer, role),
+                                  .offset = s->t->offset,
+                                  .assignment = by_token ? s->t->assignment : NULL,
+                                  .n_experts = rule->n_experts,
+                                  .top_k = rule->top_k,
+                                  .n_places = s->b->n_rows * rule->top_k});
+}
+
+static bool weighs_input(const model_step *s) {
+    return s->m->env.spec->family == HD_FAMILY_V4;
+}
+
+static void experts(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    model_acts *t = s->t;
+    expert_linear(s, layer, HD_EXPERT_GATE, t->expert_gate, t->h, true);
+    expert_linear(s, layer, HD_EXPERT_UP, t->expert_up, t->h, true);
+    s->m->env.ops->swiglu(s->m->env.stream,
+                          &(hd_swiglu_args){.out = t->expert_gate,
+                                            .gate = t->expert_gate,
+                                            .up = t->expert_up,
+                                            .weight = weighs_input(s) ? t->expert_weight : NULL,
+                                            .assignment = t->assignment,
+                                            .rows = s->b->n_rows * c->route.top_k,
+                                            .cols = c->moe_inter,
+                                            .limit = c->swiglu_limit});
+    expert_linear(s, layer, HD_EXPERT_DOWN, t->expert_y, t->expert_gate, false);
+}
+
+static void shared(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    if (c->n_shared == 0) return;
+    gated_mlp(s, layer, HD_SHARED_GATE, HD_SHARED_UP, HD_SHARED_DOWN,
+              c->n_shared * c->moe_inter);
+}
+
+static void combine(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    model_acts *t = s->t;
+    (void)layer;
+    s->m->env.ops->combine(
+        s->m->env.stream,
+        &(hd_combine_args){.out = t->y,
+                           .y = t->expert_y,
+                           .shared = c->n_shared ? t->y : NULL,
+                           .weight = weighs_input(s) ? NULL : t->expert_weight,
+                           .place = t->place,
+                           .rows = s->b->n_rows,
+                           .cols = c->hidden,
+                           .top_k = c->route.top_k});
+}
+
+static const model_stage dense_stages[] = {
+    {"ffn_in",   model_ffn_in,    false},
+    {"dense",    dense,           true },
+    {"residual", model_block_out, false},
+    {NULL,       NULL,            false},
+};
+
+static const model_stage moe_stages[] = {
+    {"ffn_in",   model_ffn_in,    false},
+    {"route",    route,           false},
+    {"dispatch", dispatch,        true },
+    {"experts",  experts,         false},
+    {"shared",   shared,          false},
+    {"combine",  combine,         true },
+    {"residual", model_block_out, false},
+    {NULL,       NULL,            false},
+};
+
+const model_stage *model_ffn_stages(const hd_layer_spec *layer) {
+    return layer->mlp == HD_MLP_DENSE ? dense_stages : moe_stages;
+}

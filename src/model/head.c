@@ -1,0 +1,69 @@
+/* head.c - tokens into the residual, and the residual into logits. */
+#include "model/model_internal.h"
+
+static void make_rope_table(const model_step *s, float *out, const float *freq, float scale) {
+    s->m->env.ops->rope_table(s->m->env.stream,
+                              &(hd_rope_table_args){.out = out,
+                                                    .position = s->b->device.pos,
+                                                    .freq = freq,
+                                                    .rows = s->b->n_rows,
+                                                    .pairs = s->m->env.spec->rope_dim / 2,
+                                                    .scale = scale});
+}
+
+void model_start(const model_step *s) {
+    const hd_model_env *env = &s->m->env;
+    env->ops->embed(env->stream, &(hd_embed_args){.out = s->t->x,
+                                                  .table = hd_weights_matrix(
+                                                      env->weights, HD_GLOBAL, HD_EMBED),
+                                                  .tokens = s->b->device.tokens,
+                                                  .rows = s->b->n_rows,
+                                                  .copies = model_streams(env->spec)});
+    make_rope_table(s, s->t->cos_sin, s->m->freq, s->m->rope_scale);
+    if (env->spec->family == HD_FAMILY_V4) {
+        make_rope_table(s, s->t->cos_sin_compress, s->m->freq_compress, 1.0f);
+    }
+}
+
+static void gather(const model_step *s, hd_act *out, const hd_act *x, int32_t cols) {
+    s->m->env.ops->gather(s->m->env.stream, &(hd_gather_args){.out = out,
+                                                              .x = x,
+                                                              .index = s->b->device.logit_rows,
+                                                              .rows = s->b->n_logits,
+                                                              .cols = cols});
+}
+
+/* merged = the wanted rows of norm(HC_head(x)); x itself stays for the MTP layer. */
+static void merge_streams(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const hd_weights *w = s->m->env.weights;
+    model_acts *t = s->t;
+    gather(s, t->picked, t->x, c->hc_mult * c->hidden);
+    s->m->env.ops->hc_head(
+        s->m->env.stream,
+        &(hd_hc_head_args){.out = t->merged,
+                           .x = t->picked,
+                           .fn = hd_weights_vector(w, layer, HD_HC_HEAD_FN),
+                           .scale = hd_weights_vector(w, layer, HD_HC_HEAD_SCALE),
+                           .base = hd_weights_vector(w, layer, HD_HC_HEAD_BASE),
+                           .rows = s->b->n_logits,
+                           .cols = c->hidden,
+                           .hc = c->hc_mult,
+                           .norm_eps = c->norm_eps,
+                           .eps = c->hc_eps});
+    model_norm(s, layer, HD_FINAL_NORM, t->merged, t->merged, s->b->n_logits, c->hidden);
+}
+
+/* layer: HD_GLOBAL for the main model, or an MTP layer with its own final norm. The LM head
+ * is the main model's in both cases. */
+void model_head(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    model_acts *t = s->t;
+    if (c->hc_mult) {
+        merge_streams(s, layer);
+    } else {
+        model_norm(s, layer, HD_FINAL_NORM, t->h, t->x, s->b->n_rows, c->hidden);
+        gather(s, t->merged, t->h, c->hidden);
+    }
+    model_linear_f32(s, HD_GLOBAL, HD_HEAD, t->logits, t->merged, s->b->n_logits);
+}

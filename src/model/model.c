@@ -1,0 +1,158 @@
+/* model.c - memory of a model, and the driver that runs stages of one or more micro-batches. */
+#include "model/model.h"
+
+#include <assert.h>
+#include <stdlib.h>
+
+#include "model/model_internal.h"
+
+static void place_all(hd_model *m, hd_arena *a) {
+    const size_t pairs = (size_t)m->env.spec->rope_dim / 2;
+    m->freq = hd_arena_take(a, pairs * sizeof(float), 64);
+    m->freq_compress = hd_arena_take(a, pairs * sizeof(float), 64);
+    for (int32_t i = 0; i < m->n_micro; i++) model_place_acts(&m->acts[i], a, m);
+}
+
+static hd_status upload_freqs(hd_model *m, hd_err *err) {
+    const hd_model_spec *c = m->env.spec;
+    const int32_t pairs = c->rope_dim / 2;
+    float *freq = calloc((size_t)pairs, sizeof *freq);
+    if (!freq) return HD_FAIL(err, HD_ENOMEM, "no memory for %d rotary frequencies", pairs);
+    const size_t bytes = (size_t)pairs * sizeof *freq;
+    model_rope_freqs(&c->rope, pairs, freq);
+    hd_stream_upload(m->env.stream, m->freq, freq, bytes);
+    if (c->family == HD_FAMILY_V4) {
+        hd_status st = hd_stream_sync(m->env.stream, err); /* freq is reused */
+        if (st == HD_OK) {
+            model_rope_freqs(&c->rope_compress, pairs, freq);
+            hd_stream_upload(m->env.stream, m->freq_compress, freq, bytes);
+        }
+    }
+    hd_status st = hd_stream_sync(m->env.stream, err);
+    free(freq);
+    return st;
+}
+
+/* The most keys one row can see, and the widest row of any op: what scratch is sized by. */
+static size_t scratch_bytes(const hd_model *m) {
+    const hd_model_spec *c = m->env.spec;
+    int32_t widest = c->hidden * model_streams(c);
+    const int32_t others[] = {
+        c->n_heads * c->head_dim, c->n_heads * (c->nope_dim + c->rope_dim),
+        c->n_heads * c->v_dim,    c->dense_inter,
+        c->route.n_experts,       c->n_shared * c->moe_inter};
+    for (size_t i = 0; i < HD_LEN(others); i++) {
+        if (others[i] > widest) widest = others[i];
+    }
+    return hd_ops_scratch_bytes(m->limits.positions + c->window, widest);
+}
+
+hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_limits *limits,
+                        int32_t n_micro, hd_err *err) {
+    assert(n_micro >= 1 && n_micro <= HD_MAX_MICRO);
+    *out = NULL;
+    hd_model *m = calloc(1, sizeof *m);
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a model");
+    m->env = *env;
+    m->limits = *limits;
+    m->n_micro = n_micro;
+    m->softmax_scale = (float)env->spec->softmax_scale;
+    m->index_scale = model_index_scale(env->spec);
+    m->rope_scale = (float)env->spec->rope.magnitude;
+    hd_arena a = hd_arena_measure();
+    place_all(m, &a);
+    m->bytes = a.peak;
+    hd_status st = hd_device_alloc(env->device, &m->block, m->bytes, "activations", err);
+    if (st != HD_OK) goto fail;
+    a = hd_arena_over(m->block, m->bytes);
+    place_all(m, &a);
+    assert(!a.full); /* the same walk asked for the same bytes */
+    st = upload_freqs(m, err);
+    if (st != HD_OK) goto fail;
+    st = hd_stream_reserve(env->stream, scratch_bytes(m), err);
+    if (st != HD_OK) goto fail;
+    *out = m;
+    return HD_OK;
+
+fail:
+    hd_model_close(m);
+    return st;
+}
+
+void hd_model_close(hd_model *m) {
+    if (!m) return;
+    hd_device_release(m->env.device, m->block);
+    free(m);
+}
+
+size_t hd_model_bytes(const hd_model *m) {
+    return m->bytes;
+}
+
+const float *hd_model_logits(const hd_model *m, int32_t micro) {
+    return m->acts[micro].logits;
+}
+
+const model_stage *model_attention_stages(const hd_layer_spec *layer) {
+    switch (layer->attention) {
+    case HD_ATTN_MLA:
+        return model_mla_stages;
+    case HD_ATTN_MLA_SPARSE:
+        return model_mla_sparse_stages;
+    case HD_ATTN_WINDOW:
+        return model_window_stages;
+    case HD_ATTN_CSA:
+        return model_csa_stages;
+    case HD_ATTN_HCA:
+        return model_hca_stages;
+    }
+    return NULL;
+}
+
+/* Runs every micro-batch up to its next yield point in turn, until the block is done. */
+static void run_block(const model_step *steps, int32_t n, const model_stage *stages,
+                      int32_t layer) {
+    while (stages->run) {
+        const model_stage *end = stages;
+        while (end->run && !end->yields) end++;
+        if (end->run) end++; /* the yielding stage belongs to this stretch */
+        for (int32_t i = 0; i < n; i++) {
+            for (const model_stage *k = stages; k < end; k++) k->run(&steps[i], layer);
+        }
+        stages = end;
+    }
+}
+
+static void run_layer(const hd_model *m, const model_step *steps, int32_t n, int32_t layer) {
+    const hd_layer_spec *kind = &m->env.spec->layers[layer];
+    run_block(steps, n, model_attention_stages(kind), layer);
+    run_block(steps, n, model_ffn_stages(kind), layer);
+}
+
+static void make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n,
+                       model_step *steps) {
+    assert(n >= 1 && n <= m->n_micro);
+    for (int32_t i = 0; i < n; i++) {
+        assert(batches[i]->n_rows <= m->limits.rows &&
+               batches[i]->n_logits <= m->limits.logits);
+        steps[i] = (model_step){.m = m, .kv = kv, .b = batches[i], .t = &m->acts[i]};
+    }
+}
+
+void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
+    model_step steps[HD_MAX_MICRO];
+    make_steps(m, kv, batches, n_micro, steps);
+    for (int32_t i = 0; i < n_micro; i++) model_start(&steps[i]);
+    for (int32_t l = 0; l < m->env.spec->n_layers; l++) run_layer(m, steps, n_micro, l);
+    for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], HD_GLOBAL);
+}
+
+void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
+    const int32_t layer = m->env.spec->n_layers;
+    model_step steps[HD_MAX_MICRO];
+    assert(hd_weights_n_mtp(m->env.weights) > 0);
+    make_steps(m, kv, batches, n_micro, steps);
+    for (int32_t i = 0; i < n_micro; i++) model_mtp_start(&steps[i], layer);
+    run_layer(m, steps, n_micro, layer);
+    for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], layer);
+}

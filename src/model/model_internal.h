@@ -1,0 +1,121 @@
+/* model_internal.h - what the files of model/ share: activations, stages, short spellings. */
+#ifndef HD_MODEL_MODEL_INTERNAL_H
+#define HD_MODEL_MODEL_INTERNAL_H
+
+#include "base/arena.h"
+#include "model/model.h"
+
+/* Every activation of one micro-batch; acts.c says which share bytes. n = rows. */
+typedef struct model_acts {
+    hd_act *x; /* [n, streams, hidden] the residual; one stream without hyper-connections */
+    hd_act *h; /* [n, hidden] a block's normed input; after the last layer, the final state */
+    hd_act *y; /* [n, hidden] a block's result */
+    float *cos_sin, *cos_sin_compress; /* [n, 2, pairs] */
+    float *post, *comb;                /* [n, hc], [n, hc, hc] */
+
+    /* attention */
+    hd_act *q_low;       /* [n, q_rank] */
+    hd_act *q;           /* [n, heads, nope + rope]; V4 [n, heads, head_dim] */
+    hd_act *q_wide;      /* MLA [n, heads, kv_rank + rope]: absorbed query | roped query */
+    hd_act *kv;          /* [n, kv_rank + rope]; V4 [n, head_dim] */
+    hd_act *context;     /* [n, heads, kv_rank]; V4 [n, heads, head_dim] */
+    hd_act *o_low;       /* MLA [n, heads, v]; V4 [n, o_groups, o_rank] */
+    hd_act *index_q;     /* [n, index_heads, index_dim] */
+    hd_act *index_k;     /* [n, index_dim] */
+    float *index_weight; /* [n, index_heads] */
+    int32_t *selected;   /* [n, index_topk] */
+    float *compress_kv, *compress_gate; /* [n, 2 * head_dim] */
+
+    /* feed-forward */
+    float *router;                        /* [n, experts] */
+    int32_t *expert;                      /* [n, top_k] */
+    float *expert_weight;                 /* [n, top_k] */
+    int32_t *offset, *assignment, *place; /* [experts + 1], [n * top_k], [n * top_k] */
+    hd_act *gate, *up;                    /* [n, inter] dense or shared */
+    hd_act *expert_gate, *expert_up;      /* [n * top_k, moe_inter] */
+    hd_act *expert_y;                     /* [n * top_k, hidden] */
+
+    /* head and MTP input */
+    hd_act *picked; /* [logits, streams, hidden] */
+    hd_act *merged; /* [logits, hidden] */
+    hd_act *paired; /* V3 MTP [n, 2 * hidden]; V4 MTP [n, streams, hidden] */
+    float *logits;  /* [logits, vocab] */
+} model_acts;
+
+struct hd_model {
+    hd_model_env env;
+    hd_model_limits limits;
+    int32_t n_micro;
+    float softmax_scale, index_scale, rope_scale;
+    float *freq, *freq_compress; /* [pairs] device memory */
+    void *block;
+    size_t bytes;
+    model_acts acts[HD_MAX_MICRO];
+};
+
+/* One micro-batch on its way through the layers. */
+typedef struct model_step {
+    const hd_model *m;
+    const hd_kv *kv;
+    const hd_batch *b;
+    model_acts *t;
+} model_step;
+
+typedef struct model_stage {
+    const char *name;
+    void (*run)(const model_step *s, int32_t layer);
+    bool yields; /* another micro-batch may run before the next stage */
+} model_stage;
+
+/* The stages of a layer's two blocks, each ended by a NULL run. */
+const model_stage *model_attention_stages(const hd_layer_spec *layer);
+const model_stage *model_ffn_stages(const hd_layer_spec *layer);
+
+extern const model_stage model_mla_stages[], model_mla_sparse_stages[];
+extern const model_stage model_window_stages[], model_csa_stages[], model_hca_stages[];
+
+/* acts.c */
+void model_place_acts(model_acts *t, hd_arena *a, const hd_model *m);
+
+/* rope.c: models.md 2.1.5, into freq[pairs] */
+void model_rope_freqs(const hd_rope_spec *rope, int32_t pairs, float *freq);
+float model_index_scale(const hd_model_spec *spec); /* on indexer scores */
+
+/* head.c, mtp.c */
+void model_start(const model_step *s);
+void model_head(const model_step *s, int32_t layer);
+void model_mtp_start(const model_step *s, int32_t layer);
+
+/* Short spellings of ops with a layer's weights; rows is the number of x rows. */
+void model_norm(const model_step *s, int32_t layer, hd_role role, hd_act *out, const hd_act *x,
+                int32_t rows, int32_t cols);
+void model_linear(const model_step *s, int32_t layer, hd_role role, hd_act *out,
+                  const hd_act *x, int32_t rows);
+void model_linear_f32(const model_step *s, int32_t layer, hd_role role, float *out,
+                      const hd_act *x, int32_t rows);
+void model_rope(const model_step *s, const float *cos_sin, hd_act *x, int32_t at, int32_t heads,
+                int32_t head_width);
+
+/* selected = the indexer's choice among keys, one per ratio positions */
+void model_index_select(const model_step *s, hd_paged keys, int32_t ratio);
+
+/* The residual around a block: plain addition, or V4's hyper-connections. */
+void model_attn_in(const model_step *s, int32_t layer);
+void model_ffn_in(const model_step *s, int32_t layer);
+void model_block_out(const model_step *s, int32_t layer);
+
+static inline hd_act *model_at(const model_step *s, hd_act *x, int64_t at) {
+    return hd_act_at(s->m->env.ops, x, at);
+}
+
+static inline int32_t model_streams(const hd_model_spec *spec) {
+    return spec->hc_mult ? spec->hc_mult : 1;
+}
+
+static inline hd_paged model_pool(const model_step *s, int32_t layer, hd_pool_kind pool) {
+    const int32_t *const tables[HD_N_LIFETIMES] = {s->b->device.tables[0],
+                                                   s->b->device.tables[1]};
+    return hd_kv_pool(s->kv, layer, pool, tables, s->b->limits.table_stride);
+}
+
+#endif

@@ -1,0 +1,336 @@
+/* index.c - a checkpoint directory: its shards, their tensors, and finding one by name.
+ *
+ * The index file is believed for file names alone. What lies where, the shards' own headers
+ * say; where the index contradicts them it is refused. Names are kept in a JSON object, whose
+ * hash is seeded at random, so that no choice of names makes finding slow. */
+#include "weights/safetensors.h"
+
+#include <dirent.h>
+#include <jansson.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/file.h"
+#include "base/json.h"
+
+enum {
+    MAX_INDEX_BYTES = 100000000,
+    MAX_SHARDS = 16384,
+    MAX_TENSORS = 4000000,
+    MAX_FILE_NAME = 255,
+    MAX_NOTICES = 8
+};
+
+typedef struct shard {
+    const char *name; /* owned by the checkpoint's shard_names */
+    char *path;
+    hd_map map;
+    hd_safetensors file; /* its tensors array moves into the checkpoint's */
+} shard;
+
+struct hd_checkpoint {
+    shard *shards;
+    int32_t n_shards;
+    json_t *shard_names; /* [n_shards] strings, sorted */
+    hd_tensor *tensors;
+    int32_t n;
+    json_t *by_name; /* name: position in tensors */
+    int32_t n_notices;
+    char notices[MAX_NOTICES][200];
+};
+
+HD_PRINTF(2, 3) static void note(hd_checkpoint *c, const char *fmt, ...) {
+    if (c->n_notices == MAX_NOTICES) return;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(c->notices[c->n_notices++], sizeof c->notices[0], fmt, args);
+    va_end(args);
+}
+
+/* ---- the index file ---- */
+
+/* A name inside the directory: no path, nothing hidden, nothing a terminal would obey. */
+static bool plain_file_name(const char *name) {
+    size_t n = strlen(name);
+    if (n == 0 || n > MAX_FILE_NAME || name[0] == '.') return false;
+    for (size_t i = 0; i < n; i++) {
+        uint8_t b = (uint8_t)name[i];
+        if (b < 0x20 || b == 0x7f || b == '/' || b == '\\') return false;
+    }
+    return true;
+}
+
+static int by_text(const void *a, const void *b) {
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* The values of weight_map, each once, sorted, into c->shard_names. */
+static hd_status collect_shards(hd_checkpoint *c, json_t *weight_map, const char *path,
+                                hd_err *err) {
+    const char *tensor;
+    json_t *value, *unique = json_object();
+    hd_status st = HD_OK;
+    json_object_foreach(weight_map, tensor, value) {
+        const char *name = json_string_value(value);
+        if (!name || !plain_file_name(name)) {
+            st = HD_FAIL(err, HD_EFORMAT,
+                         "%s: tensor %.200s: bad shard name %s%.100s%s: must be a plain file "
+                         "name in this directory",
+                         path, tensor, name ? "\"" : "", name ? name : "(not a string)",
+                         name ? "\"" : "");
+            break;
+        }
+        json_object_set_new(unique, name, json_true());
+    }
+    size_t n = json_object_size(unique), i = 0;
+    if (st == HD_OK && n > MAX_SHARDS) {
+        st = HD_FAIL(err, HD_EFORMAT, "%s: names %zu shards, at most %d", path, n, MAX_SHARDS);
+    }
+    const char **names = malloc((n + 1) * sizeof *names);
+    if (names && st == HD_OK) {
+        json_object_foreach(unique, tensor, value) names[i++] = tensor;
+        qsort(names, n, sizeof *names, by_text);
+        for (i = 0; i < n; i++) json_array_append_new(c->shard_names, json_string(names[i]));
+    }
+    if (st == HD_OK && (!names || json_array_size(c->shard_names) != n)) {
+        st = HD_FAIL(err, HD_ENOMEM, "%s: no memory for its shards", path);
+    }
+    free(names);
+    json_decref(unique);
+    return st;
+}
+
+/* Reads the index; *map is its weight_map, borrowed from *root. */
+static hd_status load_index(json_t **root, json_t **map, const char *path, hd_err *err) {
+    HD_TRY(hd_json_load(root, path, MAX_INDEX_BYTES, err));
+    if (!json_is_object(*root)) {
+        return HD_FAIL(err, HD_EFORMAT, "%s: must hold a JSON object", path);
+    }
+    *map = json_object_get(*root, "weight_map");
+    if (!json_is_object(*map) || json_object_size(*map) == 0) {
+        return HD_FAIL(err, HD_EFORMAT, "%s: weight_map is missing, empty or no object", path);
+    }
+    if (json_object_size(*map) > MAX_TENSORS) {
+        return HD_FAIL(err, HD_EFORMAT, "%s: too many tensors: %zu, at most %d", path,
+                       json_object_size(*map), MAX_TENSORS);
+    }
+    return HD_OK;
+}
+
+/* Every tensor of the index must lie in the shard it names. */
+static hd_status check_index(hd_checkpoint *c, json_t *root, json_t *weight_map,
+                             const char *path, hd_err *err) {
+    const char *name;
+    json_t *value;
+    json_object_foreach(weight_map, name, value) {
+        const char *file = json_string_value(value);
+        const hd_tensor *t = hd_checkpoint_find(c, name);
+        if (t && strcmp(c->shards[t->shard].name, file) == 0) continue;
+        return HD_FAIL(err, HD_EFORMAT, "%s: tensor %.200s: not in shard %.100s%s%.100s", path,
+                       name, file, t ? ", but in " : "", t ? c->shards[t->shard].name : "");
+    }
+    size_t listed = json_object_size(weight_map), bytes = 0;
+    if (listed < (size_t)c->n) {
+        note(c, "%zu tensors lie in the shards but not in the index", (size_t)c->n - listed);
+    }
+    for (int32_t i = 0; i < c->n; i++) bytes += c->tensors[i].bytes;
+    json_t *total = json_object_get(json_object_get(root, "metadata"), "total_size");
+    if (json_is_number(total) && json_number_value(total) != (double)bytes) {
+        note(c, "the index says %.0f bytes of tensors, the shards hold %zu",
+             json_number_value(total), bytes);
+    }
+    return HD_OK;
+}
+
+/* ---- the shards ---- */
+
+static hd_status open_shard(shard *s, const char *model_dir, const char *name,
+                            const char *index, hd_err *err) {
+    s->name = name;
+    s->path = hd_path_join(model_dir, name);
+    if (!s->path) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for a path", model_dir);
+    if (index && !hd_file_exists(s->path)) {
+        return HD_FAIL(err, HD_EFORMAT, "%s: missing shard: %s is not there", index, s->path);
+    }
+    HD_TRY(hd_map_open(&s->map, s->path, err));
+    return hd_safetensors_init(&s->file, s->map.data, s->map.bytes, s->path, err);
+}
+
+/* Gives t, the next of c->tensors, its name. */
+static hd_status enter(hd_checkpoint *c, const hd_tensor *t, hd_err *err) {
+    const shard *s = &c->shards[t->shard];
+    const hd_tensor *same = hd_checkpoint_find(c, t->name);
+    if (same) {
+        return HD_FAIL(err, HD_EFORMAT, "%s: tensor %.200s: duplicate tensor: also in %.100s",
+                       s->path, t->name, c->shards[same->shard].name);
+    }
+    if (json_object_set_new_nocheck(c->by_name, t->name, json_integer(c->n)) != 0) {
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory for its names", s->path);
+    }
+    return HD_OK;
+}
+
+/* Moves the shards' lists into one, where names are unique. */
+static hd_status gather(hd_checkpoint *c, hd_err *err) {
+    size_t n = 0;
+    for (int32_t i = 0; i < c->n_shards; i++) n += (size_t)c->shards[i].file.n;
+    if (n > MAX_TENSORS) {
+        return HD_FAIL(err, HD_EFORMAT, "%s: too many tensors: %zu in all shards, at most %d",
+                       c->shards[0].path, n, MAX_TENSORS);
+    }
+    c->tensors = malloc((n + 1) * sizeof *c->tensors);
+    if (!c->tensors) {
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory for %zu tensors", c->shards[0].path, n);
+    }
+    for (int32_t i = 0; i < c->n_shards; i++) {
+        shard *s = &c->shards[i];
+        for (int32_t k = 0; k < s->file.n; k++) {
+            hd_tensor *t = &c->tensors[c->n];
+            *t = s->file.tensors[k];
+            t->shard = i;
+            HD_TRY(enter(c, t, err));
+            c->n++;
+        }
+        free(s->file.tensors);
+        s->file.tensors = NULL;
+    }
+    return HD_OK;
+}
+
+static hd_status open_shards(hd_checkpoint *c, const char *model_dir, const char *index,
+                             hd_err *err) {
+    size_t n = json_array_size(c->shard_names);
+    c->shards = calloc(n, sizeof *c->shards);
+    if (!c->shards) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for shards", model_dir);
+    for (size_t i = 0; i < n; i++) {
+        const char *name = json_string_value(json_array_get(c->shard_names, i));
+        c->n_shards++;
+        HD_TRY(open_shard(&c->shards[i], model_dir, name, index, err));
+    }
+    return gather(c, err);
+}
+
+/* ---- the directory ---- */
+
+static bool ends_with(const char *text, const char *tail) {
+    size_t n = strlen(text), k = strlen(tail);
+    return n >= k && strcmp(text + n - k, tail) == 0;
+}
+
+bool hd_checkpoint_exists(const char *model_dir) {
+    DIR *dir = opendir(model_dir);
+    if (!dir) return false;
+    bool found = false;
+    for (struct dirent *e = readdir(dir); e && !found; e = readdir(dir)) {
+        found = ends_with(e->d_name, ".safetensors") ||
+                ends_with(e->d_name, ".safetensors.index.json");
+    }
+    closedir(dir);
+    return found;
+}
+
+static hd_status open_indexed(hd_checkpoint *c, const char *model_dir, const char *index,
+                              hd_err *err) {
+    json_t *root = NULL, *map = NULL;
+    hd_status st = load_index(&root, &map, index, err);
+    if (st == HD_OK) st = collect_shards(c, map, index, err);
+    if (st == HD_OK) st = open_shards(c, model_dir, index, err);
+    if (st == HD_OK) st = check_index(c, root, map, index, err);
+    json_decref(root);
+    return st;
+}
+
+static hd_status open_single(hd_checkpoint *c, const char *model_dir, hd_err *err) {
+    static const char name[] = "model.safetensors";
+    char *path = hd_path_join(model_dir, name);
+    bool here = path && hd_file_exists(path);
+    free(path);
+    if (!here) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "%s: holds no weights: neither model.safetensors nor "
+                       "model.safetensors.index.json is there%s",
+                       model_dir,
+                       hd_checkpoint_exists(model_dir)
+                           ? ", and other .safetensors files need that index"
+                           : "");
+    }
+    if (json_array_append_new(c->shard_names, json_string(name)) != 0) {
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory for its name", model_dir);
+    }
+    return open_shards(c, model_dir, NULL, err);
+}
+
+hd_status hd_checkpoint_open(hd_checkpoint **out, const char *model_dir, hd_err *err) {
+    *out = NULL;
+    hd_checkpoint *c = calloc(1, sizeof *c);
+    char *index = hd_path_join(model_dir, "model.safetensors.index.json");
+    hd_status st = HD_OK;
+    if (c) {
+        c->shard_names = json_array();
+        c->by_name = json_object();
+    }
+    if (!c || !index || !c->shard_names || !c->by_name) {
+        st = HD_FAIL(err, HD_ENOMEM, "%s: no memory for a checkpoint", model_dir);
+    } else if (hd_file_exists(index)) {
+        st = open_indexed(c, model_dir, index, err);
+    } else {
+        st = open_single(c, model_dir, err);
+    }
+    free(index);
+    if (st == HD_OK) {
+        *out = c;
+    } else {
+        hd_checkpoint_close(c);
+    }
+    return st;
+}
+
+void hd_checkpoint_close(hd_checkpoint *c) {
+    if (!c) return;
+    for (int32_t i = 0; i < c->n_shards; i++) {
+        hd_safetensors_deinit(&c->shards[i].file);
+        hd_map_close(&c->shards[i].map);
+        free(c->shards[i].path);
+    }
+    free(c->shards);
+    free(c->tensors);
+    json_decref(c->shard_names);
+    json_decref(c->by_name);
+    free(c);
+}
+
+int32_t hd_checkpoint_count(const hd_checkpoint *c) {
+    return c->n;
+}
+
+const hd_tensor *hd_checkpoint_at(const hd_checkpoint *c, int32_t i) {
+    return &c->tensors[i];
+}
+
+const hd_tensor *hd_checkpoint_find(const hd_checkpoint *c, const char *name) {
+    const json_t *i = json_object_get(c->by_name, name);
+    return i ? &c->tensors[json_integer_value(i)] : NULL;
+}
+
+int32_t hd_checkpoint_shards(const hd_checkpoint *c) {
+    return c->n_shards;
+}
+
+const char *hd_checkpoint_shard_path(const hd_checkpoint *c, int32_t i) {
+    return c->shards[i].path;
+}
+
+const char *hd_checkpoint_shard_name(const hd_checkpoint *c, int32_t i) {
+    return c->shards[i].name;
+}
+
+int32_t hd_checkpoint_notices(const hd_checkpoint *c) {
+    return c->n_notices;
+}
+
+const char *hd_checkpoint_notice(const hd_checkpoint *c, int32_t i) {
+    return c->notices[i];
+}

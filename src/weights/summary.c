@@ -1,0 +1,234 @@
+/* summary.c - counting parameters and bytes by part. */
+#include "weights/summary.h"
+
+#include "base/checked.h"
+
+static const char *const part_names[HD_N_PARTS] = {
+#define X(part, name) [HD_PART_##part] = name,
+    HD_PART_LIST(X)
+#undef X
+};
+
+const char *hd_part_name(hd_part p) {
+    return p >= 0 && p < HD_N_PARTS ? part_names[p] : "unknown";
+}
+
+hd_part hd_part_of(hd_role r) {
+    switch (r) {
+    case HD_EMBED:
+        return HD_PART_EMBEDDING;
+    case HD_HEAD:
+        return HD_PART_HEAD;
+    case HD_Q:
+    case HD_Q_A:
+    case HD_Q_B:
+    case HD_KV_A:
+    case HD_KV_B:
+    case HD_O:
+    case HD_KV:
+    case HD_SINK:
+    case HD_O_A:
+    case HD_O_B:
+        return HD_PART_ATTENTION;
+    case HD_INDEX_Q_B:
+    case HD_INDEX_K:
+    case HD_INDEX_K_NORM:
+    case HD_INDEX_K_BIAS:
+    case HD_INDEX_WEIGHTS:
+    case HD_INDEX_COMP_APE:
+    case HD_INDEX_COMP_KV:
+    case HD_INDEX_COMP_GATE:
+    case HD_INDEX_COMP_NORM:
+        return HD_PART_INDEXER;
+    case HD_COMP_APE:
+    case HD_COMP_KV:
+    case HD_COMP_GATE:
+    case HD_COMP_NORM:
+        return HD_PART_COMPRESSOR;
+    case HD_HC_HEAD_FN:
+    case HD_HC_HEAD_BASE:
+    case HD_HC_HEAD_SCALE:
+    case HD_HC_ATTN_FN:
+    case HD_HC_ATTN_BASE:
+    case HD_HC_ATTN_SCALE:
+    case HD_HC_FFN_FN:
+    case HD_HC_FFN_BASE:
+    case HD_HC_FFN_SCALE:
+        return HD_PART_HYPER;
+    case HD_DENSE_GATE:
+    case HD_DENSE_UP:
+    case HD_DENSE_DOWN:
+        return HD_PART_DENSE;
+    case HD_ROUTER:
+    case HD_ROUTER_BIAS:
+        return HD_PART_ROUTER;
+    case HD_ROUTER_HASH:
+        return HD_PART_HASH;
+    case HD_SHARED_GATE:
+    case HD_SHARED_UP:
+    case HD_SHARED_DOWN:
+        return HD_PART_SHARED;
+    case HD_EXPERT_GATE:
+    case HD_EXPERT_UP:
+    case HD_EXPERT_DOWN:
+        return HD_PART_EXPERTS;
+    case HD_FINAL_NORM:
+    case HD_ATTN_NORM:
+    case HD_FFN_NORM:
+    case HD_Q_A_NORM:
+    case HD_KV_A_NORM:
+    case HD_KV_NORM:
+    case HD_MTP_EMBED_NORM:
+    case HD_MTP_HIDDEN_NORM:
+        return HD_PART_NORMS;
+    case HD_MTP_PROJ:
+    case HD_MTP_E_PROJ:
+    case HD_MTP_H_PROJ:
+        return HD_PART_PROJECTION;
+    case HD_N_ROLES:
+        break;
+    }
+    return HD_N_PARTS;
+}
+
+/* Kept in float32 by every official file. */
+static bool always_f32(hd_role r) {
+    switch (hd_part_of(r)) {
+    case HD_PART_HYPER:
+        return true;
+    default:
+        break;
+    }
+    return r == HD_ROUTER_BIAS || r == HD_SINK || r == HD_COMP_APE || r == HD_INDEX_COMP_APE ||
+           r == HD_INDEX_K_NORM || r == HD_INDEX_K_BIAS;
+}
+
+/* Matrices that FP8 models quantize: projections and MLPs. */
+static bool in_fp8(hd_role r) {
+    switch (hd_part_of(r)) {
+    case HD_PART_ATTENTION:
+        return r != HD_SINK;
+    case HD_PART_INDEXER:
+        return r == HD_INDEX_Q_B || r == HD_INDEX_K;
+    case HD_PART_DENSE:
+    case HD_PART_EXPERTS:
+    case HD_PART_SHARED:
+        return true;
+    case HD_PART_PROJECTION:
+        return r != HD_MTP_PROJ;
+    default:
+        return false;
+    }
+}
+
+static bool in_nvfp4(const hd_model_spec *spec, const hd_tensor_decl *d) {
+    hd_part part = hd_part_of(d->role);
+    if (spec->quant.experts != HD_EXPERTS_NVFP4 || d->layer >= spec->n_layers) return false;
+    if (part == HD_PART_EXPERTS) return true;
+    bool whole_mlp = spec->quant.method == HD_QUANT_MODELOPT;
+    return whole_mlp && (part == HD_PART_DENSE || part == HD_PART_SHARED);
+}
+
+hd_stored_format hd_declared_format(const hd_model_spec *spec, const hd_tensor_decl *d) {
+    const hd_quant_spec *q = &spec->quant;
+    bool v4 = spec->family == HD_FAMILY_V4;
+    hd_stored_format f = {.type = spec->dtype};
+    if (d->role == HD_ROUTER_HASH) {
+        f.type = HD_I64;
+    } else if (always_f32(d->role)) {
+        f.type = HD_F32;
+    } else if (in_nvfp4(spec, d)) {
+        f = (hd_stored_format){.type = HD_E2M1,
+                               .scale_type = HD_E4M3,
+                               .block_rows = 1,
+                               .block_cols = 16,
+                               .n_scalars = 2};
+    } else if (v4 && q->experts != HD_EXPERTS_LIKE_REST &&
+               hd_part_of(d->role) == HD_PART_EXPERTS) {
+        f = (hd_stored_format){
+            .type = HD_E2M1, .scale_type = HD_E8M0, .block_rows = 1, .block_cols = 32};
+    } else if (q->method == HD_QUANT_FP8 && in_fp8(d->role)) {
+        f = (hd_stored_format){.type = HD_E4M3,
+                               .scale_type = v4 ? HD_E8M0 : HD_F32,
+                               .block_rows = q->block_rows,
+                               .block_cols = q->block_cols};
+    }
+    return f;
+}
+
+hd_stored_format hd_weight_format(const hd_weight *w) {
+    bool nvfp4 = w->type == HD_E2M1 && w->scale_type == HD_E4M3;
+    return (hd_stored_format){.type = w->type,
+                              .scale_type = w->scale ? w->scale_type : HD_NONE,
+                              .block_rows = w->block_rows,
+                              .block_cols = w->block_cols,
+                              .n_scalars = nvfp4 ? 2 : 0};
+}
+
+/* Carried along but not trained by gradient: nobody counts these as parameters. */
+static bool is_buffer(hd_role r) {
+    return r == HD_ROUTER_BIAS || r == HD_ROUTER_HASH;
+}
+
+static void add_arrays(hd_part_sum *p, hd_dtype type, int64_t n, int64_t bytes) {
+    p->n_arrays[type] += n;
+    p->bytes_by_type[type] += bytes;
+    p->bytes += bytes;
+}
+
+void hd_summary_add(hd_summary *sum, const hd_model_spec *spec, const hd_tensor_decl *decl,
+                    int32_t rows, int32_t cols, const hd_stored_format *f) {
+    if (rows == 0 || cols == 0) return;
+    hd_part part = hd_part_of(decl->role);
+    hd_part_sum *p = decl->layer >= spec->n_layers ? &sum->mtp[part] : &sum->main[part];
+    int64_t n = (int64_t)rows * cols;
+    /* all experts of a layer have one shape, so any top_k of them stand for the chosen ones */
+    bool used = part != HD_PART_EXPERTS || decl->expert < spec->route.top_k;
+    if (!is_buffer(decl->role)) {
+        p->params += n;
+        p->active += used ? n : 0;
+    }
+    add_arrays(p, f->type, 1, rows * hd_ceil_div((int64_t)cols * hd_dtype_bits(f->type), 8));
+    if (f->scale_type != HD_NONE) {
+        int64_t scales = hd_ceil_div(rows, f->block_rows) * hd_ceil_div(cols, f->block_cols);
+        add_arrays(p, f->scale_type, 1, scales * hd_dtype_bits(f->scale_type) / 8);
+    }
+    if (f->n_scalars > 0) add_arrays(p, HD_F32, f->n_scalars, (int64_t)4 * f->n_scalars);
+}
+
+void hd_summarize(hd_summary *out, const hd_model_spec *spec, const hd_schema *schema) {
+    *out = (hd_summary){0};
+    for (int32_t i = 0; i < schema->n; i++) {
+        const hd_tensor_decl *d = &schema->decls[i];
+        if (d->duplicate && d->layer == HD_GLOBAL) continue;
+        hd_stored_format f = hd_declared_format(spec, d);
+        hd_summary_add(out, spec, d, d->rows, d->cols, &f);
+    }
+}
+
+static hd_part_sum total(const hd_part_sum *parts, bool unique) {
+    hd_part_sum sum = {0};
+    for (int p = 0; p < HD_N_PARTS; p++) {
+        if (unique && (p == HD_PART_EMBEDDING || p == HD_PART_HEAD)) continue;
+        sum.params += parts[p].params;
+        sum.active += parts[p].active;
+        sum.bytes += parts[p].bytes;
+        for (int t = 0; t < HD_N_DTYPES; t++) {
+            sum.n_arrays[t] += parts[p].n_arrays[t];
+            sum.bytes_by_type[t] += parts[p].bytes_by_type[t];
+        }
+    }
+    return sum;
+}
+
+hd_part_sum hd_summary_main(const hd_summary *s) {
+    return total(s->main, false);
+}
+
+hd_part_sum hd_summary_mtp(const hd_summary *s) {
+    return total(s->mtp, false);
+}
+
+hd_part_sum hd_summary_mtp_unique(const hd_summary *s) {
+    return total(s->mtp, true);
+}

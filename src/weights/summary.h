@@ -1,0 +1,77 @@
+/* summary.h - how many parameters and bytes a model has, by part.
+ *
+ * Counted from a config alone, in the formats it declares, or from a checkpoint by adding
+ * each bound tensor in the format it really has. The same count sizes one rank's share. */
+#ifndef HD_WEIGHTS_SUMMARY_H
+#define HD_WEIGHTS_SUMMARY_H
+
+#include <stdint.h>
+
+#include "base/format.h"
+#include "weights/spec.h"
+#include "weights/weights.h"
+
+/* X(part, name) */
+#define HD_PART_LIST(X)                   \
+    X(EMBEDDING, "embedding")             \
+    X(HEAD, "output head")                \
+    X(ATTENTION, "attention projections") \
+    X(INDEXER, "indexer")                 \
+    X(COMPRESSOR, "compressors")          \
+    X(HYPER, "hyper-connections")         \
+    X(DENSE, "dense MLP layers")          \
+    X(ROUTER, "router")                   \
+    X(HASH, "hash tables")                \
+    X(EXPERTS, "routed experts")          \
+    X(SHARED, "shared experts")           \
+    X(NORMS, "norms")                     \
+    X(PROJECTION, "MTP input projections")
+
+typedef enum hd_part {
+#define X(part, name) HD_PART_##part,
+    HD_PART_LIST(X)
+#undef X
+        HD_N_PARTS
+} hd_part;
+
+const char *hd_part_name(hd_part p);
+hd_part hd_part_of(hd_role r);
+
+/* How one tensor is stored: its data array and the scales beside it. */
+typedef struct hd_stored_format {
+    hd_dtype type;       /* E2M1 stands for packed FP4, whose files say I8 or U8 */
+    hd_dtype scale_type; /* HD_NONE: no scales */
+    int32_t block_rows, block_cols;
+    int32_t n_scalars; /* F32 scalars beside them: 2 for NVFP4 (global and input scale) */
+} hd_stored_format;
+
+/* The format the config declares for a tensor, by the habits of the official files. */
+hd_stored_format hd_declared_format(const hd_model_spec *spec, const hd_tensor_decl *decl);
+hd_stored_format hd_weight_format(const hd_weight *w);
+
+typedef struct hd_part_sum {
+    int64_t params; /* elements; scales, hash tables and router biases are not counted */
+    int64_t active; /* those that one token uses */
+    int64_t bytes;  /* of everything */
+    int64_t n_arrays[HD_N_DTYPES];      /* arrays as files count tensors, scales included */
+    int64_t bytes_by_type[HD_N_DTYPES]; /* of them */
+} hd_part_sum;
+
+/* The MTP layers apart; there EMBEDDING and HEAD are duplicates of the main ones. */
+typedef struct hd_summary {
+    hd_part_sum main[HD_N_PARTS], mtp[HD_N_PARTS];
+} hd_summary;
+
+/* Adds rows x cols of a tensor; the whole of it is decl->rows x decl->cols. */
+void hd_summary_add(hd_summary *sum, const hd_model_spec *spec, const hd_tensor_decl *decl,
+                    int32_t rows, int32_t cols, const hd_stored_format *format);
+
+/* All tensors of a schema as declared. An output head tied to the embedding counts nothing. */
+void hd_summarize(hd_summary *out, const hd_model_spec *spec, const hd_schema *schema);
+
+/* The sum over parts; unique: without the duplicates in the MTP layers. */
+hd_part_sum hd_summary_main(const hd_summary *s);
+hd_part_sum hd_summary_mtp(const hd_summary *s);
+hd_part_sum hd_summary_mtp_unique(const hd_summary *s);
+
+#endif

@@ -1,0 +1,357 @@
+/* weights.c - a checkpoint bound to a model: every tensor of the schema found and placed.
+ *
+ * Binding walks the schema once. What is missing or does not fit is remembered rather than
+ * fatal, so that one walk serves both hd_weights_open, which then refuses, and the survey,
+ * which shows the rest. Owns the map of the checkpoint and what had to be widened. */
+#include "weights/weights.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "weights/bind_internal.h"
+#include "weights/safetensors.h"
+
+enum { NAMED_MISSING = 10 };
+
+/* One role in one layer. */
+typedef struct slot {
+    hd_weight weight;     /* data NULL: none */
+    hd_weight *experts;   /* [n_experts] for the roles EXPERT_* */
+    const float *vector;  /* in the map, or owned */
+    void *owned;          /* the widened vector or the table */
+    const int32_t *table; /* ROUTER_HASH */
+} slot;
+
+typedef struct use {
+    hd_use what;
+    int32_t decl;
+} use;
+
+struct hd_weights {
+    const hd_model_spec *spec;
+    hd_checkpoint *checkpoint;
+    hd_schema schema;
+    weights_bound *bound; /* [schema.n]; data NULL when missing, weight.data when misfit */
+    bool *missing;        /* [schema.n] */
+    use *uses;            /* [tensors of the checkpoint] */
+    slot *slots;          /* [1 + n_layers + n_mtp, HD_N_ROLES], the global ones first */
+    hd_weight *experts;   /* what the slots' experts point into */
+    int32_t n_mtp;
+    hd_err problem;
+};
+
+static slot *slot_at(const hd_weights *w, int32_t layer, hd_role role) {
+    return &w->slots[(size_t)(layer + 1) * HD_N_ROLES + (size_t)role];
+}
+
+/* ---- presence ---- */
+
+static bool is_mtp(const hd_weights *w, const hd_tensor_decl *d) {
+    return d->layer >= w->spec->n_layers;
+}
+
+/* How many leading MTP layers the files hold anything of. */
+static hd_status count_mtp(hd_weights *w, const char *model_dir) {
+    bool *seen = calloc((size_t)w->spec->n_mtp + 1, sizeof *seen);
+    if (!seen) return HD_FAIL(&w->problem, HD_ENOMEM, "%s: no memory to bind it", model_dir);
+    for (int32_t i = 0; i < w->schema.n; i++) {
+        const hd_tensor_decl *d = &w->schema.decls[i];
+        if (is_mtp(w, d) && w->bound[i].data) seen[d->layer - w->spec->n_layers] = true;
+    }
+    for (int32_t m = 0; m < w->spec->n_mtp; m++) {
+        if (seen[m]) w->n_mtp = m + 1; /* a gap below counts as missing tensors */
+    }
+    free(seen);
+    return HD_OK;
+}
+
+/* Marks what is missing and names the first few in the problem. */
+static void list_missing(hd_weights *w, const char *model_dir) {
+    char names[400] = "";
+    int32_t n = 0, named = 0;
+    for (int32_t i = 0; i < w->schema.n; i++) {
+        const hd_tensor_decl *d = &w->schema.decls[i];
+        bool left_out = is_mtp(w, d) && d->layer >= w->spec->n_layers + w->n_mtp;
+        if (w->bound[i].data || d->duplicate || left_out) continue;
+        w->missing[i] = true;
+        n++;
+        size_t used = strlen(names);
+        if (n <= NAMED_MISSING && used + strlen(d->name) + 3 < sizeof names) {
+            snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", d->name);
+            named++;
+        }
+    }
+    if (n == 0) return;
+    char more[40] = "";
+    if (n > named) snprintf(more, sizeof more, " and %d more", n - named);
+    HD_FAIL(&w->problem, HD_EFORMAT, "%s: missing tensor %s%s", model_dir, names, more);
+}
+
+/* ---- binding ---- */
+
+static void mark(hd_weights *w, const hd_tensor *t, hd_use what, int32_t decl) {
+    if (t) w->uses[t - hd_checkpoint_at(w->checkpoint, 0)] = (use){what, decl};
+}
+
+static void widen(float *out, const hd_weight *m) {
+    const uint8_t *data = m->data;
+    size_t n = (size_t)m->rows * (size_t)m->cols;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half;
+        if (m->type == HD_F32) {
+            memcpy(&out[i], data + sizeof *out * i, sizeof *out);
+            continue;
+        }
+        memcpy(&half, data + sizeof half * i, sizeof half);
+        out[i] = m->type == HD_BF16 ? hd_bf16_to_f32(half) : hd_f16_to_f32(half);
+    }
+}
+
+/* In the map where it is float32 and lies well, else widened. */
+static hd_status place_vector(slot *s, const hd_weight *m, hd_err *err) {
+    if (m->type == HD_F32 && (uintptr_t)m->data % sizeof(float) == 0) {
+        s->vector = m->data;
+        return HD_OK;
+    }
+    size_t n = (size_t)m->rows * (size_t)m->cols;
+    float *wide = malloc(n * sizeof *wide);
+    if (!wide) return HD_FAIL(err, HD_ENOMEM, "no memory for a vector of %zu floats", n);
+    widen(wide, m); /* small tensors are F32, F16 or BF16: bind.c saw to it */
+    s->owned = wide;
+    s->vector = wide;
+    return HD_OK;
+}
+
+static int64_t integer_at(const hd_tensor *t, size_t i) {
+    int64_t wide;
+    int32_t narrow;
+    if (t->dtype == HD_I64) {
+        memcpy(&wide, t->data + sizeof wide * i, sizeof wide);
+        return wide;
+    }
+    memcpy(&narrow, t->data + sizeof narrow * i, sizeof narrow);
+    return narrow;
+}
+
+static hd_status place_table(const hd_weights *w, slot *s, const hd_tensor *t, hd_err *err) {
+    size_t n = (size_t)t->shape[0] * (size_t)t->shape[1];
+    int32_t *table = malloc(n * sizeof *table), experts = w->spec->route.n_experts;
+    if (!table) return HD_FAIL(err, HD_ENOMEM, "no memory for a hash table of %zu", n);
+    s->owned = table;
+    for (size_t i = 0; i < n; i++) {
+        int64_t id = integer_at(t, i);
+        if (id < 0 || id >= experts) {
+            return weights_misfit(
+                w->checkpoint, t, err, "bad expert: [%zu, %zu] is %lld, must be below %d",
+                i / (size_t)t->shape[1], i % (size_t)t->shape[1], (long long)id, experts);
+        }
+        table[i] = (int32_t)id;
+    }
+    s->table = table;
+    return HD_OK;
+}
+
+static hd_status bind_one(hd_weights *w, int32_t i, hd_err *err) {
+    const hd_tensor_decl *d = &w->schema.decls[i];
+    weights_bound *b = &w->bound[i];
+    slot *s = slot_at(w, d->layer, d->role);
+    const hd_tensor *data = b->data;
+    hd_status st = weights_bind(b, w->checkpoint, w->spec, d, data, err);
+    mark(w, b->scale, HD_USE_SCALE, i);
+    mark(w, b->global, HD_USE_SCALE, i);
+    if (st != HD_OK) return st;
+    if (d->expert >= 0) {
+        s->experts[d->expert] = b->weight;
+        return HD_OK;
+    }
+    s->weight = b->weight;
+    if (d->role == HD_ROUTER_HASH) return place_table(w, s, data, err);
+    return weights_is_small(d) ? place_vector(s, &b->weight, err) : HD_OK;
+}
+
+static void bind_all(hd_weights *w) {
+    for (int32_t i = 0; i < w->schema.n; i++) {
+        if (!w->bound[i].data) continue;
+        mark(w, w->bound[i].data, HD_USE_DATA, i);
+        hd_err err = {0};
+        if (bind_one(w, i, &err) == HD_OK) continue;
+        w->bound[i].weight.data = NULL;
+        if (w->problem.code == HD_OK) w->problem = err;
+    }
+}
+
+/* Gives each expert role of each layer that has experts its row of matrices. */
+static hd_status place_experts(hd_weights *w, const char *model_dir) {
+    const hd_role roles[3] = {HD_EXPERT_GATE, HD_EXPERT_UP, HD_EXPERT_DOWN};
+    size_t n = 0, per_row = (size_t)w->spec->route.n_experts, at = 0;
+    for (int32_t i = 0; i < w->schema.n; i++) n += w->schema.decls[i].expert >= 0;
+    w->experts = calloc(n + 1, sizeof *w->experts);
+    if (!w->experts) {
+        return HD_FAIL(&w->problem, HD_ENOMEM, "%s: no memory for %zu experts", model_dir, n);
+    }
+    for (int32_t l = 0; l < w->spec->n_layers + w->spec->n_mtp; l++) {
+        if (w->spec->layers[l].mlp == HD_MLP_DENSE) continue;
+        for (size_t r = 0; r < HD_LEN(roles); r++, at += per_row) {
+            slot_at(w, l, roles[r])->experts = w->experts + at;
+        }
+    }
+    return HD_OK;
+}
+
+static bool ends_with(const char *text, const char *tail) {
+    size_t n = strlen(text), k = strlen(tail);
+    return n >= k && strcmp(text + n - k, tail) == 0;
+}
+
+/* Scales of activations and caches, tables that are computed here, and the copies of embedding
+ * and head which the converter of V4 skips too. */
+static bool of_no_use(const char *name) {
+    static const char *const tails[] = {".input_scale", ".k_scale", ".v_scale",
+                                        ".rotary_emb.inv_freq"};
+    for (size_t i = 0; i < HD_LEN(tails); i++) {
+        if (ends_with(name, tails[i])) return true;
+    }
+    return strncmp(name, "mtp.", 4) == 0 &&
+           (strstr(name, "emb") || ends_with(name, "head.weight"));
+}
+
+static hd_status bind_model(hd_weights *w, const char *model_dir) {
+    size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
+    int32_t n_tensors = hd_checkpoint_count(w->checkpoint);
+    w->bound = calloc((size_t)w->schema.n + 1, sizeof *w->bound);
+    w->missing = calloc((size_t)w->schema.n + 1, sizeof *w->missing);
+    w->uses = calloc((size_t)n_tensors + 1, sizeof *w->uses);
+    w->slots = calloc(n_slots, sizeof *w->slots);
+    if (!w->bound || !w->missing || !w->uses || !w->slots) {
+        return HD_FAIL(&w->problem, HD_ENOMEM, "%s: no memory to bind it", model_dir);
+    }
+    for (int32_t i = 0; i < n_tensors; i++) {
+        bool useless = of_no_use(hd_checkpoint_at(w->checkpoint, i)->name);
+        w->uses[i] = (use){useless ? HD_USE_IGNORED : HD_USE_UNKNOWN, -1};
+    }
+    for (int32_t i = 0; i < w->schema.n; i++) {
+        w->bound[i].data = hd_checkpoint_find(w->checkpoint, w->schema.decls[i].name);
+    }
+    HD_TRY(place_experts(w, model_dir));
+    HD_TRY(count_mtp(w, model_dir));
+    list_missing(w, model_dir);
+    bind_all(w);
+    return w->problem.code == HD_ENOMEM ? HD_ENOMEM : HD_OK;
+}
+
+/* ---- the door ---- */
+
+hd_status hd_weights_survey(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
+                            hd_err *err) {
+    *out = NULL;
+    hd_weights *w = calloc(1, sizeof *w);
+    if (!w) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for weights", model_dir);
+    w->spec = spec;
+    hd_status st = hd_checkpoint_open(&w->checkpoint, model_dir, err);
+    if (st == HD_OK) st = hd_schema_open(&w->schema, spec, err);
+    if (st == HD_OK) {
+        st = bind_model(w, model_dir);
+        if (st != HD_OK && err && err->code == HD_OK) *err = w->problem;
+    }
+    if (st == HD_OK) {
+        *out = w;
+    } else {
+        hd_weights_close(w);
+    }
+    return st;
+}
+
+hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
+                          hd_err *err) {
+    hd_weights *w;
+    *out = NULL;
+    HD_TRY(hd_weights_survey(&w, model_dir, spec, err));
+    hd_status st = w->problem.code;
+    if (st != HD_OK && err && err->code == HD_OK) *err = w->problem;
+    for (int32_t i = 0; i < w->schema.n && st == HD_OK; i++) {
+        st = hd_weights_check_scales(w, i, err);
+    }
+    if (st == HD_OK) {
+        *out = w;
+    } else {
+        hd_weights_close(w);
+    }
+    return st;
+}
+
+void hd_weights_close(hd_weights *w) {
+    if (!w) return;
+    size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
+    for (size_t i = 0; w->slots && i < n_slots; i++) free(w->slots[i].owned);
+    free(w->slots);
+    free(w->experts);
+    free(w->uses);
+    free(w->missing);
+    free(w->bound);
+    hd_schema_close(&w->schema);
+    hd_checkpoint_close(w->checkpoint);
+    free(w);
+}
+
+int32_t hd_weights_n_mtp(const hd_weights *w) {
+    return w->n_mtp;
+}
+
+const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role role) {
+    if (role == HD_ROUTER_HASH) return NULL;
+    const slot *s = slot_at(w, layer, role);
+    bool has_copy = layer >= w->spec->n_layers && layer < w->spec->n_layers + w->n_mtp &&
+                    (role == HD_EMBED || role == HD_HEAD);
+    if (!s->weight.data && has_copy) s = slot_at(w, HD_GLOBAL, role);
+    if (!s->weight.data && role == HD_HEAD && w->spec->tied_embeddings &&
+        (has_copy || layer == HD_GLOBAL)) {
+        s = slot_at(w, HD_GLOBAL, HD_EMBED);
+    }
+    return s->weight.data ? &s->weight : NULL;
+}
+
+const hd_weight *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role) {
+    const hd_weight *experts = slot_at(w, layer, role)->experts;
+    return experts && experts->data ? experts : NULL;
+}
+
+const float *hd_weights_vector(const hd_weights *w, int32_t layer, hd_role role) {
+    return slot_at(w, layer, role)->vector;
+}
+
+const int32_t *hd_weights_table(const hd_weights *w, int32_t layer) {
+    return slot_at(w, layer, HD_ROUTER_HASH)->table;
+}
+
+const hd_err *hd_weights_problem(const hd_weights *w) {
+    return &w->problem;
+}
+
+const hd_schema *hd_weights_schema(const hd_weights *w) {
+    return &w->schema;
+}
+
+const hd_checkpoint *hd_weights_checkpoint(const hd_weights *w) {
+    return w->checkpoint;
+}
+
+bool hd_weights_missing(const hd_weights *w, int32_t decl) {
+    return w->missing[decl];
+}
+
+const hd_weight *hd_weights_stored(const hd_weights *w, int32_t decl) {
+    const weights_bound *b = &w->bound[decl];
+    return b->data && b->weight.data ? &b->weight : NULL;
+}
+
+hd_status hd_weights_check_scales(const hd_weights *w, int32_t decl, hd_err *err) {
+    if (!hd_weights_stored(w, decl)) return HD_OK;
+    return weights_check_scales(w->checkpoint, &w->bound[decl], err);
+}
+
+hd_use hd_weights_use(const hd_weights *w, int32_t i, int32_t *decl) {
+    *decl = w->uses[i].decl;
+    return w->uses[i].what;
+}
