@@ -101,8 +101,7 @@ static void rms_norm_rows(const ops_job *job, int32_t first, int32_t end, int32_
     for (int32_t r = first; r < end; r++) {
         const float *x = act_in(a->x) + r * stride_or(a->x_stride, a->cols);
         float *out = act(a->out) + r * stride_or(a->out_stride, a->cols);
-        const float square = job->k->dot(x, x, a->cols);
-        const float scale = 1.0f / sqrtf(square / (float)a->cols + a->eps);
+        const float scale = ops_inverse_rms(job->k, x, a->cols, a->eps);
         for (int32_t c = 0; c < a->cols; c++) out[c] = x[c] * scale;
         for (int32_t c = 0; a->weight && c < a->cols; c++) out[c] *= a->weight[c];
     }
