@@ -1,6 +1,7 @@
 """hadal inspect: whole checkpoints, incomplete ones, configs alone, and the real sizes."""
 import json
 import math
+import os
 import shutil
 import struct
 
@@ -155,6 +156,16 @@ def test_unknown_tensors(hadal, tmp_path):
     strict = hadal("inspect", "--strict", tmp_path)
     assert strict.returncode == 2
     assert strict.stderr == f"error: {tmp_path}: tensor extra.0: unknown to this model (12 such)\n"
+
+
+def test_names_outside_ascii(hadal, tmp_path):
+    """JSON stays JSON where a sentence cuts a letter in two, and in a path of odd bytes."""
+    made = make_model.tensors(CONFIGS["v2"])
+    made["x" + "\u00e9" * 300] = io.from_array(make_model.np.zeros(1))
+    directory = tmp_path / os.fsdecode(b"caf\xe9")
+    make_model.write_model(directory, CONFIGS["v2"], made)
+    seen = inspect(hadal, "--strict", directory, code=2)
+    assert seen["unknown"] == ["x" + "\u00e9" * 300] and "unknown to this model" in seen["problem"]
 
 
 def test_index_notices(hadal, tmp_path):
