@@ -108,7 +108,7 @@ static void mix_four(const ops_mix *m, int32_t first, int32_t col) {
     four s0 = load_columns(o0, live), s1 = load_columns(o1, live), s2 = load_columns(o2, live),
          s3 = load_columns(o3, live);
     for (int32_t i = 0; i < m->n_rows; i++) {
-        const four x = load_columns(m->row[i] + col, live);
+        const four x = load_columns(m->row[i] + m->at + col, live);
         s0 = add_products(s0, _mm512_set1_ps(c0[i]), x);
         s1 = add_products(s1, _mm512_set1_ps(c1[i]), x);
         s2 = add_products(s2, _mm512_set1_ps(c2[i]), x);
@@ -126,7 +126,8 @@ static void mix_one(const ops_mix *m, int32_t first, int32_t col) {
     const float *coef = m->coef + first * m->coef_stride;
     four sum = load_columns(out, live);
     for (int32_t i = 0; i < m->n_rows; i++) {
-        sum = add_products(sum, _mm512_set1_ps(coef[i]), load_columns(m->row[i] + col, live));
+        sum = add_products(sum, _mm512_set1_ps(coef[i]),
+                           load_columns(m->row[i] + m->at + col, live));
     }
     store_columns(out, live, sum);
 }
@@ -140,7 +141,7 @@ static void mix(const ops_mix *m) {
 }
 
 const ops_kernels ops_kernels_avx512 = {
-    .dot = ops_dot_avx2,
+    .square_sum = ops_square_sum_avx2,
     .dots = dots,
     .fold = ops_fold_avx2,
     .mix = mix,
