@@ -10,7 +10,8 @@
     X(schema) \
     X(placement) \
     X(safetensors) \
-    X(model)
+    X(model) \
+    X(sample)
 /* clang-format on */
 
 #define X(group) int test_##group(void);
