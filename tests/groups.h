@@ -11,7 +11,8 @@
     X(placement) \
     X(safetensors) \
     X(model) \
-    X(sample)
+    X(sample) \
+    X(drafts)
 /* clang-format on */
 
 #define X(group) int test_##group(void);
