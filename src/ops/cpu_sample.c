@@ -292,7 +292,8 @@ static uint64_t weigh_within(const row_state *r, const limit *at, int32_t tile,
 /* The list of candidates is done with: its place holds the sums of the tiles. */
 static int32_t draw(const row_state *r) {
     const limit at = find_limit(r);
-    uint64_t *sum = (uint64_t *)(void *)r->candidate, total = 0, weight[TILE];
+    uint64_t *sum = (uint64_t *)(void *)r->candidate, total = 0;
+    uint64_t weight[TILE] = {0};
     for (int32_t t = 0; t < n_tiles(r->a->n_ids); t++) {
         sum[t] = weigh_within(r, &at, t, weight);
         total += sum[t];
