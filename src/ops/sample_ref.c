@@ -134,7 +134,7 @@ static int32_t next_best(const float *x, int32_t n_ids, int32_t last) {
     const float bound = last < 0 ? INFINITY : x[last];
     int32_t best = -1;
     for (int32_t id = 0; id < n_ids; id++) {
-        if (x[id] > bound || (x[id] == bound && id <= last)) continue;
+        if (x[id] > bound || (id <= last && x[id] == bound)) continue;
         if (x[id] > -INFINITY && (best < 0 || x[id] > x[best])) best = id;
     }
     return best;
