@@ -3,14 +3,20 @@
 #ifndef HD_TESTS_GROUPS_H
 #define HD_TESTS_GROUPS_H
 
-/* clang-format off: one per line */
+/* clang-format off */
 #define HD_TEST_GROUPS(X) \
     X(base) \
+    X(tokenizer) \
+    X(chat) \
+    X(ops) \
     X(config) \
     X(schema) \
     X(placement) \
     X(safetensors) \
+    X(weights) \
+    X(cache) \
     X(model) \
+    X(tokenizer_pattern) \
     X(sample) \
     X(drafts)
 /* clang-format on */

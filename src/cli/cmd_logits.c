@@ -2,6 +2,7 @@
  *
  * Sequences run side by side in steps of chunks and single tokens; by design D8 the result is
  * the same bits however they are cut, which is what this command is for showing. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +14,7 @@
 #include "cli/npy.h"
 #include "cli/options.h"
 #include "cli/token_lists.h"
+#include "kv/cache.h"
 #include "model/model.h"
 
 enum {
@@ -37,6 +39,7 @@ typedef struct run {
     hd_stream *stream;
     hd_model *model;
     hd_kv *kv;
+    hd_cache *cache;
     hd_batch batch[HD_MAX_MICRO];
     token_lists lists;
     hd_npy main_out, draft_out;
@@ -76,6 +79,31 @@ static int32_t chunk_rows(const run *r) {
     return hd_max_i32(1, hd_min_i32(DEFAULT_CHUNK, MAX_STEP_ROWS / group_size(r)));
 }
 
+static int32_t sequence_pages(const run *r) {
+    return (int32_t)hd_ceil_div(r->lists.longest, hd_kv_shape_of(r->spec).page_tokens);
+}
+
+/* Pages for whole sequences, and for as much of the window as a chunk can need. */
+static hd_status open_pages(run *r, int32_t n_layers, hd_err *err) {
+    const hd_kv_shape shape = hd_kv_shape_of(r->spec);
+    const int32_t all = sequence_pages(r), chunk = hd_min_i32(chunk_rows(r), r->lists.longest);
+    const int32_t near = 2 + (int32_t)hd_ceil_div(shape.reach + chunk, shape.page_tokens);
+    const hd_kv_options kv = {
+        .n_pages = {group_size(r) * all,
+                    shape.reach ? group_size(r) * hd_min_i32(near, all) : 0},
+        .act_bytes = r->ops.act_bytes
+    };
+    const hd_cache_options cache = {
+        .page_tokens = shape.page_tokens,
+        .reach = shape.reach,
+        .n_pages = {kv.n_pages[0], kv.n_pages[1]},
+        .n_leases = group_size(r),
+        .lease_pages = all
+    };
+    HD_TRY(hd_kv_open(&r->kv, r->spec, n_layers, r->device, &kv, err));
+    return hd_cache_open(&r->cache, &cache, err);
+}
+
 static hd_status open_memory(run *r, hd_err *err) {
     const int32_t n_seqs = group_size(r), n_micro = (int32_t)r->set.micro_batches;
     const int64_t rows = (int64_t)n_seqs * hd_min_i32(chunk_rows(r), r->lists.longest);
@@ -84,12 +112,10 @@ static hd_status open_memory(run *r, hd_err *err) {
     const hd_model_env env = {r->spec, r->weights, &r->ops, r->device, r->stream};
     const hd_model_limits limits = {
         .rows = (int32_t)rows, .logits = (int32_t)rows, .positions = r->lists.longest};
-    const hd_kv_options kv = {
-        .n_slots = n_seqs, .slot_tokens = r->lists.longest, .act_bytes = r->ops.act_bytes};
     const int32_t n_layers = r->spec->n_layers + hd_weights_n_mtp(r->weights);
     HD_TRY(hd_model_open(&r->model, &env, &limits, n_micro, err));
-    HD_TRY(hd_kv_open(&r->kv, r->spec, n_layers, r->device, &kv, err));
-    const hd_batch_limits batch = {(int32_t)rows, n_seqs, hd_kv_slot_pages(r->kv)};
+    HD_TRY(open_pages(r, n_layers, err));
+    const hd_batch_limits batch = {(int32_t)rows, n_seqs, sequence_pages(r)};
     for (int32_t i = 0; i < n_micro; i++) {
         HD_TRY(hd_batch_open(&r->batch[i], &batch, r->device, err));
     }
@@ -119,6 +145,7 @@ static hd_status close_all(run *r, hd_err *err) {
     hd_status st = hd_npy_close(&r->main_out, err);
     hd_status st_draft = hd_npy_close(&r->draft_out, err);
     for (int32_t i = 0; i < HD_MAX_MICRO; i++) hd_batch_close(&r->batch[i]);
+    hd_cache_close(r->cache);
     hd_kv_close(r->kv);
     hd_model_close(r->model);
     hd_stream_close(r->stream);
@@ -157,9 +184,20 @@ static int32_t fill_step(run *r, int32_t first) {
         const int64_t done = r->done[i];
         if (done == n) continue;
         int32_t take = next_rows(r, done, n);
-        int32_t after = done + take < n ? tokens[done + take] : -1;
-        hd_batch_add(&r->batch[i % n_micro], r->kv, i, tokens + done, take, (int32_t)done,
-                     after, true);
+        const hd_batch_seq seq = {
+            .tokens = tokens + done,
+            .n = take,
+            .start = (int32_t)done,
+            .after = done + take < n ? tokens[done + take] : -1,
+            .n_logits = take,
+            .pages = {hd_cache_table(r->cache, i, HD_LIFE_ENTRIES),
+                      hd_cache_table(r->cache, i, HD_LIFE_WINDOW)},
+            .n_pages = sequence_pages(r)
+        };
+        hd_status st = hd_cache_extend(r->cache, i, (int32_t)done + take);
+        assert(st == HD_OK); /* open_pages counted them */
+        (void)st;
+        hd_batch_add(&r->batch[i % n_micro], &seq);
         rows += take;
     }
     return rows;
@@ -222,8 +260,30 @@ static hd_status run_step(run *r, int32_t first, hd_err *err) {
 
 static void advance(run *r, int32_t first) {
     for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
-        int64_t n = r->lists.first[first + i + 1] - r->lists.first[first + i];
-        if (r->done[i] < n) r->done[i] += next_rows(r, r->done[i], n);
+        const int64_t n = r->lists.first[first + i + 1] - r->lists.first[first + i];
+        if (r->done[i] == n) continue;
+        r->done[i] += next_rows(r, r->done[i], n);
+        hd_cache_commit(r->cache, i, r->lists.tokens + r->lists.first[first + i],
+                        (int32_t)r->done[i]);
+    }
+}
+
+/* Every sequence has a salt of its own: all of it is computed, whatever is cached. */
+static void open_leases(run *r, int32_t first) {
+    memset(r->done, 0, sizeof r->done);
+    hd_cache_flush(r->cache);
+    for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
+        int32_t hit;
+        hd_status st =
+            hd_cache_acquire(r->cache, i, (uint64_t)(first + i), r->lists.tokens, 1, &hit);
+        assert(st == HD_OK && hit == 0);
+        (void)st;
+    }
+}
+
+static void close_leases(run *r, int32_t first) {
+    for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
+        hd_cache_release(r->cache, i, false);
     }
 }
 
@@ -232,12 +292,13 @@ static hd_status run_all(run *r, hd_err *err) {
     hd_status st = HD_OK;
     hd_progress_init(&progress, "logits", "tokens", r->lists.total, r->set.quiet);
     for (int32_t first = 0; st == HD_OK && first < r->lists.n; first += group_size(r)) {
-        memset(r->done, 0, sizeof r->done);
+        open_leases(r, first);
         for (int32_t rows; st == HD_OK && (rows = fill_step(r, first)) > 0;) {
             st = run_step(r, first, err);
             advance(r, first);
             hd_progress_add(&progress, rows);
         }
+        close_leases(r, first);
     }
     hd_progress_end(&progress);
     return st;

@@ -236,12 +236,14 @@ static int run_job(job *j, hd_status (*work)(const job *, hd_err *)) {
 
 int cmd_tokenize(int argc, char **argv) {
     job j = {0};
-    const positional positionals[] = {{.name = "DIR", .value = &j.dir}};
+    const positional positionals[] = {
+        {.name = "DIR", .value = &j.dir}
+    };
     const option options[] = {
         {.name = "special",
          .kind = OPTION_FLAG,
          .value = &j.special,
-         .help = "let added tokens spelled in the text become their ids"},
+         .help = "let added tokens spelled in the text become their ids"   },
         {.name = "json-lines",
          .kind = OPTION_FLAG,
          .value = &j.json_lines,
@@ -249,13 +251,14 @@ int cmd_tokenize(int argc, char **argv) {
         {.name = "bos",
          .kind = OPTION_FLAG,
          .value = &j.bos,
-         .help = "begin with the beginning-of-sequence token"},
+         .help = "begin with the beginning-of-sequence token"              },
     };
     const command_line line = {
         .command = "tokenize",
         .summary = "Prints the token ids of standard input as a JSON array.",
-        .details = "DIR holds tokenizer.json and perhaps tokenizer_config.json. Without --special\n"
-                   "the whole text is plain text: no added token comes out, however it is spelled.",
+        .details =
+            "DIR holds tokenizer.json and perhaps tokenizer_config.json. Without --special\n"
+            "the whole text is plain text: no added token comes out, however it is spelled.",
         .positionals = positionals,
         .n_positionals = (int)HD_LEN(positionals),
         .options = options,
@@ -267,7 +270,9 @@ int cmd_tokenize(int argc, char **argv) {
 
 int cmd_detokenize(int argc, char **argv) {
     job j = {0};
-    const positional positionals[] = {{.name = "DIR", .value = &j.dir}};
+    const positional positionals[] = {
+        {.name = "DIR", .value = &j.dir}
+    };
     const option options[] = {
         {.name = "json-lines",
          .kind = OPTION_FLAG,
@@ -276,13 +281,14 @@ int cmd_detokenize(int argc, char **argv) {
         {.name = "skip-special",
          .kind = OPTION_FLAG,
          .value = &j.skip_special,
-         .help = "leave out special tokens"},
+         .help = "leave out special tokens"                                },
     };
     const command_line line = {
         .command = "detokenize",
         .summary = "Prints the text of the token ids on standard input.",
-        .details = "The ids are one JSON array, or numbers with white space between. Nothing is\n"
-                   "added to the text; bytes that are no UTF-8 become U+FFFD.",
+        .details =
+            "The ids are one JSON array, or numbers with white space between. Nothing is\n"
+            "added to the text; bytes that are no UTF-8 become U+FFFD.",
         .positionals = positionals,
         .n_positionals = (int)HD_LEN(positionals),
         .options = options,

@@ -6,24 +6,30 @@
 #include "base/arena.h"
 #include "base/checked.h"
 
-enum { MIN_PAGE_TOKENS = 64 };
+enum { MLA_PAGE_TOKENS = 64 };
+
+/* One kind of page content of one layer: entries of a pool, or rows of a state ring. */
+typedef struct layer_pool {
+    uint8_t *data;
+    int32_t width;    /* elements */
+    int32_t per_page; /* entries or ring rows of a page */
+    size_t page_bytes;
+} layer_pool;
+
+enum { STATE_MAIN = HD_N_POOLS, STATE_INDEX, N_CONTENTS }; /* behind the pools of kv.h */
 
 typedef struct layer_kv {
-    hd_act *pool[HD_N_POOLS];
-    int32_t width[HD_N_POOLS];
-    int32_t page_entries[HD_N_POOLS];
-    float *state[2]; /* [0] of the attention's compressor, [1] of the indexer's */
-    int32_t state_width[2];
-    int32_t ring;
+    layer_pool pools[N_CONTENTS];
 } layer_kv;
 
 struct hd_kv {
     const hd_model_spec *spec;
     hd_device *device;
     hd_kv_options options;
-    int32_t n_layers, page_tokens, slot_pages;
-    void *block;
-    size_t bytes;
+    int32_t n_layers, page_tokens;
+    void *block;     /* all pools */
+    void *snapshots; /* [n_snapshots, snapshot_bytes] host memory */
+    size_t snapshot_bytes;
     layer_kv layers[];
 };
 
@@ -36,62 +42,88 @@ static int32_t gcd(int32_t a, int32_t b) {
     return a;
 }
 
-/* A multiple of both compressors' state rings, so that rings and blocks divide pages. */
-static int32_t choose_page_tokens(const hd_model_spec *spec) {
+/* V4: the smallest page that holds whole blocks of both compressors, so that a prefix can be
+ * shared to within one block. Otherwise a compromise between tables and sharing. */
+hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec) {
+    if (spec->family != HD_FAMILY_V4) return (hd_kv_shape){.page_tokens = MLA_PAGE_TOKENS};
     int32_t csa = spec->csa_ratio ? 2 * spec->csa_ratio : 1;
     int32_t hca = spec->hca_ratio ? spec->hca_ratio : 1;
-    int32_t step = csa / gcd(csa, hca) * hca;
-    return (int32_t)hd_ceil_div(MIN_PAGE_TOKENS, step) * step;
+    int32_t page = csa / gcd(csa, hca) * hca;
+    if (page == 1) page = MLA_PAGE_TOKENS; /* no compressor at all */
+    int32_t reach = spec->window - 1;
+    reach = hd_max_i32(reach, hd_max_i32(csa, hca) - 1);
+    return (hd_kv_shape){.page_tokens = page, .reach = reach};
+}
+
+/* The smallest ring that divides the page and keeps `rows` behind the newest position, with
+ * room for drafts; a ring as long as the page never wraps inside it. */
+static int32_t ring_rows(int32_t page_tokens, int32_t rows) {
+    int32_t ring = hd_min_i32(rows, page_tokens);
+    while (page_tokens % ring) ring++;
+    return ring;
+}
+
+static hd_lifetime life_of(int content) {
+    bool window = content == HD_POOL_RECENT || content >= STATE_MAIN;
+    return window ? HD_LIFE_WINDOW : HD_LIFE_ENTRIES;
+}
+
+static void describe(layer_kv *l, int content, int32_t width, int32_t per_page,
+                     size_t element) {
+    l->pools[content] = (layer_pool){.width = width,
+                                     .per_page = per_page,
+                                     .page_bytes = (size_t)width * (size_t)per_page * element};
 }
 
 static void describe_layer(layer_kv *l, const hd_model_spec *spec, int32_t layer,
-                           int32_t page_tokens) {
+                           size_t act_bytes, int32_t max_drafts) {
     const hd_layer_spec *kind = &spec->layers[layer];
+    const int32_t page = hd_kv_shape_of(spec).page_tokens, ratio = kind->compress_ratio;
     switch (kind->attention) {
     case HD_ATTN_MLA_SPARSE:
-        l->width[HD_POOL_INDEX] = spec->index_dim;
-        l->page_entries[HD_POOL_INDEX] = page_tokens;
-        l->width[HD_POOL_LATENT] = spec->kv_rank + spec->rope_dim;
-        l->page_entries[HD_POOL_LATENT] = page_tokens;
+        describe(l, HD_POOL_INDEX, spec->index_dim, page, act_bytes);
+        describe(l, HD_POOL_LATENT, spec->kv_rank + spec->rope_dim, page, act_bytes);
         return;
     case HD_ATTN_MLA:
-        l->width[HD_POOL_LATENT] = spec->kv_rank + spec->rope_dim;
-        l->page_entries[HD_POOL_LATENT] = page_tokens;
+        describe(l, HD_POOL_LATENT, spec->kv_rank + spec->rope_dim, page, act_bytes);
         return;
-    case HD_ATTN_CSA:
-        l->width[HD_POOL_INDEX] = spec->index_dim;
-        l->page_entries[HD_POOL_INDEX] = page_tokens / kind->compress_ratio;
-        l->state_width[1] = 2 * 2 * spec->index_dim;
-        l->ring = 2 * kind->compress_ratio;
-        l->state_width[0] = 2 * 2 * spec->head_dim;
+    case HD_ATTN_CSA: {
+        const int32_t ring = ring_rows(page, 2 * ratio + max_drafts);
+        describe(l, HD_POOL_INDEX, spec->index_dim, page / ratio, act_bytes);
+        describe(l, STATE_MAIN, 2 * 2 * spec->head_dim, ring, sizeof(float));
+        describe(l, STATE_INDEX, 2 * 2 * spec->index_dim, ring, sizeof(float));
         break;
+    }
     case HD_ATTN_HCA:
-        l->ring = kind->compress_ratio;
-        l->state_width[0] = 2 * spec->head_dim;
+        describe(l, STATE_MAIN, 2 * spec->head_dim, ring_rows(page, ratio + max_drafts),
+                 sizeof(float));
         break;
     case HD_ATTN_WINDOW:
         break;
     }
-    l->width[HD_POOL_RECENT] = spec->head_dim;
-    l->page_entries[HD_POOL_RECENT] = page_tokens;
-    if (kind->compress_ratio) {
-        l->width[HD_POOL_COMPRESSED] = spec->head_dim;
-        l->page_entries[HD_POOL_COMPRESSED] = page_tokens / kind->compress_ratio;
+    describe(l, HD_POOL_RECENT, spec->head_dim, page, act_bytes);
+    if (ratio) describe(l, HD_POOL_COMPRESSED, spec->head_dim, page / ratio, act_bytes);
+}
+
+size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_lifetime life,
+                        int32_t act_bytes, int32_t max_drafts) {
+    size_t bytes = 0;
+    for (int32_t l = 0; l < n_layers; l++) {
+        layer_kv layer = {0};
+        describe_layer(&layer, spec, l, (size_t)act_bytes, max_drafts);
+        for (int i = 0; i < N_CONTENTS; i++) {
+            if (life_of(i) == life) bytes += layer.pools[i].page_bytes;
+        }
     }
+    return bytes;
 }
 
 static void place(hd_kv *kv, hd_arena *a) {
-    const size_t n_pages = (size_t)kv->options.n_slots * (size_t)kv->slot_pages;
     for (int32_t l = 0; l < kv->n_layers; l++) {
-        layer_kv *layer = &kv->layers[l];
-        for (int32_t p = 0; p < HD_N_POOLS; p++) {
-            size_t bytes = n_pages * (size_t)layer->page_entries[p] * (size_t)layer->width[p] *
-                           (size_t)kv->options.act_bytes;
-            layer->pool[p] = bytes ? hd_arena_take(a, bytes, 256) : NULL;
-        }
-        for (int32_t i = 0; i < 2; i++) {
-            size_t bytes = n_pages * (size_t)layer->ring * (size_t)layer->state_width[i] * 4;
-            layer->state[i] = bytes ? hd_arena_take(a, bytes, 256) : NULL;
+        for (int i = 0; i < N_CONTENTS; i++) {
+            layer_pool *p = &kv->layers[l].pools[i];
+            const size_t bytes = (size_t)kv->options.n_pages[life_of(i)] * p->page_bytes;
+            p->data = bytes ? hd_arena_take(a, bytes, 256) : NULL;
         }
     }
 }
@@ -105,15 +137,21 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
     kv->device = d;
     kv->options = *options;
     kv->n_layers = n_layers;
-    kv->page_tokens = choose_page_tokens(spec);
-    kv->slot_pages = (int32_t)hd_ceil_div(options->slot_tokens, kv->page_tokens);
+    kv->page_tokens = hd_kv_shape_of(spec).page_tokens;
     for (int32_t l = 0; l < n_layers; l++) {
-        describe_layer(&kv->layers[l], spec, l, kv->page_tokens);
+        describe_layer(&kv->layers[l], spec, l, (size_t)options->act_bytes,
+                       options->max_drafts);
     }
+    kv->snapshot_bytes = hd_kv_page_bytes(spec, n_layers, HD_LIFE_WINDOW, options->act_bytes,
+                                          options->max_drafts);
     hd_arena a = hd_arena_measure();
     place(kv, &a);
-    kv->bytes = a.peak;
     hd_status st = hd_device_alloc(d, &kv->block, a.peak, "kv pools", err);
+    if (st == HD_OK) {
+        st = hd_device_alloc_host(d, &kv->snapshots,
+                                  kv->snapshot_bytes * (size_t)options->n_snapshots,
+                                  "window snapshots", err);
+    }
     if (st != HD_OK) {
         hd_kv_close(kv);
         return st;
@@ -127,44 +165,47 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
 void hd_kv_close(hd_kv *kv) {
     if (!kv) return;
     hd_device_release(kv->device, kv->block);
+    hd_device_release(kv->device, kv->snapshots);
     free(kv);
 }
 
-size_t hd_kv_bytes(const hd_kv *kv) {
-    return kv->bytes;
-}
-
-int32_t hd_kv_page_tokens(const hd_kv *kv) {
-    return kv->page_tokens;
-}
-
-int32_t hd_kv_slot_pages(const hd_kv *kv) {
-    return kv->slot_pages;
-}
-
-void hd_kv_slot_table(const hd_kv *kv, int32_t slot, hd_lifetime life, int32_t *pages) {
-    (void)life; /* both lifetimes own their pages from the start */
-    for (int32_t v = 0; v < kv->slot_pages; v++) pages[v] = slot * kv->slot_pages + v;
+void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        uint8_t *host =
+            (uint8_t *)kv->snapshots + (size_t)copies[i].snapshot * kv->snapshot_bytes;
+        for (int32_t l = 0; l < kv->n_layers; l++) {
+            for (int k = 0; k < N_CONTENTS; k++) {
+                const layer_pool *p = &kv->layers[l].pools[k];
+                if (life_of(k) != HD_LIFE_WINDOW || !p->data) continue;
+                uint8_t *page = p->data + (size_t)copies[i].page * p->page_bytes;
+                if (copies[i].save) {
+                    hd_stream_download(s, host, page, p->page_bytes);
+                } else {
+                    hd_stream_upload(s, page, host, p->page_bytes);
+                }
+                host += p->page_bytes;
+            }
+        }
+    }
 }
 
 hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
                     const int32_t *const tables[HD_N_LIFETIMES], int32_t table_stride) {
-    const layer_kv *l = &kv->layers[layer];
-    const hd_lifetime life = pool == HD_POOL_RECENT ? HD_LIFE_WINDOW : HD_LIFE_ENTRIES;
-    return (hd_paged){.data = l->pool[pool],
-                      .table = tables[life],
+    const layer_pool *p = &kv->layers[layer].pools[pool];
+    return (hd_paged){.data = (hd_act *)p->data,
+                      .table = tables[life_of((int)pool)],
                       .table_stride = table_stride,
-                      .page_entries = l->page_entries[pool],
-                      .width = l->width[pool]};
+                      .page_entries = p->per_page,
+                      .width = p->width};
 }
 
 hd_ring hd_kv_state(const hd_kv *kv, int32_t layer, bool of_index,
                     const int32_t *const tables[HD_N_LIFETIMES], int32_t table_stride) {
-    const layer_kv *l = &kv->layers[layer];
-    return (hd_ring){.data = l->state[of_index],
+    const layer_pool *p = &kv->layers[layer].pools[of_index ? STATE_INDEX : STATE_MAIN];
+    return (hd_ring){.data = (float *)(void *)p->data,
                      .table = tables[HD_LIFE_WINDOW],
                      .table_stride = table_stride,
                      .page_tokens = kv->page_tokens,
-                     .ring = l->ring,
-                     .width = l->state_width[of_index]};
+                     .ring = p->per_page,
+                     .width = p->width};
 }

@@ -1,15 +1,15 @@
-/* kv.h - what a model remembers of its sequences, in pages.
+/* kv.h - what a model remembers of its sequences: device memory in pages.
  *
  * Positions are grouped into virtual pages of page_tokens. A virtual page owns one physical
  * page in each of two lifetimes: ENTRIES lives as long as its prefix (MLA latents, V3.2 index
  * keys, V4 compressed entries), WINDOW only while the sliding window or a compressor can
  * still look back at it (V4 raw vectors and compressor state). All layers share page numbers.
  *
- * A slot is the place of one sequence. Every slot owns its pages from the start; nothing is
- * shared between sequences yet. */
+ * Which page belongs to whom is cache.h's affair; here are only the bytes. */
 #ifndef HD_KV_KV_H
 #define HD_KV_KV_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "backend/backend.h"
@@ -29,10 +29,24 @@ typedef enum hd_pool_kind {
 typedef struct hd_kv hd_kv;
 
 typedef struct hd_kv_options {
-    int32_t n_slots;
-    int32_t slot_tokens; /* the longest sequence a slot can hold */
+    int32_t n_pages[HD_N_LIFETIMES];
+    int32_t n_snapshots; /* WINDOW pages that host memory can hold */
     int32_t act_bytes;   /* element size of the op table */
+    int32_t max_drafts;  /* rows of a sequence in one step that may be taken back */
 } hd_kv_options;
+
+/* What the family's layers ask of pages. */
+typedef struct hd_kv_shape {
+    int32_t page_tokens;
+    int32_t
+        reach; /* positions before the next one whose WINDOW pages are still read; 0: none */
+} hd_kv_shape;
+
+hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec);
+
+/* Bytes of one page of all layers in one lifetime. */
+size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_lifetime life,
+                        int32_t act_bytes, int32_t max_drafts);
 
 /* Takes all memory now. n_layers counts the MTP layers that are present. The spec must
  * outlive the kv. */
@@ -40,12 +54,13 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
                      const hd_kv_options *options, hd_err *err);
 void hd_kv_close(hd_kv *kv); /* NULL is fine */
 
-size_t hd_kv_bytes(const hd_kv *kv);
-int32_t hd_kv_page_tokens(const hd_kv *kv);
-int32_t hd_kv_slot_pages(const hd_kv *kv);
+/* A WINDOW page of all layers to a snapshot in host memory, or back. */
+typedef struct hd_page_copy {
+    bool save; /* page to snapshot; otherwise snapshot to page */
+    int32_t page, snapshot;
+} hd_page_copy;
 
-/* Physical pages of a slot's virtual pages into pages[hd_kv_slot_pages()]. */
-void hd_kv_slot_table(const hd_kv *kv, int32_t slot, hd_lifetime life, int32_t *pages);
+void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n);
 
 /* One layer's pool, with the page table of the step (device memory, [n_seqs, stride]).
  * data is NULL where the layer has no such pool. */

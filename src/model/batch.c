@@ -53,26 +53,25 @@ void hd_batch_reset(hd_batch *b) {
     b->host.first_row[0] = 0;
 }
 
-void hd_batch_add(hd_batch *b, const hd_kv *kv, int32_t slot, const int32_t *tokens, int32_t n,
-                  int32_t start, int32_t after, bool all_logits) {
-    assert(n > 0 && b->n_rows + n <= b->limits.rows && b->n_seqs < b->limits.seqs);
-    assert(hd_kv_slot_pages(kv) <= b->limits.table_stride);
+void hd_batch_add(hd_batch *b, const hd_batch_seq *q) {
+    assert(q->n > 0 && b->n_rows + q->n <= b->limits.rows && b->n_seqs < b->limits.seqs);
+    assert(q->n_logits >= 0 && q->n_logits <= q->n && q->n_pages <= b->limits.table_stride);
     hd_batch_view *v = &b->host;
     const int32_t seq = b->n_seqs++;
-    for (int32_t i = 0; i < n; i++) {
+    for (int32_t i = 0; i < q->n; i++) {
         int32_t r = b->n_rows + i;
-        v->tokens[r] = tokens[i];
-        v->next_tokens[r] = i + 1 < n ? tokens[i + 1] : after;
-        v->pos[r] = start + i;
+        v->tokens[r] = q->tokens[i];
+        v->next_tokens[r] = i + 1 < q->n ? q->tokens[i + 1] : q->after;
+        v->pos[r] = q->start + i;
         v->seq[r] = seq;
-        if (all_logits || i + 1 == n) v->logit_rows[b->n_logits++] = r;
+        if (i >= q->n - q->n_logits) v->logit_rows[b->n_logits++] = r;
     }
-    b->n_rows += n;
-    v->start[seq] = start;
+    b->n_rows += q->n;
+    v->start[seq] = q->start;
     v->first_row[seq + 1] = b->n_rows;
     for (int life = 0; life < HD_N_LIFETIMES; life++) {
-        hd_kv_slot_table(kv, slot, (hd_lifetime)life,
-                         v->tables[life] + (int64_t)seq * b->limits.table_stride);
+        memcpy(v->tables[life] + (int64_t)seq * b->limits.table_stride, q->pages[life],
+               (size_t)q->n_pages * sizeof(int32_t));
     }
 }
 

@@ -42,11 +42,18 @@ void hd_batch_close(hd_batch *b); /* an all-zero batch is fine */
 
 void hd_batch_reset(hd_batch *b);
 
-/* Adds the rows of one sequence: n tokens at positions start, start + 1, ... of a slot.
- * after is the token that follows the last one, or -1. all_logits asks for logits of every
- * row, otherwise only of the last. The caller keeps within the limits. */
-void hd_batch_add(hd_batch *b, const hd_kv *kv, int32_t slot, const int32_t *tokens, int32_t n,
-                  int32_t start, int32_t after, bool all_logits);
+/* One sequence's rows: n tokens at positions start, start + 1, ... */
+typedef struct hd_batch_seq {
+    const int32_t *tokens; /* [n] */
+    int32_t n, start;
+    int32_t after;                        /* the token behind the last one, or -1 */
+    int32_t n_logits;                     /* how many of the last rows want logits */
+    const int32_t *pages[HD_N_LIFETIMES]; /* the sequence's page tables */
+    int32_t n_pages;                      /* entries to take from each */
+} hd_batch_seq;
+
+/* Adds a sequence; the caller keeps within the limits. */
+void hd_batch_add(hd_batch *b, const hd_batch_seq *seq);
 
 void hd_batch_upload(hd_batch *b, hd_stream *s);
 

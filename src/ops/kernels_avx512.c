@@ -7,7 +7,7 @@
 enum { X_ROWS = 4, MIX_OUT = 4, MIX_COLS = 4 * OPS_LANES };
 
 static inline __mmask16 first_lanes(int32_t n) {
-    return n >= OPS_LANES ? 0xffff : n > 0 ? (__mmask16)((1u << n) - 1u) : 0;
+    return (__mmask16)(n >= OPS_LANES ? 0xffffu : n > 0 ? (1u << n) - 1u : 0u);
 }
 
 /* Four registers that are loaded, added to and stored together: one row of sums. Named

@@ -120,8 +120,7 @@ static const text_added_token *find_token(text_added_walk *w, size_t *first, siz
         int32_t index = longest_at(a, w->text, w->n, at, end);
         if (index < 0) continue;
         const text_added_token *t = &a->tokens[index];
-        if (t->single_word &&
-            (word_before(w->text, at) || word_after(w->text, w->n, *end))) {
+        if (t->single_word && (word_before(w->text, at) || word_after(w->text, w->n, *end))) {
             at = *end - 1;
             continue;
         }

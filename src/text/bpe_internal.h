@@ -47,7 +47,7 @@ hd_status text_bpe_scratch_open(text_bpe_scratch **out, size_t text_bytes, hd_er
 void text_bpe_scratch_close(text_bpe_scratch *s);
 
 /* Appends the tokens of piece[n], n > 0. */
-hd_status text_bpe_encode(const text_bpe *b, text_bpe_scratch *s, const uint8_t *piece, size_t n,
-                          hd_ids *out, hd_err *err);
+hd_status text_bpe_encode(const text_bpe *b, text_bpe_scratch *s, const uint8_t *piece,
+                          size_t n, hd_ids *out, hd_err *err);
 
 #endif

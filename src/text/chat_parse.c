@@ -377,8 +377,8 @@ static hd_status parse_all(hd_conversation *c, json_t *messages, bool strict, hd
     size_t n = json_array_size(messages), n_parts = 0, n_calls = 0, i;
     json_t *message;
     HD_TRY(count(messages, &n_parts, &n_calls, err));
-    c->messages = calloc(n, sizeof *c->messages);
-    c->parts = calloc(n_parts, sizeof *c->parts);
+    c->messages = calloc(n + 1, sizeof *c->messages);
+    c->parts = calloc(n_parts + 1, sizeof *c->parts);
     c->calls = calloc(n_calls + 1, sizeof *c->calls);
     if (!c->messages || !c->parts || !c->calls) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu messages", n);

@@ -12,10 +12,16 @@ typedef struct v4_turn {
     int32_t first_block, n_blocks; /* user turns only */
 } v4_turn;
 
+typedef struct v4_result {
+    const hd_chat_message *m;
+    int32_t order; /* place of its call */
+} v4_result;
+
 typedef struct v4_state {
     const chat_job *job;
     v4_turn *turns;
     const hd_chat_message **blocks; /* results and texts of all user turns */
+    v4_result *results;             /* scratch: those of one turn */
     int32_t n, n_blocks;
     int32_t last; /* turn of a user or developer; -1: none */
     bool drop;    /* reasoning of turns before the last user's is left out */
@@ -115,26 +121,19 @@ static bool calls_have_ids(const hd_chat_message *m) {
     return false;
 }
 
-typedef struct v4_result {
-    const hd_chat_message *m;
-    int32_t order;
-} v4_result;
-
-/* Results of one turn come in the order of their calls; texts between them keep their place.
- * scratch has room for all blocks. */
-static void sort_results(v4_state *s, const v4_turn *t, const hd_chat_message *caller,
-                         v4_result *scratch) {
+/* Results of one turn come in the order of their calls; texts between them keep their place. */
+static void sort_results(const v4_state *s, const v4_turn *t, const hd_chat_message *caller) {
     const hd_chat_message **blocks = s->blocks + t->first_block;
     int32_t n = 0, place = 0;
     for (int32_t i = 0; i < t->n_blocks; i++) {
         if (blocks[i]->role != HD_ROLE_TOOL) continue;
-        scratch[n++] = (v4_result){blocks[i], call_order(caller, blocks[i]->call_id)};
+        s->results[n++] = (v4_result){blocks[i], call_order(caller, blocks[i]->call_id)};
     }
     for (int32_t order = 0; order < caller->n_calls; order++) {
         for (int32_t i = 0; i < n; i++) {
-            if (scratch[i].order != order) continue;
+            if (s->results[i].order != order) continue;
             while (blocks[place]->role != HD_ROLE_TOOL) place++;
-            blocks[place++] = scratch[i].m;
+            blocks[place++] = s->results[i].m;
         }
     }
 }
@@ -275,21 +274,19 @@ static hd_status write_turn(const v4_state *s, int32_t i) {
 
 static hd_status render(v4_state *s, const hd_chat_message *m, int32_t n) {
     const chat_job *job = s->job;
-    v4_result *scratch = calloc((size_t)n, sizeof *scratch);
     const hd_chat_message *caller = NULL;
     s->turns = calloc((size_t)n, sizeof *s->turns);
     s->blocks = calloc((size_t)n, sizeof *s->blocks);
-    if (!scratch || !s->turns || !s->blocks) {
-        free(scratch);
+    s->results = calloc((size_t)n, sizeof *s->results);
+    if (!s->turns || !s->blocks || !s->results) {
         return HD_FAIL(job->err, HD_ENOMEM, "no memory for %d messages", n);
     }
     make_turns(s, m, n);
     for (int32_t i = 0; i < s->n; i++) {
         const v4_turn *t = &s->turns[i];
-        if (t->n_blocks > 1 && caller) sort_results(s, t, caller, scratch);
+        if (t->n_blocks > 1 && caller) sort_results(s, t, caller);
         if (t->m->n_calls > 0) caller = calls_have_ids(t->m) ? t->m : NULL;
     }
-    free(scratch);
     s->last = last_asking(s);
     if (job->options->thinking && s->drop) drop_developers(s);
     chat_control(job->out, CHAT_BOS);
@@ -308,6 +305,7 @@ hd_status chat_render_v4(const chat_job *job) {
     if (st == HD_OK) st = render(&s, m, n);
     free(s.turns);
     free(s.blocks);
+    free(s.results);
     free(m);
     return st;
 }

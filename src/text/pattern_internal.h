@@ -16,7 +16,8 @@
 
 enum {
     TEXT_PATTERN_MAX_BYTES = 1 << 16,
-    TEXT_SCAN_MAX_LEADING = 4, /* branches that start with an unbounded run and may fail after */
+    TEXT_SCAN_MAX_LEADING =
+        4, /* branches that start with an unbounded run and may fail after */
 };
 
 /* A set of code points, one bit each; 136 KiB, so it lives on the heap. */

@@ -47,8 +47,8 @@ typedef struct text_cutter {
     text_search search;
     text_event ahead[2]; /* events found but not yet used */
     int32_t n_ahead;
-    size_t covered;      /* events reach this far */
-    text_event held;     /* a match found behind a gap */
+    size_t covered;  /* events reach this far */
+    text_event held; /* a match found behind a gap */
     bool holds, done;
 } text_cutter;
 

@@ -18,8 +18,7 @@ static hd_status read_flag(bool *out, const json_t *object, const char *key, boo
     return HD_FAIL(err, HD_EFORMAT, "pre-tokenizer: '%s' must be true or false", key);
 }
 
-static hd_status add_pattern(text_pretokenizer *p, const char *source, size_t n,
-                             hd_err *err) {
+static hd_status add_pattern(text_pretokenizer *p, const char *source, size_t n, hd_err *err) {
     text_pattern *pattern = &p->stages[p->n_stages].pattern;
     if (n > TEXT_PATTERN_MAX_BYTES) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
@@ -60,7 +59,8 @@ static hd_status read_behavior(text_behavior *out, const json_t *object, hd_err 
             return HD_OK;
         }
     }
-    return HD_FAIL(err, HD_EUNSUPPORTED, "unsupported pre-tokenizer: Split behavior '%s'", name);
+    return HD_FAIL(err, HD_EUNSUPPORTED, "unsupported pre-tokenizer: Split behavior '%s'",
+                   name);
 }
 
 static hd_status add_split(text_pretokenizer *p, const json_t *object, hd_err *err) {

@@ -155,12 +155,12 @@ static hd_status translate(translation *t, text_reader *r, text_charset *set, hd
 static hd_status compile(text_regex *x, const translation *t, hd_err *err) {
     int code = 0;
     PCRE2_SIZE at = 0;
-    x->code = pcre2_compile((PCRE2_SPTR)t->text, t->n, PCRE2_UTF | PCRE2_MULTILINE, &code, &at,
-                            NULL);
+    x->code =
+        pcre2_compile((PCRE2_SPTR)t->text, t->n, PCRE2_UTF | PCRE2_MULTILINE, &code, &at, NULL);
     if (!x->code) {
         char why[128] = "";
         pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
-        return HD_FAIL(err, HD_EUNSUPPORTED, "unsupported pattern: %s", why);
+        return HD_FAIL(err, HD_EUNSUPPORTED, "unsupported pre-tokenizer pattern: %s", why);
     }
     x->jit = pcre2_jit_compile(x->code, PCRE2_JIT_COMPLETE) == 0;
     return HD_OK;

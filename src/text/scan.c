@@ -122,9 +122,8 @@ static hd_status read_item(builder *b, text_reader *r, item *out, hd_err *err) {
     size_t before = r->at;
     HD_TRY(text_repeat_read(r, &out->min, &out->max, err));
     bool repeated = r->at != before;
-    b->fits = out->class_bit &&
-              !(repeated && (at_text(r, "?") || at_text(r, "+") || at_text(r, "*") ||
-                             at_text(r, "{")));
+    b->fits = out->class_bit && !(repeated && (at_text(r, "?") || at_text(r, "+") ||
+                                               at_text(r, "*") || at_text(r, "{")));
     return HD_OK;
 }
 

@@ -56,9 +56,8 @@ hd_status hd_tokenizer_open(hd_tokenizer **out, const char *dir, hd_err *err) {
     char *path = hd_path_join(dir, "tokenizer.json");
     char *config_path = hd_path_join(dir, "tokenizer_config.json");
     *out = NULL;
-    hd_status st = path && config_path
-                       ? open_files(out, path, config_path, err)
-                       : HD_FAIL(err, HD_ENOMEM, "no memory to open %s", dir);
+    hd_status st = path && config_path ? open_files(out, path, config_path, err)
+                                       : HD_FAIL(err, HD_ENOMEM, "no memory to open %s", dir);
     free(path);
     free(config_path);
     return st;
@@ -70,7 +69,8 @@ hd_status hd_tokenizer_open_memory(hd_tokenizer **out, const char *json, size_t 
     json_t *root = NULL, *settings = NULL;
     *out = NULL;
     hd_status st = hd_json_parse(&root, json, n, name, err);
-    if (st == HD_OK && config) st = hd_json_parse(&settings, config, config_n, config_name, err);
+    if (st == HD_OK && config)
+        st = hd_json_parse(&settings, config, config_n, config_name, err);
     if (st == HD_OK) st = load(out, root, name, settings, config_name, err);
     json_decref(root);
     json_decref(settings);

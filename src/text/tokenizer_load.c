@@ -127,8 +127,8 @@ static hd_status load_vocab(hd_tokenizer *t, json_t *vocab, const json_t *added,
     }
     HD_TRY(count_added(&sum, added, err));
     *added_bytes = sum.added_bytes;
-    HD_TRY(text_vocab_open(&t->vocab, (int32_t)(sum.max_id + 1), sum.n_tokens, sum.n_bytes,
-                           err));
+    HD_TRY(
+        text_vocab_open(&t->vocab, (int32_t)(sum.max_id + 1), sum.n_tokens, sum.n_bytes, err));
     json_object_foreach(vocab, token, id) {
         size_t n = strlen(token);
         if (n == 0) return HD_FAIL(err, HD_EFORMAT, "vocab: a token is empty");
@@ -306,8 +306,8 @@ hd_status text_tokenizer_load(hd_tokenizer *t, const json_t *root, hd_err *err) 
         return HD_FAIL(err, HD_EFORMAT, "model: 'vocab' must be an object");
     }
     t->ignore_merges = json_is_true(ignore);
-    HD_TRY(text_pretokenizer_open(&t->pretokenizer, json_object_get(root, "pre_tokenizer"),
-                                  err));
+    HD_TRY(
+        text_pretokenizer_open(&t->pretokenizer, json_object_get(root, "pre_tokenizer"), err));
     HD_TRY(load_vocab(t, vocab, added, &added_bytes, err));
     HD_TRY(load_added(t, added, added_bytes, err));
     HD_TRY(load_merges(t, json_object_get(model, "merges"), err));

@@ -3,10 +3,9 @@
 
 #include <string.h>
 
-static const char category_names[][3] = {"Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc",
-                                         "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps", "Pe",
-                                         "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs",
-                                         "Zl", "Zp", "Cc", "Cf", "Co"};
+static const char category_names[][3] = {
+    "Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No", "Pc", "Pd", "Ps",
+    "Pe", "Pi", "Pf", "Po", "Sm", "Sc", "Sk", "So", "Zs", "Zl", "Zp", "Cc", "Cf", "Co"};
 
 uint32_t text_category_set(const char *name, size_t n) {
     uint32_t set = 0;

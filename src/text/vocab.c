@@ -119,9 +119,8 @@ hd_status text_vocab_add(text_vocab *v, int64_t id, const char *token, size_t n,
         return HD_FAIL(err, HD_EFORMAT, "duplicate id %lld: '%.*s' and '%.80s'", (long long)id,
                        t->n > 80 ? 80 : (int)t->n, v->spellings + t->at, token);
     }
-    *t = (text_token){.at = (uint32_t)v->spellings_n,
-                      .n = (uint32_t)n,
-                      .piece_at = (uint32_t)v->pieces_n};
+    *t = (text_token){
+        .at = (uint32_t)v->spellings_n, .n = (uint32_t)n, .piece_at = (uint32_t)v->pieces_n};
     memcpy(v->spellings + v->spellings_n, token, n);
     v->spellings_n += n;
     flags |= TEXT_USED;

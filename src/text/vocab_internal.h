@@ -15,14 +15,14 @@ enum {
 };
 
 typedef enum text_token_flag {
-    TEXT_USED = 1,     /* the id has a token */
-    TEXT_ADDED = 2,    /* from added_tokens */
-    TEXT_SPECIAL = 4,  /* hidden when decoding without special tokens */
-    TEXT_FOREIGN = 8,  /* not spelled in the byte alphabet */
+    TEXT_USED = 1,    /* the id has a token */
+    TEXT_ADDED = 2,   /* from added_tokens */
+    TEXT_SPECIAL = 4, /* hidden when decoding without special tokens */
+    TEXT_FOREIGN = 8, /* not spelled in the byte alphabet */
 } text_token_flag;
 
 typedef struct text_token {
-    uint32_t at, n;           /* spelling, in vocab.spellings */
+    uint32_t at, n;             /* spelling, in vocab.spellings */
     uint32_t piece_at, piece_n; /* bytes, in vocab.pieces */
 } text_token;
 

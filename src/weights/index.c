@@ -159,6 +159,20 @@ static hd_status open_shard(shard *s, const char *model_dir, const char *name,
     return hd_safetensors_init(&s->file, s->map.data, s->map.bytes, s->path, err);
 }
 
+/* Gives t, the next of c->tensors, its name. */
+static hd_status enter(hd_checkpoint *c, const hd_tensor *t, hd_err *err) {
+    const shard *s = &c->shards[t->shard];
+    const hd_tensor *same = hd_checkpoint_find(c, t->name);
+    if (same) {
+        return HD_FAIL(err, HD_EFORMAT, "%s: tensor %.200s: duplicate tensor: also in %.100s",
+                       s->path, t->name, c->shards[same->shard].name);
+    }
+    if (json_object_set_new_nocheck(c->by_name, t->name, json_integer(c->n)) != 0) {
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory for its names", s->path);
+    }
+    return HD_OK;
+}
+
 /* Moves the shards' lists into one, where names are unique. */
 static hd_status gather(hd_checkpoint *c, hd_err *err) {
     size_t n = 0;
@@ -177,15 +191,7 @@ static hd_status gather(hd_checkpoint *c, hd_err *err) {
             hd_tensor *t = &c->tensors[c->n];
             *t = s->file.tensors[k];
             t->shard = i;
-            const hd_tensor *same = hd_checkpoint_find(c, t->name);
-            if (same) {
-                return HD_FAIL(err, HD_EFORMAT,
-                               "%s: tensor %.200s: duplicate tensor: also in %.100s", s->path,
-                               t->name, c->shards[same->shard].name);
-            }
-            if (json_object_set_new_nocheck(c->by_name, t->name, json_integer(c->n)) != 0) {
-                return HD_FAIL(err, HD_ENOMEM, "%s: no memory for its names", s->path);
-            }
+            HD_TRY(enter(c, t, err));
             c->n++;
         }
         free(s->file.tensors);

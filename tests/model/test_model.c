@@ -83,13 +83,23 @@ static void pages_fit_every_ratio(void **state) {
                                     .csa_ratio = ratios[i][0],
                                     .hca_ratio = ratios[i][1],
                                     .layers = layers};
-        const hd_kv_options options = {.n_slots = 2, .slot_tokens = 100, .act_bytes = 4};
+        const hd_kv_options options = {
+            .n_pages = {2, 2},
+              .act_bytes = 4, .max_drafts = 3
+        };
         hd_kv *kv;
         assert_int_equal(hd_kv_open(&kv, &spec, 2, device, &options, NULL), HD_OK);
-        const int32_t page = hd_kv_page_tokens(kv);
-        assert_true(page * hd_kv_slot_pages(kv) >= 100);
+        const int32_t page = hd_kv_shape_of(&spec).page_tokens;
         if (ratios[i][0]) assert_int_equal(page % (2 * ratios[i][0]), 0);
         if (ratios[i][1]) assert_int_equal(page % ratios[i][1], 0);
+        for (int32_t l = 0; l < 2; l++) {
+            const int32_t *const tables[HD_N_LIFETIMES] = {0};
+            const hd_ring ring = hd_kv_state(kv, l, false, tables, 1);
+            if (!ratios[i][l]) continue;
+            const int32_t keep = (l == 0 ? 2 : 1) * ratios[i][l];
+            assert_true(ring.ring == page || ring.ring >= keep + options.max_drafts);
+            assert_int_equal(page % ring.ring, 0);
+        }
         hd_kv_close(kv);
     }
     hd_device_close(device);
@@ -97,34 +107,44 @@ static void pages_fit_every_ratio(void **state) {
 
 static void batch_lays_rows_side_by_side(void **state) {
     (void)state;
-    hd_layer_spec layer = {.attention = HD_ATTN_MLA};
-    const hd_model_spec spec = {
-        .family = HD_FAMILY_V3, .n_layers = 1, .kv_rank = 8, .rope_dim = 2, .layers = &layer};
     hd_device *device;
-    hd_kv *kv;
     hd_batch b;
     const hd_cpu_options one = {.n_threads = 1};
-    const hd_kv_options options = {.n_slots = 3, .slot_tokens = 100, .act_bytes = 4};
     assert_int_equal(hd_device_open_cpu(&device, &one, NULL), HD_OK);
-    assert_int_equal(hd_kv_open(&kv, &spec, 1, device, &options, NULL), HD_OK);
-    const hd_batch_limits limits = {.rows = 8, .seqs = 2, .table_stride = hd_kv_slot_pages(kv)};
+    const hd_batch_limits limits = {.rows = 8, .seqs = 2, .table_stride = 3};
     assert_int_equal(hd_batch_open(&b, &limits, device, NULL), HD_OK);
-    const int32_t first[] = {5, 6, 7}, second[] = {9};
+    const int32_t first[] = {5, 6, 7}, second[] = {9}, pages[] = {4, 2, 0},
+                  window[] = {-1, 1, 2};
     hd_batch_reset(&b);
-    hd_batch_add(&b, kv, 2, first, 3, 40, 8, false);
-    hd_batch_add(&b, kv, 0, second, 1, 0, -1, true);
+    hd_batch_add(&b, &(hd_batch_seq){
+                         .tokens = first,
+                         .n = 3,
+                         .start = 40,
+                         .after = 8,
+                         .n_logits = 2,
+                         .pages = {pages, window},
+                         .n_pages = 3
+    });
+    hd_batch_add(&b, &(hd_batch_seq){
+                         .tokens = second,
+                         .n = 1,
+                         .after = -1,
+                         .n_logits = 1,
+                         .pages = {pages + 1, window},
+                         .n_pages = 1
+    });
     assert_int_equal(b.n_rows, 4);
-    assert_int_equal(b.n_logits, 2);
-    assert_int_equal(b.host.logit_rows[0], 2);
-    assert_int_equal(b.host.logit_rows[1], 3);
+    assert_int_equal(b.n_logits, 3);
+    assert_int_equal(b.host.logit_rows[0], 1);
+    assert_int_equal(b.host.logit_rows[2], 3);
     assert_int_equal(b.host.pos[1], 41);
     assert_int_equal(b.host.next_tokens[0], 6);
     assert_int_equal(b.host.next_tokens[2], 8);
     assert_int_equal(b.host.next_tokens[3], -1);
     assert_int_equal(b.host.first_row[2], 4);
-    assert_int_equal(b.host.tables[HD_LIFE_WINDOW][0], 2 * hd_kv_slot_pages(kv));
+    assert_int_equal(b.host.tables[HD_LIFE_WINDOW][1], 1);
+    assert_int_equal(b.host.tables[HD_LIFE_ENTRIES][3], 2);
     hd_batch_close(&b);
-    hd_kv_close(kv);
     hd_device_close(device);
 }
 
