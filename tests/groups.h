@@ -9,6 +9,7 @@
     X(tokenizer) \
     X(chat) \
     X(ops) \
+    X(sample) \
     X(config) \
     X(schema) \
     X(placement) \
@@ -17,6 +18,7 @@
     X(cache) \
     X(model) \
     X(sched) \
+    X(drafts) \
     X(tokenizer_pattern)
 /* clang-format on */
 

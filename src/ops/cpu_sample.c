@@ -36,6 +36,7 @@ typedef struct row_state {
     float *tile_max;      /* [n_tiles(n_ids)] of y */
     float *changed;       /* [n_ids] */
     candidate *candidate; /* [n_ids] */
+    uint16_t *place;      /* [n_ids] the bin of each */
     tally *bin;           /* [BINS] from the most probable on */
     float max, inverse;   /* of y; 1 / temperature */
     int32_t row;
@@ -74,12 +75,12 @@ static float survey(const ops_kernels *k, const float *x, int32_t n, float *tile
     return broken ? INFINITY : max;
 }
 
-/* The lowest id of the largest score. */
-static int32_t first_max(const row_state *r) {
+/* The lowest id of the largest element. */
+static int32_t first_max(const float *x, const float *tile_max, float max) {
     int32_t tile = 0;
-    while (r->tile_max[tile] < r->max) tile++;
+    while (tile_max[tile] < max) tile++;
     int32_t id = tile * TILE;
-    while (r->y[id] < r->max) id++;
+    while (x[id] < max) id++;
     return id;
 }
 
@@ -148,27 +149,25 @@ static void make_scores(row_state *r) {
 /* ---- the cut ---- */
 
 static void weigh(const row_state *r, int32_t tile, float *z, uint64_t *weight) {
-    const float *y = r->y + (int64_t)tile * TILE, max = r->max, inverse = r->inverse;
-    const int32_t n = tile_size(r->a->n_ids, tile);
-    for (int32_t i = 0; i < n; i++) z[i] = ops_scaled(y[i], max, inverse);
-    for (int32_t i = 0; i < n; i++) weight[i] = ops_weight(z[i]);
+    r->k->weigh(z, weight, r->y + (int64_t)tile * TILE, tile_size(r->a->n_ids, tile), r->max,
+                r->inverse);
 }
 
 static int32_t bin_of(float z) {
     return (int32_t)(z * -(float)BINS_PER_UNIT);
 }
 
-/* The weightless are left out: no cut is below them and nothing draws them. */
 static void fill_bins(const row_state *r) {
     float z[TILE];
     uint64_t weight[TILE];
     memset(r->bin, 0, BINS * sizeof *r->bin);
     for (int32_t t = 0; t < n_tiles(r->a->n_ids); t++) {
         const int32_t n = tile_size(r->a->n_ids, t);
+        uint16_t *place = r->place + (int64_t)t * TILE;
         weigh(r, t, z, weight);
+        for (int32_t i = 0; i < n; i++) place[i] = (uint16_t)bin_of(z[i]);
         for (int32_t i = 0; i < n; i++) {
-            if (!weight[i]) continue;
-            tally *bin = &r->bin[bin_of(z[i])];
+            tally *bin = &r->bin[place[i]];
             bin->n++;
             bin->weight += weight[i];
         }
@@ -184,13 +183,14 @@ static uint32_t key_of(float y) {
 static int32_t list_bin(const row_state *r, int32_t bin) {
     int32_t n = 0;
     for (int32_t t = 0; t < n_tiles(r->a->n_ids); t++) {
-        if (bin_of(ops_scaled(r->tile_max[t], r->max, r->inverse)) > bin) continue;
-        const int32_t first = t * TILE, end = first + tile_size(r->a->n_ids, t);
-        for (int32_t id = first; id < end; id++) {
-            const float z = ops_scaled(r->y[id], r->max, r->inverse);
-            if (bin_of(z) == bin && ops_weight(z)) {
-                r->candidate[n++] = (candidate){key_of(r->y[id]), id};
-            }
+        const uint16_t *place = r->place + (int64_t)t * TILE;
+        const int32_t size = tile_size(r->a->n_ids, t);
+        uint16_t found = 0;
+        for (int32_t i = 0; i < size; i++) found |= place[i] == bin;
+        for (int32_t i = 0; found && i < size; i++) {
+            if (place[i] != bin) continue;
+            const int32_t id = t * TILE + i;
+            r->candidate[n++] = (candidate){key_of(r->y[id]), id};
         }
     }
     return n;
@@ -272,16 +272,18 @@ static limit find_limit(const row_state *r) {
 
 /* The weights of a tile's tokens within the limit, and their sum. */
 static uint64_t weigh_within(const row_state *r, const limit *at, int32_t tile,
-                             uint64_t *weight) {
+                             uint64_t *restrict weight) {
     if (r->tile_max[tile] < at->y) return 0;
     float z[TILE];
     weigh(r, tile, z, weight);
-    const int32_t first = tile * TILE, n = tile_size(r->a->n_ids, tile);
+    const float *restrict y = r->y + (int64_t)tile * TILE;
+    const int32_t n = tile_size(r->a->n_ids, tile), last = at->id - tile * TILE;
+    const float lowest = at->y, least = at->least;
     uint64_t total = 0;
     for (int32_t i = 0; i < n; i++) {
-        const float y = r->y[first + i];
-        const bool in = (y > at->y || (y == at->y && first + i <= at->id)) && z[i] >= at->least;
-        weight[i] = in ? weight[i] : 0;
+        const uint64_t in = (uint64_t)((y[i] > lowest) | ((y[i] == lowest) & (i <= last))) &
+                            (uint64_t)(z[i] >= least);
+        weight[i] &= 0 - in;
         total += weight[i];
     }
     return total;
@@ -290,7 +292,8 @@ static uint64_t weigh_within(const row_state *r, const limit *at, int32_t tile,
 /* The list of candidates is done with: its place holds the sums of the tiles. */
 static int32_t draw(const row_state *r) {
     const limit at = find_limit(r);
-    uint64_t *sum = (uint64_t *)(void *)r->candidate, total = 0, weight[TILE];
+    uint64_t *sum = (uint64_t *)(void *)r->candidate, total = 0;
+    uint64_t weight[TILE] = {0};
     for (int32_t t = 0; t < n_tiles(r->a->n_ids); t++) {
         sum[t] = weigh_within(r, &at, t, weight);
         total += sum[t];
@@ -335,14 +338,14 @@ static void list_top(const row_state *r, top_list *l) {
     }
 }
 
-static uint64_t raw_total(const float *x, int32_t n, float max) {
-    uint64_t total = 0;
-    for (int32_t t = 0; t < n_tiles(n); t++) {
-        const float *part = x + (int64_t)t * TILE;
-        const int32_t size = tile_size(n, t);
-        float z[TILE];
-        for (int32_t i = 0; i < size; i++) z[i] = ops_scaled(part[i], max, 1.0f);
-        for (int32_t i = 0; i < size; i++) total += ops_weight(z[i]);
+static uint64_t raw_total(const row_state *r, float max) {
+    const int32_t vocab = r->a->vocab;
+    float z[TILE];
+    uint64_t weight[TILE], total = 0;
+    for (int32_t t = 0; t < n_tiles(vocab); t++) {
+        const int32_t n = tile_size(vocab, t);
+        r->k->weigh(z, weight, r->logits + (int64_t)t * TILE, n, max, 1.0f);
+        for (int32_t i = 0; i < n; i++) total += weight[i];
     }
     return total;
 }
@@ -350,7 +353,7 @@ static uint64_t raw_total(const float *x, int32_t n, float max) {
 static void report(const row_state *r, float raw_max, int32_t token) {
     const hd_sample_args *a = r->a;
     if (!r->p->logprob && r->p->n_top <= 0) return;
-    const double log_total = ops_log_total(raw_max, raw_total(r->logits, a->vocab, raw_max));
+    const double log_total = ops_log_total(raw_max, raw_total(r, raw_max));
     if (r->p->logprob) a->logprob[r->row] = (float)((double)r->logits[token] - log_total);
     if (r->p->n_top <= 0) return;
     top_list l = {.size = r->p->n_top};
@@ -365,15 +368,18 @@ static void report(const row_state *r, float raw_max, int32_t token) {
 /* ---- rows ---- */
 
 static int32_t choose(row_state *r) {
-    const float raw_max = survey(r->k, r->logits, r->a->vocab, NULL);
+    const hd_sample_args *a = r->a;
+    const float rest = survey(r->k, r->logits + a->n_ids, a->vocab - a->n_ids, NULL);
+    r->max = survey(r->k, r->logits, a->n_ids, r->tile_max);
+    const float raw_max = r->max > rest ? r->max : rest;
     if (raw_max == INFINITY) return HD_TOKEN_BROKEN;
     make_scores(r);
-    r->max = survey(r->k, r->y, r->a->n_ids, r->tile_max);
+    if (r->y != r->logits) r->max = survey(r->k, r->y, a->n_ids, r->tile_max);
     if (r->max == INFINITY) return HD_TOKEN_BROKEN;
     if (r->max == -INFINITY) return HD_TOKEN_NONE;
     const bool greedy = r->p->temperature <= 0.0f || r->p->top_k == 1;
     if (!greedy) r->inverse = ops_inverse_temperature(r->p->temperature);
-    const int32_t token = greedy ? first_max(r) : draw(r);
+    const int32_t token = greedy ? first_max(r->y, r->tile_max, r->max) : draw(r);
     report(r, raw_max, token);
     return token;
 }
@@ -386,8 +392,9 @@ static void sample_rows(const ops_job *job, int32_t first, int32_t end, int32_t 
     const hd_sample_args *a = job->args;
     const size_t n = (size_t)a->n_ids, bins = align(BINS * sizeof(tally)),
                  tops = align((n / TILE + 1) * sizeof(float)),
-                 scores = align(n * sizeof(float)), list = align((n + 2) * sizeof(candidate));
-    uint8_t *at = hd_stream_scratch(job->stream, worker, bins + tops + scores + list);
+                 scores = align(n * sizeof(float)), list = align((n + 1) * sizeof(candidate)),
+                 places = n * sizeof(uint16_t);
+    uint8_t *at = hd_stream_scratch(job->stream, worker, bins + tops + scores + list + places);
     for (int32_t row = first; row < end; row++) {
         row_state r = {.k = job->k,
                        .a = a,
@@ -397,6 +404,7 @@ static void sample_rows(const ops_job *job, int32_t first, int32_t end, int32_t 
                        .tile_max = (float *)(void *)(at + bins),
                        .changed = (float *)(void *)(at + bins + tops),
                        .candidate = (candidate *)(void *)(at + bins + tops + scores),
+                       .place = (uint16_t *)(void *)(at + bins + tops + scores + list),
                        .row = row};
         a->token[row] = choose(&r);
     }
@@ -411,13 +419,23 @@ void ops_sample_cpu(hd_stream *s, const hd_sample_args *a, const ops_kernels *k)
                             .per_task = ops_rows_per_task(4 * (int64_t)a->vocab)});
 }
 
+/* What is not finite is left to the reference. */
 static void argmax_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
-    (void)worker;
-    hd_argmax_args part = *(const hd_argmax_args *)job->args;
-    part.token += first;
-    part.logits += (int64_t)first * part.vocab;
-    part.rows = end - first;
-    hd_argmax_ref(job->stream, &part);
+    const hd_argmax_args *a = job->args;
+    float *tile_max =
+        hd_stream_scratch(job->stream, worker, (size_t)n_tiles(a->n_ids) * sizeof *tile_max);
+    for (int32_t r = first; r < end; r++) {
+        hd_argmax_args row = *a;
+        row.token += r;
+        row.logits += (int64_t)r * a->vocab;
+        row.rows = 1;
+        const float max = survey(job->k, row.logits, a->n_ids, tile_max);
+        if (max == INFINITY) {
+            hd_argmax_ref(job->stream, &row);
+        } else {
+            *row.token = first_max(row.logits, tile_max, max);
+        }
+    }
 }
 
 void ops_argmax_cpu(hd_stream *s, const hd_argmax_args *a, const ops_kernels *k) {
@@ -427,6 +445,11 @@ void ops_argmax_cpu(hd_stream *s, const hd_argmax_args *a, const ops_kernels *k)
                             .fn = argmax_rows,
                             .rows = a->rows,
                             .per_task = ops_rows_per_task(a->vocab)});
+}
+
+void ops_weigh_plain(float *z, uint64_t *weight, const float *y, int32_t n, float max,
+                     float inverse) {
+    ops_weigh(z, weight, y, n, max, inverse);
 }
 
 /* A few numbers per token and request. */

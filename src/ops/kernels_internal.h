@@ -32,6 +32,10 @@ typedef struct ops_mix {
 typedef void ops_decode_fn(float *out, const uint8_t *src, int32_t n, const float *scale,
                            int32_t block);
 
+/* The scaled scores of y and their weights, in whole numbers: sample_internal.h. */
+typedef void ops_weigh_fn(float *z, uint64_t *weight, const float *y, int32_t n, float max,
+                          float inverse);
+
 typedef struct ops_kernels {
     /* The sum of squares in double: norms cost little, and their error would reach every
      * element of a row and decide near ties further on. */
@@ -46,12 +50,15 @@ typedef struct ops_kernels {
     float (*max)(const float *x, int32_t n); /* -inf of nothing */
     /* x = exp(x - shift) in place; gives the sum */
     float (*exp_sum)(float *x, int32_t n, float shift);
+    ops_weigh_fn *weigh;
     ops_decode_fn *decode[HD_N_DTYPES]; /* the float formats; NULL for the others */
 } ops_kernels;
 
 extern const ops_kernels ops_kernels_plain;
 extern const ops_kernels ops_kernels_avx2;
 extern const ops_kernels ops_kernels_avx512; /* needs AVX2 too */
+
+ops_weigh_fn ops_weigh_plain, ops_weigh_avx2, ops_weigh_avx512;
 
 /* What AVX-512 would not make faster is shared. */
 double ops_square_sum_avx2(const float *x, int32_t n);

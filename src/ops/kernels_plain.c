@@ -166,6 +166,7 @@ const ops_kernels ops_kernels_plain = {
     .mix = mix,
     .max = max,
     .exp_sum = exp_sum,
+    .weigh = ops_weigh_plain,
     .decode = {[HD_F32] = decode_f32,
                [HD_F16] = decode_f16,
                [HD_BF16] = decode_bf16,

@@ -64,6 +64,13 @@ static inline uint64_t ops_weight(float z) {
     return bits - 0x40b0000000000000u; /* the bits of 2^12 */
 }
 
+/* z = the scaled y, weight = theirs. Every instruction set compiles this one loop. */
+static inline void ops_weigh(float *restrict z, uint64_t *restrict weight,
+                             const float *restrict y, int32_t n, float max, float inverse) {
+    for (int32_t i = 0; i < n; i++) z[i] = ops_scaled(y[i], max, inverse);
+    for (int32_t i = 0; i < n; i++) weight[i] = ops_weight(z[i]);
+}
+
 /* max + log(total), where total sums the weights relative to max. */
 static inline double ops_log_total(float max, uint64_t total) {
     return (double)max + log((double)total * 0x1p-40);

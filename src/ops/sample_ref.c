@@ -129,12 +129,13 @@ static int32_t choose(hd_stream *s, const hd_sample_args *a, int32_t row) {
     return p->temperature > 0.0f ? draw(p, a->position[row], c, n) : greedy(c, n);
 }
 
-/* The id after (x, last) in the order of logits, -1 for none. */
+/* The best id after `last` in the order of logits, or of all if that is -1; -1 for none. */
 static int32_t next_best(const float *x, int32_t n_ids, int32_t last) {
+    const float bound = last < 0 ? INFINITY : x[last];
     int32_t best = -1;
     for (int32_t id = 0; id < n_ids; id++) {
-        const bool later = last < 0 || x[id] < x[last] || (x[id] == x[last] && id > last);
-        if (later && x[id] > -INFINITY && (best < 0 || x[id] > x[best])) best = id;
+        if (x[id] > bound || (id <= last && x[id] == bound)) continue;
+        if (x[id] > -INFINITY && (best < 0 || x[id] > x[best])) best = id;
     }
     return best;
 }
