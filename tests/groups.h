@@ -6,7 +6,8 @@
 /* clang-format off: one per line */
 #define HD_TEST_GROUPS(X) \
     X(base)               \
-    X(model)
+    X(model)              \
+    X(reply)
 /* clang-format on */
 
 #define X(group) int test_##group(void);

@@ -22,8 +22,8 @@ typedef struct reply_json {
 } reply_json;
 
 void reply_json_init(reply_json *j);
-bool reply_json_byte(reply_json *j, uint8_t c);   /* false: no JSON begins like this */
-bool reply_json_closed(const reply_json *j);      /* an array or object has just ended */
+bool reply_json_byte(reply_json *j, uint8_t c);    /* false: no JSON begins like this */
+bool reply_json_closed(const reply_json *j);       /* an array or object has just ended */
 bool reply_json_valid(const char *text, size_t n); /* the whole text is one value */
 
 /* --- the parser --- */
@@ -43,7 +43,7 @@ typedef enum reply_state {
     REPLY_N_STATES
 } reply_state;
 
-typedef enum reply_mode { /* what the bytes of the present call become */
+typedef enum reply_mode {               /* what the bytes of the present call become */
                           REPLY_HEADER, /* nothing yet: its name is not known */
                           REPLY_CALL,
                           REPLY_BLANK, /* nothing: it has no name */
@@ -52,7 +52,12 @@ typedef enum reply_mode { /* what the bytes of the present call become */
 
 typedef enum reply_match { REPLY_NO, REPLY_PART, REPLY_YES } reply_match;
 
-typedef enum reply_word { REPLY_FUNCTION_CALLS, REPLY_TOOL_CALLS, REPLY_INVOKE, REPLY_PARAMETER } reply_word;
+typedef enum reply_word {
+    REPLY_FUNCTION_CALLS,
+    REPLY_TOOL_CALLS,
+    REPLY_INVOKE,
+    REPLY_PARAMETER
+} reply_word;
 
 /* How a DSML tag is written. REPLY_TRUE is the format's own way; the others are also read. */
 typedef enum reply_spelling {
@@ -95,7 +100,8 @@ typedef struct reply_mark {
 } reply_mark;
 
 typedef struct reply_name {
-    uint32_t hash, at, n;
+    uint32_t hash;
+    size_t at, n; /* at: from the start of the call */
 } reply_name;
 
 struct hd_reply {
@@ -111,11 +117,11 @@ struct hd_reply {
     size_t pos;
     size_t scan; /* from here on nothing was looked at; stale when not above pos */
     reply_state state;
-    bool ended;              /* no more bytes come */
-    bool finished;           /* and everything is emitted */
-    bool skip_space;         /* white space after a block is ignored */
-    bool stray;              /* text between calls is under way */
-    bool tools;              /* calls are looked for */
+    bool ended;      /* no more bytes come */
+    bool finished;   /* and everything is emitted */
+    bool skip_space; /* white space after a block is ignored */
+    bool stray;      /* text between calls is under way */
+    bool tools;      /* calls are looked for */
     bool any_content;
     bool noted_in_reasoning; /* the note comes once */
     hd_reply_finish_reason reason;
@@ -174,15 +180,19 @@ void reply_leave_block(hd_reply *r);
 /* --- reply_match.c --- */
 
 reply_match reply_literal(const hd_reply *r, size_t at, const char *text);
+/* A literal that, where tokens come flagged, is made of special bytes. */
+reply_match reply_token(const hd_reply *r, size_t at, const char *text);
 reply_match reply_eos(const hd_reply *r, size_t at);
-reply_match reply_dsml_tag(const hd_reply *r, size_t at, reply_tag *tag);
+/* Outside a block a spelling that is not the format's is looked at only where it would open
+ * a block. */
+reply_match reply_dsml_tag(const hd_reply *r, size_t at, bool in_block, reply_tag *tag);
 /* Optional white space and '>' at raw[at]; *end is behind it. */
 reply_match reply_tag_end(const hd_reply *r, size_t at, size_t *end);
 /* The rest of an invoke or parameter tag, from behind its word. */
 reply_match reply_tag_attrs(const hd_reply *r, size_t at, reply_word word, reply_attrs *out);
 const hd_reply_tool *reply_find_tool(const hd_reply *r, size_t name, size_t n);
 
-reply_probe reply_probe_content, reply_probe_reasoning;
+reply_probe reply_probe_content;
 reply_probe reply_probe_dsml; /* a tag in any spelling, or the end of sentence */
 reply_probe reply_probe_v3;   /* a marker of a call, or the end of sentence */
 
@@ -190,6 +200,7 @@ reply_probe reply_probe_v3;   /* a marker of a call, or the end of sentence */
 
 void reply_put(hd_reply *r, hd_reply_event_kind kind, const char *text, size_t n);
 void reply_flush(hd_reply *r);
+void reply_end_text(hd_reply *r); /* a character begun will not become whole */
 /* In strict parsing it is a failure. */
 void reply_note(hd_reply *r, hd_reply_note note);
 
