@@ -97,6 +97,15 @@ reply_match reply_text_run(hd_reply *r, hd_reply_event_kind kind, bool hold, rep
     return m;
 }
 
+void reply_check_space(hd_reply *r, size_t end, bool allow_two) {
+    size_t n = end - r->pos;
+    if (!r->opt.strict || r->checked_space == end) return;
+    r->checked_space = end;
+    if (n == 0 || n > 1 + (size_t)allow_two || memcmp(r->raw + r->pos, "\n\n", n) != 0) {
+        reply_note(r, HD_REPLY_NOTE_SPELLING);
+    }
+}
+
 bool reply_next_in_block(hd_reply *r, reply_probe *probe, reply_mark *mark) {
     size_t end;
     if (!r->stray) {
@@ -105,10 +114,7 @@ bool reply_next_in_block(hd_reply *r, reply_probe *probe, reply_mark *mark) {
         if (r->raw[end] == '<') m = probe(r, end, mark);
         if (m == REPLY_PART) return false;
         if (m == REPLY_YES) {
-            if (reply_is_dsml(r) && (end != r->pos + 1 || r->raw[r->pos] != '\n') &&
-                mark->kind != REPLY_MARK_EOS && r->opt.strict) {
-                reply_note(r, HD_REPLY_NOTE_SPELLING);
-            }
+            if (mark->kind == REPLY_MARK_TAG) reply_check_space(r, end, false);
             r->pos = end;
             return true;
         }

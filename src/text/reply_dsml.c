@@ -176,14 +176,6 @@ static bool body_tag(hd_reply *r, const reply_tag *tag) {
     return true;
 }
 
-/* Strictly one LF, or two in a call without parameters, whose list is an empty line. */
-static void check_space(hd_reply *r, size_t end) {
-    size_t n = end - r->pos;
-    bool fine =
-        (n == 1 || (n == 2 && r->n_params == 0)) && memcmp(r->raw + r->pos, "\n\n", n) == 0;
-    if (r->opt.strict && !fine) reply_note(r, HD_REPLY_NOTE_SPELLING);
-}
-
 bool reply_dsml_body(hd_reply *r) {
     reply_mark mark;
     size_t end;
@@ -195,7 +187,8 @@ bool reply_dsml_body(hd_reply *r) {
         reply_at_eos(r, end);
         return true;
     }
-    if (end > r->pos || m == REPLY_YES) check_space(r, end);
+    /* An empty list of parameters is an empty line. */
+    reply_check_space(r, end, r->n_params == 0);
     reply_consume_to(r, end);
     if (m == REPLY_YES) return body_tag(r, &mark.tag);
     if (r->mode == REPLY_CALL && r->raw[end] == '{' && r->n_params == 0 && !r->json_done) {

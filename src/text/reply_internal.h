@@ -117,11 +117,12 @@ struct hd_reply {
     size_t pos;
     size_t scan; /* from here on nothing was looked at; stale when not above pos */
     reply_state state;
-    bool ended;      /* no more bytes come */
-    bool finished;   /* and everything is emitted */
-    bool skip_space; /* white space after a block is ignored */
-    bool stray;      /* text between calls is under way */
-    bool tools;      /* calls are looked for */
+    bool ended;           /* no more bytes come */
+    bool finished;        /* and everything is emitted */
+    bool skip_space;      /* white space after a block is ignored */
+    bool stray;           /* text between calls is under way */
+    bool tools;           /* calls are looked for */
+    size_t checked_space; /* white space up to here has been judged */
     bool any_content;
     bool noted_in_reasoning; /* the note comes once */
     hd_reply_finish_reason reason;
@@ -176,6 +177,8 @@ bool reply_space(hd_reply *r, size_t *end);
 /* Between calls: true with a mark at pos, false when there is none yet. */
 bool reply_next_in_block(hd_reply *r, reply_probe *probe, reply_mark *mark);
 void reply_leave_block(hd_reply *r);
+/* Strictly, the white space at pos is one LF, or two if allow_two is set. */
+void reply_check_space(hd_reply *r, size_t end, bool allow_two);
 
 /* --- reply_match.c --- */
 

@@ -144,6 +144,7 @@ static reply_match after_name(const hd_reply *r, size_t at, reply_word word, rep
     out->has_string = false;
     reply_match m = reply_tag_end(r, at, &out->end);
     size_t i = skip_spaces(r, at);
+    if (m == REPLY_YES && word == REPLY_PARAMETER && r->opt.strict) m = REPLY_NO;
     if (m != REPLY_NO || word != REPLY_PARAMETER || i == at) return m;
     m = reply_literal(r, i, "string=\"");
     if (m != REPLY_YES) return m;

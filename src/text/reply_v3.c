@@ -226,12 +226,17 @@ bool reply_v3_after_json(hd_reply *r) {
 
 /* --- a call that is text --- */
 
+/* Up to its end: what looks like a call inside one that went wrong must not run. */
+
 bool reply_v3_lost_call(hd_reply *r) {
     reply_match m = REPLY_NO;
     reply_mark mark;
     size_t i = r->pos;
     for (; i < r->n; i++) {
         if (r->raw[i] == '<') m = reply_probe_v3(r, i, &mark);
+        bool inside = m == REPLY_YES && mark.kind != REPLY_MARK_EOS &&
+                      mark.kind != REPLY_MARK_CALL_END && mark.kind != REPLY_MARK_BLOCK_END;
+        if (inside) m = REPLY_NO;
         if (m != REPLY_NO) break;
     }
     reply_consume_to(r, i);

@@ -261,8 +261,6 @@ static const reply_case proper_cases[] = {
     PROPER(IN_V4, CALLS(INV("now") END), "[B0]now[A0]{}[E0 complete]"),
     PROPER(IN_V4, CALLS(PARIS PARIS INV("now") END),
            PARIS_EVENTS("0") PARIS_EVENTS("1") "[B2]now[A2]{}[E2 complete]"),
-    CASE(IN_V4, CALLS(INV("run") STR("a\"b \"> c", "") STR("", "x") END),
-         "[B0]run[N SPELLING][A0]{\"a\\\"b \": \"\"[E0 malformed]"),
     PROPER(IN_V4, CALLS(INV("run") STR("a\"b=\" c", "") STR("", "x") END),
            "[B0]run[A0]{\"a\\\"b=\\\" c\": \"\", \"\": \"x\"}[E0 complete]"),
     PROPER(IN_V4,
@@ -336,6 +334,8 @@ static const reply_case tolerant_cases[] = {
                                   "parameter name=\"x\">3</" D "parameter>\n" END),
          "[B0]get_weather[N SPELLING][A0]{\"location\": \"1\"[N SPELLING][A0], \"days\": 2"
          "[N SPELLING][A0], \"x\": \"3\"}[E0 complete]"),
+    CASE(IN_V4, CALLS(INV("run") STR("a\"> b", "c") END),
+         "[B0]run[N SPELLING][A0]{\"a\": \" b\\\" string=\\\"true\\\">c\"}[E0 complete]"),
     /* missing ends */
     CASE(IN_V4, "\n\n" OPEN PARIS, PARIS_EVENTS("0") "[N MISSING_END]"),
     CUT(IN_V4, "\n\n" OPEN PARIS, PARIS_EVENTS("0") "[N CUT]", HD_REPLY_LENGTH),
@@ -352,7 +352,7 @@ static const reply_case tolerant_cases[] = {
         "[B0]run[A0]{\"a\": \"b[E0 cut][N CUT]", HD_REPLY_ABORT),
     CASE(IN_V4,
          "\n\n" OPEN INV("run") "<" D "parameter name=\"a\" string=\"true\">b</" D "para" EOS,
-         "[B0]run[A0]{\"a\": \"b[E0 malformed][N UNFINISHED][C]" INV(
+         "[B0]run[A0]{\"a\": \"b</" D "para[E0 malformed][N UNFINISHED][C]" INV(
              "run") "<" D "parameter name=\"a\" string=\"true\">b</" D "para"),
     CUT(IN_V4, "\n\n" OPEN INV("run") "<" D "parameter name=\"a\" string=\"false\">[1,",
         "[B0]run[A0]{\"a\": [E0 cut][N CUT]", HD_REPLY_LENGTH),
@@ -360,7 +360,7 @@ static const reply_case tolerant_cases[] = {
     CASE(IN_V4, "\n\n" OPEN "<" D "invoke name=\"ru", "[N BAD_TAG][C]<" D "invoke name=\"ru"),
     CASE(IN_V4, "\n\n" OPEN, "[N MISSING_END]"),
     CUT(IN_V4, "x\n\n<" D "tool", "[C]x\n\n<" D "tool", HD_REPLY_LENGTH),
-    CASE(IN_V4, "x\n\n<" D "tool_calls" EOS, "[C]x\n\n<" D "tool_calls"),
+    CASE(IN_V4, "x\n\n<" D "tool_calls" EOS, "[C]x\n\n[N STRAY_TAG][C]<" D "tool_calls"),
     CASE(IN_V4, CALLS(""), ""),
     CASE(IN_V3, CB V3("now", "{}"), "[B0]now[A0]{}[E0 complete][N MISSING_END]"),
     CASE(IN_V3, CB C1 "function" SEP "run\n```json\n{\"a\": 1}\n```" EOS,
@@ -412,7 +412,7 @@ static const reply_case tolerant_cases[] = {
              STR("a", INV("now") END) "</" D "invoke>" PARIS_EVENTS("0") "[C]y"),
     CASE(V4_NO_TOOLS, "x" CALLS(PARIS), "[C]x\n\n[N TOOLS_NOT_OFFERED][C]" OPEN PARIS CLOSE),
     CASE(V31_KNOWN, CB C1 "other" SEP "{\"a\": \"" C1 "\"}" C2 CE "y",
-         "[N UNKNOWN_TOOL][C]" C1 "other" SEP "{\"a\": \"[N UNKNOWN_TOOL]"),
+         "[N UNKNOWN_TOOL][C]" C1 "other" SEP "{\"a\": \"" C1 "\"}" C2 "y"),
     /* text after the block, a second block */
     CASE(IN_V4, CALLS(PARIS) "\n \n", PARIS_EVENTS("0")),
     CASE(IN_V4, CALLS(PARIS) "\n Done. " CALLS(PARIS) " Bye ",
@@ -486,21 +486,26 @@ static const reply_case tolerant_cases[] = {
          "[B0]run[A0]{\"a\": \"\ufffd\ufffd\ufffd\ufffd\", \"b\": \"\ufffd\"}[E0 complete]"),
 };
 
+static void same(const transcript *t, const reply_case *c) {
+    if (strcmp(t->text, c->expect) != 0) print_error("reply: %s\n", c->text);
+    assert_string_equal(t->text, c->expect);
+}
+
 static void check_case(const reply_case *c) {
     transcript *whole = &transcripts[0], *cut = &transcripts[1];
     size_t n = strlen(c->text);
     slicing at_once = {0}, bytes = {.first = 1, .every = 1};
     assert_int_equal(parse(whole, &c->opt, c->text, n, c->reason, &at_once), HD_OK);
-    assert_string_equal(whole->text, c->expect);
+    same(whole, c);
     parse(cut, &c->opt, c->text, n, c->reason, &bytes);
-    assert_string_equal(cut->text, c->expect);
+    same(cut, c);
     for (size_t i = 1; i < n; i++) {
         parse(cut, &c->opt, c->text, n, c->reason, &(slicing){.first = i});
-        assert_string_equal(cut->text, c->expect);
+        same(cut, c);
     }
     for (uint64_t seed = 1; seed <= 20; seed++) {
         parse(cut, &c->opt, c->text, n, c->reason, &(slicing){.seed = seed});
-        assert_string_equal(cut->text, c->expect);
+        same(cut, c);
     }
 }
 
