@@ -42,6 +42,11 @@ static void hold_args(hd_reply *r, const char *unit, size_t n) {
 /* One character, or one escape. */
 static void put_unit(hd_reply *r, const char *unit, size_t n) {
     if (r->status != HD_OK) return;
+    if (r->out_kind == HD_REPLY_ARGUMENTS) {
+        r->args_over = r->args_over || n > r->opt.max_arguments - r->n_arguments;
+        if (r->args_over) return;
+        r->n_arguments += n;
+    }
     if (r->out_kind == HD_REPLY_ARGUMENTS && r->opt.whole_calls) {
         hold_args(r, unit, n);
         return;
@@ -143,11 +148,11 @@ static bool is_deviation(hd_reply_note note) {
 }
 
 void reply_note(hd_reply *r, hd_reply_note note) {
+    put_event(r, (hd_reply_event){.kind = HD_REPLY_NOTE, .note = note});
     if (r->opt.strict && is_deviation(note) && r->status == HD_OK) {
         r->status = HD_FAIL(r->err, HD_EFORMAT, "reply, byte %zu: %s", r->pos,
                             hd_reply_note_text(note));
     }
-    put_event(r, (hd_reply_event){.kind = HD_REPLY_NOTE, .note = note});
 }
 
 /* --- calls --- */
@@ -159,6 +164,7 @@ void reply_call_open(hd_reply *r) {
     r->json_done = false;
     r->n_params = 0;
     r->n_arguments = 0;
+    r->args_over = false;
     r->held_n = 0;
 }
 
@@ -189,25 +195,19 @@ void reply_call_name(hd_reply *r, size_t name, size_t n) {
     }
 }
 
-/* Whether n more bytes are allowed; otherwise the call is lost. */
-static bool charge(hd_reply *r, size_t n) {
-    if (r->mode != REPLY_CALL) return false;
-    r->n_arguments += n;
-    if (r->n_arguments <= r->opt.max_arguments) return true;
-    reply_call_lost(r, HD_REPLY_NOTE_ARGUMENTS_TOO_LONG);
-    return false;
+static void put_args(hd_reply *r, const char *text, size_t n, bool escape) {
+    if (n == 0 || r->mode != REPLY_CALL) return;
+    switch_to(r, HD_REPLY_ARGUMENTS);
+    filter(r, text, n, escape);
+    if (r->args_over) reply_call_lost(r, HD_REPLY_NOTE_ARGUMENTS_TOO_LONG);
 }
 
 void reply_args(hd_reply *r, const char *text, size_t n) {
-    if (n == 0 || !charge(r, n)) return;
-    switch_to(r, HD_REPLY_ARGUMENTS);
-    filter(r, text, n, false);
+    put_args(r, text, n, false);
 }
 
 void reply_args_escaped(hd_reply *r, const char *text, size_t n) {
-    if (n == 0 || !charge(r, n)) return;
-    switch_to(r, HD_REPLY_ARGUMENTS);
-    filter(r, text, n, true);
+    put_args(r, text, n, true);
 }
 
 void reply_args_end_string(hd_reply *r) {

@@ -79,6 +79,7 @@ typedef struct reply_attrs { /* of an invoke or a parameter tag */
     size_t name, name_n;     /* in raw */
     size_t end;              /* in raw, after '>' */
     bool has_string, string;
+    bool quoted;   /* the name holds a quote: then the tag must be as it should */
     bool too_long; /* the name: why it did not match */
 } reply_attrs;
 
@@ -136,6 +137,7 @@ struct hd_reply {
     const hd_reply_tool *tool; /* NULL: unknown */
     int32_t n_begun, n_complete;
     size_t n_arguments; /* bytes */
+    bool args_over;     /* they became longer than allowed */
     bool json_done;     /* its arguments came as one JSON object */
     reply_json json;
     int32_t n_params;

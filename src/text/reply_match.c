@@ -144,7 +144,8 @@ static reply_match after_name(const hd_reply *r, size_t at, reply_word word, rep
     out->has_string = false;
     reply_match m = reply_tag_end(r, at, &out->end);
     size_t i = skip_spaces(r, at);
-    if (m == REPLY_YES && word == REPLY_PARAMETER && r->opt.strict) m = REPLY_NO;
+    if (m == REPLY_YES && word == REPLY_PARAMETER && (out->quoted || r->opt.strict))
+        m = REPLY_NO;
     if (m != REPLY_NO || word != REPLY_PARAMETER || i == at) return m;
     m = reply_literal(r, i, "string=\"");
     if (m != REPLY_YES) return m;
@@ -180,6 +181,7 @@ reply_match reply_tag_attrs(const hd_reply *r, size_t at, reply_word word, reply
         out->name_n = i - out->name;
         m = r->raw[i] == '"' ? after_name(r, i + 1, word, out) : REPLY_NO;
         if (m != REPLY_NO) return m;
+        out->quoted = out->quoted || r->raw[i] == '"';
         out->too_long = out->name_n == HD_REPLY_MAX_NAME;
         if (out->too_long || !in_name(r->raw[i], word)) return REPLY_NO;
     }

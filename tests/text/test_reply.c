@@ -1,7 +1,7 @@
 /* test_reply.c - the reply parser: a table of replies, each in every slicing.
  *
- * What a reply becomes is written as a transcript: [R] reasoning, [C] content, [B0 name] a
- * call begins, [A0] its arguments, [E0] and how it ends, [N] a note. Adjacent deltas are
+ * What a reply becomes is written as a transcript: [R] reasoning, [C] content, [B0] a call
+ * begins, its name, [A0] its arguments, [E0 ...] and how it ends, [N ...] a note. Adjacent deltas are
  * joined, so the transcript must not depend on the slicing. */
 #include "check.h"
 
@@ -10,24 +10,9 @@
 #include <string.h>
 
 #include "base/philox.h"
+#include "text/reply_cases.h"
 #include "text/reply.h"
-
-#define D         "｜DSML｜"
-#define EOS       "<｜end▁of▁sentence｜>"
-#define OPEN      "<" D "tool_calls>\n"
-#define CLOSE     "</" D "tool_calls>"
-#define INV(n)    "<" D "invoke name=\"" n "\">\n"
-#define END       "</" D "invoke>\n"
-#define STR(k, v) "<" D "parameter name=\"" k "\" string=\"true\">" v "</" D "parameter>\n"
-#define VAL(k, v) "<" D "parameter name=\"" k "\" string=\"false\">" v "</" D "parameter>\n"
-#define CALLS(x)  "\n\n" OPEN x CLOSE
-
-#define CB       "<｜tool▁calls▁begin｜>"
-#define CE       "<｜tool▁calls▁end｜>"
-#define C1       "<｜tool▁call▁begin｜>"
-#define C2       "<｜tool▁call▁end｜>"
-#define SEP      "<｜tool▁sep｜>"
-#define V3(n, a) C1 "function" SEP n "\n```json\n" a "\n```" C2
+#include "text/reply_internal.h"
 
 enum { MAX_TRANSCRIPT = 1 << 20 };
 
@@ -164,17 +149,22 @@ static void feed_slices(hd_reply *r, const char *text, size_t n, const slicing *
     }
 }
 
+static void clear(transcript *t) {
+    t->text[0] = 0;
+    t->args[0] = 0;
+    t->n = t->args_n = 0;
+    t->any = t->after_delta = false;
+    t->open = -1;
+    t->n_begun = 0;
+}
+
 /* The transcript of one reply. */
 static hd_status parse(transcript *t, const hd_reply_options *o, const char *text, size_t n,
                        hd_reply_finish_reason reason, const slicing *s) {
     hd_reply *r;
     hd_err err = {0};
     hd_status st = hd_reply_open(&r, o, record, t, &err);
-    memset(t, 0, offsetof(transcript, args));
-    t->text[0] = 0;
-    t->n = 0;
-    t->open = -1;
-    t->n_begun = 0;
+    clear(t);
     assert_int_equal(st, HD_OK);
     feed_slices(r, text, n, s, &st);
     if (st == HD_OK) st = hd_reply_finish(r, reason, &err);
@@ -188,303 +178,6 @@ static hd_status parse(transcript *t, const hd_reply_options *o, const char *tex
     hd_reply_close(r);
     return st;
 }
-
-/* --- the table --- */
-
-static const hd_reply_param weather_params[] = {
-    {"location", 8, true },
-    {"unit",     4, true },
-    {"days",     4, false}
-};
-static const hd_reply_tool offered[] = {
-    {"get_weather", 11, weather_params, 3},
-    {"run",         3,  NULL,           0},
-    {"now",         3,  NULL,           0}
-};
-
-#define TOOLS           .parse_tools = true, .tools = offered, .n_tools = 3
-#define IN_V4           .format = HD_REPLY_V4, TOOLS
-#define IN_V32          .format = HD_REPLY_V32, TOOLS
-#define IN_V3           .format = HD_REPLY_V3, TOOLS
-#define IN_V31          .format = HD_REPLY_V31, TOOLS
-#define PARIS           INV("get_weather") STR("location", "Paris") END
-#define PARIS_EVENTS(i) "[B" i "]get_weather[A" i "]{\"location\": \"Paris\"}[E" i " complete]"
-
-#define V4_THINKS_OFF IN_V4, .starts_in_reasoning = true, .thinking_off = true
-#define V4_OFF        IN_V4, .thinking_off = true
-#define V4_KNOWN      IN_V4, .unknown_as_text = true
-#define V31_KNOWN     IN_V31, .unknown_as_text = true
-#define V4_NO_TOOLS   .format = HD_REPLY_V4, .parse_tools = true, .unknown_as_text = true
-#define PLAIN         .format = HD_REPLY_PLAIN, .parse_tools = true
-#define V4_SHORT      IN_V4, .max_arguments = 12
-#define V4_WHOLE      IN_V4, .whole_calls = true
-#define V4_TEXT       .format = HD_REPLY_V4
-#define V3_TEXT       .format = HD_REPLY_V3
-#define V4_THINKS     IN_V4, .starts_in_reasoning = true
-#define V3_THINKS     IN_V3, .starts_in_reasoning = true
-#define V31_THINKS    IN_V31, .starts_in_reasoning = true
-
-typedef struct reply_case {
-    hd_reply_options opt;
-    const char *text;
-    const char *expect;
-    hd_reply_finish_reason reason;
-    bool proper; /* the official grammar has it: no notes, and the same in strict parsing */
-} reply_case;
-
-#define CASE(opts, text, expect) \
-    { {opts}, text, expect, HD_REPLY_STOP, false }
-#define CUT(opts, text, expect, reason) \
-    { {opts}, text, expect, reason, false }
-#define PROPER(opts, text, expect) \
-    { {opts}, text, expect, HD_REPLY_STOP, true }
-
-/* Replies as the model was taught to write them. */
-static const reply_case proper_cases[] = {
-    PROPER(IN_V4, "", ""),
-    PROPER(IN_V4, "Hello, world \n" EOS, "[C]Hello, world \n"),
-    PROPER(V4_THINKS, "why\n</think>\n\nbecause" EOS, "[R]why\n[C]\n\nbecause"),
-    PROPER(V4_THINKS, "</think>x", "[C]x"),
-    PROPER(IN_V4, "a < b && c > d, <b>x</b>, a<", "[C]a < b && c > d, <b>x</b>, a<"),
-    PROPER(IN_V4, CALLS(PARIS) EOS, PARIS_EVENTS("0")),
-    PROPER(V4_THINKS, "I need it.</think>One moment." CALLS(PARIS) EOS,
-           "[R]I need it.[C]One moment." PARIS_EVENTS("0")),
-    PROPER(IN_V4,
-           CALLS(INV("get_weather") STR(
-               "location", "a\"b\\c\n\t\x01é 東京 🚀 </｜DSML parameter>") VAL("days", "3")
-                     VAL("deep", "{\"a\":[1, 2.5e-3, null, true],\"b\":\"\\u00e9\"}") END),
-           "[B0]get_weather[A0]{\"location\": \"a\\\"b\\\\c\\n\\t\\u0001é 東京 🚀 </｜DSML "
-           "parameter>\", "
-           "\"days\": 3, \"deep\": {\"a\":[1, 2.5e-3, null, true],\"b\":\"\\u00e9\"}}[E0 "
-           "complete]"),
-    PROPER(IN_V4, CALLS(INV("now") "\n" END), "[B0]now[A0]{}[E0 complete]"),
-    PROPER(IN_V4, CALLS(INV("now") END), "[B0]now[A0]{}[E0 complete]"),
-    PROPER(IN_V4, CALLS(PARIS PARIS INV("now") END),
-           PARIS_EVENTS("0") PARIS_EVENTS("1") "[B2]now[A2]{}[E2 complete]"),
-    PROPER(IN_V4, CALLS(INV("run") STR("a\"b=\" c", "") STR("", "x") END),
-           "[B0]run[A0]{\"a\\\"b=\\\" c\": \"\", \"\": \"x\"}[E0 complete]"),
-    PROPER(IN_V4,
-           CALLS(INV("run")
-                     STR("code", "<｜DSML｜invoke name=\"now\"></parameter></|DSML|parameter>"
-                                 "</｜DSML｜invoke></｜DSML｜tool_calls> </｜DSML｜para") END),
-           "[B0]run[A0]{\"code\": \"<｜DSML｜invoke "
-           "name=\\\"now\\\"></parameter></|DSML|parameter>"
-           "</｜DSML｜invoke></｜DSML｜tool_calls> </｜DSML｜para\"}[E0 complete]"),
-    PROPER(IN_V32, "Ok.\n\n<" D "function_calls>\n" PARIS "</" D "function_calls>" EOS,
-           "[C]Ok." PARIS_EVENTS("0")),
-    PROPER(IN_V3, CB V3("get_weather", "{\"location\": \"Paris\"}") CE EOS, PARIS_EVENTS("0")),
-    PROPER(V3_THINKS,
-           "hm\n</think>\n\nText" CB V3("run", "{\"a\":{\"b\":[\"```\",\"}\"]}}") "\n" V3(
-               "now", "{}") CE,
-           "[R]hm\n[C]\n\nText[B0]run[A0]{\"a\":{\"b\":[\"```\",\"}\"]}}[E0 complete]"
-           "[B1]now[A1]{}[E1 complete]"),
-    PROPER(IN_V31,
-           "Sure." CB C1 "get_weather" SEP "{\"location\": \"Paris\"}" C2 C1 "now" SEP
-           "{}" C2 CE EOS,
-           "[C]Sure." PARIS_EVENTS("0") "[B1]now[A1]{}[E1 complete]"),
-    PROPER(PLAIN, "<think>x</think>" CB EOS "gone", "[C]<think>x</think>" CB),
-    PROPER(V4_TEXT, "x" CALLS(PARIS), "[C]x" CALLS(PARIS)),
-    PROPER(V3_TEXT, "x " CB V3("now", "{}"), "[C]x " CB V3("now", "{}")),
-};
-
-/* What happens in practice; docs/reply.md has the same order. */
-static const reply_case tolerant_cases[] = {
-    /* fewer LFs than two, or more white space */
-    CASE(IN_V4, "x\n" OPEN PARIS CLOSE, "[C]x[N SPELLING]" PARIS_EVENTS("0")),
-    CASE(IN_V4, "x" OPEN PARIS CLOSE, "[C]x[N SPELLING]" PARIS_EVENTS("0")),
-    CASE(IN_V4, "x \n\n \n" OPEN PARIS CLOSE, "[C]x[N SPELLING]" PARIS_EVENTS("0")),
-    CASE(IN_V4, "x \n\n \ny", "[C]x \n\n \ny"),
-    CASE(IN_V4, "x\n\n<" D "tool_call>", "[C]x\n\n<" D "tool_call>"),
-    CASE(IN_V3, "x\n" CB V3("now", "{}") CE, "[C]x[B0]now[A0]{}[E0 complete]"),
-    /* tags without the usual line breaks */
-    CASE(IN_V4,
-         "\n\n<" D "tool_calls><" D "invoke name=\"get_weather\"><" D
-         "parameter name=\"location\"  string=\"true\" >Paris</" D "parameter></" D
-         "invoke></" D "tool_calls>",
-         PARIS_EVENTS("0")),
-    /* a JSON body */
-    CASE(IN_V4, CALLS(INV("get_weather") "{\"location\": \"Paris\"}\n" END),
-         "[B0]get_weather[N SPELLING][A0]{\"location\": \"Paris\"}[E0 complete]"),
-    CASE(IN_V4, CALLS(INV("run") "{\"a\": 1} x" END) "y",
-         "[B0]run[N SPELLING][A0]{\"a\": 1}[E0 malformed][N TEXT_IN_CALL][C]" INV(
-             "run") "{\"a\": 1} x</" D "invoke>y"),
-    CASE(IN_V4, CALLS(INV("run") "{\"a\" 1}\n" END),
-         "[B0]run[N SPELLING][A0]{\"a\" [E0 malformed][N BAD_ARGUMENTS][C]" INV(
-             "run") "{\"a\" 1}\n</" D "invoke>"),
-    CASE(IN_V4, CALLS(INV("run") "{\"a\": \"b</" D "invoke>\n"),
-         "[B0]run[N SPELLING][A0]{\"a\": \"b[E0 malformed][N BAD_ARGUMENTS][C]" INV(
-             "run") "{\"a\": \"b</" D "invoke>"),
-    CASE(IN_V4, CALLS(INV("run") "[1]\n" END),
-         "[B0]run[E0 malformed][N TEXT_IN_CALL][C]" INV("run") "[1]\n</" D "invoke>"),
-    CASE(IN_V4, CALLS(INV("run") "{}\n" STR("a", "b") END),
-         "[B0]run[N SPELLING][A0]{}[E0 malformed][N MIXED_ARGUMENTS][C]" INV("run") "{}\n" STR(
-             "a", "b") "</" D "invoke>"),
-    /* a value that is no JSON */
-    CASE(IN_V4, CALLS(INV("run") VAL("a", "1 2\"") VAL("b", "") VAL("c", " [1 ]\n") END),
-         "[B0]run[A0]{\"a\": [N NOT_JSON][A0]\"1 2\\\"\", \"b\": [N NOT_JSON][A0]\"\", \"c\":  "
-         "[1 ]\n}"
-         "[E0 complete]"),
-    CASE(IN_V4, CALLS(INV("run") VAL("a", "NaN") VAL("b", "01") VAL("c", "True") END),
-         "[B0]run[A0]{\"a\": [N NOT_JSON][A0]\"NaN\", \"b\": [N NOT_JSON][A0]\"01\", \"c\": "
-         "[N NOT_JSON][A0]\"True\"}[E0 complete]"),
-    /* no string attribute: the schema, else a string */
-    CASE(IN_V4,
-         CALLS(INV("get_weather") "<" D "parameter name=\"location\">1</" D "parameter>\n<" D
-                                  "parameter name=\"days\">2</" D "parameter>\n<" D
-                                  "parameter name=\"x\">3</" D "parameter>\n" END),
-         "[B0]get_weather[N SPELLING][A0]{\"location\": \"1\"[N SPELLING][A0], \"days\": 2"
-         "[N SPELLING][A0], \"x\": \"3\"}[E0 complete]"),
-    CASE(IN_V4, CALLS(INV("run") STR("a\"> b", "c") END),
-         "[B0]run[N SPELLING][A0]{\"a\": \" b\\\" string=\\\"true\\\">c\"}[E0 complete]"),
-    /* missing ends */
-    CASE(IN_V4, "\n\n" OPEN PARIS, PARIS_EVENTS("0") "[N MISSING_END]"),
-    CUT(IN_V4, "\n\n" OPEN PARIS, PARIS_EVENTS("0") "[N CUT]", HD_REPLY_LENGTH),
-    CASE(IN_V4, "\n\n" OPEN INV("run") STR("a", "b"),
-         "[B0]run[A0]{\"a\": \"b\"[N MISSING_END][A0]}[E0 complete]"),
-    CUT(IN_V4, "\n\n" OPEN INV("run") STR("a", "b"), "[B0]run[A0]{\"a\": \"b\"[E0 cut][N CUT]",
-        HD_REPLY_LENGTH),
-    CASE(IN_V4, "\n\n" OPEN INV("run") STR("a", "b") INV("now") END CLOSE,
-         "[B0]run[A0]{\"a\": \"b\"[N MISSING_END][A0]}[E0 complete][B1]now[A1]{}[E1 complete]"),
-    CASE(IN_V4, CALLS(INV("run") STR("a", "b")),
-         "[B0]run[A0]{\"a\": \"b\"[N MISSING_END][A0]}[E0 complete]"),
-    CASE(IN_V4, CALLS(INV("run")), "[B0]run[E0 malformed][N UNFINISHED][C]" INV("run")),
-    CUT(IN_V4, "\n\n" OPEN INV("run") "<" D "parameter name=\"a\" string=\"true\">b</" D "para",
-        "[B0]run[A0]{\"a\": \"b[E0 cut][N CUT]", HD_REPLY_ABORT),
-    CASE(IN_V4,
-         "\n\n" OPEN INV("run") "<" D "parameter name=\"a\" string=\"true\">b</" D "para" EOS,
-         "[B0]run[A0]{\"a\": \"b</" D "para[E0 malformed][N UNFINISHED][C]" INV(
-             "run") "<" D "parameter name=\"a\" string=\"true\">b</" D "para"),
-    CUT(IN_V4, "\n\n" OPEN INV("run") "<" D "parameter name=\"a\" string=\"false\">[1,",
-        "[B0]run[A0]{\"a\": [E0 cut][N CUT]", HD_REPLY_LENGTH),
-    CUT(IN_V4, "\n\n" OPEN "<" D "invoke name=\"ru", "[N CUT]", HD_REPLY_LENGTH),
-    CASE(IN_V4, "\n\n" OPEN "<" D "invoke name=\"ru", "[N BAD_TAG][C]<" D "invoke name=\"ru"),
-    CASE(IN_V4, "\n\n" OPEN, "[N MISSING_END]"),
-    CUT(IN_V4, "x\n\n<" D "tool", "[C]x\n\n<" D "tool", HD_REPLY_LENGTH),
-    CASE(IN_V4, "x\n\n<" D "tool_calls" EOS, "[C]x\n\n[N STRAY_TAG][C]<" D "tool_calls"),
-    CASE(IN_V4, CALLS(""), ""),
-    CASE(IN_V3, CB V3("now", "{}"), "[B0]now[A0]{}[E0 complete][N MISSING_END]"),
-    CASE(IN_V3, CB C1 "function" SEP "run\n```json\n{\"a\": 1}\n```" EOS,
-         "[B0]run[A0]{\"a\": 1}[N MISSING_END][E0 complete]"),
-    CUT(IN_V3, CB C1 "function" SEP "run\n```json\n{\"a\": 1",
-        "[B0]run[A0]{\"a\": 1[E0 cut][N CUT]", HD_REPLY_LENGTH),
-    CASE(IN_V3, CB C1 "function" SEP "run\n```json\n{\"a\": 1",
-         "[B0]run[A0]{\"a\": 1[E0 malformed][N UNFINISHED][C]" C1 "function" SEP
-         "run\n```json\n{\"a\": 1"),
-    CASE(IN_V31, CB C1 "run" SEP "{\"a\": 1}" C1 "now" SEP "{}" CE,
-         "[B0]run[A0]{\"a\": 1}[N MISSING_END][E0 complete][B1]now[A1]{}[N MISSING_END][E1 "
-         "complete]"),
-    CUT(IN_V31, CB C1 "ru", "[N CUT]", HD_REPLY_LENGTH),
-    CASE(IN_V31, CB C1 "ru", "[N UNFINISHED][C]" C1 "ru"),
-    /* other spellings, where nothing else can be meant */
-    CASE(IN_V4,
-         "x\n\n<|DSML|tool_calls>\n<|DSML|invoke name=\"get_weather\">\n<|DSML|parameter "
-         "name=\"location\" string=\"true\">Paris</|DSML|parameter>\n</|DSML|invoke>\n"
-         "</|DSML|tool_calls>",
-         "[C]x[N SPELLING][N SPELLING][B0]get_weather[N SPELLING][A0]{\"location\": \"Paris\""
-         "[N SPELLING][N SPELLING][A0]}[E0 complete][N SPELLING]"),
-    CASE(IN_V4,
-         "<tool_calls>\n<invoke name=\"get_weather\">\n<parameter name=\"location\" "
-         "string=\"true\">Paris</parameter>\n</invoke>\n</tool_calls>",
-         "[N SPELLING][N SPELLING][B0]get_weather[N SPELLING][A0]{\"location\": \"Paris\""
-         "[N SPELLING][N SPELLING][A0]}[E0 complete][N SPELLING]"),
-    CASE(IN_V4, CALLS(INV("run") "<parameter name=\"on\">true</" D "parameter>\n" END),
-         "[B0]run[N SPELLING][N SPELLING][A0]{\"on\": \"true\"}[E0 complete]"),
-    CASE(IN_V4, "<tool_calls>\n<invoke name=\"other\">",
-         "[C]<tool_calls>\n<invoke name=\"other\">"),
-    CASE(IN_V4, "a <tool_calls> b <invoke name=\"run\">",
-         "[C]a <tool_calls> b <invoke name=\"run\">"),
-    CASE(IN_V4, "x\n\n<" D "function_calls>\n" PARIS "</" D "function_calls>",
-         "[C]x[N SPELLING]" PARIS_EVENTS("0")),
-    CASE(IN_V4,
-         "x\n\n<" D " tool_calls>\n<" D " invoke name=\"now\">\n</" D " invoke>\n</" D
-         " tool_calls>",
-         "[C]x[N SPELLING][N SPELLING][B0]now[N SPELLING][A0]{}[E0 complete][N SPELLING]"),
-    CASE(IN_V3, CB C1 "function" SEP "run\n{\"a\": 1}" C2 CE,
-         "[B0]run[N SPELLING][A0]{\"a\": 1}[N SPELLING][E0 complete]"),
-    CASE(IN_V3, C1 "tool" SEP " run \n```\n{}```" C2,
-         "[N SPELLING][B0]run[N SPELLING][A0]{}[N SPELLING][E0 complete][N MISSING_END]"),
-    CASE(IN_V31, CB C1 "now" SEP C2 CE, "[B0]now[N NO_ARGUMENTS][A0]{}[E0 complete]"),
-    /* tools that were not offered */
-    CASE(IN_V4, CALLS(INV("other") STR("a", "b") END),
-         "[B0]other[A0]{\"a\": \"b\"}[E0 complete]"),
-    CASE(V4_KNOWN, "x" CALLS(INV("other") STR("a", INV("now") END) END PARIS) "y",
-         "[C]x[N UNKNOWN_TOOL][C]" INV("other")
-             STR("a", INV("now") END) "</" D "invoke>" PARIS_EVENTS("0") "[C]y"),
-    CASE(V4_NO_TOOLS, "x" CALLS(PARIS), "[C]x\n\n[N TOOLS_NOT_OFFERED][C]" OPEN PARIS CLOSE),
-    CASE(V31_KNOWN, CB C1 "other" SEP "{\"a\": \"" C1 "\"}" C2 CE "y",
-         "[N UNKNOWN_TOOL][C]" C1 "other" SEP "{\"a\": \"" C1 "\"}" C2 "y"),
-    /* text after the block, a second block */
-    CASE(IN_V4, CALLS(PARIS) "\n \n", PARIS_EVENTS("0")),
-    CASE(IN_V4, CALLS(PARIS) "\n Done. " CALLS(PARIS) " Bye ",
-         PARIS_EVENTS("0") "[C]Done.[N SPELLING]" PARIS_EVENTS("1") "[C]Bye "),
-    /* no name */
-    CASE(IN_V4, CALLS("<" D "invoke name=\"\">\n" END PARIS),
-         "[N BLANK_CALL]" PARIS_EVENTS("0")),
-    CASE(IN_V4, CALLS("<" D "invoke>\n" END), "[N BLANK_CALL]"),
-    CASE(IN_V4, CALLS("<" D "invoke name=\"\">\n" STR("a", "b") END),
-         "[N BAD_TAG][C]<" D "invoke name=\"\">\n" STR("a", "b") "</" D "invoke>"),
-    CASE(IN_V3, CB V3("", "{}") CE, "[N BAD_TAG][C]" V3("", "{}")),
-    /* think tags */
-    CASE(V4_THINKS, "a </think b", "[R]a </think b[N UNFINISHED_REASONING]"),
-    CUT(V4_THINKS, "a </think", "[R]a </think", HD_REPLY_LENGTH),
-    CASE(IN_V3, "<think>\na</think>\n\nb", "[R]\na[C]\n\nb"),
-    CASE(IN_V3, "\n <think>a</think>b", "[R]a[C]b"),
-    CASE(IN_V4, "<think>a</think>b", "[N THINK_TAG][R]a[C]b"),
-    CASE(V4_THINKS, "<think>a</think>b", "[N THINK_TAG][R]a[C]b"),
-    CASE(IN_V4, "a <think> b</think> c", "[C]a [N THINK_TAG][C] b[N THINK_TAG][C] c"),
-    CASE(V4_OFF, "<think>a</think>b", "[N THINK_TAG][C]a[N THINK_TAG][C]b"),
-    CASE(V4_THINKS_OFF, "</think>b", "[N THINK_TAG][C]b"),
-    CASE(V4_THINKS, "a" CALLS(PARIS) "</think>b",
-         "[R]a\n\n[N BLOCK_IN_REASONING][R]" OPEN PARIS CLOSE "[C]b"),
-    CASE(V31_THINKS, "a" CB "</think>b", "[R]a[N BLOCK_IN_REASONING][R]" CB "[C]b"),
-    /* malformed calls come back */
-    CASE(IN_V4, CALLS(INV("run") STR("a", "b") STR("a", "c") END) "y",
-         "[B0]run[A0]{\"a\": \"b\"[E0 malformed][N DUPLICATE_PARAMETER][C]" INV("run")
-             STR("a", "b") STR("a", "c") "</" D "invoke>y"),
-    CASE(IN_V4, CALLS(STR("a", INV("now") END) PARIS),
-         "[N PARAMETER_OUTSIDE][C]" STR("a", INV("now") END) PARIS_EVENTS("0")),
-    CASE(IN_V4, CALLS("well \n" PARIS "and" PARIS) "y",
-         "[N TEXT_BETWEEN_CALLS][C]well" PARIS_EVENTS(
-             "0") "[N TEXT_BETWEEN_CALLS][C]and" PARIS_EVENTS("1") "[C]y"),
-    CASE(IN_V4, CALLS(INV("run") "text" STR("a", INV("now")) END PARIS),
-         "[B0]run[E0 malformed][N TEXT_IN_CALL][C]" INV("run") "text" STR(
-             "a", INV("now")) "</" D "invoke>"
-                              "[B1]get_weather[A1]{\"location\": \"Paris\"}[E1 complete]"),
-    CASE(IN_V4,
-         CALLS(INV("run") "<" D "parameter name=\"a\" string=\"b\">"
-                          "c</" D "parameter>\n" END),
-         "[B0]run[E0 malformed][N BAD_TAG][C]" INV(
-             "run") "<" D "parameter name=\"a\" string=\"b\">c</" D "parameter>\n</" D
-                    "invoke>"),
-    CASE(IN_V4, CALLS("<" D "invoke id=\"x\">\n" END),
-         "[N BAD_TAG][C]<" D "invoke id=\"x\">\n</" D "invoke>"),
-    CASE(IN_V4, CALLS("</" D "invoke>\n" PARIS),
-         "[N STRAY_TAG][C]</" D "invoke>" PARIS_EVENTS("0")),
-    CASE(IN_V4, INV("now") END, "[N STRAY_TAG][C]" INV("now") "[N STRAY_TAG][C]" END),
-    CASE(IN_V31, CB C1 "run" SEP "{\"a\": 1" C2 C1 "now" SEP "{}" C2 CE "y",
-         "[B0]run[A0]{\"a\": 1[E0 malformed][N BAD_ARGUMENTS][C]" C1 "run" SEP "{\"a\": 1" C2
-         "[B1]now[A1]{}[E1 complete][C]y"),
-    CASE(IN_V31, CB C1 "run" SEP "[]" C2 CE,
-         "[B0]run[E0 malformed][N BAD_ARGUMENTS][C]" C1 "run" SEP "[]" C2),
-    CASE(IN_V31, CB C1 "run" C2 CE, "[N BAD_TAG][C]" C1 "run" C2),
-    CASE(IN_V31, CB C1 "run" SEP "{} x" C2 CE,
-         "[B0]run[A0]{}[E0 malformed][N TEXT_IN_CALL][C]" C1 "run" SEP "{} x" C2),
-    CASE(IN_V31, CB "hm" C2 CE "y", "[N TEXT_BETWEEN_CALLS][C]hm[N STRAY_TAG][C]" C2 "y"),
-    CASE(IN_V31, C2 "y", "[N STRAY_TAG][C]" C2 "y"),
-    /* limits */
-    CASE(V4_SHORT, CALLS(INV("run") STR("a", "bbbb") END),
-         "[B0]run[A0]{\"a\": \"bbbb[E0 malformed][N ARGUMENTS_TOO_LONG]"),
-    /* calls that come whole */
-    CASE(V4_WHOLE, CALLS(INV("run") STR("a", "b") STR("a", "c") END PARIS),
-         "[N DUPLICATE_PARAMETER][C]" INV("run") STR("a", "b")
-             STR("a", "c") "</" D "invoke>" PARIS_EVENTS("0")),
-    CUT(V4_WHOLE, "\n\n" OPEN PARIS INV("run") STR("a", "b"), PARIS_EVENTS("0") "[N CUT]",
-        HD_REPLY_LENGTH),
-    /* bytes that are no UTF-8 */
-    CASE(V4_THINKS, "a\xff\xe6\x9d</think>\xc3\xa9\xc3", "[R]a\ufffd\ufffd[C]é\ufffd"),
-    CASE(IN_V4, CALLS(INV("run") STR("a", "\xed\xa0\x80\xf0\x9f") VAL("b", "\"\xe6\"") END),
-         "[B0]run[A0]{\"a\": \"\ufffd\ufffd\ufffd\ufffd\", \"b\": \"\ufffd\"}[E0 complete]"),
-};
 
 static void same(const transcript *t, const reply_case *c) {
     if (strcmp(t->text, c->expect) != 0) print_error("reply: %s\n", c->text);
@@ -511,14 +204,12 @@ static void check_case(const reply_case *c) {
 
 static void proper_replies(void **state) {
     (void)state;
-    slicing at_once = {0};
     for (size_t i = 0; i < HD_LEN(proper_cases); i++) {
         reply_case c = proper_cases[i];
         check_case(&c);
         c.opt.strict = true;
         if (c.proper) check_case(&c);
     }
-    (void)at_once;
 }
 
 static void tolerated_replies(void **state) {
@@ -526,10 +217,412 @@ static void tolerated_replies(void **state) {
     for (size_t i = 0; i < HD_LEN(tolerant_cases); i++) check_case(&tolerant_cases[i]);
 }
 
+/* --- strict parsing --- */
+
+static void strict_parsing_refuses(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(strict_refusals); i++) {
+        const reply_case *c = &strict_refusals[i];
+        size_t n = strlen(c->text);
+        hd_reply_options o = c->opt;
+        o.strict = true;
+        for (size_t every = 0; every < 3; every++) {
+            slicing s = {.every = every};
+            hd_status st = parse(&transcripts[0], &o, c->text, n, c->reason, &s);
+            if (st != HD_EFORMAT) print_error("reply: %s\n", c->text);
+            assert_int_equal(st, HD_EFORMAT);
+            assert_non_null(strstr(transcripts[0].text, c->expect));
+        }
+    }
+}
+
+/* --- tokens that come flagged --- */
+
+/* \1 and \2 enclose a special piece. */
+static void feed_flagged(hd_reply *r, const char *text) {
+    while (*text) {
+        bool special = *text == '\1';
+        size_t n = special ? strcspn(text, "\2") - 1 : 1;
+        text += special;
+        assert_int_equal(hd_reply_feed(r, text, n, special, NULL), HD_OK);
+        text += n + special;
+    }
+}
+
+static void flagged_tokens_cannot_be_spelled(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(flagged_cases); i++) {
+        const reply_case *c = &flagged_cases[i];
+        transcript *t = &transcripts[0];
+        hd_reply *r;
+        clear(t);
+        assert_int_equal(hd_reply_open(&r, &c->opt, record, t, NULL), HD_OK);
+        feed_flagged(r, c->text);
+        assert_int_equal(hd_reply_finish(r, c->reason, NULL), HD_OK);
+        same(t, c);
+        hd_reply_close(r);
+    }
+}
+
+/* --- what is held, and for how long --- */
+
+static void only_what_could_be_a_marker_is_held(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(held_cases); i++) {
+        const reply_case *c = &held_cases[i];
+        transcript *t = &transcripts[0];
+        hd_reply *r;
+        clear(t);
+        assert_int_equal(hd_reply_open(&r, &c->opt, record, t, NULL), HD_OK);
+        assert_int_equal(hd_reply_feed(r, c->text, strlen(c->text), false, NULL), HD_OK);
+        same(t, c); /* before any finish */
+        hd_reply_close(r);
+    }
+}
+
+static void state_can_be_asked(void **state) {
+    (void)state;
+    hd_reply_options o = {V4_THINKS};
+    const char *parts[] = {"a", "</think>b", CALLS(PARIS), "c"};
+    const bool reasons[] = {true, false, false, false};
+    hd_reply *r;
+    size_t n;
+    clear(&transcripts[0]);
+    assert_int_equal(hd_reply_open(&r, &o, record, &transcripts[0], NULL), HD_OK);
+    assert_null(hd_reply_raw_calls(r, &n));
+    for (size_t i = 0; i < HD_LEN(parts); i++) {
+        assert_int_equal(hd_reply_feed(r, parts[i], strlen(parts[i]), false, NULL), HD_OK);
+        assert_int_equal(hd_reply_in_reasoning(r), reasons[i]);
+        assert_false(hd_reply_in_calls(r));
+    }
+    const char *calls = hd_reply_raw_calls(r, &n);
+    assert_int_equal(n, strlen(parts[2]));
+    assert_memory_equal(calls, parts[2], n);
+    assert_int_equal(hd_reply_n_calls(r), 1);
+    assert_int_equal(hd_reply_feed(r, "\n\n" OPEN, strlen("\n\n" OPEN), false, NULL), HD_OK);
+    assert_true(hd_reply_in_calls(r));
+    hd_reply_raw_calls(r, &n);
+    assert_int_equal(n, strlen(CALLS(PARIS) "c\n\n" OPEN));
+    hd_reply_close(r);
+    hd_reply_close(NULL);
+}
+
+/* --- limits --- */
+
+static char *repeat(const char *head, const char *each, size_t times, const char *tail) {
+    size_t h = strlen(head), n = strlen(each), t = strlen(tail);
+    char *text = malloc(h + n * times + t + 1), *at = text + h;
+    memcpy(text, head, h);
+    for (size_t i = 0; i < times; i++, at += n) memcpy(at, each, n);
+    memcpy(at, tail, t + 1);
+    return text;
+}
+
+static void expect_parts(const hd_reply_options *o, char *text, const char *part,
+                         const char *other) {
+    for (size_t every = 0; every < 2; every++) {
+        slicing s = {.every = every};
+        transcript *t = &transcripts[every];
+        assert_int_equal(parse(t, o, text, strlen(text), HD_REPLY_STOP, &s), HD_OK);
+        assert_non_null(strstr(t->text, part));
+        if (other) assert_non_null(strstr(t->text, other));
+    }
+    assert_string_equal(transcripts[0].text, transcripts[1].text);
+    free(text);
+}
+
+static void limits_hold(void **state) {
+    (void)state;
+    hd_reply_options v4 = {IN_V4}, v31 = {IN_V31};
+    static char params[300 * 80];
+    char *at = params, name[300];
+    for (int i = 0; i < 300; i++) {
+        at += snprintf(at, 80,
+                       "<" D "parameter name=\"p%d\" string=\"true\">v</" D "parameter>\n", i);
+    }
+    memset(name, 'n', sizeof name);
+    name[256] = 0;
+    expect_parts(&v4, repeat("\n\n" OPEN, PARIS, 129, CLOSE "end"),
+                 "[E127 complete][N TOO_MANY_CALLS][C]" INV("get_weather"), "invoke>end");
+    expect_parts(&v4, repeat("\n\n" OPEN INV("run"), params, 1, END CLOSE "end"),
+                 "[E0 malformed][N TOO_MANY_PARAMETERS]", "p299");
+    expect_parts(&v4, repeat("\n\n" OPEN "<" D "invoke name=\"", name, 1, "\">\n" END CLOSE),
+                 "nn[A0]{}[E0 complete]", NULL);
+    expect_parts(&v31, repeat(CB C1, name, 1, SEP "{}" C2 CE), "nn[A0]{}[E0 complete]", NULL);
+    name[256] = 'n';
+    name[257] = 0;
+    expect_parts(&v4, repeat("\n\n" OPEN "<" D "invoke name=\"", name, 1, "\">\n" END CLOSE),
+                 "[N NAME_TOO_LONG][C]<" D "invoke name=\"nn", "\">\n</" D "invoke>");
+    expect_parts(&v31, repeat(CB C1, name, 1, SEP "{}" C2 CE), "[N NAME_TOO_LONG][C]" C1 "nn",
+                 "nn" SEP "{}" C2);
+    expect_parts(&v4, repeat("\n\n" OPEN INV("run") "<" D "parameter name=\"", name, 1, "\">"),
+                 "[E0 malformed][N NAME_TOO_LONG]", NULL);
+    expect_parts(&v4, repeat("\n\n" OPEN INV("run") "{\"a\": ", "[", 2000, END CLOSE),
+                 "[E0 malformed][N BAD_ARGUMENTS]", "[[[[");
+}
+
+static void a_reply_has_a_maximum(void **state) {
+    (void)state;
+    hd_reply_options o = {.format = HD_REPLY_V4, .max_bytes = 10};
+    hd_reply *r;
+    hd_err err = {0};
+    clear(&transcripts[0]);
+    assert_int_equal(hd_reply_open(&r, &o, record, &transcripts[0], NULL), HD_OK);
+    assert_int_equal(hd_reply_feed(r, "0123456789", 10, false, &err), HD_OK);
+    assert_int_equal(hd_reply_feed(r, "x", 1, false, &err), HD_EINVAL);
+    assert_non_null(strstr(err.msg, "10 bytes"));
+    err = (hd_err){0};
+    assert_int_equal(hd_reply_finish(r, HD_REPLY_STOP, &err), HD_EINVAL);
+    assert_string_equal(transcripts[0].text, "[C]0123456789");
+    hd_reply_close(r);
+}
+
+/* --- what the parser takes apart, an encoder puts together again --- */
+
+typedef struct rendering {
+    char data[1 << 16];
+    size_t n;
+} rendering;
+
+static void put(rendering *t, const char *s) {
+    size_t n = strlen(s);
+    assert_true(n < sizeof t->data - t->n);
+    memcpy(t->data + t->n, s, n + 1);
+    t->n += n;
+}
+
+/* One call as V3.2 and V4 have it, from its arguments in JSON. */
+static void render_dsml(rendering *out, const char *name, const char *args) {
+    json_t *object = json_loads(args, 0, NULL), *value;
+    const char *key;
+    assert_true(json_is_object(object));
+    put(out, "<" D "invoke name=\"");
+    put(out, name);
+    put(out, "\">\n");
+    json_object_foreach(object, key, value) {
+        char *dumped = json_dumps(value, JSON_ENCODE_ANY);
+        put(out, "<" D "parameter name=\"");
+        put(out, key);
+        put(out, json_is_string(value) ? "\" string=\"true\">" : "\" string=\"false\">");
+        put(out, json_is_string(value) ? json_string_value(value) : dumped);
+        put(out, "</" D "parameter>\n");
+        free(dumped);
+    }
+    if (json_object_size(object) == 0) put(out, "\n");
+    put(out, "</" D "invoke>\n");
+    json_decref(object);
+}
+
+static void render_call(rendering *out, hd_reply_format format, bool first, const char *name,
+                        const char *args) {
+    if (format == HD_REPLY_V3) {
+        put(out, first ? C1 "function" SEP : "\n" C1 "function" SEP);
+        put(out, name);
+        put(out, "\n```json\n");
+        put(out, args);
+        put(out, "\n```" C2);
+    } else if (format == HD_REPLY_V31) {
+        put(out, C1);
+        put(out, name);
+        put(out, SEP);
+        put(out, args);
+        put(out, C2);
+    } else {
+        render_dsml(out, name, args);
+    }
+}
+
+static void render(rendering *out, hd_reply_format format, const char *reasoning,
+                   const char *content, char (*calls)[2][1024], int n_calls) {
+    static const char *const opens[] = {[HD_REPLY_V3] = CB,
+                                        [HD_REPLY_V31] = CB,
+                                        [HD_REPLY_V32] = "\n\n<" D "function_calls>\n",
+                                        [HD_REPLY_V4] = "\n\n" OPEN};
+    static const char *const closes[] = {[HD_REPLY_V3] = CE,
+                                         [HD_REPLY_V31] = CE,
+                                         [HD_REPLY_V32] = "</" D "function_calls>",
+                                         [HD_REPLY_V4] = CLOSE};
+    out->n = 0;
+    put(out, reasoning);
+    put(out, "</think>");
+    put(out, content);
+    if (n_calls) put(out, opens[format]);
+    for (int i = 0; i < n_calls; i++) {
+        render_call(out, format, i == 0, calls[i][0], calls[i][1]);
+    }
+    if (n_calls) put(out, closes[format]);
+}
+
+typedef struct heard { /* a reply as a client keeps it */
+    char reasoning[4096], content[4096], calls[8][2][1024];
+    int n_calls, n_notes;
+} heard;
+
+static void hear(void *user, const hd_reply_event *e) {
+    heard *h = user;
+    char *to = e->kind == HD_REPLY_REASONING   ? h->reasoning
+               : e->kind == HD_REPLY_CONTENT   ? h->content
+               : e->kind == HD_REPLY_ARGUMENTS ? h->calls[e->call][1]
+                                               : NULL;
+    if (e->kind == HD_REPLY_CALL_BEGIN) to = h->calls[h->n_calls++][0];
+    if (e->kind == HD_REPLY_NOTE) h->n_notes++;
+    if (to) strncat(to, e->text, e->n);
+}
+
+static const char *const contents[] = {"", "One moment.", "a < b\n\n c", "é 東京 <|DSML|x> `"};
+static const char *const arguments[] = {
+    "{}",
+    "{\"location\": \"Paris\"}",
+    "{\"a\": 1, \"b\": [1, {\"x\": null}, \"y\"], \"c\": true, \"s\": \"1\"}",
+    "{\"code\": \"if (a < b) {\\n\\treturn \\\"x\\\\n\\\";\\n}\\n\", \"html\": "
+    "\"</b></parameter>\"}",
+    "{\"k\\\"ey\": \"東京 🚀\", \"\": \" \\n\", \"o\": {\"p\": \"</｜DSML｜invoke>\"}}",
+};
+
+static void history_is_rendered_as_it_was_written(void **state) {
+    (void)state;
+    static rendering wrote, again;
+    static heard h;
+    static char calls[8][2][1024];
+    for (uint64_t seed = 0; seed < 2000; seed++) {
+        hd_philox dice = hd_philox_at(seed, 1, 0), more = hd_philox_at(seed, 2, 0);
+        hd_reply_options o = {IN_V4, .starts_in_reasoning = true};
+        o.format = (hd_reply_format)(HD_REPLY_V3 + dice.v[0] % 4);
+        int n_calls = (int)(dice.v[1] % 4);
+        for (int i = 0; i < n_calls; i++) {
+            snprintf(calls[i][0], sizeof calls[i][0], "tool_%d", i);
+            snprintf(calls[i][1], sizeof calls[i][1], "%s",
+                     arguments[more.v[i] % HD_LEN(arguments)]);
+        }
+        render(&wrote, o.format, dice.v[2] % 2 ? "Why?\n" : "",
+               contents[dice.v[3] % HD_LEN(contents)], calls, n_calls);
+        h = (heard){.n_calls = 0};
+        hd_reply *r;
+        hd_status st = hd_reply_open(&r, &o, hear, &h, NULL);
+        feed_slices(r, wrote.data, wrote.n, &(slicing){.seed = seed + 1}, &st);
+        assert_int_equal(st, HD_OK);
+        assert_int_equal(hd_reply_finish(r, HD_REPLY_STOP, NULL), HD_OK);
+        assert_int_equal(hd_reply_n_calls(r), n_calls);
+        hd_reply_close(r);
+        render(&again, o.format, h.reasoning, h.content, h.calls, h.n_calls);
+        assert_string_equal(again.data, wrote.data);
+        assert_int_equal(h.n_notes, 0);
+    }
+}
+
+/* --- replies that went wrong in any way --- */
+
+/* A reply of the tables with some bytes doubled, dropped, changed or moved. */
+static size_t mutate(char *out, const char *text, size_t n, uint64_t seed) {
+    memcpy(out, text, n);
+    for (uint64_t k = 0; k < 1 + seed % 3 && n > 8; k++) {
+        hd_philox d = hd_philox_at(seed, 3, k);
+        size_t at = d.v[0] % (n - 4), length = 1 + d.v[1] % 4;
+        if (d.v[2] % 3 == 0) {
+            memmove(out + at, out + at + length, n - at - length);
+            n -= length;
+        } else if (d.v[2] % 3 == 1) {
+            memmove(out + at + length, out + at, n - at);
+            n += length;
+        } else {
+            out[at] = "<>/\"{}\n \\\xef\xbd\x9c|d"[d.v[3] % 14];
+        }
+    }
+    return n;
+}
+
+static void wrong_replies_do_not_depend_on_slicing(void **state) {
+    (void)state;
+    static char text[8192];
+    for (size_t i = 0; i < HD_LEN(tolerant_cases); i++) {
+        const reply_case *c = &tolerant_cases[i];
+        for (uint64_t seed = 1; seed <= 60; seed++) {
+            size_t n = mutate(text, c->text, strlen(c->text), i * 1000 + seed);
+            hd_reply_finish_reason reason = (hd_reply_finish_reason)(seed % 3);
+            parse(&transcripts[0], &c->opt, text, n, reason, &(slicing){.every = 0});
+            parse(&transcripts[1], &c->opt, text, n, reason, &(slicing){.every = 1});
+            assert_string_equal(transcripts[0].text, transcripts[1].text);
+            parse(&transcripts[1], &c->opt, text, n, reason, &(slicing){.seed = seed});
+            assert_string_equal(transcripts[0].text, transcripts[1].text);
+        }
+    }
+}
+
+/* --- the parts --- */
+
+static void json_is_judged_as_jansson_does(void **state) {
+    (void)state;
+    static const char *const good[] = {"{}",
+                                       "[]",
+                                       " [ 1 , -0.5e+3 ] ",
+                                       "\"\"",
+                                       "0",
+                                       "-0",
+                                       "1E5",
+                                       "true",
+                                       "false",
+                                       "null",
+                                       "\"\\u00e9\\n\\\"\\/\"",
+                                       "{\"a\":{\"b\":[[],{}]},\"c\":\"\"}",
+                                       "[1,2]\n"};
+    static const char *const bad[] = {
+        "",           " ",     "{",   "}",   "[1,]",   "{\"a\"}", "{\"a\":}",    "{a:1}",
+        "{\"a\":1,}", "01",    "1.",  ".5",  "-",      "1e",      "+1",          "tru",
+        "True",       "nul",   "'a'", "\"",  "\"\n\"", "\"\\x\"", "\"\\u12g4\"", "[1}",
+        "{]",         "[1 2]", "1 2", "NaN", "{,}",    "[,1]",    "truee",       "\"\\\""};
+    for (size_t i = 0; i < HD_LEN(good); i++) {
+        assert_true(reply_json_valid(good[i], strlen(good[i])));
+        json_t *value = json_loads(good[i], JSON_DECODE_ANY, NULL);
+        assert_non_null(value);
+        json_decref(value);
+    }
+    for (size_t i = 0; i < HD_LEN(bad); i++) {
+        assert_false(reply_json_valid(bad[i], strlen(bad[i])));
+        assert_null(json_loads(bad[i], JSON_DECODE_ANY, NULL));
+    }
+}
+
+static void tools_are_read(void **state) {
+    (void)state;
+    json_t *doc = json_loads(
+        "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"parameters\": {"
+        "\"properties\": {\"s\": {\"type\": \"string\"}, \"i\": {\"type\": \"integer\"},"
+        "\"u\": {\"type\": [\"null\", \"string\"]}, \"e\": {\"enum\": [1, 2]}, \"x\": {}}}}},"
+        "{\"function\": {}}, 7, {\"function\": {\"name\": \"g\"}}]",
+        0, NULL);
+    static const bool strings[] = {true, false, true, false, true};
+    hd_reply_tools tools;
+    assert_int_equal(hd_reply_tools_init(&tools, doc, NULL), HD_OK);
+    assert_int_equal(tools.n_tools, 2);
+    assert_memory_equal(tools.tools[0].name, "f", 1);
+    assert_memory_equal(tools.tools[1].name, "g", 1);
+    assert_int_equal(tools.tools[0].n_params, 5);
+    for (size_t i = 0; i < HD_LEN(strings); i++) {
+        assert_int_equal(tools.tools[0].params[i].is_string, strings[i]);
+    }
+    hd_reply_tools_deinit(&tools);
+    assert_int_equal(hd_reply_tools_init(&tools, NULL, NULL), HD_OK);
+    assert_int_equal(tools.n_tools, 0);
+    json_decref(doc);
+    for (int i = 0; i < HD_REPLY_N_NOTES; i++) {
+        assert_true(strlen(hd_reply_note_text((hd_reply_note)i)) > 8);
+    }
+}
+
 int test_reply(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(proper_replies),
         cmocka_unit_test(tolerated_replies),
+        cmocka_unit_test(strict_parsing_refuses),
+        cmocka_unit_test(flagged_tokens_cannot_be_spelled),
+        cmocka_unit_test(only_what_could_be_a_marker_is_held),
+        cmocka_unit_test(state_can_be_asked),
+        cmocka_unit_test(limits_hold),
+        cmocka_unit_test(a_reply_has_a_maximum),
+        cmocka_unit_test(history_is_rendered_as_it_was_written),
+        cmocka_unit_test(wrong_replies_do_not_depend_on_slicing),
+        cmocka_unit_test(json_is_judged_as_jansson_does),
+        cmocka_unit_test(tools_are_read),
     };
     return cmocka_run_group_tests_name("reply", tests, NULL, NULL);
 }
