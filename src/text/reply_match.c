@@ -144,8 +144,8 @@ static reply_match after_name(const hd_reply *r, size_t at, reply_word word, rep
     out->has_string = false;
     reply_match m = reply_tag_end(r, at, &out->end);
     size_t i = skip_spaces(r, at);
-    if (m == REPLY_YES && word == REPLY_PARAMETER && (out->quoted || r->opt.strict))
-        m = REPLY_NO;
+    bool bare_fits = word == REPLY_INVOKE || !(out->quoted || r->opt.strict);
+    if (m == REPLY_YES && !bare_fits) m = REPLY_NO;
     if (m != REPLY_NO || word != REPLY_PARAMETER || i == at) return m;
     m = reply_literal(r, i, "string=\"");
     if (m != REPLY_YES) return m;
@@ -184,6 +184,8 @@ reply_match reply_tag_attrs(const hd_reply *r, size_t at, reply_word word, reply
         out->quoted = out->quoted || r->raw[i] == '"';
         out->too_long = out->name_n == HD_REPLY_MAX_NAME;
         if (out->too_long || !in_name(r->raw[i], word)) return REPLY_NO;
+        m = r->raw[i] == '<' ? reply_eos(r, i) : REPLY_NO;
+        if (m != REPLY_NO) return m == REPLY_YES ? REPLY_NO : REPLY_PART;
     }
     return REPLY_PART;
 }

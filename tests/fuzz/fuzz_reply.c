@@ -17,7 +17,8 @@ typedef struct heard {
     size_t n;
     int last; /* the kind of the last delta; -1 after another event */
     int32_t open, n_begun, n_complete;
-    size_t args_at;
+    char *args;
+    size_t args_n;
 } heard;
 
 static void demand(int true_so, const char *what) {
@@ -38,7 +39,7 @@ static void hear_end(heard *h, const hd_reply_event *e) {
     if (e->end != HD_REPLY_COMPLETE) return;
     h->n_complete++;
     json_error_t why;
-    json_t *args = json_loadb(h->text + h->args_at, h->n - h->args_at, JSON_ALLOW_NUL, &why);
+    json_t *args = json_loadb(h->args, h->args_n, JSON_ALLOW_NUL, &why);
     /* jansson refuses what JSON allows: lone surrogates and numbers beyond a double. */
     int refused = json_error_code(&why) == json_error_numeric_overflow ||
                   strstr(why.text, "surrogate") || strstr(why.text, "Unicode");
@@ -58,12 +59,16 @@ static void hear(void *user, const hd_reply_event *e) {
     if (!delta || h->last != (int)e->kind) add(h, tag, sizeof tag);
     add(h, e->text, e->text ? e->n : 0);
     h->last = delta ? (int)e->kind : -1;
+    if (e->kind == HD_REPLY_ARGUMENTS) {
+        demand(e->n <= MAX_EVENTS_BYTES - h->args_n, "arguments beyond all measure");
+        memcpy(h->args + h->args_n, e->text, e->n);
+        h->args_n += e->n;
+    }
     if (e->kind == HD_REPLY_CALL_BEGIN) {
         demand(h->open < 0 && e->call == h->n_begun, "calls out of order");
         h->open = h->n_begun++;
-        h->args_at = h->n + sizeof tag; /* after the tag of the arguments */
+        h->args_n = 0;
     }
-    if (e->kind == HD_REPLY_NOTE && h->open >= 0) h->last = HD_REPLY_NOTE;
 }
 
 static hd_status parse(heard *h, const hd_reply_options *o, const uint8_t *text, size_t n,
@@ -88,6 +93,12 @@ static hd_status parse(heard *h, const hd_reply_options *o, const uint8_t *text,
     return st;
 }
 
+static void prepare(heard *h) {
+    if (!h->text) h->text = malloc(MAX_EVENTS_BYTES);
+    if (!h->args) h->args = malloc(MAX_EVENTS_BYTES);
+    demand(h->text && h->args, "no memory");
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     static const hd_reply_param params[] = {
         {"a", 1, false},
@@ -99,8 +110,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     };
     static heard one, two;
     if (n < HEADER || n > (1 << 16)) return 0;
-    if (!one.text) one.text = malloc(MAX_EVENTS_BYTES);
-    if (!two.text) two.text = malloc(MAX_EVENTS_BYTES);
+    prepare(&one);
+    prepare(&two);
     hd_reply_options o = {.format = (hd_reply_format)(data[0] % 5),
                           .starts_in_reasoning = data[1] & 1,
                           .thinking_off = data[1] & 2,
