@@ -75,7 +75,7 @@ void hd_device_release(hd_device *d, void *p) {
             return;
         }
     }
-    assert(!"released memory that this device never gave out");
+    assert(false && "released memory that this device never gave out");
 }
 
 hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err) {

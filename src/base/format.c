@@ -112,7 +112,7 @@ static float element_at(const hd_weight *w, int32_t row, int32_t col) {
     case HD_N_DTYPES:
         break;
     }
-    assert(!"not a matrix element type");
+    assert(false && "not a matrix element type");
     return NAN;
 }
 
@@ -144,7 +144,7 @@ static float scale_at(const hd_weight *w, int32_t row, int32_t col) {
     case HD_N_DTYPES:
         break;
     }
-    assert(!"not a scale type");
+    assert(false && "not a scale type");
     return NAN;
 }
 

@@ -53,8 +53,13 @@ hd_status hd_fail(hd_err *err, hd_status code, const char *where, const char *fm
     HD_PRINTF(4, 5);
 
 /* Used as: return HD_FAIL(err, HD_EIO, "cannot read %s", path); */
+#ifdef __clang_analyzer__ /* sees one file at a time: tell it that a failure is not HD_OK */
+#define HD_FAIL(err, code, ...) \
+    (hd_fail((err), (code), __FILE__ ":" HD_STR(__LINE__), __VA_ARGS__), (code))
+#else
 #define HD_FAIL(err, code, ...) \
     hd_fail((err), (code), __FILE__ ":" HD_STR(__LINE__), __VA_ARGS__)
+#endif
 
 /* The one macro of the house that may return. */
 #define HD_TRY(call)                          \

@@ -1,10 +1,28 @@
 /* cmd_version.c - the build, its options, and what this machine offers. */
 #include <stdio.h>
 
+#ifdef HD_CUDA
+#include "backend/devices.h"
+#endif
 #include "base/cpu.h"
 #include "base/pool.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+
+static void print_devices(void) {
+#ifdef HD_CUDA
+    enum { MAX_SHOWN = 16 };
+    hd_cuda_device devices[MAX_SHOWN];
+    char why[200];
+    int32_t n = hd_cuda_devices(devices, MAX_SHOWN, why, sizeof why);
+    if (n == 0) printf("gpu        none: %s\n", why);
+    for (int32_t i = 0; i < n && i < MAX_SHOWN; i++) {
+        const hd_cuda_device *d = &devices[i];
+        printf("gpu %-2d     %s; %d SMs, %.1f GiB, compute capability %d.%d\n", i, d->name,
+               d->n_sms, (double)d->memory_bytes / 1073741824.0, d->major, d->minor);
+    }
+#endif
+}
 
 int cmd_version(int argc, char **argv) {
     const command_line line = {.command = "version",
@@ -21,5 +39,6 @@ int cmd_version(int argc, char **argv) {
     printf("options    cpu only\n");
 #endif
     printf("processor  %d threads; %s\n", hd_cpu_count(), features[0] ? features : "baseline");
+    print_devices();
     return 0;
 }

@@ -5,6 +5,10 @@
 /* argv[0] is the command's name. The return value is the program's exit code. */
 typedef int command_fn(int argc, char **argv);
 
+command_fn cmd_inspect;
+command_fn cmd_tokenize;
+command_fn cmd_detokenize;
+command_fn cmd_render;
 command_fn cmd_logits;
 command_fn cmd_version;
 

@@ -16,8 +16,13 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"logits",  cmd_logits,  "MODEL_DIR --tokens F --out F", "compute logits of given tokens"              },
-    {"version", cmd_version, "",                             "print the build and what this machine offers"},
+    {"inspect",    cmd_inspect,    "MODEL_DIR",                    "print what a checkpoint holds"               },
+    {"tokenize",   cmd_tokenize,   "DIR < TEXT",                   "turn text into token ids"                    },
+    {"detokenize", cmd_detokenize, "DIR < IDS",                    "turn token ids into text"                    },
+    {"render",     cmd_render,     "DIR --messages FILE",          "print the prompt text of a conversation"     },
+    {"logits",     cmd_logits,     "MODEL_DIR --tokens F --out F",
+     "compute the logits of given tokens"                                                                        },
+    {"version",    cmd_version,    "",                             "print the build and what this machine offers"},
 };
 
 static void print_usage(FILE *to) {
@@ -31,9 +36,9 @@ static void print_usage(FILE *to) {
 }
 
 static int unknown_command(const char *name) {
-    const char *names[HD_LEN(commands)];
-    for (size_t i = 0; i < HD_LEN(commands); i++) names[i] = commands[i].name;
-    const char *near = nearest_word(name, names, (int)HD_LEN(commands));
+    const char *names[HD_LEN(commands) + 2] = {"--help", "--version"};
+    for (size_t i = 0; i < HD_LEN(commands); i++) names[i + 2] = commands[i].name;
+    const char *near = nearest_word(name, names, (int)HD_LEN(names));
     hd_err err = {0};
     HD_FAIL(&err, HD_EINVAL, "unknown command '%s'; %s%s%s", name,
             near ? "did you mean " : "see hadal --help", near ? near : "", near ? "?" : "");

@@ -83,16 +83,22 @@ static int find_option(const command_line *line, const char *name, size_t n) {
     return -1;
 }
 
+/* dashes: what stood before the name on the command line, or "" for a key of a config file. */
 static hd_status unknown_option(parse *p, const char *dashes, const char *name, size_t n,
                                 const char *where) {
-    const char *names[MAX_OPTIONS];
+    const char *names[MAX_OPTIONS + 2] = {"help", "config"};
+    const bool in_file = !*dashes;
+    int n_names = in_file ? 0 : 2;
+    for (int i = 0; i < p->line->n_options; i++) names[n_names++] = p->line->options[i].name;
     char word[64];
-    for (int i = 0; i < p->line->n_options; i++) names[i] = p->line->options[i].name;
     snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), name);
-    const char *near = nearest_word(word, names, p->line->n_options);
-    return HD_FAIL(&p->err, HD_EINVAL, "%sunknown option %s%s%s%s%s%s", where, dashes, word,
-                   near ? "; did you mean " : "; see hadal ", near ? dashes : p->line->command,
-                   near ? near : " --help", near ? "?" : "");
+    const char *near = nearest_word(word, names, n_names);
+    if (near) {
+        return HD_FAIL(&p->err, HD_EINVAL, "%sunknown option %s%s; did you mean %s%s?", where,
+                       dashes, word, in_file ? "" : "--", near);
+    }
+    return HD_FAIL(&p->err, HD_EINVAL, "%sunknown option %s%s; see hadal %s --help", where,
+                   dashes, word, p->line->command);
 }
 
 static hd_status set_int(parse *p, const option *o, const char *text) {

@@ -76,9 +76,14 @@ static void choose(const hd_route_rule *rule, float *choice, int32_t *expert) {
     }
 }
 
-static void route_row(const hd_route_args *a, int32_t row, float *score, float *choice) {
+int32_t ops_route_scratch(const hd_route_rule *rule) {
+    return 2 * rule->n_experts + rule->n_groups;
+}
+
+void ops_route_row(const hd_route_args *a, int32_t row, float *scratch) {
     const hd_route_rule *rule = &a->rule;
     const int32_t n = rule->n_experts, k = rule->top_k;
+    float *score = scratch, *choice = scratch + n;
     int32_t *expert = a->expert + (int64_t)row * k;
     float *weight = a->weight + (int64_t)row * k;
     score_experts(a, a->logits + (int64_t)row * n, score);
@@ -99,9 +104,9 @@ static void route_row(const hd_route_args *a, int32_t row, float *score, float *
 }
 
 void hd_route_ref(hd_stream *s, const hd_route_args *a) {
-    const int32_t n = a->rule.n_experts;
-    float *score = hd_stream_scratch(s, 0, (size_t)3 * (size_t)n * sizeof *score);
-    for (int32_t r = 0; r < a->rows; r++) route_row(a, r, score, score + n);
+    const size_t n = (size_t)ops_route_scratch(&a->rule);
+    float *scratch = hd_stream_scratch(s, 0, n * sizeof *scratch);
+    for (int32_t r = 0; r < a->rows; r++) ops_route_row(a, r, scratch);
 }
 
 void hd_permute_ref(hd_stream *s, const hd_permute_args *a) {

@@ -8,4 +8,8 @@
 HD_OP_LIST(X)
 #undef X
 
+/* One row of route, and the floats of scratch it wants. */
+void ops_route_row(const hd_route_args *a, int32_t row, float *scratch);
+int32_t ops_route_scratch(const hd_route_rule *rule);
+
 #endif

@@ -33,7 +33,6 @@ static const char *const silent_keys[] = {
     "attention_dropout",
     "ep_size",
     "head_dim",
-    "hf_quant_config",
     "initializer_range",
     "intermediate_size",
     "num_key_value_heads",

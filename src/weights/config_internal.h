@@ -49,7 +49,7 @@ hd_status weights_section(const weights_view *v, const char *key, const char *se
 hd_status weights_only_text(const weights_view *v, const char *key, const char *only);
 hd_status weights_only_bool(const weights_view *v, const char *key, bool only);
 
-/* An array of exactly or at most n entries; NULL in *out when absent. */
+/* *out is NULL when absent. */
 hd_status weights_array(const weights_view *v, const char *key, const json_t **out);
 
 /* Adds one sentence for the person; silently full after the last place. */

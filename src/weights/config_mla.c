@@ -37,10 +37,18 @@ static hd_status read_indexer(hd_model_spec *s, const weights_view *v) {
     return HD_OK;
 }
 
+/* null means one group; an absent key means 8 to one reader and 1 to another, so it is refused. */
 static hd_status read_groups(hd_model_spec *s, const weights_view *v) {
     hd_route_rule *r = &s->route;
+    if (!json_object_get(v->object, "n_group")) {
+        return weights_refuse(v, HD_EFORMAT, "n_group", NULL, "must be said, null for none");
+    }
     HD_TRY(weights_int_or(v, "n_group", 1, r->n_experts, 1, &r->n_groups));
-    HD_TRY(weights_int_or(v, "topk_group", 1, r->n_groups, r->n_groups, &r->top_groups));
+    if (r->n_groups > 1) {
+        HD_TRY(weights_int(v, "topk_group", 1, r->n_groups, &r->top_groups));
+    } else {
+        HD_TRY(weights_int_or(v, "topk_group", 1, 1, 1, &r->top_groups));
+    }
     int32_t size = r->n_experts / r->n_groups;
     if (r->n_experts % r->n_groups != 0) {
         return HD_FAIL(v->err, HD_EFORMAT,

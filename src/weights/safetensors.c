@@ -53,6 +53,7 @@ typedef struct header {
     const char *path;
     const uint8_t *data; /* the data area */
     size_t data_bytes;
+    bool reals; /* the header was read again with every number as a real */
     hd_err *err;
 } header;
 
@@ -60,12 +61,11 @@ static hd_status refuse(const header *h, const char *name, const char *why) {
     return HD_FAIL(h->err, HD_EFORMAT, "%s: tensor %.200s: %s", h->path, name, why);
 }
 
-/* A whole number that is not negative. Reals appear only when the header was read again
- * because a number exceeds 64 bits; such a number saturates. */
-static bool read_count(const json_t *value, int64_t *out) {
+/* A whole number that is not negative. What exceeds 64 bits saturates. */
+static bool read_count(const header *h, const json_t *value, int64_t *out) {
     if (json_is_integer(value)) {
         *out = json_integer_value(value);
-    } else if (json_is_real(value)) {
+    } else if (h->reals && json_is_real(value)) {
         double v = json_real_value(value);
         if (v != floor(v)) return false;
         *out = v >= 0x1p53 ? INT64_MAX : v < 0 ? -1 : (int64_t)v;
@@ -104,7 +104,7 @@ static hd_status read_shape(const header *h, hd_tensor *t, const json_t *value, 
     t->rank = (int32_t)rank;
     bool empty = false, fits = true;
     for (size_t i = 0; i < rank; i++) {
-        if (!read_count(json_array_get(value, i), &t->shape[i])) {
+        if (!read_count(h, json_array_get(value, i), &t->shape[i])) {
             return refuse(h, t->name, "bad shape: a dimension is no whole number from 0 up");
         }
         empty = empty || t->shape[i] == 0;
@@ -120,8 +120,8 @@ static hd_status read_shape(const header *h, hd_tensor *t, const json_t *value, 
 static hd_status read_span(const header *h, hd_tensor *t, const json_t *value, size_t wanted) {
     int64_t begin, end;
     if (!json_is_array(value) || json_array_size(value) != 2 ||
-        !read_count(json_array_get(value, 0), &begin) ||
-        !read_count(json_array_get(value, 1), &end)) {
+        !read_count(h, json_array_get(value, 0), &begin) ||
+        !read_count(h, json_array_get(value, 1), &end)) {
         return refuse(h, t->name,
                       "bad offsets: data_offsets must be two whole numbers from 0 up");
     }
@@ -279,20 +279,19 @@ static hd_status check_size(const header *h, const char *text, size_t n) {
 }
 
 /* file[8..] starts with a brace, so whatever parses is an object. */
-static hd_status parse_header(const header *h, hd_safetensors *out, const char *text,
-                              size_t n) {
+static hd_status parse_header(header *h, hd_safetensors *out, const char *text, size_t n) {
     json_error_t why;
     HD_TRY(check_size(h, text, n));
     json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &why);
-    bool huge = !root && json_error_code(&why) == json_error_numeric_overflow;
-    if (huge) { /* once more, to be able to name the tensor */
+    h->reals = !root && json_error_code(&why) == json_error_numeric_overflow;
+    if (h->reals) { /* once more, to be able to name the tensor */
         json_error_t ignored;
         root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &ignored);
     }
     if (!root) return refuse_json(h, &why);
     hd_status st = read_tensors(h, out, root);
     json_decref(root);
-    if (st == HD_OK && huge) return refuse_json(h, &why);
+    if (st == HD_OK && h->reals) return refuse_json(h, &why);
     return st == HD_OK ? check_tiling(h, out) : st;
 }
 
@@ -323,10 +322,10 @@ hd_status hd_safetensors_init(hd_safetensors *out, const uint8_t *file, size_t b
         return HD_FAIL(err, HD_EFORMAT, "%s: header not an object: it starts with byte 0x%02x",
                        path, file[8]);
     }
-    const header h = {.path = path,
-                      .data = file + 8 + (size_t)n,
-                      .data_bytes = bytes - 8 - (size_t)n,
-                      .err = err};
+    header h = {.path = path,
+                .data = file + 8 + (size_t)n,
+                .data_bytes = bytes - 8 - (size_t)n,
+                .err = err};
     return parse_header(&h, out, (const char *)file + 8, (size_t)n);
 }
 

@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Checks the rules of the house that a compiler cannot know.
+
+Fails on: an include that goes up or sideways, another folder's private header, a file without
+its opening paragraph, a banned call. Lists, without failing, files over 800 lines and
+functions over 80.
+"""
+import pathlib
+import re
+import sys
+
+FLOORS = {
+    "base": 0,
+    "text": 1, "backend": 1,
+    "ops": 2, "comm": 2, "weights": 2,
+    "kv": 3, "expert": 3,
+    "model": 4,
+    "spec": 5,
+    "exec": 6,
+    "sched": 7,
+    "engine": 8,
+    "server": 9, "train": 9,
+    "cli": 10,
+}  # fmt: skip
+
+BANNED = ["strcpy", "strcat", "sprintf", "vsprintf", "strtok", "gets", "alloca", "rand", "atoi"]
+BANNED_BELOW_CLI = ["exit", "_exit", "printf", "vprintf", "puts", "putchar"]
+MAX_FILE_LINES = 800
+MAX_FUNCTION_LINES = 80
+SUFFIXES = {".c", ".h", ".cu", ".cuh"}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
+# What the scanner must not look into, and the only tokens that can hide it.
+OPAQUE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+
+
+def blank(match):
+    """Keeps line numbers: only line feeds survive."""
+    return "\n" * match.group(0).count("\n") or " "
+
+
+def check_paragraph(path, text):
+    name = re.escape(path.name)
+    if not re.match(rf"/\* {name} - \S", text):
+        yield 1, f"must open with the paragraph /* {path.name} - what it does ... */"
+
+
+def check_includes(path, folder, lines):
+    for number, line in enumerate(lines, 1):
+        found = INCLUDE.match(line)
+        if not found:
+            continue
+        door = found.group(1)
+        other, _, header = door.rpartition("/")
+        if door.endswith(".c"):
+            yield number, f'includes "{door}": no file includes a .c'
+        elif other not in FLOORS:
+            yield number, f'includes "{door}": write the path from src/ (folder/header.h)'
+        elif other != folder:
+            if FLOORS[other] >= FLOORS[folder]:
+                way = "sideways" if FLOORS[other] == FLOORS[folder] else "up"
+                yield number, f'includes "{door}": {folder} may not look {way} to {other}'
+            if header.endswith(("_internal.h", "_internal.cuh")):
+                yield number, f'includes "{door}": private to {other}'
+        if door.endswith(".cuh") and path.suffix not in (".cu", ".cuh"):
+            yield number, f'includes "{door}": .cuh is for .cu files'
+
+
+def check_calls(folder, code):
+    words = BANNED + ([] if folder == "cli" else BANNED_BELOW_CLI)
+    pattern = re.compile(rf"(?<![\w.>])({'|'.join(words)})\s*\(")
+    for number, line in enumerate(code.split("\n"), 1):
+        for call in pattern.findall(line):
+            yield number, f"calls {call}()"
+
+
+def long_functions(code):
+    """Functions as the formatter leaves them: the body closes with } in the first column."""
+    start = name = None
+    opened = False
+    for number, line in enumerate(code.split("\n"), 1):
+        line = line.rstrip()
+        signature = re.match(r"\w[^=]*?(\w+)\s*\(", line)
+        if signature and not opened:
+            start, name = number, signature.group(1)
+        if line.startswith("}"):
+            if opened and number - start + 1 > MAX_FUNCTION_LINES:
+                yield start, f"{name}() has {number - start + 1} lines"
+            start, opened = None, False
+        elif start and not opened:
+            opened = line.endswith("{")
+            if line.endswith(";"):
+                start = None  # only a declaration
+
+
+def main():
+    root = pathlib.Path(__file__).resolve().parent.parent
+    failures, remarks, n_files = [], [], 0
+    for path in sorted(p for top in ("src", "include", "tests", "bench")
+                       for p in (root / top).rglob("*") if p.suffix in SUFFIXES):  # fmt: skip
+        n_files += 1
+        shown = path.relative_to(root)
+        text = path.read_text(encoding="utf-8")
+        code = OPAQUE.sub(blank, text)
+        lines = text.split("\n")
+        found = list(check_paragraph(path, text))
+        if shown.parts[0] == "src":
+            folder = shown.parts[1]
+            if folder not in FLOORS or len(shown.parts) != 3:
+                found.append((1, "lies on no floor; FLOORS in this script lists them"))
+            else:
+                found += check_includes(path, folder, lines)
+                found += check_calls(folder, code)
+        failures += [f"{shown}:{number}: {what}" for number, what in found]
+        if len(lines) - 1 > MAX_FILE_LINES:
+            remarks.append(f"{shown}: {len(lines) - 1} lines")
+        remarks += [f"{shown}:{number}: {what}" for number, what in long_functions(code)]
+    for line in remarks:
+        print(f"remark: {line}")
+    for line in failures:
+        print(line)
+    print(f"floors: {n_files} files, {len(failures)} findings, {len(remarks)} remarks")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+/* cmd_inspect.c - what a checkpoint, or a config alone, holds and whether it is whole. */
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/progress.h"
+#include "cli/commands.h"
+#include "cli/inspect_internal.h"
+#include "cli/options.h"
+
+enum { QUIET_SCALE_BYTES = 1 << 30 }; /* below, reading the scales shows no progress */
+
+int32_t inspect_count_attention(const hd_model_spec *s, hd_attention kind) {
+    int32_t n = 0;
+    for (int32_t l = 0; l < s->n_layers; l++) n += s->layers[l].attention == kind;
+    return n;
+}
+
+int32_t inspect_count_mlp(const hd_model_spec *s, hd_mlp kind) {
+    int32_t n = 0;
+    for (int32_t l = 0; l < s->n_layers; l++) n += s->layers[l].mlp == kind;
+    return n;
+}
+
+const char *inspect_attention_name(hd_attention kind) {
+    static const char *const names[] = {[HD_ATTN_MLA] = "mla",
+                                        [HD_ATTN_MLA_SPARSE] = "mla_sparse",
+                                        [HD_ATTN_WINDOW] = "window",
+                                        [HD_ATTN_CSA] = "csa",
+                                        [HD_ATTN_HCA] = "hca"};
+    return names[kind];
+}
+
+const char *inspect_mlp_name(hd_mlp kind) {
+    static const char *const names[] = {
+        [HD_MLP_DENSE] = "dense", [HD_MLP_MOE] = "moe", [HD_MLP_MOE_HASH] = "moe_hash"};
+    return names[kind];
+}
+
+const char *inspect_quant_name(hd_quant_method method) {
+    static const char *const names[] = {
+        [HD_QUANT_NONE] = "none", [HD_QUANT_FP8] = "fp8", [HD_QUANT_MODELOPT] = "modelopt"};
+    return names[method];
+}
+
+/* ---- rows of --tensors ---- */
+
+int32_t inspect_n_rows(const inspection *in) {
+    return in->checkpoint ? hd_checkpoint_count(in->checkpoint) : in->schema->n;
+}
+
+static inspect_row declared_row(const inspection *in, int32_t i) {
+    const hd_tensor_decl *d = &in->schema->decls[i];
+    const hd_stored_format f = hd_declared_format(in->spec, d);
+    hd_summary one = {0};
+    hd_summary_add(&one, in->spec, d, d->rows, d->cols, &f);
+    inspect_row row = {.name = d->name,
+                       .dtype = hd_dtype_name(f.type),
+                       .file = "",
+                       .role = hd_role_name(d->role),
+                       .rank = d->rank,
+                       .layer = d->layer,
+                       .expert = d->expert,
+                       .bytes = hd_summary_main(&one).bytes + hd_summary_mtp(&one).bytes};
+    row.shape[0] = d->rank == 2 ? d->rows : d->cols;
+    row.shape[1] = d->cols;
+    return row;
+}
+
+static inspect_row stored_row(const inspection *in, int32_t i) {
+    static const char *const uses[] = {[HD_USE_UNKNOWN] = "unknown",
+                                       [HD_USE_DATA] = "",
+                                       [HD_USE_SCALE] = "scale",
+                                       [HD_USE_IGNORED] = "ignored"};
+    const hd_tensor *t = hd_checkpoint_at(in->checkpoint, i);
+    int32_t decl;
+    hd_use use = hd_weights_use(in->weights, i, &decl);
+    const hd_tensor_decl *d = decl >= 0 ? &in->schema->decls[decl] : NULL;
+    inspect_row row = {.name = t->name,
+                       .dtype = t->dtype_name,
+                       .file = hd_checkpoint_shard_name(in->checkpoint, t->shard),
+                       .role = use == HD_USE_DATA && d ? hd_role_name(d->role) : uses[use],
+                       .rank = t->rank,
+                       .layer = d ? d->layer : -1,
+                       .expert = d ? d->expert : -1,
+                       .bytes = (int64_t)t->bytes};
+    memcpy(row.shape, t->shape, sizeof row.shape);
+    return row;
+}
+
+inspect_row inspect_row_at(const inspection *in, int32_t i) {
+    return in->checkpoint ? stored_row(in, i) : declared_row(in, i);
+}
+
+/* ---- gathering ---- */
+
+static void count_tensors(inspection *in) {
+    const hd_checkpoint *c = in->checkpoint;
+    for (int32_t i = 0; i < in->schema->n; i++)
+        in->n_missing += hd_weights_missing(in->weights, i);
+    for (int32_t i = 0; i < hd_checkpoint_count(c); i++) {
+        int32_t decl;
+        hd_use use = hd_weights_use(in->weights, i, &decl);
+        in->n_unknown += use == HD_USE_UNKNOWN;
+        in->n_ignored += use == HD_USE_IGNORED;
+        in->tensor_bytes += (int64_t)hd_checkpoint_at(c, i)->bytes;
+    }
+}
+
+static void sum_stored(inspection *in) {
+    for (int32_t i = 0; i < in->schema->n; i++) {
+        const hd_weight *m = hd_weights_stored(in->weights, i);
+        if (!m) continue;
+        const hd_stored_format f = hd_weight_format(m);
+        hd_summary_add(&in->summary, in->spec, &in->schema->decls[i], m->rows, m->cols, &f);
+    }
+}
+
+static hd_status check_scales(const inspection *in, hd_err *err) {
+    int64_t total = 0;
+    for (int32_t i = 0; i < in->schema->n; i++) {
+        const hd_weight *m = hd_weights_stored(in->weights, i);
+        total += m && m->scale ? m->rows : 0;
+    }
+    bool quiet = in->tensor_bytes < QUIET_SCALE_BYTES;
+    hd_progress bar;
+    hd_progress_init(&bar, "reading scales", "rows", total, quiet);
+    hd_status st = HD_OK;
+    for (int32_t i = 0; i < in->schema->n && st == HD_OK; i++) {
+        const hd_weight *m = hd_weights_stored(in->weights, i);
+        if (!m || !m->scale) continue;
+        st = hd_weights_check_scales(in->weights, i, err);
+        hd_progress_add(&bar, m->rows);
+    }
+    hd_progress_end(&bar);
+    return st;
+}
+
+static void note_unknown(inspection *in) {
+    for (int32_t i = 0; i < hd_checkpoint_count(in->checkpoint); i++) {
+        int32_t decl;
+        if (hd_weights_use(in->weights, i, &decl) != HD_USE_UNKNOWN) continue;
+        HD_FAIL(&in->problem, HD_EFORMAT, "%s: tensor %.200s: unknown to this model (%d such)",
+                in->path, hd_checkpoint_at(in->checkpoint, i)->name, in->n_unknown);
+        return;
+    }
+}
+
+static void gather_stored(inspection *in, bool quick, bool strict) {
+    in->schema = hd_weights_schema(in->weights);
+    in->checkpoint = hd_weights_checkpoint(in->weights);
+    in->n_mtp = hd_weights_n_mtp(in->weights);
+    in->problem = *hd_weights_problem(in->weights);
+    count_tensors(in);
+    sum_stored(in);
+    if (!quick) check_scales(in, &in->problem);
+    if (strict) note_unknown(in);
+}
+
+static hd_status print(const inspection *in, bool json, bool tensors) {
+    if (json) return inspect_print_json(in, tensors);
+    inspect_print_text(in, tensors);
+    return HD_OK;
+}
+
+/* Fills in and prints it; what it opens it also closes. */
+static hd_status inspect(const char *path, const hd_model_spec *spec, bool json, bool tensors,
+                         bool quick, bool strict, hd_err *err) {
+    struct stat info;
+    bool is_dir = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
+    inspection in = {.path = path, .spec = spec, .n_mtp = spec->n_mtp};
+    hd_weights *weights = NULL;
+    hd_schema schema = {0};
+    if (is_dir && hd_checkpoint_exists(path)) {
+        HD_TRY(hd_weights_survey(&weights, path, spec, err));
+        in.weights = weights;
+        gather_stored(&in, quick, strict);
+    } else {
+        HD_TRY(hd_schema_open(&schema, spec, err));
+        in.schema = &schema;
+        hd_summarize(&in.summary, spec, &schema);
+    }
+    hd_status st = print(&in, json, tensors);
+    if (st == HD_OK && in.problem.code != HD_OK) {
+        *err = in.problem;
+        st = err->code;
+    }
+    hd_schema_close(&schema);
+    hd_weights_close(weights);
+    return st;
+}
+
+int cmd_inspect(int argc, char **argv) {
+    const char *path = NULL;
+    bool json = false, tensors = false, strict = false, quick = false;
+    const positional where[] = {
+        {.name = "MODEL_DIR", .value = &path}
+    };
+    const option options[] = {
+        {.name = "json",    .kind = OPTION_FLAG, .value = &json, .help = "print one JSON object"},
+        {.name = "tensors",
+         .kind = OPTION_FLAG,
+         .value = &tensors,
+         .help = "list every tensor too"                                                        },
+        {.name = "strict",
+         .kind = OPTION_FLAG,
+         .value = &strict,
+         .help = "fail when the files hold tensors that are unknown"                            },
+        {.name = "quick",
+         .kind = OPTION_FLAG,
+         .value = &quick,
+         .help = "read headers only, not the values of the scales"                              },
+    };
+    const command_line line = {
+        .command = "inspect",
+        .summary = "Prints what a checkpoint holds and whether it is whole.",
+        .details = "MODEL_DIR is a model's directory. A config.json, or a directory without\n"
+                   "weights, is described from the config alone, in the formats it declares.\n"
+                   "Exit code 2 when something is missing, damaged or does not fit; what can\n"
+                   "be told is printed all the same.",
+        .positionals = where,
+        .n_positionals = (int)HD_LEN(where),
+        .options = options,
+        .n_options = (int)HD_LEN(options)};
+    int code;
+    if (!options_parse(&line, argc, argv, &code)) return code;
+    hd_err err = {0};
+    hd_model_spec *spec = NULL;
+    hd_status st = hd_model_spec_open(&spec, path, &err);
+    if (st == HD_OK) st = inspect(path, spec, json, tensors, quick, strict, &err);
+    hd_model_spec_close(spec);
+    if (st == HD_OK) return 0;
+    fflush(stdout); /* the description before the complaint */
+    return report_error(&err);
+}

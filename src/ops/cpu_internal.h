@@ -1,0 +1,65 @@
+/* cpu_internal.h - what the CPU operators share: they are written once, over the kernels of
+ * an instruction set, and split their rows into tasks. A row does not know its task. */
+#ifndef HD_OPS_CPU_INTERNAL_H
+#define HD_OPS_CPU_INTERNAL_H
+
+#include "ops/act_internal.h"
+#include "ops/kernels_internal.h"
+#include "ops/ops.h"
+
+#define X(op) void ops_##op##_cpu(hd_stream *s, const hd_##op##_args *a, const ops_kernels *k);
+HD_OP_LIST(X)
+#undef X
+
+/* ---- rows into tasks ---- */
+
+typedef struct ops_job ops_job;
+
+/* Does rows [first, end) of job->args. */
+typedef void ops_rows_fn(const ops_job *job, int32_t first, int32_t end, int32_t worker);
+
+struct ops_job {
+    hd_stream *stream;
+    const ops_kernels *k;
+    const void *args; /* the op's own */
+    ops_rows_fn *fn;
+    int32_t rows, per_task;
+};
+
+/* Runs the job's rows in tasks of per_task and returns when all are done. */
+void ops_run_rows(const ops_job *job);
+
+/* Rows that make a task worth handing out, when one takes about `steps` scalar steps. */
+int32_t ops_rows_per_task(int64_t steps);
+
+/* ---- stored matrices ---- */
+
+enum {
+    OPS_TILE_COLS = 512, /* columns decoded at once */
+    OPS_X_ROWS = 64,     /* rows that share a decoded tile */
+    OPS_MIX_ROWS = 8     /* rows of a tile that is added up instead of multiplied */
+};
+
+/* Scratch of one worker for products and transposed products. */
+typedef struct ops_tile {
+    float w[OPS_MIX_ROWS * OPS_TILE_COLS];
+    float acc[OPS_X_ROWS * OPS_TILE_ROWS * OPS_LANES];
+} ops_tile;
+
+/* out[0 .. n) = columns [col, col + n) of a row of w; col and, but for the last stretch of a
+ * row, n are multiples of OPS_LANES; n <= OPS_TILE_COLS. */
+void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t row, int32_t col,
+                int32_t n);
+
+/* Up to OPS_X_ROWS rows against rows [first_row, first_row + n_rows) of w. */
+typedef struct ops_product {
+    float *out; /* [n_x, n_rows] */
+    int64_t out_stride;
+    const float *x[OPS_X_ROWS]; /* [n_x] pointers to [w->cols] */
+    int32_t n_x, first_row, n_rows;
+    const hd_weight *w;
+} ops_product;
+
+void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile);
+
+#endif

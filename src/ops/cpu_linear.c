@@ -1,0 +1,244 @@
+/* cpu_linear.c - matrix products: a tile of the stored matrix is decoded once and meets all
+ * rows of a block. Bounded by memory for few rows, by fused multiply-adds for many. */
+#include <limits.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "ops/cpu_internal.h"
+
+/* Rows of W in a task: enough work to hand out, and few enough that a narrow matrix still
+ * feeds every thread. */
+enum { TASK_STEPS = 262144, MAX_TASK_ROWS = 64 };
+
+/* ---- decoding ---- */
+
+static const uint8_t *byte_at(const void *array, hd_dtype type, int64_t element) {
+    return (const uint8_t *)array + element * hd_dtype_bits(type) / 8;
+}
+
+void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t row, int32_t col,
+                int32_t n) {
+    static const float one = 1.0f;
+    const uint8_t *src = byte_at(w->data, w->type, (int64_t)row * w->cols + col);
+    if (!w->scale) {
+        k->decode[w->type](out, src, n, &one, INT_MAX);
+        return;
+    }
+    if (w->block_cols % OPS_LANES != 0) { /* no checkpoint has this */
+        for (int32_t c = 0; c < n; c++) out[c] = hd_weight_at(w, row, col + c);
+        return;
+    }
+    /* A row of scales is itself a stored row, and `global` scales it. */
+    float scale[OPS_TILE_COLS / OPS_LANES + 1];
+    const int64_t per_row = hd_ceil_div(w->cols, w->block_cols);
+    const int32_t block = col / w->block_cols, last = (col + n - 1) / w->block_cols;
+    k->decode[w->scale_type](
+        scale,
+        byte_at(w->scale, w->scale_type, (int64_t)(row / w->block_rows) * per_row + block),
+        last - block + 1, &w->global, INT_MAX);
+    const int32_t head = hd_min_i32(n, w->block_cols - col % w->block_cols);
+    k->decode[w->type](out, src, head, scale, w->block_cols);
+    if (head == n) return;
+    k->decode[w->type](out + head, byte_at(src, w->type, head), n - head, scale + 1,
+                       w->block_cols);
+}
+
+/* ---- products ---- */
+
+void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
+    const int32_t cols = p->w->cols;
+    for (int32_t o = 0; o < p->n_rows; o += OPS_TILE_ROWS) {
+        const int32_t n_w = hd_min_i32(OPS_TILE_ROWS, p->n_rows - o);
+        memset(tile->acc, 0, (size_t)p->n_x * OPS_TILE_ROWS * OPS_LANES * sizeof tile->acc[0]);
+        for (int32_t c = 0; c < cols; c += OPS_TILE_COLS) {
+            const int32_t n = hd_min_i32(OPS_TILE_COLS, cols - c);
+            const float *w[OPS_TILE_ROWS];
+            for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
+                float *to = tile->w + (j < n_w ? j : 0) * OPS_TILE_COLS; /* spare sums: row 0 */
+                if (j < n_w) ops_decode(k, to, p->w, p->first_row + o + j, c, n);
+                w[j] = to;
+            }
+            k->dots(tile->acc, p->x, p->n_x, c, w, n);
+        }
+        k->fold(p->out + o, p->out_stride, tile->acc, p->n_x, n_w);
+    }
+}
+
+/* How the product of n_x rows and n_rows x cols is cut. Tasks count along W first, so that
+ * neighbors share their rows of x. */
+typedef struct grid {
+    int32_t w_rows;   /* rows of W in a task */
+    int32_t w_chunks; /* tasks along W */
+    int32_t x_blocks; /* tasks along x */
+} grid;
+
+static grid cut(int32_t n_x, int32_t n_rows, int32_t cols) {
+    const int32_t block = hd_min_i32(n_x, OPS_X_ROWS);
+    int64_t rows = TASK_STEPS / ((int64_t)hd_max_i32(block, 1) * hd_max_i32(cols, 1));
+    rows = rows > MAX_TASK_ROWS ? MAX_TASK_ROWS : rows - rows % OPS_TILE_ROWS;
+    if (rows < OPS_TILE_ROWS) rows = OPS_TILE_ROWS;
+    return (grid){.w_rows = (int32_t)rows,
+                  .w_chunks = (int32_t)hd_ceil_div(n_rows, rows),
+                  .x_blocks = (int32_t)hd_ceil_div(n_x, OPS_X_ROWS)};
+}
+
+typedef struct linear_job {
+    hd_stream *stream;
+    const ops_kernels *k;
+    const hd_linear_args *a;
+    grid g;
+} linear_job;
+
+static ops_tile *tile_of(hd_stream *s, int32_t worker) {
+    return hd_stream_scratch(s, worker, sizeof(ops_tile));
+}
+
+static void linear_task(const void *arg, int32_t task, int32_t worker) {
+    const linear_job *job = arg;
+    const hd_linear_args *a = job->a;
+    const int32_t o = task % job->g.w_chunks * job->g.w_rows;
+    const int32_t first = task / job->g.w_chunks * OPS_X_ROWS;
+    const int64_t out_stride = stride_or(a->out_stride, a->w->rows);
+    ops_product p = {.out = (a->out ? act(a->out) : a->out_f32) + first * out_stride + o,
+                     .out_stride = out_stride,
+                     .n_x = hd_min_i32(OPS_X_ROWS, a->rows - first),
+                     .first_row = o,
+                     .n_rows = hd_min_i32(job->g.w_rows, a->w->rows - o),
+                     .w = a->w};
+    for (int32_t i = 0; i < p.n_x; i++) {
+        p.x[i] = act_in(a->x) + (first + i) * stride_or(a->x_stride, a->w->cols);
+    }
+    ops_multiply(job->k, &p, tile_of(job->stream, worker));
+}
+
+void ops_linear_cpu(hd_stream *s, const hd_linear_args *a, const ops_kernels *k) {
+    linear_job job = {s, k, a, cut(a->rows, a->w->rows, a->w->cols)};
+    hd_stream_tasks(s, job.g.w_chunks * job.g.x_blocks, linear_task, &job);
+}
+
+/* ---- one matrix per head ---- */
+
+typedef struct heads_job {
+    hd_stream *stream;
+    const ops_kernels *k;
+    const hd_linear_heads_args *a;
+    grid g; /* of one head; chunks along columns when transposed */
+} heads_job;
+
+/* Where one task of a head works. */
+typedef struct heads_task {
+    int32_t head, chunk, first, n_x;
+    const float *x; /* row `first` of this head */
+    float *out;
+} heads_task;
+
+static heads_task locate(const heads_job *job, int32_t task) {
+    const hd_linear_heads_args *a = job->a;
+    const int32_t per_head = job->g.w_chunks * job->g.x_blocks;
+    heads_task t = {.head = task / per_head,
+                    .chunk = task % job->g.w_chunks,
+                    .first = task % per_head / job->g.w_chunks * OPS_X_ROWS};
+    t.n_x = hd_min_i32(OPS_X_ROWS, a->rows - t.first);
+    t.x = act_in(a->x) + (int64_t)t.first * a->x_stride + (int64_t)t.head * a->x_head;
+    t.out = act(a->out) + (int64_t)t.first * a->out_stride + (int64_t)t.head * a->out_head;
+    return t;
+}
+
+static void heads_plain_task(const void *arg, int32_t task, int32_t worker) {
+    const heads_job *job = arg;
+    const hd_linear_heads_args *a = job->a;
+    const heads_task t = locate(job, task);
+    const int32_t o = t.chunk * job->g.w_rows;
+    ops_product p = {.out = t.out + o,
+                     .out_stride = a->out_stride,
+                     .n_x = t.n_x,
+                     .first_row = a->first_row + t.head * a->head_rows + o,
+                     .n_rows = hd_min_i32(job->g.w_rows, a->n_rows - o),
+                     .w = a->w};
+    for (int32_t i = 0; i < p.n_x; i++) p.x[i] = t.x + (int64_t)i * a->x_stride;
+    ops_multiply(job->k, &p, tile_of(job->stream, worker));
+}
+
+/* out = sum over rows i of W of x[i] * W[i, :], a stretch of columns at a time */
+static void heads_transposed_task(const void *arg, int32_t task, int32_t worker) {
+    const heads_job *job = arg;
+    const hd_linear_heads_args *a = job->a;
+    const heads_task t = locate(job, task);
+    const int32_t col = t.chunk * OPS_TILE_COLS;
+    const int32_t cols = hd_min_i32(OPS_TILE_COLS, a->w->cols - col);
+    ops_tile *tile = tile_of(job->stream, worker);
+    for (int32_t r = 0; r < t.n_x; r++) {
+        memset(t.out + (int64_t)r * a->out_stride + col, 0, (size_t)cols * sizeof *t.out);
+    }
+    for (int32_t i = 0; i < a->n_rows; i += OPS_MIX_ROWS) {
+        const int32_t n = hd_min_i32(OPS_MIX_ROWS, a->n_rows - i);
+        const float *row[OPS_MIX_ROWS];
+        for (int32_t j = 0; j < n; j++) {
+            float *to = tile->w + j * OPS_TILE_COLS;
+            ops_decode(job->k, to, a->w, a->first_row + t.head * a->head_rows + i + j, col,
+                       cols);
+            row[j] = to;
+        }
+        job->k->mix(&(ops_mix){.out = t.out + col,
+                               .coef = t.x + i,
+                               .row = row,
+                               .out_stride = a->out_stride,
+                               .coef_stride = a->x_stride,
+                               .n_out = t.n_x,
+                               .n_rows = n,
+                               .cols = cols});
+    }
+}
+
+void ops_linear_heads_cpu(hd_stream *s, const hd_linear_heads_args *a, const ops_kernels *k) {
+    heads_job job = {s, k, a, cut(a->rows, a->n_rows, a->w->cols)};
+    if (a->transpose) job.g.w_chunks = (int32_t)hd_ceil_div(a->w->cols, OPS_TILE_COLS);
+    hd_stream_tasks(s, a->heads * job.g.w_chunks * job.g.x_blocks,
+                    a->transpose ? heads_transposed_task : heads_plain_task, &job);
+}
+
+/* ---- one matrix per expert ---- */
+
+typedef struct grouped_job {
+    hd_stream *stream;
+    const ops_kernels *k;
+    const hd_linear_grouped_args *a;
+    int32_t w_rows, w_chunks; /* the same for every expert */
+} grouped_job;
+
+static int32_t blocks_of(const hd_linear_grouped_args *a, int32_t expert) {
+    return (int32_t)hd_ceil_div(a->offset[expert + 1] - a->offset[expert], OPS_X_ROWS);
+}
+
+static void grouped_task(const void *arg, int32_t task, int32_t worker) {
+    const grouped_job *job = arg;
+    const hd_linear_grouped_args *a = job->a;
+    int32_t expert = 0, block = task / job->w_chunks;
+    while (block >= blocks_of(a, expert)) block -= blocks_of(a, expert++);
+    const hd_weight *w = &a->w[expert];
+    const int32_t o = task % job->w_chunks * job->w_rows;
+    const int32_t first = a->offset[expert] + block * OPS_X_ROWS;
+    ops_product p = {.out = act(a->out) + (int64_t)first * w->rows + o,
+                     .out_stride = w->rows,
+                     .n_x = hd_min_i32(OPS_X_ROWS, a->offset[expert + 1] - first),
+                     .first_row = o,
+                     .n_rows = hd_min_i32(job->w_rows, w->rows - o),
+                     .w = w};
+    for (int32_t i = 0; i < p.n_x; i++) {
+        const int32_t place = first + i;
+        const int32_t row = a->assignment ? a->assignment[place] / a->top_k : place;
+        p.x[i] = act_in(a->x) + (int64_t)row * w->cols;
+    }
+    ops_multiply(job->k, &p, tile_of(job->stream, worker));
+}
+
+void ops_linear_grouped_cpu(hd_stream *s, const hd_linear_grouped_args *a,
+                            const ops_kernels *k) {
+    if (a->n_experts == 0) return;
+    int32_t n_blocks = 0;
+    for (int32_t e = 0; e < a->n_experts; e++) n_blocks += blocks_of(a, e);
+    const int32_t typical = hd_max_i32(1, a->n_places / a->n_experts);
+    const grid g = cut(typical, a->w[0].rows, a->w[0].cols);
+    grouped_job job = {s, k, a, g.w_rows, g.w_chunks};
+    hd_stream_tasks(s, n_blocks * g.w_chunks, grouped_task, &job);
+}

@@ -1,0 +1,62 @@
+/* kernels_internal.h - the inner loops of the CPU operators, once per instruction set.
+ *
+ * Everything above them (cpu_*.c) is written once. The order of every sum is fixed by the
+ * data alone (design D8): a dot product is OPS_LANES partial sums, column c in sum c mod
+ * OPS_LANES, in order of c, folded by one tree; a mix adds its rows one after another. So it
+ * does not matter in which piece, block or thread an element is computed. AVX2 and AVX-512
+ * follow the same order with the same fused steps and give the same bits; the plain ones
+ * round products and sums apart. */
+#ifndef HD_OPS_KERNELS_INTERNAL_H
+#define HD_OPS_KERNELS_INTERNAL_H
+
+#include <stdint.h>
+
+#include "base/format.h"
+
+enum {
+    OPS_LANES = 16,
+    OPS_TILE_ROWS = 4 /* rows of the right-hand side that dots takes at once */
+};
+
+/* out[j, c] += sum over i of coef[j, i] * row[i][c], adding row after row */
+typedef struct ops_mix {
+    float *out;              /* [n_out, cols] */
+    const float *coef;       /* [n_out, n_rows] */
+    const float *const *row; /* [n_rows] pointers to [cols] */
+    int64_t out_stride, coef_stride;
+    int32_t n_out, n_rows, cols;
+} ops_mix;
+
+/* out[i] = element i of a stored row times scale[i / block]; block is a multiple of
+ * OPS_LANES, src needs no alignment and out may not be written past n. */
+typedef void ops_decode_fn(float *out, const uint8_t *src, int32_t n, const float *scale,
+                           int32_t block);
+
+typedef struct ops_kernels {
+    float (*dot)(const float *x, const float *y, int32_t n);
+    /* acc[i, j, lane] += x[i][at + c] * w[j][c] for c < n: the partial sums of n_x times
+     * OPS_TILE_ROWS dot products. A long row may come in pieces of a multiple of OPS_LANES. */
+    void (*dots)(float *acc, const float *const *x, int32_t n_x, int64_t at,
+                 const float *const *w, int32_t n);
+    /* out[i * out_stride + j] = the folded acc[i, j, :] for j < n_w <= OPS_TILE_ROWS */
+    void (*fold)(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w);
+    void (*mix)(const ops_mix *m);
+    float (*max)(const float *x, int32_t n); /* -inf of nothing */
+    /* x = exp(x - shift) in place; gives the sum */
+    float (*exp_sum)(float *x, int32_t n, float shift);
+    ops_decode_fn *decode[HD_N_DTYPES]; /* the float formats; NULL for the others */
+} ops_kernels;
+
+extern const ops_kernels ops_kernels_plain;
+extern const ops_kernels ops_kernels_avx2;
+extern const ops_kernels ops_kernels_avx512; /* needs AVX2 too */
+
+/* What AVX-512 would not make faster is shared. */
+float ops_dot_avx2(const float *x, const float *y, int32_t n);
+void ops_fold_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w);
+float ops_max_avx2(const float *x, int32_t n);
+float ops_exp_sum_avx2(float *x, int32_t n, float shift);
+ops_decode_fn ops_decode_f32_avx2, ops_decode_f16_avx2, ops_decode_bf16_avx2,
+    ops_decode_e4m3_avx2, ops_decode_e8m0_avx2, ops_decode_e2m1_avx2;
+
+#endif

@@ -1,0 +1,190 @@
+/* placement.c - applies a parallel layout to the tensors of a schema. */
+#include "weights/placement.h"
+
+#include <stdlib.h>
+
+enum { MAX_WORLD = 1 << 20 };
+
+hd_layout hd_layout_single(void) {
+    return (hd_layout){.tp = 1, .dp = 1, .ep = 1, .etp = 1, .dense_tp = 1, .head_tp = 1};
+}
+
+int32_t hd_layout_world(const hd_layout *l) {
+    return l->tp * l->dp;
+}
+
+hd_status hd_layout_check(const hd_layout *l, hd_err *err) {
+    const struct {
+        const char *name;
+        int32_t n;
+    } sizes[] = {
+        {"tp",       l->tp      },
+        {"dp",       l->dp      },
+        {"ep",       l->ep      },
+        {"etp",      l->etp     },
+        {"dense_tp", l->dense_tp},
+        {"head_tp",  l->head_tp }
+    };
+    for (size_t i = 0; i < HD_LEN(sizes); i++) {
+        if (sizes[i].n >= 1 && sizes[i].n <= MAX_WORLD) continue;
+        return HD_FAIL(err, HD_EINVAL, "layout: %s is %d: must be in 1..%d", sizes[i].name,
+                       sizes[i].n, MAX_WORLD);
+    }
+    int64_t world = (int64_t)l->tp * l->dp;
+    if (world > MAX_WORLD) {
+        return HD_FAIL(err, HD_EINVAL, "layout: tp %d x dp %d is a world of %lld, more than %d",
+                       l->tp, l->dp, (long long)world, MAX_WORLD);
+    }
+    if (world % ((int64_t)l->ep * l->etp) != 0) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "layout: ep %d x etp %d does not divide the world of %lld", l->ep,
+                       l->etp, (long long)world);
+    }
+    if (world % l->dense_tp != 0 || world % l->head_tp != 0) {
+        bool dense = world % l->dense_tp != 0;
+        return HD_FAIL(err, HD_EINVAL, "layout: %s %d does not divide the world of %lld",
+                       dense ? "dense_tp" : "head_tp", dense ? l->dense_tp : l->head_tp,
+                       (long long)world);
+    }
+    return HD_OK;
+}
+
+hd_rank_place hd_layout_place(const hd_layout *l, int32_t rank) {
+    return (hd_rank_place){.tp = rank % l->tp,
+                           .dp = rank / l->tp,
+                           .etp = rank % l->etp,
+                           .ep = rank / l->etp % l->ep,
+                           .dense = rank % l->dense_tp,
+                           .head = rank % l->head_tp};
+}
+
+/* One tensor being cut. */
+typedef struct cutter {
+    const hd_plan_args *args;
+    const hd_tensor_decl *decl;
+    hd_stored_format format;
+    hd_slice *out;
+    hd_err *err;
+} cutter;
+
+/* Gives this rank part `part` of `parts` equal parts of one side. units: how many heads,
+ * groups or whatever must stay whole the side consists of; by: the layout's word for parts. */
+static hd_status cut(const cutter *c, bool rows, int32_t units, const char *unit, int32_t part,
+                     int32_t parts, const char *by) {
+    const char *side = rows ? "rows" : "columns";
+    int32_t n = rows ? c->decl->rows : c->decl->cols;
+    int32_t block = rows ? c->format.block_rows : c->format.block_cols;
+    int32_t size = n / parts;
+    if (units % parts != 0) {
+        return HD_FAIL(c->err, HD_EINVAL, "%s: %d %s cannot be shared by %s %d", c->decl->name,
+                       units, unit, by, parts);
+    }
+    if (parts > 1 && c->format.scale_type != HD_NONE && size % block != 0) {
+        return HD_FAIL(c->err, HD_EINVAL,
+                       "%s: %d %s over %s %d are %d each: that cuts through its quantization "
+                       "blocks of %d",
+                       c->decl->name, n, side, by, parts, size, block);
+    }
+    if (parts > 1 && !rows && hd_dtype_bits(c->format.type) < 8 && size % 2 != 0) {
+        return HD_FAIL(c->err, HD_EINVAL,
+                       "%s: %d columns over %s %d are %d each: that cuts through a byte of two",
+                       c->decl->name, n, by, parts, size);
+    }
+    if (rows) {
+        c->out->row0 = part * size;
+        c->out->rows = size;
+    } else {
+        c->out->col0 = part * size;
+        c->out->cols = size;
+    }
+    return HD_OK;
+}
+
+static hd_status cut_expert(const cutter *c, const hd_rank_place *at) {
+    const hd_layout *l = c->args->layout;
+    int32_t n = c->args->spec->route.n_experts;
+    if (n % l->ep != 0) {
+        return HD_FAIL(c->err, HD_EINVAL, "%s: %d experts cannot be shared by ep %d",
+                       c->decl->name, n, l->ep);
+    }
+    bool rows = c->decl->role != HD_EXPERT_DOWN;
+    int32_t inter = c->args->spec->moe_inter;
+    HD_TRY(cut(c, rows, inter, rows ? "rows" : "columns", at->etp, l->etp, "etp"));
+    if (c->decl->expert / (n / l->ep) != at->ep) *c->out = (hd_slice){0};
+    return HD_OK;
+}
+
+static hd_status cut_tensor(const cutter *c, const hd_rank_place *at) {
+    const hd_layout *l = c->args->layout;
+    const hd_model_spec *s = c->args->spec;
+    const hd_tensor_decl *d = c->decl;
+    *c->out = (hd_slice){.rows = d->rows, .cols = d->cols};
+    switch (d->cut) {
+    case HD_CUT_NONE:
+        return HD_OK;
+    case HD_CUT_HEAD_ROWS:
+        return cut(c, true, s->n_heads, "heads", at->tp, l->tp, "tp");
+    case HD_CUT_HEAD_COLS:
+        return cut(c, false, s->n_heads, "heads", at->tp, l->tp, "tp");
+    case HD_CUT_GROUP_ROWS:
+        return cut(c, true, s->o_groups, "output groups", at->tp, l->tp, "tp");
+    case HD_CUT_GROUP_COLS:
+        return cut(c, false, s->o_groups, "output groups", at->tp, l->tp, "tp");
+    case HD_CUT_DENSE_ROWS:
+        return cut(c, true, d->rows, "rows", at->dense, l->dense_tp, "dense_tp");
+    case HD_CUT_DENSE_COLS:
+        return cut(c, false, d->cols, "columns", at->dense, l->dense_tp, "dense_tp");
+    case HD_CUT_VOCAB_ROWS:
+        return cut(c, true, d->rows, "rows", at->head, l->head_tp, "head_tp");
+    case HD_CUT_EXPERT:
+        return cut_expert(c, at);
+    }
+    return HD_FAIL(c->err, HD_EINVAL, "%s: unknown kind of cut %d", d->name, (int)d->cut);
+}
+
+static hd_status check_args(const hd_plan_args *a, hd_err *err) {
+    HD_TRY(hd_layout_check(a->layout, err));
+    int32_t world = hd_layout_world(a->layout);
+    if (a->rank < 0 || a->rank >= world) {
+        return HD_FAIL(err, HD_EINVAL, "layout: rank %d is outside a world of %d", a->rank,
+                       world);
+    }
+    if (a->n_mtp < 0 || a->n_mtp > a->spec->n_mtp) {
+        return HD_FAIL(err, HD_EINVAL, "layout: %d MTP layers asked for, the model has %d",
+                       a->n_mtp, a->spec->n_mtp);
+    }
+    return HD_OK;
+}
+
+hd_status hd_plan_open(hd_plan *out, const hd_plan_args *a, hd_err *err) {
+    *out = (hd_plan){0};
+    HD_TRY(check_args(a, err));
+    const hd_rank_place at = hd_layout_place(a->layout, a->rank);
+    out->n = a->schema->n;
+    out->slices = calloc((size_t)out->n, sizeof *out->slices);
+    if (!out->slices) {
+        return HD_FAIL(err, HD_ENOMEM, "no memory to plan %d tensors", out->n);
+    }
+    for (int32_t i = 0; i < out->n; i++) {
+        const hd_tensor_decl *d = &a->schema->decls[i];
+        cutter c = {.args = a, .decl = d, .out = &out->slices[i], .err = err};
+        if (d->duplicate || d->layer >= a->spec->n_layers + a->n_mtp) continue;
+        c.format = a->formats ? a->formats[i] : hd_declared_format(a->spec, d);
+        hd_status st = cut_tensor(&c, &at);
+        if (st != HD_OK) {
+            hd_plan_close(out);
+            return st;
+        }
+        hd_summary_add(&out->held, a->spec, d, c.out->rows, c.out->cols, &c.format);
+    }
+    out->n_heads = a->spec->n_heads / a->layout->tp;
+    out->head0 = at.tp * out->n_heads;
+    out->n_experts = a->spec->route.n_experts / a->layout->ep;
+    out->expert0 = at.ep * out->n_experts;
+    return HD_OK;
+}
+
+void hd_plan_close(hd_plan *p) {
+    free(p->slices);
+    *p = (hd_plan){0};
+}

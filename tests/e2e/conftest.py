@@ -1,0 +1,58 @@
+"""What the end-to-end tests share: the built program, and where test data lie.
+
+HADAL names the program (default build/hadal), HADAL_SHARED the folder of shared cases and data
+(default ../shared beside the repository); tests that need it skip where it is absent.
+"""
+
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HADAL = os.environ.get("HADAL", str(ROOT / "build" / "hadal"))
+SHARED = pathlib.Path(os.environ.get("HADAL_SHARED", ROOT.parent / "shared"))
+GOLDEN = ROOT / "tests" / "golden"
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: run on the release build only")
+    config.addinivalue_line("markers", "threads: run under the thread sanitizer too")
+
+
+def run_hadal(*args, text=True, **options):
+    """Runs the program and returns what subprocess.run does. Input defaults to nothing."""
+    options.setdefault("stdin", None if "input" in options else subprocess.DEVNULL)
+    if options["stdin"] is None:
+        del options["stdin"]
+    options.setdefault("stdout", subprocess.PIPE)
+    options.setdefault("stderr", subprocess.PIPE)
+    return subprocess.run([HADAL, *map(str, args)], text=text, **options)
+
+
+@pytest.fixture
+def hadal():
+    return run_hadal
+
+
+@pytest.fixture
+def refused():
+    """refused(args...): the one line of a command that must end with exit code 2."""
+
+    def check(*args, code=2, **options):
+        result = run_hadal(*args, **options)
+        assert result.returncode == code, result.stderr
+        lines = result.stderr.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("error: "), result.stderr
+        assert result.stdout == ""
+        return lines[0]
+
+    return check
+
+
+@pytest.fixture
+def shared():
+    if not SHARED.is_dir():
+        pytest.skip(f"no shared data at {SHARED}")
+    return SHARED
