@@ -9,6 +9,28 @@
 static const size_t default_max_bytes = (size_t)64 << 20;
 static const size_t default_max_arguments = (size_t)16 << 20;
 
+hd_reply_format hd_reply_format_of(hd_chat_encoding encoding) {
+    switch (encoding) {
+    case HD_CHAT_V2:
+    case HD_CHAT_N_ENCODINGS:
+        return HD_REPLY_PLAIN;
+    case HD_CHAT_V3:
+    case HD_CHAT_V3_0324:
+    case HD_CHAT_R1:
+    case HD_CHAT_R1_0528:
+        return HD_REPLY_V3;
+    case HD_CHAT_V31:
+    case HD_CHAT_V31_TERMINUS:
+        return HD_REPLY_V31;
+    case HD_CHAT_V32:
+        return HD_REPLY_V32;
+    case HD_CHAT_V4:
+    case HD_CHAT_V4_0731:
+        break;
+    }
+    return HD_REPLY_V4;
+}
+
 hd_status hd_reply_open(hd_reply **out, const hd_reply_options *options, hd_reply_sink *sink,
                         void *user, hd_err *err) {
     hd_reply *r = calloc(1, sizeof *r);

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "text/chat.h"
 
 enum {
     HD_REPLY_MAX_CALLS = 128,
@@ -28,6 +29,8 @@ typedef enum hd_reply_format {
     HD_REPLY_V32,   /* DSML, function_calls */
     HD_REPLY_V4     /* DSML, tool_calls */
 } hd_reply_format;
+
+hd_reply_format hd_reply_format_of(hd_chat_encoding encoding);
 
 typedef struct hd_reply_param {
     const char *name;

@@ -510,6 +510,73 @@ static void history_is_rendered_as_it_was_written(void **state) {
     }
 }
 
+static json_t *as_messages(const heard *h) {
+    json_t *calls = json_array();
+    for (int i = 0; i < h->n_calls; i++) {
+        char id[16];
+        snprintf(id, sizeof id, "call_%d", i);
+        json_array_append_new(calls, json_pack("{s:s, s:s, s:{s:s, s:s}}", "id", id, "type",
+                                               "function", "function", "name", h->calls[i][0],
+                                               "arguments", h->calls[i][1]));
+    }
+    json_t *answer =
+        json_pack("{s:s, s:s, s:s, s:o}", "role", "assistant", "content", h->content,
+                  "reasoning_content", h->reasoning, "tool_calls", calls);
+    if (h->n_calls == 0) json_object_del(answer, "tool_calls");
+    if (!*h->reasoning) json_object_del(answer, "reasoning_content");
+    return json_pack("[{s:s, s:s}, o]", "role", "user", "content", "Q", answer);
+}
+
+/* Parsed, kept by a client and sent back: the next prompt holds the bytes of the reply, so
+ * the whole of it is found in a prefix cache. */
+static void the_next_prompt_holds_the_reply(void **state) {
+    (void)state;
+    static const hd_chat_encoding encodings[] = {HD_CHAT_V3_0324,      HD_CHAT_V31,
+                                                 HD_CHAT_V31_TERMINUS, HD_CHAT_V32,
+                                                 HD_CHAT_V4,           HD_CHAT_V4_0731};
+    static rendering wrote;
+    static heard h;
+    static char calls[8][2][1024];
+    for (uint64_t seed = 0; seed < 300; seed++) {
+        hd_philox dice = hd_philox_at(seed, 4, 0), more = hd_philox_at(seed, 5, 0);
+        hd_chat_encoding encoding = encodings[dice.v[0] % HD_LEN(encodings)];
+        bool thinks = encoding >= HD_CHAT_V32;
+        hd_reply_options o = {IN_V4, .starts_in_reasoning = thinks};
+        o.format = hd_reply_format_of(encoding);
+        int n_calls = (int)(dice.v[1] % 4);
+        for (int i = 0; i < n_calls; i++) {
+            snprintf(calls[i][0], sizeof calls[i][0], "tool_%d", i);
+            snprintf(calls[i][1], sizeof calls[i][1], "%s",
+                     arguments[more.v[i] % HD_LEN(arguments)]);
+        }
+        render(&wrote, o.format, thinks ? "Why?\n" : "", contents[dice.v[3] % HD_LEN(contents)],
+               calls, n_calls);
+        const char *reply = wrote.data + (thinks ? 0 : strlen("</think>"));
+        h = (heard){.n_calls = 0};
+        hd_reply *r;
+        hd_status st = hd_reply_open(&r, &o, hear, &h, NULL);
+        feed_slices(r, reply, strlen(reply), &(slicing){.seed = seed + 1}, &st);
+        assert_int_equal(hd_reply_finish(r, HD_REPLY_STOP, NULL), HD_OK);
+        hd_reply_close(r);
+
+        json_t *messages = as_messages(&h);
+        hd_conversation c;
+        hd_err err = {0};
+        hd_chat_prompt p;
+        hd_chat_options how = {
+            .encoding = encoding, .thinking = thinks, .no_generation_prompt = true};
+        put(&wrote, EOS);
+        assert_int_equal(hd_chat_parse(&c, messages, NULL, NULL, false, &err), HD_OK);
+        assert_int_equal(hd_chat_render(&p, &c, &how, NULL), HD_OK);
+        size_t n = strlen(reply);
+        assert_true(p.n > n);
+        assert_memory_equal(p.text + p.n - n, reply, n);
+        hd_chat_prompt_deinit(&p);
+        hd_conversation_deinit(&c);
+        json_decref(messages);
+    }
+}
+
 /* --- replies that went wrong in any way --- */
 
 /* A reply of the tables with some bytes doubled, dropped, changed or moved. */
@@ -620,6 +687,7 @@ int test_reply(void) {
         cmocka_unit_test(limits_hold),
         cmocka_unit_test(a_reply_has_a_maximum),
         cmocka_unit_test(history_is_rendered_as_it_was_written),
+        cmocka_unit_test(the_next_prompt_holds_the_reply),
         cmocka_unit_test(wrong_replies_do_not_depend_on_slicing),
         cmocka_unit_test(json_is_judged_as_jansson_does),
         cmocka_unit_test(tools_are_read),
