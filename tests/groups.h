@@ -5,13 +5,13 @@
 
 /* clang-format off: one per line */
 #define HD_TEST_GROUPS(X) \
-    X(base) \
-    X(config) \
-    X(schema) \
-    X(placement) \
-    X(safetensors) \
-    X(model) \
-    X(chat) \
+    X(base)               \
+    X(config)             \
+    X(schema)             \
+    X(placement)          \
+    X(safetensors)        \
+    X(model)              \
+    X(chat)               \
     X(reply)
 /* clang-format on */
 
