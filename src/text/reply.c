@@ -100,7 +100,7 @@ reply_match reply_text_run(hd_reply *r, hd_reply_event_kind kind, bool hold, rep
                            reply_mark *mark) {
     reply_match m = REPLY_NO;
     bool at_end = r->ended && r->state != REPLY_IN_BLOCK; /* no marker can begin any more */
-    size_t i = r->pos, from = i;
+    size_t i = r->pos, from;
     for (;;) {
         while (i < r->n && r->raw[i] != '<' && !(hold && reply_is_space(r->raw[i]))) i++;
         from = i;

@@ -177,23 +177,22 @@ bool reply_json_arguments(hd_reply *r) {
     }
     reply_args(r, r->raw + r->pos, i - r->pos);
     reply_consume_to(r, i);
-    bool dsml = reply_is_dsml(r);
-    if (r->mode != REPLY_CALL) { /* too long */
-        r->state = dsml ? REPLY_IN_BODY : REPLY_IN_LOST_CALL;
-        return true;
-    }
     if (m == REPLY_YES && mark.kind == REPLY_MARK_EOS) {
         reply_at_eos(r, i);
         return true;
     }
+    bool closed = reply_json_closed(&r->json);
     if (m == REPLY_YES || !good) {
         reply_call_lost(r, HD_REPLY_NOTE_BAD_ARGUMENTS);
-        r->state = dsml ? REPLY_IN_BODY : REPLY_IN_LOST_CALL;
-        return true;
+    } else if (!closed) {
+        return false;
     }
-    if (!reply_json_closed(&r->json)) return false;
-    r->json_done = true;
-    r->state = dsml ? REPLY_IN_BODY : REPLY_AFTER_JSON;
+    /* A call that became too long is text by now; its JSON was read to the end all the same,
+     * so that where it ends does not depend on when it was lost. */
+    r->json_done = closed;
+    r->state = reply_is_dsml(r)        ? REPLY_IN_BODY
+               : r->mode == REPLY_CALL ? REPLY_AFTER_JSON
+                                       : REPLY_IN_LOST_CALL;
     return true;
 }
 

@@ -47,6 +47,7 @@ static const hd_reply_tool offered[] = {
 #define V4_NO_TOOLS   .format = HD_REPLY_V4, .parse_tools = true, .unknown_as_text = true
 #define PLAIN         .format = HD_REPLY_PLAIN, .parse_tools = true
 #define V4_SHORT      IN_V4, .max_arguments = 12
+#define V31_SHORT     IN_V31, .max_arguments = 12
 #define V4_WHOLE      IN_V4, .whole_calls = true
 #define V4_TEXT       .format = HD_REPLY_V4
 #define V3_TEXT       .format = HD_REPLY_V3
@@ -314,6 +315,15 @@ static const reply_case tolerant_cases[] = {
     CASE(V4_SHORT, CALLS(INV("run") VAL("a", "[1,2,3,4,5,6]") END),
          "[B0]run[A0]{\"a\": [E0 malformed][N ARGUMENTS_TOO_LONG][C]" INV("run")
              VAL("a", "[1,2,3,4,5,6]") "</" D "invoke>"),
+    CASE(V4_SHORT, CALLS(INV("run") "{\"a\": \"bbbbbbbb</|DSML|invoke>\"}" END),
+         "[B0]run[N SPELLING][A0]{\"a\": \"bbbbb[E0 malformed][N ARGUMENTS_TOO_LONG][C]" INV(
+             "run") "{\"a\": \"bbbbbbbb</|DSML|invoke>\"}</" D "invoke>"),
+    CASE(V31_SHORT, CB C1 "run" SEP "{\"a\": \"bbbbbbbb\"}" C2 CE "x",
+         "[B0]run[A0]{\"a\": \"bbbbb[E0 malformed][N ARGUMENTS_TOO_LONG][C]" C1 "run" SEP
+         "{\"a\": \"bbbbbbbb\"}" C2 "x"),
+    CASE(V31_SHORT, CB C1 "run" SEP "{\"a\": \"bbbbbbbb" C2 CE "x",
+         "[B0]run[A0]{\"a\": \"bbbbb[E0 malformed][N ARGUMENTS_TOO_LONG][C]" C1 "run" SEP
+         "{\"a\": \"bbbbbbbb" C2 "x"),
     /* calls that come whole */
     CASE(V4_WHOLE, CALLS(INV("run") STR("a", "b") STR("a", "c") END PARIS),
          "[N DUPLICATE_PARAMETER][C]" INV("run") STR("a", "b")

@@ -513,7 +513,7 @@ static void history_is_rendered_as_it_was_written(void **state) {
 static json_t *as_messages(const heard *h) {
     json_t *calls = json_array();
     for (int i = 0; i < h->n_calls; i++) {
-        char id[16];
+        char id[24];
         snprintf(id, sizeof id, "call_%d", i);
         json_array_append_new(calls, json_pack("{s:s, s:s, s:{s:s, s:s}}", "id", id, "type",
                                                "function", "function", "name", h->calls[i][0],
