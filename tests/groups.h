@@ -8,6 +8,7 @@
     X(base) \
     X(tokenizer) \
     X(chat) \
+    X(reply) \
     X(ops) \
     X(sample) \
     X(config) \
