@@ -191,7 +191,7 @@ static hd_status inspect(const char *path, const hd_model_spec *spec, bool json,
 }
 
 int cmd_inspect(int argc, char **argv) {
-    const char *path = NULL;
+    const char *path = "";
     bool json = false, tensors = false, strict = false, quick = false;
     const positional where[] = {
         {.name = "MODEL_DIR", .value = &path}

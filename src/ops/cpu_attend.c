@@ -159,7 +159,7 @@ static void score_keys(const hd_index_select_args *a, const ops_kernels *k, int3
                 const float each = weight[h + i] * a->scale;
                 for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
                     const float x = hit[i * OPS_TILE_ROWS + j];
-                    sum[j] += each * (x > 0.0f ? x : 0.0f);
+                    sum[j] += x > 0.0f ? each * x : 0.0f;
                 }
             }
         }
@@ -167,10 +167,9 @@ static void score_keys(const hd_index_select_args *a, const ops_kernels *k, int3
     }
 }
 
-/* Unsigned integers in the order of the scores; what is not a number comes last. */
+/* Unsigned integers in the order of the scores; what is not a number is chosen last. */
 static uint32_t order_of(float score) {
-    if (isnan(score)) return 0;
-    const uint32_t bits = hd_f32_bits(score + 0.0f); /* one zero only */
+    const uint32_t bits = hd_f32_bits(isnan(score) ? -INFINITY : score + 0.0f); /* one zero */
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 

@@ -244,6 +244,7 @@ def write_sparse(directory, layout, shards):
     (directory / io.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, shards, tensors, total", [
     ("v2_lite", 4, 5291, 31412968448),
     ("v3", 163, 91991, 688574839360),
@@ -267,3 +268,29 @@ def test_released_sizes(hadal, tmp_path, name, shards, tensors, total):
     assert seen["missing"] == seen["unknown"] == []
     sums = [seen["weights"][group]["total"]["bytes"] for group in ("main", "mtp")]
     assert sum(sums) == total
+
+
+# ---- the documented keys ------------------------------------------------------------------------
+
+
+def keys_of(value):
+    if isinstance(value, list):
+        return set().union(*map(keys_of, value))
+    if not isinstance(value, dict):
+        return set()
+    return set(value).union(*map(keys_of, value.values()))
+
+
+def test_every_key_is_documented(hadal, tmp_path):
+    page = (CONFIG_FILES.parents[1] / "docs" / "checkpoints.md").read_text()
+    seen = set()
+    for name in ("v3", "v4"):
+        directory = make_model.write_model(tmp_path / name, CONFIGS[name])
+        document = inspect(hadal, "--tensors", directory)
+        for group in document["weights"].values():  # keyed by names of parts and dtypes
+            group["parts"] = list(group["parts"].values())
+            for total in (*group["parts"], group["total"]):
+                total["formats"] = []
+        seen |= keys_of(document)
+    undocumented = {key for key in seen - {"main", "mtp"} if f"`{key}`" not in page}
+    assert undocumented - {"weights", "attention", "experts", "quantization"} == set()

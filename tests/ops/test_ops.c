@@ -266,6 +266,35 @@ static void selection_breaks_ties_downwards(void **state) {
     }
 }
 
+/* A score that is not a number is taken last, and does not lead out of the arrays. */
+static void selection_takes_nan_last(void **state) {
+    (void)state;
+    float data[4] = {1.0f, 2.0f, -1.0f, 3.0f}; /* relu leaves key 2 a score of 0 */
+    const float q = 1.0f, weight = NAN;
+    const int32_t table[1] = {0}, seq = 0, pos = 3, want[3] = {0, 1, 2};
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        int32_t out[3];
+        fix.table[t].index_select(fix.stream[0], &(hd_index_select_args){
+                                                     .out = out,
+                                                     .q = in(&q),
+                                                     .weight = &weight,
+                                                     .keys = {.data = into(data),
+                                                              .table = table,
+                                                              .table_stride = 1,
+                                                              .page_entries = 4,
+                                                              .width = 1},
+                                                     .seq = &seq,
+                                                     .pos = &pos,
+                                                     .rows = 1,
+                                                     .heads = 1,
+                                                     .ratio = 1,
+                                                     .top_k = 3,
+                                                     .scale = 1.0f
+        });
+        for (int i = 0; i < 3; i++) assert_int_equal(out[i], want[i]);
+    }
+}
+
 /* silu(2) * 3 by hand; both clamps; the gate has no lower one. */
 static void swiglu_clamps(void **state) {
     (void)state;
@@ -325,6 +354,7 @@ int test_ops(void) {
         cmocka_unit_test(rope_turns_pairs),
         cmocka_unit_test(entries_show_when_complete),
         cmocka_unit_test(selection_breaks_ties_downwards),
+        cmocka_unit_test(selection_takes_nan_last),
         cmocka_unit_test(swiglu_clamps),
         cmocka_unit_test(nan_is_not_hidden),
     };
