@@ -97,6 +97,7 @@ def test_chunks_do_not_change_a_bit(logits, case):
 
 
 @each_case
+@pytest.mark.slow
 def test_decoding_does_not_change_a_bit(logits, case):
     whole = logits(case)
     n = len(whole)
@@ -127,6 +128,7 @@ def test_neighbors_do_not_change_a_bit(logits, case):
         assert_same_bits(logits(case, tokens=lists, **options), together, f"three, {options}")
 
 
+@pytest.mark.slow
 def test_more_sequences_than_one_step_holds(logits):
     tokens, _ = read(small)
     lists = [tokens[i : i + 3 + i % 5] for i in range(70)]
@@ -138,6 +140,7 @@ def test_more_sequences_than_one_step_holds(logits):
 
 
 @each_case
+@pytest.mark.slow
 def test_prefixes_do_not_see_what_follows(logits, case):
     tokens, _ = read(case)
     whole = logits(case)
