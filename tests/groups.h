@@ -6,6 +6,8 @@
 /* clang-format off */
 #define HD_TEST_GROUPS(X) \
     X(base) \
+    X(log) \
+    X(options) \
     X(tokenizer) \
     X(chat) \
     X(reply) \

@@ -12,7 +12,7 @@ import pytest
 from conftest import GOLDEN, SHARED, run_hadal
 
 TOLERANCE = 1e-3
-LARGER_THAN_MODEL = 1 << 30
+ONE_PIECE = 1 << 20  # the largest --chunk
 
 golden = sorted(p for p in GOLDEN.glob("*") if (p / "expect.npy").exists())
 shared_cases = sorted(p for p in SHARED.glob("cases/*") if (p / "expect.npy").exists())
@@ -91,12 +91,13 @@ def test_whole_run_equals_the_reference(logits, case, backend):
 
 @each_case
 def test_chunks_do_not_change_a_bit(logits, case):
-    whole = logits(case, chunk=LARGER_THAN_MODEL >> 10)
+    whole = logits(case, chunk=ONE_PIECE)
     for chunk in (1, 7, 64, 128, 129):
         assert_same_bits(logits(case, chunk=chunk), whole, f"chunk {chunk}")
 
 
 @each_case
+@pytest.mark.slow
 def test_decoding_does_not_change_a_bit(logits, case):
     whole = logits(case)
     n = len(whole)
@@ -127,6 +128,7 @@ def test_neighbors_do_not_change_a_bit(logits, case):
         assert_same_bits(logits(case, tokens=lists, **options), together, f"three, {options}")
 
 
+@pytest.mark.slow
 def test_more_sequences_than_one_step_holds(logits):
     tokens, _ = read(small)
     lists = [tokens[i : i + 3 + i % 5] for i in range(70)]
@@ -138,6 +140,7 @@ def test_more_sequences_than_one_step_holds(logits):
 
 
 @each_case
+@pytest.mark.slow
 def test_prefixes_do_not_see_what_follows(logits, case):
     tokens, _ = read(case)
     whole = logits(case)
