@@ -3,7 +3,7 @@
 #ifndef HD_TESTS_GROUPS_H
 #define HD_TESTS_GROUPS_H
 
-/* clang-format off: one per line */
+/* clang-format off */
 #define HD_TEST_GROUPS(X) \
     X(base) \
     X(tokenizer) \

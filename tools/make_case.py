@@ -125,11 +125,17 @@ CASES = {
         qk_rope_head_dim=12, qk_nope_head_dim=28, v_head_dim=18, num_attention_heads=5,
         num_key_value_heads=5, n_routed_experts=10, n_group=1, topk_group=1,
         num_experts_per_tok=3, vocab_size=127)),
-    # the whole index head is rotated; top-k of one window
+    # the whole index head is rotated; a top-k of a few tokens
     "v32_rope": (V32, 140, dict(
-        index_head_dim=16, index_n_heads=16, index_topk=7, first_k_dense_replace=2,
-        num_hidden_layers=4, moe_intermediate_size=20, q_lora_rank=36, vocab_size=89)),
-    # other rates, groups and streams; the clamp binds; hash layers not only in front
+        index_head_dim=16, index_n_heads=16, index_topk=7, hidden_size=64,
+        num_hidden_layers=3, moe_intermediate_size=20, n_routed_experts=8, n_group=2,
+        topk_group=1, num_experts_per_tok=3, q_lora_rank=36, intermediate_size=80,
+        vocab_size=89)),
+    "v3_small": (V3, 130, dict(
+        hidden_size=64, num_hidden_layers=2, moe_intermediate_size=24, n_routed_experts=8,
+        n_group=4, topk_group=2, num_experts_per_tok=3, intermediate_size=96, q_lora_rank=28,
+        v_head_dim=20, vocab_size=107)),
+    # other rates, groups and streams; the clamp binds
     "v4_odd": (V4, 210, dict(
         num_hidden_layers=5, hidden_size=56, num_attention_heads=6, head_dim=40,
         qk_rope_head_dim=12, q_lora_rank=28, o_groups=3, o_lora_rank=20, n_routed_experts=7,
@@ -140,12 +146,11 @@ CASES = {
         layer_types=[HCA, CSA, WINDOW, CSA, HCA],
         mlp_layer_types=["hash_moe", "hash_moe", "moe", "moe", "moe"],
         rope_parameters=dict(YARN, factor=4.0, original_max_position_embeddings=96))),
-    # the smallest that has every kind of layer
+    # the smallest that has every kind of layer, at the released rates
     "v4_small": (V4, 150, dict(
         num_hidden_layers=3, hidden_size=48, head_dim=24, qk_rope_head_dim=8, q_lora_rank=24,
         o_lora_rank=16, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
         sliding_window=20, index_topk=10, vocab_size=96,
-        compress_rates={CSA: 4, HCA: 32},
         layer_types=[WINDOW, HCA, CSA], mlp_layer_types=["hash_moe", "moe", "moe"])),
     # window only, and a window of the whole context
     "v4_window": (V4, 130, dict(
@@ -162,7 +167,7 @@ CASES = {
 def build(config):
     config = transformers.AutoConfig.for_model(**config)
     model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager", dtype=torch.float32
+        config, attn_implementation="eager", experts_implementation="eager", dtype=torch.float32
     )
     return config, model.float().eval()
 

@@ -83,7 +83,10 @@ static hd_status collect_shards(hd_checkpoint *c, json_t *weight_map, const char
                          name ? "\"" : "");
             break;
         }
-        json_object_set_new(unique, name, json_true());
+        if (json_object_set_new(unique, name, json_true()) != 0) {
+            st = HD_FAIL(err, HD_ENOMEM, "%s: no memory for its shards", path);
+            break;
+        }
     }
     size_t n = json_object_size(unique), i = 0;
     if (st == HD_OK && n > MAX_SHARDS) {

@@ -5,6 +5,7 @@
  * which shows the rest. Owns the map of the checkpoint and what had to be widened. */
 #include "weights/weights.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,8 @@ struct hd_weights {
 };
 
 static slot *slot_at(const hd_weights *w, int32_t layer, hd_role role) {
+    assert(layer >= HD_GLOBAL && layer < w->spec->n_layers + w->spec->n_mtp);
+    assert(role >= 0 && role < HD_N_ROLES);
     return &w->slots[(size_t)(layer + 1) * HD_N_ROLES + (size_t)role];
 }
 
@@ -267,8 +270,9 @@ hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_mode
                           hd_err *err) {
     hd_weights *w;
     *out = NULL;
-    HD_TRY(hd_weights_survey(&w, model_dir, spec, err));
-    hd_status st = w->problem.code;
+    hd_status st = hd_weights_survey(&w, model_dir, spec, err);
+    if (!w) return st;
+    st = w->problem.code;
     if (st != HD_OK && err && err->code == HD_OK) *err = w->problem;
     for (int32_t i = 0; i < w->schema.n && st == HD_OK; i++) {
         st = hd_weights_check_scales(w, i, err);

@@ -1,6 +1,7 @@
 """hadal inspect: whole checkpoints, incomplete ones, configs alone, and the real sizes."""
 import json
 import math
+import os
 import shutil
 import struct
 
@@ -157,6 +158,16 @@ def test_unknown_tensors(hadal, tmp_path):
     assert strict.stderr == f"error: {tmp_path}: tensor extra.0: unknown to this model (12 such)\n"
 
 
+def test_names_outside_ascii(hadal, tmp_path):
+    """JSON stays JSON where a sentence cuts a letter in two, and in a path of odd bytes."""
+    made = make_model.tensors(CONFIGS["v2"])
+    made["x" + "\u00e9" * 300] = io.from_array(make_model.np.zeros(1))
+    directory = tmp_path / os.fsdecode(b"caf\xe9")
+    make_model.write_model(directory, CONFIGS["v2"], made)
+    seen = inspect(hadal, "--strict", directory, code=2)
+    assert seen["unknown"] == ["x" + "\u00e9" * 300] and "unknown to this model" in seen["problem"]
+
+
 def test_index_notices(hadal, tmp_path):
     make_model.write_model(tmp_path, CONFIGS["v2"], shards=2)
     index = json.loads((tmp_path / io.INDEX).read_text())
@@ -244,6 +255,7 @@ def write_sparse(directory, layout, shards):
     (directory / io.INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, shards, tensors, total", [
     ("v2_lite", 4, 5291, 31412968448),
     ("v3", 163, 91991, 688574839360),
@@ -267,3 +279,29 @@ def test_released_sizes(hadal, tmp_path, name, shards, tensors, total):
     assert seen["missing"] == seen["unknown"] == []
     sums = [seen["weights"][group]["total"]["bytes"] for group in ("main", "mtp")]
     assert sum(sums) == total
+
+
+# ---- the documented keys ------------------------------------------------------------------------
+
+
+def keys_of(value):
+    if isinstance(value, list):
+        return set().union(*map(keys_of, value))
+    if not isinstance(value, dict):
+        return set()
+    return set(value).union(*map(keys_of, value.values()))
+
+
+def test_every_key_is_documented(hadal, tmp_path):
+    page = (CONFIG_FILES.parents[1] / "docs" / "checkpoints.md").read_text()
+    seen = set()
+    for name in ("v3", "v4"):
+        directory = make_model.write_model(tmp_path / name, CONFIGS[name])
+        document = inspect(hadal, "--tensors", directory)
+        for group in document["weights"].values():  # keyed by names of parts and dtypes
+            group["parts"] = list(group["parts"].values())
+            for total in (*group["parts"], group["total"]):
+                total["formats"] = []
+        seen |= keys_of(document)
+    undocumented = {key for key in seen - {"main", "mtp"} if f"`{key}`" not in page}
+    assert undocumented - {"weights", "attention", "experts", "quantization"} == set()

@@ -312,6 +312,19 @@ def test_bad_ids_are_refused(tmp_path, data):
     assert out.returncode == 2 and out.stderr.startswith(b"error: standard input: ")
 
 
+def test_files_beyond_reason_are_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.touch()
+    os.truncate(path, 200 << 20)
+    out = run("tokenize", tmp_path, b"a")
+    assert out.returncode == 2 and b"larger than" in out.stderr
+    for text in (b"", b"{", b"[]", b'{"model":{"vocab":{"\\ud800":0}}}', b"\xff", b"[" * 100000):
+        path.write_bytes(text)
+        out = run("tokenize", tmp_path, b"a")
+        assert out.returncode == 2 and out.stderr.count(b"\n") == 1
+        assert b"tokenizer.json" in out.stderr
+
+
 def test_missing_files_are_named(tmp_path):
     out = run("tokenize", tmp_path, b"a")
     assert out.returncode == 2 and b"tokenizer.json" in out.stderr
@@ -320,6 +333,12 @@ def test_missing_files_are_named(tmp_path):
 @pytest.mark.parametrize("name, text", [("a", "a" * 300000), ("space", " " * 300000),
                                         ("space a", " " * 300000 + "a"), ("emoji", "🙂" * 75000),
                                         ("spaces, feeds", (" " * 999 + "\n") * 300),
+                                        ("letters", "".join(random.Random(3).choices(
+                                            "theaonirsTHE", k=100000))),
+                                        ("few letters", "".join(random.Random(4).choices(
+                                            "th", k=50000))),
+                                        ("han", "".join(random.Random(5).choices(
+                                            "的一是不了人我在有他这中大来上国", k=30000))),
                                         ("tabs", "\t" * 300000 + "."), ("marks", "\u0300" * 100000)])
 def test_long_runs_equal_the_reference(pair, name, text):
     directory, _, plain, _ = pair
