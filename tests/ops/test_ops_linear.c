@@ -129,7 +129,7 @@ void op_linear_heads(void **state) {
         {1,  1, 1,   0,   1,   1  },
         {3,  3, 5,   3,   8,   48 }, /* the second half of every head */
         {33, 2, 9,   0,   9,   67 },
-        {66, 3, 20,  12,  32,  130},
+        {65, 2, 12,  12,  24,  70 },
         {1,  2, 128, 0,   256, 540}, /* as in MLA: a block of scales per half */
         {1,  2, 128, 128, 256, 540},
     };
