@@ -2,8 +2,8 @@
  *
  * Contract of every entry: queue the work on s and return; allocate nothing; synchronize
  * nothing; report trouble through the stream; accept zero rows. Shapes are in brackets,
- * row-major; a *_stride counts elements between rows and 0 means the natural one. Nothing
- * may overlap unless the struct says so.
+ * row-major; a *_stride counts elements between rows, and where there are no heads 0 means
+ * the natural one. Nothing may overlap unless the struct says so.
  *
  * Activations are hd_act: an incomplete type, because the element is the backend's affair
  * (float on the CPU). What must be float32 everywhere (scores, mixing weights, logits) says
