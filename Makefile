@@ -91,6 +91,10 @@ $(BUILD)/bench_%: $(BUILD)/bench/bench_%.o $(LIBRARY)
 	@echo "LINK $@"
 	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
 
+$(BUILD)/examples/%: $(BUILD)/examples/%.o $(LIBRARY)
+	@echo "LINK $@"
+	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
+
 $(BUILD)/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "CC   $<"
