@@ -9,12 +9,12 @@ import sys
 import torch
 from safetensors.torch import save_file
 
-import model_v3
 import model_v4
 from quantize import (e8m0_decode, e8m0_encode, format_of, fp4_codes, fp4_decode, fp4_pack, fp4_unpack, fp8_encode, spread)
 
 Tensor = torch.Tensor
 E8M0 = torch.float8_e8m0fnu
+MAX_LEN = 8192  # trained on rows of 4,096
 
 
 def official(weights: dict[str, Tensor], family: str) -> dict[str, Tensor]:
@@ -77,21 +77,18 @@ def export(small: str, tokenizer: str, out: str) -> None:
     weights = {**{k: w.float() for k, w in s["optimizer"]["master"].items()}, **s["biases"], **s["fixed"]}
     tensors = official(weights, family)
     save_file(tensors, f"{out}/model.safetensors", metadata={"format": "pt"})
-    if family == "v4":
-        write_json(f"{out}/config.json", v4_json(model_v4.V4Config(**s["run"]["model"]), 65536))
-    else:
-        write_json(f"{out}/config.json", model_v3.config_json(model_v3.V3Config(**s["run"]["model"])))
+    write_json(f"{out}/config.json", v4_json(model_v4.V4Config(**s["run"]["model"]), MAX_LEN))
     write_json(f"{out}/generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "do_sample": True, "temperature": 0.6, "top_p": 0.95})
     shutil.copy(tokenizer, f"{out}/tokenizer.json")
     write_json(f"{out}/tokenizer_config.json", {
         "add_bos_token": False, "add_eos_token": False, "bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>",
-        "pad_token": "<｜▁pad▁｜>", "unk_token": None, "clean_up_tokenization_spaces": False, "model_max_length": 65536,
+        "pad_token": "<｜▁pad▁｜>", "unk_token": None, "clean_up_tokenization_spaces": False, "model_max_length": MAX_LEN,
         "tokenizer_class": "PreTrainedTokenizerFast"})
     size = os.path.getsize(f"{out}/model.safetensors")
     print(f"{out}/model.safetensors: {size} bytes, {len(tensors)} tensors, step {s['step']}")
 
 
-def load_weights(path: str, family: str) -> dict[str, Tensor]:
+def load_weights(path: str) -> dict[str, Tensor]:
     """Float32 weights as a reader of the file gets them, experts stacked again."""
     from safetensors.torch import load_file
     raw = load_file(f"{path}/model.safetensors")
@@ -123,11 +120,8 @@ def load_model(path: str, max_len: int, device: str, dtype: torch.dtype):
     """The exported model, ready to run; matrices in dtype, the rest float32."""
     from train import F32_WORK
     j = json.load(open(f"{path}/config.json"))
-    family = "v4" if j["model_type"] == "deepseek_v4" else "v3"
     weights = {k: w.to(device, dtype if w.is_floating_point() and not any(p in k for p in F32_WORK) else w.dtype)
-               for k, w in load_weights(path, family).items()}
-    if family == "v3":
-        return model_v3.V3(model_v3.config_of(j), weights, max_len)
+               for k, w in load_weights(path).items()}
     r = j["rope_scaling"]
     known = {k: j[k] for k in model_v4.V4Config.__dataclass_fields__ if k in j}
     known.update(rope_factor=r["factor"], rope_original=r["original_max_position_embeddings"], beta_fast=r["beta_fast"], beta_slow=r["beta_slow"])

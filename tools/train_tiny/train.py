@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 import corpus
-import model_v3
 import model_v4
 from data import loader
 from optim import Optimizer
@@ -38,20 +37,17 @@ def shifted(x: Tensor, by: int) -> Tensor:
 class Trainer:
     def __init__(self, run: dict, directory: str, device: str):
         self.run, self.dir, self.device = run, directory, device
-        self.module = model_v4 if run["family"] == "v4" else model_v3
-        config_type = self.module.V4Config if run["family"] == "v4" else self.module.V3Config
-        self.c = config_type(**run["model"])
+        self.c = model_v4.V4Config(**run["model"])
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         w = {}
-        for k, x in self.module.init(self.c, run.get("init_seed", run["seed"])).items():
+        for k, x in model_v4.init(self.c, run.get("init_seed", run["seed"])).items():
             f32 = any(p in k for p in F32_WORK) or not x.is_floating_point()
             w[k] = x.to(device, x.dtype if f32 else dtype)
             trained = x.is_floating_point() and not k.endswith(("gate.bias", "e_score_correction_bias"))
             w[k].requires_grad_(trained)
         self.w = w
         longest = max(p["length"] for p in run["phases"])
-        make = self.module.V4 if run["family"] == "v4" else self.module.V3
-        self.model = make(self.c, w, longest, compiled=device == "cuda")
+        self.model = model_v4.V4(self.c, w, longest, compiled=device == "cuda")
         self.opt = Optimizer(w, run["family"], getattr(self.c, "o_groups", 1), run["muon_lr"], run["adam_lr"])
         self.ce = torch.compile(weighted_ce, dynamic=False) if device == "cuda" else weighted_ce
         self.step, self.spent = 0, 0.0
