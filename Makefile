@@ -26,7 +26,11 @@ WARN     = -Wall -Wextra -Wpedantic $(WERROR) -Wshadow -Wconversion -Wsign-conve
            -Wformat=2 -Wimplicit-fallthrough -Wframe-larger-than=16384
 SAFE     = -fno-common -fvisibility=hidden -fno-math-errno -fno-trapping-math \
            -fno-strict-aliasing -fno-omit-frame-pointer
-HARDEN   = -D_FORTIFY_SOURCE=2 -fstack-protector-strong -fPIE
+cc-option = $(shell $(CC) $1 -x c -c /dev/null -o /dev/null 2>/dev/null && echo $1)
+HARDEN  := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong -fPIE \
+           -fno-delete-null-pointer-checks -fno-strict-overflow \
+           $(call cc-option,-ftrivial-auto-var-init=zero) \
+           $(call cc-option,-fzero-call-used-regs=used-gpr)
 ifeq ($(ARCH),x86_64)
 HARDEN  += -fcf-protection=full -fstack-clash-protection
 BASELINE = -march=x86-64-v2
