@@ -29,6 +29,9 @@ def tool_case(rng: random.Random, thinking: bool) -> dict:
         messages = tooluse.dialogue(rng, about.draw, thinking)
         if messages[2].get("tool_calls"):
             calls = [{"name": c["name"], "arguments": c["arguments"]} for c in messages[2]["tool_calls"]]
+            for message in messages[:2]:  # as the OpenAI interface has them
+                if "tools" in message:
+                    message["tools"] = [{"type": "function", "function": t} for t in message["tools"]]
             return {"task": "tools", "messages": messages[:2], "thinking": thinking, "checker": {"type": "tool_call", "expect": calls}, "max_tokens": 300}
 
 
