@@ -10,6 +10,7 @@
     X(schema) \
     X(placement) \
     X(safetensors) \
+    X(grammar) \
     X(cache) \
     X(model)
 /* clang-format on */

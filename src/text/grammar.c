@@ -9,8 +9,8 @@
 
 static void draw_choices(gram_builder *b, int32_t root, const hd_grammar_args *a) {
     if (a->n_choices < 1 || a->n_choices > HD_GRAMMAR_MAX_CHOICES) {
-        gram_fail(b, HD_EINVAL, "invalid_schema: %d choices, not between 1 and %d", a->n_choices,
-                  HD_GRAMMAR_MAX_CHOICES);
+        gram_fail(b, HD_EINVAL, "invalid_schema: %d choices, not between 1 and %d",
+                  a->n_choices, HD_GRAMMAR_MAX_CHOICES);
     }
     size_t bytes = 0;
     for (int32_t i = 0; i < a->n_choices && b->status == HD_OK; i++) {

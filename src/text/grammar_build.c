@@ -113,8 +113,7 @@ int32_t gram_rule_new(gram_builder *b) {
 
 static uint32_t deny_node(gram_builder *b, uint8_t byte) {
     if (!gram_grow(b, &b->deny, &b->cap_deny, (size_t)b->n_deny + 1, sizeof *b->deny)) return 0;
-    b->deny[b->n_deny] =
-        (gram_deny){.child = UINT32_MAX, .sibling = UINT32_MAX, .byte = byte};
+    b->deny[b->n_deny] = (gram_deny){.child = UINT32_MAX, .sibling = UINT32_MAX, .byte = byte};
     return b->n_deny++;
 }
 

@@ -130,14 +130,16 @@ static void draw_escape(gram_builder *b, uint32_t from, uint32_t to, uint32_t c)
     }
     uint32_t last = gram_node(b);
     gram_bytes_of(b, slash, last, c < 0x10 ? "u000" : "u001", 4);
-    uint8_t digit = (uint8_t)"0123456789abcdef"[c & 15];
+    uint8_t digit = (uint8_t) "0123456789abcdef"[c & 15];
     gram_range(b, last, to, digit, digit);
     if (digit >= 'a') gram_range(b, last, to, digit - 32, digit - 32);
 }
 
 void gram_class_draw(gram_builder *b, uint32_t from, uint32_t to, const gram_class *c,
                      bool json) {
-    tails t = {{to, UINT32_MAX, UINT32_MAX, UINT32_MAX}};
+    tails t = {
+        {to, UINT32_MAX, UINT32_MAX, UINT32_MAX}
+    };
     for (uint32_t i = 0; i < c->n && b->status == HD_OK; i++) {
         uint32_t lo = c->ranges[i].lo, hi = c->ranges[i].hi;
         for (; json && lo <= hi && lo <= '\\'; lo++) {

@@ -41,7 +41,8 @@ static bool spread(maker *m, uint32_t n_stack, uint32_t *n_found) {
     *n_found = 0;
     while (n_stack > 0) {
         uint32_t node = m->stack[--n_stack];
-        if (!gram_grow(b, &m->gathered, &m->cap_gathered, (size_t)*n_found + 1, 4)) return false;
+        if (!gram_grow(b, &m->gathered, &m->cap_gathered, (size_t)*n_found + 1, 4))
+            return false;
         m->gathered[(*n_found)++] = node;
         for (uint32_t e = b->heads[node]; e != UINT32_MAX; e = b->edges[e].next) {
             if (!gram_work(b, 1)) return false;
@@ -111,12 +112,14 @@ static uint32_t intern(maker *m, uint32_t at, uint32_t deny, const gram_rule *ru
     for (; m->slots[slot & m->mask] != UINT32_MAX; slot++) {
         uint32_t s = m->slots[slot & m->mask];
         const set *x = &m->sets[s];
-        if (x->n != n || x->deny != deny || memcmp(m->members + x->at, members, n * 4)) continue;
+        if (x->n != n || x->deny != deny || memcmp(m->members + x->at, members, n * 4))
+            continue;
         m->n_members = at;
         return s;
     }
     if (g->n_states == HD_GRAMMAR_MAX_STATES) {
-        gram_fail(b, HD_EINVAL, "schema_too_complex: more than %d states", HD_GRAMMAR_MAX_STATES);
+        gram_fail(b, HD_EINVAL, "schema_too_complex: more than %d states",
+                  HD_GRAMMAR_MAX_STATES);
         return 0;
     }
     if (!gram_grow(b, &m->sets, &m->cap_sets, (size_t)g->n_states + 1, sizeof *m->sets) ||
@@ -189,7 +192,8 @@ static bool find_borders(maker *m, const set *s, bool *border) {
     memset(border, 0, 257);
     border[0] = border[256] = true;
     for (uint32_t i = 0; i < s->n; i++) {
-        for (uint32_t e = b->heads[m->members[s->at + i]]; e != UINT32_MAX; e = b->edges[e].next) {
+        for (uint32_t e = b->heads[m->members[s->at + i]]; e != UINT32_MAX;
+             e = b->edges[e].next) {
             if (!gram_work(m->b, 1)) return false;
             if (b->edges[e].rule != GRAM_BYTES) continue;
             border[b->edges[e].lo] = border[b->edges[e].hi + 1] = true;
@@ -269,9 +273,11 @@ static bool make_sites(maker *m, uint32_t state, const gram_rule *rule) {
     const set s = m->sets[state];
     m->n_calls = 0;
     for (uint32_t i = 0; i < s.n; i++) {
-        for (uint32_t e = b->heads[m->members[s.at + i]]; e != UINT32_MAX; e = b->edges[e].next) {
+        for (uint32_t e = b->heads[m->members[s.at + i]]; e != UINT32_MAX;
+             e = b->edges[e].next) {
             if (b->edges[e].rule < 0) continue;
-            if (!gram_grow(b, &m->calls, &m->cap_calls, (size_t)m->n_calls + 1, 4)) return false;
+            if (!gram_grow(b, &m->calls, &m->cap_calls, (size_t)m->n_calls + 1, 4))
+                return false;
             m->calls[m->n_calls++] = e;
         }
     }
@@ -285,7 +291,8 @@ static bool make_sites(maker *m, uint32_t state, const gram_rule *rule) {
             return false;
         }
         for (uint32_t k = i; k < m->n_calls; k++) {
-            if (m->calls[k] == UINT32_MAX || !same_call(&call, &b->edges[m->calls[k]])) continue;
+            if (m->calls[k] == UINT32_MAX || !same_call(&call, &b->edges[m->calls[k]]))
+                continue;
             m->targets[n++] = b->edges[m->calls[k]].to;
             m->calls[k] = UINT32_MAX;
         }
@@ -342,8 +349,9 @@ static bool order_rules(maker *m, uint32_t *order) {
             }
             uint32_t next = g->sites[start->sites_at + at[rule]++].rule;
             if (color[next] == 1) {
-                gram_fail(b, HD_EINVAL, "schema_cycle: a reference leads back to itself "
-                                        "before anything is written");
+                gram_fail(b, HD_EINVAL,
+                          "schema_cycle: a reference leads back to itself "
+                          "before anything is written");
             } else if (color[next] == 0) {
                 color[next] = 1;
                 path[n_path++] = next;
@@ -365,7 +373,8 @@ static uint32_t height_of(const hd_grammar *g, uint32_t state) {
     }
     for (uint32_t i = 0; i < s->n_sites && best > 0; i++) {
         const gram_site *site = &g->sites[s->sites_at + i];
-        uint32_t inside = g->states[site->body].height + 1u, after = g->states[site->ret].height;
+        uint32_t inside = g->states[site->body].height + !site->tail,
+                 after = g->states[site->ret].height;
         uint32_t h = inside > after ? inside : after;
         if (h < best) best = h;
     }
@@ -438,7 +447,12 @@ static void finish(maker *m, int32_t root) {
     g->n_rules = b->n_rules;
     g->first = calloc(b->n_rules, sizeof *g->first);
     if (!order || !g->first) gram_fail(b, HD_ENOMEM, "no memory for %u rules", b->n_rules);
-    for (uint32_t i = 0; i < g->n_sites; i++) g->sites[i].body = b->rules[g->sites[i].rule].state;
+    for (uint32_t i = 0; i < g->n_sites; i++) {
+        gram_site *site = &g->sites[i];
+        const gram_state *ret = &g->states[site->ret];
+        site->body = b->rules[site->rule].state;
+        site->tail = site->max == 1 && ret->accept && ret->n_arcs == 0 && ret->n_sites == 0;
+    }
     g->start = b->rules[root].state;
     g->bytes = sizeof *g + g->n_states * sizeof *g->states + g->n_arcs * sizeof *g->arcs +
                g->n_sites * sizeof *g->sites + g->n_rules * sizeof *g->first;

@@ -39,6 +39,7 @@ typedef struct gram_site {
     uint32_t body, ret; /* states */
     uint32_t min, max;
     uint32_t rule;
+    bool tail; /* nothing follows: the body returns to where this rule would */
 } gram_site;
 
 typedef struct gram_bytes {
@@ -199,14 +200,14 @@ typedef struct gram_run {
     const hd_grammar *g;
     hd_grammar_node *nodes;
     uint32_t n_nodes, cap;
-    uint32_t barrier;  /* a node that is not popped; UINT32_MAX: none */
-    bool hit;          /* the barrier was met */
-    bool limited;      /* the limit of the depth cut something off */
-    bool dropped;      /* another limit did */
-    uint32_t deepest;  /* depth and height met */
-    uint32_t n_base;   /* nodes below belong to the text */
-    uint8_t *looked;   /* [n_base] popped in this walk; or NULL */
-    uint32_t most;     /* threads met at once */
+    uint32_t barrier; /* a node that is not popped; UINT32_MAX: none */
+    bool hit;         /* the barrier was met */
+    bool limited;     /* the limit of the depth cut something off */
+    bool dropped;     /* another limit did */
+    uint32_t deepest; /* depth and height met */
+    uint32_t n_base;  /* nodes below belong to the text */
+    uint8_t *looked;  /* [n_base] popped in this walk; or NULL */
+    uint32_t most;    /* threads met at once */
 } gram_run;
 
 /* Moves in[n] past a byte; returns the number of threads in out, at most

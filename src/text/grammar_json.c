@@ -54,12 +54,17 @@ static void draw_unicode_escape(gram_builder *b, uint32_t from, uint32_t to) {
 
 /* One character of a string, in any of its spellings. */
 static void draw_character(gram_builder *b, uint32_t from, uint32_t to) {
-    gram_class_range raw[] = {{0x20, 0x21}, {0x23, 0x5b}, {0x5d, TEXT_UNICODE_END - 1}};
+    gram_class_range raw[] = {
+        {0x20, 0x21                },
+        {0x23, 0x5b                },
+        {0x5d, TEXT_UNICODE_END - 1}
+    };
     gram_class all = {.ranges = raw, .n = HD_LEN(raw)};
     gram_class_draw(b, from, to, &all, false);
     uint32_t slash = gram_node(b), u = gram_node(b);
     gram_range(b, from, slash, '\\', '\\');
-    for (const char *c = "\"\\/bfnrt"; *c; c++) gram_range(b, slash, to, (uint8_t)*c, (uint8_t)*c);
+    for (const char *c = "\"\\/bfnrt"; *c; c++)
+        gram_range(b, slash, to, (uint8_t)*c, (uint8_t)*c);
     gram_range(b, slash, u, 'u', 'u');
     draw_unicode_escape(b, u, to);
 }
@@ -187,7 +192,8 @@ void gram_json_text(gram_builder *b, uint32_t from, uint32_t to, const char *tex
     for (size_t i = 0; i < n && b->status == HD_OK; i++) {
         uint8_t c = (uint8_t)text[i];
         uint32_t next = gram_node(b);
-        bool open = !inside && (c == '{' || c == '['), close = !inside && (c == '}' || c == ']');
+        bool open = !inside && (c == '{' || c == '['),
+             close = !inside && (c == '}' || c == ']');
         bool between = !inside && (c == ':' || c == ',');
         if (between || (close && text[i - 1] != '{' && text[i - 1] != '[')) {
             uint32_t spaced = gram_node(b);

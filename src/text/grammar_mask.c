@@ -69,8 +69,9 @@ hd_status hd_grammar_masks_open(hd_grammar_masks **out, const hd_grammar_vocab *
     size_t n = max_bytes > fixed ? (max_bytes - fixed) / one : 0;
     if (n > 1 << 20) n = 1 << 20;
     if (n < 4) {
-        return HD_FAIL(err, HD_EINVAL, "a mask cache of %zu bytes, less than the %zu for 4 masks",
-                       max_bytes, fixed + 4 * one);
+        return HD_FAIL(err, HD_EINVAL,
+                       "a mask cache of %zu bytes, less than the %zu for 4 masks", max_bytes,
+                       fixed + 4 * one);
     }
     hd_grammar_masks *m = calloc(1, sizeof *m);
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mask cache");
@@ -358,8 +359,13 @@ static const slot *make_final(hd_grammar_masks *m, const hd_grammar *g,
                               const hd_grammar_state *at, uint32_t hash) {
     const depths d = find_depths(at);
     slot *s = take(m);
-    gram_run r = {.g = g, .nodes = m->nodes, .cap = m->cap_nodes, .barrier = UINT32_MAX,
-                  .n_base = at->n_nodes, .looked = m->looked, .deepest = d.lowest};
+    gram_run r = {.g = g,
+                  .nodes = m->nodes,
+                  .cap = m->cap_nodes,
+                  .barrier = UINT32_MAX,
+                  .n_base = at->n_nodes,
+                  .looked = m->looked,
+                  .deepest = d.lowest};
     memset(m->looked, 0, at->n_nodes);
     if (!compose(m, &r, at, s)) {
         memset(s->mask, 0, (size_t)m->vocab->n_words * sizeof *s->mask);

@@ -90,14 +90,18 @@ static void enter(stepper *s, uint32_t parent, uint32_t site, uint32_t count, ui
     const gram_site *at = &r->g->sites[site];
     if (!gram_bytes_has(&r->g->first[at->rule], byte)) return;
     uint32_t depth = r->nodes[parent].depth;
+    if (at->tail) {
+        if (fits(r, depth, at->body)) later(s, at->body, parent, false);
+        return;
+    }
     if (!fits(r, depth + 1, at->body) || !fits(r, depth, at->ret)) return;
     if (s->n_new == HD_GRAMMAR_STEP_NODES || r->n_nodes == r->cap) {
         r->dropped = true;
         return;
     }
     s->n_new++;
-    r->nodes[r->n_nodes] = (hd_grammar_node){parent, count, (uint16_t)site,
-                                             (uint16_t)(depth + 1)};
+    r->nodes[r->n_nodes] =
+        (hd_grammar_node){parent, count, (uint16_t)site, (uint16_t)(depth + 1)};
     later(s, at->body, r->n_nodes++, false);
 }
 

@@ -109,14 +109,15 @@ static void draw_length(const range *r, uint32_t from, size_t n, uint32_t hold) 
     for (size_t i = 0; i < n; i++) {
         four_nodes(r->b, next);
         for (uint32_t mode = 0; mode < 4; mode++) {
-            draw_digit(r, here[mode], mode, digit_at(r->lo->whole, i), digit_at(r->hi->whole, i),
-                       i == 0 ? 1 : 0, next);
+            draw_digit(r, here[mode], mode, digit_at(r->lo->whole, i),
+                       digit_at(r->hi->whole, i), i == 0 ? 1 : 0, next);
         }
         memcpy(here, next, sizeof here);
     }
     if (n == 0) { /* written as a zero */
         four_nodes(r->b, next);
-        for (uint32_t mode = 0; mode < 4; mode++) gram_range(r->b, here[mode], next[mode], '0', '0');
+        for (uint32_t mode = 0; mode < 4; mode++)
+            gram_range(r->b, here[mode], next[mode], '0', '0');
         memcpy(here, next, sizeof here);
     }
     draw_part(r, here);

@@ -14,7 +14,7 @@ typedef enum kind { EMPTY, CHARACTERS, SEQUENCE, CHOICE, REPEAT } kind;
 
 typedef struct part {
     kind kind;
-    uint32_t a, b;     /* SEQUENCE, CHOICE: both sides; REPEAT: a; CHARACTERS: index of a class */
+    uint32_t a, b; /* SEQUENCE, CHOICE: both sides; REPEAT: a; CHARACTERS: index of a class */
     uint32_t min, max; /* REPEAT */
     uint64_t cost;     /* nodes that drawing it takes, about */
     gram_length length;
@@ -23,7 +23,7 @@ typedef struct part {
 typedef struct group { /* an open parenthesis */
     uint32_t choice;   /* what stands before the last |, GRAM_NO_MAX: nothing */
     uint32_t sequence; /* what stands before here */
-    bool fresh; /* nothing has been read since the last | or ( */
+    bool fresh;        /* nothing has been read since the last | or ( */
 } group;
 
 typedef struct task {
@@ -104,7 +104,9 @@ static gram_class *add_class(reader *r, uint32_t *index) {
         return NULL;
     }
     r->classes[r->n_classes] = (gram_class){0};
-    *index = add_part(r, (part){.kind = CHARACTERS, .a = r->n_classes, .length = {1, 1}});
+    *index = add_part(r, (part){
+                             .kind = CHARACTERS, .a = r->n_classes, .length = {1, 1}
+    });
     return &r->classes[r->n_classes++];
 }
 
@@ -115,9 +117,19 @@ static void close_class(reader *r, gram_class *c, uint32_t index) {
     if (c->n == 0) refuse(r, true, "a class without characters");
 }
 
-static const gram_class_range digit[] = {{'0', '9'}};
-static const gram_class_range word[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}};
-static const gram_class_range space[] = {{'\t', '\r'}, {' ', ' '}};
+static const gram_class_range digit[] = {
+    {'0', '9'}
+};
+static const gram_class_range word[] = {
+    {'0', '9'},
+    {'A', 'Z'},
+    {'_', '_'},
+    {'a', 'z'}
+};
+static const gram_class_range space[] = {
+    {'\t', '\r'},
+    {' ',  ' ' }
+};
 
 static void add_known(reader *r, gram_class *c, const gram_class_range *known, uint32_t n,
                       bool negated) {
@@ -349,9 +361,13 @@ static void end_alternative(reader *r) {
         if (side == 0 ? !r->any_start : !r->any_end) continue;
         uint32_t any = any_character(r, true);
         if (!ok(r)) return;
-        uint32_t all = add_part(r, (part){.kind = REPEAT, .a = any, .max = GRAM_NO_MAX,
-                                          .cost = r->parts[any].cost + 2,
-                                          .length = {0, GRAM_NO_MAX}});
+        uint32_t all = add_part(r, (part){
+                                       .kind = REPEAT,
+                                       .a = any,
+                                       .max = GRAM_NO_MAX,
+                                       .cost = r->parts[any].cost + 2,
+                                       .length = {0, GRAM_NO_MAX}
+        });
         uint32_t a = side == 0 ? all : g->sequence, c = side == 0 ? g->sequence : all;
         g->sequence = join(r, SEQUENCE, a, c);
     }
@@ -377,8 +393,7 @@ static void open_group(reader *r) {
                   HD_GRAMMAR_MAX_SCHEMA_DEPTH);
         return;
     }
-    r->groups[r->n_groups++] =
-        (group){.choice = NO_PART, .sequence = NO_PART, .fresh = true};
+    r->groups[r->n_groups++] = (group){.choice = NO_PART, .sequence = NO_PART, .fresh = true};
 }
 
 static void add_atom(reader *r, uint32_t atom) {
@@ -393,8 +408,7 @@ static void add_atom(reader *r, uint32_t atom) {
 static void read_anchor(reader *r) {
     const group *g = &r->groups[r->n_groups - 1];
     uint8_t c = r->text[r->at];
-    bool at_edge = c == '^' ? g->fresh
-                            : r->at + 1 == r->n || r->text[r->at + 1] == '|';
+    bool at_edge = c == '^' ? g->fresh : r->at + 1 == r->n || r->text[r->at + 1] == '|';
     if (!at_edge || r->n_groups > 1) {
         refuse(r, false, c == '^' ? "^ other than at the start" : "$ other than at the end");
         return;
@@ -443,7 +457,8 @@ static uint32_t read_pattern(reader *r) {
 }
 
 static void push(reader *r, uint32_t what, uint32_t from, uint32_t to) {
-    if (!gram_grow(r->b, &r->tasks, &r->cap_tasks, (size_t)r->n_tasks + 1, sizeof(task))) return;
+    if (!gram_grow(r->b, &r->tasks, &r->cap_tasks, (size_t)r->n_tasks + 1, sizeof(task)))
+        return;
     r->tasks[r->n_tasks++] = (task){what, from, to};
 }
 

@@ -9,19 +9,42 @@
 #include <string.h>
 
 static const char *const assertions[] = {
-    "$ref",       "enum",        "const",     "anyOf",     "oneOf",
-    "allOf",      "type",        "required",  "items",     "additionalProperties",
-    "properties", "prefixItems", "minItems",  "maxItems",  "additionalItems",
-    "pattern",    "format",      "minLength", "maxLength", "exclusiveMinimum",
-    "minimum",    "maximum",     "exclusiveMaximum",
+    "$ref",
+    "enum",
+    "const",
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "type",
+    "required",
+    "items",
+    "additionalProperties",
+    "properties",
+    "prefixItems",
+    "minItems",
+    "maxItems",
+    "additionalItems",
+    "pattern",
+    "format",
+    "minLength",
+    "maxLength",
+    "exclusiveMinimum",
+    "minimum",
+    "maximum",
+    "exclusiveMaximum",
 };
 
 static const char *const refused[] = {
-    "not",           "if",               "then",        "else",
-    "contains",      "minContains",      "maxContains", "dependentRequired",
-    "propertyNames", "dependentSchemas", "multipleOf",  "unevaluatedProperties",
-    "$dynamicRef",   "unevaluatedItems", "$recursiveRef", "patternProperties",
-    "minProperties", "maxProperties",    "dependencies",
+    "not",           "if",
+    "then",          "else",
+    "contains",      "minContains",
+    "maxContains",   "dependentRequired",
+    "propertyNames", "dependentSchemas",
+    "multipleOf",    "unevaluatedProperties",
+    "$dynamicRef",   "unevaluatedItems",
+    "$recursiveRef", "patternProperties",
+    "minProperties", "maxProperties",
+    "dependencies",
 };
 
 hd_status gram_schema_invalid(gram_walk *w, const gram_task *t, const char *what) {
@@ -242,7 +265,8 @@ static void draw_enum(gram_walk *w, const gram_task *t, const json_t *values) {
         return;
     }
     if (json_array_size(values) > HD_GRAMMAR_MAX_CHOICES) {
-        gram_fail(w->b, HD_EINVAL, "schema_too_complex: an enum of %zu values, more than %d at #%s",
+        gram_fail(w->b, HD_EINVAL,
+                  "schema_too_complex: an enum of %zu values, more than %d at #%s",
                   json_array_size(values), HD_GRAMMAR_MAX_CHOICES, t->path);
         return;
     }
@@ -273,7 +297,8 @@ static void merge_object(gram_walk *w, const gram_task *t, json_t *into, json_t 
         gram_task at = *t;
         at.schema = part;
         if (hops == HD_GRAMMAR_MAX_SCHEMA_DEPTH) {
-            gram_fail(w->b, HD_EINVAL, "schema_cycle: a $ref leads back to itself at #%s", t->path);
+            gram_fail(w->b, HD_EINVAL, "schema_cycle: a $ref leads back to itself at #%s",
+                      t->path);
         }
         if (!check_alone(w, &at, "$ref", false)) return;
         part = gram_schema_resolve(w, t, json_object_get(part, "$ref"));
@@ -373,8 +398,9 @@ hd_status gram_schema(gram_builder *b, int32_t root, const char *text, size_t n)
     gram_walk w = {.b = b};
     hd_err err = {0};
     if (n > HD_GRAMMAR_MAX_SCHEMA_BYTES) {
-        return gram_fail(b, HD_EINVAL, "schema_too_complex: a schema of %zu bytes, more than %d",
-                         n, HD_GRAMMAR_MAX_SCHEMA_BYTES);
+        return gram_fail(b, HD_EINVAL,
+                         "schema_too_complex: a schema of %zu bytes, more than %d", n,
+                         HD_GRAMMAR_MAX_SCHEMA_BYTES);
     }
     if (hd_json_parse(&w.root, text, n, "the schema", &err) != HD_OK) {
         return gram_fail(b, HD_EINVAL, "invalid_schema: %s", err.msg);

@@ -34,8 +34,8 @@ static bool read_count(gram_walk *w, const gram_task *t, const char *key, uint32
     char what[80];
     if (!value) return true;
     double count = json_number_value(value);
-    if (!json_is_number(value) || !(count >= 0) || (json_is_real(value) && count < 1e9 &&
-                                                    count != (double)(int64_t)count)) {
+    if (!json_is_number(value) || !(count >= 0) ||
+        (json_is_real(value) && count < 1e9 && count != (double)(int64_t)count)) {
         snprintf(what, sizeof what, "a %.20s that is not a count", key);
         gram_schema_invalid(w, t, what);
         return false;
@@ -103,8 +103,8 @@ static void draw_string(gram_walk *w, const gram_task *t) {
     }
     gram_length length = {0};
     size_t n = strlen(pattern);
-    gram_pattern(b, inside, end, pattern, n, (gram_pattern_options){.json = true, .search = true},
-                 &length);
+    gram_pattern(b, inside, end, pattern, n,
+                 (gram_pattern_options){.json = true, .search = true}, &length);
     if (b->status == HD_OK && (length.min < min || length.max > max)) {
         gram_schema_refuse(w, t, "a minLength or maxLength that the pattern does not imply");
     }
@@ -294,7 +294,10 @@ static int32_t other_keys(gram_walk *w, const json_t *properties, const json_t *
     int32_t rule = gram_rule_new(b);
     if (b->status != HD_OK) return 0;
     gram_class_range plain[] = {
-        {'\b', '\n'}, {'\f', '\r'}, {' ', TEXT_UNICODE_END - 1}};
+        {'\b', '\n'                },
+        {'\f', '\r'                },
+        {' ',  TEXT_UNICODE_END - 1}
+    };
     gram_class all = {.ranges = plain, .n = HD_LEN(plain)};
     uint32_t inside = gram_node(b);
     gram_range(b, b->rules[rule].start, inside, '"', '"');
@@ -303,9 +306,9 @@ static int32_t other_keys(gram_walk *w, const json_t *properties, const json_t *
     void *at = json_object_iter((json_t *)(uintptr_t)properties);
     size_t n = json_object_size(properties) + json_array_size(required);
     for (size_t i = 0; i < n && b->status == HD_OK; i++) {
-        const char *key = at ? json_object_iter_key(at)
-                             : json_string_value(json_array_get(
-                                   required, i - json_object_size(properties)));
+        const char *key =
+            at ? json_object_iter_key(at)
+               : json_string_value(json_array_get(required, i - json_object_size(properties)));
         json_t *name = json_string(key);
         char *text = name ? gram_schema_dump(w, name) : NULL;
         if (text) gram_deny_word(b, rule, text, strlen(text));
@@ -368,10 +371,14 @@ static void draw_object(gram_walk *w, const gram_task *t) {
             if (!name) break;
         }
         if (!name) continue; /* named twice */
-        json_t *any = others && !json_is_boolean(others) ? others : open ? json_true() : json_false();
+        json_t *any = others && !json_is_boolean(others) ? others
+                      : open                             ? json_true()
+                                                         : json_false();
         draw_member(w, t, &m, name, any, true);
     }
-    if (open) draw_others(w, t, &m, others ? others : json_true(), other_keys(w, properties, required));
+    if (open)
+        draw_others(w, t, &m, others ? others : json_true(),
+                    other_keys(w, properties, required));
     gram_empty(b, m.first, close);
     gram_space(b, m.some, close);
     gram_range(b, close, t->to, '}', '}');

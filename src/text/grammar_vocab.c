@@ -31,7 +31,8 @@ static size_t common(const entry *a, const entry *b) {
 }
 
 /* Lays the sorted entries out; returns the number of nodes. With nodes NULL it only counts. */
-static size_t lay_out(hd_grammar_vocab *v, const entry *entries, size_t n, gram_trie_node *nodes) {
+static size_t lay_out(hd_grammar_vocab *v, const entry *entries, size_t n,
+                      gram_trie_node *nodes) {
     size_t n_nodes = 0, open[GRAM_MAX_PIECE + 1], depth = 0;
     for (size_t i = 0; i < n; i++) {
         const entry *e = &entries[i];
@@ -85,7 +86,8 @@ hd_status hd_grammar_vocab_open(hd_grammar_vocab **out, const hd_grammar_vocab_a
                                 hd_err *err) {
     *out = NULL;
     if (a->n_pieces < 1 || a->n_rows < a->n_pieces || a->n_eos < 0) {
-        return HD_FAIL(err, HD_EINVAL, "%d tokens for %d rows of logits", a->n_pieces, a->n_rows);
+        return HD_FAIL(err, HD_EINVAL, "%d tokens for %d rows of logits", a->n_pieces,
+                       a->n_rows);
     }
     for (int32_t i = 0; i < a->n_eos; i++) {
         if (a->eos[i] >= 0 && a->eos[i] < a->n_rows) continue;
@@ -129,10 +131,15 @@ hd_status hd_grammar_vocab_open_tokenizer(hd_grammar_vocab **out, const hd_token
         status = HD_FAIL(err, HD_ENOMEM, "no memory for a vocabulary of %d tokens", n);
     } else {
         for (int32_t id = 0; id < n; id++) {
-            if (!hd_tokenizer_is_added(t, id)) pieces[id] = hd_tokenizer_piece(t, id, &bytes[id]);
+            if (!hd_tokenizer_is_added(t, id))
+                pieces[id] = hd_tokenizer_piece(t, id, &bytes[id]);
         }
-        const hd_grammar_vocab_args a = {.pieces = pieces, .piece_bytes = bytes, .n_pieces = n,
-                                         .n_rows = n_rows, .eos = eos, .n_eos = n_eos};
+        const hd_grammar_vocab_args a = {.pieces = pieces,
+                                         .piece_bytes = bytes,
+                                         .n_pieces = n,
+                                         .n_rows = n_rows,
+                                         .eos = eos,
+                                         .n_eos = n_eos};
         status = hd_grammar_vocab_open(out, &a, err);
     }
     free(pieces);

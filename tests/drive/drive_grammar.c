@@ -43,13 +43,15 @@ static void add_toy(driver *d, const char *text, size_t n) {
 /* All single bytes, joints of JSON, and pieces that begin and end inside of characters. */
 static void make_toys(driver *d) {
     static const char *const more[] = {
-        "\"",   "\",",  "\":",   "\": ", "\", \"", "\"}",  "\"]",  "}}",   "]}",     "},",
-        "{\"",  "[\"",  "[[",    "true", "false",  "null", "nul",  "e",    "\":\"",  "\":[",
-        "\":{", "10",   "123",   "-1",   "0.5",    "e+",   "1e",   "\\u",  "\\ud83", "\\\"",
-        "\\\\", "\\n",  "abc",   "ab",   "aa",     "aab",  "name", "type", "value",  "a\":",
-        "é",    "ß",    "\xc3",  "\xa9", "\xe2\x82", "\xac", "€",  "\xf0\x9f", "\x98\x80", "😀",
-        "a\xc3", "\xa9\"", " ",  "  ",   ", ",     ": ",   "\n",   "\n  ", "2024-", "-0",
-        "00",   "::",   "\":1",  ",\"a", "}]",     "[]",   "{}",   "[1,",  "1]",     "\"\""};
+        "\"",       "\",",  "\":",   "\": ",   "\", \"",   "\"}",  "\"]",   "}}",
+        "]}",       "},",   "{\"",   "[\"",    "[[",       "true", "false", "null",
+        "nul",      "e",    "\":\"", "\":[",   "\":{",     "10",   "123",   "-1",
+        "0.5",      "e+",   "1e",    "\\u",    "\\ud83",   "\\\"", "\\\\",  "\\n",
+        "abc",      "ab",   "aa",    "aab",    "name",     "type", "value", "a\":",
+        "é",        "ß",    "\xc3",  "\xa9",   "\xe2\x82", "\xac", "€",     "\xf0\x9f",
+        "\x98\x80", "😀",    "a\xc3", "\xa9\"", " ",        "  ",   ", ",    ": ",
+        "\n",       "\n  ", "2024-", "-0",     "00",       "::",   "\":1",  ",\"a",
+        "}]",       "[]",   "{}",    "[1,",    "1]",       "\"\""};
     for (int c = 0; c < 256; c++) add_toy(d, (char[]){(char)c}, 1);
     for (size_t i = 0; i < HD_LEN(more); i++) add_toy(d, more[i], strlen(more[i]));
 }
@@ -107,7 +109,7 @@ static void check_mask(driver *d, const hd_grammar *g, const hd_grammar_state *s
 /* A random allowed token; late in a walk one that closes something, if there is one. */
 static int32_t choose(driver *d, int32_t step) {
     static const char *const closers[] = {"\"", "}", "]"};
-    bool close = step > STEPS || draw(d, 4) == 0;
+    bool close = draw(d, 4) < (step > STEPS ? 3 : 1);
     if (close && allowed(d, d->eos) && (step > STEPS || draw(d, 3) == 0)) return d->eos;
     for (size_t c = 0; close && c < HD_LEN(closers); c++) {
         for (int32_t id = 0; id < d->n_tokens; id++) {
@@ -186,8 +188,8 @@ static json_t *judge(driver *d, const hd_grammar *g, const json_t *job) {
     }
     hd_grammar_masks_stats stats = hd_grammar_masks_get_stats(d->masks);
     return json_pack("{s:o, s:o, s:I, s:b, s:I, s:i, s:I, s:f, s:I, s:I}", "accepted", accepted,
-                     "walks", walks, "wrong", (json_int_t)d->wrong, "stuck", stuck, "unfinished",
-                     unfinished, "states", hd_grammar_n_states(g), "bytes",
+                     "walks", walks, "wrong", (json_int_t)d->wrong, "stuck", stuck,
+                     "unfinished", unfinished, "states", hd_grammar_n_states(g), "bytes",
                      (json_int_t)hd_grammar_bytes(g), "slowest_us", d->slowest_us, "hits",
                      (json_int_t)stats.hits, "misses", (json_int_t)stats.misses);
 }
@@ -208,7 +210,8 @@ static json_t *serve(driver *d, const json_t *job) {
                          .choices = choices,
                          .choice_bytes = bytes,
                          .n_choices = (int32_t)n,
-                         .free_space = (int32_t)json_integer_value(json_object_get(job, "space"))};
+                         .free_space =
+                             (int32_t)json_integer_value(json_object_get(job, "space"))};
     for (size_t i = 0; i < HD_LEN(kinds); i++) {
         if (kind && strcmp(kinds[i], kind) == 0) a.kind = (hd_grammar_kind)i;
     }
@@ -236,9 +239,12 @@ static hd_status open_vocab(driver *d, const char *dir, hd_err *err) {
     make_toys(d);
     d->eos = d->n_tokens;
     d->pieces[d->n_tokens++] = NULL;
-    const hd_grammar_vocab_args a = {.pieces = d->pieces, .piece_bytes = d->bytes,
-                                     .n_pieces = d->n_tokens, .n_rows = d->n_tokens,
-                                     .eos = &d->eos, .n_eos = 1};
+    const hd_grammar_vocab_args a = {.pieces = d->pieces,
+                                     .piece_bytes = d->bytes,
+                                     .n_pieces = d->n_tokens,
+                                     .n_rows = d->n_tokens,
+                                     .eos = &d->eos,
+                                     .n_eos = 1};
     return hd_grammar_vocab_open(&d->vocab, &a, err);
 }
 
