@@ -487,6 +487,8 @@ hd_status gram_compile(gram_builder *b, hd_grammar *out, int32_t root) {
     }
     if (b->status == HD_OK && widen_slots(&m) &&
         gram_grow(b, &m.sets, &m.cap_sets, 1, sizeof *m.sets) &&
+        gram_grow(b, &out->arcs, &m.cap_arcs, 1, sizeof *out->arcs) &&
+        gram_grow(b, &out->sites, &m.cap_sites, 1, sizeof *out->sites) &&
         gram_grow(b, &out->states, &m.cap_states, 1, sizeof *out->states)) {
         m.sets[0] = (set){0, 0, UINT32_MAX};
         out->states[0] = (gram_state){.accept = true};

@@ -135,7 +135,10 @@ uint32_t gram_step(gram_run *r, const hd_grammar_thread *in, uint32_t n, uint8_t
             return 1;
         }
     }
-    stepper s = {.run = r, .out = out};
+    stepper s; /* its items are not worth clearing */
+    s.run = r;
+    s.out = out;
+    s.n_out = s.n_items = s.n_new = 0;
     for (uint32_t i = 0; i < n; i++) {
         later(&s, in[i].state, in[i].node, true);
         while (s.n_items > 0) {

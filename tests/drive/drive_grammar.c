@@ -84,7 +84,7 @@ static void check_one(driver *d, const hd_grammar *g, const hd_grammar_state *s,
 
 static double now_us(void) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* other work on the machine is not ours */
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
