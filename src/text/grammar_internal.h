@@ -200,14 +200,17 @@ typedef struct gram_run {
     const hd_grammar *g;
     hd_grammar_node *nodes;
     uint32_t n_nodes, cap;
-    uint32_t barrier; /* a node that is not popped; UINT32_MAX: none */
-    bool hit;         /* the barrier was met */
-    bool limited;     /* the limit of the depth cut something off */
-    bool dropped;     /* another limit did */
-    uint32_t deepest; /* depth and height met */
-    uint32_t n_base;  /* nodes below belong to the text */
-    uint8_t *looked;  /* [n_base] popped in this walk; or NULL */
-    uint32_t most;    /* threads met at once */
+    uint32_t barrier;   /* a node that is not popped; UINT32_MAX: none */
+    bool open_loop;     /* frames on the barrier repeat without bounds and count from 0 */
+    bool hit;           /* the barrier was met, or an open loop could be left */
+    bool ambiguous;     /* an open loop could be left at two counts */
+    bool limited;       /* the limit of the depth cut something off */
+    bool dropped;       /* another limit did */
+    uint32_t hit_count; /* of the open loop that could be left */
+    uint32_t deepest;   /* depth and height met */
+    uint32_t n_base;    /* nodes below belong to the text */
+    uint8_t *looked;    /* [n_base] popped in this walk; or NULL */
+    uint32_t most;      /* threads met at once */
 } gram_run;
 
 /* Moves in[n] past a byte; returns the number of threads in out, at most

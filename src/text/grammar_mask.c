@@ -5,7 +5,10 @@
  * the places in the trie where the rule may end and what called it decides. A final mask
  * belongs to a state of the matcher: the inner result, and walks from those places. It is valid
  * for all states of the matcher that agree in what the walk looked at: the guard. Counts in a
- * guard are cut at the length of the longest token, beyond which they make no difference. */
+ * guard are cut at the length of the longest token, beyond which they make no difference.
+ *
+ * Between two repetitions of a counted loop (the characters of a string with a maxLength) a
+ * third kind spares a walk per count: how many more repetitions each token needs. */
 #include "text/grammar_vocab_internal.h"
 
 #include <stdlib.h>
@@ -14,6 +17,8 @@
 #include "base/checked.h"
 
 enum {
+    N_LOOPS = 8,
+    NEVER = 255,      /* in a loop's needs: not a token of it */
     MAX_EXTRA = 2048, /* words of exits or of a guard in a slot */
     ALL = -1,         /* an exit: the root of the trie */
     STOP = -1,        /* in a guard: nothing below was looked at */
@@ -44,6 +49,14 @@ typedef struct frame { /* of the walk, by the depth in the trie */
     bool noted; /* as an exit */
 } frame;
 
+/* The needs of tokens in an open loop, from a state between two repetitions. */
+typedef struct loop {
+    slot walk; /* extra: place and count of each exit */
+    uint32_t site;
+    uint8_t *needs; /* [32 * n_words] repetitions, or NEVER */
+    uint64_t used;
+} loop;
+
 struct hd_grammar_masks {
     const hd_grammar_vocab *vocab;
     slot *slots;
@@ -55,6 +68,12 @@ struct hd_grammar_masks {
     hd_grammar_node *nodes; /* [cap_nodes] */
     uint32_t cap_nodes;
     uint8_t *looked; /* [HD_GRAMMAR_MAX_NODES] */
+    loop loops[N_LOOPS];
+    uint8_t *needs;
+    int32_t *loop_exits;
+    uint32_t *alive; /* bits: places that a walk from an exit reached */
+    bool overlap;    /* two did */
+    uint64_t tick;
     hd_grammar_masks_stats stats;
 };
 
@@ -65,7 +84,8 @@ hd_status hd_grammar_masks_open(hd_grammar_masks **out, const hd_grammar_vocab *
     size_t one = sizeof(slot) + 3 * sizeof(uint32_t) + (words + MAX_EXTRA) * 4;
     size_t cap_nodes = HD_GRAMMAR_MAX_NODES + (v->longest + 1) * HD_GRAMMAR_STEP_NODES;
     size_t fixed = sizeof(hd_grammar_masks) + cap_nodes * sizeof(hd_grammar_node) +
-                   (v->longest + 1) * sizeof(frame) + HD_GRAMMAR_MAX_NODES;
+                   (v->longest + 1) * sizeof(frame) + HD_GRAMMAR_MAX_NODES +
+                   N_LOOPS * (words * 32 + MAX_EXTRA * 4) + v->n_nodes / 8 + 4;
     size_t n = max_bytes > fixed ? (max_bytes - fixed) / one : 0;
     if (n > 1 << 20) n = 1 << 20;
     if (n < 4) {
@@ -88,8 +108,11 @@ hd_status hd_grammar_masks_open(hd_grammar_masks **out, const hd_grammar_vocab *
     m->frames = calloc(v->longest + 1, sizeof *m->frames);
     m->nodes = calloc(cap_nodes, sizeof *m->nodes);
     m->looked = calloc(HD_GRAMMAR_MAX_NODES, 1);
+    m->needs = malloc(N_LOOPS * words * 32);
+    m->alive = calloc(v->n_nodes / 32 + 1, sizeof *m->alive);
+    m->loop_exits = calloc((size_t)N_LOOPS * MAX_EXTRA, sizeof *m->loop_exits);
     if (!m->slots || !m->buckets || !m->words || !m->extras || !m->frames || !m->nodes ||
-        !m->looked) {
+        !m->looked || !m->needs || !m->loop_exits || !m->alive) {
         hd_grammar_masks_close(m);
         return HD_FAIL(err, HD_ENOMEM, "no memory for a mask cache of %zu bytes", max_bytes);
     }
@@ -100,6 +123,10 @@ hd_status hd_grammar_masks_open(hd_grammar_masks **out, const hd_grammar_vocab *
                              .older = i + 1 < m->n_slots ? i + 1 : NO_SLOT,
                              .mask = m->words + i * words,
                              .extra = m->extras + (size_t)i * MAX_EXTRA};
+    }
+    for (size_t i = 0; i < N_LOOPS; i++) {
+        m->loops[i].needs = m->needs + i * words * 32;
+        m->loops[i].walk.extra = m->loop_exits + i * MAX_EXTRA;
     }
     m->newest = 0;
     m->oldest = m->n_slots - 1;
@@ -116,6 +143,9 @@ void hd_grammar_masks_close(hd_grammar_masks *m) {
     free(m->frames);
     free(m->nodes);
     free(m->looked);
+    free(m->needs);
+    free(m->loop_exits);
+    free(m->alive);
     free(m);
 }
 
@@ -167,16 +197,39 @@ static void keep(hd_grammar_masks *m, slot *s, const hd_grammar *g, uint32_t has
     m->buckets[hash & m->bucket_mask] = (uint32_t)(s - m->slots);
 }
 
-static void allow(const hd_grammar_vocab *v, uint32_t *mask, int32_t token) {
-    for (; token >= 0; token = v->next_same[token]) mask[token >> 5] |= 1u << (token & 31);
+/* The fewest repetitions of the open loop among a frame's threads. */
+static uint32_t fewest(const gram_run *r, const frame *f) {
+    uint32_t least = NEVER;
+    for (uint32_t t = 0; t < f->n_threads; t++) {
+        uint32_t node = f->threads[t].node;
+        while (r->nodes[node].parent != r->barrier) node = r->nodes[node].parent;
+        if (r->nodes[node].count < least) least = r->nodes[node].count;
+    }
+    return least;
 }
 
-static void note_exit(slot *s, int32_t place) {
-    if (s->n_extra == MAX_EXTRA) {
-        s->usable = false;
-    } else {
-        s->extra[s->n_extra++] = place;
+static void allow(hd_grammar_masks *m, const gram_run *r, const frame *f, slot *s,
+                  int32_t token) {
+    const hd_grammar_vocab *v = m->vocab;
+    if (token < 0) return;
+    uint8_t *needs = r->open_loop ? ((loop *)(void *)s)->needs : NULL;
+    uint8_t need = needs ? (uint8_t)fewest(r, f) : 0;
+    for (; token >= 0; token = v->next_same[token]) {
+        if (needs) {
+            needs[token] = need;
+        } else {
+            s->mask[token >> 5] |= 1u << (token & 31);
+        }
     }
+}
+
+static void note_exit(const gram_run *r, slot *s, int32_t place) {
+    if (s->n_extra + 2 > MAX_EXTRA) {
+        s->usable = false;
+        return;
+    }
+    s->extra[s->n_extra++] = place;
+    if (r->open_loop) s->extra[s->n_extra++] = (int32_t)r->hit_count;
 }
 
 /* Walks what lies below a place in the trie from m->frames[0] and allows what survives; s takes
@@ -199,7 +252,7 @@ static void walk(hd_grammar_masks *m, gram_run *r, int32_t place, slot *s) {
             from->noted = true;
             from->nested++;
             if (from->nested > s->nested) s->nested = from->nested;
-            note_exit(s, from->place);
+            note_exit(r, s, from->place);
         }
         if (to->n_threads == 0) {
             i = node->skip;
@@ -209,7 +262,12 @@ static void walk(hd_grammar_masks *m, gram_run *r, int32_t place, slot *s) {
         to->nested = from->nested;
         to->place = (int32_t)i;
         to->noted = false;
-        allow(v, s->mask, node->token);
+        allow(m, r, to, s, node->token);
+        if (r->barrier == UINT32_MAX) {
+            uint32_t bit = 1u << (i & 31);
+            m->overlap |= (m->alive[i >> 5] & bit) != 0;
+            m->alive[i >> 5] |= bit;
+        }
         i++;
     }
 }
@@ -248,6 +306,36 @@ static const slot *find_inner(hd_grammar_masks *m, const hd_grammar *g, uint32_t
     s->most = r.most;
     keep(m, s, g, hash);
     return s;
+}
+
+/* What tokens need in the loop of a site, from a state between two repetitions: node 1 stands
+ * for whatever called, node 2 for the loop. */
+static const loop *find_loop(hd_grammar_masks *m, const hd_grammar *g, uint32_t state,
+                             uint32_t site) {
+    loop *oldest = &m->loops[0];
+    m->tick++;
+    for (size_t i = 0; i < N_LOOPS; i++) {
+        loop *l = &m->loops[i];
+        if (l->used < oldest->used) oldest = l;
+        if (l->walk.grammar != g->id || l->walk.state != state || l->site != site) continue;
+        l->used = m->tick;
+        return l;
+    }
+    slot *s = &oldest->walk;
+    *s = (slot){.grammar = g->id, .state = state, .usable = true, .extra = s->extra};
+    oldest->site = site;
+    oldest->used = m->tick;
+    memset(oldest->needs, NEVER, (size_t)m->vocab->n_words * 32);
+    gram_run r = {
+        .g = g, .nodes = m->nodes, .cap = m->cap_nodes, .barrier = 1, .open_loop = true};
+    m->nodes[0] = m->nodes[1] = (hd_grammar_node){0};
+    m->nodes[2] = (hd_grammar_node){.parent = 1, .site = (uint16_t)site, .depth = 1};
+    start_walk(m, &(hd_grammar_thread){state, 2}, 1, 3);
+    walk(m, &r, ALL, s);
+    if (r.limited || r.dropped || r.ambiguous) s->usable = false;
+    s->deepest = r.deepest;
+    s->most = r.most;
+    return oldest;
 }
 
 /* How much a count may still matter to a token: repeats until the minimum, and the maximum. */
@@ -338,9 +426,56 @@ static const slot *find_final(hd_grammar_masks *m, const hd_grammar *g,
     return NULL;
 }
 
+/* Whether one walk would have had no more threads than are allowed, so that the parts add up. */
+static bool stayed_small(const hd_grammar_masks *m, const gram_run *r, const slot *inner) {
+    uint32_t at_once = m->overlap ? inner->nested : 1;
+    return !r->dropped && inner->most + at_once * r->most <= HD_GRAMMAR_MAX_THREADS;
+}
+
+/* Tokens that need at most left more repetitions. */
+static void allow_within(const hd_grammar_masks *m, const uint8_t *needs, uint32_t left,
+                         uint32_t *mask) {
+    const uint8_t most = left < NEVER - 1 ? (uint8_t)left : NEVER - 1;
+    for (int32_t w = 0; w < m->vocab->n_words; w++, needs += 32) {
+        uint32_t bits = 0;
+        for (uint32_t k = 0; k < 32; k++) bits |= (uint32_t)(needs[k] <= most) << k;
+        mask[w] = bits;
+    }
+}
+
+/* Between two repetitions: the loop's needs and walks from where it may be left. */
+static bool compose_loop(hd_grammar_masks *m, gram_run *r, const hd_grammar_state *at,
+                         slot *s) {
+    const hd_grammar_thread thread = at->threads[0];
+    const hd_grammar_node node = at->nodes[thread.node];
+    const gram_site *site = &r->g->sites[node.site];
+    const loop *l = find_loop(m, r->g, thread.state, node.site);
+    memcpy(m->nodes, at->nodes, at->n_nodes * sizeof *m->nodes); /* the walk wrote over them */
+    uint32_t reach = node.depth - 1u + l->walk.deepest;
+    if (!l->walk.usable || reach > HD_GRAMMAR_MAX_DEPTH) return false;
+    if (reach > r->deepest) r->deepest = reach;
+    m->looked[thread.node] = 1;
+    allow_within(m, l->needs, site->max == GRAM_NO_MAX ? GRAM_NO_MAX : site->max - node.count,
+                 s->mask);
+    for (uint32_t i = 0; i < l->walk.n_extra; i += 2) {
+        uint32_t count = node.count + (uint32_t)l->walk.extra[i + 1];
+        if (count < site->min || count > site->max) continue;
+        start_walk(m, &(hd_grammar_thread){site->ret, node.parent}, 1, at->n_nodes);
+        walk(m, r, l->walk.extra[i], s);
+    }
+    return stayed_small(m, r, &l->walk);
+}
+
+static bool between_repetitions(const hd_grammar *g, const hd_grammar_state *at) {
+    uint32_t node = at->threads[0].node;
+    const gram_site *site = node ? &g->sites[at->nodes[node].site] : NULL;
+    return site && site->max > 1 && g->states[at->threads[0].state].accept;
+}
+
 /* The inner result and walks from its exits; false when only a whole walk is exact. */
 static bool compose(hd_grammar_masks *m, gram_run *r, const hd_grammar_state *at, slot *s) {
     if (at->n_threads != 1) return false;
+    if (between_repetitions(r->g, at)) return compose_loop(m, r, at, s);
     uint32_t node = at->threads[0].node;
     const slot *inner = find_inner(m, r->g, at->threads[0].state);
     memcpy(m->nodes, at->nodes, at->n_nodes * sizeof *m->nodes); /* the walk wrote over them */
@@ -352,7 +487,7 @@ static bool compose(hd_grammar_masks *m, gram_run *r, const hd_grammar_state *at
         start_walk(m, &(hd_grammar_thread){0, node}, 1, at->n_nodes); /* state 0 only returns */
         walk(m, r, inner->extra[i], s);
     }
-    return !r->dropped && inner->most + inner->nested * r->most <= HD_GRAMMAR_MAX_THREADS;
+    return stayed_small(m, r, inner);
 }
 
 static const slot *make_final(hd_grammar_masks *m, const hd_grammar *g,
@@ -367,6 +502,8 @@ static const slot *make_final(hd_grammar_masks *m, const hd_grammar *g,
                   .looked = m->looked,
                   .deepest = d.lowest};
     memset(m->looked, 0, at->n_nodes);
+    memset(m->alive, 0, (m->vocab->n_nodes / 32 + 1) * sizeof *m->alive);
+    m->overlap = false;
     if (!compose(m, &r, at, s)) {
         memset(s->mask, 0, (size_t)m->vocab->n_words * sizeof *s->mask);
         memcpy(m->nodes, at->nodes, at->n_nodes * sizeof *m->nodes);

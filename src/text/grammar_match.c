@@ -53,6 +53,7 @@ static bool covers(const gram_run *r, hd_grammar_thread a, hd_grammar_thread b) 
     }
     if (x->count == y->count) return true;
     const gram_site *site = &r->g->sites[x->site];
+    if (r->open_loop && x->parent == r->barrier) return false;
     if (site->max == GRAM_NO_MAX) return x->count >= y->count;
     return x->count >= site->min && x->count <= y->count;
 }
@@ -105,6 +106,16 @@ static void enter(stepper *s, uint32_t parent, uint32_t site, uint32_t count, ui
     later(s, at->body, r->n_nodes++, false);
 }
 
+/* Whether a state may do something with a byte, as far as it alone says. */
+static bool may_take(const hd_grammar *g, uint32_t state, uint8_t byte) {
+    const gram_state *at = &g->states[state];
+    if (at->accept || follow(g, state, byte) != UINT32_MAX) return true;
+    for (uint32_t k = 0; k < at->n_sites; k++) {
+        if (gram_bytes_has(&g->first[g->sites[at->sites_at + k].rule], byte)) return true;
+    }
+    return false;
+}
+
 static void leave(stepper *s, uint32_t node, uint8_t byte) {
     gram_run *r = s->run;
     if (node == r->barrier) {
@@ -115,6 +126,15 @@ static void leave(stepper *s, uint32_t node, uint8_t byte) {
     if (node == 0) return;
     const hd_grammar_node at = r->nodes[node];
     const gram_site *site = &r->g->sites[at.site];
+    if (r->open_loop && at.parent == r->barrier) {
+        if (may_take(r->g, site->ret, byte)) {
+            r->ambiguous |= r->hit && r->hit_count != at.count;
+            r->hit = true;
+            r->hit_count = at.count;
+        }
+        enter(s, at.parent, at.site, at.count + 1, byte);
+        return;
+    }
     if (at.count >= site->min) later(s, site->ret, at.parent, true);
     if (site->max == GRAM_NO_MAX) {
         enter(s, at.parent, at.site, at.count < site->min ? at.count + 1 : at.count, byte);

@@ -415,9 +415,11 @@ hd_status gram_schema(gram_builder *b, int32_t root, const char *text, size_t n)
         const gram_task t = w.tasks[--w.n_tasks];
         draw_schema(&w, &t);
     }
-    b->bytes -= w.cap_tasks * sizeof *w.tasks + w.cap_refs * sizeof *w.refs;
+    b->bytes -= w.cap_tasks * sizeof *w.tasks + w.cap_refs * sizeof *w.refs +
+                w.cap_sized * sizeof *w.sized;
     free(w.tasks);
     free(w.refs);
+    free(w.sized);
     json_decref(w.owned);
     json_decref(w.root);
     return b->status;

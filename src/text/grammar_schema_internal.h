@@ -19,14 +19,21 @@ typedef struct gram_ref {
     int32_t rule;
 } gram_ref;
 
+/* The rule of strings of one range of lengths, shared: so are the masks of its states. */
+typedef struct gram_sized {
+    uint32_t min, max;
+    int32_t rule;
+} gram_sized;
+
 typedef struct gram_walk {
     gram_builder *b;
     json_t *root;
     json_t *owned; /* schemas that this walk made */
     gram_task *tasks;
     gram_ref *refs;
-    uint32_t n_tasks, n_refs;
-    size_t cap_tasks, cap_refs;
+    gram_sized *sized;
+    uint32_t n_tasks, n_refs, n_sized;
+    size_t cap_tasks, cap_refs, cap_sized;
 } gram_walk;
 
 hd_status gram_schema_invalid(gram_walk *w, const gram_task *t, const char *what);

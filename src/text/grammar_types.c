@@ -83,27 +83,40 @@ static const char *find_pattern(gram_walk *w, const gram_task *t) {
     return NULL;
 }
 
+static int32_t sized_rule(gram_walk *w, uint32_t min, uint32_t max) {
+    gram_builder *b = w->b;
+    for (uint32_t i = 0; i < w->n_sized && gram_work(b, 1); i++) {
+        if (w->sized[i].min == min && w->sized[i].max == max) return w->sized[i].rule;
+    }
+    int32_t rule = gram_rule_new(b);
+    if (!gram_grow(b, &w->sized, &w->cap_sized, (size_t)w->n_sized + 1, sizeof *w->sized)) {
+        return 0;
+    }
+    w->sized[w->n_sized++] = (gram_sized){min, max, rule};
+    uint32_t inside = gram_node(b), end = gram_node(b);
+    gram_range(b, b->rules[rule].start, inside, '"', '"');
+    gram_call(b, inside, end, gram_json_rule(b, GRAM_JSON_CHARACTER), min, max);
+    gram_range(b, end, b->rules[rule].end, '"', '"');
+    return rule;
+}
+
 static void draw_string(gram_walk *w, const gram_task *t) {
     gram_builder *b = w->b;
-    uint32_t min, max, inside, end;
+    uint32_t min, max;
     if (!read_counts(w, t, "minLength", "maxLength", &min, &max)) return;
     const char *pattern = find_pattern(w, t);
     if (b->status != HD_OK) return;
-    if (!pattern && min == 0 && max == GRAM_NO_MAX) {
-        gram_json_call(b, t->from, t->to, GRAM_JSON_STRING);
+    if (!pattern) {
+        bool any = min == 0 && max == GRAM_NO_MAX;
+        int32_t rule = any ? gram_json_rule(b, GRAM_JSON_STRING) : sized_rule(w, min, max);
+        gram_call(b, t->from, t->to, rule, 1, 1);
         return;
     }
-    inside = gram_node(b);
-    end = gram_node(b);
+    uint32_t inside = gram_node(b), end = gram_node(b);
     gram_range(b, t->from, inside, '"', '"');
     gram_range(b, end, t->to, '"', '"');
-    if (!pattern) {
-        gram_call(b, inside, end, gram_json_rule(b, GRAM_JSON_CHARACTER), min, max);
-        return;
-    }
     gram_length length = {0};
-    size_t n = strlen(pattern);
-    gram_pattern(b, inside, end, pattern, n,
+    gram_pattern(b, inside, end, pattern, strlen(pattern),
                  (gram_pattern_options){.json = true, .search = true}, &length);
     if (b->status == HD_OK && (length.min < min || length.max > max)) {
         gram_schema_refuse(w, t, "a minLength or maxLength that the pattern does not imply");

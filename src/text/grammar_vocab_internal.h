@@ -4,7 +4,7 @@
 
 #include "text/grammar_internal.h"
 
-enum { GRAM_MAX_PIECE = 255 };
+enum { GRAM_MAX_PIECE = 254 };
 
 typedef struct gram_trie_node {
     uint32_t skip; /* the node after its subtree */
