@@ -73,7 +73,7 @@ LDLIBS    += -L$(dir $(NVCC))../lib64 -lcudart_static -ldl -lrt
 endif
 
 .DEFAULT_GOAL := all
-drivers: $(DRIVERS)
+drivers: $(DRIVERS) # small programs that the end-to-end tests talk to
 
 .PHONY: all drivers unit debug asan tsan check fuzz bench clean
 all: $(BUILD)/hadal
@@ -98,6 +98,10 @@ $(BUILD)/bench_%: $(BUILD)/bench/bench_%.o $(LIBRARY)
 	@echo "LINK $@"
 	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
 
+$(BUILD)/examples/%: $(BUILD)/examples/%.o $(LIBRARY)
+	@echo "LINK $@"
+	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
+
 $(BUILD)/%.o: %.c Makefile
 	@mkdir -p $(@D)
 	@echo "CC   $<"
@@ -119,7 +123,8 @@ debug:
 	$(MAKE) BUILD=build-debug OPT="-O1 -g3 -fPIE" build-debug/hadal build-debug/hadal_test
 asan:
 	$(MAKE) BUILD=build-asan OPT="$(SANITIZE) -fsanitize=address,undefined" \
-	  LDOPT="-pie -fsanitize=address,undefined" build-asan/hadal build-asan/hadal_test
+	  LDOPT="-pie -fsanitize=address,undefined" build-asan/hadal build-asan/hadal_test \
+	  $(DRIVERS:$(BUILD)/%=build-asan/%)
 tsan:
 	$(MAKE) BUILD=build-tsan OPT="$(SANITIZE) -fsanitize=thread" \
 	  LDOPT="-pie -fsanitize=thread" build-tsan/hadal build-tsan/hadal_test

@@ -44,6 +44,8 @@ def check_paragraph(path, text):
     if not re.match(rf"/\* {name} - \S", text):
         yield 1, f"must open with the paragraph /* {path.name} - what it does ... */"
 
+PUBLIC = "hadal.h"  # include/hadal.h, which src/engine makes real
+
 
 def check_includes(path, folder, lines):
     for number, line in enumerate(lines, 1):
@@ -54,6 +56,9 @@ def check_includes(path, folder, lines):
         other, _, header = door.rpartition("/")
         if door.endswith(".c"):
             yield number, f'includes "{door}": no file includes a .c'
+        elif door == PUBLIC:
+            if FLOORS[folder] < FLOORS["engine"]:
+                yield number, f'includes "{door}": only the engine and its clients do'
         elif other not in FLOORS:
             yield number, f'includes "{door}": write the path from src/ (folder/header.h)'
         elif other != folder:

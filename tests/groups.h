@@ -3,16 +3,27 @@
 #ifndef HD_TESTS_GROUPS_H
 #define HD_TESTS_GROUPS_H
 
-/* clang-format off: one per line */
+/* clang-format off */
 #define HD_TEST_GROUPS(X) \
     X(base) \
+    X(log) \
+    X(options) \
+    X(tokenizer) \
+    X(chat) \
+    X(reply) \
+    X(ops) \
+    X(sample) \
     X(config) \
     X(schema) \
     X(placement) \
     X(safetensors) \
     X(grammar) \
+    X(weights) \
     X(cache) \
-    X(model)
+    X(model) \
+    X(sched) \
+    X(drafts) \
+    X(tokenizer_pattern)
 /* clang-format on */
 
 #define X(group) int test_##group(void);

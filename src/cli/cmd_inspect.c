@@ -157,8 +157,8 @@ static void gather_stored(inspection *in, bool quick, bool strict) {
     if (strict) note_unknown(in);
 }
 
-static hd_status print(const inspection *in, bool json, bool tensors) {
-    if (json) return inspect_print_json(in, tensors);
+static hd_status print(const inspection *in, bool json, bool tensors, hd_err *err) {
+    if (json) return inspect_print_json(in, tensors, err);
     inspect_print_text(in, tensors);
     return HD_OK;
 }
@@ -180,7 +180,7 @@ static hd_status inspect(const char *path, const hd_model_spec *spec, bool json,
         in.schema = &schema;
         hd_summarize(&in.summary, spec, &schema);
     }
-    hd_status st = print(&in, json, tensors);
+    hd_status st = print(&in, json, tensors, err);
     if (st == HD_OK && in.problem.code != HD_OK) {
         *err = in.problem;
         st = err->code;
@@ -191,7 +191,7 @@ static hd_status inspect(const char *path, const hd_model_spec *spec, bool json,
 }
 
 int cmd_inspect(int argc, char **argv) {
-    const char *path = NULL;
+    const char *path = "";
     bool json = false, tensors = false, strict = false, quick = false;
     const positional where[] = {
         {.name = "MODEL_DIR", .value = &path}

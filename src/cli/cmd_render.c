@@ -73,7 +73,7 @@ static hd_status load_all(render *r) {
 static hd_status print_spans(const hd_chat_prompt *p, hd_err *err) {
     json_t *all = json_array();
     for (int32_t i = 0; i < p->n_spans; i++) {
-        const hd_chat_span *s = &p->spans[i];
+        const hd_text_span *s = &p->spans[i];
         json_t *text = json_stringn(p->text + s->start, s->n);
         json_array_append_new(all,
                               json_pack("{s:o, s:b}", "text", text, "control", s->is_control));

@@ -9,6 +9,7 @@ command_fn cmd_inspect;
 command_fn cmd_tokenize;
 command_fn cmd_detokenize;
 command_fn cmd_render;
+command_fn cmd_generate;
 command_fn cmd_logits;
 command_fn cmd_version;
 

@@ -45,6 +45,6 @@ int32_t inspect_n_rows(const inspection *in);
 inspect_row inspect_row_at(const inspection *in, int32_t i);
 
 void inspect_print_text(const inspection *in, bool tensors);
-hd_status inspect_print_json(const inspection *in, bool tensors);
+hd_status inspect_print_json(const inspection *in, bool tensors, hd_err *err);
 
 #endif

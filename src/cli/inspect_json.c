@@ -185,7 +185,7 @@ static json_t *row_json(writer *w, const inspect_row *row) {
     return o;
 }
 
-hd_status inspect_print_json(const inspection *in, bool tensors) {
+hd_status inspect_print_json(const inspection *in, bool tensors, hd_err *err) {
     writer w = {false};
     json_t *o = json_object();
     bool whole = in->checkpoint != NULL;
@@ -210,8 +210,10 @@ hd_status inspect_print_json(const inspection *in, bool tensors) {
         }
         set(&w, o, "tensor_list", list);
     }
-    if (!w.failed) w.failed = json_dumpf(o, stdout, JSON_INDENT(2)) != 0;
-    putchar('\n');
+    if (!w.failed) {
+        json_dumpf(o, stdout, JSON_INDENT(2)); /* what cannot be written, main reports */
+        putchar('\n');
+    }
     json_decref(o);
-    return w.failed ? HD_ENOMEM : HD_OK;
+    return w.failed ? HD_FAIL(err, HD_ENOMEM, "no memory for the JSON of %s", in->path) : HD_OK;
 }

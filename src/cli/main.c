@@ -20,6 +20,7 @@ static const command commands[] = {
     {"tokenize",   cmd_tokenize,   "DIR < TEXT",                   "turn text into token ids"                    },
     {"detokenize", cmd_detokenize, "DIR < IDS",                    "turn token ids into text"                    },
     {"render",     cmd_render,     "DIR --messages FILE",          "print the prompt text of a conversation"     },
+    {"generate",   cmd_generate,   "MODEL_DIR -p TEXT",            "answer one prompt"                           },
     {"logits",     cmd_logits,     "MODEL_DIR --tokens F --out F",
      "compute the logits of given tokens"                                                                        },
     {"version",    cmd_version,    "",                             "print the build and what this machine offers"},

@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "base/json.h"
 
-enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, NAME_COLUMN = 30 };
+enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, NAME_COLUMN = 30, LINE_WIDTH = 96 };
 
 typedef struct parse {
     const command_line *line;
@@ -303,6 +303,19 @@ static hd_status parse_all(parse *p, int argc, char **argv) {
     return HD_OK;
 }
 
+/* " (a|b|c)", going on under the help text where the line, `used` so far, is full. */
+static void print_choices(const option *o, int used) {
+    for (int i = 0; o->choices[i]; i++) {
+        const int n = (int)strlen(o->choices[i]) + 2;
+        if (used + n > LINE_WIDTH) {
+            printf("\n%-*s", NAME_COLUMN + 2, "");
+            used = NAME_COLUMN + 2;
+        }
+        printf("%s%s%s", i ? "" : " (", o->choices[i], o->choices[i + 1] ? "|" : ")");
+        used += n;
+    }
+}
+
 static void print_option(const option *o) {
     char left[100], letter[8] = "    ";
     if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);
@@ -311,9 +324,7 @@ static void print_option(const option *o) {
     printf("%-*s %s", NAME_COLUMN, left, o->help);
     if (o->kind == OPTION_INT) printf(" (%lld..%lld)", (long long)o->min, (long long)o->max);
     if (o->kind == OPTION_REAL) printf(" (%g..%g)", o->real_min, o->real_max);
-    for (int i = 0; o->kind == OPTION_CHOICE && o->choices[i]; i++) {
-        printf("%s%s%s", i ? "|" : " (", o->choices[i], o->choices[i + 1] ? "" : ")");
-    }
+    if (o->kind == OPTION_CHOICE) print_choices(o, NAME_COLUMN + 1 + (int)strlen(o->help));
     putchar('\n');
 }
 

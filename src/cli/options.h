@@ -31,6 +31,57 @@ typedef struct option {
     const char *const *choices; /* NULL-terminated */
 } option;
 
+/* Options without a short form, one line each. */
+static inline option option_flag(const char *name, bool *value, const char *help) {
+    return (option){.name = name, .kind = OPTION_FLAG, .value = value, .help = help};
+}
+
+static inline option option_text(const char *name, const char **value, const char *metavar,
+                                 const char *help) {
+    return (option){.name = name,
+                    .kind = OPTION_TEXT,
+                    .value = (void *)value,
+                    .metavar = metavar,
+                    .help = help};
+}
+
+static inline option option_int(const char *name, int64_t *value, int64_t min, int64_t max,
+                                const char *help) {
+    return (option){.name = name,
+                    .kind = OPTION_INT,
+                    .value = value,
+                    .metavar = "N",
+                    .help = help,
+                    .min = min,
+                    .max = max};
+}
+
+static inline option option_real(const char *name, double *value, double min, double max,
+                                 const char *help) {
+    return (option){.name = name,
+                    .kind = OPTION_REAL,
+                    .value = value,
+                    .metavar = "X",
+                    .help = help,
+                    .real_min = min,
+                    .real_max = max};
+}
+
+static inline option option_choice(const char *name, int *value, const char *const *choices,
+                                   const char *help) {
+    return (option){.name = name,
+                    .kind = OPTION_CHOICE,
+                    .value = value,
+                    .metavar = "NAME",
+                    .help = help,
+                    .choices = choices};
+}
+
+static inline option with_letter(option o, char letter) {
+    o.letter = letter;
+    return o;
+}
+
 typedef struct positional {
     const char *name; /* "MODEL_DIR" */
     const char **value;

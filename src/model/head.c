@@ -11,6 +11,13 @@ static void make_rope_table(const model_step *s, float *out, const float *freq, 
                                                     .scale = scale});
 }
 
+void model_rope_tables(const model_step *s) {
+    make_rope_table(s, s->t->cos_sin, s->m->freq, s->m->rope_scale);
+    if (s->m->env.spec->family == HD_FAMILY_V4) {
+        make_rope_table(s, s->t->cos_sin_compress, s->m->freq_compress, 1.0f);
+    }
+}
+
 void model_start(const model_step *s) {
     const hd_model_env *env = &s->m->env;
     env->ops->embed(env->stream, &(hd_embed_args){.out = s->t->x,
@@ -19,10 +26,7 @@ void model_start(const model_step *s) {
                                                   .tokens = s->b->device.tokens,
                                                   .rows = s->b->n_rows,
                                                   .copies = model_streams(env->spec)});
-    make_rope_table(s, s->t->cos_sin, s->m->freq, s->m->rope_scale);
-    if (env->spec->family == HD_FAMILY_V4) {
-        make_rope_table(s, s->t->cos_sin_compress, s->m->freq_compress, 1.0f);
-    }
+    model_rope_tables(s);
 }
 
 static void gather(const model_step *s, hd_act *out, const hd_act *x, int32_t cols) {

@@ -37,10 +37,13 @@ static hd_status upload_freqs(hd_model *m, hd_err *err) {
 static size_t scratch_bytes(const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
     int32_t widest = c->hidden * model_streams(c);
-    const int32_t others[] = {
-        c->n_heads * c->head_dim, c->n_heads * (c->nope_dim + c->rope_dim),
-        c->n_heads * c->v_dim,    c->dense_inter,
-        c->route.n_experts,       c->n_shared * c->moe_inter};
+    const int32_t others[] = {c->n_heads * c->head_dim,
+                              c->n_heads * (c->nope_dim + c->rope_dim),
+                              c->n_heads * c->v_dim,
+                              c->dense_inter,
+                              c->route.n_experts,
+                              c->n_shared * c->moe_inter,
+                              c->vocab};
     for (size_t i = 0; i < HD_LEN(others); i++) {
         if (others[i] > widest) widest = others[i];
     }
@@ -147,12 +150,13 @@ void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int3
     for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], HD_GLOBAL);
 }
 
-void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
+void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro,
+                    bool again) {
     const int32_t layer = m->env.spec->n_layers;
     model_step steps[HD_MAX_MICRO];
     assert(hd_weights_n_mtp(m->env.weights) > 0);
     make_steps(m, kv, batches, n_micro, steps);
-    for (int32_t i = 0; i < n_micro; i++) model_mtp_start(&steps[i], layer);
+    for (int32_t i = 0; i < n_micro; i++) model_mtp_start(&steps[i], layer, again);
     run_layer(m, steps, n_micro, layer);
     for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], layer);
 }

@@ -6,6 +6,7 @@
 #ifndef HD_MODEL_MODEL_H
 #define HD_MODEL_MODEL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "backend/backend.h"
@@ -46,11 +47,13 @@ size_t hd_model_bytes(const hd_model *m); /* activations of all micro-batches */
  * memory, until the next step. */
 void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro);
 
-/* Draft logits of MTP layer 0 for the batches of the last step, from its hidden states and
- * the batches' next_tokens (all known by now, uploaded): row t predicts the token after
- * next_tokens[t]. Replaces hd_model_logits(). Sources: DeepSeek-V3 report, section 2.2;
- * models.md 2.5 and 2.14. */
-void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro);
+/* Draft logits of MTP layer 0: row t predicts the token after next_tokens[t], which must be known
+ * by now and uploaded. The first draft continues the last hd_model_step() and takes the same
+ * batches, with logit_rows chosen anew. `again` drafts one token further: row i of the batch
+ * continues logit row i of the draft before. Replaces hd_model_logits(). Sources: DeepSeek-V3
+ * report, section 2.2; models.md 2.5 and 2.14. */
+void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro,
+                    bool again);
 
 const float *hd_model_logits(const hd_model *m, int32_t micro);
 

@@ -82,9 +82,10 @@ void model_rope_freqs(const hd_rope_spec *rope, int32_t pairs, float *freq);
 float model_index_scale(const hd_model_spec *spec); /* on indexer scores */
 
 /* head.c, mtp.c */
+void model_rope_tables(const model_step *s); /* of the batch's positions */
 void model_start(const model_step *s);
 void model_head(const model_step *s, int32_t layer);
-void model_mtp_start(const model_step *s, int32_t layer);
+void model_mtp_start(const model_step *s, int32_t layer, bool again);
 
 /* Short spellings of ops with a layer's weights; rows is the number of x rows. */
 void model_norm(const model_step *s, int32_t layer, hd_role role, hd_act *out, const hd_act *x,

@@ -30,22 +30,22 @@ static void norm_into(const model_step *s, int32_t layer, hd_role role, const hd
                             .eps = c->norm_eps});
 }
 
-static void start_v3(const model_step *s, int32_t layer) {
+static void start_v3(const model_step *s, int32_t layer, const hd_act *hidden) {
     model_acts *t = s->t;
     embed_next(s, t->y);
     norm_into(s, layer, HD_MTP_EMBED_NORM, t->y, 0);
-    norm_into(s, layer, HD_MTP_HIDDEN_NORM, t->h, 1);
+    norm_into(s, layer, HD_MTP_HIDDEN_NORM, hidden, 1);
     model_linear(s, layer, HD_MTP_PROJ, t->x, t->paired, s->b->n_rows);
 }
 
-static void start_v4(const model_step *s, int32_t layer) {
+static void start_v4(const model_step *s, int32_t layer, const hd_act *streams) {
     const hd_model_spec *c = s->m->env.spec;
     model_acts *t = s->t;
     const int32_t n = s->b->n_rows, all = n * c->hc_mult;
     embed_next(s, t->y);
     model_norm(s, layer, HD_MTP_EMBED_NORM, t->h, t->y, n, c->hidden);
     model_linear(s, layer, HD_MTP_E_PROJ, t->y, t->h, n);
-    model_norm(s, layer, HD_MTP_HIDDEN_NORM, t->paired, t->x, all, c->hidden);
+    model_norm(s, layer, HD_MTP_HIDDEN_NORM, t->paired, streams, all, c->hidden);
     model_linear(s, layer, HD_MTP_H_PROJ, t->x, t->paired, all);
     s->m->env.ops->add(
         s->m->env.stream,
@@ -53,10 +53,13 @@ static void start_v4(const model_step *s, int32_t layer) {
             .x = t->x, .y = t->y, .rows = all, .cols = c->hidden, .repeat = c->hc_mult});
 }
 
-void model_mtp_start(const model_step *s, int32_t layer) {
+/* again: from what the draft before left of its wanted rows; V3 after its final norm, V4 the
+ * streams before the head. */
+void model_mtp_start(const model_step *s, int32_t layer, bool again) {
+    if (again) model_rope_tables(s); /* other rows than the main model's */
     if (s->m->env.spec->hc_mult) {
-        start_v4(s, layer);
+        start_v4(s, layer, again ? s->t->picked : s->t->x);
     } else {
-        start_v3(s, layer);
+        start_v3(s, layer, again ? s->t->merged : s->t->h);
     }
 }

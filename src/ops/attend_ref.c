@@ -82,7 +82,7 @@ static void score_keys(const hd_index_select_args *a, int32_t row, int32_t n, fl
                 sum += hit * (double)(a->weight[(int64_t)row * a->heads + h] * a->scale);
             }
         }
-        score[u] = (float)sum;
+        score[u] = isnan(sum) ? -INFINITY : (float)sum; /* chosen last */
     }
 }
 

@@ -23,7 +23,7 @@ static token_row token_at(const hd_compress_args *a, int32_t seq, int32_t pos) {
 static float mix_channel(const hd_compress_args *a, int32_t seq, int32_t block, int32_t c) {
     const int32_t width = a->entries.width, first = block * a->ratio;
     const int32_t earlier = a->overlap && block > 0 ? a->ratio : 0;
-    double top = -INFINITY, total = 0.0, sum = 0.0;
+    double top = -(double)INFINITY, total = 0.0, sum = 0.0;
     for (int pass = 0; pass < 2; pass++) {
         for (int32_t i = -earlier; i < a->ratio; i++) {
             token_row t = token_at(a, seq, first + i);

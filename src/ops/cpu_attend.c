@@ -8,7 +8,7 @@
 #include "base/checked.h"
 #include "ops/cpu_internal.h"
 
-enum { HEADS = 16, BLOCK_KEYS = 64 };
+enum { HEADS = 16, BLOCK_KEYS = 64, STRETCH = 128 };
 
 typedef struct attend_job {
     hd_stream *stream;
@@ -23,6 +23,8 @@ typedef struct attend_state {
     float score[HEADS * BLOCK_KEYS];
     float top[HEADS];   /* largest score so far, the sink included */
     float total[HEADS]; /* sum of exp(score - top) */
+    float down[HEADS];  /* what sums from before this block shrink by */
+    float sum[HEADS * STRETCH];
     const float *key[BLOCK_KEYS];
 } attend_state;
 
@@ -65,21 +67,43 @@ static void score_block(const hd_attend_args *a, const ops_kernels *k, const att
     }
 }
 
-/* Scores into exp(score - top); what was summed under a smaller maximum is scaled down. */
+/* Scores into exp(score - top), where top now covers this block. */
 static void soften(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
                    attend_state *s, int32_t n) {
     for (int32_t h = 0; h < t->n_heads; h++) {
         float *score = s->score + h * BLOCK_KEYS;
         for (int32_t i = 0; i < n; i++) score[i] *= a->scale;
         const float best = k->max(score, n);
+        s->down[h] = 1.0f;
         if (best > s->top[h]) {
-            const float down = expf(s->top[h] - best);
-            float *out = t->out + (int64_t)h * a->v_dim;
-            for (int32_t c = 0; c < a->v_dim; c++) out[c] *= down;
-            s->total[h] *= down;
+            s->down[h] = expf(s->top[h] - best);
             s->top[h] = best;
         }
-        s->total[h] += k->exp_sum(score, n, s->top[h]);
+        s->total[h] = s->total[h] * s->down[h] + k->exp_sum(score, n, s->top[h]);
+    }
+}
+
+/* out = out * down + scores . values; a block is summed on its own before it joins the others,
+ * which keeps the error of long lists small. */
+static void add_values(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
+                       attend_state *s, int32_t n) {
+    for (int32_t col = 0; col < a->v_dim; col += STRETCH) {
+        const int32_t cols = hd_min_i32(STRETCH, a->v_dim - col);
+        memset(s->sum, 0, sizeof s->sum);
+        k->mix(&(ops_mix){.out = s->sum,
+                          .coef = s->score,
+                          .row = s->key,
+                          .out_stride = STRETCH,
+                          .coef_stride = BLOCK_KEYS,
+                          .at = col,
+                          .n_out = t->n_heads,
+                          .n_rows = n,
+                          .cols = cols});
+        for (int32_t h = 0; h < t->n_heads; h++) {
+            float *out = t->out + (int64_t)h * a->v_dim + col;
+            const float *sum = s->sum + h * STRETCH, down = s->down[h];
+            for (int32_t c = 0; c < cols; c++) out[c] = out[c] * down + sum[c];
+        }
     }
 }
 
@@ -91,14 +115,7 @@ static void attend_heads(const hd_attend_args *a, const ops_kernels *k, const at
         find_keys(a, t, first, n, s->key);
         score_block(a, k, t, s, n);
         soften(a, k, t, s, n);
-        k->mix(&(ops_mix){.out = t->out,
-                          .coef = s->score,
-                          .row = s->key,
-                          .out_stride = a->v_dim,
-                          .coef_stride = BLOCK_KEYS,
-                          .n_out = t->n_heads,
-                          .n_rows = n,
-                          .cols = a->v_dim});
+        add_values(a, k, t, s, n);
     }
     for (int32_t h = 0; h < t->n_heads && t->n_keys > 0; h++) {
         const float whole = 1.0f / s->total[h];
@@ -159,7 +176,7 @@ static void score_keys(const hd_index_select_args *a, const ops_kernels *k, int3
                 const float each = weight[h + i] * a->scale;
                 for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
                     const float x = hit[i * OPS_TILE_ROWS + j];
-                    sum[j] += each * (x > 0.0f ? x : 0.0f);
+                    sum[j] += x > 0.0f ? each * x : 0.0f;
                 }
             }
         }
@@ -167,10 +184,9 @@ static void score_keys(const hd_index_select_args *a, const ops_kernels *k, int3
     }
 }
 
-/* Unsigned integers in the order of the scores; what is not a number comes last. */
+/* Unsigned integers in the order of the scores; what is not a number is chosen last. */
 static uint32_t order_of(float score) {
-    if (isnan(score)) return 0;
-    const uint32_t bits = hd_f32_bits(score + 0.0f); /* one zero only */
+    const uint32_t bits = hd_f32_bits(isnan(score) ? -INFINITY : score + 0.0f); /* one zero */
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 

@@ -87,8 +87,7 @@ static void mix_channels(const hd_compress_args *a, const ops_kernels *k, place 
 static void finish_entry(const hd_compress_args *a, const ops_kernels *k, int32_t pos,
                          float *entry) {
     const int32_t width = a->entries.width;
-    const float square = k->dot(entry, entry, width);
-    const float scale = 1.0f / sqrtf(square / (float)width + a->eps);
+    const float scale = ops_inverse_rms(k, entry, width, a->eps);
     for (int32_t c = 0; c < width; c++) entry[c] = entry[c] * scale * a->norm[c];
     float *tail = entry + width - 2 * a->pairs;
     for (int32_t i = 0; i < a->pairs; i++) {

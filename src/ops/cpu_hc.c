@@ -24,9 +24,8 @@ static void mix_values(const ops_kernels *k, const float *x, int32_t n_x, const 
     for (int32_t i = 0; i < n_x; i++) p.x[i] = x + (int64_t)i * wide;
     ops_multiply(k, &p, &s->tile);
     for (int32_t i = 0; i < n_x; i++) {
-        const float square = k->dot(p.x[i], p.x[i], wide);
-        const float rms = 1.0f / sqrtf(square / (float)wide + eps);
-        for (int32_t v = 0; v < n_values; v++) s->m[i * n_values + v] *= rms;
+        const float scale = ops_inverse_rms(k, p.x[i], wide, eps);
+        for (int32_t v = 0; v < n_values; v++) s->m[i * n_values + v] *= scale;
     }
 }
 

@@ -32,6 +32,12 @@ void ops_run_rows(const ops_job *job);
 /* Rows that make a task worth handing out, when one takes about `steps` scalar steps. */
 int32_t ops_rows_per_task(int64_t steps);
 
+/* 1 / sqrt(mean(x^2) + eps) */
+static inline float ops_inverse_rms(const ops_kernels *k, const float *x, int32_t n,
+                                    float eps) {
+    return (float)(1.0 / sqrt(k->square_sum(x, n) / n + (double)eps));
+}
+
 /* ---- stored matrices ---- */
 
 enum {

@@ -28,15 +28,6 @@ void ops_permute_cpu(hd_stream *s, const hd_permute_args *a, const ops_kernels *
     hd_permute_ref(s, a);
 }
 
-/* The choice of the smallest place after `after`: the token's next expert in order. */
-static int32_t next_choice(const int32_t *place, int32_t top_k, int32_t after) {
-    int32_t best = -1;
-    for (int32_t j = 0; j < top_k; j++) {
-        if (place[j] > after && (best < 0 || place[j] < place[best])) best = j;
-    }
-    return best;
-}
-
 static void combine_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     const hd_combine_args *a = job->args;
@@ -54,7 +45,7 @@ static void combine_rows(const ops_job *job, int32_t first, int32_t end, int32_t
             const float *row[OPS_MIX_ROWS];
             int32_t n = 0;
             for (; n < OPS_MIX_ROWS && done < a->top_k; n++, done++) {
-                const int32_t j = next_choice(place, a->top_k, after);
+                const int32_t j = ops_next_choice(place, a->top_k, after);
                 after = place[j];
                 coef[n] = a->weight ? a->weight[(int64_t)t * a->top_k + j] : 1.0f;
                 row[n] = act_in(a->y) + (int64_t)after * a->cols;

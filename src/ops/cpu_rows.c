@@ -101,8 +101,7 @@ static void rms_norm_rows(const ops_job *job, int32_t first, int32_t end, int32_
     for (int32_t r = first; r < end; r++) {
         const float *x = act_in(a->x) + r * stride_or(a->x_stride, a->cols);
         float *out = act(a->out) + r * stride_or(a->out_stride, a->cols);
-        const float square = job->k->dot(x, x, a->cols);
-        const float scale = 1.0f / sqrtf(square / (float)a->cols + a->eps);
+        const float scale = ops_inverse_rms(job->k, x, a->cols, a->eps);
         for (int32_t c = 0; c < a->cols; c++) out[c] = x[c] * scale;
         for (int32_t c = 0; a->weight && c < a->cols; c++) out[c] *= a->weight[c];
     }
@@ -191,22 +190,22 @@ void ops_store_cpu(hd_stream *s, const hd_store_args *a, const ops_kernels *k) {
                             .per_task = ops_rows_per_task(a->pool.width)});
 }
 
+static float at_most(float x, float limit) {
+    return x > limit ? limit : x;
+}
+
 /* n <= STRETCH elements; silu(g) = g / (1 + exp(-g)) */
 static void swiglu_stretch(const hd_swiglu_args *a, const ops_kernels *k, int64_t at, int32_t n,
                            float weight) {
     const float *gate = act_in(a->gate) + at, *up = act_in(a->up) + at;
     const float limit = a->limit > 0.0f ? a->limit : INFINITY;
     float *out = act(a->out) + at;
-    float g[STRETCH], e[STRETCH];
-    for (int32_t c = 0; c < n; c++) {
-        g[c] = gate[c] > limit ? limit : gate[c];
-        e[c] = -g[c];
-    }
+    float e[STRETCH];
+    for (int32_t c = 0; c < n; c++) e[c] = -at_most(gate[c], limit);
     k->exp_sum(e, n, 0.0f);
     for (int32_t c = 0; c < n; c++) {
-        float u = up[c] > limit ? limit : up[c];
-        u = u < -limit ? -limit : u;
-        out[c] = g[c] / (1.0f + e[c]) * u * weight;
+        const float u = -at_most(-at_most(up[c], limit), limit);
+        out[c] = at_most(gate[c], limit) / (1.0f + e[c]) * u * weight;
     }
 }
 

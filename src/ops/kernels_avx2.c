@@ -25,21 +25,27 @@ static inline float fold_lanes(__m256 low, __m256 high) {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-float ops_dot_avx2(const float *x, const float *y, int32_t n) {
-    __m256 low = _mm256_setzero_ps(), high = low;
-    int32_t c = 0;
-    for (; c + OPS_LANES <= n; c += OPS_LANES) {
-        low = _mm256_fmadd_ps(_mm256_loadu_ps(x + c), _mm256_loadu_ps(y + c), low);
-        high = _mm256_fmadd_ps(_mm256_loadu_ps(x + c + 8), _mm256_loadu_ps(y + c + 8), high);
+static inline __m256d add_squares(__m256d sum, __m128 x) {
+    const __m256d wide = _mm256_cvtps_pd(x);
+    return _mm256_fmadd_pd(wide, wide, sum);
+}
+
+double ops_square_sum_avx2(const float *x, int32_t n) {
+    __m256d sum[4] = {_mm256_setzero_pd(), _mm256_setzero_pd(), _mm256_setzero_pd(),
+                      _mm256_setzero_pd()};
+    for (int32_t c = 0; c < n; c += OPS_LANES) {
+        const __m256 low = _mm256_maskload_ps(x + c, first_lanes(n - c));
+        const __m256 high = n - c > 8 ? _mm256_maskload_ps(x + c + 8, first_lanes(n - c - 8))
+                                      : _mm256_setzero_ps();
+        sum[0] = add_squares(sum[0], _mm256_castps256_ps128(low));
+        sum[1] = add_squares(sum[1], _mm256_extractf128_ps(low, 1));
+        sum[2] = add_squares(sum[2], _mm256_castps256_ps128(high));
+        sum[3] = add_squares(sum[3], _mm256_extractf128_ps(high, 1));
     }
-    if (c < n) {
-        __m256i m0 = first_lanes(n - c), m1 = first_lanes(n - c - 8);
-        low =
-            _mm256_fmadd_ps(_mm256_maskload_ps(x + c, m0), _mm256_maskload_ps(y + c, m0), low);
-        high = _mm256_fmadd_ps(_mm256_maskload_ps(x + c + 8, m1),
-                               _mm256_maskload_ps(y + c + 8, m1), high);
-    }
-    return fold_lanes(low, high);
+    double lane[4];
+    _mm256_storeu_pd(
+        lane, _mm256_add_pd(_mm256_add_pd(sum[0], sum[1]), _mm256_add_pd(sum[2], sum[3])));
+    return (lane[0] + lane[1]) + (lane[2] + lane[3]);
 }
 
 /* One row of x against the tile: acc [OPS_TILE_ROWS, OPS_LANES]. */
@@ -104,7 +110,7 @@ static void mix_wide(const ops_mix *m, float *out, const float *coef, int32_t co
     __m256 sum[MIX_WIDE];
     for (int k = 0; k < MIX_WIDE; k++) sum[k] = _mm256_loadu_ps(out + col + 8 * k);
     for (int32_t i = 0; i < m->n_rows; i++) {
-        const float *row = m->row[i] + col;
+        const float *row = m->row[i] + m->at + col;
         __m256 c = _mm256_set1_ps(coef[i]);
         for (int k = 0; k < MIX_WIDE; k++) {
             sum[k] = _mm256_fmadd_ps(c, _mm256_loadu_ps(row + 8 * k), sum[k]);
@@ -117,7 +123,7 @@ static void mix_end(const ops_mix *m, float *out, const float *coef, int32_t col
     const __m256i live = first_lanes(m->cols - col);
     __m256 sum = _mm256_maskload_ps(out + col, live);
     for (int32_t i = 0; i < m->n_rows; i++) {
-        __m256 x = _mm256_maskload_ps(m->row[i] + col, live);
+        __m256 x = _mm256_maskload_ps(m->row[i] + m->at + col, live);
         sum = _mm256_fmadd_ps(_mm256_set1_ps(coef[i]), x, sum);
     }
     _mm256_maskstore_ps(out + col, live, sum);
@@ -147,7 +153,7 @@ float ops_max_avx2(const float *x, int32_t n) {
     return best;
 }
 
-/* exp(x) to 2 ulp: x = k ln 2 + r with |r| <= ln 2 / 2, a polynomial of degree 6 in r, and
+/* exp(x) to 1 ulp: x = k ln 2 + r with |r| <= ln 2 / 2, a polynomial of degree 7 in r, and
  * 2^k in two factors so that subnormal results and infinity come out right. The operand order
  * of min and max lets NaN through. */
 static inline __m256 exp8(__m256 x) {
@@ -156,7 +162,8 @@ static inline __m256 exp8(__m256 x) {
                                _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     __m256 r = _mm256_fnmadd_ps(k, _mm256_set1_ps(0x1.62e430p-1f), x);
     r = _mm256_fnmadd_ps(k, _mm256_set1_ps(-0x1.05c610p-29f), r);
-    __m256 p = _mm256_set1_ps(1.0f / 720);
+    __m256 p = _mm256_set1_ps(1.0f / 5040);
+    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 720));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 120));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 24));
     p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 6));
@@ -288,12 +295,13 @@ void ops_decode_e2m1_avx2(float *out, const uint8_t *src, int32_t n, const float
 }
 
 const ops_kernels ops_kernels_avx2 = {
-    .dot = ops_dot_avx2,
+    .square_sum = ops_square_sum_avx2,
     .dots = dots,
     .fold = ops_fold_avx2,
     .mix = mix,
     .max = ops_max_avx2,
     .exp_sum = ops_exp_sum_avx2,
+    .weigh = ops_weigh_avx2,
     .decode = {[HD_F32] = ops_decode_f32_avx2,
                [HD_F16] = ops_decode_f16_avx2,
                [HD_BF16] = ops_decode_bf16_avx2,

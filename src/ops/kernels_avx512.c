@@ -7,7 +7,7 @@
 enum { X_ROWS = 4, MIX_OUT = 4, MIX_COLS = 4 * OPS_LANES };
 
 static inline __mmask16 first_lanes(int32_t n) {
-    return n >= OPS_LANES ? 0xffff : n > 0 ? (__mmask16)((1u << n) - 1u) : 0;
+    return (__mmask16)(n >= OPS_LANES ? 0xffffu : n > 0 ? (1u << n) - 1u : 0u);
 }
 
 /* Four registers that are loaded, added to and stored together: one row of sums. Named
@@ -108,7 +108,7 @@ static void mix_four(const ops_mix *m, int32_t first, int32_t col) {
     four s0 = load_columns(o0, live), s1 = load_columns(o1, live), s2 = load_columns(o2, live),
          s3 = load_columns(o3, live);
     for (int32_t i = 0; i < m->n_rows; i++) {
-        const four x = load_columns(m->row[i] + col, live);
+        const four x = load_columns(m->row[i] + m->at + col, live);
         s0 = add_products(s0, _mm512_set1_ps(c0[i]), x);
         s1 = add_products(s1, _mm512_set1_ps(c1[i]), x);
         s2 = add_products(s2, _mm512_set1_ps(c2[i]), x);
@@ -126,7 +126,8 @@ static void mix_one(const ops_mix *m, int32_t first, int32_t col) {
     const float *coef = m->coef + first * m->coef_stride;
     four sum = load_columns(out, live);
     for (int32_t i = 0; i < m->n_rows; i++) {
-        sum = add_products(sum, _mm512_set1_ps(coef[i]), load_columns(m->row[i] + col, live));
+        sum = add_products(sum, _mm512_set1_ps(coef[i]),
+                           load_columns(m->row[i] + m->at + col, live));
     }
     store_columns(out, live, sum);
 }
@@ -140,12 +141,13 @@ static void mix(const ops_mix *m) {
 }
 
 const ops_kernels ops_kernels_avx512 = {
-    .dot = ops_dot_avx2,
+    .square_sum = ops_square_sum_avx2,
     .dots = dots,
     .fold = ops_fold_avx2,
     .mix = mix,
     .max = ops_max_avx2,
     .exp_sum = ops_exp_sum_avx2,
+    .weigh = ops_weigh_avx512,
     .decode = {[HD_F32] = ops_decode_f32_avx2,
                [HD_F16] = ops_decode_f16_avx2,
                [HD_BF16] = ops_decode_bf16_avx2,

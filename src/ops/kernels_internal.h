@@ -18,12 +18,12 @@ enum {
     OPS_TILE_ROWS = 4 /* rows of the right-hand side that dots takes at once */
 };
 
-/* out[j, c] += sum over i of coef[j, i] * row[i][c], adding row after row */
+/* out[j, c] += sum over i of coef[j, i] * row[i][at + c], adding row after row */
 typedef struct ops_mix {
     float *out;              /* [n_out, cols] */
     const float *coef;       /* [n_out, n_rows] */
-    const float *const *row; /* [n_rows] pointers to [cols] */
-    int64_t out_stride, coef_stride;
+    const float *const *row; /* [n_rows] */
+    int64_t out_stride, coef_stride, at;
     int32_t n_out, n_rows, cols;
 } ops_mix;
 
@@ -32,8 +32,14 @@ typedef struct ops_mix {
 typedef void ops_decode_fn(float *out, const uint8_t *src, int32_t n, const float *scale,
                            int32_t block);
 
+/* The scaled scores of y and their weights, in whole numbers: sample_internal.h. */
+typedef void ops_weigh_fn(float *z, uint64_t *weight, const float *y, int32_t n, float max,
+                          float inverse);
+
 typedef struct ops_kernels {
-    float (*dot)(const float *x, const float *y, int32_t n);
+    /* The sum of squares in double: norms cost little, and their error would reach every
+     * element of a row and decide near ties further on. */
+    double (*square_sum)(const float *x, int32_t n);
     /* acc[i, j, lane] += x[i][at + c] * w[j][c] for c < n: the partial sums of n_x times
      * OPS_TILE_ROWS dot products. A long row may come in pieces of a multiple of OPS_LANES. */
     void (*dots)(float *acc, const float *const *x, int32_t n_x, int64_t at,
@@ -44,6 +50,7 @@ typedef struct ops_kernels {
     float (*max)(const float *x, int32_t n); /* -inf of nothing */
     /* x = exp(x - shift) in place; gives the sum */
     float (*exp_sum)(float *x, int32_t n, float shift);
+    ops_weigh_fn *weigh;
     ops_decode_fn *decode[HD_N_DTYPES]; /* the float formats; NULL for the others */
 } ops_kernels;
 
@@ -51,8 +58,10 @@ extern const ops_kernels ops_kernels_plain;
 extern const ops_kernels ops_kernels_avx2;
 extern const ops_kernels ops_kernels_avx512; /* needs AVX2 too */
 
+ops_weigh_fn ops_weigh_plain, ops_weigh_avx2, ops_weigh_avx512;
+
 /* What AVX-512 would not make faster is shared. */
-float ops_dot_avx2(const float *x, const float *y, int32_t n);
+double ops_square_sum_avx2(const float *x, int32_t n);
 void ops_fold_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w);
 float ops_max_avx2(const float *x, int32_t n);
 float ops_exp_sum_avx2(float *x, int32_t n, float shift);

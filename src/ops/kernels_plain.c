@@ -27,10 +27,11 @@ static void add_products(float *restrict lane, const float *restrict x, const fl
     memcpy(lane, sum, sizeof sum);
 }
 
-static float dot(const float *x, const float *y, int32_t n) {
-    float lane[OPS_LANES] = {0};
-    add_products(lane, x, y, n);
-    return fold_lanes(lane);
+static double square_sum(const float *x, int32_t n) {
+    double lane[OPS_LANES] = {0}, sum = 0.0;
+    for (int32_t c = 0; c < n; c++) lane[c % OPS_LANES] += (double)x[c] * (double)x[c];
+    for (int32_t l = 0; l < OPS_LANES; l++) sum += lane[l];
+    return sum;
 }
 
 static void dots(float *acc, const float *const *x, int32_t n_x, int64_t at,
@@ -57,8 +58,8 @@ static void add_scaled(float *restrict out, const float *restrict x, float scale
 static void mix(const ops_mix *m) {
     for (int32_t j = 0; j < m->n_out; j++) {
         for (int32_t i = 0; i < m->n_rows; i++) {
-            add_scaled(m->out + j * m->out_stride, m->row[i], m->coef[j * m->coef_stride + i],
-                       m->cols);
+            add_scaled(m->out + j * m->out_stride, m->row[i] + m->at,
+                       m->coef[j * m->coef_stride + i], m->cols);
         }
     }
 }
@@ -159,12 +160,13 @@ static void decode_e2m1(float *out, const uint8_t *src, int32_t n, const float *
 }
 
 const ops_kernels ops_kernels_plain = {
-    .dot = dot,
+    .square_sum = square_sum,
     .dots = dots,
     .fold = fold,
     .mix = mix,
     .max = max,
     .exp_sum = exp_sum,
+    .weigh = ops_weigh_plain,
     .decode = {[HD_F32] = decode_f32,
                [HD_F16] = decode_f16,
                [HD_BF16] = decode_bf16,

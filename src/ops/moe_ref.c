@@ -124,8 +124,7 @@ void hd_permute_ref(hd_stream *s, const hd_permute_args *a) {
     a->offset[0] = 0;
 }
 
-/* The smallest place of a token above `after`: its next expert in order of number. */
-static int32_t next_assignment(const int32_t *place, int32_t top_k, int32_t after) {
+int32_t ops_next_choice(const int32_t *place, int32_t top_k, int32_t after) {
     int32_t best = -1;
     for (int32_t j = 0; j < top_k; j++) {
         if (place[j] > after && (best < 0 || place[j] < place[best])) best = j;
@@ -141,7 +140,7 @@ void hd_combine_ref(hd_stream *s, const hd_combine_args *a) {
             double sum = a->shared ? (double)act_in(a->shared)[(int64_t)t * a->cols + c] : 0.0;
             int32_t after = -1;
             for (int32_t k = 0; k < a->top_k; k++) {
-                int32_t j = next_assignment(place, a->top_k, after);
+                int32_t j = ops_next_choice(place, a->top_k, after);
                 after = place[j];
                 double weight = a->weight ? (double)a->weight[(int64_t)t * a->top_k + j] : 1.0;
                 sum += weight * (double)act_in(a->y)[(int64_t)after * a->cols + c];

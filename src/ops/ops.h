@@ -2,8 +2,8 @@
  *
  * Contract of every entry: queue the work on s and return; allocate nothing; synchronize
  * nothing; report trouble through the stream; accept zero rows. Shapes are in brackets,
- * row-major; a *_stride counts elements between rows and 0 means the natural one. Nothing
- * may overlap unless the struct says so.
+ * row-major; a *_stride counts elements between rows, and where there are no heads 0 means
+ * the natural one. Nothing may overlap unless the struct says so.
  *
  * Activations are hd_act: an incomplete type, because the element is the backend's affair
  * (float on the CPU). What must be float32 everywhere (scores, mixing weights, logits) says
@@ -283,6 +283,100 @@ typedef struct hd_hc_head_args {
     float norm_eps, eps;
 } hd_hc_head_args;
 
+/* ---- choosing tokens; docs/sampling.md ---- */
+
+enum {
+    HD_MAX_TOP_LOGPROBS = 20,
+    HD_MAX_DRAFTED = 16, /* drafts of one request in a step */
+    HD_TOKEN_NONE = -1,  /* every token was forbidden */
+    HD_TOKEN_BROKEN = -2 /* a logit was NaN or +inf: something below is broken */
+};
+
+/* value is added to the logit of token id; -inf forbids it. */
+typedef struct hd_logit_bias {
+    int32_t id;
+    float value;
+} hd_logit_bias;
+
+/* What one request asks of the sampler. All zero is greedy. The op trusts the numbers: finite,
+ * temperature >= 0, top_p and min_p in [0, 1], repetition_penalty >= 0. */
+typedef struct hd_sampling {
+    uint64_t seed;
+    float temperature;        /* 0: greedy */
+    float top_p;              /* 0, 1: off */
+    float min_p;              /* 0: off */
+    float repetition_penalty; /* 0, 1: off; tokens of prompt and output */
+    float presence_penalty;   /* 0: off; tokens of the output */
+    float frequency_penalty;  /* 0: off; times each occurs in the output */
+    int32_t top_k;            /* 0: off */
+    int32_t counts_row;       /* of the counts table; read with a penalty only */
+    int32_t bias_at, n_bias;  /* its entries of the pool; they add up */
+    int32_t ban_at, n_ban;    /* tokens forbidden before position ban_until, as entries of */
+    int32_t ban_until;        /* the pool whose values do not count: end tokens, min_tokens */
+    int32_t n_top;            /* alternatives to report, <= HD_MAX_TOP_LOGPROBS */
+    bool logprob;             /* report the token's own */
+} hd_sampling;
+
+/* A row of counts: in how many places of the output a token is, and whether the prompt has it.
+ * Counts stop at the largest that fits. */
+enum { HD_COUNT_OUTPUT = 0x7fff, HD_COUNT_PROMPT = 0x8000 };
+
+/* Zeroes rows clear[..] of counts, then notes token[i] in counts row row[i], as prompt or as
+ * output. Negative tokens (a row that failed) are skipped. */
+typedef struct hd_count_tokens_args {
+    uint16_t *counts;     /* [*, vocab] */
+    const int32_t *clear; /* [n_clear] */
+    const int32_t *row;   /* [n] */
+    const int32_t *token; /* [n] */
+    int32_t n_clear, n, vocab;
+    bool prompt;
+} hd_count_tokens_args;
+
+/* Chooses the token after each row. In this order: bias, bans and mask, penalties, temperature,
+ * top-k, top-p, min-p, one draw of Philox keyed by (seed, position). Order ties by lower id.
+ * Log-probabilities are those of the raw logits over the whole row, before any of it.
+ * Ids from n_ids on have no token: never chosen, never listed. A row that fails says so in its
+ * token, and its other outputs are not written; the rest of the step is not touched.
+ * Drafts of a request that went in up to row r, input[r - n_drafted[r] + 1 .. r], are not in
+ * its counts yet and are counted as output for this row. They are below n_ids. */
+typedef struct hd_sample_args {
+    int32_t *token;            /* [rows] or HD_TOKEN_NONE, HD_TOKEN_BROKEN */
+    float *logprob;            /* [rows] written where asked for */
+    int32_t *top_id;           /* [rows, HD_MAX_TOP_LOGPROBS] the first n_top written, most */
+    float *top_logprob;        /* probable first; id -1 where the row has no more */
+    const float *logits;       /* [rows, vocab] finite or -inf */
+    const hd_sampling *params; /* [*] */
+    const int32_t *slot;       /* [rows] of params */
+    const int32_t *position;   /* [rows] of the token to choose */
+    const hd_logit_bias *bias; /* the pool, or NULL */
+    const uint32_t *mask;      /* [*, ceil(vocab / 32)] bit set: allowed; or NULL */
+    const int32_t *mask_row;   /* [rows] of mask, -1: all allowed; read with mask */
+    const uint16_t *counts;    /* [*, vocab] of count_tokens, or NULL without penalties */
+    const int32_t *input;      /* [rows] the token that went into each row */
+    const int32_t *n_drafted;  /* [rows] see above, or NULL: no drafts */
+    int32_t rows, vocab, n_ids;
+} hd_sample_args;
+
+/* Which drafts were right. Request s owns rows first_row[s] .. first_row[s + 1] - 1, at least
+ * one; the inputs after the first are its drafts. accepted[s] of them equal the token sampled
+ * one row earlier, without a gap, and next[s] is the token sampled after those. */
+typedef struct hd_verify_args {
+    int32_t *accepted;        /* [n] */
+    int32_t *next;            /* [n] */
+    const int32_t *token;     /* [rows] of sample */
+    const int32_t *input;     /* [rows] */
+    const int32_t *first_row; /* [n + 1] */
+    int32_t n;
+} hd_verify_args;
+
+/* token[r] = the id < n_ids of the largest logit, the lower on a tie. For drafts: always an
+ * id, as NaN counts as -inf and id 0 stands in for nothing. */
+typedef struct hd_argmax_args {
+    int32_t *token;      /* [rows] */
+    const float *logits; /* [rows, vocab] */
+    int32_t rows, vocab, n_ids;
+} hd_argmax_args;
+
 #define HD_OP_LIST(X) \
     X(embed)          \
     X(gather)         \
@@ -304,7 +398,11 @@ typedef struct hd_hc_head_args {
     X(combine)        \
     X(hc_pre)         \
     X(hc_post)        \
-    X(hc_head)
+    X(hc_head)        \
+    X(count_tokens)   \
+    X(sample)         \
+    X(verify)         \
+    X(argmax)
 
 #define X(op) typedef void hd_##op##_fn(hd_stream *s, const hd_##op##_args *a);
 HD_OP_LIST(X)
@@ -330,7 +428,7 @@ void hd_ops_init_ref(hd_ops *t);
 void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags);
 
 /* Scratch per worker that the CPU tables need: max_keys bounds window + entries that one row
- * may attend to or score, max_cols the widest row of any op. */
+ * may attend to or score, max_cols the widest row of any op (the vocabulary where sampled). */
 size_t hd_ops_scratch_bytes(int32_t max_keys, int32_t max_cols);
 
 #endif

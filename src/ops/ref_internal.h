@@ -12,4 +12,8 @@ HD_OP_LIST(X)
 void ops_route_row(const hd_route_args *a, int32_t row, float *scratch);
 int32_t ops_route_scratch(const hd_route_rule *rule);
 
+/* The choice j of a token with the smallest place above `after`: its next expert in order of
+ * number. */
+int32_t ops_next_choice(const int32_t *place, int32_t top_k, int32_t after);
+
 #endif

@@ -111,9 +111,9 @@ void hd_swiglu_ref(hd_stream *s, const hd_swiglu_args *a) {
         float weight = a->weight ? a->weight[a->assignment[r]] : 1.0f;
         for (int32_t c = 0; c < a->cols; c++) {
             float g = act_in(a->gate)[row + c], u = act_in(a->up)[row + c];
-            if (a->limit > 0.0f) {
-                g = fminf(g, a->limit);
-                u = fmaxf(-a->limit, fminf(u, a->limit));
+            if (a->limit > 0.0f) { /* comparisons, so that NaN stays NaN */
+                g = g > a->limit ? a->limit : g;
+                u = u > a->limit ? a->limit : u < -a->limit ? -a->limit : u;
             }
             act(a->out)[row + c] = silu(g) * u * weight;
         }

@@ -108,8 +108,28 @@ static size_t space_after(const uint8_t *text, size_t n, size_t at) {
     return at;
 }
 
-void text_added_start(text_added_walk *w, const text_added *a, const uint8_t *text, size_t n) {
-    *w = (text_added_walk){.added = a, .text = text, .n = n};
+void text_added_start(text_added_walk *w, const text_added *a, const text_controls *controls,
+                      const uint8_t *text, size_t n) {
+    *w = (text_added_walk){.added = a, .controls = controls, .text = text, .n = n};
+}
+
+/* How far a token that begins at text[at] may reach; at itself where none may begin. */
+static size_t match_limit(const text_added_walk *w, size_t at) {
+    const text_controls *c = w->controls;
+    if (!c) return w->n;
+    const size_t place = (size_t)(w->text + at - c->text);
+    size_t low = 0, high = c->n; /* the last span that starts at or before place */
+    while (high - low > 1) {
+        const size_t middle = low + (high - low) / 2;
+        if (c->spans[middle].start <= place) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    if (c->n == 0 || !c->spans[low].is_control) return at;
+    const size_t left = c->spans[low].start + c->spans[low].n - place;
+    return left < w->n - at ? at + left : w->n;
 }
 
 /* The next token that the rules accept; a refused match is passed over as a whole. */
@@ -117,7 +137,7 @@ static const text_added_token *find_token(text_added_walk *w, size_t *first, siz
     const text_added *a = w->added;
     for (size_t at = w->searched; at < w->n; at++) {
         if (!a->starts[w->text[at]]) continue;
-        int32_t index = longest_at(a, w->text, w->n, at, end);
+        int32_t index = longest_at(a, w->text, match_limit(w, at), at, end);
         if (index < 0) continue;
         const text_added_token *t = &a->tokens[index];
         if (t->single_word && (word_before(w->text, at) || word_after(w->text, w->n, *end))) {

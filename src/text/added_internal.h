@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "text/span.h"
 
 enum { TEXT_MAX_ADDED = 65536 };
 
@@ -43,9 +44,17 @@ hd_status text_added_open(text_added *a, int32_t n_tokens, size_t n_bytes, hd_er
 void text_added_close(text_added *a);
 void text_added_add(text_added *a, const char *content, size_t n, text_added_token token);
 
+/* Where in a text added tokens may be matched: all of one within a control span. */
+typedef struct text_controls {
+    const uint8_t *text; /* what the spans' starts count from */
+    const hd_text_span *spans;
+    size_t n;
+} text_controls;
+
 /* One walk over a text. */
 typedef struct text_added_walk {
     const text_added *added;
+    const text_controls *controls; /* NULL: everywhere */
     const uint8_t *text;
     size_t n;
     size_t searched; /* matches begin here or later */
@@ -55,7 +64,9 @@ typedef struct text_added_walk {
     int32_t held_id;
 } text_added_walk;
 
-void text_added_start(text_added_walk *w, const text_added *a, const uint8_t *text, size_t n);
+/* controls may be NULL; text lies within theirs. */
+void text_added_start(text_added_walk *w, const text_added *a, const text_controls *controls,
+                      const uint8_t *text, size_t n);
 
 /* The next part: a token (*id >= 0) or plain text (*id -1, at *part). False at the end. */
 bool text_added_next(text_added_walk *w, int32_t *id, const uint8_t **part, size_t *n);

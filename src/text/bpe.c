@@ -1,8 +1,8 @@
-/* bpe.c - see bpe_internal.h: short pieces by a plain loop, long ones with a heap, and a
+/* bpe.c - see bpe_internal.h: short pieces by a plain loop, long ones with a queue, and a
  * cache in front of both.
  *
- * The loop is quadratic in the piece and the fastest up to SHORT bytes; the heap keeps any
- * length at O(n log n). An entry of the heap is (rank, position) and is stale when the pair
+ * The loop is quadratic in the piece and the fastest up to SHORT bytes; the queue keeps any
+ * length at O(n log n). An entry of the queue is (rank, position) and is stale when the pair
  * at that position no longer has that rank. */
 #include "text/bpe_internal.h"
 
@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "text/merge_queue_internal.h"
 
 #define NO_RANK UINT32_MAX
 
@@ -40,8 +41,7 @@ struct text_bpe_scratch {
     uint32_t cache_mask;
     symbol *symbols;
     size_t symbols_cap;
-    uint64_t *heap;
-    size_t heap_n, heap_cap;
+    text_merge_queue queue;
 };
 
 static inline uint32_t pair_hash(int32_t left, int32_t right) {
@@ -123,7 +123,7 @@ void text_bpe_scratch_close(text_bpe_scratch *s) {
     if (!s) return;
     free(s->cache);
     free(s->symbols);
-    free(s->heap);
+    text_merge_queue_deinit(&s->queue);
     free(s);
 }
 
@@ -150,44 +150,6 @@ static int32_t merge_short(const text_bpe *b, const uint8_t *piece, int32_t n, i
     return n;
 }
 
-static void sift_down(uint64_t *heap, size_t n, size_t at) {
-    uint64_t v = heap[at];
-    for (;;) {
-        size_t child = 2 * at + 1;
-        if (child >= n) break;
-        if (child + 1 < n && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= v) break;
-        heap[at] = heap[child];
-        at = child;
-    }
-    heap[at] = v;
-}
-
-static bool heap_push(text_bpe_scratch *s, uint64_t v) {
-    if (s->heap_n == s->heap_cap) {
-        size_t cap = s->heap_cap * 2 + 64, bytes;
-        if (!hd_mul_size(cap, sizeof *s->heap, &bytes)) return false;
-        uint64_t *wider = realloc(s->heap, bytes);
-        if (!wider) return false;
-        s->heap = wider;
-        s->heap_cap = cap;
-    }
-    size_t at = s->heap_n++;
-    while (at > 0 && s->heap[(at - 1) / 2] > v) {
-        s->heap[at] = s->heap[(at - 1) / 2];
-        at = (at - 1) / 2;
-    }
-    s->heap[at] = v;
-    return true;
-}
-
-static uint64_t heap_pop(text_bpe_scratch *s) {
-    uint64_t top = s->heap[0];
-    s->heap[0] = s->heap[--s->heap_n];
-    if (s->heap_n > 1) sift_down(s->heap, s->heap_n, 0);
-    return top;
-}
-
 static bool reserve_symbols(text_bpe_scratch *s, size_t n) {
     if (n <= s->symbols_cap) return true;
     size_t bytes;
@@ -202,15 +164,14 @@ static bool reserve_symbols(text_bpe_scratch *s, size_t n) {
 static bool queue_pair(const text_bpe *b, text_bpe_scratch *s, uint32_t at, uint32_t end) {
     symbol *now = &s->symbols[at];
     now->rank = now->next < end ? pair_rank(b, now->id, s->symbols[now->next].id) : NO_RANK;
-    return now->rank == NO_RANK || heap_push(s, (uint64_t)now->rank << 32 | at);
+    return now->rank == NO_RANK || text_merge_queue_push(&s->queue, now->rank, at);
 }
 
 static bool merge_symbols(const text_bpe *b, text_bpe_scratch *s, uint32_t end) {
-    while (s->heap_n > 0) {
-        uint64_t top = heap_pop(s);
-        uint32_t at = (uint32_t)top;
+    uint32_t rank, at;
+    while (text_merge_queue_pop(&s->queue, &rank, &at)) {
         symbol *now = &s->symbols[at];
-        if (now->rank != top >> 32) continue; /* stale; NO_RANK never enters the heap */
+        if (now->rank != rank) continue; /* stale; NO_RANK is never queued */
         symbol *gone = &s->symbols[now->next];
         now->id = b->result[now->rank];
         now->next = gone->next;
@@ -225,14 +186,14 @@ static bool merge_symbols(const text_bpe *b, text_bpe_scratch *s, uint32_t end) 
 static hd_status encode_long(const text_bpe *b, text_bpe_scratch *s, const uint8_t *piece,
                              size_t n, hd_ids *out, hd_err *err) {
     assert(n < UINT32_MAX);
-    s->heap_n = 0;
-    bool fine = reserve_symbols(s, n);
+    bool fine =
+        reserve_symbols(s, n) && text_merge_queue_start(&s->queue, n, (size_t)b->n_merges);
     for (uint32_t i = 0; fine && i < n; i++) {
         s->symbols[i] = (symbol){b->byte_id[piece[i]], NO_RANK, i - 1, i + 1};
         if (i + 1 == n) break;
         s->symbols[i].rank = b->byte_pair_rank[piece[i] << 8 | piece[i + 1]];
         if (s->symbols[i].rank == NO_RANK) continue;
-        fine = heap_push(s, (uint64_t)s->symbols[i].rank << 32 | i);
+        fine = text_merge_queue_push(&s->queue, s->symbols[i].rank, i);
     }
     if (!fine || !merge_symbols(b, s, (uint32_t)n)) {
         return HD_FAIL(err, HD_ENOMEM, "no memory to merge a piece of %zu bytes", n);

@@ -40,8 +40,8 @@ static void invert(text_charset *s) {
 }
 
 hd_status text_pattern_refuse(const text_reader *r, const char *what, hd_err *err) {
-    return HD_FAIL(err, HD_EUNSUPPORTED, "unsupported %s at byte %zu of the pattern", what,
-                   r->at);
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "unsupported pre-tokenizer pattern: %s at byte %zu of it", what, r->at);
 }
 
 static bool starts(const text_reader *r, const char *word) {

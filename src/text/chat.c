@@ -66,7 +66,7 @@ static bool reserve_span(chat_out *o) {
         return false;
     }
     int32_t cap = o->span_cap ? o->span_cap * 2 : FIRST_SPANS;
-    hd_chat_span *spans = realloc(p->spans, (size_t)cap * sizeof *spans);
+    hd_text_span *spans = realloc(p->spans, (size_t)cap * sizeof *spans);
     if (!spans) {
         fail_memory(o);
         return false;
@@ -81,7 +81,7 @@ static void put(chat_out *o, const char *data, size_t n, bool is_control) {
     if (n == 0 || o->status != HD_OK || !reserve_text(o, n)) return;
     if (p->n_spans == 0 || p->spans[p->n_spans - 1].is_control != is_control) {
         if (!reserve_span(o)) return;
-        p->spans[p->n_spans++] = (hd_chat_span){.start = p->n, .is_control = is_control};
+        p->spans[p->n_spans++] = (hd_text_span){.start = p->n, .is_control = is_control};
     }
     memcpy(p->text + p->n, data, n);
     p->n += n;
@@ -111,7 +111,7 @@ void chat_system_texts(const chat_job *job, bool *any) {
     *any = false;
     for (int32_t i = 0; i < job->c->n; i++) {
         const hd_chat_message *m = &job->c->messages[i];
-        if (m->role != HD_ROLE_SYSTEM && m->role != HD_ROLE_DEVELOPER) continue;
+        if (m->role != HD_CHAT_SYSTEM && m->role != HD_CHAT_DEVELOPER) continue;
         if (*any) chat_control(job->out, "\n\n");
         chat_parts(job->out, m);
         *any = true;
@@ -168,7 +168,7 @@ static hd_status check_messages(const chat_job *job) {
     bool v4 = e == HD_CHAT_V4 || e == HD_CHAT_V4_0731;
     for (int32_t i = 0; i < job->c->n; i++) {
         const hd_chat_message *m = &job->c->messages[i];
-        if (m->role == HD_ROLE_LATEST_REMINDER && !v4) {
+        if (m->role == HD_CHAT_LATEST_REMINDER && !v4) {
             return chat_refuse(job, m, "role", "has no role 'latest_reminder'");
         }
         if (m->task != HD_TASK_NONE && !v4) return chat_refuse(job, m, "task", "has no tasks");
@@ -180,7 +180,7 @@ static hd_status check_messages(const chat_job *job) {
             return chat_refuse(job, m, "response_format", "has no response format");
         }
         for (int32_t p = 0; p < m->n_parts; p++) {
-            if (!m->parts[p].unsupported || (v4 && m->role == HD_ROLE_TOOL)) continue;
+            if (!m->parts[p].unsupported || (v4 && m->role == HD_CHAT_TOOL)) continue;
             return HD_FAIL(
                 job->err, HD_EUNSUPPORTED,
                 "messages[%d].content[%d].type: '%.*s' is not supported, only 'text'", m->index,

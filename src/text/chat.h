@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "text/span.h"
 
 enum {
     HD_CHAT_MAX_MESSAGES = 4096,
@@ -37,13 +38,13 @@ typedef enum hd_chat_encoding {
 } hd_chat_encoding;
 
 typedef enum hd_chat_role {
-    HD_ROLE_SYSTEM,
-    HD_ROLE_DEVELOPER,
-    HD_ROLE_USER,
-    HD_ROLE_ASSISTANT,
-    HD_ROLE_TOOL,
-    HD_ROLE_LATEST_REMINDER,
-    HD_N_ROLES
+    HD_CHAT_SYSTEM,
+    HD_CHAT_DEVELOPER,
+    HD_CHAT_USER,
+    HD_CHAT_ASSISTANT,
+    HD_CHAT_TOOL,
+    HD_CHAT_LATEST_REMINDER,
+    HD_CHAT_N_ROLES
 } hd_chat_role;
 
 typedef enum hd_chat_task { /* internal one-token answers of V4 */
@@ -115,15 +116,10 @@ typedef struct hd_chat_options {
     size_t max_bytes; /* of the prompt; 0 = 256 MiB */
 } hd_chat_options;
 
-typedef struct hd_chat_span {
-    size_t start, n; /* bytes of the prompt's text */
-    bool is_control;
-} hd_chat_span;
-
 typedef struct hd_chat_prompt {
     char *text; /* UTF-8, not NUL-terminated */
     size_t n;
-    hd_chat_span *spans; /* back to back over text, kinds alternating, none empty */
+    hd_text_span *spans; /* back to back over text, kinds alternating, none empty */
     int32_t n_spans;
 } hd_chat_prompt;
 

@@ -8,12 +8,12 @@ hd_status dsml_messages(hd_chat_message **out, int32_t *n, const chat_job *job) 
     const hd_conversation *c = job->c;
     const hd_chat_message *first = &c->messages[0];
     bool extras = c->tools || c->response_format;
-    bool leads = first->role == HD_ROLE_SYSTEM || first->role == HD_ROLE_DEVELOPER;
+    bool leads = first->role == HD_CHAT_SYSTEM || first->role == HD_CHAT_DEVELOPER;
     size_t skip = extras && !leads;
     hd_chat_message *m = calloc((size_t)c->n + 1, sizeof *m);
     *out = m;
     if (!m) return HD_FAIL(job->err, HD_ENOMEM, "no memory for %d messages", c->n);
-    m[0] = (hd_chat_message){.index = -1, .role = HD_ROLE_SYSTEM};
+    m[0] = (hd_chat_message){.index = -1, .role = HD_CHAT_SYSTEM};
     memcpy(m + skip, c->messages, (size_t)c->n * sizeof *m);
     *n = c->n + (int32_t)skip;
     if ((c->tools && m[0].tools) || (c->response_format && m[0].response_format)) {
@@ -26,7 +26,7 @@ hd_status dsml_messages(hd_chat_message **out, int32_t *n, const chat_job *job) 
 }
 
 int32_t dsml_last_user(const hd_chat_message *m, int32_t n) {
-    while (n > 0 && m[n - 1].role != HD_ROLE_USER && m[n - 1].role != HD_ROLE_DEVELOPER) n--;
+    while (n > 0 && m[n - 1].role != HD_CHAT_USER && m[n - 1].role != HD_CHAT_DEVELOPER) n--;
     return n - 1;
 }
 

@@ -10,11 +10,11 @@
 #include "base/checked.h"
 
 static const char *const roles[] = {
-    [HD_ROLE_SYSTEM] = "system", [HD_ROLE_DEVELOPER] = "developer",
-    [HD_ROLE_USER] = "user",     [HD_ROLE_ASSISTANT] = "assistant",
-    [HD_ROLE_TOOL] = "tool",     [HD_ROLE_LATEST_REMINDER] = "latest_reminder",
+    [HD_CHAT_SYSTEM] = "system", [HD_CHAT_DEVELOPER] = "developer",
+    [HD_CHAT_USER] = "user",     [HD_CHAT_ASSISTANT] = "assistant",
+    [HD_CHAT_TOOL] = "tool",     [HD_CHAT_LATEST_REMINDER] = "latest_reminder",
 };
-_Static_assert(HD_LEN(roles) == HD_N_ROLES, "one name per role");
+_Static_assert(HD_LEN(roles) == HD_CHAT_N_ROLES, "one name per role");
 
 static const char *const tasks[] = {
     [HD_TASK_NONE] = "",
@@ -119,7 +119,7 @@ static hd_status parse_content(parse *p, json_t *o) {
         p->m->n_parts = (int32_t)json_array_size(v);
     } else if (!absent(v)) {
         return refuse(p, "content", "must be a string, null or an array of parts");
-    } else if (p->m->role != HD_ROLE_ASSISTANT) {
+    } else if (p->m->role != HD_CHAT_ASSISTANT) {
         return refuse(p, "content", "must be a string or an array of parts");
     }
     p->m->has_content = p->m->n_parts > 0;
@@ -178,7 +178,7 @@ static hd_status parse_calls(parse *p, json_t *o) {
     p->m->calls = &p->c->calls[p->n_calls];
     if (absent(v)) return HD_OK;
     if (!json_is_array(v)) return refuse(p, "tool_calls", "must be an array");
-    if (json_array_size(v) > 0 && p->m->role != HD_ROLE_ASSISTANT) {
+    if (json_array_size(v) > 0 && p->m->role != HD_CHAT_ASSISTANT) {
         return refuse(p, "tool_calls", "only an assistant calls tools");
     }
     json_array_foreach(v, i, item) {
@@ -192,7 +192,7 @@ static hd_status parse_calls(parse *p, json_t *o) {
 static hd_status check_known_call(parse *p) {
     for (int32_t i = p->m->index - 1; i >= 0; i--) {
         const hd_chat_message *a = &p->c->messages[i];
-        if (a->role == HD_ROLE_TOOL) continue;
+        if (a->role == HD_CHAT_TOOL) continue;
         for (int32_t k = 0; k < a->n_calls; k++) {
             if (same_text(a->calls[k].id, p->m->call_id)) return HD_OK;
         }
@@ -203,7 +203,7 @@ static hd_status check_known_call(parse *p) {
 
 static hd_status parse_call_id_of_result(parse *p, json_t *o) {
     json_t *v = json_object_get(o, "tool_call_id");
-    if (p->m->role != HD_ROLE_TOOL) return HD_OK;
+    if (p->m->role != HD_CHAT_TOOL) return HD_OK;
     if (absent(v) && !p->strict) return HD_OK;
     if (!text_of(v, &p->m->call_id)) return refuse(p, "tool_call_id", "must be a string");
     return p->strict ? check_known_call(p) : HD_OK;
@@ -311,7 +311,7 @@ static hd_status parse_extras(parse *p, json_t *o) {
     if (!parse_format(&m->response_format, format)) {
         return refuse(p, "response_format", "must be an object");
     }
-    bool may = m->role == HD_ROLE_SYSTEM || m->role == HD_ROLE_DEVELOPER;
+    bool may = m->role == HD_CHAT_SYSTEM || m->role == HD_CHAT_DEVELOPER;
     if (m->tools && !may) return refuse(p, "tools", "only system and developer messages may");
     if (m->response_format && !may) {
         return refuse(p, "response_format", "only system and developer messages may");
@@ -326,7 +326,7 @@ static hd_status parse_reasoning(parse *p, json_t *o) {
         field = "reasoning";
         v = json_object_get(o, field);
     }
-    if (p->m->role != HD_ROLE_ASSISTANT || absent(v)) return HD_OK;
+    if (p->m->role != HD_CHAT_ASSISTANT || absent(v)) return HD_OK;
     return text_of(v, &p->m->reasoning) ? HD_OK : refuse(p, field, "must be a string or null");
 }
 
@@ -335,7 +335,7 @@ static hd_status parse_message(parse *p, json_t *o) {
     if (!json_is_object(o)) {
         return HD_FAIL(p->err, HD_EINVAL, "messages[%d]: must be an object", p->m->index);
     }
-    HD_TRY(parse_word(p, json_object_get(o, "role"), "role", roles, HD_N_ROLES, &role));
+    HD_TRY(parse_word(p, json_object_get(o, "role"), "role", roles, HD_CHAT_N_ROLES, &role));
     p->m->role = (hd_chat_role)role;
     HD_TRY(parse_content(p, o));
     HD_TRY(parse_calls(p, o));
@@ -377,8 +377,8 @@ static hd_status parse_all(hd_conversation *c, json_t *messages, bool strict, hd
     size_t n = json_array_size(messages), n_parts = 0, n_calls = 0, i;
     json_t *message;
     HD_TRY(count(messages, &n_parts, &n_calls, err));
-    c->messages = calloc(n, sizeof *c->messages);
-    c->parts = calloc(n_parts, sizeof *c->parts);
+    c->messages = calloc(n + 1, sizeof *c->messages);
+    c->parts = calloc(n_parts + 1, sizeof *c->parts);
     c->calls = calloc(n_calls + 1, sizeof *c->calls);
     if (!c->messages || !c->parts || !c->calls) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu messages", n);

@@ -10,25 +10,25 @@ hd_status chat_render_v2(const chat_job *job) {
     for (int32_t i = 0; i < job->c->n; i++) {
         const hd_chat_message *m = &job->c->messages[i];
         switch (m->role) {
-        case HD_ROLE_SYSTEM:
-        case HD_ROLE_DEVELOPER:
+        case HD_CHAT_SYSTEM:
+        case HD_CHAT_DEVELOPER:
             chat_parts(o, m);
             chat_control(o, "\n\n");
             break;
-        case HD_ROLE_USER:
+        case HD_CHAT_USER:
             chat_control(o, "User: ");
             chat_parts(o, m);
             chat_control(o, "\n\n");
             break;
-        case HD_ROLE_ASSISTANT:
+        case HD_CHAT_ASSISTANT:
             if (m->n_calls > 0) return chat_refuse(job, m, "tool_calls", "has no tools");
             chat_control(o, "Assistant: ");
             chat_parts(o, m);
             chat_control(o, CHAT_EOS);
             break;
-        case HD_ROLE_TOOL:
-        case HD_ROLE_LATEST_REMINDER:
-        case HD_N_ROLES:
+        case HD_CHAT_TOOL:
+        case HD_CHAT_LATEST_REMINDER:
+        case HD_CHAT_N_ROLES:
             return chat_refuse(job, m, "role", "has no tools");
         }
     }

@@ -76,16 +76,16 @@ hd_status chat_render_v3(const chat_job *job) {
     }
     for (int32_t i = 0; i < job->c->n; i++) {
         const hd_chat_message *m = &job->c->messages[i];
-        if (m->role == HD_ROLE_USER) {
+        if (m->role == HD_CHAT_USER) {
             chat_control(o, CHAT_USER);
             chat_parts(o, m);
             if (d->user_opens) chat_control(o, CHAT_ASSISTANT);
             opened = d->user_opens;
             in_outputs = false;
-        } else if (m->role == HD_ROLE_ASSISTANT) {
+        } else if (m->role == HD_CHAT_ASSISTANT) {
             write_assistant(o, d, m, in_outputs);
             opened = in_outputs = false;
-        } else if (m->role == HD_ROLE_TOOL) {
+        } else if (m->role == HD_CHAT_TOOL) {
             chat_control(o, in_outputs ? "\n" CHAT_OUTPUT_BEGIN
                                        : CHAT_OUTPUTS_BEGIN CHAT_OUTPUT_BEGIN);
             chat_parts(o, m);

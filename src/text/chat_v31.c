@@ -82,13 +82,13 @@ hd_status chat_render_v31(const chat_job *job) {
     v31_state s = {.only_system = terminus && any_system};
     for (int32_t i = 0; i < job->c->n; i++) {
         const hd_chat_message *m = &job->c->messages[i];
-        if (m->role == HD_ROLE_SYSTEM || m->role == HD_ROLE_DEVELOPER) continue;
-        if (m->role == HD_ROLE_USER) {
+        if (m->role == HD_CHAT_SYSTEM || m->role == HD_CHAT_DEVELOPER) continue;
+        if (m->role == HD_CHAT_USER) {
             chat_control(o, CHAT_USER);
             chat_parts(o, m);
             s.after_user = true;
             s.after_output = false;
-        } else if (m->role == HD_ROLE_ASSISTANT) {
+        } else if (m->role == HD_CHAT_ASSISTANT) {
             write_assistant(job, &s, m);
         } else {
             chat_control(o, CHAT_OUTPUT_BEGIN);

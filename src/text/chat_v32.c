@@ -89,11 +89,11 @@ static hd_status write_developer(const v32_state *s, const hd_chat_message *m, i
 
 static hd_status write_message(v32_state *s, const hd_chat_message *m, int32_t i) {
     chat_out *o = s->job->out;
-    if (m->role == HD_ROLE_TOOL) return write_result(s, m, i);
+    if (m->role == HD_CHAT_TOOL) return write_result(s, m, i);
     s->n_calls = m->n_calls;
     s->n_results = 0;
-    if (m->role == HD_ROLE_DEVELOPER) return write_developer(s, m, i);
-    if (m->role == HD_ROLE_ASSISTANT) {
+    if (m->role == HD_CHAT_DEVELOPER) return write_developer(s, m, i);
+    if (m->role == HD_CHAT_ASSISTANT) {
         if (s->job->options->thinking && i > s->last) {
             chat_content(o, m->reasoning);
             chat_control(o, CHAT_END_THINK);
@@ -101,7 +101,7 @@ static hd_status write_message(v32_state *s, const hd_chat_message *m, int32_t i
         chat_parts(o, m);
         dsml_calls(o, m, "function_calls");
         chat_control(o, CHAT_EOS);
-    } else if (m->role == HD_ROLE_USER) {
+    } else if (m->role == HD_CHAT_USER) {
         chat_control(o, CHAT_USER);
         chat_parts(o, m);
         open_answer(s, i, CHAT_ASSISTANT, i == s->last);
@@ -120,7 +120,7 @@ hd_status chat_render_v32(const chat_job *job) {
     if (job->options->thinking) { /* instructions of earlier turns go with their reasoning */
         int32_t kept = 0;
         for (int32_t i = 0; i < s.n; i++) {
-            if (m[i].role != HD_ROLE_DEVELOPER || i >= s.last) m[kept++] = m[i];
+            if (m[i].role != HD_CHAT_DEVELOPER || i >= s.last) m[kept++] = m[i];
         }
         s.last -= s.n - kept;
         s.n = kept;

@@ -12,10 +12,16 @@ typedef struct v4_turn {
     int32_t first_block, n_blocks; /* user turns only */
 } v4_turn;
 
+typedef struct v4_result {
+    const hd_chat_message *m;
+    int32_t order; /* place of its call */
+} v4_result;
+
 typedef struct v4_state {
     const chat_job *job;
     v4_turn *turns;
     const hd_chat_message **blocks; /* results and texts of all user turns */
+    v4_result *results;             /* scratch: those of one turn */
     int32_t n, n_blocks;
     int32_t last; /* turn of a user or developer; -1: none */
     bool drop;    /* reasoning of turns before the last user's is left out */
@@ -89,11 +95,11 @@ static const char *effort_text(hd_chat_encoding encoding, hd_chat_effort effort)
 
 static void add_block(v4_state *s, const hd_chat_message *m) {
     v4_turn *t = s->n > 0 ? &s->turns[s->n - 1] : NULL;
-    bool merges = t && t->n_blocks > 0 && (m->role == HD_ROLE_TOOL || t->task == HD_TASK_NONE);
+    bool merges = t && t->n_blocks > 0 && (m->role == HD_CHAT_TOOL || t->task == HD_TASK_NONE);
     if (!merges) {
         t = &s->turns[s->n++];
         *t = (v4_turn){.m = m, .first_block = s->n_blocks};
-        if (m->role == HD_ROLE_USER) t->task = m->task;
+        if (m->role == HD_CHAT_USER) t->task = m->task;
     }
     s->blocks[s->n_blocks++] = m;
     t->n_blocks++;
@@ -115,26 +121,19 @@ static bool calls_have_ids(const hd_chat_message *m) {
     return false;
 }
 
-typedef struct v4_result {
-    const hd_chat_message *m;
-    int32_t order;
-} v4_result;
-
-/* Results of one turn come in the order of their calls; texts between them keep their place.
- * scratch has room for all blocks. */
-static void sort_results(v4_state *s, const v4_turn *t, const hd_chat_message *caller,
-                         v4_result *scratch) {
+/* Results of one turn come in the order of their calls; texts between them keep their place. */
+static void sort_results(const v4_state *s, const v4_turn *t, const hd_chat_message *caller) {
     const hd_chat_message **blocks = s->blocks + t->first_block;
     int32_t n = 0, place = 0;
     for (int32_t i = 0; i < t->n_blocks; i++) {
-        if (blocks[i]->role != HD_ROLE_TOOL) continue;
-        scratch[n++] = (v4_result){blocks[i], call_order(caller, blocks[i]->call_id)};
+        if (blocks[i]->role != HD_CHAT_TOOL) continue;
+        s->results[n++] = (v4_result){blocks[i], call_order(caller, blocks[i]->call_id)};
     }
     for (int32_t order = 0; order < caller->n_calls; order++) {
         for (int32_t i = 0; i < n; i++) {
-            if (scratch[i].order != order) continue;
-            while (blocks[place]->role != HD_ROLE_TOOL) place++;
-            blocks[place++] = scratch[i].m;
+            if (s->results[i].order != order) continue;
+            while (blocks[place]->role != HD_CHAT_TOOL) place++;
+            blocks[place++] = s->results[i].m;
         }
     }
 }
@@ -143,7 +142,7 @@ static void make_turns(v4_state *s, const hd_chat_message *m, int32_t n) {
     bool any_tools = false;
     for (int32_t i = 0; i < n; i++) {
         any_tools = any_tools || m[i].tools;
-        if (m[i].role == HD_ROLE_USER || m[i].role == HD_ROLE_TOOL) {
+        if (m[i].role == HD_CHAT_USER || m[i].role == HD_CHAT_TOOL) {
             add_block(s, &m[i]);
         } else {
             s->turns[s->n++] = (v4_turn){.m = &m[i], .task = m[i].task};
@@ -153,7 +152,7 @@ static void make_turns(v4_state *s, const hd_chat_message *m, int32_t n) {
 }
 
 static bool asks(const v4_turn *t) {
-    return t->n_blocks > 0 || t->m->role == HD_ROLE_DEVELOPER;
+    return t->n_blocks > 0 || t->m->role == HD_CHAT_DEVELOPER;
 }
 
 static int32_t last_asking(const v4_state *s) {
@@ -166,7 +165,7 @@ static int32_t last_asking(const v4_state *s) {
 static void drop_developers(v4_state *s) {
     int32_t kept = 0;
     for (int32_t i = 0; i < s->n; i++) {
-        bool developer = s->turns[i].m->role == HD_ROLE_DEVELOPER;
+        bool developer = s->turns[i].m->role == HD_CHAT_DEVELOPER;
         if (!developer || i >= s->last) s->turns[kept++] = s->turns[i];
     }
     s->last -= s->n - kept;
@@ -192,7 +191,7 @@ static void write_user(const v4_state *s, const v4_turn *t) {
     for (int32_t i = 0; i < t->n_blocks; i++) {
         const hd_chat_message *block = s->blocks[t->first_block + i];
         if (i > 0) chat_control(o, "\n\n");
-        if (block->role == HD_ROLE_TOOL) {
+        if (block->role == HD_CHAT_TOOL) {
             write_result(o, block);
         } else {
             chat_parts(o, block);
@@ -218,13 +217,13 @@ static hd_status write_body(const v4_state *s, int32_t i) {
     chat_out *o = s->job->out;
     if (t->n_blocks > 0) {
         write_user(s, t);
-    } else if (t->m->role == HD_ROLE_ASSISTANT) {
+    } else if (t->m->role == HD_CHAT_ASSISTANT) {
         write_assistant(s, i);
-    } else if (t->m->role == HD_ROLE_LATEST_REMINDER) {
+    } else if (t->m->role == HD_CHAT_LATEST_REMINDER) {
         chat_control(o, "<｜latest_reminder｜>");
         chat_parts(o, t->m);
     } else {
-        bool developer = t->m->role == HD_ROLE_DEVELOPER;
+        bool developer = t->m->role == HD_CHAT_DEVELOPER;
         if (developer && t->m->n_parts == 1 && t->m->parts[0].text.n == 0) {
             return chat_refuse(s->job, t->m, "content", "wants text in a developer message");
         }
@@ -267,29 +266,27 @@ static hd_status write_turn(const v4_state *s, int32_t i) {
         return HD_OK;
     }
     const v4_turn *next = &s->turns[i + 1];
-    bool answered = next->n_blocks == 0 && (next->m->role == HD_ROLE_ASSISTANT ||
-                                            next->m->role == HD_ROLE_LATEST_REMINDER);
+    bool answered = next->n_blocks == 0 && (next->m->role == HD_CHAT_ASSISTANT ||
+                                            next->m->role == HD_CHAT_LATEST_REMINDER);
     if (answered) open_answer(s, i);
     return HD_OK;
 }
 
 static hd_status render(v4_state *s, const hd_chat_message *m, int32_t n) {
     const chat_job *job = s->job;
-    v4_result *scratch = calloc((size_t)n, sizeof *scratch);
     const hd_chat_message *caller = NULL;
     s->turns = calloc((size_t)n, sizeof *s->turns);
     s->blocks = calloc((size_t)n, sizeof *s->blocks);
-    if (!scratch || !s->turns || !s->blocks) {
-        free(scratch);
+    s->results = calloc((size_t)n, sizeof *s->results);
+    if (!s->turns || !s->blocks || !s->results) {
         return HD_FAIL(job->err, HD_ENOMEM, "no memory for %d messages", n);
     }
     make_turns(s, m, n);
     for (int32_t i = 0; i < s->n; i++) {
         const v4_turn *t = &s->turns[i];
-        if (t->n_blocks > 1 && caller) sort_results(s, t, caller, scratch);
+        if (t->n_blocks > 1 && caller) sort_results(s, t, caller);
         if (t->m->n_calls > 0) caller = calls_have_ids(t->m) ? t->m : NULL;
     }
-    free(scratch);
     s->last = last_asking(s);
     if (job->options->thinking && s->drop) drop_developers(s);
     chat_control(job->out, CHAT_BOS);
@@ -308,6 +305,7 @@ hd_status chat_render_v4(const chat_job *job) {
     if (st == HD_OK) st = render(&s, m, n);
     free(s.turns);
     free(s.blocks);
+    free(s.results);
     free(m);
     return st;
 }

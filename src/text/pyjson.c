@@ -70,7 +70,7 @@ static void shortest(char *out, size_t cap, double d) {
 
 /* repr(float): positional from 1e-4 to below 1e16, exponent form elsewhere. */
 static void write_real(chat_out *o, double d) {
-    char sci[40], digits[24], text[48];
+    char sci[40], digits[24] = "", text[48];
     int n = 0;
     if (d == 0) {
         put_text(o, signbit(d) ? "-0.0" : "0.0");

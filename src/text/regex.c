@@ -160,7 +160,7 @@ static hd_status compile(text_regex *x, const translation *t, hd_err *err) {
     if (!x->code) {
         char why[128] = "";
         pcre2_get_error_message(code, (PCRE2_UCHAR *)why, sizeof why);
-        return HD_FAIL(err, HD_EUNSUPPORTED, "unsupported pattern: %s", why);
+        return HD_FAIL(err, HD_EUNSUPPORTED, "unsupported pre-tokenizer pattern: %s", why);
     }
     x->jit = pcre2_jit_compile(x->code, PCRE2_JIT_COMPLETE) == 0;
     return HD_OK;

@@ -13,6 +13,7 @@ enum { MAX_FILE_BYTES = 128 << 20 };
 /* What one encoding call needs besides the tokenizer. */
 typedef struct encoder {
     const hd_tokenizer *t;
+    const text_controls *controls; /* where added tokens may be matched; NULL: everywhere */
     text_bpe_scratch *scratch;
     text_pieces pieces;
     bool plain; /* ids of added tokens may not come out */
@@ -162,7 +163,7 @@ static hd_status encode_normalized(encoder *e, const uint8_t *text, size_t n, hd
     int32_t id;
     const uint8_t *part;
     size_t length;
-    text_added_start(&walk, &e->t->normalized, text, n);
+    text_added_start(&walk, &e->t->normalized, e->controls, text, n);
     while (text_added_next(&walk, &id, &part, &length)) {
         HD_TRY(id >= 0 ? hd_ids_push(e->out, id, err) : encode_text(e, part, length, err));
     }
@@ -174,7 +175,7 @@ static hd_status encode_special(encoder *e, const uint8_t *text, size_t n, hd_er
     int32_t id;
     const uint8_t *part;
     size_t length;
-    text_added_start(&walk, &e->t->verbatim, text, n);
+    text_added_start(&walk, &e->t->verbatim, e->controls, text, n);
     while (text_added_next(&walk, &id, &part, &length)) {
         HD_TRY(id >= 0 ? hd_ids_push(e->out, id, err)
                        : encode_normalized(e, part, length, err));
@@ -197,8 +198,8 @@ static hd_status encode_all(encoder *e, const char *text, size_t n, uint32_t fla
     return encode_text(e, bytes, n, err);
 }
 
-hd_status hd_tokenizer_encode(const hd_tokenizer *t, const char *text, size_t n, uint32_t flags,
-                              hd_ids *out, hd_err *err) {
+static hd_status encode_checked(encoder *e, const char *text, size_t n, uint32_t flags,
+                                hd_err *err) {
     if (n > INT32_MAX) {
         return HD_FAIL(err, HD_EINVAL, "a text of %zu bytes; the limit is %d", n, INT32_MAX);
     }
@@ -207,13 +208,26 @@ hd_status hd_tokenizer_encode(const hd_tokenizer *t, const char *text, size_t n,
         return HD_FAIL(err, HD_EINVAL, "the text is not valid UTF-8 at byte %zu (0x%02x)", bad,
                        (unsigned)(uint8_t)text[bad]);
     }
-    encoder e = {.t = t, .plain = !(flags & HD_ENCODE_SPECIAL), .out = out};
-    size_t before = out->n;
-    hd_status st = encode_all(&e, text, n, flags, err);
-    if (st != HD_OK) out->n = before;
-    text_bpe_scratch_close(e.scratch);
-    text_pieces_deinit(&e.pieces);
+    size_t before = e->out->n;
+    hd_status st = encode_all(e, text, n, flags, err);
+    if (st != HD_OK) e->out->n = before;
+    text_bpe_scratch_close(e->scratch);
+    text_pieces_deinit(&e->pieces);
     return st;
+}
+
+hd_status hd_tokenizer_encode(const hd_tokenizer *t, const char *text, size_t n, uint32_t flags,
+                              hd_ids *out, hd_err *err) {
+    encoder e = {.t = t, .plain = !(flags & HD_ENCODE_SPECIAL), .out = out};
+    return encode_checked(&e, text, n, flags, err);
+}
+
+hd_status hd_tokenizer_encode_spans(const hd_tokenizer *t, const char *text, size_t n,
+                                    const hd_text_span *spans, size_t n_spans, hd_ids *out,
+                                    hd_err *err) {
+    const text_controls controls = {(const uint8_t *)text, spans, n_spans};
+    encoder e = {.t = t, .plain = true, .controls = &controls, .out = out};
+    return encode_checked(&e, text, n, HD_ENCODE_SPECIAL, err);
 }
 
 int32_t hd_tokenizer_vocab_size(const hd_tokenizer *t) {

@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "text/span.h"
 
 typedef struct hd_tokenizer hd_tokenizer;
 
@@ -57,6 +58,12 @@ typedef enum hd_encode_flag {
  * out holds what it held before. */
 hd_status hd_tokenizer_encode(const hd_tokenizer *t, const char *text, size_t n, uint32_t flags,
                               hd_ids *out, hd_err *err);
+
+/* The same for a prompt of spans, back to back over text: added tokens are matched only where
+ * all of one lies in a control span. Words are cut as if there were no spans. */
+hd_status hd_tokenizer_encode_spans(const hd_tokenizer *t, const char *text, size_t n,
+                                    const hd_text_span *spans, size_t n_spans, hd_ids *out,
+                                    hd_err *err);
 
 /* Appends the text of ids[n], always valid UTF-8: bytes that are none become U+FFFD. Ids
  * without a token stand for nothing. skip_special leaves out the special tokens. */

@@ -49,10 +49,11 @@ static void shape_text(char *out, size_t cap, const int64_t *shape, int32_t rank
     if (used < cap) snprintf(out + used, cap - used, "]");
 }
 
-/* why: "shape mismatch" or "bad scale". */
+/* Wants [rows, cols], or [cols] when rows is 0. why: "shape mismatch" or "bad scale". */
 static hd_status check_shape(const binding *b, const hd_tensor *t, const char *why,
-                             int32_t rank, int64_t rows, int64_t cols) {
-    const int64_t want[2] = {rank == 2 ? rows : cols, cols};
+                             int64_t rows, int64_t cols) {
+    const int64_t want[2] = {rows > 0 ? rows : cols, cols};
+    const int32_t rank = rows > 0 ? 2 : 1;
     bool same = t->rank == rank;
     for (int32_t i = 0; same && i < rank; i++) same = t->shape[i] == want[i];
     if (same) return HD_OK;
@@ -89,7 +90,7 @@ static hd_status missing_scale(const binding *b, const hd_tensor *data, const ch
 static hd_status use_scale(const binding *b, const hd_tensor *scale, int32_t block_rows,
                            int32_t block_cols) {
     hd_weight *w = &b->out->weight;
-    HD_TRY(check_shape(b, scale, "bad scale", 2, hd_ceil_div(w->rows, block_rows),
+    HD_TRY(check_shape(b, scale, "bad scale", hd_ceil_div(w->rows, block_rows),
                        hd_ceil_div(w->cols, block_cols)));
     b->out->scale = scale;
     w->scale = scale->data;
@@ -108,7 +109,8 @@ static hd_status bad_scale_type(const binding *b, const hd_tensor *scale, const 
 
 static hd_status bind_plain(const binding *b, const hd_tensor *data) {
     const hd_tensor *scale = find_block_scale(b);
-    HD_TRY(check_shape(b, data, "shape mismatch", b->decl->rank, b->decl->rows, b->decl->cols));
+    HD_TRY(check_shape(b, data, "shape mismatch", b->decl->rank == 2 ? b->decl->rows : 0,
+                       b->decl->cols));
     if (!scale) return HD_OK;
     return weights_misfit(b->checkpoint, data, b->err,
                           "dtype mismatch: %s is not quantized, yet %.100s lies beside it",
@@ -118,7 +120,7 @@ static hd_status bind_plain(const binding *b, const hd_tensor *data) {
 static hd_status bind_fp8(const binding *b, const hd_tensor *data) {
     const hd_quant_spec *q = &b->spec->quant;
     const hd_tensor *scale = find_block_scale(b);
-    HD_TRY(check_shape(b, data, "shape mismatch", 2, b->decl->rows, b->decl->cols));
+    HD_TRY(check_shape(b, data, "shape mismatch", b->decl->rows, b->decl->cols));
     if (!scale) return missing_scale(b, data, ".weight_scale_inv or .scale");
     if (scale->dtype != HD_F32 && scale->dtype != HD_BF16 && scale->dtype != HD_E8M0) {
         return bad_scale_type(b, scale, "F32, BF16 or F8_E8M0");
@@ -149,7 +151,7 @@ static hd_status bind_fp4(const binding *b, const hd_tensor *data, bool packed) 
         return weights_misfit(b->checkpoint, data, b->err,
                               "dtype mismatch: %d columns cannot be packed in pairs", cols);
     }
-    HD_TRY(check_shape(b, data, "shape mismatch", 2, b->decl->rows, packed ? cols / 2 : cols));
+    HD_TRY(check_shape(b, data, "shape mismatch", b->decl->rows, packed ? cols / 2 : cols));
     if (!scale) {
         return missing_scale(b, data, ".scale, or .weight_scale and .weight_scale_2");
     }
@@ -171,7 +173,7 @@ static hd_status bind_table(const binding *b, const hd_tensor *data) {
     if (data->dtype != HD_I64 && data->dtype != HD_I32) {
         return refuse_dtype(b, data, "I64 or I32");
     }
-    return check_shape(b, data, "shape mismatch", 2, b->decl->rows, b->decl->cols);
+    return check_shape(b, data, "shape mismatch", b->decl->rows, b->decl->cols);
 }
 
 bool weights_is_small(const hd_tensor_decl *d) {

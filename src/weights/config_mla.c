@@ -142,16 +142,20 @@ static hd_status read_mlp_kinds(hd_model_spec *s, const weights_view *v) {
     return HD_OK;
 }
 
+/* Every layer of a family attends in the same way. V3.2's is called deepseek_sparse_attention
+ * by release 5.17 of the Hugging Face library and indexed_attention by later ones. */
+/* Both spellings of V3.2 are found in the wild; the second is the library's newer word. */
 static hd_status check_layer_types(hd_model_spec *s, const weights_view *v) {
+    static const char *const sparse[] = {"deepseek_sparse_attention", "indexed_attention"};
+    static const char *const full[] = {"full_attention", "full_attention"};
+    const char *const *known = s->family == HD_FAMILY_V32 ? sparse : full;
     const json_t *types;
-    const char *only =
-        s->family == HD_FAMILY_V32 ? "deepseek_sparse_attention" : "full_attention";
     HD_TRY(weights_array(v, "layer_types", &types));
     for (size_t i = 0; i < json_array_size(types); i++) {
         const char *type = json_string_value(json_array_get(types, i));
-        if (type && strcmp(type, only) == 0) continue;
+        if (type && (strcmp(type, known[0]) == 0 || strcmp(type, known[1]) == 0)) continue;
         char why[96];
-        snprintf(why, sizeof why, "entries must be \"%s\"", only);
+        snprintf(why, sizeof why, "entries must be \"%s\"", known[0]);
         return weights_refuse(v, HD_EUNSUPPORTED, "layer_types", types, why);
     }
     return HD_OK;

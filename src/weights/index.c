@@ -83,7 +83,10 @@ static hd_status collect_shards(hd_checkpoint *c, json_t *weight_map, const char
                          name ? "\"" : "");
             break;
         }
-        json_object_set_new(unique, name, json_true());
+        if (json_object_set_new(unique, name, json_true()) != 0) {
+            st = HD_FAIL(err, HD_ENOMEM, "%s: no memory for its shards", path);
+            break;
+        }
     }
     size_t n = json_object_size(unique), i = 0;
     if (st == HD_OK && n > MAX_SHARDS) {
@@ -159,6 +162,20 @@ static hd_status open_shard(shard *s, const char *model_dir, const char *name,
     return hd_safetensors_init(&s->file, s->map.data, s->map.bytes, s->path, err);
 }
 
+/* Gives t, the next of c->tensors, its name. */
+static hd_status enter(hd_checkpoint *c, const hd_tensor *t, hd_err *err) {
+    const shard *s = &c->shards[t->shard];
+    const hd_tensor *same = hd_checkpoint_find(c, t->name);
+    if (same) {
+        return HD_FAIL(err, HD_EFORMAT, "%s: tensor %.200s: duplicate tensor: also in %.100s",
+                       s->path, t->name, c->shards[same->shard].name);
+    }
+    if (json_object_set_new_nocheck(c->by_name, t->name, json_integer(c->n)) != 0) {
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory for its names", s->path);
+    }
+    return HD_OK;
+}
+
 /* Moves the shards' lists into one, where names are unique. */
 static hd_status gather(hd_checkpoint *c, hd_err *err) {
     size_t n = 0;
@@ -177,15 +194,7 @@ static hd_status gather(hd_checkpoint *c, hd_err *err) {
             hd_tensor *t = &c->tensors[c->n];
             *t = s->file.tensors[k];
             t->shard = i;
-            const hd_tensor *same = hd_checkpoint_find(c, t->name);
-            if (same) {
-                return HD_FAIL(err, HD_EFORMAT,
-                               "%s: tensor %.200s: duplicate tensor: also in %.100s", s->path,
-                               t->name, c->shards[same->shard].name);
-            }
-            if (json_object_set_new_nocheck(c->by_name, t->name, json_integer(c->n)) != 0) {
-                return HD_FAIL(err, HD_ENOMEM, "%s: no memory for its names", s->path);
-            }
+            HD_TRY(enter(c, t, err));
             c->n++;
         }
         free(s->file.tensors);

@@ -157,7 +157,9 @@ static hd_status check_name(const header *h, const char *name) {
     size_t n = strlen(name);
     bool plain = n > 0 && n <= MAX_NAME;
     for (size_t i = 0; plain && i < n; i++) {
-        plain = (uint8_t)name[i] >= 0x20 && (uint8_t)name[i] != 0x7f;
+        uint8_t b = (uint8_t)name[i];
+        bool c1 = b == 0xc2 && (uint8_t)name[i + 1] < 0xa0; /* U+0080 to U+009F */
+        plain = b >= 0x20 && b != 0x7f && !c1;
     }
     if (plain) return HD_OK;
     return HD_FAIL(h->err, HD_EFORMAT,

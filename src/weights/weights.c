@@ -5,6 +5,7 @@
  * which shows the rest. Owns the map of the checkpoint and what had to be widened. */
 #include "weights/weights.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,8 @@ struct hd_weights {
 };
 
 static slot *slot_at(const hd_weights *w, int32_t layer, hd_role role) {
+    assert(layer >= HD_GLOBAL && layer < w->spec->n_layers + w->spec->n_mtp);
+    assert(role >= 0 && role < HD_N_ROLES);
     return &w->slots[(size_t)(layer + 1) * HD_N_ROLES + (size_t)role];
 }
 
@@ -95,8 +98,18 @@ static void mark(hd_weights *w, const hd_tensor *t, hd_use what, int32_t decl) {
     if (t) w->uses[t - hd_checkpoint_at(w->checkpoint, 0)] = (use){what, decl};
 }
 
-static float element(const hd_weight *m, int64_t i) {
-    return hd_weight_at(m, (int32_t)(i / m->cols), (int32_t)(i % m->cols));
+static void widen(float *out, const hd_weight *m) {
+    const uint8_t *data = m->data;
+    size_t n = (size_t)m->rows * (size_t)m->cols;
+    for (size_t i = 0; i < n; i++) {
+        uint16_t half;
+        if (m->type == HD_F32) {
+            memcpy(&out[i], data + sizeof *out * i, sizeof *out);
+            continue;
+        }
+        memcpy(&half, data + sizeof half * i, sizeof half);
+        out[i] = m->type == HD_BF16 ? hd_bf16_to_f32(half) : hd_f16_to_f32(half);
+    }
 }
 
 /* In the map where it is float32 and lies well, else widened. */
@@ -108,7 +121,7 @@ static hd_status place_vector(slot *s, const hd_weight *m, hd_err *err) {
     size_t n = (size_t)m->rows * (size_t)m->cols;
     float *wide = malloc(n * sizeof *wide);
     if (!wide) return HD_FAIL(err, HD_ENOMEM, "no memory for a vector of %zu floats", n);
-    for (size_t i = 0; i < n; i++) wide[i] = element(m, (int64_t)i);
+    widen(wide, m); /* small tensors are F32, F16 or BF16: bind.c saw to it */
     s->owned = wide;
     s->vector = wide;
     return HD_OK;
@@ -257,8 +270,9 @@ hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_mode
                           hd_err *err) {
     hd_weights *w;
     *out = NULL;
-    HD_TRY(hd_weights_survey(&w, model_dir, spec, err));
-    hd_status st = w->problem.code;
+    hd_status st = hd_weights_survey(&w, model_dir, spec, err);
+    if (!w) return st;
+    st = w->problem.code;
     if (st != HD_OK && err && err->code == HD_OK) *err = w->problem;
     for (int32_t i = 0; i < w->schema.n && st == HD_OK; i++) {
         st = hd_weights_check_scales(w, i, err);

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include "base/arena.h"
 #include "base/checked.h"
@@ -20,6 +21,34 @@ static void first_error_wins(void **state) {
     assert_int_equal(err.code, HD_EIO);
     assert_string_equal(err.msg, "disk 7\\x0a\\x1b[2J");
     assert_int_equal(HD_FAIL(NULL, HD_ENOMEM, "nobody listens"), HD_ENOMEM);
+}
+
+static void sentences_are_utf8(void **state) {
+    (void)state;
+    const struct {
+        const char *text, *shown;
+    } cases[] = {
+        {"gr\xc3\xbc\xc3\x9f \xe6\xb7\xb1 \xf0\x9f\x90\x8b",
+         "gr\xc3\xbc\xc3\x9f \xe6\xb7\xb1 \xf0\x9f\x90\x8b"                             },
+        {"caf\xe9",                                          "caf\\xe9"                 },
+        {"cut \xe6\xb7",                                     "cut \\xe6\\xb7"           },
+        {"\xc2\x9b[2J",                                      "\\xc2\\x9b[2J"            },
+        {"\xed\xa0\x80",                                     "\\xed\\xa0\\x80"          },
+        {"\xc0\xaf\xe0\x80\xaf",                             "\\xc0\\xaf\\xe0\\x80\\xaf"},
+        {"\xf4\x90\x80\x80",                                 "\\xf4\\x90\\x80\\x80"     },
+        {"\x7f\xff",                                         "\\x7f\\xff"               },
+    };
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        hd_err err = {0};
+        HD_FAIL(&err, HD_EINVAL, "%s", cases[i].text);
+        assert_string_equal(err.msg, cases[i].shown);
+    }
+    char whales[1000];
+    hd_err err = {0};
+    for (size_t i = 0; i + 4 < sizeof whales; i += 4) memcpy(whales + i, "\xf0\x9f\x90\x8b", 5);
+    HD_FAIL(&err, HD_EINVAL, "x%s", whales);
+    size_t n = strlen(err.msg); /* cut by the buffer within a whale: its rest is escaped */
+    assert_true(n < sizeof err.msg && (n % 4 == 1 || strstr(err.msg, "\\xf0")));
 }
 
 static void sizes_do_not_wrap(void **state) {
@@ -159,6 +188,7 @@ static void every_task_runs_once(void **state) {
 int test_base(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_error_wins),
+        cmocka_unit_test(sentences_are_utf8),
         cmocka_unit_test(sizes_do_not_wrap),
         cmocka_unit_test(arena_measures_what_it_places),
         cmocka_unit_test(every_e4m3_code_survives),

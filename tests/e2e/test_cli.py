@@ -39,7 +39,7 @@ def test_every_command_explains_itself(hadal, command):
     assert result.returncode == 0 and result.stderr == ""
     assert result.stdout.startswith(f"usage: hadal {command}")
     assert "--config FILE" in result.stdout and "--help" in result.stdout
-    assert all(len(line) <= 100 for line in result.stdout.splitlines())
+    assert all(len(line) <= 125 for line in result.stdout.splitlines())
     assert hadal(command, "-h").stdout == result.stdout
 
 

@@ -1,28 +1,23 @@
 """hadal render against golden prompts, the packaged template, and a second implementation."""
 
 import json
-import os
 import random
-import subprocess
-from pathlib import Path
 
 import pytest
 
 import chat_cases
 import chat_oracle
+from conftest import GOLDEN as ALL_GOLDEN
+from conftest import SHARED, run_hadal
 
-ROOT = Path(__file__).resolve().parents[2]
-HADAL = os.environ.get("HADAL", str(ROOT / "build" / "hadal"))
-SHARED = Path(os.environ.get("HADAL_SHARED", str(ROOT.parent / "shared")))
-GOLDEN = ROOT / "tests" / "golden" / "chat"
+GOLDEN = ALL_GOLDEN / "chat"
 PACKAGED = SHARED / "data" / "deepseek-v3-tokenizer"
 
 needs_package = pytest.mark.skipif(not PACKAGED.is_dir(), reason=f"no tokenizer package at {PACKAGED}")
 
 
 def run(document, *args, directory="-"):
-    return subprocess.run([HADAL, "render", str(directory), "--messages", "-", *args],
-                          input=json.dumps(document).encode(), capture_output=True)
+    return run_hadal("render", directory, "--messages", "-", *args, text=False, input=json.dumps(document).encode())
 
 
 def render(document, *args, directory="-"):
@@ -51,7 +46,7 @@ GOLDEN_CASES = sorted(GOLDEN.glob("*.txt"))
 
 @pytest.mark.parametrize("want", GOLDEN_CASES, ids=lambda p: p.stem)
 def test_golden(want):
-    """NAME.ENCODING.SWITCHES.txt is the prompt of NAME.json."""
+    """NAME+ENCODING+SWITCHES.txt is the prompt of NAME.json."""
     name, encoding, *flags = want.stem.split("+")
     args = ["--encoding", encoding]
     for flag in flags:
@@ -226,8 +221,8 @@ def test_messages_and_tools_come_from_files(tmp_path):
     (tmp_path / "m.json").write_text(json.dumps([{"role": "user", "content": "Q"}]))
     (tmp_path / "t.json").write_text(json.dumps(tools))
     (tmp_path / "f.json").write_text('{"type": "object"}')
-    p = subprocess.run([HADAL, "render", "-", "--encoding", "v4", "--messages", tmp_path / "m.json", "--tools",
-                        tmp_path / "t.json", "--response-format", tmp_path / "f.json"], capture_output=True)
+    p = run_hadal("render", "-", "--encoding", "v4", "--messages", tmp_path / "m.json", "--tools", tmp_path / "t.json",
+                  "--response-format", tmp_path / "f.json", text=False)
     document = {"messages": [{"role": "user", "content": "Q"}], "tools": tools, "response_format": {"type": "object"}}
     assert p.returncode == 0 and p.stdout.decode() == render(document, "--encoding", "v4")
     assert p.stdout.endswith("</think>".encode())
@@ -403,7 +398,7 @@ def test_what_an_encoding_lacks_is_refused(encoding, document, message):
 def test_switches_are_refused_by_name(tmp_path):
     assert "effort" in run([USER], "--encoding", "v3", "--effort", "max").stderr.decode()
     assert run([USER], "--encoding", "v5").returncode == 2
-    assert subprocess.run([HADAL, "render", tmp_path], capture_output=True).returncode == 2
+    assert run_hadal("render", tmp_path).returncode == 2
     (tmp_path / "t.json").write_text("[]")
     p = run({"messages": [USER], "tools": []}, "--encoding", "v4", "--tools", str(tmp_path / "t.json"))
     assert p.returncode == 2 and b"tools" in p.stderr
@@ -415,7 +410,7 @@ def test_switches_are_refused_by_name(tmp_path):
 @pytest.mark.parametrize("text", [b"", b"[", b"[1,]", b'[{"role": "user", "role": "user", "content": ""}]', b"\xff",
                                   b'[{"role":"user","content":"\\ud800"}]', b"[" * 5000])
 def test_broken_json_is_refused(text):
-    p = subprocess.run([HADAL, "render", "-", "--encoding", "v4", "--messages", "-"], input=text, capture_output=True)
+    p = run_hadal("render", "-", "--encoding", "v4", "--messages", "-", text=False, input=text)
     assert p.returncode == 2 and p.stderr.decode().startswith("error: standard input: not valid JSON"), p.stderr
 
 

@@ -130,6 +130,7 @@ static void text_is_checked(void **state) {
     expect("{\"a\\u0000b\":" T("U8", "[1]", "[0,1]") "}", 1, "bad name");
     expect("{\"a\\nb\":" T("U8", "[1]", "[0,1]") "}", 1, "bad name");
     expect("{\"\\u001b[2J\":" T("U8", "[1]", "[0,1]") "}", 1, "bad name");
+    expect("{\"\xc2\x9b[2J\":" T("U8", "[1]", "[0,1]") "}", 1, "bad name");
     expect("{\"\":" T("U8", "[1]", "[0,1]") "}", 1, "bad name");
     expect("{\"__metadata__\":7}", 0, "bad metadata");
     expect("{\"__metadata__\":{\"a\":1}}", 0, "bad metadata");

@@ -1,0 +1,183 @@
+/* prepare.c - a submitted generation becomes a request: prompt ids, checked numbers, stops. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/progress.h"
+#include "engine/engine_internal.h"
+
+enum { MAX_STOP_STRINGS = 16, MAX_STOP_BYTES = 256, MAX_STOP_TOKENS = 64 };
+
+/* ---- the prompt ---- */
+
+static hd_status encode_messages(hd_engine *e, const hd_generation *g, hd_ids *out,
+                                 hd_err *err) {
+    json_t *messages = NULL, *tools = NULL;
+    hd_conversation conversation = {0};
+    hd_chat_prompt prompt = {0};
+    const hd_chat_options options = {.encoding = e->encoding,
+                                     .thinking = g->thinking ? g->thinking > 0 : e->thinks};
+    hd_status st =
+        hd_chat_parse_json(&messages, g->messages, strlen(g->messages), "messages", err);
+    if (st == HD_OK && g->tools) {
+        st = hd_chat_parse_json(&tools, g->tools, strlen(g->tools), "tools", err);
+    }
+    if (st == HD_OK) st = hd_chat_parse(&conversation, messages, tools, NULL, false, err);
+    if (st == HD_OK) st = hd_chat_render(&prompt, &conversation, &options, err);
+    if (st == HD_OK) {
+        st = hd_tokenizer_encode_spans(e->tokenizer, prompt.text, prompt.n, prompt.spans,
+                                       (size_t)prompt.n_spans, out, err);
+    }
+    hd_chat_prompt_deinit(&prompt);
+    hd_conversation_deinit(&conversation);
+    json_decref(messages);
+    json_decref(tools);
+    return st;
+}
+
+static hd_status encode_prompt(hd_engine *e, const hd_generation *g, hd_ids *out, hd_err *err) {
+    const int given = (g->tokens != NULL) + (g->text != NULL) + (g->messages != NULL);
+    if (given != 1) {
+        return HD_FAIL(err, HD_EINVAL, "give one of tokens, text and messages; %d are given",
+                       given);
+    }
+    out->max = (size_t)e->max_context;
+    if (g->messages) return encode_messages(e, g, out, err);
+    if (g->text) {
+        const uint32_t bos = hd_tokenizer_adds_bos(e->tokenizer) ? HD_ENCODE_BOS : 0;
+        return hd_tokenizer_encode(e->tokenizer, g->text, strlen(g->text),
+                                   HD_ENCODE_SPECIAL | bos, out, err);
+    }
+    for (size_t i = 0; i < g->n_tokens; i++) {
+        if (g->tokens[i] >= 0 && g->tokens[i] < e->spec->vocab) continue;
+        return HD_FAIL(err, HD_EINVAL, "tokens[%zu] is %d; must be 0 to %d", i, g->tokens[i],
+                       e->spec->vocab - 1);
+    }
+    return hd_ids_append(out, g->tokens, g->n_tokens, err);
+}
+
+/* ---- numbers ---- */
+
+static hd_status check_range(const char *name, float v, float low, float high, hd_err *err) {
+    if (v >= low && v <= high) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "%s is %g; must be %g to %g", name, (double)v, (double)low,
+                   (double)high);
+}
+
+static hd_status check_numbers(const hd_engine *e, const hd_generation *g, hd_err *err) {
+    HD_TRY(check_range("temperature", g->temperature, 0, 100, err));
+    HD_TRY(check_range("top_p", g->top_p, 0, 1, err));
+    HD_TRY(check_range("min_p", g->min_p, 0, 1, err));
+    HD_TRY(check_range("repetition_penalty", g->repetition_penalty, 0, 100, err));
+    HD_TRY(check_range("presence_penalty", g->presence_penalty, -100, 100, err));
+    HD_TRY(check_range("frequency_penalty", g->frequency_penalty, -100, 100, err));
+    const struct {
+        const char *name;
+        int64_t value, low, high;
+    } counts[] = {
+        {"top_k",                       g->top_k,                  0, INT32_MAX       },
+        {"max_tokens",                  g->max_tokens,             0, INT32_MAX       },
+        {"min_tokens",                  g->min_tokens,             0, INT32_MAX       },
+        {"draft_tokens",                g->draft_tokens,           0, HD_MAX_DRAFTS   },
+        {"the number of biased tokens", (int64_t)g->n_bias,        0, HD_MAX_BIAS / 2 },
+        {"the number of stop strings",  (int64_t)g->n_stop,        0, MAX_STOP_STRINGS},
+        {"the number of stop tokens",   (int64_t)g->n_stop_tokens, 0, MAX_STOP_TOKENS }
+    };
+    for (size_t i = 0; i < HD_LEN(counts); i++) {
+        if (counts[i].value >= counts[i].low && counts[i].value <= counts[i].high) continue;
+        return HD_FAIL(err, HD_EINVAL, "%s is %lld; must be %lld to %lld", counts[i].name,
+                       (long long)counts[i].value, (long long)counts[i].low,
+                       (long long)counts[i].high);
+    }
+    for (size_t i = 0; i < g->n_stop; i++) {
+        const size_t n = strlen(g->stop[i]);
+        if (n >= 1 && n <= MAX_STOP_BYTES) continue;
+        return HD_FAIL(err, HD_EINVAL, "stop[%zu] has %zu bytes; must be 1 to %d", i, n,
+                       MAX_STOP_BYTES);
+    }
+    for (size_t i = 0; i < g->n_stop_tokens + g->n_bias; i++) {
+        const bool stop = i < g->n_stop_tokens;
+        const int32_t id = stop ? g->stop_tokens[i] : g->bias[i - g->n_stop_tokens].token;
+        if (id >= 0 && id < e->spec->vocab) continue;
+        return HD_FAIL(err, HD_EINVAL, "a %s token is %d; must be 0 to %d",
+                       stop ? "stop" : "biased", id, e->spec->vocab - 1);
+    }
+    for (size_t i = 0; i < g->n_bias; i++) {
+        if (!isnan(g->bias[i].value) && g->bias[i].value < INFINITY) continue;
+        return HD_FAIL(err, HD_EINVAL, "the bias of token %d is no number", g->bias[i].token);
+    }
+    return HD_OK;
+}
+
+/* ---- stops and sampling ---- */
+
+static hd_status collect_stops(hd_engine *e, engine_record *r, const hd_generation *g,
+                               hd_err *err) {
+    const hd_model_spec *c = e->spec;
+    const size_t n_eos = g->ignore_eos ? 0 : (size_t)c->n_eos;
+    r->stop_ids = calloc(n_eos + g->n_stop_tokens + 1, sizeof *r->stop_ids);
+    r->ban = calloc(n_eos + g->n_stop_tokens + (size_t)c->n_eos + 1, sizeof *r->ban);
+    r->bias = calloc(g->n_bias + 1, sizeof *r->bias);
+    if (!r->stop_ids || !r->ban || !r->bias) {
+        return HD_FAIL(err, HD_ENOMEM, "no memory for a request");
+    }
+    int32_t n = 0;
+    for (size_t i = 0; i < n_eos; i++) r->stop_ids[n++] = c->eos[i];
+    for (size_t i = 0; i < g->n_stop_tokens; i++) r->stop_ids[n++] = g->stop_tokens[i];
+    memcpy(r->ban, r->stop_ids, (size_t)n * sizeof *r->ban);
+    for (size_t i = 0; i < g->n_bias; i++) {
+        r->bias[i] = (hd_logit_bias){g->bias[i].token, g->bias[i].value};
+    }
+    r->request.stop_ids = r->stop_ids;
+    r->request.n_stop = n;
+    return HD_OK;
+}
+
+static void set_choosing(engine_record *r, const hd_generation *g) {
+    r->choosing = (hd_choosing){
+        .params = {.seed = g->seed,
+                   .temperature = g->temperature,
+                   .top_p = g->top_p,
+                   .min_p = g->min_p,
+                   .repetition_penalty = g->repetition_penalty,
+                   .presence_penalty = g->presence_penalty,
+                   .frequency_penalty = g->frequency_penalty,
+                   .top_k = g->top_k,
+                   .n_bias = (int32_t)g->n_bias,
+                   .n_ban = g->min_tokens ? r->request.n_stop : 0,
+                   .ban_until = r->n_prompt + g->min_tokens,
+                   .logprob = true},
+        .bias = r->bias,
+        .ban = r->ban
+    };
+}
+
+hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g, hd_err *err) {
+    if (g->size != sizeof *g) {
+        return HD_FAIL(err, HD_EINVAL, "hd_generation of %zu bytes; this library knows %zu",
+                       g->size, sizeof *g);
+    }
+    HD_TRY(check_numbers(e, g, err));
+    HD_TRY(encode_prompt(e, g, &r->prompt, err));
+    r->n_prompt = (int32_t)r->prompt.n;
+    const int32_t room = e->max_context - r->n_prompt;
+    if (r->n_prompt < 1) return HD_FAIL(err, HD_EINVAL, "the prompt is empty");
+    if (room < 1 || g->max_tokens > room) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "%d prompt tokens and %d output tokens exceed the context of %d",
+                       r->n_prompt, g->max_tokens ? g->max_tokens : 1, e->max_context);
+    }
+    r->request = (hd_request){.id = r->id,
+                              .prompt = r->prompt.ids,
+                              .n_prompt = r->n_prompt,
+                              .max_new = g->max_tokens ? g->max_tokens : room,
+                              .priority = g->priority,
+                              .draft_tokens = e->drafts ? g->draft_tokens : 0,
+                              .salt = g->salt};
+    if (g->queue_timeout_ns > 0) {
+        r->request.queue_until_ns = hd_now_ns() + g->queue_timeout_ns;
+    }
+    HD_TRY(collect_stops(e, r, g, err));
+    set_choosing(r, g);
+    return hd_output_init(&r->output, e->tokenizer, g->stop, g->n_stop, err);
+}

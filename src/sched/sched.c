@@ -1,0 +1,428 @@
+/* sched.c - one turn: listen, admit, build, run, settle.
+ *
+ * Running requests are kept in order of importance, so building a step and picking a victim
+ * are walks over one array. A turn allocates nothing. */
+#include "sched/sched.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "sched/sched_internal.h"
+
+struct hd_sched {
+    hd_sched_options o;
+    hd_runner runner;
+    hd_sched_hooks hooks;
+    hd_cache *cache;
+    sched_queue waiting;
+    sched_seq **running; /* [n_running] by importance */
+    int32_t n_running;
+    int32_t *free_slots;
+    int32_t n_free_slots;
+    uint64_t arrivals;
+    bool blocked; /* the head of the queue did not fit, and nothing was given back since */
+    hd_work *works;
+    sched_seq **worker; /* the request behind each work */
+    hd_chosen *chosen;
+    int32_t n_works, n_rows;
+    hd_sched_stats stats;
+};
+
+/* One request alone must always fit, or turns could retract it for ever. */
+static hd_status check_options(const hd_sched_options *o, hd_err *err) {
+    const hd_cache_options *c = &o->cache;
+    const int32_t near = (int32_t)hd_ceil_div((int64_t)c->reach + o->chunk_rows + HD_MAX_DRAFTS,
+                                              c->page_tokens) +
+                         1;
+    if (o->chunk_rows < 1 || c->n_leases < 1) {
+        return HD_FAIL(err, HD_EINVAL, "chunks of %d rows and %d running requests: at least 1",
+                       o->chunk_rows, c->n_leases);
+    }
+    if (o->step_rows < c->n_leases * HD_MAX_CHOSEN) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "a step of %d rows cannot hold %d running requests with %d drafts each",
+                       o->step_rows, c->n_leases, HD_MAX_DRAFTS);
+    }
+    if (c->n_pages[HD_LIFE_ENTRIES] < c->lease_pages) {
+        return HD_FAIL(err, HD_EINVAL, "%d kv pages cannot hold one sequence of %d pages",
+                       c->n_pages[HD_LIFE_ENTRIES], c->lease_pages);
+    }
+    if (c->reach && c->n_pages[HD_LIFE_WINDOW] < hd_min_i32(near, c->lease_pages)) {
+        return HD_FAIL(err, HD_EINVAL, "%d window pages cannot hold one chunk, which needs %d",
+                       c->n_pages[HD_LIFE_WINDOW], near);
+    }
+    return HD_OK;
+}
+
+hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
+                        const hd_runner *runner, const hd_sched_hooks *hooks, hd_err *err) {
+    const size_t n = (size_t)options->cache.n_leases;
+    *out = NULL;
+    HD_TRY(check_options(options, err));
+    hd_sched *s = calloc(1, sizeof *s);
+    if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for a scheduler");
+    s->o = *options;
+    s->runner = *runner;
+    s->hooks = *hooks;
+    s->running = calloc(n, sizeof(sched_seq *));
+    s->worker = calloc(n, sizeof(sched_seq *));
+    s->free_slots = calloc(n, sizeof *s->free_slots);
+    s->works = calloc(n, sizeof *s->works);
+    s->chosen = calloc(n, sizeof *s->chosen);
+    hd_status st = HD_OK;
+    if (!s->running || !s->worker || !s->free_slots || !s->works || !s->chosen) {
+        st = HD_FAIL(err, HD_ENOMEM, "no memory for %zu running requests", n);
+    }
+    if (st == HD_OK) st = hd_cache_open(&s->cache, &options->cache, err);
+    if (st != HD_OK) {
+        hd_sched_close(s);
+        return st;
+    }
+    for (int32_t i = 0; i < (int32_t)n; i++) s->free_slots[i] = (int32_t)n - 1 - i;
+    s->n_free_slots = (int32_t)n;
+    *out = s;
+    return HD_OK;
+}
+
+void hd_sched_close(hd_sched *s) {
+    if (!s) return;
+    for (sched_seq *q = s->waiting.first, *next; q; q = next) {
+        next = q->next;
+        sched_seq_close(q);
+    }
+    for (int32_t i = 0; i < s->n_running; i++) sched_seq_close(s->running[i]);
+    hd_cache_close(s->cache);
+    free(s->running);
+    free(s->worker);
+    free(s->free_slots);
+    free(s->works);
+    free(s->chosen);
+    free(s);
+}
+
+/* ---- coming and going ---- */
+
+hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err) {
+    const int64_t longest = (int64_t)r->n_prompt + r->max_new;
+    const int64_t room =
+        (int64_t)s->o.cache.lease_pages * s->o.cache.page_tokens - HD_MAX_DRAFTS;
+    const int64_t limit = room < s->o.max_positions ? room : s->o.max_positions;
+    if (r->n_prompt < 1) return HD_FAIL(err, HD_EINVAL, "the prompt is empty");
+    if (r->max_new < 1)
+        return HD_FAIL(err, HD_EINVAL, "max_tokens is %d; at least 1", r->max_new);
+    if (longest > limit) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "%d prompt tokens and %d output tokens exceed the context of %lld",
+                       r->n_prompt, r->max_new, (long long)limit);
+    }
+    if (s->waiting.n >= s->o.queue_limit) {
+        return HD_FAIL(err, HD_EAGAIN, "the queue is full: %d requests wait", s->waiting.n);
+    }
+    sched_seq *q;
+    HD_TRY(sched_seq_open(&q, r, err));
+    q->arrival = s->arrivals++;
+    q->r.draft_tokens = hd_min_i32(q->r.draft_tokens, HD_MAX_DRAFTS);
+    if (!s->waiting.first || sched_before(q, s->waiting.first)) s->blocked = false;
+    sched_queue_put(&s->waiting, q);
+    return HD_OK;
+}
+
+static sched_seq *find_running(const hd_sched *s, uint64_t id) {
+    for (int32_t i = 0; i < s->n_running; i++) {
+        if (s->running[i]->r.id == id) return s->running[i];
+    }
+    return NULL;
+}
+
+void hd_sched_cancel(hd_sched *s, uint64_t id) {
+    sched_seq *q = find_running(s, id);
+    if (!q) q = sched_queue_find(&s->waiting, id);
+    if (q) q->cancelled = true;
+}
+
+/* Gives up the slot and the pages; what was committed stays cached. */
+static void leave(hd_sched *s, sched_seq *q, bool end_of_turn) {
+    int32_t i = 0;
+    while (s->running[i] != q) i++;
+    s->n_running--;
+    memmove(s->running + i, s->running + i + 1,
+            (size_t)(s->n_running - i) * sizeof(sched_seq *));
+    hd_cache_release(s->cache, q->slot, end_of_turn);
+    s->hooks.leave(s->hooks.ctx, q->r.id, q->slot);
+    s->free_slots[s->n_free_slots++] = q->slot;
+    q->slot = -1;
+    q->n_done = q->n_drafts = 0;
+    s->blocked = false;
+}
+
+static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
+    assert(e->finish != HD_FINISH_NONE);
+    if (q->slot >= 0) {
+        leave(s, q, e->finish == HD_FINISH_STOP || e->finish == HD_FINISH_LENGTH);
+    } else {
+        sched_queue_take(&s->waiting, q);
+    }
+    s->stats.finished++;
+    s->hooks.event(s->hooks.ctx, e);
+    sched_seq_close(q);
+}
+
+static void finish_without_tokens(hd_sched *s, sched_seq *q, hd_finish why) {
+    hd_sched_event e = {.id = q->r.id, .finish = why, .n_cached = q->n_cached};
+    finish(s, q, &e);
+}
+
+static void listen(hd_sched *s, int64_t now_ns) {
+    for (sched_seq *q = s->waiting.first, *next; q; q = next) {
+        next = q->next;
+        if (q->cancelled) {
+            finish_without_tokens(s, q, HD_FINISH_ABORT);
+        } else if (q->r.queue_until_ns && now_ns >= q->r.queue_until_ns) {
+            finish_without_tokens(s, q, HD_FINISH_TIMEOUT);
+        }
+    }
+    for (int32_t i = s->n_running - 1; i >= 0; i--) {
+        if (s->running[i]->cancelled) finish_without_tokens(s, s->running[i], HD_FINISH_ABORT);
+    }
+}
+
+static void retract(hd_sched *s, sched_seq *q) {
+    leave(s, q, false);
+    q->r.queue_until_ns = 0; /* it was admitted in time */
+    sched_queue_put(&s->waiting, q);
+    s->stats.retracted++;
+}
+
+/* ---- admission ---- */
+
+static int32_t pages_for(const hd_sched *s, int32_t tokens) {
+    return (int32_t)hd_ceil_div(tokens, s->o.cache.page_tokens);
+}
+
+/* Room for all the tokens the request knows and a page to grow, beside a page of growth for
+ * everyone who runs: a newcomer should not cause a retraction at once. */
+static bool fits(const hd_sched *s, const sched_seq *q, int32_t hit) {
+    const hd_cache_stats c = hd_cache_read_stats(s->cache);
+    const int32_t known = pages_for(s, q->n_tokens) - hit / s->o.cache.page_tokens;
+    const int32_t entries = c.free[HD_LIFE_ENTRIES] + c.evictable[HD_LIFE_ENTRIES];
+    if (s->n_running == 0) return true; /* alone, anything that was accepted fits */
+    if (known + 1 + s->n_running > entries) return false;
+    if (!s->o.cache.reach) return true;
+    const int32_t window = c.free[HD_LIFE_WINDOW] + c.evictable[HD_LIFE_WINDOW];
+    const int32_t chunk = hd_min_i32(known, pages_for(s, s->o.chunk_rows) + 1);
+    return chunk + 1 + s->n_running <= window;
+}
+
+static bool admit_one(hd_sched *s, sched_seq *q) {
+    const int32_t slot = s->free_slots[s->n_free_slots - 1];
+    int32_t hit;
+    if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, q->n_tokens, &hit) != HD_OK) {
+        return false;
+    }
+    if (!fits(s, q, hit)) {
+        hd_cache_release(s->cache, slot, false);
+        return false;
+    }
+    s->n_free_slots--;
+    sched_queue_take(&s->waiting, q);
+    q->slot = slot;
+    q->n_done = hit;
+    if (q->n_tokens == q->r.n_prompt) q->n_cached = hit;
+    int32_t at = s->n_running++;
+    for (; at > 0 && sched_before(q, s->running[at - 1]); at--) {
+        s->running[at] = s->running[at - 1];
+    }
+    s->running[at] = q;
+    s->hooks.enter(s->hooks.ctx, q->r.id, slot, q->tokens, q->n_tokens);
+    return true;
+}
+
+static void admit(hd_sched *s) {
+    while (!s->blocked && s->waiting.first && s->n_free_slots) {
+        s->blocked = !admit_one(s, s->waiting.first);
+    }
+}
+
+/* ---- building a step ---- */
+
+/* Pages for q's next rows; retracts less important requests while there are not enough. False:
+ * q itself is the least important and was retracted. */
+static bool make_room(hd_sched *s, sched_seq *q, int32_t n_tokens) {
+    while (hd_cache_extend(s->cache, q->slot, n_tokens) != HD_OK) {
+        sched_seq *victim = s->running[s->n_running - 1];
+        retract(s, victim);
+        if (victim == q) return false;
+    }
+    return true;
+}
+
+static void add_work(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_choose) {
+    const int32_t slot = q->slot;
+    s->worker[s->n_works] = q;
+    s->works[s->n_works++] = (hd_work){
+        .slot = slot,
+        .tokens = q->tokens + q->n_done,
+        .n = rows,
+        .start = q->n_done,
+        .n_choose = n_choose,
+        .after = n_choose ? -1 : q->tokens[q->n_done + rows],
+        .want_drafts = n_choose ? q->r.draft_tokens : 0,
+        .pages = {hd_cache_table(s->cache, slot, HD_LIFE_ENTRIES),
+                  hd_cache_table(s->cache, slot, HD_LIFE_WINDOW)},
+        .n_pages = s->o.cache.lease_pages
+    };
+    s->n_rows += rows;
+}
+
+/* The last chosen token and its drafts. Pages reach as far as the drafts of the next step. */
+static bool add_decode(hd_sched *s, sched_seq *q) {
+    const int32_t left = q->r.n_prompt + q->r.max_new - q->n_tokens;
+    q->n_drafts = hd_min_i32(q->n_drafts, left - 1); /* more could not be used */
+    const int32_t rows = 1 + q->n_drafts;
+    if (!make_room(s, q, q->n_done + rows + q->r.draft_tokens)) return false;
+    add_work(s, q, rows, rows);
+    return true;
+}
+
+static bool add_chunk(hd_sched *s, sched_seq *q, int32_t budget) {
+    const int32_t pending = q->n_tokens - q->n_done;
+    const int32_t rows = hd_min_i32(hd_min_i32(pending, s->o.chunk_rows), budget);
+    const bool last = rows == pending;
+    if (!make_room(s, q, q->n_done + rows + (last ? q->r.draft_tokens : 0))) return false;
+    add_work(s, q, rows, last ? 1 : 0);
+    return true;
+}
+
+static bool decodes(const sched_seq *q) {
+    return q->n_tokens - q->n_done == 1 && q->n_tokens > q->r.n_prompt;
+}
+
+/* Retraction takes from the end of running, so a walk by index stays valid: whoever is behind
+ * the walk may vanish, whoever was passed stays. */
+static void build(hd_sched *s) {
+    s->n_works = s->n_rows = 0;
+    for (int32_t i = 0; i < s->n_running; i++) {
+        if (decodes(s->running[i])) add_decode(s, s->running[i]);
+    }
+    for (int32_t i = 0; i < s->n_running; i++) {
+        const int32_t budget = s->o.step_rows - s->n_rows;
+        if (budget <= 0) break;
+        if (!decodes(s->running[i])) add_chunk(s, s->running[i], budget);
+    }
+    /* A chunk may have cost a less important decode its pages after it was added. */
+    int32_t kept = 0;
+    s->n_rows = 0;
+    for (int32_t i = 0; i < s->n_works; i++) {
+        if (s->worker[i]->slot < 0) continue;
+        s->n_rows += s->works[i].n;
+        s->works[kept] = s->works[i];
+        s->worker[kept++] = s->worker[i];
+    }
+    s->n_works = kept;
+}
+
+/* ---- settling ---- */
+
+static bool is_stop(const sched_seq *q, int32_t token) {
+    for (int32_t i = 0; i < q->r.n_stop; i++) {
+        if (q->r.stop_ids[i] == token) return true;
+    }
+    return false;
+}
+
+/* Appends chosen tokens up to and including one that ends the request. */
+static int32_t append(sched_seq *q, const hd_chosen *c, hd_finish *finish) {
+    for (int32_t i = 0; i < c->n_tokens; i++) {
+        q->tokens[q->n_tokens++] = c->tokens[i];
+        if (is_stop(q, c->tokens[i]))
+            *finish = HD_FINISH_STOP;
+        else if (q->n_tokens == q->r.n_prompt + q->r.max_new)
+            *finish = HD_FINISH_LENGTH;
+        if (*finish != HD_FINISH_NONE) return i + 1;
+    }
+    return c->n_tokens;
+}
+
+static void settle_one(hd_sched *s, sched_seq *q, const hd_work *w, const hd_chosen *c) {
+    hd_sched_event e = {.id = q->r.id,
+                        .n_cached = q->n_cached,
+                        .n_drafted = w->n_choose ? w->n_choose - 1 : 0,
+                        .logprobs = c->logprobs};
+    if (c->status != HD_OK) {
+        finish_without_tokens(s, q, HD_FINISH_ERROR);
+        return;
+    }
+    if (w->n_choose == 0) {
+        q->n_done += w->n;
+        hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
+        return;
+    }
+    assert(c->n_tokens >= 1 && c->n_tokens <= w->n_choose);
+    e.n_accepted = c->n_tokens - 1;
+    e.tokens = q->tokens + q->n_tokens;
+    e.n = append(q, c, &e.finish);
+    /* Rows of refused drafts computed nothing that is kept. */
+    q->n_done += w->n - w->n_choose + c->n_tokens;
+    q->n_done = hd_min_i32(q->n_done, q->n_tokens - (e.finish == HD_FINISH_NONE));
+    hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
+    s->stats.drafted += e.n_drafted;
+    s->stats.accepted += e.n_accepted;
+    if (e.finish != HD_FINISH_NONE) {
+        finish(s, q, &e);
+        return;
+    }
+    q->n_drafts = c->n_drafts;
+    memcpy(q->tokens + q->n_tokens, c->drafts, (size_t)c->n_drafts * sizeof(int32_t));
+    s->hooks.event(s->hooks.ctx, &e);
+}
+
+static void fail_all(hd_sched *s) {
+    while (s->n_running) finish_without_tokens(s, s->running[0], HD_FINISH_ERROR);
+    while (s->waiting.first) finish_without_tokens(s, s->waiting.first, HD_FINISH_ERROR);
+}
+
+hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err) {
+    listen(s, now_ns);
+    admit(s);
+    build(s);
+    if (s->n_works == 0) return HD_EAGAIN;
+    int32_t n_copies;
+    const hd_page_copy *copies = hd_cache_copies(s->cache, &n_copies);
+    hd_status st =
+        s->runner.run(s->runner.ctx, copies, n_copies, s->works, s->n_works, s->chosen, err);
+    hd_cache_copied(s->cache);
+    s->stats.turns++;
+    s->stats.rows += s->n_rows;
+    if (st != HD_OK) {
+        fail_all(s);
+        return st;
+    }
+    for (int32_t i = 0; i < s->n_works; i++) {
+        settle_one(s, s->worker[i], &s->works[i], &s->chosen[i]);
+    }
+    return HD_OK;
+}
+
+/* ---- reading ---- */
+
+bool hd_sched_idle(const hd_sched *s) {
+    return s->n_running == 0 && s->waiting.n == 0;
+}
+
+hd_sched_stats hd_sched_read_stats(const hd_sched *s) {
+    hd_sched_stats stats = s->stats;
+    stats.waiting = s->waiting.n;
+    stats.running = s->n_running;
+    return stats;
+}
+
+const hd_cache *hd_sched_cache(const hd_sched *s) {
+    return s->cache;
+}
+
+void hd_sched_flush_cache(hd_sched *s) {
+    hd_cache_flush(s->cache);
+    s->blocked = false;
+}

@@ -1,0 +1,102 @@
+/* sched.h - who runs in this turn.
+ *
+ * One turn listens, admits, builds a step, runs it and settles: decode rows first, then chunks
+ * of prompts while the row budget lasts. The scheduler owns tokens and pages and knows no
+ * tensors; time is an argument; there are no threads. All of it is deterministic.
+ *
+ * Promises (tests/sched):
+ *   - the KV pools are never exceeded: a request that does not fit waits, and under pressure
+ *     the least important one is retracted: it goes back to the queue with all its tokens and
+ *     resumes with the same text;
+ *   - order: higher priority first, then arrival; nobody is overtaken by a later arrival of the
+ *     same priority, at admission or in building a step;
+ *   - every running request that is past its prompt advances in every turn;
+ *   - the first of the most important requests is never retracted, so there is always progress;
+ *   - every accepted request gets exactly one finishing event. */
+#ifndef HD_SCHED_SCHED_H
+#define HD_SCHED_SCHED_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "exec/exec.h"
+#include "kv/cache.h"
+
+typedef struct hd_sched hd_sched;
+
+typedef enum hd_finish {
+    HD_FINISH_NONE,
+    HD_FINISH_STOP,    /* a stop id, which is the last token of the event */
+    HD_FINISH_LENGTH,  /* max_new tokens */
+    HD_FINISH_ABORT,   /* cancelled */
+    HD_FINISH_TIMEOUT, /* waited too long in the queue */
+    HD_FINISH_ERROR    /* the device or this request's computation failed */
+} hd_finish;
+
+typedef struct hd_request {
+    uint64_t id;           /* the caller's, unique among the living */
+    const int32_t *prompt; /* [n_prompt], copied */
+    int32_t n_prompt;
+    int32_t max_new;
+    int32_t priority;        /* higher first */
+    int32_t draft_tokens;    /* at most HD_MAX_DRAFTS */
+    uint64_t salt;           /* prefixes are shared among equal salts only */
+    int64_t queue_until_ns;  /* give up when not admitted by then; 0: wait for ever */
+    const int32_t *stop_ids; /* [n_stop], copied: end of sequence and the user's own */
+    int32_t n_stop;
+} hd_request;
+
+/* Tokens of one request, as they become final. */
+typedef struct hd_sched_event {
+    uint64_t id;
+    const int32_t *tokens; /* [n] valid during the call */
+    const float *logprobs; /* [n] */
+    int32_t n;
+    hd_finish finish;              /* NONE: more will follow */
+    int32_t n_cached;              /* prompt tokens that were not computed again */
+    int32_t n_accepted, n_drafted; /* of this event's step */
+} hd_sched_event;
+
+typedef struct hd_sched_hooks {
+    void *ctx;
+    /* A request got a running slot, or gives it up (retracted or finished). */
+    void (*enter)(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, int32_t n);
+    void (*leave)(void *ctx, uint64_t id, int32_t slot);
+    void (*event)(void *ctx, const hd_sched_event *event);
+} hd_sched_hooks;
+
+typedef struct hd_sched_options {
+    hd_cache_options cache; /* n_leases: requests that run at a time */
+    int32_t step_rows;      /* rows of one step, drafts included */
+    int32_t chunk_rows;     /* prompt rows of one request in one step */
+    int32_t queue_limit;
+    int32_t max_positions; /* longest sequence, prompt and output */
+} hd_sched_options;
+
+typedef struct hd_sched_stats {
+    int32_t waiting, running;
+    int64_t turns, rows, finished, retracted, drafted, accepted;
+} hd_sched_stats;
+
+/* step_rows must leave room for one row and its drafts of every running request. */
+hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
+                        const hd_runner *runner, const hd_sched_hooks *hooks, hd_err *err);
+void hd_sched_close(hd_sched *s); /* NULL is fine; living requests get no event */
+
+/* Refuses what can never run (HD_EINVAL) and a full queue (HD_EAGAIN). */
+hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err);
+
+/* The request finishes with ABORT at the next turn, unless it has finished. */
+void hd_sched_cancel(hd_sched *s, uint64_t id);
+
+/* One turn. HD_EAGAIN: nothing could be computed. Any other error: the runner failed, and every
+ * request has got its ERROR event. */
+hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err);
+
+bool hd_sched_idle(const hd_sched *s); /* nothing waits and nothing runs */
+hd_sched_stats hd_sched_read_stats(const hd_sched *s);
+const hd_cache *hd_sched_cache(const hd_sched *s);
+void hd_sched_flush_cache(hd_sched *s);
+
+#endif

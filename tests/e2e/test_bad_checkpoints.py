@@ -1,0 +1,397 @@
+"""Checkpoints that break a rule: one line naming file, tensor and reason, exit code 2.
+
+The rows are those of the table of malformed files that other engines were seen to crash on;
+each name starts with its row.
+"""
+import json
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+
+import make_model
+import numpy as np
+import pytest
+import quantize_case
+from conftest import HADAL
+from make_model import CONFIGS, io
+
+CONFIG = CONFIGS["v2"]
+NORM = "model.norm.weight"  # F32-sized things are easier to bend than matrices
+
+
+def raw_file(header, data=b"", length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    claim = len(text) if length is None else length
+    return struct.pack("<Q", claim) + text + data
+
+
+def entry(dtype="U8", shape=(1,), span=(0, 1)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(span)}
+
+
+def one(**what):
+    return raw_file({"a": entry(**what)}, bytes(8))
+
+
+def text_entry(shape="[1]", span="[0,1]", dtype='"U8"'):
+    text = f'{{"a":{{"dtype":{dtype},"shape":{shape},"data_offsets":{span}}}}}'
+    return raw_file(text.encode(), bytes(1))
+
+
+def pair(first, second, n):
+    return raw_file({"a": entry("U8", [first[1] - first[0]], first),
+                     "b": entry("U8", [second[1] - second[0]], second)}, bytes(n))
+
+
+FILES = {
+    "F01_empty": (b"", "file too short"),
+    "F01_seven_bytes": (bytes(7), "file too short"),
+    "F01_eight_bytes": (bytes(8), "header empty"),
+    "F02_header_of_nothing": (raw_file(b"{}", length=0), "header empty"),
+    "F02_header_of_one": (raw_file(b"{}", length=1), "header empty"),
+    "F03_header_too_long": (raw_file(b"{}", length=100_000_001), "header over 100000000"),
+    "F04_header_past_end": (raw_file(b"{}", length=3), "header past end"),
+    "F05_wrap_1": (raw_file(b"{}", length=2**64 - 1), "header past end"),
+    "F05_wrap_8": (raw_file(b"{}", length=2**64 - 8), "header past end"),
+    "F05_wrap_half": (raw_file(b"{}", length=2**63), "header past end"),
+    "F06_array": (raw_file(b"[]"), "header not an object"),
+    "F06_space": (raw_file(b" {}"), "header not an object"),
+    "F07_not_utf8": (raw_file(b'{"\xff":1}'), "header not JSON"),
+    "F07_not_json": (raw_file(b"{nothing}"), "header not JSON"),
+    "F07_cut": (raw_file(b'{"a":{"dtype"'), "header not JSON"),
+    "F08_nesting": (raw_file(b'{"a":' + b"[" * (33 << 20)), "header nesting"),
+    "F09_twice": (raw_file(b'{"a":1,"a":2}'), "duplicate tensor"),
+    "F10_number": (raw_file({"a": 1}), "tensor a: bad entry"),
+    "F10_no_dtype": (raw_file({"a": {"shape": [], "data_offsets": [0, 0]}}), "bad entry"),
+    "F10_no_shape": (raw_file({"a": {"dtype": "U8", "data_offsets": [0, 0]}}), "bad entry"),
+    "F10_no_offsets": (raw_file({"a": {"dtype": "U8", "shape": [0]}}), "bad offsets"),
+    "F11_one_offset": (text_entry(span="[0]"), "tensor a: bad offsets"),
+    "F11_three_offsets": (text_entry(span="[0,1,1]"), "bad offsets"),
+    "F11_strings": (text_entry(span='["0","1"]'), "bad offsets"),
+    "F11_floats": (text_entry(span="[0.0,1.0]"), "bad offsets"),
+    "F11_negative": (text_entry(span="[-1,0]"), "bad offsets"),
+    "F12_backwards": (text_entry(span="[1,0]"), "bad offsets"),
+    "F13_past_end": (text_entry("[2]", "[0,2]"), "data past end"),
+    "F14_huge": (text_entry(span="[18446744073709551615,18446744073709551615]"), "data past end"),
+    "F14_wrap": (text_entry(span="[18446744073709551608,18446744073709551609]"), "data past end"),
+    "F14_signed": (text_entry(span="[9223372036854775806,9223372036854775807]"), "data past end"),
+    "F15_overlap": (pair((0, 4), (3, 6), 6), "overlap"),
+    "F15_same_place": (pair((0, 4), (0, 4), 4), "overlap"),
+    "F16_hole": (pair((0, 2), (3, 4), 4), "hole"),
+    "F16_hole_in_front": (text_entry(span="[1,2]"), "data past end"),
+    "F17_trailing": (raw_file({"a": entry()}, bytes(2)), "trailing data"),
+    "F18_short_span": (one(dtype="F32", shape=[3], span=[0, 8]), "tensor a: span mismatch"),
+    "F18_long_span": (one(dtype="U8", shape=[7], span=[0, 8]), "span mismatch"),
+    "F19_2_32": (one(shape=[2**32, 2**32]), "shape overflow"),
+    "F19_2_62": (one(dtype="F32", shape=[2**62, 4]), "shape overflow"),
+    "F19_2_63": (one(shape=[2**63, 2]), "shape overflow"),
+    "F20_negative": (text_entry("[-1]"), "bad shape"),
+    "F20_float": (text_entry("[1.5]"), "bad shape"),
+    "F20_2_64": (text_entry("[18446744073709551616]"), "shape overflow"),
+    "F21_rank_9": (text_entry("[1,1,1,1,1,1,1,1,1]"), "rank 9"),
+    "F22_unknown": (text_entry(dtype='"F99"'), 'unknown dtype "F99"'),
+    "F22_lower_case": (text_entry(dtype='"bf16"'), "unknown dtype"),
+    "F22_number": (text_entry(dtype="7"), "bad entry: dtype"),
+    "F22_empty": (text_entry(dtype='""'), "unknown dtype"),
+    "F24_half_a_byte": (one(dtype="F4", shape=[3], span=[0, 2]), "misaligned"),
+    "F26_metadata_number": (raw_file({"__metadata__": 3}), "bad metadata"),
+    "F26_metadata_values": (raw_file({"__metadata__": {"a": 3}}), "bad metadata"),
+    "F27_too_many": (raw_file(b'{"":{}' + b',"":{}' * 1_000_002 + b"}"), "too many tensors"),
+    "F28_long_name": (raw_file({"n" * (1 << 20): entry()}, bytes(1)), "bad name"),
+    "F28_nul": (raw_file(b'{"a\\u0000b":{}}'), "bad name"),
+    "F28_line_feed": (raw_file({"a\nb": entry()}, bytes(1)), "bad name"),
+    "F28_escape": (raw_file({"\x1b[2J": entry()}, bytes(1)), "bad name"),
+}
+
+
+@pytest.mark.parametrize("row", FILES)
+def test_file(refused, tmp_path, row):
+    content, reason = FILES[row]
+    make_model.write_model(tmp_path, CONFIG, {})
+    (tmp_path / io.SINGLE).write_bytes(content)
+    line = refused("inspect", tmp_path)
+    assert line.startswith(f"error: {tmp_path / io.SINGLE}: ") and reason in line
+    assert line.isprintable() and len(line) < 700
+
+
+def test_metadata_of_50_MiB_is_fine(hadal, tmp_path):
+    make_model.write_model(tmp_path, CONFIG)
+    content = io.file_bytes(make_model.tensors(CONFIG), {"a": "x" * (50 << 20)})
+    (tmp_path / io.SINGLE).write_bytes(content)
+    assert hadal("inspect", tmp_path).returncode == 0
+
+
+# ---- tensors that do not fit the model ----------------------------------------------------
+
+
+def bent(tmp_path, name, tensor, config=CONFIG):
+    made = make_model.tensors(config)
+    assert name in made
+    made[name] = tensor
+    return make_model.write_model(tmp_path, config, made)
+
+
+def complaint(hadal, directory):
+    """The error line of a checkpoint that is described all the same."""
+    result = hadal("inspect", directory)
+    assert result.returncode == 2 and result.stdout.startswith(str(directory))
+    assert len(result.stderr.splitlines()) == 1
+    return result.stderr
+
+
+HIDDEN = CONFIG["hidden_size"]
+EMBED = "model.embed_tokens.weight"
+DOWN = "model.layers.0.mlp.down_proj.weight"
+
+MISFITS = {
+    "F21_scalar": (NORM, io.Tensor("F32", (), np.zeros(4, np.uint8)), "shape mismatch: shape []"),
+    "F21_empty": (NORM, io.Tensor("F32", (0,), np.zeros(0, np.uint8)), "shape mismatch"),
+    "F23_f64": (NORM, io.from_array(np.zeros(HIDDEN)), "dtype mismatch: F64"),
+    "F23_fp8_norm": (NORM, io.Tensor("F8_E4M3", (HIDDEN,), np.zeros(HIDDEN, np.uint8)),
+                     "dtype mismatch: F8_E4M3"),
+    "F23_integers": (DOWN, io.from_array(np.zeros((48, 80), np.int64)), "dtype mismatch: I64"),
+    "F32_transposed": (DOWN, io.bf16(np.zeros((80, 48))), "shape mismatch: shape [80, 48]"),
+    "F32_vocabulary": (EMBED, io.bf16(np.zeros((95, HIDDEN))), "shape mismatch: shape [95, 48]"),
+    "F33_no_scale": (DOWN, io.Tensor("F8_E4M3", (48, 80), np.zeros(3840, np.uint8)), "bad scale"),
+    "F33_no_fp4_scale": (DOWN, io.Tensor("I8", (48, 40), np.zeros(1920, np.uint8)), "bad scale"),
+}
+
+
+@pytest.mark.parametrize("row", MISFITS)
+def test_misfit(hadal, tmp_path, row):
+    name, tensor, reason = MISFITS[row]
+    line = complaint(hadal, bent(tmp_path, name, tensor))
+    assert line.startswith(f"error: {tmp_path / io.SINGLE}: tensor {name}: ") and reason in line
+
+
+def test_F25_unaligned_data_are_read(hadal, tmp_path):
+    made = {"odd": io.from_array(np.zeros(1, np.uint8))} | make_model.tensors(CONFIGS["v4"])
+    make_model.write_model(tmp_path, CONFIGS["v4"], made)
+    assert hadal("inspect", tmp_path).returncode == 0
+
+
+def quantized(tmp_path, wanted, name="v3"):
+    source = make_model.write_model(tmp_path / "plain", CONFIGS[name])
+    quantize_case.convert(source, tmp_path / "quantized", wanted, block=16)
+    return tmp_path / "quantized"
+
+
+BAD_SCALES = {"zero": 0.0, "negative": -1.0, "NaN": float("nan"), "infinite": float("inf")}
+
+
+@pytest.mark.parametrize("fault", BAD_SCALES)
+def test_F33_scale_value(hadal, tmp_path, fault):
+    directory, name = quantized(tmp_path, "fp8"), DOWN + "_scale_inv"
+    made = io.read_checkpoint(directory)
+    scales = io.to_f32(made[name]).copy()
+    scales[2, 3] = BAD_SCALES[fault]
+    made[name] = io.from_array(scales)
+    io.write_checkpoint(directory, made)
+    line = complaint(hadal, directory)
+    assert f"tensor {name}: bad scale: [2, 3] is {fault}" in line
+    assert hadal("inspect", "--quick", directory).returncode == 0
+
+
+def test_F33_e8m0_nan(hadal, tmp_path):
+    directory, name = quantized(tmp_path, "fp4", "v4"), "layers.1.ffn.experts.2.w1.scale"
+    made = io.read_checkpoint(directory)
+    codes = made[name].data.copy()
+    codes[5] = 255
+    made[name] = made[name]._replace(data=codes)
+    io.write_checkpoint(directory, made)
+    assert f"tensor {name}: bad scale: [2, 1] is NaN" in complaint(hadal, directory)
+
+
+def test_F33_scale_shape(hadal, tmp_path):
+    directory, name = quantized(tmp_path, "fp8"), DOWN + "_scale_inv"
+    made = io.read_checkpoint(directory)
+    made[name] = io.from_array(np.ones((3, 4), np.float32))
+    io.write_checkpoint(directory, made)
+    assert f"tensor {name}: bad scale: shape [3, 4]" in complaint(hadal, directory)
+
+
+def test_F33_global_scale(hadal, tmp_path):
+    directory = quantized(tmp_path, "nvfp4")
+    name = "model.layers.0.mlp.up_proj.weight_scale_2"
+    made = io.read_checkpoint(directory)
+    made[name] = io.from_array(np.float32(0))
+    io.write_checkpoint(directory, made)
+    assert f"tensor {name}: bad scale" in complaint(hadal, directory)
+
+
+def test_hash_table_out_of_range(hadal, tmp_path):
+    name = "layers.0.ffn.gate.tid2eid"
+    table = np.zeros((96, 2), np.int64)
+    table[7, 1] = 6
+    line = complaint(hadal, bent(tmp_path, name, io.from_array(table), CONFIGS["v4"]))
+    assert f"tensor {name}: bad expert: [7, 1] is 6, must be below 6" in line
+
+
+def test_F29_cut_anywhere(hadal, tmp_path):
+    """A download that broke off, in the length, in the header and in the data."""
+    make_model.write_model(tmp_path, CONFIG)
+    whole = (tmp_path / io.SINGLE).read_bytes()
+    header = 8 + struct.unpack("<Q", whole[:8])[0]
+    for n in (0, 5, 8, 100, header - 1, header, header + 1, len(whole) // 2, len(whole) - 1):
+        (tmp_path / io.SINGLE).write_bytes(whole[:n])
+        result = hadal("inspect", tmp_path)
+        assert result.returncode == 2 and result.stdout == ""
+        assert n < 9 or "past end" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+# ---- the index and its shards --------------------------------------------------------------
+
+
+@pytest.fixture
+def sharded(tmp_path):
+    """(directory, index document) of a whole model in three shards."""
+    make_model.write_model(tmp_path, CONFIG, shards=3)
+    return tmp_path, json.loads((tmp_path / io.INDEX).read_text())
+
+
+def store(directory, index):
+    text = index if isinstance(index, str) else json.dumps(index)
+    (directory / io.INDEX).write_text(text)
+
+
+def shard(i):
+    return f"model-{i:05d}-of-00003.safetensors"
+
+
+@pytest.mark.parametrize("text, reason", [
+    ("", "not valid JSON"),
+    ("{", "not valid JSON"),
+    ("[]", "must hold a JSON object"),
+    ("{}", "weight_map"),
+    ('{"weight_map":[]}', "weight_map"),
+    ('{"weight_map":{}}', "weight_map"),
+    ('{"weight_map":{"a":"x","a":"y"}}', "duplicate"),
+    ('{"weight_map":' + "[" * 5000, "not valid JSON"),
+])
+def test_index_document(refused, sharded, text, reason):
+    store(sharded[0], text)
+    line = refused("inspect", sharded[0])
+    assert str(sharded[0] / io.INDEX) in line and reason in line
+
+
+def test_F35_missing_shard(refused, sharded):
+    (sharded[0] / shard(2)).unlink()
+    line = refused("inspect", sharded[0])
+    assert "missing shard" in line and shard(2) in line and io.INDEX in line
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "a\\b", "", ".", "..", ".hidden",
+                                  "a\nb", "\x1b[2J", "x" * 256, 7, None, ["a"]])
+def test_F36_shard_name(refused, sharded, name):
+    directory, index = sharded
+    index["weight_map"][NORM] = name
+    store(directory, index)
+    line = refused("inspect", directory)
+    assert f"tensor {NORM}: bad shard name" in line and line.isprintable()
+
+
+def test_F36_nul(refused, sharded):
+    directory, index = sharded
+    store(directory, json.dumps(index).replace(shard(1), "a\\u0000b"))
+    assert "not valid JSON" in refused("inspect", directory)
+
+
+def test_F37_wrong_shard(refused, sharded):
+    directory, index = sharded
+    right = index["weight_map"][NORM]
+    index["weight_map"][NORM] = next(shard(i) for i in (1, 2, 3) if shard(i) != right)
+    store(directory, index)
+    assert f"tensor {NORM}: not in shard" in refused("inspect", directory)
+    index["weight_map"][NORM] = right
+    index["weight_map"]["never.seen"] = right
+    store(directory, index)
+    assert "tensor never.seen: not in shard" in refused("inspect", directory)
+
+
+def test_F37_in_two_shards(refused, sharded):
+    directory, index = sharded
+    other = next(shard(i) for i in (1, 2, 3) if shard(i) != index["weight_map"][NORM])
+    tensors = io.read_file(directory / other)
+    tensors[NORM] = io.bf16(np.zeros(HIDDEN))
+    (directory / other).write_bytes(io.file_bytes(tensors))
+    assert f"tensor {NORM}: duplicate tensor" in refused("inspect", directory)
+
+
+def test_F38_total_size_is_a_notice(hadal, sharded):
+    directory, index = sharded
+    for total in (1, 1e9, "many", None):
+        index["metadata"]["total_size"] = total
+        store(directory, index)
+        assert hadal("inspect", directory).returncode == 0
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "device", "dangling"])
+@pytest.mark.parametrize("indexed", [True, False])
+def test_F39_no_regular_file(refused, tmp_path, kind, indexed):
+    make_model.write_model(tmp_path, CONFIG, shards=3 if indexed else 1)
+    path = tmp_path / (shard(2) if indexed else io.SINGLE)
+    path.unlink()
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero" if kind == "device" else "nowhere")
+    line = refused("inspect", tmp_path)
+    if kind != "dangling":
+        assert f"{path}: not a regular file" in line
+
+
+def test_links_to_files_are_followed(hadal, tmp_path):
+    """Caches of model hubs are made of links."""
+    make_model.write_model(tmp_path / "blobs", CONFIG, shards=2)
+    (tmp_path / "snapshot").mkdir()
+    for path in (tmp_path / "blobs").iterdir():
+        (tmp_path / "snapshot" / path.name).symlink_to(path)
+    assert hadal("inspect", tmp_path / "snapshot").returncode == 0
+
+
+def test_F40_unreadable_shard():
+    """Run as somebody who may not read: root may read everything."""
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        directory = make_model.write_model(Path(place) / "model", CONFIG, shards=3)
+        (directory / shard(1)).chmod(0)
+        as_nobody = {"user": 65534, "group": 65534, "extra_groups": []}
+        result = subprocess.run(
+            [shutil.copy(HADAL, place), "inspect", directory], capture_output=True, text=True,
+            check=False, **as_nobody if os.geteuid() == 0 else {})
+        assert result.returncode == 4
+        assert result.stderr == f"error: {directory / shard(1)}: Permission denied\n"
+
+
+def test_F41_truncated_shard(refused, sharded):
+    path = sharded[0] / shard(3)
+    os.truncate(path, path.stat().st_size - 1)
+    line = refused("inspect", sharded[0])
+    assert line.startswith(f"error: {path}: ") and "data past end" in line
+
+
+def test_shards_without_an_index(refused, sharded):
+    (sharded[0] / io.INDEX).unlink()
+    line = refused("inspect", sharded[0])
+    assert io.INDEX in line and "need that index" in line
+
+
+def test_random_damage_never_crashes(hadal, tmp_path):
+    """Single bytes of the header changed at random: accepted or refused, never worse."""
+    rng = np.random.default_rng(7)
+    make_model.write_model(tmp_path, CONFIG)
+    whole = bytearray((tmp_path / io.SINGLE).read_bytes())
+    header = 8 + struct.unpack("<Q", whole[:8])[0]
+    for _ in range(60):
+        damaged = bytearray(whole)
+        damaged[rng.integers(header)] = rng.integers(256)
+        (tmp_path / io.SINGLE).write_bytes(damaged)
+        result = hadal("inspect", tmp_path, text=False)
+        assert result.returncode in (0, 2)
+        assert result.returncode == 0 or len(result.stderr.splitlines()) == 1

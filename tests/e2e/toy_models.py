@@ -1,0 +1,40 @@
+"""Tiny random models with a toy tokenizer, so that text can go in and come out.
+
+The models are random, so what they write is noise; what matters is that the same noise comes
+out however it is computed.
+"""
+
+import json
+
+import make_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+SPECIAL = ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>", "<｜User｜>",
+           "<｜Assistant｜>", "<think>", "</think>"]  # fmt: skip
+VOCAB = 320
+FAMILIES = {"v2": make_model.V2, "v3": make_model.V3, "v32": make_model.V32, "v4": make_model.V4}
+
+
+def toy_tokenizer():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    text = "the cat sat on the mat and then the other cat sat down in the house. "
+    tokenizer.train_from_iterator([text] * 20, trainer)
+    return tokenizer
+
+
+def make_toy_model(family, out):
+    """A model with an MTP layer where the family has one; V2-Lite has none."""
+    config = dict(FAMILIES[family], vocab_size=VOCAB)
+    make_model.write_model(out, config)
+    toy_tokenizer().save(str(out / "tokenizer.json"))
+    settings = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "add_bos_token": True}
+    (out / "tokenizer_config.json").write_text(json.dumps(settings))
+    return out

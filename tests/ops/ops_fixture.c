@@ -1,0 +1,386 @@
+/* ops_fixture.c - tables, streams, guarded outputs and random inputs of the operator tests. */
+#include "ops/ops_fixture.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "base/philox.h"
+
+enum { GUARD = 32, MAX_TAKEN = 8192, MAX_KEYS = 4096, MAX_COLS = 8192 };
+
+static const uint32_t guard_word = 0x5a17c0deu;
+static const int32_t threads[N_THREADS] = {1, 2, 3, 5};
+
+ops_fixture fix;
+
+static struct {
+    void *block[MAX_TAKEN];
+    int32_t n;
+    uint64_t drawn; /* random words used up by this test */
+} taken;
+
+/* ---- tables and streams ---- */
+
+static void add_table(const hd_ops *t) {
+    for (int32_t i = 0; i < fix.n_tables; i++) {
+        if (strcmp(fix.table[i].name, t->name) == 0) return;
+    }
+    assert_true(fix.n_tables < MAX_TABLES);
+    fix.table[fix.n_tables++] = *t;
+}
+
+/* Every set of flags that this processor has, so that no table needs to be listed here. */
+static void find_tables(void) {
+    const uint32_t features = hd_cpu_features();
+    hd_ops t;
+    fix.n_tables = 0;
+    hd_ops_init_ref(&t);
+    add_table(&t);
+    for (uint32_t flags = 0; flags <= features; flags++) {
+        if (flags & ~features) continue;
+        hd_ops_init_cpu(&t, flags);
+        add_table(&t);
+    }
+}
+
+int open_fixture(void **state) {
+    (void)state;
+    find_tables();
+    for (int i = 0; i < N_THREADS; i++) {
+        const hd_cpu_options options = {.n_threads = threads[i]};
+        if (hd_device_open_cpu(&fix.device[i], &options, NULL) != HD_OK) return -1;
+        if (hd_stream_open(&fix.stream[i], fix.device[i], NULL) != HD_OK) return -1;
+        const size_t bytes = hd_ops_scratch_bytes(MAX_KEYS, MAX_COLS);
+        if (hd_stream_reserve(fix.stream[i], bytes, NULL) != HD_OK) return -1;
+    }
+    return 0;
+}
+
+int close_fixture(void **state) {
+    (void)state;
+    for (int i = 0; i < N_THREADS; i++) {
+        hd_stream_close(fix.stream[i]);
+        hd_device_close(fix.device[i]);
+    }
+    return 0;
+}
+
+/* ---- inputs ---- */
+
+void *take(size_t bytes) {
+    void *p = malloc(bytes ? bytes : 1);
+    assert_non_null(p);
+    assert_true(taken.n < MAX_TAKEN);
+    taken.block[taken.n++] = p;
+    return p;
+}
+
+int forget_all(void **state) {
+    (void)state;
+    while (taken.n > 0) free(taken.block[--taken.n]);
+    taken.drawn = 0;
+    return 0;
+}
+
+static void forget_to(int32_t mark) {
+    while (taken.n > mark) free(taken.block[--taken.n]);
+}
+
+static uint32_t random_word(void) {
+    const uint64_t at = taken.drawn++;
+    return hd_philox_at(0x6861646c, 0, at / 4).v[at % 4];
+}
+
+int32_t random_below(int32_t n) {
+    return (int32_t)(random_word() % (uint32_t)n);
+}
+
+void fill_random(float *x, int64_t n, float spread) {
+    for (int64_t i = 0; i < n; i++)
+        x[i] = (2.0f * hd_philox_unit(random_word()) - 1.0f) * spread;
+}
+
+float *take_random(int64_t n, float spread) {
+    float *x = take((size_t)n * sizeof *x);
+    fill_random(x, n, spread);
+    return x;
+}
+
+float *take_nan(int64_t n) {
+    float *x = take((size_t)n * sizeof *x);
+    memset(x, 0xff, (size_t)n * sizeof *x);
+    return x;
+}
+
+int32_t *take_ints(int64_t n) {
+    int32_t *x = take((size_t)n * sizeof *x);
+    memset(x, 0, (size_t)n * sizeof *x);
+    return x;
+}
+
+/* ---- stored matrices ---- */
+
+const weight_format weight_formats[] = {
+    {"F32",                          HD_F32,  HD_NONE, 0,   0,   1.0f },
+    {"F16",                          HD_F16,  HD_NONE, 0,   0,   1.0f },
+    {"BF16",                         HD_BF16, HD_NONE, 0,   0,   1.0f },
+    {"BF16, F32 per 2 x 16",         HD_BF16, HD_F32,  2,   16,  1.0f },
+    {"E4M3",                         HD_E4M3, HD_NONE, 0,   0,   1.0f },
+    {"E4M3, F32 per 128 x 128",      HD_E4M3, HD_F32,  128, 128, 1.0f },
+    {"E4M3, E8M0 per 128 x 128",     HD_E4M3, HD_E8M0, 128, 128, 1.0f },
+    {"E4M3, BF16 per 3 x 48",        HD_E4M3, HD_BF16, 3,   48,  1.0f },
+    {"E4M3, F32 per 3 x 5",          HD_E4M3, HD_F32,  3,   5,   1.0f },
+    {"E2M1, E8M0 per 32",            HD_E2M1, HD_E8M0, 1,   32,  1.0f },
+    {"E2M1, E4M3 per 16 and global", HD_E2M1, HD_E4M3, 1,   16,  0.37f},
+    {"E2M1, E8M0 per 6",             HD_E2M1, HD_E8M0, 1,   6,   1.0f },
+};
+const int32_t n_weight_formats = HD_LEN(weight_formats);
+
+static void put(uint8_t *to, hd_dtype type, int64_t i, float f) {
+    const uint16_t bf16 = hd_f32_to_bf16(f);
+    switch (type) {
+    case HD_F32:
+        memcpy(to + 4 * i, &f, 4);
+        return;
+    case HD_BF16:
+        memcpy(to + 2 * i, &bf16, 2);
+        return;
+    case HD_E4M3:
+        to[i] = hd_f32_to_e4m3(f);
+        return;
+    case HD_E8M0:
+        to[i] = (uint8_t)(127 + (int)(4.0f * f));
+        return;
+    case HD_E2M1:
+        if (i % 2 == 0) to[i / 2] = 0;
+        to[i / 2] |= (uint8_t)(hd_f32_to_e2m1(f) << (4 * (i % 2)));
+        return;
+    case HD_F16: { /* exponents 8 to 15 of the bits: a number of about that size */
+        const uint32_t bits = hd_f32_bits(f);
+        const uint16_t half = (uint16_t)((bits >> 16 & 0x8000u) |
+                                         (8u + (bits >> 20 & 7u)) << 10 | (bits >> 8 & 0x3ffu));
+        memcpy(to + 2 * i, &half, 2);
+        return;
+    }
+    case HD_NONE:
+    case HD_I8:
+    case HD_U8:
+    case HD_I32:
+    case HD_I64:
+    case HD_N_DTYPES:
+        break;
+    }
+    fail_msg("no way to write format %d", (int)type);
+}
+
+/* n random elements at an odd address, or random bits. */
+static const void *take_stored(hd_dtype type, int64_t n, float low, float high, bool bits) {
+    const size_t bytes = ((size_t)n * (size_t)hd_dtype_bits(type) + 7) / 8;
+    uint8_t *p = (uint8_t *)take(bytes + 1) + 1;
+    if (bits) {
+        for (size_t i = 0; i < bytes; i++) p[i] = (uint8_t)random_word();
+        return p;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        put(p, type, i, low + (high - low) * hd_philox_unit(random_word()));
+    }
+    return p;
+}
+
+hd_weight *take_weight(const weight_format *f, int32_t rows, int32_t cols, bool all_codes) {
+    if (f->type == HD_E2M1) cols += cols % 2;
+    hd_weight *w = take(sizeof *w);
+    *w = (hd_weight){.type = f->type,
+                     .scale_type = f->scale_type,
+                     .rows = rows,
+                     .cols = cols,
+                     .block_rows = f->block_rows,
+                     .block_cols = f->block_cols,
+                     .global = f->global};
+    const float spread = f->type == HD_E2M1 ? 6.5f : 1.0f;
+    w->data = take_stored(f->type, (int64_t)rows * cols, -spread, spread, all_codes);
+    if (f->scale_type == HD_NONE) return w;
+    const int64_t n = (int64_t)((rows + f->block_rows - 1) / f->block_rows) *
+                      ((cols + f->block_cols - 1) / f->block_cols);
+    w->scale = take_stored(f->scale_type, n, 0.1f, 1.5f, all_codes);
+    return w;
+}
+
+/* ---- pages ---- */
+
+float *page_entry(const hd_paged *p, int32_t seq, int32_t entry) {
+    const int32_t page = p->table[seq * p->table_stride + entry / p->page_entries];
+    return (float *)(void *)p->data +
+           ((int64_t)page * p->page_entries + entry % p->page_entries) * p->width;
+}
+
+hd_paged take_pages(int32_t n_seqs, const int32_t *n_entries, int32_t page_entries,
+                    int32_t width, float spread) {
+    int32_t longest = 0, n_pages = 1; /* one belongs to nobody */
+    for (int32_t s = 0; s < n_seqs; s++) {
+        const int32_t pages = (n_entries[s] + page_entries - 1) / page_entries;
+        longest = pages > longest ? pages : longest;
+        n_pages += pages;
+    }
+    int32_t *page = take_ints(n_pages), *table = take_ints((int64_t)n_seqs * (longest + 1));
+    for (int32_t i = 0; i < n_pages; i++) { /* a random order */
+        const int32_t j = random_below(i + 1);
+        page[i] = page[j];
+        page[j] = i;
+    }
+    hd_paged p = {.data = (hd_act *)take_nan((int64_t)n_pages * page_entries * width),
+                  .table = table,
+                  .table_stride = longest + 1,
+                  .page_entries = page_entries,
+                  .width = width};
+    for (int32_t s = 0, next = 0; s < n_seqs; s++) {
+        for (int32_t i = 0; i <= longest; i++) {
+            const bool live = i * page_entries < n_entries[s];
+            table[s * (longest + 1) + i] = live ? page[next++] : INT32_MIN;
+        }
+        for (int32_t e = 0; e < n_entries[s]; e++) {
+            fill_random(page_entry(&p, s, e), width, spread);
+        }
+    }
+    return p;
+}
+
+/* ---- running and comparing ---- */
+
+static uint32_t *take_guarded(int64_t n) {
+    uint32_t *p = (uint32_t *)take((size_t)(n + 2 * GUARD) * sizeof *p);
+    for (int i = 0; i < GUARD; i++) p[i] = p[GUARD + n + i] = guard_word;
+    memset(p + GUARD, 0xff, (size_t)n * sizeof *p);
+    return p + GUARD;
+}
+
+static void check_guard(const char *what, const uint32_t *p, int64_t n) {
+    for (int i = 0; i < GUARD; i++) {
+        if (p[-1 - i] != guard_word) fail_msg("%s: wrote %d before its output", what, i + 1);
+        if (p[n + i] != guard_word) fail_msg("%s: wrote %d behind its output", what, i);
+    }
+}
+
+void run_op(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
+            void **out) {
+    const size_t scratch = hd_ops_scratch_bytes(MAX_KEYS, MAX_COLS);
+    for (int32_t w = 0; w < hd_stream_workers(s); w++) {
+        memset(hd_stream_scratch(s, w, scratch), 0xff, scratch);
+    }
+    for (int i = 0; i < c->n_outs; i++) out[i] = take_guarded((int64_t)n * c->width[i]);
+    c->run(c, ops, s, first, n, out);
+    hd_err err = {0};
+    if (hd_stream_sync(s, &err) != HD_OK) fail_msg("%s: %s", c->name, err.msg);
+    for (int i = 0; i < c->n_outs; i++) check_guard(c->name, out[i], (int64_t)n * c->width[i]);
+}
+
+static bool same_bits(uint32_t a, uint32_t b) {
+    return a == b || ((a & 0x7fffffffu) > 0x7f800000u && (b & 0x7fffffffu) > 0x7f800000u);
+}
+
+void check_bits(const char *what, const void *got, const void *want, int64_t n) {
+    const uint32_t *a = got, *b = want;
+    for (int64_t i = 0; i < n; i++) {
+        if (!same_bits(a[i], b[i])) {
+            fail_msg("%s: element %ld is %08x (%g) and not %08x (%g)", what, (long)i, a[i],
+                     (double)hd_f32_from_bits(a[i]), b[i], (double)hd_f32_from_bits(b[i]));
+        }
+    }
+}
+
+static void check_near(const char *what, const uint32_t *got, const uint32_t *want, int64_t n,
+                       double tolerance) {
+    double square = 0.0;
+    int64_t finite = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double w = (double)hd_f32_from_bits(want[i]);
+        if (!isfinite(w)) continue;
+        square += w * w;
+        finite++;
+    }
+    const double rms = finite ? sqrt(square / (double)finite) : 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        if (same_bits(got[i], want[i])) continue;
+        const double g = (double)hd_f32_from_bits(got[i]),
+                     w = (double)hd_f32_from_bits(want[i]);
+        if (!(fabs(g - w) <= tolerance * (fabs(w) + rms))) {
+            fail_msg("%s: element %ld is %.9g and not %.9g (%.2g of what is allowed)", what,
+                     (long)i, g, w, fabs(g - w) / (tolerance * (fabs(w) + rms)));
+        }
+    }
+}
+
+/* The whole case again in slices of `size` rows. */
+static void check_slices(const op_case *c, const char *what, const hd_ops *ops, int32_t size,
+                         void *const *base) {
+    for (int32_t r = 0; r < c->rows; r += size) {
+        const int32_t mark = taken.n, n = c->rows - r < size ? c->rows - r : size;
+        void *out[MAX_OUTS];
+        run_op(c, ops, fix.stream[(r / size) % 2], r, n, out);
+        for (int i = 0; i < c->n_outs; i++) {
+            check_bits(what, out[i], (const uint32_t *)base[i] + (int64_t)r * c->width[i],
+                       (int64_t)n * c->width[i]);
+        }
+        forget_to(mark);
+    }
+}
+
+static void check_threads(const op_case *c, const hd_ops *ops, void *const *base) {
+    for (int t = 1; t < N_THREADS; t++) {
+        const int32_t mark = taken.n;
+        void *out[MAX_OUTS];
+        char what[256];
+        snprintf(what, sizeof what, "%s on %s, %d threads", c->name, ops->name, threads[t]);
+        run_op(c, ops, fix.stream[t], 0, c->rows, out);
+        for (int i = 0; i < c->n_outs; i++) {
+            check_bits(what, out[i], base[i], (int64_t)c->rows * c->width[i]);
+        }
+        forget_to(mark);
+    }
+}
+
+static void check_table(const op_case *c, const hd_ops *ops, void *const *want, void **base) {
+    char what[256];
+    snprintf(what, sizeof what, "%s on %s", c->name, ops->name);
+    run_op(c, ops, fix.stream[0], 0, c->rows, base);
+    for (int i = 0; i < c->n_outs; i++) {
+        const int64_t n = (int64_t)c->rows * c->width[i];
+        if (c->tolerance[i] > 0.0) {
+            check_near(what, base[i], want[i], n, c->tolerance[i]);
+        } else {
+            check_bits(what, base[i], want[i], n);
+        }
+    }
+    check_threads(c, ops, base);
+    if (c->whole) return;
+    snprintf(what, sizeof what, "%s on %s, row by row", c->name, ops->name);
+    check_slices(c, what, ops, 1, base);
+    snprintf(what, sizeof what, "%s on %s, seven rows at a time", c->name, ops->name);
+    check_slices(c, what, ops, 7, base);
+}
+
+/* The reference has one thread by definition; that a row stands alone it shows in slices. */
+void check_op(const op_case *c) {
+    const int32_t mark = taken.n;
+    void *want[MAX_OUTS], *avx2[MAX_OUTS], *base[MAX_OUTS];
+    bool have_avx2 = false;
+    run_op(c, &fix.table[0], fix.stream[0], 0, c->rows, want);
+    if (!c->whole)
+        check_slices(c, "the reference, seven rows at a time", &fix.table[0], 7, want);
+    for (int32_t t = 1; t < fix.n_tables; t++) {
+        check_table(c, &fix.table[t], want, base);
+        if (strcmp(fix.table[t].name, "cpu avx2") == 0) {
+            memcpy(avx2, base, sizeof avx2);
+            have_avx2 = true;
+        }
+        if (!have_avx2 || strcmp(fix.table[t].name, "cpu avx512") != 0) continue;
+        for (int i = 0; i < c->n_outs; i++) {
+            check_bits("AVX-512 against AVX2", base[i], avx2[i],
+                       (int64_t)c->rows * c->width[i]);
+        }
+    }
+    forget_to(mark);
+}

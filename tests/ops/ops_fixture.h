@@ -1,0 +1,89 @@
+/* ops_fixture.h - how an operator is tested on every table this machine can run.
+ *
+ * An op_case says how to run rows [first, first + n) of one set of inputs. check_op() runs it
+ * on every table with NaN in scratch and outputs and guard words around the outputs, and asks:
+ * the same as the reference within the tolerance; the same bits on 1, 2, 3 and 5 threads; the
+ * same bits row by row, in sevens, and all at once; the same bits from AVX2 and AVX-512. */
+#ifndef HD_TESTS_OPS_FIXTURE_H
+#define HD_TESTS_OPS_FIXTURE_H
+
+#include "check.h"
+
+#include "ops/ops.h"
+
+enum { MAX_OUTS = 3, MAX_TABLES = 16, N_THREADS = 4 };
+
+/* One test per operator; one that is missing does not link. */
+#define X(op) void op_##op(void **state);
+HD_OP_LIST(X)
+#undef X
+
+/* What the tables are run on, opened once: a stream per number of threads. */
+typedef struct ops_fixture {
+    hd_ops table[MAX_TABLES]; /* the reference, then every distinct CPU table */
+    int32_t n_tables;
+    hd_device *device[N_THREADS];
+    hd_stream *stream[N_THREADS]; /* 1, 2, 3 and 5 threads */
+} ops_fixture;
+
+extern ops_fixture fix;
+
+int open_fixture(void **state);
+int close_fixture(void **state);
+int forget_all(void **state); /* releases what a test took */
+
+typedef struct op_case op_case;
+
+struct op_case {
+    const char *name;
+    int32_t rows, n_outs;
+    int32_t width[MAX_OUTS];    /* 4-byte elements of a row of each output */
+    double tolerance[MAX_OUTS]; /* relative to |want| + rms of the output; 0: the same bits */
+    bool whole;                 /* rows cannot be run apart */
+    const void *args;
+    void (*run)(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
+                void *const *out); /* out[i] is row `first` of output i */
+};
+
+void check_op(const op_case *c);
+
+/* Runs rows [first, first + n) of c into fresh outputs, poisoned and guarded. */
+void run_op(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
+            void **out);
+
+/* Fails unless both arrays have the same bits; any NaN equals any other. */
+void check_bits(const char *what, const void *got, const void *want, int64_t n);
+
+/* ---- inputs: taken for one test, exactly as long as asked, so that overruns are seen ---- */
+
+void *take(size_t bytes);
+float *take_nan(int64_t n);
+float *take_random(int64_t n, float spread); /* uniform in (-spread, spread) */
+int32_t *take_ints(int64_t n);               /* zero */
+int32_t random_below(int32_t n);             /* 0 .. n - 1 */
+void fill_random(float *x, int64_t n, float spread);
+
+/* ---- stored matrices ---- */
+
+typedef struct weight_format {
+    const char *name;
+    hd_dtype type, scale_type;
+    int32_t block_rows, block_cols;
+    float global;
+} weight_format;
+
+extern const weight_format weight_formats[];
+extern const int32_t n_weight_formats;
+
+/* A random matrix at an odd address. all_codes: every bit pattern, NaN too. E2M1 wants an even
+ * number of columns: cols is rounded up for it. */
+hd_weight *take_weight(const weight_format *f, int32_t rows, int32_t cols, bool all_codes);
+
+/* ---- pages: n_seqs sequences of n_entries[s] entries, pages in random order, everything
+ * that is not an entry NaN, pages that hold none without a number ---- */
+
+hd_paged take_pages(int32_t n_seqs, const int32_t *n_entries, int32_t page_entries,
+                    int32_t width, float spread);
+float *page_entry(const hd_paged *p, int32_t seq, int32_t entry);
+
+#endif

@@ -1,0 +1,237 @@
+/* test_drafts.c - the operators around drafts, and a loop with drafts against one without. */
+#include "ops/sample_rig.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/philox.h"
+#include "base/status.h"
+
+/* Run by the walk over all operators, test_ops.c. */
+void op_argmax(void **state);
+void op_verify(void **state);
+void op_count_tokens(void **state);
+
+void op_argmax(void **state) {
+    (void)state;
+    rig r;
+    open_rig(&r, 1);
+    static const float logits[5][4] = {
+        {1,         3,         3,         9},
+        {-INFINITY, -INFINITY, -INFINITY, 9},
+        {NAN,       -5,        NAN,       9},
+        {-0.0f,     0,         -1,        9},
+        {1,         INFINITY,  INFINITY,  9},
+    };
+    static const int32_t want[5] = {1, 0, 1, 0, 1};
+    for (int32_t t = 0; t < r.n_tables; t++) {
+        int32_t token[5];
+        r.table[t].argmax(
+            r.stream[1],
+            &(hd_argmax_args){
+                .token = token, .logits = &logits[0][0], .rows = 5, .vocab = 4, .n_ids = 3});
+        assert_memory_equal(token, want, sizeof want);
+    }
+    enum { ROWS = 37, VOCAB = 5000 };
+    float *x = rig_zeros((size_t)ROWS * VOCAB * sizeof *x);
+    for (int32_t i = 0; i < ROWS * VOCAB; i++) x[i] = (float)rig_below(3000);
+    int32_t token[RIG_TABLES * RIG_STREAMS][ROWS];
+    for (int32_t i = 0; i < r.n_tables * RIG_STREAMS; i++) {
+        r.table[i / RIG_STREAMS].argmax(
+            r.stream[i % RIG_STREAMS],
+            &(hd_argmax_args){
+                .token = token[i], .logits = x, .rows = ROWS, .vocab = VOCAB, .n_ids = VOCAB});
+        assert_memory_equal(token[i], token[0], sizeof token[0]);
+    }
+    free(x);
+    close_rig(&r);
+}
+
+void op_verify(void **state) {
+    (void)state;
+    rig r;
+    open_rig(&r, 1);
+    static const int32_t first_row[6] = {0, 1, 4, 7, 10, 12};
+    /* no draft; all right; the second wrong; the first wrong, then right by chance; failed */
+    static const int32_t input[12] = {9, 9, 5, 6, 9, 5, 6, 9, 5, 6, 9, 5};
+    static const int32_t token[12] = {3, 5, 6, 7, 5, 8, 7, 4, 6, 7, HD_TOKEN_BROKEN, 5};
+    static const int32_t want_accepted[5] = {0, 2, 1, 0, 0};
+    static const int32_t want_next[5] = {3, 7, 8, 4, HD_TOKEN_BROKEN};
+    for (int32_t t = 0; t < r.n_tables; t++) {
+        int32_t accepted[5], next[5];
+        r.table[t].verify(r.stream[1], &(hd_verify_args){.accepted = accepted,
+                                                         .next = next,
+                                                         .token = token,
+                                                         .input = input,
+                                                         .first_row = first_row,
+                                                         .n = 5});
+        assert_memory_equal(accepted, want_accepted, sizeof want_accepted);
+        assert_memory_equal(next, want_next, sizeof want_next);
+    }
+    close_rig(&r);
+}
+
+void op_count_tokens(void **state) {
+    (void)state;
+    rig r;
+    open_rig(&r, 1);
+    const int32_t row[6] = {1, 1, 0, 1, 1, 0}, token[6] = {2, 0, 1, 2, -1, 1}, clear = 1;
+    for (int32_t t = 0; t < r.n_tables; t++) {
+        uint16_t counts[2][3] = {
+            {1, HD_COUNT_PROMPT | (HD_COUNT_OUTPUT - 1), 0},
+            {7, 7,                                       7}
+        };
+        hd_count_tokens_args a = {.counts = &counts[0][0],
+                                  .clear = &clear,
+                                  .row = row,
+                                  .token = token,
+                                  .n_clear = 1,
+                                  .n = 6,
+                                  .vocab = 3};
+        r.table[t].count_tokens(r.stream[1], &a);
+        a.n_clear = 0;
+        a.n = 2;
+        a.prompt = true;
+        r.table[t].count_tokens(r.stream[1], &a);
+        const uint16_t want[2][3] = {
+            {1,                   0xffff, 0                  },
+            {HD_COUNT_PROMPT | 1, 0,      HD_COUNT_PROMPT | 2}
+        };
+        assert_memory_equal(counts, want, sizeof want);
+    }
+    close_rig(&r);
+}
+
+enum { LENGTH = 120, PROMPT = 4, SPEC_VOCAB = 50, MAX_DRAFTS = 7, N_REQUESTS = 3 };
+
+/* A model whose logits depend on the last two tokens and the position. */
+static void fake_model(float *x, const int32_t *text, int32_t length) {
+    for (int32_t id = 0; id < SPEC_VOCAB; id++) {
+        const uint64_t before =
+            (uint64_t)text[length - 1] << 32 | (uint64_t)text[length - 2] << 16 | (uint64_t)id;
+        const hd_philox h = hd_philox_at(11, before, (uint64_t)length);
+        x[id] = 3.0f * (hd_philox_unit(h.v[0]) + hd_philox_unit(h.v[1]) - 1.0f);
+        if (h.v[2] % 64 == 0) x[id] += 4.0f;
+    }
+}
+
+typedef struct generation {
+    int32_t text[N_REQUESTS][LENGTH + MAX_DRAFTS + 1];
+    int32_t length[N_REQUESTS];
+    int32_t n_steps, n_accepted;
+} generation;
+
+static void start(generation *g, const hd_ops *ops, hd_stream *stream, step *s) {
+    memset(g, 0, sizeof *g);
+    memset(s->counts, 0, (size_t)N_COUNTS * SPEC_VOCAB * sizeof *s->counts);
+    for (int32_t i = 0; i < N_REQUESTS; i++) {
+        s->params[i] = (hd_sampling){.seed = 100 + (uint64_t)i,
+                                     .temperature = 0.5f * (float)i,
+                                     .top_p = 0.9f,
+                                     .repetition_penalty = 1.1f,
+                                     .presence_penalty = 0.2f,
+                                     .frequency_penalty = 0.4f,
+                                     .counts_row = i};
+        const int32_t row[PROMPT] = {i, i, i, i};
+        for (int32_t t = 0; t < PROMPT; t++) g->text[i][t] = 5 * i + t;
+        g->length[i] = PROMPT;
+        ops->count_tokens(stream, &(hd_count_tokens_args){.counts = s->counts,
+                                                          .row = row,
+                                                          .token = g->text[i],
+                                                          .n = PROMPT,
+                                                          .vocab = SPEC_VOCAB,
+                                                          .prompt = true});
+    }
+}
+
+/* The rows of request i: its last token and the drafts the greedy model makes of itself. */
+static int32_t lay_rows(generation *g, const hd_ops *ops, hd_stream *stream, step *s, int32_t i,
+                        int32_t n_drafts, int32_t r) {
+    for (int32_t d = 0; d <= n_drafts; d++, r++) {
+        float *x = s->logits + (int64_t)r * SPEC_VOCAB;
+        int32_t *text = g->text[i];
+        fake_model(x, text, g->length[i] + d);
+        s->input[r] = text[g->length[i] + d - 1];
+        s->n_drafted[r] = d;
+        s->slot[r] = i;
+        s->position[r] = g->length[i] + d;
+        ops->argmax(stream, &(hd_argmax_args){.token = &text[g->length[i] + d],
+                                              .logits = x,
+                                              .rows = 1,
+                                              .vocab = SPEC_VOCAB,
+                                              .n_ids = SPEC_VOCAB});
+    }
+    return r;
+}
+
+/* Request i drafts n_drafts[i] tokens in every step. */
+static void generate(generation *g, const hd_ops *ops, hd_stream *stream,
+                     const int32_t *n_drafts) {
+    step s;
+    answer got;
+    make_step(&s, MAX_ROWS, SPEC_VOCAB);
+    start(g, ops, stream, &s);
+    for (bool running = true; running; g->n_steps++) {
+        int32_t first_row[N_REQUESTS + 1] = {0}, accepted[N_REQUESTS], next[N_REQUESTS];
+        for (int32_t i = 0; i < N_REQUESTS; i++) {
+            const int32_t left = LENGTH - g->length[i];
+            const int32_t drafts = left < n_drafts[i] ? left : n_drafts[i];
+            first_row[i + 1] = lay_rows(g, ops, stream, &s, i, drafts, first_row[i]);
+        }
+        s.a.rows = first_row[N_REQUESTS];
+        run_sample(ops, stream, &s.a, &got);
+        ops->verify(stream, &(hd_verify_args){.accepted = accepted,
+                                              .next = next,
+                                              .token = got.token,
+                                              .input = s.input,
+                                              .first_row = first_row,
+                                              .n = N_REQUESTS});
+        running = false;
+        for (int32_t i = 0; i < N_REQUESTS; i++) {
+            if (g->length[i] >= LENGTH) continue;
+            int32_t row[MAX_DRAFTS + 1], *text = g->text[i] + g->length[i];
+            for (int32_t d = 0; d <= accepted[i]; d++) row[d] = i;
+            text[accepted[i]] = next[i];
+            ops->count_tokens(stream, &(hd_count_tokens_args){.counts = s.counts,
+                                                              .row = row,
+                                                              .token = text,
+                                                              .n = accepted[i] + 1,
+                                                              .vocab = SPEC_VOCAB});
+            g->length[i] += accepted[i] + 1;
+            g->n_accepted += accepted[i];
+            running = running || g->length[i] < LENGTH;
+        }
+    }
+    free_step(&s);
+}
+
+/* The text is the same with drafts and without, greedy and drawn, with penalties that count
+ * drafts of the same step. */
+static void drafts_change_nothing(void **state) {
+    (void)state;
+    rig r;
+    open_rig(&r, SPEC_VOCAB);
+    generation alone, drafted;
+    const int32_t none[N_REQUESTS] = {0};
+    generate(&alone, &r.table[0], r.stream[0], none);
+    for (int32_t t = 0; t < r.n_tables; t++) {
+        for (int32_t k = 0; k <= MAX_DRAFTS; k++) {
+            const int32_t drafts[N_REQUESTS] = {k, MAX_DRAFTS - k, k};
+            generate(&drafted, &r.table[t], r.stream[2], drafts);
+            for (int32_t i = 0; i < N_REQUESTS; i++) {
+                assert_memory_equal(drafted.text[i], alone.text[i],
+                                    LENGTH * sizeof alone.text[i][0]);
+            }
+            if (k == MAX_DRAFTS) assert_true(drafted.n_accepted > LENGTH / 2);
+        }
+    }
+    close_rig(&r);
+}
+
+int test_drafts(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(drafts_change_nothing),
+    };
+    return cmocka_run_group_tests_name("drafts", tests, NULL, NULL);
+}

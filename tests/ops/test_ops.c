@@ -1,0 +1,362 @@
+/* test_ops.c - every operator on every table, and every table on values computed by hand. */
+#include "ops/ops_fixture.h"
+
+#include <math.h>
+#include <string.h>
+
+static const hd_act *in(const float *x) {
+    return (const hd_act *)(const void *)x;
+}
+
+static hd_act *into(float *x) {
+    return (hd_act *)(void *)x;
+}
+
+static void assert_near(double got, double want, double tolerance) {
+    if (!(fabs(got - want) <= tolerance)) fail_msg("%.9g and not %.9g", got, want);
+}
+
+/* A cell that a table leaves out would crash in a model. */
+static void tables_are_full(void **state) {
+    (void)state;
+    assert_true(fix.n_tables >= 2);
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        assert_non_null(fix.table[t].name);
+        assert_int_equal(fix.table[t].act_bytes, sizeof(float));
+#define X(op) assert_non_null(fix.table[t].op);
+        HD_OP_LIST(X)
+#undef X
+    }
+}
+
+/* models.md 9.3: hc 4, 20 iterations, eps 1e-6. One column of ones has a root mean square of
+ * one, so column 0 of fn is the vector m itself; flipping the sign of a stream shows its
+ * share in the sum. */
+static void sinkhorn_knows_its_answer(void **state) {
+    (void)state;
+    static const float pre[4] = {0.245086013f, 0.592667600f, 0.348646135f, 0.705786028f};
+    static const float post[4] = {1.0f, 0.814666800f, 1.411570056f, 1.244918662f};
+    static const float comb[16] = {0.1670321f, 0.4163343f, 0.3184671f, 0.0981654f,
+                                   0.2829155f, 0.0113986f, 0.5394159f, 0.1662690f,
+                                   0.2128001f, 0.5304138f, 0.1317221f, 0.1250631f,
+                                   0.3372513f, 0.0418523f, 0.0103939f, 0.6105015f};
+    const float scale[3] = {0.5f, 1.0f, 1.5f};
+    float fn[24 * 4] = {0}, base[24], all = 0.0f;
+    for (int i = 0; i < 24; i++) {
+        fn[4 * i] = (float)(7 * i % 11 - 5) / 4.0f;
+        base[i] = (float)(5 * i % 9 - 4) / 8.0f;
+    }
+    for (int i = 0; i < 4; i++) all += pre[i];
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        for (int flip = 0; flip < 4; flip++) { /* 0 flips none: m comes from stream 0 */
+            float x[4] = {1.0f, 1.0f, 1.0f, 1.0f}, out, got_post[4], got_comb[16];
+            if (flip) x[flip] = -1.0f;
+            fix.table[t].hc_pre(fix.stream[0], &(hd_hc_pre_args){.out = into(&out),
+                                                                 .post = got_post,
+                                                                 .comb = got_comb,
+                                                                 .x = in(x),
+                                                                 .fn = fn,
+                                                                 .scale = scale,
+                                                                 .base = base,
+                                                                 .rows = 1,
+                                                                 .cols = 1,
+                                                                 .hc = 4,
+                                                                 .iters = 20,
+                                                                 .eps = 1e-6f});
+            const float want = flip ? all - 2.0f * pre[flip] : all;
+            assert_near((double)out, (double)want, 1e-6);
+            for (int i = 0; i < 4; i++) assert_near((double)got_post[i], (double)post[i], 5e-7);
+            for (int i = 0; i < 16; i++) {
+                assert_near((double)got_comb[i], (double)comb[i], 5e-7);
+            }
+        }
+    }
+}
+
+/* models.md 9.3: with every expert chosen and nothing normalized the weights are the scores,
+ * best first. */
+static void sqrt_softplus_knows_its_answers(void **state) {
+    (void)state;
+    static const float logits[12] = {-20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20, 30};
+    static const double score[12] = {4.53999297e-05, 0.00673787053, 0.0819472249, 0.356269576,
+                                     0.559697754,    0.832554611,   1.14597630,   1.45839913,
+                                     2.23756907,     3.16228484,    4.47213596,   5.47722558};
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        int32_t expert[12];
+        float weight[12];
+        fix.table[t].route(fix.stream[0], &(hd_route_args){
+                                              .expert = expert,
+                                              .weight = weight,
+                                              .logits = logits,
+                                              .rows = 1,
+                                              .rule = {.score = HD_SCORE_SQRT_SOFTPLUS,
+                                                       .n_experts = 12,
+                                                       .top_k = 12,
+                                                       .n_groups = 1,
+                                                       .top_groups = 1,
+                                                       .scale = 1.0f}
+        });
+        for (int i = 0; i < 12; i++) {
+            assert_int_equal(expert[i], 11 - i);
+            assert_near((double)weight[i], score[11 - i], 4e-7 * score[11 - i]);
+        }
+    }
+}
+
+/* V3's router on eight experts in four groups, worked out by hand: sigmoid scores 0.5 for all
+ * (logits 0), so the biases choose. Groups {0,1} .. {6,7} count 0.9, 1.0, 0.8, 1.1 more than
+ * their scores; the two best are {6,7} and {2,3}; experts 6, 2, 7 win there, while expert 0
+ * has the largest bias of all. */
+static void groups_rank_by_their_two_best(void **state) {
+    (void)state;
+    static const float logits[8] = {0},
+                       bias[8] = {0.9f, 0.0f, 0.55f, 0.45f, 0.4f, 0.4f, 0.6f, 0.5f};
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        int32_t expert[3];
+        float weight[3];
+        fix.table[t].route(fix.stream[0], &(hd_route_args){
+                                              .expert = expert,
+                                              .weight = weight,
+                                              .logits = logits,
+                                              .bias = bias,
+                                              .rows = 1,
+                                              .rule = {.score = HD_SCORE_SIGMOID,
+                                                       .group_rule = HD_GROUPS_TOP2SUM,
+                                                       .n_experts = 8,
+                                                       .top_k = 3,
+                                                       .n_groups = 4,
+                                                       .top_groups = 2,
+                                                       .normalize = true,
+                                                       .scale = 2.5f}
+        });
+        assert_int_equal(expert[0], 6);
+        assert_int_equal(expert[1], 2);
+        assert_int_equal(expert[2], 7);
+        for (int i = 0; i < 3; i++) assert_near((double)weight[i], 2.5 / 3.0, 1e-6);
+    }
+}
+
+/* models.md 2.1.4: (1, 0) turned by the angle is (cos, sin); the inverse brings it back. */
+static void rope_turns_pairs(void **state) {
+    (void)state;
+    const int32_t position = 3;
+    const float freq[2] = {1.0f, 0.1f};
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        const hd_ops *ops = &fix.table[t];
+        float angles[4];
+        ops->rope_table(fix.stream[0], &(hd_rope_table_args){.out = angles,
+                                                             .position = &position,
+                                                             .freq = freq,
+                                                             .rows = 1,
+                                                             .pairs = 2,
+                                                             .scale = 1.0f});
+        assert_near((double)angles[0], cos(3.0), 1e-7);
+        assert_near((double)angles[3], sin(0.3), 1e-7);
+        for (int half = 0; half < 2; half++) {
+            float x[5] = {1.0f, half ? 0.5f : 0.0f, half ? 0.0f : 0.5f, 0.0f, 9.0f};
+            hd_rope_args a = {.out = into(x),
+                              .x = in(x),
+                              .cos_sin = angles,
+                              .rows = 1,
+                              .heads = 1,
+                              .pairs = 2,
+                              .half_split = half};
+            ops->rope(fix.stream[0], &a);
+            assert_near((double)x[0], cos(3.0), 1e-6);
+            assert_near((double)x[half ? 2 : 1], sin(3.0), 1e-6);
+            assert_near((double)x[half ? 1 : 2], 0.5 * cos(0.3), 1e-6);
+            assert_near((double)x[3], 0.5 * sin(0.3), 1e-6);
+            a.inverse = true;
+            ops->rope(fix.stream[0], &a);
+            assert_near((double)x[0], 1.0, 1e-6);
+            assert_near((double)x[3], 0.0, 1e-6);
+            assert_true(x[4] == 9.0f);
+        }
+    }
+}
+
+/* What a query at pos sees of entries 1, 2, 3 ... with weights all equal: their mean. */
+static float mean_seen(const hd_ops *ops, int32_t pos, int32_t ratio, const float *sink) {
+    float data[4] = {1.0f, 2.0f, 3.0f, 4.0f}, out = -1.0f;
+    const float q = 0.0f;
+    const int32_t table[1] = {0}, seq = 0;
+    ops->attend(fix.stream[0], &(hd_attend_args){
+                                   .out = into(&out),
+                                   .q = in(&q),
+                                   .entries = {.data = into(data),
+                                               .table = table,
+                                               .table_stride = 1,
+                                               .page_entries = 4,
+                                               .width = 1},
+                                   .sink = sink,
+                                   .seq = &seq,
+                                   .pos = &pos,
+                                   .rows = 1,
+                                   .heads = 1,
+                                   .k_dim = 1,
+                                   .v_dim = 1,
+                                   .ratio = ratio,
+                                   .scale = 1.0f
+    });
+    return out;
+}
+
+/* models.md 9.3: compressed visibility. An entry is seen by the query that completes it. */
+static void entries_show_when_complete(void **state) {
+    (void)state;
+    static const struct {
+        int32_t ratio, pos;
+        float mean;
+    } cases[] = {
+        {4,   2,   0.0f},
+        {4,   3,   1.0f},
+        {4,   6,   1.0f},
+        {4,   7,   1.5f},
+        {128, 126, 0.0f},
+        {128, 127, 1.0f},
+        {1,   0,   1.0f},
+        {1,   3,   2.5f},
+    };
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        for (size_t i = 0; i < HD_LEN(cases); i++) {
+            const float mean = mean_seen(&fix.table[t], cases[i].pos, cases[i].ratio, NULL);
+            assert_near((double)mean, (double)cases[i].mean, 1e-6);
+        }
+        /* The sink is one more key of score ln 2 = weight 2, and has no value. */
+        const float sink = 0.69314718f;
+        assert_near((double)mean_seen(&fix.table[t], 3, 1, &sink), 10.0 / 6.0, 1e-6);
+        const float none = -INFINITY;
+        assert_near((double)mean_seen(&fix.table[t], 3, 1, &none), 2.5, 1e-6);
+        assert_true(mean_seen(&fix.table[t], 2, 4, &none) == 0.0f);
+    }
+}
+
+/* Scores 0, 3, 3, 1, 3 for keys 0 .. 4: of three equal the lower two, in ascending order. */
+static void selection_breaks_ties_downwards(void **state) {
+    (void)state;
+    float data[5] = {-1.0f, 3.0f, 3.0f, 1.0f, 3.0f};
+    const float q = 1.0f, weight = 1.0f;
+    const int32_t table[1] = {0}, seq = 0, pos[2] = {4, 0};
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        int32_t out[2];
+        hd_index_select_args a = {
+            .out = out,
+            .q = in(&q),
+            .weight = &weight,
+            .keys = {.data = into(data),
+                     .table = table,
+                     .table_stride = 1,
+                     .page_entries = 5,
+                     .width = 1},
+            .seq = &seq,
+            .pos = pos,
+            .rows = 1,
+            .heads = 1,
+            .ratio = 1,
+            .top_k = 2,
+            .scale = 1.0f
+        };
+        fix.table[t].index_select(fix.stream[0], &a);
+        assert_int_equal(out[0], 1);
+        assert_int_equal(out[1], 2);
+        a.pos = pos + 1;
+        fix.table[t].index_select(fix.stream[0], &a);
+        assert_int_equal(out[0], 0);
+        assert_int_equal(out[1], -1);
+    }
+}
+
+/* A score that is not a number is taken last, and does not lead out of the arrays. */
+static void selection_takes_nan_last(void **state) {
+    (void)state;
+    float data[4] = {1.0f, 2.0f, -1.0f, 3.0f}; /* relu leaves key 2 a score of 0 */
+    const float q = 1.0f, weight = NAN;
+    const int32_t table[1] = {0}, seq = 0, pos = 3, want[3] = {0, 1, 2};
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        int32_t out[3];
+        fix.table[t].index_select(fix.stream[0], &(hd_index_select_args){
+                                                     .out = out,
+                                                     .q = in(&q),
+                                                     .weight = &weight,
+                                                     .keys = {.data = into(data),
+                                                              .table = table,
+                                                              .table_stride = 1,
+                                                              .page_entries = 4,
+                                                              .width = 1},
+                                                     .seq = &seq,
+                                                     .pos = &pos,
+                                                     .rows = 1,
+                                                     .heads = 1,
+                                                     .ratio = 1,
+                                                     .top_k = 3,
+                                                     .scale = 1.0f
+        });
+        for (int i = 0; i < 3; i++) assert_int_equal(out[i], want[i]);
+    }
+}
+
+/* silu(2) * 3 by hand; both clamps; the gate has no lower one. */
+static void swiglu_clamps(void **state) {
+    (void)state;
+    const float gate[4] = {2.0f, 9.0f, 2.0f, -90.0f}, up[4] = {3.0f, 1.0f, -9.0f, 1.0f};
+    const double silu2 = 2.0 / (1.0 + exp(-2.0)), silu5 = 5.0 / (1.0 + exp(-5.0));
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        float out[4];
+        fix.table[t].swiglu(fix.stream[0], &(hd_swiglu_args){.out = into(out),
+                                                             .gate = in(gate),
+                                                             .up = in(up),
+                                                             .rows = 1,
+                                                             .cols = 4,
+                                                             .limit = 5.0f});
+        assert_near((double)out[0], 3.0 * silu2, 1e-6);
+        assert_near((double)out[1], silu5, 1e-6);
+        assert_near((double)out[2], -5.0 * silu2, 2e-6);
+        assert_near((double)out[3], 0.0, 1e-30);
+    }
+}
+
+/* A NaN among the keys must be seen in the result, not swallowed by a maximum. */
+static void nan_is_not_hidden(void **state) {
+    (void)state;
+    for (int32_t t = 0; t < fix.n_tables; t++) {
+        float data[8] = {1.0f, 1.0f, NAN, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}, q = 1.0f, out = 0.0f;
+        const int32_t table[1] = {0}, seq = 0, pos = 7;
+        fix.table[t].attend(fix.stream[0], &(hd_attend_args){
+                                               .out = into(&out),
+                                               .q = in(&q),
+                                               .recent = {.data = into(data),
+                                                          .table = table,
+                                                          .table_stride = 1,
+                                                          .page_entries = 8,
+                                                          .width = 1},
+                                               .seq = &seq,
+                                               .pos = &pos,
+                                               .rows = 1,
+                                               .heads = 1,
+                                               .k_dim = 1,
+                                               .v_dim = 1,
+                                               .window = 8,
+                                               .scale = 1.0f
+        });
+        assert_true(isnan(out));
+    }
+}
+
+int test_ops(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tables_are_full),
+#define X(op) cmocka_unit_test_teardown(op_##op, forget_all),
+        HD_OP_LIST(X)
+#undef X
+            cmocka_unit_test(sinkhorn_knows_its_answer),
+        cmocka_unit_test(sqrt_softplus_knows_its_answers),
+        cmocka_unit_test(groups_rank_by_their_two_best),
+        cmocka_unit_test(rope_turns_pairs),
+        cmocka_unit_test(entries_show_when_complete),
+        cmocka_unit_test(selection_breaks_ties_downwards),
+        cmocka_unit_test(selection_takes_nan_last),
+        cmocka_unit_test(swiglu_clamps),
+        cmocka_unit_test(nan_is_not_hidden),
+    };
+    return cmocka_run_group_tests_name("ops", tests, open_fixture, close_fixture);
+}

@@ -1,0 +1,378 @@
+/* test_ops_rows.c - row-wise operators: embed, gather, add, norms, rope, store, swiglu. */
+#include "ops/ops_fixture.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Widths around the sizes of registers and stretches, and one that needs several tasks. */
+static const int32_t widths[] = {1, 2, 7, 8, 15, 16, 17, 31, 33, 48, 255, 256, 257, 1030, 4100};
+static const int32_t row_counts[] = {0, 1, 33};
+
+static hd_act *act_at(const void *x, int64_t n) {
+    return (hd_act *)((uintptr_t)x + (uintptr_t)n * sizeof(float));
+}
+
+/* ---- embed: also the exact test of every format's decoding ---- */
+
+static void run_embed(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                      int32_t n, void *const *out) {
+    hd_embed_args a = *(const hd_embed_args *)c->args;
+    a.out = out[0];
+    a.tokens += first;
+    a.rows = n;
+    ops->embed(s, &a);
+}
+
+static void embed_format(const weight_format *f, int32_t cols, int32_t rows, int32_t copies) {
+    int32_t *tokens = take_ints(rows);
+    const hd_weight *w = take_weight(f, 41, cols, true);
+    for (int32_t i = 0; i < rows; i++) tokens[i] = random_below(w->rows);
+    hd_embed_args a = {.table = w, .tokens = tokens, .copies = copies};
+    check_op(&(op_case){.name = f->name,
+                        .rows = rows,
+                        .n_outs = 1,
+                        .width = {w->cols * copies},
+                        .args = &a,
+                        .run = run_embed});
+}
+
+void op_embed(void **state) {
+    (void)state;
+    for (int32_t f = 0; f < n_weight_formats; f++) {
+        for (size_t i = 0; i < HD_LEN(widths); i++) {
+            embed_format(&weight_formats[f], widths[i], row_counts[i % 3], 1 + (int32_t)i % 4);
+        }
+        embed_format(&weight_formats[f], 1200, 33, 1);
+    }
+}
+
+/* ---- gather, add ---- */
+
+static void run_gather(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                       int32_t n, void *const *out) {
+    hd_gather_args a = *(const hd_gather_args *)c->args;
+    a.out = out[0];
+    a.index += first;
+    a.rows = n;
+    ops->gather(s, &a);
+}
+
+void op_gather(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(widths); i++) {
+        const int32_t rows = row_counts[i % 3], cols = widths[i];
+        int32_t *index = take_ints(rows);
+        for (int32_t r = 0; r < rows; r++) index[r] = random_below(9);
+        hd_gather_args a = {
+            .x = act_at(take_random(9 * cols, 1.0f), 0), .index = index, .cols = cols};
+        check_op(&(op_case){.name = "gather",
+                            .rows = rows,
+                            .n_outs = 1,
+                            .width = {cols},
+                            .args = &a,
+                            .run = run_gather});
+    }
+}
+
+typedef struct add_case {
+    hd_add_args a;
+    const float *x; /* what is there before */
+} add_case;
+
+/* A row of the case is one of y. */
+static void run_add(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
+                    void *const *out) {
+    const add_case *t = c->args;
+    hd_add_args a = t->a;
+    memcpy(out[0], t->x + (int64_t)first * c->width[0],
+           (size_t)n * (size_t)c->width[0] * sizeof(float));
+    a.x = out[0];
+    a.y = act_at(a.y, (int64_t)first * a.cols);
+    a.rows = n * a.repeat;
+    ops->add(s, &a);
+}
+
+void op_add(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(widths); i++) {
+        const int32_t rows = row_counts[i % 3], cols = widths[i], repeat = 1 + (int32_t)i % 4;
+        add_case t = {
+            .a = {.y = act_at(take_random((int64_t)rows * cols, 1.0f), 0),
+                  .cols = cols,
+                  .repeat = repeat},
+            .x = take_random((int64_t)rows * repeat * cols, 1.0f)
+        };
+        check_op(&(op_case){.name = "add",
+                            .rows = rows,
+                            .n_outs = 1,
+                            .width = {repeat * cols},
+                            .args = &t,
+                            .run = run_add});
+    }
+}
+
+/* ---- norms ---- */
+
+typedef struct norm_case {
+    hd_rms_norm_args rms;
+    hd_layer_norm_args layer;
+    const float *x;
+    int32_t x_stride;
+    bool in_place;
+} norm_case;
+
+/* In place the input is copied to where the output will be. */
+static const hd_act *norm_input(const norm_case *t, int32_t first, int32_t n, void *out) {
+    const float *x = t->x + (int64_t)first * t->x_stride;
+    if (!t->in_place) return act_at(x, 0);
+    memcpy(out, x, (size_t)n * (size_t)t->x_stride * sizeof *x);
+    return out;
+}
+
+static void run_rms_norm(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                         int32_t n, void *const *out) {
+    const norm_case *t = c->args;
+    hd_rms_norm_args a = t->rms;
+    a.x = norm_input(t, first, n, out[0]);
+    a.out = out[0];
+    a.rows = n;
+    ops->rms_norm(s, &a);
+}
+
+void op_rms_norm(void **state) {
+    (void)state;
+    const float spreads[] = {1.0f, 1e-4f, 1e4f, 0.0f}; /* eps matters, does not, and alone */
+    for (size_t i = 0; i < HD_LEN(widths); i++) {
+        for (int kind = 0; kind < 4; kind++) {
+            const int32_t rows = row_counts[(i + (size_t)kind) % 3], cols = widths[i];
+            const bool strided = kind == 1 || kind == 3;
+            const int32_t stride = strided ? cols + 5 : cols;
+            norm_case t = {
+                .x = take_random((int64_t)rows * stride, spreads[(i + (size_t)kind) % 4]),
+                .x_stride = stride,
+                .in_place = kind >= 2,
+                .rms = {.weight = i % 2 ? take_random(cols, 2.0f) : NULL,
+                        .cols = cols,
+                        .x_stride = strided ? stride : 0,
+                        .out_stride = strided ? stride : 0,
+                        .eps = 1e-6f}
+            };
+            /* 2^-24 times the depth of a sum of cols / 16 terms, and three roundings */
+            check_op(&(op_case){.name = "rms_norm",
+                                .rows = rows,
+                                .n_outs = 1,
+                                .width = {stride},
+                                .tolerance = {1e-6},
+                                .args = &t,
+                                .run = run_rms_norm});
+        }
+    }
+}
+
+static void run_layer_norm(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                           int32_t n, void *const *out) {
+    const norm_case *t = c->args;
+    hd_layer_norm_args a = t->layer;
+    a.x = norm_input(t, first, n, out[0]);
+    a.out = out[0];
+    a.rows = n;
+    ops->layer_norm(s, &a);
+}
+
+void op_layer_norm(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(widths); i++) {
+        const int32_t rows = row_counts[i % 3], cols = widths[i];
+        norm_case t = {
+            .x = take_random((int64_t)rows * cols, 3.0f),
+            .x_stride = cols,
+            .in_place = i % 2,
+            .layer = {.weight = take_random(cols, 2.0f),
+                      .bias = take_random(cols, 1.0f),
+                      .cols = cols,
+                      .eps = 1e-6f}
+        };
+        check_op(&(op_case){.name = "layer_norm",
+                            .rows = rows,
+                            .n_outs = 1,
+                            .width = {cols},
+                            .tolerance = {1e-6},
+                            .args = &t,
+                            .run = run_layer_norm});
+    }
+}
+
+/* ---- rotary embedding ---- */
+
+static void run_rope_table(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                           int32_t n, void *const *out) {
+    hd_rope_table_args a = *(const hd_rope_table_args *)c->args;
+    a.out = out[0];
+    a.position += first;
+    a.rows = n;
+    ops->rope_table(s, &a);
+}
+
+void op_rope_table(void **state) {
+    (void)state;
+    for (int32_t pairs = 1; pairs < 40; pairs += 6) {
+        const int32_t rows = pairs == 7 ? 0 : 33;
+        int32_t *position = take_ints(rows);
+        for (int32_t r = 0; r < rows; r++) position[r] = random_below(1000000);
+        hd_rope_table_args a = {.position = position,
+                                .freq = take_random(pairs, 1.0f),
+                                .pairs = pairs,
+                                .scale = pairs % 2 ? 1.0f : 0.7f};
+        check_op(&(op_case){.name = "rope_table",
+                            .rows = rows,
+                            .n_outs = 1,
+                            .width = {2 * pairs},
+                            .tolerance = {1e-6},
+                            .args = &a,
+                            .run = run_rope_table});
+    }
+}
+
+typedef struct rope_case {
+    hd_rope_args a;
+    const float *x; /* [rows, width of the output] */
+    bool in_place;
+} rope_case;
+
+static void run_rope(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                     int32_t n, void *const *out) {
+    const rope_case *t = c->args;
+    const float *x = t->x + (int64_t)first * c->width[0];
+    hd_rope_args a = t->a;
+    memcpy(out[0], x, (size_t)n * (size_t)c->width[0] * sizeof *x);
+    a.out = out[0];
+    a.x = t->in_place ? a.out : act_at(x, 0);
+    a.cos_sin += (int64_t)first * 2 * a.pairs;
+    a.rows = n;
+    ops->rope(s, &a);
+}
+
+void op_rope(void **state) {
+    (void)state;
+    for (int32_t kind = 0; kind < 16; kind++) {
+        const int32_t rows = row_counts[kind % 3], heads = 1 + kind % 5, pairs = 1 + kind * 2;
+        const int32_t head = 2 * pairs + kind % 4; /* some elements are not rotated */
+        rope_case t = {
+            .a = {.cos_sin = take_random((int64_t)rows * 2 * pairs, 1.0f),
+                  .heads = heads,
+                  .pairs = pairs,
+                  .out_stride = heads * head,
+                  .out_head = head,
+                  .x_stride = heads * head,
+                  .x_head = head,
+                  .half_split = kind & 1,
+                  .inverse = kind & 2},
+            .x = take_random((int64_t)rows * heads * head, 1.0f),
+            .in_place = kind & 4
+        };
+        check_op(&(op_case){.name = "rope",
+                            .rows = rows,
+                            .n_outs = 1,
+                            .width = {heads * head},
+                            .tolerance = {1e-6},
+                            .args = &t,
+                            .run = run_rope});
+    }
+}
+
+/* ---- store ---- */
+
+typedef struct store_case {
+    hd_store_args a;
+    int32_t n_entries; /* of the whole pool */
+} store_case;
+
+static void run_store(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                      int32_t n, void *const *out) {
+    const store_case *t = c->args;
+    hd_store_args a = t->a;
+    (void)first;
+    a.pool.data = out[0];
+    a.rows = n ? c->rows * t->n_entries : 0; /* all rows, into the whole pool */
+    ops->store(s, &a);
+}
+
+void op_store(void **state) {
+    (void)state;
+    enum { SEQS = 3, PER_SEQ = 23 };
+    const int32_t n_entries[SEQS] = {PER_SEQ, PER_SEQ, PER_SEQ};
+    for (int32_t width = 1; width < 1500; width = 3 * width + 1) {
+        const int32_t rows = SEQS * PER_SEQ;
+        int32_t *seq = take_ints(rows), *pos = take_ints(rows);
+        for (int32_t r = 0; r < rows; r++) { /* 29 and 69 share no divisor: all, shuffled */
+            seq[r] = r * 29 % rows / PER_SEQ;
+            pos[r] = r * 29 % rows % PER_SEQ;
+        }
+        const int32_t stride = width % 2 ? width : width + 3;
+        store_case t = {
+            .a = {.pool = take_pages(SEQS, n_entries, 5, width, 1.0f),
+                  .x = act_at(take_random((int64_t)rows * stride, 1.0f), 0),
+                  .seq = seq,
+                  .pos = pos,
+                  .x_stride = width % 2 ? 0 : stride},
+            .n_entries = rows
+        };
+        const int32_t n_pages = SEQS * ((PER_SEQ + 4) / 5) + 1;
+        check_op(&(op_case){.name = "store",
+                            .rows = 1,
+                            .n_outs = 1,
+                            .width = {n_pages * 5 * width},
+                            .whole = true,
+                            .args = &t,
+                            .run = run_store});
+    }
+}
+
+/* ---- swiglu ---- */
+
+typedef struct swiglu_case {
+    hd_swiglu_args a;
+    const float *gate;
+    bool in_place;
+} swiglu_case;
+
+static void run_swiglu(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                       int32_t n, void *const *out) {
+    const swiglu_case *t = c->args;
+    const float *gate = t->gate + (int64_t)first * t->a.cols;
+    hd_swiglu_args a = t->a;
+    if (t->in_place) memcpy(out[0], gate, (size_t)n * (size_t)a.cols * sizeof *gate);
+    a.out = out[0];
+    a.gate = t->in_place ? a.out : act_at(gate, 0);
+    a.up = act_at(a.up, (int64_t)first * a.cols);
+    if (a.weight) a.assignment += first;
+    a.rows = n;
+    ops->swiglu(s, &a);
+}
+
+void op_swiglu(void **state) {
+    (void)state;
+    const float spreads[] = {1.0f, 30.0f, 200.0f}; /* exp overflows beyond 88 */
+    for (size_t i = 0; i < HD_LEN(widths); i++) {
+        const int32_t rows = row_counts[i % 3], cols = widths[i];
+        const float spread = spreads[i / 3 % 3];
+        int32_t *assignment = take_ints(rows);
+        for (int32_t r = 0; r < rows; r++) assignment[r] = random_below(40);
+        swiglu_case t = {
+            .a = {.up = act_at(take_random((int64_t)rows * cols, spread), 0),
+                  .weight = i % 2 ? take_random(40, 1.0f) : NULL,
+                  .assignment = i % 2 ? assignment : NULL,
+                  .cols = cols,
+                  .limit = i % 4 < 2 ? 0.0f : 0.4f * spread},
+            .gate = take_random((int64_t)rows * cols, spread),
+            .in_place = i % 5 == 0
+        };
+        check_op(&(op_case){.name = "swiglu",
+                            .rows = rows,
+                            .n_outs = 1,
+                            .width = {cols},
+                            .tolerance = {1e-6},
+                            .args = &t,
+                            .run = run_swiglu});
+    }
+}

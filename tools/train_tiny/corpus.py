@@ -1,0 +1,82 @@
+"""The corpus: document number -> text. Nothing is stored; the generator is the data set.
+
+A document is a conversation in the V4 encoding, thinking on or off, or a plain story.
+A training run of seed S takes numbers from S * 10^12 on; the tokenizer, the held-out loss and the
+task files use numbers and seeds that no run reaches.
+"""
+import random
+
+import about
+import arithmetic
+import encoding
+import lists
+import recall
+import stories
+import tooluse
+from exchange import Exchange
+
+HELD_OUT = 10 ** 9
+SYSTEM = ["You are a helpful assistant.", "You are tiny, a small model.", "Answer the question.", "You are a friendly assistant.", "Be brief."]
+KINDS = ["story", "story_question", "arithmetic", "lists", "recall", "tools", "chat", "about"]
+# share of documents; recall and tool documents are several times longer than the others
+WEIGHTS = [14, 10, 34, 11, 9, 9, 8, 7]
+PROMPT_WEIGHT = {"recall": 0.03, "tools": 0.1}
+
+
+def to_messages(rng: random.Random, turns: list[Exchange], thinking: bool) -> list[dict]:
+    messages = []
+    if rng.random() < 0.25:
+        messages.append({"role": "system", "content": rng.choice(SYSTEM)})
+    for e in turns:
+        messages.append({"role": "user", "content": e.user})
+        messages.append({"role": "assistant", "content": e.spoken(thinking), "reasoning": e.reasoning})
+    return messages
+
+
+def short_turn(rng: random.Random) -> Exchange:
+    return rng.choices([arithmetic.draw, lists.draw, about.draw], [5, 2, 4])[0](rng)
+
+
+def story_talk(rng: random.Random) -> list[Exchange]:
+    """A story told by the model, then questions about it."""
+    s = stories.story(rng)
+    return [stories.told(rng, s)] + [stories.question(rng, s) for _ in range(rng.randrange(1, 4))]
+
+
+def chat_turns(rng: random.Random) -> list[Exchange]:
+    turns: list[Exchange] = []
+    for _ in range(rng.randrange(2, 6)):
+        r = rng.random()
+        if r < 0.2:
+            turns += story_talk(rng)
+        elif r < 0.3:
+            turns.append(stories.with_question(rng))
+        elif r < 0.4:
+            turns += recall.exchanges(rng, 700)[:3]
+        else:
+            turns.append(short_turn(rng))
+    return turns
+
+
+def document(number: int, budget: int = 2000, mix: list[float] | None = None) -> tuple[str, str, float]:
+    """(kind, text, loss weight of prompt tokens) of document `number`; budget bounds its tokens, mix replaces WEIGHTS."""
+    rng = random.Random(number * 2654435761 + 12345)
+    kind = rng.choices(KINDS, mix or WEIGHTS)[0]
+    thinking = rng.random() < 0.6
+    if kind == "story" and rng.random() < 0.4:
+        return kind, encoding.BOS + stories.story(rng).text + encoding.EOS, 1.0
+    if kind == "tools":
+        messages = tooluse.dialogue(rng, short_turn, thinking)
+    else:
+        if kind == "story":
+            turns = [stories.told(rng, stories.story(rng))]
+        elif kind == "story_question":
+            turns = story_talk(rng)[:rng.randrange(2, 5)] if rng.random() < 0.4 else [stories.with_question(rng)]
+        elif kind == "recall":
+            turns = recall.exchanges(rng, budget)
+        elif kind == "chat":
+            turns = chat_turns(rng)
+        else:
+            turns = [{"arithmetic": arithmetic, "lists": lists, "about": about}[kind].draw(rng)]
+        messages = to_messages(rng, turns, thinking)
+    return kind, encoding.render(messages, thinking), PROMPT_WEIGHT.get(kind, 0.2)

@@ -1,0 +1,376 @@
+"""The DeepSeek-V4 architecture in PyTorch, written for training many short documents at once.
+
+Attention runs in blocks of 128 queries over 256 raw keys, plus all compressed entries under
+a mask; documents packed into one sequence do not see each other. Weights live in one dict
+under the official tensor names (experts stacked: `...experts.w1` [E, I, H]).
+"""
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from layers import dense_mixture, linear, mlp, rms_norm, rope, rope_table, yarn_frequencies
+from sinkhorn import sinkhorn
+
+Tensor = torch.Tensor
+SHIFT = 20.0  # exp(score - SHIFT): scores are bounded by the norms, so no running maximum is needed
+
+
+@dataclass
+class V4Config:
+    """Field names as in the published config.json."""
+    vocab_size: int = 4096
+    hidden_size: int = 256
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 4
+    head_dim: int = 512
+    qk_rope_head_dim: int = 64
+    q_lora_rank: int = 128
+    o_groups: int = 4
+    o_lora_rank: int = 128
+    n_routed_experts: int = 16
+    num_experts_per_tok: int = 3
+    moe_intermediate_size: int = 128
+    num_hash_layers: int = 2
+    compress_ratios: list = field(default_factory=lambda: [0, 0, 4, 128, 4, 128, 0])
+    sliding_window: int = 128
+    index_n_heads: int = 8
+    index_head_dim: int = 128
+    index_topk: int = 128
+    rope_theta: float = 10000.0
+    compress_rope_theta: float = 160000.0
+    rope_factor: float = 16.0
+    rope_original: int = 65536
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    hc_mult: int = 4
+    hc_sinkhorn_iters: int = 20
+    hc_eps: float = 1e-6
+    rms_norm_eps: float = 1e-6
+    routed_scaling_factor: float = 1.5
+    swiglu_limit: float = 10.0
+
+    @property
+    def pad_to(self) -> int:
+        """Sequence lengths are multiples of this."""
+        return max([self.sliding_window] + self.compress_ratios)
+
+
+def shapes(c: V4Config) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the model: name -> shape."""
+    h, d, out = c.hidden_size, c.head_dim, {}
+    out["embed.weight"] = out["head.weight"] = (c.vocab_size, h)
+    out["norm.weight"] = (h,)
+    blocks = [(f"layers.{i}.", i) for i in range(c.num_hidden_layers)] + [("mtp.0.", c.num_hidden_layers)]
+    for p, i in blocks:
+        ratio = c.compress_ratios[i]
+        mix = c.hc_mult * (c.hc_mult + 2)
+        for part in ("attn", "ffn"):
+            out[f"{p}{part}_norm.weight"] = (h,)
+            out[f"{p}hc_{part}_fn"] = (mix, c.hc_mult * h)
+            out[f"{p}hc_{part}_base"] = (mix,)
+            out[f"{p}hc_{part}_scale"] = (3,)
+        a = p + "attn."
+        out[a + "attn_sink"] = (c.num_attention_heads,)
+        out[a + "wq_a.weight"] = (c.q_lora_rank, h)
+        out[a + "q_norm.weight"] = (c.q_lora_rank,)
+        out[a + "wq_b.weight"] = (c.num_attention_heads * d, c.q_lora_rank)
+        out[a + "wkv.weight"] = (d, h)
+        out[a + "kv_norm.weight"] = (d,)
+        out[a + "wo_a.weight"] = (c.o_groups * c.o_lora_rank, c.num_attention_heads // c.o_groups * d)
+        out[a + "wo_b.weight"] = (h, c.o_groups * c.o_lora_rank)
+        if ratio:
+            coff = 2 if ratio == 4 else 1
+            pairs = [(a + "compressor.", d)]
+            if ratio == 4:
+                pairs.append((a + "indexer.compressor.", c.index_head_dim))
+                out[a + "indexer.wq_b.weight"] = (c.index_n_heads * c.index_head_dim, c.q_lora_rank)
+                out[a + "indexer.weights_proj.weight"] = (c.index_n_heads, h)
+            for q, width in pairs:
+                out[q + "ape"] = (ratio, coff * width)
+                out[q + "wkv.weight"] = out[q + "wgate.weight"] = (coff * width, h)
+                out[q + "norm.weight"] = (width,)
+        f, e, m = p + "ffn.", c.n_routed_experts, c.moe_intermediate_size
+        out[f + "gate.weight"] = (e, h)
+        if i < c.num_hash_layers:
+            out[f + "gate.tid2eid"] = (c.vocab_size, c.num_experts_per_tok)
+        else:
+            out[f + "gate.bias"] = (e,)
+        out[f + "experts.w1"] = out[f + "experts.w3"] = (e, m, h)
+        out[f + "experts.w2"] = (e, h, m)
+        out[f + "shared_experts.w1.weight"] = out[f + "shared_experts.w3.weight"] = (m, h)
+        out[f + "shared_experts.w2.weight"] = (h, m)
+        if p == "mtp.0.":
+            out[p + "e_proj.weight"] = out[p + "h_proj.weight"] = (h, h)
+            out[p + "enorm.weight"] = out[p + "hnorm.weight"] = out[p + "norm.weight"] = (h,)
+    for p in ("", "mtp.0."):
+        out[p + "hc_head_fn"] = (c.hc_mult, c.hc_mult * h)
+        out[p + "hc_head_base"] = (c.hc_mult,)
+        out[p + "hc_head_scale"] = (1,)
+    return out
+
+
+def init(c: V4Config, seed: int) -> dict[str, Tensor]:
+    """Fresh float32 weights. The mixing starts as: mean of the streams in, add to all, keep streams."""
+    g = torch.Generator().manual_seed(seed)
+    w = {}
+    for name, shape in shapes(c).items():
+        last = name.split(".")[-1]
+        if name.endswith("norm.weight"):
+            w[name] = torch.ones(shape)
+        elif last == "tid2eid":
+            keys = torch.rand(shape[0], c.n_routed_experts, generator=g)
+            w[name] = keys.argsort(-1)[:, :shape[1]].contiguous()
+        elif last in ("attn_sink", "bias", "ape"):
+            w[name] = torch.zeros(shape)
+        elif last.endswith("_scale"):
+            w[name] = torch.full(shape, 0.01)
+        elif last == "hc_head_base":
+            w[name] = torch.full(shape, -1.1)
+        elif last.endswith("_base"):
+            n = c.hc_mult
+            comb = torch.eye(n) * 4 - 2
+            w[name] = torch.cat([torch.full((n,), -1.1), torch.zeros(n), comb.flatten()])
+        else:
+            std = 0.02 if last.endswith("_fn") or name in ("embed.weight", "head.weight") else shape[-1] ** -0.5 * 0.5
+            w[name] = torch.randn(shape, generator=g) * std
+    return w
+
+
+def mix_coefficients(x: Tensor, fn: Tensor, scale: Tensor, base: Tensor, c: V4Config):
+    """pre [..., 4], post [..., 4] and the logits of comb [..., 4, 4] for streams x [..., 4, H]."""
+    n = c.hc_mult
+    flat = x.flatten(-2).float()
+    m = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + c.rms_norm_eps)
+    pre = torch.sigmoid(m[..., :n] * scale[0] + base[:n]) + c.hc_eps
+    post = 2 * torch.sigmoid(m[..., n:2 * n] * scale[1] + base[n:2 * n])
+    logits = (m[..., 2 * n:] * scale[2] + base[2 * n:]).unflatten(-1, (n, n))
+    return pre, post, logits
+
+
+def hc_pre(x: Tensor, fn: Tensor, scale: Tensor, base: Tensor, norm: Tensor, c: V4Config):
+    """Streams -> normed block input, and what hc_post needs."""
+    pre, post, logits = mix_coefficients(x, fn, scale, base, c)
+    h = (pre.unsqueeze(-1) * x.float()).sum(-2).to(x.dtype)
+    return rms_norm(h, norm, c.rms_norm_eps), post, logits
+
+
+def hc_post(y: Tensor, x: Tensor, post: Tensor, comb: Tensor) -> Tensor:
+    """X'_j = post_j y + sum_i C_ij X_i."""
+    n = x.shape[-2]
+    streams = x.float()
+    mixed = sum(comb[..., i, :].unsqueeze(-1) * streams[..., i:i + 1, :] for i in range(n))
+    return (post.unsqueeze(-1) * y.float().unsqueeze(-2) + mixed).to(x.dtype)
+
+
+def hc_head(x: Tensor, fn: Tensor, scale: Tensor, base: Tensor, norm: Tensor, c: V4Config) -> Tensor:
+    """Streams -> normed vector for the output head."""
+    flat = x.flatten(-2).float()
+    m = F.linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True) + c.rms_norm_eps)
+    pre = torch.sigmoid(m * scale[0] + base) + c.hc_eps
+    h = (pre.unsqueeze(-1) * x.float()).sum(-2).to(x.dtype)
+    return rms_norm(h, norm, c.rms_norm_eps)
+
+
+def compress(h: Tensor, p: dict, ratio: int, start: Tensor, table: Tensor, c: V4Config) -> Tensor:
+    """Entries [B, T/ratio, d] of one compressor; start [B, T] is the first token of each token's document."""
+    d = p["norm.weight"].shape[0]
+    kappa = linear(h, p["wkv.weight"]).float().unflatten(1, (-1, ratio))
+    gamma = linear(h, p["wgate.weight"]).float().unflatten(1, (-1, ratio)) + p["ape"]
+    if ratio == 4:  # the first half of the channels feeds the next entry
+        first = start[:, ::ratio] == torch.arange(0, h.shape[1], ratio, device=h.device)
+        before_k = F.pad(kappa[:, :-1, :, :d], (0, 0, 0, 0, 1, 0))
+        before_g = F.pad(gamma[:, :-1, :, :d], (0, 0, 0, 0, 1, 0))
+        before_g = before_g.masked_fill(first[:, :, None, None], float("-inf"))
+        kappa = torch.cat([before_k, kappa[..., d:]], 2)
+        gamma = torch.cat([before_g, gamma[..., d:]], 2)
+    entry = (torch.softmax(gamma, 2) * kappa).sum(2)
+    return rope(rms_norm(entry, p["norm.weight"], c.rms_norm_eps).to(h.dtype), table)
+
+
+def index_scores(h: Tensor, cq: Tensor, p: dict, start: Tensor, tables: dict, c: V4Config) -> Tensor:
+    """S [B, T, T/4] f32: how much each query wants each entry."""
+    n, d = c.index_n_heads, c.index_head_dim
+    q = linear(cq, p["indexer.wq_b.weight"]).unflatten(-1, (n, d))
+    q = rope(q, tables["compress"])
+    keys = compress(h, sub(p, "indexer.compressor."), 4, start, tables["entry4"], c)
+    weight = linear(h, p["indexer.weights_proj.weight"]).float() * (d ** -0.5 * n ** -0.5)
+    dots = torch.bmm(q.flatten(1, 2), keys.transpose(1, 2)).unflatten(1, (-1, n))
+    return (F.relu(dots).float() * weight.unsqueeze(-1)).sum(2)
+
+
+def sub(p: dict, prefix: str) -> dict:
+    """The entries of p under a prefix, without it."""
+    return {k[len(prefix):]: v for k, v in p.items() if k.startswith(prefix)}
+
+
+def attention(h: Tensor, p: dict, start: Tensor, tables: dict, ratio: int, sparse: bool, c: V4Config,
+              offset: int = 0, main_kv: Tensor | None = None, own_kv: tuple = ()):
+    """One attention layer. Returns (output, kv, indexer loss).
+
+    offset, main_kv and own_kv serve repeated drafting: row t then stands at position
+    t + offset, sees main_kv of rows <= t, and the vectors of its own earlier drafts.
+    """
+    b, t, _ = h.shape
+    n, d, win = c.num_attention_heads, c.head_dim, c.sliding_window
+    table = tables["compress" if ratio else "main"][offset:offset + t]
+    cq = rms_norm(linear(h, p["wq_a.weight"]), p["q_norm.weight"], c.rms_norm_eps)
+    q = linear(cq, p["wq_b.weight"]).unflatten(-1, (n, d))
+    q = rope(rms_norm(q, None, 1e-6), table) * d ** -0.5
+    kv = rope(rms_norm(linear(h, p["wkv.weight"]), p["kv_norm.weight"], c.rms_norm_eps), table)
+    seen = kv if main_kv is None else main_kv
+
+    nb = t // win
+    blocks = seen.unflatten(1, (nb, win))
+    keys = torch.cat([F.pad(blocks[:, :-1], (0, 0, 0, 0, 1, 0)), blocks], 2)  # [B, nb, 2W, D]
+    qb = q.reshape(b, nb, win * n, d)
+    scores = torch.matmul(qb, keys.transpose(-1, -2)).view(b, t, n, 2 * win)
+    pos = torch.arange(t, device=h.device)
+    key_pos = (pos // win - 1)[:, None] * win + torch.arange(2 * win, device=h.device)[None]
+    live = (key_pos <= pos[:, None]) & (key_pos > pos[:, None] + offset - win)
+    live = live[None] & (key_pos[None] >= start[:, :, None])
+    e = torch.exp(scores.float() - SHIFT).masked_fill(~live[:, :, None], 0)
+    z = e.sum(-1) + torch.exp(p["attn_sink"] - SHIFT)
+    out = torch.matmul(e.to(q.dtype).view(b, nb, win * n, 2 * win), keys).view(b, t, n, d).float()
+
+    loss = h.new_zeros((), dtype=torch.float32)
+    if ratio:
+        entries = compress(h, sub(p, "compressor."), ratio, start, tables[f"entry{ratio}"], c)
+        n_entries = entries.shape[1]
+        w = torch.arange(n_entries, device=h.device)
+        live = (w[None] < ((pos + 1) // ratio)[:, None])[None] & (w[None, None] * ratio >= start[:, :, None])
+        visible = live
+        if ratio == 4:
+            wish = index_scores(h.detach(), cq.detach(), p, start, tables, c)
+            wish = wish.masked_fill(~live, float("-inf"))
+            if sparse and n_entries > c.index_topk:
+                least = wish.detach().topk(c.index_topk, -1).values[..., -1:]
+                live = live & (wish.detach() >= least)
+        scores = torch.bmm(q.reshape(b, t * n, d), entries.transpose(1, 2)).view(b, t, n, n_entries)
+        e = torch.exp(scores.float() - SHIFT).masked_fill(~live[:, :, None], 0)
+        z = z + e.sum(-1)
+        out = out + torch.bmm(e.to(q.dtype).view(b, t * n, n_entries), entries).view(b, t, n, d).float()
+        if ratio == 4:
+            loss = index_loss(wish, e.detach(), z.detach(), live)
+    for own in (*own_kv, kv) if main_kv is not None else ():
+        e = torch.exp((q.float() * own.float().unsqueeze(2)).sum(-1) - SHIFT)
+        z = z + e
+        out = out + e.unsqueeze(-1) * own.float().unsqueeze(2)
+    out = rope((out / z.unsqueeze(-1)).to(q.dtype), table, inverse=True)
+
+    g = c.o_groups
+    wo_a = p["wo_a.weight"].unflatten(0, (g, c.o_lora_rank))
+    low = torch.einsum("btgi,gri->btgr", out.reshape(b, t, g, -1).to(wo_a.dtype), wo_a)
+    return linear(low.flatten(-2), p["wo_b.weight"]), kv, loss
+
+
+def index_loss(wish: Tensor, e: Tensor, z: Tensor, live: Tensor) -> Tensor:
+    """KL(attention mass over entries || softmax of the indexer's scores), mean over rows."""
+    mass = (e / z.unsqueeze(-1)).sum(2)
+    total = mass.sum(-1, keepdim=True)
+    target = mass / (total + 1e-9)
+    logp = torch.log_softmax(wish.masked_fill(~live, -1e9), -1)
+    rows = (target * ((target + 1e-9).log() - logp)).sum(-1)
+    keep = (live.sum(-1) > 1).float()
+    return (rows * keep).sum() / (keep.sum() + 1)
+
+
+def route(h: Tensor, p: dict, ids: Tensor, c: V4Config) -> Tensor:
+    """Mixture weights [B, T, E] f32, zero where not chosen."""
+    a = torch.sqrt(F.softplus(F.linear(h.float(), p["gate.weight"].float())))
+    if "gate.tid2eid" in p:
+        chosen = p["gate.tid2eid"][ids]
+    else:
+        chosen = (a + p["gate.bias"]).detach().topk(c.num_experts_per_tok, -1).indices
+    mask = F.one_hot(chosen, c.n_routed_experts).sum(-2)
+    picked = a * mask
+    return picked / (picked.sum(-1, keepdim=True) + 1e-20) * c.routed_scaling_factor
+
+
+def ffn(h: Tensor, p: dict, ids: Tensor, c: V4Config):
+    """Routed plus shared experts. Returns (output, tokens per expert [E])."""
+    weight = route(h, p, ids, c)
+    y = dense_mixture(h, p["experts.w1"], p["experts.w3"], p["experts.w2"], weight, c.swiglu_limit)
+    y = y + mlp(h, p["shared_experts.w1.weight"], p["shared_experts.w3.weight"],
+                p["shared_experts.w2.weight"], c.swiglu_limit)
+    return y, (weight.detach() > 0).float().sum((0, 1))
+
+
+class V4:
+    """Weights by name plus the forward passes. Set `compiled` to run the parts through torch.compile."""
+
+    def __init__(self, config: V4Config, weights: dict[str, Tensor], max_len: int, compiled: bool = False):
+        self.c, self.w = config, weights
+        device = weights["embed.weight"].device
+        c = config
+        main = yarn_frequencies(c.qk_rope_head_dim, c.rope_theta)
+        far = yarn_frequencies(c.qk_rope_head_dim, c.compress_rope_theta, c.rope_factor, c.rope_original,
+                               c.beta_fast, c.beta_slow)
+        n = max_len + 8
+        self.tables = {"main": rope_table(main, n), "compress": rope_table(far, n),
+                       "entry4": rope_table(far, n // 4 + 1, 4), "entry128": rope_table(far, n // 128 + 1, 128)}
+        self.tables = {k: v.to(device) for k, v in self.tables.items()}
+        self.sparse = False
+        self.plain = dict(attention=attention, ffn=ffn, hc_pre=hc_pre, hc_post=hc_post, hc_head=hc_head)
+        self.fast = {k: torch.compile(f, dynamic=False) for k, f in self.plain.items()} if compiled else self.plain
+        self.f = self.fast
+        self.blocks = [self._block(f"layers.{i}.") for i in range(c.num_hidden_layers)]
+        self.mtp_block = self._block("mtp.0.")
+
+    def routed_layers(self) -> list[str]:
+        """Name prefixes in the order of the loads that trunk and mtp report."""
+        return [f"layers.{i}.ffn." for i in range(self.c.num_hidden_layers)] + ["mtp.0.ffn."]
+
+    def _block(self, prefix: str) -> dict:
+        p = sub(self.w, prefix)
+        return {"hc": {k: v for k, v in p.items() if "." not in k or k in ("attn_norm.weight", "ffn_norm.weight")},
+                "attn": sub(p, "attn."), "ffn": sub(p, "ffn.")}
+
+    def _rope_tables(self, t: int, ratio: int) -> dict:
+        out = {"main": self.tables["main"][:t + 4]} if not ratio else {"compress": self.tables["compress"][:t]}
+        if ratio:
+            out[f"entry{ratio}"] = self.tables[f"entry{ratio}"][:t // ratio]
+        return out
+
+    def block(self, x: Tensor, p: dict, ids: Tensor, start: Tensor, ratio: int, **draft):
+        c, hc = self.c, p["hc"]
+        h, post, logits = self.f["hc_pre"](x, hc["hc_attn_fn"], hc["hc_attn_scale"], hc["hc_attn_base"],
+                                           hc["attn_norm.weight"], c)
+        y, kv, loss = self.f["attention"](h, p["attn"], start, self._rope_tables(x.shape[1], ratio), ratio,
+                                          self.sparse, c, **draft)
+        x = self.f["hc_post"](y, x, post, sinkhorn(logits))
+        h, post, logits = self.f["hc_pre"](x, hc["hc_ffn_fn"], hc["hc_ffn_scale"], hc["hc_ffn_base"],
+                                           hc["ffn_norm.weight"], c)
+        y, load = self.f["ffn"](h, p["ffn"], ids, c)
+        return self.f["hc_post"](y, x, post, sinkhorn(logits)), kv, loss, load
+
+    def trunk(self, ids: Tensor, start: Tensor):
+        """Streams after the last layer [B, T, 4, H], indexer loss, loads (one [E] per layer)."""
+        c = self.c
+        x = F.embedding(ids, self.w["embed.weight"]).unsqueeze(2).expand(-1, -1, c.hc_mult, -1)
+        x, index, loads = x.contiguous(), 0.0, []
+        for i, p in enumerate(self.blocks):
+            x, _, loss, load = self.block(x, p, ids, start, c.compress_ratios[i])
+            index = index + loss
+            loads.append(load)
+        return x, index, loads
+
+    def head_input(self, x: Tensor, prefix: str = "") -> Tensor:
+        """Normed vectors that the output head multiplies, of the main model or of the MTP layer."""
+        w = self.w
+        return self.f["hc_head"](x, w[prefix + "hc_head_fn"], w[prefix + "hc_head_scale"],
+                                 w[prefix + "hc_head_base"], w[prefix + "norm.weight"], self.c)
+
+    def mtp(self, x: Tensor, ids: Tensor, start: Tensor, step: int = 1, main_kv=None, own_kv=()):
+        """Draft `step` (1, 2, ...): streams x of row t and token t+step -> streams that predict t+step+1."""
+        w, p, c = self.w, "mtp.0.", self.c
+        nxt = F.pad(ids[:, step:], (0, step))
+        e = rms_norm(F.embedding(nxt, w["embed.weight"]), w[p + "enorm.weight"], c.rms_norm_eps)
+        h = rms_norm(x, w[p + "hnorm.weight"], c.rms_norm_eps)
+        x = linear(e, w[p + "e_proj.weight"]).unsqueeze(2) + linear(h, w[p + "h_proj.weight"])
+        draft = dict(offset=step - 1, main_kv=main_kv, own_kv=tuple(own_kv)) if step > 1 else {}
+        x, kv, _, load = self.block(x, self.mtp_block, nxt, start, c.compress_ratios[-1], **draft)
+        return x, kv, load
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return linear(hidden, self.w["head.weight"])
