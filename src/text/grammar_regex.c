@@ -44,7 +44,7 @@ typedef struct reader {
     group groups[HD_GRAMMAR_MAX_SCHEMA_DEPTH + 1];
 } reader;
 
-enum { NO_PART = UINT32_MAX };
+#define NO_PART UINT32_MAX
 
 static void refuse(reader *r, bool invalid, const char *what) {
     gram_fail(r->b, invalid ? HD_EINVAL : HD_EUNSUPPORTED, "%s: %s at byte %zu of the pattern",
