@@ -59,7 +59,8 @@ endif
 OBJECTS := $(SOURCES:%.c=$(BUILD)/%.o)
 LIBRARY := $(filter-out $(BUILD)/src/cli/main.o,$(OBJECTS))
 TESTS   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/*.c tests/*/*.c)))
-TESTS   := $(filter-out $(BUILD)/tests/fuzz/%,$(TESTS))
+TESTS   := $(filter-out $(BUILD)/tests/fuzz/% $(BUILD)/tests/drive/%,$(TESTS))
+DRIVERS := $(patsubst tests/drive/%.c,$(BUILD)/%,$(wildcard tests/drive/drive_*.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 
 ifdef CUDA
@@ -76,7 +77,9 @@ LDLIBS    += -L$(dir $(NVCC))../lib64 -lcudart_static -ldl -lrt
 endif
 
 .DEFAULT_GOAL := all
-.PHONY: all unit debug asan tsan check fuzz bench clean
+drivers: $(DRIVERS) # small programs that the end-to-end tests talk to
+
+.PHONY: all drivers unit debug asan tsan check fuzz bench clean
 all: $(BUILD)/hadal
 
 $(BUILD)/hadal: $(OBJECTS)
@@ -90,6 +93,10 @@ $(BUILD)/hadal_test: $(LIBRARY) $(TESTS)
 $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIBRARY)
 	@echo "LINK $@"
 	@$(CC) $(LDOPT) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
+
+$(BUILD)/drive_%: $(BUILD)/tests/drive/drive_%.o $(LIBRARY)
+	@echo "LINK $@"
+	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
 
 $(BUILD)/bench_%: $(BUILD)/bench/bench_%.o $(LIBRARY)
 	@echo "LINK $@"
@@ -120,7 +127,8 @@ debug:
 	$(MAKE) BUILD=build-debug OPT="-O1 -g3 -fPIE" build-debug/hadal build-debug/hadal_test
 asan:
 	$(MAKE) BUILD=build-asan OPT="$(SANITIZE) -fsanitize=address,undefined" \
-	  LDOPT="-pie -fsanitize=address,undefined" build-asan/hadal build-asan/hadal_test
+	  LDOPT="-pie -fsanitize=address,undefined" build-asan/hadal build-asan/hadal_test \
+	  $(DRIVERS:$(BUILD)/%=build-asan/%)
 tsan:
 	$(MAKE) BUILD=build-tsan OPT="$(SANITIZE) -fsanitize=thread" \
 	  LDOPT="-pie -fsanitize=thread" build-tsan/hadal build-tsan/hadal_test

@@ -17,6 +17,7 @@
     X(schema) \
     X(placement) \
     X(safetensors) \
+    X(grammar) \
     X(weights) \
     X(cache) \
     X(model) \

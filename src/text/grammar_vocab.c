@@ -1,0 +1,160 @@
+/* grammar_vocab.c - the tokens as a trie over their bytes, in preorder.
+ *
+ * A walk that drops a branch skips its subtree; otherwise it goes on to the next node. Tokens
+ * that are control, not text, and pieces longer than GRAM_MAX_PIECE are not in it. */
+#include "text/grammar_vocab_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+
+typedef struct entry {
+    const uint8_t *piece;
+    size_t n;
+    int32_t id;
+} entry;
+
+static int compare_entries(const void *a, const void *b) {
+    const entry *x = a, *y = b;
+    size_t n = x->n < y->n ? x->n : y->n;
+    int c = memcmp(x->piece, y->piece, n);
+    if (c) return c;
+    if (x->n != y->n) return x->n < y->n ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+static size_t common(const entry *a, const entry *b) {
+    size_t n = 0;
+    while (n < a->n && n < b->n && a->piece[n] == b->piece[n]) n++;
+    return n;
+}
+
+/* Lays the sorted entries out; returns the number of nodes. With nodes NULL it only counts. */
+static size_t lay_out(hd_grammar_vocab *v, const entry *entries, size_t n,
+                      gram_trie_node *nodes) {
+    size_t n_nodes = 0, open[GRAM_MAX_PIECE + 1], depth = 0;
+    for (size_t i = 0; i < n; i++) {
+        const entry *e = &entries[i];
+        size_t same = i > 0 ? common(e, &entries[i - 1]) : 0;
+        for (; depth > same; depth--) {
+            if (nodes) nodes[open[depth]].skip = (uint32_t)n_nodes;
+        }
+        for (; depth < e->n; n_nodes++) {
+            depth++;
+            open[depth] = n_nodes;
+            if (!nodes) continue;
+            nodes[n_nodes] = (gram_trie_node){
+                .token = -1, .byte = e->piece[depth - 1], .depth = (uint8_t)depth};
+        }
+        if (!nodes) continue;
+        gram_trie_node *at = &nodes[open[depth]];
+        v->next_same[e->id] = at->token;
+        at->token = e->id;
+    }
+    for (; nodes && depth > 0; depth--) nodes[open[depth]].skip = (uint32_t)n_nodes;
+    return n_nodes;
+}
+
+static bool is_eos(const hd_grammar_vocab_args *a, int32_t id) {
+    for (int32_t i = 0; i < a->n_eos; i++) {
+        if (a->eos[i] == id) return true;
+    }
+    return false;
+}
+
+static hd_status build(hd_grammar_vocab *v, const hd_grammar_vocab_args *a, entry *entries,
+                       hd_err *err) {
+    size_t n = 0;
+    for (int32_t id = 0; id < a->n_pieces; id++) {
+        size_t bytes = a->piece_bytes[id];
+        if (!a->pieces[id] || bytes == 0 || bytes > GRAM_MAX_PIECE || is_eos(a, id)) continue;
+        if (bytes > v->longest) v->longest = bytes;
+        entries[n++] = (entry){a->pieces[id], bytes, id};
+    }
+    if (n > 0) qsort(entries, n, sizeof *entries, compare_entries);
+    size_t n_nodes = lay_out(v, entries, n, NULL);
+    if (n_nodes >= UINT32_MAX) return HD_FAIL(err, HD_EINVAL, "a vocabulary of too many bytes");
+    v->n_nodes = (uint32_t)n_nodes;
+    v->nodes = calloc(n_nodes ? n_nodes : 1, sizeof *v->nodes);
+    if (!v->nodes) return HD_FAIL(err, HD_ENOMEM, "no memory for a trie of %zu nodes", n_nodes);
+    lay_out(v, entries, n, v->nodes);
+    return HD_OK;
+}
+
+hd_status hd_grammar_vocab_open(hd_grammar_vocab **out, const hd_grammar_vocab_args *a,
+                                hd_err *err) {
+    *out = NULL;
+    if (a->n_pieces < 1 || a->n_rows < a->n_pieces || a->n_eos < 0) {
+        return HD_FAIL(err, HD_EINVAL, "%d tokens for %d rows of logits", a->n_pieces,
+                       a->n_rows);
+    }
+    for (int32_t i = 0; i < a->n_eos; i++) {
+        if (a->eos[i] >= 0 && a->eos[i] < a->n_rows) continue;
+        return HD_FAIL(err, HD_EINVAL, "end-of-sequence token %d, not below %d", a->eos[i],
+                       a->n_rows);
+    }
+    size_t n = (size_t)a->n_pieces;
+    hd_grammar_vocab *v = calloc(1, sizeof *v);
+    entry *entries = calloc(n, sizeof *entries);
+    if (v) {
+        v->next_same = calloc(n, sizeof *v->next_same);
+        v->eos = calloc((size_t)a->n_eos + 1, sizeof *v->eos);
+        v->n_eos = a->n_eos;
+        v->n_words = (a->n_rows - 1) / 32 + 1;
+    }
+    hd_status status = HD_OK;
+    if (!v || !entries || !v->next_same || !v->eos) {
+        status = HD_FAIL(err, HD_ENOMEM, "no memory for a vocabulary of %zu tokens", n);
+    } else {
+        if (a->n_eos) memcpy(v->eos, a->eos, (size_t)a->n_eos * sizeof *v->eos);
+        status = build(v, a, entries, err);
+    }
+    free(entries);
+    if (status == HD_OK) {
+        *out = v;
+    } else {
+        hd_grammar_vocab_close(v);
+    }
+    return status;
+}
+
+hd_status hd_grammar_vocab_open_tokenizer(hd_grammar_vocab **out, const hd_tokenizer *t,
+                                          int32_t n_rows, const int32_t *eos, int32_t n_eos,
+                                          hd_err *err) {
+    int32_t n = hd_tokenizer_vocab_size(t);
+    const uint8_t **pieces = calloc((size_t)n + 1, sizeof *pieces);
+    size_t *bytes = calloc((size_t)n + 1, sizeof *bytes);
+    hd_status status = HD_OK;
+    *out = NULL;
+    if (!pieces || !bytes) {
+        status = HD_FAIL(err, HD_ENOMEM, "no memory for a vocabulary of %d tokens", n);
+    } else {
+        for (int32_t id = 0; id < n; id++) {
+            if (!hd_tokenizer_is_added(t, id))
+                pieces[id] = hd_tokenizer_piece(t, id, &bytes[id]);
+        }
+        const hd_grammar_vocab_args a = {.pieces = pieces,
+                                         .piece_bytes = bytes,
+                                         .n_pieces = n,
+                                         .n_rows = n_rows,
+                                         .eos = eos,
+                                         .n_eos = n_eos};
+        status = hd_grammar_vocab_open(out, &a, err);
+    }
+    free(pieces);
+    free(bytes);
+    return status;
+}
+
+void hd_grammar_vocab_close(hd_grammar_vocab *v) {
+    if (!v) return;
+    free(v->nodes);
+    free(v->next_same);
+    free(v->eos);
+    free(v);
+}
+
+int32_t hd_grammar_vocab_words(const hd_grammar_vocab *v) {
+    return v->n_words;
+}

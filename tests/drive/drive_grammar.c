@@ -1,0 +1,285 @@
+/* drive_grammar.c - the grammar's matcher and masks, line by line, for tests in other languages.
+ *
+ * Reads one JSON object per line: kind (object, schema, regex, choice), text, choices, space;
+ * texts to judge; walks, the number of random texts to make through masks, from seed. Answers
+ * with one line: error, or states, bytes, accepted (per text), walks (texts that ended), and
+ * wrong: tokens whose mask bit disagreed with advance(). With a model directory as argument the
+ * tokens are its tokenizer's; otherwise a few hundred short ones. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/json.h"
+#include "base/philox.h"
+#include "text/grammar.h"
+
+enum { MAX_TOY = 1024, MAX_WALK = 1 << 16, SAMPLE = 400, STEPS = 60, GIVE_UP = 3000 };
+
+typedef struct driver {
+    hd_tokenizer *tokenizer;
+    hd_grammar_vocab *vocab;
+    hd_grammar_masks *masks;
+    const uint8_t *pieces[MAX_TOY];
+    size_t bytes[MAX_TOY];
+    uint8_t storage[MAX_TOY][8];
+    int32_t n_tokens, eos;
+    uint32_t *mask;
+    uint64_t seed, draws;
+    int64_t wrong;
+    double slowest_us, total_us; /* of masks */
+    int64_t n_slow;              /* above 500 us */
+} driver;
+
+static uint32_t draw(driver *d, uint32_t below) {
+    return hd_philox_at(d->seed, 0, d->draws++).v[0] % below;
+}
+
+static void add_toy(driver *d, const char *text, size_t n) {
+    memcpy(d->storage[d->n_tokens], text, n);
+    d->pieces[d->n_tokens] = d->storage[d->n_tokens];
+    d->bytes[d->n_tokens++] = n;
+}
+
+/* All single bytes, joints of JSON, and pieces that begin and end inside of characters. */
+static void make_toys(driver *d) {
+    static const char *const more[] = {
+        "\"",       "\",",  "\":",   "\": ",   "\", \"",   "\"}",  "\"]",   "}}",
+        "]}",       "},",   "{\"",   "[\"",    "[[",       "true", "false", "null",
+        "nul",      "e",    "\":\"", "\":[",   "\":{",     "10",   "123",   "-1",
+        "0.5",      "e+",   "1e",    "\\u",    "\\ud83",   "\\\"", "\\\\",  "\\n",
+        "abc",      "ab",   "aa",    "aab",    "name",     "type", "value", "a\":",
+        "é",        "ß",    "\xc3",  "\xa9",   "\xe2\x82", "\xac", "€",     "\xf0\x9f",
+        "\x98\x80", "😀",    "a\xc3", "\xa9\"", " ",        "  ",   ", ",    ": ",
+        "\n",       "\n  ", "2024-", "-0",     "00",       "::",   "\":1",  ",\"a",
+        "}]",       "[]",   "{}",    "[1,",    "1]",       "\"\""};
+    for (int c = 0; c < 256; c++) add_toy(d, (char[]){(char)c}, 1);
+    for (size_t i = 0; i < HD_LEN(more); i++) add_toy(d, more[i], strlen(more[i]));
+}
+
+static const uint8_t *piece(const driver *d, int32_t id, size_t *n) {
+    if (d->tokenizer) {
+        if (hd_tokenizer_is_added(d->tokenizer, id)) return NULL;
+        return hd_tokenizer_piece(d->tokenizer, id, n);
+    }
+    *n = d->bytes[id];
+    return d->pieces[id];
+}
+
+static bool allowed(const driver *d, int32_t id) {
+    return d->mask[id >> 5] >> (id & 31) & 1;
+}
+
+static void check_one(driver *d, const hd_grammar *g, const hd_grammar_state *s, int32_t id) {
+    static hd_grammar_state next;
+    size_t n = 0;
+    const uint8_t *bytes = piece(d, id, &n);
+    if (id == d->eos) {
+        d->wrong += allowed(d, id) != hd_grammar_can_end(g, s);
+        return;
+    }
+    hd_grammar_copy(&next, s);
+    bool fine = bytes && n > 0 && n < 255 && hd_grammar_advance(g, &next, bytes, n);
+    if (fine != allowed(d, id)) d->wrong++;
+}
+
+static double now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* other work on the machine is not ours */
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}
+
+static void compute_mask(driver *d, const hd_grammar *g, const hd_grammar_state *s) {
+    double start = now_us();
+    hd_grammar_mask(d->masks, g, s, d->mask);
+    double us = now_us() - start;
+    d->total_us += us;
+    d->n_slow += us > 500;
+    if (us > d->slowest_us) d->slowest_us = us;
+}
+
+static void check_mask(driver *d, const hd_grammar *g, const hd_grammar_state *s) {
+    compute_mask(d, g, s);
+    if (!d->tokenizer) {
+        for (int32_t id = 0; id < d->n_tokens; id++) check_one(d, g, s, id);
+        return;
+    }
+    for (int32_t i = 0; i < SAMPLE; i++) {
+        check_one(d, g, s, (int32_t)draw(d, (uint32_t)d->n_tokens));
+    }
+}
+
+/* A random allowed token; late in a walk one that closes something, if there is one. */
+static int32_t choose(driver *d, int32_t step) {
+    static const char *const closers[] = {"\"", "}", "]"};
+    bool close = draw(d, 4) < (step > STEPS ? 3 : 1);
+    if (close && allowed(d, d->eos) && (step > STEPS || draw(d, 3) == 0)) return d->eos;
+    for (size_t c = 0; close && c < HD_LEN(closers); c++) {
+        for (int32_t id = 0; id < d->n_tokens; id++) {
+            size_t n = 0;
+            const uint8_t *bytes = allowed(d, id) ? piece(d, id, &n) : NULL;
+            if (bytes && n == 1 && bytes[0] == (uint8_t)closers[c][0]) return id;
+        }
+    }
+    for (int32_t i = 0; i < 200; i++) {
+        int32_t id = (int32_t)draw(d, (uint32_t)d->n_tokens);
+        if (allowed(d, id)) return id;
+    }
+    int32_t start = (int32_t)draw(d, (uint32_t)d->n_tokens);
+    for (int32_t i = 0; i < d->n_tokens; i++) {
+        int32_t id = (start + i) % d->n_tokens;
+        if (allowed(d, id)) return id;
+    }
+    return -1;
+}
+
+/* The text of one random walk; NULL when it did not end in time, *stuck when nothing may come. */
+static json_t *walk(driver *d, const hd_grammar *g, bool *stuck) {
+    static hd_grammar_state s;
+    static char text[MAX_WALK];
+    size_t at = 0;
+    hd_grammar_start(g, &s);
+    for (int32_t step = 0; step < GIVE_UP; step++) {
+        check_mask(d, g, &s);
+        int32_t id = choose(d, step);
+        if (id < 0) {
+            *stuck = true;
+            return NULL;
+        }
+        if (id == d->eos) return json_stringn(text, at);
+        size_t n;
+        const uint8_t *bytes = piece(d, id, &n);
+        if (at + n > sizeof text) return NULL;
+        memcpy(text + at, bytes, n);
+        at += n;
+        if (!hd_grammar_advance(g, &s, bytes, n)) {
+            *stuck = true;
+            return NULL;
+        }
+    }
+    return NULL;
+}
+
+static bool accepts(const hd_grammar *g, const char *text, size_t n) {
+    static hd_grammar_state s;
+    hd_grammar_start(g, &s);
+    return hd_grammar_advance(g, &s, (const uint8_t *)text, n) && hd_grammar_can_end(g, &s);
+}
+
+static json_t *judge(driver *d, const hd_grammar *g, const json_t *job) {
+    json_t *accepted = json_array(), *walks = json_array();
+    const json_t *texts = json_object_get(job, "texts");
+    bool stuck = false;
+    d->wrong = 0;
+    d->slowest_us = d->total_us = 0;
+    d->n_slow = 0;
+    d->seed = (uint64_t)json_integer_value(json_object_get(job, "seed"));
+    d->draws = 0;
+    for (size_t i = 0; i < json_array_size(texts); i++) {
+        const json_t *text = json_array_get(texts, i);
+        bool fine = accepts(g, json_string_value(text), json_string_length(text));
+        json_array_append_new(accepted, json_boolean(fine));
+    }
+    json_int_t n = json_integer_value(json_object_get(job, "walks"));
+    json_int_t unfinished = 0;
+    for (json_int_t i = 0; i < n; i++) {
+        json_t *text = walk(d, g, &stuck);
+        if (text) {
+            json_array_append_new(walks, text);
+        } else {
+            unfinished++;
+        }
+    }
+    hd_grammar_masks_stats stats = hd_grammar_masks_get_stats(d->masks);
+    return json_pack("{s:o, s:o, s:I, s:b, s:I, s:i, s:I, s:f, s:f, s:I, s:I, s:I}", "accepted",
+                     accepted, "walks", walks, "wrong", (json_int_t)d->wrong, "stuck", stuck,
+                     "unfinished", unfinished, "states", hd_grammar_n_states(g), "bytes",
+                     (json_int_t)hd_grammar_bytes(g), "slowest_us", d->slowest_us, "total_us",
+                     d->total_us, "slow", (json_int_t)d->n_slow, "hits", (json_int_t)stats.hits,
+                     "misses", (json_int_t)stats.misses);
+}
+
+static json_t *serve(driver *d, const json_t *job) {
+    static const char *const kinds[] = {"object", "schema", "regex", "choice"};
+    const json_t *list = json_object_get(job, "choices"), *text = json_object_get(job, "text");
+    const char *kind = json_string_value(json_object_get(job, "kind"));
+    size_t n = json_array_size(list);
+    const char **choices = calloc(n + 1, sizeof *choices);
+    size_t *bytes = calloc(n + 1, sizeof *bytes);
+    for (size_t i = 0; i < n; i++) {
+        choices[i] = json_string_value(json_array_get(list, i));
+        bytes[i] = json_string_length(json_array_get(list, i));
+    }
+    hd_grammar_args a = {.text = json_string_value(text),
+                         .n = json_string_length(text),
+                         .choices = choices,
+                         .choice_bytes = bytes,
+                         .n_choices = (int32_t)n,
+                         .free_space =
+                             (int32_t)json_integer_value(json_object_get(job, "space"))};
+    for (size_t i = 0; i < HD_LEN(kinds); i++) {
+        if (kind && strcmp(kinds[i], kind) == 0) a.kind = (hd_grammar_kind)i;
+    }
+    hd_grammar *g;
+    hd_err err = {0};
+    double start = now_us();
+    hd_status status = hd_grammar_open(&g, &a, &err);
+    double us = now_us() - start;
+    json_t *answer = status == HD_OK ? judge(d, g, job) : json_pack("{s:s}", "error", err.msg);
+    json_object_set_new(answer, "compile_us", json_real(us));
+    hd_grammar_close(g);
+    free(choices);
+    free(bytes);
+    return answer;
+}
+
+static hd_status open_vocab(driver *d, const char *dir, hd_err *err) {
+    if (dir) {
+        HD_TRY(hd_tokenizer_open(&d->tokenizer, dir, err));
+        d->n_tokens = hd_tokenizer_vocab_size(d->tokenizer);
+        d->eos = hd_tokenizer_eos(d->tokenizer);
+        return hd_grammar_vocab_open_tokenizer(&d->vocab, d->tokenizer, d->n_tokens, &d->eos, 1,
+                                               err);
+    }
+    make_toys(d);
+    d->eos = d->n_tokens;
+    d->pieces[d->n_tokens++] = NULL;
+    const hd_grammar_vocab_args a = {.pieces = d->pieces,
+                                     .piece_bytes = d->bytes,
+                                     .n_pieces = d->n_tokens,
+                                     .n_rows = d->n_tokens,
+                                     .eos = &d->eos,
+                                     .n_eos = 1};
+    return hd_grammar_vocab_open(&d->vocab, &a, err);
+}
+
+int main(int argc, char **argv) {
+    static driver d;
+    hd_err err = {0};
+    char *line = NULL;
+    size_t cap = 0;
+    ssize_t n;
+    if (open_vocab(&d, argc > 1 ? argv[1] : NULL, &err) != HD_OK ||
+        hd_grammar_masks_open(&d.masks, d.vocab, (size_t)64 << 20, &err) != HD_OK) {
+        fprintf(stderr, "error: %s\n", err.msg);
+        return 2;
+    }
+    d.mask = calloc((size_t)hd_grammar_vocab_words(d.vocab), sizeof *d.mask);
+    while (d.mask && (n = getline(&line, &cap, stdin)) > 0) {
+        json_t *job;
+        if (hd_json_parse(&job, line, (size_t)n, "a job", &err) != HD_OK) break;
+        json_t *answer = serve(&d, job);
+        json_dumpf(answer, stdout, JSON_COMPACT);
+        printf("\n");
+        fflush(stdout);
+        json_decref(answer);
+        json_decref(job);
+    }
+    free(line);
+    free(d.mask);
+    hd_grammar_masks_close(d.masks);
+    hd_grammar_vocab_close(d.vocab);
+    hd_tokenizer_close(d.tokenizer);
+    if (err.code != HD_OK) fprintf(stderr, "error: %s\n", err.msg);
+    return err.code == HD_OK ? 0 : 2;
+}
