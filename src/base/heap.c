@@ -31,7 +31,7 @@ void hd_heap_clear(hd_heap *h) {
 }
 
 static bool before(const hd_heap *h, int32_t a, int32_t b) {
-    return h->key[a] < h->key[b] || (h->key[a] == h->key[b] && a < b);
+    return h->key[a] != h->key[b] ? h->key[a] < h->key[b] : a < b;
 }
 
 static void set(hd_heap *h, int32_t at, int32_t item) {

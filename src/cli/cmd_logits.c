@@ -21,6 +21,7 @@ enum {
     MAX_SEQS = 64,        /* sequences in one step; more run in groups */
     DEFAULT_CHUNK = 256,  /* rows of one sequence in one step */
     MAX_STEP_ROWS = 2048, /* rows of one step, unless --chunk asks for more */
+    PATH_BYTES = 4096 + sizeof ".mtp.npy",
 };
 
 typedef struct settings {
@@ -43,7 +44,7 @@ typedef struct run {
     hd_batch batch[HD_MAX_MICRO];
     token_lists lists;
     hd_npy main_out, draft_out;
-    char *draft_path;
+    char draft_path[PATH_BYTES];
     int64_t done[MAX_SEQS]; /* tokens computed of each sequence of the group */
 } run;
 
@@ -123,21 +124,21 @@ static hd_status open_memory(run *r, hd_err *err) {
 }
 
 /* OUT.npy becomes OUT.mtp.npy; any other name gets .mtp.npy appended. */
-static char *draft_name(const char *out) {
-    size_t n = strlen(out);
-    if (n > 4 && strcmp(out + n - 4, ".npy") == 0) n -= 4;
-    char *name = malloc(n + sizeof ".mtp.npy");
-    if (!name) return NULL;
-    memcpy(name, out, n);
-    memcpy(name + n, ".mtp.npy", sizeof ".mtp.npy");
-    return name;
+static hd_status name_drafts(run *r, hd_err *err) {
+    size_t n = strlen(r->set.out);
+    if (n > 4 && strcmp(r->set.out + n - 4, ".npy") == 0) n -= 4;
+    if (n + sizeof ".mtp.npy" > sizeof r->draft_path) {
+        return HD_FAIL(err, HD_EINVAL, "--out: a name of %zu bytes is too long", n);
+    }
+    memcpy(r->draft_path, r->set.out, n);
+    memcpy(r->draft_path + n, ".mtp.npy", sizeof ".mtp.npy");
+    return HD_OK;
 }
 
 static hd_status open_output(run *r, hd_err *err) {
     HD_TRY(hd_npy_create(&r->main_out, r->set.out, r->lists.total, r->spec->vocab, err));
     if (!r->set.mtp) return HD_OK;
-    r->draft_path = draft_name(r->set.out);
-    if (!r->draft_path) return HD_FAIL(err, HD_ENOMEM, "no memory for a file name");
+    HD_TRY(name_drafts(r, err));
     return hd_npy_create(&r->draft_out, r->draft_path, r->lists.total, r->spec->vocab, err);
 }
 
@@ -153,7 +154,6 @@ static hd_status close_all(run *r, hd_err *err) {
     hd_weights_close(r->weights);
     hd_model_spec_close(r->spec);
     token_lists_free(&r->lists);
-    free(r->draft_path);
     return st != HD_OK ? st : st_draft;
 }
 

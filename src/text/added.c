@@ -160,7 +160,7 @@ bool text_added_next(text_added_walk *w, int32_t *id, const uint8_t **part, size
         *id = w->held_id;
         return true;
     }
-    size_t first = w->n, end = w->n;
+    size_t first = w->n, end = first;
     const text_added_token *t = w->added->n_tokens ? find_token(w, &first, &end) : NULL;
     if (t && t->lstrip) {
         size_t start = space_before(w->text, first);

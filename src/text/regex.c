@@ -36,6 +36,7 @@ typedef struct translation {
 } translation;
 
 static hd_status put(translation *t, const char *text, size_t n, hd_err *err) {
+    if (n == 0) return HD_OK;
     if (n > t->cap - t->n) {
         size_t cap = (t->cap + n) * 2;
         char *wider = realloc(t->text, cap);
