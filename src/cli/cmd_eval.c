@@ -80,7 +80,7 @@ static hd_status add_line(eval *v, const char *text, size_t n, const char *where
     HD_TRY(hd_json_parse(&line, text, n, where, err));
     hd_status st = check_case(line, where, err);
     const char *task = json_string_value(json_object_get(line, "task"));
-    const bool wanted = st == HD_OK && (!v->set.task || strcmp(v->set.task, task) == 0);
+    const bool wanted = st == HD_OK && task && (!v->set.task || strcmp(v->set.task, task) == 0);
     const int32_t g = wanted ? group_of(v, task) : -1;
     if (wanted && g < 0)
         st = HD_FAIL(err, HD_EINVAL, "%s: more than %d tasks", where, MAX_TASKS);
@@ -101,7 +101,8 @@ static hd_status load_cases(eval *v, const char *path, hd_err *err) {
     HD_TRY(hd_file_read(&text, &n, path, MAX_FILE_BYTES, err));
     v->cases = calloc(MAX_CASES, sizeof *v->cases);
     v->groups = calloc(MAX_TASKS, sizeof *v->groups);
-    hd_status st = v->cases && v->groups ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for tasks");
+    hd_status st =
+        v->cases && v->groups ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for tasks");
     int32_t number = 1;
     for (size_t at = 0; st == HD_OK && at < n; number++) {
         const char *end = memchr(text + at, '\n', n - at);

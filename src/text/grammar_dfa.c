@@ -112,7 +112,7 @@ static uint32_t intern(maker *m, uint32_t at, uint32_t deny, const gram_rule *ru
     for (; m->slots[slot & m->mask] != UINT32_MAX; slot++) {
         uint32_t s = m->slots[slot & m->mask];
         const set *x = &m->sets[s];
-        if (x->n != n || x->deny != deny || memcmp(m->members + x->at, members, n * 4))
+        if (x->n != n || x->deny != deny || memcmp(m->members + x->at, members, n * 4) != 0)
             continue;
         m->n_members = at;
         return s;
@@ -332,8 +332,9 @@ static bool order_rules(maker *m, uint32_t *order) {
     uint32_t n_order = 0, *at = calloc(b->n_rules, sizeof *at);
     uint32_t *path = calloc(b->n_rules, sizeof *path);
     uint8_t *color = calloc(b->n_rules, 1); /* 1: on the path, 2: done */
-    if (!at || !path || !color) gram_fail(b, HD_ENOMEM, "no memory for the order of rules");
-    for (uint32_t r = 0; r < b->n_rules && b->status == HD_OK; r++) {
+    const bool enough = at && path && color;
+    if (!enough) gram_fail(b, HD_ENOMEM, "no memory for the order of rules");
+    for (uint32_t r = 0; enough && r < b->n_rules && b->status == HD_OK; r++) {
         uint32_t n_path = 0;
         if (color[r]) continue;
         path[n_path++] = r;
