@@ -26,7 +26,7 @@ fail:
 }
 
 void hd_output_deinit(hd_output *o) {
-    for (size_t i = 0; i < o->n_stop; i++) free(o->stop[i]);
+    for (size_t i = 0; o->stop && i < o->n_stop; i++) free(o->stop[i]);
     free(o->stop);
     free(o->stop_len);
     hd_bytes_deinit(&o->text);

@@ -36,8 +36,8 @@ typedef struct translation {
 } translation;
 
 static hd_status put(translation *t, const char *text, size_t n, hd_err *err) {
-    if (n > t->cap - t->n) {
-        size_t cap = (t->cap + n) * 2;
+    if (n > t->cap - t->n || !t->text) {
+        size_t cap = (t->cap + n + 1) * 2;
         char *wider = realloc(t->text, cap);
         if (!wider) return HD_FAIL(err, HD_ENOMEM, "no memory for a pattern");
         t->text = wider;
