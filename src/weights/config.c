@@ -238,7 +238,7 @@ static void note_unknown(hd_model_spec *s, const weights_view *v, json_t *root) 
 static hd_status read_document(hd_model_spec *s, const weights_view *v, const char *dir) {
     HD_TRY(read_family(s, v));
     HD_TRY(read_common(s, v));
-    s->layers = calloc((size_t)(s->n_layers + s->n_mtp), sizeof *s->layers);
+    s->layers = calloc((size_t)s->n_layers + (size_t)s->n_mtp, sizeof *s->layers);
     if (!s->layers) {
         return HD_FAIL(v->err, HD_ENOMEM, "%s: no memory for %d layers", v->file, s->n_layers);
     }

@@ -81,7 +81,7 @@ static void set_kind(hd_model_spec *s, int32_t l, hd_attention kind, int32_t rat
 static hd_status kinds_from_types(hd_model_spec *s, const weights_view *v, const json_t *types,
                                   int32_t csa, int32_t hca) {
     size_t n = json_array_size(types);
-    if (n != (size_t)s->n_layers && n != (size_t)(s->n_layers + s->n_mtp)) {
+    if (n != (size_t)s->n_layers && n != (size_t)s->n_layers + (size_t)s->n_mtp) {
         return HD_FAIL(
             v->err, HD_EFORMAT,
             "%s: key \"layer_types\" has %zu entries: must be num_hidden_layers, which "
@@ -183,7 +183,7 @@ static void note_dspark(hd_model_spec *s, const weights_view *v) {
                                        "noise_token_id",        "target_layer_ids",
                                        "markov_rank",           "dspark_confidence_threshold"};
     const json_t *ratios = weights_find(v, "compress_ratios");
-    bool dspark = json_array_size(ratios) > (size_t)(s->n_layers + s->n_mtp);
+    bool dspark = json_array_size(ratios) > (size_t)s->n_layers + (size_t)s->n_mtp;
     for (size_t i = 0; i < HD_LEN(keys); i++) {
         if (weights_find(v, keys[i])) dspark = true;
     }
@@ -239,7 +239,7 @@ static hd_status read_mlp_kinds(hd_model_spec *s, const weights_view *v) {
                               "neither it nor mlp_layer_types says which layers route by hash");
     }
     size_t n = json_array_size(kinds);
-    if (kinds && n != (size_t)s->n_layers && n != (size_t)(s->n_layers + s->n_mtp)) {
+    if (kinds && n != (size_t)s->n_layers && n != (size_t)s->n_layers + (size_t)s->n_mtp) {
         return HD_FAIL(
             v->err, HD_EFORMAT,
             "%s: key \"mlp_layer_types\" has %zu entries: must be num_hidden_layers, "
