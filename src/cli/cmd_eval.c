@@ -55,7 +55,8 @@ typedef struct eval {
 
 static int32_t group_of(eval *v, const char *name) {
     for (int32_t i = 0; i < v->n_groups; i++) {
-        if (strcmp(v->groups[i].name, name) == 0) return i;
+        const char *known = v->groups[i].name;
+        if (known && strcmp(known, name) == 0) return i;
     }
     if (v->n_groups == MAX_TASKS) return -1;
     v->groups[v->n_groups].name = name;
