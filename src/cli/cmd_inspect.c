@@ -116,20 +116,24 @@ static void sum_stored(inspection *in) {
     }
 }
 
-static hd_status check_scales(const inspection *in, hd_err *err) {
+typedef enum depth { HEADERS, SCALES, VALUES } depth; /* how much of the files is read */
+
+/* Stops at the first fault. */
+static hd_status check_contents(const inspection *in, depth how, hd_err *err) {
     int64_t total = 0;
     for (int32_t i = 0; i < in->schema->n; i++) {
         const hd_weight *m = hd_weights_stored(in->weights, i);
-        total += m && m->scale ? m->rows : 0;
+        total += m && (m->scale || how == VALUES) ? m->rows : 0;
     }
-    bool quiet = in->tensor_bytes < QUIET_SCALE_BYTES;
     hd_progress bar;
-    hd_progress_init(&bar, "reading scales", "rows", total, quiet);
+    hd_progress_init(&bar, how == VALUES ? "reading values" : "reading scales", "rows", total,
+                     in->tensor_bytes < QUIET_SCALE_BYTES);
     hd_status st = HD_OK;
     for (int32_t i = 0; i < in->schema->n && st == HD_OK; i++) {
         const hd_weight *m = hd_weights_stored(in->weights, i);
-        if (!m || !m->scale) continue;
+        if (!m || (!m->scale && how != VALUES)) continue;
         st = hd_weights_check_scales(in->weights, i, err);
+        if (st == HD_OK && how == VALUES) st = hd_weights_check_values(in->weights, i, err);
         hd_progress_add(&bar, m->rows);
     }
     hd_progress_end(&bar);
@@ -146,14 +150,14 @@ static void note_unknown(inspection *in) {
     }
 }
 
-static void gather_stored(inspection *in, bool quick, bool strict) {
+static void gather_stored(inspection *in, depth how, bool strict) {
     in->schema = hd_weights_schema(in->weights);
     in->checkpoint = hd_weights_checkpoint(in->weights);
     in->n_mtp = hd_weights_n_mtp(in->weights);
     in->problem = *hd_weights_problem(in->weights);
     count_tensors(in);
     sum_stored(in);
-    if (!quick) check_scales(in, &in->problem);
+    if (how != HEADERS) check_contents(in, how, &in->problem);
     if (strict) note_unknown(in);
 }
 
@@ -165,7 +169,7 @@ static hd_status print(const inspection *in, bool json, bool tensors, hd_err *er
 
 /* Fills in and prints it; what it opens it also closes. */
 static hd_status inspect(const char *path, const hd_model_spec *spec, bool json, bool tensors,
-                         bool quick, bool strict, hd_err *err) {
+                         depth how, bool strict, hd_err *err) {
     struct stat info;
     bool is_dir = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
     inspection in = {.path = path, .spec = spec, .n_mtp = spec->n_mtp};
@@ -174,7 +178,7 @@ static hd_status inspect(const char *path, const hd_model_spec *spec, bool json,
     if (is_dir && hd_checkpoint_exists(path)) {
         HD_TRY(hd_weights_survey(&weights, path, spec, err));
         in.weights = weights;
-        gather_stored(&in, quick, strict);
+        gather_stored(&in, how, strict);
     } else {
         HD_TRY(hd_schema_open(&schema, spec, err));
         in.schema = &schema;
@@ -192,24 +196,16 @@ static hd_status inspect(const char *path, const hd_model_spec *spec, bool json,
 
 int cmd_inspect(int argc, char **argv) {
     const char *path = "";
-    bool json = false, tensors = false, strict = false, quick = false;
+    bool json = false, tensors = false, strict = false, quick = false, values = false;
     const positional where[] = {
         {.name = "MODEL_DIR", .value = &path}
     };
     const option options[] = {
-        {.name = "json",    .kind = OPTION_FLAG, .value = &json, .help = "print one JSON object"},
-        {.name = "tensors",
-         .kind = OPTION_FLAG,
-         .value = &tensors,
-         .help = "list every tensor too"                                                        },
-        {.name = "strict",
-         .kind = OPTION_FLAG,
-         .value = &strict,
-         .help = "fail when the files hold tensors that are unknown"                            },
-        {.name = "quick",
-         .kind = OPTION_FLAG,
-         .value = &quick,
-         .help = "read headers only, not the values of the scales"                              },
+        option_flag("json", &json, "print one JSON object"),
+        option_flag("tensors", &tensors, "list every tensor too"),
+        option_flag("strict", &strict, "fail when the files hold tensors that are unknown"),
+        option_flag("quick", &quick, "read headers only, not the values of the scales"),
+        option_flag("values", &values, "read every weight and refuse NaN and infinity"),
     };
     const command_line line = {
         .command = "inspect",
@@ -227,7 +223,8 @@ int cmd_inspect(int argc, char **argv) {
     hd_err err = {0};
     hd_model_spec *spec = NULL;
     hd_status st = hd_model_spec_open(&spec, path, &err);
-    if (st == HD_OK) st = inspect(path, spec, json, tensors, quick, strict, &err);
+    const depth how = values ? VALUES : quick ? HEADERS : SCALES;
+    if (st == HD_OK) st = inspect(path, spec, json, tensors, how, strict, &err);
     hd_model_spec_close(spec);
     if (st == HD_OK) return 0;
     fflush(stdout); /* the description before the complaint */

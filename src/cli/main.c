@@ -65,8 +65,20 @@ static int flush_output(int code) {
     return code ? code : failed;
 }
 
+/* Files are mapped: one that is cut short while it is read ends in a signal and not in an
+ * error code. Only calls that are safe in a handler. */
+static void on_bus_error(int signal_number) {
+    static const char text[] =
+        "error: a mapped file was cut short or cannot be read any more\n";
+    (void)signal_number;
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written;
+    _exit(4);
+}
+
 int main(int argc, char **argv) {
     ensure_standard_descriptors();
+    signal(SIGBUS, on_bus_error);
     signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of that write only */
     if (argc < 2) {
         print_usage(stderr);

@@ -18,6 +18,9 @@ hd_status weights_bind(weights_bound *out, const hd_checkpoint *c, const hd_mode
 
 hd_status weights_check_scales(const hd_checkpoint *c, const weights_bound *b, hd_err *err);
 
+/* values.c */
+hd_status weights_check_values(const hd_checkpoint *c, const weights_bound *b, hd_err *err);
+
 /* Whether a tensor is needed in float32 (norms, biases and the like). */
 bool weights_is_small(const hd_tensor_decl *d);
 

@@ -355,6 +355,11 @@ hd_status hd_weights_check_scales(const hd_weights *w, int32_t decl, hd_err *err
     return weights_check_scales(w->checkpoint, &w->bound[decl], err);
 }
 
+hd_status hd_weights_check_values(const hd_weights *w, int32_t decl, hd_err *err) {
+    if (!hd_weights_stored(w, decl)) return HD_OK;
+    return weights_check_values(w->checkpoint, &w->bound[decl], err);
+}
+
 hd_use hd_weights_use(const hd_weights *w, int32_t i, int32_t *decl) {
     *decl = w->uses[i].decl;
     return w->uses[i].what;

@@ -187,6 +187,9 @@ const hd_weight *hd_weights_stored(const hd_weights *w, int32_t decl);
 /* Reads every scale of decls[decl]: none may be zero, negative, infinite or NaN. */
 hd_status hd_weights_check_scales(const hd_weights *w, int32_t decl, hd_err *err);
 
+/* Reads every value of decls[decl]: none may be infinite or NaN. */
+hd_status hd_weights_check_values(const hd_weights *w, int32_t decl, hd_err *err);
+
 typedef enum hd_use {
     HD_USE_UNKNOWN, /* no part of this model */
     HD_USE_DATA,

@@ -15,7 +15,7 @@ import make_model
 import numpy as np
 import pytest
 import quantize_case
-from conftest import HADAL
+from conftest import HADAL, ROOT
 from make_model import CONFIGS, io
 
 CONFIG = CONFIGS["v2"]
@@ -193,6 +193,43 @@ def test_F33_scale_value(hadal, tmp_path, fault):
     line = complaint(hadal, directory)
     assert f"tensor {name}: bad scale: [2, 3] is {fault}" in line
     assert hadal("inspect", "--quick", directory).returncode == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("form", [io.bf16, lambda a: io.from_array(a.astype(np.float32))])
+def test_F34_a_weight_that_is_no_number(hadal, tmp_path, bad, form):
+    values = np.ones((48, 80))
+    values[31, 7] = bad
+    directory = bent(tmp_path, DOWN, form(values))
+    assert hadal("inspect", directory).returncode == 0  # it asks for a pass over all the bytes
+    result = hadal("inspect", "--values", directory)
+    assert result.returncode == 2
+    assert f"tensor {DOWN}: bad value: [31, 7] is NaN or infinite" in result.stderr
+
+
+def test_F34_an_fp8_weight_that_is_no_number(hadal, tmp_path):
+    directory = quantized(tmp_path, "fp8")
+    made = io.read_checkpoint(directory)
+    codes = made[DOWN].data.copy()
+    codes.reshape(48, 80)[5, 79] = 0xFF
+    made[DOWN] = made[DOWN]._replace(data=codes)
+    io.write_checkpoint(directory, made)
+    result = hadal("inspect", "--values", directory)
+    assert result.returncode == 2 and "bad value: [5, 79]" in result.stderr
+
+
+def test_F41_a_file_that_shrinks_while_it_is_read(tmp_path):
+    """The first text shows that the weights are mapped; then the file loses its data."""
+    model = shutil.copytree(ROOT / "models" / "tiny-v4", tmp_path / "model")
+    program = subprocess.Popen(
+        [HADAL, "generate", model, "-p", "Tell me a story."],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert program.stdout.read(1)
+    os.truncate(model / "model.safetensors", 200_000)
+    _, stderr = program.communicate()
+    assert program.returncode == 4
+    assert stderr.splitlines()[-1] == b"error: a mapped file was cut short or cannot be read any more"
 
 
 def test_F33_e8m0_nan(hadal, tmp_path):
