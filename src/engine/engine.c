@@ -173,9 +173,8 @@ void engine_drop_record(hd_engine *e, engine_record *r) {
     free(r->ban);
     free(r->stop_ids);
     hd_output_deinit(&r->output);
-    const uint32_t uses = r->uses;
-    *r = (engine_record){.uses = uses};
     pthread_mutex_lock(&e->lock);
+    *r = (engine_record){.uses = r->uses};
     e->free[e->n_free++] = (int32_t)(r - e->records);
     pthread_mutex_unlock(&e->lock);
 }
@@ -210,10 +209,15 @@ uint64_t hd_engine_submit(hd_engine *e, const hd_generation *g, bool *full, char
     return id;
 }
 
+/* Each living request is in the list at most once, so the list cannot overflow. */
 void hd_engine_cancel(hd_engine *e, uint64_t id) {
     pthread_mutex_lock(&e->lock);
-    if (e->n_cancelled < e->n_records) e->cancelled[e->n_cancelled++] = id;
-    pthread_cond_signal(&e->mail);
+    bool wanted = record_of(e, id) != NULL;
+    for (int32_t i = 0; wanted && i < e->n_cancelled; i++) wanted = e->cancelled[i] != id;
+    if (wanted) {
+        e->cancelled[e->n_cancelled++] = id;
+        pthread_cond_signal(&e->mail);
+    }
     pthread_mutex_unlock(&e->lock);
 }
 
