@@ -113,7 +113,7 @@ typedef struct hd_engine_stats {
     int64_t steps, rows, finished, retracted, drafted, accepted;
     int64_t prompt_tokens, cached_tokens;
     int32_t kv_pages, kv_pages_free, kv_pages_cached;
-    size_t weight_bytes, kv_bytes, activation_bytes;
+    size_t activation_bytes; /* activations and sampling state, without the KV pools */
 } hd_engine_stats;
 
 void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out);

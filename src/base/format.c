@@ -152,11 +152,3 @@ float hd_weight_at(const hd_weight *w, int32_t row, int32_t col) {
     float v = element_at(w, row, col);
     return w->scale ? v * (scale_at(w, row, col) * w->global) : v;
 }
-
-size_t hd_weight_bytes(const hd_weight *w) {
-    size_t bytes = (size_t)w->rows * (size_t)w->cols * (size_t)hd_dtype_bits(w->type) / 8;
-    if (!w->scale) return bytes;
-    size_t down = ((size_t)w->rows + (size_t)w->block_rows - 1) / (size_t)w->block_rows;
-    size_t across = ((size_t)w->cols + (size_t)w->block_cols - 1) / (size_t)w->block_cols;
-    return bytes + down * across * (size_t)hd_dtype_bits(w->scale_type) / 8;
-}

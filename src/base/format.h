@@ -51,9 +51,6 @@ typedef struct hd_weight {
 /* One element of the dequantized matrix; the definition the fast paths are tested against. */
 float hd_weight_at(const hd_weight *w, int32_t row, int32_t col);
 
-/* Bytes of the data and scale arrays. */
-size_t hd_weight_bytes(const hd_weight *w);
-
 static inline float hd_f32_from_bits(uint32_t bits) {
     float f;
     memcpy(&f, &bits, sizeof f);

@@ -421,10 +421,3 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
 hd_runner hd_executor_runner(hd_executor *x) {
     return (hd_runner){.ctx = x, .run = run};
 }
-
-void hd_executor_tops(const hd_executor *x, int32_t w, int32_t i, const int32_t **ids,
-                      const float **logprobs) {
-    const int64_t at = (int64_t)(x->first_choice[w] + i) * HD_MAX_TOP_LOGPROBS;
-    *ids = x->out_host.top_id + at;
-    *logprobs = x->out_host.top_logprob + at;
-}

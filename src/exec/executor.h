@@ -43,11 +43,6 @@ void hd_executor_enter(hd_executor *x, int32_t slot, const hd_choosing *choosing
 
 hd_runner hd_executor_runner(hd_executor *x);
 
-/* Alternatives of the i-th token that work w chose in the last step: ids and logprobs,
- * [HD_MAX_TOP_LOGPROBS], most probable first. */
-void hd_executor_tops(const hd_executor *x, int32_t w, int32_t i, const int32_t **ids,
-                      const float **logprobs);
-
-size_t hd_executor_bytes(const hd_executor *x); /* activations, pools and sampling state */
+size_t hd_executor_bytes(const hd_executor *x); /* activations and sampling state */
 
 #endif

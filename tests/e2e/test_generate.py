@@ -49,6 +49,7 @@ WAYS = [
     ["--threads", "1"],
     ["--threads", "3"],
     ["--draft-tokens", "1"],
+    ["--draft-tokens", "2"],
     ["--draft-tokens", "3", "--chunk", "4"],
     ["--draft-tokens", "7"],
 ]
