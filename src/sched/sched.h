@@ -34,25 +34,36 @@ typedef enum hd_finish {
     HD_FINISH_ERROR    /* the device or this request's computation failed */
 } hd_finish;
 
+enum { HD_SCHED_AUTO_DRAFTS = -1 };
+
 typedef struct hd_request {
     uint64_t id;           /* the caller's, unique among the living */
     const int32_t *prompt; /* [n_prompt], copied */
     int32_t n_prompt;
     int32_t max_new;
     int32_t priority;        /* higher first */
-    int32_t draft_tokens;    /* at most HD_MAX_DRAFTS */
+    uint64_t follows;        /* id of a request of the same prompt that shall compute it first;
+                                not admitted before that has, or has ended; 0: none */
+    int32_t draft_tokens;    /* at most HD_MAX_DRAFTS; HD_SCHED_AUTO_DRAFTS: as many as pay */
+    int32_t score_from;      /* prompt tokens from here on, at least 1, are scored; 0: none */
     uint64_t salt;           /* prefixes are shared among equal salts only */
     int64_t queue_until_ns;  /* give up when not admitted by then; 0: wait for ever */
     const int32_t *stop_ids; /* [n_stop], copied: end of sequence and the user's own */
     int32_t n_stop;
 } hd_request;
 
-/* Tokens of one request, as they become final. */
+/* Tokens of one request, as they become final; what is pointed at is valid during the call. */
 typedef struct hd_sched_event {
     uint64_t id;
-    const int32_t *tokens; /* [n] valid during the call */
-    const float *logprobs; /* [n] */
+    const int32_t *tokens;  /* [n] */
+    const float *logprobs;  /* [n] */
+    const int32_t *top_ids; /* [n, HD_MAX_TOP_LOGPROBS] or NULL, as in hd_chosen */
+    const float *top_logprobs;
     int32_t n;
+    const float *scores; /* [n_score] of prompt tokens score_at, score_at + 1, ... */
+    const int32_t *score_top_ids;
+    const float *score_top_logprobs;
+    int32_t n_score, score_at;
     hd_finish finish;              /* NONE: more will follow */
     int32_t n_cached;              /* prompt tokens that were not computed again */
     int32_t n_accepted, n_drafted; /* of this event's step */
