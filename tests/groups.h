@@ -23,6 +23,7 @@
     X(model) \
     X(sched) \
     X(drafts) \
+    X(executor) \
     X(tokenizer_pattern)
 /* clang-format on */
 
