@@ -24,6 +24,7 @@
     X(sched) \
     X(engine) \
     X(drafts) \
+    X(executor) \
     X(tokenizer_pattern)
 /* clang-format on */
 
