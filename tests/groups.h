@@ -22,6 +22,7 @@
     X(cache) \
     X(model) \
     X(sched) \
+    X(auto_drafts) \
     X(engine) \
     X(drafts) \
     X(executor) \
