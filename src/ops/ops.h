@@ -316,7 +316,7 @@ typedef struct hd_sampling {
     int32_t ban_until;        /* the pool whose values do not count: end tokens, min_tokens */
     int32_t n_top;            /* alternatives to report, <= HD_MAX_TOP_LOGPROBS */
     bool logprob;             /* report the token's own */
-    int32_t relaxed_top;      /* see hd_sample_args.draft; 0: off */
+    int32_t relaxed_top;      /* see hd_sample_args.draft; either 0: off */
     float relaxed_delta;
 } hd_sampling;
 
