@@ -24,6 +24,7 @@
     X(sched) \
     X(auto_drafts) \
     X(engine) \
+    X(answers) \
     X(steer) \
     X(drafts) \
     X(executor) \
