@@ -1,7 +1,7 @@
 /* bench_load.h - a synthetic set of requests, sent to an engine as users would send them.
  *
  * The set depends on the options alone: lengths, arrival times and token ids are drawn by
- * Philox from the seed. The definitions of the times are docs/perf/load.md's. */
+ * Philox from the seed. The definitions of the times are docs/bench.md's. */
 #ifndef HD_CLI_BENCH_LOAD_H
 #define HD_CLI_BENCH_LOAD_H
 

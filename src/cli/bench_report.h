@@ -1,5 +1,5 @@
 /* bench_report.h - what a load came to: the block that benchmark programs of this field print,
- * and the same figures as one JSON object. Definitions: docs/perf/load.md. */
+ * and the same figures as one JSON object. Definitions: docs/bench.md. */
 #ifndef HD_CLI_BENCH_REPORT_H
 #define HD_CLI_BENCH_REPORT_H
 
