@@ -30,8 +30,8 @@ typedef struct load_ticket {
     int64_t last_ns;
 } load_ticket;
 
-static float uniform(const load_options *o, draw what, int64_t index) {
-    return hd_philox_unit(
+static double uniform(const load_options *o, draw what, int64_t index) {
+    return (double)hd_philox_unit(
         hd_philox_at((uint64_t)o->seed, (uint64_t)what, (uint64_t)index).v[0]);
 }
 
@@ -50,7 +50,7 @@ static hd_status plan(load_run *r, const load_options *o, hd_err *err) {
         load_record *q = &r->records[i];
         q->input = draw_length(o, DRAW_INPUT, i, o->input_tokens);
         q->output = draw_length(o, DRAW_OUTPUT, i, o->output_tokens);
-        if (o->rate > 0 && i > 0) at -= log((double)uniform(o, DRAW_ARRIVAL, i)) / o->rate;
+        if (o->rate > 0 && i > 0) at -= log(uniform(o, DRAW_ARRIVAL, i)) / o->rate;
         q->due_ns = (int64_t)(at * 1e9);
     }
     return HD_OK;
@@ -172,8 +172,8 @@ hd_status load_run_all(load_run *out, hd_engine *e, const load_options *o, int32
     *out = (load_run){0};
     load_state s = {.engine = e, .o = o, .vocab = vocab, .run = out};
     hd_status st = plan(out, o, err);
-    load_ticket *tickets = calloc((size_t)o->requests, sizeof *tickets);
-    s.prompt = calloc((size_t)o->input_tokens, sizeof *s.prompt);
+    load_ticket *tickets = calloc((uint32_t)o->requests, sizeof *tickets);
+    s.prompt = calloc((uint32_t)o->input_tokens, sizeof *s.prompt);
     hd_progress_init(&s.progress, "load", "requests", o->requests, quiet);
     if (st == HD_OK && (!tickets || !s.prompt)) {
         st = HD_FAIL(err, HD_ENOMEM, "no memory for the prompts");

@@ -12,7 +12,7 @@
 #include "hadal.h"
 
 typedef struct load_options {
-    int64_t requests;
+    int64_t requests; /* 1 to 2^31 */
     int64_t input_tokens, output_tokens;
     double range_ratio;    /* lengths are uniform in [ratio * length, length] */
     double rate;           /* requests per second, Poisson; 0: all at once */

@@ -179,19 +179,19 @@ void report_print(const load_report *r, const load_options *o, const char *backe
 
 static void put_times(json_t *o, const char *name, const report_times *t) {
     const struct {
-        const char *format;
+        const char *word;
         double value;
     } keys[] = {
-        {"mean_%s_ms",   t->mean  },
-        {"median_%s_ms", t->median},
-        {"p90_%s_ms",    t->p90   },
-        {"p95_%s_ms",    t->p95   },
-        {"p99_%s_ms",    t->p99   },
-        {"max_%s_ms",    t->max   }
+        {"mean",   t->mean  },
+        {"median", t->median},
+        {"p90",    t->p90   },
+        {"p95",    t->p95   },
+        {"p99",    t->p99   },
+        {"max",    t->max   }
     };
     for (size_t i = 0; i < HD_LEN(keys); i++) {
         char key[64];
-        snprintf(key, sizeof key, keys[i].format, name);
+        snprintf(key, sizeof key, "%s_%s_ms", keys[i].word, name);
         json_object_set_new(o, key, json_real(keys[i].value));
     }
 }

@@ -14,7 +14,7 @@ struct line_editor {
     EditLine *el; /* NULL: no terminal */
     History *history;
     char *history_file;
-    const char *prompt;
+    char prompt[16];
     char *line;
     size_t cap;
 };
@@ -22,7 +22,7 @@ struct line_editor {
 static char *prompt_of(EditLine *el) {
     line_editor *l;
     el_get(el, EL_CLIENTDATA, &l);
-    return (char *)l->prompt;
+    return l->prompt;
 }
 
 static hd_status open_terminal(line_editor *l, hd_err *err) {
@@ -107,6 +107,6 @@ static line_read read_plain(line_editor *l, const char **line) {
 }
 
 line_read line_editor_read(line_editor *l, const char *prompt, const char **line) {
-    l->prompt = prompt;
+    snprintf(l->prompt, sizeof l->prompt, "%s", prompt);
     return l->el ? read_terminal(l, line) : read_plain(l, line);
 }

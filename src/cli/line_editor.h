@@ -12,7 +12,7 @@ typedef enum line_read { LINE_READ, LINE_INTERRUPTED, LINE_END } line_read;
 hd_status line_editor_open(line_editor **out, const char *history, hd_err *err);
 void line_editor_close(line_editor *l); /* writes the history; NULL is fine */
 
-/* *line is without its line end and valid until the next call. Ctrl-C gives INTERRUPTED, so
+/* prompt: at most 15 bytes. *line is without its line end and valid until the next call. Ctrl-C gives INTERRUPTED, so
  * SIGINT must have a handler that does not restart system calls. */
 line_read line_editor_read(line_editor *l, const char *prompt, const char **line);
 
