@@ -259,7 +259,7 @@ static bool make_room(hd_sched *s, sched_seq *q, int32_t n_tokens) {
 }
 
 static void add_work(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_choose) {
-    const int32_t slot = q->slot;
+    const int32_t slot = q->slot, want_drafts = n_choose ? q->r.draft_tokens : 0;
     s->worker[s->n_works] = q;
     s->works[s->n_works++] = (hd_work){
         .slot = slot,
@@ -268,10 +268,10 @@ static void add_work(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_choose) 
         .start = q->n_done,
         .n_choose = n_choose,
         .after = n_choose ? -1 : q->tokens[q->n_done + rows],
-        .want_drafts = n_choose ? q->r.draft_tokens : 0,
+        .want_drafts = want_drafts,
         .pages = {hd_cache_table(s->cache, slot, HD_LIFE_ENTRIES),
                   hd_cache_table(s->cache, slot, HD_LIFE_WINDOW)},
-        .n_pages = s->o.cache.lease_pages
+        .n_pages = pages_for(s, q->n_done + rows + want_drafts)
     };
     s->n_rows += rows;
 }
