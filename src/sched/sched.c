@@ -23,6 +23,8 @@ struct hd_sched {
     int32_t n_free_slots;
     uint64_t arrivals;
     bool blocked; /* the head of the queue did not fit, and nothing was given back since */
+    bool cancels; /* somebody was cancelled since the last turn */
+    int64_t next_deadline; /* no waiting request gives up before */
     hd_work *works;
     sched_seq **worker; /* the request behind each work */
     hd_chosen *chosen;
@@ -104,6 +106,12 @@ void hd_sched_close(hd_sched *s) {
 
 /* ---- coming and going ---- */
 
+/* Of two deadlines; 0 is none. */
+static int64_t earlier(int64_t a, int64_t b) {
+    if (!a || !b) return a ? a : b;
+    return a < b ? a : b;
+}
+
 hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err) {
     const int64_t longest = (int64_t)r->n_prompt + r->max_new;
     const int64_t room =
@@ -126,6 +134,7 @@ hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err) {
     q->r.draft_tokens = hd_min_i32(q->r.draft_tokens, HD_MAX_DRAFTS);
     if (!s->waiting.first || sched_before(q, s->waiting.first)) s->blocked = false;
     sched_queue_put(&s->waiting, q);
+    s->next_deadline = earlier(s->next_deadline, q->r.queue_until_ns);
     return HD_OK;
 }
 
@@ -139,7 +148,9 @@ static sched_seq *find_running(const hd_sched *s, uint64_t id) {
 void hd_sched_cancel(hd_sched *s, uint64_t id) {
     sched_seq *q = find_running(s, id);
     if (!q) q = sched_queue_find(&s->waiting, id);
-    if (q) q->cancelled = true;
+    if (!q) return;
+    q->cancelled = true;
+    s->cancels = true;
 }
 
 /* Gives up the slot and the pages; what was committed stays cached. */
@@ -174,13 +185,19 @@ static void finish_without_tokens(hd_sched *s, sched_seq *q, hd_finish why) {
     finish(s, q, &e);
 }
 
+/* Looks at everybody only when somebody has to go: a full queue must not cost every turn. */
 static void listen(hd_sched *s, int64_t now_ns) {
+    if (!s->cancels && (!s->next_deadline || now_ns < s->next_deadline)) return;
+    s->cancels = false;
+    s->next_deadline = 0;
     for (sched_seq *q = s->waiting.first, *next; q; q = next) {
         next = q->next;
         if (q->cancelled) {
             finish_without_tokens(s, q, HD_FINISH_ABORT);
         } else if (q->r.queue_until_ns && now_ns >= q->r.queue_until_ns) {
             finish_without_tokens(s, q, HD_FINISH_TIMEOUT);
+        } else {
+            s->next_deadline = earlier(s->next_deadline, q->r.queue_until_ns);
         }
     }
     for (int32_t i = s->n_running - 1; i >= 0; i--) {
