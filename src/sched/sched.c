@@ -395,9 +395,11 @@ static void settle_one(hd_sched *s, sched_seq *q, const hd_work *w, const hd_cho
     s->hooks.event(s->hooks.ctx, &e);
 }
 
+/* What the device holds cannot be trusted any more, so nothing stays cached. */
 static void fail_all(hd_sched *s) {
     while (s->n_running) finish_without_tokens(s, s->running[0], HD_FINISH_ERROR);
     while (s->waiting.first) finish_without_tokens(s, s->waiting.first, HD_FINISH_ERROR);
+    hd_cache_flush(s->cache);
 }
 
 hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err) {
