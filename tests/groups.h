@@ -22,6 +22,7 @@
     X(cache) \
     X(model) \
     X(sched) \
+    X(simulation) \
     X(drafts) \
     X(tokenizer_pattern)
 /* clang-format on */
