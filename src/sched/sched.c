@@ -174,6 +174,7 @@ static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
         leave(s, q, e->finish == HD_FINISH_STOP || e->finish == HD_FINISH_LENGTH);
     } else {
         sched_queue_take(&s->waiting, q);
+        s->blocked = false; /* another one may be the first now */
     }
     s->stats.finished++;
     s->hooks.event(s->hooks.ctx, e);
