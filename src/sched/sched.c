@@ -22,9 +22,10 @@ struct hd_sched {
     int32_t *free_slots;
     int32_t n_free_slots;
     uint64_t arrivals;
-    bool blocked; /* the head of the queue did not fit, and nothing was given back since */
-    bool cancels; /* somebody was cancelled since the last turn */
-    int64_t next_deadline; /* no waiting request gives up before */
+    bool blocked; /* the head of the queue did not fit, and nobody has left since */
+    int32_t wanted[HD_N_LIFETIMES]; /* pages to be had before it is worth another try */
+    bool cancels;                   /* somebody was cancelled since the last turn */
+    int64_t next_deadline;          /* no waiting request gives up before */
     hd_work *works;
     sched_seq **worker; /* the request behind each work */
     hd_chosen *chosen;
@@ -219,29 +220,54 @@ static int32_t pages_for(const hd_sched *s, int32_t tokens) {
     return (int32_t)hd_ceil_div(tokens, s->o.cache.page_tokens);
 }
 
-/* Room for all the tokens the request knows and a page to grow, beside a page of growth for
- * everyone who runs: a newcomer should not cause a retraction at once. */
-static bool fits(const hd_sched *s, const sched_seq *q, int32_t hit) {
+/* Pages that a lease could still get. */
+static int32_t room(const hd_sched *s, hd_lifetime life) {
     const hd_cache_stats c = hd_cache_read_stats(s->cache);
-    const int32_t known = pages_for(s, q->n_tokens) - hit / s->o.cache.page_tokens;
-    const int32_t entries = c.free[HD_LIFE_ENTRIES] + c.evictable[HD_LIFE_ENTRIES];
-    if (s->n_running == 0) return true; /* alone, anything that was accepted fits */
-    if (known + 1 + s->n_running > entries) return false;
-    if (!s->o.cache.reach) return true;
-    const int32_t window = c.free[HD_LIFE_WINDOW] + c.evictable[HD_LIFE_WINDOW];
-    const int32_t chunk = hd_min_i32(known, pages_for(s, s->o.chunk_rows) + 1);
-    return chunk + 1 + s->n_running <= window;
+    return c.free[life] + c.evictable[life];
 }
 
-static bool admit_one(hd_sched *s, sched_seq *q) {
-    const int32_t slot = s->free_slots[s->n_free_slots - 1];
-    int32_t hit;
-    if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, q->n_tokens, &hit) != HD_OK) {
-        return false;
+/* Pages that are missing for all the tokens the request knows and a page to grow, beside a page
+ * of growth for everyone who runs: a newcomer should not cause a retraction at once. */
+static void count_missing(const hd_sched *s, const sched_seq *q, int32_t hit,
+                          int32_t missing[HD_N_LIFETIMES]) {
+    const int32_t known = pages_for(s, q->n_tokens) - hit / s->o.cache.page_tokens;
+    const int32_t chunk = hd_min_i32(known, pages_for(s, s->o.chunk_rows) + 1);
+    missing[HD_LIFE_ENTRIES] = known + 1 + s->n_running - room(s, HD_LIFE_ENTRIES);
+    missing[HD_LIFE_WINDOW] =
+        s->o.cache.reach ? chunk + 1 + s->n_running - room(s, HD_LIFE_WINDOW) : 0;
+}
+
+/* Alone, anything that was accepted fits. */
+static bool fits(const hd_sched *s, const int32_t missing[HD_N_LIFETIMES]) {
+    return s->n_running == 0 || (missing[HD_LIFE_ENTRIES] <= 0 && missing[HD_LIFE_WINDOW] <= 0);
+}
+
+/* A try walks the whole prompt, so the next one waits for pages. */
+static void block(hd_sched *s, const int32_t missing[HD_N_LIFETIMES]) {
+    s->blocked = true;
+    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+        s->wanted[l] = missing[l] > 0 ? room(s, (hd_lifetime)l) + missing[l] : 0;
     }
-    if (!fits(s, q, hit)) {
+}
+
+static bool still_blocked(const hd_sched *s) {
+    return s->blocked && (room(s, HD_LIFE_ENTRIES) < s->wanted[HD_LIFE_ENTRIES] ||
+                          room(s, HD_LIFE_WINDOW) < s->wanted[HD_LIFE_WINDOW]);
+}
+
+static void admit_first(hd_sched *s) {
+    sched_seq *q = s->waiting.first;
+    const int32_t slot = s->free_slots[s->n_free_slots - 1];
+    int32_t hit, missing[HD_N_LIFETIMES] = {0, 1}; /* the windows of a hit */
+    if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, q->n_tokens, &hit) != HD_OK) {
+        block(s, missing);
+        return;
+    }
+    count_missing(s, q, hit, missing);
+    if (!fits(s, missing)) {
         hd_cache_release(s->cache, slot, false);
-        return false;
+        block(s, missing);
+        return;
     }
     s->n_free_slots--;
     sched_queue_take(&s->waiting, q);
@@ -254,13 +280,11 @@ static bool admit_one(hd_sched *s, sched_seq *q) {
     }
     s->running[at] = q;
     s->hooks.enter(s->hooks.ctx, q->r.id, slot, q->tokens, q->n_tokens);
-    return true;
 }
 
 static void admit(hd_sched *s) {
-    while (!s->blocked && s->waiting.first && s->n_free_slots) {
-        s->blocked = !admit_one(s, s->waiting.first);
-    }
+    s->blocked = still_blocked(s);
+    while (!s->blocked && s->waiting.first && s->n_free_slots) admit_first(s);
 }
 
 /* ---- building a step ---- */
