@@ -288,7 +288,7 @@ static void branches_and_turn_ends_keep_their_window(void **state) {
                    .page_tokens = size,
                    .reach = shape.reach,
                    .n_pages = {MAX_PAGES, 4},
-                   .n_snapshots = 2 * TALKS + 1,
+                   .n_snapshots = 2 * TALKS + 2, /* turn ends, the branch, the other's end */
                    .n_leases = N_LEASES,
                    .lease_pages = N / size + 1
     },
@@ -300,6 +300,8 @@ static void branches_and_turn_ends_keep_their_window(void **state) {
             run_alone(w, 0, tokens, COMMON + turn * TURN, size);
         }
     }
+    fill(tokens, 0, N, 50); /* somebody else, whose pages are the newest */
+    run_alone(w, 0, tokens, N, size);
     for (int32_t talk = 0; talk < TALKS; talk++) {
         for (int32_t turn = 1; turn <= 2; turn++) {
             const int32_t end = COMMON + turn * TURN;

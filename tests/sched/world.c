@@ -177,9 +177,9 @@ static void check_work(world *w, const hd_work *k, client *c) {
     }
 }
 
-/* Everyone past the prompt advances; prompts in order of importance; the most important one
- * cannot be kept from its end. */
-static void check_order(world *w) {
+/* Everyone past the prompt advances; prompts in order of importance while rows are left; the
+ * most important one cannot be kept from its end. room: rows of the step that nobody has. */
+static void check_order(world *w, int32_t room) {
     client *top = NULL;
     for (int32_t i = 0; i < w->o.cache.n_leases; i++) {
         const client *a = w->seated[i];
@@ -188,6 +188,7 @@ static void check_order(world *w) {
         if (a->rows == 0) assert_false(decodes(a));
         const bool starved =
             a->rows == 0 || (a->prefills && a->rows < hd_min_i32(a->pending, w->o.chunk_rows));
+        assert_false(starved && room > 0);
         for (int32_t k = 0; k < w->o.cache.n_leases && starved; k++) {
             const client *b = w->seated[k];
             if (b && b->rows && b->prefills) assert_false(goes_before(a, b) && a != b);
@@ -205,7 +206,7 @@ static void check_order(world *w) {
 }
 
 /* Who left in this turn and still lives was sent back to the queue: the least important. */
-static void check_retracted(world *w) {
+static bool check_retracted(world *w) {
     const client *sent_back = NULL, *least = NULL;
     for (int i = 0; i < MAX_CLIENTS; i++) {
         client *c = &w->clients[i];
@@ -216,6 +217,7 @@ static void check_retracted(world *w) {
         c->left = false;
     }
     if (sent_back) assert_true(least && goes_before(least, sent_back));
+    return sent_back != NULL;
 }
 
 static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
@@ -225,7 +227,7 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     int32_t rows = 0;
     w->steps++;
     w->stepped = true;
-    check_retracted(w);
+    const bool retracted = check_retracted(w);
     for (int i = 0; i < MAX_CLIENTS; i++) w->clients[i].rows = 0;
     if (w->fail_next) { /* in the middle of its work: nothing it holds can be trusted */
         memset(w->memory, 0xEE, sizeof w->memory);
@@ -240,7 +242,7 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
         rows += works[i].n;
     }
     assert_true(n_works <= w->o.cache.n_leases && rows <= w->o.step_rows);
-    check_order(w);
+    check_order(w, retracted ? 0 : w->o.step_rows - rows); /* who left had rows, perhaps */
     for (int32_t i = 0; i < n_works; i++) {
         read_prefix(w, &works[i], w->seated[works[i].slot], i);
     }
@@ -271,6 +273,7 @@ static void enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, i
     c->n_done = -1;
     c->turns_on_top = 0;
     c->admitted = true;
+    c->entered = w->now;
     w->seated[slot] = c;
     w->events++;
 }
@@ -538,11 +541,35 @@ static void check_clients(world *w) {
     check_counters(w, waiting, running);
 }
 
+/* The first in the queue that this turn must admit: there is a slot, and pages for all it knows
+ * and a page of growth for everybody, even if nothing of it is cached. */
+static client *sure_to_enter(world *w) {
+    const hd_cache_options *o = &w->o.cache;
+    const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(w->sched));
+    client *first = NULL;
+    int32_t running = 0, room[HD_N_LIFETIMES];
+    for (int i = 0; i < MAX_CLIENTS; i++) {
+        client *q = &w->clients[i];
+        const bool late = !q->admitted && q->deadline && w->now >= q->deadline;
+        running += q->id && q->slot >= 0;
+        if (!q->id || q->slot >= 0 || q->cancelled || late) continue;
+        if (!first || goes_before(q, first)) first = q;
+    }
+    if (!first || running == o->n_leases) return NULL;
+    const int32_t known = (first->n_tokens + o->page_tokens - 1) / o->page_tokens;
+    const int32_t near = (o->reach + w->o.chunk_rows) / o->page_tokens + 3;
+    for (int l = 0; l < HD_N_LIFETIMES; l++) room[l] = c.free[l] + c.evictable[l] - running - 1;
+    const bool fits =
+        known <= room[HD_LIFE_ENTRIES] && (!o->reach || near <= room[HD_LIFE_WINDOW]);
+    return fits ? first : NULL;
+}
+
 void world_turn(world *w) {
     hd_err err = {0};
-    const int64_t rows = w->rows, before = allocations();
     w->now++;
     w->stepped = w->failed = false;
+    client *sure = sure_to_enter(w);
+    const int64_t rows = w->rows, before = allocations();
     const hd_status st = hd_sched_turn(w->sched, w->now, &err);
     assert_int_equal(allocations(), before);
     if (w->failed) {
@@ -556,6 +583,7 @@ void world_turn(world *w) {
         assert_int_equal(st, HD_EAGAIN);
         assert_true(hd_sched_idle(w->sched));
     }
+    if (sure) assert_int_equal(sure->entered, w->now);
     w->events++;
     check_clients(w);
 }

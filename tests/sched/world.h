@@ -20,12 +20,12 @@ typedef struct client {
     int32_t tokens[MAX_LEN];
     uint64_t hash[MAX_LEN]; /* of salt and tokens up to here: what the pages must hold */
     int32_t n_prompt, n_tokens, max_new, priority, drafts;
-    int64_t deadline;
+    int64_t deadline, entered;      /* when: it must be admitted; it was, the last time */
     bool cancelled, admitted, left; /* admitted: at least once; left: its slot in this turn */
     int32_t slot, n_done;           /* -1: none, not known yet */
     int32_t rows, pending;          /* in this step */
     bool prefills;
-    int32_t turns_on_top;           /* in a row, as the most important that runs */
+    int32_t turns_on_top; /* in a row, as the most important that runs */
 } client;
 
 /* How often something happens: once in so many turns; 0: never. */
