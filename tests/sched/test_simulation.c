@@ -51,7 +51,7 @@ static void run_seed(world *w, uint64_t seed) {
 }
 
 typedef struct totals {
-    int64_t events, steps, hits, copies, retracted, accepted;
+    int64_t events, steps, hits, copies, retracted, accepted, scored, followed;
     int64_t evicted[HD_N_LIFETIMES], finished[HD_FINISH_ERROR + 1];
 } totals;
 
@@ -60,6 +60,8 @@ static void add_up(totals *t, const world *w) {
     t->events += w->events;
     t->steps += w->steps;
     t->hits += w->hits;
+    t->scored += w->scored;
+    t->followed += w->followed;
     t->copies += w->copies;
     t->retracted += w->retracted;
     t->accepted += w->accepted;
@@ -76,6 +78,7 @@ static void check_totals(const totals *t) {
     assert_true(t->events > SEEDS * 10000);
     assert_true(t->hits > SEEDS * 10 && t->retracted > SEEDS * 10 && t->copies > SEEDS * 10);
     assert_true(t->accepted > SEEDS * 100);
+    assert_true(t->scored > SEEDS * 100 && t->followed > SEEDS * 10);
     for (int l = 0; l < HD_N_LIFETIMES; l++) assert_true(t->evicted[l] > SEEDS * 100);
     for (int f = HD_FINISH_STOP; f <= HD_FINISH_ERROR; f++) assert_true(t->finished[f] > SEEDS);
 }

@@ -50,6 +50,16 @@ static bool decodes(const client *c) {
     return c->n_tokens > c->n_prompt && c->n_done == c->n_tokens - 1;
 }
 
+/* For a leader that is not past its prompt. */
+static bool waits(const world *w, const client *c) {
+    const client *leader = &w->clients[c->leader & ((1u << INDEX_BITS) - 1)];
+    return c->leader && leader->id == c->leader && leader->n_tokens == leader->n_prompt;
+}
+
+static int32_t unscored(const client *c) {
+    return c->score_from ? c->n_prompt - c->score_from - c->n_scored : 0;
+}
+
 static void learn(client *c, int32_t token) {
     assert_true(c->n_tokens < MAX_LEN);
     c->hash[c->n_tokens] = chain(c->n_tokens ? c->hash[c->n_tokens - 1] : c->salt, token);
@@ -129,8 +139,14 @@ static void write_rows(world *w, const hd_work *k, const client *c, uint64_t *la
     }
 }
 
+/* The score of a token is its position. */
+static const float *score(world *w, const hd_work *k, int32_t used) {
+    const int32_t first = k->start + k->n - k->n_choose - k->n_score + 1;
+    for (int32_t i = 0; i < k->n_score; i++) w->scores[used + i] = (float)(first + i);
+    return w->scores + used;
+}
+
 static void choose(world *w, const hd_work *k, const uint64_t *hashes, hd_chosen *out) {
-    *out = (hd_chosen){.status = HD_OK};
     for (int32_t i = k->n - k->n_choose; i < k->n; i++) {
         const int32_t token = oracle(hashes[i]);
         out->tokens[out->n_tokens++] = token;
@@ -149,6 +165,17 @@ static void choose(world *w, const hd_work *k, const uint64_t *hashes, hd_chosen
     out->n_drafts = hd_max_i32(0, out->n_drafts);
 }
 
+/* Every prompt row from score_from - 1 on scores the token behind it, and is computed for it. */
+static void check_scores(const hd_work *k, const client *c) {
+    const int32_t next = c->score_from + c->n_scored;
+    int32_t rows = 0;
+    for (int32_t i = 0; i < k->n - k->n_choose; i++) {
+        rows += unscored(c) > 0 && k->start + i + 1 >= next && k->start + i + 1 < c->n_prompt;
+    }
+    assert_int_equal(k->n_score, rows);
+    if (unscored(c) > 0) assert_true(k->start < next);
+}
+
 /* What a work must be, given its client. */
 static void check_work(world *w, const hd_work *k, client *c) {
     assert_non_null(c);
@@ -160,6 +187,7 @@ static void check_work(world *w, const hd_work *k, client *c) {
         w->hits += k->start > 0;
     }
     assert_int_equal(k->start, c->n_done);
+    check_scores(k, c);
     c->prefills = !decodes(c);
     c->rows = k->n;
     c->pending = c->n_tokens - c->n_done;
@@ -171,9 +199,12 @@ static void check_work(world *w, const hd_work *k, client *c) {
         c->n_done += k->n;
     } else {
         assert_int_equal(k->n_choose, 1 + k->n - c->pending);
-        assert_true(known <= w->o.chunk_rows && k->n_choose <= 1 + c->drafts);
+        const bool automatic = c->drafts == HD_SCHED_AUTO_DRAFTS;
+        const int32_t most = automatic ? HD_MAX_DRAFTS : c->drafts;
+        assert_true(known <= w->o.chunk_rows && k->n_choose <= 1 + most);
         assert_true(c->n_tokens + k->n_choose <= c->n_prompt + c->max_new);
-        assert_true(k->after == -1 && k->want_drafts == c->drafts);
+        assert_true(k->after == -1 && k->want_drafts <= most);
+        assert_true(k->want_drafts == most || (automatic && k->want_drafts >= 0));
     }
 }
 
@@ -186,6 +217,7 @@ static void check_order(world *w, int32_t room) {
         if (!a) continue;
         if (!top || goes_before(a, top)) top = w->seated[i];
         if (a->rows == 0) assert_false(decodes(a));
+        if (unscored(a) > 0) continue; /* rows of logits may have run out */
         const bool starved =
             a->rows == 0 || (a->prefills && a->rows < hd_min_i32(a->pending, w->o.chunk_rows));
         assert_false(starved && room > 0);
@@ -200,7 +232,8 @@ static void check_order(world *w, int32_t room) {
         if (w->seated[i] && w->seated[i] != top) w->seated[i]->turns_on_top = 0;
     }
     const int32_t others = (w->o.cache.n_leases - 1) * HD_MAX_CHOSEN;
-    const int32_t each = hd_min_i32(w->o.chunk_rows, w->o.step_rows - others);
+    int32_t each = hd_min_i32(w->o.chunk_rows, w->o.step_rows - others);
+    if (top->score_from) each = hd_min_i32(each, HD_MAX_DRAFTS);
     const int32_t longest = top->n_prompt + top->max_new;
     assert_true(++top->turns_on_top <= longest / each + 1 + top->max_new);
 }
@@ -224,7 +257,7 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                      const hd_work *works, int32_t n_works, hd_chosen *chosen, hd_err *err) {
     world *w = ctx;
     uint64_t hashes[MAX_LEN + HD_MAX_DRAFTS];
-    int32_t rows = 0;
+    int32_t rows = 0, choices = 0, scored = 0;
     w->steps++;
     w->stepped = true;
     const bool retracted = check_retracted(w);
@@ -240,7 +273,10 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
         check_work(w, &works[i], w->seated[works[i].slot]);
         mark_writes(w, &works[i], i);
         rows += works[i].n;
+        choices += works[i].n_choose + works[i].n_score;
     }
+    assert_true(choices <=
+                (w->o.choice_rows ? w->o.choice_rows : w->o.cache.n_leases * HD_MAX_CHOSEN));
     assert_true(n_works <= w->o.cache.n_leases && rows <= w->o.step_rows);
     check_order(w, retracted ? 0 : w->o.step_rows - rows); /* who left had rows, perhaps */
     for (int32_t i = 0; i < n_works; i++) {
@@ -248,7 +284,9 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     }
     for (int32_t i = 0; i < n_works; i++) {
         write_rows(w, &works[i], w->seated[works[i].slot], hashes);
+        chosen[i] = (hd_chosen){.scores = score(w, &works[i], scored)};
         choose(w, &works[i], hashes, &chosen[i]);
+        scored += works[i].n_score;
         digest(w, works[i].slot << 16 | works[i].n);
     }
     if (w->fail_one) chosen[draw(w, (uint32_t)n_works)].status = HD_EDEVICE;
@@ -267,8 +305,11 @@ static void enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, i
     assert_memory_equal(tokens, c->tokens, (size_t)n * sizeof *tokens);
     for (int i = 0; i < MAX_CLIENTS; i++) { /* nobody is overtaken */
         const client *other = &w->clients[i];
-        if (other->id && other->slot < 0 && other != c) assert_true(goes_before(c, other));
+        if (!other->id || other->slot >= 0 || other == c || waits(w, other)) continue;
+        assert_true(goes_before(c, other));
     }
+    assert_false(waits(w, c));
+    w->followed += c->leader != 0;
     c->slot = slot;
     c->n_done = -1;
     c->turns_on_top = 0;
@@ -313,7 +354,14 @@ static void event(void *ctx, const hd_sched_event *e) {
     w->events++;
     w->drafted += e->n_drafted;
     w->accepted += e->n_accepted;
-    assert_true(e->n_accepted <= e->n_drafted && e->n >= 0 && (e->n || e->finish));
+    assert_true(e->n_accepted <= e->n_drafted && e->n >= 0);
+    assert_true(e->n || e->finish || e->n_score);
+    if (e->n_score) assert_int_equal(e->score_at, c->score_from + c->n_scored);
+    for (int32_t i = 0; i < e->n_score; i++, c->n_scored++) {
+        assert_true(e->scores[i] == (float)(c->score_from + c->n_scored));
+    }
+    w->scored += e->n_score;
+    if (e->n) assert_true(unscored(c) <= 0);
     for (int32_t i = 0; i < e->n; i++) {
         assert_int_equal(e->tokens[i], oracle(c->hash[c->n_tokens - 1]));
         assert_true(i == 0 || e->tokens[i - 1] != STOP_ID);
@@ -324,7 +372,7 @@ static void event(void *ctx, const hd_sched_event *e) {
     assert_true(e->n_cached >= 0 && e->n_cached < c->n_prompt &&
                 e->n_cached % w->o.cache.page_tokens == 0);
     if (e->finish == HD_FINISH_NONE) {
-        c->n_done = c->n_tokens - 1;
+        if (e->n) c->n_done = c->n_tokens - 1;
         return;
     }
     assert_true(c->slot < 0);
@@ -374,7 +422,10 @@ static void draw_habits(world *w) {
                                .longest_answer = 1 + (int32_t)draw(w, 80),
                                .priorities = 1 + (int32_t)draw(w, 4),
                                .wrong_draft = sometimes(w, 1, 8),
-                               .few_drafts = sometimes(w, 1, 8)};
+                               .few_drafts = sometimes(w, 1, 8),
+                               .follow = sometimes(w, 1, 5),
+                               .score = sometimes(w, 2, 10),
+                               .automatic = sometimes(w, 1, 4)};
 }
 
 static void draw_options(world *w) {
@@ -442,7 +493,9 @@ hd_status world_submit(world *w, client *c) {
                           .n_prompt = c->n_prompt,
                           .max_new = c->max_new,
                           .priority = c->priority,
+                          .follows = c->leader,
                           .draft_tokens = c->drafts,
+                          .score_from = c->score_from,
                           .salt = c->salt,
                           .queue_until_ns = c->deadline,
                           .stop_ids = &stop,
@@ -484,6 +537,9 @@ static void come(world *w) {
     c->max_new = 1 + (int32_t)draw(w, (uint32_t)h->longest_answer);
     c->priority = (int32_t)draw(w, (uint32_t)h->priorities);
     c->drafts = (int32_t)draw(w, HD_MAX_DRAFTS + 1);
+    if (once_in(w, h->automatic)) c->drafts = HD_SCHED_AUTO_DRAFTS;
+    if (once_in(w, h->follow)) c->leader = w->clients[draw(w, MAX_CLIENTS)].id;
+    if (once_in(w, h->score)) c->score_from = 1 + (int32_t)draw(w, (uint32_t)c->n_prompt);
     c->deadline = once_in(w, h->deadline) ? w->now + (int64_t)draw(w, 50) : 0;
     if (once_in(w, h->refuse)) c->max_new = draw(w, 2) ? 0 : 1000;
     world_submit(w, c);
@@ -553,6 +609,7 @@ static client *sure_to_enter(world *w) {
         const bool late = !q->admitted && q->deadline && w->now >= q->deadline;
         running += q->id && q->slot >= 0;
         if (!q->id || q->slot >= 0 || q->cancelled || late) continue;
+        if (waits(w, q)) return NULL; /* who can tell for how long */
         if (!first || goes_before(q, first)) first = q;
     }
     if (!first || running == o->n_leases) return NULL;

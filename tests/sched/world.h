@@ -19,7 +19,10 @@ typedef struct client {
     uint64_t id, salt; /* ids grow with arrival; 0: nobody */
     int32_t tokens[MAX_LEN];
     uint64_t hash[MAX_LEN]; /* of salt and tokens up to here: what the pages must hold */
-    int32_t n_prompt, n_tokens, max_new, priority, drafts;
+    int32_t n_prompt, n_tokens, max_new, priority;
+    int32_t drafts;                 /* or HD_SCHED_AUTO_DRAFTS */
+    uint64_t leader;                /* whom it follows; 0: nobody */
+    int32_t score_from, n_scored;   /* 0: no scores; prompt tokens that have theirs */
     int64_t deadline, entered;      /* when: it must be admitted; it was, the last time */
     bool cancelled, admitted, left; /* admitted: at least once; left: its slot in this turn */
     int32_t slot, n_done;           /* -1: none, not known yet */
@@ -31,6 +34,7 @@ typedef struct client {
 /* How often something happens: once in so many turns; 0: never. */
 typedef struct world_habits {
     uint32_t submit, cancel, flush, fail_one, fail_all, refuse, deadline, follow_up;
+    uint32_t follow, score, automatic;
     int32_t longest_prompt, longest_answer, priorities;
     uint32_t wrong_draft, few_drafts;
 } world_habits;
@@ -50,9 +54,10 @@ typedef struct world {
     client clients[MAX_CLIENTS];
     client *seated[MAX_CLIENTS]; /* by slot */
     world_text texts[N_TEXTS];
+    float scores[MAX_CLIENTS * MAX_LEN]; /* of this step */
     uint64_t seed, draws, arrivals, digest;
     int64_t now, steps, rows, events, copies;
-    int64_t finished[HD_FINISH_ERROR + 1], retracted, drafted, accepted, hits;
+    int64_t finished[HD_FINISH_ERROR + 1], retracted, drafted, accepted, hits, scored, followed;
     bool stepped, failed, fail_next, fail_one;
 } world;
 
