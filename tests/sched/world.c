@@ -162,7 +162,6 @@ static void choose(world *w, const hd_work *k, const uint64_t *hashes, hd_chosen
         token = wrong ? 10 : oracle(hash);
         out->drafts[out->n_drafts++] = token;
     }
-    out->n_drafts = hd_max_i32(0, out->n_drafts);
 }
 
 /* Every prompt row from score_from - 1 on scores the token behind it, and is computed for it. */
@@ -185,6 +184,7 @@ static void check_work(world *w, const hd_work *k, client *c) {
         assert_true(k->start % w->o.cache.page_tokens == 0 && k->start < c->n_tokens);
         c->n_done = k->start;
         w->hits += k->start > 0;
+        if (c->n_tokens == c->n_prompt) c->n_cached = k->start;
     }
     assert_int_equal(k->start, c->n_done);
     check_scores(k, c);
@@ -369,6 +369,7 @@ static void event(void *ctx, const hd_sched_event *e) {
         digest(w, e->tokens[i]);
     }
     assert_true(c->n_tokens <= c->n_prompt + c->max_new);
+    if (e->n) assert_int_equal(e->n_cached, c->n_cached);
     assert_true(e->n_cached >= 0 && e->n_cached < c->n_prompt &&
                 e->n_cached % w->o.cache.page_tokens == 0);
     if (e->finish == HD_FINISH_NONE) {

@@ -25,6 +25,7 @@ typedef struct client {
     int32_t score_from, n_scored;   /* 0: no scores; prompt tokens that have theirs */
     int64_t deadline, entered;      /* when: it must be admitted; it was, the last time */
     bool cancelled, admitted, left; /* admitted: at least once; left: its slot in this turn */
+    int32_t n_cached;               /* of the prompt, when its first row was computed */
     int32_t slot, n_done;           /* -1: none, not known yet */
     int32_t rows, pending;          /* in this step */
     bool prefills;
