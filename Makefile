@@ -88,9 +88,12 @@ $(BUILD)/hadal: $(OBJECTS)
 	@echo "LINK $@"
 	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
 
+# The tests count allocations: tests/allocations.c.
+comma   := ,
+COUNTED := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc aligned_alloc posix_memalign)
 $(BUILD)/hadal_test: $(LIBRARY) $(TESTS)
 	@echo "LINK $@"
-	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS) -lcmocka
+	@$(CC) $(LDOPT) $(COUNTED) -o $@ $^ $(LDLIBS) -lcmocka
 
 $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIBRARY)
 	@echo "LINK $@"

@@ -26,6 +26,7 @@
     X(engine) \
     X(answers) \
     X(steer) \
+    X(simulation) \
     X(drafts) \
     X(executor) \
     X(tokenizer_pattern)
