@@ -111,6 +111,7 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=2 if phone else 1, mobile=phone)
         if phone:
             self.call("Emulation.setTouchEmulationEnabled", enabled=True)
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
         self.scheme("dark" if dark else "light")
         self.open(url)
 

@@ -18,7 +18,7 @@ function showView() {
     if (name === view) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
-  document.body.classList.remove("side-open");
+  showSide(false);
   watch();
 }
 
@@ -87,6 +87,7 @@ function startTheme() {
 function showSide(open) {
   document.body.classList.toggle("side-open", open);
   $("menu").setAttribute("aria-expanded", String(open));
+  $("main").inert = open;
   if (open) $("new").focus();
 }
 
@@ -118,6 +119,6 @@ startTheme();
 startSide();
 startKey();
 startSettings();
-startChat(askForKey);
+startChat(askForKey, () => showSide(false));
 showView();
 showModel();

@@ -12,7 +12,8 @@ const MOST_ROUNDS = 8; // of tool calls before the page stops answering them
 let chat = newChat();
 let running = null; // AbortController of the answer that is being written
 let editing = false;
-let wantsKey = () => {};
+let wantsKey = () => {}; // the server refused for want of a key
+let chosen = () => {}; // a conversation was chosen
 
 const prompt = () => $("prompt");
 const messages = () => $("messages");
@@ -281,8 +282,8 @@ function chatItem({ id, title }) {
   const current = id === chat.id ? "true" : null;
   const choose = el("button", { type: "button", class: "choose", "aria-current": current }, title);
   choose.addEventListener("click", () => {
+    chosen();
     open(id);
-    document.body.classList.remove("side-open");
   });
   return el("li", null, choose, remove);
 }
@@ -311,8 +312,9 @@ function key(event) {
   }
 }
 
-export function startChat(onWantsKey) {
+export function startChat(onWantsKey, onChosen) {
   wantsKey = onWantsKey;
+  chosen = onChosen;
   $("compose").addEventListener("submit", (event) => {
     event.preventDefault();
     send();
@@ -320,8 +322,8 @@ export function startChat(onWantsKey) {
   prompt().addEventListener("keydown", key);
   $("cancel-edit").addEventListener("click", cancelEdit);
   $("new").addEventListener("click", () => {
+    chosen();
     open();
-    document.body.classList.remove("side-open");
   });
   const box = $("scroller");
   box.addEventListener("scroll", () => {

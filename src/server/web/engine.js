@@ -120,7 +120,16 @@ function drawFacts(stats) {
   FACTS.forEach(([, value], n) => put(box.children[n].lastChild, value(stats)));
 }
 
+/** Messages may come faster than frames: loads are summed up, of the rest the last one counts. */
+let latest = null;
+function take(message) {
+  if (message.experts) parts.heat.add(message.experts);
+  if (!latest) requestAnimationFrame(() => draw(latest));
+  latest = { ...latest, ...message };
+}
+
 function draw(message) {
+  latest = null;
   const { t, stats = {}, rates = {}, ttft_ms: ttft = {}, itl_ms: itl = {}, requests, experts } = message;
   parts.tokens.draw(rates.tokens_s);
   parts.prompt.draw(rates.prompt_tokens_s);
@@ -131,7 +140,7 @@ function draw(message) {
   drawPrefix(stats);
   drawDrafts(stats);
   drawFacts(stats);
-  if (experts) parts.heat.add(experts);
+  if (experts) parts.heat.draw();
   if (stats.draining) state("warn", "Draining: finishing what runs");
   else if (stats.paused) state("warn", "The engine is paused");
   else state("live", "Live");
@@ -151,7 +160,7 @@ async function follow(signal) {
       const response = await request("engine/live", { signal });
       for await (const data of events(response)) {
         if (signal.aborted) return;
-        draw(JSON.parse(data));
+        take(JSON.parse(data));
         wait = 500;
       }
       state("warn", "The stream ended; connecting again");

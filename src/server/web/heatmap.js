@@ -50,10 +50,6 @@ export class Heatmap {
     this.n = n;
     this.history.push(layers);
     if (this.history.length > WINDOW) this.history.shift();
-    this.load = layers.map((row, layer) =>
-      row.slice(0, n).map((_, expert) => sum(this.history.map((one) => one[layer][expert] ?? 0))),
-    );
-    this.draw();
   }
 
   /** Mean over max: 1 when all experts of the layer had the same. */
@@ -63,7 +59,10 @@ export class Heatmap {
   }
 
   draw() {
-    if (!this.load) return;
+    if (!this.history.length) return;
+    this.load = this.history[0].map((_, layer) =>
+      Array.from({ length: this.n }, (_, expert) => sum(this.history.map((one) => one[layer][expert] ?? 0))),
+    );
     this.figure.hidden = false;
     this.paint();
     const balance = this.load.map((row) => this.balancedness(row));

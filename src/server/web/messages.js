@@ -5,13 +5,9 @@
 import { copyButton, el, figure, milliseconds, put } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
-function actions(text) {
-  return el("div", { class: "actions" }, copyButton(text));
-}
-
 export function questionView(text) {
   const body = el("div", { class: "bubble", dir: "auto" }, text);
-  return el("article", { class: "question", "aria-label": "You" }, body, actions(() => text));
+  return el("article", { class: "question", "aria-label": "You" }, body, el("div", { class: "actions" }, copyButton(() => text)));
 }
 
 export function errorView(error, retry) {
@@ -21,10 +17,10 @@ export function errorView(error, retry) {
   return el("div", { class: "error", role: "alert" }, el("p", null, error.message + later), button);
 }
 
-/** JSON indented, or the text as it is while it is no JSON yet. */
+/** Long JSON indented; short, or not yet whole, as it is. */
 function pretty(text) {
   try {
-    return JSON.stringify(JSON.parse(text), null, 2);
+    return text.length > 70 ? JSON.stringify(JSON.parse(text), null, 2) : text;
   } catch {
     return text;
   }
@@ -33,21 +29,18 @@ function pretty(text) {
 class CallView {
   constructor() {
     this.name = el("b");
-    this.state = el("span", { class: "muted" }, "calling");
-    this.input = el("pre", { tabindex: 0, "aria-label": "Arguments" });
-    this.root = el("div", { class: "call" }, el("p", null, this.name, " ", this.state), this.input);
+    this.input = el("pre");
+    this.root = el("div", { class: "call" }, el("div", null, this.name, " ", this.input));
   }
 
   draw(call, done) {
     put(this.name, call.name);
     put(this.input, done ? pretty(call.arguments) : call.arguments);
-    if (done && !this.output) put(this.state, "called");
   }
 
   result(content) {
-    this.output = el("pre", { tabindex: 0, "aria-label": "Result" }, pretty(content));
-    this.root.append(el("p", { class: "muted" }, "result"), this.output);
-    put(this.state, "called in this page");
+    const arrow = el("span", { class: "muted" }, "answered in this page ");
+    this.root.append(el("div", null, arrow, el("pre", null, pretty(content))));
   }
 }
 
@@ -79,17 +72,17 @@ function figures({ usage, ttft, took, finish }) {
   const out = [];
   const tokens = usage?.completion_tokens;
   if (tokens) {
-    out.push(`${tokens} tokens`);
-    if (took > 0 && tokens > 1) out.push(`${figure(((tokens - 1) * 1000) / took)} tokens/s`);
+    const speed = took > 0 && tokens > 1 ? `, ${figure(((tokens - 1) * 1000) / took)}/s` : "";
+    out.push(`${tokens} tokens${speed}`);
   }
-  if (ttft) out.push(`first token ${milliseconds(ttft)}`);
+  if (ttft) out.push(`first after ${milliseconds(ttft)}`);
   if (usage?.prompt_tokens) {
     const cached = usage.prompt_tokens_details?.cached_tokens;
-    out.push(`${usage.prompt_tokens} prompt tokens${cached ? `, ${cached} cached` : ""}`);
+    out.push(`prompt ${usage.prompt_tokens}${cached ? `, ${cached} cached` : ""}`);
   }
   const { accepted_prediction_tokens: yes, rejected_prediction_tokens: no } =
     usage?.completion_tokens_details ?? {};
-  if (yes || no) out.push(`${yes ?? 0} of ${(yes ?? 0) + (no ?? 0)} drafts accepted`);
+  if (yes || no) out.push(`drafts ${yes ?? 0} of ${(yes ?? 0) + (no ?? 0)}`);
   if (finish === "length") out.push("ended at the token limit");
   if (finish === "stopped") out.push("stopped");
   return out.join(" · ");
@@ -105,6 +98,7 @@ export class AnswerView {
     this.callBox = el("div", { class: "calls" });
     this.calls = [];
     this.figures = el("span", { class: "figures" });
+    this.actions = el("div", { class: "actions" });
     this.wait = el("div", { class: "wait", role: "img", "aria-label": "Waiting for the first token" });
     this.root = el(
       "article",
@@ -113,7 +107,7 @@ export class AnswerView {
       this.thought.root,
       this.body,
       this.callBox,
-      el("div", { class: "foot" }, this.figures, actions(() => message.content)),
+      el("div", { class: "foot" }, this.figures, this.actions),
     );
   }
 
@@ -151,6 +145,7 @@ export class AnswerView {
     this.draw(false);
     this.markdown.end();
     this.figures.textContent = figures(this.message);
+    if (this.message.content) this.actions.append(copyButton(() => this.message.content));
     document.dispatchEvent(new Event("hadal-grown"));
   }
 

@@ -60,8 +60,20 @@ export async function request(path, { body, signal } = {}) {
   return response;
 }
 
+/** Lets the browser draw and listen. A timer would do, but hidden tabs starve timers. */
+const waiting = [];
+const channel = new MessageChannel();
+channel.port1.onmessage = () => waiting.shift()();
+function breathe() {
+  return new Promise((resolve) => {
+    waiting.push(resolve);
+    channel.port2.postMessage(null);
+  });
+}
+
 /** The data of each server-sent event. Comments (keep-alives) are passed over. */
 export async function* events(response) {
+  let breathed = performance.now();
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   let data = [];
@@ -69,6 +81,10 @@ export async function* events(response) {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
+      if (performance.now() - breathed > 10) {
+        await breathe();
+        breathed = performance.now();
+      }
       const lines = (rest + value).split("\n");
       rest = lines.pop();
       for (const raw of lines) {

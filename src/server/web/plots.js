@@ -10,15 +10,15 @@ export class Tile {
   constructor(title, unit, format, second) {
     this.format = format;
     this.value = el("span", { class: "value" }, "–");
-    this.second = second && el("span", { class: "muted" });
-    this.secondName = second;
+    this.low = el("span", null, "last minute");
+    this.second = second;
     this.lines = (second ? ["second", "first"] : ["first"]).map((kind) => ({
       kind,
       samples: [],
       line: svg("polyline", { class: kind }),
     }));
     this.area = svg("polygon", { class: "area" });
-    this.most = el("span", { class: "muted small" });
+    this.most = el("span", { class: "most" });
     const picture = svg(
       "svg",
       { viewBox: `0 0 ${SAMPLES} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
@@ -29,15 +29,15 @@ export class Tile {
       "section",
       { class: "panel tile" },
       el("h2", null, title),
-      el("p", null, this.value, " ", el("span", { class: "muted" }, unit), " ", this.second),
+      el("p", null, this.value, " ", el("span", { class: "muted" }, unit)),
       picture,
-      el("p", { class: "muted small ends" }, el("span", null, "last minute"), this.most),
+      el("p", { class: "muted small ends" }, this.low, this.most),
     );
   }
 
   draw(first, second) {
     put(this.value, this.format(first));
-    if (this.second) put(this.second, `${this.format(second)} ${this.secondName}`);
+    if (this.second) put(this.low, `${this.second} ${this.format(second)}`);
     let most = 0;
     for (const line of this.lines) {
       line.samples.push(Number((line.kind === "first" ? first : second) ?? NaN));
