@@ -36,7 +36,8 @@ export class Heatmap {
     this.figure = el(
       "div",
       { class: "heat", hidden: true },
-      el("p", { class: "axis muted small ends" }, el("span", null, "expert 0"), this.last),
+      el("p", { class: "muted small ends" }, el("span", null, "expert 0"), this.last),
+      el("span", { class: "muted small" }, "balance"),
       this.canvas,
       this.balance,
     );

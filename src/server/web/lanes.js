@@ -2,8 +2,8 @@
 
 import { el, figure, put } from "./dom.js";
 
-const LANES = [["waiting", "Queue"], ["prefill", "Prefill"], ["decode", "Decode"]];
-const MOST_CARDS = 24; // in a lane; more are counted
+const LANES = [["waiting", "Queue", 1], ["prefill", "Prefill", 1], ["decode", "Decode", 2]];
+const NARROW = 540; // pixels; then the lanes lie below each other
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -21,49 +21,53 @@ class Card {
     this.tokens = [];
   }
 
-  draw(request, t) {
+  draw(request) {
     const { phase, prompt_tokens: prompt = 0, cached_tokens: cached = 0 } = request;
     const { done_tokens: done = 0, output_tokens: output = 0 } = request;
     const width = (part) => `${prompt ? Math.min(100, (100 * part) / prompt).toFixed(1) : 0}%`;
     this.cached.style.width = width(cached);
     this.done.style.width = width(Math.max(0, Math.min(done, prompt) - cached));
-    if (phase === "decode") put(this.note, `${output} tokens${this.speed(output, t)}`);
+    if (phase === "decode") put(this.note, `${output} tokens${this.speed(output)}`);
     else if (phase === "prefill") put(this.note, `${Math.min(done, prompt)} of ${prompt}`);
     else put(this.note, `${prompt} to do`);
   }
 
-  speed(output, t) {
-    this.tokens.push([t, output]);
+  speed(output) {
+    const now = performance.now() / 1000;
+    this.tokens.push([now, output]);
     if (this.tokens.length > 8) this.tokens.shift();
     const [from, before] = this.tokens[0];
-    const speed = (output - before) / (t - from);
+    const speed = (output - before) / (now - from);
     return Number.isFinite(speed) && speed > 0 ? `, ${figure(speed)}/s` : "";
   }
 }
 
 export class Lanes {
   constructor(root) {
+    this.root = root;
     this.cards = new Map();
     this.lanes = new Map();
-    for (const [phase, title] of LANES) {
-      const lane = { count: el("span", { class: "count" }, "0"), list: el("ul", { tabindex: 0, "aria-label": title }) };
+    for (const [phase, title, columns] of LANES) {
+      const lane = { columns, count: el("span", { class: "count" }, "0"), list: el("ul", { "aria-label": title }) };
       lane.more = el("p", { class: "muted small" });
       root.append(el("div", { class: "lane" }, el("h3", null, title, " ", lane.count), lane.list, lane.more));
       this.lanes.set(phase, lane);
     }
   }
 
-  draw(requests, t) {
+  draw(requests) {
     const before = still.matches ? null : this.places();
+    const narrow = this.root.clientWidth < NARROW;
     const seen = new Set();
     for (const [phase, lane] of this.lanes) {
       const mine = requests.filter((request) => request.phase === phase);
       put(lane.count, String(mine.length));
-      put(lane.more, mine.length > MOST_CARDS ? `and ${mine.length - MOST_CARDS} more` : "");
-      mine.slice(0, MOST_CARDS).forEach((request, place) => {
+      const most = narrow ? 3 : 5 * lane.columns;
+      put(lane.more, mine.length > most ? `and ${mine.length - most} more` : "");
+      mine.slice(0, most).forEach((request, place) => {
         const card = this.card(request);
         seen.add(card);
-        card.draw(request, t);
+        card.draw(request);
         const there = lane.list.children[place];
         if (there !== card.root) lane.list.insertBefore(card.root, there ?? null);
       });

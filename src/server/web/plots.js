@@ -18,7 +18,7 @@ export class Tile {
       line: svg("polyline", { class: kind }),
     }));
     this.area = svg("polygon", { class: "area" });
-    this.most = el("span", { class: "most" });
+    this.most = el("span");
     const picture = svg(
       "svg",
       { viewBox: `0 0 ${SAMPLES} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
