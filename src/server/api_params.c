@@ -17,7 +17,7 @@ enum { MAX_KEYS = 256, MAX_KEY_BYTES = 256, MAX_STRING_BYTES = 4096 };
 typedef struct reading {
     api_request *r;
     const api_param *p;
-    char name[160]; /* with its path */
+    char name[512]; /* with its path */
 } reading;
 
 static void *place(const reading *k) {
@@ -137,7 +137,7 @@ static bool read_bool(const reading *k, const json_t *v) {
 }
 
 static bool read_nested(const reading *k, json_t *v) {
-    char path[160];
+    char path[516];
     if (!json_is_object(v)) return refuse(k, "must be an object");
     snprintf(path, sizeof path, "%s.", k->name);
     return api_params_read(k->r, k->p->nested, v, path);
@@ -214,7 +214,7 @@ bool api_params_read(api_request *r, const api_family *family, json_t *object,
             return api_refuse(r, "key_too_long", NULL, "a member's name has %zu bytes; at most %d",
                               strlen(name), MAX_KEY_BYTES);
         }
-        snprintf(k.name, sizeof k.name, "%s%s", path, name);
+        snprintf(k.name, sizeof k.name, "%.240s%.256s", path, name);
         if (!k.p && family->closed) return refuse(&k, "is not known");
         if (!k.p) note_unknown(r, name, ignored, sizeof ignored);
         if (!k.p || json_is_null(value)) continue;

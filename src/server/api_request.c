@@ -202,7 +202,7 @@ static void set_defaults(api_request *r) {
                         .stream_interval = r->ctx->limits.stream_interval};
     r->top_logprobs = r->logprobs = r->max_tokens = r->max_completion_tokens = -1;
     r->logprob_start = -1;
-    r->add_special = r->store = true;
+    r->store = true;
 }
 
 bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_family *family,

@@ -58,14 +58,14 @@ typedef struct api_request {
 
     /* As the body has them; NULL, -1 where it is silent. */
     const char *model, *rid, *request_id, *cache_salt, *extra_key, *regex, *guided_regex, *task;
-    const char *effort, *thinking_type, *instructions, *previous, *choice_type, *choice_name;
+    const char *effort, *thinking_type, *instructions, *previous, *content, *parser;
     json_t *stop, *stop_ids, *bias, *response_format, *schema, *guided_json, *guided_choice;
     json_t *messages, *tools, *tool_choice, *prompt, *text, *input_ids, *system;
-    json_t *sampling, *metadata;
+    json_t *sampling, *metadata, *rids, *tokens;
     int32_t max_tokens, max_completion_tokens, min_tokens, top_logprobs, logprobs;
     int32_t logprob_start, generation_prompt;
-    bool guided_object, continue_final, parse_special, add_special;
-    bool store;
+    int32_t begins; /* with the tokenizer's BOS: 1 yes, -1 no, 0 as usual */
+    bool guided_object, continue_final, parse_special, token_strs, with_pieces, store;
 } api_request;
 
 /* Reads the body by the family's table. False: refused. Close it in either case. */

@@ -346,11 +346,9 @@ bool api_take_messages(api_request *r) {
                           json_array_size(r->messages), r->ctx->limits.max_messages);
     }
     if (!take_tool_choice(r)) return false;
-    const bool no_tools = r->g.tool_choice && strcmp(r->g.tool_choice, "none") == 0;
     if (hd_chat_parse(&r->conversation, r->messages, r->tools, NULL, true, &err) != HD_OK) {
         return api_refuse_err(r, "messages", &err);
     }
-    if (no_tools) r->conversation.tools = NULL;
     r->has_conversation = true;
     return set_task(r) && set_continuation(r);
 }
@@ -360,7 +358,7 @@ bool api_take_messages(api_request *r) {
 bool api_take_text(api_request *r, const char *text, size_t n, const char *param,
                    int32_t **ids, size_t *n_ids) {
     const hd_tokenizer *t = hd_engine_tokenizer(r->ctx->engine);
-    const bool bos = r->add_special && hd_tokenizer_adds_bos(t);
+    const bool bos = r->begins >= 0 && hd_tokenizer_adds_bos(t);
     const uint32_t flags = (r->parse_special ? HD_ENCODE_SPECIAL : 0u) | (bos ? HD_ENCODE_BOS : 0u);
     hd_ids out = {.max = (size_t)r->max_context};
     hd_err err = {0};
