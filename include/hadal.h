@@ -222,7 +222,7 @@ void hd_engine_flush(hd_engine *e); /* forgets every cached prefix that is not i
 
 /* ---- reading ---- */
 
-typedef enum hd_pool { HD_POOL_ENTRIES, HD_POOL_WINDOW, HD_N_POOLS } hd_pool;
+enum { HD_POOL_ENTRIES, HD_POOL_WINDOW, HD_N_POOLS }; /* of pages, by lifetime */
 
 typedef struct hd_engine_stats {
     int32_t waiting, running, max_running;

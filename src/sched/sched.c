@@ -104,6 +104,29 @@ void hd_sched_close(hd_sched *s) {
 
 /* ---- coming and going ---- */
 
+static sched_seq *find(const hd_sched *s, uint64_t id) {
+    for (int32_t i = 0; i < s->n_running; i++) {
+        if (s->running[i]->r.id == id) return s->running[i];
+    }
+    return sched_queue_find(&s->waiting, id);
+}
+
+/* The leader's pages are there for all as soon as it is past its prompt. */
+static void follow(sched_seq *q, sched_seq *leader) {
+    if (!leader || leader->n_tokens > leader->r.n_prompt) return;
+    q->leader = leader;
+    leader->n_followers++;
+}
+
+static void let_followers_go(hd_sched *s, sched_seq *leader) {
+    for (sched_seq *q = s->waiting.first; q && leader->n_followers; q = q->next) {
+        if (q->leader != leader) continue;
+        q->leader = NULL;
+        leader->n_followers--;
+        s->blocked = false;
+    }
+}
+
 hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err) {
     const int64_t longest = (int64_t)r->n_prompt + r->max_new;
     const int64_t room =
@@ -124,21 +147,14 @@ hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err) {
     HD_TRY(sched_seq_open(&q, r, err));
     q->arrival = s->arrivals++;
     q->r.draft_tokens = hd_min_i32(q->r.draft_tokens, HD_MAX_DRAFTS);
-    if (!s->waiting.first || sched_before(q, s->waiting.first)) s->blocked = false;
+    if (r->follows) follow(q, find(s, r->follows));
+    if (!s->waiting.last || sched_before(q, s->waiting.last)) s->blocked = false;
     sched_queue_put(&s->waiting, q);
     return HD_OK;
 }
 
-static sched_seq *find_running(const hd_sched *s, uint64_t id) {
-    for (int32_t i = 0; i < s->n_running; i++) {
-        if (s->running[i]->r.id == id) return s->running[i];
-    }
-    return NULL;
-}
-
 void hd_sched_cancel(hd_sched *s, uint64_t id) {
-    sched_seq *q = find_running(s, id);
-    if (!q) q = sched_queue_find(&s->waiting, id);
+    sched_seq *q = find(s, id);
     if (q) q->cancelled = true;
 }
 
@@ -164,6 +180,8 @@ static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
     } else {
         sched_queue_take(&s->waiting, q);
     }
+    if (q->leader) q->leader->n_followers--;
+    let_followers_go(s, q);
     s->stats.finished++;
     s->hooks.event(s->hooks.ctx, e);
     sched_seq_close(q);
@@ -174,7 +192,13 @@ static void finish_without_tokens(hd_sched *s, sched_seq *q, hd_finish why) {
     finish(s, q, &e);
 }
 
-static void listen(hd_sched *s, int64_t now_ns) {
+static void fail(hd_sched *s, sched_seq *q, hd_status status) {
+    hd_sched_event e = {
+        .id = q->r.id, .finish = HD_FINISH_ERROR, .status = status, .n_cached = q->n_cached};
+    finish(s, q, &e);
+}
+
+void hd_sched_listen(hd_sched *s, int64_t now_ns) {
     for (sched_seq *q = s->waiting.first, *next; q; q = next) {
         next = q->next;
         if (q->cancelled) {
@@ -193,6 +217,10 @@ static void retract(hd_sched *s, sched_seq *q) {
     q->r.queue_until_ns = 0; /* it was admitted in time */
     sched_queue_put(&s->waiting, q);
     s->stats.retracted++;
+}
+
+void hd_sched_retract_all(hd_sched *s) {
+    while (s->n_running) retract(s, s->running[s->n_running - 1]);
 }
 
 /* ---- admission ---- */
@@ -239,9 +267,18 @@ static bool admit_one(hd_sched *s, sched_seq *q) {
     return true;
 }
 
+/* The first in the queue that waits for nobody's prompt. */
+static sched_seq *next_to_admit(const hd_sched *s) {
+    sched_seq *q = s->waiting.first;
+    while (q && q->leader) q = q->next;
+    return q;
+}
+
 static void admit(hd_sched *s) {
-    while (!s->blocked && s->waiting.first && s->n_free_slots) {
-        s->blocked = !admit_one(s, s->waiting.first);
+    while (!s->blocked && s->n_free_slots) {
+        sched_seq *q = next_to_admit(s);
+        if (!q) return;
+        s->blocked = !admit_one(s, q);
     }
 }
 
@@ -351,7 +388,7 @@ static void settle_one(hd_sched *s, sched_seq *q, const hd_work *w, const hd_cho
                         .n_drafted = w->n_choose ? w->n_choose - 1 : 0,
                         .logprobs = c->logprobs};
     if (c->status != HD_OK) {
-        finish_without_tokens(s, q, HD_FINISH_ERROR);
+        fail(s, q, c->status);
         return;
     }
     if (w->n_choose == 0) {
@@ -373,18 +410,19 @@ static void settle_one(hd_sched *s, sched_seq *q, const hd_work *w, const hd_cho
         finish(s, q, &e);
         return;
     }
+    let_followers_go(s, q);
     q->n_drafts = c->n_drafts;
     memcpy(q->tokens + q->n_tokens, c->drafts, (size_t)c->n_drafts * sizeof(int32_t));
     s->hooks.event(s->hooks.ctx, &e);
 }
 
-static void fail_all(hd_sched *s) {
-    while (s->n_running) finish_without_tokens(s, s->running[0], HD_FINISH_ERROR);
-    while (s->waiting.first) finish_without_tokens(s, s->waiting.first, HD_FINISH_ERROR);
+static void fail_all(hd_sched *s, hd_status status) {
+    while (s->n_running) fail(s, s->running[0], status);
+    while (s->waiting.first) fail(s, s->waiting.first, status);
 }
 
 hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err) {
-    listen(s, now_ns);
+    hd_sched_listen(s, now_ns);
     admit(s);
     build(s);
     if (s->n_works == 0) return HD_EAGAIN;
@@ -396,7 +434,7 @@ hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err) {
     s->stats.turns++;
     s->stats.rows += s->n_rows;
     if (st != HD_OK) {
-        fail_all(s);
+        fail_all(s, st);
         return st;
     }
     for (int32_t i = 0; i < s->n_works; i++) {
@@ -416,6 +454,11 @@ hd_sched_stats hd_sched_read_stats(const hd_sched *s) {
     stats.waiting = s->waiting.n;
     stats.running = s->n_running;
     return stats;
+}
+
+hd_sched_place hd_sched_running(const hd_sched *s, int32_t i) {
+    const sched_seq *q = s->running[i];
+    return (hd_sched_place){q->r.id, q->n_done, q->n_tokens, q->n_cached};
 }
 
 const hd_cache *hd_sched_cache(const hd_sched *s) {

@@ -14,6 +14,8 @@ typedef struct sched_seq {
     int32_t n_drafts, n_cached;
     int32_t slot; /* -1: waits */
     bool cancelled;
+    struct sched_seq *leader;      /* waits for it to pass its prompt; NULL: for nobody */
+    int32_t n_followers;           /* that wait for this one */
     struct sched_seq *prev, *next; /* in the queue */
 } sched_seq;
 
