@@ -17,7 +17,7 @@ endif
 VERSION := 0.1.0
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 
-PACKAGES = jansson libpcre2-8
+PACKAGES = jansson libpcre2-8 libmicrohttpd gnutls
 CSTD     = -std=c11 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE
 WERROR  ?= -Werror
 WARN     = -Wall -Wextra -Wpedantic $(WERROR) -Wshadow -Wconversion -Wsign-conversion \
@@ -120,7 +120,7 @@ $(BUILD)/%.cu.o: %.cu Makefile
 
 $(BUILD)/tests/%.o: CFLAGS += -Itests
 ifeq ($(origin OPT),file)
-$(BUILD)/src/weights/%.o $(BUILD)/src/text/%.o: CFLAGS += $(TRAP)
+$(BUILD)/src/weights/%.o $(BUILD)/src/text/%.o $(BUILD)/src/server/%.o: CFLAGS += $(TRAP)
 endif
 
 unit: $(BUILD)/hadal_test
