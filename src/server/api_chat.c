@@ -245,25 +245,6 @@ static void chat_finish(api_job *job, api_choice *c) {
     api_data_end(job);
 }
 
-void api_openai_end(api_job *job) {
-    if (job->w.include_usage) {
-        api_data_begin(job, NULL);
-        api_put(&job->out, job->head.data, job->head.n);
-        api_puts(&job->out, "],\"usage\":");
-        api_put_usage(&job->out, job);
-        api_puts(&job->out, "}");
-        api_data_end(job);
-    }
-    api_puts(&job->out, "data: [DONE]\n\n");
-}
-
-void api_openai_fail(api_job *job) {
-    api_data_begin(job, NULL);
-    api_put_error(&job->out, job);
-    api_data_end(job);
-    api_puts(&job->out, "data: [DONE]\n\n");
-}
-
 /* ---- the whole reply ---- */
 
 static void put_calls(api_text *out, const api_job *job, const api_choice *c) {

@@ -44,7 +44,7 @@ static void job_close(api_job *job) {
     for (int32_t i = 0; i < job->n_choices; i++) {
         api_choice *c = &job->choices[i];
         api_text *texts[] = {&c->text, &c->ids,           &c->logprobs, &c->tops,
-                             &c->kept, &c->prompt_scores, &c->stop_text};
+                             &c->kept, &c->prompt_scores, &c->stop_text, &c->item};
         for (size_t k = 0; k < HD_LEN(texts); k++) api_text_deinit(texts[k]);
         free(c->pieces);
     }
@@ -165,6 +165,7 @@ static void collect_part(api_job *job, api_choice *c, const hd_part *p) {
         add_piece(job, c, HD_PART_CONTENT, 0, p->text, p->n);
     } else {
         add_piece(job, c, p->kind, of_call ? p->call : 0, p->text, p->n);
+        if (c->n_pieces > 0) c->pieces[c->n_pieces - 1].whole = p->whole;
     }
     c->in_reasoning = reasoning;
 }
@@ -377,110 +378,4 @@ void api_job_start(api_request *r, const api_format *format, const api_prompt *p
         going = submit(job, r, &job->subs[i], &prompts[i]);
     }
     drop(job);
-}
-
-/* ---- for formats ---- */
-
-const char *api_finish_reason(const api_choice *c) {
-    switch (c->end) {
-    case HD_END_STOP: return c->n_calls > 0 ? "tool_calls" : "stop";
-    case HD_END_LENGTH: return "length";
-    case HD_END_NOT:
-    case HD_END_CANCELLED:
-    case HD_END_TIMEOUT:
-    case HD_END_FAILED: return "abort";
-    }
-    return "abort";
-}
-
-static uint64_t mix(uint64_t x) { /* splitmix64 */
-    x += 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-    return x ^ x >> 31;
-}
-
-void api_call_id(const api_job *job, const api_choice *c, int32_t call, const char *prefix,
-                 char out[40]) {
-    const uint64_t place = (uint64_t)c->index << 32 | (uint32_t)call;
-    snprintf(out, 40, "%s%016llx", prefix, (unsigned long long)mix(job->nonce ^ mix(place)));
-}
-
-const char *api_piece_text(const api_choice *c, const api_piece *p) {
-    return p->n > 0 ? c->text.data + p->start : "";
-}
-
-void api_put_joined(api_text *out, const api_choice *c, hd_part_kind kind, int32_t call) {
-    api_put(out, "\"", 1);
-    for (size_t i = 0; i < c->n_pieces; i++) {
-        const api_piece *p = &c->pieces[i];
-        if (p->kind != kind || p->call != call) continue;
-        api_put_escaped(out, api_piece_text(c, p), p->n);
-    }
-    api_put(out, "\"", 1);
-}
-
-api_totals api_job_totals(const api_job *job) {
-    api_totals t = {0};
-    for (int32_t i = 0; i < job->n_subs; i++) t.prompt += job->subs[i].prompt_tokens;
-    for (int32_t i = 0; i < job->n_choices; i++) {
-        const api_choice *c = &job->choices[i];
-        if (i == job->subs[c->prompt].first_choice) t.cached += c->cached_tokens;
-        t.output += c->output_tokens;
-        t.reasoning += c->reasoning_tokens;
-    }
-    return t;
-}
-
-void api_put_usage(api_text *out, const api_job *job) {
-    const api_totals t = api_job_totals(job);
-    api_write(out,
-              "{'prompt_tokens':%lld,'completion_tokens':%lld,'total_tokens':%lld,"
-              "'reasoning_tokens':%lld,'prompt_tokens_details':{'cached_tokens':%lld},"
-              "'completion_tokens_details':{'reasoning_tokens':%lld}}",
-              (long long)t.prompt, (long long)t.output, (long long)(t.prompt + t.output),
-              (long long)t.reasoning, (long long)t.cached, (long long)t.reasoning);
-}
-
-void api_put_matched_stop(api_text *out, const api_choice *c) {
-    if (c->stop_text.n > 0) {
-        api_put_string(out, c->stop_text.data, c->stop_text.n);
-    } else if (c->end == HD_END_STOP && c->stop_token >= 0) {
-        api_put_int(out, c->stop_token);
-    } else {
-        api_puts(out, "null");
-    }
-}
-
-void api_put_token(api_text *out, const api_job *job, int32_t token) {
-    hd_bytes text = {0};
-    const hd_tokenizer *t = hd_engine_tokenizer(job->ctx->engine);
-    if (hd_tokenizer_decode(t, &token, 1, false, &text, NULL) != HD_OK) out->failed = true;
-    api_put_string(out, text.data, text.n);
-    hd_bytes_deinit(&text);
-}
-
-void api_put_error(api_text *out, const api_job *job) {
-    const api_refusal *why = &job->failure;
-    api_write(out, "{'error':{'message':%s,'type':%s,'param':null,'code':%s}}", why->message,
-              api_error_type(HTTP_OPENAI, why->status), why->code);
-}
-
-void api_put_list(api_text *out, const char *key, const api_text *items) {
-    api_write(out, ",%s:[", key);
-    api_put(out, items->data, items->n);
-    api_puts(out, "]");
-}
-
-void api_data_begin(api_job *job, const char *event) {
-    if (event) {
-        api_puts(&job->out, "event: ");
-        api_puts(&job->out, event);
-        api_puts(&job->out, "\n");
-    }
-    api_puts(&job->out, "data: ");
-}
-
-void api_data_end(api_job *job) {
-    api_puts(&job->out, "\n\n");
 }

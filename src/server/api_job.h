@@ -19,6 +19,7 @@ typedef struct api_job api_job;
 typedef struct api_piece {
     hd_part_kind kind; /* no notes */
     int32_t call;
+    bool whole; /* of the end of a call */
     size_t start, n; /* in the choice's text */
 } api_piece;
 
@@ -35,8 +36,9 @@ typedef struct api_choice {
     int32_t n_calls, n_parallel; /* whole ones, and those begun */
     bool in_reasoning;
     bool opened; /* the format's: its first chunk is out */
-    api_text prompt_scores, kept; /* the format's own, as are the next */
-    int32_t place, n_items;
+    api_text prompt_scores, kept, item; /* the format's own, as is the next */
+    int32_t place;
+    int32_t n_blocks, open_block; /* see api_walk_blocks() */
 
     hd_end end;
     int32_t stop_token;
@@ -123,6 +125,17 @@ bool api_render_ids(api_request *r, hd_ids *ids); /* of the conversation */
 void api_put_ids(api_text *out, const int32_t *ids, size_t n);
 void api_openai_end(api_job *job);
 void api_openai_fail(api_job *job);
+
+/* For interfaces that list blocks: reasoning, text and calls in their order. Neighboring pieces
+ * of one kind are one block; a call is one from its name to its end. */
+typedef struct api_block_writer {
+    void (*open)(api_job *job, api_choice *c, const api_piece *p); /* call: p is its name */
+    void (*delta)(api_job *job, api_choice *c, const api_piece *p);
+    void (*close)(api_job *job, api_choice *c, hd_part_kind kind, bool whole);
+} api_block_writer;
+
+void api_walk_blocks(api_job *job, api_choice *c, const api_block_writer *w);
+void api_close_block(api_job *job, api_choice *c, const api_block_writer *w);
 
 /* Frames a server-sent event around what writers put between the two. */
 void api_data_begin(api_job *job, const char *event); /* event: its name, or NULL */
