@@ -124,7 +124,7 @@ static void put_token(api_text *out, const api_job *job, int32_t token, float lo
     api_puts(out, "]");
 }
 
-static void chat_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
+void api_chat_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
     api_text *out = &c->logprobs;
     if (out->n > 0) api_puts(out, ",");
     put_token(out, job, e->tokens[i], e->logprobs[i]);
@@ -314,7 +314,7 @@ static const api_format chat_format = {.endpoint = "/v1/chat/completions",
                                        .object = "chat.completion",
                                        .chunk_object = "chat.completion.chunk",
                                        .shape = HTTP_OPENAI,
-                                       .logprob = chat_logprob,
+                                       .logprob = api_chat_logprob,
                                        .chunk = chat_chunk,
                                        .finish = chat_finish,
                                        .end = api_openai_end,

@@ -141,9 +141,9 @@ void api_close_block(api_job *job, api_choice *c, const api_block_writer *w) {
 static void open_block(api_job *job, api_choice *c, const api_block_writer *w,
                        const api_piece *p) {
     api_close_block(job, c, w);
-    w->open(job, c, p);
     c->open_block = (int32_t)p->kind + 1;
     c->n_blocks++;
+    w->open(job, c, p);
 }
 
 void api_walk_blocks(api_job *job, api_choice *c, const api_block_writer *w) {

@@ -95,7 +95,7 @@ static void open_block(api_job *job, api_choice *c, const api_piece *p) {
         return;
     }
     begin_event(job, "content_block_start");
-    api_write(&job->out, ",'index':%d,'content_block':", c->n_blocks);
+    api_write(&job->out, ",'index':%d,'content_block':", c->n_blocks - 1);
     put_block_head(&job->out, job, c, p);
     api_puts(&job->out, p->kind == HD_PART_CALL ? "{}" : "\"");
     if (p->kind == HD_PART_REASONING) api_write(&job->out, ",'signature':''");

@@ -8,7 +8,7 @@
 
 #include "server/api_request.h"
 
-enum { MAX_KEYS = 256, MAX_KEY_BYTES = 256, MAX_STRING_BYTES = 4096 };
+enum { MAX_KEYS = 256, MAX_KEY_BYTES = 256 };
 
 #define AT(field) offsetof(api_request, field)
 
@@ -28,15 +28,17 @@ static bool refuse(const reading *k, const char *what) {
     return api_refuse(k->r, "invalid_value", k->name, "%s %s", k->name, what);
 }
 
-static double highest(const reading *k, double otherwise) {
-    const api_param *p = k->p;
-    if (p->limit) {
-        return *(const int32_t *)(const void *)((const char *)&k->r->ctx->limits + p->limit - 1);
-    }
-    return p->low == 0 && p->high == 0 ? otherwise : p->high;
+bool api_param_range(const api_param *p, const api_limits *limits, double *low, double *high) {
+    const bool open = p->low == 0 && p->high == 0 && !p->limit;
+    *low = open ? INT32_MIN : p->low;
+    *high = open ? INT32_MAX : p->high;
+    if (p->limit) *high = *(const int32_t *)(const void *)((const char *)limits + p->limit - 1);
+    return !open;
 }
 
-static bool check_range(const reading *k, double v, double low, double high) {
+static bool check_range(const reading *k, double v) {
+    double low, high;
+    api_param_range(k->p, &k->r->ctx->limits, &low, &high);
     if (v >= low && v <= high) return true;
     return api_refuse(k->r, "invalid_value", k->name, "%s is %.10g; must be %.10g to %.10g",
                       k->name, v, low, high);
@@ -61,8 +63,7 @@ static bool read_integer(const reading *k, const json_t *v) {
         *(int64_t *)place(k) = n;
         return true;
     }
-    const double low = k->p->low == 0 && k->p->high == 0 ? INT32_MIN : k->p->low;
-    if (!check_range(k, (double)n, low, highest(k, INT32_MAX))) return false;
+    if (!check_range(k, (double)n)) return false;
     *(int32_t *)place(k) = (int32_t)n;
     return true;
 }
@@ -70,7 +71,7 @@ static bool read_integer(const reading *k, const json_t *v) {
 static bool read_number(const reading *k, const json_t *v) {
     if (!json_is_number(v)) return refuse(k, "must be a number");
     const double d = json_number_value(v);
-    if (!check_range(k, d, k->p->low, highest(k, 1e30))) return false;
+    if (!check_range(k, d)) return false;
     *(float *)place(k) = (float)d;
     return true;
 }
@@ -79,7 +80,7 @@ static bool read_string(const reading *k, const json_t *v) {
     if (!json_is_string(v) || hd_chat_is_number(v)) return refuse(k, "must be a string");
     const char *s = json_string_value(v);
     const size_t n = json_string_length(v);
-    const size_t most = k->p->high > 0 ? (size_t)k->p->high : MAX_STRING_BYTES;
+    const size_t most = k->p->high > 0 ? (size_t)k->p->high : API_MAX_STRING;
     if (strlen(s) != n) return refuse(k, "must not hold U+0000");
     if (n > most) {
         return api_refuse(k->r, "string_above_max_length", k->name,
@@ -164,6 +165,9 @@ static bool read_param(const reading *k, json_t *v) {
     case API_ARRAY: return read_json(k, v, json_is_array(v), "must be an array");
     case API_TEXTS: return read_texts(k, v);
     case API_INTS: return read_ints(k, v);
+    case API_ONE_OR_MANY:
+        return read_json(k, v, json_is_object(v) || json_is_array(v),
+                         "must be an object or an array of objects");
     case API_ANY: return read_json(k, v, true, "");
     case API_NESTED: return read_nested(k, v);
     case API_NOTED: return true;

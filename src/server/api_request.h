@@ -54,13 +54,14 @@ typedef struct api_request {
     hd_conversation conversation;
     bool has_conversation;
     api_wishes w;
-    char id[API_MAX_ID + 1]; /* the client's, or the call's */
+    char id[API_MAX_ID + 1]; /* the body's, or the call's */
+    bool names_itself;       /* it is the body's */
 
     /* As the body has them; NULL, -1 where it is silent. */
     const char *model, *rid, *request_id, *cache_salt, *extra_key, *regex, *guided_regex, *task;
     const char *effort, *thinking_type, *instructions, *previous, *content, *parser;
     json_t *stop, *stop_ids, *bias, *response_format, *schema, *guided_json, *guided_choice;
-    json_t *messages, *tools, *tool_choice, *prompt, *text, *input_ids, *system;
+    json_t *content_list, *messages, *tools, *tool_choice, *prompt, *text, *input_ids, *system;
     json_t *sampling, *metadata, *rids, *tokens;
     int32_t max_tokens, max_completion_tokens, min_tokens, top_logprobs, logprobs;
     int32_t logprob_start, generation_prompt;
