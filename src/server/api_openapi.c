@@ -8,39 +8,39 @@
 
 typedef struct operation {
     const char *path, *method, *summary;
-    const api_family *body; /* NULL: none */
+    const api_family *body;    /* NULL: none */
     const char *reply, *event; /* schemas; event NULL: never a stream */
     const char *argument;      /* of the path, or NULL */
 } operation;
 
 static const operation operations[] = {
-    {"/v1/chat/completions", "post", "Continue a conversation", &api_chat_family,
-     "ChatCompletion", "ChatCompletionChunk", NULL},
-    {"/v1/completions", "post", "Continue a text", &api_complete_family, "Completion",
-     "Completion", NULL},
-    {"/v1/models", "get", "The model that is served", NULL, "ModelList", NULL, NULL},
-    {"/v1/models/{id}", "get", "The model, by its name", NULL, "Model", NULL, "id"},
-    {"/generate", "post", "Token in, token out", &api_generate_family, "GenerateAnswers",
-     "GenerateAnswer", NULL},
-    {"/tokenize", "post", "Text to token ids", &api_tokenize_family, "Tokens", NULL, NULL},
-    {"/v1/tokenize", "post", "Text to token ids", &api_tokenize_family, "Tokens", NULL, NULL},
-    {"/detokenize", "post", "Token ids to text", &api_detokenize_family, "DecodedTokens", NULL,
-     NULL},
-    {"/v1/detokenize", "post", "Token ids to text", &api_detokenize_family, "DecodedTokens",
-     NULL, NULL},
-    {"/apply-template", "post", "A conversation as prompt text", &api_template_family, "Prompt",
-     NULL, NULL},
-    {"/parse_function_call", "post", "Tool calls out of a text", &api_parse_call_family,
-     "ParsedCalls", NULL, NULL},
-    {"/separate_reasoning", "post", "Reasoning out of a text", &api_reasoning_family,
-     "SeparatedReasoning", NULL, NULL},
-    {"/v1/messages", "post", "Anthropic's messages", &api_messages_family, "Message",
-     "MessageEvent", NULL},
-    {"/v1/messages/count_tokens", "post", "Tokens of a conversation", &api_count_family,
-     "TokenCount", NULL, NULL},
-    {"/v1/responses", "post", "OpenAI's responses", &api_responses_family, "Response",
-     "ResponseEvent", NULL},
-    {"/v1/responses/{id}", "get", "A response that was kept", NULL, "Response", NULL, "id"},
+    {"/v1/chat/completions",      "post", "Continue a conversation",       &api_chat_family,
+     "ChatCompletion",                                                                                                "ChatCompletionChunk", NULL},
+    {"/v1/completions",           "post", "Continue a text",               &api_complete_family,   "Completion",
+     "Completion",                                                                                                                           NULL},
+    {"/v1/models",                "get",  "The model that is served",      NULL,                   "ModelList",       NULL,                  NULL},
+    {"/v1/models/{id}",           "get",  "The model, by its name",        NULL,                   "Model",           NULL,                  "id"},
+    {"/generate",                 "post", "Token in, token out",           &api_generate_family,   "GenerateAnswers",
+     "GenerateAnswer",                                                                                                                       NULL},
+    {"/tokenize",                 "post", "Text to token ids",             &api_tokenize_family,   "Tokens",          NULL,                  NULL},
+    {"/v1/tokenize",              "post", "Text to token ids",             &api_tokenize_family,   "Tokens",          NULL,                  NULL},
+    {"/detokenize",               "post", "Token ids to text",             &api_detokenize_family, "DecodedTokens",   NULL,
+     NULL                                                                                                                                        },
+    {"/v1/detokenize",            "post", "Token ids to text",             &api_detokenize_family, "DecodedTokens",
+     NULL,                                                                                                                                   NULL},
+    {"/apply-template",           "post", "A conversation as prompt text", &api_template_family,   "Prompt",
+     NULL,                                                                                                                                   NULL},
+    {"/parse_function_call",      "post", "Tool calls out of a text",      &api_parse_call_family,
+     "ParsedCalls",                                                                                                   NULL,                  NULL},
+    {"/separate_reasoning",       "post", "Reasoning out of a text",       &api_reasoning_family,
+     "SeparatedReasoning",                                                                                            NULL,                  NULL},
+    {"/v1/messages",              "post", "Anthropic's messages",          &api_messages_family,   "Message",
+     "MessageEvent",                                                                                                                         NULL},
+    {"/v1/messages/count_tokens", "post", "Tokens of a conversation",      &api_count_family,
+     "TokenCount",                                                                                                    NULL,                  NULL},
+    {"/v1/responses",             "post", "OpenAI's responses",            &api_responses_family,  "Response",
+     "ResponseEvent",                                                                                                                        NULL},
+    {"/v1/responses/{id}",        "get",  "A response that was kept",      NULL,                   "Response",        NULL,                  "id"},
 };
 
 /* ---- parameters ---- */
@@ -85,13 +85,23 @@ static void put_type(api_text *out, const api_param *p, const api_limits *limits
     switch (p->kind) {
     case API_BOOL:
     case API_BOOL_NOT:
-    case API_SWITCH: api_write(out, "'type':['boolean','null']"); break;
+    case API_SWITCH:
+        api_write(out, "'type':['boolean','null']");
+        break;
     case API_INT:
     case API_LONG:
-    case API_NUMBER: put_number(out, p, limits); break;
-    case API_STRING: put_string(out, p); break;
-    case API_OBJECT: api_write(out, "'type':['object','null']"); break;
-    case API_ARRAY: api_write(out, "'type':['array','null']"); break;
+    case API_NUMBER:
+        put_number(out, p, limits);
+        break;
+    case API_STRING:
+        put_string(out, p);
+        break;
+    case API_OBJECT:
+        api_write(out, "'type':['object','null']");
+        break;
+    case API_ARRAY:
+        api_write(out, "'type':['array','null']");
+        break;
     case API_TEXTS:
         api_write(out, "'type':['string','array','null'],'items':{'type':'string'}");
         break;
@@ -111,9 +121,15 @@ static void put_type(api_text *out, const api_param *p, const api_limits *limits
         api_puts(out, "}]");
         break;
     case API_ANY:
-    case API_NOTED: api_write(out, "'title':%s", p->name); break;
-    case API_ONLY: api_write(out, "'enum':[null,%i]", p->low != 0); break;
-    case API_REFUSED: api_write(out, "'enum':[null,false]"); break;
+    case API_NOTED:
+        api_write(out, "'title':%s", p->name);
+        break;
+    case API_ONLY:
+        api_write(out, "'enum':[null,%i]", p->low != 0);
+        break;
+    case API_REFUSED:
+        api_write(out, "'enum':[null,false]");
+        break;
     }
 }
 
@@ -239,8 +255,10 @@ static void put_components(api_text *out, const api_limits *limits) {
 void api_openapi(http_call *c, void *server) {
     const api_context *ctx = server;
     api_text out = {0};
-    api_write(&out, "{'openapi':'3.1.0','info':{'title':'hadal','version':%s},"
-                    "'security':[{},{'key':[]}],'paths':{", HD_VERSION);
+    api_write(&out,
+              "{'openapi':'3.1.0','info':{'title':'hadal','version':%s},"
+              "'security':[{},{'key':[]}],'paths':{",
+              HD_VERSION);
     for (size_t i = 0; i < HD_LEN(operations); i++) {
         if (i > 0) api_puts(&out, ",");
         put_operation(&out, &operations[i]);

@@ -156,23 +156,35 @@ static bool read_param(const reading *k, json_t *v) {
     switch (k->p->kind) {
     case API_BOOL:
     case API_BOOL_NOT:
-    case API_SWITCH: return read_bool(k, v);
+    case API_SWITCH:
+        return read_bool(k, v);
     case API_INT:
-    case API_LONG: return read_integer(k, v);
-    case API_NUMBER: return read_number(k, v);
-    case API_STRING: return read_string(k, v);
-    case API_OBJECT: return read_json(k, v, json_is_object(v), "must be an object");
-    case API_ARRAY: return read_json(k, v, json_is_array(v), "must be an array");
-    case API_TEXTS: return read_texts(k, v);
-    case API_INTS: return read_ints(k, v);
+    case API_LONG:
+        return read_integer(k, v);
+    case API_NUMBER:
+        return read_number(k, v);
+    case API_STRING:
+        return read_string(k, v);
+    case API_OBJECT:
+        return read_json(k, v, json_is_object(v), "must be an object");
+    case API_ARRAY:
+        return read_json(k, v, json_is_array(v), "must be an array");
+    case API_TEXTS:
+        return read_texts(k, v);
+    case API_INTS:
+        return read_ints(k, v);
     case API_ONE_OR_MANY:
         return read_json(k, v, json_is_object(v) || json_is_array(v),
                          "must be an object or an array of objects");
-    case API_ANY: return read_json(k, v, true, "");
-    case API_NESTED: return read_nested(k, v);
-    case API_NOTED: return true;
+    case API_ANY:
+        return read_json(k, v, true, "");
+    case API_NESTED:
+        return read_nested(k, v);
+    case API_NOTED:
+        return true;
     case API_ONLY:
-    case API_REFUSED: return read_refused(k, v);
+    case API_REFUSED:
+        return read_refused(k, v);
     }
     return true;
 }
@@ -215,8 +227,9 @@ bool api_params_read(api_request *r, const api_family *family, json_t *object,
     json_object_foreach(object, name, value) {
         reading k = {.r = r, .p = api_params_find(family, name)};
         if (strlen(name) > MAX_KEY_BYTES) {
-            return api_refuse(r, "key_too_long", NULL, "a member's name has %zu bytes; at most %d",
-                              strlen(name), MAX_KEY_BYTES);
+            return api_refuse(r, "key_too_long", NULL,
+                              "a member's name has %zu bytes; at most %d", strlen(name),
+                              MAX_KEY_BYTES);
         }
         snprintf(k.name, sizeof k.name, "%.240s%.256s", path, name);
         if (!k.p && family->closed) return refuse(&k, "is not known");
@@ -230,17 +243,20 @@ bool api_params_read(api_request *r, const api_family *family, json_t *object,
 
 /* ---- shared tables ---- */
 
+/* clang-format off */
 static const api_param stream_options[] = {
     {"include_usage", API_BOOL, AT(w.include_usage), .about = "a last chunk with the usage"},
     {"continuous_usage_stats", API_BOOL, AT(w.continuous_usage),
      .about = "the usage so far in every chunk"},
     {"include_obfuscation", API_ONLY, .about = "chunks are not padded"},
 };
+/* clang-format on */
 
 static const api_section stream_options_section = API_SECTION(stream_options);
 static const api_family stream_options_family = {
     .name = "StreamOptions", .sections = {&stream_options_section}, .closed = true};
 
+/* clang-format off */
 static const api_param structured[] = {
     {"json", API_ANY, AT(guided_json), .about = "a JSON schema, as an object or as text"},
     {"regex", API_STRING, AT(guided_regex), .about = "the whole answer matches it"},
@@ -251,11 +267,13 @@ static const api_param structured[] = {
     {"disable_any_whitespace", API_NOTED, .about = "JSON is compact always"},
     {"disable_fallback", API_NOTED, .about = "there is one engine for grammars"},
 };
+/* clang-format on */
 
 static const api_section structured_section = API_SECTION(structured);
 static const api_family structured_family = {
     .name = "StructuredOutputs", .sections = {&structured_section}, .closed = true};
 
+/* clang-format off */
 static const api_param sampling[] = {
     {"temperature", API_NUMBER, AT(g.temperature), 0, 2, .about = "0 is greedy"},
     {"top_p", API_NUMBER, AT(g.top_p), 1e-6, 1, .about = "nucleus"},
@@ -283,8 +301,10 @@ static const api_param sampling[] = {
     {"ebnf", API_REFUSED, .about = "use regex or a JSON schema"},
     {"structural_tag", API_REFUSED, .about = "use response_format"},
 };
+/* clang-format on */
 const api_section api_sampling_section = API_SECTION(sampling);
 
+/* clang-format off */
 static const api_param openai[] = {
     {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
     {"user", API_NOTED, .about = "who asks does not matter"},
@@ -310,8 +330,10 @@ static const api_param openai[] = {
     {"vllm_xargs", API_NOTED, .about = "for extensions, which there are none of"},
     {"watermarking", API_NOTED, .about = "there is none"},
 };
+/* clang-format on */
 const api_section api_openai_section = API_SECTION(openai);
 
+/* clang-format off */
 static const api_param identity[] = {
     {"rid", API_STRING, AT(rid), .high = API_MAX_ID, .about = "the request's id"},
     {"request_id", API_STRING, AT(request_id), .high = API_MAX_ID, .about = "as rid"},
@@ -329,8 +351,10 @@ static const api_param identity[] = {
     {"relaxed_delta", API_NUMBER, AT(g.relaxed_delta), 0, 1,
      .about = "and at most this less probable than the first; 0: strict"},
 };
+/* clang-format on */
 const api_section api_identity_section = API_SECTION(identity);
 
+/* clang-format off */
 static const api_param absent[] = {
     {"best_of", API_REFUSED, .about = "use n"},
     {"use_beam_search", API_REFUSED, .about = "answers are sampled"},
@@ -361,4 +385,5 @@ static const api_param absent[] = {
     {"data_parallel_rank", API_REFUSED, .about = "there is one rank"},
     {"disagg_prefill_dp_rank", API_REFUSED, .about = "there is one rank"},
 };
+/* clang-format on */
 const api_section api_absent_section = API_SECTION(absent);

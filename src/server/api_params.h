@@ -25,11 +25,11 @@ typedef enum api_kind {
     API_TEXTS, /* a string or an array of strings */
     API_INTS,  /* an array of integers */
     API_ANY,
-    API_NESTED, /* an object with a table of its own */
+    API_NESTED,      /* an object with a table of its own */
     API_ONE_OR_MANY, /* such an object, or an array of them: a json_t *, read by the endpoint */
-    API_NOTED,  /* accepted; it changes nothing here */
-    API_ONLY,   /* accepted as true where low is 1, as false where it is 0; else refused */
-    API_REFUSED /* unless null or false */
+    API_NOTED,       /* accepted; it changes nothing here */
+    API_ONLY,        /* accepted as true where low is 1, as false where it is 0; else refused */
+    API_REFUSED      /* unless null or false */
 } api_kind;
 
 typedef struct api_family api_family;
@@ -41,8 +41,8 @@ typedef struct api_param {
     double low, high; /* of numbers; high also bytes of a string. Both 0: all the type holds */
     size_t limit;     /* offset in api_limits of what high is, plus one; 0: high */
     const char *about;
-    const char *const *words;  /* of a string: all that it may be, NULL at the end */
-    const api_family *nested;  /* of API_NESTED */
+    const char *const *words; /* of a string: all that it may be, NULL at the end */
+    const api_family *nested; /* of API_NESTED */
 } api_param;
 
 enum { API_MAX_SECTIONS = 6, API_MAX_STRING = 4096 /* bytes, where a table has no bound */ };
@@ -60,7 +60,8 @@ struct api_family {
     bool closed;                                   /* unknown names are refused */
 };
 
-#define API_SECTION(table) {(table), sizeof(table) / sizeof((table)[0])}
+#define API_SECTION(table) \
+    { (table), sizeof(table) / sizeof((table)[0]) }
 
 /* Shared sections. */
 extern const api_section api_sampling_section; /* temperature to stop, by their common names */

@@ -20,13 +20,13 @@ const char *api_error_type(http_shape shape, int status) {
         int status;
         const char *openai, *anthropic;
     } types[] = {
-        {404, "not_found_error",     "not_found_error"  },
-        {408, "timeout_error",       "api_error"        },
+        {404, "not_found_error",       "not_found_error"  },
+        {408, "timeout_error",         "api_error"        },
         {413, "invalid_request_error", "request_too_large"},
-        {429, "rate_limit_error",    "rate_limit_error" },
-        {500, "server_error",        "api_error"        },
-        {501, "not_supported_error", "not_found_error"  },
-        {503, "overloaded_error",    "overloaded_error" },
+        {429, "rate_limit_error",      "rate_limit_error" },
+        {500, "server_error",          "api_error"        },
+        {501, "not_supported_error",   "not_found_error"  },
+        {503, "overloaded_error",      "overloaded_error" },
     };
     for (size_t i = 0; i < HD_LEN(types); i++) {
         if (types[i].status != status) continue;
@@ -71,10 +71,9 @@ static size_t field_bytes(const char *message) {
 
 /* Grammars begin their sentences with a word for machines. */
 static const char *grammar_code(const char *message) {
-    static const char *const codes[] = {"schema_too_complex", "schema_too_deep",
-                                        "schema_cycle",       "unsatisfiable",
-                                        "invalid_schema",     "unsupported_schema",
-                                        "invalid_pattern",    "unsupported_pattern"};
+    static const char *const codes[] = {
+        "schema_too_complex", "schema_too_deep",    "schema_cycle",    "unsatisfiable",
+        "invalid_schema",     "unsupported_schema", "invalid_pattern", "unsupported_pattern"};
     for (size_t i = 0; i < HD_LEN(codes); i++) {
         const size_t n = strlen(codes[i]);
         if (strncmp(message, codes[i], n) == 0 && message[n] == ':') return codes[i];

@@ -15,21 +15,26 @@
 
 static const char *const whole_only[] = {"disabled", NULL};
 
+/* clang-format off */
 static const api_param text_options[] = {
     {"format", API_OBJECT, AT(response_format), .about = "text, json_object or json_schema"},
     {"verbosity", API_NOTED, .about = "models have no such switch"},
 };
+/* clang-format on */
 static const api_section text_section = API_SECTION(text_options);
 static const api_family text_family = {
     .name = "TextOptions", .sections = {&text_section}, .closed = true};
 
+/* clang-format off */
 static const api_param stream_options[] = {
     {"include_obfuscation", API_ONLY, .about = "events are not padded"},
 };
+/* clang-format on */
 static const api_section stream_section = API_SECTION(stream_options);
 static const api_family stream_family = {
     .name = "ResponseStreamOptions", .sections = {&stream_section}, .closed = true};
 
+/* clang-format off */
 static const api_param responses[] = {
     {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
     {"input", API_ANY, AT(prompt), .about = "a text, or items"},
@@ -63,6 +68,7 @@ static const api_param responses[] = {
     {"conversation", API_REFUSED, .about = "use previous_response_id"},
     {"n", API_REFUSED, .about = "there is one answer"},
 };
+/* clang-format on */
 static const api_section responses_section = API_SECTION(responses);
 static const char *const required[] = {"input", NULL};
 const api_family api_responses_family = {
@@ -70,7 +76,8 @@ const api_family api_responses_family = {
     .endpoint = "/v1/responses",
     .required = required,
     .sections = {&responses_section, &api_sampling_section, &api_identity_section,
-                 &api_absent_section}};
+                 &api_absent_section}
+};
 
 /* ---- what a response repeats of its request ---- */
 
@@ -107,18 +114,18 @@ static double shown(float v) {
 
 static void put_echo(api_text *out, const api_request *r) {
     static const char *const members[][2] = {
-        {"instructions",         "null"                               },
-        {"previous_response_id", "null"                               },
-        {"max_output_tokens",    "null"                               },
-        {"metadata",             "{}"                                 },
-        {"tools",                "[]"                                 },
-        {"tool_choice",          "\"auto\""                           },
-        {"parallel_tool_calls",  "true"                               },
-        {"reasoning",            "{\"effort\":null,\"summary\":null}" },
-        {"text",                 "{\"format\":{\"type\":\"text\"}}"   },
-        {"truncation",           "\"disabled\""                       },
-        {"user",                 "null"                               },
-        {"top_logprobs",         "0"                                  }
+        {"instructions",         "null"                              },
+        {"previous_response_id", "null"                              },
+        {"max_output_tokens",    "null"                              },
+        {"metadata",             "{}"                                },
+        {"tools",                "[]"                                },
+        {"tool_choice",          "\"auto\""                          },
+        {"parallel_tool_calls",  "true"                              },
+        {"reasoning",            "{\"effort\":null,\"summary\":null}"},
+        {"text",                 "{\"format\":{\"type\":\"text\"}}"  },
+        {"truncation",           "\"disabled\""                      },
+        {"user",                 "null"                              },
+        {"top_logprobs",         "0"                                 }
     };
     for (size_t i = 0; i < HD_LEN(members); i++) {
         put_member(out, r, members[i][0], members[i][1]);
@@ -167,8 +174,8 @@ static void put_item(api_text *out, const api_job *job, const api_choice *c, hd_
     if (kind == HD_PART_REASONING) {
         api_write(out, "{'type':'reasoning','id':%s,'summary':[],'content':[", id);
     } else {
-        api_write(out, "{'type':'message','id':%s,'role':'assistant','status':%s,'content':[", id,
-                  status);
+        api_write(out, "{'type':'message','id':%s,'role':'assistant','status':%s,'content':[",
+                  id, status);
     }
     if (filled) put_part(out, c, kind, true);
     api_puts(out, "]}");
@@ -222,10 +229,10 @@ static void open_item(api_job *job, api_choice *c, const api_piece *p) {
 }
 
 static void item_delta(api_job *job, api_choice *c, const api_piece *p) {
-    static const char *const types[] = {
-        [HD_PART_REASONING] = "response.reasoning_text.delta",
-        [HD_PART_CONTENT] = "response.output_text.delta",
-        [HD_PART_ARGUMENTS] = "response.function_call_arguments.delta"};
+    static const char *const types[] = {[HD_PART_REASONING] = "response.reasoning_text.delta",
+                                        [HD_PART_CONTENT] = "response.output_text.delta",
+                                        [HD_PART_ARGUMENTS] =
+                                            "response.function_call_arguments.delta"};
     const bool call = p->kind == HD_PART_ARGUMENTS, content = p->kind == HD_PART_CONTENT;
     const char *text = api_piece_text(c, p);
     api_put_escaped(&c->item, text, p->n);
@@ -288,12 +295,17 @@ static const api_block_writer items = {open_item, item_delta, close_item};
 static const char *status_of(const api_job *job, const api_choice *c) {
     if (job->failure.status) return "failed";
     switch (c->end) {
-    case HD_END_NOT: return "in_progress";
-    case HD_END_STOP: return "completed";
-    case HD_END_LENGTH: return "incomplete";
-    case HD_END_CANCELLED: return "cancelled";
+    case HD_END_NOT:
+        return "in_progress";
+    case HD_END_STOP:
+        return "completed";
+    case HD_END_LENGTH:
+        return "incomplete";
+    case HD_END_CANCELLED:
+        return "cancelled";
     case HD_END_TIMEOUT:
-    case HD_END_FAILED: return "failed";
+    case HD_END_FAILED:
+        return "failed";
     }
     return "failed";
 }
@@ -312,9 +324,9 @@ static void put_response(api_text *out, const api_job *job, const char *status) 
     const response_state *s = job->state;
     const api_choice *c = &job->choices[0];
     const bool over = strcmp(status, "in_progress") != 0;
-    api_write(out,
-              "{'id':%s,'object':'response','created_at':%lld,'status':%s,'model':%s,'output':[",
-              job->id, (long long)job->created, status, job->model);
+    api_write(
+        out, "{'id':%s,'object':'response','created_at':%lld,'status':%s,'model':%s,'output':[",
+        job->id, (long long)job->created, status, job->model);
     if (over) api_put(out, c->kept.data, c->kept.n);
     api_puts(out, "],\"usage\":");
     if (over) {
@@ -375,9 +387,9 @@ static void responses_finish(api_job *job, api_choice *c) {
 static void responses_end(api_job *job) {
     const char *status = status_of(job, &job->choices[0]);
     store(job, status);
-    response_event(job,
-                   strcmp(status, "completed") == 0 ? "response.completed" : "response.incomplete",
-                   status);
+    response_event(
+        job, strcmp(status, "completed") == 0 ? "response.completed" : "response.incomplete",
+        status);
 }
 
 static void responses_fail(api_job *job) {
@@ -414,7 +426,8 @@ static bool take_include(api_request *r) {
         const char *word = json_is_string(item) ? json_string_value(item) : "";
         if (strcmp(word, "message.output_text.logprobs") == 0) {
             r->w.logprobs = true;
-        } else if (strcmp(word, "reasoning.encrypted_content") != 0) { /* it comes in the clear */
+        } else if (strcmp(word, "reasoning.encrypted_content") !=
+                   0) { /* it comes in the clear */
             return api_refuse(r, "unsupported_parameter", "include",
                               "include[%zu] is not supported", i);
         }
@@ -432,8 +445,8 @@ static bool gather_items(api_request *r, json_t **out) {
     if (ok && r->previous) {
         ok = api_store_get(r->ctx->store, r->previous, http_salt(r->call), NULL, &text);
         if (!ok) {
-            return api_refuse_status(r, 404, "previous_response_not_found", "previous_response_id",
-                                     "there is no response of this id");
+            return api_refuse_status(r, 404, "previous_response_not_found",
+                                     "previous_response_id", "there is no response of this id");
         }
         json_t *before = json_loadb(text.data, text.n, JSON_ALLOW_NUL, NULL);
         ok = before && json_array_extend(all, before) == 0;
@@ -446,15 +459,16 @@ static bool gather_items(api_request *r, json_t **out) {
     } else if (json_is_array(r->prompt)) {
         ok = ok && json_array_extend(all, r->prompt) == 0;
     } else {
-        return api_refuse(r, r->prompt ? "invalid_value" : "missing_required_parameter", "input",
-                          "input must be a string or items");
+        return api_refuse(r, r->prompt ? "invalid_value" : "missing_required_parameter",
+                          "input", "input must be a string or items");
     }
     return ok || api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the input");
 }
 
 static bool make_state(api_request *r, json_t *all, response_state **out) {
     response_state *s = *out = calloc(1, sizeof *s);
-    if (!s) return api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
+    if (!s)
+        return api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
     s->salt = http_salt(r->call);
     put_echo(&s->echo, r);
     if (r->store && r->ctx->store) {
@@ -468,10 +482,10 @@ void api_responses(http_call *c, void *server) {
     api_request r;
     json_t *all = NULL;
     response_state *state = NULL;
-    if (api_request_open(&r, c, server, &api_responses_family, HTTP_OPENAI) && take_include(&r) &&
-        api_take_sampling(&r) && api_take_forms(&r) && api_take_thinking(&r) &&
-        gather_items(&r, &all) && api_translate_items(&r, all) && api_take_messages(&r) &&
-        make_state(&r, all, &state)) {
+    if (api_request_open(&r, c, server, &api_responses_family, HTTP_OPENAI) &&
+        take_include(&r) && api_take_sampling(&r) && api_take_forms(&r) &&
+        api_take_thinking(&r) && gather_items(&r, &all) && api_translate_items(&r, all) &&
+        api_take_messages(&r) && make_state(&r, all, &state)) {
         const api_prompt prompt = {.g = r.g};
         api_job_start(&r, &responses_format, &prompt, 1, NULL, state);
     } else {

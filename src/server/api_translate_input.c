@@ -45,16 +45,18 @@ static bool translate_parts(translation *t, json_t *content, json_t **out) {
     json_array_foreach(content, i, item) {
         const char *type = word(item, "type");
         json_t *text = json_object_get(item, "text");
-        const bool known = strcmp(type, "input_text") == 0 || strcmp(type, "output_text") == 0 ||
-                           strcmp(type, "text") == 0 || strcmp(type, "reasoning_text") == 0;
+        const bool known = strcmp(type, "input_text") == 0 ||
+                           strcmp(type, "output_text") == 0 || strcmp(type, "text") == 0 ||
+                           strcmp(type, "reasoning_text") == 0;
         if (known && json_is_string(text) &&
-            json_array_append_new(parts, json_pack("{s:s, s:O}", "type", "text", "text", text)) ==
-                0) {
+            json_array_append_new(parts,
+                                  json_pack("{s:s, s:O}", "type", "text", "text", text)) == 0) {
             continue;
         }
         json_decref(parts);
         return api_refuse(t->r, "unsupported_content_type", "input",
-                          "input[%zu] holds a part that is no text; models read text", t->index);
+                          "input[%zu] holds a part that is no text; models read text",
+                          t->index);
     }
     *out = parts;
     return parts || no_memory(t->r);
@@ -81,7 +83,8 @@ static bool add_message(translation *t, const json_t *item) {
         t->answer = NULL;
         message = answer_message(t, NULL);
     }
-    return (message && json_object_set_new(message, "content", content) == 0) || no_memory(t->r);
+    return (message && json_object_set_new(message, "content", content) == 0) ||
+           no_memory(t->r);
 }
 
 static bool add_reasoning(translation *t, const json_t *item) {
@@ -110,8 +113,8 @@ static bool add_call(translation *t, const json_t *item) {
         calls = json_array();
         if (json_object_set_new(message, "tool_calls", calls) != 0) calls = NULL;
     }
-    json_t *call = json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function", "function",
-                             "name", name, "arguments", arguments);
+    json_t *call = json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function",
+                             "function", "name", name, "arguments", arguments);
     return json_array_append_new(calls, call) == 0 || no_memory(t->r);
 }
 
