@@ -162,6 +162,7 @@ void hd_engine_drain(hd_engine *e) {
 void hd_engine_pause(hd_engine *e, hd_pause how) {
     pthread_mutex_lock(&e->lock);
     e->paused = true;
+    e->pauses++;
     if (how == HD_PAUSE_RETRACT) e->mail.retract = true;
     for (int32_t i = 0; how == HD_PAUSE_ABORT && i < e->n_records; i++) {
         cancel_all(e, &e->records[i]);
@@ -189,7 +190,7 @@ void hd_engine_flush(hd_engine *e) {
 void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out) {
     pthread_mutex_lock(&e->lock);
     *out = e->stats;
-    out->paused = e->paused;
+    out->paused = e->paused && e->rested_pauses == e->pauses;
     out->draining = e->draining;
     pthread_mutex_unlock(&e->lock);
 }

@@ -106,6 +106,7 @@ struct hd_engine {
     engine_post *turn_posts;
     int32_t n_turn_posts, cap_turn_posts;
     engine_mail inbox;
+    uint64_t seen_pauses; /* pauses as of the last mail */
     hd_err turn_err;
     int64_t in_runner_ns; /* of this turn */
     hd_engine_stats totals;
@@ -131,6 +132,7 @@ struct hd_engine {
     hd_sched_place *places; /* [n_places] what runs, as of the last turn */
     int32_t n_places;
     bool paused, draining, woken, closing;
+    uint64_t pauses, rested_pauses; /* asked for; reached by the step thread */
 
     pthread_t thread;
     bool started;

@@ -33,19 +33,27 @@ static bool ends_with_think(const hd_chat_prompt *p) {
     return n >= k && memcmp(p->text + n - k, think, k) == 0;
 }
 
+/* All that is offered: by the request, and by its system messages. */
+static hd_status collect_tools(engine_record *r, const hd_conversation *c, hd_err *err) {
+    r->tools = json_array();
+    bool ok = r->tools && (!c->tools || json_array_extend(r->tools, c->tools) == 0);
+    for (int32_t i = 0; ok && i < c->n; i++) {
+        json_t *tools = c->messages[i].tools;
+        if (tools) ok = json_array_extend(r->tools, tools) == 0;
+    }
+    if (!ok) return HD_FAIL(err, HD_ENOMEM, "no memory for the tools of a request");
+    return hd_reply_tools_init(&r->reply_tools, r->tools, err);
+}
+
 /* How the reply to a rendered prompt is taken apart. */
 static hd_status set_parsing(const hd_engine *e, engine_record *r, const hd_generation *g,
                              const hd_conversation *c, const hd_chat_prompt *prompt,
                              hd_err *err) {
     if (g->unparsed) return HD_OK;
-    const bool tools = c->tools && !wants_no_calls(g);
-    if (tools) {
-        r->tools = json_incref(c->tools);
-        HD_TRY(hd_reply_tools_init(&r->reply_tools, r->tools, err));
-    }
+    if (!wants_no_calls(g)) HD_TRY(collect_tools(r, c, err));
     r->parse = (hd_reply_options){.format = hd_reply_format_of(e->encoding),
                                   .starts_in_reasoning = ends_with_think(prompt),
-                                  .parse_tools = tools,
+                                  .parse_tools = r->reply_tools.n_tools > 0,
                                   .flagged = e->flagged,
                                   .dsml_flagged = e->dsml_flagged,
                                   .tools = r->reply_tools.tools,

@@ -36,9 +36,9 @@ static hd_end end_of(hd_finish f) {
     return ends[f];
 }
 
-/* Moves the turn's posts into the ring; waits while the poller is that far behind. */
+/* Moves the turn's posts into the ring, under the lock; waits while the poller is that far
+ * behind. */
 static void hand_over(hd_engine *e) {
-    pthread_mutex_lock(&e->lock);
     for (int32_t i = 0; i < e->n_turn_posts; i++) {
         engine_post *p = &e->turn_posts[i];
         while (e->n_posts == e->cap_posts && !e->closing) {
@@ -54,8 +54,7 @@ static void hand_over(hd_engine *e) {
         a->posted = p->end != HD_END_NOT;
         e->posts[(e->first_post + e->n_posts++) % e->cap_posts] = *p;
     }
-    pthread_cond_signal(&e->posted);
-    pthread_mutex_unlock(&e->lock);
+    if (e->n_turn_posts) pthread_cond_signal(&e->posted);
     e->n_turn_posts = 0;
 }
 
@@ -91,7 +90,10 @@ static void on_event(void *ctx, const hd_sched_event *s) {
         memcpy(p->logprobs, s->logprobs, (size_t)s->n * sizeof *p->logprobs);
     }
     count(&e->totals, s);
-    if (e->n_turn_posts == e->cap_turn_posts) hand_over(e);
+    if (e->n_turn_posts < e->cap_turn_posts) return;
+    pthread_mutex_lock(&e->lock);
+    hand_over(e);
+    pthread_mutex_unlock(&e->lock);
 }
 
 hd_sched_hooks engine_hooks(hd_engine *e) {
@@ -160,6 +162,7 @@ static bool listen(hd_engine *e, bool idle, bool *paused) {
     mail->n_submitted = mail->n_cancelled = 0;
     mail->flush = mail->retract = mail->news = false;
     *paused = e->paused;
+    e->seen_pauses = e->pauses;
     const bool closing = e->closing;
     pthread_mutex_unlock(&e->lock);
     for (int32_t i = 0; i < in->n_submitted; i++) submit(e, in->submitted[i]);
@@ -171,7 +174,7 @@ static bool listen(hd_engine *e, bool idle, bool *paused) {
 
 /* ---- what others may read ---- */
 
-static void publish(hd_engine *e) {
+static void read_totals(hd_engine *e) {
     const hd_sched_stats s = hd_sched_read_stats(e->sched);
     const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(e->sched));
     hd_engine_stats *t = &e->totals;
@@ -189,10 +192,17 @@ static void publish(hd_engine *e) {
         t->pages_cached[l] = c.evictable[l];
     }
     t->snapshots_free = t->snapshots - c.snapshots;
+}
+
+/* Events and figures of a turn become visible together. */
+static void publish(hd_engine *e) {
+    read_totals(e);
     pthread_mutex_lock(&e->lock);
-    e->stats = *t;
-    e->n_places = s.running;
-    for (int32_t i = 0; i < s.running; i++) e->places[i] = hd_sched_running(e->sched, i);
+    hand_over(e);
+    e->stats = e->totals;
+    e->rested_pauses = e->seen_pauses;
+    e->n_places = e->totals.running;
+    for (int32_t i = 0; i < e->n_places; i++) e->places[i] = hd_sched_running(e->sched, i);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -220,7 +230,6 @@ static void *turn_for_ever(void *arg) {
     while (listen(e, idle, &paused)) {
         const bool computed = turn(e, paused);
         publish(e);
-        if (e->n_turn_posts) hand_over(e);
         /* Without a computation only mail can change anything. */
         idle = hd_sched_idle(e->sched) || (!computed && !paused);
     }
