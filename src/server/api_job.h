@@ -19,7 +19,7 @@ typedef struct api_job api_job;
 typedef struct api_piece {
     hd_part_kind kind; /* no notes */
     int32_t call;
-    bool whole; /* of the end of a call */
+    bool whole;      /* of the end of a call */
     size_t start, n; /* in the choice's text */
 } api_piece;
 
@@ -35,7 +35,7 @@ typedef struct api_choice {
 
     int32_t n_calls, n_parallel; /* whole ones, and those begun */
     bool in_reasoning;
-    bool opened; /* the format's: its first chunk is out */
+    bool opened;                        /* the format's: its first chunk is out */
     api_text prompt_scores, kept, item; /* the format's own, as is the next */
     int32_t place;
     int32_t n_blocks, open_block; /* see api_walk_blocks() */
@@ -59,8 +59,8 @@ typedef struct api_format {
     void (*end)(api_job *job);
     void (*fail)(api_job *job); /* inside a stream */
     void (*reply)(api_job *job);
-    void (*deinit)(void *state);                /* may be NULL */
-    bool cumulative; /* a chunk repeats all that came */
+    void (*deinit)(void *state); /* may be NULL */
+    bool cumulative;             /* a chunk repeats all that came */
 } api_format;
 
 typedef struct api_sub { /* one prompt, one request of the engine */

@@ -40,8 +40,8 @@ typedef struct api_param {
     double low, high; /* of numbers; high also bytes of a string. Both 0: all the type holds */
     size_t limit;     /* offset in api_limits of what high is, plus one; 0: high */
     const char *about;
-    const char *const *words;  /* of a string: all that it may be, NULL at the end */
-    const api_family *nested;  /* of API_NESTED */
+    const char *const *words; /* of a string: all that it may be, NULL at the end */
+    const api_family *nested; /* of API_NESTED */
 } api_param;
 
 enum { API_MAX_SECTIONS = 6 };
@@ -59,7 +59,8 @@ struct api_family {
     bool closed;                                   /* unknown names are refused */
 };
 
-#define API_SECTION(table) {(table), sizeof(table) / sizeof((table)[0])}
+#define API_SECTION(table) \
+    { (table), sizeof(table) / sizeof((table)[0]) }
 
 /* Shared sections. */
 extern const api_section api_sampling_section; /* temperature to stop, by their common names */

@@ -83,7 +83,7 @@ bool api_refuse_status(api_request *r, int status, const char *code, const char 
 bool api_refuse_err(api_request *r, const char *param, const hd_err *err);
 
 void *api_keep(api_request *r, size_t n, size_t size); /* zeroed, freed with the request */
-json_t *api_keep_json(api_request *r, json_t *made);   /* takes the reference; NULL: no memory */
+json_t *api_keep_json(api_request *r, json_t *made); /* takes the reference; NULL: no memory */
 
 /* The steps between the table and the engine; each looks at the fields named above. */
 bool api_take_sampling(api_request *r); /* stop, stop_ids, bias, limits of tokens */
@@ -94,8 +94,8 @@ bool api_take_messages(api_request *r); /* messages, tools, tool_choice: the con
 bool api_take_prompts(api_request *r, json_t *given, const char *param, api_prompt **out,
                       int32_t *n);
 bool api_take_ids(api_request *r, json_t *list, const char *param, int32_t **ids, size_t *n);
-bool api_take_text(api_request *r, const char *text, size_t n, const char *param,
-                   int32_t **ids, size_t *n_ids);
+bool api_take_text(api_request *r, const char *text, size_t n, const char *param, int32_t **ids,
+                   size_t *n_ids);
 /* A default that may be shortened where the context is; then the engine's own check. */
 void api_default_max_tokens(api_request *r, hd_generation *g, size_t n_prompt, int32_t tokens);
 

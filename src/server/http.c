@@ -17,7 +17,12 @@
 #include "base/progress.h"
 #include "server/http_internal.h"
 
-enum { BACKLOG = 1024, POOL_SPARE_BYTES = 16 << 10, BODY_BYTES_PER_S = 64 << 10 };
+enum {
+    BACKLOG = 1024,
+    PER_ADDRESS = 256,
+    POOL_SPARE_BYTES = 16 << 10,
+    BODY_BYTES_PER_S = 64 << 10
+};
 
 /* ---- one request ---- */
 
@@ -253,6 +258,9 @@ hd_status http_open(http_server **out, const http_options *options, hd_err *err)
         st = HD_FAIL(err, HD_EIO, "no random numbers");
     }
     if (st == HD_OK) st = open_listener(h, err);
+    if (h->options.limits.connections_per_address < 0) {
+        h->options.limits.connections_per_address = h->loopback ? 0 : PER_ADDRESS;
+    }
     if (st != HD_OK) {
         http_close(h);
         return st;

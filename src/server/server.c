@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/progress.h"
+#include "server/page.h"
 #include "server/sandbox.h"
 #include "server/server_internal.h"
 
@@ -153,6 +154,7 @@ static hd_status open_records(server *s, hd_err *err) {
 static hd_status mount_all(server *s, hd_err *err) {
     HD_TRY(http_mount(s->http, info_routes, info_n_routes, s, err));
     HD_TRY(http_mount(s->http, admin_routes, admin_n_routes, s, err));
+    HD_TRY(http_mount(s->http, page_routes, page_n_routes, NULL, err));
     return http_mount(s->http, api_routes, api_n_routes, &s->api, err);
 }
 
@@ -161,6 +163,12 @@ static hd_status prepare(server *s, hd_err *err) {
     HD_TRY(hd_keys_open(&s->keys, &o->key_sources, err));
     s->options.http.keys = s->keys;
     HD_TRY(http_open(&s->http, &s->options.http, err));
+    if (!http_is_loopback(s->http) && !hd_keys_user_set(s->keys) && !o->open) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "%s can be reached by others: give --api-key-file, or say "
+                       "--insecure-no-auth",
+                       o->http.host);
+    }
     HD_TRY(open_records(s, err));
     s->metrics = metrics_new(o->model_name);
     s->live = s->metrics ? live_new(s->metrics) : NULL;

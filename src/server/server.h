@@ -26,6 +26,7 @@ typedef struct server_options {
     int32_t stall_s;           /* work is due and no step ends for so long: not healthy */
     int metrics_compat;        /* server_compat bits */
     bool sandbox;
+    bool open; /* others may reach it without keys */
 } server_options;
 
 typedef struct server server;
