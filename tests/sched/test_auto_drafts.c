@@ -75,7 +75,14 @@ static void expect_best(watch *w, const device *d) {
 
 static void the_best_depth_is_found(void **state) {
     (void)state;
-    static const int32_t known[][2] = {{5, 7}, {7, 7}, {0, 0}, {3, 5}, {2, 2}, {4, 4}};
+    static const int32_t known[][2] = {
+        {5, 7},
+        {7, 7},
+        {0, 0},
+        {3, 5},
+        {2, 2},
+        {4, 4}
+    };
     const device devices[] = {
         {1e6, 0,   1e5, EVEN(0.8),                               0}, /* most pay */
         {1e6, 0,   1e4, EVEN(0.95),                              0}, /* all pay */
