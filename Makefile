@@ -124,6 +124,8 @@ $(BUILD)/%.o: %.c Makefile
 	@echo "CC   $<"
 	@$(CC) $(CFLAGS) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
 
+$(BUILD)/src/server/page.o: $(wildcard src/server/web/*)
+
 $(BUILD)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo "NVCC $<"

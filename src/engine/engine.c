@@ -39,6 +39,10 @@ void engine_drop_record(hd_engine *e, engine_record *r) {
     hd_ids_deinit(&r->prompt);
     hd_reply_tools_deinit(&r->reply_tools);
     json_decref(r->tools);
+    engine_forms_put(e->forms, r->form);
+    hd_ids_deinit(&r->forced);
+    free(r->scores);
+    free(r->score_top);
     free(r->stop);
     free(r->bias);
     free(r->ban);
@@ -162,6 +166,7 @@ void hd_engine_drain(hd_engine *e) {
 void hd_engine_pause(hd_engine *e, hd_pause how) {
     pthread_mutex_lock(&e->lock);
     e->paused = true;
+    e->pauses++;
     if (how == HD_PAUSE_RETRACT) e->mail.retract = true;
     for (int32_t i = 0; how == HD_PAUSE_ABORT && i < e->n_records; i++) {
         cancel_all(e, &e->records[i]);
@@ -189,7 +194,7 @@ void hd_engine_flush(hd_engine *e) {
 void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out) {
     pthread_mutex_lock(&e->lock);
     *out = e->stats;
-    out->paused = e->paused;
+    out->paused = e->paused && e->rested_pauses == e->pauses;
     out->draining = e->draining;
     pthread_mutex_unlock(&e->lock);
 }
@@ -259,6 +264,22 @@ size_t hd_engine_read_requests(hd_engine *e, hd_engine_request *out, size_t max)
     for (size_t i = 0; i < n_waiting && n < max; i++) out[n++] = waiting[i].request;
     free(waiting);
     return n;
+}
+
+/* The step thread reads them, between two steps. */
+size_t hd_engine_read_experts(hd_engine *e, int64_t *load, size_t max, int32_t *n_experts) {
+    const size_t n = (size_t)e->n_loads;
+    if (n_experts) *n_experts = e->n_experts;
+    if (n == 0 || max < n) return n;
+    pthread_mutex_lock(&e->lock);
+    const uint64_t before = e->n_load_reads;
+    e->mail.experts = true;
+    tell(e);
+    while (e->n_load_reads == before && !e->closing) pthread_cond_wait(&e->read, &e->lock);
+    const bool ok = e->n_load_reads != before && !e->loads_failed;
+    if (ok) memcpy(load, e->loads, n * sizeof *load);
+    pthread_mutex_unlock(&e->lock);
+    return ok ? n : 0;
 }
 
 const hd_tokenizer *hd_engine_tokenizer(const hd_engine *e) {

@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "engine/engine.h"
+#include "engine/forms.h"
 #include "engine/output.h"
 #include "exec/executor.h"
 #include "exec/null.h"
@@ -60,7 +61,19 @@ typedef struct engine_record {
     hd_reply_tools reply_tools;
     hd_reply_options parse;
     hd_output_rules rules;
-    char **stop; /* [rules.n_stop] */
+    char **stop;                       /* [rules.n_stop] */
+    bool is_chat, starts_in_reasoning; /* the prompt was rendered; it ends with <think> */
+
+    bool steered; /* by the guide */
+    hd_guide guide;
+    hd_ids forced;     /* the guide's */
+    engine_form *form; /* the guide's grammar, or NULL */
+
+    /* Prompt tokens from score_from on, 0: none; written before the first post of answer 0. */
+    int32_t score_from, n_scored, n_top;
+    float *scores;             /* [n_prompt - score_from] */
+    hd_alternative *score_top; /* [n_prompt - score_from, n_top] */
+    bool scores_shown;         /* the poller's */
 } engine_record;
 
 /* What one step gave one answer. */
@@ -73,13 +86,17 @@ typedef struct engine_post {
     char *why; /* END_FAILED: the receiver's to free */
     int32_t n_cached, n_drafted, n_accepted, n_retracted;
     int64_t admitted_ns;
+    int32_t n_top;
+    hd_alternative *top; /* [n, n_top] its own place in memory for HD_MAX_CHOSEN of the most */
 } engine_post;
+
+enum { ENGINE_POST_TOPS = HD_MAX_CHOSEN * HD_MAX_ALTERNATIVES };
 
 /* What the front asks of the step thread beside requests. */
 typedef struct engine_mail {
     uint64_t *submitted, *cancelled; /* ids of requests; of answers */
     int32_t n_submitted, n_cancelled;
-    bool flush, retract;
+    bool flush, retract, experts;
     bool news; /* something in here is new */
 } engine_mail;
 
@@ -94,7 +111,11 @@ struct hd_engine {
     bool flagged, dsml_flagged;                     /* as in hd_reply_options */
     hd_ops ops;
     int32_t max_context, max_living, n_records;
-    bool drafts;
+    bool drafts, forced_acceptance;
+    int32_t n_experts, n_loads; /* per layer; layers times that */
+    hd_grammar_vocab *vocab;
+    engine_forms *forms;  /* has a lock of its own */
+    hd_alternative *tops; /* of all posts */
 
     /* the step thread's */
     hd_device *device;
@@ -106,9 +127,11 @@ struct hd_engine {
     engine_post *turn_posts;
     int32_t n_turn_posts, cap_turn_posts;
     engine_mail inbox;
+    uint64_t seen_pauses; /* pauses as of the last mail */
     hd_err turn_err;
     int64_t in_runner_ns; /* of this turn */
     hd_engine_stats totals;
+    int64_t *fresh_loads; /* [n_loads] */
 
     /* the poller's */
     engine_post event_post;      /* what the shown event points into, and: */
@@ -118,8 +141,10 @@ struct hd_engine {
 
     /* guarded by lock */
     pthread_mutex_t lock;
-    pthread_cond_t wake, posted, taken; /* for the step thread, the poller, the step thread */
-    engine_record *records;             /* [n_records] */
+    pthread_cond_t wake, taken; /* for the step thread */
+    pthread_cond_t posted;      /* for the poller */
+    pthread_cond_t read;        /* for who waits for expert loads */
+    engine_record *records;     /* [n_records] */
     int32_t *free;
     int32_t n_free;
     int32_t n_living; /* answers submitted whose last post was not taken */
@@ -130,7 +155,11 @@ struct hd_engine {
     hd_engine_stats stats;
     hd_sched_place *places; /* [n_places] what runs, as of the last turn */
     int32_t n_places;
+    int64_t *loads; /* [n_loads] as of n_load_reads, which failed if loads_failed */
+    uint64_t n_load_reads;
+    bool loads_failed;
     bool paused, draining, woken, closing;
+    uint64_t pauses, rested_pauses; /* asked for; reached by the step thread */
 
     pthread_t thread;
     bool started;
@@ -153,7 +182,12 @@ void engine_cancel_answer(hd_engine *e, engine_record *r, int32_t answer); /* un
 hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g,
                          const hd_conversation *conversation, hd_err *err);
 
+/* steer.c */
+bool engine_forces_call(const hd_generation *g);
+hd_status engine_steer(hd_engine *e, engine_record *r, const hd_generation *g, hd_err *err);
+
 /* turns.c */
+void engine_post_copy(engine_post *to, const engine_post *from); /* keeps to->top's place */
 hd_sched_hooks engine_hooks(hd_engine *e);
 hd_runner engine_runner(hd_engine *e); /* e->runner, timed */
 hd_status engine_start(hd_engine *e, hd_err *err);

@@ -12,11 +12,12 @@ enum {
     DEFAULT_RUNNING = 16,
     DEFAULT_CONTEXT = 8192,
     DEFAULT_CHUNK = 256,
-    DEFAULT_QUEUE = 1024
+    DEFAULT_QUEUE = 1024,
+    MIN_CHOICES = 64 /* rows of logits: more of them score prompts faster */
 };
 
 typedef struct sizes {
-    int32_t running, context, chunk, step_rows, queue, drafts;
+    int32_t running, context, chunk, step_rows, choice_rows, queue, drafts;
     hd_kv_shape shape;
     int32_t lease_pages, n_pages[HD_N_LIFETIMES], n_snapshots;
 } sizes;
@@ -40,6 +41,7 @@ static sizes choose_sizes(const hd_engine *e, const hd_engine_options *o) {
     z.context = or_default(o->max_context, hd_min_i32(DEFAULT_CONTEXT, e->spec->max_positions));
     z.context = hd_min_i32(z.context, e->spec->max_positions);
     z.step_rows = or_default(o->step_tokens, z.chunk + z.running * HD_MAX_CHOSEN);
+    z.choice_rows = hd_max_i32(z.running * HD_MAX_CHOSEN, hd_min_i32(MIN_CHOICES, z.step_rows));
     z.lease_pages = pages(&z, (int64_t)z.context + HD_MAX_DRAFTS);
     const int64_t kv_tokens = o->kv_tokens > 0 ? o->kv_tokens : 2 * (int64_t)z.context;
     z.n_pages[HD_LIFE_ENTRIES] = hd_max_i32(pages(&z, kv_tokens), z.lease_pages);
@@ -117,6 +119,15 @@ static bool open_mail(engine_mail *m, size_t n) {
     return m->submitted && m->cancelled;
 }
 
+static void place_tops(hd_engine *e) {
+    hd_alternative *at = e->tops;
+    e->event_post.top = at;
+    for (int32_t i = 0; i < e->cap_posts; i++) e->posts[i].top = at += ENGINE_POST_TOPS;
+    for (int32_t i = 0; i < e->cap_turn_posts; i++) {
+        e->turn_posts[i].top = at += ENGINE_POST_TOPS;
+    }
+}
+
 static hd_status open_mailbox(hd_engine *e, const sizes *z, hd_err *err) {
     const int64_t living = (int64_t)z->queue + z->running;
     if (living > ENGINE_MAX_LIVING) {
@@ -134,21 +145,37 @@ static hd_status open_mailbox(hd_engine *e, const sizes *z, hd_err *err) {
     e->places = calloc((size_t)z->running, sizeof *e->places);
     e->posts = calloc((size_t)e->cap_posts, sizeof *e->posts);
     e->turn_posts = calloc((size_t)e->cap_turn_posts, sizeof *e->turn_posts);
-    if (!e->records || !e->free || !e->places || !e->posts || !e->turn_posts ||
+    e->tops = calloc((size_t)(e->cap_posts + e->cap_turn_posts + 1) * ENGINE_POST_TOPS,
+                     sizeof *e->tops);
+    if (!e->records || !e->free || !e->places || !e->posts || !e->turn_posts || !e->tops ||
         !open_mail(&e->mail, n) || !open_mail(&e->inbox, n)) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu requests", n);
     }
+    place_tops(e);
     for (int32_t i = 0; i < e->n_records; i++) e->free[i] = e->n_records - 1 - i;
     e->n_free = e->n_records;
     return HD_OK;
 }
 
-static hd_status open_runner(hd_engine *e, const sizes *z, hd_err *err) {
+static hd_status open_loads(hd_engine *e, hd_err *err) {
+    const int64_t n = (int64_t)e->spec->n_layers * e->spec->route.n_experts;
+    e->n_experts = e->spec->route.n_experts;
+    e->n_loads = (int32_t)n;
+    e->loads = calloc((size_t)n + 1, sizeof *e->loads);
+    e->fresh_loads = calloc((size_t)n + 1, sizeof *e->fresh_loads);
+    if (e->loads && e->fresh_loads) return HD_OK;
+    return HD_FAIL(err, HD_ENOMEM, "no memory for the loads of %lld experts", (long long)n);
+}
+
+static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptance,
+                             hd_err *err) {
     if (!e->weights) {
         HD_TRY(hd_null_open(&e->null, e->tokenizer, z->running, z->drafts, err));
         e->runner = hd_null_runner(e->null);
         return HD_OK;
     }
+    HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
+                                           e->spec->eos, e->spec->n_eos, err));
     const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream};
     const hd_executor_options x = {
         .n_slots = z->running,
@@ -158,9 +185,13 @@ static hd_status open_runner(hd_engine *e, const sizes *z, hd_err *err) {
         .n_pages = {z->n_pages[0], z->n_pages[1]},
         .n_snapshots = z->n_snapshots,
         .n_ids = hd_tokenizer_vocab_size(e->tokenizer),
-        .max_drafts = z->drafts
+        .max_drafts = z->drafts,
+        .choice_rows = z->choice_rows,
+        .vocab = e->vocab,
+        .forced_acceptance = forced_acceptance
     };
     HD_TRY(hd_executor_open(&e->executor, &env, &x, err));
+    HD_TRY(open_loads(e, err));
     e->runner = hd_executor_runner(e->executor);
     e->totals.activation_bytes = hd_executor_bytes(e->executor);
     const int32_t n_layers = e->spec->n_layers + hd_weights_n_mtp(e->weights);
@@ -182,6 +213,7 @@ static hd_status open_sched(hd_engine *e, const sizes *z, hd_err *err) {
                   .lease_pages = z->lease_pages},
         .step_rows = z->step_rows,
         .chunk_rows = z->chunk,
+        .choice_rows = z->choice_rows,
         .queue_limit = z->queue + z->running,
         .max_positions = z->context
     };
@@ -204,15 +236,21 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (!null && strcmp(backend, "ref") != 0 && strcmp(backend, "cpu") != 0) {
         return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, ref, null", backend);
     }
-    if (o->forced_acceptance != 0) {
-        return HD_FAIL(err, HD_EUNSUPPORTED, "forced_acceptance is not supported");
+    if (!(o->forced_acceptance >= 0 && o->forced_acceptance <= HD_MAX_DRAFTS)) {
+        return HD_FAIL(err, HD_EINVAL, "forced_acceptance is %g; must be 0 to %d",
+                       (double)o->forced_acceptance, HD_MAX_DRAFTS);
+    }
+    e->forced_acceptance = o->forced_acceptance > 0;
+    if (null && e->forced_acceptance) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
     }
     HD_TRY(open_text(e, o->model_dir, err));
     e->drafts = !o->no_drafts;
     if (!null) HD_TRY(open_model(e, o, err));
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
-    HD_TRY(open_runner(e, &z, err));
+    HD_TRY(engine_forms_open(&e->forms, err));
+    HD_TRY(open_runner(e, &z, o->forced_acceptance, err));
     HD_TRY(open_sched(e, &z, err));
     HD_TRY(open_mailbox(e, &z, err));
     return engine_start(e, err);
@@ -226,6 +264,7 @@ static void open_locks(hd_engine *e) {
     pthread_cond_init(&e->wake, &monotonic);
     pthread_cond_init(&e->posted, &monotonic);
     pthread_cond_init(&e->taken, NULL);
+    pthread_cond_init(&e->read, NULL);
     pthread_condattr_destroy(&monotonic);
 }
 
@@ -262,6 +301,9 @@ static void close_mailbox(hd_engine *e) {
     free(e->places);
     free(e->posts);
     free(e->turn_posts);
+    free(e->tops);
+    free(e->loads);
+    free(e->fresh_loads);
     close_mail(&e->mail);
     close_mail(&e->inbox);
 }
@@ -276,6 +318,8 @@ void hd_engine_close(hd_engine *e) {
     hd_sched_close(e->sched);
     hd_executor_close(e->executor);
     hd_null_close(e->null);
+    hd_grammar_vocab_close(e->vocab);
+    engine_forms_close(e->forms);
     hd_stream_close(e->stream);
     hd_device_close(e->device);
     hd_weights_close(e->weights);
@@ -285,6 +329,7 @@ void hd_engine_close(hd_engine *e) {
     pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->posted);
     pthread_cond_destroy(&e->taken);
+    pthread_cond_destroy(&e->read);
     pthread_mutex_destroy(&e->lock);
     free(e);
 }

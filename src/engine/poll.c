@@ -29,7 +29,7 @@ static bool take_post(hd_engine *e, engine_post *out, int64_t timeout_ns,
     const bool got = e->n_posts > 0 && !e->woken;
     e->woken = false;
     if (got) {
-        *out = e->posts[e->first_post];
+        engine_post_copy(out, &e->posts[e->first_post]);
         e->first_post = (e->first_post + 1) % e->cap_posts;
         e->n_posts--;
         if (out->end != HD_END_NOT) {
@@ -76,6 +76,19 @@ static void count(engine_answer *a, const engine_post *p, int32_t n) {
     for (int32_t i = 0; i < p->n_accepted; i++) a->accepted_at[i]++;
 }
 
+/* What was asked of the prompt comes once, and only if all of it was computed. */
+static void show_scores(hd_event *out, engine_record *r) {
+    const int32_t n = r->n_prompt - r->score_from;
+    if (!r->score_from || r->scores_shown || out->answer) return;
+    r->scores_shown = true;
+    if (r->n_scored < n) return;
+    out->prompt = r->prompt.ids + r->score_from;
+    out->prompt_logprobs = r->scores;
+    out->prompt_top = r->score_top;
+    out->n_prompt = (size_t)n;
+    out->prompt_from = r->score_from;
+}
+
 static void fill_event(hd_event *out, const engine_record *r, int32_t answer,
                        const engine_post *p, int32_t n) {
     const engine_answer *a = &r->answers[answer];
@@ -86,7 +99,9 @@ static void fill_event(hd_event *out, const engine_record *r, int32_t answer,
                       .n_parts = a->output.n_shown,
                       .tokens = p->tokens,
                       .logprobs = p->logprobs,
+                      .top = p->top,
                       .n_tokens = (size_t)n,
+                      .n_top = (size_t)p->n_top,
                       .stop_token = -1,
                       .prompt_tokens = r->n_prompt,
                       .cached_tokens = p->n_cached,
@@ -120,6 +135,7 @@ static bool make_event(hd_engine *e, hd_event *out) {
     count(a, p, n);
     hd_output_show(&a->output, end != HD_END_NOT);
     fill_event(out, r, index, p, n);
+    show_scores(out, r);
     out->end = end;
     if (end == HD_END_STOP && a->output.stop) {
         out->stop_text = a->output.stop;

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/progress.h"
 #include "engine/engine_internal.h"
 
@@ -33,19 +34,29 @@ static bool ends_with_think(const hd_chat_prompt *p) {
     return n >= k && memcmp(p->text + n - k, think, k) == 0;
 }
 
+/* All that is offered: by the request, and by its system messages. */
+static hd_status collect_tools(engine_record *r, const hd_conversation *c, hd_err *err) {
+    r->tools = json_array();
+    bool ok = r->tools && (!c->tools || json_array_extend(r->tools, c->tools) == 0);
+    for (int32_t i = 0; ok && i < c->n; i++) {
+        json_t *tools = c->messages[i].tools;
+        if (tools) ok = json_array_extend(r->tools, tools) == 0;
+    }
+    if (!ok) return HD_FAIL(err, HD_ENOMEM, "no memory for the tools of a request");
+    return hd_reply_tools_init(&r->reply_tools, r->tools, err);
+}
+
 /* How the reply to a rendered prompt is taken apart. */
 static hd_status set_parsing(const hd_engine *e, engine_record *r, const hd_generation *g,
                              const hd_conversation *c, const hd_chat_prompt *prompt,
                              hd_err *err) {
+    r->is_chat = true;
+    r->starts_in_reasoning = ends_with_think(prompt);
+    if (!wants_no_calls(g)) HD_TRY(collect_tools(r, c, err));
     if (g->unparsed) return HD_OK;
-    const bool tools = c->tools && !wants_no_calls(g);
-    if (tools) {
-        r->tools = json_incref(c->tools);
-        HD_TRY(hd_reply_tools_init(&r->reply_tools, r->tools, err));
-    }
     r->parse = (hd_reply_options){.format = hd_reply_format_of(e->encoding),
-                                  .starts_in_reasoning = ends_with_think(prompt),
-                                  .parse_tools = tools,
+                                  .starts_in_reasoning = r->starts_in_reasoning,
+                                  .parse_tools = r->reply_tools.n_tools > 0,
                                   .flagged = e->flagged,
                                   .dsml_flagged = e->dsml_flagged,
                                   .tools = r->reply_tools.tools,
@@ -123,19 +134,25 @@ static hd_status check_numbers(const hd_engine *e, const hd_generation *g, hd_er
     HD_TRY(check_range("repetition_penalty", g->repetition_penalty, 0, 100, err));
     HD_TRY(check_range("presence_penalty", g->presence_penalty, -100, 100, err));
     HD_TRY(check_range("frequency_penalty", g->frequency_penalty, -100, 100, err));
+    HD_TRY(check_range("relaxed_delta", g->relaxed_delta, 0, 1, err));
     const struct {
         const char *name;
         int64_t value, low, high;
     } counts[] = {
-        {"top_k",                       g->top_k,                  0,  INT32_MAX       },
-        {"max_tokens",                  g->max_tokens,             0,  INT32_MAX       },
-        {"min_tokens",                  g->min_tokens,             0,  INT32_MAX       },
-        {"draft_tokens",                g->draft_tokens,           0,  HD_MAX_DRAFTS   },
-        {"thinking",                    g->thinking,               -1, 1               },
-        {"effort",                      g->effort,                 0,  HD_EFFORT_MAX   },
-        {"the number of biased tokens", (int64_t)g->n_bias,        0,  HD_MAX_BIAS / 2 },
-        {"the number of stop strings",  (int64_t)g->n_stop,        0,  MAX_STOP_STRINGS},
-        {"the number of stop tokens",   (int64_t)g->n_stop_tokens, 0,  MAX_STOP_TOKENS }
+        {"top_k",                       g->top_k,                  0,              INT32_MAX          },
+        {"max_tokens",                  g->max_tokens,             0,              INT32_MAX          },
+        {"min_tokens",                  g->min_tokens,             0,              INT32_MAX          },
+        {"draft_tokens",                g->draft_tokens,           HD_DRAFTS_AUTO, HD_MAX_DRAFTS      },
+        {"max_reasoning",               g->max_reasoning,          0,              INT32_MAX          },
+        {"relaxed_top",                 g->relaxed_top,            0,              HD_MAX_ALTERNATIVES},
+        {"top_logprobs",                g->top_logprobs,           0,              HD_MAX_ALTERNATIVES},
+        {"prompt_logprobs_from",        g->prompt_logprobs_from,   0,              INT32_MAX          },
+        {"form",                        (int64_t)g->form,          0,              HD_FORM_CHOICE     },
+        {"thinking",                    g->thinking,               -1,             1                  },
+        {"effort",                      g->effort,                 0,              HD_EFFORT_MAX      },
+        {"the number of biased tokens", (int64_t)g->n_bias,        0,              HD_MAX_BIAS / 2    },
+        {"the number of stop strings",  (int64_t)g->n_stop,        0,              MAX_STOP_STRINGS   },
+        {"the number of stop tokens",   (int64_t)g->n_stop_tokens, 0,              MAX_STOP_TOKENS    }
     };
     for (size_t i = 0; i < HD_LEN(counts); i++) {
         if (counts[i].value >= counts[i].low && counts[i].value <= counts[i].high) continue;
@@ -200,9 +217,11 @@ static void set_choosing(const engine_record *r, const hd_generation *g, int32_t
                    .n_bias = (int32_t)g->n_bias,
                    .n_ban = g->min_tokens ? r->request.n_stop : 0,
                    .ban_until = r->n_prompt + g->min_tokens,
+                   .n_top = g->top_logprobs,
                    .logprob = true},
         .bias = r->bias,
-        .ban = r->ban
+        .ban = r->ban,
+        .guide = r->steered ? &r->guide : NULL
     };
 }
 
@@ -239,31 +258,29 @@ static hd_status open_answers(hd_engine *e, engine_record *r, const hd_generatio
     return HD_OK;
 }
 
-/* What this engine cannot do yet is refused, never ignored. */
-static hd_status check_known(const hd_generation *g, hd_err *err) {
-    const struct {
-        const char *name;
-        bool asked;
-    } unknown[] = {
-        {"form",        g->form != HD_FORM_FREE },
-        {"tool_choice",
-         g->tool_choice && strcmp(g->tool_choice, "auto") != 0 && !wants_no_calls(g)},
-        {"max_reasoning",             g->max_reasoning != 0                      },
-        {"relaxed_top",             g->relaxed_top != 0 || g->relaxed_delta != 0  },
-        {"top_logprobs",             g->top_logprobs != 0                     },
-        {"prompt_logprobs",             g->prompt_logprobs},
-    };
-    for (size_t i = 0; i < HD_LEN(unknown); i++) {
-        if (!unknown[i].asked) continue;
-        return HD_FAIL(err, HD_EUNSUPPORTED, "%s is not supported", unknown[i].name);
+/* ---- scores ---- */
+
+static hd_status set_scores(const hd_engine *e, engine_record *r, const hd_generation *g,
+                            hd_err *err) {
+    r->n_top = g->top_logprobs;
+    if (!e->executor && (g->top_logprobs || g->prompt_logprobs)) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "the null backend has no model to give top_logprobs and prompt_logprobs");
     }
-    return HD_OK;
+    const int32_t from = hd_max_i32(g->prompt_logprobs_from, 1);
+    if (!g->prompt_logprobs || from >= r->n_prompt) return HD_OK;
+    const size_t n = (size_t)(r->n_prompt - from);
+    r->score_from = from;
+    r->scores = calloc(n, sizeof *r->scores);
+    r->score_top = calloc(n * (size_t)r->n_top + 1, sizeof *r->score_top);
+    if (r->scores && r->score_top) return HD_OK;
+    return HD_FAIL(err, HD_ENOMEM, "no memory for the scores of %zu prompt tokens", n);
 }
 
 hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g,
                          const hd_conversation *conversation, hd_err *err) {
     HD_TRY(check_numbers(e, g, err));
-    HD_TRY(check_known(g, err));
     HD_TRY(encode_prompt(e, r, g, conversation, err));
     r->n_prompt = (int32_t)r->prompt.n;
     const int32_t room = e->max_context - r->n_prompt;
@@ -286,5 +303,7 @@ hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g,
     if (g->queue_timeout_ns > 0)
         r->request.queue_until_ns = r->submitted_ns + g->queue_timeout_ns;
     HD_TRY(collect_stops(e, r, g, err));
+    HD_TRY(set_scores(e, r, g, err));
+    HD_TRY(engine_steer(e, r, g, err));
     return open_answers(e, r, g, err);
 }

@@ -36,9 +36,17 @@ static hd_end end_of(hd_finish f) {
     return ends[f];
 }
 
-/* Moves the turn's posts into the ring; waits while the poller is that far behind. */
+void engine_post_copy(engine_post *to, const engine_post *from) {
+    hd_alternative *top = to->top;
+    *to = *from;
+    to->top = top;
+    const size_t n = (size_t)from->n * (size_t)from->n_top;
+    if (n) memcpy(to->top, from->top, n * sizeof *top);
+}
+
+/* Moves the turn's posts into the ring, under the lock; waits while the poller is that far
+ * behind. */
 static void hand_over(hd_engine *e) {
-    pthread_mutex_lock(&e->lock);
     for (int32_t i = 0; i < e->n_turn_posts; i++) {
         engine_post *p = &e->turn_posts[i];
         while (e->n_posts == e->cap_posts && !e->closing) {
@@ -52,10 +60,9 @@ static void hand_over(hd_engine *e) {
         engine_answer *a = &engine_record_of(e, p->id)->answers[engine_answer_of(p->id)];
         a->n_posted += p->n;
         a->posted = p->end != HD_END_NOT;
-        e->posts[(e->first_post + e->n_posts++) % e->cap_posts] = *p;
+        engine_post_copy(&e->posts[(e->first_post + e->n_posts++) % e->cap_posts], p);
     }
-    pthread_cond_signal(&e->posted);
-    pthread_mutex_unlock(&e->lock);
+    if (e->n_turn_posts) pthread_cond_signal(&e->posted);
     e->n_turn_posts = 0;
 }
 
@@ -64,6 +71,29 @@ static char *reason(const hd_engine *e, hd_status status) {
     if (e->turn_err.code != HD_OK) return strdup(e->turn_err.msg);
     return strdup(status == HD_EINVAL ? "no token is allowed to come next"
                                       : "the model computed something that is no number");
+}
+
+/* [n, HD_MAX_TOP_LOGPROBS] becomes [n, n_top]. */
+static void take_tops(hd_alternative *out, const int32_t *ids, const float *logprobs, int32_t n,
+                      int32_t n_top) {
+    for (int32_t i = 0; i < n; i++) {
+        for (int32_t k = 0; k < n_top; k++) {
+            const int32_t at = i * HD_MAX_TOP_LOGPROBS + k;
+            *out++ = (hd_alternative){ids[at], logprobs[at]};
+        }
+    }
+}
+_Static_assert((int)HD_MAX_ALTERNATIVES <= (int)HD_MAX_TOP_LOGPROBS,
+               "all alternatives are computed");
+
+static void take_scores(engine_record *r, const hd_sched_event *s) {
+    const int32_t at = s->score_at - r->score_from;
+    memcpy(r->scores + at, s->scores, (size_t)s->n_score * sizeof *r->scores);
+    if (r->n_top) {
+        take_tops(r->score_top + (size_t)at * (size_t)r->n_top, s->score_top_ids,
+                  s->score_top_logprobs, s->n_score, r->n_top);
+    }
+    r->n_scored = at + s->n_score;
 }
 
 static void count(hd_engine_stats *t, const hd_sched_event *s) {
@@ -75,10 +105,14 @@ static void count(hd_engine_stats *t, const hd_sched_event *s) {
 /* Posts of one turn are collected without the lock and handed over together. */
 static void on_event(void *ctx, const hd_sched_event *s) {
     hd_engine *e = ctx;
-    const engine_answer *a = &engine_record_of(e, s->id)->answers[engine_answer_of(s->id)];
+    engine_record *r = engine_record_of(e, s->id);
+    const engine_answer *a = &r->answers[engine_answer_of(s->id)];
+    if (s->n_score) take_scores(r, s);
+    if (s->n == 0 && s->finish == HD_FINISH_NONE) return;
     engine_post *p = &e->turn_posts[e->n_turn_posts++];
     p->id = s->id;
     p->n = s->n;
+    p->n_top = r->n_top;
     p->end = end_of(s->finish);
     p->why = s->finish == HD_FINISH_ERROR ? reason(e, s->status) : NULL;
     p->n_cached = s->n_cached;
@@ -90,8 +124,12 @@ static void on_event(void *ctx, const hd_sched_event *s) {
         memcpy(p->tokens, s->tokens, (size_t)s->n * sizeof *p->tokens);
         memcpy(p->logprobs, s->logprobs, (size_t)s->n * sizeof *p->logprobs);
     }
+    if (s->n && r->n_top) take_tops(p->top, s->top_ids, s->top_logprobs, s->n, r->n_top);
     count(&e->totals, s);
-    if (e->n_turn_posts == e->cap_turn_posts) hand_over(e);
+    if (e->n_turn_posts < e->cap_turn_posts) return;
+    pthread_mutex_lock(&e->lock);
+    hand_over(e);
+    pthread_mutex_unlock(&e->lock);
 }
 
 hd_sched_hooks engine_hooks(hd_engine *e) {
@@ -122,11 +160,22 @@ static void submit(hd_engine *e, uint64_t id) {
         hd_err err = {0};
         q.id = id + (uint64_t)i;
         q.follows = i ? id : 0;
+        q.score_from = i ? 0 : r->score_from;
         if (hd_sched_submit(e->sched, &q, &err) == HD_OK) continue;
         e->turn_err = err;
         on_event(e, &(hd_sched_event){.id = q.id, .finish = HD_FINISH_ERROR});
         e->turn_err = (hd_err){0};
     }
+}
+
+static void read_experts(hd_engine *e) {
+    const hd_status st = hd_executor_read_experts(e->executor, e->fresh_loads, NULL);
+    pthread_mutex_lock(&e->lock);
+    memcpy(e->loads, e->fresh_loads, (size_t)e->n_loads * sizeof *e->loads);
+    e->loads_failed = st != HD_OK;
+    e->n_load_reads++;
+    pthread_cond_broadcast(&e->read);
+    pthread_mutex_unlock(&e->lock);
 }
 
 /* Waits while there is nothing to do; a pause with requests is looked at now and then. */
@@ -155,23 +204,26 @@ static bool listen(hd_engine *e, bool idle, bool *paused) {
     in->n_cancelled = mail->n_cancelled;
     in->flush = mail->flush;
     in->retract = mail->retract;
+    in->experts = mail->experts;
     memcpy(in->submitted, mail->submitted, (size_t)in->n_submitted * sizeof(uint64_t));
     memcpy(in->cancelled, mail->cancelled, (size_t)in->n_cancelled * sizeof(uint64_t));
     mail->n_submitted = mail->n_cancelled = 0;
-    mail->flush = mail->retract = mail->news = false;
+    mail->flush = mail->retract = mail->experts = mail->news = false;
     *paused = e->paused;
+    e->seen_pauses = e->pauses;
     const bool closing = e->closing;
     pthread_mutex_unlock(&e->lock);
     for (int32_t i = 0; i < in->n_submitted; i++) submit(e, in->submitted[i]);
     for (int32_t i = 0; i < in->n_cancelled; i++) hd_sched_cancel(e->sched, in->cancelled[i]);
     if (in->retract) hd_sched_retract_all(e->sched);
     if (in->flush) hd_sched_flush_cache(e->sched);
+    if (in->experts) read_experts(e);
     return !closing;
 }
 
 /* ---- what others may read ---- */
 
-static void publish(hd_engine *e) {
+static void read_totals(hd_engine *e) {
     const hd_sched_stats s = hd_sched_read_stats(e->sched);
     const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(e->sched));
     hd_engine_stats *t = &e->totals;
@@ -189,10 +241,17 @@ static void publish(hd_engine *e) {
         t->pages_cached[l] = c.evictable[l];
     }
     t->snapshots_free = t->snapshots - c.snapshots;
+}
+
+/* Events and figures of a turn become visible together. */
+static void publish(hd_engine *e) {
+    read_totals(e);
     pthread_mutex_lock(&e->lock);
-    e->stats = *t;
-    e->n_places = s.running;
-    for (int32_t i = 0; i < s.running; i++) e->places[i] = hd_sched_running(e->sched, i);
+    hand_over(e);
+    e->stats = e->totals;
+    e->rested_pauses = e->seen_pauses;
+    e->n_places = e->totals.running;
+    for (int32_t i = 0; i < e->n_places; i++) e->places[i] = hd_sched_running(e->sched, i);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -220,7 +279,6 @@ static void *turn_for_ever(void *arg) {
     while (listen(e, idle, &paused)) {
         const bool computed = turn(e, paused);
         publish(e);
-        if (e->n_turn_posts) hand_over(e);
         /* Without a computation only mail can change anything. */
         idle = hd_sched_idle(e->sched) || (!computed && !paused);
     }

@@ -83,6 +83,8 @@ typedef struct hd_sched_options {
     hd_cache_options cache; /* n_leases: requests that run at a time */
     int32_t step_rows;      /* rows of one step, drafts included */
     int32_t chunk_rows;     /* prompt rows of one request in one step */
+    int32_t choice_rows;    /* rows of one step that choose or score tokens; 0: as many as the
+                               running requests may choose at */
     int32_t queue_limit;
     int32_t max_positions; /* longest sequence, prompt and output */
 } hd_sched_options;
@@ -92,7 +94,8 @@ typedef struct hd_sched_stats {
     int64_t turns, rows, finished, retracted, drafted, accepted;
 } hd_sched_stats;
 
-/* step_rows must leave room for one row and its drafts of every running request. */
+/* step_rows must leave room for one row and its drafts of every running request, and so must
+ * choice_rows. */
 hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
                         const hd_runner *runner, const hd_sched_hooks *hooks, hd_err *err);
 void hd_sched_close(hd_sched *s); /* NULL is fine; living requests get no event */

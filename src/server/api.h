@@ -31,7 +31,7 @@ typedef struct api_context {
     int64_t created;        /* Unix seconds, when the server started */
     api_limits limits;
     /* Observers, from any thread. on_token: between one event of an answer and the next. */
-    void (*on_submit)(void *server, uint64_t id, const http_call *c, const hd_generation *g);
+    void (*on_submit)(void *server, uint64_t id, http_call *c, const hd_generation *g);
     void (*on_token)(void *server, int32_t n_tokens, int64_t since_last_ns);
     void (*on_end)(void *server, const api_outcome *outcome);
     void (*on_unknown_field)(void *server, const char *endpoint, const char *field);

@@ -17,7 +17,12 @@
 #include "base/progress.h"
 #include "server/http_internal.h"
 
-enum { BACKLOG = 1024, POOL_SPARE_BYTES = 16 << 10, BODY_BYTES_PER_S = 64 << 10 };
+enum {
+    BACKLOG = 1024,
+    PER_ADDRESS = 256,
+    POOL_SPARE_BYTES = 16 << 10,
+    BODY_BYTES_PER_S = 64 << 10
+};
 
 /* ---- one request ---- */
 
@@ -51,6 +56,7 @@ static void take_body(http_call *c, const char *data, size_t n) {
 
 static void handle(http_call *c) {
     c->handled = true;
+    atomic_fetch_add(&c->http->pending, 1);
     hd_bytes_append(&c->body, "", 1, NULL); /* NUL behind the body; max has room for it */
     if (c->body.n) c->body.n--;
     http_conn_phase(c->conn, HTTP_CONN_CALL, c, 0);
@@ -138,7 +144,11 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **s
     c->conn = NULL;
     pthread_mutex_unlock(&c->lock);
     if (unsent) MHD_destroy_response(unsent);
-    if (!c->handled) http_call_over(c); /* nobody else will answer */
+    if (c->handled) {
+        atomic_fetch_sub(&h->pending, 1);
+    } else {
+        http_call_over(c); /* nobody else will answer */
+    }
     http_release(c);
 }
 
@@ -248,6 +258,9 @@ hd_status http_open(http_server **out, const http_options *options, hd_err *err)
         st = HD_FAIL(err, HD_EIO, "no random numbers");
     }
     if (st == HD_OK) st = open_listener(h, err);
+    if (h->options.limits.connections_per_address < 0) {
+        h->options.limits.connections_per_address = h->loopback ? 0 : PER_ADDRESS;
+    }
     if (st != HD_OK) {
         http_close(h);
         return st;
@@ -302,10 +315,8 @@ hd_status http_start(http_server *h, hd_err *err) {
                    o->certificate ? "; are certificate and key whole and for each other?" : "");
 }
 
-void http_quiesce(http_server *h) {
-    if (atomic_exchange(&h->quiet, true) || !h->daemon) return;
-    MHD_quiesce_daemon(h->daemon);
-    shutdown(h->listener, SHUT_RDWR); /* callers get a refusal, not a place in a dead queue */
+void http_set_gate(http_server *h, http_gate gate) {
+    atomic_store(&h->gate, (int)gate);
 }
 
 /* Every waiting call is let go: the library cannot stop while one is suspended. */
@@ -327,7 +338,8 @@ static void drop_calls(http_server *h) {
 void http_stop(http_server *h) {
     http_watch_stop(h);
     if (!h->daemon) return;
-    http_quiesce(h);
+    MHD_quiesce_daemon(h->daemon);
+    shutdown(h->listener, SHUT_RDWR); /* callers get a refusal, not a place in a dead queue */
     drop_calls(h);
     MHD_stop_daemon(h->daemon);
     h->daemon = NULL;
@@ -364,4 +376,5 @@ void http_read_stats(http_server *h, http_stats *out) {
     out->connections = atomic_load(&h->connections);
     out->calls = atomic_load(&h->calls);
     out->streams = atomic_load(&h->streams);
+    out->pending = atomic_load(&h->pending);
 }

@@ -8,7 +8,7 @@
 #include "base/progress.h"
 #include "server/http_internal.h"
 
-enum { MESSAGE_BYTES = 1024 };
+enum { MESSAGE_BYTES = 1024, KEPT_MAX_BYTES = 64 << 20 };
 
 http_call *http_call_new(http_server *h, http_conn *conn, const char *target) {
     http_call *c = calloc(1, sizeof *c);
@@ -48,6 +48,7 @@ void http_release(http_call *c) {
     }
     pthread_mutex_destroy(&c->lock);
     hd_bytes_deinit(&c->body);
+    hd_bytes_deinit(&c->kept);
     free(c->headers);
     free(c->stream);
     free(c->target_text);
@@ -90,6 +91,14 @@ const char *http_body(const http_call *c, size_t *n) {
 
 const char *http_request_id(const http_call *c) {
     return c->id;
+}
+
+const http_call *http_call_of_id(const char *request_id) {
+    return (const void *)(request_id - offsetof(http_call, id));
+}
+
+void http_set_request_id(http_call *c, const char *id) {
+    snprintf(c->id, sizeof c->id, "%s", id);
 }
 
 uint64_t http_salt(const http_call *c) {
@@ -153,7 +162,9 @@ void http_call_add_headers(http_call *c, struct MHD_Response *response, const ch
         MHD_add_response_header(response, "Vary", "Origin");
         MHD_add_response_header(response, "Access-Control-Expose-Headers", "X-Request-Id");
     }
-    if (atomic_load(&c->http->quiet)) MHD_add_response_header(response, "Connection", "close");
+    if (atomic_load(&c->http->gate) == HTTP_DRAINING) {
+        MHD_add_response_header(response, "Connection", "close");
+    }
     for (size_t i = 0; i < c->n_reply_headers; i++) {
         MHD_add_response_header(response, c->reply_headers[i].name, c->reply_headers[i].value);
     }
@@ -174,22 +185,40 @@ bool http_call_answer(http_call *c, int status, struct MHD_Response *response) {
     return first;
 }
 
+void http_keep_answer(http_call *c, void (*fn)(void *user, const char *answer, size_t n),
+                      void *user) {
+    pthread_mutex_lock(&c->lock);
+    c->kept.max = KEPT_MAX_BYTES;
+    c->on_answered = fn;
+    c->on_answered_user = user;
+    pthread_mutex_unlock(&c->lock);
+}
+
+void http_call_keep(http_call *c, const char *bytes, size_t n) {
+    if (c->on_answered) hd_bytes_append(&c->kept, bytes, n, NULL);
+}
+
 void http_call_over(http_call *c) {
     pthread_mutex_lock(&c->lock);
     const bool first = !c->over;
     c->over = true;
     c->on_gone = NULL;
+    if (first && c->on_answered) {
+        c->on_answered(c->on_answered_user, c->kept.data ? c->kept.data : "", c->kept.n);
+    }
+    c->on_answered = NULL;
     pthread_mutex_unlock(&c->lock);
     if (first) http_release(c);
 }
 
 static void reply_owned(http_call *c, int status, const char *type, char *body, size_t n) {
+    pthread_mutex_lock(&c->lock);
+    if (!c->answered) http_call_keep(c, body, n);
     struct MHD_Response *response =
         MHD_create_response_from_buffer(n, body, MHD_RESPMEM_MUST_FREE);
     if (!response) free(body);
     if (response) http_call_add_headers(c, response, type);
     atomic_fetch_add(&c->http->sent_bytes, (int64_t)n);
-    pthread_mutex_lock(&c->lock);
     if (!response) http_call_gone(c); /* no memory: the connection is dropped */
     const bool first = http_call_answer(c, status, response);
     pthread_mutex_unlock(&c->lock);

@@ -328,6 +328,19 @@ static bool check_key(http_call *c) {
                   "this path needs the admin key");
 }
 
+static bool check_gate(http_call *c) {
+    const int gate = atomic_load(&c->http->gate);
+    if (gate == HTTP_OPEN || c->route->access == HTTP_PUBLIC) return true;
+    if (gate == HTTP_DRAINING &&
+        (c->route->access == HTTP_ADMIN || strcmp(c->method, "POST") != 0)) {
+        return true;
+    }
+    http_reply_header(c, "Retry-After", "5");
+    return gate == HTTP_STARTING
+               ? refuse(c, 503, "overloaded_error", "starting", "the model is being loaded")
+               : refuse(c, 503, "overloaded_error", "draining", "the server is going down");
+}
+
 /* A page elsewhere may send plain text or a form without asking first; JSON it may not. */
 static bool check_media(http_call *c) {
     const char *type = http_header(c, "Content-Type");
@@ -362,5 +375,5 @@ bool http_check_request(http_call *c, const char *version) {
     make_id(c);
     return check_line(c, version) && no_doubles(c) && check_framing(c) &&
            check_host(c, version) && check_origin(c) && answer_preflight(c) && check_route(c) &&
-           check_key(c) && check_media(c);
+           check_key(c) && check_gate(c) && check_media(c);
 }

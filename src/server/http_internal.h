@@ -71,6 +71,10 @@ struct http_call {
     http_field reply_headers[HTTP_REPLY_HEADERS]; /* owned */
     size_t n_reply_headers;
 
+    hd_bytes kept; /* the answer, where somebody wants it */
+    void (*on_answered)(void *user, const char *answer, size_t n);
+    void *on_answered_user;
+
     char *stream; /* [stream_cap], used from stream_at on, stream_n bytes */
     size_t stream_at, stream_n, stream_cap;
     int64_t written_ns, taken_ns; /* by us, by the reader */
@@ -93,7 +97,8 @@ struct http_server {
     char address[64]; /* what we are bound to, as Host would say it */
     pthread_t watcher;
     bool watching;
-    atomic_bool quiet, closing;
+    atomic_int gate;
+    atomic_bool closing;
     uint64_t id_seed;
     atomic_uint_fast64_t id_next;
 
@@ -103,7 +108,7 @@ struct http_server {
 
     atomic_int_fast64_t requests[6];
     atomic_int_fast64_t body_bytes, sent_bytes, gone, cut_off, timed_out, refused, accepted;
-    atomic_int connections, calls, streams;
+    atomic_int connections, calls, streams, pending;
 };
 
 /* ---- http_call.c ---- */
@@ -116,6 +121,7 @@ http_call *http_call_new(http_server *h, http_conn *conn, const char *target);
 bool http_call_answer(http_call *c, int status, struct MHD_Response *response);
 void http_call_over(http_call *c); /* the answer is complete: drops that reference */
 void http_call_wake(http_call *c); /* with the lock held */
+void http_call_keep(http_call *c, const char *bytes, size_t n); /* the same */
 void http_call_add_headers(http_call *c, struct MHD_Response *response, const char *type);
 
 /* ---- http_check.c ---- */

@@ -45,6 +45,7 @@ typedef struct http_stats {
     int64_t refused;   /* before any handler saw them */
     int64_t accepted;
     int32_t connections, calls, streams; /* now */
+    int32_t pending;                     /* calls whose answer the client does not have yet */
 } http_stats;
 
 /* Binds and prepares; nothing is answered yet. */
@@ -56,8 +57,13 @@ hd_status http_mount(http_server *h, const http_route *routes, size_t n, void *s
 
 hd_status http_start(http_server *h, hd_err *err);
 
-/* No new connections; living ones go on, and are asked to close after their answer. */
-void http_quiesce(http_server *h);
+typedef enum http_gate {
+    HTTP_STARTING, /* only what is public is served, the rest is told to come back */
+    HTTP_OPEN,
+    HTTP_DRAINING /* new work of users is told to come back; connections close after answers */
+} http_gate;
+
+void http_set_gate(http_server *h, http_gate gate); /* HTTP_STARTING at first */
 
 /* Drops all connections and joins all threads. Calls that were kept live on until they are
  * answered and released. */
@@ -65,6 +71,14 @@ void http_stop(http_server *h);
 
 /* Stops; then no call may live any more. NULL is fine. */
 void http_close(http_server *h);
+
+/* The call that http_request_id() gave this text, the pointer itself, for. */
+const http_call *http_call_of_id(const char *request_id);
+
+/* Keeps what the call is answered; when the answer is complete fn gets it, once, whole or as
+ * far as there was memory. */
+void http_keep_answer(http_call *c, void (*fn)(void *user, const char *answer, size_t n),
+                      void *user);
 
 int32_t http_port(const http_server *h);
 bool http_is_loopback(const http_server *h);

@@ -86,6 +86,7 @@ bool http_stream_write(http_call *c, const char *bytes, size_t n) {
     pthread_mutex_lock(&c->lock);
     if (c->streaming && !c->gone && !c->stream_over) {
         taken = make_room(c, n);
+        http_call_keep(c, bytes, n);
         if (taken) {
             const int64_t now = hd_now_ns();
             if (!c->stream_n) c->taken_ns = now; /* the reader owes nothing before */

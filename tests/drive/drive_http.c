@@ -195,6 +195,7 @@ int main(int argc, char **argv) {
     if (http_open(&d.http, &options, &err) == HD_OK &&
         http_mount(d.http, routes, HD_LEN(routes), &d, &err) == HD_OK &&
         http_start(d.http, &err) == HD_OK) {
+        http_set_gate(d.http, HTTP_OPEN);
         printf("port %d\n", http_port(d.http));
         fflush(stdout);
         char byte;
