@@ -222,11 +222,12 @@ void hd_engine_flush(hd_engine *e); /* forgets every cached prefix that is not i
 
 /* ---- reading ---- */
 
-typedef enum hd_pool { HD_POOL_ENTRIES, HD_POOL_WINDOW, HD_N_POOLS } hd_pool;
+enum { HD_POOL_ENTRIES, HD_POOL_WINDOW, HD_N_POOLS }; /* of pages, by lifetime */
 
 typedef struct hd_engine_stats {
     int32_t waiting, running, max_running;
-    bool paused, draining;
+    bool paused; /* and no step runs any more */
+    bool draining;
     int64_t steps, rows, finished, retracted;
     int64_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
     int64_t prompt_tokens, cached_tokens, output_tokens;

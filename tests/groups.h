@@ -22,7 +22,10 @@
     X(cache) \
     X(model) \
     X(sched) \
+    X(auto_drafts) \
+    X(engine) \
     X(drafts) \
+    X(executor) \
     X(tokenizer_pattern)
 /* clang-format on */
 

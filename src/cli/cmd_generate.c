@@ -10,6 +10,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "hadal.h"
+#include "text/tokenizer.h"
 
 enum { MAX_PROMPT_BYTES = 64 << 20 };
 
@@ -75,26 +76,41 @@ static void take_figures(figures *f, const hd_event *e) {
     if (!f->first_ns) f->first_ns = f->end_ns;
 }
 
-/* Streams the answer; with --json it is collected instead and printed as one object. */
-static bool follow(hd_engine *engine, const settings *set, figures *f, char **collected) {
+/* The answer's text: reasoning, the mark that ends it where there was any, content. */
+typedef struct transcript {
+    bool streams, reasoning; /* to stdout as it comes; inside the reasoning */
+    hd_bytes text;
+} transcript;
+
+static bool say(transcript *t, const char *text, size_t n) {
+    if (t->streams) fwrite(text, 1, n, stdout);
+    return hd_bytes_append(&t->text, text, n, NULL) == HD_OK;
+}
+
+static bool take_parts(transcript *t, const hd_event *e) {
+    static const char end_mark[] = "</think>";
+    bool ok = true;
+    for (size_t i = 0; i < e->n_parts && ok; i++) {
+        const hd_part *p = &e->parts[i];
+        if (p->kind != HD_PART_REASONING && p->kind != HD_PART_CONTENT) continue;
+        if (t->reasoning && p->kind == HD_PART_CONTENT)
+            ok = say(t, end_mark, sizeof end_mark - 1);
+        t->reasoning = p->kind == HD_PART_REASONING;
+        ok = ok && say(t, p->text, p->n);
+    }
+    if (t->streams) fflush(stdout);
+    return ok;
+}
+
+static hd_status follow(hd_engine *engine, figures *f, transcript *t, hd_err *err) {
     hd_event e;
-    size_t n = 0;
     while (hd_engine_poll(engine, &e, -1)) {
         take_figures(f, &e);
-        if (set->json) {
-            char *grown = realloc(*collected, n + e.n_text + 1);
-            if (!grown) return false;
-            *collected = grown;
-            memcpy(grown + n, e.text, e.n_text);
-            n += e.n_text;
-            grown[n] = '\0';
-        } else {
-            fwrite(e.text, 1, e.n_text, stdout);
-            fflush(stdout);
-        }
-        if (e.end != HD_END_NOT) return e.end != HD_END_FAILED;
+        if (!take_parts(t, &e)) return HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
+        if (e.end == HD_END_FAILED) return HD_FAIL(err, HD_EDEVICE, "%s", e.why);
+        if (e.last) return HD_OK;
     }
-    return false;
+    return HD_FAIL(err, HD_EDEVICE, "the engine stopped");
 }
 
 static double seconds(int64_t ns) {
@@ -112,13 +128,13 @@ static void print_figures(const figures *f) {
     fprintf(stderr, "; %s\n", end_name(f->end));
 }
 
-static void print_json(const figures *f, const char *text) {
-    json_t *o = json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:f}", "text",
-                          text ? text : "", "finish", end_name(f->end), "prompt_tokens",
-                          f->prompt_tokens, "cached_tokens", f->cached_tokens, "output_tokens",
-                          f->output_tokens, "drafted", f->drafted, "accepted", f->accepted,
-                          "first_token_seconds", seconds(f->first_ns - f->start_ns), "seconds",
-                          seconds(f->end_ns - f->start_ns));
+static void print_json(const figures *f, const hd_bytes *text) {
+    json_t *o = json_pack(
+        "{s:s%, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:f}", "text", text->n ? text->data : "",
+        text->n, "finish", end_name(f->end), "prompt_tokens", f->prompt_tokens, "cached_tokens",
+        f->cached_tokens, "output_tokens", f->output_tokens, "drafted", f->drafted, "accepted",
+        f->accepted, "first_token_seconds", seconds(f->first_ns - f->start_ns), "seconds",
+        seconds(f->end_ns - f->start_ns));
     char *dump = json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII);
     puts(dump ? dump : "{}");
     free(dump);
@@ -155,18 +171,19 @@ static hd_status generate(const settings *set, const char *prompt, hd_err *err) 
                              .seed = (uint64_t)set->seed,
                              .stop = &set->stop,
                              .n_stop = set->stop != NULL};
-    char *collected = NULL;
+    transcript t = {.streams = !set->json};
     hd_status st = HD_OK;
     if (!hd_engine_submit(engine, &g, NULL, why, sizeof why)) {
         st = HD_FAIL(err, HD_EINVAL, "%s", why);
-    } else if (!follow(engine, set, &f, &collected)) {
-        st = HD_FAIL(err, HD_EDEVICE, "the computation failed");
-    } else if (set->json) {
-        print_json(&f, collected);
-    } else if (!set->quiet) {
+    } else {
+        st = follow(engine, &f, &t, err);
+    }
+    if (st == HD_OK && set->json) {
+        print_json(&f, &t.text);
+    } else if (st == HD_OK && !set->quiet) {
         print_figures(&f);
     }
-    free(collected);
+    hd_bytes_deinit(&t.text);
     free(messages);
     hd_engine_close(engine);
     return st;

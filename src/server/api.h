@@ -31,11 +31,14 @@ typedef struct api_context {
     int64_t created;        /* Unix seconds, when the server started */
     api_limits limits;
     /* Observers, from any thread. on_token: between one event of an answer and the next. */
-    void (*on_submit)(void *server, uint64_t id, const http_call *c, const hd_generation *g);
+    void (*on_submit)(void *server, uint64_t id, http_call *c, const hd_generation *g);
     void (*on_token)(void *server, int32_t n_tokens, int64_t since_last_ns);
     void (*on_end)(void *server, const api_outcome *outcome);
     void (*on_unknown_field)(void *server, const char *endpoint, const char *field);
+    void (*on_rid)(void *server, uint64_t id, const char *rid); /* after on_submit, where the
+                                                                   body names the request */
     void *server;
+    struct api_store *store; /* of /v1/responses, see api_store.h; NULL: nothing is kept */
 } api_context;
 
 /* The routes of this room; their handlers expect an api_context * as the server argument. */

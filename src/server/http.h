@@ -22,6 +22,7 @@ const char *http_header(const http_call *c, const char *name); /* NULL: absent *
 const char *http_query(const http_call *c, const char *name);  /* decoded; NULL: absent */
 const char *http_body(const http_call *c, size_t *n); /* NUL-terminated; may hold NULs */
 const char *http_request_id(const http_call *c); /* the client's X-Request-Id, or one of ours */
+void http_set_request_id(http_call *c, const char *id); /* by the body, in the handler */
 uint64_t http_salt(const http_call *c);    /* of the API key: keeps tenants' caches apart */
 int64_t http_start_ns(const http_call *c); /* when the headers were there */
 
