@@ -348,7 +348,6 @@ static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt 
     }
     atomic_store(&sub->id, id);
     if (job->ctx->on_submit) job->ctx->on_submit(job->ctx->server, id, job->call, &g);
-    if (job->ctx->on_rid && r->names_itself) job->ctx->on_rid(job->ctx->server, id, r->id);
     if (atomic_load(&job->gone)) hd_engine_cancel(job->ctx->engine, id);
     return true;
 }

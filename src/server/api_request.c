@@ -209,9 +209,8 @@ bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_
     *r = (api_request){.call = c, .ctx = ctx, .family = family, .shape = shape};
     set_defaults(r);
     if (!read_body(r) || !api_params_read(r, family, r->body, "")) return false;
-    const char *id = r->rid ? r->rid : r->request_id ? r->request_id : http_request_id(c);
-    snprintf(r->id, sizeof r->id, "%s", id);
-    r->names_itself = r->rid || r->request_id;
+    if (r->rid || r->request_id) http_set_request_id(c, r->rid ? r->rid : r->request_id);
+    snprintf(r->id, sizeof r->id, "%s", http_request_id(c));
     r->g.salt = add_salt(add_salt(http_salt(c), r->cache_salt), r->extra_key);
     return true;
 }

@@ -54,8 +54,7 @@ typedef struct api_request {
     hd_conversation conversation;
     bool has_conversation;
     api_wishes w;
-    char id[API_MAX_ID + 1]; /* the body's, or the call's */
-    bool names_itself;       /* it is the body's */
+    char id[API_MAX_ID + 1]; /* the call's */
 
     /* As the body has them; NULL, -1 where it is silent. */
     const char *model, *rid, *request_id, *cache_salt, *extra_key, *regex, *guided_regex, *task;
