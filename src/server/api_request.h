@@ -72,6 +72,7 @@ typedef struct api_request {
 bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_family *family,
                       http_shape shape);
 void api_request_close(api_request *r);
+bool api_request_name(api_request *r, const char *id, const char *param); /* as the body says */
 void api_request_send_refusal(api_request *r);
 
 /* False always, for: return api_refuse(...). Only the first refusal is kept. */
