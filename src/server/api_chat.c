@@ -8,21 +8,24 @@
 
 /* ---- parameters ---- */
 
-static const char *const efforts[] = {"none", "minimal", "low", "medium", "high",
-                                      "xhigh", "max", NULL};
+static const char *const efforts[] = {"none", "minimal", "low", "medium",
+                                      "high", "xhigh",   "max", NULL};
 static const char *const switches[] = {"enabled", "disabled", "adaptive", NULL};
-static const char *const tasks[] = {"action", "query", "authority", "domain", "title",
-                                    "read_url", NULL};
+static const char *const tasks[] = {"action", "query",    "authority", "domain",
+                                    "title",  "read_url", NULL};
 
+/* clang-format off */
 static const api_param thinking[] = {
     {"type", API_STRING, AT(thinking_type), .words = switches, .about = "on or off"},
     {"budget_tokens", API_INT, AT(g.max_reasoning), 1, INT32_MAX,
      .about = "tokens of reasoning at most"},
 };
+/* clang-format on */
 static const api_section thinking_section = API_SECTION(thinking);
 const api_family api_thinking_family = {
     .name = "Thinking", .sections = {&thinking_section}, .closed = true};
 
+/* clang-format off */
 static const api_param reasoning[] = {
     {"effort", API_STRING, AT(effort), .words = efforts, .about = "as reasoning_effort"},
     {"enabled", API_SWITCH, AT(g.thinking), .about = "on or off"},
@@ -31,20 +34,24 @@ static const api_param reasoning[] = {
     {"summary", API_NOTED, .about = "reasoning is given whole"},
     {"generate_summary", API_NOTED, .about = "reasoning is given whole"},
 };
+/* clang-format on */
 static const api_section reasoning_section = API_SECTION(reasoning);
 const api_family api_reasoning_options_family = {
     .name = "Reasoning", .sections = {&reasoning_section}, .closed = true};
 
+/* clang-format off */
 static const api_param template_options[] = {
     {"thinking", API_SWITCH, AT(g.thinking), .about = "on or off"},
     {"enable_thinking", API_SWITCH, AT(g.thinking), .about = "on or off"},
     {"reasoning_effort", API_STRING, AT(effort), .words = efforts,
      .about = "as reasoning_effort"},
 };
+/* clang-format on */
 static const api_section template_options_section = API_SECTION(template_options);
 static const api_family template_options_family = {
     .name = "ChatTemplateKwargs", .sections = {&template_options_section}, .closed = true};
 
+/* clang-format off */
 static const api_param conversation[] = {
     {"messages", API_ARRAY, AT(messages), .about = "the conversation"},
     {"tools", API_ARRAY, AT(tools), .about = "functions, at most 128"},
@@ -62,8 +69,10 @@ static const api_param conversation[] = {
      .about = "false only beside continue_final_message"},
     {"task", API_STRING, AT(task), .words = tasks, .about = "one-token answers of V4"},
 };
+/* clang-format on */
 const api_section api_conversation_section = API_SECTION(conversation);
 
+/* clang-format off */
 static const api_param chat[] = {
     {"max_completion_tokens", API_INT, AT(max_completion_tokens), 1, INT32_MAX,
      .about = "of each answer; default: what the context leaves"},
@@ -98,6 +107,7 @@ static const api_param chat[] = {
     {"functions", API_REFUSED, .about = "use tools"},
     {"function_call", API_REFUSED, .about = "use tool_choice"},
 };
+/* clang-format on */
 
 static const api_section chat_section = API_SECTION(chat);
 static const char *const required[] = {"messages", NULL};
@@ -106,7 +116,8 @@ const api_family api_chat_family = {
     .endpoint = "/v1/chat/completions",
     .required = required,
     .sections = {&chat_section, &api_conversation_section, &api_openai_section,
-                 &api_sampling_section, &api_identity_section, &api_absent_section}};
+                 &api_sampling_section, &api_identity_section, &api_absent_section}
+};
 
 /* ---- log-probabilities ---- */
 
@@ -124,7 +135,7 @@ static void put_token(api_text *out, const api_job *job, int32_t token, float lo
     api_puts(out, "]");
 }
 
-static void chat_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
+void api_chat_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
     api_text *out = &c->logprobs;
     if (out->n > 0) api_puts(out, ",");
     put_token(out, job, e->tokens[i], e->logprobs[i]);
@@ -192,19 +203,26 @@ static void put_call_delta(api_job *job, const api_choice *c, const api_piece *p
                   "'function':{'name':%.*s,'arguments':''}}]",
                   p->call, id, (int)p->n, api_piece_text(c, p));
     } else {
-        api_write(&job->out, "'tool_calls':[{'index':%d,'function':{'arguments':%.*s}}]", p->call,
-                  (int)p->n, api_piece_text(c, p));
+        api_write(&job->out, "'tool_calls':[{'index':%d,'function':{'arguments':%.*s}}]",
+                  p->call, (int)p->n, api_piece_text(c, p));
     }
 }
 
 static void put_delta(api_job *job, const api_choice *c, const api_piece *p) {
     switch (p->kind) {
-    case HD_PART_REASONING: put_text_delta(job, c, p, "reasoning_content"); break;
-    case HD_PART_CONTENT: put_text_delta(job, c, p, "content"); break;
+    case HD_PART_REASONING:
+        put_text_delta(job, c, p, "reasoning_content");
+        break;
+    case HD_PART_CONTENT:
+        put_text_delta(job, c, p, "content");
+        break;
     case HD_PART_CALL:
-    case HD_PART_ARGUMENTS: put_call_delta(job, c, p); break;
+    case HD_PART_ARGUMENTS:
+        put_call_delta(job, c, p);
+        break;
     case HD_PART_CALL_END:
-    case HD_PART_NOTE: break;
+    case HD_PART_NOTE:
+        break;
     }
 }
 
@@ -314,7 +332,7 @@ static const api_format chat_format = {.endpoint = "/v1/chat/completions",
                                        .object = "chat.completion",
                                        .chunk_object = "chat.completion.chunk",
                                        .shape = HTTP_OPENAI,
-                                       .logprob = chat_logprob,
+                                       .logprob = api_chat_logprob,
                                        .chunk = chat_chunk,
                                        .finish = chat_finish,
                                        .end = api_openai_end,
@@ -325,7 +343,8 @@ static const api_format chat_format = {.endpoint = "/v1/chat/completions",
 
 static bool take_logprobs(api_request *r) {
     if (r->top_logprobs >= 0 && !r->w.logprobs) {
-        return api_refuse(r, "invalid_value", "top_logprobs", "top_logprobs wants logprobs: true");
+        return api_refuse(r, "invalid_value", "top_logprobs",
+                          "top_logprobs wants logprobs: true");
     }
     r->g.top_logprobs = r->top_logprobs > 0 ? r->top_logprobs : 0;
     return true;

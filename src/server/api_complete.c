@@ -8,6 +8,7 @@
 
 #define AT(field) offsetof(api_request, field)
 
+/* clang-format off */
 static const api_param completion[] = {
     {"prompt", API_ANY, AT(prompt), .about = "a text, texts, token ids or lists of these"},
     {"max_tokens", API_INT, AT(max_tokens), 0, INT32_MAX,
@@ -21,6 +22,7 @@ static const api_param completion[] = {
      .about = "special tokens spelled in the prompt become their ids"},
     {"suffix", API_REFUSED, .about = "nothing is filled in between"},
 };
+/* clang-format on */
 static const api_section completion_section = API_SECTION(completion);
 static const char *const required[] = {"prompt", NULL};
 const api_family api_complete_family = {
@@ -28,7 +30,8 @@ const api_family api_complete_family = {
     .endpoint = "/v1/completions",
     .required = required,
     .sections = {&completion_section, &api_openai_section, &api_sampling_section,
-                 &api_identity_section, &api_absent_section}};
+                 &api_identity_section, &api_absent_section}
+};
 
 /* What echo repeats of the prompts. */
 typedef struct echoed_prompt {

@@ -7,12 +7,15 @@
 
 const char *api_finish_reason(const api_choice *c) {
     switch (c->end) {
-    case HD_END_STOP: return c->n_calls > 0 ? "tool_calls" : "stop";
-    case HD_END_LENGTH: return "length";
+    case HD_END_STOP:
+        return c->n_calls > 0 ? "tool_calls" : "stop";
+    case HD_END_LENGTH:
+        return "length";
     case HD_END_NOT:
     case HD_END_CANCELLED:
     case HD_END_TIMEOUT:
-    case HD_END_FAILED: return "abort";
+    case HD_END_FAILED:
+        return "abort";
     }
     return "abort";
 }
@@ -141,17 +144,21 @@ void api_close_block(api_job *job, api_choice *c, const api_block_writer *w) {
 static void open_block(api_job *job, api_choice *c, const api_block_writer *w,
                        const api_piece *p) {
     api_close_block(job, c, w);
-    w->open(job, c, p);
     c->open_block = (int32_t)p->kind + 1;
     c->n_blocks++;
+    w->open(job, c, p);
 }
 
 void api_walk_blocks(api_job *job, api_choice *c, const api_block_writer *w) {
     for (size_t i = 0; i < c->n_pieces; i++) {
         const api_piece *p = &c->pieces[i];
         switch (p->kind) {
-        case HD_PART_CALL: open_block(job, c, w, p); break;
-        case HD_PART_ARGUMENTS: w->delta(job, c, p); break;
+        case HD_PART_CALL:
+            open_block(job, c, w, p);
+            break;
+        case HD_PART_ARGUMENTS:
+            w->delta(job, c, p);
+            break;
         case HD_PART_CALL_END:
             w->close(job, c, HD_PART_CALL, p->whole);
             c->open_block = 0;
@@ -161,7 +168,8 @@ void api_walk_blocks(api_job *job, api_choice *c, const api_block_writer *w) {
             if (c->open_block != (int32_t)p->kind + 1) open_block(job, c, w, p);
             w->delta(job, c, p);
             break;
-        case HD_PART_NOTE: break;
+        case HD_PART_NOTE:
+            break;
         }
     }
 }

@@ -9,6 +9,7 @@
 
 #define AT(field) offsetof(api_request, field)
 
+/* clang-format off */
 static const api_param native_sampling[] = {
     {"max_new_tokens", API_INT, AT(max_tokens), 0, INT32_MAX,
      .about = "128 by default; 0 computes the prompt only"},
@@ -18,16 +19,19 @@ static const api_param native_sampling[] = {
     {"stream_interval", API_INT, AT(w.stream_interval), 1, 1 << 20,
      .about = "tokens per event after the first"},
 };
+/* clang-format on */
 static const api_section native_sampling_section = API_SECTION(native_sampling);
 static const api_family native_sampling_family = {
     .name = "SamplingParams",
     .endpoint = "/generate",
-    .sections = {&native_sampling_section, &api_sampling_section, &api_absent_section}};
+    .sections = {&native_sampling_section, &api_sampling_section, &api_absent_section}
+};
 
+/* clang-format off */
 static const api_param native[] = {
     {"text", API_TEXTS, AT(text), .about = "a prompt or prompts"},
     {"input_ids", API_ARRAY, AT(input_ids), .about = "the same as token ids"},
-    {"sampling_params", API_ANY, AT(sampling), .nested = &native_sampling_family,
+    {"sampling_params", API_ONE_OR_MANY, AT(sampling), .nested = &native_sampling_family,
      .about = "an object, or one for each prompt"},
     {"rid", API_TEXTS, AT(rids), .about = "the request's id, or one for each prompt"},
     {"stream", API_BOOL, AT(w.stream), .about = "events, each with all that came so far"},
@@ -51,11 +55,13 @@ static const api_param native[] = {
     {"return_sampling_mask", API_REFUSED, .about = "masks are not given out"},
     {"return_flat_raw_top_logprobs", API_REFUSED, .about = "lists are nested"},
 };
+/* clang-format on */
 static const api_section native_section = API_SECTION(native);
 const api_family api_generate_family = {
     .name = "GenerateRequest",
     .endpoint = "/generate",
-    .sections = {&native_section, &api_identity_section, &api_absent_section}};
+    .sections = {&native_section, &api_identity_section, &api_absent_section}
+};
 
 /* ---- log-probabilities ---- */
 
@@ -125,13 +131,17 @@ static void native_deinit(void *state) {
 
 static void put_finish(api_text *out, const api_choice *c) {
     switch (c->end) {
-    case HD_END_NOT: api_puts(out, "null"); break;
+    case HD_END_NOT:
+        api_puts(out, "null");
+        break;
     case HD_END_STOP:
         api_write(out, "{'type':'stop','matched':");
         api_put_matched_stop(out, c);
         api_puts(out, "}");
         break;
-    case HD_END_LENGTH: api_write(out, "{'type':'length','length':%d}", c->output_tokens); break;
+    case HD_END_LENGTH:
+        api_write(out, "{'type':'length','length':%d}", c->output_tokens);
+        break;
     case HD_END_CANCELLED:
     case HD_END_TIMEOUT:
     case HD_END_FAILED:
@@ -179,7 +189,8 @@ static void put_answer(api_job *job, const api_choice *c, bool with_index) {
               "'num_retractions':%d,'weight_version':'default','e2e_latency':%g",
               c->prompt_tokens, c->output_tokens, c->cached_tokens, c->reasoning_tokens,
               c->retracted, (double)(hd_now_ns() - http_start_ns(job->call)) * 1e-9);
-    api_write(out, ",'spec_draft_tokens':%d,'spec_accepted_tokens':%d", c->drafted, c->accepted);
+    api_write(out, ",'spec_draft_tokens':%d,'spec_accepted_tokens':%d", c->drafted,
+              c->accepted);
     if (job->w.prompt_ids) api_put_list(out, "prompt_token_ids", &p->ids);
     if (job->w.logprobs) put_scores(out, job, c, p);
     api_puts(out, "}");
@@ -281,21 +292,23 @@ static bool take_scores(api_request *r) {
     return true;
 }
 
-static bool name_prompt(api_request *r, native_prompt *p, int32_t i, int32_t n) {
+/* A list names each prompt; one name is the call's, and with several prompts a prefix. */
+static bool name_prompts(api_request *r, native_state *s) {
     const bool many = json_is_array(r->rids);
-    const json_t *given = many ? json_array_get(r->rids, (size_t)i) : r->rids;
-    const char *id = given ? json_string_value(given) : r->id;
-    if (many && json_array_size(r->rids) != (size_t)n) {
+    if (many && json_array_size(r->rids) != (size_t)s->n) {
         return api_refuse(r, "invalid_value", "rid", "rid has %zu ids for %d prompts",
-                          json_array_size(r->rids), n);
+                          json_array_size(r->rids), s->n);
     }
-    if (given && (json_string_length(given) > API_MAX_ID || strlen(id) < 1)) {
-        return api_refuse(r, "invalid_value", "rid", "rid must have 1 to %d bytes", API_MAX_ID);
-    }
-    if (many || n == 1) {
-        snprintf(p->id, sizeof p->id, "%s", id);
-    } else {
-        snprintf(p->id, sizeof p->id, "%s_%d", id, i);
+    for (int32_t i = 0; i < s->n; i++) {
+        const json_t *given = many ? json_array_get(r->rids, (size_t)i) : r->rids;
+        char *id = s->prompts[i].id;
+        const size_t size = sizeof s->prompts[i].id;
+        if (given && !api_request_name(r, json_string_value(given), "rid")) return false;
+        if (many || s->n == 1) {
+            snprintf(id, size, "%s", r->id);
+        } else {
+            snprintf(id, size, "%s_%d", r->id, i);
+        }
     }
     return true;
 }
@@ -303,8 +316,8 @@ static bool name_prompt(api_request *r, native_prompt *p, int32_t i, int32_t n) 
 static bool make_state(api_request *r, const api_prompt *prompts, int32_t n,
                        native_state **out) {
     const json_t *given = r->text ? r->text : r->input_ids;
-    const bool batch = json_is_array(json_array_get(given, 0)) ||
-                       json_is_string(json_array_get(given, 0));
+    const bool batch =
+        json_is_array(json_array_get(given, 0)) || json_is_string(json_array_get(given, 0));
     native_state *s = calloc(1, sizeof *s + (size_t)n * sizeof(native_prompt));
     *out = s;
     if (!s) return api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for prompts");
@@ -314,9 +327,8 @@ static bool make_state(api_request *r, const api_prompt *prompts, int32_t n,
         native_prompt *p = &s->prompts[i];
         p->first_token = r->logprob_start == 0 ? prompts[i].tokens[0] : -1;
         if (r->w.prompt_ids) api_put_ids(&p->ids, prompts[i].tokens, prompts[i].n);
-        if (!name_prompt(r, p, i, n)) return false;
     }
-    return true;
+    return name_prompts(r, s);
 }
 
 static bool take_input(api_request *r, api_prompt **prompts, int32_t *n) {

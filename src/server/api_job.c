@@ -43,7 +43,7 @@ static void job_close(api_job *job) {
     if (job->format->deinit) job->format->deinit(job->state);
     for (int32_t i = 0; i < job->n_choices; i++) {
         api_choice *c = &job->choices[i];
-        api_text *texts[] = {&c->text, &c->ids,           &c->logprobs, &c->tops,
+        api_text *texts[] = {&c->text, &c->ids,           &c->logprobs,  &c->tops,
                              &c->kept, &c->prompt_scores, &c->stop_text, &c->item};
         for (size_t k = 0; k < HD_LEN(texts); k++) api_text_deinit(texts[k]);
         free(c->pieces);
@@ -243,14 +243,15 @@ static bool chunk_is_due(const api_job *job, const api_choice *c) {
 }
 
 static void stream(api_job *job, api_choice *c) {
+    const bool failed = c->end == HD_END_TIMEOUT || c->end == HD_END_FAILED;
     if (!c->opened && c->n_pending == 0 && c->end == HD_END_NOT) return;
+    if (failed && !job->began) return; /* the answer is an error, not a stream */
     if (chunk_is_due(job, c)) {
         begin_stream(job);
         job->format->chunk(job, c);
         c->opened = true;
         forget_pending(job, c);
     }
-    const bool failed = c->end == HD_END_TIMEOUT || c->end == HD_END_FAILED;
     if (c->end != HD_END_NOT && !failed) {
         begin_stream(job);
         job->format->finish(job, c);

@@ -123,6 +123,7 @@ api_totals api_job_totals(const api_job *job);
 
 bool api_render_ids(api_request *r, hd_ids *ids); /* of the conversation */
 void api_put_ids(api_text *out, const int32_t *ids, size_t n);
+void api_chat_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i);
 void api_openai_end(api_job *job);
 void api_openai_fail(api_job *job);
 

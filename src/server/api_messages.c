@@ -11,14 +11,17 @@
 
 static const char *const efforts[] = {"low", "medium", "high", "xhigh", "max", NULL};
 
+/* clang-format off */
 static const api_param output[] = {
     {"effort", API_STRING, AT(effort), .words = efforts, .about = "of thinking"},
     {"format", API_OBJECT, AT(response_format), .about = "a JSON schema"},
 };
+/* clang-format on */
 static const api_section output_section = API_SECTION(output);
 static const api_family output_family = {
     .name = "OutputConfig", .sections = {&output_section}, .closed = true};
 
+/* clang-format off */
 static const api_param messages[] = {
     {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
     {"messages", API_ARRAY, AT(messages), .about = "the conversation"},
@@ -43,18 +46,21 @@ static const api_param messages[] = {
     {"container", API_REFUSED, .about = "nothing is run"},
     {"mcp_servers", API_REFUSED, .about = "nothing is connected to"},
 };
+/* clang-format on */
 static const api_section messages_section = API_SECTION(messages);
 static const char *const required[] = {"messages", NULL};
 const api_family api_messages_family = {
     .name = "MessagesRequest",
     .endpoint = "/v1/messages",
     .required = required,
-    .sections = {&messages_section, &api_identity_section, &api_absent_section}};
+    .sections = {&messages_section, &api_identity_section, &api_absent_section}
+};
 const api_family api_count_family = {
     .name = "CountTokensRequest",
     .endpoint = "/v1/messages/count_tokens",
     .required = required,
-    .sections = {&messages_section, &api_identity_section, &api_absent_section}};
+    .sections = {&messages_section, &api_identity_section, &api_absent_section}
+};
 
 /* ---- blocks ---- */
 
@@ -95,7 +101,7 @@ static void open_block(api_job *job, api_choice *c, const api_piece *p) {
         return;
     }
     begin_event(job, "content_block_start");
-    api_write(&job->out, ",'index':%d,'content_block':", c->n_blocks);
+    api_write(&job->out, ",'index':%d,'content_block':", c->n_blocks - 1);
     put_block_head(&job->out, job, c, p);
     api_puts(&job->out, p->kind == HD_PART_CALL ? "{}" : "\"");
     if (p->kind == HD_PART_REASONING) api_write(&job->out, ",'signature':''");
@@ -150,11 +156,14 @@ static const char *stop_reason(const api_choice *c) {
     switch (c->end) {
     case HD_END_STOP:
         return c->n_calls > 0 ? "tool_use" : c->stop_text.n > 0 ? "stop_sequence" : "end_turn";
-    case HD_END_LENGTH: return "max_tokens";
-    case HD_END_NOT: return NULL;
+    case HD_END_LENGTH:
+        return "max_tokens";
+    case HD_END_NOT:
+        return NULL;
     case HD_END_CANCELLED:
     case HD_END_TIMEOUT:
-    case HD_END_FAILED: return "pause_turn";
+    case HD_END_FAILED:
+        return "pause_turn";
     }
     return NULL;
 }

@@ -8,7 +8,7 @@
 
 #include "server/api_request.h"
 
-enum { MAX_KEYS = 256, MAX_KEY_BYTES = 256, MAX_STRING_BYTES = 4096 };
+enum { MAX_KEYS = 256, MAX_KEY_BYTES = 256 };
 
 #define AT(field) offsetof(api_request, field)
 
@@ -28,15 +28,17 @@ static bool refuse(const reading *k, const char *what) {
     return api_refuse(k->r, "invalid_value", k->name, "%s %s", k->name, what);
 }
 
-static double highest(const reading *k, double otherwise) {
-    const api_param *p = k->p;
-    if (p->limit) {
-        return *(const int32_t *)(const void *)((const char *)&k->r->ctx->limits + p->limit - 1);
-    }
-    return p->low == 0 && p->high == 0 ? otherwise : p->high;
+bool api_param_range(const api_param *p, const api_limits *limits, double *low, double *high) {
+    const bool open = p->low == 0 && p->high == 0 && !p->limit;
+    *low = open ? INT32_MIN : p->low;
+    *high = open ? INT32_MAX : p->high;
+    if (p->limit) *high = *(const int32_t *)(const void *)((const char *)limits + p->limit - 1);
+    return !open;
 }
 
-static bool check_range(const reading *k, double v, double low, double high) {
+static bool check_range(const reading *k, double v) {
+    double low, high;
+    api_param_range(k->p, &k->r->ctx->limits, &low, &high);
     if (v >= low && v <= high) return true;
     return api_refuse(k->r, "invalid_value", k->name, "%s is %.10g; must be %.10g to %.10g",
                       k->name, v, low, high);
@@ -61,8 +63,7 @@ static bool read_integer(const reading *k, const json_t *v) {
         *(int64_t *)place(k) = n;
         return true;
     }
-    const double low = k->p->low == 0 && k->p->high == 0 ? INT32_MIN : k->p->low;
-    if (!check_range(k, (double)n, low, highest(k, INT32_MAX))) return false;
+    if (!check_range(k, (double)n)) return false;
     *(int32_t *)place(k) = (int32_t)n;
     return true;
 }
@@ -70,7 +71,7 @@ static bool read_integer(const reading *k, const json_t *v) {
 static bool read_number(const reading *k, const json_t *v) {
     if (!json_is_number(v)) return refuse(k, "must be a number");
     const double d = json_number_value(v);
-    if (!check_range(k, d, k->p->low, highest(k, 1e30))) return false;
+    if (!check_range(k, d)) return false;
     *(float *)place(k) = (float)d;
     return true;
 }
@@ -79,7 +80,7 @@ static bool read_string(const reading *k, const json_t *v) {
     if (!json_is_string(v) || hd_chat_is_number(v)) return refuse(k, "must be a string");
     const char *s = json_string_value(v);
     const size_t n = json_string_length(v);
-    const size_t most = k->p->high > 0 ? (size_t)k->p->high : MAX_STRING_BYTES;
+    const size_t most = k->p->high > 0 ? (size_t)k->p->high : API_MAX_STRING;
     if (strlen(s) != n) return refuse(k, "must not hold U+0000");
     if (n > most) {
         return api_refuse(k->r, "string_above_max_length", k->name,
@@ -155,20 +156,35 @@ static bool read_param(const reading *k, json_t *v) {
     switch (k->p->kind) {
     case API_BOOL:
     case API_BOOL_NOT:
-    case API_SWITCH: return read_bool(k, v);
+    case API_SWITCH:
+        return read_bool(k, v);
     case API_INT:
-    case API_LONG: return read_integer(k, v);
-    case API_NUMBER: return read_number(k, v);
-    case API_STRING: return read_string(k, v);
-    case API_OBJECT: return read_json(k, v, json_is_object(v), "must be an object");
-    case API_ARRAY: return read_json(k, v, json_is_array(v), "must be an array");
-    case API_TEXTS: return read_texts(k, v);
-    case API_INTS: return read_ints(k, v);
-    case API_ANY: return read_json(k, v, true, "");
-    case API_NESTED: return read_nested(k, v);
-    case API_NOTED: return true;
+    case API_LONG:
+        return read_integer(k, v);
+    case API_NUMBER:
+        return read_number(k, v);
+    case API_STRING:
+        return read_string(k, v);
+    case API_OBJECT:
+        return read_json(k, v, json_is_object(v), "must be an object");
+    case API_ARRAY:
+        return read_json(k, v, json_is_array(v), "must be an array");
+    case API_TEXTS:
+        return read_texts(k, v);
+    case API_INTS:
+        return read_ints(k, v);
+    case API_ONE_OR_MANY:
+        return read_json(k, v, json_is_object(v) || json_is_array(v),
+                         "must be an object or an array of objects");
+    case API_ANY:
+        return read_json(k, v, true, "");
+    case API_NESTED:
+        return read_nested(k, v);
+    case API_NOTED:
+        return true;
     case API_ONLY:
-    case API_REFUSED: return read_refused(k, v);
+    case API_REFUSED:
+        return read_refused(k, v);
     }
     return true;
 }
@@ -211,8 +227,9 @@ bool api_params_read(api_request *r, const api_family *family, json_t *object,
     json_object_foreach(object, name, value) {
         reading k = {.r = r, .p = api_params_find(family, name)};
         if (strlen(name) > MAX_KEY_BYTES) {
-            return api_refuse(r, "key_too_long", NULL, "a member's name has %zu bytes; at most %d",
-                              strlen(name), MAX_KEY_BYTES);
+            return api_refuse(r, "key_too_long", NULL,
+                              "a member's name has %zu bytes; at most %d", strlen(name),
+                              MAX_KEY_BYTES);
         }
         snprintf(k.name, sizeof k.name, "%.240s%.256s", path, name);
         if (!k.p && family->closed) return refuse(&k, "is not known");
@@ -226,17 +243,20 @@ bool api_params_read(api_request *r, const api_family *family, json_t *object,
 
 /* ---- shared tables ---- */
 
+/* clang-format off */
 static const api_param stream_options[] = {
     {"include_usage", API_BOOL, AT(w.include_usage), .about = "a last chunk with the usage"},
     {"continuous_usage_stats", API_BOOL, AT(w.continuous_usage),
      .about = "the usage so far in every chunk"},
     {"include_obfuscation", API_ONLY, .about = "chunks are not padded"},
 };
+/* clang-format on */
 
 static const api_section stream_options_section = API_SECTION(stream_options);
 static const api_family stream_options_family = {
     .name = "StreamOptions", .sections = {&stream_options_section}, .closed = true};
 
+/* clang-format off */
 static const api_param structured[] = {
     {"json", API_ANY, AT(guided_json), .about = "a JSON schema, as an object or as text"},
     {"regex", API_STRING, AT(guided_regex), .about = "the whole answer matches it"},
@@ -247,11 +267,13 @@ static const api_param structured[] = {
     {"disable_any_whitespace", API_NOTED, .about = "JSON is compact always"},
     {"disable_fallback", API_NOTED, .about = "there is one engine for grammars"},
 };
+/* clang-format on */
 
 static const api_section structured_section = API_SECTION(structured);
 static const api_family structured_family = {
     .name = "StructuredOutputs", .sections = {&structured_section}, .closed = true};
 
+/* clang-format off */
 static const api_param sampling[] = {
     {"temperature", API_NUMBER, AT(g.temperature), 0, 2, .about = "0 is greedy"},
     {"top_p", API_NUMBER, AT(g.top_p), 1e-6, 1, .about = "nucleus"},
@@ -279,8 +301,10 @@ static const api_param sampling[] = {
     {"ebnf", API_REFUSED, .about = "use regex or a JSON schema"},
     {"structural_tag", API_REFUSED, .about = "use response_format"},
 };
+/* clang-format on */
 const api_section api_sampling_section = API_SECTION(sampling);
 
+/* clang-format off */
 static const api_param openai[] = {
     {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
     {"user", API_NOTED, .about = "who asks does not matter"},
@@ -306,8 +330,10 @@ static const api_param openai[] = {
     {"vllm_xargs", API_NOTED, .about = "for extensions, which there are none of"},
     {"watermarking", API_NOTED, .about = "there is none"},
 };
+/* clang-format on */
 const api_section api_openai_section = API_SECTION(openai);
 
+/* clang-format off */
 static const api_param identity[] = {
     {"rid", API_STRING, AT(rid), .high = API_MAX_ID, .about = "the request's id"},
     {"request_id", API_STRING, AT(request_id), .high = API_MAX_ID, .about = "as rid"},
@@ -325,8 +351,10 @@ static const api_param identity[] = {
     {"relaxed_delta", API_NUMBER, AT(g.relaxed_delta), 0, 1,
      .about = "and at most this less probable than the first; 0: strict"},
 };
+/* clang-format on */
 const api_section api_identity_section = API_SECTION(identity);
 
+/* clang-format off */
 static const api_param absent[] = {
     {"best_of", API_REFUSED, .about = "use n"},
     {"use_beam_search", API_REFUSED, .about = "answers are sampled"},
@@ -357,4 +385,5 @@ static const api_param absent[] = {
     {"data_parallel_rank", API_REFUSED, .about = "there is one rank"},
     {"disagg_prefill_dp_rank", API_REFUSED, .about = "there is one rank"},
 };
+/* clang-format on */
 const api_section api_absent_section = API_SECTION(absent);

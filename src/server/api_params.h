@@ -25,10 +25,11 @@ typedef enum api_kind {
     API_TEXTS, /* a string or an array of strings */
     API_INTS,  /* an array of integers */
     API_ANY,
-    API_NESTED, /* an object with a table of its own */
-    API_NOTED,  /* accepted; it changes nothing here */
-    API_ONLY,   /* accepted as true where low is 1, as false where it is 0; else refused */
-    API_REFUSED /* unless null or false */
+    API_NESTED,      /* an object with a table of its own */
+    API_ONE_OR_MANY, /* such an object, or an array of them: a json_t *, read by the endpoint */
+    API_NOTED,       /* accepted; it changes nothing here */
+    API_ONLY,        /* accepted as true where low is 1, as false where it is 0; else refused */
+    API_REFUSED      /* unless null or false */
 } api_kind;
 
 typedef struct api_family api_family;
@@ -44,7 +45,7 @@ typedef struct api_param {
     const api_family *nested; /* of API_NESTED */
 } api_param;
 
-enum { API_MAX_SECTIONS = 6 };
+enum { API_MAX_SECTIONS = 6, API_MAX_STRING = 4096 /* bytes, where a table has no bound */ };
 
 typedef struct api_section {
     const api_param *params;
@@ -71,7 +72,11 @@ extern const api_section api_conversation_section; /* messages, tools, thinking 
 extern const api_family api_thinking_family, api_reasoning_options_family;
 
 struct api_request;
+struct api_limits;
 
+/* Of a number; false: as far as its type goes. */
+bool api_param_range(const api_param *p, const struct api_limits *limits, double *low,
+                     double *high);
 const api_param *api_params_find(const api_family *family, const char *name);
 
 /* Reads every member of object. False: refused. path is "" or "sampling_params." */

@@ -20,13 +20,13 @@ const char *api_error_type(http_shape shape, int status) {
         int status;
         const char *openai, *anthropic;
     } types[] = {
-        {404, "not_found_error",     "not_found_error"  },
-        {408, "timeout_error",       "api_error"        },
+        {404, "not_found_error",       "not_found_error"  },
+        {408, "timeout_error",         "api_error"        },
         {413, "invalid_request_error", "request_too_large"},
-        {429, "rate_limit_error",    "rate_limit_error" },
-        {500, "server_error",        "api_error"        },
-        {501, "not_supported_error", "not_found_error"  },
-        {503, "overloaded_error",    "overloaded_error" },
+        {429, "rate_limit_error",      "rate_limit_error" },
+        {500, "server_error",          "api_error"        },
+        {501, "not_supported_error",   "not_found_error"  },
+        {503, "overloaded_error",      "overloaded_error" },
     };
     for (size_t i = 0; i < HD_LEN(types); i++) {
         if (types[i].status != status) continue;
@@ -71,10 +71,9 @@ static size_t field_bytes(const char *message) {
 
 /* Grammars begin their sentences with a word for machines. */
 static const char *grammar_code(const char *message) {
-    static const char *const codes[] = {"schema_too_complex", "schema_too_deep",
-                                        "schema_cycle",       "unsatisfiable",
-                                        "invalid_schema",     "unsupported_schema",
-                                        "invalid_pattern",    "unsupported_pattern"};
+    static const char *const codes[] = {
+        "schema_too_complex", "schema_too_deep",    "schema_cycle",    "unsatisfiable",
+        "invalid_schema",     "unsupported_schema", "invalid_pattern", "unsupported_pattern"};
     for (size_t i = 0; i < HD_LEN(codes); i++) {
         const size_t n = strlen(codes[i]);
         if (strncmp(message, codes[i], n) == 0 && message[n] == ':') return codes[i];
@@ -205,13 +204,28 @@ static void set_defaults(api_request *r) {
     r->store = true;
 }
 
+bool api_request_name(api_request *r, const char *id, const char *param) {
+    const size_t n = strlen(id);
+    for (size_t i = 0; i < n || n == 0; i++) {
+        if (n > 0 && n <= API_MAX_ID && id[i] > ' ' && id[i] <= '~') continue;
+        return api_refuse(r, "invalid_value", param,
+                          "%s must have 1 to %d bytes, printable ones of ASCII", param, API_MAX_ID);
+    }
+    http_set_request_id(r->call, id);
+    snprintf(r->id, sizeof r->id, "%s", id);
+    return true;
+}
+
 bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_family *family,
                       http_shape shape) {
     *r = (api_request){.call = c, .ctx = ctx, .family = family, .shape = shape};
     set_defaults(r);
     if (!read_body(r) || !api_params_read(r, family, r->body, "")) return false;
-    const char *id = r->rid ? r->rid : r->request_id ? r->request_id : http_request_id(c);
-    snprintf(r->id, sizeof r->id, "%s", id);
+    snprintf(r->id, sizeof r->id, "%s", http_request_id(c));
+    if (r->rid && !api_request_name(r, r->rid, "rid")) return false;
+    if (!r->rid && r->request_id && !api_request_name(r, r->request_id, "request_id")) {
+        return false;
+    }
     r->g.salt = add_salt(add_salt(http_salt(c), r->cache_salt), r->extra_key);
     return true;
 }

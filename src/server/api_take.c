@@ -61,7 +61,8 @@ static bool take_stop_ids(api_request *r) {
                           "stop_token_ids has %zu ids; at most %d",
                           json_array_size(r->stop_ids), MAX_STOP_IDS);
     }
-    if (!api_take_ids(r, r->stop_ids, "stop_token_ids", &ids, &r->g.n_stop_tokens)) return false;
+    if (!api_take_ids(r, r->stop_ids, "stop_token_ids", &ids, &r->g.n_stop_tokens))
+        return false;
     r->g.stop_tokens = ids;
     return true;
 }
@@ -82,8 +83,8 @@ static bool take_bias(api_request *r) {
     const char *key;
     json_t *value;
     if (n > MAX_BIAS) {
-        return api_refuse(r, "invalid_value", "logit_bias", "logit_bias has %zu tokens; at most %d",
-                          n, MAX_BIAS);
+        return api_refuse(r, "invalid_value", "logit_bias",
+                          "logit_bias has %zu tokens; at most %d", n, MAX_BIAS);
     }
     hd_engine_bias *list = api_keep(r, n, sizeof *list);
     if (!list) return false;
@@ -136,7 +137,8 @@ bool api_take_sampling(api_request *r) {
 }
 
 void api_default_max_tokens(api_request *r, hd_generation *g, size_t n_prompt, int32_t tokens) {
-    const size_t room = n_prompt < (size_t)r->max_context ? (size_t)r->max_context - n_prompt : 1;
+    const size_t room =
+        n_prompt < (size_t)r->max_context ? (size_t)r->max_context - n_prompt : 1;
     g->max_tokens = (size_t)tokens < room ? tokens : (int32_t)room;
     if (g->max_tokens < g->min_tokens) g->max_tokens = g->min_tokens;
 }
@@ -176,8 +178,8 @@ static bool set_response_format(api_request *r) {
                           "response_format.type must be text, json_object or json_schema");
     }
     const json_t *outer = json_object_get(r->response_format, "json_schema");
-    const json_t *schema = json_object_get(json_is_object(outer) ? outer : r->response_format,
-                                           "schema");
+    const json_t *schema =
+        json_object_get(json_is_object(outer) ? outer : r->response_format, "schema");
     if (!schema) {
         return api_refuse(r, "missing_required_parameter", "response_format.json_schema",
                           "response_format.json_schema must have a schema");
@@ -355,11 +357,12 @@ bool api_take_messages(api_request *r) {
 
 /* ---- prompts ---- */
 
-bool api_take_text(api_request *r, const char *text, size_t n, const char *param,
-                   int32_t **ids, size_t *n_ids) {
+bool api_take_text(api_request *r, const char *text, size_t n, const char *param, int32_t **ids,
+                   size_t *n_ids) {
     const hd_tokenizer *t = hd_engine_tokenizer(r->ctx->engine);
     const bool bos = r->begins >= 0 && hd_tokenizer_adds_bos(t);
-    const uint32_t flags = (r->parse_special ? HD_ENCODE_SPECIAL : 0u) | (bos ? HD_ENCODE_BOS : 0u);
+    const uint32_t flags =
+        (r->parse_special ? HD_ENCODE_SPECIAL : 0u) | (bos ? HD_ENCODE_BOS : 0u);
     hd_ids out = {.max = (size_t)r->max_context};
     hd_err err = {0};
     if (n > 16 * (size_t)r->max_context ||
@@ -383,7 +386,8 @@ static bool take_prompt(api_request *r, json_t *v, const char *param, api_prompt
         if (json_string_length(v) == 0) {
             return api_refuse(r, "empty_prompt", param, "%s is empty", param);
         }
-        if (!api_take_text(r, json_string_value(v), json_string_length(v), param, &ids, &p->n)) {
+        if (!api_take_text(r, json_string_value(v), json_string_length(v), param, &ids,
+                           &p->n)) {
             return false;
         }
     } else if (json_is_array(v)) {
@@ -404,7 +408,8 @@ bool api_take_prompts(api_request *r, json_t *given, const char *param, api_prom
     const json_t *first = json_array_get(given, 0);
     const bool many = json_is_string(first) || json_is_array(first);
     const size_t count = many ? json_array_size(given) : 1;
-    if (!given) return api_refuse(r, "missing_required_parameter", param, "%s is missing", param);
+    if (!given)
+        return api_refuse(r, "missing_required_parameter", param, "%s is missing", param);
     if (count > (size_t)r->ctx->limits.max_batch_prompts) {
         return api_refuse(r, "invalid_value", param, "%s has %zu prompts; at most %d", param,
                           count, r->ctx->limits.max_batch_prompts);

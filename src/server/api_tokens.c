@@ -10,6 +10,7 @@
 
 /* ---- parameters ---- */
 
+/* clang-format off */
 static const api_param tokenize[] = {
     {"prompt", API_TEXTS, AT(text), .about = "a text or texts"},
     {"content", API_TEXTS, AT(text), .about = "as prompt"},
@@ -22,18 +23,22 @@ static const api_param tokenize[] = {
     {"with_pieces", API_BOOL, AT(with_pieces), .about = "tokens are objects with id and piece"},
     {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
 };
+/* clang-format on */
 static const api_section tokenize_section = API_SECTION(tokenize);
 const api_family api_tokenize_family = {
     .name = "TokenizeRequest",
     .endpoint = "/tokenize",
-    .sections = {&tokenize_section, &api_conversation_section, &api_absent_section}};
+    .sections = {&tokenize_section, &api_conversation_section, &api_absent_section}
+};
 
+/* clang-format off */
 static const api_param detokenize[] = {
     {"tokens", API_ARRAY, AT(tokens), .about = "ids, or lists of ids"},
     {"skip_special_tokens", API_BOOL_NOT, AT(g.keep_special),
      .about = "special tokens are no text"},
     {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
 };
+/* clang-format on */
 static const api_section detokenize_section = API_SECTION(detokenize);
 static const char *const wants_tokens[] = {"tokens", NULL};
 const api_family api_detokenize_family = {.name = "DetokenizeRequest",
@@ -46,8 +51,10 @@ const api_family api_template_family = {
     .name = "ApplyTemplateRequest",
     .endpoint = "/apply-template",
     .required = wants_messages,
-    .sections = {&api_conversation_section, &api_absent_section}};
+    .sections = {&api_conversation_section, &api_absent_section}
+};
 
+/* clang-format off */
 static const api_param parse_call[] = {
     {"text", API_STRING, AT(content), .high = 1 << 24, .about = "what a model wrote"},
     {"tools", API_ARRAY, AT(tools), .about = "the functions it was offered"},
@@ -55,6 +62,7 @@ static const api_param parse_call[] = {
      .about = "deepseekv3, deepseekv31, deepseekv32 or deepseekv4; default: the model's"},
     {"tool_strict_level", API_NOTED, .about = "what is malformed is text always"},
 };
+/* clang-format on */
 static const api_section parse_call_section = API_SECTION(parse_call);
 static const char *const wants_text[] = {"text", NULL};
 const api_family api_parse_call_family = {.name = "ParseFunctionCallRequest",
@@ -62,11 +70,13 @@ const api_family api_parse_call_family = {.name = "ParseFunctionCallRequest",
                                           .required = wants_text,
                                           .sections = {&parse_call_section}};
 
+/* clang-format off */
 static const api_param separate[] = {
     {"text", API_STRING, AT(content), .high = 1 << 24, .about = "what a model wrote"},
     {"reasoning_parser", API_STRING, AT(parser),
      .about = "deepseek-r1, deepseek-v3 or deepseek-v4; default: the model's"},
 };
+/* clang-format on */
 static const api_section separate_section = API_SECTION(separate);
 const api_family api_reasoning_family = {.name = "SeparateReasoningRequest",
                                          .endpoint = "/separate_reasoning",
@@ -268,16 +278,25 @@ typedef struct taken_apart {
 static void take_event(void *user, const hd_reply_event *e) {
     taken_apart *t = user;
     switch (e->kind) {
-    case HD_REPLY_REASONING: api_put(&t->reasoning, e->text, e->n); break;
-    case HD_REPLY_CONTENT: api_put(&t->content, e->text, e->n); break;
+    case HD_REPLY_REASONING:
+        api_put(&t->reasoning, e->text, e->n);
+        break;
+    case HD_REPLY_CONTENT:
+        api_put(&t->content, e->text, e->n);
+        break;
     case HD_REPLY_CALL_BEGIN:
         api_comma(&t->calls);
         api_write(&t->calls, "{'tool_index':%d,'name':%.*s,'parameters':'", e->call, (int)e->n,
                   e->text);
         break;
-    case HD_REPLY_ARGUMENTS: api_put_escaped(&t->calls, e->text, e->n); break;
-    case HD_REPLY_CALL_END: api_puts(&t->calls, "\"}"); break;
-    case HD_REPLY_NOTE: break;
+    case HD_REPLY_ARGUMENTS:
+        api_put_escaped(&t->calls, e->text, e->n);
+        break;
+    case HD_REPLY_CALL_END:
+        api_puts(&t->calls, "\"}");
+        break;
+    case HD_REPLY_NOTE:
+        break;
     }
 }
 
@@ -348,7 +367,8 @@ static void put_parts(api_text *out, const taken_apart *t, bool with_calls) {
     }
 }
 
-static void answer_parts(http_call *c, void *server, const api_family *family, bool with_calls) {
+static void answer_parts(http_call *c, void *server, const api_family *family,
+                         bool with_calls) {
     api_request r;
     api_text out = {0};
     taken_apart parts = {0};

@@ -8,9 +8,7 @@
 /* Anthropic: system, messages, tools, tool_choice of r are replaced. */
 bool api_translate_messages(api_request *r);
 
-/* OpenAI Responses: instructions, input items, tools, tool_choice; earlier: messages of a
- * stored response, or NULL. history gets a new reference to the messages without the
- * instructions. */
-bool api_translate_input(api_request *r, json_t *earlier, json_t **history);
+/* OpenAI Responses: instructions, items, tools, tool_choice. */
+bool api_translate_items(api_request *r, json_t *items);
 
 #endif

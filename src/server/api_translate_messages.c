@@ -74,8 +74,8 @@ static bool add_result(translation *t, const json_t *block) {
     } else if (!translate_text(t, content, &text)) {
         return false;
     }
-    return append(t, json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content",
-                               text));
+    return append(
+        t, json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", text));
 }
 
 /* Results answer the calls before them, so they come first; the rest is what the user says. */
@@ -169,11 +169,11 @@ static bool add_tool(api_request *r, json_t *tools, const json_t *tool, size_t i
                           "tools[%zu] is a tool of the server; there are none", i);
     }
     if (!json_is_object(schema)) {
-        return api_refuse(r, "invalid_value", "tools", "tools[%zu].input_schema must be an object",
-                          i);
+        return api_refuse(r, "invalid_value", "tools",
+                          "tools[%zu].input_schema must be an object", i);
     }
-    json_t *made = json_pack("{s:s, s:{s:O*, s:O*, s:O}}", "type", "function", "function", "name",
-                             name, "description", about, "parameters", schema);
+    json_t *made = json_pack("{s:s, s:{s:O*, s:O*, s:O}}", "type", "function", "function",
+                             "name", name, "description", about, "parameters", schema);
     return json_array_append_new(tools, made) == 0 || no_memory(r);
 }
 
@@ -190,7 +190,11 @@ static bool translate_tools(api_request *r) {
 }
 
 static bool translate_choice(api_request *r) {
-    static const char *const words[][2] = {{"auto", "auto"}, {"any", "required"}, {"none", "none"}};
+    static const char *const words[][2] = {
+        {"auto", "auto"    },
+        {"any",  "required"},
+        {"none", "none"    }
+    };
     const json_t *given = r->tool_choice;
     const char *type = word(given, "type");
     json_t *name = json_object_get(given, "name"), *made = NULL;
