@@ -35,8 +35,6 @@ typedef struct api_context {
     void (*on_token)(void *server, int32_t n_tokens, int64_t since_last_ns);
     void (*on_end)(void *server, const api_outcome *outcome);
     void (*on_unknown_field)(void *server, const char *endpoint, const char *field);
-    void (*on_rid)(void *server, uint64_t id, const char *rid); /* after on_submit, where the
-                                                                   body names the request */
     void *server;
     struct api_store *store; /* of /v1/responses, see api_store.h; NULL: nothing is kept */
 } api_context;

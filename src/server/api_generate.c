@@ -292,21 +292,23 @@ static bool take_scores(api_request *r) {
     return true;
 }
 
-static bool name_prompt(api_request *r, native_prompt *p, int32_t i, int32_t n) {
+/* A list names each prompt; one name is the call's, and with several prompts a prefix. */
+static bool name_prompts(api_request *r, native_state *s) {
     const bool many = json_is_array(r->rids);
-    const json_t *given = many ? json_array_get(r->rids, (size_t)i) : r->rids;
-    const char *id = given ? json_string_value(given) : r->id;
-    if (many && json_array_size(r->rids) != (size_t)n) {
+    if (many && json_array_size(r->rids) != (size_t)s->n) {
         return api_refuse(r, "invalid_value", "rid", "rid has %zu ids for %d prompts",
-                          json_array_size(r->rids), n);
+                          json_array_size(r->rids), s->n);
     }
-    if (given && (json_string_length(given) > API_MAX_ID || strlen(id) < 1)) {
-        return api_refuse(r, "invalid_value", "rid", "rid must have 1 to %d bytes", API_MAX_ID);
-    }
-    if (many || n == 1) {
-        snprintf(p->id, sizeof p->id, "%s", id);
-    } else {
-        snprintf(p->id, sizeof p->id, "%s_%d", id, i);
+    for (int32_t i = 0; i < s->n; i++) {
+        const json_t *given = many ? json_array_get(r->rids, (size_t)i) : r->rids;
+        char *id = s->prompts[i].id;
+        const size_t size = sizeof s->prompts[i].id;
+        if (given && !api_request_name(r, json_string_value(given), "rid")) return false;
+        if (many || s->n == 1) {
+            snprintf(id, size, "%s", r->id);
+        } else {
+            snprintf(id, size, "%s_%d", r->id, i);
+        }
     }
     return true;
 }
@@ -325,9 +327,8 @@ static bool make_state(api_request *r, const api_prompt *prompts, int32_t n,
         native_prompt *p = &s->prompts[i];
         p->first_token = r->logprob_start == 0 ? prompts[i].tokens[0] : -1;
         if (r->w.prompt_ids) api_put_ids(&p->ids, prompts[i].tokens, prompts[i].n);
-        if (!name_prompt(r, p, i, n)) return false;
     }
-    return true;
+    return name_prompts(r, s);
 }
 
 static bool take_input(api_request *r, api_prompt **prompts, int32_t *n) {

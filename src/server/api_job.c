@@ -243,14 +243,15 @@ static bool chunk_is_due(const api_job *job, const api_choice *c) {
 }
 
 static void stream(api_job *job, api_choice *c) {
+    const bool failed = c->end == HD_END_TIMEOUT || c->end == HD_END_FAILED;
     if (!c->opened && c->n_pending == 0 && c->end == HD_END_NOT) return;
+    if (failed && !job->began) return; /* the answer is an error, not a stream */
     if (chunk_is_due(job, c)) {
         begin_stream(job);
         job->format->chunk(job, c);
         c->opened = true;
         forget_pending(job, c);
     }
-    const bool failed = c->end == HD_END_TIMEOUT || c->end == HD_END_FAILED;
     if (c->end != HD_END_NOT && !failed) {
         begin_stream(job);
         job->format->finish(job, c);
@@ -348,7 +349,6 @@ static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt 
     }
     atomic_store(&sub->id, id);
     if (job->ctx->on_submit) job->ctx->on_submit(job->ctx->server, id, job->call, &g);
-    if (job->ctx->on_rid && r->names_itself) job->ctx->on_rid(job->ctx->server, id, r->id);
     if (atomic_load(&job->gone)) hd_engine_cancel(job->ctx->engine, id);
     return true;
 }

@@ -204,14 +204,28 @@ static void set_defaults(api_request *r) {
     r->store = true;
 }
 
+bool api_request_name(api_request *r, const char *id, const char *param) {
+    const size_t n = strlen(id);
+    for (size_t i = 0; i < n || n == 0; i++) {
+        if (n > 0 && n <= API_MAX_ID && id[i] > ' ' && id[i] <= '~') continue;
+        return api_refuse(r, "invalid_value", param,
+                          "%s must have 1 to %d bytes, printable ones of ASCII", param, API_MAX_ID);
+    }
+    http_set_request_id(r->call, id);
+    snprintf(r->id, sizeof r->id, "%s", id);
+    return true;
+}
+
 bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_family *family,
                       http_shape shape) {
     *r = (api_request){.call = c, .ctx = ctx, .family = family, .shape = shape};
     set_defaults(r);
     if (!read_body(r) || !api_params_read(r, family, r->body, "")) return false;
-    const char *id = r->rid ? r->rid : r->request_id ? r->request_id : http_request_id(c);
-    snprintf(r->id, sizeof r->id, "%s", id);
-    r->names_itself = r->rid || r->request_id;
+    snprintf(r->id, sizeof r->id, "%s", http_request_id(c));
+    if (r->rid && !api_request_name(r, r->rid, "rid")) return false;
+    if (!r->rid && r->request_id && !api_request_name(r, r->request_id, "request_id")) {
+        return false;
+    }
     r->g.salt = add_salt(add_salt(http_salt(c), r->cache_salt), r->extra_key);
     return true;
 }

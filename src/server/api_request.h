@@ -54,8 +54,7 @@ typedef struct api_request {
     hd_conversation conversation;
     bool has_conversation;
     api_wishes w;
-    char id[API_MAX_ID + 1]; /* the body's, or the call's */
-    bool names_itself;       /* it is the body's */
+    char id[API_MAX_ID + 1]; /* the call's */
 
     /* As the body has them; NULL, -1 where it is silent. */
     const char *model, *rid, *request_id, *cache_salt, *extra_key, *regex, *guided_regex, *task;
@@ -73,6 +72,7 @@ typedef struct api_request {
 bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_family *family,
                       http_shape shape);
 void api_request_close(api_request *r);
+bool api_request_name(api_request *r, const char *id, const char *param); /* as the body says */
 void api_request_send_refusal(api_request *r);
 
 /* False always, for: return api_refuse(...). Only the first refusal is kept. */

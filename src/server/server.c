@@ -10,11 +10,12 @@
 
 #include "base/log.h"
 #include "base/progress.h"
+#include "server/api_store.h"
 #include "server/page.h"
 #include "server/sandbox.h"
 #include "server/server_internal.h"
 
-enum { TICK_NS = 50000000, TICKS_PER_VIEW = 5 };
+enum { TICK_NS = 50000000, TICKS_PER_VIEW = 5, STORE_BYTES = 64 << 20 };
 
 /* ---- the poller ---- */
 
@@ -218,7 +219,8 @@ hd_status server_start(server *s, hd_err *err) {
                            .on_token = on_token,
                            .on_end = on_end,
                            .on_unknown_field = on_unknown_field,
-                           .server = s};
+                           .server = s,
+                           .store = api_store_open(STORE_BYTES)};
     atomic_store(&s->progress_ns, hd_now_ns());
     if (pthread_create(&s->poller, NULL, poll_events, s) == 0) s->polling = true;
     if (s->polling && pthread_create(&s->ticker, NULL, tick, s) == 0) s->ticking = true;
@@ -286,6 +288,7 @@ void server_close(server *s) {
     }
     hd_engine_close(s->engine);
     http_close(s->http);
+    api_store_close(s->api.store);
     hd_keys_close(s->keys);
     live_free(s->live);
     trace_free(s->trace);

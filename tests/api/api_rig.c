@@ -15,7 +15,7 @@ enum { MAX_HEADERS = 8 };
 
 struct http_call {
     const http_route *route;
-    char path[512], method[8];
+    char path[512], method[8], id[160];
     const char *tail;
     char *body;
     size_t n_body;
@@ -62,8 +62,10 @@ const char *http_body(const http_call *c, size_t *n) {
     return c->body;
 }
 const char *http_request_id(const http_call *c) {
-    (void)c;
-    return "call-1";
+    return c->id;
+}
+void http_set_request_id(http_call *c, const char *id) {
+    snprintf(c->id, sizeof c->id, "%s", id);
 }
 uint64_t http_salt(const http_call *c) {
     (void)c;
@@ -159,6 +161,7 @@ static rig_call *run(rig *r, const char *method, const char *path, const char *b
     c->n_body = n;
     snprintf(c->path, sizeof c->path, "%s", path);
     snprintf(c->method, sizeof c->method, "%s", method);
+    snprintf(c->id, sizeof c->id, "call-1");
     c->tail = c->path + strlen(c->route->path) - 1;
     c->route->handler(c, &r->ctx);
     return made;
@@ -358,7 +361,7 @@ void rig_play(rig *r) {
 
 /* ---- observers ---- */
 
-static void on_submit(void *user, uint64_t id, const http_call *c, const hd_generation *g) {
+static void on_submit(void *user, uint64_t id, http_call *c, const hd_generation *g) {
     (void)id;
     (void)c;
     (void)g;
