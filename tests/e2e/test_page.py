@@ -4,9 +4,11 @@ Nothing here waits for a fixed time: a condition is awaited in the page. A test 
 what the console would show in red; there must be nothing, blocked resources included.
 """
 
+import gzip
 import json
 import re
 import subprocess
+import urllib.error
 import urllib.request
 
 import pytest
@@ -19,6 +21,15 @@ pytestmark = pytest.mark.slow
 
 IDLE = "!document.body.classList.contains('running')"
 MODEL = ROOT / "models" / "tiny-v4"
+HEADERS = {
+    "Content-Security-Policy": CSP,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "private, no-cache",
+}
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +136,7 @@ def test_an_answer_with_thinking_and_figures(mock, visit):
     body = server.bodies[0]
     assert body["messages"] == [{"role": "user", "content": "What is 347 + 586?"}]
     assert body["stream"] and body["stream_options"] == {"include_usage": True}
-    assert body.keys() == {"messages", "stream", "stream_options", "seed"}
+    assert body.keys() == {"messages", "stream", "stream_options", "seed", "thinking"}
 
 
 def test_a_tool_runs_in_the_page_and_its_result_goes_back(mock, visit):
@@ -200,8 +211,9 @@ def test_settings_are_sent_and_kept(mock, visit):
     for name, value in values.items():
         page.js(f"(f => {{ f.value = {json.dumps(value)}; f.dispatchEvent(new Event('input', {{bubbles: true}})); }})(document.querySelector('[name={name}]'))")
     page.press("Escape")
+    page.click("#tools")
     page.open(server.address)
-    assert page.js("document.getElementById('think').getAttribute('aria-pressed')") == "true"
+    assert page.js("document.getElementById('tools').getAttribute('aria-pressed')") == "true"
     ask(page, "hello")
     body = server.bodies[-1]
     expected = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 77, "seed": 5, "draft_tokens": 3,
@@ -523,13 +535,18 @@ def test_the_files_and_their_headers(served):
     names = re.findall(r'(?:href|src)="(page/[^"]+)"', (ROOT / "src/server/web/index.html").read_text())
     files = {"": "index.html"} | {name: name.removeprefix("page/") for name in names}
     files |= {f"page/{path.name}": path.name for path in (ROOT / "src/server/web").glob("*.js")}
-    for path, name in files.items():
-        with urllib.request.urlopen(served + path) as response:
-            assert response.read() == (ROOT / "src/server/web" / name).read_bytes(), name
-            assert response.headers["Content-Security-Policy"] == CSP
-            assert response.headers["X-Content-Type-Options"] == "nosniff"
+    asked = [(path, name, packing) for path, name in files.items() for packing in ("identity", "gzip, br")]
+    for path, name, packing in asked:
+        request = urllib.request.Request(served + path, headers={"Accept-Encoding": packing})
+        with urllib.request.urlopen(request) as response:
+            packed = response.headers["Content-Encoding"] == "gzip"
+            assert packed == ("gzip" in packing)
+            body = response.read()
+            assert (gzip.decompress(body) if packed else body) == (ROOT / "src/server/web" / name).read_bytes(), name
+            for header, value in HEADERS.items():
+                assert response.headers[header] == value
             etag = response.headers["ETag"]
-        again = urllib.request.Request(served + path, headers={"If-None-Match": etag})
+        again = urllib.request.Request(served + path, headers={"If-None-Match": etag, "Accept-Encoding": packing})
         with pytest.raises(urllib.error.HTTPError) as known:
             urllib.request.urlopen(again)
         assert known.value.code == 304

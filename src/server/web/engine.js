@@ -135,8 +135,8 @@ function drawLatest() {
 
 function draw(message) {
   const { stats = {}, rates = {}, ttft_ms: ttft = {}, itl_ms: itl = {}, requests, experts } = message;
-  parts.tokens.draw(rates.tokens_s);
-  parts.prompt.draw(rates.prompt_tokens_s);
+  parts.tokens.drawRate(rates.tokens_s);
+  parts.prompt.drawRate(rates.prompt_tokens_s);
   parts.ttft.draw(ttft.p50, ttft.p95);
   parts.itl.draw(itl.p50, itl.p95);
   parts.lanes.draw(Array.isArray(requests) ? requests : []);

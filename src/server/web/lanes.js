@@ -8,13 +8,13 @@ const NARROW = 540; // pixels; then the lanes lie below each other
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 class Card {
-  constructor(name) {
+  constructor(name, id) {
     this.note = el("span", { class: "muted" });
     this.cached = el("i", { class: "cached" });
     this.done = el("i", { class: "used" });
     this.root = el(
       "li",
-      { class: "card" },
+      { class: "card", title: `request ${id}` },
       el("p", { class: "ends" }, el("b", null, name), this.note),
       el("div", { class: "meter" }, this.cached, this.done),
     );
@@ -46,6 +46,7 @@ export class Lanes {
   constructor(root) {
     this.root = root;
     this.cards = new Map();
+    this.count = 0;
     this.lanes = new Map();
     for (const [phase, title, columns] of LANES) {
       const lane = { columns, slots: [], count: el("span", { class: "count" }, "0"), list: el("ul", { "aria-label": title }) };
@@ -98,10 +99,11 @@ export class Lanes {
     });
   }
 
+  /** Cards are numbered as they come into sight: the engine's ids are long. */
   card({ id, answer }) {
-    const name = answer ? `${id} · ${answer + 1}` : String(id);
+    const name = `${id}, answer ${answer}`;
     let card = this.cards.get(name);
-    if (!card) this.cards.set(name, (card = new Card(`#${name}`)));
+    if (!card) this.cards.set(name, (card = new Card(`#${++this.count}`, name)));
     return card;
   }
 
