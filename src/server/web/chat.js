@@ -145,7 +145,7 @@ export function stop() {
 
 // ---- what a person does ----
 
-export function ask(text) {
+function ask(text) {
   if (running || !text.trim()) return;
   if (editing) {
     chat.messages.length = lastQuestion();
@@ -171,7 +171,7 @@ function regenerate() {
   answer();
 }
 
-export function editLast() {
+function editLast() {
   const at = lastQuestion();
   if (running || at < 0) return;
   editing = true;
@@ -189,7 +189,7 @@ export function cancelEdit() {
   return true;
 }
 
-export function open(id) {
+function open(id) {
   stop();
   editing = false;
   chat = (id && loadChat(id)) || newChat();
@@ -210,7 +210,7 @@ function show(mine, node) {
 
 /** The scroller stays at the end as long as the reader has not left it. */
 let following = true;
-export function toEnd(always) {
+function toEnd(always) {
   const box = $("scroller");
   if (always) following = true;
   if (following) box.scrollTop = box.scrollHeight;
@@ -288,7 +288,7 @@ function chatItem({ id, title }) {
   return el("li", null, choose, remove);
 }
 
-export function drawList() {
+function drawList() {
   $("chats").replaceChildren(...listChats().map(chatItem));
 }
 

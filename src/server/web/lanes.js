@@ -21,13 +21,15 @@ class Card {
     this.tokens = [];
   }
 
-  draw(request) {
+  /** longest: tokens of the longest answer that runs; its bar is full. */
+  draw(request, longest) {
     const { phase, prompt_tokens: prompt = 0, cached_tokens: cached = 0 } = request;
     const { done_tokens: done = 0, output_tokens: output = 0 } = request;
-    const width = (part) => `${prompt ? Math.min(100, (100 * part) / prompt).toFixed(1) : 0}%`;
-    this.cached.style.width = width(cached);
-    this.done.style.width = width(Math.max(0, Math.min(done, prompt) - cached));
-    if (phase === "decode") put(this.note, `${output} tokens${this.speed(output)}`);
+    const width = (part, whole) => `${whole ? Math.min(100, (100 * part) / whole).toFixed(1) : 0}%`;
+    const decodes = phase === "decode";
+    this.cached.style.width = width(decodes ? 0 : cached, prompt);
+    this.done.style.width = decodes ? width(output, longest) : width(Math.max(0, done - cached), prompt);
+    if (phase === "decode") put(this.note, `${output}${this.speed(output)}`);
     else if (phase === "prefill") put(this.note, `${Math.min(done, prompt)} of ${prompt}`);
     else put(this.note, `${prompt} to do`);
   }
@@ -38,7 +40,7 @@ class Card {
     if (this.tokens.length > 8) this.tokens.shift();
     const [from, before] = this.tokens[0];
     const speed = (output - before) / (now - from);
-    return Number.isFinite(speed) && speed > 0 ? `, ${figure(speed)}/s` : "";
+    return Number.isFinite(speed) && speed > 0 ? ` at ${figure(speed)}/s` : " tokens";
   }
 }
 
@@ -58,6 +60,7 @@ export class Lanes {
 
   draw(requests) {
     const before = still.matches ? null : this.places();
+    const longest = requests.reduce((most, { output_tokens: n }) => Math.max(most, n ?? 0), 0);
     const narrow = this.root.clientWidth < NARROW;
     const seen = new Set();
     for (const [phase, lane] of this.lanes) {
@@ -68,7 +71,7 @@ export class Lanes {
       const cards = mine.slice(0, most).map((request) => {
         const card = this.card(request);
         seen.add(card);
-        card.draw(request);
+        card.draw(request, longest);
         return card;
       });
       this.arrange(lane, cards, narrow ? 1 : lane.columns, most);
