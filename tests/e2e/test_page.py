@@ -13,7 +13,7 @@ import urllib.request
 
 import pytest
 
-from browser import Browser, find_browser
+from browser import Browser, BrowserError, find_browser
 from conftest import HADAL, ROOT
 from page_mock import CSP, HOSTILE, MARKDOWN, Server
 
@@ -38,6 +38,11 @@ def browser():
     if not program:
         pytest.skip("no Chromium to drive")
     browser = Browser(program)
+    try:
+        browser.call("Browser.getVersion")
+    except BrowserError as error:
+        browser.close()
+        pytest.skip(f"{program} does not start: {error}")
     yield browser
     browser.close()
 
@@ -114,6 +119,12 @@ def ask(page, text):
     page.until(f"{IDLE} && document.querySelectorAll('.answer, .error').length > {before}")
 
 
+def wait_for_answers(page, n):
+    """Waits until so many answers are there and nothing runs any more; a failure fails."""
+    page.until(f"{IDLE} && (document.querySelectorAll('.answer').length === {n} || document.querySelector('.error'))")
+    assert page.text(".error") == ""
+
+
 def last_answer(page):
     return page.js("[...document.querySelectorAll('.answer .body')].at(-1).innerText").strip()
 
@@ -143,7 +154,7 @@ def test_a_tool_runs_in_the_page_and_its_result_goes_back(mock, visit):
     server = mock()
     page = visit(server.address)
     page.click(".example[data-tools]")
-    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    wait_for_answers(page, 2)
     assert last_answer(page) == "The answer is 178377."
     assert 'calculator {"expression": "4821 * 37"}' in page.text(".call")
     assert '{"result": 178377}' in page.text(".call")
@@ -185,7 +196,7 @@ def test_regenerate_and_edit_replace_the_end(mock, visit):
     ask(page, "one")
     ask(page, "two")
     page.js("[...document.querySelectorAll('button')].find(b => b.textContent === 'Regenerate').click()")
-    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    wait_for_answers(page, 2)
     first, again = server.bodies[1:3]
     assert first["messages"] == again["messages"] and first["seed"] != again["seed"]
     page.js("document.getElementById('prompt').focus()")
@@ -197,7 +208,7 @@ def test_regenerate_and_edit_replace_the_end(mock, visit):
     page.press("ArrowUp")
     page.type(" and a half")
     page.press("Enter")
-    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    wait_for_answers(page, 2)
     assert last_answer(page) == "You said: two and a half"
     assert [m["content"] for m in server.bodies[3]["messages"]] == ["one", "You said: one", "two and a half"]
 
@@ -335,6 +346,39 @@ def test_markdown_is_the_same_in_any_pieces(scratch):
             assert render(scratch, text, cuts) == whole
 
 
+RANDOM_MARKDOWN = """import('./page/markdown.js').then(({Markdown}) => {
+  const parts = ['a', 'word ', ' ', '\\n', '\\n\\n', '*', '**', '_', '`', '```', '~~~', '~~', '#', '## ', '> ', '- ', '1. ', '  ',
+    '    ', '\\t', '|', '|-|-|', '[', '](', ')', '!', 'https://e.org/', 'javascript:', '<b>', '<script>', '&lt;', '\\\\', '---', '\\u202e', '😀'];
+  let seed = 1;
+  const random = (n) => (seed = (seed * 48271) % 2147483647) % n;
+  const draw = (text, piece) => {
+    const root = document.createElement('div'), m = new Markdown(root);
+    for (let at = 0; at < text.length; ) { const n = piece(); m.write(text.slice(at, at + n)); at += n; }
+    m.end();
+    return root;
+  };
+  const allowed = new Set(('P A STRONG EM DEL CODE PRE H3 H4 H5 H6 UL OL LI BLOCKQUOTE HR DIV SPAN BUTTON TABLE THEAD TBODY TR TH TD').split(' '));
+  const names = new Set(['dir', 'href', 'rel', 'target', 'class', 'type', 'tabindex', 'start', 'data-marker']);
+  const wrong = [];
+  for (let n = 0; n < 1500; n++) {
+    const text = Array.from({length: 1 + random(40)}, () => parts[random(parts.length)]).join('');
+    const whole = draw(text, () => text.length);
+    for (const node of whole.querySelectorAll('*')) {
+      if (!allowed.has(node.tagName)) wrong.push([text, node.tagName]);
+      for (const {name, value} of node.attributes) {
+        if (!names.has(name) || (name === 'href' && !/^https?:/.test(value))) wrong.push([text, name, value]);
+      }
+    }
+    if (draw(text, () => 1 + random(6)).innerHTML !== whole.innerHTML) wrong.push([text, 'pieces matter']);
+  }
+  return wrong.slice(0, 5);
+})"""
+
+
+def test_random_markup_is_harmless_and_pieces_do_not_matter(scratch):
+    assert scratch.js(RANDOM_MARKDOWN) == []
+
+
 def test_long_answers_are_never_drawn_again(mock, visit):
     page = visit(mock().address)
     page.js("""window.gone = 0; new MutationObserver(list => { for (const m of list) for (const n of m.removedNodes)
@@ -444,7 +488,7 @@ def test_contrast_of_every_text(mock, visit, dark):
     page = visit(server.address, dark=dark, expected=["status of 429"])
     assert page.js(CONTRASTS) == []
     page.click(".example[data-tools]")
-    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    wait_for_answers(page, 2)
     ask(page, "markdown")
     ask(page, "busy")
     assert page.js(CONTRASTS) == []
@@ -504,7 +548,7 @@ def test_the_keyboard_alone_is_enough(mock, visit):
     page.press("Enter", shift=True)
     page.type("line two")
     page.press("Enter")
-    page.until(f"{IDLE} && document.querySelector('.answer')")
+    wait_for_answers(page, 1)
     assert last_answer(page) == "You said: line one\nline two"
     assert page.js("document.activeElement.id") == "prompt"
 
@@ -574,7 +618,7 @@ def test_the_shipped_model_uses_the_calculator(served, visit):
     page = visit(served)
     greedy(page, served)
     page.click(".example[data-tools]")
-    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    wait_for_answers(page, 2)
     assert '{"expression": "4821 * 37"}' in page.text(".call")
     assert "178377" in last_answer(page)
 
@@ -588,7 +632,7 @@ def test_the_engine_shows_the_request(served, visit):
     write(page, "Write a story about a girl named Lily.")
     page.press("Enter")
     watcher.until("window.seen.some(text => /#\\d+/.test(text))")
-    page.until(f"{IDLE} && document.querySelector('.answer')")
+    wait_for_answers(page, 1)
     watcher.until("!document.querySelector('.heat').hidden && /least in layer/.test(document.getElementById('experts').innerText)")
     assert "6 layers by 16 experts" in watcher.js("document.querySelector('canvas').getAttribute('aria-label')")
 
