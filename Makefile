@@ -17,7 +17,7 @@ endif
 VERSION := 0.1.0
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 
-PACKAGES = jansson libpcre2-8 libedit
+PACKAGES = jansson libpcre2-8 libedit libmicrohttpd gnutls
 CSTD     = -std=c11 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE
 WERROR  ?= -Werror
 WARN     = -Wall -Wextra -Wpedantic $(WERROR) -Wshadow -Wconversion -Wsign-conversion \
@@ -61,7 +61,10 @@ endif
 OBJECTS := $(SOURCES:%.c=$(BUILD)/%.o)
 LIBRARY := $(filter-out $(BUILD)/src/cli/main.o,$(OBJECTS))
 TESTS   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/*.c tests/*/*.c)))
-TESTS   := $(filter-out $(BUILD)/tests/fuzz/% $(BUILD)/tests/drive/%,$(TESTS))
+TESTS   := $(filter-out $(BUILD)/tests/fuzz/% $(BUILD)/tests/drive/% $(BUILD)/tests/api/%,$(TESTS))
+# The handlers of the API with a call that records and an engine that says what it is told.
+API_RIG := $(filter $(BUILD)/src/base/% $(BUILD)/src/text/% $(BUILD)/src/server/api%,$(LIBRARY)) \
+           $(BUILD)/tests/api/api_rig.o $(BUILD)/tests/text/toy_tokenizer.o
 DRIVERS := $(patsubst tests/drive/%.c,$(BUILD)/%,$(wildcard tests/drive/drive_*.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 
@@ -95,6 +98,14 @@ $(BUILD)/hadal_test: $(LIBRARY) $(TESTS)
 	@echo "LINK $@"
 	@$(CC) $(LDOPT) $(COUNTED) -o $@ $^ $(LDLIBS) -lcmocka
 
+$(BUILD)/hadal_test_api: $(API_RIG) $(BUILD)/tests/api/test_api.o
+	@echo "LINK $@"
+	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS) -lcmocka
+
+$(BUILD)/fuzz_api: $(BUILD)/tests/fuzz/fuzz_api.o $(API_RIG)
+	@echo "LINK $@"
+	@$(CC) $(LDOPT) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
+
 $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIBRARY)
 	@echo "LINK $@"
 	@$(CC) $(LDOPT) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
@@ -116,6 +127,14 @@ $(BUILD)/%.o: %.c Makefile
 	@echo "CC   $<"
 	@$(CC) $(CFLAGS) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
 
+# The web page lies in the program twice, as it is and packed.
+PAGE := $(wildcard src/server/web/*)
+$(BUILD)/src/server/page.o: CFLAGS += -DPAGE_PACKED='"$(BUILD)/web/"'
+$(BUILD)/src/server/page.o: $(PAGE) $(PAGE:src/server/web/%=$(BUILD)/web/%.gz)
+$(BUILD)/web/%.gz: src/server/web/%
+	@mkdir -p $(@D)
+	@gzip -9nc $< > $@
+
 $(BUILD)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
 	@echo "NVCC $<"
@@ -123,23 +142,25 @@ $(BUILD)/%.cu.o: %.cu Makefile
 
 $(BUILD)/tests/%.o: CFLAGS += -Itests
 ifeq ($(origin OPT),file)
-$(BUILD)/src/weights/%.o $(BUILD)/src/text/%.o: CFLAGS += $(TRAP)
+$(BUILD)/src/weights/%.o $(BUILD)/src/text/%.o $(BUILD)/src/server/%.o: CFLAGS += $(TRAP)
 endif
 
-unit: $(BUILD)/hadal_test
+unit: $(BUILD)/hadal_test $(BUILD)/hadal_test_api
 	$(BUILD)/hadal_test
+	$(BUILD)/hadal_test_api
 
 # Sanitizers want their own objects, no fortified libc calls (they hide findings) and asserts.
+PROGRAMS = hadal hadal_test hadal_test_api
 SANITIZE = -g -O1 -fPIE -fno-sanitize-recover=all
 debug:
-	$(MAKE) BUILD=build-debug OPT="-O1 -g3 -fPIE" build-debug/hadal build-debug/hadal_test
+	$(MAKE) BUILD=build-debug OPT="-O1 -g3 -fPIE" $(PROGRAMS:%=build-debug/%)
 asan:
 	$(MAKE) BUILD=build-asan OPT="$(SANITIZE) -fsanitize=address,undefined" \
-	  LDOPT="-pie -fsanitize=address,undefined" build-asan/hadal build-asan/hadal_test \
+	  LDOPT="-pie -fsanitize=address,undefined" $(PROGRAMS:%=build-asan/%) \
 	  $(DRIVERS:$(BUILD)/%=build-asan/%)
 tsan:
 	$(MAKE) BUILD=build-tsan OPT="$(SANITIZE) -fsanitize=thread" \
-	  LDOPT="-pie -fsanitize=thread" build-tsan/hadal build-tsan/hadal_test
+	  LDOPT="-pie -fsanitize=thread" $(PROGRAMS:%=build-tsan/%)
 fuzz:
 	$(MAKE) BUILD=build-fuzz CC=clang \
 	  OPT="$(SANITIZE) -fsanitize=fuzzer-no-link,address,undefined" \

@@ -16,6 +16,7 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
+    {"serve",      cmd_serve,      "MODEL_DIR",                    "answer HTTP requests"                        },
     {"inspect",    cmd_inspect,    "MODEL_DIR",                    "print what a checkpoint holds"               },
     {"tokenize",   cmd_tokenize,   "DIR < TEXT",                   "turn text into token ids"                    },
     {"detokenize", cmd_detokenize, "DIR < IDS",                    "turn token ids into text"                    },

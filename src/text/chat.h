@@ -129,6 +129,7 @@ typedef struct hd_chat_prompt {
  * *out is the caller's. */
 hd_status hd_chat_parse_json(json_t **out, const char *text, size_t n, const char *what,
                              hd_err *err);
+bool hd_chat_is_number(const json_t *v); /* a string that is such a number */
 
 /* Checks messages (an array), tools and response_format (either may be NULL or JSON null).
  * The conversation points into the documents, which must outlive it. strict demands what the

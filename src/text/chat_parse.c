@@ -431,3 +431,7 @@ hd_status hd_chat_parse_json(json_t **out, const char *text, size_t n, const cha
     return HD_FAIL(err, HD_EFORMAT, "%s: not valid JSON: line %d column %d: %s", what, why.line,
                    why.column, why.text);
 }
+
+bool hd_chat_is_number(const json_t *v) {
+    return pyjson_is_number(v);
+}

@@ -1,0 +1,168 @@
+/* cmd_serve.c - the flags of the server, and its life from start to drain. */
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "base/progress.h"
+#include "cli/commands.h"
+#include "cli/options.h"
+#include "cli/serve_settings.h"
+
+enum { RESERVED_FILES = 64, PEM_MAX_BYTES = 1 << 20, FEW_CONNECTIONS = 64 };
+
+/* ---- signals: one thread follows them, so that nothing happens inside a handler ---- */
+
+typedef struct follower {
+    server *server;
+    sem_t stop;
+    atomic_bool loaded;
+    int n_stops;
+} follower;
+
+static sigset_t followed_signals(void) {
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    return set;
+}
+
+static void reload(server *s) {
+    hd_err err = {0};
+    if (server_reload(s, &err) == HD_OK) {
+        hd_log_write(HD_LOG_INFO, "keys_reloaded", NULL, 0);
+    } else {
+        HD_LOG(HD_LOG_ERROR, "keys_not_reloaded", hd_log_text("why", err.msg));
+    }
+}
+
+static void *follow_signals(void *user) {
+    follower *f = user;
+    const sigset_t set = followed_signals();
+    for (int caught; sigwait(&set, &caught) == 0;) {
+        if (caught == SIGHUP) {
+            reload(f->server);
+        } else if (++f->n_stops > 1 || !atomic_load(&f->loaded)) {
+            _exit(f->n_stops > 1 ? 130 : 0); /* twice, or nothing is lost yet */
+        } else {
+            sem_post(&f->stop);
+        }
+    }
+    return NULL;
+}
+
+/* ---- what is said at the start ---- */
+
+static void print_start(const serve_settings *set, server *s) {
+    hd_engine_stats e;
+    hd_engine_read_stats(server_engine(s), &e);
+    const char *host = server_is_loopback(s) ? "127.0.0.1" : set->host;
+    const char *scheme = set->certificate ? "https" : "http";
+    const int32_t port = server_port(s);
+    printf("hadal %s serves %s at %s://%s:%d\n\n", HD_VERSION, set->model_name, scheme, host,
+           port);
+    printf("  engine     %s; %d answers side by side, context %d, KV %lld tokens (%.1f MB), "
+           "weights %.1f MB\n",
+           backend_names[set->backend], e.max_running, e.max_context,
+           (long long)e.pages[HD_POOL_ENTRIES] * e.page_tokens, (double)e.kv_bytes / 1e6,
+           (double)e.weight_bytes / 1e6);
+    printf("  keys       %s\n", server_has_keys(s) ? "needed: Authorization: Bearer KEY"
+                                : server_is_loopback(s)
+                                    ? "none needed; only this machine can reach it"
+                                    : "NONE, and others can reach it");
+    printf("  sandbox    %s\n", server_sandbox(s));
+    printf("  page       %s://%s:%d/    metrics  /metrics    health  /health\n\n", scheme, host,
+           port);
+    printf("curl %s://%s:%d/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+           "  -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is 347 + "
+           "586?\"}]}'\n\n",
+           scheme, host, port);
+    printf("ready after %.3f s\n", (double)(hd_now_ns() - set->start_ns) * 1e-9);
+    fflush(stdout);
+}
+
+/* ---- running ---- */
+
+static hd_status run(const serve_settings *set, const server_options *options, hd_err *err) {
+    follower f = {0};
+    pthread_t thread;
+    const sigset_t signals = followed_signals();
+    pthread_sigmask(SIG_BLOCK, &signals, NULL); /* in all threads that follow */
+    sem_init(&f.stop, 0, 0);
+    HD_TRY(server_open(&f.server, options, err));
+    if (pthread_create(&thread, NULL, follow_signals, &f) != 0) {
+        server_close(f.server);
+        return HD_FAIL(err, HD_EIO, "cannot start a thread");
+    }
+    hd_status st = server_start(f.server, err);
+    if (st == HD_OK) {
+        atomic_store(&f.loaded, true);
+        print_start(set, f.server);
+        while (sem_wait(&f.stop) != 0) {
+        }
+        HD_LOG(HD_LOG_INFO, "draining", hd_log_int("seconds_at_most", set->drain_s));
+        server_drain(f.server);
+        if (!server_wait_idle(f.server, set->drain_s * 1000000000)) {
+            hd_log_write(HD_LOG_WARN, "drain_cut_short", NULL, 0);
+        }
+    }
+    pthread_cancel(thread);
+    pthread_join(thread, NULL);
+    server_close(f.server);
+    sem_destroy(&f.stop);
+    return st;
+}
+
+/* Every connection is a file. The soft limit is ours to raise. */
+static hd_status raise_file_limit(int64_t *connections, hd_err *err) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return HD_OK;
+    const rlim_t wanted = (rlim_t)*connections + RESERVED_FILES;
+    if (limit.rlim_cur < wanted) {
+        limit.rlim_cur = limit.rlim_max < wanted ? limit.rlim_max : wanted;
+        setrlimit(RLIMIT_NOFILE, &limit);
+    }
+    if (limit.rlim_cur >= wanted) return HD_OK;
+    if (limit.rlim_cur < RESERVED_FILES + FEW_CONNECTIONS) {
+        return HD_FAIL(err, HD_EIO, "only %llu files may be open; %d are needed (ulimit -n)",
+                       (unsigned long long)limit.rlim_cur, RESERVED_FILES + FEW_CONNECTIONS);
+    }
+    *connections = (int64_t)limit.rlim_cur - RESERVED_FILES;
+    HD_LOG(HD_LOG_WARN, "fewer_connections", hd_log_int("connections", *connections),
+           hd_log_text("why", "limit of open files"));
+    return HD_OK;
+}
+
+static hd_status read_pem(serve_settings *set, hd_err *err) {
+    size_t n;
+    if (!set->certificate && !set->private_key) return HD_OK;
+    if (!set->certificate || !set->private_key) {
+        return HD_FAIL(err, HD_EINVAL, "--tls-cert and --tls-key belong together");
+    }
+    HD_TRY(hd_file_read(&set->certificate_text, &n, set->certificate, PEM_MAX_BYTES, err));
+    return hd_file_read(&set->private_key_text, &n, set->private_key, PEM_MAX_BYTES, err);
+}
+
+int cmd_serve(int argc, char **argv) {
+    serve_settings set;
+    int code;
+    hd_err err = {0};
+    if (!serve_settings_parse(&set, argc, argv, &code)) return code;
+    hd_status st = raise_file_limit(&set.connections, &err);
+    if (st == HD_OK) st = read_pem(&set, &err);
+    if (st == HD_OK) {
+        const server_options options = serve_settings_options(&set);
+        st = run(&set, &options, &err);
+    }
+    serve_settings_deinit(&set);
+    return st == HD_OK ? 0 : report_error(&err);
+}

@@ -1,0 +1,271 @@
+/* serve_settings.c - the table of the server's flags, with every limit and its number. */
+#include "cli/serve_settings.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/pool.h"
+#include "base/progress.h"
+#include "cli/options.h"
+
+enum { MOST_HTTP_THREADS = 8 };
+
+const char *const backend_names[] = {"cpu", "ref", "null", NULL};
+static const char *const compat_names[] = {"none", "sglang", "vllm", "both", NULL};
+
+static const serve_settings defaults = {
+    .host = "127.0.0.1",
+    .port = 30000,
+    .connections = 10000,
+    .per_address = -1,
+    .body_mb = 8,
+    .header_kb = 16,
+    .stream_kb = 1024,
+    .header_s = 10,
+    .body_s = 20,
+    .idle_s = 75,
+    .stall_s = 30,
+    .keep_alive_s = 10,
+    .drain_s = 120,
+    .health_s = 10,
+    .draft_tokens = HD_DRAFTS_AUTO,
+    .answers = 8,
+    .messages = 4096,
+    .batch_prompts = 64,
+    .stream_interval = 1,
+    .queue_s = 600,
+};
+
+static const char details[] =
+    "Speaks the OpenAI, Anthropic and SGLang interfaces; docs/server.md lists the endpoints.\n"
+    "API keys are read from --api-key-file and from HADAL_API_KEY, the admin key from\n"
+    "--admin-key-file and HADAL_ADMIN_KEY; a key on the command line would be seen by "
+    "everyone\n"
+    "on this machine. SIGHUP reads the files again. SIGTERM and SIGINT drain; twice: at once.";
+
+/* Splits "a,b" in place of a copy. */
+static size_t split(char **copy, const char *list, const char **out) {
+    size_t n = 0;
+    *copy = list ? strdup(list) : NULL;
+    char *rest = *copy;
+    while (rest && *rest && n < SERVE_LIST_MAX) {
+        char *next = strchr(rest, ',');
+        if (next) *next++ = '\0';
+        if (*rest) out[n++] = rest;
+        rest = next;
+    }
+    return n;
+}
+
+static const char *last_name(const char *path) {
+    const char *name = path;
+    for (const char *p = path; *p; p++) {
+        if (*p == '/' && p[1] && p[1] != '/') name = p + 1;
+    }
+    return name;
+}
+
+/* What /server_info shows: every flag by its name. */
+static char *describe(const option *options, int n) {
+    json_t *all = json_object();
+    for (int i = 0; i < n; i++) {
+        const option *o = &options[i];
+        char name[64];
+        size_t k = 0;
+        for (; o->name[k] && k + 1 < sizeof name; k++) {
+            name[k] = o->name[k];
+            if (name[k] == '-') name[k] = '_';
+        }
+        name[k] = '\0';
+        json_t *value = NULL;
+        switch (o->kind) {
+        case OPTION_FLAG:
+            value = json_boolean(*(const bool *)o->value);
+            break;
+        case OPTION_TEXT:
+            value = *(const char *const *)o->value ? json_string(*(const char *const *)o->value)
+                                                   : json_null();
+            break;
+        case OPTION_INT:
+            value = json_integer(*(const int64_t *)o->value);
+            break;
+        case OPTION_REAL:
+            value = json_real(*(const double *)o->value);
+            break;
+        case OPTION_CHOICE:
+            value = json_string(o->choices[*(const int *)o->value]);
+            break;
+        }
+        json_object_set_new(all, name, value);
+    }
+    char *text = json_dumps(all, JSON_COMPACT);
+    json_decref(all);
+    return text;
+}
+
+bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code) {
+    *set = defaults;
+    set->start_ns = hd_now_ns();
+    const option options[] = {
+        option_text("host", &set->host, "ADDRESS", "where to listen; default 127.0.0.1"),
+        option_int("port", &set->port, 0, 65535, "default 30000; 0: any free one"),
+        option_text("model-name", &set->model_name, "NAME", "default: the folder's name"),
+        option_text("api-key-file", &set->api_key_file, "FILE", "API keys, one per line"),
+        option_text("admin-key-file", &set->admin_key_file, "FILE", "keys of admin endpoints"),
+        option_flag("insecure-no-auth", &set->open, "let others reach it without keys"),
+        option_text("cors", &set->cors, "ORIGINS", "web origins that may call, comma between"),
+        option_text("public-name", &set->public_name, "NAMES",
+                    "further host names on loopback, comma between"),
+        option_text("tls-cert", &set->certificate, "FILE", "PEM certificate chain: speak TLS"),
+        option_text("tls-key", &set->private_key, "FILE", "PEM private key"),
+        option_flag("no-sandbox", &set->no_sandbox, "keep all rights of the process"),
+        option_int("http-threads", &set->http_threads, 0, 256, "0: one per processor, 2 to 8"),
+        option_int("max-connections", &set->connections, 1, 65536, "default 10000"),
+        option_int("max-connections-per-address", &set->per_address, -1, 65536,
+                   "0: no bound; default 256, none on loopback"),
+        option_int("max-body-mb", &set->body_mb, 1, 256, "of one request; default 8"),
+        option_int("max-header-kb", &set->header_kb, 4, 64, "all headers; default 16"),
+        option_int("stream-buffer-kb", &set->stream_kb, 16, 16384,
+                   "a reader further behind is cut off; default 1024"),
+        option_int("header-seconds", &set->header_s, 1, 60, "for all headers; default 10"),
+        option_int("body-seconds", &set->body_s, 1, 3600,
+                   "for a body, and 1 per 64 KiB; default 20"),
+        option_int("idle-seconds", &set->idle_s, 1, 3600, "between requests; default 75"),
+        option_int("stall-seconds", &set->stall_s, 1, 300,
+                   "a reader that takes nothing is cut off; default 30"),
+        option_int("ping-seconds", &set->keep_alive_s, 1, 300,
+                   "comments in silent streams; default 10"),
+        option_flag("allow-half-close", &set->half_close,
+                    "a client that closed its sending side still gets its answer"),
+        option_int("drain-seconds", &set->drain_s, 0, 86400,
+                   "to finish at the end; default 120"),
+        option_int("health-seconds", &set->health_s, 1, 3600,
+                   "work is due and no step ends: unhealthy; default 10"),
+        option_choice("backend", &set->backend, backend_names,
+                      "null: tokens out of thin air, for load tests"),
+        option_int("threads", &set->threads, 0, 1024, "that compute; 0: one per processor"),
+        option_int("max-running", &set->max_running, 0, 4096, "answers side by side; 0: 16"),
+        option_int("context", &set->context, 0, INT32_MAX, "tokens of one answer; 0: 8192"),
+        option_int("kv-tokens", &set->kv_tokens, 0, INT64_MAX, "0: two full contexts"),
+        option_int("snapshot-tokens", &set->snapshot_tokens, 0, INT64_MAX,
+                   "of window snapshots; 0: as kv-tokens"),
+        option_int("chunk", &set->chunk, 0, 1 << 20, "prompt tokens per step; 0: 256"),
+        option_int("step-tokens", &set->step_tokens, 0, 1 << 20, "of one step; 0: as needed"),
+        option_int("queue", &set->queue, 0, 65536, "answers that wait; 0: 1024"),
+        option_int("queue-seconds", &set->queue_s, 0, 3600,
+                   "in the queue at most; default 600"),
+        option_flag("no-drafts", &set->no_drafts, "do not run the MTP layer"),
+        option_int("draft-tokens", &set->draft_tokens, -1, HD_MOST_DRAFTS,
+                   "per step; -1, the default: as pays"),
+        option_int("stream-interval", &set->stream_interval, 1, 1024,
+                   "tokens per streamed event after the first; default 1"),
+        option_int("max-answers", &set->answers, 1, HD_MAX_ANSWERS,
+                   "n of a request; default 8"),
+        option_int("max-messages", &set->messages, 1, 65536, "of a request; default 4096"),
+        option_int("max-prompts", &set->batch_prompts, 1, 1024, "of a request; default 64"),
+        option_choice("metrics-compat", &set->compat, compat_names,
+                      "names of SGLang or vLLM beside ours"),
+        option_text("log-requests", &set->request_log, "FILE",
+                    "append prompts and answers as JSON lines"),
+        option_text("crash-dump", &set->crash_file, "FILE",
+                    "living requests, written on a fatal signal"),
+        option_text("trace-dir", &set->trace_dir, "DIR", "where /start_profile may write"),
+    };
+    const positional model = {"MODEL_DIR", &set->model_dir, false};
+    const command_line line = {.command = "serve",
+                               .summary = "Serves a model over HTTP.",
+                               .details = details,
+                               .positionals = &model,
+                               .n_positionals = 1,
+                               .options = options,
+                               .n_options = (int)HD_LEN(options)};
+    if (!options_parse(&line, argc, argv, code)) return false;
+    if (!set->model_name) set->model_name = last_name(set->model_dir);
+    set->settings_json = describe(options, line.n_options);
+    set->n_origins = split(&set->lists[0], set->cors, set->origins);
+    set->n_names = split(&set->lists[1], set->public_name, set->names);
+    return true;
+}
+
+void serve_settings_deinit(serve_settings *set) {
+    if (set->private_key_text) {
+        explicit_bzero(set->private_key_text, strlen(set->private_key_text));
+    }
+    free(set->certificate_text);
+    free(set->private_key_text);
+    free(set->settings_json);
+    free(set->lists[0]);
+    free(set->lists[1]);
+}
+
+static http_options http_options_of(const serve_settings *set) {
+    int32_t threads = (int32_t)set->http_threads;
+    if (!threads) threads = hd_cpu_count() < 2 ? 2 : hd_cpu_count();
+    if (!set->http_threads && threads > MOST_HTTP_THREADS) threads = MOST_HTTP_THREADS;
+    return (http_options){
+        .host = set->host,
+        .port = (int32_t)set->port,
+        .threads = threads,
+        .certificate = set->certificate_text,
+        .private_key = set->private_key_text,
+        .origins = set->origins,
+        .n_origins = set->n_origins,
+        .names = set->names,
+        .n_names = set->n_names,
+        .half_close = set->half_close,
+        .limits = {.body_bytes = (size_t)set->body_mb << 20,
+                   .header_bytes = (size_t)set->header_kb << 10,
+                   .one_header_bytes = (size_t)set->header_kb << 9,
+                   .target_bytes = 8 << 10,
+                   .stream_bytes = (size_t)set->stream_kb << 10,
+                   .headers = 64,
+                   .query_args = 16,
+                   .connections = (int32_t)set->connections,
+                   .connections_per_address = (int32_t)set->per_address,
+                   .header_s = (int32_t)set->header_s,
+                   .body_s = (int32_t)set->body_s,
+                   .idle_s = (int32_t)set->idle_s,
+                   .stall_s = (int32_t)set->stall_s,
+                   .keep_alive_s = (int32_t)set->keep_alive_s}
+    };
+}
+
+server_options serve_settings_options(const serve_settings *set) {
+    const char *key = getenv("HADAL_API_KEY"), *admin = getenv("HADAL_ADMIN_KEY");
+    return (server_options){
+        .http = http_options_of(set),
+        .engine = {.size = sizeof(hd_engine_options),
+                   .model_dir = set->model_dir,
+                   .backend = backend_names[set->backend],
+                   .threads = (int32_t)set->threads,
+                   .max_running = (int32_t)set->max_running,
+                   .max_context = (int32_t)set->context,
+                   .kv_tokens = set->kv_tokens,
+                   .snapshot_tokens = set->snapshot_tokens,
+                   .chunk_tokens = (int32_t)set->chunk,
+                   .step_tokens = (int32_t)set->step_tokens,
+                   .queue_limit = (int32_t)set->queue,
+                   .no_drafts = set->no_drafts},
+        .api = {.max_answers = (int32_t)set->answers,
+                   .max_top_logprobs = HD_MAX_ALTERNATIVES,
+                   .max_messages = (int32_t)set->messages,
+                   .max_batch_prompts = (int32_t)set->batch_prompts,
+                   .stream_interval = (int32_t)set->stream_interval,
+                   .draft_tokens = set->no_drafts ? 0 : (int32_t)set->draft_tokens,
+                   .queue_timeout_ns = set->queue_s * 1000000000},
+        .key_sources = {.file = set->api_key_file,
+                   .admin_file = set->admin_key_file,
+                   .text = key,
+                   .admin_text = admin},
+        .model_name = set->model_name,
+        .request_log = set->request_log,
+        .crash_file = set->crash_file,
+        .trace_dir = set->trace_dir,
+        .settings_json = set->settings_json,
+        .stall_s = (int32_t)set->health_s,
+        .metrics_compat = set->compat, /* the choices count as the bits do */
+        .sandbox = !set->no_sandbox,
+        .open = set->open,
+    };
+}

@@ -1,0 +1,39 @@
+/* serve_settings.h - the flags of hadal serve, as they were given. */
+#ifndef HD_CLI_SERVE_SETTINGS_H
+#define HD_CLI_SERVE_SETTINGS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "server/server.h"
+
+enum { SERVE_LIST_MAX = 16 }; /* origins, names */
+
+typedef struct serve_settings {
+    const char *model_dir, *model_name, *host, *cors, *public_name;
+    const char *certificate, *private_key, *api_key_file, *admin_key_file;
+    const char *request_log, *crash_file, *trace_dir;
+    int64_t port, http_threads, connections, per_address, body_mb, header_kb, stream_kb;
+    int64_t header_s, body_s, idle_s, stall_s, keep_alive_s, drain_s, health_s;
+    int64_t threads, max_running, context, kv_tokens, snapshot_tokens, chunk, step_tokens,
+        queue;
+    int64_t draft_tokens, answers, messages, batch_prompts, stream_interval, queue_s;
+    int backend, compat;
+    bool half_close, no_sandbox, open, no_drafts;
+
+    int64_t start_ns;
+    char *certificate_text, *private_key_text, *settings_json, *lists[2]; /* owned */
+    const char *origins[SERVE_LIST_MAX], *names[SERVE_LIST_MAX];
+    size_t n_origins, n_names;
+} serve_settings;
+
+extern const char *const backend_names[];
+
+/* As options_parse(). */
+bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code);
+void serve_settings_deinit(serve_settings *set);
+
+/* Points into set. */
+server_options serve_settings_options(const serve_settings *set);
+
+#endif

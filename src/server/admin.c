@@ -1,0 +1,167 @@
+/* admin.c - endpoints that change what the engine does: flush, abort, pause, profile. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "server/server_internal.h"
+
+static const int64_t SECOND_NS = 1000000000;
+
+json_t *server_body(http_call *c) {
+    size_t n;
+    const char *text = http_body(c, &n);
+    hd_err err = {0};
+    json_t *object = NULL;
+    if (n == 0) return json_object();
+    if (hd_json_parse(&object, text, n, "the body", &err) == HD_OK && !json_is_object(object)) {
+        HD_FAIL(&err, HD_EINVAL, "the body must be a JSON object");
+    }
+    if (err.code == HD_OK) return object;
+    json_decref(object);
+    http_error(c, 400, "invalid_request_error", "bad_json", NULL, "%s", err.msg);
+    return NULL;
+}
+
+static void bad_field(http_call *c, const char *name, const char *must) {
+    http_error(c, 400, "invalid_request_error", "bad_value", name, "%s must be %s", name, must);
+}
+
+/* ---- flush ---- */
+
+static bool is_idle(server *s) {
+    hd_engine_stats e;
+    hd_engine_read_stats(s->engine, &e);
+    return e.running + e.waiting == 0;
+}
+
+static bool check_idle(server *s, waiting_call *w, bool late) {
+    const bool idle = is_idle(s);
+    if (!idle && !late) return false;
+    if (idle) {
+        hd_engine_flush(s->engine);
+        server_reply_text(w->call, 200, "Cache flushed.\n");
+    } else {
+        server_reply_text(w->call, 400, "Not flushed: requests run or wait.\n");
+    }
+    return true;
+}
+
+/* Trainers poll this; 400 says that work is under way. */
+static void on_flush(http_call *c, void *user) {
+    server *s = user;
+    const char *text = http_query(c, "timeout");
+    char *end = NULL;
+    const double timeout = text ? strtod(text, &end) : 0;
+    if (text && (end == text || *end || !(timeout >= 0 && timeout <= 3600))) {
+        bad_field(c, "timeout", "a number of seconds from 0 to 3600");
+        return;
+    }
+    waiting_call now = {.call = c};
+    if (timeout == 0 || is_idle(s)) {
+        check_idle(s, &now, true);
+    } else if (!server_wait_for(s, c, (int64_t)(timeout * (double)SECOND_NS), check_idle)) {
+        http_error(c, 503, "overloaded_error", "too_many_wait", NULL, "too many wait already");
+    }
+}
+
+/* ---- abort ---- */
+
+static void on_abort(http_call *c, void *user) {
+    server *s = user;
+    json_t *body = server_body(c);
+    if (!body) return;
+    json_t *rid = json_object_get(body, "rid"), *all = json_object_get(body, "abort_all");
+    if (rid && !json_is_null(rid) && !json_is_string(rid)) {
+        bad_field(c, "rid", "a string");
+    } else if (all && !json_is_boolean(all) && !json_is_null(all)) {
+        bad_field(c, "abort_all", "true or false");
+    } else if (!json_is_true(all) && (!json_is_string(rid) || !json_string_length(rid))) {
+        http_error(c, 400, "invalid_request_error", "missing_field", "rid",
+                   "give rid or abort_all");
+    } else {
+        records_abort(s->records, s->engine, json_is_true(all) ? NULL : json_string_value(rid));
+        server_reply_text(c, 200, "");
+    }
+    json_decref(body);
+}
+
+/* ---- pause ---- */
+
+static void on_pause(http_call *c, void *user) {
+    static const char *const names[] = {"abort", "retract", "in_place"};
+    server *s = user;
+    json_t *body = server_body(c);
+    if (!body) return;
+    json_t *mode = json_object_get(body, "mode");
+    const char *name = mode && !json_is_null(mode) ? json_string_value(mode) : names[0];
+    size_t i = 0;
+    while (name && i < HD_LEN(names) && strcmp(name, names[i]) != 0) i++;
+    if (!name || i == HD_LEN(names)) {
+        bad_field(c, "mode", "abort, retract or in_place");
+    } else {
+        hd_engine_pause(s->engine, (hd_pause)i);
+        server_reply_json(c, 200,
+                          json_pack("{s:s, s:s}", "status", "paused", "mode", names[i]));
+    }
+    json_decref(body);
+}
+
+static void on_continue(http_call *c, void *user) {
+    server *s = user;
+    json_t *body = server_body(c);
+    if (!body) return;
+    json_decref(body);
+    hd_engine_resume(s->engine);
+    server_reply_json(c, 200, json_pack("{s:s}", "status", "running"));
+}
+
+/* ---- profile ---- */
+
+static void profile_failed(http_call *c, const hd_err *err) {
+    const int status = err->code == HD_EINVAL ? 400 : err->code == HD_EAGAIN ? 409 : 500;
+    http_error(c, status, status == 500 ? "server_error" : "invalid_request_error",
+               "profile_failed", NULL, "%s", err->msg);
+}
+
+static void on_start_profile(http_call *c, void *user) {
+    server *s = user;
+    hd_err err = {0};
+    json_t *body = server_body(c);
+    if (!body) return;
+    json_t *steps = json_object_get(body, "num_steps");
+    json_t *name = json_object_get(body, "profile_prefix");
+    if (steps && !json_is_null(steps) &&
+        (!json_is_integer(steps) || json_integer_value(steps) < 1)) {
+        bad_field(c, "num_steps", "a whole number above 0");
+    } else if (name && !json_is_null(name) && !json_is_string(name)) {
+        bad_field(c, "profile_prefix", "a string");
+    } else if (trace_start(s->trace, json_string_value(name), json_integer_value(steps),
+                           &err) != HD_OK) {
+        profile_failed(c, &err);
+    } else {
+        server_reply_text(c, 200, "Start profiling.\n");
+    }
+    json_decref(body);
+}
+
+static void on_stop_profile(http_call *c, void *user) {
+    server *s = user;
+    char path[4096], text[4200];
+    hd_err err = {0};
+    if (trace_stop(s->trace, path, sizeof path, &err) != HD_OK) {
+        profile_failed(c, &err);
+        return;
+    }
+    snprintf(text, sizeof text, "Stop profiling. %s\n", path);
+    server_reply_text(c, 200, text);
+}
+
+const http_route admin_routes[] = {
+    {"GET POST", "/flush_cache",         HTTP_ADMIN, HTTP_OPENAI, on_flush        },
+    {"POST",     "/abort_request",       HTTP_ADMIN, HTTP_OPENAI, on_abort        },
+    {"POST",     "/pause_generation",    HTTP_ADMIN, HTTP_OPENAI, on_pause        },
+    {"POST",     "/continue_generation", HTTP_ADMIN, HTTP_OPENAI, on_continue     },
+    {"GET POST", "/start_profile",       HTTP_ADMIN, HTTP_OPENAI, on_start_profile},
+    {"GET POST", "/stop_profile",        HTTP_ADMIN, HTTP_OPENAI, on_stop_profile },
+};
+const size_t admin_n_routes = HD_LEN(admin_routes);

@@ -1,0 +1,14 @@
+/* api_schemas.h - JSON schemas of what is sent back, in which ' stands for ". */
+#ifndef HD_SERVER_API_SCHEMAS_H
+#define HD_SERVER_API_SCHEMAS_H
+
+#include <stddef.h>
+
+typedef struct api_schema {
+    const char *name, *text;
+} api_schema;
+
+extern const api_schema api_schemas[];
+extern const size_t api_n_schemas;
+
+#endif

@@ -1,0 +1,207 @@
+/* info.c - what the server says of itself: health, version, model, load, metrics. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/progress.h"
+#include "server/server_internal.h"
+
+enum { HEALTH_TIMEOUT_S = 20 };
+static const int64_t SECOND_NS = 1000000000;
+
+/* ---- answers ---- */
+
+void server_reply_json(http_call *c, int status, json_t *object) {
+    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    if (text) {
+        http_reply(c, status, "application/json", text, strlen(text));
+    } else {
+        http_error(c, 500, "server_error", NULL, NULL, "the answer cannot be written as JSON");
+    }
+    free(text);
+    json_decref(object);
+}
+
+void server_reply_text(http_call *c, int status, const char *text) {
+    http_reply(c, status, "text/plain; charset=utf-8", text, strlen(text));
+}
+
+/* ---- health ---- */
+
+const char *server_trouble(server *s) {
+    if (atomic_load(&s->draining)) return "draining";
+    if (!atomic_load(&s->ready)) return "starting";
+    const int64_t idle = hd_now_ns() - atomic_load(&s->progress_ns);
+    return idle > s->options.stall_s * SECOND_NS ? "stalled" : NULL;
+}
+
+static void on_health(http_call *c, void *user) {
+    const char *trouble = server_trouble(user);
+    if (trouble) http_reply_header(c, "Retry-After", "1");
+    server_reply_text(c, trouble ? 503 : 200, trouble ? trouble : "ok");
+}
+
+static bool check_generated(server *s, waiting_call *w, bool late) {
+    const uint64_t request = atomic_load(&w->request);
+    const bool done = request && atomic_load(&w->ended) == request;
+    if (!done && !late) return false;
+    if (!done && request) hd_engine_cancel(s->engine, request);
+    server_reply_text(w->call, done ? 200 : 503, done ? "ok" : "no token in time");
+    return true;
+}
+
+/* The place may be another's by now, or not yet know its request: only ids are compared. */
+static void on_health_event(void *user, const hd_event *event) {
+    waiting_call *w = user;
+    if (event->end == HD_END_LENGTH || event->end == HD_END_STOP) {
+        atomic_store(&w->ended, event->id);
+    }
+}
+
+/* One real token, answered when it came. Not in the metrics of requests. */
+static void on_health_generate(http_call *c, void *user) {
+    server *s = user;
+    char why[600];
+    if (server_trouble(s)) {
+        on_health(c, user);
+        return;
+    }
+    waiting_call *w = server_wait_for(s, c, HEALTH_TIMEOUT_S * SECOND_NS, check_generated);
+    if (!w) {
+        http_error(c, 503, "overloaded_error", "too_many_checks", NULL,
+                   "too many health checks wait already");
+        return;
+    }
+    const hd_generation g = {.size = sizeof g,
+                             .text = "1",
+                             .max_tokens = 1,
+                             .ignore_eos = true,
+                             .priority = 1,
+                             .on_event = on_health_event,
+                             .user = w};
+    const uint64_t id = hd_engine_submit(s->engine, &g, NULL, why, sizeof why);
+    atomic_store(&w->request, id);
+    if (!id) atomic_store(&w->until_ns, 0); /* the ticker says so */
+    server_submitted(s);
+}
+
+/* ---- version, model, load ---- */
+
+static void on_version(http_call *c, void *user) {
+    (void)user;
+    server_reply_json(c, 200,
+                      json_pack("{s:s, s:s}", "version", HD_VERSION, "engine", "hadal"));
+}
+
+static void on_model_info(http_call *c, void *user) {
+    server *s = user;
+    const char *dir = s->options.engine.model_dir;
+    hd_engine_stats e;
+    hd_engine_read_stats(s->engine, &e);
+    server_reply_json(
+        c, 200,
+        json_pack("{s:s, s:s, s:s, s:b, s:n, s:s, s:b, s:b, s:s, s:i}", "model_path", dir,
+                  "tokenizer_path", dir, "served_model_name", s->options.model_name,
+                  "is_generation", true, "preferred_sampling_params", "weight_version",
+                  "default", "has_image_understanding", false, "has_audio_understanding", false,
+                  "model_type", hd_family_name(hd_engine_spec(s->engine)->family),
+                  "max_context", e.max_context));
+}
+
+static double accept_length(const hd_engine_stats *e) {
+    int64_t accepted = 0;
+    for (int32_t i = 0; i < HD_MOST_DRAFTS; i++) accepted += e->accepted_at[i];
+    const int64_t verified = e->drafted_at[0];
+    return verified ? 1 + (double)accepted / (double)verified : 1;
+}
+
+static int64_t total_tokens(const hd_engine_stats *e) {
+    return (int64_t)e->pages[HD_POOL_ENTRIES] * e->page_tokens;
+}
+
+static int64_t used_tokens(const hd_engine_stats *e) {
+    const int32_t used = e->pages[HD_POOL_ENTRIES] - e->pages_free[HD_POOL_ENTRIES] -
+                         e->pages_cached[HD_POOL_ENTRIES];
+    return (int64_t)used * e->page_tokens;
+}
+
+static void on_server_info(http_call *c, void *user) {
+    server *s = user;
+    hd_engine_stats e;
+    hd_engine_read_stats(s->engine, &e);
+    json_t *info = json_loads(s->options.settings_json, 0, NULL);
+    if (!info) info = json_object();
+    json_t *more = json_pack(
+        "{s:s, s:s, s:s, s:I, s:i, s:i, s:f, s:f, s:s, s:b, s:b, s:[{s:f, s:f, s:{s:f, s:f, "
+        "s:f}}]}",
+        "version", HD_VERSION, "model_path", s->options.engine.model_dir, "served_model_name",
+        s->options.model_name, "max_total_num_tokens", (json_int_t)total_tokens(&e),
+        "max_req_input_len", e.max_context, "max_running_requests", e.max_running,
+        "startup_time", s->load_seconds, "uptime", (double)(hd_now_ns() - s->start_ns) * 1e-9,
+        "sandbox", s->sandbox, "paused", e.paused, "draining", e.draining, "internal_states",
+        "avg_spec_accept_length", accept_length(&e), "last_gen_throughput",
+        live_tokens_per_s(s->live), "memory_usage", "weight", (double)e.weight_bytes / 1e9,
+        "kvcache", (double)e.kv_bytes / 1e9, "graph", 0.0);
+    if (more) json_object_update(info, more);
+    json_decref(more);
+    server_reply_json(c, 200, info);
+}
+
+static void on_loads(http_call *c, void *user) {
+    server *s = user;
+    hd_engine_stats e;
+    hd_engine_read_stats(s->engine, &e);
+    json_t *load = json_pack(
+        "{s:i, s:i, s:i, s:i, s:I, s:I, s:f, s:f, s:b}", "dp_rank", 0, "num_running_reqs",
+        e.running, "num_waiting_reqs", e.waiting, "max_running_requests", e.max_running,
+        "num_used_tokens", (json_int_t)used_tokens(&e), "num_total_tokens",
+        (json_int_t)total_tokens(&e), "gen_throughput", live_tokens_per_s(s->live),
+        "spec_accept_length", accept_length(&e), "paused", e.paused);
+    server_reply_json(c, 200,
+                      json_pack("{s:I, s:s, s:s, s:i, s:[o]}", "timestamp",
+                                (json_int_t)time(NULL), "version", HD_VERSION, "accelerator",
+                                s->options.engine.backend ? s->options.engine.backend : "cpu",
+                                "num_accelerators", 1, "loads", load));
+}
+
+/* ---- metrics and the live view ---- */
+
+static void on_metrics(http_call *c, void *user) {
+    server *s = user;
+    const metrics_sources from = {.engine = s->engine,
+                                  .http = s->http,
+                                  .tokens_per_s = live_tokens_per_s(s->live),
+                                  .load_seconds = s->load_seconds,
+                                  .compat = s->options.metrics_compat};
+    char *text = metrics_render(s->metrics, &from);
+    if (text) {
+        http_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", text, strlen(text));
+    } else {
+        http_error(c, 503, "overloaded_error", "no_memory", NULL, "no memory for the metrics");
+    }
+    free(text);
+}
+
+static void on_live(http_call *c, void *user) {
+    server *s = user;
+    if (!live_add(s->live, c)) {
+        http_error(c, 503, "overloaded_error", "too_many_views", NULL,
+                   "too many look at the engine already");
+    }
+}
+
+const http_route info_routes[] = {
+    {"GET", "/health",          HTTP_PUBLIC, HTTP_OPENAI, on_health         },
+    {"GET", "/health_generate", HTTP_USER,   HTTP_OPENAI, on_health_generate},
+    {"GET", "/version",         HTTP_PUBLIC, HTTP_OPENAI, on_version        },
+    {"GET", "/model_info",      HTTP_USER,   HTTP_OPENAI, on_model_info     },
+    {"GET", "/get_model_info",  HTTP_USER,   HTTP_OPENAI, on_model_info     },
+    {"GET", "/server_info",     HTTP_USER,   HTTP_OPENAI, on_server_info    },
+    {"GET", "/get_server_info", HTTP_USER,   HTTP_OPENAI, on_server_info    },
+    {"GET", "/v1/loads",        HTTP_USER,   HTTP_OPENAI, on_loads          },
+    {"GET", "/get_load",        HTTP_USER,   HTTP_OPENAI, on_loads          },
+    {"GET", "/metrics",         HTTP_USER,   HTTP_OPENAI, on_metrics        },
+    {"GET", "/engine/live",     HTTP_USER,   HTTP_OPENAI, on_live           },
+};
+const size_t info_n_routes = HD_LEN(info_routes);

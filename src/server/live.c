@@ -1,0 +1,211 @@
+/* live.c - one object of figures is written per tick and goes to everyone who looks. */
+#include "server/live.h"
+
+#include <jansson.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/progress.h"
+
+enum { VIEWERS = 64, REQUESTS = 512, TICKS_PER_EXPERTS = 4 };
+
+struct live_view {
+    metrics *m;
+    pthread_mutex_t lock; /* guards the viewers */
+    http_call *viewers[VIEWERS];
+    size_t n_viewers;
+    bool over;
+
+    /* the ticker's */
+    int64_t last_ns, last_output, last_prompt;
+    _Atomic double tokens_per_s;
+    double prompt_tokens_per_s;
+    int64_t *load, *before; /* [n_load] rows per expert, now and at the last look */
+    size_t n_load;
+    int64_t n_ticks;
+};
+
+live_view *live_new(metrics *m) {
+    live_view *v = calloc(1, sizeof *v);
+    if (!v) return NULL;
+    v->m = m;
+    pthread_mutex_init(&v->lock, NULL);
+    return v;
+}
+
+void live_free(live_view *v) {
+    if (!v) return;
+    pthread_mutex_destroy(&v->lock);
+    free(v->load);
+    free(v->before);
+    free(v);
+}
+
+double live_tokens_per_s(live_view *v) {
+    return v->tokens_per_s;
+}
+
+bool live_add(live_view *v, http_call *c) {
+    pthread_mutex_lock(&v->lock);
+    const bool fits = v->n_viewers < VIEWERS && !v->over;
+    if (fits) {
+        http_retain(c);
+        http_stream_begin(c);
+        v->viewers[v->n_viewers++] = c;
+    }
+    pthread_mutex_unlock(&v->lock);
+    return fits;
+}
+
+static void drop(live_view *v, size_t i) {
+    http_stream_end(v->viewers[i]);
+    http_release(v->viewers[i]);
+    v->viewers[i] = v->viewers[--v->n_viewers];
+}
+
+void live_end(live_view *v) {
+    pthread_mutex_lock(&v->lock);
+    v->over = true;
+    while (v->n_viewers) drop(v, v->n_viewers - 1);
+    pthread_mutex_unlock(&v->lock);
+}
+
+/* ---- the object ---- */
+
+static json_t *list32(const int32_t *v, size_t n) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) json_array_append_new(list, json_integer(v[i]));
+    return list;
+}
+
+static json_t *list64(const int64_t *v, size_t n) {
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) json_array_append_new(list, json_integer(v[i]));
+    return list;
+}
+
+static json_t *stats_object(const hd_engine_stats *e) {
+    json_t *o = json_pack(
+        "{s:i, s:i, s:i, s:b, s:b, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:i, s:i, s:I, s:I, "
+        "s:I, s:I, s:I, s:I, s:i}",
+        "waiting", e->waiting, "running", e->running, "max_running", e->max_running, "paused",
+        e->paused, "draining", e->draining, "steps", (json_int_t)e->steps, "rows",
+        (json_int_t)e->rows, "finished", (json_int_t)e->finished, "retracted",
+        (json_int_t)e->retracted, "prompt_tokens", (json_int_t)e->prompt_tokens,
+        "cached_tokens", (json_int_t)e->cached_tokens, "output_tokens",
+        (json_int_t)e->output_tokens, "page_tokens", e->page_tokens, "snapshots", e->snapshots,
+        "snapshots_free", e->snapshots_free, "step_ns", (json_int_t)e->step_ns, "host_ns",
+        (json_int_t)e->host_ns, "last_step_ns", (json_int_t)e->last_step_ns, "weight_bytes",
+        (json_int_t)e->weight_bytes, "kv_bytes", (json_int_t)e->kv_bytes, "activation_bytes",
+        (json_int_t)e->activation_bytes, "max_context", e->max_context);
+    json_object_set_new(o, "drafted_at", list64(e->drafted_at, HD_MOST_DRAFTS));
+    json_object_set_new(o, "accepted_at", list64(e->accepted_at, HD_MOST_DRAFTS));
+    json_object_set_new(o, "pages", list32(e->pages, HD_N_POOLS));
+    json_object_set_new(o, "pages_free", list32(e->pages_free, HD_N_POOLS));
+    json_object_set_new(o, "pages_cached", list32(e->pages_cached, HD_N_POOLS));
+    return o;
+}
+
+static json_t *requests_list(hd_engine *e) {
+    static const char *const phases[] = {"waiting", "prefill", "decode"};
+    hd_engine_request *r = calloc(REQUESTS, sizeof *r);
+    const size_t n = r ? hd_engine_read_requests(e, r, REQUESTS) : 0;
+    json_t *list = json_array();
+    for (size_t i = 0; i < n; i++) {
+        json_array_append_new(list,
+                              json_pack("{s:I, s:i, s:s, s:i, s:i, s:i, s:i}", "id",
+                                        (json_int_t)r[i].id, "answer", r[i].answer, "phase",
+                                        phases[r[i].phase], "prompt_tokens", r[i].prompt_tokens,
+                                        "cached_tokens", r[i].cached_tokens, "done_tokens",
+                                        r[i].done_tokens, "output_tokens", r[i].output_tokens));
+    }
+    free(r);
+    return list;
+}
+
+static json_t *quantiles(metrics *m, metrics_time which) {
+    return json_pack("{s:f, s:f}", "p50", metrics_quantile_ms(m, which, 0.5), "p95",
+                     metrics_quantile_ms(m, which, 0.95));
+}
+
+/* Rows per expert since the last look, layer by layer; NULL without experts. */
+static json_t *experts_object(live_view *v, hd_engine *e) {
+    int32_t n_experts = 0;
+    const size_t n = hd_engine_read_experts(e, NULL, 0, &n_experts);
+    if (n == 0 || n_experts == 0) return NULL;
+    if (!v->load) {
+        v->load = calloc(n, sizeof *v->load);
+        v->before = calloc(n, sizeof *v->before);
+        v->n_load = n;
+    }
+    if (!v->load || !v->before || v->n_load != n) return NULL;
+    hd_engine_read_experts(e, v->load, n, &n_experts);
+    json_t *layers = json_array();
+    for (size_t at = 0; at + (size_t)n_experts <= n; at += (size_t)n_experts) {
+        json_t *layer = json_array();
+        for (size_t i = at; i < at + (size_t)n_experts; i++) {
+            json_array_append_new(layer, json_integer(v->load[i] - v->before[i]));
+            v->before[i] = v->load[i];
+        }
+        json_array_append_new(layers, layer);
+    }
+    return json_pack("{s:i, s:o}", "n_experts", n_experts, "layers", layers);
+}
+
+static void update_rates(live_view *v, const hd_engine_stats *e, int64_t now) {
+    if (v->last_ns) {
+        const double s = (double)(now - v->last_ns) * 1e-9;
+        v->tokens_per_s = (double)(e->output_tokens - v->last_output) / s;
+        v->prompt_tokens_per_s = (double)(e->prompt_tokens - v->last_prompt) / s;
+    }
+    v->last_ns = now;
+    v->last_output = e->output_tokens;
+    v->last_prompt = e->prompt_tokens;
+}
+
+static char *object_text(live_view *v, hd_engine *e, const hd_engine_stats *stats,
+                         int64_t now) {
+    json_t *o = json_pack("{s:I, s:o, s:{s:f, s:f}, s:o, s:o, s:o}", "t",
+                          (json_int_t)(now / 1000000), "stats", stats_object(stats), "rates",
+                          "tokens_s", (double)v->tokens_per_s, "prompt_tokens_s",
+                          v->prompt_tokens_per_s, "ttft_ms", quantiles(v->m, METRICS_TTFT),
+                          "itl_ms", quantiles(v->m, METRICS_ITL), "requests", requests_list(e));
+    json_t *experts = v->n_ticks % TICKS_PER_EXPERTS == 0 ? experts_object(v, e) : NULL;
+    if (experts) json_object_set_new(o, "experts", experts);
+    char *text = json_dumps(o, JSON_COMPACT);
+    json_decref(o);
+    return text;
+}
+
+/* Who was cut off or left is dropped. */
+static void send_to_all(live_view *v, const char *text) {
+    const size_t n = strlen(text);
+    char *event = malloc(n + 8);
+    if (!event) return;
+    memcpy(event, "data: ", 6);
+    memcpy(event + 6, text, n);
+    memcpy(event + 6 + n, "\n\n", 2);
+    pthread_mutex_lock(&v->lock);
+    for (size_t i = v->n_viewers; i-- > 0;) {
+        if (!http_stream_write(v->viewers[i], event, n + 8)) drop(v, i);
+    }
+    pthread_mutex_unlock(&v->lock);
+    free(event);
+}
+
+void live_tick(live_view *v, hd_engine *e) {
+    const int64_t now = hd_now_ns();
+    hd_engine_stats stats;
+    hd_engine_read_stats(e, &stats);
+    update_rates(v, &stats, now);
+    pthread_mutex_lock(&v->lock);
+    const bool watched = v->n_viewers > 0;
+    pthread_mutex_unlock(&v->lock);
+    if (watched) {
+        char *text = object_text(v, e, &stats, now);
+        if (text) send_to_all(v, text);
+        free(text);
+    }
+    v->n_ticks++;
+}

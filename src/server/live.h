@@ -1,0 +1,18 @@
+/* live.h - the live view: /engine/live sends an object of figures every quarter second. */
+#ifndef HD_SERVER_LIVE_H
+#define HD_SERVER_LIVE_H
+
+#include "server/http.h"
+#include "server/metrics.h"
+
+typedef struct live_view live_view;
+
+live_view *live_new(metrics *m); /* NULL: no memory */
+void live_free(live_view *v);    /* NULL is fine */
+
+bool live_add(live_view *v, http_call *c);  /* retains; false: too many look already */
+void live_tick(live_view *v, hd_engine *e); /* on the ticker thread, every quarter second */
+void live_end(live_view *v);                /* ends all streams */
+double live_tokens_per_s(live_view *v);
+
+#endif

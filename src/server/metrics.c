@@ -1,0 +1,555 @@
+/* metrics.c - one table of series, rendered under our names and under those that dashboards
+ * already know. docs/metrics.md lists them. */
+#include "server/metrics.h"
+
+#include <dirent.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/progress.h"
+#include "server/histogram.h"
+#include "server/server.h"
+
+enum { ENDPOINTS = 16, FINISHES = 10 };
+
+typedef struct counted_name { /* from a closed set: texts in the program, never from outside */
+    const char *name;
+    int64_t n;
+} counted_name;
+
+struct metrics {
+    char label[300]; /* model_name="...", escaped */
+    double start_time;
+    histogram ttft, itl, e2e, queue; /* nanoseconds */
+    histogram prompt, generation;    /* tokens */
+    atomic_int_fast64_t requests, aborted;
+    pthread_mutex_t lock; /* guards the names */
+    counted_name finishes[FINISHES], unknown[ENDPOINTS];
+};
+
+static double seconds(int64_t ns) {
+    return (double)ns * 1e-9;
+}
+
+metrics *metrics_new(const char *model_name) {
+    metrics *m = calloc(1, sizeof *m);
+    if (!m) return NULL;
+    char *to = m->label + (size_t)snprintf(m->label, sizeof m->label, "model_name=\"");
+    const char *end = m->label + sizeof m->label - 4;
+    for (const char *p = model_name; *p && to < end; p++) {
+        if (*p == '"' || *p == '\\') *to++ = '\\';
+        *to++ = (unsigned char)*p < ' ' ? '_' : *p;
+    }
+    *to++ = '"';
+    *to = '\0';
+    m->start_time = (double)time(NULL);
+    pthread_mutex_init(&m->lock, NULL);
+    return m;
+}
+
+void metrics_free(metrics *m) {
+    if (!m) return;
+    pthread_mutex_destroy(&m->lock);
+    free(m);
+}
+
+/* ---- counting ---- */
+
+/* Names are the API's own literals, so there are few; a full list counts under its last. */
+static void count_name(metrics *m, counted_name *list, size_t n, const char *name) {
+    size_t i = 0;
+    pthread_mutex_lock(&m->lock);
+    while (i + 1 < n && list[i].name && strcmp(list[i].name, name) != 0) i++;
+    if (!list[i].name) list[i].name = name;
+    list[i].n++;
+    pthread_mutex_unlock(&m->lock);
+}
+
+void metrics_token(metrics *m, int32_t n_tokens, int64_t since_last_ns) {
+    if (n_tokens > 0) histogram_add(&m->itl, since_last_ns / n_tokens, (uint64_t)n_tokens);
+}
+
+void metrics_end(metrics *m, const api_outcome *o) {
+    atomic_fetch_add(&m->requests, 1);
+    if (o->finish && strcmp(o->finish, "abort") == 0) atomic_fetch_add(&m->aborted, 1);
+    if (o->finish) count_name(m, m->finishes, FINISHES, o->finish);
+    if (o->first_ns) histogram_add(&m->ttft, o->first_ns - o->start_ns, 1);
+    if (o->admitted_ns) histogram_add(&m->queue, o->admitted_ns - o->start_ns, 1);
+    if (o->end_ns) histogram_add(&m->e2e, o->end_ns - o->start_ns, 1);
+    histogram_add(&m->prompt, o->prompt_tokens, 1);
+    histogram_add(&m->generation, o->output_tokens, 1);
+}
+
+void metrics_unknown_field(metrics *m, const char *endpoint) {
+    count_name(m, m->unknown, ENDPOINTS, endpoint);
+}
+
+double metrics_quantile_ms(metrics *m, metrics_time which, double q) {
+    const histogram *const all[] = {&m->ttft, &m->itl, &m->e2e, &m->queue};
+    return histogram_quantile(all[which], q) * 1e-6;
+}
+
+double metrics_balancedness(const int64_t *load, size_t n, int32_t n_experts) {
+    double sum = 0;
+    int32_t layers = 0;
+    for (size_t at = 0; n_experts > 0 && at + (size_t)n_experts <= n; at += (size_t)n_experts) {
+        int64_t all = 0, most = 0;
+        for (int32_t e = 0; e < n_experts; e++) {
+            all += load[at + (size_t)e];
+            if (load[at + (size_t)e] > most) most = load[at + (size_t)e];
+        }
+        if (!most) continue;
+        sum += (double)all / n_experts / (double)most;
+        layers++;
+    }
+    return layers ? sum / layers : 0;
+}
+
+/* ---- what is read when rendering ---- */
+
+typedef struct view {
+    metrics *m;
+    const metrics_sources *from;
+    hd_engine_stats e;
+    http_stats h;
+    double balancedness;
+    int64_t resident_bytes;
+    int32_t open_files;
+} view;
+
+static int64_t resident_bytes(void) {
+    char text[128] = "";
+    FILE *f = fopen("/proc/self/statm", "re");
+    if (!f) return 0;
+    const char *line = fgets(text, sizeof text, f);
+    fclose(f);
+    const char *second = line ? strchr(line, ' ') : NULL;
+    return second ? strtoll(second, NULL, 10) * sysconf(_SC_PAGESIZE) : 0;
+}
+
+static int32_t open_files(void) {
+    DIR *d = opendir("/proc/self/fd");
+    int32_t n = -3; /* ".", ".." and the directory itself */
+    if (!d) return 0;
+    while (readdir(d)) n++;
+    closedir(d);
+    return n;
+}
+
+static double read_balancedness(hd_engine *e) {
+    int32_t n_experts = 0;
+    const size_t n = hd_engine_read_experts(e, NULL, 0, &n_experts);
+    int64_t *load = n ? calloc(n, sizeof *load) : NULL;
+    if (!load) return 0;
+    hd_engine_read_experts(e, load, n, &n_experts);
+    const double even = metrics_balancedness(load, n, n_experts);
+    free(load);
+    return even;
+}
+
+/* ---- single values ---- */
+
+static int64_t page_tokens_of(const view *v, int pool, const int32_t *pages) {
+    return (int64_t)pages[pool] * v->e.page_tokens;
+}
+
+static int64_t used_pages(const view *v, int pool) {
+    return v->e.pages[pool] - v->e.pages_free[pool] - v->e.pages_cached[pool];
+}
+
+static double running(const view *v) {
+    return v->e.running;
+}
+static double waiting(const view *v) {
+    return v->e.waiting;
+}
+static double paused(const view *v) {
+    return v->e.paused;
+}
+static double throughput(const view *v) {
+    return v->from->tokens_per_s;
+}
+static double prompt_tokens(const view *v) {
+    return (double)v->e.prompt_tokens;
+}
+static double output_tokens(const view *v) {
+    return (double)v->e.output_tokens;
+}
+static double cached_tokens(const view *v) {
+    return (double)v->e.cached_tokens;
+}
+static double hit_rate(const view *v) {
+    return v->e.prompt_tokens ? (double)v->e.cached_tokens / (double)v->e.prompt_tokens : 0;
+}
+static double requests(const view *v) {
+    return (double)atomic_load(&v->m->requests);
+}
+static double aborted(const view *v) {
+    return (double)atomic_load(&v->m->aborted);
+}
+static double retracted(const view *v) {
+    return (double)v->e.retracted;
+}
+static double steps(const view *v) {
+    return (double)v->e.steps;
+}
+static double rows(const view *v) {
+    return (double)v->e.rows;
+}
+static double kv_total(const view *v) {
+    return (double)page_tokens_of(v, HD_POOL_ENTRIES, v->e.pages);
+}
+static double kv_used(const view *v) {
+    return (double)used_pages(v, HD_POOL_ENTRIES) * v->e.page_tokens;
+}
+static double kv_free(const view *v) {
+    return (double)page_tokens_of(v, HD_POOL_ENTRIES, v->e.pages_free);
+}
+static double kv_evictable(const view *v) {
+    return (double)page_tokens_of(v, HD_POOL_ENTRIES, v->e.pages_cached);
+}
+static double usage(const view *v) {
+    const int32_t all = v->e.pages[HD_POOL_ENTRIES];
+    return all ? (double)used_pages(v, HD_POOL_ENTRIES) / all : 0;
+}
+static double window_usage(const view *v) {
+    const int32_t all = v->e.pages[HD_POOL_WINDOW];
+    return all ? (double)used_pages(v, HD_POOL_WINDOW) / all : 0;
+}
+static double drafts(const view *v) {
+    return (double)v->e.drafted_at[0];
+}
+static int64_t sum_places(const int64_t *at) {
+    int64_t n = 0;
+    for (int32_t i = 0; i < HD_MOST_DRAFTS; i++) n += at[i];
+    return n;
+}
+static double draft_tokens(const view *v) {
+    return (double)sum_places(v->e.drafted_at);
+}
+static double accepted_tokens(const view *v) {
+    return (double)sum_places(v->e.accepted_at);
+}
+static double accept_length(const view *v) {
+    return drafts(v) > 0 ? 1 + accepted_tokens(v) / drafts(v) : 1;
+}
+static double accept_rate(const view *v) {
+    return draft_tokens(v) > 0 ? accepted_tokens(v) / draft_tokens(v) : 0;
+}
+static double balancedness(const view *v) {
+    return v->balancedness;
+}
+static double page_size(const view *v) {
+    return v->e.page_tokens;
+}
+static double context_length(const view *v) {
+    return v->e.max_context;
+}
+static double max_running(const view *v) {
+    return v->e.max_running;
+}
+static double weight_gb(const view *v) {
+    return (double)v->e.weight_bytes / 1e9;
+}
+static double kv_gb(const view *v) {
+    return (double)v->e.kv_bytes / 1e9;
+}
+static double load_seconds(const view *v) {
+    return v->from->load_seconds;
+}
+static double connections(const view *v) {
+    return v->h.connections;
+}
+static double streams(const view *v) {
+    return v->h.streams;
+}
+static double cut_off(const view *v) {
+    return (double)v->h.cut_off;
+}
+static double gone(const view *v) {
+    return (double)v->h.gone;
+}
+static double timed_out(const view *v) {
+    return (double)v->h.timed_out;
+}
+static double refused(const view *v) {
+    return (double)v->h.refused;
+}
+static double accepted(const view *v) {
+    return (double)v->h.accepted;
+}
+static double received_bytes(const view *v) {
+    return (double)v->h.body_bytes;
+}
+static double sent_bytes(const view *v) {
+    return (double)v->h.sent_bytes;
+}
+static double resident(const view *v) {
+    return (double)v->resident_bytes;
+}
+static double files(const view *v) {
+    return v->open_files;
+}
+static double started(const view *v) {
+    return v->m->start_time;
+}
+
+typedef struct series {
+    const char *own, *sglang, *vllm; /* names without prefix; NULL: not under this prefix */
+    const char *type, *help;
+    double (*value)(const view *v);
+} series;
+
+/* clang-format off */
+static const series all_series[] = {
+    {"num_running_reqs", "num_running_reqs", "num_requests_running", "gauge", "answers being computed", running},
+    {"num_queue_reqs", "num_queue_reqs", "num_requests_waiting", "gauge", "answers that wait", waiting},
+    {"max_running_reqs", NULL, NULL, "gauge", "answers computed side by side at most", max_running},
+    {"paused", NULL, "engine_sleep_state", "gauge", "1 while generation is paused", paused},
+    {"gen_throughput", "gen_throughput", NULL, "gauge", "output tokens per second, lately", throughput},
+    {"prompt_tokens_total", "prompt_tokens_total", "prompt_tokens_total", "counter", "prompt tokens of admitted requests", prompt_tokens},
+    {"generation_tokens_total", "generation_tokens_total", "generation_tokens_total", "counter", "tokens generated", output_tokens},
+    {"cached_tokens_total", "cached_tokens_total", "prefix_cache_hits", "counter", "prompt tokens found in the prefix cache", cached_tokens},
+    {"prefix_cache_queries_total", NULL, "prefix_cache_queries", "counter", "prompt tokens looked up in the prefix cache", prompt_tokens},
+    {"cache_hit_rate", "cache_hit_rate", NULL, "gauge", "cached share of all prompt tokens so far", hit_rate},
+    {"num_requests_total", "num_requests_total", NULL, "counter", "requests that ended", requests},
+    {"num_aborted_requests_total", "num_aborted_requests_total", NULL, "counter", "requests that were aborted", aborted},
+    {"num_retracted_requests_total", "num_retracted_requests_total", "num_preemptions_total", "counter", "times a request lost its place for others", retracted},
+    {"steps_total", NULL, NULL, "counter", "forward passes", steps},
+    {"step_rows_total", NULL, NULL, "counter", "rows in them", rows},
+    {"max_total_num_tokens", "max_total_num_tokens", NULL, "gauge", "tokens the KV pools hold", kv_total},
+    {"kv_used_tokens", "kv_used_tokens", NULL, "gauge", "tokens held by living requests", kv_used},
+    {"kv_available_tokens", "kv_available_tokens", NULL, "gauge", "tokens free", kv_free},
+    {"kv_evictable_tokens", "kv_evictable_tokens", NULL, "gauge", "tokens cached and given up on demand", kv_evictable},
+    {"token_usage", "token_usage", "kv_cache_usage_perc", "gauge", "used share of the KV pool, 0 to 1", usage},
+    {"window_usage", "swa_token_usage", NULL, "gauge", "used share of the window pool, 0 to 1", window_usage},
+    {"spec_decode_num_drafts_total", "spec_verify_calls_total", "spec_decode_num_drafts_total", "counter", "steps of an answer with drafts", drafts},
+    {"spec_decode_num_draft_tokens_total", NULL, "spec_decode_num_draft_tokens_total", "counter", "draft tokens", draft_tokens},
+    {"spec_decode_num_accepted_tokens_total", NULL, "spec_decode_num_accepted_tokens_total", "counter", "draft tokens that stood", accepted_tokens},
+    {"spec_accept_length", "spec_accept_length", NULL, "gauge", "tokens per step of an answer with drafts", accept_length},
+    {"spec_accept_rate", "spec_accept_rate", NULL, "gauge", "share of draft tokens that stood", accept_rate},
+    {"expert_balancedness", "eplb_balancedness", NULL, "gauge", "mean load of experts over the largest, averaged over layers", balancedness},
+    {"page_size", "page_size", NULL, "gauge", "tokens of a page", page_size},
+    {"context_len", "context_len", NULL, "gauge", "tokens of one answer, prompt and output, at most", context_length},
+    {"weight_memory_usage_gb", "weight_memory_usage_gb", NULL, "gauge", "10^9 bytes of weights", weight_gb},
+    {"kv_cache_memory_usage_gb", "kv_cache_memory_usage_gb", NULL, "gauge", "10^9 bytes of KV pools", kv_gb},
+    {"load_seconds", "weight_load_duration_seconds", NULL, "gauge", "time to load the model", load_seconds},
+    {"http_connections", NULL, NULL, "gauge", "open connections", connections},
+    {"http_streams", NULL, NULL, "gauge", "open event streams", streams},
+    {"http_connections_total", NULL, NULL, "counter", "connections accepted", accepted},
+    {"http_slow_readers_total", NULL, NULL, "counter", "streams cut off because their reader fell behind", cut_off},
+    {"http_clients_gone_total", NULL, NULL, "counter", "clients that left before their answer's end", gone},
+    {"http_timeouts_total", NULL, NULL, "counter", "requests that did not arrive in time, connections that idled", timed_out},
+    {"http_refused_total", NULL, NULL, "counter", "requests refused before a handler saw them", refused},
+    {"http_request_body_bytes_total", NULL, NULL, "counter", "bytes of request bodies", received_bytes},
+    {"http_response_body_bytes_total", NULL, NULL, "counter", "bytes of answers", sent_bytes},
+};
+
+static const series process_series[] = {
+    {"process_resident_memory_bytes", NULL, NULL, "gauge", "resident memory", resident},
+    {"process_open_fds", NULL, NULL, "gauge", "open files", files},
+    {"process_start_time_seconds", NULL, NULL, "gauge", "start, Unix time", started},
+};
+/* clang-format on */
+
+/* ---- text ---- */
+
+typedef struct dialect {
+    const char *prefix, *labels; /* labels: after model_name */
+    int bit;                     /* of server_compat; 0: always */
+} dialect;
+
+static const dialect dialects[] = {
+    {"hadal_",  "",                                                                       0                 },
+    {"sglang:", ",engine_type=\"unified\",tp_rank=\"0\",pp_rank=\"0\",moe_ep_rank=\"0\"",
+     SERVER_COMPAT_SGLANG                                                                                   },
+    {"vllm:",   ",engine=\"0\"",                                                          SERVER_COMPAT_VLLM},
+};
+
+static void put_head(FILE *out, const char *prefix, const char *name, const char *type,
+                     const char *help) {
+    fprintf(out, "# HELP %s%s %s\n# TYPE %s%s %s\n", prefix, name, help, prefix, name, type);
+}
+
+static void put_series(FILE *out, const view *v, const dialect *d, const series *s) {
+    const char *const names[] = {s->own, s->sglang, s->vllm};
+    const char *name = names[d - dialects];
+    if (!name) return;
+    put_head(out, d->prefix, name, s->type, s->help);
+    fprintf(out, "%s%s{%s%s} %.17g\n", d->prefix, name, v->m->label, d->labels, s->value(v));
+}
+
+typedef struct shape { /* of a histogram, under every prefix */
+    const char *own, *sglang, *vllm, *help;
+    double unit; /* what 1 of the edges is in the histogram */
+    size_t offset;
+    const double *edges[3]; /* per dialect, ends with 0 */
+} shape;
+
+static const double ttft_ours[] = {.001, .005, .01, .02, .04, .06, .08, .1,  .25, .5,   .75, 1,
+                                   2.5,  5,    7.5, 10,  20,  40,  80,  160, 640, 2560, 0};
+static const double ttft_sglang[] = {.1, .2, .4, .6, .8, 1,   2,   4,   6, 8,
+                                     10, 20, 40, 60, 80, 100, 200, 400, 0};
+static const double itl_ours[] = {.0001, .0002, .0005, .001, .002, .004, .006, .008, .01,
+                                  .015,  .02,   .025,  .03,  .04,  .06,  .08,  .1,   .2,
+                                  .4,    .8,    1,     2,    4,    8,    0};
+static const double itl_sglang[] = {.002, .004, .006, .008, .01, .015, .02, .025,
+                                    .03,  .035, .04,  .06,  .08, .1,   .2,  .4,
+                                    .6,   .8,   1,    2,    4,   6,    8,   0};
+static const double itl_vllm[] = {.01, .025, .05, .075, .1,  .15, .2, .3, .4, .5,
+                                  .75, 1,    2.5, 5,    7.5, 10,  20, 40, 80, 0};
+static const double e2e_sglang[] = {.1, .2, .4, .6,  .8,  1,   2,   4,    6,    8,    10, 20,
+                                    40, 60, 80, 100, 200, 400, 600, 1200, 1800, 2400, 0};
+static const double request_vllm[] = {.3, .5, .8, 1,  1.5, 2,   2.5, 5,   10,   15,   20,
+                                      30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680, 0};
+static const double token_edges[] = {1,     2,      5,      10,     20,      50,    100,
+                                     200,   500,    1000,   2000,   5000,    10000, 20000,
+                                     50000, 100000, 200000, 500000, 1000000, 0};
+
+/* clang-format off */
+static const shape shapes[] = {
+    {"time_to_first_token_seconds", "time_to_first_token_seconds", "time_to_first_token_seconds",
+     "from the request's headers to the first token", 1e9, offsetof(metrics, ttft), {ttft_ours, ttft_sglang, ttft_ours}},
+    {"inter_token_latency_seconds", "inter_token_latency_seconds", "inter_token_latency_seconds",
+     "between tokens of an answer", 1e9, offsetof(metrics, itl), {itl_ours, itl_sglang, itl_vllm}},
+    {"e2e_request_latency_seconds", "e2e_request_latency_seconds", "e2e_request_latency_seconds",
+     "from the request's headers to its end", 1e9, offsetof(metrics, e2e), {ttft_ours, e2e_sglang, request_vllm}},
+    {"queue_time_seconds", "queue_time_seconds", "request_queue_time_seconds",
+     "until the first answer was admitted", 1e9, offsetof(metrics, queue), {ttft_ours, ttft_sglang, request_vllm}},
+    {"prompt_tokens_histogram", "prompt_tokens_histogram", "request_prompt_tokens",
+     "prompt tokens of a request", 1, offsetof(metrics, prompt), {token_edges, token_edges, token_edges}},
+    {"generation_tokens_histogram", "generation_tokens_histogram", "request_generation_tokens",
+     "tokens generated for a request", 1, offsetof(metrics, generation), {token_edges, token_edges, token_edges}},
+};
+/* clang-format on */
+
+static void put_histogram(FILE *out, const view *v, const dialect *d, const shape *s) {
+    const char *const names[] = {s->own, s->sglang, s->vllm};
+    const char *name = names[d - dialects];
+    const histogram *h = (const void *)((const char *)v->m + s->offset);
+    const unsigned long long n = atomic_load(&h->n);
+    put_head(out, d->prefix, name, "histogram", s->help);
+    for (const double *edge = s->edges[d - dialects]; *edge > 0; edge++) {
+        fprintf(out, "%s%s_bucket{%s%s,le=\"%g\"} %llu\n", d->prefix, name, v->m->label,
+                d->labels, *edge, (unsigned long long)histogram_below(h, *edge * s->unit));
+    }
+    fprintf(out, "%s%s_bucket{%s%s,le=\"+Inf\"} %llu\n", d->prefix, name, v->m->label,
+            d->labels, n);
+    fprintf(out, "%s%s_sum{%s%s} %.17g\n%s%s_count{%s%s} %llu\n", d->prefix, name, v->m->label,
+            d->labels, (double)atomic_load(&h->sum) / s->unit, d->prefix, name, v->m->label,
+            d->labels, n);
+}
+
+/* ---- series with a further label ---- */
+
+static void put_pools(FILE *out, const view *v) {
+    static const char *const pools[HD_N_POOLS] = {"entries", "window"};
+    put_head(out, "hadal_", "kv_pages", "gauge", "pages by pool and state");
+    for (int p = 0; p < HD_N_POOLS; p++) {
+        const char *label = v->m->label, *pool = pools[p];
+        fprintf(out, "hadal_kv_pages{%s,pool=\"%s\",state=\"free\"} %d\n", label, pool,
+                v->e.pages_free[p]);
+        fprintf(out, "hadal_kv_pages{%s,pool=\"%s\",state=\"cached\"} %d\n", label, pool,
+                v->e.pages_cached[p]);
+        fprintf(out, "hadal_kv_pages{%s,pool=\"%s\",state=\"used\"} %lld\n", label, pool,
+                (long long)used_pages(v, p));
+    }
+}
+
+static void put_step_time(FILE *out, const view *v) {
+    put_head(out, "hadal_", "step_seconds_total", "counter", "time in steps, by who was busy");
+    fprintf(out, "hadal_step_seconds_total{%s,part=\"host\"} %.9f\n", v->m->label,
+            seconds(v->e.host_ns));
+    fprintf(out, "hadal_step_seconds_total{%s,part=\"device\"} %.9f\n", v->m->label,
+            seconds(v->e.step_ns - v->e.host_ns));
+}
+
+static void put_places(FILE *out, const view *v, const dialect *d) {
+    static const char name[] = "spec_decode_num_accepted_tokens_per_pos_total";
+    if (d->bit == SERVER_COMPAT_SGLANG) return;
+    put_head(out, d->prefix, name, "counter", "drafts that stood, by place in the step");
+    for (int i = 0; i < HD_MOST_DRAFTS; i++) {
+        fprintf(out, "%s%s{%s%s,position=\"%d\"} %lld\n", d->prefix, name, v->m->label,
+                d->labels, i, (long long)v->e.accepted_at[i]);
+    }
+    if (d->bit) return;
+    put_head(out, d->prefix, "spec_decode_num_draft_tokens_per_pos_total", "counter",
+             "drafts made, by place in the step");
+    for (int i = 0; i < HD_MOST_DRAFTS; i++) {
+        fprintf(out,
+                "hadal_spec_decode_num_draft_tokens_per_pos_total{%s,position=\"%d\"} "
+                "%lld\n",
+                v->m->label, i, (long long)v->e.drafted_at[i]);
+    }
+}
+
+static void put_names(FILE *out, view *v, const dialect *d) {
+    pthread_mutex_lock(&v->m->lock);
+    if (d->bit != SERVER_COMPAT_SGLANG) {
+        put_head(out, d->prefix, "request_success_total", "counter",
+                 "requests by how they ended");
+        for (int i = 0; i < FINISHES && v->m->finishes[i].name; i++) {
+            fprintf(out, "%srequest_success_total{%s%s,finished_reason=\"%s\"} %lld\n",
+                    d->prefix, v->m->label, d->labels, v->m->finishes[i].name,
+                    (long long)v->m->finishes[i].n);
+        }
+    }
+    if (!d->bit) {
+        put_head(out, d->prefix, "unknown_fields_total", "counter",
+                 "fields of requests that this server does not know");
+        for (int i = 0; i < ENDPOINTS && v->m->unknown[i].name; i++) {
+            fprintf(out, "hadal_unknown_fields_total{%s,endpoint=\"%s\"} %lld\n", v->m->label,
+                    v->m->unknown[i].name, (long long)v->m->unknown[i].n);
+        }
+    }
+    pthread_mutex_unlock(&v->m->lock);
+}
+
+static void put_statuses(FILE *out, const view *v) {
+    static const char *const names[] = {"gone", "1xx", "2xx", "3xx", "4xx", "5xx"};
+    put_head(out, "hadal_", "http_requests_total", "counter", "requests by status");
+    for (int i = 0; i < 6; i++) {
+        fprintf(out, "hadal_http_requests_total{%s,status=\"%s\"} %lld\n", v->m->label,
+                names[i], (long long)v->h.requests[i]);
+    }
+}
+
+static void put_all(FILE *out, view *v) {
+    for (size_t k = 0; k < HD_LEN(dialects); k++) {
+        const dialect *d = &dialects[k];
+        if (d->bit && !(v->from->compat & d->bit)) continue;
+        for (size_t i = 0; i < HD_LEN(all_series); i++) put_series(out, v, d, &all_series[i]);
+        for (size_t i = 0; i < HD_LEN(shapes); i++) put_histogram(out, v, d, &shapes[i]);
+        put_places(out, v, d);
+        put_names(out, v, d);
+    }
+    put_pools(out, v);
+    put_step_time(out, v);
+    put_statuses(out, v);
+    for (size_t i = 0; i < HD_LEN(process_series); i++) {
+        const series *s = &process_series[i];
+        put_head(out, "", s->own, s->type, s->help);
+        fprintf(out, "%s %.17g\n", s->own, s->value(v));
+    }
+}
+
+char *metrics_render(metrics *m, const metrics_sources *from) {
+    char *text = NULL;
+    size_t n;
+    view v = {.m = m, .from = from};
+    if (from->engine) hd_engine_read_stats(from->engine, &v.e);
+    if (from->engine) v.balancedness = read_balancedness(from->engine);
+    http_read_stats(from->http, &v.h);
+    v.resident_bytes = resident_bytes();
+    v.open_files = open_files();
+    FILE *out = open_memstream(&text, &n);
+    if (!out) return NULL;
+    put_all(out, &v);
+    if (fclose(out) == 0) return text;
+    free(text);
+    return NULL;
+}

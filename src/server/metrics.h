@@ -1,0 +1,40 @@
+/* metrics.h - counters and histograms of what was served, and their Prometheus text. */
+#ifndef HD_SERVER_METRICS_H
+#define HD_SERVER_METRICS_H
+
+#include "server/api.h"
+#include "server/http_server.h"
+
+typedef struct metrics metrics;
+
+metrics *metrics_new(const char *model_name); /* NULL: no memory */
+void metrics_free(metrics *m);
+
+/* What the server reports, from any thread. */
+void metrics_token(metrics *m, int32_t n_tokens, int64_t since_last_ns);
+void metrics_end(metrics *m, const api_outcome *o);
+void metrics_unknown_field(metrics *m, const char *endpoint);
+
+typedef struct metrics_sources { /* read at the moment of rendering */
+    hd_engine *engine;           /* NULL: still loading */
+    http_server *http;
+    double tokens_per_s, load_seconds;
+    int compat; /* server_compat bits */
+} metrics_sources;
+
+/* malloc'ed text, the caller's; NULL: no memory. */
+char *metrics_render(metrics *m, const metrics_sources *from);
+
+/* Quantiles in milliseconds over all requests so far; 0 without any. */
+typedef enum metrics_time {
+    METRICS_TTFT,
+    METRICS_ITL,
+    METRICS_E2E,
+    METRICS_QUEUE
+} metrics_time;
+double metrics_quantile_ms(metrics *m, metrics_time which, double q);
+
+/* How even the load of experts is: mean over the largest, averaged over layers; 1: even. */
+double metrics_balancedness(const int64_t *load, size_t n, int32_t n_experts);
+
+#endif

@@ -1,0 +1,124 @@
+/* page.c - hands out the web page: the files of web/, embedded by the assembler, also packed.
+ *
+ * The headers let a browser run and load these files only, so that whatever a model writes
+ * stays text; nobody may put the page into a frame. A browser asks again each time and is told
+ * by the ETag that nothing changed. */
+#include "server/page.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define INCLUDE(symbol, path)                         \
+    __asm__(".pushsection .rodata\n"                  \
+            ".balign 8\n"                             \
+            "page_" #symbol "_bytes: .quad 2f - 1f\n" \
+            "page_" #symbol ":\n"                     \
+            "1: .incbin \"" path "\"\n"               \
+            "2: .popsection\n");                      \
+    extern const uint64_t page_##symbol##_bytes;      \
+    extern const char page_##symbol[];
+
+#define FILES(X)                                       \
+    X(index, "index.html", "text/html; charset=utf-8") \
+    X(style, "style.css", "text/css; charset=utf-8")   \
+    X(icon, "icon.svg", "image/svg+xml")               \
+    X(theme, "theme.js", SCRIPT)                       \
+    X(app, "app.js", SCRIPT)                           \
+    X(chat, "chat.js", SCRIPT)                         \
+    X(messages, "messages.js", SCRIPT)                 \
+    X(markdown, "markdown.js", SCRIPT)                 \
+    X(tools, "tools.js", SCRIPT)                       \
+    X(settings, "settings.js", SCRIPT)                 \
+    X(store, "store.js", SCRIPT)                       \
+    X(net, "net.js", SCRIPT)                           \
+    X(dom, "dom.js", SCRIPT)                           \
+    X(engine, "engine.js", SCRIPT)                     \
+    X(lanes, "lanes.js", SCRIPT)                       \
+    X(plots, "plots.js", SCRIPT)                       \
+    X(heatmap, "heatmap.js", SCRIPT)
+#define SCRIPT "text/javascript; charset=utf-8"
+
+/* PAGE_PACKED is the Makefile's: where it put the packed files. */
+#define X(symbol, name, type)               \
+    INCLUDE(symbol, "src/server/web/" name) \
+    INCLUDE(symbol##_gz, PAGE_PACKED name ".gz")
+FILES(X)
+#undef X
+
+typedef struct page_bytes {
+    const char *data;
+    const uint64_t *n;
+} page_bytes;
+
+typedef struct page_file {
+    const char *name, *type;
+    page_bytes plain, packed;
+} page_file;
+
+#define BYTES(symbol) \
+    { page_##symbol, &page_##symbol##_bytes }
+#define X(symbol, name, type) {name, type, BYTES(symbol), BYTES(symbol##_gz)},
+static const page_file files[] = {FILES(X)};
+#undef X
+
+enum { N_FILES = sizeof files / sizeof files[0], ETAG_BYTES = 24 };
+
+static const char *const headers[][2] = {
+    {"Content-Security-Policy",
+     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"},
+    {"Permissions-Policy",           "camera=(), microphone=(), geolocation=()"       },
+    {"Cross-Origin-Opener-Policy",   "same-origin"                                    },
+    {"Cross-Origin-Resource-Policy", "same-origin"                                    },
+    {"Referrer-Policy",              "no-referrer"                                    },
+    {"Cache-Control",                "private, no-cache"                              },
+};
+
+/* FNV-1a of what is sent, quoted. */
+static void write_etag(char etag[ETAG_BYTES], page_bytes sent) {
+    uint64_t hash = 0xcbf29ce484222325u;
+    for (uint64_t i = 0; i < *sent.n; i++) {
+        hash = (hash ^ (unsigned char)sent.data[i]) * 0x100000001b3u;
+    }
+    snprintf(etag, ETAG_BYTES, "\"%016" PRIx64 "\"", hash);
+}
+
+static void send_file(http_call *c, const page_file *f) {
+    char etag[ETAG_BYTES];
+    const char *accepted = http_header(c, "Accept-Encoding");
+    const bool packs = accepted && strstr(accepted, "gzip");
+    const page_bytes sent = packs ? f->packed : f->plain;
+    write_etag(etag, sent);
+    for (size_t i = 0; i < sizeof headers / sizeof headers[0]; i++) {
+        http_reply_header(c, headers[i][0], headers[i][1]);
+    }
+    http_reply_header(c, "ETag", etag);
+    if (packs) http_reply_header(c, "Content-Encoding", "gzip");
+    const char *known = http_header(c, "If-None-Match");
+    const bool same = known && strstr(known, etag);
+    http_reply(c, same ? 304 : 200, f->type, sent.data, same ? 0 : (size_t)*sent.n);
+}
+
+static void get_index(http_call *c, void *server) {
+    (void)server;
+    send_file(c, &files[0]);
+}
+
+static void get_file(http_call *c, void *server) {
+    (void)server;
+    const char *name = http_path_tail(c);
+    for (int32_t i = 1; i < N_FILES; i++) {
+        if (strcmp(name, files[i].name) == 0) {
+            send_file(c, &files[i]);
+            return;
+        }
+    }
+    http_error(c, 404, "invalid_request_error", "not_found", NULL, "the page has no such file");
+}
+
+const http_route page_routes[] = {
+    {"GET", "/",       HTTP_PUBLIC, HTTP_OPENAI, get_index},
+    {"GET", "/page/*", HTTP_PUBLIC, HTTP_OPENAI, get_file },
+};
+const size_t page_n_routes = sizeof page_routes / sizeof page_routes[0];

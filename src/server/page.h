@@ -1,0 +1,11 @@
+/* page.h - the web page: its files are part of the program, and these are its routes. */
+#ifndef HD_SERVER_PAGE_H
+#define HD_SERVER_PAGE_H
+
+#include "server/http.h"
+
+/* "/" and "/page/NAME". Their handlers need no server argument. */
+extern const http_route page_routes[];
+extern const size_t page_n_routes;
+
+#endif

@@ -1,0 +1,320 @@
+/* server.c - the life of a server: bind, sandbox, load, poll, drain. */
+#include "server/server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "base/progress.h"
+#include "server/api_store.h"
+#include "server/page.h"
+#include "server/sandbox.h"
+#include "server/server_internal.h"
+
+enum { TICK_NS = 50000000, TICKS_PER_VIEW = 5, STORE_BYTES = 64 << 20 };
+
+/* ---- the poller ---- */
+
+void server_submitted(server *s) {
+    pthread_mutex_lock(&s->lock);
+    s->submitted = true;
+    pthread_cond_signal(&s->mail);
+    pthread_mutex_unlock(&s->lock);
+}
+
+/* Polling returns when the engine is idle; a submission starts it again. */
+static void *poll_events(void *user) {
+    server *s = user;
+    hd_event ignored;
+    while (!atomic_load(&s->stopping)) {
+        if (hd_engine_poll(s->engine, &ignored, -1)) continue;
+        pthread_mutex_lock(&s->lock);
+        while (!s->submitted && !atomic_load(&s->stopping)) {
+            pthread_cond_wait(&s->mail, &s->lock);
+        }
+        s->submitted = false;
+        pthread_mutex_unlock(&s->lock);
+    }
+    return NULL;
+}
+
+/* ---- the ticker ---- */
+
+static void watch_progress(server *s, int64_t *steps) {
+    hd_engine_stats stats;
+    hd_engine_read_stats(s->engine, &stats);
+    const bool due = stats.running + stats.waiting > 0 && !stats.paused;
+    if (!due || stats.steps != *steps) atomic_store(&s->progress_ns, hd_now_ns());
+    *steps = stats.steps;
+}
+
+waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
+                              bool (*check)(server *s, waiting_call *w, bool late)) {
+    waiting_call *place = NULL;
+    pthread_mutex_lock(&s->lock);
+    for (size_t i = 0; i < SERVER_WAITING_CALLS && !place; i++) {
+        if (!s->waiting[i].call) place = &s->waiting[i];
+    }
+    if (place) {
+        http_retain(c);
+        place->call = c;
+        place->check = check;
+        place->until_ns = hd_now_ns() + timeout_ns;
+        atomic_store(&place->request, 0);
+        atomic_store(&place->ended, 0);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return place;
+}
+
+/* Whoever waits is answered here. Only this thread frees places. */
+static void tend_waiting(server *s) {
+    const int64_t now = hd_now_ns();
+    for (size_t i = 0; i < SERVER_WAITING_CALLS; i++) {
+        waiting_call *w = &s->waiting[i];
+        pthread_mutex_lock(&s->lock);
+        http_call *c = w->call;
+        pthread_mutex_unlock(&s->lock);
+        if (!c) continue;
+        if (!w->check(s, w, now > w->until_ns || atomic_load(&s->stopping))) continue;
+        pthread_mutex_lock(&s->lock);
+        w->call = NULL;
+        pthread_mutex_unlock(&s->lock);
+        http_release(c);
+    }
+}
+
+static void *tick(void *user) {
+    server *s = user;
+    int64_t steps = 0;
+    for (int n = 0; !atomic_load(&s->stopping); n++) {
+        const struct timespec pause = {0, TICK_NS};
+        nanosleep(&pause, NULL);
+        watch_progress(s, &steps);
+        tend_waiting(s);
+        trace_tick(s->trace, s->engine);
+        if (n % TICKS_PER_VIEW == 0) live_tick(s->live, s->engine);
+    }
+    tend_waiting(s);
+    live_end(s->live);
+    return NULL;
+}
+
+/* ---- what the API reports ---- */
+
+static void on_submit(void *user, uint64_t id, http_call *c, const hd_generation *g) {
+    server *s = user;
+    records_submit(s->records, id, c, g);
+    server_submitted(s);
+}
+
+static void on_token(void *user, int32_t n_tokens, int64_t since_last_ns) {
+    server *s = user;
+    metrics_token(s->metrics, n_tokens, since_last_ns);
+}
+
+static void on_end(void *user, const api_outcome *outcome) {
+    server *s = user;
+    metrics_end(s->metrics, outcome);
+    trace_request(s->trace, outcome);
+    records_end(s->records, outcome);
+}
+
+static void on_unknown_field(void *user, const char *endpoint, const char *field) {
+    server *s = user;
+    (void)field; /* a label from outside would be a new series for every spelling */
+    metrics_unknown_field(s->metrics, endpoint);
+}
+
+/* ---- life ---- */
+
+static hd_status open_for_append(int *fd, const char *path, bool fresh, hd_err *err) {
+    *fd = -1;
+    if (!path) return HD_OK;
+    *fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | (fresh ? O_TRUNC : 0), 0600);
+    if (*fd >= 0) return HD_OK;
+    return HD_FAIL(err, HD_EIO, "cannot write %s: %s", path, strerror(errno));
+}
+
+static hd_status open_records(server *s, hd_err *err) {
+    int log_fd, crash_fd = -1;
+    hd_status st = open_for_append(&log_fd, s->options.request_log, false, err);
+    if (st == HD_OK) st = open_for_append(&crash_fd, s->options.crash_file, true, err);
+    if (st != HD_OK) {
+        if (log_fd >= 0) close(log_fd);
+        return st;
+    }
+    s->records = records_new(s->options.http.limits.connections, log_fd, crash_fd);
+    return s->records ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for records of requests");
+}
+
+static hd_status mount_all(server *s, hd_err *err) {
+    HD_TRY(http_mount(s->http, info_routes, info_n_routes, s, err));
+    HD_TRY(http_mount(s->http, admin_routes, admin_n_routes, s, err));
+    HD_TRY(http_mount(s->http, page_routes, page_n_routes, NULL, err));
+    return http_mount(s->http, api_routes, api_n_routes, &s->api, err);
+}
+
+static hd_status prepare(server *s, hd_err *err) {
+    const server_options *o = &s->options;
+    HD_TRY(hd_keys_open(&s->keys, &o->key_sources, err));
+    s->options.http.keys = s->keys;
+    HD_TRY(http_open(&s->http, &s->options.http, err));
+    if (!http_is_loopback(s->http) && !hd_keys_user_set(s->keys) && !o->open) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "%s can be reached by others: give --api-key-file, or say "
+                       "--insecure-no-auth",
+                       o->http.host);
+    }
+    HD_TRY(open_records(s, err));
+    s->metrics = metrics_new(o->model_name);
+    s->live = s->metrics ? live_new(s->metrics) : NULL;
+    s->trace = trace_new(o->trace_dir);
+    if (!s->live || !s->trace) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
+    HD_TRY(mount_all(s, err));
+    if (!o->sandbox) {
+        memcpy(s->sandbox, "off", 4);
+        return HD_OK;
+    }
+    const sandbox_paths paths = {
+        .read = {o->engine.model_dir,        o->key_sources.file, o->key_sources.admin_file},
+        .write = {o->trace_dir}
+    };
+    return sandbox_enter(&paths, s->sandbox, sizeof s->sandbox, err);
+}
+
+hd_status server_open(server **out, const server_options *options, hd_err *err) {
+    server *s = calloc(1, sizeof *s);
+    *out = NULL;
+    if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
+    s->options = *options;
+    s->start_ns = hd_now_ns();
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->mail, NULL);
+    hd_status st = prepare(s, err);
+    if (st != HD_OK) {
+        server_close(s);
+        return st;
+    }
+    *out = s;
+    return HD_OK;
+}
+
+hd_status server_start(server *s, hd_err *err) {
+    char why[600];
+    HD_TRY(http_start(s->http, err));
+    const int64_t before = hd_now_ns();
+    const int opened = hd_engine_open(&s->engine, &s->options.engine, why, sizeof why);
+    if (opened != 0) return HD_FAIL(err, (hd_status)opened, "%s", why);
+    s->load_seconds = (double)(hd_now_ns() - before) * 1e-9;
+    s->api = (api_context){.engine = s->engine,
+                           .model_name = s->options.model_name,
+                           .created = (int64_t)time(NULL),
+                           .limits = s->options.api,
+                           .on_submit = on_submit,
+                           .on_token = on_token,
+                           .on_end = on_end,
+                           .on_unknown_field = on_unknown_field,
+                           .server = s,
+                           .store = api_store_open(STORE_BYTES)};
+    atomic_store(&s->progress_ns, hd_now_ns());
+    if (pthread_create(&s->poller, NULL, poll_events, s) == 0) s->polling = true;
+    if (s->polling && pthread_create(&s->ticker, NULL, tick, s) == 0) s->ticking = true;
+    if (!s->ticking) return HD_FAIL(err, HD_EIO, "cannot start the server's threads");
+    records_watch_crashes(s->records);
+    atomic_store(&s->ready, true);
+    http_set_gate(s->http, HTTP_OPEN);
+    return HD_OK;
+}
+
+void server_drain(server *s) {
+    if (atomic_exchange(&s->draining, true)) return;
+    http_set_gate(s->http, HTTP_DRAINING);
+    if (s->engine) hd_engine_drain(s->engine);
+    live_end(s->live);
+}
+
+bool server_wait_idle(server *s, int64_t timeout_ns) {
+    const int64_t until = hd_now_ns() + timeout_ns;
+    const struct timespec pause = {0, 5000000};
+    http_stats stats;
+    do {
+        http_read_stats(s->http, &stats);
+        if (stats.pending == 0) return true;
+        nanosleep(&pause, NULL);
+    } while (hd_now_ns() < until);
+    return false;
+}
+
+hd_status server_reload(server *s, hd_err *err) {
+    return hd_keys_reload(s->keys, err);
+}
+
+/* Clients are dropped first, which cancels their requests; the poller lives until the last of
+ * them has ended, so that every call that was kept is released. */
+static void wait_for_calls(server *s) {
+    const struct timespec pause = {0, 1000000};
+    http_stats stats;
+    if (!s->polling) return;
+    hd_engine_resume(s->engine);
+    for (http_read_stats(s->http, &stats); stats.calls > 0;) {
+        nanosleep(&pause, NULL);
+        tend_waiting(s);
+        http_read_stats(s->http, &stats);
+    }
+}
+
+void server_close(server *s) {
+    if (!s) return;
+    if (s->http) {
+        server_drain(s);
+        http_stop(s->http);
+    }
+    if (s->ticking) {
+        atomic_store(&s->stopping, true);
+        pthread_join(s->ticker, NULL);
+        atomic_store(&s->stopping, false);
+    }
+    wait_for_calls(s);
+    atomic_store(&s->stopping, true);
+    if (s->polling) {
+        hd_engine_wake(s->engine);
+        server_submitted(s);
+        pthread_join(s->poller, NULL);
+    }
+    hd_engine_close(s->engine);
+    http_close(s->http);
+    api_store_close(s->api.store);
+    hd_keys_close(s->keys);
+    live_free(s->live);
+    trace_free(s->trace);
+    records_free(s->records);
+    metrics_free(s->metrics);
+    pthread_cond_destroy(&s->mail);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+}
+
+int32_t server_port(const server *s) {
+    return http_port(s->http);
+}
+
+bool server_is_loopback(const server *s) {
+    return http_is_loopback(s->http);
+}
+
+bool server_has_keys(const server *s) {
+    return hd_keys_user_set(s->keys);
+}
+
+const char *server_sandbox(const server *s) {
+    return s->sandbox;
+}
+
+hd_engine *server_engine(server *s) {
+    return s->engine;
+}

@@ -1,0 +1,74 @@
+/* server_internal.h - the server's own state, shared by its endpoints.
+ *
+ * Threads: HTTP threads run handlers; the poller turns engine events into answers; the ticker
+ * watches progress, feeds the live view and ends calls that wait for the engine's state. */
+#ifndef HD_SERVER_SERVER_INTERNAL_H
+#define HD_SERVER_SERVER_INTERNAL_H
+
+#include <jansson.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "server/live.h"
+#include "server/metrics.h"
+#include "server/record.h"
+#include "server/server.h"
+#include "server/trace.h"
+
+enum { SERVER_WAITING_CALLS = 64 };
+
+/* A call that is answered by the ticker: when something came true, or when time is up. */
+typedef struct waiting_call {
+    http_call *call; /* retained; NULL: free place */
+    bool (*check)(server *s, struct waiting_call *w, bool late); /* true: answered */
+    atomic_int_fast64_t until_ns;
+    atomic_uint_fast64_t request; /* of the engine, where check needs one */
+    atomic_uint_fast64_t ended;   /* the request that last ended well */
+} waiting_call;
+
+struct server {
+    server_options options;
+    hd_keys *keys;
+    http_server *http;
+    hd_engine *engine;
+    api_context api;
+    metrics *metrics;
+    live_view *live;
+    request_records *records;
+    trace *trace;
+    int64_t start_ns;
+    double load_seconds;
+    char sandbox[160];
+
+    atomic_bool ready, draining, stopping;
+    atomic_int_fast64_t progress_ns; /* when a step last ended or nothing was due */
+
+    pthread_mutex_t lock; /* guards submitted, waiting */
+    pthread_cond_t mail;
+    bool submitted;
+    waiting_call waiting[SERVER_WAITING_CALLS];
+    pthread_t poller, ticker;
+    bool polling, ticking;
+};
+
+/* Routes of this room besides api.h's and page.h's; their handlers expect a server *. */
+extern const http_route info_routes[], admin_routes[];
+extern const size_t info_n_routes, admin_n_routes;
+
+/* The poller looks again. After every submission. */
+void server_submitted(server *s);
+
+/* Keeps the call for the ticker; NULL: too many wait already (and it is not kept). */
+waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
+                              bool (*check)(server *s, waiting_call *w, bool late));
+
+void server_reply_json(http_call *c, int status, json_t *object); /* takes object */
+void server_reply_text(http_call *c, int status, const char *text);
+
+/* NULL: serving; else one word: starting, draining, stalled. */
+const char *server_trouble(server *s);
+
+/* The body as an object, an empty one without a body; NULL: refused, answered. */
+json_t *server_body(http_call *c);
+
+#endif

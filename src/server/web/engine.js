@@ -1,0 +1,205 @@
+// engine.js - the live view: what the engine tells four times a second, drawn as it comes.
+//
+// Every field may be missing: what is not told is shown as a dash, never as a zero.
+
+import { $, bytes, el, figure, milliseconds, put } from "./dom.js";
+import { Heatmap } from "./heatmap.js";
+import { Lanes } from "./lanes.js";
+import { events, request } from "./net.js";
+import { Bars, Tile } from "./plots.js";
+
+const POOLS = ["Entries", "Window"]; // hd_pool
+const RECENT = 240; // messages, about a minute
+
+let parts = null;
+let connection = null; // AbortController of the stream
+let shown = false;
+let paused = false;
+let recent = []; // [prompt tokens, cached tokens] of the last minute
+
+function state(kind, text) {
+  $("live").dataset.kind = kind;
+  put($("live"), text);
+}
+
+function build() {
+  parts = {
+    tokens: new Tile("Output", "tokens/s", figure),
+    prompt: new Tile("Prompt", "tokens/s", figure),
+    ttft: new Tile("First token", "p50", milliseconds, "p95"),
+    itl: new Tile("Between tokens", "p50", milliseconds, "p95"),
+    lanes: new Lanes($("lanes")),
+    pools: new Bars($("pools")),
+    prefix: new Bars($("prefix")),
+    drafts: new Bars($("drafts")),
+    heat: new Heatmap($("experts")),
+  };
+  const { tokens, prompt, ttft, itl } = parts;
+  $("tiles").append(tokens.root, prompt.root, ttft.root, itl.root);
+}
+
+// ---- parts of a message ----
+
+const at = (list, index) => (Array.isArray(list) ? list[index] : undefined);
+const share = (part, whole) => (whole > 0 ? part / whole : undefined);
+const percent = (value) => (value === undefined ? "–" : `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`);
+
+function drawPools(stats) {
+  const rows = POOLS.map((name, pool) => {
+    const all = at(stats.pages, pool);
+    const free = at(stats.pages_free, pool) ?? 0;
+    const cached = at(stats.pages_cached, pool) ?? 0;
+    const used = all - free - cached;
+    return all > 0 && {
+      name: `${name}, ${figure(all)} pages`,
+      note: `${figure(used)} in use, ${figure(cached)} cached, ${figure(free)} free`,
+      segments: [["used", used / all], ["cached", cached / all]],
+    };
+  });
+  const { snapshots, snapshots_free: left } = stats;
+  rows.push(
+    snapshots > 0 && {
+      name: `Host memory, ${figure(snapshots)} snapshots`,
+      note: `${figure(snapshots - left)} cached, ${figure(left)} free`,
+      segments: [["cached", (snapshots - left) / snapshots]],
+    },
+  );
+  const size = stats.page_tokens ? ` A page holds ${stats.page_tokens} tokens.` : "";
+  parts.pools.draw(rows.filter(Boolean), `In use: held by requests. Cached: kept for later ones.${size}`);
+}
+
+function drawPrefix({ prompt_tokens: all, cached_tokens: cached }) {
+  if (all === undefined) return parts.prefix.draw([], "Not told by this server.");
+  recent.push([all, cached]);
+  if (recent.length > RECENT) recent.shift();
+  const [allBefore, cachedBefore] = recent[0];
+  const row = (name, hit, of) => ({
+    name,
+    note: of > 0 ? `${percent(hit / of)} of ${figure(of)} prompt tokens` : "no prompts",
+    segments: [["cached", share(hit, of) ?? 0]],
+  });
+  const rows = [row("Last minute", cached - cachedBefore, all - allBefore), row("Since the start", cached, all)];
+  parts.prefix.draw(rows, "Prompt tokens that were not computed because a prefix was cached.");
+}
+
+function drawDrafts({ drafted_at: drafted = [], accepted_at: accepted = [] }) {
+  const rows = drafted.map((n, place) => {
+    const rate = share(accepted[place] ?? 0, n);
+    return n > 0 && {
+      name: `Draft ${place + 1}`,
+      note: `${percent(rate)} of ${figure(n)}`,
+      segments: [["used", rate]],
+    };
+  });
+  const sum = accepted.reduce((total, n) => total + n, 0);
+  const mean = share(sum, drafted[0]);
+  const said = mean === undefined ? "No drafts yet." : `Accept length ${figure(1 + mean)} tokens a step, the chosen one included.`;
+  parts.drafts.draw(rows.filter(Boolean), said);
+}
+
+const FACTS = [
+  ["Running", (s) => (s.max_running ? `${figure(s.running)} of ${s.max_running}` : figure(s.running))],
+  ["Waiting", (s) => figure(s.waiting)],
+  ["Finished", (s) => figure(s.finished)],
+  ["Retracted", (s) => figure(s.retracted)],
+  ["Steps", (s) => figure(s.steps)],
+  ["Rows per step", (s) => figure(share(s.rows, s.steps))],
+  ["Time per step", (s) => milliseconds(share(s.step_ns / 1e6, s.steps))],
+  ["Host's share", (s) => percent(share(s.host_ns, s.step_ns))],
+  ["Weights", (s) => bytes(s.weight_bytes)],
+  ["KV memory", (s) => bytes(s.kv_bytes)],
+  ["Activations", (s) => bytes(s.activation_bytes)],
+  ["Context", (s) => (s.max_context ? `${s.max_context} tokens` : "–")],
+];
+
+function drawFacts(stats) {
+  const box = $("facts");
+  if (!box.childElementCount) {
+    for (const [name] of FACTS) box.append(el("div", null, el("dt", null, name), el("dd", null, "–")));
+  }
+  FACTS.forEach(([, value], n) => put(box.children[n].lastChild, value(stats)));
+}
+
+/** Messages may come faster than frames: loads are summed up, of the rest the last one counts. */
+let latest = null;
+function take(message) {
+  if (message.experts) parts.heat.add(message.experts);
+  if (!latest) requestAnimationFrame(drawLatest);
+  latest = { ...latest, ...message };
+}
+
+function drawLatest() {
+  if (connection) draw(latest);
+  latest = null;
+}
+
+function draw(message) {
+  const { stats = {}, rates = {}, ttft_ms: ttft = {}, itl_ms: itl = {}, requests, experts } = message;
+  parts.tokens.drawRate(rates.tokens_s);
+  parts.prompt.drawRate(rates.prompt_tokens_s);
+  parts.ttft.draw(ttft.p50, ttft.p95);
+  parts.itl.draw(itl.p50, itl.p95);
+  parts.lanes.draw(Array.isArray(requests) ? requests : []);
+  drawPools(stats);
+  drawPrefix(stats);
+  drawDrafts(stats);
+  drawFacts(stats);
+  if (experts) parts.heat.draw();
+  if (stats.draining) state("warn", "Draining: finishing what runs");
+  else if (stats.paused) state("warn", "The engine is paused");
+  else state("live", "Live");
+}
+
+// ---- the stream ----
+
+const pauseBetween = (ms, signal) =>
+  new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal.addEventListener("abort", () => (clearTimeout(timer), resolve()));
+  });
+
+async function follow(signal) {
+  for (let wait = 1000; !signal.aborted; wait = Math.min(2 * wait, 15000)) {
+    try {
+      const response = await request("engine/live", { signal });
+      for await (const data of events(response)) {
+        if (signal.aborted) return;
+        take(JSON.parse(data));
+        wait = 500;
+      }
+      state("warn", "The stream ended; connecting again");
+    } catch (error) {
+      if (signal.aborted) return;
+      state("warn", error.status === 401 || error.status === 403 ? "The server wants an API key" : error.message);
+    }
+    await pauseBetween(wait, signal);
+  }
+}
+
+function update() {
+  const wanted = shown && !paused;
+  if (wanted === Boolean(connection)) return;
+  connection?.abort();
+  connection = null;
+  if (!wanted) return;
+  connection = new AbortController();
+  state("warn", "Connecting");
+  follow(connection.signal);
+}
+
+export function showEngine(show) {
+  shown = show;
+  if (shown && !parts) {
+    build();
+    drawFacts({});
+    $("pause").addEventListener("click", () => {
+      paused = !paused;
+      $("pause").setAttribute("aria-pressed", String(paused));
+      put($("pause"), paused ? "Resume view" : "Pause view");
+      update();
+      if (paused) state("warn", "View paused; the engine is not");
+    });
+    document.addEventListener("hadal-theme", () => parts.heat.draw());
+  }
+  update();
+}
