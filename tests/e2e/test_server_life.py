@@ -257,10 +257,10 @@ def test_the_others_are_untouched(plain):
 
 
 def test_slow_reader_is_cut_off_and_the_rest_goes_on(serve):
-    s = serve("--backend", "null", "--stream-buffer-kb", "16", "--context", "60000", "--kv-tokens", "120000")
+    s = serve("--backend", "null", "--stream-buffer-kb", "16", "--kv-tokens", "80000")
     with s.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        body = json.dumps({**LONG, "max_tokens": 59000, "stream": True})
+        body = json.dumps({**LONG, "max_tokens": 8000, "n": 8, "stream": True})
         slow.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         wait_until(lambda: s.stats()["hadal_http_slow_readers_total"] == 1, "it is cut off")
         assert s.post("/v1/completions", {"prompt": "Hi", "max_tokens": 5}).status == 200
