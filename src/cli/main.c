@@ -17,17 +17,18 @@ typedef struct command {
 
 static const command commands[] = {
     {"serve",      cmd_serve,      "MODEL_DIR",                    "answer HTTP requests"                        },
+    {"chat",       cmd_chat,       "MODEL_DIR",                    "talk with a model on the terminal"           },
+    {"generate",   cmd_generate,   "MODEL_DIR -p TEXT",            "answer one prompt"                           },
+    {"eval",       cmd_eval,       "MODEL_DIR --suite NAME",       "count right answers to a file of tasks"      },
+    {"bench",      cmd_bench,      "throughput|latency MODEL_DIR",
+     "put an engine under a synthetic load"                                                                      },
     {"inspect",    cmd_inspect,    "MODEL_DIR",                    "print what a checkpoint holds"               },
     {"tokenize",   cmd_tokenize,   "DIR < TEXT",                   "turn text into token ids"                    },
     {"detokenize", cmd_detokenize, "DIR < IDS",                    "turn token ids into text"                    },
     {"render",     cmd_render,     "DIR --messages FILE",          "print the prompt text of a conversation"     },
-    {"eval",       cmd_eval,       "MODEL_DIR --suite NAME",       "count right answers to a file of tasks"      },
-    {"chat",       cmd_chat,       "MODEL_DIR",                    "talk with a model on the terminal"           },
-    {"generate",   cmd_generate,   "MODEL_DIR -p TEXT",            "answer one prompt"                           },
     {"logits",     cmd_logits,     "MODEL_DIR --tokens F --out F",
      "compute the logits of given tokens"                                                                        },
-    {"bench",      cmd_bench,      "throughput|latency MODEL_DIR",
-     "put an engine under a synthetic load"                                                                      },
+    {"replay",     cmd_replay,     "FILE MODEL_DIR",               "run logged requests again, compare the texts"},
     {"version",    cmd_version,    "",                             "print the build and what this machine offers"},
 };
 
