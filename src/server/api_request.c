@@ -35,6 +35,7 @@ const char *api_error_type(http_shape shape, int status) {
     return "invalid_request_error";
 }
 
+HD_PRINTF(5, 0)
 static bool refuse(api_request *r, int status, const char *code, const char *param,
                    const char *format, va_list args) {
     api_refusal *why = &r->refusal;
