@@ -24,6 +24,7 @@
     X(sched) \
     X(auto_drafts) \
     X(engine) \
+    X(steer) \
     X(drafts) \
     X(executor) \
     X(tokenizer_pattern)

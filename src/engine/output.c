@@ -139,10 +139,10 @@ static hd_status parse(hd_output *o, int32_t token, hd_err *err) {
     const uint8_t *piece = hd_tokenizer_piece(r->tokenizer, token, &n);
     const bool eos = listed(r->eos, r->n_eos, token);
     const bool marker = !eos && listed(r->markers, r->n_markers, token);
-    if (!marker && !r->keep_special && hd_tokenizer_is_special(r->tokenizer, token))
-        return HD_OK;
+    const bool hidden =
+        !marker && !r->keep_special && hd_tokenizer_is_special(r->tokenizer, token);
     const bool special = marker || (!eos && hd_tokenizer_is_added(r->tokenizer, token));
-    HD_TRY(hd_reply_feed(o->reply, piece, n, special, err));
+    if (!hidden) HD_TRY(hd_reply_feed(o->reply, piece, n, special, err));
     if (hd_reply_in_reasoning(o->reply)) o->n_reasoning++;
     return HD_OK;
 }

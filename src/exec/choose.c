@@ -201,7 +201,7 @@ static void collect_tokens(hd_executor *x, const hd_work *w, const exec_place *p
     show_top(x, w->slot, place->first_choice, c->n_tokens, &c->top_ids, &c->top_logprobs);
 }
 
-/* What each work has won, and the accepted tokens into the counts. */
+/* What each work has won, and the accepted tokens into the counts where these matter. */
 static void collect(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen) {
     int32_t group = 0, counted = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -211,6 +211,7 @@ static void collect(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *
         collect_scores(x, w, &x->places[i], c);
         if (!w->n_choose) continue;
         collect_tokens(x, w, &x->places[i], x->host.accepted[group++], c);
+        if (!hd_has_penalty(&x->host.params[w->slot])) continue;
         for (int32_t k = 0; k < c->n_tokens; k++) {
             x->host.count_row[counted] = w->slot;
             x->host.count_token[counted++] = c->tokens[k];

@@ -4,7 +4,8 @@
  * rows to choose tokens at. Rows behind the first of those are drafts; row i's draft stands if
  * the token chosen at row i - 1 equals it, so a step yields the accepted drafts and one token
  * more. Choosing depends on (seed, position) alone, which makes the text the same with and
- * without drafts and keeps the distribution exact. */
+ * without drafts and keeps the distribution exact. Relaxed acceptance, where a request asks for
+ * it, chooses a probable draft instead. */
 #ifndef HD_EXEC_EXEC_H
 #define HD_EXEC_EXEC_H
 

@@ -228,11 +228,13 @@ static void set_reply(hd_executor *x, int32_t slot, const hd_guide *guide,
 
 void hd_executor_enter(hd_executor *x, int32_t slot, const hd_choosing *choosing,
                        const int32_t *tokens, int32_t n, int32_t n_prompt) {
-    clear_counts(x, slot);
     set_params(x, slot, choosing);
     set_reply(x, slot, choosing->guide, tokens + n_prompt, n - n_prompt);
-    count(x, slot, tokens, n_prompt, true);
-    count(x, slot, tokens + n_prompt, n - n_prompt, false);
+    if (hd_has_penalty(&choosing->params)) {
+        clear_counts(x, slot);
+        count(x, slot, tokens, n_prompt, true);
+        count(x, slot, tokens + n_prompt, n - n_prompt, false);
+    }
     finish_uploads(x);
 }
 

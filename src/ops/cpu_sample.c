@@ -127,7 +127,7 @@ static void make_scores(row_state *r) {
     const bool masked = a->mask && a->mask_row[r->row] >= 0;
     const int32_t n_ban = a->position[r->row] < p->ban_until ? p->n_ban : 0;
     r->y = r->logits;
-    if (!masked && n_ban == 0 && p->n_bias == 0 && !ops_has_penalty(p)) return;
+    if (!masked && n_ban == 0 && p->n_bias == 0 && !hd_has_penalty(p)) return;
     float *y = r->changed;
     memcpy(y, r->logits, (size_t)a->n_ids * sizeof *y);
     for (int32_t i = 0; i < p->n_bias; i++) {
@@ -142,7 +142,7 @@ static void make_scores(row_state *r) {
         const int64_t words = ((int64_t)a->vocab + 31) / 32;
         apply_mask(y, a->mask + a->mask_row[r->row] * words, a->n_ids);
     }
-    if (ops_has_penalty(p)) apply_penalties(r, y);
+    if (hd_has_penalty(p)) apply_penalties(r, y);
     r->y = y;
 }
 

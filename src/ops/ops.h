@@ -310,15 +310,21 @@ typedef struct hd_sampling {
     float presence_penalty;   /* 0: off; tokens of the output */
     float frequency_penalty;  /* 0: off; times each occurs in the output */
     int32_t top_k;            /* 0: off */
-    int32_t counts_row;       /* of the counts table; read with a penalty only */
+    int32_t counts_row;       /* of the counts table; see hd_has_penalty() */
     int32_t bias_at, n_bias;  /* its entries of the pool; they add up */
     int32_t ban_at, n_ban;    /* tokens forbidden before position ban_until, as entries of */
     int32_t ban_until;        /* the pool whose values do not count: end tokens, min_tokens */
     int32_t n_top;            /* alternatives to report, <= HD_MAX_TOP_LOGPROBS */
     bool logprob;             /* report the token's own */
-    int32_t relaxed_top;      /* see hd_sample_args.draft; 0: off */
+    int32_t relaxed_top;      /* see hd_sample_args.draft; either 0: off */
     float relaxed_delta;
 } hd_sampling;
+
+/* Whether the row of counts is read at all. */
+static inline bool hd_has_penalty(const hd_sampling *p) {
+    return (p->repetition_penalty != 0.0f && p->repetition_penalty != 1.0f) ||
+           p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
+}
 
 /* A row of counts: in how many places of the output a token is, and whether the prompt has it.
  * Counts stop at the largest that fits. */

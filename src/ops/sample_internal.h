@@ -77,11 +77,6 @@ static inline double ops_log_total(float max, uint64_t total) {
     return total ? (double)max + log((double)total * 0x1p-40) : 0.0;
 }
 
-static inline bool ops_has_penalty(const hd_sampling *p) {
-    return (p->repetition_penalty != 0.0f && p->repetition_penalty != 1.0f) ||
-           p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
-}
-
 /* The token that a row takes without choosing, or -1. */
 static inline int32_t ops_given(const hd_sample_args *a, int32_t row) {
     return a->given ? a->given[row] : -1;
@@ -89,7 +84,8 @@ static inline int32_t ops_given(const hd_sample_args *a, int32_t row) {
 
 /* The draft that a row may take instead of choosing, or -1. */
 static inline int32_t ops_relaxed_draft(const hd_sample_args *a, int32_t row) {
-    return a->draft && a->params[a->slot[row]].relaxed_top > 0 ? a->draft[row] : -1;
+    const hd_sampling *p = &a->params[a->slot[row]];
+    return a->draft && p->relaxed_top > 0 && p->relaxed_delta > 0.0f ? a->draft[row] : -1;
 }
 
 /* Whether a token's probability is at least that of the largest one less delta; weights are

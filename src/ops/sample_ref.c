@@ -30,7 +30,7 @@ static float score(const hd_sample_args *a, int32_t row, int32_t id) {
         if (a->bias[p->bias_at + i].id == id) y += a->bias[p->bias_at + i].value;
     }
     if (!is_allowed(a, row, id)) return -INFINITY;
-    if (!ops_has_penalty(p)) return y;
+    if (!hd_has_penalty(p)) return y;
     const uint16_t count = a->counts[(int64_t)p->counts_row * a->vocab + id];
     int32_t output = count & HD_COUNT_OUTPUT;
     for (int32_t i = 0; a->n_drafted && i < a->n_drafted[row]; i++) {

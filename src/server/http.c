@@ -20,7 +20,7 @@
 enum {
     BACKLOG = 1024,
     PER_ADDRESS = 256,
-    POOL_SPARE_BYTES = 16 << 10,
+    POOL_SPARE_BYTES = 8 << 10,
     BODY_BYTES_PER_S = 64 << 10
 };
 
@@ -39,19 +39,22 @@ static void begin(http_call *c, const char *method, const char *version) {
     if (c->admitted) http_conn_phase(c->conn, HTTP_CONN_BODY, NULL, body_patience(c));
 }
 
-static void take_body(http_call *c, const char *data, size_t n) {
-    if (!c->admitted) return;
+/* false: the body cannot be taken, and the connection is dropped. */
+static bool take_body(http_call *c, const char *data, size_t n) {
+    if (!c->admitted) return true;
     atomic_fetch_add_explicit(&c->http->body_bytes, (int64_t)n, memory_order_relaxed);
-    if (n > c->http->options.limits.body_bytes - c->body.n) {
-        c->admitted = false;
-        http_reply_header(c, "Connection", "close");
-        http_error(c, 413, "invalid_request_error", "body_too_large", NULL,
-                   "the body is larger than this server takes");
-    } else if (hd_bytes_append(&c->body, data, n, NULL) != HD_OK) {
-        c->admitted = false;
-        http_error(c, 503, "overloaded_error", "no_memory", NULL,
-                   "no memory for the body of this request");
+    const bool fits = n <= c->http->options.limits.body_bytes - c->body.n;
+    if (fits && hd_bytes_append(&c->body, data, n, NULL) == HD_OK) return true;
+    c->status = fits ? 503 : 413;
+    if (fits) {
+        http_conn_refuse(c->conn, "503 Service Unavailable", "overloaded_error",
+                         "no memory for the body of this request");
+    } else {
+        http_conn_refuse(c->conn, "413 Content Too Large", "invalid_request_error",
+                         "the body is larger than this server takes");
     }
+    atomic_fetch_add(&c->http->refused, 1);
+    return false;
 }
 
 static void handle(http_call *c) {
@@ -94,12 +97,12 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
         c->checked = true;
         c->connection = connection;
         begin(c, method, version);
-        return c->admitted ? MHD_YES : deliver(c, connection);
+        return c->admitted || c->refused_late ? MHD_YES : deliver(c, connection);
     }
     if (*n) {
-        take_body(c, data, *n);
+        const bool taken = take_body(c, data, *n);
         *n = 0;
-        return c->gone ? MHD_NO : MHD_YES;
+        return taken ? MHD_YES : MHD_NO;
     }
     if (!c->handled && c->admitted) handle(c);
     return deliver(c, connection);

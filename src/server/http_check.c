@@ -14,6 +14,8 @@ static bool refuse(http_call *c, int status, const char *type, const char *code,
     const bool framed = status == 401 || status == 403 || status == 404 || status == 405;
     atomic_fetch_add(&c->http->refused, 1);
     if (!framed) http_reply_header(c, "Connection", "close"); /* what follows is not trusted */
+    c->refused_late =
+        framed && !c->body_expected && !http_header(c, "Transfer-Encoding"); /* no body */
     http_error(c, status, type, code, NULL, "%s", message);
     return false;
 }

@@ -59,6 +59,7 @@ struct http_call {
     hd_bytes body;
     size_t body_expected;
     bool checked, handled, admitted;
+    bool refused_late; /* nothing of the request is left: the connection can be kept */
     const char *origin; /* allowed to read the answer, or NULL */
 
     pthread_mutex_t lock;              /* recursive: on_gone is called under it */
@@ -136,6 +137,8 @@ void http_watch_stop(http_server *h);
 http_conn *http_conn_add(http_server *h, int fd); /* NULL: no place is free */
 void http_conn_remove(http_conn *conn);
 void http_conn_phase(http_conn *conn, http_phase phase, http_call *c, int64_t seconds);
+void http_conn_refuse(const http_conn *conn, const char *status, const char *type,
+                      const char *message);
 void http_conn_shut(http_conn *conn, bool linger);
 
 #endif

@@ -5,6 +5,7 @@
  * also enforces the patience of each phase and keeps silent streams alive. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -110,14 +111,20 @@ static void on_hang_up(http_server *h, const struct epoll_event *event) {
     http_release(c);
 }
 
-static void send_timeout(int fd) {
-    static const char text[] =
-        "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n"
-        "Content-Type: application/json\r\nContent-Length: 104\r\n\r\n"
-        "{\"error\":{\"message\":\"the request took too long to arrive\","
-        "\"type\":\"timeout_error\",\"param\":null,"
-        "\"code\":null}}";
-    (void)!send(fd, text, sizeof text - 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+/* Where the library takes no answer: before the whole request is there. */
+void http_conn_refuse(const http_conn *conn, const char *status, const char *type,
+                      const char *message) {
+    char body[256], text[512];
+    if (conn->http->options.certificate) return; /* it would not be encrypted */
+    const int n = snprintf(body, sizeof body,
+                           "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,"
+                           "\"code\":null}}",
+                           message, type);
+    const int m = snprintf(text, sizeof text,
+                           "HTTP/1.1 %s\r\nConnection: close\r\nContent-Type: "
+                           "application/json\r\nContent-Length: %d\r\n\r\n%s",
+                           status, n, body);
+    (void)!send(conn->fd, text, (size_t)m, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 static void tend_stream(http_call *c, int64_t now) {
@@ -142,9 +149,14 @@ static void check_patience(http_server *h, http_conn *conn, int64_t now) {
     if (phase == HTTP_CONN_CALL) {
         c = conn->call;
         if (c) http_retain(c);
+    } else if (phase == HTTP_CONN_IDLE && atomic_load(&conn->hung_up)) {
+        shutdown(conn->fd, SHUT_RDWR); /* the library may have missed it while it was busy */
     } else if (phase != HTTP_CONN_FREE && conn->until_ns && now > conn->until_ns) {
         atomic_fetch_add(&h->timed_out, 1);
-        if (phase > HTTP_CONN_IDLE && !h->options.certificate) send_timeout(conn->fd);
+        if (phase > HTTP_CONN_IDLE) {
+            http_conn_refuse(conn, "408 Request Timeout", "timeout_error",
+                             "the request took too long to arrive");
+        }
         shutdown(conn->fd, SHUT_RDWR);
         conn->until_ns = 0;
     }

@@ -4,7 +4,8 @@
  *
  * GET POST /echo     what arrived, as JSON        POST /hold       never answers
  * GET /stream?n=&bytes=&late=    n events, from another thread if late
- * POST /pour?bytes=  events until the reader is cut off      GET /state    counters */
+ * POST /pour    events until the reader is cut off      POST /quiet    a stream of nothing
+ * GET /state    counters */
 #include <jansson.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -48,6 +49,7 @@ typedef struct held {
 static void *answer_late(void *user) {
     held *h = user;
     http_reply(h->call, 200, "text/plain", "late", 4);
+    http_stream_end(h->call);
     http_release(h->call);
     free(h);
     return NULL;
@@ -130,6 +132,17 @@ static void on_pour(http_call *c, void *user) {
     start(pour_out, p);
 }
 
+/* A stream into which nothing is written: the comments are the layer's own. */
+static void on_quiet(http_call *c, void *user) {
+    held *h = malloc(sizeof *h);
+    if (!h) return;
+    *h = (held){user, c};
+    http_retain(c);
+    http_stream_begin(c);
+    atomic_fetch_add(&h->d->held, 1);
+    http_on_gone(c, on_left, h);
+}
+
 static void on_state(http_call *c, void *user) {
     driver *d = user;
     http_stats s;
@@ -149,6 +162,7 @@ static const http_route routes[] = {
     {"POST",     "/hold",   HTTP_PUBLIC, HTTP_OPENAI,    on_hold  },
     {"GET",      "/stream", HTTP_PUBLIC, HTTP_OPENAI,    on_stream},
     {"POST",     "/pour",   HTTP_PUBLIC, HTTP_OPENAI,    on_pour  },
+    {"POST",     "/quiet",  HTTP_PUBLIC, HTTP_OPENAI,    on_quiet },
     {"GET",      "/state",  HTTP_PUBLIC, HTTP_OPENAI,    on_state },
 };
 

@@ -52,6 +52,38 @@ def refused():
 
 
 @pytest.fixture
+def serve():
+    """serve(flags...): a running server, drained at the end of the test."""
+    from serving import Server
+
+    started = []
+
+    def start(*flags, **options):
+        started.append(Server(*flags, **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+@pytest.fixture
+def drive():
+    """drive(limits...): the HTTP layer with handlers that do nothing."""
+    from serving import Driver
+
+    started = []
+
+    def start(**options):
+        started.append(Driver(**options))
+        return started[-1]
+
+    yield start
+    for driver in started:
+        driver.close()
+
+
+@pytest.fixture
 def shared():
     if not SHARED.is_dir():
         pytest.skip(f"no shared data at {SHARED}")

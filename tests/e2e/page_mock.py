@@ -174,7 +174,7 @@ class Engine:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+    protocol_version = "HTTP/1.0"
 
     def log_message(self, *_):
         pass
@@ -200,7 +200,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def begin_stream(self):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
         self.end_headers()
 
     def event(self, data):

@@ -77,7 +77,7 @@ void open_machine(machine *m, const char *name, float forced_acceptance) {
     hd_err err = {0};
     memset(m, 0, sizeof *m);
     snprintf(dir, sizeof dir, "tests/golden/%s", name);
-    const hd_cpu_options cpu = {.n_threads = 2};
+    const hd_cpu_options cpu = {.n_threads = 1};
     must(hd_model_spec_open(&m->spec, dir, &err), &err);
     must(hd_weights_open(&m->weights, dir, m->spec, &err), &err);
     must(hd_device_open_cpu(&m->device, &cpu, &err), &err);

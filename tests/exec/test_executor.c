@@ -331,6 +331,13 @@ static void relaxed_acceptance_ends_with_reasoning(void **state) {
     close_machine(&m);
 }
 
+static void ban_end(request *r) {
+    static const int32_t end = EOS;
+    r->choosing.ban = &end;
+    r->choosing.params.n_ban = 1;
+    r->choosing.params.ban_until = POSITIONS;
+}
+
 static void benchmarks_choose_what_is_accepted(void **state) {
     (void)state;
     static const float means[] = {0.25f, 1.6f, 3.0f, 9.0f};
@@ -339,9 +346,7 @@ static void benchmarks_choose_what_is_accepted(void **state) {
         for (int32_t k = 0; k < SLOTS; k++) {
             request *r = &crowd[k];
             init_request(r, &m, k, 10, 40 + (uint64_t)k);
-            r->choosing.params.n_ban = 1;
-            r->choosing.ban = &m.spec->eos[0];
-            r->choosing.params.ban_until = POSITIONS;
+            ban_end(r);
             r->n_drafts = k == 0 ? 1 : k == 1 ? 2 : 7;
             enter(&m, r);
         }
@@ -358,6 +363,27 @@ static void benchmarks_choose_what_is_accepted(void **state) {
         if (means[i] > 7.0f) assert_int_equal(crowd[3].accepted, crowd[3].drafted);
         close_machine(&m);
     }
+}
+
+/* Right drafts beyond the number are not accepted, so the text is the model's own. */
+static void benchmarks_refuse_right_drafts(void **state) {
+    (void)state;
+    for (int32_t forced = 0; forced < 2; forced++) {
+        request *r = &crowd[forced];
+        open_machine(&m, "v3_small_mtp", (float)forced);
+        init_request(r, &m, 0, 10, 80);
+        ban_end(r);
+        r->most = 60;
+        r->n_drafts = 4;
+        r->oracle = forced ? crowd[0].text : NULL;
+        enter(&m, r);
+        run_all(&m, r, 1);
+        close_machine(&m);
+    }
+    assert_int_equal(crowd[0].n, 60);
+    assert_memory_equal(crowd[1].text, crowd[0].text, sizeof crowd[0].text);
+    assert_int_equal(crowd[1].steps, 25); /* two tokens each */
+    assert_int_equal(crowd[1].accepted, 25);
 }
 
 /* ---- loads ---- */
@@ -398,6 +424,7 @@ int test_executor(void) {
         cmocka_unit_test(scores_are_those_of_the_logits),
         cmocka_unit_test(relaxed_acceptance_ends_with_reasoning),
         cmocka_unit_test(benchmarks_choose_what_is_accepted),
+        cmocka_unit_test(benchmarks_refuse_right_drafts),
         cmocka_unit_test(loads_count_every_row),
     };
     return cmocka_run_group_tests_name("executor", tests, NULL, NULL);

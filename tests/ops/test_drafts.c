@@ -149,7 +149,7 @@ static bool is_near(const double *y, int32_t n, const hd_sampling *p, int32_t dr
         total += exp(y[id] - max);
         rank += y[id] > y[draft];
     }
-    return rank < p->relaxed_top &&
+    return p->relaxed_delta > 0 && rank < p->relaxed_top &&
            exp(y[draft] - max) / total >= 1 / total - (double)p->relaxed_delta;
 }
 
@@ -182,7 +182,8 @@ static void relaxed_drafts_stand_when_near(void **state) {
                                     .n_ban = 1,
                                     .ban_until = INT32_MAX,
                                     .relaxed_top = 1 + rig_below(12),
-                                    .relaxed_delta = 0.02f * (float)rig_below(20) + 1e-4f};
+                                    .relaxed_delta =
+                                        0.02f * (float)rig_below(20) + (round % 8 ? 1e-4f : 0)};
         for (int32_t i = 0; i < ROWS; i++) {
             memcpy(s.logits + i * VOCAB, s.logits, VOCAB * sizeof *s.logits);
             s.slot[i] = s.mask_row[i] = 0;
@@ -205,6 +206,93 @@ static void relaxed_drafts_stand_when_near(void **state) {
         free_step(&s);
     }
     assert_true(stood > 300 && fell > 300);
+    close_rig(&r);
+}
+
+/* ---- the distribution of two tokens, the first of them drafted ---- */
+
+enum { PAIR_VOCAB = 6, PAIRS = PAIR_VOCAB * PAIR_VOCAB, PAIR_DRAWS = 60000 };
+
+/* The logits before the first token, and those behind each first token. */
+static void fill_pair_logits(float x[PAIR_VOCAB + 1][PAIR_VOCAB]) {
+    for (int32_t i = 0; i <= PAIR_VOCAB; i++) {
+        for (int32_t id = 0; id < PAIR_VOCAB; id++)
+            x[i][id] = 0.3f * (float)(i * 5 + id * 3 % 7);
+    }
+}
+
+static void softmax(const float *x, double *p) {
+    double total = 0;
+    for (int32_t id = 0; id < PAIR_VOCAB; id++) total += exp((double)x[id]);
+    for (int32_t id = 0; id < PAIR_VOCAB; id++) p[id] = exp((double)x[id]) / total;
+}
+
+/* One seed's two tokens: a step of two rows, and another where the draft was refused. */
+static int32_t draw_pair(const hd_ops *ops, hd_stream *stream, step *s,
+                         float x[PAIR_VOCAB + 1][PAIR_VOCAB], int32_t draft, bool relaxed) {
+    static const int32_t first_row[2] = {0, 2};
+    int32_t accepted, next;
+    answer got;
+    s->a.rows = 2;
+    s->input[1] = draft;
+    s->n_drafted[1] = 1;
+    s->position[1] = 1;
+    s->slot[1] = 0;
+    s->draft[0] = relaxed ? draft : -1;
+    memcpy(s->logits, x[PAIR_VOCAB], sizeof x[0]);
+    memcpy(s->logits + PAIR_VOCAB, x[draft], sizeof x[0]);
+    run_sample(ops, stream, &s->a, &got);
+    ops->verify(stream, &(hd_verify_args){.accepted = &accepted,
+                                          .next = &next,
+                                          .token = got.token,
+                                          .input = s->input,
+                                          .first_row = first_row,
+                                          .n = 1});
+    if (accepted) return draft * PAIR_VOCAB + next;
+    s->a.rows = 1;
+    s->position[0] = 1;
+    s->draft[0] = -1;
+    memcpy(s->logits, x[next], sizeof x[0]);
+    run_sample(ops, stream, &s->a, &got);
+    s->position[0] = 0;
+    return next * PAIR_VOCAB + got.token[0];
+}
+
+/* Drafts take every token in turn. Strictly accepted, they change neither distribution; a
+ * relaxed first one is itself wherever it is near (here the two most probable), and what comes
+ * behind it is untouched. */
+static void acceptance_keeps_the_distribution(void **state) {
+    (void)state;
+    rig r;
+    open_rig(&r, PAIR_VOCAB);
+    float x[PAIR_VOCAB + 1][PAIR_VOCAB];
+    double first[PAIR_VOCAB], second[PAIR_VOCAB];
+    fill_pair_logits(x);
+    for (int32_t relaxed = 0; relaxed < 2; relaxed++) {
+        step s;
+        int32_t seen[PAIRS] = {0};
+        make_step(&s, 2, PAIR_VOCAB);
+        s.params[0] = (hd_sampling){.temperature = 1, .relaxed_top = 2, .relaxed_delta = 1.0f};
+        for (int32_t n = 0; n < PAIR_DRAWS; n++) {
+            s.params[0].seed = (uint64_t)n;
+            seen[draw_pair(&r.table[r.n_tables - 1], r.stream[0], &s, x, n % PAIR_VOCAB,
+                           relaxed)]++;
+        }
+        softmax(x[PAIR_VOCAB], first);
+        double chi = 0;
+        for (int32_t i = 0; i < PAIRS; i++) {
+            const int32_t own = i / PAIR_VOCAB;
+            int32_t better = 0;
+            for (int32_t k = 0; k < PAIR_VOCAB; k++) better += first[k] > first[own];
+            double p = first[own];
+            if (relaxed) p = (p * (PAIR_VOCAB - 2) + (better < 2)) / PAIR_VOCAB;
+            softmax(x[own], second);
+            const double want = PAIR_DRAWS * p * second[i % PAIR_VOCAB];
+            chi += (seen[i] - want) * (seen[i] - want) / want;
+        }
+        if (chi > PAIRS - 1 + 4 * sqrt(2 * (PAIRS - 1))) fail_msg("chi-square %.1f", chi);
+        free_step(&s);
+    }
     close_rig(&r);
 }
 
@@ -340,6 +428,7 @@ int test_drafts(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(given_tokens_are_reported),
         cmocka_unit_test(relaxed_drafts_stand_when_near),
+        cmocka_unit_test(acceptance_keeps_the_distribution),
         cmocka_unit_test(drafts_change_nothing),
     };
     return cmocka_run_group_tests_name("drafts", tests, NULL, NULL);

@@ -124,12 +124,16 @@ function drawFacts(stats) {
 let latest = null;
 function take(message) {
   if (message.experts) parts.heat.add(message.experts);
-  if (!latest) requestAnimationFrame(() => draw(latest));
+  if (!latest) requestAnimationFrame(drawLatest);
   latest = { ...latest, ...message };
 }
 
-function draw(message) {
+function drawLatest() {
+  if (connection) draw(latest);
   latest = null;
+}
+
+function draw(message) {
   const { stats = {}, rates = {}, ttft_ms: ttft = {}, itl_ms: itl = {}, requests, experts } = message;
   parts.tokens.draw(rates.tokens_s);
   parts.prompt.draw(rates.prompt_tokens_s);

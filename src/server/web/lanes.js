@@ -48,7 +48,7 @@ export class Lanes {
     this.cards = new Map();
     this.lanes = new Map();
     for (const [phase, title, columns] of LANES) {
-      const lane = { columns, count: el("span", { class: "count" }, "0"), list: el("ul", { "aria-label": title }) };
+      const lane = { columns, slots: [], count: el("span", { class: "count" }, "0"), list: el("ul", { "aria-label": title }) };
       lane.more = el("p", { class: "muted small" });
       root.append(el("div", { class: "lane" }, el("h3", null, title, " ", lane.count), lane.list, lane.more));
       this.lanes.set(phase, lane);
@@ -64,13 +64,13 @@ export class Lanes {
       put(lane.count, String(mine.length));
       const most = narrow ? 3 : 5 * lane.columns;
       put(lane.more, mine.length > most ? `and ${mine.length - most} more` : "");
-      mine.slice(0, most).forEach((request, place) => {
+      const cards = mine.slice(0, most).map((request) => {
         const card = this.card(request);
         seen.add(card);
         card.draw(request);
-        const there = lane.list.children[place];
-        if (there !== card.root) lane.list.insertBefore(card.root, there ?? null);
+        return card;
       });
+      this.arrange(lane, cards, narrow ? 1 : lane.columns, most);
     }
     for (const [name, card] of this.cards) {
       if (seen.has(card)) continue;
@@ -78,6 +78,24 @@ export class Lanes {
       this.cards.delete(name);
     }
     if (before) this.move(before);
+  }
+
+  /** Who waits moves up; who decodes keeps the place, and a newcomer takes a free one. */
+  arrange(lane, cards, columns, most) {
+    const keep = lane.columns > 1 ? lane.slots.slice(0, most) : [];
+    const stays = keep.map((card) => (cards.includes(card) ? card : null));
+    for (const card of cards) {
+      if (stays.includes(card)) continue;
+      const free = stays.indexOf(null);
+      if (free < 0) stays.push(card);
+      else stays[free] = card;
+    }
+    lane.slots = stays;
+    stays.forEach((card, slot) => {
+      if (!card) return;
+      card.root.style.gridArea = `${Math.floor(slot / columns) + 1} / ${(slot % columns) + 1}`;
+      if (card.root.parentNode !== lane.list) lane.list.append(card.root);
+    });
   }
 
   card({ id, answer }) {

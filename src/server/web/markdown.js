@@ -7,7 +7,7 @@
 
 import { copyButton, el } from "./dom.js";
 
-const LONG = 2000; // characters after which an unfinished line is settled piece by piece
+const LONG = 1000; // characters after which a line is settled piece by piece
 const DEEP = 6; // emphasis inside emphasis; quotes and lists inside each other
 const PLAIN = /^[^\\`*_~[\]!:|]*$/;
 const UNDECIDED = /^[\s>]*(?:[-*_+#=~`|:\s]*|```[^`]*|~~~.*)$/; // a marker, perhaps
@@ -97,7 +97,7 @@ export class Markdown {
   /** There is no more text. */
   end() {
     this.takeBack();
-    if (this.rest) this.line(this.rest);
+    if (this.rest) this.line(this.shorten(this.rest));
     this.rest = "";
   }
 
@@ -105,15 +105,21 @@ export class Markdown {
     this.takeBack();
     const lines = this.rest.split("\n");
     this.rest = lines.pop();
-    for (const line of lines) this.line(line.replace(/\r$/, ""));
-    while (this.rest.length > LONG) {
-      const space = this.rest.lastIndexOf(" ", LONG);
-      const cut = space > LONG / 2 ? space : LONG;
-      this.line(this.rest.slice(0, cut), false);
-      this.state.joined = this.state.kind !== "table";
-      this.rest = this.rest.slice(cut);
-    }
+    for (const line of lines) this.line(this.shorten(line.replace(/\r$/, "")));
+    this.rest = this.shorten(this.rest);
     if (this.rest && !(UNDECIDED.test(this.rest) && !this.state.joined)) this.drawProvisionally();
+  }
+
+  /** Settles what is too long of a line; gives the rest. */
+  shorten(line) {
+    while (line.length > LONG) {
+      const space = line.lastIndexOf(" ", LONG);
+      const cut = space > LONG / 2 ? space : LONG;
+      this.line(line.slice(0, cut), false);
+      this.state.joined = true;
+      line = line.slice(cut);
+    }
+    return line;
   }
 
   drawProvisionally() {

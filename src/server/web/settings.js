@@ -16,7 +16,8 @@ export function requestSettings() {
     temperature: number("temperature"),
     top_p: number("top_p"),
     max_tokens: number("max_tokens"),
-    seed: number("seed"),
+    // The server repeats itself without a seed; here it should not.
+    seed: number("seed") ?? crypto.getRandomValues(new Uint32Array(1))[0],
     draft_tokens: number("draft_tokens"),
     thinking: think && { type: think === "on" ? "enabled" : "disabled" },
     reasoning_effort: think === "off" ? undefined : effort,

@@ -1,0 +1,166 @@
+"""A running server for tests: hadal serve on a free port, or drive_http, which is its HTTP layer
+with handlers that do nothing. Raw sockets where the bytes matter, http.client elsewhere."""
+
+import http.client
+import json
+import os
+import pathlib
+import signal
+import socket
+import struct
+import subprocess
+import time
+
+from conftest import HADAL, ROOT
+
+TINY = ROOT / "models" / "tiny-v4"
+DRIVER = pathlib.Path(HADAL).parent / "drive_http"
+PATIENCE = 120  # seconds before a hung test gives up; no test measures time with it
+
+
+def wait_until(condition, what):
+    """Polls until the condition holds; a test that waits for ever would hang the suite."""
+    end = time.monotonic() + PATIENCE
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < end, f"never: {what}"
+        time.sleep(0.005)
+
+
+class Reply:
+    def __init__(self, response):
+        self.status = response.status
+        self.headers = response.headers
+        self.body = response.read()
+
+    @property
+    def text(self):
+        return self.body.decode()
+
+    @property
+    def json(self):
+        return json.loads(self.body)
+
+    @property
+    def code(self):
+        return self.json["error"]["code"]
+
+
+class Listening:
+    """A process that listens on self.port."""
+
+    port = None
+
+    def connection(self, timeout=PATIENCE):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def request(self, method, path, body=None, headers=None, connection=None):
+        c = connection or self.connection()
+        headers = dict(headers or {})
+        if isinstance(body, (dict, list)):
+            body = json.dumps(body)
+            headers.setdefault("Content-Type", "application/json")
+        c.request(method, path, body=body, headers=headers)
+        reply = Reply(c.getresponse())
+        if not connection:
+            c.close()
+        return reply
+
+    def get(self, path, **options):
+        return self.request("GET", path, **options)
+
+    def post(self, path, body=None, **options):
+        return self.request("POST", path, body=body, **options)
+
+    def socket(self):
+        s = socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return s
+
+    def raw(self, data):
+        """Sends bytes, returns everything until the server closes."""
+        with self.socket() as s:
+            try:
+                s.sendall(data)
+                s.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+            return read_all(s)
+
+
+def read_all(s):
+    data = b""
+    try:
+        while piece := s.recv(65536):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def reset(s):
+    """Closes with RST instead of FIN."""
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    s.close()
+
+
+def events_of(response):
+    """The data of server-sent events, as they come; comments are left out."""
+    for line in response:
+        if line.startswith(b"data: "):
+            yield line[6:].strip()
+
+
+class Driver(Listening):
+    def __init__(self, keys=None, **limits):
+        words = [f"{name}={value}" for name, value in limits.items()]
+        self.process = subprocess.Popen([DRIVER, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **(keys or {})})
+        self.port = int(self.process.stdout.readline().split()[1])
+
+    def state(self):
+        return self.get("/state").json
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.stdout.close()
+        assert self.process.wait() == 0
+
+
+class Server(Listening):
+    def __init__(self, *flags, model=TINY, env=None):
+        words = [HADAL, "serve", model, "--port", "0", *flags]
+        self.log = b""
+        self.process = subprocess.Popen([str(w) for w in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **(env or {})})
+        first = self.process.stdout.readline().decode()
+        assert first.startswith("hadal "), first + self.process.stderr.read().decode()
+        self.port = int(first.rsplit(":", 1)[1].split()[0])
+        self.said = first
+        while not first.startswith("ready"):
+            first = self.process.stdout.readline().decode()
+            self.said += first
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def stats(self):
+        """Figures of /metrics by name, without labels."""
+        figures = {}
+        for line in self.get("/metrics").text.splitlines():
+            if not line.startswith("#"):
+                name, value = line.rsplit(" ", 1)
+                figures[name.split("{")[0]] = float(value)
+        return figures
+
+    def loads(self):
+        return self.get("/v1/loads").json["loads"][0]
+
+    def wait(self):
+        self.log += self.process.communicate()[1]
+        return self.process.returncode
+
+    def close(self):
+        if self.process.poll() is None:
+            self.signal(signal.SIGTERM)
+        assert self.wait() == 0, self.log.decode()

@@ -1,0 +1,582 @@
+"""The web page in headless Chromium: with scripted answers (page_mock.py), and with hadal itself.
+
+Nothing here waits for a fixed time: a condition is awaited in the page. A test ends with a look at
+what the console would show in red; there must be nothing, blocked resources included.
+"""
+
+import json
+import re
+import subprocess
+import urllib.request
+
+import pytest
+
+from browser import Browser, find_browser
+from conftest import HADAL, ROOT
+from page_mock import CSP, HOSTILE, MARKDOWN, Server
+
+pytestmark = pytest.mark.slow
+
+IDLE = "!document.body.classList.contains('running')"
+MODEL = ROOT / "models" / "tiny-v4"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    program = find_browser()
+    if not program:
+        pytest.skip("no Chromium to drive")
+    browser = Browser(program)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def mock():
+    servers = []
+
+    def start(**options):
+        server = Server(**options)
+        servers.append(server)
+        server.address = server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def visit(browser):
+    """visit(address, ...): a page in a fresh profile that must stay free of errors."""
+    pages = []
+
+    def open_page(address, expected=(), **options):
+        page = browser.page(address, **options)
+        pages.append((page, expected))
+        return page
+
+    yield open_page
+    for page, expected in pages:
+        page.close()
+        unexpected = [e for e in page.errors if not any(word in e for word in expected)]
+        assert unexpected == []
+
+
+@pytest.fixture(scope="module")
+def served():
+    """hadal serve with the shipped model: its address."""
+    process = subprocess.Popen([HADAL, "serve", str(MODEL), "--port", "0"], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    for line in process.stdout:
+        if found := re.search(r"http://[0-9.:]+", line):
+            break
+    else:
+        pytest.fail("hadal serve ended without an address")
+    yield found.group(0) + "/"
+    process.terminate()
+    process.communicate()
+    assert process.returncode == 0
+
+
+def write(page, text):
+    page.js("document.getElementById('prompt').focus()")
+    page.type(text)
+
+
+def ask(page, text):
+    """Sends and waits until the answer, or the failure, is there."""
+    before = page.js("document.querySelectorAll('.answer, .error').length")
+    write(page, text)
+    page.press("Enter")
+    page.until(f"{IDLE} && document.querySelectorAll('.answer, .error').length > {before}")
+
+
+def last_answer(page):
+    return page.js("[...document.querySelectorAll('.answer .body')].at(-1).innerText").strip()
+
+
+# ---- asking and answering ----
+
+
+def test_an_answer_with_thinking_and_figures(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    ask(page, "What is 347 + 586?")
+    assert last_answer(page) == "347 + 586 = 933"
+    assert page.js("!document.querySelector('.thought').open")
+    page.click(".thought summary")
+    assert "hundreds: 3 + 5 + 1 = 9" in page.text(".thought-text")
+    assert re.match(r"Thought for \d+\.\d s", page.text(".thought summary"))
+    figures = page.text(".figures")
+    for part in (r"\d+ tokens", "first after", "prompt 16, 8 cached", r"drafts \d+ of \d+"):
+        assert re.search(part, figures), figures
+    body = server.bodies[0]
+    assert body["messages"] == [{"role": "user", "content": "What is 347 + 586?"}]
+    assert body["stream"] and body["stream_options"] == {"include_usage": True}
+    assert body.keys() == {"messages", "stream", "stream_options", "seed"}
+
+
+def test_a_tool_runs_in_the_page_and_its_result_goes_back(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    page.click(".example[data-tools]")
+    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    assert last_answer(page) == "The answer is 178377."
+    assert 'calculator {"expression": "4821 * 37"}' in page.text(".call")
+    assert '{"result": 178377}' in page.text(".call")
+    first, second = server.bodies
+    assert [tool["function"]["name"] for tool in first["tools"]] == ["calculator", "lookup"]
+    call = second["messages"][1]["tool_calls"][0]
+    assert call["id"] == second["messages"][2]["tool_call_id"] == "call_1"
+    assert second["messages"][1]["reasoning_content"].startswith("I use the calculator")
+
+
+@pytest.mark.parametrize("expression, result", [
+    ("2 + 3 * 4", 14), ("(2 + 3) * -4", -20), ("7 / 2", 3.5), ("100 - 1 - 9", 90),
+    ("2 +", None), ("alert(1)", None), ("1;2", None), ("", None),
+])  # fmt: skip
+def test_the_calculator_reads_arithmetic_only(mock, visit, expression, result):
+    page = visit(mock().address)
+    text = page.js(f"import('./page/tools.js').then(t => t.run('calculator', {json.dumps(json.dumps({'expression': expression}))}))")
+    assert json.loads(text).get("result") == result
+
+
+def test_stop_keeps_what_came_and_leaves_the_server(mock, visit):
+    server = mock(pause=0.002)
+    page = visit(server.address)
+    write(page, "endless")
+    page.press("Enter")
+    page.until("document.querySelector('.answer .body')?.innerText.length > 100")
+    assert page.js("document.getElementById('send').getAttribute('aria-label')") == "Stop"
+    page.press("Escape")
+    page.until(IDLE)
+    assert server.vanished.wait()
+    assert "stopped" in page.text(".figures")
+    assert last_answer(page).startswith("down and down and")
+    ask(page, "again")
+    assert server.bodies[1]["messages"][1]["content"].startswith("down and")
+
+
+def test_regenerate_and_edit_replace_the_end(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    ask(page, "one")
+    ask(page, "two")
+    page.js("[...document.querySelectorAll('button')].find(b => b.textContent === 'Regenerate').click()")
+    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    first, again = server.bodies[1:3]
+    assert first["messages"] == again["messages"] and first["seed"] != again["seed"]
+    page.js("document.getElementById('prompt').focus()")
+    page.press("ArrowUp")
+    assert page.js("document.getElementById('prompt').value") == "two"
+    assert page.js("document.querySelectorAll('.faded').length") == 2
+    page.press("Escape")
+    assert page.js("document.querySelectorAll('.faded').length") == 0
+    page.press("ArrowUp")
+    page.type(" and a half")
+    page.press("Enter")
+    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    assert last_answer(page) == "You said: two and a half"
+    assert [m["content"] for m in server.bodies[3]["messages"]] == ["one", "You said: one", "two and a half"]
+
+
+def test_settings_are_sent_and_kept(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    page.click("#settings-open")
+    values = {"temperature": "0.5", "top_p": "0.9", "max_tokens": "77", "seed": "5", "draft_tokens": "3",
+              "think": "on", "effort": "high", "system": "Be brief."}  # fmt: skip
+    for name, value in values.items():
+        page.js(f"(f => {{ f.value = {json.dumps(value)}; f.dispatchEvent(new Event('input', {{bubbles: true}})); }})(document.querySelector('[name={name}]'))")
+    page.press("Escape")
+    page.open(server.address)
+    assert page.js("document.getElementById('think').getAttribute('aria-pressed')") == "true"
+    ask(page, "hello")
+    body = server.bodies[-1]
+    expected = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 77, "seed": 5, "draft_tokens": 3,
+                "thinking": {"type": "enabled"}, "reasoning_effort": "high"}  # fmt: skip
+    assert {name: body.get(name) for name in expected} == expected
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
+
+
+def test_conversations_are_kept_chosen_and_deleted(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    ask(page, "first talk")
+    page.click("#new")
+    ask(page, "second talk")
+    titles = "[...document.querySelectorAll('.choose')].map(b => b.textContent)"
+    assert page.js(titles) == ["second talk", "first talk"]
+    page.open(server.address)
+    assert last_answer(page) == "You said: second talk"
+    page.js("document.querySelectorAll('.choose')[1].click()")
+    assert last_answer(page) == "You said: first talk"
+    remove = "document.querySelector('#chats [aria-label=\"Delete first talk\"]')"
+    page.js(f"{remove}.click()")
+    assert page.js(f"{remove}.textContent") == "Delete?"
+    page.js(f"{remove}.click()")
+    assert page.js(titles) == ["second talk"]
+    assert page.js("document.body.classList.contains('fresh')")
+
+
+# ---- what goes wrong ----
+
+
+def test_errors_are_said_and_can_be_tried_again(mock, visit):
+    server = mock()
+    page = visit(server.address, expected=["status of 4"])
+    ask(page, "busy")
+    assert page.text(".error p") == "The queue is full. Try again in 3 s."
+    assert page.js("document.querySelector('.error').getAttribute('role')") == "alert"
+    ask(page, "wrong")
+    assert "temperature must be at least 0." in page.text("#messages")
+    ask(page, "breaks")
+    assert last_answer(page) == "The sea is"
+    assert "The connection ended before the answer did." in page.text("#messages")
+    server.stop()
+    ask(page, "nobody")
+    assert "The server cannot be reached." in page.text("#messages")
+    page.errors.clear()
+
+
+def test_a_key_is_asked_for_and_kept_for_the_tab(mock, visit):
+    server = mock(key="secret")
+    page = visit(server.address, expected=["status of 401"])
+    page.until("document.getElementById('key-dialog').open")
+    page.type("secret")
+    page.press("Enter")
+    page.until("document.getElementById('model').textContent === 'mock'")
+    ask(page, "hello")
+    assert last_answer(page) == "You said: hello"
+    assert "secret" not in page.js("JSON.stringify(localStorage) + location.href")
+
+
+def test_a_link_fills_the_box_and_sends_nothing(mock, visit):
+    server = mock()
+    page = visit(server.address + "?q=delete%20everything")
+    assert page.js("document.getElementById('prompt').value") == "delete everything"
+    assert server.bodies == []
+
+
+# ---- Markdown ----
+
+
+def test_hostile_text_stays_text(mock, visit):
+    page = visit(mock().address)
+    ask(page, "hostile")
+    assert page.js("document.title") == "hadal"
+    allowed = {"P", "A", "STRONG", "CODE"}
+    assert set(page.js("[...document.querySelectorAll('.answer .body *')].map(e => e.tagName)")) <= allowed
+    links = page.js("[...document.querySelectorAll('.answer .body a')].map(a => [a.href, a.rel, a.target])")
+    safe = ["noopener noreferrer", "_blank"]
+    assert links == [["https://example.org/track.png", *safe], ["https://example.org/", *safe]]
+    assert "<script>" in last_answer(page) and "javascript:" in last_answer(page)
+
+
+def render(page, text, cuts):
+    """The HTML that Markdown makes of text when it comes in pieces of these lengths."""
+    return page.js(f"""import('./page/markdown.js').then(({{Markdown}}) => {{
+        const root = document.createElement('div'), m = new Markdown(root), text = {json.dumps(text)};
+        const cuts = {json.dumps(cuts)};
+        for (let at = 0, n = 0; at < text.length; n++) {{
+            const to = at + cuts[n % cuts.length];
+            m.write(text.slice(at, to));
+            at = to;
+        }}
+        m.end();
+        for (const b of root.querySelectorAll('.code-head')) b.remove();
+        return root.innerHTML;
+    }})""")
+
+
+@pytest.mark.parametrize("text, html", [
+    ("a *b* **c** `d` ~~e~~ _f_ snake_case_name", "<p dir=\"auto\">a <em>b</em> <strong>c</strong> <code>d</code> <del>e</del> <em>f</em> snake_case_name</p>"),
+    ("# One\ntext\n\nmore", "<h3>One</h3><p dir=\"auto\">text</p><p dir=\"auto\">more</p>"),
+    ("1. a\n2. b\n   - c\n3. d", "<ol data-marker=\".\"><li><p dir=\"auto\">a</p></li><li><p dir=\"auto\">b</p><ul data-marker=\"-\"><li><p dir=\"auto\">c</p></li></ul></li><li><p dir=\"auto\">d</p></li></ol>"),
+    ("> a\n> b\n\nc", "<blockquote><p dir=\"auto\">a\nb</p></blockquote><p dir=\"auto\">c</p>"),
+    ("```py\nx = *1*\n\n# y\n```\nz", "<div class=\"code\"><pre tabindex=\"0\"><code>x = *1*\n\n# y\n</code></pre></div><p dir=\"auto\">z</p>"),
+    ("|a|b|\n|-|-|\n|1|`2`|", "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td><code>2</code></td></tr></tbody></table></div>"),
+    ("3 * 4 * 5 = 60 and a | b", "<p dir=\"auto\">3 * 4 * 5 = 60 and a | b</p>"),
+    ("https://example.org/a_b.", "<p dir=\"auto\"><a href=\"https://example.org/a_b\" target=\"_blank\" rel=\"noopener noreferrer\">https://example.org/a_b</a>.</p>"),
+    ("\\*not\\* &amp; <i>\n---\n**open", "<p dir=\"auto\">*not* &amp;amp; &lt;i&gt;</p><hr><p dir=\"auto\">**open</p>"),
+])  # fmt: skip
+def test_markdown(mock, visit, text, html):
+    page = visit(mock().address)
+    assert render(page, text, [len(text)]) == html
+    for cuts in ([1], [2], [3, 1], [7]):
+        assert render(page, text, cuts) == html
+
+
+def test_markdown_is_the_same_in_any_pieces(mock, visit):
+    page = visit(mock().address)
+    for text in (MARKDOWN, HOSTILE, "```\n" + "x" * 3000 + "\n```\n" + "*y* " * 280):
+        whole = render(page, text, [1 << 30])
+        for cuts in ([1], [5, 2, 11], [997]):
+            assert render(page, text, cuts) == whole
+
+
+def test_long_answers_are_never_drawn_again(mock, visit):
+    page = visit(mock().address)
+    page.js("""window.gone = 0; new MutationObserver(list => { for (const m of list) for (const n of m.removedNodes)
+        if (n.marked) window.gone++; }).observe(document.getElementById('messages'), {childList: true, subtree: true});
+        window.mark = setInterval(() => { const all = document.querySelector('.answer .body')?.children ?? [];
+        for (let i = 0; i < all.length - 1; i++) all[i].marked = true; }, 1)""")
+    ask(page, "long")
+    page.js("clearInterval(window.mark)")
+    assert page.js("document.querySelectorAll('.answer .body table').length") == 40
+    assert page.js("window.gone") == 0
+    ask(page, "long line")
+    assert len(last_answer(page)) == 5 * 60000 - 1
+
+
+def test_a_reader_who_scrolls_up_is_left_in_peace(mock, visit):
+    page = visit(mock(pause=0.001).address)
+    ask(page, "long")
+    assert page.js("(s => s.scrollHeight - s.scrollTop - s.clientHeight)(document.getElementById('scroller'))") < 60
+    page.js("document.getElementById('scroller').scrollTop = 0")
+    page.until("!document.getElementById('to-end').hidden")
+    page.click("#to-end")
+    page.until("document.getElementById('to-end').hidden")
+
+
+# ---- the engine ----
+
+
+def test_the_engine_view(mock, visit):
+    page = visit(mock().address + "#engine")
+    page.until("document.querySelectorAll('#lanes .card').length > 3 && !document.querySelector('.heat').hidden")
+    assert page.text("#live") == "Live"
+    assert re.search(r"Output\s*\d+ tokens/s", page.text("#tiles"))
+    assert "Entries" in page.text("#pools") and "122 in use, 90 cached, 300 free of 512 pages" in page.text("#pools")
+    assert re.search(r"\d+ % of [\d.]+K? prompt tokens", page.text("#prefix"))
+    assert "Accept length 3.34 tokens a step" in page.text("#drafts")
+    label = page.js("document.querySelector('canvas').getAttribute('aria-label')")
+    assert re.match(r"24 layers by 64 experts. Balancedness .* on average; least in layer \d+", label)
+    page.click("#experts summary")
+    page.until("document.querySelectorAll('#experts tbody tr').length === 24")
+    page.click("#pause")
+    steps = page.text("#facts")
+    assert page.text("#live") == "View paused; the engine is not"
+    page.js("new Promise(r => setTimeout(r, 200))")
+    assert page.text("#facts") == steps
+    page.click("#pause")
+    page.until("document.getElementById('live').textContent === 'Live'")
+
+
+@pytest.mark.parametrize("change", [
+    lambda message: {},
+    lambda message: {"stats": {}, "requests": None},
+    lambda message: {k: message[k] for k in ("t", "requests")},
+    lambda message: {"stats": {"pages": [4, 0], "drafted_at": [0] * 7}, "experts": {"n_experts": 2, "layers": [[0, 0]]}},
+    lambda message: {"ttft_ms": {"p50": None, "p95": None}, "rates": {"tokens_s": 0}, "experts": {"n_experts": 4, "layers": "x"}},
+])  # fmt: skip
+def test_missing_fields_are_dashes(mock, visit, change):
+    page = visit(mock(change=change).address + "#engine")
+    page.until("document.getElementById('live').textContent === 'Live'")
+    text = page.text(".engine")
+    assert "NaN" not in text and "undefined" not in text and "null" not in text
+    assert "–" in text
+
+
+def test_the_engine_view_comes_back(mock, visit):
+    server = mock()
+    page = visit(server.address + "#engine", expected=["ERR_"])
+    page.until("document.getElementById('live').textContent === 'Live'")
+    port = server.server_address[1]
+    server.stop()
+    page.until("document.getElementById('live').dataset.kind === 'warn'")
+    mock(port=port)
+    page.until("document.getElementById('live').textContent === 'Live'")
+
+
+# ---- for everyone ----
+
+CONTRASTS = """(() => {
+  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => {
+    const [x, y, z] = [r, g, b].map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+  };
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const color = numbers(getComputedStyle(node).backgroundColor);
+      if ((color[3] ?? 1) === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text; (text = walker.nextNode()); ) {
+    const node = text.parentElement;
+    if (!text.data.trim() || !node.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue;
+    const style = getComputedStyle(node);
+    const [a, b] = [light(numbers(style.color)), light(behind(node))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push([text.data.trim().slice(0, 40), node.className, ratio.toFixed(2)]);
+  }
+  return poor;
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_contrast_of_every_text(mock, visit, dark):
+    server = mock()
+    page = visit(server.address, dark=dark, expected=["status of 429"])
+    assert page.js(CONTRASTS) == []
+    page.click(".example[data-tools]")
+    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    ask(page, "markdown")
+    ask(page, "busy")
+    assert page.js(CONTRASTS) == []
+    page.click("#settings-open")
+    assert page.js(CONTRASTS) == []
+    page.press("Escape")
+    page.click("#tab-engine")
+    page.until("document.querySelectorAll('#lanes .card').length > 3 && !document.querySelector('.heat').hidden")
+    assert page.js(CONTRASTS) == []
+
+
+def test_the_theme_follows_the_system_until_chosen(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.js(background)
+    page.scheme("dark")
+    dark = page.js(background)
+    assert dark != light
+    page.click("#theme")
+    assert page.js(background) == light
+    page.open(server.address)
+    assert page.js(background) == light
+
+
+def test_every_control_has_a_name(mock, visit):
+    page = visit(mock().address)
+    ask(page, "markdown")
+    for view in ("#tab-chat", "#tab-engine"):
+        page.click(view)
+        nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+        roles = {"button", "textbox", "link", "combobox", "spinbutton", "image", "region", "navigation"}
+        nameless = [n["role"]["value"] for n in nodes
+                    if not n.get("ignored") and n["role"]["value"] in roles and not n.get("name", {}).get("value")]  # fmt: skip
+        assert nameless == []
+
+
+def test_the_keyboard_alone_is_enough(mock, visit):
+    page = visit(mock().address)
+    assert page.js("document.activeElement.id") == "prompt"
+    page.js("document.activeElement.blur()")
+    stops = []
+    for _ in range(40):
+        page.press("Tab")
+        name, seen = page.js("""(e => [e === document.body ? 'BODY' : e.id || e.textContent.trim().slice(0, 40), e === document.body ||
+            getComputedStyle(e).outlineStyle !== 'none' || getComputedStyle(e.closest('.box') ?? e).boxShadow !== 'none'])(document.activeElement)""")
+        assert seen, f"the focus cannot be seen on {name}"
+        if name in stops and name != "BODY":
+            break
+        stops.append(name)
+    at = stops.index("Skip to content")
+    wanted = ["tab-chat", "tab-engine", "theme", "settings-open", "new", "prompt", "think", "tools", "send"]
+    order = [name for name in stops[at:] + stops[:at] if name in wanted]
+    assert order == wanted
+    page.js("document.getElementById('prompt').focus()")
+    page.type("line one")
+    page.press("Enter", shift=True)
+    page.type("line two")
+    page.press("Enter")
+    page.until(f"{IDLE} && document.querySelector('.answer')")
+    assert last_answer(page) == "You said: line one\nline two"
+    assert page.js("document.activeElement.id") == "prompt"
+
+
+def test_on_a_phone(mock, visit):
+    page = visit(mock().address, width=360, height=740, phone=True)
+    fits = "document.documentElement.scrollWidth <= innerWidth && document.getElementById('scroller').scrollWidth <= innerWidth"
+    assert page.js(fits)
+    ask(page, "markdown")
+    assert page.js(fits)
+    page.click("#menu")
+    page.until("document.activeElement.id === 'new'")
+    assert page.js("document.getElementById('main').inert")
+    page.press("Escape")
+    assert page.js("document.activeElement.id") == "menu"
+    page.click("#tab-engine")
+    page.until("document.querySelectorAll('#lanes .card').length > 3")
+    assert page.js("document.getElementById('view-engine').scrollWidth <= innerWidth")
+    small = page.js("""[...document.querySelectorAll('header button, nav a, #send')].filter(e => e.checkVisibility())
+        .map(e => [e.id, e.getBoundingClientRect()]).filter(([, b]) => b.width < 24 || b.height < 24).map(([id]) => id)""")
+    assert small == []
+
+
+# ---- with hadal ----
+
+
+def test_the_files_and_their_headers(served):
+    names = re.findall(r'(?:href|src)="(page/[^"]+)"', (ROOT / "src/server/web/index.html").read_text())
+    files = {"": "index.html"} | {name: name.removeprefix("page/") for name in names}
+    files |= {f"page/{path.name}": path.name for path in (ROOT / "src/server/web").glob("*.js")}
+    for path, name in files.items():
+        with urllib.request.urlopen(served + path) as response:
+            assert response.read() == (ROOT / "src/server/web" / name).read_bytes(), name
+            assert response.headers["Content-Security-Policy"] == CSP
+            assert response.headers["X-Content-Type-Options"] == "nosniff"
+            etag = response.headers["ETag"]
+        again = urllib.request.Request(served + path, headers={"If-None-Match": etag})
+        with pytest.raises(urllib.error.HTTPError) as known:
+            urllib.request.urlopen(again)
+        assert known.value.code == 304
+    with pytest.raises(urllib.error.HTTPError) as missing:
+        urllib.request.urlopen(served + "page/../page.c")
+    assert missing.value.code == 404
+
+
+def test_the_shipped_model_thinks_and_answers(served, visit):
+    page = visit(served)
+    page.until("document.getElementById('model').textContent.includes('tiny')")
+    greedy(page, served)
+    ask(page, "What is 347 + 586?")
+    assert last_answer(page) == "347 + 586 = 933"
+    assert "carry 1" in page.js("document.querySelector('.thought-text').textContent")
+    assert re.search(r"\d+ tokens, [\d.]+/s · first after .* · prompt 16", page.text(".figures"))
+
+
+def greedy(page, address):
+    page.js("localStorage.setItem('hadal.settings', JSON.stringify({temperature: '0', think: 'on'}))")
+    page.open(address)
+
+
+def test_the_shipped_model_uses_the_calculator(served, visit):
+    page = visit(served)
+    greedy(page, served)
+    page.click(".example[data-tools]")
+    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    assert '{"expression": "4821 * 37"}' in page.text(".call")
+    assert "178377" in last_answer(page)
+
+
+def test_the_engine_shows_the_request(served, visit):
+    page = visit(served)
+    watcher = visit(served + "#engine")
+    watcher.until("document.getElementById('live').textContent === 'Live'")
+    watcher.js("""window.seen = []; new MutationObserver(() => window.seen.push(document.getElementById('lanes').innerText))
+        .observe(document.getElementById('lanes'), {childList: true, subtree: true, characterData: true})""")
+    write(page, "Write a story about a girl named Lily.")
+    page.press("Enter")
+    watcher.until("window.seen.some(text => /#\\d+/.test(text))")
+    page.until(f"{IDLE} && document.querySelector('.answer')")
+    watcher.until("!document.querySelector('.heat').hidden && /least in layer/.test(document.getElementById('experts').innerText)")
+    assert "6 layers by 16 experts" in watcher.js("document.querySelector('canvas').getAttribute('aria-label')")
+
+
+def test_stopping_frees_the_request(served, visit):
+    page = visit(served)
+    page.js("localStorage.setItem('hadal.settings', JSON.stringify({temperature: '1'}))")
+    page.open(served)
+    write(page, "Tell me a story.")
+    page.press("Enter")
+    page.until("document.querySelector('.answer .body')?.innerText.length > 20")
+    page.click("#send")
+    page.until(IDLE)
+    page.click("#tab-engine")
+    page.until("document.getElementById('live').textContent === 'Live' && /Running\\s*0 of/.test(document.getElementById('facts').innerText)")

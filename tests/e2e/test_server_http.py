@@ -1,0 +1,429 @@
+"""The HTTP layer by itself: framing, routing, origins, limits, and clients that misbehave."""
+
+import http.client
+import json
+import socket
+
+import pytest
+from serving import events_of, read_all, reset, wait_until
+
+KEPT = b"Host: 127.0.0.1\r\n"
+HOST = KEPT + b"Connection: close\r\n"
+JSON = b"Content-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def http_server():
+    from serving import Driver
+
+    driver = Driver()
+    yield driver
+    driver.close()
+
+
+def status_of(answer):
+    return int(answer.split(b" ", 2)[1]) if answer.startswith(b"HTTP/1.") else None
+
+
+def get(path=b"/echo", headers=HOST, version=b"HTTP/1.1", method=b"GET"):
+    return method + b" " + path + b" " + version + b"\r\n" + headers + b"\r\n"
+
+
+def post(body, headers=b"", path=b"/echo", host=HOST):
+    return b"POST " + path + b" HTTP/1.1\r\n" + host + JSON + headers + b"\r\n" + body
+
+
+def chunked(*chunks, trailer=b""):
+    body = b"".join(b"%x\r\n%s\r\n" % (len(c), c) for c in chunks)
+    return post(body + b"0\r\n" + trailer + b"\r\n", b"Transfer-Encoding: chunked\r\n")
+
+
+# The rows of bad input that are about framing, headers and routing. Every one is followed by a
+# check that nothing is left behind. Several statuses: which of them is not the point.
+ROWS = {
+    "content-length and transfer-encoding": (post(b"0\r\n\r\n", b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"), {400}),
+    "two different lengths": (post(b"12345", b"Content-Length: 5\r\nContent-Length: 6\r\n"), {400}),
+    "two equal lengths": (post(b"12345", b"Content-Length: 5\r\nContent-Length: 5\r\n"), {400}),
+    "a list of lengths": (post(b"12345", b"Content-Length: 5, 5\r\n"), {400}),
+    "length -1": (post(b"", b"Content-Length: -1\r\n"), {400}),
+    "length +5": (post(b"12345", b"Content-Length: +5\r\n"), {400}),
+    "length 0x10": (post(b"", b"Content-Length: 0x10\r\n"), {400}),
+    "empty length": (post(b"", b"Content-Length: \r\n"), {400}),
+    "length 5 5": (post(b"12345", b"Content-Length: 5 5\r\n"), {400}),
+    "length 2^64 - 1": (post(b"", b"Content-Length: 18446744073709551615\r\n"), {400, 413}),
+    "length 2^64": (post(b"", b"Content-Length: 18446744073709551616\r\n"), {400, 413}),
+    "length above the limit": (post(b"", b"Content-Length: 1048577\r\n"), {413}),
+    "chunk size -2": (post(b"-2\r\n\r\n0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400}),
+    "chunk size of 17 digits": (post(b"1" * 17 + b"\r\nx\r\n0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400, 413}),
+    "chunk size 0x5": (post(b"0x5\r\n12345\r\n0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400}),
+    "chunk without its line end": (post(b"5\r\n12345X0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400}),
+    "gzip, chunked": (post(b"0\r\n\r\n", b"Transfer-Encoding: gzip, chunked\r\n"), {400, 501}),
+    "identity transfer": (post(b"", b"Transfer-Encoding: identity\r\n"), {400, 501}),
+    "xchunked": (post(b"", b"Transfer-Encoding: xchunked\r\n"), {400, 501}),
+    "chunked twice": (post(b"0\r\n\r\n", b"Transfer-Encoding: chunked, chunked\r\n"), {400, 501}),
+    "two transfer encodings": (post(b"0\r\n\r\n", b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"), {400, 501}),
+    "space before the colon": (get(headers=HOST + b"X-Test : 1\r\n"), {400}),
+    "header with a bracket": (get(headers=HOST + b"X(: 1\r\n"), {400}),
+    "header with DEL": (get(headers=HOST + b"X\x7f: 1\r\n"), {400}),
+    "header with a high byte": (get(headers=HOST + b"X\x80: 1\r\n"), {400}),
+    "target of 9 KiB": (get(b"/" + b"a" * 9216), {414}),
+    "header of 17 KiB": (get(headers=HOST + b"X-Test: " + b"a" * 17408 + b"\r\n"), {431}),
+    "headers of 33 KiB": (get(headers=HOST + b"".join(b"X-%d: %s\r\n" % (i, b"a" * 1000) for i in range(34))), {431}),
+    "65 headers": (get(headers=HOST + b"".join(b"X-%d: 1\r\n" % i for i in range(64))), {431}),
+    "preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 505}),
+    "HTTP/3.0": (get(version=b"HTTP/3.0"), {400, 505}),
+    "HTTP/0.9": (get(version=b"HTTP/0.9"), {400, 505}),
+    "no Host": (get(headers=b""), {400}),
+    "two Hosts": (get(headers=KEPT + KEPT), {400}),
+    "Host a/b?c": (get(headers=b"Host: a/b?c\r\n"), {400}),
+    "Host x@y": (get(headers=b"Host: x@y\r\n"), {400}),
+    "Host [::1": (get(headers=b"Host: [::1\r\n"), {400}),
+    "Host with a bad port": (get(headers=b"Host: localhost:99999999\r\n"), {400}),
+    "Host of somebody else": (get(headers=b"Host: evil.example\r\n"), {421}),
+    "absolute target": (get(b"http://evil.example/echo"), {421}),
+    "dots": (get(b"/v1/../echo"), {404}),
+    "two slashes": (get(b"//echo"), {404}),
+    "escaped dots": (get(b"/v1/%2e%2e/echo"), {404}),
+    "escaped letter": (get(b"/ech%6f"), {404}),
+    "upper case": (get(b"/ECHO"), {404}),
+    "slash behind": (get(b"/user/", method=b"POST"), {404}),
+    "%00": (get(b"/echo%00"), {400}),
+    "broken escape": (get(b"/echo?q=%zz"), {400}),
+    "17 arguments": (get(b"/echo?" + b"&".join(b"a%d=1" % i for i in range(17))), {400}),
+    "TRACE": (get(method=b"TRACE"), {405}),
+    "CONNECT": (get(method=b"CONNECT"), {405}),
+    "DELETE": (get(method=b"DELETE"), {405}),
+    "lower-case method": (get(method=b"post"), {400}),
+    "method of 1 KiB": (get(method=b"A" * 1024), {400, 405}),
+    "foreign preflight": (get(headers=HOST + b"Origin: https://evil.example\r\n", method=b"OPTIONS"), {403}),
+    "foreign page posts": (post(b"{}", b"Origin: https://evil.example\r\nContent-Length: 2\r\n"), {403}),
+    "null origin posts": (post(b"{}", b"Origin: null\r\nContent-Length: 2\r\n"), {403}),
+    "plain text": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", {415}),
+    "form": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 2\r\n\r\n{}", {415}),
+    "utf-16": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: application/json; charset=utf-16\r\nContent-Length: 2\r\n\r\n{}", {415}),
+    "gzip body": (post(b"xx", b"Content-Encoding: gzip\r\nContent-Length: 2\r\n"), {415}),
+    "expects too much": (post(b"", b"Expect: 100-continue\r\nContent-Length: 99999999\r\n"), {413}),
+    "unknown expectation": (post(b"", b"Expect: magic\r\nContent-Length: 2\r\n"), {417}),
+    "unknown path": (get(b"/nothing"), {404}),
+    "model of 10 KiB": (get(b"/echo/" + b"a" * 10240), {414}),
+    "model %ff": (get(b"/echo/%01"), {400, 404}),
+    "trailer": (chunked(b"{}", trailer=b"X-Trailer: 1\r\n"), {200}),
+    "not HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64 + b"\r\n\r\n", {400, None}),
+    "not a target": (get(b"echo"), {400}),
+    "no version": (b"GET /echo\r\n" + HOST + b"\r\n", {400, 505, None}),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_bad_framing(http_server, name):
+    data, expected = ROWS[name]
+    answer = http_server.raw(data)
+    assert status_of(answer) in expected, answer[:500]
+    if b"application/json" in answer and status_of(answer) != 200:
+        error = json.loads(answer.split(b"\r\n\r\n", 1)[1])["error"]
+        assert error["type"].endswith("_error") and error["message"], error
+    wait_until(lambda: http_server.state()["calls"] == 1, "only the question itself lives")
+
+
+def test_what_arrives(http_server):
+    reply = http_server.post("/echo/a%2Fb%20c?q=x%20y+z&r=1", {"a": "\u0000é"}, headers={"X-Test": "one, two", "X-Request-Id": "mine-1"})
+    assert reply.status == 200
+    echo = reply.json
+    assert echo["method"] == "POST" and echo["tail"] == "a/b c" and echo["q"] == "x y z"
+    assert echo["x"] == "one, two" and json.loads(echo["body"]) == {"a": "\u0000é"}
+    assert echo["id"] == "mine-1" == reply.headers["X-Request-Id"]
+    assert reply.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_request_ids_of_ours_differ(http_server):
+    ids = {http_server.get("/echo").headers["X-Request-Id"] for _ in range(5)}
+    assert len(ids) == 5
+    odd = http_server.get("/echo", headers={"X-Request-Id": "a" * 129}).headers["X-Request-Id"]
+    assert len(odd) == 16
+
+
+def test_header_injection_stays_a_value(http_server):
+    reply = http_server.get("/echo", headers={"X-Test": "a%0d%0aX-Evil: 1"})
+    assert reply.json["x"] == "a%0d%0aX-Evil: 1" and "X-Evil" not in reply.headers
+
+
+def test_connection_is_kept(http_server):
+    c = http_server.connection()
+    for path, status in [("/echo", 200), ("/nothing", 404), ("/echo", 200), ("/user", 405), ("/stream?n=3", 200), ("/echo", 200)]:
+        assert http_server.get(path, connection=c).status == status
+    sock = c.sock
+    assert http_server.post("/echo", {"a": 1}, connection=c).status == 200
+    assert c.sock is sock
+    c.close()
+
+
+def test_pipelined_requests(http_server):
+    answer = http_server.raw(get(b"/echo?q=1", KEPT) + post(b"{}", b"Content-Length: 2\r\n", host=KEPT) + get(b"/echo?q=2"))
+    assert answer.count(b"HTTP/1.1 200") == 3
+    assert answer.index(b'"q":"1"') < answer.index(b'"method":"POST"') < answer.index(b'"q":"2"')
+
+
+def test_delete_does_not_eat_the_next_request(http_server):
+    answer = http_server.raw(get(method=b"DELETE", headers=KEPT) + get(b"/echo?q=2"))
+    assert status_of(answer) == 405 and b'"q":"2"' in answer
+
+
+def test_byte_by_byte(http_server):
+    with http_server.socket() as s:
+        for byte in post(b'{"a": 1}', b"Content-Length: 8\r\n"):
+            s.sendall(bytes([byte]))
+        answer = read_all(s)
+    assert status_of(answer) == 200 and b'"n":8' in answer
+
+
+def test_many_small_chunks(http_server):
+    body = b"1\r\nx\r\n" * 20000 + b"0\r\n\r\n"
+    answer = http_server.raw(post(body, b"Transfer-Encoding: chunked\r\n"))
+    assert status_of(answer) == 200 and b'"n":20000' in answer
+
+
+def test_endless_chunks_end_at_the_limit(http_server):
+    with http_server.socket() as s:
+        s.sendall(post(b"", b"Transfer-Encoding: chunked\r\n"))
+        chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+        try:
+            for _ in range(64):
+                s.sendall(chunk)
+        except OSError:
+            pass
+        answer = read_all(s)
+    assert status_of(answer) in (413, None)
+    wait_until(lambda: http_server.state()["calls"] == 1, "the call is gone")
+
+
+def test_http_1_0_stream_is_closed_at_its_end(http_server):
+    answer = http_server.raw(b"GET /stream?n=2 HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
+    assert status_of(answer) == 200 and answer.count(b"data: ") == 2 and b"chunked" not in answer
+
+
+def test_head_has_no_body(http_server):
+    answer = http_server.raw(get(method=b"HEAD", headers=HOST))
+    assert status_of(answer) == 200 and answer.endswith(b"\r\n\r\n")
+
+
+def test_own_and_friendly_origins(http_server):
+    own = {"Origin": f"http://127.0.0.1:{http_server.port}"}
+    assert http_server.post("/echo", {}, headers=own).status == 200
+    friend = http_server.post("/echo", {}, headers={"Origin": "https://friend.example"})
+    assert friend.status == 200
+    assert friend.headers["Access-Control-Allow-Origin"] == "https://friend.example"
+    preflight = http_server.request("OPTIONS", "/echo", headers={"Origin": "https://friend.example", "Access-Control-Request-Method": "POST"})
+    assert preflight.status == 204 and "POST" in preflight.headers["Access-Control-Allow-Methods"]
+    evil = http_server.request("OPTIONS", "/echo", headers={"Origin": "https://evil.example"})
+    assert not [h for h in evil.headers if h.lower().startswith("access-control")]
+    assert "Access-Control-Allow-Origin" not in http_server.get("/echo", headers={"Origin": "https://evil.example"}).headers
+
+
+def test_anthropic_shape(http_server):
+    reply = http_server.request("POST", "/echo/x", body="{}", headers={"Content-Type": "text/plain"})
+    assert reply.status == 415 and reply.json["type"] == "error"
+    assert set(reply.json["error"]) == {"type", "message"}
+
+
+# ---- clients that leave ----
+
+
+def leave_by_close(s):
+    s.close()
+
+
+def leave_by_half_close(s):
+    s.shutdown(socket.SHUT_WR)
+
+
+@pytest.mark.threads
+@pytest.mark.parametrize("leave", [leave_by_close, reset, leave_by_half_close])
+def test_client_that_leaves_is_seen(drive, leave):
+    d = drive()
+    sockets = [d.socket() for _ in range(10)]
+    for s in sockets:
+        s.sendall(post(b"{}", b"Content-Length: 2\r\n", b"/hold"))
+    wait_until(lambda: d.state()["held"] == 10, "all are held")
+    for s in sockets:
+        leave(s)
+    wait_until(lambda: d.state()["left"] == 10, "all are seen to leave")
+    wait_until(lambda: d.state()["calls"] == 1, "nothing is left of them")
+
+
+def test_half_closed_client_is_served_where_allowed(drive):
+    d = drive(half_close=1)
+    with d.socket() as s:
+        s.sendall(post(b"{}", b"Content-Length: 2\r\n", b"/hold"))
+        wait_until(lambda: d.state()["held"] == 1, "it is held")
+        s.shutdown(socket.SHUT_WR)
+        assert d.state()["left"] == 0
+        reset(s)
+    wait_until(lambda: d.state()["left"] == 1, "it left altogether")
+
+
+@pytest.mark.parametrize("cut", range(0, 100, 7))
+def test_client_leaves_inside_its_request(http_server, cut):
+    whole = post(b'{"a": 1}', b"Content-Length: 8\r\n")
+    with http_server.socket() as s:
+        s.sendall(whole[: min(cut, len(whole) - 1)])
+        reset(s)
+    wait_until(lambda: http_server.state()["calls"] == 1, "nothing is left")
+
+
+@pytest.mark.threads
+def test_slow_reader_is_cut_off(drive):
+    d = drive(stream=65536)
+    with d.socket() as s:
+        s.sendall(b"POST /pour HTTP/1.1\r\n" + HOST + b"\r\n")
+        wait_until(lambda: d.state()["cut_off"] == 1, "it is cut off")
+        wait_until(lambda: d.state()["streams"] == 0, "its stream is gone")
+
+
+def test_reader_that_stalls_is_cut_off(drive):
+    d = drive(stall_s=1, stream=1 << 26)
+    with d.socket() as s:
+        s.sendall(b"GET /stream?n=4000&bytes=4096&late=1 HTTP/1.1\r\n" + HOST + b"\r\n")
+        wait_until(lambda: d.state()["cut_off"] == 1, "it is cut off")
+        wait_until(lambda: d.state()["streams"] == 0, "its stream is gone")
+
+
+@pytest.mark.threads
+def test_streams_are_whole(drive):
+    """Every byte arrives in order, from whichever thread it came."""
+    d = drive(stream=1 << 22)
+    connections = [d.connection() for _ in range(16)]
+    for i, c in enumerate(connections):
+        c.request("GET", f"/stream?n=500&bytes={100 + i}&late={i % 2}")
+    for i, c in enumerate(connections):
+        events = list(events_of(c.getresponse()))
+        assert events == [b"x" * (100 + i)] * 500
+        c.close()
+
+
+def test_silent_stream_gets_comments(drive):
+    d = drive(keep_alive_s=1)
+    with d.socket() as s:
+        s.sendall(post(b"{}", b"Content-Length: 2\r\n", b"/quiet"))
+        data = b""
+        while b": ping\n\n" not in data:
+            data += s.recv(4096)
+
+
+# ---- deadlines and limits ----
+
+
+def test_headers_that_never_end(drive):
+    d = drive(header_s=1)
+    with d.socket() as s:
+        s.sendall(b"GET /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        assert status_of(read_all(s)) in (408, None)
+    with d.socket() as s:  # not a byte
+        assert read_all(s) == b""
+    wait_until(lambda: d.state()["timed_out"] == 2, "both were counted")
+
+
+def test_body_that_never_comes(drive):
+    d = drive(body_s=1)
+    with d.socket() as s:
+        s.sendall(post(b"{", b"Content-Length: 1000\r\n"))
+        assert status_of(read_all(s)) == 408
+    wait_until(lambda: d.state()["calls"] == 1, "nothing is left")
+
+
+def test_idle_connection_is_closed(drive):
+    d = drive(idle_s=1)
+    with d.socket() as s:
+        s.sendall(get(headers=KEPT))
+        assert status_of(read_all(s)) == 200
+
+
+def test_connections_of_one_address(drive):
+    d = drive(per_address=4)
+    held = [d.socket() for _ in range(3)]
+    for s in held:
+        s.sendall(post(b"{}", b"Content-Length: 2\r\n", b"/hold"))
+    wait_until(lambda: d.state()["held"] == 3, "three are held")
+    more = [d.socket() for _ in range(4)]
+    assert any(read_all_soon(s) for s in more)
+    for s in held + more:
+        s.close()
+
+
+def read_all_soon(s):
+    """True: the server closed it."""
+    try:
+        s.sendall(get(headers=HOST))
+        return read_all(s) == b""
+    except OSError:
+        return True
+
+
+def test_many_idle_connections(drive):
+    d = drive(connections=1000)
+    idle = [d.socket() for _ in range(500)]
+    wait_until(lambda: d.state()["connections"] == 501, "all are there")
+    assert d.get("/echo").status == 200
+    for s in idle:
+        s.close()
+    wait_until(lambda: d.state()["connections"] == 1, "all are gone")
+
+
+# ---- keys ----
+
+USER = "user-key-0123456789"
+ADMIN = "admin-key-0123456789"
+
+
+@pytest.fixture(scope="module")
+def locked():
+    from serving import Driver
+
+    driver = Driver(keys={"HADAL_API_KEY": USER, "HADAL_ADMIN_KEY": ADMIN})
+    yield driver
+    driver.close()
+
+
+def bearer(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+KEY_ROWS = [
+    ("/echo/x", {}, 200),
+    ("/user", {}, 401),
+    ("/user", bearer(USER), 200),
+    ("/user", {"Authorization": f"bearer  {USER}"}, 200),
+    ("/user", {"x-api-key": USER}, 200),
+    ("/user", bearer(ADMIN), 200),
+    ("/user", bearer(USER + "x"), 401),
+    ("/user", bearer(USER[:-1]), 401),
+    ("/user", bearer(""), 401),
+    ("/user", {"Authorization": "Basic " + USER}, 401),
+    ("/user", {"Authorization": USER}, 401),
+    ("/user", bearer("a" * 10240), 401),
+    ("/admin", {}, 401),
+    ("/admin", bearer(USER), 403),
+    ("/admin", bearer(ADMIN), 200),
+    ("/nothing", {}, 404),
+    ("/nothing", bearer(USER), 404),
+]
+
+
+@pytest.mark.parametrize("path, headers, status", KEY_ROWS)
+def test_keys(locked, path, headers, status):
+    reply = locked.post(path, {}, headers=headers)
+    assert reply.status == status
+    if status == 200:
+        assert reply.json["salted"] == (path != "/echo/x")
+    if status == 401:
+        assert reply.headers["WWW-Authenticate"] == "Bearer"
+        assert USER not in reply.text and reply.json["error"]["type"] == "authentication_error"
+
+
+def test_two_authorizations(locked):
+    one = f"Authorization: Bearer {USER}\r\n".encode()
+    assert status_of(locked.raw(get(b"/user", HOST + one + one))) == 400
+
+
+def test_without_keys_all_is_open_on_loopback(http_server):
+    assert http_server.post("/user", {}).status == 200
+    assert http_server.post("/admin", {}).status == 200
