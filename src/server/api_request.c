@@ -82,6 +82,11 @@ static const char *grammar_code(const char *message) {
     return NULL;
 }
 
+/* The engine's sentence, and the tokenizer's, which stops early. */
+static bool is_too_long(const char *message) {
+    return strstr(message, "exceed the context") || strstr(message, "the text has more than");
+}
+
 bool api_refuse_err(api_request *r, const char *param, const hd_err *err) {
     char field[128];
     const char *code = grammar_code(err->msg);
@@ -89,11 +94,12 @@ bool api_refuse_err(api_request *r, const char *param, const hd_err *err) {
     if (err->code == HD_ENOMEM) {
         return api_refuse_status(r, 503, "out_of_memory", NULL, "%s", err->msg);
     }
+    if (!code && err->code == HD_EUNSUPPORTED) code = "unsupported_parameter";
     if (n > 0 && n < sizeof field) {
         snprintf(field, sizeof field, "%.*s", (int)n, err->msg);
         param = field;
     }
-    if (!code && strstr(err->msg, "exceed the context")) code = "context_length_exceeded";
+    if (!code && is_too_long(err->msg)) code = "context_length_exceeded";
     return api_refuse(r, code ? code : "invalid_value", param, "%s", err->msg);
 }
 
