@@ -216,7 +216,8 @@ bool api_request_name(api_request *r, const char *id, const char *param) {
     for (size_t i = 0; i < n || n == 0; i++) {
         if (n > 0 && n <= API_MAX_ID && id[i] > ' ' && id[i] <= '~') continue;
         return api_refuse(r, "invalid_value", param,
-                          "%s must have 1 to %d bytes, printable ones of ASCII", param, API_MAX_ID);
+                          "%s must have 1 to %d bytes, printable ones of ASCII", param,
+                          API_MAX_ID);
     }
     http_set_request_id(r->call, id);
     snprintf(r->id, sizeof r->id, "%s", id);

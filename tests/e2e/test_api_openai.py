@@ -8,8 +8,8 @@ from serving import Server, wait_until
 
 openai = pytest.importorskip("openai")
 
-SUM = [{"role": "user", "content": "What is 12 + 30?"}]
-ANSWER = "12 + 30\nones: 2 + 0 = 2, write 2, carry 0\ntens: 1 + 3 + 0 = 4, write 4, carry 0\nSo 12 + 30 = 42"
+SUM = [{"role": "user", "content": "What is 1 + 3?"}]
+ANSWER = "1 + 3\nones: 1 + 3 = 4, write 4, carry 0\nSo 1 + 3 = 4"
 CALCULATOR = {
     "name": "calculator",
     "description": "Evaluate an arithmetic expression.",
@@ -64,8 +64,8 @@ def test_chat(chat):
     r = chat()
     assert r.choices[0].message.content == ANSWER
     assert r.choices[0].finish_reason == "stop"
-    assert (r.usage.prompt_tokens, r.usage.completion_tokens) == (14, 61)
-    assert r.usage.total_tokens == 75
+    assert (r.usage.prompt_tokens, r.usage.completion_tokens) == (12, 34)
+    assert r.usage.total_tokens == 46
 
 
 @pytest.mark.threads
@@ -114,20 +114,20 @@ def test_logprobs(chat):
 
 
 def test_stop(chat):
-    r = chat(stop=["carry 0\ntens"])  # across tokens
-    assert r.choices[0].message.content == ANSWER.split("carry 0\ntens")[0]
-    assert r.choices[0].finish_reason == "stop" and r.choices[0].matched_stop == "carry 0\ntens"
-    kept = chat(stop=["tens"], extra_body={"no_stop_trim": True})
-    assert kept.choices[0].message.content.endswith("tens")
-    got = gather(chat(stop=["carry 0\ntens"], stream=True))
+    r = chat(stop=["carry 0\nSo"])  # across tokens
+    assert r.choices[0].message.content == ANSWER.split("carry 0\nSo")[0]
+    assert r.choices[0].finish_reason == "stop" and r.choices[0].matched_stop == "carry 0\nSo"
+    kept = chat(stop=["write"], extra_body={"no_stop_trim": True})
+    assert kept.choices[0].message.content.endswith("write")
+    got = gather(chat(stop=["carry 0\nSo"], stream=True))
     assert got["content"][0] == r.choices[0].message.content
 
 
 def test_length_and_budget(chat):
     assert chat(max_tokens=3).choices[0].finish_reason == "length"
     assert chat(max_completion_tokens=3).usage.completion_tokens == 3
-    assert chat(extra_body={"ignore_eos": True}, max_tokens=70).usage.completion_tokens == 70
-    assert chat(extra_body={"min_tokens": 70}, max_tokens=70).usage.completion_tokens == 70
+    assert chat(extra_body={"ignore_eos": True}, max_tokens=50).usage.completion_tokens == 50
+    assert chat(extra_body={"min_tokens": 50}, max_tokens=50).usage.completion_tokens == 50
 
 
 def test_tool_round_trip(chat):
@@ -180,7 +180,7 @@ def test_other_forms(chat):
 
 
 def test_continued_message(chat):
-    start = "12 + 30\nones: 2"
+    start = "1 + 3\nones: 1"
     r = chat([*SUM, {"role": "assistant", "content": start}], extra_body={"continue_final_message": True, "add_generation_prompt": False})
     assert start + r.choices[0].message.content == ANSWER
 
@@ -249,7 +249,7 @@ def test_responses(client):
     r = respond(SUM[0]["content"])
     assert r.output_text == ANSWER and r.status == "completed"
     assert client.responses.retrieve(r.id).output_text == ANSWER
-    r2 = respond("What is 1 + 3?", previous_response_id=r.id)
+    r2 = respond("What is 2 + 2?", previous_response_id=r.id)
     assert r2.output_text.endswith("4") and r2.usage.input_tokens > r.usage.input_tokens + r.usage.output_tokens
     cut = respond(SUM, max_output_tokens=4)
     assert cut.status == "incomplete" and cut.incomplete_details.reason == "max_output_tokens"
