@@ -68,7 +68,7 @@ static const refusal refusals[] = {
     {"/v1/chat/completions", "{" USER ",\"temperature\":2.5}",                   400, "must be 0 to 2"    },
     {"/v1/chat/completions", "{" USER ",\"temperature\":1e999}",                 400, "temperature"       },
     {"/v1/chat/completions", "{" USER ",\"n\":9}",                               400, "must be 1 to 8"    },
-    {"/v1/chat/completions", "{" USER ",\"best_of\":1}",                         400, "unsupported_param" },
+    {"/v1/chat/completions", "{" USER ",\"best_of\":2}",                         400, "unsupported_param" },
     {"/v1/chat/completions", "{" USER ",\"stream\":\"yes\"}",                    400, "true or false"     },
     {"/v1/chat/completions", "{" USER ",\"stream_options\":{\"x\":1}}",          400,
      "stream_options.x"                                                                                   },
