@@ -368,12 +368,13 @@ int cmd_chat(int argc, char **argv) {
     static const char *const backends[] = {"cpu", "ref", NULL};
     static const char *const thinking[] = {"auto", "on", "off", NULL};
     chat c = {
-        .set = {.temperature = 0, .top_p = 1, .draft_tokens = HD_DRAFTS_AUTO}
+        .set = {.temperature = 0, .top_p = 1, .draft_tokens = HD_DRAFTS_AUTO, .thinking = 1}
     };
     chat_settings *set = &c.set;
     const option options[] = {
         option_text("system", &set->system, "TEXT", "system message"),
-        option_choice("thinking", &set->thinking, thinking, "reason first"),
+        option_choice("thinking", &set->thinking, thinking,
+                      "reason first, where the model can; default: on"),
         option_int("max-tokens", &set->max_tokens, 0, INT32_MAX,
                    "of an answer; 0: what the context leaves"),
         option_int("context", &set->context, 0, INT32_MAX,

@@ -25,7 +25,7 @@ def chat(hadal, tmp_path):
 
 
 def test_thinks_and_answers(chat):
-    result = chat("What is 347 + 586?\n", "--thinking", "on")
+    result = chat("What is 347 + 586?\n")
     assert "933" in result.stdout.split("\n\n")[-1]
     assert "\033" not in result.stdout
 
@@ -91,7 +91,7 @@ class Terminal:
 
 
 def test_on_a_terminal(tmp_path):
-    t = Terminal(tmp_path, "--thinking", "on", "--max-tokens", 150)
+    t = Terminal(tmp_path, "--max-tokens", 150)
     t.wait_for("> ")
     t.type("What is 347 + 586?\n")
     t.wait_for("\033[2m")  # thinking is dimmed
