@@ -25,6 +25,7 @@ static const command commands[] = {
     {"generate",   cmd_generate,   "MODEL_DIR -p TEXT",            "answer one prompt"                           },
     {"logits",     cmd_logits,     "MODEL_DIR --tokens F --out F",
      "compute the logits of given tokens"                                                                        },
+    {"replay",     cmd_replay,     "FILE MODEL_DIR",               "run logged requests again, compare the texts"},
     {"version",    cmd_version,    "",                             "print the build and what this machine offers"},
 };
 

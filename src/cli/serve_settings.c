@@ -269,3 +269,17 @@ server_options serve_settings_options(const serve_settings *set) {
         .open = set->open,
     };
 }
+
+server_options serve_settings_plain(const char *model_dir) {
+    serve_settings set = defaults;
+    set.model_dir = model_dir;
+    set.model_name = last_name(model_dir);
+    set.port = 0;
+    set.no_sandbox = true;
+    set.connections = 64;
+    server_options options = serve_settings_options(&set);
+    options.http.origins = options.http.names = NULL;
+    options.key_sources = (hd_key_sources){0};
+    options.settings_json = "{}";
+    return options;
+}

@@ -36,4 +36,7 @@ void serve_settings_deinit(serve_settings *set);
 /* Points into set. */
 server_options serve_settings_options(const serve_settings *set);
 
+/* All defaults, on any free port of this machine and without a sandbox. */
+server_options serve_settings_plain(const char *model_dir);
+
 #endif
