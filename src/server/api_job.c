@@ -10,6 +10,8 @@
 
 #include "base/progress.h"
 
+enum { STATUS_GONE = 499 }; /* for the log: the client left */
+
 /* ---- failure ---- */
 
 /* The first one wins. */
@@ -109,6 +111,7 @@ static void report(api_job *job) {
     o->endpoint = job->format->endpoint;
     o->request_id = http_request_id(job->call);
     o->status = job->failure.status && !job->began ? job->failure.status : 200;
+    if (atomic_load(&job->gone)) o->status = STATUS_GONE;
     if (!job->failure.status) o->finish = api_finish_reason(&job->choices[0]);
     o->prompt_tokens = (int32_t)t.prompt;
     o->cached_tokens = (int32_t)t.cached;
@@ -119,6 +122,7 @@ static void report(api_job *job) {
     job->ctx->on_end(job->ctx->server, o);
 }
 
+/* Reported first: who has the answer finds it counted. */
 static void drop(api_job *job) {
     if (atomic_fetch_sub(&job->refs, 1) != 1) return;
     report(job);
@@ -155,7 +159,6 @@ static void collect_part(api_job *job, api_choice *c, const hd_part *p) {
         p->kind == HD_PART_CALL || p->kind == HD_PART_ARGUMENTS || p->kind == HD_PART_CALL_END;
     if (p->kind == HD_PART_NOTE) return;
     if (of_call && p->call > 0 && !job->w.parallel_calls) return;
-    if (p->kind == HD_PART_CALL) c->n_parallel++;
     if (p->kind == HD_PART_CALL_END) c->n_calls += p->whole;
     const bool reasoning = p->kind == HD_PART_REASONING;
     if (!job->w.separate_reasoning && (reasoning || p->kind == HD_PART_CONTENT)) {
@@ -165,7 +168,9 @@ static void collect_part(api_job *job, api_choice *c, const hd_part *p) {
         add_piece(job, c, HD_PART_CONTENT, 0, p->text, p->n);
     } else {
         add_piece(job, c, p->kind, of_call ? p->call : 0, p->text, p->n);
-        if (c->n_pieces > 0) c->pieces[c->n_pieces - 1].whole = p->whole;
+        if (p->kind == HD_PART_CALL_END && c->n_pieces > 0) {
+            c->pieces[c->n_pieces - 1].whole = p->whole;
+        }
     }
     c->in_reasoning = reasoning;
 }
@@ -215,6 +220,7 @@ static void note_end(api_job *job, api_choice *c, const hd_event *e) {
     if (job->w.prefill_only && e->end == HD_END_STOP) c->end = HD_END_LENGTH;
     c->stop_token = e->stop_token;
     if (e->stop_text) api_puts(&c->stop_text, e->stop_text);
+    if (c->stop_text.failed) job->out.failed = true;
     if (e->end == HD_END_TIMEOUT) {
         fail_job(job, 408, "queue_timeout", "the request waited too long in the queue");
     } else if (e->end == HD_END_FAILED) {
@@ -306,7 +312,6 @@ static api_job *job_open(api_request *r, const api_format *format, const api_pro
     for (int32_t i = 0; i < n; i++) {
         job->subs[i].job = job;
         job->subs[i].first_choice = k;
-        job->subs[i].n_choices = prompts[i].g.answers;
         atomic_init(&job->subs[i].id, 0);
         for (int32_t a = 0; a < prompts[i].g.answers; a++, k++) {
             job->choices[k] = (api_choice){.index = k, .prompt = i, .stop_token = -1};

@@ -33,7 +33,7 @@ typedef struct api_choice {
     size_t n_pieces, cap_pieces;
     int32_t n_pending; /* tokens */
 
-    int32_t n_calls, n_parallel; /* whole ones, and those begun */
+    int32_t n_calls; /* whole ones */
     bool in_reasoning;
     bool opened;                        /* the format's: its first chunk is out */
     api_text prompt_scores, kept, item; /* the format's own, as is the next */
@@ -66,7 +66,7 @@ typedef struct api_format {
 typedef struct api_sub { /* one prompt, one request of the engine */
     api_job *job;
     atomic_uint_least64_t id;
-    int32_t first_choice, n_choices;
+    int32_t first_choice;
     int32_t prompt_tokens;
 } api_sub;
 

@@ -127,6 +127,9 @@ static void put_type(api_text *out, const api_param *p, const api_limits *limits
     case API_ONLY:
         api_write(out, "'enum':[null,%i]", p->low != 0);
         break;
+    case API_ONE:
+        api_write(out, "'enum':[null,false,1]");
+        break;
     case API_REFUSED:
         api_write(out, "'enum':[null,false]");
         break;

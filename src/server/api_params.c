@@ -145,9 +145,9 @@ static bool read_nested(const reading *k, json_t *v) {
 }
 
 static bool read_refused(const reading *k, const json_t *v) {
-    const bool only = k->p->kind == API_ONLY;
-    if (only && json_is_boolean(v) && json_is_true(v) == (k->p->low != 0)) return true;
-    if (!only && json_is_false(v)) return true;
+    const bool yes = k->p->kind == API_ONLY && k->p->low != 0;
+    if (json_is_boolean(v) && json_is_true(v) == yes) return true;
+    if (k->p->kind == API_ONE && json_is_integer(v) && json_integer_value(v) == 1) return true;
     return api_refuse(k->r, "unsupported_parameter", k->name, "%s is not supported: %s",
                       k->name, k->p->about);
 }
@@ -183,6 +183,7 @@ static bool read_param(const reading *k, json_t *v) {
     case API_NOTED:
         return true;
     case API_ONLY:
+    case API_ONE:
     case API_REFUSED:
         return read_refused(k, v);
     }
@@ -356,7 +357,7 @@ const api_section api_identity_section = API_SECTION(identity);
 
 /* clang-format off */
 static const api_param absent[] = {
-    {"best_of", API_REFUSED, .about = "use n"},
+    {"best_of", API_ONE, .about = "use n"},
     {"use_beam_search", API_REFUSED, .about = "answers are sampled"},
     {"length_penalty", API_REFUSED, .about = "it belongs to beam search"},
     {"prompt_logprobs", API_REFUSED, .about = "use /v1/completions with echo and logprobs"},
