@@ -165,6 +165,27 @@ def test_a_tool_runs_in_the_page_and_its_result_goes_back(mock, visit):
     assert second["messages"][1]["reasoning_content"].startswith("I use the calculator")
 
 
+def test_a_call_that_nobody_answers_is_shown_and_not_sent_again(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    ask(page, "light")
+    assert 'set_light {"on": true}' in page.text(".call")
+    ask(page, "and now")
+    assert [m["content"] for m in server.bodies[1]["messages"]] == ["light", "and now"]
+
+
+def test_a_deleted_conversation_stays_deleted_while_its_answer_comes_in(mock, visit):
+    server = mock(pause=0.002)
+    page = visit(server.address)
+    write(page, "endless")
+    page.press("Enter")
+    page.until("document.querySelector('.answer .body')?.innerText.length > 10")
+    page.js("document.querySelector('#chats .quiet').click(), document.querySelector('#chats .quiet').click()")
+    page.until(IDLE)
+    assert page.js("document.querySelectorAll('.choose').length + document.querySelectorAll('.answer').length") == 0
+    assert page.js("Object.keys(localStorage).filter(key => key.startsWith('hadal.chat.'))") == []
+
+
 @pytest.mark.parametrize("expression, result", [
     ("2 + 3 * 4", 14), ("(2 + 3) * -4", -20), ("7 / 2", 3.5), ("100 - 1 - 9", 90),
     ("2 +", None), ("alert(1)", None), ("1;2", None), ("", None),
