@@ -70,6 +70,7 @@ static void handle(http_call *c) {
 
 /* Queues what was answered, or waits for it. */
 static enum MHD_Result deliver(http_call *c, struct MHD_Connection *connection) {
+    struct MHD_Response *response = NULL;
     enum MHD_Result result = MHD_YES;
     pthread_mutex_lock(&c->lock);
     if (!c->response && !c->gone && atomic_load(&c->conn->hung_up)) http_call_gone(c);
@@ -77,14 +78,17 @@ static enum MHD_Result deliver(http_call *c, struct MHD_Connection *connection) 
         result = MHD_NO;
     } else if (c->response && !c->queued) {
         c->queued = true;
-        result = MHD_queue_response(connection, (unsigned)c->status, c->response);
-        MHD_destroy_response(c->response);
+        response = c->response;
         c->response = NULL;
     } else if (!c->queued) {
         c->suspended = true;
         MHD_suspend_connection(connection);
     }
     pthread_mutex_unlock(&c->lock);
+    if (response) { /* without our lock: readers are called with the response's */
+        result = MHD_queue_response(connection, (unsigned)c->status, response);
+        MHD_destroy_response(response);
+    }
     return result;
 }
 
