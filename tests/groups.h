@@ -29,6 +29,7 @@
     X(simulation) \
     X(drafts) \
     X(executor) \
+    X(server) \
     X(tokenizer_pattern)
 /* clang-format on */
 
