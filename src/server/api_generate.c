@@ -1,4 +1,5 @@
 /* api_generate.c - POST /generate, SGLang's native interface: token in, token out. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -325,6 +326,7 @@ static bool make_state(api_request *r, const api_prompt *prompts, int32_t n,
     s->list = batch || prompts[0].g.answers > 1;
     for (int32_t i = 0; i < n; i++) {
         native_prompt *p = &s->prompts[i];
+        assert(prompts[i].tokens != NULL); /* there is no conversation here */
         p->first_token = r->logprob_start == 0 ? prompts[i].tokens[0] : -1;
         if (r->w.prompt_ids) api_put_ids(&p->ids, prompts[i].tokens, prompts[i].n);
     }

@@ -286,7 +286,8 @@ static bool take_tool_choice(api_request *r) {
         return api_refuse(r, "invalid_value", "tool_choice",
                           "tool_choice must be none, auto, required or name a function");
     }
-    const bool forced = strcmp(r->g.tool_choice, "none") && strcmp(r->g.tool_choice, "auto");
+    const bool forced =
+        strcmp(r->g.tool_choice, "none") != 0 && strcmp(r->g.tool_choice, "auto") != 0;
     if (forced && json_array_size(r->tools) == 0) {
         return api_refuse(r, "invalid_value", "tool_choice", "tool_choice wants tools");
     }
