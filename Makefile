@@ -151,7 +151,8 @@ asan:
 	  $(DRIVERS:$(BUILD)/%=build-asan/%)
 tsan:
 	$(MAKE) BUILD=build-tsan OPT="$(SANITIZE) -fsanitize=thread" \
-	  LDOPT="-pie -fsanitize=thread" $(PROGRAMS:%=build-tsan/%)
+	  LDOPT="-pie -fsanitize=thread" $(PROGRAMS:%=build-tsan/%) \
+	  $(DRIVERS:$(BUILD)/%=build-tsan/%)
 fuzz:
 	$(MAKE) BUILD=build-fuzz CC=clang \
 	  OPT="$(SANITIZE) -fsanitize=fuzzer-no-link,address,undefined" \

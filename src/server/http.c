@@ -20,6 +20,7 @@
 enum {
     BACKLOG = 1024,
     KERNEL_LATER_S = 5,
+    KERNEL_SEND_BYTES = 256 << 10,
     PER_ADDRESS = 256,
     POOL_SPARE_BYTES = 8 << 10,
     BODY_BYTES_PER_S = 64 << 10
@@ -69,6 +70,7 @@ static void handle(http_call *c) {
 
 /* Queues what was answered, or waits for it. */
 static enum MHD_Result deliver(http_call *c, struct MHD_Connection *connection) {
+    struct MHD_Response *response = NULL;
     enum MHD_Result result = MHD_YES;
     pthread_mutex_lock(&c->lock);
     if (!c->response && !c->gone && atomic_load(&c->conn->hung_up)) http_call_gone(c);
@@ -76,14 +78,17 @@ static enum MHD_Result deliver(http_call *c, struct MHD_Connection *connection) 
         result = MHD_NO;
     } else if (c->response && !c->queued) {
         c->queued = true;
-        result = MHD_queue_response(connection, (unsigned)c->status, c->response);
-        MHD_destroy_response(c->response);
+        response = c->response;
         c->response = NULL;
     } else if (!c->queued) {
         c->suspended = true;
         MHD_suspend_connection(connection);
     }
     pthread_mutex_unlock(&c->lock);
+    if (response) { /* without our lock: readers are called with the response's */
+        result = MHD_queue_response(connection, (unsigned)c->status, response);
+        MHD_destroy_response(response);
+    }
     return result;
 }
 
@@ -192,8 +197,10 @@ static bool is_loopback_address(const struct sockaddr *a) {
 /* Accepted sockets inherit these. A peer that vanished without a word is noticed. */
 static void set_socket_options(int fd, const http_limits *limits) {
     const int on = 1, probe_s = limits->stall_s;
+    const int send_bytes = KERNEL_SEND_BYTES; /* what a slow reader can pile up here */
     const int patience_ms = (limits->stall_s + KERNEL_LATER_S) * 1000; /* ours comes first */
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof send_bytes);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_s, sizeof probe_s);
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);

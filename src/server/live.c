@@ -65,6 +65,7 @@ static void drop(live_view *v, size_t i) {
 }
 
 void live_end(live_view *v) {
+    if (!v) return;
     pthread_mutex_lock(&v->lock);
     v->over = true;
     while (v->n_viewers) drop(v, v->n_viewers - 1);

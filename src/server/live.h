@@ -12,7 +12,7 @@ void live_free(live_view *v);    /* NULL is fine */
 
 bool live_add(live_view *v, http_call *c);  /* retains; false: too many look already */
 void live_tick(live_view *v, hd_engine *e); /* on the ticker thread, every quarter second */
-void live_end(live_view *v);                /* ends all streams */
+void live_end(live_view *v);                /* ends all streams; NULL is fine */
 double live_tokens_per_s(live_view *v);
 
 #endif

@@ -234,7 +234,10 @@ hd_status server_start(server *s, hd_err *err) {
 void server_drain(server *s) {
     if (atomic_exchange(&s->draining, true)) return;
     http_set_gate(s->http, HTTP_DRAINING);
-    if (s->engine) hd_engine_drain(s->engine);
+    if (s->engine) {
+        hd_engine_drain(s->engine);
+        hd_engine_resume(s->engine); /* what is paused would never finish */
+    }
     live_end(s->live);
 }
 
@@ -260,7 +263,6 @@ static void wait_for_calls(server *s) {
     const struct timespec pause = {0, 1000000};
     http_stats stats;
     if (!s->polling) return;
-    hd_engine_resume(s->engine);
     for (http_read_stats(s->http, &stats); stats.calls > 0;) {
         nanosleep(&pause, NULL);
         tend_waiting(s);
