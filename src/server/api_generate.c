@@ -319,6 +319,7 @@ static bool make_state(api_request *r, const api_prompt *prompts, int32_t n,
     const json_t *given = r->text ? r->text : r->input_ids;
     const bool batch =
         json_is_array(json_array_get(given, 0)) || json_is_string(json_array_get(given, 0));
+    assert(prompts != NULL && n > 0); /* taken before, and never a conversation */
     native_state *s = calloc(1, sizeof *s + (size_t)n * sizeof(native_prompt));
     *out = s;
     if (!s) return api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for prompts");
@@ -326,7 +327,6 @@ static bool make_state(api_request *r, const api_prompt *prompts, int32_t n,
     s->list = batch || prompts[0].g.answers > 1;
     for (int32_t i = 0; i < n; i++) {
         native_prompt *p = &s->prompts[i];
-        assert(prompts[i].tokens != NULL); /* there is no conversation here */
         p->first_token = r->logprob_start == 0 ? prompts[i].tokens[0] : -1;
         if (r->w.prompt_ids) api_put_ids(&p->ids, prompts[i].tokens, prompts[i].n);
     }
