@@ -126,7 +126,7 @@ static void put_token(api_text *out, const api_job *job, int32_t token, float lo
     const hd_tokenizer *t = hd_engine_tokenizer(job->ctx->engine);
     const uint8_t *bytes = hd_tokenizer_piece(t, token, &n);
     api_puts(out, "{\"token\":");
-    api_put_token(out, job, token);
+    api_put_token(out, job->ctx, token);
     api_write(out, ",'logprob':%g,'bytes':[", (double)logprob);
     for (size_t i = 0; i < n; i++) {
         if (i > 0) api_puts(out, ",");

@@ -118,7 +118,7 @@ static void list_score(score_lists *lists, const api_job *job, const score *s, i
     api_puts(&lists->tops, "{");
     for (int32_t k = 0; k < s->n_top; k++) {
         if (k > 0) api_puts(&lists->tops, ",");
-        api_put_token(&lists->tops, job, s->top[k].token);
+        api_put_token(&lists->tops, job->ctx, s->top[k].token);
         api_puts(&lists->tops, ":");
         api_put_real(&lists->tops, (double)s->top[k].logprob);
     }

@@ -77,7 +77,7 @@ static void put_triple(api_text *out, const api_job *job, int32_t token, const f
     api_put_int(out, token);
     api_puts(out, ",");
     if (job->w.text_in_logprobs) {
-        api_put_token(out, job, token);
+        api_put_token(out, job->ctx, token);
     } else {
         api_puts(out, "null");
     }
