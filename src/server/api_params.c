@@ -307,7 +307,7 @@ const api_section api_sampling_section = API_SECTION(sampling);
 
 /* clang-format off */
 static const api_param openai[] = {
-    {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
     {"user", API_NOTED, .about = "who asks does not matter"},
     {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats"},
     {"max_tokens", API_INT, AT(max_tokens), 1, INT32_MAX, .about = "of each answer"},

@@ -352,7 +352,6 @@ bool api_take_messages(api_request *r) {
     if (hd_chat_parse(&r->conversation, r->messages, r->tools, NULL, true, &err) != HD_OK) {
         return api_refuse_err(r, "messages", &err);
     }
-    r->has_conversation = true;
     return set_task(r) && set_continuation(r);
 }
 

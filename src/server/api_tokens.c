@@ -21,7 +21,7 @@ static const api_param tokenize[] = {
      .about = "special tokens spelled in the text become their ids"},
     {"return_token_strs", API_BOOL, AT(token_strs), .about = "the text of each token too"},
     {"with_pieces", API_BOOL, AT(with_pieces), .about = "tokens are objects with id and piece"},
-    {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
 };
 /* clang-format on */
 static const api_section tokenize_section = API_SECTION(tokenize);
@@ -36,7 +36,7 @@ static const api_param detokenize[] = {
     {"tokens", API_ARRAY, AT(tokens), .about = "ids, or lists of ids"},
     {"skip_special_tokens", API_BOOL_NOT, AT(g.keep_special),
      .about = "special tokens are no text"},
-    {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
 };
 /* clang-format on */
 static const api_section detokenize_section = API_SECTION(detokenize);
