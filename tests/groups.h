@@ -27,6 +27,7 @@
     X(steer) \
     X(drafts) \
     X(executor) \
+    X(server) \
     X(tokenizer_pattern)
 /* clang-format on */
 

@@ -104,6 +104,13 @@ static char *describe(const option *options, int n) {
     return text;
 }
 
+static void complete(serve_settings *set, const option *options, int n) {
+    if (!set->model_name) set->model_name = last_name(set->model_dir);
+    set->settings_json = describe(options, n);
+    set->n_origins = split(&set->lists[0], set->cors, set->origins);
+    set->n_names = split(&set->lists[1], set->public_name, set->names);
+}
+
 bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code) {
     *set = defaults;
     set->start_ns = hd_now_ns();
@@ -181,10 +188,7 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
                                .options = options,
                                .n_options = (int)HD_LEN(options)};
     if (!options_parse(&line, argc, argv, code)) return false;
-    if (!set->model_name) set->model_name = last_name(set->model_dir);
-    set->settings_json = describe(options, line.n_options);
-    set->n_origins = split(&set->lists[0], set->cors, set->origins);
-    set->n_names = split(&set->lists[1], set->public_name, set->names);
+    complete(set, options, line.n_options);
     return true;
 }
 

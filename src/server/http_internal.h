@@ -59,7 +59,7 @@ struct http_call {
     hd_bytes body;
     size_t body_expected;
     bool checked, handled, admitted;
-    bool refused_late; /* nothing of the request is left: the connection can be kept */
+    bool refused_late;  /* nothing of the request is left: the connection can be kept */
     const char *origin; /* allowed to read the answer, or NULL */
 
     pthread_mutex_t lock;              /* recursive: on_gone is called under it */

@@ -109,6 +109,10 @@ ROWS = {
     "model %ff": (get(b"/echo/%01"), {400, 404}),
     "trailer": (chunked(b"{}", trailer=b"X-Trailer: 1\r\n"), {200}),
     "not HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64 + b"\r\n\r\n", {400, None}),
+    "upgrade to h2c": (get(headers=HOST + b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"), {200}),
+    "upgrade to a web socket": (get(headers=HOST + b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"), {200}),
+    "folded line": (get(headers=HOST + b"X-Test: a\r\n b\r\n"), {200, 400}),
+    "folded first line": (get(headers=b" folded: 1\r\n" + HOST), {400}),
     "not a target": (get(b"echo"), {400}),
     "no version": (b"GET /echo\r\n" + HOST + b"\r\n", {400, 505, None}),
 }
@@ -161,6 +165,24 @@ def test_pipelined_requests(http_server):
     answer = http_server.raw(get(b"/echo?q=1", KEPT) + post(b"{}", b"Content-Length: 2\r\n", host=KEPT) + get(b"/echo?q=2"))
     assert answer.count(b"HTTP/1.1 200") == 3
     assert answer.index(b'"q":"1"') < answer.index(b'"method":"POST"') < answer.index(b'"q":"2"')
+
+
+def test_garbage_after_a_body(http_server):
+    answer = http_server.raw(post(b"{}", b"Content-Length: 2\r\n", host=KEPT) + b"\x00\xff garbage\r\n\r\n")
+    assert answer.count(b'"method"') == 1 and b"200" not in answer.split(b"}", 1)[1]
+
+
+def test_endless_headers(drive):
+    d = drive()
+    with d.socket() as s:
+        try:
+            s.sendall(b"GET /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+            for i in range(400):
+                s.sendall(b"X-%d: " % i + b"a" * 1000 + b"\r\n")
+        except OSError:
+            pass
+        assert status_of(read_all(s)) in (431, None)
+    wait_until(lambda: d.state()["calls"] == 1, "nothing is left")
 
 
 def test_delete_does_not_eat_the_next_request(http_server):

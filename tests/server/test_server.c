@@ -1,0 +1,152 @@
+/* test_server.c - targets, hosts, histograms, keys: what the server decides without a socket. */
+#include "check.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "server/histogram.h"
+#include "server/http_url.h"
+#include "server/keys.h"
+#include "server/metrics.h"
+
+enum { MOST_ARGS = 4 };
+
+static void test_targets(void **state) {
+    static const struct {
+        const char *text;
+        http_target_fault fault;
+        const char *path, *name, *value;
+        size_t n;
+    } rows[] = {
+        {"/",                  HTTP_TARGET_GOOD,     "/",      NULL,  NULL, 0},
+        {"/a?b=c",             HTTP_TARGET_GOOD,     "/a",     "b",   "c",  1},
+        {"/a?b",               HTTP_TARGET_GOOD,     "/a",     "b",   "",   1},
+        {"/a?&&b=c&",          HTTP_TARGET_GOOD,     "/a",     "b",   "c",  1},
+        {"/a?x+y=%41%2b",      HTTP_TARGET_GOOD,     "/a",     "x y", "A+", 1},
+        {"/a%2Fb",             HTTP_TARGET_GOOD,     "/a%2Fb", NULL,  NULL, 0},
+        {"*",                  HTTP_TARGET_GOOD,     "*",      NULL,  NULL, 0},
+        {"/a?b=1&c=2&d=3&e=4", HTTP_TARGET_GOOD,     "/a",     "b",   "1",  4},
+        {"/?1&2&3&4&5",        HTTP_TARGET_TOO_MANY, NULL,     NULL,  NULL, 0},
+        {"",                   HTTP_TARGET_BAD,      NULL,     NULL,  NULL, 0},
+        {"a",                  HTTP_TARGET_BAD,      NULL,     NULL,  NULL, 0},
+        {"/a#b",               HTTP_TARGET_BAD,      NULL,     NULL,  NULL, 0},
+        {"/a%",                HTTP_TARGET_BAD,      NULL,     NULL,  NULL, 0},
+        {"/a%0",               HTTP_TARGET_BAD,      NULL,     NULL,  NULL, 0},
+        {"/a%00",              HTTP_TARGET_BAD,      NULL,     NULL,  NULL, 0},
+        {"/a?b=%00",           HTTP_TARGET_BAD,      NULL,     NULL,  NULL, 0},
+        {"/a?b=%0a",           HTTP_TARGET_BAD,      NULL,     NULL,  NULL, 0},
+        {"/a\x80",             HTTP_TARGET_BAD,      NULL,     NULL,  NULL, 0},
+        {"http://a/b",         HTTP_TARGET_FOREIGN,  NULL,     NULL,  NULL, 0},
+    };
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(rows); i++) {
+        char text[64];
+        http_query_arg args[MOST_ARGS];
+        http_target target;
+        snprintf(text, sizeof text, "%s", rows[i].text);
+        assert_int_equal(http_target_parse(&target, text, args, MOST_ARGS), rows[i].fault);
+        if (rows[i].fault != HTTP_TARGET_GOOD) continue;
+        assert_string_equal(target.path, rows[i].path);
+        assert_int_equal(target.n_args, rows[i].n);
+        if (!rows[i].name) continue;
+        assert_string_equal(target.args[0].name, rows[i].name);
+        assert_string_equal(target.args[0].value, rows[i].value);
+    }
+}
+
+static void test_hosts(void **state) {
+    static const struct {
+        const char *text, *host;
+    } rows[] = {
+        {"localhost",                           "localhost"},
+        {"LocalHost:8000",                      "localhost"},
+        {"127.0.0.1:",                          "127.0.0.1"},
+        {"[::1]:80",                            "::1"      },
+        {"[::1]",                               "::1"      },
+        {"a-b.c_d",                             "a-b.c_d"  },
+        {"",                                    NULL       },
+        {":80",                                 NULL       },
+        {"a:b",                                 NULL       },
+        {"a:123456",                            NULL       },
+        {"[::1",                                NULL       },
+        {"[::1]x",                              NULL       },
+        {"a/b",                                 NULL       },
+        {"a@b",                                 NULL       },
+        {"a b",                                 NULL       },
+        {"a,b",                                 NULL       },
+        {"longer-than-the-buffer-of-this-test", NULL       },
+    };
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(rows); i++) {
+        char host[16];
+        assert_int_equal(http_host_parse(rows[i].text, host, sizeof host),
+                         rows[i].host != NULL);
+        if (rows[i].host) assert_string_equal(host, rows[i].host);
+    }
+    assert_true(http_origin_is_own("http://a:1", "a:1", false));
+    assert_false(http_origin_is_own("https://a:1", "a:1", false));
+    assert_false(http_origin_is_own("http://a:12", "a:1", false));
+    assert_false(http_origin_is_own("null", "a:1", false));
+}
+
+static void test_histogram(void **state) {
+    static histogram h;
+    (void)state;
+    assert_true(histogram_quantile(&h, 0.5) == 0);
+    for (int64_t v = 1; v <= 100000; v++) histogram_add(&h, v * 1000, 1);
+    for (double edge = 1e6; edge <= 1e8; edge *= 1.7) {
+        const double exact = edge / 1000, counted = (double)histogram_below(&h, edge);
+        assert_true(counted <= exact && counted >= exact * 0.93);
+    }
+    assert_int_equal(histogram_below(&h, 1e12), 100000);
+    const double median = histogram_quantile(&h, 0.5);
+    assert_true(median >= 5e7 && median <= 5e7 * 1.07);
+    histogram_add(&h, -5, 1);
+    histogram_add(&h, INT64_MAX, 2);
+    assert_int_equal(histogram_below(&h, 0), 1);
+    assert_int_equal(atomic_load(&h.n), 100003);
+}
+
+static void test_balancedness(void **state) {
+    static const int64_t even[] = {5, 5, 5, 5}, one[] = {8, 0, 0, 0}, none[] = {0, 0, 0, 0};
+    (void)state;
+    assert_true(metrics_balancedness(even, 4, 4) == 1);
+    assert_true(metrics_balancedness(one, 4, 4) == 0.25);
+    assert_true(metrics_balancedness(none, 4, 4) == 0);
+    assert_true(metrics_balancedness(even, 4, 2) == 1);
+}
+
+static void test_keys(void **state) {
+    const hd_key_sources sources = {.text = "user-key-0123456789",
+                                    .admin_text = "admin-key-0123456789"};
+    const hd_key_sources weak = {.text = "short"}, nothing = {0};
+    uint64_t salt, other;
+    hd_keys *k;
+    hd_err err = {0};
+    (void)state;
+    assert_int_equal(hd_keys_open(&k, &weak, &err), HD_EINVAL);
+    assert_null(k);
+    assert_null(strstr(err.msg, "short"));
+    assert_int_equal(hd_keys_open(&k, &sources, NULL), HD_OK);
+    assert_true(hd_keys_user_set(k) && hd_keys_admin_set(k));
+    assert_int_equal(hd_keys_check(k, "user-key-0123456789", &salt), HD_RIGHT_USER);
+    assert_int_equal(hd_keys_check(k, "admin-key-0123456789", &other), HD_RIGHT_ADMIN);
+    assert_true(salt != 0 && other != 0 && salt != other);
+    assert_int_equal(hd_keys_check(k, "user-key-012345678", &salt), HD_RIGHT_NONE);
+    assert_int_equal(salt, 0);
+    assert_int_equal(hd_keys_check(k, NULL, &salt), HD_RIGHT_NONE);
+    hd_keys_close(k);
+    assert_int_equal(hd_keys_open(&k, &nothing, NULL), HD_OK);
+    assert_false(hd_keys_user_set(k) || hd_keys_admin_set(k));
+    assert_int_equal(hd_keys_check(k, "anything-at-all-here", &salt), HD_RIGHT_NONE);
+    hd_keys_close(k);
+}
+
+int test_server(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_targets),   cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_histogram), cmocka_unit_test(test_balancedness),
+        cmocka_unit_test(test_keys),
+    };
+    return cmocka_run_group_tests_name("server", tests, NULL, NULL);
+}
