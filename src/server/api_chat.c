@@ -78,7 +78,7 @@ static const api_param chat[] = {
      .about = "of each answer; default: what the context leaves"},
     {"logprobs", API_BOOL, AT(w.logprobs), .about = "of each token"},
     {"top_logprobs", API_INT, AT(top_logprobs), 0,
-     .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each token"},
+     .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
     {"parallel_tool_calls", API_BOOL, AT(w.parallel_calls),
      .about = "false: only the first call is passed on"},
     {"thinking_token_budget", API_INT, AT(g.max_reasoning), 1, INT32_MAX,

@@ -40,7 +40,7 @@ static const api_param native[] = {
     {"logprob_start_len", API_INT, AT(logprob_start), -1, INT32_MAX,
      .about = "of prompt tokens from here on; -1: none"},
     {"top_logprobs_num", API_INT, AT(top_logprobs), 0,
-     .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each token"},
+     .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
     {"return_text_in_logprobs", API_BOOL, AT(w.text_in_logprobs),
      .about = "each token's text beside its id"},
     {"return_prompt_token_ids", API_BOOL, AT(w.prompt_ids), .about = "in meta_info"},

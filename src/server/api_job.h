@@ -97,8 +97,8 @@ struct api_job {
 };
 
 /* Submits and arranges for the answer. The request may be closed afterwards; on a refusal it
- * has been answered. prompt_ids and state are moved in; either may be NULL, and format->deinit gets
- * state, also on a refusal. */
+ * has been answered. prompt_ids and state are moved in; either may be NULL, and format->deinit
+ * gets state, also on a refusal. */
 void api_job_start(api_request *r, const api_format *format, const api_prompt *prompts,
                    int32_t n, api_text *prompt_ids, void *state);
 

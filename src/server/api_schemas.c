@@ -30,7 +30,8 @@ const api_schema api_schemas[] = {
     {"PromptDetails",
      "{'type':'object','required':['cached_tokens'],'properties':{'cached_tokens':@Count}}"},
     {"CompletionDetails",
-     "{'type':'object','required':['reasoning_tokens'],'properties':{'reasoning_tokens':@Count}}"},
+     "{'type':'object','required':['reasoning_tokens'],'properties':{"
+     "'reasoning_tokens':@Count}}"},
     {"ScoredToken",
      "{'type':'object','required':['token','logprob','bytes'],'properties':{'token':@Text,"
      "'logprob':{'type':'number'},'bytes':@Integers,"
@@ -95,8 +96,9 @@ const api_schema api_schemas[] = {
      "'type':{'enum':['message','reasoning','function_call']},"
      "'status':{'enum':['in_progress','completed','incomplete']}}}"},
     {"Response",
-     "{'type':'object','required':['id','object','created_at','status','model','output','usage',"
-     "'error','incomplete_details','parallel_tool_calls','tool_choice','tools'],'properties':{"
+     "{'type':'object','required':['id','object','created_at','status','model','output',"
+     "'usage','error','incomplete_details','parallel_tool_calls','tool_choice','tools'],"
+     "'properties':{"
      "'id':@Text,'object':{'const':'response'},'created_at':@Count,'model':@Text,"
      "'status':{'enum':['in_progress','completed','incomplete','failed','cancelled']},"
      "'output':{'type':'array','items':@ResponseItem},"
