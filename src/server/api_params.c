@@ -287,7 +287,7 @@ static const api_param sampling[] = {
     {"repetition_penalty", API_NUMBER, AT(g.repetition_penalty), 0.1, 10,
      .about = "a factor, on prompt and output"},
     {"stop", API_TEXTS, AT(stop), .about = "at most 16 strings of at most 256 bytes"},
-    {"stop_token_ids", API_INTS, AT(stop_ids), .about = "at most 64 ids beside the model's own"},
+    {"stop_token_ids", API_INTS, AT(stop_ids), .about = "at most 64, beside the model's own"},
     {"logit_bias", API_OBJECT, AT(bias), .about = "token id to -100..100, at most 1024"},
     {"ignore_eos", API_BOOL, AT(g.ignore_eos), .about = "the model's own end does not stop"},
     {"skip_special_tokens", API_BOOL_NOT, AT(g.keep_special),
@@ -307,7 +307,7 @@ const api_section api_sampling_section = API_SECTION(sampling);
 
 /* clang-format off */
 static const api_param openai[] = {
-    {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
     {"user", API_NOTED, .about = "who asks does not matter"},
     {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats"},
     {"max_tokens", API_INT, AT(max_tokens), 1, INT32_MAX, .about = "of each answer"},

@@ -114,20 +114,17 @@ void api_request_send_refusal(api_request *r) {
 
 /* ---- memory ---- */
 
-static bool keep(api_request *r, void *memory) {
+void *api_keep(api_request *r, size_t n, size_t size) {
+    void *memory = calloc(n ? n : 1, size);
     api_kept *k = memory ? malloc(sizeof *k) : NULL;
     if (!k) {
         free(memory);
-        return api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
+        api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
+        return NULL;
     }
     *k = (api_kept){r->kept, memory};
     r->kept = k;
-    return true;
-}
-
-void *api_keep(api_request *r, size_t n, size_t size) {
-    void *memory = calloc(n ? n : 1, size);
-    return keep(r, memory) ? memory : NULL;
+    return memory;
 }
 
 json_t *api_keep_json(api_request *r, json_t *made) {

@@ -348,6 +348,12 @@ static void test_completion_scores(void **state) {
                                  "\"text_offset\":[0,1,2,3,4]"};
     expect_order(c, parts, sizeof parts / sizeof parts[0]);
     done(c);
+    r.n_requests = 0;
+    c = rig_post(&r, "/v1/completions",
+                 "{\"prompt\":\"a\",\"echo\":true,\"logprobs\":0,\"max_tokens\":0}");
+    rig_end(&r, 0, 0, HD_END_LENGTH);
+    expect_text(c, "{\"tokens\":[\"a\"],\"token_logprobs\":[null]");
+    done(c);
 }
 
 static void test_generate(void **state) {
