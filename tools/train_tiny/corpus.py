@@ -1,6 +1,6 @@
 """The corpus: document number -> text. Nothing is stored; the generator is the data set.
 
-A document is a conversation in the V4 encoding, thinking on or off, or a plain story.
+A document is a conversation in a family's chat encoding, thinking on or off, or a plain story.
 A training run of seed S takes numbers from S * 10^12 on; the tokenizer, the held-out loss and the
 task files use numbers and seeds that no run reaches.
 """
@@ -58,8 +58,15 @@ def chat_turns(rng: random.Random) -> list[Exchange]:
     return turns
 
 
-def document(number: int, budget: int = 2000, mix: list[float] | None = None) -> tuple[str, str, float]:
-    """(kind, text, loss weight of prompt tokens) of document `number`; budget bounds its tokens, mix replaces WEIGHTS."""
+def until_a_call(rng: random.Random, messages: list[dict]) -> list[dict]:
+    """A dialogue that ends with one of its calls: some encodings show thoughts only in the last answer."""
+    calls = [i for i, m in enumerate(messages) if m.get("tool_calls")]
+    return messages[:rng.choice(calls) + 1]
+
+
+def document(number: int, budget: int = 2000, mix: list[float] | None = None, chat=encoding) -> tuple[str, str, float]:
+    """(kind, text, loss weight of prompt tokens) of document `number`; budget bounds its tokens, mix replaces
+    WEIGHTS, chat is the module of the chat encoding."""
     rng = random.Random(number * 2654435761 + 12345)
     kind = rng.choices(KINDS, mix or WEIGHTS)[0]
     thinking = rng.random() < 0.6
@@ -67,6 +74,8 @@ def document(number: int, budget: int = 2000, mix: list[float] | None = None) ->
         return kind, encoding.BOS + stories.story(rng).text + encoding.EOS, 1.0
     if kind == "tools":
         messages = tooluse.dialogue(rng, short_turn, thinking)
+        if thinking and not chat.KEEPS_THOUGHTS:
+            messages = until_a_call(rng, messages)
     else:
         if kind == "story":
             turns = [stories.told(rng, stories.story(rng))]
@@ -79,4 +88,4 @@ def document(number: int, budget: int = 2000, mix: list[float] | None = None) ->
         else:
             turns = [{"arithmetic": arithmetic, "lists": lists, "about": about}[kind].draw(rng)]
         messages = to_messages(rng, turns, thinking)
-    return kind, encoding.render(messages, thinking), PROMPT_WEIGHT.get(kind, 0.2)
+    return kind, chat.render(messages, thinking), PROMPT_WEIGHT.get(kind, 0.2)

@@ -137,7 +137,7 @@ def run_task(model, tok: Tokenizer, task: str, n: int, device: str, batch: int) 
 def unquantized(small: str, like, device: str, dtype: torch.dtype):
     """The masters of a checkpoint as a model of the same kind."""
     s = torch.load(small, map_location=device, weights_only=True)
-    w = {**s["optimizer"]["master"], **s["biases"], **s["fixed"]}
+    w = {**s["master"], **s["biases"], **s["fixed"]}
     model = type(like)(like.c, {k: x.to(like.w[k].dtype) for k, x in w.items()}, 4096)
     model.sparse = like.sparse
     return model
