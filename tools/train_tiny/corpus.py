@@ -39,8 +39,8 @@ def short_turn(rng: random.Random) -> Exchange:
 
 def story_talk(rng: random.Random) -> list[Exchange]:
     """A story told by the model, then questions about it."""
-    s = stories.story(rng)
-    return [stories.told(rng, s)] + [stories.question(rng, s) for _ in range(rng.randrange(1, 4))]
+    told, s = stories.told(rng)
+    return [told] + [stories.question(rng, s) for _ in range(rng.randrange(1, 6))]
 
 
 def chat_turns(rng: random.Random) -> list[Exchange]:
@@ -50,7 +50,7 @@ def chat_turns(rng: random.Random) -> list[Exchange]:
         if r < 0.2:
             turns += story_talk(rng)
         elif r < 0.3:
-            turns.append(stories.with_question(rng))
+            turns += stories.with_questions(rng, 1)
         elif r < 0.4:
             turns += recall.exchanges(rng, 700)[:3]
         else:
@@ -78,9 +78,9 @@ def document(number: int, budget: int = 2000, mix: list[float] | None = None, ch
             messages = until_a_call(rng, messages)
     else:
         if kind == "story":
-            turns = [stories.told(rng, stories.story(rng))]
+            turns = [stories.told(rng)[0]]
         elif kind == "story_question":
-            turns = story_talk(rng)[:rng.randrange(2, 5)] if rng.random() < 0.4 else [stories.with_question(rng)]
+            turns = story_talk(rng) if rng.random() < 0.3 else stories.with_questions(rng, rng.randrange(1, 8))
         elif kind == "recall":
             turns = recall.exchanges(rng, budget)
         elif kind == "chat":

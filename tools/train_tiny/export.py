@@ -67,7 +67,8 @@ def export(small: str, tokenizer: str, out: str) -> None:
     save_file(tensors, f"{out}/model.safetensors", metadata={"format": "pt"})
     write_json(f"{out}/config.json", family.to_json(family.config(**s["run"]["model"]), MAX_LEN))
     write_json(f"{out}/generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "do_sample": True, "temperature": 0.6, "top_p": 0.95})
-    shutil.copy(tokenizer, f"{out}/tokenizer.json")
+    if os.path.realpath(tokenizer) != os.path.realpath(f"{out}/tokenizer.json"):
+        shutil.copy(tokenizer, f"{out}/tokenizer.json")
     template = {"chat_template": family.chat_template} if family.chat_template else {}
     write_json(f"{out}/tokenizer_config.json", {
         "add_bos_token": False, "add_eos_token": False, "bos_token": "<｜begin▁of▁sentence｜>", "eos_token": "<｜end▁of▁sentence｜>",

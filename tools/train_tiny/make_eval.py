@@ -48,14 +48,14 @@ TASKS = {
     "sort": lambda r: case("sort", [lists.sort(r)], True, 300),
     "reverse": lambda r: case("reverse", [lists.reverse(r)], True, 150),
     "count": lambda r: case("count", [lists.count(r)], True, 200),
-    "story_question": lambda r: case("story_question", [stories.with_question(r)], True, 100),
+    "story_question": lambda r: case("story_question", stories.with_questions(r, 1), True, 100),
     "recall_500": lambda r: case("recall_500", recall.probe(r, 500), False, 40),
     "recall_1000": lambda r: case("recall_1000", recall.probe(r, 1000), False, 40),
     "recall_2000": lambda r: case("recall_2000", recall.probe(r, 2000), False, 40),
     "recall_3500": lambda r: case("recall_3500", recall.probe(r, 3500), False, 40),
     "tools": lambda r: tool_case(r, r.random() < 0.5),
     "about": lambda r: case("about", [about.draw(r)], r.random() < 0.5, 120),
-    "story": lambda r: case("story", [stories.told(r, stories.story(r))], False, 300),
+    "story": lambda r: case("story", [stories.told(r)[0]], False, 300),
 }
 
 

@@ -137,7 +137,8 @@ def attention(h: Tensor, p: dict, mask: list[Tensor], table: Tensor, c: V3Config
         end = min(i + CHUNK, t)
         ks, vs = [keys[:, :, :end]] + [x[0][:, :, i:end] for x in own], [values[:, :, :end]] + [x[1][:, :, i:end] for x in own]
         if own:
-            alone = m.new_full((end - i, end - i), float("-inf")).fill_diagonal_(0).expand(m.shape[0], 1, -1, -1)
+            others = ~torch.eye(end - i, dtype=torch.bool, device=m.device)
+            alone = m.new_zeros(others.shape).masked_fill(others, float("-inf")).expand(m.shape[0], 1, -1, -1)
             m = torch.cat([m] + [alone] * len(own), -1)
         out.append(F.scaled_dot_product_attention(q[:, :, i:end], torch.cat(ks, 2), torch.cat(vs, 2), attn_mask=m, scale=c.softmax_scale))
     o = torch.cat(out, 2).transpose(1, 2).flatten(-2)

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 import corpus
 from data import loader
+from export import load_weights
 from families import FAMILIES
 from layers import working
 from optim import Optimizer
@@ -190,6 +191,13 @@ class Trainer:
                 self.w[k].copy_(x)
         self.opt.publish(False)
 
+    def start_from(self, path: str) -> None:
+        """Begin with the weights of an exported model."""
+        with torch.no_grad():
+            for k, x in load_weights(path).items():
+                self.opt.master.get(k, self.w[k]).copy_(x)
+        self.opt.publish(False)
+
     def save_small(self) -> None:
         """What an export needs: masters, bf16 where the file is not float32."""
         o = self.opt
@@ -235,6 +243,7 @@ def main() -> None:
     ap.add_argument("--minutes", type=float, default=math.inf, help="stop after these; the next start goes on")
     ap.add_argument("--within", type=float, default=math.inf, help="minutes that the whole schedule may take")
     ap.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1))
+    ap.add_argument("--init", help="exported model to begin with")
     args = ap.parse_args()
     run = json.load(open(args.run))
     os.makedirs(args.dir, exist_ok=True)
@@ -247,6 +256,8 @@ def main() -> None:
     if os.path.exists(f"{args.dir}/state.pt"):
         t.load()
         print("go on at step", t.step, flush=True)
+    elif args.init:
+        t.start_from(args.init)
     t.train(args.minutes, args.workers)
     if device == "cuda":
         print("peak GB", round(torch.cuda.max_memory_allocated() / 1e9, 1))
