@@ -16,7 +16,7 @@ from export import load_model
 from families import family_of
 from make_eval import cases
 
-ROWS = 4
+ROWS = 3
 
 
 def token_lists(tok: Tokenizer, chat) -> list[list[int]]:

@@ -1,5 +1,5 @@
 """Draw curve.csv: `plot.py curve.csv curve.png`. Losses of the main model and of the first draft; below, the load of
-the busiest expert of each layer. Gray lines: longer rows begin, rounding begins.
+the busiest expert of each layer. Gray lines: another run, longer rows or rounding begins.
 """
 import csv
 import sys
@@ -12,7 +12,12 @@ import matplotlib.pyplot as plt
 
 def main() -> None:
     rows = list(csv.DictReader(open(sys.argv[1])))
-    x = [int(r["step"]) for r in rows]
+    steps = [int(r["step"]) for r in rows]
+    x, before = [], 0  # runs one behind the other
+    for i, r in enumerate(rows):
+        if i and r["run"] != rows[i - 1]["run"]:
+            before += steps[i - 1]
+        x.append(before + steps[i])
     fig, (top, low) = plt.subplots(2, 1, figsize=(9, 6), sharex=True, height_ratios=[2, 1])
     top.plot(x, [float(r["loss"]) for r in rows], label="loss", lw=0.8)
     top.plot(x, [float(r["draft_loss"]) for r in rows], label="draft loss (MTP)", lw=0.8)
@@ -21,10 +26,10 @@ def main() -> None:
         low.plot(x, [float(r[k]) for r in rows], lw=0.5)
     low.set_ylabel("max/mean load")
     low.set_ylim(1, 6)
-    for a, b in zip(rows, rows[1:]):
-        if any(a[k] != b[k] for k in ("length", "quantized")):
+    for at, a, b in zip(x[1:], rows, rows[1:]):
+        if any(a[k] != b[k] for k in ("run", "length", "quantized")):
             for ax in (top, low):
-                ax.axvline(int(b["step"]), color="gray", lw=0.6)
+                ax.axvline(at, color="gray", lw=0.6)
     low.set_xlabel("step of 65,536 tokens")
     top.legend()
     fig.tight_layout()

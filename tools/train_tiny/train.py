@@ -3,7 +3,7 @@ goes on from DIR/state.pt when started again. Writes DIR/curve.csv while it runs
 
 A run file names the family, the seed and the phases: until which share of the run, rows, length, mixture of
 documents, sparse selection. The share is that of the steps or, with --within, of the minutes, if that is more:
-then the whole schedule ends in time on a slower machine too.
+then the run ends in time on a slower machine too, with less learned.
 """
 import argparse
 import csv
@@ -39,8 +39,8 @@ def shifted(x: Tensor, by: int) -> Tensor:
 
 
 class Trainer:
-    def __init__(self, run: dict, directory: str, device: str):
-        self.run, self.dir, self.device = run, directory, device
+    def __init__(self, name: str, run: dict, directory: str, device: str):
+        self.name, self.run, self.dir, self.device = name, run, directory, device
         family = FAMILIES[run["family"]]
         self.c = family.config(**run["model"])
         self.w = {}
@@ -81,12 +81,11 @@ class Trainer:
         return main, draft, index, loads, right
 
     def schedule(self, t: float) -> float:
-        """Warm-up, constant, then a cosine to 5 %."""
-        warm = min(1.0, (self.step + 1) / 40)
-        hold = self.run["hold"]
+        """Warm-up, constant, then a cosine to `end`."""
+        hold, end = self.run["hold"], self.run["end"]
         if t < hold:
-            return warm
-        return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (min(t, 1) - hold) / (1 - hold)))
+            return min(1.0, (self.step + 1) / 40)
+        return end + (1 - end) * 0.5 * (1 + math.cos(math.pi * (t - hold) / (1 - hold)))
 
     @torch.no_grad()
     def balance(self, loads: list[Tensor]) -> None:
@@ -123,7 +122,7 @@ class Trainer:
 
     def train(self, minutes: float, workers: int) -> None:
         self.begun = time.time()
-        log = Log(f"{self.dir}/curve.csv", len(self.model.routed_layers()))
+        log = Log(self)
         while (t := self.share()) < 1:
             p = self.phase(t)
             self.model.sparse = p.get("sparse", False)
@@ -211,13 +210,15 @@ class Trainer:
 class Log:
     """curve.csv: a row every 20 steps, the more telling ones printed too."""
 
-    def __init__(self, path: str, n_layers: int):
+    def __init__(self, t: Trainer):
+        path = f"{t.dir}/curve.csv"
         new = not os.path.exists(path)
         self.file = open(path, "a", newline="")
         self.out = csv.writer(self.file)
         if new:
-            self.out.writerow(["step", "loss", "draft_loss", "indexer_kl", "grad_norm", "tokens_per_s", "seconds", "length", "quantized",
-                               *(f"{kind}_{i}" for kind in ("skew", "least") for i in range(n_layers))])
+            layers = range(len(t.model.routed_layers()))
+            self.out.writerow(["run", "step", "loss", "draft_loss", "indexer_kl", "grad_norm", "tokens_per_s", "seconds", "length", "quantized",
+                               *(f"{kind}_{i}" for kind in ("skew", "least") for i in layers)])
         self.window, self.tokens, self.mark = [], 0, time.time()
 
     def add(self, values: Tensor, loads: list[Tensor], tokens: int, t: Trainer) -> None:
@@ -227,8 +228,9 @@ class Log:
             return
         mean = torch.stack(self.window).mean(0).tolist()
         now = time.time()
-        row = [t.step, *(round(x, 4) for x in mean), round(self.tokens / (now - self.mark)), round(t.seconds(), 1), t.phase(t.share())["length"], int(t.quantized),
-               *(round(float(x.max() / x.mean()), 2) for x in loads), *(round(float(x.min() / x.mean()), 2) for x in loads)]
+        shares = [x / x.mean() for x in loads]
+        row = [t.name, t.step, *(round(x, 4) for x in mean), round(self.tokens / (now - self.mark)), round(t.seconds(), 1), t.phase(t.share())["length"],
+               int(t.quantized), *(round(float(x.max()), 2) for x in shares), *(round(float(x.min()), 2) for x in shares)]
         self.out.writerow(row)
         self.file.flush()
         if t.step % 100 == 0 or t.step <= 60:
@@ -241,7 +243,7 @@ def main() -> None:
     ap.add_argument("run")
     ap.add_argument("--dir", default="run")
     ap.add_argument("--minutes", type=float, default=math.inf, help="stop after these; the next start goes on")
-    ap.add_argument("--within", type=float, default=math.inf, help="minutes that the whole schedule may take")
+    ap.add_argument("--within", type=float, default=math.inf, help="minutes that this run may take")
     ap.add_argument("--workers", type=int, default=min(14, os.cpu_count() or 1))
     ap.add_argument("--init", help="exported model to begin with")
     args = ap.parse_args()
@@ -251,7 +253,7 @@ def main() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)  # V3's masks are for the memory-efficient kernel
     torch._dynamo.config.recompile_limit = 64
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    t = Trainer(run, args.dir, device)
+    t = Trainer(os.path.basename(args.run).removesuffix(".json"), run, args.dir, device)
     t.within = args.within * 60
     if os.path.exists(f"{args.dir}/state.pt"):
         t.load()
