@@ -1,40 +1,26 @@
-"""Compare our V4 model with reference logits: `check_golden.py DIR` holds config.json, model.safetensors,
-tokens.json and expect.npy (float32 logits after each token). The proof that what is trained is the architecture.
+"""Compare our models with reference logits: `check_golden.py DIR` holds config.json, model.safetensors,
+tokens.json and expect.npy (float32 logits after each token), perhaps expect_mtp.npy (the first draft; the last
+row takes the arg-max of its own main logits). The proof that what is trained is the architecture.
 """
 import json
+import os
 import sys
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 
-import model_v4
+from families import family_of
 
 
-def v4_config(j: dict) -> model_v4.V4Config:
-    """From the nested form (layer_types, rope_parameters) or the flat one (compress_ratios, rope_scaling)."""
-    if "compress_ratios" in j:
-        ratios, r, hashes = j["compress_ratios"], j["rope_scaling"], j["num_hash_layers"]
-        theta = j["rope_theta"]
-    else:
-        rate = {"sliding_attention": 0, **j["compress_rates"]}
-        ratios = [rate[t] for t in j["layer_types"]] + [0]
-        r, theta = j["rope_parameters"]["compress"], j["rope_parameters"]["main"]["rope_theta"]
-        hashes = j["mlp_layer_types"].count("hash_moe")
-    known = {k: j[k] for k in model_v4.V4Config.__dataclass_fields__ if k in j}
-    known.update(compress_ratios=ratios, num_hash_layers=hashes, rope_theta=theta, rope_factor=r["factor"],
-                 rope_original=r["original_max_position_embeddings"], beta_fast=r["beta_fast"], beta_slow=r["beta_slow"])
-    return model_v4.V4Config(**known)
-
-
-def stack_experts(w: dict[str, torch.Tensor], form: str, stacked: str) -> dict[str, torch.Tensor]:
-    """`...experts.7.w1.weight` -> `...experts.w1` [E, ...]. form splits the name, stacked joins it."""
+def stack_experts(w: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """`...experts.7.w1.weight` -> `...experts.w1` [E, ...]."""
     out, groups = {}, {}
     for name, t in w.items():
-        head, sep, tail = name.partition(form)
-        if sep and tail.split(".")[0].isdigit():
+        head, sep, tail = name.partition(".experts.")
+        if sep:
             e, part, _ = tail.split(".")
-            groups.setdefault(head + stacked + part, {})[int(e)] = t
+            groups.setdefault(f"{head}.experts.{part}", {})[int(e)] = t
         else:
             out[name] = t
     for name, parts in groups.items():
@@ -42,47 +28,56 @@ def stack_experts(w: dict[str, torch.Tensor], form: str, stacked: str) -> dict[s
     return out
 
 
-def run_v4(path: str, j: dict, ids: torch.Tensor) -> torch.Tensor:
-    c = v4_config(j)
+def run(path: str, j: dict, ids: list[int], drafts: bool) -> list[np.ndarray]:
+    """Logits after each token, and of the first drafts."""
+    family = family_of(j)
+    c, n = family.from_json(j), len(ids)
     w = {k: v.float() if v.is_floating_point() else v for k, v in load_file(f"{path}/model.safetensors").items()}
-    w = stack_experts(w, ".experts.", ".experts.")
-    have = shapes_of(model_v4.shapes(c), w)
-    n = len(ids)
-    padded = -(-n // c.pad_to) * c.pad_to
-    ids = torch.nn.functional.pad(ids, (0, padded - n))[None]
-    for name, shape in have.items():
+    w = {k: v for k, v in w.items() if not k.endswith((".embed_tokens.weight", ".shared_head.head.weight")) or k == "model.embed_tokens.weight"}
+    w = stack_experts(w)
+    for name, shape in missing(family.shapes(c), w).items():
         w[name] = torch.zeros(shape)
-    model = model_v4.V4(c, w, padded)
+    padded = -(-(n + 1) // c.pad_to) * c.pad_to
+    model = family.model(c, w, padded)
     model.sparse = True
+    t = torch.nn.functional.pad(torch.tensor(ids), (0, padded - n))[None]
     with torch.no_grad():
-        x, _, _ = model.trunk(ids, torch.zeros_like(ids))
-        return model.logits(model.head_input(x))[0, :n].float()
+        x, _, _ = model.trunk(t, torch.zeros_like(t))
+        out = [model.logits(model.head_input(x))[0, :n].float()]
+        if drafts:
+            t[0, n] = out[0][-1].argmax()
+            x, _, _ = model.mtp(x, t, torch.zeros_like(t))
+            out.append(model.logits(model.head_input(x, "mtp.0."))[0, :n].float())
+    return [x.numpy() for x in out]
 
 
-def shapes_of(want: dict, w: dict) -> dict:
+def missing(want: dict, w: dict) -> dict:
     """Check what is there; return the shapes of what is missing (the MTP layer, if the case has none)."""
-    missing = {}
+    absent = {}
     for name, shape in want.items():
         if name not in w:
-            missing[name] = shape
+            absent[name] = shape
         elif tuple(w[name].shape) != tuple(shape):
             raise ValueError(f"{name}: {tuple(w[name].shape)}, expected {shape}")
     extra = set(w) - set(want)
-    if extra or not all(k.startswith("mtp.") for k in missing):
-        raise ValueError(f"unknown {sorted(extra)[:5]}, missing {sorted(missing)[:5]}")
-    return missing
+    if extra:
+        raise ValueError(f"unknown {sorted(extra)[:5]}, missing {sorted(absent)[:5]}")
+    return absent
 
 
 def main() -> None:
     path = sys.argv[1]
     torch.set_num_threads(1)
     j = json.load(open(f"{path}/config.json"))
-    ids = torch.tensor(json.load(open(f"{path}/tokens.json")))
-    expect = np.load(f"{path}/expect.npy")
-    got = run_v4(path, j, ids).numpy()
-    diff = np.abs(got - expect).max()
-    print(f"{path}: max abs diff {diff:.2e}, relative {np.linalg.norm(got - expect) / np.linalg.norm(expect):.2e}")
-    sys.exit(diff >= 1e-3)
+    ids = json.load(open(f"{path}/tokens.json"))
+    names = [n for n in ("expect", "expect_mtp") if os.path.exists(f"{path}/{n}.npy")]
+    worst = 0.0
+    for name, got in zip(names, run(path, j, ids, len(names) > 1)):
+        expect = np.load(f"{path}/{name}.npy")
+        diff = np.abs(got - expect).max()
+        worst = max(worst, diff)
+        print(f"{path} {name}: max abs diff {diff:.2e}, relative {np.linalg.norm(got - expect) / np.linalg.norm(expect):.2e}")
+    sys.exit(int(worst >= 1e-3))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The corpus: document number -> text. Nothing is stored; the generator is the data set.
 
-A document is a conversation in the V4 encoding, thinking on or off, or a plain story.
+A document is a conversation in a family's chat encoding, thinking on or off, or a plain story.
 A training run of seed S takes numbers from S * 10^12 on; the tokenizer, the held-out loss and the
 task files use numbers and seeds that no run reaches.
 """
@@ -39,8 +39,8 @@ def short_turn(rng: random.Random) -> Exchange:
 
 def story_talk(rng: random.Random) -> list[Exchange]:
     """A story told by the model, then questions about it."""
-    s = stories.story(rng)
-    return [stories.told(rng, s)] + [stories.question(rng, s) for _ in range(rng.randrange(1, 4))]
+    told, s = stories.told(rng)
+    return [told] + [stories.question(rng, s) for _ in range(rng.randrange(1, 6))]
 
 
 def chat_turns(rng: random.Random) -> list[Exchange]:
@@ -50,7 +50,7 @@ def chat_turns(rng: random.Random) -> list[Exchange]:
         if r < 0.2:
             turns += story_talk(rng)
         elif r < 0.3:
-            turns.append(stories.with_question(rng))
+            turns += stories.with_questions(rng, 1)
         elif r < 0.4:
             turns += recall.exchanges(rng, 700)[:3]
         else:
@@ -58,8 +58,15 @@ def chat_turns(rng: random.Random) -> list[Exchange]:
     return turns
 
 
-def document(number: int, budget: int = 2000, mix: list[float] | None = None) -> tuple[str, str, float]:
-    """(kind, text, loss weight of prompt tokens) of document `number`; budget bounds its tokens, mix replaces WEIGHTS."""
+def until_a_call(rng: random.Random, messages: list[dict]) -> list[dict]:
+    """A dialogue that ends with one of its calls: some encodings show thoughts only in the last answer."""
+    calls = [i for i, m in enumerate(messages) if m.get("tool_calls")]
+    return messages[:rng.choice(calls) + 1]
+
+
+def document(number: int, budget: int = 2000, mix: list[float] | None = None, chat=encoding) -> tuple[str, str, float]:
+    """(kind, text, loss weight of prompt tokens) of document `number`; budget bounds its tokens, mix replaces
+    WEIGHTS, chat is the module of the chat encoding."""
     rng = random.Random(number * 2654435761 + 12345)
     kind = rng.choices(KINDS, mix or WEIGHTS)[0]
     thinking = rng.random() < 0.6
@@ -67,11 +74,13 @@ def document(number: int, budget: int = 2000, mix: list[float] | None = None) ->
         return kind, encoding.BOS + stories.story(rng).text + encoding.EOS, 1.0
     if kind == "tools":
         messages = tooluse.dialogue(rng, short_turn, thinking)
+        if thinking and not chat.KEEPS_THOUGHTS:
+            messages = until_a_call(rng, messages)
     else:
         if kind == "story":
-            turns = [stories.told(rng, stories.story(rng))]
+            turns = [stories.told(rng)[0]]
         elif kind == "story_question":
-            turns = story_talk(rng)[:rng.randrange(2, 5)] if rng.random() < 0.4 else [stories.with_question(rng)]
+            turns = story_talk(rng) if rng.random() < 0.3 else stories.with_questions(rng, rng.randrange(1, 8))
         elif kind == "recall":
             turns = recall.exchanges(rng, budget)
         elif kind == "chat":
@@ -79,4 +88,4 @@ def document(number: int, budget: int = 2000, mix: list[float] | None = None) ->
         else:
             turns = [{"arithmetic": arithmetic, "lists": lists, "about": about}[kind].draw(rng)]
         messages = to_messages(rng, turns, thinking)
-    return kind, encoding.render(messages, thinking), PROMPT_WEIGHT.get(kind, 0.2)
+    return kind, chat.render(messages, thinking), PROMPT_WEIGHT.get(kind, 0.2)

@@ -14,6 +14,8 @@ from tokenizers import Tokenizer
 
 import corpus
 from encoding import ASSISTANT, BOS, EOS, PAD
+from encoding_v31 import OUTPUT, OUTPUT_END
+from families import FAMILIES
 
 POOL = 24
 PER_BATCH = 1 << 14  # document numbers reserved for each batch
@@ -25,17 +27,22 @@ class Marks:
     eos: int
     pad: int
     assistant: int
+    output: int       # V3.1: a tool's output begins
+    output_end: int   # the assistant goes on behind it
 
     @classmethod
     def of(cls, tok: Tokenizer) -> "Marks":
-        return cls(*(tok.token_to_id(t) for t in (BOS, EOS, PAD, ASSISTANT)))
+        return cls(*(tok.token_to_id(t) for t in (BOS, EOS, PAD, ASSISTANT, OUTPUT, OUTPUT_END)))
 
 
 def answer_mask(ids: np.ndarray, m: Marks) -> np.ndarray:
     """True on what the assistant says, its end-of-sequence token included."""
-    opened = np.cumsum(ids == m.assistant)
-    closed = np.cumsum(ids == m.eos) - (ids == m.eos)
-    return (opened > closed) & (ids != m.assistant)
+    pos = np.arange(len(ids))
+    opens = (ids == m.assistant) | (ids == m.output_end)
+    shut = ids == m.output
+    shut[1:] |= ids[:-1] == m.eos
+    opened, closed = (np.maximum.accumulate(np.where(x, pos, -1)) for x in (opens, shut))
+    return (opened > closed) & ~opens
 
 
 def weights(ids: np.ndarray, prompt: float, m: Marks) -> np.ndarray:
@@ -50,10 +57,10 @@ class Batches(torch.utils.data.Dataset):
     """ids, start, weight, kind: arrays [rows, length]; kind is the index into corpus.KINDS."""
 
     def __init__(self, tokenizer: str, rows: int, length: int, seed: int, first: int, count: int, budget: int,
-                 mix: list[float] | None = None):
+                 mix: list[float] | None = None, family: str = "v4"):
         self.path, self.rows, self.length = tokenizer, rows, length
         self.seed, self.first, self.count, self.budget = seed, first, count, budget
-        self.mix, self.tok = mix, None
+        self.mix, self.tok, self.chat = mix, None, FAMILIES[family].encoding
 
     def __len__(self) -> int:
         return self.count
@@ -62,7 +69,7 @@ class Batches(torch.utils.data.Dataset):
         """Endless (ids, kind, weight) of one batch, in chunks through the tokenizer."""
         number = self.seed * 10 ** 12 + (self.first + index) * PER_BATCH
         while True:
-            docs = [corpus.document(number + i, self.budget, self.mix) for i in range(POOL)]
+            docs = [corpus.document(number + i, self.budget, self.mix, self.chat) for i in range(POOL)]
             number += POOL
             for (kind, _, prompt), e in zip(docs, self.tok.encode_batch([d[1] for d in docs], add_special_tokens=False)):
                 if len(e.ids) <= self.length:

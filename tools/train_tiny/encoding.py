@@ -8,6 +8,7 @@ import re
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
+KEEPS_THOUGHTS = True  # beside calls, also in earlier answers
 THINK, END_THINK, DSML = "<think>", "</think>", "｜DSML｜"
 
 TOOLS = """## Tools

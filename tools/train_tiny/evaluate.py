@@ -11,9 +11,10 @@ import time
 import torch
 from tokenizers import Tokenizer
 
-import encoding
 from data import loader
+from encoding import EOS
 from export import load_model
+from families import family_of
 from make_eval import TASKS, cases
 from train import HELD_OUT_SEED, shifted, weighted_ce
 
@@ -50,9 +51,8 @@ def greedy(model, prompts: list[list[int]], limits: list[int], eos: int, device:
     return done
 
 
-def judge(case: dict, text: str) -> bool:
+def judge(case: dict, parsed: dict | None) -> bool:
     """Does the completion satisfy the checker?"""
-    parsed = encoding.parse(text, case["thinking"])
     if parsed is None:
         return False
     kind, expect = case["checker"]["type"], case["checker"]["expect"]
@@ -67,11 +67,6 @@ def judge(case: dict, text: str) -> bool:
     if kind == "regex":
         return re.search(expect, content, re.S) is not None
     return parsed["tool_calls"] == expect
-
-
-def well_formed(case: dict, text: str) -> bool:
-    parsed = encoding.parse(text, case["thinking"])
-    return parsed is not None and bool(parsed["tool_calls"])
 
 
 @torch.no_grad()
@@ -99,13 +94,13 @@ def accepted(model, texts: list[tuple[list[int], int]], device: str) -> float:
 
 
 @torch.no_grad()
-def held_out_loss(model, tokenizer: str, device: str, n: int) -> tuple[float, list]:
+def held_out_loss(model, family: str, tokenizer: str, device: str, n: int) -> tuple[float, list]:
     """Weighted loss on held-out documents, and expert loads per layer."""
     total, loads = [], None
-    for ids, start, weight, _ in loader(2, tokenizer=tokenizer, rows=8, length=4096, seed=HELD_OUT_SEED, first=0, count=n, budget=3900):
+    for ids, start, weight, _ in loader(2, tokenizer=tokenizer, rows=8, length=4096, seed=HELD_OUT_SEED, first=0, count=n, budget=3900, family=family):
         ids, start, weight = (x.to(device) for x in (ids.long(), start, weight))
         x, _, load = model.trunk(ids, start)
-        loss, _ = weighted_ce(model.head_input(x), model.w["head.weight"], shifted(ids, 1), shifted(weight, 1))
+        loss, _ = weighted_ce(model.head_input(x), model.w[model.head], shifted(ids, 1), shifted(weight, 1))
         x, _, last = model.mtp(x, ids, start)
         total.append(float(loss))
         load = load + [last]
@@ -113,21 +108,22 @@ def held_out_loss(model, tokenizer: str, device: str, n: int) -> tuple[float, li
     return sum(total) / len(total), [(round(float(x.max() / x.mean()), 2), round(float(x.min() / x.mean()), 2)) for x in loads]
 
 
-def run_task(model, tok: Tokenizer, task: str, n: int, device: str, batch: int) -> dict:
+def run_task(model, chat, tok: Tokenizer, task: str, n: int, device: str, batch: int) -> dict:
     """Greedy answers to n cases of a task."""
-    eos = tok.token_to_id(encoding.EOS)
+    eos = tok.token_to_id(EOS)
     todo = cases(task, n)
-    prompts = [tok.encode(encoding.render(c["messages"], c["thinking"]), add_special_tokens=False).ids for c in todo]
+    prompts = [tok.encode(chat.render(c["messages"], c["thinking"]), add_special_tokens=False).ids for c in todo]
     out: list[list[int]] = []
     size = max(1, min(batch, batch * 512 // max(map(len, prompts))))
     for i in range(0, len(todo), size):
         out += greedy(model, prompts[i:i + size], [c["max_tokens"] for c in todo[i:i + size]], eos, device)
     texts = [tok.decode(o, skip_special_tokens=False) for o in out]
-    right = [judge(c, t) for c, t in zip(todo, texts)]
+    parsed = [chat.parse(t, c["thinking"]) for c, t in zip(todo, texts)]
+    right = [judge(c, p) for c, p in zip(todo, parsed)]
     own = [(p + o + [eos], len(p)) for p, o in zip(prompts, out)][:24]
     result = {"exact": sum(right) / n, "n": n, "prompt_tokens": round(sum(map(len, prompts)) / n), "accepted": round(accepted(model, own, device), 3)}
     if task == "tools":
-        result["well_formed"] = sum(well_formed(c, t) for c, t in zip(todo, texts)) / n
+        result["well_formed"] = sum(bool(p and p["tool_calls"]) for p in parsed) / n
     result["wrong"] = [{"prompt": c["messages"][-1]["content"][-160:], "expect": c["checker"]["expect"], "got": t[-300:]} for c, t, r in zip(todo, texts, right) if not r][:4]
     if task == "story":
         result["texts"] = [{"prompt": c["messages"][-1]["content"], "text": t} for c, t in zip(todo, texts)][:10]
@@ -137,16 +133,21 @@ def run_task(model, tok: Tokenizer, task: str, n: int, device: str, batch: int) 
 def unquantized(small: str, like, device: str, dtype: torch.dtype):
     """The masters of a checkpoint as a model of the same kind."""
     s = torch.load(small, map_location=device, weights_only=True)
-    w = {**s["optimizer"]["master"], **s["biases"], **s["fixed"]}
+    w = {**s["master"], **s["biases"], **s["fixed"]}
     model = type(like)(like.c, {k: x.to(like.w[k].dtype) for k, x in w.items()}, 4096)
     model.sparse = like.sparse
     return model
 
 
+def write(path: str, result: dict) -> None:
+    with open(path, "w") as f:
+        json.dump(result, f, indent=1, ensure_ascii=False)
+
+
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__)
     ap.add_argument("model")
-    ap.add_argument("--cases", type=int, default=200)
+    ap.add_argument("--cases", type=int, default=200, help="a task; 0: only the losses and the experts' loads")
     ap.add_argument("--tasks", default=",".join(TASKS))
     ap.add_argument("--out", default="evaluation.json")
     ap.add_argument("--seconds", type=float, default=1e9, help="stop starting new tasks after this")
@@ -158,24 +159,25 @@ def main() -> None:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     begun = time.time()
     model = load_model(args.model, 4096, device, dtype)
+    family = family_of(json.load(open(f"{args.model}/config.json")))
     tok = Tokenizer.from_file(f"{args.model}/tokenizer.json")
     result: dict = {}
     if args.loss_batches:
-        loss, skew = held_out_loss(model, f"{args.model}/tokenizer.json", device, args.loss_batches)
+        loss, skew = held_out_loss(model, family.name, f"{args.model}/tokenizer.json", device, args.loss_batches)
         result.update(loss=round(loss, 5), skew=skew)
         print("loss", round(loss, 5), "max/mean, min/mean per layer", skew, flush=True)
     if args.small:
-        loss, _ = held_out_loss(unquantized(args.small, model, device, dtype), f"{args.model}/tokenizer.json", device, args.loss_batches)
+        loss, _ = held_out_loss(unquantized(args.small, model, device, dtype), family.name, f"{args.model}/tokenizer.json", device, args.loss_batches)
         result["loss_unquantized"] = round(loss, 5)
         print("loss before quantization", round(loss, 5), flush=True)
     result["tasks"] = {}
-    for task in args.tasks.split(","):
+    write(args.out, result)
+    for task in args.tasks.split(",") if args.cases else []:
         if time.time() - begun > args.seconds:
             break
-        result["tasks"][task] = r = run_task(model, tok, task, args.cases, device, args.batch)
+        result["tasks"][task] = r = run_task(model, family.encoding, tok, task, args.cases, device, args.batch)
         print(task, {k: v for k, v in r.items() if k not in ("wrong", "texts")}, f"{time.time() - begun:.0f} s", flush=True)
-        with open(args.out, "w") as f:
-            json.dump(result, f, indent=1, ensure_ascii=False)
+        write(args.out, result)
 
 
 if __name__ == "__main__":

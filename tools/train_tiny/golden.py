@@ -11,19 +11,20 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-import encoding
+from encoding import END_THINK
 from export import load_model
+from families import family_of
 from make_eval import cases
 
-ROWS = 16
+ROWS = 3
 
 
-def token_lists(tok: Tokenizer) -> list[list[int]]:
+def token_lists(tok: Tokenizer, chat) -> list[list[int]]:
     """An addition with its answer, a story, and facts with a question that crosses the window."""
     out = []
     for task, thinking in (("addition_3", True), ("story", False), ("recall_500", False)):
         c = next(c for c in cases(task, 50) if task != "recall_500" or len(tok.encode(c["messages"][0]["content"]).ids) < 480)
-        text = encoding.render(c["messages"], thinking) + (encoding.END_THINK if thinking else "") + c["reference"]
+        text = chat.render(c["messages"], thinking) + (END_THINK if thinking else "") + c["reference"]
         out.append(tok.encode(text, add_special_tokens=False).ids)
     return [out[0], out[1][:200], out[2][:1] + out[2][-299:]]
 
@@ -33,10 +34,11 @@ def main() -> None:
     path, out = sys.argv[1:3]
     os.makedirs(out, exist_ok=True)
     torch.set_num_threads(2)
+    family = family_of(json.load(open(f"{path}/config.json")))
     tok = Tokenizer.from_file(f"{path}/tokenizer.json")
     model = load_model(path, 512, "cpu", torch.float32)
     record = []
-    for i, ids in enumerate(token_lists(tok)):
+    for i, ids in enumerate(token_lists(tok, family.encoding)):
         n = len(ids)
         t = torch.zeros(1, -(-n // 128) * 128, dtype=torch.long)
         t[0, :n] = torch.tensor(ids)

@@ -1,6 +1,6 @@
-"""Pieces shared by the V4 and V3 models: linear, norms, rotary tables, the dense mixture.
+"""Pieces shared by the V4 and V3 models: linear, norms, rotary tables, the dense mixture, the frame of a model.
 
-Everything is a plain function over tensors, so that it can be compiled by itself and
+Everything but the frame is a plain function over tensors, so that it can be compiled by itself and
 tested by itself. Shapes: B sequences, T tokens, H hidden, E experts, I expert width.
 """
 import math
@@ -9,6 +9,18 @@ import torch
 import torch.nn.functional as F
 
 Tensor = torch.Tensor
+F32_WORK = ("norm.weight", "hc_", "attn_sink", "ape", "bias", "gate.weight", "layernorm")  # float32 in every run
+
+
+def sub(p: dict, prefix: str) -> dict:
+    """The entries of p under a prefix, without it."""
+    return {k[len(prefix):]: v for k, v in p.items() if k.startswith(prefix)}
+
+
+def working(name: str, w: Tensor, device: str, dtype: torch.dtype) -> Tensor:
+    """A weight as the model reads it: matrices in dtype, what is small and delicate as it is."""
+    keep = any(part in name for part in F32_WORK) or not w.is_floating_point()
+    return w.to(device, w.dtype if keep else dtype)
 
 
 def linear(x: Tensor, w: Tensor) -> Tensor:
@@ -91,3 +103,30 @@ def dense_mixture(x: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, weight: Tensor,
 def mlp(x: Tensor, w1: Tensor, w3: Tensor, w2: Tensor, limit: float) -> Tensor:
     """One SwiGLU block; w1 gate, w3 up [I, H], w2 down [H, I]."""
     return linear(swiglu(linear(x, w1).float(), linear(x, w3).float(), limit).to(w2.dtype), w2)
+
+
+def chosen_weights(scores: Tensor, chosen: Tensor, scale: float) -> Tensor:
+    """Mixture weights [..., E]: the scores of the chosen experts, normalized to `scale`, zero elsewhere."""
+    mask = F.one_hot(chosen, scores.shape[-1]).sum(-2)
+    picked = scores * mask
+    return picked / (picked.sum(-1, keepdim=True) + 1e-20) * scale
+
+
+def tokens_per_expert(weight: Tensor) -> Tensor:
+    return (weight.detach() > 0).float().sum((0, 1))
+
+
+class Model:
+    """Weights by name, and the parts of the forward pass: as they are, or through torch.compile."""
+
+    head = "head.weight"
+
+    def __init__(self, config, weights: dict[str, Tensor], parts: dict, compiled: bool):
+        self.c, self.w = config, weights
+        self.sparse = False  # let the indexer choose; means nothing where there is none
+        self.plain = parts
+        self.fast = {k: torch.compile(f, dynamic=False) for k, f in parts.items()} if compiled else parts
+        self.f = self.fast
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return linear(hidden, self.w[self.head])

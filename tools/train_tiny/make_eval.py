@@ -1,4 +1,4 @@
-"""Held-out task files for `hadal eval`: one JSON object a line, {"task", "messages", "thinking", "checker", "max_tokens"}.
+"""Held-out task files for `hadal eval`: one JSON object a line, {"task", "messages", "tools", "thinking", "checker", "max_tokens"}.
 
 The checker is {"type": exact | final_number | regex | tool_call | contains, "expect": ...}; it judges
 the answer after </think>. `make_eval.py OUT.jsonl [N]` writes N cases a task.
@@ -29,9 +29,6 @@ def tool_case(rng: random.Random, thinking: bool) -> dict:
         messages = tooluse.dialogue(rng, about.draw, thinking)
         if messages[2].get("tool_calls"):
             calls = [{"name": c["name"], "arguments": c["arguments"]} for c in messages[2]["tool_calls"]]
-            for message in messages[:2]:  # as the OpenAI interface has them
-                if "tools" in message:
-                    message["tools"] = [{"type": "function", "function": t} for t in message["tools"]]
             return {"task": "tools", "messages": messages[:2], "thinking": thinking, "checker": {"type": "tool_call", "expect": calls}, "max_tokens": 300}
 
 
@@ -48,14 +45,14 @@ TASKS = {
     "sort": lambda r: case("sort", [lists.sort(r)], True, 300),
     "reverse": lambda r: case("reverse", [lists.reverse(r)], True, 150),
     "count": lambda r: case("count", [lists.count(r)], True, 200),
-    "story_question": lambda r: case("story_question", [stories.with_question(r)], True, 100),
+    "story_question": lambda r: case("story_question", stories.with_questions(r, 1), True, 100),
     "recall_500": lambda r: case("recall_500", recall.probe(r, 500), False, 40),
     "recall_1000": lambda r: case("recall_1000", recall.probe(r, 1000), False, 40),
     "recall_2000": lambda r: case("recall_2000", recall.probe(r, 2000), False, 40),
     "recall_3500": lambda r: case("recall_3500", recall.probe(r, 3500), False, 40),
     "tools": lambda r: tool_case(r, r.random() < 0.5),
     "about": lambda r: case("about", [about.draw(r)], r.random() < 0.5, 120),
-    "story": lambda r: case("story", [stories.told(r, stories.story(r))], False, 300),
+    "story": lambda r: case("story", [stories.told(r)[0]], False, 300),
 }
 
 
@@ -64,12 +61,19 @@ def cases(task: str, n: int) -> list[dict]:
     return [TASKS[task](random.Random(f"{SEED} {task} {i}")) for i in range(n)]
 
 
+def openai(c: dict) -> dict:
+    """Tools as the OpenAI interface has them: with the request."""
+    tools = [{"type": "function", "function": t} for m in c["messages"] for t in m.get("tools", [])]
+    plain = [{k: v for k, v in m.items() if k != "tools"} for m in c["messages"]]
+    return {**c, "messages": plain, **({"tools": tools} if tools else {})}
+
+
 def main() -> None:
     n = int(sys.argv[2]) if len(sys.argv) > 2 else 100
     with open(sys.argv[1], "w") as f:
         for task in TASKS:
             for c in cases(task, n):
-                f.write(json.dumps(c, ensure_ascii=False) + "\n")
+                f.write(json.dumps(openai(c), ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,15 +4,17 @@ Attention runs in blocks of 128 queries over 256 raw keys, plus all compressed e
 a mask; documents packed into one sequence do not see each other. Weights live in one dict
 under the official tensor names (experts stacked: `...experts.w1` [E, I, H]).
 """
+import math
 from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 
-from layers import dense_mixture, linear, mlp, rms_norm, rope, rope_table, yarn_frequencies
+from layers import Model, chosen_weights, dense_mixture, linear, mlp, rms_norm, rope, rope_table, sub, tokens_per_expert, yarn_frequencies
 from sinkhorn import sinkhorn
 
 Tensor = torch.Tensor
+HASH_SKEW = 0.6  # of the hash tables: expert e is drawn with weight (e + 1) ** -HASH_SKEW, before shuffling
 SHIFT = 20.0  # exp(score - SHIFT): scores are bounded by the norms, so no running maximum is needed
 
 
@@ -53,7 +55,7 @@ class V4Config:
     @property
     def pad_to(self) -> int:
         """Sequence lengths are multiples of this."""
-        return max([self.sliding_window] + self.compress_ratios)
+        return math.lcm(self.sliding_window, *(r for r in self.compress_ratios if r))
 
 
 def shapes(c: V4Config) -> dict[str, tuple[int, ...]]:
@@ -110,8 +112,17 @@ def shapes(c: V4Config) -> dict[str, tuple[int, ...]]:
     return out
 
 
+def hash_table(shape: tuple[int, ...], n_experts: int, g: torch.Generator) -> Tensor:
+    """Experts of each token, drawn without replacement and unevenly, in an order of its own for each layer."""
+    order = torch.randperm(n_experts, generator=g)
+    weight = -HASH_SKEW * (order + 1).float().log()
+    keys = weight - (-torch.rand(shape[0], n_experts, generator=g).clamp_min(1e-9).log()).log()
+    return keys.argsort(-1, descending=True)[:, :shape[1]].contiguous()
+
+
 def init(c: V4Config, seed: int) -> dict[str, Tensor]:
-    """Fresh float32 weights. The mixing starts as: mean of the streams in, add to all, keep streams."""
+    """Fresh float32 weights. The mixing starts as: mean of the streams in, add to all, keep streams; compressed
+    entries start as means of the raw KV vectors, so that what attention learns of the window holds for them."""
     g = torch.Generator().manual_seed(seed)
     w = {}
     for name, shape in shapes(c).items():
@@ -119,8 +130,7 @@ def init(c: V4Config, seed: int) -> dict[str, Tensor]:
         if name.endswith("norm.weight"):
             w[name] = torch.ones(shape)
         elif last == "tid2eid":
-            keys = torch.rand(shape[0], c.n_routed_experts, generator=g)
-            w[name] = keys.argsort(-1)[:, :shape[1]].contiguous()
+            w[name] = hash_table(shape, c.n_routed_experts, g)
         elif last in ("attn_sink", "bias", "ape"):
             w[name] = torch.zeros(shape)
         elif last.endswith("_scale"):
@@ -134,6 +144,12 @@ def init(c: V4Config, seed: int) -> dict[str, Tensor]:
         else:
             std = 0.02 if last.endswith("_fn") or name in ("embed.weight", "head.weight") else shape[-1] ** -0.5 * 0.5
             w[name] = torch.randn(shape, generator=g) * std
+    for name in w:
+        attn, found, _ = name.partition("compressor.wkv.weight")
+        if found and "indexer" not in attn:
+            raw = w[attn + "wkv.weight"]
+            w[name] = raw.repeat(w[name].shape[0] // raw.shape[0], 1)
+            w[attn + "compressor.wgate.weight"] *= 0.1
     return w
 
 
@@ -197,11 +213,6 @@ def index_scores(h: Tensor, cq: Tensor, p: dict, start: Tensor, tables: dict, c:
     weight = linear(h, p["indexer.weights_proj.weight"]).float() * (d ** -0.5 * n ** -0.5)
     dots = torch.bmm(q.flatten(1, 2), keys.transpose(1, 2)).unflatten(1, (-1, n))
     return (F.relu(dots).float() * weight.unsqueeze(-1)).sum(2)
-
-
-def sub(p: dict, prefix: str) -> dict:
-    """The entries of p under a prefix, without it."""
-    return {k[len(prefix):]: v for k, v in p.items() if k.startswith(prefix)}
 
 
 def attention(h: Tensor, p: dict, start: Tensor, tables: dict, ratio: int, sparse: bool, c: V4Config,
@@ -282,9 +293,7 @@ def route(h: Tensor, p: dict, ids: Tensor, c: V4Config) -> Tensor:
         chosen = p["gate.tid2eid"][ids]
     else:
         chosen = (a + p["gate.bias"]).detach().topk(c.num_experts_per_tok, -1).indices
-    mask = F.one_hot(chosen, c.n_routed_experts).sum(-2)
-    picked = a * mask
-    return picked / (picked.sum(-1, keepdim=True) + 1e-20) * c.routed_scaling_factor
+    return chosen_weights(a, chosen, c.routed_scaling_factor)
 
 
 def ffn(h: Tensor, p: dict, ids: Tensor, c: V4Config):
@@ -293,14 +302,14 @@ def ffn(h: Tensor, p: dict, ids: Tensor, c: V4Config):
     y = dense_mixture(h, p["experts.w1"], p["experts.w3"], p["experts.w2"], weight, c.swiglu_limit)
     y = y + mlp(h, p["shared_experts.w1.weight"], p["shared_experts.w3.weight"],
                 p["shared_experts.w2.weight"], c.swiglu_limit)
-    return y, (weight.detach() > 0).float().sum((0, 1))
+    return y, tokens_per_expert(weight)
 
 
-class V4:
-    """Weights by name plus the forward passes. Set `compiled` to run the parts through torch.compile."""
+class V4(Model):
+    """The forward passes: trunk, head and MTP layer."""
 
     def __init__(self, config: V4Config, weights: dict[str, Tensor], max_len: int, compiled: bool = False):
-        self.c, self.w = config, weights
+        super().__init__(config, weights, dict(attention=attention, ffn=ffn, hc_pre=hc_pre, hc_post=hc_post, hc_head=hc_head), compiled)
         device = weights["embed.weight"].device
         c = config
         main = yarn_frequencies(c.qk_rope_head_dim, c.rope_theta)
@@ -310,10 +319,6 @@ class V4:
         self.tables = {"main": rope_table(main, n), "compress": rope_table(far, n),
                        "entry4": rope_table(far, n // 4 + 1, 4), "entry128": rope_table(far, n // 128 + 1, 128)}
         self.tables = {k: v.to(device) for k, v in self.tables.items()}
-        self.sparse = False
-        self.plain = dict(attention=attention, ffn=ffn, hc_pre=hc_pre, hc_post=hc_post, hc_head=hc_head)
-        self.fast = {k: torch.compile(f, dynamic=False) for k, f in self.plain.items()} if compiled else self.plain
-        self.f = self.fast
         self.blocks = [self._block(f"layers.{i}.") for i in range(c.num_hidden_layers)]
         self.mtp_block = self._block("mtp.0.")
 
@@ -371,6 +376,3 @@ class V4:
         draft = dict(offset=step - 1, main_kv=main_kv, own_kv=tuple(own_kv)) if step > 1 else {}
         x, kv, _, load = self.block(x, self.mtp_block, nxt, start, c.compress_ratios[-1], **draft)
         return x, kv, load
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return linear(hidden, self.w["head.weight"])

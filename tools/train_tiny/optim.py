@@ -112,7 +112,7 @@ class Optimizer:
 
     @torch.no_grad()
     def load(self, s: dict) -> None:
-        for mine, theirs in ((self.master, s["master"]), (self.moment, s.get("moment", {})), (self.adam_m, s.get("m", {})), (self.adam_v, s.get("v", {}))):
+        for mine, theirs in ((self.master, s["master"]), (self.moment, s["moment"]), (self.adam_m, s["m"]), (self.adam_v, s["v"])):
             for k, x in theirs.items():
                 mine[k].copy_(x)
         self.t = s["t"]

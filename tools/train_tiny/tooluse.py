@@ -79,7 +79,7 @@ def add_numbers(rng: random.Random):
 
 
 KINDS = [calculator, lookup, weather, price, light, invented, add_numbers]
-WEIGHTS = [6, 4, 2, 2, 1, 4, 1]
+WEIGHTS = [6, 4, 2, 2, 1, 7, 1]
 
 
 def dialogue(rng: random.Random, small_talk, thinking: bool) -> list[dict]:
