@@ -43,7 +43,9 @@ static inline float ops_inverse_rms(const ops_kernels *k, const float *x, int32_
 enum {
     OPS_TILE_COLS = 512, /* columns decoded at once */
     OPS_X_ROWS = 64,     /* rows that share a decoded tile */
-    OPS_MIX_ROWS = 8     /* rows of a tile that is added up instead of multiplied */
+    OPS_MIX_ROWS = 8,    /* rows of a tile that is added up instead of multiplied */
+    OPS_FEW_ROWS = 8,    /* rows of x for which decoding into a tile does not pay */
+    OPS_MEET_COLS = 4096 /* columns that they meet at once */
 };
 
 /* Scratch of one worker for products and transposed products. */

@@ -45,12 +45,59 @@ void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t ro
 
 /* ---- products ---- */
 
+/* Scales of `row` for columns [col, col + n), which begin with a block; false where a block is
+ * no multiple of OPS_LANES. */
+static bool decode_scales(const ops_kernels *k, float *out, const hd_weight *w, int32_t row,
+                          int32_t col, int32_t n) {
+    if (!w->scale) {
+        out[0] = 1.0f;
+        return true;
+    }
+    if (w->block_cols % OPS_LANES != 0 || col % w->block_cols != 0) return false;
+    const int64_t per_row = hd_ceil_div(w->cols, w->block_cols);
+    const int64_t first = (int64_t)(row / w->block_rows) * per_row + col / w->block_cols;
+    k->decode[w->scale_type](out, byte_at(w->scale, w->scale_type, first),
+                             (int32_t)hd_ceil_div(n, w->block_cols), &w->global, INT_MAX);
+    return true;
+}
+
+/* Rows [row, row + n_w) of W without a tile between, as far as whole lanes go: gives the first
+ * column that is left. */
+static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, int32_t row,
+                    int32_t n_w) {
+    const hd_weight *w = p->w;
+    const int32_t end = w->cols - w->cols % OPS_LANES;
+    if (!k->meet[w->type] || p->n_x > OPS_FEW_ROWS) return 0;
+    for (int32_t c = 0; c < end; c += OPS_MEET_COLS) {
+        const float *x[OPS_FEW_ROWS];
+        ops_meeting m = {.acc = tile->acc,
+                         .x = x,
+                         .n_x = p->n_x,
+                         .scaled = w->scale != NULL,
+                         .block = w->scale ? w->block_cols : INT_MAX,
+                         .n = hd_min_i32(OPS_MEET_COLS, end - c),
+                         .ahead =
+                             (int64_t)OPS_TILE_ROWS * w->cols * hd_dtype_bits(w->type) / 8};
+        for (int32_t i = 0; i < p->n_x; i++) x[i] = p->x[i] + c;
+        for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
+            const int32_t r = row + (j < n_w ? j : 0); /* spare sums: row 0 */
+            float *scale = tile->w + j * OPS_MEET_COLS / OPS_LANES;
+            if (!decode_scales(k, scale, w, r, c, m.n)) return c;
+            m.src[j] = byte_at(w->data, w->type, (int64_t)r * w->cols + c);
+            m.scale[j] = scale;
+        }
+        if (!k->meet[w->type](&m)) return c;
+    }
+    return end;
+}
+
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
     const int32_t cols = p->w->cols;
     for (int32_t o = 0; o < p->n_rows; o += OPS_TILE_ROWS) {
         const int32_t n_w = hd_min_i32(OPS_TILE_ROWS, p->n_rows - o);
         memset(tile->acc, 0, (size_t)p->n_x * OPS_TILE_ROWS * OPS_LANES * sizeof tile->acc[0]);
-        for (int32_t c = 0; c < cols; c += OPS_TILE_COLS) {
+        for (int32_t c = meet(k, p, tile, p->first_row + o, n_w); c < cols;
+             c += OPS_TILE_COLS) {
             const int32_t n = hd_min_i32(OPS_TILE_COLS, cols - c);
             const float *w[OPS_TILE_ROWS];
             for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {

@@ -154,4 +154,8 @@ const ops_kernels ops_kernels_avx512 = {
                [HD_E4M3] = ops_decode_e4m3_avx2,
                [HD_E8M0] = ops_decode_e8m0_avx2,
                [HD_E2M1] = ops_decode_e2m1_avx2},
+    .meet = {[HD_F32] = ops_meet_f32_avx512,
+             [HD_BF16] = ops_meet_bf16_avx512,
+             [HD_E4M3] = ops_meet_e4m3_avx512,
+             [HD_E2M1] = ops_meet_e2m1_avx512},
 };
