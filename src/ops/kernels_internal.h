@@ -75,6 +75,7 @@ typedef struct ops_kernels {
 extern const ops_kernels ops_kernels_plain;
 extern const ops_kernels ops_kernels_avx2;
 extern const ops_kernels ops_kernels_avx512; /* needs AVX2 too */
+extern const ops_kernels ops_kernels_vbmi;   /* the same with byte look-ups */
 
 ops_weigh_fn ops_weigh_plain, ops_weigh_avx2, ops_weigh_avx512;
 
@@ -87,6 +88,6 @@ ops_decode_fn ops_decode_f32_avx2, ops_decode_f16_avx2, ops_decode_bf16_avx2,
     ops_decode_e4m3_avx2, ops_decode_e8m0_avx2, ops_decode_e2m1_avx2;
 
 ops_meet_fn ops_meet_f32_avx512, ops_meet_bf16_avx512, ops_meet_e4m3_avx512,
-    ops_meet_e2m1_avx512;
+    ops_meet_e2m1_avx512, ops_meet_e4m3_vbmi, ops_meet_e2m1_vbmi;
 
 #endif

@@ -1,9 +1,7 @@
 /* meet_avx512.c - dot products with stored rows, for few rows of x: elements go from their
  * stored format into a register and meet x there, without a tile of floats between. Same steps
  * in the same order as decode and dots, same bits. */
-#include "ops/kernels_internal.h"
-
-#include <immintrin.h>
+#include "ops/meet_internal.h"
 
 /* What turns 16 stored elements into floats times a scale. Of E2M1 the scale is in the table
  * already. */
@@ -61,41 +59,12 @@ static inline __m512 widen_e2m1(const uint8_t *src, scaled s) {
     return _mm512_permutexvar_ps(_mm512_srlv_epi32(both, shift), s.by);
 }
 
-/* Four sums per row of x, one for each row of W. */
-typedef struct four {
-    __m512 a, b, c, d;
-} four;
-
-static inline four load_sums(const float *at) {
-    return (four){_mm512_loadu_ps(at), _mm512_loadu_ps(at + OPS_LANES),
-                  _mm512_loadu_ps(at + 2 * OPS_LANES), _mm512_loadu_ps(at + 3 * OPS_LANES)};
-}
-
-static inline void store_sums(float *at, four s) {
-    _mm512_storeu_ps(at, s.a);
-    _mm512_storeu_ps(at + OPS_LANES, s.b);
-    _mm512_storeu_ps(at + 2 * OPS_LANES, s.c);
-    _mm512_storeu_ps(at + 3 * OPS_LANES, s.d);
-}
-
-static inline four add_products(four sum, __m512 x, four w) {
-    return (four){_mm512_fmadd_ps(x, w.a, sum.a), _mm512_fmadd_ps(x, w.b, sum.b),
-                  _mm512_fmadd_ps(x, w.c, sum.c), _mm512_fmadd_ps(x, w.d, sum.d)};
-}
-
 /* Which of the 64 codes at src, or of those before end, are NaN in E4M3. */
 static inline __mmask64 nan_codes(const uint8_t *src, const uint8_t *end) {
     const __mmask64 live = end - src >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << (end - src)) - 1;
     const __m512i magnitude = _mm512_set1_epi8(0x7f);
     const __m512i codes = _mm512_maskz_loadu_epi8(live, src);
     return _mm512_cmpeq_epi8_mask(_mm512_and_si512(codes, magnitude), magnitude);
-}
-
-/* The same place of the next rows: rows are too short for the processor's own guess. */
-static inline void prefetch(const ops_meeting *m, int64_t at) {
-    for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
-        _mm_prefetch((const char *)m->src[j] + m->ahead + at, _MM_HINT_T0);
-    }
 }
 
 /* bits an element; n_x, bits, prepare and widen are constants where this is inlined. False, and
