@@ -17,7 +17,7 @@ endif
 VERSION := 0.1.0
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 
-PACKAGES = jansson libpcre2-8
+PACKAGES = jansson libpcre2-8 libedit
 CSTD     = -std=c11 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE
 WERROR  ?= -Werror
 WARN     = -Wall -Wextra -Wpedantic $(WERROR) -Wshadow -Wconversion -Wsign-conversion \

@@ -69,14 +69,20 @@ int main(int argc, char **argv) {
     }
     while (answers && hd_engine_poll(engine, &event, -1)) {
         answer *a = find(answers, n, event.id);
-        if (a && !append(a, event.text, event.n_text)) break;
+        for (size_t i = 0; a && i < event.n_parts; i++) {
+            if (!append(a, event.parts[i].text, event.parts[i].n)) return 1;
+        }
     }
     for (int i = 0; answers && i < n; i++) puts(answers[i].text ? answers[i].text : "");
     hd_engine_stats stats;
     hd_engine_read_stats(engine, &stats);
+    long long drafted = 0, accepted = 0;
+    for (int i = 0; i < HD_MOST_DRAFTS; i++) {
+        drafted += stats.drafted_at[i];
+        accepted += stats.accepted_at[i];
+    }
     fprintf(stderr, "%lld steps, %lld retracted, %lld of %lld drafts accepted\n",
-            (long long)stats.steps, (long long)stats.retracted, (long long)stats.accepted,
-            (long long)stats.drafted);
+            (long long)stats.steps, (long long)stats.retracted, accepted, drafted);
     for (int i = 0; answers && i < n; i++) free(answers[i].text);
     free(answers);
     hd_engine_close(engine);

@@ -23,7 +23,11 @@
     X(cache) \
     X(model) \
     X(sched) \
+    X(auto_drafts) \
+    X(engine) \
+    X(steer) \
     X(drafts) \
+    X(executor) \
     X(tokenizer_pattern)
 /* clang-format on */
 

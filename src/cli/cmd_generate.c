@@ -1,8 +1,12 @@
-/* cmd_generate.c - one answer to one prompt: text to stdout as it comes, figures to stderr. */
-#include <math.h>
+/* cmd_generate.c - answers to one prompt: text to stdout as it comes, figures to stderr.
+ *
+ * The text is what the model wrote: reasoning, the mark that ends it, content. On a terminal the
+ * reasoning is dimmed and ends with an empty line instead. Several answers are printed in order,
+ * with an empty line between them, or as one JSON object per line. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -10,23 +14,37 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "hadal.h"
+#include "text/tokenizer.h"
 
-enum { MAX_PROMPT_BYTES = 64 << 20 };
+enum { MAX_PROMPT_BYTES = 64 << 20, MAX_CHOICES = 1000 };
 
 typedef struct settings {
-    const char *model_dir, *prompt, *file, *system, *stop;
-    int64_t max_tokens, context, seed, top_k, draft_tokens, chunk, threads;
+    const char *model_dir, *prompt, *file, *system, *stop, *schema, *regex, *choice;
+    int64_t max_tokens, max_reasoning, context, seed, top_k, chunk, threads, n;
     double temperature, top_p, min_p;
-    int backend, thinking;
+    int backend, thinking, draft_tokens;
     bool raw, json, quiet;
 } settings;
 
-/* What is said about a run when it is over. */
-typedef struct figures {
-    int64_t start_ns, first_ns, end_ns;
-    int32_t prompt_tokens, cached_tokens, output_tokens, drafted, accepted;
-    hd_end end;
-} figures;
+static const char *const backends[] = {"cpu", "ref", "null", NULL};
+static const char *const drafts[] = {"0", "1", "2", "3", "4", "5", "6", "7", "auto", NULL};
+
+/* One answer: its text as stdout shows it, and its parts. */
+typedef struct answer {
+    bool streams, dimmed; /* to stdout as it comes; inside the reasoning, on a terminal */
+    bool reasoning;       /* the last text was reasoning */
+    hd_bytes text;
+    json_t *parts; /* [{"kind", "text", "call"}] */
+    hd_event end;
+    int64_t end_ns;
+} answer;
+
+typedef struct run {
+    hd_engine *engine;
+    answer *answers; /* [n] */
+    int32_t n;
+    int64_t start_ns, first_ns;
+} run;
 
 static const char *end_name(hd_end end) {
     static const char *const names[] = {"running",   "stop",    "length",
@@ -64,118 +82,238 @@ static hd_status read_prompt(const settings *set, char **out, hd_err *err) {
     return HD_FAIL(err, HD_EINVAL, "the prompt holds a NUL byte at %zu", strlen(*out));
 }
 
-static void take_figures(figures *f, const hd_event *e) {
-    f->prompt_tokens = e->prompt_tokens;
-    f->cached_tokens = e->cached_tokens;
-    f->output_tokens = e->output_tokens;
-    f->drafted = e->drafted;
-    f->accepted = e->accepted;
-    f->end = e->end;
-    f->end_ns = hd_now_ns();
-    if (!f->first_ns) f->first_ns = f->end_ns;
+/* ---- taking parts ---- */
+
+static bool say(answer *a, const char *text, size_t n) {
+    if (a->streams) fwrite(text, 1, n, stdout);
+    return hd_bytes_append(&a->text, text, n, NULL) == HD_OK;
 }
 
-/* Streams the answer; with --json it is collected instead and printed as one object. */
-static bool follow(hd_engine *engine, const settings *set, figures *f, char **collected) {
-    hd_event e;
-    size_t n = 0;
-    while (hd_engine_poll(engine, &e, -1)) {
-        take_figures(f, &e);
-        if (set->json) {
-            char *grown = realloc(*collected, n + e.n_text + 1);
-            if (!grown) return false;
-            *collected = grown;
-            memcpy(grown + n, e.text, e.n_text);
-            n += e.n_text;
-            grown[n] = '\0';
-        } else {
-            fwrite(e.text, 1, e.n_text, stdout);
-            fflush(stdout);
-        }
-        if (e.end != HD_END_NOT) return e.end != HD_END_FAILED;
-    }
-    return false;
+/* Between reasoning and content. */
+static bool change(answer *a, bool reasoning) {
+    static const char mark[] = "</think>";
+    const bool terminal = a->streams && isatty(STDOUT_FILENO);
+    if (a->reasoning == reasoning) return true;
+    a->reasoning = reasoning;
+    if (terminal) fputs(reasoning ? "\033[2m" : "\033[0m\n\n", stdout);
+    a->dimmed = terminal && reasoning;
+    if (reasoning) return true;
+    if (!terminal) return say(a, mark, sizeof mark - 1);
+    return hd_bytes_append(&a->text, mark, sizeof mark - 1, NULL) == HD_OK;
 }
+
+/* Pieces of one text become one part again. */
+static bool keep_part(answer *a, const hd_part *p) {
+    static const char *const kinds[] = {"reasoning", "content",  "call",
+                                        "arguments", "call_end", "note"};
+    const size_t n = json_array_size(a->parts);
+    json_t *last = n ? json_array_get(a->parts, n - 1) : NULL, *text;
+    const char *kind = kinds[p->kind];
+    const char *before = json_string_value(json_object_get(last, "kind"));
+    const bool grows = p->kind <= HD_PART_CONTENT || p->kind == HD_PART_ARGUMENTS;
+    if (grows && before && strcmp(before, kind) == 0) {
+        text = json_object_get(last, "text");
+        json_t *longer =
+            json_pack("s%+%", json_string_value(text), json_string_length(text), p->text, p->n);
+        return json_object_set_new(last, "text", longer) == 0;
+    }
+    text = json_stringn(p->text, p->n);
+    json_t *part = json_pack("{s:s, s:o}", "kind", kind, "text", text);
+    const bool call = p->kind >= HD_PART_CALL && p->kind <= HD_PART_CALL_END;
+    if (call) json_object_set_new(part, "call", json_integer(p->call));
+    if (p->kind == HD_PART_CALL_END) json_object_set_new(part, "whole", json_boolean(p->whole));
+    return json_array_append_new(a->parts, part) == 0;
+}
+
+static hd_status take_event(run *r, const hd_event *e, bool json, hd_err *err) {
+    answer *a = &r->answers[e->answer];
+    bool ok = true;
+    for (size_t i = 0; i < e->n_parts && ok; i++) {
+        const hd_part *p = &e->parts[i];
+        if (json) ok = keep_part(a, p);
+        if (p->kind != HD_PART_REASONING && p->kind != HD_PART_CONTENT) continue;
+        ok = ok && change(a, p->kind == HD_PART_REASONING) && say(a, p->text, p->n);
+    }
+    if (a->streams) fflush(stdout);
+    a->end = *e;
+    a->end_ns = hd_now_ns();
+    if (!r->first_ns) r->first_ns = a->end_ns;
+    if (e->end == HD_END_FAILED) return HD_FAIL(err, HD_EDEVICE, "%s", e->why);
+    return ok ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
+}
+
+static hd_status follow(run *r, bool json, hd_err *err) {
+    hd_event e;
+    while (hd_engine_poll(r->engine, &e, -1)) {
+        HD_TRY(take_event(r, &e, json, err));
+        if (e.last) return HD_OK;
+    }
+    return HD_FAIL(err, HD_EDEVICE, "the engine stopped");
+}
+
+/* ---- saying how it went ---- */
 
 static double seconds(int64_t ns) {
     return (double)ns * 1e-9;
 }
 
-static void print_figures(const figures *f) {
-    const double first = seconds(f->first_ns - f->start_ns);
-    const double rest = seconds(f->end_ns - f->first_ns);
-    fprintf(stderr, "\n%d prompt tokens, first token after %.3f s; %d tokens", f->prompt_tokens,
-            first, f->output_tokens);
-    if (f->output_tokens > 1 && rest > 0)
-        fprintf(stderr, " at %.1f/s", (f->output_tokens - 1) / rest);
-    if (f->drafted) fprintf(stderr, "; %d of %d drafts accepted", f->accepted, f->drafted);
-    fprintf(stderr, "; %s\n", end_name(f->end));
+static void print_figures(const run *r) {
+    int32_t tokens = 0, drafted = 0, accepted = 0;
+    int64_t end_ns = r->first_ns;
+    for (int32_t i = 0; i < r->n; i++) {
+        const answer *a = &r->answers[i];
+        tokens += a->end.output_tokens;
+        drafted += a->end.drafted;
+        accepted += a->end.accepted;
+        if (a->end_ns > end_ns) end_ns = a->end_ns;
+    }
+    const double rest = seconds(end_ns - r->first_ns);
+    fprintf(stderr, "\n%d prompt tokens, first token after %.3f s; %d tokens",
+            r->answers[0].end.prompt_tokens, seconds(r->first_ns - r->start_ns), tokens);
+    if (tokens > r->n && rest > 0) fprintf(stderr, " at %.1f/s", (tokens - r->n) / rest);
+    if (drafted) fprintf(stderr, "; %d of %d drafts accepted", accepted, drafted);
+    if (r->n > 1) fprintf(stderr, "; %d answers", r->n);
+    fprintf(stderr, "; %s\n", end_name(r->answers[0].end.end));
 }
 
-static void print_json(const figures *f, const char *text) {
-    json_t *o = json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:f}", "text",
-                          text ? text : "", "finish", end_name(f->end), "prompt_tokens",
-                          f->prompt_tokens, "cached_tokens", f->cached_tokens, "output_tokens",
-                          f->output_tokens, "drafted", f->drafted, "accepted", f->accepted,
-                          "first_token_seconds", seconds(f->first_ns - f->start_ns), "seconds",
-                          seconds(f->end_ns - f->start_ns));
+static void print_json(const run *r, int32_t i) {
+    const answer *a = &r->answers[i];
+    const hd_event *e = &a->end;
+    json_t *o = json_pack(
+        "{s:i, s:s%, s:O, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f}", "answer", i, "text",
+        a->text.n ? a->text.data : "", a->text.n, "parts", a->parts, "finish", end_name(e->end),
+        "prompt_tokens", e->prompt_tokens, "cached_tokens", e->cached_tokens, "output_tokens",
+        e->output_tokens, "reasoning_tokens", e->reasoning_tokens, "drafted", e->drafted,
+        "accepted", e->accepted, "first_token_seconds", seconds(r->first_ns - r->start_ns),
+        "seconds", seconds(a->end_ns - r->start_ns));
     char *dump = json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII);
     puts(dump ? dump : "{}");
     free(dump);
     json_decref(o);
 }
 
-static hd_status generate(const settings *set, const char *prompt, hd_err *err) {
-    static const char *const backends[] = {"cpu", "ref"};
+static void print_run(const run *r, const settings *set) {
+    for (int32_t i = 0; i < r->n; i++) {
+        const answer *a = &r->answers[i];
+        if (set->json) {
+            print_json(r, i);
+        } else if (a->dimmed) {
+            fputs("\033[0m", stdout);
+        } else if (!a->streams) {
+            if (i > 0) fputs("\n\n", stdout);
+            fwrite(a->text.data, 1, a->text.n, stdout);
+        }
+    }
+    if (!set->json && !set->quiet) print_figures(r);
+}
+
+/* ---- the request ---- */
+
+/* Cuts text at every bar; the pieces point into it. */
+static size_t split_choices(char *text, const char **out, size_t max) {
+    size_t n = 0;
+    for (char *at = text; at && n < max; n++) {
+        char *bar = strchr(at, '|');
+        if (bar) *bar++ = '\0';
+        out[n] = at;
+        at = bar;
+    }
+    return n;
+}
+
+typedef struct form_texts {
+    char *text;
+    const char *choices[MAX_CHOICES];
+} form_texts;
+
+static hd_status set_form(hd_generation *g, form_texts *f, const settings *set, hd_err *err) {
+    const int n = (set->schema != NULL) + (set->regex != NULL) + (set->choice != NULL);
+    if (n > 1) return HD_FAIL(err, HD_EINVAL, "give one of --schema, --regex and --choice");
+    if (set->schema) {
+        size_t bytes;
+        HD_TRY(hd_file_read(&f->text, &bytes, set->schema, MAX_PROMPT_BYTES, err));
+        g->form = HD_FORM_JSON_SCHEMA;
+        g->form_text = f->text;
+    } else if (set->regex) {
+        g->form = HD_FORM_REGEX;
+        g->form_text = set->regex;
+    } else if (set->choice) {
+        f->text = strdup(set->choice);
+        if (!f->text) return HD_FAIL(err, HD_ENOMEM, "no memory for choices");
+        g->form = HD_FORM_CHOICE;
+        g->choices = f->choices;
+        g->n_choices = split_choices(f->text, f->choices, MAX_CHOICES);
+    }
+    return HD_OK;
+}
+
+static hd_status submit(run *r, const settings *set, const char *prompt, hd_err *err) {
     char why[600];
-    hd_engine *engine;
-    figures f = {.start_ns = hd_now_ns()};
+    form_texts form = {0};
+    char *messages = set->raw ? NULL : as_messages(set->system, prompt);
+    const bool automatic = set->draft_tokens > HD_MOST_DRAFTS;
+    hd_generation g = {.size = sizeof g,
+                       .text = set->raw ? prompt : NULL,
+                       .messages = messages,
+                       .thinking = set->thinking == 2 ? -1 : set->thinking,
+                       .answers = r->n,
+                       .max_tokens = (int32_t)set->max_tokens,
+                       .max_reasoning = (int32_t)set->max_reasoning,
+                       .draft_tokens = automatic ? HD_DRAFTS_AUTO : set->draft_tokens,
+                       .temperature = (float)set->temperature,
+                       .top_p = (float)set->top_p,
+                       .min_p = (float)set->min_p,
+                       .top_k = (int32_t)set->top_k,
+                       .seed = (uint64_t)set->seed,
+                       .stop = &set->stop,
+                       .n_stop = set->stop != NULL};
+    hd_status st = set_form(&g, &form, set, err);
+    if (st == HD_OK && !hd_engine_submit(r->engine, &g, NULL, why, sizeof why)) {
+        st = HD_FAIL(err, HD_EINVAL, "%s", why);
+    }
+    free(form.text);
+    free(messages);
+    return st;
+}
+
+static hd_status open_run(run *r, const settings *set, hd_err *err) {
+    char why[600];
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = set->model_dir,
                                        .backend = backends[set->backend],
                                        .threads = (int32_t)set->threads,
-                                       .max_running = 1,
+                                       .max_running = r->n,
                                        .max_context = (int32_t)set->context,
                                        .chunk_tokens = (int32_t)set->chunk};
-    const int opened = hd_engine_open(&engine, &options, why, sizeof why);
-    if (opened != 0) return HD_FAIL(err, (hd_status)opened, "%s", why);
-    char *messages = set->raw ? NULL : as_messages(set->system, prompt);
-    const hd_generation g = {.size = sizeof g,
-                             .text = set->raw ? prompt : NULL,
-                             .messages = messages,
-                             .thinking = set->thinking == 0   ? 0
-                                         : set->thinking == 1 ? 1
-                                                              : -1,
-                             .max_tokens = (int32_t)set->max_tokens,
-                             .draft_tokens = (int32_t)set->draft_tokens,
-                             .temperature = (float)set->temperature,
-                             .top_p = (float)set->top_p,
-                             .min_p = (float)set->min_p,
-                             .top_k = (int32_t)set->top_k,
-                             .seed = (uint64_t)set->seed,
-                             .stop = &set->stop,
-                             .n_stop = set->stop != NULL};
-    char *collected = NULL;
-    hd_status st = HD_OK;
-    if (!hd_engine_submit(engine, &g, NULL, why, sizeof why)) {
-        st = HD_FAIL(err, HD_EINVAL, "%s", why);
-    } else if (!follow(engine, set, &f, &collected)) {
-        st = HD_FAIL(err, HD_EDEVICE, "the computation failed");
-    } else if (set->json) {
-        print_json(&f, collected);
-    } else if (!set->quiet) {
-        print_figures(&f);
+    r->start_ns = hd_now_ns();
+    r->answers = calloc((size_t)r->n, sizeof *r->answers);
+    if (!r->answers) return HD_FAIL(err, HD_ENOMEM, "no memory for %d answers", r->n);
+    for (int32_t i = 0; i < r->n; i++) {
+        r->answers[i].streams = !set->json && r->n == 1;
+        r->answers[i].parts = json_array();
     }
-    free(collected);
-    free(messages);
-    hd_engine_close(engine);
+    const int opened = hd_engine_open(&r->engine, &options, why, sizeof why);
+    return opened == 0 ? HD_OK : HD_FAIL(err, (hd_status)opened, "%s", why);
+}
+
+static hd_status generate(const settings *set, const char *prompt, hd_err *err) {
+    run r = {.n = (int32_t)set->n};
+    hd_status st = open_run(&r, set, err);
+    if (st == HD_OK) st = submit(&r, set, prompt, err);
+    if (st == HD_OK) st = follow(&r, set->json, err);
+    if (st == HD_OK) print_run(&r, set);
+    for (int32_t i = 0; r.answers && i < r.n; i++) {
+        json_decref(r.answers[i].parts);
+        hd_bytes_deinit(&r.answers[i].text);
+    }
+    free(r.answers);
+    hd_engine_close(r.engine);
     return st;
 }
 
 int cmd_generate(int argc, char **argv) {
-    static const char *const backends[] = {"cpu", "ref", NULL};
     static const char *const thinking[] = {"auto", "on", "off", NULL};
-    settings set = {.temperature = 0, .top_p = 1};
+    settings set = {.temperature = 0, .top_p = 1, .n = 1};
     const option options[] = {
         with_letter(option_text("prompt", &set.prompt, "TEXT", "what to answer"), 'p'),
         with_letter(option_text("file", &set.file, "FILE", "a file that holds it; - for stdin"),
@@ -185,6 +323,8 @@ int cmd_generate(int argc, char **argv) {
         option_choice("thinking", &set.thinking, thinking, "reason first"),
         option_int("max-tokens", &set.max_tokens, 0, INT32_MAX,
                    "at most; 0: what the context leaves"),
+        option_int("max-reasoning", &set.max_reasoning, 0, INT32_MAX,
+                   "tokens of reasoning, then it is ended; 0: no bound"),
         option_int("context", &set.context, 0, INT32_MAX,
                    "tokens of prompt and answer; 0: 8192"),
         option_real("temperature", &set.temperature, 0, 100, "0: greedy"),
@@ -194,16 +334,23 @@ int cmd_generate(int argc, char **argv) {
                     "tokens of this share of the best one's probability"),
         option_int("seed", &set.seed, 0, INT64_MAX, "of the random numbers"),
         option_text("stop", &set.stop, "TEXT", "end the answer before this text"),
-        option_int("draft-tokens", &set.draft_tokens, 0, 7, "drafts per step by the MTP layer"),
+        option_choice("draft-tokens", &set.draft_tokens, drafts,
+                      "drafts per step by the MTP layer; auto: as many as pay"),
+        option_int("n", &set.n, 1, HD_MAX_ANSWERS, "answers, with seeds that count up"),
+        option_text("schema", &set.schema, "FILE", "the answer is JSON of this schema"),
+        option_text("regex", &set.regex, "PATTERN", "the answer matches this pattern"),
+        option_text("choice", &set.choice, "A|B|C", "the answer is one of these"),
         option_int("chunk", &set.chunk, 0, 1 << 20, "prompt tokens per step; 0: 256"),
         option_int("threads", &set.threads, 0, 1024, "0: one per processor"),
-        option_choice("backend", &set.backend, backends, "the fast one, or the reference"),
-        option_flag("json", &set.json, "print one JSON object with the text and the figures"),
+        option_choice("backend", &set.backend, backends,
+                      "the fast one, the reference, or none"),
+        option_flag("json", &set.json,
+                    "print one JSON object per answer: text, parts, figures"),
         with_letter(option_flag("quiet", &set.quiet, "no figures on standard error"), 'q'),
     };
     const positional model = {"MODEL_DIR", &set.model_dir, false};
     const command_line line = {.command = "generate",
-                               .summary = "Answers one prompt.",
+                               .summary = "Answers a prompt.",
                                .positionals = &model,
                                .n_positionals = 1,
                                .options = options,

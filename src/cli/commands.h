@@ -5,6 +5,8 @@
 /* argv[0] is the command's name. The return value is the program's exit code. */
 typedef int command_fn(int argc, char **argv);
 
+command_fn cmd_bench;
+command_fn cmd_chat;
 command_fn cmd_inspect;
 command_fn cmd_tokenize;
 command_fn cmd_detokenize;

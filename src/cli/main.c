@@ -21,9 +21,12 @@ static const command commands[] = {
     {"detokenize", cmd_detokenize, "DIR < IDS",                    "turn token ids into text"                    },
     {"render",     cmd_render,     "DIR --messages FILE",          "print the prompt text of a conversation"     },
     {"eval",       cmd_eval,       "MODEL_DIR --suite NAME",       "count right answers to a file of tasks"      },
+    {"chat",       cmd_chat,       "MODEL_DIR",                    "talk with a model on the terminal"           },
     {"generate",   cmd_generate,   "MODEL_DIR -p TEXT",            "answer one prompt"                           },
     {"logits",     cmd_logits,     "MODEL_DIR --tokens F --out F",
      "compute the logits of given tokens"                                                                        },
+    {"bench",      cmd_bench,      "throughput|latency MODEL_DIR",
+     "put an engine under a synthetic load"                                                                      },
     {"version",    cmd_version,    "",                             "print the build and what this machine offers"},
 };
 

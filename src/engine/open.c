@@ -6,16 +6,18 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "engine/engine_internal.h"
+#include "weights/safetensors.h"
 
 enum {
     DEFAULT_RUNNING = 16,
     DEFAULT_CONTEXT = 8192,
     DEFAULT_CHUNK = 256,
-    DEFAULT_QUEUE = 1024
+    DEFAULT_QUEUE = 1024,
+    MIN_CHOICES = 64 /* rows of logits: more of them score prompts faster */
 };
 
 typedef struct sizes {
-    int32_t running, context, chunk, step_rows, queue, drafts;
+    int32_t running, context, chunk, step_rows, choice_rows, queue, drafts;
     hd_kv_shape shape;
     int32_t lease_pages, n_pages[HD_N_LIFETIMES], n_snapshots;
 } sizes;
@@ -39,6 +41,7 @@ static sizes choose_sizes(const hd_engine *e, const hd_engine_options *o) {
     z.context = or_default(o->max_context, hd_min_i32(DEFAULT_CONTEXT, e->spec->max_positions));
     z.context = hd_min_i32(z.context, e->spec->max_positions);
     z.step_rows = or_default(o->step_tokens, z.chunk + z.running * HD_MAX_CHOSEN);
+    z.choice_rows = hd_max_i32(z.running * HD_MAX_CHOSEN, hd_min_i32(MIN_CHOICES, z.step_rows));
     z.lease_pages = pages(&z, (int64_t)z.context + HD_MAX_DRAFTS);
     const int64_t kv_tokens = o->kv_tokens > 0 ? o->kv_tokens : 2 * (int64_t)z.context;
     z.n_pages[HD_LIFE_ENTRIES] = hd_max_i32(pages(&z, kv_tokens), z.lease_pages);
@@ -52,18 +55,53 @@ static sizes choose_sizes(const hd_engine *e, const hd_engine_options *o) {
     return z;
 }
 
-static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
-    const char *backend = o->backend ? o->backend : "cpu";
-    const bool ref = strcmp(backend, "ref") == 0;
-    if (!ref && strcmp(backend, "cpu") != 0) {
-        return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, ref", backend);
+/* The tokens that a parser of replies must see even where special tokens are hidden, and
+ * whether the tokenizer has them as tokens, so that plain text cannot forge them. */
+static void find_markers(hd_engine *e) {
+    static const char *const texts[] = {
+        "<think>",
+        "</think>",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+        "｜DSML｜",
+    };
+    bool found[HD_LEN(texts)];
+    _Static_assert(HD_LEN(texts) <= ENGINE_MAX_MARKERS, "all markers have a place");
+    for (size_t i = 0; i < HD_LEN(texts); i++) {
+        const int32_t id = hd_tokenizer_find(e->tokenizer, texts[i], strlen(texts[i]));
+        found[i] = id >= 0 && hd_tokenizer_is_added(e->tokenizer, id);
+        if (found[i]) e->markers[e->n_markers++] = id;
     }
-    HD_TRY(hd_model_spec_open(&e->spec, o->model_dir, err));
-    HD_TRY(hd_tokenizer_open(&e->tokenizer, o->model_dir, err));
+    const hd_reply_format format = hd_reply_format_of(e->encoding);
+    const bool v3 = format == HD_REPLY_V3 || format == HD_REPLY_V31;
+    e->flagged = v3 ? found[2] && found[4] : found[0] && found[1];
+    e->dsml_flagged = found[HD_LEN(texts) - 1];
+}
+
+static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
+    HD_TRY(hd_model_spec_open(&e->spec, model_dir, err));
+    HD_TRY(hd_tokenizer_open(&e->tokenizer, model_dir, err));
     HD_TRY(hd_tokenizer_check_rows(e->tokenizer, e->spec->vocab, err));
-    HD_TRY(hd_chat_detect(&e->encoding, &e->thinks, o->model_dir, err));
+    HD_TRY(hd_chat_detect(&e->encoding, &e->thinks, model_dir, err));
+    find_markers(e);
+    return HD_OK;
+}
+
+static size_t checkpoint_bytes(const hd_weights *w) {
+    const hd_checkpoint *c = hd_weights_checkpoint(w);
+    size_t bytes = 0;
+    for (int32_t i = 0; i < hd_checkpoint_count(c); i++) bytes += hd_checkpoint_at(c, i)->bytes;
+    return bytes;
+}
+
+static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const bool ref = o->backend && strcmp(o->backend, "ref") == 0;
     HD_TRY(hd_weights_open(&e->weights, o->model_dir, e->spec, err));
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
+    e->totals.weight_bytes = checkpoint_bytes(e->weights);
     const hd_cpu_options cpu = {.n_threads = ref ? 1 : o->threads};
     HD_TRY(hd_device_open_cpu(&e->device, &cpu, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
@@ -75,66 +113,159 @@ static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *er
     return HD_OK;
 }
 
+static bool open_mail(engine_mail *m, size_t n) {
+    m->submitted = calloc(n, sizeof *m->submitted);
+    m->cancelled = calloc(2 * n, sizeof *m->cancelled);
+    return m->submitted && m->cancelled;
+}
+
+static void place_tops(hd_engine *e) {
+    hd_alternative *at = e->tops;
+    e->event_post.top = at;
+    for (int32_t i = 0; i < e->cap_posts; i++) e->posts[i].top = at += ENGINE_POST_TOPS;
+    for (int32_t i = 0; i < e->cap_turn_posts; i++) {
+        e->turn_posts[i].top = at += ENGINE_POST_TOPS;
+    }
+}
+
 static hd_status open_mailbox(hd_engine *e, const sizes *z, hd_err *err) {
-    const size_t n = (size_t)z->queue + (size_t)z->running;
-    e->n_records = (int32_t)n;
+    const int64_t living = (int64_t)z->queue + z->running;
+    if (living > ENGINE_MAX_LIVING) {
+        return HD_FAIL(err, HD_EINVAL, "%lld answers that run or wait; at most %d",
+                       (long long)living, ENGINE_MAX_LIVING);
+    }
+    const size_t n = (size_t)living;
+    /* A request whose last event is being shown lives no more, but has its record still. */
+    e->n_records = (int32_t)living + 1;
+    e->max_living = (int32_t)living;
     e->cap_turn_posts = z->running;
     e->cap_posts = 4 * z->running;
-    e->records = calloc(n, sizeof *e->records);
-    e->free = calloc(n, sizeof *e->free);
-    e->submitted = calloc(n, sizeof *e->submitted);
-    e->cancelled = calloc(n, sizeof *e->cancelled);
-    e->inbox = calloc(n, sizeof *e->inbox);
-    e->inbox_cancel = calloc(n, sizeof *e->inbox_cancel);
+    e->records = calloc(n + 1, sizeof *e->records);
+    e->free = calloc(n + 1, sizeof *e->free);
+    e->places = calloc((size_t)z->running, sizeof *e->places);
     e->posts = calloc((size_t)e->cap_posts, sizeof *e->posts);
     e->turn_posts = calloc((size_t)e->cap_turn_posts, sizeof *e->turn_posts);
-    if (!e->records || !e->free || !e->submitted || !e->cancelled || !e->inbox ||
-        !e->inbox_cancel || !e->posts || !e->turn_posts) {
+    e->tops = calloc((size_t)(e->cap_posts + e->cap_turn_posts + 1) * ENGINE_POST_TOPS,
+                     sizeof *e->tops);
+    if (!e->records || !e->free || !e->places || !e->posts || !e->turn_posts || !e->tops ||
+        !open_mail(&e->mail, n) || !open_mail(&e->inbox, n)) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu requests", n);
     }
+    place_tops(e);
     for (int32_t i = 0; i < e->n_records; i++) e->free[i] = e->n_records - 1 - i;
     e->n_free = e->n_records;
     return HD_OK;
 }
 
+static hd_status open_loads(hd_engine *e, hd_err *err) {
+    const int64_t n = (int64_t)e->spec->n_layers * e->spec->route.n_experts;
+    e->n_experts = e->spec->route.n_experts;
+    e->n_loads = (int32_t)n;
+    e->loads = calloc((size_t)n + 1, sizeof *e->loads);
+    e->fresh_loads = calloc((size_t)n + 1, sizeof *e->fresh_loads);
+    if (e->loads && e->fresh_loads) return HD_OK;
+    return HD_FAIL(err, HD_ENOMEM, "no memory for the loads of %lld experts", (long long)n);
+}
+
+static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptance,
+                             hd_err *err) {
+    if (!e->weights) {
+        HD_TRY(hd_null_open(&e->null, e->tokenizer, z->running, z->drafts, err));
+        e->runner = hd_null_runner(e->null);
+        return HD_OK;
+    }
+    HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
+                                           e->spec->eos, e->spec->n_eos, err));
+    const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream};
+    const hd_executor_options x = {
+        .n_slots = z->running,
+        .step_rows = z->step_rows,
+        .positions = z->context + HD_MAX_DRAFTS,
+        .lease_pages = z->lease_pages,
+        .n_pages = {z->n_pages[0], z->n_pages[1]},
+        .n_snapshots = z->n_snapshots,
+        .n_ids = hd_tokenizer_vocab_size(e->tokenizer),
+        .max_drafts = z->drafts,
+        .choice_rows = z->choice_rows,
+        .vocab = e->vocab,
+        .forced_acceptance = forced_acceptance
+    };
+    HD_TRY(hd_executor_open(&e->executor, &env, &x, err));
+    HD_TRY(open_loads(e, err));
+    e->runner = hd_executor_runner(e->executor);
+    e->totals.activation_bytes = hd_executor_bytes(e->executor);
+    const int32_t n_layers = e->spec->n_layers + hd_weights_n_mtp(e->weights);
+    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+        e->totals.kv_bytes +=
+            (size_t)z->n_pages[l] *
+            hd_kv_page_bytes(e->spec, n_layers, (hd_lifetime)l, e->ops.act_bytes, z->drafts);
+    }
+    return HD_OK;
+}
+
+static hd_status open_sched(hd_engine *e, const sizes *z, hd_err *err) {
+    const hd_sched_options s = {
+        .cache = {.page_tokens = z->shape.page_tokens,
+                  .reach = z->shape.reach,
+                  .n_pages = {z->n_pages[0], z->n_pages[1]},
+                  .n_snapshots = z->n_snapshots,
+                  .n_leases = z->running,
+                  .lease_pages = z->lease_pages},
+        .step_rows = z->step_rows,
+        .chunk_rows = z->chunk,
+        .choice_rows = z->choice_rows,
+        .queue_limit = z->queue + z->running,
+        .max_positions = z->context
+    };
+    const hd_runner runner = engine_runner(e);
+    const hd_sched_hooks hooks = engine_hooks(e);
+    e->totals.max_running = z->running;
+    e->totals.max_context = z->context;
+    e->totals.page_tokens = z->shape.page_tokens;
+    e->totals.snapshots = z->n_snapshots;
+    return hd_sched_open(&e->sched, &s, &runner, &hooks, err);
+}
+
 static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    const char *backend = o->backend ? o->backend : "cpu";
+    const bool null = strcmp(backend, "null") == 0;
     if (o->size != sizeof *o) {
         return HD_FAIL(err, HD_EINVAL, "hd_engine_options of %zu bytes; this library knows %zu",
                        o->size, sizeof *o);
     }
-    HD_TRY(open_model(e, o, err));
+    if (!null && strcmp(backend, "ref") != 0 && strcmp(backend, "cpu") != 0) {
+        return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, ref, null", backend);
+    }
+    if (!(o->forced_acceptance >= 0 && o->forced_acceptance <= HD_MAX_DRAFTS)) {
+        return HD_FAIL(err, HD_EINVAL, "forced_acceptance is %g; must be 0 to %d",
+                       (double)o->forced_acceptance, HD_MAX_DRAFTS);
+    }
+    e->forced_acceptance = o->forced_acceptance > 0;
+    if (null && e->forced_acceptance) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
+    }
+    HD_TRY(open_text(e, o->model_dir, err));
+    e->drafts = !o->no_drafts;
+    if (!null) HD_TRY(open_model(e, o, err));
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
-    const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream};
-    const hd_executor_options x = {
-        .n_slots = z.running,
-        .step_rows = z.step_rows,
-        .positions = z.context + HD_MAX_DRAFTS,
-        .lease_pages = z.lease_pages,
-        .n_pages = {z.n_pages[0], z.n_pages[1]},
-        .n_snapshots = z.n_snapshots,
-        .n_ids = hd_tokenizer_vocab_size(e->tokenizer),
-        .max_drafts = z.drafts
-    };
-    HD_TRY(hd_executor_open(&e->executor, &env, &x, err));
-    const hd_sched_options s = {
-        .cache = {.page_tokens = z.shape.page_tokens,
-                  .reach = z.shape.reach,
-                  .n_pages = {z.n_pages[0], z.n_pages[1]},
-                  .n_snapshots = z.n_snapshots,
-                  .n_leases = z.running,
-                  .lease_pages = z.lease_pages},
-        .step_rows = z.step_rows,
-        .chunk_rows = z.chunk,
-        .queue_limit = z.queue + z.running,
-        .max_positions = z.context
-    };
-    const hd_runner runner = hd_executor_runner(e->executor);
-    const hd_sched_hooks hooks = engine_hooks(e);
-    HD_TRY(hd_sched_open(&e->sched, &s, &runner, &hooks, err));
+    HD_TRY(engine_forms_open(&e->forms, err));
+    HD_TRY(open_runner(e, &z, o->forced_acceptance, err));
+    HD_TRY(open_sched(e, &z, err));
     HD_TRY(open_mailbox(e, &z, err));
-    e->stats.activation_bytes = hd_executor_bytes(e->executor);
     return engine_start(e, err);
+}
+
+static void open_locks(hd_engine *e) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->wake, &monotonic);
+    pthread_cond_init(&e->posted, &monotonic);
+    pthread_cond_init(&e->taken, NULL);
+    pthread_cond_init(&e->read, NULL);
+    pthread_condattr_destroy(&monotonic);
 }
 
 int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
@@ -145,10 +276,7 @@ int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
     if (!e) {
         HD_FAIL(&err, HD_ENOMEM, "no memory for an engine");
     } else {
-        pthread_mutex_init(&e->lock, NULL);
-        pthread_cond_init(&e->mail, NULL);
-        pthread_cond_init(&e->posted, NULL);
-        pthread_cond_init(&e->taken, NULL);
+        open_locks(e);
         if (open_all(e, options, &err) == HD_OK) {
             *out = e;
             return 0;
@@ -159,30 +287,49 @@ int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
     return (int)err.code;
 }
 
+static void close_mail(engine_mail *m) {
+    free(m->submitted);
+    free(m->cancelled);
+}
+
+static void close_mailbox(hd_engine *e) {
+    for (int32_t i = 0; i < e->n_posts; i++) {
+        free(e->posts[(e->first_post + i) % e->cap_posts].why);
+    }
+    free(e->records);
+    free(e->free);
+    free(e->places);
+    free(e->posts);
+    free(e->turn_posts);
+    free(e->tops);
+    free(e->loads);
+    free(e->fresh_loads);
+    close_mail(&e->mail);
+    close_mail(&e->inbox);
+}
+
 void hd_engine_close(hd_engine *e) {
     if (!e) return;
     engine_stop(e);
+    engine_drop_shown(e);
     for (int32_t i = 0; e->records && i < e->n_records; i++) {
         if (e->records[i].id) engine_drop_record(e, &e->records[i]);
     }
     hd_sched_close(e->sched);
     hd_executor_close(e->executor);
+    hd_null_close(e->null);
+    hd_grammar_vocab_close(e->vocab);
+    engine_forms_close(e->forms);
     hd_stream_close(e->stream);
     hd_device_close(e->device);
     hd_weights_close(e->weights);
     hd_tokenizer_close(e->tokenizer);
     hd_model_spec_close(e->spec);
-    free(e->records);
-    free(e->free);
-    free(e->submitted);
-    free(e->cancelled);
-    free(e->inbox);
-    free(e->inbox_cancel);
-    free(e->posts);
-    free(e->turn_posts);
-    pthread_cond_destroy(&e->mail);
+    close_mailbox(e);
+    pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->posted);
     pthread_cond_destroy(&e->taken);
+    pthread_cond_destroy(&e->read);
     pthread_mutex_destroy(&e->lock);
     free(e);
 }

@@ -4,76 +4,211 @@
 #include <stdlib.h>
 #include <string.h>
 
-hd_status hd_output_init(hd_output *o, const hd_tokenizer *t, const char *const *stop,
-                         size_t n_stop, hd_err *err) {
-    *o = (hd_output){0};
-    hd_detokenizer_init(&o->detokenizer, t, true);
-    o->stop = calloc(n_stop + 1, sizeof *o->stop);
-    o->stop_len = calloc(n_stop + 1, sizeof *o->stop_len);
-    if (!o->stop || !o->stop_len) goto fail;
-    for (size_t i = 0; i < n_stop; i++) {
-        o->stop_len[i] = strlen(stop[i]);
-        o->stop[i] = malloc(o->stop_len[i] + 1);
-        if (!o->stop[i]) goto fail;
-        o->n_stop++;
-        memcpy(o->stop[i], stop[i], o->stop_len[i] + 1);
+static bool is_text(hd_part_kind kind) {
+    return kind == HD_PART_REASONING || kind == HD_PART_CONTENT;
+}
+
+/* ---- parts ---- */
+
+static bool grow(hd_output *o) {
+    const size_t cap = o->cap_parts ? 2 * o->cap_parts : 8;
+    hd_output_part *parts = realloc(o->parts, cap * sizeof *parts);
+    if (parts) o->parts = parts;
+    hd_part *shown = realloc(o->shown, cap * sizeof *shown);
+    if (shown) o->shown = shown;
+    if (!parts || !shown) return false;
+    o->cap_parts = cap;
+    return true;
+}
+
+static bool continues(const hd_output *o, const hd_output_part *p) {
+    if (o->n_parts == 0 || !(is_text(p->kind) || p->kind == HD_PART_ARGUMENTS)) return false;
+    const hd_output_part *before = &o->parts[o->n_parts - 1];
+    return before->kind == p->kind && before->call == p->call;
+}
+
+static void add(hd_output *o, hd_output_part p, const char *text, size_t n) {
+    p.at = o->text.n;
+    p.n = n;
+    if (hd_bytes_append(&o->text, text, n, NULL) != HD_OK) {
+        o->out_of_memory = true;
+    } else if (continues(o, &p)) {
+        o->parts[o->n_parts - 1].n += n;
+    } else if (o->n_parts < o->cap_parts || grow(o)) {
+        o->parts[o->n_parts++] = p;
+    } else {
+        o->out_of_memory = true;
     }
-    return HD_OK;
-
-fail:
-    hd_output_deinit(o);
-    return HD_FAIL(err, HD_ENOMEM, "no memory for %zu stop strings", n_stop);
 }
 
-void hd_output_deinit(hd_output *o) {
-    for (size_t i = 0; o->stop && i < o->n_stop; i++) free(o->stop[i]);
-    free(o->stop);
-    free(o->stop_len);
-    hd_bytes_deinit(&o->text);
-    *o = (hd_output){0};
+static void on_reply(void *user, const hd_reply_event *e) {
+    static const hd_part_kind kinds[] = {
+        [HD_REPLY_REASONING] = HD_PART_REASONING, [HD_REPLY_CONTENT] = HD_PART_CONTENT,
+        [HD_REPLY_CALL_BEGIN] = HD_PART_CALL,     [HD_REPLY_ARGUMENTS] = HD_PART_ARGUMENTS,
+        [HD_REPLY_CALL_END] = HD_PART_CALL_END,   [HD_REPLY_NOTE] = HD_PART_NOTE};
+    const bool call = e->kind == HD_REPLY_CALL_BEGIN || e->kind == HD_REPLY_ARGUMENTS ||
+                      e->kind == HD_REPLY_CALL_END;
+    const hd_output_part p = {.kind = kinds[e->kind],
+                              .call = call ? e->call : 0,
+                              .whole =
+                                  e->kind == HD_REPLY_CALL_END && e->end == HD_REPLY_COMPLETE};
+    const char *text = e->text ? e->text : "";
+    size_t n = e->text ? e->n : 0;
+    if (e->kind == HD_REPLY_NOTE) {
+        text = hd_reply_note_text(e->note);
+        n = strlen(text);
+    }
+    add(user, p, text, n);
 }
 
-/* Where the earliest stop string begins; text->n when there is none. */
-static size_t find_stop(const hd_output *o) {
-    for (size_t at = 0; at < o->text.n; at++) {
-        for (size_t i = 0; i < o->n_stop; i++) {
-            if (o->stop_len[i] <= o->text.n - at &&
-                memcmp(o->text.data + at, o->stop[i], o->stop_len[i]) == 0) {
-                return at;
-            }
+/* ---- stop strings ---- */
+
+/* Where in text[n] the stop string begins that ends first; n when there is none. */
+static size_t find_stop(const hd_output_rules *r, const char *text, size_t n,
+                        const char **out) {
+    size_t begin = n, first_end = n + 1;
+    for (size_t i = 0; i < r->n_stop; i++) {
+        const size_t k = strlen(r->stop[i]);
+        for (size_t end = k; end <= n && end < first_end; end++) {
+            if (memcmp(text + end - k, r->stop[i], k) != 0) continue;
+            first_end = end;
+            begin = end - k;
+            *out = r->stop[i];
         }
     }
-    return o->text.n;
+    return begin;
 }
 
-/* How much of the end of the text is the beginning of a stop string. */
+/* Cuts everything behind the first stop string. */
+static void cut_at_stop(hd_output *o) {
+    for (size_t i = o->n_scanned; i < o->n_parts && !o->stop; i++) {
+        hd_output_part *p = &o->parts[i];
+        o->n_scanned = i; /* the last part may still grow */
+        if (!is_text(p->kind)) continue;
+        const size_t begin = find_stop(o->rules, o->text.data + p->at, p->n, &o->stop);
+        if (!o->stop) continue;
+        p->n = begin + (o->rules->keep_stop ? strlen(o->stop) : 0);
+        o->n_parts = i + 1;
+        o->text.n = p->at + p->n;
+    }
+}
+
+/* How much of the end of the last part is the beginning of a stop string. */
 static size_t held_back(const hd_output *o) {
+    if (o->n_parts == 0 || !is_text(o->parts[o->n_parts - 1].kind)) return 0;
+    const hd_output_part *p = &o->parts[o->n_parts - 1];
+    const char *end = o->text.data + p->at + p->n;
     size_t most = 0;
-    for (size_t i = 0; i < o->n_stop; i++) {
-        size_t k = o->stop_len[i] - 1 < o->text.n ? o->stop_len[i] - 1 : o->text.n;
-        for (; k > most; k--) {
-            if (memcmp(o->text.data + o->text.n - k, o->stop[i], k) == 0) most = k;
+    for (size_t i = 0; i < o->rules->n_stop; i++) {
+        const size_t len = strlen(o->rules->stop[i]);
+        for (size_t k = len - 1 < p->n ? len - 1 : p->n; k > most; k--) {
+            if (memcmp(end - k, o->rules->stop[i], k) == 0) most = k;
         }
     }
     return most;
 }
 
-hd_status hd_output_push(hd_output *o, const int32_t *tokens, size_t n, bool last,
-                         size_t *n_ready, bool *stopped, hd_err *err) {
-    *n_ready = 0;
-    *stopped = false;
-    for (size_t i = 0; i < n; i++) {
-        HD_TRY(hd_detokenizer_push(&o->detokenizer, tokens[i], &o->text, err));
+/* ---- the way through ---- */
+
+hd_status hd_output_init(hd_output *o, const hd_output_rules *rules, hd_err *err) {
+    *o = (hd_output){.rules = rules};
+    hd_detokenizer_init(&o->detokenizer, rules->tokenizer, !rules->keep_special);
+    return rules->parse ? hd_reply_open(&o->reply, rules->parse, on_reply, o, err) : HD_OK;
+}
+
+void hd_output_deinit(hd_output *o) {
+    hd_reply_close(o->reply);
+    hd_bytes_deinit(&o->text);
+    free(o->parts);
+    free(o->shown);
+    *o = (hd_output){0};
+}
+
+static bool listed(const int32_t *ids, int32_t n, int32_t token) {
+    for (int32_t i = 0; i < n; i++) {
+        if (ids[i] == token) return true;
     }
-    if (last) HD_TRY(hd_detokenizer_finish(&o->detokenizer, &o->text, err));
-    const size_t stop = find_stop(o);
-    *stopped = stop < o->text.n;
-    if (*stopped) o->text.n = stop;
-    *n_ready = *stopped || last ? o->text.n : o->text.n - held_back(o);
+    return false;
+}
+
+/* An end of sequence that does not end this answer is shown or dropped like any other special
+ * token, and hidden from the parser, for which it would be the end. */
+static hd_status parse(hd_output *o, int32_t token, hd_err *err) {
+    const hd_output_rules *r = o->rules;
+    size_t n;
+    const uint8_t *piece = hd_tokenizer_piece(r->tokenizer, token, &n);
+    const bool eos = listed(r->eos, r->n_eos, token);
+    const bool marker = !eos && listed(r->markers, r->n_markers, token);
+    const bool hidden =
+        !marker && !r->keep_special && hd_tokenizer_is_special(r->tokenizer, token);
+    const bool special = marker || (!eos && hd_tokenizer_is_added(r->tokenizer, token));
+    if (!hidden) HD_TRY(hd_reply_feed(o->reply, piece, n, special, err));
+    if (hd_reply_in_reasoning(o->reply)) o->n_reasoning++;
     return HD_OK;
 }
 
-void hd_output_take(hd_output *o, size_t n) {
-    o->text.n -= n;
-    if (n && o->text.n) memmove(o->text.data, o->text.data + n, o->text.n);
+static hd_status settle(hd_output *o, hd_err *err) {
+    if (o->out_of_memory) return HD_FAIL(err, HD_ENOMEM, "no memory for the text of an answer");
+    if (o->rules->n_stop) cut_at_stop(o);
+    return HD_OK;
+}
+
+/* Detokenized text as content; whatever the detokenizer appends becomes the last part's. */
+static void add_decoded(hd_output *o, hd_bytes *decoded) {
+    if (decoded->n)
+        add(o, (hd_output_part){.kind = HD_PART_CONTENT}, decoded->data, decoded->n);
+    hd_bytes_deinit(decoded);
+}
+
+hd_status hd_output_push(hd_output *o, int32_t token, hd_err *err) {
+    if (o->reply) {
+        HD_TRY(parse(o, token, err));
+    } else {
+        hd_bytes decoded = {0};
+        const hd_status st = hd_detokenizer_push(&o->detokenizer, token, &decoded, err);
+        add_decoded(o, &decoded);
+        HD_TRY(st);
+    }
+    return settle(o, err);
+}
+
+hd_status hd_output_finish(hd_output *o, hd_reply_finish_reason reason, hd_err *err) {
+    if (o->stop) return HD_OK;
+    if (o->reply) {
+        HD_TRY(hd_reply_finish(o->reply, reason, err));
+    } else {
+        hd_bytes decoded = {0};
+        const hd_status st = hd_detokenizer_finish(&o->detokenizer, &decoded, err);
+        add_decoded(o, &decoded);
+        HD_TRY(st);
+    }
+    return settle(o, err);
+}
+
+void hd_output_show(hd_output *o, bool last) {
+    o->held = last || o->stop ? 0 : held_back(o);
+    o->n_shown = 0;
+    for (size_t i = 0; i < o->n_parts; i++) {
+        const hd_output_part *p = &o->parts[i];
+        const size_t n = p->n - (i + 1 == o->n_parts ? o->held : 0);
+        if (n == 0 && (is_text(p->kind) || p->kind == HD_PART_ARGUMENTS)) continue;
+        o->shown[o->n_shown++] = (hd_part){.kind = p->kind,
+                                           .call = p->call,
+                                           .whole = p->whole,
+                                           .text = o->text.data ? o->text.data + p->at : "",
+                                           .n = n};
+    }
+}
+
+void hd_output_taken(hd_output *o) {
+    if (o->held) {
+        hd_output_part p = o->parts[o->n_parts - 1];
+        memmove(o->text.data, o->text.data + o->text.n - o->held, o->held);
+        p.at = 0;
+        p.n = o->held;
+        o->parts[0] = p;
+    }
+    o->n_parts = o->held ? 1 : 0;
+    o->text.n = o->held;
+    o->n_scanned = o->n_shown = o->held = 0;
 }

@@ -1,29 +1,62 @@
-/* output.h - chosen tokens become text that may be shown.
+/* output.h - chosen tokens become the parts of an answer that may be shown.
  *
- * Detokenizes incrementally and looks for stop strings across token borders: text that could
- * still become a stop string is held back, and nothing behind a stop string ever leaves. */
+ * Tokens go through the parser of replies, or straight to content, and then past the stop
+ * strings. Those see reasoning and content as shown, each run of either by itself, and never
+ * the markup, names or arguments of calls. Text that could still become a stop string is held
+ * back while its run may go on; nothing behind a stop string ever leaves. The stop string that
+ * ends first wins, so the result does not depend on how tokens cut the text. */
 #ifndef HD_ENGINE_OUTPUT_H
 #define HD_ENGINE_OUTPUT_H
 
+#include "hadal.h"
+#include "text/reply.h"
 #include "text/tokenizer.h"
 
-typedef struct hd_output {
-    hd_detokenizer detokenizer;
-    hd_bytes text;    /* decoded and not shown yet */
-    char **stop;      /* [n_stop] owned */
-    size_t *stop_len; /* [n_stop] */
+/* What the outputs of all answers to one request share; outlives them. */
+typedef struct hd_output_rules {
+    const hd_tokenizer *tokenizer;
+    const hd_reply_options *parse; /* NULL: all text is content */
+    const int32_t *markers;        /* [n_markers] special tokens that the parser wants to see */
+    int32_t n_markers;
+    const int32_t *eos; /* [n_eos] end-of-sequence tokens that may come before the end */
+    int32_t n_eos;
+    char *const *stop; /* [n_stop] none empty */
     size_t n_stop;
+    bool keep_special, keep_stop;
+} hd_output_rules;
+
+typedef struct hd_output_part { /* its text is text.data[at, at + n) */
+    hd_part_kind kind;
+    int32_t call;
+    bool whole;
+    size_t at, n;
+} hd_output_part;
+
+typedef struct hd_output {
+    const hd_output_rules *rules;
+    hd_reply *reply; /* or NULL */
+    hd_detokenizer detokenizer;
+    hd_bytes text; /* of the parts */
+    hd_output_part *parts;
+    hd_part *shown; /* [cap_parts] */
+    size_t n_parts, n_shown, cap_parts, n_scanned;
+    size_t held;      /* bytes at the end of the last part that were not shown */
+    const char *stop; /* the stop string that was found, or NULL; then nothing follows */
+    int32_t n_reasoning;
+    bool out_of_memory;
 } hd_output;
 
-hd_status hd_output_init(hd_output *o, const hd_tokenizer *t, const char *const *stop,
-                         size_t n_stop, hd_err *err);
+/* o must stay where it is until hd_output_deinit(). */
+hd_status hd_output_init(hd_output *o, const hd_output_rules *rules, hd_err *err);
 void hd_output_deinit(hd_output *o); /* an all-zero one is fine */
 
-/* Decodes tokens[n]. Then the first *n_ready bytes of o->text may be shown and taken with
- * hd_output_take. True in *stopped: a stop string was found; the text before it is what is
- * ready, and the rest is gone. last: nothing follows, so nothing is held back. */
-hd_status hd_output_push(hd_output *o, const int32_t *tokens, size_t n, bool last,
-                         size_t *n_ready, bool *stopped, hd_err *err);
-void hd_output_take(hd_output *o, size_t n);
+hd_status hd_output_push(hd_output *o, int32_t token, hd_err *err);
+
+/* No token follows. */
+hd_status hd_output_finish(hd_output *o, hd_reply_finish_reason reason, hd_err *err);
+
+/* What may be shown now: o->shown[o->n_shown], valid until hd_output_taken(). */
+void hd_output_show(hd_output *o, bool last);
+void hd_output_taken(hd_output *o);
 
 #endif

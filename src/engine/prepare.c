@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/progress.h"
 #include "engine/engine_internal.h"
 
@@ -10,50 +11,112 @@ enum { MAX_STOP_STRINGS = 16, MAX_STOP_BYTES = 256, MAX_STOP_TOKENS = 64 };
 
 /* ---- the prompt ---- */
 
-static hd_status encode_messages(hd_engine *e, const hd_generation *g, hd_ids *out,
+static bool wants_no_calls(const hd_generation *g) {
+    return g->tool_choice && strcmp(g->tool_choice, "none") == 0;
+}
+
+/* Tools that must not be called are not shown to the model. */
+hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_generation *g,
+                           const hd_conversation *conversation, hd_err *err) {
+    hd_conversation c = *conversation;
+    if (wants_no_calls(g)) c.tools = NULL;
+    const hd_chat_options options = {.encoding = e->encoding,
+                                     .thinking = g->thinking ? g->thinking > 0 : e->thinks,
+                                     .effort = (hd_chat_effort)g->effort};
+    return hd_chat_render(out, &c, &options, err);
+}
+
+static bool ends_with_think(const hd_chat_prompt *p) {
+    static const char think[] = "<think>";
+    const size_t k = sizeof think - 1;
+    size_t n = p->n;
+    while (n && (p->text[n - 1] == '\n' || p->text[n - 1] == ' ')) n--;
+    return n >= k && memcmp(p->text + n - k, think, k) == 0;
+}
+
+/* All that is offered: by the request, and by its system messages. */
+static hd_status collect_tools(engine_record *r, const hd_conversation *c, hd_err *err) {
+    r->tools = json_array();
+    bool ok = r->tools && (!c->tools || json_array_extend(r->tools, c->tools) == 0);
+    for (int32_t i = 0; ok && i < c->n; i++) {
+        json_t *tools = c->messages[i].tools;
+        if (tools) ok = json_array_extend(r->tools, tools) == 0;
+    }
+    if (!ok) return HD_FAIL(err, HD_ENOMEM, "no memory for the tools of a request");
+    return hd_reply_tools_init(&r->reply_tools, r->tools, err);
+}
+
+/* How the reply to a rendered prompt is taken apart. */
+static hd_status set_parsing(const hd_engine *e, engine_record *r, const hd_generation *g,
+                             const hd_conversation *c, const hd_chat_prompt *prompt,
+                             hd_err *err) {
+    r->is_chat = true;
+    r->starts_in_reasoning = ends_with_think(prompt);
+    if (!wants_no_calls(g)) HD_TRY(collect_tools(r, c, err));
+    if (g->unparsed) return HD_OK;
+    r->parse = (hd_reply_options){.format = hd_reply_format_of(e->encoding),
+                                  .starts_in_reasoning = r->starts_in_reasoning,
+                                  .parse_tools = r->reply_tools.n_tools > 0,
+                                  .flagged = e->flagged,
+                                  .dsml_flagged = e->dsml_flagged,
+                                  .tools = r->reply_tools.tools,
+                                  .n_tools = r->reply_tools.n_tools};
+    r->rules.parse = &r->parse;
+    return HD_OK;
+}
+
+static hd_status encode_conversation(hd_engine *e, engine_record *r, const hd_generation *g,
+                                     const hd_conversation *c, hd_err *err) {
+    hd_chat_prompt prompt = {0};
+    hd_status st = hd_engine_render(e, &prompt, g, c, err);
+    if (st == HD_OK) st = set_parsing(e, r, g, c, &prompt, err);
+    if (st == HD_OK) {
+        st = hd_tokenizer_encode_spans(e->tokenizer, prompt.text, prompt.n, prompt.spans,
+                                       (size_t)prompt.n_spans, &r->prompt, err);
+    }
+    hd_chat_prompt_deinit(&prompt);
+    return st;
+}
+
+static hd_status encode_messages(hd_engine *e, engine_record *r, const hd_generation *g,
                                  hd_err *err) {
     json_t *messages = NULL, *tools = NULL;
     hd_conversation conversation = {0};
-    hd_chat_prompt prompt = {0};
-    const hd_chat_options options = {.encoding = e->encoding,
-                                     .thinking = g->thinking ? g->thinking > 0 : e->thinks};
     hd_status st =
         hd_chat_parse_json(&messages, g->messages, strlen(g->messages), "messages", err);
     if (st == HD_OK && g->tools) {
         st = hd_chat_parse_json(&tools, g->tools, strlen(g->tools), "tools", err);
     }
     if (st == HD_OK) st = hd_chat_parse(&conversation, messages, tools, NULL, false, err);
-    if (st == HD_OK) st = hd_chat_render(&prompt, &conversation, &options, err);
-    if (st == HD_OK) {
-        st = hd_tokenizer_encode_spans(e->tokenizer, prompt.text, prompt.n, prompt.spans,
-                                       (size_t)prompt.n_spans, out, err);
-    }
-    hd_chat_prompt_deinit(&prompt);
+    if (st == HD_OK) st = encode_conversation(e, r, g, &conversation, err);
     hd_conversation_deinit(&conversation);
     json_decref(messages);
     json_decref(tools);
     return st;
 }
 
-static hd_status encode_prompt(hd_engine *e, const hd_generation *g, hd_ids *out, hd_err *err) {
-    const int given = (g->tokens != NULL) + (g->text != NULL) + (g->messages != NULL);
+static hd_status encode_prompt(hd_engine *e, engine_record *r, const hd_generation *g,
+                               const hd_conversation *conversation, hd_err *err) {
+    const bool messages = g->messages || conversation;
+    const int given = (g->tokens != NULL) + (g->text != NULL) + messages;
     if (given != 1) {
         return HD_FAIL(err, HD_EINVAL, "give one of tokens, text and messages; %d are given",
                        given);
     }
-    out->max = (size_t)e->max_context;
-    if (g->messages) return encode_messages(e, g, out, err);
+    r->prompt.max = (size_t)e->max_context;
+    if (conversation) return encode_conversation(e, r, g, conversation, err);
+    if (messages) return encode_messages(e, r, g, err);
     if (g->text) {
         const uint32_t bos = hd_tokenizer_adds_bos(e->tokenizer) ? HD_ENCODE_BOS : 0;
         return hd_tokenizer_encode(e->tokenizer, g->text, strlen(g->text),
-                                   HD_ENCODE_SPECIAL | bos, out, err);
+                                   HD_ENCODE_SPECIAL | bos, &r->prompt, err);
     }
     for (size_t i = 0; i < g->n_tokens; i++) {
         if (g->tokens[i] >= 0 && g->tokens[i] < e->spec->vocab) continue;
         return HD_FAIL(err, HD_EINVAL, "tokens[%zu] is %d; must be 0 to %d", i, g->tokens[i],
                        e->spec->vocab - 1);
     }
-    return hd_ids_append(out, g->tokens, g->n_tokens, err);
+    return hd_ids_append(&r->prompt, g->tokens, g->n_tokens, err);
 }
 
 /* ---- numbers ---- */
@@ -71,17 +134,25 @@ static hd_status check_numbers(const hd_engine *e, const hd_generation *g, hd_er
     HD_TRY(check_range("repetition_penalty", g->repetition_penalty, 0, 100, err));
     HD_TRY(check_range("presence_penalty", g->presence_penalty, -100, 100, err));
     HD_TRY(check_range("frequency_penalty", g->frequency_penalty, -100, 100, err));
+    HD_TRY(check_range("relaxed_delta", g->relaxed_delta, 0, 1, err));
     const struct {
         const char *name;
         int64_t value, low, high;
     } counts[] = {
-        {"top_k",                       g->top_k,                  0, INT32_MAX       },
-        {"max_tokens",                  g->max_tokens,             0, INT32_MAX       },
-        {"min_tokens",                  g->min_tokens,             0, INT32_MAX       },
-        {"draft_tokens",                g->draft_tokens,           0, HD_MAX_DRAFTS   },
-        {"the number of biased tokens", (int64_t)g->n_bias,        0, HD_MAX_BIAS / 2 },
-        {"the number of stop strings",  (int64_t)g->n_stop,        0, MAX_STOP_STRINGS},
-        {"the number of stop tokens",   (int64_t)g->n_stop_tokens, 0, MAX_STOP_TOKENS }
+        {"top_k",                       g->top_k,                  0,              INT32_MAX          },
+        {"max_tokens",                  g->max_tokens,             0,              INT32_MAX          },
+        {"min_tokens",                  g->min_tokens,             0,              INT32_MAX          },
+        {"draft_tokens",                g->draft_tokens,           HD_DRAFTS_AUTO, HD_MAX_DRAFTS      },
+        {"max_reasoning",               g->max_reasoning,          0,              INT32_MAX          },
+        {"relaxed_top",                 g->relaxed_top,            0,              HD_MAX_ALTERNATIVES},
+        {"top_logprobs",                g->top_logprobs,           0,              HD_MAX_ALTERNATIVES},
+        {"prompt_logprobs_from",        g->prompt_logprobs_from,   0,              INT32_MAX          },
+        {"form",                        (int64_t)g->form,          0,              HD_FORM_CHOICE     },
+        {"thinking",                    g->thinking,               -1,             1                  },
+        {"effort",                      g->effort,                 0,              HD_EFFORT_MAX      },
+        {"the number of biased tokens", (int64_t)g->n_bias,        0,              HD_MAX_BIAS / 2    },
+        {"the number of stop strings",  (int64_t)g->n_stop,        0,              MAX_STOP_STRINGS   },
+        {"the number of stop tokens",   (int64_t)g->n_stop_tokens, 0,              MAX_STOP_TOKENS    }
     };
     for (size_t i = 0; i < HD_LEN(counts); i++) {
         if (counts[i].value >= counts[i].low && counts[i].value <= counts[i].high) continue;
@@ -133,9 +204,9 @@ static hd_status collect_stops(hd_engine *e, engine_record *r, const hd_generati
     return HD_OK;
 }
 
-static void set_choosing(engine_record *r, const hd_generation *g) {
-    r->choosing = (hd_choosing){
-        .params = {.seed = g->seed,
+static void set_choosing(const engine_record *r, const hd_generation *g, int32_t answer) {
+    r->answers[answer].choosing = (hd_choosing){
+        .params = {.seed = g->seed + (uint64_t)answer,
                    .temperature = g->temperature,
                    .top_p = g->top_p,
                    .min_p = g->min_p,
@@ -146,19 +217,71 @@ static void set_choosing(engine_record *r, const hd_generation *g) {
                    .n_bias = (int32_t)g->n_bias,
                    .n_ban = g->min_tokens ? r->request.n_stop : 0,
                    .ban_until = r->n_prompt + g->min_tokens,
+                   .n_top = g->top_logprobs,
                    .logprob = true},
         .bias = r->bias,
-        .ban = r->ban
+        .ban = r->ban,
+        .guide = r->steered ? &r->guide : NULL
     };
 }
 
-hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g, hd_err *err) {
-    if (g->size != sizeof *g) {
-        return HD_FAIL(err, HD_EINVAL, "hd_generation of %zu bytes; this library knows %zu",
-                       g->size, sizeof *g);
+static hd_status copy_stop_strings(engine_record *r, const hd_generation *g, hd_err *err) {
+    r->stop = calloc(g->n_stop + 1, sizeof *r->stop);
+    for (size_t i = 0; r->stop && i < g->n_stop; i++) {
+        r->stop[i] = strdup(g->stop[i]);
+        if (!r->stop[i]) break;
+        r->rules.n_stop = i + 1;
     }
+    r->rules.stop = r->stop;
+    if (r->stop && r->rules.n_stop == g->n_stop) return HD_OK;
+    return HD_FAIL(err, HD_ENOMEM, "no memory for %zu stop strings", g->n_stop);
+}
+
+static hd_status open_answers(hd_engine *e, engine_record *r, const hd_generation *g,
+                              hd_err *err) {
+    const int32_t n = g->answers ? g->answers : 1;
+    r->rules.tokenizer = e->tokenizer;
+    r->rules.markers = e->markers;
+    r->rules.n_markers = e->n_markers;
+    r->rules.eos = e->spec->eos;
+    r->rules.n_eos = e->spec->n_eos;
+    r->rules.keep_special = g->keep_special;
+    r->rules.keep_stop = g->keep_stop;
+    HD_TRY(copy_stop_strings(r, g, err));
+    r->answers = calloc((size_t)n, sizeof *r->answers);
+    if (!r->answers) return HD_FAIL(err, HD_ENOMEM, "no memory for %d answers", n);
+    r->n_answers = n;
+    for (int32_t i = 0; i < n; i++) {
+        set_choosing(r, g, i);
+        HD_TRY(hd_output_init(&r->answers[i].output, &r->rules, err));
+    }
+    return HD_OK;
+}
+
+/* ---- scores ---- */
+
+static hd_status set_scores(const hd_engine *e, engine_record *r, const hd_generation *g,
+                            hd_err *err) {
+    r->n_top = g->top_logprobs;
+    if (!e->executor && (g->top_logprobs || g->prompt_logprobs)) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "the null backend has no model to give top_logprobs and prompt_logprobs");
+    }
+    const int32_t from = hd_max_i32(g->prompt_logprobs_from, 1);
+    if (!g->prompt_logprobs || from >= r->n_prompt) return HD_OK;
+    const size_t n = (size_t)(r->n_prompt - from);
+    r->score_from = from;
+    r->scores = calloc(n, sizeof *r->scores);
+    r->score_top = calloc(n * (size_t)r->n_top + 1, sizeof *r->score_top);
+    if (r->scores && r->score_top) return HD_OK;
+    return HD_FAIL(err, HD_ENOMEM, "no memory for the scores of %zu prompt tokens", n);
+}
+
+hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g,
+                         const hd_conversation *conversation, hd_err *err) {
     HD_TRY(check_numbers(e, g, err));
-    HD_TRY(encode_prompt(e, g, &r->prompt, err));
+    HD_TRY(encode_prompt(e, r, g, conversation, err));
     r->n_prompt = (int32_t)r->prompt.n;
     const int32_t room = e->max_context - r->n_prompt;
     if (r->n_prompt < 1) return HD_FAIL(err, HD_EINVAL, "the prompt is empty");
@@ -167,17 +290,20 @@ hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g,
                        "%d prompt tokens and %d output tokens exceed the context of %d",
                        r->n_prompt, g->max_tokens ? g->max_tokens : 1, e->max_context);
     }
-    r->request = (hd_request){.id = r->id,
-                              .prompt = r->prompt.ids,
+    r->priority = g->priority;
+    r->on_event = g->on_event;
+    r->user = g->user;
+    r->submitted_ns = hd_now_ns();
+    r->request = (hd_request){.prompt = r->prompt.ids,
                               .n_prompt = r->n_prompt,
                               .max_new = g->max_tokens ? g->max_tokens : room,
                               .priority = g->priority,
                               .draft_tokens = e->drafts ? g->draft_tokens : 0,
                               .salt = g->salt};
-    if (g->queue_timeout_ns > 0) {
-        r->request.queue_until_ns = hd_now_ns() + g->queue_timeout_ns;
-    }
+    if (g->queue_timeout_ns > 0)
+        r->request.queue_until_ns = r->submitted_ns + g->queue_timeout_ns;
     HD_TRY(collect_stops(e, r, g, err));
-    set_choosing(r, g);
-    return hd_output_init(&r->output, e->tokenizer, g->stop, g->n_stop, err);
+    HD_TRY(set_scores(e, r, g, err));
+    HD_TRY(engine_steer(e, r, g, err));
+    return open_answers(e, r, g, err);
 }

@@ -9,6 +9,7 @@
 #include "kv/cache.h"
 #include "model/model.h"
 #include "ops/ops.h"
+#include "text/grammar.h"
 
 typedef struct hd_executor hd_executor;
 
@@ -19,17 +20,38 @@ typedef struct hd_executor_options {
     int32_t lease_pages; /* page table entries of one sequence */
     int32_t n_pages[HD_N_LIFETIMES];
     int32_t n_snapshots;
-    int32_t n_ids;      /* token ids that may be chosen; at most the vocabulary */
-    int32_t max_drafts; /* 0: the MTP layer is not run */
+    int32_t n_ids;       /* token ids that may be chosen; at most the vocabulary */
+    int32_t max_drafts;  /* 0: the MTP layer is not run */
+    int32_t choice_rows; /* logits rows of one step: chosen and scored; 0: all slots' choices */
+    const hd_grammar_vocab *vocab; /* of the masks; NULL: no request has a guide */
+    float forced_acceptance; /* drafts accepted per step on average, for benchmarks, which have
+                                no guides then; 0: the model's own verdict */
 } hd_executor_options;
 
 enum { HD_MAX_BIAS = 1024 }; /* biased and banned tokens of one request */
 
-/* What a request asks of the sampler; bias and ban are copied. */
+/* What steers a reply beside its numbers. It goes through these in order: reasoning, the forced
+ * tokens, then text of the grammar. Ids that a tokenizer does not have are -1. A reply that does
+ * not begin inside the reasoning may enter it by its first token, if think is given. */
+typedef struct hd_guide {
+    bool reasoning;         /* the reply begins inside the reasoning */
+    int32_t think, unthink; /* the tokens that begin and end reasoning */
+    int32_t max_reasoning;  /* tokens before unthink is forced; 0: no bound */
+    const int32_t *forced;  /* [n_forced] tokens that come next, whatever the model says */
+    int32_t n_forced;
+    const hd_grammar *grammar; /* of the tokens that follow, or NULL: free */
+    int32_t relaxed_top;       /* inside reasoning a draft also stands when it is among this */
+    float relaxed_delta;       /* many tokens and at most this less probable than the first */
+} hd_guide;
+
+/* What a request asks of the sampler. bias and ban are copied; guide and what it points at stay
+ * the caller's and must outlive the slot's use. */
 typedef struct hd_choosing {
-    hd_sampling params;        /* counts_row, bias_at, ban_at are filled in by the executor */
+    hd_sampling params; /* counts_row, bias_at, ban_at, relaxed_top and relaxed_delta are filled
+                           in by the executor */
     const hd_logit_bias *bias; /* [params.n_bias] */
     const int32_t *ban;        /* [params.n_ban] ids forbidden before params.ban_until */
+    const hd_guide *guide;     /* NULL: none */
 } hd_choosing;
 
 /* env must outlive the executor. */
@@ -44,5 +66,9 @@ void hd_executor_enter(hd_executor *x, int32_t slot, const hd_choosing *choosing
 hd_runner hd_executor_runner(hd_executor *x);
 
 size_t hd_executor_bytes(const hd_executor *x); /* activations and sampling state */
+
+/* Rows every routed expert has computed so far, load[layer * n_experts + expert] of the spec's
+ * n_layers (not the MTP layer's), read from the device; on the step thread. */
+hd_status hd_executor_read_experts(hd_executor *x, int64_t *load, hd_err *err);
 
 #endif

@@ -16,7 +16,7 @@ typedef struct layer_pool {
     size_t page_bytes;
 } layer_pool;
 
-enum { STATE_MAIN = HD_N_POOLS, STATE_INDEX, N_CONTENTS }; /* behind the pools of kv.h */
+enum { STATE_MAIN = HD_N_POOL_KINDS, STATE_INDEX, N_CONTENTS }; /* behind the pools of kv.h */
 
 typedef struct layer_kv {
     layer_pool pools[N_CONTENTS];

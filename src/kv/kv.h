@@ -23,7 +23,7 @@ typedef enum hd_pool_kind {
     HD_POOL_INDEX,      /* indexer keys: per token (V3.2) or per CSA entry (V4) */
     HD_POOL_COMPRESSED, /* V4: one entry per compress_ratio tokens */
     HD_POOL_RECENT,     /* V4: one raw vector per token */
-    HD_N_POOLS
+    HD_N_POOL_KINDS
 } hd_pool_kind;
 
 typedef struct hd_kv hd_kv;

@@ -40,16 +40,21 @@ static void route(const model_step *s, int32_t layer) {
 }
 
 static void dispatch(const model_step *s, int32_t layer) {
-    const hd_route_rule *rule = &s->m->env.spec->route;
+    const hd_model_spec *c = s->m->env.spec;
+    const hd_route_rule *rule = &c->route;
     model_acts *t = s->t;
-    (void)layer;
-    s->m->env.ops->permute(s->m->env.stream, &(hd_permute_args){.offset = t->offset,
-                                                                .assignment = t->assignment,
-                                                                .place = t->place,
-                                                                .expert = t->expert,
-                                                                .rows = s->b->n_rows,
-                                                                .top_k = rule->top_k,
-                                                                .n_experts = rule->n_experts});
+    int64_t *rows = s->m->expert_rows;
+    const bool counts = layer < c->n_layers;
+    s->m->env.ops->permute(
+        s->m->env.stream,
+        &(hd_permute_args){.offset = t->offset,
+                           .assignment = t->assignment,
+                           .place = t->place,
+                           .expert = t->expert,
+                           .load = counts ? rows + (int64_t)layer * rule->n_experts : NULL,
+                           .rows = s->b->n_rows,
+                           .top_k = rule->top_k,
+                           .n_experts = rule->n_experts});
 }
 
 /* out = x W_e^T for every sorted place; rows of x are tokens, or places themselves. */

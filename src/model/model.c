@@ -10,6 +10,8 @@ static void place_all(hd_model *m, hd_arena *a) {
     const size_t pairs = (size_t)m->env.spec->rope_dim / 2;
     m->freq = hd_arena_take(a, pairs * sizeof(float), 64);
     m->freq_compress = hd_arena_take(a, pairs * sizeof(float), 64);
+    const size_t experts = (size_t)m->env.spec->n_layers * (size_t)m->env.spec->route.n_experts;
+    m->expert_rows = experts ? hd_arena_take(a, experts * sizeof *m->expert_rows, 64) : NULL;
     for (int32_t i = 0; i < m->n_micro; i++) model_place_acts(&m->acts[i], a, m);
 }
 
@@ -94,6 +96,10 @@ size_t hd_model_bytes(const hd_model *m) {
 
 const float *hd_model_logits(const hd_model *m, int32_t micro) {
     return m->acts[micro].logits;
+}
+
+const int64_t *hd_model_expert_rows(const hd_model *m) {
+    return m->expert_rows;
 }
 
 const model_stage *model_attention_stages(const hd_layer_spec *layer) {

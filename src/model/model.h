@@ -57,4 +57,8 @@ void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int
 
 const float *hd_model_logits(const hd_model *m, int32_t micro);
 
+/* Rows that every expert of the spec's layers has computed since open, [n_layers, n_experts],
+ * zero in dense layers; device memory, NULL without experts. Drafts are not counted. */
+const int64_t *hd_model_expert_rows(const hd_model *m);
+
 #endif

@@ -48,6 +48,7 @@ struct hd_model {
     int32_t n_micro;
     float softmax_scale, index_scale, rope_scale;
     float *freq, *freq_compress; /* [pairs] device memory */
+    int64_t *expert_rows;        /* [layers, experts] device memory; or NULL without experts */
     void *block;
     size_t bytes;
     model_acts acts[HD_MAX_MICRO];

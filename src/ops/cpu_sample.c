@@ -127,7 +127,7 @@ static void make_scores(row_state *r) {
     const bool masked = a->mask && a->mask_row[r->row] >= 0;
     const int32_t n_ban = a->position[r->row] < p->ban_until ? p->n_ban : 0;
     r->y = r->logits;
-    if (!masked && n_ban == 0 && p->n_bias == 0 && !ops_has_penalty(p)) return;
+    if (!masked && n_ban == 0 && p->n_bias == 0 && !hd_has_penalty(p)) return;
     float *y = r->changed;
     memcpy(y, r->logits, (size_t)a->n_ids * sizeof *y);
     for (int32_t i = 0; i < p->n_bias; i++) {
@@ -142,7 +142,7 @@ static void make_scores(row_state *r) {
         const int64_t words = ((int64_t)a->vocab + 31) / 32;
         apply_mask(y, a->mask + a->mask_row[r->row] * words, a->n_ids);
     }
-    if (ops_has_penalty(p)) apply_penalties(r, y);
+    if (hd_has_penalty(p)) apply_penalties(r, y);
     r->y = y;
 }
 
@@ -338,23 +338,25 @@ static void list_top(const row_state *r, top_list *l) {
     }
 }
 
-static uint64_t raw_total(const row_state *r, float max) {
-    const int32_t vocab = r->a->vocab;
+/* Of all x by the softmax at temperature 1. */
+static uint64_t total_weight(const ops_kernels *k, const float *x, int32_t n, float max) {
     float z[TILE];
     uint64_t weight[TILE], total = 0;
-    for (int32_t t = 0; t < n_tiles(vocab); t++) {
-        const int32_t n = tile_size(vocab, t);
-        r->k->weigh(z, weight, r->logits + (int64_t)t * TILE, n, max, 1.0f);
-        for (int32_t i = 0; i < n; i++) total += weight[i];
+    for (int32_t t = 0; t < n_tiles(n); t++) {
+        const int32_t size = tile_size(n, t);
+        k->weigh(z, weight, x + (int64_t)t * TILE, size, max, 1.0f);
+        for (int32_t i = 0; i < size; i++) total += weight[i];
     }
     return total;
 }
 
 static void report(const row_state *r, float raw_max, int32_t token) {
     const hd_sample_args *a = r->a;
-    if (!r->p->logprob && r->p->n_top <= 0) return;
-    const double log_total = ops_log_total(raw_max, raw_total(r, raw_max));
-    if (r->p->logprob) a->logprob[r->row] = (float)((double)r->logits[token] - log_total);
+    const bool own = r->p->logprob || ops_given(a, r->row) >= 0;
+    if (!own && r->p->n_top <= 0) return;
+    const double log_total =
+        ops_log_total(raw_max, total_weight(r->k, r->logits, a->vocab, raw_max));
+    if (own) a->logprob[r->row] = (float)((double)r->logits[token] - log_total);
     if (r->p->n_top <= 0) return;
     top_list l = {.size = r->p->n_top};
     list_top(r, &l);
@@ -365,7 +367,51 @@ static void report(const row_state *r, float raw_max, int32_t token) {
     }
 }
 
+/* ---- relaxed drafts ---- */
+
+/* How many scores come before a token's in their order; at least `enough` when that many. */
+static int32_t rank_of(const row_state *r, int32_t id, int32_t enough) {
+    const float y = r->y[id];
+    int32_t rank = 0;
+    for (int32_t t = 0; rank < enough && t < n_tiles(r->a->n_ids); t++) {
+        if (r->tile_max[t] < y) continue;
+        const int32_t first = t * TILE, n = tile_size(r->a->n_ids, t);
+        const float *part = r->y + first;
+        for (int32_t i = 0; i < n; i++) {
+            rank += (part[i] > y) | ((part[i] == y) & (first + i < id));
+        }
+    }
+    return rank;
+}
+
+/* Whether the draft behind the row stands although another token might be chosen. */
+static bool stands(const row_state *r, int32_t draft) {
+    if (r->y[draft] == -INFINITY) return false;
+    if (rank_of(r, draft, r->p->relaxed_top) >= r->p->relaxed_top) return false;
+    float z;
+    uint64_t weight;
+    r->k->weigh(&z, &weight, r->y + draft, 1, r->max, 1.0f);
+    return ops_is_near(weight, total_weight(r->k, r->y, r->a->n_ids, r->max),
+                       r->p->relaxed_delta);
+}
+
 /* ---- rows ---- */
+
+/* Neither given nor broken: the scores decide. */
+static int32_t choose_by_score(row_state *r) {
+    const hd_sample_args *a = r->a;
+    const int32_t draft = ops_relaxed_draft(a, r->row);
+    make_scores(r);
+    if (r->y != r->logits) r->max = survey(r->k, r->y, a->n_ids, r->tile_max);
+    if (r->max == INFINITY) return HD_TOKEN_BROKEN;
+    if (r->max == -INFINITY) return HD_TOKEN_NONE;
+    if (draft >= 0 && stands(r, draft)) return draft;
+    if (r->p->temperature <= 0.0f || r->p->top_k == 1) {
+        return first_max(r->y, r->tile_max, r->max);
+    }
+    r->inverse = ops_inverse_temperature(r->p->temperature);
+    return draw(r);
+}
 
 static int32_t choose(row_state *r) {
     const hd_sample_args *a = r->a;
@@ -373,14 +419,9 @@ static int32_t choose(row_state *r) {
     r->max = survey(r->k, r->logits, a->n_ids, r->tile_max);
     const float raw_max = r->max > rest ? r->max : rest;
     if (raw_max == INFINITY) return HD_TOKEN_BROKEN;
-    make_scores(r);
-    if (r->y != r->logits) r->max = survey(r->k, r->y, a->n_ids, r->tile_max);
-    if (r->max == INFINITY) return HD_TOKEN_BROKEN;
-    if (r->max == -INFINITY) return HD_TOKEN_NONE;
-    const bool greedy = r->p->temperature <= 0.0f || r->p->top_k == 1;
-    if (!greedy) r->inverse = ops_inverse_temperature(r->p->temperature);
-    const int32_t token = greedy ? first_max(r->y, r->tile_max, r->max) : draw(r);
-    report(r, raw_max, token);
+    const int32_t given = ops_given(a, r->row);
+    const int32_t token = given >= 0 ? given : choose_by_score(r);
+    if (token >= 0) report(r, raw_max, token);
     return token;
 }
 

@@ -122,6 +122,9 @@ void hd_permute_ref(hd_stream *s, const hd_permute_args *a) {
     }
     memmove(a->offset + 1, a->offset, (size_t)a->n_experts * sizeof *a->offset);
     a->offset[0] = 0;
+    for (int32_t e = 0; a->load && e < a->n_experts; e++) {
+        a->load[e] += a->offset[e + 1] - a->offset[e];
+    }
 }
 
 int32_t ops_next_choice(const int32_t *place, int32_t top_k, int32_t after) {

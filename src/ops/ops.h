@@ -215,6 +215,7 @@ typedef struct hd_permute_args {
     int32_t *assignment;   /* [rows * top_k] the assignment at each sorted place */
     int32_t *place;        /* [rows * top_k] the sorted place of each assignment */
     const int32_t *expert; /* [rows, top_k] */
+    int64_t *load;         /* [n_experts] grows by the places of each; or NULL */
     int32_t rows, top_k, n_experts;
 } hd_permute_args;
 
@@ -309,13 +310,21 @@ typedef struct hd_sampling {
     float presence_penalty;   /* 0: off; tokens of the output */
     float frequency_penalty;  /* 0: off; times each occurs in the output */
     int32_t top_k;            /* 0: off */
-    int32_t counts_row;       /* of the counts table; read with a penalty only */
+    int32_t counts_row;       /* of the counts table; see hd_has_penalty() */
     int32_t bias_at, n_bias;  /* its entries of the pool; they add up */
     int32_t ban_at, n_ban;    /* tokens forbidden before position ban_until, as entries of */
     int32_t ban_until;        /* the pool whose values do not count: end tokens, min_tokens */
     int32_t n_top;            /* alternatives to report, <= HD_MAX_TOP_LOGPROBS */
     bool logprob;             /* report the token's own */
+    int32_t relaxed_top;      /* see hd_sample_args.draft; either 0: off */
+    float relaxed_delta;
 } hd_sampling;
+
+/* Whether the row of counts is read at all. */
+static inline bool hd_has_penalty(const hd_sampling *p) {
+    return (p->repetition_penalty != 0.0f && p->repetition_penalty != 1.0f) ||
+           p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
+}
 
 /* A row of counts: in how many places of the output a token is, and whether the prompt has it.
  * Counts stop at the largest that fits. */
@@ -338,7 +347,12 @@ typedef struct hd_count_tokens_args {
  * Ids from n_ids on have no token: never chosen, never listed. A row that fails says so in its
  * token, and its other outputs are not written; the rest of the step is not touched.
  * Drafts of a request that went in up to row r, input[r - n_drafted[r] + 1 .. r], are not in
- * its counts yet and are counted as output for this row. They are below n_ids. */
+ * its counts yet and are counted as output for this row. They are below n_ids.
+ *
+ * A row with a given token takes it as it is and reports its log-probability in any case. A row
+ * with a draft (below n_ids) takes that instead of choosing, if it is one of the relaxed_top
+ * largest scores after penalties, before the temperature, and its probability by the softmax of
+ * those scores is at least the largest one's less relaxed_delta; it must be allowed. */
 typedef struct hd_sample_args {
     int32_t *token;            /* [rows] or HD_TOKEN_NONE, HD_TOKEN_BROKEN */
     float *logprob;            /* [rows] written where asked for */
@@ -354,6 +368,8 @@ typedef struct hd_sample_args {
     const uint16_t *counts;    /* [*, vocab] of count_tokens, or NULL without penalties */
     const int32_t *input;      /* [rows] the token that went into each row */
     const int32_t *n_drafted;  /* [rows] see above, or NULL: no drafts */
+    const int32_t *given;      /* [rows] below vocab, -1: choose; or NULL: all choose */
+    const int32_t *draft;      /* [rows] -1: none; or NULL: none */
     int32_t rows, vocab, n_ids;
 } hd_sample_args;
 

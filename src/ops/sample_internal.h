@@ -71,14 +71,27 @@ static inline void ops_weigh(float *restrict z, uint64_t *restrict weight,
     for (int32_t i = 0; i < n; i++) weight[i] = ops_weight(z[i]);
 }
 
-/* max + log(total), where total sums the weights relative to max. */
+/* max + log(total), where total sums the weights relative to max; 0 where nothing is possible,
+ * so that everything stays -inf. */
 static inline double ops_log_total(float max, uint64_t total) {
-    return (double)max + log((double)total * 0x1p-40);
+    return total ? (double)max + log((double)total * 0x1p-40) : 0.0;
 }
 
-static inline bool ops_has_penalty(const hd_sampling *p) {
-    return (p->repetition_penalty != 0.0f && p->repetition_penalty != 1.0f) ||
-           p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f;
+/* The token that a row takes without choosing, or -1. */
+static inline int32_t ops_given(const hd_sample_args *a, int32_t row) {
+    return a->given ? a->given[row] : -1;
+}
+
+/* The draft that a row may take instead of choosing, or -1. */
+static inline int32_t ops_relaxed_draft(const hd_sample_args *a, int32_t row) {
+    const hd_sampling *p = &a->params[a->slot[row]];
+    return a->draft && p->relaxed_top > 0 && p->relaxed_delta > 0.0f ? a->draft[row] : -1;
+}
+
+/* Whether a token's probability is at least that of the largest one less delta; weights are
+ * relative to the largest, at temperature 1. */
+static inline bool ops_is_near(uint64_t weight, uint64_t total, float delta) {
+    return (double)weight + (double)delta * (double)total >= 0x1p40;
 }
 
 /* The score of a token that is in the output `output` times, and in prompt or output. */

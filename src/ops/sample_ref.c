@@ -30,7 +30,7 @@ static float score(const hd_sample_args *a, int32_t row, int32_t id) {
         if (a->bias[p->bias_at + i].id == id) y += a->bias[p->bias_at + i].value;
     }
     if (!is_allowed(a, row, id)) return -INFINITY;
-    if (!ops_has_penalty(p)) return y;
+    if (!hd_has_penalty(p)) return y;
     const uint16_t count = a->counts[(int64_t)p->counts_row * a->vocab + id];
     int32_t output = count & HD_COUNT_OUTPUT;
     for (int32_t i = 0; a->n_drafted && i < a->n_drafted[row]; i++) {
@@ -113,19 +113,36 @@ static int32_t draw(const hd_sampling *p, int32_t position, candidate *c, int32_
     return c[i].id;
 }
 
+/* Whether the draft behind the row stands although another token might be chosen. */
+static bool stands(const hd_sampling *p, int32_t draft, const candidate *c, int32_t n) {
+    const candidate *own = NULL, *first = &c[0];
+    int32_t rank = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (c[i].id == draft) own = &c[i];
+        if (by_score(&c[i], first)) first = &c[i];
+    }
+    for (int32_t i = 0; own && i < n; i++) rank += by_score(&c[i], own);
+    return own && rank < p->relaxed_top &&
+           ops_is_near(weight(own, first->y, 1.0f), total_weight(c, n, first->y, 1.0f),
+                       p->relaxed_delta);
+}
+
 static int32_t choose(hd_stream *s, const hd_sample_args *a, int32_t row) {
     const hd_sampling *p = &a->params[a->slot[row]];
+    const int32_t given = ops_given(a, row), draft = ops_relaxed_draft(a, row);
     candidate *c = hd_stream_scratch(s, 0, (size_t)a->vocab * sizeof *c);
     int32_t n = 0;
     for (int32_t id = 0; id < a->vocab; id++) {
         if (is_broken(a->logits[(int64_t)row * a->vocab + id])) return HD_TOKEN_BROKEN;
     }
+    if (given >= 0) return given;
     for (int32_t id = 0; id < a->n_ids; id++) {
         const float y = score(a, row, id);
         if (is_broken(y)) return HD_TOKEN_BROKEN;
         if (y > -INFINITY) c[n++] = (candidate){y, id};
     }
     if (n == 0) return HD_TOKEN_NONE;
+    if (draft >= 0 && stands(p, draft, c, n)) return draft;
     return p->temperature > 0.0f ? draw(p, a->position[row], c, n) : greedy(c, n);
 }
 
@@ -143,13 +160,14 @@ static int32_t next_best(const float *x, int32_t n_ids, int32_t last) {
 static void report(const hd_sample_args *a, int32_t row) {
     const hd_sampling *p = &a->params[a->slot[row]];
     const float *x = a->logits + (int64_t)row * a->vocab;
-    if (!p->logprob && p->n_top <= 0) return;
+    const bool own = p->logprob || ops_given(a, row) >= 0;
+    if (!own && p->n_top <= 0) return;
     float max = x[0];
     uint64_t total = 0;
     for (int32_t id = 1; id < a->vocab; id++) max = x[id] > max ? x[id] : max;
     for (int32_t id = 0; id < a->vocab; id++) total += ops_weight(ops_scaled(x[id], max, 1.0f));
     const double log_total = ops_log_total(max, total);
-    if (p->logprob) a->logprob[row] = (float)((double)x[a->token[row]] - log_total);
+    if (own) a->logprob[row] = (float)((double)x[a->token[row]] - log_total);
     for (int32_t i = 0, id = -1; i < p->n_top; i++) {
         const int64_t at = (int64_t)row * HD_MAX_TOP_LOGPROBS + i;
         if (i == 0 || id >= 0) id = next_best(x, a->n_ids, id);

@@ -27,6 +27,10 @@ struct hd_sched {
     sched_seq **worker; /* the request behind each work */
     hd_chosen *chosen;
     int32_t n_works, n_rows;
+    int32_t n_choices; /* rows of the step that choose or score */
+    sched_drafts drafts;
+    bool timed; /* the last turn ran a step of decoding alone, and nothing but it took time */
+    int64_t last_ns;
     hd_sched_stats stats;
 };
 
@@ -44,6 +48,10 @@ static hd_status check_options(const hd_sched_options *o, hd_err *err) {
         return HD_FAIL(err, HD_EINVAL,
                        "a step of %d rows cannot hold %d running requests with %d drafts each",
                        o->step_rows, c->n_leases, HD_MAX_DRAFTS);
+    }
+    if (o->choice_rows && o->choice_rows < c->n_leases * HD_MAX_CHOSEN) {
+        return HD_FAIL(err, HD_EINVAL, "%d running requests cannot choose at %d rows",
+                       c->n_leases, o->choice_rows);
     }
     if (c->n_pages[HD_LIFE_ENTRIES] < c->lease_pages) {
         return HD_FAIL(err, HD_EINVAL, "%d kv pages cannot hold one sequence of %d pages",
@@ -64,6 +72,8 @@ hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
     hd_sched *s = calloc(1, sizeof *s);
     if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for a scheduler");
     s->o = *options;
+    if (!s->o.choice_rows) s->o.choice_rows = (int32_t)n * HD_MAX_CHOSEN;
+    sched_drafts_init(&s->drafts);
     s->runner = *runner;
     s->hooks = *hooks;
     s->running = calloc(n, sizeof(sched_seq *));
@@ -104,6 +114,29 @@ void hd_sched_close(hd_sched *s) {
 
 /* ---- coming and going ---- */
 
+static sched_seq *find(const hd_sched *s, uint64_t id) {
+    for (int32_t i = 0; i < s->n_running; i++) {
+        if (s->running[i]->r.id == id) return s->running[i];
+    }
+    return sched_queue_find(&s->waiting, id);
+}
+
+/* The leader's pages are there for all as soon as it is past its prompt. */
+static void follow(sched_seq *q, sched_seq *leader) {
+    if (!leader || leader->n_tokens > leader->r.n_prompt) return;
+    q->leader = leader;
+    leader->n_followers++;
+}
+
+static void let_followers_go(hd_sched *s, sched_seq *leader) {
+    for (sched_seq *q = s->waiting.first; q && leader->n_followers; q = q->next) {
+        if (q->leader != leader) continue;
+        q->leader = NULL;
+        leader->n_followers--;
+        s->blocked = false;
+    }
+}
+
 hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err) {
     const int64_t longest = (int64_t)r->n_prompt + r->max_new;
     const int64_t room =
@@ -124,21 +157,14 @@ hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err) {
     HD_TRY(sched_seq_open(&q, r, err));
     q->arrival = s->arrivals++;
     q->r.draft_tokens = hd_min_i32(q->r.draft_tokens, HD_MAX_DRAFTS);
-    if (!s->waiting.first || sched_before(q, s->waiting.first)) s->blocked = false;
+    if (r->follows) follow(q, find(s, r->follows));
+    if (!s->waiting.last || sched_before(q, s->waiting.last)) s->blocked = false;
     sched_queue_put(&s->waiting, q);
     return HD_OK;
 }
 
-static sched_seq *find_running(const hd_sched *s, uint64_t id) {
-    for (int32_t i = 0; i < s->n_running; i++) {
-        if (s->running[i]->r.id == id) return s->running[i];
-    }
-    return NULL;
-}
-
 void hd_sched_cancel(hd_sched *s, uint64_t id) {
-    sched_seq *q = find_running(s, id);
-    if (!q) q = sched_queue_find(&s->waiting, id);
+    sched_seq *q = find(s, id);
     if (q) q->cancelled = true;
 }
 
@@ -164,6 +190,8 @@ static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
     } else {
         sched_queue_take(&s->waiting, q);
     }
+    if (q->leader) q->leader->n_followers--;
+    let_followers_go(s, q);
     s->stats.finished++;
     s->hooks.event(s->hooks.ctx, e);
     sched_seq_close(q);
@@ -171,6 +199,12 @@ static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
 
 static void finish_without_tokens(hd_sched *s, sched_seq *q, hd_finish why) {
     hd_sched_event e = {.id = q->r.id, .finish = why, .n_cached = q->n_cached};
+    finish(s, q, &e);
+}
+
+static void fail(hd_sched *s, sched_seq *q, hd_status status) {
+    hd_sched_event e = {
+        .id = q->r.id, .finish = HD_FINISH_ERROR, .status = status, .n_cached = q->n_cached};
     finish(s, q, &e);
 }
 
@@ -188,11 +222,20 @@ static void listen(hd_sched *s, int64_t now_ns) {
     }
 }
 
+void hd_sched_listen(hd_sched *s, int64_t now_ns) {
+    s->timed = false;
+    listen(s, now_ns);
+}
+
 static void retract(hd_sched *s, sched_seq *q) {
     leave(s, q, false);
     q->r.queue_until_ns = 0; /* it was admitted in time */
     sched_queue_put(&s->waiting, q);
     s->stats.retracted++;
+}
+
+void hd_sched_retract_all(hd_sched *s) {
+    while (s->n_running) retract(s, s->running[s->n_running - 1]);
 }
 
 /* ---- admission ---- */
@@ -215,10 +258,21 @@ static bool fits(const hd_sched *s, const sched_seq *q, int32_t hit) {
     return chunk + 1 + s->n_running <= window;
 }
 
+/* Prompt tokens that wait for their score. The next one is scored by the row before it. */
+static int32_t unscored(const sched_seq *q) {
+    return q->r.score_from ? q->r.n_prompt - q->r.score_from - q->n_scored : 0;
+}
+
+static int32_t next_scored(const sched_seq *q) {
+    return q->r.score_from + q->n_scored;
+}
+
+/* Scores want rows that are computed, so a hit must end before the first of those. */
 static bool admit_one(hd_sched *s, sched_seq *q) {
     const int32_t slot = s->free_slots[s->n_free_slots - 1];
+    const int32_t usable = unscored(q) > 0 ? next_scored(q) : q->n_tokens;
     int32_t hit;
-    if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, q->n_tokens, &hit) != HD_OK) {
+    if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, usable, &hit) != HD_OK) {
         return false;
     }
     if (!fits(s, q, hit)) {
@@ -239,9 +293,18 @@ static bool admit_one(hd_sched *s, sched_seq *q) {
     return true;
 }
 
+/* The first in the queue that waits for nobody's prompt. */
+static sched_seq *next_to_admit(const hd_sched *s) {
+    sched_seq *q = s->waiting.first;
+    while (q && q->leader) q = q->next;
+    return q;
+}
+
 static void admit(hd_sched *s) {
-    while (!s->blocked && s->waiting.first && s->n_free_slots) {
-        s->blocked = !admit_one(s, s->waiting.first);
+    while (!s->blocked && s->n_free_slots) {
+        sched_seq *q = next_to_admit(s);
+        if (!q) return;
+        s->blocked = !admit_one(s, q);
     }
 }
 
@@ -258,7 +321,8 @@ static bool make_room(hd_sched *s, sched_seq *q, int32_t n_tokens) {
     return true;
 }
 
-static void add_work(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_choose) {
+static void add_work(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_choose,
+                     int32_t n_score) {
     const int32_t slot = q->slot;
     s->worker[s->n_works] = q;
     s->works[s->n_works++] = (hd_work){
@@ -267,49 +331,81 @@ static void add_work(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_choose) 
         .n = rows,
         .start = q->n_done,
         .n_choose = n_choose,
+        .n_score = n_score,
         .after = n_choose ? -1 : q->tokens[q->n_done + rows],
-        .want_drafts = n_choose ? q->r.draft_tokens : 0,
+        .want_drafts = n_choose ? q->want_drafts : 0,
         .pages = {hd_cache_table(s->cache, slot, HD_LIFE_ENTRIES),
                   hd_cache_table(s->cache, slot, HD_LIFE_WINDOW)},
         .n_pages = s->o.cache.lease_pages
     };
     s->n_rows += rows;
+    s->n_choices += n_choose + n_score;
 }
 
 /* The last chosen token and its drafts. Pages reach as far as the drafts of the next step. */
-static bool add_decode(hd_sched *s, sched_seq *q) {
+static void add_decode(hd_sched *s, sched_seq *q) {
     const int32_t left = q->r.n_prompt + q->r.max_new - q->n_tokens;
     q->n_drafts = hd_min_i32(q->n_drafts, left - 1); /* more could not be used */
     const int32_t rows = 1 + q->n_drafts;
-    if (!make_room(s, q, q->n_done + rows + q->r.draft_tokens)) return false;
-    add_work(s, q, rows, rows);
-    return true;
+    if (make_room(s, q, q->n_done + rows + q->want_drafts)) add_work(s, q, rows, rows, 0);
 }
 
-static bool add_chunk(hd_sched *s, sched_seq *q, int32_t budget) {
+/* How many of the next rows score a token, if that many of the prompt are computed. */
+static int32_t scored_by(const sched_seq *q, int32_t rows) {
+    const int32_t left = unscored(q);
+    const int32_t before = next_scored(q) - 1 - q->n_done; /* rows that score nothing yet */
+    return left > 0 ? hd_max_i32(0, hd_min_i32(left, rows - before)) : 0;
+}
+
+/* others: requests behind it that may each choose at one row of this step. */
+static void add_chunk(hd_sched *s, sched_seq *q, int32_t budget, int32_t others) {
     const int32_t pending = q->n_tokens - q->n_done;
-    const int32_t rows = hd_min_i32(hd_min_i32(pending, s->o.chunk_rows), budget);
+    int32_t rows = hd_min_i32(hd_min_i32(pending, s->o.chunk_rows), budget);
+    const int32_t excess = scored_by(q, rows) - (s->o.choice_rows - s->n_choices - others - 1);
+    if (excess > 0) rows -= excess;
+    if (rows <= 0) return; /* more important scores fill the step */
     const bool last = rows == pending;
-    if (!make_room(s, q, q->n_done + rows + (last ? q->r.draft_tokens : 0))) return false;
-    add_work(s, q, rows, last ? 1 : 0);
-    return true;
+    if (!make_room(s, q, q->n_done + rows + (last ? q->want_drafts : 0))) return;
+    add_work(s, q, rows, last ? 1 : 0, scored_by(q, rows));
 }
 
 static bool decodes(const sched_seq *q) {
     return q->n_tokens - q->n_done == 1 && q->n_tokens > q->r.n_prompt;
 }
 
+/* Who drafts how far is decided before pages are given out. The number of requests that must
+ * still compute prompts. */
+static int32_t plan_drafts(hd_sched *s) {
+    int32_t decoding = 0;
+    bool automatic = false;
+    for (int32_t i = 0; i < s->n_running; i++) {
+        decoding += decodes(s->running[i]);
+        automatic |= s->running[i]->r.draft_tokens == HD_SCHED_AUTO_DRAFTS;
+    }
+    const int32_t depth =
+        automatic ? sched_drafts_choose(&s->drafts, hd_max_i32(decoding, 1)) : 0;
+    for (int32_t i = 0; i < s->n_running; i++) {
+        sched_seq *q = s->running[i];
+        const bool fixed = q->r.draft_tokens != HD_SCHED_AUTO_DRAFTS;
+        q->want_drafts =
+            fixed ? q->r.draft_tokens : sched_drafts_of(&s->drafts, &q->chances, depth);
+    }
+    s->timed = automatic && decoding == s->n_running;
+    return s->n_running - decoding;
+}
+
 /* Retraction takes from the end of running, so a walk by index stays valid: whoever is behind
  * the walk may vanish, whoever was passed stays. */
 static void build(hd_sched *s) {
-    s->n_works = s->n_rows = 0;
+    s->n_works = s->n_rows = s->n_choices = 0;
+    int32_t prompts = plan_drafts(s);
     for (int32_t i = 0; i < s->n_running; i++) {
         if (decodes(s->running[i])) add_decode(s, s->running[i]);
     }
     for (int32_t i = 0; i < s->n_running; i++) {
         const int32_t budget = s->o.step_rows - s->n_rows;
         if (budget <= 0) break;
-        if (!decodes(s->running[i])) add_chunk(s, s->running[i], budget);
+        if (!decodes(s->running[i])) add_chunk(s, s->running[i], budget, --prompts);
     }
     /* A chunk may have cost a less important decode its pages after it was added. */
     int32_t kept = 0;
@@ -349,14 +445,23 @@ static void settle_one(hd_sched *s, sched_seq *q, const hd_work *w, const hd_cho
     hd_sched_event e = {.id = q->r.id,
                         .n_cached = q->n_cached,
                         .n_drafted = w->n_choose ? w->n_choose - 1 : 0,
-                        .logprobs = c->logprobs};
+                        .logprobs = c->logprobs,
+                        .top_ids = c->top_ids,
+                        .top_logprobs = c->top_logprobs,
+                        .scores = c->scores,
+                        .score_top_ids = c->score_top_ids,
+                        .score_top_logprobs = c->score_top_logprobs,
+                        .n_score = w->n_score,
+                        .score_at = next_scored(q)};
     if (c->status != HD_OK) {
-        finish_without_tokens(s, q, HD_FINISH_ERROR);
+        fail(s, q, c->status);
         return;
     }
+    q->n_scored += w->n_score;
     if (w->n_choose == 0) {
         q->n_done += w->n;
         hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
+        if (w->n_score) s->hooks.event(s->hooks.ctx, &e);
         return;
     }
     assert(c->n_tokens >= 1 && c->n_tokens <= w->n_choose);
@@ -367,23 +472,28 @@ static void settle_one(hd_sched *s, sched_seq *q, const hd_work *w, const hd_cho
     q->n_done += w->n - w->n_choose + c->n_tokens;
     q->n_done = hd_min_i32(q->n_done, q->n_tokens - (e.finish == HD_FINISH_NONE));
     hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
+    sched_drafts_saw(&s->drafts, &q->chances, e.n_drafted, e.n_accepted);
     s->stats.drafted += e.n_drafted;
     s->stats.accepted += e.n_accepted;
     if (e.finish != HD_FINISH_NONE) {
         finish(s, q, &e);
         return;
     }
+    let_followers_go(s, q);
     q->n_drafts = c->n_drafts;
     memcpy(q->tokens + q->n_tokens, c->drafts, (size_t)c->n_drafts * sizeof(int32_t));
     s->hooks.event(s->hooks.ctx, &e);
 }
 
-static void fail_all(hd_sched *s) {
-    while (s->n_running) finish_without_tokens(s, s->running[0], HD_FINISH_ERROR);
-    while (s->waiting.first) finish_without_tokens(s, s->waiting.first, HD_FINISH_ERROR);
+static void fail_all(hd_sched *s, hd_status status) {
+    while (s->n_running) fail(s, s->running[0], status);
+    while (s->waiting.first) fail(s, s->waiting.first, status);
 }
 
 hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err) {
+    if (s->timed) sched_drafts_took(&s->drafts, now_ns - s->last_ns);
+    s->timed = false;
+    s->last_ns = now_ns;
     listen(s, now_ns);
     admit(s);
     build(s);
@@ -396,12 +506,13 @@ hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err) {
     s->stats.turns++;
     s->stats.rows += s->n_rows;
     if (st != HD_OK) {
-        fail_all(s);
+        fail_all(s, st);
         return st;
     }
     for (int32_t i = 0; i < s->n_works; i++) {
         settle_one(s, s->worker[i], &s->works[i], &s->chosen[i]);
     }
+    if (hd_sched_idle(s)) s->timed = false; /* the owner may rest before the next turn */
     return HD_OK;
 }
 
@@ -416,6 +527,11 @@ hd_sched_stats hd_sched_read_stats(const hd_sched *s) {
     stats.waiting = s->waiting.n;
     stats.running = s->n_running;
     return stats;
+}
+
+hd_sched_place hd_sched_running(const hd_sched *s, int32_t i) {
+    const sched_seq *q = s->running[i];
+    return (hd_sched_place){q->r.id, q->n_done, q->n_tokens, q->n_cached};
 }
 
 const hd_cache *hd_sched_cache(const hd_sched *s) {

@@ -2,6 +2,7 @@
 #ifndef HD_SCHED_SCHED_INTERNAL_H
 #define HD_SCHED_SCHED_INTERNAL_H
 
+#include "sched/drafts.h"
 #include "sched/sched.h"
 
 /* tokens[n_tokens] are known (prompt, then output), tokens[n_done] of them are computed. Past
@@ -12,8 +13,13 @@ typedef struct sched_seq {
     int32_t *tokens; /* [n_prompt + max_new + HD_MAX_DRAFTS] */
     int32_t n_tokens, n_done;
     int32_t n_drafts, n_cached;
+    int32_t want_drafts; /* in this turn */
+    int32_t n_scored;    /* prompt tokens from r.score_from on that have their score */
+    sched_chances chances;
     int32_t slot; /* -1: waits */
     bool cancelled;
+    struct sched_seq *leader;      /* waits for it to pass its prompt; NULL: for nobody */
+    int32_t n_followers;           /* that wait for this one */
     struct sched_seq *prev, *next; /* in the queue */
 } sched_seq;
 

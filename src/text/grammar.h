@@ -120,6 +120,11 @@ hd_status hd_grammar_vocab_open_tokenizer(hd_grammar_vocab **out, const hd_token
                                           hd_err *err);
 void hd_grammar_vocab_close(hd_grammar_vocab *v); /* NULL is fine */
 
+/* As hd_grammar_advance() by the bytes of a token; end-of-sequence tokens leave s as it is, and
+ * ids that are never allowed leave the grammar. */
+bool hd_grammar_advance_token(const hd_grammar_vocab *v, const hd_grammar *g,
+                              hd_grammar_state *s, int32_t id);
+
 /* Words of one mask: ceil(n_rows / 32). */
 int32_t hd_grammar_vocab_words(const hd_grammar_vocab *v);
 

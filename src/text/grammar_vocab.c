@@ -56,19 +56,41 @@ static size_t lay_out(hd_grammar_vocab *v, const entry *entries, size_t n,
     return n_nodes;
 }
 
-static bool is_eos(const hd_grammar_vocab_args *a, int32_t id) {
-    for (int32_t i = 0; i < a->n_eos; i++) {
-        if (a->eos[i] == id) return true;
+static bool is_eos(const int32_t *eos, int32_t n_eos, int32_t id) {
+    for (int32_t i = 0; i < n_eos; i++) {
+        if (eos[i] == id) return true;
     }
     return false;
+}
+
+/* Bytes of a token that may stand in a text, 0 for any other. */
+static size_t text_bytes(const hd_grammar_vocab_args *a, int32_t id) {
+    const size_t n = a->pieces[id] ? a->piece_bytes[id] : 0;
+    return n > GRAM_MAX_PIECE || is_eos(a->eos, a->n_eos, id) ? 0 : n;
+}
+
+static hd_status keep_bytes(hd_grammar_vocab *v, const hd_grammar_vocab_args *a, hd_err *err) {
+    size_t n = 0; /* fits: 2^31 tokens of at most GRAM_MAX_PIECE bytes */
+    for (int32_t id = 0; id < a->n_pieces; id++) n += text_bytes(a, id);
+    if (n > UINT32_MAX) return HD_FAIL(err, HD_EINVAL, "a vocabulary of too many bytes");
+    v->bytes = malloc(n ? n : 1);
+    if (!v->bytes) return HD_FAIL(err, HD_ENOMEM, "no memory for %zu bytes of tokens", n);
+    uint32_t at = 0;
+    for (int32_t id = 0; id < a->n_pieces; id++) {
+        const size_t own = text_bytes(a, id);
+        if (own) memcpy(v->bytes + at, a->pieces[id], own);
+        at += (uint32_t)own;
+        v->bytes_at[id + 1] = at;
+    }
+    return HD_OK;
 }
 
 static hd_status build(hd_grammar_vocab *v, const hd_grammar_vocab_args *a, entry *entries,
                        hd_err *err) {
     size_t n = 0;
     for (int32_t id = 0; id < a->n_pieces; id++) {
-        size_t bytes = a->piece_bytes[id];
-        if (!a->pieces[id] || bytes == 0 || bytes > GRAM_MAX_PIECE || is_eos(a, id)) continue;
+        size_t bytes = text_bytes(a, id);
+        if (bytes == 0) continue;
         if (bytes > v->longest) v->longest = bytes;
         entries[n++] = (entry){a->pieces[id], bytes, id};
     }
@@ -100,15 +122,18 @@ hd_status hd_grammar_vocab_open(hd_grammar_vocab **out, const hd_grammar_vocab_a
     if (v) {
         v->next_same = calloc(n, sizeof *v->next_same);
         v->eos = calloc((size_t)a->n_eos + 1, sizeof *v->eos);
+        v->bytes_at = calloc(n + 1, sizeof *v->bytes_at);
+        v->n_pieces = a->n_pieces;
         v->n_eos = a->n_eos;
         v->n_words = (a->n_rows - 1) / 32 + 1;
     }
     hd_status status = HD_OK;
-    if (!v || !entries || !v->next_same || !v->eos) {
+    if (!v || !entries || !v->next_same || !v->eos || !v->bytes_at) {
         status = HD_FAIL(err, HD_ENOMEM, "no memory for a vocabulary of %zu tokens", n);
     } else {
         if (a->n_eos) memcpy(v->eos, a->eos, (size_t)a->n_eos * sizeof *v->eos);
-        status = build(v, a, entries, err);
+        status = keep_bytes(v, a, err);
+        if (status == HD_OK) status = build(v, a, entries, err);
     }
     free(entries);
     if (status == HD_OK) {
@@ -152,7 +177,19 @@ void hd_grammar_vocab_close(hd_grammar_vocab *v) {
     free(v->nodes);
     free(v->next_same);
     free(v->eos);
+    free(v->bytes);
+    free(v->bytes_at);
     free(v);
+}
+
+bool hd_grammar_advance_token(const hd_grammar_vocab *v, const hd_grammar *g,
+                              hd_grammar_state *s, int32_t id) {
+    if (is_eos(v->eos, v->n_eos, id)) return true;
+    const bool known = id >= 0 && id < v->n_pieces;
+    const uint32_t at = known ? v->bytes_at[id] : 0, end = known ? v->bytes_at[id + 1] : 0;
+    if (at < end) return hd_grammar_advance(g, s, v->bytes + at, end - at);
+    s->n_threads = 0;
+    return false;
 }
 
 int32_t hd_grammar_vocab_words(const hd_grammar_vocab *v) {

@@ -17,6 +17,9 @@ struct hd_grammar_vocab {
     gram_trie_node *nodes; /* [n_nodes] */
     int32_t *next_same;    /* [n_pieces] -1 at the end */
     int32_t *eos;          /* [n_eos] */
+    uint8_t *bytes;        /* of token i: bytes_at[i] .. bytes_at[i + 1] */
+    uint32_t *bytes_at;    /* [n_pieces + 1] */
+    int32_t n_pieces;
     uint32_t n_nodes;
     int32_t n_eos, n_words;
     size_t longest; /* bytes of a token */

@@ -57,6 +57,11 @@ typedef struct hd_reply_tools {
 hd_status hd_reply_tools_init(hd_reply_tools *out, json_t *tools, hd_err *err);
 void hd_reply_tools_deinit(hd_reply_tools *t); /* an all-zero one is fine */
 
+/* The text with which a reply begins a call of tool[n], up to its arguments, in spans as a
+ * prompt has them; release with hd_chat_prompt_deinit(). */
+hd_status hd_reply_opening(hd_chat_prompt *out, hd_reply_format format, const char *tool,
+                           size_t n, hd_err *err);
+
 typedef struct hd_reply_options {
     hd_reply_format format;
     bool starts_in_reasoning; /* the prompt ended with <think> */

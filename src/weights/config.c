@@ -181,6 +181,17 @@ static hd_status read_generation(hd_model_spec *s, const char *dir) {
         if (weights_real_or(&v, "top_p", 1e-6, 1, 1, &s->top_p) != HD_OK) {
             weights_notice(s, "generation_config.json: top_p is not in 0..1: ignored");
         }
+        if (weights_int_or(&v, "top_k", 0, INT32_MAX, 0, &s->top_k) != HD_OK) {
+            weights_notice(s, "generation_config.json: top_k is not a count: ignored");
+        }
+        if (weights_real_or(&v, "min_p", 0, 1, 0, &s->min_p) != HD_OK) {
+            weights_notice(s, "generation_config.json: min_p is not in 0..1: ignored");
+        }
+        if (weights_real_or(&v, "repetition_penalty", 1e-6, 100, 1, &s->repetition_penalty) !=
+            HD_OK) {
+            weights_notice(s, "generation_config.json: repetition_penalty is not in 0..100: "
+                              "ignored");
+        }
         if (weights_bool_or(&v, "do_sample", true, &sample) == HD_OK && !sample) {
             s->temperature = 0;
         }
@@ -194,7 +205,7 @@ static hd_status read_generation(hd_model_spec *s, const char *dir) {
 }
 
 static hd_status read_tokens(hd_model_spec *s, const weights_view *v, const char *dir) {
-    s->temperature = s->top_p = 1;
+    s->temperature = s->top_p = s->repetition_penalty = 1;
     HD_TRY(weights_int_or(v, "bos_token_id", 0, s->vocab - 1, -1, &s->bos));
     HD_TRY(read_eos(s, v));
     if (dir) HD_TRY(read_generation(s, dir));

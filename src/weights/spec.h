@@ -110,6 +110,8 @@ typedef struct hd_model_spec {
 
     int32_t bos, n_eos, eos[HD_MAX_EOS]; /* bos -1: none */
     double temperature, top_p;           /* generation_config.json, else 1 and 1 */
+    double min_p, repetition_penalty;    /* likewise, 0 and 1 */
+    int32_t top_k;                       /* likewise, 0: all */
 
     int32_t n_notices;
     char notices[8][160]; /* what was ignored or clamped, for the person */

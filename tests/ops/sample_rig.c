@@ -66,13 +66,15 @@ void make_step(step *s, int32_t rows, int32_t vocab) {
     s->mask_row = rig_zeros((size_t)rows * sizeof *s->mask_row);
     s->input = rig_zeros((size_t)rows * sizeof *s->input);
     s->n_drafted = rig_zeros((size_t)rows * sizeof *s->n_drafted);
+    s->given = rig_zeros((size_t)rows * sizeof *s->given);
+    s->draft = rig_zeros((size_t)rows * sizeof *s->draft);
     s->bias = rig_zeros(POOL * sizeof *s->bias);
     s->mask = rig_zeros(N_MASKS * words * sizeof *s->mask);
     s->counts = rig_zeros(N_COUNTS * n * sizeof *s->counts);
     for (int32_t r = 0; r < rows; r++) {
         s->slot[r] = r;
         s->position[r] = r;
-        s->mask_row[r] = -1;
+        s->mask_row[r] = s->given[r] = s->draft[r] = -1;
     }
     s->a = (hd_sample_args){.logits = s->logits,
                             .params = s->params,
@@ -84,6 +86,8 @@ void make_step(step *s, int32_t rows, int32_t vocab) {
                             .counts = s->counts,
                             .input = s->input,
                             .n_drafted = s->n_drafted,
+                            .given = s->given,
+                            .draft = s->draft,
                             .rows = rows,
                             .vocab = vocab,
                             .n_ids = vocab};
@@ -97,6 +101,8 @@ void free_step(step *s) {
     free(s->mask_row);
     free(s->input);
     free(s->n_drafted);
+    free(s->given);
+    free(s->draft);
     free(s->bias);
     free(s->mask);
     free(s->counts);

@@ -20,7 +20,7 @@ typedef struct step {
     hd_sample_args a;
     float *logits;
     hd_sampling *params;
-    int32_t *slot, *position, *mask_row, *input, *n_drafted;
+    int32_t *slot, *position, *mask_row, *input, *n_drafted, *given, *draft;
     hd_logit_bias *bias;
     uint32_t *mask;
     uint16_t *counts;
@@ -36,7 +36,8 @@ typedef struct answer {
 void open_rig(rig *r, int32_t vocab);
 void close_rig(rig *r);
 
-/* Row r is slot r at position r, without mask or drafts; everything else is zero. */
+/* Row r is slot r at position r, without mask, drafts or given tokens; everything else is
+ * zero. */
 void make_step(step *s, int32_t rows, int32_t vocab);
 void free_step(step *s);
 

@@ -103,6 +103,201 @@ void op_count_tokens(void **state) {
     close_rig(&r);
 }
 
+/* ---- tokens that are not chosen ---- */
+
+/* A given token is reported, whatever the settings; its row chooses nothing. */
+static void given_tokens_are_reported(void **state) {
+    (void)state;
+    enum { VOCAB = 700, ROWS = 8 };
+    rig r;
+    open_rig(&r, VOCAB);
+    step s;
+    make_step(&s, ROWS, VOCAB);
+    s.a.n_ids = 650;
+    for (int32_t i = 0; i < ROWS * VOCAB; i++) s.logits[i] = (float)rig_below(900) / 100.0f;
+    s.logits[7 * VOCAB + 3] = NAN;
+    for (int32_t i = 0; i < ROWS; i++) {
+        s.given[i] = i == 1 ? -1 : i == 2 ? 699 : rig_below(VOCAB);
+        s.params[i] = (hd_sampling){.temperature = 1, .n_top = i, .n_ban = 1, .ban_until = 99};
+        s.mask_row[i] = 0; /* which allows nothing */
+    }
+    for (int32_t t = 0; t < r.n_tables; t++) {
+        answer got;
+        run_sample(&r.table[t], r.stream[1], &s.a, &got);
+        for (int32_t i = 0; i < ROWS - 1; i++) {
+            if (i == 1) continue;
+            const float *x = s.logits + i * VOCAB;
+            double total = 0;
+            for (int32_t id = 0; id < VOCAB; id++) total += exp((double)x[id]);
+            const double want = (double)x[s.given[i]] - log(total);
+            assert_int_equal(got.token[i], s.given[i]);
+            assert_true(fabs((double)got.logprob[i] - want) < 1e-5);
+        }
+        assert_int_equal(got.token[1], HD_TOKEN_NONE);
+        assert_int_equal(got.token[7], HD_TOKEN_BROKEN);
+    }
+    free_step(&s);
+    close_rig(&r);
+}
+
+/* What docs/sampling.md calls near, in double, for scores without ties. */
+static bool is_near(const double *y, int32_t n, const hd_sampling *p, int32_t draft) {
+    double max = y[0], total = 0;
+    int32_t rank = 0;
+    for (int32_t id = 1; id < n; id++) max = fmax(max, y[id]);
+    for (int32_t id = 0; id < n; id++) {
+        total += exp(y[id] - max);
+        rank += y[id] > y[draft];
+    }
+    return p->relaxed_delta > 0 && rank < p->relaxed_top &&
+           exp(y[draft] - max) / total >= 1 / total - (double)p->relaxed_delta;
+}
+
+/* Every draft under many settings: it stands when it is near, else the row chooses as if there
+ * were none. Bias, bans, masks and penalties count; the temperature does not. */
+static void relaxed_drafts_stand_when_near(void **state) {
+    (void)state;
+    enum { VOCAB = 300, ROWS = 20 };
+    rig r;
+    open_rig(&r, VOCAB);
+    int32_t stood = 0, fell = 0;
+    for (int32_t round = 0; round < 60; round++) {
+        step s;
+        make_step(&s, ROWS, VOCAB);
+        double y[VOCAB];
+        s.bias[0] = (hd_logit_bias){rig_below(VOCAB), 1.5f};
+        s.bias[1].id = rig_below(VOCAB);
+        s.counts[rig_below(VOCAB)] = 2;
+        for (int32_t i = 0; i < VOCAB; i++) {
+            s.logits[i] = 4.0f * hd_philox_unit(rig_word()) + (rig_below(40) ? 0.0f : 3.5f);
+            if (i % 32 == 0) s.mask[i / 32] = rig_word() | rig_word();
+            y[i] = (double)s.logits[i] + (i == s.bias[0].id ? 1.5 : 0) - (s.counts[i] ? 1 : 0);
+            if (i == s.bias[1].id || !(s.mask[i / 32] >> (i % 32) & 1u)) y[i] = -HUGE_VAL;
+        }
+        s.params[0] = (hd_sampling){.seed = (uint64_t)round,
+                                    .temperature = round % 3 ? 0.5f * (float)(round % 7) : 0,
+                                    .frequency_penalty = 0.5f,
+                                    .n_bias = 1,
+                                    .ban_at = 1,
+                                    .n_ban = 1,
+                                    .ban_until = INT32_MAX,
+                                    .relaxed_top = 1 + rig_below(12),
+                                    .relaxed_delta =
+                                        0.02f * (float)rig_below(20) + (round % 8 ? 1e-4f : 0)};
+        for (int32_t i = 0; i < ROWS; i++) {
+            memcpy(s.logits + i * VOCAB, s.logits, VOCAB * sizeof *s.logits);
+            s.slot[i] = s.mask_row[i] = 0;
+            s.draft[i] = i == 0 ? -1 : rig_below(VOCAB);
+            for (int32_t id = 0; i % 2 && id < VOCAB; id++) { /* a likely one */
+                if (y[id] > y[s.draft[i]] && rig_below(3)) s.draft[i] = id;
+            }
+            s.position[i] = 5;
+        }
+        for (int32_t t = 0; t < r.n_tables; t++) {
+            answer got;
+            run_sample(&r.table[t], r.stream[1], &s.a, &got);
+            for (int32_t i = 1; i < ROWS; i++) {
+                const bool near = is_near(y, VOCAB, &s.params[0], s.draft[i]);
+                assert_int_equal(got.token[i], near ? s.draft[i] : got.token[0]);
+                stood += near && got.token[0] != s.draft[i];
+                fell += !near;
+            }
+        }
+        free_step(&s);
+    }
+    assert_true(stood > 300 && fell > 300);
+    close_rig(&r);
+}
+
+/* ---- the distribution of two tokens, the first of them drafted ---- */
+
+enum { PAIR_VOCAB = 6, PAIRS = PAIR_VOCAB * PAIR_VOCAB, PAIR_DRAWS = 60000 };
+
+/* The logits before the first token, and those behind each first token. */
+static void fill_pair_logits(float x[PAIR_VOCAB + 1][PAIR_VOCAB]) {
+    for (int32_t i = 0; i <= PAIR_VOCAB; i++) {
+        for (int32_t id = 0; id < PAIR_VOCAB; id++)
+            x[i][id] = 0.3f * (float)(i * 5 + id * 3 % 7);
+    }
+}
+
+static void softmax(const float *x, double *p) {
+    double total = 0;
+    for (int32_t id = 0; id < PAIR_VOCAB; id++) total += exp((double)x[id]);
+    for (int32_t id = 0; id < PAIR_VOCAB; id++) p[id] = exp((double)x[id]) / total;
+}
+
+/* One seed's two tokens: a step of two rows, and another where the draft was refused. */
+static int32_t draw_pair(const hd_ops *ops, hd_stream *stream, step *s,
+                         float x[PAIR_VOCAB + 1][PAIR_VOCAB], int32_t draft, bool relaxed) {
+    static const int32_t first_row[2] = {0, 2};
+    int32_t accepted, next;
+    answer got;
+    s->a.rows = 2;
+    s->input[1] = draft;
+    s->n_drafted[1] = 1;
+    s->position[1] = 1;
+    s->slot[1] = 0;
+    s->draft[0] = relaxed ? draft : -1;
+    memcpy(s->logits, x[PAIR_VOCAB], sizeof x[0]);
+    memcpy(s->logits + PAIR_VOCAB, x[draft], sizeof x[0]);
+    run_sample(ops, stream, &s->a, &got);
+    ops->verify(stream, &(hd_verify_args){.accepted = &accepted,
+                                          .next = &next,
+                                          .token = got.token,
+                                          .input = s->input,
+                                          .first_row = first_row,
+                                          .n = 1});
+    if (accepted) return draft * PAIR_VOCAB + next;
+    s->a.rows = 1;
+    s->position[0] = 1;
+    s->draft[0] = -1;
+    memcpy(s->logits, x[next], sizeof x[0]);
+    run_sample(ops, stream, &s->a, &got);
+    s->position[0] = 0;
+    return next * PAIR_VOCAB + got.token[0];
+}
+
+/* Drafts take every token in turn. Strictly accepted, they change neither distribution; a
+ * relaxed first one is itself wherever it is near (here the two most probable), and what comes
+ * behind it is untouched. */
+static void acceptance_keeps_the_distribution(void **state) {
+    (void)state;
+    rig r;
+    open_rig(&r, PAIR_VOCAB);
+    float x[PAIR_VOCAB + 1][PAIR_VOCAB];
+    double first[PAIR_VOCAB], second[PAIR_VOCAB];
+    fill_pair_logits(x);
+    for (int32_t relaxed = 0; relaxed < 2; relaxed++) {
+        step s;
+        int32_t seen[PAIRS] = {0};
+        make_step(&s, 2, PAIR_VOCAB);
+        s.params[0] = (hd_sampling){.temperature = 1, .relaxed_top = 2, .relaxed_delta = 1.0f};
+        for (int32_t n = 0; n < PAIR_DRAWS; n++) {
+            s.params[0].seed = (uint64_t)n;
+            seen[draw_pair(&r.table[r.n_tables - 1], r.stream[0], &s, x, n % PAIR_VOCAB,
+                           relaxed)]++;
+        }
+        softmax(x[PAIR_VOCAB], first);
+        double chi = 0;
+        for (int32_t i = 0; i < PAIRS; i++) {
+            const int32_t own = i / PAIR_VOCAB;
+            int32_t better = 0;
+            for (int32_t k = 0; k < PAIR_VOCAB; k++) better += first[k] > first[own];
+            double p = first[own];
+            if (relaxed) p = (p * (PAIR_VOCAB - 2) + (better < 2)) / PAIR_VOCAB;
+            softmax(x[own], second);
+            const double want = PAIR_DRAWS * p * second[i % PAIR_VOCAB];
+            chi += (seen[i] - want) * (seen[i] - want) / want;
+        }
+        if (chi > PAIRS - 1 + 4 * sqrt(2 * (PAIRS - 1))) fail_msg("chi-square %.1f", chi);
+        free_step(&s);
+    }
+    close_rig(&r);
+}
+
+/* ---- a loop ---- */
+
 enum { LENGTH = 120, PROMPT = 4, SPEC_VOCAB = 50, MAX_DRAFTS = 7, N_REQUESTS = 3 };
 
 /* A model whose logits depend on the last two tokens and the position. */
@@ -231,6 +426,9 @@ static void drafts_change_nothing(void **state) {
 
 int test_drafts(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(given_tokens_are_reported),
+        cmocka_unit_test(relaxed_drafts_stand_when_near),
+        cmocka_unit_test(acceptance_keeps_the_distribution),
         cmocka_unit_test(drafts_change_nothing),
     };
     return cmocka_run_group_tests_name("drafts", tests, NULL, NULL);

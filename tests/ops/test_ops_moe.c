@@ -98,6 +98,8 @@ static void run_permute(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     a.offset = out[0];
     a.assignment = out[1];
     a.place = out[2];
+    a.load = out[3];
+    for (int32_t e = 0; e < a.n_experts; e++) a.load[e] = e * INT64_C(0x100000000);
     ops->permute(s, &a);
 }
 
@@ -111,8 +113,8 @@ void op_permute(void **state) {
         check_op(&(op_case){
             .name = "permute",
             .rows = 1,
-            .n_outs = 3,
-            .width = {11, rows * top_k, rows * top_k},
+            .n_outs = 4,
+            .width = {11, rows * top_k, rows * top_k, 2 * 10},
             .whole = true,
             .args = &a,
             .run = run_permute

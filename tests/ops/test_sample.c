@@ -36,6 +36,8 @@ static void run_apart(const hd_ops *ops, hd_stream *stream, const hd_sample_args
         a.mask_row += r;
         a.input += r;
         a.n_drafted += r;
+        a.given += r;
+        a.draft += r;
         ops->sample(stream, &a);
     }
     assert_int_equal(hd_stream_sync(stream, NULL), HD_OK);
@@ -62,6 +64,7 @@ static hd_sampling random_params(void) {
     static const float top_p[] = {0, 1, 1e-7f, 0.1f, 0.5f, 0.9f, 0.95f, 0.999f, 0.9999999f};
     static const float min_p[] = {0, 0, 1e-14f, 1e-3f, 0.05f, 0.5f, 1};
     static const float repetition[] = {0, 1, 1, 0.5f, 1.3f}, other[] = {0, 0, 0.5f, -1, 2};
+    static const float delta[] = {0, 1e-6f, 0.1f, 0.6f, 1};
     static const int32_t top_k[] = {0, 0, 1, 2, 7, 40, 1000, INT32_MAX};
     return (hd_sampling){.seed = (uint64_t)rig_word() << 32 | rig_word(),
                          .temperature = one_of(temperature, HD_LEN(temperature)),
@@ -78,7 +81,9 @@ static hd_sampling random_params(void) {
                          .n_ban = rig_below(POOL / 2),
                          .ban_until = rig_below(3 * MAX_ROWS),
                          .n_top = rig_below(3) ? 0 : rig_below(HD_MAX_TOP_LOGPROBS + 1),
-                         .logprob = rig_below(2) != 0};
+                         .logprob = rig_below(2) != 0,
+                         .relaxed_top = rig_below(3) * rig_below(9),
+                         .relaxed_delta = one_of(delta, HD_LEN(delta))};
 }
 
 /* The shapes of logits: a peak, a plain, a grid full of ties, holes, wide, all equal. */
@@ -116,6 +121,8 @@ static void random_step(step *s, int32_t rows, int32_t vocab) {
         s->input[r] = rig_below(s->a.n_ids);
         s->n_drafted[r] =
             rig_below(2) ? 0 : rig_below(r < HD_MAX_DRAFTED ? r + 1 : HD_MAX_DRAFTED);
+        if (rig_below(6) == 0) s->given[r] = rig_below(vocab);
+        if (rig_below(2)) s->draft[r] = rig_below(s->a.n_ids);
     }
 }
 

@@ -193,7 +193,7 @@ static void submit(world *w) {
                           .n_prompt = c->n_prompt,
                           .max_new = c->max_new,
                           .priority = (int32_t)draw(w, 3),
-                          .draft_tokens = (int32_t)draw(w, 6),
+                          .draft_tokens = (int32_t)draw(w, 7) - 1, /* -1: as many as pay */
                           .salt = c->salt,
                           .queue_until_ns = c->deadline,
                           .stop_ids = &stop,

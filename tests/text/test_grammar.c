@@ -63,7 +63,7 @@ static bool bit(const uint32_t *mask, int32_t id) {
     return mask[id >> 5] >> (id & 31) & 1;
 }
 
-/* Every row's bit is what advance() says. */
+/* Every row's bit is what advance() says, by bytes and by token. */
 static void check_mask(const vocab *v, const hd_grammar *g, const hd_grammar_state *s,
                        const uint32_t *mask) {
     static _Thread_local hd_grammar_state next;
@@ -76,6 +76,9 @@ static void check_mask(const vocab *v, const hd_grammar *g, const hd_grammar_sta
             want = hd_grammar_advance(g, &next, v->pieces[id], v->bytes[id]);
         }
         assert_int_equal(bit(mask, id), want);
+        hd_grammar_copy(&next, s);
+        assert_int_equal(hd_grammar_advance_token(v->trie, g, &next, id), want || id == EOS);
+        assert_int_equal(next.n_threads > 0, want || id == EOS);
     }
 }
 

@@ -1,0 +1,130 @@
+/* answer.c - see answer.h. */
+#include "cli/answer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/progress.h"
+
+enum { LOOK_NS = 100 * 1000 * 1000, MIN_BAR_TOKENS = 512 };
+
+typedef struct shown {
+    answer *answer;
+    size_t n_content, n_reasoning;
+    bool color, dim; /* the terminal can; it is now */
+    hd_progress bar;
+    bool has_bar;
+} shown;
+
+static bool keep(char **text, size_t *n, const hd_part *p) {
+    char *grown = realloc(*text, *n + p->n + 1);
+    if (!grown) return false;
+    memcpy(grown + *n, p->text, p->n);
+    *n += p->n;
+    grown[*n] = '\0';
+    *text = grown;
+    return true;
+}
+
+static void set_dim(shown *s, bool dim) {
+    if (!s->color || s->dim == dim) return;
+    fputs(dim ? "\033[2m" : "\033[0m", stdout);
+    s->dim = dim;
+}
+
+static bool show_part(shown *s, const hd_part *p) {
+    answer *a = s->answer;
+    switch (p->kind) {
+    case HD_PART_REASONING:
+        set_dim(s, true);
+        fwrite(p->text, 1, p->n, stdout);
+        return keep(&a->reasoning, &s->n_reasoning, p);
+    case HD_PART_CONTENT:
+        if (s->n_content == 0 && s->n_reasoning) fputs("\n\n", stdout);
+        set_dim(s, false);
+        fwrite(p->text, 1, p->n, stdout);
+        return keep(&a->content, &s->n_content, p);
+    default:
+        return true; /* no tools are offered */
+    }
+}
+
+static void end_bar(shown *s) {
+    if (s->has_bar) hd_progress_end(&s->bar);
+    s->has_bar = false;
+}
+
+/* While nothing comes, a long prompt is being read. */
+static void draw_bar(shown *s, hd_engine *e, uint64_t id) {
+    hd_engine_request r;
+    if (hd_engine_read_requests(e, &r, 1) != 1 || r.id != id) return;
+    if (r.phase != HD_PHASE_PREFILL || r.prompt_tokens < MIN_BAR_TOKENS) return;
+    if (!s->has_bar) {
+        hd_progress_init(&s->bar, "reading the prompt", "tokens", r.prompt_tokens, !s->color);
+        s->has_bar = true;
+    }
+    hd_progress_add(&s->bar, r.done_tokens - s->bar.done);
+}
+
+static bool show_event(shown *s, const hd_event *e) {
+    bool kept = true;
+    end_bar(s);
+    for (size_t i = 0; i < e->n_parts; i++) kept = show_part(s, &e->parts[i]) && kept;
+    fflush(stdout);
+    return kept;
+}
+
+static hd_status follow(shown *s, hd_engine *e, uint64_t id, int64_t start_ns,
+                        const volatile int *stop, hd_err *err) {
+    answer *a = s->answer;
+    hd_event event;
+    do {
+        if (*stop && !a->stopped) {
+            hd_engine_cancel(e, id);
+            a->stopped = true;
+        }
+        event = (hd_event){0};
+        if (!hd_engine_poll(e, &event, LOOK_NS)) {
+            draw_bar(s, e, id);
+            continue;
+        }
+        if (!show_event(s, &event)) return HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
+        a->end_ns = hd_now_ns() - start_ns;
+        if (!a->first_ns && event.n_tokens) a->first_ns = a->end_ns;
+    } while (event.end == HD_END_NOT);
+    a->prompt_tokens = event.prompt_tokens;
+    a->cached_tokens = event.cached_tokens;
+    a->output_tokens = event.output_tokens;
+    a->drafted = event.drafted;
+    a->accepted = event.accepted;
+    a->end = event.end;
+    if (event.end != HD_END_FAILED) return HD_OK;
+    return HD_FAIL(err, HD_EDEVICE, "%s", event.why ? event.why : "the computation failed");
+}
+
+hd_status answer_run(answer *out, hd_engine *e, const hd_generation *g,
+                     const volatile int *stop, hd_err *err) {
+    *out = (answer){.content = strdup(""), .reasoning = strdup("")};
+    if (!out->content || !out->reasoning) {
+        return HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
+    }
+    shown s = {.answer = out, .color = isatty(STDOUT_FILENO) && isatty(STDERR_FILENO)};
+    char why[600];
+    const int64_t start_ns = hd_now_ns();
+    const uint64_t id = hd_engine_submit(e, g, NULL, why, sizeof why);
+    if (!id) return HD_FAIL(err, HD_EINVAL, "%s", why);
+    const hd_status st = follow(&s, e, id, start_ns, stop, err);
+    end_bar(&s);
+    set_dim(&s, false);
+    fputc('\n', stdout);
+    fflush(stdout);
+    return st;
+}
+
+void answer_deinit(answer *a) {
+    free(a->content);
+    free(a->reasoning);
+    *a = (answer){0};
+}

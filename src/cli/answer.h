@@ -1,0 +1,26 @@
+/* answer.h - one answer on a terminal: submitted, shown as it comes, and kept. */
+#ifndef HD_CLI_ANSWER_H
+#define HD_CLI_ANSWER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "hadal.h"
+
+typedef struct answer {
+    char *content, *reasoning; /* malloc'ed, never NULL after answer_run() succeeded */
+    int64_t first_ns, end_ns;  /* since it was submitted */
+    int32_t prompt_tokens, cached_tokens, output_tokens, drafted, accepted;
+    hd_end end;
+    bool stopped; /* the person stopped it */
+} answer;
+
+/* Runs g to its end. Reasoning is dimmed and a bar shows the prompt's progress where standard
+ * output and error are terminals. When *stop becomes true the answer ends. Release with
+ * answer_deinit(), also after an error. */
+hd_status answer_run(answer *out, hd_engine *e, const hd_generation *g,
+                     const volatile int *stop, hd_err *err);
+void answer_deinit(answer *a);
+
+#endif

@@ -1,0 +1,92 @@
+/* guide.c - a reply's way through reasoning, forced tokens and grammar, one token at a time.
+ *
+ * The state is a function of the reply's tokens alone, so it can be rebuilt after a retraction
+ * and tried along drafts. Where tokens that cannot be are met (a draft that will be refused),
+ * the state is any: no row behind them counts. */
+#include "exec/guide_internal.h"
+
+#include <string.h>
+
+static bool awaits_forced(const exec_reply *r) {
+    return r->n_forced < r->guide->n_forced;
+}
+
+/* A model that begins reasoning by itself does so with its first token or never. */
+static bool may_think(const exec_reply *r) {
+    return !r->begun && !r->reasoning && r->guide->think >= 0;
+}
+
+static bool must_stop_thinking(const exec_reply *r) {
+    const hd_guide *g = r->guide;
+    return r->reasoning && g->unthink >= 0 && g->max_reasoning > 0 &&
+           r->n_reasoning >= g->max_reasoning;
+}
+
+void exec_reply_start(exec_reply *r, const hd_guide *guide) {
+    r->guide = guide;
+    if (!guide) return;
+    r->begun = false;
+    r->reasoning = guide->reasoning;
+    r->n_reasoning = r->n_forced = 0;
+    if (guide->grammar) hd_grammar_start(guide->grammar, &r->grammar);
+}
+
+void exec_reply_copy(exec_reply *to, const exec_reply *from) {
+    to->guide = from->guide;
+    if (!from->guide) return;
+    to->begun = from->begun;
+    to->reasoning = from->reasoning;
+    to->n_reasoning = from->n_reasoning;
+    to->n_forced = from->n_forced;
+    if (from->guide->grammar) hd_grammar_copy(&to->grammar, &from->grammar);
+}
+
+void exec_reply_advance(exec_reply *r, const exec_masks *m, int32_t token) {
+    const hd_guide *g = r->guide;
+    if (!g) return;
+    const bool thinks = may_think(r) && token == g->think;
+    r->begun = true;
+    if (thinks) {
+        r->reasoning = true;
+    } else if (r->reasoning) {
+        r->reasoning = token != g->unthink;
+        r->n_reasoning += r->reasoning;
+    } else if (awaits_forced(r)) {
+        r->n_forced++;
+    } else if (g->grammar) {
+        hd_grammar_advance_token(m->vocab, g->grammar, &r->grammar, token);
+    }
+}
+
+static void allow(uint32_t *mask, int32_t token) {
+    mask[token / 32] |= 1u << (token % 32);
+}
+
+static void allow_one(const exec_masks *m, uint32_t *mask, int32_t token) {
+    memset(mask, 0, (size_t)m->words * sizeof *mask);
+    allow(mask, token);
+}
+
+exec_limit exec_reply_limit(const exec_reply *r, const exec_masks *m, uint32_t *mask) {
+    const hd_guide *g = r->guide;
+    if (!g) return EXEC_FREE;
+    if (r->reasoning && !must_stop_thinking(r)) {
+        return g->n_forced || g->grammar ? EXEC_NO_END : EXEC_FREE;
+    }
+    if (must_stop_thinking(r)) {
+        allow_one(m, mask, g->unthink);
+    } else if (awaits_forced(r)) {
+        allow_one(m, mask, g->forced[r->n_forced]);
+    } else if (g->grammar) {
+        hd_grammar_mask(m->cache, g->grammar, &r->grammar, mask);
+    } else {
+        return EXEC_FREE;
+    }
+    if (may_think(r)) allow(mask, g->think);
+    return EXEC_BY_MASK;
+}
+
+void exec_mask_no_end(const exec_masks *m, uint32_t *mask) {
+    memset(mask, 0xff, (size_t)m->words * sizeof *mask);
+    for (int32_t i = 0; i < m->n_eos; i++) mask[m->eos[i] / 32] &= ~(1u << (m->eos[i] % 32));
+}

@@ -1,0 +1,517 @@
+/* test_engine.c - the public interface: parts, answers, stops, control, and many at once. */
+#include "check.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/philox.h"
+#include "engine/engine_rig.h"
+
+/* ---- text ---- */
+
+#define USER(text) "[{\"role\": \"user\", \"content\": \"" text "\"}]"
+#define SUM        USER("What is 347 + 586?")
+
+static const char tools_json[] =
+    "[{\"type\": \"function\", \"function\": {\"name\": \"calculator\", \"description\": "
+    "\"Evaluate an arithmetic expression.\", \"parameters\": {\"type\": \"object\", "
+    "\"properties\": {\"expression\": {\"type\": \"string\", \"description\": \"The "
+    "expression\"}}, \"required\": [\"expression\"]}}}]";
+
+static bool holds(const hd_bytes *b, const char *text) {
+    const size_t n = strlen(text);
+    for (size_t i = 0; i + n <= b->n; i++) {
+        if (memcmp(b->data + i, text, n) == 0) return true;
+    }
+    return false;
+}
+
+static void an_answer_comes_in_parts(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 2});
+    hd_generation g = {.size = sizeof g, .messages = SUM, .thinking = 1, .max_tokens = 300};
+    rig_answer a, b;
+    rig_run(e, &g, &a);
+    assert_true(holds(&a.reasoning, "So 347 + 586 = 933"));
+    assert_false(holds(&a.reasoning, "think>"));
+    assert_true(a.content.n == 15 && memcmp(a.content.data, "347 + 586 = 933", 15) == 0);
+    assert_int_equal(a.end.end, HD_END_STOP);
+    assert_int_equal(a.end.stop_token, a.tokens.ids[a.tokens.n - 1]);
+    assert_true(a.end.reasoning_tokens > 50 && a.end.reasoning_tokens < a.end.output_tokens);
+    assert_true(a.end.admitted_ns >= a.end.submitted_ns && a.end.submitted_ns > 0);
+    for (g.draft_tokens = 1; g.draft_tokens <= 7; g.draft_tokens += 2) { /* other slices */
+        rig_run(e, &g, &b);
+        assert_true(b.end.accepted > 0 && b.n_events < a.n_events);
+        rig_same(&a, &b);
+        rig_deinit(&b);
+    }
+    g.draft_tokens = 0;
+    g.unparsed = true;
+    rig_run(e, &g, &b);
+    assert_int_equal(b.reasoning.n, 0);
+    assert_true(b.content.n == a.reasoning.n + strlen("</think>") + a.content.n);
+    rig_deinit(&a);
+    rig_deinit(&b);
+    hd_engine_close(e);
+}
+
+static void calls_are_parts(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", NULL);
+    hd_generation g = {.size = sizeof g,
+                       .messages = USER("Compute 6221 + 11 with your tool."),
+                       .tools = tools_json,
+                       .thinking = -1,
+                       .max_tokens = 200};
+    rig_answer a;
+    rig_run(e, &g, &a);
+    assert_true(a.calls.n == strlen("calculator({\"expression\": \"6221 + 11\"})!"));
+    assert_memory_equal(a.calls.data, "calculator({\"expression\": \"6221 + 11\"})!",
+                        a.calls.n);
+    assert_int_equal(a.content.n, 0);
+    const int32_t told = a.end.prompt_tokens;
+    rig_deinit(&a);
+    g.tool_choice = "none"; /* then the model is not told of them */
+    rig_run(e, &g, &a);
+    assert_true(a.calls.n == 0 && a.end.prompt_tokens < told);
+    rig_deinit(&a);
+    hd_engine_close(e);
+}
+
+/* Every stop string of the null device's text, wherever tokens and steps cut it. */
+static void nothing_leaks_past_a_stop(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("null", NULL);
+    hd_generation g = {.size = sizeof g, .text = "x", .max_tokens = 60, .seed = 7};
+    rig_answer whole, a;
+    rig_run(e, &g, &whole);
+    assert_int_equal(whole.end.end, HD_END_LENGTH);
+    for (size_t at = 0; at + 5 < whole.content.n; at += 3) {
+        for (int drafts = 0; drafts <= 7; drafts += 7) {
+            char stop[8] = {0};
+            memcpy(stop, whole.content.data + at, 2 + at % 4);
+            const char *stops[] = {"never this", stop};
+            hd_generation h = g;
+            h.stop = stops;
+            h.n_stop = 2;
+            h.draft_tokens = drafts;
+            h.keep_stop = at % 2;
+            rig_run(e, &h, &a);
+            assert_int_equal(a.end.end, HD_END_STOP);
+            assert_string_equal(a.stop_text, stop);
+            const size_t kept = h.keep_stop ? strlen(stop) : 0;
+            assert_true(a.content.n <= at + kept && a.content.n >= kept);
+            assert_memory_equal(a.content.data ? a.content.data : "", whole.content.data,
+                                a.content.n);
+            assert_memory_equal(whole.content.data + a.content.n - kept, stop, strlen(stop));
+            assert_memory_equal(a.tokens.ids, whole.tokens.ids, a.tokens.n * sizeof(int32_t));
+            rig_deinit(&a);
+        }
+    }
+    rig_deinit(&whole);
+    hd_engine_close(e);
+}
+
+static void stops_see_reasoning_but_no_markup(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", NULL);
+    const char *stop = "write 3, carry";
+    hd_generation g = {.size = sizeof g,
+                       .messages = SUM,
+                       .thinking = 1,
+                       .max_tokens = 300,
+                       .draft_tokens = 3,
+                       .stop = &stop,
+                       .n_stop = 1};
+    rig_answer a;
+    rig_run(e, &g, &a);
+    assert_true(a.end.end == HD_END_STOP && a.content.n == 0);
+    assert_false(holds(&a.reasoning, "write"));
+    assert_true(holds(&a.reasoning, "7 + 6 = 13, "));
+    rig_deinit(&a);
+    stop = "933347"; /* the end of the reasoning and the beginning of the content */
+    rig_run(e, &g, &a);
+    assert_true(a.end.stop_token >= 0 && a.content.n > 0);
+    rig_deinit(&a);
+    stop = "think>";
+    rig_run(e, &g, &a);
+    assert_true(a.end.stop_token >= 0 && a.content.n > 0);
+    rig_deinit(&a);
+    hd_engine_close(e);
+}
+
+/* ---- answers ---- */
+
+static void answers_are_those_of_lone_requests(void **state) {
+    (void)state;
+    enum { N = 5 };
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 3});
+    hd_generation g = {.size = sizeof g,
+                       .messages = USER("Tell me a story."),
+                       .thinking = -1,
+                       .max_tokens = 40,
+                       .temperature = 1,
+                       .seed = 11,
+                       .answers = N};
+    rig_answer many[N], one;
+    rig_run(e, &g, many);
+    hd_engine_stats stats;
+    hd_engine_read_stats(e, &stats);
+    hd_engine_flush(e);
+    g.answers = 0;
+    for (int i = 0; i < N; i++) {
+        rig_run(e, &g, &one);
+        rig_same(&many[i], &one);
+        rig_deinit(&one);
+        g.seed++;
+    }
+    for (int i = 0; i < N; i++) rig_deinit(&many[i]);
+    hd_engine_close(e);
+}
+
+static void answers_share_the_prompts_pages(void **state) {
+    (void)state;
+    enum { N = 4, TOKENS = 1000 };
+    int32_t prompt[TOKENS];
+    for (int i = 0; i < TOKENS; i++) prompt[i] = 100 + i % 7;
+    hd_engine *e = rig_open("null", NULL);
+    hd_generation g = {
+        .size = sizeof g, .tokens = prompt, .n_tokens = TOKENS, .max_tokens = 5, .answers = N};
+    rig_answer a[N];
+    rig_run(e, &g, a);
+    assert_int_equal(a[0].end.cached_tokens, 0);
+    for (int i = 1; i < N; i++) assert_true(a[i].end.cached_tokens > TOKENS / 2);
+    for (int i = 0; i < N; i++) rig_deinit(&a[i]);
+    hd_engine_close(e);
+}
+
+/* ---- control ---- */
+
+static uint64_t submit(hd_engine *e, const hd_generation *g) {
+    char why[600];
+    const uint64_t id = hd_engine_submit(e, g, NULL, why, sizeof why);
+    if (!id) fail_msg("%s", why);
+    return id;
+}
+
+static int32_t finish_all(hd_engine *e, hd_end end) {
+    hd_event event;
+    int32_t n = 0;
+    while (hd_engine_poll(e, &event, -1)) {
+        if (event.end == HD_END_NOT) continue;
+        assert_int_equal(event.end, end);
+        n++;
+    }
+    return n;
+}
+
+static void a_draining_engine_finishes_what_it_has(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("null", NULL);
+    const hd_generation g = {.size = sizeof g, .text = "x", .max_tokens = 50, .answers = 3};
+    char why[600];
+    bool full;
+    submit(e, &g);
+    hd_engine_drain(e);
+    assert_int_equal(hd_engine_submit(e, &g, &full, why, sizeof why), 0);
+    assert_string_equal(why, "the engine takes no more requests");
+    assert_int_equal(finish_all(e, HD_END_LENGTH), 3);
+    hd_engine_stats stats;
+    hd_engine_read_stats(e, &stats);
+    assert_true(stats.draining && !stats.paused);
+    hd_engine_close(e);
+}
+
+static void a_full_queue_is_said_to_be_full(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("null", &(hd_engine_options){.max_running = 1, .queue_limit = 2});
+    hd_generation g = {.size = sizeof g, .text = "x", .max_tokens = 5, .answers = 4};
+    char why[600];
+    bool full = false;
+    hd_engine_pause(e, HD_PAUSE_IN_PLACE);
+    assert_int_equal(hd_engine_submit(e, &g, &full, why, sizeof why), 0);
+    assert_true(full);
+    g.answers = 3;
+    submit(e, &g);
+    g.answers = 0;
+    assert_int_equal(hd_engine_submit(e, &g, &full, why, sizeof why), 0);
+    hd_engine_resume(e);
+    assert_int_equal(finish_all(e, HD_END_LENGTH), 3);
+    submit(e, &g);
+    assert_int_equal(finish_all(e, HD_END_LENGTH), 1);
+    hd_engine_close(e);
+}
+
+/* Runs until the answer has some output, pauses, and takes what came before the rest. */
+static void pause_in_the_middle(hd_engine *e, const hd_generation *g, hd_pause how,
+                                rig_answer *a) {
+    hd_event event;
+    hd_engine_stats stats = {0};
+    *a = (rig_answer){0};
+    submit(e, g);
+    while (a->tokens.n < 5 && hd_engine_poll(e, &event, -1)) rig_take(a, &event);
+    hd_engine_pause(e, how);
+    while (!stats.paused) {
+        sched_yield();
+        hd_engine_read_stats(e, &stats);
+    }
+    while (hd_engine_poll(e, &event, 0)) rig_take(a, &event);
+}
+
+static void a_pause_loses_nothing(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 2});
+    const hd_generation g = {.size = sizeof g,
+                             .messages = USER("Tell me a story."),
+                             .max_tokens = 40,
+                             .ignore_eos = true,
+                             .draft_tokens = 2};
+    hd_engine_request listed[4];
+    hd_event event;
+    rig_answer whole, a;
+    rig_run(e, &g, &whole);
+    for (int how = HD_PAUSE_RETRACT; how <= HD_PAUSE_IN_PLACE; how++) {
+        pause_in_the_middle(e, &g, (hd_pause)how, &a);
+        assert_int_equal(a.n_ends, 0);
+        assert_int_equal(hd_engine_read_requests(e, listed, 4), 1);
+        assert_int_equal(listed[0].phase,
+                         how == HD_PAUSE_RETRACT ? HD_PHASE_WAITING : HD_PHASE_DECODE);
+        assert_int_equal(listed[0].output_tokens, a.tokens.n);
+        hd_engine_resume(e);
+        while (hd_engine_poll(e, &event, -1)) rig_take(&a, &event);
+        rig_same(&whole, &a);
+        assert_int_equal(a.end.retracted, how == HD_PAUSE_RETRACT);
+        rig_deinit(&a);
+    }
+    pause_in_the_middle(e, &g, HD_PAUSE_ABORT, &a);
+    assert_int_equal(a.end.end, HD_END_CANCELLED);
+    rig_deinit(&a);
+    rig_deinit(&whole);
+    hd_engine_close(e);
+}
+
+static void a_paused_engine_still_cancels_and_times_out(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("null", NULL);
+    hd_generation g = {.size = sizeof g, .text = "x", .max_tokens = 5};
+    hd_event event;
+    hd_engine_pause(e, HD_PAUSE_IN_PLACE);
+    const uint64_t id = submit(e, &g);
+    assert_false(hd_engine_poll(e, &event, 1000000));
+    hd_engine_wake(e);
+    assert_false(hd_engine_poll(e, &event, -1)); /* woken */
+    hd_engine_cancel(e, id);
+    assert_true(hd_engine_poll(e, &event, -1));
+    assert_int_equal(event.end, HD_END_CANCELLED);
+    g.queue_timeout_ns = 1000;
+    submit(e, &g);
+    assert_true(hd_engine_poll(e, &event, -1));
+    assert_int_equal(event.end, HD_END_TIMEOUT);
+    assert_int_equal(event.admitted_ns, 0);
+    hd_engine_close(e);
+}
+
+static void the_most_important_are_listed_first(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("null", NULL);
+    hd_engine_request listed[8];
+    uint64_t ids[4];
+    hd_engine_pause(e, HD_PAUSE_IN_PLACE);
+    for (int i = 0; i < 4; i++) {
+        ids[i] = submit(
+            e, &(hd_generation){.size = sizeof(hd_generation), .text = "x", .priority = i % 2});
+    }
+    assert_int_equal(hd_engine_read_requests(e, listed, 8), 4);
+    const int order[] = {1, 3, 0, 2};
+    for (int i = 0; i < 4; i++) assert_true(listed[i].id == ids[order[i]]);
+    assert_int_equal(hd_engine_read_requests(e, listed, 2), 2);
+    hd_engine_close(e);
+}
+
+static void flush_forgets_prefixes(void **state) {
+    (void)state;
+    int32_t prompt[600];
+    for (int i = 0; i < 600; i++) prompt[i] = 100;
+    hd_engine *e = rig_open("null", NULL);
+    const hd_generation g = {
+        .size = sizeof g, .tokens = prompt, .n_tokens = 600, .max_tokens = 2};
+    rig_answer a;
+    const bool cached[] = {false, true, false};
+    for (int i = 0; i < 3; i++) {
+        rig_run(e, &g, &a);
+        assert_int_equal(a.end.cached_tokens > 0, cached[i]);
+        rig_deinit(&a);
+        if (i == 1) hd_engine_flush(e);
+    }
+    hd_engine_close(e);
+}
+
+/* ---- many at once ---- */
+
+enum { CROWD = 300 };
+
+typedef struct counted {
+    int32_t events, ends;
+    hd_end end;
+} counted;
+
+static void on_event(void *user, const hd_event *event) {
+    counted *c = user;
+    assert_int_equal(c->ends, 0);
+    c->events++;
+    if (!event->last) return;
+    c->ends++;
+    c->end = event->end;
+}
+
+static void hundreds_are_called_back(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("null", &(hd_engine_options){.max_running = 32});
+    static counted crowd[CROWD];
+    memset(crowd, 0, sizeof crowd);
+    for (int i = 0; i < CROWD; i++) {
+        submit(e, &(hd_generation){.size = sizeof(hd_generation),
+                                   .text = "x",
+                                   .max_tokens = 1 + i % 20,
+                                   .on_event = on_event,
+                                   .user = &crowd[i]});
+    }
+    hd_event event;
+    assert_false(hd_engine_poll(e, &event, -1)); /* all went to the callbacks */
+    for (int i = 0; i < CROWD; i++) {
+        assert_int_equal(crowd[i].ends, 1);
+        assert_int_equal(crowd[i].events, 1 + i % 20);
+        assert_int_equal(crowd[i].end, HD_END_LENGTH);
+    }
+    hd_engine_close(e);
+}
+
+typedef struct storm {
+    hd_engine *engine;
+    atomic_int *done;
+    uint64_t seed;
+    uint64_t ids[CROWD];
+} storm;
+
+static void *submit_and_cancel(void *arg) {
+    storm *s = arg;
+    for (int i = 0; i < CROWD; i++) {
+        const hd_philox r = hd_philox_at(s->seed, 0, (uint64_t)i);
+        const hd_generation g = {.size = sizeof g,
+                                 .text = "the cat sat on the mat",
+                                 .max_tokens = 1 + (int32_t)(r.v[0] % 30),
+                                 .answers = (int32_t)(r.v[1] % 4),
+                                 .priority = (int32_t)(r.v[2] % 2),
+                                 .draft_tokens = (int32_t)(r.v[3] % 4)};
+        if (i % 64 == 41) hd_engine_resume(s->engine); /* a paused queue would stay full */
+        while (!(s->ids[i] = hd_engine_submit(s->engine, &g, NULL, NULL, 0))) sched_yield();
+        hd_engine_cancel(s->engine, s->ids[r.v[0] / 64 % (uint32_t)(i + 1)]);
+        hd_engine_stats stats;
+        hd_engine_request listed[16];
+        if (i % 16 == 0) hd_engine_read_stats(s->engine, &stats);
+        if (i % 16 == 8) hd_engine_read_requests(s->engine, listed, 16);
+        if (i % 64 == 40) hd_engine_pause(s->engine, (hd_pause)(r.v[1] % 3));
+        if (i % 64 == 50) hd_engine_flush(s->engine);
+    }
+    atomic_fetch_add(s->done, 1);
+    return NULL;
+}
+
+static void a_storm_of_cancels_leaves_nothing_behind(void **state) {
+    (void)state;
+    enum { THREADS = 3 };
+    static storm storms[THREADS];
+    pthread_t threads[THREADS];
+    atomic_int done = 0;
+    hd_engine *e = rig_open("null", &(hd_engine_options){.max_running = 8, .queue_limit = 40});
+    for (int i = 0; i < THREADS; i++) {
+        storms[i] = (storm){.engine = e, .done = &done, .seed = (uint64_t)i};
+        assert_int_equal(pthread_create(&threads[i], NULL, submit_and_cancel, &storms[i]), 0);
+    }
+    int64_t ends[HD_END_FAILED + 1] = {0};
+    hd_event event;
+    bool over;
+    do { /* an idle engine answers at once; the last look comes behind the last submission */
+        over = atomic_load(&done) == THREADS;
+        while (hd_engine_poll(e, &event, -1)) ends[event.end]++;
+    } while (!over);
+    for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
+    assert_true(ends[HD_END_CANCELLED] > 0 && ends[HD_END_LENGTH] > 0);
+    assert_true(ends[HD_END_TIMEOUT] == 0 && ends[HD_END_FAILED] == 0);
+    hd_engine_stats stats;
+    hd_engine_flush(e);
+    submit(e, &(hd_generation){.size = sizeof(hd_generation), .text = "x", .max_tokens = 1});
+    assert_int_equal(finish_all(e, HD_END_LENGTH), 1);
+    hd_engine_read_stats(e, &stats);
+    assert_true(stats.waiting == 0 && stats.running == 0);
+    for (int l = 0; l < HD_N_POOLS; l++) {
+        assert_int_equal(stats.pages_free[l] + stats.pages_cached[l], stats.pages[l]);
+    }
+    hd_engine_close(e);
+}
+
+/* ---- refusals ---- */
+
+static void what_makes_no_sense_is_refused(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("null", NULL);
+    const struct {
+        hd_generation g;
+        const char *part;
+    } cases[] = {
+        {{.answers = 65},         "answers is 65"     },
+        {{.answers = -1},         "answers is -1"     },
+        {{.effort = 4},           "effort is 4"       },
+        {{.draft_tokens = 8},     "draft_tokens is 8" },
+        {{.temperature = -1},     "temperature is -1" },
+        {{.messages = "[]"},      "2 are given"       },
+        {{.max_tokens = 1 << 20}, "exceed the context"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        hd_generation g = cases[i].g;
+        char why[600];
+        bool full = true;
+        g.size = sizeof g;
+        g.text = "x";
+        assert_int_equal(hd_engine_submit(e, &g, &full, why, sizeof why), 0);
+        assert_false(full);
+        assert_non_null(strstr(why, cases[i].part));
+    }
+    hd_engine_close(e);
+}
+
+static void defaults_are_the_makers(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("null", NULL);
+    hd_generation g = {.size = sizeof g, .seed = 5, .max_tokens = 9};
+    hd_engine_defaults(e, &g);
+    assert_true(g.temperature == 0.6f && g.top_p == 0.95f && g.repetition_penalty == 1);
+    assert_true(g.top_k == 0 && g.min_p == 0 && g.seed == 5 && g.max_tokens == 9);
+    hd_engine_close(e);
+}
+
+int test_engine(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_answer_comes_in_parts),
+        cmocka_unit_test(calls_are_parts),
+        cmocka_unit_test(nothing_leaks_past_a_stop),
+        cmocka_unit_test(stops_see_reasoning_but_no_markup),
+        cmocka_unit_test(answers_are_those_of_lone_requests),
+        cmocka_unit_test(answers_share_the_prompts_pages),
+        cmocka_unit_test(a_draining_engine_finishes_what_it_has),
+        cmocka_unit_test(a_full_queue_is_said_to_be_full),
+        cmocka_unit_test(a_pause_loses_nothing),
+        cmocka_unit_test(a_paused_engine_still_cancels_and_times_out),
+        cmocka_unit_test(the_most_important_are_listed_first),
+        cmocka_unit_test(flush_forgets_prefixes),
+        cmocka_unit_test(hundreds_are_called_back),
+        cmocka_unit_test(a_storm_of_cancels_leaves_nothing_behind),
+        cmocka_unit_test(what_makes_no_sense_is_refused),
+        cmocka_unit_test(defaults_are_the_makers),
+    };
+    return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
+}

@@ -1,0 +1,383 @@
+/* test_steer.c - what steers an answer and what is told of it: forms, forced calls, bounds of
+ * reasoning, alternatives, scores of the prompt, accepted drafts, expert loads. */
+#include "check.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine_rig.h"
+
+#define USER(text) "[{\"role\": \"user\", \"content\": \"" text "\"}]"
+
+static bool is(const hd_bytes *b, const char *text) {
+    return b->n == strlen(text) && memcmp(b->data ? b->data : "", text, b->n) == 0;
+}
+
+static bool starts(const hd_bytes *b, const char *text) {
+    return b->n >= strlen(text) && memcmp(b->data, text, strlen(text)) == 0;
+}
+
+/* ---- forms ---- */
+
+/* Every answer that ends by itself has the form, hot or cold, with drafts and without, and the
+ * drafts change nothing. */
+static void expect_form(hd_engine *e, hd_generation g, bool (*valid)(const hd_bytes *)) {
+    int32_t whole = 0;
+    for (uint64_t seed = 0; seed < 3; seed++) {
+        rig_answer plain, drafted;
+        g.seed = seed;
+        g.temperature = seed ? 1.5f : 0;
+        g.draft_tokens = 0;
+        rig_run(e, &g, &plain);
+        g.draft_tokens = seed % 2 ? 7 : HD_DRAFTS_AUTO;
+        rig_run(e, &g, &drafted);
+        rig_same(&plain, &drafted);
+        if (plain.end.end == HD_END_STOP) {
+            whole++;
+            assert_true(valid(&plain.content));
+        }
+        rig_deinit(&plain);
+        rig_deinit(&drafted);
+    }
+    if (!whole) fail_msg("no answer of form %d is whole", (int)g.form);
+}
+
+static json_t *parsed(const hd_bytes *b) {
+    return json_loadb(b->data ? b->data : "", b->n, 0, NULL);
+}
+
+static bool is_person(const hd_bytes *b) {
+    json_t *o = parsed(b);
+    json_t *age = json_object_get(o, "age");
+    const char *mood = json_string_value(json_object_get(o, "mood"));
+    const bool ok = json_object_size(o) == 2 && json_is_integer(age) &&
+                    json_integer_value(age) >= 0 && json_integer_value(age) <= 120 && mood &&
+                    (strcmp(mood, "good") == 0 || strcmp(mood, "bad") == 0);
+    json_decref(o);
+    return ok;
+}
+
+static bool is_object(const hd_bytes *b) {
+    json_t *o = parsed(b);
+    const bool ok = json_is_object(o);
+    json_decref(o);
+    return ok;
+}
+
+static bool is_date(const hd_bytes *b) {
+    int y, m, d;
+    char text[16] = {0};
+    if (b->n != 10) return false;
+    memcpy(text, b->data, 10);
+    return sscanf(text, "%4d-%2d-%2d", &y, &m, &d) == 3;
+}
+
+static bool is_choice(const hd_bytes *b) {
+    return is(b, "yes") || is(b, "no") || is(b, "perhaps not");
+}
+
+static void answers_have_their_form(void **state) {
+    (void)state;
+    static const char schema[] =
+        "{\"type\": \"object\", \"properties\": {\"age\": {\"type\": \"integer\", \"minimum\": "
+        "0, \"maximum\": 120}, \"mood\": {\"enum\": [\"good\", \"bad\"]}}, \"required\": "
+        "[\"age\", \"mood\"], \"additionalProperties\": false}";
+    const char *choices[] = {"yes", "no", "perhaps not"};
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 2});
+    for (int thinking = -1; thinking <= 1; thinking += 2) {
+        hd_generation g = {.size = sizeof g,
+                           .messages = USER("What is 12 + 7?"),
+                           .thinking = thinking,
+                           .max_reasoning = 10,
+                           .max_tokens = 70};
+        g.form = HD_FORM_JSON_SCHEMA;
+        g.form_text = schema;
+        expect_form(e, g, is_person);
+        g.form = HD_FORM_REGEX;
+        g.form_text = "[0-9]{4}-[01][0-9]-[0-3][0-9]";
+        expect_form(e, g, is_date);
+        g.form = HD_FORM_CHOICE;
+        g.choices = choices;
+        g.n_choices = 3;
+        expect_form(e, g, is_choice);
+    }
+    const hd_engine_bias ends[] = {
+        {.token = 95,   .value = 6},
+        {.token = 1095, .value = 6}
+    };
+    const hd_generation json = {.size = sizeof json, /* "}" and "\"}" are made likely */
+                                .text = "{",
+                                .form = HD_FORM_JSON,
+                                .max_tokens = 60,
+                                .bias = ends,
+                                .n_bias = 2};
+    expect_form(e, json, is_object);
+    hd_engine_close(e);
+}
+
+static void forms_are_refused_by_name(void **state) {
+    (void)state;
+    const struct {
+        hd_form form;
+        const char *text, *part;
+    } cases[] = {
+        {HD_FORM_JSON_SCHEMA, "{",             "invalid_schema"    },
+        {HD_FORM_JSON_SCHEMA, "{\"not\": {}}", "unsupported_schema"},
+        {HD_FORM_JSON_SCHEMA, NULL,            "form_text"         },
+        {HD_FORM_REGEX,       "(",             "invalid_pattern"   },
+        {HD_FORM_CHOICE,      NULL,            ""                  },
+    };
+    hd_engine *e = rig_open("cpu", NULL);
+    char why[600];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const hd_generation g = {
+            .size = sizeof g, .text = "x", .form = cases[i].form, .form_text = cases[i].text};
+        assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
+        if (!strstr(why, cases[i].part)) fail_msg("%s", why);
+    }
+    hd_engine_close(e);
+    e = rig_open("null", NULL);
+    const hd_generation g = {.size = sizeof g, .text = "x", .form = HD_FORM_JSON};
+    assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
+    assert_non_null(strstr(why, "null backend"));
+    hd_engine_close(e);
+}
+
+/* ---- calls and reasoning ---- */
+
+static const char two_tools[] =
+    "[{\"type\": \"function\", \"function\": {\"name\": \"calculator\", \"description\": "
+    "\"Evaluate an arithmetic expression.\", \"parameters\": {\"type\": \"object\", "
+    "\"properties\": {\"expression\": {\"type\": \"string\", \"description\": \"The "
+    "expression\"}}, \"required\": [\"expression\"]}}}, {\"type\": \"function\", \"function\": "
+    "{\"name\": \"check_olive\", \"description\": \"Check the olive of something.\", "
+    "\"parameters\": {\"type\": \"object\", \"properties\": {\"id\": {\"type\": \"string\", "
+    "\"description\": \"Which one\"}}, \"required\": [\"id\"]}}}]";
+
+static void a_call_can_be_demanded(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", NULL);
+    for (int thinking = -1; thinking <= 1; thinking += 2) {
+        hd_generation g = {.size = sizeof g,
+                           .messages = USER("Please check the olive of clock."),
+                           .tools = two_tools,
+                           .thinking = thinking,
+                           .max_tokens = 200};
+        rig_answer a, b;
+        g.tool_choice = "required";
+        rig_run(e, &g, &a);
+        assert_true(a.calls.n > 0 && a.content.n == 0);
+        assert_true((a.reasoning.n > 0) == (thinking > 0));
+        g.draft_tokens = 5;
+        rig_run(e, &g, &b);
+        rig_same(&a, &b);
+        rig_deinit(&a);
+        rig_deinit(&b);
+        g.tool_choice = "calculator"; /* whatever the user wants */
+        rig_run(e, &g, &a);
+        assert_true(starts(&a.calls, "calculator("));
+        rig_deinit(&a);
+    }
+    hd_engine_close(e);
+}
+
+static void impossible_calls_are_refused(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", NULL);
+    hd_generation g = {.size = sizeof g, .messages = USER("x"), .tool_choice = "required"};
+    char why[600];
+    assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
+    assert_string_equal(why, "tool_choice is 'required', but there are no tools");
+    g.tools = two_tools;
+    g.tool_choice = "abacus";
+    assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
+    assert_string_equal(why, "tool_choice: no tool is named 'abacus'");
+    g.tool_choice = "calculator";
+    g.form = HD_FORM_JSON;
+    assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
+    assert_string_equal(why, "an answer cannot both have a form and begin a call");
+    hd_engine_close(e);
+}
+
+static void reasoning_can_be_bounded(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", NULL);
+    hd_generation g = {.size = sizeof g,
+                       .messages = USER("What is 347 + 586?"),
+                       .thinking = 1,
+                       .max_reasoning = 12,
+                       .max_tokens = 60};
+    rig_answer a;
+    rig_run(e, &g, &a);
+    assert_int_equal(a.end.reasoning_tokens, 12);
+    assert_true(a.content.n > 0);
+    rig_deinit(&a);
+    hd_engine_close(e);
+}
+
+/* ---- what is told ---- */
+
+enum { TOP = 5, PROMPT = 90 };
+
+typedef struct told {
+    int32_t n_prompt, n_tokens;
+    float prompt[PROMPT];
+    hd_alternative prompt_top[PROMPT][TOP], top[16][TOP];
+    float logprobs[16];
+    int32_t cached;
+} told;
+
+static void ask(hd_engine *e, const int32_t *prompt, told *t, int32_t from) {
+    const hd_generation g = {.size = sizeof g,
+                             .tokens = prompt,
+                             .n_tokens = PROMPT,
+                             .max_tokens = 8,
+                             .draft_tokens = 3,
+                             .ignore_eos = true,
+                             .top_logprobs = TOP,
+                             .prompt_logprobs = true,
+                             .prompt_logprobs_from = from,
+                             .answers = 2};
+    hd_event event;
+    bool first = true, last = false;
+    *t = (told){0};
+    assert_true(hd_engine_submit(e, &g, NULL, NULL, 0) > 0);
+    while (!last && hd_engine_poll(e, &event, -1)) {
+        last = event.last;
+        if (event.answer) {
+            assert_int_equal(event.n_prompt, 0);
+            continue;
+        }
+        if (first) {
+            t->n_prompt = (int32_t)event.n_prompt;
+            t->cached = event.cached_tokens;
+            assert_int_equal(event.prompt_from, from);
+            assert_memory_equal(event.prompt, prompt + from, event.n_prompt * sizeof *prompt);
+            memcpy(t->prompt, event.prompt_logprobs, event.n_prompt * sizeof(float));
+            memcpy(t->prompt_top, event.prompt_top, event.n_prompt * sizeof t->prompt_top[0]);
+        } else {
+            assert_int_equal(event.n_prompt, 0);
+        }
+        first = false;
+        assert_int_equal(event.n_top, TOP);
+        for (size_t i = 0; i < event.n_tokens; i++) {
+            memcpy(t->top[t->n_tokens], event.top + i * TOP, sizeof t->top[0]);
+            assert_int_equal(event.top[i * TOP].token, event.tokens[i]); /* greedy */
+            t->logprobs[t->n_tokens++] = event.logprobs[i];
+        }
+    }
+    assert_int_equal(t->n_tokens, 8);
+}
+
+static void the_prompt_is_scored(void **state) {
+    (void)state;
+    int32_t prompt[PROMPT];
+    told whole, again, part;
+    for (int i = 0; i < PROMPT; i++) prompt[i] = 300 + i * i % 50;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 2, .chunk_tokens = 64});
+    ask(e, prompt, &whole, 1);
+    assert_int_equal(whole.n_prompt, PROMPT - 1);
+    for (int i = 0; i < whole.n_prompt; i++) {
+        assert_true(whole.prompt[i] < 0 && isfinite(whole.prompt[i]));
+        for (int k = 0; k < TOP; k++) {
+            const hd_alternative *a = &whole.prompt_top[i][k];
+            assert_true(k == 0 || a->logprob <= a[-1].logprob);
+            if (a->token == prompt[i + 1]) assert_true(a->logprob == whole.prompt[i]);
+        }
+    }
+    ask(e, prompt, &again, 1); /* what is cached is computed again where it is scored */
+    assert_int_equal(again.cached, 0);
+    assert_memory_equal(whole.prompt, again.prompt, sizeof whole.prompt);
+    ask(e, prompt, &part, 80);
+    assert_int_equal(part.n_prompt, PROMPT - 80);
+    assert_memory_equal(part.prompt, whole.prompt + 79, (PROMPT - 80) * sizeof(float));
+    hd_engine_close(e);
+}
+
+static void relaxed_drafts_stand_more_often(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", NULL);
+    const hd_engine_bias for_ever = {.token = 4087, .value = -INFINITY}; /* </think> */
+    hd_generation g = {.size = sizeof g,
+                       .messages = USER("Tell me a story."),
+                       .thinking = 1,
+                       .max_tokens = 50,
+                       .temperature = 2,
+                       .bias = &for_ever,
+                       .n_bias = 1,
+                       .ignore_eos = true,
+                       .draft_tokens = 3};
+    int32_t drafted[2] = {0}, accepted[2] = {0};
+    for (int i = 0; i < 6; i++) {
+        rig_answer a;
+        g.seed = (uint64_t)i / 2;
+        g.relaxed_top = i % 2 ? 10 : 0;
+        g.relaxed_delta = i % 2 ? 0.9f : 0;
+        rig_run(e, &g, &a);
+        int32_t sum = 0;
+        for (int k = 0; k < HD_MOST_DRAFTS; k++) sum += a.end.accepted_at[k];
+        assert_int_equal(sum, a.end.accepted);
+        assert_int_equal(a.end.reasoning_tokens, 50);
+        drafted[i % 2] += a.end.drafted;
+        accepted[i % 2] += a.end.accepted;
+        rig_deinit(&a);
+    }
+    const double strict = (double)accepted[0] / drafted[0];
+    const double relaxed = (double)accepted[1] / drafted[1];
+    if (relaxed < strict + 0.1) fail_msg("%.3f of drafts stood, relaxed %.3f", strict, relaxed);
+    hd_engine_close(e);
+}
+
+static void acceptance_can_be_forced(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.forced_acceptance = 1.5f});
+    const hd_generation g = {.size = sizeof g,
+                             .text = "x",
+                             .max_tokens = 250,
+                             .temperature = 5,
+                             .draft_tokens = 3,
+                             .ignore_eos = true};
+    rig_answer a;
+    rig_run(e, &g, &a);
+    const double steps = a.end.drafted_at[0];
+    const double mean = a.end.accepted / steps;
+    if (fabs(mean - 1.5) > 0.15) fail_msg("%.2f drafts stood per step", mean);
+    rig_deinit(&a);
+    hd_engine_close(e);
+}
+
+static void experts_are_counted(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", NULL);
+    int32_t n_experts;
+    const size_t n = hd_engine_read_experts(e, NULL, 0, &n_experts);
+    assert_true(n > 0 && n_experts > 0 && n % (size_t)n_experts == 0);
+    int64_t *load = calloc(n, sizeof *load), sum = 0;
+    const hd_generation g = {.size = sizeof g, .text = "the cat", .max_tokens = 10};
+    rig_answer a;
+    rig_run(e, &g, &a);
+    assert_int_equal(hd_engine_read_experts(e, load, n, NULL), n);
+    for (size_t i = 0; i < n; i++) sum += load[i];
+    assert_true(sum > 0 && sum % (a.end.prompt_tokens + a.end.output_tokens - 1) == 0);
+    free(load);
+    rig_deinit(&a);
+    hd_engine_close(e);
+}
+
+int test_steer(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(answers_have_their_form),
+        cmocka_unit_test(forms_are_refused_by_name),
+        cmocka_unit_test(a_call_can_be_demanded),
+        cmocka_unit_test(impossible_calls_are_refused),
+        cmocka_unit_test(reasoning_can_be_bounded),
+        cmocka_unit_test(the_prompt_is_scored),
+        cmocka_unit_test(relaxed_drafts_stand_more_often),
+        cmocka_unit_test(acceptance_can_be_forced),
+        cmocka_unit_test(experts_are_counted),
+    };
+    return cmocka_run_group_tests_name("steer", tests, NULL, NULL);
+}
