@@ -47,6 +47,7 @@ enum {
     OPS_WIDE_ROWS = 8,   /* rows of W in a tile that many rows of x meet */
     OPS_MIX_ROWS = 8,    /* rows of a tile that is added up instead of multiplied */
     OPS_FEW_ROWS = 16,   /* rows of x for which decoding into a tile does not pay */
+    OPS_AHEAD = 16384,   /* bytes of W fetched ahead, at least */
     OPS_MEET_COLS = 4096 /* columns that they meet at once */
 };
 

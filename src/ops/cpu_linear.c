@@ -67,6 +67,8 @@ static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, 
                     int32_t n_w) {
     const hd_weight *w = p->w;
     const int32_t end = w->cols - w->cols % OPS_LANES;
+    const int64_t bits = hd_dtype_bits(w->type), tile_bits = OPS_TILE_ROWS * w->cols * bits;
+    const int64_t ahead = tile_bits > 8 * OPS_AHEAD ? tile_bits : 8 * OPS_AHEAD;
     if (!k->meet[w->type] || p->n_x > OPS_FEW_ROWS) return 0;
     for (int32_t c = 0; c < end; c += OPS_MEET_COLS) {
         const float *x[OPS_FEW_ROWS];
@@ -76,14 +78,17 @@ static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, 
                          .scaled = w->scale != NULL,
                          .block = w->scale ? w->block_cols : INT_MAX,
                          .n = hd_min_i32(OPS_MEET_COLS, end - c),
-                         .ahead =
-                             (int64_t)OPS_TILE_ROWS * w->cols * hd_dtype_bits(w->type) / 8};
+                         .ahead = (ahead + 3 * c * bits) / 8};
         for (int32_t i = 0; i < p->n_x; i++) x[i] = p->x[i] + c;
         for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
             const int32_t r = row + (j < n_w ? j : 0); /* spare sums: row 0 */
+            m.src[j] = byte_at(w->data, w->type, (int64_t)r * w->cols + c);
+            if (j > 0 && (!w->scale || r / w->block_rows == row / w->block_rows)) {
+                m.scale[j] = m.scale[0];
+                continue;
+            }
             float *scale = tile->w + j * OPS_MEET_COLS / OPS_LANES;
             if (!decode_scales(k, scale, w, r, c, m.n)) return c;
-            m.src[j] = byte_at(w->data, w->type, (int64_t)r * w->cols + c);
             m.scale[j] = scale;
         }
         if (!k->meet[w->type](&m)) return c;

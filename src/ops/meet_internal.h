@@ -29,10 +29,12 @@ static inline four add_products(four sum, __m512 x, four w) {
                   _mm512_fmadd_ps(x, w.c, sum.c), _mm512_fmadd_ps(x, w.d, sum.d)};
 }
 
-/* The same place of the next rows: rows are too short for the processor's own guess. */
+/* What comes next, in the order of memory and into the second cache: rows are too short for the
+ * processor to guess, and walked side by side they read at a third of what memory gives. */
 static inline void prefetch(const ops_meeting *m, int64_t at) {
     for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
-        _mm_prefetch((const char *)m->src[j] + m->ahead + at, _MM_HINT_T0);
+        _mm_prefetch((const char *)m->src[0] + m->ahead + OPS_TILE_ROWS * at + 64 * j,
+                     _MM_HINT_T1);
     }
 }
 
