@@ -19,6 +19,7 @@
     X(safetensors) \
     X(grammar) \
     X(weights) \
+    X(dummy) \
     X(cache) \
     X(model) \
     X(sched) \

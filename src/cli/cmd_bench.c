@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "cli/bench_ops.h"
 #include "cli/bench_report.h"
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -172,18 +173,20 @@ int cmd_bench(int argc, char **argv) {
         command_fn *run;
     } kinds[] = {
         {"throughput", throughput},
-        {"latency",    latency   }
+        {"latency",    latency   },
+        {"ops",        bench_ops }
     };
     const char *const wanted = argc > 1 ? argv[1] : "";
     for (size_t i = 0; i < HD_LEN(kinds); i++) {
         if (strcmp(wanted, kinds[i].name) == 0) return kinds[i].run(argc - 1, argv + 1);
     }
     if (strcmp(wanted, "--help") == 0 || strcmp(wanted, "-h") == 0) {
-        puts("usage: hadal bench throughput|latency MODEL_DIR [options]\n\n"
+        puts("usage: hadal bench throughput|latency MODEL_DIR [options]\n"
+             "       hadal bench ops CONFIG [options]\n\n"
              "hadal bench KIND --help explains one.");
         return 0;
     }
     hd_err err = {0};
-    HD_FAIL(&err, HD_EINVAL, "hadal bench needs throughput or latency, not '%s'", wanted);
+    HD_FAIL(&err, HD_EINVAL, "hadal bench needs throughput, latency or ops, not '%s'", wanted);
     return report_error(&err);
 }

@@ -41,15 +41,20 @@ static inline float ops_inverse_rms(const ops_kernels *k, const float *x, int32_
 /* ---- stored matrices ---- */
 
 enum {
-    OPS_TILE_COLS = 512, /* columns decoded at once */
-    OPS_X_ROWS = 64,     /* rows that share a decoded tile */
-    OPS_MIX_ROWS = 8     /* rows of a tile that is added up instead of multiplied */
+    OPS_TILE_COLS = 512,                         /* columns decoded at once */
+    OPS_TILE_STRIDE = OPS_TILE_COLS + OPS_LANES, /* so that rows differ in their cache sets */
+    OPS_X_ROWS = 64,                             /* rows that share a decoded tile */
+    OPS_WIDE_ROWS = 8,   /* rows of W in a tile that many rows of x meet */
+    OPS_MIX_ROWS = 8,    /* rows of a tile that is added up instead of multiplied */
+    OPS_FEW_ROWS = 16,   /* rows of x for which decoding into a tile does not pay */
+    OPS_AHEAD = 16384,   /* bytes of W fetched ahead, at least */
+    OPS_MEET_COLS = 4096 /* columns that they meet at once */
 };
 
 /* Scratch of one worker for products and transposed products. */
 typedef struct ops_tile {
-    float w[OPS_MIX_ROWS * OPS_TILE_COLS];
-    float acc[OPS_X_ROWS * OPS_TILE_ROWS * OPS_LANES];
+    float w[OPS_MIX_ROWS * OPS_TILE_STRIDE];
+    float acc[OPS_WIDE_ROWS * OPS_X_ROWS * OPS_LANES]; /* four rows of W after another */
 } ops_tile;
 
 /* out[0 .. n) = columns [col, col + n) of a row of w; col and, but for the last stretch of a

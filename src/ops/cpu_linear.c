@@ -45,22 +45,94 @@ void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t ro
 
 /* ---- products ---- */
 
-void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
-    const int32_t cols = p->w->cols;
-    for (int32_t o = 0; o < p->n_rows; o += OPS_TILE_ROWS) {
-        const int32_t n_w = hd_min_i32(OPS_TILE_ROWS, p->n_rows - o);
-        memset(tile->acc, 0, (size_t)p->n_x * OPS_TILE_ROWS * OPS_LANES * sizeof tile->acc[0]);
-        for (int32_t c = 0; c < cols; c += OPS_TILE_COLS) {
-            const int32_t n = hd_min_i32(OPS_TILE_COLS, cols - c);
-            const float *w[OPS_TILE_ROWS];
-            for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
-                float *to = tile->w + (j < n_w ? j : 0) * OPS_TILE_COLS; /* spare sums: row 0 */
-                if (j < n_w) ops_decode(k, to, p->w, p->first_row + o + j, c, n);
-                w[j] = to;
+/* Scales of `row` for columns [col, col + n), which begin with a block; false where a block is
+ * no multiple of OPS_LANES. */
+static bool decode_scales(const ops_kernels *k, float *out, const hd_weight *w, int32_t row,
+                          int32_t col, int32_t n) {
+    if (!w->scale) {
+        out[0] = 1.0f;
+        return true;
+    }
+    if (w->block_cols % OPS_LANES != 0 || col % w->block_cols != 0) return false;
+    const int64_t per_row = hd_ceil_div(w->cols, w->block_cols);
+    const int64_t first = (int64_t)(row / w->block_rows) * per_row + col / w->block_cols;
+    k->decode[w->scale_type](out, byte_at(w->scale, w->scale_type, first),
+                             (int32_t)hd_ceil_div(n, w->block_cols), &w->global, INT_MAX);
+    return true;
+}
+
+/* Rows [row, row + n_w) of W without a tile between, as far as whole lanes go: gives the first
+ * column that is left. */
+static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, int32_t row,
+                    int32_t n_w) {
+    const hd_weight *w = p->w;
+    const int32_t end = w->cols - w->cols % OPS_LANES;
+    const int64_t bits = hd_dtype_bits(w->type), tile_bits = OPS_TILE_ROWS * w->cols * bits;
+    const int64_t ahead = tile_bits > 8 * OPS_AHEAD ? tile_bits : 8 * OPS_AHEAD;
+    if (!k->meet[w->type] || p->n_x > OPS_FEW_ROWS) return 0;
+    for (int32_t c = 0; c < end; c += OPS_MEET_COLS) {
+        const float *x[OPS_FEW_ROWS];
+        ops_meeting m = {.acc = tile->acc,
+                         .x = x,
+                         .n_x = p->n_x,
+                         .scaled = w->scale != NULL,
+                         .block = w->scale ? w->block_cols : INT_MAX,
+                         .n = hd_min_i32(OPS_MEET_COLS, end - c),
+                         .ahead = (ahead + 3 * c * bits) / 8};
+        for (int32_t i = 0; i < p->n_x; i++) x[i] = p->x[i] + c;
+        for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
+            const int32_t r = row + (j < n_w ? j : 0); /* spare sums: row 0 */
+            m.src[j] = byte_at(w->data, w->type, (int64_t)r * w->cols + c);
+            if (j > 0 && (!w->scale || r / w->block_rows == row / w->block_rows)) {
+                m.scale[j] = m.scale[0];
+                continue;
             }
-            k->dots(tile->acc, p->x, p->n_x, c, w, n);
+            float *scale = tile->w + j * OPS_MEET_COLS / OPS_LANES;
+            if (!decode_scales(k, scale, w, r, c, m.n)) return c;
+            m.scale[j] = scale;
         }
-        k->fold(p->out + o, p->out_stride, tile->acc, p->n_x, n_w);
+        if (!k->meet[w->type](&m)) return c;
+    }
+    return end;
+}
+
+/* Columns from c on by way of a decoded tile. Few rows of x go through it at a time, so that they
+ * are still near when its second half wants them. */
+static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *tile,
+                          int32_t row, int32_t n_w, int32_t c) {
+    const int32_t n = hd_min_i32(OPS_TILE_COLS, p->w->cols - c);
+    const float *w[OPS_WIDE_ROWS];
+    for (int32_t j = 0; j < OPS_WIDE_ROWS; j++) {
+        float *to = tile->w + (j < n_w ? j : 0) * OPS_TILE_STRIDE; /* spare sums: row 0 */
+        if (j < n_w) ops_decode(k, to, p->w, row + j, c, n);
+        w[j] = to;
+    }
+    for (int32_t i = 0; i < p->n_x; i += OPS_TILE_ROWS) {
+        const int32_t n_x = hd_min_i32(OPS_TILE_ROWS, p->n_x - i);
+        for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
+            float *acc = tile->acc + (j * OPS_X_ROWS + i * OPS_TILE_ROWS) * OPS_LANES;
+            k->dots(acc, p->x + i, n_x, c, w + j, n);
+        }
+    }
+}
+
+void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
+    const int32_t wide = p->n_x > OPS_FEW_ROWS ? OPS_WIDE_ROWS : OPS_TILE_ROWS;
+    const int32_t sums = OPS_TILE_ROWS * OPS_LANES; /* of a row of x */
+    for (int32_t o = 0; o < p->n_rows; o += wide) {
+        const int32_t n_w = hd_min_i32(wide, p->n_rows - o);
+        for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
+            memset(tile->acc + j * OPS_X_ROWS * OPS_LANES, 0,
+                   (size_t)(p->n_x * sums) * sizeof tile->acc[0]);
+        }
+        for (int32_t c = meet(k, p, tile, p->first_row + o, n_w); c < p->w->cols;
+             c += OPS_TILE_COLS) {
+            multiply_tile(k, p, tile, p->first_row + o, n_w, c);
+        }
+        for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
+            k->fold(p->out + o + j, p->out_stride, tile->acc + j * OPS_X_ROWS * OPS_LANES,
+                    p->n_x, hd_min_i32(OPS_TILE_ROWS, n_w - j));
+        }
     }
 }
 
@@ -174,7 +246,7 @@ static void heads_transposed_task(const void *arg, int32_t task, int32_t worker)
         const int32_t n = hd_min_i32(OPS_MIX_ROWS, a->n_rows - i);
         const float *row[OPS_MIX_ROWS];
         for (int32_t j = 0; j < n; j++) {
-            float *to = tile->w + j * OPS_TILE_COLS;
+            float *to = tile->w + j * OPS_TILE_STRIDE;
             ops_decode(job->k, to, a->w, a->first_row + t.head * a->head_rows + i + j, col,
                        cols);
             row[j] = to;

@@ -24,6 +24,9 @@ static const hd_ops plain = {.name = "cpu plain",
     }                                                                \
     static void op##_avx512(hd_stream *s, const hd_##op##_args *a) { \
         ops_##op##_cpu(s, a, &ops_kernels_avx512);                   \
+    }                                                                \
+    static void op##_vbmi(hd_stream *s, const hd_##op##_args *a) {   \
+        ops_##op##_cpu(s, a, &ops_kernels_vbmi);                     \
     }
 HD_OP_LIST(X)
 #undef X
@@ -42,13 +45,22 @@ static const hd_ops avx512 = {.name = "cpu avx512",
 #undef X
 };
 
+static const hd_ops vbmi = {.name = "cpu avx512 vbmi",
+                            .act_bytes = sizeof(float),
+#define X(op) .op = op##_vbmi,
+                            HD_OP_LIST(X)
+#undef X
+};
+
 #endif
 
 void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags) {
     *t = plain;
 #if defined(__x86_64__)
     if (!(cpu_flags & HD_CPU_AVX2)) return;
-    *t = cpu_flags & HD_CPU_AVX512 ? avx512 : avx2;
+    *t = avx2;
+    if (!(cpu_flags & HD_CPU_AVX512)) return;
+    *t = cpu_flags & HD_CPU_AVX512_VBMI ? vbmi : avx512;
 #else
     (void)cpu_flags;
 #endif

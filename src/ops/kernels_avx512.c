@@ -28,7 +28,13 @@ static inline void store_sums(float *at, four s) {
     _mm512_storeu_ps(at + 3 * OPS_LANES, s.d);
 }
 
-static inline four load_rows(const float *const *row, int64_t at, __mmask16 live) {
+/* Lanes [at, at + OPS_LANES) of four rows; the last ones under a mask. */
+static inline four load_rows(const float *const *row, int64_t at) {
+    return (four){_mm512_loadu_ps(row[0] + at), _mm512_loadu_ps(row[1] + at),
+                  _mm512_loadu_ps(row[2] + at), _mm512_loadu_ps(row[3] + at)};
+}
+
+static inline four load_ends(const float *const *row, int64_t at, __mmask16 live) {
     return (four){
         _mm512_maskz_loadu_ps(live, row[0] + at), _mm512_maskz_loadu_ps(live, row[1] + at),
         _mm512_maskz_loadu_ps(live, row[2] + at), _mm512_maskz_loadu_ps(live, row[3] + at)};
@@ -39,30 +45,45 @@ static inline four add_products(four sum, __m512 x, four y) {
                   _mm512_fmadd_ps(x, y.c, sum.c), _mm512_fmadd_ps(x, y.d, sum.d)};
 }
 
+/* Sums of four rows of x. */
+typedef struct block {
+    four a, b, c, d;
+} block;
+
+static inline block add_blocks(block sum, four x, four w) {
+    return (block){add_products(sum.a, x.a, w), add_products(sum.b, x.b, w),
+                   add_products(sum.c, x.c, w), add_products(sum.d, x.d, w)};
+}
+
 static void dots_four(float *acc, const float *const *x, int64_t at, const float *const *w,
                       int32_t n) {
     const int32_t each = OPS_TILE_ROWS * OPS_LANES;
-    four s0 = load_sums(acc), s1 = load_sums(acc + each), s2 = load_sums(acc + 2 * each),
-         s3 = load_sums(acc + 3 * each);
-    for (int32_t c = 0; c < n; c += OPS_LANES) {
-        const __mmask16 live = first_lanes(n - c);
-        const four right = load_rows(w, c, live), left = load_rows(x, at + c, live);
-        s0 = add_products(s0, left.a, right);
-        s1 = add_products(s1, left.b, right);
-        s2 = add_products(s2, left.c, right);
-        s3 = add_products(s3, left.d, right);
+    block sum = {load_sums(acc), load_sums(acc + each), load_sums(acc + 2 * each),
+                 load_sums(acc + 3 * each)};
+    const float *const x_at[X_ROWS] = {x[0] + at, x[1] + at, x[2] + at, x[3] + at};
+    int32_t c = 0;
+    for (; c + OPS_LANES <= n; c += OPS_LANES) {
+        sum = add_blocks(sum, load_rows(x_at, c), load_rows(w, c));
     }
-    store_sums(acc, s0);
-    store_sums(acc + each, s1);
-    store_sums(acc + 2 * each, s2);
-    store_sums(acc + 3 * each, s3);
+    if (c < n) {
+        const __mmask16 live = first_lanes(n - c);
+        sum = add_blocks(sum, load_ends(x_at, c, live), load_ends(w, c, live));
+    }
+    store_sums(acc, sum.a);
+    store_sums(acc + each, sum.b);
+    store_sums(acc + 2 * each, sum.c);
+    store_sums(acc + 3 * each, sum.d);
 }
 
 static void dots_one(float *acc, const float *x, const float *const *w, int32_t n) {
     four sum = load_sums(acc);
-    for (int32_t c = 0; c < n; c += OPS_LANES) {
+    int32_t c = 0;
+    for (; c + OPS_LANES <= n; c += OPS_LANES) {
+        sum = add_products(sum, _mm512_loadu_ps(x + c), load_rows(w, c));
+    }
+    if (c < n) {
         const __mmask16 live = first_lanes(n - c);
-        sum = add_products(sum, _mm512_maskz_loadu_ps(live, x + c), load_rows(w, c, live));
+        sum = add_products(sum, _mm512_maskz_loadu_ps(live, x + c), load_ends(w, c, live));
     }
     store_sums(acc, sum);
 }
@@ -140,18 +161,26 @@ static void mix(const ops_mix *m) {
     }
 }
 
+/* All but the stored formats that byte look-ups serve better. */
+#define SHARED                                                                          \
+    .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix, \
+    .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx2, .weigh = ops_weigh_avx512,        \
+    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,        \
+               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = ops_decode_e4m3_avx2,      \
+               [HD_E8M0] = ops_decode_e8m0_avx2, [HD_E2M1] = ops_decode_e2m1_avx2}
+
 const ops_kernels ops_kernels_avx512 = {
-    .square_sum = ops_square_sum_avx2,
-    .dots = dots,
-    .fold = ops_fold_avx2,
-    .mix = mix,
-    .max = ops_max_avx2,
-    .exp_sum = ops_exp_sum_avx2,
-    .weigh = ops_weigh_avx512,
-    .decode = {[HD_F32] = ops_decode_f32_avx2,
-               [HD_F16] = ops_decode_f16_avx2,
-               [HD_BF16] = ops_decode_bf16_avx2,
-               [HD_E4M3] = ops_decode_e4m3_avx2,
-               [HD_E8M0] = ops_decode_e8m0_avx2,
-               [HD_E2M1] = ops_decode_e2m1_avx2},
+    SHARED,
+    .meet = {[HD_F32] = ops_meet_f32_avx512,
+             [HD_BF16] = ops_meet_bf16_avx512,
+             [HD_E4M3] = ops_meet_e4m3_avx512,
+             [HD_E2M1] = ops_meet_e2m1_avx512},
+};
+
+const ops_kernels ops_kernels_vbmi = {
+    SHARED,
+    .meet = {[HD_F32] = ops_meet_f32_avx512,
+             [HD_BF16] = ops_meet_bf16_avx512,
+             [HD_E4M3] = ops_meet_e4m3_vbmi,
+             [HD_E2M1] = ops_meet_e2m1_vbmi},
 };

@@ -9,6 +9,7 @@
 #ifndef HD_OPS_KERNELS_INTERNAL_H
 #define HD_OPS_KERNELS_INTERNAL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/format.h"
@@ -32,6 +33,22 @@ typedef struct ops_mix {
 typedef void ops_decode_fn(float *out, const uint8_t *src, int32_t n, const float *scale,
                            int32_t block);
 
+/* Up to OPS_TILE_ROWS stored rows against a few rows of x: as decode and dots one after the
+ * other, to the bit. */
+typedef struct ops_meeting {
+    float *acc;            /* [n_x, OPS_TILE_ROWS, OPS_LANES] */
+    const float *const *x; /* [n_x] first columns */
+    int32_t n_x;
+    const uint8_t *src[OPS_TILE_ROWS];
+    const float *scale[OPS_TILE_ROWS]; /* one per block */
+    bool scaled;                       /* false: all of them are 1 */
+    int32_t block, n;                  /* columns; multiples of OPS_LANES */
+    int64_t ahead;                     /* bytes from src to what will be wanted next */
+} ops_meeting;
+
+/* False: nothing was done, because these bytes want the long way. */
+typedef bool ops_meet_fn(const ops_meeting *m);
+
 /* The scaled scores of y and their weights, in whole numbers: sample_internal.h. */
 typedef void ops_weigh_fn(float *z, uint64_t *weight, const float *y, int32_t n, float max,
                           float inverse);
@@ -52,11 +69,13 @@ typedef struct ops_kernels {
     float (*exp_sum)(float *x, int32_t n, float shift);
     ops_weigh_fn *weigh;
     ops_decode_fn *decode[HD_N_DTYPES]; /* the float formats; NULL for the others */
+    ops_meet_fn *meet[HD_N_DTYPES];     /* NULL: always the long way */
 } ops_kernels;
 
 extern const ops_kernels ops_kernels_plain;
 extern const ops_kernels ops_kernels_avx2;
 extern const ops_kernels ops_kernels_avx512; /* needs AVX2 too */
+extern const ops_kernels ops_kernels_vbmi;   /* the same with byte look-ups */
 
 ops_weigh_fn ops_weigh_plain, ops_weigh_avx2, ops_weigh_avx512;
 
@@ -67,5 +86,8 @@ float ops_max_avx2(const float *x, int32_t n);
 float ops_exp_sum_avx2(float *x, int32_t n, float shift);
 ops_decode_fn ops_decode_f32_avx2, ops_decode_f16_avx2, ops_decode_bf16_avx2,
     ops_decode_e4m3_avx2, ops_decode_e8m0_avx2, ops_decode_e2m1_avx2;
+
+ops_meet_fn ops_meet_f32_avx512, ops_meet_bf16_avx512, ops_meet_e4m3_avx512,
+    ops_meet_e2m1_avx512, ops_meet_e4m3_vbmi, ops_meet_e2m1_vbmi;
 
 #endif

@@ -12,6 +12,7 @@
 
 #include "base/checked.h"
 #include "weights/bind_internal.h"
+#include "weights/dummy_internal.h"
 #include "weights/safetensors.h"
 
 enum { NAMED_MISSING = 10 };
@@ -32,7 +33,8 @@ typedef struct use {
 
 struct hd_weights {
     const hd_model_spec *spec;
-    hd_checkpoint *checkpoint;
+    hd_checkpoint *checkpoint; /* NULL: dummies */
+    weights_dummies dummies;
     hd_schema schema;
     weights_bound *bound; /* [schema.n]; data NULL when missing, weight.data when misfit */
     bool *missing;        /* [schema.n] */
@@ -156,22 +158,26 @@ static hd_status place_table(const hd_weights *w, slot *s, const hd_tensor *t, h
     return HD_OK;
 }
 
-static hd_status bind_one(hd_weights *w, int32_t i, hd_err *err) {
+/* A bound tensor goes where the accessors look for it. */
+static hd_status place(hd_weights *w, int32_t i, hd_err *err) {
     const hd_tensor_decl *d = &w->schema.decls[i];
-    weights_bound *b = &w->bound[i];
+    const weights_bound *b = &w->bound[i];
     slot *s = slot_at(w, d->layer, d->role);
-    const hd_tensor *data = b->data;
-    hd_status st = weights_bind(b, w->checkpoint, w->spec, d, data, err);
-    mark(w, b->scale, HD_USE_SCALE, i);
-    mark(w, b->global, HD_USE_SCALE, i);
-    if (st != HD_OK) return st;
     if (d->expert >= 0) {
         s->experts[d->expert] = b->weight;
         return HD_OK;
     }
     s->weight = b->weight;
-    if (d->role == HD_ROUTER_HASH) return place_table(w, s, data, err);
+    if (d->role == HD_ROUTER_HASH) return place_table(w, s, b->data, err);
     return weights_is_small(d) ? place_vector(s, &b->weight, err) : HD_OK;
+}
+
+static hd_status bind_one(hd_weights *w, int32_t i, hd_err *err) {
+    weights_bound *b = &w->bound[i];
+    hd_status st = weights_bind(b, w->checkpoint, w->spec, &w->schema.decls[i], b->data, err);
+    mark(w, b->scale, HD_USE_SCALE, i);
+    mark(w, b->global, HD_USE_SCALE, i);
+    return st == HD_OK ? place(w, i, err) : st;
 }
 
 static void bind_all(hd_weights *w) {
@@ -220,9 +226,9 @@ static bool of_no_use(const char *name) {
            (strstr(name, "emb") || ends_with(name, "head.weight"));
 }
 
-static hd_status bind_model(hd_weights *w, const char *model_dir) {
+/* Everything that is as long as the schema or the spec; n_tensors of the checkpoint. */
+static hd_status take_memory(hd_weights *w, const char *model_dir, int32_t n_tensors) {
     size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
-    int32_t n_tensors = hd_checkpoint_count(w->checkpoint);
     w->bound = calloc((size_t)w->schema.n + 1, sizeof *w->bound);
     w->missing = calloc((size_t)w->schema.n + 1, sizeof *w->missing);
     w->uses = calloc((size_t)n_tensors + 1, sizeof *w->uses);
@@ -230,6 +236,12 @@ static hd_status bind_model(hd_weights *w, const char *model_dir) {
     if (!w->bound || !w->missing || !w->uses || !w->slots) {
         return HD_FAIL(&w->problem, HD_ENOMEM, "%s: no memory to bind it", model_dir);
     }
+    return place_experts(w, model_dir);
+}
+
+static hd_status bind_model(hd_weights *w, const char *model_dir) {
+    int32_t n_tensors = hd_checkpoint_count(w->checkpoint);
+    HD_TRY(take_memory(w, model_dir, n_tensors));
     for (int32_t i = 0; i < n_tensors; i++) {
         bool useless = of_no_use(hd_checkpoint_at(w->checkpoint, i)->name);
         w->uses[i] = (use){useless ? HD_USE_IGNORED : HD_USE_UNKNOWN, -1};
@@ -237,7 +249,6 @@ static hd_status bind_model(hd_weights *w, const char *model_dir) {
     for (int32_t i = 0; i < w->schema.n; i++) {
         w->bound[i].data = hd_checkpoint_find(w->checkpoint, w->schema.decls[i].name);
     }
-    HD_TRY(place_experts(w, model_dir));
     HD_TRY(count_mtp(w, model_dir));
     list_missing(w, model_dir);
     bind_all(w);
@@ -285,6 +296,34 @@ hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_mode
     return st;
 }
 
+static hd_status make_dummies(hd_weights *w) {
+    HD_TRY(take_memory(w, "dummy weights", 0));
+    HD_TRY(weights_dummies_init(&w->dummies, w->bound, w->spec, &w->schema, &w->problem));
+    for (int32_t i = 0; i < w->schema.n; i++) {
+        if (w->bound[i].data) HD_TRY(place(w, i, &w->problem));
+    }
+    w->n_mtp = w->spec->n_mtp;
+    return HD_OK;
+}
+
+hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec, hd_err *err) {
+    *out = NULL;
+    hd_weights *w = calloc(1, sizeof *w);
+    if (!w) return HD_FAIL(err, HD_ENOMEM, "no memory for dummy weights");
+    w->spec = spec;
+    hd_status st = hd_schema_open(&w->schema, spec, err);
+    if (st == HD_OK) {
+        st = make_dummies(w);
+        if (st != HD_OK && err && err->code == HD_OK) *err = w->problem;
+    }
+    if (st == HD_OK) {
+        *out = w;
+    } else {
+        hd_weights_close(w);
+    }
+    return st;
+}
+
 void hd_weights_close(hd_weights *w) {
     if (!w) return;
     size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
@@ -296,6 +335,7 @@ void hd_weights_close(hd_weights *w) {
     free(w->bound);
     hd_schema_close(&w->schema);
     hd_checkpoint_close(w->checkpoint);
+    weights_dummies_deinit(&w->dummies);
     free(w);
 }
 

@@ -149,6 +149,10 @@ hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_mode
                           hd_err *err);
 void hd_weights_close(hd_weights *w); /* NULL is fine */
 
+/* Made-up weights of a spec in memory, in the formats it declares, for measuring: matrices keep
+ * the size of activations, norms are ones, and every opening gives the same values. */
+hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec, hd_err *err);
+
 int32_t hd_weights_n_mtp(const hd_weights *w);
 
 /* A matrix, or NULL when this layer has none of that role. Where an MTP layer has no EMBED or
@@ -176,7 +180,7 @@ hd_status hd_weights_survey(hd_weights **out, const char *model_dir, const hd_mo
 const hd_err *hd_weights_problem(const hd_weights *w);
 
 const hd_schema *hd_weights_schema(const hd_weights *w);
-const hd_checkpoint *hd_weights_checkpoint(const hd_weights *w);
+const hd_checkpoint *hd_weights_checkpoint(const hd_weights *w); /* NULL: dummies */
 
 /* Whether schema->decls[decl] is wanted but absent from the files. */
 bool hd_weights_missing(const hd_weights *w, int32_t decl);

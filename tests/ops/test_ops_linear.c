@@ -33,8 +33,9 @@ static void run_linear(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
     ops->linear(s, &a);
 }
 
-static void linear_shape(const weight_format *f, int32_t rows, int32_t outs, int32_t cols) {
-    const hd_weight *w = take_weight(f, outs, cols, false);
+static void linear_shape(const weight_format *f, int32_t rows, int32_t outs, int32_t cols,
+                         bool all_codes) {
+    const hd_weight *w = take_weight(f, outs, cols, all_codes);
     const bool strided = rows % 2 == 0;
     const int32_t x_stride = w->cols + (strided ? 3 : 0);
     linear_case t = {
@@ -69,7 +70,13 @@ void op_linear(void **state) {
     };
     for (int32_t f = 0; f < n_weight_formats; f++) {
         for (size_t i = 0; i < HD_LEN(shapes); i++) {
-            linear_shape(&weight_formats[f], shapes[i].rows, shapes[i].outs, shapes[i].cols);
+            linear_shape(&weight_formats[f], shapes[i].rows, shapes[i].outs, shapes[i].cols,
+                         false);
+        }
+        /* All codes of E4M3: some rows of W have a NaN. Other formats' scales would make infinity
+         * minus infinity, which depends on the order of a sum. */
+        if (weight_formats[f].type == HD_E4M3 && weight_formats[f].scale_type == HD_F32) {
+            linear_shape(&weight_formats[f], 2, 97, 80, true);
         }
     }
 }

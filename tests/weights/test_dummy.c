@@ -1,0 +1,83 @@
+/* test_dummy.c - made-up weights: all of a model, in the formats its config declares. */
+#include "check.h"
+
+#include <math.h>
+
+#include "weights/configs.h"
+#include "weights/summary.h"
+#include "weights/weights.h"
+
+static const char *const names[] = {"tiny_v2", "tiny_v3", "tiny_v32", "tiny_v4"};
+
+static bool is_matrix(const hd_tensor_decl *d) {
+    return d->rank == 2 && d->role != HD_ROUTER_HASH;
+}
+
+/* 1 when elements have a mean square of 1 / cols. */
+static double relative_size(const hd_weight *w) {
+    double sum = 0;
+    for (int32_t r = 0; r < w->rows; r++) {
+        for (int32_t c = 0; c < w->cols; c++) {
+            const double v = hd_weight_at(w, r, c);
+            sum += v * v;
+        }
+    }
+    return sqrt(sum / w->rows);
+}
+
+static void check_tensor(const hd_weights *w, const hd_model_spec *spec, int32_t i) {
+    const hd_tensor_decl *d = &hd_weights_schema(w)->decls[i];
+    const hd_weight *stored = hd_weights_stored(w, i);
+    if (d->duplicate) {
+        assert_null(stored);
+        return;
+    }
+    assert_non_null(stored);
+    const hd_stored_format want = hd_declared_format(spec, d);
+    assert_int_equal(stored->scale_type, want.scale_type);
+    assert_int_equal(stored->rows, d->rows);
+    assert_int_equal(stored->cols, d->cols);
+    assert_int_equal(hd_weights_check_scales(w, i, NULL), HD_OK);
+    assert_int_equal(hd_weights_check_values(w, i, NULL), HD_OK);
+    if (!is_matrix(d) || (int64_t)d->rows * d->cols < 4096) return;
+    const double size = relative_size(stored);
+    if (size < 0.5 || size > 2) fail_msg("%s: relative size %g", d->name, size);
+}
+
+static void test_all_tensors(void **state) {
+    (void)state;
+    for (size_t k = 0; k < HD_LEN(names); k++) {
+        hd_model_spec *spec = config_open(names[k]);
+        hd_weights *w;
+        assert_int_equal(hd_weights_open_dummy(&w, spec, NULL), HD_OK);
+        assert_int_equal(hd_weights_n_mtp(w), spec->n_mtp);
+        for (int32_t i = 0; i < hd_weights_schema(w)->n; i++) check_tensor(w, spec, i);
+        assert_non_null(hd_weights_matrix(w, HD_GLOBAL, HD_EMBED));
+        assert_non_null(hd_weights_matrix(w, HD_GLOBAL, HD_HEAD));
+        hd_weights_close(w);
+        hd_model_spec_close(spec);
+    }
+}
+
+static void test_nvfp4_experts(void **state) {
+    (void)state;
+    hd_weights *w;
+    hd_model_spec *spec =
+        config_changed("tiny_v3", "{\"quantization_config\": {\"quant_method\": \"modelopt\", "
+                                  "\"quant_algo\": \"NVFP4\"}}");
+    assert_int_equal(hd_weights_open_dummy(&w, spec, NULL), HD_OK);
+    for (int32_t i = 0; i < hd_weights_schema(w)->n; i++) check_tensor(w, spec, i);
+    const hd_weight *experts = hd_weights_experts(w, spec->n_layers - 1, HD_EXPERT_GATE);
+    assert_non_null(experts);
+    assert_int_equal(experts->type, HD_E2M1);
+    hd_weights_close(w);
+    hd_model_spec_close(spec);
+}
+
+int test_dummy(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_tensors),
+        cmocka_unit_test(test_nvfp4_experts),
+    };
+    return cmocka_run_group_tests_name("dummy", tests, NULL, NULL);
+}
