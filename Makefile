@@ -91,9 +91,12 @@ $(BUILD)/hadal: $(OBJECTS)
 	@echo "LINK $@"
 	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
 
+# The tests count allocations: tests/allocations.c.
+comma   := ,
+COUNTED := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc aligned_alloc posix_memalign)
 $(BUILD)/hadal_test: $(LIBRARY) $(TESTS)
 	@echo "LINK $@"
-	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS) -lcmocka
+	@$(CC) $(LDOPT) $(COUNTED) -o $@ $^ $(LDLIBS) -lcmocka
 
 $(BUILD)/hadal_test_api: $(API_RIG) $(BUILD)/tests/api/test_api.o
 	@echo "LINK $@"
