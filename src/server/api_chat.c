@@ -78,7 +78,7 @@ static const api_param chat[] = {
      .about = "of each answer; default: what the context leaves"},
     {"logprobs", API_BOOL, AT(w.logprobs), .about = "of each token"},
     {"top_logprobs", API_INT, AT(top_logprobs), 0,
-     .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each token"},
+     .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
     {"parallel_tool_calls", API_BOOL, AT(w.parallel_calls),
      .about = "false: only the first call is passed on"},
     {"thinking_token_budget", API_INT, AT(g.max_reasoning), 1, INT32_MAX,
@@ -126,7 +126,7 @@ static void put_token(api_text *out, const api_job *job, int32_t token, float lo
     const hd_tokenizer *t = hd_engine_tokenizer(job->ctx->engine);
     const uint8_t *bytes = hd_tokenizer_piece(t, token, &n);
     api_puts(out, "{\"token\":");
-    api_put_token(out, job, token);
+    api_put_token(out, job->ctx, token);
     api_write(out, ",'logprob':%g,'bytes':[", (double)logprob);
     for (size_t i = 0; i < n; i++) {
         if (i > 0) api_puts(out, ",");

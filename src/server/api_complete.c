@@ -60,25 +60,24 @@ typedef struct score {
     hd_alternative top[HD_MAX_ALTERNATIVES];
 } score;
 
-static void add_score(api_text *to, int32_t token, const float *logprob,
-                      const hd_alternative *top, size_t n_top) {
-    score s = {.token = token, .scored = logprob != NULL};
-    if (logprob) s.logprob = *logprob;
+static void add_score(api_text *to, int32_t token, float logprob, const hd_alternative *top,
+                      size_t n_top) {
+    score s = {.token = token, .logprob = logprob, .scored = true};
     for (size_t k = 0; k < n_top && top[k].token >= 0; k++) s.top[s.n_top++] = top[k];
     api_put(to, (const char *)&s, sizeof s);
 }
 
 static void complete_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
     (void)job;
-    add_score(&c->logprobs, e->tokens[i], &e->logprobs[i], e->top + i * e->n_top, e->n_top);
+    const hd_alternative *top = e->n_top > 0 ? &e->top[i * e->n_top] : NULL;
+    add_score(&c->logprobs, e->tokens[i], e->logprobs[i], top, e->n_top);
 }
 
 static void complete_prompt_logprobs(api_job *job, api_choice *c, const hd_event *e) {
-    const echoes *state = job->state;
-    add_score(&c->prompt_scores, state->prompts[c->prompt].first_token, NULL, NULL, 0);
+    (void)job;
     for (size_t i = 0; i < e->n_prompt; i++) {
-        add_score(&c->prompt_scores, e->prompt[i], &e->prompt_logprobs[i],
-                  e->prompt_top + i * e->n_top, e->n_top);
+        const hd_alternative *top = e->n_top > 0 ? &e->prompt_top[i * e->n_top] : NULL;
+        add_score(&c->prompt_scores, e->prompt[i], e->prompt_logprobs[i], top, e->n_top);
     }
 }
 
@@ -119,7 +118,7 @@ static void list_score(score_lists *lists, const api_job *job, const score *s, i
     api_puts(&lists->tops, "{");
     for (int32_t k = 0; k < s->n_top; k++) {
         if (k > 0) api_puts(&lists->tops, ",");
-        api_put_token(&lists->tops, job, s->top[k].token);
+        api_put_token(&lists->tops, job->ctx, s->top[k].token);
         api_puts(&lists->tops, ":");
         api_put_real(&lists->tops, (double)s->top[k].logprob);
     }
@@ -143,8 +142,11 @@ static void put_scores(api_job *job, api_choice *c, bool with_prompt) {
         api_puts(out, "null");
         return;
     }
-    if (with_prompt) {
+    if (with_prompt) { /* nothing comes before its first token */
+        const echoes *e = job->state;
         const api_choice *first = &job->choices[job->subs[c->prompt].first_choice];
+        const score unscored = {.token = e->prompts[c->prompt].first_token};
+        list_score(&lists, job, &unscored, &c->place);
         list_scores(&lists, job, &first->prompt_scores, &c->place);
     }
     list_scores(&lists, job, &c->logprobs, &c->place);

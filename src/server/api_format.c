@@ -79,9 +79,9 @@ void api_put_matched_stop(api_text *out, const api_choice *c) {
     }
 }
 
-void api_put_token(api_text *out, const api_job *job, int32_t token) {
+void api_put_token(api_text *out, const api_context *ctx, int32_t token) {
     hd_bytes text = {0};
-    const hd_tokenizer *t = hd_engine_tokenizer(job->ctx->engine);
+    const hd_tokenizer *t = hd_engine_tokenizer(ctx->engine);
     if (hd_tokenizer_decode(t, &token, 1, false, &text, NULL) != HD_OK) out->failed = true;
     api_put_string(out, text.data, text.n);
     hd_bytes_deinit(&text);

@@ -1,4 +1,5 @@
 /* api_generate.c - POST /generate, SGLang's native interface: token in, token out. */
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +40,7 @@ static const api_param native[] = {
     {"logprob_start_len", API_INT, AT(logprob_start), -1, INT32_MAX,
      .about = "of prompt tokens from here on; -1: none"},
     {"top_logprobs_num", API_INT, AT(top_logprobs), 0,
-     .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each token"},
+     .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
     {"return_text_in_logprobs", API_BOOL, AT(w.text_in_logprobs),
      .about = "each token's text beside its id"},
     {"return_prompt_token_ids", API_BOOL, AT(w.prompt_ids), .about = "in meta_info"},
@@ -76,7 +77,7 @@ static void put_triple(api_text *out, const api_job *job, int32_t token, const f
     api_put_int(out, token);
     api_puts(out, ",");
     if (job->w.text_in_logprobs) {
-        api_put_token(out, job, token);
+        api_put_token(out, job->ctx, token);
     } else {
         api_puts(out, "null");
     }
@@ -318,6 +319,7 @@ static bool make_state(api_request *r, const api_prompt *prompts, int32_t n,
     const json_t *given = r->text ? r->text : r->input_ids;
     const bool batch =
         json_is_array(json_array_get(given, 0)) || json_is_string(json_array_get(given, 0));
+    assert(prompts != NULL && n > 0); /* taken before, and never a conversation */
     native_state *s = calloc(1, sizeof *s + (size_t)n * sizeof(native_prompt));
     *out = s;
     if (!s) return api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for prompts");

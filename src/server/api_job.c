@@ -2,6 +2,7 @@
  * counts, cancels, ends. */
 #include "server/api_job.h"
 
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,6 +10,8 @@
 #include <time.h>
 
 #include "base/progress.h"
+
+enum { STATUS_GONE = 499 }; /* for the log: the client left */
 
 /* ---- failure ---- */
 
@@ -109,6 +112,7 @@ static void report(api_job *job) {
     o->endpoint = job->format->endpoint;
     o->request_id = http_request_id(job->call);
     o->status = job->failure.status && !job->began ? job->failure.status : 200;
+    if (atomic_load(&job->gone)) o->status = STATUS_GONE;
     if (!job->failure.status) o->finish = api_finish_reason(&job->choices[0]);
     o->prompt_tokens = (int32_t)t.prompt;
     o->cached_tokens = (int32_t)t.cached;
@@ -119,6 +123,7 @@ static void report(api_job *job) {
     job->ctx->on_end(job->ctx->server, o);
 }
 
+/* Reported first: who has the answer finds it counted. */
 static void drop(api_job *job) {
     if (atomic_fetch_sub(&job->refs, 1) != 1) return;
     report(job);
@@ -128,25 +133,33 @@ static void drop(api_job *job) {
 
 /* ---- events ---- */
 
-static void add_piece(api_job *job, api_choice *c, hd_part_kind kind, int32_t call,
-                      const char *text, size_t n) {
-    api_piece *last = c->n_pieces ? &c->pieces[c->n_pieces - 1] : NULL;
-    if (!last || last->kind != kind || last->call != call || kind == HD_PART_CALL) {
-        if (c->n_pieces == c->cap_pieces) {
-            const size_t cap = c->cap_pieces ? 2 * c->cap_pieces : 8;
-            api_piece *pieces = realloc(c->pieces, cap * sizeof *pieces);
-            if (!pieces) {
-                job->out.failed = true;
-                return;
-            }
-            c->pieces = pieces;
-            c->cap_pieces = cap;
-        }
-        last = &c->pieces[c->n_pieces++];
-        *last = (api_piece){.kind = kind, .call = call, .start = c->text.n};
+static api_piece *new_piece(api_choice *c, hd_part_kind kind, int32_t call) {
+    if (c->n_pieces == c->cap_pieces) {
+        const size_t cap = c->cap_pieces ? 2 * c->cap_pieces : 8;
+        api_piece *pieces = realloc(c->pieces, cap * sizeof *pieces);
+        if (!pieces) return NULL;
+        c->pieces = pieces;
+        c->cap_pieces = cap;
     }
-    api_put(&c->text, text, n);
-    last->n += n;
+    assert(c->pieces != NULL);
+    api_piece *p = &c->pieces[c->n_pieces++];
+    *p = (api_piece){.kind = kind, .call = call, .start = c->text.n};
+    return p;
+}
+
+static void add_piece(api_job *job, api_choice *c, hd_part_kind kind, int32_t call,
+                      const hd_part *part) {
+    api_piece *p = c->n_pieces ? &c->pieces[c->n_pieces - 1] : NULL;
+    if (!p || p->kind != kind || p->call != call || kind == HD_PART_CALL) {
+        p = new_piece(c, kind, call);
+    }
+    if (!p) {
+        job->out.failed = true;
+        return;
+    }
+    api_put(&c->text, part->text, part->n);
+    p->n += part->n;
+    p->whole = part->whole;
     if (c->text.failed) job->out.failed = true;
 }
 
@@ -155,17 +168,14 @@ static void collect_part(api_job *job, api_choice *c, const hd_part *p) {
         p->kind == HD_PART_CALL || p->kind == HD_PART_ARGUMENTS || p->kind == HD_PART_CALL_END;
     if (p->kind == HD_PART_NOTE) return;
     if (of_call && p->call > 0 && !job->w.parallel_calls) return;
-    if (p->kind == HD_PART_CALL) c->n_parallel++;
     if (p->kind == HD_PART_CALL_END) c->n_calls += p->whole;
     const bool reasoning = p->kind == HD_PART_REASONING;
     if (!job->w.separate_reasoning && (reasoning || p->kind == HD_PART_CONTENT)) {
-        if (c->in_reasoning && !reasoning) {
-            add_piece(job, c, HD_PART_CONTENT, 0, "</think>", 8);
-        }
-        add_piece(job, c, HD_PART_CONTENT, 0, p->text, p->n);
+        static const hd_part end = {.text = "</think>", .n = 8};
+        if (c->in_reasoning && !reasoning) add_piece(job, c, HD_PART_CONTENT, 0, &end);
+        add_piece(job, c, HD_PART_CONTENT, 0, p);
     } else {
-        add_piece(job, c, p->kind, of_call ? p->call : 0, p->text, p->n);
-        if (c->n_pieces > 0) c->pieces[c->n_pieces - 1].whole = p->whole;
+        add_piece(job, c, p->kind, of_call ? p->call : 0, p);
     }
     c->in_reasoning = reasoning;
 }
@@ -215,6 +225,7 @@ static void note_end(api_job *job, api_choice *c, const hd_event *e) {
     if (job->w.prefill_only && e->end == HD_END_STOP) c->end = HD_END_LENGTH;
     c->stop_token = e->stop_token;
     if (e->stop_text) api_puts(&c->stop_text, e->stop_text);
+    if (c->stop_text.failed) job->out.failed = true;
     if (e->end == HD_END_TIMEOUT) {
         fail_job(job, 408, "queue_timeout", "the request waited too long in the queue");
     } else if (e->end == HD_END_FAILED) {
@@ -280,6 +291,7 @@ static api_job *job_open(api_request *r, const api_format *format, const api_pro
     int32_t n_choices = 0;
     for (int32_t i = 0; i < n; i++) n_choices += prompts[i].g.answers;
     if (!job) return NULL;
+    assert(n_choices > 0);
     job->subs = calloc((size_t)n, sizeof *job->subs);
     job->choices = calloc((size_t)n_choices, sizeof *job->choices);
     if (!job->subs || !job->choices || pthread_mutex_init(&job->failing, NULL) != 0) {
@@ -306,7 +318,6 @@ static api_job *job_open(api_request *r, const api_format *format, const api_pro
     for (int32_t i = 0; i < n; i++) {
         job->subs[i].job = job;
         job->subs[i].first_choice = k;
-        job->subs[i].n_choices = prompts[i].g.answers;
         atomic_init(&job->subs[i].id, 0);
         for (int32_t a = 0; a < prompts[i].g.answers; a++, k++) {
             job->choices[k] = (api_choice){.index = k, .prompt = i, .stop_token = -1};

@@ -33,7 +33,7 @@ typedef struct api_choice {
     size_t n_pieces, cap_pieces;
     int32_t n_pending; /* tokens */
 
-    int32_t n_calls, n_parallel; /* whole ones, and those begun */
+    int32_t n_calls; /* whole ones */
     bool in_reasoning;
     bool opened;                        /* the format's: its first chunk is out */
     api_text prompt_scores, kept, item; /* the format's own, as is the next */
@@ -66,7 +66,7 @@ typedef struct api_format {
 typedef struct api_sub { /* one prompt, one request of the engine */
     api_job *job;
     atomic_uint_least64_t id;
-    int32_t first_choice, n_choices;
+    int32_t first_choice;
     int32_t prompt_tokens;
 } api_sub;
 
@@ -97,8 +97,8 @@ struct api_job {
 };
 
 /* Submits and arranges for the answer. The request may be closed afterwards; on a refusal it
- * has been answered. prompt_ids and state are moved in; either may be NULL, and format->deinit gets
- * state, also on a refusal. */
+ * has been answered. prompt_ids and state are moved in; either may be NULL, and format->deinit
+ * gets state, also on a refusal. */
 void api_job_start(api_request *r, const api_format *format, const api_prompt *prompts,
                    int32_t n, api_text *prompt_ids, void *state);
 
@@ -112,7 +112,7 @@ const char *api_piece_text(const api_choice *c, const api_piece *p);
 void api_put_joined(api_text *out, const api_choice *c, hd_part_kind kind, int32_t call);
 void api_put_usage(api_text *out, const api_job *job); /* OpenAI's object */
 void api_put_matched_stop(api_text *out, const api_choice *c);
-void api_put_token(api_text *out, const api_job *job, int32_t token); /* as text in quotes */
+void api_put_token(api_text *out, const api_context *ctx, int32_t token); /* its text */
 void api_put_error(api_text *out, const api_job *job); /* OpenAI's object of the failure */
 void api_put_list(api_text *out, const char *key, const api_text *items); /* ,"key":[items] */
 

@@ -23,7 +23,7 @@ static const api_family output_family = {
 
 /* clang-format off */
 static const api_param messages[] = {
-    {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
     {"messages", API_ARRAY, AT(messages), .about = "the conversation"},
     {"system", API_ANY, AT(system), .about = "a text, or blocks of text"},
     {"max_tokens", API_INT, AT(max_tokens), 1, INT32_MAX,

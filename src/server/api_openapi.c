@@ -1,4 +1,5 @@
 /* api_openapi.c - GET /openapi.json: the tables that parse, written as OpenAPI 3.1. */
+#include <stdio.h>
 #include <string.h>
 
 #include "server/api_endpoints.h"
@@ -45,17 +46,29 @@ static const operation operations[] = {
 
 /* ---- parameters ---- */
 
-static void put_quoted(api_text *out, const char *text) {
-    for (; *text; text++) {
-        const char c = *text == '\'' ? '"' : *text;
-        api_put(out, &c, 1);
-    }
-}
-
 static void put_ref(api_text *out, const char *schema) {
     api_write(out, "{'$ref':'#/components/schemas/");
     api_puts(out, schema);
     api_write(out, "'}");
+}
+
+/* As api_schemas.h has it. */
+static void put_schema(api_text *out, const char *text) {
+    char name[64];
+    while (*text) {
+        const size_t plain = strcspn(text, "'@");
+        api_put(out, text, plain);
+        text += plain;
+        if (*text == '\'') {
+            api_puts(out, "\"");
+            text++;
+        } else if (*text == '@') {
+            const size_t n = strcspn(++text, ",}]");
+            snprintf(name, sizeof name, "%.*s", (int)n, text);
+            put_ref(out, name);
+            text += n;
+        }
+    }
 }
 
 static void put_number(api_text *out, const api_param *p, const api_limits *limits) {
@@ -126,6 +139,9 @@ static void put_type(api_text *out, const api_param *p, const api_limits *limits
         break;
     case API_ONLY:
         api_write(out, "'enum':[null,%i]", p->low != 0);
+        break;
+    case API_ONE:
+        api_write(out, "'enum':[null,false,1]");
         break;
     case API_REFUSED:
         api_write(out, "'enum':[null,false]");
@@ -247,7 +263,7 @@ static void put_components(api_text *out, const api_limits *limits) {
     for (size_t i = 0; i < api_n_schemas; i++) {
         if (i > 0) api_puts(out, ",");
         api_write(out, "%s:", api_schemas[i].name);
-        put_quoted(out, api_schemas[i].text);
+        put_schema(out, api_schemas[i].text);
     }
     api_puts(out, "}}");
 }

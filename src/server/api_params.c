@@ -145,9 +145,9 @@ static bool read_nested(const reading *k, json_t *v) {
 }
 
 static bool read_refused(const reading *k, const json_t *v) {
-    const bool only = k->p->kind == API_ONLY;
-    if (only && json_is_boolean(v) && json_is_true(v) == (k->p->low != 0)) return true;
-    if (!only && json_is_false(v)) return true;
+    const bool yes = k->p->kind == API_ONLY && k->p->low != 0;
+    if (json_is_boolean(v) && json_is_true(v) == yes) return true;
+    if (k->p->kind == API_ONE && json_is_integer(v) && json_integer_value(v) == 1) return true;
     return api_refuse(k->r, "unsupported_parameter", k->name, "%s is not supported: %s",
                       k->name, k->p->about);
 }
@@ -183,6 +183,7 @@ static bool read_param(const reading *k, json_t *v) {
     case API_NOTED:
         return true;
     case API_ONLY:
+    case API_ONE:
     case API_REFUSED:
         return read_refused(k, v);
     }
@@ -286,7 +287,7 @@ static const api_param sampling[] = {
     {"repetition_penalty", API_NUMBER, AT(g.repetition_penalty), 0.1, 10,
      .about = "a factor, on prompt and output"},
     {"stop", API_TEXTS, AT(stop), .about = "at most 16 strings of at most 256 bytes"},
-    {"stop_token_ids", API_INTS, AT(stop_ids), .about = "at most 64 ids beside the model's own"},
+    {"stop_token_ids", API_INTS, AT(stop_ids), .about = "at most 64, beside the model's own"},
     {"logit_bias", API_OBJECT, AT(bias), .about = "token id to -100..100, at most 1024"},
     {"ignore_eos", API_BOOL, AT(g.ignore_eos), .about = "the model's own end does not stop"},
     {"skip_special_tokens", API_BOOL_NOT, AT(g.keep_special),
@@ -306,7 +307,7 @@ const api_section api_sampling_section = API_SECTION(sampling);
 
 /* clang-format off */
 static const api_param openai[] = {
-    {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
     {"user", API_NOTED, .about = "who asks does not matter"},
     {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats"},
     {"max_tokens", API_INT, AT(max_tokens), 1, INT32_MAX, .about = "of each answer"},
@@ -356,7 +357,7 @@ const api_section api_identity_section = API_SECTION(identity);
 
 /* clang-format off */
 static const api_param absent[] = {
-    {"best_of", API_REFUSED, .about = "use n"},
+    {"best_of", API_ONE, .about = "use n"},
     {"use_beam_search", API_REFUSED, .about = "answers are sampled"},
     {"length_penalty", API_REFUSED, .about = "it belongs to beam search"},
     {"prompt_logprobs", API_REFUSED, .about = "use /v1/completions with echo and logprobs"},

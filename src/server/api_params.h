@@ -29,6 +29,7 @@ typedef enum api_kind {
     API_ONE_OR_MANY, /* such an object, or an array of them: a json_t *, read by the endpoint */
     API_NOTED,       /* accepted; it changes nothing here */
     API_ONLY,        /* accepted as true where low is 1, as false where it is 0; else refused */
+    API_ONE,         /* accepted as the number 1; else refused */
     API_REFUSED      /* unless null or false */
 } api_kind;
 

@@ -35,6 +35,7 @@ const char *api_error_type(http_shape shape, int status) {
     return "invalid_request_error";
 }
 
+HD_PRINTF(5, 0)
 static bool refuse(api_request *r, int status, const char *code, const char *param,
                    const char *format, va_list args) {
     api_refusal *why = &r->refusal;
@@ -81,6 +82,11 @@ static const char *grammar_code(const char *message) {
     return NULL;
 }
 
+/* The engine's sentence, and the tokenizer's, which stops early. */
+static bool is_too_long(const char *message) {
+    return strstr(message, "exceed the context") || strstr(message, "the text has more than");
+}
+
 bool api_refuse_err(api_request *r, const char *param, const hd_err *err) {
     char field[128];
     const char *code = grammar_code(err->msg);
@@ -88,11 +94,12 @@ bool api_refuse_err(api_request *r, const char *param, const hd_err *err) {
     if (err->code == HD_ENOMEM) {
         return api_refuse_status(r, 503, "out_of_memory", NULL, "%s", err->msg);
     }
+    if (!code && err->code == HD_EUNSUPPORTED) code = "unsupported_parameter";
     if (n > 0 && n < sizeof field) {
         snprintf(field, sizeof field, "%.*s", (int)n, err->msg);
         param = field;
     }
-    if (!code && strstr(err->msg, "exceed the context")) code = "context_length_exceeded";
+    if (!code && is_too_long(err->msg)) code = "context_length_exceeded";
     return api_refuse(r, code ? code : "invalid_value", param, "%s", err->msg);
 }
 
@@ -107,20 +114,17 @@ void api_request_send_refusal(api_request *r) {
 
 /* ---- memory ---- */
 
-static bool keep(api_request *r, void *memory) {
+void *api_keep(api_request *r, size_t n, size_t size) {
+    void *memory = calloc(n ? n : 1, size);
     api_kept *k = memory ? malloc(sizeof *k) : NULL;
     if (!k) {
         free(memory);
-        return api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
+        api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
+        return NULL;
     }
     *k = (api_kept){r->kept, memory};
     r->kept = k;
-    return true;
-}
-
-void *api_keep(api_request *r, size_t n, size_t size) {
-    void *memory = calloc(n ? n : 1, size);
-    return keep(r, memory) ? memory : NULL;
+    return memory;
 }
 
 json_t *api_keep_json(api_request *r, json_t *made) {
@@ -209,7 +213,8 @@ bool api_request_name(api_request *r, const char *id, const char *param) {
     for (size_t i = 0; i < n || n == 0; i++) {
         if (n > 0 && n <= API_MAX_ID && id[i] > ' ' && id[i] <= '~') continue;
         return api_refuse(r, "invalid_value", param,
-                          "%s must have 1 to %d bytes, printable ones of ASCII", param, API_MAX_ID);
+                          "%s must have 1 to %d bytes, printable ones of ASCII", param,
+                          API_MAX_ID);
     }
     http_set_request_id(r->call, id);
     snprintf(r->id, sizeof r->id, "%s", id);

@@ -17,7 +17,7 @@ enum { API_MAX_ID = 128 };
 /* How the answer is written; plain data. */
 typedef struct api_wishes {
     bool stream, include_usage, continuous_usage;
-    bool logprobs, echo, token_ids, prompt_ids, meta_info, text_in_logprobs;
+    bool logprobs, echo, token_ids, prompt_ids, text_in_logprobs;
     bool separate_reasoning, stream_reasoning, parallel_calls;
     bool prefill_only; /* nothing is generated, as far as the client can see */
     int32_t stream_interval;
@@ -52,16 +52,16 @@ typedef struct api_request {
 
     hd_generation g;
     hd_conversation conversation;
-    bool has_conversation;
     api_wishes w;
     char id[API_MAX_ID + 1]; /* the call's */
 
     /* As the body has them; NULL, -1 where it is silent. */
-    const char *model, *rid, *request_id, *cache_salt, *extra_key, *regex, *guided_regex, *task;
+    const char *checked; /* words whose table is all there is to them */
+    const char *rid, *request_id, *cache_salt, *extra_key, *regex, *guided_regex, *task;
     const char *effort, *thinking_type, *instructions, *previous, *content, *parser;
     json_t *stop, *stop_ids, *bias, *response_format, *schema, *guided_json, *guided_choice;
     json_t *content_list, *messages, *tools, *tool_choice, *prompt, *text, *input_ids, *system;
-    json_t *sampling, *metadata, *rids, *tokens;
+    json_t *sampling, *echoed, *rids, *tokens;
     int32_t max_tokens, max_completion_tokens, min_tokens, top_logprobs, logprobs;
     int32_t logprob_start, generation_prompt;
     int32_t begins; /* with the tokenizer's BOS: 1 yes, -1 no, 0 as usual */

@@ -36,7 +36,7 @@ static const api_family stream_family = {
 
 /* clang-format off */
 static const api_param responses[] = {
-    {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
     {"input", API_ANY, AT(prompt), .about = "a text, or items"},
     {"instructions", API_STRING, AT(instructions), .high = 1 << 22, .about = "a system text"},
     {"previous_response_id", API_STRING, AT(previous), .high = API_MAX_ID + 24,
@@ -54,10 +54,10 @@ static const api_param responses[] = {
     {"text", API_NESTED, .nested = &text_family, .about = "the answer's form"},
     {"include", API_ARRAY, AT(content_list), .about = "message.output_text.logprobs"},
     {"top_logprobs", API_INT, AT(top_logprobs), 0,
-     .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each token"},
+     .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
     {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats"},
-    {"metadata", API_OBJECT, AT(metadata), .about = "given back"},
-    {"truncation", API_STRING, AT(parser), .words = whole_only, .about = "input is not cut"},
+    {"metadata", API_OBJECT, AT(echoed), .about = "given back"},
+    {"truncation", API_STRING, AT(checked), .words = whole_only, .about = "input is not cut"},
     {"background", API_ONLY, .about = "answers come on the same connection"},
     {"max_tool_calls", API_NOTED, .about = "for tools of the server, which there are none of"},
     {"service_tier", API_NOTED, .about = "there is one"},

@@ -2,181 +2,171 @@
  * them; the end-to-end tests hold real replies against them. */
 #include "server/api_schemas.h"
 
-#define REF(name)   "{'$ref':'#/components/schemas/" name "'}"
-#define ARRAY(item) "{'type':'array','items':" item "}"
-#define OBJECT(required, properties) \
-    "{'type':'object','required':[" required "],'properties':{" properties "}}"
-#define STRING     "{'type':'string'}"
-#define INT        "{'type':'integer'}"
-#define COUNT      "{'type':'integer','minimum':0}"
-#define NUMBER     "{'type':'number'}"
-#define BOOL       "{'type':'boolean'}"
-#define TEXT       "{'type':['string','null']}"
-#define ANY        "{}"
-#define CONST(v)   "{'const':'" v "'}"
-#define OR_NULL(s) "{'oneOf':[{'type':'null'}," s "]}"
-
-#define REASON  "{'enum':['stop','length','tool_calls','abort',null]}"
-#define MATCHED "{'type':['integer','string','null']}"
-#define HEAD(object) \
-    "'id':" STRING ",'object':" CONST(object) ",'created':" INT ",'model':" STRING
-
-#define CALL                                                   \
-    OBJECT("'id','type','function'",                           \
-           "'id':" STRING ",'index':" COUNT                    \
-           ",'type':" CONST("function") ",'function':" OBJECT( \
-               "'name','arguments'", "'name':" STRING ",'arguments':" STRING))
-#define CALL_DELTA                                                                   \
-    OBJECT("'index','function'", "'index':" COUNT ",'id':" STRING                    \
-                                 ",'type':" CONST("function") ",'function':" OBJECT( \
-                                     "'arguments'", "'name':" STRING ",'arguments':" STRING))
-#define SCORED                                                                 \
-    OBJECT("'token','logprob','bytes'", "'token':" STRING ",'logprob':" NUMBER \
-                                        ",'bytes':" ARRAY(INT) ",'top_logprobs':" ARRAY(ANY))
-#define LOGPROBS OR_NULL(OBJECT("'content'", "'content':" ARRAY(REF("ScoredToken"))))
-
-#define TRIPLE                                                                \
-    "{'type':'array','prefixItems':[{'type':['number','null']}," INT "," TEXT \
-    "],'minItems':3,"                                                         \
-    "'maxItems':3}"
-
-#define ITEM                                                                      \
-    OBJECT("'type','id'",                                                         \
-           "'type':{'enum':['message','reasoning','function_call']},'id':" STRING \
-           ",'status':{'enum':['in_progress','completed','incomplete']}")
-#define BLOCK OBJECT("'type'", "'type':{'enum':['text','thinking','tool_use']}")
-
+/* clang-format off */
 const api_schema api_schemas[] = {
-    {"Error",                                                                              OBJECT("'error'",                      "'error':" OBJECT("'message','type','param','code'",
-     "'message':" STRING ",'type':" STRING
-                                                  ",'param':" TEXT ",'code':" TEXT))},
+    /* words that many use */
+    {"Count", "{'type':'integer','minimum':0}"},
+    {"Text", "{'type':'string'}"},
+    {"MaybeText", "{'type':['string','null']}"},
+    {"Integers", "{'type':'array','items':{'type':'integer'}}"},
+    {"FinishReason", "{'enum':['stop','length','tool_calls','abort',null]}"},
+    {"MatchedStop", "{'type':['integer','string','null']}"},
+
+    {"Error",
+     "{'type':'object','required':['error'],'properties':{'error':{'type':'object',"
+     "'required':['message','type','param','code'],'properties':{"
+     "'message':@Text,'type':@Text,'param':@MaybeText,'code':@MaybeText}}}}"},
     {"AnthropicError",
-     OBJECT("'type','error'",                                                                                                          "'type':" CONST("error") ",'error':" OBJECT(
-                                  "'type','message'",                                                                                                                                                                                                                                                 "'type':" STRING ",'message':" STRING))},
+     "{'type':'object','required':['type','error'],'properties':{'type':{'const':'error'},"
+     "'error':{'type':'object','required':['type','message'],'properties':{"
+     "'type':@Text,'message':@Text}}}}"},
+
+    /* OpenAI */
     {"Usage",
-     OBJECT("'prompt_tokens','completion_tokens','total_tokens'",
-     "'prompt_tokens':" COUNT ",'completion_tokens':" COUNT ",'total_tokens':" COUNT
-            ",'reasoning_tokens':" COUNT ",'prompt_tokens_details':" OBJECT(
-                "'cached_tokens'","'cached_tokens':" COUNT) ",'completion_tokens_details'"
-                                                             ":" OBJECT("'reasoning_tokens'",
-     "'reasoning_tokens'"
-     ":" COUNT))},
-    {"ScoredToken",                                                         SCORED  },
-    {"ToolCall",                                                                        CALL                                              },
+     "{'type':'object','required':['prompt_tokens','completion_tokens','total_tokens'],"
+     "'properties':{'prompt_tokens':@Count,'completion_tokens':@Count,'total_tokens':@Count,"
+     "'reasoning_tokens':@Count,'prompt_tokens_details':@PromptDetails,"
+     "'completion_tokens_details':@CompletionDetails}}"},
+    {"PromptDetails",
+     "{'type':'object','required':['cached_tokens'],'properties':{'cached_tokens':@Count}}"},
+    {"CompletionDetails",
+     "{'type':'object','required':['reasoning_tokens'],'properties':{"
+     "'reasoning_tokens':@Count}}"},
+    {"ScoredToken",
+     "{'type':'object','required':['token','logprob','bytes'],'properties':{'token':@Text,"
+     "'logprob':{'type':'number'},'bytes':@Integers,"
+     "'top_logprobs':{'type':'array','items':@ScoredToken}}}"},
+    {"ChatScores",
+     "{'type':['object','null'],'required':['content'],'properties':{"
+     "'content':{'type':'array','items':@ScoredToken}}}"},
+    {"ToolCall",
+     "{'type':'object','required':['id','type','function'],'properties':{'id':@Text,"
+     "'index':@Count,'type':{'const':'function'},'function':{'type':'object',"
+     "'required':['name','arguments'],'properties':{'name':@Text,'arguments':@Text}}}}"},
+    {"ToolCallDelta",
+     "{'type':'object','required':['index','function'],'properties':{'index':@Count,'id':@Text,"
+     "'type':{'const':'function'},'function':{'type':'object','required':['arguments'],"
+     "'properties':{'name':@Text,'arguments':@Text}}}}"},
+    {"ChatMessage",
+     "{'type':'object','required':['role','content'],'properties':{"
+     "'role':{'const':'assistant'},'content':@MaybeText,'reasoning_content':@MaybeText,"
+     "'tool_calls':{'type':['array','null'],'items':@ToolCall}}}"},
+    {"ChatDelta",
+     "{'type':'object','properties':{'role':{'const':'assistant'},'content':@Text,"
+     "'reasoning_content':@Text,'tool_calls':{'type':'array','items':@ToolCallDelta}}}"},
     {"ChatCompletion",
-     OBJECT(
-         "'id','object','created','model','choices','usage'",HEAD("chat.completion") ",'usage':" REF("Usage") ",'choices':" ARRAY(OBJECT(
-             "'index','message','finish_reason'",                                                                                                                                                                                                                                                             "'index':" COUNT ",'message':" OBJECT(
-                 "'role','content'", "'role':" CONST(
-                     "assistant") ",'content':" TEXT ",'reasoning_content':" TEXT
-                                  ",'tool_calls':" OR_NULL(ARRAY(
-                                      REF("ToolCall")))) ",'logprobs':" LOGPROBS
-                                                         ",'finish_reason':" REASON
-                                                         ",'matched_stop':" MATCHED
-                                                         ",'token_ids':" ARRAY(
-                                                             INT))) ",'prompt_token_ids'"
-                                                                    ":" ARRAY(INT) ",'system_"
-                                                                                   "fingerprint"
-                                                                                   "'"
-                                                                                   ":" STRING)},
+     "{'type':'object','required':['id','object','created','model','choices','usage'],"
+     "'properties':{'id':@Text,'object':{'const':'chat.completion'},'created':@Count,"
+     "'model':@Text,'usage':@Usage,'system_fingerprint':@Text,'prompt_token_ids':@Integers,"
+     "'choices':{'type':'array','items':{'type':'object',"
+     "'required':['index','message','logprobs','finish_reason'],'properties':{'index':@Count,"
+     "'message':@ChatMessage,'logprobs':@ChatScores,'finish_reason':@FinishReason,"
+     "'matched_stop':@MatchedStop,'token_ids':@Integers}}}}}"},
     {"ChatCompletionChunk",
-     OBJECT("'id','object','created','model','choices'",
-     HEAD("chat.completion.chunk") ",'usage':" REF("Usage") ",'choices':" ARRAY(OBJECT(
-                "'index','delta','finish_reason'",                                                                                                                                                                                       "'index':" COUNT ",'delta':" OBJECT(
-                    "", "'role':" CONST(
-                            "assistant") ",'content':" STRING ",'reasoning_content':" STRING
-                                         ",'tool_calls':" ARRAY(
-                                             CALL_DELTA)) ",'logprobs':" LOGPROBS
-                                                          ",'finish_reason':" REASON
-                                                          ",'matched_stop':" MATCHED
-                                                          ",'token_ids':" ARRAY(
-                                                              INT))) ",'prompt_token_ids'"
-                                                                     ":" ARRAY(INT))},
+     "{'type':'object','required':['id','object','created','model','choices'],"
+     "'properties':{'id':@Text,'object':{'const':'chat.completion.chunk'},'created':@Count,"
+     "'model':@Text,'usage':@Usage,'prompt_token_ids':@Integers,"
+     "'choices':{'type':'array','items':{'type':'object',"
+     "'required':['index','delta','finish_reason'],'properties':{'index':@Count,"
+     "'delta':@ChatDelta,'logprobs':@ChatScores,'finish_reason':@FinishReason,"
+     "'matched_stop':@MatchedStop,'token_ids':@Integers}}}}}"},
+    {"TextScores",
+     "{'type':['object','null'],"
+     "'required':['tokens','token_logprobs','top_logprobs','text_offset'],'properties':{"
+     "'tokens':{'type':'array','items':@Text},'text_offset':@Integers,"
+     "'token_logprobs':{'type':'array','items':{'type':['number','null']}},"
+     "'top_logprobs':{'type':'array','items':{'type':['object','null']}}}}"},
     {"Completion",
-     OBJECT(
-         "'id','object','created','model','choices'",                                                                          HEAD("text_completion") ",'usage':" REF("Usage") ",'choices':" ARRAY(OBJECT(
-             "'index','text','finish_reason'",                                                                                                                           "'index':" COUNT ",'text':" STRING ",'finish_reason':" REASON
-             ",'matched_stop':" MATCHED ",'token_ids':" ARRAY(INT) ",'prompt_token_ids':" ARRAY(INT) ",'logprobs':" OR_NULL(
-                 OBJECT(
-                     "'tokens','token_logprobs','top_logprobs','text_offset'", "'tokens':" ARRAY(STRING) ",'token_logprobs':" ARRAY(
-                         "{'type':['number','null']}") ",'top_logprobs':" ARRAY("{'type':['"
-                                                                                "object','null'"
-                                                                                "]}") ",'text_"
-                                                                                      "offset'"
-                                                                                      ":" ARRAY(COUNT))))) ",'system_fingerprint':" STRING)},
-    {"GenerateAnswer", OBJECT(
-                           "'text','output_ids','meta_info'",                                      "'text':" STRING
-                           ",'output_ids':" ARRAY(INT) ",'index':" COUNT ",'meta_info':" OBJECT(
-                               "'id','finish_reason','prompt_tokens','completion_tokens','"
-                               "cached_tokens'",                                                                                     "'id':" STRING ",'finish_reason':" OR_NULL(
-                                   OBJECT("'type'", "'type':{'enum':['stop','length','abort']"
-     "}")) ",'prompt_tokens':" COUNT
-                                                          ",'completion_tokens':" COUNT
-                                                          ",'cached_tokens':" COUNT
-                                                          ",'reasoning_tokens':" COUNT
-                                                          ",'e2e_latency':" NUMBER
-                                                          ",'output_token_logprobs':" ARRAY(
-                                                              TRIPLE) ",'input_token_logprobs'"
-                                                                      ":" ARRAY(TRIPLE)))},
-    {"GenerateAnswers",
-     "{'oneOf':[" REF("GenerateAnswer") "," ARRAY(REF("GenerateAnswer")) "]}"},
-    {"Model",                                                                     OBJECT("'id','object','created','owned_by','max_model_len'",
-     "'id':" STRING ",'object':" CONST(
-                         "model") ",'created':" INT ",'owned_by':" STRING ",'root':" STRING
-                                  ",'parent':" TEXT ",'max_model_len':" COUNT)                                                                                                                                                                                                                           },
+     "{'type':'object','required':['id','object','created','model','choices'],"
+     "'properties':{'id':@Text,'object':{'const':'text_completion'},'created':@Count,"
+     "'model':@Text,'usage':@Usage,'system_fingerprint':@Text,"
+     "'choices':{'type':'array','items':{'type':'object',"
+     "'required':['index','text','logprobs','finish_reason'],'properties':{'index':@Count,"
+     "'text':@Text,'logprobs':@TextScores,'finish_reason':@FinishReason,"
+     "'matched_stop':@MatchedStop,'token_ids':@Integers,'prompt_token_ids':@Integers}}}}}"},
+    {"Model",
+     "{'type':'object','required':['id','object','created','owned_by','max_model_len'],"
+     "'properties':{'id':@Text,'object':{'const':'model'},'created':@Count,'owned_by':@Text,"
+     "'root':@Text,'parent':@MaybeText,'max_model_len':@Count}}"},
     {"ModelList",
-     OBJECT("'object','data'",                                        "'object':" CONST("list") ",'data':" ARRAY(REF("Model")))                                                                                                                                                                    },
-    {"Tokens",             OBJECT("'tokens','count','max_model_len'",
-     "'tokens':{'type':'array'},'count':{'type':['integer','array']},"
-                      "'max_model_len':" COUNT ",'token_strs':{'type':'array'}")},
-    {"DecodedTokens",            OBJECT("'text','prompt','content'",
-     "'text':{'type':['string','array']},'prompt':{'type':['string',"
-                             "'array']},'content':{'type':['string','array']}")                                                                                                                                          },
-    {"Prompt",                           OBJECT("'prompt'",                         "'prompt':" STRING)                                                                                                                                                                                 },
-    {"ParsedCalls",          OBJECT("'normal_text','calls'",
-     "'normal_text':" STRING
-                           ",'calls':" ARRAY(OBJECT("'tool_index','name','parameters'",
-     "'tool_index':" COUNT ",'name':" STRING
-                                                    ",'parameters':" STRING)))},
-    {"SeparatedReasoning",
-     OBJECT("'reasoning_text','text'",                                                "'reasoning_text':" STRING ",'text':" STRING)},
-    {"Message",
-     OBJECT("'id','type','role','model','content','stop_reason','stop_sequence','usage'",
-     "'id':" STRING ",'type':" CONST("message") ",'role':" CONST(
-                "assistant") ",'model':" STRING
-                             ",'content':" ARRAY(
-                                 BLOCK) ",'stop_reason':{'enum':['end_turn','max_tokens','stop_"
-                                        "sequence','tool_use',"
-                                        "'pause_turn',null]},'stop_sequence':" TEXT
-                                        ",'usage':" OBJECT(
-                                            "'input_tokens','output_tokens'","'input_tokens':" COUNT ",'output_tokens':" COUNT
-                                            ",'cache_read_input_tokens':" COUNT
-                                            ",'cache_creation_input_tokens':" COUNT))},
-    {"MessageEvent",
-     OBJECT("'type'",
-     "'type':{'enum':['message_start','content_block_start','content_block_delta',"
-            "'content_block_stop','message_delta','message_stop','error']},'message':" REF(
-                "Message") ",'index':" COUNT ",'content_block':" BLOCK
-                           ",'delta':{'type':'object'},'usage':{'type':'object'}")                                                                                                                                                                          },
-    {"TokenCount",                                                     OBJECT("'input_tokens'","'input_tokens':" COUNT)                                        },
+     "{'type':'object','required':['object','data'],'properties':{'object':{'const':'list'},"
+     "'data':{'type':'array','items':@Model}}}"},
+    {"ResponseItem",
+     "{'type':'object','required':['type','id'],'properties':{'id':@Text,"
+     "'type':{'enum':['message','reasoning','function_call']},"
+     "'status':{'enum':['in_progress','completed','incomplete']}}}"},
     {"Response",
-     OBJECT("'id','object','created_at','status','model','output','usage','error',"
-            "'incomplete_details','parallel_tool_calls','tool_choice','tools'",                                                     "'id':" STRING ",'object':" CONST(
-                "response") ",'created_at':" INT ",'status':{'enum':['in_progress','completed',"
-                                                 "'incomplete','failed','cancelled']},"
-                            "'model':" STRING
-                            ",'output':" ARRAY(ITEM) ",'usage':" OR_NULL(OBJECT(
-                                "'input_tokens','output_tokens','total_tokens'",                           "'input_tokens':" COUNT ",'output_tokens':" COUNT
-                                ",'total_tokens':" COUNT)) ",'error':{'type':['object','null']}"
-                                                           ",'incomplete_details':{'type':['"
-                                                           "object','null']},"
-                                                           "'tools':" ARRAY(
-                                                               ANY) ",'metadata':{'type':'"
-                                                                    "object'},'store':" BOOL)},
-    {"ResponseEvent",                                                                       OBJECT("'type','sequence_number'",
-     "'type':{'type':'string','pattern':'^response[.]'},"
-                             "'sequence_number':" COUNT ",'response':" REF(
-                                 "Response") ",'item':" ITEM ",'output_index':" COUNT
-                                             ",'content_index':" COUNT ",'delta':" STRING)                                                                                                                                                                                            },
+     "{'type':'object','required':['id','object','created_at','status','model','output',"
+     "'usage','error','incomplete_details','parallel_tool_calls','tool_choice','tools'],"
+     "'properties':{"
+     "'id':@Text,'object':{'const':'response'},'created_at':@Count,'model':@Text,"
+     "'status':{'enum':['in_progress','completed','incomplete','failed','cancelled']},"
+     "'output':{'type':'array','items':@ResponseItem},"
+     "'usage':{'type':['object','null'],"
+     "'required':['input_tokens','output_tokens','total_tokens']},"
+     "'error':{'type':['object','null']},'incomplete_details':{'type':['object','null']},"
+     "'tools':{'type':'array'},'metadata':{'type':'object'},'store':{'type':'boolean'}}}"},
+    {"ResponseEvent",
+     "{'type':'object','required':['type','sequence_number'],'properties':{"
+     "'type':{'type':'string','pattern':'^response[.]'},'sequence_number':@Count,"
+     "'response':@Response,'item':@ResponseItem,'output_index':@Count,'content_index':@Count,"
+     "'delta':@Text}}"},
+
+    /* SGLang */
+    {"Triple",
+     "{'type':'array','prefixItems':[{'type':['number','null']},@Count,@MaybeText],"
+     "'minItems':3,'maxItems':3}"},
+    {"GenerateAnswer",
+     "{'type':'object','required':['text','output_ids','meta_info'],'properties':{"
+     "'text':@Text,'output_ids':@Integers,'index':@Count,'meta_info':{'type':'object',"
+     "'required':['id','finish_reason','prompt_tokens','completion_tokens','cached_tokens'],"
+     "'properties':{'id':@Text,'prompt_tokens':@Count,'completion_tokens':@Count,"
+     "'cached_tokens':@Count,'reasoning_tokens':@Count,'e2e_latency':{'type':'number'},"
+     "'finish_reason':{'type':['object','null'],'required':['type'],'properties':{"
+     "'type':{'enum':['stop','length','abort']}}},"
+     "'input_token_logprobs':{'type':'array','items':@Triple},"
+     "'output_token_logprobs':{'type':'array','items':@Triple}}}}}"},
+    {"GenerateAnswers",
+     "{'oneOf':[@GenerateAnswer,{'type':'array','items':@GenerateAnswer}]}"},
+    {"Tokens",
+     "{'type':'object','required':['tokens','count','max_model_len'],'properties':{"
+     "'tokens':{'type':'array'},'count':{'type':['integer','array']},'max_model_len':@Count,"
+     "'token_strs':{'type':'array'}}}"},
+    {"DecodedTokens",
+     "{'type':'object','required':['text','prompt','content'],'properties':{"
+     "'text':{'type':['string','array']},'prompt':{'type':['string','array']},"
+     "'content':{'type':['string','array']}}}"},
+    {"Prompt", "{'type':'object','required':['prompt'],'properties':{'prompt':@Text}}"},
+    {"ParsedCalls",
+     "{'type':'object','required':['normal_text','calls'],'properties':{'normal_text':@Text,"
+     "'calls':{'type':'array','items':{'type':'object',"
+     "'required':['tool_index','name','parameters'],'properties':{'tool_index':@Count,"
+     "'name':@Text,'parameters':@Text}}}}}"},
+    {"SeparatedReasoning",
+     "{'type':'object','required':['reasoning_text','text'],'properties':{"
+     "'reasoning_text':@Text,'text':@Text}}"},
+
+    /* Anthropic */
+    {"Block",
+     "{'type':'object','required':['type'],'properties':{"
+     "'type':{'enum':['text','thinking','tool_use']}}}"},
+    {"MessageUsage",
+     "{'type':'object','required':['input_tokens','output_tokens'],'properties':{"
+     "'input_tokens':@Count,'output_tokens':@Count,'cache_read_input_tokens':@Count,"
+     "'cache_creation_input_tokens':@Count}}"},
+    {"Message",
+     "{'type':'object','required':['id','type','role','model','content','stop_reason',"
+     "'stop_sequence','usage'],'properties':{'id':@Text,'type':{'const':'message'},"
+     "'role':{'const':'assistant'},'model':@Text,'content':{'type':'array','items':@Block},"
+     "'stop_reason':{'enum':['end_turn','max_tokens','stop_sequence','tool_use','pause_turn',"
+     "null]},'stop_sequence':@MaybeText,'usage':@MessageUsage}}"},
+    {"MessageEvent",
+     "{'type':'object','required':['type'],'properties':{'type':{'enum':['message_start',"
+     "'content_block_start','content_block_delta','content_block_stop','message_delta',"
+     "'message_stop','error']},'message':@Message,'index':@Count,'content_block':@Block,"
+     "'delta':{'type':'object'},'usage':@MessageUsage}}"},
+    {"TokenCount",
+     "{'type':'object','required':['input_tokens'],'properties':{'input_tokens':@Count}}"},
 };
+/* clang-format on */
 const size_t api_n_schemas = sizeof api_schemas / sizeof api_schemas[0];

@@ -1,4 +1,5 @@
-/* api_schemas.h - JSON schemas of what is sent back, in which ' stands for ". */
+/* api_schemas.h - JSON schemas of what is sent back, in which ' stands for " and @Name for a
+ * reference to the schema of that name. */
 #ifndef HD_SERVER_API_SCHEMAS_H
 #define HD_SERVER_API_SCHEMAS_H
 

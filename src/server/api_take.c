@@ -286,7 +286,8 @@ static bool take_tool_choice(api_request *r) {
         return api_refuse(r, "invalid_value", "tool_choice",
                           "tool_choice must be none, auto, required or name a function");
     }
-    const bool forced = strcmp(r->g.tool_choice, "none") && strcmp(r->g.tool_choice, "auto");
+    const bool forced =
+        strcmp(r->g.tool_choice, "none") != 0 && strcmp(r->g.tool_choice, "auto") != 0;
     if (forced && json_array_size(r->tools) == 0) {
         return api_refuse(r, "invalid_value", "tool_choice", "tool_choice wants tools");
     }
@@ -351,7 +352,6 @@ bool api_take_messages(api_request *r) {
     if (hd_chat_parse(&r->conversation, r->messages, r->tools, NULL, true, &err) != HD_OK) {
         return api_refuse_err(r, "messages", &err);
     }
-    r->has_conversation = true;
     return set_task(r) && set_continuation(r);
 }
 

@@ -61,6 +61,7 @@ static void put_escape(api_text *t, unsigned char c) {
 
 void api_put_escaped(api_text *t, const char *utf8, size_t n) {
     size_t start = 0;
+    if (n == 0) return; /* then utf8 may be NULL */
     for (size_t i = 0; i < n; i++) {
         const unsigned char c = (unsigned char)utf8[i];
         if (c >= 0x20 && c != '"' && c != '\\') continue;

@@ -21,7 +21,7 @@ static const api_param tokenize[] = {
      .about = "special tokens spelled in the text become their ids"},
     {"return_token_strs", API_BOOL, AT(token_strs), .about = "the text of each token too"},
     {"with_pieces", API_BOOL, AT(with_pieces), .about = "tokens are objects with id and piece"},
-    {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
 };
 /* clang-format on */
 static const api_section tokenize_section = API_SECTION(tokenize);
@@ -36,7 +36,7 @@ static const api_param detokenize[] = {
     {"tokens", API_ARRAY, AT(tokens), .about = "ids, or lists of ids"},
     {"skip_special_tokens", API_BOOL_NOT, AT(g.keep_special),
      .about = "special tokens are no text"},
-    {"model", API_STRING, AT(model), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
 };
 /* clang-format on */
 static const api_section detokenize_section = API_SECTION(detokenize);
@@ -100,28 +100,14 @@ static void answer(api_request *r, bool ok, api_text *out) {
 
 /* ---- tokenize ---- */
 
-static void put_pieces(api_text *out, const api_request *r, const int32_t *ids, size_t n) {
-    const hd_tokenizer *t = hd_engine_tokenizer(r->ctx->engine);
+static void put_pieces(api_text *out, const api_request *r, const int32_t *ids, size_t n,
+                       bool with_ids) {
     for (size_t i = 0; i < n; i++) {
-        hd_bytes text = {0};
-        hd_err err = {0};
-        if (hd_tokenizer_decode(t, &ids[i], 1, false, &text, &err) != HD_OK) out->failed = true;
         if (i > 0) api_puts(out, ",");
-        if (r->with_pieces) api_write(out, "{'id':%d,'piece':", ids[i]);
-        api_put_string(out, text.data, text.n);
-        if (r->with_pieces) api_puts(out, "}");
-        hd_bytes_deinit(&text);
+        if (with_ids) api_write(out, "{'id':%d,'piece':", ids[i]);
+        api_put_token(out, r->ctx, ids[i]);
+        if (with_ids) api_puts(out, "}");
     }
-}
-
-static void put_tokens(api_text *out, const api_request *r, const int32_t *ids, size_t n) {
-    api_puts(out, "[");
-    if (r->with_pieces) {
-        put_pieces(out, r, ids, n);
-    } else {
-        api_put_ids(out, ids, n);
-    }
-    api_puts(out, "]");
 }
 
 /* One list of ids, or with many a list of lists: tokens, counts, strings. */
@@ -132,12 +118,16 @@ typedef struct token_lists {
 static void add_list(token_lists *lists, const api_request *r, const int32_t *ids, size_t n) {
     api_comma(&lists->counts);
     api_put_int(&lists->counts, (long long)n);
-    if (lists->tokens.n > 0) api_puts(&lists->tokens, ",");
-    put_tokens(&lists->tokens, r, ids, n);
+    api_puts(&lists->tokens, lists->tokens.n > 0 ? ",[" : "[");
+    if (r->with_pieces) {
+        put_pieces(&lists->tokens, r, ids, n, true);
+    } else {
+        api_put_ids(&lists->tokens, ids, n);
+    }
+    api_puts(&lists->tokens, "]");
     if (!r->token_strs) return;
-    if (lists->strings.n > 0) api_puts(&lists->strings, ",");
-    api_puts(&lists->strings, "[");
-    put_pieces(&lists->strings, r, ids, n);
+    api_puts(&lists->strings, lists->strings.n > 0 ? ",[" : "[");
+    put_pieces(&lists->strings, r, ids, n, false);
     api_puts(&lists->strings, "]");
 }
 

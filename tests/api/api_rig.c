@@ -266,7 +266,8 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation 
     rig *r = e->r;
     hd_chat_prompt prompt = {0};
     const bool refuse = r->refuse_at >= 0 && r->n_requests >= r->refuse_at;
-    demand(g->size == sizeof *g && g->answers >= 1 && g->answers <= HD_MAX_ANSWERS, "bad request");
+    demand(g->size == sizeof *g && g->answers >= 1 && g->answers <= HD_MAX_ANSWERS,
+           "bad request");
     demand((conversation != NULL) != (g->tokens != NULL), "no prompt, or two");
     demand(read_all(g) < SIZE_MAX, "never");
     if (refuse) return HD_FAIL(err, r->refuse_at_status, "%s", r->refuse_why);
@@ -323,8 +324,13 @@ void rig_say(rig *r, int32_t i, int32_t a, hd_part_kind kind, int32_t call, cons
     static const float logprob = -0.125f;
     const hd_part part = {kind, call, kind == HD_PART_CALL_END, text, strlen(text)};
     r->requests[i].n_said++;
-    hd_event e = {.answer = a, .parts = &part, .n_parts = 1, .tokens = &token, .n_tokens = 1,
-                  .logprobs = &logprob, .stop_token = -1};
+    hd_event e = {.answer = a,
+                  .parts = &part,
+                  .n_parts = 1,
+                  .tokens = &token,
+                  .n_tokens = 1,
+                  .logprobs = &logprob,
+                  .stop_token = -1};
     send_event(r, i, &e);
 }
 
@@ -352,8 +358,8 @@ void rig_play(rig *r) {
             rig_say(r, i, a, HD_PART_CALL_END, 0, "");
             rig_say(r, i, a, HD_PART_NOTE, 0, "a note");
         }
-        const hd_end end = r->requests[i].cancelled ? HD_END_CANCELLED
-                                                    : ends[r->requests[i].g.n_stop % 5];
+        const hd_end end =
+            r->requests[i].cancelled ? HD_END_CANCELLED : ends[r->requests[i].g.n_stop % 5];
         for (int32_t a = 0; a < n; a++) rig_end(r, i, a, end);
     }
     r->n_requests = 0;
@@ -396,8 +402,11 @@ void rig_init(rig *r) {
         .engine = &the_engine,
         .model_name = "toy",
         .created = 5,
-        .limits = {.max_answers = 8, .max_top_logprobs = 20, .max_messages = 4096,
-                   .max_batch_prompts = 64, .stream_interval = 1},
+        .limits = {.max_answers = 8,
+                   .max_top_logprobs = 20,
+                   .max_messages = 4096,
+                   .max_batch_prompts = 64,
+                   .stream_interval = 1},
         .on_submit = on_submit,
         .on_token = on_token,
         .on_end = on_end,

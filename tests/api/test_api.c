@@ -47,8 +47,8 @@ static void done(rig_call *c) {
     assert_true(rig_release(c));
 }
 
-#define USER     "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
-#define TOOLS                                                                            \
+#define USER "\"messages\":[{\"role\":\"user\",\"content\":\"hi\"}]"
+#define TOOLS \
     "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"add\",\"parameters\":{}}}]"
 
 /* ---- refusals ---- */
@@ -60,37 +60,38 @@ typedef struct refusal {
 } refusal;
 
 static const refusal refusals[] = {
-    {"/v1/chat/completions", "",                                         400, "empty_body"        },
-    {"/v1/chat/completions", "{",                                        400, "invalid_json"      },
-    {"/v1/chat/completions", "[]",                                       400, "invalid_json"      },
-    {"/v1/chat/completions", "{\"n\":1,\"n\":2}",                        400, "duplicate_key"     },
-    {"/v1/chat/completions", "{}",                                       400, "\"messages\""      },
-    {"/v1/chat/completions", "{" USER ",\"temperature\":2.5}",           400, "must be 0 to 2"    },
-    {"/v1/chat/completions", "{" USER ",\"temperature\":1e999}",         400, "temperature"       },
-    {"/v1/chat/completions", "{" USER ",\"n\":9}",                       400, "must be 1 to 8"    },
-    {"/v1/chat/completions", "{" USER ",\"best_of\":1}",                 400, "unsupported_param" },
-    {"/v1/chat/completions", "{" USER ",\"stream\":\"yes\"}",            400, "true or false"     },
-    {"/v1/chat/completions", "{" USER ",\"stream_options\":{\"x\":1}}",  400, "stream_options.x"  },
-    {"/v1/chat/completions", "{" USER ",\"top_logprobs\":3}",            400, "logprobs: true"    },
-    {"/v1/chat/completions", "{" USER ",\"logit_bias\":{\"007\":1}}",    400, "logit_bias"        },
-    {"/v1/chat/completions", "{" USER ",\"stop\":[\"\"]}",               400, "stop[0]"           },
-    {"/v1/chat/completions", "{" USER ",\"tool_choice\":\"required\"}",  400, "wants tools"       },
-    {"/v1/chat/completions", "{" USER ",\"rid\":\"a\\nb\"}",             400, "printable"         },
-    {"/v1/chat/completions", "{" USER ",\"model\":\"a\\u0000\"}",        400, "U+0000"            },
-    {"/v1/completions",      "{\"prompt\":\"\"}",                        400, "empty_prompt"      },
-    {"/v1/completions",      "{\"prompt\":[1,\"a\"]}",                   400, "prompt[1]"         },
-    {"/v1/completions",      "{\"prompt\":[9999]}",                      400, "prompt[0]"         },
-    {"/v1/completions",      "{\"prompt\":\"a\",\"suffix\":\"b\"}",      400, "unsupported_param" },
-    {"/v1/completions",      "{\"prompt\":\"a\",\"max_tokens\":0}",      400, "wants echo"        },
-    {"/generate",            "{}",                                       400, "text"              },
-    {"/generate",            "{\"text\":\"a\",\"input_ids\":[1]}",       400, "give one"          },
-    {"/generate",            "{\"text\":[\"a\"],\"sampling_params\":[]}", 400, "sampling_params"  },
-    {"/tokenize",            "{}",                                       400, "prompt"            },
-    {"/detokenize",          "{\"tokens\":[-1]}",                        400, "tokens[0]"         },
-    {"/v1/messages",         "{\"messages\":[{\"role\":\"x\"}]}",        400, "\"type\":\"error\""},
-    {"/v1/responses",        "{\"input\":[{\"type\":\"zzz\"}]}",         400, "input[0]"          },
-    {"/v1/responses",        "{\"input\":\"a\",\"previous_response_id\":\"x\"}", 404, "not_found" },
-    {"/v1/embeddings",       "{}",                                       501, "not_supported"     },
+    {"/v1/chat/completions", "",                                                 400, "empty_body"        },
+    {"/v1/chat/completions", "{",                                                400, "invalid_json"      },
+    {"/v1/chat/completions", "[]",                                               400, "invalid_json"      },
+    {"/v1/chat/completions", "{\"n\":1,\"n\":2}",                                400, "duplicate_key"     },
+    {"/v1/chat/completions", "{}",                                               400, "\"messages\""      },
+    {"/v1/chat/completions", "{" USER ",\"temperature\":2.5}",                   400, "must be 0 to 2"    },
+    {"/v1/chat/completions", "{" USER ",\"temperature\":1e999}",                 400, "temperature"       },
+    {"/v1/chat/completions", "{" USER ",\"n\":9}",                               400, "must be 1 to 8"    },
+    {"/v1/chat/completions", "{" USER ",\"best_of\":2}",                         400, "unsupported_param" },
+    {"/v1/chat/completions", "{" USER ",\"stream\":\"yes\"}",                    400, "true or false"     },
+    {"/v1/chat/completions", "{" USER ",\"stream_options\":{\"x\":1}}",          400,
+     "stream_options.x"                                                                                   },
+    {"/v1/chat/completions", "{" USER ",\"top_logprobs\":3}",                    400, "logprobs: true"    },
+    {"/v1/chat/completions", "{" USER ",\"logit_bias\":{\"007\":1}}",            400, "logit_bias"        },
+    {"/v1/chat/completions", "{" USER ",\"stop\":[\"\"]}",                       400, "stop[0]"           },
+    {"/v1/chat/completions", "{" USER ",\"tool_choice\":\"required\"}",          400, "wants tools"       },
+    {"/v1/chat/completions", "{" USER ",\"rid\":\"a\\nb\"}",                     400, "printable"         },
+    {"/v1/chat/completions", "{" USER ",\"model\":\"a\\u0000\"}",                400, "U+0000"            },
+    {"/v1/completions",      "{\"prompt\":\"\"}",                                400, "empty_prompt"      },
+    {"/v1/completions",      "{\"prompt\":[1,\"a\"]}",                           400, "prompt[1]"         },
+    {"/v1/completions",      "{\"prompt\":[9999]}",                              400, "prompt[0]"         },
+    {"/v1/completions",      "{\"prompt\":\"a\",\"suffix\":\"b\"}",              400, "unsupported_param" },
+    {"/v1/completions",      "{\"prompt\":\"a\",\"max_tokens\":0}",              400, "wants echo"        },
+    {"/generate",            "{}",                                               400, "text"              },
+    {"/generate",            "{\"text\":\"a\",\"input_ids\":[1]}",               400, "give one"          },
+    {"/generate",            "{\"text\":[\"a\"],\"sampling_params\":[]}",        400, "sampling_params"   },
+    {"/tokenize",            "{}",                                               400, "prompt"            },
+    {"/detokenize",          "{\"tokens\":[-1]}",                                400, "tokens[0]"         },
+    {"/v1/messages",         "{\"messages\":[{\"role\":\"x\"}]}",                400, "\"type\":\"error\""},
+    {"/v1/responses",        "{\"input\":[{\"type\":\"zzz\"}]}",                 400, "input[0]"          },
+    {"/v1/responses",        "{\"input\":\"a\",\"previous_response_id\":\"x\"}", 404, "not_found"         },
+    {"/v1/embeddings",       "{}",                                               501, "not_supported"     },
 };
 
 static void test_refusals(void **state) {
@@ -158,8 +159,9 @@ static void test_batch_refused_in_the_middle(void **state) {
 
 static void test_chat_reply(void **state) {
     (void)state;
-    rig_call *c = rig_post(&r, "/v1/chat/completions",
-                           "{" USER "," TOOLS ",\"logprobs\":true,\"top_logprobs\":1,\"zzz\":1}");
+    rig_call *c =
+        rig_post(&r, "/v1/chat/completions",
+                 "{" USER "," TOOLS ",\"logprobs\":true,\"top_logprobs\":1,\"zzz\":1}");
     assert_int_equal(rig_status(c), 0);
     rig_say(&r, 0, 0, HD_PART_REASONING, 0, "hm");
     rig_say(&r, 0, 0, HD_PART_REASONING, 0, "m\n");
@@ -169,12 +171,17 @@ static void test_chat_reply(void **state) {
     rig_say(&r, 0, 0, HD_PART_ARGUMENTS, 0, "1}");
     rig_say(&r, 0, 0, HD_PART_CALL_END, 0, "");
     rig_end(&r, 0, 0, HD_END_STOP);
-    const char *const parts[] = {
-        "\"id\":\"chatcmpl-call-1\"", "\"content\":\"\\\"ok\\\"\"",
-        "\"reasoning_content\":\"hmm\\n\"", "\"id\":\"call_", "\"name\":\"add\"",
-        "\"arguments\":\"{\\\"a\\\": 1}\"", "\"token\":\"t\",\"logprob\":-0.125,\"bytes\":[116]",
-        "\"token\":\"a\"", "\"finish_reason\":\"tool_calls\",\"matched_stop\":1",
-        "\"completion_tokens\":7", "\"cached_tokens\":1"};
+    const char *const parts[] = {"\"id\":\"chatcmpl-call-1\"",
+                                 "\"content\":\"\\\"ok\\\"\"",
+                                 "\"reasoning_content\":\"hmm\\n\"",
+                                 "\"id\":\"call_",
+                                 "\"name\":\"add\"",
+                                 "\"arguments\":\"{\\\"a\\\": 1}\"",
+                                 "\"token\":\"t\",\"logprob\":-0.125,\"bytes\":[116]",
+                                 "\"token\":\"a\"",
+                                 "\"finish_reason\":\"tool_calls\",\"matched_stop\":1",
+                                 "\"completion_tokens\":7",
+                                 "\"cached_tokens\":1"};
     expect_order(c, parts, sizeof parts / sizeof parts[0]);
     assert_string_equal(rig_header(c, "X-Ignored-Params"), "zzz");
     assert_string_equal(r.unknown, "/v1/chat/completions zzz");
@@ -189,29 +196,33 @@ static void test_chat_reply(void **state) {
 
 static void test_chat_stream(void **state) {
     (void)state;
-    rig_call *c = rig_post(&r, "/v1/chat/completions",
-                           "{" USER ",\"stream\":true,\"stream_options\":{\"include_usage\":true},"
-                           "\"logprobs\":true,\"return_token_ids\":true,\"rid\":\"r1\"}");
+    rig_call *c =
+        rig_post(&r, "/v1/chat/completions",
+                 "{" USER ",\"stream\":true,\"stream_options\":{\"include_usage\":true},"
+                 "\"logprobs\":true,\"return_token_ids\":true,\"rid\":\"r1\"}");
     assert_int_equal(rig_status(c), 0);
     rig_say(&r, 0, 0, HD_PART_REASONING, 0, "hm");
     assert_int_equal(rig_status(c), 200);
     rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "a\"b");
     rig_stop(&r, 0, 0, "END");
     const char *const parts[] = {
-        "data: {\"id\":\"chatcmpl-r1\"", "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}",
+        "data: {\"id\":\"chatcmpl-r1\"",
+        "\"delta\":{\"role\":\"assistant\",\"content\":\"\"}",
         "\"delta\":{\"reasoning_content\":\"hm\"},\"logprobs\":{\"content\":[{",
         "\"token_ids\":[116],\"finish_reason\":null}],\"prompt_token_ids\":[",
         "\"delta\":{\"content\":\"a\\\"b\"}",
         "\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop\",\"matched_stop\":\"END\"}]}",
-        "\"choices\":[],\"usage\":{", "data: [DONE]\n\n"};
+        "\"choices\":[],\"usage\":{",
+        "data: [DONE]\n\n"};
     expect_order(c, parts, sizeof parts / sizeof parts[0]);
     done(c);
 }
 
 static void test_chat_calls_stream(void **state) {
     (void)state;
-    rig_call *c = rig_post(&r, "/v1/chat/completions",
-                           "{" USER "," TOOLS ",\"stream\":true,\"parallel_tool_calls\":false}");
+    rig_call *c =
+        rig_post(&r, "/v1/chat/completions",
+                 "{" USER "," TOOLS ",\"stream\":true,\"parallel_tool_calls\":false}");
     rig_say(&r, 0, 0, HD_PART_CALL, 0, "add");
     rig_say(&r, 0, 0, HD_PART_ARGUMENTS, 0, "{}");
     rig_say(&r, 0, 0, HD_PART_CALL_END, 0, "");
@@ -271,11 +282,11 @@ static void test_answers_interleave(void **state) {
     rig_end(&r, 0, 1, HD_END_STOP);
     assert_false(rig_ended(c));
     rig_end(&r, 0, 0, HD_END_LENGTH);
-    const char *const parts[] = {"{\"index\":0,\"delta\":{\"content\":\"a\"}",
-                                 "{\"index\":1,\"delta\":{\"content\":\"b\"}",
-                                 "{\"index\":1,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop",
-                                 "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"length",
-                                 "[DONE]"};
+    const char *const parts[] = {
+        "{\"index\":0,\"delta\":{\"content\":\"a\"}",
+        "{\"index\":1,\"delta\":{\"content\":\"b\"}",
+        "{\"index\":1,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"stop",
+        "{\"index\":0,\"delta\":{},\"logprobs\":null,\"finish_reason\":\"length", "[DONE]"};
     expect_order(c, parts, sizeof parts / sizeof parts[0]);
     done(c);
 }
@@ -293,7 +304,8 @@ static void test_ends(void **state) {
     c = rig_post(&r, "/v1/chat/completions", "{" USER ",\"stream\":true}");
     rig_say(&r, 2, 0, HD_PART_CONTENT, 0, "a");
     rig_end(&r, 2, 0, HD_END_FAILED);
-    const char *const broken[] = {"{\"error\":{\"message\":\"the logits are broken\"", "[DONE]"};
+    const char *const broken[] = {"{\"error\":{\"message\":\"the logits are broken\"",
+                                  "[DONE]"};
     expect_order(c, broken, 2);
     done(c);
     c = rig_post(&r, "/v1/chat/completions", "{" USER "}");
@@ -324,8 +336,9 @@ static void test_client_vanishes(void **state) {
 
 static void test_completion_scores(void **state) {
     (void)state;
-    rig_call *c = rig_post(&r, "/v1/completions",
-                           "{\"prompt\":\"abcd\",\"echo\":true,\"logprobs\":1,\"max_tokens\":3}");
+    rig_call *c =
+        rig_post(&r, "/v1/completions",
+                 "{\"prompt\":\"abcd\",\"echo\":true,\"logprobs\":1,\"max_tokens\":3}");
     assert_int_equal(r.requests[0].g.prompt_logprobs_from, 1);
     rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "t");
     rig_end(&r, 0, 0, HD_END_LENGTH);
@@ -334,6 +347,12 @@ static void test_completion_scores(void **state) {
                                  "\"top_logprobs\":[null,{\"a\":-0.25},",
                                  "\"text_offset\":[0,1,2,3,4]"};
     expect_order(c, parts, sizeof parts / sizeof parts[0]);
+    done(c);
+    r.n_requests = 0;
+    c = rig_post(&r, "/v1/completions",
+                 "{\"prompt\":\"a\",\"echo\":true,\"logprobs\":0,\"max_tokens\":0}");
+    rig_end(&r, 0, 0, HD_END_LENGTH);
+    expect_text(c, "{\"tokens\":[\"a\"],\"token_logprobs\":[null]");
     done(c);
 }
 
@@ -345,10 +364,11 @@ static void test_generate(void **state) {
     assert_int_equal(r.requests[0].g.max_tokens, 2);
     rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "t");
     rig_end(&r, 0, 0, HD_END_STOP);
-    const char *const parts[] = {"{\"text\":\"t\",\"output_ids\":[116],\"meta_info\":{\"id\":\"call-1\"",
-                                 "\"finish_reason\":{\"type\":\"stop\",\"matched\":1}",
-                                 "\"input_token_logprobs\":[[null,97,null],[-0.5,10,null]",
-                                 "\"output_token_logprobs\":[[-0.125,116,null]]"};
+    const char *const parts[] = {
+        "{\"text\":\"t\",\"output_ids\":[116],\"meta_info\":{\"id\":\"call-1\"",
+        "\"finish_reason\":{\"type\":\"stop\",\"matched\":1}",
+        "\"input_token_logprobs\":[[null,97,null],[-0.5,10,null]",
+        "\"output_token_logprobs\":[[-0.125,116,null]]"};
     expect_order(c, parts, sizeof parts / sizeof parts[0]);
     done(c);
     r.n_requests = 0;
@@ -359,15 +379,16 @@ static void test_generate(void **state) {
     rig_end(&r, 0, 0, HD_END_LENGTH);
     rig_end(&r, 1, 0, HD_END_LENGTH);
     const char *const stream[] = {"{\"text\":\"x\"", "\"id\":\"p_0\"", "{\"text\":\"xy\"",
-                                  "{\"text\":\"z\"", "\"index\":1", "\"type\":\"length\"", "[DONE]"};
+                                  "{\"text\":\"z\"", "\"index\":1",    "\"type\":\"length\"",
+                                  "[DONE]"};
     expect_order(c, stream, sizeof stream / sizeof stream[0]);
     done(c);
 }
 
 static void test_prefill_only(void **state) {
     (void)state;
-    rig_call *c =
-        rig_post(&r, "/generate", "{\"text\":\"ab\",\"sampling_params\":{\"max_new_tokens\":0}}");
+    rig_call *c = rig_post(&r, "/generate",
+                           "{\"text\":\"ab\",\"sampling_params\":{\"max_new_tokens\":0}}");
     assert_int_equal(r.requests[0].g.max_tokens, 1);
     rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "x");
     rig_end(&r, 0, 0, HD_END_STOP);
@@ -389,11 +410,15 @@ static void say_all(void) {
 }
 
 static const char messages_body[] =
-    "\"max_tokens\":9,\"system\":[{\"type\":\"text\",\"text\":\"s\"}],\"tools\":[{\"name\":\"add\","
+    "\"max_tokens\":9,\"system\":[{\"type\":\"text\",\"text\":\"s\"}],\"tools\":[{\"name\":"
+    "\"add\","
     "\"input_schema\":{}}],\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":"
-    "\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"t\",\"signature\":\"none\"},"
-    "{\"type\":\"tool_use\",\"id\":\"u1\",\"name\":\"add\",\"input\":{\"a\":2}}]},{\"role\":\"user\","
-    "\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"u1\",\"content\":\"3\"},{\"type\":"
+    "\"assistant\",\"content\":[{\"type\":\"thinking\",\"thinking\":\"t\",\"signature\":"
+    "\"none\"},"
+    "{\"type\":\"tool_use\",\"id\":\"u1\",\"name\":\"add\",\"input\":{\"a\":2}}]},{\"role\":"
+    "\"user\","
+    "\"content\":[{\"type\":\"tool_result\",\"tool_use_id\":\"u1\",\"content\":\"3\"},{"
+    "\"type\":"
     "\"text\",\"text\":\"and\"}]}]}";
 
 static void test_messages(void **state) {
@@ -402,23 +427,34 @@ static void test_messages(void **state) {
     snprintf(body, sizeof body, "{%s", messages_body);
     rig_call *c = rig_post(&r, "/v1/messages", body);
     say_all();
-    const char *const parts[] = {"\"type\":\"message\"",
-                                 "{\"type\":\"thinking\",\"thinking\":\"hm\",\"signature\":\"none\"}",
-                                 "{\"type\":\"text\",\"text\":\"so\"}",
-                                 "{\"type\":\"tool_use\",\"id\":\"toolu_", "\"input\":{\"a\": 1}}",
-                                 "\"stop_reason\":\"tool_use\"", "\"cache_read_input_tokens\":1"};
+    const char *const parts[] = {
+        "\"type\":\"message\"",
+        "{\"type\":\"thinking\",\"thinking\":\"hm\",\"signature\":\"none\"}",
+        "{\"type\":\"text\",\"text\":\"so\"}",
+        "{\"type\":\"tool_use\",\"id\":\"toolu_",
+        "\"input\":{\"a\": 1}}",
+        "\"stop_reason\":\"tool_use\"",
+        "\"cache_read_input_tokens\":1"};
     expect_order(c, parts, sizeof parts / sizeof parts[0]);
     done(c);
     r.n_requests = 0;
     snprintf(body, sizeof body, "{\"stream\":true,%s", messages_body);
     c = rig_post(&r, "/v1/messages", body);
     say_all();
-    const char *const events[] = {
-        "event: message_start", "content_block_start\",\"index\":0", "thinking_delta",
-        "signature_delta", "content_block_stop\",\"index\":0", "content_block_start\",\"index\":1",
-        "text_delta", "content_block_stop\",\"index\":1", "\"tool_use\",\"id\":\"toolu_",
-        "\"partial_json\":\"{\\\"a\\\": 1}\"", "content_block_stop\",\"index\":2", "message_delta",
-        "tool_use", "message_stop"};
+    const char *const events[] = {"event: message_start",
+                                  "content_block_start\",\"index\":0",
+                                  "thinking_delta",
+                                  "signature_delta",
+                                  "content_block_stop\",\"index\":0",
+                                  "content_block_start\",\"index\":1",
+                                  "text_delta",
+                                  "content_block_stop\",\"index\":1",
+                                  "\"tool_use\",\"id\":\"toolu_",
+                                  "\"partial_json\":\"{\\\"a\\\": 1}\"",
+                                  "content_block_stop\",\"index\":2",
+                                  "message_delta",
+                                  "tool_use",
+                                  "message_stop"};
     expect_order(c, events, sizeof events / sizeof events[0]);
     done(c);
     snprintf(body, sizeof body, "{%s", messages_body);
@@ -430,8 +466,9 @@ static void test_messages(void **state) {
 /* A call that was cut must not look as if it could run. */
 static void test_messages_cut_call(void **state) {
     (void)state;
-    rig_call *c = rig_post(&r, "/v1/messages", "{" USER ",\"tools\":[{\"name\":\"add\","
-                                               "\"input_schema\":{}}]}");
+    rig_call *c = rig_post(&r, "/v1/messages",
+                           "{" USER ",\"tools\":[{\"name\":\"add\","
+                           "\"input_schema\":{}}]}");
     rig_say(&r, 0, 0, HD_PART_CALL, 0, "add");
     rig_say(&r, 0, 0, HD_PART_ARGUMENTS, 0, "{\"a\": ");
     rig_end(&r, 0, 0, HD_END_LENGTH);
@@ -443,26 +480,37 @@ static void test_responses(void **state) {
     (void)state;
     rig_call *c = rig_post(&r, "/v1/responses", "{\"input\":\"q\",\"instructions\":\"i\"}");
     say_all();
-    const char *const parts[] = {"\"id\":\"resp_call-1\"", "\"status\":\"completed\"",
+    const char *const parts[] = {"\"id\":\"resp_call-1\"",
+                                 "\"status\":\"completed\"",
                                  "{\"type\":\"reasoning\",\"id\":\"rs_",
-                                 "{\"type\":\"message\",\"id\":\"msg_", "\"text\":\"so\"",
-                                 "{\"type\":\"function_call\",\"id\":\"fc_", "\"call_id\":\"call_",
-                                 "\"arguments\":\"{\\\"a\\\": 1}\"", "\"instructions\":\"i\""};
+                                 "{\"type\":\"message\",\"id\":\"msg_",
+                                 "\"text\":\"so\"",
+                                 "{\"type\":\"function_call\",\"id\":\"fc_",
+                                 "\"call_id\":\"call_",
+                                 "\"arguments\":\"{\\\"a\\\": 1}\"",
+                                 "\"instructions\":\"i\""};
     expect_order(c, parts, sizeof parts / sizeof parts[0]);
     rig_call *again = rig_get(&r, "/v1/responses/resp_call-1");
     assert_string_equal(rig_text(again), rig_text(c));
     done(again);
     done(c);
     r.n_requests = 0;
-    c = rig_post(&r, "/v1/responses", "{\"input\":\"more\",\"stream\":true,\"rid\":\"two\","
-                                      "\"previous_response_id\":\"resp_call-1\",\"store\":false}");
+    c = rig_post(&r, "/v1/responses",
+                 "{\"input\":\"more\",\"stream\":true,\"rid\":\"two\","
+                 "\"previous_response_id\":\"resp_call-1\",\"store\":false}");
     say_all();
-    const char *const events[] = {
-        "event: response.created", "response.in_progress", "\"output_index\":0",
-        "response.reasoning_text.delta", "response.reasoning_text.done",
-        "response.output_item.done", "response.output_text.delta", "response.output_text.done",
-        "response.content_part.done", "response.function_call_arguments.delta",
-        "response.function_call_arguments.done", "response.completed"};
+    const char *const events[] = {"event: response.created",
+                                  "response.in_progress",
+                                  "\"output_index\":0",
+                                  "response.reasoning_text.delta",
+                                  "response.reasoning_text.done",
+                                  "response.output_item.done",
+                                  "response.output_text.delta",
+                                  "response.output_text.done",
+                                  "response.content_part.done",
+                                  "response.function_call_arguments.delta",
+                                  "response.function_call_arguments.done",
+                                  "response.completed"};
     expect_order(c, events, sizeof events / sizeof events[0]);
     expect_none(c, "[DONE]");
     done(c);
@@ -495,22 +543,22 @@ static void test_texts(void **state) {
     static const struct {
         const char *path, *body, *answer;
     } rows[] = {
-        {"/tokenize", "{\"prompt\":\"the<s>\",\"return_token_strs\":true}",
+        {"/tokenize",            "{\"prompt\":\"the<s>\",\"return_token_strs\":true}",
          "{\"max_model_len\":4096,\"tokens\":[257,60,115,62],\"count\":4,"
-         "\"token_strs\":[\"the\",\"<\",\"s\",\">\"]}"},
-        {"/v1/tokenize", "{\"content\":\"the<s>\",\"parse_special\":true,\"with_pieces\":true}",
+         "\"token_strs\":[\"the\",\"<\",\"s\",\">\"]}"                                                                                              },
+        {"/v1/tokenize",         "{\"content\":\"the<s>\",\"parse_special\":true,\"with_pieces\":true}",
          "{\"max_model_len\":4096,\"tokens\":[{\"id\":257,\"piece\":\"the\"},"
-         "{\"id\":261,\"piece\":\"<s>\"}],\"count\":2}"},
-        {"/tokenize", "{\"prompt\":[\"a\",\"the\"]}",
-         "{\"max_model_len\":4096,\"tokens\":[[97],[257]],\"count\":[1,1]}"},
-        {"/detokenize", "{\"tokens\":[97,261]}",
-         "{\"text\":\"a\",\"prompt\":\"a\",\"content\":\"a\"}"},
-        {"/separate_reasoning", "{\"text\":\"x</think>y\",\"reasoning_parser\":\"deepseek-r1\"}",
-         "{\"reasoning_text\":\"x\",\"text\":\"y\"}"},
+         "{\"id\":261,\"piece\":\"<s>\"}],\"count\":2}"                                                                                             },
+        {"/tokenize",            "{\"prompt\":[\"a\",\"the\"]}",
+         "{\"max_model_len\":4096,\"tokens\":[[97],[257]],\"count\":[1,1]}"                                                                         },
+        {"/detokenize",          "{\"tokens\":[97,261]}",
+         "{\"text\":\"a\",\"prompt\":\"a\",\"content\":\"a\"}"                                                                                      },
+        {"/separate_reasoning",
+         "{\"text\":\"x</think>y\",\"reasoning_parser\":\"deepseek-r1\"}",                               "{\"reasoning_text\":\"x\",\"text\":\"y\"}"},
         {"/parse_function_call", "{\"text\":\"plain\"," TOOLS "}",
-         "{\"normal_text\":\"plain\",\"calls\":[]}"},
-        {"/apply-template", "{" USER "}",
-         "{\"prompt\":\"<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>\"}"},
+         "{\"normal_text\":\"plain\",\"calls\":[]}"                                                                                                 },
+        {"/apply-template",      "{" USER "}",
+         "{\"prompt\":\"<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>\"}"                                                    },
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

@@ -11,10 +11,17 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
-static const char *const paths[] = {
-    "/v1/chat/completions", "/v1/completions",     "/generate",           "/v1/messages",
-    "/v1/responses",        "/tokenize",           "/detokenize",         "/apply-template",
-    "/parse_function_call", "/separate_reasoning", "/v1/messages/count_tokens"};
+static const char *const paths[] = {"/v1/chat/completions",
+                                    "/v1/completions",
+                                    "/generate",
+                                    "/v1/messages",
+                                    "/v1/responses",
+                                    "/tokenize",
+                                    "/detokenize",
+                                    "/apply-template",
+                                    "/parse_function_call",
+                                    "/separate_reasoning",
+                                    "/v1/messages/count_tokens"};
 
 static void demand(bool so, const char *what) {
     if (so) return;
@@ -31,8 +38,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     char *body = malloc(n);
     memcpy(body, data + 1, n - 1);
     body[n - 1] = 0;
-    rig_call *c = rig_post_bytes(&r, paths[data[0] % (sizeof paths / sizeof paths[0])], body,
-                                 n - 1);
+    rig_call *c =
+        rig_post_bytes(&r, paths[data[0] % (sizeof paths / sizeof paths[0])], body, n - 1);
     rig_play(&r);
     demand(rig_ended(c), "no answer");
     const char *text = rig_text(c);
