@@ -127,7 +127,13 @@ $(BUILD)/%.o: %.c Makefile
 	@echo "CC   $<"
 	@$(CC) $(CFLAGS) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
 
-$(BUILD)/src/server/page.o: $(wildcard src/server/web/*)
+# The web page lies in the program twice, as it is and packed.
+PAGE := $(wildcard src/server/web/*)
+$(BUILD)/src/server/page.o: CFLAGS += -DPAGE_PACKED='"$(BUILD)/web/"'
+$(BUILD)/src/server/page.o: $(PAGE) $(PAGE:src/server/web/%=$(BUILD)/web/%.gz)
+$(BUILD)/web/%.gz: src/server/web/%
+	@mkdir -p $(@D)
+	@gzip -9nc $< > $@
 
 $(BUILD)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)
