@@ -47,7 +47,7 @@ LDOPT   ?= $(HARDEN_LD)
 
 CFLAGS  += $(CSTD) $(WARN) $(SAFE) $(BASELINE) $(OPT) -Isrc -Iinclude \
            -DHD_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES))
-ifdef STATIC # but for HTTP and TLS, which Debian has as shared libraries only: lay them beside
+ifdef STATIC # but for HTTP and TLS, whose own needs are shared libraries: lay those beside
 LDLIBS   = $(patsubst -l%,-l:lib%.a,$(shell pkg-config --libs-only-l jansson libpcre2-8)) \
            $(shell pkg-config --libs libmicrohttpd gnutls) -Wl,-rpath,'$$ORIGIN'
 else
