@@ -48,8 +48,9 @@ LDOPT   ?= $(HARDEN_LD)
 
 CFLAGS  += $(CSTD) $(WARN) $(SAFE) $(BASELINE) $(OPT) -Isrc -Iinclude \
            -DHD_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES))
-ifdef STATIC
-LDLIBS   = $(patsubst -l%,-l:lib%.a,$(shell pkg-config --libs-only-l $(PACKAGES)))
+ifdef STATIC # but for HTTP and TLS, whose own needs are shared libraries: lay those beside
+LDLIBS   = $(patsubst -l%,-l:lib%.a,$(shell pkg-config --libs-only-l jansson libpcre2-8)) \
+           $(shell pkg-config --libs libmicrohttpd gnutls) -Wl,-rpath,'$$ORIGIN'
 else
 LDLIBS   = $(shell pkg-config --libs $(PACKAGES))
 endif

@@ -80,6 +80,7 @@ static bool enter_landlock(const sandbox_paths *paths, int version) {
         allow(rules, &handled, system_read[i], FS_READ);
     }
     allow(rules, &handled, "/dev", FS_READ | LANDLOCK_ACCESS_FS_WRITE_FILE | FS_IOCTL);
+    allow(rules, &handled, "/dev/shm", FS_WRITE | LANDLOCK_ACCESS_FS_REMOVE_FILE | FS_IOCTL);
     for (size_t i = 0; i < SANDBOX_PATHS; i++) {
         allow(rules, &handled, paths->read[i], FS_READ);
         allow(rules, &handled, paths->write[i], FS_WRITE);
