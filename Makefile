@@ -91,9 +91,12 @@ $(BUILD)/hadal: $(OBJECTS)
 	@echo "LINK $@"
 	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
 
+# The tests count allocations: tests/allocations.c.
+comma   := ,
+COUNTED := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc aligned_alloc posix_memalign)
 $(BUILD)/hadal_test: $(LIBRARY) $(TESTS)
 	@echo "LINK $@"
-	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS) -lcmocka
+	@$(CC) $(LDOPT) $(COUNTED) -o $@ $^ $(LDLIBS) -lcmocka
 
 $(BUILD)/hadal_test_api: $(API_RIG) $(BUILD)/tests/api/test_api.o
 	@echo "LINK $@"
@@ -124,7 +127,13 @@ $(BUILD)/%.o: %.c Makefile
 	@echo "CC   $<"
 	@$(CC) $(CFLAGS) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
 
-$(BUILD)/src/server/page.o: $(wildcard src/server/web/*)
+# The web page lies in the program twice, as it is and packed.
+PAGE := $(wildcard src/server/web/*)
+$(BUILD)/src/server/page.o: CFLAGS += -DPAGE_PACKED='"$(BUILD)/web/"'
+$(BUILD)/src/server/page.o: $(PAGE) $(PAGE:src/server/web/%=$(BUILD)/web/%.gz)
+$(BUILD)/web/%.gz: src/server/web/%
+	@mkdir -p $(@D)
+	@gzip -9nc $< > $@
 
 $(BUILD)/%.cu.o: %.cu Makefile
 	@mkdir -p $(@D)

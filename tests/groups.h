@@ -24,7 +24,9 @@
     X(sched) \
     X(auto_drafts) \
     X(engine) \
+    X(answers) \
     X(steer) \
+    X(simulation) \
     X(drafts) \
     X(executor) \
     X(server) \

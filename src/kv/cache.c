@@ -167,14 +167,28 @@ static int32_t *node_tokens(const hd_cache *c, int32_t n) {
     return c->tokens + (int64_t)n * c->o.page_tokens;
 }
 
-/* Mixes 64-bit words by multiplication and shift; equality is always decided by the tokens. */
+static uint64_t mix(uint64_t h, uint64_t word) {
+    h = (h ^ word) * 0xD6E8FEB86659FD93u;
+    return h ^ h >> 32;
+}
+
+/* Four lanes, because one would wait for its own multiplications; equality is always decided by
+ * the tokens. */
 static uint64_t hash_page(const hd_cache *c, int32_t parent, uint64_t salt,
                           const int32_t *tokens) {
-    uint64_t h = salt ^ ((uint64_t)(uint32_t)parent * 0x9E3779B97F4A7C15u);
-    for (int32_t i = 0; i < c->o.page_tokens; i++) {
-        h = (h ^ (uint32_t)tokens[i]) * 0xD6E8FEB86659FD93u;
-        h ^= h >> 32;
+    enum { LANES = 4, PER_WORD = sizeof(uint64_t) / sizeof *tokens };
+    uint64_t lanes[LANES], word;
+    int32_t i = 0;
+    for (int k = 0; k < LANES; k++) lanes[k] = salt + (uint64_t)k * 0x9E3779B97F4A7C15u;
+    for (; i + LANES * PER_WORD <= c->o.page_tokens; i += LANES * PER_WORD) {
+        for (int k = 0; k < LANES; k++) {
+            memcpy(&word, tokens + i + k * PER_WORD, sizeof word);
+            lanes[k] = mix(lanes[k], word);
+        }
     }
+    for (; i < c->o.page_tokens; i++) lanes[0] = mix(lanes[0], (uint32_t)tokens[i]);
+    uint64_t h = (uint64_t)(uint32_t)parent;
+    for (int k = 0; k < LANES; k++) h = mix(h, lanes[k]);
     return h;
 }
 

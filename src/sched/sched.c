@@ -22,7 +22,10 @@ struct hd_sched {
     int32_t *free_slots;
     int32_t n_free_slots;
     uint64_t arrivals;
-    bool blocked; /* the head of the queue did not fit, and nothing was given back since */
+    bool blocked; /* the head of the queue did not fit, and nobody has left since */
+    int32_t wanted[HD_N_LIFETIMES]; /* pages to be had before it is worth another try */
+    bool cancels;                   /* somebody was cancelled since the last turn */
+    int64_t next_deadline;          /* no waiting request gives up before */
     hd_work *works;
     sched_seq **worker; /* the request behind each work */
     hd_chosen *chosen;
@@ -137,6 +140,12 @@ static void let_followers_go(hd_sched *s, sched_seq *leader) {
     }
 }
 
+/* Of two deadlines; 0 is none. */
+static int64_t earlier(int64_t a, int64_t b) {
+    if (!a || !b) return a ? a : b;
+    return a < b ? a : b;
+}
+
 hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err) {
     const int64_t longest = (int64_t)r->n_prompt + r->max_new;
     const int64_t room =
@@ -160,12 +169,15 @@ hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err) {
     if (r->follows) follow(q, find(s, r->follows));
     if (!s->waiting.last || sched_before(q, s->waiting.last)) s->blocked = false;
     sched_queue_put(&s->waiting, q);
+    s->next_deadline = earlier(s->next_deadline, q->r.queue_until_ns);
     return HD_OK;
 }
 
 void hd_sched_cancel(hd_sched *s, uint64_t id) {
     sched_seq *q = find(s, id);
-    if (q) q->cancelled = true;
+    if (!q) return;
+    q->cancelled = true;
+    s->cancels = true;
 }
 
 /* Gives up the slot and the pages; what was committed stays cached. */
@@ -189,6 +201,7 @@ static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
         leave(s, q, e->finish == HD_FINISH_STOP || e->finish == HD_FINISH_LENGTH);
     } else {
         sched_queue_take(&s->waiting, q);
+        s->blocked = false; /* another one may be the first now */
     }
     if (q->leader) q->leader->n_followers--;
     let_followers_go(s, q);
@@ -208,13 +221,19 @@ static void fail(hd_sched *s, sched_seq *q, hd_status status) {
     finish(s, q, &e);
 }
 
+/* Looks at everybody only when somebody has to go: a full queue must not cost every turn. */
 static void listen(hd_sched *s, int64_t now_ns) {
+    if (!s->cancels && (!s->next_deadline || now_ns < s->next_deadline)) return;
+    s->cancels = false;
+    s->next_deadline = 0;
     for (sched_seq *q = s->waiting.first, *next; q; q = next) {
         next = q->next;
         if (q->cancelled) {
             finish_without_tokens(s, q, HD_FINISH_ABORT);
         } else if (q->r.queue_until_ns && now_ns >= q->r.queue_until_ns) {
             finish_without_tokens(s, q, HD_FINISH_TIMEOUT);
+        } else {
+            s->next_deadline = earlier(s->next_deadline, q->r.queue_until_ns);
         }
     }
     for (int32_t i = s->n_running - 1; i >= 0; i--) {
@@ -244,18 +263,10 @@ static int32_t pages_for(const hd_sched *s, int32_t tokens) {
     return (int32_t)hd_ceil_div(tokens, s->o.cache.page_tokens);
 }
 
-/* Room for all the tokens the request knows and a page to grow, beside a page of growth for
- * everyone who runs: a newcomer should not cause a retraction at once. */
-static bool fits(const hd_sched *s, const sched_seq *q, int32_t hit) {
+/* Pages that a lease could still get. */
+static int32_t room(const hd_sched *s, hd_lifetime life) {
     const hd_cache_stats c = hd_cache_read_stats(s->cache);
-    const int32_t known = pages_for(s, q->n_tokens) - hit / s->o.cache.page_tokens;
-    const int32_t entries = c.free[HD_LIFE_ENTRIES] + c.evictable[HD_LIFE_ENTRIES];
-    if (s->n_running == 0) return true; /* alone, anything that was accepted fits */
-    if (known + 1 + s->n_running > entries) return false;
-    if (!s->o.cache.reach) return true;
-    const int32_t window = c.free[HD_LIFE_WINDOW] + c.evictable[HD_LIFE_WINDOW];
-    const int32_t chunk = hd_min_i32(known, pages_for(s, s->o.chunk_rows) + 1);
-    return chunk + 1 + s->n_running <= window;
+    return c.free[life] + c.evictable[life];
 }
 
 /* Prompt tokens that wait for their score. The next one is scored by the row before it. */
@@ -267,17 +278,49 @@ static int32_t next_scored(const sched_seq *q) {
     return q->r.score_from + q->n_scored;
 }
 
+/* Pages that are missing for all the tokens the request knows and a page to grow, beside a page
+ * of growth for everyone who runs: a newcomer should not cause a retraction at once. */
+static void count_missing(const hd_sched *s, const sched_seq *q, int32_t hit,
+                          int32_t missing[HD_N_LIFETIMES]) {
+    const int32_t known = pages_for(s, q->n_tokens) - hit / s->o.cache.page_tokens;
+    const int32_t chunk = hd_min_i32(known, pages_for(s, s->o.chunk_rows) + 1);
+    missing[HD_LIFE_ENTRIES] = known + 1 + s->n_running - room(s, HD_LIFE_ENTRIES);
+    missing[HD_LIFE_WINDOW] =
+        s->o.cache.reach ? chunk + 1 + s->n_running - room(s, HD_LIFE_WINDOW) : 0;
+}
+
+/* Alone, anything that was accepted fits. */
+static bool fits(const hd_sched *s, const int32_t missing[HD_N_LIFETIMES]) {
+    return s->n_running == 0 || (missing[HD_LIFE_ENTRIES] <= 0 && missing[HD_LIFE_WINDOW] <= 0);
+}
+
+/* A try walks the whole prompt, so the next one waits for pages. */
+static void block(hd_sched *s, const int32_t missing[HD_N_LIFETIMES]) {
+    s->blocked = true;
+    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+        s->wanted[l] = missing[l] > 0 ? room(s, (hd_lifetime)l) + missing[l] : 0;
+    }
+}
+
+static bool still_blocked(const hd_sched *s) {
+    return s->blocked && (room(s, HD_LIFE_ENTRIES) < s->wanted[HD_LIFE_ENTRIES] ||
+                          room(s, HD_LIFE_WINDOW) < s->wanted[HD_LIFE_WINDOW]);
+}
+
 /* Scores want rows that are computed, so a hit must end before the first of those. */
-static bool admit_one(hd_sched *s, sched_seq *q) {
+static void admit_one(hd_sched *s, sched_seq *q) {
     const int32_t slot = s->free_slots[s->n_free_slots - 1];
     const int32_t usable = unscored(q) > 0 ? next_scored(q) : q->n_tokens;
-    int32_t hit;
+    int32_t hit, missing[HD_N_LIFETIMES] = {0, 1}; /* the windows of a hit */
     if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, usable, &hit) != HD_OK) {
-        return false;
+        block(s, missing);
+        return;
     }
-    if (!fits(s, q, hit)) {
+    count_missing(s, q, hit, missing);
+    if (!fits(s, missing)) {
         hd_cache_release(s->cache, slot, false);
-        return false;
+        block(s, missing);
+        return;
     }
     s->n_free_slots--;
     sched_queue_take(&s->waiting, q);
@@ -290,7 +333,6 @@ static bool admit_one(hd_sched *s, sched_seq *q) {
     }
     s->running[at] = q;
     s->hooks.enter(s->hooks.ctx, q->r.id, slot, q->tokens, q->n_tokens);
-    return true;
 }
 
 /* The first in the queue that waits for nobody's prompt. */
@@ -301,10 +343,11 @@ static sched_seq *next_to_admit(const hd_sched *s) {
 }
 
 static void admit(hd_sched *s) {
+    s->blocked = still_blocked(s);
     while (!s->blocked && s->n_free_slots) {
         sched_seq *q = next_to_admit(s);
         if (!q) return;
-        s->blocked = !admit_one(s, q);
+        admit_one(s, q);
     }
 }
 
@@ -323,7 +366,7 @@ static bool make_room(hd_sched *s, sched_seq *q, int32_t n_tokens) {
 
 static void add_work(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_choose,
                      int32_t n_score) {
-    const int32_t slot = q->slot;
+    const int32_t slot = q->slot, want_drafts = n_choose ? q->want_drafts : 0;
     s->worker[s->n_works] = q;
     s->works[s->n_works++] = (hd_work){
         .slot = slot,
@@ -333,10 +376,10 @@ static void add_work(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_choose,
         .n_choose = n_choose,
         .n_score = n_score,
         .after = n_choose ? -1 : q->tokens[q->n_done + rows],
-        .want_drafts = n_choose ? q->want_drafts : 0,
+        .want_drafts = want_drafts,
         .pages = {hd_cache_table(s->cache, slot, HD_LIFE_ENTRIES),
                   hd_cache_table(s->cache, slot, HD_LIFE_WINDOW)},
-        .n_pages = s->o.cache.lease_pages
+        .n_pages = pages_for(s, q->n_done + rows + want_drafts)
     };
     s->n_rows += rows;
     s->n_choices += n_choose + n_score;
@@ -485,9 +528,11 @@ static void settle_one(hd_sched *s, sched_seq *q, const hd_work *w, const hd_cho
     s->hooks.event(s->hooks.ctx, &e);
 }
 
+/* What the device holds cannot be trusted any more, so nothing stays cached. */
 static void fail_all(hd_sched *s, hd_status status) {
     while (s->n_running) fail(s, s->running[0], status);
     while (s->waiting.first) fail(s, s->waiting.first, status);
+    hd_cache_flush(s->cache);
 }
 
 hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err) {

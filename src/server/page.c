@@ -1,4 +1,4 @@
-/* page.c - hands out the web page: the files of web/, embedded by the assembler.
+/* page.c - hands out the web page: the files of web/, embedded by the assembler, also packed.
  *
  * The headers let a browser run and load these files only, so that whatever a model writes
  * stays text; nobody may put the page into a frame. A browser asks again each time and is told
@@ -9,15 +9,14 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The Makefile makes this object anew when a file of web/ changes. */
-#define EMBED(symbol, name)                            \
-    __asm__(".pushsection .rodata\n"                   \
-            ".balign 8\n"                              \
-            "page_" #symbol "_bytes: .quad 2f - 1f\n"  \
-            "page_" #symbol ":\n"                      \
-            "1: .incbin \"src/server/web/" name "\"\n" \
-            "2: .popsection\n");                       \
-    extern const uint64_t page_##symbol##_bytes;       \
+#define INCLUDE(symbol, path)                         \
+    __asm__(".pushsection .rodata\n"                  \
+            ".balign 8\n"                             \
+            "page_" #symbol "_bytes: .quad 2f - 1f\n" \
+            "page_" #symbol ":\n"                     \
+            "1: .incbin \"" path "\"\n"               \
+            "2: .popsection\n");                      \
+    extern const uint64_t page_##symbol##_bytes;      \
     extern const char page_##symbol[];
 
 #define FILES(X)                                       \
@@ -40,20 +39,28 @@
     X(heatmap, "heatmap.js", SCRIPT)
 #define SCRIPT "text/javascript; charset=utf-8"
 
-#define X(symbol, name, type) EMBED(symbol, name)
+/* PAGE_PACKED is the Makefile's: where it put the packed files. */
+#define X(symbol, name, type)               \
+    INCLUDE(symbol, "src/server/web/" name) \
+    INCLUDE(symbol##_gz, PAGE_PACKED name ".gz")
 FILES(X)
 #undef X
 
+typedef struct page_bytes {
+    const char *data;
+    const uint64_t *n;
+} page_bytes;
+
 typedef struct page_file {
-    const char *name, *type, *data;
-    const uint64_t *bytes;
+    const char *name, *type;
+    page_bytes plain, packed;
 } page_file;
 
-static const page_file files[] = {
-#define X(symbol, name, type) {name, type, page_##symbol, &page_##symbol##_bytes},
-    FILES(X)
+#define BYTES(symbol) \
+    { page_##symbol, &page_##symbol##_bytes }
+#define X(symbol, name, type) {name, type, BYTES(symbol), BYTES(symbol##_gz)},
+static const page_file files[] = {FILES(X)};
 #undef X
-};
 
 enum { N_FILES = sizeof files / sizeof files[0], ETAG_BYTES = 24 };
 
@@ -65,28 +72,32 @@ static const char *const headers[][2] = {
     {"Cross-Origin-Opener-Policy",   "same-origin"                                    },
     {"Cross-Origin-Resource-Policy", "same-origin"                                    },
     {"Referrer-Policy",              "no-referrer"                                    },
-    {"Cache-Control",                "no-cache"                                       },
+    {"Cache-Control",                "private, no-cache"                              },
 };
 
-/* FNV-1a of the content, quoted. */
-static void write_etag(char etag[ETAG_BYTES], const page_file *f) {
+/* FNV-1a of what is sent, quoted. */
+static void write_etag(char etag[ETAG_BYTES], page_bytes sent) {
     uint64_t hash = 0xcbf29ce484222325u;
-    for (uint64_t i = 0; i < *f->bytes; i++) {
-        hash = (hash ^ (unsigned char)f->data[i]) * 0x100000001b3u;
+    for (uint64_t i = 0; i < *sent.n; i++) {
+        hash = (hash ^ (unsigned char)sent.data[i]) * 0x100000001b3u;
     }
     snprintf(etag, ETAG_BYTES, "\"%016" PRIx64 "\"", hash);
 }
 
 static void send_file(http_call *c, const page_file *f) {
     char etag[ETAG_BYTES];
-    write_etag(etag, f);
+    const char *accepted = http_header(c, "Accept-Encoding");
+    const bool packs = accepted && strstr(accepted, "gzip");
+    const page_bytes sent = packs ? f->packed : f->plain;
+    write_etag(etag, sent);
     for (size_t i = 0; i < sizeof headers / sizeof headers[0]; i++) {
         http_reply_header(c, headers[i][0], headers[i][1]);
     }
     http_reply_header(c, "ETag", etag);
+    if (packs) http_reply_header(c, "Content-Encoding", "gzip");
     const char *known = http_header(c, "If-None-Match");
-    bool same = known && strstr(known, etag);
-    http_reply(c, same ? 304 : 200, f->type, f->data, same ? 0 : (size_t)*f->bytes);
+    const bool same = known && strstr(known, etag);
+    http_reply(c, same ? 304 : 200, f->type, sent.data, same ? 0 : (size_t)*sent.n);
 }
 
 static void get_index(http_call *c, void *server) {

@@ -74,7 +74,10 @@ class Browser:
         message = {"id": next(self.ids), "method": method, "params": params}
         if session:
             message["sessionId"] = session
-        os.write(self.write_end, json.dumps(message).encode() + b"\0")
+        try:
+            os.write(self.write_end, json.dumps(message).encode() + b"\0")
+        except BrokenPipeError:
+            raise BrowserError("the browser went away") from None
         with self.lock:
             self.lock.wait_for(lambda: message["id"] in self.answers or self.closed)
             answer = self.answers.pop(message["id"], {"error": {"message": "the browser went away"}})
@@ -90,8 +93,8 @@ class Browser:
             self.call("Browser.close")
         except BrowserError:
             pass
-        self.process.wait()
         os.close(self.write_end)
+        self.process.wait()
         self.profile.cleanup()
 
 

@@ -68,6 +68,7 @@ ANSWERS = {
     "long line": {"content": "deep " * 60000, "piece": 4096},
     "long": {"content": "\n\n".join([MARKDOWN] * 40), "piece": 200},
     "endless": {"content": "down and ", "endless": True},
+    "light": {"call": ("set_light", '{"on": true}')},
     "breaks": {"content": "The sea is", "breaks": True},
 }  # fmt: skip
 ERRORS = {

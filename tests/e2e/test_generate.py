@@ -3,12 +3,14 @@
 import json
 import os
 import pathlib
+import re
 import subprocess
 
 import pytest
 from conftest import HADAL, ROOT
 from toy_models import FAMILIES, make_toy_model
 
+TINY = ROOT / "models" / "tiny-v4"
 EXAMPLE = pathlib.Path(HADAL).parent / "examples" / "side_by_side"
 PROMPTS = [
     "the cat sat on the mat",
@@ -43,28 +45,53 @@ def generate(hadal):
     return run
 
 
-WAYS = [
-    ["--chunk", "1"],
-    ["--chunk", "5"],
-    ["--threads", "1"],
-    ["--threads", "3"],
-    ["--draft-tokens", "1"],
-    ["--draft-tokens", "2"],
-    ["--draft-tokens", "3", "--chunk", "4"],
-    ["--draft-tokens", "7"],
-]
-
-
 @pytest.mark.threads
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("sampling", [[], ["--temperature", "1", "--seed", "5"]], ids=["greedy", "sampled"])
-def test_text_does_not_depend_on_how_it_is_computed(generate, model, family, sampling):
-    whole = generate(model(family), *sampling)
+def test_text_does_not_depend_on_how_it_is_computed(generate, model, family):
+    whole = generate(model(family), "--temperature", "1", "--seed", "5")
     assert whole["output_tokens"] >= 1 and whole["finish"] in ("length", "stop")
-    for way in WAYS:
-        other = generate(model(family), *sampling, *way)
+    for way in (["--chunk", "5", "--threads", "3"], ["--draft-tokens", "3"], ["--draft-tokens", "auto"]):
+        other = generate(model(family), "--temperature", "1", "--seed", "5", *way)
         assert other["text"] == whole["text"], way
         assert other["output_tokens"] == whole["output_tokens"], way
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [*FAMILIES, "tiny-v4"])
+def test_answers_do_not_depend_on_how_they_are_computed(model, family):
+    """Side by side, chunks, threads, drafts, caches, pressure, several answers: one program does all."""
+    driver = pathlib.Path(HADAL).parent / "drive_answers"
+    if not driver.exists():
+        pytest.skip(f"no {driver}: make drivers")
+    case = TINY if family == "tiny-v4" else model(family)
+    result = subprocess.run([driver, case], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    seen = json.loads(result.stdout)
+    assert seen["cached"] > 0 and seen["retracted"] > 0
+    if family == "tiny-v4":
+        assert seen["accepted"] > 100
+
+
+def test_several_answers(hadal, generate, model):
+    case = model("v4")
+    args = ["--raw", "-p", "the cat", "--max-tokens", "12", "--temperature", "1", "--seed", "7"]
+    lone = [generate(case, "--temperature", "1", "--seed", s, prompt="the cat", tokens=12)["text"] for s in (7, 8)]
+    lines = hadal("generate", case, *args, "--n", "2", "--json").stdout.splitlines()
+    assert [json.loads(line)["text"] for line in lines] == lone
+    assert hadal("generate", case, *args, "--n", "2", "-q").stdout == "\n\n".join(lone)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_forms_hold_on_any_model(generate, model, family, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps({"type": "object", "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99},
+                                  "ok": {"type": "boolean"}}, "required": ["n", "ok"], "additionalProperties": False}))  # fmt: skip
+    for seed in range(4):
+        sampling = ["--temperature", "1.5", "--seed", seed, "--draft-tokens", (0, 3, 7, "auto")[seed]]
+        said = json.loads(generate(model(family), "--schema", schema, *sampling, tokens=80)["text"])
+        assert set(said) == {"n", "ok"} and 0 <= said["n"] <= 99 and isinstance(said["ok"], bool)
+        assert generate(model(family), "--choice", "yes|no", *sampling)["text"] in ("yes", "no")
+        assert re.fullmatch("[a-c]{2,6}!", generate(model(family), "--regex", "[a-c]{2,6}!", *sampling)["text"])
 
 
 @pytest.mark.parametrize("family", ["v3", "v32", "v4"])
@@ -118,6 +145,9 @@ def test_plain_output_is_the_text_and_nothing_else(hadal, generate, model):
         (["-p", "x", "--draft-tokens", "8"], "none of"),
         (["-p", "x", "--thinking", "maybe"], "none of"),
         (["-p", "x", "--stop", ""], "stop[0]"),
+        (["-p", "x", "--regex", "("], "invalid_pattern"),
+        (["-p", "x", "--regex", "a", "--choice", "a"], "one of --schema, --regex and --choice"),
+        (["-p", "x", "--schema", "/nowhere"], "/nowhere"),
     ],
 )
 def test_refusals(refused, model, args, part):

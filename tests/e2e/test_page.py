@@ -4,14 +4,16 @@ Nothing here waits for a fixed time: a condition is awaited in the page. A test 
 what the console would show in red; there must be nothing, blocked resources included.
 """
 
+import gzip
 import json
 import re
 import subprocess
+import urllib.error
 import urllib.request
 
 import pytest
 
-from browser import Browser, find_browser
+from browser import Browser, BrowserError, find_browser
 from conftest import HADAL, ROOT
 from page_mock import CSP, HOSTILE, MARKDOWN, Server
 
@@ -19,6 +21,15 @@ pytestmark = pytest.mark.slow
 
 IDLE = "!document.body.classList.contains('running')"
 MODEL = ROOT / "models" / "tiny-v4"
+HEADERS = {
+    "Content-Security-Policy": CSP,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+    "Cache-Control": "private, no-cache",
+}
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +38,11 @@ def browser():
     if not program:
         pytest.skip("no Chromium to drive")
     browser = Browser(program)
+    try:
+        browser.call("Browser.getVersion")
+    except BrowserError as error:
+        browser.close()
+        pytest.skip(f"{program} does not start: {error}")
     yield browser
     browser.close()
 
@@ -79,6 +95,17 @@ def served():
     assert process.returncode == 0
 
 
+@pytest.fixture(scope="module")
+def scratch(browser):
+    """One page for all who only want to call its functions."""
+    server = Server()
+    page = browser.page(server.start())
+    yield page
+    page.close()
+    server.stop()
+    assert page.errors == []
+
+
 def write(page, text):
     page.js("document.getElementById('prompt').focus()")
     page.type(text)
@@ -90,6 +117,12 @@ def ask(page, text):
     write(page, text)
     page.press("Enter")
     page.until(f"{IDLE} && document.querySelectorAll('.answer, .error').length > {before}")
+
+
+def wait_for_answers(page, n):
+    """Waits until so many answers are there and nothing runs any more; a failure fails."""
+    page.until(f"{IDLE} && (document.querySelectorAll('.answer').length === {n} || document.querySelector('.error'))")
+    assert page.text(".error") == ""
 
 
 def last_answer(page):
@@ -114,14 +147,14 @@ def test_an_answer_with_thinking_and_figures(mock, visit):
     body = server.bodies[0]
     assert body["messages"] == [{"role": "user", "content": "What is 347 + 586?"}]
     assert body["stream"] and body["stream_options"] == {"include_usage": True}
-    assert body.keys() == {"messages", "stream", "stream_options", "seed"}
+    assert body.keys() == {"messages", "stream", "stream_options", "seed", "thinking"}
 
 
 def test_a_tool_runs_in_the_page_and_its_result_goes_back(mock, visit):
     server = mock()
     page = visit(server.address)
     page.click(".example[data-tools]")
-    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    wait_for_answers(page, 2)
     assert last_answer(page) == "The answer is 178377."
     assert 'calculator {"expression": "4821 * 37"}' in page.text(".call")
     assert '{"result": 178377}' in page.text(".call")
@@ -132,13 +165,33 @@ def test_a_tool_runs_in_the_page_and_its_result_goes_back(mock, visit):
     assert second["messages"][1]["reasoning_content"].startswith("I use the calculator")
 
 
+def test_a_call_that_nobody_answers_is_shown_and_not_sent_again(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    ask(page, "light")
+    assert 'set_light {"on": true}' in page.text(".call")
+    ask(page, "and now")
+    assert [m["content"] for m in server.bodies[1]["messages"]] == ["light", "and now"]
+
+
+def test_a_deleted_conversation_stays_deleted_while_its_answer_comes_in(mock, visit):
+    server = mock(pause=0.002)
+    page = visit(server.address)
+    write(page, "endless")
+    page.press("Enter")
+    page.until("document.querySelector('.answer .body')?.innerText.length > 10")
+    page.js("document.querySelector('#chats .quiet').click(), document.querySelector('#chats .quiet').click()")
+    page.until(IDLE)
+    assert page.js("document.querySelectorAll('.choose').length + document.querySelectorAll('.answer').length") == 0
+    assert page.js("Object.keys(localStorage).filter(key => key.startsWith('hadal.chat.'))") == []
+
+
 @pytest.mark.parametrize("expression, result", [
     ("2 + 3 * 4", 14), ("(2 + 3) * -4", -20), ("7 / 2", 3.5), ("100 - 1 - 9", 90),
     ("2 +", None), ("alert(1)", None), ("1;2", None), ("", None),
 ])  # fmt: skip
-def test_the_calculator_reads_arithmetic_only(mock, visit, expression, result):
-    page = visit(mock().address)
-    text = page.js(f"import('./page/tools.js').then(t => t.run('calculator', {json.dumps(json.dumps({'expression': expression}))}))")
+def test_the_calculator_reads_arithmetic_only(scratch, expression, result):
+    text = scratch.js(f"import('./page/tools.js').then(t => t.run('calculator', {json.dumps(json.dumps({'expression': expression}))}))")
     assert json.loads(text).get("result") == result
 
 
@@ -164,7 +217,7 @@ def test_regenerate_and_edit_replace_the_end(mock, visit):
     ask(page, "one")
     ask(page, "two")
     page.js("[...document.querySelectorAll('button')].find(b => b.textContent === 'Regenerate').click()")
-    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    wait_for_answers(page, 2)
     first, again = server.bodies[1:3]
     assert first["messages"] == again["messages"] and first["seed"] != again["seed"]
     page.js("document.getElementById('prompt').focus()")
@@ -176,7 +229,7 @@ def test_regenerate_and_edit_replace_the_end(mock, visit):
     page.press("ArrowUp")
     page.type(" and a half")
     page.press("Enter")
-    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    wait_for_answers(page, 2)
     assert last_answer(page) == "You said: two and a half"
     assert [m["content"] for m in server.bodies[3]["messages"]] == ["one", "You said: one", "two and a half"]
 
@@ -190,8 +243,9 @@ def test_settings_are_sent_and_kept(mock, visit):
     for name, value in values.items():
         page.js(f"(f => {{ f.value = {json.dumps(value)}; f.dispatchEvent(new Event('input', {{bubbles: true}})); }})(document.querySelector('[name={name}]'))")
     page.press("Escape")
+    page.click("#tools")
     page.open(server.address)
-    assert page.js("document.getElementById('think').getAttribute('aria-pressed')") == "true"
+    assert page.js("document.getElementById('tools').getAttribute('aria-pressed')") == "true"
     ask(page, "hello")
     body = server.bodies[-1]
     expected = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 77, "seed": 5, "draft_tokens": 3,
@@ -301,19 +355,49 @@ def render(page, text, cuts):
     ("https://example.org/a_b.", "<p dir=\"auto\"><a href=\"https://example.org/a_b\" target=\"_blank\" rel=\"noopener noreferrer\">https://example.org/a_b</a>.</p>"),
     ("\\*not\\* &amp; <i>\n---\n**open", "<p dir=\"auto\">*not* &amp;amp; &lt;i&gt;</p><hr><p dir=\"auto\">**open</p>"),
 ])  # fmt: skip
-def test_markdown(mock, visit, text, html):
-    page = visit(mock().address)
-    assert render(page, text, [len(text)]) == html
-    for cuts in ([1], [2], [3, 1], [7]):
-        assert render(page, text, cuts) == html
+def test_markdown(scratch, text, html):
+    for cuts in ([len(text)], [1], [2], [3, 1], [7]):
+        assert render(scratch, text, cuts) == html
 
 
-def test_markdown_is_the_same_in_any_pieces(mock, visit):
-    page = visit(mock().address)
+def test_markdown_is_the_same_in_any_pieces(scratch):
     for text in (MARKDOWN, HOSTILE, "```\n" + "x" * 3000 + "\n```\n" + "*y* " * 280):
-        whole = render(page, text, [1 << 30])
+        whole = render(scratch, text, [1 << 30])
         for cuts in ([1], [5, 2, 11], [997]):
-            assert render(page, text, cuts) == whole
+            assert render(scratch, text, cuts) == whole
+
+
+RANDOM_MARKDOWN = """import('./page/markdown.js').then(({Markdown}) => {
+  const parts = ['a', 'word ', ' ', '\\n', '\\n\\n', '*', '**', '_', '`', '```', '~~~', '~~', '#', '## ', '> ', '- ', '1. ', '  ',
+    '    ', '\\t', '|', '|-|-|', '[', '](', ')', '!', 'https://e.org/', 'javascript:', '<b>', '<script>', '&lt;', '\\\\', '---', '\\u202e', '😀'];
+  let seed = 1;
+  const random = (n) => (seed = (seed * 48271) % 2147483647) % n;
+  const draw = (text, piece) => {
+    const root = document.createElement('div'), m = new Markdown(root);
+    for (let at = 0; at < text.length; ) { const n = piece(); m.write(text.slice(at, at + n)); at += n; }
+    m.end();
+    return root;
+  };
+  const allowed = new Set(('P A STRONG EM DEL CODE PRE H3 H4 H5 H6 UL OL LI BLOCKQUOTE HR DIV SPAN BUTTON TABLE THEAD TBODY TR TH TD').split(' '));
+  const names = new Set(['dir', 'href', 'rel', 'target', 'class', 'type', 'tabindex', 'start', 'data-marker']);
+  const wrong = [];
+  for (let n = 0; n < 1500; n++) {
+    const text = Array.from({length: 1 + random(40)}, () => parts[random(parts.length)]).join('');
+    const whole = draw(text, () => text.length);
+    for (const node of whole.querySelectorAll('*')) {
+      if (!allowed.has(node.tagName)) wrong.push([text, node.tagName]);
+      for (const {name, value} of node.attributes) {
+        if (!names.has(name) || (name === 'href' && !/^https?:/.test(value))) wrong.push([text, name, value]);
+      }
+    }
+    if (draw(text, () => 1 + random(6)).innerHTML !== whole.innerHTML) wrong.push([text, 'pieces matter']);
+  }
+  return wrong.slice(0, 5);
+})"""
+
+
+def test_random_markup_is_harmless_and_pieces_do_not_matter(scratch):
+    assert scratch.js(RANDOM_MARKDOWN) == []
 
 
 def test_long_answers_are_never_drawn_again(mock, visit):
@@ -348,7 +432,7 @@ def test_the_engine_view(mock, visit):
     page.until("document.querySelectorAll('#lanes .card').length > 3 && !document.querySelector('.heat').hidden")
     assert page.text("#live") == "Live"
     assert re.search(r"Output\s*\d+ tokens/s", page.text("#tiles"))
-    assert "Entries" in page.text("#pools") and "122 in use, 90 cached, 300 free of 512 pages" in page.text("#pools")
+    assert re.search(r"Entries, 512 pages\s*122 in use, 90 cached, 300 free", page.text("#pools"))
     assert re.search(r"\d+ % of [\d.]+K? prompt tokens", page.text("#prefix"))
     assert "Accept length 3.34 tokens a step" in page.text("#drafts")
     label = page.js("document.querySelector('canvas').getAttribute('aria-label')")
@@ -358,7 +442,7 @@ def test_the_engine_view(mock, visit):
     page.click("#pause")
     steps = page.text("#facts")
     assert page.text("#live") == "View paused; the engine is not"
-    page.js("new Promise(r => setTimeout(r, 200))")
+    page.js("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(r)))")
     assert page.text("#facts") == steps
     page.click("#pause")
     page.until("document.getElementById('live').textContent === 'Live'")
@@ -425,7 +509,7 @@ def test_contrast_of_every_text(mock, visit, dark):
     page = visit(server.address, dark=dark, expected=["status of 429"])
     assert page.js(CONTRASTS) == []
     page.click(".example[data-tools]")
-    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    wait_for_answers(page, 2)
     ask(page, "markdown")
     ask(page, "busy")
     assert page.js(CONTRASTS) == []
@@ -485,7 +569,7 @@ def test_the_keyboard_alone_is_enough(mock, visit):
     page.press("Enter", shift=True)
     page.type("line two")
     page.press("Enter")
-    page.until(f"{IDLE} && document.querySelector('.answer')")
+    wait_for_answers(page, 1)
     assert last_answer(page) == "You said: line one\nline two"
     assert page.js("document.activeElement.id") == "prompt"
 
@@ -516,13 +600,18 @@ def test_the_files_and_their_headers(served):
     names = re.findall(r'(?:href|src)="(page/[^"]+)"', (ROOT / "src/server/web/index.html").read_text())
     files = {"": "index.html"} | {name: name.removeprefix("page/") for name in names}
     files |= {f"page/{path.name}": path.name for path in (ROOT / "src/server/web").glob("*.js")}
-    for path, name in files.items():
-        with urllib.request.urlopen(served + path) as response:
-            assert response.read() == (ROOT / "src/server/web" / name).read_bytes(), name
-            assert response.headers["Content-Security-Policy"] == CSP
-            assert response.headers["X-Content-Type-Options"] == "nosniff"
+    asked = [(path, name, packing) for path, name in files.items() for packing in ("identity", "gzip, br")]
+    for path, name, packing in asked:
+        request = urllib.request.Request(served + path, headers={"Accept-Encoding": packing})
+        with urllib.request.urlopen(request) as response:
+            packed = response.headers["Content-Encoding"] == "gzip"
+            assert packed == ("gzip" in packing)
+            body = response.read()
+            assert (gzip.decompress(body) if packed else body) == (ROOT / "src/server/web" / name).read_bytes(), name
+            for header, value in HEADERS.items():
+                assert response.headers[header] == value
             etag = response.headers["ETag"]
-        again = urllib.request.Request(served + path, headers={"If-None-Match": etag})
+        again = urllib.request.Request(served + path, headers={"If-None-Match": etag, "Accept-Encoding": packing})
         with pytest.raises(urllib.error.HTTPError) as known:
             urllib.request.urlopen(again)
         assert known.value.code == 304
@@ -550,7 +639,7 @@ def test_the_shipped_model_uses_the_calculator(served, visit):
     page = visit(served)
     greedy(page, served)
     page.click(".example[data-tools]")
-    page.until(f"{IDLE} && document.querySelectorAll('.answer').length === 2")
+    wait_for_answers(page, 2)
     assert '{"expression": "4821 * 37"}' in page.text(".call")
     assert "178377" in last_answer(page)
 
@@ -564,7 +653,7 @@ def test_the_engine_shows_the_request(served, visit):
     write(page, "Write a story about a girl named Lily.")
     page.press("Enter")
     watcher.until("window.seen.some(text => /#\\d+/.test(text))")
-    page.until(f"{IDLE} && document.querySelector('.answer')")
+    wait_for_answers(page, 1)
     watcher.until("!document.querySelector('.heat').hidden && /least in layer/.test(document.getElementById('experts').innerText)")
     assert "6 layers by 16 experts" in watcher.js("document.querySelector('canvas').getAttribute('aria-label')")
 

@@ -35,9 +35,11 @@ def test_logits_are_those_of_the_training_program(hadal, tmp_path, backend, i):
 @pytest.mark.parametrize(("a", "b"), [(347, 586), (999, 1), (12, 7), (805, 196)])
 def test_it_thinks_and_adds(answer, a, b):
     said = answer(f"What is {a} + {b}?", "--thinking", "on")
-    reasoning, shown = said["text"].split("</think>")
-    assert f"= {a + b}" in reasoning and shown.endswith(f"= {a + b}")
-    assert said["finish"] == "stop"
+    reasoning, content = said["parts"]
+    assert reasoning["kind"] == "reasoning" and f"= {a + b}" in reasoning["text"]
+    assert content == {"kind": "content", "text": f"{a} + {b} = {a + b}"}
+    assert said["text"] == reasoning["text"] + "</think>" + content["text"]
+    assert said["finish"] == "stop" and 0 < said["reasoning_tokens"] < said["output_tokens"]
 
 
 def test_drafts_are_nearly_always_right_here(answer):

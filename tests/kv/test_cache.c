@@ -8,13 +8,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/checked.h"
 #include "base/philox.h"
 #include "kv/cache.h"
+#include "weights/configs.h"
 
-enum { PAGE = 8, MAX_TOKENS = 256, N_LEASES = 6, MAX_PAGES = 512 };
+/* PAGE, LONG: of the worlds that are not a released model's. */
+enum {
+    PAGE = 8,
+    LONG = 256,
+    MAX_PAGE = 128,
+    MAX_TOKENS = 10240,
+    N_LEASES = 6,
+    MAX_PAGES = 512
+};
 
 typedef struct content {
-    uint64_t token[PAGE]; /* 0: nothing */
+    uint64_t token[MAX_PAGE]; /* 0: nothing */
 } content;
 
 typedef struct world {
@@ -53,18 +63,19 @@ static void run_copies(world *w) {
 /* Everything the next step of a lease would read is there and is its own prefix. */
 static void assert_readable(const world *w, int32_t l) {
     uint64_t hash = w->salt[l];
-    const int32_t n = w->done[l];
+    const int32_t n = w->done[l], size = w->o.page_tokens;
     for (int32_t p = 0; p < n; p++) {
         hash = chain(hash, w->tokens[l][p]);
-        int32_t page = hd_cache_table(w->cache, l, HD_LIFE_ENTRIES)[p / PAGE];
-        assert_true(w->pages[HD_LIFE_ENTRIES][page].token[p % PAGE] == hash);
+        int32_t page = hd_cache_table(w->cache, l, HD_LIFE_ENTRIES)[p / size];
+        if (w->pages[HD_LIFE_ENTRIES][page].token[p % size] != hash) fail();
         if (p < n - w->o.reach || !w->o.reach) continue;
-        page = hd_cache_table(w->cache, l, HD_LIFE_WINDOW)[p / PAGE];
-        assert_true(page >= 0 && w->pages[HD_LIFE_WINDOW][page].token[p % PAGE] == hash);
+        page = hd_cache_table(w->cache, l, HD_LIFE_WINDOW)[p / size];
+        if (page < 0 || w->pages[HD_LIFE_WINDOW][page].token[p % size] != hash) fail();
     }
 }
 
 static void compute(world *w, int32_t l, int32_t end) {
+    const int32_t size = w->o.page_tokens;
     uint64_t hash = w->salt[l];
     run_copies(w);
     assert_readable(w, l);
@@ -72,8 +83,8 @@ static void compute(world *w, int32_t l, int32_t end) {
         hash = chain(hash, w->tokens[l][p]);
         if (p < w->done[l]) continue;
         for (int life = 0; life < (w->o.reach ? 2 : 1); life++) {
-            int32_t page = hd_cache_table(w->cache, l, (hd_lifetime)life)[p / PAGE];
-            w->pages[life][page].token[p % PAGE] = hash;
+            int32_t page = hd_cache_table(w->cache, l, (hd_lifetime)life)[p / size];
+            w->pages[life][page].token[p % size] = hash;
         }
     }
     w->done[l] = end;
@@ -83,7 +94,7 @@ static void compute(world *w, int32_t l, int32_t end) {
 static void start(world *w, int32_t l) {
     int32_t hit;
     w->salt[l] = 1 + draw(w, 2);
-    w->n_tokens[l] = 1 + (int32_t)draw(w, MAX_TOKENS - 1);
+    w->n_tokens[l] = 1 + (int32_t)draw(w, LONG - 1);
     /* Few first tokens and few changes make long common prefixes of all lengths. */
     for (int32_t i = 0; i < w->n_tokens[l]; i++) {
         w->tokens[l][i] = draw(w, 40) == 0 ? (int32_t)draw(w, 3) : i % 5;
@@ -149,7 +160,7 @@ static void every_page_holds_its_own_prefix(void **state) {
             .n_pages = {40 + (int32_t)seed * 4, seed % 6 ? 20 + (int32_t)seed * 2 : 0},
             .n_snapshots = (int32_t)(seed % 5) * 10,
             .n_leases = N_LEASES,
-            .lease_pages = MAX_TOKENS / PAGE
+            .lease_pages = LONG / PAGE
         };
         open_world(w, &o, seed);
         for (int i = 0; i < 3000; i++) {
@@ -164,7 +175,8 @@ static void every_page_holds_its_own_prefix(void **state) {
     free(w);
 }
 
-static void run_alone(world *w, int32_t l, const int32_t *tokens, int32_t n) {
+/* One request, alone, in chunks; the longest would pass through any pool. */
+static void run_alone(world *w, int32_t l, const int32_t *tokens, int32_t n, int32_t chunk) {
     int32_t hit;
     memcpy(w->tokens[l], tokens, (size_t)n * sizeof *tokens);
     w->n_tokens[l] = n;
@@ -172,47 +184,194 @@ static void run_alone(world *w, int32_t l, const int32_t *tokens, int32_t n) {
     assert_int_equal(hd_cache_acquire(w->cache, l, 7, tokens, n, &hit), HD_OK);
     w->done[l] = hit;
     while (w->done[l] < n) {
-        int32_t end = w->done[l] + 5 < n ? w->done[l] + 5 : n;
+        const int32_t end = hd_min_i32(w->done[l] + chunk, n);
         assert_int_equal(hd_cache_extend(w->cache, l, end), HD_OK);
         compute(w, l, end);
     }
     hd_cache_release(w->cache, l, true);
 }
 
-/* A hit is the common prefix less at most one page, for every length of it, although the
- * window moved on long ago: its pages come back from snapshots. With few device pages, too. */
+/* What a request of these tokens hits, having read all of it. */
+static int32_t hit_of(world *w, const int32_t *tokens, int32_t n) {
+    int32_t hit;
+    const int32_t matched = hd_cache_match(w->cache, 7, tokens, n);
+    assert_int_equal(hd_cache_acquire(w->cache, 1, 7, tokens, n, &hit), HD_OK);
+    assert_int_equal(hit, matched);
+    assert_int_equal(hd_cache_match(w->cache, 8, tokens, n), 0); /* another salt */
+    w->salt[1] = 7;
+    memcpy(w->tokens[1], tokens, (size_t)n * sizeof *tokens);
+    w->done[1] = hit;
+    run_copies(w);
+    assert_readable(w, 1);
+    hd_cache_release(w->cache, 1, false);
+    return hit;
+}
+
+static void fill(int32_t *tokens, int32_t from, int32_t to, int32_t text) {
+    for (int32_t i = from; i < to; i++) tokens[i] = text << 16 | i;
+}
+
+typedef struct pressure {
+    int32_t entries, windows, snapshots; /* pages */
+    int32_t others;                      /* a text of its own after so many; 0: never */
+} pressure;
+
+/* For every length of the common prefix, the hit is its whole pages: less than one block short.
+ * Where others took cached pages, it is the whole pages of what is left, from the beginning. */
+static void check_all_lengths(world *w, const hd_kv_shape *shape, const pressure *p) {
+    enum { PAGES = 6, N = PAGES * MAX_PAGE + 50 };
+    int32_t tokens[N], other[N];
+    const int32_t size = shape->page_tokens, n = hd_min_i32(N, 12 * size + size / 2);
+    open_world(w,
+               &(hd_cache_options){
+                   .page_tokens = size,
+                   .reach = shape->reach,
+                   .n_pages = {p->entries, shape->reach ? p->windows : 0},
+                   .n_snapshots = p->snapshots,
+                   .n_leases = N_LEASES,
+                   .lease_pages = n / size + 1
+    },
+               1);
+    fill(tokens, 0, n, 1);
+    for (int32_t common = 0; common < n; common++) {
+        if (common % 64 == 0) run_alone(w, 0, tokens, n, size / 2 + 1);
+        if (p->others && common % p->others == 0) {
+            fill(other, 0, n, 1000 + common);
+            run_alone(w, 2, other, n - (int32_t)draw(w, (uint32_t)n), size);
+        }
+        const int32_t left = hd_cache_match(w->cache, 7, tokens, n) / size;
+        if (p->entries >= MAX_PAGES) assert_int_equal(left, (n - 1) / size);
+        memcpy(other, tokens, sizeof other);
+        fill(other, common, n, 2);
+        assert_int_equal(hit_of(w, other, n), hd_min_i32(common / size, left) * size);
+    }
+    assert_int_equal(hd_cache_check(w->cache, NULL), HD_OK);
+    close_world(w);
+}
+
+/* Every family at its real page size, and small pages whose window spans two of them. */
 static void a_hit_is_the_common_prefix(void **state) {
     (void)state;
+    static const char *const names[] = {"v2_lite", "v3", "v3_2_exp", "v4_flash", "v4_pro"};
+    const pressure pressures[] = {
+        {MAX_PAGES, MAX_PAGES, 0,         0  }, /* everything stays on the device */
+        {MAX_PAGES, 6,         MAX_PAGES, 0  }, /* windows come back from the host */
+        {MAX_PAGES, 6,         MAX_PAGES, 200}, /* beside others who want them too */
+        {20,        6,         MAX_PAGES, 3  }, /* and entries are evicted */
+    };
     world *w = malloc(sizeof *w);
-    for (int32_t window_pages = 6; window_pages <= 200; window_pages += 194) {
-        const hd_cache_options o = {
-            .page_tokens = PAGE,
-            .reach = 12,
-            .n_pages = {400, window_pages},
-            .n_snapshots = 400,
-            .n_leases = N_LEASES,
-            .lease_pages = MAX_TOKENS / PAGE
-        };
-        int32_t tokens[MAX_TOKENS], other[MAX_TOKENS];
-        open_world(w, &o, 1);
-        for (int32_t i = 0; i < MAX_TOKENS; i++) tokens[i] = i;
-        run_alone(w, 0, tokens, MAX_TOKENS);
-        for (int32_t common = 0; common < MAX_TOKENS; common++) {
-            memcpy(other, tokens, sizeof other);
-            for (int32_t i = common; i < MAX_TOKENS; i++) other[i] = 1000 + common;
-            int32_t hit = hd_cache_match(w->cache, 7, other, MAX_TOKENS);
-            assert_true(hit <= common && hit > common - PAGE);
-            assert_int_equal(hd_cache_match(w->cache, 8, other, MAX_TOKENS), 0); /* salt */
-            assert_int_equal(hd_cache_acquire(w->cache, 1, 7, other, MAX_TOKENS, &hit), HD_OK);
-            w->salt[1] = 7;
-            memcpy(w->tokens[1], other, sizeof other);
-            w->done[1] = hit;
-            run_copies(w);
-            assert_readable(w, 1);
-            hd_cache_release(w->cache, 1, false);
+    for (size_t i = 0; i < sizeof pressures / sizeof pressures[0]; i++) {
+        for (size_t k = 0; k < sizeof names / sizeof names[0]; k++) {
+            hd_model_spec *spec = config_open(names[k]);
+            const hd_kv_shape shape = hd_kv_shape_of(spec);
+            check_all_lengths(w, &shape, &pressures[i]);
+            hd_model_spec_close(spec);
         }
-        close_world(w);
+        check_all_lengths(w, &(hd_kv_shape){PAGE, 12}, &pressures[i]);
+        check_all_lengths(w, &(hd_kv_shape){PAGE, PAGE}, &pressures[i]);
     }
+    free(w);
+}
+
+/* With host memory for few windows, those at branch points and ends of turns are the ones that
+ * stay: conversations that began alike go on, and new ones begin, without loss. */
+static void branches_and_turn_ends_keep_their_window(void **state) {
+    (void)state;
+    enum { COMMON = 300, TURN = 450, TALKS = 6, N = COMMON + 2 * TURN + 1 };
+    world *w = malloc(sizeof *w);
+    hd_model_spec *spec = config_open("v4_flash");
+    const hd_kv_shape shape = hd_kv_shape_of(spec);
+    const int32_t size = shape.page_tokens;
+    int32_t tokens[N];
+    open_world(w,
+               &(hd_cache_options){
+                   .page_tokens = size,
+                   .reach = shape.reach,
+                   .n_pages = {MAX_PAGES, 4},
+                   .n_snapshots = 2 * TALKS + 2, /* turn ends, the branch, the other's end */
+                   .n_leases = N_LEASES,
+                   .lease_pages = N / size + 1
+    },
+               1);
+    for (int32_t turn = 1; turn <= 2; turn++) {
+        for (int32_t talk = 0; talk < TALKS; talk++) {
+            fill(tokens, 0, COMMON, 1);
+            fill(tokens, COMMON, N, 2 + talk);
+            run_alone(w, 0, tokens, COMMON + turn * TURN, size);
+        }
+    }
+    fill(tokens, 0, N, 50); /* somebody else, whose pages are the newest */
+    run_alone(w, 0, tokens, N, size);
+    for (int32_t talk = 0; talk < TALKS; talk++) {
+        for (int32_t turn = 1; turn <= 2; turn++) {
+            const int32_t end = COMMON + turn * TURN;
+            fill(tokens, 0, COMMON, 1);
+            fill(tokens, COMMON, end, 2 + talk);
+            fill(tokens, end, N, 100);
+            assert_int_equal(hit_of(w, tokens, N), end / size * size);
+        }
+        fill(tokens, COMMON, N, 101 + talk);
+        assert_int_equal(hit_of(w, tokens, N), COMMON / size * size);
+    }
+    hd_model_spec_close(spec);
+    close_world(w);
+    free(w);
+}
+
+static int32_t held(const world *w, hd_lifetime life) {
+    const hd_cache_stats s = hd_cache_read_stats(w->cache);
+    return s.pages[life] - s.free[life] - s.evictable[life];
+}
+
+/* A V4 request of 10,000 tokens: while it runs it holds its window, the chunk and all entries;
+ * after it ended and others took what they could, all its entries are left and one window of
+ * 128 tokens, which is enough to go on from its last whole block. */
+static void ten_thousand_tokens_keep_one_window(void **state) {
+    (void)state;
+    enum { N = 10000, CHUNK = 512, WINDOWS = 12 };
+    world *w = malloc(sizeof *w);
+    hd_model_spec *spec = config_open("v4_flash");
+    const hd_kv_shape shape = hd_kv_shape_of(spec);
+    const int32_t size = shape.page_tokens, whole = N / size;
+    int32_t *tokens = calloc(N + 1, sizeof *tokens), hit;
+    assert_true(size == 128 && shape.reach == 127);
+    open_world(w,
+               &(hd_cache_options){
+                   .page_tokens = size,
+                   .reach = shape.reach,
+                   .n_pages = {4 * (whole + 1), WINDOWS},
+                   .n_leases = N_LEASES,
+                   .lease_pages = whole + 1
+    },
+               1);
+    fill(tokens, 0, N + 1, 1);
+    memcpy(w->tokens[0], tokens, N * sizeof *tokens);
+    w->salt[0] = 7;
+    assert_int_equal(hd_cache_acquire(w->cache, 0, 7, tokens, N, &hit), HD_OK);
+    while (w->done[0] < N) {
+        const int32_t end = hd_min_i32(w->done[0] + CHUNK, N);
+        assert_int_equal(hd_cache_extend(w->cache, 0, end), HD_OK);
+        assert_true(held(w, HD_LIFE_WINDOW) <= CHUNK / size + 2);
+        compute(w, 0, end);
+        assert_true(held(w, HD_LIFE_WINDOW) <= 2); /* the window and the page in progress */
+    }
+    assert_int_equal(held(w, HD_LIFE_ENTRIES), whole + 1);
+    hd_cache_release(w->cache, 0, true);
+    for (int32_t text = 2; text < 4; text++) {
+        int32_t *other = calloc(N, sizeof *other);
+        fill(other, 0, N, text);
+        run_alone(w, 2, other, N, CHUNK);
+        free(other);
+    }
+    assert_int_equal(hit_of(w, tokens, N + 1), whole * size);
+    assert_int_equal(hd_cache_acquire(w->cache, 0, 7, tokens, N + 1, &hit), HD_OK);
+    assert_int_equal(held(w, HD_LIFE_ENTRIES), whole);
+    assert_int_equal(held(w, HD_LIFE_WINDOW), 1);
+    hd_cache_release(w->cache, 0, false);
+    assert_int_equal(hit_of(w, tokens, N / 2), 0); /* without snapshots the middle is gone */
+    hd_model_spec_close(spec);
+    free(tokens);
+    close_world(w);
     free(w);
 }
 
@@ -226,14 +385,14 @@ static void turn_ends_outlive_the_middle(void **state) {
         .n_pages = {200, 8},
         .n_snapshots = 0,
         .n_leases = N_LEASES,
-        .lease_pages = MAX_TOKENS / PAGE
+        .lease_pages = LONG / PAGE
     };
     int32_t a[64], b[128];
     for (int32_t i = 0; i < 64; i++) a[i] = i;
     for (int32_t i = 0; i < 128; i++) b[i] = 500 + i;
     open_world(w, &o, 1);
-    run_alone(w, 0, a, 64);
-    run_alone(w, 0, b, 128);
+    run_alone(w, 0, a, 64, 5);
+    run_alone(w, 0, b, 128, 5);
     int32_t next[80];
     memcpy(next, a, sizeof a);
     for (int32_t i = 64; i < 80; i++) next[i] = 9;
@@ -268,6 +427,8 @@ int test_cache(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_page_holds_its_own_prefix),
         cmocka_unit_test(a_hit_is_the_common_prefix),
+        cmocka_unit_test(branches_and_turn_ends_keep_their_window),
+        cmocka_unit_test(ten_thousand_tokens_keep_one_window),
         cmocka_unit_test(turn_ends_outlive_the_middle),
         cmocka_unit_test(a_full_pool_says_not_now),
     };

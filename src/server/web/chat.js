@@ -20,21 +20,28 @@ const messages = () => $("messages");
 
 // ---- one answer ----
 
+/** An answer as it goes back to the server: calls that nobody answered are left out. */
+function pastAnswer({ role, content, reasoning, calls = [] }, answered) {
+  const message = { role, content };
+  if (reasoning) message.reasoning_content = reasoning;
+  const sent = calls.filter((call) => answered.has(call.id));
+  if (sent.length) {
+    message.tool_calls = sent.map((call) => ({
+      id: call.id,
+      type: "function",
+      function: { name: call.name, arguments: call.arguments },
+    }));
+  }
+  return content || sent.length ? [message] : [];
+}
+
 function requestBody(mine) {
   const { system, ...parameters } = requestSettings();
-  const sent = mine.messages.map(({ role, content, reasoning, calls, id }) => {
-    if (role === "tool") return { role, tool_call_id: id, content };
-    if (role === "user") return { role, content };
-    const message = { role, content };
-    if (reasoning) message.reasoning_content = reasoning;
-    if (calls?.length) {
-      message.tool_calls = calls.map((call) => ({
-        id: call.id,
-        type: "function",
-        function: { name: call.name, arguments: call.arguments },
-      }));
-    }
-    return message;
+  const answered = new Set(mine.messages.map((message) => message.role === "tool" && message.id));
+  const sent = mine.messages.flatMap((message) => {
+    const { role, content, id } = message;
+    if (role === "tool") return [{ role, tool_call_id: id, content }];
+    return role === "user" ? [{ role, content }] : pastAnswer(message, answered);
   });
   if (system) sent.unshift({ role: "system", content: system });
   const body = { ...parameters, messages: sent, stream: true, stream_options: { include_usage: true } };
@@ -105,7 +112,7 @@ async function round(mine, signal) {
     view.finish();
     if (message.content || message.reasoning || message.calls.length) mine.messages.push(message);
     else view.root.remove();
-    saveChat(mine);
+    if (!mine.deleted) saveChat(mine);
   }
   if (message.finish !== "tool_calls" || !message.calls.length) return false;
   if (!message.calls.every((call) => runs(call.name))) return false;
@@ -123,6 +130,7 @@ async function answer() {
   running = new AbortController();
   const { signal } = running;
   showRunning("Answering");
+  drawActions();
   let outcome = "Answer finished";
   try {
     for (let n = 0; n < MOST_ROUNDS && (await round(mine, signal)); n++);
@@ -145,7 +153,7 @@ export function stop() {
 
 // ---- what a person does ----
 
-export function ask(text) {
+function ask(text) {
   if (running || !text.trim()) return;
   if (editing) {
     chat.messages.length = lastQuestion();
@@ -155,6 +163,7 @@ export function ask(text) {
   chat.title ||= text.trim().replace(/\s+/g, " ").slice(0, 60);
   chat.messages.push({ role: "user", content: text });
   saveChat(chat);
+  drawList();
   document.body.classList.remove("fresh");
   show(chat, questionView(text));
   toEnd(true);
@@ -171,7 +180,7 @@ function regenerate() {
   answer();
 }
 
-export function editLast() {
+function editLast() {
   const at = lastQuestion();
   if (running || at < 0) return;
   editing = true;
@@ -189,9 +198,9 @@ export function cancelEdit() {
   return true;
 }
 
-export function open(id) {
+function open(id) {
   stop();
-  editing = false;
+  cancelEdit();
   chat = (id && loadChat(id)) || newChat();
   remember(chat.id);
   draw();
@@ -210,7 +219,7 @@ function show(mine, node) {
 
 /** The scroller stays at the end as long as the reader has not left it. */
 let following = true;
-export function toEnd(always) {
+function toEnd(always) {
   const box = $("scroller");
   if (always) following = true;
   if (following) box.scrollTop = box.scrollHeight;
@@ -275,8 +284,12 @@ function chatItem({ id, title }) {
       return;
     }
     deleteChat(id);
-    if (id === chat.id) open();
-    else drawList();
+    if (id === chat.id) {
+      chat.deleted = true; // its answer may still be coming in
+      open();
+    } else {
+      drawList();
+    }
     $("new").focus();
   });
   const current = id === chat.id ? "true" : null;
@@ -288,7 +301,7 @@ function chatItem({ id, title }) {
   return el("li", null, choose, remove);
 }
 
-export function drawList() {
+function drawList() {
   $("chats").replaceChildren(...listChats().map(chatItem));
 }
 

@@ -51,16 +51,16 @@ function drawPools(stats) {
     const cached = at(stats.pages_cached, pool) ?? 0;
     const used = all - free - cached;
     return all > 0 && {
-      name,
-      note: `${figure(used)} in use, ${figure(cached)} cached, ${figure(free)} free of ${figure(all)} pages`,
+      name: `${name}, ${figure(all)} pages`,
+      note: `${figure(used)} in use, ${figure(cached)} cached, ${figure(free)} free`,
       segments: [["used", used / all], ["cached", cached / all]],
     };
   });
   const { snapshots, snapshots_free: left } = stats;
   rows.push(
     snapshots > 0 && {
-      name: "Snapshots in host memory",
-      note: `${figure(snapshots - left)} held, ${figure(left)} free of ${figure(snapshots)}`,
+      name: `Host memory, ${figure(snapshots)} snapshots`,
+      note: `${figure(snapshots - left)} cached, ${figure(left)} free`,
       segments: [["cached", (snapshots - left) / snapshots]],
     },
   );
@@ -135,8 +135,8 @@ function drawLatest() {
 
 function draw(message) {
   const { stats = {}, rates = {}, ttft_ms: ttft = {}, itl_ms: itl = {}, requests, experts } = message;
-  parts.tokens.draw(rates.tokens_s);
-  parts.prompt.draw(rates.prompt_tokens_s);
+  parts.tokens.drawRate(rates.tokens_s);
+  parts.prompt.drawRate(rates.prompt_tokens_s);
   parts.ttft.draw(ttft.p50, ttft.p95);
   parts.itl.draw(itl.p50, itl.p95);
   parts.lanes.draw(Array.isArray(requests) ? requests : []);

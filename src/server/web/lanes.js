@@ -8,26 +8,28 @@ const NARROW = 540; // pixels; then the lanes lie below each other
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
 class Card {
-  constructor(name) {
+  constructor(name, id) {
     this.note = el("span", { class: "muted" });
     this.cached = el("i", { class: "cached" });
     this.done = el("i", { class: "used" });
     this.root = el(
       "li",
-      { class: "card" },
+      { class: "card", title: `request ${id}` },
       el("p", { class: "ends" }, el("b", null, name), this.note),
       el("div", { class: "meter" }, this.cached, this.done),
     );
     this.tokens = [];
   }
 
-  draw(request) {
+  /** longest: tokens of the longest answer that runs; its bar is full. */
+  draw(request, longest) {
     const { phase, prompt_tokens: prompt = 0, cached_tokens: cached = 0 } = request;
     const { done_tokens: done = 0, output_tokens: output = 0 } = request;
-    const width = (part) => `${prompt ? Math.min(100, (100 * part) / prompt).toFixed(1) : 0}%`;
-    this.cached.style.width = width(cached);
-    this.done.style.width = width(Math.max(0, Math.min(done, prompt) - cached));
-    if (phase === "decode") put(this.note, `${output} tokens${this.speed(output)}`);
+    const width = (part, whole) => `${whole ? Math.min(100, (100 * part) / whole).toFixed(1) : 0}%`;
+    const decodes = phase === "decode";
+    this.cached.style.width = width(decodes ? 0 : cached, prompt);
+    this.done.style.width = decodes ? width(output, longest) : width(Math.max(0, done - cached), prompt);
+    if (phase === "decode") put(this.note, `${output}${this.speed(output)}`);
     else if (phase === "prefill") put(this.note, `${Math.min(done, prompt)} of ${prompt}`);
     else put(this.note, `${prompt} to do`);
   }
@@ -38,7 +40,7 @@ class Card {
     if (this.tokens.length > 8) this.tokens.shift();
     const [from, before] = this.tokens[0];
     const speed = (output - before) / (now - from);
-    return Number.isFinite(speed) && speed > 0 ? `, ${figure(speed)}/s` : "";
+    return Number.isFinite(speed) && speed > 0 ? ` at ${figure(speed)}/s` : " tokens";
   }
 }
 
@@ -46,6 +48,7 @@ export class Lanes {
   constructor(root) {
     this.root = root;
     this.cards = new Map();
+    this.count = 0;
     this.lanes = new Map();
     for (const [phase, title, columns] of LANES) {
       const lane = { columns, slots: [], count: el("span", { class: "count" }, "0"), list: el("ul", { "aria-label": title }) };
@@ -57,6 +60,7 @@ export class Lanes {
 
   draw(requests) {
     const before = still.matches ? null : this.places();
+    const longest = requests.reduce((most, { output_tokens: n }) => Math.max(most, n ?? 0), 0);
     const narrow = this.root.clientWidth < NARROW;
     const seen = new Set();
     for (const [phase, lane] of this.lanes) {
@@ -67,7 +71,7 @@ export class Lanes {
       const cards = mine.slice(0, most).map((request) => {
         const card = this.card(request);
         seen.add(card);
-        card.draw(request);
+        card.draw(request, longest);
         return card;
       });
       this.arrange(lane, cards, narrow ? 1 : lane.columns, most);
@@ -98,10 +102,11 @@ export class Lanes {
     });
   }
 
+  /** Cards are numbered as they come into sight: the engine's ids are long. */
   card({ id, answer }) {
-    const name = answer ? `${id} · ${answer + 1}` : String(id);
+    const name = `${id}, answer ${answer}`;
     let card = this.cards.get(name);
-    if (!card) this.cards.set(name, (card = new Card(`#${name}`)));
+    if (!card) this.cards.set(name, (card = new Card(`#${++this.count}`, name)));
     return card;
   }
 

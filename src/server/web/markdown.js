@@ -14,6 +14,7 @@ const UNDECIDED = /^[\s>]*(?:[-*_+#=~`|:\s]*|```[^`]*|~~~.*)$/; // a marker, per
 const NUMBER = /^[\s>]*\d{0,9}[.)]?\s*$/; // of a list, perhaps
 const RULE = /^ *([-*_])( *\1){2,} *$/;
 
+// In this order: escape, code, strong, em with * and with _, struck, link or image, bare address.
 const INLINE = new RegExp(
   [
     String.raw`\\([\\${"`"}*_{}[\]()#+\-.!~|<>])`,
@@ -47,10 +48,10 @@ function inline(text, into, depth = 0) {
     inline(inner, node, depth + 1);
     into.append(node);
   };
-  const pattern = new RegExp(INLINE);
-  for (let m; depth < DEEP && (m = pattern.exec(text)); from = pattern.lastIndex) {
+  for (const m of depth < DEEP ? text.matchAll(INLINE) : []) {
     if (m.index > from) into.append(text.slice(from, m.index));
     const [whole, escaped, , code, , strong, em, em2, struck, label, address, bare] = m;
+    from = m.index + whole.length;
     if (escaped) into.append(escaped);
     else if (code) into.append(el("code", null, code.replace(/^ (.*\S.*) $/, "$1")));
     else if (strong) nested("strong", strong);

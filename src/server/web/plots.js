@@ -3,11 +3,13 @@
 import { el, put, svg } from "./dom.js";
 
 const SAMPLES = 240; // four a second: a minute
+const SMOOTH = 4; // samples of a rate that are averaged: a second
 const HEIGHT = 40;
 
 /** A title, a large figure, perhaps a second one, and their course. */
 export class Tile {
   constructor(title, unit, format, second) {
+    this.recent = [];
     this.format = format;
     this.value = el("span", { class: "value" }, "–");
     this.low = el("span", null, "last minute");
@@ -33,6 +35,13 @@ export class Tile {
       picture,
       el("p", { class: "muted small ends" }, this.low, this.most),
     );
+  }
+
+  /** A rate jumps from sample to sample, as steps end before or after one. */
+  drawRate(rate) {
+    this.recent.push(rate ?? NaN);
+    if (this.recent.length > SMOOTH) this.recent.shift();
+    this.draw(this.recent.reduce((sum, one) => sum + one, 0) / this.recent.length);
   }
 
   draw(first, second) {

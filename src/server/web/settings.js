@@ -4,6 +4,7 @@ import { $ } from "./dom.js";
 import { readSettings, writeSettings } from "./store.js";
 
 const form = () => $("settings-form");
+const DEFAULTS = { think: "on" };
 let settings = {};
 
 const number = (name) => (settings[name] === undefined ? undefined : Number(settings[name]));
@@ -53,14 +54,14 @@ function changed({ target }) {
 }
 
 export function startSettings() {
-  settings = readSettings();
+  settings = readSettings() ?? { ...DEFAULTS };
   keep();
   form().addEventListener("input", changed);
   for (const name of ["think", "tools"]) {
     $(name).addEventListener("click", () => toggle(name, !toggled(name)));
   }
   $("settings-reset").addEventListener("click", () => {
-    settings = {};
+    settings = { ...DEFAULTS };
     keep();
   });
   $("settings-open").addEventListener("click", () => $("settings").showModal());

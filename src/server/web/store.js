@@ -30,7 +30,7 @@ function forget(key) {
   }
 }
 
-export const readSettings = () => read(SETTINGS, {});
+export const readSettings = () => read(SETTINGS, null);
 export const writeSettings = (settings) => write(SETTINGS, settings);
 
 /** [{id, title, at}], the newest first. */

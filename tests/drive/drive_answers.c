@@ -1,0 +1,171 @@
+/* drive_answers.c - the same requests computed in many ways must get the same answers.
+ *
+ *     drive_answers MODEL_DIR
+ *
+ * Every request is answered alone first. Then come side by side, drafts, chunks, threads, a
+ * cache that is warm, or useless, or too small for all, and several answers to one prompt. The
+ * first difference ends the program with a sentence; otherwise one line of JSON says what was
+ * seen on the way. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hadal.h"
+
+enum { REQUESTS = 6, CROWD = 64, TOKENS = 16, PROMPT = 130 };
+
+typedef struct answer {
+    int32_t tokens[TOKENS], n;
+    float logprobs[TOKENS];
+} answer;
+
+typedef struct way {
+    const char *name;
+    hd_engine_options engine;
+    int32_t drafts, n; /* n: requests, the same ones again and again; 0: each once */
+    bool own_salts, twice;
+} way;
+
+static const char *model;
+static answer expected[REQUESTS], got[CROWD];
+static long long cached, retracted, accepted;
+
+static void fail(const char *name, const char *what) {
+    fprintf(stderr, "%s: %s\n", name, what);
+    exit(1);
+}
+
+static hd_engine *open_engine(const way *w) {
+    char why[600];
+    hd_engine *e;
+    hd_engine_options o = w->engine;
+    o.size = sizeof o;
+    o.model_dir = model;
+    o.max_context = 256;
+    if (!o.threads) o.threads = 1;
+    if (hd_engine_open(&e, &o, why, sizeof why) != 0) fail(w->name, why);
+    return e;
+}
+
+/* Prompts share beginnings of several lengths; half of the answers are greedy. */
+static void fill_prompt(int32_t *prompt, int i) {
+    for (int k = 0; k < PROMPT; k++)
+        prompt[k] = 40 + (k * k + k / (50 * (1 + i % 3)) * i) % 200;
+}
+
+static hd_generation request(const way *w, int i, const int32_t *prompt) {
+    return (hd_generation){.size = sizeof(hd_generation),
+                           .tokens = prompt,
+                           .n_tokens = PROMPT - (size_t)i * 5,
+                           .max_tokens = TOKENS,
+                           .temperature = i % 2 ? 1.0f : 0.0f,
+                           .seed = (uint64_t)i,
+                           .salt = w->own_salts ? (uint64_t)i + 1 : 0,
+                           .draft_tokens = w->drafts,
+                           .ignore_eos = true};
+}
+
+static void take(const char *name, answer *a, const hd_event *e) {
+    if (e->end == HD_END_FAILED) fail(name, e->why);
+    for (size_t i = 0; i < e->n_tokens; i++) {
+        a->tokens[a->n] = e->tokens[i];
+        a->logprobs[a->n++] = e->logprobs[i];
+    }
+    if (e->end == HD_END_NOT) return;
+    cached += e->cached_tokens;
+    retracted += e->retracted;
+    accepted += e->accepted;
+}
+
+static void compare(const char *name, const answer *a, const answer *b) {
+    if (a->n != b->n || memcmp(a->tokens, b->tokens, (size_t)a->n * sizeof a->tokens[0])) {
+        fail(name, "another text");
+    }
+    if (memcmp(a->logprobs, b->logprobs, (size_t)a->n * sizeof a->logprobs[0])) {
+        fail(name, "other probabilities");
+    }
+}
+
+/* Requests [from, to) at the same time. */
+static void ask(hd_engine *e, const way *w, int from, int to) {
+    uint64_t ids[CROWD];
+    int32_t prompt[PROMPT];
+    char why[600];
+    hd_event event;
+    for (int i = from; i < to; i++) {
+        fill_prompt(prompt, i % REQUESTS);
+        const hd_generation g = request(w, i % REQUESTS, prompt);
+        got[i].n = 0;
+        ids[i] = hd_engine_submit(e, &g, NULL, why, sizeof why);
+        if (!ids[i]) fail(w->name, why);
+    }
+    while (hd_engine_poll(e, &event, -1)) {
+        int i = from;
+        while (ids[i] != event.id) i++;
+        take(w->name, &got[i], &event);
+    }
+}
+
+static void try(const way *w) {
+    hd_engine *e = open_engine(w);
+    const int n = w->n ? w->n : REQUESTS;
+    for (int round = 0; round <= w->twice; round++) {
+        ask(e, w, 0, n);
+        for (int i = 0; i < n; i++) compare(w->name, &expected[i % REQUESTS], &got[i]);
+    }
+    hd_engine_close(e);
+}
+
+/* Answer i of several is that of a lone request with the i-th seed behind. */
+static void try_answers(int drafts) {
+    enum { N = 4 };
+    int32_t prompt[PROMPT];
+    const way w = {.name = "several answers", .engine = {.max_running = 3}, .drafts = drafts};
+    hd_engine *e = open_engine(&w);
+    fill_prompt(prompt, 3);
+    hd_generation g = request(&w, 3, prompt);
+    hd_event event;
+    static answer many[N], one;
+    memset(many, 0, sizeof many);
+    g.answers = N;
+    if (!hd_engine_submit(e, &g, NULL, NULL, 0)) fail(w.name, "refused");
+    while (hd_engine_poll(e, &event, -1)) take(w.name, &many[event.answer], &event);
+    g.answers = 0;
+    for (int i = 0; i < N; i++, g.seed++) {
+        one.n = 0;
+        if (!hd_engine_submit(e, &g, NULL, NULL, 0)) fail(w.name, "refused");
+        while (hd_engine_poll(e, &event, -1)) take(w.name, &one, &event);
+        compare(w.name, &many[i], &one);
+    }
+    hd_engine_close(e);
+}
+
+int main(int argc, char **argv) {
+    if (argc != 2) return 2;
+    model = argv[1];
+    const way alone = {.name = "alone", .engine = {.max_running = 1}, .own_salts = true};
+    hd_engine *e = open_engine(&alone);
+    for (int i = 0; i < REQUESTS; i++) ask(e, &alone, i, i + 1);
+    memcpy(expected, got, sizeof expected);
+    hd_engine_close(e);
+    cached = 0;
+
+    const way ways[] = {
+        {.name = "64 side by side",
+         .engine = {.max_running = 64, .kv_tokens = 9000},
+         .n = CROWD                                                                        },
+        {.name = "a warm cache",    .engine = {.kv_tokens = 4000}, .drafts = 3,              .twice = true},
+        {.name = "chunks of 5",                         .engine = {.chunk_tokens = 5},                                  .drafts = 2    },
+        {.name = "chunks of 1",                         .engine = {.chunk_tokens = 1},                                  .drafts = 1},
+        {.name = "two threads",                         .engine = {.threads = 2},                                  .drafts = 4         },
+        {.name = "7 drafts",                         .engine = {.kv_tokens = 4000},                                     .drafts = 7,.own_salts = true},
+        {.name = "drafts that pay",        .engine = {.max_running = 3},                                     .drafts = HD_DRAFTS_AUTO                                      },
+        {.name = "pressure", .engine = {.max_running = 6, .kv_tokens = 400},.drafts = 2},
+    };
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) try(&ways[i]);
+    try_answers(0);
+    try_answers(4);
+    printf("{\"cached\": %lld, \"retracted\": %lld, \"accepted\": %lld}\n", cached, retracted,
+           accepted);
+    return 0;
+}

@@ -1,0 +1,111 @@
+/* test_simulation.c - millions of events in the simulated world, by seed.
+ *
+ * Each seed draws a configuration, habits and faults, acts for a while, and heals. A failure
+ * prints the one command that runs its seed again. HD_SIM_SEEDS=N runs the first N seeds
+ * instead of the usual number, HD_SIM_SEED=N only that one. */
+#include "check.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "sched/world.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { SEEDS = 60 };
+#else
+enum { SEEDS = 600 };
+#endif
+enum { SHORTEST = 200, LONGEST = 8000, REPEATED = 20, CHECK_EVERY = 64 };
+
+static int open_world(void **state) {
+    *state = calloc(1, sizeof(world));
+    return *state ? 0 : -1;
+}
+
+/* Also after a test that failed, with the scheduler still open. */
+static int close_world(void **state) {
+    world *w = *state;
+    if (w->sched) {
+        print_error("again: HD_SIM_SEED=%" PRIu64 " build/hadal_test simulation\n", w->seed);
+        world_close(w);
+    }
+    free(w);
+    return 0;
+}
+
+static uint64_t from_environment(const char *name, uint64_t standard) {
+    const char *text = getenv(name);
+    return text ? strtoull(text, NULL, 10) : standard;
+}
+
+/* Leaves the world open, to be read. */
+static void run_seed(world *w, uint64_t seed) {
+    const int32_t turns = SHORTEST + (int32_t)(seed * 7919 % (LONGEST - SHORTEST));
+    world_draw(w, seed);
+    world_open(w);
+    for (int32_t i = 0; i < turns; i++) {
+        world_act(w);
+        if (i % CHECK_EVERY == 0 || w->failed) world_check_cache(w);
+    }
+    world_heal(w);
+}
+
+typedef struct totals {
+    int64_t events, steps, hits, copies, retracted, accepted, scored, followed;
+    int64_t evicted[HD_N_LIFETIMES], finished[HD_FINISH_ERROR + 1];
+} totals;
+
+static void add_up(totals *t, const world *w) {
+    const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(w->sched));
+    t->events += w->events;
+    t->steps += w->steps;
+    t->hits += w->hits;
+    t->scored += w->scored;
+    t->followed += w->followed;
+    t->copies += w->copies;
+    t->retracted += w->retracted;
+    t->accepted += w->accepted;
+    for (int l = 0; l < HD_N_LIFETIMES; l++) t->evicted[l] += c.evicted[l];
+    for (int f = 0; f <= HD_FINISH_ERROR; f++) t->finished[f] += w->finished[f];
+}
+
+/* The worlds were rough enough to mean something. */
+static void check_totals(const totals *t) {
+    print_message("%" PRId64 " events, %" PRId64 " steps, %" PRId64 " hits, %" PRId64
+                  " retractions, %" PRId64 " evictions, %" PRId64 " window copies\n",
+                  t->events, t->steps, t->hits, t->retracted,
+                  t->evicted[HD_LIFE_ENTRIES] + t->evicted[HD_LIFE_WINDOW], t->copies);
+    assert_true(t->events > SEEDS * 10000);
+    assert_true(t->hits > SEEDS * 10 && t->retracted > SEEDS * 10 && t->copies > SEEDS * 10);
+    assert_true(t->accepted > SEEDS * 100);
+    assert_true(t->scored > SEEDS * 100 && t->followed > SEEDS * 10);
+    for (int l = 0; l < HD_N_LIFETIMES; l++) assert_true(t->evicted[l] > SEEDS * 100);
+    for (int f = HD_FINISH_STOP; f <= HD_FINISH_ERROR; f++) assert_true(t->finished[f] > SEEDS);
+}
+
+static void every_promise_holds(void **state) {
+    world *w = *state;
+    totals t = {0};
+    const bool one = getenv("HD_SIM_SEED");
+    const uint64_t first = from_environment("HD_SIM_SEED", 0);
+    const uint64_t n = one ? 1 : from_environment("HD_SIM_SEEDS", SEEDS);
+    for (uint64_t seed = first; seed < first + n; seed++) {
+        run_seed(w, seed);
+        add_up(&t, w);
+        world_close(w);
+        if (seed % REPEATED) continue;
+        const uint64_t digest = w->digest;
+        const int64_t events = w->events;
+        run_seed(w, seed);
+        assert_true(w->digest == digest && w->events == events); /* a run repeats */
+        world_close(w);
+    }
+    if (n >= SEEDS) check_totals(&t);
+}
+
+int test_simulation(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(every_promise_holds, open_world, close_world),
+    };
+    return cmocka_run_group_tests_name("simulation", tests, NULL, NULL);
+}
