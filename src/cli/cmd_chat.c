@@ -328,7 +328,7 @@ static bool history_path(char *out, size_t size) {
         *slash = '/';
     }
     if (mkdir(out, 0700) != 0 && errno != EEXIST) return false;
-    strcat(out, "/history");
+    snprintf(out + n, size - (size_t)n, "/history");
     return true;
 }
 
