@@ -221,7 +221,7 @@ static hd_status bind_socket(http_server *h, const struct addrinfo *a, hd_err *e
         return HD_FAIL(err, HD_EIO, "cannot listen on %s port %d: %s", o->host, o->port,
                        strerror(errno));
     }
-    struct sockaddr_storage bound;
+    struct sockaddr_storage bound = {0};
     socklen_t n = sizeof bound;
     if (getsockname(h->listener, (struct sockaddr *)&bound, &n)) {
         return HD_FAIL(err, HD_EIO, "cannot tell the port: %s", strerror(errno));

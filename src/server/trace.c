@@ -155,7 +155,7 @@ static hd_status write_file(const trace *t, hd_err *err) {
             "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":1,\"tid\":1,"
             "\"args\":{\"name\":\"steps\"}}",
             t->dropped);
-    for (size_t i = 0; i < t->n; i++) write_event(out, t, &t->events[i]);
+    for (size_t i = 0; t->events && i < t->n; i++) write_event(out, t, &t->events[i]);
     fprintf(out, "\n]}\n");
     const bool bad = ferror(out);
     if (fclose(out) != 0 || bad) {
