@@ -1,7 +1,8 @@
 #!/bin/sh
 # Make models/NAME (tiny-v3 or tiny-v4) from nothing but the seeds: training, export, evaluation, golden logits.
 # Run it in the repository root: `tools/train_tiny/make_tiny.sh tiny-v4`. One H200 needs about 24 minutes for tiny-v4,
-# 19 for tiny-v3; a stopped run goes on where it was. RUNS names other run files (the toy ones need no GPU).
+# 19 for tiny-v3; a stopped run goes on where it was. RUNS names other run files (the toy ones need no GPU), EVALUATE
+# holds more options for evaluate.py.
 set -e
 case $1 in tiny-v3 | tiny-v4) ;; *) echo "usage: make_tiny.sh tiny-v3|tiny-v4" >&2; exit 2 ;; esac
 here=tools/train_tiny
@@ -10,7 +11,7 @@ runs=${RUNS:-$stem ${stem}_rest}
 work=${WORK:-build/train_tiny/$1}
 model=${MODEL:-models/$1}
 tokenizer=models/tiny-v4/tokenizer.json
-mkdir -p "$work" "$model"
+mkdir -p "$work" "$model/eval"
 [ -f $tokenizer ] || python3 $here/train_tokenizer.py --out $tokenizer
 init=
 for run in $runs; do
@@ -23,5 +24,5 @@ cp "$init"/* "$model"
 for run in $runs; do cat "$work/$run/curve.csv"; done | awk 'NR == 1 || !/^run,/' > "$model/curve.csv"
 python3 $here/plot.py "$model/curve.csv" "$model/curve.png"
 python3 $here/make_eval.py "$model/eval/tiny.jsonl" 50
-python3 $here/evaluate.py "$model" --small "$small" --cases "${CASES:-200}" --out "$model/evaluation.json"
+python3 $here/evaluate.py "$model" --small "$small" --out "$model/evaluation.json" $EVALUATE
 python3 $here/golden.py "$model" "$model/golden"
