@@ -12,6 +12,7 @@
     X(chat) \
     X(reply) \
     X(ops) \
+    X(meter) \
     X(sample) \
     X(config) \
     X(schema) \

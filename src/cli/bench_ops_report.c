@@ -56,6 +56,8 @@ static void print_phase(const ops_report *r, const ops_phase *p, FILE *to) {
     }
     const hd_meter_line sum = sum_of(&p->meter);
     print_line(&sum, step_limit(r, &p->meter), p->seconds, to);
+    if (p->meter.lost)
+        fprintf(to, "  and %lld calls of further shapes\n", (long long)p->meter.lost);
 }
 
 void ops_report_print(const ops_report *r, FILE *to) {

@@ -1,6 +1,6 @@
-/* cmd_bench.c - hadal bench throughput | latency: an engine under a synthetic load.
+/* cmd_bench.c - hadal bench: an engine under a synthetic load, and the way to bench_ops.c.
  *
- * Both send the same kind of set; they differ in what they start from: throughput sends all at
+ * throughput and latency send the same kind of set; they differ in what they start from: throughput sends all at
  * once, latency one request after the other. */
 #include <stdio.h>
 #include <string.h>

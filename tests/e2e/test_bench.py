@@ -72,7 +72,7 @@ def test_the_table(hadal):
 
 
 @pytest.mark.parametrize("args, words", [
-    (["bench"], "throughput or latency"),
+    (["bench"], "throughput, latency or ops"),
     (["bench", "speed"], "'speed'"),
     (["bench", "latency", MODEL, "--shared-prefix", 512], "shared prefix"),
     (["bench", "latency", MODEL, "--num-prompts", 0], "num-prompts"),
@@ -80,3 +80,20 @@ def test_the_table(hadal):
 ])
 def test_refusals(refused, args, words):
     assert words in refused(*args)
+
+
+def test_operators_add_up(hadal):
+    args = ["--layers", 2, "--prompt", 24, "--context", 40, "--batch", 3, "--repeat", 1]
+    result = hadal("bench", "ops", MODEL, *args, "--cpu-time", "--json")
+    assert result.returncode == 0, result.stderr
+    r = json.loads(result.stdout)
+    assert (r["layers"], r["threads"], r["prefill"]["rows"], r["decode"]["rows"]) == (2, 1, 24, 3)
+    for phase in r["prefill"], r["decode"]:
+        assert sum(op["seconds"] for op in phase["ops"]) <= phase["seconds"]
+        assert sum(op["limit_seconds"] for op in phase["ops"]) == pytest.approx(phase["limit_seconds"])
+        assert {"embed", "linear", "linear_grouped", "attend"} <= {op["op"] for op in phase["ops"]}
+
+
+def test_operators_refuse_what_is_no_config(hadal, tmp_path):
+    result = hadal("bench", "ops", tmp_path / "none.json")
+    assert result.returncode != 0 and "none.json" in result.stderr
