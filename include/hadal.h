@@ -255,7 +255,8 @@ typedef struct hd_engine_request {
 size_t hd_engine_read_requests(hd_engine *e, hd_engine_request *out, size_t max);
 
 /* Rows each routed expert has computed so far: load[layer * n_experts + expert]. Returns
- * layers * experts, 0 without experts; nothing is written when max is less. */
+ * layers * experts, 0 without experts; nothing is written when max is less. Waits for the step
+ * that runs, so not from the polling thread. */
 size_t hd_engine_read_experts(hd_engine *e, int64_t *load, size_t max, int32_t *n_experts);
 
 #ifdef __cplusplus

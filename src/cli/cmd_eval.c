@@ -14,9 +14,7 @@
 #include "cli/commands.h"
 #include "cli/eval_check.h"
 #include "cli/options.h"
-#include "hadal.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
+#include "engine/engine.h"
 
 enum { MAX_FILE_BYTES = 256 << 20, MAX_CASES = 100000, MAX_TASKS = 256 };
 
@@ -42,9 +40,6 @@ typedef struct group {
 typedef struct eval {
     settings set;
     hd_engine *engine;
-    hd_tokenizer *tokenizer;
-    hd_chat_encoding encoding;
-    bool thinks;
     eval_case *cases;
     int32_t n_cases, next, done;
     group *groups; /* [MAX_TASKS] */
@@ -91,8 +86,10 @@ static hd_status add_line(eval *v, const char *text, size_t n, const char *where
     }
     const json_t *thinking = json_object_get(line, "thinking");
     v->groups[g].n++;
-    v->cases[v->n_cases++] = (eval_case){
-        .line = line, .group = g, .thinking = thinking ? json_is_true(thinking) : v->thinks};
+    v->cases[v->n_cases++] = (eval_case){.line = line,
+                                         .group = g,
+                                         .thinking = thinking ? json_is_true(thinking)
+                                                              : hd_engine_thinks(v->engine)};
     return HD_OK;
 }
 
@@ -148,12 +145,13 @@ static hd_status judge(eval *v, eval_case *c, const hd_event *e, hd_err *err) {
     group *g = &v->groups[c->group];
     hd_bytes text = {0};
     eval_verdict verdict = {0};
-    if (e->end == HD_END_FAILED) return HD_FAIL(err, HD_EDEVICE, "the computation failed");
+    if (e->end == HD_END_FAILED) return HD_FAIL(err, HD_EDEVICE, "%s", e->why);
     const size_t n = c->reply.n - (e->end == HD_END_STOP && c->reply.n);
-    hd_status st = hd_tokenizer_decode(v->tokenizer, c->reply.ids, n, false, &text, err);
+    hd_status st =
+        hd_tokenizer_decode(hd_engine_tokenizer(v->engine), c->reply.ids, n, false, &text, err);
     if (st == HD_OK) {
         st = eval_check(&verdict, json_object_get(c->line, "checker"), text.data, text.n,
-                        v->encoding, c->thinking, err);
+                        hd_engine_encoding(v->engine), c->thinking, err);
     }
     g->right += verdict.right;
     g->finished += verdict.finished && e->end == HD_END_STOP;
@@ -264,8 +262,6 @@ static hd_status open_engine(eval *v, hd_err *err) {
                                        .model_dir = v->set.model_dir,
                                        .threads = (int32_t)v->set.threads,
                                        .max_running = (int32_t)v->set.running};
-    HD_TRY(hd_chat_detect(&v->encoding, &v->thinks, v->set.model_dir, err));
-    HD_TRY(hd_tokenizer_open(&v->tokenizer, v->set.model_dir, err));
     const int opened = hd_engine_open(&v->engine, &options, why, sizeof why);
     return opened == 0 ? HD_OK : HD_FAIL(err, (hd_status)opened, "%s", why);
 }
@@ -285,7 +281,6 @@ static hd_status evaluate(eval *v, hd_err *err) {
 
 static void close_all(eval *v) {
     hd_engine_close(v->engine);
-    hd_tokenizer_close(v->tokenizer);
     for (int32_t i = 0; i < v->n_cases; i++) {
         json_decref(v->cases[i].line);
         hd_ids_deinit(&v->cases[i].reply);

@@ -70,6 +70,10 @@ static hd_status check_possible(const hd_engine *e, const hd_generation *g, hd_e
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "forced acceptance leaves no room for forms, calls and bounds");
     }
+    if (g->form != HD_FORM_FREE && g->ignore_eos) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "an answer with a form ends where the form does: no ignore_eos");
+    }
     if (g->form != HD_FORM_FREE && engine_forces_call(g)) {
         return HD_FAIL(err, HD_EINVAL, "an answer cannot both have a form and begin a call");
     }

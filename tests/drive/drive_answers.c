@@ -140,6 +140,25 @@ static void try_answers(int drafts) {
     hd_engine_close(e);
 }
 
+/* The scores of a prompt, to be compared with what the model says of it by itself. */
+static void print_scores(void) {
+    const way w = {.name = "scores", .engine = {.chunk_tokens = 50}};
+    int32_t prompt[PROMPT];
+    hd_engine *e = open_engine(&w);
+    hd_event event;
+    fill_prompt(prompt, 0);
+    hd_generation g = request(&w, 0, prompt);
+    g.prompt_logprobs = true;
+    if (!hd_engine_submit(e, &g, NULL, NULL, 0)) fail(w.name, "refused");
+    if (!hd_engine_poll(e, &event, -1) || event.n_prompt != PROMPT - 1) fail(w.name, "none");
+    for (size_t i = 0; i < PROMPT; i++) printf("%s%d", i ? ", " : "\"prompt\": [", prompt[i]);
+    for (size_t i = 0; i < event.n_prompt; i++) {
+        printf("%s%.9g", i ? ", " : "], \"scores\": [", (double)event.prompt_logprobs[i]);
+    }
+    printf("]");
+    hd_engine_close(e);
+}
+
 int main(int argc, char **argv) {
     if (argc != 2) return 2;
     model = argv[1];
@@ -165,7 +184,9 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) try(&ways[i]);
     try_answers(0);
     try_answers(4);
-    printf("{\"cached\": %lld, \"retracted\": %lld, \"accepted\": %lld}\n", cached, retracted,
+    printf("{\"cached\": %lld, \"retracted\": %lld, \"accepted\": %lld, ", cached, retracted,
            accepted);
+    print_scores();
+    puts("}");
     return 0;
 }

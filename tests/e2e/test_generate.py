@@ -6,6 +6,7 @@ import pathlib
 import re
 import subprocess
 
+import numpy as np
 import pytest
 from conftest import HADAL, ROOT
 from toy_models import FAMILIES, make_toy_model
@@ -58,7 +59,7 @@ def test_text_does_not_depend_on_how_it_is_computed(generate, model, family):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [*FAMILIES, "tiny-v4"])
-def test_answers_do_not_depend_on_how_they_are_computed(model, family):
+def test_answers_do_not_depend_on_how_they_are_computed(hadal, model, family, tmp_path):
     """Side by side, chunks, threads, drafts, caches, pressure, several answers: one program does all."""
     driver = pathlib.Path(HADAL).parent / "drive_answers"
     if not driver.exists():
@@ -70,6 +71,12 @@ def test_answers_do_not_depend_on_how_they_are_computed(model, family):
     assert seen["cached"] > 0 and seen["retracted"] > 0
     if family == "tiny-v4":
         assert seen["accepted"] > 100
+    tokens, out = tmp_path / "tokens.json", tmp_path / "out.npy"
+    tokens.write_text(json.dumps(seen["prompt"]))
+    assert hadal("logits", case, "--tokens", tokens, "--out", out, "-q").returncode == 0
+    logits = np.load(out).astype(np.float64)[:-1]
+    known = logits[np.arange(len(logits)), seen["prompt"][1:]] - np.log(np.exp(logits).sum(1))
+    assert np.abs(known - seen["scores"]).max() < 1e-5
 
 
 def test_several_answers(hadal, generate, model):

@@ -141,6 +141,26 @@ static void forms_are_refused_by_name(void **state) {
     hd_engine_close(e);
 }
 
+static void a_failure_says_why(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", NULL);
+    const hd_engine_bias brace = {.token = 95, .value = -INFINITY};
+    hd_generation g = {.size = sizeof g, .text = "x", .bias = &brace, .n_bias = 1};
+    rig_answer a;
+    g.form = HD_FORM_REGEX;
+    g.form_text = "\\}"; /* which that token alone could spell */
+    rig_run(e, &g, &a);
+    assert_int_equal(a.end.end, HD_END_FAILED);
+    assert_string_equal(a.why, "no token is allowed to come next");
+    rig_deinit(&a);
+    g.form = HD_FORM_FREE; /* nobody else is harmed */
+    g.max_tokens = 3;
+    rig_run(e, &g, &a);
+    assert_int_equal(a.end.output_tokens, 3);
+    rig_deinit(&a);
+    hd_engine_close(e);
+}
+
 /* ---- calls and reasoning ---- */
 
 static const char two_tools[] =
@@ -367,6 +387,7 @@ int test_steer(void) {
         cmocka_unit_test(answers_have_their_form),
         cmocka_unit_test(any_object_begins_as_one),
         cmocka_unit_test(forms_are_refused_by_name),
+        cmocka_unit_test(a_failure_says_why),
         cmocka_unit_test(a_call_can_be_demanded),
         cmocka_unit_test(impossible_calls_are_refused),
         cmocka_unit_test(reasoning_can_be_bounded),
