@@ -23,7 +23,7 @@ enum { RESERVED_FILES = 64, PEM_MAX_BYTES = 1 << 20, FEW_CONNECTIONS = 64 };
 typedef struct follower {
     server *server;
     sem_t stop;
-    atomic_bool loaded;
+    atomic_bool loaded, over;
     int n_stops;
 } follower;
 
@@ -48,7 +48,7 @@ static void reload(server *s) {
 static void *follow_signals(void *user) {
     follower *f = user;
     const sigset_t set = followed_signals();
-    for (int caught; sigwait(&set, &caught) == 0;) {
+    for (int caught; sigwait(&set, &caught) == 0 && !atomic_load(&f->over);) {
         if (caught == SIGHUP) {
             reload(f->server);
         } else if (++f->n_stops > 1 || !atomic_load(&f->loaded)) {
@@ -115,7 +115,8 @@ static hd_status run(const serve_settings *set, const server_options *options, h
             hd_log_write(HD_LOG_WARN, "drain_cut_short", NULL, 0);
         }
     }
-    pthread_cancel(thread);
+    atomic_store(&f.over, true); /* a canceled thread would confuse sanitizers */
+    pthread_kill(thread, SIGHUP);
     pthread_join(thread, NULL);
     server_close(f.server);
     sem_destroy(&f.stop);

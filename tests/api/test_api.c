@@ -155,6 +155,58 @@ static void test_batch_refused_in_the_middle(void **state) {
     done(c);
 }
 
+/* Any two parameters, each at its least, its most, and wrong: an answer, and never our fault. */
+static void test_all_pairs(void **state) {
+    static const char *const values[][4] = {
+        {"temperature",           "0",                    "2",                                   "-1"       },
+        {"top_p",                 "0.000001",             "1",                                   "0"        },
+        {"top_k",                 "-1",                   "2147483647",                          "-2"       },
+        {"min_p",                 "0",                    "1",                                   "2"        },
+        {"n",                     "1",                    "8",                                   "0"        },
+        {"seed",                  "-9223372036854775808", "9223372036854775807",                 "1.5"      },
+        {"max_tokens",            "1",                    "2147483647",                          "0"        },
+        {"max_completion_tokens", "1",                    "2147483647",                          "\"1\""    },
+        {"min_tokens",            "0",                    "2147483647",                          "-1"       },
+        {"frequency_penalty",     "-2",                   "2",                                   "3"        },
+        {"presence_penalty",      "-2",                   "2",                                   "null"     },
+        {"repetition_penalty",    "0.1",                  "10",                                  "0"        },
+        {"stop",                  "\"a\"",                "[\"a\",\"b\",\"c\"]",                 "[1]"      },
+        {"stop_token_ids",        "[]",                   "[1,2,3]",                             "[-1]"     },
+        {"logit_bias",            "{}",                   "{\"1\":100}",                         "{\"x\":1}"},
+        {"logprobs",              "false",                "true",                                "1"        },
+        {"top_logprobs",          "0",                    "20",                                  "21"       },
+        {"stream",                "false",                "true",                                "\"yes\""  },
+        {"stream_options",        "{}",                   "{\"include_usage\":true}",            "[]"       },
+        {"stream_interval",       "1",                    "1048576",                             "0"        },
+        {"response_format",       "{\"type\":\"text\"}",  "{\"type\":\"json_object\"}",          "{}"       },
+        {"regex",                 "\"a\"",                "\"a+\"",                              "7"        },
+        {"tools",                 "[]",                   "[{\"function\":{\"name\":\"add\"}}]", "{}"       },
+        {"tool_choice",           "\"none\"",             "\"required\"",                        "\"x\""    },
+        {"parallel_tool_calls",   "false",                "true",                                "0"        },
+        {"separate_reasoning",    "false",                "true",                                "0"        },
+        {"stream_reasoning",      "false",                "true",                                "0"        },
+        {"return_token_ids",      "false",                "true",                                "0"        },
+        {"reasoning_effort",      "\"none\"",             "\"max\"",                             "\"x\""    },
+    };
+    const size_t n = sizeof values / sizeof values[0];
+    char body[512];
+    (void)state;
+    for (size_t i = 0; i < n * n * 9; i++) {
+        const size_t a = i / 9 / n, b = i / 9 % n;
+        if (a >= b) continue;
+        snprintf(body, sizeof body, "{" USER ",\"%s\":%s,\"%s\":%s}", values[a][0],
+                 values[a][1 + i % 3], values[b][0], values[b][1 + i / 3 % 3]);
+        rig_call *c = rig_post(&r, "/v1/chat/completions", body);
+        rig_play(&r);
+        const int status = rig_status(c);
+        /* the engine ends requests in every way, by the number of their stops */
+        if (status != 200 && status != 400 && status != 408) {
+            fail_msg("%s: %d %s", body, status, rig_text(c));
+        }
+        done(c);
+    }
+}
+
 /* ---- chat ---- */
 
 static void test_chat_reply(void **state) {
@@ -598,6 +650,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_deep_and_wide, setup, teardown),
         cmocka_unit_test_setup_teardown(test_full_queue, setup, teardown),
         cmocka_unit_test_setup_teardown(test_batch_refused_in_the_middle, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_all_pairs, setup, teardown),
         cmocka_unit_test_setup_teardown(test_chat_reply, setup, teardown),
         cmocka_unit_test_setup_teardown(test_chat_stream, setup, teardown),
         cmocka_unit_test_setup_teardown(test_chat_calls_stream, setup, teardown),
