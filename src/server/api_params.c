@@ -309,7 +309,7 @@ const api_section api_sampling_section = API_SECTION(sampling);
 static const api_param openai[] = {
     {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
     {"user", API_NOTED, .about = "who asks does not matter"},
-    {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats"},
+    {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats; drawn anew where absent"},
     {"max_tokens", API_INT, AT(max_tokens), 1, INT32_MAX, .about = "of each answer"},
     {"min_tokens", API_INT, AT(min_tokens), 0, INT32_MAX, .about = "no end before"},
     {"include_stop_str_in_output", API_BOOL, AT(g.keep_stop), .about = "as no_stop_trim"},

@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+
+#include "base/progress.h"
 
 enum { MAX_DEPTH = 128, MAX_VALUES = 1000000 };
 
@@ -190,12 +193,20 @@ static uint64_t add_salt(uint64_t salt, const char *text) {
     return (salt ^ 0xff) * 0x100000001b3u;
 }
 
+/* Whoever names no seed wants another answer each time. The request log has the one drawn. */
+static uint64_t draw_seed(void) {
+    uint64_t seed;
+    if (getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = (uint64_t)hd_now_ns();
+    return seed >> 1; /* fits an integer of JSON */
+}
+
 static void set_defaults(api_request *r) {
     hd_engine_stats stats;
     hd_engine_read_stats(r->ctx->engine, &stats);
     r->max_context = stats.max_context;
     r->g = (hd_generation){.size = sizeof r->g,
                            .answers = 1,
+                           .seed = draw_seed(),
                            .draft_tokens = r->ctx->limits.draft_tokens,
                            .queue_timeout_ns = r->ctx->limits.queue_timeout_ns};
     hd_engine_defaults(r->ctx->engine, &r->g);

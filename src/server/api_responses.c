@@ -55,7 +55,7 @@ static const api_param responses[] = {
     {"include", API_ARRAY, AT(content_list), .about = "message.output_text.logprobs"},
     {"top_logprobs", API_INT, AT(top_logprobs), 0,
      .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
-    {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats"},
+    {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats; drawn anew where absent"},
     {"metadata", API_OBJECT, AT(echoed), .about = "given back"},
     {"truncation", API_STRING, AT(checked), .words = whole_only, .about = "input is not cut"},
     {"background", API_ONLY, .about = "answers come on the same connection"},

@@ -114,3 +114,9 @@ def test_neighbors_do_not_matter(server):
     for t in threads:
         t.join()
     assert alone == together
+
+
+def test_without_a_seed_answers_differ(server):
+    body = {"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 30, "temperature": 1}
+    answers = {server.post("/v1/chat/completions", body).json["choices"][0]["message"]["content"] for _ in range(6)}
+    assert len(answers) > 1
