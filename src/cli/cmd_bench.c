@@ -183,7 +183,7 @@ int cmd_bench(int argc, char **argv) {
     if (strcmp(wanted, "--help") == 0 || strcmp(wanted, "-h") == 0) {
         puts("usage: hadal bench throughput|latency MODEL_DIR [options]\n"
              "       hadal bench ops CONFIG [options]\n\n"
-             "hadal bench KIND --help explains one.");
+             "hadal bench KIND --help explains one; each takes --config FILE too.");
         return 0;
     }
     hd_err err = {0};

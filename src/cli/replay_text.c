@@ -44,9 +44,13 @@ static void walk(collected *c, const json_t *value, json_int_t choice, const cha
     if (json_is_object(value)) {
         const json_t *index = json_object_get(value, "index");
         if (json_is_integer(index)) choice = json_integer_value(index);
-        json_object_foreach((json_t *)(uintptr_t)value, key, item) walk(c, item, choice, key);
+        json_object_foreach((json_t *)(uintptr_t)value, key, item) {
+            walk(c, item, choice, key);
+        }
     } else if (json_is_array(value)) {
-        json_array_foreach(value, i, item) walk(c, item, choice, kind);
+        json_array_foreach(value, i, item) {
+            walk(c, item, choice, kind);
+        }
     } else if (json_is_string(value) && is_said(kind)) {
         join(c, choice, kind, json_string_value(value));
     }

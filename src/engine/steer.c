@@ -34,6 +34,10 @@ static void keep_common(hd_ids *common, const hd_ids *other) {
     common->n = n;
 }
 
+static bool is_named(const hd_reply_tool *t, const char *name) {
+    return strlen(name) == t->n && memcmp(name, t->name, t->n) == 0;
+}
+
 /* The tokens that begin a call of the tool that is named, or of any. */
 static hd_status force_call(const hd_engine *e, engine_record *r, const hd_generation *g,
                             hd_err *err) {
@@ -46,9 +50,7 @@ static hd_status force_call(const hd_engine *e, engine_record *r, const hd_gener
     }
     for (int32_t i = 0; i < tools->n_tools; i++) {
         const hd_reply_tool *t = &tools->tools[i];
-        if (!any && (strlen(g->tool_choice) != t->n || memcmp(g->tool_choice, t->name, t->n))) {
-            continue;
-        }
+        if (!any && !is_named(t, g->tool_choice)) continue;
         hd_ids opening = {0};
         const hd_status st = encode_opening(e, t, n ? &opening : &r->forced, err);
         if (n++) keep_common(&r->forced, &opening);

@@ -3,7 +3,7 @@
  * float. Same steps in the same order as decode and dots, same bits. */
 #include "ops/meet_internal.h"
 
-enum { STEP = 64, MAX_BLOCKS = 4096 / 32 };
+enum { STEP = 64, MAX_BLOCKS = 4096 / 32, SPARE_BLOCKS = MAX_BLOCKS + 16 /* are read */ };
 
 /* 64 columns of a row: 0-15, 16-31, 32-47, 48-63. */
 typedef struct quad {
@@ -41,7 +41,7 @@ typedef struct e4m3_table {
 
 static e4m3_table make_e4m3_table(void) {
     uint8_t codes[STEP];
-    for (uint8_t i = 0; i < STEP; i++) codes[i] = i;
+    for (int i = 0; i < STEP; i++) codes[i] = (uint8_t)i;
     const __m512i nibble = _mm512_set1_epi8(0x0f);
     e4m3_table t = {.order = _mm512_loadu_si512(e4m3_order)};
     for (int i = 0; i < 2; i++) { /* normal numbers: the exponent's bias goes from 7 to 127 */
@@ -152,8 +152,8 @@ typedef enum how { E4M3, E2M1_SHIFTED, E2M1_SCALED } how;
 
 typedef struct meeting {
     const ops_meeting *m;
-    e4m3_table table;                               /* E4M3 */
-    uint32_t shift[OPS_TILE_ROWS][MAX_BLOCKS + 16]; /* E2M1_SHIFTED; spare ones are read */
+    e4m3_table table;                            /* E4M3 */
+    uint32_t shift[OPS_TILE_ROWS][SPARE_BLOCKS]; /* E2M1_SHIFTED */
 } meeting;
 
 static inline __attribute__((always_inline)) quad widen(const meeting *g, how h, int32_t j,
@@ -233,19 +233,18 @@ bool ops_meet_e4m3_vbmi(const ops_meeting *m) {
     return true;
 }
 
-static bool find_shifts(meeting *g) {
-    const ops_meeting *m = g->m;
+static bool find_shifts(const ops_meeting *m, uint32_t shift[][SPARE_BLOCKS]) {
     if (m->block != 32 || m->n > 32 * MAX_BLOCKS) return false;
     for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
-        if (!e2m1_shifts(g->shift[j], m->scale[j], (m->n + 31) / 32)) return false;
+        if (!e2m1_shifts(shift[j], m->scale[j], (m->n + 31) / 32)) return false;
     }
     return true;
 }
 
 bool ops_meet_e2m1_vbmi(const ops_meeting *m) {
-    meeting g;
+    meeting g; /* not cleared: a kilobyte or two in every call */
     g.m = m;
-    if (find_shifts(&g)) {
+    if (find_shifts(m, g.shift)) {
         meet(&g, E2M1_SHIFTED);
     } else if (m->block == 16) {
         meet(&g, E2M1_SCALED);

@@ -84,7 +84,7 @@ static cost attend_cost(const hd_attend_args *a) {
 static cost index_select_cost(const hd_index_select_args *a) {
     double seen = 0, shared = 0;
     for (int32_t r = 0; r < a->rows; r++) {
-        const double n = (a->pos[r] + 1) / a->ratio;
+        const int32_t n = (a->pos[r] + 1) / a->ratio;
         seen += n;
         if (r + 1 == a->rows || a->seq[r + 1] != a->seq[r]) shared += n;
     }
