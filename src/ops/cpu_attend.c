@@ -27,6 +27,7 @@ typedef struct attend_state {
     float sum[HEADS * STRETCH];
     const float *key[BLOCK_KEYS];
 } attend_state;
+_Static_assert(sizeof(attend_state) <= OPS_STATE_BYTES, "it is a worker's scratch");
 
 /* One row and the heads of a task. */
 typedef struct attend_row {

@@ -13,6 +13,7 @@ typedef struct hc_state {
     float m[BLOCK_ROWS * MAX_VALUES]; /* [rows of the block, values] */
     float streams[HD_MAX_HC * STRETCH];
 } hc_state;
+_Static_assert(sizeof(hc_state) <= OPS_STATE_BYTES, "it is a worker's scratch");
 
 /* m[i, :] = fn x_i / rms(x_i) for n_x rows of x, each all streams wide. */
 static void mix_values(const ops_kernels *k, const float *x, int32_t n_x, const float *fn,

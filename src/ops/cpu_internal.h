@@ -38,6 +38,8 @@ static inline float ops_inverse_rms(const ops_kernels *k, const float *x, int32_
     return (float)(1.0 / sqrt(k->square_sum(x, n) / n + (double)eps));
 }
 
+enum { OPS_STATE_BYTES = 128 * 1024 }; /* scratch of an op that does not grow with its input */
+
 /* ---- stored matrices ---- */
 
 enum {
@@ -56,6 +58,7 @@ typedef struct ops_tile {
     float w[OPS_MIX_ROWS * OPS_TILE_STRIDE];
     float acc[OPS_WIDE_ROWS * OPS_X_ROWS * OPS_LANES]; /* four rows of W after another */
 } ops_tile;
+_Static_assert(sizeof(ops_tile) <= OPS_STATE_BYTES, "it is a worker's scratch");
 
 /* out[0 .. n) = columns [col, col + n) of a row of w; col and, but for the last stretch of a
  * row, n are multiples of OPS_LANES; n <= OPS_TILE_COLS. */

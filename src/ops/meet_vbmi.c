@@ -217,6 +217,7 @@ static inline __attribute__((always_inline)) void meet_rows(const meeting *g, ho
 
 static inline __attribute__((always_inline)) void meet(const meeting *g, how h) {
     const int32_t each = OPS_TILE_ROWS * OPS_LANES;
+    // cppcheck-suppress ctuuninitvar ; m is set, and of the rest what h needs
     const ops_meeting *m = g->m;
     int32_t i = 0;
     for (; i + 4 <= m->n_x; i += 4) meet_rows(g, h, m->acc + i * each, m->x + i, 4);

@@ -1,6 +1,7 @@
 /* ops.c - the reference table, and what the tables ask of a stream. */
 #include "ops/ops.h"
 
+#include "ops/cpu_internal.h"
 #include "ops/ref_internal.h"
 
 void hd_ops_init_ref(hd_ops *t) {
@@ -13,5 +14,5 @@ void hd_ops_init_ref(hd_ops *t) {
 }
 
 size_t hd_ops_scratch_bytes(int32_t max_keys, int32_t max_cols) {
-    return (size_t)65536 + 16 * ((size_t)max_keys + (size_t)max_cols);
+    return (size_t)OPS_STATE_BYTES + 16 * ((size_t)max_keys + (size_t)max_cols);
 }
