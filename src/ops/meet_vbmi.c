@@ -217,7 +217,6 @@ static inline __attribute__((always_inline)) void meet_rows(const meeting *g, ho
 
 static inline __attribute__((always_inline)) void meet(const meeting *g, how h) {
     const int32_t each = OPS_TILE_ROWS * OPS_LANES;
-    // cppcheck-suppress ctuuninitvar ; m is set, and of the rest what h needs
     const ops_meeting *m = g->m;
     int32_t i = 0;
     for (; i + 4 <= m->n_x; i += 4) meet_rows(g, h, m->acc + i * each, m->x + i, 4);
@@ -227,9 +226,7 @@ static inline __attribute__((always_inline)) void meet(const meeting *g, how h) 
 
 bool ops_meet_e4m3_vbmi(const ops_meeting *m) {
     if (m->block % STEP != 0) return ops_meet_e4m3_avx512(m);
-    meeting g;
-    g.m = m;
-    g.table = make_e4m3_table();
+    meeting g = {.m = m, .table = make_e4m3_table()};
     meet(&g, E4M3);
     return true;
 }
@@ -243,8 +240,7 @@ static bool find_shifts(const ops_meeting *m, uint32_t shift[][SPARE_BLOCKS]) {
 }
 
 bool ops_meet_e2m1_vbmi(const ops_meeting *m) {
-    meeting g; /* not cleared: a kilobyte or two in every call */
-    g.m = m;
+    meeting g = {.m = m};
     if (find_shifts(m, g.shift)) {
         meet(&g, E2M1_SHIFTED);
     } else if (m->block == 16) {
