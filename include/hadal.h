@@ -21,7 +21,7 @@ typedef struct hd_engine hd_engine;
 typedef struct hd_engine_options {
     size_t size;           /* sizeof(hd_engine_options): the version of this struct */
     const char *model_dir; /* checkpoint directory, never NULL */
-    const char *backend;   /* "cpu", or "ref" for the plain reference */
+    const char *backend;   /* "cpu", "cuda", or "ref" for the plain reference */
     int32_t threads;       /* of the cpu backend; default: one per processor */
     int32_t max_running;   /* requests computed side by side; default 16 */
     int32_t max_context;   /* tokens of one request, prompt and output; default 8192 or less */

@@ -23,6 +23,7 @@ enum { MAX_FILE_BYTES = 256 << 20, MAX_CASES = 100000, MAX_TASKS = 256 };
 typedef struct settings {
     const char *model_dir, *suite, *file, *task, *json;
     int64_t limit, draft_tokens, threads, running;
+    int backend;
     bool quiet;
 } settings;
 
@@ -262,6 +263,7 @@ static hd_status open_engine(eval *v, hd_err *err) {
     char why[600];
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = v->set.model_dir,
+                                       .backend = option_backends[v->set.backend],
                                        .threads = (int32_t)v->set.threads,
                                        .max_running = (int32_t)v->set.running};
     HD_TRY(hd_chat_detect(&v->encoding, &v->thinks, v->set.model_dir, err));
@@ -307,6 +309,8 @@ int cmd_eval(int argc, char **argv) {
                    "drafts per step by the MTP layer"),
         option_int("running", &set->running, 1, 256, "tasks side by side"),
         option_int("threads", &set->threads, 0, 1024, "0: one per processor"),
+        option_choice("backend", &set->backend, option_backends,
+                      "the fast one, the reference, or a GPU"),
         option_text("json", &set->json, "FILE", "also write the report as JSON"),
         with_letter(option_flag("quiet", &set->quiet, "no progress on standard error"), 'q'),
     };

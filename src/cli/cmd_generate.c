@@ -126,13 +126,12 @@ static void print_json(const figures *f, const char *text) {
 }
 
 static hd_status generate(const settings *set, const char *prompt, hd_err *err) {
-    static const char *const backends[] = {"cpu", "ref"};
     char why[600];
     hd_engine *engine;
     figures f = {.start_ns = hd_now_ns()};
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = set->model_dir,
-                                       .backend = backends[set->backend],
+                                       .backend = option_backends[set->backend],
                                        .threads = (int32_t)set->threads,
                                        .max_running = 1,
                                        .max_context = (int32_t)set->context,
@@ -173,7 +172,6 @@ static hd_status generate(const settings *set, const char *prompt, hd_err *err) 
 }
 
 int cmd_generate(int argc, char **argv) {
-    static const char *const backends[] = {"cpu", "ref", NULL};
     static const char *const thinking[] = {"auto", "on", "off", NULL};
     settings set = {.temperature = 0, .top_p = 1};
     const option options[] = {
@@ -197,7 +195,8 @@ int cmd_generate(int argc, char **argv) {
         option_int("draft-tokens", &set.draft_tokens, 0, 7, "drafts per step by the MTP layer"),
         option_int("chunk", &set.chunk, 0, 1 << 20, "prompt tokens per step; 0: 256"),
         option_int("threads", &set.threads, 0, 1024, "0: one per processor"),
-        option_choice("backend", &set.backend, backends, "the fast one, or the reference"),
+        option_choice("backend", &set.backend, option_backends,
+                      "the fast one, the reference, or a GPU"),
         option_flag("json", &set.json, "print one JSON object with the text and the figures"),
         with_letter(option_flag("quiet", &set.quiet, "no figures on standard error"), 'q'),
     };

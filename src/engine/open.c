@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/cpu.h"
 #include "engine/engine_internal.h"
 
 enum {
@@ -54,25 +53,16 @@ static sizes choose_sizes(const hd_engine *e, const hd_engine_options *o) {
 
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *backend = o->backend ? o->backend : "cpu";
-    const bool ref = strcmp(backend, "ref") == 0;
-    if (!ref && strcmp(backend, "cpu") != 0) {
-        return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, ref", backend);
-    }
+    const hd_cpu_options cpu = {.n_threads = o->threads};
+    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, err));
+    HD_TRY(hd_stream_open(&e->stream, e->device, err));
     HD_TRY(hd_model_spec_open(&e->spec, o->model_dir, err));
     HD_TRY(hd_tokenizer_open(&e->tokenizer, o->model_dir, err));
     HD_TRY(hd_tokenizer_check_rows(e->tokenizer, e->spec->vocab, err));
     HD_TRY(hd_chat_detect(&e->encoding, &e->thinks, o->model_dir, err));
     HD_TRY(hd_weights_open(&e->weights, o->model_dir, e->spec, err));
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
-    const hd_cpu_options cpu = {.n_threads = ref ? 1 : o->threads};
-    HD_TRY(hd_device_open_cpu(&e->device, &cpu, err));
-    HD_TRY(hd_stream_open(&e->stream, e->device, err));
-    if (ref) {
-        hd_ops_init_ref(&e->ops);
-    } else {
-        hd_ops_init_cpu(&e->ops, hd_cpu_features());
-    }
-    return HD_OK;
+    return hd_weights_upload(e->weights, e->device, e->stream, err);
 }
 
 static hd_status open_mailbox(hd_engine *e, const sizes *z, hd_err *err) {

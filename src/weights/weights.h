@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/backend.h"
 #include "base/format.h"
 #include "base/status.h"
 #include "weights/spec.h"
@@ -148,6 +149,10 @@ typedef struct hd_checkpoint hd_checkpoint; /* safetensors.h */
 hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
                           hd_err *err);
 void hd_weights_close(hd_weights *w); /* NULL is fine */
+
+/* Copies what ops read into memory of the stream's device, where that is not the host's, and
+ * leads matrices, experts, vectors and tables there; waits for it. The device owns the memory. */
+hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s, hd_err *err);
 
 int32_t hd_weights_n_mtp(const hd_weights *w);
 
