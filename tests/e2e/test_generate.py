@@ -6,7 +6,7 @@ import pathlib
 import subprocess
 
 import pytest
-from conftest import HADAL, ROOT
+from conftest import BACKEND, HADAL, ROOT
 from toy_models import FAMILIES, make_toy_model
 
 EXAMPLE = pathlib.Path(HADAL).parent / "examples" / "side_by_side"
@@ -36,7 +36,7 @@ def model(tmp_path_factory):
 @pytest.fixture
 def generate(hadal):
     def run(model, *args, prompt="the cat sat on the mat", tokens=40):
-        result = hadal("generate", model, "--raw", "-p", prompt, "--max-tokens", tokens, "--json", *args)
+        result = hadal("generate", model, "--raw", "-p", prompt, "--max-tokens", tokens, "--json", "--backend", BACKEND, *args)
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout)
 

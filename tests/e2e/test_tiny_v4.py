@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import BACKEND, ROOT
 
 MODEL = ROOT / "models" / "tiny-v4"
 GOLDEN = MODEL / "golden"
@@ -14,14 +14,14 @@ CASES = json.loads((GOLDEN / "cases.json").read_text())
 @pytest.fixture
 def answer(hadal):
     def ask(prompt, *args):
-        result = hadal("generate", MODEL, "-p", prompt, "--json", "--max-tokens", "400", *args)
+        result = hadal("generate", MODEL, "-p", prompt, "--json", "--max-tokens", "400", "--backend", BACKEND, *args)
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout)
 
     return ask
 
 
-@pytest.mark.parametrize(("backend", "i"), [("ref", 0), *(("cpu", i) for i in range(len(CASES)))])
+@pytest.mark.parametrize(("backend", "i"), [("ref", 0), *((BACKEND, i) for i in range(len(CASES)))])
 def test_logits_are_those_of_the_training_program(hadal, tmp_path, backend, i):
     tokens, out = tmp_path / "tokens.json", tmp_path / "out.npy"
     tokens.write_text(json.dumps(CASES[i]["tokens"]))
