@@ -310,7 +310,7 @@ int cmd_eval(int argc, char **argv) {
         option_int("running", &set->running, 1, 256, "tasks side by side"),
         option_int("threads", &set->threads, 0, 1024, "0: one per processor"),
         option_choice("backend", &set->backend, option_backends,
-                      "the fast one, the reference, or a GPU"),
+                      "the fast one, a GPU, or the reference"),
         option_text("json", &set->json, "FILE", "also write the report as JSON"),
         with_letter(option_flag("quiet", &set->quiet, "no progress on standard error"), 'q'),
     };

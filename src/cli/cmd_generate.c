@@ -196,7 +196,7 @@ int cmd_generate(int argc, char **argv) {
         option_int("chunk", &set.chunk, 0, 1 << 20, "prompt tokens per step; 0: 256"),
         option_int("threads", &set.threads, 0, 1024, "0: one per processor"),
         option_choice("backend", &set.backend, option_backends,
-                      "the fast one, the reference, or a GPU"),
+                      "the fast one, a GPU, or the reference"),
         option_flag("json", &set.json, "print one JSON object with the text and the figures"),
         with_letter(option_flag("quiet", &set.quiet, "no figures on standard error"), 'q'),
     };

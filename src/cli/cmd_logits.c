@@ -332,7 +332,7 @@ int cmd_logits(int argc, char **argv) {
         option_int("decode-from", &set->decode_from, 0, INT32_MAX,
                    "one token a step from position N"),
         option_choice("backend", &set->backend, option_backends,
-                      "the fast one, the reference, or a GPU"),
+                      "the fast one, a GPU, or the reference"),
         option_int("threads", &set->threads, 0, 1024,
                    "of the cpu backend; 0: one per processor"),
         option_flag("pin", &set->pin, "bind threads to processors"),
