@@ -72,9 +72,9 @@ FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 
 ifdef CUDA
 NVCC      ?= $(or $(shell command -v nvcc),/usr/local/cuda/bin/nvcc)
-NVFLAGS    = -std=c++17 -O3 -lineinfo -Werror all-warnings -Isrc -Iinclude \
+NVFLAGS    = -std=c++20 -O3 -lineinfo -Werror all-warnings -Isrc -Iinclude \
              -gencode arch=compute_90a,code=sm_90a \
-             -Xcompiler -Wall,-Wextra,-fno-exceptions,-fno-rtti,-fvisibility=hidden,-fPIE
+             -Xcompiler -Wall,-Wextra,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fvisibility=hidden,-fPIE
 CUDA_SOURCES := $(sort $(wildcard src/*/*.cu))
 CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=$(BUILD)/%.cu.o)
 OBJECTS   += $(CUDA_OBJECTS)

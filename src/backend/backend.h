@@ -3,7 +3,7 @@
  * A device owns memory. A stream is an ordered queue of work on a device and remembers the
  * first failure of anything queued on it, as FILE does: queueing returns nothing, sync
  * reports. The CPU device is a worker pool behind a stream of depth zero: an op is finished
- * when its call returns, and nothing is left to wait for. */
+ * when its call returns, and nothing is left to wait for. A CUDA device is one GPU. */
 #ifndef HD_BACKEND_BACKEND_H
 #define HD_BACKEND_BACKEND_H
 
@@ -14,6 +14,8 @@
 #include "base/pool.h"
 #include "base/status.h"
 
+HD_BEGIN_C
+
 typedef struct hd_device hd_device;
 typedef struct hd_stream hd_stream;
 
@@ -23,6 +25,11 @@ typedef struct hd_cpu_options {
 } hd_cpu_options;
 
 hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_err *err);
+
+/* GPU number `ordinal` of those CUDA shows to this process. HD_EUNSUPPORTED where the build or
+ * the machine has none. */
+hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err);
+
 void hd_device_close(hd_device *d); /* NULL is fine; after its streams */
 
 /* Device memory: zeroed, aligned to 256 bytes, taken at open and never in a step. */
@@ -34,28 +41,42 @@ hd_status hd_device_alloc_host(hd_device *d, void **out, size_t bytes, const cha
 
 void hd_device_release(hd_device *d, void *p); /* either kind; NULL is fine */
 
+/* Whether ops may be given any host memory, because device memory is host memory. */
+bool hd_device_is_host(const hd_device *d);
+
 hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err);
 void hd_stream_close(hd_stream *s); /* NULL is fine */
 
-/* Host to device and back, in queue order. */
+/* Host to device, in queue order. The host's bytes are read before the call returns, so they
+ * may be changed at once; a download into them that is still queued would come too late. */
 void hd_stream_upload(hd_stream *s, void *device, const void *host, size_t bytes);
+
+/* Device to host, in queue order: there after hd_stream_wait or hd_stream_sync. */
 void hd_stream_download(hd_stream *s, void *host, const void *device, size_t bytes);
 
 /* Records a failure; the first one stays. */
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what);
 
+/* Waits for everything queued; failures stay recorded. */
+void hd_stream_wait(hd_stream *s);
+
 /* Waits for everything queued and gives its first failure, which is then forgotten. */
 hd_status hd_stream_sync(hd_stream *s, hd_err *err);
 
-/* ---- for CPU ops only ---- */
+/* ---- for ops only ---- */
 
-/* Runs fn(arg, task, worker) for every task in [0, n_tasks) and returns when all are done. */
+/* CPU: runs fn(arg, task, worker) for every task in [0, n_tasks), returns when all are done. */
 void hd_stream_tasks(hd_stream *s, int32_t n_tasks, hd_task_fn *fn, const void *arg);
+
+/* How many parts of an op may need scratch at once: threads of the CPU, blocks on a GPU. */
 int32_t hd_stream_workers(const hd_stream *s);
 
-/* Scratch of one worker, aligned to 64 bytes; the size is fixed before the first step and
- * covers what every op of the step asks for. */
+/* Scratch of one worker in device memory, aligned to 64 bytes; the size is fixed before the
+ * first step and covers what every op of the step asks for. */
 hd_status hd_stream_reserve(hd_stream *s, size_t bytes_per_worker, hd_err *err);
 void *hd_stream_scratch(const hd_stream *s, int32_t worker, size_t bytes);
+size_t hd_stream_scratch_bytes(const hd_stream *s); /* from one worker's to the next */
+
+HD_END_C
 
 #endif

@@ -20,8 +20,6 @@ typedef struct bench_settings {
     bool json, quiet;
 } bench_settings;
 
-static const char *const backends[] = {"cpu", "ref", "null", NULL};
-
 static hd_status check(const load_options *o, hd_err *err) {
     if (o->shared_prefix >= o->input_tokens) {
         return HD_FAIL(err, HD_EINVAL,
@@ -43,7 +41,7 @@ static hd_status open_engine(hd_engine **out, const bench_settings *b, hd_err *e
     const hd_engine_options options = {
         .size = sizeof options,
         .model_dir = b->model_dir,
-        .backend = backends[b->backend],
+        .backend = option_backends[b->backend],
         .threads = (int32_t)b->threads,
         .max_running = (int32_t)b->running,
         .max_context = (int32_t)longest,
@@ -79,9 +77,9 @@ static hd_status bench(const bench_settings *b, hd_err *err) {
     if (st == HD_OK) st = load_run_all(&run, e, &b->load, vocab, b->quiet, err);
     if (st == HD_OK) st = report_make(&report, &run, err);
     if (st == HD_OK && b->json) {
-        report_print_json(&report, &b->load, backends[b->backend], stdout);
+        report_print_json(&report, &b->load, option_backends[b->backend], stdout);
     } else if (st == HD_OK) {
-        report_print(&report, &b->load, backends[b->backend], stdout);
+        report_print(&report, &b->load, option_backends[b->backend], stdout);
     }
     load_run_deinit(&run);
     hd_engine_close(e);
@@ -116,8 +114,8 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
         option_int("chunk", &b->chunk, 0, 1 << 20,
                    "prompt tokens of a request per step; 0: 256"),
         option_int("threads", &b->threads, 0, 1024, "0: one per processor"),
-        option_choice("backend", &b->backend, backends,
-                      "the fast one, the reference, or null: no model at all"),
+        option_choice("backend", &b->backend, option_backends,
+                      "the fast one, a GPU, the reference, or null: no model at all"),
         option_flag("json", &b->json, "print one JSON object"),
         with_letter(option_flag("quiet", &b->quiet, "no progress on standard error"), 'q'),
     };

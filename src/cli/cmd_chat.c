@@ -333,11 +333,10 @@ static bool history_path(char *out, size_t size) {
 }
 
 static hd_status open_chat(chat *c, hd_err *err) {
-    static const char *const backends[] = {"cpu", "ref"};
     char why[600], history[MAX_PATH];
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = c->set.model_dir,
-                                       .backend = backends[c->set.backend],
+                                       .backend = option_backends[c->set.backend],
                                        .threads = (int32_t)c->set.threads,
                                        .max_running = 1,
                                        .max_context = (int32_t)c->set.context};
@@ -365,7 +364,6 @@ static hd_status run(chat *c, hd_err *err) {
 }
 
 int cmd_chat(int argc, char **argv) {
-    static const char *const backends[] = {"cpu", "ref", NULL};
     static const char *const thinking[] = {"auto", "on", "off", NULL};
     chat c = {
         .set = {.temperature = 0, .top_p = 1, .draft_tokens = HD_DRAFTS_AUTO, .thinking = 1}
@@ -388,7 +386,8 @@ int cmd_chat(int argc, char **argv) {
         option_int("draft-tokens", &set->draft_tokens, HD_DRAFTS_AUTO, HD_MOST_DRAFTS,
                    "drafts per step by the MTP layer; -1: as many as pay"),
         option_int("threads", &set->threads, 0, 1024, "0: one per processor"),
-        option_choice("backend", &set->backend, backends, "the fast one, or the reference"),
+        option_choice("backend", &set->backend, option_backends,
+                      "the fast one, a GPU, or the reference"),
         with_letter(option_flag("quiet", &set->quiet, "no figures on standard error"), 'q'),
     };
     const positional model = {"MODEL_DIR", &set->model_dir, false};

@@ -21,6 +21,7 @@ enum { MAX_FILE_BYTES = 256 << 20, MAX_CASES = 100000, MAX_TASKS = 256 };
 typedef struct settings {
     const char *model_dir, *suite, *file, *task, *json;
     int64_t limit, draft_tokens, threads, running;
+    int backend;
     bool quiet;
 } settings;
 
@@ -260,6 +261,7 @@ static hd_status open_engine(eval *v, hd_err *err) {
     char why[600];
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = v->set.model_dir,
+                                       .backend = option_backends[v->set.backend],
                                        .threads = (int32_t)v->set.threads,
                                        .max_running = (int32_t)v->set.running};
     const int opened = hd_engine_open(&v->engine, &options, why, sizeof why);
@@ -302,6 +304,8 @@ int cmd_eval(int argc, char **argv) {
                    "drafts per step by the MTP layer"),
         option_int("running", &set->running, 1, 256, "tasks side by side"),
         option_int("threads", &set->threads, 0, 1024, "0: one per processor"),
+        option_choice("backend", &set->backend, option_backends,
+                      "the fast one, a GPU, or the reference"),
         option_text("json", &set->json, "FILE", "also write the report as JSON"),
         with_letter(option_flag("quiet", &set->quiet, "no progress on standard error"), 'q'),
     };

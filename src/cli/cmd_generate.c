@@ -26,7 +26,6 @@ typedef struct settings {
     bool raw, json, quiet;
 } settings;
 
-static const char *const backends[] = {"cpu", "ref", "null", NULL};
 static const char *const drafts[] = {"0", "1", "2", "3", "4", "5", "6", "7", "auto", NULL};
 
 /* One answer: its text as stdout shows it, and its parts. */
@@ -280,7 +279,7 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
     char why[600];
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = set->model_dir,
-                                       .backend = backends[set->backend],
+                                       .backend = option_backends[set->backend],
                                        .threads = (int32_t)set->threads,
                                        .max_running = r->n,
                                        .max_context = (int32_t)set->context,
@@ -342,8 +341,8 @@ int cmd_generate(int argc, char **argv) {
         option_text("choice", &set.choice, "A|B|C", "the answer is one of these"),
         option_int("chunk", &set.chunk, 0, 1 << 20, "prompt tokens per step; 0: 256"),
         option_int("threads", &set.threads, 0, 1024, "0: one per processor"),
-        option_choice("backend", &set.backend, backends,
-                      "the fast one, the reference, or none"),
+        option_choice("backend", &set.backend, option_backends,
+                      "the fast one, a GPU, the reference, or none"),
         option_flag("json", &set.json,
                     "print one JSON object per answer: text, parts, figures"),
         with_letter(option_flag("quiet", &set.quiet, "no figures on standard error"), 'q'),

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/cpu.h"
 #include "base/progress.h"
 #include "cli/commands.h"
 #include "cli/npy.h"
@@ -21,6 +20,7 @@ enum {
     MAX_SEQS = 64,        /* sequences in one step; more run in groups */
     DEFAULT_CHUNK = 256,  /* rows of one sequence in one step */
     MAX_STEP_ROWS = 2048, /* rows of one step, unless --chunk asks for more */
+    READ_ROWS = 64,       /* logits brought to the host at once */
     PATH_BYTES = 4096 + sizeof ".mtp.npy",
 };
 
@@ -42,6 +42,7 @@ typedef struct run {
     hd_kv *kv;
     hd_cache *cache;
     hd_batch batch[HD_MAX_MICRO];
+    float *rows; /* [READ_ROWS, vocab] host memory */
     token_lists lists;
     hd_npy main_out, draft_out;
     char draft_path[PATH_BYTES];
@@ -58,15 +59,10 @@ static hd_status open_model(run *r, hd_err *err) {
         return HD_FAIL(err, HD_EINVAL, "%s: --mtp needs an MTP layer; this checkpoint has none",
                        set->model_dir);
     }
-    const hd_cpu_options cpu = {.n_threads = set->backend == 0 ? 1 : (int32_t)set->threads,
-                                .pin = set->pin};
-    HD_TRY(hd_device_open_cpu(&r->device, &cpu, err));
+    const hd_cpu_options cpu = {.n_threads = (int32_t)set->threads, .pin = set->pin};
+    HD_TRY(hd_ops_open(&r->ops, &r->device, option_backends[set->backend], &cpu, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
-    if (set->backend == 0) {
-        hd_ops_init_ref(&r->ops);
-    } else {
-        hd_ops_init_cpu(&r->ops, hd_cpu_features());
-    }
+    HD_TRY(hd_weights_upload(r->weights, r->device, r->stream, err));
     return token_lists_load(&r->lists, set->tokens, r->spec->vocab, r->spec->max_positions,
                             err);
 }
@@ -116,6 +112,10 @@ static hd_status open_memory(run *r, hd_err *err) {
     const int32_t n_layers = r->spec->n_layers + hd_weights_n_mtp(r->weights);
     HD_TRY(hd_model_open(&r->model, &env, &limits, n_micro, err));
     HD_TRY(open_pages(r, n_layers, err));
+    const size_t read = (size_t)READ_ROWS * (size_t)r->spec->vocab * sizeof *r->rows;
+    void *host;
+    HD_TRY(hd_device_alloc_host(r->device, &host, read, "logits", err));
+    r->rows = host;
     const hd_batch_limits batch = {(int32_t)rows, n_seqs, sequence_pages(r)};
     for (int32_t i = 0; i < n_micro; i++) {
         HD_TRY(hd_batch_open(&r->batch[i], &batch, r->device, err));
@@ -146,6 +146,7 @@ static hd_status close_all(run *r, hd_err *err) {
     hd_status st = hd_npy_close(&r->main_out, err);
     hd_status st_draft = hd_npy_close(&r->draft_out, err);
     for (int32_t i = 0; i < HD_MAX_MICRO; i++) hd_batch_close(&r->batch[i]);
+    if (r->device) hd_device_release(r->device, r->rows);
     hd_cache_close(r->cache);
     hd_kv_close(r->kv);
     hd_model_close(r->model);
@@ -203,6 +204,14 @@ static int32_t fill_step(run *r, int32_t first) {
     return rows;
 }
 
+/* Logits of rows [row, row + n) of a micro-batch, n <= READ_ROWS, into r->rows. */
+static hd_status read_logits(run *r, int32_t micro, int32_t row, int32_t n, hd_err *err) {
+    const size_t vocab = (size_t)r->spec->vocab;
+    const float *logits = hd_model_logits(r->model, micro) + (size_t)row * vocab;
+    hd_stream_download(r->stream, r->rows, logits, (size_t)n * vocab * sizeof *logits);
+    return hd_stream_sync(r->stream, err);
+}
+
 /* Writes every sequence's rows of this step's logits to its place in the file. */
 static hd_status write_step(run *r, int32_t first, hd_npy *out, hd_err *err) {
     const int32_t n_micro = (int32_t)r->set.micro_batches;
@@ -213,9 +222,12 @@ static hd_status write_step(run *r, int32_t first, hd_npy *out, hd_err *err) {
         if (r->done[i] == n) continue;
         const int32_t micro = i % n_micro, seq = seq_of_micro[micro]++;
         const hd_batch *b = &r->batch[micro];
-        const int32_t row = b->host.first_row[seq], rows = b->host.first_row[seq + 1] - row;
-        const float *logits = hd_model_logits(r->model, micro) + (int64_t)row * r->spec->vocab;
-        HD_TRY(hd_npy_write(out, base + r->done[i], logits, rows, err));
+        const int32_t row = b->host.first_row[seq], end = b->host.first_row[seq + 1];
+        for (int32_t at = row; at < end; at += READ_ROWS) {
+            const int32_t some = hd_min_i32(end - at, READ_ROWS);
+            HD_TRY(read_logits(r, micro, at, some, err));
+            HD_TRY(hd_npy_write(out, base + r->done[i] + at - row, r->rows, some, err));
+        }
     }
     return HD_OK;
 }
@@ -229,16 +241,17 @@ static int32_t argmax(const float *x, int32_t n) {
 }
 
 /* A sequence's last row has no next token: it drafts from the model's own greedy choice. */
-static void complete_next_tokens(run *r) {
+static hd_status complete_next_tokens(run *r, hd_err *err) {
     for (int32_t i = 0; i < (int32_t)r->set.micro_batches; i++) {
         hd_batch *b = &r->batch[i];
         for (int32_t row = 0; row < b->n_rows; row++) {
             if (b->host.next_tokens[row] >= 0) continue;
-            const float *logits = hd_model_logits(r->model, i) + (int64_t)row * r->spec->vocab;
-            b->host.next_tokens[row] = argmax(logits, r->spec->vocab);
+            HD_TRY(read_logits(r, i, row, 1, err));
+            b->host.next_tokens[row] = argmax(r->rows, r->spec->vocab);
         }
         hd_batch_upload(b, r->stream);
     }
+    return HD_OK;
 }
 
 static hd_status run_step(run *r, int32_t first, hd_err *err) {
@@ -252,7 +265,7 @@ static hd_status run_step(run *r, int32_t first, hd_err *err) {
     HD_TRY(hd_stream_sync(r->stream, err));
     HD_TRY(write_step(r, first, &r->main_out, err));
     if (!r->set.mtp) return HD_OK;
-    complete_next_tokens(r);
+    HD_TRY(complete_next_tokens(r, err));
     hd_model_draft(r->model, r->kv, batches, n, false);
     HD_TRY(hd_stream_sync(r->stream, err));
     return write_step(r, first, &r->draft_out, err);
@@ -305,11 +318,9 @@ static hd_status run_all(run *r, hd_err *err) {
 }
 
 int cmd_logits(int argc, char **argv) {
-    static const char *const backends[] = {"ref", "cpu", NULL};
     run r = {
-        .set = {.decode_from = -1, .backend = 1, .micro_batches = 1},
-        .main_out.fd = -1,
-        .draft_out.fd = -1
+        .set = {.decode_from = -1, .micro_batches = 1},
+          .main_out.fd = -1, .draft_out.fd = -1
     };
     settings *set = &r.set;
     const option options[] = {
@@ -320,8 +331,8 @@ int cmd_logits(int argc, char **argv) {
                    "prefill in chunks of N tokens; 0 chooses"),
         option_int("decode-from", &set->decode_from, 0, INT32_MAX,
                    "one token a step from position N"),
-        option_choice("backend", &set->backend, backends,
-                      "the plain reference, or the fast one"),
+        option_choice("backend", &set->backend, option_backends,
+                      "the fast one, a GPU, or the reference"),
         option_int("threads", &set->threads, 0, 1024,
                    "of the cpu backend; 0: one per processor"),
         option_flag("pin", &set->pin, "bind threads to processors"),

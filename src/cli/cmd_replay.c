@@ -211,7 +211,7 @@ int cmd_replay(int argc, char **argv) {
     tally t = {0};
     hd_err err = {0};
     const option options[] = {
-        option_choice("backend", &backend, backend_names, "what computes"),
+        option_choice("backend", &backend, option_backends, "what computes"),
         option_int("threads", &threads, 0, 1024, "0: one per processor"),
         option_int("context", &context, 0, INT32_MAX, "tokens of one answer; 0: 8192"),
         option_int("max-running", &max_running, 0, 4096, "answers side by side; 0: 16"),
@@ -231,7 +231,7 @@ int cmd_replay(int argc, char **argv) {
                                .n_options = (int)HD_LEN(options)};
     if (!options_parse(&line, argc, argv, &code)) return code;
     server_options so = serve_settings_plain(model_dir);
-    so.engine.backend = backend_names[backend];
+    so.engine.backend = option_backends[backend];
     so.engine.threads = (int32_t)threads;
     so.engine.max_context = (int32_t)context;
     so.engine.max_running = (int32_t)max_running;

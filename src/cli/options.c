@@ -12,6 +12,8 @@
 
 enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, NAME_COLUMN = 30, LINE_WIDTH = 96 };
 
+const char *const option_backends[] = {"cpu", "cuda", "ref", "null", NULL};
+
 typedef struct parse {
     const command_line *line;
     const char *given[MAX_OPTIONS]; /* the value an option was given, to refuse two different */

@@ -77,6 +77,9 @@ static inline option option_choice(const char *name, int *value, const char *con
                     .choices = choices};
 }
 
+/* The backends of every command that computes; the default first. */
+extern const char *const option_backends[];
+
 static inline option with_letter(option o, char letter) {
     o.letter = letter;
     return o;

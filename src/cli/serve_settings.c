@@ -11,7 +11,6 @@
 
 enum { MOST_HTTP_THREADS = 8 };
 
-const char *const backend_names[] = {"cpu", "ref", "null", NULL};
 static const char *const compat_names[] = {"none", "sglang", "vllm", "both", NULL};
 
 static const serve_settings defaults = {
@@ -149,7 +148,7 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
                    "to finish at the end; default 120"),
         option_int("health-seconds", &set->health_s, 1, 3600,
                    "work is due and no step ends: unhealthy; default 10"),
-        option_choice("backend", &set->backend, backend_names,
+        option_choice("backend", &set->backend, option_backends,
                       "null: tokens out of thin air, for load tests"),
         option_int("threads", &set->threads, 0, 1024, "that compute; 0: one per processor"),
         option_int("max-running", &set->max_running, 0, 4096, "answers side by side; 0: 16"),
@@ -241,7 +240,7 @@ server_options serve_settings_options(const serve_settings *set) {
         .http = http_options_of(set),
         .engine = {.size = sizeof(hd_engine_options),
                    .model_dir = set->model_dir,
-                   .backend = backend_names[set->backend],
+                   .backend = option_backends[set->backend],
                    .threads = (int32_t)set->threads,
                    .max_running = (int32_t)set->max_running,
                    .max_context = (int32_t)set->context,

@@ -27,8 +27,6 @@ typedef struct serve_settings {
     size_t n_origins, n_names;
 } serve_settings;
 
-extern const char *const backend_names[];
-
 /* As options_parse(). */
 bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code);
 void serve_settings_deinit(serve_settings *set);

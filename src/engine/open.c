@@ -4,7 +4,6 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/cpu.h"
 #include "engine/engine_internal.h"
 #include "weights/safetensors.h"
 
@@ -98,19 +97,14 @@ static size_t checkpoint_bytes(const hd_weights *w) {
 }
 
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
-    const bool ref = o->backend && strcmp(o->backend, "ref") == 0;
+    const char *backend = o->backend ? o->backend : "cpu";
+    const hd_cpu_options cpu = {.n_threads = o->threads};
+    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, err));
+    HD_TRY(hd_stream_open(&e->stream, e->device, err));
     HD_TRY(hd_weights_open(&e->weights, o->model_dir, e->spec, err));
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
     e->totals.weight_bytes = checkpoint_bytes(e->weights);
-    const hd_cpu_options cpu = {.n_threads = ref ? 1 : o->threads};
-    HD_TRY(hd_device_open_cpu(&e->device, &cpu, err));
-    HD_TRY(hd_stream_open(&e->stream, e->device, err));
-    if (ref) {
-        hd_ops_init_ref(&e->ops);
-    } else {
-        hd_ops_init_cpu(&e->ops, hd_cpu_features());
-    }
-    return HD_OK;
+    return hd_weights_upload(e->weights, e->device, e->stream, err);
 }
 
 static bool open_mail(engine_mail *m, size_t n) {
@@ -232,9 +226,6 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (o->size != sizeof *o) {
         return HD_FAIL(err, HD_EINVAL, "hd_engine_options of %zu bytes; this library knows %zu",
                        o->size, sizeof *o);
-    }
-    if (!null && strcmp(backend, "ref") != 0 && strcmp(backend, "cpu") != 0) {
-        return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, ref, null", backend);
     }
     if (!(o->forced_acceptance >= 0 && o->forced_acceptance <= HD_MAX_DRAFTS)) {
         return HD_FAIL(err, HD_EINVAL, "forced_acceptance is %g; must be 0 to %d",

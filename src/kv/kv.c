@@ -170,7 +170,10 @@ void hd_kv_close(hd_kv *kv) {
 }
 
 void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n) {
+    bool saving = false;
     for (int32_t i = 0; i < n; i++) {
+        if (saving && !copies[i].save) hd_stream_wait(s); /* it may be what was just saved */
+        saving = copies[i].save;
         uint8_t *host =
             (uint8_t *)kv->snapshots + (size_t)copies[i].snapshot * kv->snapshot_bytes;
         for (int32_t l = 0; l < kv->n_layers; l++) {

@@ -1,6 +1,9 @@
-/* ops.c - the reference table, and what the tables ask of a stream. */
+/* ops.c - the reference table, backends by name, and what the tables ask of a stream. */
 #include "ops/ops.h"
 
+#include <string.h>
+
+#include "base/cpu.h"
 #include "ops/cpu_internal.h"
 #include "ops/ref_internal.h"
 
@@ -11,6 +14,28 @@ void hd_ops_init_ref(hd_ops *t) {
                   HD_OP_LIST(X)
 #undef X
     };
+}
+
+hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cpu_options *cpu,
+                      hd_err *err) {
+    const hd_cpu_options one = {.n_threads = 1, .pin = cpu->pin};
+    *d = NULL;
+    if (strcmp(backend, "cuda") == 0) {
+        HD_TRY(hd_device_open_cuda(d, 0, err));
+#ifdef HD_CUDA
+        hd_ops_init_cuda(t);
+#endif
+        return HD_OK;
+    }
+    if (strcmp(backend, "ref") == 0) {
+        hd_ops_init_ref(t);
+        return hd_device_open_cpu(d, &one, err);
+    }
+    if (strcmp(backend, "cpu") == 0) {
+        hd_ops_init_cpu(t, hd_cpu_features());
+        return hd_device_open_cpu(d, cpu, err);
+    }
+    return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, cuda, ref", backend);
 }
 
 size_t hd_ops_scratch_bytes(int32_t max_keys, int32_t max_cols) {

@@ -19,6 +19,8 @@
 #include "base/format.h"
 #include "base/route_rule.h"
 
+HD_BEGIN_C
+
 typedef struct hd_act hd_act;
 
 /* Entries of many sequences in pages of one pool. Entry e of sequence s is row
@@ -442,9 +444,16 @@ static inline hd_act *hd_act_at(const hd_ops *ops, hd_act *x, int64_t at) {
 /* Each fills every entry: the reference first, then what cpu_flags (base/cpu.h) allow. */
 void hd_ops_init_ref(hd_ops *t);
 void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags);
+void hd_ops_init_cuda(hd_ops *t); /* in builds with HD_CUDA */
 
-/* Scratch per worker that the CPU tables need: max_keys bounds window + entries that one row
+/* Opens the device of a backend, "ref", "cpu" or "cuda", and fills the table of its ops. */
+hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cpu_options *cpu,
+                      hd_err *err);
+
+/* Scratch per worker that the tables need: max_keys bounds window + entries that one row
  * may attend to or score, max_cols the widest row of any op (the vocabulary where sampled). */
 size_t hd_ops_scratch_bytes(int32_t max_keys, int32_t max_cols);
+
+HD_END_C
 
 #endif

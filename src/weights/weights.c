@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/arena.h"
 #include "base/checked.h"
 #include "weights/bind_internal.h"
 #include "weights/dummy_internal.h"
@@ -337,6 +338,65 @@ void hd_weights_close(hd_weights *w) {
     hd_checkpoint_close(w->checkpoint);
     weights_dummies_deinit(&w->dummies);
     free(w);
+}
+
+/* ---- onto a device ---- */
+
+/* A walk over everything ops read: measures where s is NULL, else copies into the arena. */
+typedef struct moving {
+    hd_arena arena;
+    hd_stream *s;
+} moving;
+
+static const void *move(moving *m, const void *from, size_t bytes) {
+    void *to = hd_arena_take(&m->arena, bytes, 256);
+    if (!m->s) return from;
+    hd_stream_upload(m->s, to, from, bytes);
+    return to;
+}
+
+static size_t scale_bytes(const hd_weight *w) {
+    const size_t n = (size_t)hd_ceil_div(w->rows, w->block_rows) *
+                     (size_t)hd_ceil_div(w->cols, w->block_cols);
+    return n * (size_t)hd_dtype_bits(w->scale_type) / 8;
+}
+
+static void move_matrix(moving *m, hd_weight *w) {
+    const size_t n = (size_t)w->rows * (size_t)w->cols;
+    w->data = move(m, w->data, n * (size_t)hd_dtype_bits(w->type) / 8);
+    if (w->scale) w->scale = move(m, w->scale, scale_bytes(w));
+}
+
+static void move_slot(const hd_weights *w, moving *m, slot *s) {
+    const size_t n = (size_t)s->weight.rows * (size_t)s->weight.cols;
+    for (int32_t e = 0; s->experts && e < w->spec->route.n_experts; e++) {
+        if (s->experts[e].data) move_matrix(m, &s->experts[e]);
+    }
+    if (s->table) {
+        s->table = move(m, s->table, n * sizeof *s->table);
+    } else if (s->vector) {
+        s->vector = move(m, s->vector, n * sizeof *s->vector);
+        if (m->s) s->weight.data = NULL; /* the host's bytes are no matrix for an op */
+    } else if (s->weight.data) {
+        move_matrix(m, &s->weight);
+    }
+}
+
+static void move_all(const hd_weights *w, moving *m) {
+    const size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
+    for (size_t i = 0; i < n_slots; i++) move_slot(w, m, &w->slots[i]);
+}
+
+hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s, hd_err *err) {
+    moving m = {.arena = hd_arena_measure()};
+    void *block;
+    if (hd_device_is_host(d)) return HD_OK;
+    move_all(w, &m);
+    const size_t bytes = m.arena.peak;
+    HD_TRY(hd_device_alloc(d, &block, bytes, "weights", err));
+    m = (moving){.arena = hd_arena_over(block, bytes), .s = s};
+    move_all(w, &m);
+    return hd_stream_sync(s, err);
 }
 
 int32_t hd_weights_n_mtp(const hd_weights *w) {

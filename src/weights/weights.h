@@ -12,6 +12,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "backend/backend.h"
 #include "base/format.h"
 #include "base/status.h"
 #include "weights/spec.h"
@@ -152,6 +153,10 @@ void hd_weights_close(hd_weights *w); /* NULL is fine */
 /* Made-up weights of a spec in memory, in the formats it declares, for measuring: matrices keep
  * the size of activations, norms are ones, and every opening gives the same values. */
 hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec, hd_err *err);
+
+/* Copies what ops read into memory of the stream's device, where that is not the host's, and
+ * leads matrices, experts, vectors and tables there; waits for it. The device owns the memory. */
+hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s, hd_err *err);
 
 int32_t hd_weights_n_mtp(const hd_weights *w);
 

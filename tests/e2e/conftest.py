@@ -1,6 +1,7 @@
 """What the end-to-end tests share: the built program, and where test data lie.
 
-HADAL names the program (default build/hadal), HADAL_SHARED the folder of shared cases and data
+HADAL names the program (default build/hadal), HADAL_BACKEND the backend under test where a test
+does not say (default cpu; tests/gpu.sh sets cuda), HADAL_SHARED the folder of shared cases and data
 (default ../shared beside the repository); tests that need it skip where it is absent.
 """
 
@@ -12,6 +13,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HADAL = os.environ.get("HADAL", str(ROOT / "build" / "hadal"))
+BACKEND = os.environ.get("HADAL_BACKEND", "cpu")
 SHARED = pathlib.Path(os.environ.get("HADAL_SHARED", ROOT.parent / "shared"))
 GOLDEN = ROOT / "tests" / "golden"
 

@@ -8,7 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import HADAL, ROOT
+from conftest import BACKEND, HADAL, ROOT
 from toy_models import FAMILIES, make_toy_model
 
 TINY = ROOT / "models" / "tiny-v4"
@@ -39,7 +39,7 @@ def model(tmp_path_factory):
 @pytest.fixture
 def generate(hadal):
     def run(model, *args, prompt="the cat sat on the mat", tokens=40):
-        result = hadal("generate", model, "--raw", "-p", prompt, "--max-tokens", tokens, "--json", *args)
+        result = hadal("generate", model, "--raw", "-p", prompt, "--max-tokens", tokens, "--json", "--backend", BACKEND, *args)
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout)
 

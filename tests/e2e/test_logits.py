@@ -9,7 +9,7 @@ import json
 
 import numpy as np
 import pytest
-from conftest import GOLDEN, SHARED, run_hadal
+from conftest import BACKEND, GOLDEN, SHARED, run_hadal
 
 TOLERANCE = 1e-3
 ONE_PIECE = 1 << 20  # the largest --chunk
@@ -45,6 +45,7 @@ def logits(tmp_path):
             path.write_text(json.dumps(tokens))
         out = tmp_path / "out.npy"
         flags = []
+        options.setdefault("backend", BACKEND)
         for name, value in options.items():
             flags += ["--" + name.replace("_", "-")] + ([] if value is True else [value])
         result = run_hadal("logits", case, "--tokens", path, "--out", out, "--quiet", *flags)
@@ -81,7 +82,7 @@ def test_shared_cases_are_there():
 
 
 @each_case
-@pytest.mark.parametrize("backend", ["ref", "cpu"])
+@pytest.mark.parametrize("backend", ["ref", BACKEND])
 def test_whole_run_equals_the_reference(logits, case, backend):
     tokens, expect = read(case)
     ours = logits(case, backend=backend)
@@ -151,7 +152,7 @@ def test_prefixes_do_not_see_what_follows(logits, case):
 @pytest.mark.parametrize("case", named(with_mtp))
 def test_drafts_equal_the_reference(logits, case):
     expect = np.load(case / "expect_mtp.npy")
-    for backend in ("ref", "cpu"):
+    for backend in ("ref", BACKEND):
         main, drafts = logits(case, mtp=True, backend=backend)
         assert drafts.shape == expect.shape
         assert np.abs(drafts - expect).max() <= TOLERANCE

@@ -5,7 +5,7 @@ import json
 import jinja2
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import BACKEND, ROOT
 
 MODELS = {name: ROOT / "models" / name for name in ("tiny-v3", "tiny-v4")}
 LARGEST = {"tiny-v3": 12_000_000, "tiny-v4": 24_000_000}
@@ -20,14 +20,14 @@ def model(request):
 @pytest.fixture
 def answer(hadal, model):
     def ask(prompt, *args):
-        result = hadal("generate", model, "-p", prompt, "--json", "--max-tokens", "400", *args)
+        result = hadal("generate", model, "-p", prompt, "--json", "--max-tokens", "400", "--backend", BACKEND, *args)
         assert result.returncode == 0, result.stderr
         return json.loads(result.stdout)
 
     return ask
 
 
-@pytest.mark.parametrize(("backend", "name", "i"), [("ref", name, 0) for name in MODELS] + [("cpu", *case) for case in GOLDEN])
+@pytest.mark.parametrize(("backend", "name", "i"), [("ref", name, 0) for name in MODELS] + [(BACKEND, *case) for case in GOLDEN])
 def test_logits_are_those_of_the_training_program(hadal, tmp_path, backend, name, i):
     golden = MODELS[name] / "golden"
     case = json.loads((golden / "cases.json").read_text())[i]

@@ -9,7 +9,7 @@
 #include "base/cpu.h"
 #include "base/philox.h"
 
-enum { GUARD = 32, MAX_TAKEN = 8192, MAX_KEYS = 4096, MAX_COLS = 8192 };
+enum { GUARD = 32, MAX_TAKEN = 65536, MAX_KEYS = 4096, MAX_COLS = 8192 };
 
 static const uint32_t guard_word = 0x5a17c0deu;
 static const int32_t threads[N_THREADS] = {1, 2, 3, 5};
@@ -46,6 +46,30 @@ static void find_tables(void) {
     }
 }
 
+static int open_gpu(void) {
+    const size_t scratch = hd_ops_scratch_bytes(MAX_KEYS, MAX_COLS);
+    const hd_cpu_options unused = {0};
+    hd_ops t;
+    hd_err err = {0};
+    if (hd_ops_open(&t, &fix.gpu, "cuda", &unused, &err) != HD_OK) {
+        print_message("[  SKIPPED ] operators on cuda: %s\n", err.msg);
+        return 0;
+    }
+    if (hd_stream_open(&fix.gpu_stream, fix.gpu, NULL) != HD_OK) return -1;
+    if (hd_stream_reserve(fix.gpu_stream, scratch, NULL) != HD_OK) return -1;
+    add_table(&t);
+    return 0;
+}
+
+hd_stream *stream_for(const hd_ops *ops, hd_stream *s) {
+    return strcmp(ops->name, "cuda") == 0 ? fix.gpu_stream : s;
+}
+
+void finish(const char *what, hd_stream *s) {
+    hd_err err = {0};
+    if (hd_stream_sync(s, &err) != HD_OK) fail_msg("%s: %s", what, err.msg);
+}
+
 int open_fixture(void **state) {
     (void)state;
     find_tables();
@@ -56,7 +80,7 @@ int open_fixture(void **state) {
         const size_t bytes = hd_ops_scratch_bytes(MAX_KEYS, MAX_COLS);
         if (hd_stream_reserve(fix.stream[i], bytes, NULL) != HD_OK) return -1;
     }
-    return 0;
+    return open_gpu();
 }
 
 int close_fixture(void **state) {
@@ -65,28 +89,46 @@ int close_fixture(void **state) {
         hd_stream_close(fix.stream[i]);
         hd_device_close(fix.device[i]);
     }
+    hd_stream_close(fix.gpu_stream);
+    hd_device_close(fix.gpu);
     return 0;
 }
 
 /* ---- inputs ---- */
 
 void *take(size_t bytes) {
-    void *p = malloc(bytes ? bytes : 1);
+    void *p = NULL;
+    if (fix.gpu) {
+        assert_int_equal(hd_device_alloc_host(fix.gpu, &p, bytes, "a test", NULL), HD_OK);
+    } else {
+        p = malloc(bytes ? bytes : 1);
+    }
     assert_non_null(p);
     assert_true(taken.n < MAX_TAKEN);
     taken.block[taken.n++] = p;
     return p;
 }
 
-int forget_all(void **state) {
-    (void)state;
-    while (taken.n > 0) free(taken.block[--taken.n]);
-    taken.drawn = 0;
-    return 0;
+void *take_copy(const void *from, size_t bytes) {
+    return memcpy(take(bytes), from, bytes);
 }
 
 static void forget_to(int32_t mark) {
-    while (taken.n > mark) free(taken.block[--taken.n]);
+    while (taken.n > mark) {
+        void *p = taken.block[--taken.n];
+        if (fix.gpu) {
+            hd_device_release(fix.gpu, p);
+        } else {
+            free(p);
+        }
+    }
+}
+
+int forget_all(void **state) {
+    (void)state;
+    forget_to(0);
+    taken.drawn = 0;
+    return 0;
 }
 
 static uint32_t random_word(void) {
@@ -176,10 +218,10 @@ static void put(uint8_t *to, hd_dtype type, int64_t i, float f) {
     fail_msg("no way to write format %d", (int)type);
 }
 
-/* n random elements at an odd address, or random bits. */
+/* n random elements or random bits. */
 static const void *take_stored(hd_dtype type, int64_t n, float low, float high, bool bits) {
     const size_t bytes = ((size_t)n * (size_t)hd_dtype_bits(type) + 7) / 8;
-    uint8_t *p = (uint8_t *)take(bytes + 1) + 1;
+    uint8_t *p = (uint8_t *)take(bytes + 1) + (fix.n_cases % 3 == 0);
     if (bits) {
         for (size_t i = 0; i < bytes; i++) p[i] = (uint8_t)random_word();
         return p;
@@ -266,14 +308,19 @@ static void check_guard(const char *what, const uint32_t *p, int64_t n) {
 
 void run_op(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
             void **out) {
+    static uint8_t poison[65536 + 16 * (MAX_KEYS + MAX_COLS)];
     const size_t scratch = hd_ops_scratch_bytes(MAX_KEYS, MAX_COLS);
-    for (int32_t w = 0; w < hd_stream_workers(s); w++) {
-        memset(hd_stream_scratch(s, w, scratch), 0xff, scratch);
+    assert_true(scratch <= sizeof poison);
+    memset(poison, 0xff, sizeof poison);
+    s = stream_for(ops, s);
+    for (int32_t w = 0; w < hd_stream_workers(s) && (s != fix.gpu_stream || !fix.poisoned);
+         w++) {
+        hd_stream_upload(s, hd_stream_scratch(s, w, scratch), poison, scratch);
     }
+    fix.poisoned = fix.poisoned || s == fix.gpu_stream;
     for (int i = 0; i < c->n_outs; i++) out[i] = take_guarded((int64_t)n * c->width[i]);
     c->run(c, ops, s, first, n, out);
-    hd_err err = {0};
-    if (hd_stream_sync(s, &err) != HD_OK) fail_msg("%s: %s", c->name, err.msg);
+    finish(c->name, s);
     for (int i = 0; i < c->n_outs; i++) check_guard(c->name, out[i], (int64_t)n * c->width[i]);
 }
 
@@ -366,6 +413,8 @@ static void check_table(const op_case *c, const hd_ops *ops, void *const *want, 
 void check_op(const op_case *c) {
     const int32_t mark = taken.n;
     void *want[MAX_OUTS], *avx2[MAX_OUTS], *base[MAX_OUTS];
+    fix.poisoned = false;
+    fix.n_cases++;
     bool have_avx2 = false;
     run_op(c, &fix.table[0], fix.stream[0], 0, c->rows, want);
     if (!c->whole)

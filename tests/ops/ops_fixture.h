@@ -3,7 +3,8 @@
  * An op_case says how to run rows [first, first + n) of one set of inputs. check_op() runs it
  * on every table with NaN in scratch and outputs and guard words around the outputs, and asks:
  * the same as the reference within the tolerance; the same bits on 1, 2, 3 and 5 threads; the
- * same bits row by row, in sevens, and all at once; the same bits from AVX2 and AVX-512. */
+ * same bits row by row, in sevens, and all at once; the same bits from AVX2 and AVX-512. With a
+ * GPU the CUDA table is one of them; then what a test takes is memory that both sides reach. */
 #ifndef HD_TESTS_OPS_FIXTURE_H
 #define HD_TESTS_OPS_FIXTURE_H
 
@@ -20,10 +21,14 @@ HD_OP_LIST(X)
 
 /* What the tables are run on, opened once: a stream per number of threads. */
 typedef struct ops_fixture {
-    hd_ops table[MAX_TABLES]; /* the reference, then every distinct CPU table */
+    hd_ops table[MAX_TABLES]; /* the reference, every distinct CPU table, CUDA */
     int32_t n_tables;
     hd_device *device[N_THREADS];
     hd_stream *stream[N_THREADS]; /* 1, 2, 3 and 5 threads */
+    hd_device *gpu;               /* NULL without one */
+    hd_stream *gpu_stream;
+    int32_t n_cases;
+    bool poisoned; /* its scratch, once per case: there is a lot of it */
 } ops_fixture;
 
 extern ops_fixture fix;
@@ -47,6 +52,12 @@ struct op_case {
 
 void check_op(const op_case *c);
 
+/* Where a table runs: on s, or on the GPU's stream. */
+hd_stream *stream_for(const hd_ops *ops, hd_stream *s);
+
+/* Waits for a table called directly; fails if it failed. */
+void finish(const char *what, hd_stream *s);
+
 /* Runs rows [first, first + n) of c into fresh outputs, poisoned and guarded. */
 void run_op(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
             void **out);
@@ -57,6 +68,7 @@ void check_bits(const char *what, const void *got, const void *want, int64_t n);
 /* ---- inputs: taken for one test, exactly as long as asked, so that overruns are seen ---- */
 
 void *take(size_t bytes);
+void *take_copy(const void *from, size_t bytes);
 float *take_nan(int64_t n);
 float *take_random(int64_t n, float spread); /* uniform in (-spread, spread) */
 int32_t *take_ints(int64_t n);               /* zero */
@@ -75,7 +87,7 @@ typedef struct weight_format {
 extern const weight_format weight_formats[];
 extern const int32_t n_weight_formats;
 
-/* A random matrix at an odd address. all_codes: every bit pattern, NaN too. E2M1 wants an even
+/* A random matrix, in every third case at an odd address. all_codes: every bit pattern, NaN too. E2M1 wants an even
  * number of columns: cols is rounded up for it. */
 hd_weight *take_weight(const weight_format *f, int32_t rows, int32_t cols, bool all_codes);
 

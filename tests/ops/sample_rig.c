@@ -10,6 +10,28 @@
 
 /* ---- tables and streams ---- */
 
+static hd_ops gpu_ops;
+static hd_device *gpu; /* opened once, as memory outlives rigs; NULL without one */
+static hd_stream *gpu_stream;
+
+static void open_gpu(int32_t vocab) {
+    static bool tried;
+    const hd_cpu_options unused = {0};
+    hd_err err = {0};
+    if (!tried && hd_ops_open(&gpu_ops, &gpu, "cuda", &unused, &err) != HD_OK) {
+        print_message("[  SKIPPED ] choosing tokens on cuda: %s\n", err.msg);
+    }
+    tried = true;
+    if (!gpu) return;
+    if (!gpu_stream) assert_int_equal(hd_stream_open(&gpu_stream, gpu, NULL), HD_OK);
+    assert_int_equal(hd_stream_reserve(gpu_stream, hd_ops_scratch_bytes(0, vocab), NULL),
+                     HD_OK);
+}
+
+hd_stream *rig_stream(const hd_ops *ops, hd_stream *s) {
+    return strcmp(ops->name, "cuda") == 0 ? gpu_stream : s;
+}
+
 void open_rig(rig *r, int32_t vocab) {
     static const int32_t threads[RIG_STREAMS] = {1, 2, 5};
     const uint32_t have = hd_cpu_features();
@@ -21,6 +43,9 @@ void open_rig(rig *r, int32_t vocab) {
             hd_ops_init_cpu(&r->table[r->n_tables++], flags[i]);
         }
     }
+    r->n_host_tables = r->n_tables;
+    open_gpu(vocab);
+    if (gpu) r->table[r->n_tables++] = gpu_ops;
     for (int i = 0; i < RIG_STREAMS; i++) {
         const hd_cpu_options options = {.n_threads = threads[i]};
         assert_int_equal(hd_device_open_cpu(&r->device[i], &options, NULL), HD_OK);
@@ -50,9 +75,26 @@ int32_t rig_below(int32_t n) {
 }
 
 void *rig_zeros(size_t bytes) {
-    void *p = calloc(1, bytes ? bytes : 1);
+    void *p = NULL;
+    if (gpu) {
+        assert_int_equal(hd_device_alloc_host(gpu, &p, bytes, "a test", NULL), HD_OK);
+    } else {
+        p = calloc(1, bytes ? bytes : 1);
+    }
     assert_non_null(p);
     return p;
+}
+
+void *rig_copy(const void *from, size_t bytes) {
+    return memcpy(rig_zeros(bytes), from, bytes);
+}
+
+void rig_free(void *p) {
+    if (gpu) {
+        hd_device_release(gpu, p);
+    } else {
+        free(p);
+    }
 }
 
 /* ---- a step ---- */
@@ -94,27 +136,34 @@ void make_step(step *s, int32_t rows, int32_t vocab) {
 }
 
 void free_step(step *s) {
-    free(s->logits);
-    free(s->params);
-    free(s->slot);
-    free(s->position);
-    free(s->mask_row);
-    free(s->input);
-    free(s->n_drafted);
-    free(s->given);
-    free(s->draft);
-    free(s->bias);
-    free(s->mask);
-    free(s->counts);
+    rig_free(s->logits);
+    rig_free(s->params);
+    rig_free(s->slot);
+    rig_free(s->position);
+    rig_free(s->mask_row);
+    rig_free(s->input);
+    rig_free(s->n_drafted);
+    rig_free(s->given);
+    rig_free(s->draft);
+    rig_free(s->bias);
+    rig_free(s->mask);
+    rig_free(s->counts);
+}
+
+answer *rig_answer(void) {
+    static answer here, *there;
+    if (gpu && !there) there = rig_zeros(sizeof *there); /* until the process ends */
+    return memset(there ? there : &here, 0x5a, sizeof here);
 }
 
 void run_sample(const hd_ops *ops, hd_stream *stream, const hd_sample_args *args, answer *out) {
     hd_sample_args a = *args;
-    memset(out, 0x5a, sizeof *out);
-    a.token = out->token;
-    a.logprob = out->logprob;
-    a.top_id = out->top_id;
-    a.top_logprob = out->top_logprob;
-    ops->sample(stream, &a);
-    assert_int_equal(hd_stream_sync(stream, NULL), HD_OK);
+    answer *to = rig_answer();
+    a.token = to->token;
+    a.logprob = to->logprob;
+    a.top_id = to->top_id;
+    a.top_logprob = to->top_logprob;
+    ops->sample(rig_stream(ops, stream), &a);
+    assert_int_equal(hd_stream_sync(rig_stream(ops, stream), NULL), HD_OK);
+    *out = *to;
 }

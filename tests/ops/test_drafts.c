@@ -17,7 +17,7 @@ void op_argmax(void **state) {
     (void)state;
     rig r;
     open_rig(&r, 1);
-    static const float logits[5][4] = {
+    const float rows[5][4] = {
         {1,         3,         3,         9},
         {-INFINITY, -INFINITY, -INFINITY, 9},
         {NAN,       -5,        NAN,       9},
@@ -25,26 +25,34 @@ void op_argmax(void **state) {
         {1,         INFINITY,  INFINITY,  9},
     };
     static const int32_t want[5] = {1, 0, 1, 0, 1};
+    float *logits = rig_copy(rows, sizeof rows);
+    int32_t *five = rig_zeros(sizeof want);
     for (int32_t t = 0; t < r.n_tables; t++) {
-        int32_t token[5];
+        hd_stream *s = rig_stream(&r.table[t], r.stream[1]);
         r.table[t].argmax(
-            r.stream[1],
-            &(hd_argmax_args){
-                .token = token, .logits = &logits[0][0], .rows = 5, .vocab = 4, .n_ids = 3});
-        assert_memory_equal(token, want, sizeof want);
+            s, &(hd_argmax_args){
+                   .token = five, .logits = logits, .rows = 5, .vocab = 4, .n_ids = 3});
+        assert_int_equal(hd_stream_sync(s, NULL), HD_OK);
+        assert_memory_equal(five, want, sizeof want);
     }
+    rig_free(logits);
+    rig_free(five);
     enum { ROWS = 37, VOCAB = 5000 };
     float *x = rig_zeros((size_t)ROWS * VOCAB * sizeof *x);
     for (int32_t i = 0; i < ROWS * VOCAB; i++) x[i] = (float)rig_below(3000);
-    int32_t token[RIG_TABLES * RIG_STREAMS][ROWS];
+    int32_t *token = rig_zeros(2 * ROWS * sizeof *token), *first = token + ROWS;
     for (int32_t i = 0; i < r.n_tables * RIG_STREAMS; i++) {
-        r.table[i / RIG_STREAMS].argmax(
-            r.stream[i % RIG_STREAMS],
-            &(hd_argmax_args){
-                .token = token[i], .logits = x, .rows = ROWS, .vocab = VOCAB, .n_ids = VOCAB});
-        assert_memory_equal(token[i], token[0], sizeof token[0]);
+        const hd_ops *ops = &r.table[i / RIG_STREAMS];
+        hd_stream *s = rig_stream(ops, r.stream[i % RIG_STREAMS]);
+        ops->argmax(
+            s, &(hd_argmax_args){
+                   .token = token, .logits = x, .rows = ROWS, .vocab = VOCAB, .n_ids = VOCAB});
+        assert_int_equal(hd_stream_sync(s, NULL), HD_OK);
+        if (i == 0) memcpy(first, token, ROWS * sizeof *token);
+        assert_memory_equal(token, first, ROWS * sizeof *token);
     }
-    free(x);
+    rig_free(token);
+    rig_free(x);
     close_rig(&r);
 }
 
@@ -52,23 +60,30 @@ void op_verify(void **state) {
     (void)state;
     rig r;
     open_rig(&r, 1);
-    static const int32_t first_row[6] = {0, 1, 4, 7, 10, 12};
+    const int32_t firsts[6] = {0, 1, 4, 7, 10, 12};
     /* no draft; all right; the second wrong; the first wrong, then right by chance; failed */
-    static const int32_t input[12] = {9, 9, 5, 6, 9, 5, 6, 9, 5, 6, 9, 5};
-    static const int32_t token[12] = {3, 5, 6, 7, 5, 8, 7, 4, 6, 7, HD_TOKEN_BROKEN, 5};
+    const int32_t inputs[12] = {9, 9, 5, 6, 9, 5, 6, 9, 5, 6, 9, 5};
+    const int32_t tokens[12] = {3, 5, 6, 7, 5, 8, 7, 4, 6, 7, HD_TOKEN_BROKEN, 5};
     static const int32_t want_accepted[5] = {0, 2, 1, 0, 0};
     static const int32_t want_next[5] = {3, 7, 8, 4, HD_TOKEN_BROKEN};
+    int32_t *out = rig_zeros(10 * sizeof *out), *first_row = rig_copy(firsts, sizeof firsts);
+    int32_t *input = rig_copy(inputs, sizeof inputs), *token = rig_copy(tokens, sizeof tokens);
     for (int32_t t = 0; t < r.n_tables; t++) {
-        int32_t accepted[5], next[5];
-        r.table[t].verify(r.stream[1], &(hd_verify_args){.accepted = accepted,
-                                                         .next = next,
-                                                         .token = token,
-                                                         .input = input,
-                                                         .first_row = first_row,
-                                                         .n = 5});
-        assert_memory_equal(accepted, want_accepted, sizeof want_accepted);
-        assert_memory_equal(next, want_next, sizeof want_next);
+        hd_stream *s = rig_stream(&r.table[t], r.stream[1]);
+        r.table[t].verify(s, &(hd_verify_args){.accepted = out,
+                                               .next = out + 5,
+                                               .token = token,
+                                               .input = input,
+                                               .first_row = first_row,
+                                               .n = 5});
+        assert_int_equal(hd_stream_sync(s, NULL), HD_OK);
+        assert_memory_equal(out, want_accepted, sizeof want_accepted);
+        assert_memory_equal(out + 5, want_next, sizeof want_next);
     }
+    rig_free(out);
+    rig_free(first_row);
+    rig_free(input);
+    rig_free(token);
     close_rig(&r);
 }
 
@@ -76,30 +91,36 @@ void op_count_tokens(void **state) {
     (void)state;
     rig r;
     open_rig(&r, 1);
-    const int32_t row[6] = {1, 1, 0, 1, 1, 0}, token[6] = {2, 0, 1, 2, -1, 1}, clear = 1;
+    const int32_t numbers[13] = {1, 1, 0, 1, 1, 0, 2, 0, 1, 2, -1, 1, 1};
+    int32_t *row = rig_copy(numbers, sizeof numbers);
     for (int32_t t = 0; t < r.n_tables; t++) {
-        uint16_t counts[2][3] = {
+        const uint16_t before[2][3] = {
             {1, HD_COUNT_PROMPT | (HD_COUNT_OUTPUT - 1), 0},
             {7, 7,                                       7}
         };
-        hd_count_tokens_args a = {.counts = &counts[0][0],
-                                  .clear = &clear,
+        hd_stream *s = rig_stream(&r.table[t], r.stream[1]);
+        uint16_t *counts = rig_copy(before, sizeof before);
+        hd_count_tokens_args a = {.counts = counts,
+                                  .clear = row + 12,
                                   .row = row,
-                                  .token = token,
+                                  .token = row + 6,
                                   .n_clear = 1,
                                   .n = 6,
                                   .vocab = 3};
-        r.table[t].count_tokens(r.stream[1], &a);
+        r.table[t].count_tokens(s, &a);
         a.n_clear = 0;
         a.n = 2;
         a.prompt = true;
-        r.table[t].count_tokens(r.stream[1], &a);
+        r.table[t].count_tokens(s, &a);
+        assert_int_equal(hd_stream_sync(s, NULL), HD_OK);
         const uint16_t want[2][3] = {
             {1,                   0xffff, 0                  },
             {HD_COUNT_PROMPT | 1, 0,      HD_COUNT_PROMPT | 2}
         };
         assert_memory_equal(counts, want, sizeof want);
+        rig_free(counts);
     }
+    rig_free(row);
     close_rig(&r);
 }
 
@@ -313,6 +334,8 @@ static void fake_model(float *x, const int32_t *text, int32_t length) {
 
 typedef struct generation {
     int32_t text[N_REQUESTS][LENGTH + MAX_DRAFTS + 1];
+    int32_t row[N_REQUESTS][MAX_DRAFTS + 1]; /* of counts; each its request's number */
+    int32_t first_row[N_REQUESTS + 1], accepted[N_REQUESTS], next[N_REQUESTS];
     int32_t length[N_REQUESTS];
     int32_t n_steps, n_accepted;
 } generation;
@@ -328,11 +351,11 @@ static void start(generation *g, const hd_ops *ops, hd_stream *stream, step *s) 
                                      .presence_penalty = 0.2f,
                                      .frequency_penalty = 0.4f,
                                      .counts_row = i};
-        const int32_t row[PROMPT] = {i, i, i, i};
+        for (int32_t d = 0; d <= MAX_DRAFTS; d++) g->row[i][d] = i;
         for (int32_t t = 0; t < PROMPT; t++) g->text[i][t] = 5 * i + t;
         g->length[i] = PROMPT;
         ops->count_tokens(stream, &(hd_count_tokens_args){.counts = s->counts,
-                                                          .row = row,
+                                                          .row = g->row[i],
                                                           .token = g->text[i],
                                                           .n = PROMPT,
                                                           .vocab = SPEC_VOCAB,
@@ -356,6 +379,7 @@ static int32_t lay_rows(generation *g, const hd_ops *ops, hd_stream *stream, ste
                                               .rows = 1,
                                               .vocab = SPEC_VOCAB,
                                               .n_ids = SPEC_VOCAB});
+        assert_int_equal(hd_stream_sync(stream, NULL), HD_OK);
     }
     return r;
 }
@@ -365,10 +389,13 @@ static void generate(generation *g, const hd_ops *ops, hd_stream *stream,
                      const int32_t *n_drafts) {
     step s;
     answer got;
+    int32_t *chosen = rig_zeros(sizeof got.token);
+    stream = rig_stream(ops, stream);
     make_step(&s, MAX_ROWS, SPEC_VOCAB);
     start(g, ops, stream, &s);
     for (bool running = true; running; g->n_steps++) {
-        int32_t first_row[N_REQUESTS + 1] = {0}, accepted[N_REQUESTS], next[N_REQUESTS];
+        const int32_t *accepted = g->accepted;
+        int32_t *first_row = g->first_row;
         for (int32_t i = 0; i < N_REQUESTS; i++) {
             const int32_t left = LENGTH - g->length[i];
             const int32_t drafts = left < n_drafts[i] ? left : n_drafts[i];
@@ -376,20 +403,21 @@ static void generate(generation *g, const hd_ops *ops, hd_stream *stream,
         }
         s.a.rows = first_row[N_REQUESTS];
         run_sample(ops, stream, &s.a, &got);
-        ops->verify(stream, &(hd_verify_args){.accepted = accepted,
-                                              .next = next,
-                                              .token = got.token,
+        memcpy(chosen, got.token, sizeof got.token);
+        ops->verify(stream, &(hd_verify_args){.accepted = g->accepted,
+                                              .next = g->next,
+                                              .token = chosen,
                                               .input = s.input,
                                               .first_row = first_row,
                                               .n = N_REQUESTS});
+        assert_int_equal(hd_stream_sync(stream, NULL), HD_OK);
         running = false;
         for (int32_t i = 0; i < N_REQUESTS; i++) {
             if (g->length[i] >= LENGTH) continue;
-            int32_t row[MAX_DRAFTS + 1], *text = g->text[i] + g->length[i];
-            for (int32_t d = 0; d <= accepted[i]; d++) row[d] = i;
-            text[accepted[i]] = next[i];
+            int32_t *text = g->text[i] + g->length[i];
+            text[accepted[i]] = g->next[i];
             ops->count_tokens(stream, &(hd_count_tokens_args){.counts = s.counts,
-                                                              .row = row,
+                                                              .row = g->row[i],
                                                               .token = text,
                                                               .n = accepted[i] + 1,
                                                               .vocab = SPEC_VOCAB});
@@ -398,6 +426,7 @@ static void generate(generation *g, const hd_ops *ops, hd_stream *stream,
             running = running || g->length[i] < LENGTH;
         }
     }
+    rig_free(chosen);
     free_step(&s);
 }
 
@@ -407,20 +436,22 @@ static void drafts_change_nothing(void **state) {
     (void)state;
     rig r;
     open_rig(&r, SPEC_VOCAB);
-    generation alone, drafted;
+    generation *alone = rig_zeros(sizeof *alone), *drafted = rig_zeros(sizeof *drafted);
     const int32_t none[N_REQUESTS] = {0};
-    generate(&alone, &r.table[0], r.stream[0], none);
+    generate(alone, &r.table[0], r.stream[0], none);
     for (int32_t t = 0; t < r.n_tables; t++) {
         for (int32_t k = 0; k <= MAX_DRAFTS; k++) {
             const int32_t drafts[N_REQUESTS] = {k, MAX_DRAFTS - k, k};
-            generate(&drafted, &r.table[t], r.stream[2], drafts);
+            generate(drafted, &r.table[t], r.stream[2], drafts);
             for (int32_t i = 0; i < N_REQUESTS; i++) {
-                assert_memory_equal(drafted.text[i], alone.text[i],
-                                    LENGTH * sizeof alone.text[i][0]);
+                assert_memory_equal(drafted->text[i], alone->text[i],
+                                    LENGTH * sizeof alone->text[i][0]);
             }
-            if (k == MAX_DRAFTS) assert_true(drafted.n_accepted > LENGTH / 2);
+            if (k == MAX_DRAFTS) assert_true(drafted->n_accepted > LENGTH / 2);
         }
     }
+    rig_free(alone);
+    rig_free(drafted);
     close_rig(&r);
 }
 

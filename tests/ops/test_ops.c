@@ -40,34 +40,42 @@ static void sinkhorn_knows_its_answer(void **state) {
                                    0.2829155f, 0.0113986f, 0.5394159f, 0.1662690f,
                                    0.2128001f, 0.5304138f, 0.1317221f, 0.1250631f,
                                    0.3372513f, 0.0418523f, 0.0103939f, 0.6105015f};
-    const float scale[3] = {0.5f, 1.0f, 1.5f};
-    float fn[24 * 4] = {0}, base[24], all = 0.0f;
+    typedef struct memory {
+        float fn[24 * 4], base[24], scale[3], x[4], out, post[4], comb[16];
+    } memory;
+    memory *m = take_copy(
+        &(memory){
+            .scale = {0.5f, 1.0f, 1.5f}
+    },
+        sizeof *m);
+    float all = 0.0f;
     for (int i = 0; i < 24; i++) {
-        fn[4 * i] = (float)(7 * i % 11 - 5) / 4.0f;
-        base[i] = (float)(5 * i % 9 - 4) / 8.0f;
+        m->fn[4 * i] = (float)(7 * i % 11 - 5) / 4.0f;
+        m->base[i] = (float)(5 * i % 9 - 4) / 8.0f;
     }
     for (int i = 0; i < 4; i++) all += pre[i];
     for (int32_t t = 0; t < fix.n_tables; t++) {
+        hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
         for (int flip = 0; flip < 4; flip++) { /* 0 flips none: m comes from stream 0 */
-            float x[4] = {1.0f, 1.0f, 1.0f, 1.0f}, out, got_post[4], got_comb[16];
-            if (flip) x[flip] = -1.0f;
-            fix.table[t].hc_pre(fix.stream[0], &(hd_hc_pre_args){.out = into(&out),
-                                                                 .post = got_post,
-                                                                 .comb = got_comb,
-                                                                 .x = in(x),
-                                                                 .fn = fn,
-                                                                 .scale = scale,
-                                                                 .base = base,
-                                                                 .rows = 1,
-                                                                 .cols = 1,
-                                                                 .hc = 4,
-                                                                 .iters = 20,
-                                                                 .eps = 1e-6f});
+            for (int i = 0; i < 4; i++) m->x[i] = flip && i == flip ? -1.0f : 1.0f;
+            fix.table[t].hc_pre(stream, &(hd_hc_pre_args){.out = into(&m->out),
+                                                          .post = m->post,
+                                                          .comb = m->comb,
+                                                          .x = in(m->x),
+                                                          .fn = m->fn,
+                                                          .scale = m->scale,
+                                                          .base = m->base,
+                                                          .rows = 1,
+                                                          .cols = 1,
+                                                          .hc = 4,
+                                                          .iters = 20,
+                                                          .eps = 1e-6f});
+            finish("hc_pre", stream);
             const float want = flip ? all - 2.0f * pre[flip] : all;
-            assert_near((double)out, (double)want, 1e-6);
-            for (int i = 0; i < 4; i++) assert_near((double)got_post[i], (double)post[i], 5e-7);
+            assert_near((double)m->out, (double)want, 1e-6);
+            for (int i = 0; i < 4; i++) assert_near((double)m->post[i], (double)post[i], 5e-7);
             for (int i = 0; i < 16; i++) {
-                assert_near((double)got_comb[i], (double)comb[i], 5e-7);
+                assert_near((double)m->comb[i], (double)comb[i], 5e-7);
             }
         }
     }
@@ -77,25 +85,28 @@ static void sinkhorn_knows_its_answer(void **state) {
  * best first. */
 static void sqrt_softplus_knows_its_answers(void **state) {
     (void)state;
-    static const float logits[12] = {-20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20, 30};
+    const float values[12] = {-20, -10, -5, -2, -1, 0, 1, 2, 5, 10, 20, 30};
     static const double score[12] = {4.53999297e-05, 0.00673787053, 0.0819472249, 0.356269576,
                                      0.559697754,    0.832554611,   1.14597630,   1.45839913,
                                      2.23756907,     3.16228484,    4.47213596,   5.47722558};
+    const float *logits = take_copy(values, sizeof values);
+    int32_t *expert = take_ints(12);
+    float *weight = take_nan(12);
     for (int32_t t = 0; t < fix.n_tables; t++) {
-        int32_t expert[12];
-        float weight[12];
-        fix.table[t].route(fix.stream[0], &(hd_route_args){
-                                              .expert = expert,
-                                              .weight = weight,
-                                              .logits = logits,
-                                              .rows = 1,
-                                              .rule = {.score = HD_SCORE_SQRT_SOFTPLUS,
-                                                       .n_experts = 12,
-                                                       .top_k = 12,
-                                                       .n_groups = 1,
-                                                       .top_groups = 1,
-                                                       .scale = 1.0f}
+        hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
+        fix.table[t].route(stream, &(hd_route_args){
+                                       .expert = expert,
+                                       .weight = weight,
+                                       .logits = logits,
+                                       .rows = 1,
+                                       .rule = {.score = HD_SCORE_SQRT_SOFTPLUS,
+                                                .n_experts = 12,
+                                                .top_k = 12,
+                                                .n_groups = 1,
+                                                .top_groups = 1,
+                                                .scale = 1.0f}
         });
+        finish("route", stream);
         for (int i = 0; i < 12; i++) {
             assert_int_equal(expert[i], 11 - i);
             assert_near((double)weight[i], score[11 - i], 4e-7 * score[11 - i]);
@@ -109,26 +120,29 @@ static void sqrt_softplus_knows_its_answers(void **state) {
  * has the largest bias of all. */
 static void groups_rank_by_their_two_best(void **state) {
     (void)state;
-    static const float logits[8] = {0},
-                       bias[8] = {0.9f, 0.0f, 0.55f, 0.45f, 0.4f, 0.4f, 0.6f, 0.5f};
+    const float biases[8] = {0.9f, 0.0f, 0.55f, 0.45f, 0.4f, 0.4f, 0.6f, 0.5f};
+    const float *bias = take_copy(biases, sizeof biases);
+    float *logits = take_nan(8), *weight = take_nan(3);
+    int32_t *expert = take_ints(3);
+    for (int i = 0; i < 8; i++) logits[i] = 0.0f;
     for (int32_t t = 0; t < fix.n_tables; t++) {
-        int32_t expert[3];
-        float weight[3];
-        fix.table[t].route(fix.stream[0], &(hd_route_args){
-                                              .expert = expert,
-                                              .weight = weight,
-                                              .logits = logits,
-                                              .bias = bias,
-                                              .rows = 1,
-                                              .rule = {.score = HD_SCORE_SIGMOID,
-                                                       .group_rule = HD_GROUPS_TOP2SUM,
-                                                       .n_experts = 8,
-                                                       .top_k = 3,
-                                                       .n_groups = 4,
-                                                       .top_groups = 2,
-                                                       .normalize = true,
-                                                       .scale = 2.5f}
+        hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
+        fix.table[t].route(stream, &(hd_route_args){
+                                       .expert = expert,
+                                       .weight = weight,
+                                       .logits = logits,
+                                       .bias = bias,
+                                       .rows = 1,
+                                       .rule = {.score = HD_SCORE_SIGMOID,
+                                                .group_rule = HD_GROUPS_TOP2SUM,
+                                                .n_experts = 8,
+                                                .top_k = 3,
+                                                .n_groups = 4,
+                                                .top_groups = 2,
+                                                .normalize = true,
+                                                .scale = 2.5f}
         });
+        finish("route", stream);
         assert_int_equal(expert[0], 6);
         assert_int_equal(expert[1], 2);
         assert_int_equal(expert[2], 7);
@@ -139,66 +153,88 @@ static void groups_rank_by_their_two_best(void **state) {
 /* models.md 2.1.4: (1, 0) turned by the angle is (cos, sin); the inverse brings it back. */
 static void rope_turns_pairs(void **state) {
     (void)state;
-    const int32_t position = 3;
-    const float freq[2] = {1.0f, 0.1f};
+    typedef struct memory {
+        int32_t position;
+        float freq[2], angles[4], x[5];
+    } memory;
+    memory *m = take_copy(
+        &(memory){
+            3, {1.0f, 0.1f},
+             {0   },
+             {0}
+    },
+        sizeof *m);
     for (int32_t t = 0; t < fix.n_tables; t++) {
         const hd_ops *ops = &fix.table[t];
-        float angles[4];
-        ops->rope_table(fix.stream[0], &(hd_rope_table_args){.out = angles,
-                                                             .position = &position,
-                                                             .freq = freq,
-                                                             .rows = 1,
-                                                             .pairs = 2,
-                                                             .scale = 1.0f});
-        assert_near((double)angles[0], cos(3.0), 1e-7);
-        assert_near((double)angles[3], sin(0.3), 1e-7);
+        hd_stream *stream = stream_for(ops, fix.stream[0]);
+        ops->rope_table(stream, &(hd_rope_table_args){.out = m->angles,
+                                                      .position = &m->position,
+                                                      .freq = m->freq,
+                                                      .rows = 1,
+                                                      .pairs = 2,
+                                                      .scale = 1.0f});
+        finish("rope_table", stream);
+        assert_near((double)m->angles[0], cos(3.0), 1e-7);
+        assert_near((double)m->angles[3], sin(0.3), 1e-7);
         for (int half = 0; half < 2; half++) {
-            float x[5] = {1.0f, half ? 0.5f : 0.0f, half ? 0.0f : 0.5f, 0.0f, 9.0f};
-            hd_rope_args a = {.out = into(x),
-                              .x = in(x),
-                              .cos_sin = angles,
+            const float x[5] = {1.0f, half ? 0.5f : 0.0f, half ? 0.0f : 0.5f, 0.0f, 9.0f};
+            memcpy(m->x, x, sizeof x);
+            hd_rope_args a = {.out = into(m->x),
+                              .x = in(m->x),
+                              .cos_sin = m->angles,
                               .rows = 1,
                               .heads = 1,
                               .pairs = 2,
                               .half_split = half};
-            ops->rope(fix.stream[0], &a);
-            assert_near((double)x[0], cos(3.0), 1e-6);
-            assert_near((double)x[half ? 2 : 1], sin(3.0), 1e-6);
-            assert_near((double)x[half ? 1 : 2], 0.5 * cos(0.3), 1e-6);
-            assert_near((double)x[3], 0.5 * sin(0.3), 1e-6);
+            ops->rope(stream, &a);
+            finish("rope", stream);
+            assert_near((double)m->x[0], cos(3.0), 1e-6);
+            assert_near((double)m->x[half ? 2 : 1], sin(3.0), 1e-6);
+            assert_near((double)m->x[half ? 1 : 2], 0.5 * cos(0.3), 1e-6);
+            assert_near((double)m->x[3], 0.5 * sin(0.3), 1e-6);
             a.inverse = true;
-            ops->rope(fix.stream[0], &a);
-            assert_near((double)x[0], 1.0, 1e-6);
-            assert_near((double)x[3], 0.0, 1e-6);
-            assert_true(x[4] == 9.0f);
+            ops->rope(stream, &a);
+            finish("rope", stream);
+            assert_near((double)m->x[0], 1.0, 1e-6);
+            assert_near((double)m->x[3], 0.0, 1e-6);
+            assert_true(m->x[4] == 9.0f);
         }
     }
 }
 
 /* What a query at pos sees of entries 1, 2, 3 ... with weights all equal: their mean. */
 static float mean_seen(const hd_ops *ops, int32_t pos, int32_t ratio, const float *sink) {
-    float data[4] = {1.0f, 2.0f, 3.0f, 4.0f}, out = -1.0f;
-    const float q = 0.0f;
-    const int32_t table[1] = {0}, seq = 0;
-    ops->attend(fix.stream[0], &(hd_attend_args){
-                                   .out = into(&out),
-                                   .q = in(&q),
-                                   .entries = {.data = into(data),
-                                               .table = table,
-                                               .table_stride = 1,
-                                               .page_entries = 4,
-                                               .width = 1},
-                                   .sink = sink,
-                                   .seq = &seq,
-                                   .pos = &pos,
-                                   .rows = 1,
-                                   .heads = 1,
-                                   .k_dim = 1,
-                                   .v_dim = 1,
-                                   .ratio = ratio,
-                                   .scale = 1.0f
+    typedef struct memory {
+        float data[4], out, q, sink;
+        int32_t table, seq, pos;
+    } memory;
+    const memory values = {
+        .data = {1.0f, 2.0f, 3.0f, 4.0f},
+          .out = -1.0f, .pos = pos
+    };
+    memory *m = take_copy(&values, sizeof values);
+    hd_stream *stream = stream_for(ops, fix.stream[0]);
+    if (sink) m->sink = *sink;
+    ops->attend(stream, &(hd_attend_args){
+                            .out = into(&m->out),
+                            .q = in(&m->q),
+                            .entries = {.data = into(m->data),
+                                        .table = &m->table,
+                                        .table_stride = 1,
+                                        .page_entries = 4,
+                                        .width = 1},
+                            .sink = sink ? &m->sink : NULL,
+                            .seq = &m->seq,
+                            .pos = &m->pos,
+                            .rows = 1,
+                            .heads = 1,
+                            .k_dim = 1,
+                            .v_dim = 1,
+                            .ratio = ratio,
+                            .scale = 1.0f
     });
-    return out;
+    finish("attend", stream);
+    return m->out;
 }
 
 /* models.md 9.3: compressed visibility. An entry is seen by the query that completes it. */
@@ -234,80 +270,100 @@ static void entries_show_when_complete(void **state) {
 /* Scores 0, 3, 3, 1, 3 for keys 0 .. 4: of three equal the lower two, in ascending order. */
 static void selection_breaks_ties_downwards(void **state) {
     (void)state;
-    float data[5] = {-1.0f, 3.0f, 3.0f, 1.0f, 3.0f};
-    const float q = 1.0f, weight = 1.0f;
-    const int32_t table[1] = {0}, seq = 0, pos[2] = {4, 0};
+    typedef struct memory {
+        float data[5], q, weight;
+        int32_t table, seq, pos[2], out[2];
+    } memory;
+    const memory values = {
+        .data = {-1.0f, 3.0f, 3.0f, 1.0f, 3.0f},
+          .q = 1.0f, .weight = 1.0f, .pos = {4, 0}
+    };
+    memory *m = take_copy(&values, sizeof values);
     for (int32_t t = 0; t < fix.n_tables; t++) {
-        int32_t out[2];
+        hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
         hd_index_select_args a = {
-            .out = out,
-            .q = in(&q),
-            .weight = &weight,
-            .keys = {.data = into(data),
-                     .table = table,
+            .out = m->out,
+            .q = in(&m->q),
+            .weight = &m->weight,
+            .keys = {.data = into(m->data),
+                     .table = &m->table,
                      .table_stride = 1,
                      .page_entries = 5,
                      .width = 1},
-            .seq = &seq,
-            .pos = pos,
+            .seq = &m->seq,
+            .pos = m->pos,
             .rows = 1,
             .heads = 1,
             .ratio = 1,
             .top_k = 2,
             .scale = 1.0f
         };
-        fix.table[t].index_select(fix.stream[0], &a);
-        assert_int_equal(out[0], 1);
-        assert_int_equal(out[1], 2);
-        a.pos = pos + 1;
-        fix.table[t].index_select(fix.stream[0], &a);
-        assert_int_equal(out[0], 0);
-        assert_int_equal(out[1], -1);
+        fix.table[t].index_select(stream, &a);
+        finish("index_select", stream);
+        assert_int_equal(m->out[0], 1);
+        assert_int_equal(m->out[1], 2);
+        a.pos = m->pos + 1;
+        fix.table[t].index_select(stream, &a);
+        finish("index_select", stream);
+        assert_int_equal(m->out[0], 0);
+        assert_int_equal(m->out[1], -1);
     }
 }
 
 /* A score that is not a number is taken last, and does not lead out of the arrays. */
 static void selection_takes_nan_last(void **state) {
     (void)state;
-    float data[4] = {1.0f, 2.0f, -1.0f, 3.0f}; /* relu leaves key 2 a score of 0 */
-    const float q = 1.0f, weight = NAN;
-    const int32_t table[1] = {0}, seq = 0, pos = 3, want[3] = {0, 1, 2};
+    typedef struct memory {
+        float data[4], q, weight;
+        int32_t table, seq, pos, out[3];
+    } memory;
+    const memory values = {
+        .data = {1.0f, 2.0f, -1.0f, 3.0f}, /* relu gives key 2 score 0 */
+        .q = 1.0f,
+        .weight = NAN,
+        .pos = 3
+    };
+    memory *m = take_copy(&values, sizeof values);
+    const int32_t want[3] = {0, 1, 2};
     for (int32_t t = 0; t < fix.n_tables; t++) {
-        int32_t out[3];
-        fix.table[t].index_select(fix.stream[0], &(hd_index_select_args){
-                                                     .out = out,
-                                                     .q = in(&q),
-                                                     .weight = &weight,
-                                                     .keys = {.data = into(data),
-                                                              .table = table,
-                                                              .table_stride = 1,
-                                                              .page_entries = 4,
-                                                              .width = 1},
-                                                     .seq = &seq,
-                                                     .pos = &pos,
-                                                     .rows = 1,
-                                                     .heads = 1,
-                                                     .ratio = 1,
-                                                     .top_k = 3,
-                                                     .scale = 1.0f
+        hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
+        fix.table[t].index_select(stream, &(hd_index_select_args){
+                                              .out = m->out,
+                                              .q = in(&m->q),
+                                              .weight = &m->weight,
+                                              .keys = {.data = into(m->data),
+                                                       .table = &m->table,
+                                                       .table_stride = 1,
+                                                       .page_entries = 4,
+                                                       .width = 1},
+                                              .seq = &m->seq,
+                                              .pos = &m->pos,
+                                              .rows = 1,
+                                              .heads = 1,
+                                              .ratio = 1,
+                                              .top_k = 3,
+                                              .scale = 1.0f
         });
-        for (int i = 0; i < 3; i++) assert_int_equal(out[i], want[i]);
+        finish("index_select", stream);
+        for (int i = 0; i < 3; i++) assert_int_equal(m->out[i], want[i]);
     }
 }
 
 /* silu(2) * 3 by hand; both clamps; the gate has no lower one. */
 static void swiglu_clamps(void **state) {
     (void)state;
-    const float gate[4] = {2.0f, 9.0f, 2.0f, -90.0f}, up[4] = {3.0f, 1.0f, -9.0f, 1.0f};
+    const float values[12] = {2.0f, 9.0f, 2.0f, -90.0f, 3.0f, 1.0f, -9.0f, 1.0f};
     const double silu2 = 2.0 / (1.0 + exp(-2.0)), silu5 = 5.0 / (1.0 + exp(-5.0));
+    float *gate = take_copy(values, sizeof values), *out = gate + 8;
     for (int32_t t = 0; t < fix.n_tables; t++) {
-        float out[4];
-        fix.table[t].swiglu(fix.stream[0], &(hd_swiglu_args){.out = into(out),
-                                                             .gate = in(gate),
-                                                             .up = in(up),
-                                                             .rows = 1,
-                                                             .cols = 4,
-                                                             .limit = 5.0f});
+        hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
+        fix.table[t].swiglu(stream, &(hd_swiglu_args){.out = into(out),
+                                                      .gate = in(gate),
+                                                      .up = in(gate + 4),
+                                                      .rows = 1,
+                                                      .cols = 4,
+                                                      .limit = 5.0f});
+        finish("swiglu", stream);
         assert_near((double)out[0], 3.0 * silu2, 1e-6);
         assert_near((double)out[1], silu5, 1e-6);
         assert_near((double)out[2], -5.0 * silu2, 2e-6);
@@ -318,27 +374,37 @@ static void swiglu_clamps(void **state) {
 /* A NaN among the keys must be seen in the result, not swallowed by a maximum. */
 static void nan_is_not_hidden(void **state) {
     (void)state;
+    typedef struct memory {
+        float data[8], q, out;
+        int32_t table, seq, pos;
+    } memory;
+    const memory values = {
+        .data = {1.0f, 1.0f, NAN, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f},
+          .q = 1.0f, .pos = 7
+    };
+    memory *m = take_copy(&values, sizeof values);
     for (int32_t t = 0; t < fix.n_tables; t++) {
-        float data[8] = {1.0f, 1.0f, NAN, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f}, q = 1.0f, out = 0.0f;
-        const int32_t table[1] = {0}, seq = 0, pos = 7;
-        fix.table[t].attend(fix.stream[0], &(hd_attend_args){
-                                               .out = into(&out),
-                                               .q = in(&q),
-                                               .recent = {.data = into(data),
-                                                          .table = table,
-                                                          .table_stride = 1,
-                                                          .page_entries = 8,
-                                                          .width = 1},
-                                               .seq = &seq,
-                                               .pos = &pos,
-                                               .rows = 1,
-                                               .heads = 1,
-                                               .k_dim = 1,
-                                               .v_dim = 1,
-                                               .window = 8,
-                                               .scale = 1.0f
+        hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
+        m->out = 0.0f;
+        fix.table[t].attend(stream, &(hd_attend_args){
+                                        .out = into(&m->out),
+                                        .q = in(&m->q),
+                                        .recent = {.data = into(m->data),
+                                                   .table = &m->table,
+                                                   .table_stride = 1,
+                                                   .page_entries = 8,
+                                                   .width = 1},
+                                        .seq = &m->seq,
+                                        .pos = &m->pos,
+                                        .rows = 1,
+                                        .heads = 1,
+                                        .k_dim = 1,
+                                        .v_dim = 1,
+                                        .window = 8,
+                                        .scale = 1.0f
         });
-        assert_true(isnan(out));
+        finish("attend", stream);
+        assert_true(isnan(m->out));
     }
 }
 
@@ -348,15 +414,15 @@ int test_ops(void) {
 #define X(op) cmocka_unit_test_teardown(op_##op, forget_all),
         HD_OP_LIST(X)
 #undef X
-            cmocka_unit_test(sinkhorn_knows_its_answer),
-        cmocka_unit_test(sqrt_softplus_knows_its_answers),
-        cmocka_unit_test(groups_rank_by_their_two_best),
-        cmocka_unit_test(rope_turns_pairs),
-        cmocka_unit_test(entries_show_when_complete),
-        cmocka_unit_test(selection_breaks_ties_downwards),
-        cmocka_unit_test(selection_takes_nan_last),
-        cmocka_unit_test(swiglu_clamps),
-        cmocka_unit_test(nan_is_not_hidden),
+            cmocka_unit_test_teardown(sinkhorn_knows_its_answer, forget_all),
+        cmocka_unit_test_teardown(sqrt_softplus_knows_its_answers, forget_all),
+        cmocka_unit_test_teardown(groups_rank_by_their_two_best, forget_all),
+        cmocka_unit_test_teardown(rope_turns_pairs, forget_all),
+        cmocka_unit_test_teardown(entries_show_when_complete, forget_all),
+        cmocka_unit_test_teardown(selection_breaks_ties_downwards, forget_all),
+        cmocka_unit_test_teardown(selection_takes_nan_last, forget_all),
+        cmocka_unit_test_teardown(swiglu_clamps, forget_all),
+        cmocka_unit_test_teardown(nan_is_not_hidden, forget_all),
     };
     return cmocka_run_group_tests_name("ops", tests, open_fixture, close_fixture);
 }

@@ -63,13 +63,13 @@ static int32_t *reordered(const int32_t *table, int32_t stride, const walk *way)
 }
 
 typedef struct step {
-    int32_t first_row[SEQS + 1], start[SEQS];
+    int32_t *first_row, *start; /* [SEQS + 1], [SEQS] */
     float *kv, *gate;
 } step;
 
 /* The next rows of every sequence; how many there were before is moved on by the caller. */
 static step take_step(const world *w, const int32_t *done, int32_t chunk) {
-    step t = {.first_row = {0}};
+    step t = {.first_row = take_ints(SEQS + 1), .start = take_ints(SEQS)};
     for (int32_t i = 0; i < w->way->n_seqs; i++) {
         const int32_t left = w->sh->tokens[w->way->order[i]] - done[i];
         t.start[i] = done[i];

@@ -67,6 +67,13 @@ void op_linear(void **state) {
         {66, 130, 17  },
         {1,  131, 1100}, /* several tiles, several tasks */
         {3,  170, 1030},
+        {1,  33,  512 }, /* whole segments of a row, as in checkpoints */
+        {2,  70,  1088},
+        {5,  64,  320 },
+        {12, 20,  128 },
+        {20, 33,  192 },
+        {34, 65,  576 },
+        {70, 130, 128 },
     };
     for (int32_t f = 0; f < n_weight_formats; f++) {
         for (size_t i = 0; i < HD_LEN(shapes); i++) {
@@ -176,7 +183,9 @@ static void check_places(const hd_linear_grouped_args *a, const op_case *c) {
                                       .x = act_at(x, (int64_t)row * cols),
                                       .w = &a->w[e],
                                       .rows = 1};
-                fix.table[t].linear(fix.stream[0], &one);
+                hd_stream *s = stream_for(&fix.table[t], fix.stream[0]);
+                fix.table[t].linear(s, &one);
+                finish("a place alone", s);
                 check_bits("a place alone", (const float *)all[0] + (int64_t)i * outs, alone,
                            outs);
             }
@@ -233,4 +242,9 @@ void op_linear_grouped(void **state) {
         }
     }
     grouped_shape(&weight_formats[9], counts[2], 150, 1056, true);
+    for (int32_t f = 0; f < n_weight_formats; f++) {
+        for (size_t i = 1; i < HD_LEN(counts); i++) {
+            grouped_shape(&weight_formats[f], counts[i], 37, 320, i % 2);
+        }
+    }
 }

@@ -1,0 +1,88 @@
+/* backend.c - the door of every backend: hands calls on, and keeps a stream's first failure. */
+#include "backend/backend.h"
+
+#include <assert.h>
+
+#include "backend/backend_internal.h"
+
+#ifndef HD_CUDA
+hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err) {
+    (void)ordinal;
+    *out = NULL;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "no CUDA in this build; make CUDA=1 builds one with it");
+}
+#endif
+
+void hd_device_close(hd_device *d) {
+    if (d) d->table->close(d);
+}
+
+bool hd_device_is_host(const hd_device *d) {
+    return d->table->host_memory;
+}
+
+hd_status hd_device_alloc(hd_device *d, void **out, size_t bytes, const char *what,
+                          hd_err *err) {
+    return d->table->alloc(d, out, bytes, false, what, err);
+}
+
+hd_status hd_device_alloc_host(hd_device *d, void **out, size_t bytes, const char *what,
+                               hd_err *err) {
+    return d->table->alloc(d, out, bytes, true, what, err);
+}
+
+void hd_device_release(hd_device *d, void *p) {
+    if (p) d->table->release(d, p);
+}
+
+hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err) {
+    *out = NULL;
+    return d->table->open_stream(out, d, err);
+}
+
+void hd_stream_close(hd_stream *s) {
+    if (s) s->device->table->close_stream(s);
+}
+
+void hd_stream_upload(hd_stream *s, void *device, const void *host, size_t bytes) {
+    if (bytes) s->device->table->upload(s, device, host, bytes);
+}
+
+void hd_stream_download(hd_stream *s, void *host, const void *device, size_t bytes) {
+    if (bytes) s->device->table->download(s, host, device, bytes);
+}
+
+void hd_stream_fail(hd_stream *s, hd_status code, const char *what) {
+    HD_FAIL(&s->failure, code, "%s", what);
+}
+
+void hd_stream_wait(hd_stream *s) {
+    s->device->table->wait(s);
+}
+
+hd_status hd_stream_sync(hd_stream *s, hd_err *err) {
+    hd_stream_wait(s);
+    hd_err failure = s->failure;
+    s->failure = (hd_err){0};
+    if (failure.code == HD_OK) return HD_OK;
+    return HD_FAIL(err, failure.code, "%s", failure.msg);
+}
+
+int32_t hd_stream_workers(const hd_stream *s) {
+    return s->workers;
+}
+
+hd_status hd_stream_reserve(hd_stream *s, size_t bytes_per_worker, hd_err *err) {
+    return s->device->table->reserve(s, bytes_per_worker, err);
+}
+
+void *hd_stream_scratch(const hd_stream *s, int32_t worker, size_t bytes) {
+    assert(bytes <= s->scratch_each);
+    (void)bytes;
+    return s->scratch + (size_t)worker * s->scratch_each;
+}
+
+size_t hd_stream_scratch_bytes(const hd_stream *s) {
+    return s->scratch_each;
+}

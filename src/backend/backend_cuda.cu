@@ -1,0 +1,267 @@
+/* backend_cuda.cu - one GPU: its memory, pinned host memory, and streams of kernels and copies.
+ *
+ * Uploads go through a ring of pinned pieces, so that the caller's bytes are free at once and
+ * copies run beside the host that fills the next piece, also from a mapped checkpoint. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/backend_internal.h"
+#include "backend/cuda.cuh"
+
+namespace {
+
+constexpr int PIECES = 16, BLOCKS_PER_SM = 1;
+constexpr size_t PIECE_BYTES = 1 << 20;
+
+struct memory {
+    void *at;
+    bool on_host;
+};
+
+struct cuda_device {
+    hd_device base;
+    int ordinal, n_sms;
+    memory *blocks; /* [n_blocks, cap_blocks] */
+    size_t n_blocks, cap_blocks;
+};
+
+struct cuda_stream {
+    hd_stream base;
+    cudaStream_t queue;
+    uint8_t *pieces; /* [PIECES, PIECE_BYTES] pinned */
+    cudaEvent_t sent[PIECES];
+    int next;
+};
+
+cuda_device *device_of(hd_stream *s) {
+    return reinterpret_cast<cuda_device *>(s->device);
+}
+
+cuda_stream *stream_of(hd_stream *s) {
+    return reinterpret_cast<cuda_stream *>(s);
+}
+
+hd_status fail(hd_err *err, hd_status code, const char *what, cudaError_t status) {
+    return HD_FAIL(err, code, "%s: %s", what, cudaGetErrorString(status));
+}
+
+/* Records a failed call on the stream. */
+void note(hd_stream *s, const char *what, cudaError_t status) {
+    if (status == cudaSuccess) return;
+    char text[300];
+    snprintf(text, sizeof text, "%s: %s", what, cudaGetErrorString(status));
+    hd_stream_fail(s, HD_EDEVICE, text);
+}
+
+/* ---- memory ---- */
+
+void free_block(const memory &m) {
+    if (m.on_host) {
+        cudaFreeHost(m.at);
+    } else {
+        cudaFree(m.at);
+    }
+}
+
+void close_device(hd_device *base) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    cudaSetDevice(d->ordinal);
+    for (size_t i = 0; i < d->n_blocks; i++) free_block(d->blocks[i]);
+    free(d->blocks);
+    free(d);
+}
+
+bool make_room(cuda_device *d) {
+    if (d->n_blocks < d->cap_blocks) return true;
+    const size_t cap = d->cap_blocks ? 2 * d->cap_blocks : 64;
+    void *more = realloc(d->blocks, cap * sizeof *d->blocks);
+    if (!more) return false;
+    d->blocks = static_cast<memory *>(more);
+    d->cap_blocks = cap;
+    return true;
+}
+
+hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const char *what,
+                hd_err *err) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    const size_t size = bytes ? bytes : 1;
+    void *p = nullptr;
+    *out = nullptr;
+    if (!make_room(d)) return HD_FAIL(err, HD_ENOMEM, "%s: no memory to note it", what);
+    cudaSetDevice(d->ordinal);
+    cudaError_t status = on_host ? cudaMallocHost(&p, size) : cudaMalloc(&p, size);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); /* not sticky: the next call may succeed */
+        return HD_FAIL(err, HD_ENOMEM, "%s: %zu bytes do not fit in %s memory", what, bytes,
+                       on_host ? "pinned host" : "the GPU's");
+    }
+    if (status != cudaSuccess) return fail(err, HD_EDEVICE, what, status);
+    if (on_host) {
+        memset(p, 0, size);
+    } else {
+        status = cudaMemset(p, 0, size);
+        if (status == cudaSuccess) status = cudaDeviceSynchronize(); /* before any stream */
+    }
+    if (status != cudaSuccess) {
+        free_block({p, on_host});
+        return fail(err, HD_EDEVICE, what, status);
+    }
+    d->blocks[d->n_blocks++] = {p, on_host};
+    *out = p;
+    return HD_OK;
+}
+
+void release(hd_device *base, void *p) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    cudaSetDevice(d->ordinal);
+    for (size_t i = 0; i < d->n_blocks; i++) {
+        if (d->blocks[i].at != p) continue;
+        free_block(d->blocks[i]);
+        d->blocks[i] = d->blocks[--d->n_blocks];
+        return;
+    }
+}
+
+/* ---- streams ---- */
+
+void close_stream(hd_stream *base) {
+    cuda_stream *s = stream_of(base);
+    cudaSetDevice(device_of(base)->ordinal);
+    if (s->queue) cudaStreamSynchronize(s->queue);
+    for (cudaEvent_t e : s->sent) {
+        if (e) cudaEventDestroy(e);
+    }
+    if (s->queue) cudaStreamDestroy(s->queue);
+    hd_device_release(base->device, s->pieces);
+    hd_device_release(base->device, base->scratch);
+    free(s);
+}
+
+hd_status open_parts(cuda_stream *s, hd_err *err) {
+    void *pieces;
+    HD_TRY(hd_device_alloc_host(s->base.device, &pieces, PIECES * PIECE_BYTES, "upload ring",
+                                err));
+    s->pieces = static_cast<uint8_t *>(pieces);
+    cudaError_t status = cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking);
+    for (int i = 0; i < PIECES && status == cudaSuccess; i++) {
+        status = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
+    }
+    return status == cudaSuccess ? HD_OK : fail(err, HD_EDEVICE, "a stream", status);
+}
+
+hd_status open_stream(hd_stream **out, hd_device *base, hd_err *err) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    cuda_stream *s = static_cast<cuda_stream *>(calloc(1, sizeof *s));
+    if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for a stream");
+    s->base.device = base;
+    s->base.workers = d->n_sms * BLOCKS_PER_SM;
+    hd_status st = open_parts(s, err);
+    if (st != HD_OK) {
+        close_stream(&s->base);
+        return st;
+    }
+    *out = &s->base;
+    return HD_OK;
+}
+
+void upload(hd_stream *base, void *device, const void *host, size_t bytes) {
+    cuda_stream *s = stream_of(base);
+    const uint8_t *from = static_cast<const uint8_t *>(host);
+    uint8_t *to = static_cast<uint8_t *>(device);
+    cudaSetDevice(device_of(base)->ordinal);
+    while (bytes > 0) {
+        const size_t n = bytes < PIECE_BYTES ? bytes : PIECE_BYTES;
+        const int i = s->next;
+        uint8_t *piece = s->pieces + (size_t)i * PIECE_BYTES;
+        s->next = (i + 1) % PIECES;
+        note(base, "upload", cudaEventSynchronize(s->sent[i])); /* its last copy is over */
+        memcpy(piece, from, n);
+        note(base, "upload", cudaMemcpyAsync(to, piece, n, cudaMemcpyHostToDevice, s->queue));
+        note(base, "upload", cudaEventRecord(s->sent[i], s->queue));
+        from += n;
+        to += n;
+        bytes -= n;
+    }
+}
+
+void download(hd_stream *base, void *host, const void *device, size_t bytes) {
+    cudaStream_t queue = hd_cuda_stream(base);
+    note(base, "download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, queue));
+}
+
+void wait_all(hd_stream *base) {
+    note(base, "the GPU", cudaStreamSynchronize(hd_cuda_stream(base)));
+}
+
+hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
+    const size_t each = (bytes_per_worker + 255) / 256 * 256;
+    void *scratch;
+    hd_device_release(base->device, base->scratch);
+    base->scratch = nullptr;
+    base->scratch_each = 0;
+    HD_TRY(hd_device_alloc(base->device, &scratch, each * (size_t)base->workers, "op scratch",
+                           err));
+    base->scratch = static_cast<uint8_t *>(scratch);
+    base->scratch_each = each;
+    return HD_OK;
+}
+
+const backend_table table = {
+    .close = close_device,
+    .alloc = alloc,
+    .release = release,
+    .open_stream = open_stream,
+    .close_stream = close_stream,
+    .upload = upload,
+    .download = download,
+    .wait = wait_all,
+    .reserve = reserve,
+    .host_memory = false,
+};
+
+} // namespace
+
+cudaStream_t hd_cuda_stream(hd_stream *s) {
+    cudaSetDevice(device_of(s)->ordinal);
+    return stream_of(s)->queue;
+}
+
+void hd_cuda_check(hd_stream *s, const char *op) {
+    note(s, op, cudaGetLastError());
+}
+
+extern "C" hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err) {
+    int n = 0, major = 0, minor = 0;
+    *out = nullptr;
+    cudaError_t status = cudaGetDeviceCount(&n);
+    if (status != cudaSuccess || n == 0) {
+        cudaGetLastError();
+        return HD_FAIL(err, HD_EUNSUPPORTED, "no CUDA device: %s",
+                       status == cudaSuccess ? "none is shown" : cudaGetErrorString(status));
+    }
+    if (ordinal < 0 || ordinal >= n) {
+        return HD_FAIL(err, HD_EINVAL, "no CUDA device %d: there are %d", ordinal, n);
+    }
+    cuda_device *d = static_cast<cuda_device *>(calloc(1, sizeof *d));
+    if (!d) return HD_FAIL(err, HD_ENOMEM, "no memory for a device");
+    d->base.table = &table;
+    d->ordinal = ordinal;
+    status = cudaSetDevice(ordinal);
+    if (status == cudaSuccess) status = cudaFree(nullptr); /* makes the context */
+    cudaDeviceGetAttribute(&d->n_sms, cudaDevAttrMultiProcessorCount, ordinal);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
+    if (status != cudaSuccess) {
+        free(d);
+        return fail(err, HD_EDEVICE, "the GPU does not open", status);
+    }
+    if (major != 9) {
+        free(d);
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "GPU %d has compute capability %d.%d; this build is for 9.0", ordinal,
+                       major, minor);
+    }
+    *out = &d->base;
+    return HD_OK;
+}

@@ -1,0 +1,122 @@
+/* compress_cuda.cu - V4's compressor; models.md 2.10, state as in 2.15. Three kernels in order:
+ * position bias, entries, state. The host does not know how many rows each sequence has, so
+ * blocks stride through them. */
+#include "ops/cuda_internal.cuh"
+
+constexpr int STRIDE_BLOCKS = 128, MIX_THREADS = 128;
+
+static __global__ void __launch_bounds__(BLOCK) add_position_bias(hd_compress_args a) {
+    const int32_t seq = (int32_t)blockIdx.y, wide_row = a.state.width / 2;
+    const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
+    for (int32_t r = first + (int32_t)blockIdx.x; r < end; r += (int32_t)gridDim.x) {
+        const int32_t pos = a.seqs.start[seq] + (r - first);
+        const float *ape = a.ape + (int64_t)(pos % a.ratio) * wide_row;
+        float *gate = a.gate + (int64_t)r * wide_row;
+        for (int32_t c = threadIdx.x; c < wide_row; c += BLOCK) gate[c] += ape[c];
+    }
+}
+
+/* Position p of a sequence: its kv row and its gate row (ape included). */
+struct token_row {
+    const float *kv, *gate;
+};
+
+static __device__ __forceinline__ token_row token_at(const hd_compress_args &a, int32_t seq,
+                                                     int32_t pos) {
+    const int32_t wide_row = a.state.width / 2;
+    if (pos >= a.seqs.start[seq]) {
+        const int64_t row = a.seqs.first_row[seq] + (pos - a.seqs.start[seq]);
+        return {a.kv + row * wide_row, a.gate + row * wide_row};
+    }
+    const float *state = ring_row(a.state, seq, pos);
+    return {state, state + wide_row};
+}
+
+/* Channel c of the entry of one block: softmax(gate) . kv over its slots. */
+static __device__ float mix_channel(const hd_compress_args &a, int32_t seq, int32_t block,
+                                    int32_t c) {
+    const int32_t first = block * a.ratio;
+    const int32_t earlier = a.overlap && block > 0 ? a.ratio : 0;
+    float top = -CUDART_INF_F;
+    double total = 0.0, sum = 0.0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int32_t i = -earlier; i < a.ratio; i++) {
+            const token_row t = token_at(a, seq, first + i);
+            const int32_t channel = a.overlap && i >= 0 ? a.entries.width + c : c;
+            const float gate = t.gate[channel];
+            if (pass == 0) {
+                top = fmaxf(top, gate);
+            } else {
+                const double p = (double)expf(gate - top);
+                total += p;
+                sum += p * (double)t.kv[channel];
+            }
+        }
+    }
+    return (float)(sum / total);
+}
+
+/* Norm and rotation of mixed[width], into the entry of the block at position pos. */
+static __device__ void finish_entry(const hd_compress_args &a, int32_t pos, float *mixed,
+                                    cuda_act *entry) {
+    const int32_t width = a.entries.width, plain = width - 2 * a.pairs;
+    double sum = 0.0;
+    for (int32_t c = threadIdx.x; c < width; c += MIX_THREADS) {
+        sum += (double)mixed[c] * (double)mixed[c];
+    }
+    sum = block_sum<MIX_THREADS>(sum);
+    const float scale = (float)(1.0 / sqrt(sum / width + (double)a.eps));
+    for (int32_t c = threadIdx.x; c < width; c += MIX_THREADS) {
+        mixed[c] = mixed[c] * scale * a.norm[c];
+        if (c < plain) entry[c] = narrow(mixed[c]);
+    }
+    __syncthreads();
+    for (int32_t i = threadIdx.x; i < a.pairs; i += MIX_THREADS) {
+        const float angle = rope_angle(pos, a.freq[i]), c = cosf(angle), sn = sinf(angle);
+        const float x = mixed[plain + 2 * i], y = mixed[plain + 2 * i + 1];
+        entry[plain + 2 * i] = narrow(x * c - y * sn);
+        entry[plain + 2 * i + 1] = narrow(x * sn + y * c);
+    }
+    __syncthreads(); /* mixed is used again */
+}
+
+static __global__ void __launch_bounds__(MIX_THREADS) make_entries(hd_compress_args a) {
+    extern __shared__ float mixed[]; /* [width] */
+    const int32_t seq = (int32_t)blockIdx.y, start = a.seqs.start[seq];
+    const int32_t end = start + a.seqs.first_row[seq + 1] - a.seqs.first_row[seq];
+    for (int32_t b = start / a.ratio + (int32_t)blockIdx.x; (b + 1) * a.ratio <= end;
+         b += (int32_t)gridDim.x) {
+        for (int32_t c = threadIdx.x; c < a.entries.width; c += MIX_THREADS) {
+            mixed[c] = mix_channel(a, seq, b, c);
+        }
+        finish_entry(a, b * a.ratio, mixed, paged_entry(a.entries, seq, b));
+    }
+}
+
+/* Leaves the last `ring` positions of every page for later steps. */
+static __global__ void __launch_bounds__(BLOCK) save_state(hd_compress_args a) {
+    const int32_t seq = (int32_t)blockIdx.y, start = a.seqs.start[seq];
+    const int32_t end = start + a.seqs.first_row[seq + 1] - a.seqs.first_row[seq];
+    const int32_t wide_row = a.state.width / 2, page = a.state.page_tokens;
+    for (int32_t pos = start + (int32_t)blockIdx.x; pos < end; pos += (int32_t)gridDim.x) {
+        const int32_t successor = pos + a.state.ring;
+        if (successor < end && successor / page == pos / page) continue; /* overwritten */
+        const token_row t = token_at(a, seq, pos);
+        float *state = ring_row(a.state, seq, pos);
+        for (int32_t c = threadIdx.x; c < wide_row; c += BLOCK) {
+            state[c] = t.kv[c];
+            state[wide_row + c] = t.gate[c];
+        }
+    }
+}
+
+void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
+    const dim3 grid(STRIDE_BLOCKS, (unsigned)a->seqs.n);
+    cudaStream_t queue = hd_cuda_stream(s);
+    if (a->seqs.n == 0) return;
+    const size_t shared = (size_t)a->entries.width * sizeof(float);
+    add_position_bias<<<grid, BLOCK, 0, queue>>>(*a);
+    make_entries<<<grid, MIX_THREADS, shared, queue>>>(*a);
+    save_state<<<grid, BLOCK, 0, queue>>>(*a);
+    hd_cuda_check(s, "compress");
+}

@@ -1,0 +1,248 @@
+/* hc_cuda.cu - V4's manifold-constrained hyper-connections; models.md 2.8. In double, like the
+ * reference: the mixing weights reach every element of the streams. The products with fn are a
+ * kernel of their own, so that one row keeps more than one multiprocessor busy. */
+#include "ops/cuda_internal.cuh"
+
+constexpr int MAX_MIX = 2 * HD_MAX_HC + HD_MAX_HC * HD_MAX_HC;
+constexpr int MANY_ROWS = 4, MANY_MIX = 4; /* of a block of mix_values, where there are many */
+
+/* Row r's products with fn [n] and, behind them, its sum of squares. */
+struct mixes {
+    double *value; /* [rows of the launch, n + 1] scratch */
+    const cuda_act *x;
+    const float *fn;
+    int32_t rows, n, cols; /* of this launch; of fn; of x */
+};
+
+/* ROWS rows of x times MIX rows of fn, the squares standing for row n. Every sum has the same
+ * order for every ROWS and MIX. */
+template <int ROWS, int MIX>
+static __global__ void __launch_bounds__(BLOCK) mix_values(mixes a) {
+    const int32_t r0 = (int32_t)blockIdx.x * ROWS, i0 = (int32_t)blockIdx.y * MIX;
+    double sum[ROWS][MIX] = {};
+    for (int32_t c = threadIdx.x; c < a.cols; c += BLOCK) {
+        double x[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            x[r] = (double)wide(a.x[(int64_t)min(r0 + r, a.rows - 1) * a.cols + c]);
+        }
+#pragma unroll
+        for (int i = 0; i < MIX; i++) {
+            const bool square = i0 + i >= a.n;
+            const double f = square ? 0.0 : (double)a.fn[(int64_t)(i0 + i) * a.cols + c];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) sum[r][i] = fma(square ? x[r] : f, x[r], sum[r][i]);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+#pragma unroll
+        for (int i = 0; i < MIX; i++) {
+            const double all = block_sum<BLOCK>(sum[r][i]);
+            if (threadIdx.x == 0 && r0 + r < a.rows && i0 + i <= a.n) {
+                a.value[(int64_t)(r0 + r) * (a.n + 1) + i0 + i] = all;
+            }
+        }
+    }
+}
+
+static void mix_rows(cudaStream_t queue, const mixes &a) {
+    if (a.rows < 64) {
+        const dim3 grid((unsigned)a.rows, (unsigned)a.n + 1);
+        mix_values<1, 1><<<grid, BLOCK, 0, queue>>>(a);
+    } else {
+        const dim3 grid(blocks_for(a.rows, MANY_ROWS), blocks_for(a.n + 1, MANY_MIX));
+        mix_values<MANY_ROWS, MANY_MIX><<<grid, BLOCK, 0, queue>>>(a);
+    }
+}
+
+/* How many rows' values fit into the stream's scratch. */
+static int32_t rows_at_once(const hd_stream *s, int32_t n) {
+    const size_t all = (size_t)hd_stream_workers(s) * hd_stream_scratch_bytes(s);
+    const size_t rows = all / ((size_t)(n + 1) * sizeof(double));
+    return rows < 65536 ? (int32_t)rows : 65536;
+}
+
+/* m[i] = value i of the block's row / rms of the row; all threads. */
+static __device__ void load_mix(double *m, const double *value, int32_t n, int32_t cols,
+                                float norm_eps) {
+    const double *own = value + (int64_t)blockIdx.x * (n + 1);
+    const double rms = 1.0 / sqrt(own[n] / cols + (double)norm_eps);
+    for (int32_t i = threadIdx.x; i < n; i += BLOCK) m[i] = own[i] * rms;
+    __syncthreads();
+}
+
+static __device__ __forceinline__ double sigmoid64(double x) {
+    return 1.0 / (1.0 + exp(-x));
+}
+
+/* Divides rows or columns by their sums plus eps, an element per thread. */
+static __device__ void normalize(double *comb, int32_t hc, bool rows, double eps) {
+    const int k = threadIdx.x, row = k / hc, col = k % hc;
+    double sum = 0.0;
+    if (k < hc * hc) {
+        for (int j = 0; j < hc; j++) sum += comb[rows ? row * hc + j : j * hc + col];
+    }
+    __syncthreads();
+    if (k < hc * hc) comb[k] /= sum + eps;
+    __syncthreads();
+}
+
+/* Sinkhorn-Knopp towards a doubly stochastic matrix, starting from a softmax of each row. */
+static __device__ void sinkhorn(double *comb, int32_t hc, int32_t iters, double eps) {
+    const int k = threadIdx.x, row = k / hc * hc;
+    double top = 0.0, sum = 0.0, own = 0.0;
+    if (k < hc * hc) {
+        top = comb[row];
+        for (int j = 1; j < hc; j++) top = fmax(top, comb[row + j]);
+        own = exp(comb[k] - top);
+    }
+    __syncthreads();
+    if (k < hc * hc) comb[k] = own;
+    __syncthreads();
+    if (k < hc * hc) {
+        for (int j = 0; j < hc; j++) sum += comb[row + j];
+    }
+    __syncthreads();
+    if (k < hc * hc) comb[k] = own / sum + eps;
+    __syncthreads();
+    normalize(comb, hc, false, eps);
+    for (int32_t i = 1; i < iters; i++) {
+        normalize(comb, hc, true, eps);
+        normalize(comb, hc, false, eps);
+    }
+}
+
+/* The same for 4 x 4 in one warp, an element per lane; the upper lanes repeat the lower. */
+static __device__ void sinkhorn_of_four(double *comb, int32_t iters, double eps) {
+    const int k = threadIdx.x % 16;
+    const auto sum_of = [](double x, int step) {
+        x += __shfl_xor_sync(ALL_LANES, x, step);
+        return x + __shfl_xor_sync(ALL_LANES, x, 2 * step);
+    };
+    double own = comb[k], top = own;
+    top = fmax(top, __shfl_xor_sync(ALL_LANES, top, 1));
+    top = fmax(top, __shfl_xor_sync(ALL_LANES, top, 2));
+    own = exp(own - top);
+    own = own / sum_of(own, 1) + eps;
+    own /= sum_of(own, 4) + eps;
+    for (int32_t i = 1; i < iters; i++) {
+        own /= sum_of(own, 1) + eps;
+        own /= sum_of(own, 4) + eps;
+    }
+    if (threadIdx.x < 16) comb[k] = own;
+}
+
+static __device__ void weigh_streams(cuda_act *out, const cuda_act *x, const double *pre,
+                                     int32_t hc, int32_t cols) {
+    for (int32_t c = threadIdx.x; c < cols; c += BLOCK) {
+        double sum = 0.0;
+        for (int32_t i = 0; i < hc; i++) sum += pre[i] * (double)wide(x[(int64_t)i * cols + c]);
+        out[c] = narrow((float)sum);
+    }
+}
+
+static __global__ void __launch_bounds__(BLOCK) hc_pre(hd_hc_pre_args a, const double *value) {
+    __shared__ double m[MAX_MIX];
+    const int32_t hc = a.hc, n = 2 * hc + hc * hc, all = hc * a.cols;
+    const int64_t r = blockIdx.x;
+    const int k = threadIdx.x;
+    const cuda_act *x = acts(a.x) + r * all;
+    double *pre = m, *comb = m + 2 * hc;
+    load_mix(m, value, n, all, a.norm_eps);
+    if (k < hc) {
+        const double post = m[hc + k] * (double)a.scale[1] + (double)a.base[hc + k];
+        pre[k] = sigmoid64(m[k] * (double)a.scale[0] + (double)a.base[k]) + (double)a.eps;
+        a.post[r * hc + k] = (float)(2.0 * sigmoid64(post));
+    }
+    if (k < hc * hc) comb[k] = comb[k] * (double)a.scale[2] + (double)a.base[2 * hc + k];
+    __syncthreads();
+    if (hc == 4) {
+        if (k < WARP) sinkhorn_of_four(comb, a.iters, (double)a.eps);
+        __syncthreads();
+    } else {
+        sinkhorn(comb, hc, a.iters, (double)a.eps);
+    }
+    if (k < hc * hc) a.comb[r * hc * hc + k] = (float)comb[k];
+    weigh_streams(acts(a.out) + r * a.cols, x, pre, hc, a.cols);
+}
+
+void hd_hc_pre_cuda(hd_stream *s, const hd_hc_pre_args *a) {
+    static_assert(HD_MAX_HC * HD_MAX_HC <= BLOCK, "a thread per element of comb");
+    const int32_t n = 2 * a->hc + a->hc * a->hc, all = a->hc * a->cols;
+    const int32_t at_once = rows_at_once(s, n);
+    double *value = static_cast<double *>(hd_stream_scratch(s, 0, 0));
+    cudaStream_t queue = hd_cuda_stream(s);
+    for (int32_t first = 0; first < a->rows; first += at_once) {
+        hd_hc_pre_args part = *a;
+        part.rows = a->rows - first < at_once ? a->rows - first : at_once;
+        part.x = (const hd_act *)(acts(a->x) + (int64_t)first * all);
+        part.out = (hd_act *)(acts(a->out) + (int64_t)first * a->cols);
+        part.post += (int64_t)first * a->hc;
+        part.comb += (int64_t)first * a->hc * a->hc;
+        mix_rows(queue, {value, acts(part.x), a->fn, part.rows, n, all});
+        hc_pre<<<part.rows, BLOCK, 0, queue>>>(part, value);
+    }
+    hd_cuda_check(s, "hc_pre");
+}
+
+/* A thread per column; HC 0: any number of streams. */
+template <int HC>
+static __global__ void __launch_bounds__(BLOCK) hc_post(hd_hc_post_args a) {
+    const int32_t hc = HC ? HC : a.hc;
+    const int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
+    if (i >= (int64_t)a.rows * a.cols) return;
+    const int64_t r = i / a.cols, c = i % a.cols;
+    cuda_act *x = acts(a.x) + r * hc * a.cols + c;
+    const float *comb = a.comb + r * hc * hc;
+    const double y = (double)wide(acts(a.y)[i]);
+    double old[HC ? HC : HD_MAX_HC];
+#pragma unroll
+    for (int32_t k = 0; k < hc; k++) old[k] = (double)wide(x[(int64_t)k * a.cols]);
+#pragma unroll
+    for (int32_t j = 0; j < hc; j++) {
+        double mixed = (double)a.post[r * hc + j] * y;
+#pragma unroll
+        for (int32_t k = 0; k < hc; k++) mixed += (double)comb[k * hc + j] * old[k];
+        x[(int64_t)j * a.cols] = narrow((float)mixed);
+    }
+}
+
+void hd_hc_post_cuda(hd_stream *s, const hd_hc_post_args *a) {
+    const unsigned grid = blocks_for((int64_t)a->rows * a->cols, BLOCK);
+    if (grid == 0) return;
+    if (a->hc == 4) {
+        hc_post<4><<<grid, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    } else {
+        hc_post<0><<<grid, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    }
+    hd_cuda_check(s, "hc_post");
+}
+
+static __global__ void __launch_bounds__(BLOCK)
+    hc_head(hd_hc_head_args a, const double *value) {
+    __shared__ double m[HD_MAX_HC];
+    const int32_t hc = a.hc, all = hc * a.cols, k = (int32_t)threadIdx.x;
+    const cuda_act *x = acts(a.x) + (int64_t)blockIdx.x * all;
+    load_mix(m, value, hc, all, a.norm_eps);
+    if (k < hc) {
+        m[k] = sigmoid64(m[k] * (double)a.scale[0] + (double)a.base[k]) + (double)a.eps;
+    }
+    __syncthreads();
+    weigh_streams(acts(a.out) + (int64_t)blockIdx.x * a.cols, x, m, hc, a.cols);
+}
+
+void hd_hc_head_cuda(hd_stream *s, const hd_hc_head_args *a) {
+    const int32_t all = a->hc * a->cols, at_once = rows_at_once(s, a->hc);
+    double *value = static_cast<double *>(hd_stream_scratch(s, 0, 0));
+    cudaStream_t queue = hd_cuda_stream(s);
+    for (int32_t first = 0; first < a->rows; first += at_once) {
+        hd_hc_head_args part = *a;
+        part.rows = a->rows - first < at_once ? a->rows - first : at_once;
+        part.x = (const hd_act *)(acts(a->x) + (int64_t)first * all);
+        part.out = (hd_act *)(acts(a->out) + (int64_t)first * a->cols);
+        mix_rows(queue, {value, acts(part.x), a->fn, part.rows, a->hc, all});
+        hc_head<<<part.rows, BLOCK, 0, queue>>>(part, value);
+    }
+    hd_cuda_check(s, "hc_head");
+}

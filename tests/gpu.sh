@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# gpu.sh - every test that needs a GPU, in one command, on the CUDA build.
+#
+#   make CUDA=1 BUILD=build-cuda all build-cuda/hadal_test && tests/gpu.sh [PART...]
+#
+# Parts: ops (operators against the reference), memcheck (the same under compute-sanitizer),
+# logits (every way to cut a sequence, the golden and the shared cases), text (generated text,
+# the shipped model against the CPU). All of them by default. HADAL, HADAL_TEST, PYTHON and
+# HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist.
+# The last line is "N passed, N failed, N skipped". Without a GPU it exits 77.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
+
+export HADAL=${HADAL:-$PWD/build-cuda/hadal} HADAL_BACKEND=cuda PYTHONDONTWRITEBYTECODE=1
+HADAL_TEST=${HADAL_TEST:-$PWD/build-cuda/hadal_test}
+PYTHON=${PYTHON:-python3}
+passed=0 failed=0 skipped=0
+
+gpu=$("$HADAL" version | grep '^gpu')
+echo "$gpu"
+if [[ $gpu == *none:* || -z $gpu ]]; then
+    echo "no GPU to test on"
+    exit 77
+fi
+
+# Adds "N passed, N failed, N skipped" in any order; a bad end without a failure is one.
+add() { # RC TEXT
+    local p f s
+    p=$(grep -oiE '[0-9]+ passed' <<<"$2" | awk '{n += $1} END {print n + 0}')
+    f=$(grep -oiE '[0-9]+ (failed|error)' <<<"$2" | awk '{n += $1} END {print n + 0}')
+    s=$(grep -oiE '[0-9]+ skipped' <<<"$2" | awk '{n += $1} END {print n + 0}')
+    [ "$1" != 0 ] && [ "$f" = 0 ] && f=1
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
+    echo "== $p passed, $f failed, $s skipped"
+}
+
+unit() { # COMMAND...
+    local text rc
+    text=$("$@" 2>&1)
+    rc=$?
+    grep -E '^\[ +(ERROR|LINE|FAILED|SKIPPED) |=========' <<<"$text" | head -40
+    add $rc "$(sed -nE 's/^\[ +(PASSED|FAILED|SKIPPED) +\] ([0-9]+) test\(s\).*/\2 \1/p' <<<"$text")"
+}
+
+ops() { unit "$HADAL_TEST" ops sample drafts; }
+
+memcheck() {
+    if ! command -v compute-sanitizer >/dev/null; then
+        echo "compute-sanitizer is not installed"
+        skipped=$((skipped + 1))
+        return
+    fi
+    unit compute-sanitizer --tool memcheck --error-exitcode 99 "$HADAL_TEST" ops sample
+}
+
+end_to_end() { # pytest arguments
+    local text rc parallel=()
+    [ -n "${JOBS-}" ] && parallel=(-n "$JOBS")
+    text=$("$PYTHON" -m pytest -q -rs -p no:cacheprovider "${parallel[@]}" "$@" 2>&1)
+    rc=$?
+    tail -40 <<<"$text"
+    add $rc "$(grep -E '^=*.* in [0-9.]+s' <<<"$text" | tail -1)"
+}
+
+logits() { end_to_end tests/e2e/test_logits.py; }
+text() { end_to_end tests/e2e/test_tiny.py tests/e2e/test_generate.py tests/e2e/test_cuda.py; }
+
+for part in "${@:-ops}" $([ $# = 0 ] && echo memcheck logits text); do
+    echo "-- $part"
+    case $part in
+    ops | memcheck | logits | text) "$part" ;;
+    *) echo "error: no part $part; see tests/gpu.sh" && exit 2 ;;
+    esac
+done
+echo "$passed passed, $failed failed, $skipped skipped"
+[ "$failed" = 0 ]
