@@ -308,15 +308,16 @@ static void check_guard(const char *what, const uint32_t *p, int64_t n) {
 
 void run_op(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
             void **out) {
-    static uint8_t poison[65536 + 16 * (MAX_KEYS + MAX_COLS)];
     const size_t scratch = hd_ops_scratch_bytes(MAX_KEYS, MAX_COLS);
-    assert_true(scratch <= sizeof poison);
-    memset(poison, 0xff, sizeof poison);
+    void *poison = malloc(scratch);
+    assert_non_null(poison);
+    memset(poison, 0xff, scratch);
     s = stream_for(ops, s);
     for (int32_t w = 0; w < hd_stream_workers(s) && (s != fix.gpu_stream || !fix.poisoned);
          w++) {
         hd_stream_upload(s, hd_stream_scratch(s, w, scratch), poison, scratch);
     }
+    free(poison);
     fix.poisoned = fix.poisoned || s == fix.gpu_stream;
     for (int i = 0; i < c->n_outs; i++) out[i] = take_guarded((int64_t)n * c->width[i]);
     c->run(c, ops, s, first, n, out);
