@@ -412,11 +412,13 @@ void rig_init(rig *r) {
         .on_end = on_end,
         .on_unknown_field = on_unknown_field,
         .server = r,
-        .store = api_store_open(1 << 16)
+        .store = api_store_open(1 << 16),
+        .calls = api_store_open(1 << 16)
     };
 }
 
 void rig_deinit(rig *r) {
     api_store_close(r->ctx.store);
+    api_store_close(r->ctx.calls);
     hd_tokenizer_close(the_engine.tokenizer);
 }
