@@ -43,8 +43,8 @@ typedef struct hd_output {
     size_t held;      /* bytes at the end of the last part that were not shown */
     const char *stop; /* the stop string that was found, or NULL; then nothing follows */
     int32_t n_reasoning;
-    hd_ids calls;      /* since the last special token outside calls; from the block on, all */
-    bool in_block;     /* the block of calls has begun */
+    hd_ids calls;       /* since the last special token outside calls; from the block on, all */
+    bool in_block;      /* the block of calls has begun */
     bool text_in_block; /* in or behind it */
     bool out_of_memory;
 } hd_output;
