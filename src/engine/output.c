@@ -54,11 +54,14 @@ static void on_reply(void *user, const hd_reply_event *e) {
                                   e->kind == HD_REPLY_CALL_END && e->end == HD_REPLY_COMPLETE};
     const char *text = e->text ? e->text : "";
     size_t n = e->text ? e->n : 0;
+    hd_output *o = user;
+    const bool in_block = o->in_block || hd_reply_in_calls(o->reply);
+    if (is_text(p.kind) && n > 0 && in_block) o->text_in_block = true;
     if (e->kind == HD_REPLY_NOTE) {
         text = hd_reply_note_text(e->note);
         n = strlen(text);
     }
-    add(user, p, text, n);
+    add(o, p, text, n);
 }
 
 /* ---- stop strings ---- */
@@ -121,6 +124,7 @@ void hd_output_deinit(hd_output *o) {
     hd_bytes_deinit(&o->text);
     free(o->parts);
     free(o->shown);
+    hd_ids_deinit(&o->calls);
     *o = (hd_output){0};
 }
 
@@ -129,6 +133,28 @@ static bool listed(const int32_t *ids, int32_t n, int32_t token) {
         if (ids[i] == token) return true;
     }
     return false;
+}
+
+/* Whether a block of calls can begin with nothing but a special token. */
+static bool is_marked(const hd_reply_options *p) {
+    const bool dsml = p->format == HD_REPLY_V32 || p->format == HD_REPLY_V4;
+    return p->parse_tools && (dsml ? p->dsml_flagged : p->flagged);
+}
+
+/* The last special token before the parser sees a block is the one that opens it. */
+static hd_status keep_calls(hd_output *o, int32_t token, bool special, hd_err *err) {
+    if (!is_marked(o->rules->parse)) return HD_OK;
+    if (special && !o->in_block) o->calls.n = 0;
+    if (special || o->calls.n > 0) HD_TRY(hd_ids_push(&o->calls, token, err));
+    o->in_block = o->in_block || hd_reply_in_calls(o->reply);
+    return HD_OK;
+}
+
+const int32_t *hd_output_calls(const hd_output *o, size_t *n) {
+    const bool known =
+        o->reply && hd_reply_n_calls(o->reply) > 0 && o->in_block && !o->text_in_block;
+    *n = known ? o->calls.n : 0;
+    return *n > 0 ? o->calls.ids : NULL;
 }
 
 /* An end of sequence that does not end this answer is shown or dropped like any other special
@@ -144,7 +170,7 @@ static hd_status parse(hd_output *o, int32_t token, hd_err *err) {
     const bool special = marker || (!eos && hd_tokenizer_is_added(r->tokenizer, token));
     if (!hidden) HD_TRY(hd_reply_feed(o->reply, piece, n, special, err));
     if (hd_reply_in_reasoning(o->reply)) o->n_reasoning++;
-    return HD_OK;
+    return keep_calls(o, token, special && !hidden, err);
 }
 
 static hd_status settle(hd_output *o, hd_err *err) {

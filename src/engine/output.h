@@ -43,6 +43,9 @@ typedef struct hd_output {
     size_t held;      /* bytes at the end of the last part that were not shown */
     const char *stop; /* the stop string that was found, or NULL; then nothing follows */
     int32_t n_reasoning;
+    hd_ids calls;       /* since the last special token outside calls; from the block on, all */
+    bool in_block;      /* the block of calls has begun */
+    bool text_in_block; /* in or behind it */
     bool out_of_memory;
 } hd_output;
 
@@ -58,5 +61,9 @@ hd_status hd_output_finish(hd_output *o, hd_reply_finish_reason reason, hd_err *
 /* What may be shown now: o->shown[o->n_shown], valid until hd_output_taken(). */
 void hd_output_show(hd_output *o, bool last);
 void hd_output_taken(hd_output *o);
+
+/* The tokens of the block of calls, once it is known that nothing follows; NULL when there are
+ * no complete calls, or text came with them that is content too. */
+const int32_t *hd_output_calls(const hd_output *o, size_t *n);
 
 #endif

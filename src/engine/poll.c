@@ -141,6 +141,7 @@ static bool make_event(hd_engine *e, hd_event *out) {
         out->stop_text = a->output.stop;
     } else if (end == HD_END_STOP) {
         out->stop_token = p->tokens[p->n - 1];
+        out->call_tokens = hd_output_calls(&a->output, &out->n_call_tokens);
     } else if (end == HD_END_FAILED) {
         snprintf(e->why, sizeof e->why, "%s", p->why ? p->why : err.msg);
         out->why = e->why;

@@ -70,10 +70,7 @@ static hd_status encode_conversation(hd_engine *e, engine_record *r, const hd_ge
     hd_chat_prompt prompt = {0};
     hd_status st = hd_engine_render(e, &prompt, g, c, err);
     if (st == HD_OK) st = set_parsing(e, r, g, c, &prompt, err);
-    if (st == HD_OK) {
-        st = hd_tokenizer_encode_spans(e->tokenizer, prompt.text, prompt.n, prompt.spans,
-                                       (size_t)prompt.n_spans, &r->prompt, err);
-    }
+    if (st == HD_OK) st = hd_chat_encode(&prompt, e->tokenizer, &r->prompt, err);
     hd_chat_prompt_deinit(&prompt);
     return st;
 }

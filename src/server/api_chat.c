@@ -355,10 +355,7 @@ bool api_render_ids(api_request *r, hd_ids *ids) {
     hd_err err = {0};
     const hd_tokenizer *t = hd_engine_tokenizer(r->ctx->engine);
     hd_status st = hd_engine_render(r->ctx->engine, &prompt, &r->g, &r->conversation, &err);
-    if (st == HD_OK) {
-        st = hd_tokenizer_encode_spans(t, prompt.text, prompt.n, prompt.spans,
-                                       (size_t)prompt.n_spans, ids, &err);
-    }
+    if (st == HD_OK) st = hd_chat_encode(&prompt, t, ids, &err);
     hd_chat_prompt_deinit(&prompt);
     return st == HD_OK || api_refuse_err(r, "messages", &err);
 }

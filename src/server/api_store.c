@@ -1,4 +1,4 @@
-/* api_store.c - a list of responses, newest first, with a bound on its bytes. */
+/* api_store.c - a list of answers, newest first, with a bound on its bytes. */
 #include "server/api_store.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
-/* api_store.h - responses that are kept for later: a bounded number of bytes, the oldest leave
- * first, and each is seen only with the salt it was stored under. */
+/* api_store.h - answers that are kept for later, two texts each: a bounded number of bytes, the
+ * oldest leave first, and each is seen only with the salt it was stored under. */
 #ifndef HD_SERVER_API_STORE_H
 #define HD_SERVER_API_STORE_H
 
@@ -13,8 +13,9 @@ typedef struct api_store api_store;
 api_store *api_store_open(size_t max_bytes); /* NULL: no memory */
 void api_store_close(api_store *s);          /* NULL is fine */
 
-/* Takes the two texts: the response's object, and all items up to its end as a JSON array. One
- * that is too large is not kept. From any thread. */
+/* Takes the two texts. Of /v1/responses: the response's object, and all items up to its end as
+ * a JSON array; api_calls.h says what they are of calls. One that is too large is not kept.
+ * From any thread. */
 void api_store_put(api_store *s, const char *id, uint64_t salt, api_text *object,
                    api_text *items);
 

@@ -6,7 +6,7 @@
 
 #include "base/checked.h"
 
-enum { FIRST_BYTES = 4096, FIRST_SPANS = 64, DEFAULT_MAX_BYTES = 256 << 20 };
+enum { FIRST_BYTES = 4096, FIRST_SPANS = 64, FIRST_BLOCKS = 8, DEFAULT_MAX_BYTES = 256 << 20 };
 
 static const struct {
     const char *name;
@@ -105,6 +105,29 @@ void chat_parts(chat_out *o, const hd_chat_message *m) {
         if (i > 0) chat_content_bytes(o, "\n", 1);
         chat_content(o, m->parts[i].text);
     }
+}
+
+void chat_begin_calls(chat_out *o, const hd_chat_message *m) {
+    hd_chat_prompt *p = o->prompt;
+    if (o->status != HD_OK) return;
+    if (p->n_blocks == o->block_cap) {
+        const int32_t cap = o->block_cap ? 2 * o->block_cap : FIRST_BLOCKS;
+        hd_chat_block *blocks = realloc(p->blocks, (size_t)cap * sizeof *blocks);
+        if (!blocks) {
+            fail_memory(o);
+            return;
+        }
+        p->blocks = blocks;
+        o->block_cap = cap;
+    }
+    p->blocks[p->n_blocks++] = (hd_chat_block){.message = m->index,
+                                               .begin = p->n,
+                                               .tokens = m->call_tokens,
+                                               .n_tokens = m->n_call_tokens};
+}
+
+void chat_end_calls(chat_out *o) {
+    if (o->status == HD_OK) o->prompt->blocks[o->prompt->n_blocks - 1].end = o->prompt->n;
 }
 
 void chat_system_texts(const chat_job *job, bool *any) {
@@ -218,5 +241,6 @@ hd_status hd_chat_render(hd_chat_prompt *out, const hd_conversation *c,
 void hd_chat_prompt_deinit(hd_chat_prompt *p) {
     free(p->text);
     free(p->spans);
+    free(p->blocks);
     *p = (hd_chat_prompt){0};
 }

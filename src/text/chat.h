@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "text/span.h"
+#include "text/tokenizer.h"
 
 enum {
     HD_CHAT_MAX_MESSAGES = 4096,
@@ -97,6 +98,10 @@ typedef struct hd_chat_message {
     hd_chat_text call_id;
     json_t *tools;           /* system and developer: its own tools, or NULL */
     json_t *response_format; /* likewise */
+    /* Its calls as the model wrote them, see hd_chat_encode(); set after hd_chat_parse(), or
+     * NULL. Only tokens that a model gave may stand here. */
+    const int32_t *call_tokens; /* [n_call_tokens] */
+    size_t n_call_tokens;
 } hd_chat_message;
 
 typedef struct hd_conversation {
@@ -116,11 +121,20 @@ typedef struct hd_chat_options {
     size_t max_bytes; /* of the prompt; 0 = 256 MiB */
 } hd_chat_options;
 
+typedef struct hd_chat_block { /* the calls of one message, without an end of sentence */
+    int32_t message;           /* its index */
+    size_t begin, end;         /* in the text; begin is that of a special token */
+    const int32_t *tokens;     /* [n_tokens] the message's call_tokens */
+    size_t n_tokens;
+} hd_chat_block;
+
 typedef struct hd_chat_prompt {
     char *text; /* UTF-8, not NUL-terminated */
     size_t n;
     hd_text_span *spans; /* back to back over text, kinds alternating, none empty */
     int32_t n_spans;
+    hd_chat_block *blocks; /* [n_blocks] in the order of the text */
+    int32_t n_blocks;
 } hd_chat_prompt;
 
 /* Parses a document of messages or tools: JSON as hd_json_parse() reads it, but strings may
@@ -142,6 +156,11 @@ void hd_conversation_deinit(hd_conversation *c); /* an all-zero one is fine */
 hd_status hd_chat_render(hd_chat_prompt *out, const hd_conversation *c,
                          const hd_chat_options *options, hd_err *err);
 void hd_chat_prompt_deinit(hd_chat_prompt *p); /* an all-zero one is fine */
+
+/* Appends the prompt's ids to out, with the tokens of a block in place of its text where there
+ * are any. That cuts no word: special tokens stand on both sides of a block. */
+hd_status hd_chat_encode(const hd_chat_prompt *p, const hd_tokenizer *t, hd_ids *out,
+                         hd_err *err);
 
 /* The encoding of a checkpoint or tokenizer directory, and whether its prompts open <think>
  * unless told otherwise. Templates are compared by what they hold, never run. */

@@ -35,6 +35,7 @@ typedef struct chat_out {
     size_t cap;
     size_t max;
     int32_t span_cap;
+    int32_t block_cap;
     int32_t frame_cap;
     pyjson_frame *frames; /* where in a JSON value the writer stands */
     hd_status status;
@@ -46,6 +47,10 @@ void chat_content(chat_out *o, hd_chat_text text);
 void chat_content_bytes(chat_out *o, const char *data, size_t n);
 /* The text parts, joined by LF. */
 void chat_parts(chat_out *o, const hd_chat_message *m);
+
+/* Around the calls of a message; the first is followed by a special token. */
+void chat_begin_calls(chat_out *o, const hd_chat_message *m);
+void chat_end_calls(chat_out *o);
 
 typedef struct chat_job {
     const hd_conversation *c;

@@ -38,6 +38,7 @@ static void write_tools(chat_out *o, json_t *tools) {
 }
 
 static void write_calls(chat_out *o, const hd_chat_message *m) {
+    chat_begin_calls(o, m);
     chat_control(o, CHAT_CALLS_BEGIN);
     for (int32_t i = 0; i < m->n_calls; i++) {
         if (i > 0) chat_control(o, "\n");
@@ -48,6 +49,7 @@ static void write_calls(chat_out *o, const hd_chat_message *m) {
         chat_control(o, "\n```" CHAT_CALL_END);
     }
     chat_control(o, CHAT_CALLS_END);
+    chat_end_calls(o);
 }
 
 static void write_assistant(chat_out *o, const v3_dialect *d, const hd_chat_message *m,

@@ -38,6 +38,7 @@ static void write_tools(chat_out *o, json_t *tools) {
 }
 
 static void write_calls(chat_out *o, const hd_chat_message *m) {
+    chat_begin_calls(o, m);
     chat_control(o, CHAT_CALLS_BEGIN);
     for (int32_t i = 0; i < m->n_calls; i++) {
         chat_control(o, CHAT_CALL_BEGIN);
@@ -47,6 +48,7 @@ static void write_calls(chat_out *o, const hd_chat_message *m) {
         chat_control(o, CHAT_CALL_END);
     }
     chat_control(o, CHAT_CALLS_END);
+    chat_end_calls(o);
 }
 
 typedef struct v31_state {

@@ -67,10 +67,6 @@ const char *http_request_id(const http_call *c) {
 void http_set_request_id(http_call *c, const char *id) {
     snprintf(c->id, sizeof c->id, "%s", id);
 }
-uint64_t http_salt(const http_call *c) {
-    (void)c;
-    return 7;
-}
 int64_t http_start_ns(const http_call *c) {
     (void)c;
     return 1;
@@ -217,6 +213,11 @@ struct hd_engine {
 
 static hd_engine the_engine;
 
+uint64_t http_salt(const http_call *c) {
+    (void)c;
+    return the_engine.r->salt;
+}
+
 enum { MAX_CONTEXT = 4096, VOCAB = 264 };
 
 void hd_engine_defaults(const hd_engine *e, hd_generation *g) {
@@ -261,6 +262,16 @@ static size_t read_all(const hd_generation *g) {
     return n + (g->tool_choice ? strlen(g->tool_choice) : 0);
 }
 
+static void note_call_tokens(rig_request *q, const hd_conversation *c) {
+    for (int32_t i = c->n - 1; i >= 0; i--) {
+        const hd_chat_message *m = &c->messages[i];
+        if (!m->call_tokens) continue;
+        demand(m->n_call_tokens <= HD_LEN(q->call_tokens), "too many tokens for the rig");
+        memcpy(q->call_tokens, m->call_tokens, m->n_call_tokens * sizeof *m->call_tokens);
+        q->n_call_tokens = m->n_call_tokens;
+    }
+}
+
 hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation *g,
                                 const hd_conversation *conversation, hd_err *err) {
     rig *r = e->r;
@@ -275,6 +286,7 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation 
     if (conversation) HD_TRY(hd_engine_render(e, &prompt, g, conversation, err));
     rig_request *q = &r->requests[r->n_requests++];
     *q = (rig_request){.id = (uint64_t)r->n_requests, .g = *g, .living = g->answers};
+    if (conversation) note_call_tokens(q, conversation);
     q->n_prompt = conversation ? (int32_t)prompt.n_spans : (int32_t)g->n_tokens;
     hd_chat_prompt_deinit(&prompt);
     *id = q->id;
@@ -336,6 +348,10 @@ void rig_say(rig *r, int32_t i, int32_t a, hd_part_kind kind, int32_t call, cons
 
 void rig_end(rig *r, int32_t i, int32_t a, hd_end end) {
     hd_event e = {.answer = a, .end = end, .stop_token = end == HD_END_STOP ? 1 : -1};
+    if (end == HD_END_STOP) {
+        e.call_tokens = r->call_tokens;
+        e.n_call_tokens = r->n_call_tokens;
+    }
     if (end == HD_END_FAILED) e.why = "the logits are broken";
     send_event(r, i, &e);
 }
@@ -391,7 +407,7 @@ void rig_init(rig *r) {
     hd_bytes document = {0};
     hd_err err = {0};
     const toy_parts usual = {0};
-    *r = (rig){.refuse_at = -1};
+    *r = (rig){.refuse_at = -1, .salt = 7};
     the_engine = (hd_engine){.r = r, .spec = {.vocab = VOCAB}};
     toy_document(&document, &usual);
     demand(hd_tokenizer_open_memory(&the_engine.tokenizer, document.data, document.n, NULL, 0,
@@ -412,11 +428,13 @@ void rig_init(rig *r) {
         .on_end = on_end,
         .on_unknown_field = on_unknown_field,
         .server = r,
-        .store = api_store_open(1 << 16)
+        .store = api_store_open(1 << 16),
+        .calls = api_store_open(1 << 16)
     };
 }
 
 void rig_deinit(rig *r) {
     api_store_close(r->ctx.store);
+    api_store_close(r->ctx.calls);
     hd_tokenizer_close(the_engine.tokenizer);
 }

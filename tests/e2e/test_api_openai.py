@@ -17,6 +17,7 @@ CALCULATOR = {
 }
 TOOLS = [{"type": "function", "function": CALCULATOR}]
 ASK = [{"role": "user", "content": "Compute 6221 + 11 with your tool."}]
+TOKENS = {"return_token_ids": True}
 THINK = {"chat_template_kwargs": {"thinking": True}}
 
 
@@ -144,6 +145,25 @@ def test_tool_round_trip(chat):
     # not fill a page, is computed.
     known = r.usage.prompt_tokens + r.usage.completion_tokens - 1
     assert r2.usage.prompt_tokens_details.cached_tokens >= known - known % 64 - 64
+
+
+def next_turn(chat, r, **change):
+    """The turn that answers r's only call, which may be changed before it is sent back."""
+    call = {"id": r.choices[0].message.tool_calls[0].id, **r.choices[0].message.tool_calls[0].function.to_dict(), **change}
+    said = {"role": "assistant", "tool_calls": [{"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}]}
+    return chat([*ASK, said, {"role": "tool", "tool_call_id": call["id"], "content": "1"}], tools=TOOLS, max_tokens=1, extra_body=TOKENS)
+
+
+def test_calls_come_back_exactly(chat):
+    """All tokens of prompt and answer begin the next prompt, and what fills pages is not computed
+    again; a changed call is rendered."""
+    r = chat(ASK, tools=TOOLS, extra_body=TOKENS)
+    known = r.prompt_token_ids + r.choices[0].token_ids
+    again = next_turn(chat, r)
+    assert again.prompt_token_ids[: len(known)] == known
+    assert again.usage.prompt_tokens_details.cached_tokens >= (len(known) - 1) // 64 * 64
+    changed = next_turn(chat, r, arguments='{"expression": "1"}').prompt_token_ids
+    assert changed[: len(r.prompt_token_ids)] == r.prompt_token_ids and changed[: len(known)] != known
 
 
 def test_tool_stream(chat):

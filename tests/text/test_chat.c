@@ -178,6 +178,85 @@ static void encodings_have_names(void **state) {
     assert_string_equal(hd_chat_role_name(HD_CHAT_LATEST_REMINDER), "latest_reminder");
 }
 
+static const char with_calls[] =
+    "[{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": null, "
+    "\"tool_calls\": [{\"id\": \"a\", \"type\": \"function\", \"function\": {\"name\": \"f\", "
+    "\"arguments\": \"{\\\"x\\\": \\\"</think>\\\"}\"}}, {\"id\": \"b\", \"type\": "
+    "\"function\", \"function\": {\"name\": \"g\", \"arguments\": \"{}\"}}]}, {\"role\": "
+    "\"tool\", \"tool_call_id\": \"a\", \"content\": \"1\"}, {\"role\": \"tool\", "
+    "\"tool_call_id\": \"b\", \"content\": \"2\"}]";
+
+static bool text_at(const hd_chat_prompt *p, size_t at, const char *text) {
+    const size_t n = strlen(text);
+    return at + n <= p->n && memcmp(p->text + at, text, n) == 0;
+}
+
+static void blocks_of_calls_are_known(void **state) {
+    (void)state;
+    static const struct {
+        hd_chat_encoding first, last;
+        const char *begin, *end;
+    } forms[] = {
+        {HD_CHAT_V3,  HD_CHAT_V31_TERMINUS, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>" },
+        {HD_CHAT_V32, HD_CHAT_V32,          "｜DSML｜function_calls>\n",  "</｜DSML｜function_calls>"},
+        {HD_CHAT_V4,  HD_CHAT_V4_0731,      "｜DSML｜tool_calls>\n",      "</｜DSML｜tool_calls>"    },
+    };
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        for (int e = (int)forms[i].first; e <= (int)forms[i].last; e++) {
+            rendered r;
+            const hd_chat_options options = {.encoding = (hd_chat_encoding)e};
+            assert_int_equal(render(&r, with_calls, options), HD_OK);
+            assert_int_equal(r.prompt.n_blocks, 1);
+            const hd_chat_block *b = &r.prompt.blocks[0];
+            assert_int_equal(b->message, 1);
+            assert_null(b->tokens);
+            assert_true(text_at(&r.prompt, b->begin, forms[i].begin));
+            assert_true(text_at(&r.prompt, b->end - strlen(forms[i].end), forms[i].end));
+            assert_true(text_at(&r.prompt, b->end, "<｜end▁of▁sentence｜>"));
+            drop(&r);
+        }
+    }
+}
+
+static void verbatim_tokens_stand_for_calls(void **state) {
+    (void)state;
+    hd_tokenizer *t;
+    assert_int_equal(hd_tokenizer_open(&t, "models/tiny-v4", NULL), HD_OK);
+    rendered r;
+    assert_int_equal(render(&r, with_calls, (hd_chat_options){.encoding = HD_CHAT_V4}), HD_OK);
+    hd_chat_block *b = &r.prompt.blocks[0];
+    hd_ids whole = {0}, block = {0}, again = {0}, odd = {0};
+    assert_int_equal(hd_chat_encode(&r.prompt, t, &whole, NULL), HD_OK);
+    const hd_text_span all = {0, b->end - b->begin, true};
+    assert_int_equal(
+        hd_tokenizer_encode_spans(t, r.prompt.text + b->begin, all.n, &all, 1, &block, NULL),
+        HD_OK);
+    /* Where the block lies among the ids: nothing else is cut differently. */
+    static const int32_t strange[] = {5, 4, 3, 5};
+    b->tokens = strange;
+    b->n_tokens = 4;
+    assert_int_equal(hd_chat_encode(&r.prompt, t, &odd, NULL), HD_OK);
+    size_t before = 0;
+    while (whole.ids[before] == odd.ids[before]) before++;
+    assert_memory_equal(odd.ids + before, strange, sizeof strange);
+    const size_t behind = odd.n - before - 4;
+    assert_memory_equal(odd.ids + before + 4, whole.ids + whole.n - behind,
+                        behind * sizeof *odd.ids);
+    assert_int_equal(whole.ids[before], block.ids[0]);
+    /* Its own ids in its place change nothing. */
+    b->tokens = whole.ids + before;
+    b->n_tokens = whole.n - behind - before;
+    assert_int_equal(hd_chat_encode(&r.prompt, t, &again, NULL), HD_OK);
+    assert_int_equal(again.n, whole.n);
+    assert_memory_equal(again.ids, whole.ids, whole.n * sizeof *whole.ids);
+    hd_ids_deinit(&whole);
+    hd_ids_deinit(&block);
+    hd_ids_deinit(&again);
+    hd_ids_deinit(&odd);
+    drop(&r);
+    hd_tokenizer_close(t);
+}
+
 int test_chat(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(content_keeps_its_bytes),
@@ -186,6 +265,8 @@ int test_chat(void) {
         cmocka_unit_test(strict_wants_ids),
         cmocka_unit_test(odd_numbers_are_not_texts),
         cmocka_unit_test(encodings_have_names),
+        cmocka_unit_test(blocks_of_calls_are_known),
+        cmocka_unit_test(verbatim_tokens_stand_for_calls),
     };
     return cmocka_run_group_tests_name("chat", tests, NULL, NULL);
 }
