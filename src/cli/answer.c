@@ -6,16 +6,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/progress.h"
-
-enum { LOOK_NS = 100 * 1000 * 1000, MIN_BAR_TOKENS = 512 };
+#include "cli/prompt_bar.h"
 
 typedef struct shown {
     answer *answer;
     size_t n_content, n_reasoning;
     bool color, dim; /* the terminal can; it is now */
-    hd_progress bar;
-    bool has_bar;
+    prompt_bar bar;
 } shown;
 
 static bool keep(char **text, size_t *n, const hd_part *p) {
@@ -51,26 +48,9 @@ static bool show_part(shown *s, const hd_part *p) {
     }
 }
 
-static void end_bar(shown *s) {
-    if (s->has_bar) hd_progress_end(&s->bar);
-    s->has_bar = false;
-}
-
-/* While nothing comes, a long prompt is being read. */
-static void draw_bar(shown *s, hd_engine *e, uint64_t id) {
-    hd_engine_request r;
-    if (hd_engine_read_requests(e, &r, 1) != 1 || r.id != id) return;
-    if (r.phase != HD_PHASE_PREFILL || r.prompt_tokens < MIN_BAR_TOKENS) return;
-    if (!s->has_bar) {
-        hd_progress_init(&s->bar, "reading the prompt", "tokens", r.prompt_tokens, !s->color);
-        s->has_bar = true;
-    }
-    hd_progress_add(&s->bar, r.done_tokens - s->bar.done);
-}
-
 static bool show_event(shown *s, const hd_event *e) {
     bool kept = true;
-    end_bar(s);
+    prompt_bar_end(&s->bar);
     for (size_t i = 0; i < e->n_parts; i++) kept = show_part(s, &e->parts[i]) && kept;
     fflush(stdout);
     return kept;
@@ -86,8 +66,8 @@ static hd_status follow(shown *s, hd_engine *e, uint64_t id, int64_t start_ns,
             a->stopped = true;
         }
         event = (hd_event){0};
-        if (!hd_engine_poll(e, &event, LOOK_NS)) {
-            draw_bar(s, e, id);
+        if (!hd_engine_poll(e, &event, PROMPT_BAR_LOOK_NS)) {
+            prompt_bar_draw(&s->bar, e);
             continue;
         }
         if (!show_event(s, &event)) return HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
@@ -112,11 +92,12 @@ hd_status answer_run(answer *out, hd_engine *e, const hd_generation *g,
     }
     shown s = {.answer = out, .color = isatty(STDOUT_FILENO) && isatty(STDERR_FILENO)};
     char why[600];
+    s.bar.quiet = !s.color;
     const int64_t start_ns = hd_now_ns();
     const uint64_t id = hd_engine_submit(e, g, NULL, why, sizeof why);
     if (!id) return HD_FAIL(err, HD_EINVAL, "%s", why);
     const hd_status st = follow(&s, e, id, start_ns, stop, err);
-    end_bar(&s);
+    prompt_bar_end(&s.bar);
     set_dim(&s, false);
     fputc('\n', stdout);
     fflush(stdout);

@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/prompt_bar.h"
 #include "hadal.h"
 #include "text/tokenizer.h"
 
@@ -141,13 +142,18 @@ static hd_status take_event(run *r, const hd_event *e, bool json, hd_err *err) {
     return ok ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
 }
 
-static hd_status follow(run *r, bool json, hd_err *err) {
-    hd_event e;
-    while (hd_engine_poll(r->engine, &e, -1)) {
-        HD_TRY(take_event(r, &e, json, err));
-        if (e.last) return HD_OK;
+static hd_status follow(run *r, const settings *set, hd_err *err) {
+    prompt_bar bar = {.quiet = set->quiet || set->json};
+    hd_event e = {0};
+    while (!e.last) {
+        if (!hd_engine_poll(r->engine, &e, PROMPT_BAR_LOOK_NS)) {
+            prompt_bar_draw(&bar, r->engine);
+            continue;
+        }
+        prompt_bar_end(&bar);
+        HD_TRY(take_event(r, &e, set->json, err));
     }
-    return HD_FAIL(err, HD_EDEVICE, "the engine stopped");
+    return HD_OK;
 }
 
 /* ---- saying how it went ---- */
@@ -299,7 +305,7 @@ static hd_status generate(const settings *set, const char *prompt, hd_err *err) 
     run r = {.n = (int32_t)set->n};
     hd_status st = open_run(&r, set, err);
     if (st == HD_OK) st = submit(&r, set, prompt, err);
-    if (st == HD_OK) st = follow(&r, set->json, err);
+    if (st == HD_OK) st = follow(&r, set, err);
     if (st == HD_OK) print_run(&r, set);
     for (int32_t i = 0; r.answers && i < r.n; i++) {
         json_decref(r.answers[i].parts);

@@ -37,6 +37,15 @@ def test_a_conversation_goes_on_and_is_saved(chat, tmp_path):
     assert "4" in messages[2]["content"] and "8" in messages[4]["content"]
 
 
+def test_an_answer_is_the_one_of_generate(chat, hadal, tmp_path):
+    saved = tmp_path / "talk.json"
+    options = ["--temperature", 1, "--seed", 3]
+    chat(f"Tell me a story.\n/save {saved}\n", *options)
+    answer = json.loads(saved.read_text())[-1]
+    alone = hadal("generate", MODEL, "-p", "Tell me a story.", "--thinking", "on", "--max-tokens", 120, "--json", *options)
+    assert [p["text"] for p in json.loads(alone.stdout)["parts"]] == [answer["reasoning_content"], answer["content"]]
+
+
 def test_commands(chat, tmp_path):
     saved = tmp_path / "talk.json"
     result = chat("What is 2 + 2?\n/undo\n/undo\n/thinking maybe\n/thinking\n/temprature 1\n/temperature x\n"

@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 from conftest import BACKEND, HADAL, ROOT
-from toy_models import FAMILIES, make_toy_model
+from toy_models import FAMILIES, add_toy_tokenizer, make_toy_model
 
 TINY = ROOT / "models" / "tiny-v4"
 EXAMPLE = pathlib.Path(HADAL).parent / "examples" / "side_by_side"
@@ -57,14 +57,32 @@ def test_text_does_not_depend_on_how_it_is_computed(generate, model, family):
         assert other["output_tokens"] == whole["output_tokens"], way
 
 
+@pytest.fixture
+def shared_model(shared, tmp_path):
+    """A shared case, which has no tokenizer, with the toy one of the same size."""
+
+    def get(name):
+        out = tmp_path / name
+        out.mkdir()
+        for file in "config.json", "model.safetensors":
+            (out / file).symlink_to(shared / "cases" / name / file)
+        add_toy_tokenizer(out)
+        return out
+
+    return get
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [*FAMILIES, "tiny-v4"])
-def test_answers_do_not_depend_on_how_they_are_computed(hadal, model, family, tmp_path):
+@pytest.mark.parametrize("family", [*FAMILIES, "tiny-v4", *(f"deepseek_{name}" for name in FAMILIES)])
+def test_answers_do_not_depend_on_how_they_are_computed(hadal, request, model, family, tmp_path):
     """Side by side, chunks, threads, drafts, caches, pressure, several answers: one program does all."""
     driver = pathlib.Path(HADAL).parent / "drive_answers"
     if not driver.exists():
         pytest.skip(f"no {driver}: make drivers")
-    case = TINY if family == "tiny-v4" else model(family)
+    if family in FAMILIES:
+        case = model(family)
+    else:
+        case = TINY if family == "tiny-v4" else request.getfixturevalue("shared_model")(family)
     result = subprocess.run([driver, case], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     seen = json.loads(result.stdout)

@@ -34,7 +34,11 @@ def make_toy_model(family, out):
     """A model with an MTP layer where the family has one; V2-Lite has none."""
     config = dict(FAMILIES[family], vocab_size=VOCAB)
     make_model.write_model(out, config)
+    add_toy_tokenizer(out)
+    return out
+
+
+def add_toy_tokenizer(out):
     toy_tokenizer().save(str(out / "tokenizer.json"))
     settings = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "add_bos_token": True}
     (out / "tokenizer_config.json").write_text(json.dumps(settings))
-    return out

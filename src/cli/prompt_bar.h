@@ -1,0 +1,20 @@
+/* prompt_bar.h - how far a long prompt has been read, while nothing else can be shown. */
+#ifndef HD_CLI_PROMPT_BAR_H
+#define HD_CLI_PROMPT_BAR_H
+
+#include "base/progress.h"
+#include "hadal.h"
+
+enum { PROMPT_BAR_LOOK_NS = 100 * 1000 * 1000 }; /* a poll that took so long gave nothing */
+
+typedef struct prompt_bar {
+    hd_progress progress;
+    bool quiet, drawn;
+} prompt_bar;
+
+/* After a poll without an event: draws how much of the most important request's prompt is
+ * computed, if it is long. */
+void prompt_bar_draw(prompt_bar *b, hd_engine *e);
+void prompt_bar_end(prompt_bar *b); /* before anything else is written */
+
+#endif
