@@ -109,7 +109,7 @@ def test_on_a_terminal(tmp_path):
     t.type("\x10\x01\x0bWhat is 2 + 2?\n")  # up, home, cut: lines are edited
     t.wait_for("cached")
     t.wait_for("> ")
-    t.type("\x04")
+    t.type("/quit\n")
     assert t.close() == 0
     assert "What\\0402\\040+" in (tmp_path / "hadal" / "history").read_text().replace("is\\040", "")
 
