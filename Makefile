@@ -65,7 +65,7 @@ LIBRARY := $(filter-out $(BUILD)/src/cli/main.o,$(OBJECTS))
 TESTS   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/*.c tests/*/*.c)))
 TESTS   := $(filter-out $(BUILD)/tests/fuzz/% $(BUILD)/tests/drive/% $(BUILD)/tests/api/%,$(TESTS))
 # The handlers of the API with a call that records and an engine that says what it is told.
-API_RIG := $(filter $(BUILD)/src/base/% $(BUILD)/src/text/% $(BUILD)/src/server/api%,$(LIBRARY)) \
+API_RIG := $(filter $(BUILD)/src/base/% $(BUILD)/src/text/% $(BUILD)/src/api/%,$(LIBRARY)) \
            $(BUILD)/tests/api/api_rig.o $(BUILD)/tests/text/toy_tokenizer.o
 DRIVERS := $(patsubst tests/drive/%.c,$(BUILD)/%,$(wildcard tests/drive/drive_*.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -144,7 +144,7 @@ $(BUILD)/%.cu.o: %.cu Makefile
 
 $(BUILD)/tests/%.o: CFLAGS += -Itests
 ifeq ($(origin OPT),file)
-$(BUILD)/src/weights/%.o $(BUILD)/src/text/%.o $(BUILD)/src/server/%.o: CFLAGS += $(TRAP)
+$(BUILD)/src/weights/%.o $(BUILD)/src/text/%.o $(BUILD)/src/http/%.o $(BUILD)/src/api/%.o $(BUILD)/src/server/%.o: CFLAGS += $(TRAP)
 endif
 
 unit: $(BUILD)/hadal_test $(BUILD)/hadal_test_api

@@ -12,15 +12,16 @@ import sys
 FLOORS = {
     "base": 0,
     "text": 1, "backend": 1,
-    "ops": 2, "comm": 2, "weights": 2,
+    "ops": 2, "comm": 2, "weights": 2, "http": 2,
     "kv": 3, "expert": 3,
     "model": 4,
     "spec": 5,
     "exec": 6,
     "sched": 7,
     "engine": 8,
-    "server": 9, "train": 9,
-    "cli": 10,
+    "api": 9, "train": 9,
+    "server": 10,
+    "cli": 11,
 }  # fmt: skip
 
 BANNED = ["strcpy", "strcat", "sprintf", "vsprintf", "strtok", "gets", "alloca", "rand", "atoi"]

@@ -2,7 +2,7 @@
 #ifndef HD_SERVER_LIVE_H
 #define HD_SERVER_LIVE_H
 
-#include "server/http.h"
+#include "http/http.h"
 #include "server/metrics.h"
 
 typedef struct live_view live_view;

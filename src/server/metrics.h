@@ -2,8 +2,8 @@
 #ifndef HD_SERVER_METRICS_H
 #define HD_SERVER_METRICS_H
 
-#include "server/api.h"
-#include "server/http_server.h"
+#include "api/api.h"
+#include "http/listen.h"
 
 typedef struct metrics metrics;
 

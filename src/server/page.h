@@ -2,7 +2,7 @@
 #ifndef HD_SERVER_PAGE_H
 #define HD_SERVER_PAGE_H
 
-#include "server/http.h"
+#include "http/http.h"
 
 /* "/" and "/page/NAME". Their handlers need no server argument. */
 extern const http_route page_routes[];

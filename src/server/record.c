@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "server/http_server.h"
+#include "http/listen.h"
 
 /* The fields that a crash dump reads are written before `call` and cleared after it. */
 typedef struct record {

@@ -6,7 +6,7 @@
 #define HD_SERVER_RECORD_H
 
 #include "base/status.h"
-#include "server/api.h"
+#include "api/api.h"
 
 typedef struct request_records request_records;
 

@@ -10,7 +10,7 @@
 
 #include "base/log.h"
 #include "base/progress.h"
-#include "server/api_store.h"
+#include "api/store.h"
 #include "server/page.h"
 #include "server/sandbox.h"
 #include "server/server_internal.h"

@@ -4,9 +4,9 @@
 
 #include "base/status.h"
 #include "hadal.h"
-#include "server/api.h"
-#include "server/http_server.h"
-#include "server/keys.h"
+#include "api/api.h"
+#include "http/listen.h"
+#include "http/keys.h"
 
 typedef enum server_compat { /* further name sets of /metrics, bits */
                              SERVER_COMPAT_SGLANG = 1,

@@ -4,7 +4,7 @@
 #define HD_SERVER_TRACE_H
 
 #include "base/status.h"
-#include "server/api.h"
+#include "api/api.h"
 
 typedef struct trace trace;
 

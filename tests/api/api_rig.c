@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "server/api_text.h"
+#include "api/text.h"
 #include "text/toy_tokenizer.h"
 
 /* ---- calls ---- */

@@ -1,10 +1,10 @@
-/* api_rig.h - the handlers of src/server/api*.c without sockets and without a model: a call
+/* api_rig.h - the handlers of src/api without sockets and without a model: a call
  * records what it was answered, an engine says what the test wants it to say. One thread. */
 #ifndef HD_TESTS_API_RIG_H
 #define HD_TESTS_API_RIG_H
 
-#include "server/api.h"
-#include "server/api_store.h"
+#include "api/api.h"
+#include "api/store.h"
 #include "text/tokenizer.h"
 
 /* ---- the engine ---- */

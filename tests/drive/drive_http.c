@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "server/http_server.h"
+#include "http/listen.h"
 
 typedef struct driver {
     http_server *http;

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "server/http_url.h"
+#include "http/url.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

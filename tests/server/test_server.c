@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "server/histogram.h"
-#include "server/http_url.h"
-#include "server/keys.h"
+#include "http/url.h"
+#include "http/keys.h"
 #include "server/metrics.h"
 
 enum { MOST_ARGS = 4 };

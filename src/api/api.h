@@ -1,0 +1,47 @@
+/* api.h - the generating endpoints: bodies become requests of the engine, events become JSON.
+ *
+ * Handlers run on HTTP threads; what they submit is answered on the polling thread through
+ * hd_generation.on_event. */
+#ifndef HD_API_API_H
+#define HD_API_API_H
+
+#include "engine/engine.h"
+#include "http/http.h"
+
+typedef struct api_limits { /* of one request; see `hadal serve --help` */
+    int32_t max_answers, max_top_logprobs, max_messages, max_batch_prompts;
+    int32_t stream_interval; /* tokens per streamed event after the first */
+    int32_t draft_tokens;    /* default of a request; HD_DRAFTS_AUTO */
+    int64_t queue_timeout_ns;
+} api_limits;
+
+/* What became of one request, for metrics and the request log. */
+typedef struct api_outcome {
+    const char *endpoint, *request_id;
+    int status;         /* HTTP, 200 for a stream that began */
+    const char *finish; /* "stop", "length", "tool_calls", "abort", ... or NULL */
+    int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens;
+    int64_t start_ns, admitted_ns, first_ns, end_ns; /* 0: never */
+    int32_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
+} api_outcome;
+
+typedef struct api_context {
+    hd_engine *engine;
+    const char *model_name; /* as served */
+    int64_t created;        /* Unix seconds, when the server started */
+    api_limits limits;
+    /* Observers, from any thread. on_token: between one event of an answer and the next. */
+    void (*on_submit)(void *server, uint64_t id, http_call *c, const hd_generation *g);
+    void (*on_token)(void *server, int32_t n_tokens, int64_t since_last_ns);
+    void (*on_end)(void *server, const api_outcome *outcome);
+    void (*on_unknown_field)(void *server, const char *endpoint, const char *field);
+    void *server;
+    struct api_store *store; /* of /v1/responses, see store.h; NULL: nothing is kept */
+    struct api_store *calls; /* the tokens of calls, see calls.h; NULL: nothing is kept */
+} api_context;
+
+/* The routes of this room; their handlers expect an api_context * as the server argument. */
+extern const http_route api_routes[];
+extern const size_t api_n_routes;
+
+#endif

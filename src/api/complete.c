@@ -1,0 +1,305 @@
+/* complete.c - POST /v1/completions: raw prompts, echo, the older form of
+ * log-probabilities. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/endpoints.h"
+#include "api/job.h"
+
+#define AT(field) offsetof(api_request, field)
+
+/* clang-format off */
+static const api_param completion[] = {
+    {"prompt", API_ANY, AT(prompt), .about = "a text, texts, token ids or lists of these"},
+    {"max_tokens", API_INT, AT(max_tokens), 0, INT32_MAX,
+     .about = "of each answer, 16 by default; 0 with echo scores the prompt"},
+    {"echo", API_BOOL, AT(w.echo), .about = "the prompt's text comes first"},
+    {"logprobs", API_INT, AT(logprobs), 0, .limit = offsetof(api_limits, max_top_logprobs) + 1,
+     .about = "alternatives of each token"},
+    {"add_special_tokens", API_SWITCH, AT(begins),
+     .about = "the prompt begins as the tokenizer says"},
+    {"parse_special", API_BOOL, AT(parse_special),
+     .about = "special tokens spelled in the prompt become their ids"},
+    {"suffix", API_REFUSED, .about = "nothing is filled in between"},
+};
+/* clang-format on */
+static const api_section completion_section = API_SECTION(completion);
+static const char *const required[] = {"prompt", NULL};
+const api_family api_complete_family = {
+    .name = "CompletionRequest",
+    .endpoint = "/v1/completions",
+    .required = required,
+    .sections = {&completion_section, &api_openai_section, &api_sampling_section,
+                 &api_identity_section, &api_absent_section}
+};
+
+/* What echo repeats of the prompts. */
+typedef struct echoed_prompt {
+    api_text text; /* escaped */
+    int32_t first_token;
+} echoed_prompt;
+
+typedef struct echoes {
+    int32_t n;
+    echoed_prompt prompts[];
+} echoes;
+
+static void complete_deinit(void *state) {
+    echoes *e = state;
+    for (int32_t i = 0; e && i < e->n; i++) api_text_deinit(&e->prompts[i].text);
+    free(e);
+}
+
+/* ---- log-probabilities ---- */
+
+/* What is known of one token; these lie back to back in api_choice.logprobs. */
+typedef struct score {
+    int32_t token, n_top;
+    float logprob;
+    bool scored;
+    hd_alternative top[HD_MAX_ALTERNATIVES];
+} score;
+
+static void add_score(api_text *to, int32_t token, float logprob, const hd_alternative *top,
+                      size_t n_top) {
+    score s = {.token = token, .logprob = logprob, .scored = true};
+    for (size_t k = 0; k < n_top && top[k].token >= 0; k++) s.top[s.n_top++] = top[k];
+    api_put(to, (const char *)&s, sizeof s);
+}
+
+static void complete_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
+    (void)job;
+    const hd_alternative *top = e->n_top > 0 ? &e->top[i * e->n_top] : NULL;
+    add_score(&c->logprobs, e->tokens[i], e->logprobs[i], top, e->n_top);
+}
+
+static void complete_prompt_logprobs(api_job *job, api_choice *c, const hd_event *e) {
+    (void)job;
+    for (size_t i = 0; i < e->n_prompt; i++) {
+        const hd_alternative *top = e->n_top > 0 ? &e->prompt_top[i * e->n_top] : NULL;
+        add_score(&c->prompt_scores, e->prompt[i], e->prompt_logprobs[i], top, e->n_top);
+    }
+}
+
+/* Decodes a token alone; the caller's to free. */
+static hd_bytes token_text(const api_job *job, int32_t token) {
+    hd_bytes text = {0};
+    hd_err err = {0};
+    hd_tokenizer_decode(hd_engine_tokenizer(job->ctx->engine), &token, 1, false, &text, &err);
+    return text;
+}
+
+static int32_t n_characters(const hd_bytes *text) {
+    int32_t n = 0;
+    for (size_t i = 0; i < text->n; i++) n += ((unsigned char)text->data[i] & 0xc0) != 0x80;
+    return n;
+}
+
+typedef struct score_lists {
+    api_text tokens, logprobs, tops, offsets;
+} score_lists;
+
+static void list_score(score_lists *lists, const api_job *job, const score *s, int32_t *place) {
+    hd_bytes text = token_text(job, s->token);
+    api_comma(&lists->tokens);
+    api_put_string(&lists->tokens, text.data, text.n);
+    api_comma(&lists->offsets);
+    api_put_int(&lists->offsets, *place);
+    *place += n_characters(&text);
+    hd_bytes_deinit(&text);
+    if (lists->logprobs.n > 0) api_puts(&lists->logprobs, ",");
+    if (lists->tops.n > 0) api_puts(&lists->tops, ",");
+    if (!s->scored) {
+        api_puts(&lists->logprobs, "null");
+        api_puts(&lists->tops, "null");
+        return;
+    }
+    api_put_real(&lists->logprobs, (double)s->logprob);
+    api_puts(&lists->tops, "{");
+    for (int32_t k = 0; k < s->n_top; k++) {
+        if (k > 0) api_puts(&lists->tops, ",");
+        api_put_token(&lists->tops, job->ctx, s->top[k].token);
+        api_puts(&lists->tops, ":");
+        api_put_real(&lists->tops, (double)s->top[k].logprob);
+    }
+    api_puts(&lists->tops, "}");
+}
+
+static void list_scores(score_lists *lists, const api_job *job, const api_text *from,
+                        int32_t *place) {
+    score s;
+    for (size_t at = 0; at + sizeof s <= from->n; at += sizeof s) {
+        memcpy(&s, from->data + at, sizeof s);
+        list_score(lists, job, &s, place);
+    }
+}
+
+/* with_prompt: the prompt's tokens come first. */
+static void put_scores(api_job *job, api_choice *c, bool with_prompt) {
+    score_lists lists = {0};
+    api_text *out = &job->out;
+    if (!job->w.logprobs) {
+        api_puts(out, "null");
+        return;
+    }
+    if (with_prompt) { /* nothing comes before its first token */
+        const echoes *e = job->state;
+        const api_choice *first = &job->choices[job->subs[c->prompt].first_choice];
+        const score unscored = {.token = e->prompts[c->prompt].first_token};
+        list_score(&lists, job, &unscored, &c->place);
+        list_scores(&lists, job, &first->prompt_scores, &c->place);
+    }
+    list_scores(&lists, job, &c->logprobs, &c->place);
+    api_puts(out, "{\"tokens\":[");
+    api_put(out, lists.tokens.data, lists.tokens.n);
+    api_puts(out, "],\"token_logprobs\":[");
+    api_put(out, lists.logprobs.data, lists.logprobs.n);
+    api_puts(out, "],\"top_logprobs\":[");
+    api_put(out, lists.tops.data, lists.tops.n);
+    api_puts(out, "],\"text_offset\":[");
+    api_put(out, lists.offsets.data, lists.offsets.n);
+    api_puts(out, "]}");
+    api_text *texts[] = {&lists.tokens, &lists.logprobs, &lists.tops, &lists.offsets};
+    for (size_t i = 0; i < HD_LEN(texts); i++) {
+        out->failed = out->failed || texts[i]->failed;
+        api_text_deinit(texts[i]);
+    }
+}
+
+/* ---- answers ---- */
+
+static void put_choice(api_job *job, api_choice *c, bool first, const char *finish) {
+    const echoes *e = job->state;
+    const bool echo = first && job->w.echo;
+    api_text *out = &job->out;
+    api_write(out, "{'index':%d,'text':'", c->index);
+    if (echo) api_put(out, e->prompts[c->prompt].text.data, e->prompts[c->prompt].text.n);
+    for (size_t i = 0; i < c->n_pieces; i++) {
+        api_put_escaped(out, api_piece_text(c, &c->pieces[i]), c->pieces[i].n);
+    }
+    api_puts(out, "\",\"logprobs\":");
+    put_scores(job, c, echo);
+    api_write(out, ",'finish_reason':%s,'matched_stop':", finish);
+    api_put_matched_stop(out, c);
+    if (job->w.token_ids) {
+        api_put_list(out, "token_ids", &c->ids);
+        if (first && job->n_subs == 1) api_put_list(out, "prompt_token_ids", &job->prompt_ids);
+    }
+    api_puts(out, "}");
+}
+
+static void put_chunk(api_job *job, api_choice *c, bool first, const char *finish) {
+    api_data_begin(job, NULL);
+    api_put(&job->out, job->head.data, job->head.n);
+    put_choice(job, c, first, finish);
+    api_puts(&job->out, "]");
+    if (job->w.continuous_usage) {
+        api_puts(&job->out, ",\"usage\":");
+        api_put_usage(&job->out, job);
+    }
+    api_puts(&job->out, "}");
+    api_data_end(job);
+}
+
+static void complete_chunk(api_job *job, api_choice *c) {
+    put_chunk(job, c, !c->opened, NULL);
+}
+
+static void complete_finish(api_job *job, api_choice *c) {
+    put_chunk(job, c, false, api_finish_reason(c));
+}
+
+static void complete_reply(api_job *job) {
+    api_put(&job->out, job->head.data, job->head.n);
+    for (int32_t i = 0; i < job->n_choices; i++) {
+        if (i > 0) api_puts(&job->out, ",");
+        put_choice(job, &job->choices[i], true, api_finish_reason(&job->choices[i]));
+    }
+    api_puts(&job->out, "],\"usage\":");
+    api_put_usage(&job->out, job);
+    api_write(&job->out, ",'system_fingerprint':%s}", "hadal-" HD_VERSION);
+}
+
+static const api_format complete_format = {.endpoint = "/v1/completions",
+                                           .id_prefix = "cmpl-",
+                                           .object = "text_completion",
+                                           .chunk_object = "text_completion",
+                                           .shape = HTTP_OPENAI,
+                                           .logprob = complete_logprob,
+                                           .prompt_logprobs = complete_prompt_logprobs,
+                                           .chunk = complete_chunk,
+                                           .finish = complete_finish,
+                                           .end = api_openai_end,
+                                           .fail = api_openai_fail,
+                                           .reply = complete_reply,
+                                           .deinit = complete_deinit};
+
+/* ---- the handler ---- */
+
+enum { DEFAULT_TOKENS = 16 };
+
+static bool take_output(api_request *r) {
+    r->g.unparsed = true;
+    if (r->max_tokens == 0 && !r->w.echo) {
+        return api_refuse(r, "invalid_value", "max_tokens", "max_tokens is 0; that wants echo");
+    }
+    if (r->max_tokens == 0 && r->w.stream) {
+        return api_refuse(r, "invalid_value", "max_tokens",
+                          "max_tokens is 0; that leaves nothing to stream");
+    }
+    r->w.prefill_only = r->max_tokens == 0;
+    r->w.logprobs = r->logprobs >= 0;
+    r->g.top_logprobs = r->logprobs > 0 ? r->logprobs : 0;
+    r->g.prompt_logprobs = r->w.logprobs && r->w.echo;
+    r->g.prompt_logprobs_from = 1;
+    return true;
+}
+
+static bool echo_prompts(api_request *r, const api_prompt *prompts, int32_t n, echoes **out) {
+    const hd_tokenizer *t = hd_engine_tokenizer(r->ctx->engine);
+    *out = calloc(1, sizeof **out + (size_t)n * sizeof(echoed_prompt));
+    if (!*out) return api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for prompts");
+    (*out)->n = n;
+    for (int32_t i = 0; r->w.echo && i < n; i++) {
+        hd_bytes text = {0};
+        hd_err err = {0};
+        (*out)->prompts[i].first_token = prompts[i].tokens[0];
+        if (hd_tokenizer_decode(t, prompts[i].tokens, prompts[i].n, !r->g.keep_special, &text,
+                                &err) != HD_OK) {
+            hd_bytes_deinit(&text);
+            return api_refuse_err(r, "prompt", &err);
+        }
+        api_put_escaped(&(*out)->prompts[i].text, text.data, text.n);
+        hd_bytes_deinit(&text);
+    }
+    return true;
+}
+
+static void set_token_limits(api_request *r, api_prompt *prompts, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        if (r->w.prefill_only) prompts[i].g.max_tokens = 1;
+        if (r->max_tokens >= 0) continue;
+        api_default_max_tokens(r, &prompts[i].g, prompts[i].n, DEFAULT_TOKENS);
+    }
+}
+
+void api_complete(http_call *c, void *server) {
+    api_request r;
+    api_text ids = {0};
+    api_prompt *prompts = NULL;
+    echoes *echo = NULL;
+    int32_t n = 0;
+    if (api_request_open(&r, c, server, &api_complete_family, HTTP_OPENAI) && take_output(&r) &&
+        api_take_sampling(&r) && api_take_forms(&r) &&
+        api_take_prompts(&r, r.prompt, "prompt", &prompts, &n) &&
+        echo_prompts(&r, prompts, n, &echo)) {
+        set_token_limits(&r, prompts, n);
+        if (r.w.token_ids && n == 1) api_put_ids(&ids, prompts[0].tokens, prompts[0].n);
+        api_job_start(&r, &complete_format, prompts, n, &ids, echo);
+    } else {
+        complete_deinit(echo);
+        api_request_send_refusal(&r);
+    }
+    api_text_deinit(&ids);
+    api_request_close(&r);
+}

@@ -1,0 +1,399 @@
+/* job.c - from submission to the last event: collects pieces, decides when a chunk is due,
+ * counts, cancels, ends. */
+#include "api/job.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "base/progress.h"
+#include "api/calls.h"
+
+enum { STATUS_GONE = 499 }; /* for the log: the client left */
+
+/* ---- failure ---- */
+
+/* The first one wins. */
+static void fail_job(api_job *job, int status, const char *code, const char *message) {
+    pthread_mutex_lock(&job->failing);
+    if (!job->failure.status) {
+        job->failure.status = status;
+        job->failure.code = code;
+        snprintf(job->failure.message, sizeof job->failure.message, "%s", message);
+    }
+    pthread_mutex_unlock(&job->failing);
+}
+
+static void cancel_all(api_job *job) {
+    for (int32_t i = 0; i < job->n_subs; i++) {
+        const uint64_t id = atomic_load(&job->subs[i].id);
+        if (id) hd_engine_cancel(job->ctx->engine, id);
+    }
+}
+
+/* On an HTTP thread, or the polling one. A prompt that is not submitted yet sees the flag. */
+static void leave(void *user) {
+    api_job *job = user;
+    atomic_store(&job->gone, true);
+    cancel_all(job);
+}
+
+/* ---- the end ---- */
+
+static void job_close(api_job *job) {
+    if (job->format->deinit) job->format->deinit(job->state);
+    for (int32_t i = 0; i < job->n_choices; i++) {
+        api_choice *c = &job->choices[i];
+        api_text *texts[] = {&c->text,          &c->ids,       &c->logprobs, &c->tops, &c->kept,
+                             &c->prompt_scores, &c->stop_text, &c->item,     &c->calls};
+        for (size_t k = 0; k < HD_LEN(texts); k++) api_text_deinit(texts[k]);
+        free(c->pieces);
+    }
+    api_text *texts[] = {&job->head, &job->out, &job->prompt_ids};
+    for (size_t k = 0; k < HD_LEN(texts); k++) api_text_deinit(texts[k]);
+    pthread_mutex_destroy(&job->failing);
+    http_release(job->call);
+    free(job->choices);
+    free(job->subs);
+    free(job);
+}
+
+static void send_out(api_job *job) {
+    if (job->out.failed) {
+        fail_job(job, 503, "out_of_memory", "no memory for the answer");
+        leave(job);
+    } else if (job->out.n > 0 && !atomic_load(&job->gone)) {
+        if (!http_stream_write(job->call, job->out.data, job->out.n)) leave(job);
+    }
+    api_text_clear(&job->out);
+}
+
+static void begin_stream(api_job *job) {
+    if (job->began) return;
+    job->began = true;
+    http_stream_begin(job->call);
+    if (job->format->begin) job->format->begin(job);
+}
+
+static void send_error(const api_job *job) {
+    const api_refusal *why = &job->failure;
+    if (why->status == 429 || why->status == 503) {
+        http_reply_header(job->call, "Retry-After", "1");
+    }
+    http_error(job->call, why->status, api_error_type(job->format->shape, why->status),
+               why->code, *why->param ? why->param : NULL, "%s", why->message);
+}
+
+static void answer(api_job *job) {
+    if (job->w.stream && (job->began || !job->failure.status)) {
+        begin_stream(job);
+        job->failure.status ? job->format->fail(job) : job->format->end(job);
+        send_out(job);
+        http_stream_end(job->call);
+        return;
+    }
+    if (!job->failure.status) {
+        job->format->reply(job);
+        if (job->out.failed) fail_job(job, 503, "out_of_memory", "no memory for the answer");
+    }
+    if (job->failure.status) {
+        send_error(job);
+    } else {
+        http_reply(job->call, 200, "application/json", job->out.data, job->out.n);
+    }
+}
+
+static void report(api_job *job) {
+    api_outcome *o = &job->outcome;
+    const api_totals t = api_job_totals(job);
+    if (!job->ctx->on_end) return;
+    o->endpoint = job->format->endpoint;
+    o->request_id = http_request_id(job->call);
+    o->status = job->failure.status && !job->began ? job->failure.status : 200;
+    if (atomic_load(&job->gone)) o->status = STATUS_GONE;
+    if (!job->failure.status) o->finish = api_finish_reason(&job->choices[0]);
+    o->prompt_tokens = (int32_t)t.prompt;
+    o->cached_tokens = (int32_t)t.cached;
+    o->output_tokens = (int32_t)t.output;
+    o->reasoning_tokens = (int32_t)t.reasoning;
+    o->start_ns = http_start_ns(job->call);
+    o->end_ns = hd_now_ns();
+    job->ctx->on_end(job->ctx->server, o);
+}
+
+/* Reported first: who has the answer finds it counted. */
+static void drop(api_job *job) {
+    if (atomic_fetch_sub(&job->refs, 1) != 1) return;
+    report(job);
+    answer(job);
+    job_close(job);
+}
+
+/* ---- events ---- */
+
+static api_piece *new_piece(api_choice *c, hd_part_kind kind, int32_t call) {
+    if (c->n_pieces == c->cap_pieces) {
+        const size_t cap = c->cap_pieces ? 2 * c->cap_pieces : 8;
+        api_piece *pieces = realloc(c->pieces, cap * sizeof *pieces);
+        if (!pieces) return NULL;
+        c->pieces = pieces;
+        c->cap_pieces = cap;
+    }
+    assert(c->pieces != NULL);
+    api_piece *p = &c->pieces[c->n_pieces++];
+    *p = (api_piece){.kind = kind, .call = call, .start = c->text.n};
+    return p;
+}
+
+static void add_piece(api_job *job, api_choice *c, hd_part_kind kind, int32_t call,
+                      const hd_part *part) {
+    api_piece *p = c->n_pieces ? &c->pieces[c->n_pieces - 1] : NULL;
+    if (!p || p->kind != kind || p->call != call || kind == HD_PART_CALL) {
+        p = new_piece(c, kind, call);
+    }
+    if (!p) {
+        job->out.failed = true;
+        return;
+    }
+    api_put(&c->text, part->text, part->n);
+    p->n += part->n;
+    p->whole = part->whole;
+    if (c->text.failed) job->out.failed = true;
+}
+
+static void collect_part(api_job *job, api_choice *c, const hd_part *p) {
+    const bool of_call =
+        p->kind == HD_PART_CALL || p->kind == HD_PART_ARGUMENTS || p->kind == HD_PART_CALL_END;
+    if (p->kind == HD_PART_NOTE) return;
+    if (of_call && p->call > 0 && !job->w.parallel_calls) {
+        c->calls_left_out = true;
+        return;
+    }
+    if (of_call) api_calls_collect(c, p);
+    if (p->kind == HD_PART_CALL_END) c->n_calls += p->whole;
+    const bool reasoning = p->kind == HD_PART_REASONING;
+    if (!job->w.separate_reasoning && (reasoning || p->kind == HD_PART_CONTENT)) {
+        static const hd_part end = {.text = "</think>", .n = 8};
+        if (c->in_reasoning && !reasoning) add_piece(job, c, HD_PART_CONTENT, 0, &end);
+        add_piece(job, c, HD_PART_CONTENT, 0, p);
+    } else {
+        add_piece(job, c, p->kind, of_call ? p->call : 0, p);
+    }
+    c->in_reasoning = reasoning;
+}
+
+static void collect(api_job *job, api_choice *c, const hd_event *e) {
+    if (e->n_prompt > 0 && job->format->prompt_logprobs) {
+        job->format->prompt_logprobs(job, c, e);
+    }
+    if (job->w.prefill_only) return;
+    for (size_t i = 0; i < e->n_parts; i++) collect_part(job, c, &e->parts[i]);
+    for (size_t i = 0; i < e->n_tokens; i++) {
+        if (job->w.logprobs && e->logprobs) job->format->logprob(job, c, e, i);
+        if (!job->w.token_ids) continue;
+        api_comma(&c->ids);
+        api_put_int(&c->ids, e->tokens[i]);
+    }
+    c->n_pending += (int32_t)e->n_tokens;
+    if (c->logprobs.failed || c->tops.failed || c->ids.failed) job->out.failed = true;
+}
+
+static void count(api_job *job, api_choice *c, const hd_event *e) {
+    const int64_t now = hd_now_ns();
+    api_outcome *o = &job->outcome;
+    c->prompt_tokens = e->prompt_tokens;
+    c->cached_tokens = e->cached_tokens;
+    c->output_tokens = job->w.prefill_only ? 0 : e->output_tokens;
+    c->reasoning_tokens = job->w.prefill_only ? 0 : e->reasoning_tokens;
+    c->retracted = e->retracted;
+    c->drafted = e->drafted;
+    c->accepted = e->accepted;
+    if (!o->admitted_ns) o->admitted_ns = e->admitted_ns;
+    if (e->n_tokens > 0) {
+        if (!o->first_ns) o->first_ns = now;
+        if (c->last_ns && job->ctx->on_token) {
+            job->ctx->on_token(job->ctx->server, (int32_t)e->n_tokens, now - c->last_ns);
+        }
+        c->last_ns = now;
+    }
+    for (int32_t i = 0; e->end != HD_END_NOT && i < HD_MOST_DRAFTS; i++) {
+        o->drafted_at[i] += e->drafted_at[i];
+        o->accepted_at[i] += e->accepted_at[i];
+    }
+}
+
+static void note_end(api_job *job, api_choice *c, const hd_event *e) {
+    c->end = e->end;
+    api_calls_keep(job, c, e);
+    if (job->w.prefill_only && e->end == HD_END_STOP) c->end = HD_END_LENGTH;
+    c->stop_token = e->stop_token;
+    if (e->stop_text) api_puts(&c->stop_text, e->stop_text);
+    if (c->stop_text.failed) job->out.failed = true;
+    if (e->end == HD_END_TIMEOUT) {
+        fail_job(job, 408, "queue_timeout", "the request waited too long in the queue");
+    } else if (e->end == HD_END_FAILED) {
+        fail_job(job, 500, "internal_error", e->why ? e->why : "the computation failed");
+    }
+}
+
+static void forget_pending(const api_job *job, api_choice *c) {
+    c->n_pending = 0;
+    if (job->format->cumulative) return;
+    c->n_pieces = 0;
+    api_text_clear(&c->text);
+    api_text_clear(&c->logprobs);
+    api_text_clear(&c->tops);
+    api_text_clear(&c->ids);
+}
+
+static bool chunk_is_due(const api_job *job, const api_choice *c) {
+    if (c->end != HD_END_NOT) {
+        if (job->format->cumulative) return false; /* its last word is finish */
+        return !c->opened || c->n_pieces > 0 || c->logprobs.n > 0 || c->ids.n > 0;
+    }
+    if (c->opened && c->n_pieces == 0) return false;
+    if (!job->w.stream_reasoning && c->in_reasoning) return false;
+    return !c->opened || c->n_pending >= job->w.stream_interval;
+}
+
+static void stream(api_job *job, api_choice *c) {
+    const bool failed = c->end == HD_END_TIMEOUT || c->end == HD_END_FAILED;
+    if (!c->opened && c->n_pending == 0 && c->end == HD_END_NOT) return;
+    if (failed && !job->began) return; /* the answer is an error, not a stream */
+    if (chunk_is_due(job, c)) {
+        begin_stream(job);
+        job->format->chunk(job, c);
+        c->opened = true;
+        forget_pending(job, c);
+    }
+    if (c->end != HD_END_NOT && !failed) {
+        begin_stream(job);
+        job->format->finish(job, c);
+    }
+    send_out(job);
+}
+
+static void on_event(void *user, const hd_event *e) {
+    api_sub *sub = user;
+    api_job *job = sub->job;
+    api_choice *c = &job->choices[sub->first_choice + e->answer];
+    const bool last = e->last;
+    sub->prompt_tokens = e->prompt_tokens;
+    count(job, c, e);
+    collect(job, c, e);
+    if (e->end != HD_END_NOT) note_end(job, c, e);
+    if (job->w.stream && !atomic_load(&job->gone)) stream(job, c);
+    if (last) drop(job);
+}
+
+/* ---- the beginning ---- */
+
+static api_job *job_open(api_request *r, const api_format *format, const api_prompt *prompts,
+                         int32_t n) {
+    api_job *job = calloc(1, sizeof *job);
+    int32_t n_choices = 0;
+    for (int32_t i = 0; i < n; i++) n_choices += prompts[i].g.answers;
+    if (!job) return NULL;
+    assert(n_choices > 0);
+    job->subs = calloc((size_t)n, sizeof *job->subs);
+    job->choices = calloc((size_t)n_choices, sizeof *job->choices);
+    if (!job->subs || !job->choices || pthread_mutex_init(&job->failing, NULL) != 0) {
+        free(job->subs);
+        free(job->choices);
+        free(job);
+        return NULL;
+    }
+    job->format = format;
+    job->call = r->call;
+    job->ctx = r->ctx;
+    job->w = r->w;
+    job->model = r->ctx->model_name;
+    job->created = (int64_t)time(NULL);
+    job->n_subs = n;
+    job->n_choices = n_choices;
+    snprintf(job->id, sizeof job->id, "%s%s", format->id_prefix, r->id);
+    if (getrandom(&job->nonce, sizeof job->nonce, 0) != sizeof job->nonce) {
+        job->nonce = (uint64_t)hd_now_ns();
+    }
+    atomic_init(&job->refs, 1);
+    atomic_init(&job->gone, false);
+    int32_t k = 0;
+    for (int32_t i = 0; i < n; i++) {
+        job->subs[i].job = job;
+        job->subs[i].first_choice = k;
+        atomic_init(&job->subs[i].id, 0);
+        for (int32_t a = 0; a < prompts[i].g.answers; a++, k++) {
+            job->choices[k] = (api_choice){.index = k, .prompt = i, .stop_token = -1};
+        }
+    }
+    return job;
+}
+
+static void refuse_submission(api_job *job, api_request *r, hd_status st, const hd_err *err) {
+    hd_engine_stats stats;
+    hd_engine_read_stats(job->ctx->engine, &stats);
+    if (stats.draining) {
+        fail_job(job, 503, "draining", "the server is shutting down");
+    } else if (st == HD_EAGAIN) {
+        fail_job(job, 429, "queue_full", "the queue is full; try again later");
+    } else {
+        api_refuse_err(r, r->g.form != HD_FORM_FREE ? "response_format" : NULL, err);
+        pthread_mutex_lock(&job->failing);
+        if (!job->failure.status) job->failure = r->refusal;
+        pthread_mutex_unlock(&job->failing);
+    }
+    cancel_all(job);
+}
+
+static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt *p) {
+    hd_generation g = p->g;
+    hd_err err = {0};
+    uint64_t id = 0;
+    g.tokens = p->tokens;
+    g.n_tokens = p->n;
+    g.on_event = on_event;
+    g.user = sub;
+    atomic_fetch_add(&job->refs, 1);
+    const hd_conversation *chat = p->tokens ? NULL : &r->conversation;
+    const hd_status st = hd_engine_submit_chat(job->ctx->engine, &id, &g, chat, &err);
+    if (st != HD_OK) {
+        atomic_fetch_sub(&job->refs, 1); /* the submitter's is still there */
+        refuse_submission(job, r, st, &err);
+        return false;
+    }
+    atomic_store(&sub->id, id);
+    if (job->ctx->on_submit) job->ctx->on_submit(job->ctx->server, id, job->call, &g);
+    if (atomic_load(&job->gone)) hd_engine_cancel(job->ctx->engine, id);
+    return true;
+}
+
+void api_job_start(api_request *r, const api_format *format, const api_prompt *prompts,
+                   int32_t n, api_text *prompt_ids, void *state) {
+    api_job *job = job_open(r, format, prompts, n);
+    if (!job) {
+        api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
+        api_request_send_refusal(r);
+        if (format->deinit) format->deinit(state);
+        return;
+    }
+    if (prompt_ids) {
+        job->prompt_ids = *prompt_ids;
+        *prompt_ids = (api_text){0};
+    }
+    job->state = state;
+    if (format->chunk_object) {
+        api_write(&job->head, "{'id':%s,'object':%s,'created':%lld,'model':%s,'choices':[",
+                  job->id, r->w.stream ? format->chunk_object : format->object,
+                  (long long)job->created, job->model);
+    }
+    http_retain(job->call);
+    http_on_gone(job->call, leave, job);
+    bool going = true;
+    for (int32_t i = 0; i < n && going && !atomic_load(&job->gone); i++) {
+        going = submit(job, r, &job->subs[i], &prompts[i]);
+    }
+    drop(job);
+}

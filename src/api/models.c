@@ -1,0 +1,44 @@
+/* models.c - GET /v1/models and /v1/models/{id}: the one model that is served, and its
+ * context. Also the endpoints we do not have: refused so that a client understands. */
+#include <string.h>
+
+#include "api/endpoints.h"
+#include "api/text.h"
+#include "api/api.h"
+
+static void put_model(api_text *out, const api_context *ctx) {
+    hd_engine_stats stats;
+    hd_engine_read_stats(ctx->engine, &stats);
+    api_write(out,
+              "{'id':%s,'object':'model','created':%lld,'owned_by':'hadal','root':%s,"
+              "'parent':null,'max_model_len':%d}",
+              ctx->model_name, (long long)ctx->created, ctx->model_name, stats.max_context);
+}
+
+void api_models(http_call *c, void *server) {
+    api_text out = {0};
+    api_write(&out, "{'object':'list','data':[");
+    put_model(&out, server);
+    api_puts(&out, "]}");
+    http_reply(c, 200, "application/json", out.data, out.n);
+    api_text_deinit(&out);
+}
+
+void api_model(http_call *c, void *server) {
+    const api_context *ctx = server;
+    api_text out = {0};
+    if (strcmp(http_path_tail(c), ctx->model_name) != 0) {
+        http_error(c, 404, "not_found_error", "model_not_found", "model",
+                   "there is no such model; %s is served", ctx->model_name);
+        return;
+    }
+    put_model(&out, ctx);
+    http_reply(c, 200, "application/json", out.data, out.n);
+    api_text_deinit(&out);
+}
+
+void api_unsupported(http_call *c, void *server) {
+    (void)server;
+    http_error(c, 501, "not_supported_error", "unsupported_endpoint", NULL,
+               "%s is not supported: this server generates text", http_path(c));
+}

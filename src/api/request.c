@@ -1,0 +1,260 @@
+/* request.c - opens a body, keeps what is made on the way, and says why it was refused. */
+#include "api/request.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/progress.h"
+
+enum { MAX_DEPTH = 128, MAX_VALUES = 1000000 };
+
+struct api_kept {
+    api_kept *next;
+    void *memory;
+};
+
+/* ---- refusals ---- */
+
+const char *api_error_type(http_shape shape, int status) {
+    static const struct {
+        int status;
+        const char *openai, *anthropic;
+    } types[] = {
+        {404, "not_found_error",       "not_found_error"  },
+        {408, "timeout_error",         "api_error"        },
+        {413, "invalid_request_error", "request_too_large"},
+        {429, "rate_limit_error",      "rate_limit_error" },
+        {500, "server_error",          "api_error"        },
+        {501, "not_supported_error",   "not_found_error"  },
+        {503, "overloaded_error",      "overloaded_error" },
+    };
+    for (size_t i = 0; i < HD_LEN(types); i++) {
+        if (types[i].status != status) continue;
+        return shape == HTTP_ANTHROPIC ? types[i].anthropic : types[i].openai;
+    }
+    return "invalid_request_error";
+}
+
+HD_PRINTF(5, 0)
+static bool refuse(api_request *r, int status, const char *code, const char *param,
+                   const char *format, va_list args) {
+    api_refusal *why = &r->refusal;
+    if (why->status) return false;
+    why->status = status;
+    why->code = code;
+    if (param) snprintf(why->param, sizeof why->param, "%s", param);
+    vsnprintf(why->message, sizeof why->message, format, args);
+    return false;
+}
+
+bool api_refuse(api_request *r, const char *code, const char *param, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    refuse(r, 400, code, param, format, args);
+    va_end(args);
+    return false;
+}
+
+bool api_refuse_status(api_request *r, int status, const char *code, const char *param,
+                       const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    refuse(r, status, code, param, format, args);
+    va_end(args);
+    return false;
+}
+
+/* "messages[3].content: must be ..." names a field before its colon. */
+static size_t field_bytes(const char *message) {
+    const size_t n = strspn(message, "abcdefghijklmnopqrstuvwxyz_.[]0123456789");
+    return n > 0 && message[n] == ':' ? n : 0;
+}
+
+/* Grammars begin their sentences with a word for machines. */
+static const char *grammar_code(const char *message) {
+    static const char *const codes[] = {
+        "schema_too_complex", "schema_too_deep",    "schema_cycle",    "unsatisfiable",
+        "invalid_schema",     "unsupported_schema", "invalid_pattern", "unsupported_pattern"};
+    for (size_t i = 0; i < HD_LEN(codes); i++) {
+        const size_t n = strlen(codes[i]);
+        if (strncmp(message, codes[i], n) == 0 && message[n] == ':') return codes[i];
+    }
+    return NULL;
+}
+
+/* The engine's sentence, and the tokenizer's, which stops early. */
+static bool is_too_long(const char *message) {
+    return strstr(message, "exceed the context") || strstr(message, "the text has more than");
+}
+
+bool api_refuse_err(api_request *r, const char *param, const hd_err *err) {
+    char field[128];
+    const char *code = grammar_code(err->msg);
+    const size_t n = code ? 0 : field_bytes(err->msg);
+    if (err->code == HD_ENOMEM) {
+        return api_refuse_status(r, 503, "out_of_memory", NULL, "%s", err->msg);
+    }
+    if (!code && err->code == HD_EUNSUPPORTED) code = "unsupported_parameter";
+    if (n > 0 && n < sizeof field) {
+        snprintf(field, sizeof field, "%.*s", (int)n, err->msg);
+        param = field;
+    }
+    if (!code && is_too_long(err->msg)) code = "context_length_exceeded";
+    return api_refuse(r, code ? code : "invalid_value", param, "%s", err->msg);
+}
+
+void api_request_send_refusal(api_request *r) {
+    const api_refusal *why = &r->refusal;
+    if (why->status == 429 || why->status == 503) {
+        http_reply_header(r->call, "Retry-After", "1");
+    }
+    http_error(r->call, why->status, api_error_type(r->shape, why->status), why->code,
+               *why->param ? why->param : NULL, "%s", why->message);
+}
+
+/* ---- memory ---- */
+
+void *api_keep(api_request *r, size_t n, size_t size) {
+    void *memory = calloc(n ? n : 1, size);
+    api_kept *k = memory ? malloc(sizeof *k) : NULL;
+    if (!k) {
+        free(memory);
+        api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
+        return NULL;
+    }
+    *k = (api_kept){r->kept, memory};
+    r->kept = k;
+    return memory;
+}
+
+json_t *api_keep_json(api_request *r, json_t *made) {
+    if (!r->made) r->made = json_array();
+    if (made && r->made && json_array_append_new(r->made, made) == 0) return made;
+    api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
+    return NULL;
+}
+
+/* ---- the body ---- */
+
+/* Depth and number of values, before a parser takes memory for them. */
+static bool check_shape(api_request *r, const char *text, size_t n) {
+    size_t depth = 0, values = 0;
+    for (size_t i = 0; i < n; i++) {
+        const char c = text[i];
+        if (c == '"') {
+            for (i++; i < n && text[i] != '"'; i++) i += text[i] == '\\';
+        } else if (c == '[' || c == '{') {
+            values++;
+            if (++depth > MAX_DEPTH) {
+                return api_refuse(r, "too_deep", NULL, "the body nests deeper than %d",
+                                  MAX_DEPTH);
+            }
+        } else if (c == ']' || c == '}') {
+            depth -= depth > 0;
+        } else if (c == ',') {
+            values++;
+        }
+        if (values > MAX_VALUES) {
+            return api_refuse(r, "too_many_values", NULL, "the body has more than %d values",
+                              MAX_VALUES);
+        }
+    }
+    return true;
+}
+
+static bool read_body(api_request *r) {
+    size_t n;
+    const char *text = http_body(r->call, &n);
+    hd_err err = {0};
+    if (n >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0) {
+        text += 3;
+        n -= 3;
+    }
+    if (n == 0) return api_refuse(r, "empty_body", NULL, "the body is empty");
+    if (!check_shape(r, text, n)) return false;
+    if (hd_chat_parse_json(&r->body, text, n, "the body", &err) != HD_OK) {
+        const bool twice = strstr(err.msg, "duplicate object key") != NULL;
+        return api_refuse(r, twice ? "duplicate_key" : "invalid_json", NULL, "%s", err.msg);
+    }
+    if (!json_is_object(r->body)) {
+        return api_refuse(r, "invalid_json", NULL, "the body must be a JSON object");
+    }
+    return true;
+}
+
+/* FNV-1a, so that salts of different tenants and clients never meet by accident. */
+static uint64_t add_salt(uint64_t salt, const char *text) {
+    if (!text) return salt;
+    salt ^= 0xcbf29ce484222325u;
+    for (; *text; text++) salt = (salt ^ (unsigned char)*text) * 0x100000001b3u;
+    return (salt ^ 0xff) * 0x100000001b3u;
+}
+
+/* Whoever names no seed wants another answer each time. The request log has the one drawn. */
+static uint64_t draw_seed(void) {
+    uint64_t seed;
+    if (getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = (uint64_t)hd_now_ns();
+    return seed >> 1; /* fits an integer of JSON */
+}
+
+static void set_defaults(api_request *r) {
+    hd_engine_stats stats;
+    hd_engine_read_stats(r->ctx->engine, &stats);
+    r->max_context = stats.max_context;
+    r->g = (hd_generation){.size = sizeof r->g,
+                           .answers = 1,
+                           .seed = draw_seed(),
+                           .draft_tokens = r->ctx->limits.draft_tokens,
+                           .queue_timeout_ns = r->ctx->limits.queue_timeout_ns};
+    hd_engine_defaults(r->ctx->engine, &r->g);
+    r->w = (api_wishes){.separate_reasoning = true,
+                        .stream_reasoning = true,
+                        .parallel_calls = true,
+                        .stream_interval = r->ctx->limits.stream_interval};
+    r->top_logprobs = r->logprobs = r->max_tokens = r->max_completion_tokens = -1;
+    r->logprob_start = -1;
+    r->store = true;
+}
+
+bool api_request_name(api_request *r, const char *id, const char *param) {
+    const size_t n = strlen(id);
+    for (size_t i = 0; i < n || n == 0; i++) {
+        if (n > 0 && n <= API_MAX_ID && id[i] > ' ' && id[i] <= '~') continue;
+        return api_refuse(r, "invalid_value", param,
+                          "%s must have 1 to %d bytes, printable ones of ASCII", param,
+                          API_MAX_ID);
+    }
+    http_set_request_id(r->call, id);
+    snprintf(r->id, sizeof r->id, "%s", id);
+    return true;
+}
+
+bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_family *family,
+                      http_shape shape) {
+    *r = (api_request){.call = c, .ctx = ctx, .family = family, .shape = shape};
+    set_defaults(r);
+    if (!read_body(r) || !api_params_read(r, family, r->body, "")) return false;
+    snprintf(r->id, sizeof r->id, "%s", http_request_id(c));
+    if (r->rid && !api_request_name(r, r->rid, "rid")) return false;
+    if (!r->rid && r->request_id && !api_request_name(r, r->request_id, "request_id")) {
+        return false;
+    }
+    r->g.salt = add_salt(add_salt(http_salt(c), r->cache_salt), r->extra_key);
+    return true;
+}
+
+void api_request_close(api_request *r) {
+    while (r->kept) {
+        api_kept *k = r->kept;
+        r->kept = k->next;
+        free(k->memory);
+        free(k);
+    }
+    hd_conversation_deinit(&r->conversation);
+    json_decref(r->body);
+    json_decref(r->made);
+    r->body = r->made = NULL;
+}

@@ -1,0 +1,280 @@
+/* call.c - the life of a call: what a handler reads, and the one answer. */
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/progress.h"
+#include "http/http_internal.h"
+
+enum { MESSAGE_BYTES = 1024, KEPT_MAX_BYTES = 64 << 20 };
+
+http_call *http_call_new(http_server *h, http_conn *conn, const char *target) {
+    http_call *c = calloc(1, sizeof *c);
+    char *text = strdup(target);
+    http_query_arg *args = calloc((size_t)h->options.limits.query_args, sizeof *args);
+    if (!c || !text || !args) {
+        free(c);
+        free(text);
+        free(args);
+        return NULL;
+    }
+    pthread_mutexattr_t recursive;
+    pthread_mutexattr_init(&recursive);
+    pthread_mutexattr_settype(&recursive, PTHREAD_MUTEX_RECURSIVE);
+    pthread_mutex_init(&c->lock, &recursive);
+    pthread_mutexattr_destroy(&recursive);
+    c->http = h;
+    c->conn = conn;
+    c->target_text = text;
+    c->args = args;
+    c->start_ns = hd_now_ns();
+    c->body.max = h->options.limits.body_bytes + 1; /* a NUL behind it */
+    atomic_init(&c->refs, 2);
+    atomic_fetch_add(&h->calls, 1);
+    return c;
+}
+
+void http_retain(http_call *c) {
+    atomic_fetch_add(&c->refs, 1);
+}
+
+void http_release(http_call *c) {
+    if (atomic_fetch_sub(&c->refs, 1) != 1) return;
+    atomic_fetch_sub(&c->http->calls, 1);
+    for (size_t i = 0; i < c->n_reply_headers; i++) {
+        free((void *)(uintptr_t)c->reply_headers[i].name);
+    }
+    pthread_mutex_destroy(&c->lock);
+    hd_bytes_deinit(&c->body);
+    hd_bytes_deinit(&c->kept);
+    free(c->headers);
+    free(c->stream);
+    free(c->target_text);
+    free(c->args);
+    free(c);
+}
+
+/* ---- the request ---- */
+
+const char *http_method(const http_call *c) {
+    return c->method;
+}
+
+const char *http_path(const http_call *c) {
+    return c->target.path;
+}
+
+const char *http_path_tail(const http_call *c) {
+    return c->tail ? c->tail : "";
+}
+
+const char *http_header(const http_call *c, const char *name) {
+    for (size_t i = 0; i < c->n_headers; i++) {
+        if (strcasecmp(c->headers[i].name, name) == 0) return c->headers[i].value;
+    }
+    return NULL;
+}
+
+const char *http_query(const http_call *c, const char *name) {
+    for (size_t i = 0; i < c->target.n_args; i++) {
+        if (strcmp(c->target.args[i].name, name) == 0) return c->target.args[i].value;
+    }
+    return NULL;
+}
+
+const char *http_body(const http_call *c, size_t *n) {
+    *n = c->body.n;
+    return c->body.data ? c->body.data : "";
+}
+
+const char *http_request_id(const http_call *c) {
+    return c->id;
+}
+
+const http_call *http_call_of_id(const char *request_id) {
+    return (const void *)(request_id - offsetof(http_call, id));
+}
+
+void http_set_request_id(http_call *c, const char *id) {
+    snprintf(c->id, sizeof c->id, "%s", id);
+}
+
+uint64_t http_salt(const http_call *c) {
+    return c->salt;
+}
+
+int64_t http_start_ns(const http_call *c) {
+    return c->start_ns;
+}
+
+/* ---- the client leaves ---- */
+
+void http_call_wake(http_call *c) {
+    if (!c->suspended || !c->connection) return;
+    c->suspended = false;
+    MHD_resume_connection(c->connection);
+}
+
+void http_call_gone(http_call *c) {
+    if (c->gone) return;
+    c->gone = true;
+    if (!c->over) {
+        atomic_fetch_add(&c->http->gone, 1);
+        if (c->on_gone) c->on_gone(c->on_gone_user);
+    }
+    c->on_gone = NULL;
+    http_call_wake(c);
+}
+
+void http_on_gone(http_call *c, void (*fn)(void *user), void *user) {
+    pthread_mutex_lock(&c->lock);
+    if (c->gone) {
+        fn(user);
+    } else if (!c->over) {
+        c->on_gone = fn;
+        c->on_gone_user = user;
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+/* ---- the answer ---- */
+
+void http_reply_header(http_call *c, const char *name, const char *value) {
+    const size_t n = strlen(name) + 1, m = strlen(value) + 1;
+    pthread_mutex_lock(&c->lock);
+    char *both = c->n_reply_headers < HTTP_REPLY_HEADERS ? malloc(n + m) : NULL;
+    if (both) {
+        memcpy(both, name, n);
+        memcpy(both + n, value, m);
+        c->reply_headers[c->n_reply_headers++] = (http_field){both, both + n};
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+void http_call_add_headers(http_call *c, struct MHD_Response *response, const char *type) {
+    if (type) MHD_add_response_header(response, "Content-Type", type);
+    MHD_add_response_header(response, "X-Request-Id", c->id);
+    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+    if (c->origin) {
+        MHD_add_response_header(response, "Access-Control-Allow-Origin", c->origin);
+        MHD_add_response_header(response, "Vary", "Origin");
+        MHD_add_response_header(response, "Access-Control-Expose-Headers", "X-Request-Id");
+    }
+    if (atomic_load(&c->http->gate) == HTTP_DRAINING) {
+        MHD_add_response_header(response, "Connection", "close");
+    }
+    for (size_t i = 0; i < c->n_reply_headers; i++) {
+        MHD_add_response_header(response, c->reply_headers[i].name, c->reply_headers[i].value);
+    }
+}
+
+bool http_call_answer(http_call *c, int status, struct MHD_Response *response) {
+    pthread_mutex_lock(&c->lock);
+    const bool first = !c->answered;
+    c->answered = true;
+    if (first && response && !c->gone) {
+        c->response = response;
+        c->status = status;
+        response = NULL;
+        http_call_wake(c);
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (response) MHD_destroy_response(response);
+    return first;
+}
+
+void http_keep_answer(http_call *c, void (*fn)(void *user, const char *answer, size_t n),
+                      void *user) {
+    pthread_mutex_lock(&c->lock);
+    c->kept.max = KEPT_MAX_BYTES;
+    c->on_answered = fn;
+    c->on_answered_user = user;
+    pthread_mutex_unlock(&c->lock);
+}
+
+void http_call_keep(http_call *c, const char *bytes, size_t n) {
+    if (c->on_answered) hd_bytes_append(&c->kept, bytes, n, NULL);
+}
+
+void http_call_over(http_call *c) {
+    pthread_mutex_lock(&c->lock);
+    const bool first = !c->over;
+    c->over = true;
+    c->on_gone = NULL;
+    if (first && c->on_answered) {
+        c->on_answered(c->on_answered_user, c->kept.data ? c->kept.data : "", c->kept.n);
+    }
+    c->on_answered = NULL;
+    pthread_mutex_unlock(&c->lock);
+    if (first) http_release(c);
+}
+
+static void reply_owned(http_call *c, int status, const char *type, char *body, size_t n) {
+    pthread_mutex_lock(&c->lock);
+    if (!c->answered) http_call_keep(c, body, n);
+    struct MHD_Response *response =
+        MHD_create_response_from_buffer(n, body, MHD_RESPMEM_MUST_FREE);
+    if (!response) free(body);
+    if (response) http_call_add_headers(c, response, type);
+    atomic_fetch_add(&c->http->sent_bytes, (int64_t)n);
+    if (!response) http_call_gone(c); /* no memory: the connection is dropped */
+    const bool first = http_call_answer(c, status, response);
+    pthread_mutex_unlock(&c->lock);
+    if (first) http_call_over(c);
+}
+
+void http_reply(http_call *c, int status, const char *type, const char *body, size_t n) {
+    char *copy = malloc(n + 1);
+    if (copy && n) memcpy(copy, body, n);
+    if (copy) {
+        reply_owned(c, status, type, copy, n);
+        return;
+    }
+    pthread_mutex_lock(&c->lock);
+    http_call_gone(c);
+    const bool first = http_call_answer(c, status, NULL);
+    pthread_mutex_unlock(&c->lock);
+    if (first) http_call_over(c);
+}
+
+/* Anthropic's clients know fewer kinds of errors, by other names. */
+static const char *anthropic_type(int status, const char *type) {
+    if (status == 413) return "request_too_large";
+    if (status == 429) return "rate_limit_error";
+    if (status == 503) return "overloaded_error";
+    if (status >= 500) return "api_error";
+    return type;
+}
+
+static json_t *error_object(http_shape shape, int status, const char *type, const char *code,
+                            const char *param, const char *message) {
+    if (shape == HTTP_ANTHROPIC) {
+        return json_pack("{s:s, s:{s:s, s:s}}", "type", "error", "error", "type",
+                         anthropic_type(status, type), "message", message);
+    }
+    return json_pack("{s:{s:s, s:s, s:s?, s:s?}}", "error", "message", message, "type", type,
+                     "param", param, "code", code);
+}
+
+void http_error(http_call *c, int status, const char *type, const char *code, const char *param,
+                const char *format, ...) {
+    char message[MESSAGE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, sizeof message, format, args);
+    va_end(args);
+    const http_shape shape = c->route ? c->route->shape : HTTP_OPENAI;
+    json_t *object = error_object(shape, status, type, code, param, message);
+    if (!object) { /* not UTF-8, or cut within a character */
+        for (char *p = message; *p; p++) {
+            if ((unsigned char)*p >= 0x80) *p = '?';
+        }
+        object = error_object(shape, status, type, code, NULL, message);
+    }
+    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    json_decref(object);
+    reply_owned(c, status, "application/json", text ? text : strdup("{}"),
+                text ? strlen(text) : 2);
+}

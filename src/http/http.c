@@ -1,0 +1,392 @@
+/* http.c - listening, and the library's callbacks: connections, requests, bodies, completion.
+ *
+ * libmicrohttpd runs a pool of threads over epoll. A call whose answer is not there yet is
+ * suspended; who answers resumes it. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <gnutls/crypto.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/progress.h"
+#include "http/http_internal.h"
+
+enum {
+    BACKLOG = 1024,
+    KERNEL_LATER_S = 5,
+    KERNEL_SEND_BYTES = 256 << 10,
+    PER_ADDRESS = 256,
+    POOL_SPARE_BYTES = 8 << 10,
+    BODY_BYTES_PER_S = 64 << 10
+};
+
+/* ---- one request ---- */
+
+static int64_t body_patience(const http_call *c) {
+    return c->http->options.limits.body_s + (int64_t)(c->body_expected / BODY_BYTES_PER_S);
+}
+
+/* The headers are there. A refusal is an answer and is queued below. */
+static void begin(http_call *c, const char *method, const char *version) {
+    snprintf(c->method, sizeof c->method, "%s",
+             strlen(method) < sizeof c->method ? method : "?");
+    c->start_ns = hd_now_ns();
+    c->admitted = http_check_request(c, version);
+    if (c->admitted) http_conn_phase(c->conn, HTTP_CONN_BODY, NULL, body_patience(c));
+}
+
+/* false: the body cannot be taken, and the connection is dropped. */
+static bool take_body(http_call *c, const char *data, size_t n) {
+    if (!c->admitted) return true;
+    atomic_fetch_add_explicit(&c->http->body_bytes, (int64_t)n, memory_order_relaxed);
+    const bool fits = n <= c->http->options.limits.body_bytes - c->body.n;
+    if (fits && hd_bytes_append(&c->body, data, n, NULL) == HD_OK) return true;
+    c->status = fits ? 503 : 413;
+    if (fits) {
+        http_conn_refuse(c->conn, "503 Service Unavailable", "overloaded_error",
+                         "no memory for the body of this request");
+    } else {
+        http_conn_refuse(c->conn, "413 Content Too Large", "invalid_request_error",
+                         "the body is larger than this server takes");
+    }
+    atomic_fetch_add(&c->http->refused, 1);
+    return false;
+}
+
+static void handle(http_call *c) {
+    c->handled = true;
+    atomic_fetch_add(&c->http->pending, 1);
+    hd_bytes_append(&c->body, "", 1, NULL); /* NUL behind the body; max has room for it */
+    if (c->body.n) c->body.n--;
+    http_conn_phase(c->conn, HTTP_CONN_CALL, c, 0);
+    c->route->handler(c, c->server);
+}
+
+/* Queues what was answered, or waits for it. */
+static enum MHD_Result deliver(http_call *c, struct MHD_Connection *connection) {
+    struct MHD_Response *response = NULL;
+    enum MHD_Result result = MHD_YES;
+    pthread_mutex_lock(&c->lock);
+    if (!c->response && !c->gone && atomic_load(&c->conn->hung_up)) http_call_gone(c);
+    if (c->gone) {
+        result = MHD_NO;
+    } else if (c->response && !c->queued) {
+        c->queued = true;
+        response = c->response;
+        c->response = NULL;
+    } else if (!c->queued) {
+        c->suspended = true;
+        MHD_suspend_connection(connection);
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (response) { /* without our lock: readers are called with the response's */
+        result = MHD_queue_response(connection, (unsigned)c->status, response);
+        MHD_destroy_response(response);
+    }
+    return result;
+}
+
+static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
+                                  const char *url, const char *method, const char *version,
+                                  const char *data, size_t *n, void **state) {
+    http_server *h = user;
+    http_call *c = *state;
+    (void)url;
+    if (!c || atomic_load(&h->closing)) return MHD_NO;
+    if (!c->checked) {
+        c->checked = true;
+        c->connection = connection;
+        begin(c, method, version);
+        return c->admitted || c->refused_late ? MHD_YES : deliver(c, connection);
+    }
+    if (*n) {
+        const bool taken = take_body(c, data, *n);
+        *n = 0;
+        return taken ? MHD_YES : MHD_NO;
+    }
+    if (!c->handled && c->admitted) handle(c);
+    return deliver(c, connection);
+}
+
+static http_conn *conn_of(struct MHD_Connection *connection) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
+/* The request line is there. What is returned becomes the request's state. */
+static void *on_target(void *user, const char *target, struct MHD_Connection *connection) {
+    http_server *h = user;
+    http_conn *conn = conn_of(connection);
+    if (!conn) return NULL;
+    http_conn_phase(conn, HTTP_CONN_HEADERS, NULL, h->options.limits.header_s);
+    return http_call_new(h, conn, target);
+}
+
+static void count_status(http_server *h, const http_call *c, bool whole) {
+    const int hundred = whole && c->status >= 100 && c->status < 600 ? c->status / 100 : 0;
+    atomic_fetch_add(&h->requests[hundred], 1);
+}
+
+static void on_completed(void *user, struct MHD_Connection *connection, void **state,
+                         enum MHD_RequestTerminationCode how) {
+    http_server *h = user;
+    http_call *c = *state;
+    (void)connection;
+    if (!c) return;
+    *state = NULL;
+    http_conn_phase(c->conn, HTTP_CONN_IDLE, NULL,
+                    h->options.limits.idle_s + h->options.limits.header_s);
+    pthread_mutex_lock(&c->lock);
+    count_status(h, c, how == MHD_REQUEST_TERMINATED_COMPLETED_OK);
+    c->connection = NULL;
+    if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && c->handled) http_call_gone(c);
+    c->gone = true; /* there is nobody to write to any more */
+    struct MHD_Response *unsent = c->response;
+    c->response = NULL;
+    c->conn = NULL;
+    pthread_mutex_unlock(&c->lock);
+    if (unsent) MHD_destroy_response(unsent);
+    if (c->handled) {
+        atomic_fetch_sub(&h->pending, 1);
+    } else {
+        http_call_over(c); /* nobody else will answer */
+    }
+    http_release(c);
+}
+
+static void on_connection(void *user, struct MHD_Connection *connection, void **context,
+                          enum MHD_ConnectionNotificationCode what) {
+    http_server *h = user;
+    if (what == MHD_CONNECTION_NOTIFY_STARTED) {
+        const union MHD_ConnectionInfo *info =
+            MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+        atomic_fetch_add(&h->accepted, 1);
+        *context = info ? http_conn_add(h, info->connect_fd) : NULL;
+        if (*context) atomic_fetch_add(&h->connections, 1);
+    } else if (*context) {
+        http_conn_remove(*context);
+        *context = NULL;
+        atomic_fetch_sub(&h->connections, 1);
+    }
+}
+
+/* Targets are decoded by url.c, not by the library. */
+static size_t leave_escaped(void *user, struct MHD_Connection *connection, char *text) {
+    (void)user, (void)connection;
+    return strlen(text);
+}
+
+/* ---- listening ---- */
+
+static bool is_loopback_address(const struct sockaddr *a) {
+    if (a->sa_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const void *)a;
+        return (ntohl(v4->sin_addr.s_addr) >> 24) == 127;
+    }
+    const struct sockaddr_in6 *v6 = (const void *)a;
+    return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
+}
+
+/* Accepted sockets inherit these. A peer that vanished without a word is noticed. */
+static void set_socket_options(int fd, const http_limits *limits) {
+    const int on = 1, probe_s = limits->stall_s;
+    const int send_bytes = KERNEL_SEND_BYTES; /* what a slow reader can pile up here */
+    const int patience_ms = (limits->stall_s + KERNEL_LATER_S) * 1000; /* ours comes first */
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof send_bytes);
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_s, sizeof probe_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+static hd_status bind_socket(http_server *h, const struct addrinfo *a, hd_err *err) {
+    const http_options *o = &h->options;
+    h->listener = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (h->listener < 0) return HD_FAIL(err, HD_EIO, "no socket: %s", strerror(errno));
+    set_socket_options(h->listener, &o->limits);
+    if (bind(h->listener, a->ai_addr, a->ai_addrlen) || listen(h->listener, BACKLOG)) {
+        if (errno == EADDRINUSE) {
+            return HD_FAIL(err, HD_EIO,
+                           "port %d on %s is taken by another program; --port chooses another",
+                           o->port, o->host);
+        }
+        return HD_FAIL(err, HD_EIO, "cannot listen on %s port %d: %s", o->host, o->port,
+                       strerror(errno));
+    }
+    struct sockaddr_storage bound = {0};
+    socklen_t n = sizeof bound;
+    if (getsockname(h->listener, (struct sockaddr *)&bound, &n)) {
+        return HD_FAIL(err, HD_EIO, "cannot tell the port: %s", strerror(errno));
+    }
+    char port[16];
+    getnameinfo((struct sockaddr *)&bound, n, h->address, sizeof h->address, port, sizeof port,
+                NI_NUMERICHOST | NI_NUMERICSERV);
+    h->port = (int32_t)strtol(port, NULL, 10);
+    h->loopback = is_loopback_address((struct sockaddr *)&bound);
+    return HD_OK;
+}
+
+static hd_status open_listener(http_server *h, hd_err *err) {
+    const struct addrinfo want = {
+        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    struct addrinfo *found = NULL;
+    char port[16];
+    snprintf(port, sizeof port, "%d", h->options.port);
+    const int code = getaddrinfo(h->options.host, port, &want, &found);
+    if (code) {
+        return HD_FAIL(err, HD_EIO, "no address for --host %s: %s", h->options.host,
+                       gai_strerror(code));
+    }
+    hd_status st = bind_socket(h, found, err);
+    freeaddrinfo(found);
+    return st;
+}
+
+/* ---- life ---- */
+
+hd_status http_open(http_server **out, const http_options *options, hd_err *err) {
+    http_server *h = calloc(1, sizeof *h);
+    *out = NULL;
+    if (!h) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
+    h->options = *options;
+    h->listener = h->epoll = h->wake = -1;
+    h->n_conns = options->limits.connections;
+    h->conns = calloc((size_t)h->n_conns, sizeof *h->conns);
+    pthread_mutex_init(&h->lock, NULL);
+    hd_status st = HD_OK;
+    if (!h->conns) st = HD_FAIL(err, HD_ENOMEM, "no memory for %d connections", h->n_conns);
+    for (int32_t i = 0; st == HD_OK && i < h->n_conns; i++) {
+        h->conns[i].next_free = i + 1 < h->n_conns ? i + 1 : -1;
+    }
+    if (st == HD_OK && gnutls_rnd(GNUTLS_RND_NONCE, &h->id_seed, sizeof h->id_seed) != 0) {
+        st = HD_FAIL(err, HD_EIO, "no random numbers");
+    }
+    if (st == HD_OK) st = open_listener(h, err);
+    if (h->options.limits.connections_per_address < 0) {
+        h->options.limits.connections_per_address = h->loopback ? 0 : PER_ADDRESS;
+    }
+    if (st != HD_OK) {
+        http_close(h);
+        return st;
+    }
+    *out = h;
+    return HD_OK;
+}
+
+hd_status http_mount(http_server *h, const http_route *routes, size_t n, void *server,
+                     hd_err *err) {
+    if (h->n_tables == HTTP_TABLES) {
+        return HD_FAIL(err, HD_EINVAL, "more than %d tables of routes", HTTP_TABLES);
+    }
+    h->tables[h->n_tables++] = (http_table){routes, n, server};
+    return HD_OK;
+}
+
+hd_status http_start(http_server *h, hd_err *err) {
+    const http_options *o = &h->options;
+    const http_limits *limits = &o->limits;
+    HD_TRY(http_watch_start(h, err));
+    struct MHD_OptionItem more[] = {
+        {MHD_OPTION_END, 0, NULL},
+        {MHD_OPTION_END, 0, NULL},
+        {MHD_OPTION_END, 0, NULL},
+        {MHD_OPTION_END, 0, NULL}
+    };
+    int n = 0;
+    if (o->threads > 1) {
+        more[n++] = (struct MHD_OptionItem){MHD_OPTION_THREAD_POOL_SIZE, o->threads, NULL};
+    }
+    if (o->certificate) {
+        more[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0,
+                                            (void *)(uintptr_t)o->certificate};
+        more[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0,
+                                            (void *)(uintptr_t)o->private_key};
+    }
+    unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_TURBO;
+    if (o->certificate) flags |= MHD_USE_TLS;
+    h->daemon = MHD_start_daemon(
+        flags, 0, NULL, NULL, on_request, h, MHD_OPTION_LISTEN_SOCKET, h->listener,
+        MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION,
+        on_connection, h, MHD_OPTION_URI_LOG_CALLBACK, on_target, h,
+        MHD_OPTION_UNESCAPE_CALLBACK, leave_escaped, NULL, MHD_OPTION_STRICT_FOR_CLIENT, 1,
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, limits->header_bytes + POOL_SPARE_BYTES,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)limits->connections,
+        MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)limits->connections_per_address,
+        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)limits->idle_s,
+        MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+    if (h->daemon) return HD_OK;
+    return HD_FAIL(err, HD_EIO, "cannot start the HTTP threads%s",
+                   o->certificate ? "; are certificate and key whole and for each other?" : "");
+}
+
+void http_set_gate(http_server *h, http_gate gate) {
+    atomic_store(&h->gate, (int)gate);
+}
+
+/* Every waiting call is let go: the library cannot stop while one is suspended. */
+static void drop_calls(http_server *h) {
+    for (int32_t i = 0; i < h->n_conns; i++) {
+        http_call *c = NULL;
+        pthread_mutex_lock(&h->lock);
+        if (h->conns[i].phase == HTTP_CONN_CALL) c = h->conns[i].call;
+        if (c) http_retain(c);
+        pthread_mutex_unlock(&h->lock);
+        if (!c) continue;
+        pthread_mutex_lock(&c->lock);
+        http_call_gone(c);
+        pthread_mutex_unlock(&c->lock);
+        http_release(c);
+    }
+}
+
+void http_stop(http_server *h) {
+    http_watch_stop(h);
+    if (!h->daemon) return;
+    MHD_quiesce_daemon(h->daemon);
+    shutdown(h->listener, SHUT_RDWR); /* callers get a refusal, not a place in a dead queue */
+    drop_calls(h);
+    MHD_stop_daemon(h->daemon);
+    h->daemon = NULL;
+}
+
+void http_close(http_server *h) {
+    if (!h) return;
+    http_stop(h);
+    if (h->listener >= 0) close(h->listener);
+    if (h->epoll >= 0) close(h->epoll);
+    if (h->wake >= 0) close(h->wake);
+    pthread_mutex_destroy(&h->lock);
+    free(h->conns);
+    free(h);
+}
+
+int32_t http_port(const http_server *h) {
+    return h->port;
+}
+
+bool http_is_loopback(const http_server *h) {
+    return h->loopback;
+}
+
+void http_read_stats(http_server *h, http_stats *out) {
+    for (int i = 0; i < 6; i++) out->requests[i] = atomic_load(&h->requests[i]);
+    out->body_bytes = atomic_load(&h->body_bytes);
+    out->sent_bytes = atomic_load(&h->sent_bytes);
+    out->gone = atomic_load(&h->gone);
+    out->cut_off = atomic_load(&h->cut_off);
+    out->timed_out = atomic_load(&h->timed_out);
+    out->refused = atomic_load(&h->refused);
+    out->accepted = atomic_load(&h->accepted);
+    out->connections = atomic_load(&h->connections);
+    out->calls = atomic_load(&h->calls);
+    out->streams = atomic_load(&h->streams);
+    out->pending = atomic_load(&h->pending);
+}

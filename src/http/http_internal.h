@@ -1,0 +1,144 @@
+/* http_internal.h - calls and connections as the files of this room share them.
+ *
+ * Locks, in order: a call's, then the server's table. libmicrohttpd's own come last. Threads:
+ * the pool runs handlers and readers; the watcher scans the table; anyone answers. */
+#ifndef HD_HTTP_HTTP_INTERNAL_H
+#define HD_HTTP_HTTP_INTERNAL_H
+
+#include <microhttpd.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "http/listen.h"
+#include "http/url.h"
+#include "text/tokenizer.h" /* hd_bytes */
+
+enum { HTTP_REPLY_HEADERS = 8, HTTP_ID_BYTES = 128, HTTP_TABLES = 8 };
+
+typedef enum http_phase {
+    HTTP_CONN_FREE,
+    HTTP_CONN_FRESH,   /* accepted, nothing received */
+    HTTP_CONN_IDLE,    /* between requests */
+    HTTP_CONN_HEADERS, /* a request line was received */
+    HTTP_CONN_BODY,
+    HTTP_CONN_CALL /* whole request received, answer not sent */
+} http_phase;
+
+/* A connection, in its place in the table. */
+typedef struct http_conn {
+    http_server *http;
+    uint32_t slot, generation; /* the generation tells a reused place from the old one */
+    int fd;
+    http_phase phase;
+    int64_t until_ns;    /* when the phase's patience ends; 0: never */
+    http_call *call;     /* in HTTP_CONN_CALL */
+    atomic_bool hung_up; /* the client closed its side, or all of it */
+    int32_t next_free;
+} http_conn;
+
+typedef struct http_field {
+    const char *name, *value;
+} http_field;
+
+struct http_call {
+    http_server *http;
+    http_conn *conn;
+    atomic_int refs; /* one of the connection, one until answered, one per retain */
+    const http_route *route;
+    void *server;
+    int64_t start_ns;
+    uint64_t salt;
+
+    /* the request; written before the handler runs, constant afterwards */
+    char method[16], id[HTTP_ID_BYTES + 1];
+    char *target_text, *tail;
+    http_target target;
+    http_query_arg *args;
+    http_field *headers; /* [n_headers] and their bytes behind them, one block */
+    size_t n_headers;
+    hd_bytes body;
+    size_t body_expected;
+    bool checked, handled, admitted;
+    bool refused_late;  /* nothing of the request is left: the connection can be kept */
+    const char *origin; /* allowed to read the answer, or NULL */
+
+    pthread_mutex_t lock;              /* recursive: on_gone is called under it */
+    struct MHD_Connection *connection; /* NULL: the library is done with it */
+    struct MHD_Response *response;
+    int status;
+    bool suspended, answered, queued, over, gone, streaming, stream_over;
+    void (*on_gone)(void *user);
+    void *on_gone_user;
+    http_field reply_headers[HTTP_REPLY_HEADERS]; /* owned */
+    size_t n_reply_headers;
+
+    hd_bytes kept; /* the answer, where somebody wants it */
+    void (*on_answered)(void *user, const char *answer, size_t n);
+    void *on_answered_user;
+
+    char *stream; /* [stream_cap], used from stream_at on, stream_n bytes */
+    size_t stream_at, stream_n, stream_cap;
+    int64_t written_ns, taken_ns; /* by us, by the reader */
+};
+
+typedef struct http_table {
+    const http_route *routes;
+    size_t n;
+    void *server;
+} http_table;
+
+struct http_server {
+    http_options options;
+    http_table tables[HTTP_TABLES];
+    size_t n_tables;
+    struct MHD_Daemon *daemon;
+    int listener, epoll, wake; /* descriptors; wake: eventfd of the watcher */
+    int32_t port;
+    bool loopback;
+    char address[64]; /* what we are bound to, as Host would say it */
+    pthread_t watcher;
+    bool watching;
+    atomic_int gate;
+    atomic_bool closing;
+    uint64_t id_seed;
+    atomic_uint_fast64_t id_next;
+
+    pthread_mutex_t lock; /* guards the table */
+    http_conn *conns;     /* [n_conns] */
+    int32_t n_conns, first_free;
+
+    atomic_int_fast64_t requests[6];
+    atomic_int_fast64_t body_bytes, sent_bytes, gone, cut_off, timed_out, refused, accepted;
+    atomic_int connections, calls, streams, pending;
+};
+
+/* ---- call.c ---- */
+
+/* With the call's lock held: the client is not there any more. */
+void http_call_gone(http_call *c);
+http_call *http_call_new(http_server *h, http_conn *conn, const char *target);
+
+/* Hands over the response, once; false: there was one, and response is destroyed. */
+bool http_call_answer(http_call *c, int status, struct MHD_Response *response);
+void http_call_over(http_call *c); /* the answer is complete: drops that reference */
+void http_call_wake(http_call *c); /* with the lock held */
+void http_call_keep(http_call *c, const char *bytes, size_t n); /* the same */
+void http_call_add_headers(http_call *c, struct MHD_Response *response, const char *type);
+
+/* ---- check.c ---- */
+
+/* Copies the headers and refuses what must not reach a handler; false: refused, answered. */
+bool http_check_request(http_call *c, const char *version);
+
+/* ---- watch.c ---- */
+
+hd_status http_watch_start(http_server *h, hd_err *err);
+void http_watch_stop(http_server *h);
+http_conn *http_conn_add(http_server *h, int fd); /* NULL: no place is free */
+void http_conn_remove(http_conn *conn);
+void http_conn_phase(http_conn *conn, http_phase phase, http_call *c, int64_t seconds);
+void http_conn_refuse(const http_conn *conn, const char *status, const char *type,
+                      const char *message);
+void http_conn_shut(http_conn *conn, bool linger);
+
+#endif

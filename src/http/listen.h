@@ -1,0 +1,87 @@
+/* listen.h - the listening side of http.h: options, mounting routes, life and counters.
+ *
+ * One pool of threads speaks HTTP; one more, the watcher, sees clients vanish, enforces
+ * deadlines and keeps silent streams alive. */
+#ifndef HD_HTTP_LISTEN_H
+#define HD_HTTP_LISTEN_H
+
+#include "base/status.h"
+#include "http/http.h"
+#include "http/keys.h"
+
+typedef struct http_limits {
+    size_t body_bytes, header_bytes, one_header_bytes, target_bytes, stream_bytes;
+    int32_t headers, query_args;
+    int32_t connections, connections_per_address; /* 0: no bound per address */
+    int32_t header_s;                             /* from the first byte to the last header */
+    int32_t body_s;       /* for a body, and one second more per 64 KiB of it */
+    int32_t idle_s;       /* between requests */
+    int32_t stall_s;      /* a reader that takes nothing for so long is cut off */
+    int32_t keep_alive_s; /* a silent stream gets a comment so often */
+} http_limits;
+
+typedef struct http_options {
+    const char *host;
+    int32_t port; /* 0: any that is free */
+    int32_t threads;
+    const char *certificate, *private_key; /* PEM texts; NULL: no TLS */
+    const char *const *origins;            /* [n_origins] that may read across origins */
+    size_t n_origins;
+    const char *const *names; /* [n_names] accepted in Host besides our own address */
+    size_t n_names;
+    bool half_close; /* a client that only closed its sending side is still there */
+    http_limits limits;
+    hd_keys *keys; /* the caller's, outlives the server */
+} http_options;
+
+typedef struct http_server http_server;
+
+typedef struct http_stats {
+    int64_t requests[6]; /* by the hundred of the status; [0]: the client left first */
+    int64_t body_bytes, sent_bytes;
+    int64_t gone;      /* clients that vanished before their answer's end */
+    int64_t cut_off;   /* readers too slow for their stream */
+    int64_t timed_out; /* header, body or idle deadlines that passed */
+    int64_t refused;   /* before any handler saw them */
+    int64_t accepted;
+    int32_t connections, calls, streams; /* now */
+    int32_t pending;                     /* calls whose answer the client does not have yet */
+} http_stats;
+
+/* Binds and prepares; nothing is answered yet. */
+hd_status http_open(http_server **out, const http_options *options, hd_err *err);
+
+/* Adds routes, before http_start. Both tables outlive the server. */
+hd_status http_mount(http_server *h, const http_route *routes, size_t n, void *server,
+                     hd_err *err);
+
+hd_status http_start(http_server *h, hd_err *err);
+
+typedef enum http_gate {
+    HTTP_STARTING, /* only what is public is served, the rest is told to come back */
+    HTTP_OPEN,
+    HTTP_DRAINING /* new work of users is told to come back; connections close after answers */
+} http_gate;
+
+void http_set_gate(http_server *h, http_gate gate); /* HTTP_STARTING at first */
+
+/* Drops all connections and joins all threads. Calls that were kept live on until they are
+ * answered and released. */
+void http_stop(http_server *h);
+
+/* Stops; then no call may live any more. NULL is fine. */
+void http_close(http_server *h);
+
+/* The call that http_request_id() gave this text, the pointer itself, for. */
+const http_call *http_call_of_id(const char *request_id);
+
+/* Keeps what the call is answered; when the answer is complete fn gets it, once, whole or as
+ * far as there was memory. */
+void http_keep_answer(http_call *c, void (*fn)(void *user, const char *answer, size_t n),
+                      void *user);
+
+int32_t http_port(const http_server *h);
+bool http_is_loopback(const http_server *h);
+void http_read_stats(http_server *h, http_stats *out);
+
+#endif

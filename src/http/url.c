@@ -1,0 +1,105 @@
+/* url.c - the grammar of targets and authorities, strict and in place. */
+#include "http/url.h"
+
+#include <string.h>
+
+static int hex_value(char c) {
+    if (c >= '0' && c <= '9') return c - '0';
+    if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+    if (c >= 'A' && c <= 'F') return c - 'A' + 10;
+    return -1;
+}
+
+bool http_url_decode(char *text, bool plus) {
+    char *to = text;
+    for (const char *from = text; *from; from++) {
+        unsigned char c = (unsigned char)*from;
+        if (c == '%') {
+            const int high = hex_value(from[1]);
+            const int low = high < 0 ? -1 : hex_value(from[2]);
+            if (low < 0) return false;
+            c = (unsigned char)(high << 4 | low);
+            from += 2;
+        } else if (plus && c == '+') {
+            c = ' ';
+        }
+        if (c < 0x20 || c == 0x7f) return false;
+        *to++ = (char)c;
+    }
+    *to = '\0';
+    return true;
+}
+
+/* Escapes are checked here and decoded only by who needs the bytes: a route never matches an
+ * escaped spelling of another path. */
+static bool path_is_good(const char *path) {
+    for (const char *p = path; *p; p++) {
+        const unsigned char c = (unsigned char)*p;
+        if (c <= 0x20 || c >= 0x7f) return false;
+        if (c != '%') continue;
+        const int high = hex_value(p[1]);
+        const int low = high < 0 ? -1 : hex_value(p[2]);
+        if (low < 0 || (high == 0 && low == 0)) return false;
+    }
+    return true;
+}
+
+http_target_fault http_target_parse(http_target *out, char *text, http_query_arg *args,
+                                    size_t max_args) {
+    *out = (http_target){.path = text, .args = args};
+    if (*text != '/') {
+        const bool absolute =
+            strncmp(text, "http://", 7) == 0 || strncmp(text, "https://", 8) == 0;
+        const bool any = strcmp(text, "*") == 0; /* OPTIONS * */
+        return absolute ? HTTP_TARGET_FOREIGN : any ? HTTP_TARGET_GOOD : HTTP_TARGET_BAD;
+    }
+    char *query = strpbrk(text, "?#");
+    if (query && *query == '#') return HTTP_TARGET_BAD;
+    if (query) *query++ = '\0';
+    if (!path_is_good(text)) return HTTP_TARGET_BAD;
+    while (query && *query) {
+        char *next = strchr(query, '&');
+        if (next) *next++ = '\0';
+        if (*query) {
+            char *value = strchr(query, '=');
+            if (value) *value++ = '\0';
+            if (!http_url_decode(query, true)) return HTTP_TARGET_BAD;
+            if (value && !http_url_decode(value, true)) return HTTP_TARGET_BAD;
+            if (out->n_args == max_args) return HTTP_TARGET_TOO_MANY;
+            args[out->n_args++] = (http_query_arg){query, value ? value : ""};
+        }
+        query = next;
+    }
+    return HTTP_TARGET_GOOD;
+}
+
+static bool is_port(const char *text) {
+    size_t n = strspn(text, "0123456789");
+    return n <= 5 && text[n] == '\0';
+}
+
+bool http_host_parse(const char *text, char *host, size_t size) {
+    const bool bracket = *text == '[';
+    const char *start = text + bracket;
+    const size_t n = bracket ? strspn(start, "0123456789abcdefABCDEF:.") : strcspn(start, ":");
+    const char *rest = start + n;
+    if (n == 0 || n >= size) return false;
+    if (bracket && *rest++ != ']') return false;
+    if (*rest == ':' ? !is_port(rest + 1) : *rest != '\0') return false;
+    for (size_t i = 0; i < n; i++) {
+        const char c = start[i];
+        const bool upper = c >= 'A' && c <= 'Z';
+        const bool plain = upper || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
+                           strchr("-._", c) || (bracket && c == ':');
+        if (!plain) return false;
+        host[i] = (char)(upper ? c + 32 : c);
+    }
+    host[n] = '\0';
+    return true;
+}
+
+bool http_origin_is_own(const char *origin, const char *host_header, bool tls) {
+    const char *scheme = tls ? "https://" : "http://";
+    const size_t n = strlen(scheme);
+    return strncmp(origin, scheme, n) == 0 && strcmp(origin + n, host_header) == 0;
+}
