@@ -199,8 +199,10 @@ typedef struct hd_event {
     size_t n_call_tokens;
 
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens; /* so far */
-    int32_t drafted, accepted; /* drafts of this answer so far */
-    int32_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS]; /* by place in the step */
+    /* Drafts of this answer so far, and those of them that are among its output_tokens; what lies
+     * behind the answer's end is not accepted. The arrays: by place in the step. */
+    int32_t drafted, accepted;
+    int32_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
     int32_t retracted;                 /* times it lost its place for others */
     int64_t submitted_ns, admitted_ns; /* admitted: 0 while it waits */
 } hd_event;
