@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/checked.h"
 #include "base/philox.h"
@@ -13,7 +14,7 @@ struct hd_null {
     int32_t *ids; /* [n_ids] printable tokens */
     uint32_t n_ids;
     float logprob;
-    int32_t max_drafts;
+    int32_t max_drafts, step_us;
     uint64_t *seeds; /* [n_slots] */
 };
 
@@ -28,7 +29,7 @@ static bool is_printable(const hd_tokenizer *t, int32_t id) {
 }
 
 hd_status hd_null_open(hd_null **out, const hd_tokenizer *t, int32_t n_slots,
-                       int32_t max_drafts, hd_err *err) {
+                       int32_t max_drafts, int32_t step_us, hd_err *err) {
     const int32_t vocab = hd_tokenizer_vocab_size(t);
     *out = NULL;
     hd_null *n = calloc(1, sizeof *n);
@@ -47,6 +48,7 @@ hd_status hd_null_open(hd_null **out, const hd_tokenizer *t, int32_t n_slots,
     }
     n->logprob = -logf((float)n->n_ids);
     n->max_drafts = max_drafts;
+    n->step_us = step_us;
     *out = n;
     return HD_OK;
 }
@@ -101,7 +103,10 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     (void)copies;
     (void)n_copies;
     (void)err;
-    for (int32_t i = 0; i < n_works; i++) choose(ctx, &works[i], &chosen[i]);
+    const hd_null *n = ctx;
+    const struct timespec step = {n->step_us / 1000000, n->step_us % 1000000 * 1000L};
+    if (n->step_us) nanosleep(&step, NULL);
+    for (int32_t i = 0; i < n_works; i++) choose(n, &works[i], &chosen[i]);
     return HD_OK;
 }
 

@@ -1,4 +1,4 @@
-/* null.h - a runner without a model: every step is over at once.
+/* null.h - a runner without a model: every step is over at once, or after a time of one's choice.
  *
  * To measure and to test everything but the model. The token at a position is drawn by Philox
  * from (seed, position) among the tokens that are printable text, so the same request always
@@ -15,7 +15,7 @@ typedef struct hd_null hd_null;
 
 /* HD_EINVAL for a tokenizer without printable tokens. */
 hd_status hd_null_open(hd_null **out, const hd_tokenizer *t, int32_t n_slots,
-                       int32_t max_drafts, hd_err *err);
+                       int32_t max_drafts, int32_t step_us, hd_err *err);
 void hd_null_close(hd_null *n); /* NULL is fine */
 
 void hd_null_enter(hd_null *n, int32_t slot, uint64_t seed);
