@@ -198,11 +198,6 @@ typedef struct hd_event {
     const char *stop_text; /* END_STOP by this string, else NULL */
     const char *why;       /* END_FAILED: one sentence, else NULL */
 
-    /* END_STOP behind complete calls with no text in or behind their block: the block's tokens,
-     * from the special token that opens it to the last before the end; else NULL. */
-    const int32_t *call_tokens; /* [n_call_tokens] */
-    size_t n_call_tokens;
-
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens; /* so far */
     /* Drafts of this answer so far, and those of them that are among its output_tokens; what lies
      * behind the answer's end is not accepted. The arrays: by place in the step. */

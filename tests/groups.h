@@ -28,6 +28,7 @@
     X(engine) \
     X(answers) \
     X(steer) \
+    X(recall) \
     X(simulation) \
     X(drafts) \
     X(executor) \

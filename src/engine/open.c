@@ -11,7 +11,8 @@ enum {
     DEFAULT_CONTEXT = 8192,
     DEFAULT_CHUNK = 256,
     DEFAULT_QUEUE = 1024,
-    MIN_CHOICES = 64 /* rows of logits: more of them score prompts faster */
+    MIN_CHOICES = 64, /* rows of logits: more of them score prompts faster */
+    RECALL_BYTES = 16 << 20
 };
 
 typedef struct sizes {
@@ -248,6 +249,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
     HD_TRY(engine_forms_open(&e->forms, err));
+    HD_TRY(engine_recall_open(&e->recall, RECALL_BYTES, err));
     HD_TRY(open_runner(e, &z, o, err));
     HD_TRY(open_sched(e, &z, err));
     HD_TRY(open_mailbox(e, &z, err));
@@ -317,6 +319,7 @@ void hd_engine_close(hd_engine *e) {
     hd_null_close(e->null);
     hd_grammar_vocab_close(e->vocab);
     engine_forms_close(e->forms);
+    engine_recall_close(e->recall);
     hd_stream_close(e->stream);
     hd_device_close(e->device);
     hd_weights_close(e->weights);
