@@ -164,8 +164,8 @@ static hd_status open_loads(hd_engine *e, hd_err *err) {
 static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_options *o,
                              hd_err *err) {
     if (!e->weights) {
-        HD_TRY(hd_null_open(&e->null, e->tokenizer, z->running, z->drafts, o->null_step_us,
-                            err));
+        HD_TRY(
+            hd_null_open(&e->null, e->tokenizer, z->running, z->drafts, o->null_step_us, err));
         e->runner = hd_null_runner(e->null);
         return HD_OK;
     }
@@ -237,8 +237,10 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
         return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
     }
     if (o->null_step_us < 0 || (o->null_step_us && !null)) {
-        return HD_FAIL(err, HD_EINVAL, "null_step_us is %d; only steps of the null backend "
-                       "take a time of one's choice", o->null_step_us);
+        return HD_FAIL(err, HD_EINVAL,
+                       "null_step_us is %d; only steps of the null backend "
+                       "take a time of one's choice",
+                       o->null_step_us);
     }
     HD_TRY(open_text(e, o->model_dir, err));
     e->drafts = !o->no_drafts;
