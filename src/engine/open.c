@@ -153,10 +153,14 @@ static hd_status open_loads(hd_engine *e, hd_err *err) {
     return HD_FAIL(err, HD_ENOMEM, "no memory for the loads of %lld experts", (long long)n);
 }
 
-static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptance,
+static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_options *o,
                              hd_err *err) {
     if (!e->weights) {
-        const hd_null_options null = {e->tokenizer, e->n_ids, z->running, z->drafts};
+        const hd_null_options null = {.tokenizer = e->tokenizer,
+                                      .n_ids = e->n_ids,
+                                      .n_slots = z->running,
+                                      .max_drafts = z->drafts,
+                                      .step_us = o->null_step_us};
         HD_TRY(hd_null_open(&e->null, &null, err));
         e->runner = hd_null_runner(e->null);
         return HD_OK;
@@ -177,7 +181,7 @@ static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptan
         .max_drafts = z->drafts,
         .choice_rows = z->choice_rows,
         .vocab = e->vocab,
-        .forced_acceptance = forced_acceptance
+        .forced_acceptance = o->forced_acceptance
     };
     HD_TRY(hd_executor_open(&e->executor, &env, &x, err));
     HD_TRY(open_loads(e, err));
@@ -230,6 +234,12 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (null && e->forced_acceptance) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
     }
+    if (o->null_step_us < 0 || (o->null_step_us && !null)) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "null_step_us is %d; only steps of the null backend take a time of "
+                       "one's choice",
+                       o->null_step_us);
+    }
     HD_TRY(hd_model_spec_open(&e->spec, o->model_dir, err));
     if (!o->dummy_weights) HD_TRY(open_text(e, o->model_dir, err));
     e->n_ids = e->tokenizer ? hd_tokenizer_vocab_size(e->tokenizer) : e->spec->vocab;
@@ -238,7 +248,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
     HD_TRY(engine_forms_open(&e->forms, err));
-    HD_TRY(open_runner(e, &z, o->forced_acceptance, err));
+    HD_TRY(open_runner(e, &z, o, err));
     HD_TRY(open_sched(e, &z, err));
     HD_TRY(open_mailbox(e, &z, err));
     return engine_start(e, err);
@@ -252,7 +262,6 @@ static void open_locks(hd_engine *e) {
     pthread_cond_init(&e->wake, &monotonic);
     pthread_cond_init(&e->posted, &monotonic);
     pthread_cond_init(&e->taken, NULL);
-    pthread_cond_init(&e->read, NULL);
     pthread_condattr_destroy(&monotonic);
 }
 
@@ -317,7 +326,6 @@ void hd_engine_close(hd_engine *e) {
     pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->posted);
     pthread_cond_destroy(&e->taken);
-    pthread_cond_destroy(&e->read);
     pthread_mutex_destroy(&e->lock);
     free(e);
 }

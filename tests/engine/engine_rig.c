@@ -54,6 +54,7 @@ void rig_take(rig_answer *a, const hd_event *e) {
     assert_int_equal(a->tokens.n, e->output_tokens);
     assert_int_equal(hd_ids_append(&a->call_tokens, e->call_tokens, e->n_call_tokens, NULL),
                      HD_OK);
+    assert_true(e->accepted <= e->drafted && e->accepted <= e->output_tokens);
     if (e->end == HD_END_NOT) return;
     a->n_ends++;
     a->end = *e;
