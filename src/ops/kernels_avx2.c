@@ -301,6 +301,8 @@ const ops_kernels ops_kernels_avx2 = {
     .mix = mix,
     .max = ops_max_avx2,
     .exp_sum = ops_exp_sum_avx2,
+    .turn = ops_turn_avx2,
+    .index_scores = ops_index_scores_avx2,
     .weigh = ops_weigh_avx2,
     .decode = {[HD_F32] = ops_decode_f32_avx2,
                [HD_F16] = ops_decode_f16_avx2,
