@@ -16,7 +16,7 @@ typedef struct bench_settings {
     load_options load;
     int64_t threads, chunk, running, kv_tokens, warmup;
     double forced_acceptance;
-    int backend;
+    int backend, precision;
     bool json, quiet;
 } bench_settings;
 
@@ -42,6 +42,7 @@ static hd_status open_engine(hd_engine **out, const bench_settings *b, hd_err *e
         .size = sizeof options,
         .model_dir = b->model_dir,
         .backend = option_backends[b->backend],
+        .precision = option_precisions[b->precision],
         .threads = (int32_t)b->threads,
         .max_running = (int32_t)b->running,
         .max_context = (int32_t)longest,
@@ -116,6 +117,7 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
         option_int("threads", &b->threads, 0, 1024, "0: one per processor"),
         option_choice("backend", &b->backend, option_backends,
                       "the fast one, a GPU, the reference, or null: no model at all"),
+        option_precision(&b->precision),
         option_flag("json", &b->json, "print one JSON object"),
         with_letter(option_flag("quiet", &b->quiet, "no progress on standard error"), 'q'),
     };

@@ -18,7 +18,7 @@ typedef struct serve_settings {
     int64_t threads, max_running, context, kv_tokens, snapshot_tokens, chunk, step_tokens,
         queue;
     int64_t draft_tokens, answers, messages, batch_prompts, stream_interval, queue_s;
-    int backend, compat;
+    int backend, precision, compat;
     bool half_close, no_sandbox, open, no_drafts;
 
     int64_t start_ns;

@@ -99,7 +99,9 @@ static size_t checkpoint_bytes(const hd_weights *w) {
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *backend = o->backend ? o->backend : "cpu";
     const hd_cpu_options cpu = {.n_threads = o->threads};
-    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, err));
+    hd_precision precision;
+    HD_TRY(hd_precision_of(&precision, o->precision, err));
+    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, precision, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
     HD_TRY(hd_weights_open(&e->weights, o->model_dir, e->spec, err));
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
