@@ -16,7 +16,7 @@ typedef struct bench_settings {
     load_options load;
     int64_t threads, chunk, running, kv_tokens, warmup;
     double forced_acceptance;
-    int backend;
+    int backend, precision;
     bool json, quiet;
 } bench_settings;
 
@@ -47,6 +47,7 @@ static hd_status open_engine(hd_engine **out, const bench_settings *b, hd_err *e
         .model_dir = b->dummy_config ? b->dummy_config : b->model_dir,
         .dummy_weights = b->dummy_config != NULL,
         .backend = option_backends[b->backend],
+        .precision = option_precisions[b->precision],
         .threads = (int32_t)b->threads,
         .max_running = (int32_t)b->running,
         .max_context = (int32_t)longest,
@@ -124,6 +125,7 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
                     "no checkpoint: weights made up in memory for this config.json or folder"),
         option_choice("backend", &b->backend, option_backends,
                       "the fast one, a GPU, the reference, or null: no model at all"),
+        option_precision(&b->precision),
         option_flag("json", &b->json, "print one JSON object"),
         with_letter(option_flag("quiet", &b->quiet, "no progress on standard error"), 'q'),
     };

@@ -91,7 +91,9 @@ static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *backend = o->backend ? o->backend : "cpu";
     const hd_cpu_options cpu = {.n_threads = o->threads};
-    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, err));
+    hd_precision precision;
+    HD_TRY(hd_precision_of(&precision, o->precision, err));
+    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, precision, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
     HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, err)
                             : hd_weights_open(&e->weights, o->model_dir, e->spec, err));

@@ -82,7 +82,7 @@ void open_machine(machine *m, const char *name, float forced_acceptance) {
     must(hd_weights_open(&m->weights, dir, m->spec, &err), &err);
     must(hd_device_open_cpu(&m->device, &cpu, &err), &err);
     must(hd_stream_open(&m->stream, m->device, &err), &err);
-    hd_ops_init_cpu(&m->ops, hd_cpu_features());
+    hd_ops_init_cpu(&m->ops, hd_cpu_features(), HD_EXACT);
     open_vocab(m);
     const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
     m->lease_pages = (int32_t)hd_ceil_div(POSITIONS + HD_MAX_DRAFTS, page);
