@@ -61,12 +61,56 @@ void hd_stream_wait(hd_stream *s) {
     s->device->table->wait(s);
 }
 
-hd_status hd_stream_sync(hd_stream *s, hd_err *err) {
-    hd_stream_wait(s);
+/* The first failure, which is then forgotten. */
+static hd_status take_failure(hd_stream *s, hd_err *err) {
     hd_err failure = s->failure;
     s->failure = (hd_err){0};
     if (failure.code == HD_OK) return HD_OK;
     return HD_FAIL(err, failure.code, "%s", failure.msg);
+}
+
+hd_status hd_stream_sync(hd_stream *s, hd_err *err) {
+    hd_stream_wait(s);
+    return take_failure(s, err);
+}
+
+hd_status hd_mark_open(hd_mark **out, hd_device *d, hd_err *err) {
+    *out = NULL;
+    return d->table->open_mark(out, d, err);
+}
+
+void hd_mark_close(hd_mark *m) {
+    if (m) m->device->table->close_mark(m);
+}
+
+void hd_stream_mark(hd_stream *s, hd_mark *m) {
+    s->device->table->mark(s, m);
+}
+
+hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err) {
+    s->device->table->wait_for(s, m);
+    return take_failure(s, err);
+}
+
+bool hd_device_records(const hd_device *d) {
+    return d->table->record != NULL;
+}
+
+void hd_stream_record(hd_stream *s) {
+    s->device->table->record(s);
+}
+
+hd_status hd_stream_recorded(hd_stream *s, hd_graph **out, hd_err *err) {
+    *out = NULL;
+    return s->device->table->recorded(s, out, err);
+}
+
+void hd_graph_close(hd_graph *g) {
+    if (g) g->device->table->close_graph(g);
+}
+
+void hd_stream_launch(hd_stream *s, const hd_graph *g) {
+    s->device->table->launch(s, g);
 }
 
 int32_t hd_stream_workers(const hd_stream *s) {

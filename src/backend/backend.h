@@ -18,6 +18,8 @@ HD_BEGIN_C
 
 typedef struct hd_device hd_device;
 typedef struct hd_stream hd_stream;
+typedef struct hd_mark hd_mark;   /* a place in a stream's queue */
+typedef struct hd_graph hd_graph; /* ops that were recorded, to be launched as one */
 
 typedef struct hd_cpu_options {
     int32_t n_threads; /* 0: one per processor */
@@ -62,6 +64,32 @@ void hd_stream_wait(hd_stream *s);
 
 /* Waits for everything queued and gives its first failure, which is then forgotten. */
 hd_status hd_stream_sync(hd_stream *s, hd_err *err);
+
+/* ---- waiting for a part of the queue ---- */
+
+hd_status hd_mark_open(hd_mark **out, hd_device *d, hd_err *err);
+void hd_mark_close(hd_mark *m); /* NULL is fine */
+
+/* Sets m behind everything queued so far; where it was before is forgotten. */
+void hd_stream_mark(hd_stream *s, hd_mark *m);
+
+/* Waits for what is queued before m and gives the stream's first failure, which is then
+ * forgotten. */
+hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err);
+
+/* ---- recording: ops only, no copies; they run when the graph is launched, with the same
+ * arguments every time ---- */
+
+bool hd_device_records(const hd_device *d); /* false: the calls below are not for it */
+
+/* What is queued from here on is recorded instead. */
+void hd_stream_record(hd_stream *s);
+
+/* Ends it. The stream must outlive the graph. */
+hd_status hd_stream_recorded(hd_stream *s, hd_graph **out, hd_err *err);
+void hd_graph_close(hd_graph *g); /* NULL is fine; not while it runs */
+
+void hd_stream_launch(hd_stream *s, const hd_graph *g);
 
 /* ---- for ops only ---- */
 

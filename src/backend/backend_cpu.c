@@ -106,6 +106,24 @@ static hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) 
     return HD_OK;
 }
 
+/* Everything before a mark is finished when it is set. */
+static hd_status open_mark(hd_mark **out, hd_device *d, hd_err *err) {
+    hd_mark *m = calloc(1, sizeof *m);
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
+    m->device = d;
+    *out = m;
+    return HD_OK;
+}
+
+static void close_mark(hd_mark *m) {
+    free(m);
+}
+
+static void mark_nothing(hd_stream *s, hd_mark *m) {
+    (void)s;
+    (void)m;
+}
+
 static const backend_table table = {
     .close = close_device,
     .alloc = alloc,
@@ -116,6 +134,10 @@ static const backend_table table = {
     .download = download,
     .wait = wait_for_nothing,
     .reserve = reserve,
+    .open_mark = open_mark,
+    .close_mark = close_mark,
+    .mark = mark_nothing,
+    .wait_for = mark_nothing,
     .host_memory = true,
 };
 

@@ -1,7 +1,8 @@
 /* backend_cuda.cu - one GPU: its memory, pinned host memory, and streams of kernels and copies.
  *
  * Uploads go through a ring of pinned pieces, so that the caller's bytes are free at once and
- * copies run beside the host that fills the next piece, also from a mapped checkpoint. */
+ * copies run beside the host that fills the next piece, also from a mapped checkpoint. Ops are
+ * recorded by stream capture. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,16 @@ struct cuda_stream {
     uint8_t *pieces; /* [PIECES, PIECE_BYTES] pinned */
     cudaEvent_t sent[PIECES];
     int next;
+};
+
+struct cuda_mark {
+    hd_mark base;
+    cudaEvent_t event;
+};
+
+struct cuda_graph {
+    hd_graph base;
+    cudaGraphExec_t exec;
 };
 
 cuda_device *device_of(hd_stream *s) {
@@ -207,6 +218,78 @@ hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
     return HD_OK;
 }
 
+/* ---- marks ---- */
+
+hd_status open_mark(hd_mark **out, hd_device *base, hd_err *err) {
+    cuda_mark *m = static_cast<cuda_mark *>(calloc(1, sizeof *m));
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
+    m->base.device = base;
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
+    const cudaError_t status = cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming);
+    if (status != cudaSuccess) {
+        free(m);
+        return fail(err, HD_EDEVICE, "a mark", status);
+    }
+    *out = &m->base;
+    return HD_OK;
+}
+
+void close_mark(hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    cudaEventDestroy(m->event);
+    free(m);
+}
+
+void set_mark(hd_stream *s, hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    note(s, "a mark", cudaEventRecord(m->event, hd_cuda_stream(s)));
+}
+
+void wait_for(hd_stream *s, hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    note(s, "the GPU", cudaEventSynchronize(m->event));
+}
+
+/* ---- recording ---- */
+
+void record(hd_stream *s) {
+    note(s, "recording",
+         cudaStreamBeginCapture(hd_cuda_stream(s), cudaStreamCaptureModeThreadLocal));
+}
+
+hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
+    cudaGraph_t ops = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    cudaError_t status = cudaStreamEndCapture(hd_cuda_stream(s), &ops);
+    if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, ops, 0);
+    if (ops) cudaGraphDestroy(ops);
+    if (status == cudaSuccess) status = cudaGraphUpload(exec, hd_cuda_stream(s));
+    cuda_graph *g = nullptr;
+    if (status == cudaSuccess) g = static_cast<cuda_graph *>(calloc(1, sizeof *g));
+    if (!g) {
+        if (exec) cudaGraphExecDestroy(exec);
+        if (status == cudaSuccess) return HD_FAIL(err, HD_ENOMEM, "no memory for a graph");
+        cudaGetLastError();
+        return fail(err, HD_EDEVICE, "recording a step", status);
+    }
+    g->base.device = s->device;
+    g->exec = exec;
+    *out = &g->base;
+    return HD_OK;
+}
+
+void close_graph(hd_graph *base) {
+    cuda_graph *g = reinterpret_cast<cuda_graph *>(base);
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base->device)->ordinal);
+    cudaGraphExecDestroy(g->exec);
+    free(g);
+}
+
+void launch(hd_stream *s, const hd_graph *base) {
+    const cuda_graph *g = reinterpret_cast<const cuda_graph *>(base);
+    note(s, "a recorded step", cudaGraphLaunch(g->exec, hd_cuda_stream(s)));
+}
+
 const backend_table table = {
     .close = close_device,
     .alloc = alloc,
@@ -217,6 +300,14 @@ const backend_table table = {
     .download = download,
     .wait = wait_all,
     .reserve = reserve,
+    .open_mark = open_mark,
+    .close_mark = close_mark,
+    .mark = set_mark,
+    .wait_for = wait_for,
+    .record = record,
+    .recorded = recorded,
+    .close_graph = close_graph,
+    .launch = launch,
     .host_memory = false,
 };
 

@@ -117,6 +117,10 @@ SMALL(count_tokens, a->n, a->vocab)
 SMALL(sample, a->rows, a->vocab)
 SMALL(verify, a->n, 0)
 SMALL(argmax, a->rows, a->vocab)
+SMALL(lay_step, a->n, 0)
+SMALL(settle_step, a->n, 0)
+SMALL(lay_draft, a->n, 0)
+SMALL(stamp, a->at != NULL, 0)
 #undef SMALL
 
 /* ---- noting ---- */
