@@ -53,6 +53,31 @@ void hd_stream_download(hd_stream *s, void *host, const void *device, size_t byt
     if (bytes) s->device->table->download(s, host, device, bytes);
 }
 
+void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    if (bytes) s->device->table->noise(s, device, bytes, noise);
+}
+
+hd_status hd_marks_open(hd_marks **out, hd_device *d, int32_t n, hd_err *err) {
+    *out = NULL;
+    return d->table->open_marks(out, d, n, err);
+}
+
+void hd_marks_close(hd_marks *m) {
+    if (m) m->device->table->close_marks(m);
+}
+
+void hd_marks_set(hd_marks *m, hd_stream *s, int32_t mark) {
+    m->device->table->mark(m, s, mark);
+}
+
+double hd_marks_seconds(const hd_marks *m, int32_t from, int32_t to) {
+    return m->device->table->between(m, from, to);
+}
+
+void hd_stream_hold(hd_stream *s, int32_t microseconds) {
+    s->device->table->hold(s, microseconds);
+}
+
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what) {
     HD_FAIL(&s->failure, code, "%s", what);
 }

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/noise.h"
 #include "base/pool.h"
 #include "base/status.h"
 
@@ -54,6 +55,9 @@ void hd_stream_upload(hd_stream *s, void *device, const void *host, size_t bytes
 /* Device to host, in queue order: there after hd_stream_wait or hd_stream_sync. */
 void hd_stream_download(hd_stream *s, void *host, const void *device, size_t bytes);
 
+/* Makes up device memory where it lies. `bytes` are rounded up to whole words of 8. */
+void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise);
+
 /* Records a failure; the first one stays. */
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what);
 
@@ -62,6 +66,20 @@ void hd_stream_wait(hd_stream *s);
 
 /* Waits for everything queued and gives its first failure, which is then forgotten. */
 hd_status hd_stream_sync(hd_stream *s, hd_err *err);
+
+/* ---- for measuring ---- */
+
+/* Marks are passed by the stream when everything queued before them is done. */
+typedef struct hd_marks hd_marks;
+
+hd_status hd_marks_open(hd_marks **out, hd_device *d, int32_t n, hd_err *err);
+void hd_marks_close(hd_marks *m); /* NULL is fine; before its device */
+void hd_marks_set(hd_marks *m, hd_stream *s, int32_t mark);
+/* Of two marks that were passed: after hd_stream_wait or hd_stream_sync. */
+double hd_marks_seconds(const hd_marks *m, int32_t from, int32_t to);
+
+/* Keeps a GPU busy for about so long, so that what is queued meanwhile runs without gaps. */
+void hd_stream_hold(hd_stream *s, int32_t microseconds);
 
 /* ---- for ops only ---- */
 

@@ -7,6 +7,7 @@
 #include "backend/backend_internal.h"
 #include "base/checked.h"
 #include "base/memory.h"
+#include "base/progress.h"
 
 enum { ALIGN = 256, MAX_BLOCKS = 256 };
 
@@ -106,6 +107,63 @@ static hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) 
     return HD_OK;
 }
 
+/* ---- made-up bytes ---- */
+
+enum { NOISE_WORDS = 1 << 17 }; /* of a task */
+
+typedef struct noise_job {
+    uint64_t *to;
+    size_t n;
+    hd_noise noise;
+} noise_job;
+
+static void make_noise(const void *arg, int32_t task, int32_t worker) {
+    const noise_job *job = arg;
+    const size_t first = (size_t)task * NOISE_WORDS;
+    const size_t end = job->n - first < NOISE_WORDS ? job->n : first + NOISE_WORDS;
+    (void)worker;
+    for (size_t i = first; i < end; i++) job->to[i] = hd_noise_word(&job->noise, i);
+}
+
+static void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    const noise_job job = {device, (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t), *noise};
+    hd_stream_tasks(s, (int32_t)((job.n + NOISE_WORDS - 1) / NOISE_WORDS), make_noise, &job);
+}
+
+/* ---- marks: what is queued is done, so they are times ---- */
+
+typedef struct cpu_marks {
+    hd_marks base;
+    int64_t ns[];
+} cpu_marks;
+
+static hd_status open_marks(hd_marks **out, hd_device *d, int32_t n, hd_err *err) {
+    cpu_marks *m = calloc(1, sizeof *m + (size_t)n * sizeof m->ns[0]);
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for %d marks", n);
+    m->base.device = d;
+    *out = &m->base;
+    return HD_OK;
+}
+
+static void close_marks(hd_marks *m) {
+    free(m);
+}
+
+static void mark(hd_marks *m, hd_stream *s, int32_t mark) {
+    (void)s;
+    ((cpu_marks *)m)->ns[mark] = hd_now_ns();
+}
+
+static double between(const hd_marks *base, int32_t from, int32_t to) {
+    const cpu_marks *m = (const cpu_marks *)base;
+    return (double)(m->ns[to] - m->ns[from]) * 1e-9;
+}
+
+static void hold(hd_stream *s, int32_t microseconds) {
+    (void)s;
+    (void)microseconds;
+}
+
 static const backend_table table = {
     .close = close_device,
     .alloc = alloc,
@@ -116,6 +174,12 @@ static const backend_table table = {
     .download = download,
     .wait = wait_for_nothing,
     .reserve = reserve,
+    .noise = noise,
+    .hold = hold,
+    .open_marks = open_marks,
+    .close_marks = close_marks,
+    .mark = mark,
+    .between = between,
     .host_memory = true,
 };
 

@@ -207,6 +207,84 @@ hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
     return HD_OK;
 }
 
+/* ---- made-up bytes ---- */
+
+constexpr int NOISE_BLOCK = 256, NOISE_BLOCKS_PER_SM = 8;
+
+__global__ void make_noise(uint64_t *to, size_t n, hd_noise noise) {
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        to[i] = hd_noise_word(&noise, i);
+    }
+}
+
+void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    const size_t n = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+    const size_t most = (size_t)device_of(s)->n_sms * NOISE_BLOCKS_PER_SM;
+    const size_t blocks = (n + NOISE_BLOCK - 1) / NOISE_BLOCK;
+    make_noise<<<(unsigned)(blocks < most ? blocks : most), NOISE_BLOCK, 0,
+                 hd_cuda_stream(s)>>>(static_cast<uint64_t *>(device), n, *noise);
+    note(s, "noise", cudaGetLastError());
+}
+
+/* ---- marks ---- */
+
+struct cuda_marks {
+    hd_marks base;
+    int32_t n;
+    cudaEvent_t events[];
+};
+
+void close_marks(hd_marks *base) {
+    cuda_marks *m = reinterpret_cast<cuda_marks *>(base);
+    for (int32_t i = 0; i < m->n; i++) {
+        if (m->events[i]) cudaEventDestroy(m->events[i]);
+    }
+    free(m);
+}
+
+hd_status open_marks(hd_marks **out, hd_device *d, int32_t n, hd_err *err) {
+    cuda_marks *m =
+        static_cast<cuda_marks *>(calloc(1, sizeof *m + (size_t)n * sizeof(cudaEvent_t)));
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for %d marks", n);
+    m->base.device = d;
+    m->n = n;
+    cudaSetDevice(reinterpret_cast<cuda_device *>(d)->ordinal);
+    for (int32_t i = 0; i < n; i++) {
+        const cudaError_t status = cudaEventCreate(&m->events[i]);
+        if (status == cudaSuccess) continue;
+        close_marks(&m->base);
+        return fail(err, HD_EDEVICE, "marks", status);
+    }
+    *out = &m->base;
+    return HD_OK;
+}
+
+void mark(hd_marks *base, hd_stream *s, int32_t mark) {
+    cuda_marks *m = reinterpret_cast<cuda_marks *>(base);
+    note(s, "a mark", cudaEventRecord(m->events[mark], hd_cuda_stream(s)));
+}
+
+double between(const hd_marks *base, int32_t from, int32_t to) {
+    const cuda_marks *m = reinterpret_cast<const cuda_marks *>(base);
+    float ms = 0;
+    cudaEventElapsedTime(&ms, m->events[from], m->events[to]);
+    return (double)ms * 1e-3;
+}
+
+__global__ void spin(uint64_t ns) {
+    uint64_t begun, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - begun < ns);
+}
+
+void hold(hd_stream *s, int32_t microseconds) {
+    spin<<<1, 1, 0, hd_cuda_stream(s)>>>((uint64_t)microseconds * 1000);
+    note(s, "hold", cudaGetLastError());
+}
+
 const backend_table table = {
     .close = close_device,
     .alloc = alloc,
@@ -217,6 +295,12 @@ const backend_table table = {
     .download = download,
     .wait = wait_all,
     .reserve = reserve,
+    .noise = noise,
+    .hold = hold,
+    .open_marks = open_marks,
+    .close_marks = close_marks,
+    .mark = mark,
+    .between = between,
     .host_memory = false,
 };
 

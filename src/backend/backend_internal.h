@@ -18,11 +18,21 @@ typedef struct backend_table {
     void (*download)(hd_stream *s, void *host, const void *device, size_t bytes);
     void (*wait)(hd_stream *s); /* failures of queued work go to hd_stream_fail */
     hd_status (*reserve)(hd_stream *s, size_t bytes_per_worker, hd_err *err);
+    void (*noise)(hd_stream *s, void *device, size_t bytes, const hd_noise *noise);
+    void (*hold)(hd_stream *s, int32_t microseconds);
+    hd_status (*open_marks)(hd_marks **out, hd_device *d, int32_t n, hd_err *err);
+    void (*close_marks)(hd_marks *m);
+    void (*mark)(hd_marks *m, hd_stream *s, int32_t mark);
+    double (*between)(const hd_marks *m, int32_t from, int32_t to);
     bool host_memory; /* device memory is host memory */
 } backend_table;
 
 struct hd_device {
     const backend_table *table;
+};
+
+struct hd_marks {
+    hd_device *device;
 };
 
 struct hd_stream {

@@ -170,7 +170,7 @@ static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptan
     }
     HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
                                            e->spec->eos, e->spec->n_eos, err));
-    const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream};
+    const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream, NULL};
     const hd_executor_options x = {
         .n_slots = z->running,
         .step_rows = z->step_rows,

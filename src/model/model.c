@@ -52,15 +52,40 @@ static size_t scratch_bytes(const hd_model *m) {
     return hd_ops_scratch_bytes(m->limits.positions + c->window, widest);
 }
 
+/* The layouts that the stages know: all cut over ranks with rows in common, or whole experts
+ * spread over ranks with rows of their own. */
+static hd_status check_layout(const hd_model_env *env, hd_err *err) {
+    const hd_layout *l = &hd_weights_share(env->weights)->layout;
+    const bool tensor = l->dp == 1 && l->ep == 1 && l->etp == l->tp && l->dense_tp == l->tp &&
+                        l->head_tp == l->tp;
+    const bool expert =
+        l->tp == 1 && l->etp == 1 && l->dense_tp == 1 && l->head_tp == 1 && l->ep == l->dp;
+    if (!tensor && !expert) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "a layout of tp %d, dp %d, ep %d: must be all tp, or all dp and ep",
+                       l->tp, l->dp, l->ep);
+    }
+    if (hd_layout_world(l) > 1 && !env->exchange) {
+        return HD_FAIL(err, HD_EINVAL, "a share of a model needs its other ranks");
+    }
+    return HD_OK;
+}
+
 hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_limits *limits,
                         int32_t n_micro, hd_err *err) {
     assert(n_micro >= 1 && n_micro <= HD_MAX_MICRO);
     *out = NULL;
+    HD_TRY(check_layout(env, err));
     hd_model *m = calloc(1, sizeof *m);
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a model");
     m->env = *env;
     m->limits = *limits;
     m->n_micro = n_micro;
+    m->share = hd_weights_share(env->weights);
+    if (m->share->layout.ep > 1) {
+        const int32_t own = limits->rows * env->spec->route.top_k;
+        m->in_rows = limits->expert_rows ? limits->expert_rows : own;
+    }
     m->softmax_scale = (float)env->spec->softmax_scale;
     m->index_scale = model_index_scale(env->spec);
     m->rope_scale = (float)env->spec->rope.magnitude;

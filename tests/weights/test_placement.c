@@ -101,8 +101,8 @@ static bool try_layout(const hd_layout *l, const hd_model_spec *spec, const hd_s
             for (int32_t r = 0; r < world; r++) check_blocks(&plans[r], spec, schema, i);
         }
         for (int32_t r = 0; r < world; r++) {
-            assert_int_equal(plans[r].n_heads, spec->n_heads / l->tp);
-            assert_int_equal(plans[r].n_experts, spec->route.n_experts / l->ep);
+            assert_int_equal(plans[r].share.n_heads, spec->n_heads / l->tp);
+            assert_int_equal(plans[r].share.n_experts, spec->route.n_experts / l->ep);
         }
     }
     for (int32_t r = 0; r < world; r++) hd_plan_close(&plans[r]);
@@ -215,8 +215,8 @@ static void bytes_of_all_ranks_add_up(void **state) {
         experts += p.held.main[HD_PART_EXPERTS].bytes + p.held.mtp[HD_PART_EXPERTS].bytes;
         head += p.held.main[HD_PART_HEAD].bytes;
         router += p.held.main[HD_PART_ROUTER].bytes;
-        assert_int_equal(p.expert0, 64 * r);
-        assert_int_equal(p.head0, 32 * (r % 2));
+        assert_int_equal(p.share.expert0, 64 * r);
+        assert_int_equal(p.share.head0, 32 * (r % 2));
         hd_plan_close(&p);
     }
     assert_true(experts ==
