@@ -29,6 +29,10 @@ typedef struct hd_engine hd_engine;
 typedef struct hd_engine_options {
     size_t size;           /* sizeof(hd_engine_options): the version of this struct */
     const char *model_dir; /* checkpoint directory, never NULL */
+    bool dummy_weights;    /* for measuring: model_dir is a config.json or its folder, and the
+                              weights are made up in memory. There is no text: prompts are tokens,
+                              events have no parts, and messages, stop strings and forms are
+                              refused */
     const char
         *backend; /* "cpu", "cuda", "ref" for the plain reference, or "null": tokens out of thin
                               air at once, to measure everything but the model */

@@ -53,6 +53,10 @@ void hd_stream_download(hd_stream *s, void *host, const void *device, size_t byt
     if (bytes) s->device->table->download(s, host, device, bytes);
 }
 
+void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes) {
+    if (bytes) s->device->table->copy(s, to, from, bytes);
+}
+
 void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
     if (bytes) s->device->table->noise(s, device, bytes, noise);
 }

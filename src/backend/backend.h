@@ -55,6 +55,9 @@ void hd_stream_upload(hd_stream *s, void *device, const void *host, size_t bytes
 /* Device to host, in queue order: there after hd_stream_wait or hd_stream_sync. */
 void hd_stream_download(hd_stream *s, void *host, const void *device, size_t bytes);
 
+/* From one place of the stream's device to another. */
+void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes);
+
 /* Makes up device memory where it lies. `bytes` are rounded up to whole words of 8. */
 void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise);
 

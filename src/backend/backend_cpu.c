@@ -174,6 +174,7 @@ static const backend_table table = {
     .download = download,
     .wait = wait_for_nothing,
     .reserve = reserve,
+    .copy = upload, /* all of it is one memory */
     .noise = noise,
     .hold = hold,
     .open_marks = open_marks,

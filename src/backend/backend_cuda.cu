@@ -190,6 +190,11 @@ void download(hd_stream *base, void *host, const void *device, size_t bytes) {
     note(base, "download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, queue));
 }
 
+void copy(hd_stream *base, void *to, const void *from, size_t bytes) {
+    cudaStream_t queue = hd_cuda_stream(base);
+    note(base, "copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, queue));
+}
+
 void wait_all(hd_stream *base) {
     note(base, "the GPU", cudaStreamSynchronize(hd_cuda_stream(base)));
 }
@@ -295,6 +300,7 @@ const backend_table table = {
     .download = download,
     .wait = wait_all,
     .reserve = reserve,
+    .copy = copy,
     .noise = noise,
     .hold = hold,
     .open_marks = open_marks,

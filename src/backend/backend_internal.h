@@ -18,6 +18,7 @@ typedef struct backend_table {
     void (*download)(hd_stream *s, void *host, const void *device, size_t bytes);
     void (*wait)(hd_stream *s); /* failures of queued work go to hd_stream_fail */
     hd_status (*reserve)(hd_stream *s, size_t bytes_per_worker, hd_err *err);
+    void (*copy)(hd_stream *s, void *to, const void *from, size_t bytes);
     void (*noise)(hd_stream *s, void *device, size_t bytes, const hd_noise *noise);
     void (*hold)(hd_stream *s, int32_t microseconds);
     hd_status (*open_marks)(hd_marks **out, hd_device *d, int32_t n, hd_err *err);

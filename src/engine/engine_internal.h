@@ -104,7 +104,8 @@ struct hd_engine {
     /* read-only after open */
     hd_model_spec *spec;
     hd_weights *weights;
-    hd_tokenizer *tokenizer;
+    hd_tokenizer *tokenizer; /* NULL with dummy weights: then there is no text */
+    int32_t n_ids;           /* tokens that may be chosen */
     hd_chat_encoding encoding;
     bool thinks;
     int32_t markers[ENGINE_MAX_MARKERS], n_markers; /* tokens that the parser wants to see */

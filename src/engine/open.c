@@ -5,7 +5,6 @@
 
 #include "base/checked.h"
 #include "engine/engine_internal.h"
-#include "weights/safetensors.h"
 
 enum {
     DEFAULT_RUNNING = 16,
@@ -81,7 +80,6 @@ static void find_markers(hd_engine *e) {
 }
 
 static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
-    HD_TRY(hd_model_spec_open(&e->spec, model_dir, err));
     HD_TRY(hd_tokenizer_open(&e->tokenizer, model_dir, err));
     HD_TRY(hd_tokenizer_check_rows(e->tokenizer, e->spec->vocab, err));
     HD_TRY(hd_chat_detect(&e->encoding, &e->thinks, model_dir, err));
@@ -89,21 +87,15 @@ static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
     return HD_OK;
 }
 
-static size_t checkpoint_bytes(const hd_weights *w) {
-    const hd_checkpoint *c = hd_weights_checkpoint(w);
-    size_t bytes = 0;
-    for (int32_t i = 0; i < hd_checkpoint_count(c); i++) bytes += hd_checkpoint_at(c, i)->bytes;
-    return bytes;
-}
-
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *backend = o->backend ? o->backend : "cpu";
     const hd_cpu_options cpu = {.n_threads = o->threads};
     HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
-    HD_TRY(hd_weights_open(&e->weights, o->model_dir, e->spec, err));
+    HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, NULL, err)
+                            : hd_weights_open(&e->weights, o->model_dir, e->spec, err));
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
-    e->totals.weight_bytes = checkpoint_bytes(e->weights);
+    e->totals.weight_bytes = hd_weights_bytes(e->weights);
     return hd_weights_upload(e->weights, e->device, e->stream, err);
 }
 
@@ -164,13 +156,16 @@ static hd_status open_loads(hd_engine *e, hd_err *err) {
 static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptance,
                              hd_err *err) {
     if (!e->weights) {
-        HD_TRY(hd_null_open(&e->null, e->tokenizer, z->running, z->drafts, err));
+        const hd_null_options null = {e->tokenizer, e->n_ids, z->running, z->drafts};
+        HD_TRY(hd_null_open(&e->null, &null, err));
         e->runner = hd_null_runner(e->null);
         return HD_OK;
     }
-    HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
-                                           e->spec->eos, e->spec->n_eos, err));
-    const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream, NULL};
+    if (e->tokenizer) {
+        HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
+                                               e->spec->eos, e->spec->n_eos, err));
+    }
+    const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream, NULL, NULL};
     const hd_executor_options x = {
         .n_slots = z->running,
         .step_rows = z->step_rows,
@@ -178,7 +173,7 @@ static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptan
         .lease_pages = z->lease_pages,
         .n_pages = {z->n_pages[0], z->n_pages[1]},
         .n_snapshots = z->n_snapshots,
-        .n_ids = hd_tokenizer_vocab_size(e->tokenizer),
+        .n_ids = e->n_ids,
         .max_drafts = z->drafts,
         .choice_rows = z->choice_rows,
         .vocab = e->vocab,
@@ -235,7 +230,9 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (null && e->forced_acceptance) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
     }
-    HD_TRY(open_text(e, o->model_dir, err));
+    HD_TRY(hd_model_spec_open(&e->spec, o->model_dir, err));
+    if (!o->dummy_weights) HD_TRY(open_text(e, o->model_dir, err));
+    e->n_ids = e->tokenizer ? hd_tokenizer_vocab_size(e->tokenizer) : e->spec->vocab;
     e->drafts = !o->no_drafts;
     if (!null) HD_TRY(open_model(e, o, err));
     const sizes z = choose_sizes(e, o);

@@ -100,8 +100,10 @@ static hd_status open_guides(hd_executor *x, hd_err *err) {
 static hd_status open_all(hd_executor *x, hd_err *err) {
     const hd_executor_options *o = &x->o;
     const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
-    const hd_model_limits limits = {
-        .rows = o->step_rows, .logits = x->n_rows, .positions = o->positions};
+    const hd_model_limits limits = {.rows = o->step_rows,
+                                    .logits = x->n_rows,
+                                    .positions = o->positions,
+                                    .expert_rows = o->expert_rows};
     const hd_kv_options kv = {
         .n_pages = {o->n_pages[0], o->n_pages[1]},
         .n_snapshots = o->n_snapshots,
@@ -252,6 +254,11 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     hd_model_step(x->model, x->kv, &batch, 1);
     HD_TRY(exec_choose(x, works, n, chosen, err));
     if (x->n_drafts) HD_TRY(exec_draft(x, works, n, chosen, err));
+    return hd_stream_sync(x->env.stream, err);
+}
+
+hd_status hd_executor_make_up(hd_executor *x, hd_err *err) {
+    hd_kv_make_up(x->kv, x->env.stream);
     return hd_stream_sync(x->env.stream, err);
 }
 

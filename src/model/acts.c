@@ -1,6 +1,6 @@
 /* acts.c - where every activation of a micro-batch lies, for the largest step.
  *
- * x, h and y live through a layer. The attention, feed-forward and head scratch are never
+ * x, h and y live through a layer, and what other ranks write into through the step. The attention, feed-forward and head scratch are never
  * alive together, so the three start at the same mark. */
 #include "model/model_internal.h"
 
@@ -51,11 +51,18 @@ static void place_ffn(model_acts *t, hd_arena *a, const hd_model *m) {
     t->up = take(a, m, n * inter);
     t->expert_gate = take(a, m, places * share->moe_inter);
     t->expert_up = take(a, m, places * share->moe_inter);
-    t->expert_y = take(a, m, assigned * c->hidden);
-    t->in_x = take(a, m, in * c->hidden);
-    t->in_y = take(a, m, in * c->hidden);
+    if (!in) t->expert_y = take(a, m, assigned * c->hidden);
+}
+
+/* What other ranks write into, at any time. */
+static void place_exchange(model_acts *t, hd_arena *a, const hd_model *m) {
+    const int64_t hidden = m->env.spec->hidden, in = m->in_rows;
+    if (!in) return;
+    t->expert_y = take(a, m, m->limits.rows * m->env.spec->route.top_k * hidden);
+    t->in_x = take(a, m, in * hidden);
+    t->in_y = take(a, m, in * hidden);
     t->in_weight = take_f32(a, in);
-    t->in_offset = take_i32(a, in ? share->n_experts + 1 : 0);
+    t->in_offset = take_i32(a, m->share->n_experts + 1);
 }
 
 static void place_head(model_acts *t, hd_arena *a, const hd_model *m) {
@@ -77,6 +84,7 @@ void model_place_acts(model_acts *t, hd_arena *a, const hd_model *m) {
     t->post = take_f32(a, n * hc);
     t->comb = take_f32(a, n * hc * hc);
     t->logits = take_f32(a, (int64_t)m->limits.logits * c->vocab);
+    place_exchange(t, a, m);
     static void (*const places[])(model_acts *, hd_arena *,
                                   const hd_model *) = {place_attention, place_ffn, place_head};
     const size_t scratch = a->used;

@@ -143,15 +143,32 @@ const model_stage *model_attention_stages(const hd_layer_spec *layer) {
     return NULL;
 }
 
+static void tell(const hd_model *m, const char *part, const char *stage) {
+    const hd_probe *p = m->env.probe;
+    if (p) p->at(p->ctx, part, stage);
+}
+
+static const char *attention_name(hd_attention a) {
+    static const char *const names[] = {[HD_ATTN_MLA] = "mla",
+                                        [HD_ATTN_MLA_SPARSE] = "dsa",
+                                        [HD_ATTN_WINDOW] = "window",
+                                        [HD_ATTN_CSA] = "csa",
+                                        [HD_ATTN_HCA] = "hca"};
+    return names[a];
+}
+
 /* Runs every micro-batch up to its next yield point in turn, until the block is done. */
 static void run_block(const model_step *steps, int32_t n, const model_stage *stages,
-                      int32_t layer) {
+                      const char *part, int32_t layer) {
     while (stages->run) {
         const model_stage *end = stages;
         while (end->run && !end->yields) end++;
         if (end->run) end++; /* the yielding stage belongs to this stretch */
         for (int32_t i = 0; i < n; i++) {
-            for (const model_stage *k = stages; k < end; k++) k->run(&steps[i], layer);
+            for (const model_stage *k = stages; k < end; k++) {
+                tell(steps->m, part, k->name);
+                k->run(&steps[i], layer);
+            }
         }
         stages = end;
     }
@@ -159,8 +176,10 @@ static void run_block(const model_step *steps, int32_t n, const model_stage *sta
 
 static void run_layer(const hd_model *m, const model_step *steps, int32_t n, int32_t layer) {
     const hd_layer_spec *kind = &m->env.spec->layers[layer];
-    run_block(steps, n, model_attention_stages(kind), layer);
-    run_block(steps, n, model_ffn_stages(kind), layer);
+    const char *ffn = kind->mlp == HD_MLP_DENSE ? "dense" : "moe";
+    const char *attention = attention_name(kind->attention);
+    run_block(steps, n, model_attention_stages(kind), attention, layer);
+    run_block(steps, n, model_ffn_stages(kind), ffn, layer);
 }
 
 static void make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n,
@@ -176,9 +195,12 @@ static void make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], 
 void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
     model_step steps[HD_MAX_MICRO];
     make_steps(m, kv, batches, n_micro, steps);
+    tell(m, "step", "start");
     for (int32_t i = 0; i < n_micro; i++) model_start(&steps[i]);
     for (int32_t l = 0; l < m->env.spec->n_layers; l++) run_layer(m, steps, n_micro, l);
+    tell(m, "step", "head");
     for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], HD_GLOBAL);
+    tell(m, "step", "choose");
 }
 
 void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro,
@@ -187,7 +209,10 @@ void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int
     model_step steps[HD_MAX_MICRO];
     assert(hd_weights_n_mtp(m->env.weights) > 0);
     make_steps(m, kv, batches, n_micro, steps);
+    tell(m, "draft", "start");
     for (int32_t i = 0; i < n_micro; i++) model_mtp_start(&steps[i], layer, again);
     run_layer(m, steps, n_micro, layer);
+    tell(m, "draft", "head");
     for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], layer);
+    tell(m, "draft", "choose");
 }

@@ -29,6 +29,13 @@ typedef struct hd_model_limits {
 
 enum { HD_MAX_MICRO = 4 };
 
+/* Told what comes next, for measuring. part: "mla", "csa", "moe", ... of a layer, or "step";
+ * stage: of the stage lists. Both are static text. */
+typedef struct hd_probe {
+    void *ctx;
+    void (*at)(void *ctx, const char *part, const char *stage);
+} hd_probe;
+
 /* Where a model runs. All of it must outlive the model. */
 typedef struct hd_model_env {
     const hd_model_spec *spec;
@@ -37,6 +44,7 @@ typedef struct hd_model_env {
     hd_device *device;
     hd_stream *stream;
     const hd_exchange *exchange; /* NULL with weights of a single rank */
+    const hd_probe *probe;       /* NULL: nobody asks */
 } hd_model_env;
 
 /* n_micro: how many micro-batches one step may hold, each with its own activations. */

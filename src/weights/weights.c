@@ -435,10 +435,6 @@ const hd_share *hd_weights_share(const hd_weights *w) {
     return &w->share;
 }
 
-size_t hd_weights_dummy_bytes(const hd_weights *w) {
-    return w->dummies.bytes;
-}
-
 void hd_weights_close(hd_weights *w) {
     if (!w) return;
     size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
@@ -516,6 +512,15 @@ hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s, hd_err *e
 
 int32_t hd_weights_n_mtp(const hd_weights *w) {
     return w->n_mtp;
+}
+
+size_t hd_weights_bytes(const hd_weights *w) {
+    size_t bytes = 0;
+    if (!w->checkpoint) return w->dummies.bytes;
+    for (int32_t i = 0; i < hd_checkpoint_count(w->checkpoint); i++) {
+        bytes += hd_checkpoint_at(w->checkpoint, i)->bytes;
+    }
+    return bytes;
 }
 
 const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role role) {

@@ -174,14 +174,12 @@ hd_status hd_weights_cut(hd_weights **out, const hd_weights *whole, const hd_lay
 /* What of the model these weights are: everything, unless cut or made so. */
 const hd_share *hd_weights_share(const hd_weights *w);
 
-/* Bytes that weights opened as dummies take; 0 for others. */
-size_t hd_weights_dummy_bytes(const hd_weights *w);
-
 /* Copies what ops read into memory of the stream's device, where that is not the host's, and
  * leads matrices, experts, vectors and tables there; waits for it. The device owns the memory. */
 hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s, hd_err *err);
 
 int32_t hd_weights_n_mtp(const hd_weights *w);
+size_t hd_weights_bytes(const hd_weights *w); /* of all tensors, as they are stored */
 
 /* A matrix, or NULL when this layer has none of that role. Where an MTP layer has no EMBED or
  * HEAD of its own, or the model no HEAD because it is tied, the one that serves instead. */

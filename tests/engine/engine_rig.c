@@ -12,7 +12,7 @@ hd_engine *rig_open(const char *backend, const hd_engine_options *more) {
     hd_engine *e;
     hd_engine_options o = more ? *more : (hd_engine_options){0};
     o.size = sizeof o;
-    o.model_dir = TINY;
+    if (!o.model_dir) o.model_dir = TINY;
     o.backend = backend;
     if (!o.threads) o.threads = 1;
     if (hd_engine_open(&e, &o, why, sizeof why) != 0) fail_msg("%s", why);
