@@ -92,7 +92,8 @@ static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *er
     const hd_cpu_options cpu = {.n_threads = o->threads};
     HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
-    HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, NULL, err)
+    const hd_dummy_options dummy = {.device = e->device, .stream = e->stream};
+    HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, &dummy, err)
                             : hd_weights_open(&e->weights, o->model_dir, e->spec, err));
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
     e->totals.weight_bytes = hd_weights_bytes(e->weights);
