@@ -23,6 +23,7 @@
     X(dummy) \
     X(cache) \
     X(model) \
+    X(ranks) \
     X(sched) \
     X(auto_drafts) \
     X(engine) \
