@@ -21,6 +21,7 @@
     X(grammar) \
     X(weights) \
     X(dummy) \
+    X(cut) \
     X(cache) \
     X(model) \
     X(ranks) \
