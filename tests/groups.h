@@ -21,8 +21,10 @@
     X(grammar) \
     X(weights) \
     X(dummy) \
+    X(cut) \
     X(cache) \
     X(model) \
+    X(ranks) \
     X(sched) \
     X(auto_drafts) \
     X(engine) \

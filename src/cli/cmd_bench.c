@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli/bench_ops.h"
+#include "cli/bench_rank.h"
 #include "cli/bench_report.h"
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -178,6 +179,7 @@ static int latency(int argc, char **argv) {
         .running = 1,
         .warmup = 1
     };
+    if (bench_rank_wanted(argc, argv)) return bench_rank(argc, argv);
     return run_load(argc, argv, &line, &b);
 }
 

@@ -95,7 +95,8 @@ static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *er
     HD_TRY(hd_precision_of(&precision, o->precision, err));
     HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, precision, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
-    HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, err)
+    const hd_dummy_options dummy = {.device = e->device, .stream = e->stream};
+    HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, &dummy, err)
                             : hd_weights_open(&e->weights, o->model_dir, e->spec, err));
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
     e->graphs = !o->no_graphs && hd_device_records(e->device);
@@ -173,7 +174,7 @@ static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_optio
         HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
                                                e->spec->eos, e->spec->n_eos, err));
     }
-    const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream};
+    const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream, NULL, NULL};
     const hd_executor_options x = {
         .n_slots = z->running,
         .step_rows = z->step_rows,

@@ -233,7 +233,8 @@ typedef struct hd_linear_grouped_args {
 } hd_linear_grouped_args;
 
 /* out = silu(g) * u with g = min(gate, limit), u = clamp(up, -limit, limit) (limit 0: none),
- * times weight[assignment[r]] where weight is given; models.md 2.1.3, 2.12 */
+ * times weight[assignment[r]], or weight[r] without assignment, where weight is given; models.md
+ * 2.1.3, 2.12 */
 typedef struct hd_swiglu_args {
     hd_act *out; /* [rows, cols], may be gate */
     const hd_act *gate, *up;
