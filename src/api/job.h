@@ -61,8 +61,9 @@ typedef struct api_format {
     void (*end)(api_job *job);
     void (*fail)(api_job *job); /* inside a stream */
     void (*reply)(api_job *job);
-    void (*deinit)(void *state); /* may be NULL */
-    bool cumulative;             /* a chunk repeats all that came */
+    void (*accept)(api_job *job); /* of one in the background: it can be asked for */
+    void (*deinit)(void *state);  /* may be NULL */
+    bool cumulative;              /* a chunk repeats all that came */
 } api_format;
 
 typedef struct api_sub { /* one prompt, one request of the engine */
@@ -91,8 +92,9 @@ struct api_job {
     int32_t n_subs, n_choices;
 
     atomic_int refs; /* the submitter's and one per living sub */
-    atomic_bool gone;
+    atomic_bool gone, cancelled;
     bool began;
+    bool accepted; /* in the background, and its client has an answer */
     api_refusal failure;
     pthread_mutex_t failing; /* guards failure: submitter and poller may both have one */
     api_outcome outcome;
@@ -103,6 +105,9 @@ struct api_job {
  * gets state, also on a refusal. */
 void api_job_start(api_request *r, const api_format *format, const api_prompt *prompts,
                    int32_t n, api_text *prompt_ids, void *state);
+
+/* From any thread, as long as the job lives. */
+void api_job_cancel(api_job *job);
 
 /* ---- for formats ---- */
 

@@ -20,6 +20,7 @@ typedef struct api_wishes {
     bool logprobs, echo, token_ids, prompt_ids, text_in_logprobs;
     bool separate_reasoning, stream_reasoning, parallel_calls;
     bool prefill_only; /* nothing is generated, as far as the client can see */
+    bool background;   /* the answer goes on without its client */
     int32_t stream_interval;
 } api_wishes;
 

@@ -320,7 +320,7 @@ ROWS = {
     "messages: tool of the server": ((MESSAGES, {"max_tokens": 2, "messages": HI, "tools": [{"type": "web_search_20250305", "name": "w"}]}), 400, None),
     "responses: no input": ((RESPONSES, {}), 400, "missing_required_parameter"),
     "responses: unknown item": ((RESPONSES, {"input": [{"type": "zzz"}]}), 400, "invalid_value"),
-    "responses: background": ((RESPONSES, {"input": "a", "background": True}), 400, "unsupported_parameter"),
+    "responses: background unstored": ((RESPONSES, {"input": "a", "background": True, "store": False}), 400, "invalid_value"),
     "responses: unknown id": ((RESPONSES, {"input": "a", "previous_response_id": "x"}), 404, "previous_response_not_found"),
     "responses: web search": ((RESPONSES, {"input": "a", "tools": [{"type": "web_search"}]}), 400, "unsupported_parameter"),
 }
