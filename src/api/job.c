@@ -233,6 +233,7 @@ static void count(api_job *job, api_choice *c, const hd_event *e) {
     c->retracted = e->retracted;
     c->drafted = e->drafted;
     c->accepted = e->accepted;
+    c->draft_steps = e->drafted_at[0];
     if (!o->admitted_ns) o->admitted_ns = e->admitted_ns;
     if (e->n_tokens > 0) {
         if (!o->first_ns) note_first(job, now);

@@ -46,7 +46,7 @@ typedef struct api_choice {
     int32_t stop_token;
     api_text stop_text;
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens, retracted;
-    int32_t drafted, accepted;
+    int32_t drafted, accepted, draft_steps;
     int64_t last_ns;
 } api_choice;
 
@@ -124,7 +124,7 @@ void api_put_error(api_text *out, const api_job *job); /* OpenAI's object of the
 void api_put_list(api_text *out, const char *key, const api_text *items); /* ,"key":[items] */
 
 typedef struct api_totals {
-    int64_t prompt, cached, output, reasoning, drafted, accepted;
+    int64_t prompt, cached, output, reasoning, drafted, accepted, draft_steps;
 } api_totals;
 api_totals api_job_totals(const api_job *job);
 
