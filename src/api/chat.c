@@ -106,7 +106,7 @@ static const api_param chat[] = {
     {"documents", API_REFUSED, .about = "put them into messages"},
     {"chat_template", API_REFUSED, .about = "the encoding is the model's own"},
     {"add_special_tokens", API_REFUSED, .about = "the encoding is the model's own"},
-    {"modalities", API_REFUSED, .about = "models read and write text"},
+    {"modalities", API_ARRAY, AT(modalities), .about = "text only"},
     {"audio", API_REFUSED, .about = "models read and write text"},
     {"prediction", API_REFUSED, .about = "drafts are the model's own"},
     {"web_search_options", API_REFUSED, .about = "nothing is searched"},
@@ -125,6 +125,18 @@ const api_family api_chat_family = {
     .sections = {&chat_section, &api_conversation_section, &api_openai_section,
                  &api_sampling_section, &api_identity_section, &api_absent_section}
 };
+
+static bool take_modalities(api_request *r) {
+    const json_t *item;
+    size_t i;
+    json_array_foreach(r->modalities, i, item) {
+        const char *word = json_string_value(item);
+        if (word && strcmp(word, "text") == 0) continue;
+        return api_refuse(r, "unsupported_parameter", "modalities",
+                          "modalities may be text only: models read and write text");
+    }
+    return true;
+}
 
 /* ---- log-probabilities ---- */
 
@@ -387,8 +399,8 @@ void api_chat(http_call *c, void *server) {
     api_request r;
     api_text ids = {0};
     if (api_request_open(&r, c, server, &api_chat_family, HTTP_OPENAI) && take_logprobs(&r) &&
-        api_take_sampling(&r) && api_take_forms(&r) && api_take_thinking(&r) &&
-        api_take_messages(&r) && list_prompt(&r, &ids)) {
+        take_modalities(&r) && api_take_sampling(&r) && api_take_forms(&r) &&
+        api_take_thinking(&r) && api_take_messages(&r) && list_prompt(&r, &ids)) {
         const api_prompt prompt = {.g = r.g};
         api_job_start(&r, &chat_format, &prompt, 1, &ids, NULL);
     } else {
