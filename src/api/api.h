@@ -41,7 +41,6 @@ typedef struct api_context {
     const struct api_description *described; /* routes of other rooms; NULL: none */
     struct api_background *background;       /* see background.h; NULL: there is none */
     struct api_store *store; /* of /v1/responses, see store.h; NULL: nothing is kept */
-    struct api_store *calls; /* the tokens of calls, see calls.h; NULL: nothing is kept */
 } api_context;
 
 /* The routes of this room; their handlers expect an api_context * as the server argument. */
