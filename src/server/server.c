@@ -67,6 +67,7 @@ waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
         place->until_ns = hd_now_ns() + timeout_ns;
         atomic_store(&place->request, 0);
         atomic_store(&place->ended, 0);
+        atomic_store(&place->failed, 0);
     }
     pthread_mutex_unlock(&s->lock);
     return place;

@@ -130,12 +130,13 @@ class Driver(Listening):
 
 
 class Server(Listening):
-    def __init__(self, *flags, model=TINY, env=None):
-        words = [HADAL, "serve", model, "--port", "0", *flags]
+    def __init__(self, *flags, model=TINY, env=None, program=HADAL, **process):
+        words = [program, "serve", model, "--port", "0", *flags]
         if LEAK_CHECKED and "--no-sandbox" not in flags:
             words.append("--no-sandbox")
         self.log = b""
-        self.process = subprocess.Popen([str(w) for w in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **(env or {})})
+        process = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **process}
+        self.process = subprocess.Popen([str(w) for w in words], stdout=subprocess.PIPE, env={**os.environ, **(env or {})}, **process)
         first = self.process.stdout.readline().decode()
         assert first.startswith("hadal "), first + self.process.stderr.read().decode()
         self.port = int(first.rsplit(":", 1)[1].split()[0])
