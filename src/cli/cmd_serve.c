@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -16,7 +17,12 @@
 #include "cli/options.h"
 #include "cli/serve_settings.h"
 
-enum { RESERVED_FILES = 64, PEM_MAX_BYTES = 1 << 20, FEW_CONNECTIONS = 64 };
+enum {
+    EXIT_RESTART_ME = 75,
+    RESERVED_FILES = 64,
+    PEM_MAX_BYTES = 1 << 20,
+    FEW_CONNECTIONS = 64
+};
 
 /* ---- signals: one thread follows them, so that nothing happens inside a handler ---- */
 
@@ -58,6 +64,22 @@ static void *follow_signals(void *user) {
         }
     }
     return NULL;
+}
+
+/* A step that never comes back would keep the process for ever. */
+static void *give_up(void *user) {
+    const serve_settings *set = user;
+    const struct timespec patience = {set->health_s, 0};
+    nanosleep(&patience, NULL);
+    HD_LOG(HD_LOG_ERROR, "device_stuck", hd_log_int("exit", EXIT_RESTART_ME));
+    _exit(EXIT_RESTART_ME);
+}
+
+static void give_up_later(const serve_settings *set) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, give_up, (void *)(uintptr_t)set) == 0) {
+        pthread_detach(thread);
+    }
 }
 
 /* ---- what is said at the start ---- */
@@ -114,6 +136,7 @@ static hd_status run(const serve_settings *set, const server_options *options, h
         if (!server_wait_idle(f.server, set->drain_s * 1000000000)) {
             hd_log_write(HD_LOG_WARN, "drain_cut_short", NULL, 0);
         }
+        give_up_later(set);
     }
     atomic_store(&f.over, true); /* a canceled thread would confuse sanitizers */
     pthread_kill(thread, SIGHUP);
