@@ -114,6 +114,11 @@ static void print_start(const serve_settings *set, server *s) {
 
 /* ---- running ---- */
 
+static void warn_of_root(const serve_settings *set) {
+    if (geteuid() != 0 || set->user) return;
+    HD_LOG(HD_LOG_WARN, "running_as_root", hd_log_text("advice", "--user NAME gives that up"));
+}
+
 static hd_status run(const serve_settings *set, const server_options *options, hd_err *err) {
     follower f = {0};
     pthread_t thread;
@@ -129,6 +134,7 @@ static hd_status run(const serve_settings *set, const server_options *options, h
     if (st == HD_OK) {
         atomic_store(&f.loaded, true);
         print_start(set, f.server);
+        warn_of_root(set);
         while (sem_wait(&f.stop) != 0) {
         }
         HD_LOG(HD_LOG_INFO, "draining", hd_log_int("seconds_at_most", set->drain_s));
@@ -166,11 +172,6 @@ static hd_status raise_file_limit(int64_t *connections, hd_err *err) {
     return HD_OK;
 }
 
-static void warn_of_root(const serve_settings *set) {
-    if (geteuid() != 0 || set->user) return;
-    HD_LOG(HD_LOG_WARN, "running_as_root", hd_log_text("advice", "--user NAME gives that up"));
-}
-
 static hd_status read_pem(serve_settings *set, hd_err *err) {
     size_t n;
     if (!set->certificate && !set->private_key) return HD_OK;
@@ -188,7 +189,6 @@ int cmd_serve(int argc, char **argv) {
     if (!serve_settings_parse(&set, argc, argv, &code)) return code;
     hd_status st = raise_file_limit(&set.connections, &err);
     if (st == HD_OK) st = read_pem(&set, &err);
-    if (st == HD_OK) warn_of_root(&set);
     if (st == HD_OK) {
         const server_options options = serve_settings_options(&set);
         st = run(&set, &options, &err);

@@ -50,7 +50,7 @@ static void *poll_events(void *user) {
 static void watch_progress(server *s, int64_t *steps) {
     hd_engine_stats stats;
     hd_engine_read_stats(s->engine, &stats);
-    const bool due = stats.running + stats.waiting > 0 && !stats.paused;
+    const bool due = stats.living > 0 && !stats.paused;
     if (!due || stats.steps != *steps) atomic_store(&s->progress_ns, hd_now_ns());
     *steps = stats.steps;
 }
