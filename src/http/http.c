@@ -410,5 +410,6 @@ void http_read_stats(http_server *h, http_stats *out) {
     out->connections = atomic_load(&h->connections);
     out->calls = atomic_load(&h->calls);
     out->streams = atomic_load(&h->streams);
+    out->held_bytes = (int64_t)atomic_load(&h->held_bytes);
     out->pending = atomic_load(&h->pending);
 }

@@ -48,6 +48,7 @@ typedef struct http_stats {
     int64_t refused;   /* before any handler saw them */
     int64_t accepted;
     int32_t connections, calls, streams; /* now */
+    int64_t held_bytes;                  /* of bodies, now */
     int32_t pending;                     /* calls whose answer the client does not have yet */
 } http_stats;
 
