@@ -236,8 +236,9 @@ void hd_engine_flush(hd_engine *e); /* forgets every cached prefix that is not i
 enum { HD_POOL_ENTRIES, HD_POOL_WINDOW, HD_N_POOLS }; /* of pages, by lifetime */
 
 typedef struct hd_engine_stats {
-    int32_t waiting, running, max_running;
-    bool paused; /* and no step runs any more */
+    int32_t waiting, running, max_running; /* when the last step ended */
+    int32_t living; /* answers submitted whose end was not polled, also while a step is stuck */
+    bool paused;    /* and no step runs any more */
     bool draining;
     int64_t steps, rows, finished, retracted;
     int64_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
