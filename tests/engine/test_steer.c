@@ -100,6 +100,45 @@ static void answers_have_their_form(void **state) {
     hd_engine_close(e);
 }
 
+/* The share of an answer's drafts that stood. */
+static double acceptance(hd_engine *e, const hd_generation *g) {
+    rig_answer a;
+    rig_run(e, g, &a);
+    assert_int_equal(a.end.end, HD_END_STOP);
+    const double share = (double)a.end.accepted / a.end.drafted;
+    rig_deinit(&a);
+    return share;
+}
+
+/* Where a form leaves little to choose, drafts that keep to it stand; what a model of stories
+ * would say by itself is far from these. */
+static void drafts_keep_to_the_form(void **state) {
+    (void)state;
+    static const char schema[] =
+        "{\"type\": \"object\", \"properties\": {\"~id#\": {\"type\": \"integer\", "
+        "\"minimum\": 0, \"maximum\": 99}, \"^mood$\": {\"enum\": [\"@good\", \"%bad\"]}, "
+        "\"_ok_\": {\"type\": \"boolean\"}}, \"required\": [\"~id#\", \"^mood$\", \"_ok_\"], "
+        "\"additionalProperties\": false}";
+    const char *choice = "~^|~^|~^|~^|~^|~^|~^|~^|~^|~^|";
+    hd_engine *e = rig_open("cpu", NULL);
+    hd_generation g = {.size = sizeof g,
+                       .messages = USER("Tell me a story."),
+                       .thinking = -1,
+                       .max_tokens = 100,
+                       .draft_tokens = 4,
+                       .form = HD_FORM_CHOICE,
+                       .choices = &choice,
+                       .n_choices = 1};
+    const double only = acceptance(e, &g);
+    g.form = HD_FORM_JSON_SCHEMA;
+    g.form_text = schema;
+    const double person = acceptance(e, &g);
+    if (only < 0.9 || person < 0.4) {
+        fail_msg("%.2f of the only text's drafts stood, %.2f of an object's", only, person);
+    }
+    hd_engine_close(e);
+}
+
 /* An answer does not end before min_tokens while its form allows more, and ends where it does
  * not; the same with drafts. */
 static void forms_meet_a_minimum(void **state) {
@@ -109,13 +148,12 @@ static void forms_meet_a_minimum(void **state) {
         const char *text;
         bool ends; /* before the minimum: its one text is shorter */
     } rows[] = {
-        {HD_FORM_REGEX,       "a{2,60}",                 false},
-        {HD_FORM_REGEX,       "yes",                     true },
-        {HD_FORM_CHOICE,      NULL,                      true },
-        {HD_FORM_JSON_SCHEMA, "{\"const\": {\"a\": 1}}", true },
+        {HD_FORM_REGEX,       "a{2,60}",                                                false},
+        {HD_FORM_REGEX,       "yes",                                                    true },
+        {HD_FORM_CHOICE,      NULL,                                                     true },
+        {HD_FORM_JSON_SCHEMA, "{\"const\": {\"a\": 1}}",                                true },
         {HD_FORM_JSON_SCHEMA,
-         "{\"type\": \"array\", \"items\": {\"type\": \"boolean\"}, \"maxItems\": 30}",
-         false                                                },
+         "{\"type\": \"array\", \"items\": {\"type\": \"boolean\"}, \"maxItems\": 30}", false},
     };
     enum { LEAST = 12 };
     const char *choices[] = {"yes", "no"};
@@ -492,6 +530,7 @@ static void looking_does_not_wait(void **state) {
 int test_steer(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_have_their_form),
+        cmocka_unit_test(drafts_keep_to_the_form),
         cmocka_unit_test(forms_meet_a_minimum),
         cmocka_unit_test(a_minimum_holds_beside_a_bound),
         cmocka_unit_test(any_object_begins_as_one),
