@@ -61,7 +61,8 @@ void op_argmax(void **state) {
     int32_t *token = rig_zeros(3 * ROWS * sizeof *token), *first = token + ROWS;
     mask_row = rig_zeros(ROWS * sizeof *mask_row);
     mask = rig_zeros((size_t)ROWS * WORDS * sizeof *mask);
-    for (int32_t i = 0; i < ROWS * WORDS; i++) mask[i] = (uint32_t)rig_below(1 << 16) << rig_below(17);
+    for (int32_t i = 0; i < ROWS * WORDS; i++)
+        mask[i] = (uint32_t)rig_below(1 << 16) << rig_below(17);
     for (int32_t i = 0; i < ROWS; i++) mask_row[i] = i % 3 ? ROWS - 1 - i : -1;
     for (int32_t i = 0; i < 2 * r.n_tables * RIG_STREAMS; i++) {
         const hd_ops *ops = &r.table[i / 2 / RIG_STREAMS];
