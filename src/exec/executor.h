@@ -46,6 +46,8 @@ typedef struct hd_guide {
     const hd_grammar *grammar; /* of the tokens that follow, or NULL: free */
     int32_t relaxed_top;       /* inside reasoning a draft also stands when it is among this */
     float relaxed_delta;       /* many tokens and at most this less probable than the first */
+    const int32_t *ban;        /* [n_ban] may not come at positions before ban_until, unless */
+    int32_t n_ban, ban_until;  /* nothing else may */
 } hd_guide;
 
 /* What a request asks of the sampler. bias and ban are copied; guide and what it points at stay

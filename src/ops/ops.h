@@ -389,11 +389,13 @@ typedef struct hd_verify_args {
     int32_t n;
 } hd_verify_args;
 
-/* token[r] = the id < n_ids of the largest logit, the lower on a tie. For drafts: always an
- * id, as NaN counts as -inf and id 0 stands in for nothing. */
+/* token[r] = the id < n_ids of the largest logit, the lower on a tie, of those that its mask
+ * allows. For drafts: always an id, as NaN counts as -inf and id 0 stands in for nothing. */
 typedef struct hd_argmax_args {
-    int32_t *token;      /* [rows] */
-    const float *logits; /* [rows, vocab] */
+    int32_t *token;          /* [rows] */
+    const float *logits;     /* [rows, vocab] */
+    const uint32_t *mask;    /* as in hd_sample_args; NULL: all are allowed */
+    const int32_t *mask_row; /* [rows] -1: all */
     int32_t rows, vocab, n_ids;
 } hd_argmax_args;
 
