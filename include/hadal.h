@@ -36,7 +36,9 @@ typedef struct hd_engine_options {
     const char
         *backend; /* "cpu", "cuda", "ref" for the plain reference, or "null": tokens out of thin
                               air at once, to measure everything but the model */
-    int32_t threads;         /* of the cpu backend; default: one per processor */
+    int32_t threads;         /* of the cpu backend; default: one per core this process may use,
+                                and no more than its quota of processor time pays for */
+    bool pin_threads;        /* each to a core of its own */
     int32_t max_running;     /* answers computed side by side; default 16 */
     int32_t max_context;     /* tokens of one answer, prompt and output; default 8192 or less */
     int64_t kv_tokens;       /* tokens the KV pools hold; default: two full contexts */

@@ -132,7 +132,7 @@ struct hd_engine {
     hd_err turn_err;
     int64_t in_runner_ns; /* of this turn */
     hd_engine_stats totals;
-    int64_t *fresh_loads; /* [n_loads] */
+    int64_t *fresh_loads;          /* [n_loads] */
     int64_t loads_ns, loads_steps; /* when they were last shown; after how many steps */
 
     /* the poller's */

@@ -15,12 +15,7 @@
 #include "server/sandbox.h"
 #include "server/server_internal.h"
 
-enum {
-    TICK_NS = 50000000,
-    TICKS_PER_VIEW = 5,
-    STORE_BYTES = 64 << 20,
-    CALLS_BYTES = 16 << 20
-};
+enum { TICK_NS = 50000000, TICKS_PER_VIEW = 5, STORE_BYTES = 64 << 20, CALLS_BYTES = 16 << 20 };
 
 static const int64_t SECOND_NS = 1000000000;
 
