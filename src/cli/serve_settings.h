@@ -18,8 +18,8 @@ typedef struct serve_settings {
     int64_t null_step_us, threads, max_running, context, kv_tokens, snapshot_tokens, chunk,
         step_tokens, queue;
     int64_t draft_tokens, answers, messages, batch_prompts, stream_interval, queue_s;
-    int backend, compat;
-    bool half_close, no_sandbox, open, no_drafts, pin;
+    int backend, precision, compat;
+    bool half_close, no_sandbox, open, no_drafts, no_graphs, pin;
 
     int64_t start_ns;
     char *certificate_text, *private_key_text, *settings_json, *lists[2]; /* owned */

@@ -79,4 +79,15 @@ typedef struct ops_product {
 
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile);
 
+/* ---- the same in whole numbers: --precision fast ---- */
+
+typedef struct fast_space fast_space;
+
+fast_space *ops_fast_space(hd_stream *s, int32_t worker);
+
+/* Whether products with w are computed so. */
+bool ops_fast_takes(const ops_kernels *k, const hd_weight *w);
+
+void ops_multiply_fast(const ops_kernels *k, const ops_product *p, fast_space *t);
+
 #endif

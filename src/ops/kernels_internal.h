@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "base/format.h"
+#include "ops/fast_internal.h"
 
 enum {
     OPS_LANES = 16,
@@ -85,12 +86,16 @@ typedef struct ops_kernels {
     ops_weigh_fn *weigh;
     ops_decode_fn *decode[HD_N_DTYPES]; /* the float formats; NULL for the others */
     ops_meet_fn *meet[HD_N_DTYPES];     /* NULL: always the long way */
+    const fast_kernels *fast;           /* NULL: exact */
 } ops_kernels;
 
 extern const ops_kernels ops_kernels_plain;
 extern const ops_kernels ops_kernels_avx2;
 extern const ops_kernels ops_kernels_avx512; /* needs AVX2 too */
 extern const ops_kernels ops_kernels_vbmi;   /* the same with byte look-ups */
+/* With --precision fast. */
+extern const ops_kernels ops_kernels_plain_fast, ops_kernels_avx2_fast, ops_kernels_avx512_fast;
+extern const ops_kernels ops_kernels_vnni_fast; /* needs VBMI too */
 
 ops_weigh_fn ops_weigh_plain, ops_weigh_avx2, ops_weigh_avx512;
 
