@@ -386,7 +386,7 @@ int cmd_chat(int argc, char **argv) {
         option_int("seed", &set->seed, 0, INT64_MAX, "of the random numbers"),
         option_int("draft-tokens", &set->draft_tokens, HD_DRAFTS_AUTO, HD_MOST_DRAFTS,
                    "drafts per step by the MTP layer; -1: as many as pay"),
-        option_int("threads", &set->threads, 0, 1024, "0: one per processor"),
+        option_int("threads", &set->threads, 0, 1024, "0: one per core"),
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),

@@ -172,7 +172,6 @@ class Description:
 
 
 class Server(Listening):
-<<<<<<< HEAD
     description = None
 
     def request(self, method, path, **options):
@@ -184,12 +183,8 @@ class Server(Listening):
             self.description.check(method, path, reply)
         return reply
 
-    def __init__(self, *flags, model=TINY, env=None):
-        words = [HADAL, "serve", model, "--port", "0", *flags]
-=======
     def __init__(self, *flags, model=TINY, env=None, program=HADAL, **process):
         words = [program, "serve", model, "--port", "0", *flags]
->>>>>>> faults
         if LEAK_CHECKED and "--no-sandbox" not in flags:
             words.append("--no-sandbox")
         self.log = b""
