@@ -12,7 +12,7 @@
 #include "exec/executor_internal.h"
 
 enum {
-    SIZES_PER_OCTAVE = 8, /* above as many sequences: at most an eighth of a step is nobody's */
+    SIZES_PER_OCTAVE = 8, /* so at most an eighth of a step is nobody's */
     FIRST_RECORDING = 2   /* launches of a shape before it is worth it */
 };
 
@@ -91,7 +91,7 @@ static hd_status open_flight(hd_executor *x, exec_flight *f, size_t outcome_byte
                                 err);
 }
 
-/* Every number up to SIZES_PER_OCTAVE, then as many per doubling, and the largest. */
+/* Every number up to twice SIZES_PER_OCTAVE, then as many per doubling, and the largest. */
 static void choose_sizes(exec_fixed *f, int32_t most) {
     for (int32_t n = 1, by = 1; n < most; n += by) {
         if (n == 2 * by * SIZES_PER_OCTAVE) by *= 2;
