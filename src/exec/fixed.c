@@ -34,6 +34,8 @@ static exec_orders orders_in(const hd_executor *x, void *block, const exec_shape
     hd_arena a = over(block);
     exec_orders o;
     o.n_live = ints(&a, 1);
+    o.flight = ints(&a, 1);
+    o.outcome_bytes = ints(&a, 1);
     o.seqs = take(&a, z->n, sizeof *o.seqs);
     for (int life = 0; life < HD_N_LIFETIMES; life++) {
         o.tables[life] = ints(&a, (int64_t)z->n * x->o.lease_pages);
@@ -69,6 +71,7 @@ static exec_between between_in(const hd_executor *x, void *block, const exec_sha
                                  &b.wanted,      &b.guess,           &b.chain_token,
                                  &b.chain_next,  &b.chain_pos,       &b.chain_seq,
                                  &b.chain_start, &b.chain_logit_row, &b.chain_first_row};
+    b.turn = ints(&a, 1);
     b.cursor = take(&a, x->o.n_slots, sizeof *b.cursor);
     for (size_t i = 0; i < HD_LEN(of_rows); i++) {
         *of_rows[i] = ints(&a, (int64_t)z->n * (1 + z->n_drafts));
@@ -114,7 +117,7 @@ hd_status exec_fixed_open(hd_executor *x, hd_err *err) {
     for (int life = 0; life < HD_N_LIFETIMES; life++) {
         f->scratch_page[life] = x->o.n_pages[life];
     }
-    f->bytes = 2 * orders + 3 * outcome + between;
+    f->bytes = 3 * orders + 3 * outcome + between;
     f->known = calloc(n, sizeof *f->known);
     f->sizes = calloc(n + 1, sizeof *f->sizes);
     f->rest = calloc(n, sizeof *f->rest);
@@ -127,11 +130,11 @@ hd_status exec_fixed_open(hd_executor *x, hd_err *err) {
     f->recorded = calloc((size_t)f->n_sizes * (size_t)(x->n_drafts + 1), sizeof *f->recorded);
     if (!f->recorded) return HD_FAIL(err, HD_ENOMEM, "no memory for %d graphs", f->n_sizes);
     HD_TRY(hd_device_alloc(d, &f->orders_device, orders, "a step's orders", err));
-    HD_TRY(hd_device_alloc_host(d, &f->orders_host, orders, "a step's orders", err));
     HD_TRY(hd_device_alloc(d, &f->outcome_device, outcome, "a step's outcome", err));
     HD_TRY(hd_device_alloc(d, &f->between_device, between, "a step's rows", err));
     f->between = between_in(x, f->between_device, &most);
     for (size_t i = 0; i < HD_LEN(f->flight); i++) {
+        HD_TRY(hd_device_alloc_host(d, &f->orders_host[i], orders, "a step's orders", err));
         HD_TRY(open_flight(x, &f->flight[i], outcome, err));
     }
     for (int32_t s = 0; s < x->o.n_slots; s++) exec_forget_slot(x, s);
@@ -147,12 +150,12 @@ void exec_fixed_close(hd_executor *x) {
         free(f->flight[i].room);
         hd_mark_close(f->flight[i].done);
         hd_device_release(d, f->flight[i].outcome);
+        hd_device_release(d, f->orders_host[i]);
     }
     for (int32_t i = 0; f->recorded && i < f->n_sizes * (x->n_drafts + 1); i++) {
         hd_graph_close(f->recorded[i].graph);
     }
     hd_device_release(d, f->orders_device);
-    hd_device_release(d, f->orders_host);
     hd_device_release(d, f->outcome_device);
     hd_device_release(d, f->between_device);
     free(f->known);
@@ -234,6 +237,7 @@ static void queue_lay(hd_executor *x, const exec_orders *o, const exec_shape *z)
                            .n_drafted = b->n_drafted,
                            .given = b->given,
                            .standing = b->standing,
+                           .turn = b->turn,
                            .cursor = b->cursor,
                            .seqs = o->seqs,
                            .n_live = o->n_live,
@@ -306,6 +310,27 @@ static void queue_draft(hd_executor *x, const exec_orders *o, const exec_outcome
                                                               .at = at});
 }
 
+static void queue_carry_in(hd_executor *x, const exec_orders *o) {
+    const exec_fixed *f = &x->fixed;
+    x->env.ops->carry(x->env.stream, &(hd_carry_args){
+                                         .to = {f->orders_device,  f->orders_device },
+                                         .from = {f->orders_host[0], f->orders_host[1]},
+                                         .turn = f->between.turn,
+                                         .most = (int32_t)o->bytes
+    });
+}
+
+static void queue_carry_out(hd_executor *x, const exec_orders *o, const exec_outcome *out) {
+    const exec_fixed *f = &x->fixed;
+    x->env.ops->carry(x->env.stream, &(hd_carry_args){
+                                         .to = {f->flight[0].outcome, f->flight[1].outcome},
+                                         .from = {f->outcome_device,    f->outcome_device   },
+                                         .turn = o->flight,
+                                         .bytes = o->outcome_bytes,
+                                         .most = (int32_t)out->bytes
+    });
+}
+
 /* All of a step, from the shape alone. */
 static void queue_step(hd_executor *x, const exec_shape *z) {
     const exec_orders o = orders_in(x, x->fixed.orders_device, z);
@@ -313,6 +338,7 @@ static void queue_step(hd_executor *x, const exec_shape *z) {
     hd_batch rows = rows_of(x, &o, z), chain = chain_of(x, &o, z);
     hd_batch *step = &rows, *further = &chain;
     x->env.ops->stamp(x->env.stream, &(hd_stamp_args){out.begun});
+    queue_carry_in(x, &o);
     queue_lay(x, &o, z);
     hd_model_step(x->model, x->kv, &step, 1);
     queue_choice(x, &o, &out, z);
@@ -326,6 +352,7 @@ static void queue_step(hd_executor *x, const exec_shape *z) {
         queue_draft(x, &o, &out, z, k);
     }
     x->env.ops->stamp(x->env.stream, &(hd_stamp_args){out.ended});
+    queue_carry_out(x, &o, &out);
 }
 
 /* ---- launching ---- */
@@ -359,7 +386,9 @@ static hd_step_seq order_of(const hd_executor *x, const exec_shape *z, const hd_
 
 static void give_orders(hd_executor *x, exec_flight *f, const hd_work *works, int32_t n,
                         bool fresh) {
-    const exec_orders o = orders_in(x, x->fixed.orders_host, &f->shape);
+    exec_fixed *a = &x->fixed;
+    const exec_orders o = orders_in(x, a->orders_host[a->turn], &f->shape);
+    const exec_outcome out = outcome_in(f->outcome, &f->shape);
     int32_t live = 0;
     for (int32_t s = 0; s < x->o.n_slots; s++) f->index[s] = -1;
     f->tops = false;
@@ -374,7 +403,9 @@ static void give_orders(hd_executor *x, exec_flight *f, const hd_work *works, in
     }
     memset(o.seqs + live, 0, (size_t)(f->shape.n - live) * sizeof *o.seqs);
     *o.n_live = live;
-    hd_stream_upload(x->env.stream, x->fixed.orders_device, x->fixed.orders_host, o.bytes);
+    *o.flight = (int32_t)(f - a->flight);
+    *o.outcome_bytes = (int32_t)(f->tops ? out.bytes : out.top_at);
+    a->turn = !a->turn;
 }
 
 static exec_recorded *recorded_of(const hd_executor *x, const exec_shape *z) {
@@ -405,9 +436,6 @@ hd_status exec_fixed_launch(hd_executor *x, exec_flight *f, const exec_shape *sh
     f->continues = !fresh;
     give_orders(x, f, works, n, fresh);
     HD_TRY(launch(x, shape, err));
-    const exec_outcome o = outcome_in(x->fixed.outcome_device, shape);
-    hd_stream_download(x->env.stream, f->outcome, x->fixed.outcome_device,
-                       f->tops ? o.bytes : o.top_at);
     hd_stream_mark(x->env.stream, f->done);
     f->under_way = true;
     return HD_OK;

@@ -120,6 +120,7 @@ SMALL(argmax, a->rows, a->vocab)
 SMALL(lay_step, a->n, 0)
 SMALL(settle_step, a->n, 0)
 SMALL(lay_draft, a->n, 0)
+SMALL(carry, 1, a->most)
 SMALL(stamp, a->at != NULL, 0)
 #undef SMALL
 
