@@ -36,10 +36,12 @@ typedef struct hd_engine_options {
     const char
         *backend; /* "cpu", "cuda", "ref" for the plain reference, or "null": tokens out of thin
                               air at once, to measure everything but the model */
-    int32_t threads;         /* of the cpu backend; default: one per processor */
-    int32_t max_running;     /* answers computed side by side; default 16 */
-    int32_t max_context;     /* tokens of one answer, prompt and output; default 8192 or less */
-    int64_t kv_tokens;       /* tokens the KV pools hold; default: two full contexts */
+    const char *precision; /* of the cpu backend: "exact", the default, or "fast", which rounds
+                                activations and FP8 weights to 8-bit whole numbers */
+    int32_t threads;       /* of the cpu backend; default: one per processor */
+    int32_t max_running;   /* answers computed side by side; default 16 */
+    int32_t max_context;   /* tokens of one answer, prompt and output; default 8192 or less */
+    int64_t kv_tokens;     /* tokens the KV pools hold; default: two full contexts */
     int64_t snapshot_tokens; /* tokens of window snapshots in host memory; default: kv_tokens */
     int32_t chunk_tokens;    /* prompt tokens of one request in one step; default 256 */
     int32_t step_tokens;     /* tokens of one step; default: what all requests may need */
@@ -198,11 +200,6 @@ typedef struct hd_event {
     int32_t stop_token;    /* END_STOP by this id, else -1 */
     const char *stop_text; /* END_STOP by this string, else NULL */
     const char *why;       /* END_FAILED: one sentence, else NULL */
-
-    /* END_STOP behind complete calls with no text in or behind their block: the block's tokens,
-     * from the special token that opens it to the last before the end; else NULL. */
-    const int32_t *call_tokens; /* [n_call_tokens] */
-    size_t n_call_tokens;
 
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens; /* so far */
     /* Drafts of this answer so far, and those of them that are among its output_tokens; what lies

@@ -21,13 +21,16 @@
     X(grammar) \
     X(weights) \
     X(dummy) \
+    X(cut) \
     X(cache) \
     X(model) \
+    X(ranks) \
     X(sched) \
     X(auto_drafts) \
     X(engine) \
     X(answers) \
     X(steer) \
+    X(recall) \
     X(simulation) \
     X(drafts) \
     X(executor) \

@@ -53,6 +53,18 @@ void hd_stream_download(hd_stream *s, void *host, const void *device, size_t byt
     if (bytes) s->device->table->download(s, host, device, bytes);
 }
 
+void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes) {
+    if (bytes) s->device->table->copy(s, to, from, bytes);
+}
+
+void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    if (bytes) s->device->table->noise(s, device, bytes, noise);
+}
+
+void hd_stream_hold(hd_stream *s, int32_t microseconds) {
+    s->device->table->hold(s, microseconds);
+}
+
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what) {
     HD_FAIL(&s->failure, code, "%s", what);
 }
@@ -90,6 +102,10 @@ void hd_stream_mark(hd_stream *s, hd_mark *m) {
 hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err) {
     s->device->table->wait_for(s, m);
     return take_failure(s, err);
+}
+
+double hd_mark_seconds(const hd_mark *from, const hd_mark *to) {
+    return from->device->table->between(from, to);
 }
 
 bool hd_device_records(const hd_device *d) {

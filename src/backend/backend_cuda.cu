@@ -201,6 +201,11 @@ void download(hd_stream *base, void *host, const void *device, size_t bytes) {
     note(base, "download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, queue));
 }
 
+void copy(hd_stream *base, void *to, const void *from, size_t bytes) {
+    cudaStream_t queue = hd_cuda_stream(base);
+    note(base, "copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, queue));
+}
+
 void wait_all(hd_stream *base) {
     note(base, "the GPU", cudaStreamSynchronize(hd_cuda_stream(base)));
 }
@@ -218,6 +223,26 @@ hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
     return HD_OK;
 }
 
+/* ---- made-up bytes ---- */
+
+constexpr int NOISE_BLOCK = 256, NOISE_BLOCKS_PER_SM = 8;
+
+__global__ void make_noise(uint64_t *to, size_t n, hd_noise noise) {
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        to[i] = hd_noise_word(&noise, i);
+    }
+}
+
+void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    const size_t n = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+    const size_t most = (size_t)device_of(s)->n_sms * NOISE_BLOCKS_PER_SM;
+    const size_t blocks = (n + NOISE_BLOCK - 1) / NOISE_BLOCK;
+    make_noise<<<(unsigned)(blocks < most ? blocks : most), NOISE_BLOCK, 0,
+                 hd_cuda_stream(s)>>>(static_cast<uint64_t *>(device), n, *noise);
+    note(s, "noise", cudaGetLastError());
+}
+
 /* ---- marks ---- */
 
 hd_status open_mark(hd_mark **out, hd_device *base, hd_err *err) {
@@ -225,7 +250,7 @@ hd_status open_mark(hd_mark **out, hd_device *base, hd_err *err) {
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
     m->base.device = base;
     cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
-    const cudaError_t status = cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming);
+    const cudaError_t status = cudaEventCreate(&m->event);
     if (status != cudaSuccess) {
         free(m);
         return fail(err, HD_EDEVICE, "a mark", status);
@@ -248,6 +273,26 @@ void set_mark(hd_stream *s, hd_mark *base) {
 void wait_for(hd_stream *s, hd_mark *base) {
     cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
     note(s, "the GPU", cudaEventSynchronize(m->event));
+}
+
+double between(const hd_mark *from, const hd_mark *to) {
+    float ms = 0;
+    cudaEventElapsedTime(&ms, reinterpret_cast<const cuda_mark *>(from)->event,
+                         reinterpret_cast<const cuda_mark *>(to)->event);
+    return (double)ms * 1e-3;
+}
+
+__global__ void spin(uint64_t ns) {
+    uint64_t begun, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - begun < ns);
+}
+
+void hold(hd_stream *s, int32_t microseconds) {
+    spin<<<1, 1, 0, hd_cuda_stream(s)>>>((uint64_t)microseconds * 1000);
+    note(s, "hold", cudaGetLastError());
 }
 
 /* ---- recording ---- */
@@ -304,10 +349,14 @@ const backend_table table = {
     .close_mark = close_mark,
     .mark = set_mark,
     .wait_for = wait_for,
+    .between = between,
+    .hold = hold,
     .record = record,
     .recorded = recorded,
     .close_graph = close_graph,
     .launch = launch,
+    .copy = copy,
+    .noise = noise,
     .host_memory = false,
 };
 

@@ -101,8 +101,10 @@ static hd_status open_all(hd_executor *x, hd_err *err) {
     const hd_executor_options *o = &x->o;
     const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
     const int32_t scratch = o->fixed_steps; /* a page that nobody reads */
-    const hd_model_limits limits = {
-        .rows = o->step_rows, .logits = x->n_rows, .positions = o->positions};
+    const hd_model_limits limits = {.rows = o->step_rows,
+                                    .logits = x->n_rows,
+                                    .positions = o->positions,
+                                    .expert_rows = o->expert_rows};
     const hd_kv_options kv = {
         .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},
         .n_snapshots = o->n_snapshots,
@@ -243,6 +245,11 @@ hd_status exec_run_free(hd_executor *x, const hd_work *works, int32_t n, hd_chos
     hd_model_step(x->model, x->kv, &batch, 1);
     HD_TRY(exec_choose(x, works, n, chosen, err));
     if (x->n_drafts) HD_TRY(exec_draft(x, works, n, chosen, err));
+    return hd_stream_sync(x->env.stream, err);
+}
+
+hd_status hd_executor_make_up(hd_executor *x, hd_err *err) {
+    hd_kv_make_up(x->kv, x->env.stream);
     return hd_stream_sync(x->env.stream, err);
 }
 

@@ -24,6 +24,7 @@ typedef struct hd_executor_options {
     int32_t max_drafts;  /* 0: the MTP layer is not run */
     int32_t choice_rows; /* logits rows of one step: chosen and scored; 0: all slots' choices */
     const hd_grammar_vocab *vocab; /* of the masks; NULL: no request has a guide */
+    int32_t expert_rows;           /* of hd_model_limits */
     float forced_acceptance; /* drafts accepted per step on average, for benchmarks, which have
                                 no guides then; 0: the model's own verdict */
     bool
@@ -65,6 +66,9 @@ void hd_executor_close(hd_executor *x); /* NULL is fine */
 /* A request takes a slot: tokens[n], of which the first n_prompt are its prompt. */
 void hd_executor_enter(hd_executor *x, int32_t slot, const hd_choosing *choosing,
                        const int32_t *tokens, int32_t n, int32_t n_prompt);
+
+/* Fills every page with made-up values, for measuring after contexts that nobody computed. */
+hd_status hd_executor_make_up(hd_executor *x, hd_err *err);
 
 hd_runner hd_executor_runner(hd_executor *x);
 

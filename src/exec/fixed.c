@@ -103,6 +103,17 @@ static void choose_sizes(exec_fixed *f, int32_t most) {
     f->sizes[f->n_sizes++] = most;
 }
 
+/* Of the scratch pages, which are part of the KV pools but nobody's. */
+static size_t scratch_bytes(const hd_executor *x) {
+    const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
+    size_t bytes = 0;
+    for (int life = 0; life < HD_N_LIFETIMES; life++) {
+        bytes += hd_kv_page_bytes(x->env.spec, n_layers, (hd_lifetime)life,
+                                  x->env.ops->act_bytes, x->n_drafts);
+    }
+    return bytes;
+}
+
 hd_status exec_fixed_open(hd_executor *x, hd_err *err) {
     exec_fixed *f = &x->fixed;
     hd_device *d = x->env.device;
@@ -117,7 +128,7 @@ hd_status exec_fixed_open(hd_executor *x, hd_err *err) {
     for (int life = 0; life < HD_N_LIFETIMES; life++) {
         f->scratch_page[life] = x->o.n_pages[life];
     }
-    f->bytes = 3 * orders + 3 * outcome + between;
+    f->bytes = 3 * orders + 3 * outcome + between + scratch_bytes(x);
     f->known = calloc(n, sizeof *f->known);
     f->sizes = calloc(n + 1, sizeof *f->sizes);
     f->rest = calloc(n, sizeof *f->rest);
