@@ -152,7 +152,8 @@ hd_status exec_run_ahead(hd_executor *x, const hd_work *works, int32_t n, hd_cho
     const hd_status st = run_turn(x, works, n, chosen, err);
     if (st != HD_OK) begin_anew(x);
     if (t->steps > before.steps) {
-        t->host_ns += hd_now_ns() - begun - (t->wait_ns - before.wait_ns);
+        t->host_ns += hd_now_ns() - begun - (t->wait_ns - before.wait_ns) -
+                      (t->record_ns - before.record_ns);
     }
     return st;
 }

@@ -9,6 +9,7 @@
 
 #include "base/arena.h"
 #include "base/checked.h"
+#include "base/progress.h"
 #include "exec/executor_internal.h"
 
 enum {
@@ -89,7 +90,7 @@ static hd_status open_flight(hd_executor *x, exec_flight *f, size_t outcome_byte
     f->index = calloc(n, sizeof *f->index);
     f->room = calloc(n, sizeof *f->room);
     if (!f->index || !f->room) return HD_FAIL(err, HD_ENOMEM, "no memory for a step");
-    HD_TRY(hd_mark_open(&f->done, x->env.device, err));
+    HD_TRY(hd_mark_open(&f->done, x->env.device, false, err));
     return hd_device_alloc_host(x->env.device, &f->outcome, outcome_bytes, "a step's outcome",
                                 err);
 }
@@ -424,7 +425,9 @@ static exec_recorded *recorded_of(const hd_executor *x, const exec_shape *z) {
 }
 
 /* A shape is recorded at its second launch: by then all its kernels are loaded. */
-static hd_status launch(hd_executor *x, const exec_shape *z, hd_err *err) {
+static hd_status launch(hd_executor *x, exec_flight *f, hd_err *err) {
+    const exec_shape *z = &f->shape;
+    const int64_t begun = hd_now_ns();
     exec_recorded *r = recorded_of(x, z);
     r->launches += r->launches < FIRST_RECORDING;
     if (!hd_device_records(x->env.device) || r->launches < FIRST_RECORDING) {
@@ -436,6 +439,8 @@ static hd_status launch(hd_executor *x, const exec_shape *z, hd_err *err) {
         queue_step(x, z);
         HD_TRY(hd_stream_recorded(x->env.stream, &r->graph, err));
         x->fixed.times.graphs++;
+        x->fixed.times.record_ns += hd_now_ns() - begun;
+        f->continues = false; /* the device may have run out of work meanwhile */
     }
     hd_stream_launch(x->env.stream, r->graph);
     return HD_OK;
@@ -446,7 +451,7 @@ hd_status exec_fixed_launch(hd_executor *x, exec_flight *f, const exec_shape *sh
     f->shape = *shape;
     f->continues = !fresh;
     give_orders(x, f, works, n, fresh);
-    HD_TRY(launch(x, shape, err));
+    HD_TRY(launch(x, f, err));
     hd_stream_mark(x->env.stream, f->done);
     f->under_way = true;
     return HD_OK;
@@ -462,8 +467,9 @@ hd_status exec_fixed_land(hd_executor *x, exec_flight *f, hd_err *err) {
     t->steps++;
     t->busy_ns += *o.ended - *o.begun;
     if (f->continues) {
-        t->gaps++;
-        t->gap_ns += *o.begun - x->fixed.last_ended;
+        const int64_t gap_ns = *o.begun - x->fixed.last_ended;
+        t->gap_ns += gap_ns;
+        t->gaps[hd_min_i32((int32_t)(gap_ns / HD_GAP_NS), HD_GAP_BINS - 1)]++;
     }
     x->fixed.last_ended = *o.ended;
     return HD_OK;

@@ -522,9 +522,6 @@ static void put_graphs(FILE *out, const view *v) {
     put_head(out, "hadal_", "gpu_graph_steps_total", "counter", "steps launched as one graph");
     fprintf(out, "hadal_gpu_graph_steps_total{%s} %lld\n", v->m->label,
             (long long)v->e.graph_steps);
-    put_head(out, "hadal_", "gpu_graph_gaps_total", "counter",
-             "graphs queued behind a running one");
-    fprintf(out, "hadal_gpu_graph_gaps_total{%s} %lld\n", v->m->label, (long long)v->e.gaps);
     put_head(out, "hadal_", "gpu_graph_seconds_total", "counter",
              "time of the GPU in graphs, and idle between one and the next behind it");
     fprintf(out, "hadal_gpu_graph_seconds_total{%s,part=\"busy\"} %.9f\n", v->m->label,
