@@ -262,8 +262,8 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     return exec_run_free(x, works, n, chosen, err);
 }
 
-hd_executor_times hd_executor_read_times(const hd_executor *x) {
-    return x->fixed.times;
+const hd_executor_times *hd_executor_read_times(const hd_executor *x) {
+    return &x->fixed.times;
 }
 
 hd_runner hd_executor_runner(hd_executor *x) {

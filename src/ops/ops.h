@@ -433,6 +433,7 @@ typedef struct hd_lay_step_args {
     int32_t *table[2];          /* [n, table_stride] written where nobody's */
     int32_t *slot, *position, *n_drafted, *given; /* [rows] of the sampler */
     int32_t *standing;                            /* [n] drafts that may stand; -1: nobody's */
+    int32_t *turn;                                /* [1] 0 and 1 in turn, step by step */
     hd_cursor *cursor;                            /* [*] by slot; fresh ones are written */
     const hd_step_seq *seqs;                      /* [n] */
     const int32_t *n_live;                        /* [1] the first so many are somebody's */
@@ -468,6 +469,17 @@ typedef struct hd_lay_draft_args {
     int32_t n, n_drafts, at;
 } hd_lay_draft_args;
 
+/* Copies between the device and host memory of hd_device_alloc_host(), which the device
+ * reaches: to[*turn] = from[*turn], the first `most` bytes, or *bytes of them. Everything is
+ * aligned to 16 bytes. A small copy inside a step, where a queued one would cost a pause. */
+typedef struct hd_carry_args {
+    void *to[2];
+    const void *from[2];
+    const int32_t *turn;  /* [1] 0 or 1 */
+    const int32_t *bytes; /* [1] or NULL */
+    int32_t most;
+} hd_carry_args;
+
 /* The device's clock in nanoseconds, when everything before is done. */
 typedef struct hd_stamp_args {
     int64_t *at;
@@ -502,6 +514,7 @@ typedef struct hd_stamp_args {
     X(lay_step)       \
     X(settle_step)    \
     X(lay_draft)      \
+    X(carry)          \
     X(stamp)
 
 #define X(op) typedef void hd_##op##_fn(hd_stream *s, const hd_##op##_args *a);
