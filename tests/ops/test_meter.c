@@ -119,7 +119,7 @@ static void a_full_meter_says_so(void **state) {
  * asked, and other calls than the counted ones are noticed. */
 static void passes_must_be_equal(void **state) {
     rig *r = *state;
-    hd_meter m;
+    static hd_meter m; /* large */
     hd_ops metered;
     float x[4] = {0};
     const hd_add_args a = {.x = (hd_act *)(void *)x,
