@@ -45,6 +45,7 @@ typedef struct hd_engine_options {
     int32_t step_tokens;     /* tokens of one step; default: what all requests may need */
     int32_t queue_limit;     /* answers that wait; default 1024 */
     bool no_drafts;          /* do not run the MTP layer even if there is one */
+    bool no_graphs;          /* queue every operator of every step on its own, also on a GPU */
     float forced_acceptance; /* for benchmarks: accept this many drafts per step on average,
                                 whatever the model says; the text is then worthless */
 } hd_engine_options;
@@ -243,8 +244,13 @@ typedef struct hd_engine_stats {
     int64_t prompt_tokens, cached_tokens, output_tokens;
     int32_t pages[HD_N_POOLS], pages_free[HD_N_POOLS], pages_cached[HD_N_POOLS];
     int32_t page_tokens, snapshots, snapshots_free;
-    int64_t step_ns;      /* in steps altogether; of it */
-    int64_t host_ns;      /* not waiting for the device */
+    int64_t step_ns; /* in steps altogether; of it */
+    int64_t host_ns; /* not waiting for the device */
+    int64_t
+        graph_steps; /* steps of decoding alone that a GPU took as one graph each; of them */
+    int64_t graphs;  /* recorded graphs */
+    int64_t gaps, gap_ns; /* queued while the step before ran; what the GPU rested in between */
+    int64_t graph_ns;     /* what it computed in all graph steps */
     int64_t last_step_ns; /* when a step last ended */
     size_t weight_bytes, kv_bytes, activation_bytes;
     int32_t max_context;

@@ -33,6 +33,7 @@
     X(simulation) \
     X(drafts) \
     X(executor) \
+    X(fixed_steps) \
     X(server) \
     X(tokenizer_pattern)
 /* clang-format on */

@@ -61,21 +61,21 @@ void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *n
     if (bytes) s->device->table->noise(s, device, bytes, noise);
 }
 
-hd_status hd_marks_open(hd_marks **out, hd_device *d, int32_t n, hd_err *err) {
+hd_status hd_timer_open(hd_timer **out, hd_device *d, int32_t n, hd_err *err) {
     *out = NULL;
-    return d->table->open_marks(out, d, n, err);
+    return d->table->open_timer(out, d, n, err);
 }
 
-void hd_marks_close(hd_marks *m) {
-    if (m) m->device->table->close_marks(m);
+void hd_timer_close(hd_timer *t) {
+    if (t) t->device->table->close_timer(t);
 }
 
-void hd_marks_set(hd_marks *m, hd_stream *s, int32_t mark) {
-    m->device->table->mark(m, s, mark);
+void hd_timer_note(hd_timer *t, hd_stream *s, int32_t moment) {
+    t->device->table->note(t, s, moment);
 }
 
-double hd_marks_seconds(const hd_marks *m, int32_t from, int32_t to) {
-    return m->device->table->between(m, from, to);
+double hd_timer_seconds(const hd_timer *t, int32_t from, int32_t to) {
+    return t->device->table->seconds(t, from, to);
 }
 
 void hd_stream_hold(hd_stream *s, int32_t microseconds) {
@@ -90,12 +90,56 @@ void hd_stream_wait(hd_stream *s) {
     s->device->table->wait(s);
 }
 
-hd_status hd_stream_sync(hd_stream *s, hd_err *err) {
-    hd_stream_wait(s);
+/* The first failure, which is then forgotten. */
+static hd_status take_failure(hd_stream *s, hd_err *err) {
     hd_err failure = s->failure;
     s->failure = (hd_err){0};
     if (failure.code == HD_OK) return HD_OK;
     return HD_FAIL(err, failure.code, "%s", failure.msg);
+}
+
+hd_status hd_stream_sync(hd_stream *s, hd_err *err) {
+    hd_stream_wait(s);
+    return take_failure(s, err);
+}
+
+hd_status hd_mark_open(hd_mark **out, hd_device *d, hd_err *err) {
+    *out = NULL;
+    return d->table->open_mark(out, d, err);
+}
+
+void hd_mark_close(hd_mark *m) {
+    if (m) m->device->table->close_mark(m);
+}
+
+void hd_stream_mark(hd_stream *s, hd_mark *m) {
+    s->device->table->mark(s, m);
+}
+
+hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err) {
+    s->device->table->wait_for(s, m);
+    return take_failure(s, err);
+}
+
+bool hd_device_records(const hd_device *d) {
+    return d->table->record != NULL;
+}
+
+void hd_stream_record(hd_stream *s) {
+    s->device->table->record(s);
+}
+
+hd_status hd_stream_recorded(hd_stream *s, hd_graph **out, hd_err *err) {
+    *out = NULL;
+    return s->device->table->recorded(s, out, err);
+}
+
+void hd_graph_close(hd_graph *g) {
+    if (g) g->device->table->close_graph(g);
+}
+
+void hd_stream_launch(hd_stream *s, const hd_graph *g) {
+    s->device->table->launch(s, g);
 }
 
 int32_t hd_stream_workers(const hd_stream *s) {

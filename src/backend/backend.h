@@ -19,6 +19,8 @@ HD_BEGIN_C
 
 typedef struct hd_device hd_device;
 typedef struct hd_stream hd_stream;
+typedef struct hd_mark hd_mark;   /* a place in a stream's queue */
+typedef struct hd_graph hd_graph; /* ops that were recorded, to be launched as one */
 
 typedef struct hd_cpu_options {
     int32_t n_threads; /* 0: one per processor */
@@ -70,16 +72,42 @@ void hd_stream_wait(hd_stream *s);
 /* Waits for everything queued and gives its first failure, which is then forgotten. */
 hd_status hd_stream_sync(hd_stream *s, hd_err *err);
 
+/* ---- waiting for a part of the queue ---- */
+
+hd_status hd_mark_open(hd_mark **out, hd_device *d, hd_err *err);
+void hd_mark_close(hd_mark *m); /* NULL is fine */
+
+/* Sets m behind everything queued so far; where it was before is forgotten. */
+void hd_stream_mark(hd_stream *s, hd_mark *m);
+
+/* Waits for what is queued before m and gives the stream's first failure, which is then
+ * forgotten. */
+hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err);
+
+/* ---- recording: ops only, no copies; they run when the graph is launched, with the same
+ * arguments every time ---- */
+
+bool hd_device_records(const hd_device *d); /* false: the calls below are not for it */
+
+/* What is queued from here on is recorded instead. */
+void hd_stream_record(hd_stream *s);
+
+/* Ends it. The stream must outlive the graph. */
+hd_status hd_stream_recorded(hd_stream *s, hd_graph **out, hd_err *err);
+void hd_graph_close(hd_graph *g); /* NULL is fine; not while it runs */
+
+void hd_stream_launch(hd_stream *s, const hd_graph *g);
+
 /* ---- for measuring ---- */
 
-/* Marks are passed by the stream when everything queued before them is done. */
-typedef struct hd_marks hd_marks;
+/* Moments at which the stream had done everything queued before. */
+typedef struct hd_timer hd_timer;
 
-hd_status hd_marks_open(hd_marks **out, hd_device *d, int32_t n, hd_err *err);
-void hd_marks_close(hd_marks *m); /* NULL is fine; before its device */
-void hd_marks_set(hd_marks *m, hd_stream *s, int32_t mark);
-/* Of two marks that were passed: after hd_stream_wait or hd_stream_sync. */
-double hd_marks_seconds(const hd_marks *m, int32_t from, int32_t to);
+hd_status hd_timer_open(hd_timer **out, hd_device *d, int32_t n_moments, hd_err *err);
+void hd_timer_close(hd_timer *t); /* NULL is fine; before its device */
+void hd_timer_note(hd_timer *t, hd_stream *s, int32_t moment);
+/* Between two moments that have passed: after hd_stream_wait or hd_stream_sync. */
+double hd_timer_seconds(const hd_timer *t, int32_t from, int32_t to);
 
 /* Keeps a GPU busy for about so long, so that what is queued meanwhile runs without gaps. */
 void hd_stream_hold(hd_stream *s, int32_t microseconds);

@@ -107,6 +107,24 @@ static hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) 
     return HD_OK;
 }
 
+/* Everything before a mark is finished when it is set. */
+static hd_status open_mark(hd_mark **out, hd_device *d, hd_err *err) {
+    hd_mark *m = calloc(1, sizeof *m);
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
+    m->device = d;
+    *out = m;
+    return HD_OK;
+}
+
+static void close_mark(hd_mark *m) {
+    free(m);
+}
+
+static void mark_nothing(hd_stream *s, hd_mark *m) {
+    (void)s;
+    (void)m;
+}
+
 /* ---- made-up bytes ---- */
 
 enum { NOISE_WORDS = 1 << 17 }; /* of a task */
@@ -130,32 +148,32 @@ static void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *nois
     hd_stream_tasks(s, (int32_t)((job.n + NOISE_WORDS - 1) / NOISE_WORDS), make_noise, &job);
 }
 
-/* ---- marks: what is queued is done, so they are times ---- */
+/* ---- a timer: what is queued is done ---- */
 
-typedef struct cpu_marks {
-    hd_marks base;
+typedef struct cpu_timer {
+    hd_timer base;
     int64_t ns[];
-} cpu_marks;
+} cpu_timer;
 
-static hd_status open_marks(hd_marks **out, hd_device *d, int32_t n, hd_err *err) {
-    cpu_marks *m = calloc(1, sizeof *m + (size_t)n * sizeof m->ns[0]);
-    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for %d marks", n);
+static hd_status open_timer(hd_timer **out, hd_device *d, int32_t n, hd_err *err) {
+    cpu_timer *m = calloc(1, sizeof *m + (size_t)n * sizeof m->ns[0]);
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for %d moments", n);
     m->base.device = d;
     *out = &m->base;
     return HD_OK;
 }
 
-static void close_marks(hd_marks *m) {
+static void close_timer(hd_timer *m) {
     free(m);
 }
 
-static void mark(hd_marks *m, hd_stream *s, int32_t mark) {
+static void note(hd_timer *m, hd_stream *s, int32_t moment) {
     (void)s;
-    ((cpu_marks *)m)->ns[mark] = hd_now_ns();
+    ((cpu_timer *)m)->ns[moment] = hd_now_ns();
 }
 
-static double between(const hd_marks *base, int32_t from, int32_t to) {
-    const cpu_marks *m = (const cpu_marks *)base;
+static double seconds(const hd_timer *base, int32_t from, int32_t to) {
+    const cpu_timer *m = (const cpu_timer *)base;
     return (double)(m->ns[to] - m->ns[from]) * 1e-9;
 }
 
@@ -174,13 +192,17 @@ static const backend_table table = {
     .download = download,
     .wait = wait_for_nothing,
     .reserve = reserve,
+    .open_mark = open_mark,
+    .close_mark = close_mark,
+    .mark = mark_nothing,
+    .wait_for = mark_nothing,
     .copy = upload, /* all of it is one memory */
     .noise = noise,
     .hold = hold,
-    .open_marks = open_marks,
-    .close_marks = close_marks,
-    .mark = mark,
-    .between = between,
+    .open_timer = open_timer,
+    .close_timer = close_timer,
+    .note = note,
+    .seconds = seconds,
     .host_memory = true,
 };
 

@@ -1,7 +1,8 @@
 /* backend_cuda.cu - one GPU: its memory, pinned host memory, and streams of kernels and copies.
  *
  * Uploads go through a ring of pinned pieces, so that the caller's bytes are free at once and
- * copies run beside the host that fills the next piece, also from a mapped checkpoint. */
+ * copies run beside the host that fills the next piece, also from a mapped checkpoint. Ops are
+ * recorded by stream capture. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,16 @@ struct cuda_stream {
     uint8_t *pieces; /* [PIECES, PIECE_BYTES] pinned */
     cudaEvent_t sent[PIECES];
     int next;
+};
+
+struct cuda_mark {
+    hd_mark base;
+    cudaEvent_t event;
+};
+
+struct cuda_graph {
+    hd_graph base;
+    cudaGraphExec_t exec;
 };
 
 cuda_device *device_of(hd_stream *s) {
@@ -212,6 +223,78 @@ hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
     return HD_OK;
 }
 
+/* ---- marks ---- */
+
+hd_status open_mark(hd_mark **out, hd_device *base, hd_err *err) {
+    cuda_mark *m = static_cast<cuda_mark *>(calloc(1, sizeof *m));
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
+    m->base.device = base;
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
+    const cudaError_t status = cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming);
+    if (status != cudaSuccess) {
+        free(m);
+        return fail(err, HD_EDEVICE, "a mark", status);
+    }
+    *out = &m->base;
+    return HD_OK;
+}
+
+void close_mark(hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    cudaEventDestroy(m->event);
+    free(m);
+}
+
+void set_mark(hd_stream *s, hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    note(s, "a mark", cudaEventRecord(m->event, hd_cuda_stream(s)));
+}
+
+void wait_for(hd_stream *s, hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    note(s, "the GPU", cudaEventSynchronize(m->event));
+}
+
+/* ---- recording ---- */
+
+void record(hd_stream *s) {
+    note(s, "recording",
+         cudaStreamBeginCapture(hd_cuda_stream(s), cudaStreamCaptureModeThreadLocal));
+}
+
+hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
+    cudaGraph_t ops = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    cudaError_t status = cudaStreamEndCapture(hd_cuda_stream(s), &ops);
+    if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, ops, 0);
+    if (ops) cudaGraphDestroy(ops);
+    if (status == cudaSuccess) status = cudaGraphUpload(exec, hd_cuda_stream(s));
+    cuda_graph *g = nullptr;
+    if (status == cudaSuccess) g = static_cast<cuda_graph *>(calloc(1, sizeof *g));
+    if (!g) {
+        if (exec) cudaGraphExecDestroy(exec);
+        if (status == cudaSuccess) return HD_FAIL(err, HD_ENOMEM, "no memory for a graph");
+        cudaGetLastError();
+        return fail(err, HD_EDEVICE, "recording a step", status);
+    }
+    g->base.device = s->device;
+    g->exec = exec;
+    *out = &g->base;
+    return HD_OK;
+}
+
+void close_graph(hd_graph *base) {
+    cuda_graph *g = reinterpret_cast<cuda_graph *>(base);
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base->device)->ordinal);
+    cudaGraphExecDestroy(g->exec);
+    free(g);
+}
+
+void launch(hd_stream *s, const hd_graph *base) {
+    const cuda_graph *g = reinterpret_cast<const cuda_graph *>(base);
+    note(s, "a recorded step", cudaGraphLaunch(g->exec, hd_cuda_stream(s)));
+}
+
 /* ---- made-up bytes ---- */
 
 constexpr int NOISE_BLOCK = 256, NOISE_BLOCKS_PER_SM = 8;
@@ -232,46 +315,46 @@ void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
     note(s, "noise", cudaGetLastError());
 }
 
-/* ---- marks ---- */
+/* ---- timers ---- */
 
-struct cuda_marks {
-    hd_marks base;
+struct cuda_timer {
+    hd_timer base;
     int32_t n;
     cudaEvent_t events[];
 };
 
-void close_marks(hd_marks *base) {
-    cuda_marks *m = reinterpret_cast<cuda_marks *>(base);
+void close_timer(hd_timer *base) {
+    cuda_timer *m = reinterpret_cast<cuda_timer *>(base);
     for (int32_t i = 0; i < m->n; i++) {
         if (m->events[i]) cudaEventDestroy(m->events[i]);
     }
     free(m);
 }
 
-hd_status open_marks(hd_marks **out, hd_device *d, int32_t n, hd_err *err) {
-    cuda_marks *m =
-        static_cast<cuda_marks *>(calloc(1, sizeof *m + (size_t)n * sizeof(cudaEvent_t)));
-    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for %d marks", n);
+hd_status open_timer(hd_timer **out, hd_device *d, int32_t n, hd_err *err) {
+    cuda_timer *m =
+        static_cast<cuda_timer *>(calloc(1, sizeof *m + (size_t)n * sizeof(cudaEvent_t)));
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for %d moments", n);
     m->base.device = d;
     m->n = n;
     cudaSetDevice(reinterpret_cast<cuda_device *>(d)->ordinal);
     for (int32_t i = 0; i < n; i++) {
         const cudaError_t status = cudaEventCreate(&m->events[i]);
         if (status == cudaSuccess) continue;
-        close_marks(&m->base);
-        return fail(err, HD_EDEVICE, "marks", status);
+        close_timer(&m->base);
+        return fail(err, HD_EDEVICE, "a timer", status);
     }
     *out = &m->base;
     return HD_OK;
 }
 
-void mark(hd_marks *base, hd_stream *s, int32_t mark) {
-    cuda_marks *m = reinterpret_cast<cuda_marks *>(base);
-    note(s, "a mark", cudaEventRecord(m->events[mark], hd_cuda_stream(s)));
+void note_moment(hd_timer *base, hd_stream *s, int32_t moment) {
+    cuda_timer *m = reinterpret_cast<cuda_timer *>(base);
+    note(s, "a moment", cudaEventRecord(m->events[moment], hd_cuda_stream(s)));
 }
 
-double between(const hd_marks *base, int32_t from, int32_t to) {
-    const cuda_marks *m = reinterpret_cast<const cuda_marks *>(base);
+double seconds(const hd_timer *base, int32_t from, int32_t to) {
+    const cuda_timer *m = reinterpret_cast<const cuda_timer *>(base);
     float ms = 0;
     cudaEventElapsedTime(&ms, m->events[from], m->events[to]);
     return (double)ms * 1e-3;
@@ -300,13 +383,21 @@ const backend_table table = {
     .download = download,
     .wait = wait_all,
     .reserve = reserve,
+    .open_mark = open_mark,
+    .close_mark = close_mark,
+    .mark = set_mark,
+    .wait_for = wait_for,
+    .record = record,
+    .recorded = recorded,
+    .close_graph = close_graph,
+    .launch = launch,
     .copy = copy,
     .noise = noise,
     .hold = hold,
-    .open_marks = open_marks,
-    .close_marks = close_marks,
-    .mark = mark,
-    .between = between,
+    .open_timer = open_timer,
+    .close_timer = close_timer,
+    .note = note_moment,
+    .seconds = seconds,
     .host_memory = false,
 };
 

@@ -112,7 +112,7 @@ struct hd_engine {
     bool flagged, dsml_flagged;                     /* as in hd_reply_options */
     hd_ops ops;
     int32_t max_context, max_living, n_records;
-    bool drafts, forced_acceptance;
+    bool drafts, graphs, forced_acceptance;
     int32_t n_experts, n_loads; /* per layer; layers times that */
     hd_grammar_vocab *vocab;
     engine_forms *forms;  /* has a lock of its own */

@@ -96,6 +96,7 @@ static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *er
     HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, &dummy, err)
                             : hd_weights_open(&e->weights, o->model_dir, e->spec, err));
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
+    e->graphs = !o->no_graphs && hd_device_records(e->device);
     e->totals.weight_bytes = hd_weights_bytes(e->weights);
     return hd_weights_upload(e->weights, e->device, e->stream, err);
 }
@@ -178,7 +179,8 @@ static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptan
         .max_drafts = z->drafts,
         .choice_rows = z->choice_rows,
         .vocab = e->vocab,
-        .forced_acceptance = forced_acceptance
+        .forced_acceptance = forced_acceptance,
+        .fixed_steps = e->graphs
     };
     HD_TRY(hd_executor_open(&e->executor, &env, &x, err));
     HD_TRY(open_loads(e, err));
@@ -205,6 +207,7 @@ static hd_status open_sched(hd_engine *e, const sizes *z, hd_err *err) {
         .chunk_rows = z->chunk,
         .choice_rows = z->choice_rows,
         .queue_limit = z->queue + z->running,
+        .ahead = e->graphs ? 2 * HD_MAX_CHOSEN : 0,
         .max_positions = z->context
     };
     const hd_runner runner = engine_runner(e);

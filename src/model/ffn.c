@@ -53,6 +53,7 @@ static void sort_rows(const model_step *s, int32_t layer) {
                            .place = t->place,
                            .expert = t->expert,
                            .load = counts ? rows + (int64_t)layer * rule->n_experts : NULL,
+                           .live = s->b->device.live,
                            .rows = s->b->n_rows,
                            .top_k = rule->top_k,
                            .n_experts = rule->n_experts});

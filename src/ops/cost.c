@@ -184,6 +184,10 @@ ROWS(hc_post, a->rows, a->hc * a->cols, act * a->cols * (2.0 * a->hc + 1),
 ROWS(count_tokens, a->n, a->vocab, 2 * f32, 0)
 ROWS(sample, a->rows, a->vocab, f32 * a->vocab, 2.0 * a->vocab)
 ROWS(verify, a->n, 0, 4 * f32, 0)
+ROWS(lay_step, a->n, 0, f32 *(1.0 + a->n_drafts) * 10, 0)
+ROWS(settle_step, a->n, 0, f32 *(1.0 + a->n_drafts) * 4, 0)
+ROWS(lay_draft, a->n, 0, f32 * 8, 0)
+ROWS(stamp, 1, 0, 2 * f32 + 0 * (a->at != NULL), 0)
 ROWS(argmax, a->rows, a->vocab, f32 * a->vocab, a->vocab)
 #undef ROWS
 

@@ -50,7 +50,7 @@ static void note(const char *op, const ops_cost *c, int64_t ns) {
     hd_meter_line *l = find_line(op, c);
     if (!l) {
         meter->lost++;
-    } else if (!meter->marks) {
+    } else if (!meter->timer) {
         add(l, (double)ns * 1e-9, c->bytes, c->flops);
     } else if (meter->n_calls < HD_METER_CALLS) {
         meter->calls[meter->n_calls++] =
@@ -60,13 +60,13 @@ static void note(const char *op, const ops_cost *c, int64_t ns) {
     }
 }
 
-static void mark_before(hd_stream *s) {
+static void note_before(hd_stream *s) {
     if (meter->next % CALLS_PER_HOLD == 0) hd_stream_hold(s, HOLD_MICROSECONDS);
-    if (meter->next < HD_METER_CALLS) hd_marks_set(meter->marks, s, 2 * meter->next);
+    if (meter->next < HD_METER_CALLS) hd_timer_note(meter->timer, s, 2 * meter->next);
 }
 
-static void mark_after(hd_stream *s) {
-    if (meter->next < HD_METER_CALLS) hd_marks_set(meter->marks, s, 2 * meter->next + 1);
+static void note_after(hd_stream *s) {
+    if (meter->next < HD_METER_CALLS) hd_timer_note(meter->timer, s, 2 * meter->next + 1);
     meter->next++;
 }
 
@@ -74,9 +74,9 @@ static void mark_after(hd_stream *s) {
     static void op##_metered(hd_stream *s, const hd_##op##_args *a) { \
         static const char name[] = #op;                               \
         if (meter->timing) {                                          \
-            mark_before(s);                                           \
+            note_before(s);                                           \
             metered->op(s, a);                                        \
-            mark_after(s);                                            \
+            note_after(s);                                            \
             return;                                                   \
         }                                                             \
         const int64_t begun = now();                                  \
@@ -125,15 +125,15 @@ hd_status hd_meter_open(hd_meter *m, hd_ops *out, const hd_ops *inner, hd_device
     reader.stream = hd_device_is_host(d) ? NULL : s;
     m->calls = calloc(HD_METER_CALLS, sizeof *m->calls);
     if (!m->calls) return HD_FAIL(err, HD_ENOMEM, "no memory for %d calls", HD_METER_CALLS);
-    return hd_marks_open(&m->marks, d, 2 * HD_METER_CALLS, err);
+    return hd_timer_open(&m->timer, d, 2 * HD_METER_CALLS, err);
 }
 
 void hd_meter_close(hd_meter *m) {
-    hd_marks_close(m->marks);
+    hd_timer_close(m->timer);
     free(m->calls);
     free(reader.copy);
     reader = (ops_reader){0};
-    m->marks = NULL;
+    m->timer = NULL;
     m->calls = NULL;
 }
 
@@ -152,7 +152,7 @@ bool hd_meter_settle(hd_meter *m) {
     if (m->next != m->n_calls || m->lost) return false;
     for (int32_t i = 0; i < m->n_calls; i++) {
         const hd_meter_call *c = &m->calls[i];
-        add(&m->line[c->line], hd_marks_seconds(m->marks, 2 * i, 2 * i + 1), c->bytes,
+        add(&m->line[c->line], hd_timer_seconds(m->timer, 2 * i, 2 * i + 1), c->bytes,
             c->flops);
     }
     return true;
