@@ -173,8 +173,14 @@ def test_a_rank_reads_prompts(hadal):
     (["--emulate-rank", "tp=3"], "cannot be shared by tp 3"),
     (["--emulate-rank", "ep=17,redundant=2"], "cannot be shared by ep 17"),
     (["--emulate-rank", "tp=2", "--drafts", 1], "no MTP layer"),
-    (["--emulate-rank", "tp=2", "--acceptance", "0.7;0.2"], "--acceptance"),
 ])
 def test_layouts_that_are_none(refused, args, words):
     config = [] if "CONFIG" in words else ["--dummy-weights", ROOT / "tests" / "configs" / "tiny_v32.json"]
     assert words in refused("bench", "latency", *config, *args)
+
+
+def test_acceptance_is_a_list(refused):
+    config = ROOT / "tests" / "configs" / "tiny_v4.json"
+    args = ["--dummy-weights", config, "--emulate-rank", "tp=2", "--drafts", 2, "--acceptance"]
+    for bad in "0.7;0.2", "1.2", "0.5,x":
+        assert "--acceptance" in refused("bench", "latency", *args, bad)
