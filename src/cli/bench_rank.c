@@ -59,7 +59,6 @@ typedef struct rig {
     hd_work *works;
     hd_chosen *chosen;
     double *seconds; /* [steps] */
-    int64_t *loads;  /* [layers, experts] */
     rank_report report;
 } rig;
 
@@ -228,9 +227,7 @@ static hd_status open_sequences(rig *r, hd_err *err) {
     r->chosen = calloc(n, sizeof *r->chosen);
     r->seconds = calloc((size_t)r->set.steps, sizeof *r->seconds);
     r->memory = calloc(n * (2 * each + (size_t)r->rows_each), sizeof *r->memory);
-    r->loads = calloc((size_t)r->spec->n_layers * (size_t)r->spec->route.n_experts + 1,
-                      sizeof *r->loads);
-    if (!r->seqs || !r->works || !r->chosen || !r->seconds || !r->memory || !r->loads) {
+    if (!r->seqs || !r->works || !r->chosen || !r->seconds || !r->memory) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu sequences", n);
     }
     int32_t *entries = r->memory, *window = entries + n * each, *tokens = window + n * each;
@@ -356,7 +353,6 @@ static void close_rig(rig *r) {
     free(r->chosen);
     free(r->seconds);
     free(r->memory);
-    free(r->loads);
 }
 
 /* ---- running ---- */
@@ -364,14 +360,15 @@ static void close_rig(rig *r) {
 /* Whose tokens a step computes. */
 typedef enum tokens {
     COUNTED, /* numbers that count on: each row chooses experts of its own; steps stand alone */
-    CHOSEN   /* what the model chose and drafted, so that the host can be a step ahead */
+    CHOSEN,  /* what the model chose and drafted, so that the host can be a step ahead */
+    LAST     /* the same, but the host does not go ahead */
 } tokens;
 
 static void lay_work(const rig *r, int32_t i, tokens which) {
     sequence *q = &r->seqs[i];
     const hd_chosen *c = &r->chosen[i];
     int32_t n = r->rows_each;
-    if (which == CHOSEN && c->n_tokens) {
+    if (which != COUNTED && c->n_tokens) {
         n = 1 + c->n_drafts;
         q->tokens[0] = c->tokens[c->n_tokens - 1];
         memcpy(q->tokens + 1, c->drafts, (size_t)c->n_drafts * sizeof *q->tokens);
@@ -388,7 +385,7 @@ static void lay_work(const rig *r, int32_t i, tokens which) {
         .n_choose = r->set.prompt ? 1 : n,
         .after = -1,
         .want_drafts = r->drafts,
-        .left = which == COUNTED, /* as if it were the last */
+        .left = which != CHOSEN, /* as if it were the last */
         .pages = {q->pages[0], q->pages[1]},
         .n_pages = r->n_pages
     };
@@ -457,13 +454,28 @@ static hd_status time_host(rig *r, hd_err *err) {
     return HD_OK;
 }
 
+/* Experts here that got rows, on average over the layers of a counted step. */
+static double experts_used(const hd_meter *m) {
+    double used = 0, calls = 0;
+    for (int32_t i = 0; i < m->n_calls; i++) {
+        used += m->calls[i].used;
+        calls += m->calls[i].used > 0;
+    }
+    return calls > 0 ? used / calls : 0;
+}
+
 /* The same step again and again: counted once, then timed. */
 static hd_status meter_steps(rig *r, hd_err *err) {
     hd_meter *m = &r->report.meter;
+    HD_TRY(step(r, LAST, true, err)); /* what is under way */
     r->ops = r->metered;
     hd_executor_record(r->executor, false);
     hd_meter_count(m);
+    HD_TRY(step(r, LAST, false, err));
+    r->report.ahead_distinct = experts_used(m);
+    hd_meter_count(m);
     HD_TRY(step(r, COUNTED, false, err));
+    r->report.distinct = experts_used(m);
     r->report.passes = r->set.prompt ? 1 : PASSES;
     for (int32_t i = 0; i < r->report.passes; i++) {
         hd_meter_time(m);
@@ -479,27 +491,9 @@ static hd_status meter_steps(rig *r, hd_err *err) {
     return HD_OK;
 }
 
-/* Experts of a layer that got rows in one step, on average over layers that have experts. */
-static hd_status count_experts(rig *r, hd_err *err) {
-    const int32_t n = r->spec->route.n_experts, layers = r->spec->n_layers;
-    const size_t all = (size_t)n * (size_t)layers;
-    int64_t used = 0, with = 0;
-    int64_t *before = calloc(all + 1, sizeof *before);
-    if (!before) return HD_FAIL(err, HD_ENOMEM, "no memory to count experts");
-    hd_status st = hd_executor_read_experts(r->executor, before, err);
-    if (st == HD_OK) st = step(r, COUNTED, true, err);
-    if (st == HD_OK) st = hd_executor_read_experts(r->executor, r->loads, err);
-    for (size_t i = 0; st == HD_OK && i < all; i++) used += r->loads[i] > before[i];
-    for (int32_t l = 0; l < layers; l++) with += r->spec->layers[l].mlp != HD_MLP_DENSE;
-    free(before);
-    r->report.distinct = with ? (double)used / (double)with : 0;
-    return st;
-}
-
 static hd_status measure(rig *r, hd_err *err) {
-    const int before = r->set.prompt ? 0 : WARM_UP - 1; /* long steps warm up enough in one */
+    const int before = r->set.prompt ? 1 : WARM_UP; /* long steps warm up enough in one */
     for (int i = 0; i < before; i++) HD_TRY(step(r, COUNTED, true, err));
-    HD_TRY(count_experts(r, err));
     HD_TRY(time_device(r, err));
     HD_TRY(time_host(r, err));
     return meter_steps(r, err);

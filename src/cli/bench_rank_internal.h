@@ -28,12 +28,13 @@ typedef struct rank_report {
     int32_t steps;                          /* timed; the figures below are medians or means */
     double accepted;                        /* tokens of a sequence per step, on average */
     bool graphs;                            /* steps were recorded and launched as one */
-    double step;        /* seconds of a step as an engine runs it; of prompts, alone */
-    double device_step; /* of the device in a step that stands alone; 0: not known */
-    double ahead_step;  /* of the device in steps of an engine, */
-    double gap, host;   /* of it between them; of the host in each */
-    double kernels;     /* the sum of all operators */
-    double distinct;    /* experts of a layer that got rows, in a step */
+    double step;           /* seconds of a step as an engine runs it; of prompts, alone */
+    double device_step;    /* of the device in a step that stands alone; 0: not known */
+    double ahead_step;     /* of the device in steps of an engine, */
+    double gap, host;      /* of it between them; of the host in each */
+    double kernels;        /* the sum of all operators */
+    double distinct;       /* experts of a layer that got rows, in a step that stands alone */
+    double ahead_distinct; /* and in a step of an engine */
     rank_memory memory;
     rank_limits limits;
     hd_meter meter; /* of `passes` steps */

@@ -83,6 +83,7 @@ ops_cost ops_cost_linear_grouped(ops_reader *r, const hd_linear_grouped_args *a)
                        .times = 1,
                        .out_bytes = r->act_bytes};
     ops_cost c = cost_of(r, &p);
+    c.used = used;
     const double again = a->assignment ? 1 - 1.0 / a->top_k : 0;
     c.bytes -= again * places * a->w->cols * r->act_bytes;
     return c;

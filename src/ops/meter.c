@@ -54,7 +54,7 @@ static void note(const char *op, const ops_cost *c, int64_t ns) {
         add(l, (double)ns * 1e-9, c->bytes, c->flops);
     } else if (meter->n_calls < HD_METER_CALLS) {
         meter->calls[meter->n_calls++] =
-            (hd_meter_call){(int32_t)(l - meter->line), c->bytes, c->flops};
+            (hd_meter_call){(int32_t)(l - meter->line), c->used, c->bytes, c->flops};
     } else {
         meter->lost++;
     }

@@ -27,6 +27,7 @@ typedef int64_t hd_clock_fn(void);
 
 typedef struct hd_meter_call {
     int32_t line;
+    int32_t used; /* experts that had rows */
     double bytes, flops;
 } hd_meter_call;
 
