@@ -357,7 +357,7 @@ static hd_status open_bench(bench *b, const char *backend, hd_err *err) {
     const hd_cpu_options cpu = {0};
     static int32_t numbers[N_INTS];
     static uint8_t bytes[16 << 20];
-    HD_TRY(hd_ops_open(&b->ops, &b->device, backend, &cpu, err));
+    HD_TRY(hd_ops_open(&b->ops, &b->device, backend, &cpu, HD_EXACT, err));
     HD_TRY(hd_stream_open(&b->stream, b->device, err));
     HD_TRY(hd_stream_reserve(b->stream, hd_ops_scratch_bytes(1 << 17, 1 << 18), err));
     HD_TRY(take_all(b, err));

@@ -36,10 +36,12 @@ typedef struct hd_engine_options {
     const char
         *backend; /* "cpu", "cuda", "ref" for the plain reference, or "null": tokens out of thin
                               air at once, to measure everything but the model */
-    int32_t threads;         /* of the cpu backend; default: one per processor */
-    int32_t max_running;     /* answers computed side by side; default 16 */
-    int32_t max_context;     /* tokens of one answer, prompt and output; default 8192 or less */
-    int64_t kv_tokens;       /* tokens the KV pools hold; default: two full contexts */
+    const char *precision; /* of the cpu backend: "exact", the default, or "fast", which rounds
+                                activations and FP8 weights to 8-bit whole numbers */
+    int32_t threads;       /* of the cpu backend; default: one per processor */
+    int32_t max_running;   /* answers computed side by side; default 16 */
+    int32_t max_context;   /* tokens of one answer, prompt and output; default 8192 or less */
+    int64_t kv_tokens;     /* tokens the KV pools hold; default: two full contexts */
     int64_t snapshot_tokens; /* tokens of window snapshots in host memory; default: kv_tokens */
     int32_t chunk_tokens;    /* prompt tokens of one request in one step; default 256 */
     int32_t step_tokens;     /* tokens of one step; default: what all requests may need */
@@ -48,6 +50,7 @@ typedef struct hd_engine_options {
     bool no_graphs;          /* queue every operator of every step on its own, also on a GPU */
     float forced_acceptance; /* for benchmarks: accept this many drafts per step on average,
                                 whatever the model says; the text is then worthless */
+    int32_t null_step_us;    /* what a step of the null backend takes; default: nothing */
 } hd_engine_options;
 
 /* 0 on success; negative on failure: then *out is NULL and why holds one sentence. */
@@ -198,14 +201,11 @@ typedef struct hd_event {
     const char *stop_text; /* END_STOP by this string, else NULL */
     const char *why;       /* END_FAILED: one sentence, else NULL */
 
-    /* END_STOP behind complete calls with no text in or behind their block: the block's tokens,
-     * from the special token that opens it to the last before the end; else NULL. */
-    const int32_t *call_tokens; /* [n_call_tokens] */
-    size_t n_call_tokens;
-
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens; /* so far */
-    int32_t drafted, accepted; /* drafts of this answer so far */
-    int32_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS]; /* by place in the step */
+    /* Drafts of this answer so far, and those of them that are among its output_tokens; what lies
+     * behind the answer's end is not accepted. The arrays: by place in the step. */
+    int32_t drafted, accepted;
+    int32_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
     int32_t retracted;                 /* times it lost its place for others */
     int64_t submitted_ns, admitted_ns; /* admitted: 0 while it waits */
 } hd_event;
@@ -270,9 +270,9 @@ typedef struct hd_engine_request {
 /* What runs and waits, the most important first; how many of out[max] were written. */
 size_t hd_engine_read_requests(hd_engine *e, hd_engine_request *out, size_t max);
 
-/* Rows each routed expert has computed so far: load[layer * n_experts + expert]. Returns
- * layers * experts, 0 without experts; nothing is written when max is less. Waits for the step
- * that runs, so not from the polling thread. */
+/* Rows each routed expert has computed: load[layer * n_experts + expert], as of at most a second
+ * and a step ago. Returns layers * experts, 0 without experts; nothing is written when max is
+ * less. Never waits for a step. */
 size_t hd_engine_read_experts(hd_engine *e, int64_t *load, size_t max, int32_t *n_experts);
 
 #ifdef __cplusplus

@@ -30,6 +30,7 @@
     X(engine) \
     X(answers) \
     X(steer) \
+    X(recall) \
     X(simulation) \
     X(drafts) \
     X(executor) \

@@ -61,23 +61,6 @@ void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *n
     if (bytes) s->device->table->noise(s, device, bytes, noise);
 }
 
-hd_status hd_timer_open(hd_timer **out, hd_device *d, int32_t n, hd_err *err) {
-    *out = NULL;
-    return d->table->open_timer(out, d, n, err);
-}
-
-void hd_timer_close(hd_timer *t) {
-    if (t) t->device->table->close_timer(t);
-}
-
-void hd_timer_note(hd_timer *t, hd_stream *s, int32_t moment) {
-    t->device->table->note(t, s, moment);
-}
-
-double hd_timer_seconds(const hd_timer *t, int32_t from, int32_t to) {
-    return t->device->table->seconds(t, from, to);
-}
-
 void hd_stream_hold(hd_stream *s, int32_t microseconds) {
     s->device->table->hold(s, microseconds);
 }
@@ -119,6 +102,10 @@ void hd_stream_mark(hd_stream *s, hd_mark *m) {
 hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err) {
     s->device->table->wait_for(s, m);
     return take_failure(s, err);
+}
+
+double hd_mark_seconds(const hd_mark *from, const hd_mark *to) {
+    return from->device->table->between(from, to);
 }
 
 bool hd_device_records(const hd_device *d) {

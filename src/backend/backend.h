@@ -72,10 +72,10 @@ void hd_stream_wait(hd_stream *s);
 /* Waits for everything queued and gives its first failure, which is then forgotten. */
 hd_status hd_stream_sync(hd_stream *s, hd_err *err);
 
-/* ---- waiting for a part of the queue ---- */
+/* ---- waiting for a part of the queue, and measuring it ---- */
 
 hd_status hd_mark_open(hd_mark **out, hd_device *d, hd_err *err);
-void hd_mark_close(hd_mark *m); /* NULL is fine */
+void hd_mark_close(hd_mark *m); /* NULL is fine; before its device */
 
 /* Sets m behind everything queued so far; where it was before is forgotten. */
 void hd_stream_mark(hd_stream *s, hd_mark *m);
@@ -83,6 +83,12 @@ void hd_stream_mark(hd_stream *s, hd_mark *m);
 /* Waits for what is queued before m and gives the stream's first failure, which is then
  * forgotten. */
 hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err);
+
+/* Between two marks that were reached: after the calls above, hd_stream_wait or _sync. */
+double hd_mark_seconds(const hd_mark *from, const hd_mark *to);
+
+/* Keeps a GPU busy for about so long, so that what is queued meanwhile runs without gaps. */
+void hd_stream_hold(hd_stream *s, int32_t microseconds);
 
 /* ---- recording: ops only, no copies; they run when the graph is launched, with the same
  * arguments every time ---- */
@@ -97,20 +103,6 @@ hd_status hd_stream_recorded(hd_stream *s, hd_graph **out, hd_err *err);
 void hd_graph_close(hd_graph *g); /* NULL is fine; not while it runs */
 
 void hd_stream_launch(hd_stream *s, const hd_graph *g);
-
-/* ---- for measuring ---- */
-
-/* Moments at which the stream had done everything queued before. */
-typedef struct hd_timer hd_timer;
-
-hd_status hd_timer_open(hd_timer **out, hd_device *d, int32_t n_moments, hd_err *err);
-void hd_timer_close(hd_timer *t); /* NULL is fine; before its device */
-void hd_timer_note(hd_timer *t, hd_stream *s, int32_t moment);
-/* Between two moments that have passed: after hd_stream_wait or hd_stream_sync. */
-double hd_timer_seconds(const hd_timer *t, int32_t from, int32_t to);
-
-/* Keeps a GPU busy for about so long, so that what is queued meanwhile runs without gaps. */
-void hd_stream_hold(hd_stream *s, int32_t microseconds);
 
 /* ---- for ops only ---- */
 

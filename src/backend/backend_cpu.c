@@ -107,24 +107,6 @@ static hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) 
     return HD_OK;
 }
 
-/* Everything before a mark is finished when it is set. */
-static hd_status open_mark(hd_mark **out, hd_device *d, hd_err *err) {
-    hd_mark *m = calloc(1, sizeof *m);
-    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
-    m->device = d;
-    *out = m;
-    return HD_OK;
-}
-
-static void close_mark(hd_mark *m) {
-    free(m);
-}
-
-static void mark_nothing(hd_stream *s, hd_mark *m) {
-    (void)s;
-    (void)m;
-}
-
 /* ---- made-up bytes ---- */
 
 enum { NOISE_WORDS = 1 << 17 }; /* of a task */
@@ -148,33 +130,37 @@ static void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *nois
     hd_stream_tasks(s, (int32_t)((job.n + NOISE_WORDS - 1) / NOISE_WORDS), make_noise, &job);
 }
 
-/* ---- a timer: what is queued is done ---- */
+/* ---- marks: everything before one is done when it is set, so it is a time ---- */
 
-typedef struct cpu_timer {
-    hd_timer base;
-    int64_t ns[];
-} cpu_timer;
+typedef struct cpu_mark {
+    hd_mark base;
+    int64_t ns;
+} cpu_mark;
 
-static hd_status open_timer(hd_timer **out, hd_device *d, int32_t n, hd_err *err) {
-    cpu_timer *m = calloc(1, sizeof *m + (size_t)n * sizeof m->ns[0]);
-    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for %d moments", n);
+static hd_status open_mark(hd_mark **out, hd_device *d, hd_err *err) {
+    cpu_mark *m = calloc(1, sizeof *m);
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
     m->base.device = d;
     *out = &m->base;
     return HD_OK;
 }
 
-static void close_timer(hd_timer *m) {
+static void close_mark(hd_mark *m) {
     free(m);
 }
 
-static void note(hd_timer *m, hd_stream *s, int32_t moment) {
+static void set_mark(hd_stream *s, hd_mark *m) {
     (void)s;
-    ((cpu_timer *)m)->ns[moment] = hd_now_ns();
+    ((cpu_mark *)m)->ns = hd_now_ns();
 }
 
-static double seconds(const hd_timer *base, int32_t from, int32_t to) {
-    const cpu_timer *m = (const cpu_timer *)base;
-    return (double)(m->ns[to] - m->ns[from]) * 1e-9;
+static void wait_for_mark(hd_stream *s, hd_mark *m) {
+    (void)s;
+    (void)m;
+}
+
+static double between(const hd_mark *from, const hd_mark *to) {
+    return (double)(((const cpu_mark *)to)->ns - ((const cpu_mark *)from)->ns) * 1e-9;
 }
 
 static void hold(hd_stream *s, int32_t microseconds) {
@@ -194,15 +180,12 @@ static const backend_table table = {
     .reserve = reserve,
     .open_mark = open_mark,
     .close_mark = close_mark,
-    .mark = mark_nothing,
-    .wait_for = mark_nothing,
+    .mark = set_mark,
+    .wait_for = wait_for_mark,
+    .between = between,
     .copy = upload, /* all of it is one memory */
     .noise = noise,
     .hold = hold,
-    .open_timer = open_timer,
-    .close_timer = close_timer,
-    .note = note,
-    .seconds = seconds,
     .host_memory = true,
 };
 

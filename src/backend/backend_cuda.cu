@@ -223,6 +223,26 @@ hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
     return HD_OK;
 }
 
+/* ---- made-up bytes ---- */
+
+constexpr int NOISE_BLOCK = 256, NOISE_BLOCKS_PER_SM = 8;
+
+__global__ void make_noise(uint64_t *to, size_t n, hd_noise noise) {
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        to[i] = hd_noise_word(&noise, i);
+    }
+}
+
+void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    const size_t n = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+    const size_t most = (size_t)device_of(s)->n_sms * NOISE_BLOCKS_PER_SM;
+    const size_t blocks = (n + NOISE_BLOCK - 1) / NOISE_BLOCK;
+    make_noise<<<(unsigned)(blocks < most ? blocks : most), NOISE_BLOCK, 0,
+                 hd_cuda_stream(s)>>>(static_cast<uint64_t *>(device), n, *noise);
+    note(s, "noise", cudaGetLastError());
+}
+
 /* ---- marks ---- */
 
 hd_status open_mark(hd_mark **out, hd_device *base, hd_err *err) {
@@ -230,7 +250,7 @@ hd_status open_mark(hd_mark **out, hd_device *base, hd_err *err) {
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
     m->base.device = base;
     cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
-    const cudaError_t status = cudaEventCreateWithFlags(&m->event, cudaEventDisableTiming);
+    const cudaError_t status = cudaEventCreate(&m->event);
     if (status != cudaSuccess) {
         free(m);
         return fail(err, HD_EDEVICE, "a mark", status);
@@ -253,6 +273,26 @@ void set_mark(hd_stream *s, hd_mark *base) {
 void wait_for(hd_stream *s, hd_mark *base) {
     cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
     note(s, "the GPU", cudaEventSynchronize(m->event));
+}
+
+double between(const hd_mark *from, const hd_mark *to) {
+    float ms = 0;
+    cudaEventElapsedTime(&ms, reinterpret_cast<const cuda_mark *>(from)->event,
+                         reinterpret_cast<const cuda_mark *>(to)->event);
+    return (double)ms * 1e-3;
+}
+
+__global__ void spin(uint64_t ns) {
+    uint64_t begun, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - begun < ns);
+}
+
+void hold(hd_stream *s, int32_t microseconds) {
+    spin<<<1, 1, 0, hd_cuda_stream(s)>>>((uint64_t)microseconds * 1000);
+    note(s, "hold", cudaGetLastError());
 }
 
 /* ---- recording ---- */
@@ -295,84 +335,6 @@ void launch(hd_stream *s, const hd_graph *base) {
     note(s, "a recorded step", cudaGraphLaunch(g->exec, hd_cuda_stream(s)));
 }
 
-/* ---- made-up bytes ---- */
-
-constexpr int NOISE_BLOCK = 256, NOISE_BLOCKS_PER_SM = 8;
-
-__global__ void make_noise(uint64_t *to, size_t n, hd_noise noise) {
-    const size_t step = (size_t)gridDim.x * blockDim.x;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-        to[i] = hd_noise_word(&noise, i);
-    }
-}
-
-void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
-    const size_t n = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
-    const size_t most = (size_t)device_of(s)->n_sms * NOISE_BLOCKS_PER_SM;
-    const size_t blocks = (n + NOISE_BLOCK - 1) / NOISE_BLOCK;
-    make_noise<<<(unsigned)(blocks < most ? blocks : most), NOISE_BLOCK, 0,
-                 hd_cuda_stream(s)>>>(static_cast<uint64_t *>(device), n, *noise);
-    note(s, "noise", cudaGetLastError());
-}
-
-/* ---- timers ---- */
-
-struct cuda_timer {
-    hd_timer base;
-    int32_t n;
-    cudaEvent_t events[];
-};
-
-void close_timer(hd_timer *base) {
-    cuda_timer *m = reinterpret_cast<cuda_timer *>(base);
-    for (int32_t i = 0; i < m->n; i++) {
-        if (m->events[i]) cudaEventDestroy(m->events[i]);
-    }
-    free(m);
-}
-
-hd_status open_timer(hd_timer **out, hd_device *d, int32_t n, hd_err *err) {
-    cuda_timer *m =
-        static_cast<cuda_timer *>(calloc(1, sizeof *m + (size_t)n * sizeof(cudaEvent_t)));
-    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for %d moments", n);
-    m->base.device = d;
-    m->n = n;
-    cudaSetDevice(reinterpret_cast<cuda_device *>(d)->ordinal);
-    for (int32_t i = 0; i < n; i++) {
-        const cudaError_t status = cudaEventCreate(&m->events[i]);
-        if (status == cudaSuccess) continue;
-        close_timer(&m->base);
-        return fail(err, HD_EDEVICE, "a timer", status);
-    }
-    *out = &m->base;
-    return HD_OK;
-}
-
-void note_moment(hd_timer *base, hd_stream *s, int32_t moment) {
-    cuda_timer *m = reinterpret_cast<cuda_timer *>(base);
-    note(s, "a moment", cudaEventRecord(m->events[moment], hd_cuda_stream(s)));
-}
-
-double seconds(const hd_timer *base, int32_t from, int32_t to) {
-    const cuda_timer *m = reinterpret_cast<const cuda_timer *>(base);
-    float ms = 0;
-    cudaEventElapsedTime(&ms, m->events[from], m->events[to]);
-    return (double)ms * 1e-3;
-}
-
-__global__ void spin(uint64_t ns) {
-    uint64_t begun, now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
-    do {
-        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    } while (now - begun < ns);
-}
-
-void hold(hd_stream *s, int32_t microseconds) {
-    spin<<<1, 1, 0, hd_cuda_stream(s)>>>((uint64_t)microseconds * 1000);
-    note(s, "hold", cudaGetLastError());
-}
-
 const backend_table table = {
     .close = close_device,
     .alloc = alloc,
@@ -387,17 +349,14 @@ const backend_table table = {
     .close_mark = close_mark,
     .mark = set_mark,
     .wait_for = wait_for,
+    .between = between,
+    .hold = hold,
     .record = record,
     .recorded = recorded,
     .close_graph = close_graph,
     .launch = launch,
     .copy = copy,
     .noise = noise,
-    .hold = hold,
-    .open_timer = open_timer,
-    .close_timer = close_timer,
-    .note = note_moment,
-    .seconds = seconds,
     .host_memory = false,
 };
 

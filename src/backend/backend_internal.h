@@ -22,26 +22,19 @@ typedef struct backend_table {
     void (*close_mark)(hd_mark *m);
     void (*mark)(hd_stream *s, hd_mark *m);
     void (*wait_for)(hd_stream *s, hd_mark *m); /* failures go to hd_stream_fail */
-    void (*record)(hd_stream *s);               /* NULL, and the next three: it cannot */
+    double (*between)(const hd_mark *from, const hd_mark *to);
+    void (*hold)(hd_stream *s, int32_t microseconds);
+    void (*record)(hd_stream *s); /* NULL, and the next three: it cannot */
     hd_status (*recorded)(hd_stream *s, hd_graph **out, hd_err *err);
     void (*close_graph)(hd_graph *g);
     void (*launch)(hd_stream *s, const hd_graph *g);
     void (*copy)(hd_stream *s, void *to, const void *from, size_t bytes);
     void (*noise)(hd_stream *s, void *device, size_t bytes, const hd_noise *noise);
-    void (*hold)(hd_stream *s, int32_t microseconds);
-    hd_status (*open_timer)(hd_timer **out, hd_device *d, int32_t n, hd_err *err);
-    void (*close_timer)(hd_timer *t);
-    void (*note)(hd_timer *t, hd_stream *s, int32_t moment);
-    double (*seconds)(const hd_timer *t, int32_t from, int32_t to);
     bool host_memory; /* device memory is host memory */
 } backend_table;
 
 struct hd_device {
     const backend_table *table;
-};
-
-struct hd_timer {
-    hd_device *device;
 };
 
 struct hd_mark {

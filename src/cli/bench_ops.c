@@ -19,7 +19,7 @@ enum { MAX_REPEAT = 15, READ_BYTES = 1 << 28 };
 typedef struct settings {
     const char *path;
     int64_t layers, batch, prompt, context, threads, repeat;
-    int backend;
+    int backend, precision;
     bool json, pin, cpu_time;
 } settings;
 
@@ -68,7 +68,7 @@ static hd_status open_device(rig *r, hd_err *err) {
     HD_TRY(hd_device_open_cpu(&r->device, &cpu, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     if (r->set.backend == 0) {
-        hd_ops_init_cpu(&r->inner, hd_cpu_features());
+        hd_ops_init_cpu(&r->inner, hd_cpu_features(), (hd_precision)r->set.precision);
     } else {
         hd_ops_init_ref(&r->inner);
     }
@@ -232,6 +232,7 @@ int bench_ops(int argc, char **argv) {
         option_int("repeat", &set.repeat, 1, MAX_REPEAT, "steps; the median one is shown"),
         option_int("threads", &set.threads, 0, 1024, "0: one per processor"),
         option_choice("backend", &set.backend, backends, "the fast one or the reference"),
+        option_precision(&set.precision),
         option_flag("pin", &set.pin, "bind every worker to a processor"),
         option_flag("cpu-time", &set.cpu_time,
                     "one thread, by its processor time: for a machine with other work"),

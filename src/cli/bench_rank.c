@@ -165,7 +165,8 @@ static void name_device(rig *r) {
 
 static hd_status open_device(rig *r, hd_err *err) {
     const hd_cpu_options cpu = {.n_threads = (int32_t)r->set.threads};
-    HD_TRY(hd_ops_open(&r->inner, &r->device, option_backends[r->set.backend], &cpu, err));
+    HD_TRY(hd_ops_open(&r->inner, &r->device, option_backends[r->set.backend], &cpu, HD_EXACT,
+                       err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     r->ops = r->inner;
     r->report.table = r->inner.name;

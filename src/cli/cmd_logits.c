@@ -27,7 +27,7 @@ enum {
 typedef struct settings {
     const char *model_dir, *tokens, *out;
     int64_t chunk, decode_from, threads, micro_batches;
-    int backend;
+    int backend, precision;
     bool mtp, pin, quiet;
 } settings;
 
@@ -60,7 +60,8 @@ static hd_status open_model(run *r, hd_err *err) {
                        set->model_dir);
     }
     const hd_cpu_options cpu = {.n_threads = (int32_t)set->threads, .pin = set->pin};
-    HD_TRY(hd_ops_open(&r->ops, &r->device, option_backends[set->backend], &cpu, err));
+    HD_TRY(hd_ops_open(&r->ops, &r->device, option_backends[set->backend], &cpu,
+                       (hd_precision)set->precision, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     HD_TRY(hd_weights_upload(r->weights, r->device, r->stream, err));
     return token_lists_load(&r->lists, set->tokens, r->spec->vocab, r->spec->max_positions,
@@ -333,6 +334,7 @@ int cmd_logits(int argc, char **argv) {
                    "one token a step from position N"),
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
+        option_precision(&set->precision),
         option_int("threads", &set->threads, 0, 1024,
                    "of the cpu backend; 0: one per processor"),
         option_flag("pin", &set->pin, "bind threads to processors"),

@@ -11,7 +11,8 @@ enum {
     DEFAULT_CONTEXT = 8192,
     DEFAULT_CHUNK = 256,
     DEFAULT_QUEUE = 1024,
-    MIN_CHOICES = 64 /* rows of logits: more of them score prompts faster */
+    MIN_CHOICES = 64, /* rows of logits: more of them score prompts faster */
+    RECALL_BYTES = 16 << 20
 };
 
 typedef struct sizes {
@@ -90,7 +91,9 @@ static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *backend = o->backend ? o->backend : "cpu";
     const hd_cpu_options cpu = {.n_threads = o->threads};
-    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, err));
+    hd_precision precision;
+    HD_TRY(hd_precision_of(&precision, o->precision, err));
+    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, precision, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
     const hd_dummy_options dummy = {.device = e->device, .stream = e->stream};
     HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, &dummy, err)
@@ -155,10 +158,14 @@ static hd_status open_loads(hd_engine *e, hd_err *err) {
     return HD_FAIL(err, HD_ENOMEM, "no memory for the loads of %lld experts", (long long)n);
 }
 
-static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptance,
+static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_options *o,
                              hd_err *err) {
     if (!e->weights) {
-        const hd_null_options null = {e->tokenizer, e->n_ids, z->running, z->drafts};
+        const hd_null_options null = {.tokenizer = e->tokenizer,
+                                      .n_ids = e->n_ids,
+                                      .n_slots = z->running,
+                                      .max_drafts = z->drafts,
+                                      .step_us = o->null_step_us};
         HD_TRY(hd_null_open(&e->null, &null, err));
         e->runner = hd_null_runner(e->null);
         return HD_OK;
@@ -179,7 +186,7 @@ static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptan
         .max_drafts = z->drafts,
         .choice_rows = z->choice_rows,
         .vocab = e->vocab,
-        .forced_acceptance = forced_acceptance,
+        .forced_acceptance = o->forced_acceptance,
         .fixed_steps = e->graphs
     };
     HD_TRY(hd_executor_open(&e->executor, &env, &x, err));
@@ -234,6 +241,12 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (null && e->forced_acceptance) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
     }
+    if (o->null_step_us < 0 || (o->null_step_us && !null)) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "null_step_us is %d; only steps of the null backend take a time of "
+                       "one's choice",
+                       o->null_step_us);
+    }
     HD_TRY(hd_model_spec_open(&e->spec, o->model_dir, err));
     if (!o->dummy_weights) HD_TRY(open_text(e, o->model_dir, err));
     e->n_ids = e->tokenizer ? hd_tokenizer_vocab_size(e->tokenizer) : e->spec->vocab;
@@ -242,7 +255,8 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
     HD_TRY(engine_forms_open(&e->forms, err));
-    HD_TRY(open_runner(e, &z, o->forced_acceptance, err));
+    HD_TRY(engine_recall_open(&e->recall, RECALL_BYTES, err));
+    HD_TRY(open_runner(e, &z, o, err));
     HD_TRY(open_sched(e, &z, err));
     HD_TRY(open_mailbox(e, &z, err));
     return engine_start(e, err);
@@ -256,7 +270,6 @@ static void open_locks(hd_engine *e) {
     pthread_cond_init(&e->wake, &monotonic);
     pthread_cond_init(&e->posted, &monotonic);
     pthread_cond_init(&e->taken, NULL);
-    pthread_cond_init(&e->read, NULL);
     pthread_condattr_destroy(&monotonic);
 }
 
@@ -312,6 +325,7 @@ void hd_engine_close(hd_engine *e) {
     hd_null_close(e->null);
     hd_grammar_vocab_close(e->vocab);
     engine_forms_close(e->forms);
+    engine_recall_close(e->recall);
     hd_stream_close(e->stream);
     hd_device_close(e->device);
     hd_weights_close(e->weights);
@@ -321,7 +335,6 @@ void hd_engine_close(hd_engine *e) {
     pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->posted);
     pthread_cond_destroy(&e->taken);
-    pthread_cond_destroy(&e->read);
     pthread_mutex_destroy(&e->lock);
     free(e);
 }

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/checked.h"
 #include "base/philox.h"
@@ -13,7 +14,7 @@ struct hd_null {
     int32_t *ids; /* [n_ids] printable tokens */
     uint32_t n_ids;
     float logprob;
-    int32_t max_drafts;
+    int32_t max_drafts, step_us;
     uint64_t *seeds; /* [n_slots] */
 };
 
@@ -45,6 +46,7 @@ hd_status hd_null_open(hd_null **out, const hd_null_options *o, hd_err *err) {
     }
     n->logprob = -logf((float)n->n_ids);
     n->max_drafts = o->max_drafts;
+    n->step_us = o->step_us;
     *out = n;
     return HD_OK;
 }
@@ -99,7 +101,10 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     (void)copies;
     (void)n_copies;
     (void)err;
-    for (int32_t i = 0; i < n_works; i++) choose(ctx, &works[i], &chosen[i]);
+    const hd_null *n = ctx;
+    const struct timespec step = {n->step_us / 1000000, n->step_us % 1000000 * 1000L};
+    if (n->step_us) nanosleep(&step, NULL);
+    for (int32_t i = 0; i < n_works; i++) choose(n, &works[i], &chosen[i]);
     return HD_OK;
 }
 

@@ -190,13 +190,16 @@ ROWS(settle_step, a->n, 0, f32 *(1.0 + a->n_drafts) * 4, 0)
 ROWS(lay_draft, a->n, 0, f32 * 8, 0)
 ROWS(stamp, 1, 0, 2 * f32 + 0 * (a->at != NULL), 0)
 ROWS(argmax, a->rows, a->vocab, f32 * a->vocab, a->vocab)
+ROWS(lay_step, a->n, 0, sizeof(hd_step_seq), 0)
+ROWS(settle_step, a->n, 0, sizeof(hd_cursor), 0)
+ROWS(lay_draft, a->n, 0, sizeof(hd_cursor), 0)
+ROWS(stamp, 1, 0, a->at ? sizeof *a->at : 0, 0)
 #undef ROWS
 
 ops_cost ops_cost_compress(ops_reader *r, const hd_compress_args *a) {
     const int32_t *first_row = fetch(r, a->seqs.first_row, a->seqs.n + 1);
     const int32_t rows = first_row ? first_row[a->seqs.n] : 0;
     const double width = (a->overlap ? 2.0 : 1.0) * a->entries.width;
-    (void)r;
     return rows_cost(rows, a->entries.width, 5 * sizeof(float) * width, 8 * width);
 }
 

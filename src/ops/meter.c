@@ -50,23 +50,26 @@ static void note(const char *op, const ops_cost *c, int64_t ns) {
     hd_meter_line *l = find_line(op, c);
     if (!l) {
         meter->lost++;
-    } else if (!meter->timer) {
+    } else if (!meter->calls) {
         add(l, (double)ns * 1e-9, c->bytes, c->flops);
     } else if (meter->n_calls < HD_METER_CALLS) {
-        meter->calls[meter->n_calls++] =
-            (hd_meter_call){(int32_t)(l - meter->line), c->used, c->bytes, c->flops};
+        hd_meter_call *call = &meter->calls[meter->n_calls++];
+        call->line = (int32_t)(l - meter->line);
+        call->used = c->used;
+        call->bytes = c->bytes;
+        call->flops = c->flops;
     } else {
         meter->lost++;
     }
 }
 
-static void note_before(hd_stream *s) {
+static void mark_before(hd_stream *s) {
     if (meter->next % CALLS_PER_HOLD == 0) hd_stream_hold(s, HOLD_MICROSECONDS);
-    if (meter->next < HD_METER_CALLS) hd_timer_note(meter->timer, s, 2 * meter->next);
+    if (meter->next < HD_METER_CALLS) hd_stream_mark(s, meter->calls[meter->next].before);
 }
 
-static void note_after(hd_stream *s) {
-    if (meter->next < HD_METER_CALLS) hd_timer_note(meter->timer, s, 2 * meter->next + 1);
+static void mark_after(hd_stream *s) {
+    if (meter->next < HD_METER_CALLS) hd_stream_mark(s, meter->calls[meter->next].after);
     meter->next++;
 }
 
@@ -74,9 +77,9 @@ static void note_after(hd_stream *s) {
     static void op##_metered(hd_stream *s, const hd_##op##_args *a) { \
         static const char name[] = #op;                               \
         if (meter->timing) {                                          \
-            note_before(s);                                           \
+            mark_before(s);                                           \
             metered->op(s, a);                                        \
-            note_after(s);                                            \
+            mark_after(s);                                            \
             return;                                                   \
         }                                                             \
         const int64_t begun = now();                                  \
@@ -125,15 +128,21 @@ hd_status hd_meter_open(hd_meter *m, hd_ops *out, const hd_ops *inner, hd_device
     reader.stream = hd_device_is_host(d) ? NULL : s;
     m->calls = calloc(HD_METER_CALLS, sizeof *m->calls);
     if (!m->calls) return HD_FAIL(err, HD_ENOMEM, "no memory for %d calls", HD_METER_CALLS);
-    return hd_timer_open(&m->timer, d, 2 * HD_METER_CALLS, err);
+    for (int32_t i = 0; i < HD_METER_CALLS; i++) {
+        HD_TRY(hd_mark_open(&m->calls[i].before, d, err));
+        HD_TRY(hd_mark_open(&m->calls[i].after, d, err));
+    }
+    return HD_OK;
 }
 
 void hd_meter_close(hd_meter *m) {
-    hd_timer_close(m->timer);
+    for (int32_t i = 0; m->calls && i < HD_METER_CALLS; i++) {
+        hd_mark_close(m->calls[i].before);
+        hd_mark_close(m->calls[i].after);
+    }
     free(m->calls);
     free(reader.copy);
     reader = (ops_reader){0};
-    m->timer = NULL;
     m->calls = NULL;
 }
 
@@ -152,8 +161,7 @@ bool hd_meter_settle(hd_meter *m) {
     if (m->next != m->n_calls || m->lost) return false;
     for (int32_t i = 0; i < m->n_calls; i++) {
         const hd_meter_call *c = &m->calls[i];
-        add(&m->line[c->line], hd_timer_seconds(m->timer, 2 * i, 2 * i + 1), c->bytes,
-            c->flops);
+        add(&m->line[c->line], hd_mark_seconds(c->before, c->after), c->bytes, c->flops);
     }
     return true;
 }

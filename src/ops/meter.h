@@ -29,6 +29,7 @@ typedef struct hd_meter_call {
     int32_t line;
     int32_t used; /* experts that had rows */
     double bytes, flops;
+    hd_mark *before, *after;
 } hd_meter_call;
 
 typedef struct hd_meter {
@@ -39,7 +40,6 @@ typedef struct hd_meter {
 
     /* of devices that run ops later than they are called */
     hd_stream *stream;
-    hd_timer *timer;      /* [2 * HD_METER_CALLS] around each call */
     hd_meter_call *calls; /* [HD_METER_CALLS] what each call of the counted pass was */
     int32_t n_calls, next;
     bool timing;
@@ -52,7 +52,7 @@ void hd_meter_reset(hd_meter *m);
 
 /* The same for any device, in two passes over the same calls: the first counts what each call
  * moves and computes, waiting for it and reading its arguments back, the second times them
- * by moments noted in the queue, which is kept full. */
+ * with marks in the queue, which is kept full. */
 hd_status hd_meter_open(hd_meter *m, hd_ops *out, const hd_ops *inner, hd_device *d,
                         hd_stream *s, hd_err *err);
 void hd_meter_close(hd_meter *m); /* what hd_meter_open took */

@@ -82,7 +82,7 @@ void open_machine_on(machine *m, const char *backend, const char *name, float fo
     const hd_cpu_options cpu = {.n_threads = 1};
     must(hd_model_spec_open(&m->spec, dir, &err), &err);
     must(hd_weights_open(&m->weights, dir, m->spec, &err), &err);
-    must(hd_ops_open(&m->ops, &m->device, backend, &cpu, &err), &err);
+    must(hd_ops_open(&m->ops, &m->device, backend, &cpu, HD_EXACT, &err), &err);
     must(hd_stream_open(&m->stream, m->device, &err), &err);
     must(hd_weights_upload(m->weights, m->device, m->stream, &err), &err);
     if (fixed && !hd_device_records(m->device)) tape_open(&m->ops);

@@ -147,7 +147,7 @@ static hd_status open_body(body *b, rank *r) {
     const hd_cpu_options one = {.n_threads = 1};
     HD_TRY(hd_device_open_cpu(&b->device, &one, err));
     HD_TRY(hd_stream_open(&b->stream, b->device, err));
-    hd_ops_init_cpu(&b->ops, hd_cpu_features());
+    hd_ops_init_cpu(&b->ops, hd_cpu_features(), HD_EXACT);
     HD_TRY(hd_weights_cut(&b->weights, r->whole, &r->layout, r->number, err));
     const hd_model_env env = {.spec = r->spec,
                               .weights = b->weights,

@@ -23,7 +23,7 @@ static int open_rig(void **state) {
     if (hd_device_open_cpu(&r.device, &one, NULL) != HD_OK) return -1;
     if (hd_stream_open(&r.stream, r.device, NULL) != HD_OK) return -1;
     if (hd_stream_reserve(r.stream, hd_ops_scratch_bytes(1, 64), NULL) != HD_OK) return -1;
-    hd_ops_init_cpu(&r.inner, hd_cpu_features());
+    hd_ops_init_cpu(&r.inner, hd_cpu_features(), HD_EXACT);
     hd_meter_init(&r.meter, &r.ops, &r.inner, stepping_clock);
     *state = &r;
     return 0;
@@ -119,7 +119,7 @@ static void a_full_meter_says_so(void **state) {
  * asked, and other calls than the counted ones are noticed. */
 static void passes_must_be_equal(void **state) {
     rig *r = *state;
-    static hd_meter m; /* large */
+    static hd_meter m;
     hd_ops metered;
     float x[4] = {0};
     const hd_add_args a = {.x = (hd_act *)(void *)x,
