@@ -44,7 +44,7 @@ typedef struct rig {
     settings set;
     hd_layout layout;
     int32_t rank, drafts, rows_each, n_pages;
-    double p[HD_MAX_DRAFTS]; /* that a draft stands when all before it do */
+    hd_acceptance forced;
     hd_model_spec *spec;
     hd_device *device;
     hd_stream *stream;
@@ -107,21 +107,20 @@ static hd_status parse_layout(rig *r, hd_err *err) {
 /* "0.72,0.66,0.64": the last one holds for further drafts. */
 static hd_status parse_acceptance(rig *r, hd_err *err) {
     const char *at = r->set.acceptance;
-    double all = 1;
+    double p = 0, all = 1;
     r->report.accepted = 1;
     for (int32_t i = 0; i < r->drafts; i++) {
         char *end = NULL;
         if (*at) {
-            r->p[i] = strtod(at, &end);
-            if (end == at || (*end && *end != ',') || !(r->p[i] >= 0 && r->p[i] <= 1)) {
+            p = strtod(at, &end);
+            if (end == at || (*end && *end != ',') || !(p >= 0 && p <= 1)) {
                 return HD_FAIL(err, HD_EINVAL, "--acceptance '%s': not numbers of 0 to 1",
                                r->set.acceptance);
             }
             at = *end ? end + 1 : end;
-        } else {
-            r->p[i] = i ? r->p[i - 1] : 0;
         }
-        all *= r->p[i];
+        all *= p;
+        r->forced.least[i] = (float)all;
         r->report.accepted += all;
     }
     return HD_OK;
@@ -279,7 +278,7 @@ static hd_status open_executor(rig *r, hd_err *err) {
         .max_drafts = r->drafts,
         .fixed_steps = !r->set.prompt,
         .expert_rows = r->report.expert_rows,
-        .forced_acceptance = (float)(r->report.accepted - 1)
+        .forced = r->forced
     };
     HD_TRY(hd_executor_open(&r->executor, &env, &o, err));
     for (int l = 0; l < HD_N_LIFETIMES; l++) {

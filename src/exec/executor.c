@@ -220,7 +220,7 @@ static void set_reply(hd_executor *x, int32_t slot, const hd_guide *guide,
     assert(x->replies || !guide);
     if (!x->replies) return;
     exec_reply *r = &x->replies[slot];
-    exec_reply_start(r, x->o.forced_acceptance > 0.0f ? NULL : guide);
+    exec_reply_start(r, x->o.forced.least[0] > 0.0f ? NULL : guide);
     for (int32_t i = 0; i < n; i++) exec_reply_advance(r, &x->masks, tokens[i]);
 }
 

@@ -25,8 +25,7 @@ typedef struct hd_executor_options {
     int32_t choice_rows; /* logits rows of one step: chosen and scored; 0: all slots' choices */
     const hd_grammar_vocab *vocab; /* of the masks; NULL: no request has a guide */
     int32_t expert_rows;           /* of hd_model_limits */
-    float forced_acceptance; /* drafts accepted per step on average, for benchmarks, which have
-                                no guides then; 0: the model's own verdict */
+    hd_acceptance forced;          /* of drafts, for benchmarks, which have no guides then */
     bool
         fixed_steps; /* steps in which all decode have fixed shapes, one graph launch each where
                          the device records, and the host is one ahead; docs/graphs.md */

@@ -243,7 +243,7 @@ static void queue_lay(hd_executor *x, const exec_orders *o, const exec_shape *z)
                            .n_drafts = z->n_drafts,
                            .table_stride = x->o.lease_pages,
                            .idle_slot = x->o.n_slots,
-                           .forced = x->o.forced_acceptance
+                           .forced = x->o.forced
     });
 }
 
