@@ -160,8 +160,9 @@ static void print_sums(const rank_report *r, FILE *to) {
     } else {
         fprintf(to, "as run, host included: %.3f ms (median of %d)\n", 1e3 * r->step, r->steps);
     }
-    fprintf(to, "%.1f steps/s and %.0f %s tokens/s of this rank at the device's time\n",
-            1 / device, tokens / device, r->prompt ? "prompt" : "output");
+    fprintf(to, "%.1f steps/s and %.0f %s tokens/s of this rank at the device's time%s\n",
+            1 / device, tokens / device, r->prompt ? "prompt" : "output",
+            r->layers < r->of_layers ? ", of these layers alone" : "");
 }
 
 void rank_report_print(const rank_report *r, FILE *to) {

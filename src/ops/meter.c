@@ -124,7 +124,6 @@ static int64_t no_clock(void) {
 hd_status hd_meter_open(hd_meter *m, hd_ops *out, const hd_ops *inner, hd_device *d,
                         hd_stream *s, hd_err *err) {
     hd_meter_init(m, out, inner, no_clock);
-    m->stream = s;
     if (!hd_device_is_host(d)) {
         reader.stream = s;
         reader.act_bytes = sizeof(uint16_t); /* BF16 as published, whatever is kept here */

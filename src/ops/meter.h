@@ -39,7 +39,6 @@ typedef struct hd_meter {
     const char *part, *stage;
 
     /* of devices that run ops later than they are called */
-    hd_stream *stream;
     hd_meter_call *calls; /* [HD_METER_CALLS] what each call of the counted pass was */
     int32_t n_calls, next;
     bool timing;
