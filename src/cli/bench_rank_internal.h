@@ -22,7 +22,7 @@ typedef struct rank_report {
     const char *family, *table, *routing, *exchange;
     char device[256];
     hd_layout layout;
-    int32_t rank, layers, of_layers, threads;
+    int32_t rank, layers, of_layers;
     int32_t batch, prompt, context, drafts; /* prompt 0: decode steps */
     int32_t rows, expert_rows;              /* of a step; that arrive in it */
     int32_t steps;                          /* timed; the figures below are medians or means */
