@@ -221,7 +221,7 @@ static void set_reply(hd_executor *x, int32_t slot, const hd_guide *guide,
     assert(x->replies || !guide);
     if (!x->replies) return;
     exec_reply *r = &x->replies[slot];
-    exec_reply_start(r, x->o.forced_acceptance > 0.0f ? NULL : guide);
+    exec_reply_start(r, x->o.forced.least[0] > 0.0f ? NULL : guide);
     for (int32_t i = 0; i < n; i++) exec_reply_advance(r, &x->masks, tokens[i]);
 }
 
@@ -252,6 +252,10 @@ hd_status exec_run_free(hd_executor *x, const hd_work *works, int32_t n, hd_chos
 hd_status hd_executor_make_up(hd_executor *x, hd_err *err) {
     hd_kv_make_up(x->kv, x->env.stream);
     return hd_stream_sync(x->env.stream, err);
+}
+
+void hd_executor_record(hd_executor *x, bool on) {
+    x->fixed.queues = !on;
 }
 
 static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,

@@ -259,7 +259,7 @@ static void queue_lay(hd_executor *x, const exec_orders *o, const exec_shape *z)
                            .n_drafts = z->n_drafts,
                            .table_stride = x->o.lease_pages,
                            .idle_slot = x->o.n_slots,
-                           .forced = x->o.forced_acceptance
+                           .forced = x->o.forced
     });
 }
 
@@ -430,7 +430,7 @@ static hd_status launch(hd_executor *x, exec_flight *f, hd_err *err) {
     const int64_t begun = hd_now_ns();
     exec_recorded *r = recorded_of(x, z);
     r->launches += r->launches < FIRST_RECORDING;
-    if (!hd_device_records(x->env.device) || r->launches < FIRST_RECORDING) {
+    if (!hd_device_records(x->env.device) || x->fixed.queues || r->launches < FIRST_RECORDING) {
         queue_step(x, z);
         return HD_OK;
     }

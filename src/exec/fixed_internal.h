@@ -65,7 +65,7 @@ typedef struct exec_recorded {
 } exec_recorded;
 
 typedef struct exec_fixed {
-    bool on;
+    bool on, queues;              /* queues: op by op although the device records */
     exec_flight flight[2], *next; /* next: whose outcome comes next, if it is under way */
     hd_cursor *known;             /* [n_slots] the device's; position -1: not known */
     exec_between between;
