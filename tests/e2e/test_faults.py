@@ -367,3 +367,35 @@ def test_root_is_warned(serve):
     s = serve("--backend", "null")
     s.close()
     assert b"running_as_root" in s.log
+
+
+# ---- the host ----
+
+
+def test_process_that_was_frozen(faulty):
+    """FT86: it goes on where it was, and nobody is cut off for the time that it did not have."""
+    s = faulty("--health-seconds", "1", "--stall-seconds", "1", "--ping-seconds", "1")
+    s.tell("hang 1")
+    c = s.connection()
+    c.request("POST", "/v1/completions", body=json.dumps({"prompt": "a", "max_tokens": 50, "stream": True, "ignore_eos": True}), headers={"Content-Type": "application/json"})
+    wait_until(lambda: s.stats()["hadal_living_answers"] == 1, "it is there")
+    s.signal(signal.SIGSTOP)
+    time.sleep(2.5)  # more than every patience above
+    s.signal(signal.SIGCONT)
+    s.tell("hang 0")
+    assert list(events_of(c.getresponse()))[-1] == b"[DONE]"
+    wait_until(lambda: s.get("/health").text == "ok", "it is well")
+
+
+def test_without_standard_descriptors():
+    """L39, L31: closed ones are replaced; a reader of the output that left is no death."""
+
+    def close_all():
+        for fd in range(3):
+            os.close(fd)
+
+    assert subprocess.run([HADAL, "version"], preexec_fn=close_all).returncode in (0, 4)
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert subprocess.run([HADAL, "version"], stdout=writer, stderr=writer).returncode == 4
+    os.close(writer)

@@ -411,7 +411,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_hostile_schemas_are_refused_by_name():  # S17, S22
+def test_hostile_schemas_are_refused_by_name():  # S17, S22, FT34
     answers = drive([job(s) for s, _ in HOSTILE])
     for (schema, code), answer in zip(HOSTILE, answers):
         assert answer.get("error", "accepted").split(":")[0] == code, (str(schema)[:200], answer)

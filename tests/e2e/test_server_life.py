@@ -464,10 +464,11 @@ def test_tls(serve, tmp_path):
 
 
 @pytest.mark.skipif(LEAK_CHECKED, reason="the leak checker must trace its own process")
-def test_sandbox(serve):
+def test_sandbox(serve):  # L37
     s = serve()
     status = dict(line.split(":\t", 1) for line in open(f"/proc/{s.process.pid}/status").read().splitlines() if ":\t" in line)
-    assert status["NoNewPrivs"] == "1"
+    assert status["NoNewPrivs"] == "1" and status["Umask"] == "0077"
+    assert "Max core file size         0                    0" in open(f"/proc/{s.process.pid}/limits").read()
     if "no seccomp" not in s.said:
         for task in os.listdir(f"/proc/{s.process.pid}/task"):
             text = open(f"/proc/{s.process.pid}/task/{task}/status").read()

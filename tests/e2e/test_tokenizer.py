@@ -312,7 +312,7 @@ def test_bad_ids_are_refused(tmp_path, data):
     assert out.returncode == 2 and out.stderr.startswith(b"error: standard input: ")
 
 
-def test_files_beyond_reason_are_refused(tmp_path):
+def test_files_beyond_reason_are_refused(tmp_path):  # K01
     path = tmp_path / "tokenizer.json"
     path.touch()
     os.truncate(path, 200 << 20)
@@ -325,7 +325,7 @@ def test_files_beyond_reason_are_refused(tmp_path):
         assert b"tokenizer.json" in out.stderr
 
 
-def test_missing_files_are_named(tmp_path):
+def test_missing_files_are_named(tmp_path):  # K01
     out = run("tokenize", tmp_path, b"a")
     assert out.returncode == 2 and b"tokenizer.json" in out.stderr
 
