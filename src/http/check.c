@@ -151,7 +151,7 @@ static bool check_line(http_call *c, const char *version) {
     return false;
 }
 
-static bool check_framing(http_call *c) {
+static bool check_framing(http_call *c, const char *version) {
     const char *length = http_header(c, "Content-Length");
     const char *transfer = http_header(c, "Transfer-Encoding");
     const char *encoding = http_header(c, "Content-Encoding");
@@ -159,6 +159,9 @@ static bool check_framing(http_call *c) {
     if (length && transfer) {
         return bad_request(c, "ambiguous_length",
                            "Content-Length and Transfer-Encoding exclude each other");
+    }
+    if (transfer && strcmp(version, "HTTP/1.0") == 0) {
+        return bad_request(c, "transfer_encoding", "HTTP/1.0 has no transfer encodings");
     }
     if (transfer && strcasecmp(transfer, "chunked") != 0) {
         return refuse(c, 501, "invalid_request_error", "transfer_encoding",
@@ -409,7 +412,7 @@ bool http_check_request(http_call *c, const char *version) {
     make_id(c);
     if (!copy_headers(c)) return false;
     make_id(c);
-    return check_line(c, version) && no_doubles(c) && check_framing(c) &&
+    return check_line(c, version) && no_doubles(c) && check_framing(c, version) &&
            check_host(c, version) && check_origin(c) && answer_preflight(c) && check_route(c) &&
            check_key(c) && check_gate(c) && check_media(c) && check_quota(c);
 }

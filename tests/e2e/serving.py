@@ -22,7 +22,7 @@ except ImportError:
 TINY = ROOT / "models" / "tiny-v4"
 DRIVER = pathlib.Path(HADAL).parent / "drive_http"
 LEAK_CHECKED = "asan" in DRIVER.parent.name  # the leak checker must trace its own process
-PATIENCE = 20  # seconds before a hung test gives up; no test measures time with it
+PATIENCE = 120  # seconds before a hung test gives up; no test measures time with it
 
 
 def wait_until(condition, what):

@@ -199,7 +199,7 @@ def test_other_forms(chat):
     assert chat(extra_body={"guided_choice": ["red", "blue"]}).choices[0].message.content in ("red", "blue")
 
 
-def test_continued_message(chat):
+def test_continued_message(chat):  # M19
     start = "1 + 3\nones: 1"
     r = chat([*SUM, {"role": "assistant", "content": start}], extra_body={"continue_final_message": True, "add_generation_prompt": False})
     assert start + r.choices[0].message.content == ANSWER

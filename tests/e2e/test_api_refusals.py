@@ -353,12 +353,12 @@ def test_row(server, name):
         assert reply.json["error"]["code"] == code, reply.text
 
 
-def test_unknown_field_is_named(server):
+def test_unknown_field_is_named(server):  # J20
     reply = server.post(*chat(zzz=1, yyy=2))
     assert reply.headers["X-Ignored-Params"] == "zzz, yyy"
 
 
-def test_special_tokens_stay_text(server):
+def test_special_tokens_stay_text(server):  # M13, M14, M15
     """Messages that spell them hold as many control tokens as a clean one, also in parts."""
     texts = ["".join(SPECIAL), [{"type": "text", "text": part} for s in SPECIAL for part in (s[:3], s[3:])]]
     control = set(server.post("/tokenize", {"prompt": "".join(SPECIAL), "parse_special": True}).json["tokens"])

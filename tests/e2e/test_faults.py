@@ -11,8 +11,6 @@ import pathlib
 import resource
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import time
 
@@ -150,17 +148,25 @@ def test_device_that_hangs(faulty):
     wait_until(lambda: s.get("/health").text == "ok", "it recovers")
 
 
-def test_client_leaves_while_the_device_hangs(faulty):
-    s = faulty()
+@pytest.mark.parametrize("running", [False, True])
+def test_client_leaves_while_the_device_hangs(faulty, running):
+    """FT03, FT05, FT10: out of the queue or out of a step that is under way; the other is served."""
+    s = faulty("--max-running", "1")
     s.tell("hang 1")
-    with s.socket() as c:
-        body = json.dumps(HI)
-        c.sendall(f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-        wait_until(lambda: s.stats()["hadal_living_answers"] == 1, "it is there")
+    body = json.dumps(HI)
+    request = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+    both = []
+    for n in (1, 2):
+        both.append(s.socket())
+        both[-1].sendall(request)
+        wait_until(lambda: s.stats()["hadal_living_answers"] == n, "it is there")
+    leaves, stays = both if running else reversed(both)
+    leaves.close()
     wait_until(lambda: s.stats()["hadal_http_clients_gone_total"] == 1, "it was seen to leave")
     s.tell("hang 0")
-    wait_until(lambda: s.stats()["hadal_living_answers"] == 0, "its place is free")
-    assert s.post("/v1/chat/completions", HI).status == 200
+    assert read_all(stays).startswith(b"HTTP/1.1 200")
+    stays.close()
+    wait_until(lambda: s.stats()["hadal_living_answers"] == 0, "both places are free")
 
 
 def test_sigterm_while_the_device_hangs():
@@ -367,3 +373,35 @@ def test_root_is_warned(serve):
     s = serve("--backend", "null")
     s.close()
     assert b"running_as_root" in s.log
+
+
+# ---- the host ----
+
+
+def test_process_that_was_frozen(faulty):
+    """FT86: it goes on where it was, and nobody is cut off for the time that it did not have."""
+    s = faulty("--health-seconds", "1", "--stall-seconds", "1", "--ping-seconds", "1")
+    s.tell("hang 1")
+    c = s.connection()
+    c.request("POST", "/v1/completions", body=json.dumps({"prompt": "a", "max_tokens": 50, "stream": True, "ignore_eos": True}), headers={"Content-Type": "application/json"})
+    wait_until(lambda: s.stats()["hadal_living_answers"] == 1, "it is there")
+    s.signal(signal.SIGSTOP)
+    time.sleep(2.5)  # more than every patience above
+    s.signal(signal.SIGCONT)
+    s.tell("hang 0")
+    assert list(events_of(c.getresponse()))[-1] == b"[DONE]"
+    wait_until(lambda: s.get("/health").text == "ok", "it is well")
+
+
+def test_without_standard_descriptors():
+    """L39, L31: closed ones are replaced; a reader of the output that left is no death."""
+
+    def close_all():
+        for fd in range(3):
+            os.close(fd)
+
+    assert subprocess.run([HADAL, "version"], preexec_fn=close_all).returncode in (0, 4)
+    reader, writer = os.pipe()
+    os.close(reader)
+    assert subprocess.run([HADAL, "version"], stdout=writer, stderr=writer).returncode == 4
+    os.close(writer)

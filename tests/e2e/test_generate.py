@@ -208,7 +208,7 @@ def side_by_side(model, max_tokens, drafts, kv_tokens, prompts):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_neighbors_and_pressure_change_nothing(model, family):
+def test_neighbors_and_pressure_change_nothing(model, family):  # FT23
     """Many at once, with room for all; then with a cache that makes them take turns."""
     roomy, _ = side_by_side(model(family), 50, 0, 500, PROMPTS)
     tight, figures = side_by_side(model(family), 50, 0, 150, PROMPTS)

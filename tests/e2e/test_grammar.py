@@ -411,7 +411,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_hostile_schemas_are_refused_by_name():
+def test_hostile_schemas_are_refused_by_name():  # S17, S22, FT34
     answers = drive([job(s) for s, _ in HOSTILE])
     for (schema, code), answer in zip(HOSTILE, answers):
         assert answer.get("error", "accepted").split(":")[0] == code, (str(schema)[:200], answer)
@@ -445,7 +445,7 @@ def test_large_but_honest_schemas():
             jsonschema.Draft202012Validator(schema).validate(json.loads(text))
 
 
-def test_the_verdict_on_a_limit_does_not_depend_on_the_place():
+def test_the_verdict_on_a_limit_does_not_depend_on_the_place():  # S14
     inner = {"type": "string", "maxLength": 65536}
     for n in range(5):
         (answer,) = drive([job(inner)])

@@ -309,7 +309,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(mock, visit):
     assert "secret" not in page.js("JSON.stringify(localStorage) + location.href")
 
 
-def test_a_link_fills_the_box_and_sends_nothing(mock, visit):
+def test_a_link_fills_the_box_and_sends_nothing(mock, visit):  # E12
     server = mock()
     page = visit(server.address + "?q=delete%20everything")
     assert page.js("document.getElementById('prompt').value") == "delete everything"
@@ -319,7 +319,7 @@ def test_a_link_fills_the_box_and_sends_nothing(mock, visit):
 # ---- Markdown ----
 
 
-def test_hostile_text_stays_text(mock, visit):
+def test_hostile_text_stays_text(mock, visit):  # E13
     page = visit(mock().address)
     ask(page, "hostile")
     assert page.js("document.title") == "hadal"
@@ -399,7 +399,7 @@ RANDOM_MARKDOWN = """import('./page/markdown.js').then(({Markdown}) => {
 })"""
 
 
-def test_random_markup_is_harmless_and_pieces_do_not_matter(scratch):
+def test_random_markup_is_harmless_and_pieces_do_not_matter(scratch):  # E13
     assert scratch.js(RANDOM_MARKDOWN) == []
 
 
@@ -599,7 +599,7 @@ def test_on_a_phone(mock, visit):
 # ---- with hadal ----
 
 
-def test_the_files_and_their_headers(served):
+def test_the_files_and_their_headers(served):  # E14
     names = re.findall(r'(?:href|src)="(page/[^"]+)"', (ROOT / "src/server/web/index.html").read_text())
     files = {"": "index.html"} | {name: name.removeprefix("page/") for name in names}
     files |= {f"page/{path.name}": path.name for path in (ROOT / "src/server/web").glob("*.js")}

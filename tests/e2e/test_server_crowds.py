@@ -21,7 +21,7 @@ def body_of(n, path=b"/wait", headers=b""):
 
 @pytest.mark.threads
 def test_large_bodies_keep_nobody_waiting(drive):
-    """R10: with one HTTP thread, others are served while handlers of large bodies take their time."""
+    """R10, FT32: with one HTTP thread, others are served while handlers of large bodies take their time."""
     d = drive(threads=1)
     large = [d.socket() for _ in range(3)]
     for s in large:

@@ -41,80 +41,86 @@ def chunked(*chunks, trailer=b""):
 # The rows of bad input that are about framing, headers and routing. Every one is followed by a
 # check that nothing is left behind. Several statuses: which of them is not the point.
 ROWS = {
-    "content-length and transfer-encoding": (post(b"0\r\n\r\n", b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"), {400}),
-    "two different lengths": (post(b"12345", b"Content-Length: 5\r\nContent-Length: 6\r\n"), {400}),
-    "two equal lengths": (post(b"12345", b"Content-Length: 5\r\nContent-Length: 5\r\n"), {400}),
-    "a list of lengths": (post(b"12345", b"Content-Length: 5, 5\r\n"), {400}),
-    "length -1": (post(b"", b"Content-Length: -1\r\n"), {400}),
-    "length +5": (post(b"12345", b"Content-Length: +5\r\n"), {400}),
-    "length 0x10": (post(b"", b"Content-Length: 0x10\r\n"), {400}),
-    "empty length": (post(b"", b"Content-Length: \r\n"), {400}),
-    "length 5 5": (post(b"12345", b"Content-Length: 5 5\r\n"), {400}),
-    "length 2^64 - 1": (post(b"", b"Content-Length: 18446744073709551615\r\n"), {400, 413}),
-    "length 2^64": (post(b"", b"Content-Length: 18446744073709551616\r\n"), {400, 413}),
-    "length above the limit": (post(b"", b"Content-Length: 1048577\r\n"), {413}),
-    "chunk size -2": (post(b"-2\r\n\r\n0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400}),
-    "chunk size of 17 digits": (post(b"1" * 17 + b"\r\nx\r\n0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400, 413}),
-    "chunk size 0x5": (post(b"0x5\r\n12345\r\n0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400}),
-    "chunk without its line end": (post(b"5\r\n12345X0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400}),
-    "gzip, chunked": (post(b"0\r\n\r\n", b"Transfer-Encoding: gzip, chunked\r\n"), {400, 501}),
-    "identity transfer": (post(b"", b"Transfer-Encoding: identity\r\n"), {400, 501}),
-    "xchunked": (post(b"", b"Transfer-Encoding: xchunked\r\n"), {400, 501}),
-    "chunked twice": (post(b"0\r\n\r\n", b"Transfer-Encoding: chunked, chunked\r\n"), {400, 501}),
-    "two transfer encodings": (post(b"0\r\n\r\n", b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"), {400, 501}),
-    "space before the colon": (get(headers=HOST + b"X-Test : 1\r\n"), {400}),
-    "header with a bracket": (get(headers=HOST + b"X(: 1\r\n"), {400}),
-    "header with DEL": (get(headers=HOST + b"X\x7f: 1\r\n"), {400}),
-    "header with a high byte": (get(headers=HOST + b"X\x80: 1\r\n"), {400}),
-    "target of 9 KiB": (get(b"/" + b"a" * 9216), {414}),
-    "header of 17 KiB": (get(headers=HOST + b"X-Test: " + b"a" * 17408 + b"\r\n"), {431}),
-    "headers of 33 KiB": (get(headers=HOST + b"".join(b"X-%d: %s\r\n" % (i, b"a" * 1000) for i in range(34))), {431}),
-    "65 headers": (get(headers=HOST + b"".join(b"X-%d: 1\r\n" % i for i in range(64))), {431}),
-    "preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 505}),
-    "HTTP/3.0": (get(version=b"HTTP/3.0"), {400, 505}),
-    "HTTP/0.9": (get(version=b"HTTP/0.9"), {400, 505}),
-    "no Host": (get(headers=b""), {400}),
-    "two Hosts": (get(headers=KEPT + KEPT), {400}),
-    "Host a/b?c": (get(headers=b"Host: a/b?c\r\n"), {400}),
-    "Host x@y": (get(headers=b"Host: x@y\r\n"), {400}),
-    "Host [::1": (get(headers=b"Host: [::1\r\n"), {400}),
-    "Host with a bad port": (get(headers=b"Host: localhost:99999999\r\n"), {400}),
-    "Host of somebody else": (get(headers=b"Host: evil.example\r\n"), {421}),
-    "absolute target": (get(b"http://evil.example/echo"), {421}),
-    "dots": (get(b"/v1/../echo"), {404}),
-    "two slashes": (get(b"//echo"), {404}),
-    "escaped dots": (get(b"/v1/%2e%2e/echo"), {404}),
-    "escaped letter": (get(b"/ech%6f"), {404}),
-    "upper case": (get(b"/ECHO"), {404}),
-    "slash behind": (get(b"/user/", method=b"POST"), {404}),
-    "%00": (get(b"/echo%00"), {400}),
-    "broken escape": (get(b"/echo?q=%zz"), {400}),
-    "17 arguments": (get(b"/echo?" + b"&".join(b"a%d=1" % i for i in range(17))), {400}),
-    "TRACE": (get(method=b"TRACE"), {405}),
-    "CONNECT": (get(method=b"CONNECT"), {405}),
-    "DELETE": (get(method=b"DELETE"), {405}),
-    "lower-case method": (get(method=b"post"), {400}),
-    "method of 1 KiB": (get(method=b"A" * 1024), {400, 405}),
-    "foreign preflight": (get(headers=HOST + b"Origin: https://evil.example\r\n", method=b"OPTIONS"), {403}),
-    "foreign page posts": (post(b"{}", b"Origin: https://evil.example\r\nContent-Length: 2\r\n"), {403}),
-    "null origin posts": (post(b"{}", b"Origin: null\r\nContent-Length: 2\r\n"), {403}),
-    "plain text": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", {415}),
-    "form": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 2\r\n\r\n{}", {415}),
-    "utf-16": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: application/json; charset=utf-16\r\nContent-Length: 2\r\n\r\n{}", {415}),
-    "gzip body": (post(b"xx", b"Content-Encoding: gzip\r\nContent-Length: 2\r\n"), {415}),
-    "expects too much": (post(b"", b"Expect: 100-continue\r\nContent-Length: 99999999\r\n"), {413}),
-    "unknown expectation": (post(b"", b"Expect: magic\r\nContent-Length: 2\r\n"), {417}),
-    "unknown path": (get(b"/nothing"), {404}),
-    "model of 10 KiB": (get(b"/echo/" + b"a" * 10240), {414}),
-    "model %ff": (get(b"/echo/%01"), {400, 404}),
-    "trailer": (chunked(b"{}", trailer=b"X-Trailer: 1\r\n"), {200}),
-    "not HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64 + b"\r\n\r\n", {400, None}),
-    "upgrade to h2c": (get(headers=HOST + b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"), {200}),
-    "upgrade to a web socket": (get(headers=HOST + b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"), {200}),
-    "folded line": (get(headers=HOST + b"X-Test: a\r\n b\r\n"), {200, 400}),
-    "folded first line": (get(headers=b" folded: 1\r\n" + HOST), {400}),
-    "not a target": (get(b"echo"), {400}),
-    "no version": (b"GET /echo\r\n" + HOST + b"\r\n", {400, 505, None}),
+    "H05 content-length and transfer-encoding": (post(b"0\r\n\r\n", b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n"), {400}),
+    "H06 two different lengths": (post(b"12345", b"Content-Length: 5\r\nContent-Length: 6\r\n"), {400}),
+    "H06 two equal lengths": (post(b"12345", b"Content-Length: 5\r\nContent-Length: 5\r\n"), {400}),
+    "H06 a list of lengths": (post(b"12345", b"Content-Length: 5, 5\r\n"), {400}),
+    "H07 length -1": (post(b"", b"Content-Length: -1\r\n"), {400}),
+    "H07 length +5": (post(b"12345", b"Content-Length: +5\r\n"), {400}),
+    "H07 length 0x10": (post(b"", b"Content-Length: 0x10\r\n"), {400}),
+    "H07 empty length": (post(b"", b"Content-Length: \r\n"), {400}),
+    "H07 length 5 5": (post(b"12345", b"Content-Length: 5 5\r\n"), {400}),
+    "H07 length 2^64 - 1": (post(b"", b"Content-Length: 18446744073709551615\r\n"), {400, 413}),
+    "H07 length 2^64": (post(b"", b"Content-Length: 18446744073709551616\r\n"), {400, 413}),
+    "H08 length above the limit": (post(b"", b"Content-Length: 1048577\r\n"), {413}),
+    "H09 chunk size -2": (post(b"-2\r\n\r\n0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400}),
+    "H10 chunk size of 17 digits": (post(b"1" * 17 + b"\r\nx\r\n0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400, 413}),
+    "H10 chunk size 0x5": (post(b"0x5\r\n12345\r\n0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400}),
+    "H11 chunk without its line end": (post(b"5\r\n12345X0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400}),
+    "H10 empty chunk size": (post(b"\r\n12345\r\n0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400}),
+    "H10 space behind a chunk size": (post(b"5 ;x\r\n12345\r\n0\r\n\r\n", b"Transfer-Encoding: chunked\r\n"), {400}),
+    "H14 1,000 trailers": (chunked(b"{}", trailer=b"".join(b"X-%d: 1\r\n" % i for i in range(1000))), {431}),
+    "H14 length as a trailer": (chunked(b"{}", trailer=b"Content-Length: 5\r\n"), {200}),
+    "H15 chunked in HTTP/1.0": (b"POST /echo HTTP/1.0\r\n" + HOST + JSON + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", {400}),
+    "H15 gzip, chunked": (post(b"0\r\n\r\n", b"Transfer-Encoding: gzip, chunked\r\n"), {400, 501}),
+    "H15 identity transfer": (post(b"", b"Transfer-Encoding: identity\r\n"), {400, 501}),
+    "H15 xchunked": (post(b"", b"Transfer-Encoding: xchunked\r\n"), {400, 501}),
+    "H15 chunked twice": (post(b"0\r\n\r\n", b"Transfer-Encoding: chunked, chunked\r\n"), {400, 501}),
+    "H15 two transfer encodings": (post(b"0\r\n\r\n", b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n"), {400, 501}),
+    "H16 bare CR in a value": (get(headers=HOST + b"X-Test: a\rb\r\n"), {400}),
+    "H18 space before the colon": (get(headers=HOST + b"X-Test : 1\r\n"), {400}),
+    "H18 header with a bracket": (get(headers=HOST + b"X(: 1\r\n"), {400}),
+    "H18 header with DEL": (get(headers=HOST + b"X\x7f: 1\r\n"), {400}),
+    "H18 header with a high byte": (get(headers=HOST + b"X\x80: 1\r\n"), {400}),
+    "H21 target of 9 KiB": (get(b"/" + b"a" * 9216), {414}),
+    "H22 header of 17 KiB": (get(headers=HOST + b"X-Test: " + b"a" * 17408 + b"\r\n"), {431}),
+    "H22 headers of 33 KiB": (get(headers=HOST + b"".join(b"X-%d: %s\r\n" % (i, b"a" * 1000) for i in range(34))), {431}),
+    "H22 65 headers": (get(headers=HOST + b"".join(b"X-%d: 1\r\n" % i for i in range(64))), {431}),
+    "H24 preface of HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", {400, 505}),
+    "H24 HTTP/3.0": (get(version=b"HTTP/3.0"), {400, 505}),
+    "H24 HTTP/0.9": (get(version=b"HTTP/0.9"), {400, 505}),
+    "H26 no Host": (get(headers=b""), {400}),
+    "H26 two Hosts": (get(headers=KEPT + KEPT), {400}),
+    "H26 Host a/b?c": (get(headers=b"Host: a/b?c\r\n"), {400}),
+    "H26 Host x@y": (get(headers=b"Host: x@y\r\n"), {400}),
+    "H26 Host [::1": (get(headers=b"Host: [::1\r\n"), {400}),
+    "H26 Host with a bad port": (get(headers=b"Host: localhost:99999999\r\n"), {400}),
+    "H27 Host of somebody else": (get(headers=b"Host: evil.example\r\n"), {421}),
+    "H28 absolute target": (get(b"http://evil.example/echo"), {421}),
+    "H29 dots": (get(b"/v1/../echo"), {404}),
+    "H29 two slashes": (get(b"//echo"), {404}),
+    "H29 escaped dots": (get(b"/v1/%2e%2e/echo"), {404}),
+    "H29 escaped letter": (get(b"/ech%6f"), {404}),
+    "H29 upper case": (get(b"/ECHO"), {404}),
+    "H29 slash behind": (get(b"/user/", method=b"POST"), {404}),
+    "H29 %00": (get(b"/echo%00"), {400}),
+    "H29 broken escape": (get(b"/echo?q=%zz"), {400}),
+    "H29 17 arguments": (get(b"/echo?" + b"&".join(b"a%d=1" % i for i in range(17))), {400}),
+    "H30 TRACE": (get(method=b"TRACE"), {405}),
+    "H30 CONNECT": (get(method=b"CONNECT"), {405}),
+    "H30 DELETE": (get(method=b"DELETE"), {405}),
+    "H30 lower-case method": (get(method=b"post"), {400}),
+    "H30 method of 1 KiB": (get(method=b"A" * 1024), {400, 405}),
+    "H31 foreign preflight": (get(headers=HOST + b"Origin: https://evil.example\r\n", method=b"OPTIONS"), {403}),
+    "H31 foreign page posts": (post(b"{}", b"Origin: https://evil.example\r\nContent-Length: 2\r\n"), {403}),
+    "H31 null origin posts": (post(b"{}", b"Origin: null\r\nContent-Length: 2\r\n"), {403}),
+    "H32 plain text": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", {415}),
+    "H32 form": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 2\r\n\r\n{}", {415}),
+    "H40 utf-16": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: application/json; charset=utf-16\r\nContent-Length: 2\r\n\r\n{}", {415}),
+    "H39 gzip body": (post(b"xx", b"Content-Encoding: gzip\r\nContent-Length: 2\r\n"), {415}),
+    "H36 expects too much": (post(b"", b"Expect: 100-continue\r\nContent-Length: 99999999\r\n"), {413}),
+    "H36 unknown expectation": (post(b"", b"Expect: magic\r\nContent-Length: 2\r\n"), {417}),
+    "E01 unknown path": (get(b"/nothing"), {404}),
+    "E08 model of 10 KiB": (get(b"/echo/" + b"a" * 10240), {414}),
+    "E08 model %ff": (get(b"/echo/%01"), {400, 404}),
+    "H14 trailer": (chunked(b"{}", trailer=b"X-Trailer: 1\r\n"), {200}),
+    "H38 not HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64 + b"\r\n\r\n", {400, None}),
+    "H37 upgrade to h2c": (get(headers=HOST + b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"), {200}),
+    "H37 upgrade to a web socket": (get(headers=HOST + b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"), {200}),
+    "H17 folded line": (get(headers=HOST + b"X-Test: a\r\n b\r\n"), {200, 400}),
+    "H17 folded first line": (get(headers=b" folded: 1\r\n" + HOST), {400}),
+    "H28 not a target": (get(b"echo"), {400}),
+    "H24 no version": (b"GET /echo\r\n" + HOST + b"\r\n", {400, 505, None}),
 }
 
 
@@ -146,7 +152,7 @@ def test_request_ids_of_ours_differ(http_server):
     assert len(odd) == 16
 
 
-def test_header_injection_stays_a_value(http_server):
+def test_header_injection_stays_a_value(http_server):  # H20
     reply = http_server.get("/echo", headers={"X-Test": "a%0d%0aX-Evil: 1"})
     assert reply.json["x"] == "a%0d%0aX-Evil: 1" and "X-Evil" not in reply.headers
 
@@ -161,18 +167,18 @@ def test_connection_is_kept(http_server):
     c.close()
 
 
-def test_pipelined_requests(http_server):
+def test_pipelined_requests(http_server):  # H33
     answer = http_server.raw(get(b"/echo?q=1", KEPT) + post(b"{}", b"Content-Length: 2\r\n", host=KEPT) + get(b"/echo?q=2"))
     assert answer.count(b"HTTP/1.1 200") == 3
     assert answer.index(b'"q":"1"') < answer.index(b'"method":"POST"') < answer.index(b'"q":"2"')
 
 
-def test_garbage_after_a_body(http_server):
+def test_garbage_after_a_body(http_server):  # H35
     answer = http_server.raw(post(b"{}", b"Content-Length: 2\r\n", host=KEPT) + b"\x00\xff garbage\r\n\r\n")
     assert answer.count(b'"method"') == 1 and b"200" not in answer.split(b"}", 1)[1]
 
 
-def test_endless_headers(drive):
+def test_endless_headers(drive):  # H23
     d = drive()
     with d.socket() as s:
         try:
@@ -185,12 +191,12 @@ def test_endless_headers(drive):
     wait_until(lambda: d.state()["calls"] == 1, "nothing is left")
 
 
-def test_delete_does_not_eat_the_next_request(http_server):
+def test_delete_does_not_eat_the_next_request(http_server):  # H34
     answer = http_server.raw(get(method=b"DELETE", headers=KEPT) + get(b"/echo?q=2"))
     assert status_of(answer) == 405 and b'"q":"2"' in answer
 
 
-def test_byte_by_byte(http_server):
+def test_byte_by_byte(http_server):  # H01
     with http_server.socket() as s:
         for byte in post(b'{"a": 1}', b"Content-Length: 8\r\n"):
             s.sendall(bytes([byte]))
@@ -198,13 +204,13 @@ def test_byte_by_byte(http_server):
     assert status_of(answer) == 200 and b'"n":8' in answer
 
 
-def test_many_small_chunks(http_server):
+def test_many_small_chunks(http_server):  # H12
     body = b"1\r\nx\r\n" * 20000 + b"0\r\n\r\n"
     answer = http_server.raw(post(body, b"Transfer-Encoding: chunked\r\n"))
     assert status_of(answer) == 200 and b'"n":20000' in answer
 
 
-def test_endless_chunks_end_at_the_limit(http_server):
+def test_endless_chunks_end_at_the_limit(http_server):  # H13
     with http_server.socket() as s:
         s.sendall(post(b"", b"Transfer-Encoding: chunked\r\n"))
         chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
@@ -218,7 +224,7 @@ def test_endless_chunks_end_at_the_limit(http_server):
     wait_until(lambda: http_server.state()["calls"] == 1, "the call is gone")
 
 
-def test_http_1_0_stream_is_closed_at_its_end(http_server):
+def test_http_1_0_stream_is_closed_at_its_end(http_server):  # H25
     answer = http_server.raw(b"GET /stream?n=2 HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
     assert status_of(answer) == 200 and answer.count(b"data: ") == 2 and b"chunked" not in answer
 
@@ -260,7 +266,7 @@ def leave_by_half_close(s):
 
 @pytest.mark.threads
 @pytest.mark.parametrize("leave", [leave_by_close, reset, leave_by_half_close])
-def test_client_that_leaves_is_seen(drive, leave):
+def test_client_that_leaves_is_seen(drive, leave):  # FT06, FT07
     d = drive()
     sockets = [d.socket() for _ in range(10)]
     for s in sockets:
@@ -272,7 +278,7 @@ def test_client_that_leaves_is_seen(drive, leave):
     wait_until(lambda: d.state()["calls"] == 1, "nothing is left of them")
 
 
-def test_half_closed_client_is_served_where_allowed(drive):
+def test_half_closed_client_is_served_where_allowed(drive):  # FT14
     d = drive(half_close=1)
     with d.socket() as s:
         s.sendall(post(b"{}", b"Content-Length: 2\r\n", b"/hold"))
@@ -284,7 +290,7 @@ def test_half_closed_client_is_served_where_allowed(drive):
 
 
 @pytest.mark.parametrize("cut", range(0, 100, 7))
-def test_client_leaves_inside_its_request(http_server, cut):
+def test_client_leaves_inside_its_request(http_server, cut):  # H42
     whole = post(b'{"a": 1}', b"Content-Length: 8\r\n")
     with http_server.socket() as s:
         s.sendall(whole[: min(cut, len(whole) - 1)])
@@ -293,7 +299,7 @@ def test_client_leaves_inside_its_request(http_server, cut):
 
 
 @pytest.mark.threads
-def test_slow_reader_is_cut_off(drive):
+def test_slow_reader_is_cut_off(drive):  # FT12
     d = drive(stream=65536)
     with d.socket() as s:
         s.sendall(b"POST /pour HTTP/1.1\r\n" + HOST + b"\r\n")
@@ -301,7 +307,7 @@ def test_slow_reader_is_cut_off(drive):
         wait_until(lambda: d.state()["streams"] == 0, "its stream is gone")
 
 
-def test_reader_that_stalls_is_cut_off(drive):
+def test_reader_that_stalls_is_cut_off(drive):  # FT12
     d = drive(stall_s=1, stream=1 << 26)
     with d.socket() as s:
         s.sendall(b"GET /stream?n=4000&bytes=4096&late=1 HTTP/1.1\r\n" + HOST + b"\r\n")
@@ -334,7 +340,7 @@ def test_silent_stream_gets_comments(drive):
 # ---- deadlines and limits ----
 
 
-def test_headers_that_never_end(drive):
+def test_headers_that_never_end(drive):  # H02, H03
     d = drive(header_s=1)
     with d.socket() as s:
         s.sendall(b"GET /echo HTTP/1.1\r\nHost: 127.0.0.1\r\n")
@@ -344,7 +350,7 @@ def test_headers_that_never_end(drive):
     wait_until(lambda: d.state()["timed_out"] == 2, "both were counted")
 
 
-def test_body_that_never_comes(drive):
+def test_body_that_never_comes(drive):  # H04
     d = drive(body_s=1)
     with d.socket() as s:
         s.sendall(post(b"{", b"Content-Length: 1000\r\n"))
@@ -380,7 +386,7 @@ def read_all_soon(s):
         return True
 
 
-def test_many_idle_connections(drive):
+def test_many_idle_connections(drive):  # FT15
     d = drive(connections=1000)
     idle = [d.socket() for _ in range(500)]
     wait_until(lambda: d.state()["connections"] == 501, "all are there")
@@ -431,7 +437,7 @@ KEY_ROWS = [
 
 
 @pytest.mark.parametrize("path, headers, status", KEY_ROWS)
-def test_keys(locked, path, headers, status):
+def test_keys(locked, path, headers, status):  # H41, E03
     reply = locked.post(path, {}, headers=headers)
     assert reply.status == status
     if status == 200:
@@ -441,7 +447,7 @@ def test_keys(locked, path, headers, status):
         assert USER not in reply.text and reply.json["error"]["type"] == "authentication_error"
 
 
-def test_two_authorizations(locked):
+def test_two_authorizations(locked):  # H41
     one = f"Authorization: Bearer {USER}\r\n".encode()
     assert status_of(locked.raw(get(b"/user", HOST + one + one))) == 400
 

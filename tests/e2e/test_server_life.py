@@ -84,7 +84,7 @@ def test_metrics_count_a_request(plain):
     assert after["hadal_expert_balancedness"] > 0 and after["process_resident_memory_bytes"] > 1e6
 
 
-def test_metrics_are_well_formed(plain):
+def test_metrics_are_well_formed(plain):  # E10
     plain.post("/v1/chat/completions", {**CHAT, "max_tokens": 2, 'no"such\nfield': 1})
     kinds, seen = {}, set()
     for line in plain.get("/metrics").text.splitlines():
@@ -127,7 +127,7 @@ def test_live_view(plain):
     assert all(len(layer) == experts["n_experts"] for layer in experts["layers"])
 
 
-def test_page_is_locked_down(plain):
+def test_page_is_locked_down(plain):  # E14
     reply = plain.get("/")
     assert reply.status == 200 and "text/html" in reply.headers["Content-Type"]
     policy = reply.headers["Content-Security-Policy"]
@@ -137,7 +137,7 @@ def test_page_is_locked_down(plain):
 # ---- control ----
 
 
-def test_pause_and_continue(plain):
+def test_pause_and_continue(plain):  # E07
     assert plain.post("/pause_generation", {"mode": "retract"}).status == 200
     assert plain.post("/pause_generation", {"mode": "retract"}).status == 200
     assert plain.loads()["paused"] is True
@@ -232,7 +232,7 @@ def test_profile(serve, tmp_path):
 @pytest.mark.threads
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("leave", [socket.socket.close, reset])
-def test_vanished_client_frees_its_request(plain, stream, leave):
+def test_vanished_client_frees_its_request(plain, stream, leave):  # FT06, FT07
     """Its tokens would take seconds: that they do not is seen by how few were generated."""
     before = plain.stats()["hadal_generation_tokens_total"]
     body = json.dumps({**LONG, "max_tokens": 4000, "stream": stream})
@@ -244,7 +244,7 @@ def test_vanished_client_frees_its_request(plain, stream, leave):
     assert plain.stats()["hadal_generation_tokens_total"] - before < 3000
 
 
-def test_the_others_are_untouched(plain):
+def test_the_others_are_untouched(plain):  # FT09
     body = {**LONG, "max_tokens": 40, "seed": 1}
     alone = plain.post("/v1/completions", body).json["choices"][0]["text"]
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -257,7 +257,7 @@ def test_the_others_are_untouched(plain):
     wait_until(lambda: quiet(plain), "nothing is left")
 
 
-def test_slow_reader_is_cut_off_and_the_rest_goes_on(serve):
+def test_slow_reader_is_cut_off_and_the_rest_goes_on(serve):  # FT12
     s = serve("--backend", "null", "--stream-buffer-kb", "16", "--kv-tokens", "80000")
     with s.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -269,7 +269,7 @@ def test_slow_reader_is_cut_off_and_the_rest_goes_on(serve):
 
 
 @pytest.mark.threads
-def test_churn(null):
+def test_churn(null):  # FT11
     for round in range(60):
         s = null.socket()
         body = json.dumps({**LONG, "stream": bool(round % 2)})
@@ -295,7 +295,7 @@ def test_many_at_once_are_right(null):
         assert set(pool.map(ask, range(200))) == {16}
 
 
-def test_full_queue(serve):
+def test_full_queue(serve):  # FT17
     s = serve("--queue", "2", "--max-running", "1", "--context", "512")
     s.post("/pause_generation", {"mode": "in_place"})
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -313,7 +313,7 @@ def test_full_queue(serve):
 
 
 @pytest.mark.threads
-def test_sigterm_drains(serve):
+def test_sigterm_drains(serve):  # FT36, E11
     s = serve()
     c, response = stream_of(s, {**LONG, "max_tokens": 60})
     response.readline()
@@ -330,7 +330,7 @@ def test_sigterm_drains(serve):
     assert s.wait() == 0
 
 
-def test_drain_ends_in_time(serve):
+def test_drain_ends_in_time(serve):  # FT36
     s = serve("--drain-seconds", "0")
     c, response = stream_of(s, {**LONG, "max_tokens": 4000})
     response.readline()
@@ -339,7 +339,7 @@ def test_drain_ends_in_time(serve):
     c.close()
 
 
-def test_second_signal_is_at_once(serve):
+def test_second_signal_is_at_once(serve):  # FT37
     s = Server()
     c, response = stream_of(s, {**LONG, "max_tokens": 8000})
     response.readline()
@@ -350,7 +350,7 @@ def test_second_signal_is_at_once(serve):
     c.close()
 
 
-def test_restart_on_the_same_port():
+def test_restart_on_the_same_port():  # FT43
     first = Server("--backend", "null")
     port = first.port
     stream_of(first, LONG)
@@ -363,7 +363,7 @@ def test_restart_on_the_same_port():
     assert second.returncode == 0
 
 
-def test_second_instance_is_told(plain, refused):
+def test_second_instance_is_told(plain, refused):  # L06, L30
     assert f"port {plain.port}" in refused("serve", TINY, "--port", plain.port, code=4)
 
 
@@ -381,11 +381,11 @@ REFUSED_STARTS = [
 
 
 @pytest.mark.parametrize("flags, code, word", REFUSED_STARTS)
-def test_refused_starts(refused, flags, code, word):
+def test_refused_starts(refused, flags, code, word):  # L06, L07, L08, L10, L11
     assert word in refused("serve", TINY, *(["--port", "0"] if "--port" not in flags else []), *flags, code=code)
 
 
-def test_refused_keys(refused, tmp_path):
+def test_refused_keys(refused, tmp_path):  # L09, L11
     def check(text, mode=0o600):
         file = tmp_path / "keys"
         file.write_text(text)
@@ -399,7 +399,7 @@ def test_refused_keys(refused, tmp_path):
     assert "at most" in check("a" * 513 + "\n")
 
 
-def test_missing_model(refused):
+def test_missing_model(refused):  # L13
     refused("serve", "/no/such/model", "--port", "0", "--no-sandbox")
 
 
@@ -464,10 +464,12 @@ def test_tls(serve, tmp_path):
 
 
 @pytest.mark.skipif(LEAK_CHECKED, reason="the leak checker must trace its own process")
-def test_sandbox(serve):
+def test_sandbox(serve):  # L37
     s = serve()
     status = dict(line.split(":\t", 1) for line in open(f"/proc/{s.process.pid}/status").read().splitlines() if ":\t" in line)
-    assert status["NoNewPrivs"] == "1"
+    assert status["NoNewPrivs"] == "1" and status["Umask"] == "0077"
+    limits = open(f"/proc/{s.process.pid}/limits").read().splitlines()
+    assert [line.split()[4:6] for line in limits if line.startswith("Max core")] == [["0", "0"]]
     if "no seccomp" not in s.said:
         for task in os.listdir(f"/proc/{s.process.pid}/task"):
             text = open(f"/proc/{s.process.pid}/task/{task}/status").read()
@@ -499,7 +501,7 @@ def test_replay(serve, hadal, tmp_path):
     assert hadal("replay", log, TINY).returncode == 2
 
 
-def test_crash_dump_is_replayed(hadal, tmp_path):
+def test_crash_dump_is_replayed(hadal, tmp_path):  # FT41
     dump = tmp_path / "dump"
     s = Server("--crash-dump", dump)
     s.post("/pause_generation", {"mode": "in_place"})

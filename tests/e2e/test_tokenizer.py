@@ -179,7 +179,7 @@ def test_text_of_ids_is_that_of_the_reference(pair):
             assert text == full.decode(ids, skip_special_tokens=skip), ids
 
 
-def test_text_survives_the_round_trip(pair):
+def test_text_survives_the_round_trip(pair):  # K26
     directory, full, _, _ = pair
     document = json.loads(full.to_str())
     if "Removed" in json.dumps(document["pre_tokenizer"]):
@@ -235,7 +235,7 @@ def test_template_processing_names_the_bos(tmp_path):
     assert json.loads(run("tokenize", tmp_path, b"!", "--bos").stdout)[0] == 1
 
 
-def test_merges_as_pairs_and_as_strings_are_the_same(tmp_path):
+def test_merges_as_pairs_and_as_strings_are_the_same(tmp_path):  # K12
     text = "".join(FRAGMENTS).encode("utf-8", "ignore")
     toy(tmp_path)
     first = run("tokenize", tmp_path, text).stdout
@@ -262,7 +262,7 @@ def test_ignore_merges_takes_whole_pieces(tmp_path):
                ).stdout == b"Zebra"
 
 
-def test_sparse_ids_are_kept(tmp_path):
+def test_sparse_ids_are_kept(tmp_path):  # K04
     def change(d):
         d["added_tokens"][-1]["id"] = 5000
     toy(tmp_path, change)
@@ -312,7 +312,7 @@ def test_bad_ids_are_refused(tmp_path, data):
     assert out.returncode == 2 and out.stderr.startswith(b"error: standard input: ")
 
 
-def test_files_beyond_reason_are_refused(tmp_path):
+def test_files_beyond_reason_are_refused(tmp_path):  # K01
     path = tmp_path / "tokenizer.json"
     path.touch()
     os.truncate(path, 200 << 20)
@@ -325,7 +325,7 @@ def test_files_beyond_reason_are_refused(tmp_path):
         assert b"tokenizer.json" in out.stderr
 
 
-def test_missing_files_are_named(tmp_path):
+def test_missing_files_are_named(tmp_path):  # K01
     out = run("tokenize", tmp_path, b"a")
     assert out.returncode == 2 and b"tokenizer.json" in out.stderr
 
@@ -340,7 +340,7 @@ def test_missing_files_are_named(tmp_path):
                                         ("han", "".join(random.Random(5).choices(
                                             "的一是不了人我在有他这中大来上国", k=30000))),
                                         ("tabs", "\t" * 300000 + "."), ("marks", "\u0300" * 100000)])
-def test_long_runs_equal_the_reference(pair, name, text):
+def test_long_runs_equal_the_reference(pair, name, text):  # R10
     directory, _, plain, _ = pair
     if name in ("space a", "tabs", "spaces, feeds") and r"\\s+$" in plain.to_str():
         text = text[-3000:]  # the reference itself is quadratic here

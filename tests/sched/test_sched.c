@@ -88,7 +88,7 @@ static void submit(world *w, int32_t i) {
 
 /* world_turn() compares the count before and behind every turn; here is everything that a turn
  * may do, and proof that the count counts. */
-static void a_turn_allocates_nothing(void **state) {
+static void a_turn_allocates_nothing(void **state) { /* FT30 */
     world *w = *state;
     const int64_t before = allocations();
     w->habits.wrong_draft = 3;

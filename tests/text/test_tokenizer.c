@@ -310,6 +310,7 @@ static const struct refusal {
     {"tokenizer_config.json: must hold a JSON object",      {0},                                                          "[]"                                    },
 };
 
+/* K03, K04, K06 .. K11, K14, K15, K18 .. K20, K23 */
 static void every_malformed_file_is_refused_by_name(void **state) {
     (void)state;
     for (size_t i = 0; i < HD_LEN(refusals); i++) {
@@ -327,7 +328,7 @@ static void every_malformed_file_is_refused_by_name(void **state) {
 }
 
 /* Rows that need large documents: one long token, many added tokens, a huge pattern. */
-static void oversized_files_are_refused(void **state) {
+static void oversized_files_are_refused(void **state) { /* K05, K17 */
     (void)state;
     enum { LONG = 70000, MANY = 65537 };
     hd_bytes text = {0}, many = {0};
