@@ -36,7 +36,7 @@ const http_route api_routes[] = {
     {"POST",            "/v1/conversations",          HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
     {"GET POST",        "/v1/files",                  HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
     {"GET POST",        "/v1/batches",                HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
-    {"GET POST",            "/v1/messages/batches",       HTTP_USER,   HTTP_ANTHROPIC, api_unsupported       },
+    {"GET POST",        "/v1/messages/batches",       HTTP_USER,   HTTP_ANTHROPIC, api_unsupported       },
     {"POST",            "/load_lora_adapter",         HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
     {"POST",            "/unload_lora_adapter",       HTTP_USER,   HTTP_OPENAI,    api_unsupported       },
 };
