@@ -144,6 +144,7 @@ bool api_background_follow(api_background *b, const char *id, uint64_t salt, siz
                            http_call *c) {
     pthread_mutex_lock(&b->lock);
     running *r = find(b, id, salt);
+    if (r && !r->job->w.stream) r = NULL; /* it has no events */
     const bool fits = r && r->n_followers < FOLLOWERS;
     if (fits) {
         const size_t at = api_events_behind(&r->events, n_seen);

@@ -21,7 +21,7 @@ bool api_background_forgotten(api_background *b, const api_job *job);
 /* Its events go to the store, if it is kept there. */
 void api_background_remove(api_background *b, api_job *job, api_store *store);
 
-/* ---- for others, by id and salt; false: none of this id runs ---- */
+/* ---- for others, by id and salt; false: none of this id runs (or has events) ---- */
 
 bool api_background_cancel(api_background *b, const char *id, uint64_t salt, bool forget);
 /* Makes the call a stream of the events behind the first n_seen, and of all that follow. */

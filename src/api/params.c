@@ -148,8 +148,8 @@ static bool read_refused(const reading *k, const json_t *v) {
     const bool yes = k->p->kind == API_ONLY && k->p->low != 0;
     if (json_is_boolean(v) && json_is_true(v) == yes) return true;
     if (k->p->kind == API_ONE && json_is_integer(v) && json_integer_value(v) == 1) return true;
-    return api_refuse(k->r, "unsupported_parameter", k->name, "%s is not supported: %s",
-                      k->name, k->p->about);
+    return api_refuse(k->r, k->p->code ? k->p->code : "unsupported_parameter", k->name,
+                      "%s is not supported: %s", k->name, k->p->about);
 }
 
 static bool read_param(const reading *k, json_t *v) {

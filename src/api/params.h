@@ -44,6 +44,7 @@ typedef struct api_param {
     const char *about;
     const char *const *words; /* of a string: all that it may be, NULL at the end */
     const api_family *nested; /* of API_NESTED */
+    const char *code;         /* of a refusal by name; NULL: unsupported_parameter */
 } api_param;
 
 enum { API_MAX_SECTIONS = 6, API_MAX_STRING = 4096 /* bytes, where a table has no bound */ };

@@ -19,7 +19,8 @@ const api_schema api_schemas[] = {
     {"AnthropicError",
      "{'type':'object','required':['type','error'],'properties':{'type':{'const':'error'},"
      "'error':{'type':'object','required':['type','message'],'properties':{"
-     "'type':@Text,'message':@Text}}}}"},
+     "'type':@Text,'message':@Text,'details':{'type':'object','required':['error_code'],"
+     "'properties':{'error_code':@MaybeText}}}}}}"},
 
     /* OpenAI */
     {"Usage",

@@ -145,6 +145,7 @@ void api_store_attach(api_store *s, const char *id, uint64_t salt, api_text *eve
 }
 
 bool api_store_get_events(api_store *s, const char *id, uint64_t salt, api_text *events) {
+    if (!s) return false;
     pthread_mutex_lock(&s->lock);
     const entry *e = *link_of(s, id, salt);
     const bool there = e && e->events.n > 0;

@@ -277,8 +277,9 @@ static const char *anthropic_type(int status, const char *type) {
 static json_t *error_object(http_shape shape, int status, const char *type, const char *code,
                             const char *param, const char *message) {
     if (shape == HTTP_ANTHROPIC) {
-        return json_pack("{s:s, s:{s:s, s:s}}", "type", "error", "error", "type",
-                         anthropic_type(status, type), "message", message);
+        return json_pack("{s:s, s:{s:s, s:s, s:{s:s?}}}", "type", "error", "error", "type",
+                         anthropic_type(status, type), "message", message, "details",
+                         "error_code", code);
     }
     return json_pack("{s:{s:s, s:s, s:s?, s:s?}}", "error", "message", message, "type", type,
                      "param", param, "code", code);

@@ -97,3 +97,27 @@ def test_a_begun_answer_is_continued(client):
     begun = whole.split(", write")[0]
     r = ask(client, [*SUM, {"role": "assistant", "content": begun}])
     assert begun + r.content[0].text == whole
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_the_clients_own_tool_loop(client, streamed):
+    """It asks for a conversation kept here, is told that there is none, and sends all of it."""
+    said = []
+
+    @anthropic.beta_tool
+    def calculator(expression: str) -> str:
+        """Evaluate an arithmetic expression.
+
+        Args:
+            expression: The expression
+        """
+        said.append(expression)
+        return "6232"
+
+    runner = client.beta.messages.tool_runner(model="tiny", max_tokens=200, messages=ASK, tools=[calculator], thinking=THINKING, stream=streamed, **GREEDY)
+    if streamed:
+        for stream in runner:
+            last = stream.get_final_message()
+    else:
+        *_, last = runner
+    assert said == ["6221 + 11"] and last.stop_reason == "end_turn"

@@ -67,6 +67,8 @@ def test_cancelled(server, responses):
     with pytest.raises(openai.BadRequestError):
         responses.retrieve(responses.create(model="m", input="a", max_output_tokens=1).id, stream=True)
     running = responses.create(**ENDLESS)
+    with pytest.raises(openai.BadRequestError, match="streamed again"):
+        responses.retrieve(running.id, stream=True)
     with pytest.raises(openai.BadRequestError, match="not ended"):
         responses.create(model="m", input="a", previous_response_id=running.id)
     responses.cancel(running.id)
