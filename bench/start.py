@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -90,6 +91,7 @@ def main():
     p.add_argument("--runs", type=int, default=5)
     p.add_argument("--cold", action="store_true")
     a = p.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the folder is deleted then too
     config = json.loads((ROOT / "bench" / "peers" / "configs" / "v2-lite-q.json").read_text())
     config.update(num_hidden_layers=a.layers, vocab_size=8192)
     config["quantization_config"].pop("moe_quant_algo")

@@ -14,6 +14,7 @@ on the machine disturb both sides alike; --threads N measures by the clock."""
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -125,6 +126,7 @@ def main():
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--ours", default="", help="further options of hadal bench ops")
     a = p.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # folders are deleted then too
     python = install(a.venv)
     cases = [(os.path.abspath(a.config), 4)] if a.config else [CASES[name] for name in a.case or CASES]
     layers = a.layers

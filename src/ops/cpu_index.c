@@ -14,10 +14,11 @@
 #include "ops/ref_internal.h"
 
 enum {
-    BLOCK_ROWS = 4,   /* rows that share turned keys */
-    PART_KEYS = 1024, /* a part has no less */
-    ROOM = 256,       /* candidates beside the best, at least */
-    MAX_WIDTH = 512   /* of keys that are turned: more than any checkpoint has */
+    BLOCK_ROWS = 4,    /* rows that share turned keys */
+    PART_KEYS = 1024,  /* a part has no less */
+    ROOM = 256,        /* candidates beside the best, at least */
+    MOST_ROOM = 65536, /* and at most */
+    MAX_WIDTH = 512    /* of keys that are turned: more than any checkpoint has */
 };
 
 typedef struct candidate {
@@ -217,7 +218,7 @@ void ops_index_select_cpu(hd_stream *s, const hd_index_select_args *a, const ops
         return;
     }
     index_job job = {.stream = s, .k = k, .a = a};
-    job.most = a->top_k + hd_max_i32(a->top_k, ROOM);
+    job.most = a->top_k + hd_max_i32(ROOM, hd_min_i32(a->top_k, MOST_ROOM));
     job.turned = (size_t)a->keys.width * OPS_TURN_KEYS * sizeof(float);
     job.pick_bytes = sizeof(pick) + (size_t)job.most * sizeof(candidate);
     job.pick_bytes += (0 - job.pick_bytes) % HD_CACHE_LINE;

@@ -76,7 +76,7 @@ def test_the_table(hadal):
 def test_dummy_weights_need_no_checkpoint(hadal, config, backend):
     path = ROOT / "tests" / "configs" / f"{config}.json"
     result = hadal("bench", "throughput", "--dummy-weights", path, "--backend", backend, "--json", "-q",
-                   "--num-prompts", 3, "--input-len", 40, "--output-len", 4)
+                   "--num-prompts", 3, "--input-len", 40, "--output-len", 4, "--pin")
     assert result.returncode == 0, result.stderr
     r = json.loads(result.stdout)
     assert (r["completed"], r["failed"], r["total_output_tokens"]) == (3, 0, 12)
