@@ -140,13 +140,21 @@ void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
     }
 }
 
-/* How the product of n_x rows and n_rows of w is cut. Tasks count along W first, so that
- * neighbors share their rows of x. */
+/* How the product of n_x rows and n_rows of w is cut. */
 typedef struct grid {
     int32_t w_rows;   /* rows of W in a task */
     int32_t w_chunks; /* tasks along W */
     int32_t x_blocks; /* tasks along x */
+    bool x_first;     /* in which order they count: what neighbors share stays in the cache */
 } grid;
+
+static int32_t chunk_of(const grid *g, int32_t task) {
+    return g->x_first ? task / g->x_blocks : task % g->w_chunks;
+}
+
+static int32_t block_of(const grid *g, int32_t task) {
+    return g->x_first ? task % g->x_blocks : task / g->w_chunks;
+}
 
 static int64_t task_rows(int32_t n_x, int32_t cols) {
     const int32_t block = hd_min_i32(n_x, OPS_X_ROWS);
@@ -194,8 +202,8 @@ typedef struct linear_job {
 static void linear_task(const void *arg, int32_t task, int32_t worker) {
     const linear_job *job = arg;
     const hd_linear_args *a = job->a;
-    const int32_t o = task % job->g.w_chunks * job->g.w_rows;
-    const int32_t first = task / job->g.w_chunks * OPS_X_ROWS;
+    const int32_t o = chunk_of(&job->g, task) * job->g.w_rows;
+    const int32_t first = block_of(&job->g, task) * OPS_X_ROWS;
     const int64_t out_stride = stride_or(a->out_stride, a->w->rows);
     ops_product p = {.out = (a->out ? act(a->out) : a->out_f32) + first * out_stride + o,
                      .out_stride = out_stride,
@@ -234,8 +242,8 @@ static heads_task locate(const heads_job *job, int32_t task) {
     const hd_linear_heads_args *a = job->a;
     const int32_t per_head = job->g.w_chunks * job->g.x_blocks;
     heads_task t = {.head = task / per_head,
-                    .chunk = task % job->g.w_chunks,
-                    .first = task % per_head / job->g.w_chunks * OPS_X_ROWS};
+                    .chunk = chunk_of(&job->g, task % per_head),
+                    .first = block_of(&job->g, task % per_head) * OPS_X_ROWS};
     t.n_x = hd_min_i32(OPS_X_ROWS, a->rows - t.first);
     t.x = act_in(a->x) + (int64_t)t.first * a->x_stride + (int64_t)t.head * a->x_head;
     t.out = act(a->out) + (int64_t)t.first * a->out_stride + (int64_t)t.head * a->out_head;

@@ -35,12 +35,12 @@ static inline float quantize_block(int8_t *restrict code, const float *restrict 
     for (int32_t i = 0; i < FAST_BLOCK; i++) {
         code[i] = (int8_t)hd_f32_bits(x[i] * inverse + FAST_ROUND);
     }
-    return largest / 127.0f;
+    return largest * FAST_PART;
 }
 
 static inline void quantize_row(const fast_x *x, int32_t row, const float *from, int32_t n,
-                                hd_dtype type) {
-    (void)type;
+                                int32_t group) {
+    (void)group;
     for (int32_t b = 0; b < x->blocks; b++) {
         const int32_t at = (row / x->side * x->blocks + b) * x->side + row % x->side;
         float block[FAST_BLOCK] = {0};
@@ -52,7 +52,7 @@ static inline void quantize_row(const fast_x *x, int32_t row, const float *from,
 
 /* ---- W ---- */
 
-/* Signed numbers of one row into [FAST_COLS]; scales of its groups. */
+/* Signed numbers of one row. */
 static inline void read_e2m1(int8_t *out, const uint8_t *src, int32_t n) {
     static const int8_t doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
     for (int32_t i = 0; i < n; i += 2) {
@@ -69,29 +69,22 @@ static inline float read_e4m3_group(int8_t *out, const uint8_t *src, int32_t n) 
     }
     const uint32_t e = largest < 8 ? 1 : largest >> 3;
     for (int32_t i = 0; i < n; i++) {
-        const uint32_t m = src[i] & 0x7fu;
-        const int32_t v =
-            (m < 8 && e < 8 ? fast_e4m3_least[e][m] : fast_e4m3[m + 8 * (15 - e)]) -
-            FAST_E4M3_OFFSET;
+        const int32_t v = fast_e4m3[e][src[i] & 0x7fu] - FAST_E4M3_OFFSET;
         out[i] = (int8_t)(src[i] & 0x80u ? -v : v);
     }
     return largest == 0x7f ? NAN : hd_f32_from_bits((e + 114) << 23);
 }
 
 static inline void read_row(int8_t *code, float *scale, const fast_product *p, int32_t j) {
-    const float *from = p->scale + (int64_t)j * FAST_GROUPS;
-    const int32_t groups = (int32_t)hd_ceil_div(p->n, p->group);
-    memset(code + p->n, 0, (size_t)(p->x->blocks * FAST_BLOCK - p->n));
-    if (p->type == HD_E2M1) {
-        read_e2m1(code, p->src[j], p->n);
-        memcpy(scale, from, (size_t)groups * sizeof *scale);
-        memset(scale + groups, 0, (size_t)(FAST_GROUPS - groups) * sizeof *scale);
+    const uint8_t *src = fast_row(p, j);
+    memset(code + p->n, 0, (size_t)(fast_padded_groups(p) * p->group - p->n));
+    fast_read_scales(scale, p, j);
+    if (p->w->type == HD_E2M1) {
+        read_e2m1(code, src, p->n);
         return;
     }
-    for (int32_t g = 0; g < groups; g++) {
-        const int32_t c = g * p->group;
-        scale[g] =
-            from[g] * read_e4m3_group(code + c, p->src[j] + c, hd_min_i32(p->group, p->n - c));
+    for (int32_t g = 0, c = 0; c < p->n; g++, c += p->group) {
+        scale[g] *= read_e4m3_group(code + c, src + c, hd_min_i32(p->group, p->n - c));
     }
 }
 
@@ -129,14 +122,14 @@ static inline float add_step(float sum, const fast_x *x, int32_t at, const int8_
 }
 
 static inline void multiply_rows(const fast_product *p) {
-    const int32_t steps = p->x->blocks * FAST_BLOCK / FAST_STEP;
-    const int32_t per_step = FAST_STEP / p->group;
+    const int32_t per_step = FAST_STEP / p->group, steps = fast_padded_groups(p) / per_step;
     int8_t *w = (int8_t *)p->panel;
     for (int32_t j = 0; j < p->n_w; j++) {
         read_row(w, p->scales, p, j);
         for (int32_t i = 0; i < p->n_x; i++) {
             const fast_x *x = p->x;
-            int32_t at = i / x->side * x->blocks * x->side + i % x->side;
+            int32_t at =
+                (i / x->side * x->blocks + p->x_col / FAST_BLOCK) * x->side + i % x->side;
             float *out = p->out + i * p->out_stride + j, sum = p->more ? *out : 0.0f;
             for (int32_t s = 0; s < steps; s++, at += FAST_STEP / FAST_BLOCK * x->side) {
                 sum =
