@@ -4,7 +4,7 @@
 #include "base/checked.h"
 #include "ops/cpu_internal.h"
 
-enum { X_BYTES = 128 * 1024, MOST_BLOCKS = X_BYTES / FAST_BLOCK };
+enum { X_BYTES = 256 * 1024, MOST_BLOCKS = X_BYTES / FAST_BLOCK };
 
 /* Scratch of one worker. */
 struct fast_space {

@@ -648,6 +648,9 @@ static void multiply_e2m1_32(const fast_product *p) {
 }
 
 static void multiply(const fast_product *p) {
+    for (int32_t i = 0; i < p->n_x; i++) { /* rows far apart, which nothing else foresees */
+        _mm_prefetch((const char *)(p->out + i * p->out_stride), _MM_HINT_T0);
+    }
     find_scales(p);
     if (p->group == 128) {
         multiply_e4m3(p);
