@@ -96,11 +96,10 @@ static size_t checkpoint_bytes(const hd_weights *w) {
     return bytes;
 }
 
-static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precision precision,
+                            hd_err *err) {
     const char *backend = o->backend ? o->backend : "cpu";
     const hd_cpu_options cpu = {.n_threads = o->threads};
-    hd_precision precision;
-    HD_TRY(hd_precision_of(&precision, o->precision, err));
     HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, precision, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
     HD_TRY(hd_weights_open(&e->weights, o->model_dir, e->spec, err));
@@ -237,9 +236,15 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (null && e->forced_acceptance) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
     }
+    hd_precision precision;
+    HD_TRY(hd_precision_of(&precision, o->precision, err));
+    if (null && precision == HD_FAST) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "the null backend multiplies nothing: precision fast has no meaning");
+    }
     HD_TRY(open_text(e, o->model_dir, err));
     e->drafts = !o->no_drafts;
-    if (!null) HD_TRY(open_model(e, o, err));
+    if (!null) HD_TRY(open_model(e, o, precision, err));
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
     HD_TRY(engine_forms_open(&e->forms, err));
