@@ -34,8 +34,6 @@ typedef struct api_choice {
     int32_t n_pending; /* tokens */
 
     int32_t n_calls; /* whole ones */
-    api_text calls;  /* see calls.h */
-    bool calls_left_out;
     bool in_reasoning;
     bool opened;                        /* the format's: its first chunk is out */
     api_text prompt_scores, kept, item; /* the format's own, as is the next */
@@ -119,7 +117,7 @@ void api_put_error(api_text *out, const api_job *job); /* OpenAI's object of the
 void api_put_list(api_text *out, const char *key, const api_text *items); /* ,"key":[items] */
 
 typedef struct api_totals {
-    int64_t prompt, cached, output, reasoning;
+    int64_t prompt, cached, output, reasoning, drafted, accepted;
 } api_totals;
 api_totals api_job_totals(const api_job *job);
 

@@ -109,9 +109,9 @@ static hd_status open_pages(rig *r, hd_err *err) {
 
 static hd_status open_rig(rig *r, hd_err *err) {
     HD_TRY(open_spec(r, err));
-    HD_TRY(hd_weights_open_dummy(&r->weights, r->spec, err));
+    HD_TRY(hd_weights_open_dummy(&r->weights, r->spec, NULL, err));
     HD_TRY(open_device(r, err));
-    const hd_model_env env = {r->spec, r->weights, &r->ops, r->device, r->stream};
+    const hd_model_env env = {r->spec, r->weights, &r->ops, r->device, r->stream, NULL, NULL};
     const hd_model_limits limits = {
         .rows = most_rows(r), .logits = (int32_t)r->set.batch, .positions = positions(r)};
     HD_TRY(hd_model_open(&r->model, &env, &limits, 1, err));

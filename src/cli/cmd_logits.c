@@ -107,7 +107,7 @@ static hd_status open_memory(run *r, hd_err *err) {
     const int64_t rows = (int64_t)n_seqs * hd_min_i32(chunk_rows(r), r->lists.longest);
     if (rows > INT32_MAX)
         return HD_FAIL(err, HD_EINVAL, "--chunk: %lld rows in one step", (long long)rows);
-    const hd_model_env env = {r->spec, r->weights, &r->ops, r->device, r->stream};
+    const hd_model_env env = {r->spec, r->weights, &r->ops, r->device, r->stream, NULL, NULL};
     const hd_model_limits limits = {
         .rows = (int32_t)rows, .logits = (int32_t)rows, .positions = r->lists.longest};
     const int32_t n_layers = r->spec->n_layers + hd_weights_n_mtp(r->weights);

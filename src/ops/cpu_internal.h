@@ -38,7 +38,10 @@ static inline float ops_inverse_rms(const ops_kernels *k, const float *x, int32_
     return (float)(1.0 / sqrt(k->square_sum(x, n) / n + (double)eps));
 }
 
-enum { OPS_STATE_BYTES = 384 * 1024 }; /* scratch of an op that does not grow with its input */
+enum {
+    OPS_STATE_BYTES = 384 * 1024, /* scratch of an op that does not grow with its input */
+    OPS_MAX_PARTS = 256           /* that one row's keys are cut into */
+};
 
 /* ---- stored matrices ---- */
 

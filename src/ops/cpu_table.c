@@ -28,10 +28,10 @@ static const hd_ops plain_fast = {.name = "cpu plain, fast",
 
 #if defined(__x86_64__)
 
-#define X(op)                                                                     \
-    ENTRY(op, avx2)                                                               \
-    ENTRY(op, avx512) ENTRY(op, vbmi) ENTRY(op, avx2_fast) ENTRY(op, avx512_fast) \
-        ENTRY(op, vnni_fast)
+#define X(op)         \
+    ENTRY(op, avx2)   \
+    ENTRY(op, avx512) \
+    ENTRY(op, vbmi) ENTRY(op, avx2_fast) ENTRY(op, avx512_fast) ENTRY(op, vnni_fast)
 HD_OP_LIST(X)
 #undef X
 

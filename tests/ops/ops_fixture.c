@@ -9,7 +9,7 @@
 #include "base/cpu.h"
 #include "base/philox.h"
 
-enum { GUARD = 32, MAX_TAKEN = 65536, MAX_KEYS = 4096, MAX_COLS = 8192 };
+enum { GUARD = 32, MAX_TAKEN = 65536, MAX_KEYS = 20480, MAX_COLS = 8192 };
 
 static const uint32_t guard_word = 0x5a17c0deu;
 static const int32_t threads[N_THREADS] = {1, 2, 3, 5};

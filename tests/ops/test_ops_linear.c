@@ -195,8 +195,7 @@ static void check_places_on(const hd_linear_grouped_args *a, const op_case *c,
             hd_stream *s = stream_for(ops, fix.stream[0]);
             ops->linear(s, &one);
             finish("a place alone", s);
-            check_bits("a place alone", (const float *)all[0] + (int64_t)i * outs, alone,
-                       outs);
+            check_bits("a place alone", (const float *)all[0] + (int64_t)i * outs, alone, outs);
         }
     }
 }
