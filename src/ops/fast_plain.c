@@ -51,4 +51,9 @@ _Alignas(64) const uint8_t fast_e4m3[16][128] = {
 };
 /* clang-format on */
 
-const fast_kernels fast_plain = {.quantize = quantize_row, .multiply = multiply_rows};
+static void multiply(const fast_product *p) {
+    static const fast_loops loops = {read_e2m1_numbers, read_e4m3_numbers, largest_code, dots};
+    multiply_rows(p, &loops);
+}
+
+const fast_kernels fast_plain = {.quantize = quantize_row, .multiply = multiply};
