@@ -16,6 +16,8 @@
 
 enum { MAX_REPEAT = 15, READ_BYTES = 1 << 28 };
 
+static const char *const backends[] = {"cpu", "ref", NULL};
+
 typedef struct settings {
     const char *path;
     int64_t layers, batch, prompt, context, threads, repeat;
@@ -65,14 +67,10 @@ static hd_status open_spec(rig *r, hd_err *err) {
 
 static hd_status open_device(rig *r, hd_err *err) {
     const hd_cpu_options cpu = {.n_threads = (int32_t)r->set.threads, .pin = r->set.pin};
-    HD_TRY(hd_device_open_cpu(&r->device, &cpu, err));
+    HD_TRY(hd_ops_open(&r->inner, &r->device, backends[r->set.backend], &cpu,
+                       (hd_precision)r->set.precision, err));
     hd_device_bind_thread(r->device);
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
-    if (r->set.backend == 0) {
-        hd_ops_init_cpu(&r->inner, hd_cpu_features(), (hd_precision)r->set.precision);
-    } else {
-        hd_ops_init_ref(&r->inner);
-    }
     r->now = r->set.cpu_time ? thread_ns : hd_now_ns;
     hd_meter_init(&r->meter, &r->ops, &r->inner, r->now);
     r->report.table = r->inner.name;
@@ -223,7 +221,6 @@ static hd_status bench(const settings *set, hd_err *err) {
 }
 
 int bench_ops(int argc, char **argv) {
-    static const char *const backends[] = {"cpu", "ref", NULL};
     settings set = {.batch = 1, .prompt = 512, .context = 512, .repeat = 5};
     const option options[] = {
         option_int("layers", &set.layers, 0, 1 << 16, "only the first N; 0: all"),

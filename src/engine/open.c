@@ -89,11 +89,10 @@ static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
     return HD_OK;
 }
 
-static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precision precision,
+                            hd_err *err) {
     const char *backend = o->backend ? o->backend : "cpu";
     const hd_cpu_options cpu = {.n_threads = o->threads, .pin = o->pin_threads};
-    hd_precision precision;
-    HD_TRY(hd_precision_of(&precision, o->precision, err));
     HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, precision, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
     const hd_dummy_options dummy = {.device = e->device, .stream = e->stream};
@@ -242,6 +241,12 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (null && e->forced_acceptance) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
     }
+    hd_precision precision;
+    HD_TRY(hd_precision_of(&precision, o->precision, err));
+    if (null && precision == HD_FAST) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "the null backend multiplies nothing: precision fast has no meaning");
+    }
     if (o->null_step_us < 0 || (o->null_step_us && !null)) {
         return HD_FAIL(err, HD_EINVAL,
                        "null_step_us is %d; only steps of the null backend take a time of "
@@ -252,7 +257,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (!o->dummy_weights) HD_TRY(open_text(e, o->model_dir, err));
     e->n_ids = e->tokenizer ? hd_tokenizer_vocab_size(e->tokenizer) : e->spec->vocab;
     e->drafts = !o->no_drafts;
-    if (!null) HD_TRY(open_model(e, o, err));
+    if (!null) HD_TRY(open_model(e, o, precision, err));
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
     HD_TRY(engine_forms_open(&e->forms, err));

@@ -39,7 +39,7 @@ static inline float ops_inverse_rms(const ops_kernels *k, const float *x, int32_
 }
 
 enum {
-    OPS_STATE_BYTES = 128 * 1024, /* scratch of an op that does not grow with its input */
+    OPS_STATE_BYTES = 384 * 1024, /* scratch of an op that does not grow with its input */
     OPS_MAX_PARTS = 256           /* that one row's keys are cut into */
 };
 
@@ -49,6 +49,7 @@ enum {
     OPS_TILE_COLS = 512,                         /* columns decoded at once */
     OPS_TILE_STRIDE = OPS_TILE_COLS + OPS_LANES, /* so that rows differ in their cache sets */
     OPS_X_ROWS = 64,                             /* rows that share a decoded tile */
+    FAST_X_ROWS = 128,                           /* and in whole numbers */
     OPS_WIDE_ROWS = 8, /* rows of W in a tile that many rows of x meet */
     OPS_MIX_ROWS = 8,  /* rows of a tile that is added up instead of multiplied */
     OPS_FEW_ROWS = 16, /* rows of x for which decoding into a tile does not pay */
@@ -68,11 +69,11 @@ _Static_assert(sizeof(ops_tile) <= OPS_STATE_BYTES, "it is a worker's scratch");
 void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t row, int32_t col,
                 int32_t n);
 
-/* Up to OPS_X_ROWS rows against rows [first_row, first_row + n_rows) of w. */
+/* Up to OPS_X_ROWS rows, or FAST_X_ROWS, against rows [first_row, first_row + n_rows) of w. */
 typedef struct ops_product {
     float *out; /* [n_x, n_rows] */
     int64_t out_stride;
-    const float *x[OPS_X_ROWS]; /* [n_x] pointers to [w->cols] */
+    const float *x[FAST_X_ROWS]; /* [n_x] pointers to [w->cols] */
     int32_t n_x, first_row, n_rows;
     const hd_weight *w;
 } ops_product;

@@ -12,7 +12,7 @@ enum { TASK_STEPS = 262144, MAX_TASK_ROWS = 64 };
 
 /* In whole numbers every task turns its rows of x into them, so tasks are as large as keeps all
  * threads busy to the end. */
-enum { FAST_TASKS = 4 /* of each worker, at least */, MAX_FAST_ROWS = 512 };
+enum { FAST_TASKS = 4 /* of each worker, at least */, MAX_FAST_ROWS = 1024 };
 
 /* ---- decoding ---- */
 
@@ -140,13 +140,23 @@ void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
     }
 }
 
-/* How the product of n_x rows and n_rows of w is cut. Tasks count along W first, so that
- * neighbors share their rows of x. */
+/* How the product of n_x rows and n_rows of w is cut. */
 typedef struct grid {
+    int32_t x_rows;   /* rows of x in a task */
     int32_t w_rows;   /* rows of W in a task */
     int32_t w_chunks; /* tasks along W */
     int32_t x_blocks; /* tasks along x */
+    bool x_first;     /* in which order they count: what neighbors share stays in the cache */
 } grid;
+
+static int32_t chunk_of(const grid *g, int32_t task) {
+    return g->x_first ? task / g->x_blocks : task % g->w_chunks;
+}
+
+/* The first row of x. */
+static int32_t first_of(const grid *g, int32_t task) {
+    return g->x_rows * (g->x_first ? task % g->x_blocks : task / g->w_chunks);
+}
 
 static int64_t task_rows(int32_t n_x, int32_t cols) {
     const int32_t block = hd_min_i32(n_x, OPS_X_ROWS);
@@ -164,12 +174,16 @@ static int64_t fast_task_rows(const hd_stream *s, int64_t all_rows) {
 /* `times`: how many such products share the threads. */
 static grid cut(const hd_stream *s, const ops_kernels *k, const hd_weight *w, int32_t n_x,
                 int32_t n_rows, int32_t times) {
-    const int64_t x_blocks = hd_ceil_div(n_x, OPS_X_ROWS);
+    const bool fast = ops_fast_takes(k, w);
+    const int32_t x_rows = fast ? FAST_X_ROWS : OPS_X_ROWS;
+    const int64_t x_blocks = hd_ceil_div(n_x, x_rows);
     const int64_t rows = ops_fast_takes(k, w) ? fast_task_rows(s, n_rows * x_blocks * times)
                                               : task_rows(n_x, w->cols);
-    return (grid){.w_rows = (int32_t)rows,
+    return (grid){.x_rows = x_rows,
+                  .w_rows = (int32_t)rows,
                   .w_chunks = (int32_t)hd_ceil_div(n_rows, rows),
-                  .x_blocks = (int32_t)x_blocks};
+                  .x_blocks = (int32_t)x_blocks,
+                  .x_first = fast};
 }
 
 static ops_tile *tile_of(hd_stream *s, int32_t worker) {
@@ -194,12 +208,12 @@ typedef struct linear_job {
 static void linear_task(const void *arg, int32_t task, int32_t worker) {
     const linear_job *job = arg;
     const hd_linear_args *a = job->a;
-    const int32_t o = task % job->g.w_chunks * job->g.w_rows;
-    const int32_t first = task / job->g.w_chunks * OPS_X_ROWS;
+    const int32_t o = chunk_of(&job->g, task) * job->g.w_rows;
+    const int32_t first = first_of(&job->g, task);
     const int64_t out_stride = stride_or(a->out_stride, a->w->rows);
     ops_product p = {.out = (a->out ? act(a->out) : a->out_f32) + first * out_stride + o,
                      .out_stride = out_stride,
-                     .n_x = hd_min_i32(OPS_X_ROWS, a->rows - first),
+                     .n_x = hd_min_i32(job->g.x_rows, a->rows - first),
                      .first_row = o,
                      .n_rows = hd_min_i32(job->g.w_rows, a->w->rows - o),
                      .w = a->w};
@@ -234,9 +248,9 @@ static heads_task locate(const heads_job *job, int32_t task) {
     const hd_linear_heads_args *a = job->a;
     const int32_t per_head = job->g.w_chunks * job->g.x_blocks;
     heads_task t = {.head = task / per_head,
-                    .chunk = task % job->g.w_chunks,
-                    .first = task % per_head / job->g.w_chunks * OPS_X_ROWS};
-    t.n_x = hd_min_i32(OPS_X_ROWS, a->rows - t.first);
+                    .chunk = chunk_of(&job->g, task % per_head),
+                    .first = first_of(&job->g, task % per_head)};
+    t.n_x = hd_min_i32(job->g.x_rows, a->rows - t.first);
     t.x = act_in(a->x) + (int64_t)t.first * a->x_stride + (int64_t)t.head * a->x_head;
     t.out = act(a->out) + (int64_t)t.first * a->out_stride + (int64_t)t.head * a->out_head;
     return t;
@@ -301,26 +315,27 @@ typedef struct grouped_job {
     hd_stream *stream;
     const ops_kernels *k;
     const hd_linear_grouped_args *a;
-    int32_t w_rows, w_chunks; /* the same for every expert */
+    grid g; /* of an expert; there may be further blocks of x */
 } grouped_job;
 
-static int32_t blocks_of(const hd_linear_grouped_args *a, int32_t expert) {
-    return (int32_t)hd_ceil_div(a->offset[expert + 1] - a->offset[expert], OPS_X_ROWS);
+static int32_t blocks_of(const hd_linear_grouped_args *a, int32_t x_rows, int32_t expert) {
+    return (int32_t)hd_ceil_div(a->offset[expert + 1] - a->offset[expert], x_rows);
 }
 
 static void grouped_task(const void *arg, int32_t task, int32_t worker) {
     const grouped_job *job = arg;
+    const grid *g = &job->g;
     const hd_linear_grouped_args *a = job->a;
-    int32_t expert = 0, block = task / job->w_chunks;
-    while (block >= blocks_of(a, expert)) block -= blocks_of(a, expert++);
+    int32_t expert = 0, block = task / g->w_chunks;
+    while (block >= blocks_of(a, g->x_rows, expert)) block -= blocks_of(a, g->x_rows, expert++);
     const hd_weight *w = &a->w[expert];
-    const int32_t o = task % job->w_chunks * job->w_rows;
-    const int32_t first = a->offset[expert] + block * OPS_X_ROWS;
+    const int32_t o = task % g->w_chunks * g->w_rows;
+    const int32_t first = a->offset[expert] + block * g->x_rows;
     ops_product p = {.out = act(a->out) + (int64_t)first * w->rows + o,
                      .out_stride = w->rows,
-                     .n_x = hd_min_i32(OPS_X_ROWS, a->offset[expert + 1] - first),
+                     .n_x = hd_min_i32(g->x_rows, a->offset[expert + 1] - first),
                      .first_row = o,
-                     .n_rows = hd_min_i32(job->w_rows, w->rows - o),
+                     .n_rows = hd_min_i32(g->w_rows, w->rows - o),
                      .w = w};
     for (int32_t i = 0; i < p.n_x; i++) {
         const int32_t place = first + i;
@@ -333,10 +348,10 @@ static void grouped_task(const void *arg, int32_t task, int32_t worker) {
 void ops_linear_grouped_cpu(hd_stream *s, const hd_linear_grouped_args *a,
                             const ops_kernels *k) {
     if (a->n_experts == 0) return;
-    int32_t n_blocks = 0;
-    for (int32_t e = 0; e < a->n_experts; e++) n_blocks += blocks_of(a, e);
+    int32_t used = 0, n_blocks = 0;
+    for (int32_t e = 0; e < a->n_experts; e++) used += a->offset[e + 1] > a->offset[e];
     const int32_t typical = hd_max_i32(1, a->n_places / a->n_experts);
-    const grid g = cut(s, k, &a->w[0], typical, a->w[0].rows, n_blocks);
-    grouped_job job = {s, k, a, g.w_rows, g.w_chunks};
-    hd_stream_tasks(s, n_blocks * g.w_chunks, grouped_task, &job);
+    grouped_job job = {s, k, a, cut(s, k, &a->w[0], typical, a->w[0].rows, used)};
+    for (int32_t e = 0; e < a->n_experts; e++) n_blocks += blocks_of(a, job.g.x_rows, e);
+    hd_stream_tasks(s, n_blocks * job.g.w_chunks, grouped_task, &job);
 }

@@ -28,7 +28,7 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cp
     *d = NULL;
     if (precision == HD_FAST && strcmp(backend, "cpu") != 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "--precision fast is the cpu backend's; backend '%s' has one precision",
+                       "precision fast is the cpu backend's; backend '%s' has one precision",
                        backend);
     }
     if (strcmp(backend, "cuda") == 0) {

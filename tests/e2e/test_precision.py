@@ -1,0 +1,70 @@
+"""--precision fast: near enough, the same bits in whatever way a sequence is cut, and refused
+where there is one precision only."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from conftest import ROOT, run_hadal
+
+sys.path.insert(0, str(ROOT / "tools"))
+import make_model  # noqa: E402
+import quantize_case as q  # noqa: E402
+
+TINY = ROOT / "models" / "tiny-v4"
+
+
+def logits(tmp_path, model, tokens, *flags):
+    (tmp_path / "tokens.json").write_text(json.dumps(tokens))
+    out = tmp_path / "out.npy"
+    result = run_hadal("logits", model, "--tokens", tmp_path / "tokens.json", "--out", out,
+                       "--quiet", *flags)
+    assert result.returncode == 0, result.stderr
+    return np.load(out)
+
+
+def test_fast_is_near_exact(tmp_path):
+    """On a trained model: random ones have routers that a rounding turns."""
+    tokens = json.loads((TINY / "golden" / "cases.json").read_text())[1]["tokens"][:80]
+    exact = logits(tmp_path, TINY, tokens)
+    fast = logits(tmp_path, TINY, tokens, "--precision", "fast")
+    assert not np.array_equal(exact, fast)
+    assert np.linalg.norm(exact - fast) < 0.03 * np.linalg.norm(exact)
+    best = np.sort(exact, -1)
+    clear = best[:, -1] - best[:, -2] > 0.2
+    assert clear.sum() > 40
+    assert np.array_equal(exact.argmax(-1)[clear], fast.argmax(-1)[clear])
+
+
+@pytest.mark.parametrize("name, wanted", [("v2", "nvfp4"), ("v32", "fp8"), ("v4", "fp4")])
+def test_ways_do_not_change_a_bit(tmp_path, name, wanted):
+    source = make_model.write_model(tmp_path / "plain", make_model.CONFIGS[name])
+    q.convert(source, tmp_path / "q", wanted)
+    tokens = np.random.default_rng(3).integers(96, size=70).tolist()
+    whole = logits(tmp_path, tmp_path / "q", tokens, "--precision", "fast")
+    assert np.isfinite(whole).all()
+    for flags in (["--chunk", "7"], ["--decode-from", "20"], ["--threads", "3"]):
+        other = logits(tmp_path, tmp_path / "q", tokens, "--precision", "fast", *flags)
+        assert np.array_equal(whole, other), flags
+
+
+@pytest.mark.parametrize("backend", ["cuda", "ref", "null"])
+def test_other_backends_have_one_precision(refused, backend):
+    line = refused("generate", TINY, "-p", "x", "--backend", backend, "--precision", "fast")
+    assert "precision fast" in line
+
+
+def test_neither_exact_nor_fast(refused):
+    assert "--precision" in refused("generate", TINY, "-p", "x", "--precision", "fats")
+
+
+def test_every_command_that_computes_has_it(hadal):
+    for command in (["generate"], ["chat"], ["serve"], ["eval"], ["logits"], ["replay"],
+                    ["bench", "ops"], ["bench", "latency"]):
+        assert "--precision" in hadal(*command, "--help").stdout, command
+
+
+def test_the_server_shows_it(serve):
+    server = serve("--precision", "fast")
+    assert server.get("/server_info").json["precision"] == "fast"
