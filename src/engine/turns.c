@@ -245,7 +245,7 @@ static void read_times(hd_engine *e) {
     hd_engine_stats *t = &e->totals;
     if (!e->executor) return;
     const hd_executor_times *x = hd_executor_read_times(e->executor);
-    t->graph_steps = x->steps;
+    t->graph_steps = x->graph_steps;
     t->graph_ns = x->busy_ns;
     t->graphs = x->graphs;
     t->gap_ns = x->gap_ns;

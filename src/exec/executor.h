@@ -79,12 +79,13 @@ hd_runner hd_executor_runner(hd_executor *x);
 enum { HD_GAP_BINS = 64, HD_GAP_NS = 500 };
 
 /* Sums over the steps of fixed shape since open. A gap is the time that the device spent
- * between two steps of which the later was queued before the earlier was over. */
+ * between two steps of which the later was queued, as a graph, before the earlier was over. */
 typedef struct hd_executor_times {
-    int64_t steps, busy_ns, gap_ns; /* of the device */
-    int64_t gaps[HD_GAP_BINS];      /* of HD_GAP_NS each; the last: or longer */
-    int64_t host_ns, wait_ns;       /* in runs that had one: at work; waiting */
-    int64_t graphs, record_ns;      /* recorded; the host's time for it, not in host_ns */
+    int64_t steps, graph_steps; /* all; those that were one graph launch */
+    int64_t busy_ns, gap_ns;    /* of the device, in and between graphs */
+    int64_t gaps[HD_GAP_BINS];  /* of HD_GAP_NS each; the last: or longer */
+    int64_t host_ns, wait_ns;   /* in runs that had one: at work; waiting */
+    int64_t graphs, record_ns;  /* recorded; the host's time for it, not in host_ns */
 } hd_executor_times;
 
 const hd_executor_times *hd_executor_read_times(const hd_executor *x);

@@ -14,7 +14,7 @@
 
 enum {
     SIZES_PER_OCTAVE = 8, /* so at most an eighth of a step is nobody's */
-    FIRST_RECORDING = 2   /* launches of a shape before it is worth it */
+    FIRST_RECORDING = 8   /* launch of a shape: recording takes as long as several without */
 };
 
 /* ---- where things lie ---- */
@@ -424,13 +424,15 @@ static exec_recorded *recorded_of(const hd_executor *x, const exec_shape *z) {
     return &x->fixed.recorded[size_index(&x->fixed, z->n) * (x->n_drafts + 1) + z->n_drafts];
 }
 
-/* A shape is recorded at its second launch: by then all its kernels are loaded. */
+/* A shape that is seldom used is not worth recording; and its kernels are loaded by then. */
 static hd_status launch(hd_executor *x, exec_flight *f, hd_err *err) {
     const exec_shape *z = &f->shape;
     const int64_t begun = hd_now_ns();
     exec_recorded *r = recorded_of(x, z);
     r->launches += r->launches < FIRST_RECORDING;
-    if (!hd_device_records(x->env.device) || x->fixed.queues || r->launches < FIRST_RECORDING) {
+    f->as_graph = hd_device_records(x->env.device) && !x->fixed.queues &&
+                  r->launches >= FIRST_RECORDING;
+    if (!f->as_graph) {
         queue_step(x, z);
         return HD_OK;
     }
@@ -465,8 +467,9 @@ hd_status exec_fixed_land(hd_executor *x, exec_flight *f, hd_err *err) {
     HD_TRY(hd_stream_reach(x->env.stream, f->done, err));
     const exec_outcome o = outcome_in(f->outcome, &f->shape);
     t->steps++;
-    t->busy_ns += *o.ended - *o.begun;
-    if (f->continues) {
+    t->graph_steps += f->as_graph;
+    t->busy_ns += f->as_graph ? *o.ended - *o.begun : 0;
+    if (f->continues && f->as_graph) {
         const int64_t gap_ns = *o.begun - x->fixed.last_ended;
         t->gap_ns += gap_ns;
         t->gaps[hd_min_i32((int32_t)(gap_ns / HD_GAP_NS), HD_GAP_BINS - 1)]++;

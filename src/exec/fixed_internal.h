@@ -52,6 +52,7 @@ typedef struct exec_flight {
     bool under_way;
     bool continues; /* it was queued behind the step before it, at once */
     bool tops;      /* somebody wants alternatives */
+    bool as_graph;  /* not operator by operator */
     exec_shape shape;
     int32_t *index; /* [n_slots] its place in the step; -1: not in it */
     int32_t *room;  /* [n_slots] */

@@ -30,6 +30,7 @@ struct hd_kv {
     void *block;     /* all pools */
     void *snapshots; /* [n_snapshots, snapshot_bytes] host memory */
     size_t snapshot_bytes;
+    bool saving; /* a snapshot may be on its way to host memory */
     layer_kv layers[];
 };
 
@@ -186,10 +187,9 @@ void hd_kv_make_up(hd_kv *kv, hd_stream *s) {
 }
 
 void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n) {
-    bool saving = false;
     for (int32_t i = 0; i < n; i++) {
-        if (saving && !copies[i].save) hd_stream_wait(s); /* it may be what was just saved */
-        saving = copies[i].save;
+        if (kv->saving && !copies[i].save) hd_stream_wait(s); /* it may be what was saved */
+        kv->saving = copies[i].save;
         uint8_t *host =
             (uint8_t *)kv->snapshots + (size_t)copies[i].snapshot * kv->snapshot_bytes;
         for (int32_t l = 0; l < kv->n_layers; l++) {

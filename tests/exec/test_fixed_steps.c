@@ -23,8 +23,7 @@ static void open_either(const char *name, float forced_acceptance, bool fixed) {
 
 /* Steps were replayed: from the tape, or by the GPU. */
 static bool replayed(int32_t n) {
-    const hd_executor_times *t = hd_executor_read_times(m.executor);
-    return tape_repeated() > n || (t->graphs > 0 && t->steps > n);
+    return tape_repeated() > n || hd_executor_read_times(m.executor)->graph_steps > n;
 }
 
 static uint32_t luck(uint64_t seed, int32_t at) {
