@@ -431,9 +431,9 @@ static hd_status time_steps(rig *r, tokens which, double *median, hd_err *err) {
 
 /* Steps one by one, for the time that the device is at work in each. */
 static hd_status time_device(rig *r, hd_err *err) {
-    const hd_executor_times a = hd_executor_read_times(r->executor);
+    const hd_executor_times a = *hd_executor_read_times(r->executor);
     HD_TRY(time_steps(r, COUNTED, &r->report.step, err));
-    const hd_executor_times b = hd_executor_read_times(r->executor);
+    const hd_executor_times b = *hd_executor_read_times(r->executor);
     const int64_t n = b.steps - a.steps;
     r->report.steps = (int32_t)r->set.steps;
     r->report.device_step = n ? 1e-9 * (double)(b.busy_ns - a.busy_ns) / (double)n : 0;
@@ -446,9 +446,9 @@ static hd_status time_host(rig *r, hd_err *err) {
     rank_report *p = &r->report;
     if (r->set.prompt) return HD_OK;
     for (int i = 0; i < WARM_UP; i++) HD_TRY(step(r, CHOSEN, true, err));
-    const hd_executor_times a = hd_executor_read_times(r->executor);
+    const hd_executor_times a = *hd_executor_read_times(r->executor);
     HD_TRY(time_steps(r, CHOSEN, &p->step, err));
-    const hd_executor_times b = hd_executor_read_times(r->executor);
+    const hd_executor_times b = *hd_executor_read_times(r->executor);
     const double n = (double)(b.steps - a.steps), gaps = (double)(b.gaps - a.gaps);
     p->host = n > 0 ? 1e-9 * (double)(b.host_ns - a.host_ns) / n : 0;
     p->ahead_step = n > 0 ? 1e-9 * (double)(b.busy_ns - a.busy_ns) / n : 0;
@@ -547,7 +547,7 @@ int bench_rank(int argc, char **argv) {
         option_choice("communication", &set.exchange, exchanges,
                       "what stands for it: nothing, or copies of the same rows"),
         option_int("steps", &set.steps, 1, MAX_STEPS, "to time; the median one is shown"),
-        option_int("threads", &set.threads, 0, 1024, "0: one per processor"),
+        option_int("threads", &set.threads, 0, 1024, "0: one per core"),
         option_choice("backend", &set.backend, option_backends, "where the rank runs"),
         option_flag("json", &set.json, "print one JSON object"),
     };

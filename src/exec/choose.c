@@ -96,7 +96,8 @@ static void lay_limits(hd_executor *x, const hd_work *w, int32_t first, int32_t 
     exec_reply_copy(trial, &x->replies[w->slot]);
     for (int32_t k = 0; trial->guide && k < w->n_choose; k++) {
         const int32_t row = first + k, *next = w->tokens + w->n - w->n_choose + k + 1;
-        const exec_limit limit = exec_reply_limit(trial, &x->masks, exec_mask_at(x, *used));
+        const exec_limit limit =
+            exec_reply_limit(trial, &x->masks, v->position[row], exec_mask_at(x, *used));
         if (limit == EXEC_BY_MASK) v->mask_row[row] = (*used)++;
         if (limit == EXEC_NO_END) v->mask_row[row] = x->n_rows;
         if (k + 1 == w->n_choose) return;

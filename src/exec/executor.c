@@ -29,6 +29,7 @@ static void place(exec_view *v, hd_arena *a, const hd_executor *x) {
     const int64_t tops = (int64_t)x->n_rows * HD_MAX_TOP_LOGPROBS;
     v->params = take(a, (int64_t)x->o.n_slots + 1, sizeof *v->params);
     v->bias = take(a, (int64_t)x->o.n_slots * HD_MAX_BIAS, sizeof *v->bias);
+    v->draft_mask = take(a, x->o.n_slots, sizeof *v->draft_mask);
     v->rows_at = a->used;
     for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = take(a, x->n_rows, sizeof(int32_t));
     v->first_row = take(a, x->o.n_slots + 1, sizeof *v->first_row);
@@ -265,8 +266,8 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     return exec_run_free(x, works, n, chosen, err);
 }
 
-hd_executor_times hd_executor_read_times(const hd_executor *x) {
-    return x->fixed.times;
+const hd_executor_times *hd_executor_read_times(const hd_executor *x) {
+    return &x->fixed.times;
 }
 
 hd_runner hd_executor_runner(hd_executor *x) {

@@ -45,6 +45,8 @@ typedef struct hd_guide {
     const hd_grammar *grammar; /* of the tokens that follow, or NULL: free */
     int32_t relaxed_top;       /* inside reasoning a draft also stands when it is among this */
     float relaxed_delta;       /* many tokens and at most this less probable than the first */
+    const int32_t *ban;        /* [n_ban] may not come at positions before ban_until, unless */
+    int32_t n_ban, ban_until;  /* nothing else may */
 } hd_guide;
 
 /* What a request asks of the sampler. bias and ban are copied; guide and what it points at stay
@@ -74,15 +76,18 @@ hd_status hd_executor_make_up(hd_executor *x, hd_err *err);
 
 hd_runner hd_executor_runner(hd_executor *x);
 
+enum { HD_GAP_BINS = 64, HD_GAP_NS = 500 };
+
 /* Sums over the steps of fixed shape since open. A gap is the time that the device spent
  * between two steps of which the later was queued before the earlier was over. */
 typedef struct hd_executor_times {
-    int64_t steps, busy_ns, gaps, gap_ns; /* of the device */
-    int64_t host_ns, wait_ns;             /* in runs that had one: at work; waiting */
-    int64_t graphs;                       /* recorded */
+    int64_t steps, busy_ns, gap_ns; /* of the device */
+    int64_t gaps[HD_GAP_BINS];      /* of HD_GAP_NS each; the last: or longer */
+    int64_t host_ns, wait_ns;       /* in runs that had one: at work; waiting */
+    int64_t graphs, record_ns;      /* recorded; the host's time for it, not in host_ns */
 } hd_executor_times;
 
-hd_executor_times hd_executor_read_times(const hd_executor *x);
+const hd_executor_times *hd_executor_read_times(const hd_executor *x);
 
 size_t hd_executor_bytes(const hd_executor *x); /* activations and sampling state */
 

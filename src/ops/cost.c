@@ -190,6 +190,7 @@ ROWS(argmax, a->rows, a->vocab, f32 * a->vocab, a->vocab)
 ROWS(lay_step, a->n, 0, sizeof(hd_step_seq), 0)
 ROWS(settle_step, a->n, 0, sizeof(hd_cursor), 0)
 ROWS(lay_draft, a->n, 0, sizeof(hd_cursor), 0)
+ROWS(carry, 1, 0, 2.0 * a->most, 0)
 ROWS(stamp, 1, 0, a->at ? sizeof *a->at : 0, 0)
 #undef ROWS
 

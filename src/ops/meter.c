@@ -131,8 +131,8 @@ hd_status hd_meter_open(hd_meter *m, hd_ops *out, const hd_ops *inner, hd_device
     m->calls = calloc(HD_METER_CALLS, sizeof *m->calls);
     if (!m->calls) return HD_FAIL(err, HD_ENOMEM, "no memory for %d calls", HD_METER_CALLS);
     for (int32_t i = 0; i < HD_METER_CALLS; i++) {
-        HD_TRY(hd_mark_open(&m->calls[i].before, d, err));
-        HD_TRY(hd_mark_open(&m->calls[i].after, d, err));
+        HD_TRY(hd_mark_open(&m->calls[i].before, d, true, err));
+        HD_TRY(hd_mark_open(&m->calls[i].after, d, true, err));
     }
     return HD_OK;
 }

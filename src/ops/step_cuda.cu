@@ -60,6 +60,7 @@ static __global__ void __launch_bounds__(LAY_THREADS) lay_step(hd_lay_step_args 
         a.first_row[i] = i * per_seq;
         a.start[i] = from.position;
         if (i == a.n - 1) a.first_row[a.n] = a.n * per_seq;
+        if (i == 0) *a.turn = !*a.turn;
     }
     __syncthreads();
     for (int32_t k = threadIdx.x; k < per_seq; k += LAY_THREADS) {
@@ -143,6 +144,30 @@ void hd_lay_draft_cuda(hd_stream *s, const hd_lay_draft_args *a) {
     if (a->n == 0) return;
     lay_draft<<<blocks_for(a->n, WARP), WARP, 0, hd_cuda_stream(s)>>>(*a);
     hd_cuda_check(s, "lay_draft");
+}
+
+/* ---- to and from the host ---- */
+
+static __global__ void __launch_bounds__(BLOCK) carry(hd_carry_args a) {
+    const int32_t turn = *a.turn, bytes = a.bytes ? *a.bytes : a.most;
+    const uint4 *from = static_cast<const uint4 *>(a.from[turn]);
+    uint4 *to = static_cast<uint4 *>(a.to[turn]);
+    const int32_t all = (int32_t)(gridDim.x * BLOCK), n = bytes / (int32_t)sizeof(uint4);
+    const int32_t first = (int32_t)(blockIdx.x * BLOCK + threadIdx.x);
+    for (int32_t i = first; i < n; i += all) to[i] = from[i];
+    const uint8_t *rest = reinterpret_cast<const uint8_t *>(from + n);
+    for (int32_t i = first; i < bytes % (int32_t)sizeof(uint4); i += all) {
+        reinterpret_cast<uint8_t *>(to + n)[i] = rest[i];
+    }
+}
+
+void hd_carry_cuda(hd_stream *s, const hd_carry_args *a) {
+    const int32_t workers = hd_stream_workers(s);
+    const unsigned wanted = blocks_for(a->most, BLOCK * sizeof(uint4));
+    const unsigned grid = wanted < (unsigned)workers ? wanted : (unsigned)workers;
+    if (grid == 0) return;
+    carry<<<grid, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "carry");
 }
 
 static __global__ void stamp(hd_stamp_args a) {

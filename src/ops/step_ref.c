@@ -58,6 +58,7 @@ void hd_lay_step_ref(hd_stream *s, const hd_lay_step_args *a) {
         }
     }
     a->first_row[a->n] = a->n * (1 + a->n_drafts);
+    *a->turn = !*a->turn;
 }
 
 /* ---- behind it ---- */
@@ -111,6 +112,12 @@ void hd_lay_draft_ref(hd_stream *s, const hd_lay_draft_args *a) {
         a->seq[i] = a->logit_row[i] = a->first_row[i] = i;
     }
     a->first_row[a->n] = a->n;
+}
+
+void hd_carry_ref(hd_stream *s, const hd_carry_args *a) {
+    (void)s;
+    const int32_t turn = *a->turn, bytes = a->bytes ? *a->bytes : a->most;
+    if (bytes > 0) memcpy(a->to[turn], a->from[turn], (size_t)bytes);
 }
 
 void hd_stamp_ref(hd_stream *s, const hd_stamp_args *a) {
