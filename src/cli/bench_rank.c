@@ -133,7 +133,9 @@ static hd_status open_spec(rig *r, hd_err *err) {
     const int32_t all = c->n_layers;
     if (r->set.layers) c->n_layers = hd_min_i32(all, (int32_t)r->set.layers);
     for (int32_t i = 0; i < c->n_mtp; i++) c->layers[c->n_layers + i] = c->layers[all + i];
-    if (r->set.prompt) r->set.drafts = 0;
+    if (r->set.prompt && r->set.drafts) {
+        return HD_FAIL(err, HD_EINVAL, "--drafts follow tokens; with --prompt there are none");
+    }
     if (r->set.drafts == 0) c->n_mtp = 0;
     if (r->set.drafts > 0 && c->n_mtp == 0) {
         return HD_FAIL(err, HD_EINVAL, "--drafts %lld: this model has no MTP layer",
@@ -539,7 +541,8 @@ int bench_rank(int argc, char **argv) {
                    "a step reads so many prompt tokens of each sequence; 0: it decodes"),
         option_int("drafts", &set.drafts, 0, HD_MAX_DRAFTS, "per step by the MTP layer"),
         option_text("acceptance", &set.acceptance, "P,P,...",
-                    "how probably each draft stands if those before it do"),
+                    "how probably each draft stands if those before it do; a first 0: as the "
+                    "model says"),
         option_choice("router", &set.routing, routings, "who chooses experts"),
         option_choice("communication", &set.exchange, exchanges,
                       "what stands for it: nothing, or copies of the same rows"),

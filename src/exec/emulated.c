@@ -16,7 +16,7 @@ struct hd_emulated {
     bool filled;     /* rows have arrived once */
 };
 
-/* The slots of the busiest rank, whose rows a step waits for: first slot of it. */
+/* The first slot of the busiest rank, whose rows a step waits for. */
 static int32_t busiest(const double *share, int32_t n, int32_t per_rank) {
     int32_t best = 0;
     double most = 0;

@@ -173,6 +173,7 @@ def test_a_rank_reads_prompts(hadal):
     (["--emulate-rank", "tp=3"], "cannot be shared by tp 3"),
     (["--emulate-rank", "ep=17,redundant=2"], "cannot be shared by ep 17"),
     (["--emulate-rank", "tp=2", "--drafts", 1], "no MTP layer"),
+    (["--emulate-rank", "tp=2", "--drafts", 1, "--prompt", 8], "--drafts follow tokens"),
 ])
 def test_layouts_that_are_none(refused, args, words):
     config = [] if "CONFIG" in words else ["--dummy-weights", ROOT / "tests" / "configs" / "tiny_v32.json"]

@@ -133,3 +133,22 @@ def test_logits_are_near_those_of_the_cpu(tmp_path):
 def test_without_a_gpu_it_says_so(refused, command):
     line = refused(*command, "--backend", "cuda")
     assert "no CUDA" in line
+
+
+@on_gpu
+@pytest.mark.parametrize("config, layout, drafts", [("tiny_v4", "tp=2", 3), ("tiny_v3", "ep=4", 0)])
+def test_a_rank_of_a_layout_is_measured(config, layout, drafts):
+    """The same calls as on the CPU, over weights made on the device, and steps that are one graph."""
+    path = ROOT / "tests" / "configs" / f"{config}.json"
+    args = ["bench", "latency", "--dummy-weights", path, "--emulate-rank", layout, "--drafts", drafts, "--batch", 4,
+            "--context", 300, "--steps", 4, "--json", "--backend"]
+    reports = {}
+    for backend in "cpu", "cuda":
+        done = run_hadal(*args, backend)
+        assert done.returncode == 0, done.stderr
+        reports[backend] = json.loads(done.stdout)
+    calls = {b: [(op["part"], op["op"], op["calls"]) for op in r["ops"]] for b, r in reports.items()}
+    assert calls["cuda"] == calls["cpu"]
+    cuda = reports["cuda"]
+    assert 0 < cuda["device_step_seconds"] < 2 * cuda["operator_seconds"]
+    assert cuda["gap_seconds"] < cuda["step_seconds"]
