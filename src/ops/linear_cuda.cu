@@ -1,5 +1,6 @@
 /* linear_cuda.cu - matrix products: plain, one small matrix per head, and that transposed. */
-#include "ops/mma_internal.cuh"
+#include "ops/few_internal.cuh"
+#include "ops/many_internal.cuh"
 #include "ops/product_internal.cuh"
 
 /* A linear is one head. */
@@ -43,41 +44,63 @@ static void launch_product(cudaStream_t queue, const heads_job &h, const hd_weig
     product_heads<R, MT, NT><<<grid, PRODUCT_THREADS, 0, queue>>>(h, shape_of(w), arrays_of(w));
 }
 
-/* NT 0: mma_many */
+/* n_blocks share each row's slices. */
 template <int R, int NT>
-static __global__ void __launch_bounds__(MMA_THREADS, 1)
-    mma_heads(heads_job h, weight_shape s, weight_arrays a) {
-    constexpr int ROWS = NT ? 8 * NT : MANY_ROWS, OUTS = NT ? FEW_OUTS : MANY_OUTS;
+static __global__ void __launch_bounds__(MMA_THREADS, NT == 1 ? 2 : 1)
+    few_heads(heads_job h, weight_shape s, weight_arrays a, int n_blocks) {
+    extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
-    const int32_t first = (int32_t)blockIdx.z * ROWS, col = (int32_t)blockIdx.x * OUTS;
-    const mma_block block = {min(ROWS, h.rows - first),
+    const int32_t first = (int32_t)blockIdx.z * 8 * NT;
+    const int32_t col = (int32_t)blockIdx.x / n_blocks * FEW_OUTS;
+    const mma_block block = {min(8 * NT, h.rows - first),
                              h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
-                             min(OUTS, h.n_rows - col), h.out_f32, h.x_aligned};
+                             min(FEW_OUTS, h.n_rows - col), h.out_f32, h.x_aligned};
     name_rows(&job, h, first, block.n_x, col);
-    if constexpr (NT > 0) {
-        mma_few<R, NT>(job, block, s, a);
-    } else {
-        mma_many<R>(job, block, s, a);
-    }
+    mma_few<R, NT>(shared, job, block, s, a, (int)blockIdx.x % n_blocks, n_blocks);
 }
 
 template <int R, int NT>
-static void launch_mma(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
-    constexpr int ROWS = NT ? 8 * NT : MANY_ROWS, OUTS = NT ? FEW_OUTS : MANY_OUTS;
-    const dim3 grid(blocks_for(h.n_rows, OUTS), (unsigned)h.heads, blocks_for(h.rows, ROWS));
-    mma_heads<R, NT><<<grid, MMA_THREADS, 0, queue>>>(h, shape_of(w), arrays_of(w));
+static void launch_few(hd_stream *stream, const heads_job &h, const hd_weight *w) {
+    const dim3 grid(blocks_for(h.n_rows, FEW_OUTS), (unsigned)h.heads,
+                    blocks_for(h.rows, 8 * NT));
+    const int64_t blocks = (int64_t)grid.x * grid.y * grid.z;
+    const int n = blocks_of_row<R>(blocks, w->cols, hd_stream_workers(stream));
+    launch_cluster(few_heads<R, NT>, grid, n, few_bytes<R, NT>(n), hd_cuda_stream(stream), h,
+                   shape_of(w), arrays_of(w), n);
 }
 
 template <int R>
-static void launch_rows(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
+static __global__ void __launch_bounds__(MMA_THREADS, 1)
+    many_heads(heads_job h, weight_shape s, weight_arrays a) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ mma_job job;
+    const int32_t first = (int32_t)blockIdx.z * MANY_ROWS, col = (int32_t)blockIdx.x * MANY_OUTS;
+    const mma_block block = {min(MANY_ROWS, h.rows - first),
+                             h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
+                             min(MANY_OUTS, h.n_rows - col), h.out_f32, h.x_aligned};
+    name_rows(&job, h, first, block.n_x, col);
+    mma_many<R>(shared, job, block, s, a);
+}
+
+template <int R>
+static void launch_many(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
+    const dim3 grid(blocks_for(h.n_rows, MANY_OUTS), (unsigned)h.heads,
+                    blocks_for(h.rows, MANY_ROWS));
+    const size_t bytes = many_bytes<R>();
+    cudaFuncSetAttribute(many_heads<R>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    many_heads<R><<<grid, MMA_THREADS, bytes, queue>>>(h, shape_of(w), arrays_of(w));
+}
+
+template <int R>
+static void launch_rows(hd_stream *s, const heads_job &h, const hd_weight *w) {
     if (h.rows <= 8) {
-        launch_mma<R, 1>(queue, h, w);
+        launch_few<R, 1>(s, h, w);
     } else if (h.rows <= 16) {
-        launch_mma<R, 2>(queue, h, w);
+        launch_few<R, 2>(s, h, w);
     } else if (h.rows <= 32) {
-        launch_mma<R, 4>(queue, h, w);
+        launch_few<R, 4>(s, h, w);
     } else {
-        launch_mma<R, 0>(queue, h, w);
+        launch_many<R>(hd_cuda_stream(s), h, w);
     }
 }
 
@@ -86,11 +109,11 @@ static void multiply_heads(hd_stream *s, const heads_job &h, const hd_weight *w)
     if (h.rows == 0) return;
     switch (reading_of(w)) {
     case READ_BF16:
-        return launch_rows<READ_BF16>(queue, h, w);
+        return launch_rows<READ_BF16>(s, h, w);
     case READ_E4M3:
-        return launch_rows<READ_E4M3>(queue, h, w);
+        return launch_rows<READ_E4M3>(s, h, w);
     case READ_E2M1:
-        return launch_rows<READ_E2M1>(queue, h, w);
+        return launch_rows<READ_E2M1>(s, h, w);
     case READ_F32:
         if (h.rows == 1) return launch_product<READ_F32, 1, 1>(queue, h, w);
         if (h.rows <= 4) return launch_product<READ_F32, 4, 1>(queue, h, w);
