@@ -12,7 +12,7 @@
 #include "ops/halves_internal.cuh"
 
 constexpr int WARPS = BLOCK / WARP, HEADS = 32, TILE = 32;
-constexpr int MIN_PART = 64, MAX_PARTS = 64; /* keys of a part; parts of a row */
+constexpr int MIN_PART = 64, MAX_PARTS = 64;              /* keys of a part; parts of a row */
 constexpr int WARP_COLS = 64, V_COLS = WARPS * WARP_COLS; /* of the sum: a warp's, a block's */
 constexpr int M_TILES = HEADS / 16, N_TILES = WARP_COLS / 8, KEY_STEPS = TILE / 16;
 constexpr int OWN_HEADS = HEADS / WARPS, OWN_KEYS = TILE / WARPS; /* of a warp */
@@ -73,10 +73,10 @@ static __device__ __forceinline__ const cuda_act *key_at(const hd_attend_args &a
 constexpr int SLOT = 256; /* bytes of a head: two partial scores of a tile, then its weights */
 
 struct block_rows {
-    half_rows q;      /* [HEADS, cols] */
-    half_rows key[2]; /* [TILE, cols] one is read, one is on its way */
-    uint8_t *slot;    /* [HEADS, SLOT] */
-    int *key_shift;   /* [2, TILE] what undoes the keys' shifts */
+    half_rows q;                /* [HEADS, cols] */
+    half_rows key[2];           /* [TILE, cols] one is read, one is on its way */
+    uint8_t *slot;              /* [HEADS, SLOT] */
+    int *key_shift;             /* [2, TILE] what undoes the keys' shifts */
     float *keep, *take, *total; /* [HEADS] */
 };
 

@@ -11,10 +11,10 @@
 
 #include "ops/mma_internal.cuh"
 
-constexpr int FEW_OUTS = 128;                        /* of a block */
-constexpr int RING_BYTES = 64 * 1024;                /* of weights on their way */
-constexpr int CHUNK_COLS = 512;                      /* of x in shared memory at once */
-constexpr int CHUNK_PIECES = CHUNK_COLS / PIECE;     /* of one row */
+constexpr int FEW_OUTS = 128;                            /* of a block */
+constexpr int RING_BYTES = 64 * 1024;                    /* of weights on their way */
+constexpr int CHUNK_COLS = 512;                          /* of x in shared memory at once */
+constexpr int CHUNK_PIECES = CHUNK_COLS / PIECE;         /* of one row */
 constexpr int ROWS_AT_ONCE = MMA_THREADS / CHUNK_PIECES; /* of x, a piece per thread */
 static_assert(ROWS_AT_ONCE == 8, "a thread has a piece of every eighth row");
 

@@ -36,10 +36,9 @@ static __device__ __forceinline__ unsigned shared_address(const void *p) {
 /* 16 bytes of a row on their way; zeros where from is NULL. */
 static __device__ __forceinline__ void copy_chunk(const half_rows &to, int row, int chunk,
                                                   const void *from, const void *valid) {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-            shared_address(chunk_at(to, row, chunk))),
-        "l"(from ? from : valid), "r"(from ? 16 : 0));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     shared_address(chunk_at(to, row, chunk))),
+                 "l"(from ? from : valid), "r"(from ? 16 : 0));
 }
 
 static __device__ __forceinline__ void commit_copies() {
@@ -148,15 +147,15 @@ static __device__ __forceinline__ void load_four_turned(uint32_t *r, const void 
 }
 
 /* A: 16 rows from `row` on, 16 columns from 16 * step on. part 0: highs, 1: lows. */
-static __device__ __forceinline__ void load_a(uint32_t *a, const half_rows &r, int row, int step,
-                                              int part) {
+static __device__ __forceinline__ void load_a(uint32_t *a, const half_rows &r, int row,
+                                              int step, int part) {
     const int lane = threadIdx.x % WARP, m = lane / 8;
     load_four(a, chunk_at(r, row + m % 2 * 8 + lane % 8, 2 * (2 * step + m / 2) + part));
 }
 
 /* B of two tiles of 8 rows each, 16 columns: b[0], b[1] and b[2], b[3]. */
-static __device__ __forceinline__ void load_b(uint32_t *b, const half_rows &r, int row, int step,
-                                              int part) {
+static __device__ __forceinline__ void load_b(uint32_t *b, const half_rows &r, int row,
+                                              int step, int part) {
     const int lane = threadIdx.x % WARP, m = lane / 8;
     load_four(b, chunk_at(r, row + m / 2 * 8 + lane % 8, 2 * (2 * step + m % 2) + part));
 }

@@ -61,7 +61,8 @@ static void mix_rows(cudaStream_t queue, const mixes &a) {
         const dim3 grid((unsigned)a.rows, (unsigned)a.n + 1, stretches);
         mix_values<1, 1><<<grid, BLOCK, 0, queue>>>(a);
     } else {
-        const dim3 grid(blocks_for(a.rows, MANY_ROWS), blocks_for(a.n + 1, MANY_MIX), stretches);
+        const dim3 grid(blocks_for(a.rows, MANY_ROWS), blocks_for(a.n + 1, MANY_MIX),
+                        stretches);
         mix_values<MANY_ROWS, MANY_MIX><<<grid, BLOCK, 0, queue>>>(a);
     }
 }
@@ -291,8 +292,8 @@ void hd_hc_head_cuda(hd_stream *s, const hd_hc_head_args *a) {
         part.x = (const hd_act *)(acts(a->x) + (int64_t)first * all);
         part.out = (hd_act *)(acts(a->out) + (int64_t)first * a->cols);
         mix_rows(queue, {value, acts(part.x), a->fn, part.rows, a->hc, all});
-        hc_head<<<dim3((unsigned)part.rows, column_blocks(part.rows)), BLOCK, 0, queue>>>(part,
-                                                                                      value);
+        hc_head<<<dim3((unsigned)part.rows, column_blocks(part.rows)), BLOCK, 0, queue>>>(
+            part, value);
     }
     hd_cuda_check(s, "hc_head");
 }

@@ -111,9 +111,10 @@ struct tally {
 };
 
 struct select_shared {
-    int32_t bin[DIGITS][BINS]; /* keys of this block's stretch by digit, the ones before equal */
-    int32_t digit, above;      /* where the count is reached; keys above, of all blocks */
-    tally own;                 /* of this block's stretch */
+    int32_t bin[DIGITS]
+               [BINS];    /* keys of this block's stretch by digit, the ones before equal */
+    int32_t digit, above; /* where the count is reached; keys above, of all blocks */
+    tally own;            /* of this block's stretch */
     tally warp[SELECT_WARPS];
 };
 

@@ -74,7 +74,8 @@ static __global__ void __launch_bounds__(MMA_THREADS, 1)
     many_heads(heads_job h, weight_shape s, weight_arrays a) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
-    const int32_t first = (int32_t)blockIdx.z * MANY_ROWS, col = (int32_t)blockIdx.x * MANY_OUTS;
+    const int32_t first = (int32_t)blockIdx.z * MANY_ROWS,
+                  col = (int32_t)blockIdx.x * MANY_OUTS;
     const mma_block block = {min(MANY_ROWS, h.rows - first),
                              h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
                              min(MANY_OUTS, h.n_rows - col), h.out_f32, h.x_aligned};
@@ -87,7 +88,8 @@ static void launch_many(cudaStream_t queue, const heads_job &h, const hd_weight 
     const dim3 grid(blocks_for(h.n_rows, MANY_OUTS), (unsigned)h.heads,
                     blocks_for(h.rows, MANY_ROWS));
     const size_t bytes = many_bytes<R>();
-    cudaFuncSetAttribute(many_heads<R>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    cudaFuncSetAttribute(many_heads<R>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)bytes);
     many_heads<R><<<grid, MMA_THREADS, bytes, queue>>>(h, shape_of(w), arrays_of(w));
 }
 

@@ -23,7 +23,8 @@ static __device__ __forceinline__ void fetch_span(many_ahead<R> *to, const mma_j
                                                   const mma_block &b, const weight_shape &s,
                                                   const weight_arrays &a, int32_t span) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    const int first_out = warp % 4 * WARP_OUTS, row = threadIdx.x / 4, quarter = threadIdx.x % 4;
+    const int first_out = warp % 4 * WARP_OUTS, row = threadIdx.x / 4,
+              quarter = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 2 * M_TILES; i++) {
         const int32_t n = min(first_out + 8 * i + lane / 4, b.n_rows - 1);
@@ -56,7 +57,8 @@ static __device__ void mma_many(uint8_t *shared, const mma_job &job, const mma_b
         const slice_range range = slice_of<R>(s, slice);
         for (int32_t span = range.begin; span < range.end; span++) {
             const many_ahead<R> now = next;
-            if (span + 1 < s.cols / span_of<R>::COLS) fetch_span<R>(&next, job, b, s, a, span + 1);
+            if (span + 1 < s.cols / span_of<R>::COLS)
+                fetch_span<R>(&next, job, b, s, a, span + 1);
             __syncthreads(); /* the span before is done with */
 #pragma unroll
             for (int i = 0; i < many_ahead<R>::PIECES; i++) {
@@ -66,7 +68,8 @@ static __device__ void mma_many(uint8_t *shared, const mma_job &job, const mma_b
             }
             __syncthreads();
             if (idle) continue;
-            add_span<R, MANY_ROWS, M_TILES, N_TILES>(acc, now.raw, *xs, first_x, b.n_x - first_x);
+            add_span<R, MANY_ROWS, M_TILES, N_TILES>(acc, now.raw, *xs, first_x,
+                                                     b.n_x - first_x);
         }
 #pragma unroll
         for (int i = 0; i < M_TILES * N_TILES * 4; i++) {

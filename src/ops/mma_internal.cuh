@@ -76,7 +76,8 @@ static __device__ __forceinline__ void load_scale(lane_raw<R> *to, const weight_
     if constexpr (R == READ_E2M1) {
         const int32_t own = col + (int32_t)(threadIdx.x % 4) * span_of<R>::LANE;
         to->scale[0] = group_scale(s, a, row, own);
-        to->scale[1] = s.block_cols > GROUP ? to->scale[0] : group_scale(s, a, row, own + GROUP);
+        to->scale[1] =
+            s.block_cols > GROUP ? to->scale[0] : group_scale(s, a, row, own + GROUP);
     } else {
         to->scale[0] = group_scale(s, a, row, col);
     }
@@ -112,8 +113,8 @@ static __device__ __forceinline__ uint32_t times(uint32_t pair, uint32_t factor)
 static __device__ __forceinline__ void e2m1_pairs(uint32_t *low, uint32_t *high,
                                                   uint32_t codes) {
     const uint32_t magnitude = codes & 0x7777, sign = (codes >> 3) & 0x1111;
-    const uint32_t upper = __byte_perm(0x3f3f3f00, 0x40404040, magnitude) |
-                           __byte_perm(0x00008000, 0, sign);
+    const uint32_t upper =
+        __byte_perm(0x3f3f3f00, 0x40404040, magnitude) | __byte_perm(0x00008000, 0, sign);
     const uint32_t lower = __byte_perm(0xc0800000, 0xc0804000, magnitude);
     *low = __byte_perm(lower, upper, 0x5140);
     *high = __byte_perm(lower, upper, 0x7362);
@@ -146,7 +147,8 @@ static __device__ __forceinline__ void pairs_of(uint32_t *low, uint32_t *high,
 
 /* Stored rows lane / 4 and lane / 4 + 8 of a tile at one step, as the instruction wants. */
 template <int R>
-static __device__ __forceinline__ void make_step(uint32_t *a, const lane_raw<R> *raw, int step) {
+static __device__ __forceinline__ void make_step(uint32_t *a, const lane_raw<R> *raw,
+                                                 int step) {
     pairs_of<R>(&a[0], &a[2], raw[0], step);
     pairs_of<R>(&a[1], &a[3], raw[1], step);
 }
@@ -229,8 +231,10 @@ static __device__ __forceinline__ void mma(float *d, const uint32_t *a, uint32_t
 /* The span's sums of MT tiles of 16 stored rows and eight rows of x at a time, times its
  * scale, into acc; the small parts go first. */
 template <int R, int ROWS, int MT, int NT>
-static __device__ __forceinline__ void add_span(float (*acc)[NT][4], const lane_raw<R> (*raw)[2],
-                                                const span_x<R, ROWS> &x, int first_x, int n_x) {
+static __device__ __forceinline__ void add_span(float (*acc)[NT][4],
+                                                const lane_raw<R> (*raw)[2],
+                                                const span_x<R, ROWS> &x, int first_x,
+                                                int n_x) {
     const int lane = threadIdx.x % WARP;
     float d[MT][NT][4] = {};
 #pragma unroll
