@@ -4,7 +4,9 @@
  * on every table with NaN in scratch and outputs and guard words around the outputs, and asks:
  * the same as the reference within the tolerance; the same bits on 1, 2, 3 and 5 threads; the
  * same bits row by row, in sevens, and all at once; the same bits from AVX2 and AVX-512. With a
- * GPU the CUDA table is one of them; then what a test takes is memory that both sides reach. */
+ * GPU the CUDA table is one of them, recorded and run as well; then what a test takes is memory
+ * that both sides reach. HADAL_TEST_BRIEF=1 runs the reference and CUDA only, all rows at once:
+ * for sanitizers of the device. */
 #ifndef HD_TESTS_OPS_FIXTURE_H
 #define HD_TESTS_OPS_FIXTURE_H
 
@@ -19,6 +21,19 @@ enum { MAX_OUTS = 4, MAX_TABLES = 16, N_THREADS = 4 };
 HD_OP_LIST(X)
 #undef X
 
+/* Those of test_ops_real.c. */
+#define REAL_OPS_LIST(X)   \
+    X(real_linear)         \
+    X(real_linear_heads)   \
+    X(real_linear_grouped) \
+    X(real_attend)         \
+    X(real_index_select)   \
+    X(real_hc_pre)         \
+    X(refusals_are_reported)
+#define X(test) void test(void **state);
+REAL_OPS_LIST(X)
+#undef X
+
 /* What the tables are run on, opened once: a stream per number of threads. */
 typedef struct ops_fixture {
     hd_ops table[MAX_TABLES]; /* the reference, every distinct CPU table, CUDA */
@@ -29,6 +44,7 @@ typedef struct ops_fixture {
     hd_stream *gpu_stream;
     int32_t n_cases;
     bool poisoned; /* its scratch, once per case: there is a lot of it */
+    bool brief;
 } ops_fixture;
 
 extern ops_fixture fix;
@@ -51,6 +67,10 @@ struct op_case {
 };
 
 void check_op(const op_case *c);
+
+/* The same against the GPU alone, for shapes that are too large for the rest; and nothing
+ * without one. */
+void check_on_gpu(const op_case *c);
 
 /* Where a table runs: on s, or on the GPU's stream. */
 hd_stream *stream_for(const hd_ops *ops, hd_stream *s);
