@@ -1,17 +1,19 @@
 /* index_cuda.cu - the lightning indexer: scores every visible key, keeps the best.
  *
- * Two kernels over as many rows as there is scratch for: scores, a lane per key and the heads
- * shared out to warps; then per row a search for the last kept score, digit by digit in
+ * Two kernels over as many rows as there is scratch for: scores, on the tensor cores
+ * as in attention; then per row a search for the last kept score, digit by digit in
  * histograms, and the kept keys in order. Counts are whole numbers, so that the order of adding
  * does not matter. */
 #include <cooperative_groups.h>
 
-#include "ops/keys_internal.cuh"
+#include "ops/halves_internal.cuh"
 
 namespace cg = cooperative_groups;
 
-constexpr int WARPS = BLOCK / WARP, HEADS = 4; /* that a warp takes at once */
-constexpr int SELECT_THREADS = 1024, KEY_BLOCKS = 64;
+constexpr int WARPS = BLOCK / WARP, TILE = 64; /* keys that a block scores at once */
+constexpr int HEAD_GROUPS = 4;                 /* of warps, each with every fourth 16 heads */
+constexpr int WARP_KEYS = TILE * HEAD_GROUPS / WARPS, OWN_KEYS = TILE / WARPS;
+constexpr int SELECT_THREADS = 1024;
 
 struct score_rows {
     uint8_t *scratch; /* row r's scores at r * each */
@@ -23,79 +25,155 @@ static __device__ __forceinline__ float *scores_of(const score_rows &s, int32_t 
     return reinterpret_cast<float *>(s.scratch + (size_t)row * s.each);
 }
 
-/* Keys [first, first + TILE) of the row's sequence, a warp per key; zero beyond n and width. */
-static __device__ void load_tile(float *keys, const hd_index_select_args &a, int32_t seq,
-                                 int32_t first, int32_t n) {
-    const int lane = threadIdx.x % WARP;
-    const int32_t width = a.keys.width, stride = key_stride(width);
-    const bool quads = in_quads(a.keys) && (uintptr_t)a.q % 16 == 0;
-    for (int t = threadIdx.x / WARP; t < TILE; t += WARPS) {
-        const bool live = first + t < n;
-        const cuda_act *key = live ? paged_entry(a.keys, seq, first + t) : nullptr;
-        float *to = keys + t * stride;
-        if (quads) {
-            for (int32_t c = 4 * lane; c < width; c += 4 * WARP) {
-                copy_quad(to + c, live ? key + c : nullptr, acts(a.q));
-            }
-        } else {
-            for (int32_t c = lane; c < stride; c += WARP) {
-                to[c] = live && c < width ? wide(key[c]) : 0.0f;
-            }
-        }
-    }
-    asm volatile("cp.async.commit_group;");
-}
+/* ---- scores ---- */
 
-/* What the warp's heads add to the score of the lane's key. */
-static __device__ __forceinline__ double add_heads(const hd_index_select_args &a, int32_t row,
-                                                   const float *q, const float *key) {
-    const int32_t q_width = padded(a.keys.width);
-    double sum = 0.0;
-    for (int32_t h0 = (int32_t)threadIdx.x / WARP * HEADS; h0 < a.heads; h0 += WARPS * HEADS) {
-        float hit[HEADS];
-        score_tile<HEADS>(hit, q + h0 * q_width, key, a.keys.width);
-#pragma unroll
-        for (int h = 0; h < HEADS; h++) {
-            if (h0 + h >= a.heads || !(hit[h] > 0.0f)) continue;
-            const float weight = a.weight[(int64_t)row * a.heads + h0 + h] * a.scale;
-            sum += (double)hit[h] * (double)weight;
-        }
-    }
-    return sum;
-}
-
-/* Heads in shared memory: a whole number of what a warp takes at once. */
+/* Heads in shared memory: whole tiles of the tensor cores. */
 static __host__ __device__ __forceinline__ int32_t whole_heads(int32_t heads) {
-    return (heads + HEADS - 1) / HEADS * HEADS;
+    return (heads + 15) / 16 * 16;
+}
+
+/* A block's shared memory. */
+struct score_block {
+    half_rows q;         /* [whole heads, cols] */
+    half_rows key[2];    /* [TILE, cols] one is read, one is on its way */
+    float *weight;       /* [whole heads] of a head, with what undoes its shift */
+    int *key_shift;      /* [2, TILE] */
+    float (*part)[TILE]; /* [HEAD_GROUPS] */
+};
+
+static size_t score_bytes(const hd_index_select_args *a) {
+    const size_t heads = (size_t)whole_heads(a->heads), cols = (size_t)half_cols(a->keys.width);
+    return (heads + 2 * TILE) * cols * 4 + heads * sizeof(float) + 2 * TILE * sizeof(int) +
+           HEAD_GROUPS * TILE * sizeof(float);
+}
+
+static __device__ score_block carve(uint8_t *shared, const hd_index_select_args &a) {
+    const int32_t heads = whole_heads(a.heads), cols = half_cols(a.keys.width);
+    score_block b;
+    b.q = {shared, cols};
+    b.key[0] = {b.q.at + heads * cols * 4, cols};
+    b.key[1] = {b.key[0].at + TILE * cols * 4, cols};
+    b.weight = reinterpret_cast<float *>(b.key[1].at + TILE * cols * 4);
+    b.key_shift = reinterpret_cast<int *>(b.weight + heads);
+    b.part = reinterpret_cast<float(*)[TILE]>(b.key_shift + 2 * TILE);
+    return b;
+}
+
+/* The row's queries and head weights; a warp takes every eighth head. */
+static __device__ void load_queries(const score_block &b, const hd_index_select_args &a,
+                                    int32_t row, bool quads) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int32_t width = a.keys.width, heads = whole_heads(a.heads);
+    for (int32_t h = warp; h < heads; h += WARPS) {
+        const cuda_act *q = acts(a.q) + ((int64_t)row * a.heads + h) * width;
+        load_row(b.q, h, h < a.heads ? q : nullptr, width, quads, a.q);
+    }
+    commit_copies();
+    wait_copies<0>();
+    __syncwarp();
+    for (int32_t h = warp; h < heads; h += WARPS) {
+        int shift;
+        convert_rows<1>(b.q, h, &shift);
+        const float weight =
+            h < a.heads ? a.weight[(int64_t)row * a.heads + h] * a.scale : 0.0f;
+        if (lane == 0) b.weight[h] = weight * power_of_two(shift);
+    }
+}
+
+/* Keys [first, first + TILE) on their way; a warp brings its own OWN_KEYS. */
+static __device__ void load_keys(const half_rows &to, const hd_index_select_args &a,
+                                 int32_t seq, int32_t first, int32_t n, bool quads) {
+    const int own = threadIdx.x / WARP * OWN_KEYS;
+    for (int i = own; i < own + OWN_KEYS; i++) {
+        const cuda_act *key = first + i < n ? paged_entry(a.keys, seq, first + i) : nullptr;
+        load_row(to, i, key, a.keys.width, quads, a.q);
+    }
+    commit_copies();
+}
+
+/* q . key of 16 heads and the warp's keys: [WARP_KEYS / 8 tiles][4]. */
+static __device__ __forceinline__ void multiply(float (*sum)[4], const half_rows &q,
+                                                const half_rows &keys, int head, int key) {
+    for (int first = 0; first < q.cols / 16; first += 4) { /* fresh sums lose less */
+        float part[WARP_KEYS / 8][4] = {};
+        for (int step = first; step < min(first + 4, q.cols / 16); step++) {
+            uint32_t a[2][4];
+            load_a(a[0], q, head, step, 0);
+            load_a(a[1], q, head, step, 1);
+#pragma unroll
+            for (int t = 0; t < WARP_KEYS / 8; t += 2) {
+                uint32_t k[2][4];
+                load_b(k[0], keys, key + 8 * t, step, 0);
+                load_b(k[1], keys, key + 8 * t, step, 1);
+                mma_halves(part[t], a, k, 0);
+                mma_halves(part[t + 1], a, k, 1);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < WARP_KEYS / 8 * 4; i++) sum[i / 4][i % 4] += part[i / 4][i % 4];
+    }
+}
+
+static __device__ __forceinline__ float weigh(float hit, float weight) {
+    return hit > 0.0f ? hit * weight : 0.0f;
+}
+
+/* What the warp's heads add to the scores of the warp's keys, into part. */
+static __device__ __forceinline__ void add_heads(const score_block &b, const half_rows &keys,
+                                                 int32_t heads) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int group = warp % HEAD_GROUPS, key = warp / HEAD_GROUPS * WARP_KEYS;
+    float score[WARP_KEYS / 8][2] = {};
+    for (int32_t head = 16 * group; head < heads; head += 16 * HEAD_GROUPS) {
+        const float upper = b.weight[head + lane / 4], lower = b.weight[head + lane / 4 + 8];
+        float hit[WARP_KEYS / 8][4] = {};
+        multiply(hit, b.q, keys, head, key);
+#pragma unroll
+        for (int i = 0; i < WARP_KEYS / 8 * 2; i++) {
+            const float *h = &hit[i / 2][i % 2];
+            score[i / 2][i % 2] += weigh(h[0], upper) + weigh(h[2], lower);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < WARP_KEYS / 8 * 2; i++) {
+        float sum = score[i / 2][i % 2];
+#pragma unroll
+        for (int step = 4; step < WARP; step *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+        if (lane < 4) b.part[group][key + i / 2 * 8 + 2 * lane + i % 2] = sum;
+    }
 }
 
 static __global__ void __launch_bounds__(BLOCK)
     score_keys(hd_index_select_args a, score_rows to) {
-    extern __shared__ __align__(16) float shared[]; /* a tile of keys, the row's queries */
-    __shared__ double part[WARPS][TILE];
-    const int32_t row = to.first + (int32_t)blockIdx.y, width = a.keys.width;
-    const int32_t n = visible_entries(a.pos[row], a.ratio), q_width = padded(width);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    if (n <= a.top_k) return; /* all are kept */
-    float *keys = shared, *q = shared + TILE * key_stride(width);
-    const cuda_act *from = acts(a.q) + (int64_t)row * a.heads * width;
-    for (int32_t i = threadIdx.x; i < whole_heads(a.heads) * q_width; i += BLOCK) {
-        const int32_t h = i / q_width, c = i % q_width;
-        q[i] = h < a.heads && c < width ? wide(from[(int64_t)h * width + c]) : 0.0f;
-    }
-    for (int32_t first = (int32_t)blockIdx.x * TILE; first < n;
-         first += (int32_t)gridDim.x * TILE) {
-        load_tile(keys, a, a.seq[row], first, n);
+    extern __shared__ __align__(128) uint8_t shared[];
+    const int32_t row = to.first + (int32_t)blockIdx.y, seq = a.seq[row];
+    const int32_t n = visible_entries(a.pos[row], a.ratio), stride = (int32_t)gridDim.x * TILE;
+    const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
+    const bool quads =
+        (uintptr_t)a.keys.data % 16 == 0 && a.keys.width % 4 == 0 && (uintptr_t)a.q % 16 == 0;
+    int32_t first = (int32_t)blockIdx.x * TILE;
+    if (n <= a.top_k || first >= n) return; /* all are kept; nothing to do */
+    const score_block b = carve(shared, a);
+    load_keys(b.key[0], a, seq, first, n, quads);
+    load_queries(b, a, row, quads);
+    for (int i = 0; first < n; first += stride, i ^= 1) {
+        int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
         wait_copies<0>();
-        __syncthreads();
-        part[warp][lane] = add_heads(a, row, q, keys + lane * key_stride(width));
-        __syncthreads();
-        if (warp == 0 && first + lane < n) {
-            double sum = 0.0;
-            for (int w = 0; w < WARPS; w++) sum += part[w][lane];
-            scores_of(to, (int32_t)blockIdx.y)[first + lane] =
-                isnan(sum) ? -CUDART_INF_F : (float)sum; /* chosen last */
+        __syncwarp();
+        convert_rows<OWN_KEYS>(b.key[i], own, shift);
+#pragma unroll
+        for (int k = 0; k < OWN_KEYS; k++) {
+            if (lane == k) key_shift[own + k] = shift[k];
         }
+        __syncthreads();
+        if (first + stride < n) load_keys(b.key[i ^ 1], a, seq, first + stride, n, quads);
+        add_heads(b, b.key[i], whole_heads(a.heads));
+        __syncthreads();
+        const int k = threadIdx.x;
+        if (k >= TILE || first + k >= n) continue;
+        const float sum = (b.part[0][k] + b.part[1][k]) + (b.part[2][k] + b.part[3][k]);
+        scores_of(to, (int32_t)blockIdx.y)[first + k] =
+            isnan(sum) ? -CUDART_INF_F : sum * power_of_two(key_shift[k]); /* chosen last */
     }
 }
 
@@ -262,17 +340,16 @@ static void launch_keep_best(cudaStream_t queue, const hd_index_select_args &a,
 }
 
 void hd_index_select_cuda(hd_stream *s, const hd_index_select_args *a) {
-    const int32_t at_once = hd_stream_workers(s);
-    const size_t queries = (size_t)whole_heads(a->heads) * (size_t)padded(a->keys.width);
-    const size_t keys = (size_t)TILE * (size_t)key_stride(a->keys.width);
-    const size_t bytes = (queries + keys) * sizeof(float);
+    const int32_t at_once = hd_stream_workers(s), fill = 2 * at_once;
+    const size_t bytes = score_bytes(a);
     uint8_t *scratch = static_cast<uint8_t *>(hd_stream_scratch(s, 0, 0));
     cudaStream_t queue = hd_cuda_stream(s);
     cudaFuncSetAttribute(score_keys, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     for (int32_t first = 0; first < a->rows; first += at_once) {
         const int32_t n = a->rows - first < at_once ? a->rows - first : at_once;
         const score_rows rows = {scratch, hd_stream_scratch_bytes(s), first};
-        score_keys<<<dim3(KEY_BLOCKS, (unsigned)n), BLOCK, bytes, queue>>>(*a, rows);
+        const dim3 grid(blocks_for(fill, n), (unsigned)n);
+        score_keys<<<grid, BLOCK, bytes, queue>>>(*a, rows);
         launch_keep_best(queue, *a, rows, n);
     }
     hd_cuda_check(s, "index_select");
