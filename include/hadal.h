@@ -29,6 +29,10 @@ typedef struct hd_engine hd_engine;
 typedef struct hd_engine_options {
     size_t size;           /* sizeof(hd_engine_options): the version of this struct */
     const char *model_dir; /* checkpoint directory, never NULL */
+    bool dummy_weights;    /* for measuring: model_dir is a config.json or its folder, and the
+                              weights are made up in memory. There is no text: prompts are tokens,
+                              events have no parts, and messages, stop strings and forms are
+                              refused */
     const char
         *backend; /* "cpu", "cuda", "ref" for the plain reference, or "null": tokens out of thin
                               air at once, to measure everything but the model */
@@ -43,6 +47,7 @@ typedef struct hd_engine_options {
     bool no_drafts;          /* do not run the MTP layer even if there is one */
     float forced_acceptance; /* for benchmarks: accept this many drafts per step on average,
                                 whatever the model says; the text is then worthless */
+    int32_t null_step_us;    /* what a step of the null backend takes; default: nothing */
 } hd_engine_options;
 
 /* 0 on success; negative on failure: then *out is NULL and why holds one sentence. */
@@ -199,8 +204,10 @@ typedef struct hd_event {
     size_t n_call_tokens;
 
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens; /* so far */
-    int32_t drafted, accepted; /* drafts of this answer so far */
-    int32_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS]; /* by place in the step */
+    /* Drafts of this answer so far, and those of them that are among its output_tokens; what lies
+     * behind the answer's end is not accepted. The arrays: by place in the step. */
+    int32_t drafted, accepted;
+    int32_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
     int32_t retracted;                 /* times it lost its place for others */
     int64_t submitted_ns, admitted_ns; /* admitted: 0 while it waits */
 } hd_event;
@@ -260,9 +267,9 @@ typedef struct hd_engine_request {
 /* What runs and waits, the most important first; how many of out[max] were written. */
 size_t hd_engine_read_requests(hd_engine *e, hd_engine_request *out, size_t max);
 
-/* Rows each routed expert has computed so far: load[layer * n_experts + expert]. Returns
- * layers * experts, 0 without experts; nothing is written when max is less. Waits for the step
- * that runs, so not from the polling thread. */
+/* Rows each routed expert has computed: load[layer * n_experts + expert], as of at most a second
+ * and a step ago. Returns layers * experts, 0 without experts; nothing is written when max is
+ * less. Never waits for a step. */
 size_t hd_engine_read_experts(hd_engine *e, int64_t *load, size_t max, int32_t *n_experts);
 
 #ifdef __cplusplus

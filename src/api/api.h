@@ -30,8 +30,10 @@ typedef struct api_context {
     const char *model_name; /* as served */
     int64_t created;        /* Unix seconds, when the server started */
     api_limits limits;
-    /* Observers, from any thread. on_token: between one event of an answer and the next. */
+    /* Observers, from any thread. on_first: when a request has its first token; on_token:
+     * between one event of an answer and the next. */
     void (*on_submit)(void *server, uint64_t id, http_call *c, const hd_generation *g);
+    void (*on_first)(void *server, int64_t since_start_ns);
     void (*on_token)(void *server, int32_t n_tokens, int64_t since_last_ns);
     void (*on_end)(void *server, const api_outcome *outcome);
     void (*on_unknown_field)(void *server, const char *endpoint, const char *field);

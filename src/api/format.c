@@ -55,6 +55,8 @@ api_totals api_job_totals(const api_job *job) {
         if (i == job->subs[c->prompt].first_choice) t.cached += c->cached_tokens;
         t.output += c->output_tokens;
         t.reasoning += c->reasoning_tokens;
+        t.drafted += c->drafted;
+        t.accepted += c->accepted;
     }
     return t;
 }
@@ -64,9 +66,11 @@ void api_put_usage(api_text *out, const api_job *job) {
     api_write(out,
               "{'prompt_tokens':%lld,'completion_tokens':%lld,'total_tokens':%lld,"
               "'reasoning_tokens':%lld,'prompt_tokens_details':{'cached_tokens':%lld},"
-              "'completion_tokens_details':{'reasoning_tokens':%lld}}",
+              "'completion_tokens_details':{'reasoning_tokens':%lld,"
+              "'accepted_prediction_tokens':%lld,'rejected_prediction_tokens':%lld}}",
               (long long)t.prompt, (long long)t.output, (long long)(t.prompt + t.output),
-              (long long)t.reasoning, (long long)t.cached, (long long)t.reasoning);
+              (long long)t.reasoning, (long long)t.cached, (long long)t.reasoning,
+              (long long)t.accepted, (long long)(t.drafted - t.accepted));
 }
 
 void api_put_matched_stop(api_text *out, const api_choice *c) {

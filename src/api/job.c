@@ -201,6 +201,12 @@ static void collect(api_job *job, api_choice *c, const hd_event *e) {
     if (c->logprobs.failed || c->tops.failed || c->ids.failed) job->out.failed = true;
 }
 
+static void note_first(api_job *job, int64_t now) {
+    job->outcome.first_ns = now;
+    if (!job->ctx->on_first) return;
+    job->ctx->on_first(job->ctx->server, now - http_start_ns(job->call));
+}
+
 static void count(api_job *job, api_choice *c, const hd_event *e) {
     const int64_t now = hd_now_ns();
     api_outcome *o = &job->outcome;
@@ -213,7 +219,7 @@ static void count(api_job *job, api_choice *c, const hd_event *e) {
     c->accepted = e->accepted;
     if (!o->admitted_ns) o->admitted_ns = e->admitted_ns;
     if (e->n_tokens > 0) {
-        if (!o->first_ns) o->first_ns = now;
+        if (!o->first_ns) note_first(job, now);
         if (c->last_ns && job->ctx->on_token) {
             job->ctx->on_token(job->ctx->server, (int32_t)e->n_tokens, now - c->last_ns);
         }

@@ -119,7 +119,7 @@ void api_put_error(api_text *out, const api_job *job); /* OpenAI's object of the
 void api_put_list(api_text *out, const char *key, const api_text *items); /* ,"key":[items] */
 
 typedef struct api_totals {
-    int64_t prompt, cached, output, reasoning;
+    int64_t prompt, cached, output, reasoning, drafted, accepted;
 } api_totals;
 api_totals api_job_totals(const api_job *job);
 

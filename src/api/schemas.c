@@ -30,8 +30,9 @@ const api_schema api_schemas[] = {
     {"PromptDetails",
      "{'type':'object','required':['cached_tokens'],'properties':{'cached_tokens':@Count}}"},
     {"CompletionDetails",
-     "{'type':'object','required':['reasoning_tokens'],'properties':{"
-     "'reasoning_tokens':@Count}}"},
+     "{'type':'object','required':['reasoning_tokens','accepted_prediction_tokens',"
+     "'rejected_prediction_tokens'],'properties':{'reasoning_tokens':@Count,"
+     "'accepted_prediction_tokens':@Count,'rejected_prediction_tokens':@Count}}"},
     {"ScoredToken",
      "{'type':'object','required':['token','logprob','bytes'],'properties':{'token':@Text,"
      "'logprob':{'type':'number'},'bytes':@Integers,"

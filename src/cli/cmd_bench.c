@@ -12,7 +12,7 @@
 #include "engine/engine.h"
 
 typedef struct bench_settings {
-    const char *model_dir;
+    const char *model_dir, *dummy_config; /* one of them */
     load_options load;
     int64_t threads, chunk, running, kv_tokens, warmup;
     double forced_acceptance;
@@ -20,7 +20,11 @@ typedef struct bench_settings {
     bool json, quiet;
 } bench_settings;
 
-static hd_status check(const load_options *o, hd_err *err) {
+static hd_status check(const bench_settings *b, hd_err *err) {
+    const load_options *o = &b->load;
+    if (!b->model_dir == !b->dummy_config) {
+        return HD_FAIL(err, HD_EINVAL, "give either MODEL_DIR or --dummy-weights CONFIG");
+    }
     if (o->shared_prefix >= o->input_tokens) {
         return HD_FAIL(err, HD_EINVAL,
                        "a shared prefix of %lld tokens leaves nothing of an input of %lld",
@@ -40,7 +44,8 @@ static hd_status open_engine(hd_engine **out, const bench_settings *b, hd_err *e
     const int64_t longest = b->load.input_tokens + b->load.output_tokens;
     const hd_engine_options options = {
         .size = sizeof options,
-        .model_dir = b->model_dir,
+        .model_dir = b->dummy_config ? b->dummy_config : b->model_dir,
+        .dummy_weights = b->dummy_config != NULL,
         .backend = option_backends[b->backend],
         .threads = (int32_t)b->threads,
         .max_running = (int32_t)b->running,
@@ -70,9 +75,10 @@ static hd_status bench(const bench_settings *b, hd_err *err) {
     hd_engine *e;
     load_run run = {0};
     load_report report;
-    HD_TRY(check(&b->load, err));
+    HD_TRY(check(b, err));
     HD_TRY(open_engine(&e, b, err));
-    const int32_t vocab = hd_tokenizer_vocab_size(hd_engine_tokenizer(e));
+    const hd_tokenizer *text = hd_engine_tokenizer(e);
+    const int32_t vocab = text ? hd_tokenizer_vocab_size(text) : hd_engine_spec(e)->vocab;
     hd_status st = warm_up(e, b, vocab, err);
     if (st == HD_OK) st = load_run_all(&run, e, &b->load, vocab, b->quiet, err);
     if (st == HD_OK) st = report_make(&report, &run, err);
@@ -114,12 +120,14 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
         option_int("chunk", &b->chunk, 0, 1 << 20,
                    "prompt tokens of a request per step; 0: 256"),
         option_int("threads", &b->threads, 0, 1024, "0: one per processor"),
+        option_text("dummy-weights", &b->dummy_config, "CONFIG",
+                    "no checkpoint: weights made up in memory for this config.json or folder"),
         option_choice("backend", &b->backend, option_backends,
                       "the fast one, a GPU, the reference, or null: no model at all"),
         option_flag("json", &b->json, "print one JSON object"),
         with_letter(option_flag("quiet", &b->quiet, "no progress on standard error"), 'q'),
     };
-    const positional model = {"MODEL_DIR", &b->model_dir, false};
+    const positional model = {"MODEL_DIR", &b->model_dir, true};
     command_line line = *base;
     line.positionals = &model;
     line.n_positionals = 1;
@@ -179,9 +187,10 @@ int cmd_bench(int argc, char **argv) {
         if (strcmp(wanted, kinds[i].name) == 0) return kinds[i].run(argc - 1, argv + 1);
     }
     if (strcmp(wanted, "--help") == 0 || strcmp(wanted, "-h") == 0) {
-        puts("usage: hadal bench throughput|latency MODEL_DIR [options]\n"
-             "       hadal bench ops CONFIG [options]\n\n"
-             "hadal bench KIND --help explains one; each takes --config FILE too.");
+        puts(
+            "usage: hadal bench throughput|latency MODEL_DIR|--dummy-weights CONFIG [options]\n"
+            "       hadal bench ops CONFIG [options]\n\n"
+            "hadal bench KIND --help explains one; each takes --config FILE too.");
         return 0;
     }
     hd_err err = {0};

@@ -19,7 +19,7 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation 
 hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_generation *g,
                            const hd_conversation *conversation, hd_err *err);
 
-const hd_tokenizer *hd_engine_tokenizer(const hd_engine *e);
+const hd_tokenizer *hd_engine_tokenizer(const hd_engine *e); /* NULL with dummy weights */
 const hd_model_spec *hd_engine_spec(const hd_engine *e);
 hd_chat_encoding hd_engine_encoding(const hd_engine *e);
 bool hd_engine_thinks(const hd_engine *e); /* unless told otherwise */

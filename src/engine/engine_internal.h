@@ -96,7 +96,7 @@ enum { ENGINE_POST_TOPS = HD_MAX_CHOSEN * HD_MAX_ALTERNATIVES };
 typedef struct engine_mail {
     uint64_t *submitted, *cancelled; /* ids of requests; of answers */
     int32_t n_submitted, n_cancelled;
-    bool flush, retract, experts;
+    bool flush, retract;
     bool news; /* something in here is new */
 } engine_mail;
 
@@ -104,7 +104,8 @@ struct hd_engine {
     /* read-only after open */
     hd_model_spec *spec;
     hd_weights *weights;
-    hd_tokenizer *tokenizer;
+    hd_tokenizer *tokenizer; /* NULL with dummy weights: then there is no text */
+    int32_t n_ids;           /* tokens that may be chosen */
     hd_chat_encoding encoding;
     bool thinks;
     int32_t markers[ENGINE_MAX_MARKERS], n_markers; /* tokens that the parser wants to see */
@@ -132,6 +133,7 @@ struct hd_engine {
     int64_t in_runner_ns; /* of this turn */
     hd_engine_stats totals;
     int64_t *fresh_loads; /* [n_loads] */
+    int64_t loads_ns, loads_steps; /* when they were last shown; after how many steps */
 
     /* the poller's */
     engine_post event_post;      /* what the shown event points into, and: */
@@ -143,7 +145,6 @@ struct hd_engine {
     pthread_mutex_t lock;
     pthread_cond_t wake, taken; /* for the step thread */
     pthread_cond_t posted;      /* for the poller */
-    pthread_cond_t read;        /* for who waits for expert loads */
     engine_record *records;     /* [n_records] */
     int32_t *free;
     int32_t n_free;
@@ -155,9 +156,7 @@ struct hd_engine {
     hd_engine_stats stats;
     hd_sched_place *places; /* [n_places] what runs, as of the last turn */
     int32_t n_places;
-    int64_t *loads; /* [n_loads] as of n_load_reads, which failed if loads_failed */
-    uint64_t n_load_reads;
-    bool loads_failed;
+    int64_t *loads; /* [n_loads] as last shown */
     bool paused, draining, woken, closing;
     uint64_t pauses, rested_pauses; /* asked for; reached by the step thread */
 

@@ -5,7 +5,6 @@
 
 #include "base/checked.h"
 #include "engine/engine_internal.h"
-#include "weights/safetensors.h"
 
 enum {
     DEFAULT_RUNNING = 16,
@@ -81,7 +80,6 @@ static void find_markers(hd_engine *e) {
 }
 
 static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
-    HD_TRY(hd_model_spec_open(&e->spec, model_dir, err));
     HD_TRY(hd_tokenizer_open(&e->tokenizer, model_dir, err));
     HD_TRY(hd_tokenizer_check_rows(e->tokenizer, e->spec->vocab, err));
     HD_TRY(hd_chat_detect(&e->encoding, &e->thinks, model_dir, err));
@@ -89,21 +87,15 @@ static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
     return HD_OK;
 }
 
-static size_t checkpoint_bytes(const hd_weights *w) {
-    const hd_checkpoint *c = hd_weights_checkpoint(w);
-    size_t bytes = 0;
-    for (int32_t i = 0; i < hd_checkpoint_count(c); i++) bytes += hd_checkpoint_at(c, i)->bytes;
-    return bytes;
-}
-
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *backend = o->backend ? o->backend : "cpu";
     const hd_cpu_options cpu = {.n_threads = o->threads};
     HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
-    HD_TRY(hd_weights_open(&e->weights, o->model_dir, e->spec, err));
+    HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, err)
+                            : hd_weights_open(&e->weights, o->model_dir, e->spec, err));
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
-    e->totals.weight_bytes = checkpoint_bytes(e->weights);
+    e->totals.weight_bytes = hd_weights_bytes(e->weights);
     return hd_weights_upload(e->weights, e->device, e->stream, err);
 }
 
@@ -161,15 +153,22 @@ static hd_status open_loads(hd_engine *e, hd_err *err) {
     return HD_FAIL(err, HD_ENOMEM, "no memory for the loads of %lld experts", (long long)n);
 }
 
-static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptance,
+static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_options *o,
                              hd_err *err) {
     if (!e->weights) {
-        HD_TRY(hd_null_open(&e->null, e->tokenizer, z->running, z->drafts, err));
+        const hd_null_options null = {.tokenizer = e->tokenizer,
+                                      .n_ids = e->n_ids,
+                                      .n_slots = z->running,
+                                      .max_drafts = z->drafts,
+                                      .step_us = o->null_step_us};
+        HD_TRY(hd_null_open(&e->null, &null, err));
         e->runner = hd_null_runner(e->null);
         return HD_OK;
     }
-    HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
-                                           e->spec->eos, e->spec->n_eos, err));
+    if (e->tokenizer) {
+        HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
+                                               e->spec->eos, e->spec->n_eos, err));
+    }
     const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream};
     const hd_executor_options x = {
         .n_slots = z->running,
@@ -178,11 +177,11 @@ static hd_status open_runner(hd_engine *e, const sizes *z, float forced_acceptan
         .lease_pages = z->lease_pages,
         .n_pages = {z->n_pages[0], z->n_pages[1]},
         .n_snapshots = z->n_snapshots,
-        .n_ids = hd_tokenizer_vocab_size(e->tokenizer),
+        .n_ids = e->n_ids,
         .max_drafts = z->drafts,
         .choice_rows = z->choice_rows,
         .vocab = e->vocab,
-        .forced_acceptance = forced_acceptance
+        .forced_acceptance = o->forced_acceptance
     };
     HD_TRY(hd_executor_open(&e->executor, &env, &x, err));
     HD_TRY(open_loads(e, err));
@@ -235,13 +234,21 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (null && e->forced_acceptance) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
     }
-    HD_TRY(open_text(e, o->model_dir, err));
+    if (o->null_step_us < 0 || (o->null_step_us && !null)) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "null_step_us is %d; only steps of the null backend take a time of "
+                       "one's choice",
+                       o->null_step_us);
+    }
+    HD_TRY(hd_model_spec_open(&e->spec, o->model_dir, err));
+    if (!o->dummy_weights) HD_TRY(open_text(e, o->model_dir, err));
+    e->n_ids = e->tokenizer ? hd_tokenizer_vocab_size(e->tokenizer) : e->spec->vocab;
     e->drafts = !o->no_drafts;
     if (!null) HD_TRY(open_model(e, o, err));
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
     HD_TRY(engine_forms_open(&e->forms, err));
-    HD_TRY(open_runner(e, &z, o->forced_acceptance, err));
+    HD_TRY(open_runner(e, &z, o, err));
     HD_TRY(open_sched(e, &z, err));
     HD_TRY(open_mailbox(e, &z, err));
     return engine_start(e, err);
@@ -255,7 +262,6 @@ static void open_locks(hd_engine *e) {
     pthread_cond_init(&e->wake, &monotonic);
     pthread_cond_init(&e->posted, &monotonic);
     pthread_cond_init(&e->taken, NULL);
-    pthread_cond_init(&e->read, NULL);
     pthread_condattr_destroy(&monotonic);
 }
 
@@ -320,7 +326,6 @@ void hd_engine_close(hd_engine *e) {
     pthread_cond_destroy(&e->wake);
     pthread_cond_destroy(&e->posted);
     pthread_cond_destroy(&e->taken);
-    pthread_cond_destroy(&e->read);
     pthread_mutex_destroy(&e->lock);
     free(e);
 }

@@ -187,6 +187,7 @@ static void add_decoded(hd_output *o, hd_bytes *decoded) {
 }
 
 hd_status hd_output_push(hd_output *o, int32_t token, hd_err *err) {
+    if (!o->rules->tokenizer) return HD_OK;
     if (o->reply) {
         HD_TRY(parse(o, token, err));
     } else {

@@ -14,7 +14,7 @@
 
 /* What the outputs of all answers to one request share; outlives them. */
 typedef struct hd_output_rules {
-    const hd_tokenizer *tokenizer;
+    const hd_tokenizer *tokenizer; /* NULL: tokens are no text, and there are no parts */
     const hd_reply_options *parse; /* NULL: all text is content */
     const int32_t *markers;        /* [n_markers] special tokens that the parser wants to see */
     int32_t n_markers;

@@ -70,10 +70,11 @@ static hd_status push_tokens(engine_answer *a, const engine_post *p, int32_t *n,
     return hd_output_finish(&a->output, finish_reason(p->end), err);
 }
 
+/* Of a post's tokens the accepted drafts come first, and only the first n are the answer's. */
 static void count(engine_answer *a, const engine_post *p, int32_t n) {
     a->n_output += n;
     for (int32_t i = 0; i < p->n_drafted; i++) a->drafted_at[i]++;
-    for (int32_t i = 0; i < p->n_accepted; i++) a->accepted_at[i]++;
+    for (int32_t i = 0; i < p->n_accepted && i < n; i++) a->accepted_at[i]++;
 }
 
 /* What was asked of the prompt comes once, and only if all of it was computed. */

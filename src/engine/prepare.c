@@ -92,9 +92,22 @@ static hd_status encode_messages(hd_engine *e, engine_record *r, const hd_genera
     return st;
 }
 
+static hd_status refuse_text(const hd_generation *g, const hd_conversation *conversation,
+                             hd_err *err) {
+    const char *const what = g->text                       ? "text"
+                             : g->messages || conversation ? "messages"
+                             : g->n_stop                   ? "stop strings"
+                             : g->form != HD_FORM_FREE     ? "a form"
+                                                           : NULL;
+    if (!what) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "%s cannot be given to dummy weights, which have no tokenizer", what);
+}
+
 static hd_status encode_prompt(hd_engine *e, engine_record *r, const hd_generation *g,
                                const hd_conversation *conversation, hd_err *err) {
     const bool messages = g->messages || conversation;
+    if (!e->tokenizer) HD_TRY(refuse_text(g, conversation, err));
     const int given = (g->tokens != NULL) + (g->text != NULL) + messages;
     if (given != 1) {
         return HD_FAIL(err, HD_EINVAL, "give one of tokens, text and messages; %d are given",

@@ -6,7 +6,11 @@
 #include "base/progress.h"
 #include "engine/engine_internal.h"
 
-enum { PAUSED_LOOK_NS = 50000000 }; /* how often a paused engine looks for timeouts */
+enum {
+    SECOND_NS = 1000000000,
+    PAUSED_LOOK_NS = 50000000, /* how often a paused engine looks for timeouts */
+    LOADS_NS = SECOND_NS       /* how often the loads of experts are read, at most */
+};
 
 /* ---- what a turn gives ---- */
 
@@ -168,26 +172,36 @@ static void submit(hd_engine *e, uint64_t id) {
     }
 }
 
-static void read_experts(hd_engine *e) {
-    const hd_status st = hd_executor_read_experts(e->executor, e->fresh_loads, NULL);
+static bool loads_are_stale(const hd_engine *e) {
+    return e->n_loads && e->totals.steps != e->loads_steps;
+}
+
+/* Whoever looks gets a copy, so that looking never waits for a step nor holds one up. */
+static void show_loads(hd_engine *e) {
+    const int64_t now = hd_now_ns();
+    if (!loads_are_stale(e) || now < e->loads_ns + LOADS_NS) return;
+    e->loads_ns = now;
+    e->loads_steps = e->totals.steps;
+    if (hd_executor_read_experts(e->executor, e->fresh_loads, NULL) != HD_OK) return;
     pthread_mutex_lock(&e->lock);
     memcpy(e->loads, e->fresh_loads, (size_t)e->n_loads * sizeof *e->loads);
-    e->loads_failed = st != HD_OK;
-    e->n_load_reads++;
-    pthread_cond_broadcast(&e->read);
     pthread_mutex_unlock(&e->lock);
 }
 
-/* Waits while there is nothing to do; a pause with requests is looked at now and then. */
+/* Until when to sleep without mail; 0: for ever. A pause with requests is looked at now and
+ * then, and the loads of the last steps are shown once they may be. */
+static int64_t sleep_until(const hd_engine *e, bool idle) {
+    const int64_t look = e->paused && !idle ? hd_now_ns() + PAUSED_LOOK_NS : 0;
+    const int64_t show = loads_are_stale(e) ? e->loads_ns + LOADS_NS : 0;
+    return look && (look < show || !show) ? look : show;
+}
+
+/* Waits while there is nothing to do. */
 static void wait_for_mail(hd_engine *e, bool idle) {
-    const bool look = e->paused && !idle;
     while (!e->closing && !e->mail.news && (idle || e->paused)) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += PAUSED_LOOK_NS;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        if (!look) {
+        const int64_t ns = sleep_until(e, idle);
+        const struct timespec until = {ns / SECOND_NS, ns % SECOND_NS};
+        if (!ns) {
             pthread_cond_wait(&e->wake, &e->lock);
         } else if (pthread_cond_timedwait(&e->wake, &e->lock, &until) != 0) {
             return;
@@ -204,11 +218,10 @@ static bool listen(hd_engine *e, bool idle, bool *paused) {
     in->n_cancelled = mail->n_cancelled;
     in->flush = mail->flush;
     in->retract = mail->retract;
-    in->experts = mail->experts;
     memcpy(in->submitted, mail->submitted, (size_t)in->n_submitted * sizeof(uint64_t));
     memcpy(in->cancelled, mail->cancelled, (size_t)in->n_cancelled * sizeof(uint64_t));
     mail->n_submitted = mail->n_cancelled = 0;
-    mail->flush = mail->retract = mail->experts = mail->news = false;
+    mail->flush = mail->retract = mail->news = false;
     *paused = e->paused;
     e->seen_pauses = e->pauses;
     const bool closing = e->closing;
@@ -217,7 +230,6 @@ static bool listen(hd_engine *e, bool idle, bool *paused) {
     for (int32_t i = 0; i < in->n_cancelled; i++) hd_sched_cancel(e->sched, in->cancelled[i]);
     if (in->retract) hd_sched_retract_all(e->sched);
     if (in->flush) hd_sched_flush_cache(e->sched);
-    if (in->experts) read_experts(e);
     return !closing;
 }
 
@@ -279,6 +291,7 @@ static void *turn_for_ever(void *arg) {
     while (listen(e, idle, &paused)) {
         const bool computed = turn(e, paused);
         publish(e);
+        show_loads(e);
         /* Without a computation only mail can change anything. */
         idle = hd_sched_idle(e->sched) || (!computed && !paused);
     }

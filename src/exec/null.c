@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "base/checked.h"
 #include "base/philox.h"
@@ -13,7 +14,7 @@ struct hd_null {
     int32_t *ids; /* [n_ids] printable tokens */
     uint32_t n_ids;
     float logprob;
-    int32_t max_drafts;
+    int32_t max_drafts, step_us;
     uint64_t *seeds; /* [n_slots] */
 };
 
@@ -27,26 +28,25 @@ static bool is_printable(const hd_tokenizer *t, int32_t id) {
     return true;
 }
 
-hd_status hd_null_open(hd_null **out, const hd_tokenizer *t, int32_t n_slots,
-                       int32_t max_drafts, hd_err *err) {
-    const int32_t vocab = hd_tokenizer_vocab_size(t);
+hd_status hd_null_open(hd_null **out, const hd_null_options *o, hd_err *err) {
     *out = NULL;
     hd_null *n = calloc(1, sizeof *n);
-    if (n) n->ids = calloc((size_t)vocab + 1, sizeof *n->ids);
-    if (n) n->seeds = calloc((size_t)n_slots, sizeof *n->seeds);
+    if (n) n->ids = calloc((size_t)o->n_ids + 1, sizeof *n->ids);
+    if (n) n->seeds = calloc((size_t)o->n_slots, sizeof *n->seeds);
     if (!n || !n->ids || !n->seeds) {
         hd_null_close(n);
         return HD_FAIL(err, HD_ENOMEM, "no memory for a null device");
     }
-    for (int32_t id = 0; id < vocab; id++) {
-        if (is_printable(t, id)) n->ids[n->n_ids++] = id;
+    for (int32_t id = 0; id < o->n_ids; id++) {
+        if (!o->tokenizer || is_printable(o->tokenizer, id)) n->ids[n->n_ids++] = id;
     }
     if (n->n_ids == 0) {
         hd_null_close(n);
         return HD_FAIL(err, HD_EINVAL, "the tokenizer has no printable token");
     }
     n->logprob = -logf((float)n->n_ids);
-    n->max_drafts = max_drafts;
+    n->max_drafts = o->max_drafts;
+    n->step_us = o->step_us;
     *out = n;
     return HD_OK;
 }
@@ -101,7 +101,10 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     (void)copies;
     (void)n_copies;
     (void)err;
-    for (int32_t i = 0; i < n_works; i++) choose(ctx, &works[i], &chosen[i]);
+    const hd_null *n = ctx;
+    const struct timespec step = {n->step_us / 1000000, n->step_us % 1000000 * 1000L};
+    if (n->step_us) nanosleep(&step, NULL);
+    for (int32_t i = 0; i < n_works; i++) choose(n, &works[i], &chosen[i]);
     return HD_OK;
 }
 

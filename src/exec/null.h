@@ -1,4 +1,4 @@
-/* null.h - a runner without a model: every step is over at once.
+/* null.h - a runner without a model: every step is over at once, or after a time of one's choice.
  *
  * To measure and to test everything but the model. The token at a position is drawn by Philox
  * from (seed, position) among the tokens that are printable text, so the same request always
@@ -13,9 +13,14 @@
 
 typedef struct hd_null hd_null;
 
+typedef struct hd_null_options {
+    const hd_tokenizer *tokenizer; /* NULL: tokens are no text, all are drawn */
+    int32_t n_ids, n_slots, max_drafts;
+    int32_t step_us; /* what a step takes; 0: nothing */
+} hd_null_options;
+
 /* HD_EINVAL for a tokenizer without printable tokens. */
-hd_status hd_null_open(hd_null **out, const hd_tokenizer *t, int32_t n_slots,
-                       int32_t max_drafts, hd_err *err);
+hd_status hd_null_open(hd_null **out, const hd_null_options *o, hd_err *err);
 void hd_null_close(hd_null *n); /* NULL is fine */
 
 void hd_null_enter(hd_null *n, int32_t slot, uint64_t seed);

@@ -22,24 +22,42 @@ static double end_of(size_t bucket) {
 void histogram_add(histogram *h, int64_t value, uint64_t times) {
     const uint64_t v = value < 0 ? 0 : (uint64_t)value;
     atomic_fetch_add_explicit(&h->counts[bucket_of(v)], times, memory_order_relaxed);
-    atomic_fetch_add_explicit(&h->n, times, memory_order_relaxed);
     atomic_fetch_add_explicit(&h->sum, v * times, memory_order_relaxed);
 }
 
-uint64_t histogram_below(const histogram *h, double edge) {
-    uint64_t n = 0;
-    for (size_t i = 0; i < HISTOGRAM_BUCKETS && end_of(i) - 1 <= edge; i++) {
-        n += atomic_load_explicit(&h->counts[i], memory_order_relaxed);
+void histogram_read(const histogram *h, histogram_copy *out) {
+    out->n = 0;
+    out->sum = atomic_load_explicit(&h->sum, memory_order_relaxed);
+    for (size_t i = 0; i < HISTOGRAM_BUCKETS; i++) {
+        out->counts[i] = atomic_load_explicit(&h->counts[i], memory_order_relaxed);
+        out->n += out->counts[i];
     }
+}
+
+uint64_t histogram_below(const histogram_copy *c, double edge) {
+    uint64_t n = 0;
+    for (size_t i = 0; i < HISTOGRAM_BUCKETS && end_of(i) - 1 <= edge; i++) n += c->counts[i];
     return n;
 }
 
-double histogram_quantile(const histogram *h, double q) {
-    const uint64_t n = atomic_load_explicit(&h->n, memory_order_relaxed);
+double histogram_quantile(const histogram_copy *c, double q) {
     uint64_t seen = 0;
-    for (size_t i = 0; i < HISTOGRAM_BUCKETS; i++) {
-        seen += atomic_load_explicit(&h->counts[i], memory_order_relaxed);
-        if (n && (double)seen >= q * (double)n) return end_of(i);
+    for (size_t i = 0; c->n && i < HISTOGRAM_BUCKETS; i++) {
+        seen += c->counts[i];
+        if ((double)seen >= q * (double)c->n) return end_of(i);
     }
     return 0;
+}
+
+void histogram_mark(histogram_window *w, const histogram *h) {
+    histogram_read(h, &w->marks[w->n_marked++ % HISTOGRAM_MARKS]);
+}
+
+void histogram_read_window(const histogram_window *w, const histogram *h, histogram_copy *out) {
+    histogram_read(h, out);
+    if (w->n_marked < HISTOGRAM_MARKS) return; /* the start is not that long ago */
+    const histogram_copy *oldest = &w->marks[w->n_marked % HISTOGRAM_MARKS];
+    out->n -= oldest->n;
+    out->sum -= oldest->sum;
+    for (size_t i = 0; i < HISTOGRAM_BUCKETS; i++) out->counts[i] -= oldest->counts[i];
 }

@@ -125,9 +125,10 @@ static json_t *requests_list(hd_engine *e) {
     return list;
 }
 
+/* Of the last minute; nothing when nothing came. */
 static json_t *quantiles(metrics *m, metrics_time which) {
-    return json_pack("{s:f, s:f}", "p50", metrics_quantile_ms(m, which, 0.5), "p95",
-                     metrics_quantile_ms(m, which, 0.95));
+    const metrics_spread s = metrics_recent(m, which);
+    return s.n ? json_pack("{s:f, s:f}", "p50", s.p50_ms, "p95", s.p95_ms) : json_object();
 }
 
 /* Rows per expert since the last look, layer by layer; NULL without experts. */

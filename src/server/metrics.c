@@ -26,6 +26,7 @@ struct metrics {
     double start_time;
     histogram ttft, itl, e2e, queue; /* nanoseconds */
     histogram prompt, generation;    /* tokens */
+    histogram_window recent[2];      /* by metrics_time; the ticker's */
     atomic_int_fast64_t requests, aborted;
     pthread_mutex_t lock; /* guards the names */
     counted_name finishes[FINISHES], unknown[ENDPOINTS];
@@ -69,6 +70,10 @@ static void count_name(metrics *m, counted_name *list, size_t n, const char *nam
     pthread_mutex_unlock(&m->lock);
 }
 
+void metrics_first(metrics *m, int64_t since_start_ns) {
+    histogram_add(&m->ttft, since_start_ns, 1);
+}
+
 void metrics_token(metrics *m, int32_t n_tokens, int64_t since_last_ns) {
     if (n_tokens > 0) histogram_add(&m->itl, since_last_ns / n_tokens, (uint64_t)n_tokens);
 }
@@ -77,7 +82,6 @@ void metrics_end(metrics *m, const api_outcome *o) {
     atomic_fetch_add(&m->requests, 1);
     if (o->finish && strcmp(o->finish, "abort") == 0) atomic_fetch_add(&m->aborted, 1);
     if (o->finish) count_name(m, m->finishes, FINISHES, o->finish);
-    if (o->first_ns) histogram_add(&m->ttft, o->first_ns - o->start_ns, 1);
     if (o->admitted_ns) histogram_add(&m->queue, o->admitted_ns - o->start_ns, 1);
     if (o->end_ns) histogram_add(&m->e2e, o->end_ns - o->start_ns, 1);
     histogram_add(&m->prompt, o->prompt_tokens, 1);
@@ -88,9 +92,21 @@ void metrics_unknown_field(metrics *m, const char *endpoint) {
     count_name(m, m->unknown, ENDPOINTS, endpoint);
 }
 
-double metrics_quantile_ms(metrics *m, metrics_time which, double q) {
-    const histogram *const all[] = {&m->ttft, &m->itl, &m->e2e, &m->queue};
-    return histogram_quantile(all[which], q) * 1e-6;
+static const histogram *times(const metrics *m, metrics_time which) {
+    return which == METRICS_TTFT ? &m->ttft : &m->itl;
+}
+
+void metrics_mark(metrics *m) {
+    for (metrics_time t = METRICS_TTFT; t <= METRICS_ITL; t++) {
+        histogram_mark(&m->recent[t], times(m, t));
+    }
+}
+
+metrics_spread metrics_recent(metrics *m, metrics_time which) {
+    histogram_copy c;
+    histogram_read_window(&m->recent[which], times(m, which), &c);
+    return (metrics_spread){c.n, histogram_quantile(&c, 0.5) * 1e-6,
+                            histogram_quantile(&c, 0.95) * 1e-6};
 }
 
 double metrics_balancedness(const int64_t *load, size_t n, int32_t n_experts) {
@@ -430,18 +446,18 @@ static const shape shapes[] = {
 static void put_histogram(FILE *out, const view *v, const dialect *d, const shape *s) {
     const char *const names[] = {s->own, s->sglang, s->vllm};
     const char *name = names[d - dialects];
-    const histogram *h = (const void *)((const char *)v->m + s->offset);
-    const unsigned long long n = atomic_load(&h->n);
+    histogram_copy h;
+    histogram_read((const void *)((const char *)v->m + s->offset), &h);
     put_head(out, d->prefix, name, "histogram", s->help);
     for (const double *edge = s->edges[d - dialects]; *edge > 0; edge++) {
         fprintf(out, "%s%s_bucket{%s%s,le=\"%g\"} %llu\n", d->prefix, name, v->m->label,
-                d->labels, *edge, (unsigned long long)histogram_below(h, *edge * s->unit));
+                d->labels, *edge, (unsigned long long)histogram_below(&h, *edge * s->unit));
     }
     fprintf(out, "%s%s_bucket{%s%s,le=\"+Inf\"} %llu\n", d->prefix, name, v->m->label,
-            d->labels, n);
+            d->labels, (unsigned long long)h.n);
     fprintf(out, "%s%s_sum{%s%s} %.17g\n%s%s_count{%s%s} %llu\n", d->prefix, name, v->m->label,
-            d->labels, (double)atomic_load(&h->sum) / s->unit, d->prefix, name, v->m->label,
-            d->labels, n);
+            d->labels, (double)h.sum / s->unit, d->prefix, name, v->m->label, d->labels,
+            (unsigned long long)h.n);
 }
 
 /* ---- series with a further label ---- */

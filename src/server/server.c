@@ -15,7 +15,14 @@
 #include "server/sandbox.h"
 #include "server/server_internal.h"
 
-enum { TICK_NS = 50000000, TICKS_PER_VIEW = 5, STORE_BYTES = 64 << 20, CALLS_BYTES = 16 << 20 };
+enum {
+    TICK_NS = 50000000,
+    TICKS_PER_VIEW = 5,
+    STORE_BYTES = 64 << 20,
+    CALLS_BYTES = 16 << 20
+};
+
+static const int64_t SECOND_NS = 1000000000;
 
 /* ---- the poller ---- */
 
@@ -90,7 +97,7 @@ static void tend_waiting(server *s) {
 
 static void *tick(void *user) {
     server *s = user;
-    int64_t steps = 0;
+    int64_t steps = 0, marked_ns = hd_now_ns();
     for (int n = 0; !atomic_load(&s->stopping); n++) {
         const struct timespec pause = {0, TICK_NS};
         nanosleep(&pause, NULL);
@@ -98,6 +105,9 @@ static void *tick(void *user) {
         tend_waiting(s);
         trace_tick(s->trace, s->engine);
         if (n % TICKS_PER_VIEW == 0) live_tick(s->live, s->engine);
+        if (hd_now_ns() < marked_ns + METRICS_MARK_S * SECOND_NS) continue;
+        marked_ns += METRICS_MARK_S * SECOND_NS;
+        metrics_mark(s->metrics);
     }
     tend_waiting(s);
     live_end(s->live);
@@ -110,6 +120,11 @@ static void on_submit(void *user, uint64_t id, http_call *c, const hd_generation
     server *s = user;
     records_submit(s->records, id, c, g);
     server_submitted(s);
+}
+
+static void on_first(void *user, int64_t since_start_ns) {
+    server *s = user;
+    metrics_first(s->metrics, since_start_ns);
 }
 
 static void on_token(void *user, int32_t n_tokens, int64_t since_last_ns) {
@@ -216,6 +231,7 @@ hd_status server_start(server *s, hd_err *err) {
                            .created = (int64_t)time(NULL),
                            .limits = s->options.api,
                            .on_submit = on_submit,
+                           .on_first = on_first,
                            .on_token = on_token,
                            .on_end = on_end,
                            .on_unknown_field = on_unknown_field,

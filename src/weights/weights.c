@@ -403,6 +403,15 @@ int32_t hd_weights_n_mtp(const hd_weights *w) {
     return w->n_mtp;
 }
 
+size_t hd_weights_bytes(const hd_weights *w) {
+    size_t bytes = 0;
+    if (!w->checkpoint) return w->dummies.block.bytes;
+    for (int32_t i = 0; i < hd_checkpoint_count(w->checkpoint); i++) {
+        bytes += hd_checkpoint_at(w->checkpoint, i)->bytes;
+    }
+    return bytes;
+}
+
 const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role role) {
     if (role == HD_ROUTER_HASH) return NULL;
     const slot *s = slot_at(w, layer, role);

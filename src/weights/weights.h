@@ -159,6 +159,7 @@ hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec, hd_
 hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s, hd_err *err);
 
 int32_t hd_weights_n_mtp(const hd_weights *w);
+size_t hd_weights_bytes(const hd_weights *w); /* of all tensors, as they are stored */
 
 /* A matrix, or NULL when this layer has none of that role. Where an MTP layer has no EMBED or
  * HEAD of its own, or the model no HEAD because it is tied, the one that serves instead. */

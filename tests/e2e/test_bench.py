@@ -71,12 +71,26 @@ def test_the_table(hadal):
         assert any(line.startswith(label) for line in lines)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "null"])
+@pytest.mark.parametrize("config", ["tiny_v2", "tiny_v3", "tiny_v32", "tiny_v4"])
+def test_dummy_weights_need_no_checkpoint(hadal, config, backend):
+    path = ROOT / "tests" / "configs" / f"{config}.json"
+    result = hadal("bench", "throughput", "--dummy-weights", path, "--backend", backend, "--json", "-q",
+                   "--num-prompts", 3, "--input-len", 40, "--output-len", 4)
+    assert result.returncode == 0, result.stderr
+    r = json.loads(result.stdout)
+    assert (r["completed"], r["failed"], r["total_output_tokens"]) == (3, 0, 12)
+
+
 @pytest.mark.parametrize("args, words", [
     (["bench"], "throughput, latency or ops"),
     (["bench", "speed"], "'speed'"),
     (["bench", "latency", MODEL, "--shared-prefix", 512], "shared prefix"),
     (["bench", "latency", MODEL, "--num-prompts", 0], "num-prompts"),
     (["bench", "latency", "nowhere"], "nowhere"),
+    (["bench", "latency"], "either MODEL_DIR or --dummy-weights"),
+    (["bench", "latency", MODEL, "--dummy-weights", MODEL], "either MODEL_DIR or --dummy-weights"),
+    (["bench", "latency", "--dummy-weights", "nowhere.json"], "nowhere.json"),
 ])
 def test_refusals(refused, args, words):
     assert words in refused(*args)

@@ -12,7 +12,7 @@ hd_engine *rig_open(const char *backend, const hd_engine_options *more) {
     hd_engine *e;
     hd_engine_options o = more ? *more : (hd_engine_options){0};
     o.size = sizeof o;
-    o.model_dir = TINY;
+    if (!o.model_dir) o.model_dir = TINY;
     o.backend = backend;
     if (!o.threads) o.threads = 1;
     if (hd_engine_open(&e, &o, why, sizeof why) != 0) fail_msg("%s", why);
@@ -54,6 +54,7 @@ void rig_take(rig_answer *a, const hd_event *e) {
     assert_int_equal(a->tokens.n, e->output_tokens);
     assert_int_equal(hd_ids_append(&a->call_tokens, e->call_tokens, e->n_call_tokens, NULL),
                      HD_OK);
+    assert_true(e->accepted <= e->drafted && e->accepted <= e->output_tokens);
     if (e->end == HD_END_NOT) return;
     a->n_ends++;
     a->end = *e;

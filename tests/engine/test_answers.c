@@ -150,6 +150,33 @@ static void stops_see_reasoning_but_no_markup(void **state) {
     hd_engine_close(e);
 }
 
+/* Each step's drafts are counted in every event, and none that lie behind a stop. */
+static void drafts_are_counted_up_to_the_end(void **state) {
+    (void)state;
+    static const char *const stops[] = {"+", "347", "= 9", "933\n", "So "};
+    hd_engine *e = rig_open("cpu", NULL);
+    int32_t behind = 0;
+    for (size_t i = 0; i < HD_LEN(stops); i++) {
+        hd_generation g = {.size = sizeof g,
+                           .messages = SUM,
+                           .thinking = 1,
+                           .max_tokens = 300,
+                           .draft_tokens = 7,
+                           .stop = &stops[i],
+                           .n_stop = 1};
+        rig_answer a;
+        rig_run(e, &g, &a);
+        assert_true(a.end.drafted > 0 && a.end.accepted > 0);
+        /* A step gives its accepted drafts and one token more, unless a stop is before that. */
+        const int32_t whole = a.end.accepted + a.n_events;
+        assert_in_range(a.end.output_tokens, whole - 1, whole);
+        behind += a.end.output_tokens < whole;
+        rig_deinit(&a);
+    }
+    assert_true(behind > 0); /* some stop was found among drafts */
+    hd_engine_close(e);
+}
+
 static void answers_are_those_of_lone_requests(void **state) {
     (void)state;
     enum { N = 4 };
@@ -183,6 +210,7 @@ int test_answers(void) {
         cmocka_unit_test(calls_are_parts),
         cmocka_unit_test(verbatim_calls_reach_the_prompt),
         cmocka_unit_test(stops_see_reasoning_but_no_markup),
+        cmocka_unit_test(drafts_are_counted_up_to_the_end),
         cmocka_unit_test(answers_are_those_of_lone_requests),
     };
     return cmocka_run_group_tests_name("answers", tests, NULL, NULL);

@@ -367,6 +367,80 @@ static void defaults_are_the_makers(void **state) {
     hd_engine_close(e);
 }
 
+/* ---- without a checkpoint ---- */
+
+enum { DUMMY_PROMPT = 300, DUMMY_OUTPUT = 6 };
+
+static hd_engine *open_dummy(const char *config, const char *backend, int32_t threads) {
+    char path[128];
+    snprintf(path, sizeof path, "tests/configs/%s.json", config);
+    return rig_open(backend, &(hd_engine_options){.model_dir = path,
+                                                  .dummy_weights = true,
+                                                  .threads = threads,
+                                                  .max_context = 512,
+                                                  .max_running = 2});
+}
+
+/* Every family: made-up weights choose tokens, the same ones in every engine. */
+static void dummy_weights_answer_in_tokens(void **state) {
+    (void)state;
+    static const char *const configs[] = {"tiny_v2", "tiny_v3", "tiny_v32", "tiny_v4"};
+    int32_t prompt[DUMMY_PROMPT];
+    for (int i = 0; i < DUMMY_PROMPT; i++) prompt[i] = i % 100;
+    const hd_generation g = {.size = sizeof g,
+                             .tokens = prompt,
+                             .n_tokens = DUMMY_PROMPT,
+                             .max_tokens = DUMMY_OUTPUT,
+                             .ignore_eos = true,
+                             .draft_tokens = 2};
+    for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
+        rig_answer a[2];
+        for (int k = 0; k < 2; k++) {
+            hd_engine *e = open_dummy(configs[i], "cpu", 1 + k);
+            hd_engine_stats stats;
+            hd_engine_read_stats(e, &stats);
+            assert_true(stats.weight_bytes > 0);
+            rig_run(e, &g, &a[k]);
+            hd_engine_close(e);
+        }
+        assert_int_equal(a[0].end.end, HD_END_LENGTH);
+        assert_int_equal(a[0].tokens.n, DUMMY_OUTPUT);
+        assert_int_equal(a[0].content.n, 0);
+        rig_same(&a[0], &a[1]);
+        rig_deinit(&a[0]);
+        rig_deinit(&a[1]);
+    }
+}
+
+static void dummy_weights_know_no_text(void **state) {
+    (void)state;
+    static const int32_t prompt[] = {1, 2, 3};
+    static const char *const stop[] = {"stop"};
+    const struct {
+        hd_generation g;
+        const char *part;
+    } cases[] = {
+        {{.text = "x"},                                                "text"        },
+        {{.messages = "[{\"role\": \"user\", \"content\": \"x\"}]"},   "messages"    },
+        {{.tokens = prompt, .n_tokens = 3, .stop = stop, .n_stop = 1}, "stop strings"},
+        {{.tokens = prompt, .n_tokens = 3, .form = HD_FORM_JSON},      "a form"      },
+        {{.tokens = prompt, .n_tokens = 3, .tool_choice = "required"}, "no tools"    },
+    };
+    static const char *const backends[] = {"null", "cpu"};
+    for (int b = 0; b < 2; b++) {
+        hd_engine *e = open_dummy("tiny_v2", backends[b], 1);
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+            hd_generation g = cases[i].g;
+            char why[600] = "";
+            g.size = sizeof g;
+            if (b == 0 && g.tool_choice) continue;
+            assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
+            assert_non_null(strstr(why, cases[i].part));
+        }
+        hd_engine_close(e);
+    }
+}
+
 int test_engine(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_leaks_past_a_stop),
@@ -381,6 +455,8 @@ int test_engine(void) {
         cmocka_unit_test(a_storm_of_cancels_leaves_nothing_behind),
         cmocka_unit_test(what_makes_no_sense_is_refused),
         cmocka_unit_test(defaults_are_the_makers),
+        cmocka_unit_test(dummy_weights_answer_in_tokens),
+        cmocka_unit_test(dummy_weights_know_no_text),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }

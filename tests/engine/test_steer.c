@@ -364,21 +364,57 @@ static void acceptance_can_be_forced(void **state) {
     hd_engine_close(e);
 }
 
+static int64_t sum_of_loads(hd_engine *e, int64_t *load, size_t n) {
+    int64_t sum = 0;
+    assert_int_equal(hd_engine_read_experts(e, load, n, NULL), n);
+    for (size_t i = 0; i < n; i++) sum += load[i];
+    return sum;
+}
+
+/* Loads are shown a while after the steps they come from, the last ones too. */
 static void experts_are_counted(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
     int32_t n_experts;
     const size_t n = hd_engine_read_experts(e, NULL, 0, &n_experts);
     assert_true(n > 0 && n_experts > 0 && n % (size_t)n_experts == 0);
-    int64_t *load = calloc(n, sizeof *load), sum = 0;
-    const hd_generation g = {.size = sizeof g, .text = "the cat", .max_tokens = 10};
-    rig_answer a;
-    rig_run(e, &g, &a);
-    assert_int_equal(hd_engine_read_experts(e, load, n, NULL), n);
-    for (size_t i = 0; i < n; i++) sum += load[i];
-    assert_true(sum > 0 && sum % (a.end.prompt_tokens + a.end.output_tokens - 1) == 0);
+    int64_t *load = calloc(n, sizeof *load), per_row = 0;
+    for (int32_t i = 1; i <= 2; i++) {
+        const hd_generation g = {.size = sizeof g, .text = "the cat", .max_tokens = 10 * i};
+        rig_answer a;
+        rig_run(e, &g, &a);
+        hd_engine_stats stats;
+        hd_engine_read_stats(e, &stats);
+        int64_t sum = 0;
+        while (!sum || (per_row ? sum != per_row * stats.rows : sum % stats.rows != 0)) {
+            sum = sum_of_loads(e, load, n);
+        }
+        per_row = sum / stats.rows;
+        rig_deinit(&a);
+    }
     free(load);
-    rig_deinit(&a);
+    hd_engine_close(e);
+}
+
+/* Looking goes on while a step is under way: the one that computes a long prompt. */
+static void looking_does_not_wait(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.chunk_tokens = 4096,
+                                                        .step_tokens = 4096});
+    const size_t n = hd_engine_read_experts(e, NULL, 0, NULL);
+    int64_t *load = calloc(n, sizeof *load);
+    int32_t prompt[2000];
+    hd_engine_stats stats = {0};
+    hd_event event;
+    for (size_t i = 0; i < HD_LEN(prompt); i++) prompt[i] = 100 + (int32_t)i;
+    const hd_generation g = {
+        .size = sizeof g, .tokens = prompt, .n_tokens = HD_LEN(prompt), .max_tokens = 1};
+    assert_true(hd_engine_submit(e, &g, NULL, NULL, 0) != 0);
+    for (int32_t i = 0; i < 1000; i++) hd_engine_read_experts(e, load, n, NULL);
+    hd_engine_read_stats(e, &stats);
+    assert_int_equal(stats.steps, 0);
+    while (hd_engine_poll(e, &event, -1)) {}
+    free(load);
     hd_engine_close(e);
 }
 
@@ -395,6 +431,7 @@ int test_steer(void) {
         cmocka_unit_test(relaxed_drafts_stand_more_often),
         cmocka_unit_test(acceptance_can_be_forced),
         cmocka_unit_test(experts_are_counted),
+        cmocka_unit_test(looking_does_not_wait),
     };
     return cmocka_run_group_tests_name("steer", tests, NULL, NULL);
 }

@@ -91,20 +91,41 @@ static void test_hosts(void **state) {
 
 static void test_histogram(void **state) {
     static histogram h;
+    static histogram_copy c;
     (void)state;
-    assert_true(histogram_quantile(&h, 0.5) == 0);
+    assert_true(histogram_quantile(&c, 0.5) == 0);
     for (int64_t v = 1; v <= 100000; v++) histogram_add(&h, v * 1000, 1);
+    histogram_read(&h, &c);
     for (double edge = 1e6; edge <= 1e8; edge *= 1.7) {
-        const double exact = edge / 1000, counted = (double)histogram_below(&h, edge);
+        const double exact = edge / 1000, counted = (double)histogram_below(&c, edge);
         assert_true(counted <= exact && counted >= exact * 0.93);
     }
-    assert_int_equal(histogram_below(&h, 1e12), 100000);
-    const double median = histogram_quantile(&h, 0.5);
+    assert_int_equal(histogram_below(&c, 1e12), 100000);
+    const double median = histogram_quantile(&c, 0.5);
     assert_true(median >= 5e7 && median <= 5e7 * 1.07);
     histogram_add(&h, -5, 1);
     histogram_add(&h, INT64_MAX, 2);
-    assert_int_equal(histogram_below(&h, 0), 1);
-    assert_int_equal(atomic_load(&h.n), 100003);
+    histogram_read(&h, &c);
+    assert_int_equal(histogram_below(&c, 0), 1);
+    assert_int_equal(c.n, 100003);
+}
+
+/* Values of 1 s, then only such of 1 ms: a minute later the first are forgotten. */
+static void test_recent(void **state) {
+    metrics *m = metrics_new("m");
+    (void)state;
+    assert_int_equal(metrics_recent(m, METRICS_TTFT).n, 0);
+    for (int i = 0; i < 100; i++) metrics_first(m, 1000000000);
+    for (int mark = 0; mark <= HISTOGRAM_MARKS; mark++) {
+        const metrics_spread s = metrics_recent(m, METRICS_TTFT);
+        const bool forgotten = mark >= HISTOGRAM_MARKS;
+        assert_int_equal(s.n, mark + (forgotten ? 0 : 100));
+        assert_true(forgotten ? s.p95_ms < 1.1 : s.p50_ms >= 1000);
+        metrics_mark(m);
+        metrics_first(m, 1000000);
+    }
+    assert_int_equal(metrics_recent(m, METRICS_ITL).n, 0);
+    metrics_free(m);
 }
 
 static void test_balancedness(void **state) {
@@ -146,7 +167,7 @@ int test_server(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_targets),   cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_histogram), cmocka_unit_test(test_balancedness),
-        cmocka_unit_test(test_keys),
+        cmocka_unit_test(test_keys),      cmocka_unit_test(test_recent),
     };
     return cmocka_run_group_tests_name("server", tests, NULL, NULL);
 }

@@ -82,7 +82,10 @@ function figures({ usage, ttft, took, finish }) {
   }
   const { accepted_prediction_tokens: yes, rejected_prediction_tokens: no } =
     usage?.completion_tokens_details ?? {};
-  if (yes || no) out.push(`drafts ${yes ?? 0} of ${(yes ?? 0) + (no ?? 0)}`);
+  if (yes || no) {
+    const length = yes && tokens > yes ? `, ${figure(tokens / (tokens - yes))} tokens a step` : "";
+    out.push(`drafts ${yes ?? 0} of ${(yes ?? 0) + (no ?? 0)}${length}`);
+  }
   if (finish === "length") out.push("ended at the token limit");
   if (finish === "stopped") out.push("stopped");
   return out.join(" · ");
