@@ -36,15 +36,18 @@ typedef struct hd_engine_options {
     const char
         *backend; /* "cpu", "cuda", "ref" for the plain reference, or "null": tokens out of thin
                               air at once, to measure everything but the model */
-    int32_t threads;         /* of the cpu backend; default: one per processor */
-    int32_t max_running;     /* answers computed side by side; default 16 */
-    int32_t max_context;     /* tokens of one answer, prompt and output; default 8192 or less */
-    int64_t kv_tokens;       /* tokens the KV pools hold; default: two full contexts */
+    const char *precision; /* of the cpu backend: "exact", the default, or "fast", which rounds
+                                activations and FP8 weights to 8-bit whole numbers */
+    int32_t threads;       /* of the cpu backend; default: one per processor */
+    int32_t max_running;   /* answers computed side by side; default 16 */
+    int32_t max_context;   /* tokens of one answer, prompt and output; default 8192 or less */
+    int64_t kv_tokens;     /* tokens the KV pools hold; default: two full contexts */
     int64_t snapshot_tokens; /* tokens of window snapshots in host memory; default: kv_tokens */
     int32_t chunk_tokens;    /* prompt tokens of one request in one step; default 256 */
     int32_t step_tokens;     /* tokens of one step; default: what all requests may need */
     int32_t queue_limit;     /* answers that wait; default 1024 */
     bool no_drafts;          /* do not run the MTP layer even if there is one */
+    bool no_graphs;          /* queue every operator of every step on its own, also on a GPU */
     float forced_acceptance; /* for benchmarks: accept this many drafts per step on average,
                                 whatever the model says; the text is then worthless */
     int32_t null_step_us;    /* what a step of the null backend takes; default: nothing */
@@ -198,11 +201,6 @@ typedef struct hd_event {
     const char *stop_text; /* END_STOP by this string, else NULL */
     const char *why;       /* END_FAILED: one sentence, else NULL */
 
-    /* END_STOP behind complete calls with no text in or behind their block: the block's tokens,
-     * from the special token that opens it to the last before the end; else NULL. */
-    const int32_t *call_tokens; /* [n_call_tokens] */
-    size_t n_call_tokens;
-
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens; /* so far */
     /* Drafts of this answer so far, and those of them that are among its output_tokens; what lies
      * behind the answer's end is not accepted. The arrays: by place in the step. */
@@ -246,8 +244,13 @@ typedef struct hd_engine_stats {
     int64_t prompt_tokens, cached_tokens, output_tokens;
     int32_t pages[HD_N_POOLS], pages_free[HD_N_POOLS], pages_cached[HD_N_POOLS];
     int32_t page_tokens, snapshots, snapshots_free;
-    int64_t step_ns;      /* in steps altogether; of it */
-    int64_t host_ns;      /* not waiting for the device */
+    int64_t step_ns; /* in steps altogether; of it */
+    int64_t host_ns; /* not waiting for the device */
+    int64_t
+        graph_steps; /* steps of decoding alone that a GPU took as one graph each; of them */
+    int64_t graphs;  /* recorded graphs */
+    int64_t gaps, gap_ns; /* queued while the step before ran; what the GPU rested in between */
+    int64_t graph_ns;     /* what it computed in all graph steps */
     int64_t last_step_ns; /* when a step last ended */
     size_t weight_bytes, kv_bytes, activation_bytes;
     int32_t max_context;

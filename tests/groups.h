@@ -21,16 +21,20 @@
     X(grammar) \
     X(weights) \
     X(dummy) \
+    X(cut) \
     X(cache) \
     X(model) \
+    X(ranks) \
     X(sched) \
     X(auto_drafts) \
     X(engine) \
     X(answers) \
     X(steer) \
+    X(recall) \
     X(simulation) \
     X(drafts) \
     X(executor) \
+    X(fixed_steps) \
     X(server) \
     X(tokenizer_pattern)
 /* clang-format on */

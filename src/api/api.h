@@ -39,7 +39,6 @@ typedef struct api_context {
     void (*on_unknown_field)(void *server, const char *endpoint, const char *field);
     void *server;
     struct api_store *store; /* of /v1/responses, see store.h; NULL: nothing is kept */
-    struct api_store *calls; /* the tokens of calls, see calls.h; NULL: nothing is kept */
 } api_context;
 
 /* The routes of this room; their handlers expect an api_context * as the server argument. */

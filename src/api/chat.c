@@ -351,12 +351,8 @@ static bool take_logprobs(api_request *r) {
 }
 
 bool api_render_ids(api_request *r, hd_ids *ids) {
-    hd_chat_prompt prompt = {0};
     hd_err err = {0};
-    const hd_tokenizer *t = hd_engine_tokenizer(r->ctx->engine);
-    hd_status st = hd_engine_render(r->ctx->engine, &prompt, &r->g, &r->conversation, &err);
-    if (st == HD_OK) st = hd_chat_encode(&prompt, t, ids, &err);
-    hd_chat_prompt_deinit(&prompt);
+    const hd_status st = hd_engine_encode(r->ctx->engine, ids, &r->g, &r->conversation, &err);
     return st == HD_OK || api_refuse_err(r, "messages", &err);
 }
 

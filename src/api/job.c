@@ -10,7 +10,6 @@
 #include <time.h>
 
 #include "base/progress.h"
-#include "api/calls.h"
 
 enum { STATUS_GONE = 499 }; /* for the log: the client left */
 
@@ -47,8 +46,8 @@ static void job_close(api_job *job) {
     if (job->format->deinit) job->format->deinit(job->state);
     for (int32_t i = 0; i < job->n_choices; i++) {
         api_choice *c = &job->choices[i];
-        api_text *texts[] = {&c->text,          &c->ids,       &c->logprobs, &c->tops, &c->kept,
-                             &c->prompt_scores, &c->stop_text, &c->item,     &c->calls};
+        api_text *texts[] = {&c->text, &c->ids,           &c->logprobs,  &c->tops,
+                             &c->kept, &c->prompt_scores, &c->stop_text, &c->item};
         for (size_t k = 0; k < HD_LEN(texts); k++) api_text_deinit(texts[k]);
         free(c->pieces);
     }
@@ -168,11 +167,7 @@ static void collect_part(api_job *job, api_choice *c, const hd_part *p) {
     const bool of_call =
         p->kind == HD_PART_CALL || p->kind == HD_PART_ARGUMENTS || p->kind == HD_PART_CALL_END;
     if (p->kind == HD_PART_NOTE) return;
-    if (of_call && p->call > 0 && !job->w.parallel_calls) {
-        c->calls_left_out = true;
-        return;
-    }
-    if (of_call) api_calls_collect(c, p);
+    if (of_call && p->call > 0 && !job->w.parallel_calls) return;
     if (p->kind == HD_PART_CALL_END) c->n_calls += p->whole;
     const bool reasoning = p->kind == HD_PART_REASONING;
     if (!job->w.separate_reasoning && (reasoning || p->kind == HD_PART_CONTENT)) {
@@ -233,7 +228,6 @@ static void count(api_job *job, api_choice *c, const hd_event *e) {
 
 static void note_end(api_job *job, api_choice *c, const hd_event *e) {
     c->end = e->end;
-    api_calls_keep(job, c, e);
     if (job->w.prefill_only && e->end == HD_END_STOP) c->end = HD_END_LENGTH;
     c->stop_token = e->stop_token;
     if (e->stop_text) api_puts(&c->stop_text, e->stop_text);

@@ -34,8 +34,6 @@ typedef struct api_choice {
     int32_t n_pending; /* tokens */
 
     int32_t n_calls; /* whole ones */
-    api_text calls;  /* see calls.h */
-    bool calls_left_out;
     bool in_reasoning;
     bool opened;                        /* the format's: its first chunk is out */
     api_text prompt_scores, kept, item; /* the format's own, as is the next */

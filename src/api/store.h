@@ -14,8 +14,7 @@ api_store *api_store_open(size_t max_bytes); /* NULL: no memory */
 void api_store_close(api_store *s);          /* NULL is fine */
 
 /* Takes the two texts. Of /v1/responses: the response's object, and all items up to its end as
- * a JSON array; calls.h says what they are of calls. One that is too large is not kept.
- * From any thread. */
+ * a JSON array. One that is too large is not kept. From any thread. */
 void api_store_put(api_store *s, const char *id, uint64_t salt, api_text *object,
                    api_text *items);
 

@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/calls.h"
 #include "api/request.h"
 
 enum { MAX_STOPS = 16, MAX_STOP_BYTES = 256, MAX_STOP_IDS = 64, MAX_BIAS = 1024 };
@@ -353,7 +352,7 @@ bool api_take_messages(api_request *r) {
     if (hd_chat_parse(&r->conversation, r->messages, r->tools, NULL, true, &err) != HD_OK) {
         return api_refuse_err(r, "messages", &err);
     }
-    return set_task(r) && set_continuation(r) && api_calls_take(r);
+    return set_task(r) && set_continuation(r);
 }
 
 /* ---- prompts ---- */

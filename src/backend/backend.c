@@ -53,6 +53,18 @@ void hd_stream_download(hd_stream *s, void *host, const void *device, size_t byt
     if (bytes) s->device->table->download(s, host, device, bytes);
 }
 
+void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes) {
+    if (bytes) s->device->table->copy(s, to, from, bytes);
+}
+
+void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    if (bytes) s->device->table->noise(s, device, bytes, noise);
+}
+
+void hd_stream_hold(hd_stream *s, int32_t microseconds) {
+    s->device->table->hold(s, microseconds);
+}
+
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what) {
     HD_FAIL(&s->failure, code, "%s", what);
 }
@@ -61,12 +73,60 @@ void hd_stream_wait(hd_stream *s) {
     s->device->table->wait(s);
 }
 
-hd_status hd_stream_sync(hd_stream *s, hd_err *err) {
-    hd_stream_wait(s);
+/* The first failure, which is then forgotten. */
+static hd_status take_failure(hd_stream *s, hd_err *err) {
     hd_err failure = s->failure;
     s->failure = (hd_err){0};
     if (failure.code == HD_OK) return HD_OK;
     return HD_FAIL(err, failure.code, "%s", failure.msg);
+}
+
+hd_status hd_stream_sync(hd_stream *s, hd_err *err) {
+    hd_stream_wait(s);
+    return take_failure(s, err);
+}
+
+hd_status hd_mark_open(hd_mark **out, hd_device *d, hd_err *err) {
+    *out = NULL;
+    return d->table->open_mark(out, d, err);
+}
+
+void hd_mark_close(hd_mark *m) {
+    if (m) m->device->table->close_mark(m);
+}
+
+void hd_stream_mark(hd_stream *s, hd_mark *m) {
+    s->device->table->mark(s, m);
+}
+
+hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err) {
+    s->device->table->wait_for(s, m);
+    return take_failure(s, err);
+}
+
+double hd_mark_seconds(const hd_mark *from, const hd_mark *to) {
+    return from->device->table->between(from, to);
+}
+
+bool hd_device_records(const hd_device *d) {
+    return d->table->record != NULL;
+}
+
+void hd_stream_record(hd_stream *s) {
+    s->device->table->record(s);
+}
+
+hd_status hd_stream_recorded(hd_stream *s, hd_graph **out, hd_err *err) {
+    *out = NULL;
+    return s->device->table->recorded(s, out, err);
+}
+
+void hd_graph_close(hd_graph *g) {
+    if (g) g->device->table->close_graph(g);
+}
+
+void hd_stream_launch(hd_stream *s, const hd_graph *g) {
+    s->device->table->launch(s, g);
 }
 
 int32_t hd_stream_workers(const hd_stream *s) {

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/noise.h"
 #include "base/pool.h"
 #include "base/status.h"
 
@@ -18,6 +19,8 @@ HD_BEGIN_C
 
 typedef struct hd_device hd_device;
 typedef struct hd_stream hd_stream;
+typedef struct hd_mark hd_mark;   /* a place in a stream's queue */
+typedef struct hd_graph hd_graph; /* ops that were recorded, to be launched as one */
 
 typedef struct hd_cpu_options {
     int32_t n_threads; /* 0: one per processor */
@@ -54,6 +57,12 @@ void hd_stream_upload(hd_stream *s, void *device, const void *host, size_t bytes
 /* Device to host, in queue order: there after hd_stream_wait or hd_stream_sync. */
 void hd_stream_download(hd_stream *s, void *host, const void *device, size_t bytes);
 
+/* From one place of the stream's device to another. */
+void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes);
+
+/* Makes up device memory where it lies. `bytes` are rounded up to whole words of 8. */
+void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise);
+
 /* Records a failure; the first one stays. */
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what);
 
@@ -62,6 +71,38 @@ void hd_stream_wait(hd_stream *s);
 
 /* Waits for everything queued and gives its first failure, which is then forgotten. */
 hd_status hd_stream_sync(hd_stream *s, hd_err *err);
+
+/* ---- waiting for a part of the queue, and measuring it ---- */
+
+hd_status hd_mark_open(hd_mark **out, hd_device *d, hd_err *err);
+void hd_mark_close(hd_mark *m); /* NULL is fine; before its device */
+
+/* Sets m behind everything queued so far; where it was before is forgotten. */
+void hd_stream_mark(hd_stream *s, hd_mark *m);
+
+/* Waits for what is queued before m and gives the stream's first failure, which is then
+ * forgotten. */
+hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err);
+
+/* Between two marks that were reached: after the calls above, hd_stream_wait or _sync. */
+double hd_mark_seconds(const hd_mark *from, const hd_mark *to);
+
+/* Keeps a GPU busy for about so long, so that what is queued meanwhile runs without gaps. */
+void hd_stream_hold(hd_stream *s, int32_t microseconds);
+
+/* ---- recording: ops only, no copies; they run when the graph is launched, with the same
+ * arguments every time ---- */
+
+bool hd_device_records(const hd_device *d); /* false: the calls below are not for it */
+
+/* What is queued from here on is recorded instead. */
+void hd_stream_record(hd_stream *s);
+
+/* Ends it. The stream must outlive the graph. */
+hd_status hd_stream_recorded(hd_stream *s, hd_graph **out, hd_err *err);
+void hd_graph_close(hd_graph *g); /* NULL is fine; not while it runs */
+
+void hd_stream_launch(hd_stream *s, const hd_graph *g);
 
 /* ---- for ops only ---- */
 

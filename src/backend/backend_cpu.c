@@ -7,6 +7,7 @@
 #include "backend/backend_internal.h"
 #include "base/checked.h"
 #include "base/memory.h"
+#include "base/progress.h"
 
 enum { ALIGN = 256, MAX_BLOCKS = 256 };
 
@@ -106,6 +107,67 @@ static hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) 
     return HD_OK;
 }
 
+/* ---- made-up bytes ---- */
+
+enum { NOISE_WORDS = 1 << 17 }; /* of a task */
+
+typedef struct noise_job {
+    uint64_t *to;
+    size_t n;
+    hd_noise noise;
+} noise_job;
+
+static void make_noise(const void *arg, int32_t task, int32_t worker) {
+    const noise_job *job = arg;
+    const size_t first = (size_t)task * NOISE_WORDS;
+    const size_t end = job->n - first < NOISE_WORDS ? job->n : first + NOISE_WORDS;
+    (void)worker;
+    for (size_t i = first; i < end; i++) job->to[i] = hd_noise_word(&job->noise, i);
+}
+
+static void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    const noise_job job = {device, (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t), *noise};
+    hd_stream_tasks(s, (int32_t)((job.n + NOISE_WORDS - 1) / NOISE_WORDS), make_noise, &job);
+}
+
+/* ---- marks: everything before one is done when it is set, so it is a time ---- */
+
+typedef struct cpu_mark {
+    hd_mark base;
+    int64_t ns;
+} cpu_mark;
+
+static hd_status open_mark(hd_mark **out, hd_device *d, hd_err *err) {
+    cpu_mark *m = calloc(1, sizeof *m);
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
+    m->base.device = d;
+    *out = &m->base;
+    return HD_OK;
+}
+
+static void close_mark(hd_mark *m) {
+    free(m);
+}
+
+static void set_mark(hd_stream *s, hd_mark *m) {
+    (void)s;
+    ((cpu_mark *)m)->ns = hd_now_ns();
+}
+
+static void wait_for_mark(hd_stream *s, hd_mark *m) {
+    (void)s;
+    (void)m;
+}
+
+static double between(const hd_mark *from, const hd_mark *to) {
+    return (double)(((const cpu_mark *)to)->ns - ((const cpu_mark *)from)->ns) * 1e-9;
+}
+
+static void hold(hd_stream *s, int32_t microseconds) {
+    (void)s;
+    (void)microseconds;
+}
+
 static const backend_table table = {
     .close = close_device,
     .alloc = alloc,
@@ -116,6 +178,14 @@ static const backend_table table = {
     .download = download,
     .wait = wait_for_nothing,
     .reserve = reserve,
+    .open_mark = open_mark,
+    .close_mark = close_mark,
+    .mark = set_mark,
+    .wait_for = wait_for_mark,
+    .between = between,
+    .copy = upload, /* all of it is one memory */
+    .noise = noise,
+    .hold = hold,
     .host_memory = true,
 };
 

@@ -1,7 +1,8 @@
 /* backend_cuda.cu - one GPU: its memory, pinned host memory, and streams of kernels and copies.
  *
  * Uploads go through a ring of pinned pieces, so that the caller's bytes are free at once and
- * copies run beside the host that fills the next piece, also from a mapped checkpoint. */
+ * copies run beside the host that fills the next piece, also from a mapped checkpoint. Ops are
+ * recorded by stream capture. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,6 +33,16 @@ struct cuda_stream {
     uint8_t *pieces; /* [PIECES, PIECE_BYTES] pinned */
     cudaEvent_t sent[PIECES];
     int next;
+};
+
+struct cuda_mark {
+    hd_mark base;
+    cudaEvent_t event;
+};
+
+struct cuda_graph {
+    hd_graph base;
+    cudaGraphExec_t exec;
 };
 
 cuda_device *device_of(hd_stream *s) {
@@ -190,6 +201,11 @@ void download(hd_stream *base, void *host, const void *device, size_t bytes) {
     note(base, "download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, queue));
 }
 
+void copy(hd_stream *base, void *to, const void *from, size_t bytes) {
+    cudaStream_t queue = hd_cuda_stream(base);
+    note(base, "copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, queue));
+}
+
 void wait_all(hd_stream *base) {
     note(base, "the GPU", cudaStreamSynchronize(hd_cuda_stream(base)));
 }
@@ -207,6 +223,118 @@ hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
     return HD_OK;
 }
 
+/* ---- made-up bytes ---- */
+
+constexpr int NOISE_BLOCK = 256, NOISE_BLOCKS_PER_SM = 8;
+
+__global__ void make_noise(uint64_t *to, size_t n, hd_noise noise) {
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        to[i] = hd_noise_word(&noise, i);
+    }
+}
+
+void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    const size_t n = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+    const size_t most = (size_t)device_of(s)->n_sms * NOISE_BLOCKS_PER_SM;
+    const size_t blocks = (n + NOISE_BLOCK - 1) / NOISE_BLOCK;
+    make_noise<<<(unsigned)(blocks < most ? blocks : most), NOISE_BLOCK, 0,
+                 hd_cuda_stream(s)>>>(static_cast<uint64_t *>(device), n, *noise);
+    note(s, "noise", cudaGetLastError());
+}
+
+/* ---- marks ---- */
+
+hd_status open_mark(hd_mark **out, hd_device *base, hd_err *err) {
+    cuda_mark *m = static_cast<cuda_mark *>(calloc(1, sizeof *m));
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
+    m->base.device = base;
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
+    const cudaError_t status = cudaEventCreate(&m->event);
+    if (status != cudaSuccess) {
+        free(m);
+        return fail(err, HD_EDEVICE, "a mark", status);
+    }
+    *out = &m->base;
+    return HD_OK;
+}
+
+void close_mark(hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    cudaEventDestroy(m->event);
+    free(m);
+}
+
+void set_mark(hd_stream *s, hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    note(s, "a mark", cudaEventRecord(m->event, hd_cuda_stream(s)));
+}
+
+void wait_for(hd_stream *s, hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    note(s, "the GPU", cudaEventSynchronize(m->event));
+}
+
+double between(const hd_mark *from, const hd_mark *to) {
+    float ms = 0;
+    cudaEventElapsedTime(&ms, reinterpret_cast<const cuda_mark *>(from)->event,
+                         reinterpret_cast<const cuda_mark *>(to)->event);
+    return (double)ms * 1e-3;
+}
+
+__global__ void spin(uint64_t ns) {
+    uint64_t begun, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - begun < ns);
+}
+
+void hold(hd_stream *s, int32_t microseconds) {
+    spin<<<1, 1, 0, hd_cuda_stream(s)>>>((uint64_t)microseconds * 1000);
+    note(s, "hold", cudaGetLastError());
+}
+
+/* ---- recording ---- */
+
+void record(hd_stream *s) {
+    note(s, "recording",
+         cudaStreamBeginCapture(hd_cuda_stream(s), cudaStreamCaptureModeThreadLocal));
+}
+
+hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
+    cudaGraph_t ops = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    cudaError_t status = cudaStreamEndCapture(hd_cuda_stream(s), &ops);
+    if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, ops, 0);
+    if (ops) cudaGraphDestroy(ops);
+    if (status == cudaSuccess) status = cudaGraphUpload(exec, hd_cuda_stream(s));
+    cuda_graph *g = nullptr;
+    if (status == cudaSuccess) g = static_cast<cuda_graph *>(calloc(1, sizeof *g));
+    if (!g) {
+        if (exec) cudaGraphExecDestroy(exec);
+        if (status == cudaSuccess) return HD_FAIL(err, HD_ENOMEM, "no memory for a graph");
+        cudaGetLastError();
+        return fail(err, HD_EDEVICE, "recording a step", status);
+    }
+    g->base.device = s->device;
+    g->exec = exec;
+    *out = &g->base;
+    return HD_OK;
+}
+
+void close_graph(hd_graph *base) {
+    cuda_graph *g = reinterpret_cast<cuda_graph *>(base);
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base->device)->ordinal);
+    cudaGraphExecDestroy(g->exec);
+    free(g);
+}
+
+void launch(hd_stream *s, const hd_graph *base) {
+    const cuda_graph *g = reinterpret_cast<const cuda_graph *>(base);
+    note(s, "a recorded step", cudaGraphLaunch(g->exec, hd_cuda_stream(s)));
+}
+
 const backend_table table = {
     .close = close_device,
     .alloc = alloc,
@@ -217,6 +345,18 @@ const backend_table table = {
     .download = download,
     .wait = wait_all,
     .reserve = reserve,
+    .open_mark = open_mark,
+    .close_mark = close_mark,
+    .mark = set_mark,
+    .wait_for = wait_for,
+    .between = between,
+    .hold = hold,
+    .record = record,
+    .recorded = recorded,
+    .close_graph = close_graph,
+    .launch = launch,
+    .copy = copy,
+    .noise = noise,
     .host_memory = false,
 };
 

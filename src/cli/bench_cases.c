@@ -81,7 +81,7 @@ static hd_status take_all(op_bench *b, hd_err *err) {
 
 static hd_status open_bench(op_bench *b, const char *backend, hd_err *err) {
     const hd_cpu_options cpu = {0};
-    HD_TRY(hd_ops_open(&b->ops, &b->device, backend, &cpu, err));
+    HD_TRY(hd_ops_open(&b->ops, &b->device, backend, &cpu, HD_EXACT, err));
     HD_TRY(hd_stream_open(&b->stream, b->device, err));
     HD_TRY(hd_stream_reserve(b->stream, hd_ops_scratch_bytes(CASE_INTS, CASE_INTS), err));
     return take_all(b, err);

@@ -20,7 +20,7 @@ enum { MAX_REPEAT = 15, READ_BYTES = 1 << 28 };
 typedef struct settings {
     const char *path, *only;
     int64_t layers, batch, prompt, context, threads, repeat;
-    int backend;
+    int backend, precision;
     bool json, pin, cpu_time;
 } settings;
 
@@ -69,7 +69,7 @@ static hd_status open_device(rig *r, hd_err *err) {
     HD_TRY(hd_device_open_cpu(&r->device, &cpu, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     if (r->set.backend == 0) {
-        hd_ops_init_cpu(&r->inner, hd_cpu_features());
+        hd_ops_init_cpu(&r->inner, hd_cpu_features(), (hd_precision)r->set.precision);
     } else {
         hd_ops_init_ref(&r->inner);
     }
@@ -112,9 +112,9 @@ static hd_status open_pages(rig *r, hd_err *err) {
 
 static hd_status open_rig(rig *r, hd_err *err) {
     HD_TRY(open_spec(r, err));
-    HD_TRY(hd_weights_open_dummy(&r->weights, r->spec, err));
+    HD_TRY(hd_weights_open_dummy(&r->weights, r->spec, NULL, err));
     HD_TRY(open_device(r, err));
-    const hd_model_env env = {r->spec, r->weights, &r->ops, r->device, r->stream};
+    const hd_model_env env = {r->spec, r->weights, &r->ops, r->device, r->stream, NULL, NULL};
     const hd_model_limits limits = {
         .rows = most_rows(r), .logits = (int32_t)r->set.batch, .positions = positions(r)};
     HD_TRY(hd_model_open(&r->model, &env, &limits, 1, err));
@@ -246,6 +246,7 @@ int bench_ops(int argc, char **argv) {
         option_int("threads", &set.threads, 0, 1024, "0: one per processor"),
         option_choice("backend", &set.backend, backends, "the fast one, the reference, a GPU"),
         option_text("only", &set.only, "WORD", "cases with WORD in the name or operator"),
+        option_precision(&set.precision),
         option_flag("pin", &set.pin, "bind every worker to a processor"),
         option_flag("cpu-time", &set.cpu_time,
                     "one thread, by its processor time: for a machine with other work"),

@@ -103,6 +103,19 @@ hd_status report_make(load_report *out, const load_run *run, hd_err *err) {
     return HD_OK;
 }
 
+static double mean_us(int64_t ns, int64_t n) {
+    return n ? (double)ns * 1e-3 / (double)n : -1;
+}
+
+void report_engine(load_report *out, const hd_engine_stats *before,
+                   const hd_engine_stats *after) {
+    out->steps = after->steps - before->steps;
+    out->graph_steps = after->graph_steps - before->graph_steps;
+    out->host_us = mean_us(after->host_ns - before->host_ns, out->steps);
+    out->graph_us = mean_us(after->graph_ns - before->graph_ns, out->graph_steps);
+    out->idle_us = mean_us(after->gap_ns - before->gap_ns, after->gaps - before->gaps);
+}
+
 /* ---- the block ---- */
 
 static void heading(FILE *to, const char *text, char fill) {
@@ -168,6 +181,13 @@ void report_print(const load_report *r, const load_options *o, const char *backe
         snprintf(label, sizeof label, "Draft %d accepted (%%):", k + 1);
         real_line(to, label, 100 * r->accepted_at[k]);
     }
+    count_line(to, "Engine steps:", r->steps);
+    real_line(to, "Host time per step (us):", r->host_us);
+    if (r->graph_steps) {
+        count_line(to, "Steps as one GPU graph:", r->graph_steps);
+        real_line(to, "GPU time per graph (us):", r->graph_us);
+    }
+    if (r->idle_us >= 0) real_line(to, "GPU idle between graphs (us):", r->idle_us);
     times_block(to, "End-to-End Latency", "E2E Latency", &r->e2e);
     times_block(to, "Time to First Token", "TTFT", &r->ttft);
     times_block(to, "Time per Output Token (excl. 1st token)", "TPOT", &r->tpot);
@@ -214,6 +234,11 @@ void report_print_json(const load_report *r, const load_options *o, const char *
         json_array_append_new(places, json_real(r->accepted_at[k]));
     }
     json_object_set_new(j, "accepted_at", places);
+    json_object_set_new(j, "steps", json_integer((json_int_t)r->steps));
+    json_object_set_new(j, "host_us_per_step", json_real(r->host_us));
+    json_object_set_new(j, "graph_steps", json_integer((json_int_t)r->graph_steps));
+    if (r->graph_steps) json_object_set_new(j, "graph_us", json_real(r->graph_us));
+    if (r->idle_us >= 0) json_object_set_new(j, "gpu_idle_us", json_real(r->idle_us));
     put_times(j, "e2e_latency", &r->e2e);
     put_times(j, "ttft", &r->ttft);
     put_times(j, "tpot", &r->tpot);

@@ -21,7 +21,14 @@ typedef struct load_report {
     double
         accepted_at[HD_MOST_DRAFTS]; /* share of the drafts at each place; -1: none drafted */
     report_times e2e, ttft, tpot, itl;
+    int64_t steps, graph_steps; /* of the engine; of them, taken by a GPU as one graph each */
+    double host_us;             /* of the host per step, not waiting for the device */
+    double graph_us, idle_us;   /* of a GPU per graph step; between two of them. -1: none */
 } load_report;
+
+/* What the engine did between two readings. */
+void report_engine(load_report *out, const hd_engine_stats *before,
+                   const hd_engine_stats *after);
 
 hd_status report_make(load_report *out, const load_run *run, hd_err *err);
 void report_print(const load_report *r, const load_options *o, const char *backend, FILE *to);

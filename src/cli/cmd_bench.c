@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "cli/bench_ops.h"
+#include "cli/bench_rank.h"
 #include "cli/bench_report.h"
 #include "cli/commands.h"
 #include "cli/options.h"
@@ -16,8 +17,8 @@ typedef struct bench_settings {
     load_options load;
     int64_t threads, chunk, running, kv_tokens, warmup;
     double forced_acceptance;
-    int backend;
-    bool json, quiet;
+    int backend, precision;
+    bool no_graphs, json, quiet;
 } bench_settings;
 
 static hd_status check(const bench_settings *b, hd_err *err) {
@@ -47,6 +48,7 @@ static hd_status open_engine(hd_engine **out, const bench_settings *b, hd_err *e
         .model_dir = b->dummy_config ? b->dummy_config : b->model_dir,
         .dummy_weights = b->dummy_config != NULL,
         .backend = option_backends[b->backend],
+        .precision = option_precisions[b->precision],
         .threads = (int32_t)b->threads,
         .max_running = (int32_t)b->running,
         .max_context = (int32_t)longest,
@@ -54,6 +56,7 @@ static hd_status open_engine(hd_engine **out, const bench_settings *b, hd_err *e
         .chunk_tokens = (int32_t)b->chunk,
         .queue_limit = (int32_t)(b->load.requests + 1),
         .forced_acceptance = (float)b->forced_acceptance,
+        .no_graphs = b->no_graphs,
     };
     const int st = hd_engine_open(out, &options, why, sizeof why);
     return st == 0 ? HD_OK : HD_FAIL(err, (hd_status)st, "%s", why);
@@ -74,14 +77,18 @@ static hd_status warm_up(hd_engine *e, const bench_settings *b, int32_t vocab, h
 static hd_status bench(const bench_settings *b, hd_err *err) {
     hd_engine *e;
     load_run run = {0};
-    load_report report;
+    load_report report = {0};
     HD_TRY(check(b, err));
     HD_TRY(open_engine(&e, b, err));
     const hd_tokenizer *text = hd_engine_tokenizer(e);
     const int32_t vocab = text ? hd_tokenizer_vocab_size(text) : hd_engine_spec(e)->vocab;
+    hd_engine_stats before, after;
     hd_status st = warm_up(e, b, vocab, err);
+    hd_engine_read_stats(e, &before);
     if (st == HD_OK) st = load_run_all(&run, e, &b->load, vocab, b->quiet, err);
+    hd_engine_read_stats(e, &after);
     if (st == HD_OK) st = report_make(&report, &run, err);
+    report_engine(&report, &before, &after);
     if (st == HD_OK && b->json) {
         report_print_json(&report, &b->load, option_backends[b->backend], stdout);
     } else if (st == HD_OK) {
@@ -124,6 +131,8 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
                     "no checkpoint: weights made up in memory for this config.json or folder"),
         option_choice("backend", &b->backend, option_backends,
                       "the fast one, a GPU, the reference, or null: no model at all"),
+        option_precision(&b->precision),
+        option_flag("no-graphs", &b->no_graphs, "queue every operator on its own on a GPU"),
         option_flag("json", &b->json, "print one JSON object"),
         with_letter(option_flag("quiet", &b->quiet, "no progress on standard error"), 'q'),
     };
@@ -170,6 +179,7 @@ static int latency(int argc, char **argv) {
         .running = 1,
         .warmup = 1
     };
+    if (bench_rank_wanted(argc, argv)) return bench_rank(argc, argv);
     return run_load(argc, argv, &line, &b);
 }
 

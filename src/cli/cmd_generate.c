@@ -23,8 +23,8 @@ typedef struct settings {
     const char *model_dir, *prompt, *file, *system, *stop, *schema, *regex, *choice;
     int64_t max_tokens, max_reasoning, context, seed, top_k, chunk, threads, n;
     double temperature, top_p, min_p;
-    int backend, thinking, draft_tokens;
-    bool raw, json, quiet;
+    int backend, precision, thinking, draft_tokens;
+    bool raw, no_graphs, json, quiet;
 } settings;
 
 static const char *const drafts[] = {"0", "1", "2", "3", "4", "5", "6", "7", "auto", NULL};
@@ -286,10 +286,12 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = set->model_dir,
                                        .backend = option_backends[set->backend],
+                                       .precision = option_precisions[set->precision],
                                        .threads = (int32_t)set->threads,
                                        .max_running = r->n,
                                        .max_context = (int32_t)set->context,
-                                       .chunk_tokens = (int32_t)set->chunk};
+                                       .chunk_tokens = (int32_t)set->chunk,
+                                       .no_graphs = set->no_graphs};
     r->start_ns = hd_now_ns();
     r->answers = calloc((size_t)r->n, sizeof *r->answers);
     if (!r->answers) return HD_FAIL(err, HD_ENOMEM, "no memory for %d answers", r->n);
@@ -349,6 +351,8 @@ int cmd_generate(int argc, char **argv) {
         option_int("threads", &set.threads, 0, 1024, "0: one per processor"),
         option_choice("backend", &set.backend, option_backends,
                       "the fast one, a GPU, the reference, or none"),
+        option_precision(&set.precision),
+        option_flag("no-graphs", &set.no_graphs, "queue every operator on its own on a GPU"),
         option_flag("json", &set.json,
                     "print one JSON object per answer: text, parts, figures"),
         with_letter(option_flag("quiet", &set.quiet, "no figures on standard error"), 'q'),

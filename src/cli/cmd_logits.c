@@ -27,7 +27,7 @@ enum {
 typedef struct settings {
     const char *model_dir, *tokens, *out;
     int64_t chunk, decode_from, threads, micro_batches;
-    int backend;
+    int backend, precision;
     bool mtp, pin, quiet;
 } settings;
 
@@ -60,7 +60,8 @@ static hd_status open_model(run *r, hd_err *err) {
                        set->model_dir);
     }
     const hd_cpu_options cpu = {.n_threads = (int32_t)set->threads, .pin = set->pin};
-    HD_TRY(hd_ops_open(&r->ops, &r->device, option_backends[set->backend], &cpu, err));
+    HD_TRY(hd_ops_open(&r->ops, &r->device, option_backends[set->backend], &cpu,
+                       (hd_precision)set->precision, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     HD_TRY(hd_weights_upload(r->weights, r->device, r->stream, err));
     return token_lists_load(&r->lists, set->tokens, r->spec->vocab, r->spec->max_positions,
@@ -106,7 +107,7 @@ static hd_status open_memory(run *r, hd_err *err) {
     const int64_t rows = (int64_t)n_seqs * hd_min_i32(chunk_rows(r), r->lists.longest);
     if (rows > INT32_MAX)
         return HD_FAIL(err, HD_EINVAL, "--chunk: %lld rows in one step", (long long)rows);
-    const hd_model_env env = {r->spec, r->weights, &r->ops, r->device, r->stream};
+    const hd_model_env env = {r->spec, r->weights, &r->ops, r->device, r->stream, NULL, NULL};
     const hd_model_limits limits = {
         .rows = (int32_t)rows, .logits = (int32_t)rows, .positions = r->lists.longest};
     const int32_t n_layers = r->spec->n_layers + hd_weights_n_mtp(r->weights);
@@ -333,6 +334,7 @@ int cmd_logits(int argc, char **argv) {
                    "one token a step from position N"),
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
+        option_precision(&set->precision),
         option_int("threads", &set->threads, 0, 1024,
                    "of the cpu backend; 0: one per processor"),
         option_flag("pin", &set->pin, "bind threads to processors"),

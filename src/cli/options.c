@@ -13,6 +13,12 @@
 enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, NAME_COLUMN = 30, LINE_WIDTH = 96 };
 
 const char *const option_backends[] = {"cpu", "cuda", "ref", "null", NULL};
+const char *const option_precisions[] = {"exact", "fast", NULL};
+
+option option_precision(int *value) {
+    return option_choice("precision", value, option_precisions,
+                         "of FP8 and FP4 products on the cpu: fast rounds to 8-bit numbers");
+}
 
 typedef struct parse {
     const command_line *line;

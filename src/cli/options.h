@@ -80,6 +80,10 @@ static inline option option_choice(const char *name, int *value, const char *con
 /* The backends of every command that computes; the default first. */
 extern const char *const option_backends[];
 
+/* --precision, of the same commands: *value is an hd_precision. */
+extern const char *const option_precisions[];
+option option_precision(int *value);
+
 static inline option with_letter(option o, char letter) {
     o.letter = letter;
     return o;

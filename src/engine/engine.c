@@ -212,13 +212,6 @@ static hd_engine_request describe(const engine_record *r, int32_t answer) {
                                .output_tokens = r->answers[answer].n_posted};
 }
 
-static bool is_running(const hd_engine *e, uint64_t id) {
-    for (int32_t i = 0; i < e->n_places; i++) {
-        if (e->places[i].id == id) return true;
-    }
-    return false;
-}
-
 static int by_importance(const void *a, const void *b) {
     const listed *x = a, *y = b;
     if (x->priority != y->priority) return x->priority > y->priority ? -1 : 1;
@@ -242,12 +235,19 @@ static size_t list_running(hd_engine *e, hd_engine_request *out, size_t max) {
     return n;
 }
 
-static size_t list_waiting(hd_engine *e, listed *out) {
+/* running: [n_records] zeros, for a bit per answer: this runs under the lock, with thousands of
+ * either kind. */
+static size_t list_waiting(hd_engine *e, listed *out, uint64_t *running) {
     size_t n = 0;
+    for (int32_t i = 0; i < e->n_places; i++) {
+        const uint64_t id = e->places[i].id;
+        const engine_record *r = engine_record_of(e, id);
+        if (r) running[r - e->records] |= 1ull << engine_answer_of(id);
+    }
     for (int32_t i = 0; i < e->n_records; i++) {
         const engine_record *r = &e->records[i];
         for (int32_t k = 0; k < n_answers(r); k++) {
-            if (r->answers[k].posted || is_running(e, r->id + (uint64_t)k)) continue;
+            if (r->answers[k].posted || running[i] >> k & 1) continue;
             out[n++] = (listed){r->priority, r->arrival, describe(r, k)};
         }
     }
@@ -256,13 +256,15 @@ static size_t list_waiting(hd_engine *e, listed *out) {
 
 size_t hd_engine_read_requests(hd_engine *e, hd_engine_request *out, size_t max) {
     listed *waiting = calloc((size_t)e->max_living, sizeof *waiting);
+    uint64_t *running = calloc((size_t)e->n_records, sizeof *running);
     pthread_mutex_lock(&e->lock);
     size_t n = list_running(e, out, max);
-    const size_t n_waiting = waiting ? list_waiting(e, waiting) : 0;
+    const size_t n_waiting = waiting && running ? list_waiting(e, waiting, running) : 0;
     pthread_mutex_unlock(&e->lock);
     if (n_waiting) qsort(waiting, n_waiting, sizeof *waiting, by_importance);
     for (size_t i = 0; i < n_waiting && n < max; i++) out[n++] = waiting[i].request;
     free(waiting);
+    free(running);
     return n;
 }
 

@@ -19,6 +19,10 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation 
 hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_generation *g,
                            const hd_conversation *conversation, hd_err *err);
 
+/* Its ids, as hd_engine_submit_chat() would take them, appended to out. */
+hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_generation *g,
+                           const hd_conversation *conversation, hd_err *err);
+
 const hd_tokenizer *hd_engine_tokenizer(const hd_engine *e); /* NULL with dummy weights */
 const hd_model_spec *hd_engine_spec(const hd_engine *e);
 hd_chat_encoding hd_engine_encoding(const hd_engine *e);

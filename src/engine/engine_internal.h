@@ -10,6 +10,7 @@
 #include "engine/engine.h"
 #include "engine/forms.h"
 #include "engine/output.h"
+#include "engine/recall.h"
 #include "exec/executor.h"
 #include "exec/null.h"
 #include "sched/sched.h"
@@ -63,6 +64,7 @@ typedef struct engine_record {
     hd_output_rules rules;
     char **stop;                       /* [rules.n_stop] */
     bool is_chat, starts_in_reasoning; /* the prompt was rendered; it ends with <think> */
+    uint64_t recall_key;               /* of the rendered prompt */
 
     bool steered; /* by the guide */
     hd_guide guide;
@@ -112,10 +114,11 @@ struct hd_engine {
     bool flagged, dsml_flagged;                     /* as in hd_reply_options */
     hd_ops ops;
     int32_t max_context, max_living, n_records;
-    bool drafts, forced_acceptance;
+    bool drafts, graphs, forced_acceptance;
     int32_t n_experts, n_loads; /* per layer; layers times that */
     hd_grammar_vocab *vocab;
-    engine_forms *forms;  /* has a lock of its own */
+    engine_forms *forms; /* have locks of their own */
+    engine_recall *recall;
     hd_alternative *tops; /* of all posts */
 
     /* the step thread's */
@@ -132,7 +135,7 @@ struct hd_engine {
     hd_err turn_err;
     int64_t in_runner_ns; /* of this turn */
     hd_engine_stats totals;
-    int64_t *fresh_loads; /* [n_loads] */
+    int64_t *fresh_loads;          /* [n_loads] */
     int64_t loads_ns, loads_steps; /* when they were last shown; after how many steps */
 
     /* the poller's */

@@ -11,7 +11,8 @@ enum {
     DEFAULT_CONTEXT = 8192,
     DEFAULT_CHUNK = 256,
     DEFAULT_QUEUE = 1024,
-    MIN_CHOICES = 64 /* rows of logits: more of them score prompts faster */
+    MIN_CHOICES = 64, /* rows of logits: more of them score prompts faster */
+    RECALL_BYTES = 16 << 20
 };
 
 typedef struct sizes {
@@ -90,11 +91,15 @@ static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *backend = o->backend ? o->backend : "cpu";
     const hd_cpu_options cpu = {.n_threads = o->threads};
-    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, err));
+    hd_precision precision;
+    HD_TRY(hd_precision_of(&precision, o->precision, err));
+    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, precision, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
-    HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, err)
+    const hd_dummy_options dummy = {.device = e->device, .stream = e->stream};
+    HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, &dummy, err)
                             : hd_weights_open(&e->weights, o->model_dir, e->spec, err));
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
+    e->graphs = !o->no_graphs && hd_device_records(e->device);
     e->totals.weight_bytes = hd_weights_bytes(e->weights);
     return hd_weights_upload(e->weights, e->device, e->stream, err);
 }
@@ -169,7 +174,7 @@ static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_optio
         HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
                                                e->spec->eos, e->spec->n_eos, err));
     }
-    const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream};
+    const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream, NULL, NULL};
     const hd_executor_options x = {
         .n_slots = z->running,
         .step_rows = z->step_rows,
@@ -181,7 +186,8 @@ static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_optio
         .max_drafts = z->drafts,
         .choice_rows = z->choice_rows,
         .vocab = e->vocab,
-        .forced_acceptance = o->forced_acceptance
+        .forced_acceptance = o->forced_acceptance,
+        .fixed_steps = e->graphs
     };
     HD_TRY(hd_executor_open(&e->executor, &env, &x, err));
     HD_TRY(open_loads(e, err));
@@ -208,6 +214,7 @@ static hd_status open_sched(hd_engine *e, const sizes *z, hd_err *err) {
         .chunk_rows = z->chunk,
         .choice_rows = z->choice_rows,
         .queue_limit = z->queue + z->running,
+        .ahead = e->graphs ? 2 * HD_MAX_CHOSEN : 0,
         .max_positions = z->context
     };
     const hd_runner runner = engine_runner(e);
@@ -248,6 +255,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
     HD_TRY(engine_forms_open(&e->forms, err));
+    HD_TRY(engine_recall_open(&e->recall, RECALL_BYTES, err));
     HD_TRY(open_runner(e, &z, o, err));
     HD_TRY(open_sched(e, &z, err));
     HD_TRY(open_mailbox(e, &z, err));
@@ -317,6 +325,7 @@ void hd_engine_close(hd_engine *e) {
     hd_null_close(e->null);
     hd_grammar_vocab_close(e->vocab);
     engine_forms_close(e->forms);
+    engine_recall_close(e->recall);
     hd_stream_close(e->stream);
     hd_device_close(e->device);
     hd_weights_close(e->weights);

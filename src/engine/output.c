@@ -55,8 +55,7 @@ static void on_reply(void *user, const hd_reply_event *e) {
     const char *text = e->text ? e->text : "";
     size_t n = e->text ? e->n : 0;
     hd_output *o = user;
-    const bool in_block = o->in_block || hd_reply_in_calls(o->reply);
-    if (is_text(p.kind) && n > 0 && in_block) o->text_in_block = true;
+    engine_said_hear(&o->said, e);
     if (e->kind == HD_REPLY_NOTE) {
         text = hd_reply_note_text(e->note);
         n = strlen(text);
@@ -124,7 +123,7 @@ void hd_output_deinit(hd_output *o) {
     hd_bytes_deinit(&o->text);
     free(o->parts);
     free(o->shown);
-    hd_ids_deinit(&o->calls);
+    engine_said_deinit(&o->said);
     *o = (hd_output){0};
 }
 
@@ -135,28 +134,6 @@ static bool listed(const int32_t *ids, int32_t n, int32_t token) {
     return false;
 }
 
-/* Whether a block of calls can begin with nothing but a special token. */
-static bool is_marked(const hd_reply_options *p) {
-    const bool dsml = p->format == HD_REPLY_V32 || p->format == HD_REPLY_V4;
-    return p->parse_tools && (dsml ? p->dsml_flagged : p->flagged);
-}
-
-/* The last special token before the parser sees a block is the one that opens it. */
-static hd_status keep_calls(hd_output *o, int32_t token, bool special, hd_err *err) {
-    if (!is_marked(o->rules->parse)) return HD_OK;
-    if (special && !o->in_block) o->calls.n = 0;
-    if (special || o->calls.n > 0) HD_TRY(hd_ids_push(&o->calls, token, err));
-    o->in_block = o->in_block || hd_reply_in_calls(o->reply);
-    return HD_OK;
-}
-
-const int32_t *hd_output_calls(const hd_output *o, size_t *n) {
-    const bool known =
-        o->reply && hd_reply_n_calls(o->reply) > 0 && o->in_block && !o->text_in_block;
-    *n = known ? o->calls.n : 0;
-    return *n > 0 ? o->calls.ids : NULL;
-}
-
 /* An end of sequence that does not end this answer is shown or dropped like any other special
  * token, and hidden from the parser, for which it would be the end. */
 static hd_status parse(hd_output *o, int32_t token, hd_err *err) {
@@ -165,12 +142,20 @@ static hd_status parse(hd_output *o, int32_t token, hd_err *err) {
     const uint8_t *piece = hd_tokenizer_piece(r->tokenizer, token, &n);
     const bool eos = listed(r->eos, r->n_eos, token);
     const bool marker = !eos && listed(r->markers, r->n_markers, token);
-    const bool hidden =
-        !marker && !r->keep_special && hd_tokenizer_is_special(r->tokenizer, token);
+    const bool control = !marker && hd_tokenizer_is_special(r->tokenizer, token);
     const bool special = marker || (!eos && hd_tokenizer_is_added(r->tokenizer, token));
-    if (!hidden) HD_TRY(hd_reply_feed(o->reply, piece, n, special, err));
+    if (r->keep_special || !control) HD_TRY(hd_reply_feed(o->reply, piece, n, special, err));
     if (hd_reply_in_reasoning(o->reply)) o->n_reasoning++;
-    return keep_calls(o, token, special && !hidden, err);
+    engine_said_token(&o->said, token);
+    o->said.lost = o->said.lost || control || eos;
+    return HD_OK;
+}
+
+engine_said *hd_output_said(hd_output *o) {
+    if (!o->reply || o->stop) return NULL;
+    o->said.thought = o->rules->parse->starts_in_reasoning || o->n_reasoning > 0;
+    o->said.lost = o->said.lost || hd_reply_in_reasoning(o->reply);
+    return &o->said;
 }
 
 static hd_status settle(hd_output *o, hd_err *err) {

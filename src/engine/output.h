@@ -8,6 +8,7 @@
 #ifndef HD_ENGINE_OUTPUT_H
 #define HD_ENGINE_OUTPUT_H
 
+#include "engine/recall.h"
 #include "hadal.h"
 #include "text/reply.h"
 #include "text/tokenizer.h"
@@ -43,9 +44,7 @@ typedef struct hd_output {
     size_t held;      /* bytes at the end of the last part that were not shown */
     const char *stop; /* the stop string that was found, or NULL; then nothing follows */
     int32_t n_reasoning;
-    hd_ids calls;       /* since the last special token outside calls; from the block on, all */
-    bool in_block;      /* the block of calls has begun */
-    bool text_in_block; /* in or behind it */
+    engine_said said; /* of a reply */
     bool out_of_memory;
 } hd_output;
 
@@ -62,8 +61,8 @@ hd_status hd_output_finish(hd_output *o, hd_reply_finish_reason reason, hd_err *
 void hd_output_show(hd_output *o, bool last);
 void hd_output_taken(hd_output *o);
 
-/* The tokens of the block of calls, once it is known that nothing follows; NULL when there are
- * no complete calls, or text came with them that is content too. */
-const int32_t *hd_output_calls(const hd_output *o, size_t *n);
+/* What a reply said, once nothing follows; NULL if a stop string cut it. The caller may move
+ * it away. */
+engine_said *hd_output_said(hd_output *o);
 
 #endif

@@ -117,6 +117,13 @@ static void fill_event(hd_event *out, const engine_record *r, int32_t answer,
     }
 }
 
+/* Kept before anybody can know of it, so that it is there when it is asked for. */
+static void keep(hd_engine *e, const engine_record *r, engine_answer *a, hd_end end) {
+    engine_said *said = hd_output_said(&a->output);
+    const bool spoke = end == HD_END_STOP || end == HD_END_LENGTH || end == HD_END_CANCELLED;
+    if (said && spoke) engine_recall_keep(e->recall, r->recall_key, said);
+}
+
 /* Fills the event of a post; false when there is nothing to say (text behind a stop). */
 static bool make_event(hd_engine *e, hd_event *out) {
     engine_post *p = &e->event_post;
@@ -142,12 +149,12 @@ static bool make_event(hd_engine *e, hd_event *out) {
         out->stop_text = a->output.stop;
     } else if (end == HD_END_STOP) {
         out->stop_token = p->tokens[p->n - 1];
-        out->call_tokens = hd_output_calls(&a->output, &out->n_call_tokens);
     } else if (end == HD_END_FAILED) {
         snprintf(e->why, sizeof e->why, "%s", p->why ? p->why : err.msg);
         out->why = e->why;
     }
     if (end == HD_END_NOT) return true;
+    keep(e, r, a, end);
     a->ended = true;
     out->last = ++r->n_ended == r->n_answers;
     if (gone) return true;

@@ -65,12 +65,30 @@ static hd_status set_parsing(const hd_engine *e, engine_record *r, const hd_gene
     return HD_OK;
 }
 
+/* Earlier answers get the tokens that the model wrote. */
+static hd_status recall_and_encode(const hd_engine *e, hd_chat_prompt *prompt,
+                                   const hd_generation *g, const hd_conversation *c,
+                                   hd_ids *out, uint64_t *key, hd_err *err) {
+    HD_TRY(engine_recall_fill(e->recall, g->salt, c, prompt, key, err));
+    return hd_chat_encode(prompt, e->tokenizer, out, err);
+}
+
+hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_generation *g,
+                           const hd_conversation *conversation, hd_err *err) {
+    hd_chat_prompt prompt;
+    uint64_t key;
+    HD_TRY(hd_engine_render(e, &prompt, g, conversation, err));
+    const hd_status st = recall_and_encode(e, &prompt, g, conversation, out, &key, err);
+    hd_chat_prompt_deinit(&prompt);
+    return st;
+}
+
 static hd_status encode_conversation(hd_engine *e, engine_record *r, const hd_generation *g,
                                      const hd_conversation *c, hd_err *err) {
-    hd_chat_prompt prompt = {0};
-    hd_status st = hd_engine_render(e, &prompt, g, c, err);
-    if (st == HD_OK) st = set_parsing(e, r, g, c, &prompt, err);
-    if (st == HD_OK) st = hd_chat_encode(&prompt, e->tokenizer, &r->prompt, err);
+    hd_chat_prompt prompt;
+    HD_TRY(hd_engine_render(e, &prompt, g, c, err));
+    hd_status st = set_parsing(e, r, g, c, &prompt, err);
+    if (st == HD_OK) st = recall_and_encode(e, &prompt, g, c, &r->prompt, &r->recall_key, err);
     hd_chat_prompt_deinit(&prompt);
     return st;
 }

@@ -140,14 +140,20 @@ hd_sched_hooks engine_hooks(hd_engine *e) {
     return (hd_sched_hooks){.ctx = e, .enter = on_enter, .leave = on_leave, .event = on_event};
 }
 
+/* What the runner itself calls work of the host. */
+static int64_t host_ns_of(const hd_engine *e) {
+    return e->executor ? hd_executor_read_times(e->executor).host_ns : 0;
+}
+
 static hd_status run_timed(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                            const hd_work *works, int32_t n_works, hd_chosen *chosen,
                            hd_err *err) {
     hd_engine *e = ctx;
     const int64_t start = hd_now_ns();
+    const int64_t host_before = host_ns_of(e);
     const hd_status st =
         e->runner.run(e->runner.ctx, copies, n_copies, works, n_works, chosen, err);
-    e->in_runner_ns = hd_now_ns() - start;
+    e->in_runner_ns = hd_now_ns() - start - (host_ns_of(e) - host_before);
     return st;
 }
 
@@ -235,6 +241,17 @@ static bool listen(hd_engine *e, bool idle, bool *paused) {
 
 /* ---- what others may read ---- */
 
+static void read_times(hd_engine *e) {
+    hd_engine_stats *t = &e->totals;
+    if (!e->executor) return;
+    const hd_executor_times x = hd_executor_read_times(e->executor);
+    t->graph_steps = x.steps;
+    t->graph_ns = x.busy_ns;
+    t->graphs = x.graphs;
+    t->gaps = x.gaps;
+    t->gap_ns = x.gap_ns;
+}
+
 static void read_totals(hd_engine *e) {
     const hd_sched_stats s = hd_sched_read_stats(e->sched);
     const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(e->sched));
@@ -253,6 +270,7 @@ static void read_totals(hd_engine *e) {
         t->pages_cached[l] = c.evictable[l];
     }
     t->snapshots_free = t->snapshots - c.snapshots;
+    read_times(e);
 }
 
 /* Events and figures of a turn become visible together. */

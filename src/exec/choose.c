@@ -175,15 +175,10 @@ static void show_top(const hd_executor *x, int32_t slot, int32_t first, int32_t 
     }
 }
 
-static void note_failure(hd_chosen *c, int32_t token) {
-    if (token == HD_TOKEN_NONE) c->status = HD_EINVAL;
-    if (token == HD_TOKEN_BROKEN) c->status = HD_EDEVICE;
-}
-
 static void collect_scores(const hd_executor *x, const hd_work *w, const exec_place *place,
                            hd_chosen *c) {
     const int32_t first = place->first_score;
-    for (int32_t k = 0; k < w->n_score; k++) note_failure(c, x->host.token[first + k]);
+    for (int32_t k = 0; k < w->n_score; k++) exec_note_failure(c, x->host.token[first + k]);
     if (w->n_score) c->scores = x->host.logprob + first;
     show_top(x, w->slot, first, w->n_score, &c->score_top_ids, &c->score_top_logprobs);
 }
@@ -195,7 +190,7 @@ static void collect_tokens(hd_executor *x, const hd_work *w, const exec_place *p
     for (int32_t k = 0; k < c->n_tokens; k++) {
         c->tokens[k] = x->host.token[place->first_choice + k];
         c->logprobs[k] = x->host.logprob[place->first_choice + k];
-        note_failure(c, c->tokens[k]);
+        exec_note_failure(c, c->tokens[k]);
         if (x->replies) exec_reply_advance(&x->replies[w->slot], &x->masks, c->tokens[k]);
     }
     show_top(x, w->slot, place->first_choice, c->n_tokens, &c->top_ids, &c->top_logprobs);

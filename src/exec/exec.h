@@ -19,14 +19,16 @@ enum { HD_MAX_DRAFTS = 7, HD_MAX_CHOSEN = HD_MAX_DRAFTS + 1 };
 
 typedef struct hd_work {
     int32_t slot;          /* which running request: index of its sampling state */
-    const int32_t *tokens; /* [n] to compute, drafts last */
+    const int32_t *tokens; /* [n] to compute, drafts last: all that the run before gave, unless
+                              the sequence ends before */
     int32_t n, start;      /* at positions start, start + 1, ... */
     int32_t n_choose;      /* the last n_choose rows choose tokens; 0: a prompt goes on */
     int32_t n_score; /* prompt rows, the last before the choosing ones, that report how probable
                         the known token behind each is; logits rows: n_score + n_choose */
     int32_t after;   /* the prompt token behind the last row, where one is known; else -1 */
     int32_t want_drafts; /* drafts wanted for the next step, if any token is chosen */
-    const int32_t *pages[HD_N_LIFETIMES]; /* [n_pages] page tables */
+    int32_t left;        /* tokens until it ends at the latest; 0: not known */
+    const int32_t *pages[HD_N_LIFETIMES]; /* [n_pages] page tables, perhaps beyond this step */
     int32_t n_pages;
 } hd_work;
 

@@ -27,7 +27,7 @@ static void place(exec_view *v, hd_arena *a, const hd_executor *x) {
                                &v->n_drafted, &v->given,     &v->draft,
                                &v->mask_row,  &v->count_row, &v->count_token};
     const int64_t tops = (int64_t)x->n_rows * HD_MAX_TOP_LOGPROBS;
-    v->params = take(a, x->o.n_slots, sizeof *v->params);
+    v->params = take(a, (int64_t)x->o.n_slots + 1, sizeof *v->params);
     v->bias = take(a, (int64_t)x->o.n_slots * HD_MAX_BIAS, sizeof *v->bias);
     v->rows_at = a->used;
     for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = take(a, x->n_rows, sizeof(int32_t));
@@ -100,10 +100,13 @@ static hd_status open_guides(hd_executor *x, hd_err *err) {
 static hd_status open_all(hd_executor *x, hd_err *err) {
     const hd_executor_options *o = &x->o;
     const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
-    const hd_model_limits limits = {
-        .rows = o->step_rows, .logits = x->n_rows, .positions = o->positions};
+    const int32_t scratch = o->fixed_steps; /* a page that nobody reads */
+    const hd_model_limits limits = {.rows = o->step_rows,
+                                    .logits = x->n_rows,
+                                    .positions = o->positions,
+                                    .expert_rows = o->expert_rows};
     const hd_kv_options kv = {
-        .n_pages = {o->n_pages[0], o->n_pages[1]},
+        .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},
         .n_snapshots = o->n_snapshots,
         .act_bytes = x->env.ops->act_bytes,
         .max_drafts = x->n_drafts
@@ -116,6 +119,7 @@ static hd_status open_all(hd_executor *x, hd_err *err) {
     HD_TRY(hd_batch_open(&x->chain, &chain, x->env.device, err));
     HD_TRY(open_sampling(x, err));
     HD_TRY(open_guides(x, err));
+    if (o->fixed_steps) HD_TRY(exec_fixed_open(x, err));
     const size_t n = (size_t)o->n_slots;
     x->places = calloc(n, sizeof *x->places);
     x->drafting = calloc(n, sizeof *x->drafting);
@@ -143,6 +147,7 @@ hd_status hd_executor_open(hd_executor **out, const hd_model_env *env,
 
 void hd_executor_close(hd_executor *x) {
     if (!x) return;
+    if (x->fixed.on) exec_fixed_close(x);
     hd_batch_close(&x->batch);
     hd_batch_close(&x->chain);
     close_twin(&x->sampling, x->env.device);
@@ -160,21 +165,15 @@ void hd_executor_close(hd_executor *x) {
 size_t hd_executor_bytes(const hd_executor *x) {
     const size_t replies = x->replies ? ((size_t)x->o.n_slots + 1) * sizeof *x->replies : 0;
     return hd_model_bytes(x->model) + x->sampling.bytes + x->mask.bytes + replies +
-           (x->replies ? MASK_CACHE_BYTES : 0) + counts_bytes(x);
+           (x->replies ? MASK_CACHE_BYTES : 0) + counts_bytes(x) + x->fixed.bytes;
 }
 
 /* ---- requests ---- */
-
-/* Host memory that was queued for upload may be written again. */
-static void finish_uploads(hd_executor *x) {
-    if (x->failure.code == HD_OK) hd_stream_sync(x->env.stream, &x->failure);
-}
 
 /* Counts n tokens of one kind for a slot, as many at a time as there are rows. */
 static void count(hd_executor *x, int32_t slot, const int32_t *tokens, int32_t n, bool prompt) {
     for (int32_t i = 0; i < n; i += x->n_rows) {
         const int32_t some = hd_min_i32(n - i, x->n_rows);
-        finish_uploads(x);
         for (int32_t k = 0; k < some; k++) x->host.count_row[k] = slot;
         memcpy(x->host.count_token, tokens + i, (size_t)some * sizeof *tokens);
         exec_upload_rows(x);
@@ -189,7 +188,6 @@ static void count(hd_executor *x, int32_t slot, const int32_t *tokens, int32_t n
 }
 
 static void clear_counts(hd_executor *x, int32_t slot) {
-    finish_uploads(x);
     x->host.count_row[0] = slot;
     exec_upload_rows(x);
     x->env.ops->count_tokens(x->env.stream,
@@ -228,6 +226,7 @@ static void set_reply(hd_executor *x, int32_t slot, const hd_guide *guide,
 
 void hd_executor_enter(hd_executor *x, int32_t slot, const hd_choosing *choosing,
                        const int32_t *tokens, int32_t n, int32_t n_prompt) {
+    if (x->fixed.on) exec_forget_slot(x, slot);
     set_params(x, slot, choosing);
     set_reply(x, slot, choosing->guide, tokens + n_prompt, n - n_prompt);
     if (hd_has_penalty(&choosing->params)) {
@@ -235,24 +234,35 @@ void hd_executor_enter(hd_executor *x, int32_t slot, const hd_choosing *choosing
         count(x, slot, tokens, n_prompt, true);
         count(x, slot, tokens + n_prompt, n - n_prompt, false);
     }
-    finish_uploads(x);
 }
 
 /* ---- a step ---- */
 
-static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
-                     const hd_work *works, int32_t n, hd_chosen *chosen, hd_err *err) {
-    hd_executor *x = ctx;
+hd_status exec_run_free(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
+                        hd_err *err) {
     hd_batch *batch = &x->batch;
-    if (x->failure.code != HD_OK) {
-        return HD_FAIL(err, x->failure.code, "%s", x->failure.msg);
-    }
-    hd_kv_copy(x->kv, x->env.stream, copies, n_copies);
     exec_lay_batch(x, works, n);
     hd_model_step(x->model, x->kv, &batch, 1);
     HD_TRY(exec_choose(x, works, n, chosen, err));
     if (x->n_drafts) HD_TRY(exec_draft(x, works, n, chosen, err));
     return hd_stream_sync(x->env.stream, err);
+}
+
+hd_status hd_executor_make_up(hd_executor *x, hd_err *err) {
+    hd_kv_make_up(x->kv, x->env.stream);
+    return hd_stream_sync(x->env.stream, err);
+}
+
+static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
+                     const hd_work *works, int32_t n, hd_chosen *chosen, hd_err *err) {
+    hd_executor *x = ctx;
+    hd_kv_copy(x->kv, x->env.stream, copies, n_copies);
+    if (x->fixed.on) return exec_run_ahead(x, works, n, chosen, err);
+    return exec_run_free(x, works, n, chosen, err);
+}
+
+hd_executor_times hd_executor_read_times(const hd_executor *x) {
+    return x->fixed.times;
 }
 
 hd_runner hd_executor_runner(hd_executor *x) {

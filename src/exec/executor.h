@@ -24,8 +24,12 @@ typedef struct hd_executor_options {
     int32_t max_drafts;  /* 0: the MTP layer is not run */
     int32_t choice_rows; /* logits rows of one step: chosen and scored; 0: all slots' choices */
     const hd_grammar_vocab *vocab; /* of the masks; NULL: no request has a guide */
+    int32_t expert_rows;           /* of hd_model_limits */
     float forced_acceptance; /* drafts accepted per step on average, for benchmarks, which have
                                 no guides then; 0: the model's own verdict */
+    bool
+        fixed_steps; /* steps in which all decode have fixed shapes, one graph launch each where
+                         the device records, and the host is one ahead; docs/graphs.md */
 } hd_executor_options;
 
 enum { HD_MAX_BIAS = 1024 }; /* biased and banned tokens of one request */
@@ -63,7 +67,20 @@ void hd_executor_close(hd_executor *x); /* NULL is fine */
 void hd_executor_enter(hd_executor *x, int32_t slot, const hd_choosing *choosing,
                        const int32_t *tokens, int32_t n, int32_t n_prompt);
 
+/* Fills every page with made-up values, for measuring after contexts that nobody computed. */
+hd_status hd_executor_make_up(hd_executor *x, hd_err *err);
+
 hd_runner hd_executor_runner(hd_executor *x);
+
+/* Sums over the steps of fixed shape since open. A gap is the time that the device spent
+ * between two steps of which the later was queued before the earlier was over. */
+typedef struct hd_executor_times {
+    int64_t steps, busy_ns, gaps, gap_ns; /* of the device */
+    int64_t host_ns, wait_ns;             /* in runs that had one: at work; waiting */
+    int64_t graphs;                       /* recorded */
+} hd_executor_times;
+
+hd_executor_times hd_executor_read_times(const hd_executor *x);
 
 size_t hd_executor_bytes(const hd_executor *x); /* activations and sampling state */
 

@@ -1,9 +1,11 @@
-/* executor_internal.h - the executor's memory, shared by its three files: requests and the run
- * of a step (executor.c), rows that choose (choose.c), drafts (draft.c). */
+/* executor_internal.h - the executor's memory, shared by its files: requests and the run of a
+ * step (executor.c), rows that choose (choose.c), drafts (draft.c), steps of a fixed shape
+ * (fixed.c) and turns made of them (ahead.c). */
 #ifndef HD_EXEC_EXECUTOR_INTERNAL_H
 #define HD_EXEC_EXECUTOR_INTERNAL_H
 
 #include "exec/executor.h"
+#include "exec/fixed_internal.h"
 #include "exec/guide_internal.h"
 
 /* What goes to the sampler and comes back: one block, laid out alike on the host and on the
@@ -11,7 +13,7 @@
  * of the works. */
 typedef struct exec_view {
     /* of every request; written when it enters */
-    hd_sampling *params; /* [n_slots] */
+    hd_sampling *params; /* [n_slots + 1] the last is nobody's */
     hd_logit_bias *bias; /* [n_slots, HD_MAX_BIAS] */
 
     /* of every logits row; written in every step */
@@ -53,7 +55,7 @@ struct hd_executor {
 
     exec_place *places; /* [n_slots] by work */
     int32_t *drafting;  /* [n_slots] works that draft, the most wanting first */
-    hd_err failure;     /* of a request's entry: told by the next run */
+    exec_fixed fixed;
 };
 
 /* Rows of masks: one per logits row, and the constant one of EXEC_NO_END behind them. */
@@ -67,6 +69,16 @@ static inline void exec_upload_rows(hd_executor *x) {
     hd_stream_upload(x->env.stream, (uint8_t *)x->sampling.device + h->rows_at,
                      (const uint8_t *)x->sampling.host + h->rows_at, h->outs_at - h->rows_at);
 }
+
+/* What a token that is none means for its request. */
+static inline void exec_note_failure(hd_chosen *c, int32_t token) {
+    if (token == HD_TOKEN_NONE) c->status = HD_EINVAL;
+    if (token == HD_TOKEN_BROKEN) c->status = HD_EDEVICE;
+}
+
+/* executor.c: a step of any works, whose ops are queued one by one. */
+hd_status exec_run_free(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
+                        hd_err *err);
 
 /* choose.c: lays the step out; then, while the device computes it, what its rows choose by. */
 void exec_lay_batch(hd_executor *x, const hd_work *works, int32_t n);

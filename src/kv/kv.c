@@ -169,6 +169,22 @@ void hd_kv_close(hd_kv *kv) {
     free(kv);
 }
 
+/* Numbers between 1/2 and 1 of either sign. */
+void hd_kv_make_up(hd_kv *kv, hd_stream *s) {
+    const hd_noise wide = {.keep = 0x807fffffu, .set = 0x3f000000u};
+    const hd_noise half = {.keep = 0x807f807fu, .set = 0x3f003f00u};
+    for (int32_t l = 0; l < kv->n_layers; l++) {
+        for (int i = 0; i < N_CONTENTS; i++) {
+            const layer_pool *p = &kv->layers[l].pools[i];
+            const size_t bytes = (size_t)kv->options.n_pages[life_of(i)] * p->page_bytes;
+            const bool is_wide = i >= STATE_MAIN || kv->options.act_bytes == sizeof(float);
+            hd_noise noise = is_wide ? wide : half;
+            noise.seed = (uint64_t)l * N_CONTENTS + (uint64_t)i;
+            hd_stream_noise(s, p->data, bytes, &noise);
+        }
+    }
+}
+
 void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n) {
     bool saving = false;
     for (int32_t i = 0; i < n; i++) {

@@ -54,6 +54,9 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
                      const hd_kv_options *options, hd_err *err);
 void hd_kv_close(hd_kv *kv); /* NULL is fine */
 
+/* Made-up contents of all pages, for measuring without a prompt. */
+void hd_kv_make_up(hd_kv *kv, hd_stream *s);
+
 /* A WINDOW page of all layers to a snapshot in host memory, or back. */
 typedef struct hd_page_copy {
     bool save; /* page to snapshot; otherwise snapshot to page */

@@ -1,6 +1,6 @@
 /* acts.c - where every activation of a micro-batch lies, for the largest step.
  *
- * x, h and y live through a layer. The attention, feed-forward and head scratch are never
+ * x, h and y live through a layer, and what other ranks write into through the step. The attention, feed-forward and head scratch are never
  * alive together, so the three start at the same mark. */
 #include "model/model_internal.h"
 
@@ -18,14 +18,14 @@ static int32_t *take_i32(hd_arena *a, int64_t n) {
 
 static void place_attention(model_acts *t, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
-    const int64_t n = m->limits.rows, heads = c->n_heads;
+    const int64_t n = m->limits.rows, heads = m->share->n_heads, groups = m->share->o_groups;
     const bool mla = c->family != HD_FAMILY_V4;
     t->q_low = take(a, m, n * c->q_rank);
     t->q = take(a, m, n * heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim));
     t->q_wide = take(a, m, mla ? n * heads * (c->kv_rank + c->rope_dim) : 0);
     t->kv = take(a, m, n * (mla ? c->kv_rank + c->rope_dim : c->head_dim));
     t->context = take(a, m, n * heads * (mla ? c->kv_rank : c->head_dim));
-    t->o_low = take(a, m, n * (mla ? heads * c->v_dim : (int64_t)c->o_groups * c->o_rank));
+    t->o_low = take(a, m, n * (mla ? heads * c->v_dim : groups * c->o_rank));
     t->index_q = take(a, m, n * c->index_heads * c->index_dim);
     t->index_k = take(a, m, n * c->index_dim);
     t->index_weight = take_f32(a, n * c->index_heads);
@@ -36,9 +36,11 @@ static void place_attention(model_acts *t, hd_arena *a, const hd_model *m) {
 
 static void place_ffn(model_acts *t, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
-    const int64_t n = m->limits.rows, assigned = n * c->route.top_k;
-    const int32_t shared = c->n_shared * c->moe_inter;
-    const int32_t inter = c->dense_inter > shared ? c->dense_inter : shared;
+    const hd_share *share = m->share;
+    const int64_t n = m->limits.rows, assigned = n * c->route.top_k, in = m->in_rows;
+    const int64_t places = in ? in : assigned;
+    const int32_t shared = share->shared_inter;
+    const int32_t inter = share->dense_inter > shared ? share->dense_inter : shared;
     t->router = take_f32(a, n * c->route.n_experts);
     t->expert = take_i32(a, assigned);
     t->expert_weight = take_f32(a, assigned);
@@ -47,9 +49,20 @@ static void place_ffn(model_acts *t, hd_arena *a, const hd_model *m) {
     t->place = take_i32(a, assigned);
     t->gate = take(a, m, n * inter);
     t->up = take(a, m, n * inter);
-    t->expert_gate = take(a, m, assigned * c->moe_inter);
-    t->expert_up = take(a, m, assigned * c->moe_inter);
-    t->expert_y = take(a, m, assigned * c->hidden);
+    t->expert_gate = take(a, m, places * share->moe_inter);
+    t->expert_up = take(a, m, places * share->moe_inter);
+    if (!in) t->expert_y = take(a, m, assigned * c->hidden);
+}
+
+/* What other ranks write into, at any time. */
+static void place_exchange(model_acts *t, hd_arena *a, const hd_model *m) {
+    const int64_t hidden = m->env.spec->hidden, in = m->in_rows;
+    if (!in) return;
+    t->expert_y = take(a, m, m->limits.rows * m->env.spec->route.top_k * hidden);
+    t->in_x = take(a, m, in * hidden);
+    t->in_y = take(a, m, in * hidden);
+    t->in_weight = take_f32(a, in);
+    t->in_offset = take_i32(a, m->share->n_experts + 1);
 }
 
 static void place_head(model_acts *t, hd_arena *a, const hd_model *m) {
@@ -71,6 +84,7 @@ void model_place_acts(model_acts *t, hd_arena *a, const hd_model *m) {
     t->post = take_f32(a, n * hc);
     t->comb = take_f32(a, n * hc * hc);
     t->logits = take_f32(a, (int64_t)m->limits.logits * c->vocab);
+    place_exchange(t, a, m);
     static void (*const places[])(model_acts *, hd_arena *,
                                   const hd_model *) = {place_attention, place_ffn, place_head};
     const size_t scratch = a->used;

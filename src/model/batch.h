@@ -22,6 +22,8 @@ typedef struct hd_batch_view {
     int32_t *first_row;   /* [n_seqs + 1] */
     int32_t *start;       /* [n_seqs] position of each sequence's first row */
     int32_t *tables[HD_N_LIFETIMES]; /* [n_seqs, table_stride] pages */
+    int32_t *live; /* [rows] 0: a row that is nobody's and no expert's load; NULL: all are live,
+                      as in every batch that the host fills */
 } hd_batch_view;
 
 typedef struct hd_batch_limits {

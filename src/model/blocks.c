@@ -101,6 +101,13 @@ void model_ffn_in(const model_step *s, int32_t layer) {
     block_in(s, layer, HD_FFN_NORM, HD_HC_FFN_FN);
 }
 
+void model_reduce(const model_step *s, int32_t layer) {
+    const hd_exchange *e = s->m->env.exchange;
+    const hd_reduce whole = {s->t->y, (int64_t)s->b->n_rows * s->m->env.spec->hidden};
+    (void)layer;
+    if (s->m->share->layout.tp > 1) e->all_reduce(e->ctx, s->m->env.stream, &whole);
+}
+
 void model_block_out(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const model_acts *t = s->t;

@@ -20,7 +20,7 @@ static void gated_mlp(const model_step *s, int32_t layer, hd_role gate, hd_role 
 }
 
 static void dense(const model_step *s, int32_t layer) {
-    gated_mlp(s, layer, HD_DENSE_GATE, HD_DENSE_UP, HD_DENSE_DOWN, s->m->env.spec->dense_inter);
+    gated_mlp(s, layer, HD_DENSE_GATE, HD_DENSE_UP, HD_DENSE_DOWN, s->m->share->dense_inter);
 }
 
 static void route(const model_step *s, int32_t layer) {
@@ -39,7 +39,8 @@ static void route(const model_step *s, int32_t layer) {
                                           .rule = c->route});
 }
 
-static void dispatch(const model_step *s, int32_t layer) {
+/* Sorts the choices by expert. */
+static void sort_rows(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_route_rule *rule = &c->route;
     model_acts *t = s->t;
@@ -52,25 +53,69 @@ static void dispatch(const model_step *s, int32_t layer) {
                            .place = t->place,
                            .expert = t->expert,
                            .load = counts ? rows + (int64_t)layer * rule->n_experts : NULL,
+                           .live = s->b->device.live,
                            .rows = s->b->n_rows,
                            .top_k = rule->top_k,
                            .n_experts = rule->n_experts});
 }
 
+/* Rows to where their experts are. */
+static void dispatch(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const hd_exchange *e = s->m->env.exchange;
+    model_acts *t = s->t;
+    sort_rows(s, layer);
+    if (!s->m->in_rows) return; /* they are here */
+    e->dispatch(e->ctx, s->m->env.stream,
+                &(hd_dispatch){.layer = layer,
+                               .x = t->h,
+                               .weight = t->expert_weight,
+                               .offset = t->offset,
+                               .assignment = t->assignment,
+                               .rows = s->b->n_rows,
+                               .cols = c->hidden,
+                               .top_k = c->route.top_k,
+                               .n_experts = c->route.n_experts,
+                               .in_x = t->in_x,
+                               .in_weight = t->in_weight,
+                               .in_offset = t->in_offset,
+                               .in_rows = s->m->in_rows,
+                               .n_slots = s->m->share->n_experts});
+}
+
+/* What the experts here compute on: this rank's own rows by choice, or those that arrived,
+ * each of them a place of its own. */
+typedef struct expert_rows {
+    hd_act *x, *y;
+    const float *weight;
+    const int32_t *offset, *assignment;
+    int32_t n, top_k;
+} expert_rows;
+
+static expert_rows rows_of_experts(const model_step *s) {
+    const model_acts *t = s->t;
+    const int32_t k = s->m->env.spec->route.top_k;
+    if (s->m->in_rows) {
+        return (expert_rows){t->in_x,       t->in_y, t->in_weight, t->in_offset, NULL,
+                             s->m->in_rows, 1};
+    }
+    return (expert_rows){
+        t->h, t->expert_y, t->expert_weight, t->offset, t->assignment, s->b->n_rows * k, k};
+}
+
 /* out = x W_e^T for every sorted place; rows of x are tokens, or places themselves. */
 static void expert_linear(const model_step *s, int32_t layer, hd_role role, hd_act *out,
-                          const hd_act *x, bool by_token) {
-    const hd_route_rule *rule = &s->m->env.spec->route;
+                          const hd_act *x, const expert_rows *in, bool by_token) {
     s->m->env.ops->linear_grouped(
         s->m->env.stream,
         &(hd_linear_grouped_args){.out = out,
                                   .x = x,
                                   .w = hd_weights_experts(s->m->env.weights, layer, role),
-                                  .offset = s->t->offset,
-                                  .assignment = by_token ? s->t->assignment : NULL,
-                                  .n_experts = rule->n_experts,
-                                  .top_k = rule->top_k,
-                                  .n_places = s->b->n_rows * rule->top_k});
+                                  .offset = in->offset,
+                                  .assignment = by_token ? in->assignment : NULL,
+                                  .n_experts = s->m->share->n_experts,
+                                  .top_k = in->top_k,
+                                  .n_places = in->n});
 }
 
 static bool weighs_input(const model_step *s) {
@@ -78,30 +123,40 @@ static bool weighs_input(const model_step *s) {
 }
 
 static void experts(const model_step *s, int32_t layer) {
-    const hd_model_spec *c = s->m->env.spec;
     model_acts *t = s->t;
-    expert_linear(s, layer, HD_EXPERT_GATE, t->expert_gate, t->h, true);
-    expert_linear(s, layer, HD_EXPERT_UP, t->expert_up, t->h, true);
+    const expert_rows in = rows_of_experts(s);
+    expert_linear(s, layer, HD_EXPERT_GATE, t->expert_gate, in.x, &in, true);
+    expert_linear(s, layer, HD_EXPERT_UP, t->expert_up, in.x, &in, true);
     s->m->env.ops->swiglu(s->m->env.stream,
                           &(hd_swiglu_args){.out = t->expert_gate,
                                             .gate = t->expert_gate,
                                             .up = t->expert_up,
-                                            .weight = weighs_input(s) ? t->expert_weight : NULL,
-                                            .assignment = t->assignment,
-                                            .rows = s->b->n_rows * c->route.top_k,
-                                            .cols = c->moe_inter,
-                                            .limit = c->swiglu_limit});
-    expert_linear(s, layer, HD_EXPERT_DOWN, t->expert_y, t->expert_gate, false);
+                                            .weight = weighs_input(s) ? in.weight : NULL,
+                                            .assignment = in.assignment,
+                                            .rows = in.n,
+                                            .cols = s->m->share->moe_inter,
+                                            .limit = s->m->env.spec->swiglu_limit});
+    expert_linear(s, layer, HD_EXPERT_DOWN, in.y, t->expert_gate, &in, false);
+}
+
+/* And home again. */
+static void combine(const model_step *s, int32_t layer) {
+    const hd_model_spec *c = s->m->env.spec;
+    const hd_exchange *e = s->m->env.exchange;
+    const hd_return back = {s->t->in_y, s->t->expert_y, s->b->n_rows,
+                            c->hidden,  c->route.top_k, s->m->in_rows};
+    (void)layer;
+    if (s->m->in_rows) e->combine(e->ctx, s->m->env.stream, &back);
 }
 
 static void shared(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     if (c->n_shared == 0) return;
     gated_mlp(s, layer, HD_SHARED_GATE, HD_SHARED_UP, HD_SHARED_DOWN,
-              c->n_shared * c->moe_inter);
+              s->m->share->shared_inter);
 }
 
-static void combine(const model_step *s, int32_t layer) {
+static void sum_choices(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_acts *t = s->t;
     (void)layer;
@@ -119,7 +174,8 @@ static void combine(const model_step *s, int32_t layer) {
 
 static const model_stage dense_stages[] = {
     {"ffn_in",   model_ffn_in,    false},
-    {"dense",    dense,           true },
+    {"dense",    dense,           false},
+    {"reduce",   model_reduce,    true },
     {"residual", model_block_out, false},
     {NULL,       NULL,            false},
 };
@@ -129,8 +185,10 @@ static const model_stage moe_stages[] = {
     {"route",    route,           false},
     {"dispatch", dispatch,        true },
     {"experts",  experts,         false},
-    {"shared",   shared,          false},
-    {"combine",  combine,         true },
+    {"combine",  combine,         false},
+    {"shared",   shared,          true },
+    {"sum",      sum_choices,     false},
+    {"reduce",   model_reduce,    true },
     {"residual", model_block_out, false},
     {NULL,       NULL,            false},
 };

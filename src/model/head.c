@@ -58,6 +58,23 @@ static void merge_streams(const model_step *s, int32_t layer) {
     model_norm(s, layer, HD_FINAL_NORM, t->merged, t->merged, s->b->n_logits, c->hidden);
 }
 
+/* This rank's words of every row, and the others'. */
+static void project_words(const model_step *s) {
+    const hd_model_env *env = &s->m->env;
+    const hd_share *share = s->m->share;
+    const hd_exchange *e = env->exchange;
+    const int32_t rows = s->b->n_logits, vocab = env->spec->vocab;
+    env->ops->linear(env->stream,
+                     &(hd_linear_args){.out_f32 = s->t->logits + share->vocab0,
+                                       .x = s->t->merged,
+                                       .w = hd_weights_matrix(env->weights, HD_GLOBAL, HD_HEAD),
+                                       .rows = rows,
+                                       .out_stride = vocab});
+    if (share->vocab == vocab) return;
+    const hd_collect words = {s->t->logits, rows, vocab, share->vocab0, share->vocab};
+    e->all_gather(e->ctx, env->stream, &words);
+}
+
 /* layer: HD_GLOBAL for the main model, or an MTP layer with its own final norm. The LM head
  * is the main model's in both cases. */
 void model_head(const model_step *s, int32_t layer) {
@@ -69,5 +86,5 @@ void model_head(const model_step *s, int32_t layer) {
         model_norm(s, layer, HD_FINAL_NORM, t->h, t->x, s->b->n_rows, c->hidden);
         gather(s, t->merged, t->h, c->hidden);
     }
-    model_linear_f32(s, HD_GLOBAL, HD_HEAD, t->logits, t->merged, s->b->n_logits);
+    project_words(s);
 }

@@ -19,12 +19,13 @@ static void project(const model_step *s, int32_t layer) {
     model_linear(s, layer, HD_Q_A, t->q_low, t->h, n);
     model_norm(s, layer, HD_Q_A_NORM, t->q_low, t->q_low, n, c->q_rank);
     model_linear(s, layer, HD_Q_B, t->q, t->q_low, n);
-    s->m->env.ops->rms_norm(s->m->env.stream, &(hd_rms_norm_args){.out = t->q,
-                                                                  .x = t->q,
-                                                                  .rows = n * c->n_heads,
-                                                                  .cols = c->head_dim,
-                                                                  .eps = c->norm_eps});
-    model_rope(s, layer_cos_sin(s, layer), t->q, tail, c->n_heads, c->head_dim);
+    s->m->env.ops->rms_norm(s->m->env.stream,
+                            &(hd_rms_norm_args){.out = t->q,
+                                                .x = t->q,
+                                                .rows = n * s->m->share->n_heads,
+                                                .cols = c->head_dim,
+                                                .eps = c->norm_eps});
+    model_rope(s, layer_cos_sin(s, layer), t->q, tail, s->m->share->n_heads, c->head_dim);
     model_linear(s, layer, HD_KV, t->kv, t->h, n);
     model_norm(s, layer, HD_KV_NORM, t->kv, t->kv, n, c->head_dim);
     model_rope(s, layer_cos_sin(s, layer), t->kv, tail, 1, c->head_dim);
@@ -103,7 +104,7 @@ static void attend(const model_step *s, int32_t layer) {
                           .seq = s->b->device.seq,
                           .pos = s->b->device.pos,
                           .rows = s->b->n_rows,
-                          .heads = c->n_heads,
+                          .heads = s->m->share->n_heads,
                           .k_dim = c->head_dim,
                           .v_dim = c->head_dim,
                           .window = c->window,
@@ -116,13 +117,13 @@ static void attend(const model_step *s, int32_t layer) {
 static void output(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_acts *t = s->t;
-    const int32_t all = c->n_heads * c->head_dim;
+    const int32_t all = s->m->share->n_heads * c->head_dim;
     hd_act *tail = model_at(s, t->context, c->head_dim - c->rope_dim);
     s->m->env.ops->rope(s->m->env.stream, &(hd_rope_args){.out = tail,
                                                           .x = tail,
                                                           .cos_sin = layer_cos_sin(s, layer),
                                                           .rows = s->b->n_rows,
-                                                          .heads = c->n_heads,
+                                                          .heads = s->m->share->n_heads,
                                                           .pairs = c->rope_dim / 2,
                                                           .out_stride = all,
                                                           .out_head = c->head_dim,
@@ -135,13 +136,13 @@ static void output(const model_step *s, int32_t layer) {
                                 .x = t->context,
                                 .w = hd_weights_matrix(s->m->env.weights, layer, HD_O_A),
                                 .rows = s->b->n_rows,
-                                .heads = c->o_groups,
+                                .heads = s->m->share->o_groups,
                                 .n_rows = c->o_rank,
                                 .head_rows = c->o_rank,
-                                .out_stride = c->o_groups * c->o_rank,
+                                .out_stride = s->m->share->o_groups * c->o_rank,
                                 .out_head = c->o_rank,
                                 .x_stride = all,
-                                .x_head = all / c->o_groups});
+                                .x_head = all / s->m->share->o_groups});
     model_linear(s, layer, HD_O_B, t->y, t->o_low, s->b->n_rows);
 }
 
@@ -149,7 +150,8 @@ const model_stage model_window_stages[] = {
     {"attn_in", model_attn_in,   false},
     {"project", project,         false},
     {"attend",  attend,          false},
-    {"output",  output,          true },
+    {"output",  output,          false},
+    {"reduce",  model_reduce,    true },
     {"streams", model_block_out, false},
     {NULL,      NULL,            false},
 };
@@ -159,7 +161,8 @@ const model_stage model_hca_stages[] = {
     {"project",  project,         false},
     {"compress", compress,        false},
     {"attend",   attend,          false},
-    {"output",   output,          true },
+    {"output",   output,          false},
+    {"reduce",   model_reduce,    true },
     {"streams",  model_block_out, false},
     {NULL,       NULL,            false},
 };
@@ -170,7 +173,8 @@ const model_stage model_csa_stages[] = {
     {"compress", compress,        false},
     {"index",    index_entries,   false},
     {"attend",   attend,          false},
-    {"output",   output,          true },
+    {"output",   output,          false},
+    {"reduce",   model_reduce,    true },
     {"streams",  model_block_out, false},
     {NULL,       NULL,            false},
 };

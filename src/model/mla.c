@@ -49,12 +49,12 @@ static void absorb(const model_step *s, int32_t layer) {
                                 .x = t->q,
                                 .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
                                 .rows = s->b->n_rows,
-                                .heads = c->n_heads,
+                                .heads = s->m->share->n_heads,
                                 .n_rows = c->nope_dim,
                                 .head_rows = c->nope_dim + c->v_dim,
-                                .out_stride = c->n_heads * wide,
+                                .out_stride = s->m->share->n_heads * wide,
                                 .out_head = wide,
-                                .x_stride = c->n_heads * narrow,
+                                .x_stride = s->m->share->n_heads * narrow,
                                 .x_head = narrow,
                                 .transpose = true});
     s->m->env.ops->rope(s->m->env.stream,
@@ -62,11 +62,11 @@ static void absorb(const model_step *s, int32_t layer) {
                                         .x = model_at(s, t->q, c->nope_dim),
                                         .cos_sin = t->cos_sin,
                                         .rows = s->b->n_rows,
-                                        .heads = c->n_heads,
+                                        .heads = s->m->share->n_heads,
                                         .pairs = c->rope_dim / 2,
-                                        .out_stride = c->n_heads * wide,
+                                        .out_stride = s->m->share->n_heads * wide,
                                         .out_head = wide,
-                                        .x_stride = c->n_heads * narrow,
+                                        .x_stride = s->m->share->n_heads * narrow,
                                         .x_head = narrow});
 }
 
@@ -125,7 +125,7 @@ static void attend(const model_step *s, int32_t layer, const int32_t *selected) 
                                             .seq = s->b->device.seq,
                                             .pos = s->b->device.pos,
                                             .rows = s->b->n_rows,
-                                            .heads = c->n_heads,
+                                            .heads = s->m->share->n_heads,
                                             .k_dim = c->kv_rank + c->rope_dim,
                                             .v_dim = c->kv_rank,
                                             .ratio = 1,
@@ -151,13 +151,13 @@ static void output(const model_step *s, int32_t layer) {
                                 .x = t->context,
                                 .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
                                 .rows = s->b->n_rows,
-                                .heads = c->n_heads,
+                                .heads = s->m->share->n_heads,
                                 .n_rows = c->v_dim,
                                 .first_row = c->nope_dim,
                                 .head_rows = c->nope_dim + c->v_dim,
-                                .out_stride = c->n_heads * c->v_dim,
+                                .out_stride = s->m->share->n_heads * c->v_dim,
                                 .out_head = c->v_dim,
-                                .x_stride = c->n_heads * c->kv_rank,
+                                .x_stride = s->m->share->n_heads * c->kv_rank,
                                 .x_head = c->kv_rank});
     model_linear(s, layer, HD_O, t->y, t->o_low, s->b->n_rows);
 }
@@ -167,7 +167,8 @@ const model_stage model_mla_stages[] = {
     {"project",  project,         false},
     {"absorb",   absorb,          false},
     {"attend",   attend_all,      false},
-    {"output",   output,          true },
+    {"output",   output,          false},
+    {"reduce",   model_reduce,    true },
     {"residual", model_block_out, false},
     {NULL,       NULL,            false},
 };
@@ -178,7 +179,8 @@ const model_stage model_mla_sparse_stages[] = {
     {"absorb",   absorb,          false},
     {"index",    index_tokens,    false},
     {"attend",   attend_selected, false},
-    {"output",   output,          true },
+    {"output",   output,          false},
+    {"reduce",   model_reduce,    true },
     {"residual", model_block_out, false},
     {NULL,       NULL,            false},
 };

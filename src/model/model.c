@@ -52,15 +52,40 @@ static size_t scratch_bytes(const hd_model *m) {
     return hd_ops_scratch_bytes(m->limits.positions + c->window, widest);
 }
 
+/* The layouts that the stages know: all cut over ranks with rows in common, or whole experts
+ * spread over ranks with rows of their own. */
+static hd_status check_layout(const hd_model_env *env, hd_err *err) {
+    const hd_layout *l = &hd_weights_share(env->weights)->layout;
+    const bool tensor = l->dp == 1 && l->ep == 1 && l->etp == l->tp && l->dense_tp == l->tp &&
+                        l->head_tp == l->tp;
+    const bool expert =
+        l->tp == 1 && l->etp == 1 && l->dense_tp == 1 && l->head_tp == 1 && l->ep == l->dp;
+    if (!tensor && !expert) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "a layout of tp %d, dp %d, ep %d: must be all tp, or all dp and ep",
+                       l->tp, l->dp, l->ep);
+    }
+    if (hd_layout_world(l) > 1 && !env->exchange) {
+        return HD_FAIL(err, HD_EINVAL, "a share of a model needs its other ranks");
+    }
+    return HD_OK;
+}
+
 hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_limits *limits,
                         int32_t n_micro, hd_err *err) {
     assert(n_micro >= 1 && n_micro <= HD_MAX_MICRO);
     *out = NULL;
+    HD_TRY(check_layout(env, err));
     hd_model *m = calloc(1, sizeof *m);
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a model");
     m->env = *env;
     m->limits = *limits;
     m->n_micro = n_micro;
+    m->share = hd_weights_share(env->weights);
+    if (m->share->layout.ep > 1) {
+        const int32_t own = limits->rows * env->spec->route.top_k;
+        m->in_rows = limits->expert_rows ? limits->expert_rows : own;
+    }
     m->softmax_scale = (float)env->spec->softmax_scale;
     m->index_scale = model_index_scale(env->spec);
     m->rope_scale = (float)env->spec->rope.magnitude;
@@ -118,15 +143,32 @@ const model_stage *model_attention_stages(const hd_layer_spec *layer) {
     return NULL;
 }
 
+static void tell(const hd_model *m, const char *part, const char *stage) {
+    const hd_probe *p = m->env.probe;
+    if (p) p->at(p->ctx, part, stage);
+}
+
+static const char *attention_name(hd_attention a) {
+    static const char *const names[] = {[HD_ATTN_MLA] = "mla",
+                                        [HD_ATTN_MLA_SPARSE] = "dsa",
+                                        [HD_ATTN_WINDOW] = "window",
+                                        [HD_ATTN_CSA] = "csa",
+                                        [HD_ATTN_HCA] = "hca"};
+    return names[a];
+}
+
 /* Runs every micro-batch up to its next yield point in turn, until the block is done. */
 static void run_block(const model_step *steps, int32_t n, const model_stage *stages,
-                      int32_t layer) {
+                      const char *part, int32_t layer) {
     while (stages->run) {
         const model_stage *end = stages;
         while (end->run && !end->yields) end++;
         if (end->run) end++; /* the yielding stage belongs to this stretch */
         for (int32_t i = 0; i < n; i++) {
-            for (const model_stage *k = stages; k < end; k++) k->run(&steps[i], layer);
+            for (const model_stage *k = stages; k < end; k++) {
+                tell(steps->m, part, k->name);
+                k->run(&steps[i], layer);
+            }
         }
         stages = end;
     }
@@ -134,8 +176,10 @@ static void run_block(const model_step *steps, int32_t n, const model_stage *sta
 
 static void run_layer(const hd_model *m, const model_step *steps, int32_t n, int32_t layer) {
     const hd_layer_spec *kind = &m->env.spec->layers[layer];
-    run_block(steps, n, model_attention_stages(kind), layer);
-    run_block(steps, n, model_ffn_stages(kind), layer);
+    const char *ffn = kind->mlp == HD_MLP_DENSE ? "dense" : "moe";
+    const char *attention = attention_name(kind->attention);
+    run_block(steps, n, model_attention_stages(kind), attention, layer);
+    run_block(steps, n, model_ffn_stages(kind), ffn, layer);
 }
 
 static void make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n,
@@ -151,9 +195,12 @@ static void make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], 
 void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
     model_step steps[HD_MAX_MICRO];
     make_steps(m, kv, batches, n_micro, steps);
+    tell(m, "step", "start");
     for (int32_t i = 0; i < n_micro; i++) model_start(&steps[i]);
     for (int32_t l = 0; l < m->env.spec->n_layers; l++) run_layer(m, steps, n_micro, l);
+    tell(m, "step", "head");
     for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], HD_GLOBAL);
+    tell(m, "step", "choose");
 }
 
 void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro,
@@ -162,7 +209,10 @@ void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int
     model_step steps[HD_MAX_MICRO];
     assert(hd_weights_n_mtp(m->env.weights) > 0);
     make_steps(m, kv, batches, n_micro, steps);
+    tell(m, "draft", "start");
     for (int32_t i = 0; i < n_micro; i++) model_mtp_start(&steps[i], layer, again);
     run_layer(m, steps, n_micro, layer);
+    tell(m, "draft", "head");
     for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], layer);
+    tell(m, "draft", "choose");
 }

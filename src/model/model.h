@@ -12,6 +12,7 @@
 #include "backend/backend.h"
 #include "kv/kv.h"
 #include "model/batch.h"
+#include "model/exchange.h"
 #include "ops/ops.h"
 #include "weights/spec.h"
 #include "weights/weights.h"
@@ -19,12 +20,21 @@
 typedef struct hd_model hd_model;
 
 typedef struct hd_model_limits {
-    int32_t rows;      /* rows of one micro-batch */
-    int32_t logits;    /* rows of one micro-batch that want logits */
-    int32_t positions; /* the longest sequence, prompt and output together */
+    int32_t rows;        /* rows of one micro-batch */
+    int32_t logits;      /* rows of one micro-batch that want logits */
+    int32_t positions;   /* the longest sequence, prompt and output together */
+    int32_t expert_rows; /* rows of one micro-batch that the experts here may get, where experts
+                            are spread over ranks; 0: as many as this rank's own choices */
 } hd_model_limits;
 
 enum { HD_MAX_MICRO = 4 };
+
+/* Told what comes next, for measuring. part: "mla", "csa", "moe", ... of a layer, or "step";
+ * stage: of the stage lists. Both are static text. */
+typedef struct hd_probe {
+    void *ctx;
+    void (*at)(void *ctx, const char *part, const char *stage);
+} hd_probe;
 
 /* Where a model runs. All of it must outlive the model. */
 typedef struct hd_model_env {
@@ -33,6 +43,8 @@ typedef struct hd_model_env {
     const hd_ops *ops;
     hd_device *device;
     hd_stream *stream;
+    const hd_exchange *exchange; /* NULL with weights of a single rank */
+    const hd_probe *probe;       /* NULL: nobody asks */
 } hd_model_env;
 
 /* n_micro: how many micro-batches one step may hold, each with its own activations. */

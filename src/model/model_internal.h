@@ -5,7 +5,8 @@
 #include "base/arena.h"
 #include "model/model.h"
 
-/* Every activation of one micro-batch; acts.c says which share bytes. n = rows. */
+/* Every activation of one micro-batch; acts.c says which share bytes. n = rows; heads, inter
+ * and groups are those of this rank's share. */
 typedef struct model_acts {
     hd_act *x; /* [n, streams, hidden] the residual; one stream without hyper-connections */
     hd_act *h; /* [n, hidden] a block's normed input; after the last layer, the final state */
@@ -34,6 +35,11 @@ typedef struct model_acts {
     hd_act *gate, *up;                    /* [n, inter] dense or shared */
     hd_act *expert_gate, *expert_up;      /* [n * top_k, moe_inter] */
     hd_act *expert_y;                     /* [n * top_k, hidden] */
+    /* What arrives where experts are spread over ranks; then expert_gate and expert_up have
+     * in_rows rows, and expert_y is what has come back. */
+    hd_act *in_x, *in_y; /* [in_rows, hidden] */
+    float *in_weight;    /* [in_rows] */
+    int32_t *in_offset;  /* [slots + 1] */
 
     /* head and MTP input */
     hd_act *picked; /* [logits, streams, hidden] */
@@ -46,6 +52,8 @@ struct hd_model {
     hd_model_env env;
     hd_model_limits limits;
     int32_t n_micro;
+    const hd_share *share; /* of the weights */
+    int32_t in_rows;       /* 0 where experts are not spread over ranks */
     float softmax_scale, index_scale, rope_scale;
     float *freq, *freq_compress; /* [pairs] device memory */
     int64_t *expert_rows;        /* [layers, experts] device memory; or NULL without experts */
@@ -105,6 +113,9 @@ void model_index_select(const model_step *s, hd_paged keys, int32_t ratio);
 void model_attn_in(const model_step *s, int32_t layer);
 void model_ffn_in(const model_step *s, int32_t layer);
 void model_block_out(const model_step *s, int32_t layer);
+
+/* y becomes the sum of what the ranks have of it. */
+void model_reduce(const model_step *s, int32_t layer);
 
 static inline hd_act *model_at(const model_step *s, hd_act *x, int64_t at) {
     return hd_act_at(s->m->env.ops, x, at);

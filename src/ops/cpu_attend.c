@@ -1,40 +1,61 @@
-/* cpu_attend.c - attention over paged keys and the indexer's choice.
+/* cpu_attend.c - attention over paged keys.
  *
  * A task is one row and a group of heads. Keys come in blocks counted from the start of the
  * row's own list, whatever lies in the step beside it, so the running maximum and the sums
- * take the same values in any batch. A block's keys serve all heads of the group. */
+ * take the same values in any batch. A block's keys serve all heads of the group.
+ *
+ * A long list is cut into parts, by its own length alone. Each part has sums of its own, and
+ * they are joined in order: by the one task that went through all of them, or, where few rows
+ * would leave workers idle and a part is a task, by whoever is the last of them. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/memory.h"
 #include "ops/cpu_internal.h"
 
-enum { HEADS = 16, BLOCK_KEYS = 64, STRETCH = 128 };
+enum {
+    HEADS = 16,
+    BLOCK_KEYS = 64,
+    STRETCH = 128,
+    PART_KEYS = 1024, /* a part has no less, unless it is the only one */
+    PARTS = 16,       /* of a list, at most */
+    PART_OUT = 8192   /* values of a group of heads in a part, at most */
+};
 
 typedef struct attend_job {
     hd_stream *stream;
     const ops_kernels *k;
     const hd_attend_args *a;
-    int32_t groups; /* of heads in a row */
+    int32_t heads, groups; /* heads of a group, groups of a row */
+    int32_t parts;         /* tasks of a group: 1, or one for each part */
+    size_t part_bytes;
+    int32_t parts_each; /* parts in a worker's scratch */
 } attend_job;
 
 /* Scratch of one worker. */
 typedef struct attend_state {
     float acc[HEADS * OPS_TILE_ROWS * OPS_LANES];
     float score[HEADS * BLOCK_KEYS];
-    float top[HEADS];   /* largest score so far, the sink included */
-    float total[HEADS]; /* sum of exp(score - top) */
-    float down[HEADS];  /* what sums from before this block shrink by */
+    float down[HEADS]; /* what sums from before this block shrink by */
     float sum[HEADS * STRETCH];
     const float *key[BLOCK_KEYS];
 } attend_state;
-_Static_assert(sizeof(attend_state) <= OPS_STATE_BYTES, "it is a worker's scratch");
+_Static_assert(sizeof(attend_state) % HD_CACHE_LINE == 0, "parts begin on a cache line");
+
+/* What became of a part: out is the sum of exp(score - top) * value. */
+typedef struct attend_part {
+    _Atomic int32_t left; /* parts that are not done; counted by the first */
+    float top[HEADS];     /* largest score so far, of the first part the sink included */
+    float total[HEADS];   /* sum of exp(score - top) */
+    _Alignas(HD_CACHE_LINE) float out[]; /* [heads, v_dim] */
+} attend_part;
 
 /* One row and the heads of a task. */
 typedef struct attend_row {
-    int32_t row, seq, n_heads;
-    int32_t first_recent, n_recent, n_keys;
+    int32_t row, seq, head, n_heads;
+    int32_t first_recent, n_recent, n_keys, part_keys;
     const float *q[HEADS];
-    float *out; /* [n_heads, v_dim] */
 } attend_row;
 
 static int32_t count_entries(const hd_attend_args *a, int32_t row) {
@@ -70,24 +91,24 @@ static void score_block(const hd_attend_args *a, const ops_kernels *k, const att
 
 /* Scores into exp(score - top), where top now covers this block. */
 static void soften(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
-                   attend_state *s, int32_t n) {
+                   attend_state *s, attend_part *p, int32_t n) {
     for (int32_t h = 0; h < t->n_heads; h++) {
         float *score = s->score + h * BLOCK_KEYS;
         for (int32_t i = 0; i < n; i++) score[i] *= a->scale;
         const float best = k->max(score, n);
         s->down[h] = 1.0f;
-        if (best > s->top[h]) {
-            s->down[h] = expf(s->top[h] - best);
-            s->top[h] = best;
+        if (best > p->top[h]) {
+            s->down[h] = expf(p->top[h] - best);
+            p->top[h] = best;
         }
-        s->total[h] = s->total[h] * s->down[h] + k->exp_sum(score, n, s->top[h]);
+        p->total[h] = p->total[h] * s->down[h] + k->exp_sum(score, n, p->top[h]);
     }
 }
 
 /* out = out * down + scores . values; a block is summed on its own before it joins the others,
  * which keeps the error of long lists small. */
 static void add_values(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
-                       attend_state *s, int32_t n) {
+                       attend_state *s, attend_part *p, int32_t n) {
     for (int32_t col = 0; col < a->v_dim; col += STRETCH) {
         const int32_t cols = hd_min_i32(STRETCH, a->v_dim - col);
         memset(s->sum, 0, sizeof s->sum);
@@ -101,141 +122,161 @@ static void add_values(const hd_attend_args *a, const ops_kernels *k, const atte
                           .n_rows = n,
                           .cols = cols});
         for (int32_t h = 0; h < t->n_heads; h++) {
-            float *out = t->out + (int64_t)h * a->v_dim + col;
+            float *out = p->out + (int64_t)h * a->v_dim + col;
             const float *sum = s->sum + h * STRETCH, down = s->down[h];
             for (int32_t c = 0; c < cols; c++) out[c] = out[c] * down + sum[c];
         }
     }
 }
 
-static void attend_heads(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
-                         attend_state *s) {
-    memset(t->out, 0, (size_t)t->n_heads * (size_t)a->v_dim * sizeof *t->out);
-    for (int32_t first = 0; first < t->n_keys; first += BLOCK_KEYS) {
-        const int32_t n = hd_min_i32(BLOCK_KEYS, t->n_keys - first);
+/* Keys [from, to) of the row's list; from 0 begins with the sink. */
+static void attend_keys(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
+                        attend_state *s, attend_part *p, int32_t from, int32_t to) {
+    memset(p->out, 0, (size_t)t->n_heads * (size_t)a->v_dim * sizeof *p->out);
+    for (int32_t h = 0; h < t->n_heads; h++) {
+        p->top[h] = a->sink && from == 0 ? a->sink[t->head + h] : -INFINITY;
+        p->total[h] = p->top[h] > -INFINITY ? 1.0f : 0.0f; /* exp(sink - top), or no sink */
+    }
+    for (int32_t first = from; first < to; first += BLOCK_KEYS) {
+        const int32_t n = hd_min_i32(BLOCK_KEYS, to - first);
         find_keys(a, t, first, n, s->key);
         score_block(a, k, t, s, n);
-        soften(a, k, t, s, n);
-        add_values(a, k, t, s, n);
+        soften(a, k, t, s, p, n);
+        add_values(a, k, t, s, p, n);
     }
-    for (int32_t h = 0; h < t->n_heads && t->n_keys > 0; h++) {
-        const float whole = 1.0f / s->total[h];
-        float *out = t->out + (int64_t)h * a->v_dim;
-        for (int32_t c = 0; c < a->v_dim; c++) out[c] *= whole;
+}
+
+/* Keys in a part of a list of n: a matter of the list alone, so that its sums are too. */
+static int32_t part_keys(int32_t n) {
+    const int32_t fair = (int32_t)hd_ceil_div(hd_ceil_div(n, PARTS), BLOCK_KEYS) * BLOCK_KEYS;
+    return hd_max_i32(PART_KEYS, fair);
+}
+
+static void join(const hd_attend_args *a, const attend_row *t, attend_part *sum,
+                 const attend_part *p) {
+    for (int32_t h = 0; h < t->n_heads; h++) {
+        const float top = sum->top[h] > p->top[h] ? sum->top[h] : p->top[h];
+        if (!(top > -INFINITY)) continue; /* nothing counts so far */
+        const float mine = expf(sum->top[h] - top), other = expf(p->top[h] - top);
+        float *out = sum->out + (int64_t)h * a->v_dim;
+        const float *more = p->out + (int64_t)h * a->v_dim;
+        for (int32_t c = 0; c < a->v_dim; c++) out[c] = out[c] * mine + more[c] * other;
+        sum->total[h] = sum->total[h] * mine + p->total[h] * other;
+        sum->top[h] = top;
     }
+}
+
+static void write_heads(const hd_attend_args *a, const attend_row *t, const attend_part *sum) {
+    for (int32_t h = 0; h < t->n_heads; h++) {
+        const float whole = t->n_keys > 0 ? 1.0f / sum->total[h] : 0.0f;
+        float *to = act(a->out) + ((int64_t)t->row * a->heads + t->head + h) * a->v_dim;
+        const float *out = sum->out + (int64_t)h * a->v_dim;
+        for (int32_t c = 0; c < a->v_dim; c++) to[c] = out[c] * whole;
+    }
+}
+
+/* ---- tasks ---- */
+
+static int32_t recent_keys(const hd_attend_args *a, int32_t row) {
+    return a->window ? hd_min_i32(a->pos[row] + 1, a->window) : 0;
+}
+
+static attend_row row_of(const attend_job *job, int32_t row, int32_t head) {
+    const hd_attend_args *a = job->a;
+    attend_row t = {.row = row,
+                    .seq = a->seq[row],
+                    .head = head,
+                    .n_heads = hd_min_i32(job->heads, a->heads - head),
+                    .n_recent = recent_keys(a, row)};
+    t.first_recent = a->pos[row] + 1 - t.n_recent;
+    t.n_keys = t.n_recent + count_entries(a, row);
+    t.part_keys = part_keys(t.n_keys);
+    for (int32_t h = 0; h < t.n_heads; h++) {
+        t.q[h] = act_in(a->q) + ((int64_t)row * a->heads + head + h) * a->k_dim;
+    }
+    return t;
+}
+
+/* Part i of those that lie behind a worker's own state. */
+static attend_part *part_at(const attend_job *job, int32_t worker, int32_t i) {
+    uint8_t *scratch = hd_stream_scratch(job->stream, worker, sizeof(attend_state));
+    return (attend_part *)(void *)(scratch + sizeof(attend_state) +
+                                   (size_t)i * job->part_bytes);
+}
+
+static attend_part *shared_part(const attend_job *job, int32_t group, int32_t part) {
+    const int32_t i = group * job->parts + part;
+    return part_at(job, i / job->parts_each, i % job->parts_each);
+}
+
+static void all_parts(const attend_job *job, const attend_row *t, int32_t worker) {
+    const hd_attend_args *a = job->a;
+    attend_state *s = hd_stream_scratch(job->stream, worker, sizeof *s);
+    attend_part *sum = part_at(job, worker, 0), *p = part_at(job, worker, 1);
+    attend_keys(a, job->k, t, s, sum, 0, hd_min_i32(t->part_keys, t->n_keys));
+    for (int32_t from = t->part_keys; from < t->n_keys; from += t->part_keys) {
+        const int32_t to = hd_min_i32(from + t->part_keys, t->n_keys);
+        attend_keys(a, job->k, t, s, p, from, to);
+        join(a, t, sum, p);
+    }
+    write_heads(a, t, sum);
+}
+
+static void one_part(const attend_job *job, const attend_row *t, int32_t group, int32_t part,
+                     int32_t worker) {
+    attend_state *s = hd_stream_scratch(job->stream, worker, sizeof *s);
+    attend_part *sum = shared_part(job, group, 0);
+    const int64_t from = (int64_t)part * t->part_keys;
+    if (from < t->n_keys || part == 0) {
+        const int32_t to = hd_min_i32((int32_t)from + t->part_keys, t->n_keys);
+        attend_keys(job->a, job->k, t, s, shared_part(job, group, part), (int32_t)from, to);
+    }
+    if (atomic_fetch_sub_explicit(&sum->left, 1, memory_order_acq_rel) > 1) return;
+    for (int32_t i = 1; (int64_t)i * t->part_keys < t->n_keys; i++) {
+        join(job->a, t, sum, shared_part(job, group, i));
+    }
+    write_heads(job->a, t, sum);
 }
 
 static void attend_task(const void *arg, int32_t task, int32_t worker) {
     const attend_job *job = arg;
+    const int32_t group = task / job->parts;
+    const attend_row t = row_of(job, group / job->groups, group % job->groups * job->heads);
+    if (job->parts == 1) {
+        all_parts(job, &t, worker);
+    } else {
+        one_part(job, &t, group, task % job->parts, worker);
+    }
+}
+
+/* Parts become tasks where the rows' groups of heads alone would leave workers idle. */
+static void cut(attend_job *job) {
     const hd_attend_args *a = job->a;
-    attend_state *s = hd_stream_scratch(job->stream, worker, sizeof *s);
-    const int32_t row = task / job->groups, head = task % job->groups * HEADS;
-    attend_row t = {
-        .row = row, .seq = a->seq[row], .n_heads = hd_min_i32(HEADS, a->heads - head)};
-    if (a->window) {
-        t.first_recent = hd_max_i32(0, a->pos[row] + 1 - a->window);
-        t.n_recent = a->pos[row] + 1 - t.first_recent;
+    const int64_t groups = (int64_t)a->rows * job->groups;
+    const int32_t workers = hd_stream_workers(job->stream);
+    int32_t most = 1;
+    job->parts = 1;
+    if (workers == 1 || groups >= 2 * (int64_t)workers) return;
+    for (int32_t r = 0; r < a->rows; r++) {
+        const int32_t n = recent_keys(a, r) + count_entries(a, r);
+        most = hd_max_i32(most, (int32_t)hd_ceil_div(n, part_keys(n)));
     }
-    t.n_keys = t.n_recent + count_entries(a, row);
-    t.out = act(a->out) + ((int64_t)row * a->heads + head) * a->v_dim;
-    for (int32_t h = 0; h < t.n_heads; h++) {
-        t.q[h] = act_in(a->q) + ((int64_t)row * a->heads + head + h) * a->k_dim;
-        s->top[h] = a->sink ? a->sink[head + h] : -INFINITY;
-        s->total[h] = s->top[h] > -INFINITY ? 1.0f : 0.0f; /* exp(sink - top), or no sink */
+    if (groups * most > (int64_t)workers * job->parts_each) return; /* no room */
+    job->parts = most;
+    for (int32_t g = 0; g < groups && most > 1; g++) {
+        atomic_init(&shared_part(job, g, 0)->left, most);
     }
-    attend_heads(a, job->k, &t, s);
 }
 
 void ops_attend_cpu(hd_stream *s, const hd_attend_args *a, const ops_kernels *k) {
-    attend_job job = {s, k, a, (int32_t)hd_ceil_div(a->heads, HEADS)};
-    hd_stream_tasks(s, a->rows * job.groups, attend_task, &job);
-}
-
-/* ---- the indexer ---- */
-
-/* score[u] for the n visible keys of a row, four keys at a time. */
-static void score_keys(const hd_index_select_args *a, const ops_kernels *k, int32_t row,
-                       int32_t n, float *acc, float *score) {
-    const float *weight = a->weight + (int64_t)row * a->heads;
-    for (int32_t u = 0; u < n; u += OPS_TILE_ROWS) {
-        const int32_t n_w = hd_min_i32(OPS_TILE_ROWS, n - u);
-        const float *w[OPS_TILE_ROWS];
-        for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
-            w[j] = paged_entry(&a->keys, a->seq[row], u + (j < n_w ? j : 0));
-        }
-        float sum[OPS_TILE_ROWS] = {0}, hit[HEADS * OPS_TILE_ROWS];
-        for (int32_t h = 0; h < a->heads; h += HEADS) {
-            const int32_t n_heads = hd_min_i32(HEADS, a->heads - h);
-            const float *q[HEADS];
-            for (int32_t i = 0; i < n_heads; i++) {
-                q[i] = act_in(a->q) + ((int64_t)row * a->heads + h + i) * a->keys.width;
-            }
-            memset(acc, 0, HEADS * OPS_TILE_ROWS * OPS_LANES * sizeof *acc);
-            k->dots(acc, q, n_heads, 0, w, a->keys.width);
-            k->fold(hit, OPS_TILE_ROWS, acc, n_heads, OPS_TILE_ROWS);
-            for (int32_t i = 0; i < n_heads; i++) {
-                const float each = weight[h + i] * a->scale;
-                for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
-                    const float x = hit[i * OPS_TILE_ROWS + j];
-                    sum[j] += x > 0.0f ? each * x : 0.0f;
-                }
-            }
-        }
-        memcpy(score + u, sum, (size_t)n_w * sizeof *score);
-    }
-}
-
-/* Unsigned integers in the order of the scores; what is not a number is chosen last. */
-static uint32_t order_of(float score) {
-    const uint32_t bits = hd_f32_bits(isnan(score) ? -INFINITY : score + 0.0f); /* one zero */
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-/* The top_k-th largest order and, in *ties, how many of exactly that order are among the best.
- * Finds it byte by byte from the top: count the candidates per value of the next byte and walk
- * down from the largest. Four passes, whatever the scores. */
-static uint32_t find_threshold(const float *score, int32_t n, int32_t top_k, int32_t *ties) {
-    uint32_t prefix = 0, known = 0; /* bits of the threshold found so far, and which */
-    int32_t wanted = top_k;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        int32_t count[256] = {0};
-        for (int32_t u = 0; u < n; u++) {
-            const uint32_t order = order_of(score[u]);
-            if ((order & known) == prefix) count[order >> shift & 255]++;
-        }
-        uint32_t byte = 255;
-        while (wanted > count[byte]) wanted -= count[byte--];
-        prefix |= byte << shift;
-        known |= 255u << shift;
-    }
-    *ties = wanted;
-    return prefix;
-}
-
-static void select_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
-    const hd_index_select_args *a = job->args;
-    const size_t n_acc = HEADS * OPS_TILE_ROWS * OPS_LANES;
-    for (int32_t r = first; r < end; r++) {
-        int32_t *out = a->out + (int64_t)r * a->top_k, kept = 0, ties = 0;
-        const int32_t n = visible_entries(a->pos[r], a->ratio);
-        const bool all = n <= a->top_k;
-        float *acc = hd_stream_scratch(job->stream, worker,
-                                       (n_acc + (all ? 0 : (size_t)n)) * sizeof *acc);
-        float *score = acc + n_acc;
-        uint32_t threshold = 0;
-        if (!all) {
-            score_keys(a, job->k, r, n, acc, score);
-            threshold = find_threshold(score, n, a->top_k, &ties);
-        }
-        for (int32_t u = 0; u < n && kept < a->top_k; u++) {
-            const uint32_t order = all ? 1 : order_of(score[u]);
-            if (order > threshold || (order == threshold && ties-- > 0)) out[kept++] = u;
-        }
-        while (kept < a->top_k) out[kept++] = -1;
-    }
-}
-
-void ops_index_select_cpu(hd_stream *s, const hd_index_select_args *a, const ops_kernels *k) {
-    ops_run_rows(&(ops_job){
-        .stream = s, .k = k, .args = a, .fn = select_rows, .rows = a->rows, .per_task = 1});
+    attend_job job = {.stream = s, .k = k, .a = a};
+    job.heads = hd_max_i32(1, hd_min_i32(HEADS, PART_OUT / hd_max_i32(1, a->v_dim)));
+    job.groups = (int32_t)hd_ceil_div(a->heads, job.heads);
+    const size_t n_out = (size_t)job.heads * (size_t)a->v_dim;
+    job.part_bytes = sizeof(attend_part) + n_out * sizeof(float);
+    job.part_bytes += (0 - job.part_bytes) % HD_CACHE_LINE;
+    const size_t room = (hd_stream_scratch_bytes(s) - sizeof(attend_state)) / job.part_bytes;
+    job.parts_each = room < 1024 ? (int32_t)room : 1024;
+    cut(&job);
+    hd_stream_tasks(s, a->rows * job.groups * job.parts, attend_task, &job);
 }

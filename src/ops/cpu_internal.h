@@ -38,7 +38,10 @@ static inline float ops_inverse_rms(const ops_kernels *k, const float *x, int32_
     return (float)(1.0 / sqrt(k->square_sum(x, n) / n + (double)eps));
 }
 
-enum { OPS_STATE_BYTES = 128 * 1024 }; /* scratch of an op that does not grow with its input */
+enum {
+    OPS_STATE_BYTES = 128 * 1024, /* scratch of an op that does not grow with its input */
+    OPS_MAX_PARTS = 256           /* that one row's keys are cut into */
+};
 
 /* ---- stored matrices ---- */
 
@@ -75,5 +78,16 @@ typedef struct ops_product {
 } ops_product;
 
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile);
+
+/* ---- the same in whole numbers: --precision fast ---- */
+
+typedef struct fast_space fast_space;
+
+fast_space *ops_fast_space(hd_stream *s, int32_t worker);
+
+/* Whether products with w are computed so. */
+bool ops_fast_takes(const ops_kernels *k, const hd_weight *w);
+
+void ops_multiply_fast(const ops_kernels *k, const ops_product *p, fast_space *t);
 
 #endif

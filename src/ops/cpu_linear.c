@@ -10,6 +10,10 @@
  * feeds every thread. */
 enum { TASK_STEPS = 262144, MAX_TASK_ROWS = 64 };
 
+/* In whole numbers every task turns its rows of x into them, so tasks are as large as keeps all
+ * threads busy to the end. */
+enum { FAST_TASKS = 4 /* of each worker, at least */, MAX_FAST_ROWS = 512 };
+
 /* ---- decoding ---- */
 
 static const uint8_t *byte_at(const void *array, hd_dtype type, int64_t element) {
@@ -136,7 +140,7 @@ void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
     }
 }
 
-/* How the product of n_x rows and n_rows x cols is cut. Tasks count along W first, so that
+/* How the product of n_x rows and n_rows of w is cut. Tasks count along W first, so that
  * neighbors share their rows of x. */
 typedef struct grid {
     int32_t w_rows;   /* rows of W in a task */
@@ -144,14 +148,40 @@ typedef struct grid {
     int32_t x_blocks; /* tasks along x */
 } grid;
 
-static grid cut(int32_t n_x, int32_t n_rows, int32_t cols) {
+static int64_t task_rows(int32_t n_x, int32_t cols) {
     const int32_t block = hd_min_i32(n_x, OPS_X_ROWS);
     int64_t rows = TASK_STEPS / ((int64_t)hd_max_i32(block, 1) * hd_max_i32(cols, 1));
     rows = rows > MAX_TASK_ROWS ? MAX_TASK_ROWS : rows - rows % OPS_TILE_ROWS;
-    if (rows < OPS_TILE_ROWS) rows = OPS_TILE_ROWS;
+    return rows < OPS_TILE_ROWS ? OPS_TILE_ROWS : rows;
+}
+
+static int64_t fast_task_rows(const hd_stream *s, int64_t all_rows) {
+    const int64_t rows = all_rows / (FAST_TASKS * (int64_t)hd_stream_workers(s));
+    if (rows > MAX_FAST_ROWS) return MAX_FAST_ROWS;
+    return rows < FAST_ROWS ? FAST_ROWS : rows - rows % FAST_ROWS;
+}
+
+/* `times`: how many such products share the threads. */
+static grid cut(const hd_stream *s, const ops_kernels *k, const hd_weight *w, int32_t n_x,
+                int32_t n_rows, int32_t times) {
+    const int64_t x_blocks = hd_ceil_div(n_x, OPS_X_ROWS);
+    const int64_t rows = ops_fast_takes(k, w) ? fast_task_rows(s, n_rows * x_blocks * times)
+                                              : task_rows(n_x, w->cols);
     return (grid){.w_rows = (int32_t)rows,
                   .w_chunks = (int32_t)hd_ceil_div(n_rows, rows),
-                  .x_blocks = (int32_t)hd_ceil_div(n_x, OPS_X_ROWS)};
+                  .x_blocks = (int32_t)x_blocks};
+}
+
+static ops_tile *tile_of(hd_stream *s, int32_t worker) {
+    return hd_stream_scratch(s, worker, sizeof(ops_tile));
+}
+
+static void multiply(hd_stream *s, int32_t worker, const ops_kernels *k, const ops_product *p) {
+    if (ops_fast_takes(k, p->w)) {
+        ops_multiply_fast(k, p, ops_fast_space(s, worker));
+    } else {
+        ops_multiply(k, p, tile_of(s, worker));
+    }
 }
 
 typedef struct linear_job {
@@ -160,10 +190,6 @@ typedef struct linear_job {
     const hd_linear_args *a;
     grid g;
 } linear_job;
-
-static ops_tile *tile_of(hd_stream *s, int32_t worker) {
-    return hd_stream_scratch(s, worker, sizeof(ops_tile));
-}
 
 static void linear_task(const void *arg, int32_t task, int32_t worker) {
     const linear_job *job = arg;
@@ -180,11 +206,11 @@ static void linear_task(const void *arg, int32_t task, int32_t worker) {
     for (int32_t i = 0; i < p.n_x; i++) {
         p.x[i] = act_in(a->x) + (first + i) * stride_or(a->x_stride, a->w->cols);
     }
-    ops_multiply(job->k, &p, tile_of(job->stream, worker));
+    multiply(job->stream, worker, job->k, &p);
 }
 
 void ops_linear_cpu(hd_stream *s, const hd_linear_args *a, const ops_kernels *k) {
-    linear_job job = {s, k, a, cut(a->rows, a->w->rows, a->w->cols)};
+    linear_job job = {s, k, a, cut(s, k, a->w, a->rows, a->w->rows, 1)};
     hd_stream_tasks(s, job.g.w_chunks * job.g.x_blocks, linear_task, &job);
 }
 
@@ -228,7 +254,7 @@ static void heads_plain_task(const void *arg, int32_t task, int32_t worker) {
                      .n_rows = hd_min_i32(job->g.w_rows, a->n_rows - o),
                      .w = a->w};
     for (int32_t i = 0; i < p.n_x; i++) p.x[i] = t.x + (int64_t)i * a->x_stride;
-    ops_multiply(job->k, &p, tile_of(job->stream, worker));
+    multiply(job->stream, worker, job->k, &p);
 }
 
 /* out = sum over rows i of W of x[i] * W[i, :], a stretch of columns at a time */
@@ -263,7 +289,7 @@ static void heads_transposed_task(const void *arg, int32_t task, int32_t worker)
 }
 
 void ops_linear_heads_cpu(hd_stream *s, const hd_linear_heads_args *a, const ops_kernels *k) {
-    heads_job job = {s, k, a, cut(a->rows, a->n_rows, a->w->cols)};
+    heads_job job = {s, k, a, cut(s, k, a->w, a->rows, a->n_rows, a->heads)};
     if (a->transpose) job.g.w_chunks = (int32_t)hd_ceil_div(a->w->cols, OPS_TILE_COLS);
     hd_stream_tasks(s, a->heads * job.g.w_chunks * job.g.x_blocks,
                     a->transpose ? heads_transposed_task : heads_plain_task, &job);
@@ -301,7 +327,7 @@ static void grouped_task(const void *arg, int32_t task, int32_t worker) {
         const int32_t row = a->assignment ? a->assignment[place] / a->top_k : place;
         p.x[i] = act_in(a->x) + (int64_t)row * w->cols;
     }
-    ops_multiply(job->k, &p, tile_of(job->stream, worker));
+    multiply(job->stream, worker, job->k, &p);
 }
 
 void ops_linear_grouped_cpu(hd_stream *s, const hd_linear_grouped_args *a,
@@ -310,7 +336,7 @@ void ops_linear_grouped_cpu(hd_stream *s, const hd_linear_grouped_args *a,
     int32_t n_blocks = 0;
     for (int32_t e = 0; e < a->n_experts; e++) n_blocks += blocks_of(a, e);
     const int32_t typical = hd_max_i32(1, a->n_places / a->n_experts);
-    const grid g = cut(typical, a->w[0].rows, a->w[0].cols);
+    const grid g = cut(s, k, &a->w[0], typical, a->w[0].rows, n_blocks);
     grouped_job job = {s, k, a, g.w_rows, g.w_chunks};
     hd_stream_tasks(s, n_blocks * g.w_chunks, grouped_task, &job);
 }

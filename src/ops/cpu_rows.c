@@ -213,7 +213,7 @@ static void swiglu_rows(const ops_job *job, int32_t first, int32_t end, int32_t 
     (void)worker;
     const hd_swiglu_args *a = job->args;
     for (int32_t r = first; r < end; r++) {
-        const float weight = a->weight ? a->weight[a->assignment[r]] : 1.0f;
+        const float weight = a->weight ? a->weight[a->assignment ? a->assignment[r] : r] : 1.0f;
         for (int32_t c = 0; c < a->cols; c += STRETCH) {
             const int32_t n = a->cols - c < STRETCH ? a->cols - c : STRETCH;
             swiglu_stretch(a, job->k, (int64_t)r * a->cols + c, n, weight);

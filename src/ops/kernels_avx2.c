@@ -294,18 +294,13 @@ void ops_decode_e2m1_avx2(float *out, const uint8_t *src, int32_t n, const float
     decode(out, src, n, scale, block, widen_e2m1, 4);
 }
 
-const ops_kernels ops_kernels_avx2 = {
-    .square_sum = ops_square_sum_avx2,
-    .dots = dots,
-    .fold = ops_fold_avx2,
-    .mix = mix,
-    .max = ops_max_avx2,
-    .exp_sum = ops_exp_sum_avx2,
-    .weigh = ops_weigh_avx2,
-    .decode = {[HD_F32] = ops_decode_f32_avx2,
-               [HD_F16] = ops_decode_f16_avx2,
-               [HD_BF16] = ops_decode_bf16_avx2,
-               [HD_E4M3] = ops_decode_e4m3_avx2,
-               [HD_E8M0] = ops_decode_e8m0_avx2,
-               [HD_E2M1] = ops_decode_e2m1_avx2},
-};
+#define AVX2                                                                            \
+    .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix, \
+    .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx2, .turn = ops_turn_avx2,            \
+    .index_scores = ops_index_scores_avx2, .weigh = ops_weigh_avx2,                     \
+    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,        \
+               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = ops_decode_e4m3_avx2,      \
+               [HD_E8M0] = ops_decode_e8m0_avx2, [HD_E2M1] = ops_decode_e2m1_avx2}
+
+const ops_kernels ops_kernels_avx2 = {AVX2};
+const ops_kernels ops_kernels_avx2_fast = {AVX2, .fast = &fast_avx2};

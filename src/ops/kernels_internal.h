@@ -13,10 +13,12 @@
 #include <stdint.h>
 
 #include "base/format.h"
+#include "ops/fast_internal.h"
 
 enum {
     OPS_LANES = 16,
-    OPS_TILE_ROWS = 4 /* rows of the right-hand side that dots takes at once */
+    OPS_TILE_ROWS = 4, /* rows of the right-hand side that dots takes at once */
+    OPS_TURN_KEYS = 32 /* keys of the indexer side by side */
 };
 
 /* out[j, c] += sum over i of coef[j, i] * row[i][at + c], adding row after row */
@@ -49,6 +51,17 @@ typedef struct ops_meeting {
 /* False: nothing was done, because these bytes want the long way. */
 typedef bool ops_meet_fn(const ops_meeting *m);
 
+/* score[u] = sum over h of weight[h] * scale * max(0, q[h] . key u), for keys that were turned. Each
+ * key's products are added one after another, and then its heads. */
+typedef struct ops_index {
+    float *score;        /* [OPS_TURN_KEYS] */
+    const float *keys;   /* [width, OPS_TURN_KEYS] */
+    const float *q;      /* [heads, width] */
+    const float *weight; /* [heads] */
+    float scale;
+    int32_t heads, width;
+} ops_index;
+
 /* The scaled scores of y and their weights, in whole numbers: sample_internal.h. */
 typedef void ops_weigh_fn(float *z, uint64_t *weight, const float *y, int32_t n, float max,
                           float inverse);
@@ -67,15 +80,22 @@ typedef struct ops_kernels {
     float (*max)(const float *x, int32_t n); /* -inf of nothing */
     /* x = exp(x - shift) in place; gives the sum */
     float (*exp_sum)(float *x, int32_t n, float shift);
+    /* out[c, u] = row[u][c] for OPS_TURN_KEYS rows */
+    void (*turn)(float *out, const float *const *row, int32_t cols);
+    void (*index_scores)(const ops_index *x);
     ops_weigh_fn *weigh;
     ops_decode_fn *decode[HD_N_DTYPES]; /* the float formats; NULL for the others */
     ops_meet_fn *meet[HD_N_DTYPES];     /* NULL: always the long way */
+    const fast_kernels *fast;           /* NULL: exact */
 } ops_kernels;
 
 extern const ops_kernels ops_kernels_plain;
 extern const ops_kernels ops_kernels_avx2;
 extern const ops_kernels ops_kernels_avx512; /* needs AVX2 too */
 extern const ops_kernels ops_kernels_vbmi;   /* the same with byte look-ups */
+/* With --precision fast. */
+extern const ops_kernels ops_kernels_plain_fast, ops_kernels_avx2_fast, ops_kernels_avx512_fast;
+extern const ops_kernels ops_kernels_vnni_fast; /* needs VBMI too */
 
 ops_weigh_fn ops_weigh_plain, ops_weigh_avx2, ops_weigh_avx512;
 
@@ -84,6 +104,9 @@ double ops_square_sum_avx2(const float *x, int32_t n);
 void ops_fold_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w);
 float ops_max_avx2(const float *x, int32_t n);
 float ops_exp_sum_avx2(float *x, int32_t n, float shift);
+void ops_turn_avx2(float *out, const float *const *row, int32_t cols);
+void ops_index_scores_avx2(const ops_index *x);
+void ops_index_scores_avx512(const ops_index *x);
 ops_decode_fn ops_decode_f32_avx2, ops_decode_f16_avx2, ops_decode_bf16_avx2,
     ops_decode_e4m3_avx2, ops_decode_e8m0_avx2, ops_decode_e2m1_avx2;
 

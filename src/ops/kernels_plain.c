@@ -79,6 +79,28 @@ static float exp_sum(float *x, int32_t n, float shift) {
     return fold_lanes(lane);
 }
 
+static void turn(float *out, const float *const *row, int32_t cols) {
+    for (int32_t u = 0; u < OPS_TURN_KEYS; u++) {
+        for (int32_t c = 0; c < cols; c++) out[c * OPS_TURN_KEYS + u] = row[u][c];
+    }
+}
+
+static void index_scores(const ops_index *x) {
+    float sum[OPS_TURN_KEYS] = {0};
+    for (int32_t h = 0; h < x->heads; h++) {
+        const float by = x->weight[h] * x->scale;
+        float dot[OPS_TURN_KEYS] = {0};
+        for (int32_t c = 0; c < x->width; c++) {
+            add_scaled(dot, x->keys + c * OPS_TURN_KEYS, x->q[(int64_t)h * x->width + c],
+                       OPS_TURN_KEYS);
+        }
+        for (int32_t u = 0; u < OPS_TURN_KEYS; u++) {
+            sum[u] += dot[u] > 0.0f ? by * dot[u] : 0.0f;
+        }
+    }
+    memcpy(x->score, sum, sizeof sum);
+}
+
 /* ---- stored formats: element i of src ---- */
 
 typedef float widen_fn(const uint8_t *src, int32_t i);
@@ -159,18 +181,11 @@ static void decode_e2m1(float *out, const uint8_t *src, int32_t n, const float *
     decode(out, src, n, scale, block, widen_e2m1);
 }
 
-const ops_kernels ops_kernels_plain = {
-    .square_sum = square_sum,
-    .dots = dots,
-    .fold = fold,
-    .mix = mix,
-    .max = max,
-    .exp_sum = exp_sum,
-    .weigh = ops_weigh_plain,
-    .decode = {[HD_F32] = decode_f32,
-               [HD_F16] = decode_f16,
-               [HD_BF16] = decode_bf16,
-               [HD_E4M3] = decode_e4m3,
-               [HD_E8M0] = decode_e8m0,
-               [HD_E2M1] = decode_e2m1},
-};
+#define PLAIN                                                                                 \
+    .square_sum = square_sum, .dots = dots, .fold = fold, .mix = mix, .max = max,             \
+    .exp_sum = exp_sum, .turn = turn, .index_scores = index_scores, .weigh = ops_weigh_plain, \
+    .decode = {[HD_F32] = decode_f32,   [HD_F16] = decode_f16,   [HD_BF16] = decode_bf16,     \
+               [HD_E4M3] = decode_e4m3, [HD_E8M0] = decode_e8m0, [HD_E2M1] = decode_e2m1}
+
+const ops_kernels ops_kernels_plain = {PLAIN};
+const ops_kernels ops_kernels_plain_fast = {PLAIN, .fast = &fast_plain};

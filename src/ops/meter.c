@@ -1,161 +1,90 @@
-/* meter.c - times every operator of a table and counts what it had to move and compute. */
+/* meter.c - times every operator of a table and notes what it had to move and compute. */
 #include "ops/meter.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-#include "base/checked.h"
+#include "ops/meter_internal.h"
+
+/* Of the queue behind which calls are timed: filled again after so many calls, for so long. */
+enum { CALLS_PER_HOLD = 24, HOLD_MICROSECONDS = 250 };
 
 /* An operator has no context, so the table in use is remembered here. */
 static const hd_ops *metered;
 static hd_meter *meter;
 static hd_clock_fn *now;
+static ops_reader reader;
 
-/* What one call was. */
-typedef struct cost {
-    const hd_weight *w;
-    int32_t rows, outs, ins;
-    double bytes, flops;
-} cost;
+/* ---- lines ---- */
 
-/* Bytes of `rows` rows of a stored matrix with their scales. */
-static double stored_bytes(const hd_weight *w, double rows) {
-    const double row = (double)w->cols * hd_dtype_bits(w->type) / 8;
-    const double blocks = w->scale ? (double)hd_ceil_div(w->cols, w->block_cols) *
-                                         hd_dtype_bits(w->scale_type) / 8 / w->block_rows
-                                   : 0;
-    return rows * (row + blocks);
-}
-
-static cost product(const hd_weight *w, double stored_rows, int32_t rows, int32_t outs,
-                    int32_t ins, double times) {
-    return (cost){.w = w,
-                  .rows = rows,
-                  .outs = outs,
-                  .ins = ins,
-                  .bytes = stored_bytes(w, stored_rows) +
-                           (double)sizeof(float) * rows * times * ((double)outs + ins),
-                  .flops = 2.0 * rows * times * outs * ins};
-}
-
-static cost linear_cost(const hd_linear_args *a) {
-    return product(a->w, a->w->rows, a->rows, a->w->rows, a->w->cols, 1);
-}
-
-static cost linear_heads_cost(const hd_linear_heads_args *a) {
-    return product(a->w, (double)a->heads * a->n_rows, a->rows,
-                   a->transpose ? a->w->cols : a->n_rows, a->transpose ? a->n_rows : a->w->cols,
-                   a->heads);
-}
-
-/* Only the experts that have a row are read. */
-static cost linear_grouped_cost(const hd_linear_grouped_args *a) {
-    int32_t used = 0;
-    for (int32_t e = 0; e < a->n_experts; e++) used += a->offset[e + 1] > a->offset[e];
-    return product(a->w, (double)used * a->w->rows, a->n_places, a->w->rows, a->w->cols, 1);
-}
-
-/* Keys that rows of one sequence share are read once: a prompt's last row sees them all. */
-static cost keys_cost(int32_t rows, int32_t heads, int32_t width, double seen, double shared,
-                      double per_key) {
-    return (cost){.rows = rows,
-                  .outs = heads,
-                  .ins = width,
-                  .bytes = shared * width * (double)sizeof(float),
-                  .flops = 2.0 * heads * seen * per_key};
-}
-
-static double row_keys(const hd_attend_args *a, int32_t r) {
-    const double window = a->window ? hd_min_i32(a->window, a->pos[r] + 1) : 0;
-    if (a->ratio == 0) return window;
-    const int32_t all = (a->pos[r] + 1) / a->ratio;
-    return window + (a->selected ? hd_min_i32(a->n_selected, all) : all);
-}
-
-static cost attend_cost(const hd_attend_args *a) {
-    double seen = 0, shared = 0;
-    for (int32_t r = 0; r < a->rows; r++) {
-        const double n = row_keys(a, r);
-        seen += n;
-        if (a->selected || r + 1 == a->rows || a->seq[r + 1] != a->seq[r]) shared += n;
-    }
-    return keys_cost(a->rows, a->heads, a->k_dim, seen, shared, (double)a->k_dim + a->v_dim);
-}
-
-static cost index_select_cost(const hd_index_select_args *a) {
-    double seen = 0, shared = 0;
-    for (int32_t r = 0; r < a->rows; r++) {
-        const int32_t n = (a->pos[r] + 1) / a->ratio;
-        seen += n;
-        if (r + 1 == a->rows || a->seq[r + 1] != a->seq[r]) shared += n;
-    }
-    return keys_cost(a->rows, a->heads, a->keys.width, seen, shared, a->keys.width);
-}
-
-/* ---- the rest: rows and a width ---- */
-
-#define SMALL(op, rows_, width)                         \
-    static cost op##_cost(const hd_##op##_args *a) {    \
-        return (cost){.rows = (rows_), .ins = (width)}; \
-    }
-SMALL(embed, a->rows, a->table->cols)
-SMALL(gather, a->rows, a->cols)
-SMALL(add, a->rows, a->cols)
-SMALL(rms_norm, a->rows, a->cols)
-SMALL(layer_norm, a->rows, a->cols)
-SMALL(rope_table, a->rows, 2 * a->pairs)
-SMALL(rope, a->rows, 2 * a->pairs * a->heads)
-SMALL(store, a->rows, a->pool.width)
-SMALL(compress, a->seqs.first_row[a->seqs.n], a->entries.width)
-SMALL(route, a->rows, a->rule.n_experts)
-SMALL(permute, a->rows, a->n_experts)
-SMALL(swiglu, a->rows, a->cols)
-SMALL(combine, a->rows, a->cols)
-SMALL(hc_pre, a->rows, a->hc * a->cols)
-SMALL(hc_post, a->rows, a->hc * a->cols)
-SMALL(hc_head, a->rows, a->hc * a->cols)
-SMALL(count_tokens, a->n, a->vocab)
-SMALL(sample, a->rows, a->vocab)
-SMALL(verify, a->n, 0)
-SMALL(argmax, a->rows, a->vocab)
-#undef SMALL
-
-/* ---- noting ---- */
-
-static hd_meter_line *find_line(const char *op, const cost *c) {
+static hd_meter_line *find_line(const char *op, const ops_cost *c) {
     const char *format = c->w ? hd_dtype_name(c->w->type) : "";
     for (int32_t i = 0; i < meter->n; i++) {
         hd_meter_line *l = &meter->line[i];
         if (l->op == op && l->format == format && l->rows == c->rows && l->outs == c->outs &&
-            l->ins == c->ins) {
+            l->ins == c->ins && l->part == meter->part && l->stage == meter->stage) {
             return l;
         }
     }
     if (meter->n == HD_METER_LINES) return NULL;
     hd_meter_line *l = &meter->line[meter->n++];
-    *l = (hd_meter_line){
-        .op = op, .format = format, .rows = c->rows, .outs = c->outs, .ins = c->ins};
+    *l = (hd_meter_line){.part = meter->part,
+                         .stage = meter->stage,
+                         .op = op,
+                         .format = format,
+                         .rows = c->rows,
+                         .outs = c->outs,
+                         .ins = c->ins,
+                         .type = c->w ? c->w->type : HD_NONE};
     return l;
 }
 
-static void note(const char *op, const cost *c, int64_t ns) {
+static void add(hd_meter_line *l, double seconds, double bytes, double flops) {
+    l->calls++;
+    l->seconds += seconds;
+    l->bytes += bytes;
+    l->flops += flops;
+}
+
+static void note(const char *op, const ops_cost *c, int64_t ns) {
     hd_meter_line *l = find_line(op, c);
     if (!l) {
         meter->lost++;
-        return;
+    } else if (!meter->calls) {
+        add(l, (double)ns * 1e-9, c->bytes, c->flops);
+    } else if (meter->n_calls < HD_METER_CALLS) {
+        hd_meter_call *call = &meter->calls[meter->n_calls++];
+        call->line = (int32_t)(l - meter->line);
+        call->bytes = c->bytes;
+        call->flops = c->flops;
+    } else {
+        meter->lost++;
     }
-    l->calls++;
-    l->seconds += (double)ns * 1e-9;
-    l->bytes += c->bytes;
-    l->flops += c->flops;
+}
+
+static void mark_before(hd_stream *s) {
+    if (meter->next % CALLS_PER_HOLD == 0) hd_stream_hold(s, HOLD_MICROSECONDS);
+    if (meter->next < HD_METER_CALLS) hd_stream_mark(s, meter->calls[meter->next].before);
+}
+
+static void mark_after(hd_stream *s) {
+    if (meter->next < HD_METER_CALLS) hd_stream_mark(s, meter->calls[meter->next].after);
+    meter->next++;
 }
 
 #define X(op)                                                         \
     static void op##_metered(hd_stream *s, const hd_##op##_args *a) { \
         static const char name[] = #op;                               \
+        if (meter->timing) {                                          \
+            mark_before(s);                                           \
+            metered->op(s, a);                                        \
+            mark_after(s);                                            \
+            return;                                                   \
+        }                                                             \
         const int64_t begun = now();                                  \
         metered->op(s, a);                                            \
         const int64_t ns = now() - begun;                             \
-        const cost c = op##_cost(a);                                  \
+        const ops_cost c = ops_cost_##op(&reader, a);                 \
         note(name, &c, ns);                                           \
     }
 HD_OP_LIST(X)
@@ -165,7 +94,8 @@ void hd_meter_init(hd_meter *m, hd_ops *out, const hd_ops *inner, hd_clock_fn *c
     metered = inner;
     meter = m;
     now = clock;
-    hd_meter_reset(m);
+    reader = (ops_reader){.act_bytes = inner->act_bytes};
+    *m = (hd_meter){.part = "", .stage = ""};
     *out = (hd_ops){.name = inner->name,
                     .act_bytes = inner->act_bytes,
 #define X(op) .op = op##_metered,
@@ -177,4 +107,60 @@ void hd_meter_init(hd_meter *m, hd_ops *out, const hd_ops *inner, hd_clock_fn *c
 void hd_meter_reset(hd_meter *m) {
     m->n = 0;
     m->lost = 0;
+}
+
+void hd_meter_at(hd_meter *m, const char *part, const char *stage) {
+    m->part = part;
+    m->stage = stage;
+}
+
+/* ---- devices that run later ---- */
+
+static int64_t no_clock(void) {
+    return 0;
+}
+
+hd_status hd_meter_open(hd_meter *m, hd_ops *out, const hd_ops *inner, hd_device *d,
+                        hd_stream *s, hd_err *err) {
+    hd_meter_init(m, out, inner, no_clock);
+    m->stream = s;
+    reader.stream = hd_device_is_host(d) ? NULL : s;
+    m->calls = calloc(HD_METER_CALLS, sizeof *m->calls);
+    if (!m->calls) return HD_FAIL(err, HD_ENOMEM, "no memory for %d calls", HD_METER_CALLS);
+    for (int32_t i = 0; i < HD_METER_CALLS; i++) {
+        HD_TRY(hd_mark_open(&m->calls[i].before, d, err));
+        HD_TRY(hd_mark_open(&m->calls[i].after, d, err));
+    }
+    return HD_OK;
+}
+
+void hd_meter_close(hd_meter *m) {
+    for (int32_t i = 0; m->calls && i < HD_METER_CALLS; i++) {
+        hd_mark_close(m->calls[i].before);
+        hd_mark_close(m->calls[i].after);
+    }
+    free(m->calls);
+    free(reader.copy);
+    reader = (ops_reader){0};
+    m->calls = NULL;
+}
+
+void hd_meter_count(hd_meter *m) {
+    hd_meter_reset(m);
+    m->n_calls = 0;
+    m->timing = false;
+}
+
+void hd_meter_time(hd_meter *m) {
+    m->next = 0;
+    m->timing = true;
+}
+
+bool hd_meter_settle(hd_meter *m) {
+    if (m->next != m->n_calls || m->lost) return false;
+    for (int32_t i = 0; i < m->n_calls; i++) {
+        const hd_meter_call *c = &m->calls[i];
+        add(&m->line[c->line], hd_mark_seconds(c->before, c->after), c->bytes, c->flops);
+    }
+    return true;
 }

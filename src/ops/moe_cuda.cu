@@ -162,7 +162,7 @@ static __global__ void __launch_bounds__(BLOCK) permute(hd_permute_args a) {
         const bool before = base + lane < n && a.expert[base + lane] < e;
         at += __popc(__ballot_sync(ALL_LANES, before));
     }
-    const int32_t first = at;
+    int32_t counted = 0;
     if (lane == 0) a.offset[e] = at;
     if (lane == 0 && e == a.n_experts - 1) a.offset[a.n_experts] = n;
     for (int32_t base = 0; base < n; base += WARP) {
@@ -175,8 +175,10 @@ static __global__ void __launch_bounds__(BLOCK) permute(hd_permute_args a) {
             a.place[i] = mine;
         }
         at += __popc(all);
+        counted +=
+            __popc(__ballot_sync(ALL_LANES, own && (!a.live || a.live[i / a.top_k] != 0)));
     }
-    if (lane == 0 && a.load) a.load[e] += at - first;
+    if (lane == 0 && a.load) a.load[e] += counted;
 }
 
 void hd_permute_cuda(hd_stream *s, const hd_permute_args *a) {

@@ -122,8 +122,8 @@ void hd_permute_ref(hd_stream *s, const hd_permute_args *a) {
     }
     memmove(a->offset + 1, a->offset, (size_t)a->n_experts * sizeof *a->offset);
     a->offset[0] = 0;
-    for (int32_t e = 0; a->load && e < a->n_experts; e++) {
-        a->load[e] += a->offset[e + 1] - a->offset[e];
+    for (int32_t i = 0; a->load && i < n; i++) {
+        if (!a->live || a->live[i / a->top_k]) a->load[a->expert[i]]++;
     }
 }
 

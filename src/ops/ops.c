@@ -16,10 +16,21 @@ void hd_ops_init_ref(hd_ops *t) {
     };
 }
 
+hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err) {
+    *out = name && strcmp(name, "fast") == 0 ? HD_FAST : HD_EXACT;
+    if (*out == HD_FAST || !name || strcmp(name, "exact") == 0) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "precision '%s' is neither exact nor fast", name);
+}
+
 hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cpu_options *cpu,
-                      hd_err *err) {
+                      hd_precision precision, hd_err *err) {
     const hd_cpu_options one = {.n_threads = 1, .pin = cpu->pin};
     *d = NULL;
+    if (precision == HD_FAST && strcmp(backend, "cpu") != 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "--precision fast is the cpu backend's; backend '%s' has one precision",
+                       backend);
+    }
     if (strcmp(backend, "cuda") == 0) {
         HD_TRY(hd_device_open_cuda(d, 0, err));
 #ifdef HD_CUDA
@@ -32,7 +43,7 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cp
         return hd_device_open_cpu(d, &one, err);
     }
     if (strcmp(backend, "cpu") == 0) {
-        hd_ops_init_cpu(t, hd_cpu_features());
+        hd_ops_init_cpu(t, hd_cpu_features(), precision);
         return hd_device_open_cpu(d, cpu, err);
     }
     return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, cuda, ref", backend);

@@ -218,6 +218,7 @@ typedef struct hd_permute_args {
     int32_t *place;        /* [rows * top_k] the sorted place of each assignment */
     const int32_t *expert; /* [rows, top_k] */
     int64_t *load;         /* [n_experts] grows by the places of each; or NULL */
+    const int32_t *live;   /* [rows] 0: the row does not count as load; or NULL */
     int32_t rows, top_k, n_experts;
 } hd_permute_args;
 
@@ -232,7 +233,8 @@ typedef struct hd_linear_grouped_args {
 } hd_linear_grouped_args;
 
 /* out = silu(g) * u with g = min(gate, limit), u = clamp(up, -limit, limit) (limit 0: none),
- * times weight[assignment[r]] where weight is given; models.md 2.1.3, 2.12 */
+ * times weight[assignment[r]], or weight[r] without assignment, where weight is given; models.md
+ * 2.1.3, 2.12 */
 typedef struct hd_swiglu_args {
     hd_act *out; /* [rows, cols], may be gate */
     const hd_act *gate, *up;
@@ -395,6 +397,80 @@ typedef struct hd_argmax_args {
     int32_t rows, vocab, n_ids;
 } hd_argmax_args;
 
+/* ---- steps of a fixed shape; docs/graphs.md ----
+ *
+ * Such a step has n sequences of 1 + n_drafts rows, those of sequence i from row
+ * i * (1 + n_drafts) on, whoever runs: calls follow from the shape alone, everything else is
+ * read from device memory. A row or a sequence that is nobody's has token 0 at position 0 and
+ * up, in the scratch page. */
+
+/* Where a request stands: the token chosen last, which is not computed yet, and what may
+ * follow it. */
+typedef struct hd_cursor {
+    int32_t position; /* of token */
+    int32_t token;
+    int32_t draft[HD_MAX_DRAFTED];
+} hd_cursor;
+
+/* One sequence of a step, as the host tells it. */
+typedef struct hd_step_seq {
+    int32_t slot;     /* of its parameters and its cursor */
+    int32_t n_drafts; /* that may stand, at most the shape's */
+    int32_t room;     /* positions that have pages */
+    int32_t fresh; /* it begins at `at`; otherwise at its slot's cursor, and is nobody's if it
+                         could leave the room */
+    hd_cursor at;
+} hd_step_seq;
+
+/* Rows from cursors. forced > 0, for benchmarks: so many drafts stand on average, drawn by
+ * Philox (high word 2) at the position of the first token to choose. */
+typedef struct hd_lay_step_args {
+    int32_t *token, *pos, *seq, *logit_row; /* [rows] */
+    int32_t *live;              /* [rows] 0: nobody's, or a draft that cannot stand */
+    int32_t *first_row, *start; /* [n + 1], [n] */
+    int32_t *table[2];          /* [n, table_stride] written where nobody's */
+    int32_t *slot, *position, *n_drafted, *given; /* [rows] of the sampler */
+    int32_t *standing;                            /* [n] drafts that may stand; -1: nobody's */
+    hd_cursor *cursor;                            /* [*] by slot; fresh ones are written */
+    const hd_step_seq *seqs;                      /* [n] */
+    const int32_t *n_live;                        /* [1] the first so many are somebody's */
+    const hd_sampling *params;
+    int32_t scratch_page[2];
+    int32_t n, n_drafts, table_stride, idle_slot; /* idle_slot: the sampler's, where nobody's */
+    float forced;
+} hd_lay_step_args;
+
+/* Which drafts stand; cursors and counts of those with penalties move past them. */
+typedef struct hd_settle_step_args {
+    int32_t *accepted;   /* [n] drafts that stand; -1: nobody's */
+    int32_t *next_token; /* [rows] after each row, 0 behind refused drafts */
+    int32_t *wanted;     /* [n] the row of the last token that stands */
+    hd_cursor *cursor;
+    uint16_t *counts; /* [*, vocab] of count_tokens */
+    const hd_step_seq *seqs;
+    const int32_t *standing;
+    const int32_t *token, *input; /* [rows] chosen by sample; computed */
+    const hd_sampling *params;
+    int32_t n, n_drafts, vocab;
+} hd_settle_step_args;
+
+/* Draft `at` of every sequence into its cursor, and the rows that guess the next one. */
+typedef struct hd_lay_draft_args {
+    int32_t *draft;                                      /* [n, n_drafts] written at `at` */
+    int32_t *token, *next_token, *pos, *seq, *logit_row; /* [n] */
+    int32_t *first_row, *start;                          /* [n + 1], [n] */
+    hd_cursor *cursor;
+    const hd_step_seq *seqs;
+    const int32_t *standing;
+    const int32_t *guess; /* [n] of argmax */
+    int32_t n, n_drafts, at;
+} hd_lay_draft_args;
+
+/* The device's clock in nanoseconds, when everything before is done. */
+typedef struct hd_stamp_args {
+    int64_t *at;
+} hd_stamp_args;
+
 #define HD_OP_LIST(X) \
     X(embed)          \
     X(gather)         \
@@ -420,7 +496,11 @@ typedef struct hd_argmax_args {
     X(count_tokens)   \
     X(sample)         \
     X(verify)         \
-    X(argmax)
+    X(argmax)         \
+    X(lay_step)       \
+    X(settle_step)    \
+    X(lay_draft)      \
+    X(stamp)
 
 #define X(op) typedef void hd_##op##_fn(hd_stream *s, const hd_##op##_args *a);
 HD_OP_LIST(X)
@@ -441,14 +521,22 @@ static inline hd_act *hd_act_at(const hd_ops *ops, hd_act *x, int64_t at) {
     return (hd_act *)((uint8_t *)x + at * ops->act_bytes);
 }
 
+/* How the CPU multiplies by FP8 and FP4 matrices: with the values as they are, in float32, or
+ * with 8-bit whole numbers near them (docs/numerics.md). */
+typedef enum hd_precision { HD_EXACT, HD_FAST } hd_precision;
+
+/* By name, "exact" or "fast"; NULL is the default. */
+hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err);
+
 /* Each fills every entry: the reference first, then what cpu_flags (base/cpu.h) allow. */
 void hd_ops_init_ref(hd_ops *t);
-void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags);
+void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags, hd_precision precision);
 void hd_ops_init_cuda(hd_ops *t); /* in builds with HD_CUDA */
 
-/* Opens the device of a backend, "ref", "cpu" or "cuda", and fills the table of its ops. */
+/* Opens the device of a backend, "ref", "cpu" or "cuda", and fills the table of its ops. Only the
+ * CPU knows HD_FAST. */
 hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cpu_options *cpu,
-                      hd_err *err);
+                      hd_precision precision, hd_err *err);
 
 /* Scratch per worker that the tables need: max_keys bounds window + entries that one row
  * may attend to or score, max_cols the widest row of any op (the vocabulary where sampled). */

@@ -157,7 +157,8 @@ void hd_store_cuda(hd_stream *s, const hd_store_args *a) {
 static __global__ void swiglu(hd_swiglu_args a) {
     const int64_t i = element();
     if (i >= (int64_t)a.rows * a.cols) return;
-    const float weight = a.weight ? a.weight[a.assignment[i / a.cols]] : 1.0f;
+    const int64_t r = i / a.cols;
+    const float weight = a.weight ? a.weight[a.assignment ? a.assignment[r] : r] : 1.0f;
     float g = wide(acts(a.gate)[i]), u = wide(acts(a.up)[i]);
     if (a.limit > 0.0f) { /* comparisons, so that NaN stays NaN */
         g = g > a.limit ? a.limit : g;

@@ -108,7 +108,7 @@ void hd_swiglu_ref(hd_stream *s, const hd_swiglu_args *a) {
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
         int64_t row = (int64_t)r * a->cols;
-        float weight = a->weight ? a->weight[a->assignment[r]] : 1.0f;
+        float weight = a->weight ? a->weight[a->assignment ? a->assignment[r] : r] : 1.0f;
         for (int32_t c = 0; c < a->cols; c++) {
             float g = act_in(a->gate)[row + c], u = act_in(a->up)[row + c];
             if (a->limit > 0.0f) { /* comparisons, so that NaN stays NaN */

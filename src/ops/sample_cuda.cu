@@ -5,6 +5,7 @@
  * found in a histogram over the scaled score, then bit by bit over (score, id) among the
  * candidates of one bin. Bounded by reading the logits a few times from the L2 cache. */
 #include "ops/cuda_internal.cuh"
+#include "ops/philox_internal.cuh"
 
 constexpr int THREADS = 1024, WARPS = THREADS / WARP, BINS = THREADS;
 constexpr int BINS_PER_UNIT = 34;  /* of the scaled score; 30 units */
@@ -85,22 +86,6 @@ static __device__ __forceinline__ whole nucleus(float top_p, whole total) {
 
 static __device__ __forceinline__ float least_of(float min_p) {
     return min_p >= 1.0f ? 0.0f : min_p > 0.0f ? (float)log((double)min_p) : -CUDART_INF_F;
-}
-
-/* base/philox.h on the device, for one counter: the first two words. */
-static __device__ uint2 philox(uint64_t seed, uint32_t high, uint64_t low) {
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    uint32_t c0 = (uint32_t)low, c1 = (uint32_t)(low >> 32), c2 = high, c3 = 0;
-    for (int round = 0; round < 10; round++) {
-        const uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-        c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-        c1 = (uint32_t)p1;
-        c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c3 = (uint32_t)p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return make_uint2(c0, c1);
 }
 
 /* A number in [0, total): floor(u * total) of a u in [0, 1) with 64 bits. */

@@ -11,8 +11,8 @@ typedef void hd_timed_fn(hd_stream *s, void *arg);
 
 /* Seconds of one of `copies` that run behind each other: seconds[rounds], after one round that
  * does not count. On a GPU the copies are one graph between two events. */
-hd_status hd_time_ops(hd_stream *s, const hd_device *d, hd_timed_fn *fn, void *arg,
-                      int32_t copies, int32_t rounds, double *seconds, hd_err *err);
+hd_status hd_time_ops(hd_stream *s, hd_device *d, hd_timed_fn *fn, void *arg, int32_t copies,
+                      int32_t rounds, double *seconds, hd_err *err);
 
 HD_END_C
 

@@ -377,6 +377,7 @@ static void add_work(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_choose,
         .n_score = n_score,
         .after = n_choose ? -1 : q->tokens[q->n_done + rows],
         .want_drafts = want_drafts,
+        .left = q->r.n_prompt + q->r.max_new - q->n_tokens,
         .pages = {hd_cache_table(s->cache, slot, HD_LIFE_ENTRIES),
                   hd_cache_table(s->cache, slot, HD_LIFE_WINDOW)},
         .n_pages = pages_for(s, q->n_done + rows + want_drafts)
@@ -437,6 +438,14 @@ static int32_t plan_drafts(hd_sched *s) {
     return s->n_running - decoding;
 }
 
+/* Nobody is sent back for these pages. */
+static void reach_ahead(hd_sched *s, hd_work *w) {
+    const int32_t most = s->o.cache.lease_pages * s->o.cache.page_tokens;
+    const int32_t reach = w->start + w->n + w->want_drafts + s->o.ahead;
+    if (hd_cache_extend(s->cache, w->slot, hd_min_i32(reach, most)) != HD_OK) return;
+    w->n_pages = pages_for(s, hd_min_i32(reach, most));
+}
+
 /* Retraction takes from the end of running, so a walk by index stays valid: whoever is behind
  * the walk may vanish, whoever was passed stays. */
 static void build(hd_sched *s) {
@@ -460,6 +469,9 @@ static void build(hd_sched *s) {
         s->worker[kept++] = s->worker[i];
     }
     s->n_works = kept;
+    for (int32_t i = 0; s->o.ahead && i < kept; i++) {
+        if (s->works[i].n_choose) reach_ahead(s, &s->works[i]);
+    }
 }
 
 /* ---- settling ---- */

@@ -86,6 +86,8 @@ typedef struct hd_sched_options {
     int32_t choice_rows;    /* rows of one step that choose or score tokens; 0: as many as the
                                running requests may choose at */
     int32_t queue_limit;
+    int32_t ahead; /* positions by which the pages of decoding requests reach further than the
+                      step needs, where there are pages: for runners that are a step ahead */
     int32_t max_positions; /* longest sequence, prompt and output */
 } hd_sched_options;
 

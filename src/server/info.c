@@ -1,10 +1,10 @@
-/* info.c - what the server says of itself: health, version, model, load, metrics. */
+/* info.c - what the server says of itself: health, version, model, settings, metrics. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/progress.h"
+#include "server/loads_internal.h"
 #include "server/server_internal.h"
 
 enum { HEALTH_TIMEOUT_S = 20 };
@@ -109,23 +109,6 @@ static void on_model_info(http_call *c, void *user) {
                   "max_context", e.max_context));
 }
 
-static double accept_length(const hd_engine_stats *e) {
-    int64_t accepted = 0;
-    for (int32_t i = 0; i < HD_MOST_DRAFTS; i++) accepted += e->accepted_at[i];
-    const int64_t verified = e->drafted_at[0];
-    return verified ? 1 + (double)accepted / (double)verified : 1;
-}
-
-static int64_t total_tokens(const hd_engine_stats *e) {
-    return (int64_t)e->pages[HD_POOL_ENTRIES] * e->page_tokens;
-}
-
-static int64_t used_tokens(const hd_engine_stats *e) {
-    const int32_t used = e->pages[HD_POOL_ENTRIES] - e->pages_free[HD_POOL_ENTRIES] -
-                         e->pages_cached[HD_POOL_ENTRIES];
-    return (int64_t)used * e->page_tokens;
-}
-
 static void on_server_info(http_call *c, void *user) {
     server *s = user;
     hd_engine_stats e;
@@ -133,36 +116,21 @@ static void on_server_info(http_call *c, void *user) {
     json_t *info = json_loads(s->options.settings_json, 0, NULL);
     if (!info) info = json_object();
     json_t *more = json_pack(
-        "{s:s, s:s, s:s, s:I, s:i, s:i, s:f, s:f, s:s, s:b, s:b, s:[{s:f, s:f, s:{s:f, s:f, "
-        "s:f}}]}",
+        "{s:s, s:s, s:s, s:s, s:I, s:i, s:i, s:f, s:f, s:s, s:b, s:b, s:[{s:f, s:f, s:{s:f, "
+        "s:f, s:f}}]}",
         "version", HD_VERSION, "model_path", s->options.engine.model_dir, "served_model_name",
-        s->options.model_name, "max_total_num_tokens", (json_int_t)total_tokens(&e),
-        "max_req_input_len", e.max_context, "max_running_requests", e.max_running,
-        "startup_time", s->load_seconds, "uptime", (double)(hd_now_ns() - s->start_ns) * 1e-9,
-        "sandbox", s->sandbox, "paused", e.paused, "draining", e.draining, "internal_states",
-        "avg_spec_accept_length", accept_length(&e), "last_gen_throughput",
-        live_tokens_per_s(s->live), "memory_usage", "weight", (double)e.weight_bytes / 1e9,
-        "kvcache", (double)e.kv_bytes / 1e9, "graph", 0.0);
+        s->options.model_name, "precision",
+        s->options.engine.precision ? s->options.engine.precision : "exact",
+        "max_total_num_tokens", (json_int_t)server_total_tokens(&e), "max_req_input_len",
+        e.max_context, "max_running_requests", e.max_running, "startup_time", s->load_seconds,
+        "uptime", (double)(hd_now_ns() - s->start_ns) * 1e-9, "sandbox", s->sandbox, "paused",
+        e.paused, "draining", e.draining, "internal_states", "avg_spec_accept_length",
+        server_accept_length(&e), "last_gen_throughput", live_tokens_per_s(s->live),
+        "memory_usage", "weight", (double)e.weight_bytes / 1e9, "kvcache",
+        (double)e.kv_bytes / 1e9, "graph", 0.0);
     if (more) json_object_update(info, more);
     json_decref(more);
     server_reply_json(c, 200, info);
-}
-
-static void on_loads(http_call *c, void *user) {
-    server *s = user;
-    hd_engine_stats e;
-    hd_engine_read_stats(s->engine, &e);
-    json_t *load = json_pack(
-        "{s:i, s:i, s:i, s:i, s:I, s:I, s:f, s:f, s:b}", "dp_rank", 0, "num_running_reqs",
-        e.running, "num_waiting_reqs", e.waiting, "max_running_requests", e.max_running,
-        "num_used_tokens", (json_int_t)used_tokens(&e), "num_total_tokens",
-        (json_int_t)total_tokens(&e), "gen_throughput", live_tokens_per_s(s->live),
-        "spec_accept_length", accept_length(&e), "paused", e.paused);
-    server_reply_json(c, 200,
-                      json_pack("{s:I, s:s, s:s, s:i, s:[o]}", "timestamp",
-                                (json_int_t)time(NULL), "version", HD_VERSION, "accelerator",
-                                s->options.engine.backend ? s->options.engine.backend : "cpu",
-                                "num_accelerators", 1, "loads", load));
 }
 
 /* ---- metrics and the live view ---- */
@@ -199,8 +167,8 @@ const http_route info_routes[] = {
     {"GET", "/get_model_info",  HTTP_USER,   HTTP_OPENAI, on_model_info     },
     {"GET", "/server_info",     HTTP_USER,   HTTP_OPENAI, on_server_info    },
     {"GET", "/get_server_info", HTTP_USER,   HTTP_OPENAI, on_server_info    },
-    {"GET", "/v1/loads",        HTTP_USER,   HTTP_OPENAI, on_loads          },
-    {"GET", "/get_load",        HTTP_USER,   HTTP_OPENAI, on_loads          },
+    {"GET", "/v1/loads",        HTTP_USER,   HTTP_OPENAI, server_on_loads   },
+    {"GET", "/get_load",        HTTP_USER,   HTTP_OPENAI, server_on_old_load},
     {"GET", "/metrics",         HTTP_USER,   HTTP_OPENAI, on_metrics        },
     {"GET", "/engine/live",     HTTP_USER,   HTTP_OPENAI, on_live           },
 };

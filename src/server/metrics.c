@@ -25,8 +25,9 @@ struct metrics {
     char label[300]; /* model_name="...", escaped */
     double start_time;
     histogram ttft, itl, e2e, queue; /* nanoseconds */
-    histogram prompt, generation;    /* tokens */
-    histogram_window recent[2];      /* by metrics_time; the ticker's */
+    histogram prefill, decode, inference, tpot;
+    histogram prompt, generation; /* tokens */
+    histogram_window recent[2];   /* by metrics_time; the ticker's */
     atomic_int_fast64_t requests, aborted;
     pthread_mutex_t lock; /* guards the names */
     counted_name finishes[FINISHES], unknown[ENDPOINTS];
@@ -42,9 +43,10 @@ metrics *metrics_new(const char *model_name) {
     char *to = m->label + (size_t)snprintf(m->label, sizeof m->label, "model_name=\"");
     const char *end = m->label + sizeof m->label - 4;
     for (const char *p = model_name; *p && to < end; p++) {
-        if (*p == '"' || *p == '\\') *to++ = '\\';
-        *to++ = (unsigned char)*p < ' ' ? '_' : *p;
+        if (*p == '"' || *p == '\\' || *p == '\n') *to++ = '\\';
+        *to++ = *p == '\n' ? 'n' : *p;
     }
+    while (to[-1] & 0x80 && to > end - 4) to--; /* no part of a character */
     *to++ = '"';
     *to = '\0';
     m->start_time = (double)time(NULL);
@@ -78,12 +80,23 @@ void metrics_token(metrics *m, int32_t n_tokens, int64_t since_last_ns) {
     if (n_tokens > 0) histogram_add(&m->itl, since_last_ns / n_tokens, (uint64_t)n_tokens);
 }
 
+/* Of a request that had a token: what its time went to. */
+static void add_phases(metrics *m, const api_outcome *o) {
+    if (!o->first_ns || !o->admitted_ns) return;
+    histogram_add(&m->prefill, o->first_ns - o->admitted_ns, 1);
+    histogram_add(&m->decode, o->end_ns - o->first_ns, 1);
+    histogram_add(&m->inference, o->end_ns - o->admitted_ns, 1);
+    if (o->output_tokens < 2) return;
+    histogram_add(&m->tpot, (o->end_ns - o->first_ns) / (o->output_tokens - 1), 1);
+}
+
 void metrics_end(metrics *m, const api_outcome *o) {
     atomic_fetch_add(&m->requests, 1);
     if (o->finish && strcmp(o->finish, "abort") == 0) atomic_fetch_add(&m->aborted, 1);
     if (o->finish) count_name(m, m->finishes, FINISHES, o->finish);
     if (o->admitted_ns) histogram_add(&m->queue, o->admitted_ns - o->start_ns, 1);
     if (o->end_ns) histogram_add(&m->e2e, o->end_ns - o->start_ns, 1);
+    add_phases(m, o);
     histogram_add(&m->prompt, o->prompt_tokens, 1);
     histogram_add(&m->generation, o->output_tokens, 1);
 }
@@ -132,7 +145,9 @@ typedef struct view {
     const metrics_sources *from;
     hd_engine_stats e;
     http_stats h;
-    double balancedness;
+    int64_t *load; /* [n_load] rows of each expert, layer by layer; or NULL */
+    size_t n_load;
+    int32_t n_experts;
     int64_t resident_bytes;
     int32_t open_files;
 } view;
@@ -156,15 +171,10 @@ static int32_t open_files(void) {
     return n;
 }
 
-static double read_balancedness(hd_engine *e) {
-    int32_t n_experts = 0;
-    const size_t n = hd_engine_read_experts(e, NULL, 0, &n_experts);
-    int64_t *load = n ? calloc(n, sizeof *load) : NULL;
-    if (!load) return 0;
-    hd_engine_read_experts(e, load, n, &n_experts);
-    const double even = metrics_balancedness(load, n, n_experts);
-    free(load);
-    return even;
+static void read_experts(view *v, hd_engine *e) {
+    const size_t n = hd_engine_read_experts(e, NULL, 0, &v->n_experts);
+    v->load = n ? calloc(n, sizeof *v->load) : NULL;
+    v->n_load = v->load ? hd_engine_read_experts(e, v->load, n, NULL) : 0;
 }
 
 /* ---- single values ---- */
@@ -257,7 +267,7 @@ static double accept_rate(const view *v) {
     return draft_tokens(v) > 0 ? accepted_tokens(v) / draft_tokens(v) : 0;
 }
 static double balancedness(const view *v) {
-    return v->balancedness;
+    return metrics_balancedness(v->load, v->n_load, v->n_experts);
 }
 static double page_size(const view *v) {
     return v->e.page_tokens;
@@ -329,8 +339,8 @@ static const series all_series[] = {
     {"gen_throughput", "gen_throughput", NULL, "gauge", "output tokens per second, lately", throughput},
     {"prompt_tokens_total", "prompt_tokens_total", "prompt_tokens_total", "counter", "prompt tokens of admitted requests", prompt_tokens},
     {"generation_tokens_total", "generation_tokens_total", "generation_tokens_total", "counter", "tokens generated", output_tokens},
-    {"cached_tokens_total", "cached_tokens_total", "prefix_cache_hits", "counter", "prompt tokens found in the prefix cache", cached_tokens},
-    {"prefix_cache_queries_total", NULL, "prefix_cache_queries", "counter", "prompt tokens looked up in the prefix cache", prompt_tokens},
+    {"cached_tokens_total", "cached_tokens_total", "prefix_cache_hits_total", "counter", "prompt tokens found in the prefix cache", cached_tokens},
+    {"prefix_cache_queries_total", NULL, "prefix_cache_queries_total", "counter", "prompt tokens looked up in the prefix cache", prompt_tokens},
     {"cache_hit_rate", "cache_hit_rate", NULL, "gauge", "cached share of all prompt tokens so far", hit_rate},
     {"num_requests_total", "num_requests_total", NULL, "counter", "requests that ended", requests},
     {"num_aborted_requests_total", "num_aborted_requests_total", NULL, "counter", "requests that were aborted", aborted},
@@ -339,6 +349,7 @@ static const series all_series[] = {
     {"step_rows_total", NULL, NULL, "counter", "rows in them", rows},
     {"max_total_num_tokens", "max_total_num_tokens", NULL, "gauge", "tokens the KV pools hold", kv_total},
     {"kv_used_tokens", "kv_used_tokens", NULL, "gauge", "tokens held by living requests", kv_used},
+    {NULL, "num_used_tokens", NULL, "gauge", "tokens held by living requests", kv_used},
     {"kv_available_tokens", "kv_available_tokens", NULL, "gauge", "tokens free", kv_free},
     {"kv_evictable_tokens", "kv_evictable_tokens", NULL, "gauge", "tokens cached and given up on demand", kv_evictable},
     {"token_usage", "token_usage", "kv_cache_usage_perc", "gauge", "used share of the KV pool, 0 to 1", usage},
@@ -356,7 +367,7 @@ static const series all_series[] = {
     {"load_seconds", "weight_load_duration_seconds", NULL, "gauge", "time to load the model", load_seconds},
     {"http_connections", NULL, NULL, "gauge", "open connections", connections},
     {"http_streams", NULL, NULL, "gauge", "open event streams", streams},
-    {"http_connections_total", NULL, NULL, "counter", "connections accepted", accepted},
+    {"http_accepted_connections_total", NULL, NULL, "counter", "connections accepted", accepted},
     {"http_slow_readers_total", NULL, NULL, "counter", "streams cut off because their reader fell behind", cut_off},
     {"http_clients_gone_total", NULL, NULL, "counter", "clients that left before their answer's end", gone},
     {"http_timeouts_total", NULL, NULL, "counter", "requests that did not arrive in time, connections that idled", timed_out},
@@ -436,6 +447,14 @@ static const shape shapes[] = {
      "from the request's headers to its end", 1e9, offsetof(metrics, e2e), {ttft_ours, e2e_sglang, request_vllm}},
     {"queue_time_seconds", "queue_time_seconds", "request_queue_time_seconds",
      "until the first answer was admitted", 1e9, offsetof(metrics, queue), {ttft_ours, ttft_sglang, request_vllm}},
+    {"request_prefill_time_seconds", NULL, "request_prefill_time_seconds",
+     "from admission to the first token", 1e9, offsetof(metrics, prefill), {ttft_ours, NULL, request_vllm}},
+    {"request_decode_time_seconds", NULL, "request_decode_time_seconds",
+     "from the first token to the end", 1e9, offsetof(metrics, decode), {ttft_ours, NULL, request_vllm}},
+    {"request_inference_time_seconds", NULL, "request_inference_time_seconds",
+     "from admission to the end", 1e9, offsetof(metrics, inference), {ttft_ours, NULL, request_vllm}},
+    {"request_time_per_output_token_seconds", NULL, "request_time_per_output_token_seconds",
+     "mean time between tokens of a request", 1e9, offsetof(metrics, tpot), {itl_ours, NULL, itl_vllm}},
     {"prompt_tokens_histogram", "prompt_tokens_histogram", "request_prompt_tokens",
      "prompt tokens of a request", 1, offsetof(metrics, prompt), {token_edges, token_edges, token_edges}},
     {"generation_tokens_histogram", "generation_tokens_histogram", "request_generation_tokens",
@@ -446,6 +465,7 @@ static const shape shapes[] = {
 static void put_histogram(FILE *out, const view *v, const dialect *d, const shape *s) {
     const char *const names[] = {s->own, s->sglang, s->vllm};
     const char *name = names[d - dialects];
+    if (!name) return;
     histogram_copy h;
     histogram_read((const void *)((const char *)v->m + s->offset), &h);
     put_head(out, d->prefix, name, "histogram", s->help);
@@ -473,6 +493,19 @@ static void put_pools(FILE *out, const view *v) {
                 v->e.pages_cached[p]);
         fprintf(out, "hadal_kv_pages{%s,pool=\"%s\",state=\"used\"} %lld\n", label, pool,
                 (long long)used_pages(v, p));
+    }
+}
+
+/* Layers without routed experts, or whose experts have not worked yet, are left out. */
+static void put_layers(FILE *out, const view *v) {
+    const size_t per_layer = (size_t)v->n_experts;
+    put_head(out, "hadal_", "expert_layer_balancedness", "gauge",
+             "mean load of a layer's experts over the largest");
+    for (size_t at = 0; at < v->n_load; at += per_layer) {
+        const double even = metrics_balancedness(v->load + at, per_layer, v->n_experts);
+        if (even <= 0) continue;
+        fprintf(out, "hadal_expert_layer_balancedness{%s,layer=\"%zu\"} %.17g\n", v->m->label,
+                at / per_layer, even);
     }
 }
 
@@ -545,6 +578,7 @@ static void put_all(FILE *out, view *v) {
     }
     put_pools(out, v);
     put_step_time(out, v);
+    put_layers(out, v);
     put_statuses(out, v);
     for (size_t i = 0; i < HD_LEN(process_series); i++) {
         const series *s = &process_series[i];
@@ -558,14 +592,14 @@ char *metrics_render(metrics *m, const metrics_sources *from) {
     size_t n;
     view v = {.m = m, .from = from};
     if (from->engine) hd_engine_read_stats(from->engine, &v.e);
-    if (from->engine) v.balancedness = read_balancedness(from->engine);
+    if (from->engine) read_experts(&v, from->engine);
     http_read_stats(from->http, &v.h);
     v.resident_bytes = resident_bytes();
     v.open_files = open_files();
     FILE *out = open_memstream(&text, &n);
-    if (!out) return NULL;
-    put_all(out, &v);
-    if (fclose(out) == 0) return text;
+    if (out) put_all(out, &v);
+    free(v.load);
+    if (out && fclose(out) == 0) return text;
     free(text);
     return NULL;
 }

@@ -15,12 +15,7 @@
 #include "server/sandbox.h"
 #include "server/server_internal.h"
 
-enum {
-    TICK_NS = 50000000,
-    TICKS_PER_VIEW = 5,
-    STORE_BYTES = 64 << 20,
-    CALLS_BYTES = 16 << 20
-};
+enum { TICK_NS = 50000000, TICKS_PER_VIEW = 5, STORE_BYTES = 64 << 20 };
 
 static const int64_t SECOND_NS = 1000000000;
 
@@ -236,8 +231,7 @@ hd_status server_start(server *s, hd_err *err) {
                            .on_end = on_end,
                            .on_unknown_field = on_unknown_field,
                            .server = s,
-                           .store = api_store_open(STORE_BYTES),
-                           .calls = api_store_open(CALLS_BYTES)};
+                           .store = api_store_open(STORE_BYTES)};
     atomic_store(&s->progress_ns, hd_now_ns());
     if (pthread_create(&s->poller, NULL, poll_events, s) == 0) s->polling = true;
     if (s->polling && pthread_create(&s->ticker, NULL, tick, s) == 0) s->ticking = true;
@@ -308,7 +302,6 @@ void server_close(server *s) {
     hd_engine_close(s->engine);
     http_close(s->http);
     api_store_close(s->api.store);
-    api_store_close(s->api.calls);
     hd_keys_close(s->keys);
     live_free(s->live);
     trace_free(s->trace);

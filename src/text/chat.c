@@ -107,7 +107,7 @@ void chat_parts(chat_out *o, const hd_chat_message *m) {
     }
 }
 
-void chat_begin_calls(chat_out *o, const hd_chat_message *m) {
+void chat_begin_block(chat_out *o, const hd_chat_message *m, int32_t n_calls) {
     hd_chat_prompt *p = o->prompt;
     if (o->status != HD_OK) return;
     if (p->n_blocks == o->block_cap) {
@@ -120,14 +120,26 @@ void chat_begin_calls(chat_out *o, const hd_chat_message *m) {
         p->blocks = blocks;
         o->block_cap = cap;
     }
-    p->blocks[p->n_blocks++] = (hd_chat_block){.message = m->index,
-                                               .begin = p->n,
-                                               .tokens = m->call_tokens,
-                                               .n_tokens = m->n_call_tokens};
+    p->blocks[p->n_blocks++] =
+        (hd_chat_block){.message = m->index, .begin = p->n, .n_calls = n_calls};
 }
 
-void chat_end_calls(chat_out *o) {
-    if (o->status == HD_OK) o->prompt->blocks[o->prompt->n_blocks - 1].end = o->prompt->n;
+/* NULL when something failed: then nothing matters any more. */
+static hd_chat_block *last_block(const chat_out *o) {
+    return o->status == HD_OK ? &o->prompt->blocks[o->prompt->n_blocks - 1] : NULL;
+}
+
+void chat_end_block(chat_out *o) {
+    hd_chat_block *b = last_block(o);
+    if (b) b->end = o->prompt->n;
+}
+
+void chat_reasoning(chat_out *o, const hd_chat_message *m) {
+    chat_content(o, m->reasoning);
+    hd_chat_block *b = last_block(o);
+    if (b) b->thought = true;
+    if (b) b->n_reasoning = o->prompt->n - b->begin;
+    chat_control(o, CHAT_END_THINK);
 }
 
 void chat_system_texts(const chat_job *job, bool *any) {
@@ -161,7 +173,14 @@ static size_t after_think(hd_chat_text t, bool last) {
     return found;
 }
 
+static void note_content(chat_out *o, size_t begin) {
+    hd_chat_block *b = last_block(o);
+    if (b) b->content = begin;
+    if (b) b->n_content = o->prompt->n - begin;
+}
+
 void chat_answer(chat_out *o, const hd_chat_message *m, chat_think_cut cut) {
+    const size_t begin = o->prompt->n;
     int32_t first = 0;
     size_t skip = 0;
     for (int32_t i = 0; cut != CHAT_CUT_NONE && i < m->n_parts; i++) {
@@ -177,6 +196,7 @@ void chat_answer(chat_out *o, const hd_chat_message *m, chat_think_cut cut) {
         chat_content_bytes(o, t.data + skip, t.n - skip);
         skip = 0;
     }
+    note_content(o, begin);
 }
 
 hd_status chat_refuse(const chat_job *job, const hd_chat_message *m, const char *field,
@@ -239,6 +259,7 @@ hd_status hd_chat_render(hd_chat_prompt *out, const hd_conversation *c,
 }
 
 void hd_chat_prompt_deinit(hd_chat_prompt *p) {
+    for (int32_t i = 0; i < p->n_blocks; i++) hd_ids_deinit(&p->blocks[i].tokens);
     free(p->text);
     free(p->spans);
     free(p->blocks);

@@ -98,10 +98,6 @@ typedef struct hd_chat_message {
     hd_chat_text call_id;
     json_t *tools;           /* system and developer: its own tools, or NULL */
     json_t *response_format; /* likewise */
-    /* Its calls as the model wrote them, see hd_chat_encode(); set after hd_chat_parse(), or
-     * NULL. Only tokens that a model gave may stand here. */
-    const int32_t *call_tokens; /* [n_call_tokens] */
-    size_t n_call_tokens;
 } hd_chat_message;
 
 typedef struct hd_conversation {
@@ -121,11 +117,16 @@ typedef struct hd_chat_options {
     size_t max_bytes; /* of the prompt; 0 = 256 MiB */
 } hd_chat_options;
 
-typedef struct hd_chat_block { /* the calls of one message, without an end of sentence */
+/* What an assistant's message says: from behind all that a prompt for it would have ended with
+ * to its end of sentence. */
+typedef struct hd_chat_block {
     int32_t message;           /* its index */
-    size_t begin, end;         /* in the text; begin is that of a special token */
-    const int32_t *tokens;     /* [n_tokens] the message's call_tokens */
-    size_t n_tokens;
+    size_t begin, end;         /* in the text */
+    bool thought;              /* it begins with reasoning */
+    size_t n_reasoning;        /* bytes of it from begin on */
+    size_t content, n_content; /* where its content is, and how many bytes */
+    int32_t n_calls;           /* all of the message's, or none */
+    hd_ids tokens;             /* of the block, see hd_chat_encode() */
 } hd_chat_block;
 
 typedef struct hd_chat_prompt {
@@ -133,7 +134,7 @@ typedef struct hd_chat_prompt {
     size_t n;
     hd_text_span *spans; /* back to back over text, kinds alternating, none empty */
     int32_t n_spans;
-    hd_chat_block *blocks; /* [n_blocks] in the order of the text */
+    hd_chat_block *blocks; /* [n_blocks] of earlier answers, in the order of the text */
     int32_t n_blocks;
 } hd_chat_prompt;
 
@@ -157,8 +158,8 @@ hd_status hd_chat_render(hd_chat_prompt *out, const hd_conversation *c,
                          const hd_chat_options *options, hd_err *err);
 void hd_chat_prompt_deinit(hd_chat_prompt *p); /* an all-zero one is fine */
 
-/* Appends the prompt's ids to out, with the tokens of a block in place of its text where there
- * are any. That cuts no word: special tokens stand on both sides of a block. */
+/* Appends the prompt's ids to out, with the tokens of a block in place of its text where the
+ * caller has put some there: those of a model that was given what stands before the block. */
 hd_status hd_chat_encode(const hd_chat_prompt *p, const hd_tokenizer *t, hd_ids *out,
                          hd_err *err);
 

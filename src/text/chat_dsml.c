@@ -89,14 +89,11 @@ static void write_call(chat_out *o, const hd_chat_call *call) {
 
 void dsml_calls(chat_out *o, const hd_chat_message *m, const char *block) {
     if (m->n_calls == 0) return;
-    chat_control(o, "\n\n<");
-    chat_begin_calls(o, m);
-    chat_control(o, CHAT_DSML);
+    chat_control(o, "\n\n<" CHAT_DSML);
     chat_control(o, block);
     chat_control(o, ">\n");
     for (int32_t i = 0; i < m->n_calls; i++) write_call(o, &m->calls[i]);
     chat_control(o, "</" CHAT_DSML);
     chat_control(o, block);
     chat_control(o, ">");
-    chat_end_calls(o);
 }

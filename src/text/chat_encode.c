@@ -1,5 +1,5 @@
-/* chat_encode.c - a rendered prompt becomes ids: its text encoded, and in it the calls of earlier
- * answers as the model wrote them, so that the prefix cache knows them again. */
+/* chat_encode.c - a rendered prompt becomes ids: its text encoded, and in it earlier answers as
+ * the model wrote them, where that is known, so that the prefix cache knows them again. */
 #include <stdlib.h>
 
 #include "text/chat.h"
@@ -28,9 +28,9 @@ hd_status hd_chat_encode(const hd_chat_prompt *p, const hd_tokenizer *t, hd_ids 
     hd_status st = HD_OK;
     for (int32_t i = 0; i < p->n_blocks && st == HD_OK; i++) {
         const hd_chat_block *b = &p->blocks[i];
-        if (!b->tokens) continue;
+        if (b->tokens.n == 0) continue;
         st = encode_stretch(p, begin, b->begin, cut, t, out, err);
-        if (st == HD_OK) st = hd_ids_append(out, b->tokens, b->n_tokens, err);
+        if (st == HD_OK) st = hd_ids_append(out, b->tokens.ids, b->tokens.n, err);
         begin = b->end;
     }
     if (st == HD_OK) st = encode_stretch(p, begin, p->n, cut, t, out, err);

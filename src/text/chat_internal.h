@@ -48,9 +48,11 @@ void chat_content_bytes(chat_out *o, const char *data, size_t n);
 /* The text parts, joined by LF. */
 void chat_parts(chat_out *o, const hd_chat_message *m);
 
-/* Around the calls of a message; the first is followed by a special token. */
-void chat_begin_calls(chat_out *o, const hd_chat_message *m);
-void chat_end_calls(chat_out *o);
+/* Around what an answer says, see hd_chat_block: reasoning, then text, then n_calls calls. */
+void chat_begin_block(chat_out *o, const hd_chat_message *m, int32_t n_calls);
+void chat_end_block(chat_out *o);
+/* Its reasoning and the tag behind it. */
+void chat_reasoning(chat_out *o, const hd_chat_message *m);
 
 typedef struct chat_job {
     const hd_conversation *c;
@@ -69,7 +71,7 @@ void chat_system_texts(const chat_job *job, bool *any);
 /* Arguments of a call as one JSON text. */
 void chat_arguments(chat_out *o, const hd_chat_call *call);
 
-/* The message's text with everything up to and including one </think> removed. */
+/* The text in a block, with everything up to and including one </think> removed. */
 typedef enum chat_think_cut { CHAT_CUT_NONE, CHAT_CUT_FIRST, CHAT_CUT_LAST } chat_think_cut;
 void chat_answer(chat_out *o, const hd_chat_message *m, chat_think_cut cut);
 

@@ -22,8 +22,11 @@ hd_status chat_render_v2(const chat_job *job) {
             break;
         case HD_CHAT_ASSISTANT:
             if (m->n_calls > 0) return chat_refuse(job, m, "tool_calls", "has no tools");
-            chat_control(o, "Assistant: ");
-            chat_parts(o, m);
+            chat_control(o, "Assistant:");
+            chat_begin_block(o, m, 0);
+            chat_control(o, " ");
+            chat_answer(o, m, CHAT_CUT_NONE);
+            chat_end_block(o);
             chat_control(o, CHAT_EOS);
             break;
         case HD_CHAT_TOOL:

@@ -38,7 +38,6 @@ static void write_tools(chat_out *o, json_t *tools) {
 }
 
 static void write_calls(chat_out *o, const hd_chat_message *m) {
-    chat_begin_calls(o, m);
     chat_control(o, CHAT_CALLS_BEGIN);
     for (int32_t i = 0; i < m->n_calls; i++) {
         if (i > 0) chat_control(o, "\n");
@@ -49,7 +48,6 @@ static void write_calls(chat_out *o, const hd_chat_message *m) {
         chat_control(o, "\n```" CHAT_CALL_END);
     }
     chat_control(o, CHAT_CALLS_END);
-    chat_end_calls(o);
 }
 
 static void write_assistant(chat_out *o, const v3_dialect *d, const hd_chat_message *m,
@@ -61,8 +59,10 @@ static void write_assistant(chat_out *o, const v3_dialect *d, const hd_chat_mess
     } else if (!d->user_opens) {
         chat_control(o, CHAT_ASSISTANT);
     }
+    chat_begin_block(o, m, calls ? m->n_calls : 0);
     chat_answer(o, m, cut ? d->cut : CHAT_CUT_NONE);
     if (calls) write_calls(o, m);
+    chat_end_block(o);
     chat_control(o, CHAT_EOS);
 }
 

@@ -38,7 +38,6 @@ static void write_tools(chat_out *o, json_t *tools) {
 }
 
 static void write_calls(chat_out *o, const hd_chat_message *m) {
-    chat_begin_calls(o, m);
     chat_control(o, CHAT_CALLS_BEGIN);
     for (int32_t i = 0; i < m->n_calls; i++) {
         chat_control(o, CHAT_CALL_BEGIN);
@@ -48,7 +47,6 @@ static void write_calls(chat_out *o, const hd_chat_message *m) {
         chat_control(o, CHAT_CALL_END);
     }
     chat_control(o, CHAT_CALLS_END);
-    chat_end_calls(o);
 }
 
 typedef struct v31_state {
@@ -65,8 +63,10 @@ static void write_assistant(const chat_job *job, v31_state *s, const hd_chat_mes
         chat_control(o, CHAT_ASSISTANT);
         chat_control(o, think ? CHAT_THINK : CHAT_END_THINK);
     }
+    chat_begin_block(o, m, m->n_calls);
     chat_answer(o, m, calls || s->after_output ? CHAT_CUT_NONE : CHAT_CUT_FIRST);
     if (calls) write_calls(o, m);
+    chat_end_block(o);
     chat_control(o, CHAT_EOS);
     if (!calls && m->prefix) s->any_prefix = true;
     s->after_user = s->after_output = false;

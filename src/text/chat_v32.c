@@ -94,12 +94,11 @@ static hd_status write_message(v32_state *s, const hd_chat_message *m, int32_t i
     s->n_results = 0;
     if (m->role == HD_CHAT_DEVELOPER) return write_developer(s, m, i);
     if (m->role == HD_CHAT_ASSISTANT) {
-        if (s->job->options->thinking && i > s->last) {
-            chat_content(o, m->reasoning);
-            chat_control(o, CHAT_END_THINK);
-        }
-        chat_parts(o, m);
+        chat_begin_block(o, m, m->n_calls);
+        if (s->job->options->thinking && i > s->last) chat_reasoning(o, m);
+        chat_answer(o, m, CHAT_CUT_NONE);
         dsml_calls(o, m, "function_calls");
+        chat_end_block(o);
         chat_control(o, CHAT_EOS);
     } else if (m->role == HD_CHAT_USER) {
         chat_control(o, CHAT_USER);

@@ -203,12 +203,13 @@ static void write_assistant(const v4_state *s, int32_t i) {
     const hd_chat_message *m = s->turns[i].m;
     chat_out *o = s->job->out;
     bool answers_task = i > 0 && s->turns[i - 1].task != HD_TASK_NONE;
+    chat_begin_block(o, m, m->n_calls);
     if (s->job->options->thinking && !answers_task && (!s->drop || i > s->last)) {
-        chat_content(o, m->reasoning);
-        chat_control(o, CHAT_END_THINK);
+        chat_reasoning(o, m);
     }
-    chat_parts(o, m);
+    chat_answer(o, m, CHAT_CUT_NONE);
     dsml_calls(o, m, "tool_calls");
+    chat_end_block(o);
     if (!m->wo_eos) chat_control(o, CHAT_EOS);
 }
 

@@ -2,18 +2,36 @@
 #ifndef HD_WEIGHTS_DUMMY_INTERNAL_H
 #define HD_WEIGHTS_DUMMY_INTERNAL_H
 
+#include "backend/backend.h"
 #include "base/memory.h"
 #include "weights/bind_internal.h"
+#include "weights/placement.h"
+#include "weights/routing.h"
 
 typedef struct weights_dummies {
-    hd_block block;     /* all their bytes */
+    hd_block block;    /* all their bytes on the host, */
+    hd_device *device; /* or on a device, which owns them */
+    void *on_device;
+    size_t bytes;
     hd_tensor *tensors; /* [schema.n] */
 } weights_dummies;
 
-/* Fills bound[schema->n] for all but the duplicates. out is released with
+typedef struct weights_dummies_args {
+    const hd_model_spec *spec;
+    const hd_schema *schema;
+    const hd_slice *slices; /* [schema->n] what is held of each */
+    hd_device *device;      /* NULL: host memory */
+    hd_stream *stream;
+} weights_dummies_args;
+
+/* Fills bound[schema->n] for all that is held but the tables. out is released with
  * weights_dummies_deinit, also after a failure. */
 hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
-                               const hd_model_spec *spec, const hd_schema *schema, hd_err *err);
+                               const weights_dummies_args *args, hd_err *err);
 void weights_dummies_deinit(weights_dummies *d); /* an all-zero one is fine */
+
+/* routing.c: [vocab, top_k] experts by token, for one layer. Owned by the caller. */
+hd_status weights_make_routing(int32_t **out, const hd_model_spec *spec, hd_routing routing,
+                               int32_t layer, hd_err *err);
 
 #endif

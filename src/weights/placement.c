@@ -3,61 +3,6 @@
 
 #include <stdlib.h>
 
-enum { MAX_WORLD = 1 << 20 };
-
-hd_layout hd_layout_single(void) {
-    return (hd_layout){.tp = 1, .dp = 1, .ep = 1, .etp = 1, .dense_tp = 1, .head_tp = 1};
-}
-
-int32_t hd_layout_world(const hd_layout *l) {
-    return l->tp * l->dp;
-}
-
-hd_status hd_layout_check(const hd_layout *l, hd_err *err) {
-    const struct {
-        const char *name;
-        int32_t n;
-    } sizes[] = {
-        {"tp",       l->tp      },
-        {"dp",       l->dp      },
-        {"ep",       l->ep      },
-        {"etp",      l->etp     },
-        {"dense_tp", l->dense_tp},
-        {"head_tp",  l->head_tp }
-    };
-    for (size_t i = 0; i < HD_LEN(sizes); i++) {
-        if (sizes[i].n >= 1 && sizes[i].n <= MAX_WORLD) continue;
-        return HD_FAIL(err, HD_EINVAL, "layout: %s is %d: must be in 1..%d", sizes[i].name,
-                       sizes[i].n, MAX_WORLD);
-    }
-    int64_t world = (int64_t)l->tp * l->dp;
-    if (world > MAX_WORLD) {
-        return HD_FAIL(err, HD_EINVAL, "layout: tp %d x dp %d is a world of %lld, more than %d",
-                       l->tp, l->dp, (long long)world, MAX_WORLD);
-    }
-    if (world % ((int64_t)l->ep * l->etp) != 0) {
-        return HD_FAIL(err, HD_EINVAL,
-                       "layout: ep %d x etp %d does not divide the world of %lld", l->ep,
-                       l->etp, (long long)world);
-    }
-    if (world % l->dense_tp != 0 || world % l->head_tp != 0) {
-        bool dense = world % l->dense_tp != 0;
-        return HD_FAIL(err, HD_EINVAL, "layout: %s %d does not divide the world of %lld",
-                       dense ? "dense_tp" : "head_tp", dense ? l->dense_tp : l->head_tp,
-                       (long long)world);
-    }
-    return HD_OK;
-}
-
-hd_rank_place hd_layout_place(const hd_layout *l, int32_t rank) {
-    return (hd_rank_place){.tp = rank % l->tp,
-                           .dp = rank / l->tp,
-                           .etp = rank % l->etp,
-                           .ep = rank / l->etp % l->ep,
-                           .dense = rank % l->dense_tp,
-                           .head = rank % l->head_tp};
-}
-
 /* One tensor being cut. */
 typedef struct cutter {
     const hd_plan_args *args;
@@ -100,21 +45,21 @@ static hd_status cut(const cutter *c, bool rows, int32_t units, const char *unit
     return HD_OK;
 }
 
-static hd_status cut_expert(const cutter *c, const hd_rank_place *at) {
+static hd_status cut_expert(const cutter *c, const hd_share *share, const hd_rank_place *at) {
     const hd_layout *l = c->args->layout;
-    int32_t n = c->args->spec->route.n_experts;
-    if (n % l->ep != 0) {
+    const int32_t n = c->args->spec->route.n_experts, slots = n + l->redundant;
+    if (slots % l->ep != 0 || share->n_experts > n) {
         return HD_FAIL(c->err, HD_EINVAL, "%s: %d experts cannot be shared by ep %d",
-                       c->decl->name, n, l->ep);
+                       c->decl->name, slots, l->ep);
     }
     bool rows = c->decl->role != HD_EXPERT_DOWN;
     int32_t inter = c->args->spec->moe_inter;
     HD_TRY(cut(c, rows, inter, rows ? "rows" : "columns", at->etp, l->etp, "etp"));
-    if (c->decl->expert / (n / l->ep) != at->ep) *c->out = (hd_slice){0};
+    if (hd_share_slot(share, c->decl->expert, n) < 0) *c->out = (hd_slice){0};
     return HD_OK;
 }
 
-static hd_status cut_tensor(const cutter *c, const hd_rank_place *at) {
+static hd_status cut_tensor(const cutter *c, const hd_share *share, const hd_rank_place *at) {
     const hd_layout *l = c->args->layout;
     const hd_model_spec *s = c->args->spec;
     const hd_tensor_decl *d = c->decl;
@@ -137,7 +82,7 @@ static hd_status cut_tensor(const cutter *c, const hd_rank_place *at) {
     case HD_CUT_VOCAB_ROWS:
         return cut(c, true, d->rows, "rows", at->head, l->head_tp, "head_tp");
     case HD_CUT_EXPERT:
-        return cut_expert(c, at);
+        return cut_expert(c, share, at);
     }
     return HD_FAIL(c->err, HD_EINVAL, "%s: unknown kind of cut %d", d->name, (int)d->cut);
 }
@@ -161,6 +106,7 @@ hd_status hd_plan_open(hd_plan *out, const hd_plan_args *a, hd_err *err) {
     HD_TRY(check_args(a, err));
     const hd_rank_place at = hd_layout_place(a->layout, a->rank);
     out->n = a->schema->n;
+    out->share = hd_share_of(a->layout, a->rank, a->spec);
     out->slices = calloc((size_t)out->n, sizeof *out->slices);
     if (!out->slices) {
         return HD_FAIL(err, HD_ENOMEM, "no memory to plan %d tensors", out->n);
@@ -170,17 +116,13 @@ hd_status hd_plan_open(hd_plan *out, const hd_plan_args *a, hd_err *err) {
         cutter c = {.args = a, .decl = d, .out = &out->slices[i], .err = err};
         if (d->duplicate || d->layer >= a->spec->n_layers + a->n_mtp) continue;
         c.format = a->formats ? a->formats[i] : hd_declared_format(a->spec, d);
-        hd_status st = cut_tensor(&c, &at);
+        hd_status st = cut_tensor(&c, &out->share, &at);
         if (st != HD_OK) {
             hd_plan_close(out);
             return st;
         }
         hd_summary_add(&out->held, a->spec, d, c.out->rows, c.out->cols, &c.format);
     }
-    out->n_heads = a->spec->n_heads / a->layout->tp;
-    out->head0 = at.tp * out->n_heads;
-    out->n_experts = a->spec->route.n_experts / a->layout->ep;
-    out->expert0 = at.ep * out->n_experts;
     return HD_OK;
 }
 

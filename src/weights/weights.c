@@ -13,7 +13,9 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "weights/bind_internal.h"
+#include "weights/cut_internal.h"
 #include "weights/dummy_internal.h"
+#include "weights/placement.h"
 #include "weights/safetensors.h"
 
 enum { NAMED_MISSING = 10 };
@@ -42,6 +44,8 @@ struct hd_weights {
     use *uses;            /* [tensors of the checkpoint] */
     slot *slots;          /* [1 + n_layers + n_mtp, HD_N_ROLES], the global ones first */
     hd_weight *experts;   /* what the slots' experts point into */
+    hd_share share;
+    weights_pieces pieces; /* what was cut by columns */
     int32_t n_mtp;
     hd_err problem;
 };
@@ -165,7 +169,8 @@ static hd_status place(hd_weights *w, int32_t i, hd_err *err) {
     const weights_bound *b = &w->bound[i];
     slot *s = slot_at(w, d->layer, d->role);
     if (d->expert >= 0) {
-        s->experts[d->expert] = b->weight;
+        const int32_t at = hd_share_slot(&w->share, d->expert, w->spec->route.n_experts);
+        s->experts[at] = b->weight;
         return HD_OK;
     }
     s->weight = b->weight;
@@ -258,12 +263,18 @@ static hd_status bind_model(hd_weights *w, const char *model_dir) {
 
 /* ---- the door ---- */
 
+static void share_all(hd_weights *w, const hd_model_spec *spec) {
+    const hd_layout single = hd_layout_single();
+    w->spec = spec;
+    w->share = hd_share_of(&single, 0, spec);
+}
+
 hd_status hd_weights_survey(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
                             hd_err *err) {
     *out = NULL;
     hd_weights *w = calloc(1, sizeof *w);
     if (!w) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for weights", model_dir);
-    w->spec = spec;
+    share_all(w, spec);
     hd_status st = hd_checkpoint_open(&w->checkpoint, model_dir, err);
     if (st == HD_OK) st = hd_schema_open(&w->schema, spec, err);
     if (st == HD_OK) {
@@ -297,32 +308,131 @@ hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_mode
     return st;
 }
 
-static hd_status make_dummies(hd_weights *w) {
-    HD_TRY(take_memory(w, "dummy weights", 0));
-    HD_TRY(weights_dummies_init(&w->dummies, w->bound, w->spec, &w->schema, &w->problem));
-    for (int32_t i = 0; i < w->schema.n; i++) {
-        if (w->bound[i].data) HD_TRY(place(w, i, &w->problem));
+/* The made-up choices of layers that have experts, where they are asked for or the layer
+ * wants a table. */
+static hd_status make_routing(hd_weights *w, const hd_dummy_options *o) {
+    const hd_model_spec *c = w->spec;
+    const size_t bytes = (size_t)c->vocab * (size_t)c->route.top_k * sizeof(int32_t);
+    for (int32_t l = 0; l < c->n_layers + c->n_mtp; l++) {
+        const hd_mlp kind = c->layers[l].mlp;
+        slot *s = slot_at(w, l, HD_ROUTER_HASH);
+        int32_t *table;
+        void *there;
+        if (kind == HD_MLP_DENSE) continue;
+        if (kind == HD_MLP_MOE && o->routing == HD_ROUTING_MODEL) continue;
+        HD_TRY(weights_make_routing(&table, c, o->routing, l, &w->problem));
+        s->owned = table;
+        s->table = table;
+        s->weight = (hd_weight){.rows = c->vocab, .cols = c->route.top_k};
+        if (!o->device) continue;
+        HD_TRY(hd_device_alloc(o->device, &there, bytes, "experts by token", &w->problem));
+        hd_stream_upload(o->stream, there, table, bytes);
+        s->table = there;
     }
-    w->n_mtp = w->spec->n_mtp;
+    return o->device ? hd_stream_sync(o->stream, &w->problem) : HD_OK;
+}
+
+static hd_status plan_dummies(hd_plan *plan, hd_weights *w, const hd_dummy_options *o) {
+    const hd_plan_args args = {.layout = &o->layout,
+                               .rank = o->rank,
+                               .spec = w->spec,
+                               .schema = &w->schema,
+                               .n_mtp = w->spec->n_mtp};
+    HD_TRY(hd_plan_open(plan, &args, &w->problem));
+    w->share = plan->share;
     return HD_OK;
 }
 
-hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec, hd_err *err) {
+static hd_status make_dummies(hd_weights *w, const hd_dummy_options *o) {
+    hd_plan plan;
+    HD_TRY(plan_dummies(&plan, w, o));
+    hd_status st = take_memory(w, "dummy weights", 0);
+    const weights_dummies_args args = {w->spec, &w->schema, plan.slices, o->device, o->stream};
+    if (st == HD_OK) st = weights_dummies_init(&w->dummies, w->bound, &args, &w->problem);
+    hd_plan_close(&plan);
+    for (int32_t i = 0; i < w->schema.n && st == HD_OK; i++) {
+        if (w->bound[i].data) st = place(w, i, &w->problem);
+    }
+    w->n_mtp = w->spec->n_mtp;
+    return st == HD_OK ? make_routing(w, o) : st;
+}
+
+/* Hands w over, or closes it and tells why. */
+static hd_status hand_over(hd_weights **out, hd_weights *w, hd_status st, hd_err *err) {
+    if (st == HD_OK) {
+        *out = w;
+        return HD_OK;
+    }
+    if (w->problem.code != HD_OK && err && err->code == HD_OK) *err = w->problem;
+    hd_weights_close(w);
+    return st;
+}
+
+hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec,
+                                const hd_dummy_options *options, hd_err *err) {
+    hd_dummy_options o = options ? *options : (hd_dummy_options){0};
+    if (o.layout.tp == 0) o.layout = hd_layout_single();
     *out = NULL;
     hd_weights *w = calloc(1, sizeof *w);
     if (!w) return HD_FAIL(err, HD_ENOMEM, "no memory for dummy weights");
-    w->spec = spec;
+    share_all(w, spec);
     hd_status st = hd_schema_open(&w->schema, spec, err);
-    if (st == HD_OK) {
-        st = make_dummies(w);
-        if (st != HD_OK && err && err->code == HD_OK) *err = w->problem;
+    if (st == HD_OK) st = make_dummies(w, &o);
+    return hand_over(out, w, st, err);
+}
+
+/* Every tensor's rectangle, seen where the whole is, and tables as they are. */
+static hd_status cut_all(hd_weights *w, const hd_weights *whole, const hd_slice *slices) {
+    HD_TRY(take_memory(w, "a share", 0));
+    for (int32_t i = 0; i < w->schema.n; i++) {
+        const weights_bound *from = &whole->bound[i];
+        if (!from->data || slices[i].rows == 0) continue;
+        w->bound[i] = *from;
+        HD_TRY(weights_cut(&w->bound[i].weight, &slices[i], &w->pieces, &w->problem));
+        if (w->schema.decls[i].role != HD_ROUTER_HASH) HD_TRY(place(w, i, &w->problem));
     }
-    if (st == HD_OK) {
-        *out = w;
-    } else {
-        hd_weights_close(w);
+    for (int32_t l = 0; l < w->spec->n_layers + w->spec->n_mtp; l++) {
+        slot *s = slot_at(w, l, HD_ROUTER_HASH);
+        *s = *slot_at(whole, l, HD_ROUTER_HASH);
+        s->owned = NULL; /* the whole's */
     }
+    return HD_OK;
+}
+
+static hd_status cut(hd_weights *w, const hd_weights *whole, const hd_layout *layout,
+                     int32_t rank) {
+    hd_plan plan;
+    hd_plan_args args = {.layout = layout, .rank = rank, .spec = w->spec, .n_mtp = w->n_mtp};
+    HD_TRY(hd_schema_open(&w->schema, w->spec, &w->problem));
+    hd_stored_format *formats = calloc((size_t)w->schema.n + 1, sizeof *formats);
+    if (!formats) return HD_FAIL(&w->problem, HD_ENOMEM, "no memory to plan a share");
+    for (int32_t i = 0; i < w->schema.n; i++) {
+        formats[i] = hd_weight_format(&whole->bound[i].weight);
+    }
+    args.schema = &w->schema;
+    args.formats = formats;
+    hd_status st = hd_plan_open(&plan, &args, &w->problem);
+    if (st == HD_OK) {
+        w->share = plan.share;
+        st = cut_all(w, whole, plan.slices);
+        hd_plan_close(&plan);
+    }
+    free(formats);
     return st;
+}
+
+hd_status hd_weights_cut(hd_weights **out, const hd_weights *whole, const hd_layout *layout,
+                         int32_t rank, hd_err *err) {
+    *out = NULL;
+    hd_weights *w = calloc(1, sizeof *w);
+    if (!w) return HD_FAIL(err, HD_ENOMEM, "no memory for a share of weights");
+    w->spec = whole->spec;
+    w->n_mtp = whole->n_mtp;
+    return hand_over(out, w, cut(w, whole, layout, rank), err);
+}
+
+const hd_share *hd_weights_share(const hd_weights *w) {
+    return &w->share;
 }
 
 void hd_weights_close(hd_weights *w) {
@@ -337,6 +447,7 @@ void hd_weights_close(hd_weights *w) {
     hd_schema_close(&w->schema);
     hd_checkpoint_close(w->checkpoint);
     weights_dummies_deinit(&w->dummies);
+    weights_pieces_deinit(&w->pieces);
     free(w);
 }
 
@@ -369,7 +480,7 @@ static void move_matrix(moving *m, hd_weight *w) {
 
 static void move_slot(const hd_weights *w, moving *m, slot *s) {
     const size_t n = (size_t)s->weight.rows * (size_t)s->weight.cols;
-    for (int32_t e = 0; s->experts && e < w->spec->route.n_experts; e++) {
+    for (int32_t e = 0; s->experts && e < w->share.n_experts; e++) {
         if (s->experts[e].data) move_matrix(m, &s->experts[e]);
     }
     if (s->table) {
@@ -390,7 +501,7 @@ static void move_all(const hd_weights *w, moving *m) {
 hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s, hd_err *err) {
     moving m = {.arena = hd_arena_measure()};
     void *block;
-    if (hd_device_is_host(d)) return HD_OK;
+    if (hd_device_is_host(d) || w->dummies.device) return HD_OK; /* they are there */
     move_all(w, &m);
     const size_t bytes = m.arena.peak;
     HD_TRY(hd_device_alloc(d, &block, bytes, "weights", err));
@@ -405,7 +516,7 @@ int32_t hd_weights_n_mtp(const hd_weights *w) {
 
 size_t hd_weights_bytes(const hd_weights *w) {
     size_t bytes = 0;
-    if (!w->checkpoint) return w->dummies.block.bytes;
+    if (!w->checkpoint) return w->dummies.bytes;
     for (int32_t i = 0; i < hd_checkpoint_count(w->checkpoint); i++) {
         bytes += hd_checkpoint_at(w->checkpoint, i)->bytes;
     }

@@ -15,6 +15,8 @@
 #include "backend/backend.h"
 #include "base/format.h"
 #include "base/status.h"
+#include "weights/layout.h"
+#include "weights/routing.h"
 #include "weights/spec.h"
 
 /* X(role). "V4" etc. name the families that have it. Shapes are [out, in]. */
@@ -150,9 +152,27 @@ hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_mode
                           hd_err *err);
 void hd_weights_close(hd_weights *w); /* NULL is fine */
 
-/* Made-up weights of a spec in memory, in the formats it declares, for measuring: matrices keep
- * the size of activations, norms are ones, and every opening gives the same values. */
-hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec, hd_err *err);
+typedef struct hd_dummy_options {
+    hd_layout layout; /* all zero: one rank */
+    int32_t rank;
+    hd_routing routing; /* MODEL: routers by their logits, hash layers uniformly */
+    hd_device *device;  /* where they are made; NULL: host memory, to be uploaded */
+    hd_stream *stream;  /* of that device */
+} hd_dummy_options;
+
+/* Made-up weights of a spec, in the formats it declares, for measuring: matrices keep the size
+ * of activations, norms are ones, and every opening gives the same values. options NULL: all
+ * of them on the host. */
+hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec,
+                                const hd_dummy_options *options, hd_err *err);
+
+/* One rank's share of whole weights in host memory. What is cut by rows is seen in place, what
+ * is cut by columns copied; `whole` must outlive it. */
+hd_status hd_weights_cut(hd_weights **out, const hd_weights *whole, const hd_layout *layout,
+                         int32_t rank, hd_err *err);
+
+/* What of the model these weights are: everything, unless cut or made so. */
+const hd_share *hd_weights_share(const hd_weights *w);
 
 /* Copies what ops read into memory of the stream's device, where that is not the host's, and
  * leads matrices, experts, vectors and tables there; waits for it. The device owns the memory. */
@@ -165,14 +185,15 @@ size_t hd_weights_bytes(const hd_weights *w); /* of all tensors, as they are sto
  * HEAD of its own, or the model no HEAD because it is tied, the one that serves instead. */
 const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role role);
 
-/* [n_experts] matrices of one MoE layer; role EXPERT_GATE, EXPERT_UP or EXPERT_DOWN. */
+/* [share's n_experts] matrices of one MoE layer, by slot; role EXPERT_GATE, EXPERT_UP or EXPERT_DOWN. */
 const hd_weight *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role);
 
 /* A small tensor (norm, bias, sink, position bias, hyper-connection) widened to float32 in
  * row-major order, or NULL. Owned by the weights, or in the map if it is float32 there. */
 const float *hd_weights_vector(const hd_weights *w, int32_t layer, hd_role role);
 
-/* ROUTER_HASH as [vocab, top_k] expert ids, checked to be in range, or NULL. */
+/* ROUTER_HASH, or the choices drawn for dummies, as [vocab, top_k] expert ids, checked to be in
+ * range, or NULL. */
 const int32_t *hd_weights_table(const hd_weights *w, int32_t layer);
 
 /* ---- looking at a checkpoint that may not be whole ---- */

@@ -252,6 +252,15 @@ hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_gen
     return hd_chat_render(out, conversation, &options, err);
 }
 
+hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_generation *g,
+                           const hd_conversation *conversation, hd_err *err) {
+    hd_chat_prompt prompt;
+    HD_TRY(hd_engine_render(e, &prompt, g, conversation, err));
+    const hd_status st = hd_chat_encode(&prompt, e->tokenizer, out, err);
+    hd_chat_prompt_deinit(&prompt);
+    return st;
+}
+
 /* Reads all that is pointed to, as the engine would copy it. */
 static size_t read_all(const hd_generation *g) {
     size_t n = g->form_text ? strlen(g->form_text) : 0;
@@ -260,16 +269,6 @@ static size_t read_all(const hd_generation *g) {
     for (size_t i = 0; i < g->n_stop_tokens; i++) n += (size_t)g->stop_tokens[i];
     for (size_t i = 0; i < g->n_bias; i++) n += (size_t)g->bias[i].token;
     return n + (g->tool_choice ? strlen(g->tool_choice) : 0);
-}
-
-static void note_call_tokens(rig_request *q, const hd_conversation *c) {
-    for (int32_t i = c->n - 1; i >= 0; i--) {
-        const hd_chat_message *m = &c->messages[i];
-        if (!m->call_tokens) continue;
-        demand(m->n_call_tokens <= HD_LEN(q->call_tokens), "too many tokens for the rig");
-        memcpy(q->call_tokens, m->call_tokens, m->n_call_tokens * sizeof *m->call_tokens);
-        q->n_call_tokens = m->n_call_tokens;
-    }
 }
 
 hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation *g,
@@ -286,7 +285,6 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation 
     if (conversation) HD_TRY(hd_engine_render(e, &prompt, g, conversation, err));
     rig_request *q = &r->requests[r->n_requests++];
     *q = (rig_request){.id = (uint64_t)r->n_requests, .g = *g, .living = g->answers};
-    if (conversation) note_call_tokens(q, conversation);
     q->n_prompt = conversation ? (int32_t)prompt.n_spans : (int32_t)g->n_tokens;
     hd_chat_prompt_deinit(&prompt);
     *id = q->id;
@@ -348,10 +346,6 @@ void rig_say(rig *r, int32_t i, int32_t a, hd_part_kind kind, int32_t call, cons
 
 void rig_end(rig *r, int32_t i, int32_t a, hd_end end) {
     hd_event e = {.answer = a, .end = end, .stop_token = end == HD_END_STOP ? 1 : -1};
-    if (end == HD_END_STOP) {
-        e.call_tokens = r->call_tokens;
-        e.n_call_tokens = r->n_call_tokens;
-    }
     if (end == HD_END_FAILED) e.why = "the logits are broken";
     send_event(r, i, &e);
 }
@@ -428,13 +422,11 @@ void rig_init(rig *r) {
         .on_end = on_end,
         .on_unknown_field = on_unknown_field,
         .server = r,
-        .store = api_store_open(1 << 16),
-        .calls = api_store_open(1 << 16)
+        .store = api_store_open(1 << 16)
     };
 }
 
 void rig_deinit(rig *r) {
     api_store_close(r->ctx.store);
-    api_store_close(r->ctx.calls);
     hd_tokenizer_close(the_engine.tokenizer);
 }

@@ -14,8 +14,6 @@ typedef struct rig_request {
     hd_generation g; /* its pointers are dead */
     int32_t n_prompt, n_prompt_scored, living, n_said;
     bool cancelled;
-    int32_t call_tokens[8]; /* of its first message that has some, and how many there are */
-    size_t n_call_tokens;
 } rig_request;
 
 enum { RIG_REQUESTS = 128 };
@@ -24,8 +22,6 @@ typedef struct rig {
     api_context ctx;
     rig_request requests[RIG_REQUESTS];
     int32_t n_requests;
-    const int32_t *call_tokens; /* of answers that end by themselves; NULL: none */
-    size_t n_call_tokens;
     uint64_t salt;              /* of the calls' tenant */
     hd_status refuse_at_status; /* of the submission refuse_at and later ones */
     int32_t refuse_at;          /* -1: none */

@@ -571,118 +571,7 @@ static void test_responses(void **state) {
     done(c);
 }
 
-/* ---- calls that come back ---- */
-
-static const int32_t odd_tokens[] = {261, 40, 41, 42};
-
-/* Copies the id that begins with prefix out of an answer. */
-static void find_id(rig_call *c, const char *prefix, char out[64]) {
-    const char *at = strstr(rig_text(c), prefix);
-    if (at && strncmp(at, "call_id", 7) == 0) at = strstr(at + 7, prefix); /* the key */
-    if (!at) fail_msg("no <%s> in\n%s", prefix, rig_text(c));
-    snprintf(out, 64, "%.*s", (int)strcspn(at, "\""), at);
-}
-
-/* An answer with the call add({"a": 1}); its id. */
-static void call_add(const char *path, const char *body, const char *prefix, char id[64]) {
-    r.n_requests = 0;
-    r.call_tokens = odd_tokens;
-    r.n_call_tokens = 4;
-    rig_call *c = rig_post(&r, path, body);
-    rig_say(&r, 0, 0, HD_PART_CALL, 0, "add");
-    rig_say(&r, 0, 0, HD_PART_ARGUMENTS, 0, "{\"a\":");
-    rig_say(&r, 0, 0, HD_PART_ARGUMENTS, 0, " 1}");
-    rig_say(&r, 0, 0, HD_PART_CALL_END, 0, "");
-    rig_end(&r, 0, 0, HD_END_STOP);
-    find_id(c, prefix, id);
-    done(c);
-}
-
-/* Whether a turn has the tokens of the call; its body has two %s for the id. */
-static bool is_known(const char *path, const char *format, const char *id) {
-    char body[1024];
-    const char *at = strstr(format, "%s"), *behind = strstr(at + 2, "%s");
-    snprintf(body, sizeof body, "%.*s%s%.*s%s%s", (int)(at - format), format, id,
-             (int)(behind - at - 2), at + 2, id, behind + 2);
-    r.n_requests = 0;
-    rig_call *c = rig_post(&r, path, body);
-    if (rig_status(c) != 0) fail_msg("%s", rig_text(c));
-    const rig_request *q = &r.requests[0];
-    const bool known = q->n_call_tokens > 0;
-    if (known) assert_memory_equal(q->call_tokens, odd_tokens, sizeof odd_tokens);
-    if (known) assert_int_equal(q->n_call_tokens, 4);
-    rig_end(&r, 0, 0, HD_END_STOP);
-    done(c);
-    return known;
-}
-
-#define TURN(name, arguments)                                                       \
-    "{" TOOLS ",\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"              \
-    "{\"role\":\"assistant\",\"tool_calls\":[{\"id\":\"%s\",\"type\":\"function\"," \
-    "\"function\":{\"name\":\"" name "\",\"arguments\":\"" arguments "\"}}]},"      \
-    "{\"role\":\"tool\",\"tool_call_id\":\"%s\",\"content\":\"2\"}]}"
-
-static void test_calls_come_back(void **state) {
-    (void)state;
-    static const char chat[] = "/v1/chat/completions";
-    char id[64];
-    call_add(chat, "{" USER "," TOOLS "}", "call_", id);
-    assert_true(is_known(chat, TURN("add", "{\\\"a\\\": 1}"), id));
-    assert_true(is_known(chat, TURN("add", "{ \\\"a\\\":1 }"), id)); /* the same JSON */
-    assert_false(is_known(chat, TURN("add", "{\\\"a\\\": 2}"), id));
-    assert_false(is_known(chat, TURN("add", "{\\\"a\\\": 1"), id));
-    assert_false(is_known(chat, TURN("sub", "{\\\"a\\\": 1}"), id));
-    assert_false(is_known(chat, TURN("add", "{\\\"a\\\": 1}"), "call_0"));
-    assert_false(is_known(chat, TURN("add", "{\\\"a\\\": 1}"), "none"));
-    r.salt = 8; /* another tenant */
-    assert_false(is_known(chat, TURN("add", "{\\\"a\\\": 1}"), id));
-    r.salt = 7;
-    call_add(chat, "{" USER "," TOOLS ",\"stream\":true}", "call_", id);
-    assert_true(is_known(chat, TURN("add", "{\\\"a\\\": 1}"), id));
-}
-
-static void test_calls_come_back_elsewhere(void **state) {
-    (void)state;
-    char id[64];
-    call_add("/v1/messages", "{" USER ",\"tools\":[{\"name\":\"add\",\"input_schema\":{}}]}",
-             "toolu_", id);
-    assert_true(is_known("/v1/messages",
-                         "{\"messages\":[{\"role\":\"user\",\"content\":\"hi\"},"
-                         "{\"role\":\"assistant\",\"content\":[{\"type\":\"tool_use\","
-                         "\"id\":\"%s\",\"name\":\"add\",\"input\":{\"a\":1}}]},"
-                         "{\"role\":\"user\",\"content\":[{\"type\":\"tool_result\","
-                         "\"tool_use_id\":\"%s\",\"content\":\"2\"}]}]}",
-                         id));
-    call_add("/v1/responses",
-             "{\"input\":\"hi\",\"tools\":[{\"type\":\"function\",\"name\":\"add\"}]}", "call_",
-             id);
-    assert_true(is_known("/v1/responses",
-                         "{\"input\":[{\"role\":\"user\",\"content\":\"hi\"},"
-                         "{\"type\":\"function_call\",\"call_id\":\"%s\",\"name\":\"add\","
-                         "\"arguments\":\"{\\\"a\\\": 1}\"},"
-                         "{\"type\":\"function_call_output\",\"call_id\":\"%s\","
-                         "\"output\":\"2\"}]}",
-                         id));
-}
-
-/* The tokens tell of a second call, which the client never saw. */
-static void test_calls_left_out(void **state) {
-    (void)state;
-    char id[64];
-    r.call_tokens = odd_tokens;
-    r.n_call_tokens = 4;
-    rig_call *c = rig_post(&r, "/v1/chat/completions",
-                           "{" USER "," TOOLS ",\"parallel_tool_calls\":false}");
-    for (int32_t i = 0; i < 2; i++) {
-        rig_say(&r, 0, 0, HD_PART_CALL, i, "add");
-        rig_say(&r, 0, 0, HD_PART_ARGUMENTS, i, "{}");
-        rig_say(&r, 0, 0, HD_PART_CALL_END, i, "");
-    }
-    rig_end(&r, 0, 0, HD_END_STOP);
-    find_id(c, "call_", id);
-    done(c);
-    assert_false(is_known("/v1/chat/completions", TURN("add", "{}"), id));
-}
+/* ---- the store ---- */
 
 static void test_store_is_bounded(void **state) {
     (void)state;
@@ -778,9 +667,6 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_messages, setup, teardown),
         cmocka_unit_test_setup_teardown(test_messages_cut_call, setup, teardown),
         cmocka_unit_test_setup_teardown(test_responses, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_calls_come_back, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_calls_come_back_elsewhere, setup, teardown),
-        cmocka_unit_test_setup_teardown(test_calls_left_out, setup, teardown),
         cmocka_unit_test(test_store_is_bounded),
         cmocka_unit_test_setup_teardown(test_texts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_openapi, setup, teardown),

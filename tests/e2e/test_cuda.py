@@ -1,5 +1,6 @@
 """The shipped model on a GPU against the CPU; and what is said where there is no GPU."""
 
+import concurrent.futures
 import json
 
 import numpy as np
@@ -51,6 +52,73 @@ def test_greedy_text_is_that_of_the_cpu(tmp_path, prompt):
         gap = first_difference(prompt, cpu, tmp_path)
         print(f"{prompt!r}: another text, the gap is {gap:.2g}")
         assert gap < NEAR_TIE, (cpu, cuda)
+
+
+WAYS = {
+    "greedy": [],
+    "drafts": ["--draft-tokens", 3],
+    "auto": ["--draft-tokens", "auto"],
+    "sampled": ["--temperature", 0.8, "--top-p", 0.95, "--seed", 5, "--draft-tokens", 2],
+    "raw": ["--raw", "--draft-tokens", 2],
+    "several": ["--n", 4, "--temperature", 0.7, "--seed", 6, "--draft-tokens", 1],
+}
+
+
+@on_gpu
+@pytest.mark.parametrize("way", WAYS)
+def test_graphs_change_nothing(way):
+    """Long enough to cross pages of the cache, and steps that nobody reads."""
+    texts = []
+    for flags in ([], ["--no-graphs"]):
+        done = run_hadal("generate", MODEL, "-p", prompts[3], "--max-tokens", 300, "--json", "--backend", "cuda", *map(str, WAYS[way]), *flags)
+        assert done.returncode == 0, done.stderr
+        texts.append([json.loads(line)["text"] for line in done.stdout.splitlines()])
+    assert texts[0] == texts[1]
+
+
+CLIENTS = 64
+
+
+def ask(server, i):
+    """Some greedy, some drawn, some with penalties or alternatives, some under a form."""
+    body = {"messages": [{"role": "user", "content": prompts[i % len(prompts)]}], "max_tokens": 16 + 7 * (i % 12), "temperature": 0, "seed": i}
+    if i % 4 == 1:
+        body["temperature"] = 0.7
+    if i % 4 == 2:
+        body["frequency_penalty"] = 0.5
+    if i % 8 == 3:
+        body["logprobs"], body["top_logprobs"] = True, 3
+    if i % 16 == 7:
+        body["response_format"] = {"type": "json_object"}
+    reply = server.post("/v1/chat/completions", body)
+    assert reply.status == 200, reply.text
+    choice = reply.json["choices"][0]
+    return choice["message"], choice["finish_reason"], choice.get("logprobs")
+
+
+@on_gpu
+def test_many_clients_change_nothing(serve):
+    """64 at a time through 24 places, with a cache too small for all of them, so that they come,
+    go, pad a step and are sent back; then one by one, every operator queued on its own."""
+    crowded = serve("--backend", "cuda", "--max-running", 24, "--kv-tokens", 8192)
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+        together = list(pool.map(lambda i: ask(crowded, i), range(CLIENTS)))
+    alone = serve("--backend", "cuda", "--no-graphs")
+    for i in range(CLIENTS):
+        assert ask(alone, i) == together[i], i
+
+
+@on_gpu
+def test_many_clients_are_answered_like_on_the_cpu(serve, tmp_path):
+    server, cpu = serve("--backend", "cuda", "--max-running", 64), serve("--max-running", 64)
+    with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(lambda i: ask(server, 4 * i), range(CLIENTS)))
+        wanted = list(pool.map(lambda i: ask(cpu, 4 * i), range(CLIENTS)))
+    for i, (got, want) in enumerate(zip(answers, wanted)):
+        if got != want:
+            prompt = prompts[4 * i % len(prompts)]
+            gap = first_difference(prompt, want[0]["content"], tmp_path)
+            assert gap < NEAR_TIE, (prompt, got, want)
 
 
 @on_gpu

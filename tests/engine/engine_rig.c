@@ -52,8 +52,6 @@ void rig_take(rig_answer *a, const hd_event *e) {
     for (size_t i = 0; i < e->n_parts; i++) take_part(a, &e->parts[i]);
     assert_int_equal(hd_ids_append(&a->tokens, e->tokens, e->n_tokens, NULL), HD_OK);
     assert_int_equal(a->tokens.n, e->output_tokens);
-    assert_int_equal(hd_ids_append(&a->call_tokens, e->call_tokens, e->n_call_tokens, NULL),
-                     HD_OK);
     assert_true(e->accepted <= e->drafted && e->accepted <= e->output_tokens);
     if (e->end == HD_END_NOT) return;
     a->n_ends++;
@@ -67,7 +65,6 @@ void rig_deinit(rig_answer *a) {
     hd_bytes_deinit(&a->content);
     hd_bytes_deinit(&a->calls);
     hd_ids_deinit(&a->tokens);
-    hd_ids_deinit(&a->call_tokens);
     *a = (rig_answer){0};
 }
 

@@ -11,7 +11,7 @@
 typedef struct rig_answer {
     hd_bytes reasoning, content,
         calls; /* calls: name(arguments)! for whole ones, ? for others */
-    hd_ids tokens, call_tokens;
+    hd_ids tokens;
     int32_t n_events, n_ends;
     hd_event end; /* pointers in it are stale, but for stop_text's first bytes below */
     char stop_text[32], why[600];

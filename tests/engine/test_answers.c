@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/engine.h"
 #include "engine/engine_rig.h"
 
 #define USER(text) "[{\"role\": \"user\", \"content\": \"" text "\"}]"
@@ -68,57 +67,12 @@ static void calls_are_parts(void **state) {
     assert_memory_equal(a.calls.data, "calculator({\"expression\": \"6221 + 11\"})!",
                         a.calls.n);
     assert_int_equal(a.content.n, 0);
-    /* The block's tokens are the answer's last but its end, and begin with the marker. */
-    const size_t n_block = a.call_tokens.n, n_before = a.tokens.n - 1 - n_block;
-    assert_in_range(n_block, 10, a.tokens.n - 1);
-    assert_memory_equal(a.call_tokens.ids, a.tokens.ids + n_before, n_block * sizeof(int32_t));
-    size_t n_piece;
-    const uint8_t *piece =
-        hd_tokenizer_piece(hd_engine_tokenizer(e), a.call_tokens.ids[0], &n_piece);
-    assert_int_equal(n_piece, strlen("｜DSML｜"));
-    assert_memory_equal(piece, "｜DSML｜", n_piece);
     const int32_t told = a.end.prompt_tokens;
     rig_deinit(&a);
     g.tool_choice = "none"; /* then the model is not told of them */
     rig_run(e, &g, &a);
-    assert_true(a.calls.n == 0 && a.call_tokens.n == 0 && a.end.prompt_tokens < told);
+    assert_true(a.calls.n == 0 && a.end.prompt_tokens < told);
     rig_deinit(&a);
-    hd_engine_close(e);
-}
-
-/* Submitted with tokens in place of its call's block, a conversation has as many more. */
-static void verbatim_calls_reach_the_prompt(void **state) {
-    (void)state;
-    static const char messages[] =
-        "[{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"tool_calls\": "
-        "[{\"id\": \"a\", \"type\": \"function\", \"function\": {\"name\": \"f\", "
-        "\"arguments\": \"{}\"}}]}, {\"role\": \"tool\", \"tool_call_id\": \"a\", "
-        "\"content\": \"1\"}]";
-    int32_t tokens[300], counts[2] = {0};
-    for (int32_t i = 0; i < 300; i++) tokens[i] = 5 + i % 7;
-    hd_engine *e = rig_open("cpu", NULL);
-    json_t *document;
-    hd_conversation c;
-    assert_int_equal(hd_chat_parse_json(&document, messages, strlen(messages), "test", NULL),
-                     HD_OK);
-    assert_int_equal(hd_chat_parse(&c, document, NULL, NULL, true, NULL), HD_OK);
-    const hd_generation g = {.size = sizeof g, .thinking = -1, .max_tokens = 1};
-    for (int32_t i = 0; i < 2; i++) {
-        c.messages[1].call_tokens = tokens;
-        c.messages[1].n_call_tokens = i == 0 ? 300 : 299;
-        uint64_t id;
-        hd_event event;
-        assert_int_equal(hd_engine_submit_chat(e, &id, &g, &c, NULL), HD_OK);
-        do {
-            assert_true(hd_engine_poll(e, &event, -1));
-        } while (!event.last);
-        counts[i] = event.prompt_tokens;
-        if (i == 1) assert_true(event.cached_tokens >= 256); /* the tokens themselves */
-    }
-    assert_int_equal(counts[0], counts[1] + 1);
-    assert_in_range(counts[0], 301, 400);
-    hd_conversation_deinit(&c);
-    json_decref(document);
     hd_engine_close(e);
 }
 
@@ -208,7 +162,6 @@ int test_answers(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_answer_comes_in_parts),
         cmocka_unit_test(calls_are_parts),
-        cmocka_unit_test(verbatim_calls_reach_the_prompt),
         cmocka_unit_test(stops_see_reasoning_but_no_markup),
         cmocka_unit_test(drafts_are_counted_up_to_the_end),
         cmocka_unit_test(answers_are_those_of_lone_requests),

@@ -399,8 +399,8 @@ static void experts_are_counted(void **state) {
 /* Looking goes on while a step is under way: the one that computes a long prompt. */
 static void looking_does_not_wait(void **state) {
     (void)state;
-    hd_engine *e = rig_open("cpu", &(hd_engine_options){.chunk_tokens = 4096,
-                                                        .step_tokens = 4096});
+    hd_engine *e =
+        rig_open("cpu", &(hd_engine_options){.chunk_tokens = 4096, .step_tokens = 4096});
     const size_t n = hd_engine_read_experts(e, NULL, 0, NULL);
     int64_t *load = calloc(n, sizeof *load);
     int32_t prompt[2000];
@@ -413,7 +413,8 @@ static void looking_does_not_wait(void **state) {
     for (int32_t i = 0; i < 1000; i++) hd_engine_read_experts(e, load, n, NULL);
     hd_engine_read_stats(e, &stats);
     assert_int_equal(stats.steps, 0);
-    while (hd_engine_poll(e, &event, -1)) {}
+    while (hd_engine_poll(e, &event, -1)) {
+    }
     free(load);
     hd_engine_close(e);
 }

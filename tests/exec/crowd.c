@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/philox.h"
+#include "exec/tape.h"
 
 /* Id 4 and on. Some tokens are several characters, two are halves of one. */
 static const char *const pieces[] = {
@@ -69,10 +70,11 @@ static void open_vocab(machine *m) {
 }
 
 static hd_model_env env_of(const machine *m) {
-    return (hd_model_env){m->spec, m->weights, &m->ops, m->device, m->stream};
+    return (hd_model_env){m->spec, m->weights, &m->ops, m->device, m->stream, NULL, NULL};
 }
 
-void open_machine(machine *m, const char *name, float forced_acceptance) {
+void open_machine_on(machine *m, const char *backend, const char *name, float forced_acceptance,
+                     bool fixed) {
     char dir[128];
     hd_err err = {0};
     memset(m, 0, sizeof *m);
@@ -80,9 +82,10 @@ void open_machine(machine *m, const char *name, float forced_acceptance) {
     const hd_cpu_options cpu = {.n_threads = 1};
     must(hd_model_spec_open(&m->spec, dir, &err), &err);
     must(hd_weights_open(&m->weights, dir, m->spec, &err), &err);
-    must(hd_device_open_cpu(&m->device, &cpu, &err), &err);
+    must(hd_ops_open(&m->ops, &m->device, backend, &cpu, HD_EXACT, &err), &err);
     must(hd_stream_open(&m->stream, m->device, &err), &err);
-    hd_ops_init_cpu(&m->ops, hd_cpu_features());
+    must(hd_weights_upload(m->weights, m->device, m->stream, &err), &err);
+    if (fixed && !hd_device_records(m->device)) tape_open(&m->ops);
     open_vocab(m);
     const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
     m->lease_pages = (int32_t)hd_ceil_div(POSITIONS + HD_MAX_DRAFTS, page);
@@ -100,10 +103,15 @@ void open_machine(machine *m, const char *name, float forced_acceptance) {
         .max_drafts = HD_MAX_DRAFTS,
         .choice_rows = STEP_ROWS,
         .vocab = m->vocab,
-        .forced_acceptance = forced_acceptance
+        .forced_acceptance = forced_acceptance,
+        .fixed_steps = fixed
     };
     const hd_model_env env = env_of(m);
     must(hd_executor_open(&m->executor, &env, &options, &err), &err);
+}
+
+void open_machine(machine *m, const char *name, float forced_acceptance) {
+    open_machine_on(m, "cpu", name, forced_acceptance, false);
 }
 
 void close_machine(machine *m) {
@@ -214,6 +222,12 @@ static hd_work plan(const machine *m, const request *r, int32_t *tokens) {
         const int32_t drafts = choose_drafts(m, r, tokens + known);
         w.n += drafts;
         w.n_choose = drafts + 1;
+        w.left = r->most - r->n;
+    }
+    if (r->ahead) {
+        const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
+        const int32_t reach = w.start + w.n + w.want_drafts + r->ahead;
+        w.n_pages = hd_min_i32((int32_t)hd_ceil_div(reach, page), m->lease_pages);
     }
     if (r->score_from && r->n == r->n_prompt) {
         const int32_t end = r->done + w.n - w.n_choose;

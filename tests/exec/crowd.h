@@ -35,6 +35,11 @@ typedef struct machine {
 
 /* A model of tests/golden. */
 void open_machine(machine *m, const char *name, float forced_acceptance);
+
+/* The same on a backend; fixed: in steps of fixed shapes, which a GPU records and the CPU
+ * repeats from a tape (tape.h). */
+void open_machine_on(machine *m, const char *backend, const char *name, float forced_acceptance,
+                     bool fixed);
 void close_machine(machine *m);
 
 /* The id of a one-byte token, and the text of tokens without those that are no text. */
@@ -53,6 +58,7 @@ typedef struct request {
     int32_t one_wrong_in;  /* now and then another token */
     int32_t chunk;         /* 0: all rows */
     int32_t score_from;    /* 0: no scores */
+    int32_t ahead;         /* positions with pages behind what a step needs; 0: all there are */
 
     int32_t slot, n_prompt, most; /* most: tokens of the text */
     int32_t text[POSITIONS], n, done;

@@ -10,7 +10,7 @@
 #include "base/philox.h"
 #include "ops/timer.h"
 
-enum { GUARD = 32, MAX_TAKEN = 65536, MAX_KEYS = 16384, MAX_COLS = 8192 };
+enum { GUARD = 32, MAX_TAKEN = 65536, MAX_KEYS = 20480, MAX_COLS = 8192 };
 
 static const uint32_t guard_word = 0x5a17c0deu;
 static const int32_t threads[N_THREADS] = {1, 2, 3, 5};
@@ -25,26 +25,28 @@ static struct {
 
 /* ---- tables and streams ---- */
 
-static void add_table(const hd_ops *t) {
-    for (int32_t i = 0; i < fix.n_tables; i++) {
-        if (strcmp(fix.table[i].name, t->name) == 0) return;
+static void add_table(hd_ops *tables, int32_t *n, const hd_ops *t) {
+    for (int32_t i = 0; i < *n; i++) {
+        if (strcmp(tables[i].name, t->name) == 0) return;
     }
-    assert_true(fix.n_tables < MAX_TABLES);
-    fix.table[fix.n_tables++] = *t;
+    assert_true(*n < MAX_TABLES);
+    tables[(*n)++] = *t;
 }
 
 /* Every set of flags that this processor has, so that no table needs to be listed here. */
 static void find_tables(void) {
     const uint32_t features = hd_cpu_features();
     hd_ops t;
-    fix.n_tables = 0;
+    fix.n_tables = fix.n_fast = 0;
     hd_ops_init_ref(&t);
-    add_table(&t);
+    add_table(fix.table, &fix.n_tables, &t);
     if (fix.brief) return;
     for (uint32_t flags = 0; flags <= features; flags++) {
         if (flags & ~features) continue;
-        hd_ops_init_cpu(&t, flags);
-        add_table(&t);
+        hd_ops_init_cpu(&t, flags, HD_EXACT);
+        add_table(fix.table, &fix.n_tables, &t);
+        hd_ops_init_cpu(&t, flags, HD_FAST);
+        add_table(fix.fast, &fix.n_fast, &t);
     }
 }
 
@@ -53,13 +55,13 @@ static int open_gpu(void) {
     const hd_cpu_options unused = {0};
     hd_ops t;
     hd_err err = {0};
-    if (hd_ops_open(&t, &fix.gpu, "cuda", &unused, &err) != HD_OK) {
+    if (hd_ops_open(&t, &fix.gpu, "cuda", &unused, HD_EXACT, &err) != HD_OK) {
         print_message("[  SKIPPED ] operators on cuda: %s\n", err.msg);
         return 0;
     }
     if (hd_stream_open(&fix.gpu_stream, fix.gpu, NULL) != HD_OK) return -1;
     if (hd_stream_reserve(fix.gpu_stream, scratch, NULL) != HD_OK) return -1;
-    add_table(&t);
+    add_table(fix.table, &fix.n_tables, &t);
     return 0;
 }
 
@@ -423,14 +425,15 @@ static void check_threads(const op_case *c, const hd_ops *ops, void *const *base
     }
 }
 
-static void check_table(const op_case *c, const hd_ops *ops, void *const *want, void **base) {
+static void check_table(const op_case *c, const hd_ops *ops, const double *tolerance,
+                        void *const *want, void **base) {
     char what[256];
     snprintf(what, sizeof what, "%s on %s", c->name, ops->name);
     run_op(c, ops, fix.stream[0], 0, c->rows, base);
     for (int i = 0; i < c->n_outs; i++) {
         const int64_t n = (int64_t)c->rows * c->width[i];
-        if (c->tolerance[i] > 0.0) {
-            check_near(what, base[i], want[i], n, c->tolerance[i]);
+        if (tolerance[i] > 0.0) {
+            check_near(what, base[i], want[i], n, tolerance[i]);
         } else {
             check_bits(what, base[i], want[i], n);
         }
@@ -448,6 +451,15 @@ static void check_table(const op_case *c, const hd_ops *ops, void *const *want, 
     check_slices(c, what, ops, 7, base);
 }
 
+static void check_fast(const op_case *c, void *const *want) {
+    void *plain[MAX_OUTS], *base[MAX_OUTS];
+    for (int32_t t = 0; t < fix.n_fast; t++) {
+        check_table(c, &fix.fast[t], &c->fast_tolerance, want, base);
+        if (t == 0) memcpy(plain, base, sizeof plain);
+        check_bits(fix.fast[t].name, base[0], plain[0], (int64_t)c->rows * c->width[0]);
+    }
+}
+
 /* The reference has one thread by definition; that a row stands alone it shows in slices. */
 void check_op(const op_case *c) {
     const int32_t mark = taken.n;
@@ -459,7 +471,7 @@ void check_op(const op_case *c) {
     if (!c->whole && !fix.brief)
         check_slices(c, "the reference, seven rows at a time", &fix.table[0], 7, want);
     for (int32_t t = 1; t < fix.n_tables; t++) {
-        check_table(c, &fix.table[t], want, base);
+        check_table(c, &fix.table[t], c->tolerance, want, base);
         if (strcmp(fix.table[t].name, "cpu avx2") == 0) {
             memcpy(avx2, base, sizeof avx2);
             have_avx2 = true;
@@ -470,6 +482,7 @@ void check_op(const op_case *c) {
                        (int64_t)c->rows * c->width[i]);
         }
     }
+    if (c->fast_tolerance > 0.0) check_fast(c, want);
     forget_to(mark);
 }
 
@@ -480,6 +493,6 @@ void check_on_gpu(const op_case *c) {
     fix.poisoned = false;
     fix.n_cases++;
     run_op(c, &fix.table[0], fix.stream[0], 0, c->rows, want);
-    check_table(c, &fix.table[fix.n_tables - 1], want, base);
+    check_table(c, &fix.table[fix.n_tables - 1], c->tolerance, want, base);
     forget_to(mark);
 }

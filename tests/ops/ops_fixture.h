@@ -6,7 +6,10 @@
  * same bits row by row, in sevens, and all at once; the same bits from AVX2 and AVX-512. With a
  * GPU the CUDA table is one of them, recorded and run as well; then what a test takes is memory
  * that both sides reach. HADAL_TEST_BRIEF=1 runs the reference and CUDA only, all rows at once:
- * for sanitizers of the device. */
+ * for sanitizers of the device.
+ *
+ * An op that --precision fast computes in its own way has a fast_tolerance: then the tables of
+ * that precision are asked the same, and all of them must give the same bits. */
 #ifndef HD_TESTS_OPS_FIXTURE_H
 #define HD_TESTS_OPS_FIXTURE_H
 
@@ -38,6 +41,8 @@ REAL_OPS_LIST(X)
 typedef struct ops_fixture {
     hd_ops table[MAX_TABLES]; /* the reference, every distinct CPU table, CUDA */
     int32_t n_tables;
+    hd_ops fast[MAX_TABLES]; /* every distinct CPU table of --precision fast, plain first */
+    int32_t n_fast;
     hd_device *device[N_THREADS];
     hd_stream *stream[N_THREADS]; /* 1, 2, 3 and 5 threads */
     hd_device *gpu;               /* NULL without one */
@@ -60,6 +65,7 @@ struct op_case {
     int32_t rows, n_outs;
     int32_t width[MAX_OUTS];    /* 4-byte elements of a row of each output */
     double tolerance[MAX_OUTS]; /* relative to |want| + rms of the output; 0: the same bits */
+    double fast_tolerance;      /* of output 0; 0: one precision */
     bool whole;                 /* rows cannot be run apart */
     const void *args;
     void (*run)(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,

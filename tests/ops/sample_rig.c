@@ -18,7 +18,7 @@ static void open_gpu(int32_t vocab) {
     static bool tried;
     const hd_cpu_options unused = {0};
     hd_err err = {0};
-    if (!tried && hd_ops_open(&gpu_ops, &gpu, "cuda", &unused, &err) != HD_OK) {
+    if (!tried && hd_ops_open(&gpu_ops, &gpu, "cuda", &unused, HD_EXACT, &err) != HD_OK) {
         print_message("[  SKIPPED ] choosing tokens on cuda: %s\n", err.msg);
     }
     tried = true;
@@ -40,7 +40,7 @@ void open_rig(rig *r, int32_t vocab) {
     hd_ops_init_ref(&r->table[r->n_tables++]);
     for (size_t i = 0; i < HD_LEN(flags); i++) {
         if (i == 0 || flags[i] != flags[i - 1]) {
-            hd_ops_init_cpu(&r->table[r->n_tables++], flags[i]);
+            hd_ops_init_cpu(&r->table[r->n_tables++], flags[i], HD_EXACT);
         }
     }
     r->n_host_tables = r->n_tables;

@@ -7,7 +7,7 @@
 enum { SEQS = 4, ROWS = 33 };
 
 /* Positions of the first rows: before, on and behind the edges of blocks, pages and windows.
- * The others are random. */
+ * The others are random below `longest`. */
 static const int32_t positions[] = {0,  1,  2,  3,  4,   6,   7,   8,   63,  64,  65,
                                     66, 95, 96, 99, 126, 127, 128, 191, 255, 256, 299};
 
@@ -16,11 +16,11 @@ typedef struct rows_of {
     int32_t n_tokens[SEQS]; /* each sequence as long as its last row needs */
 } rows_of;
 
-static rows_of take_rows(void) {
+static rows_of take_rows(int32_t longest) {
     rows_of r = {.seq = take_ints(ROWS), .pos = take_ints(ROWS)};
     for (int32_t i = 0; i < ROWS; i++) {
         r.seq[i] = random_below(SEQS);
-        r.pos[i] = i < (int32_t)HD_LEN(positions) ? positions[i] : random_below(300);
+        r.pos[i] = i < (int32_t)HD_LEN(positions) ? positions[i] : random_below(longest);
         if (r.pos[i] >= r.n_tokens[r.seq[i]]) r.n_tokens[r.seq[i]] = r.pos[i] + 1;
     }
     return r;
@@ -54,7 +54,8 @@ typedef struct attend_shape {
     const char *name;
     int32_t rows, heads, k_dim, v_dim, window, ratio, n_selected; /* n_selected 0: all */
     sink_kind sink;
-    float spread; /* of queries and keys */
+    float spread;    /* of queries and keys */
+    int32_t longest; /* position, at most; the first few rows go to 300 */
 } attend_shape;
 
 static const float *take_sink(sink_kind kind, int32_t heads) {
@@ -83,7 +84,7 @@ static const int32_t *take_selected(const rows_of *r, int32_t ratio, int32_t n_s
 }
 
 static void attend_case(const attend_shape *sh) {
-    const rows_of r = take_rows();
+    const rows_of r = take_rows(sh->longest);
     hd_attend_args a = {
         .q = (const hd_act *)take_random((int64_t)ROWS * sh->heads * sh->k_dim, sh->spread),
         .sink = take_sink(sh->sink, sh->heads),
@@ -115,25 +116,29 @@ static void attend_case(const attend_shape *sh) {
 void op_attend(void **state) {
     (void)state;
     static const attend_shape shapes[] = {
-        {"nothing",          0,    3,   24,  16,  0,   1,   0,  NO_SINK,    1.0f },
-        {"one head",         ROWS, 1,   1,   1,   0,   1,   0,  NO_SINK,    1.0f },
-        {"MLA",              ROWS, 3,   24,  16,  0,   1,   0,  NO_SINK,    1.0f },
-        {"MLA, real widths", 12,   17,  576, 512, 0,   1,   0,  NO_SINK,    1.0f },
-        {"MLA, selected",    ROWS, 5,   48,  33,  0,   1,   70, NO_SINK,    1.0f },
-        {"window of one",    ROWS, 3,   20,  20,  1,   0,   0,  NO_SINK,    1.0f },
-        {"window",           ROWS, 3,   20,  20,  7,   0,   0,  SMALL_SINK, 1.0f },
-        {"window, ratio 4",  ROWS, 16,  36,  36,  32,  4,   0,  SMALL_SINK, 1.0f },
-        {"ratio 4 alone",    ROWS, 4,   16,  16,  0,   4,   0,  NO_SINK,    1.0f },
-        {"with a sink",      ROWS, 4,   16,  16,  0,   4,   0,  SMALL_SINK, 1.0f },
-        {"ratio 128",        ROWS, 40,  33,  33,  128, 128, 0,  SMALL_SINK, 1.0f },
-        {"ratio 3",          ROWS, 18,  17,  17,  64,  3,   0,  NO_SINK,    1.0f },
-        {"V4, selected",     ROWS, 8,   64,  64,  32,  4,   16, SMALL_SINK, 1.0f },
-        {"sink near +80",    ROWS, 4,   16,  16,  9,   4,   0,  HIGH_SINK,  1.0f },
-        {"sink near -80",    ROWS, 4,   16,  16,  9,   4,   0,  LOW_SINK,   1.0f },
-        {"sink of -inf",     ROWS, 4,   16,  16,  9,   4,   0,  INF_SINK,   1.0f },
-        {"sharp",            ROWS, 4,   64,  64,  9,   1,   0,  NO_SINK,    16.0f},
-        {"many heads",       ROWS, 128, 20,  20,  7,   4,   0,  SMALL_SINK, 1.0f },
-        {"more than a few",  ROWS, 72,  36,  33,  40,  1,   0,  NO_SINK,    1.0f },
+        {"nothing",          0,    3,   24,   16,   0,   1,   0,  NO_SINK,    1.0f,  300  },
+        {"one head",         ROWS, 1,   1,    1,    0,   1,   0,  NO_SINK,    1.0f,  300  },
+        {"MLA",              ROWS, 3,   24,   16,   0,   1,   0,  NO_SINK,    1.0f,  300  },
+        {"MLA, real widths", 12,   17,  576,  512,  0,   1,   0,  NO_SINK,    1.0f,  300  },
+        {"MLA, selected",    ROWS, 5,   48,   33,   0,   1,   70, NO_SINK,    1.0f,  300  },
+        {"window of one",    ROWS, 3,   20,   20,   1,   0,   0,  NO_SINK,    1.0f,  300  },
+        {"window",           ROWS, 3,   20,   20,   7,   0,   0,  SMALL_SINK, 1.0f,  300  },
+        {"window, ratio 4",  ROWS, 16,  36,   36,   32,  4,   0,  SMALL_SINK, 1.0f,  300  },
+        {"ratio 4 alone",    ROWS, 4,   16,   16,   0,   4,   0,  NO_SINK,    1.0f,  300  },
+        {"with a sink",      ROWS, 4,   16,   16,   0,   4,   0,  SMALL_SINK, 1.0f,  300  },
+        {"ratio 128",        ROWS, 40,  33,   33,   128, 128, 0,  SMALL_SINK, 1.0f,  300  },
+        {"ratio 3",          ROWS, 18,  17,   17,   64,  3,   0,  NO_SINK,    1.0f,  300  },
+        {"V4, selected",     ROWS, 8,   64,   64,   32,  4,   16, SMALL_SINK, 1.0f,  300  },
+        {"sink near +80",    ROWS, 4,   16,   16,   9,   4,   0,  HIGH_SINK,  1.0f,  300  },
+        {"sink near -80",    ROWS, 4,   16,   16,   9,   4,   0,  LOW_SINK,   1.0f,  300  },
+        {"sink of -inf",     ROWS, 4,   16,   16,   9,   4,   0,  INF_SINK,   1.0f,  300  },
+        {"sharp",            ROWS, 4,   64,   64,   9,   1,   0,  NO_SINK,    16.0f, 300  },
+        {"many heads",       ROWS, 128, 20,   20,   7,   4,   0,  SMALL_SINK, 1.0f,  300  },
+        {"more than a few",  ROWS, 72,  36,   33,   40,  1,   0,  NO_SINK,    1.0f,  300  },
+        {"several parts",    ROWS, 3,   12,   9,    0,   1,   0,  NO_SINK,    1.0f,  3900 },
+        {"parts, a window",  ROWS, 17,  8,    8,    700, 1,   0,  SMALL_SINK, 1.0f,  3000 },
+        {"most parts",       ROWS, 1,   5,    5,    9,   1,   0,  SMALL_SINK, 1.0f,  20000},
+        {"wide values",      12,   9,   1030, 1030, 5,   1,   0,  NO_SINK,    1.0f,  300  },
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) attend_case(&shapes[i]);
 }
@@ -161,11 +166,12 @@ static void round_all(float *x, int64_t n) {
 typedef struct select_shape {
     int32_t rows, heads, width, ratio, top_k;
     bool whole_numbers;
-    float spread; /* 0: all scores tie */
+    float spread;    /* 0: all scores tie */
+    int32_t longest; /* position, at most; the first few rows go to 300 */
 } select_shape;
 
 static void select_case(const select_shape *sh) {
-    const rows_of r = take_rows();
+    const rows_of r = take_rows(sh->longest);
     const int64_t n_q = (int64_t)ROWS * sh->heads * sh->width, n_w = (int64_t)ROWS * sh->heads;
     float *q = take_random(n_q, sh->spread), *weight = take_random(n_w, 2.4f);
     hd_paged keys = take_entries(&r, sh->ratio, 7, sh->width, 2.4f);
@@ -198,17 +204,22 @@ static void select_case(const select_shape *sh) {
 void op_index_select(void **state) {
     (void)state;
     static const select_shape shapes[] = {
-        {0,    3,  16,  1,   8,   true,  1.4f},
-        {ROWS, 1,  1,   1,   1,   true,  1.4f},
-        {ROWS, 3,  7,   1,   16,  true,  1.4f},
-        {ROWS, 16, 20,  1,   64,  true,  1.4f},
-        {ROWS, 5,  33,  1,   255, true,  0.6f}, /* most are zero and tie */
-        {ROWS, 5,  33,  1,   299, true,  0.0f}, /* all are: the lowest win */
-        {ROWS, 4,  33,  1,   400, true,  1.4f}, /* everything fits */
-        {ROWS, 4,  16,  4,   9,   true,  1.4f},
-        {ROWS, 4,  16,  128, 1,   true,  1.4f},
-        {ROWS, 64, 128, 1,   48,  false, 2.0f}, /* real numbers, far enough apart */
-        {ROWS, 17, 48,  4,   16,  false, 2.0f},
+        {0,    3,  16,  1,   8,   true,  1.4f, 300  },
+        {ROWS, 1,  1,   1,   1,   true,  1.4f, 300  },
+        {ROWS, 3,  7,   1,   16,  true,  1.4f, 300  },
+        {ROWS, 16, 20,  1,   64,  true,  1.4f, 300  },
+        {ROWS, 5,  33,  1,   255, true,  0.6f, 300  }, /* most are zero and tie */
+        {ROWS, 5,  33,  1,   299, true,  0.0f, 300  }, /* all are: the lowest win */
+        {ROWS, 4,  33,  1,   400, true,  1.4f, 300  }, /* everything fits */
+        {ROWS, 4,  16,  4,   9,   true,  1.4f, 300  },
+        {ROWS, 4,  16,  128, 1,   true,  1.4f, 300  },
+        {ROWS, 64, 128, 1,   48,  false, 2.0f, 300  }, /* real numbers, far enough apart */
+        {ROWS, 17, 48,  4,   16,  false, 2.0f, 300  },
+        {ROWS, 3,  7,   1,   20,  true,  1.4f, 6000 }, /* the bar rises, parts are many */
+        {ROWS, 2,  5,   1,   900, true,  0.6f, 9000 },
+        {ROWS, 2,  5,   1,   700, true,  0.0f, 5000 },
+        {ROWS, 9,  40,  4,   64,  true,  1.4f, 20000},
+        {3,    1,  520, 1,   9,   true,  1.4f, 300  }, /* too wide to be turned */
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) select_case(&shapes[i]);
 }

@@ -109,7 +109,13 @@ void op_permute(void **state) {
         const int32_t rows = kind == 0 ? 0 : 1 + 13 * (kind - 1), top_k = 1 + kind % 3;
         int32_t *expert = take_ints((int64_t)rows * top_k); /* all to expert 0 */
         for (int32_t i = 0; kind != 4 && i < rows * top_k; i++) expert[i] = random_below(9);
-        hd_permute_args a = {.expert = expert, .rows = rows, .top_k = top_k, .n_experts = 10};
+        int32_t *live = take_ints(rows);
+        for (int32_t r = 0; r < rows; r++) live[r] = random_below(3);
+        hd_permute_args a = {.expert = expert,
+                             .live = kind % 2 ? live : NULL,
+                             .rows = rows,
+                             .top_k = top_k,
+                             .n_experts = 10};
         check_op(&(op_case){
             .name = "permute",
             .rows = 1,

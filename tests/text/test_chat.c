@@ -179,46 +179,61 @@ static void encodings_have_names(void **state) {
 }
 
 static const char with_calls[] =
-    "[{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", \"content\": null, "
+    "[{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", "
+    "\"reasoning_content\": \"w\\n\", \"content\": [{\"type\": \"text\", \"text\": \" s\"}, "
+    "{\"type\": \"text\", \"text\": \"o \"}], "
     "\"tool_calls\": [{\"id\": \"a\", \"type\": \"function\", \"function\": {\"name\": \"f\", "
     "\"arguments\": \"{\\\"x\\\": \\\"</think>\\\"}\"}}, {\"id\": \"b\", \"type\": "
     "\"function\", \"function\": {\"name\": \"g\", \"arguments\": \"{}\"}}]}, {\"role\": "
     "\"tool\", \"tool_call_id\": \"a\", \"content\": \"1\"}, {\"role\": \"tool\", "
     "\"tool_call_id\": \"b\", \"content\": \"2\"}]";
+static const char without_calls[] =
+    "[{\"role\": \"user\", \"content\": \"q\"}, {\"role\": \"assistant\", "
+    "\"reasoning_content\": \"w\\n\", \"content\": \" s\\no \"}, "
+    "{\"role\": \"user\", \"content\": \"q\"}]";
+static const char question[] = "[{\"role\": \"user\", \"content\": \"q\"}]";
 
 static bool text_at(const hd_chat_prompt *p, size_t at, const char *text) {
     const size_t n = strlen(text);
     return at + n <= p->n && memcmp(p->text + at, text, n) == 0;
 }
 
-static void blocks_of_calls_are_known(void **state) {
+/* The block of the only answer begins where the prompt for that answer ended. */
+static void expect_block(const char *messages, hd_chat_options options, int32_t n_calls) {
+    rendered before, r;
+    const bool thinks = options.thinking;
+    assert_int_equal(render(&before, question, options), HD_OK);
+    assert_int_equal(render(&r, messages, options), HD_OK);
+    assert_int_equal(before.prompt.n_blocks, 0);
+    assert_int_equal(r.prompt.n_blocks, 1);
+    const hd_chat_block *b = &r.prompt.blocks[0];
+    assert_int_equal(b->message, 1);
+    assert_int_equal(b->begin, before.prompt.n);
+    assert_memory_equal(r.prompt.text, before.prompt.text, b->begin);
+    assert_true(text_at(&r.prompt, b->end, "<｜end▁of▁sentence｜>"));
+    assert_true(b->thought == thinks && b->n_reasoning == (thinks ? 2 : 0));
+    if (thinks) assert_true(text_at(&r.prompt, b->begin, "w\n</think> s\no "));
+    assert_int_equal(b->n_calls, n_calls);
+    const bool has_text = b->n_content > 0; /* V3 has calls or text */
+    assert_true(has_text || n_calls > 0);
+    if (has_text) assert_true(b->n_content == 5 && text_at(&r.prompt, b->content, " s\no "));
+    assert_true(b->content + b->n_content <= b->end && b->tokens.n == 0);
+    drop(&before);
+    drop(&r);
+}
+
+static void blocks_of_answers_are_known(void **state) {
     (void)state;
-    static const struct {
-        hd_chat_encoding first, last;
-        const char *begin, *end;
-    } forms[] = {
-        {HD_CHAT_V3,  HD_CHAT_V31_TERMINUS, "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>" },
-        {HD_CHAT_V32, HD_CHAT_V32,          "｜DSML｜function_calls>\n",  "</｜DSML｜function_calls>"},
-        {HD_CHAT_V4,  HD_CHAT_V4_0731,      "｜DSML｜tool_calls>\n",      "</｜DSML｜tool_calls>"    },
-    };
-    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
-        for (int e = (int)forms[i].first; e <= (int)forms[i].last; e++) {
-            rendered r;
-            const hd_chat_options options = {.encoding = (hd_chat_encoding)e};
-            assert_int_equal(render(&r, with_calls, options), HD_OK);
-            assert_int_equal(r.prompt.n_blocks, 1);
-            const hd_chat_block *b = &r.prompt.blocks[0];
-            assert_int_equal(b->message, 1);
-            assert_null(b->tokens);
-            assert_true(text_at(&r.prompt, b->begin, forms[i].begin));
-            assert_true(text_at(&r.prompt, b->end - strlen(forms[i].end), forms[i].end));
-            assert_true(text_at(&r.prompt, b->end, "<｜end▁of▁sentence｜>"));
-            drop(&r);
-        }
+    for (int e = 0; e < (int)HD_CHAT_N_ENCODINGS; e++) {
+        hd_chat_options options = {.encoding = (hd_chat_encoding)e};
+        expect_block(without_calls, options, 0);
+        if (e != HD_CHAT_V2) expect_block(with_calls, options, e == HD_CHAT_V3 ? 0 : 2);
+        options.thinking = true; /* of the current turn it is kept */
+        if (e == HD_CHAT_V32) expect_block(with_calls, options, 2);
     }
 }
 
-static void verbatim_tokens_stand_for_calls(void **state) {
+static void verbatim_tokens_stand_for_answers(void **state) {
     (void)state;
     hd_tokenizer *t;
     assert_int_equal(hd_tokenizer_open(&t, "models/tiny-v4", NULL), HD_OK);
@@ -233,8 +248,7 @@ static void verbatim_tokens_stand_for_calls(void **state) {
         HD_OK);
     /* Where the block lies among the ids: nothing else is cut differently. */
     static const int32_t strange[] = {5, 4, 3, 5};
-    b->tokens = strange;
-    b->n_tokens = 4;
+    assert_int_equal(hd_ids_append(&b->tokens, strange, 4, NULL), HD_OK);
     assert_int_equal(hd_chat_encode(&r.prompt, t, &odd, NULL), HD_OK);
     size_t before = 0;
     while (whole.ids[before] == odd.ids[before]) before++;
@@ -244,8 +258,9 @@ static void verbatim_tokens_stand_for_calls(void **state) {
                         behind * sizeof *odd.ids);
     assert_int_equal(whole.ids[before], block.ids[0]);
     /* Its own ids in its place change nothing. */
-    b->tokens = whole.ids + before;
-    b->n_tokens = whole.n - behind - before;
+    b->tokens.n = 0;
+    assert_int_equal(
+        hd_ids_append(&b->tokens, whole.ids + before, whole.n - behind - before, NULL), HD_OK);
     assert_int_equal(hd_chat_encode(&r.prompt, t, &again, NULL), HD_OK);
     assert_int_equal(again.n, whole.n);
     assert_memory_equal(again.ids, whole.ids, whole.n * sizeof *whole.ids);
@@ -265,8 +280,8 @@ int test_chat(void) {
         cmocka_unit_test(strict_wants_ids),
         cmocka_unit_test(odd_numbers_are_not_texts),
         cmocka_unit_test(encodings_have_names),
-        cmocka_unit_test(blocks_of_calls_are_known),
-        cmocka_unit_test(verbatim_tokens_stand_for_calls),
+        cmocka_unit_test(blocks_of_answers_are_known),
+        cmocka_unit_test(verbatim_tokens_stand_for_answers),
     };
     return cmocka_run_group_tests_name("chat", tests, NULL, NULL);
 }

@@ -101,8 +101,8 @@ static bool try_layout(const hd_layout *l, const hd_model_spec *spec, const hd_s
             for (int32_t r = 0; r < world; r++) check_blocks(&plans[r], spec, schema, i);
         }
         for (int32_t r = 0; r < world; r++) {
-            assert_int_equal(plans[r].n_heads, spec->n_heads / l->tp);
-            assert_int_equal(plans[r].n_experts, spec->route.n_experts / l->ep);
+            assert_int_equal(plans[r].share.n_heads, spec->n_heads / l->tp);
+            assert_int_equal(plans[r].share.n_experts, spec->route.n_experts / l->ep);
         }
     }
     for (int32_t r = 0; r < world; r++) hd_plan_close(&plans[r]);
@@ -168,19 +168,19 @@ static void released_models_in_their_layouts(void **state) {
         hd_layout layout; /* tp dp ep etp dense_tp head_tp */
         bool possible;
     } cases[] = {
-        {"v2_lite",  {4, 2, 8, 1, 2, 8},     true },
-        {"v2_lite",  {1, 3, 1, 1, 3, 1},     false}, /* 2816 rows of the shared MLP */
-        {"v3",       {8, 2, 16, 1, 16, 16},  true },
-        {"v3",       {16, 1, 1, 16, 16, 16}, true },
-        {"v3",       {1, 32, 32, 1, 1, 1},   true },
-        {"v3",       {128, 1, 128, 1, 1, 1}, false}, /* one head: 192 rows */
-        {"v3",       {1, 32, 1, 32, 1, 1},   false}, /* 64 rows of an expert */
-        {"v3_2_exp", {8, 4, 32, 1, 8, 8},    true },
-        {"v4_flash", {8, 1, 8, 1, 8, 8},     true },
-        {"v4_flash", {4, 1, 2, 2, 4, 4},     true },
-        {"v4_flash", {16, 1, 16, 1, 1, 1},   false}, /* 8 output groups */
-        {"v4_pro",   {16, 2, 32, 1, 8, 16},  true },
-        {"v4_pro",   {1, 5, 5, 1, 1, 1},     false}, /* 384 experts */
+        {"v2_lite",  {4, 2, 8, 1, 2, 8, 0},     true },
+        {"v2_lite",  {1, 3, 1, 1, 3, 1, 0},     false}, /* 2816 rows of the shared MLP */
+        {"v3",       {8, 2, 16, 1, 16, 16, 0},  true },
+        {"v3",       {16, 1, 1, 16, 16, 16, 0}, true },
+        {"v3",       {1, 32, 32, 1, 1, 1, 0},   true },
+        {"v3",       {128, 1, 128, 1, 1, 1, 0}, false}, /* one head: 192 rows */
+        {"v3",       {1, 32, 1, 32, 1, 1, 0},   false}, /* 64 rows of an expert */
+        {"v3_2_exp", {8, 4, 32, 1, 8, 8, 0},    true },
+        {"v4_flash", {8, 1, 8, 1, 8, 8, 0},     true },
+        {"v4_flash", {4, 1, 2, 2, 4, 4, 0},     true },
+        {"v4_flash", {16, 1, 16, 1, 1, 1, 0},   false}, /* 8 output groups */
+        {"v4_pro",   {16, 2, 32, 1, 8, 16, 0},  true },
+        {"v4_pro",   {1, 5, 5, 1, 1, 1, 0},     false}, /* 384 experts */
     };
     int32_t *count = malloc(((size_t)1 << 21) * sizeof *count);
     assert_non_null(count);
@@ -215,8 +215,8 @@ static void bytes_of_all_ranks_add_up(void **state) {
         experts += p.held.main[HD_PART_EXPERTS].bytes + p.held.mtp[HD_PART_EXPERTS].bytes;
         head += p.held.main[HD_PART_HEAD].bytes;
         router += p.held.main[HD_PART_ROUTER].bytes;
-        assert_int_equal(p.expert0, 64 * r);
-        assert_int_equal(p.head0, 32 * (r % 2));
+        assert_int_equal(p.share.expert0, 64 * r);
+        assert_int_equal(p.share.head0, 32 * (r % 2));
         hd_plan_close(&p);
     }
     assert_true(experts ==
@@ -256,13 +256,13 @@ static void impossible_layouts_are_refused(void **state) {
         hd_layout layout;
         const char *says;
     } cases[] = {
-        {{0, 1, 1, 1, 1, 1},             "tp is 0"                                    },
-        {{1, 1, 1, 1, 1, -4},            "head_tp is -4"                              },
-        {{2, 2, 3, 1, 1, 1},             "ep 3 x etp 1 does not divide the world of 4"},
-        {{2, 2, 4, 2, 1, 1},             "ep 4 x etp 2 does not divide the world of 4"},
-        {{4, 1, 1, 1, 3, 1},             "dense_tp 3 does not divide the world of 4"  },
-        {{4, 1, 1, 1, 1, 8},             "head_tp 8 does not divide the world of 4"   },
-        {{1048576, 1048576, 1, 1, 1, 1}, "is a world of 1099511627776"                },
+        {{0, 1, 1, 1, 1, 1, 0},             "tp is 0"                                    },
+        {{1, 1, 1, 1, 1, -4, 0},            "head_tp is -4"                              },
+        {{2, 2, 3, 1, 1, 1, 0},             "ep 3 x etp 1 does not divide the world of 4"},
+        {{2, 2, 4, 2, 1, 1, 0},             "ep 4 x etp 2 does not divide the world of 4"},
+        {{4, 1, 1, 1, 3, 1, 0},             "dense_tp 3 does not divide the world of 4"  },
+        {{4, 1, 1, 1, 1, 8, 0},             "head_tp 8 does not divide the world of 4"   },
+        {{1048576, 1048576, 1, 1, 1, 1, 0}, "is a world of 1099511627776"                },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         hd_err err = {0};
@@ -278,16 +278,18 @@ static void refusals_name_tensor_and_number(void **state) {
         hd_layout layout;
         const char *says;
     } cases[] = {
-        {"v3",       {3, 1, 1, 1, 1, 1},   "q_b_proj.weight: 128 heads cannot be shared by tp 3"   },
-        {"v3",       {128, 1, 1, 1, 1, 1}, "q_b_proj.weight: 24576 rows over tp 128 are 192 each"  },
-        {"v3",       {1, 7, 7, 1, 1, 1},   "gate_proj.weight: 256 experts cannot be shared by ep 7"},
-        {"v3",       {1, 64, 1, 1, 64, 1}, "gate_proj.weight: 18432 rows over dense_tp 64 are 288" },
+        {"v3",       {3, 1, 1, 1, 1, 1, 0},   "q_b_proj.weight: 128 heads cannot be shared by tp 3"   },
+        {"v3",       {128, 1, 1, 1, 1, 1, 0}, "q_b_proj.weight: 24576 rows over tp 128 are 192 each"  },
+        {"v3",       {1, 7, 7, 1, 1, 1, 0},   "gate_proj.weight: 256 experts cannot be shared by ep 7"},
+        {"v3",
+         {1, 64, 1, 1, 64, 1, 0},
+         "gate_proj.weight: 18432 rows over dense_tp 64 are 288"                                      },
         {"v4_flash",
-         {16, 1, 1, 1, 1, 1},
-         "wo_a.weight: 8 output groups cannot be shared by tp"                                     },
+         {16, 1, 1, 1, 1, 1, 0},
+         "wo_a.weight: 8 output groups cannot be shared by tp"                                        },
         {"v4_flash",
-         {1, 3, 1, 1, 1, 3},
-         "head.weight: 129280 rows cannot be shared by head_tp"                                    },
+         {1, 3, 1, 1, 1, 3, 0},
+         "head.weight: 129280 rows cannot be shared by head_tp"                                       },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         hd_err err = {0};

@@ -1,10 +1,11 @@
 """Write a trained model in the official format: model.safetensors, config.json, generation_config.json and
-the tokenizer files. `export.py small.pt tokenizer.json OUT`; load_model reads it back, dequantized.
+the tokenizer files. `export.py [--bf16] small.pt tokenizer.json OUT`; load_model reads it back, dequantized.
+With --bf16 nothing is rounded to FP8 or FP4: the same model before quantization.
 """
+import argparse
 import json
 import os
 import shutil
-import sys
 
 import torch
 from safetensors.torch import save_file
@@ -18,11 +19,13 @@ E8M0 = torch.float8_e8m0fnu
 MAX_LEN = 8192  # trained on rows of 4,096
 
 
-def official(weights: dict[str, Tensor], family: str) -> dict[str, Tensor]:
+def official(weights: dict[str, Tensor], family: str, bf16: bool) -> dict[str, Tensor]:
     """Float32 masters -> tensors of the file; stacked experts become one tensor each."""
     out = {}
     for name, w in weights.items():
         fmt = format_of(name, family)
+        if bf16 and fmt in ("fp8", "fp4"):
+            fmt = "bf16"
         if ".experts." in name:
             head, part = name.rsplit(".", 1)
             for e in range(w.shape[0]):
@@ -58,14 +61,17 @@ def write_json(path: str, value) -> None:
         f.write("\n")
 
 
-def export(small: str, tokenizer: str, out: str) -> None:
+def export(small: str, tokenizer: str, out: str, bf16: bool) -> None:
     s = torch.load(small, map_location="cpu", weights_only=True)
     family = FAMILIES[s["run"]["family"]]
     os.makedirs(out, exist_ok=True)
     weights = {**{k: w.float() for k, w in s["master"].items()}, **s["biases"], **s["fixed"]}
-    tensors = official(weights, family.name)
+    tensors = official(weights, family.name, bf16)
     save_file(tensors, f"{out}/model.safetensors", metadata={"format": "pt"})
-    write_json(f"{out}/config.json", family.to_json(family.config(**s["run"]["model"]), MAX_LEN))
+    config = family.to_json(family.config(**s["run"]["model"]), MAX_LEN)
+    if bf16:
+        config = {k: v for k, v in config.items() if k not in ("expert_dtype", "quantization_config")}
+    write_json(f"{out}/config.json", config)
     write_json(f"{out}/generation_config.json", {"bos_token_id": 0, "eos_token_id": 1, "do_sample": True, "temperature": 0.6, "top_p": 0.95})
     if os.path.realpath(tokenizer) != os.path.realpath(f"{out}/tokenizer.json"):
         shutil.copy(tokenizer, f"{out}/tokenizer.json")
@@ -117,4 +123,9 @@ def load_model(path: str, max_len: int, device: str, dtype: torch.dtype):
 
 
 if __name__ == "__main__":
-    export(*sys.argv[1:4])
+    ap = argparse.ArgumentParser(description=__doc__)
+    ap.add_argument("--bf16", action="store_true")
+    for name in ("small", "tokenizer", "out"):
+        ap.add_argument(name)
+    a = ap.parse_args()
+    export(a.small, a.tokenizer, a.out, a.bf16)

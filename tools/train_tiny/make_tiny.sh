@@ -1,13 +1,15 @@
 #!/bin/sh
 # Make models/NAME (tiny-v3 or tiny-v4) from nothing but the seeds: training, export, evaluation, golden logits.
-# Run it in the repository root: `tools/train_tiny/make_tiny.sh tiny-v4`. One H200 needs about 24 minutes for tiny-v4,
-# 19 for tiny-v3; a stopped run goes on where it was. RUNS names other run files (the toy ones need no GPU), EVALUATE
-# holds more options for evaluate.py.
+# Run it in the repository root: `tools/train_tiny/make_tiny.sh tiny-v4`. One H200 needs about 18 minutes for each;
+# a stopped run goes on where it was. The model before rounding to FP8 and FP4 is left in $WORK/bf16. RUNS names other
+# run files (the toy ones need no GPU), EVALUATE holds more options for evaluate.py.
 set -e
-case $1 in tiny-v3 | tiny-v4) ;; *) echo "usage: make_tiny.sh tiny-v3|tiny-v4" >&2; exit 2 ;; esac
+case $1 in
+tiny-v3) runs=${RUNS:-tiny_v3 tiny_v3_rest} ;;
+tiny-v4) runs=${RUNS:-tiny_v4} ;;
+*) echo "usage: make_tiny.sh tiny-v3|tiny-v4" >&2; exit 2 ;;
+esac
 here=tools/train_tiny
-stem=$(echo "$1" | tr - _)
-runs=${RUNS:-$stem ${stem}_rest}
 work=${WORK:-build/train_tiny/$1}
 model=${MODEL:-models/$1}
 tokenizer=models/tiny-v4/tokenizer.json
@@ -20,6 +22,7 @@ for run in $runs; do
     python3 $here/export.py "$work/$run/small.pt" $tokenizer "$init"
     small=$work/$run/small.pt
 done
+python3 $here/export.py --bf16 "$small" $tokenizer "$work/bf16"
 cp "$init"/* "$model"
 for run in $runs; do cat "$work/$run/curve.csv"; done | awk 'NR == 1 || !/^run,/' > "$model/curve.csv"
 python3 $here/plot.py "$model/curve.csv" "$model/curve.png"

@@ -1,0 +1,166 @@
+"""/metrics, /v1/loads and /engine/live: read by Prometheus' own parser, and while steps take long."""
+
+import concurrent.futures
+import contextlib
+import json
+
+import pytest
+from serving import Server, events_of, wait_until
+
+prometheus = pytest.importorskip("prometheus_client.parser")
+
+ODD_NAME = 'a "b" \\c ü 模型'
+CHAT = {"messages": [{"role": "user", "content": "What is 1 + 3?"}], "max_tokens": 8}
+# What the boards of the two projects ask for.
+SGLANG = {"num_running_reqs", "num_queue_reqs", "num_used_tokens", "token_usage", "gen_throughput", "cache_hit_rate", "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket", "e2e_request_latency_seconds_bucket", "prompt_tokens_total", "generation_tokens_total", "num_requests_total", "spec_accept_length"}
+VLLM = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "e2e_request_latency_seconds_bucket", "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket", "request_success_total", "request_queue_time_seconds_sum", "request_prefill_time_seconds_sum", "request_decode_time_seconds_sum", "request_inference_time_seconds_count", "request_time_per_output_token_seconds_bucket", "request_prompt_tokens_bucket", "request_generation_tokens_bucket", "prompt_tokens_total", "generation_tokens_total", "prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"}
+
+
+@pytest.fixture(scope="module")
+def server():
+    s = Server("--model-name", ODD_NAME, "--metrics-compat", "both")
+    yield s
+    s.close()
+
+
+@pytest.fixture(scope="module")
+def slow():
+    """Every step takes as long as no scrape ever should."""
+    s = Server("--backend", "null", "--null-step-us", "2000000")
+    yield s
+    s.close()
+
+
+@contextlib.contextmanager
+def stream(server, method, path, body=None):
+    """A stream that is left at the end, with the connection it came on."""
+    c = server.connection()
+    c.request(method, path, body and json.dumps(body), {"Content-Type": "application/json"} if body else {})
+    response = c.getresponse()
+    yield response
+    response.close()
+    c.close()
+
+
+ENDLESS = ("POST", "/v1/completions", {"prompt": "a", "max_tokens": 1000, "stream": True})
+
+
+def families(server):
+    return list(prometheus.text_string_to_metric_families(server.get("/metrics").text))
+
+
+def samples(server):
+    return {(s.name, tuple(sorted(s.labels.items()))): s.value for f in families(server) for s in f.samples}
+
+
+def test_a_parser_reads_it(server):
+    server.post("/v1/chat/completions", CHAT)
+    names = set()
+    for family in families(server):
+        assert family.documentation and family.type in ("counter", "gauge", "histogram"), family.name
+        assert family.name not in names, f"{family.name} twice"
+        names.add(family.name)
+        for sample in family.samples:
+            assert sample.labels.get("model_name") in ((None,) if family.name.startswith("process_") else (ODD_NAME,))
+            assert family.type != "counter" or sample.name.endswith("_total")
+    assert len(names) > 100
+
+
+def test_boards_find_their_names(server):
+    server.post("/v1/chat/completions", CHAT)
+    names = {name for name, _ in samples(server)}
+    assert {f"sglang:{n}" for n in SGLANG} | {f"vllm:{n}" for n in VLLM} <= names
+
+
+def test_histograms_agree_with_themselves(server):
+    server.post("/v1/chat/completions", CHAT)
+    n = 0
+    for family in families(server):
+        if family.type != "histogram":
+            continue
+        buckets = [(float(s.labels["le"]), s.value) for s in family.samples if s.name.endswith("_bucket")]
+        assert buckets == sorted(buckets) and [v for _, v in buckets] == sorted(v for _, v in buckets), family.name
+        (count,) = (s.value for s in family.samples if s.name.endswith("_count"))
+        assert buckets[-1] == (float("inf"), count)
+        n += 1
+    assert n > 20
+
+
+@pytest.mark.threads
+def test_counters_never_fall(server):
+    """Also not while requests come and go, and not what a histogram is made of."""
+    counters = {f.name for f in families(server) if f.type in ("counter", "histogram")}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        work = [pool.submit(server.post, "/v1/chat/completions", {**CHAT, "seed": i}) for i in range(12)]
+        before = {}
+        while not all(w.done() for w in work):
+            after = samples(server)
+            for (name, labels), value in after.items():
+                base = name.removesuffix("_total").removesuffix("_bucket").removesuffix("_count").removesuffix("_sum")
+                assert base not in counters or value >= before.get((name, labels), 0), name
+            before = after
+    assert before
+
+
+def test_a_first_token_counts_before_the_answer_ends(slow):
+    def first():
+        return samples(slow)["hadal_time_to_first_token_seconds_count", (("model_name", "tiny-v4"),)]
+
+    before = first()
+    with stream(slow, *ENDLESS) as response:
+        response.readline()
+        assert first() == before + 1
+    wait_until(lambda: slow.loads()["num_running_reqs"] == 0, "the request is freed")
+
+
+def test_looking_does_not_wait_for_a_step(slow):
+    """A step takes two seconds; many looks fit into it."""
+    with stream(slow, *ENDLESS) as response:
+        response.readline()
+        steps = slow.stats()["hadal_steps_total"]
+        looked = 0
+        while slow.stats()["hadal_steps_total"] == steps:
+            for path in ("/v1/loads", "/server_info", "/model_info", "/health"):
+                assert slow.get(path).status == 200
+            looked += 1
+        assert looked > 3
+        with stream(slow, "GET", "/engine/live") as view:
+            events = events_of(view)
+            seen = [json.loads(next(events))["stats"]["steps"] for _ in range(8)]
+        assert max(seen.count(n) for n in seen) > 2
+
+
+def test_the_live_view_covers_what_came_lately(server):
+    server.post("/v1/chat/completions", CHAT)
+    with stream(server, "GET", "/engine/live") as view:
+        now = json.loads(next(events_of(view)))
+    for times in (now["ttft_ms"], now["itl_ms"]):
+        assert 0 < times["p50"] <= times["p95"]
+
+
+# ---- /v1/loads ----
+
+
+def test_loads_in_sections(server):
+    load = server.loads()
+    assert {"memory", "speculative", "queues", "num_used_tokens", "token_usage"} <= load.keys()
+    assert load["memory"]["token_capacity"] == load["max_total_num_tokens"] >= load["num_total_tokens"]
+    some = server.get("/v1/loads?include=core,spec&dp_rank=0").json["loads"][0]
+    assert "speculative" in some and "memory" not in some and "num_running_reqs" in some
+    assert server.get("/v1/loads?include=lora").json["loads"] == [{"dp_rank": 0}]
+    for query in ("include=zzz", "include=core,", "dp_rank=1", "format=xml", "include=,"):
+        assert server.get("/v1/loads?" + query).status == (200 if query == "include=core," else 400), query
+
+
+def test_loads_as_prometheus(server):
+    reply = server.get("/v1/loads?format=prometheus")
+    assert reply.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    found = {s.name: s for f in prometheus.text_string_to_metric_families(reply.text) for s in f.samples}
+    load = server.loads()
+    assert found["sglang_max_total_num_tokens"].value == load["max_total_num_tokens"]
+    assert found["sglang_spec_accept_length"].labels == {"dp_rank": "0"} and "sglang_queues_waiting" in found
+    assert all(type(value) is dict or name == "dp_rank" or f"sglang_{name}" in found for name, value in load.items())
+
+
+def test_load_by_its_old_name(server):
+    assert server.get("/get_load").json[0].keys() == {"dp_rank", "num_reqs", "num_waiting_reqs", "num_tokens", "num_pending_tokens", "ts_tic"}

@@ -1,0 +1,197 @@
+/* test_fixed_steps.c - steps of fixed shapes, repeated from a tape, against steps whose
+ * operators are called one by one: the same tokens, probabilities, drafts and loads. With
+ * HADAL_BACKEND=cuda the same on a GPU, which records them. */
+#include "exec/crowd.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/philox.h"
+#include "exec/tape.h"
+
+static machine m;
+static request crowd[SLOTS], before[SLOTS];
+
+static const char *const models[] = {"v2_groups", "v3_small_mtp", "v32_rope_mtp",
+                                     "v4_small_mtp"};
+
+static void open_either(const char *name, float forced_acceptance, bool fixed) {
+    const char *backend = getenv("HADAL_BACKEND");
+    open_machine_on(&m, backend ? backend : "cpu", name, forced_acceptance, fixed);
+}
+
+/* Steps were replayed: from the tape, or by the GPU. */
+static bool replayed(int32_t n) {
+    const hd_executor_times t = hd_executor_read_times(m.executor);
+    return tape_repeated() > n || (t.graphs > 0 && t.steps > n);
+}
+
+static uint32_t luck(uint64_t seed, int32_t at) {
+    return hd_philox_at(seed, 5, (uint64_t)at).v[0];
+}
+
+static void check_same(const request *got, const request *want) {
+    const size_t n = (size_t)want->n;
+    assert_int_equal(got->status, want->status);
+    assert_int_equal(got->n, want->n);
+    assert_memory_equal(got->text, want->text, n * sizeof *want->text);
+    assert_memory_equal(got->logprob, want->logprob, n * sizeof *want->logprob);
+    const size_t n_top = (size_t)want->choosing.params.n_top;
+    for (size_t at = 0; at < n; at++) {
+        assert_memory_equal(got->top_id[at], want->top_id[at], n_top * sizeof(int32_t));
+        assert_memory_equal(got->top_logprob[at], want->top_logprob[at], n_top * sizeof(float));
+    }
+}
+
+/* Sampled, with penalties, alternatives and bias between them; drafts by the MTP layer. */
+static void mixed_crowd(uint64_t seed) {
+    static const hd_logit_bias bias[] = {
+        {40, 2.0f},
+        {41, 1.0f}
+    };
+    for (int32_t i = 0; i < SLOTS; i++) {
+        request *r = &crowd[i];
+        hd_sampling *p = &r->choosing.params;
+        init_request(r, &m, i, 3 + 11 * i, seed + (uint64_t)i);
+        p->temperature = i ? 0.4f * (float)i : 0.0f;
+        p->repetition_penalty = i % 2 ? 1.3f : 0.0f;
+        p->frequency_penalty = i == 3 ? 0.4f : 0.0f;
+        p->top_p = i == 2 ? 0.9f : 0.0f;
+        p->n_top = i == 1 ? 4 : 0;
+        p->n_bias = i == 2 ? 2 : 0;
+        r->choosing.bias = bias;
+        r->most = 90 + 30 * i;
+        r->chunk = 9;
+        r->n_drafts = m.spec && hd_weights_n_mtp(m.weights) ? i : 0;
+    }
+}
+
+static void run_mixed(uint64_t seed, int32_t ahead) {
+    mixed_crowd(seed);
+    for (int32_t i = 0; i < SLOTS; i++) {
+        crowd[i].ahead = ahead;
+        enter(&m, &crowd[i]);
+    }
+    run_all(&m, crowd, SLOTS);
+}
+
+/* Pages as the scheduler gives them: exactly for a step, or a step further. Without, whoever
+ * gets a new page is nobody's for a step. */
+static void texts_are_the_same(void **state) {
+    (void)state;
+    static const int32_t ahead[] = {0, 1, 2 * HD_MAX_CHOSEN};
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        for (size_t a = 0; a < 1 + HD_LEN(ahead); a++) {
+            open_either(models[i], 0.0f, a > 0);
+            run_mixed(300 + i, a ? ahead[a - 1] : 0);
+            if (a == 0) memcpy(before, crowd, sizeof before);
+            for (int32_t r = 0; r < SLOTS; r++) {
+                check_same(&crowd[r], &before[r]);
+                assert_int_equal(crowd[r].drafted, before[r].drafted);
+                assert_int_equal(crowd[r].steps, before[r].steps);
+            }
+            if (a) {
+                const hd_executor_times t = hd_executor_read_times(m.executor);
+                assert_true(replayed(40));
+                assert_true(t.gaps * 4 > t.steps * 3);
+            }
+            close_machine(&m);
+        }
+    }
+}
+
+/* Everybody draws anew how far to draft, comes late, is put back into another slot, brings the
+ * drafts of an oracle, or is under a guide, at some time. */
+static void whoever_comes_and_goes(void **state) {
+    (void)state;
+    for (size_t i = 1; i < HD_LEN(models); i++) {
+        for (uint64_t seed = 0; seed < 4; seed++) {
+            open_either(models[i], 0.0f, false);
+            run_mixed(seed, 0);
+            memcpy(before, crowd, sizeof before);
+            close_machine(&m);
+            open_either(models[i], 0.0f, true);
+            mixed_crowd(seed);
+            crowd[3].choosing.guide = seed == 1 ? &crowd[3].guide : NULL;
+            for (int32_t turn = 0; turn < 400; turn++) {
+                int32_t running = 0;
+                for (int32_t r = 0; r < SLOTS; r++) {
+                    request *q = &crowd[r];
+                    const uint32_t x = luck(seed, SLOTS * turn + r);
+                    if (turn == 7 * r) enter(&m, q);
+                    if (turn < 7 * r || q->ended) continue;
+                    running++;
+                    if (x % 16 == 0) q->n_drafts = (int32_t)(x >> 8) % 5;
+                    if (x % 32 == 1 && r % 2 == 0)
+                        q->oracle = q->oracle ? NULL : before[r].text;
+                    q->one_wrong_in = 3;
+                    q->ahead = (int32_t)(x >> 4) % 3 * HD_MAX_CHOSEN;
+                }
+                if (!running && turn > 7 * SLOTS) break;
+                if (turn % 29 == 28) { /* all move on by a slot */
+                    for (int32_t r = 0; r < SLOTS; r++) {
+                        crowd[r].slot = (crowd[r].slot + 1) % SLOTS;
+                        if (turn >= 7 * r && !crowd[r].ended) enter(&m, &crowd[r]);
+                    }
+                }
+                if (running) step(&m, crowd, hd_min_i32(turn / 7 + 1, SLOTS));
+            }
+            for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
+            assert_true(replayed(0));
+            close_machine(&m);
+        }
+    }
+}
+
+static void benchmarks_accept_the_same(void **state) {
+    (void)state;
+    static const float means[] = {0.6f, 1.7f, 9.0f};
+    for (size_t i = 0; i < HD_LEN(means); i++) {
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            open_either("v3_small_mtp", means[i], fixed);
+            run_mixed(77, 0);
+            if (!fixed) memcpy(before, crowd, sizeof before);
+            for (int32_t r = 0; r < SLOTS; r++) {
+                check_same(&crowd[r], &before[r]);
+                assert_int_equal(crowd[r].accepted, before[r].accepted);
+            }
+            close_machine(&m);
+        }
+    }
+}
+
+/* Who certainly ends is not in the step behind, and rows that pad count for no expert. */
+static void loads_are_the_same(void **state) {
+    (void)state;
+    static const int32_t end = EOS;
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        int64_t load[2][8 * 64] = {0};
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            open_either(models[i], 0.0f, fixed);
+            assert_true(m.spec->n_layers * m.spec->route.n_experts <= (int32_t)HD_LEN(load[0]));
+            for (int32_t r = 0; r < SLOTS; r++) {
+                init_request(&crowd[r], &m, r, 12, 500 + (uint64_t)r);
+                crowd[r].most = 40 + 7 * r;
+                crowd[r].choosing.ban = &end;
+                crowd[r].choosing.params.n_ban = 1;
+                crowd[r].choosing.params.ban_until = POSITIONS;
+                enter(&m, &crowd[r]);
+            }
+            run_all(&m, crowd, SLOTS);
+            assert_int_equal(hd_executor_read_experts(m.executor, load[fixed], NULL), HD_OK);
+            close_machine(&m);
+        }
+        assert_memory_equal(load[0], load[1], sizeof load[0]);
+    }
+}
+
+int test_fixed_steps(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(texts_are_the_same),
+        cmocka_unit_test(whoever_comes_and_goes),
+        cmocka_unit_test(benchmarks_accept_the_same),
+        cmocka_unit_test(loads_are_the_same),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

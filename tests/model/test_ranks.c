@@ -1,0 +1,418 @@
+/* test_ranks.c - a model cut over ranks computes what it computes whole.
+ *
+ * All ranks of a layout run in this process, a thread each, and meet in memory. With tensor
+ * parallelism every rank has the same rows, and logits agree to rounding; with experts spread
+ * over ranks every rank has rows of its own, and each gets the very bits it would get alone. */
+#include "check.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/cpu.h"
+#include "base/noise.h"
+#include "model/model.h"
+#include "weights/configs.h"
+
+enum { MAX_RANKS = 8, PROMPT = 70, SEQS = 2, ROWS = PROMPT * SEQS, POSITIONS = 128, STEPS = 3 };
+
+/* ---- where ranks meet ---- */
+
+typedef struct meeting {
+    pthread_barrier_t barrier;
+    int32_t n;
+    const void *args[MAX_RANKS]; /* what each rank brought */
+} meeting;
+
+typedef struct rank {
+    meeting *at;
+    int32_t number;
+    const hd_model_spec *spec;
+    const hd_weights *whole;
+    hd_layout layout;
+    hd_exchange exchange;
+    int32_t *from, *place; /* of what arrived: its rank and place there */
+    float *logits[STEPS];  /* [SEQS, vocab] */
+    hd_err err;
+} rank;
+
+static void bring(rank *r, const void *args) {
+    r->at->args[r->number] = args;
+    pthread_barrier_wait(&r->at->barrier);
+}
+
+static void part(rank *r) {
+    pthread_barrier_wait(&r->at->barrier);
+}
+
+static void all_reduce(void *ctx, hd_stream *s, const hd_reduce *a) {
+    rank *r = ctx;
+    (void)s;
+    bring(r, a);
+    for (int64_t i = r->number; i < a->n; i += r->at->n) {
+        float sum = 0;
+        for (int32_t k = 0; k < r->at->n; k++) {
+            const hd_reduce *other = r->at->args[k];
+            sum += ((const float *)(const void *)other->x)[i];
+        }
+        for (int32_t k = 0; k < r->at->n; k++) {
+            const hd_reduce *other = r->at->args[k];
+            ((float *)(void *)other->x)[i] = sum;
+        }
+    }
+    part(r);
+}
+
+static void all_gather(void *ctx, hd_stream *s, const hd_collect *a) {
+    rank *r = ctx;
+    (void)s;
+    bring(r, a);
+    for (int32_t k = 0; k < r->at->n; k++) {
+        const hd_collect *other = r->at->args[k];
+        for (int32_t row = 0; row < a->rows && k != r->number; row++) {
+            memcpy(a->x + (int64_t)row * a->cols + other->first,
+                   other->x + (int64_t)row * other->cols + other->first,
+                   (size_t)other->own * sizeof(float));
+        }
+    }
+    part(r);
+}
+
+/* Which of an expert's copies serves a rank. */
+static int32_t slot_for(const hd_layout *l, int32_t expert, int32_t n_experts, int32_t from) {
+    const int32_t copies = (n_experts + l->redundant - 1 - expert) / n_experts + 1;
+    return expert + from % copies * n_experts;
+}
+
+static void dispatch(void *ctx, hd_stream *s, const hd_dispatch *a) {
+    rank *r = ctx;
+    int32_t n = 0;
+    (void)s;
+    bring(r, a);
+    for (int32_t e = 0; e < a->n_slots; e++) {
+        const int32_t slot = r->number * a->n_slots + e, expert = slot % a->n_experts;
+        a->in_offset[e] = n;
+        for (int32_t k = 0; k < r->at->n; k++) {
+            const hd_dispatch *other = r->at->args[k];
+            if (slot_for(&r->layout, expert, a->n_experts, k) != slot) continue;
+            for (int32_t i = other->offset[expert]; i < other->offset[expert + 1]; i++) {
+                const int32_t choice = other->assignment[i];
+                const float *row = (const float *)(const void *)other->x +
+                                   (int64_t)(choice / a->top_k) * a->cols;
+                memcpy((float *)(void *)a->in_x + (int64_t)n * a->cols, row,
+                       (size_t)a->cols * sizeof *row);
+                a->in_weight[n] = other->weight[choice];
+                r->from[n] = k;
+                r->place[n++] = i;
+            }
+        }
+    }
+    a->in_offset[a->n_slots] = n;
+    part(r);
+}
+
+static void combine(void *ctx, hd_stream *s, const hd_return *a) {
+    rank *r = ctx;
+    const int32_t n = r->at->n * ROWS * a->top_k;
+    (void)s;
+    bring(r, a);
+    for (int32_t i = 0; i < n && r->from[i] >= 0; i++) {
+        const hd_return *home = r->at->args[r->from[i]];
+        memcpy((float *)(void *)home->y + (int64_t)r->place[i] * a->cols,
+               (const float *)(const void *)a->in_y + (int64_t)i * a->cols,
+               (size_t)a->cols * sizeof(float));
+        r->from[i] = -1;
+    }
+    part(r);
+}
+
+/* ---- one rank ---- */
+
+typedef struct body {
+    hd_device *device;
+    hd_stream *stream;
+    hd_weights *weights;
+    hd_model *model;
+    hd_kv *kv;
+    hd_batch batch;
+    hd_ops ops;
+    int32_t pages[SEQS][POSITIONS];
+    int32_t n_pages;
+} body;
+
+static hd_status open_body(body *b, rank *r) {
+    hd_err *err = &r->err;
+    const hd_cpu_options one = {.n_threads = 1};
+    HD_TRY(hd_device_open_cpu(&b->device, &one, err));
+    HD_TRY(hd_stream_open(&b->stream, b->device, err));
+    hd_ops_init_cpu(&b->ops, hd_cpu_features(), HD_EXACT);
+    HD_TRY(hd_weights_cut(&b->weights, r->whole, &r->layout, r->number, err));
+    const hd_model_env env = {.spec = r->spec,
+                              .weights = b->weights,
+                              .ops = &b->ops,
+                              .device = b->device,
+                              .stream = b->stream,
+                              .exchange = &r->exchange};
+    const int32_t choices = r->at->n * ROWS * r->spec->route.top_k;
+    const hd_model_limits limits = {
+        .rows = ROWS, .logits = SEQS, .positions = POSITIONS, .expert_rows = choices};
+    HD_TRY(hd_model_open(&b->model, &env, &limits, 1, err));
+    b->n_pages = (int32_t)hd_ceil_div(POSITIONS, hd_kv_shape_of(r->spec).page_tokens);
+    for (int32_t i = 0; i < SEQS * b->n_pages; i++) {
+        b->pages[i / b->n_pages][i % b->n_pages] = i;
+    }
+    const hd_kv_options kv = {
+        .n_pages = {SEQS * b->n_pages, SEQS * b->n_pages},
+          .act_bytes = b->ops.act_bytes
+    };
+    HD_TRY(
+        hd_kv_open(&b->kv, r->spec, r->spec->n_layers + r->spec->n_mtp, b->device, &kv, err));
+    const hd_batch_limits batch = {ROWS, SEQS, b->n_pages};
+    return hd_batch_open(&b->batch, &batch, b->device, err);
+}
+
+static void close_body(body *b) {
+    hd_batch_close(&b->batch);
+    hd_kv_close(b->kv);
+    hd_model_close(b->model);
+    hd_weights_close(b->weights);
+    hd_stream_close(b->stream);
+    hd_device_close(b->device);
+}
+
+/* Ranks of a tensor layout have the same rows, others their own. */
+static void lay_rows(body *b, const rank *r, int32_t start, int32_t n) {
+    const int32_t owner = r->layout.dp > 1 ? r->number : 0;
+    int32_t tokens[PROMPT];
+    hd_batch_reset(&b->batch);
+    for (int32_t q = 0; q < SEQS; q++) {
+        for (int32_t i = 0; i < n; i++) {
+            const int32_t at = start + i + 37 * q + 101 * owner;
+            tokens[i] = (int32_t)(hd_noise_at(7, (uint64_t)at) % (uint64_t)r->spec->vocab);
+        }
+        hd_batch_add(&b->batch, &(hd_batch_seq){
+                                    .tokens = tokens,
+                                    .n = n,
+                                    .start = start,
+                                    .after = tokens[0],
+                                    .n_logits = 1,
+                                    .pages = {b->pages[q], b->pages[q]},
+                                    .n_pages = b->n_pages
+        });
+    }
+    hd_batch_upload(&b->batch, b->stream);
+}
+
+static void keep(const body *b, const rank *r, int32_t step) {
+    memcpy(r->logits[step], hd_model_logits(b->model, 0),
+           (size_t)SEQS * (size_t)r->spec->vocab * sizeof(float));
+}
+
+/* A prompt, one token more, and its draft where there is a layer for it. */
+static void run_body(body *b, const rank *r) {
+    hd_batch *batches[] = {&b->batch};
+    lay_rows(b, r, 0, PROMPT);
+    hd_model_step(b->model, b->kv, batches, 1);
+    keep(b, r, 0);
+    lay_rows(b, r, PROMPT, 1);
+    hd_model_step(b->model, b->kv, batches, 1);
+    keep(b, r, 1);
+    if (r->spec->n_mtp == 0) return;
+    hd_model_draft(b->model, b->kv, batches, 1, false);
+    keep(b, r, 2);
+}
+
+/* A rank that does not open would leave the others waiting, so all open before any runs. */
+static void *run_rank(void *arg) {
+    rank *r = arg;
+    body b = {0};
+    const hd_status st = open_body(&b, r);
+    bring(r, st == HD_OK ? r : NULL);
+    bool all = true;
+    for (int32_t k = 0; k < r->at->n; k++) all &= r->at->args[k] != NULL;
+    part(r);
+    if (all) run_body(&b, r);
+    close_body(&b);
+    return NULL;
+}
+
+/* ---- worlds ---- */
+
+static void open_rank(rank *r, meeting *at, int32_t number, const hd_weights *whole,
+                      const hd_model_spec *spec, const hd_layout *layout) {
+    const size_t n = (size_t)at->n * ROWS * (size_t)spec->route.top_k;
+    *r = (rank){.at = at, .number = number, .whole = whole, .spec = spec, .layout = *layout};
+    r->exchange = (hd_exchange){r, all_reduce, all_gather, dispatch, combine};
+    r->from = malloc(n * sizeof *r->from);
+    r->place = malloc(n * sizeof *r->place);
+    assert_true(r->from && r->place);
+    memset(r->from, 0xff, n * sizeof *r->from);
+    for (int i = 0; i < STEPS; i++) {
+        r->logits[i] = calloc(SEQS * (size_t)spec->vocab, sizeof(float));
+        assert_non_null(r->logits[i]);
+    }
+}
+
+static void close_rank(rank *r) {
+    for (int i = 0; i < STEPS; i++) free(r->logits[i]);
+    free(r->from);
+    free(r->place);
+}
+
+static void run_world(rank *ranks, meeting *at, const hd_layout *layout,
+                      const hd_weights *whole, const hd_model_spec *spec) {
+    pthread_t threads[MAX_RANKS];
+    at->n = hd_layout_world(layout);
+    assert_true(at->n <= MAX_RANKS);
+    assert_int_equal(pthread_barrier_init(&at->barrier, NULL, (unsigned)at->n), 0);
+    for (int32_t k = 0; k < at->n; k++) open_rank(&ranks[k], at, k, whole, spec, layout);
+    for (int32_t k = 0; k < at->n; k++) {
+        assert_int_equal(pthread_create(&threads[k], NULL, run_rank, &ranks[k]), 0);
+    }
+    for (int32_t k = 0; k < at->n; k++) pthread_join(threads[k], NULL);
+    pthread_barrier_destroy(&at->barrier);
+    for (int32_t k = 0; k < at->n; k++) {
+        if (ranks[k].err.code != HD_OK) fail_msg("rank %d: %s", k, ranks[k].err.msg);
+    }
+}
+
+/* Vectors that dummies leave at nothing, so that a wrong part of them would show. */
+static void stir(const hd_weights *w, const hd_model_spec *spec, hd_role role, int32_t n) {
+    for (int32_t l = 0; l < spec->n_layers + spec->n_mtp; l++) {
+        float *v;
+        const float *at = hd_weights_vector(w, l, role);
+        if (!at) continue;
+        memcpy(&v, &at, sizeof v); /* the whole weights are this test's own */
+        for (int32_t i = 0; i < n; i++) {
+            v[i] = (float)(hd_noise_at((uint64_t)l, (uint64_t)i) % 1000) / 1000.0f - 0.5f;
+        }
+    }
+}
+
+static hd_weights *make_weights(const hd_model_spec *spec) {
+    hd_weights *w;
+    assert_int_equal(hd_weights_open_dummy(&w, spec, NULL, NULL), HD_OK);
+    stir(w, spec, HD_SINK, spec->n_heads);
+    stir(w, spec, HD_ROUTER_BIAS, spec->route.n_experts);
+    return w;
+}
+
+static double largest(const float *x, size_t n) {
+    double most = 0;
+    for (size_t i = 0; i < n; i++) most = fmax(most, fabs((double)x[i]));
+    return most;
+}
+
+static void assert_near(const float *got, const float *want, size_t n, const char *what) {
+    const double scale = largest(want, n);
+    assert_true(scale > 0.01 && scale < 1e3);
+    for (size_t i = 0; i < n; i++) {
+        const double off = fabs((double)got[i] - (double)want[i]);
+        if (!(off <= 1e-4 * scale)) {
+            fail_msg("%s: logit %zu is %g, whole %g", what, i, (double)got[i], (double)want[i]);
+        }
+    }
+}
+
+static const char *const names[] = {"tiny_v2", "tiny_v3", "tiny_v32", "tiny_v4"};
+
+static int steps_of(const hd_model_spec *spec) {
+    return spec->n_mtp ? STEPS : STEPS - 1;
+}
+
+static void test_tensor_ranks(void **state) {
+    (void)state;
+    for (size_t k = 0; k < HD_LEN(names); k++) {
+        hd_model_spec *spec = config_open(names[k]);
+        hd_weights *whole = make_weights(spec);
+        const size_t n = SEQS * (size_t)spec->vocab;
+        const hd_layout single = hd_layout_single(), two = hd_layout_tensor(2);
+        rank alone, ranks[MAX_RANKS];
+        meeting one, many;
+        run_world(&alone, &one, &single, whole, spec);
+        run_world(ranks, &many, &two, whole, spec);
+        for (int i = 0; i < steps_of(spec); i++) {
+            assert_near(ranks[0].logits[i], alone.logits[i], n, names[k]);
+            assert_memory_equal(ranks[0].logits[i], ranks[1].logits[i], n * sizeof(float));
+        }
+        for (int32_t r = 0; r < many.n; r++) close_rank(&ranks[r]);
+        close_rank(&alone);
+        hd_weights_close(whole);
+        hd_model_spec_close(spec);
+    }
+}
+
+/* What a rank of a larger world computes, it computes alone with the same rows. */
+static void check_expert_world(const char *name, int32_t ep, int32_t redundant) {
+    hd_model_spec *spec = config_open(name);
+    hd_weights *whole = make_weights(spec);
+    const size_t bytes = SEQS * (size_t)spec->vocab * sizeof(float);
+    const hd_layout spread = hd_layout_expert(ep, redundant);
+    rank ranks[MAX_RANKS];
+    meeting many;
+    run_world(ranks, &many, &spread, whole, spec);
+    for (int32_t r = 0; r < ep; r++) {
+        meeting one = {.n = 1};
+        rank alone;
+        body b = {0};
+        const hd_layout single = hd_layout_single();
+        open_rank(&alone, &one, 0, whole, spec, &single);
+        assert_int_equal(open_body(&b, &alone), HD_OK);
+        alone.number = r; /* the rows of that rank */
+        alone.layout.dp = ep;
+        run_body(&b, &alone);
+        for (int i = 0; i < steps_of(spec); i++) {
+            assert_memory_equal(ranks[r].logits[i], alone.logits[i], bytes);
+        }
+        close_body(&b);
+        close_rank(&alone);
+    }
+    for (int32_t r = 0; r < ep; r++) close_rank(&ranks[r]);
+    hd_weights_close(whole);
+    hd_model_spec_close(spec);
+}
+
+static void test_expert_ranks(void **state) {
+    (void)state;
+    for (size_t k = 0; k < HD_LEN(names); k++) check_expert_world(names[k], 4, 0);
+    check_expert_world("tiny_v3", 3, 2);
+    check_expert_world("tiny_v4", 3, 6);
+}
+
+/* A share without others, and layouts that no stage knows. */
+static void test_refusals(void **state) {
+    (void)state;
+    hd_model_spec *spec = config_open("tiny_v3");
+    hd_weights *whole = make_weights(spec);
+    hd_layout mixed = hd_layout_tensor(2);
+    mixed.etp = 1;
+    mixed.ep = 2;
+    const hd_layout layouts[] = {hd_layout_tensor(2), mixed};
+    static const char *const why[] = {"needs its other ranks", "must be all tp"};
+    for (size_t i = 0; i < HD_LEN(layouts); i++) {
+        hd_weights *w;
+        hd_model *m;
+        hd_ops ops;
+        hd_err err = {0};
+        hd_ops_init_ref(&ops);
+        assert_int_equal(hd_weights_cut(&w, whole, &layouts[i], 0, &err), HD_OK);
+        const hd_model_env env = {.spec = spec, .weights = w, .ops = &ops};
+        const hd_model_limits limits = {1, 1, 1, 0};
+        assert_int_not_equal(hd_model_open(&m, &env, &limits, 1, &err), HD_OK);
+        assert_non_null(strstr(err.msg, why[i]));
+        hd_weights_close(w);
+    }
+    hd_weights_close(whole);
+    hd_model_spec_close(spec);
+}
+
+int test_ranks(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tensor_ranks),
+        cmocka_unit_test(test_expert_ranks),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
+}

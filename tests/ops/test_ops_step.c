@@ -1,0 +1,220 @@
+/* test_ops_step.c - laying and settling steps of a fixed shape, on every table. */
+#include "ops/ops_fixture.h"
+
+#include <string.h>
+
+enum { SEQS = 37, SLOTS = 50, VOCAB = 90, STRIDE = 11, MAX_D = 7 };
+
+/* What a step reads, at random; some sequences are nobody's. */
+typedef struct step_case {
+    hd_cursor *cursor;
+    hd_step_seq *seqs;
+    hd_sampling *params;
+    int32_t *n_live, *standing, *token, *input, *guess;
+    uint16_t *counts;
+    int32_t n, n_drafts, at;
+    float forced;
+} step_case;
+
+static hd_cursor random_cursor(void) {
+    hd_cursor c = {.position = random_below(200), .token = random_below(VOCAB)};
+    for (int k = 0; k < HD_MAX_DRAFTED; k++) c.draft[k] = random_below(VOCAB);
+    return c;
+}
+
+static void make_case(step_case *t, int32_t n, int32_t n_drafts, float forced) {
+    const int32_t rows = n * (1 + n_drafts);
+    *t = (step_case){.n = n, .n_drafts = n_drafts, .forced = forced};
+    t->cursor = take(SLOTS * sizeof *t->cursor);
+    t->seqs = take((size_t)n * sizeof *t->seqs);
+    t->params = take((SLOTS + 1) * sizeof *t->params);
+    t->counts = take((size_t)SLOTS * VOCAB * sizeof *t->counts);
+    t->n_live = take_ints(1);
+    t->standing = take_ints(n);
+    t->token = take_ints(rows);
+    t->input = take_ints(rows);
+    t->guess = take_ints(n);
+    *t->n_live = n - n / 4;
+    memset(t->counts, 0, (size_t)SLOTS * VOCAB * sizeof *t->counts);
+    memset(t->params, 0, (SLOTS + 1) * sizeof *t->params);
+    for (int32_t i = 0; i < SLOTS; i++) {
+        t->cursor[i] = random_cursor();
+        t->params[i].seed = (uint64_t)random_below(1 << 30) << 20;
+        t->params[i].counts_row = i;
+        t->params[i].frequency_penalty = random_below(2) ? 0.5f : 0.0f;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        t->seqs[i] = (hd_step_seq){.slot = (i * 7 + 3) % SLOTS,
+                                   .n_drafts = random_below(n_drafts + 1),
+                                   .room = random_below(240),
+                                   .fresh = random_below(2),
+                                   .at = random_cursor()};
+        t->standing[i] = i < *t->n_live ? random_below(n_drafts + 2) - 1 : -1;
+        t->guess[i] = random_below(VOCAB);
+    }
+    for (int32_t r = 0; r < rows; r++) { /* mostly equal; a failed row now and then */
+        t->input[r] = random_below(VOCAB);
+        t->token[r] = random_below(3) || r + 1 == rows ? t->input[(r + 1) % rows] : -1;
+    }
+    for (int32_t r = 0; r + 1 < rows; r++) {
+        if (t->token[r] >= 0) t->token[r] = random_below(4) ? t->input[r + 1] : 3;
+    }
+}
+
+static int32_t *cut(int32_t **at, int32_t n) {
+    int32_t *p = *at;
+    *at += n;
+    return p;
+}
+
+static void run_lay_step(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                         int32_t n, void *const *out) {
+    const step_case *t = c->args;
+    const int32_t rows = t->n * (1 + t->n_drafts);
+    int32_t *at = out[0];
+    (void)first;
+    (void)n;
+    memcpy(out[1], t->cursor, SLOTS * sizeof *t->cursor);
+    memset(out[2], 0, 2 * sizeof(int32_t) * STRIDE * (size_t)t->n);
+    hd_lay_step_args a = {
+        .cursor = out[1],
+        .seqs = t->seqs,
+        .n_live = t->n_live,
+        .params = t->params,
+        .table = {out[2], (int32_t *)out[2] + STRIDE * t->n},
+        .scratch_page = {77,     88                               },
+        .n = t->n,
+        .n_drafts = t->n_drafts,
+        .table_stride = STRIDE,
+        .idle_slot = SLOTS,
+        .forced = t->forced
+    };
+    int32_t **const of_rows[] = {&a.token, &a.pos,      &a.seq,       &a.live, &a.logit_row,
+                                 &a.slot,  &a.position, &a.n_drafted, &a.given};
+    for (size_t i = 0; i < HD_LEN(of_rows); i++) *of_rows[i] = cut(&at, rows);
+    a.first_row = cut(&at, t->n + 1);
+    a.start = cut(&at, t->n);
+    a.standing = cut(&at, t->n);
+    ops->lay_step(s, &a);
+}
+
+static const int32_t depths[] = {0, 1, 3, MAX_D};
+
+void op_lay_step(void **state) {
+    (void)state;
+    static const float means[] = {0.0f, 0.4f, 2.7f, 8.0f};
+    for (size_t i = 0; i < HD_LEN(depths) * HD_LEN(means); i++) {
+        const int32_t depth = depths[i % HD_LEN(depths)];
+        step_case t;
+        make_case(&t, i ? SEQS : 1, depth, means[i / HD_LEN(depths)]);
+        check_op(&(op_case){
+            .name = "lay_step",
+            .rows = 1,
+            .n_outs = 3,
+            .width = {t.n * (1 + depth) * 9 + 3 * t.n + 1,
+                      SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)), 2 * STRIDE * t.n},
+            .whole = true,
+            .args = &t,
+            .run = run_lay_step
+        });
+    }
+}
+
+static void run_settle_step(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                            int32_t n, void *const *out) {
+    const step_case *t = c->args;
+    int32_t *at = out[0];
+    (void)first;
+    (void)n;
+    memcpy(out[1], t->cursor, SLOTS * sizeof *t->cursor);
+    memcpy(out[2], t->counts, (size_t)SLOTS * VOCAB * sizeof *t->counts);
+    hd_settle_step_args a = {.cursor = out[1],
+                             .counts = out[2],
+                             .seqs = t->seqs,
+                             .standing = t->standing,
+                             .token = t->token,
+                             .input = t->input,
+                             .params = t->params,
+                             .n = t->n,
+                             .n_drafts = t->n_drafts,
+                             .vocab = VOCAB};
+    a.next_token = cut(&at, t->n * (1 + t->n_drafts));
+    a.accepted = cut(&at, t->n);
+    a.wanted = cut(&at, t->n);
+    ops->settle_step(s, &a);
+}
+
+void op_settle_step(void **state) {
+    (void)state;
+    for (size_t i = 0; i < 2 * HD_LEN(depths); i++) {
+        const int32_t depth = depths[i / 2];
+        step_case t;
+        make_case(&t, i ? SEQS : 1, depth, 0.0f);
+        check_op(&(op_case){
+            .name = "settle_step",
+            .rows = 1,
+            .n_outs = 3,
+            .width = {t.n * (1 + depth) + 2 * t.n,
+                      SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
+                      SLOTS * VOCAB / 2},
+            .whole = true,
+            .args = &t,
+            .run = run_settle_step
+        });
+    }
+}
+
+static void run_lay_draft(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                          int32_t n, void *const *out) {
+    const step_case *t = c->args;
+    int32_t *at = out[0];
+    (void)first;
+    (void)n;
+    memcpy(out[1], t->cursor, SLOTS * sizeof *t->cursor);
+    memset(out[2], 0, (size_t)(t->n * t->n_drafts) * sizeof(int32_t));
+    hd_lay_draft_args a = {.draft = out[2],
+                           .cursor = out[1],
+                           .seqs = t->seqs,
+                           .standing = t->standing,
+                           .guess = t->guess,
+                           .n = t->n,
+                           .n_drafts = t->n_drafts,
+                           .at = t->at};
+    int32_t **const lists[] = {&a.token, &a.next_token, &a.pos, &a.seq, &a.logit_row, &a.start};
+    for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = cut(&at, t->n);
+    a.first_row = cut(&at, t->n + 1);
+    ops->lay_draft(s, &a);
+}
+
+void op_lay_draft(void **state) {
+    (void)state;
+    for (int32_t k = 0; k < MAX_D; k++) {
+        step_case t;
+        make_case(&t, k ? SEQS : 1, MAX_D, 0.0f);
+        t.at = k;
+        check_op(&(op_case){
+            .name = "lay_draft",
+            .rows = 1,
+            .n_outs = 3,
+            .width = {7 * t.n + 1, SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
+                      t.n * MAX_D},
+            .whole = true,
+            .args = &t,
+            .run = run_lay_draft
+        });
+    }
+}
+
+/* Clocks differ; they run. */
+void op_stamp(void **state) {
+    (void)state;
+    int64_t *at = take(2 * sizeof *at);
+    for (int32_t i = 0; i < fix.n_tables; i++) {
+        hd_stream *s = stream_for(&fix.table[i], fix.stream[0]);
+        memset(at, 0, 2 * sizeof *at);
+        fix.table[i].stamp(s, &(hd_stamp_args){&at[0]});
+        fix.table[i].stamp(s, &(hd_stamp_args){&at[1]});
+        finish("stamp", s);
+        assert_true(at[0] > 0 && at[1] >= at[0]);
+    }
+}
