@@ -19,7 +19,7 @@ static void assert_near(double got, double want, double tolerance) {
 /* A cell that a table leaves out would crash in a model. */
 static void tables_are_full(void **state) {
     (void)state;
-    assert_true(fix.n_tables >= 2);
+    assert_true(fix.n_tables >= 2 || fix.brief);
     for (int32_t t = 0; t < fix.n_tables; t++) {
         assert_non_null(fix.table[t].name);
         assert_int_equal(fix.table[t].act_bytes, sizeof(float));
