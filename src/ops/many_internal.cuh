@@ -40,7 +40,7 @@ static __device__ __forceinline__ void fetch_span(many_ahead<R> *to, const mma_j
 
 template <int R>
 static constexpr size_t many_bytes() {
-    return sizeof(span_x<R, MANY_ROWS>);
+    return 2 * sizeof(span_x<R, MANY_ROWS>);
 }
 
 template <int R>
@@ -59,16 +59,16 @@ static __device__ void mma_many(uint8_t *shared, const mma_job &job, const mma_b
             const many_ahead<R> now = next;
             if (span + 1 < s.cols / span_of<R>::COLS)
                 fetch_span<R>(&next, job, b, s, a, span + 1);
-            __syncthreads(); /* the span before is done with */
+            span_x<R, MANY_ROWS> *x = xs + span % 2; /* all are past its last but one use */
 #pragma unroll
             for (int i = 0; i < many_ahead<R>::PIECES; i++) {
                 x_piece piece;
                 split_piece(&piece, now.x[i]);
-                store_piece(xs, piece, threadIdx.x / 4, 4 * i + threadIdx.x % 4);
+                store_piece(x, piece, threadIdx.x / 4, 4 * i + threadIdx.x % 4);
             }
             __syncthreads();
             if (idle) continue;
-            add_span<R, MANY_ROWS, M_TILES, N_TILES>(acc, now.raw, *xs, first_x,
+            add_span<R, MANY_ROWS, M_TILES, N_TILES>(acc, now.raw, *x, first_x,
                                                      b.n_x - first_x);
         }
 #pragma unroll
