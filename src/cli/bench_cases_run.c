@@ -59,7 +59,7 @@ static hd_paged pages(op_bench *b, int32_t entries, int32_t width) {
     const size_t bytes = (size_t)entries * (size_t)width * (size_t)b->ops.act_bytes;
     return (hd_paged){.data = (hd_act *)(uintptr_t)operand(b, bytes + PAGE_ENTRIES * 4096),
                       .table = b->ints + CASE_INTS,
-                      .table_stride = 0,
+                      .table_stride = entries / PAGE_ENTRIES + 1,
                       .page_entries = PAGE_ENTRIES,
                       .width = width};
 }

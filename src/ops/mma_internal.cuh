@@ -222,10 +222,10 @@ static __device__ __forceinline__ void store_piece(span_x<R, ROWS> *to, const x_
 
 static __device__ __forceinline__ void mma(float *d, const uint32_t *a, uint32_t b0,
                                            uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* The span's sums of MT tiles of 16 stored rows and eight rows of x at a time, times its
@@ -253,11 +253,14 @@ static __device__ __forceinline__ void add_span(float (*acc)[NT][4],
                 b[p] = x.at[p][eight][first_x + 8 * t + lane / 4][lane % 4];
             }
 #pragma unroll
-            for (int i = 0; i < MT; i++) {
+            for (int p = PARTS - 1; p >= 0; p--) {
 #pragma unroll
-                for (int p = PARTS - 1; p >= 0; p--) mma(d[i][t], a[i][0], b[p].x, b[p].y);
+                for (int i = 0; i < MT; i++) mma(d[i][t], a[i][0], b[p].x, b[p].y);
+            }
 #pragma unroll
-                for (int p = PARTS - 1; p >= 0; p--) mma(d[i][t], a[i][1], b[p].z, b[p].w);
+            for (int p = PARTS - 1; p >= 0; p--) {
+#pragma unroll
+                for (int i = 0; i < MT; i++) mma(d[i][t], a[i][1], b[p].z, b[p].w);
             }
         }
     }

@@ -67,6 +67,8 @@ struct op_case {
     double tolerance[MAX_OUTS]; /* relative to |want| + rms of the output; 0: the same bits */
     double fast_tolerance;      /* of output 0; 0: one precision */
     bool whole;                 /* rows cannot be run apart */
+    bool too_wide;              /* for a GPU, which refuses it */
+    bool not_recorded;          /* run() does more than queue the op */
     const void *args;
     void (*run)(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
                 void *const *out); /* out[i] is row `first` of output i */
