@@ -59,13 +59,20 @@ struct lane_raw {
     float scale[2]; /* E2M1 may have one per GROUP; the others' second is not used */
 };
 
+/* A span of one stored row, and a lane's columns of it. */
+template <int R>
+static __device__ __forceinline__ const uint8_t *row_address(const weight_shape &s,
+                                                             const weight_arrays &a,
+                                                             int32_t row, int32_t span) {
+    constexpr int bits = R == READ_BF16 ? 16 : R == READ_E4M3 ? 8 : 4;
+    return a.data + ((int64_t)row * s.cols + span * span_of<R>::COLS) * bits / 8;
+}
+
 template <int R>
 static __device__ __forceinline__ const uint8_t *lane_address(const weight_shape &s,
                                                               const weight_arrays &a,
                                                               int32_t row, int32_t span) {
-    constexpr int bits = R == READ_BF16 ? 16 : R == READ_E4M3 ? 8 : 4;
-    const int32_t lane = (int32_t)(threadIdx.x % 4) * span_of<R>::LANE;
-    return a.data + ((int64_t)row * s.cols + span * span_of<R>::COLS + lane) * bits / 8;
+    return row_address<R>(s, a, row, span) + (threadIdx.x % 4) * lane_raw<R>::QUADS * 16;
 }
 
 template <int R>
