@@ -74,7 +74,7 @@ constexpr int SLOT = 256; /* bytes of a head: two partial scores of a tile, then
 
 struct block_rows {
     half_rows q;                /* [HEADS, cols] */
-    uint8_t *keys;              /* [2, TILE, cols] one is read, one is on its way */
+    half_rows key[2];           /* [TILE, cols] one is read, one is on its way */
     uint8_t *slot;              /* [HEADS, SLOT] */
     int *key_shift;             /* [2, TILE] what undoes the keys' shifts */
     float *keep, *take, *total; /* [HEADS] */
@@ -84,23 +84,18 @@ static __host__ __device__ __forceinline__ int32_t row_cols(const hd_attend_args
     return half_cols(a.k_dim > a.v_dim ? a.k_dim : a.v_dim);
 }
 
-static __device__ __forceinline__ half_rows keys_of(const block_rows &b, int i) {
-    return {b.keys + i * TILE * b.q.cols * 4, b.q.cols};
-}
-
 static size_t shared_bytes(const hd_attend_args *a) {
     return (size_t)(HEADS + 2 * TILE) * (size_t)row_cols(*a) * 4 + HEADS * SLOT +
            2 * TILE * sizeof(int) + 3 * HEADS * sizeof(float);
 }
 
-/* COLS: of a row, known when compiled; 0: any. */
-template <int COLS>
-static __device__ __forceinline__ block_rows carve(uint8_t *shared, const hd_attend_args &a) {
-    const int32_t cols = COLS ? COLS : row_cols(a);
+static __device__ block_rows carve(uint8_t *shared, const hd_attend_args &a) {
+    const int32_t cols = row_cols(a);
     block_rows b;
     b.q = {shared, cols};
-    b.keys = b.q.at + HEADS * cols * 4;
-    b.slot = b.keys + 2 * TILE * cols * 4;
+    b.key[0] = {b.q.at + HEADS * cols * 4, cols};
+    b.key[1] = {b.key[0].at + TILE * cols * 4, cols};
+    b.slot = b.key[1].at + TILE * cols * 4;
     b.key_shift = reinterpret_cast<int *>(b.slot + HEADS * SLOT);
     b.keep = reinterpret_cast<float *>(b.key_shift + 2 * TILE);
     b.take = b.keep + HEADS;
@@ -115,24 +110,14 @@ static __device__ __forceinline__ uint8_t *slot_at(const block_rows &b, int head
 
 /* ---- the three steps of a tile ---- */
 
-/* Where this lane's key of a tile lies; a warp brings its own OWN_KEYS, found by as many lanes.
- * NULL: none. */
-static __device__ __forceinline__ const cuda_act *own_key(const hd_attend_args &a,
-                                                          const key_list &k, int32_t first,
-                                                          int32_t end) {
-    const int lane = threadIdx.x % WARP, i = threadIdx.x / WARP * OWN_KEYS + lane;
-    return lane < OWN_KEYS && first + i < end ? key_at(a, k, first + i) : nullptr;
-}
-
-/* The tile's keys on their way. */
-static __device__ __forceinline__ void load_keys(const half_rows &to, const hd_attend_args &a,
-                                                 const cuda_act *mine, bool quads) {
+/* Keys [first, first + TILE) on their way; a warp brings its own OWN_KEYS. */
+static __device__ void load_keys(const half_rows &to, const hd_attend_args &a,
+                                 const key_list &k, int32_t first, int32_t end, bool quads) {
     const int32_t width = max(a.k_dim, a.v_dim);
     const int own = threadIdx.x / WARP * OWN_KEYS;
-#pragma unroll
-    for (int i = 0; i < OWN_KEYS; i++) {
-        const uint64_t key = __shfl_sync(ALL_LANES, reinterpret_cast<uint64_t>(mine), i);
-        load_row(to, own + i, reinterpret_cast<const cuda_act *>(key), width, quads, a.q);
+    for (int i = own; i < own + OWN_KEYS; i++) {
+        const cuda_act *key = first + i < end ? key_at(a, k, first + i) : nullptr;
+        load_row(to, i, key, width, quads, a.q);
     }
     commit_copies();
 }
@@ -149,14 +134,13 @@ static __device__ __forceinline__ void score(float (*sum)[4], const block_rows &
             uint32_t q[2][4];
             load_a(q[0], b.q, head, step, 0);
             load_a(q[1], b.q, head, step, 1);
-            uint32_t k[TILE / 16][2][4];
 #pragma unroll
-            for (int i = 0; i < TILE / 8; i++)
-                load_b(k[i / 2][i % 2], keys, i / 2 * 16, step, i % 2);
-#pragma unroll
-            for (int i = 0; i < PRODUCTS * TILE / 8; i++) {
-                const int product = i / (TILE / 8), t = i % (TILE / 8);
-                mma_product(part[t], q, k[t / 2], t % 2, product);
+            for (int t = 0; t < TILE / 8; t += 2) {
+                uint32_t k[2][4];
+                load_b(k[0], keys, 8 * t, step, 0);
+                load_b(k[1], keys, 8 * t, step, 1);
+                mma_halves(part[t], q, k, 0);
+                mma_halves(part[t + 1], q, k, 1);
             }
         }
 #pragma unroll
@@ -252,19 +236,19 @@ static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], cons
         for (int i = 0; i < KEY_STEPS * 2; i++) {
             load_b_turned(v[i / 2][i % 2], keys, i / 2 * 16, first_col / 8 + t, i % 2);
         }
-        float d[M_TILES][2][4] = {};
 #pragma unroll
-        for (int i = 0; i < KEY_STEPS * PRODUCTS * M_TILES * 2; i++) {
-            const int step = i / (PRODUCTS * M_TILES * 2),
-                      product = i / (M_TILES * 2) % PRODUCTS;
-            const int tile = i / 2 % M_TILES, col = i % 2;
-            mma_product(d[tile][col], p[tile][step], v[step], col, product);
-        }
+        for (int i = 0; i < M_TILES * 2; i++) {
+            const int tile = i / 2, col = i % 2;
+            float d[4] = {};
 #pragma unroll
-        for (int i = 0; i < M_TILES * 2 * 4; i++) {
-            const int tile = i / 8, col = i / 4 % 2, k = i % 4;
-            float *own = &sum[tile][t + col][k];
-            *own = fmaf(d[tile][col][k], back, __fmul_rn(*own, keep[tile][k / 2]));
+            for (int step = 0; step < KEY_STEPS; step++) {
+                mma_halves(d, p[tile][step], v[step], col);
+            }
+            float *own = sum[tile][t + col];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                own[k] = fmaf(d[k], back, __fmul_rn(own[k], keep[tile][k / 2]));
+            }
         }
     }
 }
@@ -315,13 +299,11 @@ struct block_state {
     bool quads;
 };
 
-template <int COLS>
-static __device__ __forceinline__ block_state open_block(uint8_t *shared,
-                                                         const hd_attend_args &a,
-                                                         int32_t first_col) {
+static __device__ block_state open_block(uint8_t *shared, const hd_attend_args &a,
+                                         int32_t first_col) {
     block_state s;
     const int own = threadIdx.x / WARP * OWN_HEADS;
-    s.rows = carve<COLS>(shared, a);
+    s.rows = carve(shared, a);
     s.row = (int32_t)blockIdx.x;
     s.head = (int32_t)blockIdx.y * HEADS;
     s.first_col = first_col + (int32_t)threadIdx.x / WARP * WARP_COLS;
@@ -348,26 +330,24 @@ static __device__ __forceinline__ void make_part(sums *part, const block_state &
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
     const block_rows &b = s.rows;
     clear(part);
-    load_keys(keys_of(b, 0), a, own_key(a, k, first, end), s.quads);
-    const cuda_act *next = own_key(a, k, first + TILE, end);
+    load_keys(b.key[0], a, k, first, end, s.quads);
     for (int32_t at = first, i = 0; at < end; at += TILE, i ^= 1) {
         int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
         wait_copies<0>();
         __syncwarp();
-        convert_rows<OWN_KEYS>(keys_of(b, i), own, shift);
+        convert_rows<OWN_KEYS>(b.key[i], own, shift);
 #pragma unroll
         for (int t = 0; t < OWN_KEYS; t++) {
             if (lane == t) key_shift[own + t] = shift[t];
         }
         __syncthreads();
-        if (at + TILE < end) load_keys(keys_of(b, i ^ 1), a, next, s.quads);
-        next = own_key(a, k, at + 2 * TILE, end);
+        if (at + TILE < end) load_keys(b.key[i ^ 1], a, k, at + TILE, end, s.quads);
         float sum[TILE / 8][4] = {};
-        score(sum, b, keys_of(b, i), a.k_dim);
+        score(sum, b, b.key[i], a.k_dim);
         put_scores(b, sum);
         weigh(part->own, b, s.q_shift, key_shift, a.scale, min(TILE, end - at));
         __syncthreads();
-        add_values(part->value, b, keys_of(b, i), key_shift, s.first_col, a.v_dim);
+        add_values(part->value, b, b.key[i], key_shift, s.first_col, a.v_dim);
     }
     __syncthreads();
 #pragma unroll
@@ -423,11 +403,10 @@ static __device__ __forceinline__ void put_rows(const sums &all, const block_sta
 }
 
 /* A block makes and merges all parts of its row. */
-template <int COLS>
 static __global__ void __launch_bounds__(BLOCK, 1) attend(hd_attend_args a) {
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
-    const block_state s = open_block<COLS>(shared, a, (int32_t)blockIdx.z * V_COLS);
+    const block_state s = open_block(shared, a, (int32_t)blockIdx.z * V_COLS);
     sums all, part;
     clear(&all);
 #pragma unroll
@@ -475,15 +454,13 @@ static __device__ __forceinline__ void put_part(const sums &part, const block_st
 }
 
 /* Block z takes every n_blocks-th part of its row. */
-template <int COLS>
 static __global__ void __launch_bounds__(BLOCK, 1)
     attend_parts(hd_attend_args a, part_table t) {
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
     int32_t index = (int32_t)blockIdx.z % t.n_blocks;
     if (index * k.part >= k.n) return;
-    const block_state s =
-        open_block<COLS>(shared, a, (int32_t)blockIdx.z / t.n_blocks * V_COLS);
+    const block_state s = open_block(shared, a, (int32_t)blockIdx.z / t.n_blocks * V_COLS);
     for (; index * k.part < k.n; index += t.n_blocks) {
         const int32_t first = index * k.part;
         sums part;
@@ -537,14 +514,7 @@ static int32_t most_parts(const hd_attend_args *a) {
     return parts < MAX_PARTS ? (int32_t)parts : MAX_PARTS;
 }
 
-template <int COLS>
-static void launch_rows(cudaStream_t queue, const hd_attend_args *a, dim3 grid, size_t bytes) {
-    cudaFuncSetAttribute(attend<COLS>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    attend<COLS><<<grid, BLOCK, bytes, queue>>>(*a);
-}
-
 /* False where one block per row is as good, or the parts do not fit into scratch. */
-template <int COLS>
 static bool launch_parts(hd_stream *s, const hd_attend_args *a, dim3 grid, size_t bytes) {
     part_table t = {static_cast<float *>(hd_stream_scratch(s, 0, 0)), most_parts(a), 0};
     const size_t each = ((size_t)a->v_dim + 2) * sizeof(float);
@@ -555,40 +525,26 @@ static bool launch_parts(hd_stream *s, const hd_attend_args *a, dim3 grid, size_
     if ((size_t)a->rows * (size_t)a->heads * (size_t)t.n_parts * each > room) return false;
     const int64_t share = (2 * fill + blocks - 1) / blocks;
     t.n_blocks = share < t.n_parts ? (int32_t)share : t.n_parts;
-    cudaFuncSetAttribute(attend_parts<COLS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)bytes);
+    cudaFuncSetAttribute(attend_parts, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     const dim3 parts(grid.x, grid.y, grid.z * (unsigned)t.n_blocks);
-    attend_parts<COLS><<<parts, BLOCK, bytes, queue>>>(*a, t);
+    attend_parts<<<parts, BLOCK, bytes, queue>>>(*a, t);
     const dim3 merging(grid.x, blocks_for(a->heads, WARPS), blocks_for(a->v_dim, MERGE_COLS));
     merge_parts<<<merging, BLOCK, 0, queue>>>(*a, t);
     return true;
 }
 
-template <int COLS>
-static void launch(hd_stream *s, const hd_attend_args *a) {
+void hd_attend_cuda(hd_stream *s, const hd_attend_args *a) {
     const size_t bytes = shared_bytes(a);
     const dim3 grid((unsigned)a->rows, blocks_for(a->heads, HEADS),
                     blocks_for(a->v_dim, V_COLS));
-    if (!launch_parts<COLS>(s, a, grid, bytes)) {
-        launch_rows<COLS>(hd_cuda_stream(s), a, grid, bytes);
-    }
-}
-
-void hd_attend_cuda(hd_stream *s, const hd_attend_args *a) {
     if (a->rows == 0) return;
-    if (shared_bytes(a) > MAX_SHARED) {
+    if (bytes > MAX_SHARED) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "attention over keys this wide does not fit a GPU");
         return;
     }
-    switch (row_cols(*a)) {
-    case 512: /* V4 */
-        launch<512>(s, a);
-        break;
-    case 576: /* V2, V3 */
-        launch<576>(s, a);
-        break;
-    default:
-        launch<0>(s, a);
+    if (!launch_parts(s, a, grid, bytes)) {
+        cudaFuncSetAttribute(attend, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+        attend<<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
     }
     hd_cuda_check(s, "attend");
 }

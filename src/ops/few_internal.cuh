@@ -1,8 +1,8 @@
 /* few_internal.cuh - few rows of x times stored rows: weights stream through shared memory.
  *
  * A block of a cluster has FEW_OUTS stored rows, 16 per warp, and its share of their slices;
- * the parts of all slices meet over the cluster's shared memory. A warp copies the weights that
- * it will read itself, STAGES spans ahead, so that no warp waits for another; the rows of x,
+ * the parts of all slices meet over the cluster's shared memory. A lane copies the weights that
+ * it will read itself, STAGES spans ahead, so that nobody waits for anybody; the rows of x,
  * which all warps need, are split once per block. */
 #ifndef HD_OPS_FEW_INTERNAL_CUH
 #define HD_OPS_FEW_INTERNAL_CUH
@@ -54,20 +54,16 @@ struct few_walk {
     int32_t begin, end; /* spans of the block */
 };
 
-/* Four lanes copy 64 bytes of a row at once, each for the lane that will read them. */
 template <int R, int NT>
 static __device__ __forceinline__ void send_span(const few_walk<R, NT> &w, int32_t span) {
-    constexpr int QUADS = lane_raw<R>::QUADS;
     if (span < w.end) {
-        const int stage = span % few_shared<R, NT>::STAGES, q = threadIdx.x % 4;
+        const int stage = span % few_shared<R, NT>::STAGES;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const uint8_t *from = row_address<R>(w.s, w.a, w.row[i], span);
+            const uint8_t *from = lane_address<R>(w.s, w.a, w.row[i], span);
 #pragma unroll
-            for (int k = 0; k < QUADS; k++) {
-                const int piece = 4 * k + q, reader = threadIdx.x - q + piece / QUADS;
-                copy_weights(&w.shared->ring[stage][i][piece % QUADS][reader],
-                             from + 16 * piece);
+            for (int k = 0; k < lane_raw<R>::QUADS; k++) {
+                copy_weights(&w.shared->ring[stage][i][k][threadIdx.x], from + 16 * k);
             }
         }
     }
@@ -157,7 +153,6 @@ static __device__ __forceinline__ void walk_slices(float *total, const few_walk<
             load_scale<R>(&raw[0][0], w.s, w.a, w.row[0], span);
             load_scale<R>(&raw[0][1], w.s, w.a, w.row[1], span);
             asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-            __syncwarp(); /* what the neighbors copied is there; the span before is read */
             take_span(raw[0], w, span);
             send_span(w, span + STAGES - 1);
             if (idle) continue;
@@ -223,21 +218,13 @@ static __device__ void mma_few(uint8_t *shared, const mma_job &job, const mma_bl
     for (int i = 0; i < NT * 4; i++) put(job, b, x_of(i), out_of(i), total[i] * a.global);
 }
 
-/* How many blocks share a row's slices: what takes the fewest spans behind each other, counting
- * what a block needs to begin and to meet the others as START spans. */
+/* How many blocks share a row's slices: enough to fill the GPU, each with a few spans. */
 template <int R>
-static int blocks_of_row(int64_t blocks, int32_t cols, int32_t at_once) {
-    constexpr int64_t START = 8;
-    const int64_t spans = cols / span_of<R>::COLS;
-    int best = 1;
-    int64_t least = INT64_MAX;
-    for (int n = 1; n <= MMA_SLICES && (n == 1 || spans >= 2 * n); n *= 2) {
-        const int64_t waves = (blocks * n + at_once - 1) / at_once;
-        const int64_t all = waves * ((spans + n - 1) / n + START);
-        if (all < least) best = n;
-        if (all < least) least = all;
-    }
-    return best;
+static int blocks_of_row(int64_t blocks, int32_t cols, int32_t fill) {
+    const int32_t spans = cols / span_of<R>::COLS;
+    int n = 1;
+    while (n < MMA_SLICES && blocks * n < 3 * fill && spans >= 4 * n) n *= 2;
+    return n;
 }
 
 /* Launches kernel over grid (x: of whole rows) with n blocks of a row as a cluster. */

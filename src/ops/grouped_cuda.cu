@@ -131,8 +131,7 @@ template <int R, int NT>
 static void launch_few(hd_stream *stream, const grouped_job &g, const hd_weight *w) {
     const dim3 grid(blocks_for(w->rows, FEW_OUTS), most_tiles(g, 8 * NT));
     const int64_t blocks = (int64_t)grid.x * grid.y;
-    const int32_t at_once = hd_stream_workers(stream) * (NT == 1 ? 2 : 1);
-    const int n = blocks_of_row<R>(blocks, w->cols, at_once);
+    const int n = blocks_of_row<R>(blocks, w->cols, hd_stream_workers(stream));
     launch_cluster(few_grouped<R, NT>, grid, n, few_bytes<R, NT>(n), hd_cuda_stream(stream), g,
                    shape_of(w), all_arrays(g, w), n);
 }

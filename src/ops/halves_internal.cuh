@@ -169,22 +169,18 @@ static __device__ __forceinline__ void load_b_turned(uint32_t *b, const half_row
 
 static __device__ __forceinline__ void mma_half(float *d, const uint32_t *a, uint32_t b0,
                                                 uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* The products of a sum of two halves with another, the small ones first; low times low is left
- * out. a and b: highs, lows. Loops over tiles go inside, so that sums do not wait for
- * themselves. */
-constexpr int PRODUCTS = 3;
-
-static __device__ __forceinline__ void mma_product(float *d, const uint32_t (*a)[4],
-                                                   const uint32_t (*b)[4], int tile,
-                                                   int product) {
-    const uint32_t *own = b[product == 0];
-    mma_half(d, a[product == 1], own[2 * tile], own[2 * tile + 1]);
+/* d += A B but for low times low; a and b: highs, lows. The small products go first. */
+static __device__ __forceinline__ void mma_halves(float *d, const uint32_t (*a)[4],
+                                                  const uint32_t (*b)[4], int tile) {
+    mma_half(d, a[0], b[1][2 * tile], b[1][2 * tile + 1]);
+    mma_half(d, a[1], b[0][2 * tile], b[0][2 * tile + 1]);
+    mma_half(d, a[0], b[0][2 * tile], b[0][2 * tile + 1]);
 }
 
 #endif

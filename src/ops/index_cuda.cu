@@ -36,15 +36,11 @@ static __host__ __device__ __forceinline__ int32_t whole_heads(int32_t heads) {
 /* A block's shared memory. */
 struct score_block {
     half_rows q;         /* [whole heads, cols] */
-    uint8_t *keys;       /* [2, TILE, cols] one is read, one is on its way */
+    half_rows key[2];    /* [TILE, cols] one is read, one is on its way */
     float *weight;       /* [whole heads] of a head, with what undoes its shift */
     int *key_shift;      /* [2, TILE] */
     float (*part)[TILE]; /* [HEAD_GROUPS] */
 };
-
-static __device__ __forceinline__ half_rows keys_of(const score_block &b, int i) {
-    return {b.keys + i * TILE * b.q.cols * 4, b.q.cols};
-}
 
 static size_t score_bytes(const hd_index_select_args *a) {
     const size_t heads = (size_t)whole_heads(a->heads), cols = (size_t)half_cols(a->keys.width);
@@ -52,15 +48,13 @@ static size_t score_bytes(const hd_index_select_args *a) {
            HEAD_GROUPS * TILE * sizeof(float);
 }
 
-/* COLS: of a row, known when compiled; 0: any. */
-template <int COLS>
-static __device__ __forceinline__ score_block carve(uint8_t *shared,
-                                                    const hd_index_select_args &a) {
-    const int32_t heads = whole_heads(a.heads), cols = COLS ? COLS : half_cols(a.keys.width);
+static __device__ score_block carve(uint8_t *shared, const hd_index_select_args &a) {
+    const int32_t heads = whole_heads(a.heads), cols = half_cols(a.keys.width);
     score_block b;
     b.q = {shared, cols};
-    b.keys = b.q.at + heads * cols * 4;
-    b.weight = reinterpret_cast<float *>(b.keys + 2 * TILE * cols * 4);
+    b.key[0] = {b.q.at + heads * cols * 4, cols};
+    b.key[1] = {b.key[0].at + TILE * cols * 4, cols};
+    b.weight = reinterpret_cast<float *>(b.key[1].at + TILE * cols * 4);
     b.key_shift = reinterpret_cast<int *>(b.weight + heads);
     b.part = reinterpret_cast<float(*)[TILE]>(b.key_shift + 2 * TILE);
     return b;
@@ -87,25 +81,13 @@ static __device__ void load_queries(const score_block &b, const hd_index_select_
     }
 }
 
-/* Where this lane's key of a tile lies; a warp brings its own OWN_KEYS, found by as many lanes.
- * NULL: none. */
-static __device__ __forceinline__ const cuda_act *own_key(const hd_index_select_args &a,
-                                                          int32_t seq, int32_t first,
-                                                          int32_t n) {
-    const int lane = threadIdx.x % WARP, i = threadIdx.x / WARP * OWN_KEYS + lane;
-    return lane < OWN_KEYS && first + i < n ? paged_entry(a.keys, seq, first + i) : nullptr;
-}
-
-/* The tile's keys on their way. */
-static __device__ __forceinline__ void load_keys(const half_rows &to,
-                                                 const hd_index_select_args &a,
-                                                 const cuda_act *mine, bool quads) {
+/* Keys [first, first + TILE) on their way; a warp brings its own OWN_KEYS. */
+static __device__ void load_keys(const half_rows &to, const hd_index_select_args &a,
+                                 int32_t seq, int32_t first, int32_t n, bool quads) {
     const int own = threadIdx.x / WARP * OWN_KEYS;
-#pragma unroll
-    for (int i = 0; i < OWN_KEYS; i++) {
-        const uint64_t key = __shfl_sync(ALL_LANES, reinterpret_cast<uint64_t>(mine), i);
-        load_row(to, own + i, reinterpret_cast<const cuda_act *>(key), a.keys.width, quads,
-                 a.q);
+    for (int i = own; i < own + OWN_KEYS; i++) {
+        const cuda_act *key = first + i < n ? paged_entry(a.keys, seq, first + i) : nullptr;
+        load_row(to, i, key, a.keys.width, quads, a.q);
     }
     commit_copies();
 }
@@ -119,15 +101,13 @@ static __device__ __forceinline__ void multiply(float (*sum)[4], const half_rows
             uint32_t a[2][4];
             load_a(a[0], q, head, step, 0);
             load_a(a[1], q, head, step, 1);
-            uint32_t k[WARP_KEYS / 16][2][4];
 #pragma unroll
-            for (int i = 0; i < WARP_KEYS / 8; i++) {
-                load_b(k[i / 2][i % 2], keys, key + i / 2 * 16, step, i % 2);
-            }
-#pragma unroll
-            for (int i = 0; i < PRODUCTS * WARP_KEYS / 8; i++) {
-                const int product = i / (WARP_KEYS / 8), t = i % (WARP_KEYS / 8);
-                mma_product(part[t], a, k[t / 2], t % 2, product);
+            for (int t = 0; t < WARP_KEYS / 8; t += 2) {
+                uint32_t k[2][4];
+                load_b(k[0], keys, key + 8 * t, step, 0);
+                load_b(k[1], keys, key + 8 * t, step, 1);
+                mma_halves(part[t], a, k, 0);
+                mma_halves(part[t + 1], a, k, 1);
             }
         }
 #pragma unroll
@@ -164,7 +144,6 @@ static __device__ __forceinline__ void add_heads(const score_block &b, const hal
     }
 }
 
-template <int COLS>
 static __global__ void __launch_bounds__(BLOCK)
     score_keys(hd_index_select_args a, score_rows to) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -175,23 +154,21 @@ static __global__ void __launch_bounds__(BLOCK)
         (uintptr_t)a.keys.data % 16 == 0 && a.keys.width % 4 == 0 && (uintptr_t)a.q % 16 == 0;
     int32_t first = (int32_t)blockIdx.x * TILE;
     if (n <= a.top_k || first >= n) return; /* all are kept; nothing to do */
-    const score_block b = carve<COLS>(shared, a);
-    load_keys(keys_of(b, 0), a, own_key(a, seq, first, n), quads);
-    const cuda_act *next = own_key(a, seq, first + stride, n);
+    const score_block b = carve(shared, a);
+    load_keys(b.key[0], a, seq, first, n, quads);
     load_queries(b, a, row, quads);
     for (int i = 0; first < n; first += stride, i ^= 1) {
         int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
         wait_copies<0>();
         __syncwarp();
-        convert_rows<OWN_KEYS>(keys_of(b, i), own, shift);
+        convert_rows<OWN_KEYS>(b.key[i], own, shift);
 #pragma unroll
         for (int k = 0; k < OWN_KEYS; k++) {
             if (lane == k) key_shift[own + k] = shift[k];
         }
         __syncthreads();
-        if (first + stride < n) load_keys(keys_of(b, i ^ 1), a, next, quads);
-        next = own_key(a, seq, first + 2 * stride, n);
-        add_heads(b, keys_of(b, i), whole_heads(a.heads));
+        if (first + stride < n) load_keys(b.key[i ^ 1], a, seq, first + stride, n, quads);
+        add_heads(b, b.key[i], whole_heads(a.heads));
         __syncthreads();
         const int k = threadIdx.x;
         if (k >= TILE || first + k >= n) continue;
@@ -363,33 +340,22 @@ static void launch_keep_best(cudaStream_t queue, const hd_index_select_args &a,
     cudaLaunchKernelEx(&config, keep_best, a, rows);
 }
 
-template <int COLS>
-static void launch(hd_stream *s, const hd_index_select_args *a, size_t bytes) {
+void hd_index_select_cuda(hd_stream *s, const hd_index_select_args *a) {
     const int32_t at_once = hd_stream_workers(s), fill = 2 * at_once;
+    const size_t bytes = score_bytes(a);
+    if (a->rows > 0 && bytes > MAX_SHARED) {
+        hd_stream_fail(s, HD_EUNSUPPORTED, "an indexer this wide does not fit a GPU");
+        return;
+    }
     uint8_t *scratch = static_cast<uint8_t *>(hd_stream_scratch(s, 0, 0));
     cudaStream_t queue = hd_cuda_stream(s);
-    cudaFuncSetAttribute(score_keys<COLS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)bytes);
+    cudaFuncSetAttribute(score_keys, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     for (int32_t first = 0; first < a->rows; first += at_once) {
         const int32_t n = a->rows - first < at_once ? a->rows - first : at_once;
         const score_rows rows = {scratch, hd_stream_scratch_bytes(s), first};
         const dim3 grid(blocks_for(fill, n), (unsigned)n);
-        score_keys<COLS><<<grid, BLOCK, bytes, queue>>>(*a, rows);
+        score_keys<<<grid, BLOCK, bytes, queue>>>(*a, rows);
         launch_keep_best(queue, *a, rows, n);
-    }
-}
-
-void hd_index_select_cuda(hd_stream *s, const hd_index_select_args *a) {
-    const size_t bytes = score_bytes(a);
-    if (a->rows == 0) return;
-    if (bytes > MAX_SHARED) {
-        hd_stream_fail(s, HD_EUNSUPPORTED, "an indexer this wide does not fit a GPU");
-        return;
-    }
-    if (half_cols(a->keys.width) == 128) { /* V3.2, V4 */
-        launch<128>(s, a, bytes);
-    } else {
-        launch<0>(s, a, bytes);
     }
     hd_cuda_check(s, "index_select");
 }

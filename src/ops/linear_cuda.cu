@@ -56,8 +56,7 @@ static void launch_few(hd_stream *stream, const heads_job &h, const hd_weight *w
     const dim3 grid(blocks_for(h.n_rows, FEW_OUTS), (unsigned)h.heads,
                     blocks_for(h.rows, 8 * NT));
     const int64_t blocks = (int64_t)grid.x * grid.y * grid.z;
-    const int32_t at_once = hd_stream_workers(stream) * (NT == 1 ? 2 : 1);
-    const int n = blocks_of_row<R>(blocks, w->cols, at_once);
+    const int n = blocks_of_row<R>(blocks, w->cols, hd_stream_workers(stream));
     launch_cluster(few_heads<R, NT>, grid, n, few_bytes<R, NT>(n), hd_cuda_stream(stream), h,
                    shape_of(w), arrays_of(w), n);
 }

@@ -59,20 +59,13 @@ struct lane_raw {
     float scale[2]; /* E2M1 may have one per GROUP; the others' second is not used */
 };
 
-/* A span of one stored row, and a lane's columns of it. */
-template <int R>
-static __device__ __forceinline__ const uint8_t *row_address(const weight_shape &s,
-                                                             const weight_arrays &a,
-                                                             int32_t row, int32_t span) {
-    constexpr int bits = R == READ_BF16 ? 16 : R == READ_E4M3 ? 8 : 4;
-    return a.data + ((int64_t)row * s.cols + span * span_of<R>::COLS) * bits / 8;
-}
-
 template <int R>
 static __device__ __forceinline__ const uint8_t *lane_address(const weight_shape &s,
                                                               const weight_arrays &a,
                                                               int32_t row, int32_t span) {
-    return row_address<R>(s, a, row, span) + (threadIdx.x % 4) * lane_raw<R>::QUADS * 16;
+    constexpr int bits = R == READ_BF16 ? 16 : R == READ_E4M3 ? 8 : 4;
+    const int32_t lane = (int32_t)(threadIdx.x % 4) * span_of<R>::LANE;
+    return a.data + ((int64_t)row * s.cols + span * span_of<R>::COLS + lane) * bits / 8;
 }
 
 template <int R>
@@ -229,10 +222,10 @@ static __device__ __forceinline__ void store_piece(span_x<R, ROWS> *to, const x_
 
 static __device__ __forceinline__ void mma(float *d, const uint32_t *a, uint32_t b0,
                                            uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /* The span's sums of MT tiles of 16 stored rows and eight rows of x at a time, times its
@@ -260,14 +253,11 @@ static __device__ __forceinline__ void add_span(float (*acc)[NT][4],
                 b[p] = x.at[p][eight][first_x + 8 * t + lane / 4][lane % 4];
             }
 #pragma unroll
-            for (int p = PARTS - 1; p >= 0; p--) {
+            for (int i = 0; i < MT; i++) {
 #pragma unroll
-                for (int i = 0; i < MT; i++) mma(d[i][t], a[i][0], b[p].x, b[p].y);
-            }
+                for (int p = PARTS - 1; p >= 0; p--) mma(d[i][t], a[i][0], b[p].x, b[p].y);
 #pragma unroll
-            for (int p = PARTS - 1; p >= 0; p--) {
-#pragma unroll
-                for (int i = 0; i < MT; i++) mma(d[i][t], a[i][1], b[p].z, b[p].w);
+                for (int p = PARTS - 1; p >= 0; p--) mma(d[i][t], a[i][1], b[p].z, b[p].w);
             }
         }
     }

@@ -189,7 +189,7 @@ void hd_permute_cuda(hd_stream *s, const hd_permute_args *a) {
 
 /* ---- combine ---- */
 
-/* A thread per column: the token's choices in order of place, which is the order of experts. */
+/* A block per token: its choices in order of place, which is the order of experts. */
 static __global__ void __launch_bounds__(BLOCK) combine(hd_combine_args a) {
     extern __shared__ int32_t sorted[]; /* [top_k] choices */
     const int64_t t = blockIdx.x;
@@ -200,21 +200,20 @@ static __global__ void __launch_bounds__(BLOCK) combine(hd_combine_args a) {
         sorted[rank] = j;
     }
     __syncthreads();
-    const int32_t c = (int32_t)(blockIdx.y * BLOCK + threadIdx.x);
-    if (c >= a.cols) return;
-    double sum = a.shared ? (double)wide(acts(a.shared)[t * a.cols + c]) : 0.0;
-    for (int32_t k = 0; k < a.top_k; k++) {
-        const int32_t j = sorted[k];
-        const double weight = a.weight ? (double)a.weight[t * a.top_k + j] : 1.0;
-        sum += weight * (double)wide(acts(a.y)[(int64_t)place[j] * a.cols + c]);
+    for (int32_t c = threadIdx.x; c < a.cols; c += BLOCK) {
+        double sum = a.shared ? (double)wide(acts(a.shared)[t * a.cols + c]) : 0.0;
+        for (int32_t k = 0; k < a.top_k; k++) {
+            const int32_t j = sorted[k];
+            const double weight = a.weight ? (double)a.weight[t * a.top_k + j] : 1.0;
+            sum += weight * (double)wide(acts(a.y)[(int64_t)place[j] * a.cols + c]);
+        }
+        acts(a.out)[t * a.cols + c] = narrow((float)sum);
     }
-    acts(a.out)[t * a.cols + c] = narrow((float)sum);
 }
 
 void hd_combine_cuda(hd_stream *s, const hd_combine_args *a) {
     if (a->rows == 0) return;
     const size_t bytes = (size_t)a->top_k * sizeof(int32_t);
-    const dim3 grid((unsigned)a->rows, blocks_for(a->cols, BLOCK));
-    combine<<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
+    combine<<<a->rows, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
     hd_cuda_check(s, "combine");
 }
