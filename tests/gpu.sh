@@ -3,9 +3,10 @@
 #
 #   make CUDA=1 BUILD=build-cuda all build-cuda/hadal_test && tests/gpu.sh [PART...]
 #
-# Parts: ops (operators against the reference, steps as graphs against steps without), memcheck (the same under compute-sanitizer),
-# logits (every way to cut a sequence, the golden and the shared cases), text (generated text,
-# the shipped model against the CPU). All of them by default. HADAL, HADAL_TEST, PYTHON and
+# Parts: ops (operators against the reference, steps as graphs against steps without), memcheck,
+# racecheck, synccheck, initcheck (the operators, each shape once, under compute-sanitizer), logits
+# (every way to cut a sequence, the golden and the shared cases), text (generated text, the shipped
+# model against the CPU). All of them by default. HADAL, HADAL_TEST, PYTHON and
 # HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist.
 # The last line is "N passed, N failed, N skipped". Without a GPU it exits 77.
 set -uo pipefail
@@ -44,13 +45,13 @@ unit() { # COMMAND...
 
 ops() { unit "$HADAL_TEST" ops sample drafts fixed_steps; }
 
-memcheck() {
+sanitize() { # TOOL
     if ! command -v compute-sanitizer >/dev/null; then
         echo "compute-sanitizer is not installed"
         skipped=$((skipped + 1))
         return
     fi
-    unit compute-sanitizer --tool memcheck --error-exitcode 99 "$HADAL_TEST" ops sample
+    HADAL_TEST_BRIEF=1 unit compute-sanitizer --tool "$1" --error-exitcode 99 "$HADAL_TEST" ops sample
 }
 
 end_to_end() { # pytest arguments
@@ -65,10 +66,11 @@ end_to_end() { # pytest arguments
 logits() { end_to_end tests/e2e/test_logits.py; }
 text() { end_to_end tests/e2e/test_tiny.py tests/e2e/test_generate.py tests/e2e/test_cuda.py; }
 
-for part in "${@:-ops}" $([ $# = 0 ] && echo memcheck logits text); do
+for part in "${@:-ops}" $([ $# = 0 ] && echo memcheck racecheck synccheck initcheck logits text); do
     echo "-- $part"
     case $part in
-    ops | memcheck | logits | text) "$part" ;;
+    ops | logits | text) "$part" ;;
+    *check) sanitize "$part" ;;
     *) echo "error: no part $part; see tests/gpu.sh" && exit 2 ;;
     esac
 done

@@ -1,7 +1,9 @@
-/* main.c - runs the unit test groups: all of them, or those named on the command line. */
+/* main.c - runs the unit test groups: all of them, or those named on the command line, of which
+ * GROUP:PATTERN runs the tests that match. */
 #include <stdio.h>
 #include <string.h>
 
+#include "check.h"
 #include "groups.h"
 
 static const struct {
@@ -16,7 +18,10 @@ static const struct {
 static int wanted(const char *name, int argc, char **argv) {
     if (argc < 2) return 1;
     for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], name) == 0) return 1;
+        const size_t n = strcspn(argv[i], ":");
+        if (strlen(name) != n || strncmp(argv[i], name, n) != 0) continue;
+        cmocka_set_test_filter(argv[i][n] ? argv[i] + n + 1 : NULL);
+        return 1;
     }
     return 0;
 }

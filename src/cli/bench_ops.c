@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/progress.h"
+#include "cli/bench_cases.h"
 #include "cli/bench_ops_internal.h"
 #include "cli/options.h"
 #include "model/model.h"
@@ -16,10 +17,10 @@
 
 enum { MAX_REPEAT = 15, READ_BYTES = 1 << 28 };
 
-static const char *const backends[] = {"cpu", "ref", NULL};
+static const char *const backends[] = {"cpu", "ref", "cuda", NULL};
 
 typedef struct settings {
-    const char *path;
+    const char *path, *only;
     int64_t layers, batch, prompt, context, threads, repeat;
     int backend, precision;
     bool json, pin, cpu_time;
@@ -220,6 +221,17 @@ static hd_status bench(const settings *set, hd_err *err) {
     return st;
 }
 
+/* Without a config every operator alone; a config's steps are metered on the CPU only. */
+static hd_status run(const settings *set, const char *backend, hd_err *err) {
+    if (!set->path)
+        return bench_cases(backend, set->only, (int32_t)set->repeat, set->json, err);
+    if (set->only) return HD_FAIL(err, HD_EINVAL, "--only is for the cases without a CONFIG");
+    if (set->backend <= 1) return bench(set, err);
+    return HD_FAIL(err, HD_EINVAL,
+                   "the operators of a CONFIG's steps are timed on the CPU only; without a "
+                   "CONFIG, those of a GPU are");
+}
+
 int bench_ops(int argc, char **argv) {
     settings set = {.batch = 1, .prompt = 512, .context = 512, .repeat = 5};
     const option options[] = {
@@ -227,22 +239,25 @@ int bench_ops(int argc, char **argv) {
         option_int("batch", &set.batch, 1, 4096, "sequences of a decoding step"),
         option_int("prompt", &set.prompt, 1, 1 << 16, "tokens of the prompt"),
         option_int("context", &set.context, 0, 1 << 24, "tokens before those decoded"),
-        option_int("repeat", &set.repeat, 1, MAX_REPEAT, "steps; the median one is shown"),
+        option_int("repeat", &set.repeat, 1, MAX_REPEAT,
+                   "steps or rounds; the median one is shown"),
         option_int("threads", &set.threads, 0, 1024, "0: one per core"),
-        option_choice("backend", &set.backend, backends, "the fast one or the reference"),
+        option_choice("backend", &set.backend, backends, "the fast one, the reference, a GPU"),
+        option_text("only", &set.only, "WORD", "cases with WORD in the name or operator"),
         option_precision(&set.precision),
         option_flag("pin", &set.pin, "bind every worker to a core"),
         option_flag("cpu-time", &set.cpu_time,
                     "one thread, by its processor time: for a machine with other work"),
         option_flag("json", &set.json, "print one JSON object"),
     };
-    const positional model = {"CONFIG", &set.path, false};
+    const positional model = {"CONFIG", &set.path, true};
     const command_line line = {
         .command = "bench ops",
         .summary = "Where the time of a prompt and of a decoding step goes, by operator.",
         .details =
             "CONFIG is a config.json or the folder of one; weights are made up in memory, "
-            "in the formats it declares.",
+            "in the formats it declares. Without one: operators alone, at widths of V3 and V4, "
+            "beside the least time an H200 needs for their bytes or products.",
         .positionals = &model,
         .n_positionals = 1,
         .options = options,
@@ -251,6 +266,6 @@ int bench_ops(int argc, char **argv) {
     if (!options_parse(&line, argc, argv, &code)) return code;
     if (set.cpu_time) set.threads = 1;
     hd_err err = {0};
-    const hd_status st = bench(&set, &err);
+    const hd_status st = run(&set, backends[set.backend], &err);
     return st == HD_OK ? 0 : report_error(&err);
 }

@@ -430,8 +430,8 @@ static hd_status launch(hd_executor *x, exec_flight *f, hd_err *err) {
     const int64_t begun = hd_now_ns();
     exec_recorded *r = recorded_of(x, z);
     r->launches += r->launches < FIRST_RECORDING;
-    f->as_graph = hd_device_records(x->env.device) && !x->fixed.queues &&
-                  r->launches >= FIRST_RECORDING;
+    f->as_graph =
+        hd_device_records(x->env.device) && !x->fixed.queues && r->launches >= FIRST_RECORDING;
     if (!f->as_graph) {
         queue_step(x, z);
         return HD_OK;

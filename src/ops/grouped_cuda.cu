@@ -2,7 +2,8 @@
  *
  * The host does not know how many rows an expert has, so the grid is as large as it can be and
  * a block finds its expert by adding up tiles. */
-#include "ops/mma_internal.cuh"
+#include "ops/few_internal.cuh"
+#include "ops/many_internal.cuh"
 #include "ops/product_internal.cuh"
 
 constexpr int MAX_EXPERTS = 512; /* of one launch: their arrays travel as its argument */
@@ -80,21 +81,31 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
     product<R, MT, NT>(job, span, s, e.at[mine.expert]);
 }
 
-/* NT 0: mma_many */
+/* n_blocks share each row's slices. */
 template <int R, int NT>
-static __global__ void __launch_bounds__(MMA_THREADS, 1)
-    mma_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e) {
-    constexpr int ROWS = NT ? 8 * NT : MANY_ROWS, OUTS = NT ? FEW_OUTS : MANY_OUTS;
+static __global__ void __launch_bounds__(MMA_THREADS, NT == 1 ? 2 : 1)
+    few_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e,
+                int n_blocks) {
+    extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
-    const int32_t col = (int32_t)blockIdx.x * OUTS;
-    const tile mine = take_tile<ROWS>(&job, g, s, col);
+    const int32_t col = (int32_t)blockIdx.x / n_blocks * FEW_OUTS;
+    const tile mine = take_tile<8 * NT>(&job, g, s, col);
     if (mine.expert < 0) return;
-    const mma_block block = {mine.n, col, min(OUTS, s.rows - col), false, g.x_aligned};
-    if constexpr (NT > 0) {
-        mma_few<R, NT>(job, block, s, e.at[mine.expert]);
-    } else {
-        mma_many<R>(job, block, s, e.at[mine.expert]);
-    }
+    const mma_block block = {mine.n, col, min(FEW_OUTS, s.rows - col), false, g.x_aligned};
+    mma_few<R, NT>(shared, job, block, s, e.at[mine.expert], (int)blockIdx.x % n_blocks,
+                   n_blocks);
+}
+
+template <int R>
+static __global__ void __launch_bounds__(MMA_THREADS, 1)
+    many_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ mma_job job;
+    const int32_t col = (int32_t)blockIdx.x * MANY_OUTS;
+    const tile mine = take_tile<MANY_ROWS>(&job, g, s, col);
+    if (mine.expert < 0) return;
+    const mma_block block = {mine.n, col, min(MANY_OUTS, s.rows - col), false, g.x_aligned};
+    mma_many<R>(shared, job, block, s, e.at[mine.expert]);
 }
 
 /* Tiles of `rows` places that may be needed, whatever the experts have. */
@@ -117,21 +128,32 @@ static void launch_product(cudaStream_t queue, const grouped_job &g, const hd_we
 }
 
 template <int R, int NT>
-static void launch_mma(cudaStream_t queue, const grouped_job &g, const hd_weight *w) {
-    const dim3 grid(blocks_for(w->rows, NT ? FEW_OUTS : MANY_OUTS),
-                    most_tiles(g, NT ? 8 * NT : MANY_ROWS));
-    mma_grouped<R, NT><<<grid, MMA_THREADS, 0, queue>>>(g, shape_of(w), all_arrays(g, w));
+static void launch_few(hd_stream *stream, const grouped_job &g, const hd_weight *w) {
+    const dim3 grid(blocks_for(w->rows, FEW_OUTS), most_tiles(g, 8 * NT));
+    const int64_t blocks = (int64_t)grid.x * grid.y;
+    const int n = blocks_of_row<R>(blocks, w->cols, hd_stream_workers(stream));
+    launch_cluster(few_grouped<R, NT>, grid, n, few_bytes<R, NT>(n), hd_cuda_stream(stream), g,
+                   shape_of(w), all_arrays(g, w), n);
+}
+
+template <int R>
+static void launch_many(cudaStream_t queue, const grouped_job &g, const hd_weight *w) {
+    const dim3 grid(blocks_for(w->rows, MANY_OUTS), most_tiles(g, MANY_ROWS));
+    const size_t bytes = many_bytes<R>();
+    cudaFuncSetAttribute(many_grouped<R>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)bytes);
+    many_grouped<R><<<grid, MMA_THREADS, bytes, queue>>>(g, shape_of(w), all_arrays(g, w));
 }
 
 /* By how many places an expert has on average. */
 template <int R>
-static void launch_rows(cudaStream_t queue, const grouped_job &g, const hd_weight *w) {
+static void launch_rows(hd_stream *s, const grouped_job &g, const hd_weight *w) {
     if (g.n_places <= 8 * g.n_experts) {
-        launch_mma<R, 1>(queue, g, w);
+        launch_few<R, 1>(s, g, w);
     } else if (g.n_places <= 24 * g.n_experts) {
-        launch_mma<R, 4>(queue, g, w);
+        launch_few<R, 4>(s, g, w);
     } else {
-        launch_mma<R, 0>(queue, g, w);
+        launch_many<R>(hd_cuda_stream(s), g, w);
     }
 }
 
@@ -142,14 +164,15 @@ static reading reading_of_all(const hd_weight *w, int32_t n) {
     return reading_of(w);
 }
 
-static void multiply_experts(cudaStream_t queue, const grouped_job &g, const hd_weight *w) {
+static void multiply_experts(hd_stream *s, const grouped_job &g, const hd_weight *w) {
+    cudaStream_t queue = hd_cuda_stream(s);
     switch (reading_of_all(w, g.n_experts)) {
     case READ_BF16:
-        return launch_rows<READ_BF16>(queue, g, w);
+        return launch_rows<READ_BF16>(s, g, w);
     case READ_E4M3:
-        return launch_rows<READ_E4M3>(queue, g, w);
+        return launch_rows<READ_E4M3>(s, g, w);
     case READ_E2M1:
-        return launch_rows<READ_E2M1>(queue, g, w);
+        return launch_rows<READ_E2M1>(s, g, w);
     case READ_F32:
         if (g.n_places < 8 * g.n_experts) return launch_product<READ_F32, 4, 1>(queue, g, w);
         return launch_product<READ_F32, 16, 2>(queue, g, w);
@@ -170,7 +193,7 @@ void hd_linear_grouped_cuda(hd_stream *s, const hd_linear_grouped_args *a) {
                                a->top_k,
                                a->n_places,
                                (uintptr_t)a->x % 16 == 0 && a->w->cols % 4 == 0};
-        multiply_experts(hd_cuda_stream(s), g, a->w + first);
+        multiply_experts(s, g, a->w + first);
     }
     hd_cuda_check(s, "linear_grouped");
 }

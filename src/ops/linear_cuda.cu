@@ -1,15 +1,8 @@
 /* linear_cuda.cu - matrix products: plain, one small matrix per head, and that transposed. */
-#include "ops/mma_internal.cuh"
+#include "ops/few_internal.cuh"
+#include "ops/many_internal.cuh"
 #include "ops/product_internal.cuh"
-
-/* A linear is one head. */
-struct heads_job {
-    void *out;
-    const cuda_act *x;
-    int64_t out_stride, out_head, x_stride, x_head;
-    int32_t rows, heads, n_rows, first_row, head_rows;
-    bool out_f32, x_aligned; /* rows of x are aligned to 16 bytes */
-};
+#include "ops/turned_internal.cuh"
 
 /* The block's rows of x and outputs, [n] of the head from row `first` on. */
 template <typename J>
@@ -43,41 +36,65 @@ static void launch_product(cudaStream_t queue, const heads_job &h, const hd_weig
     product_heads<R, MT, NT><<<grid, PRODUCT_THREADS, 0, queue>>>(h, shape_of(w), arrays_of(w));
 }
 
-/* NT 0: mma_many */
+/* n_blocks share each row's slices. */
 template <int R, int NT>
-static __global__ void __launch_bounds__(MMA_THREADS, 1)
-    mma_heads(heads_job h, weight_shape s, weight_arrays a) {
-    constexpr int ROWS = NT ? 8 * NT : MANY_ROWS, OUTS = NT ? FEW_OUTS : MANY_OUTS;
+static __global__ void __launch_bounds__(MMA_THREADS, NT == 1 ? 2 : 1)
+    few_heads(heads_job h, weight_shape s, weight_arrays a, int n_blocks) {
+    extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
-    const int32_t first = (int32_t)blockIdx.z * ROWS, col = (int32_t)blockIdx.x * OUTS;
-    const mma_block block = {min(ROWS, h.rows - first),
+    const int32_t first = (int32_t)blockIdx.z * 8 * NT;
+    const int32_t col = (int32_t)blockIdx.x / n_blocks * FEW_OUTS;
+    const mma_block block = {min(8 * NT, h.rows - first),
                              h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
-                             min(OUTS, h.n_rows - col), h.out_f32, h.x_aligned};
+                             min(FEW_OUTS, h.n_rows - col), h.out_f32, h.x_aligned};
     name_rows(&job, h, first, block.n_x, col);
-    if constexpr (NT > 0) {
-        mma_few<R, NT>(job, block, s, a);
-    } else {
-        mma_many<R>(job, block, s, a);
-    }
+    mma_few<R, NT>(shared, job, block, s, a, (int)blockIdx.x % n_blocks, n_blocks);
 }
 
 template <int R, int NT>
-static void launch_mma(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
-    constexpr int ROWS = NT ? 8 * NT : MANY_ROWS, OUTS = NT ? FEW_OUTS : MANY_OUTS;
-    const dim3 grid(blocks_for(h.n_rows, OUTS), (unsigned)h.heads, blocks_for(h.rows, ROWS));
-    mma_heads<R, NT><<<grid, MMA_THREADS, 0, queue>>>(h, shape_of(w), arrays_of(w));
+static void launch_few(hd_stream *stream, const heads_job &h, const hd_weight *w) {
+    const dim3 grid(blocks_for(h.n_rows, FEW_OUTS), (unsigned)h.heads,
+                    blocks_for(h.rows, 8 * NT));
+    const int64_t blocks = (int64_t)grid.x * grid.y * grid.z;
+    const int n = blocks_of_row<R>(blocks, w->cols, hd_stream_workers(stream));
+    launch_cluster(few_heads<R, NT>, grid, n, few_bytes<R, NT>(n), hd_cuda_stream(stream), h,
+                   shape_of(w), arrays_of(w), n);
 }
 
 template <int R>
-static void launch_rows(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
+static __global__ void __launch_bounds__(MMA_THREADS, 1)
+    many_heads(heads_job h, weight_shape s, weight_arrays a) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ mma_job job;
+    const int32_t first = (int32_t)blockIdx.z * MANY_ROWS,
+                  col = (int32_t)blockIdx.x * MANY_OUTS;
+    const mma_block block = {min(MANY_ROWS, h.rows - first),
+                             h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
+                             min(MANY_OUTS, h.n_rows - col), h.out_f32, h.x_aligned};
+    name_rows(&job, h, first, block.n_x, col);
+    mma_many<R>(shared, job, block, s, a);
+}
+
+template <int R>
+static void launch_many(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
+    const dim3 grid(blocks_for(h.n_rows, MANY_OUTS), (unsigned)h.heads,
+                    blocks_for(h.rows, MANY_ROWS));
+    const size_t bytes = many_bytes<R>();
+    cudaFuncSetAttribute(many_heads<R>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)bytes);
+    many_heads<R><<<grid, MMA_THREADS, bytes, queue>>>(h, shape_of(w), arrays_of(w));
+}
+
+template <int R>
+static void launch_rows(hd_stream *s, const heads_job &h, const hd_weight *w) {
     if (h.rows <= 8) {
-        launch_mma<R, 1>(queue, h, w);
+        launch_few<R, 1>(s, h, w);
     } else if (h.rows <= 16) {
-        launch_mma<R, 2>(queue, h, w);
+        launch_few<R, 2>(s, h, w);
     } else if (h.rows <= 32) {
-        launch_mma<R, 4>(queue, h, w);
+        launch_few<R, 4>(s, h, w);
     } else {
-        launch_mma<R, 0>(queue, h, w);
+        launch_many<R>(hd_cuda_stream(s), h, w);
     }
 }
 
@@ -86,11 +103,11 @@ static void multiply_heads(hd_stream *s, const heads_job &h, const hd_weight *w)
     if (h.rows == 0) return;
     switch (reading_of(w)) {
     case READ_BF16:
-        return launch_rows<READ_BF16>(queue, h, w);
+        return launch_rows<READ_BF16>(s, h, w);
     case READ_E4M3:
-        return launch_rows<READ_E4M3>(queue, h, w);
+        return launch_rows<READ_E4M3>(s, h, w);
     case READ_E2M1:
-        return launch_rows<READ_E2M1>(queue, h, w);
+        return launch_rows<READ_E2M1>(s, h, w);
     case READ_F32:
         if (h.rows == 1) return launch_product<READ_F32, 1, 1>(queue, h, w);
         if (h.rows <= 4) return launch_product<READ_F32, 4, 1>(queue, h, w);
@@ -119,93 +136,12 @@ void hd_linear_cuda(hd_stream *s, const hd_linear_args *a) {
     hd_cuda_check(s, "linear");
 }
 
-/* ---- transposed: a thread per column, MIX_ROWS rows of x at once ---- */
-
-constexpr int MIX_THREADS = 128, MIX_ROWS = 8, MIX_DEPTH = 256;
-
-/* An element without its scale; of any matrix with it. */
-template <int R>
-static __device__ __forceinline__ float element_at(const hd_weight &w, int32_t row,
-                                                   int32_t col) {
-    const int64_t i = (int64_t)row * w.cols + col;
-    const uint8_t *bytes = static_cast<const uint8_t *>(w.data);
-    if constexpr (R == READ_F32) return __ldg(static_cast<const float *>(w.data) + i);
-    if constexpr (R == READ_BF16) {
-        const uint16_t bits = __ldg(static_cast<const uint16_t *>(w.data) + i);
-        return __uint_as_float((uint32_t)bits << 16);
-    }
-    if constexpr (R == READ_E4M3) return e4m3_to_f32(__ldg(bytes + i));
-    if constexpr (R == READ_E2M1) return e2m1_to_f32(__ldg(bytes + i / 2) >> (4 * (i & 1)));
-    return weight_at(w, row, col);
-}
-
-/* acc += xs[m][i] * W[row0 + i, col] for i < n, in order of i */
-template <int R>
-static __device__ __forceinline__ void mix_column(float *acc, const float (*xs)[MIX_DEPTH],
-                                                  const hd_weight &w, int32_t row0, int32_t n,
-                                                  int32_t col) {
-    const bool scaled = R != READ_ANY && w.scale;
-    for (int32_t i = 0; i < n;) { /* rows of one scale */
-        const int32_t left = scaled ? w.block_rows - (row0 + i) % w.block_rows : n - i;
-        const int32_t end = min(n, i + left);
-        const float scale = scaled ? scale_at(w, row0 + i, col) : 1.0f;
-#pragma unroll 8
-        for (; i < end; i++) {
-            const float element = element_at<R>(w, row0 + i, col) * scale;
-#pragma unroll
-            for (int m = 0; m < MIX_ROWS; m++) acc[m] = fmaf(xs[m][i], element, acc[m]);
-        }
-    }
-}
-
-/* out[r, h, c] = sum over i of x[r, h, i] * W[first + i, c], in order of i */
-template <int R>
-static __global__ void __launch_bounds__(MIX_THREADS) mix_heads(heads_job h, hd_weight w) {
-    __shared__ float xs[MIX_ROWS][MIX_DEPTH];
-    const int32_t head = (int32_t)blockIdx.y, first = (int32_t)blockIdx.z * MIX_ROWS;
-    const int32_t col = (int32_t)(blockIdx.x * MIX_THREADS + threadIdx.x);
-    const int32_t row0 = h.first_row + head * h.head_rows;
-    float acc[MIX_ROWS] = {};
-    for (int32_t from = 0; from < h.n_rows; from += MIX_DEPTH) {
-        const int32_t n = min(MIX_DEPTH, h.n_rows - from);
-        __syncthreads();
-        for (int32_t m = 0; m < MIX_ROWS && first + m < h.rows; m++) {
-            const cuda_act *x = h.x + (first + m) * h.x_stride + head * h.x_head + from;
-            for (int32_t i = threadIdx.x; i < n; i += MIX_THREADS) xs[m][i] = wide(x[i]);
-        }
-        __syncthreads();
-        if (col < w.cols) mix_column<R>(acc, xs, w, row0 + from, n, col);
-    }
-    if (col >= w.cols) return;
-#pragma unroll
-    for (int m = 0; m < MIX_ROWS; m++) {
-        if (first + m >= h.rows) break;
-        cuda_act *out = static_cast<cuda_act *>(h.out) + (first + m) * h.out_stride;
-        out[head * h.out_head + col] = narrow(acc[m]);
-    }
-}
-
 static void mix(hd_stream *s, const heads_job &h, const hd_weight *w) {
-    const dim3 grid(blocks_for(w->cols, MIX_THREADS), (unsigned)h.heads,
-                    blocks_for(h.rows, MIX_ROWS));
-    cudaStream_t queue = hd_cuda_stream(s);
     if (h.rows == 0) return;
-    switch (reading_of(w)) {
-    case READ_F32:
-        mix_heads<READ_F32><<<grid, MIX_THREADS, 0, queue>>>(h, *w);
-        break;
-    case READ_BF16:
-        mix_heads<READ_BF16><<<grid, MIX_THREADS, 0, queue>>>(h, *w);
-        break;
-    case READ_E4M3:
-        mix_heads<READ_E4M3><<<grid, MIX_THREADS, 0, queue>>>(h, *w);
-        break;
-    case READ_E2M1:
-        mix_heads<READ_E2M1><<<grid, MIX_THREADS, 0, queue>>>(h, *w);
-        break;
-    case READ_ANY:
-        mix_heads<READ_ANY><<<grid, MIX_THREADS, 0, queue>>>(h, *w);
-        break;
+    if (turned_fits(h, w)) {
+        launch_turned(hd_cuda_stream(s), h, w);
+    } else {
+        launch_mix(hd_cuda_stream(s), h, w);
     }
 }
 

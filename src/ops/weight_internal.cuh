@@ -96,9 +96,10 @@ static inline bool weight_fits(const hd_weight *w) {
 
 /* Spans of the tensor cores: whole, and of one scale, or of scales exact in bfloat16. */
 static inline bool mma_fits(const hd_weight *w) {
-    if (!weight_fits(w) || w->cols % SPAN) return false;
+    const bool packed = w->type == HD_E2M1; /* a thread's columns are 16 bytes there too */
+    if (!weight_fits(w) || w->cols % (packed ? 2 * SPAN : SPAN)) return false;
     if (!w->scale) return true;
-    if (w->type != HD_E2M1) return w->block_cols % SPAN == 0;
+    if (!packed) return w->block_cols % SPAN == 0;
     return w->scale_type == HD_E8M0 || w->scale_type == HD_E4M3;
 }
 

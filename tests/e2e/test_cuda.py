@@ -122,6 +122,21 @@ def test_many_clients_are_answered_like_on_the_cpu(serve, tmp_path):
 
 
 @on_gpu
+def test_what_a_gpu_refuses_is_an_error(tmp_path):
+    """Keys wider than the kernels have room for: said in words by every request, never computed."""
+    import make_model
+    from toy_models import VOCAB, add_toy_tokenizer
+
+    make_model.write_model(tmp_path, dict(make_model.V3, vocab_size=VOCAB, kv_lora_rank=640))
+    add_toy_tokenizer(tmp_path)
+    words = ["generate", tmp_path, "-p", "the cat", "--max-tokens", 2]
+    assert run_hadal(*words).returncode == 0
+    for flags in ([], ["--no-graphs"]):
+        done = run_hadal(*words, "--backend", "cuda", *flags)
+        assert done.returncode != 0 and "keys this wide" in done.stderr, done.stderr
+
+
+@on_gpu
 def test_logits_are_near_those_of_the_cpu(tmp_path):
     tokens = [i * 37 % 500 for i in range(300)]
     cpu, cuda = logits(tokens, "cpu", tmp_path), logits(tokens, "cuda", tmp_path)

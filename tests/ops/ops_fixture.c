@@ -8,6 +8,7 @@
 
 #include "base/cpu.h"
 #include "base/philox.h"
+#include "ops/timer.h"
 
 enum { GUARD = 32, MAX_TAKEN = 65536, MAX_KEYS = 20480, MAX_COLS = 8192 };
 
@@ -39,6 +40,7 @@ static void find_tables(void) {
     fix.n_tables = fix.n_fast = 0;
     hd_ops_init_ref(&t);
     add_table(fix.table, &fix.n_tables, &t);
+    if (fix.brief) return;
     for (uint32_t flags = 0; flags <= features; flags++) {
         if (flags & ~features) continue;
         hd_ops_init_cpu(&t, flags, HD_EXACT);
@@ -74,6 +76,8 @@ void finish(const char *what, hd_stream *s) {
 
 int open_fixture(void **state) {
     (void)state;
+    const char *brief = getenv("HADAL_TEST_BRIEF");
+    fix.brief = brief && strcmp(brief, "1") == 0;
     find_tables();
     for (int i = 0; i < N_THREADS; i++) {
         const hd_cpu_options options = {.n_threads = threads[i]};
@@ -378,6 +382,35 @@ static void check_slices(const op_case *c, const char *what, const hd_ops *ops, 
     }
 }
 
+/* A run that is recorded. */
+typedef struct recorded_run {
+    const op_case *c;
+    const hd_ops *ops;
+    void *out[MAX_OUTS];
+} recorded_run;
+
+static void run_recorded(hd_stream *s, void *arg) {
+    recorded_run *r = arg;
+    r->c->run(r->c, r->ops, s, 0, r->c->rows, r->out);
+}
+
+/* An op may become a part of a graph: it neither allocates nor waits. */
+static void check_recorded(const op_case *c, const hd_ops *ops, void *const *base) {
+    const int32_t mark = taken.n;
+    recorded_run r = {.c = c, .ops = ops};
+    hd_err err = {0};
+    char what[256];
+    snprintf(what, sizeof what, "%s on %s, recorded", c->name, ops->name);
+    for (int i = 0; i < c->n_outs; i++) r.out[i] = take_guarded((int64_t)c->rows * c->width[i]);
+    if (hd_time_ops(fix.gpu_stream, fix.gpu, run_recorded, &r, 1, 0, NULL, &err) != HD_OK) {
+        fail_msg("%s: %s", what, err.msg);
+    }
+    for (int i = 0; i < c->n_outs; i++) {
+        check_bits(what, r.out[i], base[i], (int64_t)c->rows * c->width[i]);
+    }
+    forget_to(mark);
+}
+
 static void check_threads(const op_case *c, const hd_ops *ops, void *const *base) {
     for (int t = 1; t < N_THREADS; t++) {
         const int32_t mark = taken.n;
@@ -405,7 +438,12 @@ static void check_table(const op_case *c, const hd_ops *ops, const double *toler
             check_bits(what, base[i], want[i], n);
         }
     }
-    check_threads(c, ops, base);
+    if (fix.brief) return;
+    if (!stream_for(ops, NULL)) {
+        check_threads(c, ops, base);
+    } else if (!c->not_recorded) {
+        check_recorded(c, ops, base);
+    }
     if (c->whole) return;
     snprintf(what, sizeof what, "%s on %s, row by row", c->name, ops->name);
     check_slices(c, what, ops, 1, base);
@@ -430,9 +468,10 @@ void check_op(const op_case *c) {
     fix.n_cases++;
     bool have_avx2 = false;
     run_op(c, &fix.table[0], fix.stream[0], 0, c->rows, want);
-    if (!c->whole)
+    if (!c->whole && !fix.brief)
         check_slices(c, "the reference, seven rows at a time", &fix.table[0], 7, want);
     for (int32_t t = 1; t < fix.n_tables; t++) {
+        if (c->too_wide && stream_for(&fix.table[t], NULL)) continue;
         check_table(c, &fix.table[t], c->tolerance, want, base);
         if (strcmp(fix.table[t].name, "cpu avx2") == 0) {
             memcpy(avx2, base, sizeof avx2);
@@ -445,5 +484,16 @@ void check_op(const op_case *c) {
         }
     }
     if (c->fast_tolerance > 0.0) check_fast(c, want);
+    forget_to(mark);
+}
+
+void check_on_gpu(const op_case *c) {
+    const int32_t mark = taken.n;
+    void *want[MAX_OUTS], *base[MAX_OUTS];
+    if (!fix.gpu) return;
+    fix.poisoned = false;
+    fix.n_cases++;
+    run_op(c, &fix.table[0], fix.stream[0], 0, c->rows, want);
+    check_table(c, &fix.table[fix.n_tables - 1], c->tolerance, want, base);
     forget_to(mark);
 }

@@ -4,7 +4,9 @@
  * on every table with NaN in scratch and outputs and guard words around the outputs, and asks:
  * the same as the reference within the tolerance; the same bits on 1, 2, 3 and 5 threads; the
  * same bits row by row, in sevens, and all at once; the same bits from AVX2 and AVX-512. With a
- * GPU the CUDA table is one of them; then what a test takes is memory that both sides reach.
+ * GPU the CUDA table is one of them, recorded and run as well; then what a test takes is memory
+ * that both sides reach. HADAL_TEST_BRIEF=1 runs the reference and CUDA only, all rows at once:
+ * for sanitizers of the device.
  *
  * An op that --precision fast computes in its own way has a fast_tolerance: then the tables of
  * that precision are asked the same, and all of them must give the same bits. */
@@ -22,6 +24,19 @@ enum { MAX_OUTS = 4, MAX_TABLES = 16, N_THREADS = 4 };
 HD_OP_LIST(X)
 #undef X
 
+/* Those of test_ops_real.c. */
+#define REAL_OPS_LIST(X)   \
+    X(real_linear)         \
+    X(real_linear_heads)   \
+    X(real_linear_grouped) \
+    X(real_attend)         \
+    X(real_index_select)   \
+    X(real_hc_pre)         \
+    X(refusals_are_reported)
+#define X(test) void test(void **state);
+REAL_OPS_LIST(X)
+#undef X
+
 /* What the tables are run on, opened once: a stream per number of threads. */
 typedef struct ops_fixture {
     hd_ops table[MAX_TABLES]; /* the reference, every distinct CPU table, CUDA */
@@ -34,6 +49,7 @@ typedef struct ops_fixture {
     hd_stream *gpu_stream;
     int32_t n_cases;
     bool poisoned; /* its scratch, once per case: there is a lot of it */
+    bool brief;
 } ops_fixture;
 
 extern ops_fixture fix;
@@ -51,12 +67,18 @@ struct op_case {
     double tolerance[MAX_OUTS]; /* relative to |want| + rms of the output; 0: the same bits */
     double fast_tolerance;      /* of output 0; 0: one precision */
     bool whole;                 /* rows cannot be run apart */
+    bool too_wide;              /* for a GPU, which refuses it */
+    bool not_recorded;          /* run() does more than queue the op */
     const void *args;
     void (*run)(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
                 void *const *out); /* out[i] is row `first` of output i */
 };
 
 void check_op(const op_case *c);
+
+/* The same against the GPU alone, for shapes that are too large for the rest; and nothing
+ * without one. */
+void check_on_gpu(const op_case *c);
 
 /* Where a table runs: on s, or on the GPU's stream. */
 hd_stream *stream_for(const hd_ops *ops, hd_stream *s);

@@ -279,11 +279,14 @@ static void softmax(const float *x, double *p) {
     for (int32_t id = 0; id < PAIR_VOCAB; id++) p[id] = exp((double)x[id]) / total;
 }
 
+/* What verify reads and writes, where a device reaches it. */
+typedef struct verdict {
+    int32_t accepted, next, token[2], first_row[2];
+} verdict;
+
 /* One seed's two tokens: a step of two rows, and another where the draft was refused. */
-static int32_t draw_pair(const hd_ops *ops, hd_stream *stream, step *s,
+static int32_t draw_pair(const hd_ops *ops, hd_stream *stream, step *s, verdict *v,
                          float x[PAIR_VOCAB + 1][PAIR_VOCAB], int32_t draft, bool relaxed) {
-    static const int32_t first_row[2] = {0, 2};
-    int32_t accepted, next;
     answer got;
     s->a.rows = 2;
     s->input[1] = draft;
@@ -294,20 +297,23 @@ static int32_t draw_pair(const hd_ops *ops, hd_stream *stream, step *s,
     memcpy(s->logits, x[PAIR_VOCAB], sizeof x[0]);
     memcpy(s->logits + PAIR_VOCAB, x[draft], sizeof x[0]);
     run_sample(ops, stream, &s->a, &got);
-    ops->verify(stream, &(hd_verify_args){.accepted = &accepted,
-                                          .next = &next,
-                                          .token = got.token,
-                                          .input = s->input,
-                                          .first_row = first_row,
-                                          .n = 1});
-    if (accepted) return draft * PAIR_VOCAB + next;
+    memcpy(v->token, got.token, sizeof v->token);
+    v->first_row[1] = 2;
+    ops->verify(rig_stream(ops, stream), &(hd_verify_args){.accepted = &v->accepted,
+                                                           .next = &v->next,
+                                                           .token = v->token,
+                                                           .input = s->input,
+                                                           .first_row = v->first_row,
+                                                           .n = 1});
+    assert_int_equal(hd_stream_sync(rig_stream(ops, stream), NULL), HD_OK);
+    if (v->accepted) return draft * PAIR_VOCAB + v->next;
     s->a.rows = 1;
     s->position[0] = 1;
     s->draft[0] = -1;
-    memcpy(s->logits, x[next], sizeof x[0]);
+    memcpy(s->logits, x[v->next], sizeof x[0]);
     run_sample(ops, stream, &s->a, &got);
     s->position[0] = 0;
-    return next * PAIR_VOCAB + got.token[0];
+    return v->next * PAIR_VOCAB + got.token[0];
 }
 
 /* Drafts take every token in turn. Strictly accepted, they change neither distribution; a
@@ -319,6 +325,7 @@ static void acceptance_keeps_the_distribution(void **state) {
     open_rig(&r, PAIR_VOCAB);
     float x[PAIR_VOCAB + 1][PAIR_VOCAB];
     double first[PAIR_VOCAB], second[PAIR_VOCAB];
+    verdict *v = rig_zeros(sizeof *v);
     fill_pair_logits(x);
     for (int32_t relaxed = 0; relaxed < 2; relaxed++) {
         step s;
@@ -327,7 +334,7 @@ static void acceptance_keeps_the_distribution(void **state) {
         s.params[0] = (hd_sampling){.temperature = 1, .relaxed_top = 2, .relaxed_delta = 1.0f};
         for (int32_t n = 0; n < PAIR_DRAWS; n++) {
             s.params[0].seed = (uint64_t)n;
-            seen[draw_pair(&r.table[r.n_tables - 1], r.stream[0], &s, x, n % PAIR_VOCAB,
+            seen[draw_pair(&r.table[r.n_tables - 1], r.stream[0], &s, v, x, n % PAIR_VOCAB,
                            relaxed)]++;
         }
         softmax(x[PAIR_VOCAB], first);
@@ -345,6 +352,7 @@ static void acceptance_keeps_the_distribution(void **state) {
         if (chi > PAIRS - 1 + 4 * sqrt(2 * (PAIRS - 1))) fail_msg("chi-square %.1f", chi);
         free_step(&s);
     }
+    rig_free(v);
     close_rig(&r);
 }
 

@@ -19,7 +19,7 @@ static void assert_near(double got, double want, double tolerance) {
 /* A cell that a table leaves out would crash in a model. */
 static void tables_are_full(void **state) {
     (void)state;
-    assert_true(fix.n_tables >= 2);
+    assert_true(fix.n_tables >= 2 || fix.brief);
     for (int32_t t = 0; t < fix.n_tables; t++) {
         assert_non_null(fix.table[t].name);
         assert_int_equal(fix.table[t].act_bytes, sizeof(float));
@@ -414,7 +414,10 @@ int test_ops(void) {
 #define X(op) cmocka_unit_test_teardown(op_##op, forget_all),
         HD_OP_LIST(X)
 #undef X
-            cmocka_unit_test_teardown(sinkhorn_knows_its_answer, forget_all),
+#define X(test) cmocka_unit_test_teardown(test, forget_all),
+            REAL_OPS_LIST(X)
+#undef X
+                cmocka_unit_test_teardown(sinkhorn_knows_its_answer, forget_all),
         cmocka_unit_test_teardown(sqrt_softplus_knows_its_answers, forget_all),
         cmocka_unit_test_teardown(groups_rank_by_their_two_best, forget_all),
         cmocka_unit_test_teardown(rope_turns_pairs, forget_all),

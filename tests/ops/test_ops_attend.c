@@ -109,6 +109,7 @@ static void attend_case(const attend_shape *sh) {
                         .n_outs = 1,
                         .width = {sh->heads * sh->v_dim},
                         .tolerance = {tolerance},
+                        .too_wide = sh->k_dim > 576,
                         .args = &a,
                         .run = run_attend});
 }
@@ -197,6 +198,7 @@ static void select_case(const select_shape *sh) {
                         .rows = sh->rows,
                         .n_outs = 1,
                         .width = {sh->top_k},
+                        .too_wide = sh->width > 256,
                         .args = &a,
                         .run = run_select});
 }

@@ -116,6 +116,7 @@ void op_lay_step(void **state) {
             .width = {t.n * (1 + depth) * 9 + 3 * t.n + 2,
                       SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)), 2 * STRIDE * t.n},
             .whole = true,
+            .not_recorded = true,
             .args = &t,
             .run = run_lay_step
         });
@@ -160,6 +161,7 @@ void op_settle_step(void **state) {
                       SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
                       SLOTS * VOCAB / 2},
             .whole = true,
+            .not_recorded = true,
             .args = &t,
             .run = run_settle_step
         });
@@ -201,6 +203,7 @@ void op_lay_draft(void **state) {
             .width = {7 * t.n + 1, SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
                       t.n * MAX_D},
             .whole = true,
+            .not_recorded = true,
             .args = &t,
             .run = run_lay_draft
         });
