@@ -1,32 +1,48 @@
 /* drive_answers.c - the same requests computed in many ways must get the same answers.
  *
- *     drive_answers MODEL_DIR
+ *     drive_answers MODEL_DIR [CROWD]
  *
  * Every request is answered alone first. Then come side by side, drafts, chunks, threads, a
  * cache that is warm, or useless, or too small for all, and several answers to one prompt. The
  * first difference ends the program with a sentence; otherwise one line of JSON says what was
- * seen on the way. */
+ * seen on the way. With a CROWD the same is compared in short, for sanitizers: fewer requests,
+ * fewer tokens, fewer chunkings and depths of drafts, and that many side by side. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "hadal.h"
 
-enum { REQUESTS = 6, CROWD = 64, TOKENS = 16, PROMPT = 130 };
+enum {
+    REQUESTS = 6,
+    CROWD = 64,
+    TOKENS = 16,
+    PROMPT = 130,
+    SHORT_REQUESTS = 3,
+    SHORT_TOKENS = 5
+};
 
 typedef struct answer {
     int32_t tokens[TOKENS], n;
     float logprobs[TOKENS];
 } answer;
 
+enum {           /* how requests are asked */
+       MANY = 1, /* again and again until they are a crowd; else each once */
+       TWICE = 2,
+       SALTED = 4, /* no two share a prefix */
+       SHORT = 8   /* also where all is in short */
+};
+
 typedef struct way {
     const char *name;
     hd_engine_options engine;
-    int32_t drafts, n; /* n: requests, the same ones again and again; 0: each once */
-    bool own_salts, twice;
+    int32_t drafts;
+    int32_t how;
 } way;
 
 static const char *model;
+static int n_requests = REQUESTS, n_tokens = TOKENS, n_crowd = CROWD;
 static answer expected[REQUESTS], got[CROWD];
 static long long cached, retracted, accepted;
 
@@ -57,10 +73,10 @@ static hd_generation request(const way *w, int i, const int32_t *prompt) {
     return (hd_generation){.size = sizeof(hd_generation),
                            .tokens = prompt,
                            .n_tokens = PROMPT - (size_t)i * 5,
-                           .max_tokens = TOKENS,
+                           .max_tokens = n_tokens,
                            .temperature = i % 2 ? 1.0f : 0.0f,
                            .seed = (uint64_t)i,
-                           .salt = w->own_salts ? (uint64_t)i + 1 : 0,
+                           .salt = w->how & SALTED ? (uint64_t)i + 1 : 0,
                            .draft_tokens = w->drafts,
                            .ignore_eos = true};
 }
@@ -93,8 +109,8 @@ static void ask(hd_engine *e, const way *w, int from, int to) {
     char why[600];
     hd_event event;
     for (int i = from; i < to; i++) {
-        fill_prompt(prompt, i % REQUESTS);
-        const hd_generation g = request(w, i % REQUESTS, prompt);
+        fill_prompt(prompt, i % n_requests);
+        const hd_generation g = request(w, i % n_requests, prompt);
         got[i].n = 0;
         ids[i] = hd_engine_submit(e, &g, NULL, why, sizeof why);
         if (!ids[i]) fail(w->name, why);
@@ -108,10 +124,10 @@ static void ask(hd_engine *e, const way *w, int from, int to) {
 
 static void try(const way *w) {
     hd_engine *e = open_engine(w);
-    const int n = w->n ? w->n : REQUESTS;
-    for (int round = 0; round <= w->twice; round++) {
+    const int n = w->how & MANY ? n_crowd : n_requests;
+    for (int round = 0; round <= (w->how & TWICE ? 1 : 0); round++) {
         ask(e, w, 0, n);
-        for (int i = 0; i < n; i++) compare(w->name, &expected[i % REQUESTS], &got[i]);
+        for (int i = 0; i < n; i++) compare(w->name, &expected[i % n_requests], &got[i]);
     }
     hd_engine_close(e);
 }
@@ -160,29 +176,36 @@ static void print_scores(void) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 2) return 2;
+    if (argc != 2 && argc != 3) return 2;
     model = argv[1];
-    const way alone = {.name = "alone", .engine = {.max_running = 1}, .own_salts = true};
+    const bool whole = argc == 2;
+    if (!whole) {
+        n_requests = SHORT_REQUESTS;
+        n_tokens = SHORT_TOKENS;
+        n_crowd = atoi(argv[2]);
+        if (n_crowd < 1 || n_crowd > CROWD) return 2;
+    }
+    const way alone = {.name = "alone", .engine = {.max_running = 1}, .how = SALTED};
     hd_engine *e = open_engine(&alone);
-    for (int i = 0; i < REQUESTS; i++) ask(e, &alone, i, i + 1);
+    for (int i = 0; i < n_requests; i++) ask(e, &alone, i, i + 1);
     memcpy(expected, got, sizeof expected);
     hd_engine_close(e);
     cached = 0;
 
     const way ways[] = {
-        {.name = "64 side by side",
-         .engine = {.max_running = 64, .kv_tokens = 9000},
-         .n = CROWD                                                                        },
-        {.name = "a warm cache",    .engine = {.kv_tokens = 4000}, .drafts = 3,              .twice = true},
-        {.name = "chunks of 5",                         .engine = {.chunk_tokens = 5},                                  .drafts = 2    },
-        {.name = "chunks of 1",                         .engine = {.chunk_tokens = 1},                                  .drafts = 1},
-        {.name = "two threads",                         .engine = {.threads = 2},                                  .drafts = 4         },
-        {.name = "7 drafts",                         .engine = {.kv_tokens = 4000},                                     .drafts = 7,.own_salts = true},
-        {.name = "drafts that pay",        .engine = {.max_running = 3},                                     .drafts = HD_DRAFTS_AUTO                                      },
-        {.name = "pressure", .engine = {.max_running = 6, .kv_tokens = 400},.drafts = 2},
+        {"side by side",    {.max_running = n_crowd, .kv_tokens = 9000},        0,              MANY | SHORT },
+        {"a warm cache",    {.kv_tokens = 4000},                                3,              TWICE | SHORT},
+        {"chunks of 5",     {.chunk_tokens = 5},                                2,              SHORT        },
+        {"chunks of 1",     {.chunk_tokens = 1},                                1,              0            },
+        {"two threads",     {.threads = 2},                                     4,              SHORT        },
+        {"7 drafts",        {.kv_tokens = 4000},                                7,              SALTED       },
+        {"drafts that pay", {.max_running = 3},                                 HD_DRAFTS_AUTO, 0            },
+        {"pressure",        {.max_running = 6, .kv_tokens = whole ? 400 : 260}, 2,              SHORT        },
     };
-    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) try(&ways[i]);
-    try_answers(0);
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        if (whole || ways[i].how & SHORT) try(&ways[i]);
+    }
+    if (whole) try_answers(0);
     try_answers(4);
     printf("{\"cached\": %lld, \"retracted\": %lld, \"accepted\": %lld, ", cached, retracted,
            accepted);
