@@ -158,6 +158,129 @@ static void answers_are_those_of_lone_requests(void **state) {
     hd_engine_close(e);
 }
 
+/* Sixteen answers, each cut where its own text has a stop string, which tokens do not end with. */
+static void many_answers_stop_where_lone_ones_do(void **state) {
+    (void)state;
+    enum { N = 16 };
+    static const char *const stops[] = {"e t", ". T", "he s"};
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 5, .kv_tokens = 1500});
+    hd_generation g = {.size = sizeof g,
+                       .messages = USER("Tell me a story."),
+                       .thinking = -1,
+                       .max_tokens = 40,
+                       .temperature = 1,
+                       .seed = 3,
+                       .stop = stops,
+                       .n_stop = HD_LEN(stops),
+                       .draft_tokens = 3,
+                       .answers = N};
+    static rig_answer many[N], one;
+    int32_t stopped = 0;
+    rig_run(e, &g, many);
+    g.answers = 0;
+    g.draft_tokens = 0;
+    for (int i = 0; i < N; i++) {
+        rig_run(e, &g, &one);
+        rig_same(&many[i], &one);
+        for (size_t k = 0; k < HD_LEN(stops); k++) assert_false(holds(&one.content, stops[k]));
+        stopped += *one.stop_text != '\0';
+        rig_deinit(&one);
+        rig_deinit(&many[i]);
+        g.seed++;
+    }
+    assert_true(stopped >= N / 2);
+    hd_engine_close(e);
+}
+
+typedef struct listed {
+    int32_t n;
+    float logprobs[128];
+    hd_alternative top[128][4];
+} listed;
+
+static void list(hd_engine *e, const hd_generation *g, listed *out) {
+    hd_event event;
+    out->n = 0;
+    assert_true(hd_engine_submit(e, g, NULL, NULL, 0) != 0);
+    while (hd_engine_poll(e, &event, -1)) {
+        for (size_t i = 0; i < event.n_tokens; i++, out->n++) {
+            assert_true(event.n_top == 4 && out->n < 128);
+            out->logprobs[out->n] = event.logprobs[i];
+            memcpy(out->top[out->n], event.top + 4 * i, sizeof out->top[0]);
+        }
+    }
+}
+
+/* Probabilities and alternatives are the same to the bit with drafts, hot and under a form. */
+static void drafts_change_no_probability(void **state) {
+    (void)state;
+    static listed plain, drafted;
+    hd_engine *e = rig_open("cpu", NULL);
+    for (int i = 0; i < 4; i++) {
+        hd_generation g = {.size = sizeof g,
+                           .messages = SUM,
+                           .thinking = 1,
+                           .max_tokens = 60,
+                           .max_reasoning = i == 3 ? 5 : 0,
+                           .form = i == 3 ? HD_FORM_REGEX : HD_FORM_FREE,
+                           .form_text = i == 3 ? "[0-9]{20,30}" : NULL,
+                           .temperature = i ? 1.0f : 0.0f,
+                           .repetition_penalty = i == 2 ? 1.2f : 0,
+                           .top_logprobs = 4,
+                           .seed = 1};
+        list(e, &g, &plain);
+        g.draft_tokens = 5;
+        list(e, &g, &drafted);
+        assert_true(plain.n == drafted.n && plain.n > 10);
+        const size_t n = (size_t)plain.n;
+        assert_memory_equal(plain.logprobs, drafted.logprobs, n * sizeof plain.logprobs[0]);
+        assert_memory_equal(plain.top, drafted.top, n * sizeof plain.top[0]);
+    }
+    hd_engine_close(e);
+}
+
+/* Cancelled after any number of events, also before the first and behind the last, an answer is a
+ * beginning of the whole one, ends once, and leaves nothing behind. */
+static void a_cancel_may_come_at_any_moment(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", NULL);
+    hd_generation g = {.size = sizeof g,
+                       .messages = SUM,
+                       .thinking = 1,
+                       .max_tokens = 40,
+                       .draft_tokens = 2,
+                       .answers = 2,
+                       .temperature = 1};
+    rig_answer whole[2], a[2];
+    rig_run(e, &g, whole);
+    for (int32_t after = 0; after <= whole[0].n_events + whole[1].n_events; after++) {
+        hd_event event;
+        memset(a, 0, sizeof a);
+        const uint64_t id = hd_engine_submit(e, &g, NULL, NULL, 0);
+        for (int32_t n = 0;; n++) {
+            if (n == after) hd_engine_cancel(e, id);
+            if (!hd_engine_poll(e, &event, -1)) break;
+            rig_take(&a[event.answer], &event);
+        }
+        hd_engine_cancel(e, id);
+        for (int i = 0; i < 2; i++) {
+            assert_int_equal(a[i].n_ends, 1);
+            assert_true(a[i].end.end == HD_END_CANCELLED || a[i].end.end == whole[i].end.end);
+            assert_true(a[i].tokens.n <= whole[i].tokens.n);
+            if (a[i].tokens.n) {
+                assert_memory_equal(a[i].tokens.ids, whole[i].tokens.ids,
+                                    a[i].tokens.n * sizeof(int32_t));
+            }
+            rig_deinit(&a[i]);
+        }
+        hd_engine_stats stats;
+        hd_engine_read_stats(e, &stats);
+        assert_true(stats.running == 0 && stats.waiting == 0);
+    }
+    for (int i = 0; i < 2; i++) rig_deinit(&whole[i]);
+    hd_engine_close(e);
+}
+
 int test_answers(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_answer_comes_in_parts),
@@ -165,6 +288,9 @@ int test_answers(void) {
         cmocka_unit_test(stops_see_reasoning_but_no_markup),
         cmocka_unit_test(drafts_are_counted_up_to_the_end),
         cmocka_unit_test(answers_are_those_of_lone_requests),
+        cmocka_unit_test(many_answers_stop_where_lone_ones_do),
+        cmocka_unit_test(drafts_change_no_probability),
+        cmocka_unit_test(a_cancel_may_come_at_any_moment),
     };
     return cmocka_run_group_tests_name("answers", tests, NULL, NULL);
 }

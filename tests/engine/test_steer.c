@@ -480,6 +480,33 @@ static int64_t sum_of_loads(hd_engine *e, int64_t *load, size_t n) {
 }
 
 /* Loads are shown a while after the steps they come from, the last ones too. */
+/* A stop token among forced drafts ends the answer there. */
+static void forced_drafts_stop_too(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.forced_acceptance = 3});
+    int32_t stops[64];
+    for (int32_t i = 0; i < 64; i++) stops[i] = 200 + 7 * i;
+    hd_generation g = {.size = sizeof g,
+                       .text = "Once upon a time",
+                       .max_tokens = 100,
+                       .temperature = 5,
+                       .draft_tokens = 3,
+                       .ignore_eos = true,
+                       .stop_tokens = stops,
+                       .n_stop_tokens = 64};
+    for (g.seed = 0; g.seed < 4; g.seed++) {
+        rig_answer a;
+        rig_run(e, &g, &a);
+        for (size_t i = 0; i < a.tokens.n; i++) {
+            const int32_t at = a.tokens.ids[i] - 200;
+            const bool stop = at >= 0 && at < 7 * 64 && at % 7 == 0;
+            assert_true(stop == (a.end.end == HD_END_STOP && i + 1 == a.tokens.n));
+        }
+        rig_deinit(&a);
+    }
+    hd_engine_close(e);
+}
+
 static void experts_are_counted(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
@@ -542,6 +569,7 @@ int test_steer(void) {
         cmocka_unit_test(the_prompt_is_scored),
         cmocka_unit_test(relaxed_drafts_stand_more_often),
         cmocka_unit_test(acceptance_can_be_forced),
+        cmocka_unit_test(forced_drafts_stop_too),
         cmocka_unit_test(experts_are_counted),
         cmocka_unit_test(looking_does_not_wait),
     };
