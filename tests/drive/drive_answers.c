@@ -102,12 +102,13 @@ static void compare(const char *name, const answer *a, const answer *b) {
     }
 }
 
-/* Requests [from, to) at the same time. */
+/* Requests [from, to) at the same time: the first step knows all of them. */
 static void ask(hd_engine *e, const way *w, int from, int to) {
     uint64_t ids[CROWD];
     int32_t prompt[PROMPT];
     char why[600];
     hd_event event;
+    hd_engine_pause(e, HD_PAUSE_IN_PLACE);
     for (int i = from; i < to; i++) {
         fill_prompt(prompt, i % n_requests);
         const hd_generation g = request(w, i % n_requests, prompt);
@@ -115,6 +116,7 @@ static void ask(hd_engine *e, const way *w, int from, int to) {
         ids[i] = hd_engine_submit(e, &g, NULL, why, sizeof why);
         if (!ids[i]) fail(w->name, why);
     }
+    hd_engine_resume(e);
     while (hd_engine_poll(e, &event, -1)) {
         int i = from;
         while (ids[i] != event.id) i++;

@@ -155,7 +155,7 @@ static void odd_answers_are_known_again(void **state) {
         tally seen = {0};
         hd_engine_bias bias[MOST_BANS];
         const size_t n_bias = ban_others(e, bias);
-        for (uint64_t seed = 0; seed < 3; seed++) {
+        for (uint64_t seed = 0; seed < 2; seed++) {
             hd_generation g = {.size = sizeof g,
                                .thinking = -1,
                                .max_tokens = 24,
@@ -172,7 +172,7 @@ static void odd_answers_are_known_again(void **state) {
             g.thinking = i == 0 ? 1 : -1; /* V3.1 drops reasoning in the next turn */
             expect_hits(e, stranger, g, "Compute 6221 + 11 with your tool.", &seen);
         }
-        if (seen.odd < 4 || !seen.calls || !seen.cut || (i == 0 && !seen.thoughts)) {
+        if (seen.odd < 3 || !seen.calls || !seen.cut || (i == 0 && !seen.thoughts)) {
             fail_msg("%d odd ones, %d calls, %d cut, %d with reasoning", seen.odd, seen.calls,
                      seen.cut, seen.thoughts);
         }
