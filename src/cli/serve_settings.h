@@ -21,7 +21,7 @@ typedef struct serve_settings {
         step_tokens, queue;
     int64_t draft_tokens, answers, messages, batch_prompts, stream_interval, queue_s;
     int backend, precision, compat;
-    bool half_close, no_sandbox, open, no_drafts, no_graphs;
+    bool half_close, no_sandbox, open, no_drafts, no_graphs, pin;
 
     int64_t start_ns;
     char *certificate_text, *private_key_text, *settings_json, *lists[2]; /* owned */

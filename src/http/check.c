@@ -237,7 +237,7 @@ static bool check_origin(http_call *c) {
 static bool answer_preflight(http_call *c) {
     if (strcmp(c->method, "OPTIONS") != 0) return true;
     if (c->origin) {
-        http_reply_header(c, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+        http_reply_header(c, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
         http_reply_header(c, "Access-Control-Allow-Headers",
                           "Authorization, Content-Type, X-Api-Key, X-Request-Id, "
                           "anthropic-version, anthropic-beta");

@@ -527,6 +527,19 @@ static void put_step_time(FILE *out, const view *v) {
             seconds(v->e.step_ns - v->e.host_ns));
 }
 
+/* Steps that a GPU took as one graph each. */
+static void put_graphs(FILE *out, const view *v) {
+    put_head(out, "hadal_", "gpu_graph_steps_total", "counter", "steps launched as one graph");
+    fprintf(out, "hadal_gpu_graph_steps_total{%s} %lld\n", v->m->label,
+            (long long)v->e.graph_steps);
+    put_head(out, "hadal_", "gpu_graph_seconds_total", "counter",
+             "time of the GPU in graphs, and idle between one and the next behind it");
+    fprintf(out, "hadal_gpu_graph_seconds_total{%s,part=\"busy\"} %.9f\n", v->m->label,
+            seconds(v->e.graph_ns));
+    fprintf(out, "hadal_gpu_graph_seconds_total{%s,part=\"idle\"} %.9f\n", v->m->label,
+            seconds(v->e.gap_ns));
+}
+
 static void put_places(FILE *out, const view *v, const dialect *d) {
     static const char name[] = "spec_decode_num_accepted_tokens_per_pos_total";
     if (d->bit == SERVER_COMPAT_SGLANG) return;
@@ -588,6 +601,7 @@ static void put_all(FILE *out, view *v) {
     }
     put_pools(out, v);
     put_step_time(out, v);
+    if (v->e.graph_steps) put_graphs(out, v);
     put_layers(out, v);
     put_statuses(out, v);
     for (size_t i = 0; i < HD_LEN(process_series); i++) {

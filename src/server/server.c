@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/progress.h"
+#include "api/background.h"
 #include "api/store.h"
 #include "server/identity.h"
 #include "server/page.h"
@@ -261,6 +262,8 @@ hd_status server_start(server *s, hd_err *err) {
                            .on_end = on_end,
                            .on_unknown_field = on_unknown_field,
                            .server = s,
+                           .described = &server_description,
+                           .background = api_background_open(),
                            .store = api_store_open(STORE_BYTES)};
     atomic_store(&s->progress_ns, hd_now_ns());
     if (pthread_create(&s->poller, NULL, poll_events, s) == 0) s->polling = true;
@@ -282,13 +285,17 @@ void server_drain(server *s) {
     live_end(s->live);
 }
 
+static size_t n_background(const server *s) {
+    return s->api.background ? api_background_count(s->api.background) : 0;
+}
+
 bool server_wait_idle(server *s, int64_t timeout_ns) {
     const int64_t until = hd_now_ns() + timeout_ns;
     const struct timespec pause = {0, 5000000};
     http_stats stats;
     do {
         http_read_stats(s->http, &stats);
-        if (stats.pending == 0) return true;
+        if (stats.pending == 0 && n_background(s) == 0) return true;
         nanosleep(&pause, NULL);
     } while (hd_now_ns() < until);
     return false;
@@ -304,6 +311,7 @@ static void wait_for_calls(server *s) {
     const struct timespec pause = {0, 1000000};
     http_stats stats;
     if (!s->polling) return;
+    if (s->api.background) api_background_cancel_all(s->api.background);
     for (http_read_stats(s->http, &stats); stats.calls > 0;) {
         nanosleep(&pause, NULL);
         tend_waiting(s);
@@ -331,6 +339,7 @@ void server_close(server *s) {
     }
     hd_engine_close(s->engine);
     http_close(s->http);
+    api_background_close(s->api.background);
     api_store_close(s->api.store);
     hd_keys_close(s->keys);
     live_free(s->live);

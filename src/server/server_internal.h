@@ -56,6 +56,8 @@ struct server {
 extern const http_route info_routes[], admin_routes[];
 extern const size_t info_n_routes, admin_n_routes;
 
+extern const struct api_description server_description; /* of all routes but api.h's */
+
 /* The poller looks again. After every submission. */
 void server_submitted(server *s);
 
