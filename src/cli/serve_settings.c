@@ -148,7 +148,7 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
                    "work is due and no step ends: unhealthy; default 10"),
         option_choice("backend", &set->backend, option_backends,
                       "null: tokens out of thin air, for load tests"),
-        option_int("null-step-us", &set->null_step_us, 0, 60000000, "a step of null; default 0"),
+        option_int("null-step-us", &set->null_step_us, 0, 60000000, "of a step of null"),
         option_precision(&set->precision),
         option_int("threads", &set->threads, 0, 1024, "that compute; 0: one per processor"),
         option_int("max-running", &set->max_running, 0, 4096, "answers side by side; 0: 16"),
