@@ -174,9 +174,12 @@ static void add_piece(api_job *job, api_choice *c, hd_part_kind kind, int32_t ca
         return;
     }
     api_put(&c->text, part->text, part->n);
+    if (c->text.failed) { /* the piece names no bytes that are not there */
+        job->out.failed = true;
+        return;
+    }
     p->n += part->n;
     p->whole = part->whole;
-    if (c->text.failed) job->out.failed = true;
 }
 
 static void collect_part(api_job *job, api_choice *c, const hd_part *p) {

@@ -501,7 +501,7 @@ static bool gather_items(api_request *r, json_t **out) {
     }
     if (json_is_string(r->prompt)) {
         json_t *message = json_pack("{s:s, s:O}", "role", "user", "content", r->prompt);
-        ok = ok && json_array_append_new(all, message) == 0;
+        ok = json_array_append_new(all, message) == 0 && ok; /* takes it in any case */
     } else if (json_is_array(r->prompt)) {
         ok = ok && json_array_extend(all, r->prompt) == 0;
     } else {

@@ -1,4 +1,4 @@
-/* server.c - the life of a server: bind, sandbox, load, poll, drain. */
+/* server.c - the life of a server: bind, change the user, sandbox, load, poll, drain. */
 #include "server/server.h"
 
 #include <errno.h>
@@ -12,6 +12,7 @@
 #include "base/progress.h"
 #include "api/background.h"
 #include "api/store.h"
+#include "server/identity.h"
 #include "server/page.h"
 #include "server/sandbox.h"
 #include "server/server_internal.h"
@@ -50,7 +51,7 @@ static void *poll_events(void *user) {
 static void watch_progress(server *s, int64_t *steps) {
     hd_engine_stats stats;
     hd_engine_read_stats(s->engine, &stats);
-    const bool due = stats.running + stats.waiting > 0 && !stats.paused;
+    const bool due = stats.living > 0 && !stats.paused;
     if (!due || stats.steps != *steps) atomic_store(&s->progress_ns, hd_now_ns());
     *steps = stats.steps;
 }
@@ -69,6 +70,7 @@ waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
         place->until_ns = hd_now_ns() + timeout_ns;
         atomic_store(&place->request, 0);
         atomic_store(&place->ended, 0);
+        atomic_store(&place->failed, 0);
     }
     pthread_mutex_unlock(&s->lock);
     return place;
@@ -133,6 +135,8 @@ static void on_end(void *user, const api_outcome *outcome) {
     metrics_end(s->metrics, outcome);
     trace_request(s->trace, outcome);
     records_end(s->records, outcome);
+    http_spend(http_call_of_id(outcome->request_id),
+               (int64_t)outcome->prompt_tokens + outcome->output_tokens);
 }
 
 static void on_unknown_field(void *user, const char *endpoint, const char *field) {
@@ -170,9 +174,34 @@ static hd_status mount_all(server *s, hd_err *err) {
     return http_mount(s->http, api_routes, api_n_routes, &s->api, err);
 }
 
+/* What is read again later must be readable by who will read it. */
+static hd_status become_user(const server_options *o, hd_err *err) {
+    const char *const files[] = {o->key_sources.file, o->key_sources.admin_file};
+    if (!o->user) {
+        return o->group ? HD_FAIL(err, HD_EINVAL, "--group needs --user") : HD_OK;
+    }
+    HD_TRY(identity_become(o->user, o->group, err));
+    for (size_t i = 0; i < HD_LEN(files); i++) {
+        if (files[i] && access(files[i], R_OK) != 0) {
+            return HD_FAIL(err, HD_EINVAL, "--user %s cannot read %s, so SIGHUP could not: %s",
+                           o->user, files[i], strerror(errno));
+        }
+    }
+    return HD_OK;
+}
+
+static bool has_quotas(const http_quota_limits *q) {
+    return q->key_calls || q->key_tokens;
+}
+
 static hd_status prepare(server *s, hd_err *err) {
     const server_options *o = &s->options;
     HD_TRY(hd_keys_open(&s->keys, &o->key_sources, err));
+    if (has_quotas(&o->http.quotas) && !hd_keys_user_set(s->keys)) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "--key-requests and --key-tokens-per-minute need keys: give "
+                       "--api-key-file");
+    }
     s->options.http.keys = s->keys;
     HD_TRY(http_open(&s->http, &s->options.http, err));
     if (!http_is_loopback(s->http) && !hd_keys_user_set(s->keys) && !o->open) {
@@ -187,6 +216,7 @@ static hd_status prepare(server *s, hd_err *err) {
     s->trace = trace_new(o->trace_dir);
     if (!s->live || !s->trace) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
     HD_TRY(mount_all(s, err));
+    HD_TRY(become_user(o, err));
     if (!o->sandbox) {
         memcpy(s->sandbox, "off", 4);
         return HD_OK;

@@ -24,6 +24,7 @@ typedef struct waiting_call {
     atomic_int_fast64_t until_ns;
     atomic_uint_fast64_t request; /* of the engine, where check needs one */
     atomic_uint_fast64_t ended;   /* the request that last ended well */
+    atomic_uint_fast64_t failed;  /* and badly */
 } waiting_call;
 
 struct server {
