@@ -8,7 +8,9 @@
 #include <math.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
+/* One for each kind of product, or their frames add up. */
+#define OUTLINE static __attribute__((noinline))
+#define UNROLL  _Pragma("GCC unroll 16")
 
 enum { HALF = 64 /* bytes of a register */ };
 
@@ -474,7 +476,7 @@ INLINE void sums_e4m3(__m512i s[4], const rows *r, int64_t at, const uint8_t *co
     fold_halves(s + 2, second);
 }
 
-static void meet_e4m3(const fast_product *p) {
+OUTLINE void meet_e4m3(const fast_product *p) {
     const __mmask16 live = first_lanes(p->n_w);
     const int8_t *code = p->x->code + p->x_col;
     const float *by = p->x->scale + p->x_col / FAST_BLOCK;
@@ -504,7 +506,7 @@ static void meet_e4m3(const fast_product *p) {
 /* ---- several rows of x ---- */
 
 /* Registers of four columns, in the order in which the numbers of x lie. */
-static void panel_e2m1(const fast_product *p) {
+OUTLINE void panel_e2m1(const fast_product *p) {
     rows r;
     find_rows(&r, p);
     for (int32_t c = 0; c < p->n; c += FAST_STEP) {
@@ -521,7 +523,7 @@ static void panel_e2m1(const fast_product *p) {
     }
 }
 
-static void panel_e4m3(const fast_product *p) {
+OUTLINE void panel_e4m3(const fast_product *p) {
     const uint8_t *table[FAST_ROWS];
     rows r;
     find_rows(&r, p);
@@ -620,7 +622,7 @@ INLINE void multiply_panel(const fast_product *p, int32_t group) {
     if (i < p->n_x) multiply_side(p, i, 1, group);
 }
 
-static void multiply_e4m3(const fast_product *p) {
+OUTLINE void multiply_e4m3(const fast_product *p) {
     if (p->x->side == 1) {
         meet_e4m3(p);
     } else {
@@ -629,7 +631,7 @@ static void multiply_e4m3(const fast_product *p) {
     }
 }
 
-static void multiply_e2m1_16(const fast_product *p) {
+OUTLINE void multiply_e2m1_16(const fast_product *p) {
     if (p->x->side == 1) {
         meet_e2m1(p, 16);
     } else {
@@ -638,7 +640,7 @@ static void multiply_e2m1_16(const fast_product *p) {
     }
 }
 
-static void multiply_e2m1_32(const fast_product *p) {
+OUTLINE void multiply_e2m1_32(const fast_product *p) {
     if (p->x->side == 1) {
         meet_e2m1(p, 32);
     } else {
