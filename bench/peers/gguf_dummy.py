@@ -48,8 +48,27 @@ class Filler:
 GATING = {"softmax": 1, "sigmoid": 2, "sqrtsoftplus": 4}
 
 
-def add_keys(w, c, layers, context):
-    w.add_tokenizer_model("no_vocab")
+def add_words(w, n):
+    """A byte-level vocabulary: the 256 bytes, one pair, and words that no text holds."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in plain]
+    words = [chr(b) for b in plain] + [chr(256 + i) for i in range(len(rest))] + ["ab"]
+    words += [f"word{i}" for i in range(n - len(words))]
+    w.add_tokenizer_model("gpt2")
+    w.add_tokenizer_pre("default")
+    w.add_token_list(words)
+    w.add_token_types([1] * n)
+    w.add_token_merges(["a b"])
+    w.add_bos_token_id(n - 2)
+    w.add_eos_token_id(n - 1)
+    w.add_add_bos_token(False)
+
+
+def add_keys(w, c, layers, context, words):
+    if words:
+        add_words(w, c["vocab_size"])
+    else:
+        w.add_tokenizer_model("no_vocab")
     w.add_vocab_size(c["vocab_size"])
     w.add_context_length(context)
     w.add_block_count(layers)
@@ -197,11 +216,11 @@ class Hybrid:
         yield "output_hc_scale", Q.F32, (1,)
 
 
-def write(path, c, layers, experts, context):
+def write(path, c, layers, experts, context, words=False):
     family = Hybrid if c["model_type"] == "deepseek_v4" else MLA
     fill = Filler()
     w = GGUFWriter(path, family.arch)
-    add_keys(w, c, layers, context)
+    add_keys(w, c, layers, context, words)
     family.add_keys(w, c, layers)
 
     def add(name, kind, shape):

@@ -77,7 +77,8 @@ hd_status hd_stream_sync(hd_stream *s, hd_err *err);
 
 /* ---- waiting for a part of the queue, and measuring it ---- */
 
-hd_status hd_mark_open(hd_mark **out, hd_device *d, hd_err *err);
+/* timed: for hd_mark_seconds too; such a mark costs a GPU a pause of some microseconds. */
+hd_status hd_mark_open(hd_mark **out, hd_device *d, bool timed, hd_err *err);
 void hd_mark_close(hd_mark *m); /* NULL is fine; before its device */
 
 /* Sets m behind everything queued so far; where it was before is forgotten. */
@@ -87,7 +88,7 @@ void hd_stream_mark(hd_stream *s, hd_mark *m);
  * forgotten. */
 hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err);
 
-/* Between two marks that were reached: after the calls above, hd_stream_wait or _sync. */
+/* Between two timed marks that were reached: after the calls above, hd_stream_wait or _sync. */
 double hd_mark_seconds(const hd_mark *from, const hd_mark *to);
 
 /* Keeps a GPU busy for about so long, so that what is queued meanwhile runs without gaps. */

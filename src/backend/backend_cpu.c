@@ -137,7 +137,8 @@ typedef struct cpu_mark {
     int64_t ns;
 } cpu_mark;
 
-static hd_status open_mark(hd_mark **out, hd_device *d, hd_err *err) {
+static hd_status open_mark(hd_mark **out, hd_device *d, bool timed, hd_err *err) {
+    (void)timed;
     cpu_mark *m = calloc(1, sizeof *m);
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
     m->base.device = d;

@@ -343,10 +343,10 @@ static hd_status open_chat(chat *c, hd_err *err) {
                                        .max_context = (int32_t)c->set.context};
     c->messages = json_array();
     if (c->set.system) c->system = strdup(c->set.system);
+    HD_TRY(line_editor_open(&c->editor, history_path(history, sizeof history) ? history : NULL,
+                            err));
     const int opened = hd_engine_open(&c->engine, &options, why, sizeof why);
-    if (opened != 0) return HD_FAIL(err, (hd_status)opened, "%s", why);
-    return line_editor_open(&c->editor, history_path(history, sizeof history) ? history : NULL,
-                            err);
+    return opened == 0 ? HD_OK : HD_FAIL(err, (hd_status)opened, "%s", why);
 }
 
 static hd_status run(chat *c, hd_err *err) {

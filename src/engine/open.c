@@ -187,7 +187,7 @@ static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_optio
         .max_drafts = z->drafts,
         .choice_rows = z->choice_rows,
         .vocab = e->vocab,
-        .forced_acceptance = o->forced_acceptance,
+        .forced = hd_acceptance_of(o->forced_acceptance),
         .fixed_steps = e->graphs
     };
     HD_TRY(hd_executor_open(&e->executor, &env, &x, err));
