@@ -3,10 +3,10 @@
 #
 #   make CUDA=1 BUILD=build-cuda all build-cuda/hadal_test && tests/gpu.sh [PART...]
 #
-# Parts: ops (operators against the reference), memcheck, racecheck, synccheck, initcheck (the
-# same, each shape once, under compute-sanitizer), logits (every way to cut a sequence, the golden
-# and the shared cases), text (generated text, the shipped model against the CPU). All of them by
-# default. HADAL, HADAL_TEST, PYTHON and
+# Parts: ops (operators against the reference, steps as graphs against steps without), memcheck,
+# racecheck, synccheck, initcheck (operators, each shape once, under compute-sanitizer), logits
+# (every way to cut a sequence, the golden and the shared cases), text (generated text, the shipped
+# model against the CPU). All of them by default. HADAL, HADAL_TEST, PYTHON and
 # HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist.
 # The last line is "N passed, N failed, N skipped". Without a GPU it exits 77.
 set -uo pipefail
@@ -43,7 +43,7 @@ unit() { # COMMAND...
     add $rc "$(sed -nE 's/^\[ +(PASSED|FAILED|SKIPPED) +\] ([0-9]+) test\(s\).*/\2 \1/p' <<<"$text")"
 }
 
-ops() { unit "$HADAL_TEST" ops sample drafts; }
+ops() { unit "$HADAL_TEST" ops sample drafts fixed_steps; }
 
 sanitize() { # TOOL
     if ! command -v compute-sanitizer >/dev/null; then
