@@ -3,7 +3,7 @@
 #
 #   make CUDA=1 BUILD=build-cuda all build-cuda/hadal_test && tests/gpu.sh [PART...]
 #
-# Parts: ops (operators against the reference), memcheck (the same under compute-sanitizer),
+# Parts: ops (operators against the reference, steps as graphs against steps without), memcheck (the same under compute-sanitizer),
 # logits (every way to cut a sequence, the golden and the shared cases), text (generated text,
 # the shipped model against the CPU). All of them by default. HADAL, HADAL_TEST, PYTHON and
 # HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist.
@@ -42,7 +42,7 @@ unit() { # COMMAND...
     add $rc "$(sed -nE 's/^\[ +(PASSED|FAILED|SKIPPED) +\] ([0-9]+) test\(s\).*/\2 \1/p' <<<"$text")"
 }
 
-ops() { unit "$HADAL_TEST" ops sample drafts; }
+ops() { unit "$HADAL_TEST" ops sample drafts fixed_steps; }
 
 memcheck() {
     if ! command -v compute-sanitizer >/dev/null; then

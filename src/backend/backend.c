@@ -86,9 +86,9 @@ hd_status hd_stream_sync(hd_stream *s, hd_err *err) {
     return take_failure(s, err);
 }
 
-hd_status hd_mark_open(hd_mark **out, hd_device *d, hd_err *err) {
+hd_status hd_mark_open(hd_mark **out, hd_device *d, bool timed, hd_err *err) {
     *out = NULL;
-    return d->table->open_mark(out, d, err);
+    return d->table->open_mark(out, d, timed, err);
 }
 
 void hd_mark_close(hd_mark *m) {

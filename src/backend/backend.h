@@ -23,8 +23,8 @@ typedef struct hd_mark hd_mark;   /* a place in a stream's queue */
 typedef struct hd_graph hd_graph; /* ops that were recorded, to be launched as one */
 
 typedef struct hd_cpu_options {
-    int32_t n_threads; /* 0: one per processor */
-    bool pin;          /* bind workers to processors */
+    int32_t n_threads; /* 0: one per core, base/cores.h */
+    bool pin;          /* bind workers to cores */
 } hd_cpu_options;
 
 hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_err *err);
@@ -32,6 +32,9 @@ hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_
 /* GPU number `ordinal` of those CUDA shows to this process. HD_EUNSUPPORTED where the build or
  * the machine has none. */
 hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err);
+
+/* Called by the thread that will queue the work: a CPU device with pin binds it too. */
+void hd_device_bind_thread(const hd_device *d);
 
 void hd_device_close(hd_device *d); /* NULL is fine; after its streams */
 
@@ -74,7 +77,8 @@ hd_status hd_stream_sync(hd_stream *s, hd_err *err);
 
 /* ---- waiting for a part of the queue, and measuring it ---- */
 
-hd_status hd_mark_open(hd_mark **out, hd_device *d, hd_err *err);
+/* timed: for hd_mark_seconds too; such a mark costs a GPU a pause of some microseconds. */
+hd_status hd_mark_open(hd_mark **out, hd_device *d, bool timed, hd_err *err);
 void hd_mark_close(hd_mark *m); /* NULL is fine; before its device */
 
 /* Sets m behind everything queued so far; where it was before is forgotten. */
@@ -84,7 +88,7 @@ void hd_stream_mark(hd_stream *s, hd_mark *m);
  * forgotten. */
 hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err);
 
-/* Between two marks that were reached: after the calls above, hd_stream_wait or _sync. */
+/* Between two timed marks that were reached: after the calls above, hd_stream_wait or _sync. */
 double hd_mark_seconds(const hd_mark *from, const hd_mark *to);
 
 /* Keeps a GPU busy for about so long, so that what is queued meanwhile runs without gaps. */

@@ -137,7 +137,8 @@ typedef struct cpu_mark {
     int64_t ns;
 } cpu_mark;
 
-static hd_status open_mark(hd_mark **out, hd_device *d, hd_err *err) {
+static hd_status open_mark(hd_mark **out, hd_device *d, bool timed, hd_err *err) {
+    (void)timed;
     cpu_mark *m = calloc(1, sizeof *m);
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
     m->base.device = d;
@@ -201,6 +202,10 @@ hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_
     }
     *out = &d->base;
     return HD_OK;
+}
+
+void hd_device_bind_thread(const hd_device *d) {
+    if (d->table == &table) hd_pool_bind_owner(((const cpu_device *)d)->pool);
 }
 
 void hd_stream_tasks(hd_stream *s, int32_t n_tasks, hd_task_fn *fn, const void *arg) {

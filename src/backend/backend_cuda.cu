@@ -245,12 +245,13 @@ void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
 
 /* ---- marks ---- */
 
-hd_status open_mark(hd_mark **out, hd_device *base, hd_err *err) {
+hd_status open_mark(hd_mark **out, hd_device *base, bool timed, hd_err *err) {
     cuda_mark *m = static_cast<cuda_mark *>(calloc(1, sizeof *m));
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
     m->base.device = base;
     cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
-    const cudaError_t status = cudaEventCreate(&m->event);
+    const unsigned flags = timed ? cudaEventDefault : cudaEventDisableTiming;
+    const cudaError_t status = cudaEventCreateWithFlags(&m->event, flags);
     if (status != cudaSuccess) {
         free(m);
         return fail(err, HD_EDEVICE, "a mark", status);

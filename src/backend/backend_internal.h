@@ -18,7 +18,7 @@ typedef struct backend_table {
     void (*download)(hd_stream *s, void *host, const void *device, size_t bytes);
     void (*wait)(hd_stream *s); /* failures of queued work go to hd_stream_fail */
     hd_status (*reserve)(hd_stream *s, size_t bytes_per_worker, hd_err *err);
-    hd_status (*open_mark)(hd_mark **out, hd_device *d, hd_err *err);
+    hd_status (*open_mark)(hd_mark **out, hd_device *d, bool timed, hd_err *err);
     void (*close_mark)(hd_mark *m);
     void (*mark)(hd_stream *s, hd_mark *m);
     void (*wait_for)(hd_stream *s, hd_mark *m); /* failures go to hd_stream_fail */

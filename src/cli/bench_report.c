@@ -107,13 +107,34 @@ static double mean_us(int64_t ns, int64_t n) {
     return n ? (double)ns * 1e-3 / (double)n : -1;
 }
 
+static int64_t count_gaps(const hd_engine_stats *s) {
+    int64_t n = 0;
+    for (int i = 0; i < HD_GAPS; i++) n += s->gaps[i];
+    return n;
+}
+
+/* The middle one of the rests between graphs, in microseconds; -1: none. */
+static double median_gap(const hd_engine_stats *before, const hd_engine_stats *after) {
+    const int64_t n = count_gaps(after) - count_gaps(before);
+    int64_t upto = 0;
+    for (int i = 0; n && i < HD_GAPS; i++) {
+        upto += after->gaps[i] - before->gaps[i];
+        if (2 * upto >= n) return 0.5 * i + 0.25;
+    }
+    return -1;
+}
+
 void report_engine(load_report *out, const hd_engine_stats *before,
                    const hd_engine_stats *after) {
     out->steps = after->steps - before->steps;
     out->graph_steps = after->graph_steps - before->graph_steps;
     out->host_us = mean_us(after->host_ns - before->host_ns, out->steps);
     out->graph_us = mean_us(after->graph_ns - before->graph_ns, out->graph_steps);
-    out->idle_us = mean_us(after->gap_ns - before->gap_ns, after->gaps - before->gaps);
+    out->idle_us =
+        mean_us(after->gap_ns - before->gap_ns, count_gaps(after) - count_gaps(before));
+    out->median_idle_us = median_gap(before, after);
+    out->graphs = after->graphs - before->graphs;
+    out->record_us = mean_us(after->record_ns - before->record_ns, out->graphs);
 }
 
 /* ---- the block ---- */
@@ -187,7 +208,14 @@ void report_print(const load_report *r, const load_options *o, const char *backe
         count_line(to, "Steps as one GPU graph:", r->graph_steps);
         real_line(to, "GPU time per graph (us):", r->graph_us);
     }
-    if (r->idle_us >= 0) real_line(to, "GPU idle between graphs (us):", r->idle_us);
+    if (r->graphs) {
+        count_line(to, "Graphs recorded:", r->graphs);
+        real_line(to, "Time per recording (us):", r->record_us);
+    }
+    if (r->idle_us >= 0) {
+        real_line(to, "Mean GPU idle between graphs (us):", r->idle_us);
+        real_line(to, "Median GPU idle between graphs (us):", r->median_idle_us);
+    }
     times_block(to, "End-to-End Latency", "E2E Latency", &r->e2e);
     times_block(to, "Time to First Token", "TTFT", &r->ttft);
     times_block(to, "Time per Output Token (excl. 1st token)", "TPOT", &r->tpot);
@@ -238,7 +266,10 @@ void report_print_json(const load_report *r, const load_options *o, const char *
     json_object_set_new(j, "host_us_per_step", json_real(r->host_us));
     json_object_set_new(j, "graph_steps", json_integer((json_int_t)r->graph_steps));
     if (r->graph_steps) json_object_set_new(j, "graph_us", json_real(r->graph_us));
-    if (r->idle_us >= 0) json_object_set_new(j, "gpu_idle_us", json_real(r->idle_us));
+    if (r->idle_us >= 0) {
+        json_object_set_new(j, "mean_gpu_idle_us", json_real(r->idle_us));
+        json_object_set_new(j, "median_gpu_idle_us", json_real(r->median_idle_us));
+    }
     put_times(j, "e2e_latency", &r->e2e);
     put_times(j, "ttft", &r->ttft);
     put_times(j, "tpot", &r->tpot);

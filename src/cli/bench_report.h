@@ -23,7 +23,10 @@ typedef struct load_report {
     report_times e2e, ttft, tpot, itl;
     int64_t steps, graph_steps; /* of the engine; of them, taken by a GPU as one graph each */
     double host_us;             /* of the host per step, not waiting for the device */
-    double graph_us, idle_us;   /* of a GPU per graph step; between two of them. -1: none */
+    double graph_us;            /* of a GPU per graph step */
+    double idle_us, median_idle_us; /* between two of them that were queued; -1: none */
+    int64_t graphs;                 /* recorded meanwhile */
+    double record_us;               /* each */
 } load_report;
 
 /* What the engine did between two readings. */

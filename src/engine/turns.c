@@ -142,7 +142,7 @@ hd_sched_hooks engine_hooks(hd_engine *e) {
 
 /* What the runner itself calls work of the host. */
 static int64_t host_ns_of(const hd_engine *e) {
-    return e->executor ? hd_executor_read_times(e->executor).host_ns : 0;
+    return e->executor ? hd_executor_read_times(e->executor)->host_ns : 0;
 }
 
 static hd_status run_timed(void *ctx, const hd_page_copy *copies, int32_t n_copies,
@@ -244,12 +244,14 @@ static bool listen(hd_engine *e, bool idle, bool *paused) {
 static void read_times(hd_engine *e) {
     hd_engine_stats *t = &e->totals;
     if (!e->executor) return;
-    const hd_executor_times x = hd_executor_read_times(e->executor);
-    t->graph_steps = x.steps;
-    t->graph_ns = x.busy_ns;
-    t->graphs = x.graphs;
-    t->gaps = x.gaps;
-    t->gap_ns = x.gap_ns;
+    const hd_executor_times *x = hd_executor_read_times(e->executor);
+    t->graph_steps = x->steps;
+    t->graph_ns = x->busy_ns;
+    t->graphs = x->graphs;
+    t->gap_ns = x->gap_ns;
+    t->record_ns = x->record_ns;
+    _Static_assert((int)HD_GAPS == (int)HD_GAP_BINS, "the same bins");
+    memcpy(t->gaps, x->gaps, sizeof t->gaps);
 }
 
 static void read_totals(hd_engine *e) {
@@ -306,6 +308,7 @@ static bool turn(hd_engine *e, bool paused) {
 static void *turn_for_ever(void *arg) {
     hd_engine *e = arg;
     bool idle = true, paused;
+    if (e->device) hd_device_bind_thread(e->device);
     while (listen(e, idle, &paused)) {
         const bool computed = turn(e, paused);
         publish(e);

@@ -127,11 +127,21 @@ static hd_status run_turn(hd_executor *x, const hd_work *works, int32_t n, hd_ch
     }
     const int32_t depth = hd_max_i32(most_wanted(x, works, n), most_brought(works, n));
     if (served == 0 && all_plain(x, works, n) && exec_fixed_shape(x, n, depth, &shape)) {
+        if (f->under_way) HD_TRY(exec_fixed_land(x, f, err)); /* nobody wants it */
         HD_TRY(exec_fixed_launch(x, f, &shape, works, n, true, err));
         HD_TRY(go_on(x, f, works, n, err));
         return land(x, f, works, n, chosen, err);
     }
     return run_rest(x, f, works, n, chosen, err);
+}
+
+/* After a failure nothing is known of the device, not even whose turn it is. */
+static void begin_anew(hd_executor *x) {
+    exec_fixed *f = &x->fixed;
+    for (int32_t s = 0; s < x->o.n_slots; s++) exec_forget_slot(x, s);
+    f->flight[0].under_way = f->flight[1].under_way = false;
+    f->turn = 0;
+    hd_stream_upload(x->env.stream, f->between.turn, &f->turn, sizeof f->turn);
 }
 
 hd_status exec_run_ahead(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
@@ -140,8 +150,10 @@ hd_status exec_run_ahead(hd_executor *x, const hd_work *works, int32_t n, hd_cho
     const hd_executor_times before = *t;
     const int64_t begun = hd_now_ns();
     const hd_status st = run_turn(x, works, n, chosen, err);
+    if (st != HD_OK) begin_anew(x);
     if (t->steps > before.steps) {
-        t->host_ns += hd_now_ns() - begun - (t->wait_ns - before.wait_ns);
+        t->host_ns += hd_now_ns() - begun - (t->wait_ns - before.wait_ns) -
+                      (t->record_ns - before.record_ns);
     }
     return st;
 }

@@ -29,6 +29,7 @@ static void place(exec_view *v, hd_arena *a, const hd_executor *x) {
     const int64_t tops = (int64_t)x->n_rows * HD_MAX_TOP_LOGPROBS;
     v->params = take(a, (int64_t)x->o.n_slots + 1, sizeof *v->params);
     v->bias = take(a, (int64_t)x->o.n_slots * HD_MAX_BIAS, sizeof *v->bias);
+    v->draft_mask = take(a, x->o.n_slots, sizeof *v->draft_mask);
     v->rows_at = a->used;
     for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = take(a, x->n_rows, sizeof(int32_t));
     v->first_row = take(a, x->o.n_slots + 1, sizeof *v->first_row);
@@ -220,7 +221,7 @@ static void set_reply(hd_executor *x, int32_t slot, const hd_guide *guide,
     assert(x->replies || !guide);
     if (!x->replies) return;
     exec_reply *r = &x->replies[slot];
-    exec_reply_start(r, x->o.forced_acceptance > 0.0f ? NULL : guide);
+    exec_reply_start(r, x->o.forced.least[0] > 0.0f ? NULL : guide);
     for (int32_t i = 0; i < n; i++) exec_reply_advance(r, &x->masks, tokens[i]);
 }
 
@@ -253,6 +254,10 @@ hd_status hd_executor_make_up(hd_executor *x, hd_err *err) {
     return hd_stream_sync(x->env.stream, err);
 }
 
+void hd_executor_record(hd_executor *x, bool on) {
+    x->fixed.queues = !on;
+}
+
 static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                      const hd_work *works, int32_t n, hd_chosen *chosen, hd_err *err) {
     hd_executor *x = ctx;
@@ -261,8 +266,8 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     return exec_run_free(x, works, n, chosen, err);
 }
 
-hd_executor_times hd_executor_read_times(const hd_executor *x) {
-    return x->fixed.times;
+const hd_executor_times *hd_executor_read_times(const hd_executor *x) {
+    return &x->fixed.times;
 }
 
 hd_runner hd_executor_runner(hd_executor *x) {

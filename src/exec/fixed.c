@@ -9,10 +9,11 @@
 
 #include "base/arena.h"
 #include "base/checked.h"
+#include "base/progress.h"
 #include "exec/executor_internal.h"
 
 enum {
-    SIZES_PER_OCTAVE = 8, /* above as many sequences: at most an eighth of a step is nobody's */
+    SIZES_PER_OCTAVE = 8, /* so at most an eighth of a step is nobody's */
     FIRST_RECORDING = 2   /* launches of a shape before it is worth it */
 };
 
@@ -34,6 +35,8 @@ static exec_orders orders_in(const hd_executor *x, void *block, const exec_shape
     hd_arena a = over(block);
     exec_orders o;
     o.n_live = ints(&a, 1);
+    o.flight = ints(&a, 1);
+    o.outcome_bytes = ints(&a, 1);
     o.seqs = take(&a, z->n, sizeof *o.seqs);
     for (int life = 0; life < HD_N_LIFETIMES; life++) {
         o.tables[life] = ints(&a, (int64_t)z->n * x->o.lease_pages);
@@ -69,6 +72,7 @@ static exec_between between_in(const hd_executor *x, void *block, const exec_sha
                                  &b.wanted,      &b.guess,           &b.chain_token,
                                  &b.chain_next,  &b.chain_pos,       &b.chain_seq,
                                  &b.chain_start, &b.chain_logit_row, &b.chain_first_row};
+    b.turn = ints(&a, 1);
     b.cursor = take(&a, x->o.n_slots, sizeof *b.cursor);
     for (size_t i = 0; i < HD_LEN(of_rows); i++) {
         *of_rows[i] = ints(&a, (int64_t)z->n * (1 + z->n_drafts));
@@ -86,18 +90,29 @@ static hd_status open_flight(hd_executor *x, exec_flight *f, size_t outcome_byte
     f->index = calloc(n, sizeof *f->index);
     f->room = calloc(n, sizeof *f->room);
     if (!f->index || !f->room) return HD_FAIL(err, HD_ENOMEM, "no memory for a step");
-    HD_TRY(hd_mark_open(&f->done, x->env.device, err));
+    HD_TRY(hd_mark_open(&f->done, x->env.device, false, err));
     return hd_device_alloc_host(x->env.device, &f->outcome, outcome_bytes, "a step's outcome",
                                 err);
 }
 
-/* Every number up to SIZES_PER_OCTAVE, then as many per doubling, and the largest. */
+/* Every number up to twice SIZES_PER_OCTAVE, then as many per doubling, and the largest. */
 static void choose_sizes(exec_fixed *f, int32_t most) {
     for (int32_t n = 1, by = 1; n < most; n += by) {
         if (n == 2 * by * SIZES_PER_OCTAVE) by *= 2;
         f->sizes[f->n_sizes++] = n;
     }
     f->sizes[f->n_sizes++] = most;
+}
+
+/* Of the scratch pages, which are part of the KV pools but nobody's. */
+static size_t scratch_bytes(const hd_executor *x) {
+    const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
+    size_t bytes = 0;
+    for (int life = 0; life < HD_N_LIFETIMES; life++) {
+        bytes += hd_kv_page_bytes(x->env.spec, n_layers, (hd_lifetime)life,
+                                  x->env.ops->act_bytes, x->n_drafts);
+    }
+    return bytes;
 }
 
 hd_status exec_fixed_open(hd_executor *x, hd_err *err) {
@@ -114,7 +129,7 @@ hd_status exec_fixed_open(hd_executor *x, hd_err *err) {
     for (int life = 0; life < HD_N_LIFETIMES; life++) {
         f->scratch_page[life] = x->o.n_pages[life];
     }
-    f->bytes = 2 * orders + 3 * outcome + between;
+    f->bytes = 3 * orders + 3 * outcome + between + scratch_bytes(x);
     f->known = calloc(n, sizeof *f->known);
     f->sizes = calloc(n + 1, sizeof *f->sizes);
     f->rest = calloc(n, sizeof *f->rest);
@@ -127,11 +142,11 @@ hd_status exec_fixed_open(hd_executor *x, hd_err *err) {
     f->recorded = calloc((size_t)f->n_sizes * (size_t)(x->n_drafts + 1), sizeof *f->recorded);
     if (!f->recorded) return HD_FAIL(err, HD_ENOMEM, "no memory for %d graphs", f->n_sizes);
     HD_TRY(hd_device_alloc(d, &f->orders_device, orders, "a step's orders", err));
-    HD_TRY(hd_device_alloc_host(d, &f->orders_host, orders, "a step's orders", err));
     HD_TRY(hd_device_alloc(d, &f->outcome_device, outcome, "a step's outcome", err));
     HD_TRY(hd_device_alloc(d, &f->between_device, between, "a step's rows", err));
     f->between = between_in(x, f->between_device, &most);
     for (size_t i = 0; i < HD_LEN(f->flight); i++) {
+        HD_TRY(hd_device_alloc_host(d, &f->orders_host[i], orders, "a step's orders", err));
         HD_TRY(open_flight(x, &f->flight[i], outcome, err));
     }
     for (int32_t s = 0; s < x->o.n_slots; s++) exec_forget_slot(x, s);
@@ -147,12 +162,12 @@ void exec_fixed_close(hd_executor *x) {
         free(f->flight[i].room);
         hd_mark_close(f->flight[i].done);
         hd_device_release(d, f->flight[i].outcome);
+        hd_device_release(d, f->orders_host[i]);
     }
     for (int32_t i = 0; f->recorded && i < f->n_sizes * (x->n_drafts + 1); i++) {
         hd_graph_close(f->recorded[i].graph);
     }
     hd_device_release(d, f->orders_device);
-    hd_device_release(d, f->orders_host);
     hd_device_release(d, f->outcome_device);
     hd_device_release(d, f->between_device);
     free(f->known);
@@ -234,6 +249,7 @@ static void queue_lay(hd_executor *x, const exec_orders *o, const exec_shape *z)
                            .n_drafted = b->n_drafted,
                            .given = b->given,
                            .standing = b->standing,
+                           .turn = b->turn,
                            .cursor = b->cursor,
                            .seqs = o->seqs,
                            .n_live = o->n_live,
@@ -243,7 +259,7 @@ static void queue_lay(hd_executor *x, const exec_orders *o, const exec_shape *z)
                            .n_drafts = z->n_drafts,
                            .table_stride = x->o.lease_pages,
                            .idle_slot = x->o.n_slots,
-                           .forced = x->o.forced_acceptance
+                           .forced = x->o.forced
     });
 }
 
@@ -306,6 +322,27 @@ static void queue_draft(hd_executor *x, const exec_orders *o, const exec_outcome
                                                               .at = at});
 }
 
+static void queue_carry_in(hd_executor *x, const exec_orders *o) {
+    const exec_fixed *f = &x->fixed;
+    x->env.ops->carry(x->env.stream, &(hd_carry_args){
+                                         .to = {f->orders_device,  f->orders_device },
+                                         .from = {f->orders_host[0], f->orders_host[1]},
+                                         .turn = f->between.turn,
+                                         .most = (int32_t)o->bytes
+    });
+}
+
+static void queue_carry_out(hd_executor *x, const exec_orders *o, const exec_outcome *out) {
+    const exec_fixed *f = &x->fixed;
+    x->env.ops->carry(x->env.stream, &(hd_carry_args){
+                                         .to = {f->flight[0].outcome, f->flight[1].outcome},
+                                         .from = {f->outcome_device,    f->outcome_device   },
+                                         .turn = o->flight,
+                                         .bytes = o->outcome_bytes,
+                                         .most = (int32_t)out->bytes
+    });
+}
+
 /* All of a step, from the shape alone. */
 static void queue_step(hd_executor *x, const exec_shape *z) {
     const exec_orders o = orders_in(x, x->fixed.orders_device, z);
@@ -313,6 +350,7 @@ static void queue_step(hd_executor *x, const exec_shape *z) {
     hd_batch rows = rows_of(x, &o, z), chain = chain_of(x, &o, z);
     hd_batch *step = &rows, *further = &chain;
     x->env.ops->stamp(x->env.stream, &(hd_stamp_args){out.begun});
+    queue_carry_in(x, &o);
     queue_lay(x, &o, z);
     hd_model_step(x->model, x->kv, &step, 1);
     queue_choice(x, &o, &out, z);
@@ -326,6 +364,7 @@ static void queue_step(hd_executor *x, const exec_shape *z) {
         queue_draft(x, &o, &out, z, k);
     }
     x->env.ops->stamp(x->env.stream, &(hd_stamp_args){out.ended});
+    queue_carry_out(x, &o, &out);
 }
 
 /* ---- launching ---- */
@@ -359,7 +398,9 @@ static hd_step_seq order_of(const hd_executor *x, const exec_shape *z, const hd_
 
 static void give_orders(hd_executor *x, exec_flight *f, const hd_work *works, int32_t n,
                         bool fresh) {
-    const exec_orders o = orders_in(x, x->fixed.orders_host, &f->shape);
+    exec_fixed *a = &x->fixed;
+    const exec_orders o = orders_in(x, a->orders_host[a->turn], &f->shape);
+    const exec_outcome out = outcome_in(f->outcome, &f->shape);
     int32_t live = 0;
     for (int32_t s = 0; s < x->o.n_slots; s++) f->index[s] = -1;
     f->tops = false;
@@ -374,7 +415,9 @@ static void give_orders(hd_executor *x, exec_flight *f, const hd_work *works, in
     }
     memset(o.seqs + live, 0, (size_t)(f->shape.n - live) * sizeof *o.seqs);
     *o.n_live = live;
-    hd_stream_upload(x->env.stream, x->fixed.orders_device, x->fixed.orders_host, o.bytes);
+    *o.flight = (int32_t)(f - a->flight);
+    *o.outcome_bytes = (int32_t)(f->tops ? out.bytes : out.top_at);
+    a->turn = !a->turn;
 }
 
 static exec_recorded *recorded_of(const hd_executor *x, const exec_shape *z) {
@@ -382,10 +425,12 @@ static exec_recorded *recorded_of(const hd_executor *x, const exec_shape *z) {
 }
 
 /* A shape is recorded at its second launch: by then all its kernels are loaded. */
-static hd_status launch(hd_executor *x, const exec_shape *z, hd_err *err) {
+static hd_status launch(hd_executor *x, exec_flight *f, hd_err *err) {
+    const exec_shape *z = &f->shape;
+    const int64_t begun = hd_now_ns();
     exec_recorded *r = recorded_of(x, z);
     r->launches += r->launches < FIRST_RECORDING;
-    if (!hd_device_records(x->env.device) || r->launches < FIRST_RECORDING) {
+    if (!hd_device_records(x->env.device) || x->fixed.queues || r->launches < FIRST_RECORDING) {
         queue_step(x, z);
         return HD_OK;
     }
@@ -394,6 +439,8 @@ static hd_status launch(hd_executor *x, const exec_shape *z, hd_err *err) {
         queue_step(x, z);
         HD_TRY(hd_stream_recorded(x->env.stream, &r->graph, err));
         x->fixed.times.graphs++;
+        x->fixed.times.record_ns += hd_now_ns() - begun;
+        f->continues = false; /* the device may have run out of work meanwhile */
     }
     hd_stream_launch(x->env.stream, r->graph);
     return HD_OK;
@@ -404,10 +451,7 @@ hd_status exec_fixed_launch(hd_executor *x, exec_flight *f, const exec_shape *sh
     f->shape = *shape;
     f->continues = !fresh;
     give_orders(x, f, works, n, fresh);
-    HD_TRY(launch(x, shape, err));
-    const exec_outcome o = outcome_in(x->fixed.outcome_device, shape);
-    hd_stream_download(x->env.stream, f->outcome, x->fixed.outcome_device,
-                       f->tops ? o.bytes : o.top_at);
+    HD_TRY(launch(x, f, err));
     hd_stream_mark(x->env.stream, f->done);
     f->under_way = true;
     return HD_OK;
@@ -423,8 +467,9 @@ hd_status exec_fixed_land(hd_executor *x, exec_flight *f, hd_err *err) {
     t->steps++;
     t->busy_ns += *o.ended - *o.begun;
     if (f->continues) {
-        t->gaps++;
-        t->gap_ns += *o.begun - x->fixed.last_ended;
+        const int64_t gap_ns = *o.begun - x->fixed.last_ended;
+        t->gap_ns += gap_ns;
+        t->gaps[hd_min_i32((int32_t)(gap_ns / HD_GAP_NS), HD_GAP_BINS - 1)]++;
     }
     x->fixed.last_ended = *o.ended;
     return HD_OK;

@@ -15,6 +15,8 @@ typedef struct exec_shape {
 /* What the host tells a step, one block of its shape. */
 typedef struct exec_orders {
     int32_t *n_live;
+    int32_t *flight;                 /* whose outcome this will be */
+    int32_t *outcome_bytes;          /* that the host wants */
     hd_step_seq *seqs;               /* [n] */
     int32_t *tables[HD_N_LIFETIMES]; /* [n, lease_pages] */
     size_t bytes;
@@ -36,7 +38,8 @@ typedef struct exec_outcome {
 
 /* Device memory between the ops of a step, for the largest shape. */
 typedef struct exec_between {
-    hd_cursor *cursor;                                          /* [n_slots] */
+    int32_t *turn;     /* [1] which of the orders come next */
+    hd_cursor *cursor; /* [n_slots] */
     int32_t *token, *next_token, *pos, *seq, *logit_row, *live; /* [rows] */
     int32_t *slot, *position, *n_drafted, *given;               /* [rows] */
     int32_t *first_row, *start, *standing, *wanted, *guess;     /* [n + 1], [n] ... */
@@ -52,7 +55,7 @@ typedef struct exec_flight {
     exec_shape shape;
     int32_t *index; /* [n_slots] its place in the step; -1: not in it */
     int32_t *room;  /* [n_slots] */
-    void *outcome;  /* pinned, of the largest shape */
+    void *outcome;  /* on the host, of the largest shape */
     hd_mark *done;
 } exec_flight;
 
@@ -62,11 +65,13 @@ typedef struct exec_recorded {
 } exec_recorded;
 
 typedef struct exec_fixed {
-    bool on;
+    bool on, queues;              /* queues: op by op although the device records */
     exec_flight flight[2], *next; /* next: whose outcome comes next, if it is under way */
     hd_cursor *known;             /* [n_slots] the device's; position -1: not known */
     exec_between between;
-    void *orders_host, *orders_device, *outcome_device, *between_device;
+    void *orders_host[2]; /* used in turn, as the device does by between.turn */
+    int32_t turn;
+    void *orders_device, *outcome_device, *between_device;
     size_t bytes;            /* of the device and pinned */
     exec_recorded *recorded; /* [n_sizes, n_drafts + 1] */
     int32_t *sizes, n_sizes; /* numbers of sequences that shapes have, ascending */

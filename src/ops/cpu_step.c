@@ -17,6 +17,11 @@ void ops_lay_draft_cpu(hd_stream *s, const hd_lay_draft_args *a, const ops_kerne
     hd_lay_draft_ref(s, a);
 }
 
+void ops_carry_cpu(hd_stream *s, const hd_carry_args *a, const ops_kernels *k) {
+    (void)k;
+    hd_carry_ref(s, a);
+}
+
 void ops_stamp_cpu(hd_stream *s, const hd_stamp_args *a, const ops_kernels *k) {
     (void)k;
     hd_stamp_ref(s, a);

@@ -15,11 +15,12 @@ static __device__ __forceinline__ float unit(uint32_t word) {
 }
 
 /* How many of n drafts a benchmark lets stand. */
-static __device__ int32_t forced(float mean, uint64_t seed, int32_t position, int32_t n) {
-    if (mean >= (float)n) return n;
-    const int32_t whole = (int32_t)mean;
+static __device__ int32_t forced(const hd_acceptance &p, uint64_t seed, int32_t position,
+                                 int32_t n) {
     const float luck = unit(philox(seed, DRAW_FORCED, (uint64_t)position).x);
-    return whole + (luck < __fsub_rn(mean, (float)whole));
+    int32_t standing = 0;
+    while (standing < n && luck < p.least[standing]) standing++;
+    return standing;
 }
 
 /* Where the sequence begins, and how many of its drafts may stand; -1 where it is nobody's. */
@@ -31,7 +32,7 @@ static __device__ int32_t begin(const hd_lay_step_args &a, int32_t i, hd_cursor 
     if (!q.fresh && at.position + 2 * a.n_drafts >= q.room) return -1;
     *from = at;
     if (q.fresh) a.cursor[q.slot] = at;
-    if (a.forced <= 0.0f) return q.n_drafts;
+    if (a.forced.least[0] <= 0.0f) return q.n_drafts;
     return forced(a.forced, a.params[q.slot].seed, at.position + 1, q.n_drafts);
 }
 
@@ -46,7 +47,7 @@ static __device__ void lay_row(const hd_lay_step_args &a, int32_t i, int32_t k,
     a.slot[row] = standing < 0 ? a.idle_slot : a.seqs[i].slot;
     a.position[row] = from.position + k + 1;
     a.n_drafted[row] = k;
-    a.given[row] = a.forced > 0.0f && k < standing ? from.draft[k] : -1;
+    a.given[row] = a.forced.least[0] > 0.0f && k < standing ? from.draft[k] : -1;
 }
 
 static __global__ void __launch_bounds__(LAY_THREADS) lay_step(hd_lay_step_args a) {
@@ -59,6 +60,7 @@ static __global__ void __launch_bounds__(LAY_THREADS) lay_step(hd_lay_step_args 
         a.first_row[i] = i * per_seq;
         a.start[i] = from.position;
         if (i == a.n - 1) a.first_row[a.n] = a.n * per_seq;
+        if (i == 0) *a.turn = !*a.turn;
     }
     __syncthreads();
     for (int32_t k = threadIdx.x; k < per_seq; k += LAY_THREADS) {
@@ -142,6 +144,30 @@ void hd_lay_draft_cuda(hd_stream *s, const hd_lay_draft_args *a) {
     if (a->n == 0) return;
     lay_draft<<<blocks_for(a->n, WARP), WARP, 0, hd_cuda_stream(s)>>>(*a);
     hd_cuda_check(s, "lay_draft");
+}
+
+/* ---- to and from the host ---- */
+
+static __global__ void __launch_bounds__(BLOCK) carry(hd_carry_args a) {
+    const int32_t turn = *a.turn, bytes = a.bytes ? *a.bytes : a.most;
+    const uint4 *from = static_cast<const uint4 *>(a.from[turn]);
+    uint4 *to = static_cast<uint4 *>(a.to[turn]);
+    const int32_t all = (int32_t)(gridDim.x * BLOCK), n = bytes / (int32_t)sizeof(uint4);
+    const int32_t first = (int32_t)(blockIdx.x * BLOCK + threadIdx.x);
+    for (int32_t i = first; i < n; i += all) to[i] = from[i];
+    const uint8_t *rest = reinterpret_cast<const uint8_t *>(from + n);
+    for (int32_t i = first; i < bytes % (int32_t)sizeof(uint4); i += all) {
+        reinterpret_cast<uint8_t *>(to + n)[i] = rest[i];
+    }
+}
+
+void hd_carry_cuda(hd_stream *s, const hd_carry_args *a) {
+    const int32_t workers = hd_stream_workers(s);
+    const unsigned wanted = blocks_for(a->most, BLOCK * sizeof(uint4));
+    const unsigned grid = wanted < (unsigned)workers ? wanted : (unsigned)workers;
+    if (grid == 0) return;
+    carry<<<grid, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "carry");
 }
 
 static __global__ void stamp(hd_stamp_args a) {

@@ -79,6 +79,8 @@ static bool enter_landlock(const sandbox_paths *paths, int version) {
     for (size_t i = 0; i < HD_LEN(system_read); i++) {
         allow(rules, &handled, system_read[i], FS_READ);
     }
+    /* The driver of a GPU writes names of its threads there. */
+    allow(rules, &handled, "/proc/self", FS_READ | LANDLOCK_ACCESS_FS_WRITE_FILE | FS_TRUNCATE);
     allow(rules, &handled, "/dev", FS_READ | LANDLOCK_ACCESS_FS_WRITE_FILE | FS_IOCTL);
     allow(rules, &handled, "/dev/shm", FS_WRITE | LANDLOCK_ACCESS_FS_REMOVE_FILE | FS_IOCTL);
     for (size_t i = 0; i < SANDBOX_PATHS; i++) {
@@ -157,6 +159,9 @@ hd_status sandbox_enter(const sandbox_paths *paths, char *said, size_t said_size
                        strerror(errno));
     }
     setrlimit(RLIMIT_CORE, &none); /* cores hold prompts and keys */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0,
+          0); /* so does what a debugger of the same user could read */
+    umask(S_IRWXG | S_IRWXO);
     const int version = landlock_version();
     const bool files = version > 0 && enter_landlock(paths, version);
     const bool calls = enter_seccomp();

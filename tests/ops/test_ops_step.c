@@ -87,7 +87,7 @@ static void run_lay_step(const op_case *c, const hd_ops *ops, hd_stream *s, int3
         .n_drafts = t->n_drafts,
         .table_stride = STRIDE,
         .idle_slot = SLOTS,
-        .forced = t->forced
+        .forced = hd_acceptance_of(t->forced)
     };
     int32_t **const of_rows[] = {&a.token, &a.pos,      &a.seq,       &a.live, &a.logit_row,
                                  &a.slot,  &a.position, &a.n_drafted, &a.given};
@@ -95,6 +95,8 @@ static void run_lay_step(const op_case *c, const hd_ops *ops, hd_stream *s, int3
     a.first_row = cut(&at, t->n + 1);
     a.start = cut(&at, t->n);
     a.standing = cut(&at, t->n);
+    a.turn = cut(&at, 1);
+    *a.turn = t->n_drafts % 2;
     ops->lay_step(s, &a);
 }
 
@@ -111,7 +113,7 @@ void op_lay_step(void **state) {
             .name = "lay_step",
             .rows = 1,
             .n_outs = 3,
-            .width = {t.n * (1 + depth) * 9 + 3 * t.n + 1,
+            .width = {t.n * (1 + depth) * 9 + 3 * t.n + 2,
                       SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)), 2 * STRIDE * t.n},
             .whole = true,
             .args = &t,
@@ -201,6 +203,52 @@ void op_lay_draft(void **state) {
             .whole = true,
             .args = &t,
             .run = run_lay_draft
+        });
+    }
+}
+
+typedef struct carry_case {
+    const float *from;
+    int32_t *turn, *bytes;
+    int32_t most;
+} carry_case;
+
+static void run_carry(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                      int32_t n, void *const *out) {
+    const carry_case *t = c->args;
+    (void)first;
+    (void)n;
+    memset(out[0], 0, (size_t)t->most);
+    memset(out[1], 0, (size_t)t->most);
+    ops->carry(s, &(hd_carry_args){
+                      .to = {out[0],  out[1]     },
+                      .from = {t->from, t->from + 4},
+                      .turn = t->turn,
+                      .bytes = t->bytes,
+                      .most = t->most
+    });
+}
+
+void op_carry(void **state) {
+    (void)state;
+    static const int32_t sizes[] = {4, 16, 76, 4096, 70004};
+    for (size_t i = 0; i < 4 * HD_LEN(sizes); i++) {
+        const int32_t most = sizes[i / 4];
+        carry_case t = {.from = take_random(most / 4 + 4, 9.0f), .most = most};
+        t.turn = take_ints(1);
+        *t.turn = i % 2;
+        if (i % 4 > 1) {
+            t.bytes = take_ints(1);
+            *t.bytes = most - 4 * random_below(most / 4 + 1);
+        }
+        check_op(&(op_case){
+            .name = "carry",
+            .rows = 1,
+            .n_outs = 2,
+            .width = {most / 4, most / 4},
+            .whole = true,
+            .args = &t,
+            .run = run_carry
         });
     }
 }

@@ -253,6 +253,35 @@ static bool check_retracted(world *w) {
     return sent_back != NULL;
 }
 
+/* A step ahead, a runner computes what would follow, with the pages of this step. */
+static void plan_ahead(world *w, const hd_work *k, const hd_chosen *c) {
+    const int32_t tokens = w->o.cache.page_tokens;
+    world_ahead *a = &w->ahead[w->n_ahead];
+    if (!w->o.ahead || !k->n_choose) return;
+    w->n_ahead++;
+    a->from = k->start + k->n - k->n_choose + c->n_tokens;
+    a->to = hd_min_i32(a->from + 1 + 2 * k->want_drafts, k->n_pages * tokens);
+    for (int life = 0; life < n_lives(w); life++) {
+        memcpy(a->pages[life], k->pages[life], (size_t)k->n_pages * sizeof(int32_t));
+    }
+}
+
+/* Its rubbish is there before anything of the next step, copies included. */
+static void write_ahead(world *w) {
+    const int32_t tokens = w->o.cache.page_tokens;
+    for (int32_t i = 0; i < w->n_ahead; i++) {
+        const world_ahead *a = &w->ahead[i];
+        for (int life = 0; life < n_lives(w); life++) {
+            for (int32_t pos = a->from; pos < a->to; pos++) {
+                const int32_t page = a->pages[life][pos / tokens];
+                assert_true(page >= 0 && page < w->o.cache.n_pages[life]);
+                w->memory[life][page * tokens + pos % tokens] = 0xBAD;
+            }
+        }
+    }
+    w->n_ahead = 0;
+}
+
 static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                      const hd_work *works, int32_t n_works, hd_chosen *chosen, hd_err *err) {
     world *w = ctx;
@@ -264,9 +293,11 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     for (int i = 0; i < MAX_CLIENTS; i++) w->clients[i].rows = 0;
     if (w->fail_next) { /* in the middle of its work: nothing it holds can be trusted */
         memset(w->memory, 0xEE, sizeof w->memory);
+        w->n_ahead = 0;
         w->failed = true;
         return HD_FAIL(err, HD_EDEVICE, "simulated device failure");
     }
+    write_ahead(w);
     run_copies(w, copies, n_copies);
     for (int32_t i = 0; i < n_works; i++) {
         assert_true(works[i].slot >= 0 && works[i].slot < w->o.cache.n_leases);
@@ -286,6 +317,7 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
         write_rows(w, &works[i], w->seated[works[i].slot], hashes);
         chosen[i] = (hd_chosen){.scores = score(w, &works[i], scored)};
         choose(w, &works[i], hashes, &chosen[i]);
+        plan_ahead(w, &works[i], &chosen[i]);
         scored += works[i].n_score;
         digest(w, works[i].slot << 16 | works[i].n);
     }
@@ -449,6 +481,7 @@ static void draw_options(world *w) {
         .step_rows = leases * HD_MAX_CHOSEN + (int32_t)draw(w, 40),
         .chunk_rows = chunk,
         .queue_limit = 1 + (int32_t)draw(w, 24),
+        .ahead = draw(w, 2) ? (int32_t)draw(w, 3 * HD_MAX_CHOSEN) : 0,
         .max_positions = MAX_LEN - HD_MAX_DRAFTS - (int32_t)draw(w, 50)
     };
 }

@@ -46,12 +46,20 @@ typedef struct world_text {
     uint64_t salt;
 } world_text;
 
+/* What a runner that is a step ahead still writes of a request, whatever becomes of it. */
+typedef struct world_ahead {
+    int32_t from, to; /* positions */
+    int32_t pages[HD_N_LIFETIMES][MAX_LEN];
+} world_ahead;
+
 typedef struct world {
     hd_sched *sched;
     hd_sched_options o;
     world_habits habits;
     uint64_t memory[HD_N_LIFETIMES][MAX_CELLS], snapshots[MAX_CELLS];
     int64_t written[HD_N_LIFETIMES][MAX_CELLS]; /* by page: the last step and work */
+    world_ahead ahead[MAX_CLIENTS];             /* of the works of the last step */
+    int32_t n_ahead;
     client clients[MAX_CLIENTS];
     client *seated[MAX_CLIENTS]; /* by slot */
     world_text texts[N_TEXTS];
