@@ -14,7 +14,6 @@ on the machine disturb both sides alike; --threads N measures by the clock."""
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -47,8 +46,8 @@ def clock(a):
 def ours(a, batch):
     return output(
         [a.hadal, "bench", "ops", a.config, "--layers", str(a.layers), "--json", "--prompt"]
-        + [str(a.prompt), "--context", str(a.prompt), "--batch", str(batch)]
-        + ["--precision", a.precision, *clock(a), *a.ours.split()]
+        + [str(a.prompt), "--context", str(a.prompt), "--batch", str(batch), *clock(a)]
+        + a.ours.split()
     )
 
 
@@ -94,7 +93,7 @@ def print_table(a, ggufs, figures):
         config = json.load(f)
     how = f"{a.threads} threads, by the clock" if a.threads else "1 thread, processor time"
     print(f"{os.path.basename(a.config)}, {a.layers} layers of {config['num_hidden_layers']};")
-    print(f"{how}; tokens/s, medians of {a.rounds} rounds; ours --precision {a.precision} {a.ours}")
+    print(f"{how}; tokens/s, medians of {a.rounds} rounds {a.ours}")
     print(f"{'':24}{'ours':>9}{'limit':>9}{'MXFP4':>9}{'ratio':>7}{'Q4_0':>9}{'ratio':>7}")
     rows = [(0, f"prompt of {a.prompt}"), (1, "decode, batch 1"), (8, "decode, batch 8")]
     for batch, title in rows:
@@ -124,10 +123,8 @@ def main():
     p.add_argument("--prompt", type=int, default=512)
     p.add_argument("--threads", type=int, default=0, help="0: one, by processor time")
     p.add_argument("--rounds", type=int, default=3)
-    p.add_argument("--precision", choices=["exact", "fast"], default="fast", help="of ours")
     p.add_argument("--ours", default="", help="further options of hadal bench ops")
     a = p.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # folders are deleted then too
     python = install(a.venv)
     cases = [(os.path.abspath(a.config), 4)] if a.config else [CASES[name] for name in a.case or CASES]
     layers = a.layers
