@@ -69,19 +69,20 @@ static int connect_to(int port) {
 
 /* ---- the server's own figures ---- */
 
-static double figure(const char *text, const char *name) {
+/* The first of the name, with that text among its labels. */
+static double figure(const char *text, const char *name, const char *label) {
     const size_t n = strlen(name);
     for (const char *p = text; (p = strstr(p, name)); p += n) {
         if (p != text && p[-1] != '\n') continue;
-        const char *value = p + n;
+        const char *value = p + n, *found = strstr(value, label);
         if (*value == '{') value = strchr(value, '}') + 1;
-        if (*value == ' ') return strtod(value, NULL);
+        if (*value == ' ' && (!*label || (found && found < value))) return strtod(value, NULL);
     }
     return 0;
 }
 
 typedef struct server_figures {
-    double resident, step_seconds, tokens, steps;
+    double resident, device_seconds, tokens, steps;
 } server_figures;
 
 static server_figures ask_server(int port) {
@@ -95,9 +96,10 @@ static server_figures ask_server(int port) {
         n += (size_t)got;
     text[n] = '\0';
     close(fd);
-    return (server_figures){
-        figure(text, "process_resident_memory_bytes"), figure(text, "hadal_step_seconds_sum"),
-        figure(text, "hadal_generation_tokens_total"), figure(text, "hadal_steps_total")};
+    return (server_figures){figure(text, "process_resident_memory_bytes", ""),
+                            figure(text, "hadal_step_seconds_total", "part=\"device\""),
+                            figure(text, "hadal_generation_tokens_total", ""),
+                            figure(text, "hadal_steps_total", "")};
 }
 
 /* ---- one connection ---- */
@@ -281,16 +283,18 @@ int main(int argc, char **argv) {
     const int64_t asked = now_ns();
     const server_figures after = ask_server(l.port);
     const double answer_ms = (double)(now_ns() - asked) * 1e-6;
+    const double steps = after.steps - before.steps;
+    const double step_ms =
+        steps > 0 ? (after.device_seconds - before.device_seconds) / steps * 1e3 : 0;
     printf("{\"connections\":%d,\"seconds\":%.3f,\"requests_per_s\":%.0f,\"tokens_per_s\":%.0f,"
            "\"events_per_s\":%.0f,\"failures\":%lld,\"itl_ms_p50\":%.4f,\"itl_ms_p99\":%.4f,"
-           "\"ttft_ms_p50\":%.3f,\"server_tokens_per_s\":%.0f,\"server_step_ms\":%.4f,"
+           "\"ttft_ms_p50\":%.3f,\"server_tokens_per_s\":%.0f,\"step_ms\":%.4f,"
            "\"server_mb_before\":%.1f,\"server_mb_after\":%.1f,\"metrics_ms\":%.2f}\n",
            l.n, l.seconds, (double)l.requests / l.seconds,
            (double)l.requests * l.tokens / l.seconds, (double)l.events / l.seconds,
            (long long)l.failures, quantile(l.gaps, l.n_gaps, 0.5),
            quantile(l.gaps, l.n_gaps, 0.99), quantile(l.firsts, l.n_firsts, 0.5),
-           (after.tokens - before.tokens) / l.seconds,
-           after.steps > before.steps ? l.seconds / (after.steps - before.steps) * 1e3 : 0,
-           before.resident / 1e6, after.resident / 1e6, answer_ms);
+           (after.tokens - before.tokens) / l.seconds, step_ms, before.resident / 1e6,
+           after.resident / 1e6, answer_ms);
     return 0;
 }

@@ -38,10 +38,12 @@ typedef struct hd_engine_options {
                               air at once, to measure everything but the model */
     const char *precision; /* of the cpu backend: "exact", the default, or "fast", which rounds
                                 activations and FP8 weights to 8-bit whole numbers */
-    int32_t threads;       /* of the cpu backend; default: one per processor */
-    int32_t max_running;   /* answers computed side by side; default 16 */
-    int32_t max_context;   /* tokens of one answer, prompt and output; default 8192 or less */
-    int64_t kv_tokens;     /* tokens the KV pools hold; default: two full contexts */
+    int32_t threads;     /* of the cpu backend; default: one per core this process may use, and
+                              no more than its quota of processor time pays for */
+    bool pin_threads;    /* each to a core of its own */
+    int32_t max_running; /* answers computed side by side; default 16 */
+    int32_t max_context; /* tokens of one answer, prompt and output; default 8192 or less */
+    int64_t kv_tokens;   /* tokens the KV pools hold; default: two full contexts */
     int64_t snapshot_tokens; /* tokens of window snapshots in host memory; default: kv_tokens */
     int32_t chunk_tokens;    /* prompt tokens of one request in one step; default 256 */
     int32_t step_tokens;     /* tokens of one step; default: what all requests may need */
@@ -238,8 +240,9 @@ enum { HD_POOL_ENTRIES, HD_POOL_WINDOW, HD_N_POOLS }; /* of pages, by lifetime *
 enum { HD_GAPS = 64 };
 
 typedef struct hd_engine_stats {
-    int32_t waiting, running, max_running;
-    bool paused; /* and no step runs any more */
+    int32_t waiting, running, max_running; /* when the last step ended */
+    int32_t living; /* answers submitted whose end was not polled, also while a step is stuck */
+    bool paused;    /* and no step runs any more */
     bool draining;
     int64_t steps, rows, finished, retracted;
     int64_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];

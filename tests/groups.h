@@ -7,6 +7,7 @@
 #define HD_TEST_GROUPS(X) \
     X(base) \
     X(log) \
+    X(cores) \
     X(options) \
     X(tokenizer) \
     X(chat) \

@@ -38,6 +38,8 @@ typedef struct api_context {
     void (*on_end)(void *server, const api_outcome *outcome);
     void (*on_unknown_field)(void *server, const char *endpoint, const char *field);
     void *server;
+    const struct api_description *described; /* routes of other rooms; NULL: none */
+    struct api_background *background;       /* see background.h; NULL: there is none */
     struct api_store *store; /* of /v1/responses, see store.h; NULL: nothing is kept */
 } api_context;
 

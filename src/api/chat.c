@@ -11,6 +11,7 @@
 static const char *const efforts[] = {"none", "minimal", "low", "medium",
                                       "high", "xhigh",   "max", NULL};
 static const char *const switches[] = {"enabled", "disabled", "adaptive", NULL};
+static const char *const displays[] = {"summarized", NULL}, *const modes[] = {"standard", NULL};
 static const char *const tasks[] = {"action", "query",    "authority", "domain",
                                     "title",  "read_url", NULL};
 
@@ -19,6 +20,7 @@ static const api_param thinking[] = {
     {"type", API_STRING, AT(thinking_type), .words = switches, .about = "on or off"},
     {"budget_tokens", API_INT, AT(g.max_reasoning), 1, INT32_MAX,
      .about = "tokens of reasoning at most"},
+    {"display", API_STRING, AT(checked), .words = displays, .about = "reasoning is given whole"},
 };
 /* clang-format on */
 static const api_section thinking_section = API_SECTION(thinking);
@@ -33,6 +35,8 @@ static const api_param reasoning[] = {
      .about = "tokens of reasoning at most"},
     {"summary", API_NOTED, .about = "reasoning is given whole"},
     {"generate_summary", API_NOTED, .about = "reasoning is given whole"},
+    {"context", API_NOTED, .about = "the encoding says whose reasoning stays in the prompt"},
+    {"mode", API_STRING, AT(checked), .words = modes, .about = "there is one"},
 };
 /* clang-format on */
 static const api_section reasoning_section = API_SECTION(reasoning);
@@ -91,6 +95,8 @@ static const api_param chat[] = {
     {"metadata", API_NOTED, .about = "it is not kept"},
     {"store", API_NOTED, .about = "chats are not kept"},
     {"prompt_cache_key", API_NOTED, .about = "prefixes are found by themselves"},
+    {"prompt_cache_options", API_NOTED, .about = "prefixes are found by themselves"},
+    {"prompt_cache_retention", API_NOTED, .about = "prefixes are kept as long as there is room"},
     {"safety_identifier", API_NOTED, .about = "who asks does not matter"},
     {"verbosity", API_NOTED, .about = "models have no such switch"},
     {"return_meta_info", API_REFUSED, .about = "use /generate"},
@@ -100,10 +106,11 @@ static const api_param chat[] = {
     {"documents", API_REFUSED, .about = "put them into messages"},
     {"chat_template", API_REFUSED, .about = "the encoding is the model's own"},
     {"add_special_tokens", API_REFUSED, .about = "the encoding is the model's own"},
-    {"modalities", API_REFUSED, .about = "models read and write text"},
+    {"modalities", API_ARRAY, AT(modalities), .about = "text only"},
     {"audio", API_REFUSED, .about = "models read and write text"},
     {"prediction", API_REFUSED, .about = "drafts are the model's own"},
     {"web_search_options", API_REFUSED, .about = "nothing is searched"},
+    {"moderation", API_REFUSED, .about = "nothing is judged"},
     {"functions", API_REFUSED, .about = "use tools"},
     {"function_call", API_REFUSED, .about = "use tool_choice"},
 };
@@ -118,6 +125,18 @@ const api_family api_chat_family = {
     .sections = {&chat_section, &api_conversation_section, &api_openai_section,
                  &api_sampling_section, &api_identity_section, &api_absent_section}
 };
+
+static bool take_modalities(api_request *r) {
+    const json_t *item;
+    size_t i;
+    json_array_foreach(r->modalities, i, item) {
+        const char *word = json_string_value(item);
+        if (word && strcmp(word, "text") == 0) continue;
+        return api_refuse(r, "unsupported_parameter", "modalities",
+                          "modalities may be text only: models read and write text");
+    }
+    return true;
+}
 
 /* ---- log-probabilities ---- */
 
@@ -376,8 +395,8 @@ void api_chat(http_call *c, void *server) {
     api_request r;
     api_text ids = {0};
     if (api_request_open(&r, c, server, &api_chat_family, HTTP_OPENAI) && take_logprobs(&r) &&
-        api_take_sampling(&r) && api_take_forms(&r) && api_take_thinking(&r) &&
-        api_take_messages(&r) && list_prompt(&r, &ids)) {
+        take_modalities(&r) && api_take_sampling(&r) && api_take_forms(&r) &&
+        api_take_thinking(&r) && api_take_messages(&r) && list_prompt(&r, &ids)) {
         const api_prompt prompt = {.g = r.g};
         api_job_start(&r, &chat_format, &prompt, 1, &ids, NULL);
     } else {

@@ -57,6 +57,7 @@ api_totals api_job_totals(const api_job *job) {
         t.reasoning += c->reasoning_tokens;
         t.drafted += c->drafted;
         t.accepted += c->accepted;
+        t.draft_steps += c->draft_steps;
     }
     return t;
 }
@@ -67,10 +68,12 @@ void api_put_usage(api_text *out, const api_job *job) {
               "{'prompt_tokens':%lld,'completion_tokens':%lld,'total_tokens':%lld,"
               "'reasoning_tokens':%lld,'prompt_tokens_details':{'cached_tokens':%lld},"
               "'completion_tokens_details':{'reasoning_tokens':%lld,"
-              "'accepted_prediction_tokens':%lld,'rejected_prediction_tokens':%lld}}",
+              "'accepted_prediction_tokens':%lld,'rejected_prediction_tokens':%lld,"
+              "'draft_steps':%lld}}",
               (long long)t.prompt, (long long)t.output, (long long)(t.prompt + t.output),
               (long long)t.reasoning, (long long)t.cached, (long long)t.reasoning,
-              (long long)t.accepted, (long long)(t.drafted - t.accepted));
+              (long long)t.accepted, (long long)(t.drafted - t.accepted),
+              (long long)t.draft_steps);
 }
 
 void api_put_matched_stop(api_text *out, const api_choice *c) {

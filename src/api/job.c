@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "base/progress.h"
+#include "api/background.h"
 
 enum { STATUS_GONE = 499 }; /* for the log: the client left */
 
@@ -33,11 +34,17 @@ static void cancel_all(api_job *job) {
     }
 }
 
-/* On an HTTP thread, or the polling one. A prompt that is not submitted yet sees the flag. */
+/* A prompt that is not submitted yet sees the flag. */
+void api_job_cancel(api_job *job) {
+    atomic_store(&job->cancelled, true);
+    cancel_all(job);
+}
+
+/* On an HTTP thread, or the polling one. */
 static void leave(void *user) {
     api_job *job = user;
     atomic_store(&job->gone, true);
-    cancel_all(job);
+    api_job_cancel(job);
 }
 
 /* ---- the end ---- */
@@ -65,7 +72,12 @@ static void send_out(api_job *job) {
         fail_job(job, 503, "out_of_memory", "no memory for the answer");
         leave(job);
     } else if (job->out.n > 0 && !atomic_load(&job->gone)) {
-        if (!http_stream_write(job->call, job->out.data, job->out.n)) leave(job);
+        const bool there = http_stream_write(job->call, job->out.data, job->out.n);
+        if (job->w.background) {
+            api_background_write(job->ctx->background, job, job->out.data, job->out.n);
+        } else if (!there) {
+            leave(job);
+        }
     }
     api_text_clear(&job->out);
 }
@@ -94,10 +106,11 @@ static void answer(api_job *job) {
         http_stream_end(job->call);
         return;
     }
-    if (!job->failure.status) {
+    if (!job->failure.status || job->accepted) {
         job->format->reply(job);
         if (job->out.failed) fail_job(job, 503, "out_of_memory", "no memory for the answer");
     }
+    if (job->accepted) return;
     if (job->failure.status) {
         send_error(job);
     } else {
@@ -128,6 +141,9 @@ static void drop(api_job *job) {
     if (atomic_fetch_sub(&job->refs, 1) != 1) return;
     report(job);
     answer(job);
+    if (job->w.background) {
+        api_background_remove(job->ctx->background, job, job->ctx->store);
+    }
     job_close(job);
 }
 
@@ -158,9 +174,12 @@ static void add_piece(api_job *job, api_choice *c, hd_part_kind kind, int32_t ca
         return;
     }
     api_put(&c->text, part->text, part->n);
+    if (c->text.failed) { /* the piece names no bytes that are not there */
+        job->out.failed = true;
+        return;
+    }
     p->n += part->n;
     p->whole = part->whole;
-    if (c->text.failed) job->out.failed = true;
 }
 
 static void collect_part(api_job *job, api_choice *c, const hd_part *p) {
@@ -212,6 +231,7 @@ static void count(api_job *job, api_choice *c, const hd_event *e) {
     c->retracted = e->retracted;
     c->drafted = e->drafted;
     c->accepted = e->accepted;
+    c->draft_steps = e->drafted_at[0];
     if (!o->admitted_ns) o->admitted_ns = e->admitted_ns;
     if (e->n_tokens > 0) {
         if (!o->first_ns) note_first(job, now);
@@ -320,6 +340,7 @@ static api_job *job_open(api_request *r, const api_format *format, const api_pro
     }
     atomic_init(&job->refs, 1);
     atomic_init(&job->gone, false);
+    atomic_init(&job->cancelled, false);
     int32_t k = 0;
     for (int32_t i = 0; i < n; i++) {
         job->subs[i].job = job;
@@ -366,8 +387,27 @@ static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt 
     }
     atomic_store(&sub->id, id);
     if (job->ctx->on_submit) job->ctx->on_submit(job->ctx->server, id, job->call, &g);
-    if (atomic_load(&job->gone)) hd_engine_cancel(job->ctx->engine, id);
+    if (atomic_load(&job->cancelled)) hd_engine_cancel(job->ctx->engine, id);
     return true;
+}
+
+/* Without memory for the background the answer stays with its client. */
+static void detach(api_job *job) {
+    job->w.background = api_background_add(job->ctx->background, job);
+    if (!job->w.background) http_on_gone(job->call, leave, job);
+}
+
+/* What was accepted is found in the store, and the client told; what was not is refused. */
+static void tell_accepted(api_job *job, bool going) {
+    api_text object = {0};
+    const uint64_t salt = http_salt(job->call);
+    if (!going) {
+        api_store_remove(job->ctx->store, job->id, salt);
+    } else if (api_store_get(job->ctx->store, job->id, salt, &object, NULL) && object.n > 0) {
+        job->accepted = true;
+        http_reply(job->call, 200, "application/json", object.data, object.n);
+    }
+    api_text_deinit(&object);
 }
 
 void api_job_start(api_request *r, const api_format *format, const api_prompt *prompts,
@@ -390,10 +430,16 @@ void api_job_start(api_request *r, const api_format *format, const api_prompt *p
                   (long long)job->created, job->model);
     }
     http_retain(job->call);
-    http_on_gone(job->call, leave, job);
+    if (job->w.background) {
+        detach(job);
+    } else {
+        http_on_gone(job->call, leave, job);
+    }
+    if (job->w.background && !job->w.stream) format->accept(job);
     bool going = true;
     for (int32_t i = 0; i < n && going && !atomic_load(&job->gone); i++) {
         going = submit(job, r, &job->subs[i], &prompts[i]);
     }
+    if (job->w.background && !job->w.stream) tell_accepted(job, going);
     drop(job);
 }

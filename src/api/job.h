@@ -44,7 +44,7 @@ typedef struct api_choice {
     int32_t stop_token;
     api_text stop_text;
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens, retracted;
-    int32_t drafted, accepted;
+    int32_t drafted, accepted, draft_steps;
     int64_t last_ns;
 } api_choice;
 
@@ -59,8 +59,9 @@ typedef struct api_format {
     void (*end)(api_job *job);
     void (*fail)(api_job *job); /* inside a stream */
     void (*reply)(api_job *job);
-    void (*deinit)(void *state); /* may be NULL */
-    bool cumulative;             /* a chunk repeats all that came */
+    void (*accept)(api_job *job); /* of one in the background: it can be asked for */
+    void (*deinit)(void *state);  /* may be NULL */
+    bool cumulative;              /* a chunk repeats all that came */
 } api_format;
 
 typedef struct api_sub { /* one prompt, one request of the engine */
@@ -89,8 +90,9 @@ struct api_job {
     int32_t n_subs, n_choices;
 
     atomic_int refs; /* the submitter's and one per living sub */
-    atomic_bool gone;
+    atomic_bool gone, cancelled;
     bool began;
+    bool accepted; /* in the background, and its client has an answer */
     api_refusal failure;
     pthread_mutex_t failing; /* guards failure: submitter and poller may both have one */
     api_outcome outcome;
@@ -101,6 +103,9 @@ struct api_job {
  * gets state, also on a refusal. */
 void api_job_start(api_request *r, const api_format *format, const api_prompt *prompts,
                    int32_t n, api_text *prompt_ids, void *state);
+
+/* From any thread, as long as the job lives. */
+void api_job_cancel(api_job *job);
 
 /* ---- for formats ---- */
 
@@ -117,7 +122,7 @@ void api_put_error(api_text *out, const api_job *job); /* OpenAI's object of the
 void api_put_list(api_text *out, const char *key, const api_text *items); /* ,"key":[items] */
 
 typedef struct api_totals {
-    int64_t prompt, cached, output, reasoning, drafted, accepted;
+    int64_t prompt, cached, output, reasoning, drafted, accepted, draft_steps;
 } api_totals;
 api_totals api_job_totals(const api_job *job);
 

@@ -1,25 +1,35 @@
 /* models.c - GET /v1/models and /v1/models/{id}: the one model that is served, and its
  * context. Also the endpoints we do not have: refused so that a client understands. */
 #include <string.h>
+#include <time.h>
 
 #include "api/endpoints.h"
 #include "api/text.h"
 #include "api/api.h"
 
+/* The members of OpenAI's, vLLM's and Anthropic's lists in one. */
 static void put_model(api_text *out, const api_context *ctx) {
+    char born[32] = "";
+    struct tm utc;
+    const time_t created = (time_t)ctx->created;
     hd_engine_stats stats;
     hd_engine_read_stats(ctx->engine, &stats);
+    if (gmtime_r(&created, &utc)) strftime(born, sizeof born, "%Y-%m-%dT%H:%M:%SZ", &utc);
     api_write(out,
               "{'id':%s,'object':'model','created':%lld,'owned_by':'hadal','root':%s,"
-              "'parent':null,'max_model_len':%d}",
-              ctx->model_name, (long long)ctx->created, ctx->model_name, stats.max_context);
+              "'parent':null,'max_model_len':%d,'type':'model','display_name':%s,"
+              "'created_at':%s,'lifecycle':'active','max_input_tokens':%d,'max_tokens':%d}",
+              ctx->model_name, (long long)ctx->created, ctx->model_name, stats.max_context,
+              ctx->model_name, born, stats.max_context, stats.max_context);
 }
 
 void api_models(http_call *c, void *server) {
+    const api_context *ctx = server;
     api_text out = {0};
     api_write(&out, "{'object':'list','data':[");
-    put_model(&out, server);
-    api_puts(&out, "]}");
+    put_model(&out, ctx);
+    api_write(&out, "],'has_more':%i,'first_id':%s,'last_id':%s}", false, ctx->model_name,
+              ctx->model_name);
     http_reply(c, 200, "application/json", out.data, out.n);
     api_text_deinit(&out);
 }

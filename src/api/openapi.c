@@ -3,46 +3,60 @@
 #include <string.h>
 
 #include "api/endpoints.h"
+#include "api/openapi.h"
 #include "api/request.h"
 #include "api/schemas.h"
 #include "api/text.h"
 
-typedef struct operation {
-    const char *path, *method, *summary;
-    const api_family *body;    /* NULL: none */
-    const char *reply, *event; /* schemas; event NULL: never a stream */
-    const char *argument;      /* of the path, or NULL */
-} operation;
+static const char *const response_query[] = {"stream", "starting_after", NULL};
+static const char *const items_query[] = {"order", "limit", "after", NULL};
 
-static const operation operations[] = {
-    {"/v1/chat/completions",      "post", "Continue a conversation",       &api_chat_family,
-     "ChatCompletion",                                                                                                "ChatCompletionChunk", NULL},
-    {"/v1/completions",           "post", "Continue a text",               &api_complete_family,   "Completion",
-     "Completion",                                                                                                                           NULL},
-    {"/v1/models",                "get",  "The model that is served",      NULL,                   "ModelList",       NULL,                  NULL},
-    {"/v1/models/{id}",           "get",  "The model, by its name",        NULL,                   "Model",           NULL,                  "id"},
-    {"/generate",                 "post", "Token in, token out",           &api_generate_family,   "GenerateAnswers",
-     "GenerateAnswer",                                                                                                                       NULL},
-    {"/tokenize",                 "post", "Text to token ids",             &api_tokenize_family,   "Tokens",          NULL,                  NULL},
-    {"/v1/tokenize",              "post", "Text to token ids",             &api_tokenize_family,   "Tokens",          NULL,                  NULL},
-    {"/detokenize",               "post", "Token ids to text",             &api_detokenize_family, "DecodedTokens",   NULL,
-     NULL                                                                                                                                        },
-    {"/v1/detokenize",            "post", "Token ids to text",             &api_detokenize_family, "DecodedTokens",
-     NULL,                                                                                                                                   NULL},
-    {"/apply-template",           "post", "A conversation as prompt text", &api_template_family,   "Prompt",
-     NULL,                                                                                                                                   NULL},
-    {"/parse_function_call",      "post", "Tool calls out of a text",      &api_parse_call_family,
-     "ParsedCalls",                                                                                                   NULL,                  NULL},
-    {"/separate_reasoning",       "post", "Reasoning out of a text",       &api_reasoning_family,
-     "SeparatedReasoning",                                                                                            NULL,                  NULL},
-    {"/v1/messages",              "post", "Anthropic's messages",          &api_messages_family,   "Message",
-     "MessageEvent",                                                                                                                         NULL},
-    {"/v1/messages/count_tokens", "post", "Tokens of a conversation",      &api_count_family,
-     "TokenCount",                                                                                                    NULL,                  NULL},
-    {"/v1/responses",             "post", "OpenAI's responses",            &api_responses_family,  "Response",
-     "ResponseEvent",                                                                                                                        NULL},
-    {"/v1/responses/{id}",        "get",  "A response that was kept",      NULL,                   "Response",        NULL,                  "id"},
+/* clang-format off */
+static const api_operation own_operations[] = {
+    {.path = "/v1/chat/completions", .methods = "POST", .summary = "Continue a conversation",
+     .body = &api_chat_family, .reply = "ChatCompletion", .event = "ChatCompletionChunk"},
+    {.path = "/v1/completions", .methods = "POST", .summary = "Continue a text",
+     .body = &api_complete_family, .reply = "Completion", .event = "Completion"},
+    {.path = "/v1/models", .methods = "GET", .summary = "The model that is served",
+     .reply = "ModelList"},
+    {.path = "/v1/models/{id}", .methods = "GET", .summary = "The model, by its name",
+     .reply = "Model"},
+    {.path = "/generate", .methods = "POST PUT", .summary = "Token in, token out",
+     .body = &api_generate_family, .reply = "GenerateAnswers", .event = "GenerateAnswer"},
+    {.path = "/tokenize", .methods = "POST", .summary = "Text to token ids",
+     .body = &api_tokenize_family, .reply = "Tokens"},
+    {.path = "/v1/tokenize", .methods = "POST", .summary = "Text to token ids",
+     .body = &api_tokenize_family, .reply = "Tokens"},
+    {.path = "/detokenize", .methods = "POST", .summary = "Token ids to text",
+     .body = &api_detokenize_family, .reply = "DecodedTokens"},
+    {.path = "/v1/detokenize", .methods = "POST", .summary = "Token ids to text",
+     .body = &api_detokenize_family, .reply = "DecodedTokens"},
+    {.path = "/apply-template", .methods = "POST", .summary = "A conversation as prompt text",
+     .body = &api_template_family, .reply = "Prompt"},
+    {.path = "/parse_function_call", .methods = "POST", .summary = "Tool calls out of a text",
+     .body = &api_parse_call_family, .reply = "ParsedCalls"},
+    {.path = "/separate_reasoning", .methods = "POST", .summary = "Reasoning out of a text",
+     .body = &api_reasoning_family, .reply = "SeparatedReasoning"},
+    {.path = "/v1/messages", .methods = "POST", .summary = "Anthropic's messages",
+     .body = &api_messages_family, .reply = "Message", .event = "MessageEvent"},
+    {.path = "/v1/messages/count_tokens", .methods = "POST",
+     .summary = "Tokens of a conversation", .body = &api_count_family, .reply = "TokenCount"},
+    {.path = "/v1/responses", .methods = "POST", .summary = "OpenAI's responses",
+     .body = &api_responses_family, .reply = "Response", .event = "ResponseEvent"},
+    {.path = "/v1/responses/input_tokens", .methods = "POST", .summary = "Tokens of an input",
+     .body = &api_input_tokens_family, .reply = "InputTokens"},
+    {.path = "/v1/responses/{id}", .methods = "GET", .summary = "A response that was kept",
+     .reply = "Response", .event = "ResponseEvent", .query = response_query},
+    {.path = "/v1/responses/{id}", .methods = "DELETE", .summary = "Forget a response",
+     .reply = "DeletedResponse"},
+    {.path = "/v1/responses/{id}/input_items", .methods = "GET",
+     .summary = "What a response answered", .reply = "InputItems", .query = items_query},
+    {.path = "/v1/responses/{id}/cancel", .methods = "POST",
+     .summary = "End a response in the background", .reply = "Response"},
+    {.path = "/openapi.json", .methods = "GET", .summary = "This description",
+     .reply = "Description"},
 };
+/* clang-format on */
 
 /* ---- parameters ---- */
 
@@ -199,7 +213,9 @@ static void list_family(family_list *list, const api_family *f) {
 
 /* Nested ones come behind those that nest them, so one pass finds all. */
 static void list_families(family_list *list) {
-    for (size_t i = 0; i < HD_LEN(operations); i++) list_family(list, operations[i].body);
+    for (size_t i = 0; i < HD_LEN(own_operations); i++) {
+        list_family(list, own_operations[i].body);
+    }
     for (size_t k = 0; k < list->n; k++) {
         const api_family *f = list->families[k];
         for (int32_t s = 0; s < API_MAX_SECTIONS && f->sections[s]; s++) {
@@ -229,42 +245,124 @@ static void put_reply(api_text *out, const char *status, const char *about, cons
     api_puts(out, "}}");
 }
 
-static void put_operation(api_text *out, const operation *o) {
-    const bool anthropic = strncmp(o->path, "/v1/messages", 12) == 0;
-    api_write(out, "%s:{%s:{'summary':%s,", o->path, o->method, o->summary);
-    if (o->argument) {
-        api_write(out,
-                  "'parameters':[{'name':%s,'in':'path','required':%i,"
-                  "'schema':{'type':'string'}}],",
-                  o->argument, true);
-    }
-    if (o->body) {
-        api_write(out, "'requestBody':{'required':%i,'content':{", true);
-        put_content(out, "application/json", o->body->name);
-        api_puts(out, "}},");
-    }
-    api_write(out, "'responses':{");
-    put_reply(out, "200", "The answer", o->reply, o->event);
-    api_puts(out, ",");
-    put_reply(out, "default", "A refusal or a failure", anthropic ? "AnthropicError" : "Error",
-              NULL);
-    api_puts(out, "}}}");
+static void put_argument(api_text *out, const char *name, size_t n, bool in_path) {
+    api_comma(out);
+    api_write(out, "{'name':%.*s,'in':%s,'required':%i,'schema':{'type':'string'}}", (int)n,
+              name, in_path ? "path" : "query", in_path);
 }
 
-static void put_components(api_text *out, const api_limits *limits) {
+/* {name} in the path, and the query. */
+static void put_arguments(api_text *out, const api_operation *o) {
+    api_write(out, ",'parameters':[");
+    for (const char *p = o->path; (p = strchr(p, '{')); p++) {
+        put_argument(out, p + 1, strcspn(p + 1, "}"), true);
+    }
+    for (const char *const *q = o->query; q && *q; q++) {
+        put_argument(out, *q, strlen(*q), false);
+    }
+    api_puts(out, "]");
+}
+
+static void put_operation(api_text *out, const api_operation *o) {
+    const bool anthropic = strncmp(o->path, "/v1/messages", 12) == 0;
+    const char *body = o->body ? o->body->name : o->free_body;
+    api_write(out, "{'summary':%s", o->summary);
+    put_arguments(out, o);
+    if (body) {
+        api_write(out, ",'requestBody':{'required':%i,'content':{", o->body != NULL);
+        put_content(out, "application/json", body);
+        api_puts(out, "}}");
+    }
+    api_write(out, ",'responses':{");
+    if (o->type) {
+        api_write(out,
+                  "'200':{'description':'The answer','content':{%s:{'schema':"
+                  "{'type':'string'}}}},",
+                  o->type);
+    } else if (o->reply) {
+        put_reply(out, "200", "The answer", o->reply, o->event);
+        api_puts(out, ",");
+    }
+    put_reply(out, "default", "A refusal or a failure", anthropic ? "AnthropicError" : "Error",
+              NULL);
+    api_puts(out, "}}");
+}
+
+/* ---- paths: operations of one path stand together ---- */
+
+typedef struct operation_list {
+    const api_operation *tables[2];
+    size_t n[2];
+} operation_list;
+
+static bool is_first(const operation_list *l, const api_operation *o) {
+    for (size_t t = 0; t < HD_LEN(l->n); t++) {
+        for (size_t i = 0; i < l->n[t]; i++) {
+            const api_operation *other = &l->tables[t][i];
+            if (strcmp(other->path, o->path) == 0) return other == o;
+        }
+    }
+    return true;
+}
+
+/* "GET POST": each is an operation; in the description they are lower case. */
+static void put_methods(api_text *out, const api_operation *o) {
+    for (const char *m = o->methods; *m;) {
+        const size_t n = strcspn(m, " ");
+        char name[8] = "";
+        for (size_t i = 0; i < n && i + 1 < sizeof name; i++) name[i] = (char)(m[i] | 0x20);
+        api_comma(out);
+        api_write(out, "%s:", name);
+        put_operation(out, o);
+        m += n + (m[n] == ' ');
+    }
+}
+
+static void put_path(api_text *out, const operation_list *l, const char *path) {
+    api_comma(out);
+    api_write(out, "%s:{", path);
+    for (size_t t = 0; t < HD_LEN(l->n); t++) {
+        for (size_t i = 0; i < l->n[t]; i++) {
+            if (strcmp(l->tables[t][i].path, path) == 0) put_methods(out, &l->tables[t][i]);
+        }
+    }
+    api_puts(out, "}");
+}
+
+static void put_paths(api_text *out, const api_context *ctx) {
+    operation_list l = {.tables = {own_operations}, .n = {HD_LEN(own_operations)}};
+    if (ctx->described) {
+        l.tables[1] = ctx->described->operations;
+        l.n[1] = ctx->described->n_operations;
+    }
+    api_write(out, "'paths':{");
+    for (size_t t = 0; t < HD_LEN(l.n); t++) {
+        for (size_t i = 0; i < l.n[t]; i++) {
+            if (is_first(&l, &l.tables[t][i])) put_path(out, &l, l.tables[t][i].path);
+        }
+    }
+    api_puts(out, "},");
+}
+
+static void put_schemas(api_text *out, const api_schema *schemas, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        api_comma(out);
+        api_write(out, "%s:", schemas[i].name);
+        put_schema(out, schemas[i].text);
+    }
+}
+
+static void put_components(api_text *out, const api_context *ctx) {
     family_list list = {.n = 0};
     list_families(&list);
     api_write(out, "'components':{'securitySchemes':{'key':{'type':'http','scheme':'bearer'}},"
                    "'schemas':{");
     for (size_t i = 0; i < list.n; i++) {
-        put_family(out, list.families[i], limits);
-        api_puts(out, ",");
+        api_comma(out);
+        put_family(out, list.families[i], &ctx->limits);
     }
-    for (size_t i = 0; i < api_n_schemas; i++) {
-        if (i > 0) api_puts(out, ",");
-        api_write(out, "%s:", api_schemas[i].name);
-        put_schema(out, api_schemas[i].text);
-    }
+    put_schemas(out, api_schemas, api_n_schemas);
+    if (ctx->described) put_schemas(out, ctx->described->schemas, ctx->described->n_schemas);
     api_puts(out, "}}");
 }
 
@@ -273,14 +371,10 @@ void api_openapi(http_call *c, void *server) {
     api_text out = {0};
     api_write(&out,
               "{'openapi':'3.1.0','info':{'title':'hadal','version':%s},"
-              "'security':[{},{'key':[]}],'paths':{",
+              "'security':[{},{'key':[]}],",
               HD_VERSION);
-    for (size_t i = 0; i < HD_LEN(operations); i++) {
-        if (i > 0) api_puts(&out, ",");
-        put_operation(&out, &operations[i]);
-    }
-    api_puts(&out, "},");
-    put_components(&out, &ctx->limits);
+    put_paths(&out, ctx);
+    put_components(&out, ctx);
     api_puts(&out, "}");
     http_reply(c, 200, "application/json", out.data, out.n);
     api_text_deinit(&out);

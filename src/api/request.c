@@ -132,7 +132,7 @@ void *api_keep(api_request *r, size_t n, size_t size) {
 
 json_t *api_keep_json(api_request *r, json_t *made) {
     if (!r->made) r->made = json_array();
-    if (made && r->made && json_array_append_new(r->made, made) == 0) return made;
+    if (json_array_append_new(r->made, made) == 0) return made; /* takes it in any case */
     api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
     return NULL;
 }
@@ -176,6 +176,9 @@ static bool read_body(api_request *r) {
     if (n == 0) return api_refuse(r, "empty_body", NULL, "the body is empty");
     if (!check_shape(r, text, n)) return false;
     if (hd_chat_parse_json(&r->body, text, n, "the body", &err) != HD_OK) {
+        if (err.code == HD_ENOMEM) {
+            return api_refuse_status(r, 503, "out_of_memory", NULL, "%s", err.msg);
+        }
         const bool twice = strstr(err.msg, "duplicate object key") != NULL;
         return api_refuse(r, twice ? "duplicate_key" : "invalid_json", NULL, "%s", err.msg);
     }

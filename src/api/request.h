@@ -20,6 +20,7 @@ typedef struct api_wishes {
     bool logprobs, echo, token_ids, prompt_ids, text_in_logprobs;
     bool separate_reasoning, stream_reasoning, parallel_calls;
     bool prefill_only; /* nothing is generated, as far as the client can see */
+    bool background;   /* the answer goes on without its client */
     int32_t stream_interval;
 } api_wishes;
 
@@ -61,7 +62,7 @@ typedef struct api_request {
     const char *effort, *thinking_type, *instructions, *previous, *content, *parser;
     json_t *stop, *stop_ids, *bias, *response_format, *schema, *guided_json, *guided_choice;
     json_t *content_list, *messages, *tools, *tool_choice, *prompt, *text, *input_ids, *system;
-    json_t *sampling, *echoed, *rids, *tokens;
+    json_t *sampling, *echoed, *rids, *tokens, *modalities;
     int32_t max_tokens, max_completion_tokens, min_tokens, top_logprobs, logprobs;
     int32_t logprob_start, generation_prompt;
     int32_t begins; /* with the tokenizer's BOS: 1 yes, -1 no, 0 as usual */

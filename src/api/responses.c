@@ -1,9 +1,10 @@
-/* responses.c - POST /v1/responses and GET /v1/responses/{id}: OpenAI's newer interface,
- * with its items, its many events, and responses that are kept. */
+/* responses.c - POST /v1/responses: OpenAI's newer interface, with its items, its many events,
+ * and responses that are kept (kept.c) or go on in the background. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "api/background.h"
 #include "api/endpoints.h"
 #include "api/job.h"
 #include "api/store.h"
@@ -58,12 +59,20 @@ static const api_param responses[] = {
     {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats; drawn anew where absent"},
     {"metadata", API_OBJECT, AT(echoed), .about = "given back"},
     {"truncation", API_STRING, AT(checked), .words = whole_only, .about = "input is not cut"},
-    {"background", API_ONLY, .about = "answers come on the same connection"},
+    {"background", API_BOOL, AT(w.background),
+     .about = "the answer goes on without its client, who asks for it later"},
+    {"background_options", API_NOTED, .about = "answers begin as soon as they can"},
     {"max_tool_calls", API_NOTED, .about = "for tools of the server, which there are none of"},
     {"service_tier", API_NOTED, .about = "there is one"},
     {"user", API_NOTED, .about = "who asks does not matter"},
     {"safety_identifier", API_NOTED, .about = "who asks does not matter"},
     {"prompt_cache_key", API_NOTED, .about = "prefixes are found by themselves"},
+    {"prompt_cache_options", API_NOTED, .about = "prefixes are found by themselves"},
+    {"prompt_cache_retention", API_NOTED, .about = "prefixes are kept as long as there is room"},
+    {"access_programs", API_NOTED, .about = "who asks does not matter"},
+    {"context_management", API_REFUSED, .about = "input is not shortened"},
+    {"image", API_REFUSED, .about = "models read text"},
+    {"moderation", API_REFUSED, .about = "nothing is judged"},
     {"prompt", API_REFUSED, .about = "there are no stored prompts"},
     {"conversation", API_REFUSED, .about = "use previous_response_id"},
     {"n", API_REFUSED, .about = "there is one answer"},
@@ -77,6 +86,20 @@ const api_family api_responses_family = {
     .required = required,
     .sections = {&responses_section, &api_sampling_section, &api_identity_section,
                  &api_absent_section}
+};
+
+/* clang-format off */
+static const api_param counting[] = {
+    {"personality", API_REFUSED, .about = "say it in the instructions"},
+};
+/* clang-format on */
+static const api_section counting_section = API_SECTION(counting);
+const api_family api_input_tokens_family = {
+    .name = "InputTokensRequest",
+    .endpoint = "/v1/responses/input_tokens",
+    .required = required,
+    .sections = {&counting_section, &responses_section, &api_sampling_section,
+                 &api_identity_section, &api_absent_section}
 };
 
 /* ---- what a response repeats of its request ---- */
@@ -131,7 +154,8 @@ static void put_echo(api_text *out, const api_request *r) {
         put_member(out, r, members[i][0], members[i][1]);
     }
     api_write(out, ",'temperature':%g,'top_p':%g,'store':%i,'background':%i",
-              shown(r->g.temperature), shown(r->g.top_p), r->store && r->ctx->store, false);
+              shown(r->g.temperature), shown(r->g.top_p), r->store && r->ctx->store,
+              r->w.background);
 }
 
 /* ---- items ---- */
@@ -313,7 +337,8 @@ static const char *status_of(const api_job *job, const api_choice *c) {
 static void put_usage(api_text *out, const api_job *job) {
     const api_totals t = api_job_totals(job);
     api_write(out,
-              "{'input_tokens':%lld,'input_tokens_details':{'cached_tokens':%lld},"
+              "{'input_tokens':%lld,'input_tokens_details':{'cached_tokens':%lld,"
+              "'cache_write_tokens':0},"
               "'output_tokens':%lld,'output_tokens_details':{'reasoning_tokens':%lld},"
               "'total_tokens':%lld}",
               (long long)t.prompt, (long long)t.cached, (long long)t.output,
@@ -323,7 +348,7 @@ static void put_usage(api_text *out, const api_job *job) {
 static void put_response(api_text *out, const api_job *job, const char *status) {
     const response_state *s = job->state;
     const api_choice *c = &job->choices[0];
-    const bool over = strcmp(status, "in_progress") != 0;
+    const bool over = strcmp(status, "in_progress") != 0 && strcmp(status, "queued") != 0;
     api_write(
         out, "{'id':%s,'object':'response','created_at':%lld,'status':%s,'model':%s,'output':[",
         job->id, (long long)job->created, status, job->model);
@@ -356,6 +381,7 @@ static void store(api_job *job, const char *status) {
     api_text object = {0};
     const api_choice *c = &job->choices[0];
     if (s->items.n == 0) return;
+    if (job->w.background && api_background_forgotten(job->ctx->background, job)) return;
     put_response(&object, job, status);
     if (s->items.n > 1 && c->kept.n > 0) api_puts(&s->items, ",");
     api_put(&s->items, c->kept.data, c->kept.n);
@@ -371,7 +397,21 @@ static void response_event(api_job *job, const char *type, const char *status) {
     end_event(job);
 }
 
+/* Without its items: it cannot be continued before its end. */
+static void store_unfinished(const api_job *job, const char *status) {
+    const response_state *s = job->state;
+    api_text object = {0}, none = {0};
+    put_response(&object, job, status);
+    api_store_put(job->ctx->store, job->id, s->salt, &object, &none);
+    api_text_deinit(&object);
+}
+
+static void responses_accept(api_job *job) {
+    store_unfinished(job, "queued");
+}
+
 static void responses_begin(api_job *job) {
+    if (job->w.background) store_unfinished(job, "in_progress");
     response_event(job, "response.created", "in_progress");
     response_event(job, "response.in_progress", "in_progress");
 }
@@ -393,6 +433,7 @@ static void responses_end(api_job *job) {
 }
 
 static void responses_fail(api_job *job) {
+    if (job->w.background) store(job, "failed");
     response_event(job, "response.failed", "failed");
 }
 
@@ -415,6 +456,7 @@ static const api_format responses_format = {.endpoint = "/v1/responses",
                                             .end = responses_end,
                                             .fail = responses_fail,
                                             .reply = responses_reply,
+                                            .accept = responses_accept,
                                             .deinit = response_deinit};
 
 /* ---- the handlers ---- */
@@ -448,6 +490,10 @@ static bool gather_items(api_request *r, json_t **out) {
             return api_refuse_status(r, 404, "previous_response_not_found",
                                      "previous_response_id", "there is no response of this id");
         }
+        if (text.n == 0) {
+            return api_refuse(r, "invalid_value", "previous_response_id",
+                              "the response of this id has not ended");
+        }
         json_t *before = json_loadb(text.data, text.n, JSON_ALLOW_NUL, NULL);
         ok = before && json_array_extend(all, before) == 0;
         json_decref(before);
@@ -455,7 +501,7 @@ static bool gather_items(api_request *r, json_t **out) {
     }
     if (json_is_string(r->prompt)) {
         json_t *message = json_pack("{s:s, s:O}", "role", "user", "content", r->prompt);
-        ok = ok && json_array_append_new(all, message) == 0;
+        ok = json_array_append_new(all, message) == 0 && ok; /* takes it in any case */
     } else if (json_is_array(r->prompt)) {
         ok = ok && json_array_extend(all, r->prompt) == 0;
     } else {
@@ -478,14 +524,25 @@ static bool make_state(api_request *r, json_t *all, response_state **out) {
     return true;
 }
 
+static bool take_background(api_request *r) {
+    if (!r->w.background || (r->store && r->ctx->store && r->ctx->background)) return true;
+    return api_refuse(r, "invalid_value", "background",
+                      "a response in the background must be stored");
+}
+
+/* The steps from a body to a conversation; *all is the caller's. */
+static bool take_input(api_request *r, json_t **all) {
+    return take_include(r) && api_take_sampling(r) && api_take_forms(r) &&
+           api_take_thinking(r) && gather_items(r, all) && api_translate_items(r, *all) &&
+           api_take_messages(r);
+}
+
 void api_responses(http_call *c, void *server) {
     api_request r;
     json_t *all = NULL;
     response_state *state = NULL;
     if (api_request_open(&r, c, server, &api_responses_family, HTTP_OPENAI) &&
-        take_include(&r) && api_take_sampling(&r) && api_take_forms(&r) &&
-        api_take_thinking(&r) && gather_items(&r, &all) && api_translate_items(&r, all) &&
-        api_take_messages(&r) && make_state(&r, all, &state)) {
+        take_background(&r) && take_input(&r, &all) && make_state(&r, all, &state)) {
         const api_prompt prompt = {.g = r.g};
         api_job_start(&r, &responses_format, &prompt, 1, NULL, state);
     } else {
@@ -496,14 +553,21 @@ void api_responses(http_call *c, void *server) {
     api_request_close(&r);
 }
 
-void api_get_response(http_call *c, void *server) {
-    const api_context *ctx = server;
-    api_text out = {0};
-    if (api_store_get(ctx->store, http_path_tail(c), http_salt(c), &out, NULL)) {
+void api_input_tokens(http_call *c, void *server) {
+    api_request r;
+    json_t *all = NULL;
+    hd_ids ids = {0};
+    if (api_request_open(&r, c, server, &api_input_tokens_family, HTTP_OPENAI) &&
+        take_input(&r, &all) && api_render_ids(&r, &ids)) {
+        api_text out = {0};
+        api_write(&out, "{'object':'response.input_tokens','input_tokens':%lld}",
+                  (long long)ids.n);
         http_reply(c, 200, "application/json", out.data, out.n);
+        api_text_deinit(&out);
     } else {
-        http_error(c, 404, "not_found_error", "response_not_found", NULL,
-                   "there is no response of this id");
+        api_request_send_refusal(&r);
     }
-    api_text_deinit(&out);
+    hd_ids_deinit(&ids);
+    json_decref(all);
+    api_request_close(&r);
 }

@@ -31,8 +31,9 @@ const api_schema api_schemas[] = {
      "{'type':'object','required':['cached_tokens'],'properties':{'cached_tokens':@Count}}"},
     {"CompletionDetails",
      "{'type':'object','required':['reasoning_tokens','accepted_prediction_tokens',"
-     "'rejected_prediction_tokens'],'properties':{'reasoning_tokens':@Count,"
-     "'accepted_prediction_tokens':@Count,'rejected_prediction_tokens':@Count}}"},
+     "'rejected_prediction_tokens','draft_steps'],'properties':{'reasoning_tokens':@Count,"
+     "'accepted_prediction_tokens':@Count,'rejected_prediction_tokens':@Count,"
+     "'draft_steps':@Count}}"},
     {"ScoredToken",
      "{'type':'object','required':['token','logprob','bytes'],'properties':{'token':@Text,"
      "'logprob':{'type':'number'},'bytes':@Integers,"
@@ -86,12 +87,29 @@ const api_schema api_schemas[] = {
      "'text':@Text,'logprobs':@TextScores,'finish_reason':@FinishReason,"
      "'matched_stop':@MatchedStop,'token_ids':@Integers,'prompt_token_ids':@Integers}}}}}"},
     {"Model",
-     "{'type':'object','required':['id','object','created','owned_by','max_model_len'],"
+     "{'type':'object','required':['id','object','created','owned_by','max_model_len','type',"
+     "'display_name','created_at','lifecycle','max_input_tokens'],"
      "'properties':{'id':@Text,'object':{'const':'model'},'created':@Count,'owned_by':@Text,"
-     "'root':@Text,'parent':@MaybeText,'max_model_len':@Count}}"},
+     "'root':@Text,'parent':@MaybeText,'max_model_len':@Count,'type':{'const':'model'},"
+     "'display_name':@Text,'created_at':{'type':'string','format':'date-time'},"
+     "'lifecycle':{'const':'active'},'max_input_tokens':@Count,'max_tokens':@Count}}"},
     {"ModelList",
-     "{'type':'object','required':['object','data'],'properties':{'object':{'const':'list'},"
-     "'data':{'type':'array','items':@Model}}}"},
+     "{'type':'object','required':['object','data','has_more','first_id','last_id'],"
+     "'properties':{'object':{'const':'list'},'data':{'type':'array','items':@Model},"
+     "'has_more':{'const':false},'first_id':@Text,'last_id':@Text}}"},
+    {"InputTokens",
+     "{'type':'object','required':['object','input_tokens'],'properties':{"
+     "'object':{'const':'response.input_tokens'},'input_tokens':@Count}}"},
+    {"DeletedResponse",
+     "{'type':'object','required':['id','object','deleted'],'properties':{'id':@Text,"
+     "'object':{'const':'response.deleted'},'deleted':{'const':true}}}"},
+    {"InputItems",
+     "{'type':'object','required':['object','data','has_more','first_id','last_id'],"
+     "'properties':{'object':{'const':'list'},'has_more':{'type':'boolean'},"
+     "'first_id':@MaybeText,'last_id':@MaybeText,'data':{'type':'array','items':{"
+     "'type':'object','required':['type','id'],'properties':{'type':@Text,'id':@Text}}}}}"},
+    {"Description",
+     "{'type':'object','required':['openapi','info','paths','components']}"},
     {"ResponseItem",
      "{'type':'object','required':['type','id'],'properties':{'id':@Text,"
      "'type':{'enum':['message','reasoning','function_call']},"
@@ -101,7 +119,8 @@ const api_schema api_schemas[] = {
      "'usage','error','incomplete_details','parallel_tool_calls','tool_choice','tools'],"
      "'properties':{"
      "'id':@Text,'object':{'const':'response'},'created_at':@Count,'model':@Text,"
-     "'status':{'enum':['in_progress','completed','incomplete','failed','cancelled']},"
+     "'status':{'enum':['queued','in_progress','completed','incomplete','failed',"
+     "'cancelled']},"
      "'output':{'type':'array','items':@ResponseItem},"
      "'usage':{'type':['object','null'],"
      "'required':['input_tokens','output_tokens','total_tokens']},"

@@ -9,7 +9,7 @@ typedef struct entry {
     struct entry *next; /* older */
     char *id;
     uint64_t salt;
-    api_text object, items;
+    api_text object, items, events;
 } entry;
 
 struct api_store {
@@ -33,6 +33,7 @@ static void entry_free(entry *e) {
     if (!e) return;
     api_text_deinit(&e->object);
     api_text_deinit(&e->items);
+    api_text_deinit(&e->events);
     free(e->id);
     free(e);
 }
@@ -49,7 +50,25 @@ void api_store_close(api_store *s) {
 }
 
 static size_t entry_bytes(const entry *e) {
-    return sizeof *e + strlen(e->id) + e->object.cap + e->items.cap;
+    return sizeof *e + strlen(e->id) + e->object.cap + e->items.cap + e->events.cap;
+}
+
+/* The link that holds it, or the one at the end. */
+static entry **link_of(api_store *s, const char *id, uint64_t salt) {
+    entry **link = &s->newest;
+    while (*link && ((*link)->salt != salt || strcmp((*link)->id, id) != 0)) {
+        link = &(*link)->next;
+    }
+    return link;
+}
+
+static entry *unlink_entry(api_store *s, const char *id, uint64_t salt) {
+    entry **link = link_of(s, id, salt), *e = *link;
+    if (!e) return NULL;
+    s->bytes -= entry_bytes(e);
+    *link = e->next;
+    e->next = NULL;
+    return e;
 }
 
 /* Keeps what fits, from the newest on, and returns the rest. */
@@ -66,9 +85,17 @@ static entry *cut_tail(api_store *s) {
     return rest;
 }
 
+static void free_list(entry *e) {
+    while (e) {
+        entry *next = e->next;
+        entry_free(e);
+        e = next;
+    }
+}
+
 void api_store_put(api_store *s, const char *id, uint64_t salt, api_text *object,
                    api_text *items) {
-    entry *e = calloc(1, sizeof *e), *rest = NULL;
+    entry *e = calloc(1, sizeof *e), *rest = NULL, *before;
     char *name = strdup(id);
     if (!e || !name || object->failed || items->failed) {
         free(e);
@@ -82,28 +109,54 @@ void api_store_put(api_store *s, const char *id, uint64_t salt, api_text *object
         return;
     }
     pthread_mutex_lock(&s->lock);
+    before = unlink_entry(s, id, salt);
     e->next = s->newest;
     s->newest = e;
     s->bytes += entry_bytes(e);
     if (s->bytes > s->max_bytes) rest = cut_tail(s);
     pthread_mutex_unlock(&s->lock);
-    while (rest) {
-        entry *next = rest->next;
-        entry_free(rest);
-        rest = next;
-    }
+    entry_free(before);
+    free_list(rest);
 }
 
 bool api_store_get(api_store *s, const char *id, uint64_t salt, api_text *object,
                    api_text *items) {
-    const entry *e = NULL;
     if (!s) return false;
     pthread_mutex_lock(&s->lock);
-    for (e = s->newest; e; e = e->next) {
-        if (e->salt == salt && strcmp(e->id, id) == 0) break;
-    }
+    const entry *e = *link_of(s, id, salt);
     if (e && object) api_put(object, e->object.data, e->object.n);
     if (e && items) api_put(items, e->items.data, e->items.n);
     pthread_mutex_unlock(&s->lock);
+    return e != NULL;
+}
+
+void api_store_attach(api_store *s, const char *id, uint64_t salt, api_text *events) {
+    entry *rest = NULL;
+    pthread_mutex_lock(&s->lock);
+    entry *e = *link_of(s, id, salt);
+    if (e && events->n > 0 && !events->failed) {
+        e->events = *events;
+        *events = (api_text){0};
+        s->bytes += e->events.cap;
+        if (s->bytes > s->max_bytes) rest = cut_tail(s);
+    }
+    pthread_mutex_unlock(&s->lock);
+    free_list(rest);
+}
+
+bool api_store_get_events(api_store *s, const char *id, uint64_t salt, api_text *events) {
+    pthread_mutex_lock(&s->lock);
+    const entry *e = *link_of(s, id, salt);
+    const bool there = e && e->events.n > 0;
+    if (there) api_put(events, e->events.data, e->events.n);
+    pthread_mutex_unlock(&s->lock);
+    return there;
+}
+
+bool api_store_remove(api_store *s, const char *id, uint64_t salt) {
+    pthread_mutex_lock(&s->lock);
+    entry *e = unlink_entry(s, id, salt);
+    pthread_mutex_unlock(&s->lock);
+    entry_free(e);
     return e != NULL;
 }

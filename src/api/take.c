@@ -254,29 +254,60 @@ bool api_take_thinking(api_request *r) {
 
 /* ---- messages ---- */
 
-static bool offered(const json_t *tools, const char *name) {
-    const json_t *tool;
+static json_t *tool_named(const json_t *tools, const json_t *wanted) {
+    const json_t *inner = json_object_get(wanted, "function");
+    const char *name =
+        json_string_value(json_object_get(json_is_object(inner) ? inner : wanted, "name"));
+    json_t *tool;
     size_t i;
     json_array_foreach(tools, i, tool) {
-        const json_t *f = json_object_get(tool, "function");
-        const char *known = json_string_value(json_object_get(f, "name"));
-        if (known && strcmp(known, name) == 0) return true;
+        const char *known =
+            json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+        if (name && known && strcmp(name, known) == 0) return tool;
     }
-    return false;
+    return NULL;
+}
+
+/* Of the tools only those that the choice lists are offered. */
+static bool take_allowed_tools(api_request *r, const char *const *modes) {
+    const json_t *inner = json_object_get(r->tool_choice, "allowed_tools"), *wanted;
+    const json_t *from = json_is_object(inner) ? inner : r->tool_choice;
+    const char *mode = json_string_value(json_object_get(from, "mode"));
+    json_t *kept = api_keep_json(r, json_array());
+    size_t i;
+    if (!kept) return false;
+    json_array_foreach(json_object_get(from, "tools"), i, wanted) {
+        json_t *tool = tool_named(r->tools, wanted);
+        if (tool && json_array_append(kept, tool) == 0) continue;
+        return api_refuse(r, "invalid_value", "tool_choice",
+                          "tool_choice allows a function that is not among the tools");
+    }
+    for (; mode && *modes; modes++) {
+        if (strcmp(mode, *modes) == 0) r->g.tool_choice = *modes;
+    }
+    r->tools = kept;
+    return true;
+}
+
+static bool is_allowed_tools(const json_t *choice) {
+    const char *type = json_string_value(json_object_get(choice, "type"));
+    return type && strcmp(type, "allowed_tools") == 0;
 }
 
 static bool take_tool_choice(api_request *r) {
-    static const char *const words[] = {"none", "auto", "required"};
+    static const char *const words[] = {"none", "auto", "required", NULL};
     const json_t *v = r->tool_choice;
     if (!v) return true;
     if (json_is_string(v)) {
-        for (size_t i = 0; i < HD_LEN(words); i++) {
+        for (size_t i = 0; words[i]; i++) {
             if (strcmp(json_string_value(v), words[i]) == 0) r->g.tool_choice = words[i];
         }
+    } else if (is_allowed_tools(v)) {
+        if (!take_allowed_tools(r, words + 1)) return false;
     } else {
         const json_t *f = json_object_get(v, "function");
         const char *name = json_string_value(json_object_get(f, "name"));
-        if (name && !offered(r->tools, name)) {
+        if (name && !tool_named(r->tools, v)) {
             return api_refuse(r, "invalid_value", "tool_choice",
                               "tool_choice names a function that is not among the tools");
         }
@@ -339,6 +370,23 @@ static bool set_continuation(api_request *r) {
     return true;
 }
 
+/* What messages held before there were tools, and what is no text. */
+static bool check_old_shapes(api_request *r) {
+    static const char *const refused[] = {"function_call", "audio"};
+    const json_t *message;
+    size_t i;
+    json_array_foreach(r->messages, i, message) {
+        for (size_t k = 0; k < HD_LEN(refused); k++) {
+            const json_t *v = json_object_get(message, refused[k]);
+            if (!v || json_is_null(v)) continue;
+            return api_refuse(r, "unsupported_parameter", "messages",
+                              "messages[%zu].%s is not supported: use tool_calls and text", i,
+                              refused[k]);
+        }
+    }
+    return true;
+}
+
 bool api_take_messages(api_request *r) {
     hd_err err = {0};
     if (!r->messages) {
@@ -348,7 +396,7 @@ bool api_take_messages(api_request *r) {
         return api_refuse(r, "invalid_value", "messages", "%zu messages are more than %d",
                           json_array_size(r->messages), r->ctx->limits.max_messages);
     }
-    if (!take_tool_choice(r)) return false;
+    if (!take_tool_choice(r) || !check_old_shapes(r)) return false;
     if (hd_chat_parse(&r->conversation, r->messages, r->tools, NULL, true, &err) != HD_OK) {
         return api_refuse_err(r, "messages", &err);
     }

@@ -2,80 +2,40 @@
  * tool_result. */
 #include <string.h>
 
-#include "api/translate.h"
+#include "api/translate_internal.h"
 
-typedef struct translation {
-    api_request *r;
-    json_t *out;  /* the messages */
-    size_t index; /* of the message at hand */
-} translation;
+static const char *const texts[] = {"text", NULL};
 
-static bool no_memory(api_request *r) {
-    return api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the messages");
+/* As translate_text(), but no blocks are an empty string. */
+static bool take_text(translation *t, json_t *content, json_t **out) {
+    if (!translate_text(t, content, texts, out)) return false;
+    if (!json_is_array(*out) || json_array_size(*out) > 0) return true;
+    json_decref(*out);
+    *out = json_string("");
+    return *out || translate_no_memory(t);
 }
 
-static const char *word(const json_t *object, const char *key) {
-    const char *s = json_string_value(json_object_get(object, key));
-    return s ? s : "";
-}
-
-static bool refuse(translation *t, const char *what) {
-    return api_refuse(t->r, "invalid_value", "messages", "messages[%zu]: %s", t->index, what);
-}
-
-/* A text block, or blocks that hold nothing else, as OpenAI's parts. */
-static bool add_text(translation *t, json_t *parts, const json_t *block) {
-    json_t *text = json_object_get(block, "text");
-    if (strcmp(word(block, "type"), "text") != 0) {
-        return api_refuse(t->r, "unsupported_content_type", "messages",
-                          "messages[%zu] holds a block that is no text; models read text",
-                          t->index);
-    }
-    if (!json_is_string(text)) return refuse(t, "a text block must have a text");
-    json_t *part = json_pack("{s:s, s:O}", "type", "text", "text", text);
-    return json_array_append_new(parts, part) == 0 || no_memory(t->r);
-}
-
-/* A string stays one; blocks become parts. *out is a new reference. */
-static bool translate_text(translation *t, json_t *content, json_t **out) {
-    json_t *block;
-    size_t i;
-    *out = NULL;
-    if (json_is_string(content)) {
-        *out = json_incref(content);
-        return true;
-    }
-    if (!json_is_array(content)) return refuse(t, "content must be a string or blocks");
-    json_t *parts = json_array();
-    if (!parts) return no_memory(t->r);
-    json_array_foreach(content, i, block) {
-        if (add_text(t, parts, block)) continue;
-        json_decref(parts);
-        return false;
-    }
-    if (json_array_size(parts) == 0) {
-        json_decref(parts);
-        parts = json_string("");
-    }
-    *out = parts;
-    return *out || no_memory(t->r);
-}
-
-static bool append(translation *t, json_t *message) {
-    return json_array_append_new(t->out, message) == 0 || no_memory(t->r);
+/* A block that must be text joins the parts. */
+static bool add_text(translation *t, json_t *parts, json_t *block) {
+    json_t *made, *one = json_pack("[O]", block);
+    const bool ok = translate_text(t, one, texts, &made);
+    const bool joined = ok && json_array_extend(parts, made) == 0;
+    json_decref(one);
+    if (ok) json_decref(made);
+    return joined || (ok && translate_no_memory(t));
 }
 
 static bool add_result(translation *t, const json_t *block) {
     json_t *content = json_object_get(block, "content"), *id, *text;
     id = json_object_get(block, "tool_use_id");
-    if (!json_is_string(id)) return refuse(t, "a tool_result must have a tool_use_id");
+    if (!json_is_string(id))
+        return translate_refuse(t, "a tool_result must have a tool_use_id");
     if (!content) {
         text = json_string("");
-    } else if (!translate_text(t, content, &text)) {
+    } else if (!take_text(t, content, &text)) {
         return false;
     }
-    return append(
-        t, json_pack("{s:s, s:O, s:o}", "role", "tool", "tool_call_id", id, "content", text));
+    return translate_result(t, id, text);
 }
 
 /* Results answer the calls before them, so they come first; the rest is what the user says. */
@@ -85,41 +45,33 @@ static bool add_user(translation *t, json_t *content) {
     size_t i;
     json_array_foreach(content, i, block) {
         if (!ok) break;
-        const bool result = strcmp(word(block, "type"), "tool_result") == 0;
+        const bool result = strcmp(translate_word(block, "type"), "tool_result") == 0;
         ok = result ? add_result(t, block) : add_text(t, parts, block);
     }
     if (ok && json_array_size(parts) > 0) {
-        return append(t, json_pack("{s:s, s:o}", "role", "user", "content", parts));
+        return translate_append(t, json_pack("{s:s, s:o}", "role", "user", "content", parts));
     }
     json_decref(parts);
-    return ok || no_memory(t->r);
+    return ok || translate_no_memory(t);
 }
 
 static bool add_call(translation *t, json_t *message, const json_t *block) {
-    json_t *calls = json_object_get(message, "tool_calls"), *input, *id, *name;
-    input = json_object_get(block, "input");
-    id = json_object_get(block, "id");
-    name = json_object_get(block, "name");
+    json_t *input = json_object_get(block, "input"), *id = json_object_get(block, "id");
+    json_t *name = json_object_get(block, "name");
     if (!json_is_object(input) || !json_is_string(id) || !json_is_string(name)) {
-        return refuse(t, "a tool_use must have id, name and input");
+        return translate_refuse(t, "a tool_use must have id, name and input");
     }
-    json_t *call = json_pack("{s:O, s:s, s:{s:O, s:O}}", "id", id, "type", "function",
-                             "function", "name", name, "arguments", input);
-    if (!calls) {
-        calls = json_array();
-        if (json_object_set_new(message, "tool_calls", calls) != 0) calls = NULL;
-    }
-    return json_array_append_new(calls, call) == 0 || no_memory(t->r);
+    return translate_call(t, message, id, name, input);
 }
 
-static bool add_block(translation *t, json_t *message, json_t *parts, const json_t *block) {
-    const char *type = word(block, "type");
+static bool add_block(translation *t, json_t *message, json_t *parts, json_t *block) {
+    const char *type = translate_word(block, "type");
     if (strcmp(type, "tool_use") == 0) return add_call(t, message, block);
     if (strcmp(type, "redacted_thinking") == 0) return true;
     if (strcmp(type, "thinking") != 0) return add_text(t, parts, block);
     json_t *text = json_object_get(block, "thinking");
-    if (!json_is_string(text)) return refuse(t, "a thinking block must have a text");
-    return json_object_set(message, "reasoning_content", text) == 0 || no_memory(t->r);
+    if (!json_is_string(text)) return translate_refuse(t, "a thinking block must have a text");
+    return json_object_set(message, "reasoning_content", text) == 0 || translate_no_memory(t);
 }
 
 static bool add_assistant(translation *t, json_t *content) {
@@ -136,55 +88,47 @@ static bool add_assistant(translation *t, json_t *content) {
         ok = json_object_set_new(message, "content", json_string("")) == 0;
     }
     json_decref(parts);
-    if (ok) return append(t, message);
+    if (ok) return translate_append(t, message);
     json_decref(message);
-    return no_memory(t->r);
+    return translate_no_memory(t);
 }
 
 static bool add_message(translation *t, json_t *message) {
     json_t *content = json_object_get(message, "content");
-    const char *role = word(message, "role");
+    const char *role = translate_word(message, "role");
     const bool user = strcmp(role, "user") == 0, system = strcmp(role, "system") == 0;
     if (!user && !system && strcmp(role, "assistant") != 0) {
-        return refuse(t, "role must be user, assistant or system");
+        return translate_refuse(t, "role must be user, assistant or system");
     }
     if (json_is_string(content) || system) {
         json_t *text;
-        return translate_text(t, content, &text) &&
-               append(t, json_pack("{s:s, s:o}", "role", role, "content", text));
+        return take_text(t, content, &text) &&
+               translate_append(t, json_pack("{s:s, s:o}", "role", role, "content", text));
     }
     if (!json_is_array(content) || json_array_size(content) == 0) {
-        return refuse(t, "content must be a string or blocks");
+        return translate_refuse(t, "content must be a string or blocks");
     }
     return user ? add_user(t, content) : add_assistant(t, content);
 }
 
-static bool add_tool(api_request *r, json_t *tools, const json_t *tool, size_t i) {
-    json_t *schema = json_object_get(tool, "input_schema"), *name, *about;
-    const char *type = word(tool, "type");
-    name = json_object_get(tool, "name");
-    about = json_object_get(tool, "description");
-    if (*type && strcmp(type, "custom") != 0) {
-        return api_refuse(r, "unsupported_parameter", "tools",
-                          "tools[%zu] is a tool of the server; there are none", i);
-    }
-    if (!json_is_object(schema)) {
-        return api_refuse(r, "invalid_value", "tools",
-                          "tools[%zu].input_schema must be an object", i);
-    }
-    json_t *made = json_pack("{s:s, s:{s:O*, s:O*, s:O}}", "type", "function", "function",
-                             "name", name, "description", about, "parameters", schema);
-    return json_array_append_new(tools, made) == 0 || no_memory(r);
-}
-
-static bool translate_tools(api_request *r) {
-    json_t *tool, *given = r->tools;
+static bool translate_tools(translation *t) {
+    json_t *tool, *given = t->r->tools;
     size_t i;
     if (!given) return true;
-    r->tools = api_keep_json(r, json_array());
-    if (!r->tools) return false;
+    json_t *tools = t->r->tools = api_keep_json(t->r, json_array());
+    if (!tools) return false;
     json_array_foreach(given, i, tool) {
-        if (!add_tool(r, r->tools, tool, i)) return false;
+        json_t *schema = json_object_get(tool, "input_schema");
+        const char *type = translate_word(tool, "type");
+        if (*type && strcmp(type, "custom") != 0) {
+            return api_refuse(t->r, "unsupported_parameter", "tools",
+                              "tools[%zu] is a tool of the server; there are none", i);
+        }
+        if (!json_is_object(schema)) {
+            return api_refuse(t->r, "invalid_value", "tools",
+                              "tools[%zu].input_schema must be an object", i);
+        }
+        if (!translate_tool(t, tools, tool, schema, i)) return false;
     }
     return true;
 }
@@ -196,7 +140,7 @@ static bool translate_choice(api_request *r) {
         {"none", "none"    }
     };
     const json_t *given = r->tool_choice;
-    const char *type = word(given, "type");
+    const char *type = translate_word(given, "type");
     json_t *name = json_object_get(given, "name"), *made = NULL;
     if (!given) return true;
     if (json_is_true(json_object_get(given, "disable_parallel_tool_use"))) {
@@ -216,16 +160,24 @@ static bool translate_choice(api_request *r) {
     return r->tool_choice != NULL;
 }
 
+/* An answer that the client has begun is continued. */
+static void continue_last(api_request *r) {
+    const json_t *last = json_array_get(r->messages, json_array_size(r->messages) - 1);
+    const bool answer = strcmp(translate_word(last, "role"), "assistant") == 0;
+    r->continue_final = answer && !json_object_get(last, "tool_calls");
+}
+
 bool api_translate_messages(api_request *r) {
-    translation t = {.r = r, .out = api_keep_json(r, json_array())};
+    translation t = {.r = r, .param = "messages", .out = api_keep_json(r, json_array())};
     json_t *message, *system, *given = r->messages;
     if (!t.out) return false;
     if (!given) {
         return api_refuse(r, "missing_required_parameter", "messages", "messages are missing");
     }
     if (r->system) {
-        if (!translate_text(&t, r->system, &system)) return false;
-        if (!append(&t, json_pack("{s:s, s:o}", "role", "system", "content", system))) {
+        if (!take_text(&t, r->system, &system)) return false;
+        if (!translate_append(&t,
+                              json_pack("{s:s, s:o}", "role", "system", "content", system))) {
             return false;
         }
     }
@@ -233,5 +185,6 @@ bool api_translate_messages(api_request *r) {
         if (!add_message(&t, message)) return false;
     }
     r->messages = t.out;
-    return translate_tools(r) && translate_choice(r);
+    continue_last(r);
+    return translate_tools(&t) && translate_choice(r);
 }

@@ -23,8 +23,8 @@ typedef struct hd_mark hd_mark;   /* a place in a stream's queue */
 typedef struct hd_graph hd_graph; /* ops that were recorded, to be launched as one */
 
 typedef struct hd_cpu_options {
-    int32_t n_threads; /* 0: one per processor */
-    bool pin;          /* bind workers to processors */
+    int32_t n_threads; /* 0: one per core, base/cores.h */
+    bool pin;          /* bind workers to cores */
 } hd_cpu_options;
 
 hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_err *err);
@@ -32,6 +32,9 @@ hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_
 /* GPU number `ordinal` of those CUDA shows to this process. HD_EUNSUPPORTED where the build or
  * the machine has none. */
 hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err);
+
+/* Called by the thread that will queue the work: a CPU device with pin binds it too. */
+void hd_device_bind_thread(const hd_device *d);
 
 void hd_device_close(hd_device *d); /* NULL is fine; after its streams */
 

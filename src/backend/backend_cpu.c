@@ -204,6 +204,10 @@ hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_
     return HD_OK;
 }
 
+void hd_device_bind_thread(const hd_device *d) {
+    if (d->table == &table) hd_pool_bind_owner(((const cpu_device *)d)->pool);
+}
+
 void hd_stream_tasks(hd_stream *s, int32_t n_tasks, hd_task_fn *fn, const void *arg) {
     hd_pool_run(((cpu_device *)s->device)->pool, n_tasks, fn, arg);
 }

@@ -10,6 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#define HUGE_PAGE ((size_t)2 << 20)
+
 static hd_status open_regular(int *fd, size_t *bytes, const char *path, hd_err *err) {
     struct stat info;
     *bytes = 0;
@@ -99,6 +101,9 @@ hd_status hd_map_open(hd_map *out, const char *path, hd_err *err) {
     if (p == MAP_FAILED) {
         return HD_FAIL(err, HD_EIO, "%s: cannot map: %s", path, strerror(failed));
     }
+    /* Advice: where files may lie in huge pages, they are read in pieces of that size, and
+     * then take one entry of the translation tables each. */
+    if (bytes >= HUGE_PAGE) madvise(p, bytes, MADV_HUGEPAGE);
     *out = (hd_map){.data = p, .bytes = bytes};
     return HD_OK;
 }

@@ -10,7 +10,8 @@ hd_status hd_json_parse(json_t **out, const char *text, size_t n, const char *wh
     json_error_t why;
     *out = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &why);
     if (*out) return HD_OK;
-    if (json_error_code(&why) == json_error_out_of_memory) {
+    if (json_error_code(&why) == json_error_out_of_memory ||
+        !why.text[0]) { /* or says nothing */
         return HD_FAIL(err, HD_ENOMEM, "%s: no memory to parse it", what);
     }
     return HD_FAIL(err, HD_EFORMAT, "%s: not valid JSON: line %d column %d: %s", what, why.line,

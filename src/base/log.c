@@ -1,6 +1,9 @@
-/* log.c - formats a line on the stack and hands it to the kernel in one write. */
+/* log.c - formats a line on the stack and hands it to the kernel in one write. A pipe that is full
+ * because nobody reads it costs lines, never time. */
 #include "base/log.h"
 
+#include <poll.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -12,6 +15,9 @@ enum { LINE_MAX_BYTES = 4096 };
 
 static _Atomic int min_level = HD_LOG_INFO; /* written by the command line, read by all */
 static _Atomic int log_fd = STDERR_FILENO;
+static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic int64_t n_dropped; /* changed under writing */
+static int64_t n_told;            /* of them; under writing */
 
 void hd_log_set(hd_log_level level, int fd) {
     atomic_store(&min_level, (int)level);
@@ -76,35 +82,57 @@ static void put_time(line *l) {
     put_text(l, frac);
 }
 
-void hd_log_write(hd_log_level level, const char *event, const hd_log_field *fields, int n) {
+static void format(line *l, hd_log_level level, const char *event, const hd_log_field *fields,
+                   int n) {
     static const char *const names[] = {"debug", "info", "warn", "error"};
-    if ((int)level < atomic_load(&min_level)) return;
-    line l;
-    l.n = 0;
-    put_time(&l);
-    put_text(&l, names[level]);
-    put(&l, ' ');
-    put_text(&l, event);
+    l->n = 0;
+    put_time(l);
+    put_text(l, names[level]);
+    put(l, ' ');
+    put_text(l, event);
     for (int i = 0; i < n; i++) {
         char number[40];
-        put(&l, ' ');
-        put_text(&l, fields[i].key);
-        put(&l, '=');
+        put(l, ' ');
+        put_text(l, fields[i].key);
+        put(l, '=');
         switch (fields[i].kind) {
         case HD_LOG_TEXT:
-            put_value(&l, fields[i].text ? fields[i].text : "");
+            put_value(l, fields[i].text ? fields[i].text : "");
             break;
         case HD_LOG_INT:
             snprintf(number, sizeof number, "%lld", (long long)fields[i].integer);
-            put_text(&l, number);
+            put_text(l, number);
             break;
         case HD_LOG_REAL:
             snprintf(number, sizeof number, "%.6g", fields[i].real);
-            put_text(&l, number);
+            put_text(l, number);
             break;
         }
     }
-    l.text[l.n++] = '\n';
-    ssize_t written = write(atomic_load(&log_fd), l.text, l.n);
-    (void)written; /* a log that cannot be written has nowhere to say so */
+    l->text[l->n++] = '\n';
+}
+
+/* A pipe that polls as writable takes a line, which is no longer than PIPE_BUF, whole. */
+static bool write_line(const line *l) {
+    struct pollfd p = {.fd = atomic_load(&log_fd), .events = POLLOUT};
+    if (poll(&p, 1, 0) != 1 || !(p.revents & POLLOUT)) return false;
+    return write(p.fd, l->text, l->n) == (ssize_t)l->n;
+}
+
+void hd_log_write(hd_log_level level, const char *event, const hd_log_field *fields, int n) {
+    if ((int)level < atomic_load(&min_level)) return;
+    line l, gap;
+    format(&l, level, event, fields, n);
+    pthread_mutex_lock(&writing);
+    if (n_dropped > n_told) { /* first of all, say that something is missing here */
+        const hd_log_field lines = hd_log_int("lines", n_dropped - n_told);
+        format(&gap, HD_LOG_WARN, "log_dropped", &lines, 1);
+        if (write_line(&gap)) n_told = n_dropped;
+    }
+    if (n_dropped > n_told || !write_line(&l)) n_dropped++;
+    pthread_mutex_unlock(&writing);
+}
+
+int64_t hd_log_dropped(void) {
+    return atomic_load(&n_dropped);
 }

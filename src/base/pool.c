@@ -3,14 +3,14 @@
  * Order: the owner writes the job, then releases `generation`; a worker acquires it, takes
  * tasks from `next`, and releases `busy` when it finds none left; the owner acquires `busy`
  * at zero before it returns, so the job's results are visible to it. */
-#define _GNU_SOURCE /* processor affinity */
 #include "base/pool.h"
 
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <unistd.h>
+
+#include "base/cores.h"
 
 enum { MAX_THREADS = 1024, SPINS = 4000 };
 
@@ -18,6 +18,7 @@ typedef struct worker {
     hd_pool *pool;
     pthread_t thread;
     int32_t index;
+    int32_t cpu; /* to run on, or -1 */
 } worker;
 
 struct hd_pool {
@@ -31,6 +32,7 @@ struct hd_pool {
     pthread_mutex_t mutex; /* guards sleeping on wake */
     pthread_cond_t wake;
     int32_t n_workers; /* started threads, without the owner */
+    int32_t owner_cpu; /* for the owner to run on, or -1 */
     worker workers[];
 };
 
@@ -69,6 +71,7 @@ static void *work(void *arg) {
     worker *w = arg;
     hd_pool *p = w->pool;
     uint32_t seen = 0;
+    if (w->cpu >= 0) hd_cores_bind(w->cpu); /* a wish: its refusal costs speed only */
     for (;;) {
         seen = wait_for_job(p, seen);
         if (atomic_load(&p->stop)) return NULL;
@@ -84,46 +87,32 @@ static void start_generation(hd_pool *p) {
     pthread_mutex_unlock(&p->mutex);
 }
 
-int32_t hd_cpu_count(void) {
-    cpu_set_t set;
-    if (sched_getaffinity(0, sizeof set, &set) == 0) return CPU_COUNT(&set);
-    long n = sysconf(_SC_NPROCESSORS_ONLN);
-    return n > 0 ? (int32_t)n : 1;
-}
-
-/* Binding is a wish: a kernel that refuses it costs speed only. */
-static void pin_to(pthread_t thread, int32_t index) {
-    cpu_set_t allowed, one;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return;
-    int32_t skip = index % CPU_COUNT(&allowed);
-    for (size_t cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-        if (!CPU_ISSET(cpu, &allowed) || skip-- > 0) continue;
-        CPU_ZERO(&one);
-        CPU_SET(cpu, &one);
-        pthread_setaffinity_np(thread, sizeof one, &one);
-        return;
-    }
+/* Where worker i runs when workers are bound. */
+static int32_t place_of(const hd_cores *c, int32_t i) {
+    return c->cpu[i % c->n_places];
 }
 
 hd_status hd_pool_open(hd_pool **out, int32_t n_threads, bool pin, hd_err *err) {
     *out = NULL;
-    if (n_threads == 0) n_threads = hd_cpu_count();
+    hd_cores cores;
+    hd_cores_read(&cores, "");
+    if (n_threads == 0) n_threads = cores.n;
     if (n_threads < 1 || n_threads > MAX_THREADS) {
         return HD_FAIL(err, HD_EINVAL, "%d threads: must be 1 to %d", n_threads, MAX_THREADS);
     }
     hd_pool *p = calloc(1, sizeof *p + (size_t)(n_threads - 1) * sizeof p->workers[0]);
     if (!p) return HD_FAIL(err, HD_ENOMEM, "no memory for a worker pool");
+    p->owner_cpu = pin ? place_of(&cores, 0) : -1;
     pthread_mutex_init(&p->mutex, NULL);
     pthread_cond_init(&p->wake, NULL);
     for (int32_t i = 1; i < n_threads; i++) {
         worker *w = &p->workers[i - 1];
-        *w = (worker){.pool = p, .index = i};
+        *w = (worker){.pool = p, .index = i, .cpu = pin ? place_of(&cores, i) : -1};
         if (pthread_create(&w->thread, NULL, work, w) != 0) {
             hd_pool_close(p);
             return HD_FAIL(err, HD_EIO, "cannot start worker thread %d of %d", i, n_threads);
         }
         p->n_workers++;
-        if (pin) pin_to(w->thread, i);
     }
     *out = p;
     return HD_OK;
@@ -137,6 +126,10 @@ void hd_pool_close(hd_pool *p) {
     pthread_cond_destroy(&p->wake);
     pthread_mutex_destroy(&p->mutex);
     free(p);
+}
+
+void hd_pool_bind_owner(const hd_pool *p) {
+    if (p->owner_cpu >= 0) hd_cores_bind(p->owner_cpu);
 }
 
 int32_t hd_pool_size(const hd_pool *p) {

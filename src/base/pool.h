@@ -18,15 +18,14 @@ typedef struct hd_pool hd_pool;
 /* worker is in [0, hd_pool_size()): an index for per-worker scratch. */
 typedef void hd_task_fn(const void *arg, int32_t task, int32_t worker);
 
-/* n_threads counts the caller: 1 starts no thread. 0 means hd_cpu_count(). pin binds worker i
- * to the i-th processor this process may use; the caller is left where it is. */
+/* n_threads counts the owner: 1 starts no thread. 0 means one per core (cores.h). pin binds
+ * worker i to the i-th core, and makes hd_pool_bind_owner do so for the owner, worker 0. */
 hd_status hd_pool_open(hd_pool **out, int32_t n_threads, bool pin, hd_err *err);
 void hd_pool_close(hd_pool *p); /* NULL is fine */
 
+void hd_pool_bind_owner(const hd_pool *p); /* the calling thread; nothing without pin */
+
 int32_t hd_pool_size(const hd_pool *p);
 void hd_pool_run(hd_pool *p, int32_t n_tasks, hd_task_fn *fn, const void *arg);
-
-/* Processors this process may run on. */
-int32_t hd_cpu_count(void);
 
 #endif

@@ -66,6 +66,7 @@ static hd_status open_spec(rig *r, hd_err *err) {
 static hd_status open_device(rig *r, hd_err *err) {
     const hd_cpu_options cpu = {.n_threads = (int32_t)r->set.threads, .pin = r->set.pin};
     HD_TRY(hd_device_open_cpu(&r->device, &cpu, err));
+    hd_device_bind_thread(r->device);
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     if (r->set.backend == 0) {
         hd_ops_init_cpu(&r->inner, hd_cpu_features(), (hd_precision)r->set.precision);
@@ -230,10 +231,10 @@ int bench_ops(int argc, char **argv) {
         option_int("prompt", &set.prompt, 1, 1 << 16, "tokens of the prompt"),
         option_int("context", &set.context, 0, 1 << 24, "tokens before those decoded"),
         option_int("repeat", &set.repeat, 1, MAX_REPEAT, "steps; the median one is shown"),
-        option_int("threads", &set.threads, 0, 1024, "0: one per processor"),
+        option_int("threads", &set.threads, 0, 1024, "0: one per core"),
         option_choice("backend", &set.backend, backends, "the fast one or the reference"),
         option_precision(&set.precision),
-        option_flag("pin", &set.pin, "bind every worker to a processor"),
+        option_flag("pin", &set.pin, "bind every worker to a core"),
         option_flag("cpu-time", &set.cpu_time,
                     "one thread, by its processor time: for a machine with other work"),
         option_flag("json", &set.json, "print one JSON object"),

@@ -44,7 +44,7 @@ typedef struct rig {
     settings set;
     hd_layout layout;
     int32_t rank, drafts, rows_each, n_pages;
-    double p[HD_MAX_DRAFTS]; /* that a draft stands when all before it do */
+    hd_acceptance forced;
     hd_model_spec *spec;
     hd_device *device;
     hd_stream *stream;
@@ -59,7 +59,6 @@ typedef struct rig {
     hd_work *works;
     hd_chosen *chosen;
     double *seconds; /* [steps] */
-    int64_t *loads;  /* [layers, experts] */
     rank_report report;
 } rig;
 
@@ -108,21 +107,20 @@ static hd_status parse_layout(rig *r, hd_err *err) {
 /* "0.72,0.66,0.64": the last one holds for further drafts. */
 static hd_status parse_acceptance(rig *r, hd_err *err) {
     const char *at = r->set.acceptance;
-    double all = 1;
+    double p = 0, all = 1;
     r->report.accepted = 1;
     for (int32_t i = 0; i < r->drafts; i++) {
         char *end = NULL;
         if (*at) {
-            r->p[i] = strtod(at, &end);
-            if (end == at || (*end && *end != ',') || !(r->p[i] >= 0 && r->p[i] <= 1)) {
+            p = strtod(at, &end);
+            if (end == at || (*end && *end != ',') || !(p >= 0 && p <= 1)) {
                 return HD_FAIL(err, HD_EINVAL, "--acceptance '%s': not numbers of 0 to 1",
                                r->set.acceptance);
             }
             at = *end ? end + 1 : end;
-        } else {
-            r->p[i] = i ? r->p[i - 1] : 0;
         }
-        all *= r->p[i];
+        all *= p;
+        r->forced.least[i] = (float)all;
         r->report.accepted += all;
     }
     return HD_OK;
@@ -200,8 +198,8 @@ static hd_status open_share(rig *r, hd_err *err) {
 /* Positions that a sequence reaches at most. */
 static int64_t positions(const rig *r) {
     if (r->set.prompt) return r->set.context + r->set.prompt;
-    const int64_t steps = r->set.steps + WARM_UP + 1 + PASSES;
-    return r->set.context + (steps + 1) * r->rows_each;
+    const int64_t steps = 2 * (r->set.steps + WARM_UP);
+    return r->set.context + (steps + 4) * r->rows_each; /* a step ahead, and drafts behind it */
 }
 
 /* Pages in the order that a cache in use would give them: none. The window's are few, used in
@@ -229,9 +227,7 @@ static hd_status open_sequences(rig *r, hd_err *err) {
     r->chosen = calloc(n, sizeof *r->chosen);
     r->seconds = calloc((size_t)r->set.steps, sizeof *r->seconds);
     r->memory = calloc(n * (2 * each + (size_t)r->rows_each), sizeof *r->memory);
-    r->loads = calloc((size_t)r->spec->n_layers * (size_t)r->spec->route.n_experts + 1,
-                      sizeof *r->loads);
-    if (!r->seqs || !r->works || !r->chosen || !r->seconds || !r->memory || !r->loads) {
+    if (!r->seqs || !r->works || !r->chosen || !r->seconds || !r->memory) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu sequences", n);
     }
     int32_t *entries = r->memory, *window = entries + n * each, *tokens = window + n * each;
@@ -280,8 +276,9 @@ static hd_status open_executor(rig *r, hd_err *err) {
                     shape.reach ? window * (int32_t)r->set.batch : 0},
         .n_ids = r->spec->vocab,
         .max_drafts = r->drafts,
+        .fixed_steps = !r->set.prompt,
         .expert_rows = r->report.expert_rows,
-        .forced_acceptance = (float)(r->report.accepted - 1)
+        .forced = r->forced
     };
     HD_TRY(hd_executor_open(&r->executor, &env, &o, err));
     for (int l = 0; l < HD_N_LIFETIMES; l++) {
@@ -356,34 +353,49 @@ static void close_rig(rig *r) {
     free(r->chosen);
     free(r->seconds);
     free(r->memory);
-    free(r->loads);
 }
 
 /* ---- running ---- */
 
-static void lay_work(const rig *r, int32_t i) {
+/* Whose tokens a step computes. */
+typedef enum tokens {
+    COUNTED, /* numbers that count on: each row chooses experts of its own; steps stand alone */
+    CHOSEN,  /* what the model chose and drafted, so that the host can be a step ahead */
+    LAST     /* the same, but the host does not go ahead */
+} tokens;
+
+static void lay_work(const rig *r, int32_t i, tokens which) {
     sequence *q = &r->seqs[i];
-    for (int32_t k = 0; k < r->rows_each; k++) {
-        q->tokens[k] = (int32_t)(((int64_t)q->token + k) % r->spec->vocab);
+    const hd_chosen *c = &r->chosen[i];
+    int32_t n = r->rows_each;
+    if (which != COUNTED && c->n_tokens) {
+        n = 1 + c->n_drafts;
+        q->tokens[0] = c->tokens[c->n_tokens - 1];
+        memcpy(q->tokens + 1, c->drafts, (size_t)c->n_drafts * sizeof *q->tokens);
+    } else {
+        for (int32_t k = 0; k < n; k++) {
+            q->tokens[k] = (int32_t)(((int64_t)q->token + k) % r->spec->vocab);
+        }
     }
     r->works[i] = (hd_work){
         .slot = i,
         .tokens = q->tokens,
-        .n = r->rows_each,
+        .n = n,
         .start = q->position,
-        .n_choose = r->set.prompt ? 1 : r->rows_each,
+        .n_choose = r->set.prompt ? 1 : n,
         .after = -1,
         .want_drafts = r->drafts,
+        .left = which != CHOSEN, /* as if it were the last */
         .pages = {q->pages[0], q->pages[1]},
         .n_pages = r->n_pages
     };
 }
 
 /* One step; with `moves`, sequences go on behind what was accepted. */
-static hd_status step(rig *r, bool moves, hd_err *err) {
+static hd_status step(rig *r, tokens which, bool moves, hd_err *err) {
     const hd_runner runner = hd_executor_runner(r->executor);
     const int32_t n = r->report.batch;
-    for (int32_t i = 0; i < n; i++) lay_work(r, i);
+    for (int32_t i = 0; i < n; i++) lay_work(r, i, which);
     HD_TRY(runner.run(runner.ctx, NULL, 0, r->works, n, r->chosen, err));
     for (int32_t i = 0; i < n; i++) {
         if (r->chosen[i].status != HD_OK) {
@@ -403,59 +415,87 @@ static int by_value(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static hd_status time_steps(rig *r, hd_err *err) {
+static hd_status time_steps(rig *r, tokens which, double *median, hd_err *err) {
     const int32_t n = (int32_t)r->set.steps;
     for (int32_t i = 0; i < n; i++) {
         const int64_t begun = hd_now_ns();
-        HD_TRY(step(r, true, err));
+        HD_TRY(step(r, which, true, err));
         r->seconds[i] = (double)(hd_now_ns() - begun) * 1e-9;
     }
     qsort(r->seconds, (size_t)n, sizeof *r->seconds, by_value);
-    r->report.step = r->seconds[n / 2];
-    r->report.steps = n;
+    *median = r->seconds[n / 2];
     return HD_OK;
+}
+
+/* Steps one by one, for the time that the device is at work in each. */
+static hd_status time_device(rig *r, hd_err *err) {
+    const hd_executor_times a = *hd_executor_read_times(r->executor);
+    HD_TRY(time_steps(r, COUNTED, &r->report.step, err));
+    const hd_executor_times b = *hd_executor_read_times(r->executor);
+    const int64_t n = b.steps - a.steps;
+    r->report.steps = (int32_t)r->set.steps;
+    r->report.device_step = n ? 1e-9 * (double)(b.busy_ns - a.busy_ns) / (double)n : 0;
+    r->report.graphs = b.graphs > 0;
+    return HD_OK;
+}
+
+/* Steps as an engine runs them, the next one queued before the last is over. */
+static hd_status time_host(rig *r, hd_err *err) {
+    rank_report *p = &r->report;
+    if (r->set.prompt) return HD_OK;
+    for (int i = 0; i < WARM_UP; i++) HD_TRY(step(r, CHOSEN, true, err));
+    const hd_executor_times a = *hd_executor_read_times(r->executor);
+    HD_TRY(time_steps(r, CHOSEN, &p->step, err));
+    const hd_executor_times b = *hd_executor_read_times(r->executor);
+    const double n = (double)(b.steps - a.steps), gaps = (double)(b.gaps - a.gaps);
+    p->host = n > 0 ? 1e-9 * (double)(b.host_ns - a.host_ns) / n : 0;
+    p->ahead_step = n > 0 ? 1e-9 * (double)(b.busy_ns - a.busy_ns) / n : 0;
+    p->gap = gaps > 0 ? 1e-9 * (double)(b.gap_ns - a.gap_ns) / gaps : 0;
+    return HD_OK;
+}
+
+/* Experts here that got rows, on average over the layers of a counted step. */
+static double experts_used(const hd_meter *m) {
+    double used = 0, calls = 0;
+    for (int32_t i = 0; i < m->n_calls; i++) {
+        used += m->calls[i].used;
+        calls += m->calls[i].used > 0;
+    }
+    return calls > 0 ? used / calls : 0;
 }
 
 /* The same step again and again: counted once, then timed. */
 static hd_status meter_steps(rig *r, hd_err *err) {
     hd_meter *m = &r->report.meter;
+    HD_TRY(step(r, LAST, true, err)); /* what is under way */
     r->ops = r->metered;
+    hd_executor_record(r->executor, false);
     hd_meter_count(m);
-    HD_TRY(step(r, false, err));
-    for (int32_t i = 0; i < PASSES; i++) {
+    HD_TRY(step(r, LAST, false, err));
+    r->report.ahead_distinct = experts_used(m);
+    hd_meter_count(m);
+    HD_TRY(step(r, COUNTED, false, err));
+    r->report.distinct = experts_used(m);
+    r->report.passes = r->set.prompt ? 1 : PASSES;
+    for (int32_t i = 0; i < r->report.passes; i++) {
         hd_meter_time(m);
-        HD_TRY(step(r, false, err));
+        HD_TRY(step(r, COUNTED, false, err));
         if (!hd_meter_settle(m)) {
             return HD_FAIL(err, HD_EINVAL, "two equal steps made different calls");
         }
     }
     r->ops = r->inner;
-    r->report.passes = PASSES;
-    for (int32_t i = 0; i < m->n; i++) r->report.kernels += m->line[i].seconds / PASSES;
+    for (int32_t i = 0; i < m->n; i++) {
+        r->report.kernels += m->line[i].seconds / r->report.passes;
+    }
     return HD_OK;
 }
 
-/* Experts of a layer that got rows in one step, on average over layers that have experts. */
-static hd_status count_experts(rig *r, hd_err *err) {
-    const int32_t n = r->spec->route.n_experts, layers = r->spec->n_layers;
-    const size_t all = (size_t)n * (size_t)layers;
-    int64_t used = 0, with = 0;
-    int64_t *before = calloc(all + 1, sizeof *before);
-    if (!before) return HD_FAIL(err, HD_ENOMEM, "no memory to count experts");
-    hd_status st = hd_executor_read_experts(r->executor, before, err);
-    if (st == HD_OK) st = step(r, true, err);
-    if (st == HD_OK) st = hd_executor_read_experts(r->executor, r->loads, err);
-    for (size_t i = 0; st == HD_OK && i < all; i++) used += r->loads[i] > before[i];
-    for (int32_t l = 0; l < layers; l++) with += r->spec->layers[l].mlp != HD_MLP_DENSE;
-    free(before);
-    r->report.distinct = with ? (double)used / (double)with : 0;
-    return st;
-}
-
 static hd_status measure(rig *r, hd_err *err) {
-    for (int i = 0; i < WARM_UP - 1; i++) HD_TRY(step(r, true, err));
-    HD_TRY(count_experts(r, err));
-    HD_TRY(time_steps(r, err));
+    const int before = r->set.prompt ? 1 : WARM_UP; /* long steps warm up enough in one */
+    for (int i = 0; i < before; i++) HD_TRY(step(r, COUNTED, true, err));
+    HD_TRY(time_device(r, err));
+    HD_TRY(time_host(r, err));
     return meter_steps(r, err);
 }
 
@@ -504,7 +544,7 @@ int bench_rank(int argc, char **argv) {
         option_choice("communication", &set.exchange, exchanges,
                       "what stands for it: nothing, or copies of the same rows"),
         option_int("steps", &set.steps, 1, MAX_STEPS, "to time; the median one is shown"),
-        option_int("threads", &set.threads, 0, 1024, "0: one per processor"),
+        option_int("threads", &set.threads, 0, 1024, "0: one per core"),
         option_choice("backend", &set.backend, option_backends, "where the rank runs"),
         option_flag("json", &set.json, "print one JSON object"),
     };

@@ -2,6 +2,7 @@
 #ifndef HD_CLI_BENCH_RANK_INTERNAL_H
 #define HD_CLI_BENCH_RANK_INTERNAL_H
 
+#include <stdbool.h>
 #include <stdio.h>
 
 #include "ops/meter.h"
@@ -21,13 +22,19 @@ typedef struct rank_report {
     const char *family, *table, *routing, *exchange;
     char device[256];
     hd_layout layout;
-    int32_t rank, layers, of_layers, threads;
+    int32_t rank, layers, of_layers;
     int32_t batch, prompt, context, drafts; /* prompt 0: decode steps */
     int32_t rows, expert_rows;              /* of a step; that arrive in it */
     int32_t steps;                          /* timed; the figures below are medians or means */
     double accepted;                        /* tokens of a sequence per step, on average */
-    double step, kernels;                   /* seconds: as run; the sum of all operators */
-    double distinct;                        /* experts of a layer that got rows, in a step */
+    bool graphs;                            /* steps were recorded and launched as one */
+    double step;           /* seconds of a step as an engine runs it; of prompts, alone */
+    double device_step;    /* of the device in a step that stands alone; 0: not known */
+    double ahead_step;     /* of the device in steps of an engine, */
+    double gap, host;      /* of it between them; of the host in each */
+    double kernels;        /* the sum of all operators */
+    double distinct;       /* experts of a layer that got rows, in a step that stands alone */
+    double ahead_distinct; /* and in a step of an engine */
     rank_memory memory;
     rank_limits limits;
     hd_meter meter; /* of `passes` steps */

@@ -63,7 +63,7 @@ static void print_head(const rank_report *r, FILE *to) {
     fprintf(to, "; router %s, communication %s\n", r->routing, r->exchange);
     fprintf(to, "rows %d", r->rows);
     if (r->expert_rows) fprintf(to, ", at the experts here at most %d", r->expert_rows);
-    fprintf(to, "; a layer's rows choose %.1f different experts\n", r->distinct);
+    fprintf(to, "; %.1f experts of a layer here get rows\n", r->distinct);
     fprintf(to,
             "memory in GB: weights %.2f, activations and sampling %.2f, pages of entries %.2f, "
             "of windows %.2f\n",
@@ -142,15 +142,27 @@ static double limit_sum(const rank_report *r) {
 
 static void print_sums(const rank_report *r, FILE *to) {
     const double limit = limit_sum(r);
+    const double device = r->device_step > 0 ? r->device_step : r->kernels;
     const double tokens = r->prompt ? r->rows : r->batch * r->accepted;
-    fprintf(to,
-            "\nstep as run %.3f ms (median of %d), operators %.3f ms, host and gaps %.3f ms\n",
-            1e3 * r->step, r->steps, 1e3 * r->kernels, 1e3 * (r->step - r->kernels));
-    fprintf(to, "limit of the operators %.3f ms: %.1f%% of their time, %.1f%% of the step's\n",
-            1e3 * limit, 100 * limit / r->kernels, 100 * limit / r->step);
-    fprintf(to, "%.1f steps/s, %.0f %s tokens/s of this rank; at the operators' sum %.0f\n",
-            1 / r->step, tokens / r->step, r->prompt ? "prompt" : "output",
-            tokens / r->kernels);
+    fprintf(to, "\noperators %.3f ms, their limits %.3f ms (%.1f%%)\n", 1e3 * r->kernels,
+            1e3 * limit, 100 * limit / r->kernels);
+    if (r->device_step > 0) {
+        fprintf(to, "step on the device, %s: %.3f ms (%.1f%%)\n",
+                r->graphs ? "one graph" : "op by op", 1e3 * r->device_step,
+                100 * limit / r->device_step);
+    }
+    if (r->ahead_step > 0) {
+        fprintf(to,
+                "as an engine runs it: %.3f ms a step (median of %d), device %.3f ms, device "
+                "idle between %.1f us, host at work %.1f us, %.1f experts get rows\n",
+                1e3 * r->step, r->steps, 1e3 * r->ahead_step, 1e6 * r->gap, 1e6 * r->host,
+                r->ahead_distinct);
+    } else {
+        fprintf(to, "as run, host included: %.3f ms (median of %d)\n", 1e3 * r->step, r->steps);
+    }
+    fprintf(to, "%.1f steps/s and %.0f %s tokens/s of this rank at the device's time%s\n",
+            1 / device, tokens / device, r->prompt ? "prompt" : "output",
+            r->layers < r->of_layers ? ", of these layers alone" : "");
 }
 
 void rank_report_print(const rank_report *r, FILE *to) {
@@ -185,12 +197,15 @@ void rank_report_print_json(const rank_report *r, FILE *to) {
         r->drafts, "expert_rows", r->expert_rows, "tokens_per_step", r->accepted, "router",
         r->routing, "communication", r->exchange);
     json_t *more = json_pack(
-        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "distinct_experts",
-        r->distinct, "weight_bytes", r->memory.weights, "activation_bytes",
+        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}",
+        "distinct_experts", r->distinct, "weight_bytes", r->memory.weights, "activation_bytes",
         r->memory.activations, "entry_page_bytes", r->memory.kv[0], "window_page_bytes",
         r->memory.kv[1], "limit_bytes_per_second", r->limits.bytes, "limit_flops_per_second",
         r->limits.flops, "limit_8bit_flops_per_second", r->limits.flops_8bit, "step_seconds",
-        r->step, "operator_seconds", r->kernels, "limit_seconds", limit_sum(r), "ops", lines);
+        r->step, "device_step_seconds", r->device_step, "engine_device_step_seconds",
+        r->ahead_step, "engine_distinct_experts", r->ahead_distinct, "gap_seconds", r->gap,
+        "host_seconds", r->host, "operator_seconds", r->kernels, "limit_seconds", limit_sum(r),
+        "ops", lines);
     json_object_update(j, more);
     json_dumpf(j, to, JSON_INDENT(1));
     fputc('\n', to);

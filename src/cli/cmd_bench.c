@@ -18,7 +18,7 @@ typedef struct bench_settings {
     int64_t threads, chunk, running, kv_tokens, warmup;
     double forced_acceptance;
     int backend, precision;
-    bool no_graphs, json, quiet;
+    bool no_graphs, pin, json, quiet;
 } bench_settings;
 
 static hd_status check(const bench_settings *b, hd_err *err) {
@@ -50,6 +50,7 @@ static hd_status open_engine(hd_engine **out, const bench_settings *b, hd_err *e
         .backend = option_backends[b->backend],
         .precision = option_precisions[b->precision],
         .threads = (int32_t)b->threads,
+        .pin_threads = b->pin,
         .max_running = (int32_t)b->running,
         .max_context = (int32_t)longest,
         .kv_tokens = kv_tokens_of(b),
@@ -126,7 +127,8 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
                    "tokens the KV pools hold; 0: enough"),
         option_int("chunk", &b->chunk, 0, 1 << 20,
                    "prompt tokens of a request per step; 0: 256"),
-        option_int("threads", &b->threads, 0, 1024, "0: one per processor"),
+        option_int("threads", &b->threads, 0, 1024, "0: one per core"),
+        option_flag("pin", &b->pin, "bind every thread to a core"),
         option_text("dummy-weights", &b->dummy_config, "CONFIG",
                     "no checkpoint: weights made up in memory for this config.json or folder"),
         option_choice("backend", &b->backend, option_backends,

@@ -343,10 +343,10 @@ static hd_status open_chat(chat *c, hd_err *err) {
                                        .max_context = (int32_t)c->set.context};
     c->messages = json_array();
     if (c->set.system) c->system = strdup(c->set.system);
+    HD_TRY(line_editor_open(&c->editor, history_path(history, sizeof history) ? history : NULL,
+                            err));
     const int opened = hd_engine_open(&c->engine, &options, why, sizeof why);
-    if (opened != 0) return HD_FAIL(err, (hd_status)opened, "%s", why);
-    return line_editor_open(&c->editor, history_path(history, sizeof history) ? history : NULL,
-                            err);
+    return opened == 0 ? HD_OK : HD_FAIL(err, (hd_status)opened, "%s", why);
 }
 
 static hd_status run(chat *c, hd_err *err) {
@@ -386,7 +386,7 @@ int cmd_chat(int argc, char **argv) {
         option_int("seed", &set->seed, 0, INT64_MAX, "of the random numbers"),
         option_int("draft-tokens", &set->draft_tokens, HD_DRAFTS_AUTO, HD_MOST_DRAFTS,
                    "drafts per step by the MTP layer; -1: as many as pay"),
-        option_int("threads", &set->threads, 0, 1024, "0: one per processor"),
+        option_int("threads", &set->threads, 0, 1024, "0: one per core"),
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),

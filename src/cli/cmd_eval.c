@@ -304,7 +304,7 @@ int cmd_eval(int argc, char **argv) {
         option_int("draft-tokens", &set->draft_tokens, 0, 7,
                    "drafts per step by the MTP layer"),
         option_int("running", &set->running, 1, 256, "tasks side by side"),
-        option_int("threads", &set->threads, 0, 1024, "0: one per processor"),
+        option_int("threads", &set->threads, 0, 1024, "0: one per core"),
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),

@@ -348,7 +348,7 @@ int cmd_generate(int argc, char **argv) {
         option_text("regex", &set.regex, "PATTERN", "the answer matches this pattern"),
         option_text("choice", &set.choice, "A|B|C", "the answer is one of these"),
         option_int("chunk", &set.chunk, 0, 1 << 20, "prompt tokens per step; 0: 256"),
-        option_int("threads", &set.threads, 0, 1024, "0: one per processor"),
+        option_int("threads", &set.threads, 0, 1024, "0: one per core"),
         option_choice("backend", &set.backend, option_backends,
                       "the fast one, a GPU, the reference, or none"),
         option_precision(&set.precision),

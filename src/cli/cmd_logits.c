@@ -62,6 +62,7 @@ static hd_status open_model(run *r, hd_err *err) {
     const hd_cpu_options cpu = {.n_threads = (int32_t)set->threads, .pin = set->pin};
     HD_TRY(hd_ops_open(&r->ops, &r->device, option_backends[set->backend], &cpu,
                        (hd_precision)set->precision, err));
+    hd_device_bind_thread(r->device);
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     HD_TRY(hd_weights_upload(r->weights, r->device, r->stream, err));
     return token_lists_load(&r->lists, set->tokens, r->spec->vocab, r->spec->max_positions,
@@ -335,8 +336,7 @@ int cmd_logits(int argc, char **argv) {
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),
-        option_int("threads", &set->threads, 0, 1024,
-                   "of the cpu backend; 0: one per processor"),
+        option_int("threads", &set->threads, 0, 1024, "of the cpu backend; 0: one per core"),
         option_flag("pin", &set->pin, "bind threads to processors"),
         option_flag("mtp", &set->mtp, "also the MTP layer's logits, in OUT with .mtp.npy"),
         option_int("micro-batches", &set->micro_batches, 1, HD_MAX_MICRO, "interleave so many"),

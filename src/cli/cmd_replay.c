@@ -213,7 +213,7 @@ int cmd_replay(int argc, char **argv) {
     const option options[] = {
         option_choice("backend", &backend, option_backends, "what computes"),
         option_precision(&precision),
-        option_int("threads", &threads, 0, 1024, "0: one per processor"),
+        option_int("threads", &threads, 0, 1024, "0: one per core"),
         option_int("context", &context, 0, INT32_MAX, "tokens of one answer; 0: 8192"),
         option_int("max-running", &max_running, 0, 4096, "answers side by side; 0: 16"),
         with_letter(option_flag("quiet", &t.quiet, "no texts that have nothing to compare"),

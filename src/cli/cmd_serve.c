@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
@@ -16,7 +17,12 @@
 #include "cli/options.h"
 #include "cli/serve_settings.h"
 
-enum { RESERVED_FILES = 64, PEM_MAX_BYTES = 1 << 20, FEW_CONNECTIONS = 64 };
+enum {
+    EXIT_RESTART_ME = 75,
+    RESERVED_FILES = 64,
+    PEM_MAX_BYTES = 1 << 20,
+    FEW_CONNECTIONS = 64
+};
 
 /* ---- signals: one thread follows them, so that nothing happens inside a handler ---- */
 
@@ -60,6 +66,22 @@ static void *follow_signals(void *user) {
     return NULL;
 }
 
+/* A step that never comes back would keep the process for ever. */
+static void *give_up(void *user) {
+    const serve_settings *set = user;
+    const struct timespec patience = {set->health_s, 0};
+    nanosleep(&patience, NULL);
+    HD_LOG(HD_LOG_ERROR, "device_stuck", hd_log_int("exit", EXIT_RESTART_ME));
+    _exit(EXIT_RESTART_ME);
+}
+
+static void give_up_later(const serve_settings *set) {
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, give_up, (void *)(uintptr_t)set) == 0) {
+        pthread_detach(thread);
+    }
+}
+
 /* ---- what is said at the start ---- */
 
 static void print_start(const serve_settings *set, server *s) {
@@ -92,6 +114,11 @@ static void print_start(const serve_settings *set, server *s) {
 
 /* ---- running ---- */
 
+static void warn_of_root(const serve_settings *set) {
+    if (geteuid() != 0 || set->user) return;
+    HD_LOG(HD_LOG_WARN, "running_as_root", hd_log_text("advice", "--user NAME gives that up"));
+}
+
 static hd_status run(const serve_settings *set, const server_options *options, hd_err *err) {
     follower f = {0};
     pthread_t thread;
@@ -107,6 +134,7 @@ static hd_status run(const serve_settings *set, const server_options *options, h
     if (st == HD_OK) {
         atomic_store(&f.loaded, true);
         print_start(set, f.server);
+        warn_of_root(set);
         while (sem_wait(&f.stop) != 0) {
         }
         HD_LOG(HD_LOG_INFO, "draining", hd_log_int("seconds_at_most", set->drain_s));
@@ -114,6 +142,7 @@ static hd_status run(const serve_settings *set, const server_options *options, h
         if (!server_wait_idle(f.server, set->drain_s * 1000000000)) {
             hd_log_write(HD_LOG_WARN, "drain_cut_short", NULL, 0);
         }
+        give_up_later(set);
     }
     atomic_store(&f.over, true); /* a canceled thread would confuse sanitizers */
     pthread_kill(thread, SIGHUP);

@@ -4,8 +4,8 @@
 #ifdef HD_CUDA
 #include "backend/devices.h"
 #endif
+#include "base/cores.h"
 #include "base/cpu.h"
-#include "base/pool.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 
@@ -38,7 +38,8 @@ int cmd_version(int argc, char **argv) {
 #else
     printf("options    cpu only\n");
 #endif
-    printf("processor  %d threads; %s\n", hd_cpu_count(), features[0] ? features : "baseline");
+    printf("processor  %d threads; %s\n", hd_cores_count(),
+           features[0] ? features : "baseline");
     print_devices();
     return 0;
 }

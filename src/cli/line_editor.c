@@ -38,6 +38,9 @@ static hd_status open_terminal(line_editor *l, hd_err *err) {
     el_set(l->el, EL_EDITOR, "emacs");
     el_set(l->el, EL_HIST, history, l->history);
     el_source(l->el, NULL); /* the person's own .editrc, where there is one */
+    /* Between two lines the terminal edits by itself. A Ctrl-D typed there would be an end of
+     * file to it, and become a NUL that means nothing when the next line begins. */
+    el_set(l->el, EL_SETTY, "-x", "eof=", NULL);
     return HD_OK;
 }
 

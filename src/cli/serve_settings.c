@@ -5,7 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/pool.h"
+#include "base/checked.h"
+#include "base/cores.h"
 #include "base/progress.h"
 #include "cli/options.h"
 
@@ -19,6 +20,8 @@ static const serve_settings defaults = {
     .connections = 10000,
     .per_address = -1,
     .body_mb = 8,
+    .bodies_mb = 512,
+    .failures = -1,
     .header_kb = 16,
     .stream_kb = 1024,
     .header_s = 10,
@@ -126,11 +129,21 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
         option_text("tls-cert", &set->certificate, "FILE", "PEM certificate chain: speak TLS"),
         option_text("tls-key", &set->private_key, "FILE", "PEM private key"),
         option_flag("no-sandbox", &set->no_sandbox, "keep all rights of the process"),
-        option_int("http-threads", &set->http_threads, 0, 256, "0: one per processor, 2 to 8"),
+        option_text("user", &set->user, "NAME", "whom root becomes once the port is bound"),
+        option_text("group", &set->group, "NAME", "default: the user's own"),
+        option_int("http-threads", &set->http_threads, 0, 256, "0: one per core, 2 to 8"),
         option_int("max-connections", &set->connections, 1, 65536, "default 10000"),
         option_int("max-connections-per-address", &set->per_address, -1, 65536,
                    "0: no bound; default 256, none on loopback"),
+        option_int("key-requests", &set->key_calls, 0, 65536,
+                   "of one API key at once; 0, the default: no bound"),
+        option_int("key-tokens-per-minute", &set->key_tokens, 0, 1000000000000,
+                   "of one API key, read and written; 0, the default: no bound"),
+        option_int("key-failures", &set->failures, -1, 1000000,
+                   "of one address per minute; 0: no bound; default 20, none on loopback"),
         option_int("max-body-mb", &set->body_mb, 1, 256, "of one request; default 8"),
+        option_int("max-bodies-mb", &set->bodies_mb, 1, 1 << 20,
+                   "of all requests together; default 512"),
         option_int("max-header-kb", &set->header_kb, 4, 64, "all headers; default 16"),
         option_int("stream-buffer-kb", &set->stream_kb, 16, 16384,
                    "a reader further behind is cut off; default 1024"),
@@ -140,20 +153,18 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
         option_int("idle-seconds", &set->idle_s, 1, 3600, "between requests; default 75"),
         option_int("stall-seconds", &set->stall_s, 1, 300,
                    "a reader that takes nothing is cut off; default 30"),
-        option_int("ping-seconds", &set->keep_alive_s, 1, 300,
-                   "comments in silent streams; default 10"),
+        option_int("ping-seconds", &set->keep_alive_s, 1, 300, "in silence; default 10"),
         option_flag("allow-half-close", &set->half_close,
                     "a client that closed its sending side still gets its answer"),
-        option_int("drain-seconds", &set->drain_s, 0, 86400,
-                   "to finish at the end; default 120"),
+        option_int("drain-seconds", &set->drain_s, 0, 86400, "at the end; default 120"),
         option_int("health-seconds", &set->health_s, 1, 3600,
                    "work is due and no step ends: unhealthy; default 10"),
         option_choice("backend", &set->backend, option_backends,
                       "null: tokens out of thin air, for load tests"),
-        option_int("null-step-us", &set->null_step_us, 0, 60000000,
-                   "what a step of the null backend takes; default 0"),
+        option_int("null-step-us", &set->null_step_us, 0, 60000000, "that its step takes"),
         option_precision(&set->precision),
-        option_int("threads", &set->threads, 0, 1024, "that compute; 0: one per processor"),
+        option_int("threads", &set->threads, 0, 1024, "that compute; 0: one per core"),
+        option_flag("pin", &set->pin, "bind each of them to a core"),
         option_int("max-running", &set->max_running, 0, 4096, "answers side by side; 0: 16"),
         option_int("context", &set->context, 0, INT32_MAX, "tokens of one answer; 0: 8192"),
         option_int("kv-tokens", &set->kv_tokens, 0, INT64_MAX, "0: two full contexts"),
@@ -162,16 +173,13 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
         option_int("chunk", &set->chunk, 0, 1 << 20, "prompt tokens per step; 0: 256"),
         option_int("step-tokens", &set->step_tokens, 0, 1 << 20, "of one step; 0: as needed"),
         option_int("queue", &set->queue, 0, 65536, "answers that wait; 0: 1024"),
-        option_int("queue-seconds", &set->queue_s, 0, 3600,
-                   "in the queue at most; default 600"),
+        option_int("queue-seconds", &set->queue_s, 0, 3600, "in the queue; default 600"),
         option_flag("no-drafts", &set->no_drafts, "do not run the MTP layer"),
         option_flag("no-graphs", &set->no_graphs, "queue every operator on its own on a GPU"),
-        option_int("draft-tokens", &set->draft_tokens, -1, HD_MOST_DRAFTS,
-                   "per step; -1, the default: as pays"),
+        option_int("draft-tokens", &set->draft_tokens, -1, HD_MOST_DRAFTS, "-1: as pays"),
         option_int("stream-interval", &set->stream_interval, 1, 1024,
                    "tokens per streamed event after the first; default 1"),
-        option_int("max-answers", &set->answers, 1, HD_MAX_ANSWERS,
-                   "n of a request; default 8"),
+        option_int("max-answers", &set->answers, 1, HD_MAX_ANSWERS, "a request; default 8"),
         option_int("max-messages", &set->messages, 1, 65536, "of a request; default 4096"),
         option_int("max-prompts", &set->batch_prompts, 1, 1024, "of a request; default 64"),
         option_choice("metrics-compat", &set->compat, compat_names,
@@ -208,7 +216,7 @@ void serve_settings_deinit(serve_settings *set) {
 
 static http_options http_options_of(const serve_settings *set) {
     int32_t threads = (int32_t)set->http_threads;
-    if (!threads) threads = hd_cpu_count() < 2 ? 2 : hd_cpu_count();
+    if (!threads) threads = hd_max_i32(2, hd_cores_count());
     if (!set->http_threads && threads > MOST_HTTP_THREADS) threads = MOST_HTTP_THREADS;
     return (http_options){
         .host = set->host,
@@ -221,7 +229,13 @@ static http_options http_options_of(const serve_settings *set) {
         .names = set->names,
         .n_names = set->n_names,
         .half_close = set->half_close,
-        .limits = {.body_bytes = (size_t)set->body_mb << 20,
+        .quotas = {.key_calls = (int32_t)set->key_calls,
+                   .key_tokens = set->key_tokens,
+                   .failures = (int32_t)set->failures        },
+        .limits = { .body_bytes = (size_t)set->body_mb << 20,
+                   .bodies_bytes =
+                       (size_t)(set->bodies_mb > set->body_mb ? set->bodies_mb : set->body_mb)
+                       << 20,
                    .header_bytes = (size_t)set->header_kb << 10,
                    .one_header_bytes = (size_t)set->header_kb << 9,
                    .target_bytes = 8 << 10,
@@ -247,6 +261,7 @@ server_options serve_settings_options(const serve_settings *set) {
                    .backend = option_backends[set->backend],
                    .precision = option_precisions[set->precision],
                    .threads = (int32_t)set->threads,
+                   .pin_threads = set->pin,
                    .max_running = (int32_t)set->max_running,
                    .max_context = (int32_t)set->context,
                    .kv_tokens = set->kv_tokens,
@@ -275,6 +290,8 @@ server_options serve_settings_options(const serve_settings *set) {
         .settings_json = set->settings_json,
         .stall_s = (int32_t)set->health_s,
         .metrics_compat = set->compat, /* the choices count as the bits do */
+        .user = set->user,
+        .group = set->group,
         .sandbox = !set->no_sandbox,
         .open = set->open,
     };

@@ -12,14 +12,16 @@ enum { SERVE_LIST_MAX = 16 }; /* origins, names */
 typedef struct serve_settings {
     const char *model_dir, *model_name, *host, *cors, *public_name;
     const char *certificate, *private_key, *api_key_file, *admin_key_file;
-    const char *request_log, *crash_file, *trace_dir;
-    int64_t port, http_threads, connections, per_address, body_mb, header_kb, stream_kb;
+    const char *request_log, *crash_file, *trace_dir, *user, *group;
+    int64_t port, http_threads, connections, per_address, body_mb, bodies_mb, header_kb,
+        stream_kb;
+    int64_t key_calls, key_tokens, failures;
     int64_t header_s, body_s, idle_s, stall_s, keep_alive_s, drain_s, health_s;
     int64_t null_step_us, threads, max_running, context, kv_tokens, snapshot_tokens, chunk,
         step_tokens, queue;
     int64_t draft_tokens, answers, messages, batch_prompts, stream_interval, queue_s;
     int backend, precision, compat;
-    bool half_close, no_sandbox, open, no_drafts, no_graphs;
+    bool half_close, no_sandbox, open, no_drafts, no_graphs, pin;
 
     int64_t start_ns;
     char *certificate_text, *private_key_text, *settings_json, *lists[2]; /* owned */

@@ -194,6 +194,7 @@ void hd_engine_flush(hd_engine *e) {
 void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out) {
     pthread_mutex_lock(&e->lock);
     *out = e->stats;
+    out->living = e->n_living;
     out->paused = e->paused && e->rested_pauses == e->pauses;
     out->draining = e->draining;
     pthread_mutex_unlock(&e->lock);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/cores.h"
 #include "engine/engine_internal.h"
 
 enum {
@@ -90,7 +91,7 @@ static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
 
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     const char *backend = o->backend ? o->backend : "cpu";
-    const hd_cpu_options cpu = {.n_threads = o->threads};
+    const hd_cpu_options cpu = {.n_threads = o->threads, .pin = o->pin_threads};
     hd_precision precision;
     HD_TRY(hd_precision_of(&precision, o->precision, err));
     HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, precision, err));
@@ -186,7 +187,7 @@ static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_optio
         .max_drafts = z->drafts,
         .choice_rows = z->choice_rows,
         .vocab = e->vocab,
-        .forced_acceptance = o->forced_acceptance,
+        .forced = hd_acceptance_of(o->forced_acceptance),
         .fixed_steps = e->graphs
     };
     HD_TRY(hd_executor_open(&e->executor, &env, &x, err));
@@ -273,6 +274,16 @@ static void open_locks(hd_engine *e) {
     pthread_condattr_destroy(&monotonic);
 }
 
+/* All threads read all weights: their pages go to every node of memory, and only theirs. */
+static hd_status open_interleaved(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    hd_cores cores;
+    hd_cores_read(&cores, "");
+    const bool several = hd_cores_interleave(&cores);
+    const hd_status st = open_all(e, o, err);
+    if (several) hd_cores_end_interleave();
+    return st;
+}
+
 int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
                    size_t why_size) {
     hd_err err = {0};
@@ -282,7 +293,7 @@ int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
         HD_FAIL(&err, HD_ENOMEM, "no memory for an engine");
     } else {
         open_locks(e);
-        if (open_all(e, options, &err) == HD_OK) {
+        if (open_interleaved(e, options, &err) == HD_OK) {
             *out = e;
             return 0;
         }

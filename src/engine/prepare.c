@@ -243,7 +243,7 @@ static void set_choosing(const engine_record *r, const hd_generation *g, int32_t
                    .frequency_penalty = g->frequency_penalty,
                    .top_k = g->top_k,
                    .n_bias = (int32_t)g->n_bias,
-                   .n_ban = g->min_tokens ? r->request.n_stop : 0,
+                   .n_ban = g->min_tokens && !r->steered ? r->request.n_stop : 0,
                    .ban_until = r->n_prompt + g->min_tokens,
                    .n_top = g->top_logprobs,
                    .logprob = true},

@@ -93,7 +93,10 @@ hd_status engine_steer(hd_engine *e, engine_record *r, const hd_generation *g, h
                           .unthink = r->is_chat ? find_token(e, "</think>") : -1,
                           .max_reasoning = g->max_reasoning,
                           .relaxed_top = relaxed ? g->relaxed_top : 0,
-                          .relaxed_delta = relaxed ? g->relaxed_delta : 0};
+                          .relaxed_delta = relaxed ? g->relaxed_delta : 0,
+                          .ban = r->ban,
+                          .n_ban = g->min_tokens ? r->request.n_stop : 0,
+                          .ban_until = r->n_prompt + g->min_tokens};
     if (r->guide.reasoning && r->guide.unthink < 0) {
         return HD_FAIL(
             err, HD_EUNSUPPORTED,

@@ -308,6 +308,7 @@ static bool turn(hd_engine *e, bool paused) {
 static void *turn_for_ever(void *arg) {
     hd_engine *e = arg;
     bool idle = true, paused;
+    if (e->device) hd_device_bind_thread(e->device);
     while (listen(e, idle, &paused)) {
         const bool computed = turn(e, paused);
         publish(e);

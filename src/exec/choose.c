@@ -66,14 +66,13 @@ static void lay_scores(hd_executor *x, const hd_work *w, int32_t first) {
     }
 }
 
-/* How many of n drafts a benchmark accepts: forced_acceptance on average, if n allows it. */
+/* How many of n drafts a benchmark accepts. */
 static int32_t forced(const hd_executor *x, int32_t slot, int32_t position, int32_t n) {
-    const float mean = x->o.forced_acceptance;
-    if (mean >= (float)n) return n;
     const uint64_t seed = x->host.params[slot].seed;
-    const hd_philox draw = hd_philox_at(seed, DRAW_FORCED, (uint64_t)position);
-    const int32_t whole = (int32_t)mean;
-    return whole + (hd_philox_unit(draw.v[0]) < mean - (float)whole);
+    const float luck = hd_philox_unit(hd_philox_at(seed, DRAW_FORCED, (uint64_t)position).v[0]);
+    int32_t standing = 0;
+    while (standing < n && luck < x->o.forced.least[standing]) standing++;
+    return standing;
 }
 
 static void lay_choices(hd_executor *x, const hd_work *w, exec_place *place) {
@@ -83,7 +82,7 @@ static void lay_choices(hd_executor *x, const hd_work *w, exec_place *place) {
         lay_row(x, first + k, w, first_at + k);
         x->host.n_drafted[first + k] = k;
     }
-    if (x->o.forced_acceptance <= 0.0f || !w->n_choose) return;
+    if (x->o.forced.least[0] <= 0.0f || !w->n_choose) return;
     place->most_accepted = forced(x, w->slot, w->start + first_at + 1, w->n_choose - 1);
     for (int32_t k = 0; k < place->most_accepted; k++) {
         x->host.given[first + k] = w->tokens[first_at + k + 1];
@@ -97,7 +96,8 @@ static void lay_limits(hd_executor *x, const hd_work *w, int32_t first, int32_t 
     exec_reply_copy(trial, &x->replies[w->slot]);
     for (int32_t k = 0; trial->guide && k < w->n_choose; k++) {
         const int32_t row = first + k, *next = w->tokens + w->n - w->n_choose + k + 1;
-        const exec_limit limit = exec_reply_limit(trial, &x->masks, exec_mask_at(x, *used));
+        const exec_limit limit =
+            exec_reply_limit(trial, &x->masks, v->position[row], exec_mask_at(x, *used));
         if (limit == EXEC_BY_MASK) v->mask_row[row] = (*used)++;
         if (limit == EXEC_NO_END) v->mask_row[row] = x->n_rows;
         if (k + 1 == w->n_choose) return;

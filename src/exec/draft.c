@@ -36,10 +36,47 @@ static int32_t plan_drafts(hd_executor *x, const hd_work *works, int32_t n,
     return drafting;
 }
 
+/* What a work's guide says of its next draft, if those before it stand. */
+static exec_limit limit_draft(hd_executor *x, const hd_work *w, const hd_chosen *c,
+                              uint32_t *mask) {
+    exec_reply *trial = &x->replies[x->o.n_slots];
+    const int32_t chosen_from = w->start + w->n - w->n_choose + 1;
+    exec_reply_copy(trial, &x->replies[w->slot]);
+    for (int32_t k = 0; k < c->n_drafts; k++) {
+        exec_reply_advance(trial, &x->masks, c->drafts[k]);
+    }
+    return exec_reply_limit(trial, &x->masks, chosen_from + c->n_tokens + c->n_drafts, mask);
+}
+
+/* Drafts that a guide forbids would only be refused. The masks are made while the device
+ * computes what they are for; false: there are none. */
+static bool lay_masks(hd_executor *x, const hd_work *works, int32_t n,
+                      const hd_chosen *chosen) {
+    int32_t used = 0, limited = 0;
+    for (int32_t k = 0; x->replies && k < n; k++) {
+        const int32_t i = x->drafting[k];
+        const exec_limit limit = limit_draft(x, &works[i], &chosen[i], exec_mask_at(x, used));
+        x->host.draft_mask[k] = limit == EXEC_BY_MASK  ? used++
+                                : limit == EXEC_NO_END ? x->n_rows
+                                                       : -1;
+        limited += limit != EXEC_FREE;
+    }
+    if (!limited) return false;
+    hd_stream_upload(x->env.stream, x->device.draft_mask, x->host.draft_mask,
+                     (size_t)n * sizeof *x->host.draft_mask);
+    hd_stream_upload(x->env.stream, x->mask.device, x->mask.host,
+                     (size_t)used * (size_t)x->masks.words * sizeof(uint32_t));
+    return true;
+}
+
 /* The greedy choice of each wanted row becomes the next draft of its work. */
-static hd_status take_drafts(hd_executor *x, int32_t n, hd_chosen *chosen, hd_err *err) {
+static hd_status take_drafts(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
+                             hd_err *err) {
+    const bool masked = lay_masks(x, works, n, chosen);
     x->env.ops->argmax(x->env.stream, &(hd_argmax_args){.token = x->device.token,
                                                         .logits = hd_model_logits(x->model, 0),
+                                                        .mask = masked ? x->mask.device : NULL,
+                                                        .mask_row = x->device.draft_mask,
                                                         .rows = n,
                                                         .vocab = x->env.spec->vocab,
                                                         .n_ids = x->o.n_ids});
@@ -83,11 +120,11 @@ hd_status exec_draft(hd_executor *x, const hd_work *works, int32_t n, hd_chosen 
     int32_t rows = plan_drafts(x, works, n, chosen);
     hd_batch_upload(step, x->env.stream);
     hd_model_draft(x->model, x->kv, &step, 1, false);
-    if (rows) HD_TRY(take_drafts(x, rows, chosen, err));
+    if (rows) HD_TRY(take_drafts(x, works, rows, chosen, err));
     while ((rows = fill_chain(x, works, rows, chosen)) > 0) {
         hd_batch_upload(chain, x->env.stream);
         hd_model_draft(x->model, x->kv, &chain, 1, true);
-        HD_TRY(take_drafts(x, rows, chosen, err));
+        HD_TRY(take_drafts(x, works, rows, chosen, err));
     }
     return HD_OK;
 }

@@ -29,6 +29,7 @@ static void place(exec_view *v, hd_arena *a, const hd_executor *x) {
     const int64_t tops = (int64_t)x->n_rows * HD_MAX_TOP_LOGPROBS;
     v->params = take(a, (int64_t)x->o.n_slots + 1, sizeof *v->params);
     v->bias = take(a, (int64_t)x->o.n_slots * HD_MAX_BIAS, sizeof *v->bias);
+    v->draft_mask = take(a, x->o.n_slots, sizeof *v->draft_mask);
     v->rows_at = a->used;
     for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = take(a, x->n_rows, sizeof(int32_t));
     v->first_row = take(a, x->o.n_slots + 1, sizeof *v->first_row);
@@ -103,7 +104,7 @@ static hd_status open_all(hd_executor *x, hd_err *err) {
     const int32_t scratch = o->fixed_steps; /* a page that nobody reads */
     const hd_model_limits limits = {.rows = o->step_rows,
                                     .logits = x->n_rows,
-                                    .positions = o->positions,
+                                    .positions = o->positions + scratch * EXEC_REACH_AHEAD,
                                     .expert_rows = o->expert_rows};
     const hd_kv_options kv = {
         .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},
@@ -220,7 +221,7 @@ static void set_reply(hd_executor *x, int32_t slot, const hd_guide *guide,
     assert(x->replies || !guide);
     if (!x->replies) return;
     exec_reply *r = &x->replies[slot];
-    exec_reply_start(r, x->o.forced_acceptance > 0.0f ? NULL : guide);
+    exec_reply_start(r, x->o.forced.least[0] > 0.0f ? NULL : guide);
     for (int32_t i = 0; i < n; i++) exec_reply_advance(r, &x->masks, tokens[i]);
 }
 
@@ -251,6 +252,10 @@ hd_status exec_run_free(hd_executor *x, const hd_work *works, int32_t n, hd_chos
 hd_status hd_executor_make_up(hd_executor *x, hd_err *err) {
     hd_kv_make_up(x->kv, x->env.stream);
     return hd_stream_sync(x->env.stream, err);
+}
+
+void hd_executor_record(hd_executor *x, bool on) {
+    x->fixed.queues = !on;
 }
 
 static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,

@@ -25,8 +25,7 @@ typedef struct hd_executor_options {
     int32_t choice_rows; /* logits rows of one step: chosen and scored; 0: all slots' choices */
     const hd_grammar_vocab *vocab; /* of the masks; NULL: no request has a guide */
     int32_t expert_rows;           /* of hd_model_limits */
-    float forced_acceptance; /* drafts accepted per step on average, for benchmarks, which have
-                                no guides then; 0: the model's own verdict */
+    hd_acceptance forced;          /* of drafts, for benchmarks, which have no guides then */
     bool
         fixed_steps; /* steps in which all decode have fixed shapes, one graph launch each where
                          the device records, and the host is one ahead; docs/graphs.md */
@@ -46,6 +45,8 @@ typedef struct hd_guide {
     const hd_grammar *grammar; /* of the tokens that follow, or NULL: free */
     int32_t relaxed_top;       /* inside reasoning a draft also stands when it is among this */
     float relaxed_delta;       /* many tokens and at most this less probable than the first */
+    const int32_t *ban;        /* [n_ban] may not come at positions before ban_until, unless */
+    int32_t n_ban, ban_until;  /* nothing else may */
 } hd_guide;
 
 /* What a request asks of the sampler. bias and ban are copied; guide and what it points at stay
@@ -66,6 +67,9 @@ void hd_executor_close(hd_executor *x); /* NULL is fine */
 /* A request takes a slot: tokens[n], of which the first n_prompt are its prompt. */
 void hd_executor_enter(hd_executor *x, int32_t slot, const hd_choosing *choosing,
                        const int32_t *tokens, int32_t n, int32_t n_prompt);
+
+/* Off: steps of fixed shape are queued op by op, to be looked at one by one. On at open. */
+void hd_executor_record(hd_executor *x, bool on);
 
 /* Fills every page with made-up values, for measuring after contexts that nobody computed. */
 hd_status hd_executor_make_up(hd_executor *x, hd_err *err);

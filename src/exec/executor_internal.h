@@ -16,6 +16,8 @@ typedef struct exec_view {
     hd_sampling *params; /* [n_slots + 1] the last is nobody's */
     hd_logit_bias *bias; /* [n_slots, HD_MAX_BIAS] */
 
+    int32_t *draft_mask; /* [n_slots] row of masks of every draft in the making */
+
     /* of every logits row; written in every step */
     int32_t *slot, *position, *input, *n_drafted, *given, *draft, *mask_row;
     int32_t *first_row;               /* [n_slots + 1] of verify: rows of each choosing work */

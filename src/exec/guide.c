@@ -67,9 +67,9 @@ static void allow_one(const exec_masks *m, uint32_t *mask, int32_t token) {
     allow(mask, token);
 }
 
-exec_limit exec_reply_limit(const exec_reply *r, const exec_masks *m, uint32_t *mask) {
+/* What the reply's own state allows. */
+static exec_limit limit_by_state(const exec_reply *r, const exec_masks *m, uint32_t *mask) {
     const hd_guide *g = r->guide;
-    if (!g) return EXEC_FREE;
     if (r->reasoning && !must_stop_thinking(r)) {
         return g->n_forced || g->grammar ? EXEC_NO_END : EXEC_FREE;
     }
@@ -83,6 +83,26 @@ exec_limit exec_reply_limit(const exec_reply *r, const exec_masks *m, uint32_t *
         return EXEC_FREE;
     }
     if (may_think(r)) allow(mask, g->think);
+    return EXEC_BY_MASK;
+}
+
+static bool allows_others(const hd_guide *g, const exec_masks *m, const uint32_t *mask) {
+    int32_t n = 0;
+    for (int32_t i = 0; i < m->words; i++) n += __builtin_popcount(mask[i]);
+    for (int32_t i = 0; i < g->n_ban; i++) n -= exec_mask_has(mask, g->ban[i]);
+    return n > 0;
+}
+
+exec_limit exec_reply_limit(const exec_reply *r, const exec_masks *m, int32_t position,
+                            uint32_t *mask) {
+    const hd_guide *g = r->guide;
+    if (!g) return EXEC_FREE;
+    const exec_limit limit = limit_by_state(r, m, mask);
+    if (g->n_ban == 0 || position >= g->ban_until) return limit;
+    if (limit == EXEC_FREE) memset(mask, 0xff, (size_t)m->words * sizeof *mask);
+    if (limit == EXEC_NO_END) exec_mask_no_end(m, mask);
+    if (!allows_others(g, m, mask)) return limit;
+    for (int32_t i = 0; i < g->n_ban; i++) mask[g->ban[i] / 32] &= ~(1u << (g->ban[i] % 32));
     return EXEC_BY_MASK;
 }
 

@@ -33,8 +33,9 @@ void exec_reply_start(exec_reply *r, const hd_guide *guide);
 void exec_reply_copy(exec_reply *to, const exec_reply *from);
 void exec_reply_advance(exec_reply *r, const exec_masks *m, int32_t token);
 
-/* Writes mask [words] only for EXEC_BY_MASK. */
-exec_limit exec_reply_limit(const exec_reply *r, const exec_masks *m, uint32_t *mask);
+/* Writes mask [words] only for EXEC_BY_MASK. position: of the token that comes. */
+exec_limit exec_reply_limit(const exec_reply *r, const exec_masks *m, int32_t position,
+                            uint32_t *mask);
 
 void exec_mask_no_end(const exec_masks *m, uint32_t *mask); /* the one of EXEC_NO_END */
 

@@ -42,9 +42,12 @@ void http_retain(http_call *c) {
 
 void http_release(http_call *c) {
     if (atomic_fetch_sub(&c->refs, 1) != 1) return;
+    atomic_fetch_sub(&c->http->held_bytes, c->body_held);
     atomic_fetch_sub(&c->http->calls, 1);
-    for (size_t i = 0; i < c->n_reply_headers; i++) {
-        free((void *)(uintptr_t)c->reply_headers[i].name);
+    while (c->reply_headers) {
+        http_reply_field *next = c->reply_headers->next;
+        free(c->reply_headers);
+        c->reply_headers = next;
     }
     pthread_mutex_destroy(&c->lock);
     hd_bytes_deinit(&c->body);
@@ -143,31 +146,49 @@ void http_on_gone(http_call *c, void (*fn)(void *user), void *user) {
 
 void http_reply_header(http_call *c, const char *name, const char *value) {
     const size_t n = strlen(name) + 1, m = strlen(value) + 1;
+    http_reply_field *field = malloc(sizeof *field + n + m);
     pthread_mutex_lock(&c->lock);
-    char *both = c->n_reply_headers < HTTP_REPLY_HEADERS ? malloc(n + m) : NULL;
-    if (both) {
-        memcpy(both, name, n);
-        memcpy(both + n, value, m);
-        c->reply_headers[c->n_reply_headers++] = (http_field){both, both + n};
+    if (field) {
+        memcpy(field->name, name, n);
+        memcpy(field->name + n, value, m);
+        field->value = field->name + n;
+        field->next = c->reply_headers;
+        c->reply_headers = field;
+    } else {
+        c->short_of_memory = true;
     }
     pthread_mutex_unlock(&c->lock);
 }
 
-void http_call_add_headers(http_call *c, struct MHD_Response *response, const char *type) {
-    if (type) MHD_add_response_header(response, "Content-Type", type);
-    MHD_add_response_header(response, "X-Request-Id", c->id);
-    MHD_add_response_header(response, "X-Content-Type-Options", "nosniff");
+static bool add(struct MHD_Response *response, const char *name, const char *value) {
+    return MHD_add_response_header(response, name, value) == MHD_YES;
+}
+
+bool http_call_add_headers(http_call *c, struct MHD_Response *response, const char *type) {
+    bool whole = !c->short_of_memory && add(response, "X-Request-Id", c->id) &&
+                 add(response, "X-Content-Type-Options", "nosniff");
+    if (type) whole = whole && add(response, "Content-Type", type);
     if (c->origin) {
-        MHD_add_response_header(response, "Access-Control-Allow-Origin", c->origin);
-        MHD_add_response_header(response, "Vary", "Origin");
-        MHD_add_response_header(response, "Access-Control-Expose-Headers", "X-Request-Id");
+        whole = whole && add(response, "Access-Control-Allow-Origin", c->origin) &&
+                add(response, "Vary", "Origin") &&
+                add(response, "Access-Control-Expose-Headers", "X-Request-Id");
     }
     if (atomic_load(&c->http->gate) == HTTP_DRAINING) {
-        MHD_add_response_header(response, "Connection", "close");
+        whole = whole && add(response, "Connection", "close");
     }
-    for (size_t i = 0; i < c->n_reply_headers; i++) {
-        MHD_add_response_header(response, c->reply_headers[i].name, c->reply_headers[i].value);
+    for (const http_reply_field *f = c->reply_headers; whole && f; f = f->next) {
+        whole = add(response, f->name, f->value);
     }
+    return whole;
+}
+
+void http_spend(const http_call *c, int64_t tokens) {
+    http_quota_spend(c->http->quotas, c->salt, tokens, hd_now_ns());
+}
+
+void http_call_leave_quota(http_call *c) {
+    if (c->counted) http_quota_leave(c->http->quotas, c->salt);
+    c->counted = false;
 }
 
 bool http_call_answer(http_call *c, int status, struct MHD_Response *response) {
@@ -203,6 +224,7 @@ void http_call_over(http_call *c) {
     const bool first = !c->over;
     c->over = true;
     c->on_gone = NULL;
+    http_call_leave_quota(c);
     if (first && c->on_answered) {
         c->on_answered(c->on_answered_user, c->kept.data ? c->kept.data : "", c->kept.n);
     }
@@ -217,7 +239,11 @@ static void reply_owned(http_call *c, int status, const char *type, char *body, 
     struct MHD_Response *response =
         MHD_create_response_from_buffer(n, body, MHD_RESPMEM_MUST_FREE);
     if (!response) free(body);
-    if (response) http_call_add_headers(c, response, type);
+    if (response && !http_call_add_headers(c, response, type)) {
+        MHD_destroy_response(response);
+        response = NULL;
+    }
+    http_call_leave_quota(c); /* who has the answer may ask again */
     atomic_fetch_add(&c->http->sent_bytes, (int64_t)n);
     if (!response) http_call_gone(c); /* no memory: the connection is dropped */
     const bool first = http_call_answer(c, status, response);
@@ -275,6 +301,9 @@ void http_error(http_call *c, int status, const char *type, const char *code, co
     }
     char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
     json_decref(object);
-    reply_owned(c, status, "application/json", text ? text : strdup("{}"),
-                text ? strlen(text) : 2);
+    if (text) {
+        reply_owned(c, status, "application/json", text, strlen(text));
+    } else {
+        http_reply(c, status, "application/json", "{}", 2);
+    }
 }

@@ -1,4 +1,4 @@
-/* check.c - what is refused before any handler runs: framing, hosts, origins, keys.
+/* check.c - what is refused before any handler runs: framing, hosts, origins, keys, quotas.
  *
  * Called once per request, when the headers are there and before the body is read. */
 #define _GNU_SOURCE
@@ -7,11 +7,13 @@
 #include <string.h>
 #include <strings.h>
 
+#include "base/progress.h"
 #include "http/http_internal.h"
 
 static bool refuse(http_call *c, int status, const char *type, const char *code,
                    const char *message) {
-    const bool framed = status == 401 || status == 403 || status == 404 || status == 405;
+    const bool framed =
+        status == 401 || status == 403 || status == 404 || status == 405 || status == 429;
     atomic_fetch_add(&c->http->refused, 1);
     if (!framed) http_reply_header(c, "Connection", "close"); /* what follows is not trusted */
     c->refused_late =
@@ -232,7 +234,7 @@ static bool check_origin(http_call *c) {
 static bool answer_preflight(http_call *c) {
     if (strcmp(c->method, "OPTIONS") != 0) return true;
     if (c->origin) {
-        http_reply_header(c, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+        http_reply_header(c, "Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
         http_reply_header(c, "Access-Control-Allow-Headers",
                           "Authorization, Content-Type, X-Api-Key, X-Request-Id, "
                           "anthropic-version, anthropic-beta");
@@ -309,10 +311,31 @@ static const char *presented_key(const http_call *c) {
     return authorization + strspn(authorization, " ");
 }
 
+static const struct sockaddr *address_of(const http_call *c) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(c->connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+    return info ? info->client_addr : NULL;
+}
+
+static bool refuse_for_now(http_call *c, const char *code, int32_t seconds,
+                           const char *message) {
+    char text[16];
+    snprintf(text, sizeof text, "%d", (int)seconds);
+    http_reply_header(c, "Retry-After", text);
+    return refuse(c, 429, "rate_limit_error", code, message);
+}
+
 static bool check_key(http_call *c) {
     hd_keys *keys = c->http->options.keys;
     const bool user_set = hd_keys_user_set(keys), admin_set = hd_keys_admin_set(keys);
     const char *key = presented_key(c);
+    if (c->route->access != HTTP_PUBLIC && (user_set || admin_set)) {
+        const int32_t wait = http_quota_blocked(c->http->quotas, address_of(c), c->start_ns);
+        if (wait) {
+            return refuse_for_now(c, "too_many_failures", wait,
+                                  "too many requests from this address had no valid key");
+        }
+    }
     const hd_right right = hd_keys_check(keys, key, &c->salt);
     if (c->route->access == HTTP_PUBLIC) return true;
     if (c->route->access == HTTP_USER && (!user_set || right != HD_RIGHT_NONE)) return true;
@@ -322,6 +345,7 @@ static bool check_key(http_call *c) {
         return true;
     }
     if (right == HD_RIGHT_NONE && (user_set || admin_set)) {
+        http_quota_failed(c->http->quotas, address_of(c), c->start_ns);
         http_reply_header(c, "WWW-Authenticate", "Bearer");
         return refuse(c, 401, "authentication_error", "invalid_api_key",
                       key ? "this key is not known" : "a key is needed");
@@ -356,6 +380,16 @@ static bool check_media(http_call *c) {
                                     "Content-Type must be application/json in UTF-8");
 }
 
+/* Last of all: what is refused for another reason uses nothing up. */
+static bool check_quota(http_call *c) {
+    if (c->route->access != HTTP_USER || strcmp(c->method, "POST") != 0) return true;
+    const int32_t wait = http_quota_enter(c->http->quotas, c->salt, hd_now_ns());
+    c->counted = wait == 0;
+    return c->counted ||
+           refuse_for_now(c, "key_quota", wait,
+                          "this key has used up what it may at once or in a minute");
+}
+
 /* Every request has a name in our log and in the answer: the client's, or a new one. */
 static void make_id(http_call *c) {
     const char *given = http_header(c, "X-Request-Id");
@@ -377,5 +411,5 @@ bool http_check_request(http_call *c, const char *version) {
     make_id(c);
     return check_line(c, version) && no_doubles(c) && check_framing(c) &&
            check_host(c, version) && check_origin(c) && answer_preflight(c) && check_route(c) &&
-           check_key(c) && check_gate(c) && check_media(c);
+           check_key(c) && check_gate(c) && check_media(c) && check_quota(c);
 }

@@ -22,8 +22,10 @@ enum {
     KERNEL_LATER_S = 5,
     KERNEL_SEND_BYTES = 256 << 10,
     PER_ADDRESS = 256,
+    FAILURES_PER_ADDRESS = 20,
     POOL_SPARE_BYTES = 8 << 10,
-    BODY_BYTES_PER_S = 64 << 10
+    BODY_BYTES_PER_S = 64 << 10,
+    INLINE_BODY_BYTES = 64 << 10 /* what an HTTP thread may handle itself */
 };
 
 /* ---- one request ---- */
@@ -45,8 +47,11 @@ static void begin(http_call *c, const char *method, const char *version) {
 static bool take_body(http_call *c, const char *data, size_t n) {
     if (!c->admitted) return true;
     atomic_fetch_add_explicit(&c->http->body_bytes, (int64_t)n, memory_order_relaxed);
-    const bool fits = n <= c->http->options.limits.body_bytes - c->body.n;
-    if (fits && hd_bytes_append(&c->body, data, n, NULL) == HD_OK) return true;
+    const http_limits *limits = &c->http->options.limits;
+    const bool fits = n <= limits->body_bytes - c->body.n;
+    const bool room = atomic_fetch_add(&c->http->held_bytes, n) <= limits->bodies_bytes - n;
+    c->body_held += n;
+    if (fits && room && hd_bytes_append(&c->body, data, n, NULL) == HD_OK) return true;
     c->status = fits ? 503 : 413;
     if (fits) {
         http_conn_refuse(c->conn, "503 Service Unavailable", "overloaded_error",
@@ -62,10 +67,17 @@ static bool take_body(http_call *c, const char *data, size_t n) {
 static void handle(http_call *c) {
     c->handled = true;
     atomic_fetch_add(&c->http->pending, 1);
-    hd_bytes_append(&c->body, "", 1, NULL); /* NUL behind the body; max has room for it */
-    if (c->body.n) c->body.n--;
     http_conn_phase(c->conn, HTTP_CONN_CALL, c, 0);
-    c->route->handler(c, c->server);
+    if (hd_bytes_append(&c->body, "", 1, NULL) != HD_OK) { /* a NUL; max has room for it */
+        http_error(c, 503, "overloaded_error", "no_memory", NULL, "no memory for this request");
+        return;
+    }
+    c->body.n--;
+    if (c->body.n > INLINE_BODY_BYTES) {
+        http_work_add(&c->http->work, c);
+    } else {
+        c->route->handler(c, c->server);
+    }
 }
 
 /* Queues what was answered, or waits for it. */
@@ -261,6 +273,7 @@ hd_status http_open(http_server **out, const http_options *options, hd_err *err)
     h->n_conns = options->limits.connections;
     h->conns = calloc((size_t)h->n_conns, sizeof *h->conns);
     pthread_mutex_init(&h->lock, NULL);
+    http_work_init(&h->work);
     hd_status st = HD_OK;
     if (!h->conns) st = HD_FAIL(err, HD_ENOMEM, "no memory for %d connections", h->n_conns);
     for (int32_t i = 0; st == HD_OK && i < h->n_conns; i++) {
@@ -273,6 +286,10 @@ hd_status http_open(http_server **out, const http_options *options, hd_err *err)
     if (h->options.limits.connections_per_address < 0) {
         h->options.limits.connections_per_address = h->loopback ? 0 : PER_ADDRESS;
     }
+    if (h->options.quotas.failures < 0) {
+        h->options.quotas.failures = h->loopback ? 0 : FAILURES_PER_ADDRESS;
+    }
+    if (st == HD_OK) st = http_quotas_open(&h->quotas, &h->options.quotas, err);
     if (st != HD_OK) {
         http_close(h);
         return st;
@@ -294,6 +311,7 @@ hd_status http_start(http_server *h, hd_err *err) {
     const http_options *o = &h->options;
     const http_limits *limits = &o->limits;
     HD_TRY(http_watch_start(h, err));
+    HD_TRY(http_work_start(&h->work, err));
     struct MHD_OptionItem more[] = {
         {MHD_OPTION_END, 0, NULL},
         {MHD_OPTION_END, 0, NULL},
@@ -349,12 +367,14 @@ static void drop_calls(http_server *h) {
 
 void http_stop(http_server *h) {
     http_watch_stop(h);
-    if (!h->daemon) return;
-    MHD_quiesce_daemon(h->daemon);
-    shutdown(h->listener, SHUT_RDWR); /* callers get a refusal, not a place in a dead queue */
-    drop_calls(h);
-    MHD_stop_daemon(h->daemon);
-    h->daemon = NULL;
+    if (h->daemon) {
+        MHD_quiesce_daemon(h->daemon);
+        shutdown(h->listener, SHUT_RDWR); /* a refusal, not a place in a dead queue */
+        drop_calls(h);
+        MHD_stop_daemon(h->daemon);
+        h->daemon = NULL;
+    }
+    http_work_stop(&h->work);
 }
 
 void http_close(http_server *h) {
@@ -363,6 +383,8 @@ void http_close(http_server *h) {
     if (h->listener >= 0) close(h->listener);
     if (h->epoll >= 0) close(h->epoll);
     if (h->wake >= 0) close(h->wake);
+    http_quotas_close(h->quotas);
+    http_work_deinit(&h->work);
     pthread_mutex_destroy(&h->lock);
     free(h->conns);
     free(h);
@@ -388,5 +410,6 @@ void http_read_stats(http_server *h, http_stats *out) {
     out->connections = atomic_load(&h->connections);
     out->calls = atomic_load(&h->calls);
     out->streams = atomic_load(&h->streams);
+    out->held_bytes = (int64_t)atomic_load(&h->held_bytes);
     out->pending = atomic_load(&h->pending);
 }

@@ -1,7 +1,8 @@
 /* http_internal.h - calls and connections as the files of this room share them.
  *
  * Locks, in order: a call's, then the server's table. libmicrohttpd's own come last. Threads:
- * the pool runs handlers and readers; the watcher scans the table; anyone answers. */
+ * the pool runs handlers and readers, the worker handlers of large bodies; the watcher scans the
+ * table; anyone answers. */
 #ifndef HD_HTTP_HTTP_INTERNAL_H
 #define HD_HTTP_HTTP_INTERNAL_H
 
@@ -10,10 +11,11 @@
 #include <stdatomic.h>
 
 #include "http/listen.h"
+#include "http/quota.h"
 #include "http/url.h"
 #include "text/tokenizer.h" /* hd_bytes */
 
-enum { HTTP_REPLY_HEADERS = 8, HTTP_ID_BYTES = 128, HTTP_TABLES = 8 };
+enum { HTTP_ID_BYTES = 128, HTTP_TABLES = 8 };
 
 typedef enum http_phase {
     HTTP_CONN_FREE,
@@ -40,6 +42,12 @@ typedef struct http_field {
     const char *name, *value;
 } http_field;
 
+typedef struct http_reply_field {
+    struct http_reply_field *next;
+    const char *value; /* behind the name */
+    char name[];
+} http_reply_field;
+
 struct http_call {
     http_server *http;
     http_conn *conn;
@@ -57,7 +65,8 @@ struct http_call {
     http_field *headers; /* [n_headers] and their bytes behind them, one block */
     size_t n_headers;
     hd_bytes body;
-    size_t body_expected;
+    size_t body_expected, body_held; /* as announced; as counted in held_bytes */
+    http_call *next_work;
     bool checked, handled, admitted;
     bool refused_late;  /* nothing of the request is left: the connection can be kept */
     const char *origin; /* allowed to read the answer, or NULL */
@@ -69,8 +78,9 @@ struct http_call {
     bool suspended, answered, queued, over, gone, streaming, stream_over;
     void (*on_gone)(void *user);
     void *on_gone_user;
-    http_field reply_headers[HTTP_REPLY_HEADERS]; /* owned */
-    size_t n_reply_headers;
+    http_reply_field *reply_headers; /* the last one first */
+    bool short_of_memory;            /* a header got lost: the answer must not go without it */
+    bool counted;                    /* in its key's quota */
 
     hd_bytes kept; /* the answer, where somebody wants it */
     void (*on_answered)(void *user, const char *answer, size_t n);
@@ -81,6 +91,16 @@ struct http_call {
     int64_t written_ns, taken_ns; /* by us, by the reader */
 };
 
+/* Calls with large bodies that wait for the thread which handles them. */
+typedef struct http_work {
+    pthread_mutex_t lock; /* guards all but thread and working */
+    pthread_cond_t more;
+    http_call *first, *last; /* by next_work; last: while there is a first */
+    bool over;
+    pthread_t thread;
+    bool working;
+} http_work;
+
 typedef struct http_table {
     const http_route *routes;
     size_t n;
@@ -89,6 +109,9 @@ typedef struct http_table {
 
 struct http_server {
     http_options options;
+    http_quotas *quotas;
+    http_work work;
+    atomic_size_t held_bytes; /* of all bodies */
     http_table tables[HTTP_TABLES];
     size_t n_tables;
     struct MHD_Daemon *daemon;
@@ -123,12 +146,22 @@ bool http_call_answer(http_call *c, int status, struct MHD_Response *response);
 void http_call_over(http_call *c); /* the answer is complete: drops that reference */
 void http_call_wake(http_call *c); /* with the lock held */
 void http_call_keep(http_call *c, const char *bytes, size_t n); /* the same */
-void http_call_add_headers(http_call *c, struct MHD_Response *response, const char *type);
+/* false: not all of them are there. With the lock held. */
+bool http_call_add_headers(http_call *c, struct MHD_Response *response, const char *type);
+void http_call_leave_quota(http_call *c); /* with the lock held; again does nothing */
 
 /* ---- check.c ---- */
 
 /* Copies the headers and refuses what must not reach a handler; false: refused, answered. */
 bool http_check_request(http_call *c, const char *version);
+
+/* ---- work.c ---- */
+
+void http_work_init(http_work *w);
+void http_work_deinit(http_work *w);
+hd_status http_work_start(http_work *w, hd_err *err);
+void http_work_add(http_work *w, http_call *c); /* its handler runs soon, on another thread */
+void http_work_stop(http_work *w);              /* after all that was added */
 
 /* ---- watch.c ---- */
 

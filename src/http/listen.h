@@ -1,16 +1,18 @@
 /* listen.h - the listening side of http.h: options, mounting routes, life and counters.
  *
  * One pool of threads speaks HTTP; one more, the watcher, sees clients vanish, enforces
- * deadlines and keeps silent streams alive. */
+ * deadlines and keeps silent streams alive; and one, the worker, handles large bodies. */
 #ifndef HD_HTTP_LISTEN_H
 #define HD_HTTP_LISTEN_H
 
 #include "base/status.h"
 #include "http/http.h"
 #include "http/keys.h"
+#include "http/quota.h"
 
 typedef struct http_limits {
     size_t body_bytes, header_bytes, one_header_bytes, target_bytes, stream_bytes;
+    size_t bodies_bytes; /* of all requests together */
     int32_t headers, query_args;
     int32_t connections, connections_per_address; /* 0: no bound per address */
     int32_t header_s;                             /* from the first byte to the last header */
@@ -31,7 +33,8 @@ typedef struct http_options {
     size_t n_names;
     bool half_close; /* a client that only closed its sending side is still there */
     http_limits limits;
-    hd_keys *keys; /* the caller's, outlives the server */
+    http_quota_limits quotas; /* failures -1: 20, none on loopback */
+    hd_keys *keys;            /* the caller's, outlives the server */
 } http_options;
 
 typedef struct http_server http_server;
@@ -45,6 +48,7 @@ typedef struct http_stats {
     int64_t refused;   /* before any handler saw them */
     int64_t accepted;
     int32_t connections, calls, streams; /* now */
+    int64_t held_bytes;                  /* of bodies, now */
     int32_t pending;                     /* calls whose answer the client does not have yet */
 } http_stats;
 
@@ -79,6 +83,9 @@ const http_call *http_call_of_id(const char *request_id);
  * far as there was memory. */
 void http_keep_answer(http_call *c, void (*fn)(void *user, const char *answer, size_t n),
                       void *user);
+
+/* Charges tokens to the call's key. */
+void http_spend(const http_call *c, int64_t tokens);
 
 int32_t http_port(const http_server *h);
 bool http_is_loopback(const http_server *h);

@@ -47,12 +47,14 @@ void http_stream_begin(http_call *c) {
     if (response) {
         http_retain(c);
         atomic_fetch_add(&c->http->streams, 1);
-        http_call_add_headers(c, response, "text/event-stream");
-        MHD_add_response_header(response, "Cache-Control", "no-cache");
-        MHD_add_response_header(response, "X-Accel-Buffering", "no");
-    } else {
-        http_call_gone(c);
+        const bool whole =
+            http_call_add_headers(c, response, "text/event-stream") &&
+            MHD_add_response_header(response, "Cache-Control", "no-cache") == MHD_YES &&
+            MHD_add_response_header(response, "X-Accel-Buffering", "no") == MHD_YES;
+        if (!whole) MHD_destroy_response(response); /* which releases the call */
+        if (!whole) response = NULL;
     }
+    if (!response) http_call_gone(c); /* no memory: the connection is dropped */
     c->written_ns = c->taken_ns = hd_now_ns();
     c->streaming = http_call_answer(c, MHD_HTTP_OK, response);
     pthread_mutex_unlock(&c->lock);
@@ -108,6 +110,7 @@ bool http_stream_write(http_call *c, const char *bytes, size_t n) {
 void http_stream_end(http_call *c) {
     pthread_mutex_lock(&c->lock);
     c->stream_over = true;
+    http_call_leave_quota(c); /* who has the answer may ask again */
     http_call_wake(c);
     pthread_mutex_unlock(&c->lock);
     http_call_over(c);

@@ -1,8 +1,8 @@
 /* cost.c - the least that each call of an operator has to move and compute.
  *
  * A number that lies on the device (positions, experts' rows) is fetched; an element of an
- * activation has the size that the table says. Caches are not counted: what is read once by
- * many rows counts once. */
+ * activation or a cached key has the size that the reader says. Caches are not counted: what is
+ * read once by many rows counts once. */
 #include <stdlib.h>
 
 #include "base/checked.h"
@@ -83,6 +83,8 @@ ops_cost ops_cost_linear_grouped(ops_reader *r, const hd_linear_grouped_args *a)
                        .times = 1,
                        .out_bytes = r->act_bytes};
     ops_cost c = cost_of(r, &p);
+    c.used = used;
+    c.rows = a->n_places; /* what the host knows names the shape */
     const double again = a->assignment ? 1 - 1.0 / a->top_k : 0;
     c.bytes -= again * places * a->w->cols * r->act_bytes;
     return c;

@@ -460,7 +460,7 @@ void ops_sample_cpu(hd_stream *s, const hd_sample_args *a, const ops_kernels *k)
                             .per_task = ops_rows_per_task(4 * (int64_t)a->vocab)});
 }
 
-/* What is not finite is left to the reference. */
+/* What is not finite or masked is left to the reference. */
 static void argmax_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     const hd_argmax_args *a = job->args;
     float *tile_max =
@@ -469,8 +469,10 @@ static void argmax_rows(const ops_job *job, int32_t first, int32_t end, int32_t 
         hd_argmax_args row = *a;
         row.token += r;
         row.logits += (int64_t)r * a->vocab;
+        if (a->mask) row.mask_row += r;
         row.rows = 1;
-        const float max = survey(job->k, row.logits, a->n_ids, tile_max);
+        const bool masked = ops_argmax_mask(&row, 0) != NULL;
+        const float max = masked ? INFINITY : survey(job->k, row.logits, a->n_ids, tile_max);
         if (max == INFINITY) {
             hd_argmax_ref(job->stream, &row);
         } else {

@@ -108,7 +108,7 @@ void ops_turn_avx2(float *out, const float *const *row, int32_t cols);
 void ops_index_scores_avx2(const ops_index *x);
 void ops_index_scores_avx512(const ops_index *x);
 ops_decode_fn ops_decode_f32_avx2, ops_decode_f16_avx2, ops_decode_bf16_avx2,
-    ops_decode_e4m3_avx2, ops_decode_e8m0_avx2, ops_decode_e2m1_avx2;
+    ops_decode_e4m3_avx2, ops_decode_e8m0_avx2, ops_decode_e2m1_avx2, ops_decode_e4m3_vbmi;
 
 ops_meet_fn ops_meet_f32_avx512, ops_meet_bf16_avx512, ops_meet_e4m3_avx512,
     ops_meet_e2m1_avx512, ops_meet_e4m3_vbmi, ops_meet_e2m1_vbmi;

@@ -74,6 +74,34 @@ static inline quad widen_e4m3(const e4m3_table *t, const uint8_t *src, int32_t n
                   _mm512_mul_ps(q.d, by)};
 }
 
+static inline void store_quad(float *out, quad q, int32_t n) {
+    if (n == STEP) {
+        _mm512_storeu_ps(out, q.a);
+        _mm512_storeu_ps(out + 16, q.b);
+        _mm512_storeu_ps(out + 32, q.c);
+        _mm512_storeu_ps(out + 48, q.d);
+        return;
+    }
+    const __mmask64 live = ((__mmask64)1 << n) - 1;
+    _mm512_mask_storeu_ps(out, (__mmask16)live, q.a);
+    _mm512_mask_storeu_ps(out + 16, (__mmask16)(live >> 16), q.b);
+    _mm512_mask_storeu_ps(out + 32, (__mmask16)(live >> 32), q.c);
+    _mm512_mask_storeu_ps(out + 48, (__mmask16)(live >> 48), q.d);
+}
+
+void ops_decode_e4m3_vbmi(float *out, const uint8_t *src, int32_t n, const float *scale,
+                          int32_t block) {
+    const e4m3_table table = make_e4m3_table();
+    for (int32_t i = 0; i < n; scale++) {
+        const int32_t end = n - i < block ? n : i + block;
+        for (; i + STEP <= end; i += STEP) {
+            store_quad(out + i, widen_e4m3(&table, src + i, STEP, *scale), STEP);
+        }
+        if (i < end) store_quad(out + i, widen_e4m3(&table, src + i, end - i, *scale), end - i);
+        i = end;
+    }
+}
+
 /* ---- E2M1 ---- */
 
 /* Byte b of lane l holds column l + 16 {0, 2, 1, 3}[b], in its upper half where l is odd. */

@@ -55,6 +55,7 @@ static void note(const char *op, const ops_cost *c, int64_t ns) {
     } else if (meter->n_calls < HD_METER_CALLS) {
         hd_meter_call *call = &meter->calls[meter->n_calls++];
         call->line = (int32_t)(l - meter->line);
+        call->used = c->used;
         call->bytes = c->bytes;
         call->flops = c->flops;
     } else {
@@ -123,8 +124,10 @@ static int64_t no_clock(void) {
 hd_status hd_meter_open(hd_meter *m, hd_ops *out, const hd_ops *inner, hd_device *d,
                         hd_stream *s, hd_err *err) {
     hd_meter_init(m, out, inner, no_clock);
-    m->stream = s;
-    reader.stream = hd_device_is_host(d) ? NULL : s;
+    if (!hd_device_is_host(d)) {
+        reader.stream = s;
+        reader.act_bytes = sizeof(uint16_t); /* BF16 as published, whatever is kept here */
+    }
     m->calls = calloc(HD_METER_CALLS, sizeof *m->calls);
     if (!m->calls) return HD_FAIL(err, HD_ENOMEM, "no memory for %d calls", HD_METER_CALLS);
     for (int32_t i = 0; i < HD_METER_CALLS; i++) {

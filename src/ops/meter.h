@@ -27,6 +27,7 @@ typedef int64_t hd_clock_fn(void);
 
 typedef struct hd_meter_call {
     int32_t line;
+    int32_t used; /* experts that had rows */
     double bytes, flops;
     hd_mark *before, *after;
 } hd_meter_call;
@@ -38,7 +39,6 @@ typedef struct hd_meter {
     const char *part, *stage;
 
     /* of devices that run ops later than they are called */
-    hd_stream *stream;
     hd_meter_call *calls; /* [HD_METER_CALLS] what each call of the counted pass was */
     int32_t n_calls, next;
     bool timing;

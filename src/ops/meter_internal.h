@@ -7,6 +7,7 @@
 typedef struct ops_cost {
     const hd_weight *w;
     int32_t rows, outs, ins;
+    int32_t used; /* experts that have rows */
     double bytes, flops;
 } ops_cost;
 

@@ -49,6 +49,14 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cp
     return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, cuda, ref", backend);
 }
 
+hd_acceptance hd_acceptance_of(float mean) {
+    hd_acceptance a = {0};
+    for (int32_t k = 0; k < HD_MAX_DRAFTED && mean > 0.0f; k++, mean -= 1.0f) {
+        a.least[k] = mean < 1.0f ? mean : 1.0f;
+    }
+    return a;
+}
+
 size_t hd_ops_scratch_bytes(int32_t max_keys, int32_t max_cols) {
     return (size_t)OPS_STATE_BYTES + 16 * ((size_t)max_keys + (size_t)max_cols);
 }

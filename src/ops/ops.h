@@ -389,11 +389,13 @@ typedef struct hd_verify_args {
     int32_t n;
 } hd_verify_args;
 
-/* token[r] = the id < n_ids of the largest logit, the lower on a tie. For drafts: always an
- * id, as NaN counts as -inf and id 0 stands in for nothing. */
+/* token[r] = the id < n_ids of the largest logit, the lower on a tie, of those that its mask
+ * allows. For drafts: always an id, as NaN counts as -inf and id 0 stands in for nothing. */
 typedef struct hd_argmax_args {
-    int32_t *token;      /* [rows] */
-    const float *logits; /* [rows, vocab] */
+    int32_t *token;          /* [rows] */
+    const float *logits;     /* [rows, vocab] */
+    const uint32_t *mask;    /* as in hd_sample_args; NULL: all are allowed */
+    const int32_t *mask_row; /* [rows] -1: all */
     int32_t rows, vocab, n_ids;
 } hd_argmax_args;
 
@@ -422,8 +424,17 @@ typedef struct hd_step_seq {
     hd_cursor at;
 } hd_step_seq;
 
-/* Rows from cursors. forced > 0, for benchmarks: so many drafts stand on average, drawn by
- * Philox (high word 2) at the position of the first token to choose. */
+/* How drafts stand in benchmarks, whatever the model says: at least k + 1 of them with
+ * probability least[k], which never grows with k. least[0] 0: the model's own verdict. */
+typedef struct hd_acceptance {
+    float least[HD_MAX_DRAFTED];
+} hd_acceptance;
+
+/* So many drafts on average: the whole number below or above it. */
+hd_acceptance hd_acceptance_of(float mean);
+
+/* Rows from cursors. Forced acceptance is drawn by Philox (high word 2) at the position of the
+ * first token to choose. */
 typedef struct hd_lay_step_args {
     int32_t *token, *pos, *seq, *logit_row; /* [rows] */
     int32_t *live;              /* [rows] 0: nobody's, or a draft that cannot stand */
@@ -438,7 +449,7 @@ typedef struct hd_lay_step_args {
     const hd_sampling *params;
     int32_t scratch_page[2];
     int32_t n, n_drafts, table_stride, idle_slot; /* idle_slot: the sampler's, where nobody's */
-    float forced;
+    hd_acceptance forced;
 } hd_lay_step_args;
 
 /* Which drafts stand; cursors and counts of those with penalties move past them. */

@@ -477,8 +477,13 @@ void hd_sample_cuda(hd_stream *s, const hd_sample_args *a) {
 
 static __global__ void __launch_bounds__(THREADS) argmax(hd_argmax_args a) {
     const float *x = a.logits + (int64_t)blockIdx.x * a.vocab;
+    const uint32_t *mask = nullptr;
+    if (a.mask && a.mask_row[blockIdx.x] >= 0) {
+        mask = a.mask + a.mask_row[blockIdx.x] * (((int64_t)a.vocab + 31) / 32);
+    }
     whole best = rank_of(-CUDART_INF_F, 0);
     for (int32_t id = threadIdx.x; id < a.n_ids; id += THREADS) {
+        if (mask && !(mask[id / 32] >> (id % 32) & 1u)) continue;
         if (x[id] > -CUDART_INF_F) best = max(best, (whole)rank_of(x[id], id));
     }
     best = block_max(best);

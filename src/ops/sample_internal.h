@@ -18,6 +18,12 @@
 #pragma STDC FP_CONTRACT OFF
 #endif
 
+/* NULL: all are allowed. */
+static inline const uint32_t *ops_argmax_mask(const hd_argmax_args *a, int32_t row) {
+    if (!a->mask || a->mask_row[row] < 0) return NULL;
+    return a->mask + a->mask_row[row] * (((int64_t)a->vocab + 31) / 32);
+}
+
 enum { OPS_DRAW_TOKEN = 1 }; /* high counter word of the draws of tokens */
 
 /* Scores below this are weightless: e^-30 < 2^-41. */

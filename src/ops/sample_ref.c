@@ -215,10 +215,11 @@ void hd_argmax_ref(hd_stream *s, const hd_argmax_args *a) {
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
         const float *x = a->logits + (int64_t)r * a->vocab;
+        const uint32_t *mask = ops_argmax_mask(a, r);
         float best = -INFINITY;
         a->token[r] = 0;
         for (int32_t id = 0; id < a->n_ids; id++) {
-            if (x[id] > best) {
+            if (x[id] > best && (!mask || mask[id / 32] >> (id % 32) & 1u)) {
                 best = x[id];
                 a->token[r] = id;
             }

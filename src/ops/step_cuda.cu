@@ -15,11 +15,12 @@ static __device__ __forceinline__ float unit(uint32_t word) {
 }
 
 /* How many of n drafts a benchmark lets stand. */
-static __device__ int32_t forced(float mean, uint64_t seed, int32_t position, int32_t n) {
-    if (mean >= (float)n) return n;
-    const int32_t whole = (int32_t)mean;
+static __device__ int32_t forced(const hd_acceptance &p, uint64_t seed, int32_t position,
+                                 int32_t n) {
     const float luck = unit(philox(seed, DRAW_FORCED, (uint64_t)position).x);
-    return whole + (luck < __fsub_rn(mean, (float)whole));
+    int32_t standing = 0;
+    while (standing < n && luck < p.least[standing]) standing++;
+    return standing;
 }
 
 /* Where the sequence begins, and how many of its drafts may stand; -1 where it is nobody's. */
@@ -31,7 +32,7 @@ static __device__ int32_t begin(const hd_lay_step_args &a, int32_t i, hd_cursor 
     if (!q.fresh && at.position + 2 * a.n_drafts >= q.room) return -1;
     *from = at;
     if (q.fresh) a.cursor[q.slot] = at;
-    if (a.forced <= 0.0f) return q.n_drafts;
+    if (a.forced.least[0] <= 0.0f) return q.n_drafts;
     return forced(a.forced, a.params[q.slot].seed, at.position + 1, q.n_drafts);
 }
 
@@ -46,7 +47,7 @@ static __device__ void lay_row(const hd_lay_step_args &a, int32_t i, int32_t k,
     a.slot[row] = standing < 0 ? a.idle_slot : a.seqs[i].slot;
     a.position[row] = from.position + k + 1;
     a.n_drafted[row] = k;
-    a.given[row] = a.forced > 0.0f && k < standing ? from.draft[k] : -1;
+    a.given[row] = a.forced.least[0] > 0.0f && k < standing ? from.draft[k] : -1;
 }
 
 static __global__ void __launch_bounds__(LAY_THREADS) lay_step(hd_lay_step_args a) {

@@ -10,11 +10,11 @@ enum { DRAW_FORCED = 2 }; /* high counter word; the draws of tokens have 1 */
 /* ---- before the forward pass ---- */
 
 /* How many of n drafts a benchmark lets stand. */
-static int32_t forced(float mean, uint64_t seed, int32_t position, int32_t n) {
-    if (mean >= (float)n) return n;
-    const hd_philox draw = hd_philox_at(seed, DRAW_FORCED, (uint64_t)position);
-    const int32_t whole = (int32_t)mean;
-    return whole + (hd_philox_unit(draw.v[0]) < mean - (float)whole);
+static int32_t forced(const hd_acceptance *p, uint64_t seed, int32_t position, int32_t n) {
+    const float luck = hd_philox_unit(hd_philox_at(seed, DRAW_FORCED, (uint64_t)position).v[0]);
+    int32_t standing = 0;
+    while (standing < n && luck < p->least[standing]) standing++;
+    return standing;
 }
 
 /* Where sequence i begins, and how many of its drafts may stand; -1 where it is nobody's. */
@@ -26,8 +26,8 @@ static int32_t begin(const hd_lay_step_args *a, int32_t i, hd_cursor *from) {
     if (!q->fresh && at->position + 2 * a->n_drafts >= q->room) return -1;
     *from = *at;
     if (q->fresh) a->cursor[q->slot] = *at;
-    if (a->forced <= 0.0f) return q->n_drafts;
-    return forced(a->forced, a->params[q->slot].seed, at->position + 1, q->n_drafts);
+    if (a->forced.least[0] <= 0.0f) return q->n_drafts;
+    return forced(&a->forced, a->params[q->slot].seed, at->position + 1, q->n_drafts);
 }
 
 static void lay_row(const hd_lay_step_args *a, int32_t i, int32_t k, const hd_cursor *from) {
@@ -40,7 +40,7 @@ static void lay_row(const hd_lay_step_args *a, int32_t i, int32_t k, const hd_cu
     a->slot[row] = standing < 0 ? a->idle_slot : a->seqs[i].slot;
     a->position[row] = from->position + k + 1;
     a->n_drafted[row] = k;
-    a->given[row] = a->forced > 0.0f && k < standing ? from->draft[k] : -1;
+    a->given[row] = a->forced.least[0] > 0.0f && k < standing ? from->draft[k] : -1;
 }
 
 void hd_lay_step_ref(hd_stream *s, const hd_lay_step_args *a) {

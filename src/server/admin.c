@@ -31,7 +31,7 @@ static void bad_field(http_call *c, const char *name, const char *must) {
 static bool is_idle(server *s) {
     hd_engine_stats e;
     hd_engine_read_stats(s->engine, &e);
-    return e.running + e.waiting == 0;
+    return e.running + e.waiting + e.living == 0;
 }
 
 static bool check_idle(server *s, waiting_call *w, bool late) {

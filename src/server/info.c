@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/progress.h"
 #include "server/loads_internal.h"
 #include "server/server_internal.h"
@@ -45,7 +46,8 @@ static void on_health(http_call *c, void *user) {
 static bool check_generated(server *s, waiting_call *w, bool late) {
     const uint64_t request = atomic_load(&w->request);
     const bool done = request && atomic_load(&w->ended) == request;
-    if (!done && !late) return false;
+    const bool failed = request && atomic_load(&w->failed) == request;
+    if (!done && !failed && !late) return false;
     if (!done && request) hd_engine_cancel(s->engine, request);
     server_reply_text(w->call, done ? 200 : 503, done ? "ok" : "no token in time");
     return true;
@@ -56,6 +58,8 @@ static void on_health_event(void *user, const hd_event *event) {
     waiting_call *w = user;
     if (event->end == HD_END_LENGTH || event->end == HD_END_STOP) {
         atomic_store(&w->ended, event->id);
+    } else if (event->end != HD_END_NOT) {
+        atomic_store(&w->failed, event->id);
     }
 }
 
@@ -113,8 +117,9 @@ static void on_server_info(http_call *c, void *user) {
     server *s = user;
     hd_engine_stats e;
     hd_engine_read_stats(s->engine, &e);
-    json_t *info = json_loads(s->options.settings_json, 0, NULL);
-    if (!info) info = json_object();
+    const char *settings = s->options.settings_json;
+    json_t *info = NULL;
+    hd_json_parse(&info, settings, strlen(settings), "the settings", &(hd_err){0});
     json_t *more = json_pack(
         "{s:s, s:s, s:s, s:s, s:I, s:i, s:i, s:f, s:f, s:s, s:b, s:b, s:[{s:f, s:f, s:{s:f, "
         "s:f, s:f}}]}",
@@ -128,7 +133,10 @@ static void on_server_info(http_call *c, void *user) {
         server_accept_length(&e), "last_gen_throughput", live_tokens_per_s(s->live),
         "memory_usage", "weight", (double)e.weight_bytes / 1e9, "kvcache",
         (double)e.kv_bytes / 1e9, "graph", 0.0);
-    if (more) json_object_update(info, more);
+    if (json_object_update(info, more) != 0) { /* there was no memory for one of the three */
+        json_decref(info);
+        info = NULL;
+    }
     json_decref(more);
     server_reply_json(c, 200, info);
 }

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/log.h"
 #include "base/progress.h"
 #include "server/histogram.h"
 #include "server/server.h"
@@ -193,6 +194,9 @@ static double running(const view *v) {
 static double waiting(const view *v) {
     return v->e.waiting;
 }
+static double living(const view *v) {
+    return v->e.living;
+}
 static double paused(const view *v) {
     return v->e.paused;
 }
@@ -305,6 +309,10 @@ static double timed_out(const view *v) {
 static double refused(const view *v) {
     return (double)v->h.refused;
 }
+static double log_dropped(const view *v) {
+    (void)v;
+    return (double)hd_log_dropped();
+}
 static double accepted(const view *v) {
     return (double)v->h.accepted;
 }
@@ -334,6 +342,7 @@ typedef struct series {
 static const series all_series[] = {
     {"num_running_reqs", "num_running_reqs", "num_requests_running", "gauge", "answers being computed", running},
     {"num_queue_reqs", "num_queue_reqs", "num_requests_waiting", "gauge", "answers that wait", waiting},
+    {"living_answers", NULL, NULL, "gauge", "answers that were asked for and did not end, also while a step is stuck", living},
     {"max_running_reqs", NULL, NULL, "gauge", "answers computed side by side at most", max_running},
     {"paused", NULL, "engine_sleep_state", "gauge", "1 while generation is paused", paused},
     {"gen_throughput", "gen_throughput", NULL, "gauge", "output tokens per second, lately", throughput},
@@ -372,6 +381,7 @@ static const series all_series[] = {
     {"http_clients_gone_total", NULL, NULL, "counter", "clients that left before their answer's end", gone},
     {"http_timeouts_total", NULL, NULL, "counter", "requests that did not arrive in time, connections that idled", timed_out},
     {"http_refused_total", NULL, NULL, "counter", "requests refused before a handler saw them", refused},
+    {"log_lines_dropped_total", NULL, NULL, "counter", "lines of the log that a full pipe did not take", log_dropped},
     {"http_request_body_bytes_total", NULL, NULL, "counter", "bytes of request bodies", received_bytes},
     {"http_response_body_bytes_total", NULL, NULL, "counter", "bytes of answers", sent_bytes},
 };

@@ -109,10 +109,13 @@ static void remove_record(request_records *r, record *p) {
 
 /* ---- the log ---- */
 
-/* A line in the making: begun at submission, completed when the answer is. */
+/* A line in the making: begun at submission, complete when both the answer is and the outcome,
+ * which comes later where the answer goes on in the background. */
 typedef struct log_entry {
     request_records *records;
+    pthread_mutex_t lock; /* guards the rest */
     json_t *line;
+    int32_t n_left;
 } log_entry;
 
 static void write_line(const request_records *r, const json_t *line) {
@@ -127,12 +130,22 @@ static void write_line(const request_records *r, const json_t *line) {
     free(text);
 }
 
-static void on_answered(void *user, const char *answer, size_t n) {
-    log_entry *e = user;
-    json_object_set_new(e->line, "answer", json_stringn(answer, n));
+/* Takes more. */
+static void complete_entry(log_entry *e, json_t *more) {
+    pthread_mutex_lock(&e->lock);
+    if (more) json_object_update(e->line, more);
+    json_decref(more);
+    const bool last = --e->n_left == 0;
+    pthread_mutex_unlock(&e->lock);
+    if (!last) return;
     write_line(e->records, e->line);
     json_decref(e->line);
+    pthread_mutex_destroy(&e->lock);
     free(e);
+}
+
+static void on_answered(void *user, const char *answer, size_t n) {
+    complete_entry(user, json_pack("{s:s%}", "answer", answer, n));
 }
 
 static log_entry *begin_entry(request_records *r, http_call *c, uint64_t seed) {
@@ -142,12 +155,16 @@ static log_entry *begin_entry(request_records *r, http_call *c, uint64_t seed) {
     json_t *line = json_pack("{s:I, s:s, s:s, s:s, s:s%, s:I}", "time", (json_int_t)time(NULL),
                              "request_id", http_request_id(c), "method", http_method(c), "path",
                              http_path(c), "body", body, n, "seed", (json_int_t)seed);
-    if (!e || !line) { /* no memory, or a body that is no UTF-8 and was refused for it */
+    if (!e || !line ||
+        pthread_mutex_init(&e->lock, NULL) !=
+            0) { /* no memory, or a body that is no UTF-8 and was refused for it */
         json_decref(line);
         free(e);
         return NULL;
     }
-    *e = (log_entry){r, line};
+    e->records = r;
+    e->line = line;
+    e->n_left = 2;
     http_keep_answer(c, on_answered, e);
     return e;
 }
@@ -164,8 +181,7 @@ static void fill_entry(log_entry *e, const api_outcome *o) {
         "reasoning_tokens", o->reasoning_tokens, "queue_ms",
         milliseconds(o->start_ns, o->admitted_ns), "ttft_ms",
         milliseconds(o->start_ns, o->first_ns), "e2e_ms", milliseconds(o->start_ns, o->end_ns));
-    if (more) json_object_update(e->line, more);
-    json_decref(more);
+    complete_entry(e, more);
 }
 
 /* ---- submitting and ending ---- */

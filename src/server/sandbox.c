@@ -159,6 +159,9 @@ hd_status sandbox_enter(const sandbox_paths *paths, char *said, size_t said_size
                        strerror(errno));
     }
     setrlimit(RLIMIT_CORE, &none); /* cores hold prompts and keys */
+    prctl(PR_SET_DUMPABLE, 0, 0, 0,
+          0); /* so does what a debugger of the same user could read */
+    umask(S_IRWXG | S_IRWXO);
     const int version = landlock_version();
     const bool files = version > 0 && enter_landlock(paths, version);
     const bool calls = enter_seccomp();

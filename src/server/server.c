@@ -1,4 +1,4 @@
-/* server.c - the life of a server: bind, sandbox, load, poll, drain. */
+/* server.c - the life of a server: bind, change the user, sandbox, load, poll, drain. */
 #include "server/server.h"
 
 #include <errno.h>
@@ -10,7 +10,9 @@
 
 #include "base/log.h"
 #include "base/progress.h"
+#include "api/background.h"
 #include "api/store.h"
+#include "server/identity.h"
 #include "server/page.h"
 #include "server/sandbox.h"
 #include "server/server_internal.h"
@@ -49,7 +51,7 @@ static void *poll_events(void *user) {
 static void watch_progress(server *s, int64_t *steps) {
     hd_engine_stats stats;
     hd_engine_read_stats(s->engine, &stats);
-    const bool due = stats.running + stats.waiting > 0 && !stats.paused;
+    const bool due = stats.living > 0 && !stats.paused;
     if (!due || stats.steps != *steps) atomic_store(&s->progress_ns, hd_now_ns());
     *steps = stats.steps;
 }
@@ -68,6 +70,7 @@ waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
         place->until_ns = hd_now_ns() + timeout_ns;
         atomic_store(&place->request, 0);
         atomic_store(&place->ended, 0);
+        atomic_store(&place->failed, 0);
     }
     pthread_mutex_unlock(&s->lock);
     return place;
@@ -132,6 +135,8 @@ static void on_end(void *user, const api_outcome *outcome) {
     metrics_end(s->metrics, outcome);
     trace_request(s->trace, outcome);
     records_end(s->records, outcome);
+    http_spend(http_call_of_id(outcome->request_id),
+               (int64_t)outcome->prompt_tokens + outcome->output_tokens);
 }
 
 static void on_unknown_field(void *user, const char *endpoint, const char *field) {
@@ -169,9 +174,34 @@ static hd_status mount_all(server *s, hd_err *err) {
     return http_mount(s->http, api_routes, api_n_routes, &s->api, err);
 }
 
+/* What is read again later must be readable by who will read it. */
+static hd_status become_user(const server_options *o, hd_err *err) {
+    const char *const files[] = {o->key_sources.file, o->key_sources.admin_file};
+    if (!o->user) {
+        return o->group ? HD_FAIL(err, HD_EINVAL, "--group needs --user") : HD_OK;
+    }
+    HD_TRY(identity_become(o->user, o->group, err));
+    for (size_t i = 0; i < HD_LEN(files); i++) {
+        if (files[i] && access(files[i], R_OK) != 0) {
+            return HD_FAIL(err, HD_EINVAL, "--user %s cannot read %s, so SIGHUP could not: %s",
+                           o->user, files[i], strerror(errno));
+        }
+    }
+    return HD_OK;
+}
+
+static bool has_quotas(const http_quota_limits *q) {
+    return q->key_calls || q->key_tokens;
+}
+
 static hd_status prepare(server *s, hd_err *err) {
     const server_options *o = &s->options;
     HD_TRY(hd_keys_open(&s->keys, &o->key_sources, err));
+    if (has_quotas(&o->http.quotas) && !hd_keys_user_set(s->keys)) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "--key-requests and --key-tokens-per-minute need keys: give "
+                       "--api-key-file");
+    }
     s->options.http.keys = s->keys;
     HD_TRY(http_open(&s->http, &s->options.http, err));
     if (!http_is_loopback(s->http) && !hd_keys_user_set(s->keys) && !o->open) {
@@ -186,6 +216,7 @@ static hd_status prepare(server *s, hd_err *err) {
     s->trace = trace_new(o->trace_dir);
     if (!s->live || !s->trace) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
     HD_TRY(mount_all(s, err));
+    HD_TRY(become_user(o, err));
     if (!o->sandbox) {
         memcpy(s->sandbox, "off", 4);
         return HD_OK;
@@ -231,6 +262,8 @@ hd_status server_start(server *s, hd_err *err) {
                            .on_end = on_end,
                            .on_unknown_field = on_unknown_field,
                            .server = s,
+                           .described = &server_description,
+                           .background = api_background_open(),
                            .store = api_store_open(STORE_BYTES)};
     atomic_store(&s->progress_ns, hd_now_ns());
     if (pthread_create(&s->poller, NULL, poll_events, s) == 0) s->polling = true;
@@ -252,13 +285,17 @@ void server_drain(server *s) {
     live_end(s->live);
 }
 
+static size_t n_background(const server *s) {
+    return s->api.background ? api_background_count(s->api.background) : 0;
+}
+
 bool server_wait_idle(server *s, int64_t timeout_ns) {
     const int64_t until = hd_now_ns() + timeout_ns;
     const struct timespec pause = {0, 5000000};
     http_stats stats;
     do {
         http_read_stats(s->http, &stats);
-        if (stats.pending == 0) return true;
+        if (stats.pending == 0 && n_background(s) == 0) return true;
         nanosleep(&pause, NULL);
     } while (hd_now_ns() < until);
     return false;
@@ -274,6 +311,7 @@ static void wait_for_calls(server *s) {
     const struct timespec pause = {0, 1000000};
     http_stats stats;
     if (!s->polling) return;
+    if (s->api.background) api_background_cancel_all(s->api.background);
     for (http_read_stats(s->http, &stats); stats.calls > 0;) {
         nanosleep(&pause, NULL);
         tend_waiting(s);
@@ -301,6 +339,7 @@ void server_close(server *s) {
     }
     hd_engine_close(s->engine);
     http_close(s->http);
+    api_background_close(s->api.background);
     api_store_close(s->api.store);
     hd_keys_close(s->keys);
     live_free(s->live);

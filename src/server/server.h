@@ -25,13 +25,14 @@ typedef struct server_options {
     const char *settings_json; /* an object, shown by /server_info */
     int32_t stall_s;           /* work is due and no step ends for so long: not healthy */
     int metrics_compat;        /* server_compat bits */
+    const char *user, *group;  /* whom root becomes; NULL: it stays, the user's own */
     bool sandbox;
     bool open; /* others may reach it without keys */
 } server_options;
 
 typedef struct server server;
 
-/* Reads keys, binds the port and puts the process into its sandbox; nothing runs yet.
+/* Reads keys, binds the port, changes the user and enters the sandbox; nothing runs yet.
  * Options and the texts in them outlive the server. */
 hd_status server_open(server **out, const server_options *options, hd_err *err);
 

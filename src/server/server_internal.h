@@ -24,6 +24,7 @@ typedef struct waiting_call {
     atomic_int_fast64_t until_ns;
     atomic_uint_fast64_t request; /* of the engine, where check needs one */
     atomic_uint_fast64_t ended;   /* the request that last ended well */
+    atomic_uint_fast64_t failed;  /* and badly */
 } waiting_call;
 
 struct server {
@@ -54,6 +55,8 @@ struct server {
 /* Routes of this room besides api.h's and page.h's; their handlers expect a server *. */
 extern const http_route info_routes[], admin_routes[];
 extern const size_t info_n_routes, admin_n_routes;
+
+extern const struct api_description server_description; /* of all routes but api.h's */
 
 /* The poller looks again. After every submission. */
 void server_submitted(server *s);

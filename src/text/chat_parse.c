@@ -425,7 +425,7 @@ hd_status hd_chat_parse_json(json_t **out, const char *text, size_t n, const cha
     json_error_t why;
     *out = pyjson_parse(text, n, true, &why);
     if (*out) return HD_OK;
-    if (json_error_code(&why) == json_error_out_of_memory) {
+    if (json_error_code(&why) == json_error_out_of_memory || !why.text[0]) {
         return HD_FAIL(err, HD_ENOMEM, "%s: no memory to parse it", what);
     }
     return HD_FAIL(err, HD_EFORMAT, "%s: not valid JSON: line %d column %d: %s", what, why.line,

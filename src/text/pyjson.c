@@ -317,7 +317,7 @@ json_t *pyjson_parse(const char *text, size_t n, bool document, json_error_t *wh
     if (n_odd == 0) return json_loadb(text, n, flags, why);
     char *marked = malloc(n + n_odd * (MARKER_BYTES + 2 + sizeof "-Infinity"));
     if (!marked) {
-        *why = (json_error_t){.line = 0, .text = "no memory"};
+        *why = (json_error_t){.line = 0}; /* as the library says it: not a word */
         return NULL;
     }
     size_t used = mark_numbers(marked, text, n, document, &n_odd);

@@ -2,9 +2,11 @@
  *
  *     drive_http [NAME=NUMBER...]    limits by name; prints "port N", ends with standard input
  *
- * GET POST /echo     what arrived, as JSON        POST /hold       never answers
+ * GET POST /echo     what arrived, as JSON        POST /hold /keep  never answers
  * GET /stream?n=&bytes=&late=    n events, from another thread if late
  * POST /pour    events until the reader is cut off      POST /quiet    a stream of nothing
+ * POST /wait    does not come back from its handler until GET /go
+ * GET /headers?n=    an answer with n headers
  * GET /state    counters */
 #include <jansson.h>
 #include <pthread.h>
@@ -18,7 +20,10 @@
 
 typedef struct driver {
     http_server *http;
-    atomic_int held, left, poured;
+    atomic_int held, left, poured, waiting;
+    pthread_mutex_t lock; /* guards gone_on */
+    pthread_cond_t more;
+    bool gone_on;
 } driver;
 
 static void reply_json(http_call *c, json_t *object) {
@@ -143,27 +148,61 @@ static void on_quiet(http_call *c, void *user) {
     http_on_gone(c, on_left, h);
 }
 
+static void on_wait(http_call *c, void *user) {
+    driver *d = user;
+    atomic_fetch_add(&d->waiting, 1);
+    pthread_mutex_lock(&d->lock);
+    while (!d->gone_on) pthread_cond_wait(&d->more, &d->lock);
+    pthread_mutex_unlock(&d->lock);
+    atomic_fetch_sub(&d->waiting, 1);
+    on_echo(c, user);
+}
+
+static void on_go(http_call *c, void *user) {
+    driver *d = user;
+    pthread_mutex_lock(&d->lock);
+    d->gone_on = true;
+    pthread_cond_broadcast(&d->more);
+    pthread_mutex_unlock(&d->lock);
+    on_echo(c, user);
+}
+
+static void on_headers(http_call *c, void *user) {
+    char name[32];
+    for (long i = 0; i < number(c, "n", 1); i++) {
+        snprintf(name, sizeof name, "X-%ld", i);
+        http_reply_header(c, name, "1");
+    }
+    on_echo(c, user);
+}
+
 static void on_state(http_call *c, void *user) {
     driver *d = user;
     http_stats s;
     http_read_stats(d->http, &s);
-    reply_json(c, json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I}", "held",
-                            atomic_load(&d->held), "left", atomic_load(&d->left), "poured",
-                            atomic_load(&d->poured), "connections", s.connections, "calls",
-                            s.calls, "streams", s.streams, "cut_off", (json_int_t)s.cut_off,
-                            "timed_out", (json_int_t)s.timed_out, "gone", (json_int_t)s.gone));
+    reply_json(c,
+               json_pack("{s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:I}", "bodies",
+                         (json_int_t)s.held_bytes, "held", atomic_load(&d->held), "left",
+                         atomic_load(&d->left), "waiting", atomic_load(&d->waiting), "poured",
+                         atomic_load(&d->poured), "connections", s.connections, "calls",
+                         s.calls, "streams", s.streams, "cut_off", (json_int_t)s.cut_off,
+                         "timed_out", (json_int_t)s.timed_out, "gone", (json_int_t)s.gone));
 }
 
 static const http_route routes[] = {
-    {"GET POST", "/echo",   HTTP_PUBLIC, HTTP_OPENAI,    on_echo  },
-    {"GET POST", "/echo/*", HTTP_PUBLIC, HTTP_ANTHROPIC, on_echo  },
-    {"POST",     "/user",   HTTP_USER,   HTTP_OPENAI,    on_echo  },
-    {"POST",     "/admin",  HTTP_ADMIN,  HTTP_OPENAI,    on_echo  },
-    {"POST",     "/hold",   HTTP_PUBLIC, HTTP_OPENAI,    on_hold  },
-    {"GET",      "/stream", HTTP_PUBLIC, HTTP_OPENAI,    on_stream},
-    {"POST",     "/pour",   HTTP_PUBLIC, HTTP_OPENAI,    on_pour  },
-    {"POST",     "/quiet",  HTTP_PUBLIC, HTTP_OPENAI,    on_quiet },
-    {"GET",      "/state",  HTTP_PUBLIC, HTTP_OPENAI,    on_state },
+    {"GET POST", "/echo",    HTTP_PUBLIC, HTTP_OPENAI,    on_echo   },
+    {"GET POST", "/echo/*",  HTTP_PUBLIC, HTTP_ANTHROPIC, on_echo   },
+    {"POST",     "/user",    HTTP_USER,   HTTP_OPENAI,    on_echo   },
+    {"POST",     "/admin",   HTTP_ADMIN,  HTTP_OPENAI,    on_echo   },
+    {"POST",     "/hold",    HTTP_PUBLIC, HTTP_OPENAI,    on_hold   },
+    {"GET",      "/stream",  HTTP_PUBLIC, HTTP_OPENAI,    on_stream },
+    {"POST",     "/pour",    HTTP_PUBLIC, HTTP_OPENAI,    on_pour   },
+    {"POST",     "/quiet",   HTTP_PUBLIC, HTTP_OPENAI,    on_quiet  },
+    {"POST",     "/keep",    HTTP_USER,   HTTP_OPENAI,    on_hold   },
+    {"POST",     "/wait",    HTTP_USER,   HTTP_OPENAI,    on_wait   },
+    {"GET",      "/go",      HTTP_PUBLIC, HTTP_OPENAI,    on_go     },
+    {"GET",      "/headers", HTTP_PUBLIC, HTTP_OPENAI,    on_headers},
+    {"GET",      "/state",   HTTP_PUBLIC, HTTP_OPENAI,    on_state  },
 };
 
 static int32_t argument(int argc, char **argv, const char *name, int32_t otherwise) {
@@ -178,7 +217,7 @@ static int32_t argument(int argc, char **argv, const char *name, int32_t otherwi
 
 int main(int argc, char **argv) {
     static const char *const origin = "https://friend.example";
-    driver d = {0};
+    driver d = {.lock = PTHREAD_MUTEX_INITIALIZER, .more = PTHREAD_COND_INITIALIZER};
     hd_err err = {0};
     hd_keys *keys;
     const hd_key_sources sources = {.text = getenv("HADAL_API_KEY"),
@@ -191,7 +230,11 @@ int main(int argc, char **argv) {
         .n_origins = 1,
         .half_close = argument(argc, argv, "half_close", 0) != 0,
         .keys = keys,
-        .limits = {.body_bytes = (size_t)argument(argc, argv, "body", 1 << 20),
+        .quotas = {.key_calls = argument(argc, argv, "key_calls", 0),
+                   .key_tokens = argument(argc, argv, "key_tokens", 0),
+                   .failures = argument(argc,     argv, "failures",     -1)},
+        .limits = { .body_bytes = (size_t)argument(argc, argv, "body", 1 << 20),
+                   .bodies_bytes = (size_t)argument(argc, argv, "bodies", 64 << 20),
                    .header_bytes = 32 << 10,
                    .one_header_bytes = 16 << 10,
                    .target_bytes = 8 << 10,

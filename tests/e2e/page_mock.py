@@ -260,7 +260,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if script.get("breaks"):
             return
         chunk({}, "tool_calls" if "call" in script else "stop")
-        details = {"reasoning_tokens": 0, "accepted_prediction_tokens": n // 2, "rejected_prediction_tokens": 1}
+        details = {"reasoning_tokens": 0, "accepted_prediction_tokens": n // 2, "rejected_prediction_tokens": 1, "draft_steps": n // 2}
         self.event({"choices": [], "usage": {"prompt_tokens": 16, "completion_tokens": n, "total_tokens": n + 16,
                                              "prompt_tokens_details": {"cached_tokens": 8}, "completion_tokens_details": details}})  # fmt: skip
         self.event("[DONE]")

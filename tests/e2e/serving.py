@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import struct
@@ -13,10 +14,15 @@ import time
 
 from conftest import HADAL, ROOT
 
+try:
+    import jsonschema
+except ImportError:
+    jsonschema = None
+
 TINY = ROOT / "models" / "tiny-v4"
 DRIVER = pathlib.Path(HADAL).parent / "drive_http"
 LEAK_CHECKED = "asan" in DRIVER.parent.name  # the leak checker must trace its own process
-PATIENCE = 120  # seconds before a hung test gives up; no test measures time with it
+PATIENCE = 20  # seconds before a hung test gives up; no test measures time with it
 
 
 def wait_until(condition, what):
@@ -129,13 +135,61 @@ class Driver(Listening):
         assert self.process.wait() == 0
 
 
+class Description:
+    """What /openapi.json says of a server: replies are held against it."""
+
+    def __init__(self, text):
+        self.whole = json.loads(text)
+        self.validators = {}
+
+    def operation(self, method, path):
+        for known, item in self.whole["paths"].items():
+            pattern = re.sub(r"\\{\w+\\}", "[^/]+", re.escape(known))
+            if re.fullmatch(pattern, path) and method.lower() in item:
+                return item[method.lower()]
+        return None
+
+    def validate(self, value, schema):
+        name = json.dumps(schema)
+        if name not in self.validators:
+            self.validators[name] = jsonschema.Draft202012Validator({**schema, "components": self.whole["components"]})
+        self.validators[name].validate(value)
+
+    def check(self, method, path, reply):
+        operation = self.operation(method, path.split("?")[0])
+        kind = (reply.headers["Content-Type"] or "").split(";")[0]
+        responses = operation and operation["responses"]
+        if not responses or reply.status not in (200, *range(400, 600)):
+            return
+        content = responses.get("200" if reply.status == 200 else "default", {}).get("content", {})
+        if kind == "application/json" and kind in content:
+            self.validate(reply.json, content[kind]["schema"])
+        elif kind == "text/event-stream" and "$ref" in content.get(kind, {}).get("schema", {}):
+            for event in events_of(reply.body.split(b"\n")):
+                document = json.loads(event) if event != b"[DONE]" else {"error": None}
+                if "error" not in document or reply.status != 200:
+                    self.validate(document, content[kind]["schema"])
+
+
 class Server(Listening):
-    def __init__(self, *flags, model=TINY, env=None):
-        words = [HADAL, "serve", model, "--port", "0", *flags]
+    description = None
+
+    def request(self, method, path, **options):
+        reply = super().request(method, path, **options)
+        if jsonschema and self.description is None:
+            said = super().request("GET", "/openapi.json")
+            self.description = Description(said.text) if said.status == 200 else None
+        if self.description:
+            self.description.check(method, path, reply)
+        return reply
+
+    def __init__(self, *flags, model=TINY, env=None, program=HADAL, **process):
+        words = [program, "serve", model, "--port", "0", *flags]
         if LEAK_CHECKED and "--no-sandbox" not in flags:
             words.append("--no-sandbox")
         self.log = b""
-        self.process = subprocess.Popen([str(w) for w in words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **(env or {})})
+        process = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **process}
+        self.process = subprocess.Popen([str(w) for w in words], stdout=subprocess.PIPE, env={**os.environ, **(env or {})}, **process)
         first = self.process.stdout.readline().decode()
         assert first.startswith("hadal "), first + self.process.stderr.read().decode()
         self.port = int(first.rsplit(":", 1)[1].split()[0])

@@ -90,3 +90,10 @@ def test_errors(client):
     with pytest.raises(anthropic.BadRequestError) as e:
         client.messages.create(model="tiny", max_tokens=5, messages=[{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}])
     assert "models read text" in e.value.body["error"]["message"]
+
+
+def test_a_begun_answer_is_continued(client):
+    whole = ask(client).content[0].text
+    begun = whole.split(", write")[0]
+    r = ask(client, [*SUM, {"role": "assistant", "content": begun}])
+    assert begun + r.content[0].text == whole

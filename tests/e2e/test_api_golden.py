@@ -130,6 +130,7 @@ def test_every_parameter_is_documented(description):
     for family, properties in parameters(description["components"]["schemas"]):
         for name in properties:
             assert f"`{name}`" in text, f"{name} of {family}"
+    text += (pathlib.Path(__file__).parents[2] / "docs" / "server.md").read_text()
     for path in description["paths"]:
         assert f"`{path}`" in text, path
 

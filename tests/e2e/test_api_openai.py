@@ -290,3 +290,28 @@ def test_response_tools(client):
     assert r2.output_text and r2.usage.input_tokens_details.cached_tokens > 200
     named = client.responses.create(model="tiny", input="Tell me a story.", tools=tools, tool_choice={"type": "function", "name": "calculator"}, max_output_tokens=200, temperature=0)
     assert named.output[-1].name == "calculator"
+
+
+def test_only_allowed_tools_are_offered(chat):
+    other = {"type": "function", "function": {**CALCULATOR, "name": "other"}}
+    few = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "calculator"}}]}}
+    r = chat(ASK, tools=[other, *TOOLS], tool_choice=few, max_tokens=60, extra_body=THINK)
+    alone = chat(ASK, tools=TOOLS, tool_choice="required", max_tokens=60, extra_body=THINK)
+    assert r.usage.prompt_tokens == alone.usage.prompt_tokens
+    assert r.choices[0].message.tool_calls[0].function == alone.choices[0].message.tool_calls[0].function
+
+
+def test_helpers_of_the_client(client):
+    """A pydantic model as the form, parsed at once and from a stream, in both interfaces."""
+    pydantic = pytest.importorskip("pydantic")
+    small = pydantic.Field(ge=0, le=99)
+    Sum = pydantic.create_model("Sum", a=(int, small), b=(int, small))
+    r = client.chat.completions.parse(model="tiny", messages=SUM, response_format=Sum)
+    assert 0 <= r.choices[0].message.parsed.a <= 99
+    with client.chat.completions.stream(model="tiny", messages=SUM, response_format=Sum) as stream:
+        assert {"chunk", "content.delta", "content.done"} <= {event.type for event in stream}
+        assert 0 <= stream.get_final_completion().choices[0].message.parsed.b <= 99
+    assert 0 <= client.responses.parse(model="tiny", input="What is 1 + 3?", text_format=Sum).output_parsed.a <= 99
+    with client.responses.stream(model="tiny", input="x", text_format=Sum) as stream:
+        assert "response.completed" in {event.type for event in stream}
+        assert 0 <= stream.get_final_response().output_parsed.b <= 99

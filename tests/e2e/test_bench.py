@@ -111,3 +111,76 @@ def test_operators_add_up(hadal):
 def test_operators_refuse_what_is_no_config(hadal, tmp_path):
     result = hadal("bench", "ops", tmp_path / "none.json")
     assert result.returncode != 0 and "none.json" in result.stderr
+
+
+def emulate(hadal, config, *args):
+    path = ROOT / "tests" / "configs" / f"{config}.json"
+    result = hadal("bench", "latency", "--dummy-weights", path, "--json", "--steps", 2, *args)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def of_op(report, op):
+    return [line for line in report["ops"] if line["op"] == op]
+
+
+@pytest.mark.parametrize("config, layout, drafts", [
+    ("tiny_v2", "tp=2", 0), ("tiny_v3", "tp=2", 0), ("tiny_v32", "tp=4", 0), ("tiny_v4", "tp=2", 3),
+    ("tiny_v3", "ep=4,rank=3", 0), ("tiny_v4", "ep=5", 1),
+])
+def test_a_rank_of_a_layout(hadal, config, layout, drafts):
+    r = emulate(hadal, config, "--emulate-rank", layout, "--batch", 3, "--context", 200, "--drafts", drafts)
+    assert r["context"] == 200 and r["drafts"] == drafts
+    for key in "step_seconds", "device_step_seconds", "engine_device_step_seconds", "operator_seconds":
+        assert r[key] > 0
+    assert sum(op["seconds"] for op in r["ops"]) == pytest.approx(r["operator_seconds"])
+    assert sum(op["limit_seconds"] for op in r["ops"]) == pytest.approx(r["limit_seconds"])
+    for op in r["ops"]:
+        assert op["calls"] == int(op["calls"]) > 0, op
+    attend = of_op(r, "attend")
+    assert {op["rows"] for op in attend if op["part"] != "draft"} >= {3 * (1 + drafts)}
+
+
+def test_a_share_is_smaller_than_the_whole(hadal):
+    args = ["--batch", 1, "--context", 64]
+    whole, half = (emulate(hadal, "tiny_v3", "--emulate-rank", layout, *args) for layout in ("tp=1", "tp=2"))
+    assert half["weight_bytes"] < 0.7 * whole["weight_bytes"]
+    assert of_op(half, "attend")[0]["outs"] * 2 == of_op(whole, "attend")[0]["outs"]
+    for a, b in zip(of_op(whole, "linear_grouped"), of_op(half, "linear_grouped")):
+        assert a["outs"] * a["ins"] == 2 * b["outs"] * b["ins"]
+
+
+def test_rows_arrive_as_the_router_sends_them(hadal):
+    """Rows of all ranks' choices that fall to this one: its share of them, or of the busiest."""
+    args = ["--emulate-rank", "ep=4", "--batch", 64, "--context", 16, "--layers", 2]
+    even, skewed = (emulate(hadal, "tiny_v3", *args, "--router", router) for router in ("uniform", "skewed"))
+    assert abs(even["expert_rows"] - 64 * 4) < 80
+    assert skewed["expert_rows"] > 1.3 * even["expert_rows"]
+    copies = emulate(hadal, "tiny_v3", *args, "--communication", "copies")
+    assert [op["rows"] for op in of_op(copies, "gather")][0] == copies["expert_rows"]
+
+
+def test_a_rank_reads_prompts(hadal):
+    r = emulate(hadal, "tiny_v3", "--emulate-rank", "ep=2", "--prompt", 48, "--batch", 2, "--context", 0)
+    assert r["prompt"] == 48 and of_op(r, "attend")[0]["rows"] == 96
+
+
+@pytest.mark.parametrize("args, words", [
+    (["--emulate-rank", "tp=2"], "--dummy-weights CONFIG"),
+    (["--emulate-rank", "pp=2"], "not tp=N or ep=N"),
+    (["--emulate-rank", "tp=2,ep=2"], "either tp=N or ep=N"),
+    (["--emulate-rank", "tp=2,rank=2"], "no rank 2"),
+    (["--emulate-rank", "tp=3"], "cannot be shared by tp 3"),
+    (["--emulate-rank", "ep=17,redundant=2"], "cannot be shared by ep 17"),
+    (["--emulate-rank", "tp=2", "--drafts", 1], "no MTP layer"),
+])
+def test_layouts_that_are_none(refused, args, words):
+    config = [] if "CONFIG" in words else ["--dummy-weights", ROOT / "tests" / "configs" / "tiny_v32.json"]
+    assert words in refused("bench", "latency", *config, *args)
+
+
+def test_acceptance_is_a_list(refused):
+    config = ROOT / "tests" / "configs" / "tiny_v4.json"
+    args = ["--dummy-weights", config, "--emulate-rank", "tp=2", "--drafts", 2, "--acceptance"]
+    for bad in "0.7;0.2", "1.2", "0.5,x":
+        assert "--acceptance" in refused("bench", "latency", *args, bad)

@@ -4,8 +4,10 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import subprocess
+import termios
 
 import pytest
 from conftest import HADAL, ROOT
@@ -86,10 +88,10 @@ def test_an_answer_is_not_computed_again_however_oddly_it_is_spelled(hadal, tmp_
 class Terminal:
     def __init__(self, state, *args):
         env = dict(os.environ, TERM="xterm", XDG_STATE_HOME=str(state))
-        self.master, slave = pty.openpty()
-        self.process = subprocess.Popen([HADAL, "chat", str(MODEL), *map(str, args)], stdin=slave, stdout=slave,
-                                        stderr=slave, env=env, start_new_session=True)
-        os.close(slave)
+        self.master, self.slave = pty.openpty()
+        self.before = termios.tcgetattr(self.slave)
+        self.process = subprocess.Popen([HADAL, "chat", str(MODEL), *map(str, args)], stdin=self.slave, stdout=self.slave,
+                                        stderr=self.slave, env=env, start_new_session=True)
         self.seen, self.at = "", 0
 
     def wait_for(self, text):
@@ -102,9 +104,14 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def close(self):
-        code = self.process.wait()
+        """The exit code; a program may not leave a terminal changed."""
+        while self.process.poll() is None:  # what it still writes must go somewhere
+            if select.select([self.master], [], [], 0.05)[0]:
+                self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
+        assert termios.tcgetattr(self.slave) == self.before
         os.close(self.master)
-        return code
+        os.close(self.slave)
+        return self.process.returncode
 
 
 def test_on_a_terminal(tmp_path):
@@ -134,3 +141,19 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
     t.wait_for("> ")
     t.type("/quit\n")
     assert t.close() == 0
+
+
+@pytest.mark.parametrize("moment", ["> ", "\033[2m", "cached", "interrupted"])
+def test_ctrl_d_leaves_whenever_it_is_typed(tmp_path, moment):
+    """At a prompt before the line is edited, while an answer is written, behind it: many times, as
+    the terminal's own mode and the editor's take turns."""
+    for _ in range(5):
+        t = Terminal(tmp_path, "--max-tokens", 8)
+        t.wait_for("> ")
+        if moment == "interrupted":
+            os.kill(t.process.pid, signal.SIGINT)
+        elif moment != "> ":
+            t.type("What is 2 + 2?\n")
+            t.wait_for(moment)
+        t.type("\x04")
+        assert t.close() == 0

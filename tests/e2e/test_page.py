@@ -142,7 +142,7 @@ def test_an_answer_with_thinking_and_figures(mock, visit):
     assert "hundreds: 3 + 5 + 1 = 9" in page.text(".thought-text")
     assert re.match(r"Thought for \d+\.\d s", page.text(".thought summary"))
     figures = page.text(".figures")
-    for part in (r"\d+ tokens", "first after", "prompt 16, 8 cached", r"drafts \d+ of \d+"):
+    for part in (r"\d+ tokens", "first after", "prompt 16, 8 cached", r"drafts \d+ of \d+, 2 tokens a step"):
         assert re.search(part, figures), figures
     body = server.bodies[0]
     assert body["messages"] == [{"role": "user", "content": "What is 347 + 586?"}]
@@ -262,6 +262,9 @@ def test_conversations_are_kept_chosen_and_deleted(mock, visit):
     ask(page, "second talk")
     titles = "[...document.querySelectorAll('.choose')].map(b => b.textContent)"
     assert page.js(titles) == ["second talk", "first talk"]
+    width = page.js("document.getElementById('side').offsetWidth")
+    page.js("document.querySelector('.choose').textContent = 'a long title '.repeat(9)")
+    assert page.js("document.getElementById('side').offsetWidth") == width
     page.open(server.address)
     assert last_answer(page) == "You said: second talk"
     page.js("document.querySelectorAll('.choose')[1].click()")

@@ -1,14 +1,17 @@
 /* test_engine.c - the public interface on the null device: stops, control, and many at once. */
 #include "check.h"
 
+#include <jansson.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/philox.h"
+#include "base/status.h"
 #include "engine/engine_rig.h"
 
 /* ---- stops ---- */
@@ -441,6 +444,104 @@ static void dummy_weights_know_no_text(void **state) {
     }
 }
 
+/* ---- a long context ---- */
+
+enum { LONG = 131072, SHORT = 1024 };
+
+/* The shipped model's config with room for LONG tokens, in a file of its own. */
+static void write_long_config(char *path) {
+    json_t *config = json_load_file(TINY "/config.json", 0, NULL);
+    const int fd = mkstemp(path);
+    assert_true(config && fd >= 0);
+    assert_int_equal(close(fd), 0);
+    json_object_set_new(config, "max_position_embeddings", json_integer(LONG));
+    assert_int_equal(json_dump_file(config, path, 0), 0);
+    json_decref(config);
+}
+
+static hd_engine *open_long(const char *config, const char *backend, int32_t context) {
+    return rig_open(backend, &(hd_engine_options){.model_dir = config,
+                                                  .dummy_weights = true,
+                                                  .threads = 2,
+                                                  .max_running = 1,
+                                                  .max_context = context,
+                                                  .kv_tokens = context});
+}
+
+static size_t resident_bytes(void) {
+    size_t pages = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%*u %zu", &pages), 1);
+    fclose(f);
+    return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* All of a long prompt is admitted and goes through the scheduler, and no longer one. */
+static void check_admission(const char *config) {
+    char why[600];
+    rig_answer a;
+    hd_engine *e = open_long(config, "null", LONG);
+    int32_t *prompt = calloc(LONG, sizeof *prompt);
+    assert_non_null(prompt);
+    hd_generation g = {
+        .size = sizeof g, .tokens = prompt, .n_tokens = LONG - 4, .max_tokens = 4};
+    rig_run(e, &g, &a);
+    assert_int_equal(a.end.end, HD_END_LENGTH);
+    assert_int_equal(a.end.prompt_tokens, LONG - 4);
+    rig_deinit(&a);
+    g.n_tokens = LONG;
+    assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
+    free(prompt);
+    hd_engine_close(e);
+}
+
+/* With 128 times the context nothing grows but the entries, by their size per token, and the
+ * scratch that may be asked for; a short prompt gets the same answer and touches no more. */
+static void a_long_context_costs_its_entries(void **state) {
+    (void)state;
+    char config[] = P_tmpdir "/hadal_long_XXXXXX";
+    int32_t prompt[SHORT - 8];
+    rig_answer a[2];
+    hd_engine_stats stats[2];
+    size_t resident[2];
+    write_long_config(config);
+    check_admission(config);
+    for (size_t i = 0; i < HD_LEN(prompt); i++) prompt[i] = (int32_t)(i * 7 % 1000);
+    const hd_generation g = {.size = sizeof g,
+                             .tokens = prompt,
+                             .n_tokens = HD_LEN(prompt),
+                             .max_tokens = 6,
+                             .ignore_eos = true};
+    for (int i = 0; i < 2; i++) {
+        const size_t before = resident_bytes();
+        hd_engine *e = open_long(config, "cpu", i ? LONG : SHORT);
+        rig_run(e, &g, &a[i]);
+        const size_t after = resident_bytes();
+        resident[i] = after > before ? after - before : 0;
+        hd_engine_read_stats(e, &stats[i]);
+        hd_engine_close(e);
+    }
+    assert_int_equal(a[1].end.output_tokens, 6);
+    rig_same(&a[0], &a[1]);
+    rig_deinit(&a[0]);
+    rig_deinit(&a[1]);
+    const size_t per_token =
+        2 * (512 + 128) * sizeof(float) / 4 + 2 * 512 * sizeof(float) / 128;
+    const size_t page = (size_t)stats[1].page_tokens * per_token;
+    const size_t entries = (LONG - SHORT) * per_token;
+    assert_int_equal(stats[0].weight_bytes, stats[1].weight_bytes);
+    assert_in_range(stats[1].kv_bytes - stats[0].kv_bytes, entries - page, entries + page);
+    assert_true(stats[1].activation_bytes < stats[0].activation_bytes + 24 * LONG);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    const size_t planned =
+        stats[1].weight_bytes + stats[1].kv_bytes + stats[1].activation_bytes;
+    assert_true(resident[1] < planned);
+    assert_true(resident[1] < resident[0] + planned / 4);
+#endif
+    unlink(config);
+}
+
 int test_engine(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nothing_leaks_past_a_stop),
@@ -457,6 +558,7 @@ int test_engine(void) {
         cmocka_unit_test(defaults_are_the_makers),
         cmocka_unit_test(dummy_weights_answer_in_tokens),
         cmocka_unit_test(dummy_weights_know_no_text),
+        cmocka_unit_test(a_long_context_costs_its_entries),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
 }

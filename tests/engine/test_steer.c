@@ -100,6 +100,114 @@ static void answers_have_their_form(void **state) {
     hd_engine_close(e);
 }
 
+/* The share of an answer's drafts that stood. */
+static double acceptance(hd_engine *e, const hd_generation *g) {
+    rig_answer a;
+    rig_run(e, g, &a);
+    assert_int_equal(a.end.end, HD_END_STOP);
+    const double share = (double)a.end.accepted / a.end.drafted;
+    rig_deinit(&a);
+    return share;
+}
+
+/* Where a form leaves little to choose, drafts that keep to it stand; what a model of stories
+ * would say by itself is far from these. */
+static void drafts_keep_to_the_form(void **state) {
+    (void)state;
+    static const char schema[] =
+        "{\"type\": \"object\", \"properties\": {\"~id#\": {\"type\": \"integer\", "
+        "\"minimum\": 0, \"maximum\": 99}, \"^mood$\": {\"enum\": [\"@good\", \"%bad\"]}, "
+        "\"_ok_\": {\"type\": \"boolean\"}}, \"required\": [\"~id#\", \"^mood$\", \"_ok_\"], "
+        "\"additionalProperties\": false}";
+    const char *choice = "~^|~^|~^|~^|~^|~^|~^|~^|~^|~^|";
+    hd_engine *e = rig_open("cpu", NULL);
+    hd_generation g = {.size = sizeof g,
+                       .messages = USER("Tell me a story."),
+                       .thinking = -1,
+                       .max_tokens = 100,
+                       .draft_tokens = 4,
+                       .form = HD_FORM_CHOICE,
+                       .choices = &choice,
+                       .n_choices = 1};
+    const double only = acceptance(e, &g);
+    g.form = HD_FORM_JSON_SCHEMA;
+    g.form_text = schema;
+    const double person = acceptance(e, &g);
+    if (only < 0.9 || person < 0.4) {
+        fail_msg("%.2f of the only text's drafts stood, %.2f of an object's", only, person);
+    }
+    hd_engine_close(e);
+}
+
+/* An answer does not end before min_tokens while its form allows more, and ends where it does
+ * not; the same with drafts. */
+static void forms_meet_a_minimum(void **state) {
+    (void)state;
+    static const struct {
+        hd_form form;
+        const char *text;
+        bool ends; /* before the minimum: its one text is shorter */
+    } rows[] = {
+        {HD_FORM_REGEX,       "a{2,60}",                                                false},
+        {HD_FORM_REGEX,       "yes",                                                    true },
+        {HD_FORM_CHOICE,      NULL,                                                     true },
+        {HD_FORM_JSON_SCHEMA, "{\"const\": {\"a\": 1}}",                                true },
+        {HD_FORM_JSON_SCHEMA,
+         "{\"type\": \"array\", \"items\": {\"type\": \"boolean\"}, \"maxItems\": 30}", false},
+    };
+    enum { LEAST = 12 };
+    const char *choices[] = {"yes", "no"};
+    hd_engine *e = rig_open("cpu", NULL);
+    for (size_t i = 0; i < 2 * HD_LEN(rows); i++) {
+        hd_generation g = {.size = sizeof g,
+                           .messages = USER("What is 12 + 7?"),
+                           .thinking = -1,
+                           .max_tokens = 100,
+                           .form = rows[i / 2].form,
+                           .form_text = rows[i / 2].text,
+                           .choices = choices,
+                           .n_choices = 2,
+                           .temperature = i % 2 ? 1.5f : 0,
+                           .min_tokens = LEAST};
+        rig_answer plain, drafted;
+        rig_run(e, &g, &plain);
+        g.draft_tokens = 5;
+        rig_run(e, &g, &drafted);
+        rig_same(&plain, &drafted);
+        if (plain.end.end != HD_END_STOP) fail_msg("row %zu: %s", i, plain.why);
+        if ((plain.end.output_tokens - 1 < LEAST) != rows[i / 2].ends) {
+            fail_msg("row %zu: %d tokens", i, plain.end.output_tokens);
+        }
+        rig_deinit(&plain);
+        rig_deinit(&drafted);
+    }
+    hd_engine_close(e);
+}
+
+/* The minimum holds in the reasoning and under a bound of it, where there is no form. */
+static void a_minimum_holds_beside_a_bound(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", NULL);
+    hd_generation g = {.size = sizeof g,
+                       .messages = USER("What is 12 + 7?"),
+                       .thinking = 1,
+                       .max_reasoning = 5,
+                       .max_tokens = 60,
+                       .min_tokens = 50};
+    rig_answer a;
+    for (int with = 0; with < 2; with++) {
+        const int32_t stop = 4087; /* </think>, which must come */
+        g.stop_tokens = &stop;
+        g.n_stop_tokens = (size_t)with;
+        rig_run(e, &g, &a);
+        assert_true(a.end.reasoning_tokens == 5);
+        if (with) assert_int_equal(a.end.stop_token, stop);
+        if (!with) assert_in_range(a.end.output_tokens, 51, 60);
+        rig_deinit(&a);
+    }
+    hd_engine_close(e);
+}
+
 /* What a model of stories takes for an object has no end. */
 static void any_object_begins_as_one(void **state) {
     (void)state;
@@ -422,6 +530,9 @@ static void looking_does_not_wait(void **state) {
 int test_steer(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_have_their_form),
+        cmocka_unit_test(drafts_keep_to_the_form),
+        cmocka_unit_test(forms_meet_a_minimum),
+        cmocka_unit_test(a_minimum_holds_beside_a_bound),
         cmocka_unit_test(any_object_begins_as_one),
         cmocka_unit_test(forms_are_refused_by_name),
         cmocka_unit_test(a_failure_says_why),

@@ -103,7 +103,7 @@ void open_machine_on(machine *m, const char *backend, const char *name, float fo
         .max_drafts = HD_MAX_DRAFTS,
         .choice_rows = STEP_ROWS,
         .vocab = m->vocab,
-        .forced_acceptance = forced_acceptance,
+        .forced = hd_acceptance_of(forced_acceptance),
         .fixed_steps = fixed
     };
     const hd_model_env env = env_of(m);

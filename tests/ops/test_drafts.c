@@ -25,7 +25,13 @@ void op_argmax(void **state) {
         {1,         INFINITY,  INFINITY,  9},
     };
     static const int32_t want[5] = {1, 0, 1, 0, 1};
+    /* Row by row: all, only what is -inf, all, the last two, none. */
+    const uint32_t masks[3] = {0, 6, 1};
+    const int32_t mask_rows[5] = {-1, 2, -1, 1, 0};
+    static const int32_t want_masked[5] = {1, 0, 1, 1, 0};
     float *logits = rig_copy(rows, sizeof rows);
+    uint32_t *mask = rig_copy(masks, sizeof masks);
+    int32_t *mask_row = rig_copy(mask_rows, sizeof mask_rows);
     int32_t *five = rig_zeros(sizeof want);
     for (int32_t t = 0; t < r.n_tables; t++) {
         hd_stream *s = rig_stream(&r.table[t], r.stream[1]);
@@ -34,24 +40,49 @@ void op_argmax(void **state) {
                    .token = five, .logits = logits, .rows = 5, .vocab = 4, .n_ids = 3});
         assert_int_equal(hd_stream_sync(s, NULL), HD_OK);
         assert_memory_equal(five, want, sizeof want);
+        r.table[t].argmax(s, &(hd_argmax_args){.token = five,
+                                               .logits = logits,
+                                               .mask = mask,
+                                               .mask_row = mask_row,
+                                               .rows = 5,
+                                               .vocab = 4,
+                                               .n_ids = 3});
+        assert_int_equal(hd_stream_sync(s, NULL), HD_OK);
+        assert_memory_equal(five, want_masked, sizeof want_masked);
     }
     rig_free(logits);
+    rig_free(mask);
+    rig_free(mask_row);
     rig_free(five);
     enum { ROWS = 37, VOCAB = 5000 };
     float *x = rig_zeros((size_t)ROWS * VOCAB * sizeof *x);
     for (int32_t i = 0; i < ROWS * VOCAB; i++) x[i] = (float)rig_below(3000);
-    int32_t *token = rig_zeros(2 * ROWS * sizeof *token), *first = token + ROWS;
-    for (int32_t i = 0; i < r.n_tables * RIG_STREAMS; i++) {
-        const hd_ops *ops = &r.table[i / RIG_STREAMS];
-        hd_stream *s = rig_stream(ops, r.stream[i % RIG_STREAMS]);
-        ops->argmax(
-            s, &(hd_argmax_args){
-                   .token = token, .logits = x, .rows = ROWS, .vocab = VOCAB, .n_ids = VOCAB});
+    enum { WORDS = (VOCAB + 31) / 32 };
+    int32_t *token = rig_zeros(3 * ROWS * sizeof *token), *first = token + ROWS;
+    mask_row = rig_zeros(ROWS * sizeof *mask_row);
+    mask = rig_zeros((size_t)ROWS * WORDS * sizeof *mask);
+    for (int32_t i = 0; i < ROWS * WORDS; i++)
+        mask[i] = (uint32_t)rig_below(1 << 16) << rig_below(17);
+    for (int32_t i = 0; i < ROWS; i++) mask_row[i] = i % 3 ? ROWS - 1 - i : -1;
+    for (int32_t i = 0; i < 2 * r.n_tables * RIG_STREAMS; i++) {
+        const hd_ops *ops = &r.table[i / 2 / RIG_STREAMS];
+        hd_stream *s = rig_stream(ops, r.stream[i / 2 % RIG_STREAMS]);
+        int32_t *known = first + i % 2 * ROWS;
+        ops->argmax(s, &(hd_argmax_args){.token = token,
+                                         .logits = x,
+                                         .mask = i % 2 ? mask : NULL,
+                                         .mask_row = mask_row,
+                                         .rows = ROWS,
+                                         .vocab = VOCAB,
+                                         .n_ids = VOCAB});
         assert_int_equal(hd_stream_sync(s, NULL), HD_OK);
-        if (i == 0) memcpy(first, token, ROWS * sizeof *token);
-        assert_memory_equal(token, first, ROWS * sizeof *token);
+        if (i < 2) memcpy(known, token, ROWS * sizeof *token);
+        assert_memory_equal(token, known, ROWS * sizeof *token);
     }
+    assert_memory_not_equal(first, first + ROWS, ROWS * sizeof *first);
     rig_free(token);
+    rig_free(mask);
+    rig_free(mask_row);
     rig_free(x);
     close_rig(&r);
 }

@@ -87,7 +87,7 @@ static void run_lay_step(const op_case *c, const hd_ops *ops, hd_stream *s, int3
         .n_drafts = t->n_drafts,
         .table_stride = STRIDE,
         .idle_slot = SLOTS,
-        .forced = t->forced
+        .forced = hd_acceptance_of(t->forced)
     };
     int32_t **const of_rows[] = {&a.token, &a.pos,      &a.seq,       &a.live, &a.logit_row,
                                  &a.slot,  &a.position, &a.n_drafted, &a.given};

@@ -2,7 +2,7 @@
 
 import { el, figure, put } from "./dom.js";
 
-const LANES = [["waiting", "Queue", 1], ["prefill", "Prefill", 1], ["decode", "Decode", 2]];
+const LANES = [["waiting", "Queue", 1, 3], ["prefill", "Prefill", 1, 1], ["decode", "Decode", 2, 3]]; // columns; cards if narrow
 const NARROW = 540; // pixels; then the lanes lie below each other
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
@@ -50,8 +50,8 @@ export class Lanes {
     this.cards = new Map();
     this.count = 0;
     this.lanes = new Map();
-    for (const [phase, title, columns] of LANES) {
-      const lane = { columns, slots: [], count: el("span", { class: "count" }, "0"), list: el("ul", { "aria-label": title }) };
+    for (const [phase, title, columns, most] of LANES) {
+      const lane = { columns, most, slots: [], count: el("span", { class: "count" }, "0"), list: el("ul", { "aria-label": title }) };
       lane.more = el("p", { class: "muted small" });
       root.append(el("div", { class: "lane" }, el("h3", null, title, " ", lane.count), lane.list, lane.more));
       this.lanes.set(phase, lane);
@@ -66,7 +66,7 @@ export class Lanes {
     for (const [phase, lane] of this.lanes) {
       const mine = requests.filter((request) => request.phase === phase);
       put(lane.count, String(mine.length));
-      const most = narrow ? 3 : 5 * lane.columns;
+      const most = narrow ? lane.most : 5 * lane.columns;
       put(lane.more, mine.length > most ? `and ${mine.length - most} more` : "");
       const cards = mine.slice(0, most).map((request) => {
         const card = this.card(request);

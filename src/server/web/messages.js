@@ -80,10 +80,10 @@ function figures({ usage, ttft, took, finish }) {
     const cached = usage.prompt_tokens_details?.cached_tokens;
     out.push(`prompt ${usage.prompt_tokens}${cached ? `, ${cached} cached` : ""}`);
   }
-  const { accepted_prediction_tokens: yes, rejected_prediction_tokens: no } =
+  const { accepted_prediction_tokens: yes, rejected_prediction_tokens: no, draft_steps: steps } =
     usage?.completion_tokens_details ?? {};
   if (yes || no) {
-    const length = yes && tokens > yes ? `, ${figure(tokens / (tokens - yes))} tokens a step` : "";
+    const length = steps ? `, ${figure(1 + yes / steps)} tokens a step` : "";
     out.push(`drafts ${yes ?? 0} of ${(yes ?? 0) + (no ?? 0)}${length}`);
   }
   if (finish === "length") out.push("ended at the token limit");

@@ -1,0 +1,108 @@
+#!/usr/bin/env python3
+"""How long until the first token: a random checkpoint of 8 GB (V2-Lite's shape in FP8 with
+fewer layers), its files in the page cache, and whole runs of hadal generate.
+
+    bench/start.py [--hadal build/hadal] [--layers 14] [--folder /tmp] [--runs 5] [--cold]
+
+With --cold the page cache forgets the file before each run. Needs numpy, and the space; the checkpoint is deleted at the end. Beside the clock it prints
+processor time, which other programs on the machine do not lengthen."""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+from make_model import shapes  # noqa: E402
+
+BLOCK = 128
+CHUNK = 1 << 26
+
+
+def entries(config):
+    """Name, dtype, shape and bytes of every stored array, scales behind their matrices."""
+    for name, (shape, kind) in shapes(config).items():
+        is_fp8 = kind == "matrix" and not name.startswith(("lm_head", "model.embed")) and ".gate.w" not in name
+        if not is_fp8:
+            wide = kind.endswith("f32")
+            yield name, "F32" if wide else "BF16", shape, int(np.prod(shape)) * (4 if wide else 2)
+            continue
+        yield name, "F8_E4M3", shape, int(np.prod(shape))
+        blocks = [-(-n // BLOCK) for n in shape]
+        yield name + "_scale_inv", "F32", blocks, int(np.prod(blocks)) * 4
+
+
+def data(dtype, n, random):
+    if dtype == "F32":
+        return np.full(n // 4, 0.01, np.float32).tobytes()
+    if dtype == "BF16":
+        wide = random.standard_normal(n // 2, np.float32) * np.float32(0.02)
+        return (wide.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return (random.integers(0, 256, n, np.uint8) & 0xBF).tobytes()  # no NaN, nothing large
+
+
+def write(folder, config):
+    header, at = {}, 0
+    for name, dtype, shape, n in entries(config):
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + n]}
+        at += n
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    random = np.random.default_rng(1)
+    pool = data("F8_E4M3", CHUNK, random)
+    with open(folder / "model.safetensors", "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for _, dtype, _, n in entries(config):
+            f.write(pool[:n] if dtype == "F8_E4M3" and n <= CHUNK else data(dtype, n, random))
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in "tokenizer.json", "tokenizer_config.json":
+        shutil.copy(ROOT / "models" / "tiny-v4" / name, folder)
+    return at
+
+
+def run(command, forget):
+    if forget:
+        with open(forget, "rb") as f:
+            os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    begun = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    wall = time.perf_counter() - begun
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall, after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--hadal", default=str(ROOT / "build" / "hadal"))
+    p.add_argument("--layers", type=int, default=14)
+    p.add_argument("--folder", default=None)
+    p.add_argument("--runs", type=int, default=5)
+    p.add_argument("--cold", action="store_true")
+    a = p.parse_args()
+    config = json.loads((ROOT / "bench" / "peers" / "configs" / "v2-lite-q.json").read_text())
+    config.update(num_hidden_layers=a.layers, vocab_size=8192)
+    config["quantization_config"].pop("moe_quant_algo")
+    with tempfile.TemporaryDirectory(dir=a.folder) as name:
+        folder = Path(name)
+        size = write(folder, config)
+        os.sync()
+        command = [a.hadal, "generate", str(folder), "--raw", "-p", "once upon a time there was", "-q"]
+        forget = folder / "model.safetensors" if a.cold else None
+        runs = [run([*command, "--max-tokens", "1"], forget) for _ in range(a.runs + 1)][1:]
+    wall, user, kernel = (statistics.median(r[i] for r in runs) for i in range(3))
+    print(f"{size / 1e9:.2f} GB, start of the process to its first token and end, median of {a.runs}:")
+    print(f"{wall:.2f} s by the clock; {user:.2f} s of processor time in the program, {kernel:.2f} s in the kernel")
+
+
+main()

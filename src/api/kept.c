@@ -1,0 +1,226 @@
+/* kept.c - /v1/responses/{id} and below: responses that are kept or still run in the background
+ * are read, followed, listed, cancelled and forgotten. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "api/background.h"
+#include "api/endpoints.h"
+
+enum { MOST_ITEMS = 100, ITEMS = 20 }; /* per page of a list: at most, by default */
+
+static void not_found(http_call *c) {
+    http_error(c, 404, "not_found_error", "response_not_found", NULL,
+               "there is no response of this id");
+}
+
+static void bad(http_call *c, const char *param, const char *must) {
+    http_error(c, 400, "invalid_request_error", "invalid_value", param, "%s must be %s", param,
+               must);
+}
+
+static void reply_text(http_call *c, api_text *out) {
+    if (out->failed) {
+        http_error(c, 503, "overloaded_error", "out_of_memory", NULL, "no memory");
+    } else {
+        http_reply(c, 200, "application/json", out->data, out->n);
+    }
+    api_text_deinit(out);
+}
+
+/* A whole number of the query, or otherwise; false: it is none. */
+static bool query_number(http_call *c, const char *name, long low, long *out, long otherwise) {
+    const char *text = http_query(c, name);
+    char *end = NULL;
+    *out = text ? strtol(text, &end, 10) : otherwise;
+    return !text || (*text && !*end && *out >= low);
+}
+
+/* ---- reading ---- */
+
+static bool wants_stream(http_call *c) {
+    const char *stream = http_query(c, "stream");
+    return stream && strcmp(stream, "true") == 0;
+}
+
+/* starting_after is the number of the last event that was seen; the first one has 0. */
+static void follow(http_call *c, const api_context *ctx, const char *id) {
+    long after;
+    if (!query_number(c, "starting_after", 0, &after, -1)) {
+        bad(c, "starting_after", "the number of an event");
+        return;
+    }
+    const size_t seen = (size_t)(after + 1);
+    api_text events = {0};
+    if (api_background_follow(ctx->background, id, http_salt(c), seen, c)) return;
+    if (api_store_get_events(ctx->store, id, http_salt(c), &events) && !events.failed) {
+        const size_t at = api_events_behind(&events, seen);
+        http_reply(c, 200, "text/event-stream", events.data + at, events.n - at);
+    } else if (api_store_get(ctx->store, id, http_salt(c), NULL, NULL)) {
+        http_error(c, 400, "invalid_request_error", "unsupported_parameter", "stream",
+                   "only a response made with background and stream can be streamed again");
+    } else {
+        not_found(c);
+    }
+    api_text_deinit(&events);
+}
+
+static void get_response(http_call *c, const api_context *ctx, const char *id) {
+    api_text out = {0};
+    if (ctx->background && wants_stream(c)) {
+        follow(c, ctx, id);
+    } else if (api_store_get(ctx->store, id, http_salt(c), &out, NULL)) {
+        reply_text(c, &out);
+    } else {
+        not_found(c);
+    }
+}
+
+/* ---- the items it answered ---- */
+
+/* An item as it came in may have no type and no id, and a text in place of parts. */
+static json_t *whole_item(json_t *item, const char *response, size_t i) {
+    char id[API_MAX_ID + 64];
+    json_t *copy = json_copy(item), *content = json_object_get(copy, "content");
+    snprintf(id, sizeof id, "msg_%s_%zu", response, i);
+    if (!json_object_get(copy, "type")) {
+        json_object_set_new(copy, "type", json_string("message"));
+    }
+    if (!json_object_get(copy, "id")) json_object_set_new(copy, "id", json_string(id));
+    if (json_is_string(content)) {
+        const char *role = json_string_value(json_object_get(copy, "role"));
+        const bool said = role && strcmp(role, "assistant") == 0;
+        json_t *part = json_pack("{s:s, s:O}", "type", said ? "output_text" : "input_text",
+                                 "text", content);
+        if (said) json_object_set_new(part, "annotations", json_array());
+        json_object_set_new(copy, "content", json_pack("[o]", part));
+    }
+    return copy;
+}
+
+typedef struct page {
+    bool ascending;
+    long limit;
+    const char *after;
+} page;
+
+static bool read_page(http_call *c, page *p) {
+    const char *order = http_query(c, "order");
+    p->ascending = order && strcmp(order, "asc") == 0;
+    p->after = http_query(c, "after");
+    if (order && !p->ascending && strcmp(order, "desc") != 0) {
+        bad(c, "order", "asc or desc");
+    } else if (!query_number(c, "limit", 1, &p->limit, ITEMS) || p->limit > MOST_ITEMS) {
+        bad(c, "limit", "1 to 100");
+    } else {
+        return true;
+    }
+    return false;
+}
+
+/* What was put in is what is kept but the response's own output at its end. */
+static json_t *list_items(const page *p, json_t *all, size_t n, const char *response) {
+    json_t *data = json_array();
+    bool begun = !p->after, more = false;
+    for (size_t k = 0; k < n; k++) {
+        const size_t i = p->ascending ? k : n - 1 - k;
+        json_t *item = whole_item(json_array_get(all, i), response, i);
+        const char *id = json_string_value(json_object_get(item, "id"));
+        more = begun && json_array_size(data) == (size_t)p->limit;
+        if (begun && !more) json_array_append(data, item);
+        if (!begun && id && strcmp(id, p->after) == 0) begun = true;
+        json_decref(item);
+        if (more) break;
+    }
+    json_t *first = json_object_get(json_array_get(data, 0), "id");
+    json_t *last = json_object_get(json_array_get(data, json_array_size(data) - 1), "id");
+    return json_pack("{s:s, s:o, s:b, s:O?, s:O?}", "object", "list", "data", data, "has_more",
+                     more, "first_id", first, "last_id", last);
+}
+
+static void get_items(http_call *c, const api_context *ctx, const char *id) {
+    api_text object = {0}, items = {0}, out = {0};
+    page p;
+    if (!read_page(c, &p)) return;
+    if (!api_store_get(ctx->store, id, http_salt(c), &object, &items)) {
+        not_found(c);
+        return;
+    }
+    json_t *response = json_loadb(object.data, object.n, JSON_ALLOW_NUL, NULL);
+    json_t *all =
+        json_loadb(items.n ? items.data : "[]", items.n ? items.n : 2, JSON_ALLOW_NUL, NULL);
+    const size_t n_out = json_array_size(json_object_get(response, "output"));
+    const size_t n = json_array_size(all) - (items.n ? n_out : 0);
+    json_t *list = list_items(&p, all, n, id);
+    api_put_json(&out, list);
+    reply_text(c, &out);
+    json_decref(list);
+    json_decref(all);
+    json_decref(response);
+    api_text_deinit(&object);
+    api_text_deinit(&items);
+}
+
+/* ---- ending ---- */
+
+static void cancel(http_call *c, const api_context *ctx, const char *id) {
+    api_text object = {0}, out = {0};
+    const uint64_t salt = http_salt(c);
+    const bool runs =
+        ctx->background && api_background_cancel(ctx->background, id, salt, false);
+    if (!api_store_get(ctx->store, id, salt, &object, NULL)) {
+        not_found(c);
+        return;
+    }
+    json_t *o = json_loadb(object.data, object.n, JSON_ALLOW_NUL, NULL);
+    api_text_deinit(&object);
+    if (!json_is_true(json_object_get(o, "background"))) {
+        http_error(c, 400, "invalid_request_error", "invalid_value", NULL,
+                   "only a response in the background can be cancelled");
+        json_decref(o);
+        return;
+    }
+    if (runs) json_object_set_new(o, "status", json_string("cancelled"));
+    api_put_json(&out, o);
+    json_decref(o);
+    reply_text(c, &out);
+}
+
+static void forget(http_call *c, const api_context *ctx, const char *id) {
+    api_text out = {0};
+    const uint64_t salt = http_salt(c);
+    const bool ran = ctx->background && api_background_cancel(ctx->background, id, salt, true);
+    if (!(ctx->store && api_store_remove(ctx->store, id, salt)) && !ran) {
+        not_found(c);
+        return;
+    }
+    api_write(&out, "{'id':%s,'object':'response.deleted','deleted':%i}", id, true);
+    reply_text(c, &out);
+}
+
+/* ---- the handler ---- */
+
+void api_one_response(http_call *c, void *server) {
+    const api_context *ctx = server;
+    const char *tail = http_path_tail(c), *method = http_method(c);
+    const size_t n = strcspn(tail, "/");
+    char id[API_MAX_ID + 24];
+    if (n >= sizeof id) {
+        not_found(c);
+        return;
+    }
+    snprintf(id, sizeof id, "%.*s", (int)n, tail);
+    const char *rest = tail + n;
+    if (strcmp(method, "DELETE") == 0 && !*rest) {
+        forget(c, ctx, id);
+    } else if (strcmp(method, "POST") == 0 && strcmp(rest, "/cancel") == 0) {
+        cancel(c, ctx, id);
+    } else if (strcmp(method, "POST") != 0 && strcmp(rest, "/input_items") == 0) {
+        get_items(c, ctx, id);
+    } else if (strcmp(method, "POST") != 0 && strcmp(method, "DELETE") != 0 && !*rest) {
+        get_response(c, ctx, id);
+    } else {
+        http_error(c, 404, "not_found_error", "not_found", NULL,
+                   "there is nothing at this path");
+    }
+}

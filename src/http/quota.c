@@ -1,0 +1,170 @@
+/* quota.c - see quota.h. Keys and addresses live in tables of fixed size. */
+#include "http/quota.h"
+
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "http/keys.h"
+
+enum {
+    KEY_PLACES = 2 * HD_KEYS_MAX, /* never more than half full of keys that are known */
+    ADDRESS_PLACES = 4096,
+    ADDRESS_WAYS = 8, /* places where one address can lie */
+    V6_NETWORK_BYTES = 8
+};
+static const int64_t SECOND_NS = 1000000000;
+static const int64_t WINDOW_NS = 60000000000;
+
+typedef struct key_use {
+    uint64_t salt; /* 0: free */
+    int32_t calls;
+    int64_t paid_ns; /* until then all that was spent is refilled */
+} key_use;
+
+typedef struct address_use {
+    uint64_t network; /* 0: free */
+    int64_t paid_ns;
+} address_use;
+
+struct http_quotas {
+    http_quota_limits limits;
+    pthread_mutex_t lock; /* guards both tables */
+    key_use keys[KEY_PLACES];
+    address_use addresses[ADDRESS_PLACES];
+};
+
+hd_status http_quotas_open(http_quotas **out, const http_quota_limits *limits, hd_err *err) {
+    *out = calloc(1, sizeof **out);
+    if (!*out) return HD_FAIL(err, HD_ENOMEM, "no memory for quotas");
+    (*out)->limits = *limits;
+    pthread_mutex_init(&(*out)->lock, NULL);
+    return HD_OK;
+}
+
+void http_quotas_close(http_quotas *q) {
+    if (!q) return;
+    pthread_mutex_destroy(&q->lock);
+    free(q);
+}
+
+/* ---- budgets ---- */
+
+/* Seconds until a mark leaves room for one more of cost within the minute; 0: there is room. */
+static int32_t wait_for(int64_t paid_ns, int64_t cost_ns, int64_t now_ns) {
+    const int64_t ahead = paid_ns + cost_ns - now_ns - WINDOW_NS;
+    return ahead <= 0 ? 0 : (int32_t)((ahead + SECOND_NS - 1) / SECOND_NS);
+}
+
+static int64_t pay(int64_t paid_ns, int64_t cost_ns, int64_t now_ns) {
+    return (paid_ns > now_ns ? paid_ns : now_ns) + cost_ns;
+}
+
+/* ---- keys ---- */
+
+/* The place of a key, taken if it has none; NULL: all are taken. A key that rests owes nothing
+ * and can be forgotten, so that keys which were replaced leave no trace. */
+static key_use *place_of(http_quotas *q, uint64_t salt, int64_t now_ns) {
+    key_use *resting = NULL;
+    for (uint64_t i = 0; i < KEY_PLACES; i++) {
+        key_use *k = &q->keys[((salt >> 1) + i) % KEY_PLACES];
+        if (k->salt == salt) return k;
+        const bool rests = k->calls == 0 && k->paid_ns <= now_ns;
+        if (rests && !resting) resting = k;
+        if (!k->salt) break;
+    }
+    if (resting) *resting = (key_use){.salt = salt};
+    return resting;
+}
+
+static bool bounds_keys(const http_quotas *q) {
+    return q->limits.key_calls || q->limits.key_tokens;
+}
+
+int32_t http_quota_enter(http_quotas *q, uint64_t salt, int64_t now_ns) {
+    int32_t wait = 0;
+    if (!bounds_keys(q) || !salt) return 0;
+    pthread_mutex_lock(&q->lock);
+    key_use *k = place_of(q, salt, now_ns);
+    if (!k || (q->limits.key_calls && k->calls >= q->limits.key_calls)) {
+        wait = 1;
+    } else if (q->limits.key_tokens) {
+        wait = wait_for(k->paid_ns, WINDOW_NS / q->limits.key_tokens, now_ns);
+    }
+    if (!wait) k->calls++;
+    pthread_mutex_unlock(&q->lock);
+    return wait;
+}
+
+void http_quota_leave(http_quotas *q, uint64_t salt) {
+    if (!bounds_keys(q) || !salt) return;
+    pthread_mutex_lock(&q->lock);
+    key_use *k = place_of(q, salt, 0); /* it is there: it has a call */
+    if (k && k->calls) k->calls--;
+    pthread_mutex_unlock(&q->lock);
+}
+
+void http_quota_spend(http_quotas *q, uint64_t salt, int64_t tokens, int64_t now_ns) {
+    if (!q->limits.key_tokens || !salt) return;
+    const double cost = (double)tokens * (double)WINDOW_NS / (double)q->limits.key_tokens;
+    pthread_mutex_lock(&q->lock);
+    key_use *k = place_of(q, salt, now_ns);
+    if (k) k->paid_ns = pay(k->paid_ns, (int64_t)cost, now_ns);
+    pthread_mutex_unlock(&q->lock);
+}
+
+/* ---- addresses ---- */
+
+/* A whole network of version 6 counts as one: its owner can use all of it. */
+static uint64_t network_of(const struct sockaddr *address) {
+    uint64_t network = 0;
+    if (address->sa_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const void *)address;
+        network = v4->sin_addr.s_addr | 1ull << 32;
+    } else if (address->sa_family == AF_INET6) {
+        const struct sockaddr_in6 *v6 = (const void *)address;
+        memcpy(&network, &v6->sin6_addr, V6_NETWORK_BYTES);
+        if (IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr)) {
+            memcpy(&network, &v6->sin6_addr.s6_addr[8], V6_NETWORK_BYTES);
+        }
+    }
+    return network;
+}
+
+/* The place of a network; where it has none, the one among its ways that is forgiven first. */
+static address_use *address_place(http_quotas *q, uint64_t network) {
+    const uint64_t first = network * 0x9e3779b97f4a7c15u >> 40;
+    address_use *oldest = NULL;
+    for (uint64_t i = 0; i < ADDRESS_WAYS; i++) {
+        address_use *a = &q->addresses[(first + i) % ADDRESS_PLACES];
+        if (a->network == network) return a;
+        if (!oldest || a->paid_ns < oldest->paid_ns) oldest = a;
+    }
+    return oldest;
+}
+
+static int64_t failure_cost(const http_quotas *q) {
+    return WINDOW_NS / q->limits.failures;
+}
+
+int32_t http_quota_blocked(http_quotas *q, const struct sockaddr *address, int64_t now_ns) {
+    if (!q->limits.failures || !address) return 0;
+    const uint64_t network = network_of(address);
+    pthread_mutex_lock(&q->lock);
+    const address_use *a = address_place(q, network);
+    const int32_t wait =
+        a->network == network ? wait_for(a->paid_ns, failure_cost(q), now_ns) : 0;
+    pthread_mutex_unlock(&q->lock);
+    return wait;
+}
+
+void http_quota_failed(http_quotas *q, const struct sockaddr *address, int64_t now_ns) {
+    if (!q->limits.failures || !address) return;
+    const uint64_t network = network_of(address);
+    pthread_mutex_lock(&q->lock);
+    address_use *a = address_place(q, network);
+    if (a->network != network) *a = (address_use){.network = network};
+    a->paid_ns = pay(a->paid_ns, failure_cost(q), now_ns);
+    pthread_mutex_unlock(&q->lock);
+}

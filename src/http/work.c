@@ -1,0 +1,71 @@
+/* work.c - handlers of large bodies run on a thread of their own, in the order they came.
+ *
+ * Reading megabytes of JSON and text takes its time, and an HTTP thread that did it would keep
+ * all of its other connections waiting. */
+#include <string.h>
+
+#include "http/http_internal.h"
+
+static void run(http_call *c) {
+    pthread_mutex_lock(&c->lock);
+    const bool gone = c->gone;
+    pthread_mutex_unlock(&c->lock);
+    if (gone) {
+        http_reply(c, 503, "text/plain", "", 0); /* nobody reads it, but it ends the call */
+    } else {
+        c->route->handler(c, c->server);
+    }
+}
+
+static void *work(void *user) {
+    http_work *w = user;
+    pthread_mutex_lock(&w->lock);
+    while (w->first || !w->over) {
+        http_call *c = w->first;
+        if (!c) {
+            pthread_cond_wait(&w->more, &w->lock);
+            continue;
+        }
+        w->first = c->next_work;
+        pthread_mutex_unlock(&w->lock);
+        run(c);
+        pthread_mutex_lock(&w->lock);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+void http_work_init(http_work *w) {
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->more, NULL);
+}
+
+void http_work_deinit(http_work *w) {
+    pthread_cond_destroy(&w->more);
+    pthread_mutex_destroy(&w->lock);
+}
+
+hd_status http_work_start(http_work *w, hd_err *err) {
+    const int code = pthread_create(&w->thread, NULL, work, w);
+    if (code) return HD_FAIL(err, HD_EIO, "cannot start a thread: %s", strerror(code));
+    w->working = true;
+    return HD_OK;
+}
+
+void http_work_add(http_work *w, http_call *c) {
+    pthread_mutex_lock(&w->lock);
+    http_call **link = w->first ? &w->last->next_work : &w->first;
+    *link = c;
+    w->last = c;
+    pthread_cond_signal(&w->more);
+    pthread_mutex_unlock(&w->lock);
+}
+
+void http_work_stop(http_work *w) {
+    pthread_mutex_lock(&w->lock);
+    w->over = true;
+    pthread_cond_signal(&w->more);
+    pthread_mutex_unlock(&w->lock);
+    if (w->working) pthread_join(w->thread, NULL);
+    w->working = false;
+}

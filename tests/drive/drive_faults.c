@@ -1,0 +1,172 @@
+/* drive_faults.c - hadal serve whose memory, clock and device fail on command.
+ *
+ *     drive_faults serve MODEL_DIR [FLAGS...]    as hadal; one command per line of standard input
+ *
+ * memory N        the Nth request for memory from now on fails; 0: none does
+ * memory N all    that one and all later ones
+ * clock S         the wall clock is S seconds off
+ * hang 1, hang 0  the null device does not come back from a step, and comes back
+ * left            how many requests for memory are left until one fails
+ *
+ * Each is answered by a line on standard output. The linker sends the calls through here first
+ * (-Wl,--wrap in the Makefile); the shared libraries' own are not seen, but jansson is told. Its
+ * parser is spared: it reads beyond its buffer when that cannot grow (docs/server.md). */
+#include <errno.h>
+#include <jansson.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/commands.h"
+#include "exec/null.h"
+
+void *__real_malloc(size_t n);
+void *__real_calloc(size_t n, size_t size);
+void *__real_realloc(void *p, size_t n);
+void *__real_aligned_alloc(size_t alignment, size_t n);
+int __real_posix_memalign(void **p, size_t alignment, size_t n);
+char *__real_strdup(const char *text);
+json_t *__real_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why);
+int __real_clock_gettime(clockid_t clock, struct timespec *now);
+time_t __real_time(time_t *now);
+hd_runner __real_hd_null_runner(hd_null *n);
+void *__wrap_malloc(size_t n);
+void *__wrap_calloc(size_t n, size_t size);
+void *__wrap_realloc(void *p, size_t n);
+void *__wrap_aligned_alloc(size_t alignment, size_t n);
+int __wrap_posix_memalign(void **p, size_t alignment, size_t n);
+char *__wrap_strdup(const char *text);
+json_t *__wrap_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
+time_t __wrap_time(time_t *now);
+hd_runner __wrap_hd_null_runner(hd_null *n);
+
+/* ---- memory ---- */
+
+static atomic_llong until_failure; /* 0: never */
+static atomic_bool lasting;
+static _Thread_local bool spared;
+
+static bool fails(void) {
+    long long left = spared ? 0 : atomic_load(&until_failure);
+    while (left > 1 || (left == 1 && !atomic_load(&lasting))) {
+        if (atomic_compare_exchange_weak(&until_failure, &left, left - 1)) break;
+    }
+    if (left == 1) errno = ENOMEM;
+    return left == 1;
+}
+
+void *__wrap_malloc(size_t n) {
+    return fails() ? NULL : __real_malloc(n);
+}
+
+void *__wrap_calloc(size_t n, size_t size) {
+    return fails() ? NULL : __real_calloc(n, size);
+}
+
+void *__wrap_realloc(void *p, size_t n) {
+    return fails() ? NULL : __real_realloc(p, n);
+}
+
+void *__wrap_aligned_alloc(size_t alignment, size_t n) {
+    return fails() ? NULL : __real_aligned_alloc(alignment, n);
+}
+
+int __wrap_posix_memalign(void **p, size_t alignment, size_t n) {
+    return fails() ? ENOMEM : __real_posix_memalign(p, alignment, n);
+}
+
+char *__wrap_strdup(const char *text) {
+    return fails() ? NULL : __real_strdup(text);
+}
+
+json_t *__wrap_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why) {
+    spared = true;
+    json_t *parsed = __real_json_loadb(text, n, flags, why);
+    spared = false;
+    return parsed;
+}
+
+/* ---- the wall clock ---- */
+
+static atomic_llong seconds_off;
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *now) {
+    const int code = __real_clock_gettime(clock, now);
+    if (clock == CLOCK_REALTIME) now->tv_sec += (time_t)atomic_load(&seconds_off);
+    return code;
+}
+
+time_t __wrap_time(time_t *now) {
+    const time_t off = __real_time(NULL) + (time_t)atomic_load(&seconds_off);
+    if (now) *now = off;
+    return off;
+}
+
+/* ---- the device ---- */
+
+static hd_runner device;
+static pthread_mutex_t hanging = PTHREAD_MUTEX_INITIALIZER;
+
+static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
+                     const hd_work *works, int32_t n_works, hd_chosen *chosen, hd_err *err) {
+    pthread_mutex_lock(&hanging); /* held while it hangs */
+    pthread_mutex_unlock(&hanging);
+    return device.run(ctx, copies, n_copies, works, n_works, chosen, err);
+}
+
+hd_runner __wrap_hd_null_runner(hd_null *n) {
+    hd_runner r = device = __real_hd_null_runner(n);
+    r.run = run;
+    return r;
+}
+
+/* ---- commands ---- */
+
+static void follow(const char *line) {
+    long long number = 0;
+    char word[16] = "", more[16] = "";
+    sscanf(line, "%15s %lld %15s", word, &number, more);
+    if (strcmp(word, "memory") == 0) {
+        atomic_store(&lasting, strcmp(more, "all") == 0);
+        atomic_store(&until_failure, number);
+    } else if (strcmp(word, "clock") == 0) {
+        atomic_store(&seconds_off, number);
+    } else if (strcmp(word, "hang") == 0) {
+        number ? pthread_mutex_lock(&hanging) : pthread_mutex_unlock(&hanging);
+    }
+}
+
+static void *follow_all(void *user) {
+    char line[64], answer[32];
+    size_t n = 0;
+    (void)user;
+    while (n + 1 < sizeof line && read(STDIN_FILENO, line + n, 1) == 1) {
+        if (line[n++] != '\n') continue;
+        const int m =
+            snprintf(answer, sizeof answer, "left %lld\n", atomic_load(&until_failure));
+        line[n] = '\0';
+        n = 0;
+        follow(line);
+        if (write(STDOUT_FILENO, answer, (size_t)m) != m) break;
+    }
+    return NULL;
+}
+
+int main(int argc, char **argv) {
+    pthread_t thread;
+    sigset_t all, before;
+    json_set_alloc_funcs(malloc, free);
+    signal(SIGPIPE, SIG_IGN);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the server's */
+    if (pthread_create(&thread, NULL, follow_all, NULL) != 0) return 70;
+    pthread_detach(thread);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return argc > 1 ? cmd_serve(argc - 1, argv + 1) : 2;
+}
