@@ -14,7 +14,7 @@
 
 enum {
     SIZES_PER_OCTAVE = 8, /* so at most an eighth of a step is nobody's */
-    FIRST_RECORDING = 8   /* launch of a shape: recording takes as long as several without */
+    FIRST_RECORDING = 4   /* launch of a shape: recording takes as long as several without */
 };
 
 /* ---- where things lie ---- */
