@@ -21,7 +21,7 @@
 #include "backend/devices.h"
 #endif
 
-enum { WARM_UP = 3, PASSES = 3, MAX_STEPS = 4096, READ_BYTES = 1 << 28, TOKEN_STEP = 1009 };
+enum { WARM_UP = 5, PASSES = 3, MAX_STEPS = 4096, READ_BYTES = 1 << 28, TOKEN_STEP = 1009 };
 
 typedef struct settings {
     const char *config, *layout, *acceptance;

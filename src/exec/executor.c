@@ -104,7 +104,7 @@ static hd_status open_all(hd_executor *x, hd_err *err) {
     const int32_t scratch = o->fixed_steps; /* a page that nobody reads */
     const hd_model_limits limits = {.rows = o->step_rows,
                                     .logits = x->n_rows,
-                                    .positions = o->positions,
+                                    .positions = o->positions + scratch * EXEC_REACH_AHEAD,
                                     .expert_rows = o->expert_rows};
     const hd_kv_options kv = {
         .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},

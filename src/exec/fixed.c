@@ -14,7 +14,7 @@
 
 enum {
     SIZES_PER_OCTAVE = 8, /* so at most an eighth of a step is nobody's */
-    FIRST_RECORDING = 8   /* launch of a shape: recording takes as long as several without */
+    FIRST_RECORDING = 4   /* launch of a shape: recording takes as long as several without */
 };
 
 /* ---- where things lie ---- */
@@ -39,7 +39,7 @@ static exec_orders orders_in(const hd_executor *x, void *block, const exec_shape
     o.outcome_bytes = ints(&a, 1);
     o.seqs = take(&a, z->n, sizeof *o.seqs);
     for (int life = 0; life < HD_N_LIFETIMES; life++) {
-        o.tables[life] = ints(&a, (int64_t)z->n * x->o.lease_pages);
+        o.tables[life] = ints(&a, (int64_t)z->n * x->fixed.table_stride);
     }
     o.bytes = a.used;
     return o;
@@ -120,12 +120,13 @@ hd_status exec_fixed_open(hd_executor *x, hd_err *err) {
     hd_device *d = x->env.device;
     const size_t n = (size_t)x->o.n_slots;
     const exec_shape most = {x->o.n_slots, x->n_drafts};
+    f->page_tokens = hd_kv_shape_of(x->env.spec).page_tokens;
+    f->table_stride = x->o.lease_pages + (int32_t)hd_ceil_div(EXEC_REACH_AHEAD, f->page_tokens);
     const size_t orders = orders_in(x, NULL, &most).bytes;
     const size_t outcome = outcome_in(NULL, &most).bytes;
     const size_t between = between_in(x, NULL, &most).bytes;
     f->on = true;
     f->next = &f->flight[0];
-    f->page_tokens = hd_kv_shape_of(x->env.spec).page_tokens;
     for (int life = 0; life < HD_N_LIFETIMES; life++) {
         f->scratch_page[life] = x->o.n_pages[life];
     }
@@ -197,7 +198,7 @@ bool exec_fixed_shape(const hd_executor *x, int32_t n, int32_t n_drafts, exec_sh
 static hd_batch rows_of(const hd_executor *x, const exec_orders *o, const exec_shape *z) {
     const exec_between *b = &x->fixed.between;
     return (hd_batch){
-        .limits = {.table_stride = x->o.lease_pages},
+        .limits = {.table_stride = x->fixed.table_stride},
         .n_rows = z->n * (1 + z->n_drafts),
         .n_seqs = z->n,
         .n_logits = z->n * (1 + z->n_drafts),
@@ -217,7 +218,7 @@ static hd_batch rows_of(const hd_executor *x, const exec_orders *o, const exec_s
 static hd_batch chain_of(const hd_executor *x, const exec_orders *o, const exec_shape *z) {
     const exec_between *b = &x->fixed.between;
     return (hd_batch){
-        .limits = {.table_stride = x->o.lease_pages      },
+        .limits = {.table_stride = x->fixed.table_stride },
         .n_rows = z->n,
         .n_seqs = z->n,
         .n_logits = z->n,
@@ -257,7 +258,7 @@ static void queue_lay(hd_executor *x, const exec_orders *o, const exec_shape *z)
                            .scratch_page = {x->fixed.scratch_page[0], x->fixed.scratch_page[1]},
                            .n = z->n,
                            .n_drafts = z->n_drafts,
-                           .table_stride = x->o.lease_pages,
+                           .table_stride = x->fixed.table_stride,
                            .idle_slot = x->o.n_slots,
                            .forced = x->o.forced
     });
@@ -373,9 +374,9 @@ static void queue_step(hd_executor *x, const exec_shape *z) {
 static void fill_tables(const hd_executor *x, const exec_orders *o, int32_t i,
                         const hd_work *w) {
     for (int life = 0; life < HD_N_LIFETIMES; life++) {
-        int32_t *table = o->tables[life] + (int64_t)i * x->o.lease_pages;
+        int32_t *table = o->tables[life] + (int64_t)i * x->fixed.table_stride;
         memcpy(table, w->pages[life], (size_t)w->n_pages * sizeof *table);
-        for (int32_t p = w->n_pages; p < x->o.lease_pages; p++) {
+        for (int32_t p = w->n_pages; p < x->fixed.table_stride; p++) {
             table[p] = x->fixed.scratch_page[life];
         }
     }

@@ -8,6 +8,10 @@
 
 #include "exec/executor.h"
 
+/* Positions behind the longest sequence that rows of nobody's drafts may have: 2 * d behind a
+ * last token, where others draft d deep. */
+enum { EXEC_REACH_AHEAD = 2 * HD_MAX_CHOSEN };
+
 typedef struct exec_shape {
     int32_t n, n_drafts; /* sequences; drafts that are verified and made for each */
 } exec_shape;
@@ -18,7 +22,7 @@ typedef struct exec_orders {
     int32_t *flight;                 /* whose outcome this will be */
     int32_t *outcome_bytes;          /* that the host wants */
     hd_step_seq *seqs;               /* [n] */
-    int32_t *tables[HD_N_LIFETIMES]; /* [n, lease_pages] */
+    int32_t *tables[HD_N_LIFETIMES]; /* [n, table_stride] */
     size_t bytes;
 } exec_orders;
 
@@ -78,8 +82,9 @@ typedef struct exec_fixed {
     int32_t *sizes, n_sizes; /* numbers of sequences that shapes have, ascending */
     int32_t scratch_page[HD_N_LIFETIMES];
     int32_t page_tokens;
-    int64_t last_ended; /* the device's clock */
-    hd_work *rest;      /* [n_slots] works of a turn that no flight has */
+    int32_t table_stride; /* pages of a sequence and of the rows behind its end */
+    int64_t last_ended;   /* the device's clock */
+    hd_work *rest;        /* [n_slots] works of a turn that no flight has */
     hd_chosen *rest_chosen;
     int32_t *rest_of; /* [n_slots] their places in the turn */
     hd_executor_times times;

@@ -9,7 +9,7 @@
 
 enum {
     SLOTS = 4,
-    POSITIONS = 416,
+    POSITIONS = 441, /* with drafts behind it a whole number of pages of 64 */
     MAX_PAGES = 128,
     STEP_ROWS = 160,
     TOPS = HD_MAX_TOP_LOGPROBS,

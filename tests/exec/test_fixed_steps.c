@@ -158,10 +158,38 @@ static void benchmarks_accept_the_same(void **state) {
     }
 }
 
+static void ban_end(request *r) {
+    static const int32_t end = EOS;
+    r->choosing.ban = &end;
+    r->choosing.params.n_ban = 1;
+    r->choosing.params.ban_until = POSITIONS;
+}
+
+/* Rows that nobody wants reach furthest where somebody else drafts deepest. */
+static void texts_end_with_the_context(void **state) {
+    (void)state;
+    for (size_t i = 1; i < HD_LEN(models); i++) {
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            open_either(models[i], 0.0f, fixed);
+            for (int32_t r = 0; r < SLOTS; r++) {
+                init_request(&crowd[r], &m, r, POSITIONS - 40 - 9 * r, 900 + (uint64_t)r);
+                crowd[r].n_drafts = r == SLOTS - 1 ? HD_MAX_DRAFTS : r % 2;
+                crowd[r].chunk = STEP_ROWS / SLOTS;
+                ban_end(&crowd[r]);
+                enter(&m, &crowd[r]);
+            }
+            crowd[SLOTS - 1].most = POSITIONS - 9;
+            run_all(&m, crowd, SLOTS);
+            if (!fixed) memcpy(before, crowd, sizeof before);
+            for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
+            close_machine(&m);
+        }
+    }
+}
+
 /* Who certainly ends is not in the step behind, and rows that pad count for no expert. */
 static void loads_are_the_same(void **state) {
     (void)state;
-    static const int32_t end = EOS;
     for (size_t i = 0; i < HD_LEN(models); i++) {
         int64_t load[2][8 * 64] = {0};
         for (int32_t fixed = 0; fixed < 2; fixed++) {
@@ -170,9 +198,7 @@ static void loads_are_the_same(void **state) {
             for (int32_t r = 0; r < SLOTS; r++) {
                 init_request(&crowd[r], &m, r, 12, 500 + (uint64_t)r);
                 crowd[r].most = 40 + 7 * r;
-                crowd[r].choosing.ban = &end;
-                crowd[r].choosing.params.n_ban = 1;
-                crowd[r].choosing.params.ban_until = POSITIONS;
+                ban_end(&crowd[r]);
                 enter(&m, &crowd[r]);
             }
             run_all(&m, crowd, SLOTS);
@@ -188,6 +214,7 @@ int test_fixed_steps(void) {
         cmocka_unit_test(texts_are_the_same),
         cmocka_unit_test(whoever_comes_and_goes),
         cmocka_unit_test(benchmarks_accept_the_same),
+        cmocka_unit_test(texts_end_with_the_context),
         cmocka_unit_test(loads_are_the_same),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
