@@ -9,8 +9,8 @@ typedef struct interval {
 
 static hd_status open_interval(interval *t, hd_stream *s, hd_device *d, hd_timed_fn *fn,
                                void *arg, int32_t copies, hd_err *err) {
-    HD_TRY(hd_mark_open(&t->begin, d, err));
-    HD_TRY(hd_mark_open(&t->end, d, err));
+    HD_TRY(hd_mark_open(&t->begin, d, true, err));
+    HD_TRY(hd_mark_open(&t->end, d, true, err));
     if (!hd_device_records(d)) return HD_OK;
     hd_stream_record(s);
     for (int32_t i = 0; i < copies; i++) fn(s, arg);
