@@ -1,6 +1,7 @@
 /* serve_settings.c - the table of the server's flags, with every limit and its number. */
 #include "cli/serve_settings.h"
 
+#include <assert.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -113,9 +114,15 @@ static void complete(serve_settings *set, const option *options, int n) {
     set->n_names = split(&set->lists[1], set->public_name, set->names);
 }
 
-bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code) {
-    *set = defaults;
-    set->start_ns = hd_now_ns();
+enum { MOST_OPTIONS = 96 };
+
+static int append(option *to, const option *options, size_t n) {
+    memcpy(to, options, n * sizeof *options);
+    return (int)n;
+}
+
+/* Who may come, how much they may bring, how long they may take. */
+static int list_front(serve_settings *set, option *to) {
     const option options[] = {
         option_text("host", &set->host, "ADDRESS", "where to listen; default 127.0.0.1"),
         option_int("port", &set->port, 0, 65535, "default 30000; 0: any free one"),
@@ -152,16 +159,25 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
         option_int("idle-seconds", &set->idle_s, 1, 3600, "between requests; default 75"),
         option_int("stall-seconds", &set->stall_s, 1, 300,
                    "a reader that takes nothing is cut off; default 30"),
-        option_int("ping-seconds", &set->keep_alive_s, 1, 300, "in silence; default 10"),
+        option_int("ping-seconds", &set->keep_alive_s, 1, 300,
+                   "comments in silent streams; default 10"),
         option_flag("allow-half-close", &set->half_close,
                     "a client that closed its sending side still gets its answer"),
-        option_int("drain-seconds", &set->drain_s, 0, 86400, "at the end; default 120"),
+        option_int("drain-seconds", &set->drain_s, 0, 86400,
+                   "for answers at the end; default 120"),
         option_int("health-seconds", &set->health_s, 1, 3600,
                    "work is due and no step ends: unhealthy; default 10"),
+    };
+    return append(to, options, HD_LEN(options));
+}
+
+/* What computes, how much of it, and what is kept of requests. */
+static int list_engine(serve_settings *set, option *to) {
+    const option options[] = {
         option_choice("backend", &set->backend, option_backends,
                       "null: tokens out of thin air, for load tests"),
         option_int("null-step-us", &set->null_step_us, 0, 60000000,
-                   "a step of null; default 0"),
+                   "what a step of the null backend takes; default 0"),
         option_precision(&set->precision),
         option_int("threads", &set->threads, 0, 1024, "that compute; 0: one per core"),
         option_flag("pin", &set->pin, "bind each of them to a core"),
@@ -173,13 +189,15 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
         option_int("chunk", &set->chunk, 0, 1 << 20, "prompt tokens per step; 0: 256"),
         option_int("step-tokens", &set->step_tokens, 0, 1 << 20, "of one step; 0: as needed"),
         option_int("queue", &set->queue, 0, 65536, "answers that wait; 0: 1024"),
-        option_int("queue-seconds", &set->queue_s, 0, 3600, "in the queue; default 600"),
+        option_int("queue-seconds", &set->queue_s, 0, 3600,
+                   "in the queue at most; default 600"),
         option_flag("no-drafts", &set->no_drafts, "do not run the MTP layer"),
         option_flag("no-graphs", &set->no_graphs, "queue every operator on its own on a GPU"),
-        option_int("draft-tokens", &set->draft_tokens, -1, HD_MOST_DRAFTS, "-1: as pays"),
+        option_int("draft-tokens", &set->draft_tokens, -1, HD_MOST_DRAFTS,
+                   "per step; -1, the default: as pays"),
         option_int("stream-interval", &set->stream_interval, 1, 1024,
                    "tokens per streamed event after the first; default 1"),
-        option_int("max-answers", &set->answers, 1, HD_MAX_ANSWERS, "n at most; default 8"),
+        option_int("max-answers", &set->answers, 1, HD_MAX_ANSWERS, "of a request; default 8"),
         option_int("max-messages", &set->messages, 1, 65536, "of a request; default 4096"),
         option_int("max-prompts", &set->batch_prompts, 1, 1024, "of a request; default 64"),
         option_choice("metrics-compat", &set->compat, compat_names,
@@ -190,6 +208,16 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
                     "living requests, written on a fatal signal"),
         option_text("trace-dir", &set->trace_dir, "DIR", "where /start_profile may write"),
     };
+    return append(to, options, HD_LEN(options));
+}
+
+bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code) {
+    option options[MOST_OPTIONS];
+    *set = defaults;
+    set->start_ns = hd_now_ns();
+    int n = list_front(set, options);
+    n += list_engine(set, options + n);
+    assert(n <= MOST_OPTIONS);
     const positional model = {"MODEL_DIR", &set->model_dir, false};
     const command_line line = {.command = "serve",
                                .summary = "Serves a model over HTTP.",
@@ -197,9 +225,9 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
                                .positionals = &model,
                                .n_positionals = 1,
                                .options = options,
-                               .n_options = (int)HD_LEN(options)};
+                               .n_options = n};
     if (!options_parse(&line, argc, argv, code)) return false;
-    complete(set, options, line.n_options);
+    complete(set, options, n);
     return true;
 }
 
