@@ -436,9 +436,15 @@ static hd_status time_device(rig *r, hd_err *err) {
     const hd_executor_times b = *hd_executor_read_times(r->executor);
     const int64_t n = b.steps - a.steps;
     r->report.steps = (int32_t)r->set.steps;
-    r->report.device_step = n ? 1e-9 * (double)(b.busy_ns - a.busy_ns) / (double)n : 0;
+    r->report.device_step = n ? 1e-9 * (double)(b.step_ns - a.step_ns) / (double)n : 0;
     r->report.graphs = b.graphs > 0;
     return HD_OK;
+}
+
+static double count_gaps(const hd_executor_times *t) {
+    int64_t n = 0;
+    for (int i = 0; i < HD_GAP_BINS; i++) n += t->gaps[i];
+    return (double)n;
 }
 
 /* Steps as an engine runs them, the next one queued before the last is over. */
@@ -449,9 +455,9 @@ static hd_status time_host(rig *r, hd_err *err) {
     const hd_executor_times a = *hd_executor_read_times(r->executor);
     HD_TRY(time_steps(r, CHOSEN, &p->step, err));
     const hd_executor_times b = *hd_executor_read_times(r->executor);
-    const double n = (double)(b.steps - a.steps), gaps = (double)(b.gaps - a.gaps);
+    const double n = (double)(b.steps - a.steps), gaps = count_gaps(&b) - count_gaps(&a);
     p->host = n > 0 ? 1e-9 * (double)(b.host_ns - a.host_ns) / n : 0;
-    p->ahead_step = n > 0 ? 1e-9 * (double)(b.busy_ns - a.busy_ns) / n : 0;
+    p->ahead_step = n > 0 ? 1e-9 * (double)(b.step_ns - a.step_ns) / n : 0;
     p->gap = gaps > 0 ? 1e-9 * (double)(b.gap_ns - a.gap_ns) / gaps : 0;
     return HD_OK;
 }

@@ -82,6 +82,7 @@ enum { HD_GAP_BINS = 64, HD_GAP_NS = 500 };
  * between two steps of which the later was queued, as a graph, before the earlier was over. */
 typedef struct hd_executor_times {
     int64_t steps, graph_steps; /* all; those that were one graph launch */
+    int64_t step_ns;            /* of the device in all of them */
     int64_t busy_ns, gap_ns;    /* of the device, in and between graphs */
     int64_t gaps[HD_GAP_BINS];  /* of HD_GAP_NS each; the last: or longer */
     int64_t host_ns, wait_ns;   /* in runs that had one: at work; waiting */

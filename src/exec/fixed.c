@@ -469,6 +469,7 @@ hd_status exec_fixed_land(hd_executor *x, exec_flight *f, hd_err *err) {
     const exec_outcome o = outcome_in(f->outcome, &f->shape);
     t->steps++;
     t->graph_steps += f->as_graph;
+    t->step_ns += *o.ended - *o.begun;
     t->busy_ns += f->as_graph ? *o.ended - *o.begun : 0;
     if (f->continues && f->as_graph) {
         const int64_t gap_ns = *o.begun - x->fixed.last_ended;

@@ -250,7 +250,7 @@ def test_own_and_friendly_origins(http_server):
 def test_anthropic_shape(http_server):
     reply = http_server.request("POST", "/echo/x", body="{}", headers={"Content-Type": "text/plain"})
     assert reply.status == 415 and reply.json["type"] == "error"
-    assert set(reply.json["error"]) == {"type", "message"}
+    assert set(reply.json["error"]) == {"type", "message", "details"}
 
 
 # ---- clients that leave ----
