@@ -140,7 +140,7 @@ def test_page_is_locked_down(plain):  # E14
 def test_pause_and_continue(plain):  # E07
     assert plain.post("/pause_generation", {"mode": "retract"}).status == 200
     assert plain.post("/pause_generation", {"mode": "retract"}).status == 200
-    assert plain.loads()["paused"] is True
+    wait_until(lambda: plain.loads()["paused"], "the step thread rests")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(plain.post, "/v1/completions", {"prompt": "Hello", "max_tokens": 3})
         wait_until(lambda: plain.loads()["num_waiting_reqs"] == 1, "it waits")
