@@ -25,7 +25,7 @@ static bool take_text(translation *t, json_t *content, json_t **out) {
 
 static bool add_message(translation *t, const json_t *item) {
     const char *role = translate_word(item, "role");
-    json_t *content;
+    json_t *content = NULL;
     if (!take_text(t, json_object_get(item, "content"), &content)) return false;
     if (strcmp(role, "assistant") != 0) {
         return translate_append(t, json_pack("{s:s, s:o}", "role", role, "content", content));
@@ -64,7 +64,7 @@ static bool add_call(translation *t, const json_t *item) {
 }
 
 static bool add_output(translation *t, const json_t *item) {
-    json_t *id = json_object_get(item, "call_id"), *content;
+    json_t *id = json_object_get(item, "call_id"), *content = NULL;
     if (!json_is_string(id)) {
         return translate_refuse(t, "a function_call_output must have a call_id");
     }

@@ -81,8 +81,10 @@ static entry **bucket_of(engine_recall *r, uint64_t key) {
 }
 
 static void unlink_use(engine_recall *r, entry *e) {
-    *(e->newer ? &e->newer->older : &r->newest) = e->older;
-    *(e->older ? &e->older->newer : &r->oldest) = e->newer;
+    if (e->newer) e->newer->older = e->older;
+    if (e->older) e->older->newer = e->newer;
+    if (r->newest == e) r->newest = e->older;
+    if (r->oldest == e) r->oldest = e->newer;
 }
 
 static void link_newest(engine_recall *r, entry *e) {
@@ -94,8 +96,8 @@ static void link_newest(engine_recall *r, entry *e) {
 
 static void forget(engine_recall *r, entry *e) {
     entry **at = bucket_of(r, e->key);
-    while (*at != e) at = &(*at)->chain;
-    *at = e->chain;
+    while (*at && *at != e) at = &(*at)->chain;
+    if (*at) *at = e->chain;
     unlink_use(r, e);
     r->bytes -= e->bytes;
     engine_said_deinit(&e->said);
@@ -182,7 +184,7 @@ static bool same_arguments(const hd_chat_call *call, const char *text, size_t n)
 }
 
 static bool same_calls(const engine_said *s, const hd_chat_message *m) {
-    const char *at = s->calls.data, *end = at ? at + s->calls.n : at;
+    const char *at = s->calls.data ? s->calls.data : "", *end = at + s->calls.n;
     for (int32_t i = 0; i < m->n_calls; i++) {
         const hd_chat_call *call = &m->calls[i];
         const char *name_end = memchr(at, '\0', (size_t)(end - at));

@@ -64,7 +64,7 @@ static exec_outcome outcome_in(void *block, const exec_shape *z) {
 
 static exec_between between_in(const hd_executor *x, void *block, const exec_shape *z) {
     hd_arena a = over(block);
-    exec_between b;
+    exec_between b = {0};
     int32_t **const of_rows[] = {&b.token,     &b.next_token, &b.pos,  &b.seq,
                                  &b.logit_row, &b.live,       &b.slot, &b.position,
                                  &b.n_drafted, &b.given};

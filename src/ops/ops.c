@@ -51,8 +51,9 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cp
 
 hd_acceptance hd_acceptance_of(float mean) {
     hd_acceptance a = {0};
-    for (int32_t k = 0; k < HD_MAX_DRAFTED && mean > 0.0f; k++, mean -= 1.0f) {
-        a.least[k] = mean < 1.0f ? mean : 1.0f;
+    for (int32_t k = 0; k < HD_MAX_DRAFTED && mean > (float)k; k++) {
+        const float left = mean - (float)k;
+        a.least[k] = left < 1.0f ? left : 1.0f;
     }
     return a;
 }

@@ -134,10 +134,12 @@ static void choose(const chooser *c, int32_t token, const int32_t *before, int32
 hd_status weights_make_routing(int32_t **out, const hd_model_spec *spec, hd_routing routing,
                                int32_t layer, hd_err *err) {
     const int32_t n = spec->route.n_experts, k = spec->route.top_k;
-    double *share = malloc((size_t)n * sizeof *share);
+    double *share = calloc((size_t)n, sizeof *share);
     *out = malloc((size_t)spec->vocab * (size_t)k * sizeof **out);
     if (!share || !*out) {
         free(share);
+        free(*out);
+        *out = NULL;
         return HD_FAIL(err, HD_ENOMEM, "no memory for a table of experts by token");
     }
     hd_routing_shares(share, n, SKEW_GROUPS, routing, layer);
