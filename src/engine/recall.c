@@ -145,7 +145,7 @@ static void add(engine_recall *r, entry *e) {
     *bucket = e;
     link_newest(r, e);
     r->bytes += e->bytes;
-    while (r->bytes > r->max_bytes) forget(r, r->oldest);
+    while (r->oldest && r->bytes > r->max_bytes) forget(r, r->oldest);
 }
 
 void engine_recall_keep(engine_recall *r, uint64_t key, engine_said *said) {
