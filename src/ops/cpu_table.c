@@ -2,80 +2,51 @@
 #include "base/cpu.h"
 #include "ops/cpu_internal.h"
 
-/* A table of its own for every set of kernels: operators take no context. */
-#define ENTRY(op, kernels)                                              \
-    static void op##_##kernels(hd_stream *s, const hd_##op##_args *a) { \
-        ops_##op##_cpu(s, a, &ops_kernels_##kernels);                   \
+/* A table of its own for every set of kernels, since operators take no context: first a function
+ * for each operator, then the table of them. ENTRY_##set and FIELD_##set name their set, because
+ * the list of operators passes nothing but the operator. */
+#define ENTRY(op, set)                                              \
+    static void op##_##set(hd_stream *s, const hd_##op##_args *a) { \
+        ops_##op##_cpu(s, a, &ops_kernels_##set);                   \
     }
+#define TABLE(set, title)       \
+    HD_OP_LIST(ENTRY_##set)     \
+    static const hd_ops set = { \
+        .name = title, .act_bytes = sizeof(float), HD_OP_LIST(FIELD_##set)};
 
-#define X(op) ENTRY(op, plain) ENTRY(op, plain_fast)
-HD_OP_LIST(X)
-#undef X
+#define ENTRY_plain(op) ENTRY(op, plain)
+#define FIELD_plain(op) .op = op##_plain,
+TABLE(plain, "cpu plain")
 
-static const hd_ops plain = {.name = "cpu plain",
-                             .act_bytes = sizeof(float),
-#define X(op) .op = op##_plain,
-                             HD_OP_LIST(X)
-#undef X
-};
-
-static const hd_ops plain_fast = {.name = "cpu plain, fast",
-                                  .act_bytes = sizeof(float),
-#define X(op) .op = op##_plain_fast,
-                                  HD_OP_LIST(X)
-#undef X
-};
+#define ENTRY_plain_fast(op) ENTRY(op, plain_fast)
+#define FIELD_plain_fast(op) .op = op##_plain_fast,
+TABLE(plain_fast, "cpu plain, fast")
 
 #if defined(__x86_64__)
 
-#define X(op)         \
-    ENTRY(op, avx2)   \
-    ENTRY(op, avx512) \
-    ENTRY(op, vbmi) ENTRY(op, avx2_fast) ENTRY(op, avx512_fast) ENTRY(op, vnni_fast)
-HD_OP_LIST(X)
-#undef X
+#define ENTRY_avx2(op) ENTRY(op, avx2)
+#define FIELD_avx2(op) .op = op##_avx2,
+TABLE(avx2, "cpu avx2")
 
-static const hd_ops avx2 = {.name = "cpu avx2",
-                            .act_bytes = sizeof(float),
-#define X(op) .op = op##_avx2,
-                            HD_OP_LIST(X)
-#undef X
-};
+#define ENTRY_avx512(op) ENTRY(op, avx512)
+#define FIELD_avx512(op) .op = op##_avx512,
+TABLE(avx512, "cpu avx512")
 
-static const hd_ops avx512 = {.name = "cpu avx512",
-                              .act_bytes = sizeof(float),
-#define X(op) .op = op##_avx512,
-                              HD_OP_LIST(X)
-#undef X
-};
+#define ENTRY_vbmi(op) ENTRY(op, vbmi)
+#define FIELD_vbmi(op) .op = op##_vbmi,
+TABLE(vbmi, "cpu avx512 vbmi")
 
-static const hd_ops vbmi = {.name = "cpu avx512 vbmi",
-                            .act_bytes = sizeof(float),
-#define X(op) .op = op##_vbmi,
-                            HD_OP_LIST(X)
-#undef X
-};
+#define ENTRY_avx2_fast(op) ENTRY(op, avx2_fast)
+#define FIELD_avx2_fast(op) .op = op##_avx2_fast,
+TABLE(avx2_fast, "cpu avx2, fast")
 
-static const hd_ops avx2_fast = {.name = "cpu avx2, fast",
-                                 .act_bytes = sizeof(float),
-#define X(op) .op = op##_avx2_fast,
-                                 HD_OP_LIST(X)
-#undef X
-};
+#define ENTRY_avx512_fast(op) ENTRY(op, avx512_fast)
+#define FIELD_avx512_fast(op) .op = op##_avx512_fast,
+TABLE(avx512_fast, "cpu avx512, fast")
 
-static const hd_ops avx512_fast = {.name = "cpu avx512, fast",
-                                   .act_bytes = sizeof(float),
-#define X(op) .op = op##_avx512_fast,
-                                   HD_OP_LIST(X)
-#undef X
-};
-
-static const hd_ops vnni_fast = {.name = "cpu avx512 vnni, fast",
-                                 .act_bytes = sizeof(float),
-#define X(op) .op = op##_vnni_fast,
-                                 HD_OP_LIST(X)
-#undef X
-};
+#define ENTRY_vnni_fast(op) ENTRY(op, vnni_fast)
+#define FIELD_vnni_fast(op) .op = op##_vnni_fast,
+TABLE(vnni_fast, "cpu avx512 vnni, fast")
 
 #endif
 
