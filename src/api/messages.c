@@ -14,7 +14,7 @@ static const char *const efforts[] = {"low", "medium", "high", "xhigh", "max", N
 /* clang-format off */
 static const api_param output[] = {
     {"effort", API_STRING, AT(effort), .words = efforts, .about = "of thinking"},
-    {"format", API_OBJECT, AT(response_format), .about = "a JSON schema"},
+    {"format", API_OBJECT, AT(response_format), .costly = true, .about = "a JSON schema"},
 };
 /* clang-format on */
 static const api_section output_section = API_SECTION(output);
@@ -34,11 +34,12 @@ static const api_param messages[] = {
     {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats; drawn anew where absent"},
     {"stop_sequences", API_TEXTS, AT(stop), .about = "at most 16 strings of at most 256 bytes"},
     {"stream", API_BOOL, AT(w.stream), .about = "server-sent events"},
-    {"tools", API_ARRAY, AT(tools), .about = "functions, at most 128"},
+    {"tools", API_ARRAY, AT(tools), .costly = true, .about = "functions, at most 128"},
     {"tool_choice", API_OBJECT, AT(tool_choice), .about = "auto, any, none or a tool"},
     {"thinking", API_NESTED, .nested = &api_thinking_family, .about = "off by default"},
     {"output_config", API_NESTED, .nested = &output_family, .about = "effort and format"},
-    {"output_format", API_OBJECT, AT(response_format), .about = "as output_config.format"},
+    {"output_format", API_OBJECT, AT(response_format), .costly = true,
+     .about = "as output_config.format"},
     {"metadata", API_NOTED, .about = "who asks does not matter"},
     {"service_tier", API_NOTED, .about = "there is one"},
     {"cache_control", API_NOTED, .about = "prefixes are cached by themselves"},

@@ -18,7 +18,8 @@ static const char *const whole_only[] = {"disabled", NULL};
 
 /* clang-format off */
 static const api_param text_options[] = {
-    {"format", API_OBJECT, AT(response_format), .about = "text, json_object or json_schema"},
+    {"format", API_OBJECT, AT(response_format), .costly = true,
+     .about = "text, json_object or json_schema"},
     {"verbosity", API_NOTED, .about = "models have no such switch"},
 };
 /* clang-format on */
@@ -41,13 +42,13 @@ static const api_param responses[] = {
     {"input", API_ANY, AT(prompt), .about = "a text, or items"},
     {"instructions", API_STRING, AT(instructions), .high = 1 << 22, .about = "a system text"},
     {"previous_response_id", API_STRING, AT(previous), .high = API_MAX_ID + 24,
-     .about = "a response that is continued"},
+     .costly = true, .about = "a response that is continued"},
     {"store", API_BOOL, AT(store), .about = "keep the response; true by default"},
     {"max_output_tokens", API_INT, AT(max_completion_tokens), 1, INT32_MAX,
      .about = "default: what the context leaves"},
     {"stream", API_BOOL, AT(w.stream), .about = "server-sent events"},
     {"stream_options", API_NESTED, .nested = &stream_family, .about = "of a stream"},
-    {"tools", API_ARRAY, AT(tools), .about = "functions, at most 128"},
+    {"tools", API_ARRAY, AT(tools), .costly = true, .about = "functions, at most 128"},
     {"tool_choice", API_ANY, AT(tool_choice), .about = "none, auto, required or a function"},
     {"parallel_tool_calls", API_BOOL, AT(w.parallel_calls),
      .about = "false: only the first call is passed on"},

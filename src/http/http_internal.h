@@ -1,7 +1,7 @@
 /* http_internal.h - calls and connections as the files of this room share them.
  *
  * Locks, in order: a call's, then the server's table. libmicrohttpd's own come last. Threads:
- * the pool runs handlers and readers, the worker handlers of large bodies; the watcher scans the
+ * the pool runs handlers and readers, the workers handlers that take long; the watcher scans the
  * table; anyone answers. */
 #ifndef HD_HTTP_HTTP_INTERNAL_H
 #define HD_HTTP_HTTP_INTERNAL_H
@@ -15,7 +15,7 @@
 #include "http/url.h"
 #include "text/tokenizer.h" /* hd_bytes */
 
-enum { HTTP_ID_BYTES = 128, HTTP_TABLES = 8 };
+enum { HTTP_ID_BYTES = 128, HTTP_TABLES = 8, HTTP_WORKERS = 2 };
 
 typedef enum http_phase {
     HTTP_CONN_FREE,
@@ -67,7 +67,7 @@ struct http_call {
     hd_bytes body;
     size_t body_expected, body_held; /* as announced; as counted in held_bytes */
     http_call *next_work;
-    bool checked, handled, admitted;
+    bool checked, handled, admitted, handed_over;
     bool refused_late;  /* nothing of the request is left: the connection can be kept */
     const char *origin; /* allowed to read the answer, or NULL */
 
@@ -91,14 +91,14 @@ struct http_call {
     int64_t written_ns, taken_ns; /* by us, by the reader */
 };
 
-/* Calls with large bodies that wait for the thread which handles them. */
+/* Calls that wait for one of the threads which may take their time. */
 typedef struct http_work {
-    pthread_mutex_t lock; /* guards all but thread and working */
+    pthread_mutex_t lock; /* guards all but the threads */
     pthread_cond_t more;
     http_call *first, *last; /* by next_work; last: while there is a first */
     bool over;
-    pthread_t thread;
-    bool working;
+    pthread_t threads[HTTP_WORKERS];
+    int n_threads;
 } http_work;
 
 typedef struct http_table {

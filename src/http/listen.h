@@ -1,7 +1,7 @@
 /* listen.h - the listening side of http.h: options, mounting routes, life and counters.
  *
  * One pool of threads speaks HTTP; one more, the watcher, sees clients vanish, enforces
- * deadlines and keeps silent streams alive; and one, the worker, handles large bodies. */
+ * deadlines and keeps silent streams alive; and a few, the workers, handle what takes long. */
 #ifndef HD_HTTP_LISTEN_H
 #define HD_HTTP_LISTEN_H
 
