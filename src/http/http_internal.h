@@ -12,6 +12,7 @@
 
 #include "http/listen.h"
 #include "http/quota.h"
+#include "http/tls.h"
 #include "http/url.h"
 #include "text/tokenizer.h" /* hd_bytes */
 
@@ -32,8 +33,9 @@ typedef struct http_conn {
     uint32_t slot, generation; /* the generation tells a reused place from the old one */
     int fd;
     http_phase phase;
-    int64_t until_ns;    /* when the phase's patience ends; 0: never */
-    http_call *call;     /* in HTTP_CONN_CALL */
+    int64_t until_ns; /* when the phase's patience ends; 0: never */
+    http_call *call;  /* in HTTP_CONN_CALL */
+    http_tls_state tls;
     atomic_bool hung_up; /* the client closed its side, or all of it */
     int32_t next_free;
 } http_conn;
@@ -110,6 +112,7 @@ typedef struct http_table {
 struct http_server {
     http_options options;
     http_quotas *quotas;
+    http_tls *tls; /* NULL: none is spoken */
     http_work work;
     atomic_size_t held_bytes; /* of all bodies */
     http_table tables[HTTP_TABLES];
@@ -131,7 +134,8 @@ struct http_server {
     int32_t n_conns, first_free;
 
     atomic_int_fast64_t requests[6];
-    atomic_int_fast64_t body_bytes, sent_bytes, gone, cut_off, timed_out, refused, accepted;
+    atomic_int_fast64_t body_bytes, sent_bytes, gone, cut_off, timed_out, refused, accepted,
+        handshakes_failed;
     atomic_int connections, calls, streams, pending;
 };
 
