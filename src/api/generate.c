@@ -56,6 +56,7 @@ static const api_param native[] = {
     {"return_entropy", API_REFUSED, .about = "entropies are not given out"},
     {"return_sampling_mask", API_REFUSED, .about = "masks are not given out"},
     {"return_flat_raw_top_logprobs", API_REFUSED, .about = "lists are nested"},
+    {"return_flat_raw_top_logprobs_b64", API_REFUSED, .about = "lists are nested"},
 };
 /* clang-format on */
 static const api_section native_section = API_SECTION(native);

@@ -76,6 +76,21 @@ static bool read_number(const reading *k, const json_t *v) {
     return true;
 }
 
+static bool is_among(const char *const *words, const char *s) {
+    while (*words && strcmp(*words, s) != 0) words++;
+    return *words != NULL;
+}
+
+static bool refuse_word(const reading *k) {
+    char list[256] = "must be ";
+    size_t n = strlen(list);
+    for (const char *const *w = k->p->words; *w && n < sizeof list; w++) {
+        const char *comma = w == k->p->words ? "" : w[1] ? ", " : " or ";
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", comma, *w);
+    }
+    return refuse(k, list);
+}
+
 static bool read_string(const reading *k, const json_t *v) {
     if (!json_is_string(v) || hd_chat_is_number(v)) return refuse(k, "must be a string");
     const char *s = json_string_value(v);
@@ -86,10 +101,7 @@ static bool read_string(const reading *k, const json_t *v) {
         return api_refuse(k->r, "string_above_max_length", k->name,
                           "%s has %zu bytes; at most %zu are allowed", k->name, n, most);
     }
-    for (const char *const *w = k->p->words; w && *w; w++) {
-        if (strcmp(*w, s) == 0) break;
-        if (!w[1]) return refuse(k, "is none of the words that are known");
-    }
+    if (k->p->words && !is_among(k->p->words, s)) return refuse_word(k);
     *(const char **)place(k) = s;
     return true;
 }

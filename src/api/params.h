@@ -72,7 +72,8 @@ extern const api_section api_openai_section;   /* what chat and completions shar
 extern const api_section api_identity_section; /* rid, priority, cache_salt, ... */
 extern const api_section api_absent_section;   /* what no endpoint has: refused by name */
 extern const api_section api_conversation_section; /* messages, tools, thinking */
-extern const api_family api_thinking_family, api_reasoning_options_family;
+extern const api_family api_thinking_family, api_reasoning_options_family,
+    api_template_options_family;
 
 struct api_request;
 struct api_limits;

@@ -21,6 +21,7 @@ typedef struct api_wishes {
     bool separate_reasoning, stream_reasoning, parallel_calls;
     bool prefill_only; /* nothing is generated, as far as the client can see */
     bool background;   /* the answer goes on without its client */
+    bool to_the_end;   /* more was asked for than the context leaves: it ends there */
     int32_t stream_interval;
 } api_wishes;
 

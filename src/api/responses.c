@@ -53,6 +53,8 @@ static const api_param responses[] = {
     {"parallel_tool_calls", API_BOOL, AT(w.parallel_calls),
      .about = "false: only the first call is passed on"},
     {"reasoning", API_NESTED, .nested = &api_reasoning_options_family, .about = "effort"},
+    {"chat_template_kwargs", API_NESTED, .nested = &api_template_options_family,
+     .about = "what templates of other servers take"},
     {"text", API_NESTED, .nested = &text_family, .about = "the answer's form"},
     {"include", API_ARRAY, AT(content_list), .about = "message.output_text.logprobs"},
     {"top_logprobs", API_INT, AT(top_logprobs), 0,
