@@ -52,20 +52,20 @@ static const api_param template_options[] = {
 };
 /* clang-format on */
 static const api_section template_options_section = API_SECTION(template_options);
-static const api_family template_options_family = {
+const api_family api_template_options_family = {
     .name = "ChatTemplateKwargs", .sections = {&template_options_section}, .closed = true};
 
 /* clang-format off */
 static const api_param conversation[] = {
     {"messages", API_ARRAY, AT(messages), .about = "the conversation"},
-    {"tools", API_ARRAY, AT(tools), .about = "functions, at most 128"},
+    {"tools", API_ARRAY, AT(tools), .costly = true, .about = "functions, at most 128"},
     {"tool_choice", API_ANY, AT(tool_choice), .about = "none, auto, required or a function"},
     {"reasoning_effort", API_STRING, AT(effort), .words = efforts,
      .about = "none switches thinking off; V4 knows low, high and max"},
     {"reasoning", API_NESTED, .nested = &api_reasoning_options_family,
      .about = "effort and switch in one"},
     {"thinking", API_NESTED, .nested = &api_thinking_family, .about = "switch and budget"},
-    {"chat_template_kwargs", API_NESTED, .nested = &template_options_family,
+    {"chat_template_kwargs", API_NESTED, .nested = &api_template_options_family,
      .about = "what templates of other servers take"},
     {"continue_final_message", API_BOOL, AT(continue_final),
      .about = "the last assistant message is continued"},
@@ -101,7 +101,7 @@ static const api_param chat[] = {
     {"verbosity", API_NOTED, .about = "models have no such switch"},
     {"return_meta_info", API_REFUSED, .about = "use /generate"},
     {"input_ids", API_REFUSED, .about = "use /generate"},
-    {"return_prompt_token_ids", API_REFUSED, .about = "use return_token_ids"},
+    {"return_prompt_token_ids", API_BOOL, AT(w.prompt_ids), .about = "the ids of the prompt"},
     {"echo", API_REFUSED, .about = "use /v1/completions"},
     {"documents", API_REFUSED, .about = "put them into messages"},
     {"chat_template", API_REFUSED, .about = "the encoding is the model's own"},
@@ -190,7 +190,7 @@ static void begin_chunk(api_job *job, const api_choice *c) {
 /* carries: this chunk takes what there is beside text. */
 static void end_chunk(api_job *job, const api_choice *c, bool carries) {
     api_text *out = &job->out;
-    const bool first = job->w.token_ids && !c->opened && carries && job->prompt_ids.n > 0;
+    const bool first = !c->opened && carries && job->prompt_ids.n > 0;
     api_puts(out, "}");
     if (carries && c->logprobs.n > 0) {
         put_logprobs(out, job, &c->logprobs);
@@ -342,7 +342,7 @@ static void chat_reply(api_job *job) {
     }
     api_puts(out, "],\"usage\":");
     api_put_usage(out, job);
-    if (job->w.token_ids) api_put_list(out, "prompt_token_ids", &job->prompt_ids);
+    if (job->prompt_ids.n > 0) api_put_list(out, "prompt_token_ids", &job->prompt_ids);
     api_write(out, ",'system_fingerprint':%s}", "hadal-" HD_VERSION);
 }
 
@@ -384,7 +384,7 @@ void api_put_ids(api_text *out, const int32_t *ids, size_t n) {
 
 static bool list_prompt(api_request *r, api_text *out) {
     hd_ids ids = {0};
-    if (!r->w.token_ids) return true;
+    if (!r->w.token_ids && !r->w.prompt_ids) return true;
     const bool ok = api_render_ids(r, &ids);
     api_put_ids(out, ids.ids, ids.n);
     hd_ids_deinit(&ids);

@@ -16,7 +16,8 @@ static const api_param native_sampling[] = {
      .about = "128 by default; 0 computes the prompt only"},
     {"min_new_tokens", API_INT, AT(min_tokens), 0, INT32_MAX, .about = "no end before"},
     {"sampling_seed", API_LONG, AT(g.seed), .about = "the same request repeats; drawn anew where absent"},
-    {"json_schema", API_ANY, AT(schema), .about = "a JSON schema, as text or as an object"},
+    {"json_schema", API_ANY, AT(schema), .costly = true,
+     .about = "a JSON schema, as text or as an object"},
     {"stream_interval", API_INT, AT(w.stream_interval), 1, 1 << 20,
      .about = "tokens per event after the first"},
 };
@@ -55,6 +56,7 @@ static const api_param native[] = {
     {"return_entropy", API_REFUSED, .about = "entropies are not given out"},
     {"return_sampling_mask", API_REFUSED, .about = "masks are not given out"},
     {"return_flat_raw_top_logprobs", API_REFUSED, .about = "lists are nested"},
+    {"return_flat_raw_top_logprobs_b64", API_REFUSED, .about = "lists are nested"},
 };
 /* clang-format on */
 static const api_section native_section = API_SECTION(native);

@@ -7,6 +7,8 @@
 
 #define AT(field) offsetof(api_request, field)
 
+enum { ENCODING_TOKENS = 1024 };
+
 /* ---- parameters ---- */
 
 static const char *const efforts[] = {"low", "medium", "high", "xhigh", "max", NULL};
@@ -14,7 +16,7 @@ static const char *const efforts[] = {"low", "medium", "high", "xhigh", "max", N
 /* clang-format off */
 static const api_param output[] = {
     {"effort", API_STRING, AT(effort), .words = efforts, .about = "of thinking"},
-    {"format", API_OBJECT, AT(response_format), .about = "a JSON schema"},
+    {"format", API_OBJECT, AT(response_format), .costly = true, .about = "a JSON schema"},
 };
 /* clang-format on */
 static const api_section output_section = API_SECTION(output);
@@ -34,11 +36,12 @@ static const api_param messages[] = {
     {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats; drawn anew where absent"},
     {"stop_sequences", API_TEXTS, AT(stop), .about = "at most 16 strings of at most 256 bytes"},
     {"stream", API_BOOL, AT(w.stream), .about = "server-sent events"},
-    {"tools", API_ARRAY, AT(tools), .about = "functions, at most 128"},
+    {"tools", API_ARRAY, AT(tools), .costly = true, .about = "functions, at most 128"},
     {"tool_choice", API_OBJECT, AT(tool_choice), .about = "auto, any, none or a tool"},
     {"thinking", API_NESTED, .nested = &api_thinking_family, .about = "off by default"},
     {"output_config", API_NESTED, .nested = &output_family, .about = "effort and format"},
-    {"output_format", API_OBJECT, AT(response_format), .about = "as output_config.format"},
+    {"output_format", API_OBJECT, AT(response_format), .costly = true,
+     .about = "as output_config.format"},
     {"metadata", API_NOTED, .about = "who asks does not matter"},
     {"service_tier", API_NOTED, .about = "there is one"},
     {"cache_control", API_NOTED, .about = "prefixes are cached by themselves"},
@@ -161,12 +164,12 @@ static const api_block_writer blocks = {open_block, block_delta, close_block};
 
 /* ---- answers ---- */
 
-static const char *stop_reason(const api_choice *c) {
+static const char *stop_reason(const api_job *job, const api_choice *c) {
     switch (c->end) {
     case HD_END_STOP:
         return c->n_calls > 0 ? "tool_use" : c->stop_text.n > 0 ? "stop_sequence" : "end_turn";
     case HD_END_LENGTH:
-        return "max_tokens";
+        return job->w.to_the_end ? "model_context_window_exceeded" : "max_tokens";
     case HD_END_NOT:
         return NULL;
     case HD_END_CANCELLED:
@@ -177,8 +180,8 @@ static const char *stop_reason(const api_choice *c) {
     return NULL;
 }
 
-static void put_stop(api_text *out, const api_choice *c) {
-    api_write(out, "'stop_reason':%s,'stop_sequence':", stop_reason(c));
+static void put_stop(api_text *out, const api_job *job, const api_choice *c) {
+    api_write(out, "'stop_reason':%s,'stop_sequence':", stop_reason(job, c));
     if (c->stop_text.n > 0) {
         api_put_string(out, c->stop_text.data, c->stop_text.n);
     } else {
@@ -199,7 +202,7 @@ static void put_message(api_job *job, const api_choice *c) {
               job->id, job->model);
     api_put(&job->out, c->kept.data, c->kept.n);
     api_puts(&job->out, "],");
-    put_stop(&job->out, c);
+    put_stop(&job->out, job, c);
     api_puts(&job->out, ",\"usage\":");
     put_usage(&job->out, job);
     api_puts(&job->out, "}");
@@ -221,7 +224,7 @@ static void messages_finish(api_job *job, api_choice *c) {
     api_close_block(job, c, &blocks);
     begin_event(job, "message_delta");
     api_puts(&job->out, ",\"delta\":{");
-    put_stop(&job->out, c);
+    put_stop(&job->out, job, c);
     api_puts(&job->out, "},\"usage\":");
     put_usage(&job->out, job);
     end_event(job);
@@ -259,6 +262,21 @@ static const api_format messages_format = {.endpoint = "/v1/messages",
 
 /* ---- the handlers ---- */
 
+/* Clients of this interface must name max_tokens, and name the most that the model they know can
+ * write. As with its maker, an answer then ends where the context does. */
+static bool fit_context(api_request *r) {
+    size_t n;
+    hd_ids ids = {0};
+    if (r->g.max_tokens == 0) return true;
+    http_body(r->call, &n); /* no fewer bytes than tokens, but for what the encoding adds */
+    if (n + ENCODING_TOKENS + (size_t)r->g.max_tokens <= (size_t)r->max_context) return true;
+    const bool ok = api_render_ids(r, &ids);
+    r->w.to_the_end = ids.n + (size_t)r->g.max_tokens > (size_t)r->max_context;
+    if (r->w.to_the_end) r->g.max_tokens = 0;
+    hd_ids_deinit(&ids);
+    return ok;
+}
+
 /* Thinking is off unless asked for. */
 static bool take_messages(api_request *r) {
     if (!api_take_sampling(r) || !api_take_forms(r) || !api_take_thinking(r)) return false;
@@ -269,7 +287,7 @@ static bool take_messages(api_request *r) {
 void api_messages(http_call *c, void *server) {
     api_request r;
     if (api_request_open(&r, c, server, &api_messages_family, HTTP_ANTHROPIC) &&
-        take_messages(&r)) {
+        take_messages(&r) && fit_context(&r)) {
         const api_prompt prompt = {.g = r.g};
         api_job_start(&r, &messages_format, &prompt, 1, NULL, NULL);
     } else {

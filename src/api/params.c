@@ -76,6 +76,21 @@ static bool read_number(const reading *k, const json_t *v) {
     return true;
 }
 
+static bool is_among(const char *const *words, const char *s) {
+    while (*words && strcmp(*words, s) != 0) words++;
+    return *words != NULL;
+}
+
+static bool refuse_word(const reading *k) {
+    char list[256] = "must be ";
+    size_t n = strlen(list);
+    for (const char *const *w = k->p->words; *w && n < sizeof list; w++) {
+        const char *comma = w == k->p->words ? "" : w[1] ? ", " : " or ";
+        n += (size_t)snprintf(list + n, sizeof list - n, "%s%s", comma, *w);
+    }
+    return refuse(k, list);
+}
+
 static bool read_string(const reading *k, const json_t *v) {
     if (!json_is_string(v) || hd_chat_is_number(v)) return refuse(k, "must be a string");
     const char *s = json_string_value(v);
@@ -86,10 +101,7 @@ static bool read_string(const reading *k, const json_t *v) {
         return api_refuse(k->r, "string_above_max_length", k->name,
                           "%s has %zu bytes; at most %zu are allowed", k->name, n, most);
     }
-    for (const char *const *w = k->p->words; w && *w; w++) {
-        if (strcmp(*w, s) == 0) break;
-        if (!w[1]) return refuse(k, "is none of the words that are known");
-    }
+    if (k->p->words && !is_among(k->p->words, s)) return refuse_word(k);
     *(const char **)place(k) = s;
     return true;
 }
@@ -242,6 +254,26 @@ bool api_params_read(api_request *r, const api_family *family, json_t *object,
     return true;
 }
 
+static bool param_costs(const api_param *p, const json_t *value) {
+    const json_t *item;
+    size_t i;
+    if (!p || json_is_null(value)) return false;
+    if (p->costly || !p->nested) return p->costly;
+    json_array_foreach(value, i, item) {
+        if (api_params_cost(p->nested, item)) return true;
+    }
+    return api_params_cost(p->nested, value);
+}
+
+bool api_params_cost(const api_family *family, const json_t *object) {
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)object, name, value) {
+        if (param_costs(api_params_find(family, name), value)) return true;
+    }
+    return false;
+}
+
 /* ---- shared tables ---- */
 
 /* clang-format off */
@@ -259,9 +291,12 @@ static const api_family stream_options_family = {
 
 /* clang-format off */
 static const api_param structured[] = {
-    {"json", API_ANY, AT(guided_json), .about = "a JSON schema, as an object or as text"},
-    {"regex", API_STRING, AT(guided_regex), .about = "the whole answer matches it"},
-    {"choice", API_ARRAY, AT(guided_choice), .about = "the answer is one of these strings"},
+    {"json", API_ANY, AT(guided_json), .costly = true,
+     .about = "a JSON schema, as an object or as text"},
+    {"regex", API_STRING, AT(guided_regex), .costly = true,
+     .about = "the whole answer matches it"},
+    {"choice", API_ARRAY, AT(guided_choice), .costly = true,
+     .about = "the answer is one of these strings"},
     {"json_object", API_BOOL, AT(guided_object), .about = "any JSON object"},
     {"grammar", API_REFUSED, .about = "grammars are not read; use regex or json"},
     {"structural_tag", API_REFUSED, .about = "use response_format"},
@@ -295,7 +330,7 @@ static const api_param sampling[] = {
     {"no_stop_trim", API_BOOL, AT(g.keep_stop), .about = "the stop string is part of the text"},
     {"n", API_INT, AT(g.answers), 1, .limit = offsetof(api_limits, max_answers) + 1,
      .about = "answers; answer i uses seed + i"},
-    {"regex", API_STRING, AT(regex), .about = "the whole answer matches it"},
+    {"regex", API_STRING, AT(regex), .costly = true, .about = "the whole answer matches it"},
     {"spaces_between_special_tokens", API_ONLY, .low = 1, .about = "nothing is put between"},
     {"custom_params", API_NOTED, .about = "for logit processors, which there are none of"},
     {"stop_regex", API_REFUSED, .about = "use stop"},
@@ -318,12 +353,16 @@ static const api_param openai[] = {
     {"stream_interval", API_INT, AT(w.stream_interval), 1, 1 << 20,
      .about = "tokens per event after the first"},
     {"response_format", API_OBJECT, AT(response_format),
-     .about = "text, json_object or json_schema"},
-    {"json_schema", API_ANY, AT(schema), .about = "a JSON schema, as text or as an object"},
+     .costly = true, .about = "text, json_object or json_schema"},
+    {"json_schema", API_ANY, AT(schema), .costly = true,
+     .about = "a JSON schema, as text or as an object"},
     {"structured_outputs", API_NESTED, .nested = &structured_family, .about = "see there"},
-    {"guided_json", API_ANY, AT(guided_json), .about = "as structured_outputs.json"},
-    {"guided_regex", API_STRING, AT(guided_regex), .about = "as structured_outputs.regex"},
-    {"guided_choice", API_ARRAY, AT(guided_choice), .about = "as structured_outputs.choice"},
+    {"guided_json", API_ANY, AT(guided_json), .costly = true,
+     .about = "as structured_outputs.json"},
+    {"guided_regex", API_STRING, AT(guided_regex), .costly = true,
+     .about = "as structured_outputs.regex"},
+    {"guided_choice", API_ARRAY, AT(guided_choice), .costly = true,
+     .about = "as structured_outputs.choice"},
     {"guided_grammar", API_REFUSED, .about = "grammars are not read; use guided_regex"},
     {"guided_decoding_backend", API_NOTED, .about = "there is one"},
     {"return_token_ids", API_BOOL, AT(w.token_ids), .about = "the ids of prompt and answers"},

@@ -45,6 +45,7 @@ typedef struct api_param {
     const char *const *words; /* of a string: all that it may be, NULL at the end */
     const api_family *nested; /* of API_NESTED */
     const char *code;         /* of a refusal by name; NULL: unsupported_parameter */
+    bool costly;              /* what it asks for can take long, however small the body */
 } api_param;
 
 enum { API_MAX_SECTIONS = 6, API_MAX_STRING = 4096 /* bytes, where a table has no bound */ };
@@ -71,7 +72,8 @@ extern const api_section api_openai_section;   /* what chat and completions shar
 extern const api_section api_identity_section; /* rid, priority, cache_salt, ... */
 extern const api_section api_absent_section;   /* what no endpoint has: refused by name */
 extern const api_section api_conversation_section; /* messages, tools, thinking */
-extern const api_family api_thinking_family, api_reasoning_options_family;
+extern const api_family api_thinking_family, api_reasoning_options_family,
+    api_template_options_family;
 
 struct api_request;
 struct api_limits;
@@ -80,6 +82,9 @@ struct api_limits;
 bool api_param_range(const api_param *p, const struct api_limits *limits, double *low,
                      double *high);
 const api_param *api_params_find(const api_family *family, const char *name);
+
+/* A costly parameter is given, at any depth. */
+bool api_params_cost(const api_family *family, const json_t *object);
 
 /* Reads every member of object. False: refused. path is "" or "sampling_params." */
 bool api_params_read(struct api_request *r, const api_family *family, json_t *object,

@@ -108,6 +108,7 @@ bool api_refuse_err(api_request *r, const char *param, const hd_err *err) {
 
 void api_request_send_refusal(api_request *r) {
     const api_refusal *why = &r->refusal;
+    if (r->handed_over) return;
     if (why->status == 429 || why->status == 503) {
         http_reply_header(r->call, "Retry-After", "1");
     }
@@ -239,7 +240,9 @@ bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_
                       http_shape shape) {
     *r = (api_request){.call = c, .ctx = ctx, .family = family, .shape = shape};
     set_defaults(r);
-    if (!read_body(r) || !api_params_read(r, family, r->body, "")) return false;
+    if (!read_body(r)) return false;
+    r->handed_over = api_params_cost(family, r->body) && http_hand_over(c);
+    if (r->handed_over || !api_params_read(r, family, r->body, "")) return false;
     snprintf(r->id, sizeof r->id, "%s", http_request_id(c));
     if (r->rid && !api_request_name(r, r->rid, "rid")) return false;
     if (!r->rid && r->request_id && !api_request_name(r, r->request_id, "request_id")) {

@@ -21,6 +21,7 @@ typedef struct api_wishes {
     bool separate_reasoning, stream_reasoning, parallel_calls;
     bool prefill_only; /* nothing is generated, as far as the client can see */
     bool background;   /* the answer goes on without its client */
+    bool to_the_end;   /* more was asked for than the context leaves: it ends there */
     int32_t stream_interval;
 } api_wishes;
 
@@ -50,6 +51,7 @@ typedef struct api_request {
     json_t *made; /* an array that holds documents made on the way */
     api_kept *kept;
     api_refusal refusal;
+    bool handed_over; /* another thread begins anew */
 
     hd_generation g;
     hd_conversation conversation;
@@ -69,12 +71,12 @@ typedef struct api_request {
     bool guided_object, continue_final, parse_special, token_strs, with_pieces, store;
 } api_request;
 
-/* Reads the body by the family's table. False: refused. Close it in either case. */
+/* Reads the body by the family's table. False: refused, or handed over to another thread. Close it in either case. */
 bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_family *family,
                       http_shape shape);
 void api_request_close(api_request *r);
 bool api_request_name(api_request *r, const char *id, const char *param); /* as the body says */
-void api_request_send_refusal(api_request *r);
+void api_request_send_refusal(api_request *r); /* nothing, where it was handed over */
 
 /* False always, for: return api_refuse(...). Only the first refusal is kept. */
 bool api_refuse(api_request *r, const char *code, const char *param, const char *format, ...)

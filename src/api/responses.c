@@ -18,7 +18,8 @@ static const char *const whole_only[] = {"disabled", NULL};
 
 /* clang-format off */
 static const api_param text_options[] = {
-    {"format", API_OBJECT, AT(response_format), .about = "text, json_object or json_schema"},
+    {"format", API_OBJECT, AT(response_format), .costly = true,
+     .about = "text, json_object or json_schema"},
     {"verbosity", API_NOTED, .about = "models have no such switch"},
 };
 /* clang-format on */
@@ -41,17 +42,19 @@ static const api_param responses[] = {
     {"input", API_ANY, AT(prompt), .about = "a text, or items"},
     {"instructions", API_STRING, AT(instructions), .high = 1 << 22, .about = "a system text"},
     {"previous_response_id", API_STRING, AT(previous), .high = API_MAX_ID + 24,
-     .about = "a response that is continued"},
+     .costly = true, .about = "a response that is continued"},
     {"store", API_BOOL, AT(store), .about = "keep the response; true by default"},
     {"max_output_tokens", API_INT, AT(max_completion_tokens), 1, INT32_MAX,
      .about = "default: what the context leaves"},
     {"stream", API_BOOL, AT(w.stream), .about = "server-sent events"},
     {"stream_options", API_NESTED, .nested = &stream_family, .about = "of a stream"},
-    {"tools", API_ARRAY, AT(tools), .about = "functions, at most 128"},
+    {"tools", API_ARRAY, AT(tools), .costly = true, .about = "functions, at most 128"},
     {"tool_choice", API_ANY, AT(tool_choice), .about = "none, auto, required or a function"},
     {"parallel_tool_calls", API_BOOL, AT(w.parallel_calls),
      .about = "false: only the first call is passed on"},
     {"reasoning", API_NESTED, .nested = &api_reasoning_options_family, .about = "effort"},
+    {"chat_template_kwargs", API_NESTED, .nested = &api_template_options_family,
+     .about = "what templates of other servers take"},
     {"text", API_NESTED, .nested = &text_family, .about = "the answer's form"},
     {"include", API_ARRAY, AT(content_list), .about = "message.output_text.logprobs"},
     {"top_logprobs", API_INT, AT(top_logprobs), 0,

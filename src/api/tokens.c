@@ -57,7 +57,7 @@ const api_family api_template_family = {
 /* clang-format off */
 static const api_param parse_call[] = {
     {"text", API_STRING, AT(content), .high = 1 << 24, .about = "what a model wrote"},
-    {"tools", API_ARRAY, AT(tools), .about = "the functions it was offered"},
+    {"tools", API_ARRAY, AT(tools), .costly = true, .about = "the functions it was offered"},
     {"tool_call_parser", API_STRING, AT(parser),
      .about = "deepseekv3, deepseekv31, deepseekv32 or deepseekv4; default: the model's"},
     {"tool_strict_level", API_NOTED, .about = "what is malformed is text always"},

@@ -10,19 +10,13 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "base/file.h"
 #include "base/log.h"
 #include "base/progress.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/serve_settings.h"
 
-enum {
-    EXIT_RESTART_ME = 75,
-    RESERVED_FILES = 64,
-    PEM_MAX_BYTES = 1 << 20,
-    FEW_CONNECTIONS = 64
-};
+enum { EXIT_RESTART_ME = 75, RESERVED_FILES = 64, FEW_CONNECTIONS = 64 };
 
 /* ---- signals: one thread follows them, so that nothing happens inside a handler ---- */
 
@@ -42,12 +36,19 @@ static sigset_t followed_signals(void) {
     return set;
 }
 
+/* What cannot be read again stays as it was, and keeps nothing else from being read. */
 static void reload(server *s) {
-    hd_err err = {0};
-    if (server_reload(s, &err) == HD_OK) {
+    hd_err keys = {0}, certificate = {0};
+    if (server_reload_keys(s, &keys) == HD_OK) {
         hd_log_write(HD_LOG_INFO, "keys_reloaded", NULL, 0);
     } else {
-        HD_LOG(HD_LOG_ERROR, "keys_not_reloaded", hd_log_text("why", err.msg));
+        HD_LOG(HD_LOG_ERROR, "keys_not_reloaded", hd_log_text("why", keys.msg));
+    }
+    if (!server_speaks_tls(s)) return;
+    if (server_reload_certificate(s, &certificate) == HD_OK) {
+        hd_log_write(HD_LOG_INFO, "certificate_reloaded", NULL, 0);
+    } else {
+        HD_LOG(HD_LOG_ERROR, "certificate_not_reloaded", hd_log_text("why", certificate.msg));
     }
 }
 
@@ -172,23 +173,12 @@ static hd_status raise_file_limit(int64_t *connections, hd_err *err) {
     return HD_OK;
 }
 
-static hd_status read_pem(serve_settings *set, hd_err *err) {
-    size_t n;
-    if (!set->certificate && !set->private_key) return HD_OK;
-    if (!set->certificate || !set->private_key) {
-        return HD_FAIL(err, HD_EINVAL, "--tls-cert and --tls-key belong together");
-    }
-    HD_TRY(hd_file_read(&set->certificate_text, &n, set->certificate, PEM_MAX_BYTES, err));
-    return hd_file_read(&set->private_key_text, &n, set->private_key, PEM_MAX_BYTES, err);
-}
-
 int cmd_serve(int argc, char **argv) {
     serve_settings set;
     int code;
     hd_err err = {0};
     if (!serve_settings_parse(&set, argc, argv, &code)) return code;
     hd_status st = raise_file_limit(&set.connections, &err);
-    if (st == HD_OK) st = read_pem(&set, &err);
     if (st == HD_OK) {
         const server_options options = serve_settings_options(&set);
         st = run(&set, &options, &err);

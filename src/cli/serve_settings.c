@@ -133,7 +133,8 @@ static int list_front(serve_settings *set, option *to) {
         option_text("cors", &set->cors, "ORIGINS", "web origins that may call, comma between"),
         option_text("public-name", &set->public_name, "NAMES",
                     "further host names on loopback, comma between"),
-        option_text("tls-cert", &set->certificate, "FILE", "PEM certificate chain: speak TLS"),
+        option_text("tls-cert", &set->certificate, "FILE",
+                    "PEM certificate chain: speak TLS; SIGHUP reads it again"),
         option_text("tls-key", &set->private_key, "FILE", "PEM private key"),
         option_flag("no-sandbox", &set->no_sandbox, "keep all rights of the process"),
         option_text("user", &set->user, "NAME", "whom root becomes once the port is bound"),
@@ -232,11 +233,6 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
 }
 
 void serve_settings_deinit(serve_settings *set) {
-    if (set->private_key_text) {
-        explicit_bzero(set->private_key_text, strlen(set->private_key_text));
-    }
-    free(set->certificate_text);
-    free(set->private_key_text);
     free(set->settings_json);
     free(set->lists[0]);
     free(set->lists[1]);
@@ -250,8 +246,8 @@ static http_options http_options_of(const serve_settings *set) {
         .host = set->host,
         .port = (int32_t)set->port,
         .threads = threads,
-        .certificate = set->certificate_text,
-        .private_key = set->private_key_text,
+        .certificate = set->certificate,
+        .private_key = set->private_key,
         .origins = set->origins,
         .n_origins = set->n_origins,
         .names = set->names,

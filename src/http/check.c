@@ -222,7 +222,7 @@ static bool check_origin(http_call *c) {
     const http_options *o = &c->http->options;
     const char *origin = http_header(c, "Origin"), *host = http_header(c, "Host");
     if (!origin) return true;
-    if (host && http_origin_is_own(origin, host, o->certificate != NULL)) return true;
+    if (host && http_origin_is_own(origin, host, c->http->tls != NULL)) return true;
     for (size_t i = 0; i < o->n_origins; i++) {
         if (strcmp(origin, o->origins[i]) == 0 || strcmp("*", o->origins[i]) == 0) {
             c->origin = o->origins[i];

@@ -173,6 +173,12 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **s
     http_release(c);
 }
 
+static void attach_tls(http_conn *conn, struct MHD_Connection *connection) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_GNUTLS_SESSION);
+    http_tls_attach(&conn->tls, conn->http->tls, info->tls_session);
+}
+
 static void on_connection(void *user, struct MHD_Connection *connection, void **context,
                           enum MHD_ConnectionNotificationCode what) {
     http_server *h = user;
@@ -182,7 +188,10 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
         atomic_fetch_add(&h->accepted, 1);
         *context = info ? http_conn_add(h, info->connect_fd) : NULL;
         if (*context) atomic_fetch_add(&h->connections, 1);
+        if (*context && h->tls) attach_tls(*context, connection);
     } else if (*context) {
+        const http_conn *conn = *context;
+        if (h->tls && !conn->tls.established) atomic_fetch_add(&h->handshakes_failed, 1);
         http_conn_remove(*context);
         *context = NULL;
         atomic_fetch_sub(&h->connections, 1);
@@ -289,6 +298,12 @@ hd_status http_open(http_server **out, const http_options *options, hd_err *err)
     if (h->options.quotas.failures < 0) {
         h->options.quotas.failures = h->loopback ? 0 : FAILURES_PER_ADDRESS;
     }
+    if (st == HD_OK && !options->certificate != !options->private_key) {
+        st = HD_FAIL(err, HD_EINVAL, "--tls-cert and --tls-key belong together");
+    }
+    if (st == HD_OK && options->certificate) {
+        st = http_tls_open(&h->tls, options->certificate, options->private_key, err);
+    }
     if (st == HD_OK) st = http_quotas_open(&h->quotas, &h->options.quotas, err);
     if (st != HD_OK) {
         http_close(h);
@@ -315,21 +330,18 @@ hd_status http_start(http_server *h, hd_err *err) {
     struct MHD_OptionItem more[] = {
         {MHD_OPTION_END, 0, NULL},
         {MHD_OPTION_END, 0, NULL},
-        {MHD_OPTION_END, 0, NULL},
         {MHD_OPTION_END, 0, NULL}
     };
     int n = 0;
     if (o->threads > 1) {
         more[n++] = (struct MHD_OptionItem){MHD_OPTION_THREAD_POOL_SIZE, o->threads, NULL};
     }
-    if (o->certificate) {
-        more[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_CERT, 0,
-                                            (void *)(uintptr_t)o->certificate};
-        more[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_MEM_KEY, 0,
-                                            (void *)(uintptr_t)o->private_key};
+    if (h->tls) {
+        more[n++] = (struct MHD_OptionItem){MHD_OPTION_HTTPS_CERT_CALLBACK, 0,
+                                            (void *)(uintptr_t)http_tls_retrieve};
     }
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_TURBO;
-    if (o->certificate) flags |= MHD_USE_TLS;
+    if (h->tls) flags |= MHD_USE_TLS;
     h->daemon = MHD_start_daemon(
         flags, 0, NULL, NULL, on_request, h, MHD_OPTION_LISTEN_SOCKET, h->listener,
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION,
@@ -341,8 +353,11 @@ hd_status http_start(http_server *h, hd_err *err) {
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)limits->idle_s,
         MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
     if (h->daemon) return HD_OK;
-    return HD_FAIL(err, HD_EIO, "cannot start the HTTP threads%s",
-                   o->certificate ? "; are certificate and key whole and for each other?" : "");
+    return HD_FAIL(err, HD_EIO, "cannot start the HTTP threads");
+}
+
+hd_status http_reload(http_server *h, hd_err *err) {
+    return h->tls ? http_tls_reload(h->tls, err) : HD_OK;
 }
 
 void http_set_gate(http_server *h, http_gate gate) {
@@ -384,6 +399,7 @@ void http_close(http_server *h) {
     if (h->epoll >= 0) close(h->epoll);
     if (h->wake >= 0) close(h->wake);
     http_quotas_close(h->quotas);
+    http_tls_close(h->tls);
     http_work_deinit(&h->work);
     pthread_mutex_destroy(&h->lock);
     free(h->conns);
@@ -406,6 +422,7 @@ void http_read_stats(http_server *h, http_stats *out) {
     out->cut_off = atomic_load(&h->cut_off);
     out->timed_out = atomic_load(&h->timed_out);
     out->refused = atomic_load(&h->refused);
+    out->handshakes_failed = atomic_load(&h->handshakes_failed);
     out->accepted = atomic_load(&h->accepted);
     out->connections = atomic_load(&h->connections);
     out->calls = atomic_load(&h->calls);

@@ -1,6 +1,7 @@
 /* http.h - one HTTP exchange as a handler sees it; the library that speaks HTTP stays behind it.
  *
- * A handler is called on an HTTP thread when the whole body is there. It answers at once, or
+ * A handler is called on an HTTP thread when the whole body is there, or on a worker where the
+ * body is large. It answers at once, or
  * keeps the call and answers later from any thread. Exactly one answer: a reply, an error, or a
  * stream that ends. A call lives until it was answered AND released by everyone who retained
  * it; after its client vanished answering is allowed and does nothing. */
@@ -25,6 +26,10 @@ const char *http_request_id(const http_call *c); /* the client's X-Request-Id, o
 void http_set_request_id(http_call *c, const char *id); /* by the body, in the handler */
 uint64_t http_salt(const http_call *c);    /* of the API key: keeps tenants' caches apart */
 int64_t http_start_ns(const http_call *c); /* when the headers were there */
+
+/* For a handler that found out that it takes long: it runs again, from its beginning, on a thread
+ * where it keeps nobody waiting, and now returns without a trace. False: it is on one. */
+bool http_hand_over(http_call *c);
 
 void http_retain(http_call *c);
 void http_release(http_call *c);

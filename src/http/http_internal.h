@@ -1,7 +1,7 @@
 /* http_internal.h - calls and connections as the files of this room share them.
  *
  * Locks, in order: a call's, then the server's table. libmicrohttpd's own come last. Threads:
- * the pool runs handlers and readers, the worker handlers of large bodies; the watcher scans the
+ * the pool runs handlers and readers, the workers handlers that take long; the watcher scans the
  * table; anyone answers. */
 #ifndef HD_HTTP_HTTP_INTERNAL_H
 #define HD_HTTP_HTTP_INTERNAL_H
@@ -12,10 +12,11 @@
 
 #include "http/listen.h"
 #include "http/quota.h"
+#include "http/tls.h"
 #include "http/url.h"
 #include "text/tokenizer.h" /* hd_bytes */
 
-enum { HTTP_ID_BYTES = 128, HTTP_TABLES = 8 };
+enum { HTTP_ID_BYTES = 128, HTTP_TABLES = 8, HTTP_WORKERS = 2 };
 
 typedef enum http_phase {
     HTTP_CONN_FREE,
@@ -32,8 +33,9 @@ typedef struct http_conn {
     uint32_t slot, generation; /* the generation tells a reused place from the old one */
     int fd;
     http_phase phase;
-    int64_t until_ns;    /* when the phase's patience ends; 0: never */
-    http_call *call;     /* in HTTP_CONN_CALL */
+    int64_t until_ns; /* when the phase's patience ends; 0: never */
+    http_call *call;  /* in HTTP_CONN_CALL */
+    http_tls_state tls;
     atomic_bool hung_up; /* the client closed its side, or all of it */
     int32_t next_free;
 } http_conn;
@@ -67,7 +69,7 @@ struct http_call {
     hd_bytes body;
     size_t body_expected, body_held; /* as announced; as counted in held_bytes */
     http_call *next_work;
-    bool checked, handled, admitted;
+    bool checked, handled, admitted, handed_over;
     bool refused_late;  /* nothing of the request is left: the connection can be kept */
     const char *origin; /* allowed to read the answer, or NULL */
 
@@ -91,14 +93,14 @@ struct http_call {
     int64_t written_ns, taken_ns; /* by us, by the reader */
 };
 
-/* Calls with large bodies that wait for the thread which handles them. */
+/* Calls that wait for one of the threads which may take their time. */
 typedef struct http_work {
-    pthread_mutex_t lock; /* guards all but thread and working */
+    pthread_mutex_t lock; /* guards all but the threads */
     pthread_cond_t more;
     http_call *first, *last; /* by next_work; last: while there is a first */
     bool over;
-    pthread_t thread;
-    bool working;
+    pthread_t threads[HTTP_WORKERS];
+    int n_threads;
 } http_work;
 
 typedef struct http_table {
@@ -110,6 +112,7 @@ typedef struct http_table {
 struct http_server {
     http_options options;
     http_quotas *quotas;
+    http_tls *tls; /* NULL: none is spoken */
     http_work work;
     atomic_size_t held_bytes; /* of all bodies */
     http_table tables[HTTP_TABLES];
@@ -131,7 +134,8 @@ struct http_server {
     int32_t n_conns, first_free;
 
     atomic_int_fast64_t requests[6];
-    atomic_int_fast64_t body_bytes, sent_bytes, gone, cut_off, timed_out, refused, accepted;
+    atomic_int_fast64_t body_bytes, sent_bytes, gone, cut_off, timed_out, refused, accepted,
+        handshakes_failed;
     atomic_int connections, calls, streams, pending;
 };
 

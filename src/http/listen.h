@@ -1,7 +1,7 @@
 /* listen.h - the listening side of http.h: options, mounting routes, life and counters.
  *
  * One pool of threads speaks HTTP; one more, the watcher, sees clients vanish, enforces
- * deadlines and keeps silent streams alive; and one, the worker, handles large bodies. */
+ * deadlines and keeps silent streams alive; and a few, the workers, handle what takes long. */
 #ifndef HD_HTTP_LISTEN_H
 #define HD_HTTP_LISTEN_H
 
@@ -26,7 +26,7 @@ typedef struct http_options {
     const char *host;
     int32_t port; /* 0: any that is free */
     int32_t threads;
-    const char *certificate, *private_key; /* PEM texts; NULL: no TLS */
+    const char *certificate, *private_key; /* PEM files; both NULL: no TLS */
     const char *const *origins;            /* [n_origins] that may read across origins */
     size_t n_origins;
     const char *const *names; /* [n_names] accepted in Host besides our own address */
@@ -42,10 +42,11 @@ typedef struct http_server http_server;
 typedef struct http_stats {
     int64_t requests[6]; /* by the hundred of the status; [0]: the client left first */
     int64_t body_bytes, sent_bytes;
-    int64_t gone;      /* clients that vanished before their answer's end */
-    int64_t cut_off;   /* readers too slow for their stream */
-    int64_t timed_out; /* header, body or idle deadlines that passed */
-    int64_t refused;   /* before any handler saw them */
+    int64_t gone;              /* clients that vanished before their answer's end */
+    int64_t cut_off;           /* readers too slow for their stream */
+    int64_t timed_out;         /* header, body or idle deadlines that passed */
+    int64_t refused;           /* before any handler saw them */
+    int64_t handshakes_failed; /* connections that ended before TLS was agreed upon */
     int64_t accepted;
     int32_t connections, calls, streams; /* now */
     int64_t held_bytes;                  /* of bodies, now */
@@ -66,6 +67,9 @@ typedef enum http_gate {
     HTTP_OPEN,
     HTTP_DRAINING /* new work of users is told to come back; connections close after answers */
 } http_gate;
+
+/* Reads the certificate and its key again. On failure the old ones stay. */
+hd_status http_reload(http_server *h, hd_err *err);
 
 void http_set_gate(http_server *h, http_gate gate); /* HTTP_STARTING at first */
 

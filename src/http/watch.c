@@ -115,7 +115,7 @@ static void on_hang_up(http_server *h, const struct epoll_event *event) {
 void http_conn_refuse(const http_conn *conn, const char *status, const char *type,
                       const char *message) {
     char body[256], text[512];
-    if (conn->http->options.certificate) return; /* it would not be encrypted */
+    if (conn->http->tls) return; /* it would not be encrypted */
     const int n = snprintf(body, sizeof body,
                            "{\"error\":{\"message\":\"%s\",\"type\":\"%s\",\"param\":null,"
                            "\"code\":null}}",

@@ -1,7 +1,8 @@
-/* work.c - handlers of large bodies run on a thread of their own, in the order they came.
+/* work.c - handlers that take long run on threads of their own, in the order they came.
  *
- * Reading megabytes of JSON and text takes its time, and an HTTP thread that did it would keep
- * all of its other connections waiting. */
+ * Reading megabytes of JSON, or compiling a schema, takes its time, and an HTTP thread that did
+ * it would keep all of its other connections waiting. There are several workers, so that one
+ * such call does not keep the others of its kind waiting either. */
 #include <string.h>
 
 #include "http/http_internal.h"
@@ -46,13 +47,15 @@ void http_work_deinit(http_work *w) {
 }
 
 hd_status http_work_start(http_work *w, hd_err *err) {
-    const int code = pthread_create(&w->thread, NULL, work, w);
-    if (code) return HD_FAIL(err, HD_EIO, "cannot start a thread: %s", strerror(code));
-    w->working = true;
+    for (; w->n_threads < HTTP_WORKERS; w->n_threads++) {
+        const int code = pthread_create(&w->threads[w->n_threads], NULL, work, w);
+        if (code) return HD_FAIL(err, HD_EIO, "cannot start a thread: %s", strerror(code));
+    }
     return HD_OK;
 }
 
 void http_work_add(http_work *w, http_call *c) {
+    c->handed_over = true;
     pthread_mutex_lock(&w->lock);
     http_call **link = w->first ? &w->last->next_work : &w->first;
     *link = c;
@@ -61,11 +64,16 @@ void http_work_add(http_work *w, http_call *c) {
     pthread_mutex_unlock(&w->lock);
 }
 
+bool http_hand_over(http_call *c) {
+    if (c->handed_over) return false;
+    http_work_add(&c->http->work, c);
+    return true;
+}
+
 void http_work_stop(http_work *w) {
     pthread_mutex_lock(&w->lock);
     w->over = true;
-    pthread_cond_signal(&w->more);
+    pthread_cond_broadcast(&w->more);
     pthread_mutex_unlock(&w->lock);
-    if (w->working) pthread_join(w->thread, NULL);
-    w->working = false;
+    for (; w->n_threads > 0; w->n_threads--) pthread_join(w->threads[w->n_threads - 1], NULL);
 }

@@ -11,6 +11,7 @@ static const char *const loads_query[] = {"include", "dp_rank", "format", NULL};
 static const api_operation operations[] = {
     {.path = "/health", .methods = "GET", .summary = "Whether it serves: ok, or 503 and why not",
      .type = TEXT},
+    {.path = "/ping", .methods = "GET", .summary = "As /health", .type = TEXT},
     {.path = "/health_generate", .methods = "GET", .summary = "The same, with one real token",
      .type = TEXT},
     {.path = "/version", .methods = "GET", .summary = "The program's version", .reply = "Version"},

@@ -169,6 +169,7 @@ static void on_live(http_call *c, void *user) {
 
 const http_route info_routes[] = {
     {"GET", "/health",          HTTP_PUBLIC, HTTP_OPENAI, on_health         },
+    {"GET", "/ping",            HTTP_PUBLIC, HTTP_OPENAI, on_health         },
     {"GET", "/health_generate", HTTP_USER,   HTTP_OPENAI, on_health_generate},
     {"GET", "/version",         HTTP_PUBLIC, HTTP_OPENAI, on_version        },
     {"GET", "/model_info",      HTTP_USER,   HTTP_OPENAI, on_model_info     },

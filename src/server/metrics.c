@@ -303,6 +303,10 @@ static double cut_off(const view *v) {
 static double gone(const view *v) {
     return (double)v->h.gone;
 }
+static double handshakes_failed(const view *v) {
+    return (double)v->h.handshakes_failed;
+}
+
 static double timed_out(const view *v) {
     return (double)v->h.timed_out;
 }
@@ -379,6 +383,7 @@ static const series all_series[] = {
     {"http_accepted_connections_total", NULL, NULL, "counter", "connections accepted", accepted},
     {"http_slow_readers_total", NULL, NULL, "counter", "streams cut off because their reader fell behind", cut_off},
     {"http_clients_gone_total", NULL, NULL, "counter", "clients that left before their answer's end", gone},
+    {"tls_handshakes_failed_total", NULL, NULL, "counter", "connections that ended before TLS was agreed upon", handshakes_failed},
     {"http_timeouts_total", NULL, NULL, "counter", "requests that did not arrive in time, connections that idled", timed_out},
     {"http_refused_total", NULL, NULL, "counter", "requests refused before a handler saw them", refused},
     {"log_lines_dropped_total", NULL, NULL, "counter", "lines of the log that a full pipe did not take", log_dropped},

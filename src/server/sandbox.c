@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <libgen.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/landlock.h>
@@ -14,6 +15,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -67,6 +69,12 @@ static void allow(int rules, const ruleset *handled, const char *path, uint64_t 
     close(fd);
 }
 
+static void allow_folder_of(int rules, const ruleset *handled, const char *file) {
+    char *copy = file ? strdup(file) : NULL;
+    if (copy) allow(rules, handled, dirname(copy), FS_READ);
+    free(copy);
+}
+
 static bool enter_landlock(const sandbox_paths *paths, int version) {
     static const char *const system_read[] = {"/etc",  "/usr", "/lib", "/lib64",
                                               "/proc", "/sys", "/opt"};
@@ -83,9 +91,10 @@ static bool enter_landlock(const sandbox_paths *paths, int version) {
     allow(rules, &handled, "/proc/self", FS_READ | LANDLOCK_ACCESS_FS_WRITE_FILE | FS_TRUNCATE);
     allow(rules, &handled, "/dev", FS_READ | LANDLOCK_ACCESS_FS_WRITE_FILE | FS_IOCTL);
     allow(rules, &handled, "/dev/shm", FS_WRITE | LANDLOCK_ACCESS_FS_REMOVE_FILE | FS_IOCTL);
-    for (size_t i = 0; i < SANDBOX_PATHS; i++) {
-        allow(rules, &handled, paths->read[i], FS_READ);
-        allow(rules, &handled, paths->write[i], FS_WRITE);
+    allow(rules, &handled, paths->read, FS_READ);
+    allow(rules, &handled, paths->write, FS_WRITE);
+    for (size_t i = 0; i < SANDBOX_FILES; i++) {
+        allow_folder_of(rules, &handled, paths->reread[i]);
     }
     const bool entered = syscall(SYS_landlock_restrict_self, rules, 0) == 0;
     close(rules);

@@ -221,10 +221,10 @@ static hd_status prepare(server *s, hd_err *err) {
         memcpy(s->sandbox, "off", 4);
         return HD_OK;
     }
-    const sandbox_paths paths = {
-        .read = {o->engine.model_dir,        o->key_sources.file, o->key_sources.admin_file},
-        .write = {o->trace_dir}
-    };
+    const char *const reread[] = {o->key_sources.file, o->key_sources.admin_file,
+                                  o->http.certificate, o->http.private_key};
+    sandbox_paths paths = {.read = o->engine.model_dir, .write = o->trace_dir};
+    memcpy(paths.reread, reread, sizeof reread);
     return sandbox_enter(&paths, s->sandbox, sizeof s->sandbox, err);
 }
 
@@ -301,8 +301,16 @@ bool server_wait_idle(server *s, int64_t timeout_ns) {
     return false;
 }
 
-hd_status server_reload(server *s, hd_err *err) {
+hd_status server_reload_keys(server *s, hd_err *err) {
     return hd_keys_reload(s->keys, err);
+}
+
+hd_status server_reload_certificate(server *s, hd_err *err) {
+    return http_reload(s->http, err);
+}
+
+bool server_speaks_tls(const server *s) {
+    return s->options.http.certificate != NULL;
 }
 
 /* Clients are dropped first, which cancels their requests; the poller lives until the last of

@@ -45,8 +45,10 @@ void server_drain(server *s);
 /* Waits until all calls are answered, at most for so long; true: they are. */
 bool server_wait_idle(server *s, int64_t timeout_ns);
 
-/* Reads the key files again. */
-hd_status server_reload(server *s, hd_err *err);
+/* Read the files again. On failure what was read before stays. */
+hd_status server_reload_keys(server *s, hd_err *err);
+hd_status server_reload_certificate(server *s, hd_err *err);
+bool server_speaks_tls(const server *s);
 
 /* Drops what still runs. NULL is fine. */
 void server_close(server *s);

@@ -20,7 +20,7 @@ struct http_call {
     char *body;
     size_t n_body;
     int32_t refs, status;
-    bool streaming, ended, gone, stalled;
+    bool streaming, ended, gone, stalled, handed_over;
     api_text out;
     char names[MAX_HEADERS][64], values[MAX_HEADERS][300];
     int32_t n_headers;
@@ -70,6 +70,12 @@ void http_set_request_id(http_call *c, const char *id) {
 int64_t http_start_ns(const http_call *c) {
     (void)c;
     return 1;
+}
+bool http_hand_over(http_call *c) {
+    demand(c->status == 0 && c->n_headers == 0, "a call is handed over too late");
+    const bool first = !c->handed_over;
+    c->handed_over = true;
+    return first;
 }
 void http_retain(http_call *c) {
     c->refs++;
@@ -160,6 +166,10 @@ static rig_call *run(rig *r, const char *method, const char *path, const char *b
     snprintf(c->id, sizeof c->id, "call-1");
     c->tail = c->path + strlen(c->route->path) - 1;
     c->route->handler(c, &r->ctx);
+    if (c->handed_over) {
+        demand(c->status == 0 && c->n_headers == 0, "a call that is handed over has a trace");
+        c->route->handler(c, &r->ctx);
+    }
     return made;
 }
 
@@ -193,6 +203,9 @@ const char *rig_header(const rig_call *c, const char *name) {
         if (strcmp(c->call.names[i], name) == 0) return c->call.values[i];
     }
     return NULL;
+}
+bool rig_was_handed_over(const rig_call *c) {
+    return c->call.handed_over;
 }
 bool rig_ended(const rig_call *c) {
     return c->call.ended;

@@ -56,6 +56,7 @@ int rig_status(const rig_call *c); /* 0: no answer yet */
 const char *rig_text(rig_call *c); /* the body, or the stream so far */
 const char *rig_header(const rig_call *c, const char *name); /* of the reply, or NULL */
 bool rig_ended(const rig_call *c);
+bool rig_was_handed_over(const rig_call *c);
 /* Drops the test's reference; true: nobody else has one, and the call is gone. */
 bool rig_release(rig_call *c);
 

@@ -123,6 +123,40 @@ static void test_deep_and_wide(void **state) {
     done(c);
 }
 
+/* What may have to be compiled, or goes on from something long, is not handled on the thread of
+ * the connection; the rest is. */
+static void test_handed_over(void **state) {
+    static const struct {
+        const char *path, *rest;
+        bool handed_over;
+    } rows[] = {
+        {"/v1/chat/completions",       "\"n\": 1",                                         false},
+        {"/v1/chat/completions",       "\"regex\": null",                                  false},
+        {"/v1/chat/completions",       "\"response_format\": {\"type\": \"json_object\"}", true },
+        {"/v1/chat/completions",       "\"regex\": \"a*\"",                                true },
+        {"/v1/chat/completions",       "\"guided_choice\": [\"a\"]",                       true },
+        {"/v1/chat/completions",       "\"structured_outputs\": {\"json\": {}}",           true },
+        {"/v1/chat/completions",       "\"tools\": []",                                    true },
+        {"/v1/messages",               "\"output_config\": {\"format\": {}}",              true },
+        {"/v1/messages/count_tokens",  "\"tools\": []",                                    true },
+        {"/v1/responses",              "\"previous_response_id\": \"resp_1\"",             true },
+        {"/v1/responses",              "\"text\": {\"format\": {}}",                       true },
+        {"/v1/responses/input_tokens", "\"text\": {\"verbosity\": \"low\"}",               false},
+        {"/generate",                  "\"sampling_params\": {\"regex\": \"a\"}",          true },
+        {"/generate",                  "\"sampling_params\": [{}, {\"regex\": \"a\"}]",    true },
+        {"/generate",                  "\"sampling_params\": [{\"n\": 2}]",                false},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char body[200];
+        snprintf(body, sizeof body, "{\"zzz\": 1, \"messages\": 5, %s}", rows[i].rest);
+        rig_call *c = rig_post(&r, rows[i].path, body);
+        assert_int_equal(rig_was_handed_over(c), rows[i].handed_over);
+        assert_true(rig_status(c) == 400 || rig_status(c) == 404);
+        done(c);
+    }
+}
+
 static void test_full_queue(void **state) {
     (void)state;
     r.refuse_at = 0;
@@ -650,6 +684,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_refusals, setup, teardown),
         cmocka_unit_test_setup_teardown(test_deep_and_wide, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_handed_over, setup, teardown),
         cmocka_unit_test_setup_teardown(test_full_queue, setup, teardown),
         cmocka_unit_test_setup_teardown(test_batch_refused_in_the_middle, setup, teardown),
         cmocka_unit_test_setup_teardown(test_all_pairs, setup, teardown),

@@ -5,7 +5,7 @@
  * GET POST /echo     what arrived, as JSON        POST /hold /keep  never answers
  * GET /stream?n=&bytes=&late=    n events, from another thread if late
  * POST /pour    events until the reader is cut off      POST /quiet    a stream of nothing
- * POST /wait    does not come back from its handler until GET /go
+ * POST /wait    is handed over and does not come back from its handler until GET /go
  * GET /headers?n=    an answer with n headers
  * GET /state    counters */
 #include <jansson.h>
@@ -150,6 +150,7 @@ static void on_quiet(http_call *c, void *user) {
 
 static void on_wait(http_call *c, void *user) {
     driver *d = user;
+    if (http_hand_over(c)) return;
     atomic_fetch_add(&d->waiting, 1);
     pthread_mutex_lock(&d->lock);
     while (!d->gone_on) pthread_cond_wait(&d->more, &d->lock);

@@ -44,6 +44,24 @@ def test_stops(client):
     assert short.stop_reason == "max_tokens" and short.usage.output_tokens == 3
 
 
+def test_more_than_the_context_leaves():
+    """Clients name the most that the model they know can write; the answer ends with the context."""
+    s = Server("--backend", "null", "--context", "256")
+    try:
+        with anthropic.Anthropic(base_url=f"http://127.0.0.1:{s.port}", api_key="none", max_retries=0) as c:
+            for options in ({}, {"stop_sequences": ["never there"]}):
+                r = c.messages.create(model="tiny", max_tokens=16000, messages=SUM, **options)
+                assert r.stop_reason == "model_context_window_exceeded"
+                assert r.usage.input_tokens + r.usage.cache_read_input_tokens + r.usage.output_tokens == 256
+            with c.messages.stream(model="tiny", max_tokens=250, messages=SUM) as stream:
+                assert stream.get_final_message().stop_reason == "model_context_window_exceeded"
+            assert c.messages.create(model="tiny", max_tokens=20, messages=SUM).stop_reason == "max_tokens"
+            with pytest.raises(anthropic.BadRequestError):
+                c.messages.create(model="tiny", max_tokens=16000, messages=[{"role": "user", "content": "a long story " * 200}])
+    finally:
+        s.close()
+
+
 def test_thinking_stream(client):
     with client.messages.stream(model="tiny", max_tokens=200, messages=SUM, thinking=THINKING, **GREEDY) as stream:
         kinds = [event.type for event in stream]

@@ -209,6 +209,10 @@ def test_token_ids(chat):
     r = chat(extra_body={"return_token_ids": True})
     assert len(r.prompt_token_ids) == r.usage.prompt_tokens
     assert len(r.choices[0].token_ids) == r.usage.completion_tokens
+    only = chat(extra_body={"return_prompt_token_ids": True})
+    assert only.prompt_token_ids == r.prompt_token_ids and not hasattr(only.choices[0], "token_ids")
+    chunks = list(chat(stream=True, extra_body={"return_prompt_token_ids": True}))
+    assert [c.prompt_token_ids for c in chunks if hasattr(c, "prompt_token_ids")] == [r.prompt_token_ids]
 
 
 def test_completions(client):

@@ -30,6 +30,11 @@ def finished(responses, given):
     return wait_until(lambda: (r := responses.retrieve(given.id)).status in done and r, "the response ends")
 
 
+def test_thinking_as_templates_of_others_say_it(responses):
+    r = responses.create(**SUM, extra_body={"chat_template_kwargs": {"thinking": True}})
+    assert [item.type for item in r.output] == ["reasoning", "message"]
+
+
 @pytest.mark.threads
 def test_in_the_background(responses):
     given = responses.create(background=True, **SUM)
