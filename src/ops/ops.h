@@ -187,7 +187,7 @@ typedef struct hd_compress_args {
     hd_paged entries;  /* width = the entry's width */
     hd_ring state;     /* width = 2 * coff * entries.width; ring >= coff * ratio */
     float *kv;         /* [rows, coff * width] */
-    float *gate;       /* [rows, coff * width]; ape is added in place */
+    float *gate;       /* [rows, coff * width]; may hold anything afterwards */
     const float *ape;  /* [ratio, coff * width] */
     const float *norm; /* [width] */
     const float *freq; /* [pairs] */
