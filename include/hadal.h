@@ -38,6 +38,9 @@ typedef struct hd_engine_options {
                               air at once, to measure everything but the model */
     const char *precision; /* of the cpu backend: "exact", the default, or "fast", which rounds
                                 activations and FP8 weights to 8-bit whole numbers */
+    const char
+        *mla; /* of V2 and V3 on the cpu backend: "absorbed", the default, or "naive" where
+                              a prompt is long, which is faster and not bit for bit the same */
     int32_t threads;     /* of the cpu backend; default: one per core this process may use, and
                               no more than its quota of processor time pays for */
     bool pin_threads;    /* each to a core of its own */

@@ -22,7 +22,7 @@ static const char *const backends[] = {"cpu", "ref", "cuda", NULL};
 typedef struct settings {
     const char *path, *only;
     int64_t layers, batch, prompt, context, threads, repeat;
-    int backend, precision;
+    int backend, precision, mla;
     bool json, pin, cpu_time;
 } settings;
 
@@ -113,7 +113,12 @@ static hd_status open_rig(rig *r, hd_err *err) {
     HD_TRY(open_spec(r, err));
     HD_TRY(hd_weights_open_dummy(&r->weights, r->spec, NULL, err));
     HD_TRY(open_device(r, err));
-    const hd_model_env env = {r->spec, r->weights, &r->ops, r->device, r->stream, NULL, NULL};
+    const hd_model_env env = {.spec = r->spec,
+                              .weights = r->weights,
+                              .ops = &r->ops,
+                              .device = r->device,
+                              .stream = r->stream,
+                              .mla = (hd_mla_form)r->set.mla};
     const hd_model_limits limits = {
         .rows = most_rows(r), .logits = (int32_t)r->set.batch, .positions = positions(r)};
     HD_TRY(hd_model_open(&r->model, &env, &limits, 1, err));
@@ -245,6 +250,7 @@ int bench_ops(int argc, char **argv) {
         option_choice("backend", &set.backend, backends, "the fast one, the reference, a GPU"),
         option_text("only", &set.only, "WORD", "cases with WORD in the name or operator"),
         option_precision(&set.precision),
+        option_mla(&set.mla),
         option_flag("pin", &set.pin, "bind every worker to a core"),
         option_flag("cpu-time", &set.cpu_time,
                     "one thread, by its processor time: for a machine with other work"),

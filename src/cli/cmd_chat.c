@@ -21,7 +21,7 @@ typedef struct chat_settings {
     const char *model_dir, *system;
     int64_t max_tokens, context, seed, top_k, draft_tokens, threads;
     double temperature, top_p, min_p;
-    int backend, precision, thinking;
+    int backend, precision, mla, thinking;
     bool quiet;
 } chat_settings;
 
@@ -338,6 +338,7 @@ static hd_status open_chat(chat *c, hd_err *err) {
                                        .model_dir = c->set.model_dir,
                                        .backend = option_backends[c->set.backend],
                                        .precision = option_precisions[c->set.precision],
+                                       .mla = option_mla_forms[c->set.mla],
                                        .threads = (int32_t)c->set.threads,
                                        .max_running = 1,
                                        .max_context = (int32_t)c->set.context};
@@ -390,6 +391,7 @@ int cmd_chat(int argc, char **argv) {
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),
+        option_mla(&set->mla),
         with_letter(option_flag("quiet", &set->quiet, "no figures on standard error"), 'q'),
     };
     const positional model = {"MODEL_DIR", &set->model_dir, false};

@@ -21,7 +21,7 @@ enum { MAX_FILE_BYTES = 256 << 20, MAX_CASES = 100000, MAX_TASKS = 256 };
 typedef struct settings {
     const char *model_dir, *suite, *file, *task, *json;
     int64_t limit, draft_tokens, threads, running;
-    int backend, precision;
+    int backend, precision, mla;
     bool quiet;
 } settings;
 
@@ -263,6 +263,7 @@ static hd_status open_engine(eval *v, hd_err *err) {
                                        .model_dir = v->set.model_dir,
                                        .backend = option_backends[v->set.backend],
                                        .precision = option_precisions[v->set.precision],
+                                       .mla = option_mla_forms[v->set.mla],
                                        .threads = (int32_t)v->set.threads,
                                        .max_running = (int32_t)v->set.running};
     const int opened = hd_engine_open(&v->engine, &options, why, sizeof why);
@@ -308,6 +309,7 @@ int cmd_eval(int argc, char **argv) {
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),
+        option_mla(&set->mla),
         option_text("json", &set->json, "FILE", "also write the report as JSON"),
         with_letter(option_flag("quiet", &set->quiet, "no progress on standard error"), 'q'),
     };

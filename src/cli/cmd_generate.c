@@ -23,7 +23,7 @@ typedef struct settings {
     const char *model_dir, *prompt, *file, *system, *stop, *schema, *regex, *choice;
     int64_t max_tokens, max_reasoning, context, seed, top_k, chunk, threads, n;
     double temperature, top_p, min_p;
-    int backend, precision, thinking, draft_tokens;
+    int backend, precision, mla, thinking, draft_tokens;
     bool raw, no_graphs, json, quiet;
 } settings;
 
@@ -287,6 +287,7 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
                                        .model_dir = set->model_dir,
                                        .backend = option_backends[set->backend],
                                        .precision = option_precisions[set->precision],
+                                       .mla = option_mla_forms[set->mla],
                                        .threads = (int32_t)set->threads,
                                        .max_running = r->n,
                                        .max_context = (int32_t)set->context,
@@ -352,6 +353,7 @@ int cmd_generate(int argc, char **argv) {
         option_choice("backend", &set.backend, option_backends,
                       "the fast one, a GPU, the reference, or none"),
         option_precision(&set.precision),
+        option_mla(&set.mla),
         option_flag("no-graphs", &set.no_graphs, "queue every operator on its own on a GPU"),
         option_flag("json", &set.json,
                     "print one JSON object per answer: text, parts, figures"),

@@ -27,7 +27,7 @@ enum {
 typedef struct settings {
     const char *model_dir, *tokens, *out;
     int64_t chunk, decode_from, threads, micro_batches;
-    int backend, precision;
+    int backend, precision, mla;
     bool mtp, pin, quiet;
 } settings;
 
@@ -108,7 +108,12 @@ static hd_status open_memory(run *r, hd_err *err) {
     const int64_t rows = (int64_t)n_seqs * hd_min_i32(chunk_rows(r), r->lists.longest);
     if (rows > INT32_MAX)
         return HD_FAIL(err, HD_EINVAL, "--chunk: %lld rows in one step", (long long)rows);
-    const hd_model_env env = {r->spec, r->weights, &r->ops, r->device, r->stream, NULL, NULL};
+    const hd_model_env env = {.spec = r->spec,
+                              .weights = r->weights,
+                              .ops = &r->ops,
+                              .device = r->device,
+                              .stream = r->stream,
+                              .mla = (hd_mla_form)r->set.mla};
     const hd_model_limits limits = {
         .rows = (int32_t)rows, .logits = (int32_t)rows, .positions = r->lists.longest};
     const int32_t n_layers = r->spec->n_layers + hd_weights_n_mtp(r->weights);
@@ -336,6 +341,7 @@ int cmd_logits(int argc, char **argv) {
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),
+        option_mla(&set->mla),
         option_int("threads", &set->threads, 0, 1024, "of the cpu backend; 0: one per core"),
         option_flag("pin", &set->pin, "bind threads to processors"),
         option_flag("mtp", &set->mtp, "also the MTP layer's logits, in OUT with .mtp.npy"),

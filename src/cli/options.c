@@ -20,6 +20,14 @@ option option_precision(int *value) {
                          "of FP8 and FP4 products on the cpu: fast rounds to 8-bit numbers");
 }
 
+const char *const option_mla_forms[] = {"absorbed", "naive", NULL};
+
+option option_mla(int *value) {
+    return option_choice(
+        "mla", value, option_mla_forms,
+        "of V2 and V3 on the cpu: naive is faster for prompts in large chunks");
+}
+
 typedef struct parse {
     const command_line *line;
     const char *given[MAX_OPTIONS]; /* the value an option was given, to refuse two different */

@@ -84,6 +84,10 @@ extern const char *const option_backends[];
 extern const char *const option_precisions[];
 option option_precision(int *value);
 
+/* --mla, of the same commands: *value is an hd_mla_form. */
+extern const char *const option_mla_forms[];
+option option_mla(int *value);
+
 static inline option with_letter(option o, char letter) {
     o.letter = letter;
     return o;

@@ -174,7 +174,12 @@ static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_optio
         HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
                                                e->spec->eos, e->spec->n_eos, err));
     }
-    const hd_model_env env = {e->spec, e->weights, &e->ops, e->device, e->stream, NULL, NULL};
+    const hd_model_env env = {.spec = e->spec,
+                              .weights = e->weights,
+                              .ops = &e->ops,
+                              .device = e->device,
+                              .stream = e->stream,
+                              .mla = e->mla};
     const hd_executor_options x = {
         .n_slots = z->running,
         .step_rows = z->step_rows,
@@ -246,6 +251,11 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (null && precision == HD_FAST) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "the null backend multiplies nothing: precision fast has no meaning");
+    }
+    HD_TRY(hd_mla_form_of(&e->mla, o->mla, err));
+    if (null && e->mla == HD_MLA_NAIVE) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "the null backend attends to nothing: mla naive has no meaning");
     }
     if (o->null_step_us < 0 || (o->null_step_us && !null)) {
         return HD_FAIL(err, HD_EINVAL,

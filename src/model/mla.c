@@ -1,8 +1,9 @@
-/* mla.c - multi-head latent attention in the absorbed form, and V3.2's sparse variant.
+/* mla.c - multi-head latent attention, and V3.2's sparse variant.
  *
  * DeepSeek-V2 report, section 2.1, with W_UK absorbed into the query (models.md 2.4):
- * q . (W_uk c) = (W_uk^T q) . c, so keys and values are read as the cached latent itself.
- * The lightning indexer is models.md 2.6. */
+ * q . (W_uk c) = (W_uk^T q) . c, so keys and values are read as the cached latent itself. Where
+ * asked for, rows that are many for the keys they see take the naive form instead, which makes
+ * keys and values of the latents. The lightning indexer is models.md 2.6. */
 #include <math.h>
 
 #include "model/model_internal.h"
@@ -38,36 +39,106 @@ static void project(const model_step *s, int32_t layer) {
                                           .rows = n});
 }
 
-/* q_wide = [W_uk^T q_nope | rope(q_rope)] per head */
-static void absorb(const model_step *s, int32_t layer) {
+/* ---- rows by form ---- */
+
+/* Rows of whole sequences that attend in the same form. */
+typedef struct span {
+    int32_t seq, n_seqs, row, n;
+    bool naive;
+} span;
+
+/* Whether sequence `seq` of the step costs fewer products in the naive form, which runs where device
+ * memory is the host's. */
+static bool naive_pays(const model_step *s, int32_t seq) {
     const hd_model_spec *c = s->m->env.spec;
-    model_acts *t = s->t;
-    const int32_t narrow = c->nope_dim + c->rope_dim, wide = c->kv_rank + c->rope_dim;
+    const hd_batch_view *b = &s->b->device;
+    const int64_t n = b->first_row[seq + 1] - b->first_row[seq], before = b->start[seq];
+    const int64_t made = c->nope_dim + c->v_dim; /* of a latent, for one head */
+    const int64_t seen = n * before + n * (n + 1) / 2, narrower = 2 * c->kv_rank - made;
+    return seen * narrower > before * c->kv_rank * made;
+}
+
+/* The first span from sequence `seq` on; of no sequences behind the last. */
+static span span_from(const model_step *s, int32_t seq) {
+    const hd_batch *b = s->b;
+    if (s->m->env.mla == HD_MLA_ABSORBED) {
+        return (span){.n_seqs = seq == 0 ? b->n_seqs : 0, .n = b->n_rows};
+    }
+    span p = {.seq = seq, .row = b->device.first_row[seq]};
+    for (; seq < b->n_seqs; seq++, p.n_seqs++) {
+        const bool naive = naive_pays(s, seq);
+        if (seq > p.seq && naive != p.naive) break;
+        p.naive = naive;
+    }
+    p.n = b->device.first_row[seq] - p.row;
+    return p;
+}
+
+/* Runs fn on the step's spans of one form. */
+static void on_spans(const model_step *s, int32_t layer, bool naive,
+                     void (*fn)(const model_step *s, int32_t layer, const span *p)) {
+    for (span p = span_from(s, 0); p.n_seqs > 0; p = span_from(s, p.seq + p.n_seqs)) {
+        if (p.naive == naive) fn(s, layer, &p);
+    }
+}
+
+/* ---- the absorbed form ---- */
+
+static int32_t wide_dim(const model_step *s) {
+    return s->m->env.spec->kv_rank + s->m->env.spec->rope_dim;
+}
+
+static int32_t narrow_dim(const model_step *s) {
+    return s->m->env.spec->nope_dim + s->m->env.spec->rope_dim;
+}
+
+/* Row `row` of activations that have `width` elements for each head. */
+static hd_act *heads_at(const model_step *s, hd_act *x, int32_t row, int32_t width) {
+    return model_at(s, x, (int64_t)row * s->m->share->n_heads * width);
+}
+
+/* The rotated part of queries that have `from` elements before it, into one with `to`. */
+static void rope_query(const model_step *s, const span *p, hd_act *out, int32_t to) {
+    const hd_model_spec *c = s->m->env.spec;
+    const int32_t heads = s->m->share->n_heads, narrow = narrow_dim(s);
+    s->m->env.ops->rope(
+        s->m->env.stream,
+        &(hd_rope_args){.out = model_at(s, out, to),
+                        .x = model_at(s, heads_at(s, s->t->q, p->row, narrow), c->nope_dim),
+                        .cos_sin = s->t->cos_sin + (int64_t)p->row * c->rope_dim,
+                        .rows = p->n,
+                        .heads = heads,
+                        .pairs = c->rope_dim / 2,
+                        .out_stride = heads * (to + c->rope_dim),
+                        .out_head = to + c->rope_dim,
+                        .x_stride = heads * narrow,
+                        .x_head = narrow});
+}
+
+/* q_wide = [W_uk^T q_nope | rope(q_rope)] per head */
+static void absorb_span(const model_step *s, int32_t layer, const span *p) {
+    const hd_model_spec *c = s->m->env.spec;
+    const int32_t heads = s->m->share->n_heads, narrow = narrow_dim(s), wide = wide_dim(s);
+    hd_act *q_wide = heads_at(s, s->t->q_wide, p->row, wide);
     s->m->env.ops->linear_heads(
         s->m->env.stream,
-        &(hd_linear_heads_args){.out = t->q_wide,
-                                .x = t->q,
+        &(hd_linear_heads_args){.out = q_wide,
+                                .x = heads_at(s, s->t->q, p->row, narrow),
                                 .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
-                                .rows = s->b->n_rows,
-                                .heads = s->m->share->n_heads,
+                                .rows = p->n,
+                                .heads = heads,
                                 .n_rows = c->nope_dim,
                                 .head_rows = c->nope_dim + c->v_dim,
-                                .out_stride = s->m->share->n_heads * wide,
+                                .out_stride = heads * wide,
                                 .out_head = wide,
-                                .x_stride = s->m->share->n_heads * narrow,
+                                .x_stride = heads * narrow,
                                 .x_head = narrow,
                                 .transpose = true});
-    s->m->env.ops->rope(s->m->env.stream,
-                        &(hd_rope_args){.out = model_at(s, t->q_wide, c->kv_rank),
-                                        .x = model_at(s, t->q, c->nope_dim),
-                                        .cos_sin = t->cos_sin,
-                                        .rows = s->b->n_rows,
-                                        .heads = s->m->share->n_heads,
-                                        .pairs = c->rope_dim / 2,
-                                        .out_stride = s->m->share->n_heads * wide,
-                                        .out_head = wide,
-                                        .x_stride = s->m->share->n_heads * narrow,
-                                        .x_head = narrow});
+    rope_query(s, p, q_wide, c->kv_rank);
+}
+
+static void absorb(const model_step *s, int32_t layer) {
+    on_spans(s, layer, false, absorb_span);
 }
 
 /* The indexer rotates its first rope_dim elements in half-split pairs. */
@@ -115,51 +186,87 @@ static void index_tokens(const model_step *s, int32_t layer) {
     model_index_select(s, keys, 1);
 }
 
-static void attend(const model_step *s, int32_t layer, const int32_t *selected) {
+static void attend_absorbed(const model_step *s, const span *p, int32_t layer,
+                            const int32_t *selected) {
     const hd_model_spec *c = s->m->env.spec;
-    s->m->env.ops->attend(s->m->env.stream,
-                          &(hd_attend_args){.out = s->t->context,
-                                            .q = s->t->q_wide,
-                                            .entries = model_pool(s, layer, HD_POOL_LATENT),
-                                            .selected = selected,
-                                            .seq = s->b->device.seq,
-                                            .pos = s->b->device.pos,
-                                            .rows = s->b->n_rows,
-                                            .heads = s->m->share->n_heads,
-                                            .k_dim = c->kv_rank + c->rope_dim,
-                                            .v_dim = c->kv_rank,
-                                            .ratio = 1,
-                                            .n_selected = selected ? c->index_topk : 0,
-                                            .scale = s->m->softmax_scale});
+    s->m->env.ops->attend(
+        s->m->env.stream,
+        &(hd_attend_args){.out = heads_at(s, s->t->context, p->row, c->kv_rank),
+                          .q = heads_at(s, s->t->q_wide, p->row, wide_dim(s)),
+                          .entries = model_pool(s, layer, HD_POOL_LATENT),
+                          .selected = selected,
+                          .seq = s->b->device.seq + p->row,
+                          .pos = s->b->device.pos + p->row,
+                          .rows = p->n,
+                          .heads = s->m->share->n_heads,
+                          .k_dim = wide_dim(s),
+                          .v_dim = c->kv_rank,
+                          .ratio = 1,
+                          .n_selected = selected ? c->index_topk : 0,
+                          .scale = s->m->softmax_scale});
+}
+
+static void attend_span(const model_step *s, int32_t layer, const span *p) {
+    attend_absorbed(s, p, layer, NULL);
+}
+
+/* Queries rotated in place meet keys made of the latents: o_low, what the absorbed form computes
+ * in `output`. */
+static void attend_naive_span(const model_step *s, int32_t layer, const span *p) {
+    const hd_model_spec *c = s->m->env.spec;
+    hd_paged latents = model_pool(s, layer, HD_POOL_LATENT);
+    latents.table += (int64_t)p->seq * latents.table_stride;
+    rope_query(s, p, heads_at(s, s->t->q, p->row, narrow_dim(s)), c->nope_dim);
+    s->m->env.ops->attend_naive(
+        s->m->env.stream,
+        &(hd_attend_naive_args){
+            .out = s->t->o_low,
+            .q = s->t->q,
+            .latents = latents,
+            .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
+            .seqs = {p->n_seqs, s->b->device.first_row + p->seq, s->b->device.start + p->seq},
+            .heads = s->m->share->n_heads,
+            .nope_dim = c->nope_dim,
+            .rope_dim = c->rope_dim,
+            .v_dim = c->v_dim,
+            .scale = s->m->softmax_scale
+    });
 }
 
 static void attend_all(const model_step *s, int32_t layer) {
-    attend(s, layer, NULL);
+    on_spans(s, layer, false, attend_span);
+    on_spans(s, layer, true, attend_naive_span);
 }
 
 static void attend_selected(const model_step *s, int32_t layer) {
-    attend(s, layer, s->t->selected);
+    const span all = span_from(s, 0); /* sparse attention has no other form */
+    attend_absorbed(s, &all, layer, s->t->selected);
 }
 
-/* y = W_o [W_uv context] */
-static void output(const model_step *s, int32_t layer) {
+/* o_low = W_uv context */
+static void values_span(const model_step *s, int32_t layer, const span *p) {
     const hd_model_spec *c = s->m->env.spec;
-    model_acts *t = s->t;
+    const int32_t heads = s->m->share->n_heads;
     s->m->env.ops->linear_heads(
         s->m->env.stream,
-        &(hd_linear_heads_args){.out = t->o_low,
-                                .x = t->context,
+        &(hd_linear_heads_args){.out = heads_at(s, s->t->o_low, p->row, c->v_dim),
+                                .x = heads_at(s, s->t->context, p->row, c->kv_rank),
                                 .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
-                                .rows = s->b->n_rows,
-                                .heads = s->m->share->n_heads,
+                                .rows = p->n,
+                                .heads = heads,
                                 .n_rows = c->v_dim,
                                 .first_row = c->nope_dim,
                                 .head_rows = c->nope_dim + c->v_dim,
-                                .out_stride = s->m->share->n_heads * c->v_dim,
+                                .out_stride = heads * c->v_dim,
                                 .out_head = c->v_dim,
-                                .x_stride = s->m->share->n_heads * c->kv_rank,
+                                .x_stride = heads * c->kv_rank,
                                 .x_head = c->kv_rank});
-    model_linear(s, layer, HD_O, t->y, t->o_low, s->b->n_rows);
+}
+
+/* y = W_o o_low */
+static void output(const model_step *s, int32_t layer) {
+    on_spans(s, layer, false, values_span);
+    model_linear(s, layer, HD_O, s->t->y, s->t->o_low, s->b->n_rows);
 }
 
 const model_stage model_mla_stages[] = {

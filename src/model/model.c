@@ -71,11 +71,25 @@ static hd_status check_layout(const hd_model_env *env, hd_err *err) {
     return HD_OK;
 }
 
+static hd_status check_mla(const hd_model_env *env, hd_err *err) {
+    if (env->mla == HD_MLA_ABSORBED) return HD_OK;
+    if (!env->ops->attend_naive) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "mla naive is the cpu backend's; backend '%s' has the absorbed form",
+                       env->ops->name);
+    }
+    if (env->spec->layers[0].attention == HD_ATTN_MLA) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "mla naive is for attention to all latents, V2's and V3's; this model is %s",
+                   hd_family_name(env->spec->family));
+}
+
 hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_limits *limits,
                         int32_t n_micro, hd_err *err) {
     assert(n_micro >= 1 && n_micro <= HD_MAX_MICRO);
     *out = NULL;
     HD_TRY(check_layout(env, err));
+    HD_TRY(check_mla(env, err));
     hd_model *m = calloc(1, sizeof *m);
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a model");
     m->env = *env;

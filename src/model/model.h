@@ -45,6 +45,8 @@ typedef struct hd_model_env {
     hd_stream *stream;
     const hd_exchange *exchange; /* NULL with weights of a single rank */
     const hd_probe *probe;       /* NULL: nobody asks */
+    hd_mla_form mla; /* of long prompts; naive needs ops that have it, and an MLA that
+                                    sees all latents (V2, V3) */
 } hd_model_env;
 
 /* n_micro: how many micro-batches one step may hold, each with its own activations. */

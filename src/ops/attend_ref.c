@@ -70,6 +70,60 @@ void hd_attend_ref(hd_stream *s, const hd_attend_args *a) {
     }
 }
 
+/* ---- MLA, naive ---- */
+
+/* out[i] = element first + i of W_h latent */
+static void expand(const hd_attend_naive_args *a, const float *latent, int32_t head,
+                   int32_t first, int32_t n, float *out) {
+    const int32_t row = head * (a->nope_dim + a->v_dim) + first;
+    for (int32_t i = 0; i < n; i++) {
+        double sum = 0.0;
+        for (int32_t c = 0; c < a->w->cols; c++) {
+            sum += (double)hd_weight_at(a->w, row + i, c) * (double)latent[c];
+        }
+        out[i] = (float)sum;
+    }
+}
+
+static void attend_naive_head(const hd_attend_naive_args *a, int32_t seq, int32_t row,
+                              int32_t head, float *scratch) {
+    const int32_t n = a->seqs.start[seq] + row - a->seqs.first_row[seq] + 1;
+    const int64_t at = (int64_t)row * a->heads + head;
+    const float *q = act_in(a->q) + at * (a->nope_dim + a->rope_dim);
+    float *out = act(a->out) + at * a->v_dim, *score = scratch, *made = scratch + n;
+    float top = -INFINITY;
+    for (int32_t e = 0; e < n; e++) {
+        const float *latent = paged_entry(&a->latents, seq, e);
+        expand(a, latent, head, 0, a->nope_dim, made);
+        const double hit =
+            dot(q, made, a->nope_dim) + dot(q + a->nope_dim, latent + a->w->cols, a->rope_dim);
+        score[e] = (float)(hit * (double)a->scale);
+        top = fmaxf(top, score[e]);
+    }
+    double total = 0.0, *sum = (double *)(void *)(made + a->nope_dim + a->nope_dim % 2 + n % 2);
+    for (int32_t c = 0; c < a->v_dim; c++) sum[c] = 0.0;
+    for (int32_t e = 0; e < n; e++) {
+        const float weight = expf(score[e] - top);
+        expand(a, paged_entry(&a->latents, seq, e), head, a->nope_dim, a->v_dim, out);
+        for (int32_t c = 0; c < a->v_dim; c++) sum[c] += (double)weight * (double)out[c];
+        total += (double)weight;
+    }
+    for (int32_t c = 0; c < a->v_dim; c++) out[c] = (float)(sum[c] / total);
+}
+
+void hd_attend_naive_ref(hd_stream *s, const hd_attend_naive_args *a) {
+    for (int32_t seq = 0; seq < a->seqs.n; seq++) {
+        for (int32_t r = a->seqs.first_row[seq]; r < a->seqs.first_row[seq + 1]; r++) {
+            const int32_t n = a->seqs.start[seq] + r - a->seqs.first_row[seq] + 1;
+            const size_t wide = (size_t)(n + a->nope_dim + 2) * sizeof(float);
+            float *scratch = hd_stream_scratch(s, 0, wide + (size_t)a->v_dim * sizeof(double));
+            for (int32_t h = 0; h < a->heads; h++) attend_naive_head(a, seq, r, h, scratch);
+        }
+    }
+}
+
+/* ---- the indexer ---- */
+
 static void score_keys(const hd_index_select_args *a, int32_t row, int32_t n, float *score) {
     const int32_t width = a->keys.width;
     for (int32_t u = 0; u < n; u++) {

@@ -139,6 +139,24 @@ ops_cost ops_cost_attend(ops_reader *r, const hd_attend_args *a) {
     return c;
 }
 
+ops_cost ops_cost_attend_naive(ops_reader *r, const hd_attend_naive_args *a) {
+    const int32_t rows = a->seqs.first_row[a->seqs.n] - a->seqs.first_row[0];
+    const int32_t k_dim = a->nope_dim + a->rope_dim;
+    const double made = (double)a->nope_dim + a->v_dim;
+    keys k = {0};
+    for (int32_t s = 0; s < a->seqs.n; s++) {
+        const double n = a->seqs.first_row[s + 1] - a->seqs.first_row[s];
+        k.seen += n * a->seqs.start[s] + n * (n + 1) / 2;
+        k.shared += a->seqs.start[s] + n;
+    }
+    ops_cost c = keys_cost(r, &k, rows, a->heads, k_dim, (double)k_dim + a->v_dim);
+    c.w = a->w;
+    c.bytes = k.shared * a->latents.width * r->act_bytes + stored_bytes(a->w, a->w->rows) +
+              (double)rows * a->heads * ((double)k_dim + a->v_dim) * r->act_bytes;
+    c.flops += 2.0 * a->heads * k.shared * a->w->cols * made;
+    return c;
+}
+
 ops_cost ops_cost_index_select(ops_reader *r, const hd_index_select_args *a) {
     int32_t *rows = fetch_rows(r, a->pos, a->seq, a->rows);
     keys k = {0};

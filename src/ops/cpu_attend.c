@@ -93,15 +93,8 @@ static void score_block(const hd_attend_args *a, const ops_kernels *k, const att
 static void soften(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
                    attend_state *s, attend_part *p, int32_t n) {
     for (int32_t h = 0; h < t->n_heads; h++) {
-        float *score = s->score + h * BLOCK_KEYS;
-        for (int32_t i = 0; i < n; i++) score[i] *= a->scale;
-        const float best = k->max(score, n);
-        s->down[h] = 1.0f;
-        if (best > p->top[h]) {
-            s->down[h] = expf(p->top[h] - best);
-            p->top[h] = best;
-        }
-        p->total[h] = p->total[h] * s->down[h] + k->exp_sum(score, n, p->top[h]);
+        s->down[h] =
+            ops_soften(k, s->score + h * BLOCK_KEYS, n, a->scale, &p->top[h], &p->total[h]);
     }
 }
 

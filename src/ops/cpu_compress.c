@@ -1,7 +1,10 @@
-/* cpu_compress.c - V4's compressor in three passes over the rows: add the position bias, form
- * the entries of the blocks that end at a row, keep what later steps need. The passes are
- * apart because entries read the rows before them, and old state that the last pass
- * replaces. */
+/* cpu_compress.c - V4's compressor: entries of the blocks that end in this step, and the state that
+ * later steps need, in one pass over the rows.
+ *
+ * An entry reads the rows before its own, of this step or, from the state, of earlier ones; so a
+ * row's state must not replace what an entry still reads. It can only where a sequence goes on
+ * within a page, and only within that page: those rows are one task, entries first. All others
+ * may be done in any order. */
 #include <string.h>
 
 #include "base/checked.h"
@@ -9,12 +12,7 @@
 
 enum { CHANNELS = 128, TASK_ROWS = 16 };
 
-/* A row of the step: which sequence, and which position there. */
-typedef struct place {
-    int32_t seq, pos;
-} place;
-
-static place place_of(const hd_seqs *seqs, int32_t row) {
+static int32_t sequence_of(const hd_seqs *seqs, int32_t row) {
     int32_t low = 0, high = seqs->n - 1; /* the last sequence that starts at row or before */
     while (low < high) {
         const int32_t middle = low + (high - low + 1) / 2;
@@ -24,23 +22,21 @@ static place place_of(const hd_seqs *seqs, int32_t row) {
             high = middle - 1;
         }
     }
-    return (place){low, seqs->start[low] + row - seqs->first_row[low]};
+    return low;
 }
 
-static void bias_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
-    (void)worker;
-    const hd_compress_args *a = job->args;
-    const int32_t wide = a->state.width / 2;
-    for (int32_t r = first; r < end; r++) {
-        const float *ape = a->ape + (int64_t)(place_of(&a->seqs, r).pos % a->ratio) * wide;
-        float *gate = a->gate + (int64_t)r * wide;
-        for (int32_t c = 0; c < wide; c++) gate[c] += ape[c];
-    }
+static int32_t position_of(const hd_seqs *seqs, int32_t seq, int32_t row) {
+    return seqs->start[seq] + row - seqs->first_row[seq];
 }
 
-/* kv and gate of a position: rows of the step, or halves of a state row from before it. */
+typedef struct place {
+    int32_t seq, pos;
+} place;
+
+/* kv and gate of a position: rows of the step, whose position bias is still to be added, or
+ * halves of a state row from before it. */
 typedef struct slot {
-    const float *kv, *gate;
+    const float *kv, *gate, *ape;
 } slot;
 
 static slot slot_at(const hd_compress_args *a, place p) {
@@ -48,18 +44,20 @@ static slot slot_at(const hd_compress_args *a, place p) {
     const int32_t back = p.pos - a->seqs.start[p.seq];
     if (back < 0) {
         const float *state = ring_row(&a->state, p.seq, p.pos);
-        return (slot){state, state + wide};
+        return (slot){state, state + wide, NULL};
     }
     const int64_t row = a->seqs.first_row[p.seq] + back;
-    return (slot){a->kv + row * wide, a->gate + row * wide};
+    return (slot){a->kv + row * wide, a->gate + row * wide,
+                  a->ape + (int64_t)(p.pos % a->ratio) * wide};
 }
 
 /* Slot i of the block that begins at `block`, from channel c of the entry on. Slots before the
  * block (overlap) speak with their first half of channels, its own with the second. */
 static slot channels_at(const hd_compress_args *a, place block, int32_t i, int32_t c) {
-    slot s = slot_at(a, (place){block.seq, block.pos + i});
+    static const float unbiased[CHANNELS];
+    const slot s = slot_at(a, (place){block.seq, block.pos + i});
     const int32_t at = a->overlap && i >= 0 ? a->entries.width + c : c;
-    return (slot){s.kv + at, s.gate + at};
+    return (slot){s.kv + at, s.gate + at, s.ape ? s.ape + at : unbiased};
 }
 
 /* n <= CHANNELS channels of an entry: softmax(gate) . kv over the slots, in their order. */
@@ -70,11 +68,14 @@ static void mix_channels(const hd_compress_args *a, const ops_kernels *k, place 
     for (int32_t l = 0; l < n; l++) top[l] = -INFINITY;
     for (int32_t i = -earlier; i < a->ratio; i++) {
         const slot s = channels_at(a, block, i, c);
-        for (int32_t l = 0; l < n; l++) top[l] = s.gate[l] > top[l] ? s.gate[l] : top[l];
+        for (int32_t l = 0; l < n; l++) {
+            const float gate = s.gate[l] + s.ape[l];
+            top[l] = gate > top[l] ? gate : top[l];
+        }
     }
     for (int32_t i = -earlier; i < a->ratio; i++) {
         const slot s = channels_at(a, block, i, c);
-        for (int32_t l = 0; l < n; l++) weight[l] = s.gate[l] - top[l];
+        for (int32_t l = 0; l < n; l++) weight[l] = s.gate[l] + s.ape[l] - top[l];
         k->exp_sum(weight, n, 0.0f);
         for (int32_t l = 0; l < n; l++) {
             total[l] += weight[l];
@@ -96,49 +97,63 @@ static void finish_entry(const hd_compress_args *a, const ops_kernels *k, int32_
     }
 }
 
-static void entry_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
-    (void)worker;
-    const hd_compress_args *a = job->args;
+/* Rows [first, end) of one sequence. */
+static void form_entries(const hd_compress_args *a, const ops_kernels *k, int32_t seq,
+                         int32_t first, int32_t end) {
     const int32_t width = a->entries.width;
     for (int32_t r = first; r < end; r++) {
-        const place last = place_of(&a->seqs, r);
-        if ((last.pos + 1) % a->ratio != 0) continue;
-        const place block = {last.seq, last.pos + 1 - a->ratio};
-        float *entry = paged_entry(&a->entries, last.seq, last.pos / a->ratio);
+        const int32_t pos = position_of(&a->seqs, seq, r);
+        if ((pos + 1) % a->ratio != 0) continue;
+        const place block = {seq, pos + 1 - a->ratio};
+        float *entry = paged_entry(&a->entries, seq, pos / a->ratio);
         for (int32_t c = 0; c < width; c += CHANNELS) {
-            mix_channels(a, job->k, block, c, hd_min_i32(CHANNELS, width - c), entry);
+            mix_channels(a, k, block, c, hd_min_i32(CHANNELS, width - c), entry);
         }
-        finish_entry(a, job->k, block.pos, entry);
+        finish_entry(a, k, block.pos, entry);
     }
 }
 
-/* Writes a row's state unless a later row of this step has the same place in the ring. */
-static void state_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+/* Writes the rows' state, but for those whose place in the ring a later row of this step has. */
+static void keep_state(const hd_compress_args *a, int32_t seq, int32_t first, int32_t end) {
+    const int32_t wide = a->state.width / 2, page = a->state.page_tokens;
+    for (int32_t r = first; r < end; r++) {
+        const int32_t pos = position_of(&a->seqs, seq, r), successor = pos + a->state.ring;
+        const bool in_step = r + a->state.ring < a->seqs.first_row[seq + 1];
+        if (in_step && successor / page == pos / page) continue;
+        const slot s = slot_at(a, (place){seq, pos});
+        float *state = ring_row(&a->state, seq, pos), *gate = state + wide;
+        memcpy(state, s.kv, (size_t)wide * sizeof *state);
+        for (int32_t c = 0; c < wide; c++) gate[c] = s.gate[c] + s.ape[c];
+    }
+}
+
+/* Behind the last row of a sequence that lies in a page which older rows lie in too. */
+static int32_t end_of_begun_page(const hd_compress_args *a, int32_t seq) {
+    const int32_t page = a->state.page_tokens, in_page = a->seqs.start[seq] % page;
+    const int32_t first = a->seqs.first_row[seq];
+    if (in_page == 0) return first;
+    return hd_min_i32(first + page - in_page, a->seqs.first_row[seq + 1]);
+}
+
+/* Rows of a begun page belong to the task that has the first of them. */
+static void compress_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     const hd_compress_args *a = job->args;
-    const int32_t wide = a->state.width / 2, page = a->state.page_tokens;
-    const size_t bytes = (size_t)wide * sizeof(float);
-    for (int32_t r = first; r < end; r++) {
-        const place p = place_of(&a->seqs, r);
-        const int32_t successor = p.pos + a->state.ring;
-        const bool in_step = r + a->state.ring < a->seqs.first_row[p.seq + 1];
-        if (in_step && successor / page == p.pos / page) continue;
-        const slot s = slot_at(a, p);
-        float *state = ring_row(&a->state, p.seq, p.pos);
-        memcpy(state, s.kv, bytes);
-        memcpy(state + wide, s.gate, bytes);
+    for (int32_t r = first, next; r < end; r = next) {
+        const int32_t seq = sequence_of(&a->seqs, r), begun = end_of_begun_page(a, seq);
+        next = r < begun ? begun : hd_min_i32(end, a->seqs.first_row[seq + 1]);
+        if (r < begun && r > a->seqs.first_row[seq]) continue;
+        form_entries(a, job->k, seq, r, next);
+        keep_state(a, seq, r, next);
     }
 }
 
 void ops_compress_cpu(hd_stream *s, const hd_compress_args *a, const ops_kernels *k) {
     if (a->seqs.n == 0) return;
-    ops_rows_fn *const passes[] = {bias_rows, entry_rows, state_rows};
-    for (size_t i = 0; i < HD_LEN(passes); i++) {
-        ops_run_rows(&(ops_job){.stream = s,
-                                .k = k,
-                                .args = a,
-                                .fn = passes[i],
-                                .rows = a->seqs.first_row[a->seqs.n],
-                                .per_task = TASK_ROWS});
-    }
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = compress_rows,
+                            .rows = a->seqs.first_row[a->seqs.n],
+                            .per_task = TASK_ROWS});
 }

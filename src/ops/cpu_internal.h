@@ -38,6 +38,21 @@ static inline float ops_inverse_rms(const ops_kernels *k, const float *x, int32_
     return (float)(1.0 / sqrt(k->square_sum(x, n) / n + (double)eps));
 }
 
+/* A stretch of a softmax: scores times scale into exp(score - *top), where *top now covers them,
+ * and their sum into *total. Gives what sums from before shrink by. */
+static inline float ops_soften(const ops_kernels *k, float *score, int32_t n, float scale,
+                               float *top, float *total) {
+    float down = 1.0f;
+    for (int32_t i = 0; i < n; i++) score[i] *= scale;
+    const float best = k->max(score, n);
+    if (best > *top) {
+        down = expf(*top - best);
+        *top = best;
+    }
+    *total = *total * down + k->exp_sum(score, n, *top);
+    return down;
+}
+
 enum {
     OPS_STATE_BYTES = 384 * 1024, /* scratch of an op that does not grow with its input */
     OPS_MAX_PARTS = 256           /* that one row's keys are cut into */

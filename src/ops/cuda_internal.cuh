@@ -16,7 +16,7 @@ typedef float cuda_act;
 
 extern "C" {
 #define X(op) hd_##op##_fn hd_##op##_cuda;
-HD_OP_LIST(X)
+HD_COMMON_OP_LIST(X)
 #undef X
 }
 

@@ -99,7 +99,7 @@ void hd_meter_init(hd_meter *m, hd_ops *out, const hd_ops *inner, hd_clock_fn *c
     *m = (hd_meter){.part = "", .stage = ""};
     *out = (hd_ops){.name = inner->name,
                     .act_bytes = inner->act_bytes,
-#define X(op) .op = op##_metered,
+#define X(op) .op = inner->op ? op##_metered : NULL,
                     HD_OP_LIST(X)
 #undef X
     };

@@ -22,6 +22,12 @@ hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err) {
     return HD_FAIL(err, HD_EINVAL, "precision '%s' is neither exact nor fast", name);
 }
 
+hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err) {
+    *out = name && strcmp(name, "naive") == 0 ? HD_MLA_NAIVE : HD_MLA_ABSORBED;
+    if (*out == HD_MLA_NAIVE || !name || strcmp(name, "absorbed") == 0) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "mla '%s' is neither absorbed nor naive", name);
+}
+
 hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cpu_options *cpu,
                       hd_precision precision, hd_err *err) {
     const hd_cpu_options one = {.n_threads = 1, .pin = cpu->pin};

@@ -177,6 +177,20 @@ typedef struct hd_attend_args {
     float scale;
 } hd_attend_args;
 
+/* MLA in its naive form: softmax attention whose keys and values are made from the cached latents
+ * for every head; models.md 2.4. With W_h rows [h * (nope_dim + v_dim), + nope_dim + v_dim) of w:
+ *     [key | value] of entry e and head h = W_h latent[e], the key followed by roped[e]
+ * A row sees the entries up to its own position. */
+typedef struct hd_attend_naive_args {
+    hd_act *out;      /* [rows, heads, v_dim] */
+    const hd_act *q;  /* [rows, heads, nope_dim + rope_dim], the last rope_dim rotated */
+    hd_paged latents; /* width = w->cols + rope_dim: latent | rotated key of all heads */
+    const hd_weight *w;
+    hd_seqs seqs; /* first_row counts from row 0 of out and q */
+    int32_t heads, nope_dim, rope_dim, v_dim;
+    float scale;
+} hd_attend_naive_args;
+
 /* V4's compressor; models.md 2.10. For every block of `ratio` positions that ends in this
  * step: per-channel softmax over the block (with overlap: over the previous block's first
  * half of channels and this block's second half), RMS norm, rotary embedding at the block's
@@ -187,7 +201,7 @@ typedef struct hd_compress_args {
     hd_paged entries;  /* width = the entry's width */
     hd_ring state;     /* width = 2 * coff * entries.width; ring >= coff * ratio */
     float *kv;         /* [rows, coff * width] */
-    float *gate;       /* [rows, coff * width]; ape is added in place */
+    float *gate;       /* [rows, coff * width]; may hold anything afterwards */
     const float *ape;  /* [ratio, coff * width] */
     const float *norm; /* [width] */
     const float *freq; /* [pairs] */
@@ -494,37 +508,43 @@ typedef struct hd_stamp_args {
     int64_t *at;
 } hd_stamp_args;
 
-#define HD_OP_LIST(X) \
-    X(embed)          \
-    X(gather)         \
-    X(add)            \
-    X(rms_norm)       \
-    X(layer_norm)     \
-    X(linear)         \
-    X(linear_heads)   \
-    X(rope_table)     \
-    X(rope)           \
-    X(store)          \
-    X(index_select)   \
-    X(attend)         \
-    X(compress)       \
-    X(route)          \
-    X(permute)        \
-    X(linear_grouped) \
-    X(swiglu)         \
-    X(combine)        \
-    X(hc_pre)         \
-    X(hc_post)        \
-    X(hc_head)        \
-    X(count_tokens)   \
-    X(sample)         \
-    X(verify)         \
-    X(argmax)         \
-    X(lay_step)       \
-    X(settle_step)    \
-    X(lay_draft)      \
-    X(carry)          \
+/* What every table has. */
+#define HD_COMMON_OP_LIST(X) \
+    X(embed)                 \
+    X(gather)                \
+    X(add)                   \
+    X(rms_norm)              \
+    X(layer_norm)            \
+    X(linear)                \
+    X(linear_heads)          \
+    X(rope_table)            \
+    X(rope)                  \
+    X(store)                 \
+    X(index_select)          \
+    X(attend)                \
+    X(compress)              \
+    X(route)                 \
+    X(permute)               \
+    X(linear_grouped)        \
+    X(swiglu)                \
+    X(combine)               \
+    X(hc_pre)                \
+    X(hc_post)               \
+    X(hc_head)               \
+    X(count_tokens)          \
+    X(sample)                \
+    X(verify)                \
+    X(argmax)                \
+    X(lay_step)              \
+    X(settle_step)           \
+    X(lay_draft)             \
+    X(carry)                 \
     X(stamp)
+
+/* attend_naive is the CPU's alone, as its gain is, and NULL in other tables. */
+#define HD_OP_LIST(X)    \
+    HD_COMMON_OP_LIST(X) \
+    X(attend_naive)
 
 #define X(op) typedef void hd_##op##_fn(hd_stream *s, const hd_##op##_args *a);
 HD_OP_LIST(X)
@@ -551,6 +571,13 @@ typedef enum hd_precision { HD_EXACT, HD_FAST } hd_precision;
 
 /* By name, "exact" or "fast"; NULL is the default. */
 hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err);
+
+/* How MLA's attention is computed over long prompts (docs/numerics.md): over the latents themselves,
+ * or over keys and values made from them. */
+typedef enum hd_mla_form { HD_MLA_ABSORBED, HD_MLA_NAIVE } hd_mla_form;
+
+/* By name, "absorbed" or "naive"; NULL is the default. */
+hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err);
 
 /* Each fills every entry: the reference first, then what cpu_flags (base/cpu.h) allow. */
 void hd_ops_init_ref(hd_ops *t);

@@ -6,6 +6,6 @@ extern "C" void hd_ops_init_cuda(hd_ops *t) {
     t->name = "cuda";
     t->act_bytes = sizeof(cuda_act);
 #define X(op) t->op = hd_##op##_cuda;
-    HD_OP_LIST(X)
+    HD_COMMON_OP_LIST(X)
 #undef X
 }

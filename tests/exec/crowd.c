@@ -70,7 +70,11 @@ static void open_vocab(machine *m) {
 }
 
 static hd_model_env env_of(const machine *m) {
-    return (hd_model_env){m->spec, m->weights, &m->ops, m->device, m->stream, NULL, NULL};
+    return (hd_model_env){.spec = m->spec,
+                          .weights = m->weights,
+                          .ops = &m->ops,
+                          .device = m->device,
+                          .stream = m->stream};
 }
 
 void open_machine_on(machine *m, const char *backend, const char *name, float forced_acceptance,

@@ -79,7 +79,7 @@ static void note_shape(const void *args, const char *op) {
         note_shape(a, #op);                                         \
         note(s, run_##op, a, sizeof *a, strcmp(#op, "stamp") == 0); \
     }
-HD_OP_LIST(X)
+HD_COMMON_OP_LIST(X)
 #undef X
 
 void tape_open(hd_ops *t) {
@@ -87,7 +87,7 @@ void tape_open(hd_ops *t) {
     n_tapes = n_repeated = 0;
     in_step = false;
 #define X(op) t->op = op##_taped;
-    HD_OP_LIST(X)
+    HD_COMMON_OP_LIST(X)
 #undef X
 }
 

@@ -67,7 +67,7 @@ struct op_case {
     double tolerance[MAX_OUTS]; /* relative to |want| + rms of the output; 0: the same bits */
     double fast_tolerance;      /* of output 0; 0: one precision */
     bool whole;                 /* rows cannot be run apart */
-    bool too_wide;              /* for a GPU, which refuses it */
+    bool cpu_only;              /* a GPU refuses it, or has no such op */
     bool not_recorded;          /* run() does more than queue the op */
     const void *args;
     void (*run)(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,

@@ -24,8 +24,10 @@ static void tables_are_full(void **state) {
         assert_non_null(fix.table[t].name);
         assert_int_equal(fix.table[t].act_bytes, sizeof(float));
 #define X(op) assert_non_null(fix.table[t].op);
-        HD_OP_LIST(X)
+        HD_COMMON_OP_LIST(X)
 #undef X
+        const bool on_gpu = stream_for(&fix.table[t], NULL) != NULL;
+        assert_true((fix.table[t].attend_naive == NULL) == on_gpu);
     }
 }
 

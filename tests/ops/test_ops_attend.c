@@ -109,7 +109,7 @@ static void attend_case(const attend_shape *sh) {
                         .n_outs = 1,
                         .width = {sh->heads * sh->v_dim},
                         .tolerance = {tolerance},
-                        .too_wide = sh->k_dim > 576,
+                        .cpu_only = sh->k_dim > 576,
                         .args = &a,
                         .run = run_attend});
 }
@@ -142,6 +142,97 @@ void op_attend(void **state) {
         {"wide values",      12,   9,   1030, 1030, 5,   1,   0,  NO_SINK,    1.0f,  300  },
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) attend_case(&shapes[i]);
+}
+
+/* ---- attend_naive ---- */
+
+/* Sequence s has n_rows[s] rows of the step, from position start[s] on. */
+typedef struct naive_shape {
+    const char *name;
+    int32_t format; /* of weight_formats */
+    int32_t heads, rank, nope_dim, rope_dim, v_dim;
+    int32_t start[SEQS], n_rows[SEQS];
+} naive_shape;
+
+typedef struct naive_case {
+    const naive_shape *sh;
+    hd_attend_naive_args a;
+} naive_case;
+
+/* Rows [first, first + n) of the shape's: what each sequence has of them. */
+static void run_naive(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                      int32_t n, void *const *out) {
+    const naive_case *t = c->args;
+    hd_attend_naive_args a = t->a;
+    int32_t *first_row = take_ints(SEQS + 1), *start = take_ints(SEQS);
+    for (int32_t i = 0, before = 0; i < SEQS; before += t->sh->n_rows[i++]) {
+        const int32_t end = before + t->sh->n_rows[i];
+        const int32_t from = before > first ? before : first;
+        const int32_t to = end < first + n ? end : first + n;
+        start[i] = t->sh->start[i] + (from > before ? from - before : 0);
+        first_row[i + 1] = first_row[i] + (to > from ? to - from : 0);
+    }
+    a.out = out[0];
+    a.q = (const hd_act *)((const float *)(const void *)a.q +
+                           (int64_t)first * a.heads * (a.nope_dim + a.rope_dim));
+    a.seqs = (hd_seqs){SEQS, first_row, start};
+    ops->attend_naive(s, &a);
+}
+
+static void naive_attend_case(const naive_shape *sh) {
+    int32_t rows = 0, n_tokens[SEQS];
+    const int32_t k_dim = sh->nope_dim + sh->rope_dim;
+    for (int32_t s = 0; s < SEQS; s++) {
+        rows += sh->n_rows[s];
+        n_tokens[s] = sh->n_rows[s] ? sh->start[s] + sh->n_rows[s] : 0;
+    }
+    /* Formats with scales make keys so large that scores are as sharp as in attend's case. */
+    const double tolerance = sh->format > 0 ? 1e-4 : 1e-5;
+    const int32_t stored = sh->heads * (sh->nope_dim + sh->v_dim);
+    const hd_weight *w = take_weight(&weight_formats[sh->format], stored, sh->rank, false);
+    const naive_case t = {
+        .sh = sh,
+        .a = {.q = (const hd_act *)take_random((int64_t)rows * sh->heads * k_dim, 1.0f),
+              .latents = take_pages(SEQS, n_tokens, 5, w->cols + sh->rope_dim, 1.0f),
+              .w = w,
+              .heads = sh->heads,
+              .nope_dim = sh->nope_dim,
+              .rope_dim = sh->rope_dim,
+              .v_dim = sh->v_dim,
+              .scale = 1.0f / sqrtf((float)k_dim)}
+    };
+    check_op(&(op_case){.name = sh->name,
+                        .rows = rows,
+                        .n_outs = 1,
+                        .width = {sh->heads * sh->v_dim},
+                        .tolerance = {tolerance},
+                        .cpu_only = true,
+                        .args = &t,
+                        .run = run_naive});
+}
+
+void op_attend_naive(void **state) {
+    static const naive_shape shapes[] = {
+        {"nothing",           0, 2, 16,  8,   4,  8,   {0, 0, 0, 0},      {0, 0, 0, 0}   },
+        {"one of each",       0, 1, 1,   1,   1,  1,   {0, 3, 0, 1},      {1, 1, 3, 2}   },
+        {"edges of blocks",   0, 3, 20,  7,   6,  9,   {0, 62, 63, 64},   {3, 4, 2, 70}  },
+        {"with cached keys",  0, 2, 32,  16,  8,  12,  {130, 0, 200, 61}, {5, 0, 67, 9}  },
+        {"more than a share", 0, 1, 16,  8,   4,  8,   {40, 0, 0, 0},     {300, 0, 1, 33}},
+        {"wide values",       0, 2, 24,  8,   4,  40,  {0, 10, 0, 0},     {20, 3, 0, 0}  },
+        {"real widths",       0, 2, 512, 128, 64, 128, {0, 64, 0, 0},     {20, 3, 0, 0}  },
+        {"wider than any",    0, 1, 16,  8,   4,  300, {0, 10, 0, 0},     {20, 3, 0, 0}  },
+    };
+    for (size_t i = 0; i < HD_LEN(shapes); i++) {
+        naive_attend_case(&shapes[i]);
+        forget_all(state);
+    }
+    for (int32_t f = 0; f < n_weight_formats; f++) {
+        naive_attend_case(&(naive_shape){
+            "stored formats", f, 2, 48, 14, 6, 10, {70, 0, 3, 0 },
+                   {4,  9, 0, 30}
+        });
+        forget_all(state);
+    }
 }
 
 /* ---- index_select ---- */
@@ -198,7 +289,7 @@ static void select_case(const select_shape *sh) {
                         .rows = sh->rows,
                         .n_outs = 1,
                         .width = {sh->top_k},
-                        .too_wide = sh->width > 256,
+                        .cpu_only = sh->width > 256,
                         .args = &a,
                         .run = run_select});
 }

@@ -202,6 +202,7 @@ void op_compress(void **state) {
         {"ratio 1",          1,   9,   2,  2,   4,   false, {5, 1, 12}     },
         {"ratio 128",        128, 40,  4,  128, 128, false, {300, 128, 127}},
         {"wide, roomy ring", 4,   257, 16, 16,  32,  true,  {41, 64, 5}    },
+        {"V4's pages",       4,   32,  8,  16,  128, true,  {300, 64, 131} },
         {"nothing",          4,   16,  4,  8,   16,  true,  {0, 0, 0}      },
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) {

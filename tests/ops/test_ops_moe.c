@@ -105,8 +105,9 @@ static void run_permute(const op_case *c, const hd_ops *ops, hd_stream *s, int32
 
 void op_permute(void **state) {
     (void)state;
-    for (int32_t kind = 0; kind < 6; kind++) {
-        const int32_t rows = kind == 0 ? 0 : 1 + 13 * (kind - 1), top_k = 1 + kind % 3;
+    static const int32_t n_rows[] = {0, 1, 14, 27, 40, 53, 4001, 9000}; /* up to many shares */
+    for (int32_t kind = 0; kind < (int32_t)HD_LEN(n_rows); kind++) {
+        const int32_t rows = n_rows[kind], top_k = 1 + kind % 3;
         int32_t *expert = take_ints((int64_t)rows * top_k); /* all to expert 0 */
         for (int32_t i = 0; kind != 4 && i < rows * top_k; i++) expert[i] = random_below(9);
         int32_t *live = take_ints(rows);
