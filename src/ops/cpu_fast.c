@@ -49,6 +49,7 @@ static void multiply_rows(const ops_kernels *k, const ops_product *p, const fast
         f.x_col = f.col - c;
         f.n = hd_min_i32(FAST_COLS, end - f.col);
         f.ahead = (ahead + (FAST_ROWS - 1) * f.col * bits) / 8;
+        ops_fetch_scales(w, f.row, f.col, FAST_ROWS, f.n, ahead / bits);
         k->fast->multiply(&f);
     }
 }

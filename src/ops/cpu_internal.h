@@ -68,7 +68,7 @@ enum {
     OPS_WIDE_ROWS = 8, /* rows of W in a tile that many rows of x meet */
     OPS_MIX_ROWS = 8,  /* rows of a tile that is added up instead of multiplied */
     OPS_FEW_ROWS = 16, /* rows of x for which decoding into a tile does not pay */
-    OPS_AHEAD = 65536, /* bytes of W fetched ahead, at least; of 16, 64 and 128 KiB the best */
+    OPS_AHEAD = 8192,  /* bytes of W fetched ahead, at least; of 8, 32, 64, 128 KiB the best */
     OPS_MEET_COLS = 4096 /* columns that they meet at once */
 };
 
@@ -92,6 +92,11 @@ typedef struct ops_product {
     int32_t n_x, first_row, n_rows;
     const hd_weight *w;
 } ops_product;
+
+/* Asks for the scales of n columns of n_w rows, from (row, col) and `ahead` elements on:
+ * where every row has its own they are as many as every eighth byte, and nothing foresees them. */
+void ops_fetch_scales(const hd_weight *w, int32_t row, int32_t col, int32_t n_w, int32_t n,
+                      int64_t ahead);
 
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile);
 

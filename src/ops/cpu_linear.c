@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/memory.h"
 #include "ops/cpu_internal.h"
 
 /* Rows of W in a task: enough work to hand out, and few enough that a narrow matrix still
@@ -65,6 +66,15 @@ static bool decode_scales(const ops_kernels *k, float *out, const hd_weight *w, 
     return true;
 }
 
+void ops_fetch_scales(const hd_weight *w, int32_t row, int32_t col, int32_t n_w, int32_t n,
+                      int64_t ahead) {
+    if (!w->scale || w->block_rows != 1) return;
+    const int64_t from = (int64_t)row * w->cols + (int64_t)n_w * col + ahead;
+    const uint8_t *src = byte_at(w->scale, w->scale_type, from / w->block_cols);
+    const uint8_t *end = byte_at(src, w->scale_type, (int64_t)n_w * n / w->block_cols);
+    for (; src < end; src += HD_CACHE_LINE) __builtin_prefetch(src);
+}
+
 /* Rows [row, row + n_w) of W without a tile between, as far as whole lanes go: gives the first
  * column that is left. */
 static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, int32_t row,
@@ -95,6 +105,7 @@ static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, 
             if (!decode_scales(k, scale, w, r, c, m.n)) return c;
             m.scale[j] = scale;
         }
+        ops_fetch_scales(w, row, c, n_w, m.n, ahead / bits);
         if (!k->meet[w->type](&m)) return c;
     }
     return end;

@@ -303,10 +303,10 @@ INLINE void find_rows(rows *r, const fast_product *p) {
 }
 
 /* Gives the place of a step's bytes in r->at, of `left` bytes from `at` on. Fetches in the order
- * of memory and into the second cache, as meet_internal.h does. */
+ * of memory, as meet_internal.h does. */
 INLINE int64_t next_step(rows *r, int64_t at, int64_t left, int64_t step) {
     for (int64_t i = 0; i < step * FAST_ROWS; i += HALF) {
-        _mm_prefetch(r->next + FAST_ROWS * at + i, _MM_HINT_T1);
+        _mm_prefetch(r->next + FAST_ROWS * at + i, _MM_HINT_T0);
     }
     if (left >= step) return at;
     for (int j = 0; j < FAST_ROWS; j++) {
