@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import re
 
 import numpy as np
 import pytest
@@ -111,6 +112,7 @@ def test_many_clients_change_nothing(serve):
 @on_gpu
 def test_many_clients_are_answered_like_on_the_cpu(serve, tmp_path):
     server, cpu = serve("--backend", "cuda", "--max-running", 64), serve("--max-running", 64)
+    assert re.search(r"sandbox +.*, seccomp", server.said), server.said
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
         answers = list(pool.map(lambda i: ask(server, 4 * i), range(CLIENTS)))
         wanted = list(pool.map(lambda i: ask(cpu, 4 * i), range(CLIENTS)))
