@@ -7,7 +7,8 @@
 # racecheck, synccheck, initcheck (the operators, each shape once, under compute-sanitizer), logits
 # (every way to cut a sequence, the golden and the shared cases), text (generated text, the shipped
 # model against the CPU). All of them by default. HADAL, HADAL_TEST, PYTHON and
-# HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist.
+# HADAL_SHARED name what is used; JOBS how many tests run side by side, with pytest-xdist; TESTS which
+# groups of operators the tools watch ("ops:real_*"); LOGS a folder for all that the parts print.
 # The last line is "N passed, N failed, N skipped". Without a GPU it exits 77.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.." || exit 1
@@ -16,6 +17,10 @@ export HADAL=${HADAL:-$PWD/build-cuda/hadal} HADAL_BACKEND=cuda PYTHONDONTWRITEB
 HADAL_TEST=${HADAL_TEST:-$PWD/build-cuda/hadal_test}
 PYTHON=${PYTHON:-python3}
 passed=0 failed=0 skipped=0
+if [ -z "${LOGS-}" ]; then
+    LOGS=$(mktemp -d)
+    trap 'rm -rf "$LOGS"' EXIT
+fi
 
 gpu=$("$HADAL" version | grep '^gpu')
 echo "$gpu"
@@ -36,11 +41,11 @@ add() { # RC TEXT
 }
 
 unit() { # COMMAND...
-    local text rc
-    text=$("$@" 2>&1)
+    local log=$LOGS/$part.log rc
+    "$@" >"$log" 2>&1
     rc=$?
-    grep -E '^\[ +(ERROR|LINE|FAILED|SKIPPED) |=========' <<<"$text" | head -40
-    add $rc "$(sed -nE 's/^\[ +(PASSED|FAILED|SKIPPED) +\] ([0-9]+) test\(s\).*/\2 \1/p' <<<"$text")"
+    grep -E '^\[ +(ERROR|LINE|FAILED|SKIPPED) |=========' "$log" | head -40
+    add $rc "$(sed -nE 's/^\[ +(PASSED|FAILED|SKIPPED) +\] ([0-9]+) test\(s\).*/\2 \1/p' "$log")"
 }
 
 ops() { unit "$HADAL_TEST" ops sample drafts fixed_steps; }
@@ -51,16 +56,18 @@ sanitize() { # TOOL
         skipped=$((skipped + 1))
         return
     fi
-    HADAL_TEST_BRIEF=1 unit compute-sanitizer --tool "$1" --error-exitcode 99 "$HADAL_TEST" ops sample
+    local groups
+    read -ra groups <<<"${TESTS:-ops sample}"
+    HADAL_TEST_BRIEF=1 unit compute-sanitizer --tool "$1" --error-exitcode 99 "$HADAL_TEST" "${groups[@]}"
 }
 
 end_to_end() { # pytest arguments
-    local text rc parallel=()
+    local log=$LOGS/$part.log rc parallel=()
     [ -n "${JOBS-}" ] && parallel=(-n "$JOBS")
-    text=$("$PYTHON" -m pytest -q -rs -p no:cacheprovider "${parallel[@]}" "$@" 2>&1)
+    "$PYTHON" -m pytest -q -rs -p no:cacheprovider "${parallel[@]}" "$@" >"$log" 2>&1
     rc=$?
-    tail -40 <<<"$text"
-    add $rc "$(grep -E '^=*.* in [0-9.]+s' <<<"$text" | tail -1)"
+    tail -40 "$log"
+    add $rc "$(grep -E '^=*.* in [0-9.]+s' "$log" | tail -1)"
 }
 
 logits() { end_to_end tests/e2e/test_logits.py; }

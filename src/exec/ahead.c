@@ -3,8 +3,9 @@
  * When a turn asks for step n, step n is under way already, queued behind step n - 1 in the
  * hope that the same requests go on; so step n + 1 is queued before step n is waited for. A
  * request that ended meanwhile has rows in step n that nobody reads. Works that step n does
- * not have (a prompt, a guide, somebody who comes back) are computed behind it, as always,
- * and the next turn begins afresh. */
+ * not have (a prompt, somebody who comes back) are computed behind it, as always, and the next
+ * turn begins afresh. So does every turn with a guided work, whose mask needs its last token:
+ * it is one launch, but the host cannot be ahead of it. */
 #include <string.h>
 
 #include "base/checked.h"
@@ -17,15 +18,27 @@ void exec_forget_slot(hd_executor *x, int32_t slot) {
     f->known[slot].position = -1;
 }
 
-/* Only decodes, and by nothing that the host has to look at between two tokens. */
-static bool is_plain(const hd_executor *x, const hd_work *w) {
-    const bool guided = x->replies && x->replies[w->slot].guide;
-    return w->n_choose == w->n && w->n_score == 0 && !guided;
+static bool is_guided(const hd_executor *x, const hd_work *w) {
+    return x->replies && x->replies[w->slot].guide;
 }
 
-static bool all_plain(const hd_executor *x, const hd_work *works, int32_t n) {
+static bool any_guided(const hd_executor *x, const hd_work *works, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
-        if (!is_plain(x, &works[i])) return false;
+        if (is_guided(x, &works[i])) return true;
+    }
+    return false;
+}
+
+/* Only decodes; if guided, without drafts, of which each needs a mask that follows from the one
+ * before. */
+static bool fits(const hd_executor *x, const hd_work *w) {
+    if (w->n_choose != w->n || w->n_score) return false;
+    return !is_guided(x, w) || (w->n == 1 && w->want_drafts == 0);
+}
+
+static bool all_fit(const hd_executor *x, const hd_work *works, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        if (!fits(x, &works[i])) return false;
     }
     return true;
 }
@@ -33,7 +46,7 @@ static bool all_plain(const hd_executor *x, const hd_work *works, int32_t n) {
 /* Whether a flight that continues has computed this very work, and perhaps drafts more. */
 static bool serves(const hd_executor *x, const exec_flight *f, const hd_work *w) {
     const hd_cursor *at = &x->fixed.known[w->slot];
-    if (!f->under_way || f->index[w->slot] < 0 || !is_plain(x, w)) return false;
+    if (!f->under_way || f->index[w->slot] < 0 || !fits(x, w)) return false;
     if (at->position != w->start || w->n - 1 > f->shape.n_drafts) return false;
     if (at->position + 2 * f->shape.n_drafts >= f->room[w->slot]) return false;
     return at->token == w->tokens[0] &&
@@ -69,7 +82,8 @@ static hd_status go_on(hd_executor *x, const exec_flight *f, const hd_work *work
     exec_shape shape;
     const int32_t lasting = count_lasting(works, n);
     x->fixed.next = other(&x->fixed, f);
-    if (!lasting || most_wanted(x, works, n) != f->shape.n_drafts) return HD_OK;
+    if (!lasting || any_guided(x, works, n)) return HD_OK;
+    if (most_wanted(x, works, n) != f->shape.n_drafts) return HD_OK;
     if (!exec_fixed_shape(x, lasting, f->shape.n_drafts, &shape)) return HD_OK;
     return exec_fixed_launch(x, x->fixed.next, &shape, works, n, false, err);
 }
@@ -126,7 +140,7 @@ static hd_status run_turn(hd_executor *x, const hd_work *works, int32_t n, hd_ch
         return land(x, f, works, n, chosen, err);
     }
     const int32_t depth = hd_max_i32(most_wanted(x, works, n), most_brought(works, n));
-    if (served == 0 && all_plain(x, works, n) && exec_fixed_shape(x, n, depth, &shape)) {
+    if (served == 0 && all_fit(x, works, n) && exec_fixed_shape(x, n, depth, &shape)) {
         if (f->under_way) HD_TRY(exec_fixed_land(x, f, err)); /* nobody wants it */
         HD_TRY(exec_fixed_launch(x, f, &shape, works, n, true, err));
         HD_TRY(go_on(x, f, works, n, err));

@@ -98,8 +98,7 @@ static void lay_limits(hd_executor *x, const hd_work *w, int32_t first, int32_t 
         const int32_t row = first + k, *next = w->tokens + w->n - w->n_choose + k + 1;
         const exec_limit limit =
             exec_reply_limit(trial, &x->masks, v->position[row], exec_mask_at(x, *used));
-        if (limit == EXEC_BY_MASK) v->mask_row[row] = (*used)++;
-        if (limit == EXEC_NO_END) v->mask_row[row] = x->n_rows;
+        v->mask_row[row] = exec_mask_row(x, limit, used);
         if (k + 1 == w->n_choose) return;
         if (limit != EXEC_FREE && !exec_mask_has(exec_mask_at(x, v->mask_row[row]), *next)) {
             return; /* the draft cannot stand, and what is behind it cannot be reached */
@@ -123,8 +122,7 @@ static int32_t lay_rows(hd_executor *x, const hd_work *works, int32_t n) {
         x->host.first_row[groups] = first + works[i].n_choose;
     }
     exec_upload_rows(x);
-    hd_stream_upload(x->env.stream, x->mask.device, x->mask.host,
-                     (size_t)masks * (size_t)x->masks.words * sizeof(uint32_t));
+    exec_upload_masks(x, masks);
     return groups;
 }
 

@@ -56,16 +56,13 @@ static bool lay_masks(hd_executor *x, const hd_work *works, int32_t n,
     for (int32_t k = 0; x->replies && k < n; k++) {
         const int32_t i = x->drafting[k];
         const exec_limit limit = limit_draft(x, &works[i], &chosen[i], exec_mask_at(x, used));
-        x->host.draft_mask[k] = limit == EXEC_BY_MASK  ? used++
-                                : limit == EXEC_NO_END ? x->n_rows
-                                                       : -1;
+        x->host.draft_mask[k] = exec_mask_row(x, limit, &used);
         limited += limit != EXEC_FREE;
     }
     if (!limited) return false;
     hd_stream_upload(x->env.stream, x->device.draft_mask, x->host.draft_mask,
                      (size_t)n * sizeof *x->host.draft_mask);
-    hd_stream_upload(x->env.stream, x->mask.device, x->mask.host,
-                     (size_t)used * (size_t)x->masks.words * sizeof(uint32_t));
+    exec_upload_masks(x, used);
     return true;
 }
 

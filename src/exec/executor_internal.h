@@ -65,6 +65,18 @@ static inline uint32_t *exec_mask_at(const hd_executor *x, int32_t row) {
     return (uint32_t *)x->mask.host + (int64_t)row * x->masks.words;
 }
 
+/* The row of masks that a row of logits goes by: the next free one if it was just written, the
+ * constant one, or none. */
+static inline int32_t exec_mask_row(const hd_executor *x, exec_limit limit, int32_t *used) {
+    return limit == EXEC_BY_MASK ? (*used)++ : limit == EXEC_NO_END ? x->n_rows : -1;
+}
+
+/* Sends the first `used` rows of masks. */
+static inline void exec_upload_masks(hd_executor *x, int32_t used) {
+    hd_stream_upload(x->env.stream, x->mask.device, x->mask.host,
+                     (size_t)used * (size_t)x->masks.words * sizeof(uint32_t));
+}
+
 /* Sends the rows part. */
 static inline void exec_upload_rows(hd_executor *x) {
     const exec_view *h = &x->host;

@@ -38,6 +38,7 @@ static exec_orders orders_in(const hd_executor *x, void *block, const exec_shape
     o.flight = ints(&a, 1);
     o.outcome_bytes = ints(&a, 1);
     o.seqs = take(&a, z->n, sizeof *o.seqs);
+    o.mask_row = ints(&a, (int64_t)z->n * (1 + z->n_drafts));
     for (int life = 0; life < HD_N_LIFETIMES; life++) {
         o.tables[life] = ints(&a, (int64_t)z->n * x->fixed.table_stride);
     }
@@ -276,6 +277,8 @@ static void queue_choice(hd_executor *x, const exec_orders *o, const exec_outcom
                                                         .slot = b->slot,
                                                         .position = b->position,
                                                         .bias = x->device.bias,
+                                                        .mask = x->mask.device,
+                                                        .mask_row = o->mask_row,
                                                         .counts = x->counts,
                                                         .input = b->token,
                                                         .n_drafted = b->n_drafted,
@@ -397,18 +400,29 @@ static hd_step_seq order_of(const hd_executor *x, const exec_shape *z, const hd_
     return q;
 }
 
+/* A guided work is one row: what its next token goes by follows from the last one alone. */
+static int32_t mask_row_of(hd_executor *x, const hd_work *w, int32_t *used) {
+    if (!x->replies) return -1;
+    uint32_t *mask = exec_mask_at(x, *used);
+    return exec_mask_row(
+        x, exec_reply_limit(&x->replies[w->slot], &x->masks, w->start + 1, mask), used);
+}
+
 static void give_orders(hd_executor *x, exec_flight *f, const hd_work *works, int32_t n,
                         bool fresh) {
     exec_fixed *a = &x->fixed;
     const exec_orders o = orders_in(x, a->orders_host[a->turn], &f->shape);
     const exec_outcome out = outcome_in(f->outcome, &f->shape);
-    int32_t live = 0;
+    const int32_t per_seq = 1 + f->shape.n_drafts;
+    int32_t live = 0, masks = 0;
     for (int32_t s = 0; s < x->o.n_slots; s++) f->index[s] = -1;
+    for (int32_t row = 0; row < f->shape.n * per_seq; row++) o.mask_row[row] = -1;
     f->tops = false;
     for (int32_t i = 0; i < n; i++) {
         const hd_work *w = &works[i];
         if (!fresh && w->left == 1) continue;
         o.seqs[live] = order_of(x, &f->shape, w, fresh);
+        if (fresh) o.mask_row[live * per_seq] = mask_row_of(x, w, &masks);
         fill_tables(x, &o, live, w);
         f->room[w->slot] = o.seqs[live].room;
         f->index[w->slot] = live++;
@@ -419,6 +433,7 @@ static void give_orders(hd_executor *x, exec_flight *f, const hd_work *works, in
     *o.flight = (int32_t)(f - a->flight);
     *o.outcome_bytes = (int32_t)(f->tops ? out.bytes : out.top_at);
     a->turn = !a->turn;
+    if (masks) exec_upload_masks(x, masks);
 }
 
 static exec_recorded *recorded_of(const hd_executor *x, const exec_shape *z) {
@@ -517,6 +532,7 @@ void exec_fixed_collect(hd_executor *x, const exec_flight *f, const hd_work *w, 
         c->tokens[k] = o.token[first + k];
         c->logprobs[k] = o.logprob[first + k];
         exec_note_failure(c, c->tokens[k]);
+        if (x->replies) exec_reply_advance(&x->replies[w->slot], &x->masks, c->tokens[k]);
     }
     show_top(x, &o, w->slot, first, c);
     note_cursor(x, f, &o, w, i);

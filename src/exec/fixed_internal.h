@@ -22,6 +22,7 @@ typedef struct exec_orders {
     int32_t *flight;                 /* whose outcome this will be */
     int32_t *outcome_bytes;          /* that the host wants */
     hd_step_seq *seqs;               /* [n] */
+    int32_t *mask_row;               /* [rows] what guides a row; -1: nothing */
     int32_t *tables[HD_N_LIFETIMES]; /* [n, table_stride] */
     size_t bytes;
 } exec_orders;
@@ -98,7 +99,7 @@ void exec_fixed_close(hd_executor *x);
 bool exec_fixed_shape(const hd_executor *x, int32_t n, int32_t n_drafts, exec_shape *out);
 
 /* Launches works[n] as a flight: fresh from what the works say, or where the flight before
- * leaves them, without those that cannot outlive it. */
+ * leaves them, without those that cannot outlive it; then none of them has a guide. */
 hd_status exec_fixed_launch(hd_executor *x, exec_flight *f, const exec_shape *shape,
                             const hd_work *works, int32_t n, bool fresh, hd_err *err);
 

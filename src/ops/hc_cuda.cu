@@ -137,26 +137,26 @@ static __device__ void sinkhorn(double *comb, int32_t hc, int32_t iters, double 
     }
 }
 
-/* The same for 4 x 4 in one warp, an element per lane; the upper lanes repeat the lower. In
- * float: every turn repairs the roundings of the one before. */
+/* The same for 4 x 4 in one warp, an element per lane: a lane reads and writes its own element of
+ * comb and no other, the upper ones compute with zeros. In float: every turn repairs the roundings
+ * of the one before. */
 static __device__ void sinkhorn_of_four(double *comb, int32_t iters, float eps) {
-    const int k = threadIdx.x % 16;
+    const int k = threadIdx.x;
     const auto sum_of = [](float x, int step) {
         x += __shfl_xor_sync(ALL_LANES, x, step);
         return x + __shfl_xor_sync(ALL_LANES, x, 2 * step);
     };
-    double top = comb[k];
-    top = fmax(top, __shfl_xor_sync(ALL_LANES, top, 1));
+    const double given = k < 16 ? comb[k] : 0.0;
+    double top = fmax(given, __shfl_xor_sync(ALL_LANES, given, 1));
     top = fmax(top, __shfl_xor_sync(ALL_LANES, top, 2));
-    float own = expf((float)(comb[k] - top));
+    float own = expf((float)(given - top));
     own = own / sum_of(own, 1) + eps;
     own /= sum_of(own, 4) + eps;
     for (int32_t i = 1; i < iters; i++) {
         own /= sum_of(own, 1) + eps;
         own /= sum_of(own, 4) + eps;
     }
-    __syncwarp();
-    if (threadIdx.x < 16) comb[k] = (double)own;
+    if (k < 16) comb[k] = (double)own;
 }
 
 /* Stretch `part` of `parts` of the columns. */

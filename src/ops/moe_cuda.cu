@@ -214,6 +214,7 @@ static __global__ void __launch_bounds__(BLOCK) combine(hd_combine_args a) {
 void hd_combine_cuda(hd_stream *s, const hd_combine_args *a) {
     if (a->rows == 0) return;
     const size_t bytes = (size_t)a->top_k * sizeof(int32_t);
-    combine<<<a->rows, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
+    const size_t whole = (bytes + 15) / 16 * 16; /* the compiler reads several at once */
+    combine<<<a->rows, BLOCK, whole, hd_cuda_stream(s)>>>(*a);
     hd_cuda_check(s, "combine");
 }

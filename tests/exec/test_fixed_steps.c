@@ -98,6 +98,46 @@ static void texts_are_the_same(void **state) {
     }
 }
 
+/* Masks travel with the orders, rows without one beside them; others draft. */
+static void guided_rows_stay_in_the_step(void **state) {
+    (void)state;
+    static const char pattern[] = "([a-f]{1,3}[0-9 ]){30,}";
+    static const int32_t forced[] = {UNTHINK + 9, UNTHINK + 4};
+    const hd_grammar_args args = {
+        .kind = HD_GRAMMAR_REGEX, .text = pattern, .n = sizeof pattern - 1};
+    hd_grammar *form;
+    assert_int_equal(hd_grammar_open(&form, &args, NULL), HD_OK);
+    for (size_t i = 1; i < HD_LEN(models); i++) {
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            open_either(models[i], 0.0f, fixed);
+            mixed_crowd(40 + i);
+            crowd[0].guide.grammar = form;
+            crowd[1].guide = (hd_guide){.reasoning = true,
+                                        .think = -1,
+                                        .unthink = UNTHINK,
+                                        .max_reasoning = 30,
+                                        .forced = forced,
+                                        .n_forced = HD_LEN(forced),
+                                        .grammar = form};
+            for (int32_t r = 0; r < SLOTS; r++) {
+                if (r < 2) crowd[r].n_drafts = 0;
+                crowd[r].choosing.guide = r < 2 ? &crowd[r].guide : NULL;
+                enter(&m, &crowd[r]);
+            }
+            run_all(&m, crowd, SLOTS);
+            if (!fixed) memcpy(before, crowd, sizeof before);
+            for (int32_t r = 0; r < SLOTS; r++) {
+                check_same(&crowd[r], &before[r]);
+                assert_int_equal(crowd[r].steps, before[r].steps);
+            }
+            assert_true(crowd[0].n > 60 && crowd[1].n > 60);
+            if (fixed) assert_true(replayed(crowd[1].steps / 2));
+            close_machine(&m);
+        }
+    }
+    hd_grammar_close(form);
+}
+
 /* Everybody draws anew how far to draft, comes late, is put back into another slot, brings the
  * drafts of an oracle, or is under a guide, at some time. */
 static void whoever_comes_and_goes(void **state) {
@@ -212,6 +252,7 @@ static void loads_are_the_same(void **state) {
 int test_fixed_steps(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_the_same),
+        cmocka_unit_test(guided_rows_stay_in_the_step),
         cmocka_unit_test(whoever_comes_and_goes),
         cmocka_unit_test(benchmarks_accept_the_same),
         cmocka_unit_test(texts_end_with_the_context),
