@@ -67,7 +67,8 @@ static void absorb(const model_step *s, int32_t layer) {
                                         .out_stride = s->m->share->n_heads * wide,
                                         .out_head = wide,
                                         .x_stride = s->m->share->n_heads * narrow,
-                                        .x_head = narrow});
+                                        .x_head = narrow,
+                                        .half_split = c->rope_half_split});
 }
 
 /* The indexer rotates its first rope_dim elements in half-split pairs. */
