@@ -115,6 +115,14 @@ CASES = {
         topk_group=3, num_experts_per_tok=7, moe_intermediate_size=12, hidden_size=88,
         num_attention_heads=8, num_key_value_heads=8, qk_nope_head_dim=8, qk_rope_head_dim=4,
         v_head_dim=12, q_lora_rank=20, kv_lora_rank=24, vocab_size=97)),
+    # what the library can and no release does: half-split pairs, no shared expert
+    "v3_unusual": (V3, 70, dict(
+        rope_interleave=False, n_shared_experts=0, num_hidden_layers=2, hidden_size=40,
+        intermediate_size=56, moe_intermediate_size=20, n_routed_experts=6, n_group=3,
+        num_experts_per_tok=2, q_lora_rank=24, kv_lora_rank=20, qk_nope_head_dim=12,
+        qk_rope_head_dim=10, v_head_dim=14, num_nextn_predict_layers=0, vocab_size=61,
+        rope_parameters=dict(YARN, rope_theta=10000.0, original_max_position_embeddings=24,
+                             mscale=1.0, mscale_all_dim=0.8))),
     # most layers dense; weights not renormalized
     "v3_dense": (V3, 150, dict(
         num_hidden_layers=4, first_k_dense_replace=3, norm_topk_prob=False,
@@ -152,6 +160,14 @@ CASES = {
         o_lora_rank=16, n_routed_experts=6, num_experts_per_tok=2, moe_intermediate_size=24,
         sliding_window=20, index_topk=10, vocab_size=96,
         layer_types=[WINDOW, HCA, CSA], mlp_layer_types=["hash_moe", "moe", "moe"])),
+    # an index head wider than the attention's, a window of a few tokens, two streams
+    "v4_wide_index": (V4, 90, dict(
+        num_hidden_layers=2, hidden_size=40, num_attention_heads=2, head_dim=12,
+        qk_rope_head_dim=6, q_lora_rank=20, o_groups=1, o_lora_rank=16, n_routed_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=16, sliding_window=3, index_n_heads=10,
+        index_head_dim=28, index_topk=5, hc_mult=2, hc_sinkhorn_iters=3, vocab_size=61,
+        num_nextn_predict_layers=0, layer_types=[CSA, CSA], mlp_layer_types=["hash_moe", "moe"],
+        compress_rates={CSA: 4, HCA: 24})),
     # window only, and a window of the whole context
     "v4_window": (V4, 130, dict(
         num_hidden_layers=2, layer_types=[WINDOW, WINDOW], mlp_layer_types=["moe", "moe"],
@@ -183,6 +199,8 @@ def random_values(rng, name, tensor, n_experts):
     if name.endswith("tid2eid"):
         return np.stack([rng.permutation(n_experts)[: shape[1]] for _ in range(shape[0])])
     noise = rng.standard_normal(shape)
+    if noise.size == 0:  # no shared expert
+        return noise
     if "e_score_correction_bias" in name:
         return 0.05 * noise
     if re.search(r"sinks|position_bias|(_hc\.|hc_)base", name):

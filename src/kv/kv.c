@@ -51,8 +51,8 @@ hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec) {
     int32_t hca = spec->hca_ratio ? spec->hca_ratio : 1;
     int32_t page = csa / gcd(csa, hca) * hca;
     if (page == 1) page = MLA_PAGE_TOKENS; /* no compressor at all */
-    int32_t reach = spec->window - 1;
-    reach = hd_max_i32(reach, hd_max_i32(csa, hca) - 1);
+    int32_t reach = hd_max_i32(spec->window, hd_max_i32(csa, hca)) - 1;
+    reach = hd_max_i32(reach, 1); /* 0 would say that there are no such pages */
     return (hd_kv_shape){.page_tokens = page, .reach = reach};
 }
 

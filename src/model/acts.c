@@ -30,8 +30,10 @@ static void place_attention(model_acts *t, hd_arena *a, const hd_model *m) {
     t->index_k = take(a, m, n * c->index_dim);
     t->index_weight = take_f32(a, n * c->index_heads);
     t->selected = take_i32(a, n * c->index_topk);
-    t->compress_kv = take_f32(a, mla ? 0 : n * 2 * c->head_dim);
-    t->compress_gate = take_f32(a, mla ? 0 : n * 2 * c->head_dim);
+    /* the compressor of the attention, then that of the indexer */
+    const int32_t entry = c->index_dim > c->head_dim ? c->index_dim : c->head_dim;
+    t->compress_kv = take_f32(a, mla ? 0 : n * 2 * entry);
+    t->compress_gate = take_f32(a, mla ? 0 : n * 2 * entry);
 }
 
 static void place_ffn(model_acts *t, hd_arena *a, const hd_model *m) {

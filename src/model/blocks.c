@@ -37,16 +37,18 @@ void model_linear_f32(const model_step *s, int32_t layer, hd_role role, float *o
 void model_rope(const model_step *s, const float *cos_sin, hd_act *x, int32_t at, int32_t heads,
                 int32_t head_width) {
     hd_act *first = model_at(s, x, at);
-    s->m->env.ops->rope(s->m->env.stream, &(hd_rope_args){.out = first,
-                                                          .x = first,
-                                                          .cos_sin = cos_sin,
-                                                          .rows = s->b->n_rows,
-                                                          .heads = heads,
-                                                          .pairs = s->m->env.spec->rope_dim / 2,
-                                                          .out_stride = heads * head_width,
-                                                          .out_head = head_width,
-                                                          .x_stride = heads * head_width,
-                                                          .x_head = head_width});
+    s->m->env.ops->rope(s->m->env.stream,
+                        &(hd_rope_args){.out = first,
+                                        .x = first,
+                                        .cos_sin = cos_sin,
+                                        .rows = s->b->n_rows,
+                                        .heads = heads,
+                                        .pairs = s->m->env.spec->rope_dim / 2,
+                                        .out_stride = heads * head_width,
+                                        .out_head = head_width,
+                                        .x_stride = heads * head_width,
+                                        .x_head = head_width,
+                                        .half_split = s->m->env.spec->rope_half_split});
 }
 
 void model_index_select(const model_step *s, hd_paged keys, int32_t ratio) {

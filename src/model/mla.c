@@ -112,7 +112,8 @@ static void rope_query(const model_step *s, const span *p, hd_act *out, int32_t 
                         .out_stride = heads * (to + c->rope_dim),
                         .out_head = to + c->rope_dim,
                         .x_stride = heads * narrow,
-                        .x_head = narrow});
+                        .x_head = narrow,
+                        .half_split = c->rope_half_split});
 }
 
 /* q_wide = [W_uk^T q_nope | rope(q_rope)] per head */

@@ -56,6 +56,15 @@ const char *hd_family_name(hd_family f) {
     return f >= 0 && f < HD_N_FAMILIES ? families[f].model_type : "unknown";
 }
 
+/* The family of model_type, HD_N_FAMILIES when it is none of them. */
+static hd_family family_of_type(const char *type) {
+    int f = 0;
+    if (strcmp(type, "kimi_k2") == 0) return HD_FAMILY_V3; /* V3 in other sizes */
+    while (f < HD_N_FAMILIES && strcmp(type, families[f].model_type) != 0) f++;
+    return (hd_family)f;
+}
+
+/* The class decides and model_type must agree; a file without classes has only model_type. */
 static hd_status read_family(hd_model_spec *s, const weights_view *v) {
     static const char list[] = "supported are DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, "
                                "DeepseekV32ForCausalLM and DeepseekV4ForCausalLM";
@@ -63,6 +72,12 @@ static hd_status read_family(hd_model_spec *s, const weights_view *v) {
     const char *type;
     HD_TRY(weights_array(v, "architectures", &names));
     HD_TRY(weights_text(v, "model_type", &type));
+    const hd_family named = type ? family_of_type(type) : HD_N_FAMILIES;
+    if (!names && named < HD_N_FAMILIES) {
+        s->family = named;
+        snprintf(s->architecture, sizeof s->architecture, "%s", families[named].architecture);
+        return HD_OK;
+    }
     const char *name = json_string_value(json_array_get(names, 0));
     if (!name) return weights_refuse(v, HD_EFORMAT, "architectures", names, list);
     if (strcmp(name, "DeepseekV41ForCausalLM") == 0) {
@@ -73,7 +88,7 @@ static hd_status read_family(hd_model_spec *s, const weights_view *v) {
         if (strcmp(name, families[f].architecture) != 0) continue;
         s->family = (hd_family)f;
         snprintf(s->architecture, sizeof s->architecture, "%s", name);
-        if (!type || strcmp(type, families[f].model_type) == 0) return HD_OK;
+        if (!type || named == s->family) return HD_OK;
         return HD_FAIL(
             v->err, HD_EFORMAT,
             "%s: key \"model_type\" is \"%.64s\" but \"architectures\" says %s, whose "
@@ -129,7 +144,7 @@ static hd_status read_common(hd_model_spec *s, const weights_view *v) {
     HD_TRY(weights_int(v, "moe_intermediate_size", 1, 1 << 20, &s->moe_inter));
     HD_TRY(weights_int(v, "n_routed_experts", 1, 16384, &r->n_experts));
     HD_TRY(weights_int(v, "num_experts_per_tok", 1, r->n_experts, &r->top_k));
-    HD_TRY(weights_int(v, "n_shared_experts", 1, 64, &s->n_shared));
+    HD_TRY(weights_int_or(v, "n_shared_experts", 0, 64, 0, &s->n_shared));
     HD_TRY(weights_real(v, "routed_scaling_factor", 1e-6, 1e6, &scale));
     r->scale = (float)scale;
     return read_dtype(s, v);

@@ -10,8 +10,13 @@ static hd_status read_attention(hd_model_spec *s, const weights_view *v) {
     HD_TRY(weights_int(v, "qk_nope_head_dim", 1, 8192, &s->nope_dim));
     HD_TRY(weights_int(v, "qk_rope_head_dim", 2, 8192, &s->rope_dim));
     HD_TRY(weights_int(v, "v_head_dim", 1, 8192, &s->v_dim));
-    /* false: rotated dimensions stored half-split, which no released checkpoint does */
-    HD_TRY(weights_only_bool(v, "rope_interleave", true));
+    bool interleaved = true; /* the library asks V3 alone */
+    if (s->family == HD_FAMILY_V3) {
+        HD_TRY(weights_bool_or(v, "rope_interleave", true, &interleaved));
+    } else {
+        HD_TRY(weights_only_bool(v, "rope_interleave", true));
+    }
+    s->rope_half_split = !interleaved;
     if (s->rope_dim % 2 != 0) {
         return weights_refuse(v, HD_EFORMAT, "qk_rope_head_dim",
                               weights_find(v, "qk_rope_head_dim"),
@@ -114,7 +119,7 @@ static hd_status read_mlp_kinds(hd_model_spec *s, const weights_view *v) {
     int32_t first, freq;
     const json_t *kinds;
     int32_t usual = s->family == HD_FAMILY_V2 ? 0 : 3; /* the library's defaults */
-    HD_TRY(weights_int_or(v, "first_k_dense_replace", 0, s->n_layers, usual, &first));
+    HD_TRY(weights_int_or(v, "first_k_dense_replace", 0, 512, usual, &first));
     HD_TRY(weights_int_or(v, "moe_layer_freq", 1, 512, 1, &freq));
     HD_TRY(weights_array(v, "mlp_layer_types", &kinds));
     if (kinds && json_array_size(kinds) != (size_t)s->n_layers) {
@@ -144,7 +149,6 @@ static hd_status read_mlp_kinds(hd_model_spec *s, const weights_view *v) {
 
 /* Every layer of a family attends in the same way. V3.2's is called deepseek_sparse_attention
  * by release 5.17 of the Hugging Face library and indexed_attention by later ones. */
-/* Both spellings of V3.2 are found in the wild; the second is the library's newer word. */
 static hd_status check_layer_types(hd_model_spec *s, const weights_view *v) {
     static const char *const sparse[] = {"deepseek_sparse_attention", "indexed_attention"};
     static const char *const full[] = {"full_attention", "full_attention"};

@@ -117,6 +117,7 @@ static void put_moe(sink *k, bool hash) {
                 HD_CUT_EXPERT, HD_CUT_EXPERT);
     }
     k->expert = -1;
+    if (s->n_shared == 0) return;
     snprintf(name, sizeof name, "%s.shared_experts.", room);
     put_mlp(k, HD_SHARED_GATE, HD_SHARED_UP, HD_SHARED_DOWN, name,
             (int64_t)s->n_shared * s->moe_inter, HD_CUT_DENSE_ROWS, HD_CUT_DENSE_COLS);

@@ -87,6 +87,7 @@ typedef struct hd_model_spec {
 
     /* MLA families */
     int32_t kv_rank, nope_dim, v_dim;
+    bool rope_half_split; /* V3 with rope_interleave false; no release has it */
 
     /* V4 attention */
     int32_t head_dim, window, o_groups, o_rank;
@@ -98,7 +99,7 @@ typedef struct hd_model_spec {
 
     /* feed-forward */
     int32_t dense_inter, moe_inter;
-    int32_t n_shared; /* shared experts, run as one MLP of n_shared * moe_inter */
+    int32_t n_shared; /* shared experts, run as one MLP of n_shared * moe_inter; 0: none */
     hd_route_rule route;
     float swiglu_limit; /* 0: no clamp */
 

@@ -7,6 +7,7 @@ must not change one bit.
 
 import json
 
+import make_model
 import numpy as np
 import pytest
 from conftest import BACKEND, GOLDEN, SHARED, run_hadal
@@ -171,6 +172,18 @@ def test_drafts_do_not_change_a_bit(logits, case):
     _, alone = logits(case, tokens=other, mtp=True)
     _, together = logits(case, tokens=[other, tokens], mtp=True, chunk=11)
     assert_same_bits(together, np.concatenate([alone, whole]), "two sequences")
+
+
+def test_window_of_one_token(logits, tmp_path):
+    """A query that sees itself alone; without compressors nothing older is kept either."""
+    config = dict(make_model.V4, sliding_window=1, compress_ratios=[0] * 6)
+    model = make_model.write_model(tmp_path / "model", config)
+    tokens = [5, 9, 5, 80, 5]
+    whole = logits(model, tokens=tokens)
+    assert np.abs(whole[[0, 2]] - whole[[2, 4]]).max() < 1e-5  # the same token elsewhere
+    for options in ({"chunk": 1}, {"decode_from": 1}, {"mtp": True}):
+        again = logits(model, tokens=tokens, **options)
+        assert_same_bits(again[0] if "mtp" in options else again, whole, str(options))
 
 
 # ---- what is refused ----
