@@ -115,9 +115,8 @@ static void add_values(const hd_attend_args *a, const ops_kernels *k, const atte
                           .n_rows = n,
                           .cols = cols});
         for (int32_t h = 0; h < t->n_heads; h++) {
-            float *out = p->out + (int64_t)h * a->v_dim + col;
-            const float *sum = s->sum + h * STRETCH, down = s->down[h];
-            for (int32_t c = 0; c < cols; c++) out[c] = out[c] * down + sum[c];
+            k->blend(p->out + (int64_t)h * a->v_dim + col, s->sum + h * STRETCH, s->down[h],
+                     cols);
         }
     }
 }

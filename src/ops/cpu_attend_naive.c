@@ -118,9 +118,7 @@ static void meet_keys(const naive_task *t, int32_t row, int32_t n_rows, int32_t 
                          .n_rows = n,
                          .cols = v_dim});
     for (int32_t i = 0; i < n_rows; i++) {
-        float *restrict out = out_of(t, row + i);
-        const float *restrict sum = s->sum + i * v_dim;
-        for (int32_t c = 0; c < v_dim; c++) out[c] = out[c] * down[i] + sum[c];
+        t->k->blend(out_of(t, row + i), s->sum + i * v_dim, down[i], v_dim);
     }
 }
 

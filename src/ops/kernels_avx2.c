@@ -194,6 +194,16 @@ float ops_exp_sum_avx2(float *x, int32_t n, float shift) {
     return fold_lanes(low, high);
 }
 
+static void blend(float *out, const float *sum, float down, int32_t n) {
+    const __m256 by = _mm256_set1_ps(down);
+    for (int32_t i = 0; i < n; i += 8) {
+        const __m256i live = first_lanes(n - i);
+        const __m256 old = _mm256_maskload_ps(out + i, live);
+        _mm256_maskstore_ps(out + i, live,
+                            _mm256_fmadd_ps(old, by, _mm256_maskload_ps(sum + i, live)));
+    }
+}
+
 /* ---- stored formats: 8 elements from the first bytes of src ---- */
 
 typedef __m256 widen_fn(const uint8_t *src);
@@ -294,12 +304,12 @@ void ops_decode_e2m1_avx2(float *out, const uint8_t *src, int32_t n, const float
     decode(out, src, n, scale, block, widen_e2m1, 4);
 }
 
-#define AVX2                                                                            \
-    .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix, \
-    .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx2, .turn = ops_turn_avx2,            \
-    .index_scores = ops_index_scores_avx2, .weigh = ops_weigh_avx2,                     \
-    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,        \
-               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = ops_decode_e4m3_avx2,      \
+#define AVX2                                                                                 \
+    .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix,      \
+    .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx2, .blend = blend, .turn = ops_turn_avx2, \
+    .index_scores = ops_index_scores_avx2, .weigh = ops_weigh_avx2,                          \
+    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,             \
+               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = ops_decode_e4m3_avx2,           \
                [HD_E8M0] = ops_decode_e8m0_avx2, [HD_E2M1] = ops_decode_e2m1_avx2}
 
 const ops_kernels ops_kernels_avx2 = {AVX2};

@@ -162,12 +162,12 @@ static void mix(const ops_mix *m) {
 }
 
 /* All but the stored formats that byte look-ups serve better. */
-#define SHARED(e4m3)                                                                    \
-    .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix, \
-    .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx2, .turn = ops_turn_avx2,            \
-    .index_scores = ops_index_scores_avx512, .weigh = ops_weigh_avx512,                 \
-    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,        \
-               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = e4m3,                      \
+#define SHARED(e4m3)                                                                           \
+    .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix,        \
+    .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx512, .blend = ops_blend_avx512,             \
+    .turn = ops_turn_avx2, .index_scores = ops_index_scores_avx512, .weigh = ops_weigh_avx512, \
+    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,               \
+               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = e4m3,                             \
                [HD_E8M0] = ops_decode_e8m0_avx2, [HD_E2M1] = ops_decode_e2m1_avx2}
 #define MEET(e4m3, e2m1)                       \
     .meet = {[HD_F32] = ops_meet_f32_avx512,   \

@@ -80,6 +80,8 @@ typedef struct ops_kernels {
     float (*max)(const float *x, int32_t n); /* -inf of nothing */
     /* x = exp(x - shift) in place; gives the sum */
     float (*exp_sum)(float *x, int32_t n, float shift);
+    /* out = out * down + sum */
+    void (*blend)(float *out, const float *sum, float down, int32_t n);
     /* out[c, u] = row[u][c] for OPS_TURN_KEYS rows */
     void (*turn)(float *out, const float *const *row, int32_t cols);
     void (*index_scores)(const ops_index *x);
@@ -104,6 +106,8 @@ double ops_square_sum_avx2(const float *x, int32_t n);
 void ops_fold_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w);
 float ops_max_avx2(const float *x, int32_t n);
 float ops_exp_sum_avx2(float *x, int32_t n, float shift);
+float ops_exp_sum_avx512(float *x, int32_t n, float shift);
+void ops_blend_avx512(float *out, const float *sum, float down, int32_t n);
 void ops_turn_avx2(float *out, const float *const *row, int32_t cols);
 void ops_index_scores_avx2(const ops_index *x);
 void ops_index_scores_avx512(const ops_index *x);

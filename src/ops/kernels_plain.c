@@ -79,6 +79,10 @@ static float exp_sum(float *x, int32_t n, float shift) {
     return fold_lanes(lane);
 }
 
+static void blend(float *out, const float *sum, float down, int32_t n) {
+    for (int32_t i = 0; i < n; i++) out[i] = out[i] * down + sum[i];
+}
+
 static void turn(float *out, const float *const *row, int32_t cols) {
     for (int32_t u = 0; u < OPS_TURN_KEYS; u++) {
         for (int32_t c = 0; c < cols; c++) out[c * OPS_TURN_KEYS + u] = row[u][c];
@@ -181,10 +185,11 @@ static void decode_e2m1(float *out, const uint8_t *src, int32_t n, const float *
     decode(out, src, n, scale, block, widen_e2m1);
 }
 
-#define PLAIN                                                                                 \
-    .square_sum = square_sum, .dots = dots, .fold = fold, .mix = mix, .max = max,             \
-    .exp_sum = exp_sum, .turn = turn, .index_scores = index_scores, .weigh = ops_weigh_plain, \
-    .decode = {[HD_F32] = decode_f32,   [HD_F16] = decode_f16,   [HD_BF16] = decode_bf16,     \
+#define PLAIN                                                                             \
+    .square_sum = square_sum, .dots = dots, .fold = fold, .mix = mix, .max = max,         \
+    .exp_sum = exp_sum, .blend = blend, .turn = turn, .index_scores = index_scores,       \
+    .weigh = ops_weigh_plain,                                                             \
+    .decode = {[HD_F32] = decode_f32,   [HD_F16] = decode_f16,   [HD_BF16] = decode_bf16, \
                [HD_E4M3] = decode_e4m3, [HD_E8M0] = decode_e8m0, [HD_E2M1] = decode_e2m1}
 
 const ops_kernels ops_kernels_plain = {PLAIN};
