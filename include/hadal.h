@@ -56,6 +56,9 @@ typedef struct hd_engine_options {
     float forced_acceptance; /* for benchmarks: accept this many drafts per step on average,
                                 whatever the model says; the text is then worthless */
     int32_t null_step_us;    /* what a step of the null backend takes; default: nothing */
+    void (*on_upload)(void *ctx, size_t done, size_t total); /* NULL, or told while weights are
+                                copied to a GPU: bytes so far and in all, inside hd_engine_open */
+    void *on_upload_ctx;
 } hd_engine_options;
 
 /* 0 on success; negative on failure: then *out is NULL and why holds one sentence. */

@@ -2,11 +2,12 @@
 """Times PyTorch on the cases of `hadal bench ops` and prints ours, the peer, the limit.
 
     build-cuda/hadal bench ops --backend cuda --json > ops.json
-    bench/peers/torch_ops.py ops.json
+    bench/peers/torch_ops.py [--json] ops.json
 
 Needs torch with CUDA. The peer computes the same from bfloat16 (stored matrices too; or FP8 with
 a scale per row where that is faster), ours from float32 activations. A time is that of one of
-several copies in a CUDA graph over rotating operands, the median of rounds.
+several copies in a CUDA graph over rotating operands, the median of rounds. --json: the cases
+again, an object on a line, with the peer and its microseconds.
 """
 
 import json
@@ -233,17 +234,28 @@ def peer_of(case):
     return best
 
 
+def print_row(c, name, seconds):
+    peer = f"{seconds * 1e6:10.2f} {seconds * 1e6 / c['us']:8.2f}" if seconds else f"{'-':>10} {'-':>8}"
+    print(f"{c['case']:<28} {c['rows']:>5} {c['us']:10.2f}  {name:<18} {peer} {c['limit_us']:10.2f} "
+          f"{c['binds']:>5} {100 * c['limit_us'] / c['us']:7.1f}% {100 * c['spread']:6.1f}%", flush=True)
+
+
 def main():
-    source = open(sys.argv[1]) if len(sys.argv) > 1 else sys.stdin
+    as_json = "--json" in sys.argv
+    paths = [a for a in sys.argv[1:] if a != "--json"]
+    source = open(paths[0]) if paths else sys.stdin
     cases = [json.loads(line) for line in source if line.startswith("{")]
-    print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}")
-    print(f"{'case':<28} {'rows':>5} {'ours us':>10}  {'peer':<18} {'peer us':>10} {'speedup':>8} "
-          f"{'limit us':>10} {'binds':>5} {'of limit':>8} {'spread':>7}")  # fmt: skip
+    if not as_json:
+        print(f"torch {torch.__version__}, CUDA {torch.version.cuda}, {torch.cuda.get_device_name()}")
+        print(f"{'case':<28} {'rows':>5} {'ours us':>10}  {'peer':<18} {'peer us':>10} {'speedup':>8} "
+              f"{'limit us':>10} {'binds':>5} {'of limit':>8} {'spread':>7}")  # fmt: skip
     for c in cases:
         name, seconds = peer_of(c)
-        peer = f"{seconds * 1e6:10.2f} {seconds * 1e6 / c['us']:8.2f}" if seconds else f"{'-':>10} {'-':>8}"
-        print(f"{c['case']:<28} {c['rows']:>5} {c['us']:10.2f}  {name:<18} {peer} {c['limit_us']:10.2f} "
-              f"{c['binds']:>5} {100 * c['limit_us'] / c['us']:7.1f}% {100 * c['spread']:6.1f}%", flush=True)
+        if as_json:
+            us = seconds and seconds * 1e6
+            print(json.dumps({**c, "torch": torch.__version__, "peer": name, "peer_us": us}), flush=True)
+        else:
+            print_row(c, name, seconds)
         torch.cuda.empty_cache()
 
 

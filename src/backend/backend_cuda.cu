@@ -1,18 +1,20 @@
 /* backend_cuda.cu - one GPU: its memory, pinned host memory, and streams of kernels and copies.
  *
  * Uploads go through a ring of pinned pieces, so that the caller's bytes are free at once and
- * copies run beside the host that fills the next piece, also from a mapped checkpoint. Ops are
- * recorded by stream capture. */
+ * copies run beside the host that fills the next pieces, also from a mapped checkpoint; several
+ * threads fill them, because one reads memory slower than the bus carries it. Ops are recorded
+ * by stream capture. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "backend/backend_internal.h"
 #include "backend/cuda.cuh"
+#include "base/cores.h"
 
 namespace {
 
-constexpr int PIECES = 16, BLOCKS_PER_SM = 1;
+constexpr int PIECES = 16, FILLED_AT_ONCE = PIECES / 2, BLOCKS_PER_SM = 1;
 constexpr size_t PIECE_BYTES = 1 << 20;
 
 struct memory {
@@ -33,6 +35,7 @@ struct cuda_stream {
     uint8_t *pieces; /* [PIECES, PIECE_BYTES] pinned */
     cudaEvent_t sent[PIECES];
     int next;
+    hd_pool *fillers; /* of pieces; idle but in long uploads */
 };
 
 struct cuda_mark {
@@ -144,6 +147,7 @@ void close_stream(hd_stream *base) {
         if (e) cudaEventDestroy(e);
     }
     if (s->queue) cudaStreamDestroy(s->queue);
+    hd_pool_close(s->fillers);
     hd_device_release(base->device, s->pieces);
     hd_device_release(base->device, base->scratch);
     free(s);
@@ -154,6 +158,9 @@ hd_status open_parts(cuda_stream *s, hd_err *err) {
     HD_TRY(hd_device_alloc_host(s->base.device, &pieces, PIECES * PIECE_BYTES, "upload ring",
                                 err));
     s->pieces = static_cast<uint8_t *>(pieces);
+    const int32_t cores = hd_cores_count();
+    HD_TRY(
+        hd_pool_open(&s->fillers, cores < FILLED_AT_ONCE ? cores : FILLED_AT_ONCE, false, err));
     cudaError_t status = cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking);
     for (int i = 0; i < PIECES && status == cudaSuccess; i++) {
         status = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
@@ -176,23 +183,55 @@ hd_status open_stream(hd_stream **out, hd_device *base, hd_err *err) {
     return HD_OK;
 }
 
-void upload(hd_stream *base, void *device, const void *host, size_t bytes) {
+/* The next pieces of the ring and what goes into them. */
+struct filling {
+    uint8_t *piece[FILLED_AT_ONCE];
+    const uint8_t *from;
+    size_t bytes; /* of all */
+};
+
+size_t bytes_of(const filling &f, int32_t i) {
+    const size_t behind = f.bytes - (size_t)i * PIECE_BYTES;
+    return behind < PIECE_BYTES ? behind : PIECE_BYTES;
+}
+
+void fill_piece(const void *arg, int32_t i, int32_t) {
+    const filling &f = *static_cast<const filling *>(arg);
+    memcpy(f.piece[i], f.from + (size_t)i * PIECE_BYTES, bytes_of(f, i));
+}
+
+/* Sends at most FILLED_AT_ONCE pieces; gives the bytes sent. */
+size_t upload_some(hd_stream *base, uint8_t *to, const uint8_t *from, size_t bytes) {
     cuda_stream *s = stream_of(base);
+    const size_t most = FILLED_AT_ONCE * PIECE_BYTES;
+    filling f = {{}, from, bytes < most ? bytes : most};
+    const int first = s->next, n = (int)((f.bytes + PIECE_BYTES - 1) / PIECE_BYTES);
+    for (int i = 0; i < n; i++) {
+        const int at = (first + i) % PIECES;
+        f.piece[i] = s->pieces + (size_t)at * PIECE_BYTES;
+        note(base, "upload", cudaEventSynchronize(s->sent[at])); /* its last copy is over */
+    }
+    if (n == 1) {
+        fill_piece(&f, 0, 0);
+    } else {
+        hd_pool_run(s->fillers, n, fill_piece, &f);
+    }
+    for (int i = 0; i < n; i++) {
+        note(base, "upload",
+             cudaMemcpyAsync(to + (size_t)i * PIECE_BYTES, f.piece[i], bytes_of(f, i),
+                             cudaMemcpyHostToDevice, s->queue));
+        note(base, "upload", cudaEventRecord(s->sent[(first + i) % PIECES], s->queue));
+    }
+    s->next = (first + n) % PIECES;
+    return f.bytes;
+}
+
+void upload(hd_stream *base, void *device, const void *host, size_t bytes) {
     const uint8_t *from = static_cast<const uint8_t *>(host);
     uint8_t *to = static_cast<uint8_t *>(device);
     cudaSetDevice(device_of(base)->ordinal);
-    while (bytes > 0) {
-        const size_t n = bytes < PIECE_BYTES ? bytes : PIECE_BYTES;
-        const int i = s->next;
-        uint8_t *piece = s->pieces + (size_t)i * PIECE_BYTES;
-        s->next = (i + 1) % PIECES;
-        note(base, "upload", cudaEventSynchronize(s->sent[i])); /* its last copy is over */
-        memcpy(piece, from, n);
-        note(base, "upload", cudaMemcpyAsync(to, piece, n, cudaMemcpyHostToDevice, s->queue));
-        note(base, "upload", cudaEventRecord(s->sent[i], s->queue));
-        from += n;
-        to += n;
-        bytes -= n;
+    for (size_t done = 0; done < bytes;) {
+        done += upload_some(base, to + done, from + done, bytes - done);
     }
 }
 

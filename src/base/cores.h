@@ -11,6 +11,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/status.h"
+
+HD_BEGIN_C
+
 enum { HD_MAX_CPUS = 1024, HD_MAX_NODES = 64 };
 
 typedef struct hd_cores {
@@ -31,5 +35,7 @@ bool hd_cores_bind(int32_t cpu);
  * turn. False where there is one node, or somebody chose already: then nothing was changed. */
 bool hd_cores_interleave(const hd_cores *c);
 void hd_cores_end_interleave(void);
+
+HD_END_C
 
 #endif

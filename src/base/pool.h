@@ -13,6 +13,8 @@
 
 #include "base/status.h"
 
+HD_BEGIN_C
+
 typedef struct hd_pool hd_pool;
 
 /* worker is in [0, hd_pool_size()): an index for per-worker scratch. */
@@ -27,5 +29,7 @@ void hd_pool_bind_owner(const hd_pool *p); /* the calling thread; nothing withou
 
 int32_t hd_pool_size(const hd_pool *p);
 void hd_pool_run(hd_pool *p, int32_t n_tasks, hd_task_fn *fn, const void *arg);
+
+HD_END_C
 
 #endif

@@ -10,6 +10,7 @@
 #include "cli/bench_report.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/upload_bar.h"
 #include "engine/engine.h"
 
 typedef struct bench_settings {
@@ -42,6 +43,7 @@ static int64_t kv_tokens_of(const bench_settings *b) {
 
 static hd_status open_engine(hd_engine **out, const bench_settings *b, hd_err *err) {
     char why[600];
+    upload_bar bar = {.quiet = b->quiet};
     const int64_t longest = b->load.input_tokens + b->load.output_tokens;
     const hd_engine_options options = {
         .size = sizeof options,
@@ -59,6 +61,8 @@ static hd_status open_engine(hd_engine **out, const bench_settings *b, hd_err *e
         .queue_limit = (int32_t)(b->load.requests + 1),
         .forced_acceptance = (float)b->forced_acceptance,
         .no_graphs = b->no_graphs,
+        .on_upload = upload_bar_draw,
+        .on_upload_ctx = &bar,
     };
     const int st = hd_engine_open(out, &options, why, sizeof why);
     return st == 0 ? HD_OK : HD_FAIL(err, (hd_status)st, "%s", why);

@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/line_editor.h"
 #include "cli/options.h"
+#include "cli/upload_bar.h"
 
 enum { MAX_FILE_BYTES = 16 << 20, MAX_PATH = 4096 };
 
@@ -334,6 +335,7 @@ static bool history_path(char *out, size_t size) {
 
 static hd_status open_chat(chat *c, hd_err *err) {
     char why[600], history[MAX_PATH];
+    upload_bar bar = {.quiet = c->set.quiet};
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = c->set.model_dir,
                                        .backend = option_backends[c->set.backend],
@@ -341,7 +343,9 @@ static hd_status open_chat(chat *c, hd_err *err) {
                                        .mla = option_mla_forms[c->set.mla],
                                        .threads = (int32_t)c->set.threads,
                                        .max_running = 1,
-                                       .max_context = (int32_t)c->set.context};
+                                       .max_context = (int32_t)c->set.context,
+                                       .on_upload = upload_bar_draw,
+                                       .on_upload_ctx = &bar};
     c->messages = json_array();
     if (c->set.system) c->system = strdup(c->set.system);
     HD_TRY(line_editor_open(&c->editor, history_path(history, sizeof history) ? history : NULL,

@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/eval_check.h"
 #include "cli/options.h"
+#include "cli/upload_bar.h"
 #include "engine/engine.h"
 
 enum { MAX_FILE_BYTES = 256 << 20, MAX_CASES = 100000, MAX_TASKS = 256 };
@@ -259,13 +260,16 @@ static hd_status report(const eval *v, hd_err *err) {
 
 static hd_status open_engine(eval *v, hd_err *err) {
     char why[600];
+    upload_bar bar = {.quiet = v->set.quiet};
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = v->set.model_dir,
                                        .backend = option_backends[v->set.backend],
                                        .precision = option_precisions[v->set.precision],
                                        .mla = option_mla_forms[v->set.mla],
                                        .threads = (int32_t)v->set.threads,
-                                       .max_running = (int32_t)v->set.running};
+                                       .max_running = (int32_t)v->set.running,
+                                       .on_upload = upload_bar_draw,
+                                       .on_upload_ctx = &bar};
     const int opened = hd_engine_open(&v->engine, &options, why, sizeof why);
     return opened == 0 ? HD_OK : HD_FAIL(err, (hd_status)opened, "%s", why);
 }

@@ -14,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/prompt_bar.h"
+#include "cli/upload_bar.h"
 #include "hadal.h"
 #include "text/tokenizer.h"
 
@@ -283,6 +284,7 @@ static hd_status submit(run *r, const settings *set, const char *prompt, hd_err 
 
 static hd_status open_run(run *r, const settings *set, hd_err *err) {
     char why[600];
+    upload_bar bar = {.quiet = set->quiet || set->json};
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = set->model_dir,
                                        .backend = option_backends[set->backend],
@@ -292,7 +294,9 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
                                        .max_running = r->n,
                                        .max_context = (int32_t)set->context,
                                        .chunk_tokens = (int32_t)set->chunk,
-                                       .no_graphs = set->no_graphs};
+                                       .no_graphs = set->no_graphs,
+                                       .on_upload = upload_bar_draw,
+                                       .on_upload_ctx = &bar};
     r->start_ns = hd_now_ns();
     r->answers = calloc((size_t)r->n, sizeof *r->answers);
     if (!r->answers) return HD_FAIL(err, HD_ENOMEM, "no memory for %d answers", r->n);

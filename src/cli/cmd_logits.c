@@ -13,6 +13,7 @@
 #include "cli/npy.h"
 #include "cli/options.h"
 #include "cli/token_lists.h"
+#include "cli/upload_bar.h"
 #include "kv/cache.h"
 #include "model/model.h"
 
@@ -64,7 +65,9 @@ static hd_status open_model(run *r, hd_err *err) {
                        (hd_precision)set->precision, err));
     hd_device_bind_thread(r->device);
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
-    HD_TRY(hd_weights_upload(r->weights, r->device, r->stream, err));
+    upload_bar bar = {.quiet = set->quiet};
+    const hd_upload_watch watch = {upload_bar_draw, &bar};
+    HD_TRY(hd_weights_upload(r->weights, r->device, r->stream, &watch, err));
     return token_lists_load(&r->lists, set->tokens, r->spec->vocab, r->spec->max_positions,
                             err);
 }

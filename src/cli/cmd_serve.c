@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/serve_settings.h"
+#include "cli/upload_bar.h"
 
 enum { EXIT_RESTART_ME = 75, RESERVED_FILES = 64, FEW_CONNECTIONS = 64 };
 
@@ -180,7 +181,10 @@ int cmd_serve(int argc, char **argv) {
     if (!serve_settings_parse(&set, argc, argv, &code)) return code;
     hd_status st = raise_file_limit(&set.connections, &err);
     if (st == HD_OK) {
-        const server_options options = serve_settings_options(&set);
+        upload_bar bar = {.quiet = !isatty(STDERR_FILENO)}; /* the log is no place for one */
+        server_options options = serve_settings_options(&set);
+        options.engine.on_upload = upload_bar_draw;
+        options.engine.on_upload_ctx = &bar;
         st = run(&set, &options, &err);
     }
     serve_settings_deinit(&set);

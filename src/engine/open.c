@@ -101,7 +101,8 @@ static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precisi
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
     e->graphs = !o->no_graphs && hd_device_records(e->device);
     e->totals.weight_bytes = hd_weights_bytes(e->weights);
-    return hd_weights_upload(e->weights, e->device, e->stream, err);
+    const hd_upload_watch watch = {o->on_upload, o->on_upload_ctx};
+    return hd_weights_upload(e->weights, e->device, e->stream, &watch, err);
 }
 
 static bool open_mail(engine_mail *m, size_t n) {

@@ -457,12 +457,15 @@ void hd_weights_close(hd_weights *w) {
 typedef struct moving {
     hd_arena arena;
     hd_stream *s;
+    hd_upload_watch watch;
+    size_t total;
 } moving;
 
 static const void *move(moving *m, const void *from, size_t bytes) {
     void *to = hd_arena_take(&m->arena, bytes, 256);
     if (!m->s) return from;
     hd_stream_upload(m->s, to, from, bytes);
+    if (m->watch.moved) m->watch.moved(m->watch.ctx, m->arena.used, m->total);
     return to;
 }
 
@@ -498,14 +501,16 @@ static void move_all(const hd_weights *w, moving *m) {
     for (size_t i = 0; i < n_slots; i++) move_slot(w, m, &w->slots[i]);
 }
 
-hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s, hd_err *err) {
+hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
+                            const hd_upload_watch *watch, hd_err *err) {
     moving m = {.arena = hd_arena_measure()};
     void *block;
     if (hd_device_is_host(d) || w->dummies.device) return HD_OK; /* they are there */
     move_all(w, &m);
     const size_t bytes = m.arena.peak;
     HD_TRY(hd_device_alloc(d, &block, bytes, "weights", err));
-    m = (moving){.arena = hd_arena_over(block, bytes), .s = s};
+    m = (moving){.arena = hd_arena_over(block, bytes), .s = s, .total = bytes};
+    if (watch) m.watch = *watch;
     move_all(w, &m);
     return hd_stream_sync(s, err);
 }

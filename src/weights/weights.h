@@ -174,9 +174,17 @@ hd_status hd_weights_cut(hd_weights **out, const hd_weights *whole, const hd_lay
 /* What of the model these weights are: everything, unless cut or made so. */
 const hd_share *hd_weights_share(const hd_weights *w);
 
+/* Who is told how far an upload is; may be called some thousand times. */
+typedef struct hd_upload_watch {
+    void (*moved)(void *ctx, size_t done, size_t total); /* bytes; NULL: nobody */
+    void *ctx;
+} hd_upload_watch;
+
 /* Copies what ops read into memory of the stream's device, where that is not the host's, and
- * leads matrices, experts, vectors and tables there; waits for it. The device owns the memory. */
-hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s, hd_err *err);
+ * leads matrices, experts, vectors and tables there; waits for it. The device owns the memory.
+ * watch NULL: nobody is told. */
+hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
+                            const hd_upload_watch *watch, hd_err *err);
 
 int32_t hd_weights_n_mtp(const hd_weights *w);
 size_t hd_weights_bytes(const hd_weights *w); /* of all tensors, as they are stored */

@@ -102,7 +102,7 @@ def ask(server, i):
 def test_many_clients_change_nothing(serve):
     """64 at a time through 24 places, with a cache too small for all of them, so that they come,
     go, pad a step and are sent back; then one by one, every operator queued on its own."""
-    crowded = serve("--backend", "cuda", "--max-running", 24, "--context", 512, "--kv-tokens", 2048)
+    crowded = serve("--backend", "cuda", "--max-running", 24, "--context", 512, "--kv-tokens", 512)
     with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
         together = list(pool.map(lambda i: ask(crowded, i), range(CLIENTS)))
     alone = serve("--backend", "cuda", "--no-graphs")

@@ -88,7 +88,7 @@ void open_machine_on(machine *m, const char *backend, const char *name, float fo
     must(hd_weights_open(&m->weights, dir, m->spec, &err), &err);
     must(hd_ops_open(&m->ops, &m->device, backend, &cpu, HD_EXACT, &err), &err);
     must(hd_stream_open(&m->stream, m->device, &err), &err);
-    must(hd_weights_upload(m->weights, m->device, m->stream, &err), &err);
+    must(hd_weights_upload(m->weights, m->device, m->stream, NULL, &err), &err);
     if (fixed && !hd_device_records(m->device)) tape_open(&m->ops);
     open_vocab(m);
     const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
@@ -277,12 +277,11 @@ static void settle(request *r, const hd_work *w, const hd_chosen *c) {
     memcpy(r->drafts, c->drafts, sizeof r->drafts);
 }
 
-void step(machine *m, request *requests, int32_t n) {
+hd_status try_step(machine *m, request *requests, int32_t n, hd_err *err) {
     hd_work works[SLOTS];
     hd_chosen chosen[SLOTS];
     request *of[SLOTS];
     int32_t tokens[SLOTS][POSITIONS + HD_MAX_DRAFTS], n_works = 0;
-    hd_err err = {0};
     const hd_runner runner = hd_executor_runner(m->executor);
     for (int32_t i = 0; i < n; i++) {
         if (requests[i].ended) continue;
@@ -290,8 +289,14 @@ void step(machine *m, request *requests, int32_t n) {
         works[n_works] = plan(m, &requests[i], tokens[n_works]);
         m->rows += works[n_works++].n;
     }
-    must(runner.run(runner.ctx, NULL, 0, works, n_works, chosen, &err), &err);
+    HD_TRY(runner.run(runner.ctx, NULL, 0, works, n_works, chosen, err));
     for (int32_t i = 0; i < n_works; i++) settle(of[i], &works[i], &chosen[i]);
+    return HD_OK;
+}
+
+void step(machine *m, request *requests, int32_t n) {
+    hd_err err = {0};
+    must(try_step(m, requests, n, &err), &err);
 }
 
 static bool any_runs(const request *requests, int32_t n) {

@@ -77,7 +77,9 @@ void init_request(request *r, const machine *m, int32_t slot, int32_t n_prompt, 
 /* Into its slot, with the text it has: at first, and after a retraction. */
 void enter(machine *m, request *r);
 
-void step(machine *m, request *requests, int32_t n); /* one for all that have not ended */
+/* One step for all that have not ended; those of a step that fails stay where they were. */
+hd_status try_step(machine *m, request *requests, int32_t n, hd_err *err);
+void step(machine *m, request *requests, int32_t n); /* the same, and it must not fail */
 void run_all(machine *m, request *requests, int32_t n);
 
 #endif

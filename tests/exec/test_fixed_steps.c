@@ -249,6 +249,47 @@ static void loads_are_the_same(void **state) {
     }
 }
 
+static hd_rms_norm_fn *sound_norm;
+static int32_t norms_left; /* before one fails */
+
+static void failing_norm(hd_stream *s, const hd_rms_norm_args *a) {
+    if (norms_left-- == 0) hd_stream_fail(s, HD_EDEVICE, "rms_norm: no such luck");
+    sound_norm(s, a);
+}
+
+/* An operator fails in a prompt, in a lone step, in one that the host was ahead of, and while a
+ * step is recorded: the step says so, gives no token, and leaves nothing behind. */
+static void a_failed_operator_fails_the_step(void **state) {
+    (void)state;
+    static const int32_t turns[] = {0, 9, 14, 40};
+    open_either("v4_small_mtp", 0.0f, false);
+    run_mixed(60, 0);
+    memcpy(before, crowd, sizeof before);
+    close_machine(&m);
+    for (size_t t = 0; t < HD_LEN(turns); t++) {
+        hd_err err = {0};
+        open_either("v4_small_mtp", 0.0f, true);
+        sound_norm = m.ops.rms_norm;
+        m.ops.rms_norm = failing_norm;
+        norms_left = INT32_MAX;
+        mixed_crowd(60);
+        for (int32_t r = 0; r < SLOTS; r++) enter(&m, &crowd[r]);
+        for (int32_t turn = 0; turn < turns[t]; turn++) step(&m, crowd, SLOTS);
+        norms_left = 3;
+        int32_t tries = 0; /* a step that is replayed calls no operator */
+        while (try_step(&m, crowd, SLOTS, &err) == HD_OK && tries < 40) tries++;
+        assert_true(tries < 40);
+        assert_int_equal(err.code, HD_EDEVICE);
+        assert_non_null(strstr(err.msg, "no such luck"));
+        for (int32_t r = 0; r < SLOTS; r++) {
+            if (!crowd[r].ended) enter(&m, &crowd[r]);
+        }
+        run_all(&m, crowd, SLOTS);
+        for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
+        close_machine(&m);
+    }
+}
+
 int test_fixed_steps(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_the_same),
@@ -257,6 +298,7 @@ int test_fixed_steps(void) {
         cmocka_unit_test(benchmarks_accept_the_same),
         cmocka_unit_test(texts_end_with_the_context),
         cmocka_unit_test(loads_are_the_same),
+        cmocka_unit_test(a_failed_operator_fails_the_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,18 @@
+/* upload_bar.h - how far the weights are on their way to a GPU. */
+#ifndef HD_CLI_UPLOAD_BAR_H
+#define HD_CLI_UPLOAD_BAR_H
+
+#include <stddef.h>
+
+#include "base/progress.h"
+
+typedef struct upload_bar {
+    hd_progress progress;
+    bool quiet, drawn;
+} upload_bar;
+
+/* Of hd_engine_options.on_upload and hd_upload_watch, with an upload_bar as ctx: draws from the
+ * first call to the last. A small model is there before anybody looks. */
+void upload_bar_draw(void *bar, size_t done, size_t total);
+
+#endif
