@@ -91,7 +91,8 @@ static const hd_tensor *find_stacked(const hd_checkpoint *c, const hd_tensor_dec
     static const char word[] = ".experts.";
     char *end = strstr(name, word);
     if (d->expert < 0 || !end) return NULL;
-    strcpy(end + strlen(word), d->role == HD_EXPERT_DOWN ? "down_proj" : "gate_up_proj");
+    snprintf(end + strlen(word), MAX_NAME - (size_t)(end - name) - strlen(word), "%s",
+             d->role == HD_EXPERT_DOWN ? "down_proj" : "gate_up_proj");
     return hd_checkpoint_find(c, name);
 }
 
