@@ -6,7 +6,10 @@
  *     F32, F16, BF16  alone
  *     F8_E4M3         X.weight_scale_inv or X.scale, one per block of 128 x 128
  *     I8, F4          X.scale, F8_E8M0, one per 32 columns; two elements per byte
- *     U8, F4          X.weight_scale, F8_E4M3, one per 16 columns; X.weight_scale_2, one F32 */
+ *     U8, F4          X.weight_scale, F8_E4M3, one per 16 columns; X.weight_scale_2, one F32
+ *
+ * Plain experts may also be stacked: gate_up_proj [experts, gate rows then up rows, columns]
+ * and down_proj [experts, rows, columns]. */
 #include "weights/bind_internal.h"
 
 #include <math.h>
@@ -49,11 +52,9 @@ static void shape_text(char *out, size_t cap, const int64_t *shape, int32_t rank
     if (used < cap) snprintf(out + used, cap - used, "]");
 }
 
-/* Wants [rows, cols], or [cols] when rows is 0. why: "shape mismatch" or "bad scale". */
-static hd_status check_shape(const binding *b, const hd_tensor *t, const char *why,
-                             int64_t rows, int64_t cols) {
-    const int64_t want[2] = {rows > 0 ? rows : cols, cols};
-    const int32_t rank = rows > 0 ? 2 : 1;
+/* why: "shape mismatch" or "bad scale". */
+static hd_status expect_shape(const binding *b, const hd_tensor *t, const char *why,
+                              const int64_t *want, int32_t rank) {
     bool same = t->rank == rank;
     for (int32_t i = 0; same && i < rank; i++) same = t->shape[i] == want[i];
     if (same) return HD_OK;
@@ -64,14 +65,22 @@ static hd_status check_shape(const binding *b, const hd_tensor *t, const char *w
                           have, need);
 }
 
+/* Wants [rows, cols], or [cols] when rows is 0. */
+static hd_status check_shape(const binding *b, const hd_tensor *t, const char *why,
+                             int64_t rows, int64_t cols) {
+    const int64_t want[2] = {rows > 0 ? rows : cols, cols};
+    return expect_shape(b, t, why, want, rows > 0 ? 2 : 1);
+}
+
 /* ---- the tensors beside a tensor ---- */
 
 /* The name without ".weight", or all of it, followed by tail. */
 static const hd_tensor *find_beside(const binding *b, const char *tail) {
     char name[MAX_NAME];
-    size_t n = strlen(b->decl->name), end = sizeof weight_end - 1;
-    if (n >= end && strcmp(b->decl->name + n - end, weight_end) == 0) n -= end;
-    int len = snprintf(name, sizeof name, "%.*s%s", (int)n, b->decl->name, tail);
+    const char *own = b->out->data->name;
+    size_t n = strlen(own), end = sizeof weight_end - 1;
+    if (n >= end && strcmp(own + n - end, weight_end) == 0) n -= end;
+    int len = snprintf(name, sizeof name, "%.*s%s", (int)n, own, tail);
     if (len < 0 || len >= (int)sizeof name) return NULL;
     return hd_checkpoint_find(b->checkpoint, name);
 }
@@ -107,7 +116,20 @@ static hd_status bad_scale_type(const binding *b, const hd_tensor *scale, const 
 
 /* ---- the formats ---- */
 
+/* One expert's matrix within the tensor of all of them. */
+static hd_status bind_stacked(const binding *b, const hd_tensor *data) {
+    const hd_tensor_decl *d = b->decl;
+    const int64_t parts = d->role == HD_EXPERT_DOWN ? 1 : 2;
+    const int64_t want[3] = {b->spec->route.n_experts, parts * d->rows, d->cols};
+    HD_TRY(expect_shape(b, data, "shape mismatch", want, 3));
+    const size_t matrix = data->bytes / (size_t)(parts * want[0]);
+    const int64_t at = d->expert * parts + (d->role == HD_EXPERT_UP);
+    b->out->weight.data = data->data + (size_t)at * matrix;
+    return HD_OK;
+}
+
 static hd_status bind_plain(const binding *b, const hd_tensor *data) {
+    if (b->decl->expert >= 0 && data->rank == 3) return bind_stacked(b, data);
     const hd_tensor *scale = find_block_scale(b);
     HD_TRY(check_shape(b, data, "shape mismatch", b->decl->rank == 2 ? b->decl->rows : 0,
                        b->decl->cols));

@@ -11,8 +11,12 @@ typedef struct weights_bound {
     const hd_tensor *data, *scale, *global;
 } weights_bound;
 
+/* names.c: the tensor that is d, alone or as a part of all experts stacked in one; or NULL. */
+const hd_tensor *weights_find_tensor(const hd_checkpoint *c, const hd_model_spec *spec,
+                                     const hd_tensor_decl *d);
+
 /* Finds out how d is stored, from the dtype of its data and from the tensors beside it, and
- * checks shapes and types. data is d's tensor. Scale values are not read. */
+ * checks shapes and types. data is what weights_find_tensor gave. Scale values are not read. */
 hd_status weights_bind(weights_bound *out, const hd_checkpoint *c, const hd_model_spec *spec,
                        const hd_tensor_decl *d, const hd_tensor *data, hd_err *err);
 

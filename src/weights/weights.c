@@ -253,7 +253,7 @@ static hd_status bind_model(hd_weights *w, const char *model_dir) {
         w->uses[i] = (use){useless ? HD_USE_IGNORED : HD_USE_UNKNOWN, -1};
     }
     for (int32_t i = 0; i < w->schema.n; i++) {
-        w->bound[i].data = hd_checkpoint_find(w->checkpoint, w->schema.decls[i].name);
+        w->bound[i].data = weights_find_tensor(w->checkpoint, w->spec, &w->schema.decls[i]);
     }
     HD_TRY(count_mtp(w, model_dir));
     list_missing(w, model_dir);
