@@ -18,7 +18,7 @@
 enum { MAX_FILE_BYTES = 16 << 20, MAX_PATH = 4096 };
 
 typedef struct chat_settings {
-    const char *model_dir, *system;
+    const char *model_dir, *manifest, *system;
     int64_t max_tokens, context, seed, top_k, draft_tokens, threads;
     double temperature, top_p, min_p;
     int backend, precision, thinking;
@@ -336,11 +336,13 @@ static hd_status open_chat(chat *c, hd_err *err) {
     char why[600], history[MAX_PATH];
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = c->set.model_dir,
+                                       .manifest = c->set.manifest,
                                        .backend = option_backends[c->set.backend],
                                        .precision = option_precisions[c->set.precision],
                                        .threads = (int32_t)c->set.threads,
                                        .max_running = 1,
-                                       .max_context = (int32_t)c->set.context};
+                                       .max_context = (int32_t)c->set.context,
+                                       .need_drafts = c->set.draft_tokens > 0};
     c->messages = json_array();
     if (c->set.system) c->system = strdup(c->set.system);
     HD_TRY(line_editor_open(&c->editor, history_path(history, sizeof history) ? history : NULL,
@@ -390,6 +392,7 @@ int cmd_chat(int argc, char **argv) {
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),
+        option_manifest(&set->manifest),
         with_letter(option_flag("quiet", &set->quiet, "no figures on standard error"), 'q'),
     };
     const positional model = {"MODEL_DIR", &set->model_dir, false};

@@ -19,7 +19,7 @@
 enum { MAX_FILE_BYTES = 256 << 20, MAX_CASES = 100000, MAX_TASKS = 256 };
 
 typedef struct settings {
-    const char *model_dir, *suite, *file, *task, *json;
+    const char *model_dir, *manifest, *suite, *file, *task, *json;
     int64_t limit, draft_tokens, threads, running;
     int backend, precision;
     bool quiet;
@@ -261,10 +261,12 @@ static hd_status open_engine(eval *v, hd_err *err) {
     char why[600];
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = v->set.model_dir,
+                                       .manifest = v->set.manifest,
                                        .backend = option_backends[v->set.backend],
                                        .precision = option_precisions[v->set.precision],
                                        .threads = (int32_t)v->set.threads,
-                                       .max_running = (int32_t)v->set.running};
+                                       .max_running = (int32_t)v->set.running,
+                                       .need_drafts = v->set.draft_tokens > 0};
     const int opened = hd_engine_open(&v->engine, &options, why, sizeof why);
     return opened == 0 ? HD_OK : HD_FAIL(err, (hd_status)opened, "%s", why);
 }
@@ -308,6 +310,7 @@ int cmd_eval(int argc, char **argv) {
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),
+        option_manifest(&set->manifest),
         option_text("json", &set->json, "FILE", "also write the report as JSON"),
         with_letter(option_flag("quiet", &set->quiet, "no progress on standard error"), 'q'),
     };

@@ -20,7 +20,7 @@
 enum { MAX_PROMPT_BYTES = 64 << 20, MAX_CHOICES = 1000 };
 
 typedef struct settings {
-    const char *model_dir, *prompt, *file, *system, *stop, *schema, *regex, *choice;
+    const char *model_dir, *manifest, *prompt, *file, *system, *stop, *schema, *regex, *choice;
     int64_t max_tokens, max_reasoning, context, seed, top_k, chunk, threads, n;
     double temperature, top_p, min_p;
     int backend, precision, thinking, draft_tokens;
@@ -285,13 +285,16 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
     char why[600];
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = set->model_dir,
+                                       .manifest = set->manifest,
                                        .backend = option_backends[set->backend],
                                        .precision = option_precisions[set->precision],
                                        .threads = (int32_t)set->threads,
                                        .max_running = r->n,
                                        .max_context = (int32_t)set->context,
                                        .chunk_tokens = (int32_t)set->chunk,
-                                       .no_graphs = set->no_graphs};
+                                       .no_graphs = set->no_graphs,
+                                       .need_drafts = set->draft_tokens > 0 &&
+                                                      set->draft_tokens <= HD_MOST_DRAFTS};
     r->start_ns = hd_now_ns();
     r->answers = calloc((size_t)r->n, sizeof *r->answers);
     if (!r->answers) return HD_FAIL(err, HD_ENOMEM, "no memory for %d answers", r->n);
@@ -352,6 +355,7 @@ int cmd_generate(int argc, char **argv) {
         option_choice("backend", &set.backend, option_backends,
                       "the fast one, a GPU, the reference, or none"),
         option_precision(&set.precision),
+        option_manifest(&set.manifest),
         option_flag("no-graphs", &set.no_graphs, "queue every operator on its own on a GPU"),
         option_flag("json", &set.json,
                     "print one JSON object per answer: text, parts, figures"),

@@ -20,6 +20,11 @@ option option_precision(int *value) {
                          "of FP8 and FP4 products on the cpu: fast rounds to 8-bit numbers");
 }
 
+option option_manifest(const char **value) {
+    return option_text("manifest", value, "FILE",
+                       "SHA-256 digests that all files of the model must have");
+}
+
 typedef struct parse {
     const command_line *line;
     const char *given[MAX_OPTIONS]; /* the value an option was given, to refuse two different */

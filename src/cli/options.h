@@ -84,6 +84,9 @@ extern const char *const option_backends[];
 extern const char *const option_precisions[];
 option option_precision(int *value);
 
+/* --manifest, of all commands that open a model. */
+option option_manifest(const char **value);
+
 static inline option with_letter(option o, char letter) {
     o.letter = letter;
     return o;

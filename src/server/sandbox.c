@@ -85,7 +85,7 @@ static bool enter_landlock(const sandbox_paths *paths, int version) {
     allow(rules, &handled, "/dev/shm", FS_WRITE | LANDLOCK_ACCESS_FS_REMOVE_FILE | FS_IOCTL);
     for (size_t i = 0; i < SANDBOX_PATHS; i++) {
         allow(rules, &handled, paths->read[i], FS_READ);
-        allow(rules, &handled, paths->write[i], FS_WRITE);
+        allow(rules, &handled, paths->write[i], FS_WRITE | LANDLOCK_ACCESS_FS_REMOVE_FILE);
     }
     const bool entered = syscall(SYS_landlock_restrict_self, rules, 0) == 0;
     close(rules);

@@ -45,6 +45,9 @@ void server_drain(server *s);
 /* Waits until all calls are answered, at most for so long; true: they are. */
 bool server_wait_idle(server *s, int64_t timeout_ns);
 
+/* One line of the log says what runs, what waits and what is free. From any thread. */
+void server_log_state(server *s);
+
 /* Reads the key files again. */
 hd_status server_reload(server *s, hd_err *err);
 
