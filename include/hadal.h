@@ -45,13 +45,15 @@ typedef struct hd_engine_options {
                               no more than its quota of processor time pays for */
     bool pin_threads;    /* each to a core of its own */
     int32_t max_running; /* answers computed side by side; default 16 */
-    int32_t max_context; /* tokens of one answer, prompt and output; default 8192 or less */
+    int32_t max_context; /* tokens of one answer, prompt and output; default 8192 or what the
+                            model knows, if that is less; more than that is refused */
     int64_t kv_tokens;   /* tokens the KV pools hold; default: two full contexts */
     int64_t snapshot_tokens; /* tokens of window snapshots in host memory; default: kv_tokens */
     int32_t chunk_tokens;    /* prompt tokens of one request in one step; default 256 */
     int32_t step_tokens;     /* tokens of one step; default: what all requests may need */
     int32_t queue_limit;     /* answers that wait; default 1024 */
     bool no_drafts;          /* do not run the MTP layer even if there is one */
+    bool need_drafts;        /* refuse a model that has none */
     bool no_graphs;          /* queue every operator of every step on its own, also on a GPU */
     float forced_acceptance; /* for benchmarks: accept this many drafts per step on average,
                                 whatever the model says; the text is then worthless */
@@ -59,6 +61,8 @@ typedef struct hd_engine_options {
     void (*on_upload)(void *ctx, size_t done, size_t total); /* NULL, or told while weights are
                                 copied to a GPU: bytes so far and in all, inside hd_engine_open */
     void *on_upload_ctx;
+    const char *manifest; /* a file of SHA-256 digests, as sha256sum writes it, that all files
+                                of the model must have; default: none are computed */
 } hd_engine_options;
 
 /* 0 on success; negative on failure: then *out is NULL and why holds one sentence. */
@@ -67,6 +71,10 @@ int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
 
 /* Drops what still runs. NULL is fine. */
 void hd_engine_close(hd_engine *e);
+
+/* Sentences about what is odd about the model and was no reason to refuse it. Returns how many;
+ * *out, and what it points to, is the engine's. */
+size_t hd_engine_notices(const hd_engine *e, const char *const **out);
 
 typedef struct hd_engine_bias {
     int32_t token;
@@ -123,10 +131,10 @@ typedef struct hd_generation {
     const char *const *choices; /* [n_choices] */
     size_t n_choices;
 
-    int32_t
-        draft_tokens;    /* 0 to HD_MOST_DRAFTS per step with an MTP layer, or HD_DRAFTS_AUTO */
-    int32_t relaxed_top; /* inside reasoning a draft also stands if it is among this many */
-    float relaxed_delta; /* most probable tokens and at most this less probable than the first;
+    int32_t draft_tokens; /* 0 to HD_MOST_DRAFTS per step, or HD_DRAFTS_AUTO; a number above 0
+                            is refused where nothing drafts */
+    int32_t relaxed_top;  /* inside reasoning a draft also stands if it is among this many */
+    float relaxed_delta;  /* most probable tokens and at most this less probable than the first;
                               0: strict. Changes the distribution. */
 
     bool keep_stop;       /* a stop string found is part of the text */

@@ -2,7 +2,7 @@
 """count_rows.py - how many rows of the lists of bad inputs and faults have a test.
 
     count_rows.py            the figures by group, and the rows without a test
-    count_rows.py --check    exit 1 unless README.md gives the same figures
+    count_rows.py --check    exit 1 unless README.md gives the same figures and every row has a test or a reason
 
 A test names its rows: a key of its table begins with one ("J04 deep", "F01_empty"), or a comment or
 docstring does (# H12, FT11: why). Ranges are written C04 .. C08.
@@ -29,12 +29,18 @@ INPUTS = {
 }
 FAULTS = {"clients": (1, 16), "load and memory": (17, 31), "threads, processes, the end": (32, 44), "host and time": (82, 88)}
 
-# Rows that nothing here could break: the program has no such thing.
-ABSENT = {
-    "R07": "keys have no rights but the admin's", "R42": "keys have no rights but the admin's",
-    "R50": "no deadline is taken from a header", "E02": "there is one listener; admin paths need the admin key",
-    "E04": "no path is taken from a request", "E05": "no path is taken from a request", "E06": "weights are read once",
-    "E09": "no path is taken from a request", "FT38": "one process", "FT39": "one process", "FT40": "one process",
+# Rows without a test, and why. Most ask for what this program does not have.
+REASONS = {
+    "H19": "not met: the HTTP library ends a value at a NUL (docs/server.md, known limits)",
+    "L21": "one GPU: there is no transport library",
+    "L22": "one machine: there are no peers",
+    "R07": "keys have no rights but the admin's",
+    "R42": "keys have no rights but the admin's",
+    "FT28": "no audit of leaks runs in a server; the simulation's finds what is not given back",
+    "FT31": "one process; what starts it again is the host's (FT43 starts it again)",
+    "FT38": "one process",
+    "FT39": "one process",
+    "FT40": "one process",
 }
 
 NAME = r"(?:[HJRMSEFCKL][0-9]{2}|FT[0-9]{2})"
@@ -86,13 +92,18 @@ def main():
     all_faults = sum(last - first + 1 for first, last in FAULTS.values())
     figure = f"{n_inputs} of {all_inputs} bad inputs and {n_faults} of {all_faults} faults"
     print(f"\n{figure}")
-    print("without a test: " + " ".join(sorted(known - named)))
-    for row in sorted(ABSENT):
-        print(f"  {row}: {ABSENT[row]}")
-    both = sorted(set(ABSENT) & named)
-    unknown = sorted(named - known)
-    if both or unknown:
-        print(f"named, but absent or unknown: {both + unknown}")
+    print("without a test:")
+    for row in sorted(known - named):
+        print(f"  {row}: {REASONS.get(row, 'no reason is given')}")
+    faults = {
+        "without a test or a reason": known - named - set(REASONS),
+        "with a test, and a reason to have none": named & set(REASONS),
+        "in no list": named - known,
+    }
+    for what, rows in faults.items():
+        if rows:
+            print(f"{what}: {' '.join(sorted(rows))}")
+    if any(faults.values()):
         return 1
     if "--check" in sys.argv[1:]:
         text = " ".join((ROOT / "README.md").read_text().split())

@@ -107,8 +107,15 @@ hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const c
     cudaError_t status = on_host ? cudaMallocHost(&p, size) : cudaMalloc(&p, size);
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError(); /* not sticky: the next call may succeed */
-        return HD_FAIL(err, HD_ENOMEM, "%s: %zu bytes do not fit in %s memory", what, bytes,
-                       on_host ? "pinned host" : "the GPU's");
+        if (on_host) {
+            return HD_FAIL(err, HD_ENOMEM, "%s: %zu bytes do not fit in pinned host memory",
+                           what, bytes);
+        }
+        size_t free_bytes = 0, all = 0;
+        cudaMemGetInfo(&free_bytes, &all);
+        return HD_FAIL(err, HD_ENOMEM,
+                       "%s: %zu bytes are needed, %zu of the GPU's %zu bytes are free", what,
+                       bytes, free_bytes, all);
     }
     if (status != cudaSuccess) return fail(err, HD_EDEVICE, what, status);
     if (on_host) {
@@ -417,7 +424,7 @@ extern "C" hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_er
     cudaError_t status = cudaGetDeviceCount(&n);
     if (status != cudaSuccess || n == 0) {
         cudaGetLastError();
-        return HD_FAIL(err, HD_EUNSUPPORTED, "no CUDA device: %s",
+        return HD_FAIL(err, HD_EDEVICE, "no CUDA device: %s",
                        status == cudaSuccess ? "none is shown" : cudaGetErrorString(status));
     }
     if (ordinal < 0 || ordinal >= n) {
@@ -438,7 +445,7 @@ extern "C" hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_er
     }
     if (major != 9) {
         free(d);
-        return HD_FAIL(err, HD_EUNSUPPORTED,
+        return HD_FAIL(err, HD_EDEVICE,
                        "GPU %d has compute capability %d.%d; this build is for 9.0", ordinal,
                        major, minor);
     }

@@ -16,8 +16,12 @@ static hd_status open_regular(int *fd, size_t *bytes, const char *path, hd_err *
     struct stat info;
     *bytes = 0;
     *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*fd < 0 && errno == ENXIO) { /* a socket */
+        return HD_FAIL(err, HD_EFORMAT, "%s: not a regular file", path);
+    }
     if (*fd < 0) {
-        bool missing = errno == ENOENT || errno == ENOTDIR || errno == ELOOP;
+        bool missing =
+            errno == ENOENT || errno == ENOTDIR || errno == ELOOP || errno == ENAMETOOLONG;
         return HD_FAIL(err, missing ? HD_EINVAL : HD_EIO, "%s: %s", path, strerror(errno));
     }
     hd_status st = HD_OK;
@@ -52,7 +56,7 @@ static hd_status read_all(char **out, size_t *n, int fd, size_t hint, size_t max
         ssize_t got = read(fd, buf + used, cap - 1 - used);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0) {
-            st = HD_FAIL(err, HD_EIO, "%s: %s", what, strerror(errno));
+            st = HD_FAIL(err, HD_EIO, "%s: byte %zu: %s", what, used, strerror(errno));
             break;
         }
         if (got == 0) {

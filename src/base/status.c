@@ -1,7 +1,9 @@
 /* status.c - records the first failure as one printable sentence. */
 #include "base/status.h"
 
+#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* The bytes of the printable character at p: 0 for a control character (C1 too) and for bytes
@@ -40,15 +42,45 @@ static void escape(char *out, size_t cap, const char *text) {
     out[n] = '\0';
 }
 
+enum { SHORTER = 1700, HEAD = 200 };
+
+static bool begins_character(char c) {
+    return ((unsigned char)c & 0xc0) != 0x80;
+}
+
+/* The beginning says where, the end says why: what does not fit is left out between them. */
+static void shorten(char *out, size_t cap, const char *text) {
+    static const char gap[] = "[...]";
+    const size_t n = strlen(text);
+    size_t head = HEAD, tail = n;
+    if (n < cap) {
+        memcpy(out, text, n + 1);
+        return;
+    }
+    while (head > 0 && !begins_character(text[head])) head--;
+    tail -= cap - sizeof gap - head;
+    while (!begins_character(text[tail])) tail++;
+    memcpy(out, text, head);
+    memcpy(out + head, gap, sizeof gap - 1);
+    memcpy(out + head + sizeof gap - 1, text + tail, n - tail + 1);
+}
+
 hd_status hd_fail(hd_err *err, hd_status code, const char *where, const char *fmt, ...) {
     if (!err || err->code != HD_OK) return code;
-    char text[sizeof err->msg];
-    va_list args;
+    char text[SHORTER], shorter[SHORTER], escaped[4 * SHORTER], *whole = NULL;
+    va_list args, again;
     va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
+    va_copy(again, args);
+    const int n = vsnprintf(text, sizeof text, fmt, args);
+    if (n >= SHORTER) whole = malloc((size_t)n + 1); /* without memory its end is lost */
+    if (whole) vsnprintf(whole, (size_t)n + 1, fmt, again);
+    va_end(again);
     va_end(args);
     err->code = code;
     err->where = where;
-    escape(err->msg, sizeof err->msg, text);
+    shorten(shorter, sizeof shorter, whole ? whole : text);
+    free(whole);
+    escape(escaped, sizeof escaped, shorter);
+    shorten(err->msg, sizeof err->msg, escaped);
     return code;
 }

@@ -35,7 +35,7 @@ typedef enum hd_status {
     HD_EINVAL = -2,      /* the caller asked for something meaningless */
     HD_EIO = -3,         /* the host refused: permission, disk, socket */
     HD_EFORMAT = -4,     /* foreign bytes are not what they claim to be */
-    HD_EDEVICE = -5,     /* a device failed; its rank is over */
+    HD_EDEVICE = -5,     /* a device failed or is not there; its rank is over */
     HD_EPEER = -6,       /* another rank failed or went silent */
     HD_EAGAIN = -7,      /* an answer, not a failure: not now */
     HD_EUNSUPPORTED = -8 /* understood, but this build or machine cannot do it */
@@ -44,7 +44,8 @@ typedef enum hd_status {
 typedef struct hd_err {
     hd_status code;    /* HD_OK: nothing recorded yet */
     const char *where; /* "src/kv/pool.c:120" */
-    char msg[600];     /* one sentence, control characters escaped, lower case, no full stop */
+    char msg[600];     /* one sentence, control characters escaped, lower case, no full stop; of
+                          a longer one the middle is left out */
 } hd_err;
 
 /* Records the failure unless one is recorded already and returns code. err may be NULL.

@@ -19,7 +19,7 @@
 enum { MAX_FILE_BYTES = 16 << 20, MAX_PATH = 4096 };
 
 typedef struct chat_settings {
-    const char *model_dir, *system;
+    const char *model_dir, *manifest, *system;
     int64_t max_tokens, context, seed, top_k, draft_tokens, threads;
     double temperature, top_p, min_p;
     int backend, precision, mla, thinking;
@@ -338,12 +338,14 @@ static hd_status open_chat(chat *c, hd_err *err) {
     upload_bar bar = {.quiet = c->set.quiet};
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = c->set.model_dir,
+                                       .manifest = c->set.manifest,
                                        .backend = option_backends[c->set.backend],
                                        .precision = option_precisions[c->set.precision],
                                        .mla = option_mla_forms[c->set.mla],
                                        .threads = (int32_t)c->set.threads,
                                        .max_running = 1,
                                        .max_context = (int32_t)c->set.context,
+                                       .need_drafts = c->set.draft_tokens > 0,
                                        .on_upload = upload_bar_draw,
                                        .on_upload_ctx = &bar};
     c->messages = json_array();
@@ -396,6 +398,7 @@ int cmd_chat(int argc, char **argv) {
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),
         option_mla(&set->mla),
+        option_manifest(&set->manifest),
         with_letter(option_flag("quiet", &set->quiet, "no figures on standard error"), 'q'),
     };
     const positional model = {"MODEL_DIR", &set->model_dir, false};

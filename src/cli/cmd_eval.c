@@ -20,7 +20,7 @@
 enum { MAX_FILE_BYTES = 256 << 20, MAX_CASES = 100000, MAX_TASKS = 256 };
 
 typedef struct settings {
-    const char *model_dir, *suite, *file, *task, *json;
+    const char *model_dir, *manifest, *suite, *file, *task, *json;
     int64_t limit, draft_tokens, threads, running;
     int backend, precision, mla;
     bool quiet;
@@ -263,11 +263,13 @@ static hd_status open_engine(eval *v, hd_err *err) {
     upload_bar bar = {.quiet = v->set.quiet};
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = v->set.model_dir,
+                                       .manifest = v->set.manifest,
                                        .backend = option_backends[v->set.backend],
                                        .precision = option_precisions[v->set.precision],
                                        .mla = option_mla_forms[v->set.mla],
                                        .threads = (int32_t)v->set.threads,
                                        .max_running = (int32_t)v->set.running,
+                                       .need_drafts = v->set.draft_tokens > 0,
                                        .on_upload = upload_bar_draw,
                                        .on_upload_ctx = &bar};
     const int opened = hd_engine_open(&v->engine, &options, why, sizeof why);
@@ -314,6 +316,7 @@ int cmd_eval(int argc, char **argv) {
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),
         option_mla(&set->mla),
+        option_manifest(&set->manifest),
         option_text("json", &set->json, "FILE", "also write the report as JSON"),
         with_letter(option_flag("quiet", &set->quiet, "no progress on standard error"), 'q'),
     };

@@ -21,7 +21,7 @@
 enum { MAX_PROMPT_BYTES = 64 << 20, MAX_CHOICES = 1000 };
 
 typedef struct settings {
-    const char *model_dir, *prompt, *file, *system, *stop, *schema, *regex, *choice;
+    const char *model_dir, *manifest, *prompt, *file, *system, *stop, *schema, *regex, *choice;
     int64_t max_tokens, max_reasoning, context, seed, top_k, chunk, threads, n;
     double temperature, top_p, min_p;
     int backend, precision, mla, thinking, draft_tokens;
@@ -287,6 +287,7 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
     upload_bar bar = {.quiet = set->quiet || set->json};
     const hd_engine_options options = {.size = sizeof options,
                                        .model_dir = set->model_dir,
+                                       .manifest = set->manifest,
                                        .backend = option_backends[set->backend],
                                        .precision = option_precisions[set->precision],
                                        .mla = option_mla_forms[set->mla],
@@ -295,6 +296,8 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
                                        .max_context = (int32_t)set->context,
                                        .chunk_tokens = (int32_t)set->chunk,
                                        .no_graphs = set->no_graphs,
+                                       .need_drafts = set->draft_tokens > 0 &&
+                                                      set->draft_tokens <= HD_MOST_DRAFTS,
                                        .on_upload = upload_bar_draw,
                                        .on_upload_ctx = &bar};
     r->start_ns = hd_now_ns();
@@ -358,6 +361,7 @@ int cmd_generate(int argc, char **argv) {
                       "the fast one, a GPU, the reference, or none"),
         option_precision(&set.precision),
         option_mla(&set.mla),
+        option_manifest(&set.manifest),
         option_flag("no-graphs", &set.no_graphs, "queue every operator on its own on a GPU"),
         option_flag("json", &set.json,
                     "print one JSON object per answer: text, parts, figures"),

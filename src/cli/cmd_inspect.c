@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "cli/inspect_internal.h"
 #include "cli/options.h"
+#include "weights/manifest.h"
 
 enum { QUIET_SCALE_BYTES = 1 << 30 }; /* below, reading the scales shows no progress */
 
@@ -195,7 +196,7 @@ static hd_status inspect(const char *path, const hd_model_spec *spec, bool json,
 }
 
 int cmd_inspect(int argc, char **argv) {
-    const char *path = "";
+    const char *path = "", *manifest = NULL;
     bool json = false, tensors = false, strict = false, quick = false, values = false;
     const positional where[] = {
         {.name = "MODEL_DIR", .value = &path}
@@ -206,6 +207,7 @@ int cmd_inspect(int argc, char **argv) {
         option_flag("strict", &strict, "fail when the files hold tensors that are unknown"),
         option_flag("quick", &quick, "read headers only, not the values of the scales"),
         option_flag("values", &values, "read every weight and refuse NaN and infinity"),
+        option_manifest(&manifest),
     };
     const command_line line = {
         .command = "inspect",
@@ -222,7 +224,8 @@ int cmd_inspect(int argc, char **argv) {
     if (!options_parse(&line, argc, argv, &code)) return code;
     hd_err err = {0};
     hd_model_spec *spec = NULL;
-    hd_status st = hd_model_spec_open(&spec, path, &err);
+    hd_status st = manifest ? hd_manifest_check(manifest, path, &err) : HD_OK;
+    if (st == HD_OK) st = hd_model_spec_open(&spec, path, &err);
     const depth how = values ? VALUES : quick ? HEADERS : SCALES;
     if (st == HD_OK) st = inspect(path, spec, json, tensors, how, strict, &err);
     hd_model_spec_close(spec);

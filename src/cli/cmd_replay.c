@@ -162,6 +162,10 @@ static hd_status replay_all(tally *t, int32_t port, const char *file, char *text
     size_t at = 0;
     for (int number = 1; at < n; number++) {
         const size_t length = strcspn(text + at, "\n");
+        if (length == 0) { /* a full disk leaves one behind */
+            at++;
+            continue;
+        }
         json_t *line = json_loadb(text + at, length, JSON_ALLOW_NUL, NULL);
         if (!json_is_object(line)) {
             json_decref(line);

@@ -34,7 +34,14 @@ static sigset_t followed_signals(void) {
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGHUP);
+    sigaddset(&set, SIGUSR1);
     return set;
+}
+
+/* In the background of a terminal it goes on, and a stray signal is no end. */
+static void ignore_strays(void) {
+    static const int strays[] = {SIGUSR2, SIGTTOU, SIGTTIN};
+    for (size_t i = 0; i < HD_LEN(strays); i++) signal(strays[i], SIG_IGN);
 }
 
 /* What cannot be read again stays as it was, and keeps nothing else from being read. */
@@ -59,6 +66,8 @@ static void *follow_signals(void *user) {
     for (int caught; sigwait(&set, &caught) == 0 && !atomic_load(&f->over);) {
         if (caught == SIGHUP) {
             reload(f->server);
+        } else if (caught == SIGUSR1) {
+            server_log_state(f->server);
         } else if (++f->n_stops > 1 || !atomic_load(&f->loaded)) {
             _exit(f->n_stops > 1 ? 130 : 0); /* twice, or nothing is lost yet */
         } else {
@@ -126,6 +135,7 @@ static hd_status run(const serve_settings *set, const server_options *options, h
     pthread_t thread;
     const sigset_t signals = followed_signals();
     pthread_sigmask(SIG_BLOCK, &signals, NULL); /* in all threads that follow */
+    ignore_strays();
     sem_init(&f.stop, 0, 0);
     HD_TRY(server_open(&f.server, options, err));
     if (pthread_create(&thread, NULL, follow_signals, &f) != 0) {

@@ -84,7 +84,8 @@ static void on_bus_error(int signal_number) {
 int main(int argc, char **argv) {
     ensure_standard_descriptors();
     signal(SIGBUS, on_bus_error);
-    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of that write only */
+    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of that write only, */
+    signal(SIGXFSZ, SIG_IGN); /* and so is a file that may not grow (ulimit -f) */
     if (argc < 2) {
         print_usage(stderr);
         return 2;

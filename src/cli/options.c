@@ -28,6 +28,11 @@ option option_mla(int *value) {
         "of V2 and V3 on the cpu: naive is faster for prompts in large chunks");
 }
 
+option option_manifest(const char **value) {
+    return option_text("manifest", value, "FILE",
+                       "SHA-256 digests that all files of the model must have");
+}
+
 typedef struct parse {
     const command_line *line;
     const char *given[MAX_OPTIONS]; /* the value an option was given, to refuse two different */

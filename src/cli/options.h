@@ -87,6 +87,8 @@ option option_precision(int *value);
 /* --mla, of the same commands: *value is an hd_mla_form. */
 extern const char *const option_mla_forms[];
 option option_mla(int *value);
+/* --manifest, of all commands that open a model. */
+option option_manifest(const char **value);
 
 static inline option with_letter(option o, char letter) {
     o.letter = letter;

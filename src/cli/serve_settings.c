@@ -107,6 +107,11 @@ static char *describe(const option *options, int n) {
     return text;
 }
 
+static hd_status check(const serve_settings *set, hd_err *err) {
+    if (!set->no_drafts || set->draft_tokens <= 0) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "--draft-tokens asks for drafts, --no-drafts for none");
+}
+
 static void complete(serve_settings *set, const option *options, int n) {
     if (!set->model_name) set->model_name = last_name(set->model_dir);
     set->settings_json = describe(options, n);
@@ -181,6 +186,7 @@ static int list_engine(serve_settings *set, option *to) {
                    "what a step of the null backend takes; default 0"),
         option_precision(&set->precision),
         option_mla(&set->mla),
+        option_manifest(&set->manifest),
         option_int("threads", &set->threads, 0, 1024, "that compute; 0: one per core"),
         option_flag("pin", &set->pin, "bind each of them to a core"),
         option_int("max-running", &set->max_running, 0, 4096, "answers side by side; 0: 16"),
@@ -228,7 +234,12 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
                                .n_positionals = 1,
                                .options = options,
                                .n_options = n};
+    hd_err err = {0};
     if (!options_parse(&line, argc, argv, code)) return false;
+    if (check(set, &err) != HD_OK) {
+        *code = report_error(&err);
+        return false;
+    }
     complete(set, options, n);
     return true;
 }
@@ -283,6 +294,7 @@ server_options serve_settings_options(const serve_settings *set) {
         .http = http_options_of(set),
         .engine = {.size = sizeof(hd_engine_options),
                    .model_dir = set->model_dir,
+                   .manifest = set->manifest,
                    .backend = option_backends[set->backend],
                    .precision = option_precisions[set->precision],
                    .mla = option_mla_forms[set->mla],
@@ -296,6 +308,7 @@ server_options serve_settings_options(const serve_settings *set) {
                    .step_tokens = (int32_t)set->step_tokens,
                    .queue_limit = (int32_t)set->queue,
                    .no_drafts = set->no_drafts,
+                   .need_drafts = set->draft_tokens > 0,
                    .no_graphs = set->no_graphs,
                    .null_step_us = (int32_t)set->null_step_us},
         .api = {.max_answers = (int32_t)set->answers,
@@ -308,7 +321,7 @@ server_options serve_settings_options(const serve_settings *set) {
         .key_sources = {.file = set->api_key_file,
                    .admin_file = set->admin_key_file,
                    .text = key,
-                   .admin_text = admin            },
+                   .admin_text = admin},
         .model_name = set->model_name,
         .request_log = set->request_log,
         .crash_file = set->crash_file,

@@ -92,6 +92,7 @@ typedef struct engine_post {
     hd_alternative *top; /* [n, n_top] its own place in memory for HD_MAX_CHOSEN of the most */
 } engine_post;
 
+enum { ENGINE_MAX_NOTICES = 24 };
 enum { ENGINE_POST_TOPS = HD_MAX_CHOSEN * HD_MAX_ALTERNATIVES };
 
 /* What the front asks of the step thread beside requests. */
@@ -116,6 +117,9 @@ struct hd_engine {
     hd_mla_form mla;
     int32_t max_context, max_living, n_records;
     bool drafts, graphs, forced_acceptance;
+    const char *notices[ENGINE_MAX_NOTICES];
+    char notice_texts[ENGINE_MAX_NOTICES][200];
+    int32_t n_notices;
     int32_t n_experts, n_loads; /* per layer; layers times that */
     hd_grammar_vocab *vocab;
     engine_forms *forms; /* have locks of their own */
@@ -180,6 +184,9 @@ static inline int32_t engine_answer_of(uint64_t id) {
 /* engine.c */
 void engine_drop_record(hd_engine *e, engine_record *r);
 void engine_cancel_answer(hd_engine *e, engine_record *r, int32_t answer); /* under the lock */
+
+/* notices.c; once the model is open */
+void engine_note_oddities(hd_engine *e);
 
 /* prepare.c */
 hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g,

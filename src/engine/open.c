@@ -6,6 +6,7 @@
 #include "base/checked.h"
 #include "base/cores.h"
 #include "engine/engine_internal.h"
+#include "weights/manifest.h"
 
 enum {
     DEFAULT_RUNNING = 16,
@@ -28,7 +29,7 @@ static int32_t or_default(int64_t value, int64_t standard) {
 }
 
 static int32_t pages(const sizes *z, int64_t tokens) {
-    return or_default(hd_ceil_div(tokens, z->shape.page_tokens), 1);
+    return or_default((tokens - 1) / z->shape.page_tokens + 1, 1); /* any number of tokens */
 }
 
 /* WINDOW pages: every request's window and next rows, and as much again of cached ones. */
@@ -39,7 +40,6 @@ static sizes choose_sizes(const hd_engine *e, const hd_engine_options *o) {
                .drafts = e->drafts ? HD_MAX_DRAFTS : 0,
                .shape = hd_kv_shape_of(e->spec)};
     z.context = or_default(o->max_context, hd_min_i32(DEFAULT_CONTEXT, e->spec->max_positions));
-    z.context = hd_min_i32(z.context, e->spec->max_positions);
     z.step_rows = or_default(o->step_tokens, z.chunk + z.running * HD_MAX_CHOSEN);
     z.choice_rows = hd_max_i32(z.running * HD_MAX_CHOSEN, hd_min_i32(MIN_CHOICES, z.step_rows));
     z.lease_pages = pages(&z, (int64_t)z.context + HD_MAX_DRAFTS);
@@ -81,12 +81,28 @@ static void find_markers(hd_engine *e) {
     e->dsml_flagged = found[HD_LEN(texts) - 1];
 }
 
+/* All encodings but the first mark who speaks by tokens of their own: spelled out, they would
+ * be text that nobody was trained on. */
+static hd_status check_speakers(const hd_engine *e, const char *model_dir, hd_err *err) {
+    static const char *const speakers[] = {"<｜User｜>", "<｜Assistant｜>"};
+    for (size_t i = 0; e->encoding != HD_CHAT_V2 && i < HD_LEN(speakers); i++) {
+        const int32_t id = hd_tokenizer_find(e->tokenizer, speakers[i], strlen(speakers[i]));
+        if (id >= 0 && hd_tokenizer_is_added(e->tokenizer, id)) continue;
+        return HD_FAIL(
+            err, HD_EFORMAT,
+            "%s: its conversations are written in %s, but its tokenizer has no token "
+            "%s: is it another model's?",
+            model_dir, hd_chat_encoding_name(e->encoding), speakers[i]);
+    }
+    return HD_OK;
+}
+
 static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
     HD_TRY(hd_tokenizer_open(&e->tokenizer, model_dir, err));
     HD_TRY(hd_tokenizer_check_rows(e->tokenizer, e->spec->vocab, err));
     HD_TRY(hd_chat_detect(&e->encoding, &e->thinks, model_dir, err));
     find_markers(e);
-    return HD_OK;
+    return check_speakers(e, model_dir, err);
 }
 
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precision precision,
@@ -99,6 +115,10 @@ static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precisi
     HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, &dummy, err)
                             : hd_weights_open(&e->weights, o->model_dir, e->spec, err));
     e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
+    if (o->need_drafts && !e->drafts) {
+        return HD_FAIL(err, HD_EINVAL, "drafts are asked for, but %s has no MTP layer",
+                       o->model_dir);
+    }
     e->graphs = !o->no_graphs && hd_device_records(e->device);
     e->totals.weight_bytes = hd_weights_bytes(e->weights);
     const hd_upload_watch watch = {o->on_upload, o->on_upload_ctx};
@@ -264,11 +284,17 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
                        "one's choice",
                        o->null_step_us);
     }
+    if (o->manifest) HD_TRY(hd_manifest_check(o->manifest, o->model_dir, err));
     HD_TRY(hd_model_spec_open(&e->spec, o->model_dir, err));
+    if (o->max_context > e->spec->max_positions) {
+        return HD_FAIL(err, HD_EINVAL, "a context of %d tokens; this model knows %d positions",
+                       o->max_context, e->spec->max_positions);
+    }
     if (!o->dummy_weights) HD_TRY(open_text(e, o->model_dir, err));
     e->n_ids = e->tokenizer ? hd_tokenizer_vocab_size(e->tokenizer) : e->spec->vocab;
     e->drafts = !o->no_drafts;
     if (!null) HD_TRY(open_model(e, o, precision, err));
+    engine_note_oddities(e);
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
     HD_TRY(engine_forms_open(&e->forms, err));

@@ -188,6 +188,13 @@ static hd_status check_numbers(const hd_engine *e, const hd_generation *g, hd_er
                        (long long)counts[i].value, (long long)counts[i].low,
                        (long long)counts[i].high);
     }
+    if (g->draft_tokens > 0 && !e->drafts) {
+        return HD_FAIL(
+            err, HD_EINVAL,
+            "draft_tokens is %d, but nothing drafts: the model has no MTP layer, or it "
+            "is off",
+            g->draft_tokens);
+    }
     for (size_t i = 0; i < g->n_stop; i++) {
         const size_t n = strlen(g->stop[i]);
         if (n >= 1 && n <= MAX_STOP_BYTES) continue;

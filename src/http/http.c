@@ -217,13 +217,14 @@ static bool is_loopback_address(const struct sockaddr *a) {
 
 /* Accepted sockets inherit these. A peer that vanished without a word is noticed. */
 static void set_socket_options(int fd, const http_limits *limits) {
-    const int on = 1, probe_s = limits->stall_s;
+    const int on = 1, probe_s = limits->stall_s, again_s = KERNEL_LATER_S;
     const int send_bytes = KERNEL_SEND_BYTES; /* what a slow reader can pile up here */
     const int patience_ms = (limits->stall_s + KERNEL_LATER_S) * 1000; /* ours comes first */
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof send_bytes);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_s, sizeof probe_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &again_s, sizeof again_s);
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }

@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -29,18 +30,22 @@ typedef struct record {
 
 struct request_records {
     int log_fd, crash_fd;
-    pthread_mutex_t lock; /* guards all below */
-    record *places;       /* [n] */
-    int32_t *chains;      /* [n] first of each */
+    atomic_bool log_broken; /* the last line is not whole: the disk is full */
+    pthread_mutex_t lock;   /* guards all below */
+    record *places;         /* [n] */
+    int32_t *chains;        /* [n] first of each */
     int32_t n, free;
 };
 
 static request_records *watched; /* by the crash handler */
+static void (*last_words)(int);  /* what SIGBUS did before: it says what happened, and exits */
 
 request_records *records_new(int32_t capacity, int log_fd, int crash_fd) {
     request_records *r = calloc(1, sizeof *r);
     if (!r) return NULL;
-    *r = (request_records){.log_fd = log_fd, .crash_fd = crash_fd, .n = capacity};
+    r->log_fd = log_fd;
+    r->crash_fd = crash_fd;
+    r->n = capacity;
     r->places = calloc((size_t)capacity, sizeof *r->places);
     r->chains = calloc((size_t)capacity, sizeof *r->chains);
     pthread_mutex_init(&r->lock, NULL);
@@ -118,15 +123,33 @@ typedef struct log_entry {
     int32_t n_left;
 } log_entry;
 
-static void write_line(const request_records *r, const json_t *line) {
-    char *text = json_dumps(line, JSON_COMPACT | JSON_ENSURE_ASCII);
-    const size_t n = text ? strlen(text) : 0;
-    if (text) {
-        text[n] = '\n'; /* in place of the NUL: one write, one line */
-        if (write(r->log_fd, text, n + 1) != (ssize_t)(n + 1)) {
-            HD_LOG(HD_LOG_WARN, "request_log_failed", hd_log_text("why", strerror(errno)));
-        }
+/* One write, one line; what a full disk cut off is ended before the next. One alarm, not one per
+ * request. */
+static void append(request_records *r, char *line, size_t n) {
+    const bool was_broken = atomic_load(&r->log_broken);
+    struct iovec parts[] = {
+        {(char[]){'\n'}, 1},
+        {line,           n}
+    };
+    const int skip = was_broken ? 0 : 1;
+    const ssize_t wanted = (ssize_t)(was_broken ? n + 1 : n);
+    const ssize_t done = writev(r->log_fd, parts + skip, 2 - skip);
+    const bool broken = done != wanted;
+    if (atomic_exchange(&r->log_broken, broken) == broken) return;
+    if (broken) {
+        HD_LOG(HD_LOG_ERROR, "request_log_failed",
+               hd_log_text("why", done < 0 ? strerror(errno) : "the line is not whole"));
+    } else {
+        hd_log_write(HD_LOG_INFO, "request_log_goes_on", NULL, 0);
     }
+}
+
+static void write_line(request_records *r, const json_t *line) {
+    char *text = json_dumps(line, JSON_COMPACT | JSON_ENSURE_ASCII);
+    if (!text) return;
+    const size_t n = strlen(text);
+    text[n] = '\n'; /* in place of the NUL */
+    append(r, text, n + 1);
     free(text);
 }
 
@@ -284,6 +307,7 @@ static void on_crash(int signal_number) {
     for (int32_t i = 0; r && i < r->n; i++) {
         if (atomic_load(&r->places[i].call)) dump_record(r->crash_fd, &r->places[i]);
     }
+    if (signal_number == SIGBUS && last_words) last_words(signal_number);
     raise(signal_number); /* the default action was put back: the process ends as it would */
 }
 
@@ -292,6 +316,11 @@ void records_watch_crashes(request_records *r) {
     if (r->crash_fd < 0) return;
     watched = r;
     struct sigaction action = {.sa_handler = on_crash, .sa_flags = (int)SA_RESETHAND};
+    struct sigaction before;
     sigemptyset(&action.sa_mask);
+    if (sigaction(SIGBUS, NULL, &before) == 0 && before.sa_handler != SIG_DFL &&
+        before.sa_handler != SIG_IGN) {
+        last_words = before.sa_handler;
+    }
     for (size_t i = 0; i < HD_LEN(fatal); i++) sigaction(fatal[i], &action, NULL);
 }

@@ -7,13 +7,12 @@
 
 #include "base/status.h"
 
-enum { SANDBOX_FILES = 4 };
-
 typedef struct sandbox_paths { /* NULLs are skipped */
-    const char *read, *write;  /* directories */
+    const char *read[2];       /* directories or files */
+    const char *write;         /* a directory */
     /* Files that are read again. A file that was replaced is another one, so the folders they
      * lie in are granted. */
-    const char *reread[SANDBOX_FILES];
+    const char *reread[4];
 } sandbox_paths;
 
 /* For this thread and all that it starts later: no new privileges, files only at the paths and

@@ -223,7 +223,10 @@ static hd_status prepare(server *s, hd_err *err) {
     }
     const char *const reread[] = {o->key_sources.file, o->key_sources.admin_file,
                                   o->http.certificate, o->http.private_key};
-    sandbox_paths paths = {.read = o->engine.model_dir, .write = o->trace_dir};
+    sandbox_paths paths = {
+        .read = {o->engine.model_dir, o->engine.manifest},
+          .write = o->trace_dir
+    };
     memcpy(paths.reread, reread, sizeof reread);
     return sandbox_enter(&paths, s->sandbox, sizeof s->sandbox, err);
 }
@@ -245,6 +248,14 @@ hd_status server_open(server **out, const server_options *options, hd_err *err) 
     return HD_OK;
 }
 
+static void log_notices(const server *s) {
+    const char *const *notices;
+    const size_t n = hd_engine_notices(s->engine, &notices);
+    for (size_t i = 0; i < n; i++) {
+        HD_LOG(HD_LOG_WARN, "model_notice", hd_log_text("what", notices[i]));
+    }
+}
+
 hd_status server_start(server *s, hd_err *err) {
     char why[600];
     HD_TRY(http_start(s->http, err));
@@ -252,6 +263,7 @@ hd_status server_start(server *s, hd_err *err) {
     const int opened = hd_engine_open(&s->engine, &s->options.engine, why, sizeof why);
     if (opened != 0) return HD_FAIL(err, (hd_status)opened, "%s", why);
     s->load_seconds = (double)(hd_now_ns() - before) * 1e-9;
+    log_notices(s);
     s->api = (api_context){.engine = s->engine,
                            .model_name = s->options.model_name,
                            .created = (int64_t)time(NULL),
@@ -299,6 +311,21 @@ bool server_wait_idle(server *s, int64_t timeout_ns) {
         nanosleep(&pause, NULL);
     } while (hd_now_ns() < until);
     return false;
+}
+
+void server_log_state(server *s) {
+    hd_engine_stats e = {0};
+    http_stats h;
+    const bool ready = atomic_load(&s->ready);
+    if (ready) hd_engine_read_stats(s->engine, &e);
+    http_read_stats(s->http, &h);
+    HD_LOG(HD_LOG_INFO, "state", hd_log_text("server", ready ? "ready" : "starting"),
+           hd_log_int("draining", atomic_load(&s->draining)), hd_log_int("paused", e.paused),
+           hd_log_int("running", e.running), hd_log_int("waiting", e.waiting),
+           hd_log_int("living", e.living), hd_log_int("steps", e.steps),
+           hd_log_int("pages_free", e.pages_free[HD_POOL_ENTRIES]),
+           hd_log_int("pages", e.pages[HD_POOL_ENTRIES]), hd_log_int("calls", h.calls),
+           hd_log_int("connections", h.connections));
 }
 
 hd_status server_reload_keys(server *s, hd_err *err) {

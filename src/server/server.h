@@ -45,6 +45,9 @@ void server_drain(server *s);
 /* Waits until all calls are answered, at most for so long; true: they are. */
 bool server_wait_idle(server *s, int64_t timeout_ns);
 
+/* One line of the log says what runs, what waits and what is free. From any thread. */
+void server_log_state(server *s);
+
 /* Read the files again. On failure what was read before stays. */
 hd_status server_reload_keys(server *s, hd_err *err);
 hd_status server_reload_certificate(server *s, hd_err *err);

@@ -10,8 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "base/file.h"
+#include "base/log.h"
 #include "base/progress.h"
 
 enum { MOST_EVENTS = 1 << 20, NAME_BYTES = 48 };
@@ -158,10 +160,9 @@ static hd_status write_file(const trace *t, hd_err *err) {
     for (size_t i = 0; t->events && i < t->n; i++) write_event(out, t, &t->events[i]);
     fprintf(out, "\n]}\n");
     const bool bad = ferror(out);
-    if (fclose(out) != 0 || bad) {
-        return HD_FAIL(err, HD_EIO, "cannot write %s", t->path);
-    }
-    return HD_OK;
+    if (fclose(out) == 0 && !bad) return HD_OK;
+    unlink(t->path); /* half a picture is none */
+    return HD_FAIL(err, HD_EIO, "cannot write %s; is the disk full?", t->path);
 }
 
 static hd_status stop_locked(trace *t, hd_err *err) {
@@ -198,6 +199,10 @@ void trace_tick(trace *t, hd_engine *engine) {
     if (t->on && !t->looked && t->stop_at_step) t->stop_at_step += now.steps;
     t->looked = true;
     t->last = now;
-    if (t->on && t->stop_at_step && now.steps >= t->stop_at_step) stop_locked(t, NULL);
+    hd_err err = {0};
+    const bool done = t->on && t->stop_at_step && now.steps >= t->stop_at_step;
+    if (done && stop_locked(t, &err) != HD_OK) {
+        HD_LOG(HD_LOG_ERROR, "profile_failed", hd_log_text("why", err.msg));
+    }
     pthread_mutex_unlock(&t->lock);
 }

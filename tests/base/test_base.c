@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/arena.h"
@@ -43,12 +44,30 @@ static void sentences_are_utf8(void **state) {
         HD_FAIL(&err, HD_EINVAL, "%s", cases[i].text);
         assert_string_equal(err.msg, cases[i].shown);
     }
-    char whales[1000];
-    hd_err err = {0};
-    for (size_t i = 0; i + 4 < sizeof whales; i += 4) memcpy(whales + i, "\xf0\x9f\x90\x8b", 5);
-    HD_FAIL(&err, HD_EINVAL, "x%s", whales);
-    size_t n = strlen(err.msg); /* cut by the buffer within a whale: its rest is escaped */
-    assert_true(n < sizeof err.msg && (n % 4 == 1 || strstr(err.msg, "\\xf0")));
+}
+
+/* Whatever stands in the middle: where and why can be read, and no character is cut in two. */
+static void long_sentences_lose_their_middle(void **state) {
+    (void)state;
+    static const char *const fillings[] = {"x", "\xf0\x9f\x90\x8b", "\x1b", "\xff"};
+    enum { MOST = 200000 };
+    char *name = malloc(MOST + 8);
+    assert_non_null(name);
+    for (size_t f = 0; f < HD_LEN(fillings); f++) {
+        const size_t k = strlen(fillings[f]);
+        for (size_t n = 100; n < MOST; n = n * 9 / 8 + 1) {
+            hd_err err = {0}, again = {0};
+            for (size_t at = 0; at + k <= n; at += k) memcpy(name + at, fillings[f], k + 1);
+            HD_FAIL(&err, HD_EINVAL, "whale %s: too deep", name);
+            const size_t length = strlen(err.msg);
+            assert_true(length < sizeof err.msg);
+            assert_memory_equal(err.msg, "whale ", 6);
+            assert_string_equal(err.msg + length - 10, ": too deep");
+            HD_FAIL(&again, HD_EINVAL, "%s", err.msg);
+            assert_string_equal(again.msg, err.msg); /* it is UTF-8: nothing to escape */
+        }
+    }
+    free(name);
 }
 
 static void sizes_do_not_wrap(void **state) {
@@ -188,6 +207,7 @@ int test_base(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_error_wins),
         cmocka_unit_test(sentences_are_utf8),
+        cmocka_unit_test(long_sentences_lose_their_middle),
         cmocka_unit_test(sizes_do_not_wrap),
         cmocka_unit_test(arena_measures_what_it_places),
         cmocka_unit_test(every_e4m3_code_survives),

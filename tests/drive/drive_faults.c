@@ -6,6 +6,7 @@
  * memory N all    that one and all later ones
  * clock S         the wall clock is S seconds off
  * hang 1, hang 0  the null device does not come back from a step, and comes back
+ * mute 1, mute 0  no text is made of tokens, and it is again
  * left            how many requests for memory are left until one fails
  *
  * Each is answered by a line on standard output. The linker sends the calls through here first
@@ -23,6 +24,7 @@
 #include <unistd.h>
 
 #include "cli/commands.h"
+#include "engine/output.h"
 #include "exec/null.h"
 
 void *__real_malloc(size_t n);
@@ -35,6 +37,7 @@ json_t *__real_json_loadb(const char *text, size_t n, size_t flags, json_error_t
 int __real_clock_gettime(clockid_t clock, struct timespec *now);
 time_t __real_time(time_t *now);
 hd_runner __real_hd_null_runner(hd_null *n);
+hd_status __real_hd_output_push(hd_output *o, int32_t token, hd_err *err);
 void *__wrap_malloc(size_t n);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t n);
@@ -45,6 +48,7 @@ json_t *__wrap_json_loadb(const char *text, size_t n, size_t flags, json_error_t
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
 time_t __wrap_time(time_t *now);
 hd_runner __wrap_hd_null_runner(hd_null *n);
+hd_status __wrap_hd_output_push(hd_output *o, int32_t token, hd_err *err);
 
 /* ---- memory ---- */
 
@@ -126,6 +130,16 @@ hd_runner __wrap_hd_null_runner(hd_null *n) {
     return r;
 }
 
+/* ---- the text ---- */
+
+static pthread_mutex_t muted = PTHREAD_MUTEX_INITIALIZER;
+
+hd_status __wrap_hd_output_push(hd_output *o, int32_t token, hd_err *err) {
+    pthread_mutex_lock(&muted); /* held while it is */
+    pthread_mutex_unlock(&muted);
+    return __real_hd_output_push(o, token, err);
+}
+
 /* ---- commands ---- */
 
 static void follow(const char *line) {
@@ -139,6 +153,8 @@ static void follow(const char *line) {
         atomic_store(&seconds_off, number);
     } else if (strcmp(word, "hang") == 0) {
         number ? pthread_mutex_lock(&hanging) : pthread_mutex_unlock(&hanging);
+    } else if (strcmp(word, "mute") == 0) {
+        number ? pthread_mutex_lock(&muted) : pthread_mutex_unlock(&muted);
     }
 }
 

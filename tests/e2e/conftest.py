@@ -18,6 +18,9 @@ SHARED = pathlib.Path(os.environ.get("HADAL_SHARED", ROOT.parent / "shared"))
 GOLDEN = ROOT / "tests" / "golden"
 
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can do this")
+
+
 def pytest_configure(config):
     config.addinivalue_line("markers", "slow: run on the release build only")
     config.addinivalue_line("markers", "threads: run under the thread sanitizer too")

@@ -35,6 +35,15 @@ def test_bytes_that_are_no_text(server):
         assert last["output_ids"] == [part] * 5 and set(last["text"]) == {"\ufffd"}
 
 
+def test_FT21_prompt_beyond_the_context(server):
+    """Refused before a step is made for it."""
+    steps = server.stats()["hadal_steps_total"]
+    for body in ({"prompt": [5] * 9000}, {"prompt": "word " * 9000}, {"prompt": [[5], [5] * 9000]}):
+        reply = server.post(COMPLETE, {**body, "max_tokens": 2})
+        assert reply.status == 400 and reply.code == "context_length_exceeded", reply.text
+    assert server.stats()["hadal_steps_total"] == steps
+
+
 def test_prompt_beyond_the_pool(serve):
     """R12, FT22: refused at once, or the pool is made for the context."""
     s = serve("--context", "512", "--kv-tokens", "512", "--max-running", "2")

@@ -3,6 +3,7 @@
 The rows are those of the table of malformed files that other engines were seen to crash on;
 each name starts with its row.
 """
+import hashlib
 import json
 import os
 import shutil
@@ -404,6 +405,166 @@ def test_F40_unreadable_shard():
             check=False, **as_nobody if os.geteuid() == 0 else {})
         assert result.returncode == 4
         assert result.stderr == f"error: {directory / shard(1)}: Permission denied\n"
+
+
+# ---- what the config says and the files do not ------------------------------------------------
+
+
+def servable(tmp_path, family, drop=(), add=None, **changes):
+    """A whole small model with a tokenizer, without and with some tensors."""
+    from toy_models import VOCAB, add_toy_tokenizer
+
+    config = dict(CONFIGS[family], vocab_size=VOCAB, **changes)
+    made = {name: t for name, t in make_model.tensors(config).items() if not any(part in name for part in drop)}
+    make_model.write_model(tmp_path, config, made | (add or {}))
+    add_toy_tokenizer(tmp_path)
+    return tmp_path
+
+
+def test_F30_nothing_runs_without_its_tensors(refused, tmp_path):
+    """The first ten by name, layer and expert, and how many more."""
+    directory = servable(tmp_path, "v3", drop=("layers.1.mlp.experts.",))
+    line = refused("generate", directory, "-p", "the")
+    assert "missing tensor model.layers.1.mlp.experts.0.gate_proj.weight" in line and line.endswith(" more")
+    assert line in refused("serve", directory, "--port", "0", "--no-sandbox")
+
+
+def test_F31_unknown_tensors_are_told(serve, refused, tmp_path):
+    """The server says how many there are; inspect --strict makes it a refusal."""
+    extra = {f"extra.{i}": io.from_array(np.zeros((2, 2))) for i in range(3)}
+    directory = servable(tmp_path, "v2", add=extra)
+    s = serve(model=directory)
+    s.close()
+    assert b"3 tensors are unknown to this model, the first is extra.0" in s.log
+    result = subprocess.run([HADAL, "inspect", "--strict", directory], capture_output=True, text=True)
+    assert result.returncode == 2 and "tensor extra.0: unknown to this model (3 such)" in result.stderr
+
+
+def test_C24_a_head_beside_tied_embeddings(hadal, tmp_path):
+    """The file's own head counts, whatever the config says; the embedding serves where there is none."""
+    tokens = tmp_path / "tokens.json"
+    tokens.write_text("[1, 2, 3, 5, 8, 13]")
+    seen = {}
+    head = io.bf16(np.random.default_rng(9).standard_normal((96, HIDDEN)))
+    for name, tied, own in (("own", False, True), ("both", True, True), ("tied", True, False)):
+        made = make_model.tensors(CONFIG)
+        del made["lm_head.weight"]
+        make_model.write_model(tmp_path / name, dict(CONFIG, tie_word_embeddings=tied), made | ({"lm_head.weight": head} if own else {}))
+        assert hadal("logits", tmp_path / name, "--tokens", tokens, "--out", tmp_path / "out.npy", "-q").returncode == 0
+        seen[name] = np.load(tmp_path / "out.npy")
+    assert (seen["own"] == seen["both"]).all() and (seen["own"] != seen["tied"]).any()
+
+
+def test_C25_drafts_that_the_files_do_not_hold(serve, hadal, refused, tmp_path):
+    """Declared and absent: told, and left out; asked for by number: refused."""
+    directory = servable(tmp_path, "v3", drop=("layers.3.",))
+    s = serve(model=directory)
+    s.close()
+    assert b"the config declares 1 MTP layer, the files hold 0: nothing drafts" in s.log
+    ask = ["generate", directory, "-p", "the", "--max-tokens", "2", "-q"]
+    assert hadal(*ask, "--draft-tokens", "auto").returncode == 0
+    assert "has no MTP layer" in refused(*ask, "--draft-tokens", "2")
+    assert "has no MTP layer" in refused("serve", directory, "--port", "0", "--no-sandbox", "--draft-tokens", "2")
+    whole = servable(tmp_path / "whole", "v3")
+    assert hadal("generate", whole, "-p", "the", "--max-tokens", "2", "-q", "--draft-tokens", "2").returncode == 0
+
+
+def test_C10_columns_that_pack_in_no_pairs(hadal, tmp_path):
+    """Cut blocks are fine (V3's own key projection has 4.5 of them); half a byte is not."""
+    directory = quantized(tmp_path, "fp4", "v4")
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(dict(config, moe_intermediate_size=35)))
+    line = complaint(hadal, directory)
+    assert "cannot be packed in pairs" in line or "shape mismatch" in line
+
+
+def test_K24_a_tokenizer_of_another_model(refused, tmp_path):
+    """With more ids than the model has rows, or without the tokens that its conversations are made of."""
+    directory = servable(tmp_path, "v3")
+    file = directory / "tokenizer.json"
+    document = json.loads(file.read_text())
+    rows = json.loads((directory / "config.json").read_text())["vocab_size"]
+    larger = dict(document, added_tokens=[*document["added_tokens"], {"id": rows + 7, "content": "<far>"}])
+    file.write_text(json.dumps(larger))
+    line = refused("generate", directory, "-p", "the")
+    assert f"ids up to {rows + 7}, the model {rows} rows" in line
+    for speaker in ("<｜User｜>", "<｜Assistant｜>"):
+        file.write_text(json.dumps(document).replace(json.dumps(speaker), '"<nobody>"'))
+        for command in (["generate", directory, "-p", "the"], ["serve", directory, "--port", "0", "--no-sandbox"]):
+            line = refused(*command)
+            assert f"its tokenizer has no token {speaker}" in line and "v3" in line
+
+
+# ---- a manifest of digests -----------------------------------------------------------------------
+
+
+def digests(directory):
+    files = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != "SHA256SUMS")
+    return "".join(f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(directory)}\n" for p in files)
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """(model, its manifest, the manifest's text)"""
+    model = servable(tmp_path / "model", "v2")
+    (model / "encoding").mkdir()
+    (model / "encoding" / "encoding_other.py").write_text("pass\n")
+    path = model / "SHA256SUMS"
+    path.write_text(digests(model))
+    return model, path, path.read_text()
+
+
+def test_F43_digests_that_agree(hadal, serve, manifest):
+    model, path, text = manifest
+    for words in (["inspect", model], ["generate", model, "-p", "the", "--max-tokens", "2", "-q"]):
+        for form in (text, text.replace("  ", " *"), text.replace("  ", "  ./"), text.upper().split("  ")[0] + text[64:], "\n" + text, text.rstrip("\n")):
+            path.write_text(form)
+            assert hadal(*words, "--manifest", path).returncode == 0
+    path.write_text(text)
+    assert serve("--manifest", path, model=model).get("/health").text == "ok"
+
+
+def one_bit(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "F43 weights": (lambda m, p, t: one_bit(m / io.SINGLE), "digest mismatch"),
+    "F43 config": (lambda m, p, t: (m / "config.json").write_text((m / "config.json").read_text() + " "), "config.json: digest mismatch"),
+    "F43 tokenizer": (lambda m, p, t: (m / "tokenizer.json").write_text("{}"), "tokenizer.json: digest mismatch"),
+    "F43 missing file": (lambda m, p, t: (m / "tokenizer_config.json").unlink(), "tokenizer_config.json: No such file"),
+    "F43 empty file": (lambda m, p, t: (m / "tokenizer_config.json").write_text(""), "tokenizer_config.json: digest mismatch"),
+    "F43 more weights": (lambda m, p, t: (m / "x.safetensors").write_bytes(b""), "does not list x.safetensors"),
+    "F43 a template": (lambda m, p, t: (m / "chat_template.jinja").write_text(""), "does not list chat_template.jinja"),
+    "F43 a script": (lambda m, p, t: (m / "encoding" / "encoding_dsv4.py").write_text(""), "does not list encoding/encoding_dsv4.py"),
+    "F43 a link": (lambda m, p, t: (m / "y.json").symlink_to("nowhere"), "does not list y.json"),
+    "F43 another digest": (lambda m, p, t: p.write_text(("0" if t[0] != "0" else "1") + t[1:]), "digest mismatch"),
+    "F43 no manifest": (lambda m, p, t: p.unlink(), "SHA256SUMS: No such file"),
+    "F43 empty manifest": (lambda m, p, t: p.write_text("\n\n"), "names no file"),
+    "F43 short digest": (lambda m, p, t: p.write_text(t[1:]), "line 1: must be 64"),
+    "F43 other words": (lambda m, p, t: p.write_text(t + "hello\n"), "must be 64 hexadecimal digits"),
+    "F43 no name": (lambda m, p, t: p.write_text("0" * 64 + "  \n"), "line 1: must be 64"),
+    "F43 leading up": (lambda m, p, t: p.write_text("0" * 64 + "  ../config.json\n"), "line 1: must be 64"),
+    "F43 from the root": (lambda m, p, t: p.write_text("0" * 64 + "  /etc/passwd\n"), "line 1: must be 64"),
+    "F43 around a corner": (lambda m, p, t: p.write_text("0" * 64 + "  a/../b\n"), "line 1: must be 64"),
+    "F43 twice": (lambda m, p, t: p.write_text(t + t), "is there twice"),
+    "F43 no UTF-8": (lambda m, p, t: p.write_bytes(b"0" * 64 + b"  \xff\n"), "no UTF-8"),
+    "F43 NUL": (lambda m, p, t: p.write_bytes(b"\0" + t.encode()), "holds a NUL"),
+    "F43 too long": (lambda m, p, t: p.write_text("\n" * (9 << 20)), "larger than"),
+    "F43 a folder": (lambda m, p, t: (p.unlink(), p.mkdir()), "not a regular file"),
+}
+
+
+@pytest.mark.parametrize("row", DAMAGE)
+def test_manifest(refused, manifest, row):
+    model, path, text = manifest
+    bend, reason = DAMAGE[row]
+    bend(model, path, text)
+    for words in (["inspect", model], ["generate", model, "-p", "the", "-q"]):
+        line = refused(*words, "--manifest", path)
+        assert reason in line and line.isprintable()
 
 
 def test_F41_truncated_shard(refused, sharded):

@@ -131,7 +131,7 @@ class TestConfigFile:
     def test_empty_object_changes_nothing(self, hadal, config):
         assert hadal("version", "--config", config("{}")).returncode == 0
 
-    def test_unknown_key_has_line_and_column(self, refused, config):
+    def test_unknown_key_has_line_and_column(self, refused, config):  # L12
         path = config('{\n  "hlep": true\n}')
         line = refused("version", "--config", path)
         assert line.startswith(f"error: {path}: line 2 column 3: unknown option hlep")
@@ -167,7 +167,7 @@ class TestConfigFile:
             ("backend", ["cpu"], "a string"),
         ],
     )
-    def test_wrong_type_has_line_and_column(self, refused, config, key, value, wanted):
+    def test_wrong_type_has_line_and_column(self, refused, config, key, value, wanted):  # L12
         path = config('{"quiet": true,\n\n   "%s": %s}' % (key, json.dumps(value)))
         line = refused("logits", "m", "--config", path)
         assert line == f"error: {path}: line 3 column 4: '{key}' must be {wanted}"

@@ -2,7 +2,10 @@
 
 import concurrent.futures
 import json
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +15,8 @@ MODEL = ROOT / "models" / "tiny-v4"
 NEAR_TIE = 1e-3  # of logits that two backends may order differently
 N_PROMPTS, N_TOKENS = 50, 64
 
-has_gpu = "\ngpu 0" in run_hadal("version").stdout
+version = run_hadal("version").stdout
+has_gpu, has_cuda = "\ngpu 0" in version, "options    cuda" in version
 on_gpu = pytest.mark.skipif(not has_gpu, reason="no GPU, or a build without CUDA")
 tasks = [json.loads(line) for line in (MODEL / "eval" / "tiny.jsonl").read_text().splitlines()]
 prompts = [t["messages"][-1]["content"] for t in tasks[:: len(tasks) // N_PROMPTS]][:N_PROMPTS]
@@ -146,11 +150,72 @@ def test_logits_are_near_those_of_the_cpu(tmp_path):
     assert np.abs(cpu - cuda).max() <= NEAR_TIE
 
 
+HOLD = """
+import ctypes, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+free, total, device, context, memory = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0 and cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(free.value - (int(sys.argv[1]) << 20))) == 0
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def figures(line):
+    """(needed, free, all) bytes"""
+    found = re.search(r"(\d+) bytes are needed, (\d+) of the GPU's (\d+) bytes are free", line)
+    assert found, line
+    return map(int, found.groups())
+
+
+@on_gpu
+def test_L20_memory_that_another_process_holds(refused):
+    """What is free is said, and what would be needed; nothing is left behind for the next one."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, "3000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"held\n"
+    line = refused("serve", MODEL, "--port", "0", "--backend", "cuda", "--kv-tokens", 2_000_000, code=4)
+    needed, free, _ = figures(line)
+    assert free < 3000 << 20 < needed
+    holder.communicate()
+    assert run_hadal("generate", MODEL, "-p", "x", "--max-tokens", 2, "--backend", "cuda").returncode == 0
+
+
+@on_gpu
+def test_F42_weights_beyond_the_memory(refused, tmp_path):
+    """Files full of holes: the sizes of V2 in BF16, 472 GB. Said before a byte is copied."""
+    from test_inspect import CONFIG_FILES, released_layout, write_sparse
+
+    config = json.loads((CONFIG_FILES / "v2.json").read_text())
+    config.pop("quantization_config", None)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokens.json").write_text("[1, 2, 3]")
+    try:
+        write_sparse(tmp_path, released_layout(config), 55)
+        line = refused("logits", tmp_path, "--tokens", tmp_path / "tokens.json", "--out", tmp_path / "out.npy", "-q", "--backend", "cuda", code=4)
+    except OSError as e:
+        pytest.skip(f"no sparse files of this size here: {e}")
+    finally:
+        for shard in tmp_path.glob("*.safetensors"):
+            shard.unlink()
+    needed, free, whole = figures(line)
+    assert line.startswith("error: weights: ") and needed > 400e9 > whole >= free
+
+
+@on_gpu
+@pytest.mark.parametrize("shown", ["", "99", "-1", "none"])
+def test_L18_no_device_is_shown(refused, shown):
+    line = refused("generate", MODEL, "-p", "x", "--backend", "cuda", code=5, env={**os.environ, "CUDA_VISIBLE_DEVICES": shown})
+    assert "no CUDA device: " in line
+
+
 @pytest.mark.skipif(has_gpu, reason="there is a GPU")
 @pytest.mark.parametrize("command", [["generate", MODEL, "-p", "x"], ["eval", MODEL, "--suite", "tiny"]])
-def test_without_a_gpu_it_says_so(refused, command):
-    line = refused(*command, "--backend", "cuda")
-    assert "no CUDA" in line
+def test_L19_without_a_gpu_it_says_so(refused, command):
+    """The driver's reason where the build has CUDA; else that it has none, which is another flag's fault."""
+    line = refused(*command, "--backend", "cuda", code=5 if has_cuda else 2)
+    assert "no CUDA device: " in line if has_cuda else "no CUDA in this build" in line
 
 
 @on_gpu

@@ -15,7 +15,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import HADAL
+from conftest import HADAL, as_root
 from serving import LEAK_CHECKED, PATIENCE, TINY, Server, events_of, read_all, wait_until
 
 FAULTS = pathlib.Path(HADAL).parent / "drive_faults"
@@ -169,6 +169,25 @@ def test_client_leaves_while_the_device_hangs(faulty, running):
     wait_until(lambda: s.stats()["hadal_living_answers"] == 0, "both places are free")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_that_is_not_made(faulty, stream):
+    """FT33: the stage behind the steps stands still. It alone is no sickness while steps end; then
+    they wait for it, and that is; afterwards nothing of any answer is missing."""
+    s = faulty("--health-seconds", "1", "--max-running", "1")
+    body = {"prompt": "a", "max_tokens": 60, "ignore_eos": True, "seed": 1}
+    right = s.post("/v1/completions", body).json["choices"][0]["text"]
+    s.tell("mute 1")
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        held = pool.submit(s.post, "/v1/completions", {**body, "stream": stream})
+        wait_until(lambda: s.get("/health").text == "stalled", "it says so")
+        assert s.get("/v1/models").status == 200
+        s.tell("mute 0")
+        reply = held.result()
+    pieces = [json.loads(e)["choices"][0]["text"] for e in events_of(reply.body.split(b"\n")) if e != b"[DONE]"] if stream else [reply.json["choices"][0]["text"]]
+    assert "".join(pieces) == right
+    wait_until(lambda: s.get("/health").text == "ok", "it recovers")
+
+
 def test_sigterm_while_the_device_hangs():
     """FT36, FT42: what cannot finish does not keep the process; 75 asks to be started again."""
     s = Faulty("--health-seconds", "1", "--drain-seconds", "1")
@@ -218,6 +237,35 @@ def test_wall_clock_jumps(faulty):
     figures = s.stats()
     assert figures["hadal_http_clients_gone_total"] == 0 and figures["hadal_http_timeouts_total"] == 0
     assert 0 <= figures["hadal_e2e_request_latency_seconds_sum"] < PATIENCE * 6
+
+
+# ---- the files of the model ----
+
+
+@pytest.mark.parametrize("dump", [False, True])
+def test_weights_cut_short_beneath_a_server(tmp_path, dump):
+    """FT83: they stay mapped, so it ends, with the reason as its last words; a dump is written first."""
+    model = shutil.copytree(TINY, tmp_path / "model", ignore=shutil.ignore_patterns("golden", "eval"))
+    flags = ["--crash-dump", tmp_path / "dump"] if dump else []
+    s = Server("--no-sandbox", *flags, model=model)
+    assert s.post("/v1/chat/completions", HI).status == 200
+    os.truncate(model / "model.safetensors", 200_000)
+    assert exchange(s, "/v1/chat/completions", HI) is None
+    assert s.wait() == 4
+    assert s.log.splitlines()[-1] == b"error: a mapped file was cut short or cannot be read any more"
+    if dump:
+        assert b'"path":"/v1/chat/completions"' in (tmp_path / "dump").read_bytes()
+
+
+@pytest.mark.parametrize("at", [0, 8, 5000, 200_000])
+def test_weights_cut_short_while_they_are_read(tmp_path, at):
+    """FT83: at any moment of the start it is a sentence, an answer, or the end with a reason."""
+    model = shutil.copytree(TINY, tmp_path / "model", ignore=shutil.ignore_patterns("golden", "eval"))
+    program = subprocess.Popen([HADAL, "generate", model, "-p", "hi", "--max-tokens", "2", "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    os.truncate(model / "model.safetensors", at)
+    said = program.communicate()[1]
+    assert program.returncode in (0, 2, 4)
+    assert program.returncode == 0 or (said.startswith(b"error: ") and said.count(b"\n") == 1), said
 
 
 # ---- descriptors ----
@@ -328,9 +376,6 @@ def test_broken_key_file_keeps_the_old_keys():
             assert s.post("/v1/chat/completions", HI, headers=bearer(KEY)).status == 200
         s.close()
     assert b"keys_not_reloaded" in s.log and b"keys_reloaded" not in s.log
-
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 @pytest.fixture

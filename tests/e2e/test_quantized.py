@@ -93,7 +93,8 @@ def logits(hadal, directory, tokens, out):
 
 @pytest.mark.parametrize("name, wanted", COMBINATIONS)
 def test_same_logits_as_dequantized(hadal, tmp_path, name, wanted):
-    """Both hold the same numbers, so float32 arithmetic must give the same answers."""
+    """C10: both hold the same numbers, so float32 arithmetic must give the same answers; the sizes
+    are no multiples of the blocks."""
     if " logits " not in hadal("--help").stdout:
         pytest.skip("this build has no hadal logits")
     tokens = tmp_path / "tokens.json"

@@ -228,7 +228,35 @@ def test_messages_and_tools_come_from_files(tmp_path):
     assert p.stdout.endswith("</think>".encode())
 
 
+BOMBS = {
+    "K21 loop": "{% for i in range(10**9) %}{{ i }}{% endfor %}",
+    "K21 macro that calls itself": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "K21 long text": "{{ '-' * 10**10 }}",
+    "K21 exception": "{{ raise_exception('no') }}",
+    "K21 deep": "{{ " + "(" * 100000 + " }}",
+    "K21 escape from a sandbox": "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+    "K21 file": "{% include '/etc/passwd' %}",
+    "K21 cut off": "{% if",
+}
+
+
+@pytest.mark.parametrize("row", BOMBS)
+def test_templates_are_never_run(tmp_path, row):
+    """The words in it choose among the encodings that are compiled in; without them it is refused."""
+    messages = [{"role": "user", "content": "Q"}]
+    for name, text in (("tokenizer_config.json", json.dumps({"chat_template": BOMBS[row]})), ("chat_template.jinja", BOMBS[row])):
+        d = tmp_path / name.replace(".", "_")
+        d.mkdir()
+        (d / name).write_text(text)
+        refusal = run(messages, directory=d)
+        assert refusal.returncode == 2 and b"none of DeepSeek's" in refusal.stderr
+        known = "<｜User｜><｜tool▁sep｜>```json"
+        (d / name).write_text(text.replace(BOMBS[row], known + BOMBS[row]) if name.endswith("jinja") else json.dumps({"chat_template": known + BOMBS[row]}))
+        assert render(messages, directory=d) == render(messages, "--encoding", "v3")
+
+
 def test_directories_choose_their_encoding(tmp_path):
+    """K22: without a template too."""
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Q"}]
 
     def of(name, **files):

@@ -226,7 +226,116 @@ def test_profile(serve, tmp_path):
     assert sum(e["args"].get("steps", 0) for e in events) > 0
 
 
+# ---- what is not there ----
+
+NO_PATHS = {
+    "E04 leading up": "../../etc/passwd",
+    "E04 from the root": "/etc/passwd",
+    "E04 a link": "LINK",
+    "E05 a pipe": "FIFO",
+    "E05 a device": "/dev/zero",
+    "E05 own memory": "/proc/self/mem",
+    "E05 a folder": "/tmp",
+    "E09 a missing file": "/no/such/file",
+    "E09 a forbidden file": "/etc/shadow",
+}
+LOADERS = ["/update_weights_from_disk", "/v1/load_lora_adapter", "/load_lora_adapter", "/load_weights", "/update_weights_from_distributed", "/save_remote_model", "/reload"]
+
+
+@pytest.mark.parametrize("row", NO_PATHS)
+def test_no_path_is_taken_from_a_request(plain, tmp_path, row):
+    """Nothing loads on demand, and wherever a name may stand it is a name: whatever it leads to, the
+    answer is the same, and a pipe finds nobody who opens it."""
+    fifo, link = tmp_path / "fifo", tmp_path / "link"
+    os.mkfifo(fifo)
+    link.symlink_to("/etc/passwd")
+    path = {"FIFO": str(fifo), "LINK": str(link)}.get(NO_PATHS[row], NO_PATHS[row])
+    for loader in LOADERS:
+        said = [plain.post(loader, {key: name for key in ("model_path", "lora_path", "lora_name", "path")}) for name in (path, "model")]
+        assert said[0].status in (404, 501) and said[0].body == said[1].body
+
+    def answer(name):
+        reply = plain.post("/v1/chat/completions", {**CHAT, "max_tokens": 2, "temperature": 0, "model": name})
+        return reply.status, reply.json["choices"]
+
+    assert answer(path) == answer("another-model")
+    for field in ("lora_path", "chat_template", "prompt_embeds"):
+        assert plain.post("/v1/chat/completions", {**CHAT, "max_tokens": 2, field: path}).status == 400
+    content = [{"type": "image_url", "image_url": {"url": f"file://{path}"}}]
+    assert plain.post("/v1/chat/completions", {"messages": [{"role": "user", "content": content}]}).status == 400
+    assert plain.post("/start_profile", {"profile_prefix": path}).status == 400
+    with pytest.raises(OSError):
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_E06_weights_stay_what_they_were(plain):
+    """Nobody can exchange them, not even two at once."""
+    body = {**CHAT, "max_tokens": 8, "temperature": 0}
+    before = plain.post("/v1/chat/completions", body).json["choices"]
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(plain.post, LOADERS[0], {"model_path": str(TINY)}) for _ in range(2)]
+        assert {b.result().status for b in both} <= {404, 501}
+    assert plain.post("/v1/chat/completions", body).json["choices"] == before
+
+
+ADMIN = ["/flush_cache", "/abort_request", "/pause_generation", "/continue_generation", "/start_profile", "/stop_profile"]
+
+
+def test_E02_admin_paths_of_a_public_server(serve, tmp_path):
+    """There is one listener: who can be reached by others does nothing for them without the admin key,
+    also where no key is set at all."""
+    s = serve("--backend", "null", "--host", "0.0.0.0", "--insecure-no-auth")
+    assert s.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status == 200
+    for path in ADMIN:
+        reply = s.post(path, {"abort_all": True})
+        assert (reply.status, reply.code) == (403, "admin_key_needed"), path
+    keys = tmp_path / "keys"
+    keys.write_text("a-user-key-0123456789\n")
+    keys.chmod(0o600)
+    s = serve("--backend", "null", "--api-key-file", keys, env={"HADAL_ADMIN_KEY": "the-admin-key-0123456789"})
+    for path in ADMIN:
+        assert s.post(path, {"abort_all": True}).status == 401, path
+        assert s.post(path, {"abort_all": True}, headers={"x-api-key": "a-user-key-0123456789"}).status == 403, path
+    assert s.post("/flush_cache", headers={"x-api-key": "the-admin-key-0123456789"}).status == 200
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "1000000000", "x", ""])
+@pytest.mark.parametrize("name", ["X-Request-Timeout", "X-Request-Deadline", "Request-Timeout", "Grpc-Timeout", "X-Envoy-Upstream-Rq-Timeout-Ms", "X-Stainless-Timeout"])
+def test_R50_deadlines_in_headers_are_without_effect(plain, name, value):
+    """Clients send them for themselves; no answer is cut by one, or refused for one."""
+    body = {**LONG, "max_tokens": 6, "temperature": 0}
+    said = plain.post("/v1/completions", body, headers={name: value}).json
+    assert said["choices"] == plain.post("/v1/completions", body).json["choices"]
+    assert said["usage"]["completion_tokens"] == 6
+
+
 # ---- clients that leave ----
+
+
+EXPENSIVE = {
+    "a long prompt": {"prompt": "aB3 " * 20000},
+    "a crowd of prompts": {"prompt": ["word " * 5000] * 8},
+    "a schema": {"prompt": "a", "json_schema": json.dumps({"enum": ["x" * 40 + str(i) for i in range(3000)]})},
+    "a pattern": {"prompt": "a", "regex": "([a-z]{1,20} ){1,20}"},
+}
+
+
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_FT04_leaves_while_its_request_is_read(plain, name):
+    """Tokenizing and compiling end for nobody: no answer is computed, and nothing is left."""
+    before = plain.stats()["hadal_generation_tokens_total"]
+    plain.post("/pause_generation", {"mode": "in_place"})
+    body = json.dumps({**LONG, **EXPENSIVE[name], "max_tokens": 400}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    for leave in (socket.socket.close, reset, reset):
+        s = plain.socket()
+        s.sendall(head.encode() + body)
+        leave(s)
+    wait_until(lambda: plain.stats()["hadal_living_answers"] == 0 and plain.loads()["num_waiting_reqs"] == 0, "nobody waits")
+    plain.post("/continue_generation")
+    assert plain.post("/v1/completions", {"prompt": "Hi", "max_tokens": 5, "ignore_eos": True}).status == 200
+    wait_until(lambda: quiet(plain), "nothing is left")
+    assert plain.stats()["hadal_generation_tokens_total"] - before < 400
 
 
 @pytest.mark.threads

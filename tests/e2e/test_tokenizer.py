@@ -348,5 +348,72 @@ def test_long_runs_equal_the_reference(pair, name, text):  # R10
     assert ids == plain.encode(text, add_special_tokens=False).ids
 
 
+def test_K13_merges_that_feed_each_other(tmp_path):
+    """A result is as long as its parts together, so no order of merges can go round in a circle."""
+    def change(d):
+        vocab, merges = d["model"]["vocab"], []
+        words = ["a" * n for n in range(2, 10)] + ["ab", "ba", "aba", "bab", "abab", "baba"]
+        for word in words:
+            vocab.setdefault(word, max(vocab.values()) + 100)
+        for word in reversed(words):
+            merges += [[word[:i], word[i:]] for i in range(1, len(word)) if {word[:i], word[i:]} <= vocab.keys()]
+        d["model"]["merges"] = merges
+
+    document = toy(tmp_path, change)
+    reference = Tokenizer.from_str(json.dumps(document))
+    rng = random.Random(13)
+    texts = ["a" * n for n in range(40)] + ["".join(rng.choices("ab", k=rng.randrange(60))) for _ in range(200)]
+    for text, ids in zip(texts, run_lines("tokenize", tmp_path, texts)):
+        assert ids == reference.encode(text).ids, text
+    text = b"ab" * 200000
+    assert run("detokenize", tmp_path, run("tokenize", tmp_path, text).stdout).stdout == text
+
+
+def test_K16_the_longest_added_token_counts(tmp_path):
+    """One is the beginning of another, and of a third; what goes on differently is the shorter one."""
+    document = toy(tmp_path, lambda d: d["added_tokens"].append(
+        {"id": d["added_tokens"][-1]["id"] + 1, "content": "<think>xy", "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}))
+    reference = Tokenizer.from_str(json.dumps(document))
+    ids = {t["content"]: t["id"] for t in document["added_tokens"]}
+    expected = {"<think>": ["<think>"], "<think>x": ["<think>x"], "<think>xy": ["<think>xy"],
+                "<think><think>x": ["<think>", "<think>x"], "<think>xy<think>": ["<think>xy", "<think>"]}
+    for text, names in expected.items():
+        got = json.loads(run("tokenize", tmp_path, text.encode(), "--special").stdout)
+        assert got == [ids[name] for name in names] == reference.encode(text).ids
+    for text in ("<think>X", "<thin", "<think>xz", "<<think>xy>"):
+        got = json.loads(run("tokenize", tmp_path, text.encode(), "--special").stdout)
+        assert got == reference.encode(text).ids
+
+
+SURROGATES = {
+    "K25 high": "\\ud800", "K25 low": "\\udc00", "K25 the wrong way round": "\\udc00\\ud800",
+    "K25 two high": "\\ud800\\ud800", "K25 before a letter": "\\ud83da", "K25 as bytes": "\xed\xa0\x80",
+}
+
+
+@pytest.mark.parametrize("place", ["vocab", "merges", "added"])
+@pytest.mark.parametrize("row", SURROGATES)
+def test_lone_surrogates(tmp_path, row, place):
+    """In any string of the file, spelled or as bytes; a pair is a character."""
+    toy(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    document = json.loads(file.read_text())
+    mark = "MARK"
+    if place == "vocab":
+        document["model"]["vocab"][mark] = 9999
+    elif place == "merges":
+        document["model"]["merges"].append([mark, mark])
+    else:
+        document["added_tokens"].append({"id": 9999, "content": mark})
+    text = json.dumps(document)
+    if place == "added":
+        file.write_text(text.replace(mark, "\\ud83d\\ude00"))
+        assert run("tokenize", tmp_path, "😀".encode(), "--special").stdout == b"[9999]\n"
+    file.write_bytes(text.encode().replace(mark.encode(), SURROGATES[row].encode("latin-1")))
+    out = run("tokenize", tmp_path, b"a")
+    assert out.returncode == 2 and b"tokenizer.json: not valid JSON: line" in out.stderr
+
+
 def test_the_reference_is_the_known_one():
     assert tuple(map(int, tokenizers.__version__.split(".")[:2])) >= (0, 20)

@@ -109,8 +109,8 @@ static void mark_writes(world *w, const hd_work *k, int32_t number) {
     }
 }
 
-/* Everything behind the first row is there, is this request's own prefix, and is not being
- * written by another request of the step. */
+/* FT26, FT27: everything behind the first row is there, is this request's own prefix, and is not
+ * being written by another request of the step. */
 static void read_prefix(world *w, const hd_work *k, const client *c, int32_t number) {
     const int32_t tokens = w->o.cache.page_tokens, reach = w->o.cache.reach;
     for (int life = 0; life < n_lives(w); life++) {
@@ -208,8 +208,9 @@ static void check_work(world *w, const hd_work *k, client *c) {
     }
 }
 
-/* Everyone past the prompt advances; prompts in order of importance while rows are left; the
- * most important one cannot be kept from its end. room: rows of the step that nobody has. */
+/* FT19, FT24: everyone past the prompt advances; prompts in order of importance while rows are
+ * left; the most important one cannot be kept from its end, however often others are sent back.
+ * room: rows of the step that nobody has. */
 static void check_order(world *w, int32_t room) {
     client *top = NULL;
     for (int32_t i = 0; i < w->o.cache.n_leases; i++) {
@@ -670,7 +671,7 @@ void world_turn(world *w) {
     } else if (w->stepped) {
         assert_int_equal(st, HD_OK);
         assert_true(w->rows > rows);
-    } else { /* whoever is there advances */
+    } else { /* FT25: whoever is there advances */
         assert_int_equal(st, HD_EAGAIN);
         assert_true(hd_sched_idle(w->sched));
     }

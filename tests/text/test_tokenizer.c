@@ -310,7 +310,7 @@ static const struct refusal {
     {"tokenizer_config.json: must hold a JSON object",      {0},                                                          "[]"                                    },
 };
 
-/* K03, K04, K06 .. K11, K14, K15, K18 .. K20, K23 */
+/* K02 .. K04, K06 .. K11, K14, K15, K18 .. K20, K23 */
 static void every_malformed_file_is_refused_by_name(void **state) {
     (void)state;
     for (size_t i = 0; i < HD_LEN(refusals); i++) {

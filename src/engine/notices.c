@@ -1,0 +1,49 @@
+/* notices.c - what is odd about a model and no reason to refuse it, in sentences. */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "engine/engine_internal.h"
+#include "weights/safetensors.h"
+
+HD_PRINTF(2, 3) static void note(hd_engine *e, const char *fmt, ...) {
+    if (e->n_notices == ENGINE_MAX_NOTICES) return;
+    char *text = e->notice_texts[e->n_notices];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof e->notice_texts[0], fmt, args);
+    va_end(args);
+    e->notices[e->n_notices++] = text;
+}
+
+static void note_unknown(hd_engine *e, const hd_checkpoint *c) {
+    const char *first = NULL;
+    int32_t n = 0, decl;
+    for (int32_t i = 0; i < hd_checkpoint_count(c); i++) {
+        if (hd_weights_use(e->weights, i, &decl) != HD_USE_UNKNOWN) continue;
+        if (n++ == 0) first = hd_checkpoint_at(c, i)->name;
+    }
+    if (n == 0) return;
+    note(e, "%d tensor%s unknown to this model, the first is %.100s; hadal inspect lists them",
+         n, n == 1 ? " is" : "s are", first);
+}
+
+void engine_note_oddities(hd_engine *e) {
+    const hd_model_spec *s = e->spec;
+    const hd_checkpoint *c = e->weights ? hd_weights_checkpoint(e->weights) : NULL;
+    for (int32_t i = 0; i < s->n_notices; i++) note(e, "%s", s->notices[i]);
+    if (!c) return;
+    for (int32_t i = 0; i < hd_checkpoint_notices(c); i++) {
+        note(e, "%s", hd_checkpoint_notice(c, i));
+    }
+    const int32_t here = hd_weights_n_mtp(e->weights);
+    if (here < s->n_mtp) {
+        note(e, "the config declares %d MTP layer%s, the files hold %d%s", s->n_mtp,
+             s->n_mtp == 1 ? "" : "s", here, here ? "" : ": nothing drafts");
+    }
+    note_unknown(e, c);
+}
+
+size_t hd_engine_notices(const hd_engine *e, const char *const **out) {
+    *out = e->notices;
+    return (size_t)e->n_notices;
+}
