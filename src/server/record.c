@@ -207,7 +207,7 @@ void records_submit(request_records *r, uint64_t id, http_call *c, const hd_gene
 
 /* The outcome names its call by the call's own id text, so equal ids of two clients differ. */
 void records_end(request_records *r, const api_outcome *o) {
-    const http_call *c = http_call_of_id(o->request_id);
+    http_call *c = http_call_of_id(o->request_id);
     pthread_mutex_lock(&r->lock);
     record *p = find(r, c);
     if (p) {
