@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "base/progress.h"
+#include "base/json.h"
 #include "http/http_internal.h"
 
 enum { MESSAGE_BYTES = 1024, KEPT_MAX_BYTES = 64 << 20 };
@@ -312,7 +313,7 @@ void http_error(http_call *c, int status, const char *type, const char *code, co
         }
         object = error_object(shape, status, type, code, NULL, message);
     }
-    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    char *text = object ? hd_json_write(object, JSON_COMPACT) : NULL;
     json_decref(object);
     if (text) {
         reply_owned(c, status, "application/json", text, strlen(text));

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/json.h"
 #include "http/listen.h"
 
 /* The fields that a crash dump reads are written before `call` and cleared after it. */
@@ -119,7 +120,7 @@ typedef struct log_entry {
 } log_entry;
 
 static void write_line(const request_records *r, const json_t *line) {
-    char *text = json_dumps(line, JSON_COMPACT | JSON_ENSURE_ASCII);
+    char *text = hd_json_write(line, JSON_COMPACT | JSON_ENSURE_ASCII);
     const size_t n = text ? strlen(text) : 0;
     if (text) {
         text[n] = '\n'; /* in place of the NUL: one write, one line */
