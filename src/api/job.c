@@ -11,6 +11,7 @@
 
 #include "base/progress.h"
 #include "api/background.h"
+#include "api/reserve.h"
 
 enum { STATUS_GONE = 499 }; /* for the log: the client left */
 
@@ -375,6 +376,7 @@ static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt 
     uint64_t id = 0;
     g.tokens = p->tokens;
     g.n_tokens = p->n;
+    if (!g.max_tokens) g.max_tokens = r->most_tokens;
     g.on_event = on_event;
     g.user = sub;
     atomic_fetch_add(&job->refs, 1);
@@ -412,7 +414,7 @@ static void tell_accepted(api_job *job, bool going) {
 
 void api_job_start(api_request *r, const api_format *format, const api_prompt *prompts,
                    int32_t n, api_text *prompt_ids, void *state) {
-    api_job *job = job_open(r, format, prompts, n);
+    api_job *job = api_reserve(r, prompts, n) ? job_open(r, format, prompts, n) : NULL;
     if (!job) {
         api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
         api_request_send_refusal(r);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "api/background.h"
 #include "api/endpoints.h"
 
@@ -146,9 +147,9 @@ static void get_items(http_call *c, const api_context *ctx, const char *id) {
         not_found(c);
         return;
     }
-    json_t *response = json_loadb(object.data, object.n, JSON_ALLOW_NUL, NULL);
+    json_t *response = hd_json_read(object.data, object.n, JSON_ALLOW_NUL, NULL);
     json_t *all =
-        json_loadb(items.n ? items.data : "[]", items.n ? items.n : 2, JSON_ALLOW_NUL, NULL);
+        hd_json_read(items.n ? items.data : "[]", items.n ? items.n : 2, JSON_ALLOW_NUL, NULL);
     const size_t n_out = json_array_size(json_object_get(response, "output"));
     const size_t n = json_array_size(all) - (items.n ? n_out : 0);
     json_t *list = list_items(&p, all, n, id);
@@ -172,7 +173,7 @@ static void cancel(http_call *c, const api_context *ctx, const char *id) {
         not_found(c);
         return;
     }
-    json_t *o = json_loadb(object.data, object.n, JSON_ALLOW_NUL, NULL);
+    json_t *o = hd_json_read(object.data, object.n, JSON_ALLOW_NUL, NULL);
     api_text_deinit(&object);
     if (!json_is_true(json_object_get(o, "background"))) {
         http_error(c, 400, "invalid_request_error", "invalid_value", NULL,

@@ -110,7 +110,9 @@ void api_request_send_refusal(api_request *r) {
     const api_refusal *why = &r->refusal;
     if (r->handed_over) return;
     if (why->status == 429 || why->status == 503) {
-        http_reply_header(r->call, "Retry-After", "1");
+        char seconds[16];
+        snprintf(seconds, sizeof seconds, "%d", why->retry_s ? why->retry_s : 1);
+        http_reply_header(r->call, "Retry-After", seconds);
     }
     http_error(r->call, why->status, api_error_type(r->shape, why->status), why->code,
                *why->param ? why->param : NULL, "%s", why->message);

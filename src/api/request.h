@@ -26,7 +26,8 @@ typedef struct api_wishes {
 } api_wishes;
 
 typedef struct api_refusal {
-    int status; /* 0: none */
+    int status;      /* 0: none */
+    int32_t retry_s; /* of 429 and 503; 0: one second */
     const char *code;
     char param[128];
     char message[640];
@@ -67,7 +68,8 @@ typedef struct api_request {
     json_t *sampling, *echoed, *rids, *tokens, *modalities;
     int32_t max_tokens, max_completion_tokens, min_tokens, top_logprobs, logprobs;
     int32_t logprob_start, generation_prompt;
-    int32_t begins; /* with the tokenizer's BOS: 1 yes, -1 no, 0 as usual */
+    int32_t most_tokens; /* of an answer that has no bound; 0: what the context leaves */
+    int32_t begins;      /* with the tokenizer's BOS: 1 yes, -1 no, 0 as usual */
     bool guided_object, continue_final, parse_special, token_strs, with_pieces, store;
 } api_request;
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "api/background.h"
 #include "api/endpoints.h"
 #include "api/job.h"
@@ -497,7 +498,7 @@ static bool gather_items(api_request *r, json_t **out) {
             return api_refuse(r, "invalid_value", "previous_response_id",
                               "the response of this id has not ended");
         }
-        json_t *before = json_loadb(text.data, text.n, JSON_ALLOW_NUL, NULL);
+        json_t *before = hd_json_read(text.data, text.n, JSON_ALLOW_NUL, NULL);
         ok = before && json_array_extend(all, before) == 0;
         json_decref(before);
         api_text_deinit(&text);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "api/request.h"
 
 enum { MAX_STOPS = 16, MAX_STOP_BYTES = 256, MAX_STOP_IDS = 64, MAX_BIAS = 1024 };
@@ -153,7 +154,7 @@ static bool set_schema(api_request *r, const json_t *schema, const char *param) 
             return api_refuse(r, "invalid_schema", param, "%s must not hold U+0000", param);
         }
     } else if (json_is_object(schema) || json_is_boolean(schema)) {
-        text = json_dumps(schema, JSON_ENCODE_ANY | JSON_COMPACT);
+        text = hd_json_write(schema, JSON_ENCODE_ANY | JSON_COMPACT);
         json_t *kept = api_keep_json(r, text ? json_string(text) : NULL);
         free(text);
         if (!kept) return false;

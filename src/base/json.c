@@ -1,14 +1,109 @@
-/* json.c - jansson behind one set of flags and one form of error. */
+/* json.c - jansson behind one set of flags, one form of error, and a guard.
+ *
+ * Where the library's lexer gets no memory for the text it collects it goes on without, and may then
+ * read behind what it has. So every reading sets aside beforehand what a lexer could still ask
+ * for. The first request that the system refuses is served from there, and so are later ones; the
+ * input ends at once, and nothing of the document is returned. What its writer is refused can be
+ * missing from the text it returns, so such a text is not returned either. */
 #include "base/json.h"
 
+#include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/file.h"
+
+/* After a refusal the library still reads what the input's last piece gave it, which may be as many
+ * values. The text collected so far is at most the input; its buffer is at most twice as large
+ * and doubled when it is full, and a string is copied out of it. */
+enum { GIVEN_BYTES = 256, VALUE_BYTES = 512, SPARE_BYTES = GIVEN_BYTES * VALUE_BYTES };
+enum { ALIGNMENT = 16, TEXTS = 5 };
+
+typedef struct reading {
+    const char *text;
+    size_t n, at;
+    char *spare; /* [n_spare], used up to n_used; NULL: not reading */
+    size_t n_spare, n_used;
+    bool failed;
+} reading;
+
+static _Thread_local reading *current;
+static json_malloc_t outer_malloc;
+static json_free_t outer_free;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void *guarded_malloc(size_t n) {
+    reading *r = current;
+    void *p = outer_malloc(n);
+    if (p || !r) return p;
+    r->failed = true;
+    const size_t rounded = (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    if (rounded < n || rounded > r->n_spare - r->n_used) return NULL;
+    p = r->spare + r->n_used;
+    r->n_used += rounded;
+    return p;
+}
+
+/* What was served from the spare memory goes with it. */
+static void guarded_free(void *p) {
+    const reading *r = current;
+    const uintptr_t at = (uintptr_t)p, first = r ? (uintptr_t)r->spare : 0;
+    if (r && at >= first && at < first + r->n_spare) return;
+    outer_free(p);
+}
+
+static void install(void) {
+    json_get_alloc_funcs(&outer_malloc, &outer_free);
+    json_set_alloc_funcs(guarded_malloc, guarded_free);
+}
+
+static size_t give(void *buffer, size_t n, void *user) {
+    reading *r = user;
+    size_t given = r->n - r->at < n ? r->n - r->at : n;
+    if (given > GIVEN_BYTES) given = GIVEN_BYTES;
+    if (r->failed) return (size_t)-1;
+    memcpy(buffer, r->text + r->at, given);
+    r->at += given;
+    return given;
+}
+
+json_t *hd_json_read(const char *text, size_t n, size_t flags, json_error_t *why) {
+    reading r = {.text = text, .n = n, .n_spare = TEXTS * n + SPARE_BYTES};
+    pthread_once(&once, install);
+    r.spare = malloc(r.n_spare);
+    json_t *value = NULL;
+    if (r.spare) {
+        current = &r;
+        value = json_load_callback(give, &r, flags, why);
+        if (r.failed) {
+            json_decref(value);
+            value = NULL;
+        }
+        current = NULL;
+    }
+    if (why && (r.failed || !r.spare)) *why = (json_error_t){.line = 0};
+    free(r.spare);
+    return value;
+}
+
+/* Here nothing is set aside: it is only noticed that something was refused. */
+char *hd_json_write(const json_t *value, size_t flags) {
+    reading r = {0};
+    pthread_once(&once, install);
+    current = &r;
+    char *text = json_dumps(value, flags);
+    current = NULL;
+    if (r.failed) {
+        free(text);
+        text = NULL;
+    }
+    return text;
+}
 
 hd_status hd_json_parse(json_t **out, const char *text, size_t n, const char *what,
                         hd_err *err) {
     json_error_t why;
-    *out = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &why);
+    *out = hd_json_read(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &why);
     if (*out) return HD_OK;
     if (json_error_code(&why) == json_error_out_of_memory ||
         !why.text[0]) { /* or says nothing */

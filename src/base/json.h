@@ -10,6 +10,14 @@
 
 #include "base/status.h"
 
+/* The library's json_loadb, by its flags, but out of memory it does no harm: NULL, and *why says
+ * nothing. why may be NULL. */
+json_t *hd_json_read(const char *text, size_t n, size_t flags, json_error_t *why);
+
+/* The library's json_dumps, by its flags; NULL where memory was short for any part of it. The
+ * result is the caller's (free). */
+char *hd_json_write(const json_t *value, size_t flags);
+
 /* Parses text[n]; what names it in the error, which gives line and column. *out is the
  * caller's (json_decref). */
 hd_status hd_json_parse(json_t **out, const char *text, size_t n, const char *what,

@@ -10,6 +10,7 @@
 #include <jansson.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "cli/answer.h"
 #include "cli/commands.h"
 #include "cli/line_editor.h"
@@ -52,7 +53,7 @@ static char *conversation(const chat *c) {
                               json_pack("{s:s, s:s}", "role", "system", "content", c->system));
     }
     json_array_extend(all, c->messages);
-    char *text = json_dumps(all, JSON_COMPACT);
+    char *text = hd_json_write(all, JSON_COMPACT);
     json_decref(all);
     return text;
 }

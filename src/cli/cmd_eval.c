@@ -125,8 +125,8 @@ static hd_status load_cases(eval *v, const char *path, hd_err *err) {
 
 static hd_status submit(eval *v, eval_case *c, hd_err *err) {
     char why[600];
-    char *messages = json_dumps(json_object_get(c->line, "messages"), JSON_COMPACT);
-    char *tools = json_dumps(json_object_get(c->line, "tools"), JSON_COMPACT);
+    char *messages = hd_json_write(json_object_get(c->line, "messages"), JSON_COMPACT);
+    char *tools = hd_json_write(json_object_get(c->line, "tools"), JSON_COMPACT);
     const hd_generation g = {
         .size = sizeof g,
         .messages = messages,

@@ -61,7 +61,7 @@ static char *as_messages(const char *system, const char *user) {
                               json_pack("{s:s, s:s}", "role", "system", "content", system));
     }
     json_array_append_new(list, json_pack("{s:s, s:s}", "role", "user", "content", user));
-    char *text = json_dumps(list, JSON_COMPACT);
+    char *text = hd_json_write(list, JSON_COMPACT);
     json_decref(list);
     return text;
 }
@@ -192,7 +192,7 @@ static void print_json(const run *r, int32_t i) {
         e->output_tokens, "reasoning_tokens", e->reasoning_tokens, "drafted", e->drafted,
         "accepted", e->accepted, "first_token_seconds", seconds(r->first_ns - r->start_ns),
         "seconds", seconds(a->end_ns - r->start_ns));
-    char *dump = json_dumps(o, JSON_COMPACT | JSON_ENSURE_ASCII);
+    char *dump = hd_json_write(o, JSON_COMPACT | JSON_ENSURE_ASCII);
     puts(dump ? dump : "{}");
     free(dump);
     json_decref(o);

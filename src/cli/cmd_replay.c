@@ -76,7 +76,7 @@ static hd_status ask(int32_t port, const char *path, const char *request, hd_byt
 
 /* The request as it was, with the seed it had then and for the only model there is. */
 static char *restore(const char *body, const char *path, json_int_t seed) {
-    json_t *request = json_loads(body, JSON_ALLOW_NUL, NULL);
+    json_t *request = hd_json_read(body, strlen(body), JSON_ALLOW_NUL, NULL);
     if (!json_is_object(request)) {
         json_decref(request);
         return NULL;
@@ -95,7 +95,7 @@ static char *restore(const char *body, const char *path, json_int_t seed) {
     if (json_is_object(params) && !json_is_integer(json_object_get(params, name))) {
         json_object_set_new(params, name, json_integer(seed));
     }
-    char *text = json_dumps(request, JSON_COMPACT);
+    char *text = hd_json_write(request, JSON_COMPACT);
     json_decref(request);
     return text;
 }
@@ -166,7 +166,7 @@ static hd_status replay_all(tally *t, int32_t port, const char *file, char *text
             at++;
             continue;
         }
-        json_t *line = json_loadb(text + at, length, JSON_ALLOW_NUL, NULL);
+        json_t *line = hd_json_read(text + at, length, JSON_ALLOW_NUL, NULL);
         if (!json_is_object(line)) {
             json_decref(line);
             return HD_FAIL(err, HD_EFORMAT, "%s: line %d is no JSON object", file, number);

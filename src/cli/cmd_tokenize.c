@@ -79,7 +79,7 @@ static bool next_line(const job *j, size_t *at, const char **line, size_t *n) {
 static hd_status tokenize_line(const job *j, const char *line, size_t n, uint32_t flags,
                                hd_ids *ids, hd_err *err) {
     json_error_t why;
-    json_t *value = json_loadb(line, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
+    json_t *value = hd_json_read(line, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, &why);
     if (!value) return HD_FAIL(err, HD_EINVAL, "not a JSON string: %s", why.text);
     hd_status st = json_is_string(value)
                        ? hd_tokenizer_encode(j->tokenizer, json_string_value(value),

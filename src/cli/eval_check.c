@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "text/reply.h"
 #include "text/tokenizer.h"
 
@@ -57,7 +58,7 @@ static void collect(void *user, const hd_reply_event *e) {
     case HD_REPLY_CALL_END:
         if (e->end == HD_REPLY_COMPLETE) {
             json_object_set_new(p->call, "arguments",
-                                json_loadb(p->arguments.data, p->arguments.n, 0, NULL));
+                                hd_json_read(p->arguments.data, p->arguments.n, 0, NULL));
             json_array_append(p->calls, p->call);
         }
         json_decref(p->call);

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
+
 /* Texts joined so far, by "choice/kind". */
 typedef struct collected {
     json_t *texts;
@@ -63,7 +65,7 @@ static bool walk_events(collected *c, const char *answer, bool last_only) {
     for (const char *p = answer; *p;) {
         const size_t n = strcspn(p, "\n");
         if (n > 6 && strncmp(p, "data: ", 6) == 0 && p[6] == '{') {
-            json_t *event = json_loadb(p + 6, n - 6, JSON_ALLOW_NUL, NULL);
+            json_t *event = hd_json_read(p + 6, n - 6, JSON_ALLOW_NUL, NULL);
             any = any || event;
             if (!last_only) walk(c, event, 0, "");
             json_decref(last);
@@ -78,14 +80,14 @@ static bool walk_events(collected *c, const char *answer, bool last_only) {
 
 char *replay_text(const char *path, const char *answer) {
     collected c = {json_object()};
-    json_t *whole = json_loads(answer, JSON_ALLOW_NUL, NULL);
+    json_t *whole = hd_json_read(answer, strlen(answer), JSON_ALLOW_NUL, NULL);
     bool any = whole != NULL;
     if (whole) {
         walk(&c, whole, 0, "");
     } else {
         any = walk_events(&c, answer, strcmp(path, "/generate") == 0);
     }
-    char *text = any ? json_dumps(c.texts, JSON_SORT_KEYS | JSON_INDENT(0)) : NULL;
+    char *text = any ? hd_json_write(c.texts, JSON_SORT_KEYS | JSON_INDENT(0)) : NULL;
     json_decref(whole);
     json_decref(c.texts);
     return text;

@@ -9,6 +9,7 @@
 #include "base/checked.h"
 #include "base/cores.h"
 #include "base/progress.h"
+#include "base/json.h"
 #include "cli/options.h"
 
 enum { MOST_HTTP_THREADS = 8 };
@@ -102,7 +103,7 @@ static char *describe(const option *options, int n) {
         }
         json_object_set_new(all, name, value);
     }
-    char *text = json_dumps(all, JSON_COMPACT);
+    char *text = hd_json_write(all, JSON_COMPACT);
     json_decref(all);
     return text;
 }

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
+
 enum { BUCKETS = 4096 };
 
 typedef struct entry {
@@ -166,7 +168,7 @@ void engine_recall_keep(engine_recall *r, uint64_t key, engine_said *said) {
 /* ---- comparing ---- */
 
 static json_t *parse(const char *text, size_t n) {
-    return json_loadb(text, n, JSON_REJECT_DUPLICATES, NULL);
+    return hd_json_read(text, n, JSON_REJECT_DUPLICATES, NULL);
 }
 
 /* As text, and where that differs as JSON: some interfaces carry arguments as an object. */

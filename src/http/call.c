@@ -6,6 +6,7 @@
 #include <strings.h>
 
 #include "base/progress.h"
+#include "base/json.h"
 #include "http/http_internal.h"
 
 enum { MESSAGE_BYTES = 1024, KEPT_MAX_BYTES = 64 << 20 };
@@ -42,6 +43,7 @@ void http_retain(http_call *c) {
 
 void http_release(http_call *c) {
     if (atomic_fetch_sub(&c->refs, 1) != 1) return;
+    http_spend_tokens(c, 0); /* of one that came to nothing */
     atomic_fetch_sub(&c->http->held_bytes, c->body_held);
     atomic_fetch_sub(&c->http->calls, 1);
     while (c->reply_headers) {
@@ -96,8 +98,8 @@ const char *http_request_id(const http_call *c) {
     return c->id;
 }
 
-const http_call *http_call_of_id(const char *request_id) {
-    return (const void *)(request_id - offsetof(http_call, id));
+http_call *http_call_of_id(const char *request_id) {
+    return (http_call *)((uintptr_t)request_id - offsetof(http_call, id));
 }
 
 void http_set_request_id(http_call *c, const char *id) {
@@ -182,8 +184,19 @@ bool http_call_add_headers(http_call *c, struct MHD_Response *response, const ch
     return whole;
 }
 
-void http_spend(const http_call *c, int64_t tokens) {
-    http_quota_spend(c->http->quotas, c->salt, tokens, hd_now_ns());
+int64_t http_token_quota(const http_call *c) {
+    return c->salt ? c->http->options.quotas.key_tokens : 0;
+}
+
+int32_t http_reserve_tokens(http_call *c, int64_t tokens) {
+    const int32_t wait = http_quota_reserve(c->http->quotas, c->salt, tokens, hd_now_ns());
+    if (!wait) atomic_store(&c->reserved, tokens);
+    return wait;
+}
+
+void http_spend_tokens(http_call *c, int64_t tokens) {
+    const int64_t reserved = atomic_exchange(&c->reserved, 0);
+    http_quota_settle(c->http->quotas, c->salt, reserved, tokens, hd_now_ns());
 }
 
 void http_call_leave_quota(http_call *c) {
@@ -300,7 +313,7 @@ void http_error(http_call *c, int status, const char *type, const char *code, co
         }
         object = error_object(shape, status, type, code, NULL, message);
     }
-    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    char *text = object ? hd_json_write(object, JSON_COMPACT) : NULL;
     json_decref(object);
     if (text) {
         reply_owned(c, status, "application/json", text, strlen(text));

@@ -31,6 +31,12 @@ int64_t http_start_ns(const http_call *c); /* when the headers were there */
  * where it keeps nobody waiting, and now returns without a trace. False: it is on one. */
 bool http_hand_over(http_call *c);
 
+/* Tokens that the call's key may use in a minute, read and written; 0: no bound. */
+int64_t http_token_quota(const http_call *c);
+/* Sets aside what the call may use at most, once; what it did not use comes back when it ends.
+ * 0: done; else trying again makes sense in so many seconds. */
+int32_t http_reserve_tokens(http_call *c, int64_t tokens);
+
 void http_retain(http_call *c);
 void http_release(http_call *c);
 

@@ -83,6 +83,7 @@ struct http_call {
     http_reply_field *reply_headers; /* the last one first */
     bool short_of_memory;            /* a header got lost: the answer must not go without it */
     bool counted;                    /* in its key's quota */
+    atomic_int_fast64_t reserved;    /* tokens of it */
 
     hd_bytes kept; /* the answer, where somebody wants it */
     void (*on_answered)(void *user, const char *answer, size_t n);

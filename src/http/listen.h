@@ -81,15 +81,15 @@ void http_stop(http_server *h);
 void http_close(http_server *h);
 
 /* The call that http_request_id() gave this text, the pointer itself, for. */
-const http_call *http_call_of_id(const char *request_id);
+http_call *http_call_of_id(const char *request_id);
 
 /* Keeps what the call is answered; when the answer is complete fn gets it, once, whole or as
  * far as there was memory. */
 void http_keep_answer(http_call *c, void (*fn)(void *user, const char *answer, size_t n),
                       void *user);
 
-/* Charges tokens to the call's key. */
-void http_spend(const http_call *c, int64_t tokens);
+/* Charges tokens to the call's key, once, in place of those set aside. */
+void http_spend_tokens(http_call *c, int64_t tokens);
 
 int32_t http_port(const http_server *h);
 bool http_is_loopback(const http_server *h);

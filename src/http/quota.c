@@ -20,7 +20,8 @@ static const int64_t WINDOW_NS = 60000000000;
 typedef struct key_use {
     uint64_t salt; /* 0: free */
     int32_t calls;
-    int64_t paid_ns; /* until then all that was spent is refilled */
+    int64_t reserved; /* tokens */
+    int64_t paid_ns;  /* until then all that was spent is refilled */
 } key_use;
 
 typedef struct address_use {
@@ -51,14 +52,14 @@ void http_quotas_close(http_quotas *q) {
 
 /* ---- budgets ---- */
 
-/* Seconds until a mark leaves room for one more of cost within the minute; 0: there is room. */
-static int32_t wait_for(int64_t paid_ns, int64_t cost_ns, int64_t now_ns) {
-    const int64_t ahead = paid_ns + cost_ns - now_ns - WINDOW_NS;
-    return ahead <= 0 ? 0 : (int32_t)((ahead + SECOND_NS - 1) / SECOND_NS);
-}
-
 static int64_t pay(int64_t paid_ns, int64_t cost_ns, int64_t now_ns) {
     return (paid_ns > now_ns ? paid_ns : now_ns) + cost_ns;
+}
+
+/* Seconds until a mark leaves room for one more of cost within the minute; 0: there is room. */
+static int32_t wait_for(int64_t paid_ns, int64_t cost_ns, int64_t now_ns) {
+    const int64_t ahead = pay(paid_ns, cost_ns, now_ns) - now_ns - WINDOW_NS;
+    return ahead <= 0 ? 0 : (int32_t)((ahead + SECOND_NS - 1) / SECOND_NS);
 }
 
 /* ---- keys ---- */
@@ -70,12 +71,17 @@ static key_use *place_of(http_quotas *q, uint64_t salt, int64_t now_ns) {
     for (uint64_t i = 0; i < KEY_PLACES; i++) {
         key_use *k = &q->keys[((salt >> 1) + i) % KEY_PLACES];
         if (k->salt == salt) return k;
-        const bool rests = k->calls == 0 && k->paid_ns <= now_ns;
+        const bool rests = k->calls == 0 && k->reserved == 0 && k->paid_ns <= now_ns;
         if (rests && !resting) resting = k;
         if (!k->salt) break;
     }
     if (resting) *resting = (key_use){.salt = salt};
     return resting;
+}
+
+/* All of a minute's tokens cost no more than the minute. */
+static int64_t cost_of(const http_quotas *q, int64_t tokens) {
+    return (int64_t)((double)tokens * (double)WINDOW_NS / (double)q->limits.key_tokens);
 }
 
 static bool bounds_keys(const http_quotas *q) {
@@ -90,7 +96,7 @@ int32_t http_quota_enter(http_quotas *q, uint64_t salt, int64_t now_ns) {
     if (!k || (q->limits.key_calls && k->calls >= q->limits.key_calls)) {
         wait = 1;
     } else if (q->limits.key_tokens) {
-        wait = wait_for(k->paid_ns, WINDOW_NS / q->limits.key_tokens, now_ns);
+        wait = wait_for(k->paid_ns, cost_of(q, k->reserved + 1), now_ns);
     }
     if (!wait) k->calls++;
     pthread_mutex_unlock(&q->lock);
@@ -105,12 +111,26 @@ void http_quota_leave(http_quotas *q, uint64_t salt) {
     pthread_mutex_unlock(&q->lock);
 }
 
-void http_quota_spend(http_quotas *q, uint64_t salt, int64_t tokens, int64_t now_ns) {
-    if (!q->limits.key_tokens || !salt) return;
-    const double cost = (double)tokens * (double)WINDOW_NS / (double)q->limits.key_tokens;
+int32_t http_quota_reserve(http_quotas *q, uint64_t salt, int64_t tokens, int64_t now_ns) {
+    int32_t wait = 1;
+    if (!q->limits.key_tokens || !salt) return 0;
     pthread_mutex_lock(&q->lock);
     key_use *k = place_of(q, salt, now_ns);
-    if (k) k->paid_ns = pay(k->paid_ns, (int64_t)cost, now_ns);
+    if (k) wait = wait_for(k->paid_ns, cost_of(q, k->reserved + tokens), now_ns);
+    if (!wait) k->reserved += tokens;
+    pthread_mutex_unlock(&q->lock);
+    return wait;
+}
+
+void http_quota_settle(http_quotas *q, uint64_t salt, int64_t reserved, int64_t used,
+                       int64_t now_ns) {
+    if (!q->limits.key_tokens || !salt) return;
+    pthread_mutex_lock(&q->lock);
+    key_use *k = place_of(q, salt, now_ns);
+    if (k) {
+        k->reserved -= reserved;
+        if (used) k->paid_ns = pay(k->paid_ns, cost_of(q, used), now_ns);
+    }
     pthread_mutex_unlock(&q->lock);
 }
 

@@ -26,7 +26,13 @@ void http_quotas_close(http_quotas *q); /* NULL is fine */
  * trying again makes sense. Every call that began ends by http_quota_leave. */
 int32_t http_quota_enter(http_quotas *q, uint64_t salt, int64_t now_ns);
 void http_quota_leave(http_quotas *q, uint64_t salt);
-void http_quota_spend(http_quotas *q, uint64_t salt, int64_t tokens, int64_t now_ns);
+
+/* What a call may use at most is set aside before it uses any, so that many at once cannot use
+ * more than the key has: tokens, at most the key_tokens of a minute. 0: they are; else seconds as
+ * above. Settling gives them back and takes what was used. */
+int32_t http_quota_reserve(http_quotas *q, uint64_t salt, int64_t tokens, int64_t now_ns);
+void http_quota_settle(http_quotas *q, uint64_t salt, int64_t reserved, int64_t used,
+                       int64_t now_ns);
 
 /* 0: the address may try a key; else the seconds it has to wait. */
 int32_t http_quota_blocked(http_quotas *q, const struct sockaddr *address, int64_t now_ns);

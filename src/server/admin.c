@@ -11,13 +11,19 @@ json_t *server_body(http_call *c) {
     size_t n;
     const char *text = http_body(c, &n);
     hd_err err = {0};
-    json_t *object = NULL;
-    if (n == 0) return json_object();
+    json_t *object = n == 0 ? json_object() : NULL;
+    if (object) return object;
     if (hd_json_parse(&object, text, n, "the body", &err) == HD_OK && !json_is_object(object)) {
         HD_FAIL(&err, HD_EINVAL, "the body must be a JSON object");
     }
     if (err.code == HD_OK) return object;
     json_decref(object);
+    if (err.code == HD_ENOMEM || n == 0) {
+        http_reply_header(c, "Retry-After", "1");
+        http_error(c, 503, "overloaded_error", "out_of_memory", NULL,
+                   "no memory for the request");
+        return NULL;
+    }
     http_error(c, 400, "invalid_request_error", "bad_json", NULL, "%s", err.msg);
     return NULL;
 }

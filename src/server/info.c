@@ -14,7 +14,7 @@ static const int64_t SECOND_NS = 1000000000;
 /* ---- answers ---- */
 
 void server_reply_json(http_call *c, int status, json_t *object) {
-    char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+    char *text = object ? hd_json_write(object, JSON_COMPACT) : NULL;
     if (text) {
         http_reply(c, status, "application/json", text, strlen(text));
     } else {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/progress.h"
+#include "base/json.h"
 
 enum { VIEWERS = 64, REQUESTS = 512, TICKS_PER_EXPERTS = 4 };
 
@@ -175,7 +176,7 @@ static char *object_text(live_view *v, hd_engine *e, const hd_engine_stats *stat
                           "itl_ms", quantiles(v->m, METRICS_ITL), "requests", requests_list(e));
     json_t *experts = v->n_ticks % TICKS_PER_EXPERTS == 0 ? experts_object(v, e) : NULL;
     if (experts) json_object_set_new(o, "experts", experts);
-    char *text = json_dumps(o, JSON_COMPACT);
+    char *text = hd_json_write(o, JSON_COMPACT);
     json_decref(o);
     return text;
 }

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/json.h"
 #include "http/listen.h"
 
 /* The fields that a crash dump reads are written before `call` and cleared after it. */
@@ -145,7 +146,7 @@ static void append(request_records *r, char *line, size_t n) {
 }
 
 static void write_line(request_records *r, const json_t *line) {
-    char *text = json_dumps(line, JSON_COMPACT | JSON_ENSURE_ASCII);
+    char *text = hd_json_write(line, JSON_COMPACT | JSON_ENSURE_ASCII);
     if (!text) return;
     const size_t n = strlen(text);
     text[n] = '\n'; /* in place of the NUL */
@@ -230,7 +231,7 @@ void records_submit(request_records *r, uint64_t id, http_call *c, const hd_gene
 
 /* The outcome names its call by the call's own id text, so equal ids of two clients differ. */
 void records_end(request_records *r, const api_outcome *o) {
-    const http_call *c = http_call_of_id(o->request_id);
+    http_call *c = http_call_of_id(o->request_id);
     pthread_mutex_lock(&r->lock);
     record *p = find(r, c);
     if (p) {

@@ -135,8 +135,8 @@ static void on_end(void *user, const api_outcome *outcome) {
     metrics_end(s->metrics, outcome);
     trace_request(s->trace, outcome);
     records_end(s->records, outcome);
-    http_spend(http_call_of_id(outcome->request_id),
-               (int64_t)outcome->prompt_tokens + outcome->output_tokens);
+    http_spend_tokens(http_call_of_id(outcome->request_id),
+                      (int64_t)outcome->prompt_tokens + outcome->output_tokens);
 }
 
 static void on_unknown_field(void *user, const char *endpoint, const char *field) {

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
+
 static const char *const assertions[] = {
     "$ref",
     "enum",
@@ -203,16 +205,16 @@ static void draw_ref(gram_walk *w, const gram_task *t, json_t *ref) {
 /* The shortest spelling that reads back as the same number. */
 static char *dump(const json_t *value) {
     size_t flags = JSON_COMPACT | JSON_ENCODE_ANY;
-    if (json_is_string(value) || json_is_integer(value)) return json_dumps(value, flags);
+    if (json_is_string(value) || json_is_integer(value)) return hd_json_write(value, flags);
     for (size_t digits = 15; digits < 17; digits++) {
-        char *text = json_dumps(value, flags | JSON_REAL_PRECISION(digits));
-        json_t *again = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;
+        char *text = hd_json_write(value, flags | JSON_REAL_PRECISION(digits));
+        json_t *again = text ? hd_json_read(text, strlen(text), JSON_DECODE_ANY, NULL) : NULL;
         bool same = again && json_equal(again, value);
         json_decref(again);
         if (same) return text;
         free(text);
     }
-    return json_dumps(value, flags | JSON_REAL_PRECISION(17));
+    return hd_json_write(value, flags | JSON_REAL_PRECISION(17));
 }
 
 char *gram_schema_dump(gram_walk *w, const json_t *value) {

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
+
 /* U+FDD0 U+FDD1: valid UTF-8 that no text exchanges. */
 #define MARKER "\xef\xb7\x90\xef\xb7\x91"
 
@@ -314,14 +316,14 @@ json_t *pyjson_parse(const char *text, size_t n, bool document, json_error_t *wh
     json_error_t unread;
     if (!why) why = &unread;
     if (!spells_marker(text, n)) mark_numbers(NULL, text, n, document, &n_odd);
-    if (n_odd == 0) return json_loadb(text, n, flags, why);
+    if (n_odd == 0) return hd_json_read(text, n, flags, why);
     char *marked = malloc(n + n_odd * (MARKER_BYTES + 2 + sizeof "-Infinity"));
     if (!marked) {
         *why = (json_error_t){.line = 0}; /* as the library says it: not a word */
         return NULL;
     }
     size_t used = mark_numbers(marked, text, n, document, &n_odd);
-    json_t *value = json_loadb(marked, used, flags, why);
+    json_t *value = hd_json_read(marked, used, flags, why);
     free(marked);
     return value;
 }

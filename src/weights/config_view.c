@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
+
 const json_t *weights_find(const weights_view *v, const char *key) {
     if (v->seen) json_object_set_new(v->seen, key, json_true());
     const json_t *value = json_object_get(v->object, key);
@@ -18,7 +20,7 @@ hd_status weights_refuse(const weights_view *v, hd_status code, const char *key,
         return HD_FAIL(v->err, code, "%s: key \"%s%s\" is missing: %s", v->file, v->section,
                        key, why);
     }
-    char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_COMPACT);
+    char *text = hd_json_write(value, JSON_ENCODE_ANY | JSON_COMPACT);
     hd_status st =
         HD_FAIL(v->err, code, "%s: key \"%s%s\" is %.80s%s: %s", v->file, v->section, key,
                 text ? text : "unprintable", text && strlen(text) > 80 ? "..." : "", why);

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/json.h"
 
 enum {
     MAX_HEADER_BYTES = 100000000,
@@ -284,11 +285,12 @@ static hd_status check_size(const header *h, const char *text, size_t n) {
 static hd_status parse_header(header *h, hd_safetensors *out, const char *text, size_t n) {
     json_error_t why;
     HD_TRY(check_size(h, text, n));
-    json_t *root = json_loadb(text, n, JSON_REJECT_DUPLICATES, &why);
+    json_t *root = hd_json_read(text, n, JSON_REJECT_DUPLICATES, &why);
     h->reals = !root && json_error_code(&why) == json_error_numeric_overflow;
     if (h->reals) { /* once more, to be able to name the tensor */
         json_error_t ignored;
-        root = json_loadb(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &ignored);
+        root =
+            hd_json_read(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &ignored);
     }
     if (!root) return refuse_json(h, &why);
     hd_status st = read_tensors(h, out, root);

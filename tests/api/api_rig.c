@@ -226,6 +226,16 @@ struct hd_engine {
 
 static hd_engine the_engine;
 
+int64_t http_token_quota(const http_call *c) {
+    (void)c;
+    return the_engine.r->key_tokens;
+}
+int32_t http_reserve_tokens(http_call *c, int64_t tokens) {
+    (void)c;
+    demand(tokens > 0 && tokens <= the_engine.r->key_tokens, "more is set aside than there is");
+    the_engine.r->n_reserved += tokens;
+    return the_engine.r->key_wait;
+}
 uint64_t http_salt(const http_call *c) {
     (void)c;
     return the_engine.r->salt;

@@ -22,7 +22,10 @@ typedef struct rig {
     api_context ctx;
     rig_request requests[RIG_REQUESTS];
     int32_t n_requests;
-    uint64_t salt;              /* of the calls' tenant */
+    uint64_t salt;      /* of the calls' tenant */
+    int64_t key_tokens; /* its quota; 0: none */
+    int32_t key_wait;   /* what setting some of it aside says */
+    int64_t n_reserved;
     hd_status refuse_at_status; /* of the submission refuse_at and later ones */
     int32_t refuse_at;          /* -1: none */
     const char *refuse_why;

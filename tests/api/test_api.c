@@ -418,6 +418,48 @@ static void test_client_vanishes(void **state) {
     done(c);
 }
 
+/* What a request may use at most is set aside: prompts once, every answer in full. */
+static void test_tokens_are_set_aside(void **state) {
+    static const struct {
+        const char *path, *body;
+        int64_t quota, reserved;
+        int status; /* 0: it runs */
+    } rows[] = {
+        {"/generate",            "{\"input_ids\":[1,2,3],\"sampling_params\":{\"max_new_tokens\":7}}",     100,
+         10,                                                                                                         0  },
+        {"/generate",
+         "{\"input_ids\":[1,2,3],\"sampling_params\":{\"max_new_tokens\":7,\"n\":3}}",                     100, 24,
+         0                                                                                                              },
+        {"/generate",            "{\"input_ids\":[[1,2],[3]],\"sampling_params\":{\"max_new_tokens\":7}}",
+         100,                                                                                                   17,  0  },
+        {"/generate",            "{\"input_ids\":[1,2,3],\"sampling_params\":{\"max_new_tokens\":98}}",
+         100,                                                                                                   0,   400},
+        {"/generate",            "{\"input_ids\":[1,2,3],\"sampling_params\":{\"max_new_tokens\":97}}",
+         100,                                                                                                   100, 0  },
+        {"/v1/completions",      "{\"prompt\":[1,2,3]}",                                                   100, 19,  0  },
+        {"/v1/chat/completions", "{" USER "}",                                                             300, 300, 0  },
+        {"/v1/chat/completions", "{" USER ",\"max_tokens\":500}",                                          300, 0,   400},
+        {"/v1/chat/completions", "{" USER ",\"max_tokens\":500}",                                          0,   0,   0  },
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        rig_deinit(&r);
+        rig_init(&r);
+        r.key_tokens = rows[i].quota;
+        rig_call *c = rig_post(&r, rows[i].path, rows[i].body);
+        assert_int_equal(rig_status(c), rows[i].status);
+        assert_int_equal(r.n_reserved, rows[i].reserved);
+        rig_play(&r);
+        done(c);
+    }
+    r.key_tokens = 100;
+    r.key_wait = 7;
+    rig_call *c = rig_post(&r, "/v1/completions", "{\"prompt\":[1,2,3]}");
+    assert_int_equal(rig_status(c), 429);
+    assert_string_equal(rig_header(c, "Retry-After"), "7");
+    done(c);
+}
+
 /* ---- completions, generate ---- */
 
 static void test_completion_scores(void **state) {
@@ -696,6 +738,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_answers_interleave, setup, teardown),
         cmocka_unit_test_setup_teardown(test_ends, setup, teardown),
         cmocka_unit_test_setup_teardown(test_client_vanishes, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_tokens_are_set_aside, setup, teardown),
         cmocka_unit_test_setup_teardown(test_completion_scores, setup, teardown),
         cmocka_unit_test_setup_teardown(test_generate, setup, teardown),
         cmocka_unit_test_setup_teardown(test_prefill_only, setup, teardown),

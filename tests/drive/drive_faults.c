@@ -10,8 +10,7 @@
  * left            how many requests for memory are left until one fails
  *
  * Each is answered by a line on standard output. The linker sends the calls through here first
- * (-Wl,--wrap in the Makefile); the shared libraries' own are not seen, but jansson is told. Its
- * parser is spared: it reads beyond its buffer when that cannot grow (docs/server.md). */
+ * (-Wl,--wrap in the Makefile); the shared libraries' own are not seen, but jansson is told. */
 #include <errno.h>
 #include <jansson.h>
 #include <pthread.h>
@@ -33,7 +32,6 @@ void *__real_realloc(void *p, size_t n);
 void *__real_aligned_alloc(size_t alignment, size_t n);
 int __real_posix_memalign(void **p, size_t alignment, size_t n);
 char *__real_strdup(const char *text);
-json_t *__real_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why);
 int __real_clock_gettime(clockid_t clock, struct timespec *now);
 time_t __real_time(time_t *now);
 hd_runner __real_hd_null_runner(hd_null *n);
@@ -44,7 +42,6 @@ void *__wrap_realloc(void *p, size_t n);
 void *__wrap_aligned_alloc(size_t alignment, size_t n);
 int __wrap_posix_memalign(void **p, size_t alignment, size_t n);
 char *__wrap_strdup(const char *text);
-json_t *__wrap_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
 time_t __wrap_time(time_t *now);
 hd_runner __wrap_hd_null_runner(hd_null *n);
@@ -54,10 +51,9 @@ hd_status __wrap_hd_output_push(hd_output *o, int32_t token, hd_err *err);
 
 static atomic_llong until_failure; /* 0: never */
 static atomic_bool lasting;
-static _Thread_local bool spared;
 
 static bool fails(void) {
-    long long left = spared ? 0 : atomic_load(&until_failure);
+    long long left = atomic_load(&until_failure);
     while (left > 1 || (left == 1 && !atomic_load(&lasting))) {
         if (atomic_compare_exchange_weak(&until_failure, &left, left - 1)) break;
     }
@@ -87,13 +83,6 @@ int __wrap_posix_memalign(void **p, size_t alignment, size_t n) {
 
 char *__wrap_strdup(const char *text) {
     return fails() ? NULL : __real_strdup(text);
-}
-
-json_t *__wrap_json_loadb(const char *text, size_t n, size_t flags, json_error_t *why) {
-    spared = true;
-    json_t *parsed = __real_json_loadb(text, n, flags, why);
-    spared = false;
-    return parsed;
 }
 
 /* ---- the wall clock ---- */

@@ -2,7 +2,7 @@
 
 import { el, figure, put } from "./dom.js";
 
-const LANES = [["waiting", "Queue", 1, 3], ["prefill", "Prefill", 1, 1], ["decode", "Decode", 2, 3]]; // columns; cards if narrow
+const LANES = [["waiting", "Queue", 1, 1], ["prefill", "Prefill", 1, 1], ["decode", "Decode", 2, 4]]; // columns; cards if narrow
 const NARROW = 540; // pixels; then the lanes lie below each other
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
