@@ -41,6 +41,9 @@ ISA_avx512 = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c
 ISA_vbmi   = $(ISA_avx512) -mavx512vbmi
 ISA_vnni   = $(ISA_vbmi) -mavx512vnni
 isa_flags  = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $1)))))
+# The operators' locals are not zeroed first: their arrays of registers are written at once, and
+# zeroing them was a tenth of a product.
+UNZEROED := $(call cc-option,-ftrivial-auto-var-init=uninitialized)
 # Rooms that read foreign bytes trap on an index outside its array, in release builds too.
 TRAP     := $(call cc-option,-fsanitize=bounds -fsanitize-undefined-trap-on-error)
 HARDEN_LD = -pie -Wl,-z,relro,-z,now,-z,noexecstack
@@ -150,6 +153,7 @@ $(BUILD)/%.cu.o: %.cu Makefile
 $(BUILD)/tests/%.o: CFLAGS += -Itests
 ifeq ($(origin OPT),file)
 $(BUILD)/src/weights/%.o $(BUILD)/src/text/%.o $(BUILD)/src/http/%.o $(BUILD)/src/api/%.o $(BUILD)/src/server/%.o: CFLAGS += $(TRAP)
+$(BUILD)/src/ops/%.o: CFLAGS += $(UNZEROED)
 endif
 
 unit: $(BUILD)/hadal_test $(BUILD)/hadal_test_api

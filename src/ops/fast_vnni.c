@@ -188,10 +188,12 @@ INLINE __m512i pick(__m512i a, __m512i b, int odd) {
                                    : _mm512_shuffle_ps(x, y, 0x88));
 }
 
-/* Likewise of the lane's first and of its second half. */
-INLINE void fold_half_lanes(__m512i *first, __m512i *second, const __m512i q[4]) {
-    const __m512i ab = _mm512_add_epi32(pick(q[0], q[1], 0), pick(q[0], q[1], 1)),
-                  cd = _mm512_add_epi32(pick(q[2], q[3], 0), pick(q[2], q[3], 1));
+/* Likewise of the lane's first and of its second half, each with what is in its place of `bias`
+ * for two rows, where no number is too large for 16 bits. */
+INLINE void fold_half_lanes(__m512i *first, __m512i *second, const __m512i q[4], __m512i bias) {
+    const __m512i one = _mm512_set1_epi16(1);
+    const __m512i ab = _mm512_dpwssd_epi32(bias, _mm512_packs_epi32(q[0], q[1]), one),
+                  cd = _mm512_dpwssd_epi32(bias, _mm512_packs_epi32(q[2], q[3]), one);
     *first = pick(ab, cd, 0);
     *second = pick(ab, cd, 1);
 }
@@ -317,12 +319,11 @@ INLINE int64_t next_step(rows *r, int64_t at, int64_t left, int64_t step) {
     return 0;
 }
 
+/* A look-up reads six bits, so the table repeats and nothing need be masked. */
 INLINE __m512i e2m1_numbers(__m512i code, int high) {
     const __m512i numbers = _mm512_broadcast_i32x4(_mm_setr_epi8(
         12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0)); /* doubled, and offset */
-    const __m512i nibble = _mm512_set1_epi8(0x0f);
-    if (high) code = _mm512_srli_epi16(code, 4);
-    return _mm512_shuffle_epi8(numbers, _mm512_and_si512(code, nibble));
+    return _mm512_permutexvar_epi8(high ? _mm512_srli_epi16(code, 4) : code, numbers);
 }
 
 /* The largest magnitude in 128 bytes of each of 16 rows. */
@@ -391,10 +392,14 @@ INLINE __m512 load_out(const fast_product *p, int64_t row, __mmask16 live) {
     return _mm512_maskz_loadu_ps(live, p->out + row * p->out_stride);
 }
 
-/* The sums of 128 columns of FP4: s[b] of block b, or of half a block. Byte 4 l + i of a register
- * holds columns 8 l + 2 i and the one after it. */
+/* The sums of 128 columns of FP4, without W's offset: s[b] of block b, or of half a block. Byte
+ * 4 l + i of a register holds columns 8 l + 2 i and the one after it, so a lane's sum is below
+ * 24 * 127 * 8. */
 INLINE void sums_e2m1(__m512i s[8], const rows *r, int64_t at, const int8_t *code,
-                      int32_t group) {
+                      const int32_t *halves, int32_t group) {
+    const __m512i twice = _mm512_setr_epi32(0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
+    const __m256i eight = _mm256_loadu_si256((const __m256i *)(const void *)halves);
+    const __m512i bias = _mm512_permutexvar_epi32(twice, _mm512_castsi256_si512(eight));
     const __m512i even = _mm512_setr_epi64(0, 2, 4, 6, 8, 10, 12, 14);
     const __m512i odd = _mm512_setr_epi64(1, 3, 5, 7, 9, 11, 13, 15);
     const __m512i x0 = _mm512_loadu_si512(code), x1 = _mm512_loadu_si512(code + HALF);
@@ -408,11 +413,8 @@ INLINE void sums_e2m1(__m512i s[8], const rows *r, int64_t at, const int8_t *cod
             q[j] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), e2m1_numbers(v, 0), evens);
             q[j] = _mm512_dpbusd_epi32(q[j], e2m1_numbers(v, 1), odds);
         }
-        if (group == 32) {
-            s[i] = fold_lanes(q);
-        } else {
-            fold_half_lanes(first + i, second + i, q);
-        }
+        fold_half_lanes(first + i, second + i, q, bias);
+        if (group == 32) s[i] = _mm512_add_epi32(first[i], second[i]);
     }
     if (group == 32) {
         turn_lanes(s, s + 1, s + 2, s + 3);
@@ -430,21 +432,20 @@ INLINE void meet_e2m1(const fast_product *p, int32_t group) {
     const __mmask16 live = first_lanes(p->n_w);
     const int8_t *code = p->x->code + p->x_col;
     const float *by = p->x->scale + p->x_col / FAST_BLOCK, *w = p->scales;
-    const int32_t *bias = p->x->bias + p->x_col / 16;
     __m512 acc = load_out(p, 0, live);
     rows r;
     find_rows(&r, p);
     for (int32_t c = 0; c < p->n; c += FAST_STEP) {
         __m512i s[8];
-        sums_e2m1(s, &r, next_step(&r, c / 2, (p->n - c) / 2, HALF), code + c, group);
-        UNROLL for (int b = 0; b < 4; b++, by++, bias += 2) {
+        const int64_t at = next_step(&r, c / 2, (p->n - c) / 2, HALF);
+        sums_e2m1(s, &r, at, code + c, p->x->bias + (p->x_col + c) / 16, group);
+        UNROLL for (int b = 0; b < 4; b++, by++) {
             __m512 product;
             if (group == 32) {
-                product = scaled(unbiased(s[b], *bias), _mm512_load_ps(w));
+                product = scaled(s[b], _mm512_load_ps(w));
             } else {
-                product = _mm512_add_ps(
-                    scaled(unbiased(s[2 * b], bias[0]), _mm512_load_ps(w)),
-                    scaled(unbiased(s[2 * b + 1], bias[1]), _mm512_load_ps(w + FAST_ROWS)));
+                product = _mm512_add_ps(scaled(s[2 * b], _mm512_load_ps(w)),
+                                        scaled(s[2 * b + 1], _mm512_load_ps(w + FAST_ROWS)));
             }
             acc = _mm512_add_ps(acc, _mm512_mul_ps(product, _mm512_set1_ps(*by)));
             w += FAST_BLOCK / group * FAST_ROWS;

@@ -8,6 +8,7 @@
 #include "ops/meter.h"
 
 enum { PASSES = 5, SLICE = 1 << 17, X_ROWS = 4, COLS = 512, ROUNDS = 4000 };
+enum { LINE = 8 /* words */, AHEAD = 64 * LINE };
 
 /* ---- reading ---- */
 
@@ -23,7 +24,10 @@ static void read_slice(const void *arg, int32_t task, int32_t worker) {
     const size_t end = job->n - at < SLICE ? job->n : at + SLICE;
     const uint64_t *data = job->data;
     uint64_t sum = 0;
-    for (size_t i = at; i < end; i++) sum += data[i];
+    for (size_t i = at; i + LINE <= end; i += LINE) { /* whole lines will do */
+        __builtin_prefetch(data + i + AHEAD);
+        for (size_t j = 0; j < LINE; j++) sum += data[i + j];
+    }
     uint64_t *sink = hd_stream_scratch(job->stream, worker, sizeof *sink);
     *sink = sum; /* so that it has to be known */
 }

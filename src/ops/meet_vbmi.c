@@ -268,7 +268,8 @@ static bool find_shifts(const ops_meeting *m, uint32_t shift[][SPARE_BLOCKS]) {
 }
 
 bool ops_meet_e2m1_vbmi(const ops_meeting *m) {
-    meeting g = {.m = m};
+    meeting g; /* what is not of use stays unwritten: it is most of a call with short rows */
+    g.m = m;
     if (find_shifts(m, g.shift)) {
         meet(&g, E2M1_SHIFTED);
     } else if (m->block == 16) {
