@@ -6,6 +6,7 @@
  * logits for greedy rows and by one exponential per token for drawn ones. */
 #include <assert.h>
 
+#include "base/checked.h"
 #include "ops/cpu_internal.h"
 #include "ops/ref_internal.h"
 #include "ops/sample_internal.h"
@@ -13,7 +14,10 @@
 enum {
     TILE = 256,
     BINS = 1024,
-    BINS_PER_UNIT = 34 /* of the scaled score; 30 units */
+    BINS_PER_UNIT = 34,   /* of the scaled score; 30 units */
+    COUNT_SHARE = 4096,   /* tokens to count that are worth a task */
+    CLEARED_AT_ONCE = 64, /* counts, in the time of one token */
+    COUNTS_ALONE = 32     /* on a cache line */
 };
 
 /* How many candidates, and their weight. */
@@ -495,10 +499,36 @@ void ops_weigh_plain(float *z, uint64_t *weight, const float *y, int32_t n, floa
     ops_weigh(z, weight, y, n, max, inverse);
 }
 
-/* A few numbers per token and request. */
+typedef struct count_job {
+    const hd_count_tokens_args *a;
+    int32_t words; /* of the vocabulary that a task looks after */
+} count_job;
+
+/* A stretch of the vocabulary: clears its counts and notes the tokens in it, in their order. */
+static void count_task(const void *arg, int32_t task, int32_t worker) {
+    const count_job *job = arg;
+    const hd_count_tokens_args *a = job->a;
+    const int32_t first = task * job->words, end = hd_min_i32(first + job->words, a->vocab);
+    (void)worker;
+    for (int32_t i = 0; i < a->n_clear; i++) {
+        memset(a->counts + (int64_t)a->clear[i] * a->vocab + first, 0,
+               (size_t)(end - first) * sizeof *a->counts);
+    }
+    for (int32_t i = 0; i < a->n; i++) {
+        if (a->token[i] >= first && a->token[i] < end) ops_count_token(a, i);
+    }
+}
+
 void ops_count_tokens_cpu(hd_stream *s, const hd_count_tokens_args *a, const ops_kernels *k) {
     (void)k;
-    hd_count_tokens_ref(s, a);
+    const int64_t work = a->n + (int64_t)a->n_clear * a->vocab / CLEARED_AT_ONCE;
+    const int64_t tasks = hd_ceil_div(work, COUNT_SHARE);
+    const int32_t workers = hd_stream_workers(s);
+    count_job job = {.a = a, .words = a->vocab};
+    if (tasks > 1 && workers > 1) {
+        job.words = (int32_t)hd_ceil_div(a->vocab, COUNTS_ALONE * workers) * COUNTS_ALONE;
+    }
+    hd_stream_tasks(s, (int32_t)hd_ceil_div(a->vocab, job.words), count_task, &job);
 }
 
 void ops_verify_cpu(hd_stream *s, const hd_verify_args *a, const ops_kernels *k) {

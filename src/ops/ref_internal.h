@@ -16,4 +16,7 @@ int32_t ops_route_scratch(const hd_route_rule *rule);
  * number. */
 int32_t ops_next_choice(const int32_t *place, int32_t top_k, int32_t after);
 
+/* Notes token i, which is not negative. */
+void ops_count_token(const hd_count_tokens_args *a, int32_t i);
+
 #endif

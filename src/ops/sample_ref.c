@@ -183,6 +183,15 @@ void hd_sample_ref(hd_stream *s, const hd_sample_args *a) {
     }
 }
 
+void ops_count_token(const hd_count_tokens_args *a, int32_t i) {
+    uint16_t *count = &a->counts[(int64_t)a->row[i] * a->vocab + a->token[i]];
+    if (a->prompt) {
+        *count |= HD_COUNT_PROMPT;
+    } else if ((*count & HD_COUNT_OUTPUT) < HD_COUNT_OUTPUT) {
+        ++*count;
+    }
+}
+
 void hd_count_tokens_ref(hd_stream *s, const hd_count_tokens_args *a) {
     (void)s;
     for (int32_t i = 0; i < a->n_clear; i++) {
@@ -190,13 +199,7 @@ void hd_count_tokens_ref(hd_stream *s, const hd_count_tokens_args *a) {
                (size_t)a->vocab * sizeof *a->counts);
     }
     for (int32_t i = 0; i < a->n; i++) {
-        if (a->token[i] < 0) continue;
-        uint16_t *count = &a->counts[(int64_t)a->row[i] * a->vocab + a->token[i]];
-        if (a->prompt) {
-            *count |= HD_COUNT_PROMPT;
-        } else if ((*count & HD_COUNT_OUTPUT) < HD_COUNT_OUTPUT) {
-            ++*count;
-        }
+        if (a->token[i] >= 0) ops_count_token(a, i);
     }
 }
 

@@ -155,6 +155,45 @@ void op_count_tokens(void **state) {
     close_rig(&r);
 }
 
+/* So many that threads share them, and one so often that its count is full. */
+static void many_tokens_are_counted(void **state) {
+    (void)state;
+    enum { VOCAB = 1001, N = 90000, PLACES = 3 };
+    rig r;
+    open_rig(&r, VOCAB);
+    const size_t bytes = PLACES * VOCAB * sizeof(uint16_t);
+    int32_t *row = rig_zeros(N * sizeof *row), *token = rig_zeros(N * sizeof *token);
+    uint16_t *want = rig_zeros(bytes), *counts = rig_zeros(bytes);
+    int32_t *clear = rig_zeros(sizeof *clear);
+    for (int32_t i = 0; i < N; i++) {
+        row[i] = rig_below(PLACES);
+        token[i] = i % 2 ? rig_below(VOCAB + 1) - 1 : 1000;
+    }
+    for (int32_t t = 0; t < r.n_tables; t++) {
+        for (int32_t i = 0; i < RIG_STREAMS; i++) {
+            hd_stream *s = rig_stream(&r.table[t], r.stream[i]);
+            uint16_t *into = t == 0 && i == 0 ? want : counts;
+            memset(into, 0x5a, bytes);
+            const hd_count_tokens_args a = {.counts = into,
+                                            .clear = clear,
+                                            .row = row,
+                                            .token = token,
+                                            .n_clear = 1,
+                                            .n = N,
+                                            .vocab = VOCAB};
+            r.table[t].count_tokens(s, &a);
+            assert_int_equal(hd_stream_sync(s, NULL), HD_OK);
+            if (into == counts) assert_memory_equal(counts, want, bytes);
+        }
+    }
+    rig_free(row);
+    rig_free(token);
+    rig_free(want);
+    rig_free(counts);
+    rig_free(clear);
+    close_rig(&r);
+}
+
 /* ---- tokens that are not chosen ---- */
 
 /* A given token is reported, whatever the settings; its row chooses nothing. */
@@ -496,6 +535,7 @@ static void drafts_change_nothing(void **state) {
 
 int test_drafts(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(many_tokens_are_counted),
         cmocka_unit_test(given_tokens_are_reported),
         cmocka_unit_test(relaxed_drafts_stand_when_near),
         cmocka_unit_test(acceptance_keeps_the_distribution),
