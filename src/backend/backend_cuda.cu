@@ -14,8 +14,8 @@
 
 namespace {
 
-constexpr int PIECES = 16, FILLED_AT_ONCE = PIECES / 2, BLOCKS_PER_SM = 1;
-constexpr size_t PIECE_BYTES = 1 << 20;
+constexpr int PIECES = 32, FILLED_AT_ONCE = PIECES / 2, MAX_FILLERS = 8, BLOCKS_PER_SM = 1;
+constexpr size_t PIECE_BYTES = 1 << 19;
 
 struct memory {
     void *at;
@@ -159,8 +159,7 @@ hd_status open_parts(cuda_stream *s, hd_err *err) {
                                 err));
     s->pieces = static_cast<uint8_t *>(pieces);
     const int32_t cores = hd_cores_count();
-    HD_TRY(
-        hd_pool_open(&s->fillers, cores < FILLED_AT_ONCE ? cores : FILLED_AT_ONCE, false, err));
+    HD_TRY(hd_pool_open(&s->fillers, cores < MAX_FILLERS ? cores : MAX_FILLERS, false, err));
     cudaError_t status = cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking);
     for (int i = 0; i < PIECES && status == cudaSuccess; i++) {
         status = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
