@@ -341,10 +341,17 @@ void record(hd_stream *s) {
          cudaStreamBeginCapture(hd_cuda_stream(s), cudaStreamCaptureModeThreadLocal));
 }
 
+size_t free_memory() {
+    size_t free = 0, all = 0;
+    cudaMemGetInfo(&free, &all);
+    return free;
+}
+
 hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
     cudaGraph_t ops = nullptr;
     cudaGraphExec_t exec = nullptr;
     cudaError_t status = cudaStreamEndCapture(hd_cuda_stream(s), &ops);
+    const size_t free_before = free_memory();
     if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, ops, 0);
     if (ops) cudaGraphDestroy(ops);
     if (status == cudaSuccess) status = cudaGraphUpload(exec, hd_cuda_stream(s));
@@ -356,7 +363,9 @@ hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
         cudaGetLastError();
         return fail(err, HD_EDEVICE, "recording a step", status);
     }
+    const size_t free_after = free_memory();
     g->base.device = s->device;
+    g->base.bytes = free_before > free_after ? free_before - free_after : 0;
     g->exec = exec;
     *out = &g->base;
     return HD_OK;
