@@ -183,11 +183,11 @@ def write_docs(folder):
         for name, make in tables.items():
             new = make(folder)
             before, begin, rest = text.partition(f"<!-- {name} -->\n")
-            _, end, behind = rest.partition("\n<!-- end -->")
+            _, end, behind = rest.partition("<!-- end -->")
             if not begin or not end:
                 sys.exit(f"error: {page} has no place for {name}")
             if new:
-                text = before + begin + new + end + behind
+                text = before + begin + new + "\n" + end + behind
             print(f"{page}: {name}: {'written' if new else 'no results'}")
         path.write_text(text)
 

@@ -2,7 +2,7 @@
 """How long until the first token: a random checkpoint of 8 GB (V2-Lite's shape in FP8 with
 fewer layers), its files in the page cache, and whole runs of hadal generate.
 
-    bench/start.py [--hadal build/hadal] [--layers 14] [--folder /tmp] [--runs 5] [--cold]
+    bench/start.py [--hadal build/hadal] [--backend cpu] [--layers 14] [--folder /tmp] [--runs 5] [--cold]
 
 With --cold the page cache forgets the file before each run. Needs numpy, and the space; the checkpoint is deleted at the end. Beside the clock it prints
 processor time, which other programs on the machine do not lengthen."""
@@ -86,6 +86,7 @@ def run(command, forget):
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     p.add_argument("--hadal", default=str(ROOT / "build" / "hadal"))
+    p.add_argument("--backend", default="cpu")
     p.add_argument("--layers", type=int, default=14)
     p.add_argument("--folder", default=None)
     p.add_argument("--runs", type=int, default=5)
@@ -99,7 +100,7 @@ def main():
         folder = Path(name)
         size = write(folder, config)
         os.sync()
-        command = [a.hadal, "generate", str(folder), "--raw", "-p", "once upon a time there was", "-q"]
+        command = [a.hadal, "generate", str(folder), "--raw", "-p", "once upon a time there was", "-q", "--backend", a.backend]
         forget = folder / "model.safetensors" if a.cold else None
         runs = [run([*command, "--max-tokens", "1"], forget) for _ in range(a.runs + 1)][1:]
     wall, user, kernel = (statistics.median(r[i] for r in runs) for i in range(3))

@@ -125,6 +125,10 @@ void hd_graph_close(hd_graph *g) {
     if (g) g->device->table->close_graph(g);
 }
 
+size_t hd_graph_bytes(const hd_graph *g) {
+    return g->bytes;
+}
+
 void hd_stream_launch(hd_stream *s, const hd_graph *g) {
     s->device->table->launch(s, g);
 }

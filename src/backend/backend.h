@@ -106,6 +106,10 @@ void hd_stream_record(hd_stream *s);
 hd_status hd_stream_recorded(hd_stream *s, hd_graph **out, hd_err *err);
 void hd_graph_close(hd_graph *g); /* NULL is fine; not while it runs */
 
+/* Of device memory, as far as seen: what was free before less what is free after, so 0 where it
+ * fitted into what the driver had already. */
+size_t hd_graph_bytes(const hd_graph *g);
+
 void hd_stream_launch(hd_stream *s, const hd_graph *g);
 
 /* ---- for ops only ---- */

@@ -14,8 +14,8 @@
 
 namespace {
 
-constexpr int PIECES = 16, FILLED_AT_ONCE = PIECES / 2, BLOCKS_PER_SM = 1;
-constexpr size_t PIECE_BYTES = 1 << 20;
+constexpr int PIECES = 32, FILLED_AT_ONCE = PIECES / 2, MAX_FILLERS = 8, BLOCKS_PER_SM = 1;
+constexpr size_t PIECE_BYTES = 1 << 19;
 
 struct memory {
     void *at;
@@ -166,8 +166,7 @@ hd_status open_parts(cuda_stream *s, hd_err *err) {
                                 err));
     s->pieces = static_cast<uint8_t *>(pieces);
     const int32_t cores = hd_cores_count();
-    HD_TRY(
-        hd_pool_open(&s->fillers, cores < FILLED_AT_ONCE ? cores : FILLED_AT_ONCE, false, err));
+    HD_TRY(hd_pool_open(&s->fillers, cores < MAX_FILLERS ? cores : MAX_FILLERS, false, err));
     cudaError_t status = cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking);
     for (int i = 0; i < PIECES && status == cudaSuccess; i++) {
         status = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
@@ -349,10 +348,17 @@ void record(hd_stream *s) {
          cudaStreamBeginCapture(hd_cuda_stream(s), cudaStreamCaptureModeThreadLocal));
 }
 
+size_t free_memory() {
+    size_t free = 0, all = 0;
+    cudaMemGetInfo(&free, &all);
+    return free;
+}
+
 hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
     cudaGraph_t ops = nullptr;
     cudaGraphExec_t exec = nullptr;
     cudaError_t status = cudaStreamEndCapture(hd_cuda_stream(s), &ops);
+    const size_t free_before = free_memory();
     if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, ops, 0);
     if (ops) cudaGraphDestroy(ops);
     if (status == cudaSuccess) status = cudaGraphUpload(exec, hd_cuda_stream(s));
@@ -364,7 +370,9 @@ hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
         cudaGetLastError();
         return fail(err, HD_EDEVICE, "recording a step", status);
     }
+    const size_t free_after = free_memory();
     g->base.device = s->device;
+    g->base.bytes = free_before > free_after ? free_before - free_after : 0;
     g->exec = exec;
     *out = &g->base;
     return HD_OK;

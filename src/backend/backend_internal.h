@@ -43,6 +43,7 @@ struct hd_mark {
 
 struct hd_graph {
     hd_device *device;
+    size_t bytes; /* that the driver took of the device's memory for it */
 };
 
 struct hd_stream {

@@ -248,6 +248,7 @@ static void read_times(hd_engine *e) {
     t->graph_steps = x->graph_steps;
     t->graph_ns = x->busy_ns;
     t->graphs = x->graphs;
+    t->activation_bytes = hd_executor_bytes(e->executor); /* with what graphs took */
     t->gap_ns = x->gap_ns;
     t->record_ns = x->record_ns;
     _Static_assert((int)HD_GAPS == (int)HD_GAP_BINS, "the same bins");

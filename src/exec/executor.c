@@ -165,8 +165,9 @@ void hd_executor_close(hd_executor *x) {
 
 size_t hd_executor_bytes(const hd_executor *x) {
     const size_t replies = x->replies ? ((size_t)x->o.n_slots + 1) * sizeof *x->replies : 0;
-    return hd_model_bytes(x->model) + x->sampling.bytes + x->mask.bytes + replies +
-           (x->replies ? MASK_CACHE_BYTES : 0) + counts_bytes(x) + x->fixed.bytes;
+    return hd_model_bytes(x->model) + x->batch.bytes + x->chain.bytes + x->sampling.bytes +
+           x->mask.bytes + replies + (x->replies ? MASK_CACHE_BYTES : 0) + counts_bytes(x) +
+           x->fixed.bytes;
 }
 
 /* ---- requests ---- */

@@ -91,7 +91,9 @@ typedef struct hd_executor_times {
 
 const hd_executor_times *hd_executor_read_times(const hd_executor *x);
 
-size_t hd_executor_bytes(const hd_executor *x); /* activations and sampling state */
+/* Memory of the device but for weights and the cache's pages: activations, scratch of ops, what
+ * travels in a step, sampling state, and graphs as they are recorded. */
+size_t hd_executor_bytes(const hd_executor *x);
 
 /* Rows every routed expert has computed so far, load[layer * n_experts + expert] of the spec's
  * n_layers (not the MTP layer's), read from the device; on the step thread. */

@@ -457,6 +457,7 @@ static hd_status launch(hd_executor *x, exec_flight *f, hd_err *err) {
         queue_step(x, z);
         HD_TRY(hd_stream_recorded(x->env.stream, &r->graph, err));
         x->fixed.times.graphs++;
+        x->fixed.bytes += hd_graph_bytes(r->graph);
         x->fixed.times.record_ns += hd_now_ns() - begun;
         f->continues = false; /* the device may have run out of work meanwhile */
     }

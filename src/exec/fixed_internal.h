@@ -78,7 +78,7 @@ typedef struct exec_fixed {
     void *orders_host[2]; /* used in turn, as the device does by between.turn */
     int32_t turn;
     void *orders_device, *outcome_device, *between_device;
-    size_t bytes;            /* of the device and pinned */
+    size_t bytes;            /* of the device and pinned, recorded graphs included */
     exec_recorded *recorded; /* [n_sizes, n_drafts + 1] */
     int32_t *sizes, n_sizes; /* numbers of sequences that shapes have, ascending */
     int32_t scratch_page[HD_N_LIFETIMES];

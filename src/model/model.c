@@ -130,7 +130,8 @@ void hd_model_close(hd_model *m) {
 }
 
 size_t hd_model_bytes(const hd_model *m) {
-    return m->bytes;
+    const hd_stream *s = m->env.stream;
+    return m->bytes + (size_t)hd_stream_workers(s) * hd_stream_scratch_bytes(s);
 }
 
 const float *hd_model_logits(const hd_model *m, int32_t micro) {

@@ -54,7 +54,7 @@ hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_
                         int32_t n_micro, hd_err *err);
 void hd_model_close(hd_model *m); /* NULL is fine */
 
-size_t hd_model_bytes(const hd_model *m); /* activations of all micro-batches */
+size_t hd_model_bytes(const hd_model *m); /* activations of all micro-batches, scratch of ops */
 
 /* Runs n_micro uploaded batches through all layers and queues their logits. The batches must
  * not share sequences. Then hd_model_logits(m, i) is [n_logits, vocab] of batch i, device
