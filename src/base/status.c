@@ -67,7 +67,7 @@ static void shorten(char *out, size_t cap, const char *text) {
 
 hd_status hd_fail(hd_err *err, hd_status code, const char *where, const char *fmt, ...) {
     if (!err || err->code != HD_OK) return code;
-    char text[SHORTER], shorter[SHORTER], escaped[4 * SHORTER], *whole = NULL;
+    char text[SHORTER] = "", shorter[SHORTER] = "", escaped[4 * SHORTER] = "", *whole = NULL;
     va_list args, again;
     va_start(args, fmt);
     va_copy(again, args);

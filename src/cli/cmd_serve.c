@@ -38,6 +38,15 @@ static sigset_t followed_signals(void) {
     return set;
 }
 
+/* Until the follower lives, those that ask for something wait for it, and those that end the
+ * process end it: a name that is looked up in vain must not keep it. */
+static sigset_t waiting_signals(void) {
+    sigset_t set = followed_signals();
+    sigdelset(&set, SIGINT);
+    sigdelset(&set, SIGTERM);
+    return set;
+}
+
 /* In the background of a terminal it goes on, and a stray signal is no end. */
 static void ignore_strays(void) {
     static const int strays[] = {SIGUSR2, SIGTTOU, SIGTTIN};
@@ -133,11 +142,12 @@ static void warn_of_root(const serve_settings *set) {
 static hd_status run(const serve_settings *set, const server_options *options, hd_err *err) {
     follower f = {0};
     pthread_t thread;
-    const sigset_t signals = followed_signals();
-    pthread_sigmask(SIG_BLOCK, &signals, NULL); /* in all threads that follow */
+    const sigset_t waiting = waiting_signals(), signals = followed_signals();
+    pthread_sigmask(SIG_BLOCK, &waiting, NULL);
     ignore_strays();
     sem_init(&f.stop, 0, 0);
     HD_TRY(server_open(&f.server, options, err));
+    pthread_sigmask(SIG_BLOCK, &signals, NULL); /* in all threads that follow */
     if (pthread_create(&thread, NULL, follow_signals, &f) != 0) {
         server_close(f.server);
         return HD_FAIL(err, HD_EIO, "cannot start a thread");

@@ -150,7 +150,9 @@ static void on_unknown_field(void *user, const char *endpoint, const char *field
 static hd_status open_for_append(int *fd, const char *path, bool fresh, hd_err *err) {
     *fd = -1;
     if (!path) return HD_OK;
-    *fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | (fresh ? O_TRUNC : 0), 0600);
+    /* A pipe is never waited for, neither here nor when it is written. */
+    const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK;
+    *fd = open(path, how | (fresh ? O_TRUNC : 0), 0600);
     if (*fd >= 0) return HD_OK;
     return HD_FAIL(err, HD_EIO, "cannot write %s: %s", path, strerror(errno));
 }

@@ -19,7 +19,8 @@ from serving import LEAK_CHECKED, TINY, Server, wait_until
 
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 ASK = ["generate", TINY, "-p", "hi", "--max-tokens", "3", "-q"]
-NULL = ["serve", TINY, "--port", "0", "--backend", "null"]
+SERVE = ["serve", TINY, "--port", "0", *(["--no-sandbox"] if LEAK_CHECKED else [])]
+NULL = [*SERVE, "--backend", "null"]
 CONFIGS = ROOT / "tests" / "configs"
 NO_MTP = ROOT / "tests" / "golden" / "v3_moonlight"
 
@@ -44,9 +45,9 @@ REFUSED = {
     "L14 generate": ([*ASK, "--context", "8193"], 2, "a context of 8193 tokens; this model knows 8192 positions"),
     "L14 chat": (["chat", TINY, "--context", "8193"], 2, "8193"),
     "L14 serve": ([*NULL, "--context", "2147483647"], 2, "8192"),
-    "L14 cache beyond memory": (["serve", TINY, "--port", "0", "--kv-tokens", "1000000000000"], 4, "kv pools: no memory for"),
-    "L14 cache beyond numbers": (["serve", TINY, "--port", "0", "--kv-tokens", "9223372036854775807"], 4, "no memory for"),
-    "L14 side by side beyond memory": (["serve", TINY, "--port", "0", "--max-running", "4096", "--step-tokens", "1048576", "--kv-tokens", "100000000000"], 4, "no memory for"),
+    "L14 cache beyond memory": ([*SERVE, "--kv-tokens", "1000000000000"], 4, "kv pools: no memory for"),
+    "L14 cache beyond numbers": ([*SERVE, "--kv-tokens", "9223372036854775807"], 4, "no memory for"),
+    "L14 side by side beyond memory": ([*SERVE, "--max-running", "4096", "--step-tokens", "1048576", "--kv-tokens", "100000000000"], 4, "no memory for"),
     "L15 more ranks than heads": ([*LAYOUT, "tp=64"], 2, "cannot be shared by tp 64"),
     "L15 heads that do not divide": ([*LAYOUT, "tp=3"], 2, "cannot be shared by tp 3"),
     "L15 experts that do not divide": ([*LAYOUT, "ep=17,redundant=2"], 2, "cannot be shared by ep 17"),
@@ -71,7 +72,7 @@ def test_refused(refused, row):
 DRAFTS = {
     "L16 generate": ["generate", "-p", "the", "--max-tokens", "2", "--draft-tokens", "3"],
     "L16 chat": ["chat", "--draft-tokens", "1"],
-    "L16 serve": ["serve", "--port", "0", "--draft-tokens", "7"],
+    "L16 serve": ["serve", "--port", "0", "--no-sandbox", "--draft-tokens", "7"],
     "L16 eval": ["eval", "--tasks", "TASKS", "--draft-tokens", "1"],
 }
 
@@ -197,6 +198,7 @@ def locales(tmp_path_factory):
     return folder
 
 
+@instrumented  # the library that reads LOCPATH forgets what it read
 @pytest.mark.parametrize("name", ["C", "de_DE.UTF-8", "tr_TR.UTF-8", "no_SUCH.place", ""])
 def test_L34_locale(hadal, locales, name):
     env = {**os.environ, "LC_ALL": name, "LANG": name, "LOCPATH": str(locales)}
@@ -329,6 +331,21 @@ def test_L26_home_that_cannot_be_written(home):
     """The history of a conversation is left out."""
     done = run_hadal("chat", TINY, "--max-tokens", "2", input="hi\n", env={**os.environ, "XDG_STATE_HOME": home, "HOME": home})
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
+@pytest.mark.parametrize("flag", ["--log-requests", "--crash-dump"])
+def test_L25_records_into_a_pipe(refused, tmp_path, flag):
+    """Without a reader nothing starts, and nothing waits; one that reads nothing costs lines."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    assert f"{pipe}: No such device" in refused(*NULL, flag, pipe, code=4)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    s = Server("--backend", "null", flag, pipe)
+    for _ in range(40):
+        assert s.post("/v1/completions", {"prompt": "word " * 2000, "max_tokens": 2}).status == 200
+    s.close()
+    os.close(reader)
+    assert s.log.count(b"request_log_failed") == (flag == "--log-requests")
 
 
 @contextlib.contextmanager
