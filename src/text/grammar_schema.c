@@ -366,6 +366,8 @@ static void merge_object(gram_walk *w, const gram_task *t, json_t *into, json_t 
         }
         if (!other) json_object_set(all, key, value);
     }
+    /* the names of a $ref come as often as it does: counted dearly, since they take memory */
+    if (!gram_work(w->b, 8 * (int64_t)json_array_size(required))) return;
     if (required) json_array_extend(json_object_get(into, "required"), required);
 }
 

@@ -428,6 +428,12 @@ HOSTILE = [
     ({"type": "object", "patternProperties": {}}, "unsupported_schema"), ({"type": "array", "uniqueItems": True}, "unsupported_schema"),
     ({"type": "string", "pattern": "^a*$", "maxLength": 3}, "unsupported_schema"), (7, "invalid_schema"),
     (obj([], **{f"p{i}": {} for i in range(5000)}), "schema_too_complex"),
+    ({"$defs": {"a": {"type": "object", "required": [f"r{i}" for i in range(5000)]}}, "allOf": [{"$ref": "#/$defs/a"}] * 9000}, "schema_too_complex"),
+    ({"type": "object", "required": [f"r{i}" for i in range(5000)]}, "schema_too_complex"),
+    (obj(**{f"p{i}": {"type": "number", "minimum": i, "maximum": i + 0.123456789} for i in range(2000)}), "schema_too_complex"),
+    ({"type": "string", "pattern": "|".join(["\\p{L}\\p{N}*\\p{P}"] * 200)}, "schema_too_complex"),
+    ({"type": "string", "pattern": "^" + "\\p{L}" * 600 + "$"}, "schema_too_complex"),
+    ({"allOf": [{"$ref": "#/$defs/d0"}, obj(a=S)], "$defs": {f"d{i}": {"$ref": f"#/$defs/d{(i + 1) % 9}"} for i in range(9)}}, "schema_cycle"),
 ]  # fmt: skip
 
 
