@@ -101,10 +101,14 @@ typedef struct hd_generation {
     size_t n_tokens;
     const char *text; /* prompt as raw text, NUL-terminated; begins as the tokenizer says */
     const char *messages, *tools; /* prompt as OpenAI JSON, rendered by the model's encoding */
-    const char
-        *tool_choice; /* NULL, "auto": the model decides; "none"; "required"; or a name */
-    int thinking;     /* 1 on, -1 off, 0 what the model does by itself */
-    int effort;       /* of thinking, where the encoding knows it: 1 low, 2 high, 3 max */
+    const char *
+        tool_choice; /* NULL, "auto": the model decides; "none"; "required"; or a name, and then
+                         it is called once. Arguments of a tool with strict: true keep to the
+                         schema of its parameters, those of a call that is demanded are an object
+                         at least */
+    bool one_call;   /* of these no more than one in an answer */
+    int thinking;    /* 1 on, -1 off, 0 what the model does by itself */
+    int effort;      /* of thinking, where the encoding knows it: 1 low, 2 high, 3 max */
 
     int32_t answers;       /* to the one prompt, sharing its pages; default 1; seeds count up */
     int32_t max_tokens;    /* of each answer; default: as many as the context leaves */

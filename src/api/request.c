@@ -73,8 +73,7 @@ static size_t field_bytes(const char *message) {
     return n > 0 && message[n] == ':' ? n : 0;
 }
 
-/* Grammars begin their sentences with a word for machines. */
-static const char *grammar_code(const char *message) {
+const char *api_grammar_code(const char *message) {
     static const char *const codes[] = {
         "schema_too_complex", "schema_too_deep",    "schema_cycle",    "unsatisfiable",
         "invalid_schema",     "unsupported_schema", "invalid_pattern", "unsupported_pattern"};
@@ -92,7 +91,7 @@ static bool is_too_long(const char *message) {
 
 bool api_refuse_err(api_request *r, const char *param, const hd_err *err) {
     char field[128];
-    const char *code = grammar_code(err->msg);
+    const char *code = api_grammar_code(err->msg);
     const size_t n = code ? 0 : field_bytes(err->msg);
     if (err->code == HD_ENOMEM) {
         return api_refuse_status(r, 503, "out_of_memory", NULL, "%s", err->msg);

@@ -88,6 +88,9 @@ bool api_refuse_status(api_request *r, int status, const char *code, const char 
 /* From a library's sentence: the field before its colon becomes the param. */
 bool api_refuse_err(api_request *r, const char *param, const hd_err *err);
 
+/* The word for machines with which grammars begin their sentences; NULL: there is none. */
+const char *api_grammar_code(const char *message);
+
 void *api_keep(api_request *r, size_t n, size_t size); /* zeroed, freed with the request */
 json_t *api_keep_json(api_request *r, json_t *made); /* takes the reference; NULL: no memory */
 

@@ -398,6 +398,7 @@ bool api_take_messages(api_request *r) {
                           json_array_size(r->messages), r->ctx->limits.max_messages);
     }
     if (!take_tool_choice(r) || !check_old_shapes(r)) return false;
+    r->g.one_call = !r->w.parallel_calls;
     if (hd_chat_parse(&r->conversation, r->messages, r->tools, NULL, true, &err) != HD_OK) {
         return api_refuse_err(r, "messages", &err);
     }

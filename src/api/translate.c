@@ -101,8 +101,10 @@ bool translate_tool(translation *t, json_t *tools, const json_t *tool, json_t *p
                           "tools[%zu].allowed_callers may be direct only", i);
     }
     json_t *about = json_object_get(tool, "description");
-    json_t *made = json_pack("{s:s, s:{s:O*, s:O*, s:O*}}", "type", "function", "function",
-                             "name", json_object_get(tool, "name"), "description",
-                             json_is_null(about) ? NULL : about, "parameters", parameters);
+    json_t *strict = json_object_get(tool, "strict");
+    json_t *made = json_pack("{s:s, s:{s:O*, s:O*, s:O*, s:O*}}", "type", "function",
+                             "function", "name", json_object_get(tool, "name"), "description",
+                             json_is_null(about) ? NULL : about, "parameters", parameters,
+                             "strict", json_is_true(strict) ? strict : NULL);
     return json_array_append_new(tools, made) == 0 || translate_no_memory(t);
 }

@@ -110,7 +110,10 @@ static hd_status fill_args(hd_grammar_args *args, size_t *lengths, const hd_gene
 }
 
 static hd_status make_key(hd_bytes *key, const hd_grammar_args *a, hd_err *err) {
-    HD_TRY(hd_bytes_append(key, &a->kind, sizeof a->kind, err));
+    const hd_grammar_calls *c = &a->calls;
+    const uint32_t head[] = {(uint32_t)a->kind, (uint32_t)c->format, c->marks,
+                             c->flagged,        c->optional,         (uint32_t)c->most};
+    HD_TRY(hd_bytes_append(key, head, sizeof head, err));
     HD_TRY(hd_bytes_append(key, a->text, a->n, err));
     for (int32_t i = 0; i < a->n_choices;
          i++) { /* with their NULs, so that none run together */
@@ -173,6 +176,18 @@ hd_status engine_forms_take(engine_forms *f, engine_form **out, const hd_generat
     if (st == HD_OK) st = find_or_compile(f, out, &key, &args, err);
     hd_bytes_deinit(&key);
     free(lengths);
+    return st;
+}
+
+hd_status engine_forms_take_calls(engine_forms *f, engine_form **out, const char *tools,
+                                  const hd_grammar_calls *calls, hd_err *err) {
+    const hd_grammar_args args = {
+        .kind = HD_GRAMMAR_CALLS, .text = tools, .n = strlen(tools), .calls = *calls};
+    hd_bytes key = {0};
+    *out = NULL;
+    hd_status st = make_key(&key, &args, err);
+    if (st == HD_OK) st = find_or_compile(f, out, &key, &args, err);
+    hd_bytes_deinit(&key);
     return st;
 }
 

@@ -18,6 +18,10 @@ void engine_forms_close(engine_forms *f); /* NULL is fine; every form must have 
 /* What g->form asks for, to be put back. */
 hd_status engine_forms_take(engine_forms *f, engine_form **out, const hd_generation *g,
                             hd_err *err);
+
+/* Likewise calls of tools[n], as HD_GRAMMAR_CALLS has them. */
+hd_status engine_forms_take_calls(engine_forms *f, engine_form **out, const char *tools,
+                                  const hd_grammar_calls *calls, hd_err *err);
 void engine_forms_put(engine_forms *f, engine_form *form); /* NULL is fine */
 
 const hd_grammar *engine_form_grammar(const engine_form *form);

@@ -1,5 +1,5 @@
-/* steer.c - what a request asks beside numbers becomes a guide: its reasoning's end, a call that
- * it must begin, the form of its content. */
+/* steer.c - what a request asks beside numbers becomes a guide: its reasoning's end, calls that
+ * it must make or whose arguments have a schema, the form of its content. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,8 +39,8 @@ static bool is_named(const hd_reply_tool *t, const char *name) {
 }
 
 /* The tokens that begin a call of the tool that is named, or of any. */
-static hd_status force_call(const hd_engine *e, engine_record *r, const hd_generation *g,
-                            hd_err *err) {
+static hd_status force_opening(const hd_engine *e, engine_record *r, const hd_generation *g,
+                               hd_err *err) {
     const hd_reply_tools *tools = &r->reply_tools;
     const bool any = strcmp(g->tool_choice, "required") == 0;
     int32_t n = 0;
@@ -57,13 +57,71 @@ static hd_status force_call(const hd_engine *e, engine_record *r, const hd_gener
         hd_ids_deinit(&opening);
         HD_TRY(st);
     }
-    if (n) return HD_OK;
-    return HD_FAIL(err, HD_EINVAL, "tool_choice: no tool is named '%s'", g->tool_choice);
+    if (n == 0) {
+        return HD_FAIL(err, HD_EINVAL, "tool_choice: no tool is named '%s'", g->tool_choice);
+    }
+    r->guide.forced = r->forced.ids;
+    r->guide.n_forced = (int32_t)r->forced.n;
+    return HD_OK;
+}
+
+static bool has_strict_tool(const json_t *tools) {
+    for (size_t i = 0; i < json_array_size(tools); i++) {
+        const json_t *function = json_object_get(json_array_get(tools, i), "function");
+        if (json_is_true(json_object_get(function, "strict"))) return true;
+    }
+    return false;
+}
+
+static bool holds_calls(const engine_record *r, const hd_generation *g) {
+    return g->form == HD_FORM_FREE && (engine_forces_call(g) || has_strict_tool(r->tools));
+}
+
+/* What a grammar of calls wants to know of the tools that may be called: the caller's. */
+static char *describe_tools(const engine_record *r, const char *only) {
+    static const char *const keys[] = {"name", "strict", "parameters"};
+    json_t *list = json_array();
+    bool ok = list != NULL;
+    for (size_t i = 0; ok && i < json_array_size(r->tools); i++) {
+        const json_t *f = json_object_get(json_array_get(r->tools, i), "function");
+        const char *name = json_string_value(json_object_get(f, "name"));
+        if (!name || (only && strcmp(name, only) != 0)) continue;
+        json_t *told = json_object();
+        for (size_t k = 0; ok && k < HD_LEN(keys); k++) {
+            json_t *value = json_object_get(f, keys[k]);
+            ok = !value || json_is_null(value) || json_object_set(told, keys[k], value) == 0;
+        }
+        ok = json_array_append_new(list, told) == 0 && ok;
+    }
+    char *text = ok ? json_dumps(list, JSON_COMPACT) : NULL;
+    json_decref(list);
+    return text;
+}
+
+/* The grammar of the calls that may come, or must. */
+static hd_status hold_calls(const hd_engine *e, engine_record *r, const hd_generation *g,
+                            hd_err *err) {
+    const hd_reply_format format = hd_reply_format_of(e->encoding);
+    const bool dsml = format == HD_REPLY_V32 || format == HD_REPLY_V4;
+    const bool forced = engine_forces_call(g);
+    const bool named = forced && strcmp(g->tool_choice, "required") != 0;
+    const hd_grammar_calls calls = {.format = format,
+                                    .marks = hd_grammar_vocab_marks(e->vocab),
+                                    .flagged = e->flagged && (!dsml || e->dsml_flagged),
+                                    .optional = !forced,
+                                    .most = named || g->one_call ? 1 : HD_REPLY_MAX_CALLS};
+    char *tools = describe_tools(r, named ? g->tool_choice : NULL);
+    if (!tools) return HD_FAIL(err, HD_ENOMEM, "no memory for the tools of a request");
+    const hd_status st = engine_forms_take_calls(e->forms, &r->form, tools, &calls, err);
+    free(tools);
+    r->parse.own_spelling = true;
+    return st;
 }
 
 /* ---- the guide ---- */
 
-static hd_status check_possible(const hd_engine *e, const hd_generation *g, hd_err *err) {
+static hd_status check_possible(const hd_engine *e, const hd_generation *g, bool behind,
+                                hd_err *err) {
     if (!e->executor) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "the null backend has no model to give forms, calls and bounds to");
@@ -72,9 +130,10 @@ static hd_status check_possible(const hd_engine *e, const hd_generation *g, hd_e
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "forced acceptance leaves no room for forms, calls and bounds");
     }
-    if (g->form != HD_FORM_FREE && g->ignore_eos) {
+    if (behind && g->ignore_eos) {
         return HD_FAIL(err, HD_EINVAL,
-                       "an answer with a form ends where the form does: no ignore_eos");
+                       "an answer with a form, or calls that keep to one, ends where that "
+                       "does: no ignore_eos");
     }
     if (g->form != HD_FORM_FREE && engine_forces_call(g)) {
         return HD_FAIL(err, HD_EINVAL, "an answer cannot both have a form and begin a call");
@@ -83,10 +142,11 @@ static hd_status check_possible(const hd_engine *e, const hd_generation *g, hd_e
 }
 
 hd_status engine_steer(hd_engine *e, engine_record *r, const hd_generation *g, hd_err *err) {
-    const bool behind = g->form != HD_FORM_FREE || engine_forces_call(g);
+    const bool calls = holds_calls(r, g);
+    const bool behind = g->form != HD_FORM_FREE || calls || engine_forces_call(g);
     const bool relaxed = g->relaxed_top > 0 && g->relaxed_delta > 0;
     if (!behind && !relaxed && !g->max_reasoning) return HD_OK;
-    HD_TRY(check_possible(e, g, err));
+    HD_TRY(check_possible(e, g, behind, err));
     const bool may_begin = r->is_chat && e->encoding == HD_CHAT_R1_0528;
     r->guide = (hd_guide){.reasoning = r->starts_in_reasoning,
                           .think = may_begin ? find_token(e, "<think>") : -1,
@@ -102,15 +162,10 @@ hd_status engine_steer(hd_engine *e, engine_record *r, const hd_generation *g, h
             err, HD_EUNSUPPORTED,
             "the tokenizer has no token </think>, so reasoning has no end to be seen");
     }
-    if (engine_forces_call(g)) {
-        HD_TRY(force_call(e, r, g, err));
-        r->guide.forced = r->forced.ids;
-        r->guide.n_forced = (int32_t)r->forced.n;
-    }
-    if (g->form != HD_FORM_FREE) {
-        HD_TRY(engine_forms_take(e->forms, &r->form, g, err));
-        r->guide.grammar = engine_form_grammar(r->form);
-    }
+    if (engine_forces_call(g)) HD_TRY(force_opening(e, r, g, err));
+    if (calls) HD_TRY(hold_calls(e, r, g, err));
+    if (g->form != HD_FORM_FREE) HD_TRY(engine_forms_take(e->forms, &r->form, g, err));
+    if (r->form) r->guide.grammar = engine_form_grammar(r->form);
     r->steered = true;
     return HD_OK;
 }

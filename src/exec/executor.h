@@ -33,20 +33,19 @@ typedef struct hd_executor_options {
 
 enum { HD_MAX_BIAS = 1024 }; /* biased and banned tokens of one request */
 
-/* What steers a reply beside its numbers. It goes through these in order: reasoning, the forced
- * tokens, then text of the grammar. Ids that a tokenizer does not have are -1. A reply that does
+/* What steers a reply beside its numbers: reasoning, then text of the grammar. Ids that a tokenizer does not have are -1. A reply that does
  * not begin inside the reasoning may enter it by its first token, if think is given. */
 typedef struct hd_guide {
-    bool reasoning;         /* the reply begins inside the reasoning */
-    int32_t think, unthink; /* the tokens that begin and end reasoning */
-    int32_t max_reasoning;  /* tokens before unthink is forced; 0: no bound */
-    const int32_t *forced;  /* [n_forced] tokens that come next, whatever the model says */
-    int32_t n_forced;
+    bool reasoning;            /* the reply begins inside the reasoning */
+    int32_t think, unthink;    /* the tokens that begin and end reasoning */
+    int32_t max_reasoning;     /* tokens before unthink is forced; 0: no bound */
     const hd_grammar *grammar; /* of the tokens that follow, or NULL: free */
-    int32_t relaxed_top;       /* inside reasoning a draft also stands when it is among this */
-    float relaxed_delta;       /* many tokens and at most this less probable than the first */
-    const int32_t *ban;        /* [n_ban] may not come at positions before ban_until, unless */
-    int32_t n_ban, ban_until;  /* nothing else may */
+    const int32_t *forced;     /* [n_forced] the first of them, whatever the model says */
+    int32_t n_forced;
+    int32_t relaxed_top;      /* inside reasoning a draft also stands when it is among this */
+    float relaxed_delta;      /* many tokens and at most this less probable than the first */
+    const int32_t *ban;       /* [n_ban] may not come at positions before ban_until, unless */
+    int32_t n_ban, ban_until; /* nothing else may */
 } hd_guide;
 
 /* What a request asks of the sampler. bias and ban are copied; guide and what it points at stay

@@ -1,4 +1,4 @@
-/* guide.c - a reply's way through reasoning, forced tokens and grammar, one token at a time.
+/* guide.c - a reply's way through reasoning and text of a grammar, one token at a time.
  *
  * The state is a function of the reply's tokens alone, so it can be rebuilt after a retraction
  * and tried along drafts. Where tokens that cannot be are met (a draft that will be refused),
@@ -9,6 +9,11 @@
 
 static bool awaits_forced(const exec_reply *r) {
     return r->n_forced < r->guide->n_forced;
+}
+
+/* Whether the reply cannot end with its reasoning. */
+static bool must_follow(const exec_reply *r) {
+    return r->guide->grammar && !hd_grammar_can_end(r->guide->grammar, &r->grammar);
 }
 
 /* A model that begins reasoning by itself does so with its first token or never. */
@@ -51,9 +56,8 @@ void exec_reply_advance(exec_reply *r, const exec_masks *m, int32_t token) {
     } else if (r->reasoning) {
         r->reasoning = token != g->unthink;
         r->n_reasoning += r->reasoning;
-    } else if (awaits_forced(r)) {
-        r->n_forced++;
     } else if (g->grammar) {
+        r->n_forced += awaits_forced(r);
         hd_grammar_advance_token(m->vocab, g->grammar, &r->grammar, token);
     }
 }
@@ -71,7 +75,7 @@ static void allow_one(const exec_masks *m, uint32_t *mask, int32_t token) {
 static exec_limit limit_by_state(const exec_reply *r, const exec_masks *m, uint32_t *mask) {
     const hd_guide *g = r->guide;
     if (r->reasoning && !must_stop_thinking(r)) {
-        return g->n_forced || g->grammar ? EXEC_NO_END : EXEC_FREE;
+        return must_follow(r) ? EXEC_NO_END : EXEC_FREE;
     }
     if (must_stop_thinking(r)) {
         allow_one(m, mask, g->unthink);

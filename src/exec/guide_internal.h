@@ -4,7 +4,7 @@
 
 #include "exec/executor.h"
 
-/* A reply under its guide: reasoning, then the forced tokens, then text of the grammar. */
+/* A reply under its guide: reasoning, then text of the grammar, whose beginning may be forced. */
 typedef struct exec_reply {
     const hd_guide *guide; /* NULL: free, and nothing below means anything */
     bool begun;            /* it has a token */

@@ -259,6 +259,10 @@ static hd_status check_tool(json_t *v, int32_t index, size_t i, hd_chat_text *na
     if (parameters && !json_is_object(parameters)) {
         return refuse_tool(err, index, i, ".function.parameters", "must be an object");
     }
+    json_t *strict = json_object_get(function, "strict");
+    if (!absent(strict) && !json_is_boolean(strict)) {
+        return refuse_tool(err, index, i, ".function.strict", "must be true or false");
+    }
     return HD_OK;
 }
 

@@ -43,6 +43,9 @@ static void draw(gram_builder *b, int32_t root, const hd_grammar_args *a) {
     case HD_GRAMMAR_CHOICE:
         draw_choices(b, root, a);
         break;
+    case HD_GRAMMAR_CALLS:
+        gram_calls(b, root, a->text, a->n, &a->calls);
+        break;
     }
 }
 

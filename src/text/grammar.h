@@ -1,4 +1,5 @@
-/* grammar.h - text that must have a form: JSON of a schema, a regular expression, one of a list.
+/* grammar.h - text that must have a form: JSON of a schema, a regular expression, one of a list,
+ * calls of tools as a chat format writes them.
  *
  * A grammar is compiled once into a byte-level automaton with a stack and never changes after,
  * so any number of threads may share one. A state says where a text stands in a grammar; it is
@@ -18,6 +19,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "text/reply.h"
 #include "text/tokenizer.h"
 
 enum {
@@ -32,6 +34,8 @@ enum {
     HD_GRAMMAR_MAX_DEPTH = 128,  /* frames of the stack */
     HD_GRAMMAR_MAX_THREADS = 16, /* readings of one text that are followed at once */
     HD_GRAMMAR_MAX_SPACE = 64,   /* white space in a row, where it is free */
+    HD_GRAMMAR_MAX_DIGITS = 20,  /* of a number without bounds: before the point, and behind */
+    HD_GRAMMAR_MARK = 0xf8,      /* bytes from here on, which no UTF-8 has: see below */
 };
 
 typedef struct hd_grammar hd_grammar;
@@ -40,8 +44,22 @@ typedef enum hd_grammar_kind {
     HD_GRAMMAR_JSON_OBJECT, /* any JSON object */
     HD_GRAMMAR_JSON_SCHEMA, /* text: the schema */
     HD_GRAMMAR_REGEX,       /* text: a pattern, which the whole answer matches */
-    HD_GRAMMAR_CHOICE       /* choices */
+    HD_GRAMMAR_CHOICE,      /* choices */
+    HD_GRAMMAR_CALLS        /* text: a JSON array of functions with name, strict, parameters */
 } hd_grammar_kind;
+
+/* Calls: one block of them, from its opening to its end. Arguments of a strict function are an
+ * object of its parameters' schema; those of others any object.
+ *
+ * A marker of the format that is one token, a control token, is one byte to the automaton:
+ * HD_GRAMMAR_MARK and its number. Where it is none it is its text. */
+typedef struct hd_grammar_calls {
+    hd_reply_format format;
+    uint32_t marks; /* which markers are tokens: hd_grammar_vocab_marks() */
+    bool flagged;   /* a marker that is spelled in plain text is none, as in hd_reply_options */
+    bool optional;  /* any text may come before, and be all */
+    int32_t most;   /* calls, at least one */
+} hd_grammar_calls;
 
 typedef struct hd_grammar_args {
     hd_grammar_kind kind;
@@ -51,6 +69,7 @@ typedef struct hd_grammar_args {
     const size_t *choice_bytes;
     int32_t n_choices;
     int32_t free_space; /* JSON: white space in a row between tokens; 0: compact, see docs */
+    hd_grammar_calls calls;
 } hd_grammar_args;
 
 hd_status hd_grammar_open(hd_grammar **out, const hd_grammar_args *args, hd_err *err);
@@ -114,11 +133,13 @@ typedef struct hd_grammar_vocab_args {
 hd_status hd_grammar_vocab_open(hd_grammar_vocab **out, const hd_grammar_vocab_args *args,
                                 hd_err *err);
 
-/* Of a tokenizer: all but its added tokens. */
+/* Of a tokenizer: all but its added tokens, of which only the markers of calls take part. */
 hd_status hd_grammar_vocab_open_tokenizer(hd_grammar_vocab **out, const hd_tokenizer *t,
                                           int32_t n_rows, const int32_t *eos, int32_t n_eos,
                                           hd_err *err);
 void hd_grammar_vocab_close(hd_grammar_vocab *v); /* NULL is fine */
+
+uint32_t hd_grammar_vocab_marks(const hd_grammar_vocab *v); /* bits */
 
 /* As hd_grammar_advance() by the bytes of a token; end-of-sequence tokens leave s as it is, and
  * ids that are never allowed leave the grammar. */

@@ -57,6 +57,8 @@ void gram_builder_deinit(gram_builder *b) {
     free(b->edges);
     free(b->rules);
     free(b->deny);
+    free(b->numbers);
+    json_decref(b->tools);
 }
 
 /* After a failure everything is node 0, which nobody will look at. */

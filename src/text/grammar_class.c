@@ -88,7 +88,7 @@ static void draw_sequence(gram_builder *b, uint32_t from, tails *t, uint32_t lo,
 }
 
 /* Cuts a range where the encoding changes its length or its leading bytes. */
-static void draw_range(gram_builder *b, uint32_t from, tails *t, uint32_t lo, uint32_t hi) {
+static void draw_unicode(gram_builder *b, uint32_t from, tails *t, uint32_t lo, uint32_t hi) {
     static const uint32_t last[] = {0x7f, 0x7ff, 0xd7ff, 0xffff, 0x10ffff};
     while (lo <= hi && b->status == HD_OK) {
         uint32_t end = hi;
@@ -111,6 +111,14 @@ static void draw_range(gram_builder *b, uint32_t from, tails *t, uint32_t lo, ui
         draw_sequence(b, from, t, lo, end);
         lo = end + 1;
     }
+}
+
+static void draw_range(gram_builder *b, uint32_t from, tails *t, uint32_t lo, uint32_t hi) {
+    if (b->avoid && lo <= b->avoid && b->avoid <= hi) {
+        draw_unicode(b, from, t, lo, b->avoid - 1);
+        lo = b->avoid + 1;
+    }
+    draw_unicode(b, from, t, lo, hi);
 }
 
 static char short_escape(uint32_t c) {

@@ -441,6 +441,18 @@ static void find_first(maker *m, const uint32_t *order) {
     }
 }
 
+static void check_ends(gram_builder *b, const hd_grammar *g) {
+    for (uint32_t i = 0; i < b->n_rules; i++) {
+        const gram_rule *r = &b->rules[i];
+        if (!r->tool || g->states[r->state].height < GRAM_ENDLESS_HEIGHT) continue;
+        gram_fail(b, HD_EINVAL, "unsatisfiable: no arguments have the form of the tool '%s'",
+                  r->tool);
+    }
+    if (g->states[g->start].height == GRAM_ENDLESS_HEIGHT) {
+        gram_fail(b, HD_EINVAL, "unsatisfiable: no text has this form");
+    }
+}
+
 static void finish(maker *m, int32_t root) {
     gram_builder *b = m->b;
     hd_grammar *g = m->g;
@@ -463,9 +475,7 @@ static void finish(maker *m, int32_t root) {
     }
     if (b->status == HD_OK && order_rules(m, order)) {
         find_heights(m);
-        if (b->status == HD_OK && g->states[g->start].height == GRAM_ENDLESS_HEIGHT) {
-            gram_fail(b, HD_EINVAL, "unsatisfiable: no text has this form");
-        }
+        if (b->status == HD_OK) check_ends(b, g);
         prune(g);
         find_first(m, order);
     }

@@ -7,6 +7,8 @@
 #ifndef HD_TEXT_GRAMMAR_INTERNAL_H
 #define HD_TEXT_GRAMMAR_INTERNAL_H
 
+#include <jansson.h>
+
 #include "text/grammar.h"
 
 enum {
@@ -75,6 +77,7 @@ typedef struct gram_rule {
     uint32_t deny; /* root of a trie of words that the rule must not match, UINT32_MAX: none */
     uint32_t state;
     bool nullable;
+    const char *tool; /* without whose arguments the grammar is none; or NULL */
 } gram_rule;
 
 typedef struct gram_deny {
@@ -83,6 +86,35 @@ typedef struct gram_deny {
     bool word;
 } gram_deny;
 
+/* Decimal numbers, written without an exponent, between two bounds. */
+typedef struct gram_bound {
+    bool given, exclusive, negative;
+    char whole[24], part[32]; /* digits without leading, without trailing zeros */
+} gram_bound;
+
+/* The rule of numbers between the same bounds, drawn once. */
+typedef struct gram_numbers {
+    gram_bound lo, hi;
+    bool integer;
+    int32_t rule;
+} gram_numbers;
+
+/* What every JSON text is made of; a rule each. */
+typedef enum gram_json {
+    GRAM_JSON_VALUE,
+    GRAM_JSON_OTHER, /* any value but a string */
+    GRAM_JSON_OBJECT,
+    GRAM_JSON_ARRAY,
+    GRAM_JSON_STRING,
+    GRAM_JSON_NUMBER,
+    GRAM_JSON_INTEGER,
+    GRAM_JSON_CHARACTER,       /* of a string */
+    GRAM_JSON_PLAIN,           /* not JSON: a text as it is */
+    GRAM_JSON_PLAIN_CHARACTER, /* one of it */
+    GRAM_JSON_SPACE,           /* one byte of white space */
+    GRAM_JSON_KINDS
+} gram_json;
+
 typedef struct gram_builder {
     uint32_t *heads; /* [n_nodes] first edge */
     gram_edge *edges;
@@ -90,10 +122,16 @@ typedef struct gram_builder {
     gram_deny *deny;
     uint32_t n_nodes, n_edges, n_rules, n_deny;
     size_t cap_nodes, cap_edges, cap_rules, cap_deny;
-    size_t bytes;       /* held by arrays that grew */
-    int64_t steps;      /* done */
-    int32_t free_space; /* 0: compact */
-    int32_t shared[8];  /* rules of gram_json_rule, by kind */
+    size_t bytes;                    /* held by arrays that grew */
+    int64_t steps;                   /* done */
+    int32_t free_space;              /* 0: compact */
+    uint32_t marks;                  /* as in hd_grammar_calls */
+    uint32_t avoid;                  /* a character that free text does not have; 0: none */
+    int32_t shared[GRAM_JSON_KINDS]; /* rules of gram_json_rule */
+    gram_numbers *numbers;
+    uint32_t n_numbers;
+    size_t cap_numbers;
+    json_t *tools; /* what gram_rule.tool points into */
     hd_status status;
     hd_err *err;
 } gram_builder;
@@ -139,7 +177,7 @@ void gram_class_sort(gram_class *c); /* needed before what follows */
 void gram_class_invert(gram_builder *b, gram_class *c);
 
 /* One character of the class. json: as it is written inside a JSON string, the characters
- * that need an escape in their shortest one. */
+ * that need an escape in their shortest one. Without the one that the builder avoids. */
 void gram_class_draw(gram_builder *b, uint32_t from, uint32_t to, const gram_class *c,
                      bool json);
 
@@ -160,17 +198,6 @@ void gram_pattern(gram_builder *b, uint32_t from, uint32_t to, const char *text,
 
 /* JSON. */
 
-typedef enum gram_json {
-    GRAM_JSON_VALUE,
-    GRAM_JSON_OBJECT,
-    GRAM_JSON_ARRAY,
-    GRAM_JSON_STRING,
-    GRAM_JSON_NUMBER,
-    GRAM_JSON_INTEGER,
-    GRAM_JSON_CHARACTER, /* of a string */
-    GRAM_JSON_SPACE      /* one byte of white space */
-} gram_json;
-
 int32_t gram_json_rule(gram_builder *b, gram_json kind);
 void gram_json_call(gram_builder *b, uint32_t from, uint32_t to, gram_json kind);
 
@@ -181,17 +208,45 @@ void gram_space_after(gram_builder *b, uint32_t from, uint32_t to);
 /* The bytes of a JSON text, with white space where it may be. */
 void gram_json_text(gram_builder *b, uint32_t from, uint32_t to, const char *text, size_t n);
 
-/* Decimal numbers, written without an exponent, between two bounds. */
-typedef struct gram_bound {
-    bool given, exclusive, negative;
-    char whole[24], part[32]; /* digits without leading, without trailing zeros */
-} gram_bound;
-
 bool gram_bound_read(gram_bound *out, const char *text); /* false: not a plain decimal */
 void gram_number_between(gram_builder *b, uint32_t from, uint32_t to, const gram_bound *lo,
                          const gram_bound *hi, bool integer);
 
-hd_status gram_schema(gram_builder *b, int32_t root, const char *text, size_t n);
+/* How the values of a schema are written, and so which of them can be. */
+typedef enum gram_spelling {
+    GRAM_AS_JSON,
+    GRAM_AS_OBJECT,     /* objects only, as JSON */
+    GRAM_AS_PARAMETERS, /* objects only, as the parameters of a call in DSML */
+    GRAM_AS_PLAIN,      /* strings only, as they are */
+    GRAM_AS_OTHER       /* all but strings, as JSON */
+} gram_spelling;
+
+hd_status gram_schema(gram_builder *b, int32_t rule, const char *text, size_t n);
+void gram_schema_of(gram_builder *b, int32_t rule, json_t *schema, gram_spelling spelling);
+
+/* Calls of tools. */
+
+enum {
+    GRAM_MARK_CALLS_BEGIN,
+    GRAM_MARK_CALLS_END,
+    GRAM_MARK_CALL_BEGIN,
+    GRAM_MARK_CALL_END,
+    GRAM_MARK_SEPARATOR,
+    GRAM_MARK_DSML,
+    GRAM_N_MARKS
+};
+extern const char *const gram_mark_text[GRAM_N_MARKS];
+
+void gram_calls(gram_builder *b, int32_t root, const char *text, size_t n,
+                const hd_grammar_calls *calls);
+
+/* Text between two nodes, of which a byte HD_GRAMMAR_MARK + i stands for the i-th marker;
+ * returns the node behind it. */
+uint32_t gram_marked(gram_builder *b, uint32_t from, const char *text, size_t n);
+
+/* The parameters of a call in DSML, any of them, in any order. properties: whose names may be
+ * odd, or NULL. */
+void gram_any_parameters(gram_builder *b, uint32_t from, uint32_t to, const json_t *properties);
 
 /* Matching. */
 

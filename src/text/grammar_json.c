@@ -76,14 +76,24 @@ static void draw_string(gram_builder *b, uint32_t from, uint32_t to) {
     gram_range(b, inside, to, '"', '"');
 }
 
+/* Up to n digits. */
+static void draw_digits(gram_builder *b, uint32_t from, uint32_t to, int n) {
+    for (; n > 0; n--) {
+        uint32_t next = gram_node(b);
+        gram_empty(b, from, to);
+        gram_range(b, from, next, '0', '9');
+        from = next;
+    }
+    gram_empty(b, from, to);
+}
+
 static void draw_integer(gram_builder *b, uint32_t from, uint32_t to) {
     uint32_t minus = gram_node(b), digits = gram_node(b);
     gram_empty(b, from, minus);
     gram_range(b, from, minus, '-', '-');
     gram_range(b, minus, to, '0', '0');
     gram_range(b, minus, digits, '1', '9');
-    gram_range(b, digits, digits, '0', '9');
-    gram_empty(b, digits, to);
+    draw_digits(b, digits, to, HD_GRAMMAR_MAX_DIGITS - 1);
 }
 
 static void draw_number(gram_builder *b, uint32_t from, uint32_t to) {
@@ -93,19 +103,19 @@ static void draw_number(gram_builder *b, uint32_t from, uint32_t to) {
     gram_empty(b, whole, to);
     gram_range(b, whole, point, '.', '.');
     gram_range(b, point, part, '0', '9');
-    gram_range(b, part, part, '0', '9');
-    gram_empty(b, part, to);
+    uint32_t parted = gram_node(b);
+    draw_digits(b, part, parted, HD_GRAMMAR_MAX_DIGITS - 1);
+    gram_empty(b, parted, to);
     gram_empty(b, whole, e);
-    gram_empty(b, part, e);
+    gram_empty(b, parted, e);
     uint32_t after_e = gram_node(b);
     gram_range(b, e, after_e, 'e', 'e');
     gram_range(b, e, after_e, 'E', 'E');
     gram_empty(b, after_e, sign);
     gram_range(b, after_e, sign, '+', '+');
     gram_range(b, after_e, sign, '-', '-');
-    gram_range(b, sign, power, '0', '9');
-    gram_range(b, power, power, '0', '9');
-    gram_empty(b, power, to);
+    gram_range(b, sign, power, '0', '9'); /* of at most two digits: every double can hold it */
+    draw_digits(b, power, to, 1);
 }
 
 /* [value, ...] or {"key": value, ...} with anything in it. */
@@ -135,8 +145,16 @@ static void draw_container(gram_builder *b, uint32_t from, uint32_t to, bool obj
     gram_range(b, close, to, object ? '}' : ']', object ? '}' : ']');
 }
 
-static void draw_value(gram_builder *b, uint32_t from, uint32_t to) {
-    gram_json_call(b, from, to, GRAM_JSON_STRING);
+static void draw_plain(gram_builder *b, uint32_t from, uint32_t to, bool endless) {
+    gram_class_range any[] = {
+        {0, TEXT_UNICODE_END - 1}
+    };
+    gram_class all = {.ranges = any, .n = HD_LEN(any)};
+    gram_class_draw(b, from, endless ? from : to, &all, false);
+    if (endless) gram_empty(b, from, to);
+}
+
+static void draw_other(gram_builder *b, uint32_t from, uint32_t to) {
     gram_json_call(b, from, to, GRAM_JSON_NUMBER);
     draw_container(b, from, to, true);
     draw_container(b, from, to, false);
@@ -149,7 +167,11 @@ static void draw(gram_builder *b, gram_json kind, uint32_t from, uint32_t to) {
     static const char space[] = " \t\n\r";
     switch (kind) {
     case GRAM_JSON_VALUE:
-        draw_value(b, from, to);
+        gram_json_call(b, from, to, GRAM_JSON_STRING);
+        draw_other(b, from, to);
+        break;
+    case GRAM_JSON_OTHER:
+        draw_other(b, from, to);
         break;
     case GRAM_JSON_OBJECT:
     case GRAM_JSON_ARRAY:
@@ -166,6 +188,12 @@ static void draw(gram_builder *b, gram_json kind, uint32_t from, uint32_t to) {
         break;
     case GRAM_JSON_CHARACTER:
         draw_character(b, from, to);
+        break;
+    case GRAM_JSON_PLAIN:
+    case GRAM_JSON_PLAIN_CHARACTER:
+        draw_plain(b, from, to, kind == GRAM_JSON_PLAIN);
+        break;
+    case GRAM_JSON_KINDS:
         break;
     case GRAM_JSON_SPACE:
         for (const char *c = space; *c; c++) gram_range(b, from, to, (uint8_t)*c, (uint8_t)*c);

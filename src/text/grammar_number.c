@@ -63,41 +63,27 @@ static bool may_end(const range *r, uint32_t mode, size_t at) {
     return !(mode & AT_HI && r->hi->exclusive && strlen(r->hi->part) <= at);
 }
 
-/* The fraction of a number whose whole part led to nodes[mode]. */
+/* The fraction of a number whose whole part led to nodes[mode]: as many digits as the bounds
+ * have, or as all numbers may have. */
 static void draw_part(const range *r, const uint32_t *nodes) {
     gram_builder *b = r->b;
-    size_t n = strlen(r->lo->part), m = r->hi->given ? strlen(r->hi->part) : 0;
-    if (m > n) n = m;
+    size_t n = HD_GRAMMAR_MAX_DIGITS;
     uint32_t here[4], next[4];
+    if (strlen(r->lo->part) > n) n = strlen(r->lo->part);
+    if (strlen(r->hi->part) > n) n = strlen(r->hi->part);
     four_nodes(b, here);
     for (uint32_t mode = 0; mode < 4; mode++) {
         if (may_end(r, mode, 0)) gram_empty(b, nodes[mode], r->to);
         if (!r->integer) gram_range(b, nodes[mode], here[mode], '.', '.');
     }
-    for (size_t i = 0; i <= n && !r->integer; i++) {
-        if (i < n) {
-            four_nodes(b, next);
-        } else {
-            memcpy(next, here, sizeof next); /* beyond both bounds all digits are alike */
-        }
+    for (size_t i = 0; i < n && !r->integer; i++) {
+        four_nodes(b, next);
         for (uint32_t mode = 0; mode < 4; mode++) {
-            if (i > 0 && i < n && may_end(r, mode, i)) gram_empty(b, here[mode], r->to);
             draw_digit(r, here[mode], mode, digit_at(r->lo->part, i), digit_at(r->hi->part, i),
                        0, next);
+            if (may_end(r, mode, i + 1)) gram_empty(b, next[mode], r->to);
         }
-        if (i < n) memcpy(here, next, sizeof here);
-    }
-    if (r->integer) return;
-    /* the loop at the end: at least one digit has been written when n > 0 */
-    uint32_t last[4];
-    four_nodes(b, last);
-    for (uint32_t mode = 0; mode < 4; mode++) {
-        if (n > 0 && may_end(r, mode, n)) gram_empty(b, here[mode], r->to);
-        if (n == 0) {
-            draw_digit(r, here[mode], mode, 0, 0, 0, last);
-            draw_digit(r, last[mode], mode, 0, 0, 0, last);
-            if (may_end(r, mode, 0)) gram_empty(b, last[mode], r->to);
-        }
+        memcpy(here, next, sizeof here);
     }
 }
 
@@ -134,19 +120,19 @@ static void draw_magnitudes(gram_builder *b, uint32_t from, uint32_t to, const g
         draw_length(&r, from, n, hold);
     }
     if (hi->given) return;
-    uint32_t more = gram_node(b), nodes[4];
+    uint32_t nodes[4]; /* more digits than lo has */
+    size_t most = shortest < HD_GRAMMAR_MAX_DIGITS ? HD_GRAMMAR_MAX_DIGITS : shortest + 1;
     four_nodes(b, nodes);
-    for (size_t n = 0; n <= shortest; n++) { /* one digit more than lo, then any number */
-        uint32_t next = n == shortest ? more : gram_node(b);
-        gram_range(b, from, next, n == 0 ? '1' : '0', '9');
+    for (size_t n = 1; n <= most; n++) {
+        uint32_t next = gram_node(b);
+        gram_range(b, from, next, n == 1 ? '1' : '0', '9');
+        if (n > shortest) gram_empty(b, next, nodes[0]);
         from = next;
     }
-    gram_range(b, more, more, '0', '9');
-    gram_empty(b, more, nodes[0]);
     draw_part(&r, nodes);
 }
 
-void gram_number_between(gram_builder *b, uint32_t from, uint32_t to, const gram_bound *lo,
+static void draw_between(gram_builder *b, uint32_t from, uint32_t to, const gram_bound *lo,
                          const gram_bound *hi, bool integer) {
     const gram_bound zero = {.given = true}, above_zero = {.given = true, .exclusive = true};
     const gram_bound endless = {0};
@@ -162,4 +148,26 @@ void gram_number_between(gram_builder *b, uint32_t from, uint32_t to, const gram
         draw_magnitudes(b, minus, to, cut ? hi : &above_zero, lo->given ? lo : &endless,
                         integer);
     }
+}
+
+void gram_number_between(gram_builder *b, uint32_t from, uint32_t to, const gram_bound *lo,
+                         const gram_bound *hi, bool integer) {
+    uint32_t i = 0;
+    for (; i < b->n_numbers && gram_work(b, 1); i++) {
+        const gram_numbers *n = &b->numbers[i];
+        if (n->integer == integer && memcmp(&n->lo, lo, sizeof *lo) == 0 &&
+            memcmp(&n->hi, hi, sizeof *hi) == 0) {
+            break;
+        }
+    }
+    if (i == b->n_numbers) {
+        int32_t rule = gram_rule_new(b);
+        if (!gram_grow(b, &b->numbers, &b->cap_numbers, (size_t)i + 1, sizeof *b->numbers)) {
+            return;
+        }
+        b->numbers[b->n_numbers++] = (gram_numbers){*lo, *hi, integer, rule};
+        const gram_rule r = b->rules[rule];
+        draw_between(b, r.start, r.end, lo, hi, integer);
+    }
+    if (b->status == HD_OK) gram_call(b, from, to, b->numbers[i].rule, 1, 1);
 }

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "text/unicode_internal.h"
 
 static const char *const assertions[] = {
     "$ref",
@@ -58,9 +59,13 @@ hd_status gram_schema_refuse(gram_walk *w, const gram_task *t, const char *what)
 }
 
 void gram_push(gram_walk *w, const gram_task *parent, const char *key, json_t *schema,
-               uint32_t from, uint32_t to) {
+               gram_spelling spelling, uint32_t from, uint32_t to) {
     gram_builder *b = w->b;
-    gram_task t = {.schema = schema, .from = from, .to = to, .depth = parent->depth + 1};
+    gram_task t = {.schema = schema,
+                   .spelling = spelling,
+                   .from = from,
+                   .to = to,
+                   .depth = parent->depth + 1};
     if (t.depth > HD_GRAMMAR_MAX_SCHEMA_DEPTH) {
         gram_fail(b, HD_EINVAL, "schema_too_deep: more than %d schemas nested at #%.80s...",
                   HD_GRAMMAR_MAX_SCHEMA_DEPTH, parent->path);
@@ -188,16 +193,19 @@ static void draw_ref(gram_walk *w, const gram_task *t, json_t *ref) {
     json_t *target = gram_schema_resolve(w, t, ref);
     if (!target) return;
     uint32_t i = 0;
-    while (i < w->n_refs && w->refs[i].target != target) i++;
+    while (i < w->n_refs &&
+           (w->refs[i].target != target || w->refs[i].spelling != t->spelling)) {
+        i++;
+    }
     if (!gram_work(b, i / 8 + 1)) return;
     if (i == w->n_refs) {
         if (!gram_grow(b, &w->refs, &w->cap_refs, (size_t)i + 1, sizeof *w->refs)) return;
-        w->refs[w->n_refs++] = (gram_ref){target, gram_rule_new(b)};
+        w->refs[w->n_refs++] = (gram_ref){target, t->spelling, gram_rule_new(b)};
         if (b->status != HD_OK) return;
         gram_task fresh = {.path = ""};
         const gram_rule *rule = &b->rules[w->refs[i].rule];
         gram_push(w, &fresh, json_string_value(ref) + 1 + (json_string_value(ref)[1] == '/'),
-                  target, rule->start, rule->end);
+                  target, t->spelling, rule->start, rule->end);
     }
     gram_call(b, t->from, t->to, w->refs[i].rule, 1, 1);
 }
@@ -254,8 +262,33 @@ static bool allowed_type(const json_t *types, const json_t *value) {
     return false;
 }
 
+static bool can_spell(gram_spelling spelling, const json_t *value) {
+    if (spelling == GRAM_AS_OBJECT) return json_is_object(value);
+    return spelling == GRAM_AS_JSON || json_is_string(value) == (spelling == GRAM_AS_PLAIN);
+}
+
+/* Where markers are spelled in plain text, a value must not begin one. */
+static void draw_plain(gram_walk *w, const gram_task *t, const char *text, size_t n) {
+    uint8_t avoided[4];
+    size_t length = w->b->avoid ? text_utf8_put(avoided, w->b->avoid) : 0;
+    for (size_t i = 0; length && i + length <= n; i++) {
+        if (memcmp(text + i, avoided, length) != 0) continue;
+        gram_schema_refuse(w, t, "a value that a call cannot spell");
+        return;
+    }
+    gram_bytes_of(w->b, t->from, t->to, text, n);
+}
+
 static void draw_value(gram_walk *w, const gram_task *t, const json_t *value) {
     if (!allowed_type(json_object_get(t->schema, "type"), value)) return;
+    if (t->spelling == GRAM_AS_PARAMETERS) {
+        gram_schema_refuse(w, t, "an enum or const of all parameters");
+    }
+    if (!can_spell(t->spelling, value)) return;
+    if (t->spelling == GRAM_AS_PLAIN) {
+        draw_plain(w, t, json_string_value(value), json_string_length(value));
+        return;
+    }
     char *text = gram_schema_dump(w, value);
     if (text) gram_json_text(w->b, t->from, t->to, text, strlen(text));
     free(text);
@@ -286,7 +319,7 @@ static void draw_any_of(gram_walk *w, const gram_task *t, const char *key, json_
     for (size_t i = json_array_size(list); i-- > 0 && w->b->status == HD_OK;) {
         char name[32];
         snprintf(name, sizeof name, "%s/%zu", key, i);
-        gram_push(w, t, name, json_array_get(list, i), t->from, t->to);
+        gram_push(w, t, name, json_array_get(list, i), t->spelling, t->from, t->to);
     }
 }
 
@@ -334,6 +367,8 @@ static void merge_object(gram_walk *w, const gram_task *t, json_t *into, json_t 
         }
         if (!other) json_object_set(all, key, value);
     }
+    /* the names of a $ref come as often as it does: counted dearly, since they take memory */
+    if (!gram_work(w->b, 8 * (int64_t)json_array_size(required))) return;
     if (required) json_array_extend(json_object_get(into, "required"), required);
 }
 
@@ -349,7 +384,7 @@ static void draw_all_of(gram_walk *w, const gram_task *t, json_t *list) {
         alone &= strcmp(key, "allOf") == 0 || !listed(key, assertions, HD_LEN(assertions));
     }
     if (alone && json_array_size(list) == 1) {
-        gram_push(w, t, "allOf/0", json_array_get(list, 0), t->from, t->to);
+        gram_push(w, t, "allOf/0", json_array_get(list, 0), t->spelling, t->from, t->to);
         return;
     }
     json_t *merged = json_pack("{s:s, s:{}, s:[]}", "type", "object", "properties", "required");
@@ -361,13 +396,15 @@ static void draw_all_of(gram_walk *w, const gram_task *t, json_t *list) {
     for (size_t i = 0; i < json_array_size(list) && w->b->status == HD_OK; i++) {
         merge_object(w, t, merged, json_array_get(list, i));
     }
-    if (w->b->status == HD_OK) gram_push(w, t, "allOf", merged, t->from, t->to);
+    if (w->b->status == HD_OK) {
+        gram_push(w, t, "allOf", merged, t->spelling, t->from, t->to);
+    }
 }
 
 static void draw_schema(gram_walk *w, const gram_task *t) {
     json_t *s = t->schema, *found;
     if (json_is_true(s)) {
-        gram_json_call(w->b, t->from, t->to, GRAM_JSON_VALUE);
+        gram_schema_any(w, t);
         return;
     }
     if (json_is_false(s)) return;
@@ -376,7 +413,8 @@ static void draw_schema(gram_walk *w, const gram_task *t) {
         return;
     }
     if (!check_keywords(w, t) || !gram_schema_check_type(w, t)) return;
-    if (json_is_true(json_object_get(s, "nullable"))) {
+    const bool other = t->spelling == GRAM_AS_JSON || t->spelling == GRAM_AS_OTHER;
+    if (other && json_is_true(json_object_get(s, "nullable"))) {
         gram_bytes_of(w->b, t->from, t->to, "null", 4);
     }
     if ((found = json_object_get(s, "$ref"))) {
@@ -396,22 +434,12 @@ static void draw_schema(gram_walk *w, const gram_task *t) {
     }
 }
 
-hd_status gram_schema(gram_builder *b, int32_t root, const char *text, size_t n) {
-    gram_walk w = {.b = b};
-    hd_err err = {0};
-    if (n > HD_GRAMMAR_MAX_SCHEMA_BYTES) {
-        return gram_fail(b, HD_EINVAL,
-                         "schema_too_complex: a schema of %zu bytes, more than %d", n,
-                         HD_GRAMMAR_MAX_SCHEMA_BYTES);
-    }
-    if (hd_json_parse(&w.root, text, n, "the schema", &err) != HD_OK) {
-        return gram_fail(b, HD_EINVAL, "invalid_schema: %s", err.msg);
-    }
-    w.owned = json_array();
+void gram_schema_of(gram_builder *b, int32_t rule, json_t *schema, gram_spelling spelling) {
+    gram_walk w = {.b = b, .root = schema, .owned = json_array()};
     if (!w.owned) gram_fail(b, HD_ENOMEM, "no memory for a schema");
     const gram_task none = {.path = ""};
     if (b->status == HD_OK) {
-        gram_push(&w, &none, "", w.root, b->rules[root].start, b->rules[root].end);
+        gram_push(&w, &none, "", schema, spelling, b->rules[rule].start, b->rules[rule].end);
     }
     while (w.n_tasks > 0 && gram_work(b, 1)) {
         const gram_task t = w.tasks[--w.n_tasks];
@@ -423,6 +451,20 @@ hd_status gram_schema(gram_builder *b, int32_t root, const char *text, size_t n)
     free(w.refs);
     free(w.sized);
     json_decref(w.owned);
-    json_decref(w.root);
+}
+
+hd_status gram_schema(gram_builder *b, int32_t rule, const char *text, size_t n) {
+    json_t *schema;
+    hd_err err = {0};
+    if (n > HD_GRAMMAR_MAX_SCHEMA_BYTES) {
+        return gram_fail(b, HD_EINVAL,
+                         "schema_too_complex: a schema of %zu bytes, more than %d", n,
+                         HD_GRAMMAR_MAX_SCHEMA_BYTES);
+    }
+    if (hd_json_parse(&schema, text, n, "the schema", &err) != HD_OK) {
+        return gram_fail(b, HD_EINVAL, "invalid_schema: %s", err.msg);
+    }
+    gram_schema_of(b, rule, schema, GRAM_AS_JSON);
+    json_decref(schema);
     return b->status;
 }

@@ -9,6 +9,7 @@
 
 typedef struct gram_task {
     json_t *schema;
+    gram_spelling spelling;
     uint32_t from, to;
     int32_t depth;
     char path[100]; /* where it stands, for the error */
@@ -16,12 +17,14 @@ typedef struct gram_task {
 
 typedef struct gram_ref {
     const json_t *target;
+    gram_spelling spelling;
     int32_t rule;
 } gram_ref;
 
 /* The rule of strings of one range of lengths, shared: so are the masks of its states. */
 typedef struct gram_sized {
     uint32_t min, max;
+    bool plain;
     int32_t rule;
 } gram_sized;
 
@@ -41,7 +44,7 @@ hd_status gram_schema_refuse(gram_walk *w, const gram_task *t, const char *what)
 
 /* A task for a schema inside of parent's. */
 void gram_push(gram_walk *w, const gram_task *parent, const char *key, json_t *schema,
-               uint32_t from, uint32_t to);
+               gram_spelling spelling, uint32_t from, uint32_t to);
 
 /* What a $ref names; NULL after a failure. */
 json_t *gram_schema_resolve(gram_walk *w, const gram_task *t, json_t *ref);
@@ -54,6 +57,27 @@ bool gram_schema_check_type(gram_walk *w, const gram_task *t);
 
 /* Draws a schema of types, without $ref, enum and the like. */
 void gram_schema_types(gram_walk *w, const gram_task *t);
+
+/* Draws any value that the task's spelling can write. */
+void gram_schema_any(gram_walk *w, const gram_task *t);
+
+/* What an object has: its properties, and names that are required without one. */
+typedef struct gram_members {
+    json_t *properties, *required; /* or NULL */
+    json_t *others; /* the schema of what is not named; NULL: there is nothing else */
+} gram_members;
+
+/* False after a failure. */
+bool gram_schema_members(gram_walk *w, const gram_task *t, gram_members *m);
+
+/* Calls draw for each name, in order. */
+typedef void gram_member_fn(gram_walk *w, const gram_task *t, void *at, const char *key,
+                            json_t *schema, bool required);
+void gram_schema_each(gram_walk *w, const gram_task *t, const gram_members *m,
+                      gram_member_fn *draw, void *at);
+
+/* grammar_parameters.c: an object as the parameters of a call. */
+void gram_schema_parameters(gram_walk *w, const gram_task *t);
 
 /* The pattern of a format; NULL: none known. */
 const char *gram_format_pattern(const char *format);

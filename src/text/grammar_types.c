@@ -83,20 +83,33 @@ static const char *find_pattern(gram_walk *w, const gram_task *t) {
     return NULL;
 }
 
-static int32_t sized_rule(gram_walk *w, uint32_t min, uint32_t max) {
+/* What stands around the characters of a string; nothing around one that is plain. */
+static void draw_quotes(gram_builder *b, bool plain, uint32_t from, uint32_t inside,
+                        uint32_t end, uint32_t to) {
+    if (plain) {
+        gram_empty(b, from, inside);
+        gram_empty(b, end, to);
+    } else {
+        gram_range(b, from, inside, '"', '"');
+        gram_range(b, end, to, '"', '"');
+    }
+}
+
+static int32_t sized_rule(gram_walk *w, uint32_t min, uint32_t max, bool plain) {
     gram_builder *b = w->b;
     for (uint32_t i = 0; i < w->n_sized && gram_work(b, 1); i++) {
-        if (w->sized[i].min == min && w->sized[i].max == max) return w->sized[i].rule;
+        const gram_sized *s = &w->sized[i];
+        if (s->min == min && s->max == max && s->plain == plain) return s->rule;
     }
     int32_t rule = gram_rule_new(b);
     if (!gram_grow(b, &w->sized, &w->cap_sized, (size_t)w->n_sized + 1, sizeof *w->sized)) {
         return 0;
     }
-    w->sized[w->n_sized++] = (gram_sized){min, max, rule};
+    w->sized[w->n_sized++] = (gram_sized){min, max, plain, rule};
     uint32_t inside = gram_node(b), end = gram_node(b);
-    gram_range(b, b->rules[rule].start, inside, '"', '"');
-    gram_call(b, inside, end, gram_json_rule(b, GRAM_JSON_CHARACTER), min, max);
-    gram_range(b, end, b->rules[rule].end, '"', '"');
+    draw_quotes(b, plain, b->rules[rule].start, inside, end, b->rules[rule].end);
+    gram_json kind = plain ? GRAM_JSON_PLAIN_CHARACTER : GRAM_JSON_CHARACTER;
+    gram_call(b, inside, end, gram_json_rule(b, kind), min, max);
     return rule;
 }
 
@@ -106,18 +119,19 @@ static void draw_string(gram_walk *w, const gram_task *t) {
     if (!read_counts(w, t, "minLength", "maxLength", &min, &max)) return;
     const char *pattern = find_pattern(w, t);
     if (b->status != HD_OK) return;
+    const bool plain = t->spelling == GRAM_AS_PLAIN;
     if (!pattern) {
         bool any = min == 0 && max == GRAM_NO_MAX;
-        int32_t rule = any ? gram_json_rule(b, GRAM_JSON_STRING) : sized_rule(w, min, max);
+        int32_t rule = any ? gram_json_rule(b, plain ? GRAM_JSON_PLAIN : GRAM_JSON_STRING)
+                           : sized_rule(w, min, max, plain);
         gram_call(b, t->from, t->to, rule, 1, 1);
         return;
     }
     uint32_t inside = gram_node(b), end = gram_node(b);
-    gram_range(b, t->from, inside, '"', '"');
-    gram_range(b, end, t->to, '"', '"');
+    draw_quotes(b, plain, t->from, inside, end, t->to);
     gram_length length = {0};
     gram_pattern(b, inside, end, pattern, strlen(pattern),
-                 (gram_pattern_options){.json = true, .search = true}, &length);
+                 (gram_pattern_options){.json = !plain, .search = true}, &length);
     if (b->status == HD_OK && (length.min < min || length.max > max)) {
         gram_schema_refuse(w, t, "a minLength or maxLength that the pattern does not imply");
     }
@@ -179,7 +193,8 @@ static int32_t item_rule(gram_walk *w, const gram_task *t, json_t *items) {
     if (!items || json_is_true(items)) return gram_json_rule(w->b, GRAM_JSON_VALUE);
     int32_t rule = gram_rule_new(w->b);
     if (w->b->status != HD_OK) return 0;
-    gram_push(w, t, "items", items, w->b->rules[rule].start, w->b->rules[rule].end);
+    const gram_rule *r = &w->b->rules[rule];
+    gram_push(w, t, "items", items, GRAM_AS_JSON, r->start, r->end);
     return rule;
 }
 
@@ -240,7 +255,7 @@ static void draw_array(gram_walk *w, const gram_task *t) {
         char key[40];
         snprintf(key, sizeof key, "prefixItems/%" PRIu32, i);
         if (i > 0) here = draw_comma(b, here);
-        gram_push(w, t, key, json_array_get(prefix, i), here, next);
+        gram_push(w, t, key, json_array_get(prefix, i), GRAM_AS_JSON, here, next);
         here = next;
         if (i + 1 >= min) gram_empty(b, here, done);
     }
@@ -265,13 +280,14 @@ static bool is_required(gram_walk *w, const json_t *required, const char *key) {
 }
 
 /* Where a list of members stands: nothing written yet, or something. */
-typedef struct members {
+typedef struct place {
     uint32_t first, some;
-} members;
+} place;
 
-static void draw_member(gram_walk *w, const gram_task *t, members *m, const char *key,
+static void draw_member(gram_walk *w, const gram_task *t, void *at, const char *key,
                         json_t *schema, bool required) {
     gram_builder *b = w->b;
+    place *m = at;
     json_t *name = json_string(key);
     char *text = name ? gram_schema_dump(w, name) : NULL;
     json_decref(name);
@@ -279,7 +295,7 @@ static void draw_member(gram_walk *w, const gram_task *t, members *m, const char
         gram_fail(b, HD_ENOMEM, "no memory for a property");
         return;
     }
-    members next = {gram_node(b), gram_node(b)};
+    place next = {gram_node(b), gram_node(b)};
     uint32_t start = draw_comma(b, m->some), end = gram_node(b), spaced = gram_node(b),
              colon = gram_node(b), value = gram_node(b);
     gram_empty(b, m->first, start);
@@ -290,7 +306,7 @@ static void draw_member(gram_walk *w, const gram_task *t, members *m, const char
     gram_space_after(b, colon, value);
     char path[80];
     snprintf(path, sizeof path, "properties/%.60s", key);
-    gram_push(w, t, path, schema, value, next.some);
+    gram_push(w, t, path, schema, GRAM_AS_JSON, value, next.some);
     if (!required) {
         gram_empty(b, m->first, next.first);
         gram_empty(b, m->some, next.some);
@@ -332,7 +348,7 @@ static int32_t other_keys(gram_walk *w, const json_t *properties, const json_t *
     return rule;
 }
 
-static void draw_others(gram_walk *w, const gram_task *t, const members *m, json_t *schema,
+static void draw_others(gram_walk *w, const gram_task *t, const place *m, json_t *schema,
                         int32_t keys) {
     gram_builder *b = w->b;
     uint32_t start = draw_comma(b, m->some), key = gram_node(b), spaced = gram_node(b),
@@ -342,56 +358,63 @@ static void draw_others(gram_walk *w, const gram_task *t, const members *m, json
     gram_space(b, key, spaced);
     gram_range(b, spaced, colon, ':', ':');
     gram_space_after(b, colon, value);
-    gram_push(w, t, "additionalProperties", schema, value, m->some);
+    gram_push(w, t, "additionalProperties", schema, GRAM_AS_JSON, value, m->some);
 }
 
-static bool check_object(gram_walk *w, const gram_task *t, const json_t *properties,
-                         const json_t *required) {
-    if (properties && !json_is_object(properties)) {
+bool gram_schema_members(gram_walk *w, const gram_task *t, gram_members *m) {
+    json_t *others = json_object_get(t->schema, "additionalProperties");
+    m->properties = json_object_get(t->schema, "properties");
+    m->required = json_object_get(t->schema, "required");
+    if (m->properties && !json_is_object(m->properties)) {
         gram_schema_invalid(w, t, "properties that are not an object");
         return false;
     }
-    bool fine = !required || json_is_array(required);
-    for (size_t i = 0; fine && i < json_array_size(required); i++) {
-        fine = json_is_string(json_array_get(required, i));
+    bool fine = !m->required || json_is_array(m->required);
+    for (size_t i = 0; fine && i < json_array_size(m->required); i++) {
+        fine = json_is_string(json_array_get(m->required, i));
     }
     if (!fine) gram_schema_invalid(w, t, "a required that is not a list of names");
+    if (!others && json_object_size(m->properties) == 0) others = json_true();
+    m->others = json_is_false(others) ? NULL : others;
     return fine;
+}
+
+/* Whether required[i] is there for the first time. */
+static bool is_new(gram_walk *w, const json_t *required, size_t i) {
+    for (size_t k = 0; k < i && gram_work(w->b, 1); k++) {
+        if (json_equal(json_array_get(required, k), json_array_get(required, i))) return false;
+    }
+    return w->b->status == HD_OK;
+}
+
+void gram_schema_each(gram_walk *w, const gram_task *t, const gram_members *m,
+                      gram_member_fn *draw, void *at) {
+    const char *key;
+    json_t *value;
+    json_object_foreach(m->properties, key, value) {
+        draw(w, t, at, key, value, is_required(w, m->required, key));
+        if (w->b->status != HD_OK) return;
+    }
+    for (size_t i = 0; i < json_array_size(m->required) && gram_work(w->b, 1); i++) {
+        const char *name = json_string_value(json_array_get(m->required, i));
+        if (json_object_get(m->properties, name) || !is_new(w, m->required, i)) continue;
+        draw(w, t, at, name, m->others ? m->others : json_false(), true);
+    }
 }
 
 static void draw_object(gram_walk *w, const gram_task *t) {
     gram_builder *b = w->b;
-    json_t *properties = json_object_get(t->schema, "properties"), *value;
-    json_t *required = json_object_get(t->schema, "required");
-    json_t *others = json_object_get(t->schema, "additionalProperties");
-    const char *key;
-    if (!check_object(w, t, properties, required)) return;
-    bool open = others ? !json_is_false(others) : json_object_size(properties) == 0;
+    gram_members all;
+    if (!gram_schema_members(w, t, &all)) return;
     uint32_t brace = gram_node(b), close = gram_node(b);
-    members m = {gram_node(b), gram_node(b)};
+    place m = {gram_node(b), gram_node(b)};
     gram_range(b, t->from, brace, '{', '{');
     gram_space(b, brace, m.first);
-    json_object_foreach(properties, key, value) {
-        draw_member(w, t, &m, key, value, is_required(w, required, key));
-        if (b->status != HD_OK) return;
+    gram_schema_each(w, t, &all, draw_member, &m);
+    if (b->status != HD_OK) return;
+    if (all.others) {
+        draw_others(w, t, &m, all.others, other_keys(w, all.properties, all.required));
     }
-    for (size_t i = 0; i < json_array_size(required) && gram_work(b, 1); i++) {
-        const char *name = json_string_value(json_array_get(required, i));
-        if (json_object_get(properties, name)) continue;
-        json_t *first = json_array_get(required, i);
-        for (size_t k = 0; k < i && gram_work(b, 1); k++) {
-            if (json_equal(json_array_get(required, k), first)) name = NULL;
-            if (!name) break;
-        }
-        if (!name) continue; /* named twice */
-        json_t *any = others && !json_is_boolean(others) ? others
-                      : open                             ? json_true()
-                                                         : json_false();
-        draw_member(w, t, &m, name, any, true);
-    }
-    if (open)
-        draw_others(w, t, &m, others ? others : json_true(),
-                    other_keys(w, properties, required));
     gram_empty(b, m.first, close);
     gram_space(b, m.some, close);
     gram_range(b, close, t->to, '}', '}');
@@ -417,8 +440,16 @@ static const char *guess_type(const json_t *s) {
     return has_any(s, number, HD_LEN(number)) ? "number" : NULL;
 }
 
+static bool can_spell(gram_spelling spelling, const char *type) {
+    if (spelling == GRAM_AS_JSON) return true;
+    if (spelling == GRAM_AS_PLAIN) return strcmp(type, "string") == 0;
+    if (spelling == GRAM_AS_OTHER) return strcmp(type, "string") != 0;
+    return strcmp(type, "object") == 0;
+}
+
 static void draw_type(gram_walk *w, const gram_task *t, const char *type) {
     gram_builder *b = w->b;
+    if (!can_spell(t->spelling, type)) return;
     if (strcmp(type, "null") == 0) {
         gram_bytes_of(b, t->from, t->to, "null", 4);
     } else if (strcmp(type, "boolean") == 0) {
@@ -428,10 +459,24 @@ static void draw_type(gram_walk *w, const gram_task *t, const char *type) {
         draw_string(w, t);
     } else if (strcmp(type, "array") == 0) {
         draw_array(w, t);
-    } else if (strcmp(type, "object") == 0) {
-        draw_object(w, t);
-    } else {
+    } else if (strcmp(type, "object") != 0) {
         draw_number(w, t, strcmp(type, "integer") == 0);
+    } else if (t->spelling == GRAM_AS_PARAMETERS) {
+        gram_schema_parameters(w, t);
+    } else {
+        draw_object(w, t);
+    }
+}
+
+void gram_schema_any(gram_walk *w, const gram_task *t) {
+    static const gram_json kinds[] = {[GRAM_AS_JSON] = GRAM_JSON_VALUE,
+                                      [GRAM_AS_OBJECT] = GRAM_JSON_OBJECT,
+                                      [GRAM_AS_PLAIN] = GRAM_JSON_PLAIN,
+                                      [GRAM_AS_OTHER] = GRAM_JSON_OTHER};
+    if (t->spelling == GRAM_AS_PARAMETERS) {
+        gram_any_parameters(w->b, t->from, t->to, NULL);
+    } else {
+        gram_json_call(w->b, t->from, t->to, kinds[t->spelling]);
     }
 }
 
@@ -445,6 +490,6 @@ void gram_schema_types(gram_walk *w, const gram_task *t) {
     if (name) {
         draw_type(w, t, name);
     } else {
-        gram_json_call(w->b, t->from, t->to, GRAM_JSON_VALUE);
+        gram_schema_any(w, t);
     }
 }

@@ -144,6 +144,29 @@ hd_status hd_grammar_vocab_open(hd_grammar_vocab **out, const hd_grammar_vocab_a
     return status;
 }
 
+static bool has_mark(const uint8_t *piece, size_t n) {
+    for (size_t i = 0; i < n; i++) {
+        if (piece[i] >= HD_GRAMMAR_MARK) return true;
+    }
+    return false;
+}
+
+/* Markers that are tokens become their bytes; returns which are. */
+static uint32_t find_marks(const hd_tokenizer *t, const uint8_t **pieces, size_t *bytes) {
+    static const uint8_t byte[GRAM_N_MARKS] = {HD_GRAMMAR_MARK,     HD_GRAMMAR_MARK + 1,
+                                               HD_GRAMMAR_MARK + 2, HD_GRAMMAR_MARK + 3,
+                                               HD_GRAMMAR_MARK + 4, HD_GRAMMAR_MARK + 5};
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < GRAM_N_MARKS; i++) {
+        const int32_t id = hd_tokenizer_find(t, gram_mark_text[i], strlen(gram_mark_text[i]));
+        if (id < 0 || !hd_tokenizer_is_added(t, id)) continue;
+        pieces[id] = &byte[i];
+        bytes[id] = 1;
+        found |= 1u << i;
+    }
+    return found;
+}
+
 hd_status hd_grammar_vocab_open_tokenizer(hd_grammar_vocab **out, const hd_tokenizer *t,
                                           int32_t n_rows, const int32_t *eos, int32_t n_eos,
                                           hd_err *err) {
@@ -156,9 +179,11 @@ hd_status hd_grammar_vocab_open_tokenizer(hd_grammar_vocab **out, const hd_token
         status = HD_FAIL(err, HD_ENOMEM, "no memory for a vocabulary of %d tokens", n);
     } else {
         for (int32_t id = 0; id < n; id++) {
-            if (!hd_tokenizer_is_added(t, id))
-                pieces[id] = hd_tokenizer_piece(t, id, &bytes[id]);
+            if (hd_tokenizer_is_added(t, id)) continue;
+            const uint8_t *piece = hd_tokenizer_piece(t, id, &bytes[id]);
+            if (!has_mark(piece, bytes[id])) pieces[id] = piece;
         }
+        const uint32_t found = find_marks(t, pieces, bytes);
         const hd_grammar_vocab_args a = {.pieces = pieces,
                                          .piece_bytes = bytes,
                                          .n_pieces = n,
@@ -166,6 +191,7 @@ hd_status hd_grammar_vocab_open_tokenizer(hd_grammar_vocab **out, const hd_token
                                          .eos = eos,
                                          .n_eos = n_eos};
         status = hd_grammar_vocab_open(out, &a, err);
+        if (status == HD_OK) (*out)->marks = found;
     }
     free(pieces);
     free(bytes);
@@ -190,6 +216,10 @@ bool hd_grammar_advance_token(const hd_grammar_vocab *v, const hd_grammar *g,
     if (at < end) return hd_grammar_advance(g, s, v->bytes + at, end - at);
     s->n_threads = 0;
     return false;
+}
+
+uint32_t hd_grammar_vocab_marks(const hd_grammar_vocab *v) {
+    return v->marks;
 }
 
 int32_t hd_grammar_vocab_words(const hd_grammar_vocab *v) {

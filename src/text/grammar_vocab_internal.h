@@ -21,6 +21,7 @@ struct hd_grammar_vocab {
     uint32_t *bytes_at;    /* [n_pieces + 1] */
     int32_t n_pieces;
     uint32_t n_nodes;
+    uint32_t marks; /* which are tokens */
     int32_t n_eos, n_words;
     size_t longest; /* bytes of a token */
 };

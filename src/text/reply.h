@@ -70,6 +70,7 @@ typedef struct hd_reply_options {
     bool unknown_as_text;     /* calls of tools not offered are text; false: passed on */
     bool whole_calls;         /* a call's events come together when it is complete */
     bool strict;              /* what is not in the official grammar is HD_EFORMAT; for tests */
+    bool own_spelling;        /* a block in another spelling than the format's is text */
     bool flagged;      /* think tags, end of sentence and the markers of V3 and V3.1 are tokens
                        that come as special pieces; spelled in plain text they are text */
     bool dsml_flagged; /* likewise the DSML token */

@@ -222,7 +222,7 @@ static reply_match probe_opener(const hd_reply *r, size_t at, reply_mark *mark) 
     bool block =
         !tag.close && (tag.word == REPLY_TOOL_CALLS || tag.word == REPLY_FUNCTION_CALLS);
     bool other = tag.spelling != REPLY_TRUE;
-    if (other && (!block || r->opt.strict)) return REPLY_NO;
+    if (other && (!block || r->opt.strict || r->opt.own_spelling)) return REPLY_NO;
     *mark = (reply_mark){.kind = REPLY_MARK_TAG, .at = at, .n = tag.n, .tag = tag};
     if (!block) return REPLY_YES;
     m = reply_tag_end(r, at + tag.n, &end);

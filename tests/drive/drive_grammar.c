@@ -1,9 +1,11 @@
 /* drive_grammar.c - the grammar's matcher and masks, line by line, for tests in other languages.
  *
- * Reads one JSON object per line: kind (object, schema, regex, choice), text, choices, space;
+ * Reads one JSON object per line: kind (object, schema, regex, choice, calls), text, choices,
+ * space; for calls format (a number), spelled (markers are no tokens), optional, most;
  * texts to judge; walks, the number of random texts to make through masks, from seed. Answers
  * with one line: error, or states, bytes, accepted (per text), walks (texts that ended), and
- * wrong: tokens whose mask bit disagreed with advance(). With a model directory as argument the
+ * wrong: tokens whose mask bit disagreed with advance(). A walk of calls is given with its
+ * markers in text, and as the parser of replies takes it apart. With a model directory as argument the
  * tokens are its tokenizer's; otherwise a few hundred short ones. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,9 +14,16 @@
 
 #include "base/json.h"
 #include "base/philox.h"
-#include "text/grammar.h"
+#include "text/grammar_internal.h"
 
-enum { MAX_TOY = 1024, MAX_WALK = 1 << 16, SAMPLE = 400, STEPS = 60, GIVE_UP = 3000 };
+enum {
+    MARKS = (1 << GRAM_N_MARKS) - 1,
+    MAX_TOY = 1024,
+    MAX_WALK = 1 << 16,
+    SAMPLE = 400,
+    STEPS = 60,
+    GIVE_UP = 3000
+};
 
 typedef struct driver {
     hd_tokenizer *tokenizer;
@@ -22,7 +31,7 @@ typedef struct driver {
     hd_grammar_masks *masks;
     const uint8_t *pieces[MAX_TOY];
     size_t bytes[MAX_TOY];
-    uint8_t storage[MAX_TOY][8];
+    uint8_t storage[MAX_TOY][16];
     int32_t n_tokens, eos;
     uint32_t *mask;
     uint64_t seed, draws;
@@ -43,16 +52,91 @@ static void add_toy(driver *d, const char *text, size_t n) {
 
 /* All single bytes, joints of JSON, and pieces that begin and end inside of characters. */
 static void make_toys(driver *d) {
-    static const char *const more[] = {
-        "\"",       "\",",  "\":",   "\": ",   "\", \"",   "\"}",  "\"]",   "}}",
-        "]}",       "},",   "{\"",   "[\"",    "[[",       "true", "false", "null",
-        "nul",      "e",    "\":\"", "\":[",   "\":{",     "10",   "123",   "-1",
-        "0.5",      "e+",   "1e",    "\\u",    "\\ud83",   "\\\"", "\\\\",  "\\n",
-        "abc",      "ab",   "aa",    "aab",    "name",     "type", "value", "a\":",
-        "é",        "ß",    "\xc3",  "\xa9",   "\xe2\x82", "\xac", "€",     "\xf0\x9f",
-        "\x98\x80", "😀",    "a\xc3", "\xa9\"", " ",        "  ",   ", ",    ": ",
-        "\n",       "\n  ", "2024-", "-0",     "00",       "::",   "\":1",  ",\"a",
-        "}]",       "[]",   "{}",    "[1,",    "1]",       "\"\""};
+    static const char *const more[] = {"\"",
+                                       "\",",
+                                       "\":",
+                                       "\": ",
+                                       "\", \"",
+                                       "\"}",
+                                       "\"]",
+                                       "}}",
+                                       "]}",
+                                       "},",
+                                       "{\"",
+                                       "[\"",
+                                       "[[",
+                                       "true",
+                                       "false",
+                                       "null",
+                                       "nul",
+                                       "e",
+                                       "\":\"",
+                                       "\":[",
+                                       "\":{",
+                                       "10",
+                                       "123",
+                                       "-1",
+                                       "0.5",
+                                       "e+",
+                                       "1e",
+                                       "\\u",
+                                       "\\ud83",
+                                       "\\\"",
+                                       "\\\\",
+                                       "\\n",
+                                       "abc",
+                                       "ab",
+                                       "aa",
+                                       "aab",
+                                       "name",
+                                       "type",
+                                       "value",
+                                       "a\":",
+                                       "é",
+                                       "ß",
+                                       "\xc3",
+                                       "\xa9",
+                                       "\xe2\x82",
+                                       "\xac",
+                                       "€",
+                                       "\xf0\x9f",
+                                       "\x98\x80",
+                                       "😀",
+                                       "a\xc3",
+                                       "\xa9\"",
+                                       " ",
+                                       "  ",
+                                       ", ",
+                                       ": ",
+                                       "\n",
+                                       "\n  ",
+                                       "2024-",
+                                       "-0",
+                                       "00",
+                                       "::",
+                                       "\":1",
+                                       ",\"a",
+                                       "}]",
+                                       "[]",
+                                       "{}",
+                                       "[1,",
+                                       "1]",
+                                       "\"\"",
+                                       "\n\n<",
+                                       "</",
+                                       ">\n",
+                                       "\">\n",
+                                       "invoke",
+                                       "tool_calls",
+                                       "parameter",
+                                       "name=\"",
+                                       "string=\"",
+                                       "｜DSML｜",
+                                       "<｜",
+                                       "<tool_calls>",
+                                       "<invoke name=\"",
+                                       "```",
+                                       "\n```"};
     for (int c = 0; c < 256; c++) add_toy(d, (char[]){(char)c}, 1);
     for (size_t i = 0; i < HD_LEN(more); i++) add_toy(d, more[i], strlen(more[i]));
 }
@@ -109,16 +193,20 @@ static void check_mask(driver *d, const hd_grammar *g, const hd_grammar_state *s
     }
 }
 
-/* A random allowed token; late in a walk one that closes something, if there is one. */
+/* A random allowed token; late in a walk one that closes something, or begins to, if there is
+ * one. */
 static int32_t choose(driver *d, int32_t step) {
-    static const char *const closers[] = {"\"", "}", "]"};
+    static const char *const closers[] = {"\"",  "}",    "]",  "\xfd", "｜DSML｜",
+                                          "<｜", "\xf8", "</", "<"};
     bool close = draw(d, 4) < (step > STEPS ? 3 : 1);
     if (close && allowed(d, d->eos) && (step > STEPS || draw(d, 3) == 0)) return d->eos;
-    for (size_t c = 0; close && c < HD_LEN(closers); c++) {
+    const uint32_t first = draw(d, HD_LEN(closers));
+    for (size_t i = 0; close && i < HD_LEN(closers); i++) {
+        const char *closer = closers[(first + i) % HD_LEN(closers)];
         for (int32_t id = 0; id < d->n_tokens; id++) {
             size_t n = 0;
             const uint8_t *bytes = allowed(d, id) ? piece(d, id, &n) : NULL;
-            if (bytes && n == 1 && bytes[0] == (uint8_t)closers[c][0]) return id;
+            if (bytes && n == strlen(closer) && memcmp(bytes, closer, n) == 0) return id;
         }
     }
     for (int32_t i = 0; i < 200; i++) {
@@ -133,8 +221,80 @@ static int32_t choose(driver *d, int32_t step) {
     return -1;
 }
 
+/* ---- replies ---- */
+
+typedef struct taken {
+    json_t *content, *calls, *notes; /* calls: name, arguments, whether whole */
+    json_t *call;
+    hd_bytes text, arguments;
+} taken;
+
+static void take(void *user, const hd_reply_event *e) {
+    taken *t = user;
+    if (e->kind == HD_REPLY_CONTENT) hd_bytes_append(&t->text, e->text, e->n, NULL);
+    if (e->kind == HD_REPLY_ARGUMENTS) hd_bytes_append(&t->arguments, e->text, e->n, NULL);
+    if (e->kind == HD_REPLY_CALL_BEGIN) t->call = json_pack("[s%]", e->text, e->n);
+    if (e->kind == HD_REPLY_NOTE) {
+        json_array_append_new(t->notes, json_string(hd_reply_note_text(e->note)));
+    }
+    if (e->kind != HD_REPLY_CALL_END) return;
+    json_array_append_new(t->call, json_stringn(t->arguments.data, t->arguments.n));
+    json_array_append_new(t->call, json_boolean(e->end == HD_REPLY_COMPLETE));
+    json_array_append_new(t->calls, t->call);
+    t->arguments.n = 0;
+}
+
+/* Feeds text[n] as its tokens would be, a marker as a special one. */
+static void feed(hd_reply *r, const char *text, size_t n, hd_bytes *shown) {
+    for (size_t at = 0, end; at < n; at = end) {
+        const bool special = (uint8_t)text[at] >= HD_GRAMMAR_MARK;
+        const char *piece =
+            special ? gram_mark_text[(uint8_t)text[at] - HD_GRAMMAR_MARK] : text + at;
+        for (end = at + 1; !special && end < n && (uint8_t)text[end] < HD_GRAMMAR_MARK;) end++;
+        const size_t bytes = special ? strlen(piece) : end - at;
+        hd_reply_feed(r, piece, bytes, special, NULL);
+        hd_bytes_append(shown, piece, bytes, NULL);
+    }
+}
+
+static json_t *parse(const hd_grammar_calls *calls, json_t *tools, const char *text, size_t n) {
+    taken t = {.calls = json_array(), .notes = json_array()};
+    hd_bytes shown = {0};
+    hd_reply_tools offered;
+    hd_reply *r;
+    json_t *wrapped = json_array(), *tool;
+    size_t i;
+    json_array_foreach(tools, i, tool) {
+        json_array_append_new(wrapped, json_pack("{s:O}", "function", tool));
+    }
+    hd_reply_tools_init(&offered, wrapped, NULL);
+    const hd_reply_options o = {.format = calls->format,
+                                .parse_tools = true,
+                                .own_spelling = true,
+                                .flagged = calls->flagged,
+                                .dsml_flagged = calls->flagged,
+                                .tools = offered.tools,
+                                .n_tools = offered.n_tools};
+    hd_reply_open(&r, &o, take, &t, NULL);
+    feed(r, text, n, &shown);
+    hd_reply_finish(r, HD_REPLY_STOP, NULL);
+    hd_reply_close(r);
+    json_t *answer =
+        json_pack("{s:s%, s:s%, s:o, s:o}", "text", shown.data, shown.n, "content",
+                  t.text.data ? t.text.data : "", t.text.n, "calls", t.calls, "notes", t.notes);
+    hd_bytes_deinit(&shown);
+    hd_bytes_deinit(&t.text);
+    hd_bytes_deinit(&t.arguments);
+    hd_reply_tools_deinit(&offered);
+    json_decref(wrapped);
+    return answer;
+}
+
+/* ---- walks ---- */
+
 /* The text of one random walk; NULL when it did not end in time, *stuck when nothing may come. */
-static json_t *walk(driver *d, const hd_grammar *g, bool *stuck) {
+static json_t *walk(driver *d, const hd_grammar *g, const hd_grammar_calls *calls,
+                    json_t *tools, bool *stuck) {
     static hd_grammar_state s;
     static char text[MAX_WALK];
     size_t at = 0;
@@ -146,7 +306,9 @@ static json_t *walk(driver *d, const hd_grammar *g, bool *stuck) {
             *stuck = true;
             return NULL;
         }
-        if (id == d->eos) return json_stringn(text, at);
+        if (id == d->eos) {
+            return tools ? parse(calls, tools, text, at) : json_stringn(text, at);
+        }
         size_t n;
         const uint8_t *bytes = piece(d, id, &n);
         if (at + n > sizeof text) return NULL;
@@ -166,7 +328,11 @@ static bool accepts(const hd_grammar *g, const char *text, size_t n) {
     return hd_grammar_advance(g, &s, (const uint8_t *)text, n) && hd_grammar_can_end(g, &s);
 }
 
-static json_t *judge(driver *d, const hd_grammar *g, const json_t *job) {
+static json_t *judge(driver *d, const hd_grammar *g, const hd_grammar_args *a,
+                     const json_t *job) {
+    json_t *tools = NULL;
+    hd_err err = {0};
+    if (a->kind == HD_GRAMMAR_CALLS) hd_json_parse(&tools, a->text, a->n, "the tools", &err);
     json_t *accepted = json_array(), *walks = json_array();
     const json_t *texts = json_object_get(job, "texts");
     bool stuck = false;
@@ -183,13 +349,14 @@ static json_t *judge(driver *d, const hd_grammar *g, const json_t *job) {
     json_int_t n = json_integer_value(json_object_get(job, "walks"));
     json_int_t unfinished = 0;
     for (json_int_t i = 0; i < n; i++) {
-        json_t *text = walk(d, g, &stuck);
+        json_t *text = walk(d, g, &a->calls, tools, &stuck);
         if (text) {
             json_array_append_new(walks, text);
         } else {
             unfinished++;
         }
     }
+    json_decref(tools);
     hd_grammar_masks_stats stats = hd_grammar_masks_get_stats(d->masks);
     return json_pack("{s:o, s:o, s:I, s:b, s:I, s:i, s:I, s:f, s:f, s:I, s:I, s:I}", "accepted",
                      accepted, "walks", walks, "wrong", (json_int_t)d->wrong, "stuck", stuck,
@@ -200,7 +367,8 @@ static json_t *judge(driver *d, const hd_grammar *g, const json_t *job) {
 }
 
 static json_t *serve(driver *d, const json_t *job) {
-    static const char *const kinds[] = {"object", "schema", "regex", "choice"};
+    static const char *const kinds[] = {"object", "schema", "regex", "choice", "calls"};
+    const bool spelled = json_is_true(json_object_get(job, "spelled"));
     const json_t *list = json_object_get(job, "choices"), *text = json_object_get(job, "text");
     const char *kind = json_string_value(json_object_get(job, "kind"));
     size_t n = json_array_size(list);
@@ -217,6 +385,14 @@ static json_t *serve(driver *d, const json_t *job) {
                          .n_choices = (int32_t)n,
                          .free_space =
                              (int32_t)json_integer_value(json_object_get(job, "space"))};
+    a.calls = (hd_grammar_calls){
+        .format = (hd_reply_format)json_integer_value(json_object_get(job, "format")),
+        .marks = spelled        ? 0
+                 : d->tokenizer ? hd_grammar_vocab_marks(d->vocab)
+                                : MARKS,
+        .flagged = !spelled,
+        .optional = json_is_true(json_object_get(job, "optional")),
+        .most = (int32_t)json_integer_value(json_object_get(job, "most"))};
     for (size_t i = 0; i < HD_LEN(kinds); i++) {
         if (kind && strcmp(kinds[i], kind) == 0) a.kind = (hd_grammar_kind)i;
     }
@@ -225,7 +401,8 @@ static json_t *serve(driver *d, const json_t *job) {
     double start = now_us();
     hd_status status = hd_grammar_open(&g, &a, &err);
     double us = now_us() - start;
-    json_t *answer = status == HD_OK ? judge(d, g, job) : json_pack("{s:s}", "error", err.msg);
+    json_t *answer =
+        status == HD_OK ? judge(d, g, &a, job) : json_pack("{s:s}", "error", err.msg);
     json_object_set_new(answer, "compile_us", json_real(us));
     hd_grammar_close(g);
     free(choices);

@@ -27,7 +27,7 @@ def drive(jobs, *args):
     result = subprocess.run([DRIVER, *map(str, args)], input=lines, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE, text=True)
     assert result.returncode == 0, result.stderr
-    answers = [json.loads(line) for line in result.stdout.splitlines()]
+    answers = [json.loads(line) for line in result.stdout.split("\n")[:-1]]
     assert len(answers) == len(jobs)
     return answers
 
@@ -301,6 +301,26 @@ def test_invalid_texts_are_refused():
     assert n_refused > 1000
 
 
+def test_numbers_end():
+    """A model that likes digits comes to an end; every number is a finite double."""
+    long, longer = "1" + "0" * 19, "1" + "0" * 20
+    cases = [
+        (I, ["-" + long, "0"], ["-" + longer]),
+        (N, [long + "." + "3" * 20 + "e-99", "1e99"], [longer, "1." + "0" * 21, "1e100"]),
+        ({"type": "integer", "minimum": 5}, ["5", long], ["4", longer]),
+        ({"type": "integer", "maximum": 5}, ["5", "-" + long], ["-" + longer]),
+        ({"type": "integer", "minimum": 10**18}, [str(10**18), long], [str(10**18 - 1), longer]),
+        ({"type": "number", "minimum": 0.25}, ["0.25" + "0" * 18, long + ".5"], ["0.25" + "0" * 19, "0.24"]),
+        ({"type": "number", "exclusiveMinimum": 5}, ["5." + "0" * 19 + "1", "6"], ["5." + "0" * 20, "5"]),
+        ({"type": "number", "exclusiveMinimum": -1, "exclusiveMaximum": 1}, ["-0." + "9" * 20, "0"], ["-1", "1.0"]),
+    ]  # fmt: skip
+    answers = drive([job(s, texts=yes + no, walks=30, seed=1) for s, yes, no in cases])
+    for (schema, yes, no), answer in zip(cases, answers):
+        assert answer["accepted"] == [True] * len(yes) + [False] * len(no), (schema, answer)
+        assert len(answer["walks"]) == 30 and answer["unfinished"] == 0, (schema, answer)
+        check_walks(schema, answer, 30)
+
+
 def random_pattern(rng, depth=0):
     kind = rng.randrange(9 if depth < 3 else 4)
     if kind < 2:
@@ -408,6 +428,12 @@ HOSTILE = [
     ({"type": "object", "patternProperties": {}}, "unsupported_schema"), ({"type": "array", "uniqueItems": True}, "unsupported_schema"),
     ({"type": "string", "pattern": "^a*$", "maxLength": 3}, "unsupported_schema"), (7, "invalid_schema"),
     (obj([], **{f"p{i}": {} for i in range(5000)}), "schema_too_complex"),
+    ({"$defs": {"a": {"type": "object", "required": [f"r{i}" for i in range(5000)]}}, "allOf": [{"$ref": "#/$defs/a"}] * 9000}, "schema_too_complex"),
+    ({"type": "object", "required": [f"r{i}" for i in range(5000)]}, "schema_too_complex"),
+    (obj(**{f"p{i}": {"type": "number", "minimum": i, "maximum": i + 0.123456789} for i in range(2000)}), "schema_too_complex"),
+    ({"type": "string", "pattern": "|".join(["\\p{L}\\p{N}*\\p{P}"] * 200)}, "schema_too_complex"),
+    ({"type": "string", "pattern": "^" + "\\p{L}" * 600 + "$"}, "schema_too_complex"),
+    ({"allOf": [{"$ref": "#/$defs/d0"}, obj(a=S)], "$defs": {f"d{i}": {"$ref": f"#/$defs/d{(i + 1) % 9}"} for i in range(9)}}, "schema_cycle"),
 ]  # fmt: skip
 
 

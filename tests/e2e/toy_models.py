@@ -15,13 +15,13 @@ VOCAB = 320
 FAMILIES = {"v2": make_model.V2, "v3": make_model.V3, "v32": make_model.V32, "v4": make_model.V4}
 
 
-def toy_tokenizer():
+def toy_tokenizer(more=()):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCAB,
-        special_tokens=SPECIAL,
+        special_tokens=[*SPECIAL, *more],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -30,15 +30,14 @@ def toy_tokenizer():
     return tokenizer
 
 
-def make_toy_model(family, out):
+def make_toy_model(family, out, more_tokens=(), **config):
     """A model with an MTP layer where the family has one; V2-Lite has none."""
-    config = dict(FAMILIES[family], vocab_size=VOCAB)
-    make_model.write_model(out, config)
-    add_toy_tokenizer(out)
+    make_model.write_model(out, dict(FAMILIES[family], vocab_size=VOCAB, **config))
+    add_toy_tokenizer(out, more_tokens)
     return out
 
 
-def add_toy_tokenizer(out):
-    toy_tokenizer().save(str(out / "tokenizer.json"))
+def add_toy_tokenizer(out, more=()):
+    toy_tokenizer(more).save(str(out / "tokenizer.json"))
     settings = {"bos_token": SPECIAL[0], "eos_token": SPECIAL[1], "add_bos_token": True}
     (out / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -307,6 +307,109 @@ static void a_call_can_be_demanded(void **state) {
     hd_engine_close(e);
 }
 
+/* Nothing that the models have seen; the second tool is not strict. */
+static const char strict_tools[] =
+    "[{\"type\": \"function\", \"function\": {\"name\": \"set_olive\", \"strict\": true, "
+    "\"parameters\": {\"type\": \"object\", \"properties\": {\"mode\": {\"enum\": "
+    "[\"fast\", \"slow\"]}, \"level\": {\"type\": \"integer\", \"minimum\": -3, \"maximum\": "
+    "40}, \"tag\": {\"type\": \"string\", \"minLength\": 1, \"maxLength\": 6}, \"marks\": "
+    "{\"type\": \"array\", \"items\": {\"type\": \"boolean\"}, \"maxItems\": 3}}, "
+    "\"required\": "
+    "[\"mode\", \"level\", \"tag\"], \"additionalProperties\": false}}}, {\"type\": "
+    "\"function\", \"function\": {\"name\": \"check_olive\", \"parameters\": {\"type\": "
+    "\"object\", \"properties\": {\"id\": {\"type\": \"string\"}}}}}]";
+
+static bool is_set_olive(const json_t *o) {
+    const char *mode = json_string_value(json_object_get(o, "mode"));
+    const json_t *level = json_object_get(o, "level"), *tag = json_object_get(o, "tag"),
+                 *marks = json_object_get(o, "marks");
+    bool ok = json_object_size(o) == 3u + (marks != NULL) && mode && json_is_string(tag) &&
+              (strcmp(mode, "fast") == 0 || strcmp(mode, "slow") == 0) &&
+              json_is_integer(level) && json_integer_value(level) >= -3 &&
+              json_integer_value(level) <= 40 && json_string_length(tag) > 0 &&
+              (!marks || (json_is_array(marks) && json_array_size(marks) <= 3));
+    for (size_t i = 0; i < json_array_size(marks); i++) {
+        ok = ok && json_is_boolean(json_array_get(marks, i));
+    }
+    return ok;
+}
+
+/* Whole calls, of which those of the strict tool keep to its schema; how many there are. */
+static int32_t check_calls(const rig_answer *a) {
+    const char *at = a->calls.data, *end = at + a->calls.n;
+    int32_t n = 0;
+    for (; at < end; n++) {
+        const char *open = memchr(at, '(', (size_t)(end - at));
+        assert_non_null(open);
+        const bool is_strict = open - at == 9 && memcmp(at, "set_olive", 9) == 0;
+        assert_true(is_strict || (open - at == 11 && memcmp(at, "check_olive", 11) == 0));
+        json_error_t why;
+        json_t *o =
+            json_loadb(open + 1, (size_t)(end - open - 1), JSON_DISABLE_EOF_CHECK, &why);
+        if (!json_is_object(o)) fail_msg("%.*s: %s", (int)a->calls.n, a->calls.data, why.text);
+        if (is_strict && !is_set_olive(o)) fail_msg("%.*s", (int)a->calls.n, a->calls.data);
+        at = open + 1 + why.position;
+        assert_true(end - at >= 2 && memcmp(at, ")!", 2) == 0);
+        at += 2;
+        json_decref(o);
+    }
+    return n;
+}
+
+/* Hot models write anything that they may. Drafts change nothing, nor do answers beside. */
+static void calls_keep_to_their_schema(void **state) {
+    (void)state;
+    static const struct {
+        const char *model, *choice;
+        int thinking;
+        bool one_call;
+    } cases[] = {
+        {"models/tiny-v4", "set_olive", 1,  false},
+        {"models/tiny-v4", "required",  -1, false},
+        {"models/tiny-v4", "required",  -1, true },
+        {"models/tiny-v4", "auto",      -1, false},
+        {"models/tiny-v3", "set_olive", -1, false},
+        {"models/tiny-v3", "required",  -1, true },
+    };
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = cases[i].model});
+        const bool forced = strcmp(cases[i].choice, "auto") != 0;
+        int32_t n_calls = 0, n_ended = 0;
+        for (uint64_t seed = 0; seed < 4; seed++) {
+            hd_generation g = {.size = sizeof g,
+                               .messages = USER("Please check the olive of clock."),
+                               .tools = strict_tools,
+                               .tool_choice = cases[i].choice,
+                               .one_call = cases[i].one_call,
+                               .thinking = cases[i].thinking,
+                               .max_reasoning = 40,
+                               .max_tokens = 260,
+                               .answers = 2,
+                               .seed = 10 * seed,
+                               .temperature = (float)seed};
+            rig_answer plain[2], drafted[2];
+            rig_run(e, &g, plain);
+            g.draft_tokens = seed % 2 ? 7 : 2;
+            rig_run(e, &g, drafted);
+            for (int k = 0; k < 2; k++) {
+                rig_same(&plain[k], &drafted[k]);
+                if (plain[k].end.end == HD_END_STOP) {
+                    const int32_t n = check_calls(&plain[k]);
+                    n_ended++;
+                    n_calls += n;
+                    assert_true(!forced || (n > 0 && plain[k].content.n == 0));
+                    assert_true(n <= 1 || strcmp(cases[i].choice, "set_olive") != 0);
+                    assert_true(n <= 1 || !cases[i].one_call);
+                }
+                rig_deinit(&plain[k]);
+                rig_deinit(&drafted[k]);
+            }
+        }
+        if (n_calls == 0) fail_msg("case %zu: %d answers ended, none with a call", i, n_ended);
+        hd_engine_close(e);
+    }
+}
+
 static void impossible_calls_are_refused(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
@@ -322,6 +425,16 @@ static void impossible_calls_are_refused(void **state) {
     g.form = HD_FORM_JSON;
     assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
     assert_string_equal(why, "an answer cannot both have a form and begin a call");
+    g.form = HD_FORM_FREE;
+    g.ignore_eos = true;
+    assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
+    assert_non_null(strstr(why, "no ignore_eos"));
+    g.ignore_eos = false;
+    g.tool_choice = NULL;
+    g.tools = "[{\"type\": \"function\", \"function\": {\"name\": \"f\", \"strict\": true, "
+              "\"parameters\": {\"type\": \"object\", \"not\": {}}}}]";
+    assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
+    assert_string_equal(why, "unsupported_schema: the keyword not at # (tool 'f')");
     hd_engine_close(e);
 }
 
@@ -564,6 +677,7 @@ int test_steer(void) {
         cmocka_unit_test(forms_are_refused_by_name),
         cmocka_unit_test(a_failure_says_why),
         cmocka_unit_test(a_call_can_be_demanded),
+        cmocka_unit_test(calls_keep_to_their_schema),
         cmocka_unit_test(impossible_calls_are_refused),
         cmocka_unit_test(reasoning_can_be_bounded),
         cmocka_unit_test(the_prompt_is_scored),

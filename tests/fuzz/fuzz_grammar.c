@@ -1,7 +1,8 @@
-/* fuzz_grammar.c - any bytes as a schema or a pattern: refused with a word and a sentence, or an
- * automaton within its budgets whose masks agree with advance().
+/* fuzz_grammar.c - any bytes as a schema, a pattern or the parameters of a strict tool: refused
+ * with a word and a sentence, or an automaton within its budgets whose masks agree with
+ * advance().
  *
- * First byte: the kind and the white space. Then the text, up to a NUL; what follows is fed to
+ * First byte: the kind, the white space, the format of calls. Then the text, up to a NUL; what follows is fed to
  * the matcher. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 
 #include "text/grammar.h"
 
-enum { N_TOKENS = 128 + 8 };
+enum { N_MARKS = 6, N_MORE = 12, N_TOKENS = 128 + N_MORE + N_MARKS };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 
@@ -26,12 +27,16 @@ static size_t bytes[N_TOKENS];
 
 static void open_vocab(void) {
     static uint8_t single[128];
-    static const char *const more[] = {"\":", "\",\"", "{\"",  "}]",
-                                       "12",  "\xc3",  "\xa9", "true"};
+    static const uint8_t marks[N_MARKS] = {0xf8, 0xf9, 0xfa, 0xfb, 0xfc, 0xfd};
+    static const char *const more[N_MORE] = {"\":",  "\",\"", "{\"", "}]",    "12", "\xc3",
+                                             "\xa9", "true",  "</",  "\">\n", "｜", "｜DSML｜"};
     for (size_t i = 0; i < N_TOKENS; i++) {
+        const size_t word = i - 128, mark = word - N_MORE;
         if (i < 128) single[i] = (uint8_t)i;
-        pieces[i] = i < 128 ? &single[i] : (const uint8_t *)more[i - 128];
-        bytes[i] = i < 128 ? 1 : strlen(more[i - 128]);
+        pieces[i] = i < 128         ? &single[i]
+                    : word < N_MORE ? (const uint8_t *)more[word]
+                                    : &marks[mark];
+        bytes[i] = i < 128 || word >= N_MORE ? 1 : strlen(more[word]);
     }
     const hd_grammar_vocab_args a = {
         .pieces = pieces, .piece_bytes = bytes, .n_pieces = N_TOKENS, .n_rows = N_TOKENS};
@@ -71,17 +76,40 @@ static void use(const hd_grammar *g, const uint8_t *text, size_t n) {
     }
 }
 
+/* Two tools, of which the first has these parameters. */
+static char *offer(const uint8_t *parameters, size_t n, size_t *out_n) {
+    static const char head[] = "[{\"name\":\"a\",\"strict\":true,\"parameters\":",
+                      tail[] = "},{\"name\":\"ab\"}]";
+    const size_t before = sizeof head - 1, after = sizeof tail - 1;
+    char *text = malloc(before + n + after);
+    must(text != NULL, "memory");
+    memcpy(text, head, before);
+    memcpy(text + before, parameters, n);
+    memcpy(text + before + n, tail, after);
+    *out_n = before + n + after;
+    return text;
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (n < 1) return 0;
     if (!vocab) open_vocab();
     const uint8_t *text = data + 1, *end = memchr(text, 0, n - 1);
     size_t length = end ? (size_t)(end - text) : n - 1;
-    const hd_grammar_args a = {
-        .kind = data[0] & 1 ? HD_GRAMMAR_REGEX : HD_GRAMMAR_JSON_SCHEMA,
+    hd_grammar_args a = {
+        .kind = data[0] & 1   ? HD_GRAMMAR_REGEX
+                : data[0] & 4 ? HD_GRAMMAR_CALLS
+                              : HD_GRAMMAR_JSON_SCHEMA,
         .text = (const char *)text,
         .n = length,
         .free_space = data[0] & 2 ? 3 : 0,
+        .calls = {.format = (hd_reply_format)(data[0] >> 3 & 3) + 1,
+                  .marks = data[0] & 32 ? (1 << N_MARKS) - 1 : 0,
+                  .flagged = data[0] & 32,
+                  .optional = data[0] & 64,
+                  .most = data[0] & 128 ? 1 : 128},
     };
+    char *tools = NULL;
+    if (a.kind == HD_GRAMMAR_CALLS) a.text = tools = offer(text, length, &a.n);
     hd_grammar *g;
     hd_err err = {0};
     if (hd_grammar_open(&g, &a, &err) == HD_OK) {
@@ -91,5 +119,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     } else {
         must(strchr(err.msg, ':') != NULL, "a refusal without its word");
     }
+    free(tools);
     return 0;
 }

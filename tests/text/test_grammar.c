@@ -154,6 +154,39 @@ static void test_masks_equal_advance(void **state) {
     hd_grammar_vocab_close(v.trie);
 }
 
+/* Markers are tokens of the vocabulary, its single bytes, or text. */
+static void test_masks_of_calls(void **state) {
+    (void)state;
+    static const char tools[] =
+        "[{\"name\":\"aa\",\"strict\":true,\"parameters\":{\"type\":\"object\",\"properties\":{"
+        "\"abc\":{\"type\":[\"string\",\"integer\"]},\"e+\":{\"enum\":[\"aa\",12]}},"
+        "\"required\":[\"abc\"]}},{\"name\":\"ab\"}]";
+    vocab v;
+    hd_err err = {0};
+    hd_grammar_masks *m;
+    open_vocab(&v);
+    assert_int_equal(hd_grammar_masks_open(&m, v.trie, 32 * MB, &err), HD_OK);
+    for (int i = 0; i < 16; i++) {
+        const bool flagged = i & 1;
+        const hd_grammar_args a = {
+            .kind = HD_GRAMMAR_CALLS,
+            .text = tools,
+            .n = strlen(tools),
+            .calls = {.format = (hd_reply_format)(HD_REPLY_V3 + i / 4),
+                      .marks = flagged ? 0x3f : 0,
+                      .flagged = flagged,
+                      .optional = i & 2,
+                      .most = 2}
+        };
+        hd_grammar *g;
+        if (hd_grammar_open(&g, &a, &err) != HD_OK) fail_msg("%s", err.msg);
+        for (uint64_t seed = 0; seed < 6; seed++) walk(&v, g, m, seed, true);
+        hd_grammar_close(g);
+    }
+    hd_grammar_masks_close(m);
+    hd_grammar_vocab_close(v.trie);
+}
+
 static void advance(const hd_grammar *g, hd_grammar_state *s, const char *text, bool want) {
     assert_int_equal(hd_grammar_advance(g, s, (const uint8_t *)text, strlen(text)), want);
 }
@@ -264,6 +297,7 @@ static void test_refusals(void **state) {
 int test_grammar(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_masks_equal_advance),
+        cmocka_unit_test(test_masks_of_calls),
         cmocka_unit_test(test_copies_take_back),
         cmocka_unit_test(test_long_texts_stay_small),
         cmocka_unit_test(test_threads_share_a_grammar),
