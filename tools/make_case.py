@@ -115,11 +115,12 @@ CASES = {
         topk_group=3, num_experts_per_tok=7, moe_intermediate_size=12, hidden_size=88,
         num_attention_heads=8, num_key_value_heads=8, qk_nope_head_dim=8, qk_rope_head_dim=4,
         v_head_dim=12, q_lora_rank=20, kv_lora_rank=24, vocab_size=97)),
-    # what the library can and no release does: half-split pairs, no shared expert
+    # what the library can and no release does: half-split pairs, no shared expert, an eps
+    # that the norms inside the attention must not take for theirs
     "v3_unusual": (V3, 70, dict(
-        rope_interleave=False, n_shared_experts=0, num_hidden_layers=2, hidden_size=40,
-        intermediate_size=56, moe_intermediate_size=20, n_routed_experts=6, n_group=3,
-        num_experts_per_tok=2, q_lora_rank=24, kv_lora_rank=20, qk_nope_head_dim=12,
+        rms_norm_eps=1e-2, rope_interleave=False, n_shared_experts=0, num_hidden_layers=2,
+        hidden_size=40, intermediate_size=56, moe_intermediate_size=20, n_routed_experts=6,
+        n_group=3, num_experts_per_tok=2, q_lora_rank=24, kv_lora_rank=20, qk_nope_head_dim=12,
         qk_rope_head_dim=10, v_head_dim=14, num_nextn_predict_layers=0, vocab_size=61,
         rope_parameters=dict(YARN, rope_theta=10000.0, original_max_position_embeddings=24,
                              mscale=1.0, mscale_all_dim=0.8))),

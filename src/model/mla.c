@@ -8,28 +8,39 @@
 
 #include "model/model_internal.h"
 
+/* The norms inside the attention, whatever rms_norm_eps says: so it is in the official code,
+ * in the code shipped with the checkpoints and in the library. Only Moonlight's config says
+ * something else (models.md 8, D1). */
+static const float inner_eps = 1e-6f;
+
+/* The first cols of every row, in place; stride elements between rows. */
+static void norm_latent(const model_step *s, int32_t layer, hd_role role, hd_act *x,
+                        int32_t cols, int32_t stride) {
+    s->m->env.ops->rms_norm(
+        s->m->env.stream,
+        &(hd_rms_norm_args){.out = x,
+                            .x = x,
+                            .weight = hd_weights_vector(s->m->env.weights, layer, role),
+                            .rows = s->b->n_rows,
+                            .cols = cols,
+                            .out_stride = stride,
+                            .x_stride = stride,
+                            .eps = inner_eps});
+}
+
 static void project(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_acts *t = s->t;
     const int32_t n = s->b->n_rows, wide = c->kv_rank + c->rope_dim;
     if (c->q_rank) {
         model_linear(s, layer, HD_Q_A, t->q_low, t->h, n);
-        model_norm(s, layer, HD_Q_A_NORM, t->q_low, t->q_low, n, c->q_rank);
+        norm_latent(s, layer, HD_Q_A_NORM, t->q_low, c->q_rank, c->q_rank);
         model_linear(s, layer, HD_Q_B, t->q, t->q_low, n);
     } else {
         model_linear(s, layer, HD_Q, t->q, t->h, n);
     }
     model_linear(s, layer, HD_KV_A, t->kv, t->h, n);
-    s->m->env.ops->rms_norm(
-        s->m->env.stream,
-        &(hd_rms_norm_args){.out = t->kv,
-                            .x = t->kv,
-                            .weight = hd_weights_vector(s->m->env.weights, layer, HD_KV_A_NORM),
-                            .rows = n,
-                            .cols = c->kv_rank,
-                            .out_stride = wide,
-                            .x_stride = wide,
-                            .eps = c->norm_eps});
+    norm_latent(s, layer, HD_KV_A_NORM, t->kv, c->kv_rank, wide);
     model_rope(s, t->cos_sin, t->kv, c->kv_rank, 1, wide);
     s->m->env.ops->store(s->m->env.stream,
                          &(hd_store_args){.pool = model_pool(s, layer, HD_POOL_LATENT),
@@ -159,7 +170,6 @@ static void rope_index(const model_step *s, hd_act *x, int32_t heads) {
 }
 
 static void index_tokens(const model_step *s, int32_t layer) {
-    const float layer_norm_eps = 1e-6f;
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
     const hd_ops *op = s->m->env.ops;
@@ -175,7 +185,7 @@ static void index_tokens(const model_step *s, int32_t layer) {
                                          .bias = hd_weights_vector(w, layer, HD_INDEX_K_BIAS),
                                          .rows = n,
                                          .cols = c->index_dim,
-                                         .eps = layer_norm_eps});
+                                         .eps = inner_eps});
     rope_index(s, t->index_q, c->index_heads);
     rope_index(s, t->index_k, 1);
     op->store(s->m->env.stream, &(hd_store_args){.pool = keys,

@@ -144,7 +144,8 @@ class Mla:
         return x @ self.w[name + ".weight"].T
 
     def norm(self, name, x):
-        return rms(x, self.w[name + ".weight"], self.eps)
+        inner = name.endswith(("q_a_layernorm", "kv_a_layernorm"))  # of the latents
+        return rms(x, self.w[name + ".weight"], 1e-6 if inner else self.eps)
 
     def index_mask(self, p, h, latent, causal):
         """[n, n]: the keys that each query attends to."""
