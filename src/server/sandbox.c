@@ -91,9 +91,9 @@ static bool enter_landlock(const sandbox_paths *paths, int version) {
     allow(rules, &handled, "/proc/self", FS_READ | LANDLOCK_ACCESS_FS_WRITE_FILE | FS_TRUNCATE);
     allow(rules, &handled, "/dev", FS_READ | LANDLOCK_ACCESS_FS_WRITE_FILE | FS_IOCTL);
     allow(rules, &handled, "/dev/shm", FS_WRITE | LANDLOCK_ACCESS_FS_REMOVE_FILE | FS_IOCTL);
-    allow(rules, &handled, paths->read, FS_READ);
-    allow(rules, &handled, paths->write, FS_WRITE);
-    for (size_t i = 0; i < SANDBOX_FILES; i++) {
+    for (size_t i = 0; i < SANDBOX_PATHS; i++) {
+        allow(rules, &handled, paths->read[i], FS_READ);
+        allow(rules, &handled, paths->write[i], FS_WRITE);
         allow_folder_of(rules, &handled, paths->reread[i]);
     }
     const bool entered = syscall(SYS_landlock_restrict_self, rules, 0) == 0;

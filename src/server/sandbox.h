@@ -7,13 +7,14 @@
 
 #include "base/status.h"
 
-enum { SANDBOX_FILES = 4 };
+enum { SANDBOX_PATHS = 4 };
 
 typedef struct sandbox_paths { /* NULLs are skipped */
-    const char *read, *write;  /* directories */
+    const char *read[SANDBOX_PATHS];
+    const char *write[SANDBOX_PATHS]; /* directories */
     /* Files that are read again. A file that was replaced is another one, so the folders they
      * lie in are granted. */
-    const char *reread[SANDBOX_FILES];
+    const char *reread[SANDBOX_PATHS];
 } sandbox_paths;
 
 /* For this thread and all that it starts later: no new privileges, files only at the paths and

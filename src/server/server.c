@@ -223,7 +223,7 @@ static hd_status prepare(server *s, hd_err *err) {
     }
     const char *const reread[] = {o->key_sources.file, o->key_sources.admin_file,
                                   o->http.certificate, o->http.private_key};
-    sandbox_paths paths = {.read = o->engine.model_dir, .write = o->trace_dir};
+    sandbox_paths paths = {.read = {o->engine.model_dir}, .write = {o->trace_dir}};
     memcpy(paths.reread, reread, sizeof reread);
     return sandbox_enter(&paths, s->sandbox, sizeof s->sandbox, err);
 }
