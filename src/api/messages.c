@@ -24,6 +24,15 @@ static const api_family output_family = {
     .name = "OutputConfig", .sections = {&output_section}, .closed = true};
 
 /* clang-format off */
+static const api_param management[] = {
+    {"edits", API_ARRAY, AT(edits), .about = "clear_thinking that keeps all; others are refused"},
+};
+/* clang-format on */
+static const api_section management_section = API_SECTION(management);
+static const api_family management_family = {
+    .name = "ContextManagement", .sections = {&management_section}, .closed = true};
+
+/* clang-format off */
 static const api_param messages[] = {
     {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
     {"messages", API_ARRAY, AT(messages), .about = "the conversation"},
@@ -54,7 +63,8 @@ static const api_param messages[] = {
     {"compaction", API_REFUSED, .about = "messages are not shortened"},
     {"thread", API_REFUSED, .about = "conversations are not kept",
      .code = "thread_unsupported_request"}, /* tells clients to send whole conversations */
-    {"context_management", API_REFUSED, .about = "messages are not edited"},
+    {"context_management", API_NESTED, .nested = &management_family,
+     .about = "edits that leave all as it is"},
     {"container", API_REFUSED, .about = "nothing is run"},
     {"mcp_servers", API_REFUSED, .about = "nothing is connected to"},
 };
@@ -277,11 +287,30 @@ static bool fit_context(api_request *r) {
     return ok;
 }
 
+/* Agents send an edit that clears no thinking; what would change messages is refused. */
+static bool check_edits(api_request *r) {
+    const json_t *edit;
+    size_t i;
+    json_array_foreach(r->edits, i, edit) {
+        const char *type = json_string_value(json_object_get(edit, "type"));
+        const char *keep = json_string_value(json_object_get(edit, "keep"));
+        if (type && strncmp(type, "clear_thinking_", 15) == 0 && keep &&
+            strcmp(keep, "all") == 0) {
+            continue;
+        }
+        return api_refuse(r, "unsupported_parameter", "context_management.edits",
+                          "context_management.edits[%zu] is not supported: messages are not "
+                          "edited, but for clear_thinking with keep all",
+                          i);
+    }
+    return true;
+}
+
 /* Thinking is off unless asked for. */
 static bool take_messages(api_request *r) {
     if (!api_take_sampling(r) || !api_take_forms(r) || !api_take_thinking(r)) return false;
     if (r->g.thinking == 0) r->g.thinking = r->thinking_type ? 1 : -1;
-    return api_translate_messages(r) && api_take_messages(r);
+    return check_edits(r) && api_translate_messages(r) && api_take_messages(r);
 }
 
 void api_messages(http_call *c, void *server) {

@@ -65,7 +65,7 @@ typedef struct api_request {
     const char *effort, *thinking_type, *instructions, *previous, *content, *parser;
     json_t *stop, *stop_ids, *bias, *response_format, *schema, *guided_json, *guided_choice;
     json_t *content_list, *messages, *tools, *tool_choice, *prompt, *text, *input_ids, *system;
-    json_t *sampling, *echoed, *rids, *tokens, *modalities;
+    json_t *sampling, *echoed, *rids, *tokens, *modalities, *edits;
     int32_t max_tokens, max_completion_tokens, min_tokens, top_logprobs, logprobs;
     int32_t logprob_start, generation_prompt;
     int32_t most_tokens; /* of an answer that has no bound; 0: what the context leaves */

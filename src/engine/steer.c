@@ -93,7 +93,7 @@ static char *describe_tools(const engine_record *r, const char *only) {
         }
         ok = json_array_append_new(list, told) == 0 && ok;
     }
-    char *text = ok ? json_dumps(list, JSON_COMPACT) : NULL;
+    char *text = ok ? hd_json_write(list, JSON_COMPACT) : NULL;
     json_decref(list);
     return text;
 }

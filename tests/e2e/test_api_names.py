@@ -56,7 +56,7 @@ MESSAGES = {
     "system": "Be brief.", "thinking": {"type": "enabled", "budget_tokens": 1024, "display": "summarized"},
     "tool_choice": {"type": "none"}, "tools": [CLAUDE_TOOL],
     "billing_policy": {"type": "billing_policy", "bill_to": "self"}, "compaction": ("no", {"type": "auto"}),
-    "context_management": ("no", {"edits": []}), "fallback_credit_token": "t", "fallbacks": "default",
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, "fallback_credit_token": "t", "fallbacks": "default",
     "mcp_servers": ("no", [{"type": "url", "name": "n", "url": "u"}]), "thread": ("no", {"type": "create"}),
 }  # fmt: skip
 

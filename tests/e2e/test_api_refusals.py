@@ -327,6 +327,8 @@ ROWS = {
     "messages: none": ((MESSAGES, {"max_tokens": 2}), 400, None),
     "messages: image": ((MESSAGES, {"max_tokens": 2, "messages": [{"role": "user", "content": [{"type": "image"}]}]}), 400, None),
     "messages: tool of the server": ((MESSAGES, {"max_tokens": 2, "messages": HI, "tools": [{"type": "web_search_20250305", "name": "w"}]}), 400, None),
+    "messages: edits": ((MESSAGES, {"max_tokens": 2, "messages": HI, "context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}), 400, None),
+    "messages: edits of thinking": ((MESSAGES, {"max_tokens": 2, "messages": HI, "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}]}}), 400, None),
     "messages: a tool that comes later": ((MESSAGES, {"max_tokens": 2, "messages": HI, "tools": [{"name": "w", "input_schema": {"type": "object"}, "defer_loading": True}]}), 400, None),
     "messages: another caller": ((MESSAGES, {"max_tokens": 2, "messages": HI, "tools": [{"name": "w", "input_schema": {"type": "object"}, "allowed_callers": ["code_execution_20250825"]}]}), 400, None),
     "messages: no more than a tool": ((MESSAGES, {"max_tokens": 2, "messages": HI, "tools": [{"type": "custom", "name": "w", "input_schema": {"type": "object"}, "allowed_callers": ["direct"], "defer_loading": False, "strict": True}]}), 200, None),
