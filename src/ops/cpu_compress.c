@@ -120,10 +120,11 @@ static void keep_state(const hd_compress_args *a, int32_t seq, int32_t first, in
         const int32_t pos = position_of(&a->seqs, seq, r), successor = pos + a->state.ring;
         const bool in_step = r + a->state.ring < a->seqs.first_row[seq + 1];
         if (in_step && successor / page == pos / page) continue;
-        const slot s = slot_at(a, (place){seq, pos});
-        float *state = ring_row(&a->state, seq, pos), *gate = state + wide;
-        memcpy(state, s.kv, (size_t)wide * sizeof *state);
-        for (int32_t c = 0; c < wide; c++) gate[c] = s.gate[c] + s.ape[c];
+        const float *gate = a->gate + (int64_t)r * wide;
+        const float *ape = a->ape + (int64_t)(pos % a->ratio) * wide;
+        float *state = ring_row(&a->state, seq, pos);
+        memcpy(state, a->kv + (int64_t)r * wide, (size_t)wide * sizeof *state);
+        for (int32_t c = 0; c < wide; c++) state[wide + c] = gate[c] + ape[c];
     }
 }
 
