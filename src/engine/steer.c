@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/json.h"
 #include "engine/engine_internal.h"
 
 static int32_t find_token(const hd_engine *e, const char *text) {
