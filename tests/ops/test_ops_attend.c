@@ -109,6 +109,7 @@ static void attend_case(const attend_shape *sh) {
                         .n_outs = 1,
                         .width = {sh->heads * sh->v_dim},
                         .tolerance = {tolerance},
+                        .gpu_fast_tolerance = 8192 * tolerance, /* 8 bits of 22 are left */
                         .too_wide = sh->k_dim > 576,
                         .args = &a,
                         .run = run_attend});
@@ -195,6 +196,7 @@ static void select_case(const select_shape *sh) {
                               .top_k = sh->top_k,
                               .scale = 0.25f};
     check_op(&(op_case){.name = sh->whole_numbers ? "index_select, ties" : "index_select",
+                        .gpu_fast_tolerance = sh->whole_numbers ? 1e-9 : 0.0,
                         .rows = sh->rows,
                         .n_outs = 1,
                         .width = {sh->top_k},
