@@ -5,11 +5,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/status.h"
+#include "ops/ops.h"
 
 /* Prints a line per case whose name or operator has `only` in it (NULL: all), as text or JSON;
  * the median of `rounds`. */
-hd_status bench_cases(const char *backend, const char *only, int32_t rounds, bool json,
-                      hd_err *err);
+hd_status bench_cases(const char *backend, hd_precision precision, const char *only,
+                      int32_t rounds, bool json, hd_err *err);
 
 #endif

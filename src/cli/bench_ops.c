@@ -229,7 +229,8 @@ static hd_status bench(const settings *set, hd_err *err) {
 /* Without a config every operator alone; a config's steps are metered on the CPU only. */
 static hd_status run(const settings *set, const char *backend, hd_err *err) {
     if (!set->path)
-        return bench_cases(backend, set->only, (int32_t)set->repeat, set->json, err);
+        return bench_cases(backend, (hd_precision)set->precision, set->only,
+                           (int32_t)set->repeat, set->json, err);
     if (set->only) return HD_FAIL(err, HD_EINVAL, "--only is for the cases without a CONFIG");
     if (set->backend <= 1) return bench(set, err);
     return HD_FAIL(err, HD_EINVAL,

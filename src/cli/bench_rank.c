@@ -26,7 +26,7 @@ enum { WARM_UP = 5, PASSES = 3, MAX_STEPS = 4096, READ_BYTES = 1 << 28, TOKEN_ST
 typedef struct settings {
     const char *config, *layout, *acceptance;
     int64_t layers, batch, prompt, context, drafts, steps, threads;
-    int backend, routing, exchange;
+    int backend, precision, routing, exchange;
     bool json;
 } settings;
 
@@ -166,8 +166,8 @@ static void name_device(rig *r) {
 
 static hd_status open_device(rig *r, hd_err *err) {
     const hd_cpu_options cpu = {.n_threads = (int32_t)r->set.threads};
-    HD_TRY(hd_ops_open(&r->inner, &r->device, option_backends[r->set.backend], &cpu, HD_EXACT,
-                       err));
+    HD_TRY(hd_ops_open(&r->inner, &r->device, option_backends[r->set.backend], &cpu,
+                       (hd_precision)r->set.precision, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     r->ops = r->inner;
     r->report.table = r->inner.name;
@@ -555,6 +555,7 @@ int bench_rank(int argc, char **argv) {
         option_int("steps", &set.steps, 1, MAX_STEPS, "to time; the median one is shown"),
         option_int("threads", &set.threads, 0, 1024, "0: one per core"),
         option_choice("backend", &set.backend, option_backends, "where the rank runs"),
+        option_precision(&set.precision),
         option_flag("json", &set.json, "print one JSON object"),
     };
     const command_line line = {

@@ -17,7 +17,7 @@ const char *const option_precisions[] = {"exact", "fast", NULL};
 
 option option_precision(int *value) {
     return option_choice("precision", value, option_precisions,
-                         "of FP8 and FP4 products on the cpu: fast rounds to 8-bit numbers");
+                         "of products: fast rounds activations first");
 }
 
 const char *const option_mla_forms[] = {"absorbed", "naive", NULL};

@@ -34,6 +34,20 @@ static __host__ __device__ __forceinline__ int32_t part_of(int64_t n_keys) {
     return whole < MIN_PART ? MIN_PART : (int32_t)whole;
 }
 
+/* How many of chosen[n] come before the first -1; a warp's work. */
+static __device__ int32_t count_chosen(const int32_t *chosen, int32_t n) {
+    int32_t low = 0, width = n; /* the answer is in [low, low + width] */
+    while (width > 0) {
+        const int32_t step = (width + WARP - 1) / WARP;
+        const int32_t at = low + ((int32_t)threadIdx.x % WARP + 1) * step - 1;
+        const bool before = at < low + width && chosen[at] >= 0;
+        const int32_t whole = __popc(__ballot_sync(ALL_LANES, before)) * step;
+        low += whole;
+        width = min(step - 1, width - whole);
+    }
+    return low;
+}
+
 static __device__ key_list list_keys(const hd_attend_args &a, int32_t row) {
     key_list k = {};
     const int32_t pos = a.pos[row];
@@ -44,17 +58,8 @@ static __device__ key_list list_keys(const hd_attend_args &a, int32_t row) {
     }
     int32_t n = visible_entries(pos, a.ratio);
     if (a.selected) {
-        int32_t low = 0, high = a.n_selected; /* the first -1 */
         k.chosen = a.selected + (int64_t)row * a.n_selected;
-        while (low < high) {
-            const int32_t middle = (low + high) / 2;
-            if (k.chosen[middle] >= 0) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        n = low;
+        n = count_chosen(k.chosen, a.n_selected);
     }
     k.n = k.n_recent + n;
     k.part = part_of(k.n);
@@ -74,11 +79,16 @@ constexpr int SLOT = 256; /* bytes of a head: two partial scores of a tile, then
 
 struct block_rows {
     half_rows q;                /* [HEADS, cols] */
-    half_rows key[2];           /* [TILE, cols] one is read, one is on its way */
-    uint8_t *slot;              /* [HEADS, SLOT] */
+    half_rows keys;             /* [2 tiles, TILE, cols] one is read, one is on its way */
+    uint32_t slot;              /* [HEADS, SLOT] */
     int *key_shift;             /* [2, TILE] what undoes the keys' shifts */
     float *keep, *take, *total; /* [HEADS] */
 };
+
+/* Tile i of the two. */
+static __device__ __forceinline__ half_rows keys_at(const block_rows &b, int i) {
+    return {b.keys.at + (uint32_t)(i * TILE * b.keys.cols * 4), b.keys.cols};
+}
 
 static __host__ __device__ __forceinline__ int32_t row_cols(const hd_attend_args &a) {
     return half_cols(a.k_dim > a.v_dim ? a.k_dim : a.v_dim);
@@ -92,11 +102,11 @@ static size_t shared_bytes(const hd_attend_args *a) {
 static __device__ block_rows carve(uint8_t *shared, const hd_attend_args &a) {
     const int32_t cols = row_cols(a);
     block_rows b;
-    b.q = {shared, cols};
-    b.key[0] = {b.q.at + HEADS * cols * 4, cols};
-    b.key[1] = {b.key[0].at + TILE * cols * 4, cols};
-    b.slot = b.key[1].at + TILE * cols * 4;
-    b.key_shift = reinterpret_cast<int *>(b.slot + HEADS * SLOT);
+    b.q = {shared_address(shared), cols};
+    b.keys = {b.q.at + (uint32_t)(HEADS * cols * 4), cols};
+    b.slot = b.keys.at + (uint32_t)(2 * TILE * cols * 4);
+    b.key_shift =
+        reinterpret_cast<int *>(shared + (HEADS + 2 * TILE) * cols * 4 + HEADS * SLOT);
     b.keep = reinterpret_cast<float *>(b.key_shift + 2 * TILE);
     b.take = b.keep + HEADS;
     b.total = b.take + HEADS;
@@ -104,25 +114,68 @@ static __device__ block_rows carve(uint8_t *shared, const hd_attend_args &a) {
 }
 
 /* 16 bytes of a head's slot, exchanged so that eight heads do not meet in a bank. */
-static __device__ __forceinline__ uint8_t *slot_at(const block_rows &b, int head, int chunk) {
-    return b.slot + head * SLOT + ((chunk ^ (head & 7)) << 4);
+static __device__ __forceinline__ uint32_t slot_at(const block_rows &b, int head, int chunk) {
+    return b.slot + (uint32_t)(head * SLOT + ((chunk ^ (head & 7)) << 4));
+}
+
+static __device__ __forceinline__ float get_float(uint32_t at) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
+    return x;
+}
+
+static __device__ __forceinline__ void put_pair(uint32_t at, float2 v) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(v.x), "f"(v.y));
+}
+
+/* A narrow number. */
+static __device__ __forceinline__ void put_bits(uint32_t at, uint16_t bits) {
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(bits));
 }
 
 /* ---- the three steps of a tile ---- */
 
-/* Keys [first, first + TILE) on their way; a warp brings its own OWN_KEYS. */
+/* A tile: its first key, of which part. */
+struct tile_at {
+    int32_t part, first;
+};
+
+/* The one after it, of every step-th part. */
+static __device__ __forceinline__ tile_at next_tile(tile_at t, const key_list &k,
+                                                    int32_t step) {
+    t.first += TILE;
+    if (t.first >= min((t.part + 1) * k.part, k.n)) {
+        t.part += step;
+        t.first = t.part * k.part;
+    }
+    return t;
+}
+
+/* Live keys of a tile; none behind the last. */
+static __device__ __forceinline__ int live_keys(tile_at t, const key_list &k) {
+    return min(TILE, min((t.part + 1) * k.part, k.n) - t.first);
+}
+
+/* Where the key is that this lane looks up for its warp; NULL: none. */
+static __device__ __forceinline__ const cuda_act *find_key(const hd_attend_args &a,
+                                                           const key_list &k, tile_at t) {
+    const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
+    const bool live = lane < OWN_KEYS && own + lane < live_keys(t, k);
+    return live ? key_at(a, k, t.first + own + lane) : nullptr;
+}
+
+/* The warp's OWN_KEYS keys of a tile on their way. */
 static __device__ void load_keys(const half_rows &to, const hd_attend_args &a,
-                                 const key_list &k, int32_t first, int32_t end, bool quads) {
-    const int32_t width = max(a.k_dim, a.v_dim);
+                                 const cuda_act *found, bool quads) {
     const int own = threadIdx.x / WARP * OWN_KEYS;
-    for (int i = own; i < own + OWN_KEYS; i++) {
-        const cuda_act *key = first + i < end ? key_at(a, k, first + i) : nullptr;
-        load_row(to, i, key, width, quads, a.q);
+    for (int i = 0; i < OWN_KEYS; i++) {
+        load_row(to, own + i, from_lane(found, i), max(a.k_dim, a.v_dim), quads, a.q);
     }
     commit_copies();
 }
 
 /* Scores of 16 heads against the tile over this warp's columns: [4 tiles of 8 keys][4]. */
+template <int P>
 static __device__ __forceinline__ void score(float (*sum)[4], const block_rows &b,
                                              const half_rows &keys, int32_t k_dim) {
     const int warp = threadIdx.x / WARP, head = warp % M_TILES * 16;
@@ -130,18 +183,17 @@ static __device__ __forceinline__ void score(float (*sum)[4], const block_rows &
     const int begin = warp / M_TILES * each, end = min(begin + each, steps);
     for (int first = begin; first < end; first += 4) { /* fresh sums lose less */
         float part[TILE / 8][4] = {};
-        for (int step = first; step < min(first + 4, end); step++) {
-            uint32_t q[2][4];
-            load_a(q[0], b.q, head, step, 0);
-            load_a(q[1], b.q, head, step, 1);
 #pragma unroll
-            for (int t = 0; t < TILE / 8; t += 2) {
-                uint32_t k[2][4];
-                load_b(k[0], keys, 8 * t, step, 0);
-                load_b(k[1], keys, 8 * t, step, 1);
-                mma_halves(part[t], q, k, 0);
-                mma_halves(part[t + 1], q, k, 1);
+        for (int step = first; step < first + 4; step++) {
+            if (step >= end) break;
+            uint32_t q[HALVES<P>][1][4], k[HALVES<P>][KEY_STEPS][4];
+#pragma unroll
+            for (int h = 0; h < HALVES<P>; h++) {
+                load_a(q[h][0], b.q, head, step, h);
+#pragma unroll
+                for (int t = 0; t < KEY_STEPS; t++) load_b(k[h][t], keys, 16 * t, step, h);
             }
+            mma_halves<P, 1, TILE / 8>(part, q, k);
         }
 #pragma unroll
         for (int i = 0; i < TILE / 8 * 4; i++) sum[i / 4][i % 4] += part[i / 4][i % 4];
@@ -149,19 +201,20 @@ static __device__ __forceinline__ void score(float (*sum)[4], const block_rows &
 }
 
 /* Partial scores into the slots: groups 0 and 1, then 2 and 3 on top of them. */
-static __device__ void put_scores(const block_rows &b, const float (*sum)[4]) {
+static __device__ __forceinline__ void put_scores(const block_rows &b, const float (*sum)[4]) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = warp / M_TILES;
+#pragma unroll
     for (int turn = 0; turn < SCORE_GROUPS / 2; turn++) {
         if (group / 2 == turn) {
 #pragma unroll
             for (int i = 0; i < TILE / 8 * 2; i++) {
                 const int head = warp % M_TILES * 16 + lane / 4 + i % 2 * 8;
                 const int key = i / 2 * 8 + lane % 4 * 2;
-                float2 *to = reinterpret_cast<float2 *>(slot_at(b, head, key / 4) +
-                                                        group % 2 * (SLOT / 2) + key % 4 * 4);
+                const uint32_t to = slot_at(b, head, key / 4) +
+                                    (uint32_t)(group % 2 * (SLOT / 2) + key % 4 * 4);
                 float2 v = {sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]};
-                if (turn > 0) v = {to->x + v.x, to->y + v.y};
-                *to = v;
+                if (turn > 0) v = {get_float(to) + v.x, get_float(to + 4) + v.y};
+                put_pair(to, v);
             }
         }
         __syncthreads();
@@ -174,6 +227,7 @@ struct running {
 };
 
 /* The weights of the tile's keys, a key per lane, into the slots of the warp's heads. */
+template <int P>
 static __device__ __forceinline__ void weigh(running *run, const block_rows &b,
                                              const int *q_shift, const int *key_shift,
                                              float scale, int live) {
@@ -187,8 +241,8 @@ static __device__ __forceinline__ void weigh(running *run, const block_rows &b,
     float s[OWN_HEADS];
 #pragma unroll
     for (int h = 0; h < OWN_HEADS; h++) {
-        const float *from = reinterpret_cast<float *>(slot_at(b, own + h, lane / 4)) + lane % 4;
-        const float dot = from[0] + from[SLOT / 2 / sizeof(float)];
+        const uint32_t from = slot_at(b, own + h, lane / 4) + (uint32_t)(lane % 4 * 4);
+        const float dot = get_float(from) + get_float(from + SLOT / 2);
         const float plain = dot * power_of_two(q_shift[h]) * power_of_two(shift);
         s[h] = lane < live ? plain * scale : -CUDART_INF_F;
     }
@@ -200,15 +254,22 @@ static __device__ __forceinline__ void weigh(running *run, const block_rows &b,
         const float keep = expf(run[h].max - base), p = expf(s[h] - base);
         run[h].max = top;
         run[h].total = run[h].total * keep + p;
-        const __half high = __float2half_rn(p * even);
-        const __half low = __float2half_rn(p * even - __half2float(high));
-        reinterpret_cast<__half *>(slot_at(b, own + h, lane / 8))[lane % 8] = high;
-        reinterpret_cast<__half *>(slot_at(b, own + h, 4 + lane / 8))[lane % 8] = low;
+        const uint32_t to = slot_at(b, own + h, lane / 8) + (uint32_t)(lane % 8 * 2);
+        if (P == EXACT) {
+            const __half high = __float2half_rn(p * even);
+            const __half low = __float2half_rn(p * even - __half2float(high));
+            put_bits(to, __half_as_ushort(high));
+            put_bits(slot_at(b, own + h, 4 + lane / 8) + (uint32_t)(lane % 8 * 2),
+                     __half_as_ushort(low));
+        } else {
+            put_bits(to, __bfloat16_as_ushort(__float2bfloat16_rn(p * even)));
+        }
         if (lane == 0) b.keep[own + h] = keep;
     }
 }
 
 /* sum = sum * keep + weights . values over the warp's columns. */
+template <int P>
 static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], const block_rows &b,
                                                   const half_rows &keys, const int *key_shift,
                                                   int first_col, int v_dim) {
@@ -218,12 +279,12 @@ static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], cons
         top_shift = max(top_shift, __shfl_xor_sync(ALL_LANES, top_shift, step));
     }
     const float back = power_of_two(max(top_shift - TOP_BIT - 1, 1));
-    uint32_t p[M_TILES][KEY_STEPS][2][4];
+    uint32_t p[KEY_STEPS][HALVES<P>][M_TILES][4];
 #pragma unroll
-    for (int i = 0; i < M_TILES * KEY_STEPS * 2; i++) {
-        const int tile = i / (2 * KEY_STEPS), step = i / 2 % KEY_STEPS;
-        const int head = tile * 16 + m % 2 * 8 + lane % 8;
-        load_four(p[tile][step][i % 2], slot_at(b, head, i % 2 * 4 + step * 2 + m / 2));
+    for (int i = 0; i < KEY_STEPS * HALVES<P> * M_TILES; i++) {
+        const int step = i / (HALVES<P> * M_TILES), half = i / M_TILES % HALVES<P>;
+        const int head = i % M_TILES * 16 + m % 2 * 8 + lane % 8;
+        load_four(p[step][half][i % M_TILES], slot_at(b, head, half * 4 + step * 2 + m / 2));
     }
     float keep[M_TILES][2];
 #pragma unroll
@@ -231,24 +292,21 @@ static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], cons
 #pragma unroll
     for (int t = 0; t < N_TILES; t += 2) {
         if (first_col + 8 * t >= v_dim) break;
-        uint32_t v[KEY_STEPS][2][4];
+        uint32_t v[KEY_STEPS][HALVES<P>][1][4];
 #pragma unroll
-        for (int i = 0; i < KEY_STEPS * 2; i++) {
-            load_b_turned(v[i / 2][i % 2], keys, i / 2 * 16, first_col / 8 + t, i % 2);
+        for (int i = 0; i < KEY_STEPS * HALVES<P>; i++) {
+            const int step = i / HALVES<P>, half = i % HALVES<P>;
+            load_b_turned(v[step][half][0], keys, step * 16, first_col / 8 + t, half);
         }
+        float d[M_TILES * 2][4] = {};
 #pragma unroll
-        for (int i = 0; i < M_TILES * 2; i++) {
-            const int tile = i / 2, col = i % 2;
-            float d[4] = {};
+        for (int step = 0; step < KEY_STEPS; step++)
+            mma_halves<P, M_TILES, 2>(d, p[step], v[step]);
 #pragma unroll
-            for (int step = 0; step < KEY_STEPS; step++) {
-                mma_halves(d, p[tile][step], v[step], col);
-            }
-            float *own = sum[tile][t + col];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                own[k] = fmaf(d[k], back, __fmul_rn(own[k], keep[tile][k / 2]));
-            }
+        for (int i = 0; i < M_TILES * 2 * 4; i++) {
+            const int tile = i / 8, k = i % 4;
+            float *own = &sum[tile][t + i / 4 % 2][k];
+            *own = fmaf(d[i / 4][k], back, __fmul_rn(*own, keep[tile][k / 2]));
         }
     }
 }
@@ -299,8 +357,11 @@ struct block_state {
     bool quads;
 };
 
+/* The block's queries, converted, and its first tile's keys on their way. */
+template <int P>
 static __device__ block_state open_block(uint8_t *shared, const hd_attend_args &a,
-                                         int32_t first_col) {
+                                         const key_list &k, int32_t part, int32_t first_col) {
+    const cuda_act *found = find_key(a, k, {part, part * k.part});
     block_state s;
     const int own = threadIdx.x / WARP * OWN_HEADS;
     s.rows = carve(shared, a);
@@ -316,42 +377,54 @@ static __device__ block_state open_block(uint8_t *shared, const hd_attend_args &
         load_row(s.rows.q, own + h, head < a.heads ? q : nullptr, a.k_dim, s.quads, a.q);
     }
     commit_copies();
-    wait_copies<0>();
+    load_keys(keys_at(s.rows, 0), a, found, s.quads);
+    wait_copies<1>();
     __syncwarp();
-    convert_rows<OWN_HEADS>(s.rows.q, own, s.q_shift);
+    convert_rows<P, OWN_HEADS>(s.rows.q, own, s.q_shift);
     return s;
 }
 
-/* Keys [first, end) of the row. Ends with all threads past its last use of shared memory but
- * the warp's own slots. */
-static __device__ __forceinline__ void make_part(sums *part, const block_state &s,
-                                                 const hd_attend_args &a, const key_list &k,
-                                                 int32_t first, int32_t end) {
+/* Parts `index`, index + step, ... of the row's keys: done(part, its number) of each. Keys are
+ * looked up two tiles ahead and loaded one ahead, across the borders of parts. */
+template <int P, typename Done>
+static __device__ __forceinline__ void make_parts(const block_state &s, const hd_attend_args &a,
+                                                  const key_list &k, int32_t index,
+                                                  int32_t step, Done done) {
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
     const block_rows &b = s.rows;
-    clear(part);
-    load_keys(b.key[0], a, k, first, end, s.quads);
-    for (int32_t at = first, i = 0; at < end; at += TILE, i ^= 1) {
+    tile_at now = {index, index * k.part}, next = next_tile(now, k, step);
+    const cuda_act *found = find_key(a, k, next);
+    sums part;
+    clear(&part);
+    for (int i = 0; now.first < k.n; i ^= 1) {
         int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
         wait_copies<0>();
         __syncwarp();
-        convert_rows<OWN_KEYS>(b.key[i], own, shift);
+        convert_rows<P, OWN_KEYS>(keys_at(b, i), own, shift);
 #pragma unroll
         for (int t = 0; t < OWN_KEYS; t++) {
             if (lane == t) key_shift[own + t] = shift[t];
         }
         __syncthreads();
-        if (at + TILE < end) load_keys(b.key[i ^ 1], a, k, at + TILE, end, s.quads);
+        if (next.first < k.n) load_keys(keys_at(b, i ^ 1), a, found, s.quads);
+        const tile_at after = next_tile(next, k, step);
+        found = find_key(a, k, after);
         float sum[TILE / 8][4] = {};
-        score(sum, b, b.key[i], a.k_dim);
+        score<P>(sum, b, keys_at(b, i), a.k_dim);
         put_scores(b, sum);
-        weigh(part->own, b, s.q_shift, key_shift, a.scale, min(TILE, end - at));
+        weigh<P>(part.own, b, s.q_shift, key_shift, a.scale, live_keys(now, k));
         __syncthreads();
-        add_values(part->value, b, b.key[i], key_shift, s.first_col, a.v_dim);
-    }
-    __syncthreads();
+        add_values<P>(part.value, b, keys_at(b, i), key_shift, s.first_col, a.v_dim);
+        if (next.part != now.part) {
 #pragma unroll
-    for (int h = 0; h < OWN_HEADS; h++) part->own[h].total = warp_sum(part->own[h].total);
+            for (int h = 0; h < OWN_HEADS; h++) part.own[h].total = warp_sum(part.own[h].total);
+            done(part, now.part);
+            clear(&part);
+        }
+        now = next;
+        next = after;
+    }
+    wait_copies<0>();
 }
 
 /* Element i of a warp's values: its head within the block and its column. */
@@ -367,6 +440,7 @@ static __device__ __forceinline__ int32_t column_of(const block_state &s, int i)
 static __device__ __forceinline__ void merge_part(sums *all, const sums &part,
                                                   const block_rows &b) {
     const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
+    __syncthreads(); /* the tile's keep is done with */
 #pragma unroll
     for (int h = 0; h < OWN_HEADS; h++) {
         float keep, take;
@@ -403,20 +477,19 @@ static __device__ __forceinline__ void put_rows(const sums &all, const block_sta
 }
 
 /* A block makes and merges all parts of its row. */
+template <int P>
 static __global__ void __launch_bounds__(BLOCK, 1) attend(hd_attend_args a) {
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
-    const block_state s = open_block(shared, a, (int32_t)blockIdx.z * V_COLS);
-    sums all, part;
+    const block_state s = open_block<P>(shared, a, k, 0, (int32_t)blockIdx.z * V_COLS);
+    sums all;
     clear(&all);
 #pragma unroll
     for (int h = 0; h < OWN_HEADS; h++) {
         all.own[h] = sink_of(a, s.head + (int32_t)threadIdx.x / WARP * OWN_HEADS + h);
     }
-    for (int32_t first = 0; first < k.n; first += k.part) {
-        make_part(&part, s, a, k, first, min(first + k.part, k.n));
-        merge_part(&all, part, s.rows);
-    }
+    make_parts<P>(s, a, k, 0, 1,
+                  [&](const sums &part, int32_t) { merge_part(&all, part, s.rows); });
     put_rows(all, s, a, k.n > 0);
 }
 
@@ -454,19 +527,17 @@ static __device__ __forceinline__ void put_part(const sums &part, const block_st
 }
 
 /* Block z takes every n_blocks-th part of its row. */
+template <int P>
 static __global__ void __launch_bounds__(BLOCK, 1)
     attend_parts(hd_attend_args a, part_table t) {
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
-    int32_t index = (int32_t)blockIdx.z % t.n_blocks;
-    if (index * k.part >= k.n) return;
-    const block_state s = open_block(shared, a, (int32_t)blockIdx.z / t.n_blocks * V_COLS);
-    for (; index * k.part < k.n; index += t.n_blocks) {
-        const int32_t first = index * k.part;
-        sums part;
-        make_part(&part, s, a, k, first, min(first + k.part, k.n));
-        put_part(part, s, t, a, index);
-    }
+    const int32_t first = (int32_t)blockIdx.z % t.n_blocks;
+    if (first * k.part >= k.n) return;
+    const block_state s =
+        open_block<P>(shared, a, k, first, (int32_t)blockIdx.z / t.n_blocks * V_COLS);
+    make_parts<P>(s, a, k, first, t.n_blocks,
+                  [&](const sums &part, int32_t index) { put_part(part, s, t, a, index); });
 }
 
 constexpr int MERGE_COLS = 4 * WARP; /* of a warp of merge_parts */
@@ -515,6 +586,7 @@ static int32_t most_parts(const hd_attend_args *a) {
 }
 
 /* False where one block per row is as good, or the parts do not fit into scratch. */
+template <int P>
 static bool launch_parts(hd_stream *s, const hd_attend_args *a, dim3 grid, size_t bytes) {
     part_table t = {static_cast<float *>(hd_stream_scratch(s, 0, 0)), most_parts(a), 0};
     const size_t each = ((size_t)a->v_dim + 2) * sizeof(float);
@@ -525,15 +597,17 @@ static bool launch_parts(hd_stream *s, const hd_attend_args *a, dim3 grid, size_
     if ((size_t)a->rows * (size_t)a->heads * (size_t)t.n_parts * each > room) return false;
     const int64_t share = (2 * fill + blocks - 1) / blocks;
     t.n_blocks = share < t.n_parts ? (int32_t)share : t.n_parts;
-    cudaFuncSetAttribute(attend_parts, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    cudaFuncSetAttribute(attend_parts<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)bytes);
     const dim3 parts(grid.x, grid.y, grid.z * (unsigned)t.n_blocks);
-    attend_parts<<<parts, BLOCK, bytes, queue>>>(*a, t);
+    attend_parts<P><<<parts, BLOCK, bytes, queue>>>(*a, t);
     const dim3 merging(grid.x, blocks_for(a->heads, WARPS), blocks_for(a->v_dim, MERGE_COLS));
     merge_parts<<<merging, BLOCK, 0, queue>>>(*a, t);
     return true;
 }
 
-void hd_attend_cuda(hd_stream *s, const hd_attend_args *a) {
+template <int P>
+static void attend_rows(hd_stream *s, const hd_attend_args *a) {
     const size_t bytes = shared_bytes(a);
     const dim3 grid((unsigned)a->rows, blocks_for(a->heads, HEADS),
                     blocks_for(a->v_dim, V_COLS));
@@ -542,9 +616,18 @@ void hd_attend_cuda(hd_stream *s, const hd_attend_args *a) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "attention over keys this wide does not fit a GPU");
         return;
     }
-    if (!launch_parts(s, a, grid, bytes)) {
-        cudaFuncSetAttribute(attend, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-        attend<<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
+    if (!launch_parts<P>(s, a, grid, bytes)) {
+        cudaFuncSetAttribute(attend<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)bytes);
+        attend<P><<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
     }
     hd_cuda_check(s, "attend");
+}
+
+void hd_attend_cuda(hd_stream *s, const hd_attend_args *a) {
+    attend_rows<EXACT>(s, a);
+}
+
+void hd_attend_cuda_fast(hd_stream *s, const hd_attend_args *a) {
+    attend_rows<FAST>(s, a);
 }

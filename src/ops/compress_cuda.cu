@@ -3,16 +3,23 @@
  * blocks stride through them. */
 #include "ops/cuda_internal.cuh"
 
-constexpr int STRIDE_BLOCKS = 128, MIX_THREADS = 128;
+constexpr int STRIDE_BLOCKS = 128, MIX_THREADS = 512, MAX_THREADS = 1024;
+constexpr int AT_ONCE = 8; /* slots of a channel on their way */
 
-static __global__ void __launch_bounds__(BLOCK) add_position_bias(hd_compress_args a) {
+/* A thread per column: what a block waits for, it waits for once. */
+static unsigned threads_for(int32_t cols) {
+    const unsigned whole = blocks_for(cols, WARP) * WARP;
+    return whole < MAX_THREADS ? whole : MAX_THREADS;
+}
+
+static __global__ void __launch_bounds__(MAX_THREADS) add_position_bias(hd_compress_args a) {
     const int32_t seq = (int32_t)blockIdx.y, wide_row = a.state.width / 2;
     const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
     for (int32_t r = first + (int32_t)blockIdx.x; r < end; r += (int32_t)gridDim.x) {
         const int32_t pos = a.seqs.start[seq] + (r - first);
         const float *ape = a.ape + (int64_t)(pos % a.ratio) * wide_row;
         float *gate = a.gate + (int64_t)r * wide_row;
-        for (int32_t c = threadIdx.x; c < wide_row; c += BLOCK) gate[c] += ape[c];
+        for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) gate[c] += ape[c];
     }
 }
 
@@ -32,25 +39,38 @@ static __device__ __forceinline__ token_row token_at(const hd_compress_args &a, 
     return {state, state + wide_row};
 }
 
-/* Channel c of the entry of one block: softmax(gate) . kv over its slots. */
-static __device__ float mix_channel(const hd_compress_args &a, int32_t seq, int32_t block,
-                                    int32_t c) {
-    const int32_t first = block * a.ratio;
-    const int32_t earlier = a.overlap && block > 0 ? a.ratio : 0;
+/* Channel c of an entry: softmax(gate) . kv over n slots, of which the first `earlier` belong to
+ * the block before. */
+static __device__ float mix_channel(const hd_compress_args &a, const token_row *slot, int32_t n,
+                                    int32_t earlier, int32_t c) {
+    const int32_t later = a.overlap ? a.entries.width : 0;
     float top = -CUDART_INF_F;
     double total = 0.0, sum = 0.0;
-    for (int pass = 0; pass < 2; pass++) {
-        for (int32_t i = -earlier; i < a.ratio; i++) {
-            const token_row t = token_at(a, seq, first + i);
-            const int32_t channel = a.overlap && i >= 0 ? a.entries.width + c : c;
-            const float gate = t.gate[channel];
-            if (pass == 0) {
-                top = fmaxf(top, gate);
-            } else {
-                const double p = (double)expf(gate - top);
-                total += p;
-                sum += p * (double)t.kv[channel];
-            }
+    for (int32_t first = 0; first < n; first += AT_ONCE) {
+        float gate[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int32_t at = min(first + i, n - 1); /* the last again changes no maximum */
+            gate[i] = slot[at].gate[at < earlier ? c : c + later];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) top = fmaxf(top, gate[i]);
+    }
+    for (int32_t first = 0; first < n; first += AT_ONCE) {
+        float gate[AT_ONCE], kv[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int32_t at = min(first + i, n - 1);
+            const int32_t channel = at < earlier ? c : c + later;
+            gate[i] = first + i < n ? slot[at].gate[channel] : -CUDART_INF_F;
+            kv[i] = first + i < n ? slot[at].kv[channel] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (first + i >= n) break;
+            const double p = (double)expf(gate[i] - top);
+            total += p;
+            sum += p * (double)kv[i];
         }
     }
     return (float)(sum / total);
@@ -81,20 +101,26 @@ static __device__ void finish_entry(const hd_compress_args &a, int32_t pos, floa
 }
 
 static __global__ void __launch_bounds__(MIX_THREADS) make_entries(hd_compress_args a) {
-    extern __shared__ float mixed[]; /* [width] */
+    extern __shared__ __align__(16) token_row slot[]; /* [2 * ratio], then mixed [width] */
+    float *mixed = reinterpret_cast<float *>(slot + 2 * a.ratio);
     const int32_t seq = (int32_t)blockIdx.y, start = a.seqs.start[seq];
     const int32_t end = start + a.seqs.first_row[seq + 1] - a.seqs.first_row[seq];
     for (int32_t b = start / a.ratio + (int32_t)blockIdx.x; (b + 1) * a.ratio <= end;
          b += (int32_t)gridDim.x) {
+        const int32_t earlier = a.overlap && b > 0 ? a.ratio : 0, n = earlier + a.ratio;
+        for (int32_t i = threadIdx.x; i < n; i += MIX_THREADS) {
+            slot[i] = token_at(a, seq, b * a.ratio - earlier + i);
+        }
+        __syncthreads();
         for (int32_t c = threadIdx.x; c < a.entries.width; c += MIX_THREADS) {
-            mixed[c] = mix_channel(a, seq, b, c);
+            mixed[c] = mix_channel(a, slot, n, earlier, c);
         }
         finish_entry(a, b * a.ratio, mixed, paged_entry(a.entries, seq, b));
     }
 }
 
 /* Leaves the last `ring` positions of every page for later steps. */
-static __global__ void __launch_bounds__(BLOCK) save_state(hd_compress_args a) {
+static __global__ void __launch_bounds__(MAX_THREADS) save_state(hd_compress_args a) {
     const int32_t seq = (int32_t)blockIdx.y, start = a.seqs.start[seq];
     const int32_t end = start + a.seqs.first_row[seq + 1] - a.seqs.first_row[seq];
     const int32_t wide_row = a.state.width / 2, page = a.state.page_tokens;
@@ -103,7 +129,7 @@ static __global__ void __launch_bounds__(BLOCK) save_state(hd_compress_args a) {
         if (successor < end && successor / page == pos / page) continue; /* overwritten */
         const token_row t = token_at(a, seq, pos);
         float *state = ring_row(a.state, seq, pos);
-        for (int32_t c = threadIdx.x; c < wide_row; c += BLOCK) {
+        for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) {
             state[c] = t.kv[c];
             state[wide_row + c] = t.gate[c];
         }
@@ -114,9 +140,11 @@ void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
     const dim3 grid(STRIDE_BLOCKS, (unsigned)a->seqs.n);
     cudaStream_t queue = hd_cuda_stream(s);
     if (a->seqs.n == 0) return;
-    const size_t shared = (size_t)a->entries.width * sizeof(float);
-    add_position_bias<<<grid, BLOCK, 0, queue>>>(*a);
+    const size_t shared =
+        2 * (size_t)a->ratio * sizeof(token_row) + (size_t)a->entries.width * sizeof(float);
+    const unsigned threads = threads_for(a->state.width / 2);
+    add_position_bias<<<grid, threads, 0, queue>>>(*a);
     make_entries<<<grid, MIX_THREADS, shared, queue>>>(*a);
-    save_state<<<grid, BLOCK, 0, queue>>>(*a);
+    save_state<<<grid, threads, 0, queue>>>(*a);
     hd_cuda_check(s, "compress");
 }

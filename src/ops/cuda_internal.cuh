@@ -14,9 +14,24 @@
 /* One activation element. A narrower type changes this, wide() and narrow(). */
 typedef float cuda_act;
 
+/* How many products the tensor cores make for one with an element of a row: with all its bits,
+ * or, with --precision fast, with the nearest narrow number. */
+constexpr int EXACT = 3, FAST = 1;
+
+/* What --precision fast computes in its own way. */
+#define FAST_OP_LIST(X) \
+    X(linear)           \
+    X(linear_heads)     \
+    X(linear_grouped)   \
+    X(attend)           \
+    X(index_select)
+
 extern "C" {
 #define X(op) hd_##op##_fn hd_##op##_cuda;
 HD_COMMON_OP_LIST(X)
+#undef X
+#define X(op) hd_##op##_fn hd_##op##_cuda_fast;
+FAST_OP_LIST(X)
 #undef X
 }
 

@@ -17,7 +17,6 @@ struct grouped_job {
     const cuda_act *x;
     const int32_t *offset, *assignment;
     int32_t n_experts, top_k, n_places;
-    bool x_aligned; /* rows of x are aligned to 16 bytes */
 };
 
 /* Which expert's which tile of MT places a block has; expert -1: none. One warp's work. */
@@ -29,6 +28,7 @@ template <int MT>
 static __device__ tile find_tile(const grouped_job &g, int32_t wanted) {
     const int lane = threadIdx.x;
     int32_t before = 0;
+#pragma unroll 4 /* all of them on their way */
     for (int32_t base = 0; base < g.n_experts; base += WARP) {
         const int32_t e = base + lane;
         const int32_t first = e < g.n_experts ? g.offset[e] : 0;
@@ -81,31 +81,32 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
     product<R, MT, NT>(job, span, s, e.at[mine.expert]);
 }
 
-/* n_blocks share each row's slices. */
-template <int R, int NT>
-static __global__ void __launch_bounds__(MMA_THREADS, NT == 1 ? 2 : 1)
+template <int R, int P, int MT>
+static __global__ void __launch_bounds__(FEW_THREADS, 2)
     few_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e,
-                int n_blocks) {
+                int32_t outs) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
-    const int32_t col = (int32_t)blockIdx.x / n_blocks * FEW_OUTS;
-    const tile mine = take_tile<8 * NT>(&job, g, s, col);
+    const int32_t col = (int32_t)blockIdx.x * outs;
+    const tile mine = take_tile<FEW_ROWS>(&job, g, s, col);
     if (mine.expert < 0) return;
-    const mma_block block = {mine.n, col, min(FEW_OUTS, s.rows - col), false, g.x_aligned};
-    mma_few<R, NT>(shared, job, block, s, e.at[mine.expert], (int)blockIdx.x % n_blocks,
-                   n_blocks);
+    const mma_block block = {mine.n, col, min(outs, s.rows - col), false};
+    mma_few<R, P, MT>(shared, job, block, s, e.at[mine.expert]);
 }
 
-template <int R>
-static __global__ void __launch_bounds__(MMA_THREADS, 1)
-    many_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e) {
+/* n_blocks share each row's slices. */
+template <int R, int P, int ROWS>
+static __global__ void __launch_bounds__(many_of<R, ROWS>::THREADS, many_of<R, ROWS>::AT_ONCE)
+    many_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e,
+                 int n_blocks) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
-    const int32_t col = (int32_t)blockIdx.x * MANY_OUTS;
-    const tile mine = take_tile<MANY_ROWS>(&job, g, s, col);
+    const int32_t col = (int32_t)blockIdx.x / n_blocks * MANY_OUTS;
+    const tile mine = take_tile<ROWS>(&job, g, s, col);
     if (mine.expert < 0) return;
-    const mma_block block = {mine.n, col, min(MANY_OUTS, s.rows - col), false, g.x_aligned};
-    mma_many<R>(shared, job, block, s, e.at[mine.expert]);
+    const mma_block block = {mine.n, col, min(MANY_OUTS, s.rows - col), false};
+    mma_many<R, P, ROWS>(shared, job, block, s, e.at[mine.expert], (int)blockIdx.x % n_blocks,
+                         n_blocks);
 }
 
 /* Tiles of `rows` places that may be needed, whatever the experts have. */
@@ -127,52 +128,59 @@ static void launch_product(cudaStream_t queue, const grouped_job &g, const hd_we
         <<<grid, PRODUCT_THREADS, 0, queue>>>(g, shape_of(w), all_arrays(g, w));
 }
 
-template <int R, int NT>
-static void launch_few(hd_stream *stream, const grouped_job &g, const hd_weight *w) {
-    const dim3 grid(blocks_for(w->rows, FEW_OUTS), most_tiles(g, 8 * NT));
-    const int64_t blocks = (int64_t)grid.x * grid.y;
-    const int n = blocks_of_row<R>(blocks, w->cols, hd_stream_workers(stream));
-    launch_cluster(few_grouped<R, NT>, grid, n, few_bytes<R, NT>(n), hd_cuda_stream(stream), g,
-                   shape_of(w), all_arrays(g, w), n);
+template <int R, int P, int MT>
+static void launch_few(cudaStream_t queue, const grouped_job &g, const hd_weight *w,
+                       int groups) {
+    const size_t bytes = sizeof(few_shared<R, MT>);
+    const int32_t outs = groups * 16 * MT; /* of a block */
+    const dim3 grid(blocks_for(w->rows, outs), most_tiles(g, FEW_ROWS));
+    cudaFuncSetAttribute(few_grouped<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)bytes);
+    few_grouped<R, P, MT>
+        <<<grid, FEW_THREADS, bytes, queue>>>(g, shape_of(w), all_arrays(g, w), outs);
 }
 
-template <int R>
-static void launch_many(cudaStream_t queue, const grouped_job &g, const hd_weight *w) {
-    const dim3 grid(blocks_for(w->rows, MANY_OUTS), most_tiles(g, MANY_ROWS));
-    const size_t bytes = many_bytes<R>();
-    cudaFuncSetAttribute(many_grouped<R>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)bytes);
-    many_grouped<R><<<grid, MMA_THREADS, bytes, queue>>>(g, shape_of(w), all_arrays(g, w));
+template <int R, int P, int ROWS>
+static void launch_many(hd_stream *stream, const grouped_job &g, const hd_weight *w) {
+    const dim3 grid(blocks_for(w->rows, MANY_OUTS), most_tiles(g, ROWS));
+    const int64_t blocks = (int64_t)grid.x * grid.y;
+    const int n = blocks_of_row<R, P, ROWS>(blocks, w->cols, hd_stream_workers(stream));
+    launch_cluster(many_grouped<R, P, ROWS>, grid, many_of<R, ROWS>::THREADS, n,
+                   many_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), g, shape_of(w),
+                   all_arrays(g, w), n);
 }
 
 /* By how many places an expert has on average. */
-template <int R>
+template <int R, int P>
 static void launch_rows(hd_stream *s, const grouped_job &g, const hd_weight *w) {
-    if (g.n_places <= 8 * g.n_experts) {
-        launch_few<R, 1>(s, g, w);
-    } else if (g.n_places <= 24 * g.n_experts) {
-        launch_few<R, 4>(s, g, w);
+    if (g.n_places > 24 * g.n_experts) return launch_many<R, P, 64>(s, g, w);
+    if (g.n_places > 8 * g.n_experts) return launch_many<R, P, 32>(s, g, w);
+    const few_plan plan = plan_few(w->rows, most_tiles(g, FEW_ROWS), hd_stream_workers(s));
+    const int groups = plan.groups < MAX_GROUPS ? plan.groups : MAX_GROUPS;
+    if (plan.tiles == 1) {
+        launch_few<R, P, 1>(hd_cuda_stream(s), g, w, groups);
     } else {
-        launch_many<R>(hd_cuda_stream(s), g, w);
+        launch_few<R, P, 2>(hd_cuda_stream(s), g, w, groups);
     }
 }
 
-static reading reading_of_all(const hd_weight *w, int32_t n) {
+static reading reading_of_all(const hd_weight *w, int32_t n, bool fits) {
     for (int32_t i = 0; i < n; i++) {
-        if (reading_of(&w[i]) == READ_ANY) return READ_ANY;
+        if (reading_of(&w[i], fits) == READ_ANY) return READ_ANY;
     }
-    return reading_of(w);
+    return reading_of(w, fits);
 }
 
+template <int P>
 static void multiply_experts(hd_stream *s, const grouped_job &g, const hd_weight *w) {
     cudaStream_t queue = hd_cuda_stream(s);
-    switch (reading_of_all(w, g.n_experts)) {
+    switch (reading_of_all(w, g.n_experts, x_fits(g.x, w->cols, 0))) {
     case READ_BF16:
-        return launch_rows<READ_BF16>(s, g, w);
+        return launch_rows<READ_BF16, P>(s, g, w);
     case READ_E4M3:
-        return launch_rows<READ_E4M3>(s, g, w);
+        return launch_rows<READ_E4M3, P>(s, g, w);
     case READ_E2M1:
-        return launch_rows<READ_E2M1>(s, g, w);
+        return launch_rows<READ_E2M1, P>(s, g, w);
     case READ_F32:
         if (g.n_places < 8 * g.n_experts) return launch_product<READ_F32, 4, 1>(queue, g, w);
         return launch_product<READ_F32, 16, 2>(queue, g, w);
@@ -181,7 +189,8 @@ static void multiply_experts(hd_stream *s, const grouped_job &g, const hd_weight
     }
 }
 
-void hd_linear_grouped_cuda(hd_stream *s, const hd_linear_grouped_args *a) {
+template <int P>
+static void linear_grouped(hd_stream *s, const hd_linear_grouped_args *a) {
     if (a->n_places == 0) return;
     for (int32_t first = 0; first < a->n_experts; first += MAX_EXPERTS) {
         const int32_t left = a->n_experts - first;
@@ -191,9 +200,16 @@ void hd_linear_grouped_cuda(hd_stream *s, const hd_linear_grouped_args *a) {
                                a->assignment,
                                left < MAX_EXPERTS ? left : MAX_EXPERTS,
                                a->top_k,
-                               a->n_places,
-                               (uintptr_t)a->x % 16 == 0 && a->w->cols % 4 == 0};
-        multiply_experts(s, g, a->w + first);
+                               a->n_places};
+        multiply_experts<P>(s, g, a->w + first);
     }
     hd_cuda_check(s, "linear_grouped");
+}
+
+void hd_linear_grouped_cuda(hd_stream *s, const hd_linear_grouped_args *a) {
+    linear_grouped<EXACT>(s, a);
+}
+
+void hd_linear_grouped_cuda_fast(hd_stream *s, const hd_linear_grouped_args *a) {
+    linear_grouped<FAST>(s, a);
 }

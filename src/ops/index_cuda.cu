@@ -36,11 +36,16 @@ static __host__ __device__ __forceinline__ int32_t whole_heads(int32_t heads) {
 /* A block's shared memory. */
 struct score_block {
     half_rows q;         /* [whole heads, cols] */
-    half_rows key[2];    /* [TILE, cols] one is read, one is on its way */
+    half_rows keys;      /* [2 tiles, TILE, cols] one is read, one is on its way */
     float *weight;       /* [whole heads] of a head, with what undoes its shift */
     int *key_shift;      /* [2, TILE] */
     float (*part)[TILE]; /* [HEAD_GROUPS] */
 };
+
+/* Tile i of the two. */
+static __device__ __forceinline__ half_rows keys_at(const score_block &b, int i) {
+    return {b.keys.at + (uint32_t)(i * TILE * b.keys.cols * 4), b.keys.cols};
+}
 
 static size_t score_bytes(const hd_index_select_args *a) {
     const size_t heads = (size_t)whole_heads(a->heads), cols = (size_t)half_cols(a->keys.width);
@@ -51,16 +56,16 @@ static size_t score_bytes(const hd_index_select_args *a) {
 static __device__ score_block carve(uint8_t *shared, const hd_index_select_args &a) {
     const int32_t heads = whole_heads(a.heads), cols = half_cols(a.keys.width);
     score_block b;
-    b.q = {shared, cols};
-    b.key[0] = {b.q.at + heads * cols * 4, cols};
-    b.key[1] = {b.key[0].at + TILE * cols * 4, cols};
-    b.weight = reinterpret_cast<float *>(b.key[1].at + TILE * cols * 4);
+    b.q = {shared_address(shared), cols};
+    b.keys = {b.q.at + (uint32_t)(heads * cols * 4), cols};
+    b.weight = reinterpret_cast<float *>(shared + (heads + 2 * TILE) * cols * 4);
     b.key_shift = reinterpret_cast<int *>(b.weight + heads);
     b.part = reinterpret_cast<float(*)[TILE]>(b.key_shift + 2 * TILE);
     return b;
 }
 
 /* The row's queries and head weights; a warp takes every eighth head. */
+template <int P>
 static __device__ void load_queries(const score_block &b, const hd_index_select_args &a,
                                     int32_t row, bool quads) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -74,41 +79,51 @@ static __device__ void load_queries(const score_block &b, const hd_index_select_
     __syncwarp();
     for (int32_t h = warp; h < heads; h += WARPS) {
         int shift;
-        convert_rows<1>(b.q, h, &shift);
+        convert_rows<P, 1>(b.q, h, &shift);
         const float weight =
             h < a.heads ? a.weight[(int64_t)row * a.heads + h] * a.scale : 0.0f;
         if (lane == 0) b.weight[h] = weight * power_of_two(shift);
     }
 }
 
-/* Keys [first, first + TILE) on their way; a warp brings its own OWN_KEYS. */
+/* Where the key is that this lane looks up for its warp, of [first, first + TILE); NULL: none. */
+static __device__ __forceinline__ const cuda_act *find_key(const hd_index_select_args &a,
+                                                           int32_t seq, int32_t first,
+                                                           int32_t n) {
+    const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
+    const int32_t key = first + own + lane;
+    return lane < OWN_KEYS && key < n ? paged_entry(a.keys, seq, key) : nullptr;
+}
+
+/* The warp's OWN_KEYS keys of a tile on their way. */
 static __device__ void load_keys(const half_rows &to, const hd_index_select_args &a,
-                                 int32_t seq, int32_t first, int32_t n, bool quads) {
+                                 const cuda_act *found, bool quads) {
     const int own = threadIdx.x / WARP * OWN_KEYS;
-    for (int i = own; i < own + OWN_KEYS; i++) {
-        const cuda_act *key = first + i < n ? paged_entry(a.keys, seq, first + i) : nullptr;
-        load_row(to, i, key, a.keys.width, quads, a.q);
+    for (int i = 0; i < OWN_KEYS; i++) {
+        load_row(to, own + i, from_lane(found, i), a.keys.width, quads, a.q);
     }
     commit_copies();
 }
 
 /* q . key of 16 heads and the warp's keys: [WARP_KEYS / 8 tiles][4]. */
+template <int P>
 static __device__ __forceinline__ void multiply(float (*sum)[4], const half_rows &q,
                                                 const half_rows &keys, int head, int key) {
     for (int first = 0; first < q.cols / 16; first += 4) { /* fresh sums lose less */
         float part[WARP_KEYS / 8][4] = {};
-        for (int step = first; step < min(first + 4, q.cols / 16); step++) {
-            uint32_t a[2][4];
-            load_a(a[0], q, head, step, 0);
-            load_a(a[1], q, head, step, 1);
 #pragma unroll
-            for (int t = 0; t < WARP_KEYS / 8; t += 2) {
-                uint32_t k[2][4];
-                load_b(k[0], keys, key + 8 * t, step, 0);
-                load_b(k[1], keys, key + 8 * t, step, 1);
-                mma_halves(part[t], a, k, 0);
-                mma_halves(part[t + 1], a, k, 1);
+        for (int step = first; step < first + 4; step++) {
+            if (step >= q.cols / 16) break;
+            uint32_t a[HALVES<P>][1][4], k[HALVES<P>][WARP_KEYS / 16][4];
+#pragma unroll
+            for (int h = 0; h < HALVES<P>; h++) {
+                load_a(a[h][0], q, head, step, h);
+#pragma unroll
+                for (int t = 0; t < WARP_KEYS / 16; t++) {
+                    load_b(k[h][t], keys, key + 16 * t, step, h);
+                }
             }
+            mma_halves<P, 1, WARP_KEYS / 8>(part, a, k);
         }
 #pragma unroll
         for (int i = 0; i < WARP_KEYS / 8 * 4; i++) sum[i / 4][i % 4] += part[i / 4][i % 4];
@@ -120,6 +135,7 @@ static __device__ __forceinline__ float weigh(float hit, float weight) {
 }
 
 /* What the warp's heads add to the scores of the warp's keys, into part. */
+template <int P>
 static __device__ __forceinline__ void add_heads(const score_block &b, const half_rows &keys,
                                                  int32_t heads) {
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
@@ -128,7 +144,7 @@ static __device__ __forceinline__ void add_heads(const score_block &b, const hal
     for (int32_t head = 16 * group; head < heads; head += 16 * HEAD_GROUPS) {
         const float upper = b.weight[head + lane / 4], lower = b.weight[head + lane / 4 + 8];
         float hit[WARP_KEYS / 8][4] = {};
-        multiply(hit, b.q, keys, head, key);
+        multiply<P>(hit, b.q, keys, head, key);
 #pragma unroll
         for (int i = 0; i < WARP_KEYS / 8 * 2; i++) {
             const float *h = &hit[i / 2][i % 2];
@@ -144,6 +160,7 @@ static __device__ __forceinline__ void add_heads(const score_block &b, const hal
     }
 }
 
+template <int P>
 static __global__ void __launch_bounds__(BLOCK)
     score_keys(hd_index_select_args a, score_rows to) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -155,20 +172,22 @@ static __global__ void __launch_bounds__(BLOCK)
     int32_t first = (int32_t)blockIdx.x * TILE;
     if (n <= a.top_k || first >= n) return; /* all are kept; nothing to do */
     const score_block b = carve(shared, a);
-    load_keys(b.key[0], a, seq, first, n, quads);
-    load_queries(b, a, row, quads);
+    load_keys(keys_at(b, 0), a, find_key(a, seq, first, n), quads);
+    const cuda_act *next = find_key(a, seq, first + stride, n);
+    load_queries<P>(b, a, row, quads);
     for (int i = 0; first < n; first += stride, i ^= 1) {
         int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
         wait_copies<0>();
         __syncwarp();
-        convert_rows<OWN_KEYS>(b.key[i], own, shift);
+        convert_rows<P, OWN_KEYS>(keys_at(b, i), own, shift);
 #pragma unroll
         for (int k = 0; k < OWN_KEYS; k++) {
             if (lane == k) key_shift[own + k] = shift[k];
         }
         __syncthreads();
-        if (first + stride < n) load_keys(b.key[i ^ 1], a, seq, first + stride, n, quads);
-        add_heads(b, b.key[i], whole_heads(a.heads));
+        if (first + stride < n) load_keys(keys_at(b, i ^ 1), a, next, quads);
+        next = find_key(a, seq, first + 2 * stride, n);
+        add_heads<P>(b, keys_at(b, i), whole_heads(a.heads));
         __syncthreads();
         const int k = threadIdx.x;
         if (k >= TILE || first + k >= n) continue;
@@ -340,7 +359,8 @@ static void launch_keep_best(cudaStream_t queue, const hd_index_select_args &a,
     cudaLaunchKernelEx(&config, keep_best, a, rows);
 }
 
-void hd_index_select_cuda(hd_stream *s, const hd_index_select_args *a) {
+template <int P>
+static void index_select(hd_stream *s, const hd_index_select_args *a) {
     const int32_t at_once = hd_stream_workers(s), fill = 2 * at_once;
     const size_t bytes = score_bytes(a);
     if (a->rows > 0 && bytes > MAX_SHARED) {
@@ -349,13 +369,22 @@ void hd_index_select_cuda(hd_stream *s, const hd_index_select_args *a) {
     }
     uint8_t *scratch = static_cast<uint8_t *>(hd_stream_scratch(s, 0, 0));
     cudaStream_t queue = hd_cuda_stream(s);
-    cudaFuncSetAttribute(score_keys, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    cudaFuncSetAttribute(score_keys<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)bytes);
     for (int32_t first = 0; first < a->rows; first += at_once) {
         const int32_t n = a->rows - first < at_once ? a->rows - first : at_once;
         const score_rows rows = {scratch, hd_stream_scratch_bytes(s), first};
         const dim3 grid(blocks_for(fill, n), (unsigned)n);
-        score_keys<<<grid, BLOCK, bytes, queue>>>(*a, rows);
+        score_keys<P><<<grid, BLOCK, bytes, queue>>>(*a, rows);
         launch_keep_best(queue, *a, rows, n);
     }
     hd_cuda_check(s, "index_select");
+}
+
+void hd_index_select_cuda(hd_stream *s, const hd_index_select_args *a) {
+    index_select<EXACT>(s, a);
+}
+
+void hd_index_select_cuda_fast(hd_stream *s, const hd_index_select_args *a) {
+    index_select<FAST>(s, a);
 }

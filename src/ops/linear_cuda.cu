@@ -36,78 +36,78 @@ static void launch_product(cudaStream_t queue, const heads_job &h, const hd_weig
     product_heads<R, MT, NT><<<grid, PRODUCT_THREADS, 0, queue>>>(h, shape_of(w), arrays_of(w));
 }
 
-/* n_blocks share each row's slices. */
-template <int R, int NT>
-static __global__ void __launch_bounds__(MMA_THREADS, NT == 1 ? 2 : 1)
-    few_heads(heads_job h, weight_shape s, weight_arrays a, int n_blocks) {
+template <int R, int P, int MT>
+static __global__ void __launch_bounds__(FEW_THREADS, 2)
+    few_heads(heads_job h, weight_shape s, weight_arrays a, int32_t outs) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
-    const int32_t first = (int32_t)blockIdx.z * 8 * NT;
-    const int32_t col = (int32_t)blockIdx.x / n_blocks * FEW_OUTS;
-    const mma_block block = {min(8 * NT, h.rows - first),
-                             h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
-                             min(FEW_OUTS, h.n_rows - col), h.out_f32, h.x_aligned};
-    name_rows(&job, h, first, block.n_x, col);
-    mma_few<R, NT>(shared, job, block, s, a, (int)blockIdx.x % n_blocks, n_blocks);
+    const int32_t col = (int32_t)blockIdx.x * outs;
+    const mma_block block = {h.rows, h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
+                             min(outs, h.n_rows - col), h.out_f32};
+    name_rows(&job, h, 0, h.rows, col);
+    mma_few<R, P, MT>(shared, job, block, s, a);
 }
 
-template <int R, int NT>
-static void launch_few(hd_stream *stream, const heads_job &h, const hd_weight *w) {
-    const dim3 grid(blocks_for(h.n_rows, FEW_OUTS), (unsigned)h.heads,
-                    blocks_for(h.rows, 8 * NT));
-    const int64_t blocks = (int64_t)grid.x * grid.y * grid.z;
-    const int n = blocks_of_row<R>(blocks, w->cols, hd_stream_workers(stream));
-    launch_cluster(few_heads<R, NT>, grid, n, few_bytes<R, NT>(n), hd_cuda_stream(stream), h,
-                   shape_of(w), arrays_of(w), n);
-}
-
-template <int R>
-static __global__ void __launch_bounds__(MMA_THREADS, 1)
-    many_heads(heads_job h, weight_shape s, weight_arrays a) {
-    extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ mma_job job;
-    const int32_t first = (int32_t)blockIdx.z * MANY_ROWS,
-                  col = (int32_t)blockIdx.x * MANY_OUTS;
-    const mma_block block = {min(MANY_ROWS, h.rows - first),
-                             h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
-                             min(MANY_OUTS, h.n_rows - col), h.out_f32, h.x_aligned};
-    name_rows(&job, h, first, block.n_x, col);
-    mma_many<R>(shared, job, block, s, a);
-}
-
-template <int R>
-static void launch_many(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
-    const dim3 grid(blocks_for(h.n_rows, MANY_OUTS), (unsigned)h.heads,
-                    blocks_for(h.rows, MANY_ROWS));
-    const size_t bytes = many_bytes<R>();
-    cudaFuncSetAttribute(many_heads<R>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+template <int R, int P, int MT>
+static void launch_few(cudaStream_t queue, const heads_job &h, const hd_weight *w, int groups) {
+    const size_t bytes = sizeof(few_shared<R, MT>);
+    const int32_t outs = groups * 16 * MT; /* of a block */
+    const dim3 grid(blocks_for(h.n_rows, outs), (unsigned)h.heads);
+    cudaFuncSetAttribute(few_heads<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int)bytes);
-    many_heads<R><<<grid, MMA_THREADS, bytes, queue>>>(h, shape_of(w), arrays_of(w));
+    few_heads<R, P, MT>
+        <<<grid, FEW_THREADS, bytes, queue>>>(h, shape_of(w), arrays_of(w), outs);
 }
 
-template <int R>
+/* n_blocks share each row's slices. */
+template <int R, int P, int ROWS>
+static __global__ void __launch_bounds__(many_of<R, ROWS>::THREADS, many_of<R, ROWS>::AT_ONCE)
+    many_heads(heads_job h, weight_shape s, weight_arrays a, int n_blocks) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ mma_job job;
+    const int32_t first = (int32_t)blockIdx.z * ROWS;
+    const int32_t col = (int32_t)blockIdx.x / n_blocks * MANY_OUTS;
+    const mma_block block = {min(ROWS, h.rows - first),
+                             h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
+                             min(MANY_OUTS, h.n_rows - col), h.out_f32};
+    name_rows(&job, h, first, block.n_x, col);
+    mma_many<R, P, ROWS>(shared, job, block, s, a, (int)blockIdx.x % n_blocks, n_blocks);
+}
+
+template <int R, int P, int ROWS>
+static void launch_many(hd_stream *stream, const heads_job &h, const hd_weight *w) {
+    const dim3 grid(blocks_for(h.n_rows, MANY_OUTS), (unsigned)h.heads,
+                    blocks_for(h.rows, ROWS));
+    const int64_t blocks = (int64_t)grid.x * grid.y * grid.z;
+    const int n = blocks_of_row<R, P, ROWS>(blocks, w->cols, hd_stream_workers(stream));
+    launch_cluster(many_heads<R, P, ROWS>, grid, many_of<R, ROWS>::THREADS, n,
+                   many_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), h, shape_of(w),
+                   arrays_of(w), n);
+}
+
+template <int R, int P>
 static void launch_rows(hd_stream *s, const heads_job &h, const hd_weight *w) {
-    if (h.rows <= 8) {
-        launch_few<R, 1>(s, h, w);
-    } else if (h.rows <= 16) {
-        launch_few<R, 2>(s, h, w);
-    } else if (h.rows <= 32) {
-        launch_few<R, 4>(s, h, w);
+    if (h.rows > 32) return launch_many<R, P, 64>(s, h, w);
+    if (h.rows > FEW_ROWS) return launch_many<R, P, 32>(s, h, w);
+    const few_plan plan = plan_few(h.n_rows, h.heads, hd_stream_workers(s));
+    if (plan.tiles == 1) {
+        launch_few<R, P, 1>(hd_cuda_stream(s), h, w, plan.groups);
     } else {
-        launch_many<R>(hd_cuda_stream(s), h, w);
+        launch_few<R, P, 2>(hd_cuda_stream(s), h, w, plan.groups);
     }
 }
 
+template <int P>
 static void multiply_heads(hd_stream *s, const heads_job &h, const hd_weight *w) {
     cudaStream_t queue = hd_cuda_stream(s);
     if (h.rows == 0) return;
-    switch (reading_of(w)) {
+    switch (reading_of(w, x_fits(h.x, h.x_stride, h.x_head))) {
     case READ_BF16:
-        return launch_rows<READ_BF16>(s, h, w);
+        return launch_rows<READ_BF16, P>(s, h, w);
     case READ_E4M3:
-        return launch_rows<READ_E4M3>(s, h, w);
+        return launch_rows<READ_E4M3, P>(s, h, w);
     case READ_E2M1:
-        return launch_rows<READ_E2M1>(s, h, w);
+        return launch_rows<READ_E2M1, P>(s, h, w);
     case READ_F32:
         if (h.rows == 1) return launch_product<READ_F32, 1, 1>(queue, h, w);
         if (h.rows <= 4) return launch_product<READ_F32, 4, 1>(queue, h, w);
@@ -117,11 +117,8 @@ static void multiply_heads(hd_stream *s, const heads_job &h, const hd_weight *w)
     }
 }
 
-static bool is_aligned(const heads_job &h) {
-    return (uintptr_t)h.x % 16 == 0 && h.x_stride % 4 == 0 && h.x_head % 4 == 0;
-}
-
-void hd_linear_cuda(hd_stream *s, const hd_linear_args *a) {
+template <int P>
+static void linear(hd_stream *s, const hd_linear_args *a) {
     heads_job h = {};
     h.out = a->out ? (void *)a->out : (void *)a->out_f32;
     h.out_f32 = !a->out;
@@ -131,21 +128,30 @@ void hd_linear_cuda(hd_stream *s, const hd_linear_args *a) {
     h.rows = a->rows;
     h.heads = 1;
     h.n_rows = a->w->rows;
-    h.x_aligned = is_aligned(h);
-    multiply_heads(s, h, a->w);
+    multiply_heads<P>(s, h, a->w);
     hd_cuda_check(s, "linear");
 }
 
+void hd_linear_cuda(hd_stream *s, const hd_linear_args *a) {
+    linear<EXACT>(s, a);
+}
+
+void hd_linear_cuda_fast(hd_stream *s, const hd_linear_args *a) {
+    linear<FAST>(s, a);
+}
+
+template <int P>
 static void mix(hd_stream *s, const heads_job &h, const hd_weight *w) {
     if (h.rows == 0) return;
     if (turned_fits(h, w)) {
-        launch_turned(hd_cuda_stream(s), h, w);
+        launch_turned<P>(hd_cuda_stream(s), h, w);
     } else {
         launch_mix(hd_cuda_stream(s), h, w);
     }
 }
 
-void hd_linear_heads_cuda(hd_stream *s, const hd_linear_heads_args *a) {
+template <int P>
+static void linear_heads(hd_stream *s, const hd_linear_heads_args *a) {
     heads_job h = {};
     h.out = a->out;
     h.x = acts(a->x);
@@ -158,11 +164,18 @@ void hd_linear_heads_cuda(hd_stream *s, const hd_linear_heads_args *a) {
     h.n_rows = a->n_rows;
     h.first_row = a->first_row;
     h.head_rows = a->head_rows;
-    h.x_aligned = is_aligned(h);
     if (a->transpose) {
-        mix(s, h, a->w);
+        mix<P>(s, h, a->w);
     } else {
-        multiply_heads(s, h, a->w);
+        multiply_heads<P>(s, h, a->w);
     }
     hd_cuda_check(s, "linear_heads");
+}
+
+void hd_linear_heads_cuda(hd_stream *s, const hd_linear_heads_args *a) {
+    linear_heads<EXACT>(s, a);
+}
+
+void hd_linear_heads_cuda_fast(hd_stream *s, const hd_linear_heads_args *a) {
+    linear_heads<FAST>(s, a);
 }

@@ -189,32 +189,36 @@ void hd_permute_cuda(hd_stream *s, const hd_permute_args *a) {
 
 /* ---- combine ---- */
 
-/* A block per token: its choices in order of place, which is the order of experts. */
+/* A block per token and BLOCK columns, all of a column's choices on their way at once: in order
+ * of place, which is the order of experts. */
 static __global__ void __launch_bounds__(BLOCK) combine(hd_combine_args a) {
-    extern __shared__ int32_t sorted[]; /* [top_k] choices */
+    extern __shared__ int32_t sorted[]; /* [top_k] places, then weights */
+    float *weight = reinterpret_cast<float *>(sorted + a.top_k);
     const int64_t t = blockIdx.x;
     const int32_t *place = a.place + t * a.top_k;
+    const int32_t c = (int32_t)(blockIdx.y * BLOCK + threadIdx.x);
     for (int32_t j = threadIdx.x; j < a.top_k; j += BLOCK) {
+        const int32_t own = place[j];
         int32_t rank = 0;
-        for (int32_t k = 0; k < a.top_k; k++) rank += place[k] < place[j];
-        sorted[rank] = j;
+        for (int32_t k = 0; k < a.top_k; k++) rank += place[k] < own;
+        sorted[rank] = own;
+        weight[rank] = a.weight ? a.weight[t * a.top_k + j] : 1.0f;
     }
     __syncthreads();
-    for (int32_t c = threadIdx.x; c < a.cols; c += BLOCK) {
-        double sum = a.shared ? (double)wide(acts(a.shared)[t * a.cols + c]) : 0.0;
-        for (int32_t k = 0; k < a.top_k; k++) {
-            const int32_t j = sorted[k];
-            const double weight = a.weight ? (double)a.weight[t * a.top_k + j] : 1.0;
-            sum += weight * (double)wide(acts(a.y)[(int64_t)place[j] * a.cols + c]);
-        }
-        acts(a.out)[t * a.cols + c] = narrow((float)sum);
+    if (c >= a.cols) return;
+    double sum = a.shared ? (double)wide(acts(a.shared)[t * a.cols + c]) : 0.0;
+#pragma unroll 8
+    for (int32_t k = 0; k < a.top_k; k++) {
+        sum += (double)weight[k] * (double)wide(acts(a.y)[(int64_t)sorted[k] * a.cols + c]);
     }
+    acts(a.out)[t * a.cols + c] = narrow((float)sum);
 }
 
 void hd_combine_cuda(hd_stream *s, const hd_combine_args *a) {
     if (a->rows == 0) return;
-    const size_t bytes = (size_t)a->top_k * sizeof(int32_t);
+    const size_t bytes = (size_t)a->top_k * (sizeof(int32_t) + sizeof(float));
     const size_t whole = (bytes + 15) / 16 * 16; /* the compiler reads several at once */
-    combine<<<a->rows, BLOCK, whole, hd_cuda_stream(s)>>>(*a);
+    const dim3 grid((unsigned)a->rows, blocks_for(a->cols, BLOCK));
+    combine<<<grid, BLOCK, whole, hd_cuda_stream(s)>>>(*a);
     hd_cuda_check(s, "combine");
 }

@@ -32,15 +32,14 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cp
                       hd_precision precision, hd_err *err) {
     const hd_cpu_options one = {.n_threads = 1, .pin = cpu->pin};
     *d = NULL;
-    if (precision == HD_FAST && strcmp(backend, "cpu") != 0) {
+    if (precision == HD_FAST && strcmp(backend, "ref") == 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "precision fast is the cpu backend's; backend '%s' has one precision",
-                       backend);
+                       "the ref backend has one precision; precision fast is for cpu and cuda");
     }
     if (strcmp(backend, "cuda") == 0) {
         HD_TRY(hd_device_open_cuda(d, 0, err));
 #ifdef HD_CUDA
-        hd_ops_init_cuda(t);
+        hd_ops_init_cuda(t, precision);
 #endif
         return HD_OK;
     }

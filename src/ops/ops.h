@@ -565,8 +565,9 @@ static inline hd_act *hd_act_at(const hd_ops *ops, hd_act *x, int64_t at) {
     return (hd_act *)((uint8_t *)x + at * ops->act_bytes);
 }
 
-/* How the CPU multiplies by FP8 and FP4 matrices: with the values as they are, in float32, or
- * with 8-bit whole numbers near them (docs/numerics.md). */
+/* How products are made: of the values as they are, in float32, or of narrower numbers near them.
+ * CPU: 8-bit whole numbers for FP8 and FP4 matrices; CUDA: bfloat16 and half precision
+ * (docs/numerics.md). */
 typedef enum hd_precision { HD_EXACT, HD_FAST } hd_precision;
 
 /* By name, "exact" or "fast"; NULL is the default. */
@@ -582,10 +583,10 @@ hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err);
 /* Each fills every entry: the reference first, then what cpu_flags (base/cpu.h) allow. */
 void hd_ops_init_ref(hd_ops *t);
 void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags, hd_precision precision);
-void hd_ops_init_cuda(hd_ops *t); /* in builds with HD_CUDA */
+void hd_ops_init_cuda(hd_ops *t, hd_precision precision); /* in builds with HD_CUDA */
 
-/* Opens the device of a backend, "ref", "cpu" or "cuda", and fills the table of its ops. Only the
- * CPU knows HD_FAST. */
+/* Opens the device of a backend, "ref", "cpu" or "cuda", and fills the table of its ops. "ref" has
+ * HD_EXACT only. */
 hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cpu_options *cpu,
                       hd_precision precision, hd_err *err);
 

@@ -54,25 +54,52 @@ void hd_add_cuda(hd_stream *s, const hd_add_args *a) {
     hd_cuda_check(s, "add");
 }
 
+constexpr int NORM_EACH = 8; /* elements of a row that a thread has on their way at once */
+
 /* A block per row. Sums are double: norms cost little, and their error would reach every
  * element of a row. */
-static __global__ void __launch_bounds__(BLOCK) rms_norm(hd_rms_norm_args a) {
+template <int THREADS>
+static __global__ void __launch_bounds__(THREADS) rms_norm(hd_rms_norm_args a) {
     const cuda_act *x = acts(a.x) + blockIdx.x * stride_or(a.x_stride, a.cols);
     cuda_act *out = acts(a.out) + blockIdx.x * stride_or(a.out_stride, a.cols);
     double sum = 0.0;
-    for (int32_t c = threadIdx.x; c < a.cols; c += BLOCK) {
-        sum += (double)wide(x[c]) * (double)wide(x[c]);
+    float own[NORM_EACH];
+    for (int32_t first = threadIdx.x; first < a.cols; first += THREADS * NORM_EACH) {
+#pragma unroll
+        for (int i = 0; i < NORM_EACH; i++) {
+            const int32_t c = first + i * THREADS;
+            own[i] = c < a.cols ? wide(x[c]) : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < NORM_EACH; i++) sum += (double)own[i] * (double)own[i];
     }
-    sum = block_sum<BLOCK>(sum);
+    sum = block_sum<THREADS>(sum);
     const float scale = (float)(1.0 / sqrt(sum / a.cols + (double)a.eps));
-    for (int32_t c = threadIdx.x; c < a.cols; c += BLOCK) {
-        out[c] = narrow(wide(x[c]) * scale * (a.weight ? a.weight[c] : 1.0f));
+    for (int32_t first = threadIdx.x; first < a.cols; first += THREADS * NORM_EACH) {
+        float weight[NORM_EACH];
+#pragma unroll
+        for (int i = 0; i < NORM_EACH; i++) {
+            const int32_t c = first + i * THREADS;
+            own[i] = c < a.cols ? wide(x[c]) : 0.0f;
+            weight[i] = c < a.cols && a.weight ? a.weight[c] : 1.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < NORM_EACH; i++) {
+            const int32_t c = first + i * THREADS;
+            if (c < a.cols) out[c] = narrow(own[i] * scale * weight[i]);
+        }
     }
 }
 
 void hd_rms_norm_cuda(hd_stream *s, const hd_rms_norm_args *a) {
+    constexpr int NARROW = 128, WIDE = 512;
+    cudaStream_t queue = hd_cuda_stream(s);
     if (a->rows == 0) return;
-    rms_norm<<<a->rows, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    if (a->cols <= NARROW * NORM_EACH) {
+        rms_norm<NARROW><<<a->rows, NARROW, 0, queue>>>(*a);
+    } else {
+        rms_norm<WIDE><<<a->rows, WIDE, 0, queue>>>(*a);
+    }
     hd_cuda_check(s, "rms_norm");
 }
 

@@ -2,13 +2,14 @@
  *
  * The arithmetic is that of sample_internal.h, step by step and unfused, in whole numbers of
  * 2^-40: the token is the CPU's for the same logits. The place where top-k or top-p cuts is
- * found in a histogram over the scaled score, then bit by bit over (score, id) among the
+ * found in a histogram over the scaled score, then digit by digit over (score, id) among the
  * candidates of one bin. Bounded by reading the logits a few times from the L2 cache. */
 #include "ops/cuda_internal.cuh"
 #include "ops/philox_internal.cuh"
 
 constexpr int THREADS = 1024, WARPS = THREADS / WARP, BINS = THREADS;
-constexpr int BINS_PER_UNIT = 34;  /* of the scaled score; 30 units */
+constexpr int BINS_PER_UNIT = 34;                       /* of the scaled score; 30 units */
+constexpr int DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS; /* of a rank; what one may be */
 constexpr uint32_t DRAW_TOKEN = 1; /* high counter word of the draws of tokens */
 
 typedef unsigned long long whole; /* what 64-bit atomics take */
@@ -214,30 +215,40 @@ static __device__ void fill_bins(const row_state &r, tally *bin) {
     __syncthreads();
 }
 
-/* The rank at which the listed candidates, with what is above them, reach need. */
+/* The rank at which the listed candidates, with what is above them, reach need: digit by digit, in
+ * tallies of those that share the digits before. */
 static __device__ whole narrow_down(const row_state &r, int32_t n, tally *above, whole need,
                                     bool by_weight) {
+    __shared__ tally bin[DIGITS]; /* the highest digit first */
+    __shared__ tally before;
+    __shared__ whole digit;
+    const bool own_bin = threadIdx.x < DIGITS;
     whole prefix = 0, mask = 0;
-    for (int bit = 63; bit >= 0; bit--) {
-        const whole one = 1ull << bit;
-        tally upper = {};
+    for (int shift = 64 - DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
+        if (own_bin) bin[threadIdx.x] = {};
+        __syncthreads();
         for (int32_t i = threadIdx.x; i < n; i += THREADS) {
             const int32_t id = r.list[i];
             const whole rank = rank_of(r.y[id], id);
-            if ((rank & mask) != prefix || !(rank & one)) continue;
-            upper.n++;
-            upper.weight += weight_of(scaled_at(r, id));
+            if ((rank & mask) != prefix) continue;
+            tally *to = &bin[DIGITS - 1 - (rank >> shift & (DIGITS - 1))];
+            atomicAdd(&to->n, 1);
+            atomicAdd(&to->weight, weight_of(scaled_at(r, id)));
         }
-        upper.n = block_sum<THREADS>(upper.n);
-        upper.weight = block_sum<THREADS>(upper.weight);
-        mask |= one;
-        const whole reached = by_weight ? above->weight + upper.weight : above->n + upper.n;
-        if (reached >= need) {
-            prefix |= one;
-        } else {
-            above->n += upper.n;
-            above->weight += upper.weight;
+        __syncthreads();
+        const tally own = own_bin ? bin[threadIdx.x] : tally{};
+        const tally upto = {above->n + block_scan(own.n),
+                            above->weight + block_scan(own.weight)};
+        const whole reached = by_weight ? upto.weight : upto.n;
+        const whole start = reached - (by_weight ? own.weight : own.n);
+        if (start < need && reached >= need) {
+            digit = DIGITS - 1 - threadIdx.x;
+            before = {upto.n - own.n, upto.weight - own.weight};
         }
+        __syncthreads();
+        prefix |= digit << shift;
+        mask |= (whole)(DIGITS - 1) << shift;
+        *above = before;
     }
     return prefix;
 }
@@ -404,6 +415,7 @@ static __device__ void report(const hd_sample_args &a, const row_state &r, int32
 /* The rank of the largest of x, 0 for nothing but -inf, the highest if one is broken. */
 static __device__ whole survey(const float *x, int32_t n) {
     whole best = 0;
+#pragma unroll 8
     for (int32_t i = threadIdx.x; i < n; i += THREADS) {
         const whole rank = is_broken(x[i])         ? ~0ull
                            : x[i] == -CUDART_INF_F ? 0

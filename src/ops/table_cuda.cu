@@ -1,11 +1,15 @@
 /* table_cuda.cu - the table of the CUDA operators. */
 #include "ops/cuda_internal.cuh"
 
-extern "C" void hd_ops_init_cuda(hd_ops *t) {
+extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision) {
     *t = {};
-    t->name = "cuda";
+    t->name = precision == HD_FAST ? "cuda, fast" : "cuda";
     t->act_bytes = sizeof(cuda_act);
 #define X(op) t->op = hd_##op##_cuda;
     HD_COMMON_OP_LIST(X)
+#undef X
+    if (precision != HD_FAST) return;
+#define X(op) t->op = hd_##op##_cuda_fast;
+    FAST_OP_LIST(X)
 #undef X
 }

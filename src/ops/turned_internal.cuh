@@ -2,7 +2,7 @@
  * out[r, h, c] = sum over i of x[r, h, i] * W[first + i, c].
  *
  * On the tensor cores where the matrix is that of a checkpoint: as in mma_internal.cuh x is
- * three bfloat16 numbers and a span of 64 rows of W is summed from zero, then taken times its
+ * P bfloat16 numbers and a span of 64 rows of W is summed from zero, then taken times its
  * scale, in order. A lane reads four columns of four rows of W and turns them in registers. Any
  * other matrix in ordinary arithmetic, a thread per column. What a row of x becomes does not
  * depend on the others. */
@@ -17,7 +17,7 @@ struct heads_job {
     const cuda_act *x;
     int64_t out_stride, out_head, x_stride, x_head;
     int32_t rows, heads, n_rows, first_row, head_rows;
-    bool out_f32, x_aligned; /* rows of x are aligned to 16 bytes */
+    bool out_f32;
 };
 
 /* ---- on the tensor cores: a warp per head, 32 columns and 8 * NT rows of x ---- */
@@ -27,13 +27,13 @@ constexpr int TURNED_DEPTH = 128;                                /* rows of W at
 constexpr int TURNED_STEPS = TURNED_DEPTH / 16, SPAN_STEPS = SPAN / 16;
 
 /* x of TURNED_DEPTH rows of W: a lane's four rows as two pairs. */
-template <int NT>
+template <int P, int NT>
 struct turned_x {
-    uint2 at[PARTS][TURNED_STEPS][8 * NT][4];
+    uint2 at[P][TURNED_STEPS][8 * NT][4];
 };
 
-template <int NT>
-static __device__ __forceinline__ void load_turned(turned_x<NT> *to, const heads_job &h,
+template <int P, int NT>
+static __device__ __forceinline__ void load_turned(turned_x<P, NT> *to, const heads_job &h,
                                                    int32_t first, int32_t depth, int32_t n) {
     const int32_t head = (int32_t)blockIdx.y;
     for (int i = threadIdx.x; i < 8 * NT * TURNED_STEPS * 4; i += TURNED_WARPS * WARP) {
@@ -44,16 +44,9 @@ static __device__ __forceinline__ void load_turned(turned_x<NT> *to, const heads
 #pragma unroll
         for (int k = 0; k < 4; k++) f[k] = first + row < h.rows && at < n ? wide(x[k]) : 0.0f;
 #pragma unroll
-        for (int p = 0; p < PARTS; p++) {
-            uint32_t pair[2];
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                const __nv_bfloat162 two = __floats2bfloat162_rn(f[2 * k], f[2 * k + 1]);
-                pair[k] = *reinterpret_cast<const uint32_t *>(&two);
-                f[2 * k] -= __uint_as_float(pair[k] << 16);
-                f[2 * k + 1] -= __uint_as_float(pair[k] & 0xffff0000u);
-            }
-            to->at[p][step][row][quarter] = make_uint2(pair[0], pair[1]);
+        for (int p = 0; p < P; p++) {
+            const uint32_t low = take_pair(&f[0], &f[1]), high = take_pair(&f[2], &f[3]);
+            to->at[p][step][row][quarter] = make_uint2(low, high);
         }
     }
 }
@@ -106,10 +99,10 @@ static __device__ __forceinline__ void turn(uint32_t (*a)[4], const turned_raw<R
     }
 }
 
-template <int R, int NT>
+template <int R, int P, int NT>
 static __global__ void __launch_bounds__(TURNED_WARPS *WARP)
     turned_heads(heads_job h, weight_shape s, weight_arrays a) {
-    __shared__ turned_x<NT> xs;
+    __shared__ turned_x<P, NT> xs;
     const int lane = threadIdx.x % WARP, g = lane / 4, q = lane % 4;
     const int32_t head = (int32_t)blockIdx.y, first = (int32_t)blockIdx.z * 8 * NT;
     const int32_t col =
@@ -119,7 +112,7 @@ static __global__ void __launch_bounds__(TURNED_WARPS *WARP)
     float acc[2][NT][4] = {};
     for (int32_t depth = 0; depth < h.n_rows; depth += TURNED_DEPTH) {
         __syncthreads(); /* the rows before are done with */
-        load_turned<NT>(&xs, h, first, depth, h.n_rows);
+        load_turned<P, NT>(&xs, h, first, depth, h.n_rows);
         __syncthreads();
         for (int span = 0; span < TURNED_DEPTH / SPAN && !idle; span++) {
             const int32_t row = row0 + depth + span * SPAN;
@@ -136,12 +129,15 @@ static __global__ void __launch_bounds__(TURNED_WARPS *WARP)
                 uint32_t tile[2][4];
                 turn<R>(tile, raw[k]);
 #pragma unroll
-                for (int t = 0; t < NT; t++) {
+                for (int p = P - 1; p >= 0; p--) {
+                    uint2 b[NT];
 #pragma unroll
-                    for (int p = PARTS - 1; p >= 0; p--) {
-                        const uint2 b = xs.at[p][span * SPAN_STEPS + k][8 * t + g][q];
-                        mma(d[0][t], tile[0], b.x, b.y);
-                        mma(d[1][t], tile[1], b.x, b.y);
+                    for (int t = 0; t < NT; t++) {
+                        b[t] = xs.at[p][span * SPAN_STEPS + k][8 * t + g][q];
+                    }
+#pragma unroll
+                    for (int i = 0; i < 2 * NT; i++) {
+                        mma(d[i / NT][i % NT], tile[i / NT], b[i % NT].x, b[i % NT].y);
                     }
                 }
             }
@@ -169,30 +165,31 @@ static __global__ void __launch_bounds__(TURNED_WARPS *WARP)
 
 /* Whole spans of one scale; decided by the matrix alone. */
 static inline bool turned_fits(const heads_job &h, const hd_weight *w) {
-    const reading r = reading_of(w);
+    const reading r = reading_of(w, true);
     if ((r != READ_BF16 && r != READ_E4M3) || h.n_rows % SPAN) return false;
     if (!w->scale) return true;
     return w->block_rows % SPAN == 0 && h.first_row % SPAN == 0 && h.head_rows % SPAN == 0;
 }
 
-template <int R>
+template <int R, int P>
 static void launch_turned_rows(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
     const unsigned cols = blocks_for(w->cols, TURNED_COLS), heads = (unsigned)h.heads;
     if (h.rows <= 8) {
-        turned_heads<R, 1><<<dim3(cols, heads), TURNED_WARPS * WARP, 0, queue>>>(h, shape_of(w),
-                                                                                 arrays_of(w));
+        turned_heads<R, P, 1><<<dim3(cols, heads), TURNED_WARPS * WARP, 0, queue>>>(
+            h, shape_of(w), arrays_of(w));
     } else {
         const dim3 grid(cols, heads, blocks_for(h.rows, 32));
-        turned_heads<R, 4>
+        turned_heads<R, P, 4>
             <<<grid, TURNED_WARPS * WARP, 0, queue>>>(h, shape_of(w), arrays_of(w));
     }
 }
 
+template <int P>
 static void launch_turned(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
-    if (reading_of(w) == READ_BF16) {
-        launch_turned_rows<READ_BF16>(queue, h, w);
+    if (reading_of(w, true) == READ_BF16) {
+        launch_turned_rows<READ_BF16, P>(queue, h, w);
     } else {
-        launch_turned_rows<READ_E4M3>(queue, h, w);
+        launch_turned_rows<READ_E4M3, P>(queue, h, w);
     }
 }
 
@@ -265,7 +262,7 @@ static __global__ void __launch_bounds__(MIX_THREADS) mix_heads(heads_job h, hd_
 static void launch_mix(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
     const dim3 grid(blocks_for(w->cols, MIX_THREADS), (unsigned)h.heads,
                     blocks_for(h.rows, MIX_ROWS));
-    switch (reading_of(w)) {
+    switch (reading_of(w, true)) {
     case READ_F32:
         mix_heads<READ_F32><<<grid, MIX_THREADS, 0, queue>>>(h, *w);
         break;

@@ -103,8 +103,9 @@ static inline bool mma_fits(const hd_weight *w) {
     return w->scale_type == HD_E8M0 || w->scale_type == HD_E4M3;
 }
 
-static inline reading reading_of(const hd_weight *w) {
-    if (w->type == HD_F32 ? !weight_fits(w) : !mma_fits(w)) return READ_ANY;
+/* x_fits: rows of x may be loaded 16 bytes at a time, which only F32 can do without. */
+static inline reading reading_of(const hd_weight *w, bool x_fits) {
+    if (w->type == HD_F32 ? !weight_fits(w) : !mma_fits(w) || !x_fits) return READ_ANY;
     switch (w->type) {
     case HD_F32:
         return READ_F32;

@@ -62,11 +62,14 @@ static int open_gpu(void) {
     if (hd_stream_open(&fix.gpu_stream, fix.gpu, NULL) != HD_OK) return -1;
     if (hd_stream_reserve(fix.gpu_stream, scratch, NULL) != HD_OK) return -1;
     add_table(fix.table, &fix.n_tables, &t);
+#ifdef HD_CUDA
+    hd_ops_init_cuda(&fix.gpu_fast, HD_FAST);
+#endif
     return 0;
 }
 
 hd_stream *stream_for(const hd_ops *ops, hd_stream *s) {
-    return strcmp(ops->name, "cuda") == 0 ? fix.gpu_stream : s;
+    return strncmp(ops->name, "cuda", 4) == 0 ? fix.gpu_stream : s;
 }
 
 void finish(const char *what, hd_stream *s) {
@@ -460,6 +463,12 @@ static void check_fast(const op_case *c, void *const *want) {
     }
 }
 
+static void check_gpu_fast(const op_case *c, void *const *want) {
+    void *base[MAX_OUTS];
+    if (!fix.gpu || c->gpu_fast_tolerance == 0.0) return;
+    check_table(c, &fix.gpu_fast, &c->gpu_fast_tolerance, want, base);
+}
+
 /* The reference has one thread by definition; that a row stands alone it shows in slices. */
 void check_op(const op_case *c) {
     const int32_t mark = taken.n;
@@ -484,6 +493,7 @@ void check_op(const op_case *c) {
         }
     }
     if (c->fast_tolerance > 0.0) check_fast(c, want);
+    check_gpu_fast(c, want);
     forget_to(mark);
 }
 
@@ -495,5 +505,6 @@ void check_on_gpu(const op_case *c) {
     fix.n_cases++;
     run_op(c, &fix.table[0], fix.stream[0], 0, c->rows, want);
     check_table(c, &fix.table[fix.n_tables - 1], c->tolerance, want, base);
+    check_gpu_fast(c, want);
     forget_to(mark);
 }

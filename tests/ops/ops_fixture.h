@@ -9,7 +9,7 @@
  * for sanitizers of the device.
  *
  * An op that --precision fast computes in its own way has a fast_tolerance: then the tables of
- * that precision are asked the same, and all of them must give the same bits. */
+ * that precision are asked the same, and all of them must give the same bits; the GPU's has a tolerance of its own. */
 #ifndef HD_TESTS_OPS_FIXTURE_H
 #define HD_TESTS_OPS_FIXTURE_H
 
@@ -47,6 +47,7 @@ typedef struct ops_fixture {
     hd_stream *stream[N_THREADS]; /* 1, 2, 3 and 5 threads */
     hd_device *gpu;               /* NULL without one */
     hd_stream *gpu_stream;
+    hd_ops gpu_fast; /* its table of --precision fast */
     int32_t n_cases;
     bool poisoned; /* its scratch, once per case: there is a lot of it */
     bool brief;
@@ -66,6 +67,7 @@ struct op_case {
     int32_t width[MAX_OUTS];    /* 4-byte elements of a row of each output */
     double tolerance[MAX_OUTS]; /* relative to |want| + rms of the output; 0: the same bits */
     double fast_tolerance;      /* of output 0; 0: one precision */
+    double gpu_fast_tolerance;  /* the same of the GPU */
     bool whole;                 /* rows cannot be run apart */
     bool cpu_only;              /* a GPU refuses it, or has no such op */
     bool not_recorded;          /* run() does more than queue the op */

@@ -104,9 +104,12 @@ static void attend_case(const attend_shape *sh) {
      * sums, and exp makes that a relative error of the weights. So is the distance to a sink
      * 80 above them, however it is taken. */
     const double tolerance = sh->spread > 2.0f ? 1e-4 : sh->sink == HIGH_SINK ? 2e-5 : 4e-6;
+    const double fast = 8192 * tolerance; /* of 22 bits 8 are left */
+    const bool on_gpu = sh->k_dim <= 576;
     check_op(&(op_case){.name = sh->name,
                         .rows = sh->rows,
                         .n_outs = 1,
+                        .gpu_fast_tolerance = on_gpu ? fast : 0.0,
                         .width = {sh->heads * sh->v_dim},
                         .tolerance = {tolerance},
                         .cpu_only = sh->k_dim > 576,
@@ -285,7 +288,9 @@ static void select_case(const select_shape *sh) {
                               .ratio = sh->ratio,
                               .top_k = sh->top_k,
                               .scale = 0.25f};
+    const bool exact = sh->whole_numbers && sh->width <= 256; /* in few bits too, on a GPU */
     check_op(&(op_case){.name = sh->whole_numbers ? "index_select, ties" : "index_select",
+                        .gpu_fast_tolerance = exact ? 1e-9 : 0.0,
                         .rows = sh->rows,
                         .n_outs = 1,
                         .width = {sh->top_k},

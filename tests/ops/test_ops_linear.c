@@ -14,6 +14,9 @@ static double fast_tolerance(const weight_format *f) {
     return whole ? 0.03 : 0.0;
 }
 
+/* The GPU loses of x what lies beyond bfloat16's eight bits. */
+static const double gpu_fast_tolerance = 0.03;
+
 static const hd_act *act_at(const float *x, int64_t n) {
     return (const hd_act *)(x + n);
 }
@@ -56,6 +59,7 @@ static void linear_shape(const weight_format *f, int32_t rows, int32_t outs, int
                         .width = {strided ? outs + 7 : outs},
                         .tolerance = {product_tolerance},
                         .fast_tolerance = fast_tolerance(f),
+                        .gpu_fast_tolerance = gpu_fast_tolerance,
                         .args = &t,
                         .run = run_linear});
 }
@@ -141,6 +145,7 @@ static void heads_format(const weight_format *f, const heads_shape *sh, bool tra
                         .width = {sh->heads * out_head + 2},
                         .tolerance = {product_tolerance},
                         .fast_tolerance = transpose ? 0.0 : fast_tolerance(f),
+                        .gpu_fast_tolerance = gpu_fast_tolerance,
                         .args = &t,
                         .run = run_heads});
 }
@@ -233,6 +238,7 @@ static void grouped_shape(const weight_format *f, const int32_t *counts, int32_t
                  .width = {places * outs},
                  .tolerance = {product_tolerance},
                  .fast_tolerance = fast_tolerance(f),
+                 .gpu_fast_tolerance = gpu_fast_tolerance,
                  .whole = true,
                  .args = &a,
                  .run = run_grouped};

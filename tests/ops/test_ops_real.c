@@ -10,6 +10,9 @@ enum { E4M3 = 6, E2M1 = 9, BF16 = 2 }; /* of weight_formats */
 /* Sums of up to 16384 products of numbers of both signs. */
 static const double product_tolerance = 4e-6;
 
+/* bfloat16 has eight bits; scales differ between blocks, of which some are all of an output. */
+static const double fast_product_tolerance = 0.03, fast_attend_tolerance = 0.02;
+
 static const hd_act *act_at(const hd_act *x, int64_t n) {
     return (const hd_act *)((const float *)(const void *)x + n);
 }
@@ -56,6 +59,7 @@ void real_linear(void **state) {
                                 .n_outs = 1,
                                 .width = {shapes[i].outs},
                                 .tolerance = {product_tolerance},
+                                .gpu_fast_tolerance = fast_product_tolerance,
                                 .args = &a,
                                 .run = run_linear});
     }
@@ -101,6 +105,7 @@ void real_linear_heads(void **state) {
                                 .n_outs = 1,
                                 .width = {a.out_stride},
                                 .tolerance = {product_tolerance},
+                                .gpu_fast_tolerance = fast_product_tolerance,
                                 .args = &a,
                                 .run = run_heads});
     }
@@ -151,6 +156,7 @@ void real_linear_grouped(void **state) {
                                 .n_outs = 1,
                                 .width = {places * shapes[i].outs},
                                 .tolerance = {product_tolerance},
+                                .gpu_fast_tolerance = fast_product_tolerance,
                                 .whole = true,
                                 .args = &a,
                                 .run = run_grouped});
@@ -207,6 +213,7 @@ static void attend_case(const attend_shape *sh) {
                             .n_outs = 1,
                             .width = {sh->heads * 512},
                             .tolerance = {4e-6},
+                            .gpu_fast_tolerance = fast_attend_tolerance,
                             .args = &a,
                             .run = run_attend});
 }
@@ -277,6 +284,7 @@ void real_index_select(void **state) {
                                 .rows = SELECT_ROWS,
                                 .n_outs = 1,
                                 .width = {shapes[i].top_k},
+                                .gpu_fast_tolerance = 1e-9, /* the same: whole numbers */
                                 .args = &a,
                                 .run = run_select});
     }
