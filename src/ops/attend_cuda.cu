@@ -17,6 +17,7 @@ constexpr int WARP_COLS = 64, V_COLS = WARPS * WARP_COLS; /* of the sum: a warp'
 constexpr int M_TILES = HEADS / 16, N_TILES = WARP_COLS / 8, KEY_STEPS = TILE / 16;
 constexpr int OWN_HEADS = HEADS / WARPS, OWN_KEYS = TILE / WARPS; /* of a warp */
 constexpr int SCORE_GROUPS = WARPS / M_TILES;                     /* of columns of a score */
+constexpr int UNITS = 3; /* of eight columns of a key, of a lane at once: all of 576 */
 constexpr size_t MAX_SHARED = 227 * 1024;
 
 /* ---- the keys of a row ---- */
@@ -380,7 +381,7 @@ static __device__ block_state open_block(uint8_t *shared, const hd_attend_args &
     load_keys(keys_at(s.rows, 0), a, found, s.quads);
     wait_copies<1>();
     __syncwarp();
-    convert_rows<P, OWN_HEADS>(s.rows.q, own, s.q_shift);
+    convert_rows<P, OWN_HEADS, UNITS>(s.rows.q, own, s.q_shift);
     return s;
 }
 
@@ -400,7 +401,7 @@ static __device__ __forceinline__ void make_parts(const block_state &s, const hd
         int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
         wait_copies<0>();
         __syncwarp();
-        convert_rows<P, OWN_KEYS>(keys_at(b, i), own, shift);
+        convert_rows<P, OWN_KEYS, UNITS>(keys_at(b, i), own, shift);
 #pragma unroll
         for (int t = 0; t < OWN_KEYS; t++) {
             if (lane == t) key_shift[own + t] = shift[t];

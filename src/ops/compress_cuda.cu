@@ -3,7 +3,7 @@
  * blocks stride through them. */
 #include "ops/cuda_internal.cuh"
 
-constexpr int STRIDE_BLOCKS = 128, MIX_THREADS = 512, MAX_THREADS = 1024;
+constexpr int ALL_BLOCKS = 512, SEQ_BLOCKS = 128, MIX_THREADS = 512, MAX_THREADS = 1024;
 constexpr int AT_ONCE = 8; /* slots of a channel on their way */
 
 /* A thread per column: what a block waits for, it waits for once. */
@@ -137,9 +137,10 @@ static __global__ void __launch_bounds__(MAX_THREADS) save_state(hd_compress_arg
 }
 
 void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
-    const dim3 grid(STRIDE_BLOCKS, (unsigned)a->seqs.n);
     cudaStream_t queue = hd_cuda_stream(s);
     if (a->seqs.n == 0) return;
+    const unsigned each = blocks_for(ALL_BLOCKS, a->seqs.n);
+    const dim3 grid(each < SEQ_BLOCKS ? each : SEQ_BLOCKS, (unsigned)a->seqs.n);
     const size_t shared =
         2 * (size_t)a->ratio * sizeof(token_row) + (size_t)a->entries.width * sizeof(float);
     const unsigned threads = threads_for(a->state.width / 2);

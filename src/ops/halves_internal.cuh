@@ -117,9 +117,8 @@ static __device__ __forceinline__ uint32_t bf16_pair_of(float a, float b) {
     return *reinterpret_cast<const uint32_t *>(&pair);
 }
 
-constexpr int UNITS = 3; /* of eight columns, of a lane at once */
-
-/* Units first + lane, + WARP, ... of a row as floats, zeros behind the last. */
+/* Units of eight columns first + lane, + WARP, ... of a row as floats, zeros behind the last. */
+template <int UNITS>
 static __device__ __forceinline__ void get_units(float (*to)[8], const half_rows &r, int row,
                                                  int first) {
 #pragma unroll
@@ -137,7 +136,7 @@ static __device__ __forceinline__ void get_units(float (*to)[8], const half_rows
     }
 }
 
-template <int P>
+template <int P, int UNITS>
 static __device__ __forceinline__ void put_units(const half_rows &r, int row, int first,
                                                  const float (*x)[8], float factor) {
 #pragma unroll
@@ -161,31 +160,32 @@ static __device__ __forceinline__ void put_units(const half_rows &r, int row, in
     }
 }
 
-/* A row that the warp itself loaded. The biased exponent of what undoes its shift, 1 to 253. */
-template <int P>
+/* A row that the warp itself loaded, UNITS of a lane at once. The biased exponent of what undoes
+ * its shift, 1 to 253. */
+template <int P, int UNITS>
 static __device__ __forceinline__ int convert_row(const half_rows &r, int row) {
     float x[UNITS][8], top = 0.0f;
     int shift = NO_SHIFT;
     if (P == EXACT) { /* a row of one turn is in x then */
         for (int first = 0; first < r.cols / 8; first += UNITS * WARP) {
-            get_units(x, r, row, first);
+            get_units<UNITS>(x, r, row, first);
 #pragma unroll
             for (int i = 0; i < UNITS * 8; i++) top = fmaxf(top, fabsf(x[i / 8][i % 8]));
         }
         shift = max((int)(__float_as_uint(warp_max(top)) >> 23) - TOP_BIT, 1);
     }
     for (int first = 0; first < r.cols / 8; first += UNITS * WARP) {
-        if (P != EXACT || r.cols / 8 > UNITS * WARP) get_units(x, r, row, first);
-        put_units<P>(r, row, first, x, power_of_two(254 - shift));
+        if (P != EXACT || r.cols / 8 > UNITS * WARP) get_units<UNITS>(x, r, row, first);
+        put_units<P, UNITS>(r, row, first, x, power_of_two(254 - shift));
     }
     return shift;
 }
 
 /* Rows [first, first + N). */
-template <int P, int N>
+template <int P, int N, int UNITS>
 static __device__ __forceinline__ void convert_rows(const half_rows &r, int first, int *shift) {
 #pragma unroll
-    for (int i = 0; i < N; i++) shift[i] = convert_row<P>(r, first + i);
+    for (int i = 0; i < N; i++) shift[i] = convert_row<P, UNITS>(r, first + i);
 }
 
 /* ---- fragments and products ---- */

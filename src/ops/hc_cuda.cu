@@ -5,7 +5,7 @@
 #include "ops/cuda_internal.cuh"
 
 constexpr int MAX_MIX = 2 * HD_MAX_HC + HD_MAX_HC * HD_MAX_HC;
-constexpr int MANY_ROWS = 4, MANY_MIX = 4; /* of a block of mix_values, where there are many */
+constexpr int MANY_ROWS = 8, MANY_MIX = 5; /* of a block of mix_values, where there are many */
 constexpr int STRETCH = 8 * BLOCK;         /* columns of a block of mix_values */
 
 /* Row r's products with fn [n] and, behind them, its sum of squares, of every stretch. */
@@ -23,11 +23,11 @@ static __host__ __device__ __forceinline__ int32_t stretches_of(int32_t cols) {
 /* ROWS rows of x times MIX rows of fn, the squares standing for row n, over one stretch. Every
  * sum has the same order for every ROWS and MIX. */
 template <int ROWS, int MIX>
-static __global__ void __launch_bounds__(BLOCK) mix_values(mixes a) {
+static __global__ void __launch_bounds__(BLOCK, 2) mix_values(mixes a) {
     const int32_t r0 = (int32_t)blockIdx.x * ROWS, i0 = (int32_t)blockIdx.y * MIX;
     const int32_t begin = (int32_t)blockIdx.z * STRETCH, end = min(begin + STRETCH, a.cols);
     double sum[ROWS][MIX] = {};
-#pragma unroll 8
+#pragma unroll ROWS == 1 ? 8 : 1
     for (int32_t c = begin + (int32_t)threadIdx.x; c < end; c += BLOCK) {
         double x[ROWS];
 #pragma unroll
@@ -42,17 +42,18 @@ static __global__ void __launch_bounds__(BLOCK) mix_values(mixes a) {
             for (int r = 0; r < ROWS; r++) sum[r][i] = fma(square ? x[r] : f, x[r], sum[r][i]);
         }
     }
+    __shared__ double part[BLOCK / WARP][ROWS * MIX];
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-#pragma unroll
-        for (int i = 0; i < MIX; i++) {
-            const double all = block_sum<BLOCK>(sum[r][i]);
-            if (threadIdx.x == 0 && r0 + r < a.rows && i0 + i <= a.n) {
-                const int64_t part = (int64_t)(r0 + r) * gridDim.z + blockIdx.z;
-                a.value[part * (a.n + 1) + i0 + i] = all;
-            }
-        }
+    for (int k = 0; k < ROWS * MIX; k++) {
+        const double own = warp_sum(sum[k / MIX][k % MIX]);
+        if (threadIdx.x % WARP == 0) part[threadIdx.x / WARP][k] = own;
     }
+    __syncthreads();
+    const int k = threadIdx.x, r = r0 + k / MIX, i = i0 + k % MIX;
+    if (k >= ROWS * MIX || r >= a.rows || i > a.n) return;
+    double all = part[0][k];
+    for (int w = 1; w < BLOCK / WARP; w++) all += part[w][k];
+    a.value[((int64_t)r * gridDim.z + blockIdx.z) * (a.n + 1) + i] = all;
 }
 
 static void mix_rows(cudaStream_t queue, const mixes &a) {

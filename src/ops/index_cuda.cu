@@ -13,6 +13,7 @@ namespace cg = cooperative_groups;
 constexpr int WARPS = BLOCK / WARP, TILE = 64; /* keys that a block scores at once */
 constexpr int HEAD_GROUPS = 4;                 /* of warps, each with every fourth 16 heads */
 constexpr int WARP_KEYS = TILE * HEAD_GROUPS / WARPS, OWN_KEYS = TILE / WARPS;
+constexpr int UNITS = 1; /* of eight columns of a key, of a lane at once */
 constexpr int SELECT_THREADS = 1024;
 constexpr size_t MAX_SHARED = 227 * 1024;
 
@@ -79,7 +80,7 @@ static __device__ void load_queries(const score_block &b, const hd_index_select_
     __syncwarp();
     for (int32_t h = warp; h < heads; h += WARPS) {
         int shift;
-        convert_rows<P, 1>(b.q, h, &shift);
+        convert_rows<P, 1, UNITS>(b.q, h, &shift);
         const float weight =
             h < a.heads ? a.weight[(int64_t)row * a.heads + h] * a.scale : 0.0f;
         if (lane == 0) b.weight[h] = weight * power_of_two(shift);
@@ -179,7 +180,7 @@ static __global__ void __launch_bounds__(BLOCK)
         int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
         wait_copies<0>();
         __syncwarp();
-        convert_rows<P, OWN_KEYS>(keys_at(b, i), own, shift);
+        convert_rows<P, OWN_KEYS, UNITS>(keys_at(b, i), own, shift);
 #pragma unroll
         for (int k = 0; k < OWN_KEYS; k++) {
             if (lane == k) key_shift[own + k] = shift[k];

@@ -19,6 +19,23 @@ struct tally {
     whole n, weight;
 };
 
+/* The same while it grows in shared memory, where only 32-bit numbers are added at once: a weight of
+ * up to 2^40 in pieces of 14 bits, whose sums hold for a vocabulary below 2^18. */
+struct heap {
+    uint32_t n, piece[3];
+};
+
+static __device__ __forceinline__ void add_to(heap *to, whole weight) {
+    atomicAdd(&to->n, 1u);
+    atomicAdd(&to->piece[0], (uint32_t)(weight & 0x3fff));
+    atomicAdd(&to->piece[1], (uint32_t)(weight >> 14 & 0x3fff));
+    atomicAdd(&to->piece[2], (uint32_t)(weight >> 28));
+}
+
+static __device__ __forceinline__ tally tally_of(const heap &h) {
+    return {h.n, h.piece[0] + ((whole)h.piece[1] << 14) + ((whole)h.piece[2] << 28)};
+}
+
 /* ---- the arithmetic of sample_internal.h ---- */
 
 static __device__ __forceinline__ bool is_broken(float logit) {
@@ -195,7 +212,7 @@ static __device__ __forceinline__ int32_t bin_of(float z, whole weight) {
 }
 
 /* The tally of the bins, from the most probable on. */
-static __device__ void fill_bins(const row_state &r, tally *bin) {
+static __device__ void fill_bins(const row_state &r, heap *bin) {
     whole weightless = 0; /* often nearly all, which would queue for one bin */
     bin[threadIdx.x] = {};
     __syncthreads();
@@ -206,12 +223,10 @@ static __device__ void fill_bins(const row_state &r, tally *bin) {
             weightless++;
             continue;
         }
-        tally *to = &bin[bin_of(z, weight)];
-        atomicAdd(&to->n, 1);
-        atomicAdd(&to->weight, weight);
+        add_to(&bin[bin_of(z, weight)], weight);
     }
     weightless = block_sum<THREADS>(weightless);
-    if (threadIdx.x == 0) bin[BINS - 1].n += weightless;
+    if (threadIdx.x == 0) bin[BINS - 1].n += (uint32_t)weightless;
     __syncthreads();
 }
 
@@ -219,7 +234,7 @@ static __device__ void fill_bins(const row_state &r, tally *bin) {
  * tallies of those that share the digits before. */
 static __device__ whole narrow_down(const row_state &r, int32_t n, tally *above, whole need,
                                     bool by_weight) {
-    __shared__ tally bin[DIGITS]; /* the highest digit first */
+    __shared__ heap bin[DIGITS]; /* the highest digit first */
     __shared__ tally before;
     __shared__ whole digit;
     const bool own_bin = threadIdx.x < DIGITS;
@@ -231,12 +246,11 @@ static __device__ whole narrow_down(const row_state &r, int32_t n, tally *above,
             const int32_t id = r.list[i];
             const whole rank = rank_of(r.y[id], id);
             if ((rank & mask) != prefix) continue;
-            tally *to = &bin[DIGITS - 1 - (rank >> shift & (DIGITS - 1))];
-            atomicAdd(&to->n, 1);
-            atomicAdd(&to->weight, weight_of(scaled_at(r, id)));
+            add_to(&bin[DIGITS - 1 - (rank >> shift & (DIGITS - 1))],
+                   weight_of(scaled_at(r, id)));
         }
         __syncthreads();
-        const tally own = own_bin ? bin[threadIdx.x] : tally{};
+        const tally own = own_bin ? tally_of(bin[threadIdx.x]) : tally{};
         const tally upto = {above->n + block_scan(own.n),
                             above->weight + block_scan(own.weight)};
         const whole reached = by_weight ? upto.weight : upto.n;
@@ -255,11 +269,11 @@ static __device__ whole narrow_down(const row_state &r, int32_t n, tally *above,
 
 /* Where the most probable candidates together reach need, as many or as heavy. Gives their
  * weight; without so many the limit stays as it is. */
-static __device__ whole cut(const row_state &r, const tally *bin, limit *at, whole need,
+static __device__ whole cut(const row_state &r, const heap *bin, limit *at, whole need,
                             bool by_weight) {
     __shared__ int32_t n_listed, wanted;
     __shared__ tally before;
-    const tally own = bin[threadIdx.x];
+    const tally own = tally_of(bin[threadIdx.x]);
     const tally upto = {block_scan(own.n), block_scan(own.weight)};
     const whole reached = by_weight ? upto.weight : upto.n;
     const whole start = by_weight ? upto.weight - own.weight : upto.n - own.n;
@@ -287,7 +301,7 @@ static __device__ whole cut(const row_state &r, const tally *bin, limit *at, who
     return above.weight + weight_of(scaled_at(r, id));
 }
 
-static __device__ limit find_limit(const row_state &r, tally *bin) {
+static __device__ limit find_limit(const row_state &r, heap *bin) {
     const hd_sampling &p = *r.p;
     const bool is_nucleus = p.top_p > 0.0f && p.top_p < 1.0f;
     limit at = {0, least_of(p.min_p)};
@@ -297,7 +311,7 @@ static __device__ limit find_limit(const row_state &r, tally *bin) {
     if (p.top_k > 0) {
         total = cut(r, bin, &at, (whole)p.top_k, false);
     } else {
-        total = block_sum<THREADS>(bin[threadIdx.x].weight);
+        total = block_sum<THREADS>(tally_of(bin[threadIdx.x]).weight);
     }
     if (is_nucleus) cut(r, bin, &at, nucleus(p.top_p, total), true);
     return at;
@@ -313,7 +327,7 @@ static __device__ __forceinline__ whole weight_within(const row_state &r, const 
 
 /* Every warp adds up stretches of the vocabulary, one of WARPS * WARP in all per thread; the
  * stretch that holds the drawn number is then walked through by one warp. */
-static __device__ int32_t draw(const row_state &r, int32_t position, tally *bin) {
+static __device__ int32_t draw(const row_state &r, int32_t position, heap *bin) {
     __shared__ whole sum[THREADS];
     __shared__ int32_t stretch, token;
     __shared__ whole left;
@@ -432,7 +446,7 @@ static __device__ __forceinline__ int32_t index_of(whole rank) {
 /* By the scores; changes r.y to them. */
 static __device__ int32_t choose_by_score(const hd_sample_args &a, row_state &r, int32_t row,
                                           float *scratch) {
-    __shared__ tally bin[BINS];
+    __shared__ heap bin[BINS];
     const hd_sampling &p = *r.p;
     const bool masked = a.mask && a.mask_row[row] >= 0;
     const bool banned = a.position[row] < p.ban_until && p.n_ban > 0;
