@@ -180,8 +180,8 @@ typedef enum how { E4M3, E2M1_SHIFTED, E2M1_SCALED } how;
 
 typedef struct meeting {
     const ops_meeting *m;
-    e4m3_table table;                            /* E4M3 */
-    uint32_t shift[OPS_TILE_ROWS][SPARE_BLOCKS]; /* E2M1_SHIFTED */
+    e4m3_table table;                      /* E4M3 */
+    const uint32_t (*shift)[SPARE_BLOCKS]; /* E2M1_SHIFTED: [OPS_TILE_ROWS] */
 } meeting;
 
 static inline __attribute__((always_inline)) quad widen(const meeting *g, how h, int32_t j,
@@ -268,12 +268,11 @@ static bool find_shifts(const ops_meeting *m, uint32_t shift[][SPARE_BLOCKS]) {
 }
 
 bool ops_meet_e2m1_vbmi(const ops_meeting *m) {
-    meeting g; /* what is not of use stays unwritten: it is most of a call with short rows */
-    g.m = m;
-    if (find_shifts(m, g.shift)) {
-        meet(&g, E2M1_SHIFTED);
+    uint32_t shift[OPS_TILE_ROWS][SPARE_BLOCKS];
+    if (find_shifts(m, shift)) {
+        meet(&(meeting){.m = m, .shift = (const uint32_t(*)[SPARE_BLOCKS])shift}, E2M1_SHIFTED);
     } else if (m->block == 16) {
-        meet(&g, E2M1_SCALED);
+        meet(&(meeting){.m = m}, E2M1_SCALED);
     } else {
         return ops_meet_e2m1_avx512(m);
     }
