@@ -102,7 +102,7 @@ static void texts_are_the_same(void **state) {
 static void guided_rows_stay_in_the_step(void **state) {
     (void)state;
     static const char pattern[] = "([a-f]{1,3}[0-9 ]){30,}";
-    static const int32_t forced[] = {UNTHINK + 9, UNTHINK + 4};
+    const int32_t forced[] = {id_of('a'), id_of('1')};
     const hd_grammar_args args = {
         .kind = HD_GRAMMAR_REGEX, .text = pattern, .n = sizeof pattern - 1};
     hd_grammar *form;
