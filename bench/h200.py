@@ -35,6 +35,12 @@ RANKS = [  # name, title, config, layout and load, whether its operators are sho
      "tp=4 --context 30000 --drafts 3 --router sticky", False),
     ("ep4-skewed", "V4-Flash, EP4 rank, 128 requests of 4K, skewed", FLASH,
      "ep=4 --batch 128 --context 4096 --steps 5 --router skewed", False),
+    ("tp4-30k-fast", "V4-Flash, TP4 rank, 30K, 3 drafts, fast", FLASH,
+     "tp=4 --context 30000 --drafts 3 --precision fast", False),
+    ("ep4-fast", "V4-Flash, EP4 rank, 128 requests of 4K, fast", FLASH,
+     "ep=4 --batch 128 --context 4096 --steps 5 --precision fast", False),
+    ("ep72-fast", "V3, EP72 rank, 256 requests of 2K, fast", V3,
+     "ep=72 --batch 256 --context 2048 --steps 5 --precision fast", False),
 ]  # fmt: skip
 ONE = "bench latency models/tiny-v4 --num-prompts 3 --input-len 64 --output-len 300 --draft-tokens"
 MANY = "bench throughput models/tiny-v4 --max-running 256 --num-prompts 256 --input-len 32 --output-len 160 --warmup 256 --draft-tokens"
