@@ -92,7 +92,7 @@ static inline void turn(__m256i out[8], const __m256i in[8]) {
 /* The numbers of a step of one row; gives what they make of its group's scale. */
 static inline float read_step(int8_t out[FAST_STEP], const uint8_t *src, int32_t n,
                               hd_dtype type) {
-    if (n < FAST_STEP) memset(out + n, 0, (size_t)(FAST_STEP - n));
+    if (n < FAST_STEP) memset(out, 0, FAST_STEP);
     if (type == HD_E2M1) {
         read_e2m1(out, src, n);
         return 1.0f;

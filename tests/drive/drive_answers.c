@@ -45,6 +45,7 @@ static const char *model;
 static int n_requests = REQUESTS, n_tokens = TOKENS, n_crowd = CROWD;
 static answer expected[REQUESTS], got[CROWD];
 static long long cached, retracted, accepted;
+static bool drafting; /* the model has what they take; requests for them would be refused */
 
 static void fail(const char *name, const char *what) {
     fprintf(stderr, "%s: %s\n", name, what);
@@ -63,6 +64,19 @@ static hd_engine *open_engine(const way *w) {
     return e;
 }
 
+static bool can_draft(void) {
+    char why[600];
+    hd_engine *e;
+    const hd_engine_options o = {.size = sizeof o,
+                                 .model_dir = model,
+                                 .max_context = 256,
+                                 .threads = 1,
+                                 .need_drafts = true};
+    const bool opened = hd_engine_open(&e, &o, why, sizeof why) == 0;
+    if (opened) hd_engine_close(e);
+    return opened;
+}
+
 /* Prompts share beginnings of several lengths; half of the answers are greedy. */
 static void fill_prompt(int32_t *prompt, int i) {
     for (int k = 0; k < PROMPT; k++)
@@ -77,7 +91,7 @@ static hd_generation request(const way *w, int i, const int32_t *prompt) {
                            .temperature = i % 2 ? 1.0f : 0.0f,
                            .seed = (uint64_t)i,
                            .salt = w->how & SALTED ? (uint64_t)i + 1 : 0,
-                           .draft_tokens = w->drafts,
+                           .draft_tokens = drafting ? w->drafts : 0,
                            .ignore_eos = true};
 }
 
@@ -181,6 +195,7 @@ int main(int argc, char **argv) {
     if (argc != 2 && argc != 3) return 2;
     model = argv[1];
     const bool whole = argc == 2;
+    drafting = can_draft();
     if (!whole) {
         n_requests = SHORT_REQUESTS;
         n_tokens = SHORT_TOKENS;

@@ -175,7 +175,7 @@ def test_L20_memory_that_another_process_holds(refused):
     """What is free is said, and what would be needed; nothing is left behind for the next one."""
     holder = subprocess.Popen([sys.executable, "-c", HOLD, "3000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"
-    line = refused("serve", MODEL, "--port", "0", "--backend", "cuda", "--kv-tokens", 2_000_000, code=4)
+    line = refused("serve", MODEL, "--port", "0", "--backend", "cuda", "--kv-tokens", 4_000_000, code=4)
     needed, free, _ = figures(line)
     assert free < 3000 << 20 < needed
     holder.communicate()
