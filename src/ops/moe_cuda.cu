@@ -103,11 +103,8 @@ static __device__ void choose(const hd_route_rule &rule, const float *choice, ui
             first = min(first, start);
         }
         if (isnan(choice[first])) best = first;
-        if (lane == 0) {
-            expert[k] = best;
-            taken[best] = 1;
-        }
-        __syncwarp();
+        if (lane == 0) expert[k] = best;
+        if (lane == best % WARP) taken[best] = 1; /* the one lane that reads it */
     }
 }
 

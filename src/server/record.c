@@ -303,21 +303,26 @@ static void dump_record(int fd, const record *p) {
     write_all(fd, "\n", 1);
 }
 
+/* Threads that compute one step may crash side by side: the first of them speaks for all. */
 static void on_crash(int signal_number) {
-    const request_records *r = watched;
+    static atomic_flag begun = ATOMIC_FLAG_INIT;
+    static _Thread_local bool ours;
+    const request_records *r = ours ? NULL : watched; /* nor is a crash in here another one */
+    while (!ours && atomic_flag_test_and_set(&begun)) pause();
+    ours = true;
     for (int32_t i = 0; r && i < r->n; i++) {
         if (atomic_load(&r->places[i].call)) dump_record(r->crash_fd, &r->places[i]);
     }
     if (signal_number == SIGBUS && last_words) last_words(signal_number);
-    raise(signal_number); /* the default action was put back: the process ends as it would */
+    signal(signal_number, SIG_DFL);
+    raise(signal_number); /* when this returns the process ends as it would have */
 }
 
 void records_watch_crashes(request_records *r) {
     static const int fatal[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
     if (r->crash_fd < 0) return;
     watched = r;
-    struct sigaction action = {.sa_handler = on_crash, .sa_flags = (int)SA_RESETHAND};
-    struct sigaction before;
+    struct sigaction action = {.sa_handler = on_crash}, before;
     sigemptyset(&action.sa_mask);
     if (sigaction(SIGBUS, NULL, &before) == 0 && before.sa_handler != SIG_DFL &&
         before.sa_handler != SIG_IGN) {
