@@ -157,8 +157,9 @@ free, total, device, context, memory = ctypes.c_size_t(), ctypes.c_size_t(), cty
 assert cuda.cuInit(0) == 0 and cuda.cuDeviceGet(ctypes.byref(device), 0) == 0
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0 and cuda.cuCtxSetCurrent(context) == 0
 assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
-assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(free.value - (int(sys.argv[1]) << 20))) == 0
-print("held", flush=True)
+held = free.value - (int(sys.argv[1]) << 20)
+assert cuda.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(held)) == 0
+print(held, flush=True)
 sys.stdin.read()
 """
 
@@ -174,10 +175,10 @@ def figures(line):
 def test_L20_memory_that_another_process_holds(refused):
     """What is free is said, and what would be needed; nothing is left behind for the next one."""
     holder = subprocess.Popen([sys.executable, "-c", HOLD, "3000"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout.readline() == b"held\n"
+    held = int(holder.stdout.readline())
     line = refused("serve", MODEL, "--port", "0", "--backend", "cuda", "--kv-tokens", 4_000_000, code=4)
-    needed, free, _ = figures(line)
-    assert free < 3000 << 20 < needed
+    needed, free, total = figures(line)
+    assert free < needed and free <= total - held  # other tests may have given some back meanwhile
     holder.communicate()
     assert run_hadal("generate", MODEL, "-p", "x", "--max-tokens", 2, "--backend", "cuda").returncode == 0
 

@@ -79,8 +79,7 @@ void finish(const char *what, hd_stream *s) {
 
 int open_fixture(void **state) {
     (void)state;
-    const char *brief = getenv("HADAL_TEST_BRIEF");
-    fix.brief = brief && strcmp(brief, "1") == 0;
+    fix.brief = is_brief();
     find_tables();
     for (int i = 0; i < N_THREADS; i++) {
         const hd_cpu_options options = {.n_threads = threads[i]};

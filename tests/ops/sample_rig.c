@@ -37,6 +37,7 @@ void open_rig(rig *r, int32_t vocab) {
     const uint32_t have = hd_cpu_features();
     const uint32_t flags[] = {0, have & HD_CPU_AVX2, have & (HD_CPU_AVX2 | HD_CPU_AVX512)};
     memset(r, 0, sizeof *r);
+    r->brief = is_brief();
     hd_ops_init_ref(&r->table[r->n_tables++]);
     for (size_t i = 0; i < HD_LEN(flags); i++) {
         if (i == 0 || flags[i] != flags[i - 1]) {

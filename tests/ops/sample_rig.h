@@ -13,6 +13,8 @@ typedef struct rig {
     int32_t n_tables, n_host_tables;
     hd_device *device[RIG_STREAMS];
     hd_stream *stream[RIG_STREAMS]; /* 1, 2 and 5 threads */
+    bool
+        brief; /* each kind of case once, for tools under which a GPU takes long: tests/gpu.sh */
 } rig;
 
 /* Where a table runs: on s, or on the GPU's stream. */

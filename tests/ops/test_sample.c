@@ -133,14 +133,16 @@ void op_sample(void **state) {
     static const int32_t vocabs[] = {1, 2, 5, 31, 33, 64, 255, 256, 257, 700, 3001};
     rig r;
     open_rig(&r, 3001);
-    for (int32_t round = 0; round < 220; round++) {
+    const int32_t rounds = r.brief ? 22 : 220;
+    const int n_streams = r.brief ? 1 : RIG_STREAMS;
+    for (int32_t round = 0; round < rounds; round++) {
         const int32_t rows = round % 20 == 0 ? 0 : 1 + rig_below(MAX_ROWS);
         step s;
         random_step(&s, rows, vocabs[round % (int32_t)HD_LEN(vocabs)]);
         answer want, got;
         run_sample(&r.table[0], r.stream[0], &s.a, &want);
         for (int32_t t = 1; t < r.n_tables; t++) {
-            for (int i = 0; i < RIG_STREAMS; i++) {
+            for (int i = 0; i < n_streams; i++) {
                 run_sample(&r.table[t], r.stream[i], &s.a, &got);
                 assert_memory_equal(&got, &want, sizeof want);
                 run_apart(&r.table[t], r.stream[i], &s.a, &got);
@@ -230,7 +232,8 @@ static void edges_hold(void **state) {
         s.params[0] = e->params;
         s.mask[0] = (uint32_t)e->mask;
         s.mask_row[0] = e->mask ? 0 : -1;
-        for (s.position[0] = 0; s.position[0] < 50; s.position[0]++) {
+        const int32_t positions = r.brief ? 2 : 50;
+        for (s.position[0] = 0; s.position[0] < positions; s.position[0]++) {
             const int32_t got = one_token(&r, &s);
             if (got != e->token) fail_msg("%s: token %d", e->name, got);
         }
