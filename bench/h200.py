@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measures everything that docs/perf says of a GPU, and writes the tables there.
 
-    bench/h200.py measure FOLDER [ops|torch|ranks|graphs ...]     # on the GPU: results as JSON
+    bench/h200.py measure FOLDER [ops|torch|ranks|graphs|invariance ...]   # on the GPU: results as JSON
     bench/h200.py docs FOLDER                                     # anywhere: tables of docs/perf
 
 HADAL names the program (default build-cuda/hadal), PYTHON the one with torch. What fails is named
@@ -42,6 +42,9 @@ RANKS = [  # name, title, config, layout and load, whether its operators are sho
     ("ep72-fast", "V3, EP72 rank, 256 requests of 2K, fast", V3,
      "ep=72 --batch 256 --context 2048 --steps 5 --precision fast", False),
 ]  # fmt: skip
+MODES = [("exact", []), ("fast", ["--precision", "fast"]), ("free", ["--precision", "fast", "--no-batch-invariance"])]
+COMPARED = ("ep32", "ep72", "ep4")  # ranks, in each mode
+LEAST_ROWS = 64  # of products that are compared
 ONE = "bench latency models/tiny-v4 --num-prompts 3 --input-len 64 --output-len 300 --draft-tokens"
 MANY = "bench throughput models/tiny-v4 --max-running 256 --num-prompts 256 --input-len 32 --output-len 160 --warmup 256 --draft-tokens"
 LITE = "bench latency --dummy-weights tests/configs/v2_lite.json --num-prompts 2 --input-len 64 --output-len 100 --draft-tokens 0"
@@ -70,6 +73,19 @@ def rank_words(config, load):
     return ["bench", "latency", "--backend", "cuda", "--dummy-weights", config, "--emulate-rank", *load.split()]
 
 
+def measure_modes(folder):
+    """Products of many rows and steps of ranks, in each mode, and torch on the same products."""
+    for mode, flags in MODES:
+        out = folder / f"products-{mode}.jsonl"
+        run_into(out, HADAL, "bench", "ops", "--backend", "cuda", "--only", "linear", "--repeat", 5, "--json", *flags)
+        many = [c for c in objects(out) if c["rows"] >= LEAST_ROWS and c["op"] != "linear_grouped" and not c["top_k"]]
+        out.write_text("".join(json.dumps(c) + "\n" for c in many))
+    run_into(folder / "products-torch.jsonl", PYTHON, ROOT / "bench/peers/torch_ops.py", "--json", folder / "products-exact.jsonl")
+    for name, _, config, load, _ in RANKS:
+        for mode, flags in MODES if name in COMPARED else ():
+            run_into(folder / f"step-{name}-{mode}.json", HADAL, *rank_words(config, load), "--json", *flags)
+
+
 def measure(folder, parts):
     folder.mkdir(parents=True, exist_ok=True)
     if "ops" in parts:
@@ -81,6 +97,8 @@ def measure(folder, parts):
     if "ranks" in parts:
         for name, _, config, load, _ in RANKS:
             run_into(folder / f"rank-{name}.json", HADAL, *rank_words(config, load), "--json")
+    if "invariance" in parts:
+        measure_modes(folder)
     if "torch" in parts:
         run_into(folder / "torch.jsonl", PYTHON, ROOT / "bench/peers/torch_ops.py", "--json", folder / "ops.jsonl")
 
@@ -175,8 +193,31 @@ def graphs_table(folder):
     return table(heads, rows) if rows else None
 
 
+def products_table(folder):
+    rows = []
+    modes = [objects(folder / f"products-{mode}.jsonl") for mode, _ in MODES]
+    for exact, fast, free, peer in zip(*modes, objects(folder / "products-torch.jsonl")):
+        rows.append([exact["case"], shape_of(exact), exact["rows"], *(f"{c['us']:.1f}" for c in (exact, fast, free)),
+                     f"{peer['peer_us']:.1f} {peer['peer']}", f"{exact['limit_us']:.1f}",
+                     f"{fast['us'] / free['us']:.2f}"])  # fmt: skip
+    heads = ["case", "shape", "rows", "exact, us", "fast", "without invariance", "torch", "limit", "fast / without"]
+    return table(heads, rows) if rows else None
+
+
+def steps_table(folder):
+    rows = []
+    for name, title, *_ in RANKS:
+        modes = [loaded(folder / f"step-{name}-{mode}.json") for mode, _ in MODES] if name in COMPARED else [None]
+        if all(modes):
+            key = "operator_seconds" if modes[0]["prompt"] else "device_step_seconds"
+            ms = [1e3 * r[key] for r in modes]
+            rows.append([title, *(f"{t:.2f}" for t in ms), f"{1e3 * modes[0]['limit_seconds']:.2f}", f"{ms[1] / ms[2]:.2f}"])
+    heads = ["step", "exact, ms", "fast", "without invariance", "limit", "fast / without"]
+    return table(heads, rows) if rows else None
+
+
 TABLES = {
-    "ops-h200.md": {"cases": ops_table},
+    "ops-h200.md": {"products": products_table, "steps": steps_table, "cases": ops_table},
     "ranks.md": {"steps": ranks_table, "operators": operators_text},
     "graphs.md": {"figures": graphs_table},
 }
@@ -199,7 +240,7 @@ def write_docs(folder):
 
 
 def main():
-    known = ["ops", "graphs", "ranks", "torch"]
+    known = ["ops", "graphs", "ranks", "invariance", "torch"]
     if len(sys.argv) < 3 or sys.argv[1] not in ("measure", "docs") or set(sys.argv[3:]) - set(known):
         sys.exit(__doc__.strip())
     folder = pathlib.Path(sys.argv[2])

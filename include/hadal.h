@@ -36,8 +36,12 @@ typedef struct hd_engine_options {
     const char
         *backend; /* "cpu", "cuda", "ref" for the plain reference, or "null": tokens out of thin
                               air at once, to measure everything but the model */
-    const char *precision; /* of the cpu backend: "exact", the default, or "fast", which rounds
-                                activations and FP8 weights to 8-bit whole numbers */
+    const char
+        *precision; /* of the cpu and cuda backends: "exact", the default, or "fast", which
+                                rounds activations (and on the cpu FP8 weights) before products */
+    bool no_batch_invariance; /* of the cuda backend with "fast": products of many rows by
+                                cuBLASLt, so that an answer's bits depend on what runs beside
+                                it; docs/numerics.md */
     const char
         *mla; /* of V2 and V3 on the cpu backend: "absorbed", the default, or "naive" where
                               a prompt is long, which is faster and not bit for bit the same */

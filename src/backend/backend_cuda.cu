@@ -27,6 +27,8 @@ struct cuda_device {
     int ordinal, n_sms;
     memory *blocks; /* [n_blocks, cap_blocks] */
     size_t n_blocks, cap_blocks;
+    void *kept; /* the ops' */
+    void (*close_kept)(void *kept);
 };
 
 struct cuda_stream {
@@ -81,6 +83,7 @@ void free_block(const memory &m) {
 void close_device(hd_device *base) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
     cudaSetDevice(d->ordinal);
+    if (d->kept) d->close_kept(d->kept);
     for (size_t i = 0; i < d->n_blocks; i++) free_block(d->blocks[i]);
     free(d->blocks);
     free(d);
@@ -420,6 +423,16 @@ const backend_table table = {
 cudaStream_t hd_cuda_stream(hd_stream *s) {
     cudaSetDevice(device_of(s)->ordinal);
     return stream_of(s)->queue;
+}
+
+void hd_cuda_keep(hd_device *base, void *thing, void (*close)(void *thing)) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    d->kept = thing;
+    d->close_kept = close;
+}
+
+void *hd_cuda_kept(hd_stream *s) {
+    return device_of(s)->kept;
 }
 
 void hd_cuda_check(hd_stream *s, const char *op) {

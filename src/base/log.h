@@ -12,29 +12,33 @@
 
 #include "base/status.h"
 
+HD_BEGIN_C
+
 typedef enum hd_log_level { HD_LOG_DEBUG, HD_LOG_INFO, HD_LOG_WARN, HD_LOG_ERROR } hd_log_level;
 
 /* Lines below level are dropped. The default is HD_LOG_INFO, to standard error. */
 void hd_log_set(hd_log_level level, int fd);
 
+typedef enum hd_log_kind { HD_LOG_TEXT, HD_LOG_INT, HD_LOG_REAL } hd_log_kind;
+
 typedef struct hd_log_field {
     const char *key;
-    enum { HD_LOG_TEXT, HD_LOG_INT, HD_LOG_REAL } kind;
+    hd_log_kind kind;
     const char *text;
     int64_t integer;
     double real;
 } hd_log_field;
 
 static inline hd_log_field hd_log_text(const char *key, const char *value) {
-    return (hd_log_field){.key = key, .kind = HD_LOG_TEXT, .text = value};
+    return (hd_log_field){key, HD_LOG_TEXT, value, 0, 0};
 }
 
 static inline hd_log_field hd_log_int(const char *key, int64_t value) {
-    return (hd_log_field){.key = key, .kind = HD_LOG_INT, .integer = value};
+    return (hd_log_field){key, HD_LOG_INT, NULL, value, 0};
 }
 
 static inline hd_log_field hd_log_real(const char *key, double value) {
-    return (hd_log_field){.key = key, .kind = HD_LOG_REAL, .real = value};
+    return (hd_log_field){key, HD_LOG_REAL, NULL, 0, value};
 }
 
 void hd_log_write(hd_log_level level, const char *event, const hd_log_field *fields, int n);
@@ -45,5 +49,7 @@ int64_t hd_log_dropped(void); /* lines so far */
 #define HD_LOG(level, event, ...)                                       \
     hd_log_write((level), (event), (const hd_log_field[]){__VA_ARGS__}, \
                  (int)HD_LEN(((const hd_log_field[]){__VA_ARGS__})))
+
+HD_END_C
 
 #endif

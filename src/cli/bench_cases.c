@@ -79,10 +79,9 @@ static hd_status take_all(op_bench *b, hd_err *err) {
     return hd_stream_sync(b->stream, err);
 }
 
-static hd_status open_bench(op_bench *b, const char *backend, hd_precision precision,
+static hd_status open_bench(op_bench *b, const char *backend, const hd_ops_options *options,
                             hd_err *err) {
-    const hd_cpu_options cpu = {0};
-    HD_TRY(hd_ops_open(&b->ops, &b->device, backend, &cpu, precision, err));
+    HD_TRY(hd_ops_open(&b->ops, &b->device, backend, options, err));
     HD_TRY(hd_stream_open(&b->stream, b->device, err));
     HD_TRY(hd_stream_reserve(b->stream, hd_ops_scratch_bytes(CASE_INTS, CASE_INTS), err));
     return take_all(b, err);
@@ -198,11 +197,11 @@ static void print_json(const op_bench *b, const case_result *r) {
     json_decref(j);
 }
 
-hd_status bench_cases(const char *backend, hd_precision precision, const char *only,
+hd_status bench_cases(const char *backend, const hd_ops_options *options, const char *only,
                       int32_t rounds, bool json, hd_err *err) {
     op_bench *b = calloc(1, sizeof *b);
     if (!b) return HD_FAIL(err, HD_ENOMEM, "no memory for a bench");
-    hd_status st = open_bench(b, backend, precision, err);
+    hd_status st = open_bench(b, backend, options, err);
     if (st == HD_OK) st = warm_up(b, err);
     if (st == HD_OK && !json) print_head(b);
     for (int32_t i = 0; i < n_op_cases && st == HD_OK; i++) {

@@ -9,7 +9,7 @@
 
 /* Prints a line per case whose name or operator has `only` in it (NULL: all), as text or JSON;
  * the median of `rounds`. */
-hd_status bench_cases(const char *backend, hd_precision precision, const char *only,
+hd_status bench_cases(const char *backend, const hd_ops_options *options, const char *only,
                       int32_t rounds, bool json, hd_err *err);
 
 #endif

@@ -23,7 +23,7 @@ typedef struct settings {
     const char *path, *only;
     int64_t layers, batch, prompt, context, threads, repeat;
     int backend, precision, mla;
-    bool json, pin, cpu_time;
+    bool no_invariance, json, pin, cpu_time;
 } settings;
 
 typedef struct rig {
@@ -66,10 +66,17 @@ static hd_status open_spec(rig *r, hd_err *err) {
     return HD_OK;
 }
 
+static hd_ops_options ops_options(const settings *set) {
+    return (hd_ops_options){
+        .cpu = {.n_threads = (int32_t)set->threads, .pin = set->pin},
+        .precision = (hd_precision)set->precision,
+        .no_batch_invariance = set->no_invariance
+    };
+}
+
 static hd_status open_device(rig *r, hd_err *err) {
-    const hd_cpu_options cpu = {.n_threads = (int32_t)r->set.threads, .pin = r->set.pin};
-    HD_TRY(hd_ops_open(&r->inner, &r->device, backends[r->set.backend], &cpu,
-                       (hd_precision)r->set.precision, err));
+    const hd_ops_options ops = ops_options(&r->set);
+    HD_TRY(hd_ops_open(&r->inner, &r->device, backends[r->set.backend], &ops, err));
     hd_device_bind_thread(r->device);
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     r->now = r->set.cpu_time ? thread_ns : hd_now_ns;
@@ -228,9 +235,9 @@ static hd_status bench(const settings *set, hd_err *err) {
 
 /* Without a config every operator alone; a config's steps are metered on the CPU only. */
 static hd_status run(const settings *set, const char *backend, hd_err *err) {
+    const hd_ops_options ops = ops_options(set);
     if (!set->path)
-        return bench_cases(backend, (hd_precision)set->precision, set->only,
-                           (int32_t)set->repeat, set->json, err);
+        return bench_cases(backend, &ops, set->only, (int32_t)set->repeat, set->json, err);
     if (set->only) return HD_FAIL(err, HD_EINVAL, "--only is for the cases without a CONFIG");
     if (set->backend <= 1) return bench(set, err);
     return HD_FAIL(err, HD_EINVAL,
@@ -251,6 +258,7 @@ int bench_ops(int argc, char **argv) {
         option_choice("backend", &set.backend, backends, "the fast one, the reference, a GPU"),
         option_text("only", &set.only, "WORD", "cases with WORD in the name or operator"),
         option_precision(&set.precision),
+        option_no_invariance(&set.no_invariance),
         option_mla(&set.mla),
         option_flag("pin", &set.pin, "bind every worker to a core"),
         option_flag("cpu-time", &set.cpu_time,

@@ -27,7 +27,7 @@ typedef struct settings {
     const char *config, *layout, *acceptance;
     int64_t layers, batch, prompt, context, drafts, steps, threads;
     int backend, precision, routing, exchange;
-    bool json;
+    bool no_invariance, json;
 } settings;
 
 static const char *const routings[] = {"model", "uniform", "skewed", "sticky", NULL};
@@ -165,9 +165,10 @@ static void name_device(rig *r) {
 }
 
 static hd_status open_device(rig *r, hd_err *err) {
-    const hd_cpu_options cpu = {.n_threads = (int32_t)r->set.threads};
-    HD_TRY(hd_ops_open(&r->inner, &r->device, option_backends[r->set.backend], &cpu,
-                       (hd_precision)r->set.precision, err));
+    const hd_ops_options ops = {.cpu = {.n_threads = (int32_t)r->set.threads},
+                                .precision = (hd_precision)r->set.precision,
+                                .no_batch_invariance = r->set.no_invariance};
+    HD_TRY(hd_ops_open(&r->inner, &r->device, option_backends[r->set.backend], &ops, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     r->ops = r->inner;
     r->report.table = r->inner.name;
@@ -556,6 +557,7 @@ int bench_rank(int argc, char **argv) {
         option_int("threads", &set.threads, 0, 1024, "0: one per core"),
         option_choice("backend", &set.backend, option_backends, "where the rank runs"),
         option_precision(&set.precision),
+        option_no_invariance(&set.no_invariance),
         option_flag("json", &set.json, "print one JSON object"),
     };
     const command_line line = {

@@ -19,7 +19,7 @@ typedef struct bench_settings {
     int64_t threads, chunk, running, kv_tokens, warmup;
     double forced_acceptance;
     int backend, precision, mla;
-    bool no_graphs, pin, json, quiet;
+    bool no_invariance, no_graphs, pin, json, quiet;
 } bench_settings;
 
 static hd_status check(const bench_settings *b, hd_err *err) {
@@ -51,6 +51,7 @@ static hd_status open_engine(hd_engine **out, const bench_settings *b, hd_err *e
         .dummy_weights = b->dummy_config != NULL,
         .backend = option_backends[b->backend],
         .precision = option_precisions[b->precision],
+        .no_batch_invariance = b->no_invariance,
         .mla = option_mla_forms[b->mla],
         .threads = (int32_t)b->threads,
         .pin_threads = b->pin,
@@ -139,6 +140,7 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
         option_choice("backend", &b->backend, option_backends,
                       "the fast one, a GPU, the reference, or null: no model at all"),
         option_precision(&b->precision),
+        option_no_invariance(&b->no_invariance),
         option_mla(&b->mla),
         option_flag("no-graphs", &b->no_graphs, "queue every operator on its own on a GPU"),
         option_flag("json", &b->json, "print one JSON object"),

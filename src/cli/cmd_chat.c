@@ -24,7 +24,7 @@ typedef struct chat_settings {
     int64_t max_tokens, context, seed, top_k, draft_tokens, threads;
     double temperature, top_p, min_p;
     int backend, precision, mla, thinking;
-    bool quiet;
+    bool no_invariance, quiet;
 } chat_settings;
 
 typedef struct chat {
@@ -342,6 +342,7 @@ static hd_status open_chat(chat *c, hd_err *err) {
                                        .manifest = c->set.manifest,
                                        .backend = option_backends[c->set.backend],
                                        .precision = option_precisions[c->set.precision],
+                                       .no_batch_invariance = c->set.no_invariance,
                                        .mla = option_mla_forms[c->set.mla],
                                        .threads = (int32_t)c->set.threads,
                                        .max_running = 1,
@@ -398,6 +399,7 @@ int cmd_chat(int argc, char **argv) {
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),
+        option_no_invariance(&set->no_invariance),
         option_mla(&set->mla),
         option_manifest(&set->manifest),
         with_letter(option_flag("quiet", &set->quiet, "no figures on standard error"), 'q'),

@@ -23,7 +23,7 @@ typedef struct settings {
     const char *model_dir, *manifest, *suite, *file, *task, *json;
     int64_t limit, draft_tokens, threads, running;
     int backend, precision, mla;
-    bool quiet;
+    bool no_invariance, quiet;
 } settings;
 
 typedef struct eval_case {
@@ -266,6 +266,7 @@ static hd_status open_engine(eval *v, hd_err *err) {
                                        .manifest = v->set.manifest,
                                        .backend = option_backends[v->set.backend],
                                        .precision = option_precisions[v->set.precision],
+                                       .no_batch_invariance = v->set.no_invariance,
                                        .mla = option_mla_forms[v->set.mla],
                                        .threads = (int32_t)v->set.threads,
                                        .max_running = (int32_t)v->set.running,
@@ -315,6 +316,7 @@ int cmd_eval(int argc, char **argv) {
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),
+        option_no_invariance(&set->no_invariance),
         option_mla(&set->mla),
         option_manifest(&set->manifest),
         option_text("json", &set->json, "FILE", "also write the report as JSON"),

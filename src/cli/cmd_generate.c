@@ -25,7 +25,7 @@ typedef struct settings {
     int64_t max_tokens, max_reasoning, context, seed, top_k, chunk, threads, n;
     double temperature, top_p, min_p;
     int backend, precision, mla, thinking, draft_tokens;
-    bool raw, no_graphs, json, quiet;
+    bool raw, no_invariance, no_graphs, json, quiet;
 } settings;
 
 static const char *const drafts[] = {"0", "1", "2", "3", "4", "5", "6", "7", "auto", NULL};
@@ -290,6 +290,7 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
                                        .manifest = set->manifest,
                                        .backend = option_backends[set->backend],
                                        .precision = option_precisions[set->precision],
+                                       .no_batch_invariance = set->no_invariance,
                                        .mla = option_mla_forms[set->mla],
                                        .threads = (int32_t)set->threads,
                                        .max_running = r->n,
@@ -360,6 +361,7 @@ int cmd_generate(int argc, char **argv) {
         option_choice("backend", &set.backend, option_backends,
                       "the fast one, a GPU, the reference, or none"),
         option_precision(&set.precision),
+        option_no_invariance(&set.no_invariance),
         option_mla(&set.mla),
         option_manifest(&set.manifest),
         option_flag("no-graphs", &set.no_graphs, "queue every operator on its own on a GPU"),

@@ -29,7 +29,7 @@ typedef struct settings {
     const char *model_dir, *tokens, *out;
     int64_t chunk, decode_from, threads, micro_batches;
     int backend, precision, mla;
-    bool mtp, pin, quiet;
+    bool no_invariance, mtp, pin, quiet;
 } settings;
 
 typedef struct run {
@@ -60,9 +60,12 @@ static hd_status open_model(run *r, hd_err *err) {
         return HD_FAIL(err, HD_EINVAL, "%s: --mtp needs an MTP layer; this checkpoint has none",
                        set->model_dir);
     }
-    const hd_cpu_options cpu = {.n_threads = (int32_t)set->threads, .pin = set->pin};
-    HD_TRY(hd_ops_open(&r->ops, &r->device, option_backends[set->backend], &cpu,
-                       (hd_precision)set->precision, err));
+    const hd_ops_options ops = {
+        .cpu = {.n_threads = (int32_t)set->threads, .pin = set->pin},
+        .precision = (hd_precision)set->precision,
+        .no_batch_invariance = set->no_invariance
+    };
+    HD_TRY(hd_ops_open(&r->ops, &r->device, option_backends[set->backend], &ops, err));
     hd_device_bind_thread(r->device);
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     upload_bar bar = {.quiet = set->quiet};
@@ -344,6 +347,7 @@ int cmd_logits(int argc, char **argv) {
         option_choice("backend", &set->backend, option_backends,
                       "the fast one, a GPU, or the reference"),
         option_precision(&set->precision),
+        option_no_invariance(&set->no_invariance),
         option_mla(&set->mla),
         option_int("threads", &set->threads, 0, 1024, "of the cpu backend; 0: one per core"),
         option_flag("pin", &set->pin, "bind threads to processors"),

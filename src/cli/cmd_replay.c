@@ -211,12 +211,14 @@ static hd_status replay(tally *t, const server_options *options, const char *fil
 int cmd_replay(int argc, char **argv) {
     const char *file = NULL, *model_dir = NULL;
     int backend = 0, precision = 0, mla = 0, code;
+    bool no_invariance = false;
     int64_t threads = 0, context = 0, max_running = 0;
     tally t = {0};
     hd_err err = {0};
     const option options[] = {
         option_choice("backend", &backend, option_backends, "what computes"),
         option_precision(&precision),
+        option_no_invariance(&no_invariance),
         option_mla(&mla),
         option_int("threads", &threads, 0, 1024, "0: one per core"),
         option_int("context", &context, 0, INT32_MAX, "tokens of one answer; 0: 8192"),
@@ -239,6 +241,7 @@ int cmd_replay(int argc, char **argv) {
     server_options so = serve_settings_plain(model_dir);
     so.engine.backend = option_backends[backend];
     so.engine.precision = option_precisions[precision];
+    so.engine.no_batch_invariance = no_invariance;
     so.engine.mla = option_mla_forms[mla];
     so.engine.threads = (int32_t)threads;
     so.engine.max_context = (int32_t)context;

@@ -20,6 +20,11 @@ option option_precision(int *value) {
                          "of products: fast rounds activations first");
 }
 
+option option_no_invariance(bool *value) {
+    return option_flag("no-batch-invariance", value,
+                       "with fast on a GPU: large products by cuBLASLt, whose bits vary");
+}
+
 const char *const option_mla_forms[] = {"absorbed", "naive", NULL};
 
 option option_mla(int *value) {

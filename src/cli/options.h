@@ -84,6 +84,9 @@ extern const char *const option_backends[];
 extern const char *const option_precisions[];
 option option_precision(int *value);
 
+/* --no-batch-invariance, of the same commands. */
+option option_no_invariance(bool *value);
+
 /* --mla, of the same commands: *value is an hd_mla_form. */
 extern const char *const option_mla_forms[];
 option option_mla(int *value);

@@ -21,7 +21,7 @@ typedef struct serve_settings {
         step_tokens, queue;
     int64_t draft_tokens, answers, messages, batch_prompts, stream_interval, queue_s;
     int backend, precision, mla, compat;
-    bool half_close, no_sandbox, open, no_drafts, no_graphs, pin;
+    bool half_close, no_sandbox, open, no_drafts, no_invariance, no_graphs, pin;
 
     int64_t start_ns;
     char *settings_json, *lists[2]; /* owned */

@@ -108,8 +108,12 @@ static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precision precision,
                             hd_err *err) {
     const char *backend = o->backend ? o->backend : "cpu";
-    const hd_cpu_options cpu = {.n_threads = o->threads, .pin = o->pin_threads};
-    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &cpu, precision, err));
+    const hd_ops_options ops = {
+        .cpu = {.n_threads = o->threads, .pin = o->pin_threads},
+        .precision = precision,
+        .no_batch_invariance = o->no_batch_invariance
+    };
+    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &ops, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
     const hd_dummy_options dummy = {.device = e->device, .stream = e->stream};
     HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, &dummy, err)
@@ -272,6 +276,11 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     if (null && precision == HD_FAST) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "the null backend multiplies nothing: precision fast has no meaning");
+    }
+    if (null && o->no_batch_invariance) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "the null backend multiplies nothing: no-batch-invariance has no meaning");
     }
     HD_TRY(hd_mla_form_of(&e->mla, o->mla, err));
     if (null && e->mla == HD_MLA_NAIVE) {

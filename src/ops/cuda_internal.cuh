@@ -2,7 +2,7 @@
  *
  * Sums have one order, fixed by the data alone: which thread adds what follows from an
  * element's place in its row, never from how many rows there are, and nothing is added by
- * atomics but whole numbers (design D8). */
+ * atomics but whole numbers (design D8); but for what LIBRARY_OP_LIST names, where that is asked for. */
 #ifndef HD_OPS_CUDA_INTERNAL_CUH
 #define HD_OPS_CUDA_INTERNAL_CUH
 
@@ -26,12 +26,20 @@ constexpr int EXACT = 3, FAST = 1;
     X(attend)           \
     X(index_select)
 
+/* What --no-batch-invariance computes in its own way, by cuBLASLt. */
+#define LIBRARY_OP_LIST(X) \
+    X(linear)              \
+    X(linear_heads)
+
 extern "C" {
 #define X(op) hd_##op##_fn hd_##op##_cuda;
 HD_COMMON_OP_LIST(X)
 #undef X
 #define X(op) hd_##op##_fn hd_##op##_cuda_fast;
 FAST_OP_LIST(X)
+#undef X
+#define X(op) hd_##op##_fn hd_##op##_cuda_library;
+LIBRARY_OP_LIST(X)
 #undef X
 }
 

@@ -1,5 +1,6 @@
 /* linear_cuda.cu - matrix products: plain, one small matrix per head, and that transposed. */
 #include "ops/few_internal.cuh"
+#include "ops/library_internal.cuh"
 #include "ops/many_internal.cuh"
 #include "ops/product_internal.cuh"
 #include "ops/turned_internal.cuh"
@@ -117,8 +118,17 @@ static void multiply_heads(hd_stream *s, const heads_job &h, const hd_weight *w)
     }
 }
 
-template <int P>
-static void linear(hd_stream *s, const hd_linear_args *a) {
+/* What the library takes, and the rest by the kernels above. */
+static void multiply_by_library(hd_stream *s, const heads_job &h, const hd_weight *w) {
+    const int32_t done = library_multiply(s, h, w);
+    heads_job rest = h;
+    rest.out = static_cast<cuda_act *>(h.out) + done * h.out_stride;
+    rest.x += done * h.x_stride;
+    rest.rows -= done;
+    multiply_heads<FAST>(s, rest, w);
+}
+
+static heads_job job_of(const hd_linear_args *a) {
     heads_job h = {};
     h.out = a->out ? (void *)a->out : (void *)a->out_f32;
     h.out_f32 = !a->out;
@@ -128,7 +138,12 @@ static void linear(hd_stream *s, const hd_linear_args *a) {
     h.rows = a->rows;
     h.heads = 1;
     h.n_rows = a->w->rows;
-    multiply_heads<P>(s, h, a->w);
+    return h;
+}
+
+template <int P>
+static void linear(hd_stream *s, const hd_linear_args *a) {
+    multiply_heads<P>(s, job_of(a), a->w);
     hd_cuda_check(s, "linear");
 }
 
@@ -138,6 +153,11 @@ void hd_linear_cuda(hd_stream *s, const hd_linear_args *a) {
 
 void hd_linear_cuda_fast(hd_stream *s, const hd_linear_args *a) {
     linear<FAST>(s, a);
+}
+
+void hd_linear_cuda_library(hd_stream *s, const hd_linear_args *a) {
+    multiply_by_library(s, job_of(a), a->w);
+    hd_cuda_check(s, "linear");
 }
 
 template <int P>
@@ -150,8 +170,7 @@ static void mix(hd_stream *s, const heads_job &h, const hd_weight *w) {
     }
 }
 
-template <int P>
-static void linear_heads(hd_stream *s, const hd_linear_heads_args *a) {
+static heads_job job_of(const hd_linear_heads_args *a) {
     heads_job h = {};
     h.out = a->out;
     h.x = acts(a->x);
@@ -164,10 +183,15 @@ static void linear_heads(hd_stream *s, const hd_linear_heads_args *a) {
     h.n_rows = a->n_rows;
     h.first_row = a->first_row;
     h.head_rows = a->head_rows;
+    return h;
+}
+
+template <int P>
+static void linear_heads(hd_stream *s, const hd_linear_heads_args *a) {
     if (a->transpose) {
-        mix<P>(s, h, a->w);
+        mix<P>(s, job_of(a), a->w);
     } else {
-        multiply_heads<P>(s, h, a->w);
+        multiply_heads<P>(s, job_of(a), a->w);
     }
     hd_cuda_check(s, "linear_heads");
 }
@@ -178,4 +202,13 @@ void hd_linear_heads_cuda(hd_stream *s, const hd_linear_heads_args *a) {
 
 void hd_linear_heads_cuda_fast(hd_stream *s, const hd_linear_heads_args *a) {
     linear_heads<FAST>(s, a);
+}
+
+void hd_linear_heads_cuda_library(hd_stream *s, const hd_linear_heads_args *a) {
+    if (a->transpose) {
+        mix<FAST>(s, job_of(a), a->w);
+    } else {
+        multiply_by_library(s, job_of(a), a->w);
+    }
+    hd_cuda_check(s, "linear_heads");
 }

@@ -28,28 +28,49 @@ hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err) {
     return HD_FAIL(err, HD_EINVAL, "mla '%s' is neither absorbed nor naive", name);
 }
 
-hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cpu_options *cpu,
-                      hd_precision precision, hd_err *err) {
-    const hd_cpu_options one = {.n_threads = 1, .pin = cpu->pin};
-    *d = NULL;
-    if (precision == HD_FAST && strcmp(backend, "ref") == 0) {
+static hd_status check_options(const char *backend, const hd_ops_options *o, hd_err *err) {
+    if (o->precision == HD_FAST && strcmp(backend, "ref") == 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "the ref backend has one precision; precision fast is for cpu and cuda");
     }
-    if (strcmp(backend, "cuda") == 0) {
-        HD_TRY(hd_device_open_cuda(d, 0, err));
-#ifdef HD_CUDA
-        hd_ops_init_cuda(t, precision);
-#endif
-        return HD_OK;
+    if (!o->no_batch_invariance) return HD_OK;
+    if (strcmp(backend, "cuda") != 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "no-batch-invariance is for backend cuda; backend '%s' has no products "
+                       "that depend on the batch",
+                       backend);
     }
+    if (o->precision == HD_FAST) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "no-batch-invariance is for precision fast: its products round activations "
+                   "to FP8 and bfloat16, and exact ones round nothing");
+}
+
+static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd_err *err) {
+    HD_TRY(hd_device_open_cuda(d, 0, err));
+#ifdef HD_CUDA
+    hd_ops_init_cuda(t, o->precision, o->no_batch_invariance);
+    if (o->no_batch_invariance) return hd_ops_open_library(*d, err);
+#else
+    (void)t;
+    (void)o;
+#endif
+    return HD_OK;
+}
+
+hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_ops_options *o,
+                      hd_err *err) {
+    const hd_cpu_options one = {.n_threads = 1, .pin = o->cpu.pin};
+    *d = NULL;
+    HD_TRY(check_options(backend, o, err));
+    if (strcmp(backend, "cuda") == 0) return open_cuda(t, d, o, err);
     if (strcmp(backend, "ref") == 0) {
         hd_ops_init_ref(t);
         return hd_device_open_cpu(d, &one, err);
     }
     if (strcmp(backend, "cpu") == 0) {
-        hd_ops_init_cpu(t, hd_cpu_features(), precision);
-        return hd_device_open_cpu(d, cpu, err);
+        hd_ops_init_cpu(t, hd_cpu_features(), o->precision);
+        return hd_device_open_cpu(d, &o->cpu, err);
     }
     return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, cuda, ref", backend);
 }

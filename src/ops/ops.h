@@ -8,7 +8,8 @@
  * Activations are hd_act: an incomplete type, because the element is the backend's affair
  * (float on the CPU). What must be float32 everywhere (scores, mixing weights, logits) says
  * float. A row's result depends on that row, its sequence's keys and the weights alone: never
- * on how many rows, chunks or threads share the call (design D8). */
+ * on how many rows, chunks or threads share the call (design D8), but where that was given up
+ * (hd_ops_options). */
 #ifndef HD_OPS_OPS_H
 #define HD_OPS_OPS_H
 
@@ -570,6 +571,16 @@ static inline hd_act *hd_act_at(const hd_ops *ops, hd_act *x, int64_t at) {
  * (docs/numerics.md). */
 typedef enum hd_precision { HD_EXACT, HD_FAST } hd_precision;
 
+/* What the ops of a backend are opened with. Zero is the default everywhere. */
+typedef struct hd_ops_options {
+    hd_cpu_options cpu;
+    hd_precision precision; /* "ref" has HD_EXACT only */
+    bool
+        no_batch_invariance; /* of "cuda" with HD_FAST: many rows at once may be multiplied in an
+                                 order of their number's own, and from narrower numbers
+                                 (docs/numerics.md) */
+} hd_ops_options;
+
 /* By name, "exact" or "fast"; NULL is the default. */
 hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err);
 
@@ -583,12 +594,16 @@ hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err);
 /* Each fills every entry: the reference first, then what cpu_flags (base/cpu.h) allow. */
 void hd_ops_init_ref(hd_ops *t);
 void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags, hd_precision precision);
-void hd_ops_init_cuda(hd_ops *t, hd_precision precision); /* in builds with HD_CUDA */
+void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool library);
 
-/* Opens the device of a backend, "ref", "cpu" or "cuda", and fills the table of its ops. "ref" has
- * HD_EXACT only. */
-hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_cpu_options *cpu,
-                      hd_precision precision, hd_err *err);
+/* Loads the library that a table with `library` needs, and keeps it with the device. Its products use
+ * the scratch of the stream that they are queued on. The two above are in builds with HD_CUDA. */
+hd_status hd_ops_open_library(hd_device *d, hd_err *err);
+
+/* Opens the device of a backend, "ref", "cpu" or "cuda", and fills the table of its ops. On failure
+ * *d may be open: close it. */
+hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend,
+                      const hd_ops_options *options, hd_err *err);
 
 /* Scratch per worker that the tables need: max_keys bounds window + entries that one row
  * may attend to or score, max_cols the widest row of any op (the vocabulary where sampled). */

@@ -1,7 +1,8 @@
 """--precision fast: near enough, the same bits in whatever way a sequence is cut, and refused
-where there is one precision only."""
+where there is one precision only. --no-batch-invariance: near enough, and only where it is asked for."""
 
 import json
+import os
 import sys
 
 import numpy as np
@@ -65,12 +66,69 @@ def test_neither_exact_nor_fast(refused):
     assert "--precision" in refused("generate", TINY, "-p", "x", "--precision", "fats")
 
 
+LIBRARY = ["--no-batch-invariance"]
+
+
+@on_gpu
+@pytest.mark.parametrize("name", ["tiny-v3", "tiny-v4"])
+def test_without_batch_invariance_is_near_exact(tmp_path, name):
+    """Products of 640 rows are the library's; in pieces of fewer than 64 none is, and the bits are fast's."""
+    model = ROOT / "models" / name
+    cases = json.loads((model / "golden" / "cases.json").read_text())
+    tokens = ([t for case in cases for t in case["tokens"]] * 2)[:640]
+    assert len(tokens) == 640
+    exact, fast, free, small, plain = (
+        logits(tmp_path, model, tokens, "--backend", "cuda", "--chunk", chunk, *flags)
+        for chunk, flags in (
+            ("640", []),
+            ("640", ["--precision", "fast"]),
+            ("640", ["--precision", "fast", *LIBRARY]),
+            ("63", ["--precision", "fast", *LIBRARY]),
+            ("63", ["--precision", "fast"]),
+        )
+    )
+    assert np.array_equal(small, plain) and np.array_equal(plain, fast)
+    error = np.linalg.norm(exact - free) / np.linalg.norm(exact)
+    assert np.linalg.norm(exact - fast) / np.linalg.norm(exact) < error < 0.03
+    best = np.sort(exact, -1)
+    clear = best[:, -1] - best[:, -2] > 0.3
+    assert clear.sum() > 300
+    assert np.array_equal(exact.argmax(-1)[clear], free.argmax(-1)[clear])
+
+
+@on_gpu
+def test_a_broken_library_is_named(tmp_path, refused):
+    for version in (12, 13):
+        (tmp_path / f"libcublasLt.so.{version}").write_text("")
+    path = f"{tmp_path}:{os.environ.get('LD_LIBRARY_PATH', '')}"
+    line = refused("generate", TINY, "-p", "x", "--backend", "cuda", "--precision", "fast", *LIBRARY,
+                   env={**os.environ, "LD_LIBRARY_PATH": path})
+    assert "libcublasLt.so" in line
+
+
+@pytest.mark.parametrize(
+    "flags, why",
+    [
+        ([], "cpu"),
+        (["--precision", "fast"], "cpu"),
+        (["--backend", "ref"], "ref"),
+        (["--backend", "null"], "null"),
+        (["--backend", "cuda"], "precision fast"),
+    ],
+)
+def test_batch_invariance_is_given_up_on_a_gpu_with_fast_only(refused, flags, why):
+    line = refused("generate", TINY, "-p", "x", *flags, *LIBRARY)
+    assert "no-batch-invariance" in line and why in line
+
+
 def test_every_command_that_computes_has_it(hadal):
     for command in (["generate"], ["chat"], ["serve"], ["eval"], ["logits"], ["replay"],
                     ["bench", "ops"], ["bench", "latency"]):
-        assert "--precision" in hadal(*command, "--help").stdout, command
+        text = hadal(*command, "--help").stdout
+        assert "--precision" in text and "--no-batch-invariance" in text, command
 
 
 def test_the_server_shows_it(serve):
     server = serve("--precision", "fast")
-    assert server.get("/server_info").json["precision"] == "fast"
+    info = server.get("/server_info").json
+    assert info["precision"] == "fast" and info["no_batch_invariance"] is False

@@ -83,10 +83,10 @@ void open_machine_on(machine *m, const char *backend, const char *name, float fo
     hd_err err = {0};
     memset(m, 0, sizeof *m);
     snprintf(dir, sizeof dir, "tests/golden/%s", name);
-    const hd_cpu_options cpu = {.n_threads = 1};
+    const hd_ops_options ops = {.cpu = {.n_threads = 1}};
     must(hd_model_spec_open(&m->spec, dir, &err), &err);
     must(hd_weights_open(&m->weights, dir, m->spec, &err), &err);
-    must(hd_ops_open(&m->ops, &m->device, backend, &cpu, HD_EXACT, &err), &err);
+    must(hd_ops_open(&m->ops, &m->device, backend, &ops, &err), &err);
     must(hd_stream_open(&m->stream, m->device, &err), &err);
     must(hd_weights_upload(m->weights, m->device, m->stream, NULL, &err), &err);
     if (fixed && !hd_device_records(m->device)) tape_open(&m->ops);

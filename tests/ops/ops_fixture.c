@@ -52,10 +52,10 @@ static void find_tables(void) {
 
 static int open_gpu(void) {
     const size_t scratch = hd_ops_scratch_bytes(MAX_KEYS, MAX_COLS);
-    const hd_cpu_options unused = {0};
+    const hd_ops_options unused = {0};
     hd_ops t;
     hd_err err = {0};
-    if (hd_ops_open(&t, &fix.gpu, "cuda", &unused, HD_EXACT, &err) != HD_OK) {
+    if (hd_ops_open(&t, &fix.gpu, "cuda", &unused, &err) != HD_OK) {
         print_message("[  SKIPPED ] operators on cuda: %s\n", err.msg);
         return 0;
     }
@@ -63,7 +63,7 @@ static int open_gpu(void) {
     if (hd_stream_reserve(fix.gpu_stream, scratch, NULL) != HD_OK) return -1;
     add_table(fix.table, &fix.n_tables, &t);
 #ifdef HD_CUDA
-    hd_ops_init_cuda(&fix.gpu_fast, HD_FAST);
+    hd_ops_init_cuda(&fix.gpu_fast, HD_FAST, false);
 #endif
     return 0;
 }
@@ -347,8 +347,9 @@ void check_bits(const char *what, const void *got, const void *want, int64_t n) 
     }
 }
 
-static void check_near(const char *what, const uint32_t *got, const uint32_t *want, int64_t n,
-                       double tolerance) {
+void check_near(const char *what, const void *got_bits, const void *want_bits, int64_t n,
+                double tolerance) {
+    const uint32_t *got = got_bits, *want = want_bits;
     double square = 0.0;
     int64_t finite = 0;
     for (int64_t i = 0; i < n; i++) {

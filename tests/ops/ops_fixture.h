@@ -37,6 +37,16 @@ HD_OP_LIST(X)
 REAL_OPS_LIST(X)
 #undef X
 
+/* Those of test_ops_library.c. */
+#define LIBRARY_TESTS_LIST(X)  \
+    X(library_products)        \
+    X(library_in_pieces)       \
+    X(library_leaves_the_rest) \
+    X(library_is_refused)
+#define X(test) void test(void **state);
+LIBRARY_TESTS_LIST(X)
+#undef X
+
 /* What the tables are run on, opened once: a stream per number of threads. */
 typedef struct ops_fixture {
     hd_ops table[MAX_TABLES]; /* the reference, every distinct CPU table, CUDA */
@@ -94,6 +104,10 @@ void run_op(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, in
 
 /* Fails unless both arrays have the same bits; any NaN equals any other. */
 void check_bits(const char *what, const void *got, const void *want, int64_t n);
+
+/* Fails unless every element is within tolerance of |want| + rms of all of them. */
+void check_near(const char *what, const void *got, const void *want, int64_t n,
+                double tolerance);
 
 /* ---- inputs: taken for one test, exactly as long as asked, so that overruns are seen ---- */
 

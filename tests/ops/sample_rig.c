@@ -16,9 +16,9 @@ static hd_stream *gpu_stream;
 
 static void open_gpu(int32_t vocab) {
     static bool tried;
-    const hd_cpu_options unused = {0};
+    const hd_ops_options unused = {0};
     hd_err err = {0};
-    if (!tried && hd_ops_open(&gpu_ops, &gpu, "cuda", &unused, HD_EXACT, &err) != HD_OK) {
+    if (!tried && hd_ops_open(&gpu_ops, &gpu, "cuda", &unused, &err) != HD_OK) {
         print_message("[  SKIPPED ] choosing tokens on cuda: %s\n", err.msg);
     }
     tried = true;
