@@ -83,7 +83,7 @@ static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, 
     const int32_t end = w->cols - w->cols % OPS_LANES;
     const int64_t bits = hd_dtype_bits(w->type), tile_bits = OPS_TILE_ROWS * w->cols * bits;
     const int64_t ahead = tile_bits > 8 * OPS_AHEAD ? tile_bits : 8 * OPS_AHEAD;
-    if (!k->meet[w->type] || p->n_x > OPS_FEW_ROWS) return 0;
+    if (!k->meet[w->type] || p->n_x > k->meet_rows) return 0;
     for (int32_t c = 0; c < end; c += OPS_MEET_COLS) {
         const float *x[OPS_FEW_ROWS];
         ops_meeting m = {.acc = tile->acc,
@@ -122,8 +122,8 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
         if (j < n_w) ops_decode(k, to, p->w, row + j, c, n);
         w[j] = to;
     }
-    for (int32_t i = 0; i < p->n_x; i += OPS_TILE_ROWS) {
-        const int32_t n_x = hd_min_i32(OPS_TILE_ROWS, p->n_x - i);
+    for (int32_t i = 0; i < p->n_x; i += OPS_NEAR_ROWS) {
+        const int32_t n_x = hd_min_i32(OPS_NEAR_ROWS, p->n_x - i);
         for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
             float *acc = tile->acc + (j * OPS_X_ROWS + i * OPS_TILE_ROWS) * OPS_LANES;
             k->dots(acc, p->x + i, n_x, c, w + j, n);
@@ -132,7 +132,7 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
 }
 
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
-    const int32_t wide = p->n_x > OPS_FEW_ROWS ? OPS_WIDE_ROWS : OPS_TILE_ROWS;
+    const int32_t wide = p->n_x > k->meet_rows ? OPS_WIDE_ROWS : OPS_TILE_ROWS;
     const int32_t sums = OPS_TILE_ROWS * OPS_LANES; /* of a row of x */
     for (int32_t o = 0; o < p->n_rows; o += wide) {
         const int32_t n_w = hd_min_i32(wide, p->n_rows - o);

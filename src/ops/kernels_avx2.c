@@ -7,6 +7,8 @@
 #include <math.h>
 #include <string.h>
 
+#define UNROLL _Pragma("GCC unroll 4")
+
 /* Ones in the first n of 8 lanes; n may be negative or beyond 8. */
 static inline __m256i first_lanes(int32_t n) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -48,40 +50,72 @@ double ops_square_sum_avx2(const float *x, int32_t n) {
     return (lane[0] + lane[1]) + (lane[2] + lane[3]);
 }
 
-/* One row of x against the tile: acc [OPS_TILE_ROWS, OPS_LANES]. */
-static void dots_row(float *acc, const float *x, const float *const *w, int32_t n) {
-    __m256 low[OPS_TILE_ROWS], high[OPS_TILE_ROWS];
-    for (int j = 0; j < OPS_TILE_ROWS; j++) {
-        low[j] = _mm256_loadu_ps(acc + j * OPS_LANES);
-        high[j] = _mm256_loadu_ps(acc + j * OPS_LANES + 8);
-    }
-    int32_t c = 0;
-    for (; c + OPS_LANES <= n; c += OPS_LANES) {
-        __m256 x0 = _mm256_loadu_ps(x + c), x1 = _mm256_loadu_ps(x + c + 8);
-        for (int j = 0; j < OPS_TILE_ROWS; j++) {
-            low[j] = _mm256_fmadd_ps(x0, _mm256_loadu_ps(w[j] + c), low[j]);
-            high[j] = _mm256_fmadd_ps(x1, _mm256_loadu_ps(w[j] + c + 8), high[j]);
+enum { X_ROWS = 3, HALF = OPS_LANES / 2 };
+
+/* n_x rows of x against the tile, and of their sums the lanes [from, from + n_halves * HALF): all
+ * sums of several rows would not fit the registers. n_x and n_halves are constants where this is
+ * inlined. */
+static inline __attribute__((always_inline)) void dots_rows(float *acc, const float *const *x,
+                                                            int32_t n_x, int64_t at,
+                                                            const float *const *w, int32_t n,
+                                                            int32_t from, int32_t n_halves) {
+    const int32_t each = OPS_TILE_ROWS * OPS_LANES;
+    __m256 sum[X_ROWS][OPS_TILE_ROWS][2];
+    const float *to[X_ROWS];
+    UNROLL for (int i = 0; i < n_x; i++) {
+        to[i] = x[i] + at;
+        UNROLL for (int j = 0; j < OPS_TILE_ROWS; j++) {
+            const float *lane = acc + i * each + j * OPS_LANES + from;
+            UNROLL for (int h = 0; h < n_halves; h++) {
+                sum[i][j][h] = _mm256_loadu_ps(lane + 8 * h);
+            }
         }
     }
-    if (c < n) {
-        __m256i m0 = first_lanes(n - c), m1 = first_lanes(n - c - 8);
-        __m256 x0 = _mm256_maskload_ps(x + c, m0), x1 = _mm256_maskload_ps(x + c + 8, m1);
-        for (int j = 0; j < OPS_TILE_ROWS; j++) {
-            low[j] = _mm256_fmadd_ps(x0, _mm256_maskload_ps(w[j] + c, m0), low[j]);
-            high[j] = _mm256_fmadd_ps(x1, _mm256_maskload_ps(w[j] + c + 8, m1), high[j]);
+    int32_t c = from;
+    for (; c + n_halves * HALF <= n; c += OPS_LANES) {
+        UNROLL for (int j = 0; j < OPS_TILE_ROWS; j++) {
+            UNROLL for (int h = 0; h < n_halves; h++) {
+                const __m256 y = _mm256_loadu_ps(w[j] + c + 8 * h);
+                UNROLL for (int i = 0; i < n_x; i++) {
+                    sum[i][j][h] =
+                        _mm256_fmadd_ps(_mm256_loadu_ps(to[i] + c + 8 * h), y, sum[i][j][h]);
+                }
+            }
         }
     }
-    for (int j = 0; j < OPS_TILE_ROWS; j++) {
-        _mm256_storeu_ps(acc + j * OPS_LANES, low[j]);
-        _mm256_storeu_ps(acc + j * OPS_LANES + 8, high[j]);
+    UNROLL for (int h = 0; h < n_halves && c < n; h++, c += HALF) {
+        const __m256i live = first_lanes(n - c);
+        UNROLL for (int j = 0; j < OPS_TILE_ROWS; j++) {
+            const __m256 y = _mm256_maskload_ps(w[j] + c, live);
+            UNROLL for (int i = 0; i < n_x; i++) {
+                sum[i][j][h] =
+                    _mm256_fmadd_ps(_mm256_maskload_ps(to[i] + c, live), y, sum[i][j][h]);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < n_x; i++) {
+        UNROLL for (int j = 0; j < OPS_TILE_ROWS; j++) {
+            float *lane = acc + i * each + j * OPS_LANES + from;
+            UNROLL for (int h = 0; h < n_halves; h++) {
+                _mm256_storeu_ps(lane + 8 * h, sum[i][j][h]);
+            }
+        }
     }
 }
 
 static void dots(float *acc, const float *const *x, int32_t n_x, int64_t at,
                  const float *const *w, int32_t n) {
-    for (int32_t i = 0; i < n_x; i++) {
-        dots_row(acc + i * OPS_TILE_ROWS * OPS_LANES, x[i] + at, w, n);
+    const int32_t each = OPS_TILE_ROWS * OPS_LANES;
+    int32_t i = 0;
+    for (; n_x - i == 3 || n_x - i > 4; i += 3) {
+        dots_rows(acc + i * each, x + i, 3, at, w, n, 0, 1);
+        dots_rows(acc + i * each, x + i, 3, at, w, n, HALF, 1);
     }
+    for (; n_x - i >= 2; i += 2) {
+        dots_rows(acc + i * each, x + i, 2, at, w, n, 0, 1);
+        dots_rows(acc + i * each, x + i, 2, at, w, n, HALF, 1);
+    }
+    if (i < n_x) dots_rows(acc + i * each, x + i, 1, at, w, n, 0, 2);
 }
 
 /* Folds the four sums of a tile together: after a transpose the last two halvings are two
@@ -204,113 +238,18 @@ static void blend(float *out, const float *sum, float down, int32_t n) {
     }
 }
 
-/* ---- stored formats: 8 elements from the first bytes of src ---- */
-
-typedef __m256 widen_fn(const uint8_t *src);
-
-static inline __m256 widen_f32(const uint8_t *src) {
-    return _mm256_loadu_ps((const float *)(const void *)src);
-}
-
-static inline __m256 widen_f16(const uint8_t *src) {
-    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)src));
-}
-
-static inline __m256 widen_bf16(const uint8_t *src) {
-    __m128i half = _mm_loadu_si128((const __m128i *)(const void *)src);
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
-}
-
-/* The bits of E4M3 in their places of F16 are the value times 2^-8, subnormals included. Only
- * NaN, all ones below the sign, comes out as a number. */
-static inline __m256 widen_e4m3(const uint8_t *src) {
-    __m128i byte = _mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i *)(const void *)src));
-    __m128i magnitude = _mm_and_si128(byte, _mm_set1_epi16(0x7f));
-    __m128i sign = _mm_slli_epi16(_mm_sub_epi16(byte, magnitude), 8);
-    __m128i nan = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f));
-    __m128i bits = _mm_or_si128(_mm_or_si128(sign, _mm_slli_epi16(magnitude, 7)),
-                                _mm_and_si128(nan, _mm_set1_epi16(0x7e00)));
-    return _mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(256.0f));
-}
-
-/* A byte is the exponent; 0 is the subnormal 2^-127, 255 is NaN. */
-static inline __m256 widen_e8m0(const uint8_t *src) {
-    __m256i byte = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)src));
-    __m256i low = _mm256_cmpeq_epi32(byte, _mm256_setzero_si256());
-    __m256i nan = _mm256_cmpeq_epi32(byte, _mm256_set1_epi32(255));
-    __m256i extra = _mm256_and_si256(_mm256_or_si256(low, nan), _mm256_set1_epi32(0x00400000));
-    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_slli_epi32(byte, 23), extra));
-}
-
-/* Four bytes hold eight codes, the even element in the low nibble: each lane shifts its own
- * out of the 32 bits; three bits look up the magnitude, the fourth is the sign. */
-static inline __m256 widen_e2m1(const uint8_t *src) {
-    int32_t four;
-    memcpy(&four, src, sizeof four);
-    const __m256i shift = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
-    const __m256 magnitude = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
-    __m256i code = _mm256_srlv_epi32(_mm256_set1_epi32(four), shift);
-    __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(8)), 28);
-    return _mm256_or_ps(_mm256_permutevar8x32_ps(magnitude, code), _mm256_castsi256_ps(sign));
-}
-
-/* One loop for all formats: `bits` an element, widen is a constant where this is inlined. */
-static inline void decode(float *out, const uint8_t *src, int32_t n, const float *scale,
-                          int32_t block, widen_fn *widen, int32_t bits) {
-    int32_t i = 0;
-    for (; n - i >= 8; scale++) {
-        const int32_t end = n - i < block ? n : i + block;
-        const __m256 by = _mm256_set1_ps(*scale);
-        for (; i + 8 <= end; i += 8) {
-            _mm256_storeu_ps(out + i, _mm256_mul_ps(widen(src + (int64_t)i * bits / 8), by));
-        }
-        if (i < end) break; /* the ragged end belongs to this block */
-    }
-    if (i == n) return;
-    uint8_t end_src[32] = {0};
-    float end_out[8];
-    memcpy(end_src, src + (int64_t)i * bits / 8, (size_t)((n - i) * bits + 7) / 8);
-    _mm256_storeu_ps(end_out, _mm256_mul_ps(widen(end_src), _mm256_set1_ps(*scale)));
-    memcpy(out + i, end_out, (size_t)(n - i) * sizeof *out);
-}
-
-void ops_decode_f32_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                         int32_t block) {
-    decode(out, src, n, scale, block, widen_f32, 32);
-}
-
-void ops_decode_f16_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                         int32_t block) {
-    decode(out, src, n, scale, block, widen_f16, 16);
-}
-
-void ops_decode_bf16_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                          int32_t block) {
-    decode(out, src, n, scale, block, widen_bf16, 16);
-}
-
-void ops_decode_e4m3_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                          int32_t block) {
-    decode(out, src, n, scale, block, widen_e4m3, 8);
-}
-
-void ops_decode_e8m0_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                          int32_t block) {
-    decode(out, src, n, scale, block, widen_e8m0, 8);
-}
-
-void ops_decode_e2m1_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                          int32_t block) {
-    decode(out, src, n, scale, block, widen_e2m1, 4);
-}
-
 #define AVX2                                                                                 \
     .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix,      \
     .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx2, .blend = blend, .turn = ops_turn_avx2, \
     .index_scores = ops_index_scores_avx2, .weigh = ops_weigh_avx2,                          \
     .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,             \
                [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = ops_decode_e4m3_avx2,           \
-               [HD_E8M0] = ops_decode_e8m0_avx2, [HD_E2M1] = ops_decode_e2m1_avx2}
+               [HD_E8M0] = ops_decode_e8m0_avx2, [HD_E2M1] = ops_decode_e2m1_avx2},          \
+    .meet = {[HD_F32] = ops_meet_f32_avx2,                                                   \
+             [HD_BF16] = ops_meet_bf16_avx2,                                                 \
+             [HD_E4M3] = ops_meet_e4m3_avx2,                                                 \
+             [HD_E2M1] = ops_meet_e2m1_avx2},                                                \
+    .meet_rows = 2
 
 const ops_kernels ops_kernels_avx2 = {AVX2};
 const ops_kernels ops_kernels_avx2_fast = {AVX2, .fast = &fast_avx2};

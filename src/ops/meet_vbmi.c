@@ -1,6 +1,7 @@
 /* meet_vbmi.c - few rows of x against FP8 and FP4, 64 columns at a time: byte and word look-ups
  * turn codes into bf16, which holds all their values, and a bf16 is the upper half of a
  * float. Same steps in the same order as decode and dots, same bits. */
+#include "ops/lanes_avx512_internal.h"
 #include "ops/meet_internal.h"
 
 enum { STEP = 64, MAX_BLOCKS = 4096 / 32, SPARE_BLOCKS = MAX_BLOCKS + 16 /* are read */ };
@@ -233,7 +234,8 @@ static inline __attribute__((always_inline)) void meet_rows(const meeting *g, ho
     for (int32_t c = 0, block = 0; c < n; block++) {
         const int32_t end = n - c < length ? n : c + length;
         for (; c + STEP <= end; c += STEP) {
-            if (h == E4M3 || c % (2 * STEP) == 0) prefetch(g->m, h == E4M3 ? c : c / 2);
+            if (h == E4M3 || c % (2 * STEP) == 0)
+                prefetch(g->m, 0, OPS_TILE_ROWS, h == E4M3 ? c : c / 2);
             step(sum, g, h, x, n_x, c, STEP, block);
         }
         if (c == end) continue;

@@ -1,12 +1,6 @@
 /* softmax_avx512.c - the loops around attention's products, 16 lanes at a time. Same steps in the
  * same order as AVX2, same bits. */
-#include "ops/kernels_internal.h"
-
-#include <immintrin.h>
-
-static inline __mmask16 first_lanes(int32_t n) {
-    return (__mmask16)(n >= OPS_LANES ? 0xffffu : (1u << n) - 1u);
-}
+#include "ops/lanes_avx512_internal.h"
 
 /* kernels_avx2.c says how. */
 static inline __m512 exp16(__m512 x) {
