@@ -137,14 +137,18 @@ static void mix(const ops_mix *m) {
 static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *scale,
                         int32_t each) {
     const __m512i half = _mm512_set1_epi32(0x00400000); /* of code 0, and what makes a NaN */
-    for (int32_t i = 0; i < n; i += OPS_LANES) {
+    __m512 by = _mm512_setzero_ps();
+    for (int32_t i = 0, end = 0; i < n; i += OPS_LANES) {
+        if (i == end) {
+            end = n - i < each ? n : i + each;
+            by = _mm512_set1_ps(*scale++);
+        }
         const __mmask16 live = first_lanes(n - i);
         const __m512i code = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(live, src + i));
         const __mmask16 odd = _mm512_testn_epi32_mask(code, code) |
                               _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(255));
         const __m512i power = _mm512_slli_epi32(code, 23);
         const __m512i bits = _mm512_mask_or_epi32(power, odd, power, half);
-        const __m512 by = _mm512_set1_ps(scale[i / each]);
         _mm512_mask_storeu_ps(out + i, live, _mm512_mul_ps(_mm512_castsi512_ps(bits), by));
     }
 }

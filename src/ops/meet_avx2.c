@@ -24,5 +24,5 @@ bool ops_meet_e4m3_avx2(const ops_meeting *m) {
 }
 
 bool ops_meet_e2m1_avx2(const ops_meeting *m) {
-    return meet_e2m1(m);
+    return meet_e2m1(m, widen_e2m1);
 }

@@ -64,6 +64,7 @@ static inline __attribute__((always_inline)) void meet(const ops_meeting *m, sto
     for (int32_t w = 0; w < OPS_TILE_ROWS; w += MEET_W_ROWS) {
         int32_t i = 0;
         for (; MEET_X_ROWS >= 4 && i + 4 <= m->n_x; i += 4) meet_rows(m, f, w, i, 4);
+        for (; MEET_X_ROWS >= 3 && i + 3 <= m->n_x; i += 3) meet_rows(m, f, w, i, 3);
         for (; i + 2 <= m->n_x; i += 2) meet_rows(m, f, w, i, 2);
         if (i < m->n_x) meet_rows(m, f, w, i, 1);
     }
@@ -89,13 +90,14 @@ static inline bool meet_e4m3(const ops_meeting *m) {
     return true;
 }
 
-static inline bool meet_e2m1(const ops_meeting *m) {
+static inline __attribute__((always_inline)) bool meet_e2m1(const ops_meeting *m,
+                                                            widen_fn *widen) {
     if (m->block == 16) {
-        meet(m, (stored){4, 16, e2m1_scale, widen_e2m1});
+        meet(m, (stored){4, 16, e2m1_scale, widen});
     } else if (m->block == 32) {
-        meet(m, (stored){4, 32, e2m1_scale, widen_e2m1});
+        meet(m, (stored){4, 32, e2m1_scale, widen});
     } else {
-        meet(m, (stored){4, m->block, e2m1_scale, widen_e2m1});
+        meet(m, (stored){4, m->block, e2m1_scale, widen});
     }
     return true;
 }
