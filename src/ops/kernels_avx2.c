@@ -7,7 +7,7 @@
 #include <math.h>
 #include <string.h>
 
-#define UNROLL _Pragma("GCC unroll 4")
+#define UNROLL _Pragma("GCC unroll 8")
 
 /* Ones in the first n of 8 lanes; n may be negative or beyond 8. */
 static inline __m256i first_lanes(int32_t n) {
@@ -138,19 +138,36 @@ void ops_fold_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x
     }
 }
 
-enum { MIX_WIDE = 4 }; /* registers of columns that mix keeps while it walks the rows */
+/* What of a mix stays in registers while it walks the rows: MIX_OUT rows of MIX_WIDE registers of
+ * columns, or one row of twice as many. */
+enum { MIX_OUT = 3, MIX_WIDE = 4 };
 
-static void mix_wide(const ops_mix *m, float *out, const float *coef, int32_t col) {
-    __m256 sum[MIX_WIDE];
-    for (int k = 0; k < MIX_WIDE; k++) sum[k] = _mm256_loadu_ps(out + col + 8 * k);
+/* n_out and wide are constants where this is inlined. */
+static inline __attribute__((always_inline)) void mix_rows(const ops_mix *m, int32_t first,
+                                                           int32_t n_out, int32_t col,
+                                                           int32_t wide) {
+    __m256 sum[MIX_OUT][2 * MIX_WIDE];
+    float *out[MIX_OUT];
+    const float *coef[MIX_OUT];
+    UNROLL for (int j = 0; j < n_out; j++) {
+        out[j] = m->out + (first + j) * m->out_stride + col;
+        coef[j] = m->coef + (first + j) * m->coef_stride;
+        UNROLL for (int k = 0; k < wide; k++) sum[j][k] = _mm256_loadu_ps(out[j] + 8 * k);
+    }
     for (int32_t i = 0; i < m->n_rows; i++) {
         const float *row = m->row[i] + m->at + col;
-        __m256 c = _mm256_set1_ps(coef[i]);
-        for (int k = 0; k < MIX_WIDE; k++) {
-            sum[k] = _mm256_fmadd_ps(c, _mm256_loadu_ps(row + 8 * k), sum[k]);
+        __m256 by[MIX_OUT];
+        UNROLL for (int j = 0; j < n_out; j++) by[j] = _mm256_set1_ps(coef[j][i]);
+        UNROLL for (int k = 0; k < wide; k++) {
+            const __m256 x = _mm256_loadu_ps(row + 8 * k);
+            UNROLL for (int j = 0; j < n_out; j++) {
+                sum[j][k] = _mm256_fmadd_ps(by[j], x, sum[j][k]);
+            }
         }
     }
-    for (int k = 0; k < MIX_WIDE; k++) _mm256_storeu_ps(out + col + 8 * k, sum[k]);
+    UNROLL for (int j = 0; j < n_out; j++) {
+        UNROLL for (int k = 0; k < wide; k++) _mm256_storeu_ps(out[j] + 8 * k, sum[j][k]);
+    }
 }
 
 static void mix_end(const ops_mix *m, float *out, const float *coef, int32_t col) {
@@ -164,12 +181,25 @@ static void mix_end(const ops_mix *m, float *out, const float *coef, int32_t col
 }
 
 static void mix(const ops_mix *m) {
-    for (int32_t j = 0; j < m->n_out; j++) {
+    const int32_t step = 8 * MIX_WIDE, whole = m->cols - m->cols % step;
+    int32_t j = 0;
+    for (; m->n_out - j == 3 || m->n_out - j > 4; j += 3) {
+        for (int32_t col = 0; col < whole; col += step) mix_rows(m, j, 3, col, MIX_WIDE);
+    }
+    for (; m->n_out - j >= 2; j += 2) {
+        for (int32_t col = 0; col < whole; col += step) mix_rows(m, j, 2, col, MIX_WIDE);
+    }
+    for (int32_t col = 0; col < whole && j < m->n_out; col += 2 * step) {
+        if (whole - col > step) {
+            mix_rows(m, j, 1, col, 2 * MIX_WIDE);
+        } else {
+            mix_rows(m, j, 1, col, MIX_WIDE);
+        }
+    }
+    for (j = 0; j < m->n_out; j++) {
         float *out = m->out + j * m->out_stride;
         const float *coef = m->coef + j * m->coef_stride;
-        int32_t col = 0;
-        for (; col + 8 * MIX_WIDE <= m->cols; col += 8 * MIX_WIDE) mix_wide(m, out, coef, col);
-        for (; col < m->cols; col += 8) mix_end(m, out, coef, col);
+        for (int32_t col = whole; col < m->cols; col += 8) mix_end(m, out, coef, col);
     }
 }
 
