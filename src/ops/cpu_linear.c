@@ -120,6 +120,14 @@ static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, 
     return end;
 }
 
+/* Asks for what the next tile of n columns takes of this row, or of the one that follows n_w rows on. */
+static void fetch_next(const hd_weight *w, int32_t row, int32_t n_w, int32_t c, int32_t n) {
+    const int64_t from =
+        c + n < w->cols ? (int64_t)row * w->cols + c + n : (int64_t)(row + n_w) * w->cols;
+    const uint8_t *src = byte_at(w->data, w->type, from), *end = byte_at(src, w->type, n);
+    for (; src < end; src += HD_CACHE_LINE) __builtin_prefetch(src);
+}
+
 /* Columns from c on by way of a decoded tile. Few rows of x go through it at a time, so that they
  * are still near when its second half wants them. */
 static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *tile,
@@ -128,7 +136,10 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
     const float *w[OPS_WIDE_ROWS];
     for (int32_t j = 0; j < OPS_WIDE_ROWS; j++) {
         float *to = tile->w + (j < n_w ? j : 0) * OPS_TILE_STRIDE; /* spare sums: row 0 */
-        if (j < n_w) ops_decode(k, to, p->w, row + j, c, n);
+        if (j < n_w) {
+            fetch_next(p->w, row + j, n_w, c, n);
+            ops_decode(k, to, p->w, row + j, c, n);
+        }
         w[j] = to;
     }
     for (int32_t i = 0; i < p->n_x; i += OPS_NEAR_ROWS) {
