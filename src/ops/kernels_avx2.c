@@ -1,31 +1,9 @@
 /* kernels_avx2.c - the inner loops with 8 floats to a register and fused steps. Lanes 0-7 and
  * 8-15 of a sum are two registers; a ragged end is loaded under a mask, so that it adds zeros
  * and touches nothing. */
-#include "ops/kernels_internal.h"
-
-#include <immintrin.h>
-#include <math.h>
-#include <string.h>
+#include "ops/lanes_avx2_internal.h"
 
 #define UNROLL _Pragma("GCC unroll 8")
-
-/* Ones in the first n of 8 lanes; n may be negative or beyond 8. */
-static inline __m256i first_lanes(int32_t n) {
-    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane);
-}
-
-/* Lanes 0-3 of the result: a tree of halves onto halves, up to four lanes. */
-static inline __m128 fold_to_four(__m256 low, __m256 high) {
-    __m256 sum = _mm256_add_ps(low, high);
-    return _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
-}
-
-static inline float fold_lanes(__m256 low, __m256 high) {
-    __m128 four = fold_to_four(low, high);
-    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
-}
 
 static inline __m256d add_squares(__m256d sum, __m128 x) {
     const __m256d wide = _mm256_cvtps_pd(x);
@@ -203,82 +181,17 @@ static void mix(const ops_mix *m) {
     }
 }
 
-float ops_max_avx2(const float *x, int32_t n) {
-    const __m256 none = _mm256_set1_ps(-INFINITY);
-    __m256 top = none;
-    int32_t i = 0;
-    for (; i + 8 <= n; i += 8) top = _mm256_max_ps(top, _mm256_loadu_ps(x + i));
-    __m256i live = first_lanes(n - i);
-    __m256 end =
-        _mm256_blendv_ps(none, _mm256_maskload_ps(x + i, live), _mm256_castsi256_ps(live));
-    float lane[8], best = -INFINITY;
-    _mm256_storeu_ps(lane, _mm256_max_ps(top, end));
-    for (int l = 0; l < 8; l++) best = lane[l] > best ? lane[l] : best;
-    return best;
-}
-
-/* exp(x) to 1 ulp: x = k ln 2 + r with |r| <= ln 2 / 2, a polynomial of degree 7 in r, and
- * 2^k in two factors so that subnormal results and infinity come out right. The operand order
- * of min and max lets NaN through. */
-static inline __m256 exp8(__m256 x) {
-    x = _mm256_min_ps(_mm256_set1_ps(89.0f), _mm256_max_ps(_mm256_set1_ps(-104.0f), x));
-    __m256 k = _mm256_round_ps(_mm256_mul_ps(x, _mm256_set1_ps(0x1.715476p+0f)),
-                               _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m256 r = _mm256_fnmadd_ps(k, _mm256_set1_ps(0x1.62e430p-1f), x);
-    r = _mm256_fnmadd_ps(k, _mm256_set1_ps(-0x1.05c610p-29f), r);
-    __m256 p = _mm256_set1_ps(1.0f / 5040);
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 720));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 120));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 24));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f / 6));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(0.5f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    p = _mm256_fmadd_ps(p, r, _mm256_set1_ps(1.0f));
-    const __m256i bias = _mm256_set1_epi32(127);
-    __m256i whole = _mm256_cvtps_epi32(k), half = _mm256_srai_epi32(whole, 1);
-    __m256i rest = _mm256_sub_epi32(whole, half);
-    __m256 f = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
-    __m256 g = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
-    return _mm256_mul_ps(_mm256_mul_ps(p, f), g);
-}
-
-static inline __m256 exp_step(float *x, __m256i live, __m256 shift) {
-    __m256 e = exp8(_mm256_sub_ps(_mm256_maskload_ps(x, live), shift));
-    _mm256_maskstore_ps(x, live, e);
-    return _mm256_and_ps(e, _mm256_castsi256_ps(live));
-}
-
-float ops_exp_sum_avx2(float *x, int32_t n, float shift) {
-    __m256 low = _mm256_setzero_ps(), high = low, by = _mm256_set1_ps(shift);
-    for (int32_t i = 0; i < n; i += OPS_LANES) {
-        low = _mm256_add_ps(low, exp_step(x + i, first_lanes(n - i), by));
-        if (n - i > 8)
-            high = _mm256_add_ps(high, exp_step(x + i + 8, first_lanes(n - i - 8), by));
-    }
-    return fold_lanes(low, high);
-}
-
-static void blend(float *out, const float *sum, float down, int32_t n) {
-    const __m256 by = _mm256_set1_ps(down);
-    for (int32_t i = 0; i < n; i += 8) {
-        const __m256i live = first_lanes(n - i);
-        const __m256 old = _mm256_maskload_ps(out + i, live);
-        _mm256_maskstore_ps(out + i, live,
-                            _mm256_fmadd_ps(old, by, _mm256_maskload_ps(sum + i, live)));
-    }
-}
-
-#define AVX2                                                                                 \
-    .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix,      \
-    .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx2, .blend = blend, .turn = ops_turn_avx2, \
-    .index_scores = ops_index_scores_avx2, .weigh = ops_weigh_avx2,                          \
-    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,             \
-               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = ops_decode_e4m3_avx2,           \
-               [HD_E8M0] = ops_decode_e8m0_avx2, [HD_E2M1] = ops_decode_e2m1_avx2},          \
-    .meet = {[HD_F32] = ops_meet_f32_avx2,                                                   \
-             [HD_BF16] = ops_meet_bf16_avx2,                                                 \
-             [HD_E4M3] = ops_meet_e4m3_avx2,                                                 \
-             [HD_E2M1] = ops_meet_e2m1_avx2},                                                \
+#define AVX2                                                                               \
+    .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix,    \
+    .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx2, .blend = ops_blend_avx2,             \
+    .turn = ops_turn_avx2, .index_scores = ops_index_scores_avx2, .weigh = ops_weigh_avx2, \
+    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,           \
+               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = ops_decode_e4m3_avx2,         \
+               [HD_E8M0] = ops_decode_e8m0_avx2, [HD_E2M1] = ops_decode_e2m1_avx2},        \
+    .meet = {[HD_F32] = ops_meet_f32_avx2,                                                 \
+             [HD_BF16] = ops_meet_bf16_avx2,                                               \
+             [HD_E4M3] = ops_meet_e4m3_avx2,                                               \
+             [HD_E2M1] = ops_meet_e2m1_avx2},                                              \
     .meet_rows = 2
 
 const ops_kernels ops_kernels_avx2 = {AVX2};

@@ -108,6 +108,7 @@ void ops_fold_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x
 float ops_max_avx2(const float *x, int32_t n);
 float ops_exp_sum_avx2(float *x, int32_t n, float shift);
 float ops_exp_sum_avx512(float *x, int32_t n, float shift);
+void ops_blend_avx2(float *out, const float *sum, float down, int32_t n);
 void ops_blend_avx512(float *out, const float *sum, float down, int32_t n);
 void ops_turn_avx2(float *out, const float *const *row, int32_t cols);
 void ops_index_scores_avx2(const ops_index *x);
