@@ -3,6 +3,7 @@
 #ifndef HD_OPS_E4M3_INTERNAL_H
 #define HD_OPS_E4M3_INTERNAL_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -10,7 +11,7 @@
 static inline bool e4m3_fits_f16(const uint8_t *code, int32_t n, const float *scale,
                                  int32_t block) {
     for (int32_t i = 0, b = 0; i < n; b++) {
-        if (!(scale[b] < 0x1p120f && scale[b] > -0x1p120f)) return false;
+        if (!(fabsf(scale[b]) < 0x1p120f)) return false;
         i = n - i < block ? n : i + block;
     }
     uint8_t largest = 0;

@@ -3,6 +3,7 @@
  * the same order as decode and dots, same bits. */
 #include "ops/lanes_avx512_internal.h"
 #include "ops/meet_internal.h"
+#include "ops/sums_internal.h"
 
 enum { STEP = 64, X_ROWS = 4 };
 

@@ -1,9 +1,10 @@
-/* meet_internal.h - what the files that bring few rows of x and stored rows together share. A
- * header with the lanes of their instruction set comes before. */
+/* meet_internal.h - what the files that bring few rows of x and stored rows together share. */
 #ifndef HD_OPS_MEET_INTERNAL_H
 #define HD_OPS_MEET_INTERNAL_H
 
-#include "ops/sums_internal.h"
+#include <immintrin.h>
+
+#include "ops/kernels_internal.h"
 
 /* What comes next, in the order of memory: rows are too short for the processor to guess. Always
  * inlined: gcc 12 takes a function that only prefetches for one that does nothing, and drops

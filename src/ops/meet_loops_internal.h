@@ -28,7 +28,7 @@ static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m
     const uint8_t *const *src = m->src + w;
     const float *const *x = m->x + i;
     float *acc = m->acc + (i * OPS_TILE_ROWS + w) * OPS_LANES;
-    lanes sum[MEET_X_ROWS][MEET_W_ROWS];
+    lanes sum[OPS_TILE_ROWS][MEET_W_ROWS]; /* of n_x rows */
     UNROLL for (int32_t k = 0; k < n_x; k++) {
         UNROLL for (int32_t j = 0; j < MEET_W_ROWS; j++) {
             sum[k][j] = load_lanes(acc + (k * OPS_TILE_ROWS + j) * OPS_LANES);
