@@ -25,6 +25,7 @@ typedef struct hd_graph hd_graph; /* ops that were recorded, to be launched as o
 typedef struct hd_cpu_options {
     int32_t n_threads; /* 0: one per core, base/cores.h */
     bool pin;          /* bind workers to cores */
+    uint32_t without;  /* instruction sets that operators leave alone, base/cpu.h */
 } hd_cpu_options;
 
 hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_err *err);

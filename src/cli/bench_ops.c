@@ -19,10 +19,19 @@ enum { MAX_REPEAT = 15, READ_BYTES = 1 << 28 };
 
 static const char *const backends[] = {"cpu", "ref", "cuda", NULL};
 
+/* What a processor of each --isa lacks. */
+enum {
+    BEYOND_AVX512 = HD_CPU_AVX512_VBMI | HD_CPU_AVX512_VNNI,
+    BEYOND_AVX2 = BEYOND_AVX512 | HD_CPU_AVX512,
+    BEYOND_PLAIN = BEYOND_AVX2 | HD_CPU_AVX2
+};
+static const char *const isas[] = {"all", "avx512", "avx2", "plain", NULL};
+static const uint32_t lacking[] = {0, BEYOND_AVX512, BEYOND_AVX2, BEYOND_PLAIN};
+
 typedef struct settings {
     const char *path, *only;
     int64_t layers, batch, prompt, context, threads, repeat;
-    int backend, precision, mla;
+    int backend, isa, precision, mla;
     bool no_invariance, json, pin, cpu_time;
 } settings;
 
@@ -68,7 +77,9 @@ static hd_status open_spec(rig *r, hd_err *err) {
 
 static hd_ops_options ops_options(const settings *set) {
     return (hd_ops_options){
-        .cpu = {.n_threads = (int32_t)set->threads, .pin = set->pin},
+        .cpu = {.n_threads = (int32_t)set->threads,
+                .pin = set->pin,
+                .without = lacking[set->isa]},
         .precision = (hd_precision)set->precision,
         .no_batch_invariance = set->no_invariance
     };
@@ -197,7 +208,8 @@ static hd_status measure_machine(rig *r, hd_err *err) {
     HD_TRY(hd_device_alloc(r->device, &data, READ_BYTES, "what is read", err));
     memset(data, 1, READ_BYTES); /* so that it is there */
     r->report.read = hd_measure_read(r->stream, data, READ_BYTES / sizeof(uint64_t), r->now);
-    r->report.flops = hd_measure_flops(r->stream, hd_cpu_features(), r->now);
+    r->report.flops =
+        hd_measure_flops(r->stream, hd_cpu_features() & ~lacking[r->set.isa], r->now);
     hd_device_release(r->device, data);
     return HD_OK;
 }
@@ -236,6 +248,8 @@ static hd_status bench(const settings *set, hd_err *err) {
 /* Without a config every operator alone; a config's steps are metered on the CPU only. */
 static hd_status run(const settings *set, const char *backend, hd_err *err) {
     const hd_ops_options ops = ops_options(set);
+    if (set->isa && (!set->path || set->backend))
+        return HD_FAIL(err, HD_EINVAL, "--isa is for a CONFIG on the cpu backend");
     if (!set->path)
         return bench_cases(backend, &ops, set->only, (int32_t)set->repeat, set->json, err);
     if (set->only) return HD_FAIL(err, HD_EINVAL, "--only is for the cases without a CONFIG");
@@ -256,6 +270,7 @@ int bench_ops(int argc, char **argv) {
                    "steps or rounds; the median one is shown"),
         option_int("threads", &set.threads, 0, 1024, "0: one per core"),
         option_choice("backend", &set.backend, backends, "the fast one, the reference, a GPU"),
+        option_choice("isa", &set.isa, isas, "instruction sets used, of those there are"),
         option_text("only", &set.only, "WORD", "cases with WORD in the name or operator"),
         option_precision(&set.precision),
         option_no_invariance(&set.no_invariance),

@@ -50,19 +50,34 @@ void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t ro
 
 /* ---- products ---- */
 
-/* Scales of `row` for columns [col, col + n), which begin with a block; false where a block is
- * no multiple of OPS_LANES. */
-static bool decode_scales(const ops_kernels *k, float *out, const hd_weight *w, int32_t row,
-                          int32_t col, int32_t n) {
+/* Scales of rows [row, row + n_w) for columns [col, col + n), which begin with a block, into `to`, and
+ * in scale[j] where those of row + j are, or of row for spare ones. False where a block is no
+ * multiple of OPS_LANES. */
+static bool decode_scales(const ops_kernels *k, float *to, const float *scale[OPS_TILE_ROWS],
+                          const hd_weight *w, int32_t row, int32_t n_w, int32_t col,
+                          int32_t n) {
+    for (int32_t j = 0; j < OPS_TILE_ROWS; j++) scale[j] = to;
     if (!w->scale) {
-        out[0] = 1.0f;
+        to[0] = 1.0f;
         return true;
     }
     if (w->block_cols % OPS_LANES != 0 || col % w->block_cols != 0) return false;
-    const int64_t per_row = hd_ceil_div(w->cols, w->block_cols);
-    const int64_t first = (int64_t)(row / w->block_rows) * per_row + col / w->block_cols;
-    k->decode[w->scale_type](out, byte_at(w->scale, w->scale_type, first),
-                             (int32_t)hd_ceil_div(n, w->block_cols), &w->global, INT_MAX);
+    const int32_t per_row = (int32_t)hd_ceil_div(w->cols, w->block_cols);
+    const int32_t n_blocks = (int32_t)hd_ceil_div(n, w->block_cols);
+    const int32_t first = row / w->block_rows, last = (row + n_w - 1) / w->block_rows;
+    const int64_t at = (int64_t)first * per_row + col / w->block_cols;
+    if (n_blocks == per_row) { /* rows of scales follow each other */
+        k->decode[w->scale_type](to, byte_at(w->scale, w->scale_type, at),
+                                 (last - first + 1) * per_row, &w->global, INT_MAX);
+    }
+    for (int32_t i = 0; i <= last - first && n_blocks < per_row; i++) {
+        k->decode[w->scale_type](to + i * n_blocks,
+                                 byte_at(w->scale, w->scale_type, at + (int64_t)i * per_row),
+                                 n_blocks, &w->global, INT_MAX);
+    }
+    for (int32_t j = 1; j < n_w && last > first; j++) {
+        scale[j] = to + ((row + j) / w->block_rows - first) * n_blocks;
+    }
     return true;
 }
 
@@ -83,7 +98,7 @@ static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, 
     const int32_t end = w->cols - w->cols % OPS_LANES;
     const int64_t bits = hd_dtype_bits(w->type), tile_bits = OPS_TILE_ROWS * w->cols * bits;
     const int64_t ahead = tile_bits > 8 * OPS_AHEAD ? tile_bits : 8 * OPS_AHEAD;
-    if (!k->meet[w->type] || p->n_x > OPS_FEW_ROWS) return 0;
+    if (!k->meet[w->type] || p->n_x > k->meet_rows) return 0;
     for (int32_t c = 0; c < end; c += OPS_MEET_COLS) {
         const float *x[OPS_FEW_ROWS];
         ops_meeting m = {.acc = tile->acc,
@@ -97,18 +112,20 @@ static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, 
         for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
             const int32_t r = row + (j < n_w ? j : 0); /* spare sums: row 0 */
             m.src[j] = byte_at(w->data, w->type, (int64_t)r * w->cols + c);
-            if (j > 0 && (!w->scale || r / w->block_rows == row / w->block_rows)) {
-                m.scale[j] = m.scale[0];
-                continue;
-            }
-            float *scale = tile->w + j * OPS_MEET_COLS / OPS_LANES;
-            if (!decode_scales(k, scale, w, r, c, m.n)) return c;
-            m.scale[j] = scale;
         }
+        if (!decode_scales(k, tile->w, m.scale, w, row, n_w, c, m.n)) return c;
         ops_fetch_scales(w, row, c, n_w, m.n, ahead / bits);
         if (!k->meet[w->type](&m)) return c;
     }
     return end;
+}
+
+/* Asks for what the next tile of n columns takes of this row, or of the one that follows n_w rows on. */
+static void fetch_next(const hd_weight *w, int32_t row, int32_t n_w, int32_t c, int32_t n) {
+    const int64_t from =
+        c + n < w->cols ? (int64_t)row * w->cols + c + n : (int64_t)(row + n_w) * w->cols;
+    const uint8_t *src = byte_at(w->data, w->type, from), *end = byte_at(src, w->type, n);
+    for (; src < end; src += HD_CACHE_LINE) __builtin_prefetch(src);
 }
 
 /* Columns from c on by way of a decoded tile. Few rows of x go through it at a time, so that they
@@ -119,11 +136,14 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
     const float *w[OPS_WIDE_ROWS];
     for (int32_t j = 0; j < OPS_WIDE_ROWS; j++) {
         float *to = tile->w + (j < n_w ? j : 0) * OPS_TILE_STRIDE; /* spare sums: row 0 */
-        if (j < n_w) ops_decode(k, to, p->w, row + j, c, n);
+        if (j < n_w) {
+            fetch_next(p->w, row + j, n_w, c, n);
+            ops_decode(k, to, p->w, row + j, c, n);
+        }
         w[j] = to;
     }
-    for (int32_t i = 0; i < p->n_x; i += OPS_TILE_ROWS) {
-        const int32_t n_x = hd_min_i32(OPS_TILE_ROWS, p->n_x - i);
+    for (int32_t i = 0; i < p->n_x; i += OPS_NEAR_ROWS) {
+        const int32_t n_x = hd_min_i32(OPS_NEAR_ROWS, p->n_x - i);
         for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
             float *acc = tile->acc + (j * OPS_X_ROWS + i * OPS_TILE_ROWS) * OPS_LANES;
             k->dots(acc, p->x + i, n_x, c, w + j, n);
@@ -132,7 +152,7 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
 }
 
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
-    const int32_t wide = p->n_x > OPS_FEW_ROWS ? OPS_WIDE_ROWS : OPS_TILE_ROWS;
+    const int32_t wide = p->n_x > k->meet_rows ? OPS_WIDE_ROWS : OPS_TILE_ROWS;
     const int32_t sums = OPS_TILE_ROWS * OPS_LANES; /* of a row of x */
     for (int32_t o = 0; o < p->n_rows; o += wide) {
         const int32_t n_w = hd_min_i32(wide, p->n_rows - o);

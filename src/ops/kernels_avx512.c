@@ -1,32 +1,9 @@
 /* kernels_avx512.c - the two loops that carry the matrix products, with all 16 lanes of a sum
  * in one register and 16 sums at once. Same steps in the same order as AVX2, same bits. */
-#include "ops/kernels_internal.h"
-
-#include <immintrin.h>
+#include "ops/lanes_avx512_internal.h"
+#include "ops/sums_internal.h"
 
 enum { X_ROWS = 4, MIX_OUT = 4, MIX_COLS = 4 * OPS_LANES };
-
-static inline __mmask16 first_lanes(int32_t n) {
-    return (__mmask16)(n >= OPS_LANES ? 0xffffu : n > 0 ? (1u << n) - 1u : 0u);
-}
-
-/* Four registers that are loaded, added to and stored together: one row of sums. Named
- * members and not an array, which the compiler would keep in memory. */
-typedef struct four {
-    __m512 a, b, c, d;
-} four;
-
-static inline four load_sums(const float *at) {
-    return (four){_mm512_loadu_ps(at), _mm512_loadu_ps(at + OPS_LANES),
-                  _mm512_loadu_ps(at + 2 * OPS_LANES), _mm512_loadu_ps(at + 3 * OPS_LANES)};
-}
-
-static inline void store_sums(float *at, four s) {
-    _mm512_storeu_ps(at, s.a);
-    _mm512_storeu_ps(at + OPS_LANES, s.b);
-    _mm512_storeu_ps(at + 2 * OPS_LANES, s.c);
-    _mm512_storeu_ps(at + 3 * OPS_LANES, s.d);
-}
 
 /* Lanes [at, at + OPS_LANES) of four rows; the last ones under a mask. */
 static inline four load_rows(const float *const *row, int64_t at) {
@@ -38,11 +15,6 @@ static inline four load_ends(const float *const *row, int64_t at, __mmask16 live
     return (four){
         _mm512_maskz_loadu_ps(live, row[0] + at), _mm512_maskz_loadu_ps(live, row[1] + at),
         _mm512_maskz_loadu_ps(live, row[2] + at), _mm512_maskz_loadu_ps(live, row[3] + at)};
-}
-
-static inline four add_products(four sum, __m512 x, four y) {
-    return (four){_mm512_fmadd_ps(x, y.a, sum.a), _mm512_fmadd_ps(x, y.b, sum.b),
-                  _mm512_fmadd_ps(x, y.c, sum.c), _mm512_fmadd_ps(x, y.d, sum.d)};
 }
 
 /* Sums of four rows of x. */
@@ -165,14 +137,18 @@ static void mix(const ops_mix *m) {
 static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *scale,
                         int32_t each) {
     const __m512i half = _mm512_set1_epi32(0x00400000); /* of code 0, and what makes a NaN */
-    for (int32_t i = 0; i < n; i += OPS_LANES) {
+    __m512 by = _mm512_setzero_ps();
+    for (int32_t i = 0, end = 0; i < n; i += OPS_LANES) {
+        if (i == end) {
+            end = n - i < each ? n : i + each;
+            by = _mm512_set1_ps(*scale++);
+        }
         const __mmask16 live = first_lanes(n - i);
         const __m512i code = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(live, src + i));
         const __mmask16 odd = _mm512_testn_epi32_mask(code, code) |
                               _mm512_cmpeq_epi32_mask(code, _mm512_set1_epi32(255));
         const __m512i power = _mm512_slli_epi32(code, 23);
         const __m512i bits = _mm512_mask_or_epi32(power, odd, power, half);
-        const __m512 by = _mm512_set1_ps(scale[i / each]);
         _mm512_mask_storeu_ps(out + i, live, _mm512_mul_ps(_mm512_castsi512_ps(bits), by));
     }
 }
@@ -189,7 +165,8 @@ static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *
     .meet = {[HD_F32] = ops_meet_f32_avx512,   \
              [HD_BF16] = ops_meet_bf16_avx512, \
              [HD_E4M3] = e4m3,                 \
-             [HD_E2M1] = e2m1}
+             [HD_E2M1] = e2m1},                \
+    .meet_rows = 16
 #define AVX512 SHARED(ops_decode_e4m3_avx2), MEET(ops_meet_e4m3_avx512, ops_meet_e2m1_avx512)
 #define VBMI   SHARED(ops_decode_e4m3_vbmi), MEET(ops_meet_e4m3_vbmi, ops_meet_e2m1_vbmi)
 

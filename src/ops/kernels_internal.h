@@ -88,7 +88,8 @@ typedef struct ops_kernels {
     ops_weigh_fn *weigh;
     ops_decode_fn *decode[HD_N_DTYPES]; /* the float formats; NULL for the others */
     ops_meet_fn *meet[HD_N_DTYPES];     /* NULL: always the long way */
-    const fast_kernels *fast;           /* NULL: exact */
+    int32_t meet_rows;        /* of x, at most OPS_FEW_ROWS: for more the long way is faster */
+    const fast_kernels *fast; /* NULL: exact */
 } ops_kernels;
 
 extern const ops_kernels ops_kernels_plain;
@@ -107,6 +108,7 @@ void ops_fold_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x
 float ops_max_avx2(const float *x, int32_t n);
 float ops_exp_sum_avx2(float *x, int32_t n, float shift);
 float ops_exp_sum_avx512(float *x, int32_t n, float shift);
+void ops_blend_avx2(float *out, const float *sum, float down, int32_t n);
 void ops_blend_avx512(float *out, const float *sum, float down, int32_t n);
 void ops_turn_avx2(float *out, const float *const *row, int32_t cols);
 void ops_index_scores_avx2(const ops_index *x);
@@ -114,6 +116,7 @@ void ops_index_scores_avx512(const ops_index *x);
 ops_decode_fn ops_decode_f32_avx2, ops_decode_f16_avx2, ops_decode_bf16_avx2,
     ops_decode_e4m3_avx2, ops_decode_e8m0_avx2, ops_decode_e2m1_avx2, ops_decode_e4m3_vbmi;
 
+ops_meet_fn ops_meet_f32_avx2, ops_meet_bf16_avx2, ops_meet_e4m3_avx2, ops_meet_e2m1_avx2;
 ops_meet_fn ops_meet_f32_avx512, ops_meet_bf16_avx512, ops_meet_e4m3_avx512,
     ops_meet_e2m1_avx512, ops_meet_e4m3_vbmi, ops_meet_e2m1_vbmi;
 

@@ -7,7 +7,7 @@
 #include "ops/kernels_internal.h"
 #include "ops/meter.h"
 
-enum { PASSES = 5, SLICE = 1 << 17, X_ROWS = 4, COLS = 512, ROUNDS = 4000 };
+enum { PASSES = 5, SLICE = 1 << 17, X_ROWS = 12, COLS = 512, ROUNDS = 1000 };
 enum { LINE = 8 /* words */, AHEAD = 64 * LINE };
 
 /* ---- reading ---- */

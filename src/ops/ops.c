@@ -69,7 +69,7 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_op
         return hd_device_open_cpu(d, &one, err);
     }
     if (strcmp(backend, "cpu") == 0) {
-        hd_ops_init_cpu(t, hd_cpu_features(), o->precision);
+        hd_ops_init_cpu(t, hd_cpu_features() & ~o->cpu.without, o->precision);
         return hd_device_open_cpu(d, &o->cpu, err);
     }
     return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, cuda, ref", backend);

@@ -1,35 +1,22 @@
 /* softmax_avx512.c - the loops around attention's products, 16 lanes at a time. Same steps in the
  * same order as AVX2, same bits. */
-#include "ops/kernels_internal.h"
+#include "ops/lanes_avx512_internal.h"
 
-#include <immintrin.h>
+typedef __m512 wide;
+typedef __m512i wide_whole;
+#define WIDE(op) _mm512_##op
 
-static inline __mmask16 first_lanes(int32_t n) {
-    return (__mmask16)(n >= OPS_LANES ? 0xffffu : (1u << n) - 1u);
+static inline wide round_wide(wide x) {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* kernels_avx2.c says how. */
-static inline __m512 exp16(__m512 x) {
-    x = _mm512_min_ps(_mm512_set1_ps(89.0f), _mm512_max_ps(_mm512_set1_ps(-104.0f), x));
-    const __m512 k = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(0x1.715476p+0f)),
-                                          _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_fnmadd_ps(k, _mm512_set1_ps(0x1.62e430p-1f), x);
-    r = _mm512_fnmadd_ps(k, _mm512_set1_ps(-0x1.05c610p-29f), r);
-    __m512 p = _mm512_set1_ps(1.0f / 5040);
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 720));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
-    const __m512i bias = _mm512_set1_epi32(127);
-    const __m512i whole = _mm512_cvtps_epi32(k), half = _mm512_srai_epi32(whole, 1);
-    const __m512i rest = _mm512_sub_epi32(whole, half);
-    const __m512 f = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(half, bias), 23));
-    const __m512 g = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(rest, bias), 23));
-    return _mm512_mul_ps(_mm512_mul_ps(p, f), g);
+/* 2^e */
+static inline wide power_wide(wide_whole e) {
+    const __m512i biased = _mm512_add_epi32(e, _mm512_set1_epi32(127));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
 }
+
+#include "ops/exp_internal.h"
 
 /* A tree of halves onto halves. */
 static inline float fold_lanes(__m512 sum) {
@@ -46,7 +33,7 @@ float ops_exp_sum_avx512(float *x, int32_t n, float shift) {
     __m512 sum = _mm512_setzero_ps();
     for (int32_t i = 0; i < n; i += OPS_LANES) {
         const __mmask16 live = first_lanes(n - i);
-        const __m512 e = exp16(_mm512_sub_ps(_mm512_maskz_loadu_ps(live, x + i), by));
+        const __m512 e = exp_wide(_mm512_sub_ps(_mm512_maskz_loadu_ps(live, x + i), by));
         _mm512_mask_storeu_ps(x + i, live, e);
         sum = _mm512_add_ps(sum, _mm512_maskz_mov_ps(live, e));
     }

@@ -91,6 +91,8 @@ def test_dummy_weights_need_no_checkpoint(hadal, config, backend):
     (["bench", "latency"], "either MODEL_DIR or --dummy-weights"),
     (["bench", "latency", MODEL, "--dummy-weights", MODEL], "either MODEL_DIR or --dummy-weights"),
     (["bench", "latency", "--dummy-weights", "nowhere.json"], "nowhere.json"),
+    (["bench", "ops", "--isa", "avx2"], "--isa is for a CONFIG"),
+    (["bench", "ops", MODEL, "--isa", "avx2", "--backend", "ref"], "--isa is for a CONFIG"),
 ])
 def test_refusals(refused, args, words):
     assert words in refused(*args)
@@ -106,6 +108,15 @@ def test_operators_add_up(hadal):
         assert sum(op["seconds"] for op in phase["ops"]) <= phase["seconds"]
         assert sum(op["limit_seconds"] for op in phase["ops"]) == pytest.approx(phase["limit_seconds"])
         assert {"embed", "linear", "linear_grouped", "attend"} <= {op["op"] for op in phase["ops"]}
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "plain"])
+def test_operators_of_a_lesser_processor(hadal, isa):
+    result = hadal("bench", "ops", MODEL, "--layers", 1, "--prompt", 1, "--repeat", 1, "--isa", isa, "--json")
+    assert result.returncode == 0, result.stderr
+    sets = ["plain", "avx2", "avx512"]
+    allowed = ["cpu " + name for name in sets[:sets.index(isa) + 1]]
+    assert json.loads(result.stdout)["backend"] in allowed
 
 
 def test_operators_refuse_what_is_no_config(hadal, tmp_path):

@@ -86,6 +86,9 @@ void op_linear(void **state) {
         {20, 33,  192 },
         {34, 65,  576 },
         {70, 130, 128 },
+        {4,  11,  1043}, /* counts of rows that go through registers together */
+        {7,  6,   271 },
+        {16, 9,   145 },
     };
     for (int32_t f = 0; f < n_weight_formats; f++) {
         for (size_t i = 0; i < HD_LEN(shapes); i++) {
@@ -96,6 +99,10 @@ void op_linear(void **state) {
          * minus infinity, which depends on the order of a sum. */
         if (weight_formats[f].type == HD_E4M3 && weight_formats[f].scale_type == HD_F32) {
             linear_shape(&weight_formats[f], 2, 97, 80, true);
+        }
+        if (weight_formats[f].type == HD_E4M3 && weight_formats[f].scale_type == HD_NONE) {
+            linear_shape(&weight_formats[f], 1, 97, 144, true);
+            linear_shape(&weight_formats[f], 5, 97, 150, true);
         }
     }
 }

@@ -1,0 +1,28 @@
+/* meet_avx2.c - few rows of x against stored rows, 8 elements to a register. */
+#include "ops/widen_avx2_internal.h"
+
+/* Four sums and what is on its way to them fit the registers. */
+enum { MEET_X_ROWS = 2, MEET_W_ROWS = 2 };
+
+static inline scaled no_scale(float scale) {
+    (void)scale;
+    return (scaled){_mm256_setzero_ps()};
+}
+
+#include "ops/meet_loops_internal.h"
+
+bool ops_meet_f32_avx2(const ops_meeting *m) {
+    return meet_f32(m);
+}
+
+bool ops_meet_bf16_avx2(const ops_meeting *m) {
+    return meet_bf16(m);
+}
+
+bool ops_meet_e4m3_avx2(const ops_meeting *m) {
+    return meet_e4m3(m);
+}
+
+bool ops_meet_e2m1_avx2(const ops_meeting *m) {
+    return meet_e2m1(m, widen_e2m1);
+}
