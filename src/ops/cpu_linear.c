@@ -282,6 +282,31 @@ static void heads_plain_task(const void *arg, int32_t task, int32_t worker) {
     multiply(job->stream, worker, job->k, &p);
 }
 
+/* n rows of W from `row` on, columns [col, col + cols), as rows of the tile. Rows of a block share
+ * their scales. What follows is asked for a row at a time, as much at once would be waited for. */
+static void decode_rows(const ops_kernels *k, ops_tile *tile, const hd_weight *w, int32_t row,
+                        int32_t n, int32_t col, int32_t cols) {
+    float scale[OPS_TILE_COLS / OPS_LANES + 1];
+    const int32_t per_scale = w->scale ? w->block_rows : INT_MAX;
+    const int64_t bytes = (int64_t)cols * hd_dtype_bits(w->type) / 8;
+    bool known = false;
+    for (int32_t j = 0; j < n; j++) {
+        const int64_t at = (int64_t)(row + j) * w->cols + col;
+        const uint8_t *src = byte_at(w->data, w->type, at);
+        const uint8_t *next = byte_at(w->data, w->type, at + (int64_t)OPS_MIX_ROWS * w->cols);
+        for (int64_t b = 0; b < bytes; b += HD_CACHE_LINE) __builtin_prefetch(next + b);
+        if (j == 0 || (row + j) % per_scale == 0) {
+            known = decode_scales(k, scale, w, row + j, col, cols);
+        }
+        float *to = tile->w + j * OPS_TILE_STRIDE;
+        if (known) {
+            k->decode[w->type](to, src, cols, scale, w->scale ? w->block_cols : INT_MAX);
+        } else {
+            ops_decode(k, to, w, row + j, col, cols);
+        }
+    }
+}
+
 /* out = sum over rows i of W of x[i] * W[i, :], a stretch of columns at a time */
 static void heads_transposed_task(const void *arg, int32_t task, int32_t worker) {
     const heads_job *job = arg;
@@ -296,12 +321,8 @@ static void heads_transposed_task(const void *arg, int32_t task, int32_t worker)
     for (int32_t i = 0; i < a->n_rows; i += OPS_MIX_ROWS) {
         const int32_t n = hd_min_i32(OPS_MIX_ROWS, a->n_rows - i);
         const float *row[OPS_MIX_ROWS];
-        for (int32_t j = 0; j < n; j++) {
-            float *to = tile->w + j * OPS_TILE_STRIDE;
-            ops_decode(job->k, to, a->w, a->first_row + t.head * a->head_rows + i + j, col,
-                       cols);
-            row[j] = to;
-        }
+        decode_rows(job->k, tile, a->w, a->first_row + t.head * a->head_rows + i, n, col, cols);
+        for (int32_t j = 0; j < n; j++) row[j] = tile->w + j * OPS_TILE_STRIDE;
         job->k->mix(&(ops_mix){.out = t.out + col,
                                .coef = t.x + i,
                                .row = row,
