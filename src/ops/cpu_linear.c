@@ -1,6 +1,7 @@
 /* cpu_linear.c - matrix products: a tile of the stored matrix is decoded once and meets all
  * rows of a block. Bounded by memory for few rows, by fused multiply-adds for many. */
 #include <limits.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -13,7 +14,11 @@ enum { TASK_STEPS = 262144, MAX_TASK_ROWS = 64 };
 
 /* In whole numbers every task turns its rows of x into them, so tasks are as large as keeps all
  * threads busy to the end. */
-enum { FAST_TASKS = 4 /* of each worker, at least */, MAX_FAST_ROWS = 1024 };
+enum {
+    FAST_TASKS = 4 /* of each worker, at least */,
+    MAX_FAST_ROWS = 1024,
+    LEAST_FAST_ROWS = 32
+};
 
 /* ---- decoding ---- */
 
@@ -214,29 +219,69 @@ typedef struct linear_job {
     const ops_kernels *k;
     const hd_linear_args *a;
     grid g;
+    _Atomic int32_t *next_row; /* of W, where workers take them */
 } linear_job;
+
+/* Rows of W and of x as a product. */
+static ops_product linear_product(const hd_linear_args *a, int32_t o, int32_t n_rows,
+                                  int32_t first, int32_t n_x) {
+    const int64_t out_stride = stride_or(a->out_stride, a->w->rows);
+    ops_product p = {.out = (a->out ? act(a->out) : a->out_f32) + first * out_stride + o,
+                     .out_stride = out_stride,
+                     .n_x = n_x,
+                     .first_row = o,
+                     .n_rows = n_rows,
+                     .w = a->w};
+    for (int32_t i = 0; i < p.n_x; i++) {
+        p.x[i] = act_in(a->x) + (first + i) * stride_or(a->x_stride, a->w->cols);
+    }
+    return p;
+}
 
 static void linear_task(const void *arg, int32_t task, int32_t worker) {
     const linear_job *job = arg;
     const hd_linear_args *a = job->a;
     const int32_t o = chunk_of(&job->g, task) * job->g.w_rows;
     const int32_t first = first_of(&job->g, task);
-    const int64_t out_stride = stride_or(a->out_stride, a->w->rows);
-    ops_product p = {.out = (a->out ? act(a->out) : a->out_f32) + first * out_stride + o,
-                     .out_stride = out_stride,
-                     .n_x = hd_min_i32(job->g.x_rows, a->rows - first),
-                     .first_row = o,
-                     .n_rows = hd_min_i32(job->g.w_rows, a->w->rows - o),
-                     .w = a->w};
-    for (int32_t i = 0; i < p.n_x; i++) {
-        p.x[i] = act_in(a->x) + (first + i) * stride_or(a->x_stride, a->w->cols);
-    }
+    const ops_product p = linear_product(a, o, hd_min_i32(job->g.w_rows, a->w->rows - o), first,
+                                         hd_min_i32(job->g.x_rows, a->rows - first));
     multiply(job->stream, worker, job->k, &p);
 }
 
+/* Takes rows of W, the fewer the fewer are left: 0 when there are none. */
+static int32_t take_rows(const linear_job *job, int32_t *first) {
+    const int32_t pieces = 2 * hd_stream_workers(job->stream);
+    int32_t n, o = atomic_load_explicit(job->next_row, memory_order_relaxed);
+    do {
+        const int32_t left = job->a->w->rows - o, fair = left / pieces;
+        n = hd_min_i32(left, hd_max_i32(LEAST_FAST_ROWS, fair - fair % FAST_ROWS));
+    } while (n > 0 && !atomic_compare_exchange_weak_explicit(job->next_row, &o, o + n,
+                                                             memory_order_relaxed,
+                                                             memory_order_relaxed));
+    *first = o;
+    return n;
+}
+
+/* All rows of x, which become whole numbers once, and rows of W until none are left. */
+static void linear_share(const void *arg, int32_t task, int32_t worker) {
+    const linear_job *job = arg;
+    (void)task;
+    bool again = false;
+    for (int32_t o, n; (n = take_rows(job, &o)) > 0; again = true) {
+        ops_product p = linear_product(job->a, o, n, 0, job->a->rows);
+        p.same_x = again;
+        multiply(job->stream, worker, job->k, &p);
+    }
+}
+
 void ops_linear_cpu(hd_stream *s, const hd_linear_args *a, const ops_kernels *k) {
-    linear_job job = {s, k, a, cut(s, k, a->w, a->rows, a->w->rows, 1)};
-    hd_stream_tasks(s, job.g.w_chunks * job.g.x_blocks, linear_task, &job);
+    _Atomic int32_t next_row = 0;
+    linear_job job = {s, k, a, cut(s, k, a->w, a->rows, a->w->rows, 1), &next_row};
+    if (ops_fast_takes(k, a->w) && job.g.x_blocks == 1) {
+        hd_stream_tasks(s, hd_stream_workers(s), linear_share, &job);
+    } else {
+        hd_stream_tasks(s, job.g.w_chunks * job.g.x_blocks, linear_task, &job);
+    }
 }
 
 /* ---- one matrix per head ---- */
