@@ -187,14 +187,20 @@ static int64_t fast_task_rows(const hd_stream *s, int64_t all_rows) {
     return rows < FAST_ROWS ? FAST_ROWS : rows - rows % FAST_ROWS;
 }
 
+/* At most so many, but the same in all tasks of a matrix. */
+static int64_t even_rows(int64_t rows, int64_t most) {
+    const int64_t each = hd_ceil_div(rows, hd_ceil_div(rows, most));
+    return hd_ceil_div(each, FAST_ROWS) * FAST_ROWS;
+}
+
 /* `times`: how many such products share the threads. */
 static grid cut(const hd_stream *s, const ops_kernels *k, const hd_weight *w, int32_t n_x,
                 int32_t n_rows, int32_t times) {
     const bool fast = ops_fast_takes(k, w);
     const int32_t x_rows = fast ? FAST_X_ROWS : OPS_X_ROWS;
     const int64_t x_blocks = hd_ceil_div(n_x, x_rows);
-    const int64_t rows = ops_fast_takes(k, w) ? fast_task_rows(s, n_rows * x_blocks * times)
-                                              : task_rows(n_x, w->cols);
+    const int64_t rows = fast ? even_rows(n_rows, fast_task_rows(s, n_rows * x_blocks * times))
+                              : task_rows(n_x, w->cols);
     return (grid){.x_rows = x_rows,
                   .w_rows = (int32_t)rows,
                   .w_chunks = (int32_t)hd_ceil_div(n_rows, rows),
