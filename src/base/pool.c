@@ -1,8 +1,10 @@
 /* pool.c - a generation counter starts jobs, an atomic counter hands out tasks.
  *
- * Order: the owner writes the job, then releases `generation`; a worker acquires it, takes
- * tasks from `next`, and releases `busy` when it finds none left; the owner acquires `busy`
- * at zero before it returns, so the job's results are visible to it. */
+ * Order: the owner writes the job, then releases `left` and bumps `generation`; a worker that
+ * sees it move acquires `left` with every task it takes, and releases `undone` when it finds
+ * none; the owner acquires `undone` at zero before it returns, so the job's results are visible
+ * to it. Nobody waits for a worker without a task: one that wakes late finds nothing left, or
+ * tasks of a later job, and reads a job only while that waits for a task of its own. */
 #include "base/pool.h"
 
 #include <pthread.h>
@@ -11,6 +13,7 @@
 #include <stdlib.h>
 
 #include "base/cores.h"
+#include "base/memory.h"
 
 enum { MAX_THREADS = 1024, SPINS = 4000 };
 
@@ -25,10 +28,12 @@ struct hd_pool {
     hd_task_fn *fn;
     const void *arg;
     int32_t n_tasks;
-    _Atomic int32_t next;        /* first task nobody has taken */
-    _Atomic int32_t busy;        /* workers still inside the job */
     _Atomic uint32_t generation; /* bumped once per job */
     _Atomic bool stop;
+    char before[HD_CACHE_LINE]; /* what every task changes is on a line of its own */
+    _Atomic int32_t left;       /* tasks nobody has taken; 0 and less: none */
+    _Atomic int32_t undone;     /* tasks nobody has reported */
+    char behind[HD_CACHE_LINE];
     pthread_mutex_t mutex; /* guards sleeping on wake */
     pthread_cond_t wake;
     int32_t n_workers; /* started threads, without the owner */
@@ -45,11 +50,12 @@ static void relax(void) {
 }
 
 static void take_tasks(hd_pool *p, int32_t index) {
-    for (;;) {
-        int32_t task = atomic_fetch_add_explicit(&p->next, 1, memory_order_relaxed);
-        if (task >= p->n_tasks) return;
-        p->fn(p->arg, task, index);
+    int32_t mine = 0;
+    for (int32_t left;
+         (left = atomic_fetch_sub_explicit(&p->left, 1, memory_order_acquire)) > 0; mine++) {
+        p->fn(p->arg, p->n_tasks - left, index);
     }
+    if (mine > 0) atomic_fetch_sub_explicit(&p->undone, mine, memory_order_release);
 }
 
 static uint32_t wait_for_job(hd_pool *p, uint32_t seen) {
@@ -76,7 +82,6 @@ static void *work(void *arg) {
         seen = wait_for_job(p, seen);
         if (atomic_load(&p->stop)) return NULL;
         take_tasks(p, w->index);
-        atomic_fetch_sub_explicit(&p->busy, 1, memory_order_release);
     }
 }
 
@@ -145,15 +150,15 @@ void hd_pool_run(hd_pool *p, int32_t n_tasks, hd_task_fn *fn, const void *arg) {
     p->fn = fn;
     p->arg = arg;
     p->n_tasks = n_tasks;
-    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
-    atomic_store_explicit(&p->busy, p->n_workers, memory_order_relaxed);
+    atomic_store_explicit(&p->undone, n_tasks, memory_order_relaxed);
+    atomic_store_explicit(&p->left, n_tasks, memory_order_release);
     start_generation(p);
     take_tasks(p, 0);
-    for (int i = 0; atomic_load_explicit(&p->busy, memory_order_acquire) > 0; i++) {
+    for (int i = 0; atomic_load_explicit(&p->undone, memory_order_acquire) > 0; i++) {
         if (i < SPINS) {
             relax();
         } else {
-            sched_yield(); /* more threads than processors: let the last worker run */
+            sched_yield(); /* more threads than processors: let the one with a task run */
         }
     }
 }

@@ -124,7 +124,9 @@ static hd_status open_pages(rig *r, hd_err *err) {
         .n_pages = {(int32_t)n, shape.reach ? (int32_t)n : 0},
           .act_bytes = r->inner.act_bytes
     };
-    return hd_kv_open(&r->kv, r->spec, r->spec->n_layers, r->device, &kv, err);
+    HD_TRY(hd_kv_open(&r->kv, r->spec, r->spec->n_layers, r->device, &kv, err));
+    hd_kv_make_up(r->kv, r->stream); /* memory never written is one page of zeros, many times */
+    return HD_OK;
 }
 
 static hd_status open_rig(rig *r, hd_err *err) {

@@ -16,6 +16,7 @@
 
 enum {
     HEADS = 16,
+    FEW_HEADS = 4, /* a task has no less, unless there are no more */
     BLOCK_KEYS = 64,
     STRETCH = 128,
     PART_KEYS = 1024, /* a part has no less, unless it is the only one */
@@ -39,7 +40,7 @@ typedef struct attend_state {
     float score[HEADS * BLOCK_KEYS];
     float down[HEADS]; /* what sums from before this block shrink by */
     float sum[HEADS * STRETCH];
-    const float *key[BLOCK_KEYS];
+    const float *key[BLOCK_KEYS + 2 * OPS_TILE_ROWS]; /* with those that will be wanted next */
 } attend_state;
 _Static_assert(sizeof(attend_state) % HD_CACHE_LINE == 0, "parts begin on a cache line");
 
@@ -66,7 +67,7 @@ static int32_t count_entries(const hd_attend_args *a, int32_t row) {
     return n;
 }
 
-/* Pointers to keys [first, first + n) of the row's list. */
+/* Pointers to keys [first, first + n) of the row's list, filled up to whole tiles. */
 static void find_keys(const hd_attend_args *a, const attend_row *t, int32_t first, int32_t n,
                       const float **key) {
     const int32_t *chosen = a->selected ? a->selected + (int64_t)t->row * a->n_selected : NULL;
@@ -75,6 +76,7 @@ static void find_keys(const hd_attend_args *a, const attend_row *t, int32_t firs
         key[i] = e < 0 ? paged_entry(&a->recent, t->seq, t->first_recent + first + i)
                        : paged_entry(&a->entries, t->seq, chosen ? chosen[e] : e);
     }
+    for (int32_t i = n; i < n + OPS_TILE_ROWS; i++) key[i] = key[n - 1];
 }
 
 static void score_block(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
@@ -83,6 +85,17 @@ static void score_block(const hd_attend_args *a, const ops_kernels *k, const att
         const int32_t n_w = hd_min_i32(OPS_TILE_ROWS, n - u);
         const float *w[OPS_TILE_ROWS];
         for (int32_t j = 0; j < OPS_TILE_ROWS; j++) w[j] = s->key[u + (j < n_w ? j : 0)];
+        if (k->score) {
+            k->score(&(ops_scores){.out = s->score + u,
+                                   .q = t->q,
+                                   .key = w,
+                                   .next = s->key + u + OPS_TILE_ROWS,
+                                   .out_stride = BLOCK_KEYS,
+                                   .n_q = t->n_heads,
+                                   .n_keys = n_w,
+                                   .cols = a->k_dim});
+            continue;
+        }
         memset(s->acc, 0, sizeof s->acc);
         k->dots(s->acc, t->q, t->n_heads, 0, w, a->k_dim);
         k->fold(s->score + u, BLOCK_KEYS, s->acc, t->n_heads, n_w);
@@ -131,7 +144,7 @@ static void attend_keys(const hd_attend_args *a, const ops_kernels *k, const att
     }
     for (int32_t first = from; first < to; first += BLOCK_KEYS) {
         const int32_t n = hd_min_i32(BLOCK_KEYS, to - first);
-        find_keys(a, t, first, n, s->key);
+        find_keys(a, t, first, hd_min_i32(BLOCK_KEYS + OPS_TILE_ROWS, to - first), s->key);
         score_block(a, k, t, s, n);
         soften(a, k, t, s, p, n);
         add_values(a, k, t, s, p, n);
@@ -241,17 +254,39 @@ static void attend_task(const void *arg, int32_t task, int32_t worker) {
     }
 }
 
-/* Parts become tasks where the rows' groups of heads alone would leave workers idle. */
-static void cut(attend_job *job) {
-    const hd_attend_args *a = job->a;
-    const int64_t groups = (int64_t)a->rows * job->groups;
-    const int32_t workers = hd_stream_workers(job->stream);
+static int64_t lay_out(attend_job *job, int32_t heads) {
+    job->heads = heads;
+    job->groups = (int32_t)hd_ceil_div(job->a->heads, heads);
+    const size_t n_out = (size_t)heads * (size_t)job->a->v_dim;
+    job->part_bytes = sizeof(attend_part) + n_out * sizeof(float);
+    job->part_bytes += (0 - job->part_bytes) % HD_CACHE_LINE;
+    const size_t room =
+        (hd_stream_scratch_bytes(job->stream) - sizeof(attend_state)) / job->part_bytes;
+    job->parts_each = room < 1024 ? (int32_t)room : 1024;
+    return (int64_t)job->a->rows * job->groups;
+}
+
+static int32_t most_parts(const hd_attend_args *a) {
     int32_t most = 1;
-    job->parts = 1;
-    if (workers == 1 || groups >= 2 * (int64_t)workers) return;
     for (int32_t r = 0; r < a->rows; r++) {
         const int32_t n = recent_keys(a, r) + count_entries(a, r);
         most = hd_max_i32(most, (int32_t)hd_ceil_div(n, part_keys(n)));
+    }
+    return most;
+}
+
+/* Where the rows' groups of heads alone would leave workers idle, parts become tasks, so that a key
+ * is still read once; where that is not enough, groups become smaller. */
+static void cut(attend_job *job) {
+    const hd_attend_args *a = job->a;
+    const int32_t workers = hd_stream_workers(job->stream);
+    int32_t heads = hd_max_i32(1, hd_min_i32(HEADS, PART_OUT / hd_max_i32(1, a->v_dim)));
+    int64_t groups = lay_out(job, hd_min_i32(heads, hd_max_i32(1, a->heads)));
+    job->parts = 1;
+    if (workers == 1 || groups >= 2 * (int64_t)workers) return;
+    const int32_t most = most_parts(a);
+    while (groups * most < workers && job->heads > FEW_HEADS) {
+        groups = lay_out(job, (job->heads / 2 + FEW_HEADS - 1) / FEW_HEADS * FEW_HEADS);
     }
     if (groups * most > (int64_t)workers * job->parts_each) return; /* no room */
     job->parts = most;
@@ -262,13 +297,6 @@ static void cut(attend_job *job) {
 
 void ops_attend_cpu(hd_stream *s, const hd_attend_args *a, const ops_kernels *k) {
     attend_job job = {.stream = s, .k = k, .a = a};
-    job.heads = hd_max_i32(1, hd_min_i32(HEADS, PART_OUT / hd_max_i32(1, a->v_dim)));
-    job.groups = (int32_t)hd_ceil_div(a->heads, job.heads);
-    const size_t n_out = (size_t)job.heads * (size_t)a->v_dim;
-    job.part_bytes = sizeof(attend_part) + n_out * sizeof(float);
-    job.part_bytes += (0 - job.part_bytes) % HD_CACHE_LINE;
-    const size_t room = (hd_stream_scratch_bytes(s) - sizeof(attend_state)) / job.part_bytes;
-    job.parts_each = room < 1024 ? (int32_t)room : 1024;
     cut(&job);
     hd_stream_tasks(s, a->rows * job.groups * job.parts, attend_task, &job);
 }

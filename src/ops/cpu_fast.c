@@ -67,7 +67,8 @@ void ops_multiply_fast(const ops_kernels *k, const ops_product *p, fast_space *t
                           .blocks =
                               (int32_t)hd_ceil_div(n, FAST_STEP) * (FAST_STEP / FAST_BLOCK),
                           .side = side};
-        for (int32_t i = 0; i < p->n_x; i++) {
+        const bool there = p->same_x && n == cols; /* or the last columns are */
+        for (int32_t i = 0; i < p->n_x && !there; i++) {
             k->fast->quantize(&x, i, p->x[i] + c, n, group);
         }
         for (int32_t o = 0; o < p->n_rows; o += FAST_ROWS) {

@@ -92,6 +92,7 @@ typedef struct ops_product {
     const float *x[FAST_X_ROWS]; /* [n_x] pointers to [w->cols] */
     int32_t n_x, first_row, n_rows;
     const hd_weight *w;
+    bool same_x; /* as in the product before, of this worker and this operator */
 } ops_product;
 
 /* Asks for the scales of n columns of n_w rows, from (row, col) and `ahead` elements on:

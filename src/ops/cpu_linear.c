@@ -1,6 +1,7 @@
 /* cpu_linear.c - matrix products: a tile of the stored matrix is decoded once and meets all
  * rows of a block. Bounded by memory for few rows, by fused multiply-adds for many. */
 #include <limits.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/checked.h"
@@ -13,7 +14,11 @@ enum { TASK_STEPS = 262144, MAX_TASK_ROWS = 64 };
 
 /* In whole numbers every task turns its rows of x into them, so tasks are as large as keeps all
  * threads busy to the end. */
-enum { FAST_TASKS = 4 /* of each worker, at least */, MAX_FAST_ROWS = 1024 };
+enum {
+    FAST_TASKS = 4 /* of each worker, at least */,
+    MAX_FAST_ROWS = 1024,
+    LEAST_FAST_ROWS = 32
+};
 
 /* ---- decoding ---- */
 
@@ -202,14 +207,20 @@ static int64_t fast_task_rows(const hd_stream *s, int64_t all_rows) {
     return rows < FAST_ROWS ? FAST_ROWS : rows - rows % FAST_ROWS;
 }
 
+/* At most so many, but the same in all tasks of a matrix. */
+static int64_t even_rows(int64_t rows, int64_t most) {
+    const int64_t each = hd_ceil_div(rows, hd_ceil_div(rows, most));
+    return hd_ceil_div(each, FAST_ROWS) * FAST_ROWS;
+}
+
 /* `times`: how many such products share the threads. */
 static grid cut(const hd_stream *s, const ops_kernels *k, const hd_weight *w, int32_t n_x,
                 int32_t n_rows, int32_t times) {
     const bool fast = ops_fast_takes(k, w);
     const int32_t x_rows = fast ? FAST_X_ROWS : OPS_X_ROWS;
     const int64_t x_blocks = hd_ceil_div(n_x, x_rows);
-    const int64_t rows = ops_fast_takes(k, w) ? fast_task_rows(s, n_rows * x_blocks * times)
-                                              : task_rows(n_x, w->cols);
+    const int64_t rows = fast ? even_rows(n_rows, fast_task_rows(s, n_rows * x_blocks * times))
+                              : task_rows(n_x, w->cols);
     return (grid){.x_rows = x_rows,
                   .w_rows = (int32_t)rows,
                   .w_chunks = (int32_t)hd_ceil_div(n_rows, rows),
@@ -234,29 +245,69 @@ typedef struct linear_job {
     const ops_kernels *k;
     const hd_linear_args *a;
     grid g;
+    _Atomic int32_t *next_row; /* of W, where workers take them */
 } linear_job;
+
+/* Rows of W and of x as a product. */
+static ops_product linear_product(const hd_linear_args *a, int32_t o, int32_t n_rows,
+                                  int32_t first, int32_t n_x) {
+    const int64_t out_stride = stride_or(a->out_stride, a->w->rows);
+    ops_product p = {.out = (a->out ? act(a->out) : a->out_f32) + first * out_stride + o,
+                     .out_stride = out_stride,
+                     .n_x = n_x,
+                     .first_row = o,
+                     .n_rows = n_rows,
+                     .w = a->w};
+    for (int32_t i = 0; i < p.n_x; i++) {
+        p.x[i] = act_in(a->x) + (first + i) * stride_or(a->x_stride, a->w->cols);
+    }
+    return p;
+}
 
 static void linear_task(const void *arg, int32_t task, int32_t worker) {
     const linear_job *job = arg;
     const hd_linear_args *a = job->a;
     const int32_t o = chunk_of(&job->g, task) * job->g.w_rows;
     const int32_t first = first_of(&job->g, task);
-    const int64_t out_stride = stride_or(a->out_stride, a->w->rows);
-    ops_product p = {.out = (a->out ? act(a->out) : a->out_f32) + first * out_stride + o,
-                     .out_stride = out_stride,
-                     .n_x = hd_min_i32(job->g.x_rows, a->rows - first),
-                     .first_row = o,
-                     .n_rows = hd_min_i32(job->g.w_rows, a->w->rows - o),
-                     .w = a->w};
-    for (int32_t i = 0; i < p.n_x; i++) {
-        p.x[i] = act_in(a->x) + (first + i) * stride_or(a->x_stride, a->w->cols);
-    }
+    const ops_product p = linear_product(a, o, hd_min_i32(job->g.w_rows, a->w->rows - o), first,
+                                         hd_min_i32(job->g.x_rows, a->rows - first));
     multiply(job->stream, worker, job->k, &p);
 }
 
+/* Takes rows of W, the fewer the fewer are left: 0 when there are none. */
+static int32_t take_rows(const linear_job *job, int32_t *first) {
+    const int32_t pieces = 2 * hd_stream_workers(job->stream);
+    int32_t n, o = atomic_load_explicit(job->next_row, memory_order_relaxed);
+    do {
+        const int32_t left = job->a->w->rows - o, fair = left / pieces;
+        n = hd_min_i32(left, hd_max_i32(LEAST_FAST_ROWS, fair - fair % FAST_ROWS));
+    } while (n > 0 && !atomic_compare_exchange_weak_explicit(job->next_row, &o, o + n,
+                                                             memory_order_relaxed,
+                                                             memory_order_relaxed));
+    *first = o;
+    return n;
+}
+
+/* All rows of x, which become whole numbers once, and rows of W until none are left. */
+static void linear_share(const void *arg, int32_t task, int32_t worker) {
+    const linear_job *job = arg;
+    (void)task;
+    bool again = false;
+    for (int32_t o, n; (n = take_rows(job, &o)) > 0; again = true) {
+        ops_product p = linear_product(job->a, o, n, 0, job->a->rows);
+        p.same_x = again;
+        multiply(job->stream, worker, job->k, &p);
+    }
+}
+
 void ops_linear_cpu(hd_stream *s, const hd_linear_args *a, const ops_kernels *k) {
-    linear_job job = {s, k, a, cut(s, k, a->w, a->rows, a->w->rows, 1)};
-    hd_stream_tasks(s, job.g.w_chunks * job.g.x_blocks, linear_task, &job);
+    _Atomic int32_t next_row = 0;
+    linear_job job = {s, k, a, cut(s, k, a->w, a->rows, a->w->rows, 1), &next_row};
+    if (ops_fast_takes(k, a->w) && job.g.x_blocks == 1) {
+        hd_stream_tasks(s, hd_stream_workers(s), linear_share, &job);
+    } else {
+        hd_stream_tasks(s, job.g.w_chunks * job.g.x_blocks, linear_task, &job);
+    }
 }
 
 /* ---- one matrix per head ---- */
@@ -302,6 +353,31 @@ static void heads_plain_task(const void *arg, int32_t task, int32_t worker) {
     multiply(job->stream, worker, job->k, &p);
 }
 
+/* n rows of W from `row` on, columns [col, col + cols), as rows of the tile. Rows of a block share
+ * their scales. What follows is asked for a row at a time, as much at once would be waited for. */
+static void decode_rows(const ops_kernels *k, ops_tile *tile, const hd_weight *w, int32_t row,
+                        int32_t n, int32_t col, int32_t cols) {
+    float scale[OPS_TILE_COLS / OPS_LANES + 1];
+    const int32_t per_scale = w->scale ? w->block_rows : INT_MAX;
+    const int64_t bytes = (int64_t)cols * hd_dtype_bits(w->type) / 8;
+    bool known = false;
+    for (int32_t j = 0; j < n; j++) {
+        const int64_t at = (int64_t)(row + j) * w->cols + col;
+        const uint8_t *src = byte_at(w->data, w->type, at);
+        const uint8_t *next = byte_at(w->data, w->type, at + (int64_t)OPS_MIX_ROWS * w->cols);
+        for (int64_t b = 0; b < bytes; b += HD_CACHE_LINE) __builtin_prefetch(next + b);
+        if (j == 0 || (row + j) % per_scale == 0) {
+            known = decode_scales(k, scale, w, row + j, col, cols);
+        }
+        float *to = tile->w + j * OPS_TILE_STRIDE;
+        if (known) {
+            k->decode[w->type](to, src, cols, scale, w->scale ? w->block_cols : INT_MAX);
+        } else {
+            ops_decode(k, to, w, row + j, col, cols);
+        }
+    }
+}
+
 /* out = sum over rows i of W of x[i] * W[i, :], a stretch of columns at a time */
 static void heads_transposed_task(const void *arg, int32_t task, int32_t worker) {
     const heads_job *job = arg;
@@ -316,12 +392,8 @@ static void heads_transposed_task(const void *arg, int32_t task, int32_t worker)
     for (int32_t i = 0; i < a->n_rows; i += OPS_MIX_ROWS) {
         const int32_t n = hd_min_i32(OPS_MIX_ROWS, a->n_rows - i);
         const float *row[OPS_MIX_ROWS];
-        for (int32_t j = 0; j < n; j++) {
-            float *to = tile->w + j * OPS_TILE_STRIDE;
-            ops_decode(job->k, to, a->w, a->first_row + t.head * a->head_rows + i + j, col,
-                       cols);
-            row[j] = to;
-        }
+        decode_rows(job->k, tile, a->w, a->first_row + t.head * a->head_rows + i, n, col, cols);
+        for (int32_t j = 0; j < n; j++) row[j] = tile->w + j * OPS_TILE_STRIDE;
         job->k->mix(&(ops_mix){.out = t.out + col,
                                .coef = t.x + i,
                                .row = row,

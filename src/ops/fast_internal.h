@@ -82,6 +82,10 @@ static inline const uint8_t *fast_bytes(const void *array, hd_dtype type, int64_
     return (const uint8_t *)array + element * hd_dtype_bits(type) / 8;
 }
 
+static inline int64_t fast_row_bytes(const hd_weight *w) {
+    return (int64_t)w->cols * hd_dtype_bits(w->type) / 8;
+}
+
 /* Row j of the product; rows that are not there repeat the first. */
 static inline const uint8_t *fast_row(const fast_product *p, int32_t j) {
     const int64_t row = p->row + (j < p->n_w ? j : 0);

@@ -12,7 +12,7 @@
 #define OUTLINE static __attribute__((noinline))
 #define UNROLL  _Pragma("GCC unroll 16")
 
-enum { HALF = 64 /* bytes of a register */ };
+enum { HALF = 64 /* bytes of a register */, FEW = 4 /* rows of x that do without a panel */ };
 
 /* ---- x ---- */
 
@@ -295,21 +295,20 @@ static void find_scales(const fast_product *p) {
  * with zeros. */
 typedef struct rows {
     const uint8_t *at[FAST_ROWS];
-    const char *next; /* what will be wanted */
+    const char *next, *want; /* what will be wanted, and of it in a step */
     uint8_t end[FAST_ROWS][FAST_STEP];
 } rows;
 
 INLINE void find_rows(rows *r, const fast_product *p) {
-    for (int j = 0; j < FAST_ROWS; j++) r->at[j] = fast_row(p, j);
+    const int64_t bytes = fast_row_bytes(p->w);
+    r->at[0] = fast_row(p, 0);
+    for (int j = 1; j < FAST_ROWS; j++) r->at[j] = r->at[0] + (j < p->n_w ? j : 0) * bytes;
     r->next = (const char *)r->at[0] + p->ahead;
 }
 
-/* Gives the place of a step's bytes in r->at, of `left` bytes from `at` on. Fetches in the order
- * of memory, as meet_internal.h does. */
+/* Gives the place of a step's bytes in r->at, of `left` bytes from `at` on. */
 INLINE int64_t next_step(rows *r, int64_t at, int64_t left, int64_t step) {
-    for (int64_t i = 0; i < step * FAST_ROWS; i += HALF) {
-        _mm_prefetch(r->next + FAST_ROWS * at + i, _MM_HINT_T0);
-    }
+    r->want = r->next + FAST_ROWS * at;
     if (left >= step) return at;
     for (int j = 0; j < FAST_ROWS; j++) {
         __builtin_memset(r->end[j], 0, FAST_STEP);
@@ -317,6 +316,12 @@ INLINE int64_t next_step(rows *r, int64_t at, int64_t left, int64_t step) {
         r->at[j] = r->end[j];
     }
     return 0;
+}
+
+/* Line i of what follows, in the order of memory, as meet_internal.h does. One at a time between
+ * other instructions, as many at once would be waited for; but before what reads all of a step. */
+INLINE void fetch(const rows *r, int i) {
+    _mm_prefetch(r->want + HALF * i, _MM_HINT_T0);
 }
 
 /* A look-up reads six bits, so the table repeats and nothing need be masked. */
@@ -410,6 +415,7 @@ INLINE void sums_e2m1(__m512i s[8], const rows *r, int64_t at, const int8_t *cod
         __m512i q[4];
         UNROLL for (int j = 0; j < 4; j++) {
             const __m512i v = _mm512_loadu_si512(r->at[4 * i + j] + at);
+            fetch(r, 4 * i + j);
             q[j] = _mm512_dpbusd_epi32(_mm512_setzero_si512(), e2m1_numbers(v, 0), evens);
             q[j] = _mm512_dpbusd_epi32(q[j], e2m1_numbers(v, 1), odds);
         }
@@ -490,6 +496,7 @@ OUTLINE void meet_e4m3(const fast_product *p) {
         const int64_t at = next_step(&r, c, p->n - c, FAST_STEP);
         const uint8_t *table[FAST_ROWS];
         __m512i s[4];
+        UNROLL for (int i = 0; i < 32; i++) fetch(&r, i);
         find_tables(table, &r, at, w);
         sums_e4m3(s, &r, at, table, code + c);
         __m512 part = scaled(unbiased(s[0], bias[0]), _mm512_set1_ps(by[0]));
@@ -506,20 +513,39 @@ OUTLINE void meet_e4m3(const fast_product *p) {
 
 /* ---- several rows of x ---- */
 
-/* Registers of four columns, in the order in which the numbers of x lie. */
+/* Numbers of W, four columns of 16 rows a register: in a panel, or, without one, as turned codes
+ * of FP4. In 16 columns they lie as the numbers of x do: of codes the low halves first. */
+typedef struct numbers {
+    const uint8_t *panel;
+    const __m512i *code;
+} numbers;
+
+INLINE __m512i number_of(numbers w, int d) {
+    if (!w.code) return _mm512_load_si512(w.panel + d * HALF);
+    return e2m1_numbers(w.code[d / 4 * 2 + d % 2], d / 2 % 2);
+}
+
+/* The codes of a step, turned. */
+INLINE void turn_e2m1(__m512i v[16], rows *r, const fast_product *p, int32_t c) {
+    const int64_t at = next_step(r, c / 2, (p->n - c) / 2, HALF);
+    UNROLL for (int j = 0; j < 16; j++) v[j] = _mm512_loadu_si512(r->at[j] + at);
+    turn(v);
+}
+
 OUTLINE void panel_e2m1(const fast_product *p) {
     rows r;
     find_rows(&r, p);
     for (int32_t c = 0; c < p->n; c += FAST_STEP) {
-        const int64_t at = next_step(&r, c / 2, (p->n - c) / 2, HALF);
         uint8_t *panel = p->panel + (int64_t)c * FAST_ROWS;
         __m512i v[16];
-        UNROLL for (int j = 0; j < 16; j++) v[j] = _mm512_loadu_si512(r.at[j] + at);
-        turn(v);
-        UNROLL for (int d = 0; d < 16; d++) {
-            uint8_t *to = panel + (d / 2 * 4 + d % 2) * HALF;
-            _mm512_store_si512(to, e2m1_numbers(v[d], 0));
-            _mm512_store_si512(to + 2 * HALF, e2m1_numbers(v[d], 1));
+        turn_e2m1(v, &r, p, c);
+        UNROLL for (int h = 0; h < 8; h++) {
+            fetch(&r, 2 * h);
+            fetch(&r, 2 * h + 1);
+            UNROLL for (int d = 0; d < 4; d++) {
+                const numbers w = {.code = v + 2 * h};
+                _mm512_store_si512(panel + (4 * h + d) * HALF, number_of(w, d));
+            }
         }
     }
 }
@@ -541,27 +567,29 @@ OUTLINE void panel_e4m3(const fast_product *p) {
                                     _mm512_load_si512(t + HALF));
             }
             turn(v);
-            UNROLL for (int d = 0; d < 16; d++) _mm512_store_si512(to + d * HALF, v[d]);
+            UNROLL for (int d = 0; d < 16; d++) {
+                fetch(&r, h / 4 + d);
+                _mm512_store_si512(to + d * HALF, v[d]);
+            }
         }
     }
 }
 
-/* The sums of a half block for n rows of x, which begin with the bias. */
-INLINE void dot_half(__m512i *sum, const uint8_t *panel, const int8_t *x, int32_t n) {
-    UNROLL for (int d = 0; d < 4; d++) {
-        const __m512i w = _mm512_load_si512(panel + d * HALF);
+/* The sums of half h of a block for n rows of x, which begin with the bias. */
+INLINE void dot_half(__m512i *sum, numbers w, const int8_t *x, int32_t n, int h) {
+    UNROLL for (int d = 4 * h; d < 4 * h + 4; d++) {
+        const __m512i number = number_of(w, d);
         UNROLL for (int32_t t = 0; t < n; t++) {
             int32_t four;
             __builtin_memcpy(&four, x + t * FAST_BLOCK + 4 * d, sizeof four);
-            sum[t] = _mm512_dpbusd_epi32(sum[t], w, _mm512_set1_epi32(four));
+            sum[t] = _mm512_dpbusd_epi32(sum[t], number, _mm512_set1_epi32(four));
         }
     }
 }
 
 /* Block b of n rows of x, from number `at` of them on. */
 INLINE void add_block(__m512 *acc, __m512 *part, const fast_product *p, int32_t b, int64_t at,
-                      int32_t n, int32_t group) {
-    const uint8_t *panel = p->panel + (int64_t)b * FAST_BLOCK * FAST_ROWS;
+                      int32_t n, int32_t group, numbers from) {
     const int8_t *code = p->x->code + at * FAST_BLOCK;
     const int32_t *bias = p->x->bias + 2 * at;
     const float *by = p->x->scale + at;
@@ -571,21 +599,21 @@ INLINE void add_block(__m512 *acc, __m512 *part, const fast_product *p, int32_t 
     UNROLL for (int32_t t = 0; t < n; t++) {
         sum[t] = _mm512_set1_epi32(bias[2 * t]);
     }
-    dot_half(sum, panel, code, n);
+    dot_half(sum, from, code, n, 0);
     if (group == 16) {
         const __m512 w2 = _mm512_load_ps(scale + FAST_ROWS);
         UNROLL for (int32_t t = 0; t < n; t++) {
             part[t] = scaled(sum[t], w);
             sum[t] = _mm512_set1_epi32(bias[2 * t + 1]);
         }
-        dot_half(sum, panel + 4 * HALF, code + 16, n);
+        dot_half(sum, from, code, n, 1);
         UNROLL for (int32_t t = 0; t < n; t++) {
             const __m512 product = _mm512_add_ps(part[t], scaled(sum[t], w2));
             acc[t] = _mm512_add_ps(acc[t], _mm512_mul_ps(product, _mm512_set1_ps(by[t])));
         }
         return;
     }
-    dot_half(sum, panel + 4 * HALF, code + 16, n);
+    dot_half(sum, from, code, n, 1);
     UNROLL for (int32_t t = 0; t < n; t++) {
         const __m512 x = _mm512_set1_ps(by[t]);
         if (group == 32) {
@@ -598,21 +626,52 @@ INLINE void add_block(__m512 *acc, __m512 *part, const fast_product *p, int32_t 
     }
 }
 
+/* The number of row i's first block. */
+INLINE int64_t first_block(const fast_product *p, int32_t i) {
+    const int64_t block = (int64_t)(i / FAST_SIDE) * p->x->blocks + p->x_col / FAST_BLOCK;
+    return block * FAST_SIDE + i % FAST_SIDE;
+}
+
+INLINE void load_sums(__m512 *acc, const fast_product *p, int32_t i, int32_t n) {
+    UNROLL for (int32_t t = 0; t < n; t++) acc[t] = load_out(p, i + t, first_lanes(p->n_w));
+}
+
+INLINE void store_sums(const fast_product *p, int32_t i, int32_t n, const __m512 *acc) {
+    UNROLL for (int32_t t = 0; t < n; t++) {
+        _mm512_mask_storeu_ps(p->out + (i + t) * p->out_stride, first_lanes(p->n_w), acc[t]);
+    }
+}
+
 INLINE void multiply_side(const fast_product *p, int32_t i, int32_t n, int32_t group) {
-    const __mmask16 live = first_lanes(p->n_w);
-    const fast_x *x = p->x;
     __m512 acc[FAST_SIDE], part[FAST_SIDE];
-    UNROLL for (int32_t t = 0; t < n; t++) acc[t] = load_out(p, i + t, live);
-    int64_t at = (int64_t)(i / FAST_SIDE * x->blocks + p->x_col / FAST_BLOCK) * FAST_SIDE +
-                 i % FAST_SIDE;
+    int64_t at = first_block(p, i);
+    load_sums(acc, p, i, n);
     for (int32_t b = 0; b * FAST_BLOCK < p->n; b += 4) {
         UNROLL for (int32_t q = 0; q < 4; q++, at += FAST_SIDE) {
-            add_block(acc, part, p, b + q, at, n, group);
+            const numbers w = {.panel = p->panel + (int64_t)(b + q) * FAST_BLOCK * FAST_ROWS};
+            add_block(acc, part, p, b + q, at, n, group, w);
         }
     }
-    UNROLL for (int32_t t = 0; t < n; t++) {
-        _mm512_mask_storeu_ps(p->out + (i + t) * p->out_stride, live, acc[t]);
+    store_sums(p, i, n, acc);
+}
+
+/* Few rows of x meet the numbers where they come up: a panel would cost more than it serves. */
+INLINE void meet_few_e2m1(const fast_product *p, int32_t n, int32_t group) {
+    __m512 acc[FEW], part[FEW];
+    rows r;
+    find_rows(&r, p);
+    int64_t at = first_block(p, 0);
+    load_sums(acc, p, 0, n);
+    for (int32_t c = 0; c < p->n; c += FAST_STEP) {
+        __m512i v[16];
+        turn_e2m1(v, &r, p, c);
+        UNROLL for (int32_t q = 0; q < 4; q++, at += FAST_SIDE) {
+            const numbers w = {.code = v + 4 * q};
+            UNROLL for (int i = 0; i < 4; i++) fetch(&r, 4 * q + i);
+            add_block(acc, part, p, c / FAST_BLOCK + q, at, n, group, w);
+        }
     }
+    store_sums(p, 0, n, acc);
 }
 
 INLINE void multiply_panel(const fast_product *p, int32_t group) {
@@ -632,22 +691,32 @@ OUTLINE void multiply_e4m3(const fast_product *p) {
     }
 }
 
-OUTLINE void multiply_e2m1_16(const fast_product *p) {
-    if (p->x->side == 1) {
-        meet_e2m1(p, 16);
-    } else {
+INLINE void multiply_e2m1(const fast_product *p, int32_t group) {
+    switch (p->n_x) {
+    case 1:
+        meet_e2m1(p, group);
+        break;
+    case 2:
+        meet_few_e2m1(p, 2, group);
+        break;
+    case 3:
+        meet_few_e2m1(p, 3, group);
+        break;
+    case FEW:
+        meet_few_e2m1(p, FEW, group);
+        break;
+    default:
         panel_e2m1(p);
-        multiply_panel(p, 16);
+        multiply_panel(p, group);
     }
 }
 
+OUTLINE void multiply_e2m1_16(const fast_product *p) {
+    multiply_e2m1(p, 16);
+}
+
 OUTLINE void multiply_e2m1_32(const fast_product *p) {
-    if (p->x->side == 1) {
-        meet_e2m1(p, 32);
-    } else {
-        panel_e2m1(p);
-        multiply_panel(p, 32);
-    }
+    multiply_e2m1(p, 32);
 }
 
 static void multiply(const fast_product *p) {

@@ -68,6 +68,75 @@ static void dots(float *acc, const float *const *x, int32_t n_x, int64_t at,
     for (; i < n_x; i++) dots_one(acc + i * each, x[i] + at, w, n);
 }
 
+/* Sums of four rows of x and one row of w: in lanes 4 h .. 4 h + 3 what is left of row h. */
+static inline __m512 fold_rows(__m512 a, __m512 b, __m512 c, __m512 d) {
+    const __m512 ab =
+        _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    const __m512 cd =
+        _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88),
+                         _mm512_shuffle_f32x4(ab, cd, 0xdd));
+}
+
+static inline __m512 unpack_low(__m512 a, __m512 b) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+}
+
+static inline __m512 unpack_high(__m512 a, __m512 b) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+}
+
+/* Lane 4 h + j: the dot product of rows h and j, by the tree of fold. */
+static inline __m512 fold_block(block s) {
+    const __m512 a = fold_rows(s.a.a, s.b.a, s.c.a, s.d.a),
+                 b = fold_rows(s.a.b, s.b.b, s.c.b, s.d.b),
+                 c = fold_rows(s.a.c, s.b.c, s.c.c, s.d.c),
+                 d = fold_rows(s.a.d, s.b.d, s.c.d, s.d.d);
+    const __m512 ab = _mm512_add_ps(unpack_low(a, b), unpack_high(a, b)),
+                 cd = _mm512_add_ps(unpack_low(c, d), unpack_high(c, d));
+    return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
+}
+
+/* Four queries from the first on, while `n_next` keys are fetched: a line of each per step, because
+ * many at once would be waited for. */
+static void score_four(const ops_scores *s, int32_t first, const float *const *next,
+                       int32_t n_next) {
+    const float *q[X_ROWS];
+    const int32_t n_q = s->n_q - first < X_ROWS ? s->n_q - first : X_ROWS;
+    for (int32_t i = 0; i < X_ROWS; i++) q[i] = s->q[first + (i < n_q ? i : 0)];
+    const four none = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(),
+                       _mm512_setzero_ps()};
+    block sum = {none, none, none, none};
+    int32_t c = 0;
+    for (; c + OPS_LANES <= s->cols; c += OPS_LANES) {
+        for (int32_t i = 0; i < n_next; i++) {
+            _mm_prefetch((const char *)(next[i] + c), _MM_HINT_T0);
+        }
+        sum = add_blocks(sum, load_rows(q, c), load_rows(s->key, c));
+    }
+    if (c < s->cols) {
+        const __mmask16 live = first_lanes(s->cols - c);
+        sum = add_blocks(sum, load_ends(q, c, live), load_ends(s->key, c, live));
+    }
+    float score[X_ROWS * OPS_TILE_ROWS];
+    _mm512_storeu_ps(score, fold_block(sum));
+    for (int32_t i = 0; i < n_q; i++) {
+        float *out = s->out + (first + i) * s->out_stride;
+        _mm_mask_storeu_ps(out, (__mmask8)first_lanes(s->n_keys),
+                           _mm_loadu_ps(score + i * OPS_TILE_ROWS));
+    }
+}
+
+static void score(const ops_scores *s) {
+    const int32_t passes = (s->n_q + X_ROWS - 1) / X_ROWS;
+    const int32_t each = (OPS_TILE_ROWS + passes - 1) / passes;
+    int32_t fetched = 0;
+    for (int32_t i = 0; i < s->n_q; i += X_ROWS, fetched += each) {
+        const int32_t left = fetched < OPS_TILE_ROWS ? OPS_TILE_ROWS - fetched : 0;
+        score_four(s, i, s->next + fetched, left < each ? left : each);
+    }
+}
+
 /* The columns of a mix that one pass takes: MIX_COLS, or what is left of them. */
 typedef struct columns {
     __mmask16 a, b, c, d;
@@ -156,8 +225,9 @@ static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *
 /* All but the stored formats that byte look-ups serve better. */
 #define SHARED(e4m3)                                                                           \
     .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix,        \
-    .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx512, .blend = ops_blend_avx512,             \
-    .turn = ops_turn_avx2, .index_scores = ops_index_scores_avx512, .weigh = ops_weigh_avx512, \
+    .score = score, .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx512,                        \
+    .blend = ops_blend_avx512, .turn = ops_turn_avx2, .index_scores = ops_index_scores_avx512, \
+    .weigh = ops_weigh_avx512,                                                                 \
     .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,               \
                [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = e4m3,                             \
                [HD_E8M0] = decode_e8m0,          [HD_E2M1] = ops_decode_e2m1_avx2}

@@ -62,6 +62,16 @@ typedef struct ops_index {
     int32_t heads, width;
 } ops_index;
 
+/* out[i, j] = q[i] . key[j], as dots and fold one after the other, to the bit. */
+typedef struct ops_scores {
+    float *out;               /* [n_q, n_keys] */
+    const float *const *q;    /* [n_q] */
+    const float *const *key;  /* [OPS_TILE_ROWS], also where n_keys is less */
+    const float *const *next; /* [OPS_TILE_ROWS] keys that will be wanted next */
+    int64_t out_stride;
+    int32_t n_q, n_keys, cols;
+} ops_scores;
+
 /* The scaled scores of y and their weights, in whole numbers: sample_internal.h. */
 typedef void ops_weigh_fn(float *z, uint64_t *weight, const float *y, int32_t n, float max,
                           float inverse);
@@ -77,6 +87,7 @@ typedef struct ops_kernels {
     /* out[i * out_stride + j] = the folded acc[i, j, :] for j < n_w <= OPS_TILE_ROWS */
     void (*fold)(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w);
     void (*mix)(const ops_mix *m);
+    void (*score)(const ops_scores *s);      /* NULL: dots and fold */
     float (*max)(const float *x, int32_t n); /* -inf of nothing */
     /* x = exp(x - shift) in place; gives the sum */
     float (*exp_sum)(float *x, int32_t n, float shift);

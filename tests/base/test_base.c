@@ -203,6 +203,33 @@ static void every_task_runs_once(void **state) {
     assert_null(pool);
 }
 
+typedef struct short_job {
+    int32_t *out;
+    int32_t number;
+} short_job;
+
+static void write_number(const void *arg, int32_t task, int32_t worker) {
+    const short_job *job = arg;
+    (void)worker;
+    job->out[task] = job->number;
+}
+
+/* More threads than processors, and jobs that are over before most of them have woken: what those
+ * then find is a later job. */
+static void late_workers_disturb_no_job(void **state) {
+    (void)state;
+    enum { JOBS = 20000, TASKS = 7, THREADS = 6 };
+    hd_pool *pool;
+    assert_int_equal(hd_pool_open(&pool, THREADS, false, NULL), HD_OK);
+    for (int32_t i = 1; i <= JOBS; i++) {
+        int32_t out[TASKS] = {0};
+        const int32_t n = 2 + i % (TASKS - 1);
+        hd_pool_run(pool, n, write_number, &(short_job){out, i});
+        for (int32_t j = 0; j < TASKS; j++) assert_int_equal(out[j], j < n ? i : 0);
+    }
+    hd_pool_close(pool);
+}
+
 int test_base(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_error_wins),
@@ -215,6 +242,7 @@ int test_base(void) {
         cmocka_unit_test(blocks_scale_their_elements),
         cmocka_unit_test(philox_knows_its_answers),
         cmocka_unit_test(every_task_runs_once),
+        cmocka_unit_test(late_workers_disturb_no_job),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }
