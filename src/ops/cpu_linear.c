@@ -358,6 +358,7 @@ static void heads_plain_task(const void *arg, int32_t task, int32_t worker) {
 static void decode_rows(const ops_kernels *k, ops_tile *tile, const hd_weight *w, int32_t row,
                         int32_t n, int32_t col, int32_t cols) {
     float scale[OPS_TILE_COLS / OPS_LANES + 1];
+    const float *of_row[OPS_TILE_ROWS]; /* all of them `scale` */
     const int32_t per_scale = w->scale ? w->block_rows : INT_MAX;
     const int64_t bytes = (int64_t)cols * hd_dtype_bits(w->type) / 8;
     bool known = false;
@@ -367,7 +368,7 @@ static void decode_rows(const ops_kernels *k, ops_tile *tile, const hd_weight *w
         const uint8_t *next = byte_at(w->data, w->type, at + (int64_t)OPS_MIX_ROWS * w->cols);
         for (int64_t b = 0; b < bytes; b += HD_CACHE_LINE) __builtin_prefetch(next + b);
         if (j == 0 || (row + j) % per_scale == 0) {
-            known = decode_scales(k, scale, w, row + j, col, cols);
+            known = decode_scales(k, scale, of_row, w, row + j, 1, col, cols);
         }
         float *to = tile->w + j * OPS_TILE_STRIDE;
         if (known) {
