@@ -36,7 +36,6 @@ REASONS = {
     "L22": "one machine: there are no peers",
     "R07": "keys have no rights but the admin's",
     "R42": "keys have no rights but the admin's",
-    "FT28": "no audit of leaks runs in a server; the simulation's finds what is not given back",
     "FT31": "one process; what starts it again is the host's (FT43 starts it again)",
     "FT38": "one process",
     "FT39": "one process",

@@ -593,6 +593,7 @@ def test_replay(serve, hadal, tmp_path):
     s.post("/v1/chat/completions", {**CHAT, "max_tokens": 12, "temperature": 1, "seed": 7})
     s.post("/v1/messages", {**CHAT, "model": "tiny-v4", "max_tokens": 12})
     s.post("/generate", {"text": "Once", "sampling_params": {"max_new_tokens": 6}})
+    assert s.post("/v1/completions", {"prompt": [5] * 10, "max_tokens": 10**6}).status == 400  # not computed: no line
     c, response = stream_of(s, {**LONG, "max_tokens": 12, "n": 2})
     assert list(events_of(response))[-1] == b"[DONE]"
     c.close()
