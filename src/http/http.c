@@ -35,11 +35,11 @@ static int64_t body_patience(const http_call *c) {
 }
 
 /* The headers are there. A refusal is an answer and is queued below. */
-static void begin(http_call *c, const char *method, const char *version) {
+static void begin(http_call *c, const http_line *line) {
     snprintf(c->method, sizeof c->method, "%s",
-             strlen(method) < sizeof c->method ? method : "?");
+             strlen(line->method) < sizeof c->method ? line->method : "?");
     c->start_ns = hd_now_ns();
-    c->admitted = http_check_request(c, version);
+    c->admitted = http_check_request(c, line);
     if (c->admitted) http_conn_phase(c->conn, HTTP_CONN_BODY, NULL, body_patience(c));
 }
 
@@ -109,12 +109,11 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
                                   const char *data, size_t *n, void **state) {
     http_server *h = user;
     http_call *c = *state;
-    (void)url;
     if (!c || atomic_load(&h->closing)) return MHD_NO;
     if (!c->checked) {
         c->checked = true;
         c->connection = connection;
-        begin(c, method, version);
+        begin(c, &(http_line){method, url, version});
         return c->admitted || c->refused_late ? MHD_YES : deliver(c, connection);
     }
     if (*n) {
