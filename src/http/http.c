@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -273,6 +274,27 @@ static hd_status open_listener(http_server *h, hd_err *err) {
 
 /* ---- life ---- */
 
+/* What could never match a header is a mistake of who wrote it. */
+static hd_status check_names(const http_options *o, hd_err *err) {
+    char host[256];
+    for (size_t i = 0; i < o->n_origins; i++) {
+        if (strcmp(o->origins[i], "*") == 0 || http_origin_is_valid(o->origins[i])) continue;
+        return HD_FAIL(
+            err, HD_EINVAL,
+            "--cors: '%s' is no origin: scheme://host or scheme://host:port in small "
+            "letters, or *",
+            o->origins[i]);
+    }
+    for (size_t i = 0; i < o->n_names; i++) {
+        if (http_host_parse(o->names[i], host, sizeof host) &&
+            strcasecmp(host, o->names[i]) == 0) {
+            continue;
+        }
+        return HD_FAIL(err, HD_EINVAL, "--public-name: '%s' is no host name", o->names[i]);
+    }
+    return HD_OK;
+}
+
 hd_status http_open(http_server **out, const http_options *options, hd_err *err) {
     http_server *h = calloc(1, sizeof *h);
     *out = NULL;
@@ -283,8 +305,9 @@ hd_status http_open(http_server **out, const http_options *options, hd_err *err)
     h->conns = calloc((size_t)h->n_conns, sizeof *h->conns);
     pthread_mutex_init(&h->lock, NULL);
     http_work_init(&h->work);
-    hd_status st = HD_OK;
-    if (!h->conns) st = HD_FAIL(err, HD_ENOMEM, "no memory for %d connections", h->n_conns);
+    hd_status st = check_names(options, err);
+    if (st == HD_OK && !h->conns)
+        st = HD_FAIL(err, HD_ENOMEM, "no memory for %d connections", h->n_conns);
     for (int32_t i = 0; st == HD_OK && i < h->n_conns; i++) {
         h->conns[i].next_free = i + 1 < h->n_conns ? i + 1 : -1;
     }

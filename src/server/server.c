@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -206,6 +207,16 @@ static hd_status become_user(const server_options *o, hd_err *err) {
     return HD_OK;
 }
 
+/* Found out now, and not by who wants a profile later. */
+static hd_status check_trace_dir(const char *dir, hd_err *err) {
+    struct stat s;
+    if (!dir) return HD_OK;
+    int why = stat(dir, &s) == 0 ? 0 : errno;
+    if (!why && !S_ISDIR(s.st_mode)) why = ENOTDIR;
+    if (!why && access(dir, W_OK | X_OK) != 0) why = errno;
+    return why ? HD_FAIL(err, HD_EIO, "--trace-dir %s: %s", dir, strerror(why)) : HD_OK;
+}
+
 static bool has_quotas(const http_quota_limits *q) {
     return q->key_calls || q->key_tokens;
 }
@@ -233,6 +244,7 @@ static hd_status prepare(server *s, hd_err *err) {
     if (!s->live || !s->trace) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
     HD_TRY(mount_all(s, err));
     HD_TRY(become_user(o, err));
+    HD_TRY(check_trace_dir(o->trace_dir, err));
     if (!o->sandbox) {
         memcpy(s->sandbox, "off", 4);
         return HD_OK;
