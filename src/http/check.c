@@ -334,12 +334,14 @@ static bool check_route(http_call *c) {
     const char *allowed;
     find_route(c, &allowed);
     if (!c->route && allowed) {
+        char message[64];
+        snprintf(message, sizeof message, "this path takes %s", allowed);
         http_reply_header(c, "Allow", allowed);
-        return refuse(c, 405, "invalid_request_error", "method_not_allowed",
-                      "this path does not take this method");
+        return refuse(c, 405, "invalid_request_error", "method_not_allowed", message);
     }
     if (!c->route) {
-        return refuse(c, 404, "not_found_error", "not_found", "there is nothing at this path");
+        return refuse(c, 404, "not_found_error", "not_found",
+                      "there is nothing at this path; /openapi.json lists what there is");
     }
     if (c->tail && !http_url_decode(c->tail, false)) {
         return bad_request(c, "bad_target", "the request target is malformed");

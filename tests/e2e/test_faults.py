@@ -230,10 +230,11 @@ def test_crash_before_the_submitter_is_back(tmp_path):
 
 def test_abort_before_the_submission(faulty):
     """An abort that comes between the beginning of a call and its submission holds for it."""
-    s = faulty("--http-threads", "2")
+    s = faulty()
     s.tell("hold 1")
     c = s.connection()
-    c.request("POST", "/v1/completions", body=json.dumps({"prompt": ["a", "b"], "max_tokens": 4000, "ignore_eos": True}), headers={"Content-Type": "application/json", "X-Request-Id": "one"})
+    large = "x" * 70000  # for a worker, so that no HTTP thread is held
+    c.request("POST", "/v1/completions", body=json.dumps({"prompt": ["a", "b"], "max_tokens": 4000, "ignore_eos": True, "zzz": large}), headers={"Content-Type": "application/json", "X-Request-Id": "one"})
     wait_until(lambda: s.stats()["hadal_living_requests"] == 1, "it begins")
     assert s.post("/abort_request", {"rid": "one"}).status == 200
     s.tell("hold 0")
