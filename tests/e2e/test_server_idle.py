@@ -124,7 +124,8 @@ def test_nothing_is_left(tmp_path):
     assert now["hadal_audits_failed_total"] == 0
     assert now["hadal_num_requests_total"] > before["hadal_num_requests_total"]
     assert now["hadal_kv_available_tokens"] + now["hadal_kv_evictable_tokens"] == now["hadal_max_total_num_tokens"]
-    assert len(os.listdir(f"/proc/{s.process.pid}/fd")) <= files and len(os.listdir(f"/proc/{s.process.pid}/task")) == tasks
+    assert len(os.listdir(f"/proc/{s.process.pid}/task")) == tasks
+    wait_until(lambda: len(os.listdir(f"/proc/{s.process.pid}/fd")) <= files, "the last look's connection is closed")
     assert s.post("/flush_cache").status == 200
     wait_until(lambda: s.stats()["hadal_kv_available_tokens"] == now["hadal_max_total_num_tokens"], "every page is free")
     s.close()
