@@ -281,6 +281,9 @@ typedef struct hd_engine_stats {
     int64_t last_step_ns;      /* when a step last ended */
     size_t weight_bytes, kv_bytes, activation_bytes;
     int32_t max_context;
+    int64_t audits;         /* after a second without work: is every page and slot back? */
+    int64_t audits_failed;  /* they were not; all were taken back, cached prefixes forgotten */
+    char audit_missed[128]; /* what was missing at the last of these */
 } hd_engine_stats;
 
 void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out);

@@ -31,12 +31,10 @@ FAULTS = {"clients": (1, 16), "load and memory": (17, 31), "threads, processes, 
 
 # Rows without a test, and why. Most ask for what this program does not have.
 REASONS = {
-    "H19": "not met: the HTTP library ends a value at a NUL (docs/server.md, known limits)",
     "L21": "one GPU: there is no transport library",
     "L22": "one machine: there are no peers",
     "R07": "keys have no rights but the admin's",
     "R42": "keys have no rights but the admin's",
-    "FT28": "no audit of leaks runs in a server; the simulation's finds what is not given back",
     "FT31": "one process; what starts it again is the host's (FT43 starts it again)",
     "FT38": "one process",
     "FT39": "one process",

@@ -30,9 +30,12 @@ typedef struct api_context {
     const char *model_name; /* as served */
     int64_t created;        /* Unix seconds, when the server started */
     api_limits limits;
-    /* Observers, from any thread. on_first: when a request has its first token; on_token:
-     * between one event of an answer and the next. */
-    void (*on_submit)(void *server, uint64_t id, http_call *c, const hd_generation *g);
+    /* Observers, from any thread. on_begin: before anything of a call is submitted; on_submit:
+     * after each of its prompts was, maybe when its first tokens are there already; on_end: once
+     * for each on_begin. on_first: when a request has its first token; on_token: between one
+     * event of an answer and the next. */
+    void (*on_begin)(void *server, http_call *c, uint64_t seed);
+    void (*on_submit)(void *server, http_call *c, uint64_t id);
     void (*on_first)(void *server, int64_t since_start_ns);
     void (*on_token)(void *server, int32_t n_tokens, int64_t since_last_ns);
     void (*on_end)(void *server, const api_outcome *outcome);

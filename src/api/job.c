@@ -391,7 +391,7 @@ static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt 
         return false;
     }
     atomic_store(&sub->id, id);
-    if (job->ctx->on_submit) job->ctx->on_submit(job->ctx->server, id, job->call, &g);
+    if (job->ctx->on_submit) job->ctx->on_submit(job->ctx->server, job->call, id);
     if (atomic_load(&job->cancelled)) hd_engine_cancel(job->ctx->engine, id);
     return true;
 }
@@ -441,6 +441,9 @@ void api_job_start(api_request *r, const api_format *format, const api_prompt *p
         http_on_gone(job->call, leave, job);
     }
     if (job->w.background && !job->w.stream) format->accept(job);
+    if (job->ctx->on_begin) {
+        job->ctx->on_begin(job->ctx->server, job->call, prompts[0].g.seed);
+    }
     bool going = true;
     for (int32_t i = 0; i < n && going && !atomic_load(&job->gone); i++) {
         going = submit(job, r, &job->subs[i], &prompts[i]);

@@ -50,5 +50,5 @@ void api_model(http_call *c, void *server) {
 void api_unsupported(http_call *c, void *server) {
     (void)server;
     http_error(c, 501, "not_supported_error", "unsupported_endpoint", NULL,
-               "%s is not supported by this server", http_path(c));
+               "%s %s is not supported by this server", http_method(c), http_path(c));
 }

@@ -88,8 +88,8 @@ static bool is_direct(const json_t *callers) {
            (json_array_size(callers) == 1 && only && strcmp(only, "direct") == 0);
 }
 
-bool translate_tool(translation *t, json_t *tools, const json_t *tool, json_t *parameters,
-                    size_t i) {
+static bool add_tool(const translation *t, json_t *tools, const json_t *tool, json_t *schema,
+                     size_t i) {
     static const char *const refused[] = {"defer_loading", "input_examples", "output_schema"};
     for (size_t k = 0; k < HD_LEN(refused); k++) {
         if (is_nothing(json_object_get(tool, refused[k]))) continue;
@@ -104,7 +104,19 @@ bool translate_tool(translation *t, json_t *tools, const json_t *tool, json_t *p
     json_t *strict = json_object_get(tool, "strict");
     json_t *made = json_pack("{s:s, s:{s:O*, s:O*, s:O*, s:O*}}", "type", "function",
                              "function", "name", json_object_get(tool, "name"), "description",
-                             json_is_null(about) ? NULL : about, "parameters", parameters,
-                             "strict", json_is_true(strict) ? strict : NULL);
+                             json_is_null(about) ? NULL : about, "parameters", schema, "strict",
+                             json_is_true(strict) ? strict : NULL);
     return json_array_append_new(tools, made) == 0 || translate_no_memory(t);
+}
+
+bool translate_tools(translation *t, translate_find_schema *find) {
+    json_t *tool, *schema, *given = t->r->tools;
+    size_t i;
+    if (!given) return true;
+    json_t *tools = t->r->tools = api_keep_json(t->r, json_array());
+    if (!tools) return false;
+    json_array_foreach(given, i, tool) {
+        if (!find(t, tool, i, &schema) || !add_tool(t, tools, tool, schema, i)) return false;
+    }
+    return true;
 }

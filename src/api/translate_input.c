@@ -83,22 +83,13 @@ static bool add_item(translation *t, const json_t *item) {
     return translate_refuse(t, "the item's type is not known");
 }
 
-static bool translate_tools(translation *t) {
-    json_t *tool, *given = t->r->tools;
-    size_t i;
-    if (!given) return true;
-    json_t *tools = t->r->tools = api_keep_json(t->r, json_array());
-    if (!tools) return false;
-    json_array_foreach(given, i, tool) {
-        json_t *parameters = json_object_get(tool, "parameters");
-        if (strcmp(translate_word(tool, "type"), "function") != 0) {
-            return api_refuse(t->r, "unsupported_parameter", "tools",
-                              "tools[%zu] is no function; there are no tools of the server", i);
-        }
-        if (json_is_null(parameters)) parameters = NULL;
-        if (!translate_tool(t, tools, tool, parameters, i)) return false;
-    }
-    return true;
+static bool find_parameters(const translation *t, const json_t *tool, size_t i,
+                            json_t **schema) {
+    *schema = json_object_get(tool, "parameters");
+    if (json_is_null(*schema)) *schema = NULL;
+    return strcmp(translate_word(tool, "type"), "function") == 0 ||
+           api_refuse(t->r, "unsupported_parameter", "tools",
+                      "tools[%zu] is no function; there are no tools of the server", i);
 }
 
 static bool translate_choice(api_request *r) {
@@ -122,5 +113,5 @@ bool api_translate_items(api_request *r, json_t *items) {
         if (!add_item(&t, item)) return false;
     }
     r->messages = t.out;
-    return translate_tools(&t) && translate_choice(r);
+    return translate_tools(&t, find_parameters) && translate_choice(r);
 }

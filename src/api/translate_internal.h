@@ -27,9 +27,11 @@ bool translate_call(translation *t, json_t *message, json_t *id, json_t *name,
                     json_t *arguments);
 bool translate_result(translation *t, json_t *id, json_t *text); /* takes text */
 
-/* Appends a function to tools; what clients may say of it beside that and is not done here is
- * refused. parameters may be NULL. */
-bool translate_tool(translation *t, json_t *tools, const json_t *tool, json_t *parameters,
-                    size_t i);
+/* Makes functions of the request's tools; what clients may say of one beside that and is not done
+ * here is refused. find gives where a maker has the schema, borrowed or NULL, of tool i; false: it
+ * refused the tool. */
+typedef bool translate_find_schema(const translation *t, const json_t *tool, size_t i,
+                                   json_t **schema);
+bool translate_tools(translation *t, translate_find_schema *find);
 
 #endif

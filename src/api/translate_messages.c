@@ -111,26 +111,17 @@ static bool add_message(translation *t, json_t *message) {
     return user ? add_user(t, content) : add_assistant(t, content);
 }
 
-static bool translate_tools(translation *t) {
-    json_t *tool, *given = t->r->tools;
-    size_t i;
-    if (!given) return true;
-    json_t *tools = t->r->tools = api_keep_json(t->r, json_array());
-    if (!tools) return false;
-    json_array_foreach(given, i, tool) {
-        json_t *schema = json_object_get(tool, "input_schema");
-        const char *type = translate_word(tool, "type");
-        if (*type && strcmp(type, "custom") != 0) {
-            return api_refuse(t->r, "unsupported_parameter", "tools",
-                              "tools[%zu] is a tool of the server; there are none", i);
-        }
-        if (!json_is_object(schema)) {
-            return api_refuse(t->r, "invalid_value", "tools",
-                              "tools[%zu].input_schema must be an object", i);
-        }
-        if (!translate_tool(t, tools, tool, schema, i)) return false;
+static bool find_input_schema(const translation *t, const json_t *tool, size_t i,
+                              json_t **schema) {
+    const char *type = translate_word(tool, "type");
+    *schema = json_object_get(tool, "input_schema");
+    if (*type && strcmp(type, "custom") != 0) {
+        return api_refuse(t->r, "unsupported_parameter", "tools",
+                          "tools[%zu] is a tool of the server; there are none", i);
     }
-    return true;
+    return json_is_object(*schema) ||
+           api_refuse(t->r, "invalid_value", "tools",
+                      "tools[%zu].input_schema must be an object", i);
 }
 
 static bool translate_choice(api_request *r) {
@@ -186,5 +177,5 @@ bool api_translate_messages(api_request *r) {
     }
     r->messages = t.out;
     continue_last(r);
-    return translate_tools(&t) && translate_choice(r);
+    return translate_tools(&t, find_input_schema) && translate_choice(r);
 }

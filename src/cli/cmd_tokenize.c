@@ -224,8 +224,15 @@ static hd_status detokenize(const job *j, hd_err *err) {
     return st;
 }
 
-static int run_job(job *j, hd_status (*work)(const job *, hd_err *)) {
+/* The rest of the line is filled in here. */
+static int run_job(job *j, command_line line, int argc, char **argv,
+                   hd_status (*work)(const job *, hd_err *)) {
+    const positional dir = {.name = "DIR", .value = &j->dir};
     hd_err err = {0};
+    int code;
+    line.positionals = &dir;
+    line.n_positionals = 1;
+    if (!options_parse(&line, argc, argv, &code)) return code;
     hd_status st = hd_tokenizer_open(&j->tokenizer, j->dir, &err);
     if (st == HD_OK) st = hd_stdin_read(&j->input, &j->n, INT32_MAX, &err);
     if (st == HD_OK) st = work(j, &err);
@@ -236,22 +243,12 @@ static int run_job(job *j, hd_status (*work)(const job *, hd_err *)) {
 
 int cmd_tokenize(int argc, char **argv) {
     job j = {0};
-    const positional positionals[] = {
-        {.name = "DIR", .value = &j.dir}
-    };
     const option options[] = {
-        {.name = "special",
-         .kind = OPTION_FLAG,
-         .value = &j.special,
-         .help = "let added tokens spelled in the text become their ids"   },
-        {.name = "json-lines",
-         .kind = OPTION_FLAG,
-         .value = &j.json_lines,
-         .help = "one JSON string per line in, one JSON array per line out"},
-        {.name = "bos",
-         .kind = OPTION_FLAG,
-         .value = &j.bos,
-         .help = "begin with the beginning-of-sequence token"              },
+        option_flag("special", &j.special,
+                    "let added tokens spelled in the text become their ids"),
+        option_flag("json-lines", &j.json_lines,
+                    "one JSON string per line in, one JSON array per line out"),
+        option_flag("bos", &j.bos, "begin with the beginning-of-sequence token"),
     };
     const command_line line = {
         .command = "tokenize",
@@ -259,29 +256,17 @@ int cmd_tokenize(int argc, char **argv) {
         .details =
             "DIR holds tokenizer.json and perhaps tokenizer_config.json. Without --special\n"
             "the whole text is plain text: no added token comes out, however it is spelled.",
-        .positionals = positionals,
-        .n_positionals = (int)HD_LEN(positionals),
         .options = options,
         .n_options = (int)HD_LEN(options)};
-    int code;
-    if (!options_parse(&line, argc, argv, &code)) return code;
-    return run_job(&j, tokenize);
+    return run_job(&j, line, argc, argv, tokenize);
 }
 
 int cmd_detokenize(int argc, char **argv) {
     job j = {0};
-    const positional positionals[] = {
-        {.name = "DIR", .value = &j.dir}
-    };
     const option options[] = {
-        {.name = "json-lines",
-         .kind = OPTION_FLAG,
-         .value = &j.json_lines,
-         .help = "one JSON array per line in, one JSON string per line out"},
-        {.name = "skip-special",
-         .kind = OPTION_FLAG,
-         .value = &j.skip_special,
-         .help = "leave out special tokens"                                },
+        option_flag("json-lines", &j.json_lines,
+                    "one JSON array per line in, one JSON string per line out"),
+        option_flag("skip-special", &j.skip_special, "leave out special tokens"),
     };
     const command_line line = {
         .command = "detokenize",
@@ -289,11 +274,7 @@ int cmd_detokenize(int argc, char **argv) {
         .details =
             "The ids are one JSON array, or numbers with white space between. Nothing is\n"
             "added to the text; bytes that are no UTF-8 become U+FFFD.",
-        .positionals = positionals,
-        .n_positionals = (int)HD_LEN(positionals),
         .options = options,
         .n_options = (int)HD_LEN(options)};
-    int code;
-    if (!options_parse(&line, argc, argv, &code)) return code;
-    return run_job(&j, detokenize);
+    return run_job(&j, line, argc, argv, detokenize);
 }

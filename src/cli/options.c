@@ -10,7 +10,7 @@
 #include "base/file.h"
 #include "base/json.h"
 
-enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, NAME_COLUMN = 30, LINE_WIDTH = 96 };
+enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, TEXT_COLUMN = 31, TEXT_WIDTH = 65 };
 
 const char *const option_backends[] = {"cpu", "cuda", "ref", "null", NULL};
 const char *const option_precisions[] = {"exact", "fast", NULL};
@@ -329,29 +329,49 @@ static hd_status parse_all(parse *p, int argc, char **argv) {
     return HD_OK;
 }
 
-/* " (a|b|c)", going on under the help text where the line, `used` so far, is full. */
-static void print_choices(const option *o, int used) {
-    for (int i = 0; o->choices[i]; i++) {
-        const int n = (int)strlen(o->choices[i]) + 2;
-        if (used + n > LINE_WIDTH) {
-            printf("\n%-*s", NAME_COLUMN + 2, "");
-            used = NAME_COLUMN + 2;
-        }
-        printf("%s%s%s", i ? "" : " (", o->choices[i], o->choices[i + 1] ? "|" : ")");
-        used += n;
-    }
+/* How much of the word at text fits a line of its own; too long ones are cut behind a '|'. */
+static int word_length(const char *text) {
+    const int n = (int)strcspn(text, " ");
+    int most = n < TEXT_WIDTH ? n : TEXT_WIDTH;
+    while (most < n && most > 1 && text[most - 1] != '|') most--;
+    return most;
 }
 
-static void print_option(const option *o) {
-    char left[100], letter[8] = "    ";
-    if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);
-    snprintf(left, sizeof left, "  %s--%s%s%s", letter, o->name, o->metavar ? " " : "",
-             o->metavar ? o->metavar : "");
-    printf("%-*s %s", NAME_COLUMN, left, o->help);
-    if (o->kind == OPTION_INT) printf(" (%lld..%lld)", (long long)o->min, (long long)o->max);
-    if (o->kind == OPTION_REAL) printf(" (%g..%g)", o->real_min, o->real_max);
-    if (o->kind == OPTION_CHOICE) print_choices(o, NAME_COLUMN + 1 + (int)strlen(o->help));
+/* The name at the left, the text beside it in lines of its own. */
+static void print_entry(const char *name, const char *text) {
+    printf("%-*s", TEXT_COLUMN, name);
+    if (strlen(name) >= TEXT_COLUMN) printf("\n%*s", TEXT_COLUMN, "");
+    for (int used = 0; *text;) {
+        const int n = word_length(text);
+        if (used && used + 1 + n > TEXT_WIDTH) {
+            printf("\n%*s", TEXT_COLUMN, "");
+            used = 0;
+        }
+        printf("%s%.*s", used ? " " : "", n, text);
+        used += n + (used > 0);
+        text += n + (text[n] == ' ');
+    }
     putchar('\n');
+}
+
+/* The help, and what is allowed: (a|b|c), (0..9). */
+static void print_option(const option *o) {
+    char name[100], letter[8] = "    ", text[512];
+    if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);
+    snprintf(name, sizeof name, "  %s--%s%s%s", letter, o->name, o->metavar ? " " : "",
+             o->metavar ? o->metavar : "");
+    size_t n = (size_t)snprintf(text, sizeof text, "%s", o->help);
+    if (o->kind == OPTION_INT) {
+        snprintf(text + n, sizeof text - n, " (%lld..%lld)", (long long)o->min,
+                 (long long)o->max);
+    } else if (o->kind == OPTION_REAL) {
+        snprintf(text + n, sizeof text - n, " (%g..%g)", o->real_min, o->real_max);
+    }
+    for (int i = 0; o->kind == OPTION_CHOICE && o->choices[i] && n < sizeof text; i++) {
+        n += (size_t)snprintf(text + n, sizeof text - n, "%s%s%s", i ? "" : " (", o->choices[i],
+                              o->choices[i + 1] ? "|" : ")");
+    }
+    print_entry(name, text);
 }
 
 static void print_help(const command_line *line) {
@@ -363,9 +383,9 @@ static void print_help(const command_line *line) {
     if (line->details) printf("\n%s\n", line->details);
     puts("\noptions:");
     for (int i = 0; i < line->n_options; i++) print_option(&line->options[i]);
-    printf("%-*s %s\n", NAME_COLUMN, "      --config FILE",
-           "JSON object with option names as keys; flags given here win");
-    printf("%-*s %s\n", NAME_COLUMN, "  -h, --help", "this text");
+    print_entry("      --config FILE",
+                "JSON object with option names as keys; flags given here win");
+    print_entry("  -h, --help", "this text");
 }
 
 bool options_parse(const command_line *line, int argc, char **argv, int *code) {

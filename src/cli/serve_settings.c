@@ -49,17 +49,20 @@ static const char details[] =
     "on this machine. SIGHUP reads the files again. SIGTERM and SIGINT drain; twice: at once.";
 
 /* Splits "a,b" in place of a copy. */
-static size_t split(char **copy, const char *list, const char **out) {
-    size_t n = 0;
+static hd_status split(char **copy, const char *flag, const char *list, const char **out,
+                       size_t *n, hd_err *err) {
     *copy = list ? strdup(list) : NULL;
-    char *rest = *copy;
-    while (rest && *rest && n < SERVE_LIST_MAX) {
+    if (list && !*copy) return HD_FAIL(err, HD_ENOMEM, "no memory for --%s", flag);
+    for (char *rest = *copy; rest && *rest;) {
         char *next = strchr(rest, ',');
         if (next) *next++ = '\0';
-        if (*rest) out[n++] = rest;
+        if (*rest && *n == SERVE_LIST_MAX) {
+            return HD_FAIL(err, HD_EINVAL, "--%s: more than %d", flag, SERVE_LIST_MAX);
+        }
+        if (*rest) out[(*n)++] = rest;
         rest = next;
     }
-    return n;
+    return HD_OK;
 }
 
 static const char *last_name(const char *path) {
@@ -113,11 +116,12 @@ static hd_status check(const serve_settings *set, hd_err *err) {
     return HD_FAIL(err, HD_EINVAL, "--draft-tokens asks for drafts, --no-drafts for none");
 }
 
-static void complete(serve_settings *set, const option *options, int n) {
+static hd_status complete(serve_settings *set, const option *options, int n, hd_err *err) {
     if (!set->model_name) set->model_name = last_name(set->model_dir);
     set->settings_json = describe(options, n);
-    set->n_origins = split(&set->lists[0], set->cors, set->origins);
-    set->n_names = split(&set->lists[1], set->public_name, set->names);
+    HD_TRY(split(&set->lists[0], "cors", set->cors, set->origins, &set->n_origins, err));
+    return split(&set->lists[1], "public-name", set->public_name, set->names, &set->n_names,
+                 err);
 }
 
 enum { MOST_OPTIONS = 96 };
@@ -221,6 +225,12 @@ static int list_engine(serve_settings *set, option *to) {
     return append(to, options, HD_LEN(options));
 }
 
+void serve_settings_deinit(serve_settings *set) {
+    free(set->settings_json);
+    free(set->lists[0]);
+    free(set->lists[1]);
+}
+
 bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code) {
     option options[MOST_OPTIONS];
     *set = defaults;
@@ -238,18 +248,12 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
                                .n_options = n};
     hd_err err = {0};
     if (!options_parse(&line, argc, argv, code)) return false;
-    if (check(set, &err) != HD_OK) {
-        *code = report_error(&err);
-        return false;
-    }
-    complete(set, options, n);
-    return true;
-}
-
-void serve_settings_deinit(serve_settings *set) {
-    free(set->settings_json);
-    free(set->lists[0]);
-    free(set->lists[1]);
+    hd_status st = check(set, &err);
+    if (st == HD_OK) st = complete(set, options, n, &err);
+    if (st == HD_OK) return true;
+    *code = report_error(&err);
+    serve_settings_deinit(set);
+    return false;
 }
 
 static http_options http_options_of(const serve_settings *set) {

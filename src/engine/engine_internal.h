@@ -142,6 +142,7 @@ struct hd_engine {
     hd_engine_stats totals;
     int64_t *fresh_loads;          /* [n_loads] */
     int64_t loads_ns, loads_steps; /* when they were last shown; after how many steps */
+    int64_t audited;               /* requests that had finished at the last audit */
 
     /* the poller's */
     engine_post event_post;      /* what the shown event points into, and: */

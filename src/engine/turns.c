@@ -1,4 +1,5 @@
 /* turns.c - the step thread: takes mail, turns the scheduler, posts what each turn gave. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -9,7 +10,8 @@
 enum {
     SECOND_NS = 1000000000,
     PAUSED_LOOK_NS = 50000000, /* how often a paused engine looks for timeouts */
-    LOADS_NS = SECOND_NS       /* how often the loads of experts are read, at most */
+    LOADS_NS = SECOND_NS,      /* how often the loads of experts are read, at most */
+    AUDIT_NS = SECOND_NS       /* without work before the books are audited */
 };
 
 /* ---- what a turn gives ---- */
@@ -194,12 +196,34 @@ static void show_loads(hd_engine *e) {
     pthread_mutex_unlock(&e->lock);
 }
 
+static bool audit_is_due(const hd_engine *e) {
+    return hd_sched_idle(e->sched) && e->totals.finished != e->audited;
+}
+
+/* Nobody waits for the step thread now, or only who comes in these milliseconds. */
+static void audit(hd_engine *e) {
+    hd_engine_stats *t = &e->totals;
+    hd_err err = {0};
+    if (!audit_is_due(e) || hd_now_ns() < t->last_step_ns + AUDIT_NS) return;
+    e->audited = t->finished;
+    t->audits++;
+    if (hd_sched_audit(e->sched, &err) != HD_EINVAL) return;
+    t->audits_failed++;
+    snprintf(t->audit_missed, sizeof t->audit_missed, "%.*s", (int)sizeof t->audit_missed - 1,
+             err.msg);
+}
+
+static int64_t sooner(int64_t a, int64_t b) {
+    return a && (a < b || !b) ? a : b;
+}
+
 /* Until when to sleep without mail; 0: for ever. A pause with requests is looked at now and
- * then, and the loads of the last steps are shown once they may be. */
+ * then, the loads of the last steps are shown once they may be, and what rests is audited. */
 static int64_t sleep_until(const hd_engine *e, bool idle) {
     const int64_t look = e->paused && !idle ? hd_now_ns() + PAUSED_LOOK_NS : 0;
     const int64_t show = loads_are_stale(e) ? e->loads_ns + LOADS_NS : 0;
-    return look && (look < show || !show) ? look : show;
+    const int64_t check = audit_is_due(e) ? e->totals.last_step_ns + AUDIT_NS : 0;
+    return sooner(sooner(look, show), check);
 }
 
 /* Waits while there is nothing to do. */
@@ -312,6 +336,7 @@ static void *turn_for_ever(void *arg) {
     if (e->device) hd_device_bind_thread(e->device);
     while (listen(e, idle, &paused)) {
         const bool computed = turn(e, paused);
+        audit(e);
         publish(e);
         show_loads(e);
         /* Without a computation only mail can change anything. */

@@ -105,6 +105,49 @@ static bool copy_headers(http_call *c) {
     return to.clean || bad_request(c, "bad_header", "a header holds a forbidden character");
 }
 
+/* The library reads lines as C strings: it does not see what stands behind a NUL, drops lines
+ * without a name and joins folded ones. But the parts it hands out lie in one buffer as they came,
+ * so nothing may be missing between them. */
+typedef struct part_walk {
+    uintptr_t end; /* of the last part */
+    bool whole;
+} part_walk;
+
+static void walk_part(part_walk *w, const char *part, size_t n, uintptr_t least,
+                      uintptr_t most) {
+    const uintptr_t gap = (uintptr_t)part - w->end;
+    w->whole = w->whole && gap >= least && gap <= most;
+    w->end = (uintptr_t)part + n;
+}
+
+static enum MHD_Result walk_header(void *user, enum MHD_ValueKind kind, const char *name,
+                                   size_t name_n, const char *value, size_t value_n) {
+    (void)kind;
+    walk_part(user, name, name_n, 1, 2);          /* LF or CR LF */
+    walk_part(user, value, value_n, 1, SIZE_MAX); /* a colon and spaces */
+    return MHD_YES;
+}
+
+static bool is_whole(const http_call *c, const http_line *line) {
+    if (strncmp(MHD_get_version(), "0.", 2) != 0) return true; /* later ones see to it */
+    part_walk w = {.end = (uintptr_t)line->method, .whole = true};
+    walk_part(&w, line->method, strlen(line->method), 0, 0);
+    walk_part(&w, line->target, strlen(c->target_text), 1, 1);
+    walk_part(&w, line->version, strlen(line->version), 1, 1);
+    MHD_get_connection_values_n(c->connection, MHD_HEADER_KIND, walk_header, &w);
+    const union MHD_ConnectionInfo *size =
+        MHD_get_connection_info(c->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
+    const char *end = line->method + (size ? size->header_size : 0);
+    walk_part(&w, end, 0, 2, 4); /* its line's end, and the empty line */
+    return w.whole;
+}
+
+static bool check_whole(http_call *c, const http_line *line) {
+    return is_whole(c, line) ||
+           bad_request(c, "bad_header",
+                       "the headers hold a NUL, a folded line or a line without a name");
+}
+
 static bool no_doubles(http_call *c) {
     static const char *const single[] = {
         "Content-Length", "Transfer-Encoding", "Host",   "Authorization",
@@ -291,12 +334,14 @@ static bool check_route(http_call *c) {
     const char *allowed;
     find_route(c, &allowed);
     if (!c->route && allowed) {
+        char message[64];
+        snprintf(message, sizeof message, "this path takes %s", allowed);
         http_reply_header(c, "Allow", allowed);
-        return refuse(c, 405, "invalid_request_error", "method_not_allowed",
-                      "this path does not take this method");
+        return refuse(c, 405, "invalid_request_error", "method_not_allowed", message);
     }
     if (!c->route) {
-        return refuse(c, 404, "not_found_error", "not_found", "there is nothing at this path");
+        return refuse(c, 404, "not_found_error", "not_found",
+                      "there is nothing at this path; /openapi.json lists what there is");
     }
     if (c->tail && !http_url_decode(c->tail, false)) {
         return bad_request(c, "bad_target", "the request target is malformed");
@@ -408,11 +453,13 @@ static void make_id(http_call *c) {
     }
 }
 
-bool http_check_request(http_call *c, const char *version) {
+bool http_check_request(http_call *c, const http_line *line) {
+    const char *version = line->version;
     make_id(c);
     if (!copy_headers(c)) return false;
     make_id(c);
-    return check_line(c, version) && no_doubles(c) && check_framing(c, version) &&
-           check_host(c, version) && check_origin(c) && answer_preflight(c) && check_route(c) &&
-           check_key(c) && check_gate(c) && check_media(c) && check_quota(c);
+    return check_whole(c, line) && check_line(c, version) && no_doubles(c) &&
+           check_framing(c, version) && check_host(c, version) && check_origin(c) &&
+           answer_preflight(c) && check_route(c) && check_key(c) && check_gate(c) &&
+           check_media(c) && check_quota(c);
 }

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,11 +36,11 @@ static int64_t body_patience(const http_call *c) {
 }
 
 /* The headers are there. A refusal is an answer and is queued below. */
-static void begin(http_call *c, const char *method, const char *version) {
+static void begin(http_call *c, const http_line *line) {
     snprintf(c->method, sizeof c->method, "%s",
-             strlen(method) < sizeof c->method ? method : "?");
+             strlen(line->method) < sizeof c->method ? line->method : "?");
     c->start_ns = hd_now_ns();
-    c->admitted = http_check_request(c, version);
+    c->admitted = http_check_request(c, line);
     if (c->admitted) http_conn_phase(c->conn, HTTP_CONN_BODY, NULL, body_patience(c));
 }
 
@@ -109,12 +110,11 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
                                   const char *data, size_t *n, void **state) {
     http_server *h = user;
     http_call *c = *state;
-    (void)url;
     if (!c || atomic_load(&h->closing)) return MHD_NO;
     if (!c->checked) {
         c->checked = true;
         c->connection = connection;
-        begin(c, method, version);
+        begin(c, &(http_line){method, url, version});
         return c->admitted || c->refused_late ? MHD_YES : deliver(c, connection);
     }
     if (*n) {
@@ -274,6 +274,27 @@ static hd_status open_listener(http_server *h, hd_err *err) {
 
 /* ---- life ---- */
 
+/* What could never match a header is a mistake of who wrote it. */
+static hd_status check_names(const http_options *o, hd_err *err) {
+    char host[256];
+    for (size_t i = 0; i < o->n_origins; i++) {
+        if (strcmp(o->origins[i], "*") == 0 || http_origin_is_valid(o->origins[i])) continue;
+        return HD_FAIL(
+            err, HD_EINVAL,
+            "--cors: '%s' is no origin: scheme://host or scheme://host:port in small "
+            "letters, or *",
+            o->origins[i]);
+    }
+    for (size_t i = 0; i < o->n_names; i++) {
+        if (http_host_parse(o->names[i], host, sizeof host) &&
+            strcasecmp(host, o->names[i]) == 0) {
+            continue;
+        }
+        return HD_FAIL(err, HD_EINVAL, "--public-name: '%s' is no host name", o->names[i]);
+    }
+    return HD_OK;
+}
+
 hd_status http_open(http_server **out, const http_options *options, hd_err *err) {
     http_server *h = calloc(1, sizeof *h);
     *out = NULL;
@@ -284,8 +305,9 @@ hd_status http_open(http_server **out, const http_options *options, hd_err *err)
     h->conns = calloc((size_t)h->n_conns, sizeof *h->conns);
     pthread_mutex_init(&h->lock, NULL);
     http_work_init(&h->work);
-    hd_status st = HD_OK;
-    if (!h->conns) st = HD_FAIL(err, HD_ENOMEM, "no memory for %d connections", h->n_conns);
+    hd_status st = check_names(options, err);
+    if (st == HD_OK && !h->conns)
+        st = HD_FAIL(err, HD_ENOMEM, "no memory for %d connections", h->n_conns);
     for (int32_t i = 0; st == HD_OK && i < h->n_conns; i++) {
         h->conns[i].next_free = i + 1 < h->n_conns ? i + 1 : -1;
     }

@@ -157,8 +157,13 @@ void http_call_leave_quota(http_call *c); /* with the lock held; again does noth
 
 /* ---- check.c ---- */
 
+/* The request line as the library hands it out: places in its buffer. */
+typedef struct http_line {
+    const char *method, *target, *version;
+} http_line;
+
 /* Copies the headers and refuses what must not reach a handler; false: refused, answered. */
-bool http_check_request(http_call *c, const char *version);
+bool http_check_request(http_call *c, const http_line *line);
 
 /* ---- work.c ---- */
 

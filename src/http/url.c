@@ -98,6 +98,14 @@ bool http_host_parse(const char *text, char *host, size_t size) {
     return true;
 }
 
+bool http_origin_is_valid(const char *origin) {
+    char host[256];
+    const char *host_text = strstr(origin, "://");
+    const size_t n = host_text ? (size_t)(host_text - origin) : 0;
+    return n > 0 && strspn(origin, "abcdefghijklmnopqrstuvwxyz0123456789+-.") == n &&
+           http_host_parse(host_text + 3, host, sizeof host);
+}
+
 bool http_origin_is_own(const char *origin, const char *host_header, bool tls) {
     const char *scheme = tls ? "https://" : "http://";
     const size_t n = strlen(scheme);

@@ -34,6 +34,9 @@ http_target_fault http_target_parse(http_target *out, char *text, http_query_arg
 /* The host of "host", "host:port" or "[v6]:port", lower case, without brackets. */
 bool http_host_parse(const char *text, char *host, size_t size);
 
+/* As browsers send it: "https://host" or "https://host:port", any scheme, nothing behind. */
+bool http_origin_is_valid(const char *origin);
+
 /* Whether an Origin header names the same scheme, host and port as this server's Host. */
 bool http_origin_is_own(const char *origin, const char *host_header, bool tls);
 

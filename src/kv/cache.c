@@ -64,12 +64,14 @@ struct hd_cache {
 
 /* ---- memory ---- */
 
-static bool fill_free(free_list *f, int32_t n) {
+static bool take_free(free_list *f, int32_t n) {
     f->items = calloc((size_t)n + 1, sizeof *f->items);
-    if (!f->items) return false;
+    return f->items != NULL;
+}
+
+static void fill_free(free_list *f, int32_t n) {
     for (int32_t i = 0; i < n; i++) f->items[i] = n - 1 - i; /* low numbers first */
     f->n = n;
-    return true;
 }
 
 static bool take_memory(hd_cache *c, hd_err *err) {
@@ -85,13 +87,36 @@ static bool take_memory(hd_cache *c, hd_err *err) {
     bool good = c->nodes && c->tokens && c->buckets && c->leases && c->copies && c->path;
     for (int l = 0; l < HD_N_LIFETIMES; l++) {
         c->table[l] = calloc(table, sizeof *c->table[l]);
-        good = good && c->table[l] && fill_free(&c->free_pages[l], o->n_pages[l]);
+        good = good && c->table[l] && take_free(&c->free_pages[l], o->n_pages[l]);
     }
-    return good && fill_free(&c->free_nodes, c->n_nodes) &&
-           fill_free(&c->free_snapshots, o->n_snapshots) &&
+    return good && take_free(&c->free_nodes, c->n_nodes) &&
+           take_free(&c->free_snapshots, o->n_snapshots) &&
            hd_heap_init(&c->leaves, c->n_nodes + 1, err) == HD_OK &&
            hd_heap_init(&c->windows, c->n_nodes + 1, err) == HD_OK &&
            hd_heap_init(&c->snapshots, c->n_nodes + 1, err) == HD_OK;
+}
+
+void hd_cache_reset(hd_cache *c) {
+    const hd_cache_options *o = &c->o;
+    fill_free(&c->free_nodes, c->n_nodes);
+    fill_free(&c->free_snapshots, o->n_snapshots);
+    for (int l = 0; l < HD_N_LIFETIMES; l++) fill_free(&c->free_pages[l], o->n_pages[l]);
+    hd_heap_clear(&c->leaves);
+    hd_heap_clear(&c->windows);
+    hd_heap_clear(&c->snapshots);
+    memset(c->leases, 0, (size_t)o->n_leases * sizeof *c->leases);
+    for (int32_t i = 0; i < c->n_buckets; i++) c->buckets[i] = NONE;
+    c->n_copies = 0;
+    c->n_pinned = 0;
+    c->nodes[ROOT] = (node){
+        .parent = NONE,
+        .first_child = NONE,
+        .next = NONE,
+        .prev = NONE,
+        .depth = -1,
+        .page = {NONE, NONE},
+        .snapshot = NONE
+    };
 }
 
 hd_status hd_cache_open(hd_cache **out, const hd_cache_options *options, hd_err *err) {
@@ -109,16 +134,7 @@ hd_status hd_cache_open(hd_cache **out, const hd_cache_options *options, hd_err 
         return HD_FAIL(err, HD_ENOMEM, "no memory for a prefix cache of %d pages",
                        options->n_pages[HD_LIFE_ENTRIES]);
     }
-    for (int32_t i = 0; i < c->n_buckets; i++) c->buckets[i] = NONE;
-    c->nodes[ROOT] = (node){
-        .parent = NONE,
-        .first_child = NONE,
-        .next = NONE,
-        .prev = NONE,
-        .depth = -1,
-        .page = {NONE, NONE},
-        .snapshot = NONE
-    };
+    hd_cache_reset(c);
     *out = c;
     return HD_OK;
 }
@@ -657,8 +673,8 @@ static hd_status check_all(const census *s) {
     }
     for (int32_t b = 0; b < c->n_buckets; b++) {
         for (int32_t n = c->buckets[b]; n != NONE; n = c->nodes[n].hash_next) {
+            if (n_seen++ == c->n_nodes) return broken(s, "a chain has no end", b);
             HD_TRY(check_node(s, n));
-            n_seen++;
             n_pinned += c->nodes[n].refs > 0;
         }
     }
@@ -674,7 +690,7 @@ static hd_status check_all(const census *s) {
     return HD_OK;
 }
 
-hd_status hd_cache_check(const hd_cache *c, hd_err *err) {
+hd_status hd_cache_check(const hd_cache *c, bool idle, hd_err *err) {
     census s = {.c = c, .err = err};
     s.refs = calloc((size_t)c->n_nodes + 1, sizeof *s.refs);
     s.window_refs = calloc((size_t)c->n_nodes + 1, sizeof *s.window_refs);
@@ -684,6 +700,9 @@ hd_status hd_cache_check(const hd_cache *c, hd_err *err) {
         good = good && s.seen[l];
     }
     hd_status st = good ? check_all(&s) : HD_FAIL(err, HD_ENOMEM, "no memory for a check");
+    for (int32_t id = 0; idle && st == HD_OK && id < c->o.n_leases; id++) {
+        if (c->leases[id].open) st = broken(&s, "a lease that nobody has is open", id);
+    }
     free(s.refs);
     free(s.window_refs);
     for (int l = 0; l < HD_N_LIFETIMES; l++) free(s.seen[l]);

@@ -83,7 +83,11 @@ typedef struct hd_cache_stats {
 
 hd_cache_stats hd_cache_read_stats(const hd_cache *c);
 
-/* Walks everything and verifies every count and link; for tests and idle debug builds. */
-hd_status hd_cache_check(const hd_cache *c, hd_err *err);
+/* Walks everything and verifies every count and link. idle: no lease may be open. HD_ENOMEM:
+ * there was no memory to look. */
+hd_status hd_cache_check(const hd_cache *c, bool idle, hd_err *err);
+
+/* Every page is free again and no lease open, whatever the books said; counters go on. */
+void hd_cache_reset(hd_cache *c);
 
 #endif

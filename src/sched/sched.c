@@ -67,6 +67,12 @@ static hd_status check_options(const hd_sched_options *o, hd_err *err) {
     return HD_OK;
 }
 
+static void free_all_slots(hd_sched *s) {
+    const int32_t n = s->o.cache.n_leases;
+    for (int32_t i = 0; i < n; i++) s->free_slots[i] = n - 1 - i;
+    s->n_free_slots = n;
+}
+
 hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
                         const hd_runner *runner, const hd_sched_hooks *hooks, hd_err *err) {
     const size_t n = (size_t)options->cache.n_leases;
@@ -93,8 +99,7 @@ hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
         hd_sched_close(s);
         return st;
     }
-    for (int32_t i = 0; i < (int32_t)n; i++) s->free_slots[i] = (int32_t)n - 1 - i;
-    s->n_free_slots = (int32_t)n;
+    free_all_slots(s);
     *out = s;
     return HD_OK;
 }
@@ -571,6 +576,27 @@ hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err) {
     }
     if (hd_sched_idle(s)) s->timed = false; /* the owner may rest before the next turn */
     return HD_OK;
+}
+
+/* ---- the audit ---- */
+
+static hd_status check_idle(const hd_sched *s, hd_err *err) {
+    const int32_t n = s->o.cache.n_leases;
+    if (s->n_free_slots != n) {
+        return HD_FAIL(err, HD_EINVAL, "%d of %d running slots are free", s->n_free_slots, n);
+    }
+    return hd_cache_check(s->cache, true, err);
+}
+
+hd_status hd_sched_audit(hd_sched *s, hd_err *err) {
+    assert(hd_sched_idle(s));
+    const hd_status st = check_idle(s, err);
+    if (st != HD_OK && st != HD_ENOMEM) {
+        free_all_slots(s);
+        hd_cache_reset(s->cache);
+        s->blocked = false;
+    }
+    return st;
 }
 
 /* ---- reading ---- */

@@ -122,6 +122,11 @@ hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err);
 bool hd_sched_idle(const hd_sched *s); /* nothing waits and nothing runs */
 hd_sched_stats hd_sched_read_stats(const hd_sched *s);
 
+/* While it is idle: all slots and pages must be back. HD_EINVAL: they are not, err says what is
+ * missing; then all are taken back, and cached prefixes are forgotten. HD_ENOMEM: no memory to
+ * look. */
+hd_status hd_sched_audit(hd_sched *s, hd_err *err);
+
 typedef struct hd_sched_place {
     uint64_t id;
     int32_t n_done, n_known; /* tokens computed, of those known: prompt and output so far */

@@ -149,6 +149,7 @@ static void on_server_info(http_call *c, void *user) {
 static void on_metrics(http_call *c, void *user) {
     server *s = user;
     const metrics_sources from = {.engine = s->engine,
+                                  .living_requests = records_living(s->records),
                                   .http = s->http,
                                   .tokens_per_s = live_tokens_per_s(s->live),
                                   .load_seconds = s->load_seconds,

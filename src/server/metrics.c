@@ -197,6 +197,15 @@ static double waiting(const view *v) {
 static double living(const view *v) {
     return v->e.living;
 }
+static double living_requests(const view *v) {
+    return v->from->living_requests;
+}
+static double audits(const view *v) {
+    return (double)v->e.audits;
+}
+static double audits_failed(const view *v) {
+    return (double)v->e.audits_failed;
+}
 static double paused(const view *v) {
     return v->e.paused;
 }
@@ -282,6 +291,12 @@ static double context_length(const view *v) {
 static double max_running(const view *v) {
     return v->e.max_running;
 }
+static double weight_bytes(const view *v) {
+    return (double)v->e.weight_bytes;
+}
+static double kv_bytes(const view *v) {
+    return (double)v->e.kv_bytes;
+}
 static double weight_gb(const view *v) {
     return (double)v->e.weight_bytes / 1e9;
 }
@@ -293,6 +308,12 @@ static double load_seconds(const view *v) {
 }
 static double connections(const view *v) {
     return v->h.connections;
+}
+static double calls(const view *v) {
+    return v->h.calls;
+}
+static double held_bytes(const view *v) {
+    return (double)v->h.held_bytes;
 }
 static double streams(const view *v) {
     return v->h.streams;
@@ -347,6 +368,7 @@ static const series all_series[] = {
     {"num_running_reqs", "num_running_reqs", "num_requests_running", "gauge", "answers being computed", running},
     {"num_queue_reqs", "num_queue_reqs", "num_requests_waiting", "gauge", "answers that wait", waiting},
     {"living_answers", NULL, NULL, "gauge", "answers that were asked for and did not end, also while a step is stuck", living},
+    {"living_requests", NULL, NULL, "gauge", "requests whose answers did not all end", living_requests},
     {"max_running_reqs", NULL, NULL, "gauge", "answers computed side by side at most", max_running},
     {"paused", NULL, "engine_sleep_state", "gauge", "1 while generation is paused", paused},
     {"gen_throughput", "gen_throughput", NULL, "gauge", "output tokens per second, lately", throughput},
@@ -375,10 +397,16 @@ static const series all_series[] = {
     {"expert_balancedness", "eplb_balancedness", NULL, "gauge", "mean load of experts over the largest, averaged over layers", balancedness},
     {"page_size", "page_size", NULL, "gauge", "tokens of a page", page_size},
     {"context_len", "context_len", NULL, "gauge", "tokens of one answer, prompt and output, at most", context_length},
-    {"weight_memory_usage_gb", "weight_memory_usage_gb", NULL, "gauge", "10^9 bytes of weights", weight_gb},
-    {"kv_cache_memory_usage_gb", "kv_cache_memory_usage_gb", NULL, "gauge", "10^9 bytes of KV pools", kv_gb},
+    {"weight_memory_usage_bytes", NULL, NULL, "gauge", "memory of weights", weight_bytes},
+    {"kv_cache_memory_usage_bytes", NULL, NULL, "gauge", "memory of KV pools", kv_bytes},
+    {NULL, "weight_memory_usage_gb", NULL, "gauge", "10^9 bytes of weights", weight_gb},
+    {NULL, "kv_cache_memory_usage_gb", NULL, "gauge", "10^9 bytes of KV pools", kv_gb},
+    {"audits_total", NULL, NULL, "counter", "looks at an idle engine: is every page and slot back", audits},
+    {"audits_failed_total", NULL, NULL, "counter", "audits that missed some, and took all back", audits_failed},
     {"load_seconds", "weight_load_duration_seconds", NULL, "gauge", "time to load the model", load_seconds},
     {"http_connections", NULL, NULL, "gauge", "open connections", connections},
+    {"http_calls", NULL, NULL, "gauge", "requests being handled or answered", calls},
+    {"http_held_body_bytes", NULL, NULL, "gauge", "bytes of request bodies in memory", held_bytes},
     {"http_streams", NULL, NULL, "gauge", "open event streams", streams},
     {"http_accepted_connections_total", NULL, NULL, "counter", "connections accepted", accepted},
     {"http_slow_readers_total", NULL, NULL, "counter", "streams cut off because their reader fell behind", cut_off},
@@ -470,9 +498,9 @@ static const shape shapes[] = {
      "from admission to the end", 1e9, offsetof(metrics, inference), {ttft_ours, NULL, request_vllm}},
     {"request_time_per_output_token_seconds", NULL, "request_time_per_output_token_seconds",
      "mean time between tokens of a request", 1e9, offsetof(metrics, tpot), {itl_ours, NULL, itl_vllm}},
-    {"prompt_tokens_histogram", "prompt_tokens_histogram", "request_prompt_tokens",
+    {"request_prompt_tokens", "prompt_tokens_histogram", "request_prompt_tokens",
      "prompt tokens of a request", 1, offsetof(metrics, prompt), {token_edges, token_edges, token_edges}},
-    {"generation_tokens_histogram", "generation_tokens_histogram", "request_generation_tokens",
+    {"request_generation_tokens", "generation_tokens_histogram", "request_generation_tokens",
      "tokens generated for a request", 1, offsetof(metrics, generation), {token_edges, token_edges, token_edges}},
 };
 /* clang-format on */

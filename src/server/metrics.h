@@ -19,6 +19,7 @@ void metrics_unknown_field(metrics *m, const char *endpoint);
 typedef struct metrics_sources { /* read at the moment of rendering */
     hd_engine *engine;           /* NULL: still loading */
     http_server *http;
+    int32_t living_requests;
     double tokens_per_s, load_seconds;
     int compat; /* server_compat bits */
 } metrics_sources;

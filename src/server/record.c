@@ -26,6 +26,7 @@ typedef struct record {
     uint64_t *ids;
     size_t n_ids, cap_ids;
     uint64_t seed;
+    bool submitted, aborted;
     struct log_entry *entry; /* NULL: no log */
 } record;
 
@@ -35,7 +36,7 @@ struct request_records {
     pthread_mutex_t lock;   /* guards all below */
     record *places;         /* [n] */
     int32_t *chains;        /* [n] first of each */
-    int32_t n, free;
+    int32_t n, n_living, free;
 };
 
 static request_records *watched; /* by the crash handler */
@@ -98,7 +99,9 @@ static record *add(request_records *r, http_call *c, uint64_t seed) {
     p->body = http_body(c, &p->body_n);
     p->seed = seed;
     p->n_ids = 0;
+    p->submitted = p->aborted = false;
     p->entry = NULL;
+    r->n_living++;
     atomic_store(&p->call, c);
     return p;
 }
@@ -111,16 +114,17 @@ static void remove_record(request_records *r, record *p) {
     atomic_store(&p->call, NULL);
     p->next = r->free;
     r->free = i;
+    r->n_living--;
 }
 
 /* ---- the log ---- */
 
-/* A line in the making: begun at submission, complete when both the answer is and the outcome,
- * which comes later where the answer goes on in the background. */
+/* A line in the making: begun before submission, complete when both the answer is and the
+ * outcome, which comes later where the answer goes on in the background. */
 typedef struct log_entry {
     request_records *records;
     pthread_mutex_t lock; /* guards the rest */
-    json_t *line;
+    json_t *line;         /* NULL: there is nothing to say */
     int32_t n_left;
 } log_entry;
 
@@ -162,7 +166,7 @@ static void complete_entry(log_entry *e, json_t *more) {
     const bool last = --e->n_left == 0;
     pthread_mutex_unlock(&e->lock);
     if (!last) return;
-    write_line(e->records, e->line);
+    if (e->line) write_line(e->records, e->line);
     json_decref(e->line);
     pthread_mutex_destroy(&e->lock);
     free(e);
@@ -197,6 +201,15 @@ static double milliseconds(int64_t from, int64_t to) {
     return to ? (double)(to - from) * 1e-6 : 0;
 }
 
+/* Of a call that was refused before any of it was computed. */
+static void void_entry(log_entry *e) {
+    pthread_mutex_lock(&e->lock);
+    json_decref(e->line);
+    e->line = NULL;
+    pthread_mutex_unlock(&e->lock);
+    complete_entry(e, NULL);
+}
+
 static void fill_entry(log_entry *e, const api_outcome *o) {
     json_t *more = json_pack(
         "{s:s, s:i, s:s?, s:i, s:i, s:i, s:i, s:f, s:f, s:f}", "endpoint", o->endpoint,
@@ -210,13 +223,17 @@ static void fill_entry(log_entry *e, const api_outcome *o) {
 
 /* ---- submitting and ending ---- */
 
-void records_submit(request_records *r, uint64_t id, http_call *c, const hd_generation *g) {
+void records_begin(request_records *r, http_call *c, uint64_t seed) {
+    pthread_mutex_lock(&r->lock);
+    record *p = add(r, c, seed);
+    if (p && r->log_fd >= 0) p->entry = begin_entry(r, c, seed);
+    pthread_mutex_unlock(&r->lock);
+}
+
+bool records_submit(request_records *r, http_call *c, uint64_t id) {
     pthread_mutex_lock(&r->lock);
     record *p = find(r, c);
-    if (!p) {
-        p = add(r, c, g->seed);
-        if (p && r->log_fd >= 0) p->entry = begin_entry(r, c, g->seed);
-    }
+    if (p) p->submitted = true;
     if (p && p->n_ids == p->cap_ids) {
         const size_t cap = p->cap_ids ? 2 * p->cap_ids : 2;
         uint64_t *ids = realloc(p->ids, cap * sizeof *ids);
@@ -226,7 +243,9 @@ void records_submit(request_records *r, uint64_t id, http_call *c, const hd_gene
         }
     }
     if (p && p->n_ids < p->cap_ids) p->ids[p->n_ids++] = id;
+    const bool wanted = !p || !p->aborted;
     pthread_mutex_unlock(&r->lock);
+    return wanted;
 }
 
 /* The outcome names its call by the call's own id text, so equal ids of two clients differ. */
@@ -235,25 +254,30 @@ void records_end(request_records *r, const api_outcome *o) {
     pthread_mutex_lock(&r->lock);
     record *p = find(r, c);
     if (p) {
-        if (p->entry) fill_entry(p->entry, o);
+        if (p->entry) p->submitted ? fill_entry(p->entry, o) : void_entry(p->entry);
         remove_record(r, p);
     }
     pthread_mutex_unlock(&r->lock);
 }
 
-int32_t records_abort(request_records *r, hd_engine *e, const char *request_id) {
+void records_abort(request_records *r, hd_engine *e, const char *request_id) {
     const size_t n = request_id ? strlen(request_id) : 0;
-    int32_t aborted = 0;
     pthread_mutex_lock(&r->lock);
     for (int32_t i = 0; i < r->n; i++) {
         record *p = &r->places[i];
         const http_call *c = atomic_load(&p->call);
         if (!c || (n && strncmp(http_request_id(c), request_id, n) != 0)) continue;
         for (size_t k = 0; k < p->n_ids; k++) hd_engine_cancel(e, p->ids[k]);
-        aborted++;
+        p->aborted = true;
     }
     pthread_mutex_unlock(&r->lock);
-    return aborted;
+}
+
+int32_t records_living(request_records *r) {
+    pthread_mutex_lock(&r->lock);
+    const int32_t n = r->n_living;
+    pthread_mutex_unlock(&r->lock);
+    return n;
 }
 
 /* ---- crashes: only what is safe in a handler, on whatever state there is ---- */

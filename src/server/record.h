@@ -14,11 +14,16 @@ typedef struct request_records request_records;
 request_records *records_new(int32_t capacity, int log_fd, int crash_fd);
 void records_free(request_records *r); /* NULL is fine */
 
-void records_submit(request_records *r, uint64_t id, http_call *c, const hd_generation *g);
+/* Before the engine has anything of the call: what crashes from now on leaves it in the dump. */
+void records_begin(request_records *r, http_call *c, uint64_t seed);
+/* The engine has a prompt of it, as id. False: the call was aborted meanwhile. */
+bool records_submit(request_records *r, http_call *c, uint64_t id);
 void records_end(request_records *r, const api_outcome *o);
 
-/* Cancels requests by their id or its beginning, NULL: all; how many. */
-int32_t records_abort(request_records *r, hd_engine *e, const char *request_id);
+/* Cancels calls by their request id or its beginning, NULL: all. */
+void records_abort(request_records *r, hd_engine *e, const char *request_id);
+
+int32_t records_living(request_records *r);
 
 /* From now on a fatal signal writes the living requests before the process ends. */
 void records_watch_crashes(request_records *r);

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -48,12 +49,20 @@ static void *poll_events(void *user) {
 
 /* ---- the ticker ---- */
 
-static void watch_progress(server *s, int64_t *steps) {
+typedef struct progress {
+    int64_t steps, audits_failed;
+} progress;
+
+static void watch_progress(server *s, progress *seen) {
     hd_engine_stats stats;
     hd_engine_read_stats(s->engine, &stats);
     const bool due = stats.living > 0 && !stats.paused;
-    if (!due || stats.steps != *steps) atomic_store(&s->progress_ns, hd_now_ns());
-    *steps = stats.steps;
+    if (!due || stats.steps != seen->steps) atomic_store(&s->progress_ns, hd_now_ns());
+    if (stats.audits_failed != seen->audits_failed) {
+        HD_LOG(HD_LOG_ERROR, "audit_failed", hd_log_text("why", stats.audit_missed),
+               hd_log_text("done", "all pages are free again, no prefix is cached"));
+    }
+    *seen = (progress){stats.steps, stats.audits_failed};
 }
 
 waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
@@ -95,11 +104,12 @@ static void tend_waiting(server *s) {
 
 static void *tick(void *user) {
     server *s = user;
-    int64_t steps = 0, marked_ns = hd_now_ns();
+    progress seen = {0};
+    int64_t marked_ns = hd_now_ns();
     for (int n = 0; !atomic_load(&s->stopping); n++) {
         const struct timespec pause = {0, TICK_NS};
         nanosleep(&pause, NULL);
-        watch_progress(s, &steps);
+        watch_progress(s, &seen);
         tend_waiting(s);
         trace_tick(s->trace, s->engine);
         if (n % TICKS_PER_VIEW == 0) live_tick(s->live, s->engine);
@@ -114,9 +124,14 @@ static void *tick(void *user) {
 
 /* ---- what the API reports ---- */
 
-static void on_submit(void *user, uint64_t id, http_call *c, const hd_generation *g) {
+static void on_begin(void *user, http_call *c, uint64_t seed) {
     server *s = user;
-    records_submit(s->records, id, c, g);
+    records_begin(s->records, c, seed);
+}
+
+static void on_submit(void *user, http_call *c, uint64_t id) {
+    server *s = user;
+    if (!records_submit(s->records, c, id)) hd_engine_cancel(s->engine, id);
     server_submitted(s);
 }
 
@@ -192,6 +207,16 @@ static hd_status become_user(const server_options *o, hd_err *err) {
     return HD_OK;
 }
 
+/* Found out now, and not by who wants a profile later. */
+static hd_status check_trace_dir(const char *dir, hd_err *err) {
+    struct stat s;
+    if (!dir) return HD_OK;
+    int why = stat(dir, &s) == 0 ? 0 : errno;
+    if (!why && !S_ISDIR(s.st_mode)) why = ENOTDIR;
+    if (!why && access(dir, W_OK | X_OK) != 0) why = errno;
+    return why ? HD_FAIL(err, HD_EIO, "--trace-dir %s: %s", dir, strerror(why)) : HD_OK;
+}
+
 static bool has_quotas(const http_quota_limits *q) {
     return q->key_calls || q->key_tokens;
 }
@@ -219,6 +244,7 @@ static hd_status prepare(server *s, hd_err *err) {
     if (!s->live || !s->trace) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
     HD_TRY(mount_all(s, err));
     HD_TRY(become_user(o, err));
+    HD_TRY(check_trace_dir(o->trace_dir, err));
     if (!o->sandbox) {
         memcpy(s->sandbox, "off", 4);
         return HD_OK;
@@ -270,6 +296,7 @@ hd_status server_start(server *s, hd_err *err) {
                            .model_name = s->options.model_name,
                            .created = (int64_t)time(NULL),
                            .limits = s->options.api,
+                           .on_begin = on_begin,
                            .on_submit = on_submit,
                            .on_first = on_first,
                            .on_token = on_token,

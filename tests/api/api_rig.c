@@ -165,6 +165,7 @@ static rig_call *run(rig *r, const char *method, const char *path, const char *b
     snprintf(c->method, sizeof c->method, "%s", method);
     snprintf(c->id, sizeof c->id, "call-1");
     c->tail = c->path + strlen(c->route->path) - 1;
+    r->begun = NULL;
     c->route->handler(c, &r->ctx);
     if (c->handed_over) {
         demand(c->status == 0 && c->n_headers == 0, "a call that is handed over has a trace");
@@ -303,6 +304,7 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation 
            "bad request");
     demand((conversation != NULL) != (g->tokens != NULL), "no prompt, or two");
     demand(read_all(g) < SIZE_MAX, "never");
+    demand(r->begun != NULL, "a prompt is submitted before its call begins");
     if (refuse) return HD_FAIL(err, r->refuse_at_status, "%s", r->refuse_why);
     if (r->n_requests == RIG_REQUESTS) return HD_FAIL(err, HD_EAGAIN, "the queue is full");
     if (conversation) HD_TRY(hd_engine_render(e, &prompt, g, conversation, err));
@@ -400,11 +402,18 @@ void rig_play(rig *r) {
 
 /* ---- observers ---- */
 
-static void on_submit(void *user, uint64_t id, http_call *c, const hd_generation *g) {
-    (void)id;
-    (void)c;
-    (void)g;
-    ((rig *)user)->n_submits++;
+static void on_begin(void *user, http_call *c, uint64_t seed) {
+    rig *r = user;
+    (void)seed;
+    demand(!r->begun, "a call begins twice");
+    demand(c != NULL, "nobody's call begins");
+    r->begun = c;
+    r->n_begins++;
+}
+static void on_submit(void *user, http_call *c, uint64_t id) {
+    rig *r = user;
+    demand(c == r->begun && id == (uint64_t)r->n_requests, "another's prompt");
+    r->n_submits++;
 }
 static void on_token(void *user, int32_t n_tokens, int64_t since_last_ns) {
     demand(since_last_ns >= 0, "time runs backwards");
@@ -412,6 +421,7 @@ static void on_token(void *user, int32_t n_tokens, int64_t since_last_ns) {
 }
 static void on_end(void *user, const api_outcome *outcome) {
     rig *r = user;
+    demand(r->n_ends < r->n_begins, "a call ends that never began");
     r->n_ends++;
     r->outcome = *outcome;
 }
@@ -440,6 +450,7 @@ void rig_init(rig *r) {
                    .max_messages = 4096,
                    .max_batch_prompts = 64,
                    .stream_interval = 1},
+        .on_begin = on_begin,
         .on_submit = on_submit,
         .on_token = on_token,
         .on_end = on_end,

@@ -29,7 +29,8 @@ typedef struct rig {
     hd_status refuse_at_status; /* of the submission refuse_at and later ones */
     int32_t refuse_at;          /* -1: none */
     const char *refuse_why;
-    int32_t n_submits, n_ends, n_tokens_seen, n_cancels;
+    const http_call *begun; /* the call whose handler runs, once it begins */
+    int32_t n_begins, n_submits, n_ends, n_tokens_seen, n_cancels;
     char unknown[64];
     api_outcome outcome;
 } rig;

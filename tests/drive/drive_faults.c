@@ -7,6 +7,9 @@
  * clock S         the wall clock is S seconds off
  * hang 1, hang 0  the null device does not come back from a step, and comes back
  * mute 1, mute 0  no text is made of tokens, and it is again
+ * leak N          the next N requests that end do not give back what they held
+ * hold 1, hold 0  nothing is submitted, and what waited is
+ * crash 1         the next step crashes, and who submitted for it never comes to say so
  * left            how many requests for memory are left until one fails
  *
  * Each is answered by a line on standard output. The linker sends the calls through here first
@@ -23,8 +26,10 @@
 #include <unistd.h>
 
 #include "cli/commands.h"
+#include "engine/engine.h"
 #include "engine/output.h"
 #include "exec/null.h"
+#include "kv/cache.h"
 
 void *__real_malloc(size_t n);
 void *__real_calloc(size_t n, size_t size);
@@ -36,6 +41,9 @@ int __real_clock_gettime(clockid_t clock, struct timespec *now);
 time_t __real_time(time_t *now);
 hd_runner __real_hd_null_runner(hd_null *n);
 hd_status __real_hd_output_push(hd_output *o, int32_t token, hd_err *err);
+void __real_hd_cache_release(hd_cache *c, int32_t lease, bool end_of_turn);
+hd_status __real_hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation *g,
+                                       const hd_conversation *conversation, hd_err *err);
 void *__wrap_malloc(size_t n);
 void *__wrap_calloc(size_t n, size_t size);
 void *__wrap_realloc(void *p, size_t n);
@@ -46,6 +54,9 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
 time_t __wrap_time(time_t *now);
 hd_runner __wrap_hd_null_runner(hd_null *n);
 hd_status __wrap_hd_output_push(hd_output *o, int32_t token, hd_err *err);
+void __wrap_hd_cache_release(hd_cache *c, int32_t lease, bool end_of_turn);
+hd_status __wrap_hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation *g,
+                                       const hd_conversation *conversation, hd_err *err);
 
 /* ---- memory ---- */
 
@@ -104,12 +115,14 @@ time_t __wrap_time(time_t *now) {
 /* ---- the device ---- */
 
 static hd_runner device;
+static atomic_bool crashes;
 static pthread_mutex_t hanging = PTHREAD_MUTEX_INITIALIZER;
 
 static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                      const hd_work *works, int32_t n_works, hd_chosen *chosen, hd_err *err) {
     pthread_mutex_lock(&hanging); /* held while it hangs */
     pthread_mutex_unlock(&hanging);
+    if (atomic_load(&crashes)) raise(SIGSEGV);
     return device.run(ctx, copies, n_copies, works, n_works, chosen, err);
 }
 
@@ -117,6 +130,28 @@ hd_runner __wrap_hd_null_runner(hd_null *n) {
     hd_runner r = device = __real_hd_null_runner(n);
     r.run = run;
     return r;
+}
+
+/* ---- pages ---- */
+
+static atomic_llong leaks;
+
+void __wrap_hd_cache_release(hd_cache *c, int32_t lease, bool end_of_turn) {
+    if (atomic_load(&leaks) > 0 && atomic_fetch_sub(&leaks, 1) > 0) return;
+    __real_hd_cache_release(c, lease, end_of_turn);
+}
+
+/* ---- who submits ---- */
+
+static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER;
+
+hd_status __wrap_hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation *g,
+                                       const hd_conversation *conversation, hd_err *err) {
+    pthread_mutex_lock(&held); /* while it is */
+    pthread_mutex_unlock(&held);
+    const hd_status st = __real_hd_engine_submit_chat(e, id, g, conversation, err);
+    while (atomic_load(&crashes)) pause();
+    return st;
 }
 
 /* ---- the text ---- */
@@ -144,6 +179,12 @@ static void follow(const char *line) {
         number ? pthread_mutex_lock(&hanging) : pthread_mutex_unlock(&hanging);
     } else if (strcmp(word, "mute") == 0) {
         number ? pthread_mutex_lock(&muted) : pthread_mutex_unlock(&muted);
+    } else if (strcmp(word, "leak") == 0) {
+        atomic_store(&leaks, number);
+    } else if (strcmp(word, "hold") == 0) {
+        number ? pthread_mutex_lock(&held) : pthread_mutex_unlock(&held);
+    } else if (strcmp(word, "crash") == 0) {
+        atomic_store(&crashes, number != 0);
     }
 }
 

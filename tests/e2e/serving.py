@@ -217,7 +217,9 @@ class Server(Listening):
         self.log += self.process.communicate()[1]
         return self.process.returncode
 
-    def close(self):
+    def close(self, missed=0):
+        """missed: how many audits may have found something that was not given back."""
         if self.process.poll() is None:
             self.signal(signal.SIGTERM)
         assert self.wait() == 0, self.log.decode()
+        assert self.log.count(b"audit_failed") == missed, self.log.decode()

@@ -45,7 +45,8 @@ def faulty():
 
     yield start
     for server in started:
-        server.close()
+        if server.process.returncode is None:  # else its test saw its end
+            server.close()
 
 
 # ---- memory ----
@@ -214,6 +215,33 @@ def test_second_signal_while_the_device_hangs():
         assert lost.result() is None
 
 
+def test_crash_before_the_submitter_is_back(tmp_path):
+    """FT41: the step may crash before the thread that submitted for it runs on; the dump has the request."""
+    dump = tmp_path / "dump"
+    s = Faulty("--crash-dump", dump)
+    s.tell("crash 1")
+    c = s.connection()
+    c.request("POST", "/v1/chat/completions", body=json.dumps(HI), headers={"Content-Type": "application/json"})
+    assert s.wait() == -signal.SIGSEGV
+    c.close()
+    head, rest = dump.read_text().split("\n", 1)
+    assert json.loads(head)["path"] == "/v1/chat/completions" and json.loads(rest) == HI
+
+
+def test_abort_before_the_submission(faulty):
+    """An abort that comes between the beginning of a call and its submission holds for it."""
+    s = faulty()
+    s.tell("hold 1")
+    c = s.connection()
+    large = "x" * 70000  # for a worker, so that no HTTP thread is held
+    c.request("POST", "/v1/completions", body=json.dumps({"prompt": ["a", "b"], "max_tokens": 4000, "ignore_eos": True, "zzz": large}), headers={"Content-Type": "application/json", "X-Request-Id": "one"})
+    wait_until(lambda: s.stats()["hadal_living_requests"] == 1, "it begins")
+    assert s.post("/abort_request", {"rid": "one"}).status == 200
+    s.tell("hold 0")
+    assert [choice["finish_reason"] for choice in json.loads(c.getresponse().read())["choices"]] == ["abort", "abort"]
+    c.close()
+
+
 # ---- the clock ----
 
 
@@ -236,6 +264,31 @@ def test_wall_clock_jumps(faulty):
     figures = s.stats()
     assert figures["hadal_http_clients_gone_total"] == 0 and figures["hadal_http_timeouts_total"] == 0
     assert 0 <= figures["hadal_e2e_request_latency_seconds_sum"] < PATIENCE * 6
+
+
+# ---- pages ----
+
+
+def test_pages_that_nobody_gave_back(faulty):
+    """FT28: the audit of an idle engine finds them, says so and takes all back; the process and its streams go on."""
+    s = faulty()
+    fresh = s.stats()
+    s.post("/v1/chat/completions", HI)
+    wait_until(lambda: s.stats()["hadal_audits_total"] == 1, "the first audit")
+    s.tell("leak 1")
+    lost = s.post("/v1/chat/completions", HI)
+    assert s.stats()["hadal_kv_used_tokens"] > 0
+    wait_until(lambda: s.stats()["hadal_audits_total"] == 2, "the second audit")
+    now = s.stats()
+    assert now["hadal_audits_failed_total"] == 1 and now["hadal_living_requests"] == 0
+    assert now["hadal_kv_available_tokens"] == fresh["hadal_kv_available_tokens"] and now["hadal_kv_used_tokens"] == 0
+    assert now["hadal_prompt_tokens_total"] == 2 * lost.json["usage"]["prompt_tokens"]  # counters go on
+    assert s.get("/health").status == 200
+    again = s.post("/v1/chat/completions", HI).json
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    wait_until(lambda: s.stats()["hadal_audits_total"] == 3, "the third audit")
+    assert s.stats()["hadal_audits_failed_total"] == 1
+    s.close(missed=1)
 
 
 # ---- the files of the model ----

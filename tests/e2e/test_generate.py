@@ -197,7 +197,7 @@ def test_refusals(refused, model, args, part):
     assert part in refused("generate", model("v4"), *args)
 
 
-def side_by_side(model, max_tokens, drafts, kv_tokens, prompts):
+def side_by_side(model, max_tokens, drafts, kv_tokens, prompts, status=0):
     if not EXAMPLE.exists():
         subprocess.run(
             ["make", "-s", f"BUILD={EXAMPLE.parent.parent}", EXAMPLE], cwd=ROOT, check=True, env=os.environ
@@ -207,8 +207,15 @@ def side_by_side(model, max_tokens, drafts, kv_tokens, prompts):
         capture_output=True,
         stdin=subprocess.DEVNULL,
     )
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == status, result.stderr
     return result.stdout, result.stderr.decode()
+
+
+def test_the_example_names_what_was_refused():
+    answers, said = side_by_side(TINY, 8, 0, 128, ["Once", "word " * 400, "Two"], status=1)
+    first, second, third, end = answers.split(b"\n")
+    assert first and not second and third and not end
+    assert said.startswith("error: prompt 2 is refused: the text has more than 128 tokens\n") and said.count("error") == 1
 
 
 @pytest.mark.slow

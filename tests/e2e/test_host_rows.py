@@ -308,6 +308,7 @@ NOWHERE = {
     "L25 log that is a folder": (["--log-requests", "/tmp"], "/tmp"),
     "L26 dump in a folder that is none": (["--crash-dump", "/no/such/folder/dump"], "/no/such/folder/dump"),
     "L26 dump where nothing can be made": (["--crash-dump", "/proc/dump"], "/proc/dump"),
+    "L26 traces where nothing can be made": (["--trace-dir", "/proc/self"], "--trace-dir /proc/self: "),
 }
 
 
@@ -318,11 +319,15 @@ def test_files_that_cannot_be_made(refused, row):
     assert word in refused(*NULL, *flags, code=4)
 
 
-def test_L26_traces_that_cannot_be_made(serve):
-    s = serve("--backend", "null", "--trace-dir", "/proc/self")
+def test_L26_traces_that_cannot_be_made(serve, tmp_path):
+    """A folder that was there at the start and then was not."""
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    s = serve("--backend", "null", "--trace-dir", traces)
     assert s.post("/start_profile", {}).status == 200
+    traces.rmdir()
     reply = s.post("/stop_profile", {})
-    assert reply.status == 500 and "/proc/self" in reply.json["error"]["message"]
+    assert reply.status == 500 and str(traces) in reply.json["error"]["message"]
     assert s.post("/v1/chat/completions", HI).status == 200
 
 

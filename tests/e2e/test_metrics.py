@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import json
+import re
 
 import pytest
 from serving import Server, events_of, wait_until
@@ -64,6 +65,34 @@ def test_a_parser_reads_it(server):
             assert sample.labels.get("model_name") in ((None,) if family.name.startswith("process_") else (ODD_NAME,))
             assert family.type != "counter" or sample.name.endswith("_total")
     assert len(names) > 100
+
+
+# What `promtool check metrics` says of a name: base units, spelled out and last; types by their suffix alone.
+NO_BASE_UNITS = {"bits", "bit", "kilobytes", "megabytes", "gigabytes", "kb", "mb", "gb", "tb", "b", "ms", "us", "ns", "s", "sec", "milliseconds", "microseconds", "nanoseconds", "minutes", "hours", "days", "h", "d", "m", "percent", "celsius", "grams"}
+BASE_UNITS = {"seconds", "bytes"}
+
+
+def faults_of(family):
+    words = family.name.removesuffix("_total").split("_")
+    reserved = {"counter", "gauge", "histogram", "summary", "bucket", "count", "sum", "total", "created", "info"}
+    if family.name.endswith("_total") and family.type == "counter":
+        words.append("total")  # the parser has taken one off
+    yield from (f"{w} is no base unit" for w in words if w in NO_BASE_UNITS)
+    yield from (f"ends in {w}" for w in words[-1:] if w in reserved)
+    yield from (f"names its type {w}" for w in words if w == family.type)
+    yield from (f"{w} is not last" for w in words[:-1] if w in BASE_UNITS)
+    if not re.fullmatch("[a-z][a-z0-9_]*", family.name):
+        yield "has more than small letters, digits and underscores"
+    for label in {name for sample in family.samples for name in sample.labels}:
+        if not re.fullmatch("[a-z][a-z0-9_]*", label):
+            yield f"label {label}"
+
+
+def test_our_names_follow_the_rules(server):
+    """Those under other makers' prefixes are theirs."""
+    ours = [f for f in families(server) if ":" not in f.name]
+    assert len(ours) > 60
+    assert {f.name: list(faults_of(f)) for f in ours if list(faults_of(f))} == {}
 
 
 def test_boards_find_their_names(server):

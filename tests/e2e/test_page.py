@@ -5,6 +5,7 @@ what the console would show in red; there must be nothing, blocked resources inc
 """
 
 import gzip
+import http.client
 import json
 import re
 import subprocess
@@ -434,6 +435,7 @@ def test_the_engine_view(mock, visit):
     page = visit(mock().address + "#engine")
     page.until("document.querySelectorAll('#lanes .card').length > 3 && !document.querySelector('.heat').hidden")
     assert page.text("#live") == "Live"
+    assert page.text("#rest") == ""
     assert re.search(r"Output\s*\d+ tokens/s", page.text("#tiles"))
     assert re.search(r"Entries, 512 pages\s*122 in use, 90 cached, 300 free", page.text("#pools"))
     assert re.search(r"\d+ % of [\d.]+K? prompt tokens", page.text("#prefix"))
@@ -591,6 +593,7 @@ def test_on_a_phone(mock, visit):
     page.click("#tab-engine")
     page.until("document.querySelectorAll('#lanes .card').length > 3")
     assert page.js("document.getElementById('view-engine').scrollWidth <= innerWidth")
+    assert page.js("[...document.querySelectorAll('.tile p')].filter(p => p.scrollWidth > p.clientWidth).map(p => p.innerText)") == []
     small = page.js("""[...document.querySelectorAll('header button, nav a, #send')].filter(e => e.checkVisibility())
         .map(e => [e.id, e.getBoundingClientRect()]).filter(([, b]) => b.width < 24 || b.height < 24).map(([id]) => id)""")
     assert small == []
@@ -648,15 +651,18 @@ def test_the_shipped_model_uses_the_calculator(served, visit):
 
 
 def test_the_engine_shows_the_request(served, visit):
-    page = visit(served)
     watcher = visit(served + "#engine")
     watcher.until("document.getElementById('live').textContent === 'Live'")
-    watcher.js("""window.seen = []; new MutationObserver(() => window.seen.push(document.getElementById('lanes').innerText))
-        .observe(document.getElementById('lanes'), {childList: true, subtree: true, characterData: true})""")
-    write(page, "Write a story about a girl named Lily.")
-    page.press("Enter")
-    watcher.until("window.seen.some(text => /#\\d+/.test(text))")
-    wait_for_answers(page, 1)
+    assert watcher.text("#rest") == "Nothing runs or waits."
+    client = http.client.HTTPConnection(served.split("/")[2], timeout=120)
+    body = {"prompt": "Once", "max_tokens": 8000, "ignore_eos": True, "stream": True}  # until it was seen
+    client.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    response = client.getresponse()
+    watcher.until("/#\\d+/.test(document.getElementById('lanes').innerText)")
+    assert watcher.text("#rest") == ""
+    response.close()
+    client.close()
+    watcher.until("document.getElementById('rest').textContent === 'Nothing runs or waits.'")
     watcher.until("!document.querySelector('.heat').hidden && /least in layer/.test(document.getElementById('experts').innerText)")
     assert "6 layers by 16 experts" in watcher.js("document.querySelector('canvas').getAttribute('aria-label')")
 

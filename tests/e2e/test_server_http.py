@@ -117,11 +117,56 @@ ROWS = {
     "H38 not HTTP": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64 + b"\r\n\r\n", {400, None}),
     "H37 upgrade to h2c": (get(headers=HOST + b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"), {200}),
     "H37 upgrade to a web socket": (get(headers=HOST + b"Upgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"), {200}),
-    "H17 folded line": (get(headers=HOST + b"X-Test: a\r\n b\r\n"), {200, 400}),
+    "H17 folded line": (get(headers=HOST + b"X-Test: a\r\n b\r\n"), {400}),
+    "H17 folded last line": (get(headers=HOST + b"X-Test: a\r\n\tb\r\n"), {400}),
+    "H18 no name": (get(headers=HOST + b": 1\r\n"), {400}),
+    "H18 no name, not last": (get(headers=b": 1\r\n" + HOST), {400}),
+    "H19 NUL in a value": (get(headers=b"X-Test: a\0b\r\n" + HOST), {400}),
+    "H19 NUL in the last value": (get(headers=HOST + b"X-Test: a\0b\r\n"), {400}),
+    "H19 NUL behind a value": (get(headers=HOST + b"X-Test: a\0\r\n"), {400}),
+    "H19 NUL and a line end": (get(headers=HOST + b"X-Test: a\0\r\nX-More: b\r\n"), {400}),
+    "H19 NUL in an empty value": (get(headers=HOST + b"X-Test: \0\r\n"), {400}),
+    "H19 NUL in a name": (get(headers=HOST + b"X-\0Test: a\r\n"), {400}),
+    "H19 NUL in the target": (get(b"/echo\0/other"), {400}),
+    "H19 NUL in the query": (get(b"/echo?a=1&b=\0c"), {400}),
+    "H19 NUL in the method": (get(method=b"GET\0"), {400}),
+    "H19 NUL in the version": (get(version=b"HTTP/1.1\0"), {400}),
+    "H19 NUL before the headers": (get(headers=b"\0" + HOST), {400}),
     "H17 folded first line": (get(headers=b" folded: 1\r\n" + HOST), {400}),
     "H28 not a target": (get(b"echo"), {400}),
     "H24 no version": (b"GET /echo\r\n" + HOST + b"\r\n", {400, 505, None}),
 }
+
+
+def many_headers(n, size):
+    return b"".join(b"X-%d:%s%s%s\r\n" % (i, b" \t"[: i % 3], b"v" * size, b" " * (i % 2)) for i in range(n))
+
+
+# What is unusual and still right, one after the other on one connection and cut in any way.
+UNUSUAL = {
+    "as large as may be": get(b"/echo?" + b"a" * 4000, KEPT + many_headers(30, 900)),
+    "one large header": get(headers=KEPT + b"X-Test: " + b"a" * 15000 + b"\r\n"),
+    "many headers": get(headers=KEPT + many_headers(62, 1)),
+    "empty values": get(headers=b"X-Empty:\r\nX-Blank:   \r\n" + KEPT + b"X-End:\r\n"),
+    "arguments": get(b"/echo?&a&b=&=c&&d=%20+e?f", KEPT),
+    "bare line feeds": get(headers=KEPT).replace(b"\r", b""),
+    "an empty line before": b"\r\n" + get(headers=KEPT),
+    "cookies": get(headers=KEPT + b"Cookie: a=b; c=\"d\"\r\nCookie: e=f\r\n"),
+    "a body": post(b'{"a": 1}', b"Content-Length: 8\r\n", host=KEPT),
+    "high bytes": get(headers=KEPT + b"X-Test: \xe4\xb8\xad\xff\r\n"),
+}
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 4000, 700, 13])
+def test_nothing_right_is_refused(http_server, piece):
+    """The other side of H17 .. H19: what leaves no gap between its parts is taken."""
+    for first in UNUSUAL:
+        with http_server.socket() as s:
+            for data in (UNUSUAL[first], *UNUSUAL.values(), get()):
+                for at in range(0, len(data), piece):
+                    s.sendall(data[at : at + piece])
+            answers = read_all(s)
+        assert answers.count(b"HTTP/1.1 200 OK") == len(UNUSUAL) + 2, (first, answers[-600:])
 
 
 @pytest.mark.parametrize("name", ROWS)

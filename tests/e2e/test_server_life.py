@@ -113,13 +113,14 @@ def test_live_view(plain):
     c = plain.connection()
     c.request("GET", "/engine/live")
     seen = []
-    worker = concurrent.futures.ThreadPoolExecutor(1).submit(plain.post, "/v1/completions", {**LONG, "max_tokens": 200})
+    busy, _ = stream_of(plain, {**LONG, "max_tokens": 8000})  # until it was seen
     for event in events_of(c.getresponse()):
         seen.append(json.loads(event))
         if any(o["requests"] for o in seen) and any("experts" in o for o in seen) and len(seen) > 4:
             break
     c.close()
-    worker.result()
+    busy.close()
+    wait_until(lambda: plain.loads()["num_running_reqs"] == 0, "the request is freed")
     assert {"t", "stats", "rates", "ttft_ms", "itl_ms", "requests"} <= set(seen[0])
     running = next(o for o in seen if o["requests"])["requests"][0]
     assert running["phase"] in ("waiting", "prefill", "decode") and running["prompt_tokens"] > 0
@@ -486,6 +487,14 @@ REFUSED_STARTS = [
     (["--tls-cert", "/etc/passwd"], 2, "--tls-key"),
     (["--backend", "magic"], 2, "magic"),
     (["--log-requests", "/no/such/dir/log"], 4, "/no/such/dir/log"),
+    (["--trace-dir", "/no/such/dir"], 4, "--trace-dir /no/such/dir: No such file"),
+    (["--trace-dir", "/etc/passwd"], 4, "--trace-dir /etc/passwd: Not a directory"),
+    (["--cors", "https://a.example/"], 2, "'https://a.example/' is no origin"),
+    (["--cors", "https://a.example,b.example"], 2, "'b.example' is no origin"),
+    (["--cors", "null"], 2, "'null' is no origin"),
+    (["--cors", ",".join(f"https://a{i}" for i in range(17))], 2, "--cors: more than 16"),
+    (["--public-name", "http://a.example"], 2, "'http://a.example' is no host name"),
+    (["--public-name", "a.example:80"], 2, "'a.example:80' is no host name"),
 ]
 
 
@@ -593,6 +602,7 @@ def test_replay(serve, hadal, tmp_path):
     s.post("/v1/chat/completions", {**CHAT, "max_tokens": 12, "temperature": 1, "seed": 7})
     s.post("/v1/messages", {**CHAT, "model": "tiny-v4", "max_tokens": 12})
     s.post("/generate", {"text": "Once", "sampling_params": {"max_new_tokens": 6}})
+    assert s.post("/v1/completions", {"prompt": [5] * 10, "max_tokens": 10**6}).status == 400  # not computed: no line
     c, response = stream_of(s, {**LONG, "max_tokens": 12, "n": 2})
     assert list(events_of(response))[-1] == b"[DONE]"
     c.close()

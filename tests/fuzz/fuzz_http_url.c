@@ -19,6 +19,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     memcpy(copy, text, n + 1);
     if (http_host_parse(copy, host, sizeof host) && strlen(host) >= sizeof host) abort();
     http_origin_is_own(copy, "localhost:1", n & 1);
+    http_origin_is_valid(copy);
     if (http_target_parse(&target, text, args, ARGS) == HTTP_TARGET_GOOD) {
         for (size_t i = 0; i < target.n_args; i++) {
             if (strlen(target.args[i].name) + strlen(target.args[i].value) > n) abort();

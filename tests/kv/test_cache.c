@@ -167,7 +167,7 @@ static void every_page_holds_its_own_prefix(void **state) {
             turn(w);
             if (i % 16) continue;
             hd_err err = {0};
-            if (hd_cache_check(w->cache, &err) != HD_OK)
+            if (hd_cache_check(w->cache, false, &err) != HD_OK)
                 fail_msg("seed %d: %s", (int)seed, err.msg);
         }
         close_world(w);
@@ -245,7 +245,7 @@ static void check_all_lengths(world *w, const hd_kv_shape *shape, const pressure
         fill(other, common, n, 2);
         assert_int_equal(hit_of(w, other, n), hd_min_i32(common / size, left) * size);
     }
-    assert_int_equal(hd_cache_check(w->cache, NULL), HD_OK);
+    assert_int_equal(hd_cache_check(w->cache, false, NULL), HD_OK);
     close_world(w);
 }
 
@@ -415,11 +415,43 @@ static void a_full_pool_says_not_now(void **state) {
     assert_int_equal(hd_cache_extend(c, 0, 3 * PAGE), HD_OK);
     assert_int_equal(hd_cache_extend(c, 0, 5 * PAGE), HD_EAGAIN);
     assert_int_equal(hd_cache_read_stats(c).free[HD_LIFE_ENTRIES], 1);
-    assert_int_equal(hd_cache_check(c, NULL), HD_OK);
+    assert_int_equal(hd_cache_check(c, false, NULL), HD_OK);
     assert_int_equal(hd_cache_acquire(c, 1, 1, tokens, 9, &hit), HD_OK);
     assert_int_equal(hd_cache_extend(c, 1, 9), HD_EAGAIN);
     hd_cache_release(c, 0, false);
     assert_int_equal(hd_cache_extend(c, 1, 9), HD_OK);
+    hd_cache_close(c);
+}
+
+static void a_lease_that_nobody_has_is_found_and_taken_back(void **state) {
+    (void)state;
+    const hd_cache_options o = {
+        .page_tokens = PAGE, .reach = 8, .n_pages = {8, 8},
+                .n_leases = 2, .lease_pages = 8
+    };
+    hd_cache *c;
+    hd_err err = {0};
+    int32_t hit, tokens[64] = {0};
+    assert_int_equal(hd_cache_open(&c, &o, NULL), HD_OK);
+    const hd_cache_stats fresh = hd_cache_read_stats(c);
+    assert_int_equal(hd_cache_acquire(c, 1, 1, tokens, 64, &hit), HD_OK);
+    assert_int_equal(hd_cache_extend(c, 1, 3 * PAGE), HD_OK);
+    hd_cache_commit(c, 1, tokens, 2 * PAGE);
+    assert_int_equal(hd_cache_check(c, false, NULL), HD_OK);
+    assert_int_equal(hd_cache_check(c, true, &err), HD_EINVAL);
+    assert_non_null(strstr(err.msg, "lease"));
+    hd_cache_reset(c);
+    assert_int_equal(hd_cache_check(c, true, NULL), HD_OK);
+    const hd_cache_stats now = hd_cache_read_stats(c);
+    assert_memory_equal(now.free, fresh.free, sizeof now.free);
+    assert_int_equal(now.nodes, 0);
+    assert_int_equal(now.asked_tokens, 64); /* counters go on */
+    assert_int_equal(hd_cache_acquire(c, 1, 1, tokens, 64, &hit), HD_OK);
+    assert_int_equal(hit, 0);
+    assert_int_equal(hd_cache_extend(c, 1, 8 * PAGE), HD_OK);
+    hd_cache_commit(c, 1, tokens, 64);
+    hd_cache_release(c, 1, true);
+    assert_int_equal(hd_cache_check(c, true, NULL), HD_OK);
     hd_cache_close(c);
 }
 
@@ -431,6 +463,7 @@ int test_cache(void) {
         cmocka_unit_test(ten_thousand_tokens_keep_one_window),
         cmocka_unit_test(turn_ends_outlive_the_middle),
         cmocka_unit_test(a_full_pool_says_not_now),
+        cmocka_unit_test(a_lease_that_nobody_has_is_found_and_taken_back),
     };
     return cmocka_run_group_tests_name("cache", tests, NULL, NULL);
 }

@@ -599,7 +599,8 @@ void world_act(world *w) {
 
 void world_check_cache(world *w) {
     hd_err err = {0};
-    if (hd_cache_check(hd_sched_cache(w->sched), &err) != HD_OK) fail_msg("%s", err.msg);
+    if (hd_cache_check(hd_sched_cache(w->sched), hd_sched_idle(w->sched), &err) != HD_OK)
+        fail_msg("%s", err.msg);
 }
 
 /* The scheduler's counters are the world's. */

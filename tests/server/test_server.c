@@ -87,6 +87,15 @@ static void test_hosts(void **state) {
     assert_false(http_origin_is_own("https://a:1", "a:1", false));
     assert_false(http_origin_is_own("http://a:12", "a:1", false));
     assert_false(http_origin_is_own("null", "a:1", false));
+    static const char *const valid[] = {"http://a", "https://a.example:8080", "http://[::1]:3",
+                                        "moz-extension://8f2a-1b"};
+    static const char *const invalid[] = {"",          "null",        "a.example",
+                                          "https://",  "://a",        "https://a/",
+                                          "HTTPS://a", "https://a b", "https://a:b"};
+    for (size_t i = 0; i < HD_LEN(valid); i++) assert_true(http_origin_is_valid(valid[i]));
+    for (size_t i = 0; i < HD_LEN(invalid); i++) {
+        if (http_origin_is_valid(invalid[i])) fail_msg("%s", invalid[i]);
+    }
 }
 
 static void test_histogram(void **state) {

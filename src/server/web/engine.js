@@ -139,6 +139,7 @@ function draw(message) {
   parts.prompt.drawRate(rates.prompt_tokens_s);
   parts.ttft.draw(ttft.p50, ttft.p95);
   parts.itl.draw(itl.p50, itl.p95);
+  put($("rest"), requests?.length === 0 ? "Nothing runs or waits." : "");
   parts.lanes.draw(Array.isArray(requests) ? requests : []);
   drawPools(stats);
   drawPrefix(stats);
