@@ -17,7 +17,7 @@ endif
 VERSION := 0.1.0
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 
-PACKAGES = jansson libpcre2-8 libedit libmicrohttpd gnutls
+PACKAGES = jansson libpcre2-8 libedit libmicrohttpd gnutls hwloc
 CSTD     = -std=c11 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE
 WERROR  ?= -Werror
 WARN     = -Wall -Wextra -Wpedantic $(WERROR) -Wshadow -Wconversion -Wsign-conversion \
@@ -54,7 +54,7 @@ CFLAGS  += $(CSTD) $(WARN) $(SAFE) $(BASELINE) $(OPT) -Isrc -Iinclude \
            -DHD_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES))
 ifdef STATIC # but for HTTP and TLS, whose own needs are shared libraries: lay those beside
 LDLIBS   = $(patsubst -l%,-l:lib%.a,$(shell pkg-config --libs-only-l jansson libpcre2-8)) \
-           $(shell pkg-config --libs libmicrohttpd gnutls) -Wl,-rpath,'$$ORIGIN'
+           $(shell pkg-config --libs libmicrohttpd gnutls hwloc) -Wl,-rpath,'$$ORIGIN'
 else
 LDLIBS   = $(shell pkg-config --libs $(PACKAGES))
 endif

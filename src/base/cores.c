@@ -1,201 +1,116 @@
-/* cores.c - see cores.h. Reads what Linux says about itself under /proc and /sys. */
-#define _GNU_SOURCE /* processor affinity */
+/* cores.c - see cores.h. */
 #include "base/cores.h"
 
-#include <sched.h>
-#include <stdio.h>
+#include <hwloc.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
-#include "base/file.h"
+#include "base/quota.h"
 
-enum { MAX_BYTES = 1 << 16, MAX_PATH = 512 };
-enum { POLICY_DEFAULT = 0, POLICY_INTERLEAVE = 3 }; /* of memory, to the kernel */
+enum { MEMORY_OF_THREAD = HWLOC_MEMBIND_THREAD | HWLOC_MEMBIND_BYNODESET };
 
-typedef struct cpus {
-    bool has[HD_MAX_CPUS];
-    int32_t n;
-} cpus;
+/* ---- the machine ---- */
 
-/* root + a path; NULL when it cannot be read. The caller's. */
-static char *read_text(const char *root, const char *path) {
-    char whole[MAX_PATH], *text;
-    size_t n;
-    if (snprintf(whole, sizeof whole, "%s%s", root, path) >= MAX_PATH) return NULL;
-    return hd_file_read(&text, &n, whole, MAX_BYTES, NULL) == HD_OK ? text : NULL;
-}
-
-/* "0-3,8,10-11" */
-static void parse_list(cpus *out, const char *text) {
-    *out = (cpus){.n = 0};
-    while (*text >= '0' && *text <= '9') {
-        char *end;
-        const long first = strtol(text, &end, 10);
-        const long last = *end == '-' ? strtol(end + 1, &end, 10) : first;
-        for (long i = first; i <= last && i < HD_MAX_CPUS; i++) {
-            out->n += !out->has[i];
-            out->has[i] = true;
-        }
-        if (*end != ',') return;
-        text = end + 1;
+/* NULL: not to be found out. */
+static hwloc_topology_t load_topology(const char *synthetic) {
+    hwloc_topology_t t;
+    if (hwloc_topology_init(&t) != 0) return NULL;
+    if ((!synthetic || hwloc_topology_set_synthetic(t, synthetic) == 0) &&
+        hwloc_topology_load(t) == 0) {
+        return t;
     }
+    hwloc_topology_destroy(t);
+    return NULL;
 }
 
-static bool read_list(cpus *out, const char *root, const char *path) {
-    char *text = read_text(root, path);
-    if (!text) return false;
-    parse_list(out, text);
-    free(text);
-    return out->n > 0;
+static hwloc_topology_t here;
+
+static void load_here(void) {
+    here = load_topology(NULL);
+}
+
+/* This machine's, loaded once and kept. */
+static hwloc_topology_t this_machine(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, load_here);
+    return here;
 }
 
 /* ---- processors ---- */
 
-/* What this thread is allowed, or all that are there. */
-static void read_allowed(cpus *out, const char *root) {
-    static const char key[] = "\nCpus_allowed_list:";
-    char *status = read_text(root, "/proc/thread-self/status");
-    const char *line = status ? strstr(status, key) : NULL;
-    out->n = 0;
-    if (line) {
-        line += sizeof key - 1;
-        parse_list(out, line + strspn(line, " \t"));
-    }
-    free(status);
-    if (out->n == 0 && !read_list(out, root, "/sys/devices/system/cpu/online")) {
-        parse_list(out, "0");
-    }
+static bool read_allowed(hwloc_topology_t t, const hd_machine *m, hwloc_bitmap_t cpus) {
+    const int asked = m ? hwloc_bitmap_list_sscanf(cpus, m->allowed)
+                        : hwloc_get_cpubind(t, cpus, HWLOC_CPUBIND_THREAD);
+    if (asked != 0) hwloc_bitmap_copy(cpus, hwloc_topology_get_allowed_cpuset(t));
+    hwloc_bitmap_and(cpus, cpus, hwloc_topology_get_topology_cpuset(t));
+    return !hwloc_bitmap_iszero(cpus);
 }
 
-/* Whether a lower allowed processor is a thread of the same core. */
-static bool is_second(const char *root, const cpus *allowed, int32_t cpu) {
-    char path[96];
-    cpus core;
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list",
-             cpu);
-    if (!read_list(&core, root, path)) return false;
-    for (int32_t i = 0; i < cpu; i++) {
-        if (core.has[i] && allowed->has[i]) return true;
-    }
-    return false;
-}
-
-static uint64_t read_nodes(const char *root, const cpus *allowed) {
-    uint64_t nodes = 0;
-    for (int32_t i = 0; i < HD_MAX_NODES; i++) {
-        char path[64];
-        cpus node;
-        snprintf(path, sizeof path, "/sys/devices/system/node/node%d/cpulist", i);
-        if (!read_list(&node, root, path)) continue;
-        for (int32_t c = 0; c < HD_MAX_CPUS; c++) {
-            if (node.has[c] && allowed->has[c]) nodes |= (uint64_t)1 << i;
+static void read_places(hd_cores *out, hwloc_topology_t t, const hd_machine *m) {
+    hwloc_bitmap_t cpus = hwloc_bitmap_alloc(), nodes = hwloc_bitmap_alloc();
+    if (cpus && nodes && read_allowed(t, m, cpus)) {
+        hwloc_cpuset_to_nodeset(t, cpus, nodes);
+        out->nodes = hwloc_bitmap_to_ulong(nodes);
+        hwloc_bitmap_singlify_per_core(t, cpus, 0);
+        int cpu = -1;
+        while (out->n_places < HD_MAX_CPUS && (cpu = hwloc_bitmap_next(cpus, cpu)) >= 0) {
+            out->cpu[out->n_places++] = cpu;
         }
     }
-    return nodes;
+    hwloc_bitmap_free(cpus);
+    hwloc_bitmap_free(nodes);
 }
 
-/* ---- the quota ---- */
-
-/* Processors that "QUOTA PERIOD" allows; 0: no bound. */
-static double parse_quota(const char *quota, const char *period) {
-    const double q = strtod(quota, NULL), p = strtod(period, NULL);
-    return q > 0 && p > 0 ? q / p : 0;
-}
-
-static double smaller(double a, double b) {
-    return a > 0 && (b <= 0 || a < b) ? a : b;
-}
-
-/* The quota of one group, in either version's files. */
-static double read_group(const char *root, const char *mount, const char *group) {
-    char path[MAX_PATH];
-    double quota = 0;
-    snprintf(path, sizeof path, "/sys/fs/cgroup%s%s/cpu.max", mount, group);
-    char *text = read_text(root, path); /* "max 100000" has no number first */
-    const char *space = text ? strchr(text, ' ') : NULL;
-    if (space) quota = parse_quota(text, space + 1);
-    free(text);
-    snprintf(path, sizeof path, "/sys/fs/cgroup%s%s/cpu.cfs_quota_us", mount, group);
-    text = read_text(root, path);
-    snprintf(path, sizeof path, "/sys/fs/cgroup%s%s/cpu.cfs_period_us", mount, group);
-    char *period = read_text(root, path);
-    if (text && period) quota = smaller(parse_quota(text, period), quota);
-    free(text);
-    free(period);
-    return quota;
-}
-
-/* The least of a group and those it lies in. Inside a container the path may be one of the
- * host's, which is not there; its root is. */
-static double read_path(const char *root, const char *mount, char *group) {
-    double quota = 0;
-    for (;;) {
-        quota = smaller(read_group(root, mount, group), quota);
-        char *slash = strrchr(group, '/');
-        if (!slash) return quota;
-        *slash = '\0';
-    }
-}
-
-/* Lines of "ID:CONTROLLERS:PATH"; version 2 has no controllers and no folder for them. */
-static double read_quota(const char *root) {
-    char *text = read_text(root, "/proc/self/cgroup"), *save = NULL;
-    double quota = 0;
-    for (char *line = text ? strtok_r(text, "\n", &save) : NULL; line;
-         line = strtok_r(NULL, "\n", &save)) {
-        char *names = strchr(line, ':'), *group = names ? strchr(names + 1, ':') : NULL;
-        if (!group) continue;
-        *group++ = '\0';
-        names++;
-        if (*names == '\0') quota = smaller(read_path(root, "", group), quota);
-        if (strcmp(names, "cpu") == 0 || strncmp(names, "cpu,", 4) == 0 ||
-            strcmp(names, "cpuacct,cpu") == 0) {
-            quota = smaller(read_path(root, "/cpu", group), quota);
-        }
-    }
-    free(text);
-    return quota;
-}
-
-void hd_cores_read(hd_cores *out, const char *root) {
-    cpus allowed;
+void hd_cores_read(hd_cores *out, const hd_machine *m) {
+    hwloc_topology_t t = m ? load_topology(m->synthetic) : this_machine();
     *out = (hd_cores){.n = 0};
-    read_allowed(&allowed, root);
-    for (int32_t c = 0; c < HD_MAX_CPUS; c++) {
-        if (allowed.has[c] && !is_second(root, &allowed, c)) out->cpu[out->n_places++] = c;
-    }
-    const double quota = read_quota(root);
+    if (t) read_places(out, t, m);
+    if (m && t) hwloc_topology_destroy(t);
+    if (out->n_places == 0) out->n_places = 1;
+    const double quota = hd_quota_read(m ? m->root : "");
     out->n = quota > 0 && quota < out->n_places ? (int32_t)quota : out->n_places;
     if (out->n < 1) out->n = 1;
-    out->nodes = read_nodes(root, &allowed);
 }
 
 int32_t hd_cores_count(void) {
     hd_cores c;
-    hd_cores_read(&c, "");
+    hd_cores_read(&c, NULL);
     return c.n;
 }
 
-/* ---- asking the kernel ---- */
+/* ---- binding ---- */
 
 bool hd_cores_bind(int32_t cpu) {
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET((size_t)cpu, &one);
-    return sched_setaffinity(0, sizeof one, &one) == 0;
+    hwloc_topology_t t = this_machine();
+    hwloc_bitmap_t one = hwloc_bitmap_alloc();
+    const bool bound = t && one && hwloc_bitmap_only(one, (unsigned)cpu) == 0 &&
+                       hwloc_set_cpubind(t, one, HWLOC_CPUBIND_THREAD) == 0;
+    hwloc_bitmap_free(one);
+    return bound;
+}
+
+/* Without a policy of its own a thread's memory comes from where it is first touched. */
+static bool has_policy(hwloc_topology_t t, hwloc_bitmap_t nodes) {
+    hwloc_membind_policy_t policy;
+    return hwloc_get_membind(t, nodes, &policy, MEMORY_OF_THREAD) != 0 ||
+           policy != HWLOC_MEMBIND_FIRSTTOUCH;
 }
 
 bool hd_cores_interleave(const hd_cores *c) {
-    int policy = POLICY_DEFAULT;
-    const uint64_t nodes = c->nodes;
-    if ((nodes & (nodes - 1)) == 0) return false;
-    if (syscall(SYS_get_mempolicy, &policy, NULL, 0UL, NULL, 0UL) != 0) return false;
-    if (policy != POLICY_DEFAULT) return false;
-    return syscall(SYS_set_mempolicy, POLICY_INTERLEAVE, &nodes, HD_MAX_NODES + 1UL) == 0;
+    hwloc_topology_t t = this_machine();
+    hwloc_bitmap_t nodes = hwloc_bitmap_alloc();
+    bool done = t && nodes && (c->nodes & (c->nodes - 1)) != 0 && !has_policy(t, nodes);
+    if (done) {
+        hwloc_bitmap_from_ulong(nodes, c->nodes);
+        done = hwloc_set_membind(t, nodes, HWLOC_MEMBIND_INTERLEAVE, MEMORY_OF_THREAD) == 0;
+    }
+    hwloc_bitmap_free(nodes);
+    return done;
 }
 
 void hd_cores_end_interleave(void) {
-    syscall(SYS_set_mempolicy, POLICY_DEFAULT, NULL, 0UL);
+    hwloc_topology_t t = this_machine();
+    hwloc_set_membind(t, hwloc_topology_get_topology_nodeset(t), HWLOC_MEMBIND_DEFAULT,
+                      MEMORY_OF_THREAD);
 }

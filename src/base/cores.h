@@ -15,17 +15,23 @@
 
 HD_BEGIN_C
 
-enum { HD_MAX_CPUS = 1024, HD_MAX_NODES = 64 };
+enum { HD_MAX_CPUS = 1024 };
 
 typedef struct hd_cores {
     int32_t cpu[HD_MAX_CPUS]; /* [n_places] one of each core, by rising number */
     int32_t n_places;
-    int32_t n;      /* of them that the quota pays for, at least 1 */
-    uint64_t nodes; /* of memory, of those processors: bit i is node i */
+    int32_t n;           /* of them that the quota pays for, at least 1 */
+    unsigned long nodes; /* of memory, of those processors: bit i is node i */
 } hd_cores;
 
-/* root stands before /proc and /sys; "" is this machine. What cannot be read does not bind. */
-void hd_cores_read(hd_cores *out, const char *root);
+typedef struct hd_machine {
+    const char *synthetic; /* hwloc's description: "core:4 pu:2" */
+    const char *allowed;   /* processors that the thread may run on: "0-3,8" */
+    const char *root;      /* before /proc and /sys, where quotas are */
+} hd_machine;
+
+/* m: another machine than this one, NULL: this one. What cannot be found out does not bind. */
+void hd_cores_read(hd_cores *out, const hd_machine *m);
 int32_t hd_cores_count(void); /* n of this machine */
 
 /* Binds the calling thread to one processor; false where that is refused. */

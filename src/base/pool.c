@@ -100,7 +100,7 @@ static int32_t place_of(const hd_cores *c, int32_t i) {
 hd_status hd_pool_open(hd_pool **out, int32_t n_threads, bool pin, hd_err *err) {
     *out = NULL;
     hd_cores cores;
-    hd_cores_read(&cores, "");
+    hd_cores_read(&cores, NULL);
     if (n_threads == 0) n_threads = cores.n;
     if (n_threads < 1 || n_threads > MAX_THREADS) {
         return HD_FAIL(err, HD_EINVAL, "%d threads: must be 1 to %d", n_threads, MAX_THREADS);

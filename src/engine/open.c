@@ -328,7 +328,7 @@ static void open_locks(hd_engine *e) {
 /* All threads read all weights: their pages go to every node of memory, and only theirs. */
 static hd_status open_interleaved(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     hd_cores cores;
-    hd_cores_read(&cores, "");
+    hd_cores_read(&cores, NULL);
     const bool several = hd_cores_interleave(&cores);
     const hd_status st = open_all(e, o, err);
     if (several) hd_cores_end_interleave();

@@ -51,28 +51,13 @@ static void close_tree(tree *t) {
     assert_int_equal(rmdir(t->root), 0);
 }
 
-static void put_allowed(tree *t, const char *list) {
-    char text[128];
-    snprintf(text, sizeof text, "Name:\thadal\nCpus_allowed:\tff\nCpus_allowed_list:\t%s\n",
-             list);
-    put(t, "/proc/thread-self/status", text);
-}
+/* Four cores of two threads each: processors 2 i and 2 i + 1, or i and i + 4. */
+#define NEAR_PAIRS "core:4 pu:2"
+#define FAR_PAIRS  "core:4 pu:2(indexes=0,4,1,5,2,6,3,7)"
 
-/* n processors, i and i + n / 2 of one core. */
-static void put_cores(tree *t, int n) {
-    for (int i = 0; i < n; i++) {
-        char path[96], text[32];
-        const int first = i % (n / 2);
-        snprintf(path, sizeof path,
-                 "/sys/devices/system/cpu/cpu%d/topology/thread_siblings_list", i);
-        snprintf(text, sizeof text, "%d,%d\n", first, first + n / 2);
-        put(t, path, text);
-    }
-}
-
-static void check_places(const tree *t, int32_t n, const int32_t *cpu, int32_t n_places) {
+static void check_places(const hd_machine *m, int32_t n, const int32_t *cpu, int32_t n_places) {
     hd_cores c;
-    hd_cores_read(&c, t->root);
+    hd_cores_read(&c, m);
     assert_int_equal(c.n_places, n_places);
     for (int32_t i = 0; i < n_places; i++) assert_int_equal(c.cpu[i], cpu[i]);
     assert_int_equal(c.n, n);
@@ -81,23 +66,24 @@ static void check_places(const tree *t, int32_t n, const int32_t *cpu, int32_t n
 static void one_processor_of_each_core(void **state) {
     (void)state;
     static const struct {
-        const char *allowed;
+        const char *machine, *allowed;
         int32_t cpu[4], n;
     } cases[] = {
-        {"0-7",   {0, 1, 2, 3}, 4},
-        {"0-3",   {0, 1, 2, 3}, 4},
-        {"4-7",   {4, 5, 6, 7}, 4}, /* the second threads, if they are all there is */
-        {"1,5",   {1},          1},
-        {"2-4,6", {2, 3, 4},    3},
-        {"7",     {7},          1},
+        {FAR_PAIRS,  "0-7",   {0, 1, 2, 3}, 4},
+        {FAR_PAIRS,  "0-3",   {0, 1, 2, 3}, 4},
+        {FAR_PAIRS,  "4-7",   {4, 5, 6, 7}, 4}, /* the second threads, if they are all there is */
+        {FAR_PAIRS,  "1,5",   {1},          1},
+        {FAR_PAIRS,  "2-4,6", {2, 3, 4},    3},
+        {FAR_PAIRS,  "7",     {7},          1},
+        {NEAR_PAIRS, "0-7",   {0, 2, 4, 6}, 4},
+        {NEAR_PAIRS, "1-4",   {1, 2, 4},    3},
+        {NEAR_PAIRS, "6-99",  {6},          1}, /* more than there are */
+        {NEAR_PAIRS, "77",    {0},          1}, /* none that is there */
+        {"pu:3",     "0-2",   {0, 1, 2},    3}, /* a machine that tells of no cores */
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
-        tree t;
-        open_tree(&t);
-        put_cores(&t, 8);
-        put_allowed(&t, cases[i].allowed);
-        check_places(&t, cases[i].n, cases[i].cpu, cases[i].n);
-        close_tree(&t);
+        const hd_machine m = {cases[i].machine, cases[i].allowed, "/nowhere"};
+        check_places(&m, cases[i].n, cases[i].cpu, cases[i].n);
     }
 }
 
@@ -124,45 +110,42 @@ static void a_quota_bounds_the_threads(void **state) {
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         tree t;
         open_tree(&t);
-        put_cores(&t, 8);
-        put_allowed(&t, "0-7");
         put(&t, "/proc/self/cgroup", cases[i].group);
         put(&t, cases[i].file, cases[i].text);
         if (cases[i].file2) put(&t, cases[i].file2, cases[i].text2);
-        check_places(&t, cases[i].n, cpu, 4);
+        check_places(&(hd_machine){FAR_PAIRS, "0-7", t.root}, cases[i].n, cpu, 4);
         close_tree(&t);
     }
 }
 
 static void nodes_of_the_allowed(void **state) {
     (void)state;
-    tree t;
-    hd_cores c;
-    open_tree(&t);
-    put_allowed(&t, "0-1,6");
-    put(&t, "/sys/devices/system/node/node0/cpulist", "0-3\n");
-    put(&t, "/sys/devices/system/node/node1/cpulist", "4-5\n");
-    put(&t, "/sys/devices/system/node/node2/cpulist", "6-7\n");
-    put(&t, "/sys/devices/system/node/node3/cpulist", "\n"); /* memory only */
-    hd_cores_read(&c, t.root);
-    assert_int_equal(c.nodes, 5);
-    close_tree(&t);
+    static const struct {
+        const char *allowed;
+        unsigned long nodes;
+    } cases[] = {
+        {"0-1,9", 5},
+        {"0-11",  7},
+        {"5",     2},
+    };
+    for (size_t i = 0; i < HD_LEN(cases); i++) {
+        hd_cores c;
+        hd_cores_read(&c, &(hd_machine){"numa:3 core:2 pu:2", cases[i].allowed, "/nowhere"});
+        assert_int_equal(c.nodes, cases[i].nodes);
+    }
 }
 
 static void an_unknown_machine_has_one_core(void **state) {
     (void)state;
     static const int32_t cpu[] = {0};
-    tree t;
-    open_tree(&t);
-    check_places(&t, 1, cpu, 1);
-    close_tree(&t);
+    check_places(&(hd_machine){"no machine", "0-7", "/nowhere"}, 1, cpu, 1);
 }
 
 /* This one: whatever it is, a thread can be bound to each place and memory policy is restored. */
 static void this_machine_has_places(void **state) {
     (void)state;
     hd_cores c;
-    hd_cores_read(&c, "");
+    hd_cores_read(&c, NULL);
     assert_true(c.n >= 1 && c.n <= c.n_places && c.n == hd_cores_count());
     if (hd_cores_interleave(&c)) {
         assert_false(hd_cores_interleave(&c)); /* it was chosen already */
