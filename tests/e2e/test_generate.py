@@ -211,6 +211,7 @@ def side_by_side(model, max_tokens, drafts, kv_tokens, prompts, status=0):
     return result.stdout, result.stderr.decode()
 
 
+@pytest.mark.slow  # the example is built without sanitizers
 def test_the_example_names_what_was_refused():
     answers, said = side_by_side(TINY, 8, 0, 128, ["Once", "word " * 400, "Two"], status=1)
     first, second, third, end = answers.split(b"\n")
