@@ -159,7 +159,7 @@ def test_slowloris(drive, files):
 def test_thousands_of_streams_vanish_at_once(drive, files, leave):
     """FT11"""
     n = 4 * MANY
-    d = drive(connections=n + 10)
+    d = drive(connections=4 * n)  # no thread of the library comes to its share: docs/server.md, known limits
     crowd = [d.socket() for _ in range(n)]
     for s in crowd:
         s.sendall(post(b"{}", b"Content-Length: 2\r\n", b"/quiet"))
