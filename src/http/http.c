@@ -179,6 +179,16 @@ static void attach_tls(http_conn *conn, struct MHD_Connection *connection) {
     http_tls_attach(&conn->tls, conn->http->tls, info->tls_session);
 }
 
+/* Over the limit a connection is closed at once. The library's own limit is one of each of its
+ * threads, and a thread that has come to it may sleep with requests unread: it never comes to it. */
+static enum MHD_Result on_accept(void *user, const struct sockaddr *address, socklen_t n) {
+    http_server *h = user;
+    (void)address, (void)n;
+    if (atomic_load(&h->connections) < h->options.limits.connections) return MHD_YES;
+    atomic_fetch_add(&h->turned_away, 1);
+    return MHD_NO;
+}
+
 static void on_connection(void *user, struct MHD_Connection *connection, void **context,
                           enum MHD_ConnectionNotificationCode what) {
     http_server *h = user;
@@ -301,7 +311,7 @@ hd_status http_open(http_server **out, const http_options *options, hd_err *err)
     if (!h) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
     h->options = *options;
     h->listener = h->epoll = h->wake = -1;
-    h->n_conns = options->limits.connections;
+    h->n_conns = options->limits.connections + options->threads; /* each may be the last */
     h->conns = calloc((size_t)h->n_conns, sizeof *h->conns);
     pthread_mutex_init(&h->lock, NULL);
     http_work_init(&h->work);
@@ -366,12 +376,12 @@ hd_status http_start(http_server *h, hd_err *err) {
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_TURBO;
     if (h->tls) flags |= MHD_USE_TLS;
     h->daemon = MHD_start_daemon(
-        flags, 0, NULL, NULL, on_request, h, MHD_OPTION_LISTEN_SOCKET, h->listener,
+        flags, 0, on_accept, h, on_request, h, MHD_OPTION_LISTEN_SOCKET, h->listener,
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION,
         on_connection, h, MHD_OPTION_URI_LOG_CALLBACK, on_target, h,
         MHD_OPTION_UNESCAPE_CALLBACK, leave_escaped, NULL, MHD_OPTION_STRICT_FOR_CLIENT, 1,
         MHD_OPTION_CONNECTION_MEMORY_LIMIT, limits->header_bytes + POOL_SPARE_BYTES,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)limits->connections,
+        MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->n_conns * (unsigned)o->threads,
         MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)limits->connections_per_address,
         MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)limits->idle_s,
         MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
@@ -447,6 +457,7 @@ void http_read_stats(http_server *h, http_stats *out) {
     out->refused = atomic_load(&h->refused);
     out->handshakes_failed = atomic_load(&h->handshakes_failed);
     out->accepted = atomic_load(&h->accepted);
+    out->turned_away = atomic_load(&h->turned_away);
     out->connections = atomic_load(&h->connections);
     out->calls = atomic_load(&h->calls);
     out->streams = atomic_load(&h->streams);

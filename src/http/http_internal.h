@@ -136,7 +136,7 @@ struct http_server {
 
     atomic_int_fast64_t requests[6];
     atomic_int_fast64_t body_bytes, sent_bytes, gone, cut_off, timed_out, refused, accepted,
-        handshakes_failed;
+        turned_away, handshakes_failed;
     atomic_int connections, calls, streams, pending;
 };
 

@@ -341,6 +341,9 @@ static double log_dropped(const view *v) {
 static double accepted(const view *v) {
     return (double)v->h.accepted;
 }
+static double turned_away(const view *v) {
+    return (double)v->h.turned_away;
+}
 static double received_bytes(const view *v) {
     return (double)v->h.body_bytes;
 }
@@ -409,6 +412,7 @@ static const series all_series[] = {
     {"http_held_body_bytes", NULL, NULL, "gauge", "bytes of request bodies in memory", held_bytes},
     {"http_streams", NULL, NULL, "gauge", "open event streams", streams},
     {"http_accepted_connections_total", NULL, NULL, "counter", "connections accepted", accepted},
+    {"http_refused_connections_total", NULL, NULL, "counter", "connections closed because there were too many", turned_away},
     {"http_slow_readers_total", NULL, NULL, "counter", "streams cut off because their reader fell behind", cut_off},
     {"http_clients_gone_total", NULL, NULL, "counter", "clients that left before their answer's end", gone},
     {"tls_handshakes_failed_total", NULL, NULL, "counter", "connections that ended before TLS was agreed upon", handshakes_failed},
