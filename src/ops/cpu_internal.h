@@ -54,8 +54,8 @@ static inline float ops_soften(const ops_kernels *k, float *score, int32_t n, fl
 }
 
 enum {
-    OPS_STATE_BYTES = 384 * 1024, /* scratch of an op that does not grow with its input */
-    OPS_MAX_PARTS = 256           /* that one row's keys are cut into */
+    OPS_STATE_BYTES = 1024 * 1024, /* scratch of an op that does not grow with its input */
+    OPS_MAX_PARTS = 256            /* that one row's keys are cut into */
 };
 
 /* ---- stored matrices ---- */
@@ -64,7 +64,6 @@ enum {
     OPS_TILE_COLS = 512,                         /* columns decoded at once */
     OPS_TILE_STRIDE = OPS_TILE_COLS + OPS_LANES, /* so that rows differ in their cache sets */
     OPS_X_ROWS = 64,                             /* rows that share a decoded tile */
-    FAST_X_ROWS = 128,                           /* and in whole numbers */
     OPS_WIDE_ROWS = 8,  /* rows of W in a tile that many rows of x meet */
     OPS_NEAR_ROWS = 12, /* rows of x that go through a tile together */
     OPS_MIX_ROWS = 8,   /* rows of a tile that is added up instead of multiplied */
@@ -85,7 +84,7 @@ _Static_assert(sizeof(ops_tile) <= OPS_STATE_BYTES, "it is a worker's scratch");
 void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t row, int32_t col,
                 int32_t n);
 
-/* Up to OPS_X_ROWS rows, or FAST_X_ROWS, against rows [first_row, first_row + n_rows) of w. */
+/* Up to OPS_X_ROWS rows, or ops_fast_x_rows, against rows [first_row, first_row + n_rows) of w. */
 typedef struct ops_product {
     float *out; /* [n_x, n_rows] */
     int64_t out_stride;
@@ -102,15 +101,14 @@ void ops_fetch_scales(const hd_weight *w, int32_t row, int32_t col, int32_t n_w,
 
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile);
 
-/* ---- the same in whole numbers: --precision fast ---- */
-
-typedef struct fast_space fast_space;
-
-fast_space *ops_fast_space(hd_stream *s, int32_t worker);
+/* ---- the same with x rounded: --precision fast ---- */
 
 /* Whether products with w are computed so. */
 bool ops_fast_takes(const ops_kernels *k, const hd_weight *w);
 
-void ops_multiply_fast(const ops_kernels *k, const ops_product *p, fast_space *t);
+/* How many rows of x at most. */
+int32_t ops_fast_x_rows(const hd_weight *w);
+
+void ops_multiply_fast(const ops_kernels *k, const ops_product *p, fast_space *s);
 
 #endif

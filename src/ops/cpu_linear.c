@@ -217,7 +217,7 @@ static int64_t even_rows(int64_t rows, int64_t most) {
 static grid cut(const hd_stream *s, const ops_kernels *k, const hd_weight *w, int32_t n_x,
                 int32_t n_rows, int32_t times) {
     const bool fast = ops_fast_takes(k, w);
-    const int32_t x_rows = fast ? FAST_X_ROWS : OPS_X_ROWS;
+    const int32_t x_rows = fast ? ops_fast_x_rows(w) : OPS_X_ROWS;
     const int64_t x_blocks = hd_ceil_div(n_x, x_rows);
     const int64_t rows = fast ? even_rows(n_rows, fast_task_rows(s, n_rows * x_blocks * times))
                               : task_rows(n_x, w->cols);
@@ -234,7 +234,7 @@ static ops_tile *tile_of(hd_stream *s, int32_t worker) {
 
 static void multiply(hd_stream *s, int32_t worker, const ops_kernels *k, const ops_product *p) {
     if (ops_fast_takes(k, p->w)) {
-        ops_multiply_fast(k, p, ops_fast_space(s, worker));
+        ops_multiply_fast(k, p, hd_stream_scratch(s, worker, sizeof(fast_space)));
     } else {
         ops_multiply(k, p, tile_of(s, worker));
     }

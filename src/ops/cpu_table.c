@@ -18,10 +18,6 @@
 #define FIELD_plain(op) .op = op##_plain,
 TABLE(plain, "cpu plain")
 
-#define ENTRY_plain_fast(op) ENTRY(op, plain_fast)
-#define FIELD_plain_fast(op) .op = op##_plain_fast,
-TABLE(plain_fast, "cpu plain, fast")
-
 #if defined(__x86_64__)
 
 #define ENTRY_avx2(op) ENTRY(op, avx2)
@@ -36,34 +32,23 @@ TABLE(avx512, "cpu avx512")
 #define FIELD_vbmi(op) .op = op##_vbmi,
 TABLE(vbmi, "cpu avx512 vbmi")
 
-#define ENTRY_avx2_fast(op) ENTRY(op, avx2_fast)
-#define FIELD_avx2_fast(op) .op = op##_avx2_fast,
-TABLE(avx2_fast, "cpu avx2, fast")
-
-#define ENTRY_avx512_fast(op) ENTRY(op, avx512_fast)
-#define FIELD_avx512_fast(op) .op = op##_avx512_fast,
-TABLE(avx512_fast, "cpu avx512, fast")
-
-#define ENTRY_vnni_fast(op) ENTRY(op, vnni_fast)
-#define FIELD_vnni_fast(op) .op = op##_vnni_fast,
-TABLE(vnni_fast, "cpu avx512 vnni, fast")
+#define ENTRY_bf16(op) ENTRY(op, bf16)
+#define FIELD_bf16(op) .op = op##_bf16,
+TABLE(bf16, "cpu avx512 bf16, fast")
 
 #endif
 
 void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags, hd_precision precision) {
-    const bool fast = precision == HD_FAST;
-    *t = fast ? plain_fast : plain;
+    *t = plain;
 #if defined(__x86_64__)
-    const uint32_t vnni = HD_CPU_AVX512_VBMI | HD_CPU_AVX512_VNNI;
+    const uint32_t needed = HD_CPU_AVX512_VBMI | HD_CPU_AVX512_BF16;
     if (!(cpu_flags & HD_CPU_AVX2)) return;
-    *t = fast ? avx2_fast : avx2;
+    *t = avx2;
     if (!(cpu_flags & HD_CPU_AVX512)) return;
-    if (fast) {
-        *t = (cpu_flags & vnni) == vnni ? vnni_fast : avx512_fast;
-    } else {
-        *t = cpu_flags & HD_CPU_AVX512_VBMI ? vbmi : avx512;
-    }
+    *t = cpu_flags & HD_CPU_AVX512_VBMI ? vbmi : avx512;
+    if (precision == HD_FAST && (cpu_flags & needed) == needed) *t = bf16;
 #else
     (void)cpu_flags;
+    (void)precision;
 #endif
 }

@@ -1,6 +1,7 @@
 /* e4m3_vbmi.c - FP8, decoded or met by few rows of x, 64 columns at a time: byte look-ups turn codes
  * into bf16, which holds all their values, and a bf16 is the upper half of a float. Same steps in
  * the same order as decode and dots, same bits. */
+#include "ops/e4m3_vbmi_internal.h"
 #include "ops/lanes_avx512_internal.h"
 #include "ops/meet_internal.h"
 #include "ops/sums_internal.h"
@@ -34,41 +35,10 @@ static const uint8_t e4m3_order[STEP] = {
     7,  23, 36, 52, 37, 53, 38, 54, 39, 55, 8,  24, 9,  25, 10, 26, 11, 27, 40, 56, 41, 57,
     42, 58, 43, 59, 12, 28, 13, 29, 14, 30, 15, 31, 44, 60, 45, 61, 46, 62, 47, 63};
 
-/* The two bytes of a magnitude's bf16, for codes 0-63 and 64-127. */
-typedef struct e4m3_table {
-    __m512i order, high[2], low[2];
-} e4m3_table;
-
-static e4m3_table make_e4m3_table(void) {
-    uint8_t codes[STEP];
-    for (int i = 0; i < STEP; i++) codes[i] = (uint8_t)i;
-    const __m512i nibble = _mm512_set1_epi8(0x0f);
-    e4m3_table t = {.order = _mm512_loadu_si512(e4m3_order)};
-    for (int i = 0; i < 2; i++) { /* normal numbers: the exponent's bias goes from 7 to 127 */
-        const __m512i m =
-            _mm512_add_epi8(_mm512_loadu_si512(codes), _mm512_set1_epi8((char)(i * STEP)));
-        const __m512i upper = _mm512_and_si512(_mm512_srli_epi16(m, 4), nibble);
-        t.high[i] = _mm512_add_epi8(upper, _mm512_set1_epi8(0x3c));
-        t.low[i] = _mm512_slli_epi16(_mm512_and_si512(m, nibble), 4);
-    }
-    /* codes 0-7: multiples of 2^-9; code 127: NaN */
-    const long long high = 0x3c3c3c3c3b3b3b00, low = 0x60402000c0800000;
-    const __mmask64 last = (__mmask64)1 << 63;
-    t.high[0] = _mm512_mask_mov_epi8(t.high[0], 0xff, _mm512_set1_epi64(high));
-    t.low[0] = _mm512_mask_mov_epi8(t.low[0], 0xff, _mm512_set1_epi64(low));
-    t.high[1] = _mm512_mask_mov_epi8(t.high[1], last, _mm512_set1_epi8(0x7f));
-    t.low[1] = _mm512_mask_mov_epi8(t.low[1], last, _mm512_set1_epi8((char)0xc0));
-    return t;
-}
-
 static inline quad widen_e4m3(const e4m3_table *t, const uint8_t *src, int32_t n, float scale) {
-    const __m512i v = _mm512_permutexvar_epi8(t->order, load_bytes(src, n));
-    const __m512i magnitude = _mm512_permutex2var_epi8(t->high[0], v, t->high[1]);
-    const __m512i low = _mm512_permutex2var_epi8(t->low[0], v, t->low[1]);
-    const __m512i sign = _mm512_set1_epi8((char)0x80);
-    const __m512i high = _mm512_ternarylogic_epi32(magnitude, v, sign, 0xf8); /* a | b & c */
-    const quad q =
-        widen_halves(_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high));
+    const __m512i order = _mm512_loadu_si512(e4m3_order);
+    const e4m3_halves h = bf16_of_e4m3(t, _mm512_permutexvar_epi8(order, load_bytes(src, n)));
+    const quad q = widen_halves(h.first, h.second);
     const __m512 by = _mm512_set1_ps(scale);
     return (quad){_mm512_mul_ps(q.a, by), _mm512_mul_ps(q.b, by), _mm512_mul_ps(q.c, by),
                   _mm512_mul_ps(q.d, by)};

@@ -195,4 +195,3 @@ static void mix(const ops_mix *m) {
     .meet_rows = 2
 
 const ops_kernels ops_kernels_avx2 = {AVX2};
-const ops_kernels ops_kernels_avx2_fast = {AVX2, .fast = &fast_avx2};

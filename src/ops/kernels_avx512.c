@@ -242,5 +242,4 @@ static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *
 
 const ops_kernels ops_kernels_avx512 = {AVX512};
 const ops_kernels ops_kernels_vbmi = {VBMI};
-const ops_kernels ops_kernels_avx512_fast = {AVX512, .fast = &fast_avx2};
-const ops_kernels ops_kernels_vnni_fast = {VBMI, .fast = &fast_vnni};
+const ops_kernels ops_kernels_bf16 = {VBMI, .fast = &fast_bf16};

@@ -107,9 +107,7 @@ extern const ops_kernels ops_kernels_plain;
 extern const ops_kernels ops_kernels_avx2;
 extern const ops_kernels ops_kernels_avx512; /* needs AVX2 too */
 extern const ops_kernels ops_kernels_vbmi;   /* the same with byte look-ups */
-/* With --precision fast. */
-extern const ops_kernels ops_kernels_plain_fast, ops_kernels_avx2_fast, ops_kernels_avx512_fast;
-extern const ops_kernels ops_kernels_vnni_fast; /* needs VBMI too */
+extern const ops_kernels ops_kernels_bf16;   /* with dot products of bf16: --precision fast */
 
 ops_weigh_fn ops_weigh_plain, ops_weigh_avx2, ops_weigh_avx512;
 

@@ -193,4 +193,3 @@ static void decode_e2m1(float *out, const uint8_t *src, int32_t n, const float *
                [HD_E4M3] = decode_e4m3, [HD_E8M0] = decode_e8m0, [HD_E2M1] = decode_e2m1}
 
 const ops_kernels ops_kernels_plain = {PLAIN};
-const ops_kernels ops_kernels_plain_fast = {PLAIN, .fast = &fast_plain};

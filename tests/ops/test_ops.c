@@ -422,7 +422,8 @@ int test_ops(void) {
 #define X(test) cmocka_unit_test_teardown(test, forget_all),
                 LIBRARY_TESTS_LIST(X)
 #undef X
-                    cmocka_unit_test_teardown(sinkhorn_knows_its_answer, forget_all),
+                    cmocka_unit_test_teardown(fast_products, forget_all),
+        cmocka_unit_test_teardown(sinkhorn_knows_its_answer, forget_all),
         cmocka_unit_test_teardown(sqrt_softplus_knows_its_answers, forget_all),
         cmocka_unit_test_teardown(groups_rank_by_their_two_best, forget_all),
         cmocka_unit_test_teardown(rope_turns_pairs, forget_all),
