@@ -19,7 +19,7 @@ enum {
     PARTS = 4,     /* registers of a segment as bf16, */
     PART = 32,     /* of so many columns */
     FEW = 8,       /* rows of x that do without a tile */
-    NEAR_X = 8192, /* elements of x that stay in the first cache beside W */
+    NEAR_X = 4096, /* elements of x that stay in the first cache beside W */
     TILE_X = 3,    /* rows of x and of W whose sums fill the registers */
     TILE_W = 4,
     TILE_SEGMENTS = FAST_COLS / FAST_SEGMENT,
@@ -312,9 +312,11 @@ INLINE const uint8_t *place_of(const fast_product *p, int32_t row, int32_t n_w, 
  * of x is read beside whole rows, as memory likes best. */
 INLINE void meet_rows(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
                       int32_t n_x, kind k) {
-    const int32_t cols = p->w->cols, near = NEAR_X / n_x / FAST_SEGMENT * FAST_SEGMENT;
-    const int32_t wide = n_x == 1 || cols < near ? cols : near;
-    const int32_t bytes = (int32_t)hd_ceil_div(wide, FAST_SEGMENT) * segment_bytes(k);
+    const int32_t cols = p->w->cols, segments = (int32_t)hd_ceil_div(cols, FAST_SEGMENT);
+    const int32_t near = n_x == 1 ? segments : NEAR_X / n_x / FAST_SEGMENT;
+    const int32_t stretches = (int32_t)hd_ceil_div(segments, near);
+    const int32_t wide = (int32_t)hd_ceil_div(segments, stretches) * FAST_SEGMENT;
+    const int32_t bytes = wide / FAST_SEGMENT * segment_bytes(k);
     const int32_t ahead = hd_min_i32(n_w, (int32_t)hd_ceil_div(AHEAD, bytes));
     if (k.type == HD_E4M3) read_scales(p, row, n_w);
     for (int32_t c = 0; c < cols; c += wide) {
