@@ -16,11 +16,14 @@
 #define UNROLL  _Pragma("GCC unroll 16")
 
 enum {
-    PARTS = 4,     /* registers of a segment as bf16, */
-    PART = 32,     /* of so many columns */
-    FEW = 8,       /* rows of x that do without a tile */
-    NEAR_X = 4096, /* elements of x that stay in the first cache beside W */
-    TILE_X = 3,    /* rows of x and of W whose sums fill the registers */
+    PARTS = 4, /* registers of a segment as bf16, */
+    PART = 32, /* of so many columns */
+    FEW = 8,   /* rows of x that do without a tile */
+    NEAR_X =
+        8192, /* elements of x that stay in the first cache beside rows of W in stretches, */
+    WHOLE_X = 12288, /* and of one row of x beside whole rows, as memory likes best; */
+    PIECE_X = 2048,  /* a longer one is cut into pieces */
+    TILE_X = 3,      /* rows of x and of W whose sums fill the registers */
     TILE_W = 4,
     TILE_SEGMENTS = FAST_COLS / FAST_SEGMENT,
     AHEAD = 8192 /* bytes of W that are fetched ahead */
@@ -271,8 +274,8 @@ INLINE void meet_row(const fast_product *p, const tables *t, const stretch *m, i
     }
     for (int32_t left = m->n; left > 0; left -= FAST_SEGMENT, src += bytes, want += bytes) {
         __m512i w[PARTS];
-        UNROLL for (int32_t b = 0; b < bytes; b += HD_CACHE_LINE) {
-            _mm_prefetch((const char *)want + b, _MM_HINT_T0);
+        UNROLL for (int32_t b = 0; b < bytes; b += HD_CACHE_LINE) { /* W passes by, x stays */
+            _mm_prefetch((const char *)want + b, _MM_HINT_NTA);
         }
         if (left < FAST_SEGMENT) src = fill_up(p, src, left);
         read_segment(w, t, src, k);
@@ -308,12 +311,13 @@ INLINE const uint8_t *place_of(const fast_product *p, int32_t row, int32_t n_w, 
     return row_at(p, row + j) + c / FAST_SEGMENT * segment_bytes(k);
 }
 
-/* n_w <= FAST_ROWS rows of W, in stretches of columns for which x stays in the first cache; one row
- * of x is read beside whole rows, as memory likes best. */
+/* n_w <= FAST_ROWS rows of W, in stretches of columns for which x stays in the first cache. */
 INLINE void meet_rows(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
                       int32_t n_x, kind k) {
     const int32_t cols = p->w->cols, segments = (int32_t)hd_ceil_div(cols, FAST_SEGMENT);
-    const int32_t near = n_x == 1 ? segments : NEAR_X / n_x / FAST_SEGMENT;
+    const int32_t near = n_x > 1           ? NEAR_X / n_x / FAST_SEGMENT
+                         : cols <= WHOLE_X ? segments
+                                           : PIECE_X / FAST_SEGMENT;
     const int32_t stretches = (int32_t)hd_ceil_div(segments, near);
     const int32_t wide = (int32_t)hd_ceil_div(segments, stretches) * FAST_SEGMENT;
     const int32_t bytes = wide / FAST_SEGMENT * segment_bytes(k);
