@@ -38,7 +38,8 @@ typedef struct hd_engine_options {
                               air at once, to measure everything but the model */
     const char
         *precision; /* of the cpu and cuda backends: "exact", the default, or "fast", which
-                                rounds activations (and on the cpu FP8 weights) before products */
+                                rounds activations to bfloat16 before products; a processor
+                                without AVX-512's products of it computes exactly all the same */
     bool no_batch_invariance; /* of the cuda backend with "fast": products of many rows by
                                 cuBLASLt, so that an answer's bits depend on what runs beside
                                 it; docs/numerics.md */

@@ -24,7 +24,6 @@ uint32_t hd_cpu_features(void) {
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
         f |= HD_CPU_AVX512;
     }
-    if (__builtin_cpu_supports("avx512vnni")) f |= HD_CPU_AVX512_VNNI;
     if (__builtin_cpu_supports("avx512vbmi")) f |= HD_CPU_AVX512_VBMI;
     if (__builtin_cpu_supports("avx512bf16")) f |= HD_CPU_AVX512_BF16;
 #elif defined(__aarch64__)
@@ -34,10 +33,9 @@ uint32_t hd_cpu_features(void) {
 }
 
 void hd_cpu_feature_names(uint32_t features, char *out, int32_t cap) {
-    static const char *const names[] = {"avx2",        "avx512", "avx512_vnni",
-                                        "avx512_bf16", "neon",   "avx512_vbmi"};
+    static const char *const names[] = {"avx2", "avx512", "avx512_vbmi", "avx512_bf16", "neon"};
     out[0] = '\0';
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 5; i++) {
         if (!(features & (1u << i))) continue;
         size_t n = strlen(out);
         snprintf(out + n, (size_t)cap - n, "%s%s", n ? " " : "", names[i]);

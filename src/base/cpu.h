@@ -7,10 +7,9 @@
 enum {
     HD_CPU_AVX2 = 1 << 0,        /* with FMA and F16C */
     HD_CPU_AVX512 = 1 << 1,      /* F, BW, VL, DQ */
-    HD_CPU_AVX512_VNNI = 1 << 2, /* int8 dot products */
-    HD_CPU_AVX512_BF16 = 1 << 3, /* bf16 dot products */
+    HD_CPU_AVX512_VBMI = 1 << 2, /* byte look-ups */
+    HD_CPU_AVX512_BF16 = 1 << 3, /* dot products of bf16 */
     HD_CPU_NEON = 1 << 4,
-    HD_CPU_AVX512_VBMI = 1 << 5, /* byte look-ups */
 };
 
 /* Instruction sets that both the processor and the operating system support. */

@@ -22,7 +22,7 @@ enum {
     NEAR_X =
         8192, /* elements of x that stay in the first cache beside rows of W in stretches, */
     WHOLE_X = 12288, /* and of one row of x beside whole rows, as memory likes best; */
-    PIECE_X = 2048,  /* a longer one is cut into pieces */
+    PIECE_X = 1024,  /* a longer one is cut into pieces */
     TILE_X = 3,      /* rows of x and of W whose sums fill the registers */
     TILE_W = 4,
     TILE_SEGMENTS = FAST_COLS / FAST_SEGMENT,

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/cpu.h"
+#include "base/log.h"
 #include "ops/cpu_internal.h"
 #include "ops/ref_internal.h"
 
@@ -58,6 +59,12 @@ static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
     return HD_OK;
 }
 
+static void warn_exact(void) {
+    HD_LOG(HD_LOG_WARN, "computing_exactly",
+           hd_log_text("why", "precision fast wants AVX-512 with BF16 and VBMI, and nothing "
+                              "less is faster than exact"));
+}
+
 hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_ops_options *o,
                       hd_err *err) {
     const hd_cpu_options one = {.n_threads = 1, .pin = o->cpu.pin};
@@ -70,6 +77,7 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_op
     }
     if (strcmp(backend, "cpu") == 0) {
         hd_ops_init_cpu(t, hd_cpu_features() & ~o->cpu.without, o->precision);
+        if (t->precision != o->precision) warn_exact();
         return hd_device_open_cpu(d, &o->cpu, err);
     }
     return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, cuda, ref", backend);

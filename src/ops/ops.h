@@ -553,9 +553,15 @@ HD_OP_LIST(X)
 
 enum { HD_MAX_HC = 16 }; /* hyper-connection streams an op keeps on its stack */
 
+/* How products are made: of the values as they are, in float32, or of narrower numbers near them.
+ * CPU: bfloat16 for x, where the processor multiplies it; CUDA: bfloat16 and half precision
+ * (docs/numerics.md). */
+typedef enum hd_precision { HD_EXACT, HD_FAST } hd_precision;
+
 typedef struct hd_ops {
     const char *name;  /* "ref", "cpu avx512", ... */
     int32_t act_bytes; /* size of one hd_act element */
+    hd_precision precision;
 #define X(op) hd_##op##_fn *op;
     HD_OP_LIST(X)
 #undef X
@@ -565,11 +571,6 @@ typedef struct hd_ops {
 static inline hd_act *hd_act_at(const hd_ops *ops, hd_act *x, int64_t at) {
     return (hd_act *)((uint8_t *)x + at * ops->act_bytes);
 }
-
-/* How products are made: of the values as they are, in float32, or of narrower numbers near them.
- * CPU: 8-bit whole numbers for FP8 and FP4 matrices; CUDA: bfloat16 and half precision
- * (docs/numerics.md). */
-typedef enum hd_precision { HD_EXACT, HD_FAST } hd_precision;
 
 /* What the ops of a backend are opened with. Zero is the default everywhere. */
 typedef struct hd_ops_options {

@@ -7,6 +7,7 @@ extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool library
               : precision == HD_FAST ? "cuda, fast"
                                      : "cuda";
     t->act_bytes = sizeof(cuda_act);
+    t->precision = precision;
 #define X(op) t->op = hd_##op##_cuda;
     HD_COMMON_OP_LIST(X)
 #undef X
