@@ -19,10 +19,20 @@ enum {
     FEW_HEADS = 4, /* a task has no less, unless there are no more */
     BLOCK_KEYS = 64,
     STRETCH = 128,
-    PART_KEYS = 1024, /* a part has no less, unless it is the only one */
-    PARTS = 16,       /* of a list, at most */
-    PART_OUT = 8192   /* values of a group of heads in a part, at most */
+    PART_KEYS = 1024,  /* a part has no less, unless it is the only one */
+    PARTS = 16,        /* of a list, at most */
+    PART_OUT = 8192,   /* values of a group of heads in a part, at most */
+    NARROW_COLS = 1056 /* of rows of queries and keys that may be rounded: --precision fast */
 };
+_Static_assert((int)BLOCK_KEYS <= (int)FAST_MIX_ROWS, "a mix takes a block");
+_Static_assert((int)STRETCH <= (int)FAST_MIX_COLS, "and a stretch of its columns");
+_Static_assert((int)OPS_TILE_ROWS == (int)FAST_KEYS, "keys are scored so many at once");
+
+/* The same in bf16. */
+typedef struct narrow_state {
+    uint16_t q[HEADS * NARROW_COLS], key[FAST_KEYS * NARROW_COLS];
+    uint16_t pairs[FAST_MIX_ROWS * FAST_MIX_COLS], weights[HEADS * FAST_MIX_ROWS];
+} narrow_state;
 
 typedef struct attend_job {
     hd_stream *stream;
@@ -41,6 +51,7 @@ typedef struct attend_state {
     float down[HEADS]; /* what sums from before this block shrink by */
     float sum[HEADS * STRETCH];
     const float *key[BLOCK_KEYS + 2 * OPS_TILE_ROWS]; /* with those that will be wanted next */
+    _Alignas(HD_CACHE_LINE) narrow_state narrow;
 } attend_state;
 _Static_assert(sizeof(attend_state) % HD_CACHE_LINE == 0, "parts begin on a cache line");
 
@@ -79,12 +90,36 @@ static void find_keys(const hd_attend_args *a, const attend_row *t, int32_t firs
     for (int32_t i = n; i < n + OPS_TILE_ROWS; i++) key[i] = key[n - 1];
 }
 
+/* Elements from one rounded row to the next: a line more than there are, so that rows differ in their
+ * cache sets. */
+static int32_t narrow_stride(const hd_attend_args *a) {
+    return (a->k_dim + 31) / 32 * 32 + 32;
+}
+
+/* Whether products are made of rounded numbers. */
+static bool narrows(const hd_attend_args *a, const ops_kernels *k) {
+    return k->fast_attend && narrow_stride(a) <= NARROW_COLS;
+}
+
 static void score_block(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
                         attend_state *s, int32_t n) {
     for (int32_t u = 0; u < n; u += OPS_TILE_ROWS) {
         const int32_t n_w = hd_min_i32(OPS_TILE_ROWS, n - u);
         const float *w[OPS_TILE_ROWS];
         for (int32_t j = 0; j < OPS_TILE_ROWS; j++) w[j] = s->key[u + (j < n_w ? j : 0)];
+        if (narrows(a, k)) {
+            k->fast_attend->score(&(fast_scores){.out = s->score + u,
+                                                 .q = s->narrow.q,
+                                                 .key = w,
+                                                 .next = s->key + u + OPS_TILE_ROWS,
+                                                 .space = s->narrow.key,
+                                                 .out_stride = BLOCK_KEYS,
+                                                 .q_stride = narrow_stride(a),
+                                                 .n_q = t->n_heads,
+                                                 .n_keys = n_w,
+                                                 .cols = a->k_dim});
+            continue;
+        }
         if (k->score) {
             k->score(&(ops_scores){.out = s->score + u,
                                    .q = t->q,
@@ -117,16 +152,30 @@ static void add_values(const hd_attend_args *a, const ops_kernels *k, const atte
                        attend_state *s, attend_part *p, int32_t n) {
     for (int32_t col = 0; col < a->v_dim; col += STRETCH) {
         const int32_t cols = hd_min_i32(STRETCH, a->v_dim - col);
-        memset(s->sum, 0, sizeof s->sum);
-        k->mix(&(ops_mix){.out = s->sum,
-                          .coef = s->score,
-                          .row = s->key,
-                          .out_stride = STRETCH,
-                          .coef_stride = BLOCK_KEYS,
-                          .at = col,
-                          .n_out = t->n_heads,
-                          .n_rows = n,
-                          .cols = cols});
+        if (narrows(a, k)) {
+            k->fast_attend->mix(&(fast_mix){.out = s->sum,
+                                            .coef = s->score,
+                                            .row = s->key,
+                                            .pairs = s->narrow.pairs,
+                                            .weights = s->narrow.weights,
+                                            .out_stride = STRETCH,
+                                            .coef_stride = BLOCK_KEYS,
+                                            .at = col,
+                                            .n_out = t->n_heads,
+                                            .n_rows = n,
+                                            .cols = cols});
+        } else {
+            memset(s->sum, 0, sizeof s->sum);
+            k->mix(&(ops_mix){.out = s->sum,
+                              .coef = s->score,
+                              .row = s->key,
+                              .out_stride = STRETCH,
+                              .coef_stride = BLOCK_KEYS,
+                              .at = col,
+                              .n_out = t->n_heads,
+                              .n_rows = n,
+                              .cols = cols});
+        }
         for (int32_t h = 0; h < t->n_heads; h++) {
             k->blend(p->out + (int64_t)h * a->v_dim + col, s->sum + h * STRETCH, s->down[h],
                      cols);
@@ -138,6 +187,9 @@ static void add_values(const hd_attend_args *a, const ops_kernels *k, const atte
 static void attend_keys(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
                         attend_state *s, attend_part *p, int32_t from, int32_t to) {
     memset(p->out, 0, (size_t)t->n_heads * (size_t)a->v_dim * sizeof *p->out);
+    for (int32_t h = 0; h < t->n_heads && narrows(a, k); h++) {
+        k->fast_attend->narrow(s->narrow.q + h * narrow_stride(a), t->q[h], a->k_dim);
+    }
     for (int32_t h = 0; h < t->n_heads; h++) {
         p->top[h] = a->sink && from == 0 ? a->sink[t->head + h] : -INFINITY;
         p->total[h] = p->top[h] > -INFINITY ? 1.0f : 0.0f; /* exp(sink - top), or no sink */

@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "ops/e4m3_vbmi_internal.h"
 #include "ops/fast_internal.h"
+#include "ops/fold_avx512_internal.h"
 
 #include <math.h>
 #include <stdbool.h>
@@ -495,29 +496,11 @@ INLINE void multiply_tiles(const fast_product *p, const tables *t, int32_t row, 
 
 /* ---- sums ---- */
 
-/* In each 128-bit lane the sums of that lane of four rows. */
-INLINE __m512 fold_lanes(const float *sums) {
-    __m512 v[4];
-    UNROLL for (int32_t j = 0; j < 4; j++) v[j] = _mm512_loadu_ps(sums + j * FAST_SUMS);
-    const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]),
-                                    _mm512_unpackhi_ps(v[0], v[1])),
-                 cd = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]),
-                                    _mm512_unpackhi_ps(v[2], v[3]));
-    return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
-}
-
-/* Lanes 0 + 1 and 2 + 3 of both. */
-INLINE __m512 fold_halves(__m512 a, __m512 b) {
-    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
-}
-
 /* FAST_ROWS rows of W, of which n are there. */
 INLINE void fold(float *out, const float *sums, int32_t n) {
-    __m512 four[4];
-    UNROLL for (int32_t j = 0; j < 4; j++) four[j] = fold_lanes(sums + 4 * j * FAST_SUMS);
-    const __m512 all =
-        fold_halves(fold_halves(four[0], four[1]), fold_halves(four[2], four[3]));
-    _mm512_mask_storeu_ps(out, first_lanes(n), all);
+    __m512 v[FAST_ROWS];
+    UNROLL for (int32_t j = 0; j < FAST_ROWS; j++) v[j] = _mm512_loadu_ps(sums + j * FAST_SUMS);
+    _mm512_mask_storeu_ps(out, first_lanes(n), fold_sums(v));
 }
 
 INLINE void multiply_kind(const fast_product *p, kind k) {

@@ -56,6 +56,45 @@ typedef struct fast_kernels {
 
 extern const fast_kernels fast_bf16;
 
+/* ---- attention ---- */
+
+enum {
+    FAST_KEYS = 4,       /* keys that are scored together */
+    FAST_MIX_ROWS = 64,  /* rows of a mix at most, */
+    FAST_MIX_COLS = 128, /* and columns */
+};
+
+/* out[i, j] = q[i] . key[j] */
+typedef struct fast_scores {
+    float *out;               /* [n_q, n_keys] */
+    const uint16_t *q;        /* [n_q, q_stride] as narrow leaves them */
+    const float *const *key;  /* [FAST_KEYS], also where n_keys is less */
+    const float *const *next; /* [FAST_KEYS] keys that will be wanted next */
+    uint16_t *space;          /* [FAST_KEYS, q_stride] */
+    int64_t out_stride;
+    int32_t q_stride, n_q, n_keys, cols;
+} fast_scores;
+
+/* out[j, c] = sum over i of coef[j, i] * row[i][at + c] */
+typedef struct fast_mix {
+    float *out;              /* [n_out, cols] */
+    const float *coef;       /* [n_out, n_rows] */
+    const float *const *row; /* [n_rows] */
+    uint16_t *pairs;         /* [FAST_MIX_ROWS, FAST_MIX_COLS] and */
+    uint16_t *weights;       /* [n_out, FAST_MIX_ROWS] of space */
+    int64_t out_stride, coef_stride, at;
+    int32_t n_out, n_rows, cols;
+} fast_mix;
+
+typedef struct fast_attend_kernels {
+    /* n columns as bf16, then zeros to a multiple of 32. */
+    void (*narrow)(uint16_t *to, const float *from, int32_t n);
+    void (*score)(const fast_scores *s);
+    void (*mix)(const fast_mix *m);
+} fast_attend_kernels;
+
+extern const fast_attend_kernels fast_attend_bf16;
+
 /* Scales of a row of W, filled up to a whole segment; one per segment where there are none. */
 static inline int32_t fast_scales(const hd_weight *w) {
     const int32_t segments = (w->cols + FAST_SEGMENT - 1) / FAST_SEGMENT;

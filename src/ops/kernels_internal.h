@@ -100,7 +100,8 @@ typedef struct ops_kernels {
     ops_decode_fn *decode[HD_N_DTYPES]; /* the float formats; NULL for the others */
     ops_meet_fn *meet[HD_N_DTYPES];     /* NULL: always the long way */
     int32_t meet_rows;        /* of x, at most OPS_FEW_ROWS: for more the long way is faster */
-    const fast_kernels *fast; /* NULL: exact */
+    const fast_kernels *fast; /* NULL: exact; likewise */
+    const fast_attend_kernels *fast_attend;
 } ops_kernels;
 
 extern const ops_kernels ops_kernels_plain;

@@ -79,6 +79,7 @@ struct op_case {
     int32_t width[MAX_OUTS];    /* 4-byte elements of a row of each output */
     double tolerance[MAX_OUTS]; /* relative to |want| + rms of the output; 0: the same bits */
     double fast_tolerance;      /* of output 0; 0: one precision */
+    bool fast_near;             /* fast_ref.h has not its bits */
     double gpu_fast_tolerance;  /* the same of the GPU */
     bool whole;                 /* rows cannot be run apart */
     bool cpu_only;              /* a GPU refuses it, or has no such op */

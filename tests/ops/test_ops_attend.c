@@ -109,6 +109,8 @@ static void attend_case(const attend_shape *sh) {
     check_op(&(op_case){.name = sh->name,
                         .rows = sh->rows,
                         .n_outs = 1,
+                        .fast_tolerance = fast,
+                        .fast_near = true,
                         .gpu_fast_tolerance = on_gpu ? fast : 0.0,
                         .width = {sh->heads * sh->v_dim},
                         .tolerance = {tolerance},
