@@ -145,6 +145,7 @@ static void on_start_profile(http_call *c, void *user) {
                            &err) != HD_OK) {
         profile_failed(c, &err);
     } else {
+        trace_tick(s->trace, s->engine); /* from where steps count */
         server_reply_text(c, 200, "Start profiling.\n");
     }
     json_decref(body);
@@ -154,6 +155,7 @@ static void on_stop_profile(http_call *c, void *user) {
     server *s = user;
     char path[4096], text[4200];
     hd_err err = {0};
+    trace_tick(s->trace, s->engine); /* those since the last */
     if (trace_stop(s->trace, path, sizeof path, &err) != HD_OK) {
         profile_failed(c, &err);
         return;

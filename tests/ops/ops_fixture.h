@@ -53,7 +53,8 @@ LIBRARY_TESTS_LIST(X)
 typedef struct ops_fixture {
     hd_ops table[MAX_TABLES]; /* the reference, every distinct CPU table, CUDA */
     int32_t n_tables;
-    hd_ops fast[MAX_TABLES]; /* fast_ref.h's, and every CPU table of --precision fast */
+    hd_ops fast[MAX_TABLES]; /* fast_ref.h's, and every CPU table of --precision fast;
+                                none in brief */
     int32_t n_fast;
     hd_device *device[N_THREADS];
     hd_stream *stream[N_THREADS]; /* 1, 2, 3 and 5 threads */
