@@ -301,15 +301,18 @@ INLINE void meet_row(const fast_product *p, const tables *t, const stretch *m, i
     }
 }
 
-/* Row j of n_w from `row` on, from column c on, where rows are taken side by side in stretches of n
- * columns: j may go on into the next stretch, and from the last one into the next rows. */
-INLINE const uint8_t *place_of(const fast_product *p, int32_t row, int32_t n_w, int32_t j,
-                               int32_t c, int32_t n, kind k) {
-    if (j >= n_w) {
-        c = c + n < p->w->cols ? c + n : 0;
-        j = c ? j - n_w : j;
-    }
-    return row_at(p, row + j) + c / FAST_SEGMENT * segment_bytes(k);
+INLINE const uint8_t *place_of(const fast_product *p, int32_t row, int32_t c, kind k) {
+    return row_at(p, row) + c / FAST_SEGMENT * segment_bytes(k);
+}
+
+/* What is wanted `ahead` rows after row j of n_w, where rows are taken side by side in stretches of n
+ * columns, now those from c on: of the next stretch behind the last row, and of the next rows behind
+ * the last stretch. */
+INLINE const uint8_t *place_ahead(const fast_product *p, int32_t row, int32_t n_w, int32_t j,
+                                  int32_t c, int32_t n, kind k) {
+    if (j < n_w) return place_of(p, row + j, c, k);
+    return c + n < p->w->cols ? place_of(p, row + j - n_w, c + n, k)
+                              : place_of(p, row + j, 0, k);
 }
 
 /* n_w <= FAST_ROWS rows of W, in stretches of columns for which x stays in the first cache. */
@@ -327,11 +330,12 @@ INLINE void meet_rows(const fast_product *p, const tables *t, int32_t row, int32
     for (int32_t c = 0; c < cols; c += wide) {
         const int32_t first = k.block ? c / k.block : 0;
         for (int32_t j = 0; j < n_w; j++) {
-            stretch m = {.src = place_of(p, row, n_w, j, c, wide, k),
-                         .want = place_of(p, row, n_w, j + ahead, c, wide, k),
+            stretch m = {.src = place_of(p, row + j, c, k),
                          .row = row + j,
                          .col = c,
                          .n = hd_min_i32(wide, cols - c)};
+            m.want = stretches == 1 ? m.src + AHEAD
+                                    : place_ahead(p, row, n_w, j + ahead, c, wide, k);
             if (k.type == HD_E4M3) m.scale = scales_of(p, row, j) + first;
             if (k.type == HD_E2M1) {
                 m.scale = (const uint8_t *)p->w->scale +
