@@ -39,7 +39,7 @@ typedef struct hd_engine_options {
     const char
         *precision; /* of the cpu and cuda backends: "exact", the default, or "fast", which
                                 rounds activations to bfloat16 before products; a processor
-                                without AVX-512's products of it computes exactly all the same */
+                                that is no faster with them computes exactly all the same */
     bool no_batch_invariance; /* of the cuda backend with "fast": products of many rows by
                                 cuBLASLt, so that an answer's bits depend on what runs beside
                                 it; docs/numerics.md */

@@ -41,7 +41,7 @@ TABLE(bf16, "cpu avx512 bf16, fast", HD_FAST)
 void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags, hd_precision precision) {
     *t = plain;
 #if defined(__x86_64__)
-    const uint32_t needed = HD_CPU_AVX512_VBMI | HD_CPU_AVX512_BF16;
+    const uint32_t needed = HD_CPU_AVX512_VBMI | HD_CPU_AVX512_BF16 | HD_CPU_FAST_BF16;
     if (!(cpu_flags & HD_CPU_AVX2)) return;
     *t = avx2;
     if (!(cpu_flags & HD_CPU_AVX512)) return;

@@ -15,7 +15,7 @@ import quantize_case as q  # noqa: E402
 
 TINY = ROOT / "models" / "tiny-v4"
 has_gpu = "\ngpu 0" in run_hadal("version").stdout
-has_bf16 = "avx512_vbmi avx512_bf16" in run_hadal("version").stdout
+has_bf16 = "fast_bf16" in run_hadal("version").stdout
 on_gpu = pytest.mark.skipif(not has_gpu, reason="no GPU, or a build without CUDA")
 both = pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=on_gpu)])
 

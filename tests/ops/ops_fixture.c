@@ -37,7 +37,8 @@ static void add_table(hd_ops *tables, int32_t *n, const hd_ops *t) {
 
 /* Every set of flags that this processor has, so that no table needs to be listed here. */
 static void find_tables(void) {
-    const uint32_t features = hd_cpu_features();
+    uint32_t features = hd_cpu_features();
+    if (features & HD_CPU_AVX512_BF16) features |= HD_CPU_FAST_BF16; /* or not, for its bits */
     hd_ops t;
     fix.n_tables = fix.n_fast = 0;
     hd_ops_init_ref(&t);
