@@ -2,41 +2,29 @@
  * bfloat16, with AVX-512's dot products of pairs. Keys lie in float32: those of a block are rounded
  * once for all heads. */
 #include "base/checked.h"
-#include "ops/fast_internal.h"
 #include "ops/fold_avx512_internal.h"
+#include "ops/kernels_internal.h"
+#include "ops/pairs_bf16_internal.h"
 
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
-
-enum { PART = 32 /* columns of a register */, COLS = 64 /* of a mix at once */ };
-
-INLINE __mmask16 first_lanes(int32_t n) {
-    return (__mmask16)(n >= 16 ? 0xffffu : n > 0 ? (1u << n) - 1u : 0u);
-}
+enum { COLS = 64 /* of a mix at once */ };
 
 static void narrow(uint16_t *to, const float *from, int32_t n) {
     for (int32_t c = 0; c < n; c += PART) {
-        const __m512 low = _mm512_maskz_loadu_ps(first_lanes(n - c), from + c),
-                     high = _mm512_maskz_loadu_ps(first_lanes(n - c - 16), from + c + 16);
-        _mm512_storeu_si512(to + c, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+        _mm512_storeu_si512(to + c, round_part(from + c, n - c));
     }
-}
-
-INLINE __m512 add_pairs(__m512 sum, __m512i a, __m512i b) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
 }
 
 /* ---- scores ---- */
 
-/* Four queries from the i-th on with the four keys that lie in s->space, while `n_next` keys are
+/* Four queries from the i-th on with the four keys that lie in n->key, while `n_next` keys are
  * fetched: a few lines per step, because many at once would be waited for. */
-static void score_four(const fast_scores *s, int32_t i, const float *const *next,
-                       int32_t n_next) {
+static void score_four(const ops_scores *s, const fast_narrow *n, int32_t i,
+                       const float *const *next, int32_t n_next) {
     const int32_t n_q = hd_min_i32(FAST_KEYS, s->n_q - i);
     const uint16_t *q[FAST_KEYS];
     __m512 sum[FAST_KEYS * FAST_KEYS];
     UNROLL for (int32_t a = 0; a < FAST_KEYS; a++) {
-        q[a] = s->q + (i + (a < n_q ? a : 0)) * s->q_stride;
+        q[a] = n->q + (i + (a < n_q ? a : 0)) * n->stride;
     }
     UNROLL for (int32_t a = 0; a < FAST_KEYS * FAST_KEYS; a++) sum[a] = _mm512_setzero_ps();
     for (int32_t c = 0; c < s->cols; c += PART) {
@@ -46,7 +34,7 @@ static void score_four(const fast_scores *s, int32_t i, const float *const *next
             _mm_prefetch((const char *)(next[b] + c + PART / 2), _MM_HINT_T0);
         }
         UNROLL for (int32_t b = 0; b < FAST_KEYS; b++) {
-            key[b] = _mm512_loadu_si512(s->space + b * s->q_stride + c);
+            key[b] = _mm512_loadu_si512(n->key + b * n->stride + c);
         }
         UNROLL for (int32_t a = 0; a < FAST_KEYS; a++) {
             const __m512i query = _mm512_loadu_si512(q[a] + c);
@@ -63,26 +51,25 @@ static void score_four(const fast_scores *s, int32_t i, const float *const *next
     }
 }
 
-static void score(const fast_scores *s) {
+static void score(const ops_scores *s, const fast_narrow *n) {
     const int32_t passes = (int32_t)hd_ceil_div(s->n_q, FAST_KEYS);
     const int32_t each = (int32_t)hd_ceil_div(FAST_KEYS, passes);
     for (int32_t b = 0; b < FAST_KEYS; b++) {
-        narrow(s->space + b * s->q_stride, s->key[b], s->cols);
+        narrow(n->key + b * n->stride, s->key[b], s->cols);
     }
     for (int32_t i = 0, fetched = 0; i < s->n_q; i += FAST_KEYS, fetched += each) {
         const int32_t left = hd_max_i32(0, FAST_KEYS - fetched);
-        score_four(s, i, s->next + fetched, hd_min_i32(left, each));
+        score_four(s, n, i, s->next + fetched, hd_min_i32(left, each));
     }
 }
 
 /* ---- values ---- */
 
 /* Rows in pairs: element 2 c of a pair is column c of its first row, 2 c + 1 of its second. */
-static void pair_rows(const fast_mix *m) {
+static void pair_rows(const ops_mix *m, uint16_t *to) {
     const __m512i turn =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
                          22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    uint16_t *to = m->pairs;
     for (int32_t i = 0; i < m->n_rows; i += 2, to += 2 * FAST_MIX_COLS) {
         const float *first = m->row[i] + m->at;
         const float *second = i + 1 < m->n_rows ? m->row[i + 1] + m->at : first;
@@ -97,12 +84,16 @@ static void pair_rows(const fast_mix *m) {
 }
 
 /* n_out outputs from the j-th on, columns [c, c + COLS); n_out is a constant here. */
-INLINE void mix_block(const fast_mix *m, int32_t j, int32_t n_out, int32_t c) {
-    const uint16_t *pair = m->pairs + 2 * c;
-    const uint16_t *weight = m->weights + j * FAST_MIX_ROWS;
+INLINE void mix_block(const ops_mix *m, const fast_narrow *n, int32_t j, int32_t n_out,
+                      int32_t c) {
+    const uint16_t *pair = n->pairs + 2 * c;
+    const uint16_t *weight = n->weights + j * FAST_MIX_ROWS;
     __m512 sum[4][COLS / 16];
     UNROLL for (int32_t a = 0; a < n_out; a++) {
-        UNROLL for (int32_t b = 0; b < COLS / 16; b++) sum[a][b] = _mm512_setzero_ps();
+        const float *out = m->out + (j + a) * m->out_stride + c;
+        UNROLL for (int32_t b = 0; b < COLS / 16; b++) {
+            sum[a][b] = _mm512_maskz_loadu_ps(first_lanes(m->cols - c - 16 * b), out + 16 * b);
+        }
     }
     for (int32_t i = 0; i < m->n_rows; i += 2, pair += 2 * FAST_MIX_COLS, weight += 2) {
         __m512i value[COLS / 16];
@@ -125,20 +116,20 @@ INLINE void mix_block(const fast_mix *m, int32_t j, int32_t n_out, int32_t c) {
     }
 }
 
-static void mix(const fast_mix *m) {
-    pair_rows(m);
+static void mix(const ops_mix *m, const fast_narrow *n) {
+    pair_rows(m, n->pairs);
     for (int32_t j = 0; j < m->n_out; j++) {
-        uint16_t *to = m->weights + j * FAST_MIX_ROWS;
+        uint16_t *to = n->weights + j * FAST_MIX_ROWS;
         narrow(to, m->coef + j * m->coef_stride, m->n_rows);
     }
     for (int32_t c = 0; c < m->cols; c += COLS) {
         int32_t j = 0;
-        for (; j + 4 <= m->n_out; j += 4) mix_block(m, j, 4, c);
+        for (; j + 4 <= m->n_out; j += 4) mix_block(m, n, j, 4, c);
         if (m->n_out - j >= 2) {
-            mix_block(m, j, 2, c);
+            mix_block(m, n, j, 2, c);
             j += 2;
         }
-        if (j < m->n_out) mix_block(m, j, 1, c);
+        if (j < m->n_out) mix_block(m, n, j, 1, c);
     }
 }
 

@@ -101,34 +101,35 @@ static bool narrows(const hd_attend_args *a, const ops_kernels *k) {
     return k->fast_attend && narrow_stride(a) <= NARROW_COLS;
 }
 
+static fast_narrow narrow_of(const hd_attend_args *a, attend_state *s) {
+    return (fast_narrow){.q = s->narrow.q,
+                         .key = s->narrow.key,
+                         .stride = narrow_stride(a),
+                         .pairs = s->narrow.pairs,
+                         .weights = s->narrow.weights};
+}
+
 static void score_block(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
                         attend_state *s, int32_t n) {
     for (int32_t u = 0; u < n; u += OPS_TILE_ROWS) {
         const int32_t n_w = hd_min_i32(OPS_TILE_ROWS, n - u);
         const float *w[OPS_TILE_ROWS];
         for (int32_t j = 0; j < OPS_TILE_ROWS; j++) w[j] = s->key[u + (j < n_w ? j : 0)];
-        if (narrows(a, k)) {
-            k->fast_attend->score(&(fast_scores){.out = s->score + u,
-                                                 .q = s->narrow.q,
-                                                 .key = w,
-                                                 .next = s->key + u + OPS_TILE_ROWS,
-                                                 .space = s->narrow.key,
-                                                 .out_stride = BLOCK_KEYS,
-                                                 .q_stride = narrow_stride(a),
-                                                 .n_q = t->n_heads,
-                                                 .n_keys = n_w,
-                                                 .cols = a->k_dim});
-            continue;
-        }
-        if (k->score) {
-            k->score(&(ops_scores){.out = s->score + u,
+        const ops_scores scores = {.out = s->score + u,
                                    .q = t->q,
                                    .key = w,
                                    .next = s->key + u + OPS_TILE_ROWS,
                                    .out_stride = BLOCK_KEYS,
                                    .n_q = t->n_heads,
                                    .n_keys = n_w,
-                                   .cols = a->k_dim});
+                                   .cols = a->k_dim};
+        if (narrows(a, k)) {
+            const fast_narrow narrow = narrow_of(a, s);
+            k->fast_attend->score(&scores, &narrow);
+            continue;
+        }
+        if (k->score) {
+            k->score(&scores);
             continue;
         }
         memset(s->acc, 0, sizeof s->acc);
@@ -152,29 +153,21 @@ static void add_values(const hd_attend_args *a, const ops_kernels *k, const atte
                        attend_state *s, attend_part *p, int32_t n) {
     for (int32_t col = 0; col < a->v_dim; col += STRETCH) {
         const int32_t cols = hd_min_i32(STRETCH, a->v_dim - col);
+        const ops_mix mix = {.out = s->sum,
+                             .coef = s->score,
+                             .row = s->key,
+                             .out_stride = STRETCH,
+                             .coef_stride = BLOCK_KEYS,
+                             .at = col,
+                             .n_out = t->n_heads,
+                             .n_rows = n,
+                             .cols = cols};
+        memset(s->sum, 0, sizeof s->sum);
         if (narrows(a, k)) {
-            k->fast_attend->mix(&(fast_mix){.out = s->sum,
-                                            .coef = s->score,
-                                            .row = s->key,
-                                            .pairs = s->narrow.pairs,
-                                            .weights = s->narrow.weights,
-                                            .out_stride = STRETCH,
-                                            .coef_stride = BLOCK_KEYS,
-                                            .at = col,
-                                            .n_out = t->n_heads,
-                                            .n_rows = n,
-                                            .cols = cols});
+            const fast_narrow narrow = narrow_of(a, s);
+            k->fast_attend->mix(&mix, &narrow);
         } else {
-            memset(s->sum, 0, sizeof s->sum);
-            k->mix(&(ops_mix){.out = s->sum,
-                              .coef = s->score,
-                              .row = s->key,
-                              .out_stride = STRETCH,
-                              .coef_stride = BLOCK_KEYS,
-                              .at = col,
-                              .n_out = t->n_heads,
-                              .n_rows = n,
-                              .cols = cols});
+            k->mix(&mix);
         }
         for (int32_t h = 0; h < t->n_heads; h++) {
             k->blend(p->out + (int64_t)h * a->v_dim + col, s->sum + h * STRETCH, s->down[h],

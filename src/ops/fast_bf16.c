@@ -6,19 +6,17 @@
 #include "ops/e4m3_vbmi_internal.h"
 #include "ops/fast_internal.h"
 #include "ops/fold_avx512_internal.h"
+#include "ops/pairs_bf16_internal.h"
 
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
 /* One for each kind of matrix, or their frames add up. */
 #define OUTLINE static __attribute__((noinline))
-#define UNROLL  _Pragma("GCC unroll 16")
 
 enum {
-    PARTS = 4, /* registers of a segment as bf16, */
-    PART = 32, /* of so many columns */
+    PARTS = 4, /* registers of a segment as bf16 */
     FEW = 8,   /* rows of x that do without a tile */
     NEAR_X =
         8192, /* elements of x that stay in the first cache beside rows of W in stretches, */
@@ -29,10 +27,6 @@ enum {
     TILE_SEGMENTS = FAST_COLS / FAST_SEGMENT,
     AHEAD = 8192 /* bytes of W that are fetched ahead */
 };
-
-INLINE __mmask16 first_lanes(int32_t n) {
-    return (__mmask16)(n >= 16 ? 0xffffu : n > 0 ? (1u << n) - 1u : 0u);
-}
 
 /* ---- x ---- */
 
@@ -47,13 +41,6 @@ INLINE int32_t column_of(int32_t i, hd_dtype type) {
     default:
         return i;
     }
-}
-
-/* PART columns, of which n are there. */
-INLINE __m512i round_part(const float *from, int32_t n) {
-    const __m512 low = _mm512_maskz_loadu_ps(first_lanes(n), from),
-                 high = _mm512_maskz_loadu_ps(first_lanes(n - 16), from + 16);
-    return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
 static void round_row(uint16_t *to, const float *from, int32_t n, hd_dtype type) {
@@ -129,10 +116,6 @@ OUTLINE const uint8_t *fill_up(const fast_product *p, const uint8_t *src, int32_
     memset(end, 0, sizeof p->space->end);
     memcpy(end, src, (size_t)(n * hd_dtype_bits(p->w->type) / 8));
     return end;
-}
-
-INLINE __m512 add_pairs(__m512 sum, __m512i w, __m512i x) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x);
 }
 
 INLINE __m512 add_segment(__m512 sum, __m512 part, __m512 scale, bool scaled) {

@@ -64,33 +64,23 @@ enum {
     FAST_MIX_COLS = 128, /* and columns */
 };
 
-/* out[i, j] = q[i] . key[j] */
-typedef struct fast_scores {
-    float *out;               /* [n_q, n_keys] */
-    const uint16_t *q;        /* [n_q, q_stride] as narrow leaves them */
-    const float *const *key;  /* [FAST_KEYS], also where n_keys is less */
-    const float *const *next; /* [FAST_KEYS] keys that will be wanted next */
-    uint16_t *space;          /* [FAST_KEYS, q_stride] */
-    int64_t out_stride;
-    int32_t q_stride, n_q, n_keys, cols;
-} fast_scores;
+struct ops_scores;
+struct ops_mix;
 
-/* out[j, c] = sum over i of coef[j, i] * row[i][at + c] */
-typedef struct fast_mix {
-    float *out;              /* [n_out, cols] */
-    const float *coef;       /* [n_out, n_rows] */
-    const float *const *row; /* [n_rows] */
-    uint16_t *pairs;         /* [FAST_MIX_ROWS, FAST_MIX_COLS] and */
-    uint16_t *weights;       /* [n_out, FAST_MIX_ROWS] of space */
-    int64_t out_stride, coef_stride, at;
-    int32_t n_out, n_rows, cols;
-} fast_mix;
+/* Room for what is rounded. */
+typedef struct fast_narrow {
+    uint16_t *q, *key; /* [n_q, stride] and [FAST_KEYS, stride], as narrow leaves them */
+    int32_t stride;
+    uint16_t *pairs;   /* [FAST_MIX_ROWS, FAST_MIX_COLS] */
+    uint16_t *weights; /* [n_out, FAST_MIX_ROWS] */
+} fast_narrow;
 
 typedef struct fast_attend_kernels {
     /* n columns as bf16, then zeros to a multiple of 32. */
     void (*narrow)(uint16_t *to, const float *from, int32_t n);
-    void (*score)(const fast_scores *s);
-    void (*mix)(const fast_mix *m);
+    /* As the kernels of float32, with what is rounded; the queries are in n->q. */
+    void (*score)(const struct ops_scores *s, const fast_narrow *n);
+    void (*mix)(const struct ops_mix *m, const fast_narrow *n);
 } fast_attend_kernels;
 
 extern const fast_attend_kernels fast_attend_bf16;
