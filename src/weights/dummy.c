@@ -13,9 +13,10 @@
 
 enum { ALIGN = 256 };
 
-/* Root mean squares of drawn codes: E4M3 without the upper half of its exponents, E2M1, and
- * numbers of either sign between 1 and 2. */
-static const double rms_e4m3 = 0.62, rms_e2m1 = 2.93, rms_plain = 1.5275;
+/* Root mean squares of drawn codes: E4M3 with every other exponent of the upper half, since
+ * checkpoints scale blocks up to the format's limit; E2M1; and numbers of either sign between 1
+ * and 2. */
+static const double rms_e4m3 = 96.9, rms_e2m1 = 2.93, rms_plain = 1.5275;
 
 /* ---- how large ---- */
 
@@ -85,7 +86,7 @@ static hd_noise scale_pattern(hd_dtype type, double value) {
 static hd_noise data_pattern(const hd_tensor_decl *d, hd_dtype type, double wanted) {
     if (d->rank == 1) return pattern(type, (float)is_one(d), false);
     if (type == HD_E2M1) return (hd_noise){.keep = 0xffffffffu};
-    if (type == HD_E4M3) return (hd_noise){.keep = 0xbfbfbfbfu};
+    if (type == HD_E4M3) return (hd_noise){.keep = 0xb7b7b7b7u, .set = 0x40404040u};
     return pattern(type, ldexpf(1.0f, (int)lround(log2(wanted / rms_plain))), true);
 }
 
