@@ -7,7 +7,7 @@
 #   make STATIC=1      libraries linked in, for machines that lack them
 #   make WERROR=       warnings stay warnings, for compilers newer than ours (gcc 12, clang 14)
 #
-# A file's suffix selects its instruction set: x_avx2.c, x_avx512.c, x_vbmi.c, x_bf16.c; *_ref.c is compiled so
+# A file's suffix selects its instruction set: x_avx2.c, x_avx512.c, x_vbmi.c, x_vnni.c, x_bf16.c; *_ref.c is compiled so
 # that the reference has one answer. Everything else runs on any x86-64-v2 or aarch64.
 
 BUILD   ?= build
@@ -39,6 +39,7 @@ ISA_ref    = -ffp-contract=off
 ISA_avx2   = -mavx2 -mfma -mf16c
 ISA_avx512 = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c
 ISA_vbmi   = $(ISA_avx512) -mavx512vbmi
+ISA_vnni   = $(ISA_avx512) -mavx512vnni
 ISA_bf16   = $(ISA_vbmi) -mavx512bf16
 isa_flags  = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $1)))))
 # The operators' locals are not zeroed first: their arrays of registers are written at once, and
@@ -62,7 +63,7 @@ LDLIBS  += -lm -lpthread
 
 SOURCES := $(sort $(wildcard src/*/*.c))
 ifneq ($(ARCH),x86_64)
-SOURCES := $(filter-out %_avx2.c %_avx512.c %_vbmi.c %_bf16.c,$(SOURCES))
+SOURCES := $(filter-out %_avx2.c %_avx512.c %_vbmi.c %_vnni.c %_bf16.c,$(SOURCES))
 endif
 OBJECTS := $(SOURCES:%.c=$(BUILD)/%.o)
 LIBRARY := $(filter-out $(BUILD)/src/cli/main.o,$(OBJECTS))

@@ -38,8 +38,8 @@ typedef struct hd_engine_options {
                               air at once, to measure everything but the model */
     const char
         *precision; /* of the cpu and cuda backends: "exact", the default, or "fast", which
-                                rounds activations to bfloat16 before products; a processor
-                                that is no faster with them computes exactly all the same */
+                                rounds activations before products, as docs/numerics.md says;
+                                a processor that is no faster so computes exactly all the same */
     bool no_batch_invariance; /* of the cuda backend with "fast": products of many rows by
                                 cuBLASLt, so that an answer's bits depend on what runs beside
                                 it; docs/numerics.md */

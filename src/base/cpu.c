@@ -25,6 +25,7 @@ uint32_t hd_cpu_features(void) {
         f |= HD_CPU_AVX512;
     }
     if (__builtin_cpu_supports("avx512vbmi")) f |= HD_CPU_AVX512_VBMI;
+    if (__builtin_cpu_supports("avx512vnni")) f |= HD_CPU_AVX512_VNNI;
     if (__builtin_cpu_supports("avx512bf16")) f |= HD_CPU_AVX512_BF16;
     /* One or two a clock since Zen 4. Intel's leave that to AMX: a Sapphire Rapids takes 2.4 clocks
      * for each. */
@@ -36,10 +37,10 @@ uint32_t hd_cpu_features(void) {
 }
 
 void hd_cpu_feature_names(uint32_t features, char *out, int32_t cap) {
-    static const char *const names[] = {"avx2",        "avx512", "avx512_vbmi",
-                                        "avx512_bf16", "neon",   "fast_bf16"};
+    static const char *const names[] = {"avx2", "avx512",    "avx512_vbmi", "avx512_bf16",
+                                        "neon", "fast_bf16", "avx512_vnni"};
     out[0] = '\0';
-    for (int i = 0; i < 6; i++) {
+    for (int i = 0; i < 7; i++) {
         if (!(features & (1u << i))) continue;
         size_t n = strlen(out);
         snprintf(out + n, (size_t)cap - n, "%s%s", n ? " " : "", names[i]);

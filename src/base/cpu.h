@@ -10,7 +10,8 @@ enum {
     HD_CPU_AVX512_VBMI = 1 << 2, /* byte look-ups */
     HD_CPU_AVX512_BF16 = 1 << 3, /* dot products of bf16 */
     HD_CPU_NEON = 1 << 4,
-    HD_CPU_FAST_BF16 = 1 << 5, /* those are faster than products of float32 */
+    HD_CPU_FAST_BF16 = 1 << 5,   /* those are faster than products of float32 */
+    HD_CPU_AVX512_VNNI = 1 << 6, /* dot products of whole numbers */
 };
 
 /* Instruction sets that both the processor and the operating system support. */

@@ -21,7 +21,8 @@ static const char *const backends[] = {"cpu", "ref", "cuda", NULL};
 
 /* What a processor of each --isa lacks. */
 enum {
-    BEYOND_AVX512 = HD_CPU_AVX512_VBMI | HD_CPU_AVX512_BF16 | HD_CPU_FAST_BF16,
+    BEYOND_AVX512 =
+        HD_CPU_AVX512_VBMI | HD_CPU_AVX512_VNNI | HD_CPU_AVX512_BF16 | HD_CPU_FAST_BF16,
     BEYOND_AVX2 = BEYOND_AVX512 | HD_CPU_AVX512,
     BEYOND_PLAIN = BEYOND_AVX2 | HD_CPU_AVX2
 };

@@ -4,10 +4,10 @@
 
 _Static_assert(sizeof(fast_space) <= OPS_STATE_BYTES, "it is a worker's scratch");
 
-static bool takes_format(const hd_weight *w) {
+static bool takes_format(const fast_kernels *fast, const hd_weight *w) {
     switch (w->type) {
     case HD_BF16:
-        return !w->scale;
+        return fast->takes_bf16 && !w->scale;
     case HD_E4M3:
         return !w->scale || w->block_cols == FAST_SEGMENT;
     case HD_E2M1:
@@ -18,7 +18,7 @@ static bool takes_format(const hd_weight *w) {
 }
 
 bool ops_fast_takes(const ops_kernels *k, const hd_weight *w) {
-    return k->fast && takes_format(w) && fast_scales(w) <= FAST_SCALES / FAST_ROWS &&
+    return k->fast && takes_format(k->fast, w) && fast_scales(w) <= FAST_SCALES / FAST_ROWS &&
            ops_fast_x_rows(w) > 0;
 }
 
@@ -40,7 +40,8 @@ void ops_multiply_fast(const ops_kernels *k, const ops_product *p, fast_space *s
                             .read_scales = k->decode[w->scale_type],
                             .space = s};
     for (int32_t i = 0; i < p->n_x && !p->same_x; i++) {
-        k->fast->round(s->x + i * f.x_stride, p->x[i], w->cols, w->type);
+        k->fast->round(s->x + i * f.x_stride, s->x_scale + i * f.x_stride / FAST_SEGMENT,
+                       p->x[i], w->cols, w->type);
     }
     k->fast->multiply(&f);
 }

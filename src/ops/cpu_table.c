@@ -32,21 +32,43 @@ TABLE(avx512, "cpu avx512", HD_EXACT)
 #define FIELD_vbmi(op) .op = op##_vbmi,
 TABLE(vbmi, "cpu avx512 vbmi", HD_EXACT)
 
+#define ENTRY_whole(op) ENTRY(op, whole)
+#define FIELD_whole(op) .op = op##_whole,
+TABLE(whole, "cpu avx2, fast", HD_FAST)
+
+#define ENTRY_vnni(op) ENTRY(op, vnni)
+#define FIELD_vnni(op) .op = op##_vnni,
+TABLE(vnni, "cpu avx512 vnni, fast", HD_FAST)
+
 #define ENTRY_bf16(op) ENTRY(op, bf16)
 #define FIELD_bf16(op) .op = op##_bf16,
 TABLE(bf16, "cpu avx512 bf16, fast", HD_FAST)
 
 #endif
 
+#if defined(__x86_64__)
+
+static bool has(uint32_t flags, uint32_t all) {
+    return (flags & all) == all;
+}
+
+static hd_ops fast(uint32_t flags) {
+    if (has(flags, HD_CPU_AVX512_VBMI | HD_CPU_AVX512_BF16 | HD_CPU_FAST_BF16)) return bf16;
+    return has(flags, HD_CPU_AVX512 | HD_CPU_AVX512_VNNI) ? vnni : whole;
+}
+
+static hd_ops exact(uint32_t flags) {
+    if (!has(flags, HD_CPU_AVX512)) return avx2;
+    return has(flags, HD_CPU_AVX512_VBMI) ? vbmi : avx512;
+}
+
+#endif
+
 void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags, hd_precision precision) {
     *t = plain;
 #if defined(__x86_64__)
-    const uint32_t needed = HD_CPU_AVX512_VBMI | HD_CPU_AVX512_BF16 | HD_CPU_FAST_BF16;
-    if (!(cpu_flags & HD_CPU_AVX2)) return;
-    *t = avx2;
-    if (!(cpu_flags & HD_CPU_AVX512)) return;
-    *t = cpu_flags & HD_CPU_AVX512_VBMI ? vbmi : avx512;
-    if (precision == HD_FAST && (cpu_flags & needed) == needed) *t = bf16;
+    if (!has(cpu_flags, HD_CPU_AVX2)) return;
+    *t = precision == HD_FAST ? fast(cpu_flags) : exact(cpu_flags);
 #else
     (void)cpu_flags;
     (void)precision;

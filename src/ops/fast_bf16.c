@@ -1,19 +1,14 @@
 /* fast_bf16.c - products of rounded x with AVX-512's dot products of bf16, which add the two
  * products of a pair one after the other, the second one first, and round after each. Few rows of
  * x meet W as it lies, row after row; more meet a tile of it. */
-#include "base/checked.h"
-#include "base/memory.h"
 #include "ops/e4m3_vbmi_internal.h"
-#include "ops/fast_internal.h"
+#include "ops/fast_rows_internal.h"
 #include "ops/fold_avx512_internal.h"
 #include "ops/pairs_bf16_internal.h"
 
 #include <math.h>
 #include <stdbool.h>
 #include <string.h>
-
-/* One for each kind of matrix, or their frames add up. */
-#define OUTLINE static __attribute__((noinline))
 
 enum {
     PARTS = 4, /* registers of a segment as bf16 */
@@ -43,7 +38,8 @@ INLINE int32_t column_of(int32_t i, hd_dtype type) {
     }
 }
 
-static void round_row(uint16_t *to, const float *from, int32_t n, hd_dtype type) {
+static void round_row(uint16_t *to, float *scale, const float *from, int32_t n, hd_dtype type) {
+    (void)scale;
     uint16_t order[FAST_SEGMENT];
     for (int32_t i = 0; i < FAST_SEGMENT; i++) order[i] = (uint16_t)column_of(i, type);
     for (int32_t c = 0; c < n; c += FAST_SEGMENT) {
@@ -63,12 +59,6 @@ static void round_row(uint16_t *to, const float *from, int32_t n, hd_dtype type)
 
 /* ---- W ---- */
 
-/* How a matrix is stored; constant where it is used. */
-typedef struct kind {
-    hd_dtype type;
-    int32_t block; /* columns that share a scale; 0: no scales */
-} kind;
-
 typedef struct tables {
     e4m3_table e4m3;
     __m512i e2m1; /* a look-up reads five bits, of which the highest is another code's */
@@ -80,10 +70,6 @@ INLINE tables make_tables(void) {
                         0x0000, 0x3f00, 0x3f80, 0x3fc0, 0x4000, 0x4040, 0x4080, 0x40c0,
                         (short)0x8000, (short)0xbf00, (short)0xbf80, (short)0xbfc0,
                         (short)0xc000, (short)0xc040, (short)0xc080, (short)0xc0c0))};
-}
-
-INLINE int32_t segment_bytes(kind k) {
-    return k.type == HD_E2M1 ? 64 : k.type == HD_E4M3 ? 128 : 256;
 }
 
 /* A segment as bf16. */
@@ -106,60 +92,11 @@ INLINE void read_segment(__m512i part[PARTS], const tables *t, const uint8_t *sr
     }
 }
 
-INLINE const uint8_t *row_at(const fast_product *p, int32_t row) {
-    return (const uint8_t *)p->w->data + (p->row + row) * p->row_bytes;
-}
-
-/* The n columns of a row's end as a whole segment. */
-OUTLINE const uint8_t *fill_up(const fast_product *p, const uint8_t *src, int32_t n) {
-    uint8_t *end = p->space->end;
-    memset(end, 0, sizeof p->space->end);
-    memcpy(end, src, (size_t)(n * hd_dtype_bits(p->w->type) / 8));
-    return end;
-}
-
 INLINE __m512 add_segment(__m512 sum, __m512 part, __m512 scale, bool scaled) {
     return scaled ? _mm512_fmadd_ps(part, scale, sum) : _mm512_add_ps(sum, part);
 }
 
 /* ---- scales ---- */
-
-/* The row of scales of a row of W. */
-INLINE int32_t scale_row(const fast_product *p, int32_t row) {
-    return p->w->scale ? (p->row + row) / p->w->block_rows : 0;
-}
-
-INLINE int64_t scale_row_bytes(const fast_product *p) {
-    const hd_weight *w = p->w;
-    return hd_ceil_div(w->cols, w->block_cols) * hd_dtype_bits(w->scale_type) / 8;
-}
-
-/* Scales of rows [row, row + n), each filled up with zeros to fast_scales, as far as they differ. */
-OUTLINE void read_scales(const fast_product *p, int32_t row, int32_t n) {
-    const hd_weight *w = p->w;
-    const int32_t all = fast_scales(w);
-    float *to = p->space->scale;
-    if (!w->scale) {
-        for (int32_t i = 0; i < all; i++) to[i] = 1.0f;
-        return;
-    }
-    const int32_t there = (int32_t)hd_ceil_div(w->cols, w->block_cols);
-    const int32_t first = scale_row(p, row), rows = scale_row(p, row + n - 1) - first + 1;
-    const uint8_t *src = (const uint8_t *)w->scale + first * scale_row_bytes(p);
-    if (there == all) {
-        p->read_scales(to, src, rows * all, &w->global, INT32_MAX);
-        return;
-    }
-    for (int32_t r = 0; r < rows; r++, to += all, src += scale_row_bytes(p)) {
-        p->read_scales(to, src, there, &w->global, INT32_MAX);
-        for (int32_t i = there; i < all; i++) to[i] = 0.0f;
-    }
-}
-
-/* Those of row + j. */
-INLINE const float *scales_of(const fast_product *p, int32_t row, int32_t j) {
-    return p->space->scale + (scale_row(p, row + j) - scale_row(p, row)) * fast_scales(p->w);
-}
 
 /* What the sums of a segment are multiplied by. */
 INLINE __m512 spread_scales(const float *at, kind k) {
@@ -223,15 +160,6 @@ INLINE bool are_plain(const fast_product *p, int32_t row, int32_t n, kind k) {
     return odd == 0;
 }
 
-/* Asks for the scales of rows further on. They are few bytes a row, which nothing foresees. */
-INLINE void fetch_scales(const fast_product *p, int32_t row, int32_t n) {
-    const hd_weight *w = p->w;
-    if (!w->scale || w->block_rows != 1) return;
-    const int64_t bytes = scale_row_bytes(p);
-    const char *at = (const char *)w->scale + (p->row + row) * bytes;
-    for (int64_t b = 0; b < n * bytes; b += HD_CACHE_LINE) _mm_prefetch(at + b, _MM_HINT_T0);
-}
-
 /* ---- few rows of x ---- */
 
 /* Columns [col, col + n) of a row of W, and its scales there: floats, of FP4 codes. */
@@ -284,20 +212,6 @@ INLINE void meet_row(const fast_product *p, const tables *t, const stretch *m, i
     }
 }
 
-INLINE const uint8_t *place_of(const fast_product *p, int32_t row, int32_t c, kind k) {
-    return row_at(p, row) + c / FAST_SEGMENT * segment_bytes(k);
-}
-
-/* What is wanted `ahead` rows after row j of n_w, where rows are taken side by side in stretches of n
- * columns, now those from c on: of the next stretch behind the last row, and of the next rows behind
- * the last stretch. */
-INLINE const uint8_t *place_ahead(const fast_product *p, int32_t row, int32_t n_w, int32_t j,
-                                  int32_t c, int32_t n, kind k) {
-    if (j < n_w) return place_of(p, row + j, c, k);
-    return c + n < p->w->cols ? place_of(p, row + j - n_w, c + n, k)
-                              : place_of(p, row + j, 0, k);
-}
-
 /* n_w <= FAST_ROWS rows of W, in stretches of columns for which x stays in the first cache. */
 INLINE void meet_rows(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
                       int32_t n_x, kind k) {
@@ -319,7 +233,7 @@ INLINE void meet_rows(const fast_product *p, const tables *t, int32_t row, int32
                          .n = hd_min_i32(wide, cols - c)};
             m.want = stretches == 1 ? m.src + AHEAD
                                     : place_ahead(p, row, n_w, j + ahead, c, wide, k);
-            if (k.type == HD_E4M3) m.scale = scales_of(p, row, j) + first;
+            if (k.type == HD_E4M3) m.scale = p->space->row_scale[j] + first;
             if (k.type == HD_E2M1) {
                 m.scale = (const uint8_t *)p->w->scale +
                           (p->row + row + j) * scale_row_bytes(p) + first;
@@ -359,7 +273,7 @@ INLINE int32_t read_tile(const fast_product *p, const tables *t, int32_t row, in
     fast_space *s = p->space;
     for (int32_t j = 0; j < n_w; j++) {
         const uint8_t *src = row_at(p, row + j) + first * bytes;
-        const float *scale = scales_of(p, row, j);
+        const float *scale = p->space->row_scale[j];
         uint16_t *to = s->tile + j * FAST_COLS;
         for (int32_t g = 0; g < segments; g++, src += bytes, to += FAST_SEGMENT) {
             __m512i w[PARTS];
@@ -538,4 +452,4 @@ static void multiply(const fast_product *p) {
     }
 }
 
-const fast_kernels fast_bf16 = {.round = round_row, .multiply = multiply};
+const fast_kernels fast_bf16 = {.round = round_row, .multiply = multiply, .takes_bf16 = true};

@@ -1,19 +1,20 @@
-/* fast_internal.h - matrix products whose x is rounded to bfloat16, and whose W is not rounded:
- * --precision fast. docs/numerics.md says in which order sums are made.
+/* fast_internal.h - matrix products whose x is rounded: --precision fast, in bfloat16 (fast_bf16.c) or
+ * in whole numbers of 16 bits (whole_*.c). docs/numerics.md says how, and in which order sums are made.
  *
- * Columns are taken FAST_SEGMENT at a time. A segment has 16 sums, each of eight products that are
- * added in pairs; they are multiplied by the scales of W and added to those of the segments before,
- * and at a row's end folded by one tree. The order is the data's own (design D8). */
+ * Columns are taken FAST_SEGMENT at a time. A segment has FAST_SUMS sums or half as many; they are
+ * multiplied by the scales of W and added to those of the segments before, and at a row's end folded
+ * by one tree. The order is the data's own (design D8). */
 #ifndef HD_OPS_FAST_INTERNAL_H
 #define HD_OPS_FAST_INTERNAL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/format.h"
 
 enum {
     FAST_SEGMENT = 128, /* columns; x is padded with zeros to a multiple */
-    FAST_SUMS = 16,     /* of a segment, and of a row */
+    FAST_SUMS = 16,     /* of a segment, and of a row, at most */
     FAST_ROWS = 16,     /* rows of W that are folded together, or lie in a tile */
     FAST_COLS = 512,    /* columns of a tile, which stays in the first cache */
     FAST_X_ROWS = 128,  /* rows of x at most */
@@ -27,12 +28,14 @@ typedef void fast_decode_fn(float *out, const uint8_t *src, int32_t n, const flo
 
 /* Scratch of one worker. */
 typedef struct fast_space {
-    uint16_t x[FAST_X_BYTES / 2]; /* rows of x as bf16, in the order of W's format */
+    uint16_t x[FAST_X_BYTES / 2]; /* rows of x, rounded, in the order of W's format, */
+    float x_scale[FAST_X_BYTES / 2 / FAST_SEGMENT]; /* and of their segments */
     float sums[FAST_X_ROWS * FAST_ROWS * FAST_SUMS];
     uint16_t tile[FAST_ROWS * FAST_COLS];
     float spread[FAST_ROWS * (FAST_COLS / FAST_SEGMENT) * FAST_SUMS]; /* the tile's scales */
     float scale[FAST_SCALES];
-    uint8_t end[FAST_SEGMENT * 2]; /* a row's last segment, filled up with zeros */
+    const float *row_scale[FAST_ROWS]; /* where in `scale` those of a row of W are */
+    uint8_t end[FAST_SEGMENT * 2];     /* a row's last segment, filled up with zeros */
 } fast_space;
 
 /* Rows of x, which lie in `space`, times rows [row, row + n_w) of W. */
@@ -49,12 +52,14 @@ typedef struct fast_product {
 } fast_product;
 
 typedef struct fast_kernels {
-    /* n columns into a row of x, for a matrix of this type. */
-    void (*round)(uint16_t *to, const float *from, int32_t n, hd_dtype type);
+    /* n columns into a row of x, for a matrix of this type, and what its segments were divided by; bf16
+     * has no such scales. */
+    void (*round)(uint16_t *to, float *scale, const float *from, int32_t n, hd_dtype type);
     void (*multiply)(const fast_product *p);
+    bool takes_bf16; /* matrices */
 } fast_kernels;
 
-extern const fast_kernels fast_bf16;
+extern const fast_kernels fast_bf16, fast_whole_avx2, fast_whole_vnni;
 
 /* ---- attention ---- */
 
@@ -85,10 +90,14 @@ typedef struct fast_attend_kernels {
 
 extern const fast_attend_kernels fast_attend_bf16;
 
-/* Scales of a row of W, filled up to a whole segment; one per segment where there are none. */
+/* Scales of a segment of W; one where there are none. */
+static inline int32_t fast_segment_scales(const hd_weight *w) {
+    return w->scale ? FAST_SEGMENT / w->block_cols : 1;
+}
+
+/* Scales of a row of W, filled up to a whole segment. */
 static inline int32_t fast_scales(const hd_weight *w) {
-    const int32_t segments = (w->cols + FAST_SEGMENT - 1) / FAST_SEGMENT;
-    return segments * (w->scale ? FAST_SEGMENT / w->block_cols : 1);
+    return (w->cols + FAST_SEGMENT - 1) / FAST_SEGMENT * fast_segment_scales(w);
 }
 
 /* Elements from one row of x to the next: an odd number of KB, so that stretches of rows share

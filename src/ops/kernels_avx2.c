@@ -195,3 +195,4 @@ static void mix(const ops_mix *m) {
     .meet_rows = 2
 
 const ops_kernels ops_kernels_avx2 = {AVX2};
+const ops_kernels ops_kernels_whole = {AVX2, .fast = &fast_whole_avx2};

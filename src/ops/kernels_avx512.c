@@ -242,5 +242,6 @@ static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *
 
 const ops_kernels ops_kernels_avx512 = {AVX512};
 const ops_kernels ops_kernels_vbmi = {VBMI};
+const ops_kernels ops_kernels_vnni = {AVX512, .fast = &fast_whole_vnni};
 const ops_kernels ops_kernels_bf16 = {VBMI, .fast = &fast_bf16,
                                       .fast_attend = &fast_attend_bf16};

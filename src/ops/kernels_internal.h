@@ -108,7 +108,10 @@ extern const ops_kernels ops_kernels_plain;
 extern const ops_kernels ops_kernels_avx2;
 extern const ops_kernels ops_kernels_avx512; /* needs AVX2 too */
 extern const ops_kernels ops_kernels_vbmi;   /* the same with byte look-ups */
-extern const ops_kernels ops_kernels_bf16;   /* with dot products of bf16: --precision fast */
+/* Those of --precision fast: */
+extern const ops_kernels ops_kernels_whole; /* AVX2's, in whole numbers; */
+extern const ops_kernels ops_kernels_vnni;  /* AVX-512's, with its dot products of those; */
+extern const ops_kernels ops_kernels_bf16;  /* of bf16 */
 
 ops_weigh_fn ops_weigh_plain, ops_weigh_avx2, ops_weigh_avx512;
 

@@ -60,9 +60,9 @@ static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
 }
 
 static void warn_exact(void) {
-    HD_LOG(HD_LOG_WARN, "computing_exactly",
-           hd_log_text("why", "precision fast wants AVX-512 with VBMI and fast BF16 (Zen 4 and "
-                              "later), and nothing else is faster than exact"));
+    HD_LOG(
+        HD_LOG_WARN, "computing_exactly",
+        hd_log_text("why", "precision fast wants AVX2, and nothing else is faster than exact"));
 }
 
 hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_ops_options *o,

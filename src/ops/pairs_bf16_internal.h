@@ -3,10 +3,8 @@
 #ifndef HD_OPS_PAIRS_BF16_INTERNAL_H
 #define HD_OPS_PAIRS_BF16_INTERNAL_H
 
+#include "ops/inline_internal.h"
 #include "ops/lanes_avx512_internal.h"
-
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 16")
 
 enum { PART = 32 /* elements of a register */ };
 

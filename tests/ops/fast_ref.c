@@ -7,21 +7,7 @@
 
 enum { SEGMENT = 128, SUMS = 16, STEPS = 4 };
 
-/* The two columns of a segment that sum `lane` takes in step q. */
-static void pair_of(int32_t pair[2], hd_dtype type, int32_t lane, int32_t q) {
-    switch (type) {
-    case HD_E2M1:
-        pair[0] = 8 * lane + q;
-        pair[1] = pair[0] + 4;
-        return;
-    case HD_E4M3:
-        pair[0] = q / 2 * 64 + lane / 4 * 16 + q % 2 * 8 + lane % 4 * 2;
-        break;
-    default:
-        pair[0] = q * 32 + lane * 2;
-    }
-    pair[1] = pair[0] + 1;
-}
+/* ---- stored elements ---- */
 
 static float scale_at(const hd_weight *w, int32_t row, int32_t col) {
     if (!w->scale) return 1.0f;
@@ -46,11 +32,29 @@ static float element_at(const hd_weight *w, int32_t row, int32_t col) {
     return col < w->cols ? hd_weight_at(&plain, row, col) : 0.0f;
 }
 
+/* ---- in bfloat16 ---- */
+
+/* The two columns of a segment that sum `lane` takes in step q. */
+static void pair_of(int32_t pair[2], hd_dtype type, int32_t lane, int32_t q) {
+    switch (type) {
+    case HD_E2M1:
+        pair[0] = 8 * lane + q;
+        pair[1] = pair[0] + 4;
+        return;
+    case HD_E4M3:
+        pair[0] = q / 2 * 64 + lane / 4 * 16 + q % 2 * 8 + lane % 4 * 2;
+        break;
+    default:
+        pair[0] = q * 32 + lane * 2;
+    }
+    pair[1] = pair[0] + 1;
+}
+
 static float rounded(const float *x, int32_t n, int32_t col) {
     return col < n ? hd_bf16_to_f32(hd_f32_to_bf16(x[col])) : 0.0f;
 }
 
-static float dot(const hd_weight *w, int32_t row, const float *x) {
+static float dot_bf16(const hd_weight *w, int32_t row, const float *x) {
     float sum[SUMS] = {0};
     for (int32_t c = 0; c < w->cols; c += SEGMENT) {
         for (int32_t lane = 0; lane < SUMS; lane++) {
@@ -78,8 +82,82 @@ static float dot(const hd_weight *w, int32_t row, const float *x) {
     return (four[0] + four[1]) + (four[2] + four[3]);
 }
 
-static void linear(hd_stream *s, const hd_linear_args *a) {
-    (void)s;
+/* ---- in whole numbers ---- */
+
+enum { WHOLE_SUMS = 8, LIMIT = 8191 };
+
+/* The largest magnitude of a segment; one that is not a number is larger than all that are. */
+static float largest(const float *x, int32_t n) {
+    uint32_t top = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const uint32_t bits = hd_f32_bits(x[i]) & INT32_MAX;
+        top = bits > top ? bits : top;
+    }
+    return hd_f32_from_bits(top);
+}
+
+/* Which sum of its segment takes a column. */
+static int32_t sum_of(hd_dtype type, int32_t col) {
+    static const int32_t of_block[WHOLE_SUMS] = {0, 1, 4, 5, 2, 3, 6, 7};
+    return type == HD_E2M1 ? of_block[col / 16] : col % 32 / 16 * 4 + col % 8 / 2;
+}
+
+/* Columns [col, col + n) of a row: 512 times each, or 32 times and rounded, halves up. Gives what undoes
+ * it, or what is not a number where an element is none. */
+static float whole_elements(int32_t *out, const hd_weight *w, int32_t row, int32_t col,
+                            int32_t n) {
+    float element[SEGMENT], most = 0.0f;
+    for (int32_t i = 0; i < n; i++) {
+        element[i] = element_at(w, row, col + i);
+        if (isnan(element[i])) return NAN;
+        most = fmaxf(most, fabsf(element[i]));
+    }
+    const bool coarse = w->type == HD_E4M3 && most >= 32.0f;
+    for (int32_t i = 0; i < n; i++) {
+        out[i] = coarse ? (int32_t)floorf(element[i] * 32.0f + 0.5f)
+                        : (int32_t)(element[i] * 512.0f);
+    }
+    return coarse ? 0x1p-5f : 0x1p-9f;
+}
+
+/* As exact computes it. */
+static float dot_exact(const hd_weight *w, int32_t row, const float *x) {
+    float sum[SUMS] = {0};
+    for (int32_t c = 0; c < w->cols; c++) {
+        sum[c % SUMS] = fmaf(x[c], element_at(w, row, c), sum[c % SUMS]);
+    }
+    for (int32_t half = SUMS / 2; half > 0; half /= 2) {
+        for (int32_t i = 0; i < half; i++) sum[i] += sum[i + half];
+    }
+    return sum[0];
+}
+
+static float dot_whole(const hd_weight *w, int32_t row, const float *x) {
+    float sum[WHOLE_SUMS] = {0};
+    if (w->type == HD_BF16) return dot_exact(w, row, x);
+    for (int32_t c = 0; c < w->cols; c += SEGMENT) {
+        const int32_t n = w->cols - c < SEGMENT ? w->cols - c : SEGMENT;
+        const float top = largest(x + c, n), by = top < 0x1p-100f ? 0.0f : (float)LIMIT / top;
+        int32_t element[SEGMENT] = {0}, count[WHOLE_SUMS] = {0};
+        float scale[WHOLE_SUMS] = {0};
+        const float unit = whole_elements(element, w, row, c, n);
+        for (int32_t i = 0; i < n; i++) {
+            const int32_t s = sum_of(w->type, i);
+            count[s] += (int32_t)lrintf(x[c + i] * by) * element[i];
+            scale[s] = scale_at(w, row, c + i);
+        }
+        for (int32_t s = 0; s < WHOLE_SUMS; s++) {
+            sum[s] = fmaf((float)count[s], scale[s] * unit * (top / (float)LIMIT), sum[s]);
+        }
+    }
+    return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+}
+
+/* ---- operators ---- */
+
+typedef float dot_fn(const hd_weight *w, int32_t row, const float *x);
+
+static void linear(dot_fn *dot, const hd_linear_args *a) {
     for (int32_t r = 0; r < a->rows; r++) {
         const float *x = act_in(a->x) + r * stride_or(a->x_stride, a->w->cols);
         float *y =
@@ -88,8 +166,7 @@ static void linear(hd_stream *s, const hd_linear_args *a) {
     }
 }
 
-static void linear_heads(hd_stream *s, const hd_linear_heads_args *a) {
-    (void)s;
+static void linear_heads(dot_fn *dot, const hd_linear_heads_args *a) {
     for (int32_t r = 0; r < a->rows; r++) {
         for (int32_t h = 0; h < a->heads; h++) {
             const float *x = act_in(a->x) + (int64_t)r * a->x_stride + (int64_t)h * a->x_head;
@@ -100,8 +177,7 @@ static void linear_heads(hd_stream *s, const hd_linear_heads_args *a) {
     }
 }
 
-static void linear_grouped(hd_stream *s, const hd_linear_grouped_args *a) {
-    (void)s;
+static void linear_grouped(dot_fn *dot, const hd_linear_grouped_args *a) {
     for (int32_t e = 0; e < a->n_experts; e++) {
         const hd_weight *w = &a->w[e];
         for (int32_t i = a->offset[e]; i < a->offset[e + 1]; i++) {
@@ -113,10 +189,23 @@ static void linear_grouped(hd_stream *s, const hd_linear_grouped_args *a) {
     }
 }
 
-void fast_ref_table(hd_ops *t) {
+/* Operators take no context, so each form has its own. */
+#define ENTRY(op, form)                                              \
+    static void op##_##form(hd_stream *s, const hd_##op##_args *a) { \
+        (void)s;                                                     \
+        op(dot_##form, a);                                           \
+    }
+ENTRY(linear, bf16)
+ENTRY(linear_heads, bf16)
+ENTRY(linear_grouped, bf16)
+ENTRY(linear, whole)
+ENTRY(linear_heads, whole)
+ENTRY(linear_grouped, whole)
+
+void fast_ref_table(hd_ops *t, fast_form form) {
     hd_ops_init_ref(t);
-    t->name = "ref, fast";
-    t->linear = linear;
-    t->linear_heads = linear_heads;
-    t->linear_grouped = linear_grouped;
+    t->name = form == FAST_BF16 ? "ref, fast in bf16" : "ref, fast in whole numbers";
+    t->linear = form == FAST_BF16 ? linear_bf16 : linear_whole;
+    t->linear_heads = form == FAST_BF16 ? linear_heads_bf16 : linear_heads_whole;
+    t->linear_grouped = form == FAST_BF16 ? linear_grouped_bf16 : linear_grouped_whole;
 }

@@ -1,8 +1,6 @@
 /* ops_fixture.c - tables, streams, guarded outputs and random inputs of the operator tests. */
 #include "ops/ops_fixture.h"
 
-#include "ops/fast_ref.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,18 +38,23 @@ static void find_tables(void) {
     uint32_t features = hd_cpu_features();
     if (features & HD_CPU_AVX512_BF16) features |= HD_CPU_FAST_BF16; /* or not, for its bits */
     hd_ops t;
-    fix.n_tables = fix.n_fast = 0;
+    fix.n_tables = 0;
     hd_ops_init_ref(&t);
     add_table(fix.table, &fix.n_tables, &t);
     if (fix.brief) return;
-    fast_ref_table(&t);
-    add_table(fix.fast, &fix.n_fast, &t);
+    for (fast_form f = 0; f < FAST_FORMS; f++) {
+        fix.n_fast[f] = 0;
+        fast_ref_table(&t, f);
+        add_table(fix.fast[f], &fix.n_fast[f], &t);
+    }
     for (uint32_t flags = 0; flags <= features; flags++) {
         if (flags & ~features) continue;
         hd_ops_init_cpu(&t, flags, HD_EXACT);
         add_table(fix.table, &fix.n_tables, &t);
         hd_ops_init_cpu(&t, flags, HD_FAST); /* exact where there is nothing faster */
-        if (strstr(t.name, "fast")) add_table(fix.fast, &fix.n_fast, &t);
+        if (t.precision != HD_FAST) continue;
+        const fast_form f = strstr(t.name, "bf16") ? FAST_BF16 : FAST_WHOLE;
+        add_table(fix.fast[f], &fix.n_fast[f], &t);
     }
 }
 
@@ -459,27 +462,35 @@ static void check_table(const op_case *c, const hd_ops *ops, const double *toler
     check_slices(c, what, ops, 7, base);
 }
 
-void check_fast_bits(const op_case *c) {
+static void check_form_bits(const op_case *c, fast_form f) {
     static const double same_bits = 0.0;
     const int32_t mark = taken.n;
     void *want[MAX_OUTS], *base[MAX_OUTS];
-    if (fix.n_fast == 0) return;
-    fix.poisoned = false;
-    fix.n_cases++;
-    run_op(c, &fix.fast[0], fix.stream[0], 0, c->rows, want);
-    for (int32_t t = 1; t < fix.n_fast; t++) {
-        check_table(c, &fix.fast[t], &same_bits, want, base);
+    run_op(c, &fix.fast[f][0], fix.stream[0], 0, c->rows, want);
+    for (int32_t t = 1; t < fix.n_fast[f]; t++) {
+        check_table(c, &fix.fast[f][t], &same_bits, want, base);
     }
     forget_to(mark);
 }
 
+void check_fast_bits(const op_case *c) {
+    fix.poisoned = false;
+    fix.n_cases++;
+    for (fast_form f = 0; f < FAST_FORMS; f++) {
+        if (fix.n_fast[f] > 1) check_form_bits(c, f);
+    }
+}
+
 static void check_fast(const op_case *c, void *const *want) {
     void *base[MAX_OUTS];
-    run_op(c, &fix.fast[0], fix.stream[0], 0, c->rows, base);
-    check_near(fix.fast[0].name, base[0], want[0], (int64_t)c->rows * c->width[0],
-               c->fast_tolerance);
-    for (int32_t t = 1; t < fix.n_fast && c->fast_near; t++) {
-        check_table(c, &fix.fast[t], &c->fast_tolerance, want, base);
+    for (fast_form f = 0; f < FAST_FORMS; f++) {
+        if (fix.n_fast[f] == 0) continue;
+        run_op(c, &fix.fast[f][0], fix.stream[0], 0, c->rows, base);
+        check_near(fix.fast[f][0].name, base[0], want[0], (int64_t)c->rows * c->width[0],
+                   c->fast_tolerance);
+        for (int32_t t = 1; t < fix.n_fast[f] && c->fast_near; t++) {
+            check_table(c, &fix.fast[f][t], &c->fast_tolerance, want, base);
+        }
     }
     if (!c->fast_near) check_fast_bits(c);
 }
@@ -513,7 +524,7 @@ void check_op(const op_case *c) {
                        (int64_t)c->rows * c->width[i]);
         }
     }
-    if (c->fast_tolerance > 0.0 && fix.n_fast > 0) check_fast(c, want);
+    if (c->fast_tolerance > 0.0) check_fast(c, want);
     check_gpu_fast(c, want);
     forget_to(mark);
 }

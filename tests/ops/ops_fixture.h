@@ -9,12 +9,13 @@
  * for sanitizers of the device.
  *
  * An op that --precision fast computes in its own way has a fast_tolerance: then fast_ref.h's table
- * is within it, and the CPU's tables of that precision give its bits; the GPU's has a tolerance of its own. */
+ * is within it for each form, and the CPU's tables of that precision give the bits of theirs; the GPU's has a tolerance of its own. */
 #ifndef HD_TESTS_OPS_FIXTURE_H
 #define HD_TESTS_OPS_FIXTURE_H
 
 #include "check.h"
 
+#include "ops/fast_ref.h"
 #include "ops/ops.h"
 
 enum { MAX_OUTS = 4, MAX_TABLES = 16, N_THREADS = 4 };
@@ -53,9 +54,9 @@ LIBRARY_TESTS_LIST(X)
 typedef struct ops_fixture {
     hd_ops table[MAX_TABLES]; /* the reference, every distinct CPU table, CUDA */
     int32_t n_tables;
-    hd_ops fast[MAX_TABLES]; /* fast_ref.h's, and every CPU table of --precision fast;
-                                none in brief */
-    int32_t n_fast;
+    hd_ops fast[FAST_FORMS][MAX_TABLES]; /* fast_ref.h's, and every CPU table of --precision
+                                            fast; none in brief */
+    int32_t n_fast[FAST_FORMS];
     hd_device *device[N_THREADS];
     hd_stream *stream[N_THREADS]; /* 1, 2, 3 and 5 threads */
     hd_device *gpu;               /* NULL without one */

@@ -249,7 +249,9 @@ static void check_places_on(const hd_linear_grouped_args *a, const op_case *c,
 static void check_places(const hd_linear_grouped_args *a, const op_case *c) {
     if (fix.brief) return; /* linear has cases of its own */
     for (int32_t t = 0; t < fix.n_tables; t++) check_places_on(a, c, &fix.table[t]);
-    for (int32_t t = 0; t < fix.n_fast; t++) check_places_on(a, c, &fix.fast[t]);
+    for (fast_form f = 0; f < FAST_FORMS; f++) {
+        for (int32_t t = 0; t < fix.n_fast[f]; t++) check_places_on(a, c, &fix.fast[f][t]);
+    }
 }
 
 static void grouped_shape(const weight_format *f, const int32_t *counts, int32_t outs,
