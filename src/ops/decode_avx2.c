@@ -1,6 +1,5 @@
 /* decode_avx2.c - rows of stored formats into floats. A ragged end goes by way of a copy, so that
  * nothing beyond it is touched. */
-#include "ops/e4m3_internal.h"
 #include "ops/widen_avx2_internal.h"
 
 typedef scaled prepare_fn(float scale);
@@ -95,7 +94,7 @@ void ops_decode_bf16_avx2(float *out, const uint8_t *src, int32_t n, const float
 
 void ops_decode_e4m3_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
                           int32_t block) {
-    if (e4m3_fits_f16(src, n, scale, block)) {
+    if (e4m3_scales_fit(scale, n, block) && !e4m3_has_nan(src, n)) {
         decode(out, src, n, scale, block, 8, e4m3_scale, widen_e4m3);
     } else {
         decode(out, src, n, scale, block, 8, same_scale, scale_e4m3);

@@ -192,7 +192,7 @@ static void mix(const ops_mix *m) {
              [HD_BF16] = ops_meet_bf16_avx2,                                               \
              [HD_E4M3] = ops_meet_e4m3_avx2,                                               \
              [HD_E2M1] = ops_meet_e2m1_avx2},                                              \
-    .meet_rows = 2
+    .meet_rows = 8
 
 const ops_kernels ops_kernels_avx2 = {AVX2};
 const ops_kernels ops_kernels_whole = {AVX2, .fast = &fast_whole_avx2};

@@ -1,8 +1,14 @@
 /* meet_avx2.c - few rows of x against stored rows, 8 elements to a register. */
 #include "ops/widen_avx2_internal.h"
 
-/* Four sums and what is on its way to them fit the registers. */
-enum { MEET_X_ROWS = 2, MEET_W_ROWS = 2 };
+/* Up to eight sums and what is on its way to them fit the registers. Where an element takes more
+ * steps than loading x does, x is what is loaded again. */
+enum { MEET_X_ROWS = 4 };
+
+static inline int32_t meet_w_rows(int32_t bits, int32_t n_x) {
+    const int32_t most = bits < 16 ? 1 : 2; /* rows of x that meet two of W */
+    return n_x > most ? 1 : 2;
+}
 
 static inline scaled no_scale(float scale) {
     (void)scale;

@@ -2,11 +2,10 @@
  * stored format into registers and meet x there, without a tile of floats between. Same steps in
  * the same order as decode and dots, same bits. Before it comes what an instruction set brings:
  * lanes; `scaled`, what turns OPS_LANES stored elements into floats times a scale, with functions
- * that prepare and use it for each format. */
+ * that prepare and use it for each format; and how many rows meet at once. */
 #ifndef HD_OPS_MEET_LOOPS_INTERNAL_H
 #define HD_OPS_MEET_LOOPS_INTERNAL_H
 
-#include "ops/e4m3_internal.h"
 #include "ops/meet_internal.h"
 
 #define UNROLL _Pragma("GCC unroll 4")
@@ -22,28 +21,29 @@ typedef struct stored {
     widen_fn *widen;
 } stored;
 
-/* MEET_W_ROWS rows of W from w on with n_x rows of x from i on. */
+/* n_w rows of W from w on with n_x rows of x from i on. */
 static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m, stored f,
-                                                            int32_t w, int32_t i, int32_t n_x) {
+                                                            int32_t w, int32_t n_w, int32_t i,
+                                                            int32_t n_x) {
     const uint8_t *const *src = m->src + w;
     const float *const *x = m->x + i;
     float *acc = m->acc + (i * OPS_TILE_ROWS + w) * OPS_LANES;
-    lanes sum[OPS_TILE_ROWS][MEET_W_ROWS]; /* of n_x rows */
+    lanes sum[OPS_TILE_ROWS][OPS_TILE_ROWS]; /* of n_x rows */
     UNROLL for (int32_t k = 0; k < n_x; k++) {
-        UNROLL for (int32_t j = 0; j < MEET_W_ROWS; j++) {
+        UNROLL for (int32_t j = 0; j < n_w; j++) {
             sum[k][j] = load_lanes(acc + (k * OPS_TILE_ROWS + j) * OPS_LANES);
         }
     }
     for (int32_t c = 0, block = 0; c < m->n; block++) {
         const int32_t end = m->n - c < f.block ? m->n : c + f.block;
-        scaled scale[MEET_W_ROWS];
-        UNROLL for (int32_t j = 0; j < MEET_W_ROWS; j++) {
+        scaled scale[OPS_TILE_ROWS];
+        UNROLL for (int32_t j = 0; j < n_w; j++) {
             scale[j] = f.prepare(m->scale[w + j][block]);
         }
         do {
             const int64_t at = (int64_t)c * f.bits / 8;
-            if (at % 64 == 0) prefetch(m, w, MEET_W_ROWS, at);
-            UNROLL for (int32_t j = 0; j < MEET_W_ROWS; j++) {
+            if (at % 64 == 0) prefetch(m, w, n_w, at);
+            UNROLL for (int32_t j = 0; j < n_w; j++) {
                 const lanes wide = f.widen(src[j] + at, scale[j]);
                 UNROLL for (int32_t k = 0; k < n_x; k++) {
                     sum[k][j] = add_product(sum[k][j], load_lanes(x[k] + c), wide);
@@ -53,21 +53,25 @@ static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m
         } while (f.block > OPS_LANES && c < end);
     }
     UNROLL for (int32_t k = 0; k < n_x; k++) {
-        UNROLL for (int32_t j = 0; j < MEET_W_ROWS; j++) {
+        UNROLL for (int32_t j = 0; j < n_w; j++) {
             store_lanes(acc + (k * OPS_TILE_ROWS + j) * OPS_LANES, sum[k][j]);
         }
     }
 }
 
-/* As many rows of x at a time as there are registers for. */
+/* All rows of W with n_x rows of x from i on: as many at a time as there are registers for. */
+static inline __attribute__((always_inline)) void meet_some(const ops_meeting *m, stored f,
+                                                            int32_t i, int32_t n_x) {
+    const int32_t n_w = meet_w_rows(f.bits, n_x);
+    for (int32_t w = 0; w < OPS_TILE_ROWS; w += n_w) meet_rows(m, f, w, n_w, i, n_x);
+}
+
 static inline __attribute__((always_inline)) void meet(const ops_meeting *m, stored f) {
-    for (int32_t w = 0; w < OPS_TILE_ROWS; w += MEET_W_ROWS) {
-        int32_t i = 0;
-        for (; MEET_X_ROWS >= 4 && i + 4 <= m->n_x; i += 4) meet_rows(m, f, w, i, 4);
-        for (; MEET_X_ROWS >= 3 && i + 3 <= m->n_x; i += 3) meet_rows(m, f, w, i, 3);
-        for (; i + 2 <= m->n_x; i += 2) meet_rows(m, f, w, i, 2);
-        if (i < m->n_x) meet_rows(m, f, w, i, 1);
-    }
+    int32_t i = 0;
+    for (; MEET_X_ROWS >= 4 && i + 4 <= m->n_x; i += 4) meet_some(m, f, i, 4);
+    for (; MEET_X_ROWS >= 3 && i + 3 <= m->n_x; i += 3) meet_some(m, f, i, 3);
+    for (; i + 2 <= m->n_x; i += 2) meet_some(m, f, i, 2);
+    if (i < m->n_x) meet_some(m, f, i, 1);
 }
 
 static inline bool meet_f32(const ops_meeting *m) {
@@ -84,7 +88,9 @@ static inline bool meet_bf16(const ops_meeting *m) {
 
 static inline bool meet_e4m3(const ops_meeting *m) {
     for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
-        if (!e4m3_fits_f16(m->src[j], m->n, m->scale[j], m->block)) return false;
+        const bool known = j > 0 && m->scale[j] == m->scale[j - 1];
+        if (!known && !e4m3_scales_fit(m->scale[j], m->n, m->block)) return false;
+        if (e4m3_has_nan(m->src[j], m->n)) return false;
     }
     meet(m, (stored){8, m->block, e4m3_scale, widen_e4m3});
     return true;

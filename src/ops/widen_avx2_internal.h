@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "ops/e4m3_internal.h"
 #include "ops/lanes_avx2_internal.h"
 
 typedef struct scaled {
@@ -27,18 +28,52 @@ static inline lanes widen_bf16(const uint8_t *src, scaled s) {
                    widen_halves(_mm_loadu_si128(half + 1))};
 }
 
-/* By way of F16: e4m3_internal.h. */
+/* By way of F32: e4m3_internal.h. Its subnormals cost nothing where it matters, and conversions from
+ * F16 are two steps each. */
 static inline scaled e4m3_scale(float scale) {
-    return (scaled){_mm256_set1_ps(scale * 256.0f)};
+    return (scaled){_mm256_set1_ps(scale * 0x1p120f)};
+}
+
+static inline __m256 widen_eight_e4m3(const uint8_t *src, scaled s) {
+    const __m256i code =
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)src));
+    const __m256i bits =
+        _mm256_and_si256(_mm256_slli_epi32(code, 20), _mm256_set1_epi32((int32_t)0x87f00000));
+    return _mm256_mul_ps(_mm256_castsi256_ps(bits), s.by);
 }
 
 static inline lanes widen_e4m3(const uint8_t *src, scaled s) {
-    const __m256i byte =
-        _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)src));
-    const __m256i bits =
-        _mm256_and_si256(_mm256_slli_epi16(byte, 7), _mm256_set1_epi16((int16_t)0xbf80));
-    return (lanes){_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(bits)), s.by),
-                   _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(bits, 1)), s.by)};
+    return (lanes){widen_eight_e4m3(src, s), widen_eight_e4m3(src + 8, s)};
+}
+
+static inline __m256i larger_magnitude(__m256i largest, const uint8_t *code) {
+    const __m256i codes = _mm256_loadu_si256((const __m256i *)(const void *)code);
+    return _mm256_max_epu8(largest, _mm256_and_si256(codes, _mm256_set1_epi8(0x7f)));
+}
+
+static inline bool e4m3_scales_fit(const float *scale, int32_t n, int32_t block) {
+    return e4m3_scales_below(0x1p8f, scale, n, block);
+}
+
+/* Four steps at a time, as this is done before every product. */
+static inline bool e4m3_has_nan(const uint8_t *code, int32_t n) {
+    __m256i largest[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(),
+                          _mm256_setzero_si256(), _mm256_setzero_si256()};
+    int32_t i = 0;
+    for (; i + 128 <= n; i += 128) {
+        for (int32_t j = 0; j < 4; j++) {
+            largest[j] = larger_magnitude(largest[j], code + i + 32 * j);
+        }
+    }
+    for (; i < n; i += 32) {
+        uint8_t end[32] = {0};
+        memcpy(end, code + i, (size_t)(n - i < 32 ? n - i : 32));
+        largest[0] = larger_magnitude(largest[0], end);
+    }
+    const __m256i all = _mm256_max_epu8(_mm256_max_epu8(largest[0], largest[1]),
+                                        _mm256_max_epu8(largest[2], largest[3]));
+    const __m256i nan = _mm256_cmpeq_epi8(all, _mm256_set1_epi8(0x7f));
+    return !_mm256_testz_si256(nan, nan);
 }
 
 /* The magnitudes, scaled; their own codes are laid over the bits where widen_eight will lay a code

@@ -5,10 +5,17 @@
 
 #include <string.h>
 
+#include "ops/e4m3_internal.h"
 #include "ops/lanes_avx512_internal.h"
 
 /* Sixteen sums and what is on its way to them fit the registers. */
-enum { MEET_X_ROWS = 4, MEET_W_ROWS = 4 };
+enum { MEET_X_ROWS = 4 };
+
+static inline int32_t meet_w_rows(int32_t bits, int32_t n_x) {
+    (void)bits;
+    (void)n_x;
+    return OPS_TILE_ROWS;
+}
 
 typedef struct scaled {
     __m512 by; /* the scale, or a table of 16 scaled values */
@@ -31,6 +38,19 @@ static inline lanes widen_bf16(const uint8_t *src, scaled s) {
 }
 
 /* By way of F16: e4m3_internal.h. */
+static inline bool e4m3_scales_fit(const float *scale, int32_t n, int32_t block) {
+    return e4m3_scales_below(0x1p120f, scale, n, block);
+}
+
+static inline bool e4m3_has_nan(const uint8_t *code, int32_t n) {
+    uint8_t largest = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const uint8_t magnitude = code[i] & 0x7f;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest == 0x7f;
+}
+
 static inline scaled e4m3_scale(float scale) {
     return (scaled){_mm512_set1_ps(scale * 256.0f)};
 }
