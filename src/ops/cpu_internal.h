@@ -64,11 +64,10 @@ enum {
     OPS_TILE_COLS = 512,                         /* columns decoded at once */
     OPS_TILE_STRIDE = OPS_TILE_COLS + OPS_LANES, /* so that rows differ in their cache sets */
     OPS_X_ROWS = 64,                             /* rows that share a decoded tile */
-    OPS_WIDE_ROWS = 8,  /* rows of W in a tile that many rows of x meet */
-    OPS_NEAR_ROWS = 12, /* rows of x that go through a tile together */
-    OPS_MIX_ROWS = 8,   /* rows of a tile that is added up instead of multiplied */
-    OPS_FEW_ROWS = 16,  /* rows of x for which decoding into a tile does not pay */
-    OPS_AHEAD = 8192,   /* bytes of W fetched ahead, at least; of 8, 32, 64, 128 KiB the best */
+    OPS_WIDE_ROWS = 8, /* rows of W in a tile that many rows of x meet */
+    OPS_MIX_ROWS = 8,  /* rows of a tile that is added up instead of multiplied */
+    OPS_FEW_ROWS = 16, /* rows of x for which decoding into a tile does not pay */
+    OPS_AHEAD = 8192,  /* bytes of W fetched ahead, at least; of 8, 32, 64, 128 KiB the best */
     OPS_MEET_COLS = 4096 /* columns that they meet at once */
 };
 

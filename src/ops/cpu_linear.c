@@ -133,8 +133,8 @@ static void fetch_next(const hd_weight *w, int32_t row, int32_t n_w, int32_t c, 
     for (; src < end; src += HD_CACHE_LINE) __builtin_prefetch(src);
 }
 
-/* Columns from c on by way of a decoded tile. Few rows of x go through it at a time, so that they
- * are still near when its second half wants them. */
+/* Columns from c on by way of a decoded tile. Where few rows of x go through it at a time, they are
+ * still near when its second half wants them. */
 static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *tile,
                           int32_t row, int32_t n_w, int32_t c) {
     const int32_t n = hd_min_i32(OPS_TILE_COLS, p->w->cols - c);
@@ -147,8 +147,8 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
         }
         w[j] = to;
     }
-    for (int32_t i = 0; i < p->n_x; i += OPS_NEAR_ROWS) {
-        const int32_t n_x = hd_min_i32(OPS_NEAR_ROWS, p->n_x - i);
+    for (int32_t i = 0; i < p->n_x; i += k->near_rows) {
+        const int32_t n_x = hd_min_i32(k->near_rows, p->n_x - i);
         for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
             float *acc = tile->acc + (j * OPS_X_ROWS + i * OPS_TILE_ROWS) * OPS_LANES;
             k->dots(acc, p->x + i, n_x, c, w + j, n);

@@ -31,12 +31,13 @@ double ops_square_sum_avx2(const float *x, int32_t n) {
 enum { X_ROWS = 3, HALF = OPS_LANES / 2 };
 
 /* n_x rows of x against the tile, and of their sums the lanes [from, from + n_halves * HALF): all
- * sums of several rows would not fit the registers. n_x and n_halves are constants where this is
- * inlined. */
+ * sums of several rows would not fit the registers. `next`: rows to ask for meanwhile, as many, or
+ * NULL. n_x, n_halves and whether there are such rows are constants where this is inlined. */
 static inline __attribute__((always_inline)) void dots_rows(float *acc, const float *const *x,
                                                             int32_t n_x, int64_t at,
                                                             const float *const *w, int32_t n,
-                                                            int32_t from, int32_t n_halves) {
+                                                            int32_t from, int32_t n_halves,
+                                                            const float *const *next) {
     const int32_t each = OPS_TILE_ROWS * OPS_LANES;
     __m256 sum[X_ROWS][OPS_TILE_ROWS][2];
     const float *to[X_ROWS];
@@ -51,6 +52,9 @@ static inline __attribute__((always_inline)) void dots_rows(float *acc, const fl
     }
     int32_t c = from;
     for (; c + n_halves * HALF <= n; c += OPS_LANES) {
+        UNROLL for (int i = 0; i < n_x && next; i++) {
+            _mm_prefetch((const char *)(next[i] + at + c), _MM_HINT_T0);
+        }
         UNROLL for (int j = 0; j < OPS_TILE_ROWS; j++) {
             UNROLL for (int h = 0; h < n_halves; h++) {
                 const __m256 y = _mm256_loadu_ps(w[j] + c + 8 * h);
@@ -86,14 +90,15 @@ static void dots(float *acc, const float *const *x, int32_t n_x, int64_t at,
     const int32_t each = OPS_TILE_ROWS * OPS_LANES;
     int32_t i = 0;
     for (; n_x - i == 3 || n_x - i > 4; i += 3) {
-        dots_rows(acc + i * each, x + i, 3, at, w, n, 0, 1);
-        dots_rows(acc + i * each, x + i, 3, at, w, n, HALF, 1);
+        const float *const *next = n_x - i >= 6 ? x + i + 3 : x + i;
+        dots_rows(acc + i * each, x + i, 3, at, w, n, 0, 1, NULL);
+        dots_rows(acc + i * each, x + i, 3, at, w, n, HALF, 1, next);
     }
     for (; n_x - i >= 2; i += 2) {
-        dots_rows(acc + i * each, x + i, 2, at, w, n, 0, 1);
-        dots_rows(acc + i * each, x + i, 2, at, w, n, HALF, 1);
+        dots_rows(acc + i * each, x + i, 2, at, w, n, 0, 1, NULL);
+        dots_rows(acc + i * each, x + i, 2, at, w, n, HALF, 1, NULL);
     }
-    if (i < n_x) dots_rows(acc + i * each, x + i, 1, at, w, n, 0, 2);
+    if (i < n_x) dots_rows(acc + i * each, x + i, 1, at, w, n, 0, 2, NULL);
 }
 
 /* Folds the four sums of a tile together: after a transpose the last two halvings are two
@@ -192,7 +197,7 @@ static void mix(const ops_mix *m) {
              [HD_BF16] = ops_meet_bf16_avx2,                                               \
              [HD_E4M3] = ops_meet_e4m3_avx2,                                               \
              [HD_E2M1] = ops_meet_e2m1_avx2},                                              \
-    .meet_rows = 8
+    .meet_rows = 8, .near_rows = 64
 
 const ops_kernels ops_kernels_avx2 = {AVX2};
 const ops_kernels ops_kernels_whole = {AVX2, .fast = &fast_whole_avx2};
