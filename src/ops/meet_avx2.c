@@ -1,4 +1,4 @@
-/* meet_avx2.c - few rows of x against stored rows, 8 elements to a register. */
+/* meet_avx2.c - few rows of x against stored rows, 8 elements to a register; FP4 is in e2m1_avx2.c. */
 #include "ops/widen_avx2_internal.h"
 
 /* Up to eight sums and what is on its way to them fit the registers. Where an element takes more
@@ -27,8 +27,4 @@ bool ops_meet_bf16_avx2(const ops_meeting *m) {
 
 bool ops_meet_e4m3_avx2(const ops_meeting *m) {
     return meet_e4m3(m);
-}
-
-bool ops_meet_e2m1_avx2(const ops_meeting *m) {
-    return meet_e2m1(m, widen_e2m1);
 }

@@ -1,0 +1,113 @@
+/* e2m1_avx2.c - few rows of x against FP4, two times OPS_LANES columns at once: bytes are looked up
+ * instead of floats, so that what comes before the scales is shared by more of them. */
+#include "ops/widen_avx2_internal.h"
+
+#include "ops/meet_internal.h"
+
+#define UNROLL _Pragma("GCC unroll 4")
+
+enum { X_ROWS = 4, STEP = 2 * OPS_LANES };
+
+/* STEP columns as bf16, which holds all values of FP4: of 32 bits the lower half is column i, the
+ * upper one column i + 8. */
+typedef struct pairs {
+    __m256i part[2]; /* of OPS_LANES columns each */
+} pairs;
+
+/* Codes are first brought into the order in which their bytes will be wanted. */
+static inline pairs pair_columns(__m128i codes) {
+    const __m256i order =
+        _mm256_setr_epi8(0, 4, 0, 4, 1, 5, 1, 5, 8, 12, 8, 12, 9, 13, 9, 13, 2, 6, 2, 6, 3, 7,
+                         3, 7, 10, 14, 10, 14, 11, 15, 11, 15);
+    const __m256i low = _mm256_set1_epi64x((int64_t)0xc0804000c0800000);
+    const __m256i high = _mm256_setr_epi64x(0x404040403f3f3f00, (int64_t)0xc0c0c0c0bfbfbf80,
+                                            0x404040403f3f3f00, (int64_t)0xc0c0c0c0bfbfbf80);
+    const __m256i both = _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(codes), order);
+    const __m256i code = _mm256_and_si256(
+        _mm256_blend_epi16(both, _mm256_srli_epi16(both, 4), 0xaa), _mm256_set1_epi8(0x0f));
+    const __m256i of_low = _mm256_shuffle_epi8(low, code);
+    const __m256i of_high = _mm256_shuffle_epi8(high, code);
+    return (pairs){
+        {_mm256_unpacklo_epi8(of_low, of_high), _mm256_unpackhi_epi8(of_low, of_high)}
+    };
+}
+
+static inline lanes scale_pairs(__m256i part, float scale) {
+    const __m256 by = _mm256_set1_ps(scale);
+    const __m256i upper = _mm256_set1_epi32((int32_t)0xffff0000);
+    return (lanes){_mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(part, 16)), by),
+                   _mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(part, upper)), by)};
+}
+
+/* Where a product of n_w rows of W and n_x of x begins; a constant where it is inlined is all but the
+ * rows. */
+typedef struct place {
+    int32_t w, n_w, i, n_x, block;
+} place;
+
+/* Adds the columns [c, c + n_parts * OPS_LANES). */
+static inline __attribute__((always_inline)) void step(lanes sum[X_ROWS][OPS_TILE_ROWS],
+                                                       const ops_meeting *m, place p, int32_t c,
+                                                       int32_t n_parts) {
+    UNROLL for (int32_t j = 0; j < p.n_w; j++) {
+        const __m128i *src = (const __m128i *)(const void *)(m->src[p.w + j] + c / 2);
+        const pairs wide =
+            pair_columns(n_parts == 2 ? _mm_loadu_si128(src) : _mm_loadl_epi64(src));
+        UNROLL for (int32_t h = 0; h < n_parts; h++) {
+            const int32_t at = c + h * OPS_LANES;
+            const lanes w = scale_pairs(wide.part[h], m->scale[p.w + j][at / p.block]);
+            UNROLL for (int32_t k = 0; k < p.n_x; k++) {
+                sum[k][j] = add_product(sum[k][j], load_lanes(m->x[p.i + k] + at), w);
+            }
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m, place p) {
+    float *acc = m->acc + (p.i * OPS_TILE_ROWS + p.w) * OPS_LANES;
+    lanes sum[X_ROWS][OPS_TILE_ROWS];
+    UNROLL for (int32_t k = 0; k < p.n_x; k++) {
+        UNROLL for (int32_t j = 0; j < p.n_w; j++) {
+            sum[k][j] = load_lanes(acc + (k * OPS_TILE_ROWS + j) * OPS_LANES);
+        }
+    }
+    int32_t c = 0;
+    for (; c + STEP <= m->n; c += STEP) {
+        if (c % 128 == 0) prefetch(m, p.w, p.n_w, c / 2);
+        step(sum, m, p, c, 2);
+    }
+    if (c < m->n) step(sum, m, p, c, 1);
+    UNROLL for (int32_t k = 0; k < p.n_x; k++) {
+        UNROLL for (int32_t j = 0; j < p.n_w; j++) {
+            store_lanes(acc + (k * OPS_TILE_ROWS + j) * OPS_LANES, sum[k][j]);
+        }
+    }
+}
+
+/* All rows of W with n_x rows of x: two with one, for the same loads of x, else one with several. */
+static inline __attribute__((always_inline)) void meet_some(const ops_meeting *m, int32_t i,
+                                                            int32_t n_x, int32_t block) {
+    const int32_t n_w = n_x == 1 ? 2 : 1;
+    for (int32_t w = 0; w < OPS_TILE_ROWS; w += n_w) {
+        meet_rows(m, (place){w, n_w, i, n_x, block});
+    }
+}
+
+static inline __attribute__((always_inline)) void meet(const ops_meeting *m, int32_t block) {
+    int32_t i = 0;
+    for (; i + 4 <= m->n_x; i += 4) meet_some(m, i, 4, block);
+    if (m->n_x - i == 3) meet_some(m, i, 3, block);
+    if (m->n_x - i == 2) meet_some(m, i, 2, block);
+    if (m->n_x - i == 1) meet_some(m, i, 1, block);
+}
+
+bool ops_meet_e2m1_avx2(const ops_meeting *m) {
+    if (m->block == 16) {
+        meet(m, 16);
+    } else if (m->block == 32) {
+        meet(m, 32);
+    } else {
+        meet(m, m->block);
+    }
+    return true;
+}
