@@ -95,6 +95,14 @@ void ops_fetch_scales(const hd_weight *w, int32_t row, int32_t col, int32_t n_w,
     for (; src < end; src += HD_CACHE_LINE) __builtin_prefetch(src);
 }
 
+/* Columns that n_x rows meet at once, so that they stay near while the rows of W pass. Whole blocks:
+ * no checkpoint's are wider than the least. */
+static int32_t meet_cols(const ops_kernels *k, int32_t n_x) {
+    const int32_t cols = k->meet_near / n_x;
+    if (cols >= OPS_MEET_COLS) return OPS_MEET_COLS;
+    return hd_max_i32(OPS_LEAST_MEET_COLS, cols - cols % OPS_LEAST_MEET_COLS);
+}
+
 /* Rows [row, row + n_w) of W without a tile between, as far as whole lanes go: gives the first
  * column that is left. */
 static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, int32_t row,
@@ -104,14 +112,15 @@ static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, 
     const int64_t bits = hd_dtype_bits(w->type), tile_bits = OPS_TILE_ROWS * w->cols * bits;
     const int64_t ahead = tile_bits > 8 * OPS_AHEAD ? tile_bits : 8 * OPS_AHEAD;
     if (!k->meet[w->type] || p->n_x > k->meet_rows) return 0;
-    for (int32_t c = 0; c < end; c += OPS_MEET_COLS) {
+    const int32_t most = meet_cols(k, p->n_x);
+    for (int32_t c = 0; c < end; c += most) {
         const float *x[OPS_FEW_ROWS];
         ops_meeting m = {.acc = tile->acc,
                          .x = x,
                          .n_x = p->n_x,
                          .scaled = w->scale != NULL,
                          .block = w->scale ? w->block_cols : INT_MAX,
-                         .n = hd_min_i32(OPS_MEET_COLS, end - c),
+                         .n = hd_min_i32(most, end - c),
                          .ahead = (ahead + 3 * c * bits) / 8};
         for (int32_t i = 0; i < p->n_x; i++) x[i] = p->x[i] + c;
         for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {

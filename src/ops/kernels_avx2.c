@@ -197,7 +197,7 @@ static void mix(const ops_mix *m) {
              [HD_BF16] = ops_meet_bf16_avx2,                                               \
              [HD_E4M3] = ops_meet_e4m3_avx2,                                               \
              [HD_E2M1] = ops_meet_e2m1_avx2},                                              \
-    .meet_rows = 8, .near_rows = 64
+    .meet_rows = 8, .meet_near = 8192, .near_rows = 64
 
 const ops_kernels ops_kernels_avx2 = {AVX2};
 const ops_kernels ops_kernels_whole = {AVX2, .fast = &fast_whole_avx2};

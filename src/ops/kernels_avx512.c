@@ -236,7 +236,7 @@ static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *
              [HD_BF16] = ops_meet_bf16_avx512, \
              [HD_E4M3] = e4m3,                 \
              [HD_E2M1] = e2m1},                \
-    .meet_rows = 16, .near_rows = 12
+    .meet_rows = 16, .meet_near = 65536, .near_rows = 12
 #define AVX512 SHARED(ops_decode_e4m3_avx2), MEET(ops_meet_e4m3_avx512, ops_meet_e2m1_avx512)
 #define VBMI   SHARED(ops_decode_e4m3_vbmi), MEET(ops_meet_e4m3_vbmi, ops_meet_e2m1_vbmi)
 

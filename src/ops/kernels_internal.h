@@ -100,6 +100,7 @@ typedef struct ops_kernels {
     ops_decode_fn *decode[HD_N_DTYPES]; /* the float formats; NULL for the others */
     ops_meet_fn *meet[HD_N_DTYPES];     /* NULL: always the long way */
     int32_t meet_rows;        /* of x, at most OPS_FEW_ROWS: for more the long way is faster */
+    int32_t meet_near;        /* elements of x that meet stored rows at once, about */
     int32_t near_rows;        /* of x that go through a tile together */
     const fast_kernels *fast; /* NULL: exact; likewise */
     const fast_attend_kernels *fast_attend;
