@@ -39,66 +39,60 @@ static inline lanes scale_pairs(__m256i part, float scale) {
                    _mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(part, upper)), by)};
 }
 
-/* Where a product of n_w rows of W and n_x of x begins; a constant where it is inlined is all but the
- * rows. */
-typedef struct place {
-    int32_t w, n_w, i, n_x, block;
-} place;
+/* A row of W with n_x rows of x; constants where this is inlined are all but the pointers. */
+typedef struct group {
+    const uint8_t *src;
+    const float *scale, *x[X_ROWS];
+    int32_t n_x, block;
+} group;
 
 /* Adds the columns [c, c + n_parts * OPS_LANES). */
-static inline __attribute__((always_inline)) void step(lanes sum[X_ROWS][OPS_TILE_ROWS],
-                                                       const ops_meeting *m, place p, int32_t c,
+static inline __attribute__((always_inline)) void step(lanes sum[X_ROWS], group g, int32_t c,
                                                        int32_t n_parts) {
-    UNROLL for (int32_t j = 0; j < p.n_w; j++) {
-        const __m128i *src = (const __m128i *)(const void *)(m->src[p.w + j] + c / 2);
-        const pairs wide =
-            pair_columns(n_parts == 2 ? _mm_loadu_si128(src) : _mm_loadl_epi64(src));
-        UNROLL for (int32_t h = 0; h < n_parts; h++) {
-            const int32_t at = c + h * OPS_LANES;
-            const lanes w = scale_pairs(wide.part[h], m->scale[p.w + j][at / p.block]);
-            UNROLL for (int32_t k = 0; k < p.n_x; k++) {
-                sum[k][j] = add_product(sum[k][j], load_lanes(m->x[p.i + k] + at), w);
-            }
+    const __m128i *src = (const __m128i *)(const void *)(g.src + (uint32_t)c / 2);
+    const pairs wide = pair_columns(n_parts == 2 ? _mm_loadu_si128(src) : _mm_loadl_epi64(src));
+    UNROLL for (int32_t h = 0; h < n_parts; h++) {
+        const int32_t at = c + h * OPS_LANES;
+        const lanes w = scale_pairs(wide.part[h], g.scale[(uint32_t)at / (uint32_t)g.block]);
+        UNROLL for (int32_t k = 0; k < g.n_x; k++) {
+            sum[k] = add_product(sum[k], load_lanes(g.x[k] + at), w);
         }
     }
 }
 
-static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m, place p) {
-    float *acc = m->acc + (p.i * OPS_TILE_ROWS + p.w) * OPS_LANES;
-    lanes sum[X_ROWS][OPS_TILE_ROWS];
-    UNROLL for (int32_t k = 0; k < p.n_x; k++) {
-        UNROLL for (int32_t j = 0; j < p.n_w; j++) {
-            sum[k][j] = load_lanes(acc + (k * OPS_TILE_ROWS + j) * OPS_LANES);
-        }
+/* Row w of W with n_x rows of x from i on. */
+static inline __attribute__((always_inline)) void meet_row(const ops_meeting *m, int32_t w,
+                                                           int32_t i, int32_t n_x,
+                                                           int32_t block) {
+    const int32_t each = OPS_TILE_ROWS * OPS_LANES;
+    float *acc = m->acc + i * each + w * OPS_LANES;
+    group g = {.src = m->src[w], .scale = m->scale[w], .n_x = n_x, .block = block};
+    lanes sum[X_ROWS];
+    UNROLL for (int32_t k = 0; k < n_x; k++) {
+        g.x[k] = m->x[i + k];
+        sum[k] = load_lanes(acc + k * each);
     }
     int32_t c = 0;
     for (; c + STEP <= m->n; c += STEP) {
-        if (c % 128 == 0) prefetch(m, p.w, p.n_w, c / 2);
-        step(sum, m, p, c, 2);
+        if (c % 128 == 0) prefetch(m, w, 1, c / 2);
+        step(sum, g, c, 2);
     }
-    if (c < m->n) step(sum, m, p, c, 1);
-    UNROLL for (int32_t k = 0; k < p.n_x; k++) {
-        UNROLL for (int32_t j = 0; j < p.n_w; j++) {
-            store_lanes(acc + (k * OPS_TILE_ROWS + j) * OPS_LANES, sum[k][j]);
-        }
-    }
+    if (c < m->n) step(sum, g, c, 1);
+    UNROLL for (int32_t k = 0; k < n_x; k++) store_lanes(acc + k * each, sum[k]);
 }
 
-/* All rows of W with n_x rows of x: two with one, for the same loads of x, else one with several. */
-static inline __attribute__((always_inline)) void meet_some(const ops_meeting *m, int32_t i,
+static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m, int32_t i,
                                                             int32_t n_x, int32_t block) {
-    const int32_t n_w = n_x == 1 ? 2 : 1;
-    for (int32_t w = 0; w < OPS_TILE_ROWS; w += n_w) {
-        meet_rows(m, (place){w, n_w, i, n_x, block});
-    }
+    for (int32_t w = 0; w < OPS_TILE_ROWS; w++) meet_row(m, w, i, n_x, block);
 }
 
+/* As many rows of x at a time as there are registers for. */
 static inline __attribute__((always_inline)) void meet(const ops_meeting *m, int32_t block) {
     int32_t i = 0;
-    for (; i + 4 <= m->n_x; i += 4) meet_some(m, i, 4, block);
-    if (m->n_x - i == 3) meet_some(m, i, 3, block);
-    if (m->n_x - i == 2) meet_some(m, i, 2, block);
-    if (m->n_x - i == 1) meet_some(m, i, 1, block);
+    for (; i + 4 <= m->n_x; i += 4) meet_rows(m, i, 4, block);
+    if (m->n_x - i == 3) meet_rows(m, i, 3, block);
+    if (m->n_x - i == 2) meet_rows(m, i, 2, block);
+    if (m->n_x - i == 1) meet_rows(m, i, 1, block);
 }
 
 bool ops_meet_e2m1_avx2(const ops_meeting *m) {
