@@ -28,7 +28,7 @@ static inline lanes widen_bf16(const uint8_t *src, scaled s) {
                    widen_halves(_mm_loadu_si128(half + 1))};
 }
 
-/* By way of F32: e4m3_internal.h. Its subnormals cost nothing where it matters, and conversions from
+/* By way of F32: e4m3_internal.h. Its subnormals are slow but few in checkpoints; conversions from
  * F16 are two steps each. */
 static inline scaled e4m3_scale(float scale) {
     return (scaled){_mm256_set1_ps(scale * 0x1p120f)};
