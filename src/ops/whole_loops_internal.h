@@ -246,19 +246,27 @@ INLINE void read_segment(uint16_t *to, const tables *t, const uint8_t *src, bool
     }
 }
 
-/* Columns from c on of n_w <= FAST_ROWS rows. Gives how many segments. */
+/* Columns from c on of n_w <= FAST_ROWS rows, while the same of the next tile are asked for. Gives how
+ * many segments. */
 INLINE int32_t read_tile(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
                          int32_t c, kind k) {
     const int32_t bytes = segment_bytes(k), first = c / FAST_SEGMENT;
+    const bool last = c + FAST_COLS >= p->w->cols;
     const int32_t n = hd_min_i32(FAST_COLS, p->w->cols - c);
     const int32_t segments = (int32_t)hd_ceil_div(n, FAST_SEGMENT);
     fast_space *s = p->space;
     for (int32_t j = 0; j < n_w; j++) {
         const uint8_t *src = row_at(p, row + j) + first * bytes;
+        const uint8_t *want =
+            last ? row_at(p, row + FAST_ROWS + j) : src + TILE_SEGMENTS * bytes;
         const float *scale = p->space->row_scale[j] + first * fast_segment_scales(p->w);
         uint16_t *to = s->tile + j * FAST_COLS;
         float *spread = s->spread + j * LANES; /* [TILE_SEGMENTS, FAST_ROWS, LANES] */
         for (int32_t left = n; left > 0; left -= FAST_SEGMENT, to += FAST_SEGMENT) {
+            UNROLL for (int32_t b = 0; b < bytes; b += HD_CACHE_LINE) {
+                _mm_prefetch((const char *)want + b, _MM_HINT_T0);
+            }
+            want += bytes;
             if (left < FAST_SEGMENT) src = fill_up(p, src, left);
             const magnitude size = k.type == HD_E4M3 ? magnitude_of(src) : SMALL;
             if (k.type == HD_E4M3 && size == SMALL) {
