@@ -103,6 +103,7 @@ INLINE totals no_totals(void) {
     return _mm256_setzero_si256();
 }
 
+/* Loaded once, not again for every product that it is in. */
 INLINE words hold(words w) {
     __asm__("" : "+x"(w));
     return w;
@@ -110,8 +111,7 @@ INLINE words hold(words w) {
 
 INLINE totals add_products(totals sum, words w, words x) {
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
-    __asm__(""
-            : "+x"(sum)); /* not in another order, which takes more registers than there are */
+    __asm__("" : "+x"(sum)); /* in this order: any other takes more registers */
     return sum;
 }
 

@@ -24,7 +24,7 @@ enum {
     AHEAD = 8192 /* bytes of W that are fetched ahead */
 };
 
-/* Of x as of W: below it there are no whole numbers left. */
+/* A segment of x whose magnitudes are all below it is nothing. */
 static const float least_x = 0x1p-100f;
 
 /* What whole numbers of W are multiples of: those of FP4 and small FP8, and of larger FP8. */

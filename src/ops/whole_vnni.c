@@ -92,6 +92,7 @@ INLINE totals no_totals(void) {
     return _mm512_setzero_si512();
 }
 
+/* There are registers enough for the compiler to do so itself. */
 INLINE words hold(words w) {
     return w;
 }
