@@ -41,7 +41,8 @@ ISA_avx512 = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mfma -mf16c
 ISA_vbmi   = $(ISA_avx512) -mavx512vbmi
 ISA_vnni   = $(ISA_avx512) -mavx512vnni
 ISA_bf16   = $(ISA_vbmi) -mavx512bf16
-isa_flags  = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $1)))))
+isa        = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $1)))))
+isa_flags  = $(call isa,$1) $(if $(filter -m%,$(call isa,$1)),$(KERNEL_OPT))
 # The operators' locals are not zeroed first: their arrays of registers are written at once, and
 # zeroing them was a tenth of a product.
 UNZEROED := $(call cc-option,-ftrivial-auto-var-init=uninitialized)
@@ -163,17 +164,18 @@ unit: $(BUILD)/hadal_test $(BUILD)/hadal_test_api
 	$(BUILD)/hadal_test_api
 
 # Sanitizers want their own objects, no fortified libc calls (they hide findings) and asserts. What
-# is inlined keeps a place of its own on the stack, so that frames grow several times.
+# is inlined keeps a place of its own on the stack, so that frames grow several times; kernels, which
+# live in registers, are optimized all the same, or most of the time would be theirs.
 PROGRAMS = hadal hadal_test hadal_test_api
 SANITIZE = -g -O1 -fPIE -fno-sanitize-recover=all -Wframe-larger-than=65536
 debug:
 	$(MAKE) BUILD=build-debug OPT="-O1 -g3 -fPIE" $(PROGRAMS:%=build-debug/%)
 asan:
-	$(MAKE) BUILD=build-asan OPT="$(SANITIZE) -fsanitize=address,undefined" \
+	$(MAKE) BUILD=build-asan KERNEL_OPT=-O2 OPT="$(SANITIZE) -fsanitize=address,undefined" \
 	  LDOPT="-pie -fsanitize=address,undefined" $(PROGRAMS:%=build-asan/%) \
 	  $(DRIVERS:$(BUILD)/%=build-asan/%)
 tsan:
-	$(MAKE) BUILD=build-tsan OPT="$(SANITIZE) -fsanitize=thread" \
+	$(MAKE) BUILD=build-tsan KERNEL_OPT=-O2 OPT="$(SANITIZE) -fsanitize=thread" \
 	  LDOPT="-pie -fsanitize=thread" $(PROGRAMS:%=build-tsan/%) \
 	  $(DRIVERS:$(BUILD)/%=build-tsan/%)
 fuzz:
