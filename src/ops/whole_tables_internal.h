@@ -1,8 +1,11 @@
-/* whole_tables_internal.h - how FP4 and FP8 become whole numbers: look-ups by four bits. */
+/* whole_tables_internal.h - how FP4 and FP8 become whole numbers: look-ups by four bits. Before it come
+ * words, a register, and spread_table, which fills one with a table. */
 #ifndef HD_OPS_WHOLE_TABLES_INTERNAL_H
 #define HD_OPS_WHOLE_TABLES_INTERNAL_H
 
 #include <stdint.h>
+
+#include "ops/inline_internal.h"
 
 /* Of a segment of FP8: whether no element is 32 or more, or one is not a number. */
 typedef enum magnitude { SMALL, LARGE, BROKEN } magnitude;
@@ -29,5 +32,16 @@ static const int8_t whole_small_low[16] = {16,  64,  0, 0, 0, 0, 0, 0,
                                            -16, -64, 0, 0, 0, 0, 0, 0},
                     whole_small_high[16] = {0,  0,  1,  4,  16,  64,  0, 0,
                                             -1, -1, -1, -4, -16, -64, 0, 0};
+
+typedef struct tables {
+    words e2m1, fraction, excess, low, high, small_low, small_high;
+} tables;
+
+INLINE tables make_tables(void) {
+    return (tables){spread_table(whole_e2m1),      spread_table(whole_fraction),
+                    spread_table(whole_excess),    spread_table(whole_low),
+                    spread_table(whole_high),      spread_table(whole_small_low),
+                    spread_table(whole_small_high)};
+}
 
 #endif

@@ -2,27 +2,16 @@
 #include <stdbool.h>
 
 #include "ops/fast_rows_internal.h"
-#include "ops/whole_tables_internal.h"
 
 typedef __m512i words, totals;
 
 enum { WORDS = 32, TILE_X = 4, TILE_W = 4 };
 
-typedef struct tables {
-    __m512i e2m1, fraction, excess, low, high, small_low,
-        small_high; /* whole_tables_internal.h */
-} tables;
-
-INLINE __m512i spread_table(const int8_t table[16]) {
+INLINE words spread_table(const int8_t table[16]) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)table));
 }
 
-INLINE tables make_tables(void) {
-    return (tables){spread_table(whole_e2m1),      spread_table(whole_fraction),
-                    spread_table(whole_excess),    spread_table(whole_low),
-                    spread_table(whole_high),      spread_table(whole_small_low),
-                    spread_table(whole_small_high)};
-}
+#include "ops/whole_tables_internal.h"
 
 INLINE words load_words(const void *at) {
     return _mm512_loadu_si512(at);
