@@ -12,7 +12,7 @@
  * feeds every thread. */
 enum { TASK_STEPS = 262144, MAX_TASK_ROWS = 64 };
 
-/* In whole numbers every task turns its rows of x into them, so tasks are as large as keeps all
+/* With --precision fast every task rounds its rows of x, so tasks are as large as keeps all
  * threads busy to the end. */
 enum {
     FAST_TASKS = 4 /* of each worker, at least */,
@@ -297,7 +297,7 @@ static int32_t take_rows(const linear_job *job, int32_t *first) {
     return n;
 }
 
-/* All rows of x, which become whole numbers once, and rows of W until none are left. */
+/* All rows of x, which are rounded once, and rows of W until none are left. */
 static void linear_share(const void *arg, int32_t task, int32_t worker) {
     const linear_job *job = arg;
     (void)task;

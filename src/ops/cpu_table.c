@@ -53,8 +53,9 @@ static bool has(uint32_t flags, uint32_t all) {
 }
 
 static hd_ops fast(uint32_t flags) {
+    if (!has(flags, HD_CPU_AVX512)) return whole;
     if (has(flags, HD_CPU_AVX512_VBMI | HD_CPU_AVX512_BF16 | HD_CPU_FAST_BF16)) return bf16;
-    return has(flags, HD_CPU_AVX512 | HD_CPU_AVX512_VNNI) ? vnni : whole;
+    return has(flags, HD_CPU_AVX512_VNNI) ? vnni : whole;
 }
 
 static hd_ops exact(uint32_t flags) {

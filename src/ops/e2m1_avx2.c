@@ -1,10 +1,8 @@
 /* e2m1_avx2.c - few rows of x against FP4, two times OPS_LANES columns at once: bytes are looked up
  * instead of floats, so that what comes before the scales is shared by more of them. */
-#include "ops/widen_avx2_internal.h"
-
+#include "ops/inline_internal.h"
 #include "ops/meet_internal.h"
-
-#define UNROLL _Pragma("GCC unroll 4")
+#include "ops/widen_avx2_internal.h"
 
 enum { X_ROWS = 4, STEP = 2 * OPS_LANES };
 
@@ -15,7 +13,7 @@ typedef struct pairs {
 } pairs;
 
 /* Codes are first brought into the order in which their bytes will be wanted. */
-static inline pairs pair_columns(__m128i codes) {
+INLINE pairs pair_columns(__m128i codes) {
     const __m256i order =
         _mm256_setr_epi8(0, 4, 0, 4, 1, 5, 1, 5, 8, 12, 8, 12, 9, 13, 9, 13, 2, 6, 2, 6, 3, 7,
                          3, 7, 10, 14, 10, 14, 11, 15, 11, 15);
@@ -32,7 +30,7 @@ static inline pairs pair_columns(__m128i codes) {
     };
 }
 
-static inline lanes scale_pairs(__m256i part, float scale) {
+INLINE lanes scale_pairs(__m256i part, float scale) {
     const __m256 by = _mm256_set1_ps(scale);
     const __m256i upper = _mm256_set1_epi32((int32_t)0xffff0000);
     return (lanes){_mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(part, 16)), by),
@@ -47,8 +45,7 @@ typedef struct group {
 } group;
 
 /* Adds the columns [c, c + n_parts * OPS_LANES). */
-static inline __attribute__((always_inline)) void step(lanes sum[X_ROWS], group g, int32_t c,
-                                                       int32_t n_parts) {
+INLINE void step(lanes sum[X_ROWS], group g, int32_t c, int32_t n_parts) {
     const __m128i *src = (const __m128i *)(const void *)(g.src + (uint32_t)c / 2);
     const pairs wide = pair_columns(n_parts == 2 ? _mm_loadu_si128(src) : _mm_loadl_epi64(src));
     UNROLL for (int32_t h = 0; h < n_parts; h++) {
@@ -61,9 +58,7 @@ static inline __attribute__((always_inline)) void step(lanes sum[X_ROWS], group 
 }
 
 /* Row w of W with n_x rows of x from i on. */
-static inline __attribute__((always_inline)) void meet_row(const ops_meeting *m, int32_t w,
-                                                           int32_t i, int32_t n_x,
-                                                           int32_t block) {
+INLINE void meet_row(const ops_meeting *m, int32_t w, int32_t i, int32_t n_x, int32_t block) {
     const int32_t each = OPS_TILE_ROWS * OPS_LANES;
     float *acc = m->acc + i * each + w * OPS_LANES;
     group g = {.src = m->src[w], .scale = m->scale[w], .n_x = n_x, .block = block};
@@ -81,13 +76,12 @@ static inline __attribute__((always_inline)) void meet_row(const ops_meeting *m,
     UNROLL for (int32_t k = 0; k < n_x; k++) store_lanes(acc + k * each, sum[k]);
 }
 
-static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m, int32_t i,
-                                                            int32_t n_x, int32_t block) {
+INLINE void meet_rows(const ops_meeting *m, int32_t i, int32_t n_x, int32_t block) {
     for (int32_t w = 0; w < OPS_TILE_ROWS; w++) meet_row(m, w, i, n_x, block);
 }
 
 /* As many rows of x at a time as there are registers for. */
-static inline __attribute__((always_inline)) void meet(const ops_meeting *m, int32_t block) {
+INLINE void meet(const ops_meeting *m, int32_t block) {
     int32_t i = 0;
     for (; i + 4 <= m->n_x; i += 4) meet_rows(m, i, 4, block);
     if (m->n_x - i == 3) meet_rows(m, i, 3, block);

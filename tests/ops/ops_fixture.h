@@ -9,7 +9,8 @@
  * for sanitizers of the device.
  *
  * An op that --precision fast computes in its own way has a fast_tolerance: then fast_ref.h's table
- * is within it for each form, and the CPU's tables of that precision give the bits of theirs; the GPU's has a tolerance of its own. */
+ * is within it for each form, and the CPU's tables of that precision give the bits of theirs; the GPU's
+ * has a tolerance of its own. */
 #ifndef HD_TESTS_OPS_FIXTURE_H
 #define HD_TESTS_OPS_FIXTURE_H
 
