@@ -72,6 +72,14 @@ INLINE tables make_tables(void) {
                         (short)0xc000, (short)0xc040, (short)0xc080, (short)0xc0c0))};
 }
 
+/* The n columns of a row's end as a whole segment. */
+OUTLINE const uint8_t *fill_up(const fast_product *p, const uint8_t *src, int32_t n) {
+    uint8_t *end = p->space->end;
+    memset(end, 0, sizeof p->space->end);
+    memcpy(end, src, (size_t)(n * hd_dtype_bits(p->w->type) / 8));
+    return end;
+}
+
 /* A segment as bf16. */
 INLINE void read_segment(__m512i part[PARTS], const tables *t, const uint8_t *src, kind k) {
     if (k.type == HD_E2M1) {

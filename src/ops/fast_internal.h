@@ -1,9 +1,10 @@
 /* fast_internal.h - matrix products whose x is rounded: --precision fast, in bfloat16 (fast_bf16.c) or
  * in whole numbers of 16 bits (whole_*.c). docs/numerics.md says how, and in which order sums are made.
  *
- * Columns are taken FAST_SEGMENT at a time. A segment has FAST_SUMS sums or half as many; they are
- * multiplied by the scales of W and added to those of the segments before, and at a row's end folded
- * by one tree. The order is the data's own (design D8). */
+ * Columns are taken FAST_SEGMENT at a time. The sums of a segment are multiplied by the scales of W and
+ * added to the row's FAST_SUMS, which bf16's fill; of whole numbers they are half as many, and even and
+ * odd segments have each a half. At a row's end one tree folds them. The order is the data's own (design
+ * D8). */
 #ifndef HD_OPS_FAST_INTERNAL_H
 #define HD_OPS_FAST_INTERNAL_H
 
@@ -35,7 +36,8 @@ typedef struct fast_space {
     float spread[FAST_ROWS * (FAST_COLS / FAST_SEGMENT) * FAST_SUMS]; /* the tile's scales */
     float scale[FAST_SCALES];
     const float *row_scale[FAST_ROWS]; /* where in `scale` those of a row of W are */
-    uint8_t end[FAST_SEGMENT * 2];     /* a row's last segment, filled up with zeros */
+    uint8_t end[FAST_SEGMENT * 2];     /* a row's last columns, filled up with zeros, */
+    float end_scale[FAST_SUMS];        /* and their scales */
 } fast_space;
 
 /* Rows of x, which lie in `space`, times rows [row, row + n_w) of W. */

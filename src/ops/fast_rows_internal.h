@@ -25,14 +25,6 @@ INLINE const uint8_t *row_at(const fast_product *p, int32_t row) {
     return (const uint8_t *)p->w->data + (p->row + row) * p->row_bytes;
 }
 
-/* The n columns of a row's end as a whole segment. */
-OUTLINE const uint8_t *fill_up(const fast_product *p, const uint8_t *src, int32_t n) {
-    uint8_t *end = p->space->end;
-    memset(end, 0, sizeof p->space->end);
-    memcpy(end, src, (size_t)(n * hd_dtype_bits(p->w->type) / 8));
-    return end;
-}
-
 INLINE const uint8_t *place_of(const fast_product *p, int32_t row, int32_t c, kind k) {
     return row_at(p, row) + c / FAST_SEGMENT * segment_bytes(k);
 }

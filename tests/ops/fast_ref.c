@@ -133,13 +133,13 @@ static float dot_exact(const hd_weight *w, int32_t row, const float *x) {
 }
 
 static float dot_whole(const hd_weight *w, int32_t row, const float *x) {
-    float sum[WHOLE_SUMS] = {0};
+    float sums[2][WHOLE_SUMS] = {{0}}; /* of even and odd segments */
     if (w->type == HD_BF16) return dot_exact(w, row, x);
     for (int32_t c = 0; c < w->cols; c += SEGMENT) {
         const int32_t n = w->cols - c < SEGMENT ? w->cols - c : SEGMENT;
         const float top = largest(x + c, n), by = top < 0x1p-100f ? 0.0f : (float)LIMIT / top;
         int32_t element[SEGMENT] = {0}, count[WHOLE_SUMS] = {0};
-        float scale[WHOLE_SUMS] = {0};
+        float scale[WHOLE_SUMS] = {0}, *sum = sums[c / SEGMENT % 2];
         const float unit = whole_elements(element, w, row, c, n);
         for (int32_t i = 0; i < n; i++) {
             const int32_t s = sum_of(w->type, i);
@@ -150,6 +150,8 @@ static float dot_whole(const hd_weight *w, int32_t row, const float *x) {
             sum[s] = fmaf((float)count[s], scale[s] * unit * (top / (float)LIMIT), sum[s]);
         }
     }
+    float sum[WHOLE_SUMS];
+    for (int32_t s = 0; s < WHOLE_SUMS; s++) sum[s] = sums[0][s] + sums[1][s];
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
