@@ -63,13 +63,14 @@ INLINE void meet_row(const ops_meeting *m, int32_t w, int32_t i, int32_t n_x, in
     float *acc = m->acc + i * each + w * OPS_LANES;
     group g = {.src = m->src[w], .scale = m->scale[w], .n_x = n_x, .block = block};
     lanes sum[X_ROWS];
+    coming next = comes_next(m, 4, w, 1, i, n_x);
     UNROLL for (int32_t k = 0; k < n_x; k++) {
         g.x[k] = m->x[i + k];
         sum[k] = load_lanes(acc + k * each);
     }
     int32_t c = 0;
     for (; c + STEP <= m->n; c += STEP) {
-        if (c % 128 == 0) prefetch(m, w, 1, c / 2);
+        if (c % 128 == 0) prefetch(&next);
         step(sum, g, c, 2);
     }
     if (c < m->n) step(sum, g, c, 1);

@@ -104,11 +104,12 @@ static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m
     const float *const *x = m->x + first;
     float *acc = m->acc + first * each;
     four sum[X_ROWS];
+    coming next = comes_next(m, 8, 0, OPS_TILE_ROWS, first, n_x);
     for (int32_t i = 0; i < n_x; i++) sum[i] = load_sums(acc + i * each);
     for (int32_t c = 0, block = 0; c < m->n; block++) {
         const int32_t end = m->n - c < m->block ? m->n : c + m->block;
         for (; c + STEP <= end; c += STEP) {
-            prefetch(m, 0, OPS_TILE_ROWS, c);
+            prefetch(&next);
             step(sum, t, m, x, n_x, c, STEP, block);
         }
         if (c == end) continue;

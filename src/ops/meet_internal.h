@@ -6,14 +6,28 @@
 
 #include "ops/kernels_internal.h"
 
-/* What comes next, in the order of memory: rows are too short for the processor to guess. Always
- * inlined: gcc 12 takes a function that only prefetches for one that does nothing, and drops
+/* What comes next, in the order of memory: rows are too short for the processor to guess. */
+typedef struct coming {
+    const uint8_t *at;
+    int32_t lines; /* for each that is read of a row */
+} coming;
+
+/* After n_w rows of W from w on. Where x goes by in parts, each has its share of them; this one is
+ * n_x rows from i on. `bits`: of an element. */
+static inline __attribute__((always_inline)) coming comes_next(const ops_meeting *m,
+                                                               int32_t bits, int32_t w,
+                                                               int32_t n_w, int32_t i,
+                                                               int32_t n_x) {
+    const int64_t bytes = (int64_t)m->n * bits / 8 * n_w;
+    return (coming){m->src[w] + m->ahead + bytes * i / m->n_x,
+                    n_x == m->n_x ? n_w : (n_w * n_x + m->n_x - 1) / m->n_x};
+}
+
+/* Always inlined: gcc 12 takes a function that only prefetches for one that does nothing, and drops
  * calls of it. */
-static inline __attribute__((always_inline)) void prefetch(const ops_meeting *m, int32_t w,
-                                                           int32_t n_w, int64_t at) {
-    for (int32_t j = 0; j < n_w; j++) {
-        _mm_prefetch((const char *)m->src[w] + m->ahead + n_w * at + 64 * j, _MM_HINT_T0);
-    }
+static inline __attribute__((always_inline)) void prefetch(coming *next) {
+    for (int32_t j = 0; j < next->lines; j++, next->at += 64)
+        _mm_prefetch(next->at, _MM_HINT_T0);
 }
 
 #endif

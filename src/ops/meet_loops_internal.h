@@ -29,6 +29,7 @@ static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m
     const float *const *x = m->x + i;
     float *acc = m->acc + (i * OPS_TILE_ROWS + w) * OPS_LANES;
     lanes sum[OPS_TILE_ROWS][OPS_TILE_ROWS]; /* of n_x rows */
+    coming next = comes_next(m, f.bits, w, n_w, i, n_x);
     UNROLL for (int32_t k = 0; k < n_x; k++) {
         UNROLL for (int32_t j = 0; j < n_w; j++) {
             sum[k][j] = load_lanes(acc + (k * OPS_TILE_ROWS + j) * OPS_LANES);
@@ -42,7 +43,7 @@ static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m
         }
         do {
             const int64_t at = (int64_t)c * f.bits / 8;
-            if (at % 64 == 0) prefetch(m, w, n_w, at);
+            if (at % 64 == 0) prefetch(&next);
             UNROLL for (int32_t j = 0; j < n_w; j++) {
                 const lanes wide = f.widen(src[j] + at, scale[j]);
                 UNROLL for (int32_t k = 0; k < n_x; k++) {
