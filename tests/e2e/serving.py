@@ -107,6 +107,16 @@ def read_all(s):
     return data
 
 
+def read_until(s, text):
+    """Everything up to a text, and what came with it."""
+    data = b""
+    while text not in data:
+        piece = s.recv(65536)
+        assert piece, f"closed before {text}"
+        data += piece
+    return data
+
+
 def reset(s):
     """Closes with RST instead of FIN."""
     s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -196,6 +206,7 @@ class Server(Listening):
         self.said = first
         while not first.startswith("ready"):
             first = self.process.stdout.readline().decode()
+            assert first, self.said
             self.said += first
 
     def signal(self, number):

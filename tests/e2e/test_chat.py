@@ -11,6 +11,7 @@ import termios
 
 import pytest
 from conftest import HADAL, ROOT
+from serving import PATIENCE
 
 MODEL = ROOT / "models" / "tiny-v4"
 
@@ -97,6 +98,7 @@ class Terminal:
     def wait_for(self, text):
         """Reads on until text comes, behind what was waited for before."""
         while text not in self.seen[self.at:]:
+            assert select.select([self.master], [], [], PATIENCE)[0], f"never {text!r} behind {self.seen[self.at:]!r}"
             self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
         self.at = self.seen.index(text, self.at) + len(text)
 

@@ -16,7 +16,7 @@ import time
 
 import pytest
 from conftest import HADAL, as_root
-from serving import LEAK_CHECKED, PATIENCE, TINY, Server, events_of, read_all, wait_until
+from serving import LEAK_CHECKED, PATIENCE, TINY, Server, events_of, read_all, read_until, wait_until
 
 FAULTS = pathlib.Path(HADAL).parent / "drive_faults"
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
@@ -304,8 +304,7 @@ def test_weights_cut_short_beneath_a_server(tmp_path, dump):
     with s.socket() as client:
         client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                        b"Content-Length: %d\r\n\r\n%s" % (len(endless), endless))  # fmt: skip
-        while b"data: " not in client.recv(1 << 16):
-            pass
+        read_until(client, b"data: ")
         os.truncate(model / "model.safetensors", 200_000)
         assert b"[DONE]" not in read_all(client)
     assert s.wait() == 4

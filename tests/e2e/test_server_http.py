@@ -5,7 +5,7 @@ import json
 import socket
 
 import pytest
-from serving import events_of, read_all, reset, wait_until
+from serving import events_of, read_all, read_until, reset, wait_until
 
 KEPT = b"Host: 127.0.0.1\r\n"
 HOST = KEPT + b"Connection: close\r\n"
@@ -377,9 +377,7 @@ def test_silent_stream_gets_comments(drive):
     d = drive(keep_alive_s=1)
     with d.socket() as s:
         s.sendall(post(b"{}", b"Content-Length: 2\r\n", b"/quiet"))
-        data = b""
-        while b": ping\n\n" not in data:
-            data += s.recv(4096)
+        read_until(s, b": ping\n\n")
 
 
 # ---- deadlines and limits ----
