@@ -164,22 +164,25 @@ unit: $(BUILD)/hadal_test $(BUILD)/hadal_test_api
 	$(BUILD)/hadal_test_api
 
 # Sanitizers want their own objects, no fortified libc calls (they hide findings) and asserts. What
-# is inlined keeps a place of its own on the stack, so that frames grow several times; kernels, which
-# live in registers, are optimized all the same, or most of the time would be theirs.
+# is inlined keeps a place of its own on the stack, so that frames grow several times. Kernels live
+# in registers: optimized, or most of the tests' time would be theirs; with line tables only and
+# without the checks that no kernel's mistake needs (its reads and writes stay checked), or most of
+# the compiler's. No fuzz target runs one.
 PROGRAMS = hadal hadal_test hadal_test_api
 SANITIZE = -g -O1 -fPIE -fno-sanitize-recover=all -Wframe-larger-than=65536
+CHECKED  = -O2 -g1 -fno-sanitize=null,alignment,object-size,pointer-overflow
 debug:
 	$(MAKE) BUILD=build-debug OPT="-O1 -g3 -fPIE" $(PROGRAMS:%=build-debug/%)
 asan:
-	$(MAKE) BUILD=build-asan KERNEL_OPT=-O2 OPT="$(SANITIZE) -fsanitize=address,undefined" \
+	$(MAKE) BUILD=build-asan KERNEL_OPT="$(CHECKED)" OPT="$(SANITIZE) -fsanitize=address,undefined" \
 	  LDOPT="-pie -fsanitize=address,undefined" $(PROGRAMS:%=build-asan/%) \
 	  $(DRIVERS:$(BUILD)/%=build-asan/%)
 tsan:
-	$(MAKE) BUILD=build-tsan KERNEL_OPT=-O2 OPT="$(SANITIZE) -fsanitize=thread" \
+	$(MAKE) BUILD=build-tsan KERNEL_OPT="$(CHECKED)" OPT="$(SANITIZE) -fsanitize=thread" \
 	  LDOPT="-pie -fsanitize=thread" $(PROGRAMS:%=build-tsan/%) \
 	  $(DRIVERS:$(BUILD)/%=build-tsan/%)
 fuzz:
-	$(MAKE) BUILD=build-fuzz CC=clang \
+	$(MAKE) BUILD=build-fuzz CC=clang KERNEL_OPT="-O1 -g0 -fno-sanitize=all" \
 	  OPT="$(SANITIZE) -fsanitize=fuzzer-no-link,address,undefined" \
 	  LDOPT="-pie -fsanitize=address,undefined" \
 	  $(patsubst $(BUILD)/%,build-fuzz/%,$(FUZZERS))
