@@ -212,10 +212,10 @@ class Server(Listening):
     def signal(self, number):
         self.process.send_signal(number)
 
-    def stats(self):
+    def stats(self, **options):
         """Figures of /metrics by name, without labels."""
         figures = {}
-        for line in self.get("/metrics").text.splitlines():
+        for line in self.get("/metrics", **options).text.splitlines():
             if not line.startswith("#"):
                 name, value = line.rsplit(" ", 1)
                 figures[name.split("{")[0]] = float(value)
