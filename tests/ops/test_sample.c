@@ -279,7 +279,7 @@ static void weights_are_exponentials(void **state) {
     }
 }
 
-enum { N_IDS = 40, DRAWS = 100000 };
+enum { N_IDS = 40 };
 
 typedef struct ranked {
     double y;
@@ -334,11 +334,12 @@ static void exact_probabilities(const step *s, double *probability) {
 
 /* Pearson's statistic; the mean is the number of cells less one, the deviation the root of
  * twice that. Cells that expect fewer than 10 are taken together. */
-static void check_chi_square(const char *name, const int32_t *seen, const double *probability) {
+static void check_chi_square(const char *name, const int32_t *seen, int32_t draws,
+                             const double *probability) {
     double chi = 0, few_seen = 0, few_wanted = 0;
     int32_t cells = 0;
     for (int32_t id = 0; id < N_IDS; id++) {
-        const double want = probability[id] * DRAWS;
+        const double want = probability[id] * draws;
         if (want == 0 && seen[id]) fail_msg("%s: token %d cannot be", name, id);
         if (want < 10) {
             few_seen += seen[id];
@@ -422,6 +423,7 @@ static void draws_follow_the_probabilities(void **state) {
     rig r;
     open_rig(&r, N_IDS);
     const hd_ops *ops = &r.table[r.n_host_tables - 1];
+    const int32_t draws = r.brief ? 10000 : 100000;
     for (size_t i = 0; i < 2 * HD_LEN(transformations); i++) {
         const transformation *t = &transformations[i / 2];
         int32_t seen[N_IDS] = {0};
@@ -435,8 +437,8 @@ static void draws_follow_the_probabilities(void **state) {
             if (i % 2) s.slot[row] = row;
         }
         exact_probabilities(&s, probability);
-        for (int32_t n = 0; n < DRAWS;) {
-            s.a.rows = DRAWS - n < MAX_ROWS ? DRAWS - n : MAX_ROWS;
+        for (int32_t n = 0; n < draws;) {
+            s.a.rows = draws - n < MAX_ROWS ? draws - n : MAX_ROWS;
             for (int32_t row = 0; row < s.a.rows; row++, n++) {
                 s.position[row] = i % 2 ? 1000 : n;
                 if (i % 2) s.params[row].seed = (uint64_t)n;
@@ -444,7 +446,7 @@ static void draws_follow_the_probabilities(void **state) {
             run_sample(ops, r.stream[0], &s.a, &got);
             for (int32_t row = 0; row < s.a.rows; row++) seen[got.token[row]]++;
         }
-        check_chi_square(t->name, seen, probability);
+        check_chi_square(t->name, seen, draws, probability);
         free_step(&s);
     }
     close_rig(&r);
