@@ -353,17 +353,17 @@ def test_few_descriptors_from_the_start(refused):
     assert "ulimit" in refused("serve", TINY, "--port", "0", "--backend", "null", code=4, preexec_fn=few(100))
     s = Server("--backend", "null", preexec_fn=few(200))
     kept = s.connection()
-    assert s.get("/health", connection=kept).status == 200
+    assert s.get("/health", connection=kept).status == 200  # the first request brings the schema's along
 
-    def come_and_open():
+    def came_and_open():
         now = s.stats(connection=kept)
         return now["hadal_http_accepted_connections_total"] + now["hadal_http_refused_connections_total"], now["hadal_http_connections"]
 
-    before, _ = come_and_open()
+    before, _ = came_and_open()
     held = [s.socket() for _ in range(300)]
     for c in held:
         c.close()
-    wait_until(lambda: come_and_open() == (before + 300, 1), "the server has seen them all come and go")
+    wait_until(lambda: came_and_open() == (before + 300, 1), "the server has seen them all come and go")
     assert s.get("/health").status == 200
     kept.close()
     s.close()
