@@ -52,8 +52,9 @@ HARDEN_LD = -pie -Wl,-z,relro,-z,now,-z,noexecstack
 OPT     ?= -O3 -g -DNDEBUG $(HARDEN)
 LDOPT   ?= $(HARDEN_LD)
 
+PACKAGE_CFLAGS := $(shell pkg-config --cflags $(PACKAGES))
 CFLAGS  += $(CSTD) $(WARN) $(SAFE) $(BASELINE) $(OPT) -Isrc -Iinclude \
-           -DHD_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PACKAGES))
+           -DHD_VERSION='"$(VERSION)"' $(PACKAGE_CFLAGS)
 ifdef STATIC # but for HTTP and TLS, whose own needs are shared libraries: lay those beside
 LDLIBS   = $(patsubst -l%,-l:lib%.a,$(shell pkg-config --libs-only-l jansson libpcre2-8)) \
            $(shell pkg-config --libs libmicrohttpd gnutls hwloc) -Wl,-rpath,'$$ORIGIN'
@@ -89,53 +90,62 @@ CFLAGS    += -DHD_CUDA
 LDLIBS    += -L$(dir $(NVCC))../lib64 -lcudart_static -ldl -lrt
 endif
 
-.DEFAULT_GOAL := all
-drivers: $(DRIVERS) # small programs that the end-to-end tests talk to
+# What is built depends on the flags as well as on files: each of these changes when its flags do.
+# -Werror is none of them, since it changes no object.
+FLAGS_cc   := $(CC) $(filter-out -Werror,$(CFLAGS)) $(KERNEL_OPT) OPT:$(origin OPT)
+FLAGS_nvcc := $(NVCC) $(NVFLAGS)
+FLAGS_link := $(CC) $(LDOPT) $(LDLIBS) $(SOURCES) $(CUDA_SOURCES)
+FLAGS      := $(addprefix $(BUILD)/flags.,cc nvcc link)
+$(FLAGS): $(BUILD)/flags.%: FORCE
+	+@mkdir -p $(@D); now='$(subst ','\'',$(FLAGS_$*))'; \
+	  [ "$$now" = "$$(cat $@ 2>/dev/null)" ] || printf '%s\n' "$$now" >$@
+FORCE:
 
-.PHONY: all drivers unit debug asan tsan check fuzz bench clean
+.DEFAULT_GOAL := all
+# Small programs that the end-to-end tests talk to.
+drivers: $(DRIVERS) $(BUILD)/examples/side_by_side
+
+.PHONY: all drivers unit debug asan tsan check fuzz bench clean FORCE
 all: $(BUILD)/hadal
 
-$(BUILD)/hadal: $(OBJECTS)
+define link # FLAGS, LIBRARIES
 	@echo "LINK $@"
-	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
+	@$(CC) $(LDOPT) $1 -o $@ $(filter %.o,$^) $(LDLIBS) $2
+endef
+
+$(BUILD)/hadal: $(OBJECTS) $(BUILD)/flags.link
+	$(link)
 
 # The tests count allocations: tests/allocations.c.
 comma   := ,
 COUNTED := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc aligned_alloc posix_memalign)
-$(BUILD)/hadal_test: $(LIBRARY) $(TESTS)
-	@echo "LINK $@"
-	@$(CC) $(LDOPT) $(COUNTED) -o $@ $^ $(LDLIBS) -lcmocka
+$(BUILD)/hadal_test: $(LIBRARY) $(TESTS) $(BUILD)/flags.link
+	$(call link,$(COUNTED),-lcmocka)
 
-$(BUILD)/hadal_test_api: $(API_RIG) $(BUILD)/tests/api/test_api.o
-	@echo "LINK $@"
-	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS) -lcmocka
+$(BUILD)/hadal_test_api: $(API_RIG) $(BUILD)/tests/api/test_api.o $(BUILD)/flags.link
+	$(call link,,-lcmocka)
 
-$(BUILD)/fuzz_api: $(BUILD)/tests/fuzz/fuzz_api.o $(API_RIG)
-	@echo "LINK $@"
-	@$(CC) $(LDOPT) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
+$(BUILD)/fuzz_api: $(BUILD)/tests/fuzz/fuzz_api.o $(API_RIG) $(BUILD)/flags.link
+	$(call link,-fsanitize=fuzzer)
 
-$(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIBRARY)
-	@echo "LINK $@"
-	@$(CC) $(LDOPT) -fsanitize=fuzzer -o $@ $^ $(LDLIBS)
+$(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIBRARY) $(BUILD)/flags.link
+	$(call link,-fsanitize=fuzzer)
 
 # Its memory, its clock and its device fail on command.
 FAILING := malloc calloc realloc aligned_alloc posix_memalign strdup \
            clock_gettime time hd_null_runner hd_output_push hd_cache_release \
            hd_engine_submit_chat
 $(BUILD)/drive_faults: WRAPPED = $(addprefix -Wl$(comma)--wrap=,$(FAILING))
-$(BUILD)/drive_%: $(BUILD)/tests/drive/drive_%.o $(LIBRARY)
-	@echo "LINK $@"
-	@$(CC) $(LDOPT) $(WRAPPED) -o $@ $^ $(LDLIBS)
+$(BUILD)/drive_%: $(BUILD)/tests/drive/drive_%.o $(LIBRARY) $(BUILD)/flags.link
+	$(call link,$(WRAPPED))
 
-$(BUILD)/bench_%: $(BUILD)/bench/bench_%.o $(LIBRARY)
-	@echo "LINK $@"
-	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
+$(BUILD)/bench_%: $(BUILD)/bench/bench_%.o $(LIBRARY) $(BUILD)/flags.link
+	$(link)
 
-$(BUILD)/examples/%: $(BUILD)/examples/%.o $(LIBRARY)
-	@echo "LINK $@"
-	@$(CC) $(LDOPT) -o $@ $^ $(LDLIBS)
+$(BUILD)/examples/%: $(BUILD)/examples/%.o $(LIBRARY) $(BUILD)/flags.link
+	$(link)
 
-$(BUILD)/%.o: %.c Makefile
+$(BUILD)/%.o: %.c Makefile $(BUILD)/flags.cc
 	@mkdir -p $(@D)
 	@echo "CC   $<"
 	@$(CC) $(CFLAGS) $(call isa_flags,$<) -MMD -MP -c -o $@ $<
@@ -148,7 +158,7 @@ $(BUILD)/web/%.gz: src/server/web/%
 	@mkdir -p $(@D)
 	@gzip -9nc $< > $@
 
-$(BUILD)/%.cu.o: %.cu Makefile
+$(BUILD)/%.cu.o: %.cu Makefile $(BUILD)/flags.nvcc
 	@mkdir -p $(@D)
 	@echo "NVCC $<"
 	@$(NVCC) $(NVFLAGS) -MMD -MP -c -o $@ $<

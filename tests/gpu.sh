@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # gpu.sh - every test that needs a GPU, in one command, on the CUDA build.
 #
-#   make CUDA=1 BUILD=build-cuda all build-cuda/hadal_test && tests/gpu.sh [PART...]
+#   make CUDA=1 BUILD=build-cuda all drivers build-cuda/hadal_test && tests/gpu.sh [PART...]
 #
 # Parts: ops (operators against the reference, steps as graphs against steps without), memcheck,
 # racecheck, synccheck, initcheck (the operators, each shape once, under compute-sanitizer), logits

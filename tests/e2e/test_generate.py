@@ -1,7 +1,6 @@
 """hadal generate and the engine behind it: the same text however it is computed."""
 
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -198,10 +197,6 @@ def test_refusals(refused, model, args, part):
 
 
 def side_by_side(model, max_tokens, drafts, kv_tokens, prompts, status=0):
-    if not EXAMPLE.exists():
-        subprocess.run(
-            ["make", "-s", f"BUILD={EXAMPLE.parent.parent}", EXAMPLE], cwd=ROOT, check=True, env=os.environ
-        )
     result = subprocess.run(
         [EXAMPLE, model, str(max_tokens), str(drafts), str(kv_tokens), *prompts],
         capture_output=True,
