@@ -8,6 +8,7 @@
  * hang 1, hang 0  the null device does not come back from a step, and comes back
  * mute 1, mute 0  no text is made of tokens, and it is again
  * leak N          the next N requests that end do not give back what they held
+ * lose N          N blocks of memory that nothing points to any more
  * hold 1, hold 0  nothing is submitted, and what waited is
  * crash 1         the next step crashes, and who submitted for it never comes to say so
  * left            how many requests for memory are left until one fails
@@ -166,6 +167,12 @@ hd_status __wrap_hd_output_push(hd_output *o, int32_t token, hd_err *err) {
 
 /* ---- commands ---- */
 
+/* All bits turned over, a pointer is none that a leak checker could find by chance. */
+static void lose(long long n) {
+    static volatile uintptr_t sum;
+    for (; n > 0; n--) sum ^= ~(uintptr_t)malloc(1000);
+}
+
 static void follow(const char *line) {
     long long number = 0;
     char word[16] = "", more[16] = "";
@@ -181,6 +188,8 @@ static void follow(const char *line) {
         number ? pthread_mutex_lock(&muted) : pthread_mutex_unlock(&muted);
     } else if (strcmp(word, "leak") == 0) {
         atomic_store(&leaks, number);
+    } else if (strcmp(word, "lose") == 0) {
+        lose(number);
     } else if (strcmp(word, "hold") == 0) {
         number ? pthread_mutex_lock(&held) : pthread_mutex_unlock(&held);
     } else if (strcmp(word, "crash") == 0) {

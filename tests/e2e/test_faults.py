@@ -70,6 +70,9 @@ SHORT_OF_MEMORY = {
     "generate": ("/generate", {"text": "hello", "sampling_params": {"max_new_tokens": 3}}),
     "messages": ("/v1/messages", {**HI, "stream": True, "system": "be brief"}),
     "responses": ("/v1/responses", {"input": "hi", "max_output_tokens": 3}),
+    "kept items": ("/v1/responses/resp_kept/input_items", None),
+    "kept response": ("/v1/responses/resp_kept", None),
+    "what was not in the background": ("/v1/responses/resp_kept/cancel", {}),
     "tokenize": ("/tokenize", {"prompt": "hello there"}),
     "detokenize": ("/detokenize", {"tokens": [5, 6, 7]}),
     "models": ("/v1/models", None),
@@ -104,7 +107,7 @@ def test_every_request_for_memory_fails_once(short_of_memory, name, lasting):
     path, body = SHORT_OF_MEMORY[name]
     server = short_of_memory["cpu" if name in ON_THE_CPU else "null"]
     usual = exchange(server, path, body)
-    assert usual == (400 if name == "refused" else 200)
+    assert usual == (400 if name in ("refused", "what was not in the background") else 200)
     seen, n, step = set(), 1, 5 if LEAK_CHECKED else 1
     while True:
         server.tell(f"memory {n}{lasting}")
@@ -122,6 +125,7 @@ def test_every_request_for_memory_fails_once(short_of_memory, name, lasting):
 @pytest.fixture(scope="module")
 def short_of_memory():
     servers = {backend: Faulty("--no-sandbox", "--backend", backend, "--threads", "1") for backend in ("null", "cpu")}
+    assert servers["null"].post("/v1/responses", {"input": "hi", "max_output_tokens": 1, "rid": "kept"}).json["id"] == "resp_kept"
     yield servers
     for server in servers.values():
         server.close()
@@ -289,6 +293,18 @@ def test_pages_that_nobody_gave_back(faulty):
     wait_until(lambda: s.stats()["hadal_audits_total"] == 3, "the third audit")
     assert s.stats()["hadal_audits_failed_total"] == 1
     s.close(missed=1)
+
+
+@pytest.mark.skipif(not LEAK_CHECKED, reason="only a build with the address sanitizer looks for leaks")
+@pytest.mark.parametrize("flags", [[], ["--no-sandbox"]])
+def test_leaked_memory_is_found(faulty, flags):
+    """FT28: with the sandbox and without it, so that no server of these tests ends well with a leak."""
+    s = faulty(*flags)
+    assert ("traced for leaks" in s.said) == (not flags)
+    s.tell("lose 50")
+    s.signal(signal.SIGTERM)
+    assert s.wait() != 0
+    assert b"ERROR: LeakSanitizer: detected memory leaks" in s.log and b"byte(s) leaked" in s.log, s.log.decode()
 
 
 # ---- the files of the model ----

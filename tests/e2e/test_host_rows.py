@@ -15,11 +15,11 @@ import subprocess
 
 import pytest
 from conftest import HADAL, ROOT, as_root, run_hadal
-from serving import LEAK_CHECKED, TINY, Server, wait_until
+from serving import TINY, Server, wait_until
 
 HI = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
 ASK = ["generate", TINY, "-p", "hi", "--max-tokens", "3", "-q"]
-SERVE = ["serve", TINY, "--port", "0", *(["--no-sandbox"] if LEAK_CHECKED else [])]
+SERVE = ["serve", TINY, "--port", "0"]
 NULL = [*SERVE, "--backend", "null"]
 CONFIGS = ROOT / "tests" / "configs"
 NO_MTP = ROOT / "tests" / "golden" / "v3_moonlight"

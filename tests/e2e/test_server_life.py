@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 from conftest import HADAL
-from serving import LEAK_CHECKED, TINY, Server, events_of, read_all, reset, wait_until
+from serving import TINY, Server, events_of, read_all, reset, wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me a story."}]}
 LONG = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True}
@@ -578,7 +578,6 @@ def test_tls(serve, tmp_path):
 # ---- sandbox, log, crash dump ----
 
 
-@pytest.mark.skipif(LEAK_CHECKED, reason="the leak checker must trace its own process")
 def test_sandbox(serve):  # L37
     s = serve()
     status = dict(line.split(":\t", 1) for line in open(f"/proc/{s.process.pid}/status").read().splitlines() if ":\t" in line)
