@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
 #include "api/background.h"
 #include "api/endpoints.h"
 
@@ -51,7 +50,7 @@ static void follow(http_call *c, const api_context *ctx, const char *id) {
         bad(c, "starting_after", "the number of an event");
         return;
     }
-    const size_t seen = (size_t)(after + 1);
+    const size_t seen = (size_t)after + 1; /* of -1: 0 */
     api_text events = {0};
     if (api_background_follow(ctx->background, id, http_salt(c), seen, c)) return;
     if (api_store_get_events(ctx->store, id, http_salt(c), &events) && !events.failed) {
@@ -79,24 +78,32 @@ static void get_response(http_call *c, const api_context *ctx, const char *id) {
 
 /* ---- the items it answered ---- */
 
-/* An item as it came in may have no type and no id, and a text in place of parts. */
+static bool set(json_t *object, const char *key, json_t *value) {
+    return json_object_set_new(object, key, value) == 0;
+}
+
+/* A text in place of parts becomes one part. */
+static bool set_parts(json_t *item, json_t *text) {
+    const char *role = json_string_value(json_object_get(item, "role"));
+    const bool said = role && strcmp(role, "assistant") == 0;
+    json_t *part =
+        json_pack("{s:s, s:O}", "type", said ? "output_text" : "input_text", "text", text);
+    const bool ok = !said || set(part, "annotations", json_array());
+    return set(item, "content", json_pack("[o]", part)) && ok;
+}
+
+/* An item as it came in may have no type and no id. NULL: no memory. */
 static json_t *whole_item(json_t *item, const char *response, size_t i) {
     char id[API_MAX_ID + 64];
     json_t *copy = json_copy(item), *content = json_object_get(copy, "content");
+    bool ok = copy != NULL;
     snprintf(id, sizeof id, "msg_%s_%zu", response, i);
-    if (!json_object_get(copy, "type")) {
-        json_object_set_new(copy, "type", json_string("message"));
-    }
-    if (!json_object_get(copy, "id")) json_object_set_new(copy, "id", json_string(id));
-    if (json_is_string(content)) {
-        const char *role = json_string_value(json_object_get(copy, "role"));
-        const bool said = role && strcmp(role, "assistant") == 0;
-        json_t *part = json_pack("{s:s, s:O}", "type", said ? "output_text" : "input_text",
-                                 "text", content);
-        if (said) json_object_set_new(part, "annotations", json_array());
-        json_object_set_new(copy, "content", json_pack("[o]", part));
-    }
-    return copy;
+    if (ok && !json_object_get(copy, "type")) ok = set(copy, "type", json_string("message"));
+    if (ok && !json_object_get(copy, "id")) ok = set(copy, "id", json_string(id));
+    if (ok && json_is_string(content)) ok = set_parts(copy, content);
+    if (ok) return copy;
+    json_decref(copy);
+    return NULL;
 }
 
 typedef struct page {
@@ -119,19 +126,23 @@ static bool read_page(http_call *c, page *p) {
     return false;
 }
 
-/* What was put in is what is kept but the response's own output at its end. */
+/* What was put in is what is kept but the response's own output at its end. NULL: no memory. */
 static json_t *list_items(const page *p, json_t *all, size_t n, const char *response) {
     json_t *data = json_array();
-    bool begun = !p->after, more = false;
-    for (size_t k = 0; k < n; k++) {
+    bool begun = !p->after, more = false, ok = data != NULL;
+    for (size_t k = 0; ok && !more && k < n; k++) {
         const size_t i = p->ascending ? k : n - 1 - k;
         json_t *item = whole_item(json_array_get(all, i), response, i);
         const char *id = json_string_value(json_object_get(item, "id"));
+        ok = item != NULL;
         more = begun && json_array_size(data) == (size_t)p->limit;
-        if (begun && !more) json_array_append(data, item);
+        if (begun && !more) ok = json_array_append(data, item) == 0;
         if (!begun && id && strcmp(id, p->after) == 0) begun = true;
         json_decref(item);
-        if (more) break;
+    }
+    if (!ok) {
+        json_decref(data);
+        return NULL;
     }
     json_t *first = json_object_get(json_array_get(data, 0), "id");
     json_t *last = json_object_get(json_array_get(data, json_array_size(data) - 1), "id");
@@ -139,25 +150,35 @@ static json_t *list_items(const page *p, json_t *all, size_t n, const char *resp
                      more, "first_id", first, "last_id", last);
 }
 
-static void get_items(http_call *c, const api_context *ctx, const char *id) {
-    api_text object = {0}, items = {0}, out = {0};
-    page p;
-    if (!read_page(c, &p)) return;
-    if (!api_store_get(ctx->store, id, http_salt(c), &object, &items)) {
-        not_found(c);
-        return;
+/* The response that is kept in object, and the items up to its end. */
+static void reply_items(http_call *c, const page *p, const char *id, api_text *object,
+                        api_text *items) {
+    api_text out = {0};
+    json_t *response = api_parse(object), *all = items->n ? api_parse(items) : json_array();
+    if (response && all) {
+        const size_t n_out =
+            items->n ? json_array_size(json_object_get(response, "output")) : 0;
+        json_t *list = list_items(p, all, json_array_size(all) - n_out, id);
+        if (list) api_put_json(&out, list);
+        out.failed = out.failed || !list;
+        json_decref(list);
+    } else {
+        out.failed = true;
     }
-    json_t *response = hd_json_read(object.data, object.n, JSON_ALLOW_NUL, NULL);
-    json_t *all =
-        hd_json_read(items.n ? items.data : "[]", items.n ? items.n : 2, JSON_ALLOW_NUL, NULL);
-    const size_t n_out = json_array_size(json_object_get(response, "output"));
-    const size_t n = json_array_size(all) - (items.n ? n_out : 0);
-    json_t *list = list_items(&p, all, n, id);
-    api_put_json(&out, list);
-    reply_text(c, &out);
-    json_decref(list);
     json_decref(all);
     json_decref(response);
+    reply_text(c, &out);
+}
+
+static void get_items(http_call *c, const api_context *ctx, const char *id) {
+    api_text object = {0}, items = {0};
+    page p;
+    if (!read_page(c, &p)) return;
+    if (api_store_get(ctx->store, id, http_salt(c), &object, &items)) {
+        reply_items(c, &p, id, &object, &items);
+    } else {
+        not_found(c);
+    }
     api_text_deinit(&object);
     api_text_deinit(&items);
 }
@@ -173,16 +194,17 @@ static void cancel(http_call *c, const api_context *ctx, const char *id) {
         not_found(c);
         return;
     }
-    json_t *o = hd_json_read(object.data, object.n, JSON_ALLOW_NUL, NULL);
+    json_t *o = api_parse(&object);
     api_text_deinit(&object);
-    if (!json_is_true(json_object_get(o, "background"))) {
+    if (o && !json_is_true(json_object_get(o, "background"))) {
         http_error(c, 400, "invalid_request_error", "invalid_value", NULL,
                    "only a response in the background can be cancelled");
         json_decref(o);
         return;
     }
-    if (runs) json_object_set_new(o, "status", json_string("cancelled"));
-    api_put_json(&out, o);
+    if (runs && o && !set(o, "status", json_string("cancelled"))) out.failed = true;
+    if (o) api_put_json(&out, o);
+    out.failed = out.failed || !o;
     json_decref(o);
     reply_text(c, &out);
 }

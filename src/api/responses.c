@@ -494,11 +494,11 @@ static bool gather_items(api_request *r, json_t **out) {
             return api_refuse_status(r, 404, "previous_response_not_found",
                                      "previous_response_id", "there is no response of this id");
         }
-        if (text.n == 0) {
+        if (text.n == 0 && !text.failed) {
             return api_refuse(r, "invalid_value", "previous_response_id",
                               "the response of this id has not ended");
         }
-        json_t *before = hd_json_read(text.data, text.n, JSON_ALLOW_NUL, NULL);
+        json_t *before = api_parse(&text);
         ok = before && json_array_extend(all, before) == 0;
         json_decref(before);
         api_text_deinit(&text);

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/json.h"
 #include "api/request.h"
+#include "api/text.h"
 
 enum { MAX_STOPS = 16, MAX_STOP_BYTES = 256, MAX_STOP_IDS = 64, MAX_BIAS = 1024 };
 
@@ -147,16 +147,16 @@ void api_default_max_tokens(api_request *r, hd_generation *g, size_t n_prompt, i
 /* ---- the answer's form ---- */
 
 static bool set_schema(api_request *r, const json_t *schema, const char *param) {
-    char *text = NULL;
+    api_text text = {0};
     if (json_is_string(schema) && !hd_chat_is_number(schema)) {
         r->g.form_text = json_string_value(schema);
         if (strlen(r->g.form_text) != json_string_length(schema)) {
             return api_refuse(r, "invalid_schema", param, "%s must not hold U+0000", param);
         }
     } else if (json_is_object(schema) || json_is_boolean(schema)) {
-        text = hd_json_write(schema, JSON_ENCODE_ANY | JSON_COMPACT);
-        json_t *kept = api_keep_json(r, text ? json_string(text) : NULL);
-        free(text);
+        api_put_json(&text, schema);
+        json_t *kept = api_keep_json(r, text.failed ? NULL : json_stringn(text.data, text.n));
+        api_text_deinit(&text);
         if (!kept) return false;
         r->g.form_text = json_string_value(kept);
     } else {

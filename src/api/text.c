@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "text/chat.h"
+
 enum { FIRST_BYTES = 512 };
 
 void api_text_deinit(api_text *t) {
@@ -103,11 +105,21 @@ static int put_dumped(const char *bytes, size_t n, void *text) {
 }
 
 void api_put_json(api_text *t, const json_t *v) {
+    const size_t at = t->n;
     if (!v) {
         api_puts(t, "null");
     } else if (json_dump_callback(v, put_dumped, t, JSON_ENCODE_ANY | JSON_COMPACT) != 0) {
         t->failed = true;
     }
+    if (!t->failed) t->n = at + hd_chat_bare_numbers(t->data + at, t->n - at);
+}
+
+json_t *api_parse(api_text *t) {
+    json_t *v = NULL;
+    api_put(t, "", 1); /* the parser wants it */
+    if (t->failed) return NULL;
+    t->n--;
+    return hd_chat_parse_json(&v, t->data, t->n, "a text", NULL) == HD_OK ? v : NULL;
 }
 
 void api_comma(api_text *t) {

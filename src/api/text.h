@@ -28,8 +28,9 @@ void api_puts(api_text *t, const char *text);
 void api_put_escaped(api_text *t, const char *utf8, size_t n); /* inside of a JSON string */
 void api_put_string(api_text *t, const char *utf8, size_t n);
 void api_put_int(api_text *t, long long v);
-void api_put_real(api_text *t, double v); /* not finite: -9999.0, as clients expect */
-void api_put_json(api_text *t, const json_t *v);
+void api_put_real(api_text *t, double v);        /* not finite: -9999.0, as clients expect */
+void api_put_json(api_text *t, const json_t *v); /* of hd_chat_parse_json() or any other */
+json_t *api_parse(api_text *t); /* the caller's; NULL: no memory, or no JSON that may come in */
 void api_comma(api_text *t); /* unless the text is empty or stands behind a bracket or comma */
 
 /* A template in which ' stands for ". Known: %s a JSON string, NULL is null; %.*s the same of n

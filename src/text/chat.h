@@ -139,12 +139,16 @@ typedef struct hd_chat_prompt {
 } hd_chat_prompt;
 
 /* Parses a document of messages or tools: JSON as hd_json_parse() reads it, but strings may
- * hold \u0000 and numbers may have any size. Such a number becomes a string only this room
- * can read, so hand the result to hd_chat_parse() and nothing else. text[n] must be NUL.
- * *out is the caller's. */
+ * hold \u0000 and numbers may have any size. Such a number becomes a string that begins with
+ * U+FDD0 U+FDD1; a document in which a string does so is refused. text[n] must be NUL. *out is
+ * the caller's. */
 hd_status hd_chat_parse_json(json_t **out, const char *text, size_t n, const char *what,
                              hd_err *err);
 bool hd_chat_is_number(const json_t *v); /* a string that is such a number */
+
+/* Of such a document as jansson writes it in text[n], without JSON_ENSURE_ASCII: these numbers
+ * stand there as numbers again, infinities as 1e999. Returns how long it is now. */
+size_t hd_chat_bare_numbers(char *text, size_t n);
 
 /* Checks messages (an array), tools and response_format (either may be NULL or JSON null).
  * The conversation points into the documents, which must outlive it. strict demands what the

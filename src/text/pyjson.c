@@ -2,8 +2,8 @@
  *
  * jansson parses; numbers it cannot hold (integers beyond 64 bits, the infinities, NaN) are
  * first rewritten as strings with a marker of two noncharacters, and the writer prints what
- * follows the marker bare. A text that spells the marker itself is parsed unchanged, so the
- * marker cannot be forged. */
+ * follows the marker bare. A text in which a string begins with the marker itself is refused,
+ * however it spells it, so nobody else can make such a string. */
 #include "text/chat_internal.h"
 
 #include <errno.h>
@@ -196,17 +196,20 @@ void pyjson_write(chat_out *o, json_t *value, int indent) {
 
 /* --- reading --- */
 
-/* "\ufdd0" in any case of its hex digits, or the bytes themselves. */
-static bool spells_marker(const char *text, size_t n) {
-    for (size_t i = 0; i + 3 <= n; i++) {
-        if (memcmp(text + i, MARKER, 3) == 0) return true;
-        if (text[i] != '\\' || i + 6 > n || text[i + 1] != 'u') continue;
-        if ((text[i + 2] | 32) == 'f' && (text[i + 3] | 32) == 'd' &&
-            (text[i + 4] | 32) == 'd' && text[i + 5] == '0') {
-            return true;
-        }
-    }
-    return false;
+/* How many bytes U+FDD0 + i has at text[at], as itself or as an escape; 0: something else is there. */
+static size_t spelled(const char *text, size_t n, size_t at, char i) {
+    const char raw[3] = {'\xef', '\xb7', (char)('\x90' + i)};
+    if (n - at >= 3 && memcmp(text + at, raw, 3) == 0) return 3;
+    const bool escape = n - at >= 6 && text[at] == '\\' && text[at + 1] == 'u' &&
+                        (text[at + 2] | 32) == 'f' && (text[at + 3] | 32) == 'd' &&
+                        (text[at + 4] | 32) == 'd' && text[at + 5] == '0' + i;
+    return escape ? 6 : 0;
+}
+
+/* Whether the string whose quote is text[i] begins with the marker. */
+static bool begins_with_marker(const char *text, size_t n, size_t i) {
+    const size_t first = spelled(text, n, i + 1, 0);
+    return first > 0 && spelled(text, n, i + 1 + first, 1) > 0;
 }
 
 static size_t skip_string(const char *text, size_t n, size_t i) {
@@ -271,17 +274,24 @@ static void append(char *out, size_t *used, const char *data, size_t n) {
     *used += n;
 }
 
-/* Copies text[n] with odd numbers marked; out has room (or is NULL: only count). *n_odd
- * counts them. The copy is at most n + n_odd * (MARKER_BYTES + 2 + strlen("-Infinity")). */
-static size_t mark_numbers(char *out, const char *text, size_t n, bool document,
-                           size_t *n_odd) {
+typedef struct scan {
+    size_t n_odd;  /* numbers that are marked */
+    size_t forged; /* where a string begins with the marker; 0: nowhere */
+} scan;
+
+/* Copies text[n] with odd numbers marked; out has room (or is NULL: only look). The copy is at
+ * most n + n_odd * (MARKER_BYTES + 2 + strlen("-Infinity")). */
+static size_t mark_numbers(char *out, const char *text, size_t n, bool document, scan *found) {
     size_t used = 0, copied = 0;
-    *n_odd = 0;
+    *found = (scan){0};
     for (size_t i = 0; i < n;) {
         char c = text[i];
         bool number = c == '-' || (c >= '0' && c <= '9') || c == 'I' || c == 'N';
         if (c == '"') {
+            const size_t quote = i;
             i = skip_string(text, n, i);
+            const bool forged = begins_with_marker(text, n, quote) && !before_colon(text, n, i);
+            if (forged && !found->forged) found->forged = quote + 1;
             continue;
         }
         if (!number) {
@@ -291,7 +301,7 @@ static size_t mark_numbers(char *out, const char *text, size_t n, bool document,
         const char *written;
         size_t length = odd_number(text, n, i, document, &written), rest = i;
         if (length > 0 && !before_colon(text, n, i + length)) {
-            ++*n_odd;
+            found->n_odd++;
             if (out) {
                 append(out, &used, text + copied, i - copied);
                 append(out, &used, "\"" MARKER, 1 + MARKER_BYTES);
@@ -310,20 +320,64 @@ static size_t mark_numbers(char *out, const char *text, size_t n, bool document,
     return used;
 }
 
+/* As the library says where something is wrong. */
+static void explain_forged(json_error_t *why, const char *text, size_t at) {
+    *why = (json_error_t){.line = 1};
+    for (size_t i = 0; i < at; i++) {
+        why->column++;
+        if (text[i] != '\n') continue;
+        why->line++;
+        why->column = 0;
+    }
+    snprintf(why->text, sizeof why->text - 1, "a string begins with U+FDD0 U+FDD1");
+}
+
 json_t *pyjson_parse(const char *text, size_t n, bool document, json_error_t *why) {
     size_t flags = JSON_DECODE_ANY | JSON_ALLOW_NUL | (document ? JSON_REJECT_DUPLICATES : 0);
-    size_t n_odd = 0;
+    scan found;
     json_error_t unread;
     if (!why) why = &unread;
-    if (!spells_marker(text, n)) mark_numbers(NULL, text, n, document, &n_odd);
-    if (n_odd == 0) return hd_json_read(text, n, flags, why);
-    char *marked = malloc(n + n_odd * (MARKER_BYTES + 2 + sizeof "-Infinity"));
+    mark_numbers(NULL, text, n, document, &found);
+    if (found.forged) {
+        explain_forged(why, text, found.forged);
+        return NULL;
+    }
+    if (found.n_odd == 0) return hd_json_read(text, n, flags, why);
+    char *marked = malloc(n + found.n_odd * (MARKER_BYTES + 2 + sizeof "-Infinity"));
     if (!marked) {
         *why = (json_error_t){.line = 0}; /* as the library says it: not a word */
         return NULL;
     }
-    size_t used = mark_numbers(marked, text, n, document, &n_odd);
+    size_t used = mark_numbers(marked, text, n, document, &found);
     json_t *value = hd_json_read(marked, used, flags, why);
     free(marked);
     return value;
+}
+
+size_t hd_chat_bare_numbers(char *text, size_t n) {
+    size_t used = 0;
+    for (size_t i = 0; i < n;) {
+        if (text[i] != '"') {
+            text[used++] = text[i++];
+            continue;
+        }
+        const size_t end = skip_string(text, n, i);
+        if (begins_with_marker(text, n, i) && !before_colon(text, n, end)) {
+            const size_t at = i + 1 + MARKER_BYTES, sign = text[at] == '-';
+            const bool finite = text[at + sign] != 'I';
+            if (sign) append(text, &used, "-", 1);
+            i = at + sign;
+            if (finite) {
+                memmove(text + used, text + i, end - 1 - i);
+                used += end - 1 - i;
+            } else {
+                append(text, &used, "1e999", 5);
+            }
+        } else {
+            memmove(text + used, text + i, end - i);
+            used += end - i;
+        }
+        i = end;
+    }
+    return used;
 }

@@ -107,6 +107,8 @@ ROWS = {
     "J13 NaN": (inside('"temperature":NaN'), 400, "invalid_json"),
     "J13 Infinity": (inside('"temperature":Infinity'), 400, "invalid_json"),
     "J13 1e999": (inside('"temperature":1e999'), 400, "invalid_value"),
+    "J13 how 1e999 is carried, spelled": (inside(r'"user":"\ufdd0\uFDD1 1"'), 400, "invalid_json"),
+    "J13 how 1e999 is carried, raw": (inside('"user":"\ufdd0\ufdd1 1"'.encode()), 400, "invalid_json"),
     "J14 16.0 is an integer": (chat(n=1.0), 200, None),
     "J14 1e2 is one": (inside('"min_p":0e2'), 200, None),
     "J14 16.5 is none": (chat(n=1.5), 400, "invalid_value"),

@@ -110,6 +110,27 @@ def test_queries_are_checked(server, responses):
     assert server.get(f"/v1/responses/{r.id}?stream=true&starting_after=x").status == 400
 
 
+@pytest.mark.parametrize("after", [2**63 - 1, 2**63, 10**40])
+def test_events_out_of_range_are_refused_or_none(server, responses, after):
+    r = responses.create(model="m", input="a", max_output_tokens=1, background=True, stream=True)
+    rid = next(e.response.id for e in r if e.type == "response.completed" or e.type == "response.incomplete")
+    reply = server.get(f"/v1/responses/{rid}?stream=true&starting_after={after}")
+    assert (reply.status, reply.text) == (200, "") or reply.status == 400
+
+
+def test_numbers_of_any_size_come_back(server):
+    """In what is echoed, in what is kept, and in what goes on from there."""
+    body = '{"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}, {"type": "function_call_output", "call_id": "c", "output": "1", "x": %s}], %s "max_output_tokens": 1, "tools": [{"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "integer", "maximum": %s}}}}]}'
+    send = lambda text: server.post("/v1/responses", text, headers={"Content-Type": "application/json"})  # noqa: E731
+    for number in ("123456789012345678901234567890", "-1e999"):
+        first = send(body % (number, "", number))
+        assert first.status == 200 and f'"maximum":{number}' in first.text
+        kept = server.get(f"/v1/responses/{first.json['id']}/input_items?order=asc")
+        assert kept.status == 200 and f'"x":{number}' in kept.text
+        again = send(body % (number, f'"previous_response_id": "{first.json["id"]}",', number))
+        assert again.status == 200 and again.json["usage"]["input_tokens"] > first.json["usage"]["input_tokens"]
+
+
 def test_the_log_has_both_halves(server, responses):
     """The answer came first, the figures when it was over."""
     given = responses.create(background=True, **SUM)

@@ -162,13 +162,64 @@ static void odd_numbers_are_not_texts(void **state) {
     assert_true(holds(&r.prompt, want));
     drop(&r);
     json_t *v;
-    static const char forged[] = "[\"\\uFDD0\\ufdd11\", 99999999999999999999]";
-    assert_int_equal(hd_chat_parse_json(&v, forged, sizeof forged - 1, "test", NULL),
-                     HD_EFORMAT);
     static const char key[] = "{99999999999999999999: 1}";
     assert_int_equal(hd_chat_parse_json(&v, key, sizeof key - 1, "test", NULL), HD_EFORMAT);
     static const char nan[] = "[NaN]";
     assert_int_equal(hd_chat_parse_json(&v, nan, sizeof nan - 1, "test", NULL), HD_EFORMAT);
+}
+
+/* What begins as such a number is carried is refused, however it is spelled; anywhere else the two
+ * characters are text, beside such numbers too. */
+static void odd_numbers_are_not_forged(void **state) {
+    (void)state;
+#define RAW "\xef\xb7\x90\xef\xb7\x91"
+    static const struct {
+        const char *text;
+        bool forged;
+    } rows[] = {
+        {"\"\\uFDD0\\ufdd11\"",                                  true },
+        {"[1,\n{\"a\": \"" RAW "true\"}, 99999999999999999999]", true },
+        {"\"\xef\xb7\x90\\uFDd1\"",                              true },
+        {"[\"\\ufdd0\xef\xb7\x91\"]",                            true },
+        {"{\"" RAW "1\" :\"" RAW "\"}",                          true },
+        {"{\"" RAW "1\" : 99999999999999999999}",                false},
+        {"[\" " RAW "1\", 99999999999999999999]",                false},
+        {"[\"\xef\xb7\x90\", \"\xef\xb7\x91\"]",                 false},
+        {"[\"\\\\ufdd0\\\\ufdd11\", \"\\\"" RAW "\"]",           false},
+        {"\"\\ufdd1\\ufdd0\"",                                   false},
+    };
+    for (size_t i = 0; i < HD_LEN(rows); i++) {
+        json_t *v;
+        hd_err err = {0};
+        const hd_status st =
+            hd_chat_parse_json(&v, rows[i].text, strlen(rows[i].text), "it", &err);
+        assert_int_equal(st, rows[i].forged ? HD_EFORMAT : HD_OK);
+        if (rows[i].forged) assert_non_null(strstr(err.msg, "begins with U+FDD0 U+FDD1"));
+        json_decref(v);
+    }
+    rendered r;
+    static const char call[] =
+        "[{\"role\": \"assistant\", \"tool_calls\": [{\"function\": {\"name\": \"f\", "
+        "\"arguments\": \"{\\\"a\\\": \\\"\\\\uFDD0\\\\uFDD1true\\\"}\"}}]}]";
+    assert_int_equal(render(&r, call, (hd_chat_options){.encoding = HD_CHAT_V4}), HD_OK);
+    assert_true(holds(&r.prompt, "string=\"true\">{\"a\": \"\\uFDD0\\uFDD1true\"}<"));
+    drop(&r);
+#undef RAW
+}
+
+static void odd_numbers_are_written_as_they_were(void **state) {
+    (void)state;
+    static const char text[] =
+        "[-99999999999999999999,\"9\",{\"\xef\xb7\x90\xef\xb7\x91\":1e999},"
+        "-1e999,\"\\\"\",18446744073709551616]";
+    json_t *v;
+    assert_int_equal(hd_chat_parse_json(&v, text, sizeof text - 1, "it", NULL), HD_OK);
+    char *out = json_dumps(v, JSON_COMPACT);
+    const size_t n = hd_chat_bare_numbers(out, strlen(out));
+    assert_int_equal(n, sizeof text - 1);
+    assert_memory_equal(out, text, n);
+    free(out);
+    json_decref(v);
 }
 
 static void encodings_have_names(void **state) {
@@ -279,6 +330,8 @@ int test_chat(void) {
         cmocka_unit_test(large_prompts_are_refused),
         cmocka_unit_test(strict_wants_ids),
         cmocka_unit_test(odd_numbers_are_not_texts),
+        cmocka_unit_test(odd_numbers_are_not_forged),
+        cmocka_unit_test(odd_numbers_are_written_as_they_were),
         cmocka_unit_test(encodings_have_names),
         cmocka_unit_test(blocks_of_answers_are_known),
         cmocka_unit_test(verbatim_tokens_stand_for_answers),
