@@ -60,6 +60,8 @@ typedef struct hd_engine_options {
     bool no_drafts;          /* do not run the MTP layer even if there is one */
     bool need_drafts;        /* refuse a model that has none */
     bool no_graphs;          /* queue every operator of every step on its own, also on a GPU */
+    bool no_token_history;   /* render earlier answers from their text alone; default: with the
+                                tokens they were given with, under the same salt */
     float forced_acceptance; /* for benchmarks: accept this many drafts per step on average,
                                 whatever the model says; the text is then worthless */
     int32_t null_step_us;    /* what a step of the null backend takes; default: nothing */

@@ -8,6 +8,7 @@
 #include <sys/random.h>
 
 #include "base/progress.h"
+#include "base/siphash.h"
 
 enum { MAX_DEPTH = 128, MAX_VALUES = 1000000 };
 
@@ -190,12 +191,15 @@ static bool read_body(api_request *r) {
     return true;
 }
 
-/* FNV-1a, so that salts of different tenants and clients never meet by accident. */
-static uint64_t add_salt(uint64_t salt, const char *text) {
-    if (!text) return salt;
-    salt ^= 0xcbf29ce484222325u;
-    for (; *text; text++) salt = (salt ^ (unsigned char)*text) * 0x100000001b3u;
-    return (salt ^ 0xff) * 0x100000001b3u;
+/* Of the key and of what the client names besides. Nobody can name what would meet another's. */
+static uint64_t mix_salt(uint64_t of_key, const char *cache_salt, const char *extra_key) {
+    if (!cache_salt && !extra_key) return of_key;
+    hd_siphash s;
+    hd_siphash_init_secret(&s);
+    hd_siphash_add(&s, &of_key, sizeof of_key);
+    hd_siphash_add_part(&s, cache_salt);
+    hd_siphash_add_part(&s, extra_key);
+    return hd_siphash_value(&s);
 }
 
 /* Whoever names no seed wants another answer each time. The request log has the one drawn. */
@@ -249,7 +253,7 @@ bool api_request_open(api_request *r, http_call *c, api_context *ctx, const api_
     if (!r->rid && r->request_id && !api_request_name(r, r->request_id, "request_id")) {
         return false;
     }
-    r->g.salt = add_salt(add_salt(http_salt(c), r->cache_salt), r->extra_key);
+    r->g.salt = mix_salt(http_salt(c), r->cache_salt, r->extra_key);
     return true;
 }
 

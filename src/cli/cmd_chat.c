@@ -23,7 +23,7 @@ typedef struct chat_settings {
     const char *model_dir, *manifest, *system;
     int64_t max_tokens, context, seed, top_k, draft_tokens, threads;
     double temperature, top_p, min_p;
-    int backend, precision, mla, thinking;
+    int backend, precision, mla, token_history, thinking;
     bool no_invariance, quiet;
 } chat_settings;
 
@@ -344,6 +344,7 @@ static hd_status open_chat(chat *c, hd_err *err) {
                                        .precision = option_precisions[c->set.precision],
                                        .no_batch_invariance = c->set.no_invariance,
                                        .mla = option_mla_forms[c->set.mla],
+                                       .no_token_history = c->set.token_history,
                                        .threads = (int32_t)c->set.threads,
                                        .max_running = 1,
                                        .max_context = (int32_t)c->set.context,
@@ -401,6 +402,7 @@ int cmd_chat(int argc, char **argv) {
         option_precision(&set->precision),
         option_no_invariance(&set->no_invariance),
         option_mla(&set->mla),
+        option_token_history(&set->token_history),
         option_manifest(&set->manifest),
         with_letter(option_flag("quiet", &set->quiet, "no figures on standard error"), 'q'),
     };

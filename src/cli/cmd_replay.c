@@ -210,7 +210,7 @@ static hd_status replay(tally *t, const server_options *options, const char *fil
 
 int cmd_replay(int argc, char **argv) {
     const char *file = NULL, *model_dir = NULL;
-    int backend = 0, precision = 0, mla = 0, code;
+    int backend = 0, precision = 0, mla = 0, token_history = 0, code;
     bool no_invariance = false;
     int64_t threads = 0, context = 0, max_running = 0;
     tally t = {0};
@@ -220,6 +220,7 @@ int cmd_replay(int argc, char **argv) {
         option_precision(&precision),
         option_no_invariance(&no_invariance),
         option_mla(&mla),
+        option_token_history(&token_history),
         option_int("threads", &threads, 0, 1024, "0: one per core"),
         option_int("context", &context, 0, INT32_MAX, "tokens of one answer; 0: 8192"),
         option_int("max-running", &max_running, 0, 4096, "answers side by side; 0: 16"),
@@ -243,6 +244,7 @@ int cmd_replay(int argc, char **argv) {
     so.engine.precision = option_precisions[precision];
     so.engine.no_batch_invariance = no_invariance;
     so.engine.mla = option_mla_forms[mla];
+    so.engine.no_token_history = token_history;
     so.engine.threads = (int32_t)threads;
     so.engine.max_context = (int32_t)context;
     so.engine.max_running = (int32_t)max_running;

@@ -33,6 +33,12 @@ option option_mla(int *value) {
         "of V2 and V3 on the cpu: naive is faster for prompts in large chunks");
 }
 
+option option_token_history(int *value) {
+    static const char *const on_off[] = {"on", "off", NULL};
+    return option_choice("token-history", value, on_off,
+                         "on: answers that are sent back are the very tokens they were");
+}
+
 option option_manifest(const char **value) {
     return option_text("manifest", value, "FILE",
                        "SHA-256 digests that all files of the model must have");

@@ -90,6 +90,8 @@ option option_no_invariance(bool *value);
 /* --mla, of the same commands: *value is an hd_mla_form. */
 extern const char *const option_mla_forms[];
 option option_mla(int *value);
+/* --token-history, of what holds conversations: *value is 1 when it is off. */
+option option_token_history(int *value);
 /* --manifest, of all commands that open a model. */
 option option_manifest(const char **value);
 

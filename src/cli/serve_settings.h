@@ -20,7 +20,7 @@ typedef struct serve_settings {
     int64_t null_step_us, threads, max_running, context, kv_tokens, snapshot_tokens, chunk,
         step_tokens, queue;
     int64_t draft_tokens, answers, messages, batch_prompts, stream_interval, queue_s;
-    int backend, precision, mla, compat;
+    int backend, precision, mla, compat, token_history;
     bool half_close, no_sandbox, open, no_drafts, no_invariance, no_graphs, pin;
 
     int64_t start_ns;

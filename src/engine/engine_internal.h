@@ -123,7 +123,7 @@ struct hd_engine {
     int32_t n_experts, n_loads; /* per layer; layers times that */
     hd_grammar_vocab *vocab;
     engine_forms *forms; /* have locks of their own */
-    engine_recall *recall;
+    engine_recall *recall; /* NULL: without */
     hd_alternative *tops; /* of all posts */
 
     /* the step thread's */

@@ -307,7 +307,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
     HD_TRY(engine_forms_open(&e->forms, err));
-    HD_TRY(engine_recall_open(&e->recall, RECALL_BYTES, err));
+    if (!o->no_token_history) HD_TRY(engine_recall_open(&e->recall, RECALL_BYTES, err));
     HD_TRY(open_runner(e, &z, o, err));
     HD_TRY(open_sched(e, &z, err));
     HD_TRY(open_mailbox(e, &z, err));

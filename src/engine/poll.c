@@ -119,9 +119,9 @@ static void fill_event(hd_event *out, const engine_record *r, int32_t answer,
 
 /* Kept before anybody can know of it, so that it is there when it is asked for. */
 static void keep(hd_engine *e, const engine_record *r, engine_answer *a, hd_end end) {
-    engine_said *said = hd_output_said(&a->output);
+    engine_said *said = e->recall ? hd_output_said(&a->output) : NULL;
     const bool spoke = end == HD_END_STOP || end == HD_END_LENGTH || end == HD_END_CANCELLED;
-    if (said && spoke) engine_recall_keep(e->recall, r->recall_key, said);
+    if (said && spoke) engine_recall_keep(e->recall, r->request.salt, r->recall_key, said);
 }
 
 /* Fills the event of a post; false when there is nothing to say (text behind a stop). */

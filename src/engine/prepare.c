@@ -69,14 +69,14 @@ static hd_status set_parsing(const hd_engine *e, engine_record *r, const hd_gene
 static hd_status recall_and_encode(const hd_engine *e, hd_chat_prompt *prompt,
                                    const hd_generation *g, const hd_conversation *c,
                                    hd_ids *out, uint64_t *key, hd_err *err) {
-    HD_TRY(engine_recall_fill(e->recall, g->salt, c, prompt, key, err));
+    if (e->recall) HD_TRY(engine_recall_fill(e->recall, g->salt, c, prompt, key, err));
     return hd_chat_encode(prompt, e->tokenizer, out, err);
 }
 
 hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_generation *g,
                            const hd_conversation *conversation, hd_err *err) {
     hd_chat_prompt prompt;
-    uint64_t key;
+    uint64_t key = 0;
     HD_TRY(hd_engine_render(e, &prompt, g, conversation, err));
     const hd_status st = recall_and_encode(e, &prompt, g, conversation, out, &key, err);
     hd_chat_prompt_deinit(&prompt);

@@ -1,5 +1,5 @@
-/* recall.c - see recall.h. Entries are chained by the hash of their prompt; the least recently
- * used ones go when there are too many. Texts are compared, hashes only find them. */
+/* recall.c - see recall.h. Entries are chained by the keyed hash of their prompt; the least recently
+ * used ones go when there are too many. Salts and texts of answers are compared. */
 #include "engine/recall.h"
 
 #include <jansson.h>
@@ -8,13 +8,14 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "base/siphash.h"
 
 enum { BUCKETS = 4096 };
 
 typedef struct entry {
     struct entry *chain;         /* the next of its bucket */
     struct entry *newer, *older; /* by use */
-    uint64_t key;
+    uint64_t salt, key;
     size_t bytes;
     engine_said said;
 } entry;
@@ -133,10 +134,16 @@ static bool same_said(const engine_said *a, const engine_said *b) {
            same_bytes(&a->calls, b->calls.data, b->calls.n);
 }
 
+static bool same_prompt(const entry *e, uint64_t salt, uint64_t key) {
+    return e->salt == salt && e->key == key;
+}
+
 /* Of two spellings of one answer the later is kept. */
 static void forget_same(engine_recall *r, const entry *like) {
     entry *e = *bucket_of(r, like->key);
-    while (e && !(e->key == like->key && same_said(&e->said, &like->said))) e = e->chain;
+    while (e && !(same_prompt(e, like->salt, like->key) && same_said(&e->said, &like->said))) {
+        e = e->chain;
+    }
     if (e) forget(r, e);
 }
 
@@ -150,13 +157,13 @@ static void add(engine_recall *r, entry *e) {
     while (r->oldest && r->bytes > r->max_bytes) forget(r, r->oldest);
 }
 
-void engine_recall_keep(engine_recall *r, uint64_t key, engine_said *said) {
+void engine_recall_keep(engine_recall *r, uint64_t salt, uint64_t key, engine_said *said) {
     entry *e = said->lost || said->in_call || !said->tokens.n ? NULL : calloc(1, sizeof *e);
     if (!e) {
         engine_said_deinit(said);
         return;
     }
-    *e = (entry){.key = key, .said = *said};
+    *e = (entry){.salt = salt, .key = key, .said = *said};
     *said = (engine_said){0};
     e->bytes = sizeof *e + e->said.tokens.cap * sizeof *e->said.tokens.ids +
                e->said.reasoning.cap + e->said.content.cap + e->said.calls.cap;
@@ -213,18 +220,13 @@ static bool is_same(const engine_said *s, const hd_chat_prompt *p, const hd_chat
 
 /* ---- recognizing ---- */
 
-static uint64_t hash(uint64_t h, const char *text, size_t n) {
-    for (size_t i = 0; i < n; i++) h = (h ^ (uint8_t)text[i]) * 0x100000001b3u;
-    return h;
-}
-
 /* Copies what is known of a block. */
-static hd_status take(engine_recall *r, uint64_t key, const hd_chat_message *m,
+static hd_status take(engine_recall *r, uint64_t salt, uint64_t key, const hd_chat_message *m,
                       const hd_chat_prompt *p, hd_chat_block *b, hd_err *err) {
     hd_status st = HD_OK;
     pthread_mutex_lock(&r->lock);
     entry *e = *bucket_of(r, key);
-    while (e && !(e->key == key && is_same(&e->said, p, b, m))) e = e->chain;
+    while (e && !(same_prompt(e, salt, key) && is_same(&e->said, p, b, m))) e = e->chain;
     if (e) {
         unlink_use(r, e);
         link_newest(r, e);
@@ -236,14 +238,17 @@ static hd_status take(engine_recall *r, uint64_t key, const hd_chat_message *m,
 
 hd_status engine_recall_fill(engine_recall *r, uint64_t salt, const hd_conversation *c,
                              hd_chat_prompt *p, uint64_t *key, hd_err *err) {
-    uint64_t h = salt ^ 0xcbf29ce484222325u;
+    hd_siphash h;
     size_t at = 0;
+    hd_siphash_init_secret(&h);
+    hd_siphash_add(&h, &salt, sizeof salt);
     for (int32_t i = 0; i < p->n_blocks; i++) {
         hd_chat_block *b = &p->blocks[i];
-        h = hash(h, p->text + at, b->begin - at);
+        hd_siphash_add(&h, p->text + at, b->begin - at);
         at = b->begin;
-        HD_TRY(take(r, h, &c->messages[b->message], p, b, err));
+        HD_TRY(take(r, salt, hd_siphash_value(&h), &c->messages[b->message], p, b, err));
     }
-    *key = hash(h, p->text + at, p->n - at);
+    hd_siphash_add(&h, p->text + at, p->n - at);
+    *key = hd_siphash_value(&h);
     return HD_OK;
 }

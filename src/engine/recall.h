@@ -32,10 +32,10 @@ hd_status engine_recall_open(engine_recall **out, size_t max_bytes, hd_err *err)
 void engine_recall_close(engine_recall *r); /* NULL is fine */
 
 /* Keeps an answer to the prompt of this key; what it said is moved in or dropped. */
-void engine_recall_keep(engine_recall *r, uint64_t key, engine_said *said);
+void engine_recall_keep(engine_recall *r, uint64_t salt, uint64_t key, engine_said *said);
 
-/* Gives the blocks of p that are known their tokens; c is what p was rendered from. *key is the
- * one of an answer to p. */
+/* Gives the blocks of p that are known, from answers under this very salt, their tokens; c is what
+ * p was rendered from. *key is the one of an answer to p. */
 hd_status engine_recall_fill(engine_recall *r, uint64_t salt, const hd_conversation *c,
                              hd_chat_prompt *p, uint64_t *key, hd_err *err);
 

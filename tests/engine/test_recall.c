@@ -265,6 +265,40 @@ static void respelled_arguments_are_the_same(void **state) {
     hd_engine_close(e);
 }
 
+/* Even where the keys of two prompts are the same. */
+static void another_salt_knows_nothing(void **state) {
+    (void)state;
+    engine_recall *r;
+    json_t *messages =
+        json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "q",
+                  "role", "assistant", "content", "so", "role", "user", "content", "q");
+    hd_conversation c;
+    const hd_chat_options how = {.encoding = HD_CHAT_V4};
+    assert_int_equal(hd_chat_parse(&c, messages, NULL, NULL, false, NULL), HD_OK);
+    assert_int_equal(engine_recall_open(&r, 8000, NULL), HD_OK);
+    for (uint64_t kept = 0; kept < 3; kept++) {
+        const hd_conversation first = {.messages = c.messages, .n = 1};
+        hd_chat_prompt before, p;
+        uint64_t key, unused;
+        engine_said said = {0};
+        assert_int_equal(hd_chat_render(&before, &first, &how, NULL), HD_OK);
+        assert_int_equal(engine_recall_fill(r, 5, &first, &before, &key, NULL), HD_OK);
+        engine_said_token(&said, 7);
+        engine_said_hear(&said, &(hd_reply_event){HD_REPLY_CONTENT, .text = "so", .n = 2});
+        engine_recall_keep(r, 5 ^ kept << 63 ^ kept >> 1, key, &said);
+        assert_int_equal(hd_chat_render(&p, &c, &how, NULL), HD_OK);
+        assert_int_equal(engine_recall_fill(r, 5, &c, &p, &unused, NULL), HD_OK);
+        assert_int_equal(p.blocks[0].tokens.n, kept == 0);
+        hd_chat_prompt_deinit(&p);
+        hd_chat_prompt_deinit(&before);
+        engine_recall_close(r);
+        assert_int_equal(engine_recall_open(&r, 8000, NULL), HD_OK);
+    }
+    engine_recall_close(r);
+    hd_conversation_deinit(&c);
+    json_decref(messages);
+}
+
 /* What is kept is bounded, and what is used stays. */
 static void the_oldest_is_forgotten(void **state) {
     (void)state;
@@ -290,7 +324,7 @@ static void the_oldest_is_forgotten(void **state) {
             engine_said said = {0};
             engine_said_token(&said, i);
             engine_said_hear(&said, &(hd_reply_event){HD_REPLY_CONTENT, .text = "so", .n = 2});
-            engine_recall_keep(r, key, &said);
+            engine_recall_keep(r, salt, key, &said);
         }
         /* The first one is asked for in every turn. */
         assert_int_equal(engine_recall_fill(r, i < TURNS ? 0 : salt, &c, &p, &key, NULL),
@@ -313,6 +347,7 @@ int test_recall(void) {
         cmocka_unit_test(odd_answers_are_known_again),
         cmocka_unit_test(what_differs_is_encoded_anew),
         cmocka_unit_test(respelled_arguments_are_the_same),
+        cmocka_unit_test(another_salt_knows_nothing),
         cmocka_unit_test(the_oldest_is_forgotten),
     };
     return cmocka_run_group_tests_name("recall", tests, NULL, NULL);
