@@ -122,9 +122,9 @@ struct hd_engine {
     int32_t n_notices;
     int32_t n_experts, n_loads; /* per layer; layers times that */
     hd_grammar_vocab *vocab;
-    engine_forms *forms; /* have locks of their own */
+    engine_forms *forms;   /* have locks of their own */
     engine_recall *recall; /* NULL: without */
-    hd_alternative *tops; /* of all posts */
+    hd_alternative *tops;  /* of all posts */
 
     /* the step thread's */
     hd_device *device;

@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "api/background.h"
 #include "api/store.h"
+#include "server/dump.h"
 #include "server/identity.h"
 #include "server/page.h"
 #include "server/sandbox.h"
@@ -162,20 +163,23 @@ static void on_unknown_field(void *user, const char *endpoint, const char *field
 
 /* ---- life ---- */
 
-static hd_status open_for_append(int *fd, const char *path, bool fresh, hd_err *err) {
+static hd_status open_for_append(int *fd, const char *path, hd_err *err) {
     *fd = -1;
     if (!path) return HD_OK;
     /* A pipe is never waited for, neither here nor when it is written. */
     const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK;
-    *fd = open(path, how | (fresh ? O_TRUNC : 0), 0600);
+    *fd = open(path, how, 0600);
     if (*fd >= 0) return HD_OK;
     return HD_FAIL(err, HD_EIO, "cannot write %s: %s", path, strerror(errno));
 }
 
 static hd_status open_records(server *s, hd_err *err) {
     int log_fd, crash_fd = -1;
-    hd_status st = open_for_append(&log_fd, s->options.request_log, false, err);
-    if (st == HD_OK) st = open_for_append(&crash_fd, s->options.crash_file, true, err);
+    hd_status st = open_for_append(&log_fd, s->options.request_log, err);
+    if (st == HD_OK) {
+        st = dump_keep_earlier(s->options.crash_file, s->options.engine.model_dir, err);
+    }
+    if (st == HD_OK) st = open_for_append(&crash_fd, s->options.crash_file, err);
     if (st != HD_OK) {
         if (log_fd >= 0) close(log_fd);
         return st;

@@ -632,3 +632,22 @@ def test_crash_dump_is_replayed(hadal, tmp_path):  # FT41
     assert json.loads(head)["path"] == "/v1/completions" and json.loads(rest) == body
     again = hadal("replay", dump, TINY)
     assert again.returncode == 0 and "1 without an answer to compare" in again.stdout, again.stdout + again.stderr
+
+
+def test_crash_dump_outlives_restarts(hadal, tmp_path):  # FT41
+    """Whoever starts it again need not have looked: the dump is kept aside, and every start says so."""
+    dump, kept = tmp_path / "dump", tmp_path / "dump.1"
+    body = json.dumps({"prompt": "Hello", "max_tokens": 2})
+    dump.write_text(json.dumps({"path": "/v1/completions", "seed": 1, "bytes": len(body)}) + f"\n{body}\n")
+    for _ in range(2):
+        s = Server("--backend", "null", "--crash-dump", dump)
+        s.close()
+        line = next(line for line in s.log.decode().splitlines() if "crash_dump_kept" in line)
+        assert f'replay="hadal replay {kept} {TINY}"' in line and "dumps=1" in line
+    assert dump.read_bytes() == b""
+    again = hadal("replay", kept, TINY)
+    assert again.returncode == 0 and "1 without an answer to compare" in again.stdout, again.stdout + again.stderr
+    kept.unlink()
+    s = Server("--backend", "null", "--crash-dump", dump)
+    s.close()
+    assert b"crash_dump_kept" not in s.log

@@ -1,9 +1,15 @@
 /* test_server.c - targets, hosts, histograms, keys: what the server decides without a socket. */
 #include "check.h"
 
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include "base/log.h"
+#include "server/dump.h"
 #include "server/histogram.h"
 #include "http/url.h"
 #include "http/keys.h"
@@ -172,11 +178,134 @@ static void test_keys(void **state) {
     hd_keys_close(k);
 }
 
+/* ---- dumps of earlier runs ---- */
+
+typedef struct dumps {
+    char dir[32], file[48];
+} dumps;
+
+static void name_dump(const dumps *d, int number, char name[64]) {
+    snprintf(name, 64, number ? "%s.%d" : "%s", d->file, number);
+}
+
+static void put_dump(const dumps *d, int number, const char *text) {
+    char name[64];
+    name_dump(d, number, name);
+    FILE *f = fopen(name, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    fclose(f);
+}
+
+/* text NULL: there is no such file. */
+static void expect_dump(const dumps *d, int number, const char *text) {
+    char name[64], found[16] = "";
+    name_dump(d, number, name);
+    FILE *f = fopen(name, "r");
+    assert_true((f != NULL) == (text != NULL));
+    if (!f) return;
+    if (!fgets(found, sizeof found, f)) found[0] = '\0';
+    fclose(f);
+    assert_string_equal(found, text);
+}
+
+static void keep_dumps(const dumps *d, char *said, size_t size) {
+    int ends[2];
+    hd_err err = {0};
+    assert_int_equal(pipe(ends), 0);
+    assert_int_equal(fcntl(ends[0], F_SETFL, O_NONBLOCK), 0);
+    hd_log_set(HD_LOG_INFO, ends[1]);
+    assert_int_equal(dump_keep_earlier(d->file, "the model", &err), HD_OK);
+    hd_log_set(HD_LOG_INFO, STDERR_FILENO);
+    const ssize_t n = read(ends[0], said, size - 1);
+    said[n > 0 ? n : 0] = '\0';
+    close(ends[0]);
+    close(ends[1]);
+}
+
+static void test_dumps_are_kept(void **state) {
+    (void)state;
+    dumps d = {.dir = "/tmp/hadal-dump-XXXXXX"};
+    char said[1024], text[16], name[64], command[80];
+    assert_non_null(mkdtemp(d.dir));
+    snprintf(d.file, sizeof d.file, "%s/dump", d.dir);
+    keep_dumps(&d, said, sizeof said); /* there is nothing */
+    put_dump(&d, 0, "");
+    keep_dumps(&d, said, sizeof said); /* nobody crashed */
+    assert_string_equal(said, "");
+    expect_dump(&d, 0, "");
+    for (int run = 0; run < DUMPS_KEPT + 2; run++) {
+        snprintf(text, sizeof text, "run %d", run);
+        put_dump(&d, 0, text);
+        keep_dumps(&d, said, sizeof said);
+        expect_dump(&d, 0, NULL);
+        for (int k = 0; k <= DUMPS_KEPT; k++) {
+            snprintf(text, sizeof text, "run %d", run - k);
+            expect_dump(&d, k + 1, k <= run && k < DUMPS_KEPT ? text : NULL);
+        }
+    }
+    assert_non_null(strstr(said, " warn crash_dump_kept dumps=9 "));
+    name_dump(&d, 4, name); /* looked at: its place is the next one's */
+    unlink(name);
+    put_dump(&d, 0, "again");
+    keep_dumps(&d, said, sizeof said);
+    expect_dump(&d, 1, "again");
+    snprintf(text, sizeof text, "run %d", DUMPS_KEPT + 1 - 4);
+    expect_dump(&d, 5, text);
+    for (int k = 1; k <= DUMPS_KEPT; k++) {
+        name_dump(&d, k, name);
+        if (k != 7) unlink(name);
+    }
+    keep_dumps(&d, said,
+               sizeof said); /* said again at every start, until the last one is gone */
+    snprintf(text, sizeof text, "dumps=1");
+    assert_non_null(strstr(said, text));
+    snprintf(command, sizeof command, "hadal replay %s.7 the model", d.file);
+    assert_non_null(strstr(said, command));
+    name_dump(&d, 7, name);
+    unlink(name);
+    keep_dumps(&d, said, sizeof said);
+    assert_string_equal(said, "");
+    rmdir(d.dir);
+}
+
+/* A pipe is no file that holds anything; a folder in the way is named. */
+static void test_dumps_that_cannot_be_kept(void **state) {
+    (void)state;
+    dumps d = {.dir = "/tmp/hadal-dump-XXXXXX"};
+    char name[64], inside[72];
+    hd_err err = {0};
+    assert_non_null(mkdtemp(d.dir));
+    snprintf(d.file, sizeof d.file, "%s/dump", d.dir);
+    assert_int_equal(mkfifo(d.file, 0600), 0);
+    assert_int_equal(dump_keep_earlier(d.file, "m", NULL), HD_OK);
+    assert_int_equal(dump_keep_earlier(NULL, "m", NULL), HD_OK);
+    unlink(d.file);
+    put_dump(&d, 0, "precious");
+    for (int k = 1; k <= DUMPS_KEPT; k++) {
+        name_dump(&d, k, name);
+        mkdir(name, 0700);
+    }
+    snprintf(inside, sizeof inside, "%s/x", name);
+    mkdir(inside, 0700);
+    assert_int_equal(dump_keep_earlier(d.file, "m", &err), HD_EIO);
+    assert_non_null(strstr(err.msg, "dump.8, a crash dump of an earlier run, as "));
+    expect_dump(&d, 0, "precious");
+    rmdir(inside);
+    for (int k = 1; k <= DUMPS_KEPT; k++) {
+        name_dump(&d, k, name);
+        rmdir(name);
+    }
+    unlink(d.file);
+    rmdir(d.dir);
+}
+
 int test_server(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_targets),   cmocka_unit_test(test_hosts),
-        cmocka_unit_test(test_histogram), cmocka_unit_test(test_balancedness),
-        cmocka_unit_test(test_keys),      cmocka_unit_test(test_recent),
+        cmocka_unit_test(test_targets),        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_histogram),      cmocka_unit_test(test_balancedness),
+        cmocka_unit_test(test_keys),           cmocka_unit_test(test_recent),
+        cmocka_unit_test(test_dumps_are_kept), cmocka_unit_test(test_dumps_that_cannot_be_kept),
     };
     return cmocka_run_group_tests_name("server", tests, NULL, NULL);
 }
