@@ -1,5 +1,6 @@
 /* fuzz_chat.c - any bytes as a chat request, in every encoding: refused with a sentence, or a
- * prompt whose control text stays the same when every content is replaced by other text. */
+ * prompt whose control text stays the same when every content is replaced by other text. What was
+ * read is the same document when it is written and read again. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,6 +64,19 @@ static void replace_contents(json_t *request) {
     }
 }
 
+/* Numbers of any size and all strings come back as they went in. */
+static void write_and_read(const json_t *request) {
+    char *text = json_dumps(request, JSON_COMPACT | JSON_ENCODE_ANY);
+    json_t *again;
+    must(text, "what was parsed cannot be written");
+    const size_t n = hd_chat_bare_numbers(text, strlen(text));
+    text[n] = '\0';
+    must(hd_chat_parse_json(&again, text, n, "request", NULL) == HD_OK, "cannot be read again");
+    must(json_equal(request, again), "read again it is another document");
+    json_decref(again);
+    free(text);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     if (n < 1) return 0;
     char *text = malloc(n);
@@ -78,6 +92,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     hd_err err = {0};
     if (hd_chat_parse_json(&request, text, n - 1, "request", &err) == HD_OK) {
         size_t before_n, after_n;
+        write_and_read(request);
         char *before = control_text(request, options, &before_n);
         if (before) {
             replace_contents(request);
