@@ -28,6 +28,9 @@
     X(chat, "chat.js", SCRIPT)                         \
     X(messages, "messages.js", SCRIPT)                 \
     X(markdown, "markdown.js", SCRIPT)                 \
+    X(tex, "tex.js", SCRIPT)                           \
+    X(symbols, "symbols.js", SCRIPT)                   \
+    X(code, "code.js", SCRIPT)                         \
     X(tools, "tools.js", SCRIPT)                       \
     X(settings, "settings.js", SCRIPT)                 \
     X(store, "store.js", SCRIPT)                       \

@@ -1,27 +1,21 @@
 """The web page in headless Chromium: with scripted answers (page_mock.py), and with hadal itself.
-
-Nothing here waits for a fixed time: a condition is awaited in the page. A test ends with a look at
-what the console would show in red; there must be nothing, blocked resources included.
 """
 
 import gzip
 import http.client
 import json
 import re
-import subprocess
 import urllib.error
 import urllib.request
 
 import pytest
 
-from browser import Browser, BrowserError, find_browser
-from conftest import HADAL, ROOT
-from page_mock import CSP, HOSTILE, MARKDOWN, Server
+from conftest import ROOT
+from page_fixtures import IDLE, ask, browser, last_answer, mock, scratch, served, visit, wait_for_answers, write  # noqa: F401
+from page_mock import CSP
 
 pytestmark = pytest.mark.slow
 
-IDLE = "!document.body.classList.contains('running')"
-MODEL = ROOT / "models" / "tiny-v4"
 HEADERS = {
     "Content-Security-Policy": CSP,
     "X-Content-Type-Options": "nosniff",
@@ -31,103 +25,6 @@ HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cache-Control": "private, no-cache",
 }
-
-
-@pytest.fixture(scope="module")
-def browser():
-    program = find_browser()
-    if not program:
-        pytest.skip("no Chromium to drive")
-    browser = Browser(program)
-    try:
-        browser.call("Browser.getVersion")
-    except BrowserError as error:
-        browser.close()
-        pytest.skip(f"{program} does not start: {error}")
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def mock():
-    servers = []
-
-    def start(**options):
-        server = Server(**options)
-        servers.append(server)
-        server.address = server.start()
-        return server
-
-    yield start
-    for server in servers:
-        server.stop()
-
-
-@pytest.fixture
-def visit(browser):
-    """visit(address, ...): a page in a fresh profile that must stay free of errors."""
-    pages = []
-
-    def open_page(address, expected=(), **options):
-        page = browser.page(address, **options)
-        pages.append((page, expected))
-        return page
-
-    yield open_page
-    for page, expected in pages:
-        page.close()
-        unexpected = [e for e in page.errors if not any(word in e for word in expected)]
-        assert unexpected == []
-
-
-@pytest.fixture(scope="module")
-def served():
-    """hadal serve with the shipped model: its address."""
-    process = subprocess.Popen([HADAL, "serve", str(MODEL), "--port", "0"], stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # fmt: skip
-    for line in process.stdout:
-        if found := re.search(r"http://[0-9.:]+", line):
-            break
-    else:
-        pytest.fail("hadal serve ended without an address")
-    yield found.group(0) + "/"
-    process.terminate()
-    process.communicate()
-    assert process.returncode == 0
-
-
-@pytest.fixture(scope="module")
-def scratch(browser):
-    """One page for all who only want to call its functions."""
-    server = Server()
-    page = browser.page(server.start())
-    yield page
-    page.close()
-    server.stop()
-    assert page.errors == []
-
-
-def write(page, text):
-    page.js("document.getElementById('prompt').focus()")
-    page.type(text)
-
-
-def ask(page, text):
-    """Sends and waits until the answer, or the failure, is there."""
-    before = page.js("document.querySelectorAll('.answer, .error').length")
-    write(page, text)
-    page.press("Enter")
-    page.until(f"{IDLE} && document.querySelectorAll('.answer, .error').length > {before}")
-
-
-def wait_for_answers(page, n):
-    """Waits until so many answers are there and nothing runs any more; a failure fails."""
-    page.until(f"{IDLE} && (document.querySelectorAll('.answer').length === {n} || document.querySelector('.error'))")
-    assert page.text(".error") == ""
-
-
-def last_answer(page):
-    return page.js("[...document.querySelectorAll('.answer .body')].at(-1).innerText").strip()
 
 
 # ---- asking and answering ----
@@ -317,91 +214,7 @@ def test_a_link_fills_the_box_and_sends_nothing(mock, visit):  # E12
     assert server.bodies == []
 
 
-# ---- Markdown ----
-
-
-def test_hostile_text_stays_text(mock, visit):  # E13
-    page = visit(mock().address)
-    ask(page, "hostile")
-    assert page.js("document.title") == "hadal"
-    allowed = {"P", "A", "STRONG", "CODE"}
-    assert set(page.js("[...document.querySelectorAll('.answer .body *')].map(e => e.tagName)")) <= allowed
-    links = page.js("[...document.querySelectorAll('.answer .body a')].map(a => [a.href, a.rel, a.target])")
-    safe = ["noopener noreferrer", "_blank"]
-    assert links == [["https://example.org/track.png", *safe], ["https://example.org/", *safe]]
-    assert "<script>" in last_answer(page) and "javascript:" in last_answer(page)
-
-
-def render(page, text, cuts):
-    """The HTML that Markdown makes of text when it comes in pieces of these lengths."""
-    return page.js(f"""import('./page/markdown.js').then(({{Markdown}}) => {{
-        const root = document.createElement('div'), m = new Markdown(root), text = {json.dumps(text)};
-        const cuts = {json.dumps(cuts)};
-        for (let at = 0, n = 0; at < text.length; n++) {{
-            const to = at + cuts[n % cuts.length];
-            m.write(text.slice(at, to));
-            at = to;
-        }}
-        m.end();
-        for (const b of root.querySelectorAll('.code-head')) b.remove();
-        return root.innerHTML;
-    }})""")
-
-
-@pytest.mark.parametrize("text, html", [
-    ("a *b* **c** `d` ~~e~~ _f_ snake_case_name", "<p dir=\"auto\">a <em>b</em> <strong>c</strong> <code>d</code> <del>e</del> <em>f</em> snake_case_name</p>"),
-    ("# One\ntext\n\nmore", "<h3>One</h3><p dir=\"auto\">text</p><p dir=\"auto\">more</p>"),
-    ("1. a\n2. b\n   - c\n3. d", "<ol data-marker=\".\"><li><p dir=\"auto\">a</p></li><li><p dir=\"auto\">b</p><ul data-marker=\"-\"><li><p dir=\"auto\">c</p></li></ul></li><li><p dir=\"auto\">d</p></li></ol>"),
-    ("> a\n> b\n\nc", "<blockquote><p dir=\"auto\">a\nb</p></blockquote><p dir=\"auto\">c</p>"),
-    ("```py\nx = *1*\n\n# y\n```\nz", "<div class=\"code\"><pre tabindex=\"0\"><code>x = *1*\n\n# y\n</code></pre></div><p dir=\"auto\">z</p>"),
-    ("|a|b|\n|-|-|\n|1|`2`|", "<div class=\"scroll\" tabindex=\"0\"><table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td><code>2</code></td></tr></tbody></table></div>"),
-    ("3 * 4 * 5 = 60 and a | b", "<p dir=\"auto\">3 * 4 * 5 = 60 and a | b</p>"),
-    ("https://example.org/a_b.", "<p dir=\"auto\"><a href=\"https://example.org/a_b\" target=\"_blank\" rel=\"noopener noreferrer\">https://example.org/a_b</a>.</p>"),
-    ("\\*not\\* &amp; <i>\n---\n**open", "<p dir=\"auto\">*not* &amp;amp; &lt;i&gt;</p><hr><p dir=\"auto\">**open</p>"),
-])  # fmt: skip
-def test_markdown(scratch, text, html):
-    for cuts in ([len(text)], [1], [2], [3, 1], [7]):
-        assert render(scratch, text, cuts) == html
-
-
-def test_markdown_is_the_same_in_any_pieces(scratch):
-    for text in (MARKDOWN, HOSTILE, "```\n" + "x" * 3000 + "\n```\n" + "*y* " * 280):
-        whole = render(scratch, text, [1 << 30])
-        for cuts in ([1], [5, 2, 11], [997]):
-            assert render(scratch, text, cuts) == whole
-
-
-RANDOM_MARKDOWN = """import('./page/markdown.js').then(({Markdown}) => {
-  const parts = ['a', 'word ', ' ', '\\n', '\\n\\n', '*', '**', '_', '`', '```', '~~~', '~~', '#', '## ', '> ', '- ', '1. ', '  ',
-    '    ', '\\t', '|', '|-|-|', '[', '](', ')', '!', 'https://e.org/', 'javascript:', '<b>', '<script>', '&lt;', '\\\\', '---', '\\u202e', '😀'];
-  let seed = 1;
-  const random = (n) => (seed = (seed * 48271) % 2147483647) % n;
-  const draw = (text, piece) => {
-    const root = document.createElement('div'), m = new Markdown(root);
-    for (let at = 0; at < text.length; ) { const n = piece(); m.write(text.slice(at, at + n)); at += n; }
-    m.end();
-    return root;
-  };
-  const allowed = new Set(('P A STRONG EM DEL CODE PRE H3 H4 H5 H6 UL OL LI BLOCKQUOTE HR DIV SPAN BUTTON TABLE THEAD TBODY TR TH TD').split(' '));
-  const names = new Set(['dir', 'href', 'rel', 'target', 'class', 'type', 'tabindex', 'start', 'data-marker']);
-  const wrong = [];
-  for (let n = 0; n < 1500; n++) {
-    const text = Array.from({length: 1 + random(40)}, () => parts[random(parts.length)]).join('');
-    const whole = draw(text, () => text.length);
-    for (const node of whole.querySelectorAll('*')) {
-      if (!allowed.has(node.tagName)) wrong.push([text, node.tagName]);
-      for (const {name, value} of node.attributes) {
-        if (!names.has(name) || (name === 'href' && !/^https?:/.test(value))) wrong.push([text, name, value]);
-      }
-    }
-    if (draw(text, () => 1 + random(6)).innerHTML !== whole.innerHTML) wrong.push([text, 'pieces matter']);
-  }
-  return wrong.slice(0, 5);
-})"""
-
-
-def test_random_markup_is_harmless_and_pieces_do_not_matter(scratch):  # E13
-    assert scratch.js(RANDOM_MARKDOWN) == []
+# ---- long answers ----
 
 
 def test_long_answers_are_never_drawn_again(mock, visit):

@@ -5,26 +5,42 @@
 // back. So a frame costs the length of one line, however long the answer is. Markup of a model
 // can only become the elements named here; HTML stays text, images are never loaded.
 
+import { colorLine, languageOf } from "./code.js";
 import { copyButton, el } from "./dom.js";
+import { mathml } from "./tex.js";
 
 const LONG = 1000; // characters after which a line is settled piece by piece
+const MOST_SOURCE = 4000; // characters of a formula over several lines
 const DEEP = 6; // emphasis inside emphasis; quotes and lists inside each other
-const PLAIN = /^[^\\`*_~[\]!:|]*$/;
-const UNDECIDED = /^[\s>]*(?:[-*_+#=~`|:\s]*|```[^`]*|~~~.*)$/; // a marker, perhaps
+const PLAIN = /^[^\\`*_~[\]!:|$]*$/;
+const UNDECIDED = /^[\s>]*(?:[-*_+#=~`|:\s]*|```[^`]*|~~~.*|\$|\\)$/; // a marker, perhaps
 const NUMBER = /^[\s>]*\d{0,9}[.)]?\s*$/; // of a list, perhaps
 const RULE = /^ *([-*_])( *\1){2,} *$/;
 
-// In this order: escape, code, strong, em with * and with _, struck, link or image, bare address.
+// A formula ends on its line. A dollar opens one only before what is no blank, and closes one only
+// behind what is no blank and before what is no word, save the ends of "n-th" and of plurals.
+const FORMULA = [
+  String.raw`\\\((?<round>.{1,2000}?)\\\)`,
+  String.raw`\\\[(?<square>.{1,2000}?)\\\]`,
+  String.raw`\$\$(?<double>[^$]{1,2000})\$\$`,
+  String.raw`(?<![\w$\\])\$(?=[^\s$])(?<single>(?:\\.|[^$\\${"`"}]){1,600}?)(?<!\s)\$(?!\$)(?:(?!\w)|(?=(?:th|st|nd|rd|s)\b))`,
+].join("|");
+const PROSE = /^[)\],.;:!?]|^(?=[^\\^_={}]*$).*[\s|][A-Za-z]{2,}/; // what may stand between two prices
+const FINISHED = new RegExp(`${FORMULA}|(\`+).*?\\5`, "g");
+const UNFINISHED = /\\[([]|(?<![\w$\\])\$\$?(?!\s|\d[\d.,]*(?:[\s).,;:!?]|$))/;
+
+// In this order: formula, escape, code, strong, em with * and with _, struck, link or image, bare address.
 const INLINE = new RegExp(
   [
-    String.raw`\\([\\${"`"}*_{}[\]()#+\-.!~|<>])`,
-    "(`{1,3})(?!`)(.{1,600}?)(?<!`)\\2(?!`)",
-    String.raw`(\*\*|__)(?=\S)(.{1,600}?\S|\S)\4`,
-    String.raw`(?<![\w*])\*(?=[^\s*])(.{1,600}?[^\s*]|[^\s*])\*(?!\*)`,
-    String.raw`(?<!\w)_(?=[^\s_])(.{1,600}?[^\s_]|[^\s_])_(?!\w)`,
-    String.raw`~~(?=\S)(.{1,600}?)~~`,
-    String.raw`!?\[([^[\]]{0,300})\]\(<?([^\s()<>]{1,1000}(?:\([^\s()<>]{0,200}\))?)>?(?: "[^"]{0,200}")?\)`,
-    String.raw`(https?://[^\s<>"'${"`"}]{1,1000}[^\s<>"'${"`"}.,;:!?)\]*_])`,
+    FORMULA,
+    String.raw`\\(?<escaped>[\\${"`"}*_{}[\]()#+\-.!~|<>$])`,
+    "(?<ticks>`{1,3})(?!`)(?<code>.{1,600}?)(?<!`)\\k<ticks>(?!`)",
+    String.raw`(?<stars>\*\*|__)(?=\S)(?<strong>.{1,600}?\S|\S)\k<stars>`,
+    String.raw`(?<![\w*])\*(?=[^\s*])(?<em>.{1,600}?[^\s*]|[^\s*])\*(?!\*)`,
+    String.raw`(?<!\w)_(?=[^\s_])(?<em2>.{1,600}?[^\s_]|[^\s_])_(?!\w)`,
+    String.raw`~~(?=\S)(?<struck>.{1,600}?)~~`,
+    String.raw`!?\[(?<label>[^[\]]{0,300})\]\(<?(?<address>[^\s()<>]{1,1000}(?:\([^\s()<>]{0,200}\))?)>?(?: "[^"]{0,200}")?\)`,
+    String.raw`(?<bare>https?://[^\s<>"'${"`"}]{1,1000}[^\s<>"'${"`"}.,;:!?)\]*_])`,
   ].join("|"),
   "g",
 );
@@ -40,6 +56,11 @@ function link(address, content) {
   return el("a", { href: url.href, target: "_blank", rel: "noopener noreferrer" }, content);
 }
 
+function match(text, at) {
+  INLINE.lastIndex = at;
+  return INLINE.exec(text);
+}
+
 /** Appends the inline markup of one line. */
 function inline(text, into, depth = 0) {
   let from = 0;
@@ -48,11 +69,15 @@ function inline(text, into, depth = 0) {
     inline(inner, node, depth + 1);
     into.append(node);
   };
-  for (const m of depth < DEEP ? text.matchAll(INLINE) : []) {
+  for (let m, at = 0; depth < DEEP && (m = match(text, at)); at = Math.max(from, m.index + 1)) {
+    const { round, square, double, single, escaped, code, strong, em, em2, struck, label, address, bare } = m.groups;
+    if (single && PROSE.test(single)) continue;
     if (m.index > from) into.append(text.slice(from, m.index));
-    const [whole, escaped, , code, , strong, em, em2, struck, label, address, bare] = m;
+    const whole = m[0];
     from = m.index + whole.length;
-    if (escaped) into.append(escaped);
+    const formula = round ?? square ?? double ?? single;
+    if (formula) into.append(mathml(formula, Boolean(square ?? double)) ?? whole);
+    else if (escaped) into.append(escaped);
     else if (code) into.append(el("code", null, code.replace(/^ (.*\S.*) $/, "$1")));
     else if (strong) nested("strong", strong);
     else if (em || em2) nested("em", em || em2);
@@ -62,16 +87,44 @@ function inline(text, into, depth = 0) {
   if (from < text.length) into.append(text.slice(from));
 }
 
-/** Closes what an unfinished line leaves open, so that markers do not flash. */
-function closed(text) {
-  let shown = text.replace(/(?:\*{1,2}|`+)$/, "");
-  if ((shown.match(/`/g)?.length ?? 0) % 2) return shown + "`";
-  if ((shown.match(/\*\*/g)?.length ?? 0) % 2) shown = shown.trimEnd() + "**";
-  return shown;
+/** Where a formula begins that has no end yet; -1: nowhere. */
+function unfinished(text) {
+  return text.replace(FINISHED, (whole) => "x".repeat(whole.length)).search(UNFINISHED);
 }
 
-const cells = (line) =>
-  line.trim().replace(/^\|/, "").replace(/(?<!\\)\|$/, "").split(/(?<!\\)\|/).map((c) => c.trim());
+const odd = (text, marker) => (text.split(marker).length - 1) % 2 === 1;
+
+/** [text with what it leaves open closed, source of a formula without an end], so that markers do not flash. */
+function closed(text) {
+  const at = unfinished(text);
+  const source = at < 0 ? "" : text.slice(at);
+  let shown = at < 0 ? text.replace(/(?:\*{1,2}|`+)$/, "") : text.slice(0, at);
+  if (odd(shown, "`")) shown += "`";
+  else if (odd(shown, "**")) shown = shown.trimEnd() + "**";
+  return [shown, source];
+}
+
+/** Where a line that is too long is cut: at a blank, and in no formula, code or strong text. */
+function cutOf(line) {
+  const last = line.lastIndexOf(" ", LONG);
+  for (let at = last; at > LONG / 2; at = line.lastIndexOf(" ", at - 1)) {
+    const piece = line.slice(0, at);
+    if (!odd(piece, "`") && !odd(piece, "**") && unfinished(piece) < 0) return at;
+  }
+  return last > LONG / 2 ? last : LONG;
+}
+
+/** A row's cells. A bar in a formula divides nothing. */
+function cells(line) {
+  const bars = line.trim().replace(FINISHED, (whole, ...groups) =>
+    PROSE.test(groups.at(-1).single ?? "") ? whole : whole.replaceAll("|", "\u0000"),
+  );
+  const parts = bars.replace(/^\|/, "").replace(/(?<!\\)\|$/, "").split(/(?<!\\)\|/);
+  return parts.map((cell) => cell.replaceAll("\u0000", "|").trim());
+}
+
+/** Of a table's second line: l, c or r for each column, as its colons say. */
+const alignments = (line) => cells(line).map((cell) => (/^:-*:$/.test(cell) ? "c" : /:$/.test(cell) ? "r" : /^:/.test(cell) ? "l" : null));
 
 export class Markdown {
   constructor(root) {
@@ -114,8 +167,7 @@ export class Markdown {
   /** Settles what is too long of a line; gives the rest. */
   shorten(line) {
     while (line.length > LONG) {
-      const space = line.lastIndexOf(" ", LONG);
-      const cut = space > LONG / 2 ? space : LONG;
+      const cut = this.state.kind === "code" || this.state.kind === "math" ? LONG : cutOf(line);
       this.line(line.slice(0, cut), false);
       this.state.joined = true;
       line = line.slice(cut);
@@ -130,7 +182,8 @@ export class Markdown {
     this.provisional = false;
     const last = this.added.at(-1);
     const text = last?.nodeType === Node.TEXT_NODE ? last : last?.lastChild;
-    const plain = this.state.kind === "code" || (PLAIN.test(this.rest) && !NUMBER.test(this.rest));
+    const { kind, colors } = this.state;
+    const plain = kind === "code" ? !colors : PLAIN.test(this.rest) && !NUMBER.test(this.rest);
     if (plain && text?.nodeType === Node.TEXT_NODE && this.rest.endsWith(text.data)) {
       this.tail = text;
     }
@@ -158,11 +211,12 @@ export class Markdown {
     const joined = s.joined;
     s.joined = false;
     if (s.kind === "code") return this.codeLine(text, joined, ended);
+    if (s.kind === "math") return this.mathLine(text, joined, ended);
     if (joined && s.open) return this.inlineInto(s.open, text);
     const inside = /^\s*$/.test(text) ? "" : this.enter(text.replaceAll("\t", "    "));
     s.blank = inside.trim() === "";
     if (s.blank) this.shut();
-    else this.block(inside);
+    else this.block(inside, ended);
   }
 
   /** The open paragraph or table takes no more lines. */
@@ -239,10 +293,12 @@ export class Markdown {
     this.state.boxes.push({ node: item, indent: whole.length });
   }
 
-  block(text) {
+  block(text, ended) {
     const s = this.state;
     const fence = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/.exec(text);
     if (fence) return this.openCode(fence);
+    const formula = /^\s*(\$\$(?!\$)|\\\[)(.*)$/.exec(text);
+    if (formula && this.formula(formula[1], formula[2], ended)) return;
     const heading = /^ {0,3}(#{1,6})\s+(.*?)\s*#*\s*$/.exec(text);
     if (heading) {
       // The page's own headings are the first two levels.
@@ -257,7 +313,7 @@ export class Markdown {
     }
     if (s.kind === "table" && text.includes("|")) return this.row(s.open, "td", text);
     if (s.head && !this.provisional && /^[\s|:-]*-[\s|:-]*$/.test(text) && text.includes("|")) {
-      return this.openTable();
+      return this.openTable(alignments(text));
     }
     this.paragraph(text);
   }
@@ -279,12 +335,15 @@ export class Markdown {
 
   inlineInto(node, text) {
     const part = document.createDocumentFragment();
-    inline(this.provisional ? closed(text) : text, part);
+    const [shown, source] = this.provisional ? closed(text) : [text, ""];
+    inline(shown, part);
+    if (source) part.append(source);
     this.append(node, ...part.childNodes);
   }
 
-  openTable() {
+  openTable(sides) {
     const s = this.state;
+    s.sides = sides;
     const body = el("tbody");
     const head = el("thead");
     this.row(head, "th", s.head);
@@ -296,8 +355,8 @@ export class Markdown {
 
   row(into, name, text) {
     const row = el("tr");
-    for (const cell of cells(text)) {
-      const node = el(name);
+    for (const [column, cell] of cells(text).entries()) {
+      const node = el(name, { class: this.state.sides[column] });
       inline(cell, node);
       row.append(node);
     }
@@ -315,6 +374,8 @@ export class Markdown {
     s.kind = "code";
     s.head = null;
     s.fence = fence[1];
+    s.colors = languageOf(language);
+    s.mode = null;
   }
 
   codeLine(text, joined, ended) {
@@ -326,6 +387,62 @@ export class Markdown {
     }
     const indent = s.boxes.reduce((sum, box) => sum + (box.indent ?? 0), 0);
     const body = joined ? text : text.slice(Math.min(indent, text.match(/^ */)[0].length));
-    this.append(s.open, document.createTextNode(ended ? body + "\n" : body));
+    const end = ended ? "\n" : "";
+    if (!s.colors) return this.append(s.open, document.createTextNode(body + end));
+    const [nodes, mode] = colorLine(s.colors, body, s.mode);
+    s.mode = mode;
+    this.append(s.open, ...nodes, document.createTextNode(end));
+  }
+
+  // ---- formulas that stand alone ----
+
+  /** After $$ or \[ at the beginning of a line; false: more follows its end, so it is one of a paragraph. */
+  formula(opening, text, ended) {
+    const closing = opening === "$$" ? "$$" : "\\]";
+    const at = text.indexOf(closing);
+    if (at >= 0 && /[^\s.,;]/.test(text.slice(at + 2))) return false;
+    const s = this.state;
+    const box = el("div", { class: "math", tabindex: 0 });
+    this.append(this.inner, box);
+    s.open = box;
+    s.kind = "math";
+    s.head = null;
+    s.closing = closing;
+    s.source = "";
+    if (at < 0) {
+      this.append(box, document.createTextNode(opening));
+      this.mathLine(text, true, ended);
+    } else {
+      box.append(mathml(text.slice(0, at), true) ?? opening + text);
+      this.shut();
+    }
+    return true;
+  }
+
+  /** Source until the end is there; then the formula, if it can be drawn. */
+  mathLine(text, joined, ended) {
+    const s = this.state;
+    const quoted = s.boxes.some((box) => box.quote);
+    const line = quoted && !joined ? text.replace(/^\s*(?:> ?)+/, "") : text;
+    const at = line.indexOf(s.closing);
+    const end = ended ? "\n" : "";
+    if (at < 0 && ((!line.trim() && s.source.trim()) || s.source.length > MOST_SOURCE)) return this.giveUp(line);
+    if (at < 0) {
+      s.source += line + end;
+      return this.append(s.open, document.createTextNode(line + end));
+    }
+    const drawn = this.provisional ? null : mathml(s.source + line.slice(0, at), true);
+    if (drawn) s.open.replaceChildren(drawn);
+    else this.append(s.open, document.createTextNode(line.slice(0, at + 2)));
+    this.shut();
+    const rest = line.slice(at + 2);
+    if (/[^\s.,;]/.test(rest)) this.paragraph(rest.trimStart());
+  }
+
+  /** A formula does not go over an empty line: what came stays source. */
+  giveUp(line) {
+    this.shut();
+    this.state.blank = !line.trim();
+    if (line.trim()) this.paragraph(line);
   }
 }
