@@ -3,6 +3,7 @@
 #include "server/server_internal.h"
 
 static const char *const flush_query[] = {"timeout", NULL};
+static const char *const requests_query[] = {"request_id", NULL};
 static const char *const loads_query[] = {"include", "dp_rank", "format", NULL};
 
 #define TEXT "text/plain"
@@ -29,6 +30,10 @@ static const api_operation operations[] = {
     {.path = "/metrics", .methods = "GET", .summary = "Prometheus text", .type = TEXT},
     {.path = "/engine/live", .methods = "GET", .summary = "What the engine does, as it does it",
      .type = "text/event-stream"},
+    {.path = "/engine/history", .methods = "GET", .summary = "The figures of the last minute",
+     .reply = "History"},
+    {.path = "/engine/requests", .methods = "GET", .summary = "Where requests of one id stand",
+     .reply = "Standing", .query = requests_query},
     {.path = "/flush_cache", .methods = "GET POST", .summary = "Forget cached prefixes",
      .type = TEXT, .query = flush_query},
     {.path = "/abort_request", .methods = "POST", .summary = "End requests by their ids",
@@ -78,6 +83,17 @@ static const api_schema schemas[] = {
      "{'type':'array','items':{'type':'object','required':['dp_rank','num_reqs',"
      "'num_waiting_reqs','num_tokens'],'properties':{'num_reqs':@Count,"
      "'num_waiting_reqs':@Count,'num_tokens':@Count,'num_pending_tokens':@Count}}}"},
+    {"Figures", "{'type':'array','maxItems':240,'items':{'type':['number','null']}}"},
+    {"History",
+     "{'type':'object','required':['t','tokens_s','prompt_tokens_s','ttft_p50_ms','ttft_p95_ms',"
+     "'itl_p50_ms','itl_p95_ms','prompt_tokens','cached_tokens','running','waiting'],"
+     "'additionalProperties':@Figures}"},
+    {"Standing",
+     "{'type':'object','required':['requests'],'properties':{'requests':{'type':'array',"
+     "'items':{'type':'object','required':['id','answer','phase','ahead'],'properties':{"
+     "'id':@Count,'answer':@Count,'phase':{'enum':['waiting','prefill','decode']},"
+     "'ahead':@Count,'prompt_tokens':@Count,'cached_tokens':@Count,'done_tokens':@Count,"
+     "'output_tokens':@Count}}}}}"},
     {"AbortBody",
      "{'type':'object','properties':{'rid':{'type':['string','null']},"
      "'abort_all':{'type':['boolean','null']}}}"},

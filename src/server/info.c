@@ -171,6 +171,18 @@ static void on_live(http_call *c, void *user) {
     }
 }
 
+static void on_history(http_call *c, void *user) {
+    server *s = user;
+    api_text text = {0};
+    live_history(s->live, &text);
+    if (text.failed) {
+        http_error(c, 503, "overloaded_error", "no_memory", NULL, "no memory for the history");
+    } else {
+        http_reply(c, 200, "application/json", text.data, text.n);
+    }
+    api_text_deinit(&text);
+}
+
 const http_route info_routes[] = {
     {"GET", "/health",          HTTP_PUBLIC, HTTP_OPENAI, on_health         },
     {"GET", "/ping",            HTTP_PUBLIC, HTTP_OPENAI, on_health         },
@@ -184,5 +196,7 @@ const http_route info_routes[] = {
     {"GET", "/get_load",        HTTP_USER,   HTTP_OPENAI, server_on_old_load},
     {"GET", "/metrics",         HTTP_USER,   HTTP_OPENAI, on_metrics        },
     {"GET", "/engine/live",     HTTP_USER,   HTTP_OPENAI, on_live           },
+    {"GET", "/engine/history",  HTTP_USER,   HTTP_OPENAI, on_history        },
+    {"GET", "/engine/requests", HTTP_USER,   HTTP_OPENAI, server_on_requests},
 };
 const size_t info_n_routes = HD_LEN(info_routes);

@@ -8,11 +8,13 @@
 
 #include "base/progress.h"
 #include "base/json.h"
+#include "server/history.h"
 
 enum { VIEWERS = 64, REQUESTS = 512, TICKS_PER_EXPERTS = 4 };
 
 struct live_view {
     metrics *m;
+    history *past;
     pthread_mutex_t lock; /* guards the viewers */
     http_call *viewers[VIEWERS];
     size_t n_viewers;
@@ -31,13 +33,17 @@ live_view *live_new(metrics *m) {
     live_view *v = calloc(1, sizeof *v);
     if (!v) return NULL;
     v->m = m;
+    v->past = history_new();
     pthread_mutex_init(&v->lock, NULL);
-    return v;
+    if (v->past) return v;
+    live_free(v);
+    return NULL;
 }
 
 void live_free(live_view *v) {
     if (!v) return;
     pthread_mutex_destroy(&v->lock);
+    history_free(v->past);
     free(v->load);
     free(v->before);
     free(v);
@@ -45,6 +51,10 @@ void live_free(live_view *v) {
 
 double live_tokens_per_s(live_view *v) {
     return v->tokens_per_s;
+}
+
+void live_history(live_view *v, api_text *out) {
+    history_write(v->past, out);
 }
 
 bool live_add(live_view *v, http_call *c) {
@@ -109,26 +119,25 @@ static json_t *stats_object(const hd_engine_stats *e) {
     return o;
 }
 
-static json_t *requests_list(hd_engine *e) {
+json_t *live_request(const hd_engine_request *r) {
     static const char *const phases[] = {"waiting", "prefill", "decode"};
+    return json_pack("{s:I, s:i, s:s, s:i, s:i, s:i, s:i}", "id", (json_int_t)r->id, "answer",
+                     r->answer, "phase", phases[r->phase], "prompt_tokens", r->prompt_tokens,
+                     "cached_tokens", r->cached_tokens, "done_tokens", r->done_tokens,
+                     "output_tokens", r->output_tokens);
+}
+
+static json_t *requests_list(hd_engine *e) {
     hd_engine_request *r = calloc(REQUESTS, sizeof *r);
     const size_t n = r ? hd_engine_read_requests(e, r, REQUESTS) : 0;
     json_t *list = json_array();
-    for (size_t i = 0; i < n; i++) {
-        json_array_append_new(list,
-                              json_pack("{s:I, s:i, s:s, s:i, s:i, s:i, s:i}", "id",
-                                        (json_int_t)r[i].id, "answer", r[i].answer, "phase",
-                                        phases[r[i].phase], "prompt_tokens", r[i].prompt_tokens,
-                                        "cached_tokens", r[i].cached_tokens, "done_tokens",
-                                        r[i].done_tokens, "output_tokens", r[i].output_tokens));
-    }
+    for (size_t i = 0; i < n; i++) json_array_append_new(list, live_request(&r[i]));
     free(r);
     return list;
 }
 
-/* Of the last minute; nothing when nothing came. */
-static json_t *quantiles(metrics *m, metrics_time which) {
-    const metrics_spread s = metrics_recent(m, which);
+/* Nothing when nothing came. */
+static json_t *quantiles(metrics_spread s) {
     return s.n ? json_pack("{s:f, s:f}", "p50", s.p50_ms, "p95", s.p95_ms) : json_object();
 }
 
@@ -168,12 +177,12 @@ static void update_rates(live_view *v, const hd_engine_stats *e, int64_t now) {
 }
 
 static char *object_text(live_view *v, hd_engine *e, const hd_engine_stats *stats,
-                         int64_t now) {
-    json_t *o = json_pack("{s:I, s:o, s:{s:f, s:f}, s:o, s:o, s:o}", "t",
-                          (json_int_t)(now / 1000000), "stats", stats_object(stats), "rates",
-                          "tokens_s", (double)v->tokens_per_s, "prompt_tokens_s",
-                          v->prompt_tokens_per_s, "ttft_ms", quantiles(v->m, METRICS_TTFT),
-                          "itl_ms", quantiles(v->m, METRICS_ITL), "requests", requests_list(e));
+                         const history_sample *now) {
+    json_t *o =
+        json_pack("{s:I, s:o, s:{s:f, s:f}, s:o, s:o, s:o}", "t", (json_int_t)now->t_ms,
+                  "stats", stats_object(stats), "rates", "tokens_s", now->tokens_s,
+                  "prompt_tokens_s", now->prompt_tokens_s, "ttft_ms", quantiles(now->ttft),
+                  "itl_ms", quantiles(now->itl), "requests", requests_list(e));
     json_t *experts = v->n_ticks % TICKS_PER_EXPERTS == 0 ? experts_object(v, e) : NULL;
     if (experts) json_object_set_new(o, "experts", experts);
     char *text = hd_json_write(o, JSON_COMPACT);
@@ -202,11 +211,21 @@ void live_tick(live_view *v, hd_engine *e) {
     hd_engine_stats stats;
     hd_engine_read_stats(e, &stats);
     update_rates(v, &stats, now);
+    const history_sample sample = {.t_ms = now / 1000000,
+                                   .tokens_s = v->tokens_per_s,
+                                   .prompt_tokens_s = v->prompt_tokens_per_s,
+                                   .ttft = metrics_recent(v->m, METRICS_TTFT),
+                                   .itl = metrics_recent(v->m, METRICS_ITL),
+                                   .prompt_tokens = stats.prompt_tokens,
+                                   .cached_tokens = stats.cached_tokens,
+                                   .running = stats.running,
+                                   .waiting = stats.waiting};
+    history_add(v->past, &sample);
     pthread_mutex_lock(&v->lock);
     const bool watched = v->n_viewers > 0;
     pthread_mutex_unlock(&v->lock);
     if (watched) {
-        char *text = object_text(v, e, &stats, now);
+        char *text = object_text(v, e, &stats, &sample);
         if (text) send_to_all(v, text);
         free(text);
     }

@@ -2,6 +2,10 @@
 #ifndef HD_SERVER_LIVE_H
 #define HD_SERVER_LIVE_H
 
+#include <jansson.h>
+
+#include "hadal.h"
+#include "api/text.h"
 #include "http/http.h"
 #include "server/metrics.h"
 
@@ -14,5 +18,9 @@ bool live_add(live_view *v, http_call *c);  /* retains; false: too many look alr
 void live_tick(live_view *v, hd_engine *e); /* on the ticker thread, every quarter second */
 void live_end(live_view *v);                /* ends all streams; NULL is fine */
 double live_tokens_per_s(live_view *v);
+void live_history(live_view *v, api_text *out); /* see history.h */
+
+/* A request as the live view describes it; a new reference, NULL: no memory. */
+json_t *live_request(const hd_engine_request *r);
 
 #endif

@@ -273,6 +273,20 @@ void records_abort(request_records *r, hd_engine *e, const char *request_id) {
     pthread_mutex_unlock(&r->lock);
 }
 
+size_t records_find(request_records *r, const char *request_id, uint64_t salt, uint64_t *ids,
+                    size_t max) {
+    size_t n = 0;
+    pthread_mutex_lock(&r->lock);
+    for (int32_t i = 0; i < r->n; i++) {
+        const record *p = &r->places[i];
+        const http_call *c = atomic_load(&p->call);
+        if (!c || http_salt(c) != salt || strcmp(http_request_id(c), request_id) != 0) continue;
+        for (size_t k = 0; k < p->n_ids && n < max; k++) ids[n++] = p->ids[k];
+    }
+    pthread_mutex_unlock(&r->lock);
+    return n;
+}
+
 int32_t records_living(request_records *r) {
     pthread_mutex_lock(&r->lock);
     const int32_t n = r->n_living;

@@ -23,6 +23,10 @@ void records_end(request_records *r, const api_outcome *o);
 /* Cancels calls by their request id or its beginning, NULL: all. */
 void records_abort(request_records *r, hd_engine *e, const char *request_id);
 
+/* The engine's ids of the calls with this request id and salt; how many of ids[max] were written. */
+size_t records_find(request_records *r, const char *request_id, uint64_t salt, uint64_t *ids,
+                    size_t max);
+
 int32_t records_living(request_records *r);
 
 /* From now on a fatal signal writes the living requests before the process ends. */

@@ -58,6 +58,8 @@ extern const size_t info_n_routes, admin_n_routes;
 
 extern const struct api_description server_description; /* of all routes but api.h's */
 
+void server_on_requests(http_call *c, void *user); /* requests.c; user: the server */
+
 /* The poller looks again. After every submission. */
 void server_submitted(server *s);
 

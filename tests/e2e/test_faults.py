@@ -78,6 +78,8 @@ SHORT_OF_MEMORY = {
     "models": ("/v1/models", None),
     "info": ("/server_info", None),
     "metrics": ("/metrics", None),
+    "history": ("/engine/history", None),
+    "requests": ("/engine/requests?request_id=nobody", None),
     "openapi": ("/openapi.json", None),
     "health": ("/health_generate", None),
     "abort": ("/abort_request", {"rid": "nobody"}),

@@ -167,6 +167,52 @@ def test_the_live_view_covers_what_came_lately(server):
         assert 0 < times["p50"] <= times["p95"]
 
 
+def test_the_history_goes_back_a_minute_and_continues_in_the_live_view(server):
+    server.post("/v1/chat/completions", CHAT)
+    with stream(server, "GET", "/engine/live") as view:
+        now = json.loads(next(events_of(view)))
+        wait_until(lambda: server.get("/engine/history").json["t"][-1] >= now["t"], "the sample is kept")
+        past = server.get("/engine/history").json
+    assert len({len(column) for column in past.values()}) == 1
+    assert past["t"] == sorted(past["t"]) and 0 < len(past["t"]) <= 240
+    at = past["t"].index(now["t"])  # the same sample
+    assert past["prompt_tokens"][at] == now["stats"]["prompt_tokens"]
+    assert past["ttft_p50_ms"][at] == pytest.approx(now["ttft_ms"]["p50"]) and past["itl_p95_ms"][at] == pytest.approx(now["itl_ms"]["p95"])
+    assert past["tokens_s"][at] == pytest.approx(now["rates"]["tokens_s"])
+
+
+# ---- /engine/requests ----
+
+
+def standing(server, name, key="a" * 20):
+    return server.get(f"/engine/requests?request_id={name}", headers={"Authorization": f"Bearer {key}"}).json["requests"]
+
+
+def test_a_request_that_waits_knows_how_many_are_before_it(serve, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("a" * 20 + "\n" + "b" * 20 + "\n")
+    keys.chmod(0o600)
+    server = serve("--max-running", "1", "--backend", "null", "--null-step-us", "100000", "--api-key-file", keys)
+    names = [f"mine-{n}" for n in range(3)]
+    method, path, body = ENDLESS
+    living = []
+    for name in names:
+        living.append(server.connection())
+        headers = {"X-Request-Id": name, "Authorization": f"Bearer {'a' * 20}", "Content-Type": "application/json"}
+        living[-1].request(method, path, json.dumps({**body, "ignore_eos": True}), headers)
+        wait_until(lambda name=name: standing(server, name), "the engine has it")
+    wait_until(lambda: [standing(server, name)[0]["phase"] != "waiting" for name in names] == [True, False, False], "the first runs")
+    assert [standing(server, name)[0]["ahead"] for name in names] == [0, 0, 1]
+    assert len({standing(server, name)[0]["id"] for name in names}) == 3
+    assert standing(server, names[1], key="b" * 20) == []  # another key's
+    assert standing(server, "mine") == []
+    for connection in living:
+        connection.close()
+    wait_until(lambda: not any(standing(server, name) for name in names), "they are gone")
+    refused = server.get("/engine/requests", headers={"Authorization": f"Bearer {'a' * 20}"})
+    assert (refused.status, refused.json["error"]["param"]) == (400, "request_id")
+
+
 # ---- /v1/loads ----
 
 
