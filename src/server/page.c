@@ -26,6 +26,10 @@
     X(theme, "theme.js", SCRIPT)                       \
     X(app, "app.js", SCRIPT)                           \
     X(chat, "chat.js", SCRIPT)                         \
+    X(list, "list.js", SCRIPT)                         \
+    X(archive, "archive.js", SCRIPT)                   \
+    X(files, "files.js", SCRIPT)                       \
+    X(own, "own.js", SCRIPT)                           \
     X(messages, "messages.js", SCRIPT)                 \
     X(markdown, "markdown.js", SCRIPT)                 \
     X(tex, "tex.js", SCRIPT)                           \

@@ -174,6 +174,18 @@ class Engine:
         return message
 
 
+def past():
+    """What the engine did in the minute before."""
+    waves = [math.sin(n / 30) for n in range(240)]
+    return {
+        "t": [n / 4 - 60 for n in range(240)],
+        "tokens_s": [700 + 300 * wave for wave in waves], "prompt_tokens_s": [max(0, 3000 * wave) for wave in waves],
+        "ttft_p50_ms": [None] * 40 + [100 + 20 * wave for wave in waves[40:]], "ttft_p95_ms": [None] * 40 + [300 + 50 * wave for wave in waves[40:]],
+        "itl_p50_ms": [10 + wave for wave in waves], "itl_p95_ms": [18 + 2 * wave for wave in waves],
+        "prompt_tokens": [0] * 240, "cached_tokens": [0] * 240, "running": [4] * 240, "waiting": [0] * 240,
+    }  # fmt: skip
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.0"
 
@@ -195,7 +207,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         key = self.server.key
         if not key or self.headers.get("Authorization") == f"Bearer {key}":
             return True
-        self.refuse(401, "An API key is needed.")
+        self.refuse(401, "An API key is needed." if "Authorization" not in self.headers else "This key is unknown.")
         return False
 
     def begin_stream(self):
@@ -216,6 +228,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif path == "/engine/live":
             if self.allowed():
                 self.live()
+        elif path == "/engine/history":
+            if self.allowed():
+                self.answer(200, "application/json", json.dumps(self.server.history).encode())
+        elif path == "/engine/requests":
+            if self.allowed():
+                place = self.server.place
+                one = {"id": 1, "answer": 0, "phase": "waiting" if place else "decode", "ahead": max(0, place - 1)}
+                self.answer(200, "application/json", json.dumps({"requests": [one]}).encode())
         elif file.parent == WEB and file.is_file():
             self.answer(200, TYPES[file.suffix], file.read_bytes(), [("Content-Security-Policy", CSP), ("Cache-Control", "no-store")])
         else:
@@ -242,6 +262,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             status, message, headers = ERRORS[asked]
             self.refuse(status, message, headers.items())
             return
+        while self.server.place:
+            time.sleep(0.005)
         self.begin_stream()
         try:
             self.play(script_of(body))
@@ -267,7 +289,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """start() gives the address; bodies are the requests so far; vanished: a reader went away."""
+    """start() gives the address; bodies are the requests so far; vanished: a reader went away;
+    place: of requests in the queue, 0 lets them begin."""
 
     daemon_threads = True
 
@@ -275,6 +298,8 @@ class Server(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.key, self.pause, self.live_pause, self.change = key, pause, live_pause, change
         self.bodies = []
+        self.place = 0
+        self.history = past()
         self.vanished = threading.Event()
         self.stopping = threading.Event()
 

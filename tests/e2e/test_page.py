@@ -78,7 +78,7 @@ def test_a_deleted_conversation_stays_deleted_while_its_answer_comes_in(mock, vi
     write(page, "endless")
     page.press("Enter")
     page.until("document.querySelector('.answer .body')?.innerText.length > 10")
-    page.js("document.querySelector('#chats .quiet').click(), document.querySelector('#chats .quiet').click()")
+    page.js("document.querySelector('#chats [aria-label^=Delete]').click(), document.querySelector('#chats [aria-label^=Delete]').click()")
     page.until(IDLE)
     assert page.js("document.querySelectorAll('.choose').length + document.querySelectorAll('.answer').length") == 0
     assert page.js("Object.keys(localStorage).filter(key => key.startsWith('hadal.chat.'))") == []
@@ -199,6 +199,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(mock, visit):
     server = mock(key="secret")
     page = visit(server.address, expected=["status of 401"])
     page.until("document.getElementById('key-dialog').open")
+    assert page.text("#key-said") == ""
     page.type("secret")
     page.press("Enter")
     page.until("document.getElementById('model').textContent === 'mock'")
@@ -207,11 +208,193 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(mock, visit):
     assert "secret" not in page.js("JSON.stringify(localStorage) + location.href")
 
 
+def test_a_wrong_key_is_called_wrong_and_asked_for_again(mock, visit):
+    server = mock(key="secret")
+    page = visit(server.address, expected=["status of 401"])
+    page.until("document.getElementById('key-dialog').open")
+    page.type("sekret")
+    page.press("Enter")
+    page.until("document.getElementById('key-dialog').open && document.getElementById('key-said').textContent")
+    assert page.text("#key-said") == "The server does not accept this key."
+    assert page.js("document.getElementById('key').getAttribute('aria-invalid')") == "true"
+    assert page.text("#model") == "wrong API key"
+    page.press("Escape")
+    ask(page, "hello")  # the key there is still the wrong one
+    assert "This key is unknown." in page.text("#messages")
+    page.until("document.getElementById('key-dialog').open && document.getElementById('key-said').textContent")
+    page.press("Escape")
+    page.click("#tab-engine")
+    page.until("document.getElementById('live').textContent === 'The server does not accept the API key'")
+    page.click("#settings-open")
+    page.click("#key-open")
+    page.type("secret")
+    page.press("Enter")
+    page.until("document.getElementById('live').textContent === 'Live'")
+    assert page.text("#model") == "mock"
+
+
 def test_a_link_fills_the_box_and_sends_nothing(mock, visit):  # E12
     server = mock()
     page = visit(server.address + "?q=delete%20everything")
     assert page.js("document.getElementById('prompt').value") == "delete everything"
     assert server.bodies == []
+
+
+def test_a_question_says_its_place_in_the_queue(mock, visit):
+    server = mock()
+    server.place = 3
+    page = visit(server.address)
+    write(page, "hello")
+    page.press("Enter")
+    page.until("document.querySelector('.wait').innerText === 'Place 3 in the queue'")
+    server.place = 1
+    page.until("document.querySelector('.wait').innerText === 'Place 1 in the queue'")
+    server.place = 0
+    wait_for_answers(page, 1)
+    assert page.js("document.querySelector('.wait').checkVisibility()") is False
+    server.place = 1
+    write(page, "stop me")
+    page.press("Enter")
+    page.until("[...document.querySelectorAll('.wait')].at(-1).innerText === 'Place 1 in the queue'")
+    page.press("Escape")
+    page.until(IDLE)
+    server.place = 0
+
+
+# ---- files that go with a question ----
+
+
+def give(page, name, files):
+    """A drop or paste of files [[name, text]]."""
+    page.js(f"""(files => {{
+        const carried = new DataTransfer();
+        for (const [name, text] of files) carried.items.add(new File([typeof text === 'string' ? text : new Uint8Array(text)], name));
+        const event = {json.dumps(name)} === 'paste'
+            ? new ClipboardEvent('paste', {{clipboardData: carried, bubbles: true, cancelable: true}})
+            : new DragEvent({json.dumps(name)}, {{dataTransfer: carried, bubbles: true, cancelable: true}});
+        document.getElementById('prompt').dispatchEvent(event);
+    }})({json.dumps(files)})""")
+
+
+CHIPS = "[...document.querySelectorAll('#files li')].map(li => li.firstChild.data)"
+
+
+def test_files_are_dropped_and_pasted_and_go_into_the_message(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    give(page, "dragover", [["a.py", "x"]])
+    assert page.js("document.querySelector('.dropping') !== null")
+    give(page, "drop", [["a.py", "print('```')\n"], ["b <b>.txt", "tief 模型"]])
+    page.until(f"{CHIPS}.length === 2")
+    give(page, "paste", [["c.md", "c"]])
+    page.until(f"{CHIPS}.length === 3")
+    page.click("#files [aria-label='Remove c.md']")
+    assert page.js(CHIPS) == ["a.py", "b <b>.txt"]
+    ask(page, "What is this?")
+    content = server.bodies[0]["messages"][0]["content"]
+    assert content == "File \"a.py\":\n````\nprint('```')\n````\n\nFile \"b <b>.txt\":\n```\ntief 模型\n```\n\nWhat is this?"
+    assert page.js(CHIPS) == []
+    assert page.js("[...document.querySelectorAll('.question .file summary')].map(s => s.firstChild.data)") == ["a.py", "b <b>.txt"]
+    assert page.text(".question .bubble") == "What is this?"
+    page.open(server.address)  # kept with the conversation
+    assert page.js("document.querySelectorAll('.question .file').length") == 2
+    page.js("document.getElementById('prompt').focus()")
+    page.press("ArrowUp")
+    assert page.js(CHIPS) == ["a.py", "b <b>.txt"]
+    page.press("Enter")
+    wait_for_answers(page, 1)
+    assert server.bodies[1]["messages"][0]["content"] == content
+
+
+def test_what_is_no_text_or_too_large_is_refused_with_a_reason(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    give(page, "drop", [["a.png", [137, 80, 78, 71, 255, 0]], ["nul.txt", "a\0b"], ["large.txt", "x" * (256 * 1024 + 1)], ["good.txt", "x" * (256 * 1024)], ["more.txt", "x"]])
+    page.until("document.getElementById('files-said').textContent")
+    said = page.text("#files-said")
+    for words in ("a.png is not a text file.", "nul.txt is not a text file.", "large.txt is too large", "more.txt is too large"):
+        assert words in said
+    assert page.js(CHIPS) == ["good.txt"]
+    give(page, "drop", [[f"{n}.txt", ""] for n in range(11)])
+    page.until("document.getElementById('files-said').textContent.includes('10 files')")
+    assert page.js(f"{CHIPS}.length") == 10
+    assert server.bodies == []
+
+
+# ---- conversations ----
+
+
+TITLES = "[...document.querySelectorAll('.choose')].map(b => b.textContent)"
+
+
+def fill(page, selector, text):
+    page.js(f"(f => {{ f.value = {json.dumps(text)}; f.dispatchEvent(new Event('input', {{bubbles: true}})); }})(document.querySelector({json.dumps(selector)}))")
+
+
+def test_conversations_are_found_and_renamed(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    ask(page, "the deep trench")
+    page.click("#new")
+    ask(page, "markdown")
+    page.click("#new")
+    ask(page, "third")
+    assert page.js(TITLES) == ["third", "markdown", "the deep trench"]
+    for words, found in (("TRENCH", ["markdown", "the deep trench"]), ("mariana", ["markdown"]), ("nowhere", []), ("", ["third", "markdown", "the deep trench"])):
+        fill(page, "#search", words)
+        assert page.js(TITLES) == found, words
+        assert page.text("#found") == ("" if found else "Nothing found.")
+    page.click("#chats [aria-label='Rename or save third']")
+    assert page.js("document.activeElement.id + document.activeElement.value") == "chat-titlethird"
+    page.js("document.getElementById('chat-title').select()")
+    page.type("<b>New</b> name")
+    page.press("Enter")
+    page.until("!document.getElementById('chat-dialog').open")
+    assert page.js(TITLES) == ["<b>New</b> name", "markdown", "the deep trench"]
+    ask(page, "more")  # does not bring the old title back
+    page.open(server.address)
+    assert page.js(TITLES)[0] == "<b>New</b> name"
+
+
+def test_conversations_are_saved_and_read_in(mock, visit):
+    server = mock()
+    page = visit(server.address)
+    give(page, "drop", [["a.txt", "inside"]])
+    page.until(f"{CHIPS}.length === 1")
+    ask(page, "What is 347 + 586?")
+    page.js("URL.createObjectURL = (blob) => { window.blob = blob; return '#'; }")
+    page.click("#chats [aria-label^='Rename or save']")
+    texts = {}
+    for kind in ("markdown", "json"):
+        name = page.js(f"new Promise(done => {{ HTMLAnchorElement.prototype.click = function () {{ done(this.download); }}; document.getElementById('save-{kind}').click(); }})")
+        texts[name] = page.js("window.blob.text()")
+    markdown, source = texts["What-is-347-586.md"], texts["What-is-347-586.json"]
+    assert markdown.startswith("# What is 347 + 586?\n\n## Question\n\nFile \"a.txt\":\n```\ninside\n```\n\nWhat is 347 + 586?\n\n## Answer\n\n")
+    page.press("Escape")
+    page.js("document.querySelector('#chats [aria-label^=Delete]').click(), document.querySelector('#chats [aria-label^=Delete]').click()")
+    assert page.js(TITLES) == []
+
+    def read_in(text):
+        page.js(f"""(text => {{
+            const carried = new DataTransfer();
+            carried.items.add(new File([text], 'talk.json'));
+            const input = document.getElementById('import-file');
+            input.files = carried.files;
+            input.dispatchEvent(new Event('change'));
+        }})({json.dumps(text)})""")
+
+    read_in(source)
+    page.until(f"{TITLES}.length === 1")
+    assert page.text(".question .file summary").startswith("a.txt")
+    assert json.loads(source)["messages"] == page.js("JSON.parse(Object.entries(localStorage).find(([key]) => key.startsWith('hadal.chat.'))[1]).messages")
+    for text in ("", "{", "[]", '{"format": "hadal conversation", "messages": [{"role": "system"}]}', '{"format": "hadal conversation", "messages": [null]}', "{}"):
+        page.js("document.getElementById('import-said').textContent = ''")
+        read_in(text)
+        page.until("document.getElementById('import-said').textContent.startsWith('talk.json: ')")
+    odd = {"format": "hadal conversation", "title": 5, "messages": [{"role": "user", "content": {"a": 1}, "files": [None, {"name": 3}]}, {"role": "assistant", "calls": "x", "usage": 7}, {"role": "tool"}]}
+    read_in(json.dumps(odd))
+    page.until(f"{TITLES}.length === 2")
+    assert page.js(TITLES)[0] == "Imported"
 
 
 # ---- long answers ----
@@ -264,6 +447,22 @@ def test_the_engine_view(mock, visit):
     assert page.text("#facts") == steps
     page.click("#pause")
     page.until("document.getElementById('live').textContent === 'Live'")
+
+
+def test_the_charts_begin_before_the_view_was_opened(mock, visit):
+    page = visit(mock(live_pause=3600).address + "#engine")  # one message only
+    page.until("document.getElementById('live').textContent === 'Live'")
+    points = page.js("[...document.querySelectorAll('.tile polyline.first')].map(line => line.getAttribute('points').split(' ').length)")
+    assert points == [240, 240, 201, 240]  # the message is one more
+
+
+def test_the_charts_are_those_of_the_server(served, visit):
+    with urllib.request.urlopen(served + "engine/history") as response:
+        before = json.load(response)
+    page = visit(served + "#engine")
+    page.until("document.getElementById('live').textContent === 'Live'")
+    points = page.js("document.querySelector('.tile polyline.first').getAttribute('points').split(' ').length")
+    assert points >= min(240, len(before["t"]))
 
 
 @pytest.mark.parametrize("change", [
@@ -478,6 +677,19 @@ def test_the_engine_shows_the_request(served, visit):
     watcher.until("document.getElementById('rest').textContent === 'Nothing runs or waits.'")
     watcher.until("!document.querySelector('.heat').hidden && /least in layer/.test(document.getElementById('experts').innerText)")
     assert "6 layers by 16 experts" in watcher.js("document.querySelector('canvas').getAttribute('aria-label')")
+
+
+def test_the_own_request_is_marked(served, visit):
+    page = visit(served + "#both", width=1500)
+    page.js("localStorage.setItem('hadal.settings', JSON.stringify({temperature: '1', think: 'off'}))")
+    page.open(served + "#both")
+    other = visit(served + "#engine")
+    write(page, "Write a long story about a girl named Lily. " * 20)
+    page.press("Enter")
+    page.until("document.querySelector('.card.own .yours')?.checkVisibility() || (!document.body.classList.contains('running') && document.getElementById('send').click(), false)")
+    page.press("Escape")
+    page.until(IDLE)
+    assert other.js("document.querySelectorAll('.card.own').length") == 0  # another browser's
 
 
 def test_stopping_frees_the_request(served, visit):

@@ -35,12 +35,17 @@ async function showModel() {
     $("model").title = name;
     $("greeting-model").textContent = name || "the model";
   } catch (error) {
-    $("model").textContent = error.status === 401 ? "API key needed" : "not connected";
-    if (error.status === 401) askForKey();
+    const refused = error.status === 401;
+    $("model").textContent = !refused ? "not connected" : error.keyed ? "wrong API key" : "API key needed";
+    if (refused || (error.status === 429 && error.keyed)) askForKey(error);
   }
 }
 
-function askForKey() {
+/** refusal: why the key that is there will not do. */
+function askForKey(refusal) {
+  const wrong = Boolean(refusal?.keyed);
+  $("key-said").textContent = !wrong ? "" : refusal.status === 401 ? "The server does not accept this key." : refusal.message;
+  $("key").setAttribute("aria-invalid", String(wrong));
   if (!$("key-dialog").open) $("key-dialog").showModal();
 }
 

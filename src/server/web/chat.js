@@ -1,9 +1,12 @@
 // chat.js - the conversation: what is asked, how the answer streams in, what can be done with it.
 
 import { $, el } from "./dom.js";
+import { attach, attached, startFiles, withFiles } from "./files.js";
+import { drawList, startList } from "./list.js";
 import { events, request, ServerError } from "./net.js";
+import { followRequest, newRequestId } from "./own.js";
 import { requestSettings, toggle, toggled } from "./settings.js";
-import { deleteChat, listChats, loadChat, newChat, remember, remembered, saveChat } from "./store.js";
+import { loadChat, newChat, remember, remembered, saveChat } from "./store.js";
 import { run, runs, TOOLS } from "./tools.js";
 import { AnswerView, errorView, questionView } from "./messages.js";
 
@@ -12,7 +15,7 @@ const MOST_ROUNDS = 8; // of tool calls before the page stops answering them
 let chat = newChat();
 let running = null; // AbortController of the answer that is being written
 let editing = false;
-let wantsKey = () => {}; // the server refused for want of a key
+let wantsKey = () => {}; // the server refused for want of a key, or would not have this one
 let chosen = () => {}; // a conversation was chosen
 
 const prompt = () => $("prompt");
@@ -39,9 +42,9 @@ function requestBody(mine) {
   const { system, ...parameters } = requestSettings();
   const answered = new Set(mine.messages.map((message) => message.role === "tool" && message.id));
   const sent = mine.messages.flatMap((message) => {
-    const { role, content, id } = message;
+    const { role, content, id, files } = message;
     if (role === "tool") return [{ role, tool_call_id: id, content }];
-    return role === "user" ? [{ role, content }] : pastAnswer(message, answered);
+    return role === "user" ? [{ role, content: withFiles(content, files) }] : pastAnswer(message, answered);
   });
   if (system) sent.unshift({ role: "system", content: system });
   const body = { ...parameters, messages: sent, stream: true, stream_options: { include_usage: true } };
@@ -68,7 +71,17 @@ function take(delta, message, now) {
 
 /** Streams the answer to body into message; view draws it as it grows. */
 async function stream(body, message, view, signal) {
-  const response = await request("v1/chat/completions", { body, signal });
+  const name = newRequestId();
+  const over = new AbortController();
+  followRequest(name, AbortSignal.any([signal, over.signal]), (place) => view.queued(place));
+  try {
+    await read(await request("v1/chat/completions", { body, signal, name }), message, view);
+  } finally {
+    over.abort();
+  }
+}
+
+async function read(response, message, view) {
   for await (const data of events(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
@@ -137,7 +150,7 @@ async function answer() {
     if (signal.aborted) outcome = "Stopped";
   } catch (error) {
     outcome = `Error: ${error.message}`;
-    if (error.status === 401) wantsKey();
+    if (error.status === 401) wantsKey(error);
     show(mine, errorView(error, regenerate));
   } finally {
     running = null;
@@ -153,19 +166,21 @@ export function stop() {
 
 // ---- what a person does ----
 
-function ask(text) {
-  if (running || !text.trim()) return;
+function ask(text, files = []) {
+  if (running || (!text.trim() && !files.length)) return;
   if (editing) {
     chat.messages.length = lastQuestion();
     editing = false;
     draw();
   }
-  chat.title ||= text.trim().replace(/\s+/g, " ").slice(0, 60);
-  chat.messages.push({ role: "user", content: text });
+  chat.title ||= (text.trim() || files[0].name).replace(/\s+/g, " ").slice(0, 60);
+  const question = { role: "user", content: text };
+  if (files.length) question.files = files;
+  chat.messages.push(question);
   saveChat(chat);
   drawList();
   document.body.classList.remove("fresh");
-  show(chat, questionView(text));
+  show(chat, questionView(question));
   toEnd(true);
   answer();
 }
@@ -185,6 +200,7 @@ function editLast() {
   if (running || at < 0) return;
   editing = true;
   prompt().value = chat.messages[at].content;
+  attach(chat.messages[at].files ?? []);
   drawEditing();
   prompt().focus();
 }
@@ -193,6 +209,7 @@ export function cancelEdit() {
   if (!editing) return false;
   editing = false;
   prompt().value = "";
+  attach([]);
   drawEditing();
   prompt().focus();
   return true;
@@ -204,7 +221,7 @@ function open(id) {
   chat = (id && loadChat(id)) || newChat();
   remember(chat.id);
   draw();
-  drawList();
+  drawList(chat.id);
   toEnd(true);
   prompt().focus({ preventScroll: true });
 }
@@ -231,7 +248,7 @@ function draw() {
   document.body.classList.toggle("fresh", !chat.messages.length);
   let view = null;
   for (const message of chat.messages) {
-    if (message.role === "user") messages().append(questionView(message.content));
+    if (message.role === "user") messages().append(questionView(message));
     else if (message.role === "tool") view?.result(view.message.calls.find((c) => c.id === message.id), message.content);
     else {
       view = new AnswerView(message);
@@ -269,57 +286,23 @@ function showRunning(text) {
   $("status").textContent = text;
 }
 
-function chatItem({ id, title }) {
-  const remove = el("button", { type: "button", class: "quiet", "aria-label": `Delete ${title}` }, "×");
-  let asked = false;
-  const reset = () => {
-    asked = false;
-    remove.textContent = "×";
-  };
-  remove.addEventListener("blur", reset);
-  remove.addEventListener("click", () => {
-    if (!asked) {
-      asked = true;
-      remove.textContent = "Delete?";
-      return;
-    }
-    deleteChat(id);
-    if (id === chat.id) {
-      chat.deleted = true; // its answer may still be coming in
-      open();
-    } else {
-      drawList();
-    }
-    $("new").focus();
-  });
-  const current = id === chat.id ? "true" : null;
-  const choose = el("button", { type: "button", class: "choose", "aria-current": current }, title);
-  choose.addEventListener("click", () => {
-    chosen();
-    open(id);
-  });
-  return el("li", null, choose, remove);
-}
-
-function drawList() {
-  $("chats").replaceChildren(...listChats().map(chatItem));
-}
-
 // ---- the box to write in ----
 
 function send() {
   if (running) return stop();
   const text = prompt().value;
-  if (!text.trim()) return prompt().focus();
+  const files = attached();
+  if (!text.trim() && !files.length) return prompt().focus();
   prompt().value = "";
-  ask(text);
+  attach([]);
+  ask(text, files);
 }
 
 function key(event) {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();
     if (!running) send();
-  } else if (event.key === "ArrowUp" && !prompt().value && !editing) {
+  } else if (event.key === "ArrowUp" && !prompt().value && !attached().length && !editing) {
     event.preventDefault();
     editLast();
   }
@@ -351,7 +334,21 @@ export function startChat(onWantsKey, onChosen) {
       ask(example.textContent);
     });
   }
-  addEventListener("storage", drawList);
+  startFiles();
+  startList({
+    open(id) {
+      chosen();
+      open(id);
+    },
+    renamed(id, title) {
+      if (id === chat.id) chat.title = title;
+    },
+    deleted(id) {
+      if (id !== chat.id) return;
+      chat.deleted = true; // its answer may still be coming in
+      open();
+    },
+  });
   open(remembered());
   // A link may fill the box; it never sends.
   const asked = new URLSearchParams(location.search).get("q");

@@ -16,6 +16,7 @@ let connection = null; // AbortController of the stream
 let shown = false;
 let paused = false;
 let recent = []; // [prompt tokens, cached tokens] of the last minute
+let lastAt; // time of the last sample, as the server counts
 
 function state(kind, text) {
   $("live").dataset.kind = kind;
@@ -70,9 +71,7 @@ function drawPools(stats) {
 
 function drawPrefix({ prompt_tokens: all, cached_tokens: cached }) {
   if (all === undefined) return parts.prefix.draw([], "Not told by this server.");
-  recent.push([all, cached]);
-  if (recent.length > RECENT) recent.shift();
-  const [allBefore, cachedBefore] = recent[0];
+  const [allBefore, cachedBefore] = recent[0] ?? [all, cached];
   const row = (name, hit, of) => ({
     name,
     note: of > 0 ? `${percent(hit / of)} of ${figure(of)} prompt tokens` : "no prompts",
@@ -120,10 +119,39 @@ function drawFacts(stats) {
   FACTS.forEach(([, value], n) => put(box.children[n].lastChild, value(stats)));
 }
 
+/** One moment of the charts, from a message or from the server's history. */
+function addSample({ t, rates = {}, ttft_ms: ttft = {}, itl_ms: itl = {}, stats = {} }) {
+  lastAt = t;
+  parts.tokens.addRate(rates.tokens_s);
+  parts.prompt.addRate(rates.prompt_tokens_s);
+  parts.ttft.add(ttft.p50, ttft.p95);
+  parts.itl.add(itl.p50, itl.p95);
+  if (stats.prompt_tokens !== undefined) recent.push([stats.prompt_tokens, stats.cached_tokens]);
+  if (recent.length > RECENT) recent.shift();
+}
+
+/** The charts begin a minute ago, whenever the view was opened. */
+async function takeHistory(signal) {
+  const past = await (await request("engine/history", { signal })).json();
+  for (const tile of [parts.tokens, parts.prompt, parts.ttft, parts.itl]) tile.clear();
+  recent = [];
+  const column = (name, n) => past[name]?.[n] ?? undefined;
+  for (const [n, t] of (past.t ?? []).entries()) {
+    addSample({
+      t,
+      rates: { tokens_s: column("tokens_s", n), prompt_tokens_s: column("prompt_tokens_s", n) },
+      ttft_ms: { p50: column("ttft_p50_ms", n), p95: column("ttft_p95_ms", n) },
+      itl_ms: { p50: column("itl_p50_ms", n), p95: column("itl_p95_ms", n) },
+      stats: { prompt_tokens: column("prompt_tokens", n), cached_tokens: column("cached_tokens", n) },
+    });
+  }
+}
+
 /** Messages may come faster than frames: loads are summed up, of the rest the last one counts. */
 let latest = null;
 function take(message) {
   if (message.experts) parts.heat.add(message.experts);
+  if (!(message.t <= lastAt)) addSample(message);
   if (!latest) requestAnimationFrame(drawLatest);
   latest = { ...latest, ...message };
 }
@@ -134,11 +162,8 @@ function drawLatest() {
 }
 
 function draw(message) {
-  const { stats = {}, rates = {}, ttft_ms: ttft = {}, itl_ms: itl = {}, requests, experts } = message;
-  parts.tokens.drawRate(rates.tokens_s);
-  parts.prompt.drawRate(rates.prompt_tokens_s);
-  parts.ttft.draw(ttft.p50, ttft.p95);
-  parts.itl.draw(itl.p50, itl.p95);
+  const { stats = {}, requests, experts } = message;
+  for (const tile of [parts.tokens, parts.prompt, parts.ttft, parts.itl]) tile.draw();
   put($("rest"), requests?.length === 0 ? "Nothing runs or waits." : "");
   parts.lanes.draw(Array.isArray(requests) ? requests : []);
   drawPools(stats);
@@ -163,6 +188,7 @@ async function follow(signal) {
   for (let wait = 1000; !signal.aborted; wait = Math.min(2 * wait, 15000)) {
     try {
       const response = await request("engine/live", { signal });
+      await takeHistory(signal);
       for await (const data of events(response)) {
         if (signal.aborted) return;
         take(JSON.parse(data));
@@ -171,7 +197,11 @@ async function follow(signal) {
       state("warn", "The stream ended; connecting again");
     } catch (error) {
       if (signal.aborted) return;
-      state("warn", error.status === 401 || error.status === 403 ? "The server wants an API key" : error.message);
+      if (error.status === 401) {
+        state("warn", error.keyed ? "The server does not accept the API key" : "The server wants an API key");
+        return; // a new key begins anew
+      }
+      state("warn", error.message);
     }
     await pauseBetween(wait, signal);
   }

@@ -1,6 +1,7 @@
 // lanes.js - requests on their way through queue, prefill and decode, as cards that move.
 
 import { el, figure, put } from "./dom.js";
+import { isOwn } from "./own.js";
 
 const LANES = [["waiting", "Queue", 1, 1], ["prefill", "Prefill", 1, 1], ["decode", "Decode", 2, 4]]; // columns; cards if narrow
 const NARROW = 540; // pixels; then the lanes lie below each other
@@ -10,12 +11,13 @@ const still = matchMedia("(prefers-reduced-motion: reduce)");
 class Card {
   constructor(name, id) {
     this.note = el("span", { class: "muted" });
+    this.mark = el("span", { class: "yours", hidden: true }, "yours");
     this.cached = el("i", { class: "cached" });
     this.done = el("i", { class: "used" });
     this.root = el(
       "li",
       { class: "card", title: `request ${id}` },
-      el("p", { class: "ends" }, el("b", null, name), this.note),
+      el("p", { class: "ends" }, el("span", null, el("b", null, name), " ", this.mark), this.note),
       el("div", { class: "meter" }, this.cached, this.done),
     );
     this.tokens = [];
@@ -24,6 +26,8 @@ class Card {
   /** longest: tokens of the longest answer that runs; its bar is full. */
   draw(request, longest) {
     const { phase, prompt_tokens: prompt = 0, cached_tokens: cached = 0 } = request;
+    this.mark.hidden = !isOwn(request.id);
+    this.root.classList.toggle("own", !this.mark.hidden);
     const { done_tokens: done = 0, output_tokens: output = 0 } = request;
     const width = (part, whole) => `${whole ? Math.min(100, (100 * part) / whole).toFixed(1) : 0}%`;
     const decodes = phase === "decode";

@@ -3,11 +3,13 @@
 // An answer that grows is drawn at most once a frame, and only what is new of it.
 
 import { copyButton, el, figure, milliseconds, put } from "./dom.js";
+import { filesView } from "./files.js";
 import { Markdown } from "./markdown.js";
 
-export function questionView(text) {
-  const body = el("div", { class: "bubble", dir: "auto" }, text);
-  return el("article", { class: "question", "aria-label": "You" }, body, el("div", { class: "actions" }, copyButton(() => text)));
+export function questionView({ content, files = [] }) {
+  const body = content && el("div", { class: "bubble", dir: "auto" }, content);
+  const actions = el("div", { class: "actions" }, copyButton(() => content));
+  return el("article", { class: "question", "aria-label": "You" }, ...filesView(files), body || null, actions);
 }
 
 export function errorView(error, retry) {
@@ -102,7 +104,8 @@ export class AnswerView {
     this.calls = [];
     this.figures = el("span", { class: "figures" });
     this.actions = el("div", { class: "actions" });
-    this.wait = el("div", { class: "wait", role: "img", "aria-label": "Waiting for the first token" });
+    this.place = el("span", { class: "muted small", role: "status" });
+    this.wait = el("div", { class: "wait" }, el("i", { role: "img", "aria-label": "Waiting for the first token" }), this.place);
     this.root = el(
       "article",
       { class: "answer live", "aria-label": "Answer" },
@@ -112,6 +115,11 @@ export class AnswerView {
       this.callBox,
       el("div", { class: "foot" }, this.figures, this.actions),
     );
+  }
+
+  /** Before the first token: the request's place in the queue, 0: it has begun. */
+  queued(place) {
+    put(this.place, place ? `Place ${place} in the queue` : "");
   }
 
   /** The message grew: draw it in the next frame. */

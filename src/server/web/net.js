@@ -22,6 +22,7 @@ export class ServerError extends Error {
     super(message);
     this.status = status;
     this.retryAfter = retryAfter;
+    this.keyed = Boolean(key); // a key was sent: with status 401, a wrong one
   }
 }
 
@@ -38,11 +39,12 @@ async function refusal(response) {
   return new ServerError(message, response.status, wait > 0 ? wait : 0);
 }
 
-/** A response with a good status; everything else is thrown as a ServerError. */
-export async function request(path, { body, signal } = {}) {
+/** A response with a good status; everything else is thrown as a ServerError. name: of the request. */
+export async function request(path, { body, signal, name } = {}) {
   const headers = {};
   if (key) headers.Authorization = `Bearer ${key}`;
   if (body) headers["Content-Type"] = "application/json";
+  if (name) headers["X-Request-Id"] = name;
   let response;
   try {
     response = await fetch(path, {

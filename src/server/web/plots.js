@@ -37,22 +37,32 @@ export class Tile {
     );
   }
 
-  /** A rate jumps from sample to sample, as steps end before or after one. */
-  drawRate(rate) {
-    this.recent.push(rate ?? NaN);
-    if (this.recent.length > SMOOTH) this.recent.shift();
-    this.draw(this.recent.reduce((sum, one) => sum + one, 0) / this.recent.length);
+  /** Forgets its course. */
+  clear() {
+    this.recent = [];
+    for (const line of this.lines) line.samples = [];
   }
 
-  draw(first, second) {
-    put(this.value, this.format(first));
-    if (this.second) put(this.low, `${this.second} ${this.format(second)}`);
-    let most = 0;
+  /** A rate jumps from sample to sample, as steps end before or after one. */
+  addRate(rate) {
+    this.recent.push(rate ?? NaN);
+    if (this.recent.length > SMOOTH) this.recent.shift();
+    this.add(this.recent.reduce((sum, one) => sum + one, 0) / this.recent.length);
+  }
+
+  /** One more sample, drawn with the next draw(). */
+  add(first, second) {
     for (const line of this.lines) {
       line.samples.push(Number((line.kind === "first" ? first : second) ?? NaN));
       if (line.samples.length > SAMPLES) line.samples.shift();
-      for (const sample of line.samples) if (sample > most) most = sample;
     }
+  }
+
+  draw() {
+    const [second, first] = this.second ? this.lines : [null, this.lines[0]];
+    put(this.value, this.format(first.samples.at(-1)));
+    if (second) put(this.low, `${this.second} ${this.format(second.samples.at(-1))}`);
+    const most = this.lines.flatMap(({ samples }) => samples).reduce((all, one) => (one > all ? one : all), 0);
     for (const { samples, line, kind } of this.lines) {
       const points = this.points(samples, most);
       line.setAttribute("points", points.join(" "));

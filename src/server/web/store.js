@@ -62,6 +62,13 @@ export function saveChat(chat) {
   write(INDEX, list);
 }
 
+/** A new title; the place among the others stays. */
+export function renameChat(id, title) {
+  const chat = loadChat(id);
+  if (!chat || !write(chatKey(id), { ...chat, title })) return;
+  write(INDEX, listChats().map((other) => (other.id === id ? { ...other, title } : other)));
+}
+
 export function deleteChat(id) {
   forget(chatKey(id));
   write(INDEX, listChats().filter((chat) => chat.id !== id));
