@@ -53,6 +53,34 @@ static double pressure(double depth) {
 That is all.
 """
 
+FORMULAS = r"""For $ax^2 + bx + c = 0$ with \(a \ne 0\) the roots are
+
+$$
+x_{1,2} = \frac{-b \pm \sqrt{b^2 - 4ac}}{2a}
+$$
+
+It costs $5 and $10, not $x$ dollars; the $n$th term is \(a_n = \frac{1}{n^2}\).
+
+\[
+A = \begin{bmatrix} a_{11} & \cdots & a_{1n} \\ \vdots & \ddots & \vdots \\ a_{m1} & \cdots & a_{mn} \end{bmatrix}, \quad
+f(x) = \begin{cases} x^2 & \text{if } x \ge 0 \\ -x & \text{otherwise} \end{cases}
+\]
+
+$$\sum_{n=1}^{\infty} \frac{1}{n^2} = \frac{\pi^2}{6}, \qquad \int_{-\infty}^{\infty} e^{-x^2}\,dx = \sqrt{\pi}, \qquad \boxed{E = mc^2}, \qquad \lim_{n\to\infty}\left(1+\frac1n\right)^n = e$$
+
+Broken: $\frac{1}{$.
+
+```python
+@dataclass
+class Point:
+    '''A point.'''
+    x: float = 0.5e-3  # m
+
+    def norm(self, p=2):
+        return abs(self.x) ** p
+```
+"""
+
 HOSTILE = """<img src=x onerror="document.title='owned'"><script>document.title='owned'</script>
 
 [click](javascript:document.title='owned') ![alt](https://example.org/track.png) [ok](https://example.org/)
@@ -65,6 +93,7 @@ ANSWERS = {
     "What is 347 + 586?": SUM,
     "markdown": {"content": MARKDOWN},
     "hostile": {"content": HOSTILE},
+    "formulas": {"content": FORMULAS},
     "long line": {"content": "deep " * 60000, "piece": 4096},
     "long": {"content": "\n\n".join([MARKDOWN] * 40), "piece": 200},
     "endless": {"content": "down and ", "endless": True},

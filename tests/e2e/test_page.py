@@ -528,8 +528,16 @@ def test_contrast_of_every_text(mock, visit, dark):
     page.click(".example[data-tools]")
     wait_for_answers(page, 2)
     ask(page, "markdown")
+    give(page, "drop", [["a.txt", "inside"]])
+    page.until(f"{CHIPS}.length === 1")
+    ask(page, "formulas")
     ask(page, "busy")
+    give(page, "drop", [["a.txt", "inside"], ["b.png", "\0"]])
+    page.until("document.getElementById('files-said').textContent")
     assert page.js(CONTRASTS) == []
+    page.click("#chats [aria-label^='Rename or save']")
+    assert page.js(CONTRASTS) == []
+    page.press("Escape")
     page.click("#settings-open")
     assert page.js(CONTRASTS) == []
     page.press("Escape")
@@ -555,10 +563,14 @@ def test_the_theme_follows_the_system_until_chosen(mock, visit):
 def test_every_control_has_a_name(mock, visit):
     page = visit(mock().address)
     ask(page, "markdown")
-    for view in ("#tab-chat", "#tab-engine"):
+    ask(page, "formulas")
+    give(page, "drop", [["a.txt", "inside"]])
+    page.until(f"{CHIPS}.length === 1")
+    page.click("#new")
+    for view in ("#chats [aria-label^='Rename or save']", "#tab-chat", "#tab-engine"):
         page.click(view)
         nodes = page.call("Accessibility.getFullAXTree")["nodes"]
-        roles = {"button", "textbox", "link", "combobox", "spinbutton", "image", "region", "navigation"}
+        roles = {"button", "textbox", "searchbox", "link", "combobox", "spinbutton", "image", "region", "navigation"}
         nameless = [n["role"]["value"] for n in nodes
                     if not n.get("ignored") and n["role"]["value"] in roles and not n.get("name", {}).get("value")]  # fmt: skip
         assert nameless == []
@@ -578,7 +590,7 @@ def test_the_keyboard_alone_is_enough(mock, visit):
             break
         stops.append(name)
     at = stops.index("Skip to content")
-    wanted = ["tab-chat", "tab-engine", "theme", "settings-open", "new", "prompt", "think", "tools", "send"]
+    wanted = ["tab-chat", "tab-engine", "theme", "settings-open", "new", "import", "prompt", "think", "tools", "attach", "send"]
     order = [name for name in stops[at:] + stops[:at] if name in wanted]
     assert order == wanted
     page.js("document.getElementById('prompt').focus()")
@@ -596,6 +608,8 @@ def test_on_a_phone(mock, visit):
     fits = "document.documentElement.scrollWidth <= innerWidth && document.getElementById('scroller').scrollWidth <= innerWidth"
     assert page.js(fits)
     ask(page, "markdown")
+    assert page.js(fits)
+    ask(page, "formulas")
     assert page.js(fits)
     page.click("#menu")
     page.until("document.activeElement.id === 'new'")

@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "server/dump.h"
 #include "server/histogram.h"
+#include "server/history.h"
 #include "http/url.h"
 #include "http/keys.h"
 #include "server/metrics.h"
@@ -300,12 +301,48 @@ static void test_dumps_that_cannot_be_kept(void **state) {
     rmdir(d.dir);
 }
 
+static void test_history(void **state) {
+    enum { N = HISTORY_SAMPLES + 10 };
+    static const char *const names[] = {"t",           "tokens_s",      "prompt_tokens_s",
+                                        "ttft_p50_ms", "ttft_p95_ms",   "itl_p50_ms",
+                                        "itl_p95_ms",  "prompt_tokens", "cached_tokens",
+                                        "running",     "waiting"};
+    history *h = history_new();
+    (void)state;
+    assert_non_null(h);
+    for (int32_t n = 0; n <= N; n++) {
+        api_text text = {0};
+        history_write(h, &text);
+        assert_false(text.failed);
+        json_t *o = json_loadb(text.data, text.n, 0, NULL);
+        assert_int_equal(json_object_size(o), HD_LEN(names));
+        const size_t kept = n < HISTORY_SAMPLES ? (size_t)n : HISTORY_SAMPLES;
+        for (size_t i = 0; i < HD_LEN(names); i++) {
+            assert_int_equal(json_array_size(json_object_get(o, names[i])), kept);
+        }
+        for (size_t i = 0; i < kept; i++) {
+            const json_int_t at = (json_int_t)n - (json_int_t)kept + (json_int_t)i;
+            const json_t *ttft = json_array_get(json_object_get(o, "ttft_p95_ms"), i);
+            assert_int_equal(json_integer_value(json_array_get(json_object_get(o, "t"), i)),
+                             at);
+            assert_true(at % 2 ? json_number_value(ttft) == 7.5 : json_is_null(ttft));
+        }
+        json_decref(o);
+        api_text_deinit(&text);
+        history_add(h, &(history_sample){
+                           .t_ms = n, .ttft = {.n = (uint64_t)(n % 2), .p95_ms = 7.5}
+        });
+    }
+    history_free(h);
+}
+
 int test_server(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_targets),        cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_histogram),      cmocka_unit_test(test_balancedness),
         cmocka_unit_test(test_keys),           cmocka_unit_test(test_recent),
         cmocka_unit_test(test_dumps_are_kept), cmocka_unit_test(test_dumps_that_cannot_be_kept),
+        cmocka_unit_test(test_history),
     };
     return cmocka_run_group_tests_name("server", tests, NULL, NULL);
 }

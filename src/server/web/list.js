@@ -4,7 +4,7 @@ import { download, fileName, fromJson, toJson, toMarkdown } from "./archive.js";
 import { $, el } from "./dom.js";
 import { deleteChat, listChats, loadChat, renameChat, saveChat } from "./store.js";
 
-const LARGEST = 8 << 20; // bytes of a file that is read in
+const LARGEST = 1 << 20; // bytes of a file that is read in; the storage has about five times that
 
 let current = ""; // the id of the open one
 let shown = ""; // the id of the one in the dialog

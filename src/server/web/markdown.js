@@ -87,16 +87,14 @@ function inline(text, into, depth = 0) {
   if (from < text.length) into.append(text.slice(from));
 }
 
-/** Where a formula begins that has no end yet; -1: nowhere. */
-function unfinished(text) {
-  return text.replace(FINISHED, (whole) => "x".repeat(whole.length)).search(UNFINISHED);
-}
+/** The text with each formula and each piece of code blotted out. */
+const mask = (text) => text.replace(FINISHED, (whole) => "x".repeat(whole.length));
 
 const odd = (text, marker) => (text.split(marker).length - 1) % 2 === 1;
 
 /** [text with what it leaves open closed, source of a formula without an end], so that markers do not flash. */
 function closed(text) {
-  const at = unfinished(text);
+  const at = mask(text).search(UNFINISHED);
   const source = at < 0 ? "" : text.slice(at);
   let shown = at < 0 ? text.replace(/(?:\*{1,2}|`+)$/, "") : text.slice(0, at);
   if (odd(shown, "`")) shown += "`";
@@ -106,11 +104,14 @@ function closed(text) {
 
 /** Where a line that is too long is cut: at a blank, and in no formula, code or strong text. */
 function cutOf(line) {
-  const last = line.lastIndexOf(" ", LONG);
-  for (let at = last; at > LONG / 2; at = line.lastIndexOf(" ", at - 1)) {
-    const piece = line.slice(0, at);
-    if (!odd(piece, "`") && !odd(piece, "**") && unfinished(piece) < 0) return at;
+  const masked = mask(line.slice(0, LONG));
+  const open = masked.search(UNFINISHED);
+  let at = masked.lastIndexOf(" ", open < 0 ? LONG : open);
+  for (let tries = 0; at > LONG / 2 && tries < 32; tries++, at = masked.lastIndexOf(" ", at - 1)) {
+    const piece = masked.slice(0, at);
+    if (!odd(piece, "`") && !odd(piece, "**")) return at;
   }
+  const last = line.lastIndexOf(" ", LONG);
   return last > LONG / 2 ? last : LONG;
 }
 
@@ -338,7 +339,10 @@ export class Markdown {
     const [shown, source] = this.provisional ? closed(text) : [text, ""];
     inline(shown, part);
     if (source) part.append(source);
-    this.append(node, ...part.childNodes);
+    part.normalize(); // one text node instead of many
+    // What is taken back again is one node: taking back many from a long paragraph is slow.
+    if (this.provisional) this.append(node, el("span", null, part));
+    else this.append(node, ...part.childNodes);
   }
 
   openTable(sides) {
