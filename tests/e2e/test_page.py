@@ -449,6 +449,21 @@ def test_the_engine_view(mock, visit):
     page.until("document.getElementById('live').textContent === 'Live'")
 
 
+def test_the_own_request_is_in_sight_among_many(mock, visit):
+    server = mock(change=lambda message: message | {"requests": [
+        {"id": n, "answer": 0, "phase": "decode", "prompt_tokens": 9, "cached_tokens": 0, "done_tokens": 9, "output_tokens": n} for n in [*range(100, 140), 1]]})  # fmt: skip
+    server.place = 1
+    page = visit(server.address + "#both", width=1500)
+    page.until("document.querySelectorAll('#lanes .card').length === 10 && !document.querySelector('.card.own')")
+    write(page, "hello")
+    page.press("Enter")  # the engine knows it as 1
+    page.until("document.querySelector('.card.own .yours')?.checkVisibility()")
+    assert page.js("document.querySelectorAll('#lanes .card').length") == 10
+    assert page.js("document.querySelectorAll('.card.own').length") == 1
+    server.place = 0
+    wait_for_answers(page, 1)
+
+
 def test_the_charts_begin_before_the_view_was_opened(mock, visit):
     page = visit(mock(live_pause=3600).address + "#engine")  # one message only
     page.until("document.getElementById('live').textContent === 'Live'")

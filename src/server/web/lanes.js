@@ -11,7 +11,7 @@ const still = matchMedia("(prefers-reduced-motion: reduce)");
 class Card {
   constructor(name, id) {
     this.note = el("span", { class: "muted" });
-    this.mark = el("span", { class: "yours", hidden: true }, "yours");
+    this.mark = el("span", { class: "yours", hidden: true }, "you");
     this.cached = el("i", { class: "cached" });
     this.done = el("i", { class: "used" });
     this.root = el(
@@ -44,8 +44,14 @@ class Card {
     if (this.tokens.length > 8) this.tokens.shift();
     const [from, before] = this.tokens[0];
     const speed = (output - before) / (now - from);
-    return Number.isFinite(speed) && speed > 0 ? ` at ${figure(speed)}/s` : " tokens";
+    return Number.isFinite(speed) && speed > 0 ? ` at ${figure(speed)}/s` : output === 1 ? " token" : " tokens";
   }
+}
+
+/** The first ones, but those of this browser in any case. */
+function inSight(requests, most) {
+  const own = requests.slice(most).filter(({ id }) => isOwn(id)).slice(0, most);
+  return [...requests.slice(0, most - own.length), ...own];
 }
 
 export class Lanes {
@@ -72,7 +78,7 @@ export class Lanes {
       put(lane.count, String(mine.length));
       const most = narrow ? lane.most : 5 * lane.columns;
       put(lane.more, mine.length > most ? `and ${mine.length - most} more` : "");
-      const cards = mine.slice(0, most).map((request) => {
+      const cards = inSight(mine, most).map((request) => {
         const card = this.card(request);
         seen.add(card);
         card.draw(request, longest);
