@@ -234,11 +234,6 @@ static bool check_framing(http_call *c, const char *version) {
 
 /* ---- who is asked, and from where ---- */
 
-static bool is_loopback_name(const char *host) {
-    return strcmp(host, "localhost") == 0 || strncmp(host, "127.", 4) == 0 ||
-           strcmp(host, "::1") == 0;
-}
-
 /* On loopback a foreign name in Host means that a page elsewhere had its name point here. */
 static bool check_host(http_call *c, const char *version) {
     const http_server *h = c->http;
@@ -251,7 +246,7 @@ static bool check_host(http_call *c, const char *version) {
     if (!http_host_parse(text, host, sizeof host)) {
         return bad_request(c, "bad_host", "Host is malformed");
     }
-    if (!h->loopback || is_loopback_name(host) || strcmp(host, h->address) == 0) return true;
+    if (!h->loopback || http_host_is_loopback(host) || strcmp(host, h->address) == 0) return true;
     for (size_t i = 0; i < h->options.n_names; i++) {
         if (strcasecmp(host, h->options.names[i]) == 0) return true;
     }

@@ -1,6 +1,9 @@
 /* url.c - the grammar of targets and authorities, strict and in place. */
 #include "http/url.h"
 
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 static int hex_value(char c) {
@@ -27,6 +30,15 @@ bool http_url_decode(char *text, bool plus) {
         *to++ = (char)c;
     }
     *to = '\0';
+    return true;
+}
+
+bool http_number_parse(const char *text, long low, long high, long *out) {
+    const size_t n = strspn(text, "0123456789");
+    errno = 0;
+    const long v = strtol(text, NULL, 10);
+    if (n == 0 || text[n] || errno || v < low || v > high) return false;
+    *out = v;
     return true;
 }
 
@@ -57,15 +69,15 @@ http_target_fault http_target_parse(http_target *out, char *text, http_query_arg
     if (query && *query == '#') return HTTP_TARGET_BAD;
     if (query) *query++ = '\0';
     if (!path_is_good(text)) return HTTP_TARGET_BAD;
-    while (query && *query) {
+    for (size_t n = 0; query && *query; n++) {
         char *next = strchr(query, '&');
         if (next) *next++ = '\0';
+        if (n == max_args) return HTTP_TARGET_TOO_MANY; /* an empty one is one too */
         if (*query) {
             char *value = strchr(query, '=');
             if (value) *value++ = '\0';
             if (!http_url_decode(query, true)) return HTTP_TARGET_BAD;
             if (value && !http_url_decode(value, true)) return HTTP_TARGET_BAD;
-            if (out->n_args == max_args) return HTTP_TARGET_TOO_MANY;
             args[out->n_args++] = (http_query_arg){query, value ? value : ""};
         }
         query = next;
@@ -74,14 +86,15 @@ http_target_fault http_target_parse(http_target *out, char *text, http_query_arg
 }
 
 static bool is_port(const char *text) {
-    size_t n = strspn(text, "0123456789");
-    return n <= 5 && text[n] == '\0';
+    long port;
+    return *text == '\0' || http_number_parse(text, 0, 65535, &port);
 }
 
 bool http_host_parse(const char *text, char *host, size_t size) {
     const bool bracket = *text == '[';
     const char *start = text + bracket;
-    const size_t n = bracket ? strspn(start, "0123456789abcdefABCDEF:.") : strcspn(start, ":");
+    const size_t n = strcspn(start, bracket ? "]" : ":");
+    struct in6_addr v6;
     const char *rest = start + n;
     if (n == 0 || n >= size) return false;
     if (bracket && *rest++ != ']') return false;
@@ -95,7 +108,15 @@ bool http_host_parse(const char *text, char *host, size_t size) {
         host[i] = (char)(upper ? c + 32 : c);
     }
     host[n] = '\0';
-    return true;
+    return !bracket || inet_pton(AF_INET6, host, &v6) == 1;
+}
+
+bool http_host_is_loopback(const char *host) {
+    struct in_addr v4;
+    struct in6_addr v6;
+    if (inet_pton(AF_INET, host, &v4) == 1) return ntohl(v4.s_addr) >> 24 == IN_LOOPBACKNET;
+    if (inet_pton(AF_INET6, host, &v6) == 1) return IN6_IS_ADDR_LOOPBACK(&v6);
+    return strcmp(host, "localhost") == 0;
 }
 
 bool http_origin_is_valid(const char *origin) {

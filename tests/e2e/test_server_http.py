@@ -38,6 +38,9 @@ def chunked(*chunks, trailer=b""):
     return post(body + b"0\r\n" + trailer + b"\r\n", b"Transfer-Encoding: chunked\r\n")
 
 
+# Names that only begin or end like this machine's may point to it, for a page that is elsewhere.
+REBOUND = [b"127.evil.example", b"127.0.0.1.evil.example", b"127.0.0.256", b"127.1", b"localhost.evil.example", b"0.0.0.0"]
+
 # The rows of bad input that are about framing, headers and routing. Every one is followed by a
 # check that nothing is left behind. Several statuses: which of them is not the point.
 ROWS = {
@@ -85,7 +88,14 @@ ROWS = {
     "H26 Host x@y": (get(headers=b"Host: x@y\r\n"), {400}),
     "H26 Host [::1": (get(headers=b"Host: [::1\r\n"), {400}),
     "H26 Host with a bad port": (get(headers=b"Host: localhost:99999999\r\n"), {400}),
+    "H26 Host with a port that is none": (get(headers=b"Host: localhost:99999\r\n"), {400}),
+    "H26 Host [127.0.0.1]": (get(headers=b"Host: [127.0.0.1]\r\n"), {400}),
+    "H26 Host [.:.]": (get(headers=b"Host: [.:.]\r\n"), {400}),
     "H27 Host of somebody else": (get(headers=b"Host: evil.example\r\n"), {421}),
+    **{f"H27 Host {name.decode()}": (get(headers=b"Host: " + name + b"\r\n"), {421}) for name in REBOUND},
+    **{f"H27 {name.decode()} as its own origin": (post(b"{}", b"Host: " + name + b":80\r\nOrigin: http://" + name + b":80\r\nContent-Length: 2\r\n", b"/admin", b"Connection: close\r\n"), {421}) for name in REBOUND},
+    "H27 Host in the loopback network": (get(headers=b"Host: 127.3.2.1:80\r\nConnection: close\r\n"), {200}),
+    "H27 Host [0:0:0:0:0:0:0:1]": (get(headers=b"Host: [0:0:0:0:0:0:0:1]\r\nConnection: close\r\n"), {200}),
     "H28 absolute target": (get(b"http://evil.example/echo"), {421}),
     "H29 dots": (get(b"/v1/../echo"), {404}),
     "H29 two slashes": (get(b"//echo"), {404}),

@@ -18,6 +18,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
     text[n] = '\0';
     memcpy(copy, text, n + 1);
     if (http_host_parse(copy, host, sizeof host) && strlen(host) >= sizeof host) abort();
+    if (http_host_parse(copy, host, sizeof host) && http_host_is_loopback(host) &&
+        strpbrk(host, "ghijklmnopqrstuvwxyz_-") && strcmp(host, "localhost") != 0) {
+        abort(); /* a name */
+    }
+    long number = -1;
+    if (http_number_parse(copy, 0, 99, &number) != (number >= 0)) abort();
     http_origin_is_own(copy, "localhost:1", n & 1);
     http_origin_is_valid(copy);
     if (http_target_parse(&target, text, args, ARGS) == HTTP_TARGET_GOOD) {

@@ -65,23 +65,33 @@ static void test_hosts(void **state) {
     static const struct {
         const char *text, *host;
     } rows[] = {
-        {"localhost",                           "localhost"},
-        {"LocalHost:8000",                      "localhost"},
-        {"127.0.0.1:",                          "127.0.0.1"},
-        {"[::1]:80",                            "::1"      },
-        {"[::1]",                               "::1"      },
-        {"a-b.c_d",                             "a-b.c_d"  },
-        {"",                                    NULL       },
-        {":80",                                 NULL       },
-        {"a:b",                                 NULL       },
-        {"a:123456",                            NULL       },
-        {"[::1",                                NULL       },
-        {"[::1]x",                              NULL       },
-        {"a/b",                                 NULL       },
-        {"a@b",                                 NULL       },
-        {"a b",                                 NULL       },
-        {"a,b",                                 NULL       },
-        {"longer-than-the-buffer-of-this-test", NULL       },
+        {"localhost",                           "localhost"     },
+        {"LocalHost:8000",                      "localhost"     },
+        {"127.0.0.1:",                          "127.0.0.1"     },
+        {"[::1]:80",                            "::1"           },
+        {"[::1]",                               "::1"           },
+        {"a-b.c_d",                             "a-b.c_d"       },
+        {"",                                    NULL            },
+        {":80",                                 NULL            },
+        {"a:b",                                 NULL            },
+        {"a:123456",                            NULL            },
+        {"a:65535",                             "a"             },
+        {"a:65536",                             NULL            },
+        {"a:99999",                             NULL            },
+        {"[127.0.0.1]",                         NULL            },
+        {"[.:.]",                               NULL            },
+        {"[::1%1]",                             NULL            },
+        {"[::ffff:1.2.3.4]",                    "::ffff:1.2.3.4"},
+        {"[1:::2]",                             NULL            },
+        {"[]",                                  NULL            },
+        {"::1",                                 NULL            },
+        {"[::1",                                NULL            },
+        {"[::1]x",                              NULL            },
+        {"a/b",                                 NULL            },
+        {"a@b",                                 NULL            },
+        {"a b",                                 NULL            },
+        {"a,b",                                 NULL            },
+        {"longer-than-the-buffer-of-this-test", NULL            },
     };
     (void)state;
     for (size_t i = 0; i < HD_LEN(rows); i++) {
@@ -89,6 +99,25 @@ static void test_hosts(void **state) {
         assert_int_equal(http_host_parse(rows[i].text, host, sizeof host),
                          rows[i].host != NULL);
         if (rows[i].host) assert_string_equal(host, rows[i].host);
+    }
+    static const char *const here[] = {"localhost", "127.0.0.1", "127.255.3.4", "::1",
+                                       "0:0:0:0:0:0:0:1"};
+    static const char *const elsewhere[] = {"127.evil.example",
+                                            "127.0.0.1.evil.example",
+                                            "127.1",
+                                            "127.0.0.256",
+                                            "127.",
+                                            "127.0.0.1.",
+                                            "0.0.0.0",
+                                            "128.0.0.1",
+                                            "::",
+                                            "::2",
+                                            "localhost.a",
+                                            "localhost.",
+                                            ""};
+    for (size_t i = 0; i < HD_LEN(here); i++) assert_true(http_host_is_loopback(here[i]));
+    for (size_t i = 0; i < HD_LEN(elsewhere); i++) {
+        if (http_host_is_loopback(elsewhere[i])) fail_msg("%s", elsewhere[i]);
     }
     assert_true(http_origin_is_own("http://a:1", "a:1", false));
     assert_false(http_origin_is_own("https://a:1", "a:1", false));
