@@ -9,7 +9,11 @@
 #include "base/json.h"
 #include "http/http_internal.h"
 
-enum { MESSAGE_BYTES = 1024, KEPT_MAX_BYTES = 64 << 20 };
+enum {
+    MESSAGE_BYTES = 1024,
+    KEPT_MAX_BYTES = 64 << 20,
+    ONE_WRITE_BYTES = 64 << 10 /* an answer that a connection's buffer takes at once */
+};
 
 http_call *http_call_new(http_server *h, http_conn *conn, const char *target) {
     http_call *c = calloc(1, sizeof *c);
@@ -45,7 +49,9 @@ void http_release(http_call *c) {
     if (atomic_fetch_sub(&c->refs, 1) != 1) return;
     http_spend_tokens(c, 0); /* of one that came to nothing */
     atomic_fetch_sub(&c->http->held_bytes, c->body_held);
+    http_stream_free(c);
     atomic_fetch_sub(&c->http->calls, 1);
+    if (c->handled) atomic_fetch_sub(&c->http->handled, 1); /* the server may end now */
     while (c->reply_headers) {
         http_reply_field *next = c->reply_headers->next;
         free(c->reply_headers);
@@ -55,7 +61,6 @@ void http_release(http_call *c) {
     hd_bytes_deinit(&c->body);
     hd_bytes_deinit(&c->kept);
     free(c->headers);
-    free(c->stream);
     free(c->target_text);
     free(c->args);
     free(c);
@@ -87,6 +92,13 @@ const char *http_query(const http_call *c, const char *name) {
         if (strcmp(c->target.args[i].name, name) == 0) return c->target.args[i].value;
     }
     return NULL;
+}
+
+bool http_query_number(const http_call *c, const char *name, long low, long high,
+                       long otherwise, long *out) {
+    const char *text = http_query(c, name);
+    *out = otherwise;
+    return !text || http_number_parse(text, low, high, out);
 }
 
 const char *http_body(const http_call *c, size_t *n) {
@@ -242,16 +254,47 @@ void http_call_over(http_call *c) {
         c->on_answered(c->on_answered_user, c->kept.data ? c->kept.data : "", c->kept.n);
     }
     c->on_answered = NULL;
+    hd_bytes_deinit(&c->kept);
     pthread_mutex_unlock(&c->lock);
     if (first) http_release(c);
 }
 
-static void reply_owned(http_call *c, int status, const char *type, char *body, size_t n) {
-    pthread_mutex_lock(&c->lock);
-    if (!c->answered) http_call_keep(c, body, n);
+/* Of body[n], which is given away. */
+static struct MHD_Response *response_of(http_call *c, char *body, size_t n) {
+    if (n > ONE_WRITE_BYTES) return http_stream_reply(c, body, n);
     struct MHD_Response *response =
         MHD_create_response_from_buffer(n, body, MHD_RESPMEM_MUST_FREE);
     if (!response) free(body);
+    return response;
+}
+
+static void refuse_answer(http_call *c, size_t n) {
+    const size_t most = c->http->options.limits.bodies_bytes;
+    if (n > most) {
+        http_error(c, 413, "invalid_request_error", "answer_too_large", NULL,
+                   "the answer has %zu bytes; this server holds at most %zu", n, most);
+        return;
+    }
+    http_reply_header(c, "Retry-After", "1");
+    http_error(c, 503, "overloaded_error", "out_of_memory", NULL,
+               "no room for the %zu bytes of the answer: others have not read theirs yet", n);
+}
+
+void http_reply_owned(http_call *c, int status, const char *type, char *body, size_t n) {
+    if (n > ONE_WRITE_BYTES && !http_take_bytes(c->http, n)) {
+        free(body);
+        refuse_answer(c, n);
+        return;
+    }
+    pthread_mutex_lock(&c->lock);
+    if (c->answered) {
+        if (n > ONE_WRITE_BYTES) atomic_fetch_sub(&c->http->held_bytes, n);
+        free(body);
+        pthread_mutex_unlock(&c->lock);
+        return;
+    }
+    http_call_keep(c, body, n);
+    struct MHD_Response *response = response_of(c, body, n);
     if (response && !http_call_add_headers(c, response, type)) {
         MHD_destroy_response(response);
         response = NULL;
@@ -268,7 +311,7 @@ void http_reply(http_call *c, int status, const char *type, const char *body, si
     char *copy = malloc(n + 1);
     if (copy && n) memcpy(copy, body, n);
     if (copy) {
-        reply_owned(c, status, type, copy, n);
+        http_reply_owned(c, status, type, copy, n);
         return;
     }
     pthread_mutex_lock(&c->lock);
@@ -316,7 +359,7 @@ void http_error(http_call *c, int status, const char *type, const char *code, co
     char *text = object ? hd_json_write(object, JSON_COMPACT) : NULL;
     json_decref(object);
     if (text) {
-        reply_owned(c, status, "application/json", text, strlen(text));
+        http_reply_owned(c, status, "application/json", text, strlen(text));
     } else {
         http_reply(c, status, "application/json", "{}", 2);
     }

@@ -86,15 +86,23 @@ static enum MHD_Result copy_header(void *user, enum MHD_ValueKind kind, const ch
     return MHD_YES;
 }
 
-static bool copy_headers(http_call *c) {
+static bool measure(http_call *c, enum MHD_ValueKind kind, header_sum *sum) {
     const http_limits *limits = &c->http->options.limits;
+    MHD_get_connection_values_n(c->connection, kind, measure_header, sum);
+    return (sum->n <= (size_t)limits->headers && sum->bytes <= limits->header_bytes &&
+            sum->longest <= limits->one_header_bytes) ||
+           refuse(c, 431, "invalid_request_error", "headers_too_large",
+                  "the headers are too many or too large");
+}
+
+bool http_check_trailers(http_call *c) {
     header_sum sum = {0};
-    MHD_get_connection_values_n(c->connection, MHD_HEADER_KIND, measure_header, &sum);
-    if (sum.n > (size_t)limits->headers || sum.bytes > limits->header_bytes ||
-        sum.longest > limits->one_header_bytes) {
-        return refuse(c, 431, "invalid_request_error", "headers_too_large",
-                      "the headers are too many or too large");
-    }
+    return measure(c, MHD_FOOTER_KIND, &sum);
+}
+
+static bool copy_headers(http_call *c) {
+    header_sum sum = {0};
+    if (!measure(c, MHD_HEADER_KIND, &sum)) return false;
     c->headers = malloc(sum.n * sizeof *c->headers + sum.bytes + 1);
     if (!c->headers) {
         return refuse(c, 503, "overloaded_error", "no_memory", "no memory for this request");
@@ -246,7 +254,8 @@ static bool check_host(http_call *c, const char *version) {
     if (!http_host_parse(text, host, sizeof host)) {
         return bad_request(c, "bad_host", "Host is malformed");
     }
-    if (!h->loopback || http_host_is_loopback(host) || strcmp(host, h->address) == 0) return true;
+    if (!h->loopback || http_host_is_loopback(host) || strcmp(host, h->address) == 0)
+        return true;
     for (size_t i = 0; i < h->options.n_names; i++) {
         if (strcasecmp(host, h->options.names[i]) == 0) return true;
     }

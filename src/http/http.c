@@ -24,15 +24,17 @@ enum {
     KERNEL_SEND_BYTES = 256 << 10,
     PER_ADDRESS = 256,
     FAILURES_PER_ADDRESS = 20,
-    POOL_SPARE_BYTES = 8 << 10,
-    BODY_BYTES_PER_S = 64 << 10,
+    LIBRARY_ARGUMENTS = 64, /* of one query, empty ones too */
+    COOKIES = 192,
+    RECORD_BYTES = 64, /* of a header in the memory of the library */
+    SPARE_BYTES = 8 << 10,
     INLINE_BODY_BYTES = 64 << 10 /* what an HTTP thread may handle itself */
 };
 
 /* ---- one request ---- */
 
 static int64_t body_patience(const http_call *c) {
-    return c->http->options.limits.body_s + (int64_t)(c->body_expected / BODY_BYTES_PER_S);
+    return c->http->options.limits.body_s + (int64_t)(c->body_expected / HTTP_BYTES_PER_S);
 }
 
 /* The headers are there. A refusal is an answer and is queued below. */
@@ -50,13 +52,13 @@ static bool take_body(http_call *c, const char *data, size_t n) {
     atomic_fetch_add_explicit(&c->http->body_bytes, (int64_t)n, memory_order_relaxed);
     const http_limits *limits = &c->http->options.limits;
     const bool fits = n <= limits->body_bytes - c->body.n;
-    const bool room = atomic_fetch_add(&c->http->held_bytes, n) <= limits->bodies_bytes - n;
-    c->body_held += n;
+    const bool room = http_take_bytes(c->http, n);
+    if (room) c->body_held += n;
     if (fits && room && hd_bytes_append(&c->body, data, n, NULL) == HD_OK) return true;
     c->status = fits ? 503 : 413;
     if (fits) {
-        http_conn_refuse(c->conn, "503 Service Unavailable", "overloaded_error",
-                         "no memory for the body of this request");
+        http_conn_refuse(c->conn, "503 Service Unavailable\r\nRetry-After: 1",
+                         "overloaded_error", "no memory for the body of this request");
     } else {
         http_conn_refuse(c->conn, "413 Content Too Large", "invalid_request_error",
                          "the body is larger than this server takes");
@@ -68,6 +70,7 @@ static bool take_body(http_call *c, const char *data, size_t n) {
 static void handle(http_call *c) {
     c->handled = true;
     atomic_fetch_add(&c->http->pending, 1);
+    atomic_fetch_add(&c->http->handled, 1);
     http_conn_phase(c->conn, HTTP_CONN_CALL, c, 0);
     if (hd_bytes_append(&c->body, "", 1, NULL) != HD_OK) { /* a NUL; max has room for it */
         http_error(c, 503, "overloaded_error", "no_memory", NULL, "no memory for this request");
@@ -105,12 +108,20 @@ static enum MHD_Result deliver(http_call *c, struct MHD_Connection *connection) 
     return result;
 }
 
+static http_conn *conn_of(struct MHD_Connection *connection) {
+    const union MHD_ConnectionInfo *info =
+        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
+    return info ? info->socket_context : NULL;
+}
+
 static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
                                   const char *url, const char *method, const char *version,
                                   const char *data, size_t *n, void **state) {
     http_server *h = user;
-    http_call *c = *state;
-    if (!c || atomic_load(&h->closing)) return MHD_NO;
+    const http_conn *conn = conn_of(connection);
+    http_call *c = conn ? conn->exchange : NULL;
+    (void)state;
+    if (!c || c->turned_away || atomic_load(&h->closing)) return MHD_NO;
     if (!c->checked) {
         c->checked = true;
         c->connection = connection;
@@ -122,23 +133,9 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
         *n = 0;
         return taken ? MHD_YES : MHD_NO;
     }
+    if (!c->handled && c->admitted) c->admitted = http_check_trailers(c);
     if (!c->handled && c->admitted) handle(c);
     return deliver(c, connection);
-}
-
-static http_conn *conn_of(struct MHD_Connection *connection) {
-    const union MHD_ConnectionInfo *info =
-        MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
-    return info ? info->socket_context : NULL;
-}
-
-/* The request line is there. What is returned becomes the request's state. */
-static void *on_target(void *user, const char *target, struct MHD_Connection *connection) {
-    http_server *h = user;
-    http_conn *conn = conn_of(connection);
-    if (!conn) return NULL;
-    http_conn_phase(conn, HTTP_CONN_HEADERS, NULL, h->options.limits.header_s);
-    return http_call_new(h, conn, target);
 }
 
 static void count_status(http_server *h, const http_call *c, bool whole) {
@@ -146,19 +143,19 @@ static void count_status(http_server *h, const http_call *c, bool whole) {
     atomic_fetch_add(&h->requests[hundred], 1);
 }
 
-static void on_completed(void *user, struct MHD_Connection *connection, void **state,
-                         enum MHD_RequestTerminationCode how) {
-    http_server *h = user;
-    http_call *c = *state;
-    (void)connection;
+/* The connection lets go of its request. Where the library refuses one by itself it may forget
+ * on_completed, so the end of the connection, or the next request line, does it at the latest. */
+static void end_exchange(http_conn *conn, bool whole) {
+    http_server *h = conn->http;
+    http_call *c = conn->exchange;
     if (!c) return;
-    *state = NULL;
-    http_conn_phase(c->conn, HTTP_CONN_IDLE, NULL,
+    conn->exchange = NULL;
+    http_conn_phase(conn, HTTP_CONN_IDLE, NULL,
                     h->options.limits.idle_s + h->options.limits.header_s);
     pthread_mutex_lock(&c->lock);
-    count_status(h, c, how == MHD_REQUEST_TERMINATED_COMPLETED_OK);
+    count_status(h, c, whole || c->turned_away);
     c->connection = NULL;
-    if (how != MHD_REQUEST_TERMINATED_COMPLETED_OK && c->handled) http_call_gone(c);
+    if (!whole && c->handled) http_call_gone(c);
     c->gone = true; /* there is nobody to write to any more */
     struct MHD_Response *unsent = c->response;
     c->response = NULL;
@@ -171,6 +168,39 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **s
         http_call_over(c); /* nobody else will answer */
     }
     http_release(c);
+}
+
+static void on_completed(void *user, struct MHD_Connection *connection, void **state,
+                         enum MHD_RequestTerminationCode how) {
+    http_conn *conn = conn_of(connection);
+    (void)user, (void)state;
+    if (conn) end_exchange(conn, how == MHD_REQUEST_TERMINATED_COMPLETED_OK);
+}
+
+/* The library keeps a record of every argument, even of an empty one, and where its memory has
+ * no room for them its answer never leaves. So it must not come to that. */
+static void bound_arguments(http_call *c) {
+    size_t n = 0;
+    for (const char *p = c->target_text; *p; p++) n += *p == '&';
+    if (n < LIBRARY_ARGUMENTS) return;
+    c->turned_away = true;
+    c->status = 400;
+    atomic_fetch_add(&c->http->refused, 1);
+    http_conn_refuse(c->conn, "400 Bad Request", "invalid_request_error",
+                     "the query has too many arguments");
+    http_conn_shut(c->conn, true);
+}
+
+/* The request line is there. */
+static void *on_target(void *user, const char *target, struct MHD_Connection *connection) {
+    http_server *h = user;
+    http_conn *conn = conn_of(connection);
+    if (!conn) return NULL;
+    end_exchange(conn, false);
+    http_conn_phase(conn, HTTP_CONN_HEADERS, NULL, h->options.limits.header_s);
+    conn->exchange = http_call_new(h, conn, target);
+    if (conn->exchange) bound_arguments(conn->exchange);
+    return NULL;
 }
 
 static void attach_tls(http_conn *conn, struct MHD_Connection *connection) {
@@ -200,9 +230,10 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
         if (*context) atomic_fetch_add(&h->connections, 1);
         if (*context && h->tls) attach_tls(*context, connection);
     } else if (*context) {
-        const http_conn *conn = *context;
+        http_conn *conn = *context;
         if (h->tls && !conn->tls.established) atomic_fetch_add(&h->handshakes_failed, 1);
-        http_conn_remove(*context);
+        end_exchange(conn, false);
+        http_conn_remove(conn);
         *context = NULL;
         atomic_fetch_sub(&h->connections, 1);
     }
@@ -355,6 +386,14 @@ hd_status http_mount(http_server *h, const http_route *routes, size_t n, void *s
     return HD_OK;
 }
 
+/* What the library may use for one connection: the headers as they come, the largest one again
+ * if it holds cookies, and a record of each header, argument and cookie. */
+static size_t library_bytes(const http_limits *limits) {
+    const size_t records = (size_t)limits->headers + LIBRARY_ARGUMENTS + COOKIES;
+    return limits->header_bytes + limits->one_header_bytes + records * RECORD_BYTES +
+           SPARE_BYTES;
+}
+
 hd_status http_start(http_server *h, hd_err *err) {
     const http_options *o = &h->options;
     const http_limits *limits = &o->limits;
@@ -380,11 +419,11 @@ hd_status http_start(http_server *h, hd_err *err) {
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION,
         on_connection, h, MHD_OPTION_URI_LOG_CALLBACK, on_target, h,
         MHD_OPTION_UNESCAPE_CALLBACK, leave_escaped, NULL, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-        MHD_OPTION_CONNECTION_MEMORY_LIMIT, limits->header_bytes + POOL_SPARE_BYTES,
-        MHD_OPTION_CONNECTION_LIMIT, (unsigned)h->n_conns * (unsigned)o->threads,
-        MHD_OPTION_PER_IP_CONNECTION_LIMIT, (unsigned)limits->connections_per_address,
-        MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)limits->idle_s,
-        MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_ARRAY, more, MHD_OPTION_END);
+        MHD_OPTION_CONNECTION_MEMORY_LIMIT, library_bytes(limits), MHD_OPTION_CONNECTION_LIMIT,
+        (unsigned)h->n_conns * (unsigned)o->threads, MHD_OPTION_PER_IP_CONNECTION_LIMIT,
+        (unsigned)limits->connections_per_address, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)limits->idle_s, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_ARRAY, more,
+        MHD_OPTION_END);
     if (h->daemon) return HD_OK;
     return HD_FAIL(err, HD_EIO, "cannot start the HTTP threads");
 }
@@ -462,5 +501,6 @@ void http_read_stats(http_server *h, http_stats *out) {
     out->calls = atomic_load(&h->calls);
     out->streams = atomic_load(&h->streams);
     out->held_bytes = (int64_t)atomic_load(&h->held_bytes);
+    out->handled = atomic_load(&h->handled);
     out->pending = atomic_load(&h->pending);
 }

@@ -21,6 +21,10 @@ const char *http_path(const http_call *c);                     /* without the qu
 const char *http_path_tail(const http_call *c);                /* what a route's '*' matched */
 const char *http_header(const http_call *c, const char *name); /* NULL: absent */
 const char *http_query(const http_call *c, const char *name);  /* decoded; NULL: absent */
+/* A whole number of the query, otherwise where there is none; false: it is not one of digits
+ * alone from low to high. */
+bool http_query_number(const http_call *c, const char *name, long low, long high,
+                       long otherwise, long *out);
 const char *http_body(const http_call *c, size_t *n); /* NUL-terminated; may hold NULs */
 const char *http_request_id(const http_call *c); /* the client's X-Request-Id, or one of ours */
 void http_set_request_id(http_call *c, const char *id); /* by the body, in the handler */
@@ -47,7 +51,10 @@ void http_on_gone(http_call *c, void (*fn)(void *user), void *user);
 
 typedef enum http_shape { HTTP_OPENAI, HTTP_ANTHROPIC } http_shape; /* of error objects */
 
+/* An answer for which there is no room becomes 503, or 413 if there never is. */
 void http_reply(http_call *c, int status, const char *type, const char *body, size_t n);
+/* The same of a body that malloc made, which is given away. */
+void http_reply_owned(http_call *c, int status, const char *type, char *body, size_t n);
 void http_reply_header(http_call *c, const char *name,
                        const char *value); /* before the reply */
 
@@ -55,8 +62,8 @@ void http_reply_header(http_call *c, const char *name,
 void http_error(http_call *c, int status, const char *type, const char *code, const char *param,
                 const char *format, ...) __attribute__((format(printf, 6, 7)));
 
-/* Server-sent events. Writing copies and never blocks: a reader that is too far behind is cut
- * off (and counted), and from then on writes return false. Keep-alive comments are sent by the
+/* Server-sent events. Writing copies and never blocks: a reader that is too far behind for long
+ * is cut off (and counted), and from then on writes return false. Keep-alive comments are sent by the
  * stream itself while nothing is written. */
 void http_stream_begin(http_call *c);
 bool http_stream_write(http_call *c, const char *bytes, size_t n);

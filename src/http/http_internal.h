@@ -16,7 +16,12 @@
 #include "http/url.h"
 #include "text/tokenizer.h" /* hd_bytes */
 
-enum { HTTP_ID_BYTES = 128, HTTP_TABLES = 8, HTTP_WORKERS = 2 };
+enum {
+    HTTP_ID_BYTES = 128,
+    HTTP_TABLES = 8,
+    HTTP_WORKERS = 2,
+    HTTP_BYTES_PER_S = 64 << 10 /* of the slowest line that bodies and answers wait for */
+};
 
 typedef enum http_phase {
     HTTP_CONN_FREE,
@@ -35,8 +40,11 @@ typedef struct http_conn {
     http_phase phase;
     int64_t until_ns; /* when the phase's patience ends; 0: never */
     http_call *call;  /* in HTTP_CONN_CALL */
+    http_call
+        *exchange; /* its request, from the request line to the answer's end; of its thread */
     http_tls_state tls;
     atomic_bool hung_up; /* the client closed its side, or all of it */
+    bool left;           /* and was found so, with nothing unread, in this phase */
     int32_t next_free;
 } http_conn;
 
@@ -70,6 +78,7 @@ struct http_call {
     size_t body_expected, body_held; /* as announced; as counted in held_bytes */
     http_call *next_work;
     bool checked, handled, admitted, handed_over;
+    bool turned_away;   /* refused at its request line */
     bool refused_late;  /* nothing of the request is left: the connection can be kept */
     const char *origin; /* allowed to read the answer, or NULL */
 
@@ -92,6 +101,8 @@ struct http_call {
     char *stream; /* [stream_cap], used from stream_at on, stream_n bytes */
     size_t stream_at, stream_n, stream_cap;
     int64_t written_ns, taken_ns; /* by us, by the reader */
+    int64_t
+        late_ns; /* until then a reader may be more than stream_bytes behind; 0: it is not */
 };
 
 /* Calls that wait for one of the threads which may take their time. */
@@ -115,7 +126,7 @@ struct http_server {
     http_quotas *quotas;
     http_tls *tls; /* NULL: none is spoken */
     http_work work;
-    atomic_size_t held_bytes; /* of all bodies */
+    atomic_size_t held_bytes; /* of all bodies, and answers that are not read yet */
     http_table tables[HTTP_TABLES];
     size_t n_tables;
     struct MHD_Daemon *daemon;
@@ -137,7 +148,7 @@ struct http_server {
     atomic_int_fast64_t requests[6];
     atomic_int_fast64_t body_bytes, sent_bytes, gone, cut_off, timed_out, refused, accepted,
         turned_away, handshakes_failed;
-    atomic_int connections, calls, streams, pending;
+    atomic_int connections, calls, handled, streams, pending;
 };
 
 /* ---- call.c ---- */
@@ -155,6 +166,19 @@ void http_call_keep(http_call *c, const char *bytes, size_t n); /* the same */
 bool http_call_add_headers(http_call *c, struct MHD_Response *response, const char *type);
 void http_call_leave_quota(http_call *c); /* with the lock held; again does nothing */
 
+/* ---- stream.c ---- */
+
+/* n bytes more of a body, or of an answer that waits for its reader; false: all calls together
+ * may not hold so many. Given back by subtracting from held_bytes. */
+bool http_take_bytes(http_server *h, size_t n);
+
+/* With the call's lock held. The response that hands out body[n], which is counted already and
+ * given away, as the client reads it. NULL: no memory. */
+struct MHD_Response *http_stream_reply(http_call *c, char *body, size_t n);
+bool http_stream_is_late(const http_call *c, int64_t now); /* the reader is too slow */
+void http_stream_cut_off(http_call *c);
+void http_stream_free(http_call *c);
+
 /* ---- check.c ---- */
 
 /* The request line as the library hands it out: places in its buffer. */
@@ -164,6 +188,7 @@ typedef struct http_line {
 
 /* Copies the headers and refuses what must not reach a handler; false: refused, answered. */
 bool http_check_request(http_call *c, const http_line *line);
+bool http_check_trailers(http_call *c); /* the same, when the body is there */
 
 /* ---- work.c ---- */
 

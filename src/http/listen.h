@@ -12,13 +12,14 @@
 
 typedef struct http_limits {
     size_t body_bytes, header_bytes, one_header_bytes, target_bytes, stream_bytes;
-    size_t bodies_bytes; /* of all requests together */
+    size_t bodies_bytes; /* of all requests and unread answers together */
     int32_t headers, query_args;
     int32_t connections, connections_per_address; /* 0: no bound per address */
     int32_t header_s;                             /* from the first byte to the last header */
     int32_t body_s;       /* for a body, and one second more per 64 KiB of it */
     int32_t idle_s;       /* between requests */
-    int32_t stall_s;      /* a reader that takes nothing for so long is cut off */
+    int32_t stall_s;      /* a reader that takes nothing for so long is cut off, and one that is
+                             more than stream_bytes behind, with a second more per 64 KiB */
     int32_t keep_alive_s; /* a silent stream gets a comment so often */
 } http_limits;
 
@@ -49,7 +50,8 @@ typedef struct http_stats {
     int64_t handshakes_failed;           /* connections that ended before TLS was agreed upon */
     int64_t accepted, turned_away;       /* connections */
     int32_t connections, calls, streams; /* now */
-    int64_t held_bytes;                  /* of bodies, now */
+    int64_t held_bytes;                  /* of bodies and unread answers, now */
+    int32_t handled;                     /* calls that a handler saw and somebody still holds */
     int32_t pending;                     /* calls whose answer the client does not have yet */
 } http_stats;
 

@@ -1,11 +1,47 @@
-/* stream.c - server-sent events: a bounded buffer between who computes and who reads. */
+/* stream.c - what a client has not read yet: server-sent events, and answers too large for one
+ * write. One buffer per call, between who computes and who reads.
+ *
+ * All buffers and all request bodies share one bound (http_options.limits.bodies_bytes). */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/progress.h"
 #include "http/http_internal.h"
 
-enum { READER_BLOCK = 4096, FIRST_CAP = 1024 };
+enum { EVENT_BLOCK = 4096, REPLY_BLOCK = 64 << 10, FIRST_CAP = 1024, SHARES = 4 };
+static const int64_t SECOND_NS = 1000000000;
+
+/* ---- the bytes of all calls ---- */
+
+bool http_take_bytes(http_server *h, size_t n) {
+    const size_t most = h->options.limits.bodies_bytes;
+    const size_t before = atomic_fetch_add(&h->held_bytes, n);
+    if (n <= most && before <= most - n) return true;
+    atomic_fetch_sub(&h->held_bytes, n);
+    return false;
+}
+
+/* With the lock held, or nobody left to hold it. */
+void http_stream_free(http_call *c) {
+    atomic_fetch_sub(&c->http->held_bytes, c->stream_cap);
+    free(c->stream);
+    c->stream = NULL;
+    c->stream_at = c->stream_n = c->stream_cap = 0;
+}
+
+/* ---- the reader ---- */
+
+static void take(http_call *c, char *out, size_t n) {
+    const size_t patient = c->http->options.limits.stream_bytes;
+    memcpy(out, c->stream + c->stream_at, n);
+    c->stream_at += n;
+    c->stream_n -= n;
+    c->taken_ns = hd_now_ns();
+    if (c->stream_n <= patient) c->late_ns = 0;
+    if (c->stream_n) return;
+    c->stream_at = 0;
+    if (c->stream_cap > 2 * patient) http_stream_free(c);
+}
 
 /* Called by the library when the socket takes more. */
 static ssize_t read_stream(void *user, uint64_t position, char *out, size_t max) {
@@ -18,11 +54,7 @@ static ssize_t read_stream(void *user, uint64_t position, char *out, size_t max)
         given = MHD_CONTENT_READER_END_WITH_ERROR;
     } else if (c->stream_n) {
         const size_t n = c->stream_n < max ? c->stream_n : max;
-        memcpy(out, c->stream + c->stream_at, n);
-        c->stream_at += n;
-        c->stream_n -= n;
-        if (!c->stream_n) c->stream_at = 0;
-        c->taken_ns = hd_now_ns();
+        take(c, out, n);
         given = (ssize_t)n;
     } else if (c->stream_over) {
         given = MHD_CONTENT_READER_END_OF_STREAM;
@@ -35,14 +67,47 @@ static ssize_t read_stream(void *user, uint64_t position, char *out, size_t max)
 }
 
 static void release_call(void *user) {
+    http_release(user);
+}
+
+static void release_events(void *user) {
     http_call *c = user;
     atomic_fetch_sub(&c->http->streams, 1);
     http_release(c);
 }
 
+/* A reader may be so far behind for a while: as long as one that stalls, and as a slow line
+ * takes to carry what waits. n bytes were added. */
+static void be_patient(http_call *c, size_t n) {
+    const http_limits *limits = &c->http->options.limits;
+    if (c->stream_n <= limits->stream_bytes) return;
+    if (!c->late_ns) {
+        c->late_ns = c->written_ns + limits->stall_s * SECOND_NS;
+        n = c->stream_n;
+    }
+    c->late_ns += (int64_t)n * (SECOND_NS / HTTP_BYTES_PER_S);
+}
+
+struct MHD_Response *http_stream_reply(http_call *c, char *body, size_t n) {
+    struct MHD_Response *response =
+        MHD_create_response_from_callback(n, REPLY_BLOCK, read_stream, c, release_call);
+    if (!response) {
+        free(body);
+        atomic_fetch_sub(&c->http->held_bytes, n);
+        return NULL;
+    }
+    http_retain(c);
+    c->stream = body;
+    c->stream_n = c->stream_cap = n;
+    c->stream_over = c->streaming = true;
+    c->written_ns = c->taken_ns = hd_now_ns();
+    be_patient(c, n);
+    return response;
+}
+
 void http_stream_begin(http_call *c) {
     struct MHD_Response *response = MHD_create_response_from_callback(
-        MHD_SIZE_UNKNOWN, READER_BLOCK, read_stream, c, release_call);
+        MHD_SIZE_UNKNOWN, EVENT_BLOCK, read_stream, c, release_events);
     pthread_mutex_lock(&c->lock);
     if (response) {
         http_retain(c);
@@ -60,27 +125,59 @@ void http_stream_begin(http_call *c) {
     pthread_mutex_unlock(&c->lock);
 }
 
+/* ---- the writer ---- */
+
+bool http_stream_is_late(const http_call *c, int64_t now) {
+    const int64_t stall_ns = c->http->options.limits.stall_s * SECOND_NS;
+    return c->stream_n && (now - c->taken_ns > stall_ns || (c->late_ns && now > c->late_ns));
+}
+
+/* What fits the buffer of every stream is always taken, and an empty one takes any event if all
+ * calls together have room for it. In between nobody may have more than a share of that. */
+static bool may_hold(http_call *c, size_t n, size_t more) {
+    const http_limits *limits = &c->http->options.limits;
+    if (n <= limits->stream_bytes) {
+        atomic_fetch_add(&c->http->held_bytes, more);
+        return true;
+    }
+    const bool in_share = !c->stream_n || n <= limits->bodies_bytes / SHARES;
+    return in_share && http_take_bytes(c->http, more);
+}
+
+static size_t cap_for(const http_call *c, size_t n) {
+    if (n > c->http->options.limits.stream_bytes) return n + n / 4;
+    size_t cap = c->stream_cap ? c->stream_cap : FIRST_CAP;
+    while (cap < n) cap *= 2;
+    return n > cap / 2 ? 2 * cap : cap; /* moving is cheaper than growing */
+}
+
 /* Room for n bytes more behind what is there; false: no memory, or beyond the limit. */
 static bool make_room(http_call *c, size_t n) {
-    const size_t limit = c->http->options.limits.stream_bytes;
-    if (n > limit || c->stream_n > limit - n) return false;
     if (c->stream_at + c->stream_n + n <= c->stream_cap) return true;
-    if (c->stream_n + n <= c->stream_cap / 2) { /* moving is cheaper than growing */
+    if (c->stream_n + n <= c->stream_cap / 2) {
         memmove(c->stream, c->stream + c->stream_at, c->stream_n);
         c->stream_at = 0;
         return true;
     }
-    size_t cap = c->stream_cap ? c->stream_cap : FIRST_CAP;
-    while (cap < c->stream_n + n) cap *= 2;
-    if (c->stream_n + n > cap / 2) cap *= 2;
+    const size_t cap = cap_for(c, c->stream_n + n), unread = c->stream_n;
+    if (!may_hold(c, c->stream_n + n, cap)) return false;
     char *grown = malloc(cap);
-    if (!grown) return false;
-    if (c->stream_n) memcpy(grown, c->stream + c->stream_at, c->stream_n);
-    free(c->stream);
+    if (!grown) {
+        atomic_fetch_sub(&c->http->held_bytes, cap);
+        return false;
+    }
+    if (unread) memcpy(grown, c->stream + c->stream_at, unread);
+    http_stream_free(c);
     c->stream = grown;
     c->stream_cap = cap;
-    c->stream_at = 0;
+    c->stream_n = unread;
     return true;
+}
+
+void http_stream_cut_off(http_call *c) {
+    atomic_fetch_add(&c->http->cut_off, 1);
+    http_conn_shut(c->conn, false);
+    http_call_gone(c);
 }
 
 bool http_stream_write(http_call *c, const char *bytes, size_t n) {
@@ -95,12 +192,11 @@ bool http_stream_write(http_call *c, const char *bytes, size_t n) {
             memcpy(c->stream + c->stream_at + c->stream_n, bytes, n);
             c->stream_n += n;
             c->written_ns = now;
+            be_patient(c, n);
             atomic_fetch_add_explicit(&c->http->sent_bytes, (int64_t)n, memory_order_relaxed);
             http_call_wake(c);
         } else {
-            atomic_fetch_add(&c->http->cut_off, 1);
-            http_conn_shut(c->conn, false);
-            http_call_gone(c);
+            http_stream_cut_off(c);
         }
     }
     pthread_mutex_unlock(&c->lock);

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,6 +36,7 @@ http_conn *http_conn_add(http_server *h, int fd) {
         conn->fd = fd;
         conn->call = NULL;
         conn->phase = HTTP_CONN_FRESH;
+        conn->left = false;
         conn->until_ns = hd_now_ns() + h->options.limits.header_s * SECOND_NS;
         atomic_store(&conn->hung_up, false);
     }
@@ -66,6 +68,7 @@ void http_conn_phase(http_conn *conn, http_phase phase, http_call *c, int64_t se
     conn->phase = phase;
     conn->call = c;
     conn->until_ns = until;
+    conn->left = false;
     pthread_mutex_unlock(&h->lock);
 }
 
@@ -111,7 +114,8 @@ static void on_hang_up(http_server *h, const struct epoll_event *event) {
     http_release(c);
 }
 
-/* Where the library takes no answer: before the whole request is there. */
+/* Where the library takes no answer: before the whole request is there. More headers may stand
+ * behind the status. */
 void http_conn_refuse(const http_conn *conn, const char *status, const char *type,
                       const char *message) {
     char body[256], text[512];
@@ -131,15 +135,20 @@ static void tend_stream(http_call *c, int64_t now) {
     const http_limits *limits = &c->http->options.limits;
     pthread_mutex_lock(&c->lock);
     if (c->streaming && !c->gone) {
-        if (c->stream_n && now - c->taken_ns > limits->stall_s * SECOND_NS) {
-            atomic_fetch_add(&c->http->cut_off, 1);
-            http_conn_shut(c->conn, false);
-            http_call_gone(c);
+        if (http_stream_is_late(c, now)) {
+            http_stream_cut_off(c);
         } else if (!c->stream_n && now - c->written_ns > limits->keep_alive_s * SECOND_NS) {
             http_stream_write(c, PING, sizeof PING - 1);
         }
     }
     pthread_mutex_unlock(&c->lock);
+}
+
+/* Hung up, and all it sent was read: no more will come. The library may have missed it, where the
+ * end came with the last bytes or while it was busy. */
+static bool has_left(const http_conn *conn) {
+    int unread = 0;
+    return atomic_load(&conn->hung_up) && ioctl(conn->fd, FIONREAD, &unread) == 0 && !unread;
 }
 
 static void check_patience(http_server *h, http_conn *conn, int64_t now) {
@@ -149,8 +158,9 @@ static void check_patience(http_server *h, http_conn *conn, int64_t now) {
     if (phase == HTTP_CONN_CALL) {
         c = conn->call;
         if (c) http_retain(c);
-    } else if (phase == HTTP_CONN_IDLE && atomic_load(&conn->hung_up)) {
-        shutdown(conn->fd, SHUT_RDWR); /* the library may have missed it while it was busy */
+    } else if (phase != HTTP_CONN_FREE && has_left(conn)) {
+        if (conn->left) shutdown(conn->fd, SHUT_RDWR);
+        conn->left = true; /* and if it still is so at the next look */
     } else if (phase != HTTP_CONN_FREE && conn->until_ns && now > conn->until_ns) {
         atomic_fetch_add(&h->timed_out, 1);
         if (phase > HTTP_CONN_IDLE) {

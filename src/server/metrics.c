@@ -409,7 +409,7 @@ static const series all_series[] = {
     {"load_seconds", "weight_load_duration_seconds", NULL, "gauge", "time to load the model", load_seconds},
     {"http_connections", NULL, NULL, "gauge", "open connections", connections},
     {"http_calls", NULL, NULL, "gauge", "requests being handled or answered", calls},
-    {"http_held_body_bytes", NULL, NULL, "gauge", "bytes of request bodies in memory", held_bytes},
+    {"http_held_body_bytes", NULL, NULL, "gauge", "bytes of request bodies and unread answers in memory", held_bytes},
     {"http_streams", NULL, NULL, "gauge", "open event streams", streams},
     {"http_accepted_connections_total", NULL, NULL, "counter", "connections accepted", accepted},
     {"http_refused_connections_total", NULL, NULL, "counter", "connections closed because there were too many", turned_away},

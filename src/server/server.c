@@ -380,7 +380,7 @@ static void wait_for_calls(server *s) {
     http_stats stats;
     if (!s->polling) return;
     if (s->api.background) api_background_cancel_all(s->api.background);
-    for (http_read_stats(s->http, &stats); stats.calls > 0;) {
+    for (http_read_stats(s->http, &stats); stats.handled > 0;) {
         nanosleep(&pause, NULL);
         tend_waiting(s);
         http_read_stats(s->http, &stats);

@@ -6,7 +6,7 @@
  * GET /stream?n=&bytes=&late=    n events, from another thread if late
  * POST /pour    events until the reader is cut off      POST /quiet    a stream of nothing
  * POST /wait    is handed over and does not come back from its handler until GET /go
- * GET /headers?n=    an answer with n headers
+ * GET /headers?n=    an answer with n headers      GET /large?n=    an answer of n bytes
  * GET /state    counters */
 #include <jansson.h>
 #include <pthread.h>
@@ -177,6 +177,15 @@ static void on_headers(http_call *c, void *user) {
     on_echo(c, user);
 }
 
+/* Every position has a byte of its own, nearly: one that is lost or doubled shows. */
+static void on_large(http_call *c, void *user) {
+    const size_t n = (size_t)number(c, "n", 1);
+    char *body = malloc(n);
+    (void)user;
+    for (size_t i = 0; body && i < n; i++) body[i] = (char)('a' + i % 23);
+    if (body) http_reply_owned(c, 200, "text/plain", body, n);
+}
+
 static void on_state(http_call *c, void *user) {
     driver *d = user;
     http_stats s;
@@ -203,6 +212,7 @@ static const http_route routes[] = {
     {"POST",     "/wait",    HTTP_USER,   HTTP_OPENAI,    on_wait   },
     {"GET",      "/go",      HTTP_PUBLIC, HTTP_OPENAI,    on_go     },
     {"GET",      "/headers", HTTP_PUBLIC, HTTP_OPENAI,    on_headers},
+    {"GET",      "/large",   HTTP_PUBLIC, HTTP_OPENAI,    on_large  },
     {"GET",      "/state",   HTTP_PUBLIC, HTTP_OPENAI,    on_state  },
 };
 

@@ -50,11 +50,11 @@ def test_end_while_a_large_body_waits(drive):
 
 
 def test_all_bodies_together_are_bounded(drive):
-    d = drive(bodies=300000)
+    d = drive(bodies=600000)
     with d.socket() as first, d.socket() as second:
         first.sendall(post(b"x" * 250000, b"Content-Length: 260000\r\n"))
         wait_until(lambda: d.state()["bodies"] == 250000, "it is held")
-        second.sendall(body_of(200000, b"/echo"))
+        second.sendall(body_of(400000, b"/echo"))
         answer = read_all(second)
         assert status_of(answer) in (503, None)
         assert d.post("/echo", {}).status == 200

@@ -365,7 +365,7 @@ def test_the_others_are_untouched(plain):  # FT09
 
 
 def test_slow_reader_is_cut_off_and_the_rest_goes_on(serve):  # FT12
-    s = serve("--backend", "null", "--stream-buffer-kb", "16", "--kv-tokens", "80000")
+    s = serve("--backend", "null", "--stream-buffer-kb", "16", "--stall-seconds", "1", "--kv-tokens", "80000")
     with s.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = json.dumps({**LONG, "max_tokens": 8000, "n": 8, "stream": True})
