@@ -115,7 +115,7 @@ static void answer(api_job *job) {
     if (job->failure.status) {
         send_error(job);
     } else {
-        http_reply(job->call, 200, "application/json", job->out.data, job->out.n);
+        api_reply(job->call, "application/json", &job->out);
     }
 }
 
@@ -410,7 +410,7 @@ static void tell_accepted(api_job *job, bool going) {
         api_store_remove(job->ctx->store, job->id, salt);
     } else if (api_store_get(job->ctx->store, job->id, salt, &object, NULL) && object.n > 0) {
         job->accepted = true;
-        http_reply(job->call, 200, "application/json", object.data, object.n);
+        api_reply(job->call, "application/json", &object);
     }
     api_text_deinit(&object);
 }

@@ -1,5 +1,6 @@
 /* kept.c - /v1/responses/{id} and below: responses that are kept or still run in the background
  * are read, followed, listed, cancelled and forgotten. */
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,20 +21,7 @@ static void bad(http_call *c, const char *param, const char *must) {
 }
 
 static void reply_text(http_call *c, api_text *out) {
-    if (out->failed) {
-        http_error(c, 503, "overloaded_error", "out_of_memory", NULL, "no memory");
-    } else {
-        http_reply(c, 200, "application/json", out->data, out->n);
-    }
-    api_text_deinit(out);
-}
-
-/* A whole number of the query, or otherwise; false: it is none. */
-static bool query_number(http_call *c, const char *name, long low, long *out, long otherwise) {
-    const char *text = http_query(c, name);
-    char *end = NULL;
-    *out = text ? strtol(text, &end, 10) : otherwise;
-    return !text || (*text && !*end && *out >= low);
+    api_reply(c, "application/json", out);
 }
 
 /* ---- reading ---- */
@@ -46,7 +34,7 @@ static bool wants_stream(http_call *c) {
 /* starting_after is the number of the last event that was seen; the first one has 0. */
 static void follow(http_call *c, const api_context *ctx, const char *id) {
     long after;
-    if (!query_number(c, "starting_after", 0, &after, -1)) {
+    if (!http_query_number(c, "starting_after", 0, LONG_MAX - 1, -1, &after)) {
         bad(c, "starting_after", "the number of an event");
         return;
     }
@@ -55,7 +43,9 @@ static void follow(http_call *c, const api_context *ctx, const char *id) {
     if (api_background_follow(ctx->background, id, http_salt(c), seen, c)) return;
     if (api_store_get_events(ctx->store, id, http_salt(c), &events) && !events.failed) {
         const size_t at = api_events_behind(&events, seen);
-        http_reply(c, 200, "text/event-stream", events.data + at, events.n - at);
+        events.n -= at;
+        memmove(events.data, events.data + at, events.n);
+        api_reply(c, "text/event-stream", &events);
     } else if (api_store_get(ctx->store, id, http_salt(c), NULL, NULL)) {
         http_error(c, 400, "invalid_request_error", "unsupported_parameter", "stream",
                    "only a response made with background and stream can be streamed again");
@@ -118,7 +108,7 @@ static bool read_page(http_call *c, page *p) {
     p->after = http_query(c, "after");
     if (order && !p->ascending && strcmp(order, "desc") != 0) {
         bad(c, "order", "asc or desc");
-    } else if (!query_number(c, "limit", 1, &p->limit, ITEMS) || p->limit > MOST_ITEMS) {
+    } else if (!http_query_number(c, "limit", 1, MOST_ITEMS, ITEMS, &p->limit)) {
         bad(c, "limit", "1 to 100");
     } else {
         return true;

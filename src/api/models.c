@@ -4,7 +4,7 @@
 #include <time.h>
 
 #include "api/endpoints.h"
-#include "api/text.h"
+#include "api/request.h"
 #include "api/api.h"
 
 /* The members of OpenAI's, vLLM's and Anthropic's lists in one. */
@@ -30,8 +30,7 @@ void api_models(http_call *c, void *server) {
     put_model(&out, ctx);
     api_write(&out, "],'has_more':%i,'first_id':%s,'last_id':%s}", false, ctx->model_name,
               ctx->model_name);
-    http_reply(c, 200, "application/json", out.data, out.n);
-    api_text_deinit(&out);
+    api_reply(c, "application/json", &out);
 }
 
 void api_model(http_call *c, void *server) {
@@ -43,8 +42,7 @@ void api_model(http_call *c, void *server) {
         return;
     }
     put_model(&out, ctx);
-    http_reply(c, 200, "application/json", out.data, out.n);
-    api_text_deinit(&out);
+    api_reply(c, "application/json", &out);
 }
 
 void api_unsupported(http_call *c, void *server) {

@@ -376,6 +376,5 @@ void api_openapi(http_call *c, void *server) {
     put_paths(&out, ctx);
     put_components(&out, ctx);
     api_puts(&out, "}");
-    http_reply(c, 200, "application/json", out.data, out.n);
-    api_text_deinit(&out);
+    api_reply(c, "application/json", &out);
 }

@@ -118,6 +118,19 @@ void api_request_send_refusal(api_request *r) {
                *why->param ? why->param : NULL, "%s", why->message);
 }
 
+void api_reply(http_call *c, const char *type, api_text *out) {
+    if (out->failed) {
+        api_text_deinit(out);
+        http_reply_header(c, "Retry-After", "1");
+        http_error(c, 503, "overloaded_error", "out_of_memory", NULL,
+                   "no memory for the answer");
+        return;
+    }
+    char *exact = out->data ? realloc(out->data, out->n + 1) : NULL; /* it may lie for long */
+    http_reply_owned(c, 200, type, exact ? exact : out->data, out->n);
+    *out = (api_text){0};
+}
+
 /* ---- memory ---- */
 
 void *api_keep(api_request *r, size_t n, size_t size) {

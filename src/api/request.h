@@ -11,6 +11,7 @@
 
 #include "api/api.h"
 #include "api/params.h"
+#include "api/text.h"
 
 enum { API_MAX_ID = 128 };
 
@@ -109,5 +110,9 @@ bool api_take_text(api_request *r, const char *text, size_t n, const char *param
 void api_default_max_tokens(api_request *r, hd_generation *g, size_t n_prompt, int32_t tokens);
 
 const char *api_error_type(http_shape shape, int status);
+
+/* Answers with what was written, which is given away and then empty; 503 if there was no memory
+ * for it. */
+void api_reply(http_call *c, const char *type, api_text *out);
 
 #endif

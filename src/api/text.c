@@ -45,6 +45,12 @@ void api_put(api_text *t, const char *bytes, size_t n) {
     t->n += n;
 }
 
+void api_repeat(api_text *t, size_t start, size_t n) {
+    if (n == 0 || !make_room(t, n)) return;
+    memcpy(t->data + t->n, t->data + start, n);
+    t->n += n;
+}
+
 void api_puts(api_text *t, const char *text) {
     api_put(t, text, strlen(text));
 }

@@ -25,6 +25,7 @@ void api_text_clear(api_text *t); /* keeps the memory */
 
 void api_put(api_text *t, const char *bytes, size_t n);
 void api_puts(api_text *t, const char *text);
+void api_repeat(api_text *t, size_t start, size_t n); /* n bytes of its own, from start on */
 void api_put_escaped(api_text *t, const char *utf8, size_t n); /* inside of a JSON string */
 void api_put_string(api_text *t, const char *utf8, size_t n);
 void api_put_int(api_text *t, long long v);

@@ -86,11 +86,8 @@ const api_family api_reasoning_family = {.name = "SeparateReasoningRequest",
 /* ---- the common end ---- */
 
 static void answer(api_request *r, bool ok, api_text *out) {
-    if (ok && out->failed) {
-        ok = api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the answer");
-    }
     if (ok) {
-        http_reply(r->call, 200, "application/json", out->data, out->n);
+        api_reply(r->call, "application/json", out);
     } else {
         api_request_send_refusal(r);
     }
@@ -227,17 +224,19 @@ static bool decode_all(api_request *r, api_text *text) {
 }
 
 void api_detokenize(http_call *c, void *server) {
-    static const char *const keys[] = {"{\"text\":", ",\"prompt\":", ",\"content\":"};
+    static const char *const other_names[] = {",\"prompt\":", ",\"content\":"};
     api_request r;
-    api_text out = {0}, text = {0};
+    api_text out = {0};
+    api_puts(&out, "{\"text\":");
+    const size_t start = out.n;
     const bool ok = api_request_open(&r, c, server, &api_detokenize_family, HTTP_OPENAI) &&
-                    decode_all(&r, &text);
-    for (size_t i = 0; i < HD_LEN(keys); i++) {
-        api_puts(&out, keys[i]);
-        api_put(&out, text.data, text.n);
+                    decode_all(&r, &out);
+    const size_t n = out.n - start;
+    for (size_t i = 0; i < HD_LEN(other_names); i++) {
+        api_puts(&out, other_names[i]);
+        api_repeat(&out, start, n);
     }
     api_puts(&out, "}");
-    api_text_deinit(&text);
     answer(&r, ok, &out);
 }
 

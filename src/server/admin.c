@@ -58,7 +58,8 @@ static void on_flush(http_call *c, void *user) {
     const char *text = http_query(c, "timeout");
     char *end = NULL;
     const double timeout = text ? strtod(text, &end) : 0;
-    if (text && (end == text || *end || !(timeout >= 0 && timeout <= 3600))) {
+    const bool plain = !text || text[strspn(text, "0123456789.")] == '\0';
+    if (text && (!plain || end == text || *end || timeout > 3600)) {
         bad_field(c, "timeout", "a number of seconds from 0 to 3600");
         return;
     }

@@ -57,6 +57,12 @@ const char *http_query(const http_call *c, const char *name) {
     (void)name;
     return NULL;
 }
+bool http_query_number(const http_call *c, const char *name, long low, long high,
+                       long otherwise, long *out) {
+    (void)c, (void)name, (void)low, (void)high;
+    *out = otherwise;
+    return true;
+}
 const char *http_body(const http_call *c, size_t *n) {
     *n = c->n_body;
     return c->body;
@@ -102,6 +108,10 @@ void http_reply(http_call *c, int status, const char *type, const char *body, si
     demand(strcmp(type, "application/json") == 0, "a reply is no JSON");
     api_put(&c->out, body, n);
     c->ended = true;
+}
+void http_reply_owned(http_call *c, int status, const char *type, char *body, size_t n) {
+    http_reply(c, status, type, body, n);
+    free(body);
 }
 void http_reply_header(http_call *c, const char *name, const char *value) {
     demand(!strpbrk(name, "\r\n") && !strpbrk(value, "\r\n"), "a header is split");
