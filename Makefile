@@ -17,7 +17,7 @@ endif
 VERSION := 0.1.0
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
 
-PACKAGES = jansson libpcre2-8 libedit libmicrohttpd gnutls hwloc
+PACKAGES = jansson libpcre2-8 libedit libmicrohttpd gnutls hwloc libcurl
 CSTD     = -std=c11 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE
 WERROR  ?= -Werror
 WARN     = -Wall -Wextra -Wpedantic $(WERROR) -Wshadow -Wconversion -Wsign-conversion \
@@ -57,7 +57,7 @@ CFLAGS  += $(CSTD) $(WARN) $(SAFE) $(BASELINE) $(OPT) -Isrc -Iinclude \
            -DHD_VERSION='"$(VERSION)"' $(PACKAGE_CFLAGS)
 ifdef STATIC # but for HTTP and TLS, whose own needs are shared libraries: lay those beside
 LDLIBS   = $(patsubst -l%,-l:lib%.a,$(shell pkg-config --libs-only-l jansson libpcre2-8)) \
-           $(shell pkg-config --libs libmicrohttpd gnutls hwloc) -Wl,-rpath,'$$ORIGIN'
+           $(shell pkg-config --libs libmicrohttpd gnutls hwloc libcurl) -Wl,-rpath,'$$ORIGIN'
 else
 LDLIBS   = $(shell pkg-config --libs $(PACKAGES))
 endif
@@ -165,7 +165,7 @@ $(BUILD)/%.cu.o: %.cu Makefile $(BUILD)/flags.nvcc
 
 $(BUILD)/tests/%.o: CFLAGS += -Itests
 ifeq ($(origin OPT),file)
-$(BUILD)/src/weights/%.o $(BUILD)/src/text/%.o $(BUILD)/src/http/%.o $(BUILD)/src/api/%.o $(BUILD)/src/server/%.o: CFLAGS += $(TRAP)
+$(BUILD)/src/weights/%.o $(BUILD)/src/text/%.o $(BUILD)/src/http/%.o $(BUILD)/src/hub/%.o $(BUILD)/src/api/%.o $(BUILD)/src/server/%.o: CFLAGS += $(TRAP)
 $(BUILD)/src/ops/%.o: CFLAGS += $(UNZEROED)
 endif
 

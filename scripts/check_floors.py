@@ -12,7 +12,7 @@ import sys
 FLOORS = {
     "base": 0,
     "text": 1, "backend": 1,
-    "ops": 2, "comm": 2, "weights": 2, "http": 2,
+    "ops": 2, "comm": 2, "weights": 2, "http": 2, "hub": 2,
     "kv": 3, "expert": 3,
     "model": 4,
     "spec": 5,

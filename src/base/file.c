@@ -122,6 +122,20 @@ void hd_map_close(hd_map *m) {
     *m = (hd_map){0};
 }
 
+hd_status hd_refuse_lfs_pointer(const void *start, size_t n, const char *path, hd_err *err) {
+    static const char mark[] = "version https://git-lfs.github.com/spec/v1\n";
+    char text[200] = "";
+    if (n < sizeof mark - 1 || memcmp(start, mark, sizeof mark - 1) != 0) return HD_OK;
+    memcpy(text, start, n < sizeof text ? n : sizeof text - 1);
+    const char *size = strstr(text, "\nsize ");
+    const int digits = size ? (int)strspn(size + 6, "0123456789") : 0;
+    return HD_FAIL(err, HD_EFORMAT,
+                   "%s is a pointer of Git LFS: the file itself%s%.*s%s was not downloaded; "
+                   "'git lfs pull' in its folder does that, or 'hadal pull ORG/NAME'",
+                   path, digits ? ", of " : "", digits, digits ? size + 6 : "",
+                   digits ? " bytes," : "");
+}
+
 bool hd_file_exists(const char *path) {
     return access(path, F_OK) == 0;
 }

@@ -29,6 +29,10 @@ void hd_map_close(hd_map *m);
 
 bool hd_file_exists(const char *path);
 
+/* Refuses the text that Git leaves where Git LFS did not fetch the file itself: HD_EFORMAT, with
+ * its size and how to get it. start[n] is how the file at path begins. */
+hd_status hd_refuse_lfs_pointer(const void *start, size_t n, const char *path, hd_err *err);
+
 /* "dir/name" as a malloc'ed string, NULL without memory. */
 char *hd_path_join(const char *dir, const char *name);
 

@@ -109,6 +109,7 @@ hd_status hd_json_parse(json_t **out, const char *text, size_t n, const char *wh
         !why.text[0]) { /* or says nothing */
         return HD_FAIL(err, HD_ENOMEM, "%s: no memory to parse it", what);
     }
+    HD_TRY(hd_refuse_lfs_pointer(text, n, what, err));
     return HD_FAIL(err, HD_EFORMAT, "%s: not valid JSON: line %d column %d: %s", what, why.line,
                    why.column, why.text);
 }

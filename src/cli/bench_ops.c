@@ -283,7 +283,7 @@ int bench_ops(int argc, char **argv) {
                     "one thread, by its processor time: for a machine with other work"),
         option_flag("json", &set.json, "print one JSON object"),
     };
-    const positional model = {"CONFIG", &set.path, true};
+    const positional model = {"CONFIG", &set.path, true, POSITIONAL_CONFIG};
     const command_line line = {
         .command = "bench ops",
         .summary = "Where the time of a prompt and of a decoding step goes, by operator.",

@@ -146,7 +146,7 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
         option_flag("json", &b->json, "print one JSON object"),
         with_letter(option_flag("quiet", &b->quiet, "no progress on standard error"), 'q'),
     };
-    const positional model = {"MODEL_DIR", &b->model_dir, true};
+    const positional model = {"MODEL_DIR", &b->model_dir, true, POSITIONAL_MODEL};
     command_line line = *base;
     line.positionals = &model;
     line.n_positionals = 1;

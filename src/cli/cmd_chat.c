@@ -406,7 +406,7 @@ int cmd_chat(int argc, char **argv) {
         option_manifest(&set->manifest),
         with_letter(option_flag("quiet", &set->quiet, "no figures on standard error"), 'q'),
     };
-    const positional model = {"MODEL_DIR", &set->model_dir, false};
+    const positional model = {"MODEL_DIR", &set->model_dir, false, POSITIONAL_MODEL};
     const command_line line = {.command = "chat",
                                .summary = "A conversation on the terminal.",
                                .positionals = &model,

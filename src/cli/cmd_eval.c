@@ -322,7 +322,7 @@ int cmd_eval(int argc, char **argv) {
         option_text("json", &set->json, "FILE", "also write the report as JSON"),
         with_letter(option_flag("quiet", &set->quiet, "no progress on standard error"), 'q'),
     };
-    const positional model = {"MODEL_DIR", &set->model_dir, false};
+    const positional model = {"MODEL_DIR", &set->model_dir, false, POSITIONAL_MODEL};
     const command_line line = {
         .command = "eval",
         .summary = "Runs tasks through a model and counts the right answers.",

@@ -369,7 +369,7 @@ int cmd_generate(int argc, char **argv) {
                     "print one JSON object per answer: text, parts, figures"),
         with_letter(option_flag("quiet", &set.quiet, "no figures on standard error"), 'q'),
     };
-    const positional model = {"MODEL_DIR", &set.model_dir, false};
+    const positional model = {"MODEL_DIR", &set.model_dir, false, POSITIONAL_MODEL};
     const command_line line = {.command = "generate",
                                .summary = "Answers a prompt.",
                                .positionals = &model,

@@ -199,7 +199,7 @@ int cmd_inspect(int argc, char **argv) {
     const char *path = "", *manifest = NULL;
     bool json = false, tensors = false, strict = false, quick = false, values = false;
     const positional where[] = {
-        {.name = "MODEL_DIR", .value = &path}
+        {.name = "MODEL_DIR", .value = &path, .kind = POSITIONAL_CONFIG}
     };
     const option options[] = {
         option_flag("json", &json, "print one JSON object"),

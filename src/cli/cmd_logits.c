@@ -355,7 +355,7 @@ int cmd_logits(int argc, char **argv) {
         option_int("micro-batches", &set->micro_batches, 1, HD_MAX_MICRO, "interleave so many"),
         with_letter(option_flag("quiet", &set->quiet, "no progress on standard error"), 'q'),
     };
-    const positional model = {"MODEL_DIR", &set->model_dir, false};
+    const positional model = {"MODEL_DIR", &set->model_dir, false, POSITIONAL_MODEL};
     const command_line line = {
         .command = "logits",
         .summary = "Computes the logits after every token of the given sequences.",

@@ -123,7 +123,7 @@ int cmd_render(int argc, char **argv) {
     }
     render r = {.thinking = -1};
     const positional positionals[] = {
-        {"DIR", &r.dir, false}
+        {"DIR", &r.dir, false, POSITIONAL_TEXT}
     };
     const option options[] = {
         {.name = "messages",

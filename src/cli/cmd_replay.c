@@ -228,8 +228,8 @@ int cmd_replay(int argc, char **argv) {
                     'q'),
     };
     const positional positionals[] = {
-        {"FILE",      &file,      false},
-        {"MODEL_DIR", &model_dir, false}
+        {"FILE",      &file,      false, POSITIONAL_PLAIN},
+        {"MODEL_DIR", &model_dir, false, POSITIONAL_MODEL}
     };
     const command_line line = {.command = "replay",
                                .summary = "Runs a request log or a crash dump again and "

@@ -227,7 +227,7 @@ static hd_status detokenize(const job *j, hd_err *err) {
 /* The rest of the line is filled in here. */
 static int run_job(job *j, command_line line, int argc, char **argv,
                    hd_status (*work)(const job *, hd_err *)) {
-    const positional dir = {.name = "DIR", .value = &j->dir};
+    const positional dir = {.name = "DIR", .value = &j->dir, .kind = POSITIONAL_TEXT};
     hd_err err = {0};
     int code;
     line.positionals = &dir;

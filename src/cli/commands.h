@@ -15,6 +15,7 @@ command_fn cmd_eval;
 command_fn cmd_generate;
 command_fn cmd_logits;
 command_fn cmd_serve;
+command_fn cmd_pull;
 command_fn cmd_replay;
 command_fn cmd_version;
 

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/terminal.h"
 #include "cli/inspect_internal.h"
 
 enum { LABEL = 14, PART = 24, NUMBER = 20, SHOWN = 10 };
@@ -26,15 +27,8 @@ static text grouped(int64_t v) {
 
 /* 1234567 as 1.23 MB. */
 static text sized(int64_t bytes) {
-    static const char *const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
     text out;
-    double v = (double)bytes;
-    size_t u = 0;
-    while (v >= 999.995 && u + 1 < HD_LEN(units)) {
-        v /= 1000;
-        u++;
-    }
-    snprintf(out.s, sizeof out.s, u ? "%.2f %s" : "%.0f %s", v, units[u]);
+    hd_bytes_text(out.s, sizeof out.s, (double)bytes);
     return out;
 }
 

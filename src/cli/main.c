@@ -19,6 +19,7 @@ static const command commands[] = {
     {"serve",      cmd_serve,      "MODEL_DIR",                    "answer HTTP requests"                        },
     {"chat",       cmd_chat,       "MODEL_DIR",                    "talk with a model on the terminal"           },
     {"generate",   cmd_generate,   "MODEL_DIR -p TEXT",            "answer one prompt"                           },
+    {"pull",       cmd_pull,       "REPO[@REVISION]",              "download a model from the Hugging Face hub"  },
     {"eval",       cmd_eval,       "MODEL_DIR --suite NAME",       "count right answers to a file of tasks"      },
     {"bench",      cmd_bench,      "throughput|latency MODEL_DIR",
      "put an engine under a synthetic load"                                                                      },

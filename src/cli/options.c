@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "cli/model_path.h"
 
 enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, TEXT_COLUMN = 31, TEXT_WIDTH = 65 };
 
@@ -311,6 +312,20 @@ static hd_status read_config(parse *p) {
     return st;
 }
 
+/* Names of models become folders. */
+static hd_status find_models(const command_line *line, int n_given, hd_err *err) {
+    static const model_part parts[] = {[POSITIONAL_MODEL] = MODEL_WHOLE,
+                                       [POSITIONAL_TEXT] = MODEL_TEXT,
+                                       [POSITIONAL_CONFIG] = MODEL_CONFIG};
+    for (int i = 0; i < n_given; i++) {
+        const positional *p = &line->positionals[i];
+        if (p->kind != POSITIONAL_PLAIN) {
+            HD_TRY(model_path_find(p->value, parts[p->kind], err));
+        }
+    }
+    return HD_OK;
+}
+
 static hd_status parse_all(parse *p, int argc, char **argv) {
     int n_positional = 0;
     bool only_positional = false;
@@ -332,7 +347,7 @@ static hd_status parse_all(parse *p, int argc, char **argv) {
                        p->line->command, p->line->positionals[n_positional].name,
                        p->line->command);
     }
-    return HD_OK;
+    return find_models(p->line, n_positional, &p->err);
 }
 
 /* How much of the word at text fits a line of its own; too long ones are cut behind a '|'. */

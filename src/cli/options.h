@@ -100,10 +100,18 @@ static inline option with_letter(option o, char letter) {
     return o;
 }
 
+typedef enum positional_kind {
+    POSITIONAL_PLAIN,
+    POSITIONAL_MODEL,  /* a model, as model_path.h finds it: all of it, */
+    POSITIONAL_TEXT,   /* its tokenizer, */
+    POSITIONAL_CONFIG, /* or its config.json */
+} positional_kind;
+
 typedef struct positional {
     const char *name; /* "MODEL_DIR" */
     const char **value;
     bool optional;
+    positional_kind kind;
 } positional;
 
 typedef struct command_line {

@@ -11,6 +11,7 @@
 #include "base/progress.h"
 #include "base/json.h"
 #include "cli/options.h"
+#include "hub/hub.h"
 
 enum { MOST_HTTP_THREADS = 8 };
 
@@ -117,7 +118,8 @@ static hd_status check(const serve_settings *set, hd_err *err) {
 }
 
 static hd_status complete(serve_settings *set, const option *options, int n, hd_err *err) {
-    if (!set->model_name) set->model_name = last_name(set->model_dir);
+    set->repo = hub_cache_repo_of(set->model_dir);
+    if (!set->model_name) set->model_name = set->repo ? set->repo : last_name(set->model_dir);
     set->settings_json = describe(options, n);
     HD_TRY(split(&set->lists[0], "cors", set->cors, set->origins, &set->n_origins, err));
     return split(&set->lists[1], "public-name", set->public_name, set->names, &set->n_names,
@@ -136,7 +138,8 @@ static int list_front(serve_settings *set, option *to) {
     const option options[] = {
         option_text("host", &set->host, "ADDRESS", "where to listen; default 127.0.0.1"),
         option_int("port", &set->port, 0, 65535, "default 30000; 0: any free one"),
-        option_text("model-name", &set->model_name, "NAME", "default: the folder's name"),
+        option_text("model-name", &set->model_name, "NAME",
+                    "default: the folder's or the hub's name"),
         option_text("api-key-file", &set->api_key_file, "FILE", "API keys, one per line"),
         option_text("admin-key-file", &set->admin_key_file, "FILE", "keys of admin endpoints"),
         option_flag("insecure-no-auth", &set->open, "let others reach it without keys"),
@@ -230,6 +233,7 @@ static int list_engine(serve_settings *set, option *to) {
 
 void serve_settings_deinit(serve_settings *set) {
     free(set->settings_json);
+    free(set->repo);
     free(set->lists[0]);
     free(set->lists[1]);
 }
@@ -241,7 +245,7 @@ bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code)
     int n = list_front(set, options);
     n += list_engine(set, options + n);
     assert(n <= MOST_OPTIONS);
-    const positional model = {"MODEL_DIR", &set->model_dir, false};
+    const positional model = {"MODEL_DIR", &set->model_dir, false, POSITIONAL_MODEL};
     const command_line line = {.command = "serve",
                                .summary = "Serves a model over HTTP.",
                                .details = details,

@@ -24,6 +24,7 @@ typedef struct serve_settings {
     bool half_close, no_sandbox, open, no_drafts, no_invariance, no_graphs, pin;
 
     int64_t start_ns;
+    char *repo;                     /* of model_dir, if it lies in the cache of a hub */
     char *settings_json, *lists[2]; /* owned */
     const char *origins[SERVE_LIST_MAX], *names[SERVE_LIST_MAX];
     size_t n_origins, n_names;

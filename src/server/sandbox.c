@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include "server/sandbox.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -22,6 +23,8 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "base/file.h"
 
 /* Newer than the oldest kernel headers we build with: same numbers everywhere. */
 #define FS_REFER    (1ull << 13)
@@ -75,6 +78,21 @@ static void allow_folder_of(int rules, const ruleset *handled, const char *file)
     free(copy);
 }
 
+/* A model of the Hugging Face cache is a folder of links to files that lie elsewhere. */
+static void allow_links_in(int rules, const ruleset *handled, const char *folder) {
+    DIR *dir = folder ? opendir(folder) : NULL;
+    for (const struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
+        if (e->d_type != DT_LNK && e->d_type != DT_UNKNOWN) continue;
+        char *path = hd_path_join(folder, e->d_name);
+        struct stat target;
+        if (path && stat(path, &target) == 0 && S_ISREG(target.st_mode)) {
+            allow(rules, handled, path, FS_READ);
+        }
+        free(path);
+    }
+    if (dir) closedir(dir);
+}
+
 static bool enter_landlock(const sandbox_paths *paths, int version) {
     static const char *const system_read[] = {"/etc",  "/usr", "/lib", "/lib64",
                                               "/proc", "/sys", "/opt"};
@@ -93,6 +111,7 @@ static bool enter_landlock(const sandbox_paths *paths, int version) {
     allow(rules, &handled, "/dev/shm", FS_WRITE | LANDLOCK_ACCESS_FS_REMOVE_FILE | FS_IOCTL);
     for (size_t i = 0; i < HD_LEN(paths->read); i++) {
         allow(rules, &handled, paths->read[i], FS_READ);
+        allow_links_in(rules, &handled, paths->read[i]);
     }
     allow(rules, &handled, paths->write, FS_WRITE | LANDLOCK_ACCESS_FS_REMOVE_FILE);
     for (size_t i = 0; i < HD_LEN(paths->reread); i++) {

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/file.h"
 #include "base/json.h"
 
 enum {
@@ -306,6 +307,7 @@ hd_status hd_safetensors_init(hd_safetensors *out, const uint8_t *file, size_t b
         return HD_FAIL(err, HD_EFORMAT, "%s: file too short: %zu bytes, a header needs 8", path,
                        bytes);
     }
+    HD_TRY(hd_refuse_lfs_pointer(file, bytes, path, err));
     uint64_t n = 0;
     for (int i = 0; i < 8; i++) n |= (uint64_t)file[i] << (8 * i);
     if (n < 2) {

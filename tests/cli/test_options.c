@@ -39,7 +39,7 @@ static bool parse(settings *s, int *code, char *message, size_t cap, const char 
          .real_max = 1},
         {.name = "mode", .kind = OPTION_CHOICE,                          .value = &s->mode,                                                .choices = modes                                                                   },
     };
-    const positional model = {"MODEL", &s->model, true};
+    const positional model = {"MODEL", &s->model, true, POSITIONAL_PLAIN};
     const command_line line = {.command = "test",
                                .positionals = &model,
                                .n_positionals = 1,

@@ -1,0 +1,19 @@
+/* model_path.h - what a person may write where a command takes a model. */
+#ifndef HD_CLI_MODEL_PATH_H
+#define HD_CLI_MODEL_PATH_H
+
+#include "base/status.h"
+
+typedef enum model_part {
+    MODEL_WHOLE,  /* a folder with config.json, weights and tokenizer */
+    MODEL_TEXT,   /* a folder with a tokenizer at least */
+    MODEL_CONFIG, /* such a folder, or a config.json itself */
+} model_part;
+
+/* A path that exists stays as it is; ORG/NAME or ORG/NAME@REVISION becomes the folder of the
+ * Hugging Face cache, which lives until the program ends. What is certainly something else (a GGUF
+ * file, a file of weights alone, a folder without config.json) is refused with what it is and what
+ * to do. */
+hd_status model_path_find(const char **path, model_part part, hd_err *err);
+
+#endif
