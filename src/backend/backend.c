@@ -32,6 +32,10 @@ hd_status hd_device_alloc_host(hd_device *d, void **out, size_t bytes, const cha
     return d->table->alloc(d, out, bytes, true, what, err);
 }
 
+size_t hd_device_free_bytes(const hd_device *d) {
+    return d->table->free_bytes(d);
+}
+
 void hd_device_release(hd_device *d, void *p) {
     if (p) d->table->release(d, p);
 }

@@ -46,6 +46,9 @@ hd_status hd_device_alloc(hd_device *d, void **out, size_t bytes, const char *wh
 hd_status hd_device_alloc_host(hd_device *d, void **out, size_t bytes, const char *what,
                                hd_err *err);
 
+/* Of device memory, now; 0: unknown. */
+size_t hd_device_free_bytes(const hd_device *d);
+
 void hd_device_release(hd_device *d, void *p); /* either kind; NULL is fine */
 
 /* Whether ops may be given any host memory, because device memory is host memory. */

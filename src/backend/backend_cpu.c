@@ -36,7 +36,7 @@ static hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host,
     *out = NULL;
     size_t padded;
     if (!hd_add_size(bytes, ALIGN, &padded)) {
-        return HD_FAIL(err, HD_ENOMEM, "%s: %zu bytes do not fit in memory", what, bytes);
+        padded = bytes; /* more than exists: refused below, with the figures */
     }
     for (int i = 0; i < MAX_BLOCKS; i++) {
         hd_block *b = &d->blocks[i];
@@ -48,6 +48,11 @@ static hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host,
     }
     return HD_FAIL(err, HD_ENOMEM, "%s: more than %d blocks of device memory", what,
                    MAX_BLOCKS);
+}
+
+static size_t free_bytes(const hd_device *d) {
+    (void)d;
+    return hd_memory_free();
 }
 
 static void release(hd_device *base, void *p) {
@@ -172,6 +177,7 @@ static void hold(hd_stream *s, int32_t microseconds) {
 static const backend_table table = {
     .close = close_device,
     .alloc = alloc,
+    .free_bytes = free_bytes,
     .release = release,
     .open_stream = open_stream,
     .close_stream = close_stream,

@@ -11,6 +11,7 @@
 #include "backend/backend_internal.h"
 #include "backend/cuda.cuh"
 #include "base/cores.h"
+#include "base/terminal.h"
 
 namespace {
 
@@ -99,6 +100,13 @@ bool make_room(cuda_device *d) {
     return true;
 }
 
+size_t free_bytes(const hd_device *base) {
+    size_t free = 0, all = 0;
+    cudaSetDevice(reinterpret_cast<const cuda_device *>(base)->ordinal);
+    cudaMemGetInfo(&free, &all);
+    return free;
+}
+
 hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const char *what,
                 hd_err *err) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
@@ -110,15 +118,14 @@ hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const c
     cudaError_t status = on_host ? cudaMallocHost(&p, size) : cudaMalloc(&p, size);
     if (status == cudaErrorMemoryAllocation) {
         cudaGetLastError(); /* not sticky: the next call may succeed */
+        char wanted[32], left[32];
+        hd_bytes_text(wanted, sizeof wanted, static_cast<double>(bytes));
         if (on_host) {
-            return HD_FAIL(err, HD_ENOMEM, "%s: %zu bytes do not fit in pinned host memory",
-                           what, bytes);
+            return HD_FAIL(err, HD_ENOMEM, "%s: no pinned host memory for %s", what, wanted);
         }
-        size_t free_bytes = 0, all = 0;
-        cudaMemGetInfo(&free_bytes, &all);
-        return HD_FAIL(err, HD_ENOMEM,
-                       "%s: %zu bytes are needed, %zu of the GPU's %zu bytes are free", what,
-                       bytes, free_bytes, all);
+        hd_bytes_text(left, sizeof left, static_cast<double>(free_bytes(base)));
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory for %s; the GPU has %s free", what,
+                       wanted, left);
     }
     if (status != cudaSuccess) return fail(err, HD_EDEVICE, what, status);
     if (on_host) {
@@ -351,17 +358,11 @@ void record(hd_stream *s) {
          cudaStreamBeginCapture(hd_cuda_stream(s), cudaStreamCaptureModeThreadLocal));
 }
 
-size_t free_memory() {
-    size_t free = 0, all = 0;
-    cudaMemGetInfo(&free, &all);
-    return free;
-}
-
 hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
     cudaGraph_t ops = nullptr;
     cudaGraphExec_t exec = nullptr;
     cudaError_t status = cudaStreamEndCapture(hd_cuda_stream(s), &ops);
-    const size_t free_before = free_memory();
+    const size_t free_before = free_bytes(s->device);
     if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, ops, 0);
     if (ops) cudaGraphDestroy(ops);
     if (status == cudaSuccess) status = cudaGraphUpload(exec, hd_cuda_stream(s));
@@ -373,7 +374,7 @@ hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
         cudaGetLastError();
         return fail(err, HD_EDEVICE, "recording a step", status);
     }
-    const size_t free_after = free_memory();
+    const size_t free_after = free_bytes(s->device);
     g->base.device = s->device;
     g->base.bytes = free_before > free_after ? free_before - free_after : 0;
     g->exec = exec;
@@ -396,6 +397,7 @@ void launch(hd_stream *s, const hd_graph *base) {
 const backend_table table = {
     .close = close_device,
     .alloc = alloc,
+    .free_bytes = free_bytes,
     .release = release,
     .open_stream = open_stream,
     .close_stream = close_stream,

@@ -11,6 +11,7 @@ typedef struct backend_table {
     void (*close)(hd_device *d);
     hd_status (*alloc)(hd_device *d, void **out, size_t bytes, bool on_host, const char *what,
                        hd_err *err);
+    size_t (*free_bytes)(const hd_device *d);
     void (*release)(hd_device *d, void *p);
     hd_status (*open_stream)(hd_stream **out, hd_device *d, hd_err *err);
     void (*close_stream)(hd_stream *s);

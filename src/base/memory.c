@@ -1,11 +1,15 @@
 /* memory.c - heap below 2 MiB, anonymous mappings with huge-page advice above. */
 #include "base/memory.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/checked.h"
+#include "base/file.h"
+#include "base/terminal.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
@@ -16,12 +20,33 @@ static void *map_huge(size_t bytes) {
     return p;
 }
 
+size_t hd_memory_free(void) {
+    enum { MAX_BYTES = 1 << 16 };
+    char *text = NULL;
+    size_t n;
+    const long pages = sysconf(_SC_AVPHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+    size_t bytes = pages > 0 && page > 0 ? (size_t)pages * (size_t)page : 0;
+    if (hd_file_read(&text, &n, "/proc/meminfo", MAX_BYTES, NULL) == HD_OK) {
+        const char *line = strstr(text, "MemAvailable:");
+        if (line) bytes = (size_t)strtoull(line + sizeof "MemAvailable:" - 1, NULL, 10) << 10;
+    }
+    free(text);
+    return bytes;
+}
+
+static hd_status no_memory(size_t bytes, const char *what, hd_err *err) {
+    char wanted[32], free_text[32];
+    return HD_FAIL(err, HD_ENOMEM, "%s: no memory for %s; %s are free", what,
+                   hd_bytes_text(wanted, sizeof wanted, (double)bytes),
+                   hd_bytes_text(free_text, sizeof free_text, (double)hd_memory_free()));
+}
+
 hd_status hd_block_init(hd_block *out, size_t bytes, const char *what, hd_err *err) {
     *out = (hd_block){0};
     if (bytes == 0) return HD_OK;
     size_t rounded;
     if (!hd_align_size(bytes, bytes < HUGE_PAGE ? HD_CACHE_LINE : HUGE_PAGE, &rounded)) {
-        return HD_FAIL(err, HD_ENOMEM, "%s: %zu bytes do not fit in memory", what, bytes);
+        return no_memory(bytes, what, err);
     }
     void *p;
     if (rounded < HUGE_PAGE) {
@@ -30,7 +55,7 @@ hd_status hd_block_init(hd_block *out, size_t bytes, const char *what, hd_err *e
     } else {
         p = map_huge(rounded);
     }
-    if (!p) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for %zu bytes", what, bytes);
+    if (!p) return no_memory(bytes, what, err);
     *out = (hd_block){.data = p, .bytes = bytes, .mapped = rounded < HUGE_PAGE ? 0 : rounded};
     return HD_OK;
 }

@@ -21,6 +21,9 @@ typedef struct hd_block {
 
 /* bytes may be 0: then out->data is NULL. what names the block in the error. */
 hd_status hd_block_init(hd_block *out, size_t bytes, const char *what, hd_err *err);
+/* Bytes that the system could give now without swapping; 0: it does not say. */
+size_t hd_memory_free(void);
+
 void hd_block_deinit(hd_block *b); /* an all-zero block is fine */
 
 HD_END_C

@@ -1,10 +1,12 @@
 /* kv.c - lays out every layer's pools in one block of device memory. */
 #include "kv/kv.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/arena.h"
 #include "base/checked.h"
+#include "base/terminal.h"
 
 enum { MLA_PAGE_TOKENS = 64 };
 
@@ -129,6 +131,23 @@ static void place(hd_kv *kv, hd_arena *a) {
     }
 }
 
+/* Says what was asked for in tokens, and what would fit. */
+static hd_status no_memory(const hd_kv *kv, size_t bytes, hd_err *err) {
+    const hd_kv_options *o = &kv->options;
+    const double wide = (double)o->n_pages[HD_LIFE_WINDOW] * (double)kv->snapshot_bytes;
+    const double page = (double)hd_kv_page_bytes(kv->spec, kv->n_layers, HD_LIFE_ENTRIES,
+                                                 o->act_bytes, o->max_drafts);
+    const double left = (double)hd_device_free_bytes(kv->device);
+    const double fit = left > wide && page > 0 ? floor((left - wide) / page) : 0;
+    char wanted[32], free_text[32];
+    return HD_FAIL(
+        err, HD_ENOMEM,
+        "kv pools: no memory for %s, %lld tokens; %s are free, which hold %.0f tokens",
+        hd_bytes_text(wanted, sizeof wanted, (double)bytes),
+        (long long)o->n_pages[HD_LIFE_ENTRIES] * kv->page_tokens,
+        hd_bytes_text(free_text, sizeof free_text, left), fit * kv->page_tokens);
+}
+
 hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, hd_device *d,
                      const hd_kv_options *options, hd_err *err) {
     *out = NULL;
@@ -147,7 +166,13 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
                                           options->max_drafts);
     hd_arena a = hd_arena_measure();
     place(kv, &a);
-    hd_status st = hd_device_alloc(d, &kv->block, a.peak, "kv pools", err);
+    hd_err why = {0};
+    hd_status st = hd_device_alloc(d, &kv->block, a.peak, "kv pools", &why);
+    if (st == HD_ENOMEM) {
+        no_memory(kv, a.peak, err);
+    } else if (st != HD_OK) {
+        HD_FAIL(err, st, "%s", why.msg);
+    }
     if (st == HD_OK) {
         st = hd_device_alloc_host(d, &kv->snapshots,
                                   kv->snapshot_bytes * (size_t)options->n_snapshots,

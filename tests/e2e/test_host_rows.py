@@ -45,7 +45,7 @@ REFUSED = {
     "L14 generate": ([*ASK, "--context", "8193"], 2, "a context of 8193 tokens; this model knows 8192 positions"),
     "L14 chat": (["chat", TINY, "--context", "8193"], 2, "8193"),
     "L14 serve": ([*NULL, "--context", "2147483647"], 2, "8192"),
-    "L14 cache beyond memory": ([*SERVE, "--kv-tokens", "1000000000000"], 4, "kv pools: no memory for"),
+    "L14 cache beyond memory": ([*SERVE, "--kv-tokens", "102400000000"], 4, "102400000000 tokens; "),
     "L14 cache beyond numbers": ([*SERVE, "--kv-tokens", "9223372036854775807"], 4, "no memory for"),
     "L14 side by side beyond memory": ([*SERVE, "--max-running", "4096", "--step-tokens", "1048576", "--kv-tokens", "100000000000"], 4, "no memory for"),
     "L15 more ranks than heads": ([*LAYOUT, "tp=64"], 2, "cannot be shared by tp 64"),
