@@ -12,7 +12,7 @@ enum { SERVE_LIST_MAX = 16 }; /* origins, names */
 typedef struct serve_settings {
     const char *model_dir, *manifest, *model_name, *host, *cors, *public_name;
     const char *certificate, *private_key, *api_key_file, *admin_key_file;
-    const char *request_log, *crash_file, *trace_dir, *user, *group;
+    const char *access_log, *request_log, *crash_file, *trace_dir, *user, *group;
     int64_t port, http_threads, connections, per_address, body_mb, bodies_mb, header_kb,
         stream_kb;
     int64_t key_calls, key_tokens, failures;

@@ -35,6 +35,7 @@ http_call *http_call_new(http_server *h, http_conn *conn, const char *target) {
     c->target_text = text;
     c->args = args;
     c->start_ns = hd_now_ns();
+    c->prompt_tokens = c->output_tokens = -1;
     c->body.max = h->options.limits.body_bytes + 1; /* a NUL behind it */
     atomic_init(&c->refs, 2);
     atomic_fetch_add(&h->calls, 1);
@@ -45,8 +46,27 @@ void http_retain(http_call *c) {
     atomic_fetch_add(&c->refs, 1);
 }
 
+/* A path that was refused before it was understood ends where its query begins. */
+static void report_end(http_call *c) {
+    const http_options *o = &c->http->options;
+    if (!o->on_end) return;
+    if (!c->target.path) c->target_text[strcspn(c->target_text, "?")] = '\0';
+    const http_ended e = {.method = c->method,
+                          .path = c->target.path ? c->target.path : c->target_text,
+                          .request_id = c->id,
+                          .status = c->status ? c->status : 499,
+                          .left = c->left,
+                          .prompt_tokens = c->prompt_tokens,
+                          .output_tokens = c->output_tokens,
+                          .start_ns = c->start_ns,
+                          .first_ns = c->first_ns,
+                          .end_ns = c->end_ns};
+    o->on_end(o->on_end_user, &e);
+}
+
 void http_release(http_call *c) {
     if (atomic_fetch_sub(&c->refs, 1) != 1) return;
+    report_end(c);
     http_spend_tokens(c, 0); /* of one that came to nothing */
     atomic_fetch_sub(&c->http->held_bytes, c->body_held);
     http_stream_free(c);
@@ -138,6 +158,7 @@ void http_call_gone(http_call *c) {
     if (c->gone) return;
     c->gone = true;
     if (!c->over) {
+        c->left = true;
         atomic_fetch_add(&c->http->gone, 1);
         if (c->on_gone) c->on_gone(c->on_gone_user);
     }
@@ -211,6 +232,12 @@ void http_spend_tokens(http_call *c, int64_t tokens) {
     http_quota_settle(c->http->quotas, c->salt, reserved, tokens, hd_now_ns());
 }
 
+void http_note_tokens(http_call *c, int32_t prompt, int32_t output, int64_t first_ns) {
+    c->prompt_tokens = prompt;
+    c->output_tokens = output;
+    c->first_ns = first_ns;
+}
+
 void http_call_leave_quota(http_call *c) {
     if (c->counted) http_quota_leave(c->http->quotas, c->salt);
     c->counted = false;
@@ -249,6 +276,7 @@ void http_call_over(http_call *c) {
     const bool first = !c->over;
     c->over = true;
     c->on_gone = NULL;
+    if (first) c->end_ns = hd_now_ns();
     http_call_leave_quota(c);
     if (first && c->on_answered) {
         c->on_answered(c->on_answered_user, c->kept.data ? c->kept.data : "", c->kept.n);

@@ -138,7 +138,8 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     return deliver(c, connection);
 }
 
-static void count_status(http_server *h, const http_call *c, bool whole) {
+static void count_status(http_server *h, http_call *c, bool whole) {
+    if (!c->status) c->status = atomic_load(&c->conn->refused);
     const int hundred = whole && c->status >= 100 && c->status < 600 ? c->status / 100 : 0;
     atomic_fetch_add(&h->requests[hundred], 1);
 }

@@ -43,6 +43,7 @@ typedef struct http_conn {
     http_call
         *exchange; /* its request, from the request line to the answer's end; of its thread */
     http_tls_state tls;
+    atomic_int refused;  /* with this status, by the watcher; 0: not */
     atomic_bool hung_up; /* the client closed its side, or all of it */
     bool left;           /* and was found so, with nothing unread, in this phase */
     int32_t next_free;
@@ -87,12 +88,16 @@ struct http_call {
     struct MHD_Response *response;
     int status;
     bool suspended, answered, queued, over, gone, streaming, stream_over;
+    bool left; /* gone before it was over */
     void (*on_gone)(void *user);
     void *on_gone_user;
     http_reply_field *reply_headers; /* the last one first */
     bool short_of_memory;            /* a header got lost: the answer must not go without it */
     bool counted;                    /* in its key's quota */
     atomic_int_fast64_t reserved;    /* tokens of it */
+
+    int32_t prompt_tokens, output_tokens; /* as on_end says them */
+    int64_t first_ns, end_ns;
 
     hd_bytes kept; /* the answer, where somebody wants it */
     void (*on_answered)(void *user, const char *answer, size_t n);

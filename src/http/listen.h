@@ -23,6 +23,16 @@ typedef struct http_limits {
     int32_t keep_alive_s; /* a silent stream gets a comment so often */
 } http_limits;
 
+/* What can be said of a request that ended without saying what it held. The texts live as long as
+ * the call to on_end. */
+typedef struct http_ended {
+    const char *method, *path, *request_id; /* "" where it was refused before they were known */
+    int status;                             /* 499: the client left before there was one */
+    bool left;                              /* the client vanished before its answer's end */
+    int32_t prompt_tokens, output_tokens;   /* -1: nothing was computed */
+    int64_t start_ns, first_ns, end_ns;     /* first_ns 0: no token came */
+} http_ended;
+
 typedef struct http_options {
     const char *host;
     int32_t port; /* 0: any that is free */
@@ -36,6 +46,9 @@ typedef struct http_options {
     http_limits limits;
     http_quota_limits quotas; /* failures -1: 20, none on loopback */
     hd_keys *keys;            /* the caller's, outlives the server */
+    /* Once per request line that came, when nobody has its call any more; from any thread. */
+    void (*on_end)(void *user, const http_ended *e);
+    void *on_end_user;
 } http_options;
 
 typedef struct http_server http_server;
@@ -89,6 +102,9 @@ http_call *http_call_of_id(const char *request_id);
  * far as there was memory. */
 void http_keep_answer(http_call *c, void (*fn)(void *user, const char *answer, size_t n),
                       void *user);
+
+/* What on_end will say of it: tokens, and when the first came (0: never). */
+void http_note_tokens(http_call *c, int32_t prompt, int32_t output, int64_t first_ns);
 
 /* Charges tokens to the call's key, once, in place of those set aside. */
 void http_spend_tokens(http_call *c, int64_t tokens);

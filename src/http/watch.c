@@ -39,6 +39,7 @@ http_conn *http_conn_add(http_server *h, int fd) {
         conn->left = false;
         conn->until_ns = hd_now_ns() + h->options.limits.header_s * SECOND_NS;
         atomic_store(&conn->hung_up, false);
+        atomic_store(&conn->refused, 0);
     }
     pthread_mutex_unlock(&h->lock);
     if (!conn) return NULL;
@@ -164,6 +165,7 @@ static void check_patience(http_server *h, http_conn *conn, int64_t now) {
     } else if (phase != HTTP_CONN_FREE && conn->until_ns && now > conn->until_ns) {
         atomic_fetch_add(&h->timed_out, 1);
         if (phase > HTTP_CONN_IDLE) {
+            atomic_store(&conn->refused, 408);
             http_conn_refuse(conn, "408 Request Timeout", "timeout_error",
                              "the request took too long to arrive");
         }

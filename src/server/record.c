@@ -9,13 +9,13 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/log.h"
 #include "base/json.h"
 #include "http/listen.h"
+#include "server/line_file.h"
 
 /* The fields that a crash dump reads are written before `call` and cleared after it. */
 typedef struct record {
@@ -31,11 +31,11 @@ typedef struct record {
 } record;
 
 struct request_records {
-    int log_fd, crash_fd;
-    atomic_bool log_broken; /* the last line is not whole: the disk is full */
-    pthread_mutex_t lock;   /* guards all below */
-    record *places;         /* [n] */
-    int32_t *chains;        /* [n] first of each */
+    line_file log;
+    int crash_fd;
+    pthread_mutex_t lock; /* guards all below */
+    record *places;       /* [n] */
+    int32_t *chains;      /* [n] first of each */
     int32_t n, n_living, free;
 };
 
@@ -45,7 +45,8 @@ static void (*last_words)(int);  /* what SIGBUS did before: it says what happene
 request_records *records_new(int32_t capacity, int log_fd, int crash_fd) {
     request_records *r = calloc(1, sizeof *r);
     if (!r) return NULL;
-    r->log_fd = log_fd;
+    r->log = (line_file){
+        .fd = log_fd, .failed = "request_log_failed", .resumed = "request_log_goes_on"};
     r->crash_fd = crash_fd;
     r->n = capacity;
     r->places = calloc((size_t)capacity, sizeof *r->places);
@@ -65,7 +66,7 @@ request_records *records_new(int32_t capacity, int log_fd, int crash_fd) {
 void records_free(request_records *r) {
     if (!r) return;
     if (watched == r) watched = NULL;
-    if (r->log_fd >= 0) close(r->log_fd);
+    line_file_close(&r->log);
     if (r->crash_fd >= 0) close(r->crash_fd);
     for (int32_t i = 0; r->places && i < r->n; i++) free(r->places[i].ids);
     pthread_mutex_destroy(&r->lock);
@@ -128,33 +129,12 @@ typedef struct log_entry {
     int32_t n_left;
 } log_entry;
 
-/* One write, one line; what a full disk cut off is ended before the next. One alarm, not one per
- * request. */
-static void append(request_records *r, char *line, size_t n) {
-    const bool was_broken = atomic_load(&r->log_broken);
-    struct iovec parts[] = {
-        {(char[]){'\n'}, 1},
-        {line,           n}
-    };
-    const int skip = was_broken ? 0 : 1;
-    const ssize_t wanted = (ssize_t)(was_broken ? n + 1 : n);
-    const ssize_t done = writev(r->log_fd, parts + skip, 2 - skip);
-    const bool broken = done != wanted;
-    if (atomic_exchange(&r->log_broken, broken) == broken) return;
-    if (broken) {
-        HD_LOG(HD_LOG_ERROR, "request_log_failed",
-               hd_log_text("why", done < 0 ? strerror(errno) : "the line is not whole"));
-    } else {
-        hd_log_write(HD_LOG_INFO, "request_log_goes_on", NULL, 0);
-    }
-}
-
 static void write_line(request_records *r, const json_t *line) {
     char *text = hd_json_write(line, JSON_COMPACT | JSON_ENSURE_ASCII);
     if (!text) return;
     const size_t n = strlen(text);
     text[n] = '\n'; /* in place of the NUL */
-    append(r, text, n + 1);
+    line_file_append(&r->log, text, n + 1);
     free(text);
 }
 
@@ -226,7 +206,7 @@ static void fill_entry(log_entry *e, const api_outcome *o) {
 void records_begin(request_records *r, http_call *c, uint64_t seed) {
     pthread_mutex_lock(&r->lock);
     record *p = add(r, c, seed);
-    if (p && r->log_fd >= 0) p->entry = begin_entry(r, c, seed);
+    if (p && r->log.fd >= 0) p->entry = begin_entry(r, c, seed);
     pthread_mutex_unlock(&r->lock);
 }
 

@@ -13,6 +13,7 @@
 #include "base/progress.h"
 #include "api/background.h"
 #include "api/store.h"
+#include "server/access_log.h"
 #include "server/dump.h"
 #include "server/identity.h"
 #include "server/page.h"
@@ -151,8 +152,9 @@ static void on_end(void *user, const api_outcome *outcome) {
     metrics_end(s->metrics, outcome);
     trace_request(s->trace, outcome);
     records_end(s->records, outcome);
-    http_spend_tokens(http_call_of_id(outcome->request_id),
-                      (int64_t)outcome->prompt_tokens + outcome->output_tokens);
+    http_call *c = http_call_of_id(outcome->request_id);
+    http_note_tokens(c, outcome->prompt_tokens, outcome->output_tokens, outcome->first_ns);
+    http_spend_tokens(c, (int64_t)outcome->prompt_tokens + outcome->output_tokens);
 }
 
 static void on_unknown_field(void *user, const char *endpoint, const char *field) {
@@ -186,6 +188,20 @@ static hd_status open_records(server *s, hd_err *err) {
     }
     s->records = records_new(s->options.http.limits.connections, log_fd, crash_fd);
     return s->records ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for records of requests");
+}
+
+/* "-": beside the log, which must not lose its descriptor with this one. */
+static hd_status open_access_log(server *s, hd_err *err) {
+    const char *path = s->options.access_log;
+    if (!path) return HD_OK;
+    if (strcmp(path, "-") != 0) {
+        HD_TRY(open_for_append(&s->access_log.fd, path, err));
+    } else if ((s->access_log.fd = fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, 3)) < 0) {
+        return HD_FAIL(err, HD_EIO, "no descriptor for the access log: %s", strerror(errno));
+    }
+    s->options.http.on_end = access_log_write;
+    s->options.http.on_end_user = &s->access_log;
+    return HD_OK;
 }
 
 static hd_status mount_all(server *s, hd_err *err) {
@@ -234,6 +250,7 @@ static hd_status prepare(server *s, hd_err *err) {
                        "--api-key-file");
     }
     s->options.http.keys = s->keys;
+    HD_TRY(open_access_log(s, err));
     HD_TRY(http_open(&s->http, &s->options.http, err));
     if (!http_is_loopback(s->http) && !hd_keys_user_set(s->keys) && !o->open) {
         return HD_FAIL(err, HD_EINVAL,
@@ -269,6 +286,8 @@ hd_status server_open(server **out, const server_options *options, hd_err *err) 
     if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
     s->options = *options;
     s->start_ns = hd_now_ns();
+    s->access_log =
+        (line_file){.fd = -1, .failed = "access_log_failed", .resumed = "access_log_goes_on"};
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->mail, NULL);
     hd_status st = prepare(s, err);
@@ -413,6 +432,7 @@ void server_close(server *s) {
     live_free(s->live);
     trace_free(s->trace);
     records_free(s->records);
+    line_file_close(&s->access_log);
     metrics_free(s->metrics);
     pthread_cond_destroy(&s->mail);
     pthread_mutex_destroy(&s->lock);

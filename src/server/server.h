@@ -19,6 +19,7 @@ typedef struct server_options {
     api_limits api;
     hd_key_sources key_sources;
     const char *model_name;    /* as served */
+    const char *access_log;    /* JSON lines without content; "-": standard error; NULL: none */
     const char *request_log;   /* JSON lines are appended; NULL: none */
     const char *crash_file;    /* living requests, on a fatal signal; NULL: none */
     const char *trace_dir;     /* where profiles may be written; NULL: nowhere */

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "server/line_file.h"
 #include "server/live.h"
 #include "server/metrics.h"
 #include "server/record.h"
@@ -35,6 +36,7 @@ struct server {
     api_context api;
     metrics *metrics;
     live_view *live;
+    line_file access_log;
     request_records *records;
     trace *trace;
     int64_t start_ns;
