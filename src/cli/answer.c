@@ -7,11 +7,12 @@
 #include <unistd.h>
 
 #include "cli/prompt_bar.h"
+#include "cli/screen.h"
 
 typedef struct shown {
     answer *answer;
     size_t n_content, n_reasoning;
-    bool color, dim; /* the terminal can; it is now */
+    screen out;
     prompt_bar bar;
 } shown;
 
@@ -25,23 +26,16 @@ static bool keep(char **text, size_t *n, const hd_part *p) {
     return true;
 }
 
-static void set_dim(shown *s, bool dim) {
-    if (!s->color || s->dim == dim) return;
-    fputs(dim ? "\033[2m" : "\033[0m", stdout);
-    s->dim = dim;
-}
-
 static bool show_part(shown *s, const hd_part *p) {
     answer *a = s->answer;
     switch (p->kind) {
     case HD_PART_REASONING:
-        set_dim(s, true);
-        fwrite(p->text, 1, p->n, stdout);
+        screen_turn_to(&s->out, true);
+        screen_write(&s->out, p->text, p->n);
         return keep(&a->reasoning, &s->n_reasoning, p);
     case HD_PART_CONTENT:
-        if (s->n_content == 0 && s->n_reasoning) fputs("\n\n", stdout);
-        set_dim(s, false);
-        fwrite(p->text, 1, p->n, stdout);
+        screen_turn_to(&s->out, false);
+        screen_write(&s->out, p->text, p->n);
         return keep(&a->content, &s->n_content, p);
     default:
         return true; /* no tools are offered */
@@ -90,15 +84,16 @@ hd_status answer_run(answer *out, hd_engine *e, const hd_generation *g,
     if (!out->content || !out->reasoning) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
     }
-    shown s = {.answer = out, .color = isatty(STDOUT_FILENO) && isatty(STDERR_FILENO)};
+    shown s = {.answer = out};
     char why[600];
-    s.bar.quiet = !s.color;
+    screen_open(&s.out, stdout);
+    s.bar.quiet = !isatty(STDOUT_FILENO) || !isatty(STDERR_FILENO);
     const int64_t start_ns = hd_now_ns();
     const uint64_t id = hd_engine_submit(e, g, NULL, why, sizeof why);
     if (!id) return HD_FAIL(err, HD_EINVAL, "%s", why);
     const hd_status st = follow(&s, e, id, start_ns, stop, err);
     prompt_bar_end(&s.bar);
-    set_dim(&s, false);
+    screen_end(&s.out);
     fputc('\n', stdout);
     fflush(stdout);
     return st;

@@ -16,8 +16,8 @@ typedef struct answer {
     bool stopped; /* the person stopped it */
 } answer;
 
-/* Runs g to its end. Reasoning is dimmed and a bar shows the prompt's progress where standard
- * output and error are terminals. When *stop becomes true the answer ends. Release with
+/* Runs g to its end. Reasoning is dimmed, or labelled where that cannot be seen; a bar shows the
+ * prompt's progress where standard output and error are terminals. When *stop becomes true the answer ends. Release with
  * answer_deinit(), also after an error. */
 hd_status answer_run(answer *out, hd_engine *e, const hd_generation *g,
                      const volatile int *stop, hd_err *err);

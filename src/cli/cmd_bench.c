@@ -124,7 +124,7 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
         option_int("seed", &o->seed, 0, INT64_MAX, "of lengths, times and tokens"),
         option_real("temperature", &o->temperature, 0, 100, "0: greedy"),
         option_int("draft-tokens", &o->draft_tokens, HD_DRAFTS_AUTO, HD_MOST_DRAFTS,
-                   "drafts per step by the MTP layer; -1: as many as pay"),
+                   "drafts per step by the MTP layer; -1, the default: as many as pay"),
         option_real("forced-acceptance", &b->forced_acceptance, 0, HD_MOST_DRAFTS,
                     "accept this many drafts per step on average; 0: what the model says"),
         option_int("warmup", &b->warmup, 0, 10000, "requests before the clock starts"),
@@ -168,7 +168,8 @@ static int throughput(int argc, char **argv) {
                  .input_tokens = 512,
                  .output_tokens = 128,
                  .range_ratio = 1,
-                 .groups = 1},
+                 .groups = 1,
+                 .draft_tokens = HD_DRAFTS_AUTO},
         .running = 16,
         .warmup = 1
     };
@@ -185,7 +186,8 @@ static int latency(int argc, char **argv) {
                  .output_tokens = 128,
                  .range_ratio = 1,
                  .concurrency = 1,
-                 .groups = 1},
+                 .groups = 1,
+                 .draft_tokens = HD_DRAFTS_AUTO},
         .running = 1,
         .warmup = 1
     };

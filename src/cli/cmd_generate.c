@@ -1,12 +1,11 @@
 /* cmd_generate.c - answers to one prompt: text to stdout as it comes, figures to stderr.
  *
- * The text is what the model wrote: reasoning, the mark that ends it, content. On a terminal the
- * reasoning is dimmed and ends with an empty line instead. Several answers are printed in order,
+ * The text is what the model wrote: reasoning, the mark that ends it, content. On a terminal it is
+ * wrapped by words, and the reasoning is dimmed, or labelled, and ends with an empty line instead. Several answers are printed in order,
  * with an empty line between them, or as one JSON object per line. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
@@ -14,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/prompt_bar.h"
+#include "cli/screen.h"
 #include "cli/upload_bar.h"
 #include "hadal.h"
 #include "text/tokenizer.h"
@@ -32,8 +32,9 @@ static const char *const drafts[] = {"0", "1", "2", "3", "4", "5", "6", "7", "au
 
 /* One answer: its text as stdout shows it, and its parts. */
 typedef struct answer {
-    bool streams, dimmed; /* to stdout as it comes; inside the reasoning, on a terminal */
-    bool reasoning;       /* the last text was reasoning */
+    bool streams;   /* to stdout as it comes */
+    bool reasoning; /* the last text was reasoning */
+    screen out;
     hd_bytes text;
     json_t *parts; /* [{"kind", "text", "call"}] */
     hd_event end;
@@ -86,20 +87,18 @@ static hd_status read_prompt(const settings *set, char **out, hd_err *err) {
 /* ---- taking parts ---- */
 
 static bool say(answer *a, const char *text, size_t n) {
-    if (a->streams) fwrite(text, 1, n, stdout);
+    if (a->streams) screen_write(&a->out, text, n);
     return hd_bytes_append(&a->text, text, n, NULL) == HD_OK;
 }
 
-/* Between reasoning and content. */
+/* Between reasoning and content. What is kept, and what a pipe gets, is the model's own mark. */
 static bool change(answer *a, bool reasoning) {
     static const char mark[] = "</think>";
-    const bool terminal = a->streams && isatty(STDOUT_FILENO);
+    if (a->streams && a->out.width) screen_turn_to(&a->out, reasoning);
     if (a->reasoning == reasoning) return true;
     a->reasoning = reasoning;
-    if (terminal) fputs(reasoning ? "\033[2m" : "\033[0m\n\n", stdout);
-    a->dimmed = terminal && reasoning;
     if (reasoning) return true;
-    if (!terminal) return say(a, mark, sizeof mark - 1);
+    if (a->streams && !a->out.width) return say(a, mark, sizeof mark - 1);
     return hd_bytes_append(&a->text, mark, sizeof mark - 1, NULL) == HD_OK;
 }
 
@@ -146,15 +145,18 @@ static hd_status take_event(run *r, const hd_event *e, bool json, hd_err *err) {
 static hd_status follow(run *r, const settings *set, hd_err *err) {
     prompt_bar bar = {.quiet = set->quiet || set->json};
     hd_event e = {0};
-    while (!e.last) {
+    hd_status st = HD_OK;
+    while (!e.last && st == HD_OK) {
         if (!hd_engine_poll(r->engine, &e, PROMPT_BAR_LOOK_NS)) {
             prompt_bar_draw(&bar, r->engine);
             continue;
         }
         prompt_bar_end(&bar);
-        HD_TRY(take_event(r, &e, set->json, err));
+        st = take_event(r, &e, set->json, err);
     }
-    return HD_OK;
+    if (r->answers[0].streams) screen_end(&r->answers[0].out);
+    fflush(stdout);
+    return st;
 }
 
 /* ---- saying how it went ---- */
@@ -203,8 +205,6 @@ static void print_run(const run *r, const settings *set) {
         const answer *a = &r->answers[i];
         if (set->json) {
             print_json(r, i);
-        } else if (a->dimmed) {
-            fputs("\033[0m", stdout);
         } else if (!a->streams) {
             if (i > 0) fputs("\n\n", stdout);
             fwrite(a->text.data, 1, a->text.n, stdout);
@@ -307,6 +307,7 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
     for (int32_t i = 0; i < r->n; i++) {
         r->answers[i].streams = !set->json && r->n == 1;
         r->answers[i].parts = json_array();
+        screen_open(&r->answers[i].out, stdout);
     }
     const int opened = hd_engine_open(&r->engine, &options, why, sizeof why);
     return opened == 0 ? HD_OK : HD_FAIL(err, (hd_status)opened, "%s", why);
@@ -329,7 +330,7 @@ static hd_status generate(const settings *set, const char *prompt, hd_err *err) 
 
 int cmd_generate(int argc, char **argv) {
     static const char *const thinking[] = {"auto", "on", "off", NULL};
-    settings set = {.temperature = 0, .top_p = 1, .n = 1};
+    settings set = {.top_p = 1, .n = 1, .draft_tokens = HD_MOST_DRAFTS + 1};
     const option options[] = {
         with_letter(option_text("prompt", &set.prompt, "TEXT", "what to answer"), 'p'),
         with_letter(option_text("file", &set.file, "FILE", "a file that holds it; - for stdin"),
@@ -351,7 +352,7 @@ int cmd_generate(int argc, char **argv) {
         option_int("seed", &set.seed, 0, INT64_MAX, "of the random numbers"),
         option_text("stop", &set.stop, "TEXT", "end the answer before this text"),
         option_choice("draft-tokens", &set.draft_tokens, drafts,
-                      "drafts per step by the MTP layer; auto: as many as pay"),
+                      "drafts per step by the MTP layer; auto, the default: as many as pay"),
         option_int("n", &set.n, 1, HD_MAX_ANSWERS, "answers, with seeds that count up"),
         option_text("schema", &set.schema, "FILE", "the answer is JSON of this schema"),
         option_text("regex", &set.regex, "PATTERN", "the answer matches this pattern"),

@@ -16,21 +16,21 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
-    {"serve",      cmd_serve,      "MODEL_DIR",                    "answer HTTP requests"                        },
-    {"chat",       cmd_chat,       "MODEL_DIR",                    "talk with a model on the terminal"           },
-    {"generate",   cmd_generate,   "MODEL_DIR -p TEXT",            "answer one prompt"                           },
-    {"pull",       cmd_pull,       "REPO[@REVISION]",              "download a model from the Hugging Face hub"  },
-    {"eval",       cmd_eval,       "MODEL_DIR --suite NAME",       "count right answers to a file of tasks"      },
+    {"serve",      cmd_serve,      "MODEL_DIR",                    "answer HTTP requests"              },
+    {"chat",       cmd_chat,       "MODEL_DIR",                    "talk with a model on the terminal" },
+    {"generate",   cmd_generate,   "MODEL_DIR -p TEXT",            "answer one prompt"                 },
+    {"pull",       cmd_pull,       "REPO[@REVISION]",              "download from the Hugging Face hub"},
+    {"eval",       cmd_eval,       "MODEL_DIR --suite NAME",       "count right answers to tasks"      },
     {"bench",      cmd_bench,      "throughput|latency MODEL_DIR",
-     "put an engine under a synthetic load"                                                                      },
-    {"inspect",    cmd_inspect,    "MODEL_DIR",                    "print what a checkpoint holds"               },
-    {"tokenize",   cmd_tokenize,   "DIR < TEXT",                   "turn text into token ids"                    },
-    {"detokenize", cmd_detokenize, "DIR < IDS",                    "turn token ids into text"                    },
-    {"render",     cmd_render,     "DIR --messages FILE",          "print the prompt text of a conversation"     },
+     "put an engine under a synthetic load"                                                            },
+    {"inspect",    cmd_inspect,    "MODEL_DIR",                    "print what a checkpoint holds"     },
+    {"tokenize",   cmd_tokenize,   "DIR < TEXT",                   "turn text into token ids"          },
+    {"detokenize", cmd_detokenize, "DIR < IDS",                    "turn token ids into text"          },
+    {"render",     cmd_render,     "DIR --messages FILE",          "print the prompt of a conversation"},
     {"logits",     cmd_logits,     "MODEL_DIR --tokens F --out F",
-     "compute the logits of given tokens"                                                                        },
-    {"replay",     cmd_replay,     "FILE MODEL_DIR",               "run logged requests again, compare the texts"},
-    {"version",    cmd_version,    "",                             "print the build and what this machine offers"},
+     "compute the logits of given tokens"                                                              },
+    {"replay",     cmd_replay,     "FILE MODEL_DIR",               "run logged requests again, compare"},
+    {"version",    cmd_version,    "",                             "print the build and this machine"  },
 };
 
 static void print_usage(FILE *to) {
@@ -38,7 +38,7 @@ static void print_usage(FILE *to) {
           "usage: hadal COMMAND [arguments]\n\ncommands:\n",
           to);
     for (size_t i = 0; i < HD_LEN(commands); i++) {
-        fprintf(to, "  %-11s %-30s %s\n", commands[i].name, commands[i].args, commands[i].help);
+        fprintf(to, "  %-11s %-29s %s\n", commands[i].name, commands[i].args, commands[i].help);
     }
     fputs("\nhadal COMMAND --help explains one command.\n", to);
 }

@@ -10,8 +10,9 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cli/model_path.h"
+#include "cli/screen.h"
 
-enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, TEXT_COLUMN = 31, TEXT_WIDTH = 65 };
+enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, TEXT_COLUMN = 29, MOST_WIDTH = 100 };
 
 const char *const option_backends[] = {"cpu", "cuda", "ref", "null", NULL};
 const char *const option_precisions[] = {"exact", "fast", NULL};
@@ -350,39 +351,27 @@ static hd_status parse_all(parse *p, int argc, char **argv) {
     return find_models(p->line, n_positional, &p->err);
 }
 
-/* How much of the word at text fits a line of its own; too long ones are cut behind a '|'. */
-static int word_length(const char *text) {
-    const int n = (int)strcspn(text, " ");
-    int most = n < TEXT_WIDTH ? n : TEXT_WIDTH;
-    while (most < n && most > 1 && text[most - 1] != '|') most--;
-    return most;
-}
+/* ---- help ---- */
 
 /* The name at the left, the text beside it in lines of its own. */
-static void print_entry(const char *name, const char *text) {
-    printf("%-*s", TEXT_COLUMN, name);
-    if (strlen(name) >= TEXT_COLUMN) printf("\n%*s", TEXT_COLUMN, "");
-    for (int used = 0; *text;) {
-        const int n = word_length(text);
-        if (used && used + 1 + n > TEXT_WIDTH) {
-            printf("\n%*s", TEXT_COLUMN, "");
-            used = 0;
-        }
-        printf("%s%.*s", used ? " " : "", n, text);
-        used += n + (used > 0);
-        text += n + (text[n] == ' ');
-    }
-    putchar('\n');
+static void print_entry(screen *out, const char *name, const char *text) {
+    out->indent = TEXT_COLUMN;
+    screen_print(out, "%-*s", TEXT_COLUMN - 1, name);
+    screen_print(out, strlen(name) >= TEXT_COLUMN ? "\n%*s" : "%*s",
+                 strlen(name) >= TEXT_COLUMN ? TEXT_COLUMN : 1, "");
+    screen_print(out, "%s\n", text);
 }
 
-/* The help, and what is allowed: (a|b|c), (0..9). */
-static void print_option(const option *o) {
+/* The help, and what is allowed: (a, b, c), (0..9). */
+static void print_option(screen *out, const option *o) {
     char name[100], letter[8] = "    ", text[512];
     if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);
     snprintf(name, sizeof name, "  %s--%s%s%s", letter, o->name, o->metavar ? " " : "",
              o->metavar ? o->metavar : "");
     size_t n = (size_t)snprintf(text, sizeof text, "%s", o->help);
-    if (o->kind == OPTION_INT) {
+    if (o->kind == OPTION_INT && o->max >= INT32_MAX) {
+        snprintf(text + n, sizeof text - n, o->min ? " (from %lld)" : "", (long long)o->min);
+    } else if (o->kind == OPTION_INT) {
         snprintf(text + n, sizeof text - n, " (%lld..%lld)", (long long)o->min,
                  (long long)o->max);
     } else if (o->kind == OPTION_REAL) {
@@ -390,23 +379,43 @@ static void print_option(const option *o) {
     }
     for (int i = 0; o->kind == OPTION_CHOICE && o->choices[i] && n < sizeof text; i++) {
         n += (size_t)snprintf(text + n, sizeof text - n, "%s%s%s", i ? "" : " (", o->choices[i],
-                              o->choices[i + 1] ? "|" : ")");
+                              o->choices[i + 1] ? ", " : ")");
     }
-    print_entry(name, text);
+    print_entry(out, name, text);
+}
+
+/* Lines of a paragraph are joined and wrapped again; those that begin with a space stay. */
+static void print_details(screen *out, const char *text) {
+    screen_print(out, "\n");
+    for (; *text; text++) {
+        const bool stays = *text == '\n' && (text[1] == '\n' || text[1] == ' ' || !text[1]);
+        if (*text == '\n' && !stays) {
+            screen_print(out, " ");
+        } else {
+            screen_write(out, text, 1);
+            if (stays && text[1] == '\n') screen_write(out, text++, 1);
+        }
+    }
+    screen_print(out, "\n");
 }
 
 static void print_help(const command_line *line) {
-    printf("usage: hadal %s", line->command);
+    screen terminal, *out = &terminal;
+    screen_open(out, stdout);
+    if (!out->width || out->width > MOST_WIDTH) out->width = out->width ? MOST_WIDTH : 80;
+    screen_print(out, "usage: hadal %s", line->command);
     for (int i = 0; i < line->n_positionals; i++) {
-        printf(line->positionals[i].optional ? " [%s]" : " %s", line->positionals[i].name);
+        screen_print(out, line->positionals[i].optional ? " [%s]" : " %s",
+                     line->positionals[i].name);
     }
-    printf(" [options]\n\n%s\n", line->summary);
-    if (line->details) printf("\n%s\n", line->details);
-    puts("\noptions:");
-    for (int i = 0; i < line->n_options; i++) print_option(&line->options[i]);
-    print_entry("      --config FILE",
+    screen_print(out, " [options]\n\n%s\n", line->summary);
+    if (line->details) print_details(out, line->details);
+    screen_print(out, "\noptions:\n");
+    for (int i = 0; i < line->n_options; i++) print_option(out, &line->options[i]);
+    print_entry(out, "      --config FILE",
                 "JSON object with option names as keys; flags given here win");
-    print_entry("  -h, --help", "this text");
+    print_entry(out, "  -h, --help", "this text");
+    screen_end(out);
 }
 
 bool options_parse(const command_line *line, int argc, char **argv, int *code) {

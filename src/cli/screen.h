@@ -1,0 +1,47 @@
+/* screen.h - text for a person: wrapped by words where it is read, untouched where it is kept.
+ *
+ * On a terminal, lines end between words at its width, control characters of foreign text are
+ * spelled out, and text can be dimmed unless NO_COLOR forbids it. In a file or pipe every byte is
+ * what was written. Owned by one thread. */
+#ifndef HD_CLI_SCREEN_H
+#define HD_CLI_SCREEN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+
+enum { SCREEN_WORD_BYTES = 256 };
+
+typedef struct screen {
+    FILE *to;
+    int width;  /* columns; 0: every byte is written as it is */
+    int indent; /* of lines that wrapping begins */
+    bool can_dim, dim;
+    bool reasoning; /* the last piece was of that kind */
+    int column;     /* where the next character goes, the word left out */
+    int spaces;     /* before the word */
+    char word[SCREEN_WORD_BYTES];
+    size_t n;       /* of it */
+    int word_width; /* columns */
+    char part[4];   /* of a character in UTF-8 */
+    size_t n_part, part_bytes;
+} screen;
+
+/* As wide as the terminal that `to` is; nothing is wrapped if it is none. */
+void screen_open(screen *s, FILE *to);
+
+/* A last word is held back until the next one, a flush or the end. */
+void screen_write(screen *s, const char *text, size_t n);
+void screen_print(screen *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* Dims what follows, or no longer, where that can be done. */
+void screen_dim(screen *s, bool dim);
+
+/* Before a piece of reasoning or of an answer: reasoning is dimmed and ends with an empty line, or is
+ * labelled where nobody could see that. */
+void screen_turn_to(screen *s, bool reasoning);
+
+/* Writes the held word and undoes the dimming. */
+void screen_end(screen *s);
+
+#endif
