@@ -33,9 +33,13 @@ static text sized(int64_t bytes) {
     return out;
 }
 
-/* Of the table's numbers: those of the largest models need 15 columns. */
+/* Then formats stand below the numbers and not beside them. */
+static bool is_narrow(const screen *out) {
+    return out->width && out->width < NARROW;
+}
+
 static int number_width(const screen *out) {
-    return out->width && out->width < NARROW ? 16 : 20;
+    return is_narrow(out) ? 17 : 20;
 }
 
 static void label(screen *out, const char *name) {
@@ -171,7 +175,7 @@ static void print_model(screen *out, const inspection *in) {
 /* "F8_E4M3 3.21 GB, F32 0.78 MB", the largest first. */
 static void print_formats(screen *out, const hd_part_sum *p) {
     bool done[HD_N_DTYPES] = {false};
-    const char *separator = "  ";
+    const char *separator = is_narrow(out) ? "\n      " : "  ";
     for (;;) {
         int best = -1;
         for (int t = 0; t < HD_N_DTYPES; t++) {
@@ -180,8 +184,11 @@ static void print_formats(screen *out, const hd_part_sum *p) {
         }
         if (best < 0) break;
         done[best] = true;
-        screen_print(out, "%s%s %s", separator, hd_dtype_name((hd_dtype)best),
-                     sized(p->bytes_by_type[best]).s);
+        char pair[128];
+        snprintf(pair, sizeof pair, "%s %s", hd_dtype_name((hd_dtype)best),
+                 sized(p->bytes_by_type[best]).s);
+        screen_print(out, "%s", separator);
+        screen_word(out, pair);
         separator = ", ";
     }
     screen_print(out, "\n");
@@ -202,8 +209,8 @@ static void print_parts(screen *out, const hd_part_sum *parts) {
 
 static void print_weights(screen *out, const inspection *in) {
     const int number = number_width(out);
-    screen_print(out, "\n%-*s%*s%*s%*s  formats\n", PART + 2, "weights", number, "parameters",
-                 number, "active per token", number, "bytes");
+    screen_print(out, "\n%-*s%*s%*s%*s%s\n", PART + 2, "weights", number, "parameters", number,
+                 "active per token", number, "bytes", is_narrow(out) ? "" : "  formats");
     print_parts(out, in->summary.main);
     const hd_part_sum main = hd_summary_main(&in->summary);
     print_sum(out, "total", &main);

@@ -156,6 +156,20 @@ void screen_write(screen *s, const char *text, size_t n) {
     for (size_t i = 0; i < n; i++) add_byte(s, text[i]);
 }
 
+void screen_word(screen *s, const char *text) {
+    if (!s->width) {
+        fputs(text, s->to);
+        return;
+    }
+    for (; *text; text++) {
+        if (*text == ' ') {
+            add_to_word(s, text, 1, 1);
+        } else {
+            add_byte(s, *text);
+        }
+    }
+}
+
 void screen_print(screen *s, const char *format, ...) {
     char *text = NULL;
     va_list args;

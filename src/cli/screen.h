@@ -34,6 +34,9 @@ void screen_open(screen *s, FILE *to);
 void screen_write(screen *s, const char *text, size_t n);
 void screen_print(screen *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* The same, as one word, spaces included. */
+void screen_word(screen *s, const char *text);
+
 /* Dims what follows, or no longer, where that can be done. */
 void screen_dim(screen *s, bool dim);
 

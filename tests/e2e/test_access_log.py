@@ -94,7 +94,7 @@ REFUSED = {
     "no JSON": (request(b"POST /v1/completions", JSON_HEADER, KEY_HEADER, b"Content-Length: 11", body=SECRET.encode()), 400, "/v1/completions"),
     "never whole": (request(b"POST /v1/completions", JSON_HEADER, KEY_HEADER, b"Content-Length: 11"), 408, "/v1/completions"),
     "headers never whole": (b"GET /health HTTP/1.1\r\nX-Test: a", 408, "/health"),
-    "odd bytes": (request(b"GET /%22%C3%A9"), 404, "/\"\xc3\xa9"),
+    "odd bytes": (request(b"GET /%22%C3%A9"), 404, "/%22%C3%A9"),
 }
 
 
@@ -105,10 +105,10 @@ def test_refusals(logged, row):
     with log.server.socket() as s:
         try:
             s.sendall(data)
+            if status != 408:
+                s.shutdown(socket.SHUT_WR)
         except OSError:
-            pass
-        if status != 408:
-            s.shutdown(socket.SHUT_WR)
+            pass  # refused before all of it was sent
         read_all(s)
     line = log.one()
     assert line["status"] == status

@@ -1,0 +1,122 @@
+"""What a person sees: widths, wrapping, dimming and NO_COLOR on a terminal, and nothing of them in a pipe."""
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import termios
+
+import pytest
+from conftest import HADAL, ROOT, run_hadal
+from hub import Hub, cut
+
+TINY = ROOT / "models" / "tiny-v4"
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+ASK = ["generate", TINY, "-p", "What is 347 + 586?", "--thinking", "on", "-q"]
+COMMANDS = ["serve", "chat", "generate", "pull", "eval", "bench throughput", "bench latency", "bench ops", "inspect", "tokenize", "detokenize", "render", "logits", "replay", "version"]
+
+
+def on_terminal(*words, columns=80, env=None, stdin=subprocess.DEVNULL):
+    """What a terminal of so many columns gets, whole, with its escapes."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"} | (env or {})
+    process = subprocess.Popen([HADAL, *map(str, words)], stdin=stdin, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    data = b""
+    try:
+        while piece := os.read(master, 65536):
+            data += piece
+    except OSError:  # the other side is closed
+        pass
+    os.close(master)
+    assert process.wait() == 0, data
+    return data.decode().replace("\r\n", "\n")
+
+
+def widest(text):
+    """Of what a terminal shows: a carriage return begins the line again."""
+    return max(len(part) for line in ESCAPE.sub("", text).split("\n") for part in line.split("\r"))
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_80_columns(command):
+    words = [*command.split(), "--help"]
+    text = run_hadal(*words).stdout
+    assert widest(text) <= 80
+    assert on_terminal(*words, columns=80) == text
+    assert widest(on_terminal(*words, columns=60)) <= 60 or not command  # the table of commands is one line each
+    assert run_hadal(*words).stdout.split() == on_terminal(*words, columns=60).split()
+
+
+def test_every_command_is_looked_at():
+    listing = run_hadal("--help").stdout.split("commands:\n")[1].split("\n\n")[0]
+    assert {line.split()[0] for line in listing.splitlines()} == {c.split()[0] for c in COMMANDS}
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_inspect_keeps_to_the_width(columns):
+    text = on_terminal("inspect", TINY, columns=columns)
+    assert widest(text) <= columns
+    piped = run_hadal("inspect", TINY).stdout
+    words = [w for w in piped.split() if w != "formats"]
+    assert [w for w in text.split() if w != "formats"] == words  # nothing is lost or cut
+    assert "12.03 kB" in text  # numbers stay with their units
+
+
+@pytest.mark.parametrize("columns", [80, 33, 20])
+def test_answers_are_wrapped_by_words(columns):
+    text = on_terminal(*ASK, columns=columns)
+    assert widest(text) <= columns
+    piped = run_hadal(*ASK).stdout
+    assert ESCAPE.sub("", text).split() == piped.replace("</think>", "\n").split()
+
+
+def test_a_pipe_gets_every_byte():
+    assert "\x1b" not in run_hadal(*ASK).stdout and "</think>" in run_hadal(*ASK).stdout
+
+
+def test_reasoning_is_dimmed_or_labelled():
+    colored = on_terminal(*ASK)
+    assert colored.startswith("\x1b[2m") and "\x1b[0m\n\n" in colored and "[reasoning]" not in colored
+    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        plain = on_terminal(*ASK, env=env)
+        assert "\x1b" not in plain
+        assert plain.startswith("[reasoning]\n") and "\n\n[answer]\n" in plain
+    assert on_terminal(*ASK, env={"NO_COLOR": ""}) == colored  # empty: not set
+
+
+def test_chat_labels_reasoning_in_a_pipe(tmp_path):
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    text = run_hadal("chat", TINY, "-q", input="What is 2 + 2?\n", env=env).stdout
+    assert text.startswith("[reasoning]\n") and "\n\n[answer]\n" in text
+    text = run_hadal("chat", TINY, "-q", "--thinking", "off", input="What is 2 + 2?\n", env=env).stdout
+    assert "[" not in text
+
+
+@pytest.mark.parametrize("columns", [80, 40, 20])
+def test_progress_keeps_to_the_width(tmp_path, columns):
+    """A bar that is wider than the terminal would fill it line by line."""
+    name = "a" * 60 + ".safetensors"
+    hub = Hub({"config.json": b"{}", name: os.urandom(3_000_000)})
+    hub.faults[name] = [None, cut(1_500_000)]
+    env = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url, "no_proxy": "127.0.0.1"}
+    text = on_terminal("pull", hub.repo, columns=columns, env=env)
+    hub.close()
+    bars = [part for line in text.split("\n") for part in line.split("\r") if "%" in part]
+    assert bars and all(len(ESCAPE.sub("", bar)) < columns for bar in bars)
+    assert any("MB" in bar for bar in bars)
+
+
+def test_generate_and_bench_draft_like_serve():
+    told = run_hadal(*ASK[:-1]).stderr
+    assert re.search(r"\d+ of \d+ drafts accepted", told), told
+    assert run_hadal(*ASK, "--draft-tokens", "0").stdout == run_hadal(*ASK).stdout
+    for kind in ("throughput", "latency"):
+        text = run_hadal("bench", kind, TINY, "--num-prompts", 1, "--input-len", 8, "--output-len", 24, "-q").stdout
+        assert "Draft 1 accepted (%)" in text
+    no_layer = ROOT / "tests" / "golden" / "v3_moonlight"
+    text = run_hadal("bench", "latency", "--dummy-weights", no_layer, "--num-prompts", 1, "--input-len", 8, "--output-len", 4, "-q")
+    assert text.returncode == 0, text.stderr  # without an MTP layer there are none
