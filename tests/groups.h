@@ -9,6 +9,7 @@
     X(log) \
     X(cores) \
     X(options) \
+    X(screen) \
     X(tokenizer) \
     X(chat) \
     X(reply) \

@@ -86,7 +86,9 @@ static void put_spaces(screen *s, int n) {
 static void put_word(screen *s) {
     if (s->n == 0) return;
     const bool begun = s->column > s->indent;
-    if (s->width && begun && s->column + s->spaces + s->word_width > s->width) {
+    const int room = s->width - s->column - s->word_width; /* for spaces before it */
+    if (s->width && !begun && s->spaces > room) s->spaces = room > 0 ? room : 0;
+    if (s->width && begun && s->spaces > room) {
         fputc('\n', s->to);
         s->column = 0;
         put_spaces(s, s->indent);
@@ -133,7 +135,8 @@ static size_t bytes_of_character(unsigned char first) {
 
 static void add_byte(screen *s, char byte) {
     const bool follows = ((unsigned char)byte & 0xc0) == 0x80;
-    if (s->n_part && !follows) s->n_part = 0; /* was no character: left out */
+    if (s->n_part && !follows) s->n_part = 0; /* was no character: left out, */
+    if (!s->n_part && follows) return;        /* and so is the rest of one */
     if (byte == '\n') {
         put_line_feed(s);
     } else if (byte == ' ' || byte == '\t') {
