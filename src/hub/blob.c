@@ -30,11 +30,8 @@ static hd_status disk_failed(const hub_blob *b, const char *path, hd_err *err) {
 }
 
 static void note(const hub_blob *b, const char *text) {
-    char line[400];
     const hub_options *o = b->job.options;
-    if (!o->on_note) return;
-    snprintf(line, sizeof line, "%.250s: %s", b->file->path, text);
-    o->on_note(o->user, line);
+    if (o->on_note) o->on_note(o->user, text);
 }
 
 static void count(hub_blob *b, int64_t bytes) {
@@ -63,7 +60,12 @@ static hd_status take_lock(hub_blob *b, hd_err *err) {
     if (flock(b->lock_fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return HD_OK;
     close(b->lock_fd);
     b->lock_fd = -1;
-    if (!b->waited) note(b, "another program downloads it; waiting");
+    if (!b->waited) {
+        char text[400];
+        snprintf(text, sizeof text, "%.300s: another program downloads it; waiting",
+                 b->file->path);
+        note(b, text);
+    }
     b->waited = true;
     b->job.wait_ns = LOCK_WAIT_NS;
     return HD_EAGAIN;
@@ -152,11 +154,19 @@ static hd_status end(hub_job *job, hd_err *err) {
                        "are changed on their way or at the server",
                        b->file->path, hex, b->file->digest);
     }
+    const char *where = b->verifying ? "this disk" : "its way";
     b->again = true;
-    note(b, b->verifying ? "damaged on this disk; downloaded again"
-                         : "damaged on its way; downloaded again");
     HD_TRY(restart(job, err));
-    return HD_EAGAIN;
+    return HD_FAIL(err, HD_EAGAIN, "%s: damaged on %s", b->file->path, where);
+}
+
+/* All bytes were there before: are they right? If not, they are fetched. */
+static hd_status check_kept(hub_job *job, hd_err *err) {
+    hd_err why = {0};
+    const hd_status st = end(job, &why);
+    job->over = st == HD_OK;
+    if (st == HD_EAGAIN) note(blob_of(job), why.msg);
+    return st == HD_OK || st == HD_EAGAIN ? HD_OK : HD_FAIL(err, st, "%s", why.msg);
 }
 
 static hd_status begin(hub_job *job, int64_t *from, hd_err *err) {
@@ -170,11 +180,7 @@ static hd_status begin(hub_job *job, int64_t *from, hd_err *err) {
     }
     if (b->fd < 0) HD_TRY(open_file(b, err));
     HD_TRY(hash_kept(b, err));
-    if (b->hashed == b->file->bytes) { /* nothing is missing: is it right? */
-        const hd_status st = end(job, err);
-        job->over = st == HD_OK;
-        if (st != HD_EAGAIN) return st;
-    }
+    if (b->hashed == b->file->bytes) HD_TRY(check_kept(job, err));
     *from = b->hashed;
     return HD_OK;
 }
