@@ -52,7 +52,7 @@ static void on_note(void *user, const char *text) {
     fprintf(stderr, "%s\n", text);
 }
 
-static hd_status pull(const hub_name *name, hub_options *o, bool quiet, hd_err *err) {
+static hd_status pull(const hub_name *name, hub_options o, bool quiet, hd_err *err) {
     display d = {.quiet = quiet};
     const char *offline = getenv("HF_HUB_OFFLINE");
     hub_env env = {0};
@@ -61,15 +61,15 @@ static hd_status pull(const hub_name *name, hub_options *o, bool quiet, hd_err *
         return HD_FAIL(err, HD_EINVAL, "HF_HUB_OFFLINE is set: nothing is downloaded");
     }
     hd_status st = hub_env_read(&env, err);
-    o->endpoint = env.endpoint;
-    o->cache = env.cache;
-    o->token = env.token;
-    o->ca_file = env.ca_file;
-    o->on_plan = on_plan;
-    o->on_progress = on_progress;
-    o->on_note = on_note;
-    o->user = &d;
-    if (st == HD_OK) st = hub_pull(&folder, name, o, err);
+    o.endpoint = env.endpoint;
+    o.cache = env.cache;
+    o.token = env.token;
+    o.ca_file = env.ca_file;
+    o.on_plan = on_plan;
+    o.on_progress = on_progress;
+    o.on_note = on_note;
+    o.user = &d;
+    if (st == HD_OK) st = hub_pull(&folder, name, &o, err);
     if (d.begun && st == HD_OK) hd_progress_end(&d.bar);
     if (d.begun && st != HD_OK) hd_progress_clear(&d.bar);
     if (st == HD_OK) puts(folder);
@@ -112,6 +112,6 @@ int cmd_pull(int argc, char **argv) {
                      .all = all,
                      .verify = verify};
     hd_status st = hub_name_parse(&name, text, &err);
-    if (st == HD_OK) st = pull(&name, &o, quiet, &err);
+    if (st == HD_OK) st = pull(&name, o, quiet, &err);
     return st == HD_OK ? 0 : report_error(&err);
 }

@@ -139,18 +139,29 @@ static hd_status lies(hub_job *job, int64_t bytes) {
                    job->what, (long long)bytes, (long long)job->bytes);
 }
 
+/* "bytes FIRST-LAST/TOTAL"; total is -1 where it stands as '*'. False: it is something else. */
+static bool read_range(const char *text, int64_t *first, int64_t *total) {
+    char *end;
+    if (strncasecmp(text, "bytes ", 6) != 0 || text[6] < '0' || text[6] > '9') return false;
+    *first = strtoll(text + 6, &end, 10);
+    if (*end != '-' || end[1] < '0' || end[1] > '9') return false;
+    const long long last = strtoll(end + 1, &end, 10);
+    if (*end != '/' || last < *first) return false;
+    *total = end[1] >= '0' && end[1] <= '9' ? strtoll(end + 1, &end, 10) : -1;
+    return true;
+}
+
 /* Before the first byte of a good reply: is it what was asked for? */
 static hd_status begin_body(hub_job *job) {
-    long long first = 0, last = 0, total = -1;
     job->body_begun = true;
     if (status_of(job) == 206) {
-        const int n = sscanf(job->range_reply, "bytes %lld-%lld/%lld", &first, &last, &total);
-        if (n < 2 || first != job->from || last < first) {
+        int64_t first, total;
+        if (!read_range(job->range_reply, &first, &total) || first != job->from) {
             return HD_FAIL(&job->err, HD_EFORMAT,
                            "%s: asked for bytes from %lld, the server sends '%s'", job->what,
                            (long long)job->from, job->range_reply);
         }
-        return n == 3 && job->bytes >= 0 && total != job->bytes ? lies(job, total) : HD_OK;
+        return total >= 0 && job->bytes >= 0 && total != job->bytes ? lies(job, total) : HD_OK;
     }
     if (job->from > 0) { /* ranges are not spoken there */
         job->from = 0;

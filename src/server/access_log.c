@@ -24,7 +24,7 @@ __attribute__((format(printf, 2, 3))) static void put(line *l, const char *forma
 /* As JSON: bytes beyond ASCII by their number, cut where it is too long. */
 static void put_text(line *l, const char *key, const char *text) {
     put(l, ", \"%s\": \"", key);
-    for (size_t i = 0; text[i] && i < MAX_TEXT; i++) {
+    for (size_t i = 0; i < MAX_TEXT && text[i]; i++) {
         const unsigned char c = (unsigned char)text[i];
         const bool plain = c > 0x20 && c < 0x7f && c != '"' && c != '\\';
         put(l, plain ? "%c" : "\\u%04x", c);
