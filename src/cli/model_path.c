@@ -97,6 +97,24 @@ static hd_status explain_folder(const char *path, model_part part, hd_err *err) 
 
 /* ---- names ---- */
 
+typedef struct kept_path {
+    struct kept_path *next;
+    char text[];
+} kept_path;
+
+/* A copy that lives, and can be reached, until the program ends. */
+static hd_status keep_path(const char **out, const char *path, hd_err *err) {
+    static kept_path *all;
+    const size_t n = strlen(path) + 1;
+    kept_path *k = malloc(sizeof *k + n);
+    if (!k) return HD_FAIL(err, HD_ENOMEM, "no memory for a path");
+    memcpy(k->text, path, n);
+    k->next = all;
+    all = k;
+    *out = k->text;
+    return HD_OK;
+}
+
 static hd_status find_name(const char **path, const hub_name *name, hd_err *err) {
     hub_env env = {0};
     const bool is_main = strcmp(name->revision, "main") == 0;
@@ -110,7 +128,8 @@ static hd_status find_name(const char **path, const hub_name *name, hd_err *err)
                      is_main ? "" : name->revision);
     }
     hub_env_deinit(&env);
-    if (st == HD_OK) *path = found;
+    if (st == HD_OK) st = keep_path(path, found, err);
+    free(found);
     return st;
 }
 
