@@ -41,7 +41,7 @@ void screen_word(screen *s, const char *text);
 void screen_dim(screen *s, bool dim);
 
 /* Before a piece of reasoning or of an answer: reasoning is dimmed and ends with an empty line, or is
- * labelled where nobody could see that. */
+ * labelled where that cannot be seen. */
 void screen_turn_to(screen *s, bool reasoning);
 
 /* Writes the held word and undoes the dimming. */

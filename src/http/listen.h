@@ -46,7 +46,7 @@ typedef struct http_options {
     http_limits limits;
     http_quota_limits quotas; /* failures -1: 20, none on loopback */
     hd_keys *keys;            /* the caller's, outlives the server */
-    /* Once per request line that came, when nobody has its call any more; from any thread. */
+    /* Once per request line that came, when its call is released; from any thread. */
     void (*on_end)(void *user, const http_ended *e);
     void *on_end_user;
 } http_options;

@@ -153,7 +153,7 @@ typedef struct hub_blob {
     int64_t *done_bytes; /* of all blobs: what is shown */
     hub_digest digest;
     bool verifying;     /* fd is the finished blob */
-    bool again, waited; /* downloaded a second time; somebody else held the lock */
+    bool again, waited; /* downloaded a second time; another program held the lock */
 } hub_blob;
 
 /* Takes url, also when it fails. Adds what is there already to *done_bytes. */

@@ -93,21 +93,21 @@ static hd_status try_again(run *r, hub_job *job) {
     const int64_t wait_ns = asked_ns ? asked_ns : FIRST_WAIT_NS << doublings;
     job->due_ns = hd_now_ns() + wait_ns;
     if (asked_ns) r->quiet_until_ns = job->due_ns;
-    job->state = HUB_JOB_ACTIVE;
     if (job->err.msg[0] && r->o->on_note) {
-        snprintf(text, sizeof text, "%s; again in %.2g s", job->err.msg,
+        snprintf(text, sizeof text, "%s; again in %.3g s", job->err.msg,
                  (double)wait_ns / (double)SECOND_NS);
         r->o->on_note(r->o->user, text);
     }
     return HD_OK;
 }
 
-static hd_status settle_one(run *r, CURL *easy, CURLcode code) {
+static hd_status take_result(run *r, CURL *easy, CURLcode code) {
     hub_job *job = NULL;
     curl_easy_getinfo(easy, CURLINFO_PRIVATE, &job);
     job->wait_ns = 0;
     const hub_outcome outcome = hub_job_finish(job, code);
     curl_multi_remove_handle(r->multi, easy);
+    job->state = HUB_JOB_ACTIVE;
     switch (outcome) {
     case HUB_DONE:
         finish(r, job);
@@ -140,7 +140,7 @@ static hd_status step(run *r) {
     HD_TRY(launch_due(r));
     CURLMcode code = curl_multi_perform(r->multi, &running);
     for (CURLMsg *m; code == CURLM_OK && (m = curl_multi_info_read(r->multi, &left));) {
-        if (m->msg == CURLMSG_DONE) HD_TRY(settle_one(r, m->easy_handle, m->data.result));
+        if (m->msg == CURLMSG_DONE) HD_TRY(take_result(r, m->easy_handle, m->data.result));
     }
     if (code == CURLM_OK && r->n_active) {
         code = curl_multi_poll(r->multi, NULL, 0, wait_ms(r), NULL);

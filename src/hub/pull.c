@@ -1,7 +1,5 @@
 /* pull.c - a whole download: what the hub lists, what is missing here, then links and the name. */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* transfer.c - one attempt at one file: what is asked, what each reply means, where it leads.
  *
  * Redirects are followed here and not by libcurl, so that one rule decides at every hop: the token
- * goes to the endpoint's own origin alone, and nobody leads from https to http. Messages name
+ * goes to the endpoint's own origin alone, and none leads from https to http. Messages name
  * hosts, never whole URLs: those of content networks hold signatures. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +52,7 @@ static bool is_own_machine(const char *host) {
            strcmp(host, "[::1]") == 0;
 }
 
-/* Whether the token may go to url: the endpoint's origin, by a way that nobody can read. */
+/* Whether the token may go to url: the endpoint's origin, encrypted or on this machine. */
 static bool is_trusted(const char *url, const char *endpoint) {
     url_parts a, b;
     if (!parts_of(&a, url)) return false;
@@ -279,16 +279,22 @@ static hub_outcome redirect(hub_job *job) {
     return HUB_REDIRECTED;
 }
 
+static const char *unauthorized(const hub_job *job) {
+    if (!job->options->token) {
+        return "answers 401: there is no such model, or it is private: set HF_TOKEN";
+    }
+    return is_trusted(job->url, job->options->endpoint)
+               ? "answers 401: it does not accept the token"
+               : "answers 401, and is not sent the token: that goes to HF_ENDPOINT's own host "
+                 "alone, by https";
+}
+
 static hub_outcome refused(hub_job *job, long status) {
     char why[64];
     curl_off_t wait_s = 0;
     switch (status) {
     case 401:
-        return fail(
-            job, HD_EINVAL,
-            job->options->token
-                ? "answers 401: it does not accept the token"
-                : "answers 401: there is no such model, or it is private: set HF_TOKEN");
+        return fail(job, HD_EINVAL, unauthorized(job));
     case 403:
         return fail(job, HD_EINVAL,
                     "answers 403: no access; accept the model's terms on its page, and set "

@@ -358,6 +358,12 @@ def test_the_token_is_never_printed(pull, hub):
     assert TOKEN not in result.stderr
 
 
+def test_a_host_that_does_not_get_the_token_says_so(pull, hub):
+    h = hub()
+    h.faults[WEIGHTS] = [None, hubs.answer(401)]  # the content network asks for one
+    failed(pull, h, pull(h, env={"HF_TOKEN": TOKEN}), 2, "401", "is not sent the token")
+
+
 def test_a_token_cannot_add_headers(pull, hub):
     h = hub()
     failed(pull, h, pull(h, env={"HF_TOKEN": "a\r\nX-Evil: 1"}), 2, "HF_TOKEN")
