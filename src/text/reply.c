@@ -232,12 +232,19 @@ static bool content(hd_reply *r) {
     return true;
 }
 
-/* Calls inside the reasoning are not calls: the model has not yet decided. */
+/* A block whose first call follows at once ends the reasoning: the model has decided. */
 static bool reasoning(hd_reply *r) {
     reply_mark mark;
-    if (reply_text_run(r, HD_REPLY_REASONING, false, reply_probe_content, &mark) != REPLY_YES) {
+    if (reply_text_run(r, HD_REPLY_REASONING, r->tools, reply_probe_reasoning, &mark) !=
+        REPLY_YES) {
         return false;
     }
+    if (mark.kind == REPLY_MARK_BLOCK || mark.kind == REPLY_MARK_CALL) {
+        reply_note(r, HD_REPLY_NOTE_BLOCK_IN_REASONING);
+        enter_block(r, &mark);
+        return true;
+    }
+    keep_space(r, HD_REPLY_REASONING, &mark);
     switch (mark.kind) {
     case REPLY_MARK_EOS:
         reply_at_eos(r, mark.at);
@@ -252,9 +259,6 @@ static bool reasoning(hd_reply *r) {
         return true;
     case REPLY_MARK_BLOCK:
     case REPLY_MARK_CALL:
-        if (!r->noted_in_reasoning) reply_note(r, HD_REPLY_NOTE_BLOCK_IN_REASONING);
-        r->noted_in_reasoning = true;
-        break;
     case REPLY_MARK_TAG:
     case REPLY_MARK_CALL_END:
     case REPLY_MARK_BLOCK_END:

@@ -112,7 +112,7 @@ typedef enum hd_reply_end {
     X(TOOLS_NOT_OFFERED, "a block of calls, but no tools were offered") /* text */ \
     X(STRAY_TAG, "a tag of a call outside a block of calls")            /* text */ \
     X(TEXT_BETWEEN_CALLS, "text between calls; it is content")                     \
-    X(BLOCK_IN_REASONING, "a block of calls inside the reasoning stays reasoning") \
+    X(BLOCK_IN_REASONING, "a block of calls inside the reasoning; it ends that")   \
     X(BLANK_CALL, "a call without a name and arguments is skipped")                \
     X(NOT_JSON, "a value that should be JSON is none; it became a string")         \
     X(MISSING_END, "the end of a call or block is missing")                        \

@@ -125,7 +125,6 @@ struct hd_reply {
     bool tools;           /* calls are looked for */
     size_t checked_space; /* white space up to here has been judged */
     bool any_content;
-    bool noted_in_reasoning; /* the note comes once */
     hd_reply_finish_reason reason;
     size_t calls_start, calls_end;
     bool any_block;
@@ -197,7 +196,7 @@ reply_match reply_tag_end(const hd_reply *r, size_t at, size_t *end);
 reply_match reply_tag_attrs(const hd_reply *r, size_t at, reply_word word, reply_attrs *out);
 const hd_reply_tool *reply_find_tool(const hd_reply *r, size_t name, size_t n);
 
-reply_probe reply_probe_content;
+reply_probe reply_probe_content, reply_probe_reasoning;
 reply_probe reply_probe_dsml; /* a tag in any spelling, or the end of sentence */
 reply_probe reply_probe_v3;   /* a marker of a call, or the end of sentence */
 

@@ -248,6 +248,25 @@ reply_match reply_probe_content(const hd_reply *r, size_t at, reply_mark *mark) 
     return probe_calls(r, at, m, mark);
 }
 
+/* The first call of a block, at once: what no text that only speaks of calls has. */
+static reply_match confirm_v3(const hd_reply *r, size_t at) {
+    const size_t i = skip_spaces(r, at);
+    return i == r->n ? REPLY_PART : reply_token(r, i, CALL_BEGIN);
+}
+
+reply_match reply_probe_reasoning(const hd_reply *r, size_t at, reply_mark *mark) {
+    reply_match m = reply_probe_content(r, at, mark);
+    if (m != REPLY_YES || mark->kind != REPLY_MARK_BLOCK) return m;
+    if (!reply_is_dsml(r)) {
+        m = confirm_v3(r, at + mark->n);
+    } else {
+        m = mark->tag.spelling == REPLY_TRUE ? confirm(r, at + mark->n) : REPLY_NO;
+    }
+    if (m != REPLY_NO) return m;
+    mark->kind = REPLY_MARK_TAG; /* reasoning about one */
+    return REPLY_YES;
+}
+
 reply_match reply_probe_dsml(const hd_reply *r, size_t at, reply_mark *mark) {
     reply_match m = markers(r, at, think_markers, 1, REPLY_NO, mark);
     if (m == REPLY_YES) return m;
