@@ -111,8 +111,8 @@ typedef struct hd_generation {
     const char *
         tool_choice; /* NULL, "auto": the model decides; "none"; "required"; or a name, and then
                          it is called once. Arguments of a tool with strict: true keep to the
-                         schema of its parameters, those of a call that is demanded are an object
-                         at least */
+                         schema of its parameters, those of a call that is demanded as far as
+                         a grammar can express it. Beside a form the model calls or answers */
     bool one_call;   /* of these no more than one in an answer */
     int thinking;    /* 1 on, -1 off, 0 what the model does by itself */
     int effort;      /* of thinking, where the encoding knows it: 1 low, 2 high, 3 max */

@@ -32,6 +32,7 @@
     X(engine) \
     X(answers) \
     X(steer) \
+    X(calls) \
     X(recall) \
     X(simulation) \
     X(drafts) \

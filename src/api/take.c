@@ -323,10 +323,6 @@ static bool take_tool_choice(api_request *r) {
     if (forced && json_array_size(r->tools) == 0) {
         return api_refuse(r, "invalid_value", "tool_choice", "tool_choice wants tools");
     }
-    if (forced && r->g.form != HD_FORM_FREE) {
-        return api_refuse(r, "invalid_value", "tool_choice",
-                          "a forced tool call and a form of the answer exclude each other");
-    }
     return true;
 }
 

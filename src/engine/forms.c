@@ -89,12 +89,13 @@ static void trim(engine_forms *f) {
 /* ---- what is asked for ---- */
 
 static hd_status fill_args(hd_grammar_args *args, size_t *lengths, const hd_generation *g,
-                           hd_err *err) {
-    static const hd_grammar_kind kinds[] = {[HD_FORM_JSON] = HD_GRAMMAR_JSON_OBJECT,
+                           const hd_grammar_calls *calls, hd_err *err) {
+    static const hd_grammar_kind kinds[] = {[HD_FORM_FREE] = HD_GRAMMAR_CALLS,
+                                            [HD_FORM_JSON] = HD_GRAMMAR_JSON_OBJECT,
                                             [HD_FORM_JSON_SCHEMA] = HD_GRAMMAR_JSON_SCHEMA,
                                             [HD_FORM_REGEX] = HD_GRAMMAR_REGEX,
                                             [HD_FORM_CHOICE] = HD_GRAMMAR_CHOICE};
-    *args = (hd_grammar_args){.kind = kinds[g->form]};
+    *args = (hd_grammar_args){.kind = kinds[g->form], .calls = *calls};
     if (g->form == HD_FORM_JSON_SCHEMA || g->form == HD_FORM_REGEX) {
         if (!g->form_text) return HD_FAIL(err, HD_EINVAL, "the form has no form_text");
         args->text = g->form_text;
@@ -111,9 +112,11 @@ static hd_status fill_args(hd_grammar_args *args, size_t *lengths, const hd_gene
 
 static hd_status make_key(hd_bytes *key, const hd_grammar_args *a, hd_err *err) {
     const hd_grammar_calls *c = &a->calls;
-    const uint32_t head[] = {(uint32_t)a->kind, (uint32_t)c->format, c->marks,
-                             c->flagged,        c->optional,         (uint32_t)c->most};
+    const uint32_t head[] = {
+        (uint32_t)a->kind, (uint32_t)c->format, c->marks, c->flagged, c->hold,
+        (uint32_t)c->most, (uint32_t)c->n_tools};
     HD_TRY(hd_bytes_append(key, head, sizeof head, err));
+    HD_TRY(hd_bytes_append(key, c->tools, c->n_tools, err));
     HD_TRY(hd_bytes_append(key, a->text, a->n, err));
     for (int32_t i = 0; i < a->n_choices;
          i++) { /* with their NULs, so that none run together */
@@ -161,7 +164,7 @@ static hd_status find_or_compile(engine_forms *f, engine_form **out, hd_bytes *k
 }
 
 hd_status engine_forms_take(engine_forms *f, engine_form **out, const hd_generation *g,
-                            hd_err *err) {
+                            const hd_grammar_calls *calls, hd_err *err) {
     hd_grammar_args args;
     hd_bytes key = {0};
     *out = NULL;
@@ -171,23 +174,11 @@ hd_status engine_forms_take(engine_forms *f, engine_form **out, const hd_generat
     }
     size_t *lengths = calloc(g->n_choices + 1, sizeof *lengths);
     if (!lengths) return HD_FAIL(err, HD_ENOMEM, "no memory for %zu choices", g->n_choices);
-    hd_status st = fill_args(&args, lengths, g, err);
+    hd_status st = fill_args(&args, lengths, g, calls, err);
     if (st == HD_OK) st = make_key(&key, &args, err);
     if (st == HD_OK) st = find_or_compile(f, out, &key, &args, err);
     hd_bytes_deinit(&key);
     free(lengths);
-    return st;
-}
-
-hd_status engine_forms_take_calls(engine_forms *f, engine_form **out, const char *tools,
-                                  const hd_grammar_calls *calls, hd_err *err) {
-    const hd_grammar_args args = {
-        .kind = HD_GRAMMAR_CALLS, .text = tools, .n = strlen(tools), .calls = *calls};
-    hd_bytes key = {0};
-    *out = NULL;
-    hd_status st = make_key(&key, &args, err);
-    if (st == HD_OK) st = find_or_compile(f, out, &key, &args, err);
-    hd_bytes_deinit(&key);
     return st;
 }
 

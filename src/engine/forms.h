@@ -15,13 +15,9 @@ typedef struct engine_form engine_form;
 hd_status engine_forms_open(engine_forms **out, hd_err *err);
 void engine_forms_close(engine_forms *f); /* NULL is fine; every form must have been put back */
 
-/* What g->form asks for, to be put back. */
+/* What g->form asks for, or calls, or either; to be put back. */
 hd_status engine_forms_take(engine_forms *f, engine_form **out, const hd_generation *g,
-                            hd_err *err);
-
-/* Likewise calls of tools[n], as HD_GRAMMAR_CALLS has them. */
-hd_status engine_forms_take_calls(engine_forms *f, engine_form **out, const char *tools,
-                                  const hd_grammar_calls *calls, hd_err *err);
+                            const hd_grammar_calls *calls, hd_err *err);
 void engine_forms_put(engine_forms *f, engine_form *form); /* NULL is fine */
 
 const hd_grammar *engine_form_grammar(const engine_form *form);

@@ -74,54 +74,81 @@ static bool has_strict_tool(const json_t *tools) {
     return false;
 }
 
-static bool holds_calls(const engine_record *r, const hd_generation *g) {
-    return g->form == HD_FORM_FREE && (engine_forces_call(g) || has_strict_tool(r->tools));
+/* What a request has of its answer that masks must see to. */
+typedef struct demands {
+    bool form, call; /* the content has a form; a call must come */
+    bool calls;      /* calls may come, and are calls of what is offered */
+    bool held;       /* any of them, or the form, would be broken without masks */
+} demands;
+
+/* Where masks cannot be, calls are not worth refusing a request that does not depend on them. */
+static bool can_watch(const hd_engine *e, const hd_generation *g) {
+    return e->executor && !e->forced_acceptance && !g->ignore_eos && !g->unparsed;
 }
 
-/* What a grammar of calls wants to know of the tools that may be called: the caller's. */
-static char *describe_tools(const engine_record *r, const char *only) {
-    static const char *const keys[] = {"name", "strict", "parameters"};
+static demands find_demands(const hd_engine *e, const engine_record *r,
+                            const hd_generation *g) {
+    const bool can_call =
+        r->reply_tools.n_tools > 0 && hd_reply_format_of(e->encoding) != HD_REPLY_PLAIN;
+    demands d = {.form = g->form != HD_FORM_FREE, .call = engine_forces_call(g)};
+    d.held = d.form || d.call || has_strict_tool(r->tools);
+    d.calls = can_call && (d.held || can_watch(e, g));
+    return d;
+}
+
+/* What a grammar of calls wants to know of the tools that may be called: the caller's. Schemas that
+ * nothing is held to are left out. */
+static char *describe_tools(const engine_record *r, const char *only, bool hold) {
     json_t *list = json_array();
     bool ok = list != NULL;
     for (size_t i = 0; ok && i < json_array_size(r->tools); i++) {
         const json_t *f = json_object_get(json_array_get(r->tools, i), "function");
-        const char *name = json_string_value(json_object_get(f, "name"));
-        if (!name || (only && strcmp(name, only) != 0)) continue;
-        json_t *told = json_object();
-        for (size_t k = 0; ok && k < HD_LEN(keys); k++) {
-            json_t *value = json_object_get(f, keys[k]);
-            ok = !value || json_is_null(value) || json_object_set(told, keys[k], value) == 0;
+        json_t *name = json_object_get(f, "name");
+        if (!json_is_string(name) || (only && strcmp(json_string_value(name), only) != 0)) {
+            continue;
         }
-        ok = json_array_append_new(list, told) == 0 && ok;
+        const bool strict = json_is_true(json_object_get(f, "strict"));
+        json_t *parameters = hold || strict ? json_object_get(f, "parameters") : NULL;
+        json_t *told = json_pack("{s:O, s:b, s:O*}", "name", name, "strict", strict,
+                                 "parameters", json_is_null(parameters) ? NULL : parameters);
+        ok = json_array_append_new(list, told) == 0; /* takes it in any case */
     }
     char *text = ok ? hd_json_write(list, JSON_COMPACT) : NULL;
     json_decref(list);
     return text;
 }
 
-/* The grammar of the calls that may come, or must. */
-static hd_status hold_calls(const hd_engine *e, engine_record *r, const hd_generation *g,
-                            hd_err *err) {
+/* The grammar of the form, of the calls that may come or must, or of either. */
+static hd_status open_grammar(const hd_engine *e, engine_record *r, const hd_generation *g,
+                              demands d, hd_err *err) {
     const hd_reply_format format = hd_reply_format_of(e->encoding);
     const bool dsml = format == HD_REPLY_V32 || format == HD_REPLY_V4;
-    const bool forced = engine_forces_call(g);
-    const bool named = forced && strcmp(g->tool_choice, "required") != 0;
-    const hd_grammar_calls calls = {.format = format,
+    const bool named = d.call && strcmp(g->tool_choice, "required") != 0;
+    char *tools = d.calls ? describe_tools(r, named ? g->tool_choice : NULL, d.call) : NULL;
+    if (d.calls && !tools) {
+        return HD_FAIL(err, HD_ENOMEM, "no memory for the tools of a request");
+    }
+    const hd_grammar_calls calls = {.tools = tools,
+                                    .n_tools = tools ? strlen(tools) : 0,
+                                    .format = format,
                                     .marks = hd_grammar_vocab_marks(e->vocab),
                                     .flagged = e->flagged && (!dsml || e->dsml_flagged),
-                                    .optional = !forced,
+                                    .hold = d.call,
                                     .most = named || g->one_call ? 1 : HD_REPLY_MAX_CALLS};
-    char *tools = describe_tools(r, named ? g->tool_choice : NULL);
-    if (!tools) return HD_FAIL(err, HD_ENOMEM, "no memory for the tools of a request");
-    const hd_status st = engine_forms_take_calls(e->forms, &r->form, tools, &calls, err);
+    hd_generation form = *g;
+    if (d.call) form.form = HD_FORM_FREE; /* which leaves no room for another answer */
+    const hd_status st = engine_forms_take(e->forms, &r->form, &form, &calls, err);
     free(tools);
-    r->parse.own_spelling = true;
-    return st;
+    HD_TRY(st);
+    r->guide.grammar = engine_form_grammar(r->form);
+    r->guide.free = !d.form && !d.call;
+    r->parse.own_spelling = d.calls && d.held;
+    return HD_OK;
 }
 
 /* ---- the guide ---- */
 
-static hd_status check_possible(const hd_engine *e, const hd_generation *g, bool behind,
+static hd_status check_possible(const hd_engine *e, const hd_generation *g, bool held,
                                 hd_err *err) {
     if (!e->executor) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
@@ -131,23 +158,19 @@ static hd_status check_possible(const hd_engine *e, const hd_generation *g, bool
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "forced acceptance leaves no room for forms, calls and bounds");
     }
-    if (behind && g->ignore_eos) {
+    if (held && g->ignore_eos) {
         return HD_FAIL(err, HD_EINVAL,
                        "an answer with a form, or calls that keep to one, ends where that "
                        "does: no ignore_eos");
-    }
-    if (g->form != HD_FORM_FREE && engine_forces_call(g)) {
-        return HD_FAIL(err, HD_EINVAL, "an answer cannot both have a form and begin a call");
     }
     return HD_OK;
 }
 
 hd_status engine_steer(hd_engine *e, engine_record *r, const hd_generation *g, hd_err *err) {
-    const bool calls = holds_calls(r, g);
-    const bool behind = g->form != HD_FORM_FREE || calls || engine_forces_call(g);
+    const demands d = find_demands(e, r, g);
     const bool relaxed = g->relaxed_top > 0 && g->relaxed_delta > 0;
-    if (!behind && !relaxed && !g->max_reasoning) return HD_OK;
-    HD_TRY(check_possible(e, g, behind, err));
+    if (!d.held && !d.calls && !relaxed && !g->max_reasoning) return HD_OK;
+    HD_TRY(check_possible(e, g, d.held, err));
     const bool may_begin = r->is_chat && e->encoding == HD_CHAT_R1_0528;
     r->guide = (hd_guide){.reasoning = r->starts_in_reasoning,
                           .think = may_begin ? find_token(e, "<think>") : -1,
@@ -163,10 +186,8 @@ hd_status engine_steer(hd_engine *e, engine_record *r, const hd_generation *g, h
             err, HD_EUNSUPPORTED,
             "the tokenizer has no token </think>, so reasoning has no end to be seen");
     }
-    if (engine_forces_call(g)) HD_TRY(force_opening(e, r, g, err));
-    if (calls) HD_TRY(hold_calls(e, r, g, err));
-    if (g->form != HD_FORM_FREE) HD_TRY(engine_forms_take(e->forms, &r->form, g, err));
-    if (r->form) r->guide.grammar = engine_form_grammar(r->form);
+    if (d.call) HD_TRY(force_opening(e, r, g, err));
+    if (d.form || d.calls) HD_TRY(open_grammar(e, r, g, d, err));
     r->steered = true;
     return HD_OK;
 }

@@ -5,7 +5,8 @@
  * request that ended meanwhile has rows in step n that nobody reads. Works that step n does
  * not have (a prompt, somebody who comes back) are computed behind it, as always, and the next
  * turn begins afresh. So does every turn with a guided work, whose mask needs its last token:
- * it is one launch, but the host cannot be ahead of it. */
+ * it is one launch, but the host cannot be ahead of it. Where a guide begins to limit a reply, the
+ * tokens behind that, and the step that is under way, are dropped. */
 #include <string.h>
 
 #include "base/checked.h"
@@ -18,8 +19,11 @@ void exec_forget_slot(hd_executor *x, int32_t slot) {
     f->known[slot].position = -1;
 }
 
+/* Dropped tokens would stay among those that penalties count. */
 static bool is_guided(const hd_executor *x, const hd_work *w) {
-    return x->replies && x->replies[w->slot].guide;
+    const exec_reply *r = x->replies ? &x->replies[w->slot] : NULL;
+    if (!r || !r->guide) return false;
+    return !exec_reply_is_free(r) || hd_has_penalty(&x->host.params[w->slot]);
 }
 
 static bool any_guided(const hd_executor *x, const hd_work *works, int32_t n) {

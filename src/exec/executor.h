@@ -33,13 +33,16 @@ typedef struct hd_executor_options {
 
 enum { HD_MAX_BIAS = 1024 }; /* biased and banned tokens of one request */
 
-/* What steers a reply beside its numbers: reasoning, then text of the grammar. Ids that a tokenizer does not have are -1. A reply that does
- * not begin inside the reasoning may enter it by its first token, if think is given. */
+/* What steers a reply beside its numbers: reasoning, then text of the grammar. Ids that a
+ * tokenizer does not have are -1. A reply that does not begin inside the reasoning may enter it by
+ * its first token, if think is given. Where the grammar has calls, a marker that opens them ends
+ * the reasoning as unthink does, and free content. */
 typedef struct hd_guide {
     bool reasoning;            /* the reply begins inside the reasoning */
     int32_t think, unthink;    /* the tokens that begin and end reasoning */
     int32_t max_reasoning;     /* tokens before unthink is forced; 0: no bound */
     const hd_grammar *grammar; /* of the tokens that follow, or NULL: free */
+    bool free;                 /* content is free, and held from where calls open */
     const int32_t *forced;     /* [n_forced] the first of them, whatever the model says */
     int32_t n_forced;
     int32_t relaxed_top;      /* inside reasoning a draft also stands when it is among this */

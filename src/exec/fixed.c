@@ -522,20 +522,34 @@ static void note_cursor(hd_executor *x, const exec_flight *f, const exec_outcome
     }
 }
 
+/* Takes a token; false: what follows it in this step was chosen without its guide. */
+static bool take_token(hd_executor *x, const hd_work *w, hd_chosen *c, int32_t token) {
+    exec_reply *r = x->replies ? &x->replies[w->slot] : NULL;
+    const bool was_free = !r || exec_reply_is_free(r);
+    exec_note_failure(c, token);
+    if (r) exec_reply_advance(r, &x->masks, token);
+    return !was_free || !r || exec_reply_is_free(r);
+}
+
 void exec_fixed_collect(hd_executor *x, const exec_flight *f, const hd_work *w, hd_chosen *c) {
     const exec_outcome o = outcome_in(f->outcome, &f->shape);
     const int32_t i = f->index[w->slot], n_drafts = f->shape.n_drafts;
     const int32_t first = i * (1 + n_drafts);
     assert(o.accepted[i] >= 0);
     *c = (hd_chosen){.status = HD_OK};
-    c->n_tokens = hd_min_i32(o.accepted[i], w->n_choose - 1) + 1;
-    for (int32_t k = 0; k < c->n_tokens; k++) {
-        c->tokens[k] = o.token[first + k];
-        c->logprobs[k] = o.logprob[first + k];
-        exec_note_failure(c, c->tokens[k]);
-        if (x->replies) exec_reply_advance(&x->replies[w->slot], &x->masks, c->tokens[k]);
+    const int32_t most = hd_min_i32(o.accepted[i], w->n_choose - 1) + 1;
+    bool goes_on = true;
+    while (goes_on && c->n_tokens < most) {
+        const int32_t row = first + c->n_tokens;
+        c->tokens[c->n_tokens] = o.token[row];
+        c->logprobs[c->n_tokens++] = o.logprob[row];
+        goes_on = take_token(x, w, c, o.token[row]);
     }
     show_top(x, &o, w->slot, first, c);
+    if (!goes_on) {
+        x->fixed.known[w->slot].position = -1;
+        return;
+    }
     note_cursor(x, f, &o, w, i);
     if (c->status != HD_OK || o.accepted[i] >= w->n_choose) return; /* drafts of elsewhere */
     c->n_drafts = hd_min_i32(w->want_drafts, n_drafts);

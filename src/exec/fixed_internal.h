@@ -99,7 +99,7 @@ void exec_fixed_close(hd_executor *x);
 bool exec_fixed_shape(const hd_executor *x, int32_t n, int32_t n_drafts, exec_shape *out);
 
 /* Launches works[n] as a flight: fresh from what the works say, or where the flight before
- * leaves them, without those that cannot outlive it; then none of them has a guide. */
+ * leaves them, without those that cannot outlive it; then no guide limits any of them. */
 hd_status exec_fixed_launch(hd_executor *x, exec_flight *f, const exec_shape *shape,
                             const hd_work *works, int32_t n, bool fresh, hd_err *err);
 

@@ -13,7 +13,18 @@ static bool awaits_forced(const exec_reply *r) {
 
 /* Whether the reply cannot end with its reasoning. */
 static bool must_follow(const exec_reply *r) {
-    return r->guide->grammar && !hd_grammar_can_end(r->guide->grammar, &r->grammar);
+    return r->guide->grammar && !r->free && !hd_grammar_can_end(r->guide->grammar, &r->grammar);
+}
+
+/* Whether calls open with this token, which need no opening that is forced. */
+static bool opens_calls(exec_reply *r, const exec_masks *m, int32_t token) {
+    const hd_guide *g = r->guide;
+    if (!g->grammar ||
+        !hd_grammar_watch_token(m->vocab, g->grammar, &r->watch, &r->grammar, token)) {
+        return false;
+    }
+    r->n_forced = g->n_forced;
+    return true;
 }
 
 /* A model that begins reasoning by itself does so with its first token or never. */
@@ -32,7 +43,9 @@ void exec_reply_start(exec_reply *r, const hd_guide *guide) {
     if (!guide) return;
     r->begun = false;
     r->reasoning = guide->reasoning;
+    r->free = guide->free;
     r->n_reasoning = r->n_forced = 0;
+    r->watch = (hd_grammar_watch){0};
     if (guide->grammar) hd_grammar_start(guide->grammar, &r->grammar);
 }
 
@@ -41,8 +54,10 @@ void exec_reply_copy(exec_reply *to, const exec_reply *from) {
     if (!from->guide) return;
     to->begun = from->begun;
     to->reasoning = from->reasoning;
+    to->free = from->free;
     to->n_reasoning = from->n_reasoning;
     to->n_forced = from->n_forced;
+    to->watch = from->watch;
     if (from->guide->grammar) hd_grammar_copy(&to->grammar, &from->grammar);
 }
 
@@ -53,9 +68,12 @@ void exec_reply_advance(exec_reply *r, const exec_masks *m, int32_t token) {
     r->begun = true;
     if (thinks) {
         r->reasoning = true;
-    } else if (r->reasoning) {
-        r->reasoning = token != g->unthink;
+    } else if (r->reasoning && token == g->unthink) {
+        r->reasoning = false;
+        r->watch = (hd_grammar_watch){0};
+    } else if (r->reasoning || r->free) {
         r->n_reasoning += r->reasoning;
+        if (opens_calls(r, m, token)) r->reasoning = r->free = false;
     } else if (g->grammar) {
         r->n_forced += awaits_forced(r);
         hd_grammar_advance_token(m->vocab, g->grammar, &r->grammar, token);
@@ -79,6 +97,8 @@ static exec_limit limit_by_state(const exec_reply *r, const exec_masks *m, uint3
     }
     if (must_stop_thinking(r)) {
         allow_one(m, mask, g->unthink);
+    } else if (r->free) {
+        return EXEC_FREE;
     } else if (awaits_forced(r)) {
         allow_one(m, mask, g->forced[r->n_forced]);
     } else if (g->grammar) {
@@ -88,6 +108,14 @@ static exec_limit limit_by_state(const exec_reply *r, const exec_masks *m, uint3
     }
     if (may_think(r)) allow(mask, g->think);
     return EXEC_BY_MASK;
+}
+
+bool exec_reply_is_free(const exec_reply *r) {
+    const hd_guide *g = r->guide;
+    if (!g) return true;
+    if (g->n_ban > 0 || may_think(r)) return false;
+    if (!r->reasoning) return r->free || !g->grammar;
+    return g->max_reasoning == 0 && g->relaxed_top == 0 && !must_follow(r);
 }
 
 static bool allows_others(const hd_guide *g, const exec_masks *m, const uint32_t *mask) {

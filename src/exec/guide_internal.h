@@ -9,7 +9,9 @@ typedef struct exec_reply {
     const hd_guide *guide; /* NULL: free, and nothing below means anything */
     bool begun;            /* it has a token */
     bool reasoning;
+    bool free;                     /* content that comes is free */
     int32_t n_reasoning, n_forced; /* tokens of either so far */
+    hd_grammar_watch watch;        /* of reasoning and free content */
     hd_grammar_state grammar;
 } exec_reply;
 
@@ -32,6 +34,9 @@ typedef enum exec_limit {
 void exec_reply_start(exec_reply *r, const hd_guide *guide);
 void exec_reply_copy(exec_reply *to, const exec_reply *from);
 void exec_reply_advance(exec_reply *r, const exec_masks *m, int32_t token);
+
+/* Nothing limits the tokens that come, until one of them says so: then this is no longer true. */
+bool exec_reply_is_free(const exec_reply *r);
 
 /* Writes mask [words] only for EXEC_BY_MASK. position: of the token that comes. */
 exec_limit exec_reply_limit(const exec_reply *r, const exec_masks *m, int32_t position,

@@ -44,9 +44,20 @@ static void draw(gram_builder *b, int32_t root, const hd_grammar_args *a) {
         draw_choices(b, root, a);
         break;
     case HD_GRAMMAR_CALLS:
-        gram_calls(b, root, a->text, a->n, &a->calls);
         break;
     }
+}
+
+/* A text of its kind, calls, or either. */
+static void draw_all(gram_builder *b, hd_grammar *g, int32_t root, const hd_grammar_args *a) {
+    if (a->calls.tools) gram_calls(b, g, root, &a->calls);
+    if (a->kind == HD_GRAMMAR_CALLS || !a->calls.tools) {
+        draw(b, root, a);
+        return;
+    }
+    const int32_t text = gram_rule_new(b);
+    draw(b, text, a);
+    if (b->status == HD_OK) gram_call(b, b->rules[root].start, b->rules[root].end, text, 1, 1);
 }
 
 hd_status hd_grammar_open(hd_grammar **out, const hd_grammar_args *args, hd_err *err) {
@@ -61,7 +72,7 @@ hd_status hd_grammar_open(hd_grammar **out, const hd_grammar_args *args, hd_err 
     if (!g) return HD_FAIL(err, HD_ENOMEM, "no memory for a grammar");
     gram_builder b = {.err = err ? err : &own, .free_space = args->free_space};
     int32_t root = gram_rule_new(&b);
-    if (b.status == HD_OK) draw(&b, root, args);
+    if (b.status == HD_OK) draw_all(&b, g, root, args);
     if (b.status == HD_OK) gram_compile(&b, g, root);
     gram_builder_deinit(&b);
     g->id = atomic_fetch_add(&last_id, 1) + 1;

@@ -1,5 +1,5 @@
 /* grammar.h - text that must have a form: JSON of a schema, a regular expression, one of a list,
- * calls of tools as a chat format writes them.
+ * calls of tools as a chat format writes them, or either such a text or calls.
  *
  * A grammar is compiled once into a byte-level automaton with a stack and never changes after,
  * so any number of threads may share one. A state says where a text stands in a grammar; it is
@@ -45,19 +45,23 @@ typedef enum hd_grammar_kind {
     HD_GRAMMAR_JSON_SCHEMA, /* text: the schema */
     HD_GRAMMAR_REGEX,       /* text: a pattern, which the whole answer matches */
     HD_GRAMMAR_CHOICE,      /* choices */
-    HD_GRAMMAR_CALLS        /* text: a JSON array of functions with name, strict, parameters */
+    HD_GRAMMAR_CALLS        /* no text: calls only */
 } hd_grammar_kind;
 
-/* Calls: one block of them, from its opening to its end. Arguments of a strict function are an
- * object of its parameters' schema; those of others any object.
+/* Calls that may come instead of a text: one block of them, from its opening to its end. The name
+ * of a call is one of tools. Arguments of a strict function are an object of its parameters'
+ * schema; those of others any object, or with hold one of their schema as far as a grammar can
+ * express it.
  *
  * A marker of the format that is one token, a control token, is one byte to the automaton:
  * HD_GRAMMAR_MARK and its number. Where it is none it is its text. */
 typedef struct hd_grammar_calls {
+    const char *tools; /* [n_tools] a JSON array of functions with name, strict, parameters; */
+    size_t n_tools;    /* NULL: no calls */
     hd_reply_format format;
     uint32_t marks; /* which markers are tokens: hd_grammar_vocab_marks() */
     bool flagged;   /* a marker that is spelled in plain text is none, as in hd_reply_options */
-    bool optional;  /* any text may come before, and be all */
+    bool hold;      /* the arguments of functions that are not strict, too */
     int32_t most;   /* calls, at least one */
 } hd_grammar_calls;
 
@@ -145,6 +149,17 @@ uint32_t hd_grammar_vocab_marks(const hd_grammar_vocab *v); /* bits */
  * ids that are never allowed leave the grammar. */
 bool hd_grammar_advance_token(const hd_grammar_vocab *v, const hd_grammar *g,
                               hd_grammar_state *s, int32_t id);
+
+/* A text that the grammar does not hold, reasoning or free content, in which calls may open. */
+enum { HD_GRAMMAR_OPENINGS = 2 };
+typedef struct hd_grammar_watch {
+    uint8_t met[HD_GRAMMAR_OPENINGS]; /* bytes of each marker that opens calls */
+} hd_grammar_watch;
+
+/* Follows such a text by one token; *w is zero at its start. True when a marker that opens calls
+ * of g ends in the token: then s stands behind the token, inside the calls. */
+bool hd_grammar_watch_token(const hd_grammar_vocab *v, const hd_grammar *g, hd_grammar_watch *w,
+                            hd_grammar_state *s, int32_t id);
 
 /* Words of one mask: ceil(n_rows / 32). */
 int32_t hd_grammar_vocab_words(const hd_grammar_vocab *v);

@@ -2,12 +2,12 @@
  * reply_opening.c how one begins), with arguments that keep to their schemas. */
 #include "text/grammar_internal.h"
 
+#include <assert.h>
 #include <string.h>
 
 #include "base/json.h"
 #include "text/chat_internal.h"
 #include "text/grammar_marks_internal.h"
-#include "text/unicode_internal.h"
 
 const char *const gram_mark_text[GRAM_N_MARKS] = {
     [GRAM_MARK_CALLS_BEGIN] = CHAT_CALLS_BEGIN, [GRAM_MARK_CALLS_END] = CHAT_CALLS_END,
@@ -19,7 +19,7 @@ enum { BAR = 0xff5c }; /* the character that every marker has */
 
 /* What the formats differ in. */
 typedef struct form {
-    const char *lead;           /* before the block, but for any text that may come first */
+    const char *lead;           /* before the block */
     const char *begin, *end;    /* of the block */
     const char *first, *behind; /* of a call: before its name, between that and the arguments */
     const char *last;           /* behind the arguments */
@@ -64,29 +64,54 @@ static void name_tool(gram_builder *b, const char *name) {
     snprintf(b->err->msg + n, sizeof b->err->msg - n, " (tool '%s')", name);
 }
 
-static int32_t draw_arguments(gram_builder *b, const form *f, json_t *tool) {
+/* Draws what the arguments of a tool must be. Without strict, a schema that cannot be expressed
+ * is no reason to refuse the tool: false, and its arguments are any object. */
+static bool draw_schema(gram_builder *b, const form *f, int32_t rule, json_t *tool) {
+    const bool strict = json_is_true(json_object_get(tool, "strict"));
     json_t *parameters = json_object_get(tool, "parameters");
+    json_t *none = json_pack("{s:s, s:b}", "type", "object", "additionalProperties", 0);
+    b->loose = !strict;
+    gram_schema_of(b, rule, parameters ? parameters : none,
+                   f->parameters ? GRAM_AS_PARAMETERS : GRAM_AS_OBJECT);
+    b->loose = false;
+    json_decref(none);
+    if (b->status == HD_OK || b->status == HD_ENOMEM || strict) return true;
+    b->status = HD_OK;
+    *b->err = (hd_err){0};
+    return false;
+}
+
+static int32_t draw_any_object(gram_builder *b, const form *f) {
     const int32_t rule = gram_rule_new(b);
     if (b->status != HD_OK) return 0;
-    const gram_rule r = b->rules[rule];
-    b->rules[rule].tool = json_string_value(json_object_get(tool, "name"));
-    if (json_is_true(json_object_get(tool, "strict"))) {
-        json_t *none =
-            parameters ? json_incref(parameters)
-                       : json_pack("{s:s, s:b}", "type", "object", "additionalProperties", 0);
-        gram_schema_of(b, rule, none, f->parameters ? GRAM_AS_PARAMETERS : GRAM_AS_OBJECT);
-        json_decref(none);
-    } else if (f->parameters) {
-        gram_any_parameters(b, r.start, r.end, json_object_get(parameters, "properties"));
+    if (f->parameters) {
+        gram_any_parameters(b, b->rules[rule].start, b->rules[rule].end);
     } else {
-        gram_json_call(b, r.start, r.end, GRAM_JSON_OBJECT);
+        gram_json_call(b, b->rules[rule].start, b->rules[rule].end, GRAM_JSON_OBJECT);
     }
     return rule;
 }
 
+/* The rule of a tool's arguments; *any is that of any object, drawn when first wanted. */
+static int32_t draw_arguments(gram_builder *b, const form *f, json_t *tool, bool hold,
+                              int32_t *any) {
+    const bool strict = json_is_true(json_object_get(tool, "strict"));
+    if (strict || (hold && json_object_get(tool, "parameters"))) {
+        const int32_t rule = gram_rule_new(b);
+        if (b->status != HD_OK) return 0;
+        if (draw_schema(b, f, rule, tool)) {
+            b->rules[rule].tool = json_string_value(json_object_get(tool, "name"));
+            return rule;
+        }
+    }
+    if (*any == GRAM_NONE) *any = draw_any_object(b, f);
+    return *any;
+}
+
 /* One call, of any tool. */
-static int32_t draw_call(gram_builder *b, const form *f) {
+static int32_t draw_call(gram_builder *b, const form *f, bool hold) {
     const int32_t rule = gram_rule_new(b);
+    int32_t any = GRAM_NONE;
     if (b->status != HD_OK) return 0;
     const gram_rule r = b->rules[rule];
     const uint32_t name = literal(b, r.start, f->first), done = gram_node(b);
@@ -99,7 +124,7 @@ static int32_t draw_call(gram_builder *b, const form *f) {
             return 0;
         }
         const uint32_t from = literal(b, literal(b, name, text), f->behind);
-        const int32_t arguments = draw_arguments(b, f, tool);
+        const int32_t arguments = draw_arguments(b, f, tool, hold, &any);
         if (b->status != HD_OK) {
             name_tool(b, text);
             return 0;
@@ -111,8 +136,8 @@ static int32_t draw_call(gram_builder *b, const form *f) {
 }
 
 static void draw_block(gram_builder *b, const form *f, uint32_t from, uint32_t to,
-                       int32_t most) {
-    const int32_t call = draw_call(b, f);
+                       const hd_grammar_calls *calls) {
+    const int32_t call = draw_call(b, f, calls->hold);
     const uint32_t begun = literal(b, from, f->begin), first = gram_node(b),
                    done = gram_node(b);
     int32_t further = gram_rule_new(b);
@@ -120,17 +145,8 @@ static void draw_block(gram_builder *b, const form *f, uint32_t from, uint32_t t
     const gram_rule r = b->rules[further];
     gram_call(b, begun, first, call, 1, 1);
     gram_call(b, literal(b, r.start, f->between), r.end, call, 1, 1);
-    gram_call(b, first, done, further, 0, (uint32_t)most - 1);
+    gram_call(b, first, done, further, 0, (uint32_t)calls->most - 1);
     gram_empty(b, literal(b, done, f->end), to);
-}
-
-/* Any text, but for what could be a marker. */
-static void draw_text(gram_builder *b, uint32_t at) {
-    gram_class_range any[] = {
-        {0, TEXT_UNICODE_END - 1}
-    };
-    const gram_class all = {.ranges = any, .n = HD_LEN(any)};
-    gram_class_draw(b, at, at, &all, false);
 }
 
 static bool read_tools(gram_builder *b, const char *text, size_t n) {
@@ -146,21 +162,36 @@ static bool read_tools(gram_builder *b, const char *text, size_t n) {
     return b->status == HD_OK;
 }
 
-void gram_calls(gram_builder *b, int32_t root, const char *text, size_t n,
-                const hd_grammar_calls *calls) {
+/* Appends a text, its markers as the vocabulary has them. */
+static void spell(const gram_builder *b, uint8_t *out, uint8_t *n, const char *text) {
+    for (; *text; text++) {
+        const uint8_t c = (uint8_t)*text;
+        const bool spelled = c >= HD_GRAMMAR_MARK && !(b->marks >> (c - HD_GRAMMAR_MARK) & 1);
+        const char *piece = spelled ? gram_mark_text[c - HD_GRAMMAR_MARK] : text;
+        const size_t bytes = spelled ? strlen(piece) : 1;
+        assert(*n + bytes <= sizeof((gram_opening *)0)->marker);
+        memcpy(out + *n, piece, bytes);
+        *n = (uint8_t)(*n + bytes);
+    }
+}
+
+static void add_opening(const gram_builder *b, hd_grammar *g, const char *lead,
+                        const char *marker) {
+    gram_opening *o = &g->openings[g->n_openings++];
+    spell(b, o->lead, &o->n_lead, lead);
+    spell(b, o->marker, &o->n_marker, marker);
+}
+
+void gram_calls(gram_builder *b, hd_grammar *g, int32_t root, const hd_grammar_calls *calls) {
     const uint32_t from = b->rules[root].start, to = b->rules[root].end;
     if (calls->format == HD_REPLY_PLAIN || calls->most < 1) {
         gram_fail(b, HD_EUNSUPPORTED, "unsupported_schema: this model's replies have no calls");
     }
-    if (b->status != HD_OK || !read_tools(b, text, n)) return;
+    if (b->status != HD_OK || !read_tools(b, calls->tools, calls->n_tools)) return;
     const form *f = &forms[calls->format];
     b->marks = calls->marks;
     b->avoid = calls->flagged ? 0 : BAR;
-    if (calls->optional) {
-        draw_text(b, from);
-        gram_empty(b, from, to);
-        draw_block(b, f, from, to, calls->most);
-    } else {
-        draw_block(b, f, literal(b, from, f->lead), to, calls->most);
-    }
+    draw_block(b, f, literal(b, from, f->lead), to, calls);
+    add_opening(b, g, f->lead, f->parameters ? "<" DSML : f->begin);
+    if (!f->parameters) add_opening(b, g, f->begin, CALL_BEGIN);
 }

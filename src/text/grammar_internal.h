@@ -52,6 +52,12 @@ static inline bool gram_bytes_has(const gram_bytes *s, uint8_t b) {
     return s->bits[b >> 6] >> (b & 63) & 1;
 }
 
+/* A marker that opens calls, and what stands before it at the start of the grammar. */
+typedef struct gram_opening {
+    uint8_t lead[32], marker[32];
+    uint8_t n_lead, n_marker;
+} gram_opening;
+
 struct hd_grammar {
     uint64_t id;        /* of the process, so that a mask cache knows it */
     gram_state *states; /* [n_states] 0: accepts and goes nowhere */
@@ -61,6 +67,8 @@ struct hd_grammar {
     uint32_t n_states, n_arcs, n_sites, n_rules;
     uint32_t start;
     size_t bytes;
+    gram_opening openings[HD_GRAMMAR_OPENINGS]; /* [n_openings] */
+    uint32_t n_openings;
 };
 
 /* The builder. */
@@ -131,6 +139,7 @@ typedef struct gram_builder {
     gram_numbers *numbers;
     uint32_t n_numbers;
     size_t cap_numbers;
+    bool loose;    /* schemas: keywords that cannot be expressed are passed over */
     json_t *tools; /* what gram_rule.tool points into */
     hd_status status;
     hd_err *err;
@@ -237,16 +246,15 @@ enum {
 };
 extern const char *const gram_mark_text[GRAM_N_MARKS];
 
-void gram_calls(gram_builder *b, int32_t root, const char *text, size_t n,
-                const hd_grammar_calls *calls);
+/* Draws the calls into rule root and tells g how they open. */
+void gram_calls(gram_builder *b, hd_grammar *g, int32_t root, const hd_grammar_calls *calls);
 
 /* Text between two nodes, of which a byte HD_GRAMMAR_MARK + i stands for the i-th marker;
  * returns the node behind it. */
 uint32_t gram_marked(gram_builder *b, uint32_t from, const char *text, size_t n);
 
-/* The parameters of a call in DSML, any of them, in any order. properties: whose names may be
- * odd, or NULL. */
-void gram_any_parameters(gram_builder *b, uint32_t from, uint32_t to, const json_t *properties);
+/* The parameters of a call in DSML, any of them, in any order. */
+void gram_any_parameters(gram_builder *b, uint32_t from, uint32_t to);
 
 /* Matching. */
 

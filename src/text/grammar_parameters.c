@@ -103,19 +103,14 @@ void gram_schema_parameters(gram_walk *w, const gram_task *t) {
 
 /* ---- of no schema ---- */
 
-void gram_any_parameters(gram_builder *b, uint32_t from, uint32_t to,
-                         const json_t *properties) {
+void gram_any_parameters(gram_builder *b, uint32_t from, uint32_t to) {
+    static const char names[] = "[^\\x00-\\x1f\"<>]{1,63}"; /* that a tag can hold */
     const int32_t rule = gram_rule_new(b);
     if (b->status != HD_OK) return;
     const gram_rule r = b->rules[rule];
     const uint32_t begun = literal(b, r.start, BEGIN), named = gram_node(b),
                    done = gram_node(b);
-    const char *key;
-    json_t *schema;
-    draw_other_name(b, begun, named);
-    json_object_foreach((json_t *)(uintptr_t)properties, key, schema) {
-        if (can_name(b, key)) gram_bytes_of(b, begun, named, key, strlen(key));
-    }
+    gram_pattern(b, begun, named, names, sizeof names - 1, (gram_pattern_options){0}, NULL);
     gram_json_call(b, draw_kind(b, named, true), done, GRAM_JSON_PLAIN);
     gram_json_call(b, draw_kind(b, named, false), done, GRAM_JSON_VALUE);
     gram_empty(b, literal(b, done, END), r.end);

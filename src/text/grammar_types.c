@@ -77,7 +77,7 @@ static const char *find_pattern(gram_walk *w, const gram_task *t) {
     } else if (format) {
         const char *known = gram_format_pattern(json_string_value(format));
         snprintf(what, sizeof what, "the format %.40s", json_string_value(format));
-        if (!known) gram_schema_refuse(w, t, what);
+        if (!known && !w->b->loose) gram_schema_refuse(w, t, what);
         return known;
     }
     return NULL;
@@ -474,7 +474,7 @@ void gram_schema_any(gram_walk *w, const gram_task *t) {
                                       [GRAM_AS_PLAIN] = GRAM_JSON_PLAIN,
                                       [GRAM_AS_OTHER] = GRAM_JSON_OTHER};
     if (t->spelling == GRAM_AS_PARAMETERS) {
-        gram_any_parameters(w->b, t->from, t->to, NULL);
+        gram_any_parameters(w->b, t->from, t->to);
     } else {
         gram_json_call(w->b, t->from, t->to, kinds[t->spelling]);
     }

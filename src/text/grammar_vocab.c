@@ -208,12 +208,19 @@ void hd_grammar_vocab_close(hd_grammar_vocab *v) {
     free(v);
 }
 
+const uint8_t *gram_vocab_bytes(const hd_grammar_vocab *v, int32_t id, size_t *n) {
+    const bool known = id >= 0 && id < v->n_pieces;
+    const uint32_t at = known ? v->bytes_at[id] : 0;
+    *n = known ? v->bytes_at[id + 1] - at : 0;
+    return v->bytes + at;
+}
+
 bool hd_grammar_advance_token(const hd_grammar_vocab *v, const hd_grammar *g,
                               hd_grammar_state *s, int32_t id) {
     if (is_eos(v->eos, v->n_eos, id)) return true;
-    const bool known = id >= 0 && id < v->n_pieces;
-    const uint32_t at = known ? v->bytes_at[id] : 0, end = known ? v->bytes_at[id + 1] : 0;
-    if (at < end) return hd_grammar_advance(g, s, v->bytes + at, end - at);
+    size_t n;
+    const uint8_t *bytes = gram_vocab_bytes(v, id, &n);
+    if (n > 0) return hd_grammar_advance(g, s, bytes, n);
     s->n_threads = 0;
     return false;
 }

@@ -26,4 +26,7 @@ struct hd_grammar_vocab {
     size_t longest; /* bytes of a token */
 };
 
+/* The bytes of a token as a grammar reads it; *n is 0 for one that no text holds. */
+const uint8_t *gram_vocab_bytes(const hd_grammar_vocab *v, int32_t id, size_t *n);
+
 #endif

@@ -1,7 +1,7 @@
 /* drive_grammar.c - the grammar's matcher and masks, line by line, for tests in other languages.
  *
  * Reads one JSON object per line: kind (object, schema, regex, choice, calls), text, choices,
- * space; for calls format (a number), spelled (markers are no tokens), optional, most;
+ * space; where there are tools, format (a number), spelled (markers are no tokens), hold, most;
  * texts to judge; walks, the number of random texts to make through masks, from seed. Answers
  * with one line: error, or states, bytes, accepted (per text), walks (texts that ended), and
  * wrong: tokens whose mask bit disagreed with advance(). A walk of calls is given with its
@@ -332,7 +332,9 @@ static json_t *judge(driver *d, const hd_grammar *g, const hd_grammar_args *a,
                      const json_t *job) {
     json_t *tools = NULL;
     hd_err err = {0};
-    if (a->kind == HD_GRAMMAR_CALLS) hd_json_parse(&tools, a->text, a->n, "the tools", &err);
+    if (a->calls.tools) {
+        hd_json_parse(&tools, a->calls.tools, a->calls.n_tools, "the tools", &err);
+    }
     json_t *accepted = json_array(), *walks = json_array();
     const json_t *texts = json_object_get(job, "texts");
     bool stuck = false;
@@ -391,7 +393,9 @@ static json_t *serve(driver *d, const json_t *job) {
                  : d->tokenizer ? hd_grammar_vocab_marks(d->vocab)
                                 : MARKS,
         .flagged = !spelled,
-        .optional = json_is_true(json_object_get(job, "optional")),
+        .tools = json_string_value(json_object_get(job, "tools")),
+        .n_tools = json_string_length(json_object_get(job, "tools")),
+        .hold = json_is_true(json_object_get(job, "hold")),
         .most = (int32_t)json_integer_value(json_object_get(job, "most"))};
     for (size_t i = 0; i < HD_LEN(kinds); i++) {
         if (kind && strcmp(kinds[i], kind) == 0) a.kind = (hd_grammar_kind)i;

@@ -303,7 +303,7 @@ ROWS = {
     "S23 choice 5": (tools(ADD, tool_choice=5), 400, "invalid_value"),
     "S24 unknown form": (chat(response_format={"type": "xml"}), 400, "invalid_value"),
     "S24 no schema": (chat(response_format={"type": "json_schema"}), 400, "missing_required_parameter"),
-    "S24 a form and a forced call": (tools(ADD, tool_choice="required", response_format={"type": "json_object"}), 400, "invalid_value"),
+    "S24 a form and a forced call": (tools(ADD, tool_choice="required", response_format={"type": "json_object"}), 200, None),
     "S24 two forms": (chat(regex="a", response_format={"type": "json_object"}), 400, "invalid_value"),
     "S25 a grammar": (chat(ebnf='root ::= root "a"'), 400, "unsupported_parameter"),
     "S26 allowed tools": (tools(ADD, tool_choice={"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "add"}}]}}), 200, None),

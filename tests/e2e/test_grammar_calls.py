@@ -6,6 +6,7 @@ the parser of replies, as in a server, and its arguments are judged by jsonschem
 
 import json
 import random
+import re
 
 import jsonschema
 import pytest
@@ -41,7 +42,7 @@ def tools(*schemas, strict=True):
 
 
 def job(format, offered, **more):
-    return {"kind": "calls", "format": FORMATS[format], "text": json.dumps(offered), "most": 2, **more}
+    return {"kind": "calls", "format": FORMATS[format], "tools": json.dumps(offered), "most": 2, **more}
 
 
 def check(offered, walk, at_most=2):
@@ -87,15 +88,53 @@ def test_the_format_is_written_exactly(format):
 
 @EVERY
 @SPELLED
-def test_any_text_may_come_before(format, spelled):
-    """What is not a call in the format's own spelling stays text, however near it comes."""
+def test_calls_or_a_form(format, spelled):
+    """Either a call, or an answer in the form; never both, nor anything else."""
     offered = tools(obj(a=I), obj(b={"type": "string", "maxLength": 3}))
-    (answer,) = drive([job(format, offered, walks=300, seed=5, optional=True, spelled=spelled)])
-    assert answer["wrong"] == 0 and not answer["stuck"], answer
-    for walk in answer["walks"]:
-        check(offered, walk)
-        assert walk["calls"] or walk["content"] == walk["text"].strip() or walk["content"] == walk["text"], walk
-    assert any(walk["calls"] for walk in answer["walks"]) and any(not walk["calls"] for walk in answer["walks"])
+    forms = {"schema": json.dumps(obj(x=I)), "object": "", "regex": "[a-c]{2,4}"}
+    jobs = [job(format, offered, walks=40, seed=5, spelled=spelled, **{"kind": kind, "text": text}) for kind, text in forms.items()]
+    jobs.append(job(format, offered, walks=40, seed=5, spelled=spelled, kind="choice", choices=["yes", "no"]))
+    for kind, answer in zip([*forms, "choice"], drive(jobs)):
+        assert "error" not in answer and answer["wrong"] == 0 and not answer["stuck"], answer
+        assert any(walk["calls"] for walk in answer["walks"]), kind
+        assert any(not walk["calls"] for walk in answer["walks"]), kind
+        for walk in answer["walks"]:
+            check(offered, walk)
+            assert bool(walk["calls"]) != bool(walk["content"]), walk
+            if walk["calls"]:
+                continue
+            text = walk["content"]
+            if kind == "choice":
+                assert text in ("yes", "no")
+            elif kind == "regex":
+                assert re.fullmatch("[a-c]{2,4}", text)
+            else:
+                assert isinstance(json.loads(text), dict)
+            if kind == "schema":
+                jsonschema.validate(json.loads(text), obj(x=I))
+
+
+@EVERY
+@SPELLED
+def test_held_tools_keep_to_their_schema_as_far_as_it_goes(format, spelled):
+    """What strict would refuse is passed over, or leaves any object, without strict."""
+    exact = obj(a=I, b={"enum": ["x", 2]})
+    partly = {"a": {"type": "integer", "multipleOf": 3}, "s": {"type": "string", "format": "binary"}}
+    for parameters, kept in [
+        (exact, exact),
+        ({**obj(**partly), "minProperties": 1}, obj(a=I, s=S)),
+        (obj(a={"allOf": [{"type": "integer"}, {"minimum": 1}]}), {"type": "object"}),
+        ({"type": "object", "properties": {"a": {"type": "float"}}}, {"type": "object"}),
+    ]:
+        offered = [{"name": "f0", "parameters": parameters}]
+        (answer,) = drive([job(format, offered, walks=30, seed=1, hold=True, spelled=spelled)])
+        assert "error" not in answer and answer["wrong"] == 0 and not answer["stuck"], (parameters, answer)
+        for walk in answer["walks"]:
+            if "a parameter is given twice" in walk["notes"]:
+                continue
+            for name, arguments, whole in walk["calls"]:
+                assert name == "f0" and whole
+                jsonschema.validate(json.loads(arguments), kept)
 
 
 @EVERY

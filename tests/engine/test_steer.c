@@ -422,10 +422,6 @@ static void impossible_calls_are_refused(void **state) {
     assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
     assert_string_equal(why, "tool_choice: no tool is named 'abacus'");
     g.tool_choice = "calculator";
-    g.form = HD_FORM_JSON;
-    assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
-    assert_string_equal(why, "an answer cannot both have a form and begin a call");
-    g.form = HD_FORM_FREE;
     g.ignore_eos = true;
     assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
     assert_non_null(strstr(why, "no ignore_eos"));

@@ -11,14 +11,15 @@
 #include "base/philox.h"
 #include "exec/tape.h"
 
-/* Id 4 and on. Some tokens are several characters, two are halves of one. */
+/* Id 4 and on. Some tokens are several characters, two are halves of one, and five are markers
+ * of calls. */
 static const char *const pieces[] = {
-    "0",   "1",     "2",   "3",     "4",    "5",  "6",  "7",    "8",    "9",  "a",  "b",
-    "c",   "d",     "e",   "f",     "g",    "h",  "i",  "j",    "k",    "l",  "m",  "n",
-    "o",   "p",     "q",   "r",     "s",    "t",  "u",  "v",    "w",    "x",  "y",  "z",
-    "{",   "}",     "[",   "]",     ":",    ",",  "-",  "+",    ".",    "\\", "/",  " ",
-    "\n",  "\"",    "E",   "A",     "B",    "C",  "!",  "\xc3", "(",    "a",  "tr", "ue",
-    "\":", "\",\"", "{\"", "false", "null", "ab", "12", "\"}",  "\xa9",
+    "0",   "1",     "2",    "3",     "4",    "5",    "6",  "7",    "8",    "9",  "a",  "b",
+    "c",   "d",     "e",    "f",     "g",    "h",    "i",  "j",    "k",    "l",  "m",  "n",
+    "o",   "p",     "q",    "r",     "s",    "t",    "u",  "v",    "w",    "x",  "y",  "z",
+    "{",   "}",     "[",    "]",     ":",    ",",    "-",  "+",    ".",    "\\", "/",  " ",
+    "\n",  "\"",    "\xf8", "\xf9",  "\xfa", "\xfb", "!",  "\xc3", "\xfc", "a",  "tr", "ue",
+    "\":", "\",\"", "{\"",  "false", "null", "ab",   "12", "\"}",  "\xa9",
 };
 
 static const char *piece_of(int32_t id) {

@@ -66,6 +66,21 @@ static void mixed_crowd(uint64_t seed) {
     }
 }
 
+/* Whether calls opened; then what follows is what they may be. */
+static bool check_calls(const hd_grammar *g, const request *r) {
+    static hd_grammar_state s;
+    hd_grammar_watch w = {0};
+    bool opened = false;
+    for (int32_t at = r->n_prompt; at < r->n; at++) {
+        if (!opened) {
+            opened = hd_grammar_watch_token(m.vocab, g, &w, &s, r->text[at]);
+        } else {
+            assert_true(hd_grammar_advance_token(m.vocab, g, &s, r->text[at]));
+        }
+    }
+    return opened;
+}
+
 static void run_mixed(uint64_t seed, int32_t ahead) {
     mixed_crowd(seed);
     for (int32_t i = 0; i < SLOTS; i++) {
@@ -136,6 +151,61 @@ static void guided_rows_stay_in_the_step(void **state) {
         }
     }
     hd_grammar_close(form);
+}
+
+/* Replies are free, with drafts and the host ahead, until calls open, in the content or in the
+ * reasoning; from there on they are held. */
+static void calls_open_in_the_step(void **state) {
+    (void)state;
+    static const char tools[] =
+        "[{\"name\":\"ab\",\"strict\":true,\"parameters\":{\"type\":\"object\","
+        "\"properties\":{\"a\":{\"enum\":[1,23]},\"b\":{\"type\":\"boolean\"}}}}]";
+    const hd_logit_bias bias[] = {
+        {id_of('\xf8'), 3.0f},
+        {id_of('\xfa'), 3.0f}
+    };
+    const hd_grammar_args args = {
+        .kind = HD_GRAMMAR_CALLS,
+        .calls = {.tools = tools,
+                  .n_tools = sizeof tools - 1,
+                  .format = HD_REPLY_V31,
+                  .marks = 0x1f,
+                  .flagged = true,
+                  .most = 3}
+    };
+    hd_grammar *calls;
+    assert_int_equal(hd_grammar_open(&calls, &args, NULL), HD_OK);
+    for (size_t i = 1; i < HD_LEN(models); i++) {
+        int32_t n_called = 0, n_graph = 0;
+        for (uint64_t seed = 0; seed < 3; seed++) {
+            for (int32_t fixed = 0; fixed < 2; fixed++) {
+                open_either(models[i], 0.0f, fixed);
+                mixed_crowd(70 + seed);
+                for (int32_t r = 0; r < SLOTS; r++) {
+                    crowd[r].guide = (hd_guide){.reasoning = r % 2,
+                                                .think = -1,
+                                                .unthink = UNTHINK,
+                                                .free = true,
+                                                .grammar = calls};
+                    crowd[r].choosing.guide = r < 3 ? &crowd[r].guide : NULL;
+                    crowd[r].choosing.bias = bias;
+                    crowd[r].choosing.params.n_bias = 2;
+                    crowd[r].choosing.params.temperature = 1.0f;
+                    crowd[r].choosing.params.repetition_penalty = 0.0f;
+                    crowd[r].choosing.params.frequency_penalty = r == 2 ? 0.1f : 0.0f;
+                    enter(&m, &crowd[r]);
+                }
+                run_all(&m, crowd, SLOTS);
+                if (!fixed) memcpy(before, crowd, sizeof before);
+                for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
+                n_graph += fixed && replayed(0);
+                for (int32_t r = 0; r < 3; r++) n_called += check_calls(calls, &crowd[r]);
+                close_machine(&m);
+            }
+        }
+        assert_true(n_called > 0 && n_graph > 0);
+    }
+    hd_grammar_close(calls);
 }
 
 /* Everybody draws anew how far to draft, comes late, is put back into another slot, brings the
@@ -294,6 +364,7 @@ int test_fixed_steps(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_the_same),
         cmocka_unit_test(guided_rows_stay_in_the_step),
+        cmocka_unit_test(calls_open_in_the_step),
         cmocka_unit_test(whoever_comes_and_goes),
         cmocka_unit_test(benchmarks_accept_the_same),
         cmocka_unit_test(texts_end_with_the_context),

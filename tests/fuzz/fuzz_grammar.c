@@ -77,10 +77,11 @@ static void use(const hd_grammar *g, const uint8_t *text, size_t n) {
 }
 
 /* Two tools, of which the first has these parameters. */
-static char *offer(const uint8_t *parameters, size_t n, size_t *out_n) {
-    static const char head[] = "[{\"name\":\"a\",\"strict\":true,\"parameters\":",
-                      tail[] = "},{\"name\":\"ab\"}]";
-    const size_t before = sizeof head - 1, after = sizeof tail - 1;
+static char *offer(const uint8_t *parameters, size_t n, bool strict, size_t *out_n) {
+    const char *head = strict ? "[{\"name\":\"a\",\"strict\":true,\"parameters\":"
+                              : "[{\"name\":\"a\",\"parameters\":",
+               *tail = "},{\"name\":\"ab\"}]";
+    const size_t before = strlen(head), after = strlen(tail);
     char *text = malloc(before + n + after);
     must(text != NULL, "memory");
     memcpy(text, head, before);
@@ -105,11 +106,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
         .calls = {.format = (hd_reply_format)(data[0] >> 3 & 3) + 1,
                   .marks = data[0] & 32 ? (1 << N_MARKS) - 1 : 0,
                   .flagged = data[0] & 32,
-                  .optional = data[0] & 64,
+                  .hold = data[0] & 64,
                   .most = data[0] & 128 ? 1 : 128},
     };
     char *tools = NULL;
-    if (a.kind == HD_GRAMMAR_CALLS) a.text = tools = offer(text, length, &a.n);
+    if (a.kind == HD_GRAMMAR_CALLS) {
+        a.calls.tools = tools = offer(text, length, !a.calls.hold, &a.calls.n_tools);
+        if (data[0] & 2) a.kind = HD_GRAMMAR_JSON_OBJECT; /* either */
+    }
     hd_grammar *g;
     hd_err err = {0};
     if (hd_grammar_open(&g, &a, &err) == HD_OK) {

@@ -169,13 +169,13 @@ static void test_masks_of_calls(void **state) {
     for (int i = 0; i < 16; i++) {
         const bool flagged = i & 1;
         const hd_grammar_args a = {
-            .kind = HD_GRAMMAR_CALLS,
-            .text = tools,
-            .n = strlen(tools),
-            .calls = {.format = (hd_reply_format)(HD_REPLY_V3 + i / 4),
+            .kind = i & 2 ? HD_GRAMMAR_CALLS : HD_GRAMMAR_JSON_OBJECT,
+            .calls = {.tools = tools,
+                      .n_tools = strlen(tools),
+                      .format = (hd_reply_format)(HD_REPLY_V3 + i / 4),
                       .marks = flagged ? 0x3f : 0,
                       .flagged = flagged,
-                      .optional = i & 2,
+                      .hold = i & 1,
                       .most = 2}
         };
         hd_grammar *g;
@@ -184,6 +184,60 @@ static void test_masks_of_calls(void **state) {
         hd_grammar_close(g);
     }
     hd_grammar_masks_close(m);
+    hd_grammar_vocab_close(v.trie);
+}
+
+/* Calls that open in a text which is not held, at any byte; what only resembles a marker opens
+ * nothing, nor does one with a rest that no call has. */
+static void test_openings_are_seen(void **state) {
+    (void)state;
+    static const char tools[] = "[{\"name\":\"aa\"},{\"name\":\"ab\"}]";
+    static const struct {
+        hd_reply_format format;
+        bool flagged;
+        const char *before, *marker, *after, *wrong;
+    } rows[] = {
+        {HD_REPLY_V4,  true,  "x<\xfc\xfd<<",             "\xfd", "tool_calls>\n<\xfdinvoke name=\"a", "c"   },
+        {HD_REPLY_V32, false, "<｜DSML<｜DS<｜DSML",   "｜",
+         "function_calls>\n<｜DSML｜invoke name=\"aa\">",                                            "f-"  },
+        {HD_REPLY_V3,  true,  "\xf9",                     "\xf8",
+         "\xfa"
+         "function\xfc"
+         "ab\n```json\n{}",                                                                            "\xfb"},
+        {HD_REPLY_V31, true,  "",                         "\xfa", "ab\xfc{}\xfb\xf9",                  "\xfa"},
+        {HD_REPLY_V31, false, "<｜tool▁calls▁begin", "｜>",
+         "<｜tool▁call▁begin｜>aa<｜tool▁sep｜>{",                                           "aa"  },
+    };
+    vocab v;
+    open_vocab(&v);
+    for (size_t i = 0; i < HD_LEN(rows); i++) {
+        static hd_grammar_state s, inside;
+        hd_grammar *g;
+        hd_err err = {0};
+        hd_grammar_watch w = {0};
+        const hd_grammar_args a = {
+            .kind = HD_GRAMMAR_CALLS,
+            .calls = {.tools = tools,
+                      .n_tools = strlen(tools),
+                      .format = rows[i].format,
+                      .marks = rows[i].flagged ? 0x3f : 0,
+                      .flagged = rows[i].flagged,
+                      .most = 2}
+        };
+        if (hd_grammar_open(&g, &a, &err) != HD_OK) fail_msg("%s", err.msg);
+        for (const char *c = rows[i].before; *c; c++) {
+            assert_false(hd_grammar_watch_token(v.trie, g, &w, &s, (uint8_t)*c));
+        }
+        for (const char *c = rows[i].marker; *c; c++) {
+            assert_int_equal(hd_grammar_watch_token(v.trie, g, &w, &s, (uint8_t)*c), !c[1]);
+        }
+        hd_grammar_copy(&inside, &s);
+        assert_true(
+            hd_grammar_advance(g, &s, (const uint8_t *)rows[i].after, strlen(rows[i].after)));
+        assert_false(hd_grammar_advance(g, &inside, (const uint8_t *)rows[i].wrong,
+                                        strlen(rows[i].wrong)));
+        hd_grammar_close(g);
+    }
     hd_grammar_vocab_close(v.trie);
 }
 
@@ -298,6 +352,7 @@ int test_grammar(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_masks_equal_advance),
         cmocka_unit_test(test_masks_of_calls),
+        cmocka_unit_test(test_openings_are_seen),
         cmocka_unit_test(test_copies_take_back),
         cmocka_unit_test(test_long_texts_stay_small),
         cmocka_unit_test(test_threads_share_a_grammar),
