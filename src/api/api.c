@@ -13,6 +13,7 @@ const http_route api_routes[] = {
     {"POST",            "/v1/tokenize",                      HTTP_USER,   HTTP_OPENAI,    api_tokenize          },
     {"POST",            "/detokenize",                       HTTP_USER,   HTTP_OPENAI,    api_detokenize        },
     {"POST",            "/v1/detokenize",                    HTTP_USER,   HTTP_OPENAI,    api_detokenize        },
+    {"GET",             "/tokenizer_info",                   HTTP_USER,   HTTP_OPENAI,    api_tokenizer_info    },
     {"POST",            "/apply-template",                   HTTP_USER,   HTTP_OPENAI,    api_apply_template    },
     {"POST",            "/parse_function_call",              HTTP_USER,   HTTP_OPENAI,    api_parse_call        },
     {"POST",            "/separate_reasoning",               HTTP_USER,   HTTP_OPENAI,    api_separate_reasoning},

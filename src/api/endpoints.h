@@ -7,7 +7,7 @@
 #include "http/http.h"
 
 http_handler api_chat, api_complete, api_generate, api_models, api_model;
-http_handler api_tokenize, api_detokenize, api_apply_template;
+http_handler api_tokenize, api_detokenize, api_tokenizer_info, api_apply_template;
 http_handler api_parse_call, api_separate_reasoning;
 http_handler api_messages, api_count_tokens, api_responses, api_input_tokens;
 http_handler api_one_response;

@@ -1,5 +1,6 @@
 /* models.c - GET /v1/models and /v1/models/{id}: the one model that is served, and its
- * context. Also the endpoints we do not have: refused so that a client understands. */
+ * context. Also the endpoints we do not have: refused so that a client understands, and with a
+ * status after which it does not try again, as clients do after 408, 409, 429 and from 500 on. */
 #include <string.h>
 #include <time.h>
 
@@ -47,6 +48,6 @@ void api_model(http_call *c, void *server) {
 
 void api_unsupported(http_call *c, void *server) {
     (void)server;
-    http_error(c, 501, "not_supported_error", "unsupported_endpoint", NULL,
+    http_error(c, 404, "not_found_error", "unsupported_endpoint", NULL,
                "%s %s is not supported by this server", http_method(c), http_path(c));
 }

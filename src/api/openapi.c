@@ -27,6 +27,8 @@ static const api_operation own_operations[] = {
      .body = &api_tokenize_family, .reply = "Tokens"},
     {.path = "/v1/tokenize", .methods = "POST", .summary = "Text to token ids",
      .body = &api_tokenize_family, .reply = "Tokens"},
+    {.path = "/tokenizer_info", .methods = "GET", .summary = "The tokenizer's special tokens",
+     .reply = "TokenizerInfo"},
     {.path = "/detokenize", .methods = "POST", .summary = "Token ids to text",
      .body = &api_detokenize_family, .reply = "DecodedTokens"},
     {.path = "/v1/detokenize", .methods = "POST", .summary = "Token ids to text",

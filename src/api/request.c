@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "api/endpoints.h"
 #include "base/progress.h"
 #include "base/siphash.h"
 
@@ -29,7 +30,6 @@ const char *api_error_type(http_shape shape, int status) {
         {413, "invalid_request_error", "request_too_large"},
         {429, "rate_limit_error",      "rate_limit_error" },
         {500, "server_error",          "api_error"        },
-        {501, "not_supported_error",   "not_found_error"  },
         {503, "overloaded_error",      "overloaded_error" },
     };
     for (size_t i = 0; i < HD_LEN(types); i++) {
@@ -85,9 +85,8 @@ const char *api_grammar_code(const char *message) {
     return NULL;
 }
 
-/* The engine's sentence, and the tokenizer's, which stops early. */
 static bool is_too_long(const char *message) {
-    return strstr(message, "exceed the context") || strstr(message, "the text has more than");
+    return strstr(message, "exceed the context") || strstr(message, "prompt is too long");
 }
 
 bool api_refuse_err(api_request *r, const char *param, const hd_err *err) {
@@ -101,6 +100,12 @@ bool api_refuse_err(api_request *r, const char *param, const hd_err *err) {
     if (n > 0 && n < sizeof field) {
         snprintf(field, sizeof field, "%.*s", (int)n, err->msg);
         param = field;
+    }
+    if (!code &&
+        strstr(err->msg, "the text has more than")) { /* the tokenizer's, which stops */
+        return api_refuse(r, "context_length_exceeded", param,
+                          "prompt is too long: %s; the maximum context length is %d tokens",
+                          err->msg, r->max_context);
     }
     if (!code && is_too_long(err->msg)) code = "context_length_exceeded";
     return api_refuse(r, code ? code : "invalid_value", param, "%s", err->msg);
@@ -236,6 +241,7 @@ static void set_defaults(api_request *r) {
                         .stream_reasoning = true,
                         .parallel_calls = true,
                         .stream_interval = r->ctx->limits.stream_interval};
+    r->parse_special = r->family == &api_tokenize_family; /* as clients expect it there */
     r->top_logprobs = r->logprobs = r->max_tokens = r->max_completion_tokens = -1;
     r->logprob_start = -1;
     r->store = true;

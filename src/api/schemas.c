@@ -153,6 +153,11 @@ const api_schema api_schemas[] = {
      "{'type':'object','required':['tokens','count','max_model_len'],'properties':{"
      "'tokens':{'type':'array'},'count':{'type':['integer','array']},'max_model_len':@Count,"
      "'token_strs':{'type':'array'}}}"},
+    {"TokenizerInfo",
+     "{'type':'object','required':['bos_token','eos_token','pad_token','chat_template'],"
+     "'properties':{'tokenizer_class':@Text,'bos_token':@MaybeText,'eos_token':@MaybeText,"
+     "'pad_token':@MaybeText,'add_bos_token':{'type':'boolean'},'vocab_size':@Count,"
+     "'model_max_length':@Count,'chat_template':{'type':'null'}}}"},
     {"DecodedTokens",
      "{'type':'object','required':['text','prompt','content'],'properties':{"
      "'text':{'type':['string','array']},'prompt':{'type':['string','array']},"

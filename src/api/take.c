@@ -8,6 +8,7 @@
 #include "api/request.h"
 #include "api/text.h"
 
+enum { COUNTED_BYTES = 1 << 20 }; /* of a text that is too long, to say how long in tokens */
 enum { MAX_STOPS = 16, MAX_STOP_BYTES = 256, MAX_STOP_IDS = 64, MAX_BIAS = 1024 };
 
 /* ---- sampling ---- */
@@ -409,18 +410,26 @@ bool api_take_text(api_request *r, const char *text, size_t n, const char *param
     const bool bos = r->begins >= 0 && hd_tokenizer_adds_bos(t);
     const uint32_t flags =
         (r->parse_special ? HD_ENCODE_SPECIAL : 0u) | (bos ? HD_ENCODE_BOS : 0u);
-    hd_ids out = {.max = (size_t)r->max_context};
+    hd_ids out = {0};
     hd_err err = {0};
-    if (n > 16 * (size_t)r->max_context ||
-        hd_tokenizer_encode(t, text, n, flags, &out, &err) == HD_EINVAL) {
-        hd_ids_deinit(&out);
+    if (n > 16 * (size_t)r->max_context && n > COUNTED_BYTES) {
         return api_refuse(r, "context_length_exceeded", param,
-                          "%s of %zu bytes does not fit the context of %d tokens", param, n,
-                          r->max_context);
+                          "prompt is too long: %zu bytes, more than the maximum context length "
+                          "of %d tokens could hold",
+                          n, r->max_context);
     }
+    hd_tokenizer_encode(t, text, n, flags, &out, &err);
     *n_ids = out.n;
-    *ids = err.code == HD_OK ? api_keep(r, out.n, sizeof **ids) : NULL;
-    if (err.code != HD_OK) api_refuse_err(r, param, &err);
+    *ids = NULL;
+    if (err.code != HD_OK) {
+        api_refuse_err(r, param, &err);
+    } else if (out.n > (size_t)r->max_context) {
+        api_refuse(r, "context_length_exceeded", param,
+                   "prompt is too long: %zu tokens > %d maximum, the maximum context length",
+                   out.n, r->max_context);
+    } else {
+        *ids = api_keep(r, out.n, sizeof **ids);
+    }
     if (*ids && out.n > 0) memcpy(*ids, out.ids, out.n * sizeof **ids);
     hd_ids_deinit(&out);
     return *ids != NULL;

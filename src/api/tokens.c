@@ -18,7 +18,7 @@ static const api_param tokenize[] = {
      .about = "the text begins as the tokenizer says; true by default"},
     {"add_special", API_SWITCH, AT(begins), .about = "as add_special_tokens"},
     {"parse_special", API_BOOL, AT(parse_special),
-     .about = "special tokens spelled in the text become their ids"},
+     .about = "special tokens spelled in the text become their ids; true by default"},
     {"return_token_strs", API_BOOL, AT(token_strs), .about = "the text of each token too"},
     {"with_pieces", API_BOOL, AT(with_pieces), .about = "tokens are objects with id and piece"},
     {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
@@ -238,6 +238,37 @@ void api_detokenize(http_call *c, void *server) {
     }
     api_puts(&out, "}");
     answer(&r, ok, &out);
+}
+
+/* ---- the tokenizer ---- */
+
+static void put_special(api_text *out, const api_context *ctx, const char *key, int32_t id) {
+    api_write(out, ",%s:", key);
+    if (id >= 0) {
+        api_put_token(out, ctx, id);
+    } else {
+        api_puts(out, "null");
+    }
+}
+
+/* For clients that take a server for their tokenizer: these tokens, and with them /tokenize and
+ * /detokenize. Prompts are rendered by /apply-template, so there is no template to take. */
+void api_tokenizer_info(http_call *c, void *server) {
+    const api_context *ctx = server;
+    const hd_tokenizer *t = hd_engine_tokenizer(ctx->engine);
+    hd_engine_stats stats;
+    api_text out = {0};
+    hd_engine_read_stats(ctx->engine, &stats);
+    api_write(&out, "{'tokenizer_class':'PreTrainedTokenizerFast'");
+    put_special(&out, ctx, "bos_token", hd_tokenizer_bos(t));
+    put_special(&out, ctx, "eos_token", hd_tokenizer_eos(t));
+    put_special(&out, ctx, "pad_token", hd_tokenizer_pad(t));
+    api_write(&out,
+              ",'add_bos_token':%i,'vocab_size':%d,'model_max_length':%d,'chat_template':",
+              hd_tokenizer_adds_bos(t), hd_tokenizer_vocab_size(t), stats.max_context);
+    api_puts(&out, "null}");
+    http_reply(c, 200, "application/json", out.data, out.n);
+    api_text_deinit(&out);
 }
 
 /* ---- the prompt as text ---- */

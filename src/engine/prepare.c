@@ -7,6 +7,7 @@
 #include "base/progress.h"
 #include "engine/engine_internal.h"
 
+enum { COUNTED = 16 }; /* contexts of a prompt that is too long, to say how long */
 enum { MAX_STOP_STRINGS = 16, MAX_STOP_BYTES = 256, MAX_STOP_TOKENS = 64 };
 
 /* ---- the prompt ---- */
@@ -131,7 +132,7 @@ static hd_status encode_prompt(hd_engine *e, engine_record *r, const hd_generati
         return HD_FAIL(err, HD_EINVAL, "give one of tokens, text and messages; %d are given",
                        given);
     }
-    r->prompt.max = (size_t)e->max_context;
+    r->prompt.max = COUNTED * (size_t)e->max_context;
     if (conversation) return encode_conversation(e, r, g, conversation, err);
     if (messages) return encode_messages(e, r, g, err);
     if (g->text) {
@@ -317,13 +318,21 @@ hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g,
                          const hd_conversation *conversation, hd_err *err) {
     HD_TRY(check_numbers(e, g, err));
     HD_TRY(encode_prompt(e, r, g, conversation, err));
+    if (r->prompt.n < 1) return HD_FAIL(err, HD_EINVAL, "the prompt is empty");
+    if (r->prompt.n >= (size_t)e->max_context) {
+        return HD_FAIL(
+            err, HD_EINVAL,
+            "prompt is too long: %zu tokens > %d maximum; the maximum context length "
+            "is %d tokens, one of them for the answer",
+            r->prompt.n, e->max_context - 1, e->max_context);
+    }
     r->n_prompt = (int32_t)r->prompt.n;
     const int32_t room = e->max_context - r->n_prompt;
-    if (r->n_prompt < 1) return HD_FAIL(err, HD_EINVAL, "the prompt is empty");
-    if (room < 1 || g->max_tokens > room) {
+    if (g->max_tokens > room) {
         return HD_FAIL(err, HD_EINVAL,
-                       "%d prompt tokens and %d output tokens exceed the context of %d",
-                       r->n_prompt, g->max_tokens ? g->max_tokens : 1, e->max_context);
+                       "%d prompt tokens and %d output tokens exceed the context: the maximum "
+                       "context length is %d tokens, and %d output tokens fit",
+                       r->n_prompt, g->max_tokens, e->max_context, room);
     }
     r->priority = g->priority;
     r->on_event = g->on_event;

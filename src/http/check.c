@@ -314,16 +314,17 @@ static bool matches(const char *pattern, const char *path, const char **tail) {
     return strncmp(pattern, path, n - 1) == 0 && **tail;
 }
 
-/* An exact path wins over one that ends in '*'. */
-static void find_route(http_call *c, const char **allowed) {
+/* An exact path wins over one that ends in '*'. Of the paths below prefix, without that. */
+static void find_below(http_call *c, const char *prefix, const char **allowed) {
     const http_server *h = c->http;
+    const size_t n = strlen(prefix);
     bool exact = false;
-    *allowed = NULL;
     for (size_t t = 0; t < h->n_tables && !exact; t++) {
         for (size_t i = 0; i < h->tables[t].n && !exact; i++) {
             const http_route *r = &h->tables[t].routes[i];
             const char *tail;
-            if (!matches(r->path, c->target.path, &tail)) continue;
+            if (strncmp(r->path, prefix, n) != 0) continue;
+            if (!matches(r->path + n, c->target.path, &tail)) continue;
             *allowed = r->methods;
             if (!takes_method(r->methods, c->method)) continue;
             exact = !tail;
@@ -334,9 +335,11 @@ static void find_route(http_call *c, const char **allowed) {
     }
 }
 
+/* Clients are configured with an address that ends in /v1, or does not. */
 static bool check_route(http_call *c) {
-    const char *allowed;
-    find_route(c, &allowed);
+    const char *allowed = NULL;
+    find_below(c, "", &allowed);
+    if (!allowed) find_below(c, "/v1", &allowed);
     if (!c->route && allowed) {
         char message[64];
         snprintf(message, sizeof message, "this path takes %s", allowed);
@@ -419,10 +422,18 @@ static bool check_gate(http_call *c) {
                : refuse(c, 503, "overloaded_error", "draining", "the server is going down");
 }
 
-/* A page elsewhere may send plain text or a form without asking first; JSON it may not. */
+/* A page elsewhere may send plain text, a form or an untyped body without asking first; JSON it
+ * may not. What is no page and says nothing means JSON; curl says "form" then. A form of a page
+ * that hides its origin is no JSON: its braces and quotes are escaped. */
+static bool is_untyped(const http_call *c, const char *type) {
+    const bool silent = !type || strcasecmp(type, "application/x-www-form-urlencoded") == 0;
+    return silent && !http_header(c, "Origin");
+}
+
 static bool check_media(http_call *c) {
     const char *type = http_header(c, "Content-Type");
-    if (!type || strcmp(c->method, "POST") != 0) return true;
+    if (strcmp(c->method, "POST") != 0 || is_untyped(c, type)) return true;
+    if (!type) type = "";
     const size_t n = strcspn(type, "; \t");
     const char *charset = strcasestr(type, "charset=");
     const bool json = n == 16 && strncasecmp(type, "application/json", n) == 0;

@@ -60,38 +60,38 @@ typedef struct refusal {
 } refusal;
 
 static const refusal refusals[] = {
-    {"/v1/chat/completions", "",                                                 400, "empty_body"        },
-    {"/v1/chat/completions", "{",                                                400, "invalid_json"      },
-    {"/v1/chat/completions", "[]",                                               400, "invalid_json"      },
-    {"/v1/chat/completions", "{\"n\":1,\"n\":2}",                                400, "duplicate_key"     },
-    {"/v1/chat/completions", "{}",                                               400, "\"messages\""      },
-    {"/v1/chat/completions", "{" USER ",\"temperature\":2.5}",                   400, "must be 0 to 2"    },
-    {"/v1/chat/completions", "{" USER ",\"temperature\":1e999}",                 400, "temperature"       },
-    {"/v1/chat/completions", "{" USER ",\"n\":9}",                               400, "must be 1 to 8"    },
-    {"/v1/chat/completions", "{" USER ",\"best_of\":2}",                         400, "unsupported_param" },
-    {"/v1/chat/completions", "{" USER ",\"stream\":\"yes\"}",                    400, "true or false"     },
+    {"/v1/chat/completions", "",                                                 400, "empty_body"          },
+    {"/v1/chat/completions", "{",                                                400, "invalid_json"        },
+    {"/v1/chat/completions", "[]",                                               400, "invalid_json"        },
+    {"/v1/chat/completions", "{\"n\":1,\"n\":2}",                                400, "duplicate_key"       },
+    {"/v1/chat/completions", "{}",                                               400, "\"messages\""        },
+    {"/v1/chat/completions", "{" USER ",\"temperature\":2.5}",                   400, "must be 0 to 2"      },
+    {"/v1/chat/completions", "{" USER ",\"temperature\":1e999}",                 400, "temperature"         },
+    {"/v1/chat/completions", "{" USER ",\"n\":9}",                               400, "must be 1 to 8"      },
+    {"/v1/chat/completions", "{" USER ",\"best_of\":2}",                         400, "unsupported_param"   },
+    {"/v1/chat/completions", "{" USER ",\"stream\":\"yes\"}",                    400, "true or false"       },
     {"/v1/chat/completions", "{" USER ",\"stream_options\":{\"x\":1}}",          400,
-     "stream_options.x"                                                                                   },
-    {"/v1/chat/completions", "{" USER ",\"top_logprobs\":3}",                    400, "logprobs: true"    },
-    {"/v1/chat/completions", "{" USER ",\"logit_bias\":{\"007\":1}}",            400, "logit_bias"        },
-    {"/v1/chat/completions", "{" USER ",\"stop\":[\"\"]}",                       400, "stop[0]"           },
-    {"/v1/chat/completions", "{" USER ",\"tool_choice\":\"required\"}",          400, "wants tools"       },
-    {"/v1/chat/completions", "{" USER ",\"rid\":\"a\\nb\"}",                     400, "printable"         },
-    {"/v1/chat/completions", "{" USER ",\"model\":\"a\\u0000\"}",                400, "U+0000"            },
-    {"/v1/completions",      "{\"prompt\":\"\"}",                                400, "empty_prompt"      },
-    {"/v1/completions",      "{\"prompt\":[1,\"a\"]}",                           400, "prompt[1]"         },
-    {"/v1/completions",      "{\"prompt\":[9999]}",                              400, "prompt[0]"         },
-    {"/v1/completions",      "{\"prompt\":\"a\",\"suffix\":\"b\"}",              400, "unsupported_param" },
-    {"/v1/completions",      "{\"prompt\":\"a\",\"max_tokens\":0}",              400, "wants echo"        },
-    {"/generate",            "{}",                                               400, "text"              },
-    {"/generate",            "{\"text\":\"a\",\"input_ids\":[1]}",               400, "give one"          },
-    {"/generate",            "{\"text\":[\"a\"],\"sampling_params\":[]}",        400, "sampling_params"   },
-    {"/tokenize",            "{}",                                               400, "prompt"            },
-    {"/detokenize",          "{\"tokens\":[-1]}",                                400, "tokens[0]"         },
-    {"/v1/messages",         "{\"messages\":[{\"role\":\"x\"}]}",                400, "\"type\":\"error\""},
-    {"/v1/responses",        "{\"input\":[{\"type\":\"zzz\"}]}",                 400, "input[0]"          },
-    {"/v1/responses",        "{\"input\":\"a\",\"previous_response_id\":\"x\"}", 404, "not_found"         },
-    {"/v1/embeddings",       "{}",                                               501, "not_supported"     },
+     "stream_options.x"                                                                                     },
+    {"/v1/chat/completions", "{" USER ",\"top_logprobs\":3}",                    400, "logprobs: true"      },
+    {"/v1/chat/completions", "{" USER ",\"logit_bias\":{\"007\":1}}",            400, "logit_bias"          },
+    {"/v1/chat/completions", "{" USER ",\"stop\":[\"\"]}",                       400, "stop[0]"             },
+    {"/v1/chat/completions", "{" USER ",\"tool_choice\":\"required\"}",          400, "wants tools"         },
+    {"/v1/chat/completions", "{" USER ",\"rid\":\"a\\nb\"}",                     400, "printable"           },
+    {"/v1/chat/completions", "{" USER ",\"model\":\"a\\u0000\"}",                400, "U+0000"              },
+    {"/v1/completions",      "{\"prompt\":\"\"}",                                400, "empty_prompt"        },
+    {"/v1/completions",      "{\"prompt\":[1,\"a\"]}",                           400, "prompt[1]"           },
+    {"/v1/completions",      "{\"prompt\":[9999]}",                              400, "prompt[0]"           },
+    {"/v1/completions",      "{\"prompt\":\"a\",\"suffix\":\"b\"}",              400, "unsupported_param"   },
+    {"/v1/completions",      "{\"prompt\":\"a\",\"max_tokens\":0}",              400, "wants echo"          },
+    {"/generate",            "{}",                                               400, "text"                },
+    {"/generate",            "{\"text\":\"a\",\"input_ids\":[1]}",               400, "give one"            },
+    {"/generate",            "{\"text\":[\"a\"],\"sampling_params\":[]}",        400, "sampling_params"     },
+    {"/tokenize",            "{}",                                               400, "prompt"              },
+    {"/detokenize",          "{\"tokens\":[-1]}",                                400, "tokens[0]"           },
+    {"/v1/messages",         "{\"messages\":[{\"role\":\"x\"}]}",                400, "\"type\":\"error\""  },
+    {"/v1/responses",        "{\"input\":[{\"type\":\"zzz\"}]}",                 400, "input[0]"            },
+    {"/v1/responses",        "{\"input\":\"a\",\"previous_response_id\":\"x\"}", 404, "not_found"           },
+    {"/v1/embeddings",       "{}",                                               404, "unsupported_endpoint"},
 };
 
 static void test_refusals(void **state) {
@@ -673,22 +673,24 @@ static void test_texts(void **state) {
     static const struct {
         const char *path, *body, *answer;
     } rows[] = {
-        {"/tokenize",            "{\"prompt\":\"the<s>\",\"return_token_strs\":true}",
-         "{\"max_model_len\":4096,\"tokens\":[257,60,115,62],\"count\":4,"
-         "\"token_strs\":[\"the\",\"<\",\"s\",\">\"]}"                                                                                              },
-        {"/v1/tokenize",         "{\"content\":\"the<s>\",\"parse_special\":true,\"with_pieces\":true}",
+        {"/tokenize",            "{\"prompt\":\"the<s>\"}",
+         "{\"max_model_len\":4096,\"tokens\":[257,261],\"count\":2}"                                                                        },
+        {"/tokenize",
+         "{\"prompt\":\"the<s>\",\"return_token_strs\":true,\"parse_special\":false}", "{\"max_model_len\":4096,\"tokens\":[257,60,115,62],\"count\":4,"
+         "\"token_strs\":[\"the\",\"<\",\"s\",\">\"]}"},
+        {"/v1/tokenize",         "{\"content\":\"the<s>\",\"with_pieces\":true}",
          "{\"max_model_len\":4096,\"tokens\":[{\"id\":257,\"piece\":\"the\"},"
-         "{\"id\":261,\"piece\":\"<s>\"}],\"count\":2}"                                                                                             },
+         "{\"id\":261,\"piece\":\"<s>\"}],\"count\":2}"                                                                                     },
         {"/tokenize",            "{\"prompt\":[\"a\",\"the\"]}",
-         "{\"max_model_len\":4096,\"tokens\":[[97],[257]],\"count\":[1,1]}"                                                                         },
+         "{\"max_model_len\":4096,\"tokens\":[[97],[257]],\"count\":[1,1]}"                                                                 },
         {"/detokenize",          "{\"tokens\":[97,261]}",
-         "{\"text\":\"a\",\"prompt\":\"a\",\"content\":\"a\"}"                                                                                      },
+         "{\"text\":\"a\",\"prompt\":\"a\",\"content\":\"a\"}"                                                                              },
         {"/separate_reasoning",
-         "{\"text\":\"x</think>y\",\"reasoning_parser\":\"deepseek-r1\"}",                               "{\"reasoning_text\":\"x\",\"text\":\"y\"}"},
+         "{\"text\":\"x</think>y\",\"reasoning_parser\":\"deepseek-r1\"}",             "{\"reasoning_text\":\"x\",\"text\":\"y\"}"          },
         {"/parse_function_call", "{\"text\":\"plain\"," TOOLS "}",
-         "{\"normal_text\":\"plain\",\"calls\":[]}"                                                                                                 },
+         "{\"normal_text\":\"plain\",\"calls\":[]}"                                                                                         },
         {"/apply-template",      "{" USER "}",
-         "{\"prompt\":\"<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>\"}"                                                    },
+         "{\"prompt\":\"<｜begin▁of▁sentence｜><｜User｜>hi<｜Assistant｜></think>\"}"                                            },
     };
     (void)state;
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -715,7 +717,7 @@ static void test_openapi(void **state) {
         if (json_object_get(json_object_get(o, "paths"), path)) continue;
         if (strcmp(p, "/openapi.json") == 0) continue;
         probe = rig_post(&r, p, "{}"); /* what is not described is refused */
-        assert_int_equal(rig_status(probe), 501);
+        assert_int_equal(rig_status(probe), 404);
         done(probe);
     }
     json_decref(o);

@@ -171,7 +171,7 @@ def test_every_route_is_described(server):
     for method, route, handler in routes:
         if handler == "api_unsupported":
             reply = server.request(method.upper(), route.replace("*", "x"), body={} if method == "post" else None)
-            assert reply.status == 501, route
+            assert reply.status == 404 and "is not supported by this server" in reply.text, route
         else:
             assert (method, route) in described, (method, route)
     for method, path in described:

@@ -373,8 +373,10 @@ def test_special_tokens_stay_text(server):  # M13, M14, M15
 
     assert len(control) >= 6
     assert {n_control(t) for t in texts} == {n_control("clean")}
-    plain = server.post("/tokenize", {"prompt": "".join(SPECIAL)}).json["tokens"]
+    plain = server.post("/tokenize", {"prompt": "".join(SPECIAL), "parse_special": False}).json["tokens"]
     assert not control & set(plain)
+    reply = server.post("/v1/completions", {"prompt": "".join(SPECIAL), "max_tokens": 1, "return_token_ids": True})
+    assert reply.json["choices"][0]["prompt_token_ids"][-len(plain):] == plain
 
 
 def test_nothing_is_left(server):

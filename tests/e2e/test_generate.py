@@ -182,7 +182,7 @@ def test_plain_output_is_the_text_and_nothing_else(hadal, generate, model):
         ([], "either --prompt TEXT or --file FILE"),
         (["-p", "x", "-f", "y"], "either --prompt TEXT or --file FILE"),
         (["-p", "x", "--max-tokens", "999999"], "exceed the context"),
-        (["-p", "the cat " * 1200, "--raw"], "more than 2048 tokens"),
+        (["-p", "the cat " * 1200, "--raw"], "tokens > 2047 maximum"),
         (["-p", "x", "--temperature", "-1"], "out of range"),
         (["-p", "x", "--draft-tokens", "8"], "none of"),
         (["-p", "x", "--thinking", "maybe"], "none of"),
@@ -211,7 +211,7 @@ def test_the_example_names_what_was_refused():
     answers, said = side_by_side(TINY, 8, 0, 128, ["Once", "word " * 400, "Two"], status=1)
     first, second, third, end = answers.split(b"\n")
     assert first and not second and third and not end
-    assert said.startswith("error: prompt 2 is refused: the text has more than 128 tokens\n") and said.count("error") == 1
+    assert said.startswith("error: prompt 2 is refused: prompt is too long: ") and said.count("error") == 1
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from serving import events_of, read_all, read_until, reset, wait_until
 KEPT = b"Host: 127.0.0.1\r\n"
 HOST = KEPT + b"Connection: close\r\n"
 JSON = b"Content-Type: application/json\r\n"
+OWN = b"Origin: http://127.0.0.1\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,10 @@ ROWS = {
     "H31 foreign page posts": (post(b"{}", b"Origin: https://evil.example\r\nContent-Length: 2\r\n"), {403}),
     "H31 null origin posts": (post(b"{}", b"Origin: null\r\nContent-Length: 2\r\n"), {403}),
     "H32 plain text": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", {415}),
-    "H32 form": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 2\r\n\r\n{}", {415}),
+    "H32 form": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 2\r\n\r\n{}", {200}),
+    "H32 a page's form": (b"POST /echo HTTP/1.1\r\n" + HOST + OWN + b"Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 2\r\n\r\n{}", {415}),
+    "H32 untyped": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Length: 2\r\n\r\n{}", {200}),
+    "H32 untyped, of a page": (b"POST /echo HTTP/1.1\r\n" + HOST + OWN + b"Content-Length: 2\r\n\r\n{}", {415}),
     "H40 utf-16": (b"POST /echo HTTP/1.1\r\n" + HOST + b"Content-Type: application/json; charset=utf-16\r\nContent-Length: 2\r\n\r\n{}", {415}),
     "H39 gzip body": (post(b"xx", b"Content-Encoding: gzip\r\nContent-Length: 2\r\n"), {415}),
     "H36 expects too much": (post(b"", b"Expect: 100-continue\r\nContent-Length: 99999999\r\n"), {413}),
