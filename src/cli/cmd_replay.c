@@ -8,12 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/file.h"
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/replay_links.h"
 #include "cli/replay_text.h"
 #include "cli/serve_settings.h"
 #include "text/tokenizer.h"
@@ -22,6 +24,7 @@ enum { MAX_FILE_BYTES = 1 << 30, MAX_ANSWER_BYTES = 256 << 20 };
 
 typedef struct tally {
     int64_t same, different, unknown, skipped;
+    json_t *links; /* of responses, see replay_links.h */
     bool quiet;
 } tally;
 
@@ -44,16 +47,19 @@ static bool send_all(int fd, const char *bytes, size_t n) {
     return true;
 }
 
-/* HTTP/1.0: the answer ends with the connection. *body points into out. */
+/* HTTP/1.0: the answer ends with the connection. request: a body to post, or NULL. *body points
+ * into out. */
 static hd_status ask(int32_t port, const char *path, const char *request, hd_bytes *out,
                      const char **body, int *status, hd_err *err) {
+    const char *method = request ? "POST" : "GET";
+    if (!request) request = "";
     char head[2048], buffer[8192];
     int fd;
     HD_TRY(connect_to(&fd, port, err));
     const int n = snprintf(head, sizeof head,
-                           "POST %s HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Type: "
+                           "%s %s HTTP/1.0\r\nHost: 127.0.0.1\r\nContent-Type: "
                            "application/json\r\nContent-Length: %zu\r\n\r\n",
-                           path, strlen(request));
+                           method, path, strlen(request));
     hd_status st = HD_OK;
     if (n >= (int)sizeof head || !send_all(fd, head, (size_t)n) ||
         !send_all(fd, request, strlen(request))) {
@@ -74,10 +80,18 @@ static hd_status ask(int32_t port, const char *path, const char *request, hd_byt
     return HD_OK;
 }
 
-/* The request as it was, with the seed it had then and for the only model there is. */
-static char *restore(const char *body, const char *path, json_int_t seed) {
+/* The request as it was, with the seed it had then and for the only model there is. *previous: a
+ * response that it continues, or NULL. */
+static char *restore(const tally *t, const char *line, const char *body, const char *path,
+                     json_int_t seed, const char **previous) {
     json_t *request = hd_json_read(body, strlen(body), JSON_ALLOW_NUL, NULL);
+    *previous = NULL;
     if (!json_is_object(request)) {
+        json_decref(request);
+        return NULL;
+    }
+    if (!replay_relink(t->links, request, previous)) {
+        printf("%s: continues a response that is not in the file before it\n", line);
         json_decref(request);
         return NULL;
     }
@@ -119,16 +133,36 @@ static void compare(tally *t, const char *name, const char *path, const char *be
     free(b);
 }
 
+/* A response in the background is continued when it has ended. */
+static hd_status wait_for(int32_t port, const char *response, hd_err *err) {
+    static const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
+    char path[256];
+    snprintf(path, sizeof path, "/v1/responses/%s", response);
+    for (bool runs = true; runs; nanosleep(&pause, NULL)) {
+        hd_bytes answer = {.max = MAX_ANSWER_BYTES};
+        const char *body = NULL;
+        int status = 0;
+        const hd_status st = ask(port, path, NULL, &answer, &body, &status, err);
+        json_t *o = st == HD_OK ? hd_json_read(body, strlen(body), JSON_ALLOW_NUL, NULL) : NULL;
+        const char *word = json_string_value(json_object_get(o, "status"));
+        runs = word && (strcmp(word, "queued") == 0 || strcmp(word, "in_progress") == 0);
+        json_decref(o);
+        hd_bytes_deinit(&answer);
+        HD_TRY(st);
+    }
+    return HD_OK;
+}
+
 static hd_status replay_one(tally *t, int32_t port, const json_t *line, const char *body,
                             hd_err *err) {
     const char *path = json_string_value(json_object_get(line, "path"));
     const char *before = json_string_value(json_object_get(line, "answer"));
     const char *finish = json_string_value(json_object_get(line, "finish"));
-    const char *name = json_string_value(json_object_get(line, "request_id"));
+    const char *name = json_string_value(json_object_get(line, "request_id")), *previous;
     const json_t *then = json_object_get(line, "status");
-    char *request = path && body
-                        ? restore(body, path, json_integer_value(json_object_get(line, "seed")))
-                        : NULL;
+    const json_int_t seed = json_integer_value(json_object_get(line, "seed"));
+    if (!name) name = path;
+    char *request = path && body ? restore(t, name, body, path, seed, &previous) : NULL;
     if (!request || (then && json_integer_value(then) != 200) ||
         (before && (!finish || strcmp(finish, "abort") == 0))) {
         t->skipped++; /* refused, aborted, or cut short then */
@@ -138,8 +172,9 @@ static hd_status replay_one(tally *t, int32_t port, const json_t *line, const ch
     hd_bytes answer = {.max = MAX_ANSWER_BYTES};
     const char *now = NULL;
     int status = 0;
-    hd_status st = ask(port, path, request, &answer, &now, &status, err);
-    if (!name) name = path;
+    hd_status st = previous ? wait_for(port, previous, err) : HD_OK;
+    if (st == HD_OK) st = ask(port, path, request, &answer, &now, &status, err);
+    if (st == HD_OK && before) replay_link(t->links, before, now);
     if (st == HD_OK && status != 200) {
         t->different++;
         printf("%s: status %d now\n", name, status);
@@ -213,7 +248,7 @@ int cmd_replay(int argc, char **argv) {
     int backend = 0, precision = 0, mla = 0, token_history = 0, code;
     bool no_invariance = false;
     int64_t threads = 0, context = 0, max_running = 0;
-    tally t = {0};
+    tally t = {.links = json_object()};
     hd_err err = {0};
     const option options[] = {
         option_choice("backend", &backend, option_backends, "what computes"),
@@ -238,7 +273,10 @@ int cmd_replay(int argc, char **argv) {
                                .n_positionals = (int)HD_LEN(positionals),
                                .options = options,
                                .n_options = (int)HD_LEN(options)};
-    if (!options_parse(&line, argc, argv, &code)) return code;
+    if (!options_parse(&line, argc, argv, &code)) {
+        json_decref(t.links);
+        return code;
+    }
     server_options so = serve_settings_plain(model_dir);
     so.engine.backend = option_backends[backend];
     so.engine.precision = option_precisions[precision];
@@ -248,7 +286,9 @@ int cmd_replay(int argc, char **argv) {
     so.engine.threads = (int32_t)threads;
     so.engine.max_context = (int32_t)context;
     so.engine.max_running = (int32_t)max_running;
-    if (replay(&t, &so, file, &err) != HD_OK) return report_error(&err);
+    const hd_status st = replay(&t, &so, file, &err);
+    json_decref(t.links);
+    if (st != HD_OK) return report_error(&err);
     printf("%lld the same, %lld different, %lld without an answer to compare, %lld skipped\n",
            (long long)t.same, (long long)t.different, (long long)t.unknown,
            (long long)t.skipped);

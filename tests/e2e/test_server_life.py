@@ -616,6 +616,27 @@ def test_replay(serve, hadal, tmp_path):
     assert hadal("replay", log, TINY).returncode == 2
 
 
+def test_replayed_responses_continue_each_other(serve, hadal, tmp_path):
+    """Whole, streamed and in the background; one of another log is named."""
+    log = tmp_path / "log"
+    s = serve("--log-requests", log)
+    kept = {"max_output_tokens": 8, "temperature": 1}
+    first = s.post("/v1/responses", {"input": "Once", **kept}).json["id"]
+    second = s.post("/responses", {"input": "More", "previous_response_id": first, "background": True, **kept}).json["id"]
+    wait_until(lambda: s.get(f"/v1/responses/{second}").json["status"] in ("completed", "incomplete"), "it ends")
+    events = s.post("/v1/responses", {"input": "And", "previous_response_id": second, "stream": True, **kept}).text
+    third = json.loads(events.split("data: ")[1].split("\n")[0])["response"]["id"]
+    assert s.post("/v1/responses", {"input": "Now", "previous_response_id": third, **kept}).status == 200
+    s.close()
+    lines = log.read_text().splitlines()
+    assert len(lines) == 4
+    again = hadal("replay", log, TINY)
+    assert again.returncode == 0 and again.stdout.splitlines()[-1].startswith("4 the same, 0 different"), again.stdout + again.stderr
+    log.write_text("\n".join(lines[1:]))
+    again = hadal("replay", log, TINY)
+    assert again.stdout.count("continues a response that is not in the file before it") == 3 and again.stdout.splitlines()[-1].endswith("3 skipped")
+
+
 def test_crash_dump_is_replayed(hadal, tmp_path):  # FT41
     dump = tmp_path / "dump"
     s = Server("--crash-dump", dump)
