@@ -20,7 +20,8 @@ static const api_param completion[] = {
      .about = "the prompt begins as the tokenizer says"},
     {"parse_special", API_BOOL, AT(parse_special),
      .about = "special tokens spelled in the prompt become their ids"},
-    {"suffix", API_REFUSED, .about = "nothing is filled in between"},
+    {"suffix", API_STRING, AT(suffix), .high = 1 << 22,
+     .about = "what follows: the text between it and the prompt is filled in"},
 };
 /* clang-format on */
 static const api_section completion_section = API_SECTION(completion);
@@ -275,6 +276,63 @@ static bool echo_prompts(api_request *r, const api_prompt *prompts, int32_t n, e
     return true;
 }
 
+/* ---- filling in between ---- */
+
+/* The model's markers around and between what stands before and behind the gap. */
+typedef struct fim_markers {
+    int32_t begin, hole, end;
+} fim_markers;
+
+static bool find_markers(api_request *r, fim_markers *m) {
+    const hd_tokenizer *t = hd_engine_tokenizer(r->ctx->engine);
+    static const char begin[] = "<｜fim▁begin｜>", hole[] = "<｜fim▁hole｜>",
+                      end[] = "<｜fim▁end｜>";
+    *m = (fim_markers){hd_tokenizer_find(t, begin, sizeof begin - 1),
+                       hd_tokenizer_find(t, hole, sizeof hole - 1),
+                       hd_tokenizer_find(t, end, sizeof end - 1)};
+    if (m->begin >= 0 && m->hole >= 0 && m->end >= 0) return true;
+    return api_refuse(r, "unsupported_parameter", "suffix",
+                      "suffix is not supported: this model has no tokens for filling in");
+}
+
+/* A BOS stays in front. */
+static bool surround(api_request *r, api_prompt *p, const fim_markers *m, const int32_t *suffix,
+                     size_t n) {
+    const int32_t bos = hd_tokenizer_bos(hd_engine_tokenizer(r->ctx->engine));
+    const size_t first = p->n > 0 && bos >= 0 && p->tokens[0] == bos;
+    int32_t *ids = api_keep(r, p->n + n + 3, sizeof *ids), *at = ids;
+    if (!ids) return false;
+    if (first) *at++ = bos;
+    *at++ = m->begin;
+    if (p->n > first) memcpy(at, p->tokens + first, (p->n - first) * sizeof *at);
+    at += p->n - first;
+    *at++ = m->hole;
+    if (n) memcpy(at, suffix, n * sizeof *at);
+    at[n] = m->end;
+    p->tokens = ids;
+    p->n += n + 3;
+    return true;
+}
+
+static bool take_suffix(api_request *r, api_prompt *prompts, int32_t n) {
+    fim_markers m;
+    int32_t *suffix;
+    size_t n_suffix;
+    if (!r->suffix || !*r->suffix) return true;
+    if (r->w.echo) {
+        return api_refuse(r, "invalid_value", "echo", "echo and suffix exclude each other");
+    }
+    r->begins = -1; /* the suffix is no beginning */
+    if (!find_markers(r, &m) ||
+        !api_take_text(r, r->suffix, strlen(r->suffix), "suffix", &suffix, &n_suffix)) {
+        return false;
+    }
+    for (int32_t i = 0; i < n; i++) {
+        if (!surround(r, &prompts[i], &m, suffix, n_suffix)) return false;
+    }
+    return true;
+}
+
 static void set_token_limits(api_request *r, api_prompt *prompts, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
         if (r->w.prefill_only) prompts[i].g.max_tokens = 1;
@@ -291,7 +349,7 @@ void api_complete(http_call *c, void *server) {
     int32_t n = 0;
     if (api_request_open(&r, c, server, &api_complete_family, HTTP_OPENAI) && take_output(&r) &&
         api_take_sampling(&r) && api_take_forms(&r) &&
-        api_take_prompts(&r, r.prompt, "prompt", &prompts, &n) &&
+        api_take_prompts(&r, r.prompt, "prompt", &prompts, &n) && take_suffix(&r, prompts, n) &&
         echo_prompts(&r, prompts, n, &echo)) {
         set_token_limits(&r, prompts, n);
         if (r.w.token_ids && n == 1) api_put_ids(&ids, prompts[0].tokens, prompts[0].n);

@@ -63,7 +63,7 @@ typedef struct api_request {
     /* As the body has them; NULL, -1 where it is silent. */
     const char *checked; /* words whose table is all there is to them */
     const char *rid, *request_id, *cache_salt, *extra_key, *regex, *guided_regex, *task;
-    const char *effort, *thinking_type, *instructions, *previous, *content, *parser;
+    const char *effort, *thinking_type, *instructions, *previous, *content, *parser, *suffix;
     json_t *stop, *stop_ids, *bias, *response_format, *schema, *guided_json, *guided_choice;
     json_t *content_list, *messages, *tools, *tool_choice, *prompt, *text, *input_ids, *system;
     json_t *sampling, *echoed, *rids, *tokens, *modalities, *edits;

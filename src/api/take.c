@@ -436,9 +436,10 @@ bool api_take_text(api_request *r, const char *text, size_t n, const char *param
 }
 
 static bool take_prompt(api_request *r, json_t *v, const char *param, api_prompt *p) {
+    const bool fills = r->suffix && *r->suffix; /* a gap may be at the beginning */
     int32_t *ids = NULL;
     if (json_is_string(v) && !hd_chat_is_number(v)) {
-        if (json_string_length(v) == 0) {
+        if (json_string_length(v) == 0 && !fills) {
             return api_refuse(r, "empty_prompt", param, "%s is empty", param);
         }
         if (!api_take_text(r, json_string_value(v), json_string_length(v), param, &ids,
@@ -452,7 +453,9 @@ static bool take_prompt(api_request *r, json_t *v, const char *param, api_prompt
                           "%s must be a string, an array of token ids, or an array of these",
                           param);
     }
-    if (p->n == 0) return api_refuse(r, "empty_prompt", param, "%s is empty", param);
+    if (p->n == 0 && !fills) {
+        return api_refuse(r, "empty_prompt", param, "%s is empty", param);
+    }
     p->tokens = ids;
     p->g = r->g;
     return true;

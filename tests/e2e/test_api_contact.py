@@ -2,11 +2,12 @@
 type, a server that is their tokenizer, and contexts that are too small."""
 
 import json
+import shutil
 
 import anthropic
 import openai
 import pytest
-from serving import Server
+from serving import TINY, Server
 
 SAID = [{"role": "user", "content": "What is 12 + 7?"}]
 
@@ -103,3 +104,31 @@ def test_contexts_say_what_came_and_what_fits(server, path, body, came, fit):
         assert f"{came} tokens" in message or f"{came} prompt tokens" in message, message
     assert f"{fit} maximum" in message or f"{fit} output tokens fit" in message, message
     assert "maximum context length" in message and "512" in message, message
+
+
+def test_a_gap_is_filled_in(server):
+    """By the official client; the prompt is what DeepSeek's models were trained on."""
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+    begin, hole, end = (server.post("/tokenize", {"prompt": f"<｜fim▁{m}｜>", "add_special_tokens": False}).json["tokens"][0] for m in ("begin", "hole", "end"))
+
+    def ids(text, start=False):
+        return server.post("/tokenize", {"prompt": text, "add_special_tokens": start, "parse_special": False}).json["tokens"]
+
+    start = ids("a", True)[: len(ids("a", True)) - len(ids("a"))]
+    for before, behind in [("Once upon a", " time."), ("", " time."), ("a<｜fim▁hole｜>", "\n}")]:
+        plain = [*start, begin, *ids(before), hole, *ids(behind), end]
+        kept = {"model": "x", "max_tokens": 6, "temperature": 0, "extra_body": {"return_token_ids": True}}
+        got = client.completions.create(prompt=before, suffix=behind, **kept).choices[0]
+        assert got.model_extra["prompt_token_ids"] == plain
+        assert client.completions.create(prompt=plain, **kept).choices[0].text == got.text
+    several = client.completions.create(model="x", prompt=["a", "b"], suffix="c", max_tokens=2)
+    assert len(several.choices) == 2
+    assert client.completions.create(model="x", prompt="a", suffix="", max_tokens=2, extra_body={"return_token_ids": True}).choices[0].model_extra["prompt_token_ids"] == ids("a", True)
+
+
+def test_a_model_without_markers_fills_in_nothing(serve, tmp_path):
+    model = tmp_path / "model"
+    shutil.copytree(TINY, model, symlinks=True)
+    (model / "tokenizer.json").write_text((model / "tokenizer.json").read_text().replace("fim▁hole", "not▁here"))
+    reply = serve(model=model).post("/v1/completions", {"prompt": "a", "suffix": "b"})
+    assert reply.status == 400 and reply.code == "unsupported_parameter" and reply.json["error"]["param"] == "suffix", reply.text

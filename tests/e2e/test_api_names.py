@@ -39,7 +39,7 @@ CHAT = SHARED | {
     "reasoning_effort": "low", "response_format": {"type": "json_object"}, "stream_options": None,
     "tool_choice": "none", "tools": [TOOL], "top_logprobs": None, "web_search_options": ("no", {}),
 }  # fmt: skip
-COMPLETE = SHARED | {"best_of": ("no", 2), "echo": True, "logprobs": 2, "max_tokens": 3, "suffix": ("no", "x"), "stream_options": None}
+COMPLETE = SHARED | {"best_of": ("no", 2), "echo": True, "logprobs": 2, "max_tokens": 3, "suffix": "x", "stream_options": None}
 RESPOND = SHARED | {
     "access_programs": {"cyber": "standard"}, "background": False, "background_options": {},
     "context_management": ("no", [{"type": "compaction"}]), "conversation": ("no", "conv_1"),

@@ -228,7 +228,9 @@ ROWS = {
     "R46 cache_salt of 129 bytes": (chat(cache_salt="s" * 129), 400, "string_above_max_length"),
     "R47 rid with a line feed": (chat(rid="a\nb"), 400, "invalid_value"),
     "R48 truncate_prompt_tokens": (complete(truncate_prompt_tokens=-1), 400, "unsupported_parameter"),
-    "R49 suffix": (complete(suffix="x"), 400, "unsupported_parameter"),
+    "R49 suffix": (complete(suffix="x"), 200, None),
+    "R49 suffix, echoed": (complete(suffix="x", echo=True), 400, "invalid_value"),
+    "R49 suffix that is none": (complete(suffix=5), 400, "invalid_value"),
     # messages
     "M01 missing": ((CHAT, {}), 400, "missing_required_parameter"),
     "M01 []": (say(), 400, "invalid_value"),
