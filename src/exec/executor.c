@@ -91,7 +91,10 @@ static hd_status open_guides(hd_executor *x, hd_err *err) {
         open_twin(&x->mask, x->env.device, ((size_t)x->n_rows + 1) * row, "token masks", err));
     HD_TRY(hd_grammar_masks_open(&m->cache, m->vocab, MASK_CACHE_BYTES, err));
     x->replies = calloc((size_t)x->o.n_slots + 1, sizeof *x->replies);
-    if (!x->replies) return HD_FAIL(err, HD_ENOMEM, "no memory for %d guides", x->o.n_slots);
+    m->scratch = malloc(sizeof *m->scratch);
+    if (!x->replies || !m->scratch) {
+        return HD_FAIL(err, HD_ENOMEM, "no memory for %d guides", x->o.n_slots);
+    }
     exec_mask_no_end(m, exec_mask_at(x, x->n_rows));
     hd_stream_upload(x->env.stream, (uint8_t *)x->mask.device + (size_t)x->n_rows * row,
                      exec_mask_at(x, x->n_rows), row);
@@ -158,6 +161,7 @@ void hd_executor_close(hd_executor *x) {
     hd_kv_close(x->kv);
     hd_model_close(x->model);
     free(x->replies);
+    free(x->masks.scratch);
     free(x->places);
     free(x->drafting);
     free(x);

@@ -131,6 +131,10 @@ exec_limit exec_reply_limit(const exec_reply *r, const exec_masks *m, int32_t po
     if (!g) return EXEC_FREE;
     const exec_limit limit = limit_by_state(r, m, mask);
     if (g->n_ban == 0 || position >= g->ban_until) return limit;
+    if (limit == EXEC_BY_MASK && !r->reasoning && !awaits_forced(r)) { /* of the grammar */
+        hd_grammar_mask_least(m->vocab, g->grammar, &r->grammar,
+                              (uint32_t)(g->ban_until - position - 1), m->scratch, mask);
+    }
     if (limit == EXEC_FREE) memset(mask, 0xff, (size_t)m->words * sizeof *mask);
     if (limit == EXEC_NO_END) exec_mask_no_end(m, mask);
     if (!allows_others(g, m, mask)) return limit;

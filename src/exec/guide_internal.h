@@ -22,6 +22,7 @@ typedef struct exec_masks {
     const int32_t *eos; /* [n_eos] of the model */
     int32_t n_eos;
     int32_t words; /* of a mask */
+    hd_grammar_state *scratch;
 } exec_masks;
 
 /* Which tokens may come next. */

@@ -90,6 +90,7 @@ void hd_grammar_close(hd_grammar *g) {
     free(g->arcs);
     free(g->sites);
     free(g->first);
+    free(g->longest);
     free(g);
 }
 

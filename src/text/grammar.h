@@ -179,6 +179,12 @@ void hd_grammar_masks_close(hd_grammar_masks *m); /* NULL is fine */
 /* Writes the mask [words] of what may follow s: bit id % 32 of word id / 32. */
 void hd_grammar_mask(hd_grammar_masks *m, const hd_grammar *g, const hd_grammar_state *s,
                      uint32_t *mask);
+
+/* Takes out of a mask of s the tokens after which fewer than least characters could come; nothing
+ * where none would be left. For texts that must not end yet. */
+void hd_grammar_mask_least(const hd_grammar_vocab *v, const hd_grammar *g,
+                           const hd_grammar_state *s, uint32_t least, hd_grammar_state *scratch,
+                           uint32_t *mask);
 hd_grammar_masks_stats hd_grammar_masks_get_stats(const hd_grammar_masks *m);
 
 #endif

@@ -459,7 +459,9 @@ static void finish(maker *m, int32_t root) {
     uint32_t *order = calloc(b->n_rules, sizeof *order);
     g->n_rules = b->n_rules;
     g->first = calloc(b->n_rules, sizeof *g->first);
-    if (!order || !g->first) gram_fail(b, HD_ENOMEM, "no memory for %u rules", b->n_rules);
+    g->longest = calloc(g->n_states, sizeof *g->longest);
+    if (!order || !g->first || !g->longest)
+        gram_fail(b, HD_ENOMEM, "no memory for %u rules", b->n_rules);
     for (uint32_t i = 0; i < g->n_sites; i++) {
         gram_site *site = &g->sites[i];
         const gram_state *ret = &g->states[site->ret];
@@ -467,8 +469,9 @@ static void finish(maker *m, int32_t root) {
         site->tail = site->max == 1 && ret->accept && ret->n_arcs == 0 && ret->n_sites == 0;
     }
     g->start = b->rules[root].state;
-    g->bytes = sizeof *g + g->n_states * sizeof *g->states + g->n_arcs * sizeof *g->arcs +
-               g->n_sites * sizeof *g->sites + g->n_rules * sizeof *g->first;
+    g->bytes = sizeof *g + g->n_states * (sizeof *g->states + sizeof *g->longest) +
+               g->n_arcs * sizeof *g->arcs + g->n_sites * sizeof *g->sites +
+               g->n_rules * sizeof *g->first;
     if (g->bytes > HD_GRAMMAR_MAX_BYTES) {
         gram_fail(b, HD_EINVAL, "schema_too_complex: an automaton of %zu bytes, more than %d",
                   g->bytes, HD_GRAMMAR_MAX_BYTES);
@@ -478,6 +481,7 @@ static void finish(maker *m, int32_t root) {
         if (b->status == HD_OK) check_ends(b, g);
         prune(g);
         find_first(m, order);
+        gram_find_longest(b, g);
     }
     free(order);
 }

@@ -21,6 +21,7 @@ enum {
     GRAM_ENDLESS_HEIGHT = 255,
 };
 #define GRAM_NO_MAX UINT32_MAX
+#define GRAM_NO_END UINT32_MAX
 
 /* The automaton. */
 
@@ -64,6 +65,9 @@ struct hd_grammar {
     gram_arc *arcs;     /* sorted by lo within a state */
     gram_site *sites;
     gram_bytes *first; /* [n_rules] the bytes that a rule may begin with */
+    uint32_t
+        *longest; /* [n_states] characters to the end of the rule; GRAM_NO_END: any number */
+    gram_bytes costly; /* bytes after which less may come, by more than a character */
     uint32_t n_states, n_arcs, n_sites, n_rules;
     uint32_t start;
     size_t bytes;
@@ -167,6 +171,9 @@ void gram_deny_word(gram_builder *b, int32_t rule, const char *text, size_t n);
 
 /* Makes *out of the rules; the text is one of rule root. */
 hd_status gram_compile(gram_builder *b, hd_grammar *out, int32_t root);
+
+/* Fills in longest and costly of an automaton that is otherwise done. */
+void gram_find_longest(gram_builder *b, hd_grammar *g);
 
 /* Sets of code points: sorted ranges. */
 

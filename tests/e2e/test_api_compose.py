@@ -114,3 +114,20 @@ def test_schemas_of_demanded_calls_may_say_anything(client):
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(tools=tools, **kept)
     assert refused.value.code == "unsupported_schema"
+
+
+@pytest.mark.parametrize("temperature", [0, 1.3])
+def test_the_end_of_a_form_waits_for_the_minimum(client, temperature):
+    """It is closed late where it can be longer, and ends where it cannot."""
+    schema = {"type": "object", "properties": {"note": {"type": "string", "maxLength": 120}, "n": {"enum": [1, 2]}}, "required": ["note", "n"], "additionalProperties": False}
+    kept = {"model": "x", "messages": [{"role": "user", "content": TALKS}], "temperature": temperature, "max_tokens": 300, "seed": 3}
+
+    def ask(schema, least):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        reply = client.chat.completions.create(response_format=form, extra_body={"min_tokens": least, "chat_template_kwargs": {"thinking": False}}, **kept)
+        jsonschema.validate(json.loads(reply.choices[0].message.content), schema)
+        assert reply.choices[0].finish_reason == "stop"
+        return reply.usage.completion_tokens
+
+    assert ask(schema, 40) > 40
+    assert ask(REPORT, 200) < 40

@@ -139,8 +139,8 @@ static void drafts_keep_to_the_form(void **state) {
     hd_engine_close(e);
 }
 
-/* An answer does not end before min_tokens while its form allows more, and ends where it does
- * not; the same with drafts. */
+/* An answer does not end before min_tokens while its form allows more, nor takes a way on which it
+ * would have to, and ends where the form does not; the same with drafts. */
 static void forms_meet_a_minimum(void **state) {
     (void)state;
     static const struct {
@@ -154,6 +154,12 @@ static void forms_meet_a_minimum(void **state) {
         {HD_FORM_JSON_SCHEMA, "{\"const\": {\"a\": 1}}",                                true },
         {HD_FORM_JSON_SCHEMA,
          "{\"type\": \"array\", \"items\": {\"type\": \"boolean\"}, \"maxItems\": 30}", false},
+        {HD_FORM_JSON_SCHEMA,
+         "{\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"string\", \"maxLength\": "
+         "40}, "
+         "\"b\": {\"type\": \"boolean\"}}, \"required\": [\"a\"]}",                     false},
+        {HD_FORM_JSON_SCHEMA, "{\"enum\": [\"a\", \"abcdefghijklmnopqrstuvwxyz\"]}",    false},
+        {HD_FORM_REGEX,       "a|(bc){1,40}|b[0-9]",                                    false},
     };
     enum { LEAST = 12 };
     const char *choices[] = {"yes", "no"};
