@@ -82,8 +82,9 @@ typedef struct demands {
 } demands;
 
 /* Where masks cannot be, calls are not worth refusing a request that does not depend on them. */
-static bool can_watch(const hd_engine *e, const hd_generation *g) {
-    return e->executor && !e->forced_acceptance && !g->ignore_eos && !g->unparsed;
+static bool can_watch(const hd_engine *e, const engine_record *r, const hd_generation *g) {
+    return e->executor && !e->forced_acceptance && !g->ignore_eos && !g->unparsed &&
+           !(r->starts_in_reasoning && find_token(e, "</think>") < 0);
 }
 
 static demands find_demands(const hd_engine *e, const engine_record *r,
@@ -92,7 +93,7 @@ static demands find_demands(const hd_engine *e, const engine_record *r,
         r->reply_tools.n_tools > 0 && hd_reply_format_of(e->encoding) != HD_REPLY_PLAIN;
     demands d = {.form = g->form != HD_FORM_FREE, .call = engine_forces_call(g)};
     d.held = d.form || d.call || has_strict_tool(r->tools);
-    d.calls = can_call && (d.held || can_watch(e, g));
+    d.calls = can_call && (d.held || can_watch(e, r, g));
     return d;
 }
 

@@ -70,6 +70,8 @@ static bool draw_schema(gram_builder *b, const form *f, int32_t rule, json_t *to
     const bool strict = json_is_true(json_object_get(tool, "strict"));
     json_t *parameters = json_object_get(tool, "parameters");
     json_t *none = json_pack("{s:s, s:b}", "type", "object", "additionalProperties", 0);
+    if (!none) gram_fail(b, HD_ENOMEM, "no memory for the parameters of a tool");
+    if (b->status != HD_OK) return true;
     b->loose = !strict;
     gram_schema_of(b, rule, parameters ? parameters : none,
                    f->parameters ? GRAM_AS_PARAMETERS : GRAM_AS_OBJECT);
