@@ -389,6 +389,18 @@ def test_L28_L29_nothing_is_left_anywhere(tmp_path):
 
 
 @as_root
+@pytest.mark.parametrize("there", ["", "/sys/devices/system/cpu", "/sys/bus/cpu/devices/cpu0", "/sys/devices/system/node/node0"])
+def test_L33_without_sys(there):
+    """Nothing, or a part, of what names the processors: nobody complains, and as many are counted."""
+    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+        pytest.skip("no namespaces here")
+    hide = f"mount -t tmpfs -o size=64k none /sys; mkdir -p '/sys/{there}'; exec"
+    said = subprocess.run(["unshare", "-m", "sh", "-c", f"{hide} '{HADAL}' version"], capture_output=True, text=True)
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout.splitlines()[3] == subprocess.run([HADAL, "version"], capture_output=True, text=True).stdout.splitlines()[3]
+
+
+@as_root
 @instrumented
 def test_L33_without_proc_and_shared_memory(tmp_path):
     """Figures about the process are left out, the rest is as ever. FT87: no name is looked up."""
