@@ -104,14 +104,32 @@ static void give_up_later(const serve_settings *set) {
 
 /* ---- what is said at the start ---- */
 
+/* An address as it stands in a URL. */
+static void bracket(char *out, size_t cap, const char *address) {
+    snprintf(out, cap, strchr(address, ':') ? "[%s]" : "%s", address);
+}
+
+static void print_addresses(const server *s) {
+    const char *address;
+    printf("  listens    ");
+    for (int32_t i = 0; (address = server_address(s, i)); i++) {
+        char text[80];
+        bracket(text, sizeof text, address);
+        printf("%s%s:%d", i ? ", " : "", text, server_port(s));
+    }
+    putchar('\n');
+}
+
 static void print_start(const serve_settings *set, server *s) {
     hd_engine_stats e;
     hd_engine_read_stats(server_engine(s), &e);
-    const char *host = server_is_loopback(s) ? "127.0.0.1" : set->host;
     const char *scheme = set->certificate ? "https" : "http";
     const int32_t port = server_port(s);
+    char host[300];
+    bracket(host, sizeof host, set->host);
     printf("hadal %s serves %s at %s://%s:%d\n\n", HD_VERSION, set->model_name, scheme, host,
            port);
+    print_addresses(s);
     printf("  engine     %s; %d answers side by side, context %d, KV %lld tokens (%.1f MB), "
            "weights %.1f MB\n",
            option_backends[set->backend], e.max_running, e.max_context,

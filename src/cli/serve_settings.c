@@ -136,7 +136,8 @@ static int append(option *to, const option *options, size_t n) {
 /* Who may come, how much they may bring, how long they may take. */
 static int list_front(serve_settings *set, option *to) {
     const option options[] = {
-        option_text("host", &set->host, "ADDRESS", "where to listen; default 127.0.0.1"),
+        option_text("host", &set->host, "NAME",
+                    "every address of it listens; default 127.0.0.1"),
         option_int("port", &set->port, 0, 65535, "default 30000; 0: any free one"),
         option_text("model-name", &set->model_name, "NAME",
                     "default: the folder's or the hub's name"),
@@ -152,7 +153,8 @@ static int list_front(serve_settings *set, option *to) {
         option_flag("no-sandbox", &set->no_sandbox, "keep all rights of the process"),
         option_text("user", &set->user, "NAME", "whom root becomes once the port is bound"),
         option_text("group", &set->group, "NAME", "default: the user's own"),
-        option_int("http-threads", &set->http_threads, 0, 256, "0: one per core, 2 to 8"),
+        option_int("http-threads", &set->http_threads, 0, 256,
+                   "per address; 0: one per core, 2 to 8"),
         option_int("max-connections", &set->connections, 1, 65536,
                    "default 10000; more are closed at once"),
         option_int("max-connections-per-address", &set->per_address, -1, 65536,

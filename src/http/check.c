@@ -254,8 +254,7 @@ static bool check_host(http_call *c, const char *version) {
     if (!http_host_parse(text, host, sizeof host)) {
         return bad_request(c, "bad_host", "Host is malformed");
     }
-    if (!h->loopback || http_host_is_loopback(host) || strcmp(host, h->address) == 0)
-        return true;
+    if (!h->loopback || http_host_is_loopback(host) || http_is_own_name(h, host)) return true;
     for (size_t i = 0; i < h->options.n_names; i++) {
         if (strcasecmp(host, h->options.names[i]) == 0) return true;
     }

@@ -1,13 +1,10 @@
-/* http.c - listening, and the library's callbacks: connections, requests, bodies, completion.
+/* http.c - the server's life, and the library's callbacks: connections, requests, bodies,
+ * completion.
  *
  * libmicrohttpd runs a pool of threads over epoll. A call whose answer is not there yet is
  * suspended; who answers resumes it. */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <gnutls/crypto.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,9 +16,6 @@
 #include "http/http_internal.h"
 
 enum {
-    BACKLOG = 1024,
-    KERNEL_LATER_S = 5,
-    KERNEL_SEND_BYTES = 256 << 10,
     PER_ADDRESS = 256,
     FAILURES_PER_ADDRESS = 20,
     LIBRARY_ARGUMENTS = 64, /* of one query, empty ones too */
@@ -246,74 +240,6 @@ static size_t leave_escaped(void *user, struct MHD_Connection *connection, char 
     return strlen(text);
 }
 
-/* ---- listening ---- */
-
-static bool is_loopback_address(const struct sockaddr *a) {
-    if (a->sa_family == AF_INET) {
-        const struct sockaddr_in *v4 = (const void *)a;
-        return (ntohl(v4->sin_addr.s_addr) >> 24) == 127;
-    }
-    const struct sockaddr_in6 *v6 = (const void *)a;
-    return a->sa_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr);
-}
-
-/* Accepted sockets inherit these. A peer that vanished without a word is noticed. */
-static void set_socket_options(int fd, const http_limits *limits) {
-    const int on = 1, probe_s = limits->stall_s, again_s = KERNEL_LATER_S;
-    const int send_bytes = KERNEL_SEND_BYTES; /* what a slow reader can pile up here */
-    const int patience_ms = (limits->stall_s + KERNEL_LATER_S) * 1000; /* ours comes first */
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof send_bytes);
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &probe_s, sizeof probe_s);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &again_s, sizeof again_s);
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &patience_ms, sizeof patience_ms);
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-}
-
-static hd_status bind_socket(http_server *h, const struct addrinfo *a, hd_err *err) {
-    const http_options *o = &h->options;
-    h->listener = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (h->listener < 0) return HD_FAIL(err, HD_EIO, "no socket: %s", strerror(errno));
-    set_socket_options(h->listener, &o->limits);
-    if (bind(h->listener, a->ai_addr, a->ai_addrlen) || listen(h->listener, BACKLOG)) {
-        if (errno == EADDRINUSE) {
-            return HD_FAIL(err, HD_EIO,
-                           "port %d on %s is taken by another program; --port chooses another",
-                           o->port, o->host);
-        }
-        return HD_FAIL(err, HD_EIO, "cannot listen on %s port %d: %s", o->host, o->port,
-                       strerror(errno));
-    }
-    struct sockaddr_storage bound = {0};
-    socklen_t n = sizeof bound;
-    if (getsockname(h->listener, (struct sockaddr *)&bound, &n)) {
-        return HD_FAIL(err, HD_EIO, "cannot tell the port: %s", strerror(errno));
-    }
-    char port[16];
-    getnameinfo((struct sockaddr *)&bound, n, h->address, sizeof h->address, port, sizeof port,
-                NI_NUMERICHOST | NI_NUMERICSERV);
-    h->port = (int32_t)strtol(port, NULL, 10);
-    h->loopback = is_loopback_address((struct sockaddr *)&bound);
-    return HD_OK;
-}
-
-static hd_status open_listener(http_server *h, hd_err *err) {
-    const struct addrinfo want = {
-        .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
-    struct addrinfo *found = NULL;
-    char port[16];
-    snprintf(port, sizeof port, "%d", h->options.port);
-    const int code = getaddrinfo(h->options.host, port, &want, &found);
-    if (code) {
-        return HD_FAIL(err, HD_EIO, "no address for --host %s: %s", h->options.host,
-                       gai_strerror(code));
-    }
-    hd_status st = bind_socket(h, found, err);
-    freeaddrinfo(found);
-    return st;
-}
-
 /* ---- life ---- */
 
 /* What could never match a header is a mistake of who wrote it. */
@@ -337,26 +263,30 @@ static hd_status check_names(const http_options *o, hd_err *err) {
     return HD_OK;
 }
 
+/* Places for all connections and, since each thread may accept the last one, some more. */
+static hd_status open_table(http_server *h, hd_err *err) {
+    const int32_t n = h->options.limits.connections + h->options.threads * h->n_listeners;
+    h->conns = calloc((size_t)n, sizeof *h->conns);
+    if (!h->conns) return HD_FAIL(err, HD_ENOMEM, "no memory for %d connections", n);
+    for (int32_t i = 0; i < n; i++) h->conns[i].next_free = i + 1 < n ? i + 1 : -1;
+    h->n_conns = n;
+    return HD_OK;
+}
+
 hd_status http_open(http_server **out, const http_options *options, hd_err *err) {
     http_server *h = calloc(1, sizeof *h);
     *out = NULL;
     if (!h) return HD_FAIL(err, HD_ENOMEM, "no memory for the server");
     h->options = *options;
-    h->listener = h->epoll = h->wake = -1;
-    h->n_conns = options->limits.connections + options->threads; /* each may be the last */
-    h->conns = calloc((size_t)h->n_conns, sizeof *h->conns);
+    h->epoll = h->wake = -1;
     pthread_mutex_init(&h->lock, NULL);
     http_work_init(&h->work);
     hd_status st = check_names(options, err);
-    if (st == HD_OK && !h->conns)
-        st = HD_FAIL(err, HD_ENOMEM, "no memory for %d connections", h->n_conns);
-    for (int32_t i = 0; st == HD_OK && i < h->n_conns; i++) {
-        h->conns[i].next_free = i + 1 < h->n_conns ? i + 1 : -1;
-    }
     if (st == HD_OK && gnutls_rnd(GNUTLS_RND_NONCE, &h->id_seed, sizeof h->id_seed) != 0) {
         st = HD_FAIL(err, HD_EIO, "no random numbers");
     }
-    if (st == HD_OK) st = open_listener(h, err);
+    if (st == HD_OK) st = http_listen(h, err);
+    if (st == HD_OK) st = open_table(h, err);
     if (h->options.limits.connections_per_address < 0) {
         h->options.limits.connections_per_address = h->loopback ? 0 : PER_ADDRESS;
     }
@@ -395,11 +325,9 @@ static size_t library_bytes(const http_limits *limits) {
            SPARE_BYTES;
 }
 
-hd_status http_start(http_server *h, hd_err *err) {
+static hd_status start_daemon(http_server *h, http_listener *l, hd_err *err) {
     const http_options *o = &h->options;
     const http_limits *limits = &o->limits;
-    HD_TRY(http_watch_start(h, err));
-    HD_TRY(http_work_start(&h->work, err));
     struct MHD_OptionItem more[] = {
         {MHD_OPTION_END, 0, NULL},
         {MHD_OPTION_END, 0, NULL},
@@ -415,8 +343,8 @@ hd_status http_start(http_server *h, hd_err *err) {
     }
     unsigned flags = MHD_USE_EPOLL_INTERNAL_THREAD | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_TURBO;
     if (h->tls) flags |= MHD_USE_TLS;
-    h->daemon = MHD_start_daemon(
-        flags, 0, on_accept, h, on_request, h, MHD_OPTION_LISTEN_SOCKET, h->listener,
+    l->daemon = MHD_start_daemon(
+        flags, 0, on_accept, h, on_request, h, MHD_OPTION_LISTEN_SOCKET, l->fd,
         MHD_OPTION_NOTIFY_COMPLETED, on_completed, h, MHD_OPTION_NOTIFY_CONNECTION,
         on_connection, h, MHD_OPTION_URI_LOG_CALLBACK, on_target, h,
         MHD_OPTION_UNESCAPE_CALLBACK, leave_escaped, NULL, MHD_OPTION_STRICT_FOR_CLIENT, 1,
@@ -425,8 +353,17 @@ hd_status http_start(http_server *h, hd_err *err) {
         (unsigned)limits->connections_per_address, MHD_OPTION_CONNECTION_TIMEOUT,
         (unsigned)limits->idle_s, MHD_OPTION_SIGPIPE_HANDLED_BY_APP, 1, MHD_OPTION_ARRAY, more,
         MHD_OPTION_END);
-    if (h->daemon) return HD_OK;
+    if (l->daemon) return HD_OK;
     return HD_FAIL(err, HD_EIO, "cannot start the HTTP threads");
+}
+
+hd_status http_start(http_server *h, hd_err *err) {
+    HD_TRY(http_watch_start(h, err));
+    HD_TRY(http_work_start(&h->work, err));
+    for (int32_t i = 0; i < h->n_listeners; i++) {
+        HD_TRY(start_daemon(h, &h->listeners[i], err));
+    }
+    return HD_OK;
 }
 
 hd_status http_reload(http_server *h, hd_err *err) {
@@ -455,12 +392,16 @@ static void drop_calls(http_server *h) {
 
 void http_stop(http_server *h) {
     http_watch_stop(h);
-    if (h->daemon) {
-        MHD_quiesce_daemon(h->daemon);
-        shutdown(h->listener, SHUT_RDWR); /* a refusal, not a place in a dead queue */
-        drop_calls(h);
-        MHD_stop_daemon(h->daemon);
-        h->daemon = NULL;
+    for (int32_t i = 0; i < h->n_listeners; i++) {
+        const http_listener *l = &h->listeners[i];
+        if (l->daemon) MHD_quiesce_daemon(l->daemon);
+        shutdown(l->fd, SHUT_RDWR); /* a refusal, not a place in a dead queue */
+    }
+    drop_calls(h);
+    for (int32_t i = 0; i < h->n_listeners; i++) {
+        http_listener *l = &h->listeners[i];
+        if (l->daemon) MHD_stop_daemon(l->daemon);
+        l->daemon = NULL;
     }
     http_work_stop(&h->work);
 }
@@ -468,7 +409,7 @@ void http_stop(http_server *h) {
 void http_close(http_server *h) {
     if (!h) return;
     http_stop(h);
-    if (h->listener >= 0) close(h->listener);
+    http_unlisten(h);
     if (h->epoll >= 0) close(h->epoll);
     if (h->wake >= 0) close(h->wake);
     http_quotas_close(h->quotas);
@@ -477,14 +418,6 @@ void http_close(http_server *h) {
     pthread_mutex_destroy(&h->lock);
     free(h->conns);
     free(h);
-}
-
-int32_t http_port(const http_server *h) {
-    return h->port;
-}
-
-bool http_is_loopback(const http_server *h) {
-    return h->loopback;
 }
 
 void http_read_stats(http_server *h, http_stats *out) {

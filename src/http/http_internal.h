@@ -20,6 +20,7 @@ enum {
     HTTP_ID_BYTES = 128,
     HTTP_TABLES = 8,
     HTTP_WORKERS = 2,
+    HTTP_LISTENERS = 16,
     HTTP_BYTES_PER_S = 64 << 10 /* of the slowest line that bodies and answers wait for */
 };
 
@@ -126,6 +127,13 @@ typedef struct http_table {
     void *server;
 } http_table;
 
+/* One address that is listened on. */
+typedef struct http_listener {
+    int fd;
+    char address[64]; /* in numbers, as Host would say it */
+    struct MHD_Daemon *daemon;
+} http_listener;
+
 struct http_server {
     http_options options;
     http_quotas *quotas;
@@ -134,11 +142,11 @@ struct http_server {
     atomic_size_t held_bytes; /* of all bodies, and answers that are not read yet */
     http_table tables[HTTP_TABLES];
     size_t n_tables;
-    struct MHD_Daemon *daemon;
-    int listener, epoll, wake; /* descriptors; wake: eventfd of the watcher */
-    int32_t port;
-    bool loopback;
-    char address[64]; /* what we are bound to, as Host would say it */
+    http_listener listeners[HTTP_LISTENERS];
+    int32_t n_listeners;
+    int epoll, wake; /* descriptors; wake: eventfd of the watcher */
+    int32_t port;    /* of all listeners */
+    bool loopback;   /* all of them are on it */
     pthread_t watcher;
     bool watching;
     atomic_int gate;
@@ -202,6 +210,14 @@ void http_work_deinit(http_work *w);
 hd_status http_work_start(http_work *w, hd_err *err);
 void http_work_add(http_work *w, http_call *c); /* its handler runs soon, on another thread */
 void http_work_stop(http_work *w);              /* after all that was added */
+
+/* ---- sockets.c ---- */
+
+/* Binds every address of the host's name to one port, with a queue; connections wait in it. */
+hd_status http_listen(http_server *h, hd_err *err);
+void http_unlisten(http_server *h); /* after the daemons */
+/* Whether a Host says what the operator said, or an address that is listened on. */
+bool http_is_own_name(const http_server *h, const char *host);
 
 /* ---- watch.c ---- */
 

@@ -34,9 +34,9 @@ typedef struct http_ended {
 } http_ended;
 
 typedef struct http_options {
-    const char *host;
-    int32_t port; /* 0: any that is free */
-    int32_t threads;
+    const char *host; /* a name or an address: every address of it is listened on */
+    int32_t port;     /* 0: any that is free */
+    int32_t threads;  /* for each of the addresses */
     const char *certificate, *private_key; /* PEM files; both NULL: no TLS */
     const char *const *origins;            /* [n_origins] that may read across origins */
     size_t n_origins;
@@ -110,7 +110,9 @@ void http_note_tokens(http_call *c, int32_t prompt, int32_t output, int64_t firs
 void http_spend_tokens(http_call *c, int64_t tokens);
 
 int32_t http_port(const http_server *h);
-bool http_is_loopback(const http_server *h);
+bool http_is_loopback(const http_server *h); /* nobody else can reach any of the addresses */
+/* The addresses that are listened on, in numbers: i from 0 until NULL. */
+const char *http_address(const http_server *h, int32_t i);
 void http_read_stats(http_server *h, http_stats *out);
 
 #endif

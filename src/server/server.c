@@ -447,6 +447,10 @@ bool server_is_loopback(const server *s) {
     return http_is_loopback(s->http);
 }
 
+const char *server_address(const server *s, int32_t i) {
+    return http_address(s->http, i);
+}
+
 bool server_has_keys(const server *s) {
     return hd_keys_user_set(s->keys);
 }

@@ -59,6 +59,7 @@ void server_close(server *s);
 
 int32_t server_port(const server *s);
 bool server_is_loopback(const server *s);
+const char *server_address(const server *s, int32_t i); /* as http_address */
 bool server_has_keys(const server *s);
 const char *server_sandbox(const server *s); /* what the kernel granted, in words */
 hd_engine *server_engine(server *s);         /* NULL before the start */
