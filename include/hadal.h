@@ -34,8 +34,9 @@ typedef struct hd_engine_options {
                               events have no parts, and messages, stop strings and forms are
                               refused */
     const char
-        *backend; /* "cpu", "cuda", "ref" for the plain reference, or "null": tokens out of thin
-                              air at once, to measure everything but the model */
+        *backend; /* "auto", the default: a GPU if one can be used and has the memory, else the
+                              CPU; "cpu", "cuda", "ref" for the plain reference, or "null":
+                              tokens out of thin air, to measure everything but the model */
     const char
         *precision; /* of the cpu and cuda backends: "exact", the default, or "fast", which
                                 rounds activations before products, as docs/numerics.md says;
@@ -82,6 +83,10 @@ void hd_engine_close(hd_engine *e);
 /* Sentences about what is odd about the model and was no reason to refuse it. Returns how many;
  * *out, and what it points to, is the engine's. */
 size_t hd_engine_notices(const hd_engine *e, const char *const **out);
+
+/* What computes: "cpu", "cuda", "ref" or "null". *no_gpu, where no_gpu is not NULL: why "auto" did
+ * not take a GPU, a sentence of the engine's; NULL: it did, or another backend was named. */
+const char *hd_engine_backend(const hd_engine *e, const char **no_gpu);
 
 typedef struct hd_engine_bias {
     int32_t token;

@@ -17,7 +17,8 @@
 
 enum { MAX_REPEAT = 15, READ_BYTES = 1 << 28 };
 
-static const char *const backends[] = {"cpu", "ref", "cuda", NULL};
+static const char *const backends[] = {"auto", "cpu", "ref", "cuda", NULL};
+enum { BACKEND_AUTO, BACKEND_CPU, BACKEND_REF };
 
 /* What a processor of each --isa lacks. */
 enum {
@@ -82,7 +83,8 @@ static hd_ops_options ops_options(const settings *set) {
                 .pin = set->pin,
                 .without = lacking[set->isa]},
         .precision = (hd_precision)set->precision,
-        .no_batch_invariance = set->no_invariance
+        .no_batch_invariance = set->no_invariance,
+        .needs_cpu = set->path ? "timing the steps of a CONFIG" : NULL
     };
 }
 
@@ -251,12 +253,12 @@ static hd_status bench(const settings *set, hd_err *err) {
 /* Without a config every operator alone; a config's steps are metered on the CPU only. */
 static hd_status run(const settings *set, const char *backend, hd_err *err) {
     const hd_ops_options ops = ops_options(set);
-    if (set->isa && (!set->path || set->backend))
+    if (set->isa && (!set->path || set->backend > BACKEND_CPU))
         return HD_FAIL(err, HD_EINVAL, "--isa is for a CONFIG on the cpu backend");
     if (!set->path)
         return bench_cases(backend, &ops, set->only, (int32_t)set->repeat, set->json, err);
     if (set->only) return HD_FAIL(err, HD_EINVAL, "--only is for the cases without a CONFIG");
-    if (set->backend <= 1) return bench(set, err);
+    if (set->backend <= BACKEND_REF) return bench(set, err);
     return HD_FAIL(err, HD_EINVAL,
                    "the operators of a CONFIG's steps are timed on the CPU only; without a "
                    "CONFIG, those of a GPU are");
@@ -272,7 +274,8 @@ int bench_ops(int argc, char **argv) {
         option_int("repeat", &set.repeat, 1, MAX_REPEAT,
                    "steps or rounds; the median one is shown"),
         option_int("threads", &set.threads, 0, 1024, "0: one per core"),
-        option_choice("backend", &set.backend, backends, "the fast one, the reference, a GPU"),
+        option_choice("backend", &set.backend, backends,
+                      "auto: a GPU for operators alone, if one can be used"),
         option_choice("isa", &set.isa, isas, "instruction sets used, of those there are"),
         option_text("only", &set.only, "WORD", "cases with WORD in the name or operator"),
         option_precision(&set.precision),

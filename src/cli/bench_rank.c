@@ -555,7 +555,7 @@ int bench_rank(int argc, char **argv) {
                       "what stands for it: nothing, or copies of the same rows"),
         option_int("steps", &set.steps, 1, MAX_STEPS, "to time; the median one is shown"),
         option_int("threads", &set.threads, 0, 1024, "0: one per core"),
-        option_choice("backend", &set.backend, option_backends, "where the rank runs"),
+        option_backend(&set.backend),
         option_precision(&set.precision),
         option_no_invariance(&set.no_invariance),
         option_flag("json", &set.json, "print one JSON object"),

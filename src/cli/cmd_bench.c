@@ -97,9 +97,9 @@ static hd_status bench(const bench_settings *b, hd_err *err) {
     if (st == HD_OK) st = report_make(&report, &run, err);
     report_engine(&report, &before, &after);
     if (st == HD_OK && b->json) {
-        report_print_json(&report, &b->load, option_backends[b->backend], stdout);
+        report_print_json(&report, &b->load, hd_engine_backend(e, NULL), stdout);
     } else if (st == HD_OK) {
-        report_print(&report, &b->load, option_backends[b->backend], stdout);
+        report_print(&report, &b->load, hd_engine_backend(e, NULL), stdout);
     }
     load_run_deinit(&run);
     hd_engine_close(e);
@@ -137,8 +137,7 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
         option_flag("pin", &b->pin, "bind every thread to a core"),
         option_text("dummy-weights", &b->dummy_config, "CONFIG",
                     "no checkpoint: weights made up in memory for this config.json or folder"),
-        option_choice("backend", &b->backend, option_backends,
-                      "the fast one, a GPU, the reference, or null: no model at all"),
+        option_backend(&b->backend),
         option_precision(&b->precision),
         option_no_invariance(&b->no_invariance),
         option_mla(&b->mla),

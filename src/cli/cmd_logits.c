@@ -63,7 +63,8 @@ static hd_status open_model(run *r, hd_err *err) {
     const hd_ops_options ops = {
         .cpu = {.n_threads = (int32_t)set->threads, .pin = set->pin},
         .precision = (hd_precision)set->precision,
-        .no_batch_invariance = set->no_invariance
+        .no_batch_invariance = set->no_invariance,
+        .needs_cpu = set->mla == HD_MLA_NAIVE ? "mla naive" : NULL
     };
     HD_TRY(hd_ops_open(&r->ops, &r->device, option_backends[set->backend], &ops, err));
     hd_device_bind_thread(r->device);
@@ -344,8 +345,7 @@ int cmd_logits(int argc, char **argv) {
                    "prefill in chunks of N tokens; 0 chooses"),
         option_int("decode-from", &set->decode_from, 0, INT32_MAX,
                    "one token a step from position N"),
-        option_choice("backend", &set->backend, option_backends,
-                      "the fast one, a GPU, or the reference"),
+        option_backend(&set->backend),
         option_precision(&set->precision),
         option_no_invariance(&set->no_invariance),
         option_mla(&set->mla),

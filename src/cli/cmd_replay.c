@@ -251,7 +251,7 @@ int cmd_replay(int argc, char **argv) {
     tally t = {.links = json_object()};
     hd_err err = {0};
     const option options[] = {
-        option_choice("backend", &backend, option_backends, "what computes"),
+        option_backend(&backend),
         option_precision(&precision),
         option_no_invariance(&no_invariance),
         option_mla(&mla),

@@ -130,11 +130,13 @@ static void print_start(const serve_settings *set, server *s) {
     printf("hadal %s serves %s at %s://%s:%d\n\n", HD_VERSION, set->model_name, scheme, host,
            port);
     print_addresses(s);
+    const char *no_gpu, *backend = hd_engine_backend(server_engine(s), &no_gpu);
     printf("  engine     %s; %d answers side by side, context %d, KV %lld tokens (%.1f MB), "
            "weights %.1f MB\n",
-           option_backends[set->backend], e.max_running, e.max_context,
+           backend, e.max_running, e.max_context,
            (long long)e.pages[HD_POOL_ENTRIES] * e.page_tokens, (double)e.kv_bytes / 1e6,
            (double)e.weight_bytes / 1e6);
+    if (no_gpu) printf("  no GPU     %s\n", no_gpu);
     printf("  keys       %s\n", server_has_keys(s) ? "needed: Authorization: Bearer KEY"
                                 : server_is_loopback(s)
                                     ? "none needed; only this machine can reach it"

@@ -14,7 +14,13 @@
 
 enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, TEXT_COLUMN = 29, MOST_WIDTH = 100 };
 
-const char *const option_backends[] = {"cpu", "cuda", "ref", "null", NULL};
+const char *const option_backends[] = {"auto", "cpu", "cuda", "ref", "null", NULL};
+option option_backend(int *value) {
+    return option_choice("backend", value, option_backends,
+                         "auto: a GPU if one can be used, else the CPU; ref: the plain "
+                         "reference; null: no model, tokens out of thin air");
+}
+
 const char *const option_precisions[] = {"exact", "fast", NULL};
 
 option option_precision(int *value) {

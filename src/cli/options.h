@@ -77,8 +77,9 @@ static inline option option_choice(const char *name, int *value, const char *con
                     .choices = choices};
 }
 
-/* The backends of every command that computes; the default first. */
+/* --backend, of every command that computes: *value is an index, 0 the default. */
 extern const char *const option_backends[];
+option option_backend(int *value);
 
 /* --precision, of the same commands: *value is an hd_precision. */
 extern const char *const option_precisions[];

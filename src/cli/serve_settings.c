@@ -192,8 +192,7 @@ static int list_front(serve_settings *set, option *to) {
 /* What computes, how much of it, and what is kept of requests. */
 static int list_engine(serve_settings *set, option *to) {
     const option options[] = {
-        option_choice("backend", &set->backend, option_backends,
-                      "null: tokens out of thin air, for load tests"),
+        option_backend(&set->backend),
         option_int("null-step-us", &set->null_step_us, 0, 60000000,
                    "what a step of the null backend takes; default 0"),
         option_precision(&set->precision),

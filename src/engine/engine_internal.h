@@ -114,6 +114,7 @@ struct hd_engine {
     int32_t markers[ENGINE_MAX_MARKERS], n_markers; /* tokens that the parser wants to see */
     bool flagged, dsml_flagged;                     /* as in hd_reply_options */
     hd_ops ops;
+    hd_err no_gpu; /* why backend "auto" took none; HD_OK: it did, or was not asked to */
     hd_mla_form mla;
     int32_t max_context, max_living, n_records;
     bool drafts, graphs, forced_acceptance;

@@ -107,13 +107,14 @@ static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
 
 static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precision precision,
                             hd_err *err) {
-    const char *backend = o->backend ? o->backend : "cpu";
     const hd_ops_options ops = {
         .cpu = {.n_threads = o->threads, .pin = o->pin_threads},
         .precision = precision,
-        .no_batch_invariance = o->no_batch_invariance
+        .no_batch_invariance = o->no_batch_invariance,
+        .needs_cpu = e->mla == HD_MLA_NAIVE ? "mla naive" : NULL,
+        .no_gpu = &e->no_gpu
     };
-    HD_TRY(hd_ops_open(&e->ops, &e->device, backend, &ops, err));
+    HD_TRY(hd_ops_open(&e->ops, &e->device, o->backend ? o->backend : "auto", &ops, err));
     HD_TRY(hd_stream_open(&e->stream, e->device, err));
     const hd_dummy_options dummy = {.device = e->device, .stream = e->stream};
     HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, &dummy, err)
@@ -257,8 +258,7 @@ static hd_status open_sched(hd_engine *e, const sizes *z, hd_err *err) {
 }
 
 static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err) {
-    const char *backend = o->backend ? o->backend : "cpu";
-    const bool null = strcmp(backend, "null") == 0;
+    const bool null = o->backend && strcmp(o->backend, "null") == 0;
     if (o->size != sizeof *o) {
         return HD_FAIL(err, HD_EINVAL, "hd_engine_options of %zu bytes; this library knows %zu",
                        o->size, sizeof *o);
@@ -335,23 +335,51 @@ static hd_status open_interleaved(hd_engine *e, const hd_engine_options *o, hd_e
     return st;
 }
 
-int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
-                   size_t why_size) {
-    hd_err err = {0};
+static bool is_on_gpu(const hd_engine *e) {
+    return e->device && !hd_device_is_host(e->device);
+}
+
+/* *gpu: whether a GPU was opened, also on failure. */
+static hd_status open_engine(hd_engine **out, const hd_engine_options *o, bool *gpu,
+                             hd_err *err) {
     *out = NULL;
+    *gpu = false;
     hd_engine *e = calloc(1, sizeof *e);
-    if (!e) {
-        HD_FAIL(&err, HD_ENOMEM, "no memory for an engine");
+    if (!e) return HD_FAIL(err, HD_ENOMEM, "no memory for an engine");
+    open_locks(e);
+    const hd_status st = open_interleaved(e, o, err);
+    *gpu = is_on_gpu(e);
+    if (st == HD_OK) {
+        *out = e;
     } else {
-        open_locks(e);
-        if (open_interleaved(e, options, &err) == HD_OK) {
-            *out = e;
-            return 0;
-        }
         hd_engine_close(e);
     }
-    if (why && why_size) snprintf(why, why_size, "%s", err.msg);
-    return (int)err.code;
+    return st;
+}
+
+int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
+                   size_t why_size) {
+    const bool any = !options->backend || strcmp(options->backend, "auto") == 0;
+    hd_err err = {0};
+    bool gpu;
+    hd_status st = open_engine(out, options, &gpu, &err);
+    if (st == HD_ENOMEM && any && gpu) { /* what a GPU has no memory for, the CPU may have */
+        hd_engine_options on_cpu = *options;
+        on_cpu.backend = "cpu";
+        const hd_err first = err;
+        err = (hd_err){0};
+        st = open_engine(out, &on_cpu, &gpu, &err);
+        if (st == HD_OK) (*out)->no_gpu = first;
+    }
+    if (st != HD_OK && why && why_size) snprintf(why, why_size, "%s", err.msg);
+    return (int)st;
+}
+
+const char *hd_engine_backend(const hd_engine *e, const char **no_gpu) {
+    if (no_gpu) *no_gpu = e->no_gpu.code == HD_OK ? NULL : e->no_gpu.msg;
+    if (!e->device) return "null";
+    if (is_on_gpu(e)) return "cuda";
+    return strcmp(e->ops.name, "ref") == 0 ? "ref" : "cpu";
 }
 
 static void close_mail(engine_mail *m) {

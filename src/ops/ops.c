@@ -59,6 +59,20 @@ static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
     return HD_OK;
 }
 
+/* A GPU if there is one that does what is asked for, and nothing else if only it does. */
+static hd_status open_auto(hd_ops *t, hd_device **d, const hd_ops_options *o, hd_err *err) {
+    hd_err why = {0};
+    if (o->no_batch_invariance) return hd_ops_open(t, d, "cuda", o, err);
+    if (o->needs_cpu) {
+        HD_FAIL(&why, HD_EUNSUPPORTED, "%s is for a CPU", o->needs_cpu);
+    } else if (hd_ops_open(t, d, "cuda", o, &why) == HD_OK) {
+        return HD_OK;
+    }
+    hd_device_close(*d);
+    if (o->no_gpu) *o->no_gpu = why;
+    return hd_ops_open(t, d, "cpu", o, err);
+}
+
 static void warn_exact(void) {
     HD_LOG(
         HD_LOG_WARN, "computing_exactly",
@@ -69,6 +83,7 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_op
                       hd_err *err) {
     const hd_cpu_options one = {.n_threads = 1, .pin = o->cpu.pin};
     *d = NULL;
+    if (strcmp(backend, "auto") == 0) return open_auto(t, d, o, err);
     HD_TRY(check_options(backend, o, err));
     if (strcmp(backend, "cuda") == 0) return open_cuda(t, d, o, err);
     if (strcmp(backend, "ref") == 0) {
@@ -80,7 +95,7 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_op
         if (t->precision != o->precision) warn_exact();
         return hd_device_open_cpu(d, &o->cpu, err);
     }
-    return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of cpu, cuda, ref", backend);
+    return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of auto, cpu, cuda, ref", backend);
 }
 
 hd_acceptance hd_acceptance_of(float mean) {

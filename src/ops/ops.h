@@ -580,6 +580,8 @@ typedef struct hd_ops_options {
         no_batch_invariance; /* of "cuda" with HD_FAST: many rows at once may be multiplied in an
                                  order of their number's own, and from narrower numbers
                                  (docs/numerics.md) */
+    const char *needs_cpu;   /* what is asked for and no GPU does, "mla naive"; NULL: nothing */
+    hd_err *no_gpu;          /* NULL, or gets why "auto" took the CPU */
 } hd_ops_options;
 
 /* By name, "exact" or "fast"; NULL is the default. */
@@ -601,8 +603,9 @@ void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool library);
  * the scratch of the stream that they are queued on. The two above are in builds with HD_CUDA. */
 hd_status hd_ops_open_library(hd_device *d, hd_err *err);
 
-/* Opens the device of a backend, "ref", "cpu" or "cuda", and fills the table of its ops. On failure
- * *d may be open: close it. */
+/* Opens the device of a backend, "ref", "cpu" or "cuda", and fills the table of its ops. "auto" is
+ * "cuda" where that can be opened with these options, else "cpu". On failure *d may be open: close
+ * it. */
 hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend,
                       const hd_ops_options *options, hd_err *err);
 

@@ -185,7 +185,7 @@ void server_on_loads(http_call *c, void *user) {
     const char *rank = http_query(c, "dp_rank"), *format = http_query(c, "format");
     const unsigned bits = wanted(http_query(c, "include"));
     const bool text = format && strcmp(format, "prometheus") == 0;
-    const char *accelerator = s->options.engine.backend;
+    const char *accelerator = hd_engine_backend(s->engine, NULL);
     if (rank && strcmp(rank, "0") != 0) {
         refuse(c, "dp_rank", "0: there is one rank");
     } else if (format && !text && strcmp(format, "json") != 0) {
