@@ -8,6 +8,7 @@
 #include "base/cpu.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "http/listen.h"
 
 static void print_devices(void) {
 #ifdef HD_CUDA
@@ -38,6 +39,7 @@ int cmd_version(int argc, char **argv) {
 #else
     printf("options    cpu only\n");
 #endif
+    printf("libraries  libmicrohttpd %s\n", http_library_version());
     printf("processor  %d threads; %s\n", hd_cores_count(),
            features[0] ? features : "baseline");
     print_devices();

@@ -420,6 +420,10 @@ void http_close(http_server *h) {
     free(h);
 }
 
+const char *http_library_version(void) {
+    return MHD_get_version();
+}
+
 void http_read_stats(http_server *h, http_stats *out) {
     for (int i = 0; i < 6; i++) out->requests[i] = atomic_load(&h->requests[i]);
     out->body_bytes = atomic_load(&h->body_bytes);

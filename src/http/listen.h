@@ -113,6 +113,7 @@ int32_t http_port(const http_server *h);
 bool http_is_loopback(const http_server *h); /* nobody else can reach any of the addresses */
 /* The addresses that are listened on, in numbers: i from 0 until NULL. */
 const char *http_address(const http_server *h, int32_t i);
+const char *http_library_version(void); /* of libmicrohttpd, as it runs: "0.9.75" */
 void http_read_stats(http_server *h, http_stats *out);
 
 #endif

@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HADAL = os.environ.get("HADAL", str(ROOT / "build" / "hadal"))
 BACKEND = os.environ.get("HADAL_BACKEND", "cpu")
 SHARED = pathlib.Path(os.environ.get("HADAL_SHARED", ROOT.parent / "shared"))
+NO_SHARED = "released vocabularies and larger cases are no part of this repository; HADAL_SHARED names a folder that has them"
 GOLDEN = ROOT / "tests" / "golden"
 
 
@@ -91,5 +92,5 @@ def drive():
 @pytest.fixture
 def shared():
     if not SHARED.is_dir():
-        pytest.skip(f"no shared data at {SHARED}")
+        pytest.skip(NO_SHARED)
     return SHARED

@@ -21,7 +21,7 @@ MODEL = ROOT / "models" / "tiny-v4"
 def browser():
     program = find_browser()
     if not program:
-        pytest.skip("no Chromium to drive")
+        pytest.skip("needs a browser: Chromium is not installed")
     browser = Browser(program)
     try:
         browser.call("Browser.getVersion")

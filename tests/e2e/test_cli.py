@@ -49,7 +49,7 @@ def test_version(hadal, arguments):
     assert result.returncode == 0
     lines = result.stdout.splitlines()
     assert lines[0].split()[0] == "hadal" and lines[0].split()[1][0].isdigit()
-    assert [line.split()[0] for line in lines[1:4]] == ["compiler", "options", "processor"]
+    assert [line.split()[0] for line in lines[1:5]] == ["compiler", "options", "libraries", "processor"]
 
 
 def test_unknown_command_is_named_with_a_suggestion(refused):
@@ -108,7 +108,7 @@ class TestOptions:
 
     def test_choice(self, refused):
         line = refused("logits", "m", "--backend", "cpus")
-        assert "'cpus' is none of cpu, cuda, ref" in line and "did you mean cpu?" in line
+        assert "'cpus' is none of auto, cpu, cuda, ref" in line and "did you mean cpu?" in line
 
     def test_flag_takes_no_value(self, refused):
         assert refused("logits", "m", "--mtp=yes") == "error: --mtp takes no value"

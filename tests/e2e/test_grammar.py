@@ -12,7 +12,7 @@ import subprocess
 
 import pytest
 
-from conftest import HADAL, ROOT, SHARED
+from conftest import HADAL, NO_SHARED, ROOT, SHARED
 
 jsonschema = pytest.importorskip("jsonschema")
 
@@ -487,7 +487,7 @@ def test_nesting_is_bounded_and_never_stuck():
 
 def test_real_vocabulary():
     if not (TOKENIZER / "tokenizer.json").exists():
-        pytest.skip(f"no tokenizer at {TOKENIZER}")
+        pytest.skip(NO_SHARED)
     picked = [s for i, s in enumerate(SCHEMAS) if i % 4 == 0] + [TREE, EXPRESSION]
     jobs = [job(s, walks=2, seed=i) for i, s in enumerate(picked)]
     jobs += [job(s, walks=1, seed=i, space=16) for i, s in enumerate(picked)]

@@ -10,7 +10,7 @@ import json
 import make_model
 import numpy as np
 import pytest
-from conftest import BACKEND, GOLDEN, SHARED, run_hadal
+from conftest import BACKEND, GOLDEN, NO_SHARED, SHARED, run_hadal
 
 TOLERANCE = 1e-3
 ONE_PIECE = 1 << 20  # the largest --chunk
@@ -79,7 +79,7 @@ def test_there_are_cases_of_every_family():
 
 def test_shared_cases_are_there():
     if not shared_cases:
-        pytest.skip(f"no shared cases at {SHARED}")
+        pytest.skip(NO_SHARED)
 
 
 @each_case

@@ -16,7 +16,7 @@ import quantize_case as q  # noqa: E402
 TINY = ROOT / "models" / "tiny-v4"
 has_gpu = "\ngpu 0" in run_hadal("version").stdout
 has_fast = "avx2" in run_hadal("version").stdout
-on_gpu = pytest.mark.skipif(not has_gpu, reason="no GPU, or a build without CUDA")
+on_gpu = pytest.mark.skipif(not has_gpu, reason="needs a GPU of compute capability 9.0 and a build with CUDA (make CUDA=1)")
 both = pytest.mark.parametrize("backend", ["cpu", pytest.param("cuda", marks=on_gpu)])
 
 

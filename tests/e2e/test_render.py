@@ -8,12 +8,12 @@ import pytest
 import chat_cases
 import chat_oracle
 from conftest import GOLDEN as ALL_GOLDEN
-from conftest import SHARED, run_hadal
+from conftest import NO_SHARED, SHARED, run_hadal
 
 GOLDEN = ALL_GOLDEN / "chat"
 PACKAGED = SHARED / "data" / "deepseek-v3-tokenizer"
 
-needs_package = pytest.mark.skipif(not PACKAGED.is_dir(), reason=f"no tokenizer package at {PACKAGED}")
+needs_package = pytest.mark.skipif(not PACKAGED.is_dir(), reason=NO_SHARED)
 
 
 def run(document, *args, directory="-"):

@@ -2,9 +2,11 @@
 
 import http.client
 import json
+import re
 import socket
 
 import pytest
+from conftest import run_hadal
 from serving import events_of, read_all, read_until, reset, wait_until
 
 KEPT = b"Host: 127.0.0.1\r\n"
@@ -41,6 +43,12 @@ def chunked(*chunks, trailer=b""):
 
 # Names that only begin or end like this machine's may point to it, for a page that is elsewhere.
 REBOUND = [b"127.evil.example", b"127.0.0.1.evil.example", b"127.0.0.256", b"127.1", b"localhost.evil.example", b"0.0.0.0"]
+
+# What is the HTTP library's to decide differs between its versions: from 1.0 on it answers 400 to a bare
+# LF, and closes where the request line holds a NUL.
+LIBRARY = tuple(map(int, re.search(r"libmicrohttpd (\d+)\.(\d+)", run_hadal("version").stdout).groups()))
+BARE_LF = {200} if LIBRARY < (1, 0) else {400}
+NUL_IN_LINE = {400} if LIBRARY < (1, 0) else {400, None}
 
 # The rows of bad input that are about framing, headers and routing. Every one is followed by a
 # check that nothing is left behind. Several statuses: which of them is not the point.
@@ -141,10 +149,11 @@ ROWS = {
     "H19 NUL and a line end": (get(headers=HOST + b"X-Test: a\0\r\nX-More: b\r\n"), {400}),
     "H19 NUL in an empty value": (get(headers=HOST + b"X-Test: \0\r\n"), {400}),
     "H19 NUL in a name": (get(headers=HOST + b"X-\0Test: a\r\n"), {400}),
-    "H19 NUL in the target": (get(b"/echo\0/other"), {400}),
-    "H19 NUL in the query": (get(b"/echo?a=1&b=\0c"), {400}),
-    "H19 NUL in the method": (get(method=b"GET\0"), {400}),
-    "H19 NUL in the version": (get(version=b"HTTP/1.1\0"), {400}),
+    "H19 NUL in the target": (get(b"/echo\0/other"), NUL_IN_LINE),
+    "H19 NUL in the query": (get(b"/echo?a=1&b=\0c"), NUL_IN_LINE),
+    "H19 NUL in the method": (get(method=b"GET\0"), NUL_IN_LINE),
+    "H19 NUL in the version": (get(version=b"HTTP/1.1\0"), NUL_IN_LINE),
+    "H16 bare line feeds": (get().replace(b"\r", b""), BARE_LF),
     "H19 NUL before the headers": (get(headers=b"\0" + HOST), {400}),
     "H17 folded first line": (get(headers=b" folded: 1\r\n" + HOST), {400}),
     "H28 not a target": (get(b"echo"), {400}),
@@ -163,7 +172,7 @@ UNUSUAL = {
     "many headers": get(headers=KEPT + many_headers(62, 1)),
     "empty values": get(headers=b"X-Empty:\r\nX-Blank:   \r\n" + KEPT + b"X-End:\r\n"),
     "arguments": get(b"/echo?&a&b=&=c&&d=%20+e?f", KEPT),
-    "bare line feeds": get(headers=KEPT).replace(b"\r", b""),
+    **({"bare line feeds": get(headers=KEPT).replace(b"\r", b"")} if BARE_LF == {200} else {}),
     "an empty line before": b"\r\n" + get(headers=KEPT),
     "cookies": get(headers=KEPT + b"Cookie: a=b; c=\"d\"\r\nCookie: e=f\r\n"),
     "a body": post(b'{"a": 1}', b"Content-Length: 8\r\n", host=KEPT),

@@ -57,7 +57,7 @@ def refuses(address, port):
 def machine(tmp_path):
     """machine(hosts): a program that is hadal on a machine with this /etc/hosts, or none, and no name server."""
     if os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
-        pytest.skip("no namespaces here")
+        pytest.skip("this system lets nobody have mounts of his own (unshare -m)")
 
     def make(hosts):
         etc = tmp_path / "etc"
