@@ -194,6 +194,9 @@ static int latency(int argc, char **argv) {
     return run_load(argc, argv, &line, &b);
 }
 
+const char *const bench_forms[] = {"throughput", "latency", "latency --emulate-rank", "ops",
+                                   NULL};
+
 int cmd_bench(int argc, char **argv) {
     static const struct {
         const char *name;

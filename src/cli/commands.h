@@ -2,11 +2,36 @@
 #ifndef HD_CLI_COMMANDS_H
 #define HD_CLI_COMMANDS_H
 
+#include <stddef.h>
+
+#include "cli/options.h"
+
 /* argv[0] is the command's name. The return value is the program's exit code. */
 typedef int command_fn(int argc, char **argv);
 
+typedef struct command {
+    const char *name;
+    command_fn *run;
+    const char *args;
+    const char *help; /* NULL: for who installs the program, not listed */
+} command;
+
+/* All of them, as they are listed. */
+const command *commands_all(size_t *n);
+
+/* Further arguments with a table of options each, "throughput" of bench, to NULL; NULL: there is one
+ * table. */
+const char *const *command_forms(const command *c);
+
+/* Hands every table of options of the command to visit; each lives during its call only. */
+void command_visit(const command *c, void (*visit)(const command_line *line, void *user),
+                   void *user);
+
+extern const char *const bench_forms[];
+
 command_fn cmd_bench;
 command_fn cmd_chat;
+command_fn cmd_completions;
 command_fn cmd_inspect;
 command_fn cmd_tokenize;
 command_fn cmd_detokenize;
@@ -14,6 +39,7 @@ command_fn cmd_render;
 command_fn cmd_eval;
 command_fn cmd_generate;
 command_fn cmd_logits;
+command_fn cmd_manual;
 command_fn cmd_serve;
 command_fn cmd_pull;
 command_fn cmd_replay;

@@ -8,36 +8,59 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 
-typedef struct command {
-    const char *name;
-    command_fn *run;
-    const char *args;
-    const char *help;
-} command;
-
 static const command commands[] = {
-    {"serve",      cmd_serve,      "MODEL_DIR",                    "answer HTTP requests"              },
-    {"chat",       cmd_chat,       "MODEL_DIR",                    "talk with a model on the terminal" },
-    {"generate",   cmd_generate,   "MODEL_DIR -p TEXT",            "answer one prompt"                 },
-    {"pull",       cmd_pull,       "REPO[@REVISION]",              "download from the Hugging Face hub"},
-    {"eval",       cmd_eval,       "MODEL_DIR --suite NAME",       "count right answers to tasks"      },
-    {"bench",      cmd_bench,      "throughput|latency MODEL_DIR",
-     "put an engine under a synthetic load"                                                            },
-    {"inspect",    cmd_inspect,    "MODEL_DIR",                    "print what a checkpoint holds"     },
-    {"tokenize",   cmd_tokenize,   "DIR < TEXT",                   "turn text into token ids"          },
-    {"detokenize", cmd_detokenize, "DIR < IDS",                    "turn token ids into text"          },
-    {"render",     cmd_render,     "DIR --messages FILE",          "print the prompt of a conversation"},
-    {"logits",     cmd_logits,     "MODEL_DIR --tokens F --out F",
-     "compute the logits of given tokens"                                                              },
-    {"replay",     cmd_replay,     "FILE MODEL_DIR",               "run logged requests again, compare"},
-    {"version",    cmd_version,    "",                             "print the build and this machine"  },
+    {"serve",       cmd_serve,       "MODEL_DIR",                    "answer HTTP requests"              },
+    {"chat",        cmd_chat,        "MODEL_DIR",                    "talk with a model on the terminal" },
+    {"generate",    cmd_generate,    "MODEL_DIR -p TEXT",            "answer one prompt"                 },
+    {"pull",        cmd_pull,        "REPO[@REVISION]",              "download from the Hugging Face hub"},
+    {"eval",        cmd_eval,        "MODEL_DIR --suite NAME",       "count right answers to tasks"      },
+    {"bench",       cmd_bench,       "throughput|latency MODEL_DIR",
+     "put an engine under a synthetic load"                                                              },
+    {"inspect",     cmd_inspect,     "MODEL_DIR",                    "print what a checkpoint holds"     },
+    {"tokenize",    cmd_tokenize,    "DIR < TEXT",                   "turn text into token ids"          },
+    {"detokenize",  cmd_detokenize,  "DIR < IDS",                    "turn token ids into text"          },
+    {"render",      cmd_render,      "DIR --messages FILE",          "print the prompt of a conversation"},
+    {"logits",      cmd_logits,      "MODEL_DIR --tokens F --out F",
+     "compute the logits of given tokens"                                                                },
+    {"replay",      cmd_replay,      "FILE MODEL_DIR",               "run logged requests again, compare"},
+    {"version",     cmd_version,     "",                             "print the build and this machine"  },
+    {"completions", cmd_completions, "bash|zsh|fish",                NULL                                },
+    {"manual",      cmd_manual,      "[COMMAND]",                    NULL                                },
 };
+
+const command *commands_all(size_t *n) {
+    *n = HD_LEN(commands);
+    return commands;
+}
+
+const char *const *command_forms(const command *c) {
+    return c->run == cmd_bench ? bench_forms : NULL;
+}
+
+void command_visit(const command *c, void (*visit)(const command_line *line, void *user),
+                   void *user) {
+    static const char *const plain[] = {"", NULL};
+    options_visit(visit, user);
+    const char *const *forms = command_forms(c);
+    for (const char *const *form = forms ? forms : plain; *form; form++) {
+        char words[64], *argv[4] = {(char *)(uintptr_t)c->name};
+        int argc = 1;
+        snprintf(words, sizeof words, "%s", *form);
+        for (char *rest = NULL, *word = strtok_r(words, " ", &rest); word && argc < 4;
+             word = strtok_r(NULL, " ", &rest)) {
+            argv[argc++] = word;
+        }
+        c->run(argc, argv);
+    }
+    options_visit(NULL, NULL);
+}
 
 static void print_usage(FILE *to) {
     fputs("hadal serves the DeepSeek mixture-of-experts models.\n\n"
           "usage: hadal COMMAND [arguments]\n\ncommands:\n",
           to);
     for (size_t i = 0; i < HD_LEN(commands); i++) {
+        if (!commands[i].help) continue;
         fprintf(to, "  %-11s %-29s %s\n", commands[i].name, commands[i].args, commands[i].help);
     }
     fputs("\nhadal COMMAND --help explains one command.\n", to);

@@ -424,8 +424,21 @@ static void print_help(const command_line *line) {
     screen_end(out);
 }
 
+static void (*visitor)(const command_line *line, void *user);
+static void *visitor_user;
+
+void options_visit(void (*visit)(const command_line *line, void *user), void *user) {
+    visitor = visit;
+    visitor_user = user;
+}
+
 bool options_parse(const command_line *line, int argc, char **argv, int *code) {
     parse p = {.line = line};
+    if (visitor) {
+        visitor(line, visitor_user);
+        *code = 0;
+        return false;
+    }
     for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++) {
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
             print_help(line);

@@ -130,6 +130,10 @@ typedef struct command_line {
  * file live until the program ends. */
 bool options_parse(const command_line *line, int argc, char **argv, int *code);
 
+/* While visit is set, options_parse() hands it the table, reads nothing, and returns false with
+ * code 0: so the tables of all commands can be seen. NULL ends it. */
+void options_visit(void (*visit)(const command_line *line, void *user), void *user);
+
 /* The candidate nearest to word, or NULL when none is near. */
 const char *nearest_word(const char *word, const char *const *candidates, int n);
 
