@@ -4,6 +4,7 @@
 #   make CUDA=1        the same with CUDA kernels    make fuzz    fuzz targets (clang)
 #   make debug asan tsan   under build-debug, build-asan, build-tsan
 #   make unit          the C unit tests              make bench   benchmarks
+#   make install deb dist   packaging/package.mk says where to
 #   make STATIC=1      libraries linked in, for machines that lack them
 #   make WERROR=       warnings stay warnings, for compilers newer than ours (gcc 12, clang 14)
 #
@@ -204,6 +205,8 @@ check:
 	python3 scripts/check_floors.py
 	scripts/check_format
 	scripts/analyze
+
+include packaging/package.mk
 
 clean:
 	rm -rf build build-debug build-asan build-tsan build-fuzz build-cuda build-analyze
