@@ -16,6 +16,8 @@ typedef struct command {
     const char *help; /* NULL: for who installs the program, not listed */
 } command;
 
+enum { MOST_COMMANDS = 32 };
+
 /* All of them, as they are listed. */
 const command *commands_all(size_t *n);
 

@@ -1,4 +1,4 @@
-/* main.c - the names of the things this program does. */
+/* main.c - finds the command that is asked for and runs it. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -8,68 +8,25 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 
-static const command commands[] = {
-    {"serve",       cmd_serve,       "MODEL_DIR",                    "answer HTTP requests"              },
-    {"chat",        cmd_chat,        "MODEL_DIR",                    "talk with a model on the terminal" },
-    {"generate",    cmd_generate,    "MODEL_DIR -p TEXT",            "answer one prompt"                 },
-    {"pull",        cmd_pull,        "REPO[@REVISION]",              "download from the Hugging Face hub"},
-    {"eval",        cmd_eval,        "MODEL_DIR --suite NAME",       "count right answers to tasks"      },
-    {"bench",       cmd_bench,       "throughput|latency MODEL_DIR",
-     "put an engine under a synthetic load"                                                              },
-    {"inspect",     cmd_inspect,     "MODEL_DIR",                    "print what a checkpoint holds"     },
-    {"tokenize",    cmd_tokenize,    "DIR < TEXT",                   "turn text into token ids"          },
-    {"detokenize",  cmd_detokenize,  "DIR < IDS",                    "turn token ids into text"          },
-    {"render",      cmd_render,      "DIR --messages FILE",          "print the prompt of a conversation"},
-    {"logits",      cmd_logits,      "MODEL_DIR --tokens F --out F",
-     "compute the logits of given tokens"                                                                },
-    {"replay",      cmd_replay,      "FILE MODEL_DIR",               "run logged requests again, compare"},
-    {"version",     cmd_version,     "",                             "print the build and this machine"  },
-    {"completions", cmd_completions, "bash|zsh|fish",                NULL                                },
-    {"manual",      cmd_manual,      "[COMMAND]",                    NULL                                },
-};
-
-const command *commands_all(size_t *n) {
-    *n = HD_LEN(commands);
-    return commands;
-}
-
-const char *const *command_forms(const command *c) {
-    return c->run == cmd_bench ? bench_forms : NULL;
-}
-
-void command_visit(const command *c, void (*visit)(const command_line *line, void *user),
-                   void *user) {
-    static const char *const plain[] = {"", NULL};
-    options_visit(visit, user);
-    const char *const *forms = command_forms(c);
-    for (const char *const *form = forms ? forms : plain; *form; form++) {
-        char words[64], *argv[4] = {(char *)(uintptr_t)c->name};
-        int argc = 1;
-        snprintf(words, sizeof words, "%s", *form);
-        for (char *rest = NULL, *word = strtok_r(words, " ", &rest); word && argc < 4;
-             word = strtok_r(NULL, " ", &rest)) {
-            argv[argc++] = word;
-        }
-        c->run(argc, argv);
-    }
-    options_visit(NULL, NULL);
-}
-
 static void print_usage(FILE *to) {
     fputs("hadal serves the DeepSeek mixture-of-experts models.\n\n"
           "usage: hadal COMMAND [arguments]\n\ncommands:\n",
           to);
-    for (size_t i = 0; i < HD_LEN(commands); i++) {
-        if (!commands[i].help) continue;
-        fprintf(to, "  %-11s %-29s %s\n", commands[i].name, commands[i].args, commands[i].help);
+    size_t n;
+    const command *all = commands_all(&n);
+    for (size_t i = 0; i < n; i++) {
+        if (!all[i].help) continue;
+        fprintf(to, "  %-11s %-29s %s\n", all[i].name, all[i].args, all[i].help);
     }
     fputs("\nhadal COMMAND --help explains one command.\n", to);
 }
 
 static int unknown_command(const char *name) {
-    const char *names[HD_LEN(commands) + 2] = {"--help", "--version"};
-    for (size_t i = 0; i < HD_LEN(commands); i++) names[i + 2] = commands[i].name;
-    const char *near = nearest_word(name, names, (int)HD_LEN(names));
+    const char *names[MOST_COMMANDS + 2] = {"--help", "--version"};
+    size_t n;
+    const command *all = commands_all(&n);
+    for (size_t i = 0; i < n; i++) names[i + 2] = all[i].name;
+    const char *near = nearest_word(name, names, (int)n + 2);
     hd_err err = {0};
     HD_FAIL(&err, HD_EINVAL, "unknown command '%s'; %s%s%s", name,
             near ? "did you mean " : "see hadal --help", near ? near : "", near ? "?" : "");
@@ -119,9 +76,11 @@ int main(int argc, char **argv) {
         return flush_output(0);
     }
     const char *name = strcmp(argv[1], "--version") == 0 ? "version" : argv[1];
-    for (size_t i = 0; i < HD_LEN(commands); i++) {
-        if (strcmp(name, commands[i].name) == 0) {
-            return flush_output(commands[i].run(argc - 1, argv + 1));
+    size_t n;
+    const command *all = commands_all(&n);
+    for (size_t i = 0; i < n; i++) {
+        if (strcmp(name, all[i].name) == 0) {
+            return flush_output(all[i].run(argc - 1, argv + 1));
         }
     }
     return unknown_command(argv[1]);

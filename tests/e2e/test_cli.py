@@ -175,7 +175,7 @@ class TestConfigFile:
     @needs_logits
     def test_values_are_checked_like_flags(self, refused, config):
         assert "out of range" in refused("logits", "m", "--config", config({"chunk": -1}))
-        assert "none of cpu, cuda, ref" in refused("logits", "m", "--config", config({"backend": "x"}))
+        assert "none of auto, cpu, cuda, ref" in refused("logits", "m", "--config", config({"backend": "x"}))
 
     @needs_logits
     def test_flags_win(self, refused, config):

@@ -219,6 +219,21 @@ def test_L19_without_a_gpu_it_says_so(refused, command):
     assert "no CUDA device: " in line if has_cuda else "no CUDA in this build" in line
 
 
+def test_what_computes_is_said(serve):
+    """By default a GPU where one can be used. The start names what is used, and why no GPU is."""
+    said = {flag: [line.split(None, 2) for line in serve(*flag.split()).said.splitlines()] for flag in ("", "--backend cpu", "--backend null")}
+    engines = {flag: next(line[1] for line in lines if line[:1] == ["engine"]).rstrip(";") for flag, lines in said.items()}
+    assert engines == {"": "cuda" if has_gpu else "cpu", "--backend cpu": "cpu", "--backend null": "null"}
+    reasons = {flag: [line[2] for line in lines if line[:2] == ["no", "GPU"]] for flag, lines in said.items()}
+    assert reasons["--backend cpu"] == reasons["--backend null"] == []
+    if has_gpu:
+        assert reasons[""] == []
+    else:
+        assert ("no CUDA device: " if has_cuda else "no CUDA in this build; make CUDA=1") in reasons[""][0]
+    done = run_hadal("bench", "throughput", MODEL, "--num-prompts", 1, "--input-len", 4, "--output-len", 2, "--json", "-q")
+    assert json.loads(done.stdout)["backend"] == engines[""], done.stderr
+
+
 @on_gpu
 @pytest.mark.parametrize("config, layout, drafts", [("tiny_v4", "tp=2", 3), ("tiny_v3", "ep=4", 0)])
 def test_a_rank_of_a_layout_is_measured(config, layout, drafts):

@@ -10,6 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "backend/backend.h"
 #include "base/philox.h"
 #include "base/status.h"
 #include "engine/engine_rig.h"
@@ -444,6 +445,40 @@ static void dummy_weights_know_no_text(void **state) {
     }
 }
 
+/* ---- what computes ---- */
+
+static void check_backend(const char *asked, const char *mla, const char *used,
+                          const char *why) {
+    const hd_engine_options o = {
+        .model_dir = "tests/configs/tiny_v2.json", .dummy_weights = true, .mla = mla};
+    hd_engine *e = rig_open(asked, &o);
+    const char *no_gpu = "unset";
+    assert_string_equal(hd_engine_backend(e, &no_gpu), used);
+    if (why) {
+        assert_non_null(no_gpu);
+        assert_non_null(strstr(no_gpu, why));
+    } else {
+        assert_null(no_gpu);
+    }
+    hd_engine_close(e);
+}
+
+/* "auto" takes a GPU where it can be opened and does what is asked for; the reason is kept. */
+static void backend_is_chosen(void **state) {
+    (void)state;
+    hd_device *gpu;
+    hd_err err = {0};
+    const bool there = hd_device_open_cuda(&gpu, 0, &err) == HD_OK;
+    hd_device_close(gpu);
+    const char *chosen = there ? "cuda" : "cpu", *why = there ? NULL : err.msg;
+    check_backend("auto", NULL, chosen, why);
+    check_backend(NULL, NULL, chosen, why);
+    check_backend("auto", "naive", "cpu", "mla naive is for a CPU");
+    check_backend("cpu", NULL, "cpu", NULL);
+    check_backend("ref", NULL, "ref", NULL);
+    check_backend("null", NULL, "null", NULL);
+}
+
 /* ---- a long context ---- */
 
 enum { SHORT = 1024, LONG_THREADS = 2 };
@@ -566,6 +601,7 @@ int test_engine(void) {
         cmocka_unit_test(defaults_are_the_makers),
         cmocka_unit_test(dummy_weights_answer_in_tokens),
         cmocka_unit_test(dummy_weights_know_no_text),
+        cmocka_unit_test(backend_is_chosen),
         cmocka_unit_test(a_long_context_costs_its_entries),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
