@@ -197,6 +197,27 @@ def test_unit_is_one_and_hardened(tmp_path):
     assert said.returncode == 0, said.stdout[-400:]
 
 
+@pytest.mark.parametrize(("release", "setting", "built"), [("13.0", None, "build-cuda"), ("12.4", None, "build"), ("13.0", "", "build"), (None, None, "build")])
+def test_run_builds_for_the_gpu_where_it_can(tmp_path, release, setting, built):
+    """With a compiler, a make and a setup that only say that they were called."""
+    shutil.copy(ROOT / "run", tmp_path / "run")
+    tools = {"make": f'[ "$1" = -q ] && exit 1; echo "make $@"; mkdir -p {built}; printf \'#!/bin/sh\\necho "$0 $@"\\n\' >{built}/hadal; chmod +x {built}/hadal', "scripts/setup": 'echo "setup $1"'}
+    if release:
+        tools["nvcc"] = f'echo "Cuda compilation tools, release {release}, V{release}.1"'
+    for name, text in tools.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", **({} if setting is None else {"CUDA": setting})}
+    if not release:
+        env["CUDA"] = "/nowhere/nvcc"
+    done = subprocess.run([tmp_path / "run", "version", "x y"], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}/{built}/hadal version x y\n"
+    flags = f" CUDA=1 BUILD=build-cuda NVCC={tmp_path}/nvcc" if built == "build-cuda" else ""
+    assert re.search(rf"^make -s -j\d+ WERROR= all{flags}$", done.stderr, re.M) and "setup run" in done.stderr
+
+
 def test_sources(tmp_path):
     if subprocess.run(["git", "-C", ROOT, "rev-parse"], capture_output=True).returncode:
         pytest.skip("these sources are in no repository")
