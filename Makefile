@@ -58,7 +58,7 @@ CFLAGS  += $(CSTD) $(WARN) $(SAFE) $(BASELINE) $(OPT) -Isrc -Iinclude \
            -DHD_VERSION='"$(VERSION)"' $(PACKAGE_CFLAGS)
 ifdef STATIC # but for HTTP and TLS, whose own needs are shared libraries: lay those beside
 LDLIBS   = $(patsubst -l%,-l:lib%.a,$(shell pkg-config --libs-only-l jansson libpcre2-8)) \
-           $(shell pkg-config --libs libmicrohttpd gnutls hwloc libcurl) -Wl,-rpath,'$$ORIGIN'
+           $(shell pkg-config --libs libedit libmicrohttpd gnutls hwloc libcurl) -Wl,-rpath,'$$ORIGIN'
 else
 LDLIBS   = $(shell pkg-config --libs $(PACKAGES))
 endif

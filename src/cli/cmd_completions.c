@@ -21,11 +21,6 @@ static const option more[] = {
     {.name = "help",   .letter = 'h',       .kind = OPTION_FLAG, .help = "show every option"},
 };
 
-typedef struct script {
-    const command *command;
-    const char *kind; /* of the command: "throughput" of bench; "" where there is one kind */
-} script;
-
 /* "bench throughput" is kind throughput of bench. */
 static const char *kind_of(const command_line *line) {
     const char *space = strchr(line->command, ' ');
@@ -69,12 +64,12 @@ static void put_kinds(const command *c) {
     }
 }
 
+/* user is the command's name. */
 static void each_command(void (*visit)(const command_line *line, void *user)) {
     size_t n;
     const command *all = commands_all(&n);
     for (size_t i = 0; i < n; i++) {
-        script s = {.command = &all[i]};
-        if (all[i].help) command_visit(&all[i], visit, &s);
+        if (all[i].help) command_visit(&all[i], visit, (void *)(uintptr_t)all[i].name);
     }
 }
 
@@ -196,15 +191,12 @@ static void zsh_option(const option *o) {
     putchar('\'');
 }
 
-/* A command's second table, and those that follow, would be a second case of the same name. */
+/* A kind with two tables has two cases: after the first, ";|" looks for the second. */
 static void zsh_line(const command_line *line, void *user) {
-    script *s = user;
-    const char *kind = kind_of(line);
-    if (s->kind && strcmp(s->kind, kind) == 0) return;
-    s->kind = line->command + (kind[0] ? strlen(s->command->name) + 1 : strlen(line->command));
+    (void)user;
     printf("    '%s')\n        _arguments", line->command);
     each_option(line, zsh_option);
-    puts(" \\\n            '*:file:_files'\n        ;;");
+    puts(" \\\n            '*:file:_files'\n        ;|");
 }
 
 static void zsh_kinds(void) {
@@ -280,13 +272,13 @@ static void fish_option(const option *o) {
 }
 
 static void fish_line(const command_line *line, void *user) {
-    const script *s = user;
+    const char *name = user;
     for (int i = 0; i < line->n_options; i++) {
-        fish_condition(s->command->name, kind_of(line));
+        fish_condition(name, kind_of(line));
         fish_option(&line->options[i]);
     }
     for (size_t i = 0; i < HD_LEN(more); i++) {
-        fish_condition(s->command->name, kind_of(line));
+        fish_condition(name, kind_of(line));
         fish_option(&more[i]);
     }
 }

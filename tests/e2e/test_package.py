@@ -103,6 +103,7 @@ def test_zsh_reads_every_table(tmp_path):
     for command in (["serve"], ["bench", "throughput"], ["generate"]):
         said = told("hadal", *command, "--")
         assert set(re.findall(r"^(?:\(.*\))?(?:--)([a-z-]+)=?\[", said, re.M)) == options_of(*command), command
+    assert "--emulate-rank=[" in told("hadal", "bench", "latency", "--") and "--num-prompts=[" in told("hadal", "bench", "latency", "--")
     assert "--backend=[" in told("hadal", "serve", "--") and ":NAME:(auto cpu cuda ref null)" in told("hadal", "serve", "--")
 
 
