@@ -118,8 +118,9 @@ def test_a_broken_library_is_named(tmp_path, refused):
 @pytest.mark.parametrize(
     "flags, why",
     [
-        ([], "cpu"),
-        (["--precision", "fast"], "cpu"),
+        ([], "precision fast"),
+        (["--backend", "cpu"], "cpu"),
+        (["--backend", "cpu", "--precision", "fast"], "cpu"),
         (["--backend", "ref"], "ref"),
         (["--backend", "null"], "null"),
         (["--backend", "cuda"], "precision fast"),
@@ -128,6 +129,12 @@ def test_a_broken_library_is_named(tmp_path, refused):
 def test_batch_invariance_is_given_up_on_a_gpu_with_fast_only(refused, flags, why):
     line = refused("generate", TINY, "-p", "x", *flags, *LIBRARY)
     assert "no-batch-invariance" in line and why in line
+
+
+@pytest.mark.skipif(has_gpu, reason="there is a GPU")
+def test_batch_invariance_is_kept_where_there_is_no_gpu(refused):
+    code = 5 if "options    cuda" in run_hadal("version").stdout else 2
+    assert "no-batch-invariance is for a GPU: no CUDA" in refused("generate", TINY, "-p", "x", "--precision", "fast", *LIBRARY, code=code)
 
 
 def test_every_command_that_computes_has_it(hadal):
