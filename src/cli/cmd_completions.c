@@ -322,7 +322,7 @@ int cmd_completions(int argc, char **argv) {
         {"fish", write_fish}
     };
     const char *wanted = NULL;
-    const positional shell = {"SHELL", &wanted, false};
+    const positional shell = {"SHELL", &wanted, false, POSITIONAL_PLAIN};
     const command_line line = {.command = "completions",
                                .summary = "Prints a script that completes hadal's commands and "
                                           "options in bash, zsh or fish.",

@@ -161,7 +161,7 @@ static void write_program(const command *all, size_t n) {
 
 int cmd_manual(int argc, char **argv) {
     const char *wanted = NULL;
-    const positional name = {"COMMAND", &wanted, true};
+    const positional name = {"COMMAND", &wanted, true, POSITIONAL_PLAIN};
     const command_line line = {.command = "manual",
                                .summary = "Prints a manual page as roff, for man and mandoc.",
                                .positionals = &name,
