@@ -64,17 +64,17 @@ LDLIBS   = $(shell pkg-config --libs $(PACKAGES))
 endif
 LDLIBS  += -lm -lpthread
 
-SOURCES := $(sort $(wildcard src/*/*.c))
+SOURCES := $(sort $(wildcard src/*/*.c src/*/*/*.c))
 ifneq ($(ARCH),x86_64)
 SOURCES := $(filter-out %_avx2.c %_avx512.c %_vbmi.c %_vnni.c %_bf16.c,$(SOURCES))
 endif
 OBJECTS := $(SOURCES:%.c=$(BUILD)/%.o)
 LIBRARY := $(filter-out $(BUILD)/src/cli/main.o,$(OBJECTS))
 TESTS   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/*.c tests/*/*.c)))
-TESTS   := $(filter-out $(BUILD)/tests/fuzz/% $(BUILD)/tests/drive/% $(BUILD)/tests/api/%,$(TESTS))
+TESTS   := $(filter-out $(BUILD)/tests/fuzz/% $(BUILD)/tests/drive/% $(BUILD)/tests/api/% $(BUILD)/tests/fakes/api_rig.o,$(TESTS))
 # The handlers of the API with a call that records and an engine that says what it is told.
-API_RIG := $(filter $(BUILD)/src/base/% $(BUILD)/src/text/% $(BUILD)/src/api/%,$(LIBRARY)) \
-           $(BUILD)/tests/api/api_rig.o $(BUILD)/tests/text/toy_tokenizer.o
+API_RIG := $(filter $(BUILD)/src/base/% $(BUILD)/src/tokenizer/% $(BUILD)/src/chat/% $(BUILD)/src/grammar/% $(BUILD)/src/api/%,$(LIBRARY)) \
+           $(BUILD)/tests/fakes/api_rig.o $(BUILD)/tests/fakes/toy_tokenizer.o
 DRIVERS := $(patsubst tests/drive/%.c,$(BUILD)/%,$(wildcard tests/drive/drive_*.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
 
@@ -83,7 +83,7 @@ NVCC      ?= $(or $(shell command -v nvcc),/usr/local/cuda/bin/nvcc)
 NVFLAGS    = -std=c++20 -O3 -lineinfo -Werror all-warnings -Isrc -Iinclude \
              -gencode arch=compute_90a,code=sm_90a \
              -Xcompiler -Wall,-Wextra,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics,-fvisibility=hidden,-fPIE
-CUDA_SOURCES := $(sort $(wildcard src/*/*.cu))
+CUDA_SOURCES := $(sort $(wildcard src/*/*.cu src/*/*/*.cu))
 CUDA_OBJECTS := $(CUDA_SOURCES:%.cu=$(BUILD)/%.cu.o)
 OBJECTS   += $(CUDA_OBJECTS)
 LIBRARY   += $(CUDA_OBJECTS)
@@ -166,7 +166,7 @@ $(BUILD)/%.cu.o: %.cu Makefile $(BUILD)/flags.nvcc
 
 $(BUILD)/tests/%.o: CFLAGS += -Itests
 ifeq ($(origin OPT),file)
-$(BUILD)/src/weights/%.o $(BUILD)/src/text/%.o $(BUILD)/src/http/%.o $(BUILD)/src/hub/%.o $(BUILD)/src/api/%.o $(BUILD)/src/server/%.o: CFLAGS += $(TRAP)
+$(BUILD)/src/weights/%.o $(BUILD)/src/tokenizer/%.o $(BUILD)/src/chat/%.o $(BUILD)/src/grammar/%.o $(BUILD)/src/http/%.o $(BUILD)/src/hub/%.o $(BUILD)/src/api/%.o $(BUILD)/src/server/%.o: CFLAGS += $(TRAP)
 $(BUILD)/src/ops/%.o: CFLAGS += $(UNZEROED)
 endif
 

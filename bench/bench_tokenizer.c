@@ -10,7 +10,7 @@
 #include <time.h>
 
 #include "base/file.h"
-#include "text/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 static double cpu_seconds(void) {
     struct timespec t;

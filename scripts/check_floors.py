@@ -11,18 +11,25 @@ import sys
 
 FLOORS = {
     "base": 0,
-    "text": 1, "backend": 1,
-    "ops": 2, "comm": 2, "weights": 2, "http": 2, "hub": 2,
-    "kv": 3, "expert": 3,
-    "model": 4,
-    "spec": 5,
-    "exec": 6,
+    "device": 1, "tokenizer": 1,
+    "ops": 2, "weights": 2, "chat": 2, "http": 2, "hub": 2,
+    "comm": 3, "grammar": 3,
+    "kv": 4,
+    "model": 5,
+    "runner": 6,
     "sched": 7,
     "engine": 8,
-    "api": 9, "train": 9,
+    "api": 9,
     "server": 10,
     "cli": 11,
 }  # fmt: skip
+
+# Rooms inside a folder. The folder may include them all; each may include the folder's headers and
+# those of the rooms listed before it.
+ROOMS = {
+    "ops": ["ref", "cpu", "cuda", "profile"],
+    "cli": ["bench"],
+}
 
 BANNED = ["strcpy", "strcat", "sprintf", "vsprintf", "strtok", "gets", "alloca", "rand", "atoi"]
 BANNED_BELOW_CLI = ["exit", "_exit", "printf", "vprintf", "puts", "putchar"]
@@ -48,19 +55,29 @@ def check_paragraph(path, text):
 PUBLIC = "hadal.h"  # include/hadal.h, which src/engine makes real
 
 
-def check_includes(path, folder, lines):
+def may_enter(folder, room, other_room):
+    """Whether a file of folder/room may include a header of folder/other_room."""
+    if other_room in ("", room) or not room:
+        return True
+    rooms = ROOMS[folder]
+    return rooms.index(other_room) < rooms.index(room)
+
+
+def check_includes(path, folder, room, lines):
     for number, line in enumerate(lines, 1):
         found = INCLUDE.match(line)
         if not found:
             continue
         door = found.group(1)
         other, _, header = door.rpartition("/")
+        other, _, other_room = other.partition("/")
+        known = other in FLOORS and other_room in ["", *ROOMS.get(other, [])]
         if door.endswith(".c"):
             yield number, f'includes "{door}": no file includes a .c'
         elif door == PUBLIC:
             if FLOORS[folder] < FLOORS["engine"]:
                 yield number, f'includes "{door}": only the engine and its clients do'
-        elif other not in FLOORS:
+        elif not known:
             yield number, f'includes "{door}": write the path from src/ (folder/header.h)'
         elif other != folder:
             if FLOORS[other] >= FLOORS[folder]:
@@ -68,6 +85,8 @@ def check_includes(path, folder, lines):
                 yield number, f'includes "{door}": {folder} may not look {way} to {other}'
             if header.endswith(("_internal.h", "_internal.cuh")):
                 yield number, f'includes "{door}": private to {other}'
+        elif not may_enter(folder, room, other_room):
+            yield number, f'includes "{door}": {folder}/{room} may not look into {other_room}'
         if door.endswith(".cuh") and path.suffix not in (".cu", ".cuh"):
             yield number, f'includes "{door}": .cuh is for .cu files'
 
@@ -111,11 +130,12 @@ def main():
         lines = text.split("\n")
         found = list(check_paragraph(path, text))
         if shown.parts[0] == "src":
-            folder = shown.parts[1]
-            if folder not in FLOORS or len(shown.parts) != 3:
-                found.append((1, "lies on no floor; FLOORS in this script lists them"))
+            folder, *rooms = shown.parts[1:-1]
+            room = "/".join(rooms)
+            if folder not in FLOORS or room not in ["", *ROOMS.get(folder, [])]:
+                found.append((1, "lies on no floor; FLOORS and ROOMS in this script list them"))
             else:
-                found += check_includes(path, folder, lines)
+                found += check_includes(path, folder, room, lines)
                 found += check_calls(folder, code)
         failures += [f"{shown}:{number}: {what}" for number, what in found]
         if len(lines) - 1 > MAX_FILE_LINES:

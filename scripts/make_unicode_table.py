@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Writes src/text/unicode_table.c: the general category of every code point.
+"""Writes src/tokenizer/unicode_table.c: the general category of every code point.
 
 The categories are asked from the regular expressions of the `tokenizers` package, because
 equality with that package is what the table is for; its Unicode version becomes ours.
 
-    python3 scripts/make_unicode_table.py > src/text/unicode_table.c
+    python3 scripts/make_unicode_table.py > src/tokenizer/unicode_table.c
 """
 from tokenizers import Regex
 from tokenizers.pre_tokenizers import Split
@@ -36,7 +36,7 @@ def main():
           " *\n"
           " * Written by scripts/make_unicode_table.py. Each word is first << 5 | category; a range\n"
           " * ends where the next begins, the last at 0x110000. */\n"
-          '#include "text/unicode_internal.h"\n\n'
+          '#include "tokenizer/unicode.h"\n\n'
           "/* clang-format off */\n"
           "const uint32_t text_unicode_ranges[] = {")
     for i in range(0, len(words), PER_LINE):

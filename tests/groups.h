@@ -14,7 +14,7 @@
     X(chat) \
     X(reply) \
     X(ops) \
-    X(meter) \
+    X(op_profiler) \
     X(sample) \
     X(config) \
     X(schema) \
@@ -23,21 +23,21 @@
     X(grammar) \
     X(weights) \
     X(dummy) \
-    X(cut) \
+    X(shard) \
     X(cache) \
     X(model) \
     X(ranks) \
     X(sched) \
-    X(auto_drafts) \
+    X(draft_depth) \
     X(engine) \
     X(answers) \
-    X(steer) \
+    X(constraint) \
     X(calls) \
-    X(recall) \
+    X(token_history) \
     X(simulation) \
     X(drafts) \
-    X(executor) \
-    X(fixed_steps) \
+    X(model_runner) \
+    X(decode_graph) \
     X(server) \
     X(tokenizer_pattern)
 /* clang-format on */

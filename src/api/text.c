@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/chat.h"
+#include "chat/chat.h"
 
 enum { FIRST_BYTES = 512 };
 

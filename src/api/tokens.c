@@ -4,7 +4,7 @@
 
 #include "api/endpoints.h"
 #include "api/job.h"
-#include "text/reply.h"
+#include "chat/reply.h"
 
 #define AT(field) offsetof(api_request, field)
 

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "base/quota.h"
+#include "base/cpu_quota.h"
 
 enum { MEMORY_OF_THREAD = HWLOC_MEMBIND_THREAD | HWLOC_MEMBIND_BYNODESET };
 

@@ -16,7 +16,7 @@
 #include "cli/screen.h"
 #include "cli/upload_bar.h"
 #include "hadal.h"
-#include "text/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 enum { MAX_PROMPT_BYTES = 64 << 20, MAX_CHOICES = 1000 };
 

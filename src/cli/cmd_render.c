@@ -6,7 +6,7 @@
 #include "base/file.h"
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "text/chat.h"
+#include "chat/chat.h"
 
 enum { MAX_FILE_BYTES = 64 << 20 };
 

@@ -9,7 +9,7 @@
 #include "base/json.h"
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "text/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 enum { CHUNK_IDS = 1 << 16 };
 

@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #ifdef HD_CUDA
-#include "backend/devices.h"
+#include "device/gpu_list.h"
 #endif
 #include "base/cores.h"
 #include "base/cpu.h"

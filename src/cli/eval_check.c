@@ -8,8 +8,8 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "text/reply.h"
-#include "text/tokenizer.h"
+#include "chat/reply.h"
+#include "tokenizer/tokenizer.h"
 
 static const char *const types[] = {"exact", "contains", "final_number", "regex", "tool_call"};
 

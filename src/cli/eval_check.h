@@ -14,7 +14,7 @@
 #include <stdbool.h>
 
 #include "base/status.h"
-#include "text/chat.h"
+#include "chat/chat.h"
 
 /* Refuses a checker that cannot be used; where names it in the error. */
 hd_status eval_check_valid(const json_t *checker, const char *where, hd_err *err);

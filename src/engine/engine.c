@@ -1,6 +1,6 @@
 /* engine.c - the front of include/hadal.h: requests come in, are cancelled, paused and counted.
  *
- * Two sides meet in a mailbox. The step thread (turns.c) owns scheduler and runner; it takes
+ * Two sides meet in a mailbox. The step thread (step_loop.c) owns scheduler and runner; it takes
  * submissions and cancels at the start of a turn and leaves what each turn gave. The polling
  * thread (poll.c) owns text: detokenizing, parsing and stop strings never slow a step. A
  * record belongs to its submitter until the mailbox; then what its comments say. */

@@ -5,8 +5,8 @@
 
 #include "base/status.h"
 #include "hadal.h"
-#include "text/chat.h"
-#include "text/tokenizer.h"
+#include "chat/chat.h"
+#include "tokenizer/tokenizer.h"
 #include "weights/spec.h"
 
 /* As hd_engine_submit(), with an error code: HD_EAGAIN for a full queue, HD_EINVAL for a

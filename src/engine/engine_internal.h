@@ -1,5 +1,5 @@
 /* engine_internal.h - the engine's parts, shared by its files: opening (open.c), requests from
- * their preparation (prepare.c) to their end (engine.c), the step thread (turns.c) and the
+ * their preparation (prepare.c) to their end (engine.c), the step thread (step_loop.c) and the
  * polling thread (poll.c). */
 #ifndef HD_ENGINE_ENGINE_INTERNAL_H
 #define HD_ENGINE_ENGINE_INTERNAL_H
@@ -8,11 +8,11 @@
 #include <pthread.h>
 
 #include "engine/engine.h"
-#include "engine/forms.h"
+#include "engine/grammar_cache.h"
 #include "engine/output.h"
-#include "engine/recall.h"
-#include "exec/executor.h"
-#include "exec/null.h"
+#include "engine/token_history.h"
+#include "runner/model_runner.h"
+#include "runner/null_runner.h"
 #include "sched/sched.h"
 
 enum { ENGINE_MAX_MARKERS = 16 };
@@ -194,11 +194,11 @@ void engine_note_oddities(hd_engine *e);
 hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g,
                          const hd_conversation *conversation, hd_err *err);
 
-/* steer.c */
+/* sampling_constraint.c */
 bool engine_forces_call(const hd_generation *g);
 hd_status engine_steer(hd_engine *e, engine_record *r, const hd_generation *g, hd_err *err);
 
-/* turns.c */
+/* step_loop.c */
 void engine_post_copy(engine_post *to, const engine_post *from); /* keeps to->top's place */
 hd_sched_hooks engine_hooks(hd_engine *e);
 hd_runner engine_runner(hd_engine *e); /* e->runner, timed */

@@ -8,10 +8,10 @@
 #ifndef HD_ENGINE_OUTPUT_H
 #define HD_ENGINE_OUTPUT_H
 
-#include "engine/recall.h"
+#include "engine/token_history.h"
 #include "hadal.h"
-#include "text/reply.h"
-#include "text/tokenizer.h"
+#include "chat/reply.h"
+#include "tokenizer/tokenizer.h"
 
 /* What the outputs of all answers to one request share; outlives them. */
 typedef struct hd_output_rules {

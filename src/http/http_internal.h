@@ -14,7 +14,7 @@
 #include "http/quota.h"
 #include "http/tls.h"
 #include "http/url.h"
-#include "text/tokenizer.h" /* hd_bytes */
+#include "tokenizer/tokenizer.h" /* hd_bytes */
 
 enum {
     HTTP_ID_BYTES = 128,
@@ -203,7 +203,7 @@ typedef struct http_line {
 bool http_check_request(http_call *c, const http_line *line);
 bool http_check_trailers(http_call *c); /* the same, when the body is there */
 
-/* ---- work.c ---- */
+/* ---- handler_threads.c ---- */
 
 void http_work_init(http_work *w);
 void http_work_deinit(http_work *w);

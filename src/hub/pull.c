@@ -6,7 +6,7 @@
 #include <sys/statvfs.h>
 
 #include "hub/hub_internal.h"
-#include "text/tokenizer.h" /* hd_bytes */
+#include "tokenizer/tokenizer.h" /* hd_bytes */
 
 enum { MAX_LISTING_BYTES = 64 << 20 };
 

@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "backend/backend.h"
+#include "device/device.h"
 #include "ops/ops.h"
 #include "weights/spec.h"
 

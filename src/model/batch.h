@@ -9,7 +9,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "backend/backend.h"
+#include "device/device.h"
 #include "kv/kv.h"
 
 /* Where the arrays of a batch lie: once on the host, once on the device. */

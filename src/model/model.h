@@ -9,10 +9,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "backend/backend.h"
+#include "device/device.h"
 #include "kv/kv.h"
 #include "model/batch.h"
-#include "model/exchange.h"
+#include "comm/comm.h"
 #include "ops/ops.h"
 #include "weights/spec.h"
 #include "weights/weights.h"

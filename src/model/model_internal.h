@@ -5,7 +5,7 @@
 #include "base/arena.h"
 #include "model/model.h"
 
-/* Every activation of one micro-batch; acts.c says which share bytes. n = rows; heads, inter
+/* Every activation of one micro-batch; activations.c says which share bytes. n = rows; heads, inter
  * and groups are those of this rank's share. */
 typedef struct model_acts {
     hd_act *x; /* [n, streams, hidden] the residual; one stream without hyper-connections */
@@ -83,7 +83,7 @@ const model_stage *model_ffn_stages(const hd_layer_spec *layer);
 extern const model_stage model_mla_stages[], model_mla_sparse_stages[];
 extern const model_stage model_window_stages[], model_csa_stages[], model_hca_stages[];
 
-/* acts.c */
+/* activations.c */
 void model_place_acts(model_acts *t, hd_arena *a, const hd_model *m);
 
 /* rope.c: models.md 2.1.5, into freq[pairs] */

@@ -5,8 +5,8 @@
 
 #include "base/cpu.h"
 #include "base/log.h"
-#include "ops/cpu_internal.h"
-#include "ops/ref_internal.h"
+#include "ops/cpu/cpu_internal.h"
+#include "ops/ref/ref_internal.h"
 
 void hd_ops_init_ref(hd_ops *t) {
     *t = (hd_ops){.name = "ref",

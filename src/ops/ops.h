@@ -16,9 +16,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "backend/backend.h"
-#include "base/format.h"
-#include "base/route_rule.h"
+#include "device/device.h"
+#include "base/dtype.h"
+#include "base/router_rule.h"
 
 HD_BEGIN_C
 

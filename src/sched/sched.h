@@ -21,7 +21,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
-#include "exec/exec.h"
+#include "runner/runner.h"
 #include "kv/cache.h"
 
 typedef struct hd_sched hd_sched;

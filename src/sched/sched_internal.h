@@ -2,7 +2,7 @@
 #ifndef HD_SCHED_SCHED_INTERNAL_H
 #define HD_SCHED_SCHED_INTERNAL_H
 
-#include "sched/drafts.h"
+#include "sched/draft_depth.h"
 #include "sched/sched.h"
 
 /* tokens[n_tokens] are known (prompt, then output), tokens[n_done] of them are computed. Past

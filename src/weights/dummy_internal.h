@@ -2,7 +2,7 @@
 #ifndef HD_WEIGHTS_DUMMY_INTERNAL_H
 #define HD_WEIGHTS_DUMMY_INTERNAL_H
 
-#include "backend/backend.h"
+#include "device/device.h"
 #include "base/memory.h"
 #include "weights/bind_internal.h"
 #include "weights/placement.h"

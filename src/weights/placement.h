@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
-#include "weights/layout.h"
+#include "weights/parallel_config.h"
 #include "weights/spec.h"
 #include "weights/summary.h"
 #include "weights/weights.h"

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/format.h"
+#include "base/dtype.h"
 #include "base/status.h"
 #include "weights/weights.h"
 

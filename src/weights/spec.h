@@ -10,8 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/format.h"
-#include "base/route_rule.h"
+#include "base/dtype.h"
+#include "base/router_rule.h"
 #include "base/status.h"
 
 typedef enum hd_family {

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#include "base/format.h"
+#include "base/dtype.h"
 #include "weights/spec.h"
 #include "weights/weights.h"
 

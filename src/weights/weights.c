@@ -13,7 +13,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "weights/bind_internal.h"
-#include "weights/cut_internal.h"
+#include "weights/shard_internal.h"
 #include "weights/dummy_internal.h"
 #include "weights/placement.h"
 #include "weights/safetensors.h"

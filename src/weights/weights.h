@@ -12,10 +12,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "backend/backend.h"
-#include "base/format.h"
+#include "device/device.h"
+#include "base/dtype.h"
 #include "base/status.h"
-#include "weights/layout.h"
+#include "weights/parallel_config.h"
 #include "weights/routing.h"
 #include "weights/spec.h"
 

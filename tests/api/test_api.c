@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "api/api_rig.h"
+#include "fakes/api_rig.h"
 
 static rig r;
 

@@ -8,10 +8,10 @@
 
 #include "base/arena.h"
 #include "base/checked.h"
-#include "base/format.h"
+#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/philox.h"
-#include "base/pool.h"
+#include "base/thread_pool.h"
 #include "base/siphash.h"
 #include "base/status.h"
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
-#include "base/pool.h"
+#include "base/thread_pool.h"
 #include "base/progress.h"
 
 enum { TEXT_BYTES = 1 << 17 };

@@ -29,7 +29,7 @@
 #include "cli/commands.h"
 #include "engine/engine.h"
 #include "engine/output.h"
-#include "exec/null.h"
+#include "runner/null_runner.h"
 #include "kv/cache.h"
 
 void *__real_malloc(size_t n);

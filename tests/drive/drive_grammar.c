@@ -14,7 +14,7 @@
 
 #include "base/json.h"
 #include "base/philox.h"
-#include "text/grammar_internal.h"
+#include "grammar/grammar_internal.h"
 
 enum {
     MARKS = (1 << GRAM_N_MARKS) - 1,

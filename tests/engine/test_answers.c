@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/engine_rig.h"
+#include "fakes/engine_rig.h"
 
 #define USER(text) "[{\"role\": \"user\", \"content\": \"" text "\"}]"
 #define SUM        USER("What is 347 + 586?")

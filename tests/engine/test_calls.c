@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "engine/engine.h"
-#include "engine/engine_rig.h"
+#include "fakes/engine_rig.h"
 
 #define USER(text) "[{\"role\": \"user\", \"content\": \"" text "\"}]"
 

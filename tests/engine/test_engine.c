@@ -10,10 +10,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "backend/backend.h"
+#include "device/device.h"
 #include "base/philox.h"
 #include "base/status.h"
-#include "engine/engine_rig.h"
+#include "fakes/engine_rig.h"
 
 /* ---- stops ---- */
 

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/api_rig.h"
+#include "fakes/api_rig.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/chat.h"
+#include "chat/chat.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

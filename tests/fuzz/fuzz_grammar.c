@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/grammar.h"
+#include "grammar/grammar.h"
 
 enum { N_MARKS = 6, N_MORE = 12, N_TOKENS = 128 + N_MORE + N_MARKS };
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/reply.h"
+#include "chat/reply.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "text/tokenizer.h"
-#include "text/unicode_internal.h"
-#include "text/vocab_internal.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/unicode.h"
+#include "tokenizer/vocab_internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n);
 

@@ -12,7 +12,7 @@
 
 #include "base/checked.h"
 #include "base/cpu.h"
-#include "base/noise.h"
+#include "base/random_fill.h"
 #include "model/model.h"
 #include "weights/configs.h"
 

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "ops/act_internal.h"
+#include "ops/ref/act_internal.h"
 
 enum { SEGMENT = 128, SUMS = 16, STEPS = 4 };
 

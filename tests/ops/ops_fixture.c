@@ -8,7 +8,7 @@
 
 #include "base/cpu.h"
 #include "base/philox.h"
-#include "ops/timer.h"
+#include "ops/profile/op_timer.h"
 
 enum { GUARD = 32, MAX_TAKEN = 65536, MAX_KEYS = 20480, MAX_COLS = 8192 };
 

@@ -41,7 +41,7 @@ void fast_products(void **state);
 REAL_OPS_LIST(X)
 #undef X
 
-/* Those of test_ops_library.c. */
+/* Those of test_ops_cublaslt.c. */
 #define LIBRARY_TESTS_LIST(X)  \
     X(library_products)        \
     X(library_in_pieces)       \

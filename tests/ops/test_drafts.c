@@ -1,5 +1,5 @@
 /* test_drafts.c - the operators around drafts, and a loop with drafts against one without. */
-#include "ops/sample_rig.h"
+#include "fakes/sample_rig.h"
 
 #include <math.h>
 #include <stdlib.h>

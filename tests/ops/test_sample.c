@@ -1,6 +1,6 @@
 /* test_sample.c - choosing tokens: every table against the reference, and the reference against
  * exact probabilities. */
-#include "ops/sample_rig.h"
+#include "fakes/sample_rig.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 
 #include "base/philox.h"
 #include "base/status.h"
-#include "ops/sample_internal.h"
+#include "ops/ref/sample_internal.h"
 
 void op_sample(void **state); /* run by the walk over all operators, test_ops.c */
 

@@ -6,7 +6,7 @@
 
 #include "allocations.h"
 #include "base/checked.h"
-#include "sched/world.h"
+#include "fakes/sched_world.h"
 
 static const hd_sched_options tight = {
     .cache = {.page_tokens = 4,

@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "backend/backend.h"
+#include "device/device.h"
 #include "weights/configs.h"
 #include "weights/placement.h"
 #include "weights/summary.h"

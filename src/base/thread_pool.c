@@ -1,0 +1,164 @@
+/* thread_pool.c - a generation counter starts jobs, an atomic counter hands out tasks.
+ *
+ * Order: the owner writes the job, then releases `left` and bumps `generation`; a worker that
+ * sees it move acquires `left` with every task it takes, and releases `undone` when it finds
+ * none; the owner acquires `undone` at zero before it returns, so the job's results are visible
+ * to it. Nobody waits for a worker without a task: one that wakes late finds nothing left, or
+ * tasks of a later job, and reads a job only while that waits for a task of its own. */
+#include "base/thread_pool.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/cores.h"
+#include "base/memory.h"
+
+enum { MAX_THREADS = 1024, SPINS = 4000 };
+
+typedef struct worker {
+    hd_pool *pool;
+    pthread_t thread;
+    int32_t index;
+    int32_t cpu; /* to run on, or -1 */
+} worker;
+
+struct hd_pool {
+    hd_task_fn *fn;
+    const void *arg;
+    int32_t n_tasks;
+    _Atomic uint32_t generation; /* bumped once per job */
+    _Atomic bool stop;
+    char before[HD_CACHE_LINE]; /* what every task changes is on a line of its own */
+    _Atomic int32_t left;       /* tasks nobody has taken; 0 and less: none */
+    _Atomic int32_t undone;     /* tasks nobody has reported */
+    char behind[HD_CACHE_LINE];
+    pthread_mutex_t mutex; /* guards sleeping on wake */
+    pthread_cond_t wake;
+    int32_t n_workers; /* started threads, without the owner */
+    int32_t owner_cpu; /* for the owner to run on, or -1 */
+    worker workers[];
+};
+
+static void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void take_tasks(hd_pool *p, int32_t index) {
+    int32_t mine = 0;
+    for (int32_t left;
+         (left = atomic_fetch_sub_explicit(&p->left, 1, memory_order_acquire)) > 0; mine++) {
+        p->fn(p->arg, p->n_tasks - left, index);
+    }
+    if (mine > 0) atomic_fetch_sub_explicit(&p->undone, mine, memory_order_release);
+}
+
+static uint32_t wait_for_job(hd_pool *p, uint32_t seen) {
+    for (int i = 0; i < SPINS; i++) {
+        uint32_t now = atomic_load_explicit(&p->generation, memory_order_acquire);
+        if (now != seen) return now;
+        relax();
+    }
+    pthread_mutex_lock(&p->mutex);
+    uint32_t now;
+    while ((now = atomic_load_explicit(&p->generation, memory_order_acquire)) == seen) {
+        pthread_cond_wait(&p->wake, &p->mutex);
+    }
+    pthread_mutex_unlock(&p->mutex);
+    return now;
+}
+
+static void *work(void *arg) {
+    worker *w = arg;
+    hd_pool *p = w->pool;
+    uint32_t seen = 0;
+    if (w->cpu >= 0) hd_cores_bind(w->cpu); /* a wish: its refusal costs speed only */
+    for (;;) {
+        seen = wait_for_job(p, seen);
+        if (atomic_load(&p->stop)) return NULL;
+        take_tasks(p, w->index);
+    }
+}
+
+static void start_generation(hd_pool *p) {
+    pthread_mutex_lock(&p->mutex);
+    atomic_fetch_add_explicit(&p->generation, 1, memory_order_release);
+    pthread_cond_broadcast(&p->wake);
+    pthread_mutex_unlock(&p->mutex);
+}
+
+/* Where worker i runs when workers are bound. */
+static int32_t place_of(const hd_cores *c, int32_t i) {
+    return c->cpu[i % c->n_places];
+}
+
+hd_status hd_pool_open(hd_pool **out, int32_t n_threads, bool pin, hd_err *err) {
+    *out = NULL;
+    hd_cores cores;
+    hd_cores_read(&cores, NULL);
+    if (n_threads == 0) n_threads = cores.n;
+    if (n_threads < 1 || n_threads > MAX_THREADS) {
+        return HD_FAIL(err, HD_EINVAL, "%d threads: must be 1 to %d", n_threads, MAX_THREADS);
+    }
+    hd_pool *p = calloc(1, sizeof *p + (size_t)(n_threads - 1) * sizeof p->workers[0]);
+    if (!p) return HD_FAIL(err, HD_ENOMEM, "no memory for a worker pool");
+    p->owner_cpu = pin ? place_of(&cores, 0) : -1;
+    pthread_mutex_init(&p->mutex, NULL);
+    pthread_cond_init(&p->wake, NULL);
+    for (int32_t i = 1; i < n_threads; i++) {
+        worker *w = &p->workers[i - 1];
+        *w = (worker){.pool = p, .index = i, .cpu = pin ? place_of(&cores, i) : -1};
+        if (pthread_create(&w->thread, NULL, work, w) != 0) {
+            hd_pool_close(p);
+            return HD_FAIL(err, HD_EIO, "cannot start worker thread %d of %d", i, n_threads);
+        }
+        p->n_workers++;
+    }
+    *out = p;
+    return HD_OK;
+}
+
+void hd_pool_close(hd_pool *p) {
+    if (!p) return;
+    atomic_store(&p->stop, true);
+    start_generation(p);
+    for (int32_t i = 0; i < p->n_workers; i++) pthread_join(p->workers[i].thread, NULL);
+    pthread_cond_destroy(&p->wake);
+    pthread_mutex_destroy(&p->mutex);
+    free(p);
+}
+
+void hd_pool_bind_owner(const hd_pool *p) {
+    if (p->owner_cpu >= 0) hd_cores_bind(p->owner_cpu);
+}
+
+int32_t hd_pool_size(const hd_pool *p) {
+    return p->n_workers + 1;
+}
+
+void hd_pool_run(hd_pool *p, int32_t n_tasks, hd_task_fn *fn, const void *arg) {
+    if (n_tasks <= 0) return;
+    if (p->n_workers == 0 || n_tasks == 1) {
+        for (int32_t i = 0; i < n_tasks; i++) fn(arg, i, 0);
+        return;
+    }
+    p->fn = fn;
+    p->arg = arg;
+    p->n_tasks = n_tasks;
+    atomic_store_explicit(&p->undone, n_tasks, memory_order_relaxed);
+    atomic_store_explicit(&p->left, n_tasks, memory_order_release);
+    start_generation(p);
+    take_tasks(p, 0);
+    for (int i = 0; atomic_load_explicit(&p->undone, memory_order_acquire) > 0; i++) {
+        if (i < SPINS) {
+            relax();
+        } else {
+            sched_yield(); /* more threads than processors: let the one with a task run */
+        }
+    }
+}

@@ -1,0 +1,176 @@
+/* reply.h - the text a model writes, taken apart: reasoning, content and tool calls.
+ *
+ * A reply is fed as the bytes of its tokens, in slices of any size, and comes back as events
+ * through a callback. Adjacent deltas joined, the events are the same for every slicing. No
+ * byte is held longer than it could begin a marker. Every delta is valid UTF-8 in whole
+ * characters: bytes that are none become U+FFFD, and hd_reply_raw() keeps what really came.
+ * A parser belongs to one thread. docs/reply.md says what is tolerated, and how. */
+#ifndef HD_CHAT_REPLY_H
+#define HD_CHAT_REPLY_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "chat/chat.h"
+
+enum {
+    HD_REPLY_MAX_CALLS = 128,
+    HD_REPLY_MAX_NAME = 256,   /* bytes, of a tool and of a parameter */
+    HD_REPLY_MAX_PARAMS = 256, /* of one call in DSML */
+};
+
+typedef enum hd_reply_format {
+    HD_REPLY_PLAIN, /* V2: no thinking, no calls */
+    HD_REPLY_V3,    /* V3, R1: function, separator, name, fenced JSON */
+    HD_REPLY_V31,   /* V3.1, V3.2-Exp: name, separator, JSON */
+    HD_REPLY_V32,   /* DSML, function_calls */
+    HD_REPLY_V4     /* DSML, tool_calls */
+} hd_reply_format;
+
+hd_reply_format hd_reply_format_of(hd_chat_encoding encoding);
+
+typedef struct hd_reply_param {
+    const char *name;
+    size_t n;
+    bool is_string; /* by its schema */
+} hd_reply_param;
+
+typedef struct hd_reply_tool {
+    const char *name;
+    size_t n;
+    const hd_reply_param *params; /* may be NULL: used where a call does not say its types */
+    int32_t n_params;
+} hd_reply_tool;
+
+/* The tools of a request, as the parser wants them. */
+typedef struct hd_reply_tools {
+    hd_reply_tool *tools;
+    int32_t n_tools;
+    hd_reply_param *params; /* storage */
+} hd_reply_tools;
+
+/* tools: an array of OpenAI tools, or NULL; it must outlive *out, which points into it. What
+ * is no function with a name is left out. */
+hd_status hd_reply_tools_init(hd_reply_tools *out, json_t *tools, hd_err *err);
+void hd_reply_tools_deinit(hd_reply_tools *t); /* an all-zero one is fine */
+
+/* The text with which a reply begins a call of tool[n], up to its arguments, in spans as a
+ * prompt has them; release with hd_chat_prompt_deinit(). */
+hd_status hd_reply_opening(hd_chat_prompt *out, hd_reply_format format, const char *tool,
+                           size_t n, hd_err *err);
+
+typedef struct hd_reply_options {
+    hd_reply_format format;
+    bool starts_in_reasoning; /* the prompt ended with <think> */
+    bool thinking_off;        /* think tags are dropped, everything is content */
+    bool parse_tools;         /* false: calls are text like any other */
+    bool unknown_as_text;     /* calls of tools not offered are text; false: passed on */
+    bool whole_calls;         /* a call's events come together when it is complete */
+    bool strict;              /* what is not in the official grammar is HD_EFORMAT; for tests */
+    bool own_spelling;        /* a block in another spelling than the format's is text */
+    bool flagged;      /* think tags, end of sentence and the markers of V3 and V3.1 are tokens
+                       that come as special pieces; spelled in plain text they are text */
+    bool dsml_flagged; /* likewise the DSML token */
+    const hd_reply_tool *tools; /* borrowed until close */
+    int32_t n_tools;
+    size_t max_bytes;     /* of the reply; 0 = 64 MiB; more is HD_EINVAL */
+    size_t max_arguments; /* bytes of one call's arguments; 0 = 16 MiB */
+} hd_reply_options;
+
+typedef enum hd_reply_event_kind {
+    HD_REPLY_REASONING,  /* text */
+    HD_REPLY_CONTENT,    /* text */
+    HD_REPLY_CALL_BEGIN, /* call, text: the name */
+    HD_REPLY_ARGUMENTS,  /* call, text: a piece of the JSON object */
+    HD_REPLY_CALL_END,   /* call, end */
+    HD_REPLY_NOTE        /* note: something was not as the format has it */
+} hd_reply_event_kind;
+
+typedef enum hd_reply_end {
+    HD_REPLY_COMPLETE, /* the arguments are one JSON object: the call may run */
+    HD_REPLY_CUT,      /* the reply ended inside it */
+    HD_REPLY_MALFORMED /* a note and the call's text as content follow */
+} hd_reply_end;
+
+/* Why a note. "Text" means: the call comes back as content. */
+#define HD_REPLY_NOTES(X)                                                          \
+    X(TEXT_IN_CALL, "text between the tags of a call")                  /* text */ \
+    X(BAD_TAG, "a call's tag is misspelled")                            /* text */ \
+    X(BAD_ARGUMENTS, "the arguments are not a JSON object")             /* text */ \
+    X(DUPLICATE_PARAMETER, "a parameter is given twice")                /* text */ \
+    X(PARAMETER_OUTSIDE, "a parameter outside a call")                  /* text */ \
+    X(MIXED_ARGUMENTS, "a JSON body and parameters in one call")        /* text */ \
+    X(UNFINISHED, "the reply ends inside a call")                       /* text */ \
+    X(UNKNOWN_TOOL, "a call of a tool that was not offered")            /* text */ \
+    X(TOO_MANY_CALLS, "more than 128 calls")                            /* text */ \
+    X(TOO_MANY_PARAMETERS, "more than 256 parameters")                  /* text */ \
+    X(NAME_TOO_LONG, "a name of more than 256 bytes")                   /* text */ \
+    X(ARGUMENTS_TOO_LONG, "the arguments are longer than allowed")      /* text */ \
+    X(TOOLS_NOT_OFFERED, "a block of calls, but no tools were offered") /* text */ \
+    X(STRAY_TAG, "a tag of a call outside a block of calls")            /* text */ \
+    X(TEXT_BETWEEN_CALLS, "text between calls; it is content")                     \
+    X(BLOCK_IN_REASONING, "a block of calls inside the reasoning; it ends that")   \
+    X(BLANK_CALL, "a call without a name and arguments is skipped")                \
+    X(NOT_JSON, "a value that should be JSON is none; it became a string")         \
+    X(MISSING_END, "the end of a call or block is missing")                        \
+    X(NO_ARGUMENTS, "a call without arguments; they became {}")                    \
+    X(SPELLING, "spelled or spaced differently from the format")                   \
+    X(THINK_TAG, "a think tag where none belongs; dropped")                        \
+    X(UNFINISHED_REASONING, "the end of the reasoning never came")                 \
+    X(CUT, "the reply was cut inside a call or block")
+
+typedef enum hd_reply_note {
+#define X(name, text) HD_REPLY_NOTE_##name,
+    HD_REPLY_NOTES(X)
+#undef X
+        HD_REPLY_N_NOTES
+} hd_reply_note;
+
+const char *hd_reply_note_text(hd_reply_note note);
+
+typedef struct hd_reply_event {
+    hd_reply_event_kind kind;
+    int32_t call; /* 0, 1, ... within the reply */
+    hd_reply_end end;
+    hd_reply_note note;
+    const char *text; /* until the callback returns; not NUL-terminated */
+    size_t n;
+} hd_reply_event;
+
+typedef void hd_reply_sink(void *user, const hd_reply_event *event);
+
+typedef struct hd_reply hd_reply;
+
+hd_status hd_reply_open(hd_reply **out, const hd_reply_options *options, hd_reply_sink *sink,
+                        void *user, hd_err *err);
+void hd_reply_close(hd_reply *r); /* NULL is fine */
+
+/* special: the piece is one special token. A failure is final; what was emitted stands. The
+ * end-of-sentence token ends the reply, and what follows it is ignored. */
+hd_status hd_reply_feed(hd_reply *r, const void *bytes, size_t n, bool special, hd_err *err);
+
+typedef enum hd_reply_finish_reason {
+    HD_REPLY_STOP,   /* the model ended its reply */
+    HD_REPLY_LENGTH, /* it was cut */
+    HD_REPLY_ABORT   /* likewise */
+} hd_reply_finish_reason;
+
+/* Emits what is held. After the end-of-sentence token, and a second time, it does nothing. */
+hd_status hd_reply_finish(hd_reply *r, hd_reply_finish_reason reason, hd_err *err);
+
+/* All bytes up to the end of sentence, as they came; until the next feed or close. History
+ * that is rendered from them meets the prefix cache whatever the model wrote. */
+const char *hd_reply_raw(const hd_reply *r, size_t *n);
+
+/* The part of the raw bytes from the white space before the first block of calls to the end
+ * of the last; NULL and 0 when there is none. */
+const char *hd_reply_raw_calls(const hd_reply *r, size_t *n);
+
+int32_t hd_reply_n_calls(const hd_reply *r); /* complete ones */
+bool hd_reply_in_reasoning(const hd_reply *r);
+bool hd_reply_in_calls(const hd_reply *r); /* inside a block of calls */
+
+#endif

@@ -1,0 +1,15 @@
+/* bench_cases.h - hadal bench ops without a config: operators alone, at the widths of V3 and V4. */
+#ifndef HD_CLI_BENCH_BENCH_CASES_H
+#define HD_CLI_BENCH_BENCH_CASES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "ops/ops.h"
+
+/* Prints a line per case whose name or operator has `only` in it (NULL: all), as text or JSON;
+ * the median of `rounds`. */
+hd_status bench_cases(const char *backend, const hd_ops_options *options, const char *only,
+                      int32_t rounds, bool json, hd_err *err);
+
+#endif

@@ -1,0 +1,7 @@
+/* bench_ops.h - hadal bench ops: the operators of real steps, one by one, over made-up weights. */
+#ifndef HD_CLI_BENCH_BENCH_OPS_H
+#define HD_CLI_BENCH_BENCH_OPS_H
+
+int bench_ops(int argc, char **argv);
+
+#endif

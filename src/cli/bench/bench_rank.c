@@ -1,0 +1,577 @@
+/* bench_rank.c - hadal bench latency --emulate-rank: the steps of one rank of a large layout,
+ * with its share of made-up weights, without the other ranks.
+ *
+ * Steps go through the executor as they would in an engine: sampled, verified, drafted. What
+ * the sequences say is replaced by tokens that count on, so that every row has choices of
+ * experts of its own. First the operators are timed one by one, then whole steps. */
+#include "cli/bench/bench_rank.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/cpu.h"
+#include "base/philox.h"
+#include "base/progress.h"
+#include "cli/bench/bench_rank_internal.h"
+#include "cli/options.h"
+#include "comm/emulated.h"
+#include "runner/model_runner.h"
+#ifdef HD_CUDA
+#include "device/gpu_list.h"
+#endif
+
+enum { WARM_UP = 5, PASSES = 3, MAX_STEPS = 4096, READ_BYTES = 1 << 28, TOKEN_STEP = 1009 };
+
+typedef struct settings {
+    const char *config, *layout, *acceptance;
+    int64_t layers, batch, prompt, context, drafts, steps, threads;
+    int backend, precision, routing, exchange;
+    bool no_invariance, json;
+} settings;
+
+static const char *const routings[] = {"model", "uniform", "skewed", "sticky", NULL};
+static const char *const exchanges[] = {"nothing", "copies", NULL};
+
+/* One running sequence. */
+typedef struct sequence {
+    int32_t position, token; /* of the next row */
+    int32_t *pages[HD_N_LIFETIMES];
+    int32_t *tokens; /* [rows_each] */
+} sequence;
+
+typedef struct rig {
+    settings set;
+    hd_layout layout;
+    int32_t rank, drafts, rows_each, n_pages;
+    hd_acceptance forced;
+    hd_model_spec *spec;
+    hd_device *device;
+    hd_stream *stream;
+    hd_ops inner, ops; /* ops: what the model calls, metered or not */
+    hd_ops metered;
+    hd_weights *weights;
+    hd_emulated *emulated;
+    hd_probe probe;
+    hd_executor *executor;
+    sequence *seqs;  /* [batch] */
+    int32_t *memory; /* of their arrays */
+    hd_work *works;
+    hd_chosen *chosen;
+    double *seconds; /* [steps] */
+    rank_report report;
+} rig;
+
+/* ---- what is asked for ---- */
+
+/* "tp=4", "ep=72,redundant=32", "ep=32,rank=5" */
+static hd_status parse_layout(rig *r, hd_err *err) {
+    const char *at = r->set.layout;
+    int32_t tp = 0, ep = 0, redundant = 0;
+    const struct {
+        const char *name;
+        int32_t *value;
+    } words[] = {
+        {"tp=",        &tp       },
+        {"ep=",        &ep       },
+        {"redundant=", &redundant},
+        {"rank=",      &r->rank  }
+    };
+    while (*at) {
+        size_t w = 0;
+        while (w < HD_LEN(words) && strncmp(at, words[w].name, strlen(words[w].name)) != 0) w++;
+        char *end = NULL;
+        const long n = w < HD_LEN(words) ? strtol(at + strlen(words[w].name), &end, 10) : -1;
+        if (n < 0 || n > 1 << 16 || (*end && *end != ',')) {
+            return HD_FAIL(
+                err, HD_EINVAL,
+                "--emulate-rank '%s': not tp=N or ep=N[,redundant=N], with [,rank=N]",
+                r->set.layout);
+        }
+        *words[w].value = (int32_t)n;
+        at = *end ? end + 1 : end;
+    }
+    if (!tp == !ep) {
+        return HD_FAIL(err, HD_EINVAL, "--emulate-rank '%s': either tp=N or ep=N",
+                       r->set.layout);
+    }
+    const int32_t rest = ep ? r->spec->route.n_experts % ep : 0;
+    if (rest && !redundant) redundant = ep - rest; /* as few as make the slots even */
+    r->layout = tp ? hd_layout_tensor(tp) : hd_layout_expert(ep, redundant);
+    HD_TRY(hd_layout_check(&r->layout, err));
+    if (r->rank < hd_layout_world(&r->layout)) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "--emulate-rank '%s': there is no rank %d", r->set.layout,
+                   r->rank);
+}
+
+/* "0.72,0.66,0.64": the last one holds for further drafts. */
+static hd_status parse_acceptance(rig *r, hd_err *err) {
+    const char *at = r->set.acceptance;
+    double p = 0, all = 1;
+    r->report.accepted = 1;
+    for (int32_t i = 0; i < r->drafts; i++) {
+        char *end = NULL;
+        if (*at) {
+            p = strtod(at, &end);
+            if (end == at || (*end && *end != ',') || !(p >= 0 && p <= 1)) {
+                return HD_FAIL(err, HD_EINVAL, "--acceptance '%s': not numbers of 0 to 1",
+                               r->set.acceptance);
+            }
+            at = *end ? end + 1 : end;
+        }
+        all *= p;
+        r->forced.least[i] = (float)all;
+        r->report.accepted += all;
+    }
+    return HD_OK;
+}
+
+/* The first layers and the MTP layers behind them. */
+static hd_status open_spec(rig *r, hd_err *err) {
+    HD_TRY(hd_model_spec_open(&r->spec, r->set.config, err));
+    hd_model_spec *c = r->spec;
+    const int32_t all = c->n_layers;
+    if (r->set.layers) c->n_layers = hd_min_i32(all, (int32_t)r->set.layers);
+    for (int32_t i = 0; i < c->n_mtp; i++) c->layers[c->n_layers + i] = c->layers[all + i];
+    if (r->set.prompt && r->set.drafts) {
+        return HD_FAIL(err, HD_EINVAL, "--drafts follow tokens; with --prompt there are none");
+    }
+    if (r->set.drafts == 0) c->n_mtp = 0;
+    if (r->set.drafts > 0 && c->n_mtp == 0) {
+        return HD_FAIL(err, HD_EINVAL, "--drafts %lld: this model has no MTP layer",
+                       (long long)r->set.drafts);
+    }
+    r->drafts = (int32_t)r->set.drafts;
+    r->report.layers = c->n_layers;
+    r->report.of_layers = all;
+    r->report.family = hd_family_name(c->family);
+    HD_TRY(parse_layout(r, err));
+    return parse_acceptance(r, err);
+}
+
+/* ---- opening ---- */
+
+static void name_device(rig *r) {
+#ifdef HD_CUDA
+    hd_cuda_device gpu;
+    char why[200];
+    if (!hd_device_is_host(r->device) && hd_cuda_devices(&gpu, 1, why, sizeof why) > 0) {
+        snprintf(r->report.device, sizeof r->report.device, "%s", gpu.name);
+        return;
+    }
+#endif
+    snprintf(r->report.device, sizeof r->report.device, "%d threads",
+             hd_stream_workers(r->stream));
+}
+
+static hd_status open_device(rig *r, hd_err *err) {
+    const hd_ops_options ops = {.cpu = {.n_threads = (int32_t)r->set.threads},
+                                .precision = (hd_precision)r->set.precision,
+                                .no_batch_invariance = r->set.no_invariance};
+    HD_TRY(hd_ops_open(&r->inner, &r->device, option_backends[r->set.backend], &ops, err));
+    HD_TRY(hd_stream_open(&r->stream, r->device, err));
+    r->ops = r->inner;
+    r->report.table = r->inner.name;
+    name_device(r);
+    return hd_meter_open(&r->report.meter, &r->metered, &r->inner, r->device, r->stream, err);
+}
+
+static hd_status open_share(rig *r, hd_err *err) {
+    const hd_dummy_options dummy = {.layout = r->layout,
+                                    .rank = r->rank,
+                                    .routing = (hd_routing)r->set.routing,
+                                    .device = r->device,
+                                    .stream = r->stream};
+    HD_TRY(hd_weights_open_dummy(&r->weights, r->spec, &dummy, err));
+    const hd_emulated_options o = {
+        .spec = r->spec,
+        .share = hd_weights_share(r->weights),
+        .routing = (hd_routing)r->set.routing,
+        .rows = {r->report.rows, r->set.prompt ? r->report.rows : (int32_t)r->set.batch},
+        .copies = r->set.exchange == 1,
+        .ops = &r->ops,
+        .device = r->device,
+        .stream = r->stream
+    };
+    HD_TRY(hd_emulated_open(&r->emulated, &o, err));
+    r->report.expert_rows = hd_emulated_rows(r->emulated);
+    return HD_OK;
+}
+
+/* Positions that a sequence reaches at most. */
+static int64_t positions(const rig *r) {
+    if (r->set.prompt) return r->set.context + r->set.prompt;
+    const int64_t steps = 2 * (r->set.steps + WARM_UP);
+    return r->set.context + (steps + 4) * r->rows_each; /* a step ahead, and drafts behind it */
+}
+
+/* Pages in the order that a cache in use would give them: none. The window's are few, used in
+ * turn. */
+static void lay_pages(rig *r, int32_t window) {
+    const int32_t all = r->n_pages * (int32_t)r->set.batch;
+    int32_t *numbers = r->seqs[0].pages[HD_LIFE_ENTRIES];
+    for (int32_t i = 0; i < all; i++) numbers[i] = i;
+    for (int32_t i = all - 1; i > 0; i--) {
+        const hd_philox draw = hd_philox_at(1234, 0, (uint64_t)i);
+        const int32_t j = (int32_t)(draw.v[0] % (uint32_t)(i + 1)), other = numbers[i];
+        numbers[i] = numbers[j];
+        numbers[j] = other;
+    }
+    for (int32_t s = 0; s < (int32_t)r->set.batch; s++) {
+        int32_t *pages = r->seqs[s].pages[HD_LIFE_WINDOW];
+        for (int32_t i = 0; i < r->n_pages; i++) pages[i] = s * window + i % window;
+    }
+}
+
+static hd_status open_sequences(rig *r, hd_err *err) {
+    const size_t n = (size_t)r->set.batch, each = (size_t)r->n_pages;
+    r->seqs = calloc(n, sizeof *r->seqs);
+    r->works = calloc(n, sizeof *r->works);
+    r->chosen = calloc(n, sizeof *r->chosen);
+    r->seconds = calloc((size_t)r->set.steps, sizeof *r->seconds);
+    r->memory = calloc(n * (2 * each + (size_t)r->rows_each), sizeof *r->memory);
+    if (!r->seqs || !r->works || !r->chosen || !r->seconds || !r->memory) {
+        return HD_FAIL(err, HD_ENOMEM, "no memory for %zu sequences", n);
+    }
+    int32_t *entries = r->memory, *window = entries + n * each, *tokens = window + n * each;
+    for (size_t s = 0; s < n; s++) {
+        r->seqs[s] = (sequence){
+            .position = (int32_t)r->set.context,
+            .token = (int32_t)(s * TOKEN_STEP % (size_t)r->spec->vocab),
+            .pages = {entries + s * each, window + s * each},
+            .tokens = tokens + s * (size_t)r->rows_each
+        };
+    }
+    return HD_OK;
+}
+
+static void tell_meter(void *ctx, const char *part, const char *stage) {
+    hd_meter_at(ctx, part, stage);
+}
+
+static hd_status open_executor(rig *r, hd_err *err) {
+    const hd_kv_shape shape = hd_kv_shape_of(r->spec);
+    const int64_t pages = hd_ceil_div(positions(r), shape.page_tokens);
+    if (pages * r->set.batch > INT32_MAX / shape.page_tokens) {
+        return HD_FAIL(err, HD_EINVAL, "--batch times --context: too many pages");
+    }
+    r->n_pages = (int32_t)pages;
+    HD_TRY(open_sequences(r, err));
+    const int64_t near = (int64_t)shape.reach + r->rows_each;
+    const int32_t window =
+        shape.reach ? hd_min_i32(r->n_pages, (int32_t)hd_ceil_div(near, shape.page_tokens) + 1)
+                    : 1;
+    lay_pages(r, window);
+    r->probe = (hd_probe){&r->report.meter, tell_meter};
+    const hd_model_env env = {.spec = r->spec,
+                              .weights = r->weights,
+                              .ops = &r->ops,
+                              .device = r->device,
+                              .stream = r->stream,
+                              .exchange = hd_emulated_exchange(r->emulated),
+                              .probe = &r->probe};
+    const hd_executor_options o = {
+        .n_slots = (int32_t)r->set.batch,
+        .step_rows = r->report.rows,
+        .positions = (int32_t)positions(r),
+        .lease_pages = r->n_pages,
+        .n_pages = {r->n_pages * (int32_t)r->set.batch,
+                    shape.reach ? window * (int32_t)r->set.batch : 0},
+        .n_ids = r->spec->vocab,
+        .max_drafts = r->drafts,
+        .fixed_steps = !r->set.prompt,
+        .expert_rows = r->report.expert_rows,
+        .forced = r->forced
+    };
+    HD_TRY(hd_executor_open(&r->executor, &env, &o, err));
+    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+        r->report.memory.kv[l] =
+            (double)o.n_pages[l] *
+            (double)hd_kv_page_bytes(r->spec, r->spec->n_layers + r->spec->n_mtp,
+                                     (hd_lifetime)l, r->inner.act_bytes, r->drafts);
+    }
+    r->report.memory.weights = (double)hd_weights_bytes(r->weights);
+    r->report.memory.activations = (double)hd_executor_bytes(r->executor);
+    return HD_OK;
+}
+
+/* H200: docs/bench.md says where these are from. The CPU's are measured in the same run. */
+static hd_status find_limits(rig *r, hd_err *err) {
+    rank_limits *l = &r->report.limits;
+    void *data;
+    if (!hd_device_is_host(r->device)) {
+        *l = (rank_limits){"H200: best pure read, dense products at the power limit", 4.55e12,
+                           814e12, 1500e12};
+        return HD_OK;
+    }
+    HD_TRY(hd_device_alloc(r->device, &data, READ_BYTES, "what is read", err));
+    memset(data, 1, READ_BYTES); /* so that it is there */
+    l->from = "measured in this run";
+    l->bytes = hd_measure_read(r->stream, data, READ_BYTES / sizeof(uint64_t), hd_now_ns);
+    l->flops = l->flops_8bit = hd_measure_flops(r->stream, hd_cpu_features(), hd_now_ns);
+    hd_device_release(r->device, data);
+    return HD_OK;
+}
+
+static hd_status open_rig(rig *r, hd_err *err) {
+    HD_TRY(open_spec(r, err));
+    r->rows_each = r->set.prompt ? (int32_t)r->set.prompt : 1 + r->drafts;
+    const int64_t rows = r->rows_each * r->set.batch;
+    if (rows > 1 << 20 || positions(r) > INT32_MAX / 2) {
+        return HD_FAIL(err, HD_EINVAL, "%lld rows in a step or %lld positions: too many",
+                       (long long)rows, (long long)positions(r));
+    }
+    r->report.rows = (int32_t)rows;
+    r->report.layout = r->layout;
+    r->report.rank = r->rank;
+    r->report.routing = routings[r->set.routing];
+    r->report.exchange = exchanges[r->set.exchange];
+    r->report.batch = (int32_t)r->set.batch;
+    r->report.prompt = (int32_t)r->set.prompt;
+    r->report.context = (int32_t)r->set.context;
+    r->report.drafts = r->drafts;
+    HD_TRY(open_device(r, err));
+    HD_TRY(open_share(r, err));
+    HD_TRY(open_executor(r, err));
+    HD_TRY(find_limits(r, err));
+    const hd_choosing greedy = {0};
+    for (int32_t s = 0; s < r->report.batch; s++) {
+        hd_choosing c = greedy;
+        c.params.seed = (uint64_t)s;
+        hd_executor_enter(r->executor, s, &c, NULL, 0, 0);
+    }
+    return hd_executor_make_up(r->executor, err);
+}
+
+static void close_rig(rig *r) {
+    hd_executor_close(r->executor);
+    hd_emulated_close(r->emulated);
+    hd_meter_close(&r->report.meter);
+    hd_stream_close(r->stream);
+    hd_device_close(r->device);
+    hd_weights_close(r->weights);
+    hd_model_spec_close(r->spec);
+    free(r->seqs);
+    free(r->works);
+    free(r->chosen);
+    free(r->seconds);
+    free(r->memory);
+}
+
+/* ---- running ---- */
+
+/* Whose tokens a step computes. */
+typedef enum tokens {
+    COUNTED, /* numbers that count on: each row chooses experts of its own; steps stand alone */
+    CHOSEN,  /* what the model chose and drafted, so that the host can be a step ahead */
+    LAST     /* the same, but the host does not go ahead */
+} tokens;
+
+static void lay_work(const rig *r, int32_t i, tokens which) {
+    sequence *q = &r->seqs[i];
+    const hd_chosen *c = &r->chosen[i];
+    int32_t n = r->rows_each;
+    if (which != COUNTED && c->n_tokens) {
+        n = 1 + c->n_drafts;
+        q->tokens[0] = c->tokens[c->n_tokens - 1];
+        memcpy(q->tokens + 1, c->drafts, (size_t)c->n_drafts * sizeof *q->tokens);
+    } else {
+        for (int32_t k = 0; k < n; k++) {
+            q->tokens[k] = (int32_t)(((int64_t)q->token + k) % r->spec->vocab);
+        }
+    }
+    r->works[i] = (hd_work){
+        .slot = i,
+        .tokens = q->tokens,
+        .n = n,
+        .start = q->position,
+        .n_choose = r->set.prompt ? 1 : n,
+        .after = -1,
+        .want_drafts = r->drafts,
+        .left = which != CHOSEN, /* as if it were the last */
+        .pages = {q->pages[0], q->pages[1]},
+        .n_pages = r->n_pages
+    };
+}
+
+/* One step; with `moves`, sequences go on behind what was accepted. */
+static hd_status step(rig *r, tokens which, bool moves, hd_err *err) {
+    const hd_runner runner = hd_executor_runner(r->executor);
+    const int32_t n = r->report.batch;
+    for (int32_t i = 0; i < n; i++) lay_work(r, i, which);
+    HD_TRY(runner.run(runner.ctx, NULL, 0, r->works, n, r->chosen, err));
+    for (int32_t i = 0; i < n; i++) {
+        if (r->chosen[i].status != HD_OK) {
+            return HD_FAIL(err, r->chosen[i].status,
+                           "sequence %d: a logit is not a number: something below is broken",
+                           i);
+        }
+        if (!moves || r->set.prompt) continue;
+        r->seqs[i].position += r->chosen[i].n_tokens;
+        r->seqs[i].token += r->chosen[i].n_tokens;
+    }
+    return HD_OK;
+}
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static hd_status time_steps(rig *r, tokens which, double *median, hd_err *err) {
+    const int32_t n = (int32_t)r->set.steps;
+    for (int32_t i = 0; i < n; i++) {
+        const int64_t begun = hd_now_ns();
+        HD_TRY(step(r, which, true, err));
+        r->seconds[i] = (double)(hd_now_ns() - begun) * 1e-9;
+    }
+    qsort(r->seconds, (size_t)n, sizeof *r->seconds, by_value);
+    *median = r->seconds[n / 2];
+    return HD_OK;
+}
+
+/* Steps one by one, for the time that the device is at work in each. */
+static hd_status time_device(rig *r, hd_err *err) {
+    const hd_executor_times a = *hd_executor_read_times(r->executor);
+    HD_TRY(time_steps(r, COUNTED, &r->report.step, err));
+    const hd_executor_times b = *hd_executor_read_times(r->executor);
+    const int64_t n = b.steps - a.steps;
+    r->report.steps = (int32_t)r->set.steps;
+    r->report.device_step = n ? 1e-9 * (double)(b.step_ns - a.step_ns) / (double)n : 0;
+    r->report.graphs = b.graphs > 0;
+    return HD_OK;
+}
+
+static double count_gaps(const hd_executor_times *t) {
+    int64_t n = 0;
+    for (int i = 0; i < HD_GAP_BINS; i++) n += t->gaps[i];
+    return (double)n;
+}
+
+/* Steps as an engine runs them, the next one queued before the last is over. */
+static hd_status time_host(rig *r, hd_err *err) {
+    rank_report *p = &r->report;
+    if (r->set.prompt) return HD_OK;
+    for (int i = 0; i < WARM_UP; i++) HD_TRY(step(r, CHOSEN, true, err));
+    const hd_executor_times a = *hd_executor_read_times(r->executor);
+    HD_TRY(time_steps(r, CHOSEN, &p->step, err));
+    const hd_executor_times b = *hd_executor_read_times(r->executor);
+    const double n = (double)(b.steps - a.steps), gaps = count_gaps(&b) - count_gaps(&a);
+    p->host = n > 0 ? 1e-9 * (double)(b.host_ns - a.host_ns) / n : 0;
+    p->ahead_step = n > 0 ? 1e-9 * (double)(b.step_ns - a.step_ns) / n : 0;
+    p->gap = gaps > 0 ? 1e-9 * (double)(b.gap_ns - a.gap_ns) / gaps : 0;
+    return HD_OK;
+}
+
+/* Experts here that got rows, on average over the layers of a counted step. */
+static double experts_used(const hd_meter *m) {
+    double used = 0, calls = 0;
+    for (int32_t i = 0; i < m->n_calls; i++) {
+        used += m->calls[i].used;
+        calls += m->calls[i].used > 0;
+    }
+    return calls > 0 ? used / calls : 0;
+}
+
+/* The same step again and again: counted once, then timed. */
+static hd_status meter_steps(rig *r, hd_err *err) {
+    hd_meter *m = &r->report.meter;
+    HD_TRY(step(r, LAST, true, err)); /* what is under way */
+    r->ops = r->metered;
+    hd_executor_record(r->executor, false);
+    hd_meter_count(m);
+    HD_TRY(step(r, LAST, false, err));
+    r->report.ahead_distinct = experts_used(m);
+    hd_meter_count(m);
+    HD_TRY(step(r, COUNTED, false, err));
+    r->report.distinct = experts_used(m);
+    r->report.passes = r->set.prompt ? 1 : PASSES;
+    for (int32_t i = 0; i < r->report.passes; i++) {
+        hd_meter_time(m);
+        HD_TRY(step(r, COUNTED, false, err));
+        if (!hd_meter_settle(m)) {
+            return HD_FAIL(err, HD_EINVAL, "two equal steps made different calls");
+        }
+    }
+    r->ops = r->inner;
+    for (int32_t i = 0; i < m->n; i++) {
+        r->report.kernels += m->line[i].seconds / r->report.passes;
+    }
+    return HD_OK;
+}
+
+static hd_status measure(rig *r, hd_err *err) {
+    const int before = r->set.prompt ? 1 : WARM_UP; /* long steps warm up enough in one */
+    for (int i = 0; i < before; i++) HD_TRY(step(r, COUNTED, true, err));
+    HD_TRY(time_device(r, err));
+    HD_TRY(time_host(r, err));
+    return meter_steps(r, err);
+}
+
+static hd_status bench(const settings *set, hd_err *err) {
+    rig *r = calloc(1, sizeof *r);
+    if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for a bench");
+    r->set = *set;
+    hd_status st = open_rig(r, err);
+    if (st == HD_OK) st = measure(r, err);
+    if (st == HD_OK && set->json) {
+        rank_report_print_json(&r->report, stdout);
+    } else if (st == HD_OK) {
+        rank_report_print(&r->report, stdout);
+    }
+    close_rig(r);
+    free(r);
+    return st;
+}
+
+bool bench_rank_wanted(int argc, char **argv) {
+    for (int i = 1; i < argc; i++) {
+        if (strncmp(argv[i], "--emulate-rank", strlen("--emulate-rank")) == 0) return true;
+    }
+    return false;
+}
+
+int bench_rank(int argc, char **argv) {
+    settings set = {.acceptance = "0.72,0.66,0.64",
+                    .batch = 1,
+                    .context = 4096,
+                    .steps = 20,
+                    .routing = HD_ROUTING_UNIFORM};
+    const option options[] = {
+        option_text("dummy-weights", &set.config, "CONFIG", "a config.json or its folder"),
+        option_text("emulate-rank", &set.layout, "LAYOUT",
+                    "tp=N, or ep=N[,redundant=N]; [,rank=N]"),
+        option_int("layers", &set.layers, 0, 1 << 16, "only the first N; 0: all"),
+        option_int("batch", &set.batch, 1, 4096, "sequences of a step"),
+        option_int("context", &set.context, 0, 1 << 24, "tokens before the step, made up"),
+        option_int("prompt", &set.prompt, 0, 1 << 20,
+                   "a step reads so many prompt tokens of each sequence; 0: it decodes"),
+        option_int("drafts", &set.drafts, 0, HD_MAX_DRAFTS, "per step by the MTP layer"),
+        option_text("acceptance", &set.acceptance, "P,P,...",
+                    "how probably each draft stands if those before it do; a first 0: as the "
+                    "model says"),
+        option_choice("router", &set.routing, routings, "who chooses experts"),
+        option_choice("communication", &set.exchange, exchanges,
+                      "what stands for it: nothing, or copies of the same rows"),
+        option_int("steps", &set.steps, 1, MAX_STEPS, "to time; the median one is shown"),
+        option_int("threads", &set.threads, 0, 1024, "0: one per core"),
+        option_backend(&set.backend),
+        option_precision(&set.precision),
+        option_no_invariance(&set.no_invariance),
+        option_flag("json", &set.json, "print one JSON object"),
+    };
+    const command_line line = {
+        .command = "bench latency",
+        .summary = "One rank of a large layout on one device, without the other ranks.",
+        .options = options,
+        .n_options = (int)HD_LEN(options)};
+    int code;
+    if (!options_parse(&line, argc, argv, &code)) return code;
+    hd_err err = {0};
+    if (!set.config || !set.layout) {
+        HD_FAIL(&err, HD_EINVAL, "--emulate-rank needs a layout and --dummy-weights CONFIG");
+        return report_error(&err);
+    }
+    const hd_status st = bench(&set, &err);
+    return st == HD_OK ? 0 : report_error(&err);
+}

@@ -1,0 +1,47 @@
+/* bench_rank_internal.h - what steps of one emulated rank measured. */
+#ifndef HD_CLI_BENCH_BENCH_RANK_INTERNAL_H
+#define HD_CLI_BENCH_BENCH_RANK_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "ops/profile/op_profiler.h"
+#include "weights/parallel_config.h"
+
+/* What the device can do at most, a second. */
+typedef struct rank_limits {
+    const char *from;                /* how that is known */
+    double bytes, flops, flops_8bit; /* flops_8bit: of products with 8-bit operands */
+} rank_limits;
+
+typedef struct rank_memory {
+    double weights, activations, kv[2];
+} rank_memory;
+
+typedef struct rank_report {
+    const char *family, *table, *routing, *exchange;
+    char device[256];
+    hd_layout layout;
+    int32_t rank, layers, of_layers;
+    int32_t batch, prompt, context, drafts; /* prompt 0: decode steps */
+    int32_t rows, expert_rows;              /* of a step; that arrive in it */
+    int32_t steps;                          /* timed; the figures below are medians or means */
+    double accepted;                        /* tokens of a sequence per step, on average */
+    bool graphs;                            /* steps were recorded and launched as one */
+    double step;           /* seconds of a step as an engine runs it; of prompts, alone */
+    double device_step;    /* of the device in a step that stands alone; 0: not known */
+    double ahead_step;     /* of the device in steps of an engine, */
+    double gap, host;      /* of it between them; of the host in each */
+    double kernels;        /* the sum of all operators */
+    double distinct;       /* experts of a layer that got rows, in a step that stands alone */
+    double ahead_distinct; /* and in a step of an engine */
+    rank_memory memory;
+    rank_limits limits;
+    hd_meter meter; /* of `passes` steps */
+    int32_t passes;
+} rank_report;
+
+void rank_report_print(const rank_report *r, FILE *to);
+void rank_report_print_json(const rank_report *r, FILE *to);
+
+#endif

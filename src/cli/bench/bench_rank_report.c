@@ -1,0 +1,214 @@
+/* bench_rank_report.c - the tables of an emulated rank, for people and as JSON. */
+#include <jansson.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include "base/dtype.h"
+#include "cli/bench/bench_rank_internal.h"
+
+enum { SHOWN = 40 }; /* lines of the list of what is slow */
+
+/* The least time that moving and computing so much takes on this device. */
+static double limit_of(const rank_report *r, const hd_meter_line *l) {
+    const bool narrow = l->type == HD_E4M3 || l->type == HD_E2M1;
+    const double moving = l->bytes / r->limits.bytes;
+    const double computing = l->flops / (narrow ? r->limits.flops_8bit : r->limits.flops);
+    return moving > computing ? moving : computing;
+}
+
+/* One line of a step: sums over its calls in one pass. */
+typedef struct row {
+    const hd_meter_line *l;
+    double seconds, bytes, flops, limit;
+    double calls;
+} row;
+
+static row row_of(const rank_report *r, const hd_meter_line *l) {
+    const double n = r->passes;
+    return (row){.l = l,
+                 .seconds = l->seconds / n,
+                 .bytes = l->bytes / n,
+                 .flops = l->flops / n,
+                 .limit = limit_of(r, l) / n,
+                 .calls = (double)l->calls / n};
+}
+
+static int by_loss(const void *a, const void *b) {
+    const row *x = a, *y = b;
+    const double lost = x->seconds - x->limit, other = y->seconds - y->limit;
+    return (lost < other) - (lost > other);
+}
+
+static void print_head(const rank_report *r, FILE *to) {
+    const hd_layout *l = &r->layout;
+    char date[32] = "";
+    const time_t now = time(NULL);
+    struct tm day;
+    if (gmtime_r(&now, &day)) strftime(date, sizeof date, "%Y-%m-%d", &day);
+    fprintf(to, "%s, %d of %d layers, rank %d of ", r->family, r->layers, r->of_layers,
+            r->rank);
+    if (l->ep > 1) {
+        fprintf(to, "ep %d (%d redundant experts)", l->ep, l->redundant);
+    } else {
+        fprintf(to, "tp %d", l->tp);
+    }
+    fprintf(to, ", emulated; %s on %s; hadal %s, %s\n", r->table, r->device, HD_VERSION, date);
+    if (r->prompt) {
+        fprintf(to, "prompt: %d sequences of %d tokens after %d", r->batch, r->prompt,
+                r->context);
+    } else {
+        fprintf(to, "decode: batch %d, context %d, %d drafts, %.2f tokens a step", r->batch,
+                r->context, r->drafts, r->accepted);
+    }
+    fprintf(to, "; router %s, communication %s\n", r->routing, r->exchange);
+    fprintf(to, "rows %d", r->rows);
+    if (r->expert_rows) fprintf(to, ", at the experts here at most %d", r->expert_rows);
+    fprintf(to, "; %.1f experts of a layer here get rows\n", r->distinct);
+    fprintf(to,
+            "memory in GB: weights %.2f, activations and sampling %.2f, pages of entries %.2f, "
+            "of windows %.2f\n",
+            r->memory.weights * 1e-9, r->memory.activations * 1e-9, r->memory.kv[0] * 1e-9,
+            r->memory.kv[1] * 1e-9);
+    fprintf(to,
+            "limits: %.2f TB/s, %.1f TFLOP/s, 8-bit %.1f (%s); time of a call is what lies "
+            "between two marks around it\n",
+            r->limits.bytes * 1e-12, r->limits.flops * 1e-12, r->limits.flops_8bit * 1e-12,
+            r->limits.from);
+}
+
+static void print_row(const row *w, double whole, FILE *to) {
+    const hd_meter_line *l = w->l;
+    char shape[48] = "", name[64];
+    snprintf(name, sizeof name, "%s %s", l->part, l->stage);
+    if (l->outs) {
+        snprintf(shape, sizeof shape, "%d x %d x %d", l->rows, l->outs, l->ins);
+    } else {
+        snprintf(shape, sizeof shape, "%d x %d", l->rows, l->ins);
+    }
+    fprintf(
+        to, "  %-16s %-14s %-22s %-8s %5.0f %9.2f %9.3f %8.3f %9.2f %6.1f%% %9.3f %5.1f%%\n",
+        name, l->op, shape, l->format, w->calls, 1e6 * w->seconds / w->calls,
+        1e-6 * w->bytes / w->calls, 1e-9 * w->flops / w->calls, 1e6 * w->limit / w->calls,
+        100 * w->limit / w->seconds, 1e3 * (w->seconds - w->limit), 100 * w->seconds / whole);
+}
+
+static void print_slow(const rank_report *r, row *rows, int32_t n, FILE *to) {
+    row rest = {0};
+    fprintf(to,
+            "\nby time lost against the limit\n  %-16s %-14s %-22s %-8s %5s %9s %9s %8s %9s "
+            "%7s %9s %6s\n",
+            "part", "operator", "rows x outs x ins", "weights", "calls", "us", "MB", "GF",
+            "limit us", "ratio", "lost ms", "share");
+    qsort(rows, (size_t)n, sizeof *rows, by_loss);
+    for (int32_t i = 0; i < n; i++) {
+        if (i < SHOWN) {
+            print_row(&rows[i], r->kernels, to);
+            continue;
+        }
+        rest.seconds += rows[i].seconds;
+        rest.limit += rows[i].limit;
+    }
+    if (n > SHOWN) {
+        fprintf(to, "  and %d lines more: %.3f ms, limit %.3f ms\n", n - SHOWN,
+                1e3 * rest.seconds, 1e3 * rest.limit);
+    }
+}
+
+/* Sums of what lines have in common, in the order of the step. */
+static void print_parts(const rank_report *r, const row *rows, int32_t n, FILE *to) {
+    fprintf(to, "\nby stage\n  %-10s %-12s %9s %9s %7s %6s\n", "part", "stage", "ms", "limit",
+            "ratio", "share");
+    for (int32_t i = 0; i < n; i++) {
+        const hd_meter_line *l = rows[i].l;
+        double seconds = 0, limit = 0;
+        bool first = true;
+        for (int32_t k = 0; k < n; k++) {
+            if (rows[k].l->part != l->part || rows[k].l->stage != l->stage) continue;
+            if (k < i) first = false;
+            seconds += rows[k].seconds;
+            limit += rows[k].limit;
+        }
+        if (!first) continue;
+        fprintf(to, "  %-10s %-12s %9.3f %9.3f %6.1f%% %5.1f%%\n", l->part, l->stage,
+                1e3 * seconds, 1e3 * limit, 100 * limit / seconds, 100 * seconds / r->kernels);
+    }
+}
+
+static double limit_sum(const rank_report *r) {
+    double sum = 0;
+    for (int32_t i = 0; i < r->meter.n; i++) sum += limit_of(r, &r->meter.line[i]) / r->passes;
+    return sum;
+}
+
+static void print_sums(const rank_report *r, FILE *to) {
+    const double limit = limit_sum(r);
+    const double device = r->device_step > 0 ? r->device_step : r->kernels;
+    const double tokens = r->prompt ? r->rows : r->batch * r->accepted;
+    fprintf(to, "\noperators %.3f ms, their limits %.3f ms (%.1f%%)\n", 1e3 * r->kernels,
+            1e3 * limit, 100 * limit / r->kernels);
+    if (r->device_step > 0) {
+        fprintf(to, "step on the device, %s: %.3f ms (%.1f%%)\n",
+                r->graphs ? "one graph" : "op by op", 1e3 * r->device_step,
+                100 * limit / r->device_step);
+    }
+    if (r->ahead_step > 0) {
+        fprintf(to,
+                "as an engine runs it: %.3f ms a step (median of %d), device %.3f ms, device "
+                "idle between %.1f us, host at work %.1f us, %.1f experts get rows\n",
+                1e3 * r->step, r->steps, 1e3 * r->ahead_step, 1e6 * r->gap, 1e6 * r->host,
+                r->ahead_distinct);
+    } else {
+        fprintf(to, "as run, host included: %.3f ms (median of %d)\n", 1e3 * r->step, r->steps);
+    }
+    fprintf(to, "%.1f steps/s and %.0f %s tokens/s of this rank at the device's time%s\n",
+            1 / device, tokens / device, r->prompt ? "prompt" : "output",
+            r->layers < r->of_layers ? ", of these layers alone" : "");
+}
+
+void rank_report_print(const rank_report *r, FILE *to) {
+    row *rows = calloc((size_t)r->meter.n + 1, sizeof *rows);
+    print_head(r, to);
+    for (int32_t i = 0; rows && i < r->meter.n; i++) rows[i] = row_of(r, &r->meter.line[i]);
+    if (rows) print_parts(r, rows, r->meter.n, to);
+    if (rows) print_slow(r, rows, r->meter.n, to);
+    print_sums(r, to);
+    free(rows);
+}
+
+static json_t *line_json(const rank_report *r, const hd_meter_line *l) {
+    const row w = row_of(r, l);
+    return json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f}", "part",
+                     l->part, "stage", l->stage, "op", l->op, "weights", l->format, "rows",
+                     l->rows, "outs", l->outs, "ins", l->ins, "calls", w.calls, "seconds",
+                     w.seconds, "bytes", w.bytes, "flops", w.flops, "limit_seconds", w.limit);
+}
+
+void rank_report_print_json(const rank_report *r, FILE *to) {
+    const hd_layout *l = &r->layout;
+    json_t *lines = json_array();
+    for (int32_t i = 0; i < r->meter.n; i++) {
+        json_array_append_new(lines, line_json(r, &r->meter.line[i]));
+    }
+    json_t *j = json_pack(
+        "{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:s, s:s}",
+        "family", r->family, "backend", r->table, "device", r->device, "tp", l->tp, "ep", l->ep,
+        "redundant", l->redundant, "rank", r->rank, "layers", r->layers, "of_layers",
+        r->of_layers, "batch", r->batch, "context", r->context, "prompt", r->prompt, "drafts",
+        r->drafts, "expert_rows", r->expert_rows, "tokens_per_step", r->accepted, "router",
+        r->routing, "communication", r->exchange);
+    json_t *more = json_pack(
+        "{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:o}",
+        "distinct_experts", r->distinct, "weight_bytes", r->memory.weights, "activation_bytes",
+        r->memory.activations, "entry_page_bytes", r->memory.kv[0], "window_page_bytes",
+        r->memory.kv[1], "limit_bytes_per_second", r->limits.bytes, "limit_flops_per_second",
+        r->limits.flops, "limit_8bit_flops_per_second", r->limits.flops_8bit, "step_seconds",
+        r->step, "device_step_seconds", r->device_step, "engine_device_step_seconds",
+        r->ahead_step, "engine_distinct_experts", r->ahead_distinct, "gap_seconds", r->gap,
+        "host_seconds", r->host, "operator_seconds", r->kernels, "limit_seconds", limit_sum(r),
+        "ops", lines);
+    json_object_update(j, more);
+    json_dumpf(j, to, JSON_INDENT(1));
+    fputc('\n', to);
+    json_decref(more);
+    json_decref(j);
+}

@@ -1,0 +1,280 @@
+/* bench_report.c - see bench_report.h. */
+#include "cli/bench/bench_report.h"
+
+#include <jansson.h>
+#include <stdlib.h>
+
+/* ---- times ---- */
+
+static int by_value(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Linear between the two nearest ranks. */
+static double percentile(const double *sorted, int64_t n, double share) {
+    const double at = share * (double)(n - 1);
+    const int64_t low = (int64_t)at;
+    const int64_t high = low + 1 < n ? low + 1 : low;
+    return sorted[low] + (at - (double)low) * (sorted[high] - sorted[low]);
+}
+
+/* Sorts values[n]. */
+static report_times summarize(double *values, int64_t n) {
+    report_times t = {.n = n};
+    double sum = 0;
+    if (n == 0) return t;
+    qsort(values, (size_t)n, sizeof *values, by_value);
+    for (int64_t i = 0; i < n; i++) sum += values[i];
+    t.mean = sum / (double)n;
+    t.median = percentile(values, n, 0.5);
+    t.p90 = percentile(values, n, 0.9);
+    t.p95 = percentile(values, n, 0.95);
+    t.p99 = percentile(values, n, 0.99);
+    t.max = values[n - 1];
+    return t;
+}
+
+static double ms(int64_t ns) {
+    return (double)ns * 1e-6;
+}
+
+static double end_to_end(const load_record *q) {
+    return ms(q->end_ns - q->sent_ns);
+}
+
+static double to_first(const load_record *q) {
+    return ms(q->first_ns - q->sent_ns);
+}
+
+/* Of one request; negative where there is none. */
+static double per_token(const load_record *q) {
+    return q->got > 1 ? ms(q->end_ns - q->first_ns) / (q->got - 1) : -1;
+}
+
+static report_times of_requests(const load_run *run, double (*value)(const load_record *),
+                                double *scratch) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < run->n; i++) {
+        if (run->records[i].failed) continue;
+        const double v = value(&run->records[i]);
+        if (v >= 0) scratch[n++] = v;
+    }
+    return summarize(scratch, n);
+}
+
+hd_status report_make(load_report *out, const load_run *run, hd_err *err) {
+    *out = (load_report){.seconds = (double)run->duration_ns * 1e-9};
+    const int64_t most = run->n > run->n_gaps ? run->n : run->n_gaps;
+    double *scratch = malloc((size_t)(most + 1) * sizeof *scratch);
+    if (!scratch) return HD_FAIL(err, HD_ENOMEM, "no memory for the report");
+    double busy = 0;
+    int64_t steps = 0, drafted[HD_MOST_DRAFTS] = {0}, accepted[HD_MOST_DRAFTS] = {0};
+    for (int64_t i = 0; i < run->n; i++) {
+        const load_record *q = &run->records[i];
+        out->failed += q->failed;
+        if (q->failed) continue;
+        out->completed++;
+        out->input_tokens += q->input;
+        out->cached_tokens += q->cached;
+        out->output_tokens += q->got;
+        steps += q->steps;
+        busy += end_to_end(q) * 1e-3;
+        for (int k = 0; k < HD_MOST_DRAFTS; k++) {
+            drafted[k] += q->drafted_at[k];
+            accepted[k] += q->accepted_at[k];
+        }
+    }
+    for (int k = 0; k < HD_MOST_DRAFTS; k++) {
+        out->accepted_at[k] = drafted[k] ? (double)accepted[k] / (double)drafted[k] : -1;
+    }
+    out->accept_length = steps ? (double)out->output_tokens / (double)steps : 0;
+    out->requests_s = (double)out->completed / out->seconds;
+    out->input_s = (double)out->input_tokens / out->seconds;
+    out->output_s = (double)out->output_tokens / out->seconds;
+    out->total_s = out->input_s + out->output_s;
+    out->concurrency = busy / out->seconds;
+    out->e2e = of_requests(run, end_to_end, scratch);
+    out->ttft = of_requests(run, to_first, scratch);
+    out->tpot = of_requests(run, per_token, scratch);
+    for (int64_t i = 0; i < run->n_gaps; i++) scratch[i] = ms(run->gaps_ns[i]);
+    out->itl = summarize(scratch, run->n_gaps);
+    free(scratch);
+    return HD_OK;
+}
+
+static double mean_us(int64_t ns, int64_t n) {
+    return n ? (double)ns * 1e-3 / (double)n : -1;
+}
+
+static int64_t count_gaps(const hd_engine_stats *s) {
+    int64_t n = 0;
+    for (int i = 0; i < HD_GAPS; i++) n += s->gaps[i];
+    return n;
+}
+
+/* The middle one of the rests between graphs, in microseconds; -1: none. */
+static double median_gap(const hd_engine_stats *before, const hd_engine_stats *after) {
+    const int64_t n = count_gaps(after) - count_gaps(before);
+    int64_t upto = 0;
+    for (int i = 0; n && i < HD_GAPS; i++) {
+        upto += after->gaps[i] - before->gaps[i];
+        if (2 * upto >= n) return 0.5 * i + 0.25;
+    }
+    return -1;
+}
+
+void report_engine(load_report *out, const hd_engine_stats *before,
+                   const hd_engine_stats *after) {
+    out->steps = after->steps - before->steps;
+    out->graph_steps = after->graph_steps - before->graph_steps;
+    out->host_us = mean_us(after->host_ns - before->host_ns, out->steps);
+    out->graph_us = mean_us(after->graph_ns - before->graph_ns, out->graph_steps);
+    out->idle_us =
+        mean_us(after->gap_ns - before->gap_ns, count_gaps(after) - count_gaps(before));
+    out->median_idle_us = median_gap(before, after);
+    out->graphs = after->graphs - before->graphs;
+    out->record_us = mean_us(after->record_ns - before->record_ns, out->graphs);
+}
+
+/* ---- the block ---- */
+
+static void heading(FILE *to, const char *text, char fill) {
+    enum { WIDTH = 50 };
+    const int n = (int)snprintf(NULL, 0, "%s", text), left = (WIDTH - n) / 2;
+    for (int i = 0; i < left; i++) fputc(fill, to);
+    fputs(text, to);
+    for (int i = left + n; i < WIDTH; i++) fputc(fill, to);
+    fputc('\n', to);
+}
+
+static void count_line(FILE *to, const char *label, int64_t n) {
+    fprintf(to, "%-40s %lld\n", label, (long long)n);
+}
+
+static void real_line(FILE *to, const char *label, double value) {
+    fprintf(to, "%-40s %.2f\n", label, value);
+}
+
+static void times_block(FILE *to, const char *title, const char *name, const report_times *t) {
+    const struct {
+        const char *word;
+        double value;
+    } lines[] = {
+        {"Mean",   t->mean  },
+        {"Median", t->median},
+        {"P90",    t->p90   },
+        {"P95",    t->p95   },
+        {"P99",    t->p99   },
+        {"Max",    t->max   }
+    };
+    heading(to, title, '-');
+    for (size_t i = 0; i < HD_LEN(lines); i++) {
+        char label[64];
+        snprintf(label, sizeof label, "%s %s (ms):", lines[i].word, name);
+        real_line(to, label, lines[i].value);
+    }
+}
+
+void report_print(const load_report *r, const load_options *o, const char *backend, FILE *to) {
+    heading(to, " Serving Benchmark Result ", '=');
+    fprintf(to, "%-40s hadal %s\n", "Backend:", backend);
+    if (o->rate > 0) {
+        real_line(to, "Traffic request rate:", o->rate);
+    } else {
+        fprintf(to, "%-40s inf\n", "Traffic request rate:");
+    }
+    if (o->concurrency) count_line(to, "Max request concurrency:", o->concurrency);
+    count_line(to, "Successful requests:", r->completed);
+    if (r->failed) count_line(to, "Failed requests:", r->failed);
+    real_line(to, "Benchmark duration (s):", r->seconds);
+    count_line(to, "Total input tokens:", r->input_tokens);
+    count_line(to, "Of them cached:", r->cached_tokens);
+    count_line(to, "Total generated tokens:", r->output_tokens);
+    real_line(to, "Request throughput (req/s):", r->requests_s);
+    real_line(to, "Input token throughput (tok/s):", r->input_s);
+    real_line(to, "Output token throughput (tok/s):", r->output_s);
+    real_line(to, "Total token throughput (tok/s):", r->total_s);
+    real_line(to, "Concurrency:", r->concurrency);
+    real_line(to, "Accept length:", r->accept_length);
+    for (int k = 0; k < HD_MOST_DRAFTS && r->accepted_at[k] >= 0; k++) {
+        char label[64];
+        snprintf(label, sizeof label, "Draft %d accepted (%%):", k + 1);
+        real_line(to, label, 100 * r->accepted_at[k]);
+    }
+    count_line(to, "Engine steps:", r->steps);
+    real_line(to, "Host time per step (us):", r->host_us);
+    if (r->graph_steps) {
+        count_line(to, "Steps as one GPU graph:", r->graph_steps);
+        real_line(to, "GPU time per graph (us):", r->graph_us);
+    }
+    if (r->graphs) {
+        count_line(to, "Graphs recorded:", r->graphs);
+        real_line(to, "Time per recording (us):", r->record_us);
+    }
+    if (r->idle_us >= 0) {
+        real_line(to, "Mean GPU idle between graphs (us):", r->idle_us);
+        real_line(to, "Median GPU idle between graphs (us):", r->median_idle_us);
+    }
+    times_block(to, "End-to-End Latency", "E2E Latency", &r->e2e);
+    times_block(to, "Time to First Token", "TTFT", &r->ttft);
+    times_block(to, "Time per Output Token (excl. 1st token)", "TPOT", &r->tpot);
+    times_block(to, "Inter-Token Latency", "ITL", &r->itl);
+    heading(to, "", '=');
+}
+
+/* ---- JSON ---- */
+
+static void put_times(json_t *o, const char *name, const report_times *t) {
+    const struct {
+        const char *word;
+        double value;
+    } keys[] = {
+        {"mean",   t->mean  },
+        {"median", t->median},
+        {"p90",    t->p90   },
+        {"p95",    t->p95   },
+        {"p99",    t->p99   },
+        {"max",    t->max   }
+    };
+    for (size_t i = 0; i < HD_LEN(keys); i++) {
+        char key[64];
+        snprintf(key, sizeof key, "%s_%s_ms", keys[i].word, name);
+        json_object_set_new(o, key, json_real(keys[i].value));
+    }
+}
+
+void report_print_json(const load_report *r, const load_options *o, const char *backend,
+                       FILE *to) {
+    json_t *j = json_pack(
+        "{s:s, s:f, s:I, s:I, s:I, s:I, s:I, s:f, s:I, s:I, s:I, s:f, s:f, s:f, s:f, s:f, s:f}",
+        "backend", backend, "request_rate", o->rate, "max_concurrency",
+        (json_int_t)o->concurrency, "random_input_len", (json_int_t)o->input_tokens,
+        "random_output_len", (json_int_t)o->output_tokens, "completed",
+        (json_int_t)r->completed, "failed", (json_int_t)r->failed, "duration", r->seconds,
+        "total_input_tokens", (json_int_t)r->input_tokens, "cached_tokens",
+        (json_int_t)r->cached_tokens, "total_output_tokens", (json_int_t)r->output_tokens,
+        "request_throughput", r->requests_s, "input_throughput", r->input_s,
+        "output_throughput", r->output_s, "total_throughput", r->total_s, "concurrency",
+        r->concurrency, "accept_length", r->accept_length);
+    json_t *places = json_array();
+    for (int k = 0; k < HD_MOST_DRAFTS && r->accepted_at[k] >= 0; k++) {
+        json_array_append_new(places, json_real(r->accepted_at[k]));
+    }
+    json_object_set_new(j, "accepted_at", places);
+    json_object_set_new(j, "steps", json_integer((json_int_t)r->steps));
+    json_object_set_new(j, "host_us_per_step", json_real(r->host_us));
+    json_object_set_new(j, "graph_steps", json_integer((json_int_t)r->graph_steps));
+    if (r->graph_steps) json_object_set_new(j, "graph_us", json_real(r->graph_us));
+    if (r->idle_us >= 0) {
+        json_object_set_new(j, "mean_gpu_idle_us", json_real(r->idle_us));
+        json_object_set_new(j, "median_gpu_idle_us", json_real(r->median_idle_us));
+    }
+    put_times(j, "e2e_latency", &r->e2e);
+    put_times(j, "ttft", &r->ttft);
+    put_times(j, "tpot", &r->tpot);
+    put_times(j, "itl", &r->itl);
+    json_dumpf(j, to, JSON_COMPACT);
+    fputc('\n', to);
+    json_decref(j);
+}

@@ -1,0 +1,41 @@
+/* bench_report.h - what a load came to: the block that benchmark programs of this field print,
+ * and the same figures as one JSON object. Definitions: docs/bench.md. */
+#ifndef HD_CLI_BENCH_BENCH_REPORT_H
+#define HD_CLI_BENCH_BENCH_REPORT_H
+
+#include <stdio.h>
+
+#include "cli/bench/bench_load.h"
+
+typedef struct report_times { /* milliseconds */
+    double mean, median, p90, p95, p99, max;
+    int64_t n;
+} report_times;
+
+typedef struct load_report {
+    int64_t completed, failed;
+    int64_t input_tokens, cached_tokens, output_tokens;
+    double seconds, requests_s, input_s, output_s, total_s;
+    double concurrency;   /* sum of the requests' times over the run's */
+    double accept_length; /* tokens per step of a request */
+    double
+        accepted_at[HD_MOST_DRAFTS]; /* share of the drafts at each place; -1: none drafted */
+    report_times e2e, ttft, tpot, itl;
+    int64_t steps, graph_steps; /* of the engine; of them, taken by a GPU as one graph each */
+    double host_us;             /* of the host per step, not waiting for the device */
+    double graph_us;            /* of a GPU per graph step */
+    double idle_us, median_idle_us; /* between two of them that were queued; -1: none */
+    int64_t graphs;                 /* recorded meanwhile */
+    double record_us;               /* each */
+} load_report;
+
+/* What the engine did between two readings. */
+void report_engine(load_report *out, const hd_engine_stats *before,
+                   const hd_engine_stats *after);
+
+hd_status report_make(load_report *out, const load_run *run, hd_err *err);
+void report_print(const load_report *r, const load_options *o, const char *backend, FILE *to);
+void report_print_json(const load_report *r, const load_options *o, const char *backend,
+                       FILE *to);
+
+#endif

@@ -1,7 +1,0 @@
-/* bench_ops.h - hadal bench ops: the operators of real steps, one by one, over made-up weights. */
-#ifndef HD_CLI_BENCH_OPS_H
-#define HD_CLI_BENCH_OPS_H
-
-int bench_ops(int argc, char **argv);
-
-#endif

@@ -1,0 +1,156 @@
+/* device.c - the door of every backend: hands calls on, and keeps a stream's first failure. */
+#include "device/device.h"
+
+#include <assert.h>
+
+#include "device/device_internal.h"
+
+#ifndef HD_CUDA
+hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err) {
+    (void)ordinal;
+    *out = NULL;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "no CUDA in this build; make CUDA=1 builds one with it");
+}
+#endif
+
+void hd_device_close(hd_device *d) {
+    if (d) d->table->close(d);
+}
+
+bool hd_device_is_host(const hd_device *d) {
+    return d->table->host_memory;
+}
+
+hd_status hd_device_alloc(hd_device *d, void **out, size_t bytes, const char *what,
+                          hd_err *err) {
+    return d->table->alloc(d, out, bytes, false, what, err);
+}
+
+hd_status hd_device_alloc_host(hd_device *d, void **out, size_t bytes, const char *what,
+                               hd_err *err) {
+    return d->table->alloc(d, out, bytes, true, what, err);
+}
+
+size_t hd_device_free_bytes(const hd_device *d) {
+    return d->table->free_bytes(d);
+}
+
+void hd_device_release(hd_device *d, void *p) {
+    if (p) d->table->release(d, p);
+}
+
+hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err) {
+    *out = NULL;
+    return d->table->open_stream(out, d, err);
+}
+
+void hd_stream_close(hd_stream *s) {
+    if (s) s->device->table->close_stream(s);
+}
+
+void hd_stream_upload(hd_stream *s, void *device, const void *host, size_t bytes) {
+    if (bytes) s->device->table->upload(s, device, host, bytes);
+}
+
+void hd_stream_download(hd_stream *s, void *host, const void *device, size_t bytes) {
+    if (bytes) s->device->table->download(s, host, device, bytes);
+}
+
+void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes) {
+    if (bytes) s->device->table->copy(s, to, from, bytes);
+}
+
+void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    if (bytes) s->device->table->noise(s, device, bytes, noise);
+}
+
+void hd_stream_hold(hd_stream *s, int32_t microseconds) {
+    s->device->table->hold(s, microseconds);
+}
+
+void hd_stream_fail(hd_stream *s, hd_status code, const char *what) {
+    HD_FAIL(&s->failure, code, "%s", what);
+}
+
+void hd_stream_wait(hd_stream *s) {
+    s->device->table->wait(s);
+}
+
+/* The first failure, which is then forgotten. */
+static hd_status take_failure(hd_stream *s, hd_err *err) {
+    hd_err failure = s->failure;
+    s->failure = (hd_err){0};
+    if (failure.code == HD_OK) return HD_OK;
+    return HD_FAIL(err, failure.code, "%s", failure.msg);
+}
+
+hd_status hd_stream_sync(hd_stream *s, hd_err *err) {
+    hd_stream_wait(s);
+    return take_failure(s, err);
+}
+
+hd_status hd_mark_open(hd_mark **out, hd_device *d, bool timed, hd_err *err) {
+    *out = NULL;
+    return d->table->open_mark(out, d, timed, err);
+}
+
+void hd_mark_close(hd_mark *m) {
+    if (m) m->device->table->close_mark(m);
+}
+
+void hd_stream_mark(hd_stream *s, hd_mark *m) {
+    s->device->table->mark(s, m);
+}
+
+hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err) {
+    s->device->table->wait_for(s, m);
+    return take_failure(s, err);
+}
+
+double hd_mark_seconds(const hd_mark *from, const hd_mark *to) {
+    return from->device->table->between(from, to);
+}
+
+bool hd_device_records(const hd_device *d) {
+    return d->table->record != NULL;
+}
+
+void hd_stream_record(hd_stream *s) {
+    s->device->table->record(s);
+}
+
+hd_status hd_stream_recorded(hd_stream *s, hd_graph **out, hd_err *err) {
+    *out = NULL;
+    return s->device->table->recorded(s, out, err);
+}
+
+void hd_graph_close(hd_graph *g) {
+    if (g) g->device->table->close_graph(g);
+}
+
+size_t hd_graph_bytes(const hd_graph *g) {
+    return g->bytes;
+}
+
+void hd_stream_launch(hd_stream *s, const hd_graph *g) {
+    s->device->table->launch(s, g);
+}
+
+int32_t hd_stream_workers(const hd_stream *s) {
+    return s->workers;
+}
+
+hd_status hd_stream_reserve(hd_stream *s, size_t bytes_per_worker, hd_err *err) {
+    return s->device->table->reserve(s, bytes_per_worker, err);
+}
+
+void *hd_stream_scratch(const hd_stream *s, int32_t worker, size_t bytes) {
+    assert(bytes <= s->scratch_each);
+    (void)bytes;
+    return s->scratch + (size_t)worker * s->scratch_each;
+}
+
+size_t hd_stream_scratch_bytes(const hd_stream *s) {
+    return s->scratch_each;
+}

@@ -1,0 +1,219 @@
+/* device_cpu.c - host memory and a worker pool that looks like a stream. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/device.h"
+#include "device/device_internal.h"
+#include "base/checked.h"
+#include "base/memory.h"
+#include "base/progress.h"
+
+enum { ALIGN = 256, MAX_BLOCKS = 256 };
+
+typedef struct cpu_device {
+    hd_device base;
+    hd_pool *pool;
+    hd_block blocks[MAX_BLOCKS]; /* what alloc gave out */
+} cpu_device;
+
+typedef struct cpu_stream {
+    hd_stream base;
+    hd_block scratch;
+} cpu_stream;
+
+static void close_device(hd_device *base) {
+    cpu_device *d = (cpu_device *)base;
+    for (int i = 0; i < MAX_BLOCKS; i++) hd_block_deinit(&d->blocks[i]);
+    hd_pool_close(d->pool);
+    free(d);
+}
+
+static hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host,
+                       const char *what, hd_err *err) {
+    cpu_device *d = (cpu_device *)base;
+    (void)on_host;
+    *out = NULL;
+    size_t padded;
+    if (!hd_add_size(bytes, ALIGN, &padded)) {
+        padded = bytes; /* more than exists: refused below, with the figures */
+    }
+    for (int i = 0; i < MAX_BLOCKS; i++) {
+        hd_block *b = &d->blocks[i];
+        if (b->data) continue;
+        HD_TRY(hd_block_init(b, padded, what, err));
+        uintptr_t at = (uintptr_t)b->data;
+        *out = (uint8_t *)b->data + ((0 - at) & (ALIGN - 1));
+        return HD_OK;
+    }
+    return HD_FAIL(err, HD_ENOMEM, "%s: more than %d blocks of device memory", what,
+                   MAX_BLOCKS);
+}
+
+static size_t free_bytes(const hd_device *d) {
+    (void)d;
+    return hd_memory_free();
+}
+
+static void release(hd_device *base, void *p) {
+    cpu_device *d = (cpu_device *)base;
+    for (int i = 0; i < MAX_BLOCKS; i++) {
+        uint8_t *start = d->blocks[i].data;
+        if (start && (uint8_t *)p >= start && (uint8_t *)p < start + ALIGN) {
+            hd_block_deinit(&d->blocks[i]);
+            return;
+        }
+    }
+    assert(false && "released memory that this device never gave out");
+}
+
+static hd_status open_stream(hd_stream **out, hd_device *d, hd_err *err) {
+    cpu_stream *s = calloc(1, sizeof *s);
+    if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for a stream");
+    s->base.device = d;
+    s->base.workers = hd_pool_size(((cpu_device *)d)->pool);
+    *out = &s->base;
+    return HD_OK;
+}
+
+static void close_stream(hd_stream *base) {
+    cpu_stream *s = (cpu_stream *)base;
+    hd_block_deinit(&s->scratch);
+    free(s);
+}
+
+static void upload(hd_stream *s, void *device, const void *host, size_t bytes) {
+    (void)s;
+    memcpy(device, host, bytes);
+}
+
+static void download(hd_stream *s, void *host, const void *device, size_t bytes) {
+    (void)s;
+    memcpy(host, device, bytes);
+}
+
+static void wait_for_nothing(hd_stream *s) {
+    (void)s;
+}
+
+static hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
+    cpu_stream *s = (cpu_stream *)base;
+    size_t each, all;
+    if (!hd_align_size(bytes_per_worker, HD_CACHE_LINE, &each) ||
+        !hd_mul_size(each, (size_t)base->workers, &all)) {
+        return HD_FAIL(err, HD_ENOMEM, "op scratch of %zu bytes per worker", bytes_per_worker);
+    }
+    hd_block_deinit(&s->scratch);
+    base->scratch = NULL;
+    base->scratch_each = 0;
+    HD_TRY(hd_block_init(&s->scratch, all, "op scratch", err));
+    base->scratch = s->scratch.data;
+    base->scratch_each = each;
+    return HD_OK;
+}
+
+/* ---- made-up bytes ---- */
+
+enum { NOISE_WORDS = 1 << 17 }; /* of a task */
+
+typedef struct noise_job {
+    uint64_t *to;
+    size_t n;
+    hd_noise noise;
+} noise_job;
+
+static void make_noise(const void *arg, int32_t task, int32_t worker) {
+    const noise_job *job = arg;
+    const size_t first = (size_t)task * NOISE_WORDS;
+    const size_t end = job->n - first < NOISE_WORDS ? job->n : first + NOISE_WORDS;
+    (void)worker;
+    for (size_t i = first; i < end; i++) job->to[i] = hd_noise_word(&job->noise, i);
+}
+
+static void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    const noise_job job = {device, (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t), *noise};
+    hd_stream_tasks(s, (int32_t)((job.n + NOISE_WORDS - 1) / NOISE_WORDS), make_noise, &job);
+}
+
+/* ---- marks: everything before one is done when it is set, so it is a time ---- */
+
+typedef struct cpu_mark {
+    hd_mark base;
+    int64_t ns;
+} cpu_mark;
+
+static hd_status open_mark(hd_mark **out, hd_device *d, bool timed, hd_err *err) {
+    (void)timed;
+    cpu_mark *m = calloc(1, sizeof *m);
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
+    m->base.device = d;
+    *out = &m->base;
+    return HD_OK;
+}
+
+static void close_mark(hd_mark *m) {
+    free(m);
+}
+
+static void set_mark(hd_stream *s, hd_mark *m) {
+    (void)s;
+    ((cpu_mark *)m)->ns = hd_now_ns();
+}
+
+static void wait_for_mark(hd_stream *s, hd_mark *m) {
+    (void)s;
+    (void)m;
+}
+
+static double between(const hd_mark *from, const hd_mark *to) {
+    return (double)(((const cpu_mark *)to)->ns - ((const cpu_mark *)from)->ns) * 1e-9;
+}
+
+static void hold(hd_stream *s, int32_t microseconds) {
+    (void)s;
+    (void)microseconds;
+}
+
+static const backend_table table = {
+    .close = close_device,
+    .alloc = alloc,
+    .free_bytes = free_bytes,
+    .release = release,
+    .open_stream = open_stream,
+    .close_stream = close_stream,
+    .upload = upload,
+    .download = download,
+    .wait = wait_for_nothing,
+    .reserve = reserve,
+    .open_mark = open_mark,
+    .close_mark = close_mark,
+    .mark = set_mark,
+    .wait_for = wait_for_mark,
+    .between = between,
+    .copy = upload, /* all of it is one memory */
+    .noise = noise,
+    .hold = hold,
+    .host_memory = true,
+};
+
+hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_err *err) {
+    *out = NULL;
+    cpu_device *d = calloc(1, sizeof *d);
+    if (!d) return HD_FAIL(err, HD_ENOMEM, "no memory for a device");
+    d->base.table = &table;
+    hd_status st = hd_pool_open(&d->pool, options->n_threads, options->pin, err);
+    if (st != HD_OK) {
+        close_device(&d->base);
+        return st;
+    }
+    *out = &d->base;
+    return HD_OK;
+}
+
+void hd_device_bind_thread(const hd_device *d) {
+    if (d->table == &table) hd_pool_bind_owner(((const cpu_device *)d)->pool);
+}
+
+void hd_stream_tasks(hd_stream *s, int32_t n_tasks, hd_task_fn *fn, const void *arg) {
+    hd_pool_run(((cpu_device *)s->device)->pool, n_tasks, fn, arg);
+}

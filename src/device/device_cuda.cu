@@ -1,0 +1,477 @@
+/* device_cuda.cu - one GPU: its memory, pinned host memory, and streams of kernels and copies.
+ *
+ * Uploads go through a ring of pinned pieces, so that the caller's bytes are free at once and
+ * copies run beside the host that fills the next pieces, also from a mapped checkpoint; several
+ * threads fill them, because one reads memory slower than the bus carries it. Ops are recorded
+ * by stream capture. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/device_internal.h"
+#include "device/cuda.cuh"
+#include "base/cores.h"
+#include "base/terminal.h"
+
+namespace {
+
+constexpr int PIECES = 32, FILLED_AT_ONCE = PIECES / 2, MAX_FILLERS = 8, BLOCKS_PER_SM = 1;
+constexpr size_t PIECE_BYTES = 1 << 19;
+
+struct memory {
+    void *at;
+    bool on_host;
+};
+
+struct cuda_device {
+    hd_device base;
+    int ordinal, n_sms;
+    memory *blocks; /* [n_blocks, cap_blocks] */
+    size_t n_blocks, cap_blocks;
+    void *kept; /* the ops' */
+    void (*close_kept)(void *kept);
+};
+
+struct cuda_stream {
+    hd_stream base;
+    cudaStream_t queue;
+    uint8_t *pieces; /* [PIECES, PIECE_BYTES] pinned */
+    cudaEvent_t sent[PIECES];
+    int next;
+    hd_pool *fillers; /* of pieces; idle but in long uploads */
+};
+
+struct cuda_mark {
+    hd_mark base;
+    cudaEvent_t event;
+};
+
+struct cuda_graph {
+    hd_graph base;
+    cudaGraphExec_t exec;
+};
+
+cuda_device *device_of(hd_stream *s) {
+    return reinterpret_cast<cuda_device *>(s->device);
+}
+
+cuda_stream *stream_of(hd_stream *s) {
+    return reinterpret_cast<cuda_stream *>(s);
+}
+
+hd_status fail(hd_err *err, hd_status code, const char *what, cudaError_t status) {
+    return HD_FAIL(err, code, "%s: %s", what, cudaGetErrorString(status));
+}
+
+/* Records a failed call on the stream. */
+void note(hd_stream *s, const char *what, cudaError_t status) {
+    if (status == cudaSuccess) return;
+    char text[300];
+    snprintf(text, sizeof text, "%s: %s", what, cudaGetErrorString(status));
+    hd_stream_fail(s, HD_EDEVICE, text);
+}
+
+/* ---- memory ---- */
+
+void free_block(const memory &m) {
+    if (m.on_host) {
+        cudaFreeHost(m.at);
+    } else {
+        cudaFree(m.at);
+    }
+}
+
+void close_device(hd_device *base) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    cudaSetDevice(d->ordinal);
+    if (d->kept) d->close_kept(d->kept);
+    for (size_t i = 0; i < d->n_blocks; i++) free_block(d->blocks[i]);
+    free(d->blocks);
+    free(d);
+}
+
+bool make_room(cuda_device *d) {
+    if (d->n_blocks < d->cap_blocks) return true;
+    const size_t cap = d->cap_blocks ? 2 * d->cap_blocks : 64;
+    void *more = realloc(d->blocks, cap * sizeof *d->blocks);
+    if (!more) return false;
+    d->blocks = static_cast<memory *>(more);
+    d->cap_blocks = cap;
+    return true;
+}
+
+size_t free_bytes(const hd_device *base) {
+    size_t free = 0, all = 0;
+    cudaSetDevice(reinterpret_cast<const cuda_device *>(base)->ordinal);
+    cudaMemGetInfo(&free, &all);
+    return free;
+}
+
+hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host, const char *what,
+                hd_err *err) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    const size_t size = bytes ? bytes : 1;
+    void *p = nullptr;
+    *out = nullptr;
+    if (!make_room(d)) return HD_FAIL(err, HD_ENOMEM, "%s: no memory to note it", what);
+    cudaSetDevice(d->ordinal);
+    cudaError_t status = on_host ? cudaMallocHost(&p, size) : cudaMalloc(&p, size);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError(); /* not sticky: the next call may succeed */
+        char wanted[32], left[32];
+        hd_bytes_text(wanted, sizeof wanted, static_cast<double>(bytes));
+        if (on_host) {
+            return HD_FAIL(err, HD_ENOMEM, "%s: no pinned host memory for %s", what, wanted);
+        }
+        hd_bytes_text(left, sizeof left, static_cast<double>(free_bytes(base)));
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory for %s; the GPU has %s free", what,
+                       wanted, left);
+    }
+    if (status != cudaSuccess) return fail(err, HD_EDEVICE, what, status);
+    if (on_host) {
+        memset(p, 0, size);
+    } else {
+        status = cudaMemset(p, 0, size);
+        if (status == cudaSuccess) status = cudaDeviceSynchronize(); /* before any stream */
+    }
+    if (status != cudaSuccess) {
+        free_block({p, on_host});
+        return fail(err, HD_EDEVICE, what, status);
+    }
+    d->blocks[d->n_blocks++] = {p, on_host};
+    *out = p;
+    return HD_OK;
+}
+
+void release(hd_device *base, void *p) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    cudaSetDevice(d->ordinal);
+    for (size_t i = 0; i < d->n_blocks; i++) {
+        if (d->blocks[i].at != p) continue;
+        free_block(d->blocks[i]);
+        d->blocks[i] = d->blocks[--d->n_blocks];
+        return;
+    }
+}
+
+/* ---- streams ---- */
+
+void close_stream(hd_stream *base) {
+    cuda_stream *s = stream_of(base);
+    cudaSetDevice(device_of(base)->ordinal);
+    if (s->queue) cudaStreamSynchronize(s->queue);
+    for (cudaEvent_t e : s->sent) {
+        if (e) cudaEventDestroy(e);
+    }
+    if (s->queue) cudaStreamDestroy(s->queue);
+    hd_pool_close(s->fillers);
+    hd_device_release(base->device, s->pieces);
+    hd_device_release(base->device, base->scratch);
+    free(s);
+}
+
+hd_status open_parts(cuda_stream *s, hd_err *err) {
+    void *pieces;
+    HD_TRY(hd_device_alloc_host(s->base.device, &pieces, PIECES * PIECE_BYTES, "upload ring",
+                                err));
+    s->pieces = static_cast<uint8_t *>(pieces);
+    const int32_t cores = hd_cores_count();
+    HD_TRY(hd_pool_open(&s->fillers, cores < MAX_FILLERS ? cores : MAX_FILLERS, false, err));
+    cudaError_t status = cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking);
+    for (int i = 0; i < PIECES && status == cudaSuccess; i++) {
+        status = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
+    }
+    return status == cudaSuccess ? HD_OK : fail(err, HD_EDEVICE, "a stream", status);
+}
+
+hd_status open_stream(hd_stream **out, hd_device *base, hd_err *err) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    cuda_stream *s = static_cast<cuda_stream *>(calloc(1, sizeof *s));
+    if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for a stream");
+    s->base.device = base;
+    s->base.workers = d->n_sms * BLOCKS_PER_SM;
+    hd_status st = open_parts(s, err);
+    if (st != HD_OK) {
+        close_stream(&s->base);
+        return st;
+    }
+    *out = &s->base;
+    return HD_OK;
+}
+
+/* The next pieces of the ring and what goes into them. */
+struct filling {
+    uint8_t *piece[FILLED_AT_ONCE];
+    const uint8_t *from;
+    size_t bytes; /* of all */
+};
+
+size_t bytes_of(const filling &f, int32_t i) {
+    const size_t behind = f.bytes - (size_t)i * PIECE_BYTES;
+    return behind < PIECE_BYTES ? behind : PIECE_BYTES;
+}
+
+void fill_piece(const void *arg, int32_t i, int32_t) {
+    const filling &f = *static_cast<const filling *>(arg);
+    memcpy(f.piece[i], f.from + (size_t)i * PIECE_BYTES, bytes_of(f, i));
+}
+
+/* Sends at most FILLED_AT_ONCE pieces; gives the bytes sent. */
+size_t upload_some(hd_stream *base, uint8_t *to, const uint8_t *from, size_t bytes) {
+    cuda_stream *s = stream_of(base);
+    const size_t most = FILLED_AT_ONCE * PIECE_BYTES;
+    filling f = {{}, from, bytes < most ? bytes : most};
+    const int first = s->next, n = (int)((f.bytes + PIECE_BYTES - 1) / PIECE_BYTES);
+    for (int i = 0; i < n; i++) {
+        const int at = (first + i) % PIECES;
+        f.piece[i] = s->pieces + (size_t)at * PIECE_BYTES;
+        note(base, "upload", cudaEventSynchronize(s->sent[at])); /* its last copy is over */
+    }
+    if (n == 1) {
+        fill_piece(&f, 0, 0);
+    } else {
+        hd_pool_run(s->fillers, n, fill_piece, &f);
+    }
+    for (int i = 0; i < n; i++) {
+        note(base, "upload",
+             cudaMemcpyAsync(to + (size_t)i * PIECE_BYTES, f.piece[i], bytes_of(f, i),
+                             cudaMemcpyHostToDevice, s->queue));
+        note(base, "upload", cudaEventRecord(s->sent[(first + i) % PIECES], s->queue));
+    }
+    s->next = (first + n) % PIECES;
+    return f.bytes;
+}
+
+void upload(hd_stream *base, void *device, const void *host, size_t bytes) {
+    const uint8_t *from = static_cast<const uint8_t *>(host);
+    uint8_t *to = static_cast<uint8_t *>(device);
+    cudaSetDevice(device_of(base)->ordinal);
+    for (size_t done = 0; done < bytes;) {
+        done += upload_some(base, to + done, from + done, bytes - done);
+    }
+}
+
+void download(hd_stream *base, void *host, const void *device, size_t bytes) {
+    cudaStream_t queue = hd_cuda_stream(base);
+    note(base, "download", cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, queue));
+}
+
+void copy(hd_stream *base, void *to, const void *from, size_t bytes) {
+    cudaStream_t queue = hd_cuda_stream(base);
+    note(base, "copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, queue));
+}
+
+void wait_all(hd_stream *base) {
+    note(base, "the GPU", cudaStreamSynchronize(hd_cuda_stream(base)));
+}
+
+hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
+    const size_t each = (bytes_per_worker + 255) / 256 * 256;
+    void *scratch;
+    hd_device_release(base->device, base->scratch);
+    base->scratch = nullptr;
+    base->scratch_each = 0;
+    HD_TRY(hd_device_alloc(base->device, &scratch, each * (size_t)base->workers, "op scratch",
+                           err));
+    base->scratch = static_cast<uint8_t *>(scratch);
+    base->scratch_each = each;
+    return HD_OK;
+}
+
+/* ---- made-up bytes ---- */
+
+constexpr int NOISE_BLOCK = 256, NOISE_BLOCKS_PER_SM = 8;
+
+__global__ void make_noise(uint64_t *to, size_t n, hd_noise noise) {
+    const size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
+        to[i] = hd_noise_word(&noise, i);
+    }
+}
+
+void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+    const size_t n = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+    const size_t most = (size_t)device_of(s)->n_sms * NOISE_BLOCKS_PER_SM;
+    const size_t blocks = (n + NOISE_BLOCK - 1) / NOISE_BLOCK;
+    make_noise<<<(unsigned)(blocks < most ? blocks : most), NOISE_BLOCK, 0,
+                 hd_cuda_stream(s)>>>(static_cast<uint64_t *>(device), n, *noise);
+    note(s, "noise", cudaGetLastError());
+}
+
+/* ---- marks ---- */
+
+hd_status open_mark(hd_mark **out, hd_device *base, bool timed, hd_err *err) {
+    cuda_mark *m = static_cast<cuda_mark *>(calloc(1, sizeof *m));
+    if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
+    m->base.device = base;
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base)->ordinal);
+    const unsigned flags = timed ? cudaEventDefault : cudaEventDisableTiming;
+    const cudaError_t status = cudaEventCreateWithFlags(&m->event, flags);
+    if (status != cudaSuccess) {
+        free(m);
+        return fail(err, HD_EDEVICE, "a mark", status);
+    }
+    *out = &m->base;
+    return HD_OK;
+}
+
+void close_mark(hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    cudaEventDestroy(m->event);
+    free(m);
+}
+
+void set_mark(hd_stream *s, hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    note(s, "a mark", cudaEventRecord(m->event, hd_cuda_stream(s)));
+}
+
+void wait_for(hd_stream *s, hd_mark *base) {
+    cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
+    note(s, "the GPU", cudaEventSynchronize(m->event));
+}
+
+double between(const hd_mark *from, const hd_mark *to) {
+    float ms = 0;
+    cudaEventElapsedTime(&ms, reinterpret_cast<const cuda_mark *>(from)->event,
+                         reinterpret_cast<const cuda_mark *>(to)->event);
+    return (double)ms * 1e-3;
+}
+
+__global__ void spin(uint64_t ns) {
+    uint64_t begun, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begun));
+    do {
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (now - begun < ns);
+}
+
+void hold(hd_stream *s, int32_t microseconds) {
+    spin<<<1, 1, 0, hd_cuda_stream(s)>>>((uint64_t)microseconds * 1000);
+    note(s, "hold", cudaGetLastError());
+}
+
+/* ---- recording ---- */
+
+void record(hd_stream *s) {
+    note(s, "recording",
+         cudaStreamBeginCapture(hd_cuda_stream(s), cudaStreamCaptureModeThreadLocal));
+}
+
+hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
+    cudaGraph_t ops = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    cudaError_t status = cudaStreamEndCapture(hd_cuda_stream(s), &ops);
+    const size_t free_before = free_bytes(s->device);
+    if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, ops, 0);
+    if (ops) cudaGraphDestroy(ops);
+    if (status == cudaSuccess) status = cudaGraphUpload(exec, hd_cuda_stream(s));
+    cuda_graph *g = nullptr;
+    if (status == cudaSuccess) g = static_cast<cuda_graph *>(calloc(1, sizeof *g));
+    if (!g) {
+        if (exec) cudaGraphExecDestroy(exec);
+        if (status == cudaSuccess) return HD_FAIL(err, HD_ENOMEM, "no memory for a graph");
+        cudaGetLastError();
+        return fail(err, HD_EDEVICE, "recording a step", status);
+    }
+    const size_t free_after = free_bytes(s->device);
+    g->base.device = s->device;
+    g->base.bytes = free_before > free_after ? free_before - free_after : 0;
+    g->exec = exec;
+    *out = &g->base;
+    return HD_OK;
+}
+
+void close_graph(hd_graph *base) {
+    cuda_graph *g = reinterpret_cast<cuda_graph *>(base);
+    cudaSetDevice(reinterpret_cast<cuda_device *>(base->device)->ordinal);
+    cudaGraphExecDestroy(g->exec);
+    free(g);
+}
+
+void launch(hd_stream *s, const hd_graph *base) {
+    const cuda_graph *g = reinterpret_cast<const cuda_graph *>(base);
+    note(s, "a recorded step", cudaGraphLaunch(g->exec, hd_cuda_stream(s)));
+}
+
+const backend_table table = {
+    .close = close_device,
+    .alloc = alloc,
+    .free_bytes = free_bytes,
+    .release = release,
+    .open_stream = open_stream,
+    .close_stream = close_stream,
+    .upload = upload,
+    .download = download,
+    .wait = wait_all,
+    .reserve = reserve,
+    .open_mark = open_mark,
+    .close_mark = close_mark,
+    .mark = set_mark,
+    .wait_for = wait_for,
+    .between = between,
+    .hold = hold,
+    .record = record,
+    .recorded = recorded,
+    .close_graph = close_graph,
+    .launch = launch,
+    .copy = copy,
+    .noise = noise,
+    .host_memory = false,
+};
+
+} // namespace
+
+cudaStream_t hd_cuda_stream(hd_stream *s) {
+    cudaSetDevice(device_of(s)->ordinal);
+    return stream_of(s)->queue;
+}
+
+void hd_cuda_keep(hd_device *base, void *thing, void (*close)(void *thing)) {
+    cuda_device *d = reinterpret_cast<cuda_device *>(base);
+    d->kept = thing;
+    d->close_kept = close;
+}
+
+void *hd_cuda_kept(hd_stream *s) {
+    return device_of(s)->kept;
+}
+
+void hd_cuda_check(hd_stream *s, const char *op) {
+    note(s, op, cudaGetLastError());
+}
+
+extern "C" hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_err *err) {
+    int n = 0, major = 0, minor = 0;
+    *out = nullptr;
+    cudaError_t status = cudaGetDeviceCount(&n);
+    if (status != cudaSuccess || n == 0) {
+        cudaGetLastError();
+        return HD_FAIL(err, HD_EDEVICE, "no CUDA device: %s",
+                       status == cudaSuccess ? "none is shown" : cudaGetErrorString(status));
+    }
+    if (ordinal < 0 || ordinal >= n) {
+        return HD_FAIL(err, HD_EINVAL, "no CUDA device %d: there are %d", ordinal, n);
+    }
+    cuda_device *d = static_cast<cuda_device *>(calloc(1, sizeof *d));
+    if (!d) return HD_FAIL(err, HD_ENOMEM, "no memory for a device");
+    d->base.table = &table;
+    d->ordinal = ordinal;
+    status = cudaSetDevice(ordinal);
+    if (status == cudaSuccess) status = cudaFree(nullptr); /* makes the context */
+    cudaDeviceGetAttribute(&d->n_sms, cudaDevAttrMultiProcessorCount, ordinal);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);
+    if (status != cudaSuccess) {
+        free(d);
+        return fail(err, HD_EDEVICE, "the GPU does not open", status);
+    }
+    if (major != 9) {
+        free(d);
+        return HD_FAIL(err, HD_EDEVICE,
+                       "GPU %d has compute capability %d.%d; this build is for 9.0", ordinal,
+                       major, minor);
+    }
+    *out = &d->base;
+    return HD_OK;
+}

@@ -1,0 +1,58 @@
+/* device_internal.h - what a kind of device puts behind the door.
+ *
+ * A backend embeds hd_device and hd_stream as the first member of its own structs and gives
+ * them its table; device.c calls through it. */
+#ifndef HD_DEVICE_DEVICE_INTERNAL_H
+#define HD_DEVICE_DEVICE_INTERNAL_H
+
+#include "device/device.h"
+
+typedef struct backend_table {
+    void (*close)(hd_device *d);
+    hd_status (*alloc)(hd_device *d, void **out, size_t bytes, bool on_host, const char *what,
+                       hd_err *err);
+    size_t (*free_bytes)(const hd_device *d);
+    void (*release)(hd_device *d, void *p);
+    hd_status (*open_stream)(hd_stream **out, hd_device *d, hd_err *err);
+    void (*close_stream)(hd_stream *s);
+    void (*upload)(hd_stream *s, void *device, const void *host, size_t bytes);
+    void (*download)(hd_stream *s, void *host, const void *device, size_t bytes);
+    void (*wait)(hd_stream *s); /* failures of queued work go to hd_stream_fail */
+    hd_status (*reserve)(hd_stream *s, size_t bytes_per_worker, hd_err *err);
+    hd_status (*open_mark)(hd_mark **out, hd_device *d, bool timed, hd_err *err);
+    void (*close_mark)(hd_mark *m);
+    void (*mark)(hd_stream *s, hd_mark *m);
+    void (*wait_for)(hd_stream *s, hd_mark *m); /* failures go to hd_stream_fail */
+    double (*between)(const hd_mark *from, const hd_mark *to);
+    void (*hold)(hd_stream *s, int32_t microseconds);
+    void (*record)(hd_stream *s); /* NULL, and the next three: it cannot */
+    hd_status (*recorded)(hd_stream *s, hd_graph **out, hd_err *err);
+    void (*close_graph)(hd_graph *g);
+    void (*launch)(hd_stream *s, const hd_graph *g);
+    void (*copy)(hd_stream *s, void *to, const void *from, size_t bytes);
+    void (*noise)(hd_stream *s, void *device, size_t bytes, const hd_noise *noise);
+    bool host_memory; /* device memory is host memory */
+} backend_table;
+
+struct hd_device {
+    const backend_table *table;
+};
+
+struct hd_mark {
+    hd_device *device;
+};
+
+struct hd_graph {
+    hd_device *device;
+    size_t bytes; /* that the driver took of the device's memory for it */
+};
+
+struct hd_stream {
+    hd_device *device;
+    uint8_t *scratch; /* [workers, scratch_each] device memory */
+    size_t scratch_each;
+    int32_t workers;
+    hd_err failure; /* HD_OK while nothing failed */
+};
+
+#endif

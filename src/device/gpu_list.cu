@@ -1,0 +1,33 @@
+/* gpu_list.cu - asks the CUDA runtime what is there; starts nothing on any device. */
+#include "device/gpu_list.h"
+
+#include <stdio.h>
+
+#include <cuda_runtime.h>
+
+static void describe(hd_cuda_device *d, int id) {
+    cudaDeviceProp prop;
+    *d = {};
+    if (cudaGetDeviceProperties(&prop, id) != cudaSuccess) {
+        snprintf(d->name, sizeof d->name, "device %d does not answer", id);
+        return;
+    }
+    snprintf(d->name, sizeof d->name, "%s", prop.name);
+    d->memory_bytes = (int64_t)prop.totalGlobalMem;
+    d->n_sms = prop.multiProcessorCount;
+    d->major = prop.major;
+    d->minor = prop.minor;
+}
+
+extern "C" int32_t hd_cuda_devices(hd_cuda_device *out, int32_t cap, char *why,
+                                   int32_t why_cap) {
+    int n = 0;
+    cudaError_t status = cudaGetDeviceCount(&n);
+    if (status != cudaSuccess) n = 0;
+    snprintf(why, (size_t)why_cap, "%s",
+             status != cudaSuccess ? cudaGetErrorString(status)
+             : n == 0              ? "no device"
+                                   : "");
+    for (int i = 0; i < n && i < cap; i++) describe(&out[i], i);
+    return n;
+}

@@ -1,0 +1,26 @@
+/* gpu_list.h - the GPUs this machine offers, for people to read and the engine to choose from.
+ *
+ * Only in builds with HD_CUDA. */
+#ifndef HD_DEVICE_GPU_LIST_H
+#define HD_DEVICE_GPU_LIST_H
+
+#include <stdint.h>
+
+#include "base/status.h"
+
+HD_BEGIN_C
+
+typedef struct hd_cuda_device {
+    char name[256];
+    int64_t memory_bytes;
+    int32_t n_sms;
+    int32_t major, minor; /* compute capability */
+} hd_cuda_device;
+
+/* Describes up to cap devices and returns how many there are, which may be more. With none,
+ * why[why_cap] says what is missing (driver, device); otherwise it is empty. */
+int32_t hd_cuda_devices(hd_cuda_device *out, int32_t cap, char *why, int32_t why_cap);
+
+HD_END_C
+
+#endif

@@ -1,0 +1,191 @@
+/* grammar_cache.c - see grammar_cache.h. Few forms are kept, so a list is searched. */
+#include "engine/grammar_cache.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_IDLE_BYTES = 32 << 20, MAX_IDLE = 128 };
+
+struct engine_form {
+    hd_bytes key; /* kind and text */
+    hd_grammar *grammar;
+    int32_t users;
+    engine_form *prev, *next; /* the most recently used first */
+};
+
+struct engine_forms {
+    pthread_mutex_t lock;
+    engine_form *first, *last;
+};
+
+hd_status engine_forms_open(engine_forms **out, hd_err *err) {
+    *out = calloc(1, sizeof **out);
+    if (!*out) return HD_FAIL(err, HD_ENOMEM, "no memory for forms");
+    pthread_mutex_init(&(*out)->lock, NULL);
+    return HD_OK;
+}
+
+static void drop(engine_form *form) {
+    if (!form) return;
+    hd_grammar_close(form->grammar);
+    hd_bytes_deinit(&form->key);
+    free(form);
+}
+
+void engine_forms_close(engine_forms *f) {
+    if (!f) return;
+    for (engine_form *form = f->first, *next; form; form = next) {
+        next = form->next;
+        drop(form);
+    }
+    pthread_mutex_destroy(&f->lock);
+    free(f);
+}
+
+const hd_grammar *engine_form_grammar(const engine_form *form) {
+    return form->grammar;
+}
+
+/* ---- the list, under the lock ---- */
+
+static void unlink_form(engine_forms *f, engine_form *form) {
+    *(form->prev ? &form->prev->next : &f->first) = form->next;
+    *(form->next ? &form->next->prev : &f->last) = form->prev;
+    form->prev = form->next = NULL;
+}
+
+static void link_first(engine_forms *f, engine_form *form) {
+    form->next = f->first;
+    *(f->first ? &f->first->prev : &f->last) = form;
+    f->first = form;
+}
+
+static engine_form *find(engine_forms *f, const hd_bytes *key) {
+    for (engine_form *form = f->first; form; form = form->next) {
+        if (form->key.n != key->n || memcmp(form->key.data, key->data, key->n) != 0) continue;
+        unlink_form(f, form);
+        link_first(f, form);
+        form->users++;
+        return form;
+    }
+    return NULL;
+}
+
+/* Forgets what is idle beyond the bounds; the oldest first. */
+static void trim(engine_forms *f) {
+    size_t bytes = 0;
+    int32_t n = 0;
+    for (engine_form *form = f->first, *next; form; form = next) {
+        next = form->next;
+        if (form->users) continue;
+        bytes += hd_grammar_bytes(form->grammar) + form->key.n;
+        if (++n <= MAX_IDLE && bytes <= MAX_IDLE_BYTES) continue;
+        unlink_form(f, form);
+        drop(form);
+    }
+}
+
+/* ---- what is asked for ---- */
+
+static hd_status fill_args(hd_grammar_args *args, size_t *lengths, const hd_generation *g,
+                           const hd_grammar_calls *calls, hd_err *err) {
+    static const hd_grammar_kind kinds[] = {[HD_FORM_FREE] = HD_GRAMMAR_CALLS,
+                                            [HD_FORM_JSON] = HD_GRAMMAR_JSON_OBJECT,
+                                            [HD_FORM_JSON_SCHEMA] = HD_GRAMMAR_JSON_SCHEMA,
+                                            [HD_FORM_REGEX] = HD_GRAMMAR_REGEX,
+                                            [HD_FORM_CHOICE] = HD_GRAMMAR_CHOICE};
+    *args = (hd_grammar_args){.kind = kinds[g->form], .calls = *calls};
+    if (g->form == HD_FORM_JSON_SCHEMA || g->form == HD_FORM_REGEX) {
+        if (!g->form_text) return HD_FAIL(err, HD_EINVAL, "the form has no form_text");
+        args->text = g->form_text;
+        args->n = strlen(g->form_text);
+    }
+    if (g->form == HD_FORM_CHOICE) {
+        for (size_t i = 0; i < g->n_choices; i++) lengths[i] = strlen(g->choices[i]);
+        args->choices = g->choices;
+        args->choice_bytes = lengths;
+        args->n_choices = (int32_t)g->n_choices;
+    }
+    return HD_OK;
+}
+
+static hd_status make_key(hd_bytes *key, const hd_grammar_args *a, hd_err *err) {
+    const hd_grammar_calls *c = &a->calls;
+    const uint32_t head[] = {
+        (uint32_t)a->kind, (uint32_t)c->format, c->marks, c->flagged, c->hold,
+        (uint32_t)c->most, (uint32_t)c->n_tools};
+    HD_TRY(hd_bytes_append(key, head, sizeof head, err));
+    HD_TRY(hd_bytes_append(key, c->tools, c->n_tools, err));
+    HD_TRY(hd_bytes_append(key, a->text, a->n, err));
+    for (int32_t i = 0; i < a->n_choices;
+         i++) { /* with their NULs, so that none run together */
+        HD_TRY(hd_bytes_append(key, a->choices[i], a->choice_bytes[i] + 1, err));
+    }
+    return HD_OK;
+}
+
+static hd_status compile(engine_form **out, hd_bytes *key, const hd_grammar_args *args,
+                         hd_err *err) {
+    engine_form *form = calloc(1, sizeof *form);
+    *out = NULL;
+    if (!form) return HD_FAIL(err, HD_ENOMEM, "no memory for a form");
+    const hd_status st = hd_grammar_open(&form->grammar, args, err);
+    if (st != HD_OK) {
+        free(form);
+        return st;
+    }
+    form->key = *key;
+    *key = (hd_bytes){0};
+    form->users = 1;
+    *out = form;
+    return HD_OK;
+}
+
+/* Two threads may compile the same at the same time; then one of the two is not kept. */
+static hd_status find_or_compile(engine_forms *f, engine_form **out, hd_bytes *key,
+                                 const hd_grammar_args *args, hd_err *err) {
+    pthread_mutex_lock(&f->lock);
+    *out = find(f, key);
+    pthread_mutex_unlock(&f->lock);
+    if (*out) return HD_OK;
+    engine_form *made;
+    HD_TRY(compile(&made, key, args, err));
+    pthread_mutex_lock(&f->lock);
+    *out = find(f, &made->key);
+    if (!*out) {
+        *out = made;
+        link_first(f, made);
+        made = NULL;
+    }
+    pthread_mutex_unlock(&f->lock);
+    drop(made);
+    return HD_OK;
+}
+
+hd_status engine_forms_take(engine_forms *f, engine_form **out, const hd_generation *g,
+                            const hd_grammar_calls *calls, hd_err *err) {
+    hd_grammar_args args;
+    hd_bytes key = {0};
+    *out = NULL;
+    if (g->n_choices > HD_GRAMMAR_MAX_CHOICES) {
+        return HD_FAIL(err, HD_EINVAL, "schema_too_complex: %zu choices; at most %d",
+                       g->n_choices, HD_GRAMMAR_MAX_CHOICES);
+    }
+    size_t *lengths = calloc(g->n_choices + 1, sizeof *lengths);
+    if (!lengths) return HD_FAIL(err, HD_ENOMEM, "no memory for %zu choices", g->n_choices);
+    hd_status st = fill_args(&args, lengths, g, calls, err);
+    if (st == HD_OK) st = make_key(&key, &args, err);
+    if (st == HD_OK) st = find_or_compile(f, out, &key, &args, err);
+    hd_bytes_deinit(&key);
+    free(lengths);
+    return st;
+}
+
+void engine_forms_put(engine_forms *f, engine_form *form) {
+    if (!form) return;
+    pthread_mutex_lock(&f->lock);
+    form->users--;
+    trim(f);
+    pthread_mutex_unlock(&f->lock);
+}

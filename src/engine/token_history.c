@@ -1,0 +1,254 @@
+/* token_history.c - see token_history.h. Entries are chained by the keyed hash of their prompt; the least recently
+ * used ones go when there are too many. Salts and texts of answers are compared. */
+#include "engine/token_history.h"
+
+#include <jansson.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/json.h"
+#include "base/siphash.h"
+
+enum { BUCKETS = 4096 };
+
+typedef struct entry {
+    struct entry *chain;         /* the next of its bucket */
+    struct entry *newer, *older; /* by use */
+    uint64_t salt, key;
+    size_t bytes;
+    engine_said said;
+} entry;
+
+struct engine_recall {
+    pthread_mutex_t lock; /* guards the rest */
+    entry *buckets[BUCKETS];
+    entry *newest, *oldest;
+    size_t bytes, max_bytes;
+};
+
+/* ---- gathering ---- */
+
+static void append(engine_said *s, hd_bytes *to, const char *text, size_t n) {
+    if (hd_bytes_append(to, text, n, NULL) != HD_OK) s->lost = true;
+}
+
+/* Ends a name or arguments, neither of which can hold a NUL and come back. */
+static void append_end(engine_said *s) {
+    append(s, &s->calls, "", 1);
+}
+
+void engine_said_hear(engine_said *s, const hd_reply_event *e) {
+    switch (e->kind) {
+    case HD_REPLY_REASONING:
+        append(s, &s->reasoning, e->text, e->n);
+        break;
+    case HD_REPLY_CONTENT:
+        append(s, &s->content, e->text, e->n);
+        break;
+    case HD_REPLY_CALL_BEGIN:
+        s->lost = s->lost || s->in_call;
+        s->in_call = true;
+        s->n_calls++;
+        append(s, &s->calls, e->text, e->n);
+        append_end(s);
+        break;
+    case HD_REPLY_ARGUMENTS:
+        append(s, &s->calls, e->text, e->n);
+        break;
+    case HD_REPLY_CALL_END:
+        s->in_call = e->end != HD_REPLY_COMPLETE;
+        append_end(s);
+        break;
+    case HD_REPLY_NOTE:
+        break;
+    }
+}
+
+void engine_said_token(engine_said *s, int32_t token) {
+    if (hd_ids_push(&s->tokens, token, NULL) != HD_OK) s->lost = true;
+}
+
+void engine_said_deinit(engine_said *s) {
+    hd_ids_deinit(&s->tokens);
+    hd_bytes_deinit(&s->reasoning);
+    hd_bytes_deinit(&s->content);
+    hd_bytes_deinit(&s->calls);
+    *s = (engine_said){0};
+}
+
+/* ---- the entries, under the lock ---- */
+
+static entry **bucket_of(engine_recall *r, uint64_t key) {
+    return &r->buckets[(key ^ key >> 32) % BUCKETS];
+}
+
+static void unlink_use(engine_recall *r, entry *e) {
+    if (e->newer) e->newer->older = e->older;
+    if (e->older) e->older->newer = e->newer;
+    if (r->newest == e) r->newest = e->older;
+    if (r->oldest == e) r->oldest = e->newer;
+}
+
+static void link_newest(engine_recall *r, entry *e) {
+    e->newer = NULL;
+    e->older = r->newest;
+    *(r->newest ? &r->newest->newer : &r->oldest) = e;
+    r->newest = e;
+}
+
+static void forget(engine_recall *r, entry *e) {
+    entry **at = bucket_of(r, e->key);
+    while (*at && *at != e) at = &(*at)->chain;
+    if (*at) *at = e->chain;
+    unlink_use(r, e);
+    r->bytes -= e->bytes;
+    engine_said_deinit(&e->said);
+    free(e);
+}
+
+hd_status engine_recall_open(engine_recall **out, size_t max_bytes, hd_err *err) {
+    engine_recall *r = calloc(1, sizeof *r);
+    *out = r;
+    if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for what is recalled of answers");
+    pthread_mutex_init(&r->lock, NULL);
+    r->max_bytes = max_bytes;
+    return HD_OK;
+}
+
+void engine_recall_close(engine_recall *r) {
+    if (!r) return;
+    while (r->newest) forget(r, r->newest);
+    pthread_mutex_destroy(&r->lock);
+    free(r);
+}
+
+static bool same_bytes(const hd_bytes *a, const char *text, size_t n) {
+    return a->n == n && (n == 0 || memcmp(a->data, text, n) == 0);
+}
+
+static bool same_said(const engine_said *a, const engine_said *b) {
+    return a->thought == b->thought && a->n_calls == b->n_calls &&
+           same_bytes(&a->reasoning, b->reasoning.data, b->reasoning.n) &&
+           same_bytes(&a->content, b->content.data, b->content.n) &&
+           same_bytes(&a->calls, b->calls.data, b->calls.n);
+}
+
+static bool same_prompt(const entry *e, uint64_t salt, uint64_t key) {
+    return e->salt == salt && e->key == key;
+}
+
+/* Of two spellings of one answer the later is kept. */
+static void forget_same(engine_recall *r, const entry *like) {
+    entry *e = *bucket_of(r, like->key);
+    while (e && !(same_prompt(e, like->salt, like->key) && same_said(&e->said, &like->said))) {
+        e = e->chain;
+    }
+    if (e) forget(r, e);
+}
+
+static void add(engine_recall *r, entry *e) {
+    entry **bucket = bucket_of(r, e->key);
+    forget_same(r, e);
+    e->chain = *bucket;
+    *bucket = e;
+    link_newest(r, e);
+    r->bytes += e->bytes;
+    while (r->oldest && r->bytes > r->max_bytes) forget(r, r->oldest);
+}
+
+void engine_recall_keep(engine_recall *r, uint64_t salt, uint64_t key, engine_said *said) {
+    entry *e = said->lost || said->in_call || !said->tokens.n ? NULL : calloc(1, sizeof *e);
+    if (!e) {
+        engine_said_deinit(said);
+        return;
+    }
+    *e = (entry){.salt = salt, .key = key, .said = *said};
+    *said = (engine_said){0};
+    e->bytes = sizeof *e + e->said.tokens.cap * sizeof *e->said.tokens.ids +
+               e->said.reasoning.cap + e->said.content.cap + e->said.calls.cap;
+    pthread_mutex_lock(&r->lock);
+    add(r, e);
+    pthread_mutex_unlock(&r->lock);
+}
+
+/* ---- comparing ---- */
+
+static json_t *parse(const char *text, size_t n) {
+    return hd_json_read(text, n, JSON_REJECT_DUPLICATES, NULL);
+}
+
+/* As text, and where that differs as JSON: some interfaces carry arguments as an object. */
+static bool same_arguments(const hd_chat_call *call, const char *text, size_t n) {
+    if (!call->object && call->arguments.n == n && memcmp(call->arguments.data, text, n) == 0) {
+        return true;
+    }
+    json_t *was = parse(text, n);
+    json_t *is = call->object ? json_incref(call->object)
+                              : parse(call->arguments.data, call->arguments.n);
+    const bool same = was && is && json_equal(was, is);
+    json_decref(was);
+    json_decref(is);
+    return same;
+}
+
+static bool same_calls(const engine_said *s, const hd_chat_message *m) {
+    const char *at = s->calls.data ? s->calls.data : "", *end = at + s->calls.n;
+    for (int32_t i = 0; i < m->n_calls; i++) {
+        const hd_chat_call *call = &m->calls[i];
+        const char *name_end = memchr(at, '\0', (size_t)(end - at));
+        const char *arguments = name_end ? name_end + 1 : end;
+        const char *arguments_end = memchr(arguments, '\0', (size_t)(end - arguments));
+        if (!arguments_end || (size_t)(name_end - at) != call->name.n ||
+            memcmp(at, call->name.data, call->name.n) != 0 ||
+            !same_arguments(call, arguments, (size_t)(arguments_end - arguments))) {
+            return false;
+        }
+        at = arguments_end + 1;
+    }
+    return at == end;
+}
+
+/* Whether the block, as it is rendered, says all of this and nothing else. */
+static bool is_same(const engine_said *s, const hd_chat_prompt *p, const hd_chat_block *b,
+                    const hd_chat_message *m) {
+    return s->thought == b->thought && s->n_calls == b->n_calls &&
+           same_bytes(&s->reasoning, p->text + b->begin, b->n_reasoning) &&
+           same_bytes(&s->content, p->text + b->content, b->n_content) &&
+           (s->n_calls == 0 || (m->n_calls == s->n_calls && same_calls(s, m)));
+}
+
+/* ---- recognizing ---- */
+
+/* Copies what is known of a block. */
+static hd_status take(engine_recall *r, uint64_t salt, uint64_t key, const hd_chat_message *m,
+                      const hd_chat_prompt *p, hd_chat_block *b, hd_err *err) {
+    hd_status st = HD_OK;
+    pthread_mutex_lock(&r->lock);
+    entry *e = *bucket_of(r, key);
+    while (e && !(same_prompt(e, salt, key) && is_same(&e->said, p, b, m))) e = e->chain;
+    if (e) {
+        unlink_use(r, e);
+        link_newest(r, e);
+        st = hd_ids_append(&b->tokens, e->said.tokens.ids, e->said.tokens.n, err);
+    }
+    pthread_mutex_unlock(&r->lock);
+    return st;
+}
+
+hd_status engine_recall_fill(engine_recall *r, uint64_t salt, const hd_conversation *c,
+                             hd_chat_prompt *p, uint64_t *key, hd_err *err) {
+    hd_siphash h;
+    size_t at = 0;
+    hd_siphash_init_secret(&h);
+    hd_siphash_add(&h, &salt, sizeof salt);
+    for (int32_t i = 0; i < p->n_blocks; i++) {
+        hd_chat_block *b = &p->blocks[i];
+        hd_siphash_add(&h, p->text + at, b->begin - at);
+        at = b->begin;
+        HD_TRY(take(r, salt, hd_siphash_value(&h), &c->messages[b->message], p, b, err));
+    }
+    hd_siphash_add(&h, p->text + at, p->n - at);
+    *key = hd_siphash_value(&h);
+    return HD_OK;
+}

@@ -1,0 +1,291 @@
+/* grammar_internal.h - the parts of a grammar while it is built, and the automaton it becomes.
+ *
+ * A front end (schema, pattern, choice) draws rules: small graphs whose edges are ranges of
+ * bytes, nothing, or calls of a rule, perhaps repeated. Each rule is made deterministic
+ * (grammar_dfa.c); calls stay calls, so that recursion needs a stack and not more states. The
+ * builder remembers the first failure: its functions may be called on and do nothing. */
+#ifndef HD_GRAMMAR_GRAMMAR_INTERNAL_H
+#define HD_GRAMMAR_GRAMMAR_INTERNAL_H
+
+#include <jansson.h>
+
+#include "grammar/grammar.h"
+
+enum {
+    GRAM_BYTES = -1, /* in gram_edge.rule: consumes a byte */
+    GRAM_EMPTY = -2, /* consumes nothing */
+    GRAM_NONE = -1,  /* no rule, no node */
+    GRAM_MAX_SITES = 65535,
+    GRAM_WORK_BYTES = 4 * HD_GRAMMAR_MAX_BYTES, /* memory while building */
+    GRAM_UNROLL = 2048, /* a repetition that costs more nodes is counted instead */
+    GRAM_ENDLESS_HEIGHT = 255,
+};
+#define GRAM_NO_MAX UINT32_MAX
+#define GRAM_NO_END UINT32_MAX
+
+/* The automaton. */
+
+typedef struct gram_state {
+    uint32_t arcs_at, sites_at; /* where its own begin */
+    uint16_t n_arcs, n_sites;
+    uint8_t accept;
+    uint8_t height; /* frames that the shortest way to the end of the rule needs */
+} gram_state;
+
+typedef struct gram_arc {
+    uint32_t to;
+    uint8_t lo, hi;
+} gram_arc;
+
+/* A call: body, from min to max times, then on at ret. */
+typedef struct gram_site {
+    uint32_t body, ret; /* states */
+    uint32_t min, max;
+    uint32_t rule;
+    bool tail; /* nothing follows: the body returns to where this rule would */
+} gram_site;
+
+typedef struct gram_bytes {
+    uint64_t bits[4];
+} gram_bytes;
+
+static inline bool gram_bytes_has(const gram_bytes *s, uint8_t b) {
+    return s->bits[b >> 6] >> (b & 63) & 1;
+}
+
+/* A marker that opens calls, and what stands before it at the start of the grammar. */
+typedef struct gram_opening {
+    uint8_t lead[32], marker[32];
+    uint8_t n_lead, n_marker;
+} gram_opening;
+
+struct hd_grammar {
+    uint64_t id;        /* of the process, so that a mask cache knows it */
+    gram_state *states; /* [n_states] 0: accepts and goes nowhere */
+    gram_arc *arcs;     /* sorted by lo within a state */
+    gram_site *sites;
+    gram_bytes *first; /* [n_rules] the bytes that a rule may begin with */
+    uint32_t
+        *longest; /* [n_states] characters to the end of the rule; GRAM_NO_END: any number */
+    gram_bytes costly; /* bytes after which less may come, by more than a character */
+    uint32_t n_states, n_arcs, n_sites, n_rules;
+    uint32_t start;
+    size_t bytes;
+    gram_opening openings[HD_GRAMMAR_OPENINGS]; /* [n_openings] */
+    uint32_t n_openings;
+};
+
+/* The builder. */
+
+typedef struct gram_edge {
+    uint32_t next, to; /* next: of the same node, UINT32_MAX at the end */
+    int32_t rule;
+    uint32_t min, max;
+    uint8_t lo, hi;
+} gram_edge;
+
+typedef struct gram_rule {
+    uint32_t start, end;
+    uint32_t deny; /* root of a trie of words that the rule must not match, UINT32_MAX: none */
+    uint32_t state;
+    bool nullable;
+    const char *tool; /* without whose arguments the grammar is none; or NULL */
+} gram_rule;
+
+typedef struct gram_deny {
+    uint32_t child, sibling; /* UINT32_MAX: none */
+    uint8_t byte;
+    bool word;
+} gram_deny;
+
+/* Decimal numbers, written without an exponent, between two bounds. */
+typedef struct gram_bound {
+    bool given, exclusive, negative;
+    char whole[24], part[32]; /* digits without leading, without trailing zeros */
+} gram_bound;
+
+/* The rule of numbers between the same bounds, drawn once. */
+typedef struct gram_numbers {
+    gram_bound lo, hi;
+    bool integer;
+    int32_t rule;
+} gram_numbers;
+
+/* What every JSON text is made of; a rule each. */
+typedef enum gram_json {
+    GRAM_JSON_VALUE,
+    GRAM_JSON_OTHER, /* any value but a string */
+    GRAM_JSON_OBJECT,
+    GRAM_JSON_ARRAY,
+    GRAM_JSON_STRING,
+    GRAM_JSON_NUMBER,
+    GRAM_JSON_INTEGER,
+    GRAM_JSON_CHARACTER,       /* of a string */
+    GRAM_JSON_PLAIN,           /* not JSON: a text as it is */
+    GRAM_JSON_PLAIN_CHARACTER, /* one of it */
+    GRAM_JSON_SPACE,           /* one byte of white space */
+    GRAM_JSON_KINDS
+} gram_json;
+
+typedef struct gram_builder {
+    uint32_t *heads; /* [n_nodes] first edge */
+    gram_edge *edges;
+    gram_rule *rules;
+    gram_deny *deny;
+    uint32_t n_nodes, n_edges, n_rules, n_deny;
+    size_t cap_nodes, cap_edges, cap_rules, cap_deny;
+    size_t bytes;                    /* held by arrays that grew */
+    int64_t steps;                   /* done */
+    int32_t free_space;              /* 0: compact */
+    uint32_t marks;                  /* as in hd_grammar_calls */
+    uint32_t avoid;                  /* a character that free text does not have; 0: none */
+    int32_t shared[GRAM_JSON_KINDS]; /* rules of gram_json_rule */
+    gram_numbers *numbers;
+    uint32_t n_numbers;
+    size_t cap_numbers;
+    bool loose;    /* schemas: keywords that cannot be expressed are passed over */
+    json_t *tools; /* what gram_rule.tool points into */
+    hd_status status;
+    hd_err *err;
+} gram_builder;
+
+/* Records a failure; returns its code. */
+hd_status gram_fail(gram_builder *b, hd_status code, const char *fmt, ...) HD_PRINTF(3, 4);
+
+/* Counts work; false when the budget or something else has failed. */
+bool gram_work(gram_builder *b, int64_t steps);
+
+/* Makes room for need elements of width bytes in *data. */
+bool gram_grow(gram_builder *b, void *data, size_t *cap, size_t need, size_t width);
+
+void gram_builder_deinit(gram_builder *b);
+
+uint32_t gram_node(gram_builder *b);
+void gram_range(gram_builder *b, uint32_t from, uint32_t to, uint8_t lo, uint8_t hi);
+void gram_empty(gram_builder *b, uint32_t from, uint32_t to);
+void gram_call(gram_builder *b, uint32_t from, uint32_t to, int32_t rule, uint32_t min,
+               uint32_t max);
+void gram_bytes_of(gram_builder *b, uint32_t from, uint32_t to, const char *text, size_t n);
+int32_t gram_rule_new(gram_builder *b);
+void gram_deny_word(gram_builder *b, int32_t rule, const char *text, size_t n);
+
+/* Makes *out of the rules; the text is one of rule root. */
+hd_status gram_compile(gram_builder *b, hd_grammar *out, int32_t root);
+
+/* Fills in longest and costly of an automaton that is otherwise done. */
+void gram_find_longest(gram_builder *b, hd_grammar *g);
+
+/* Sets of code points: sorted ranges. */
+
+typedef struct gram_class_range {
+    uint32_t lo, hi;
+} gram_class_range;
+
+typedef struct gram_class {
+    gram_class_range *ranges;
+    uint32_t n;
+    size_t cap;
+} gram_class;
+
+void gram_class_add(gram_builder *b, gram_class *c, uint32_t lo, uint32_t hi);
+void gram_class_add_class(gram_builder *b, gram_class *c, const gram_class *other);
+void gram_class_sort(gram_class *c); /* needed before what follows */
+void gram_class_invert(gram_builder *b, gram_class *c);
+
+/* One character of the class. json: as it is written inside a JSON string, the characters
+ * that need an escape in their shortest one. Without the one that the builder avoids. */
+void gram_class_draw(gram_builder *b, uint32_t from, uint32_t to, const gram_class *c,
+                     bool json);
+
+/* Patterns. */
+
+typedef struct gram_pattern_options {
+    bool json;   /* the text is inside of a JSON string */
+    bool search; /* may match anywhere, as in a schema; otherwise the whole text */
+} gram_pattern_options;
+
+/* The number of characters that a pattern matches; max GRAM_NO_MAX: any. */
+typedef struct gram_length {
+    uint32_t min, max;
+} gram_length;
+
+void gram_pattern(gram_builder *b, uint32_t from, uint32_t to, const char *text, size_t n,
+                  gram_pattern_options o, gram_length *length);
+
+/* JSON. */
+
+int32_t gram_json_rule(gram_builder *b, gram_json kind);
+void gram_json_call(gram_builder *b, uint32_t from, uint32_t to, gram_json kind);
+
+/* White space where it is only allowed when it is free; and after a colon or comma. */
+void gram_space(gram_builder *b, uint32_t from, uint32_t to);
+void gram_space_after(gram_builder *b, uint32_t from, uint32_t to);
+
+/* The bytes of a JSON text, with white space where it may be. */
+void gram_json_text(gram_builder *b, uint32_t from, uint32_t to, const char *text, size_t n);
+
+bool gram_bound_read(gram_bound *out, const char *text); /* false: not a plain decimal */
+void gram_number_between(gram_builder *b, uint32_t from, uint32_t to, const gram_bound *lo,
+                         const gram_bound *hi, bool integer);
+
+/* How the values of a schema are written, and so which of them can be. */
+typedef enum gram_spelling {
+    GRAM_AS_JSON,
+    GRAM_AS_OBJECT,     /* objects only, as JSON */
+    GRAM_AS_PARAMETERS, /* objects only, as the parameters of a call in DSML */
+    GRAM_AS_PLAIN,      /* strings only, as they are */
+    GRAM_AS_OTHER       /* all but strings, as JSON */
+} gram_spelling;
+
+hd_status gram_schema(gram_builder *b, int32_t rule, const char *text, size_t n);
+void gram_schema_of(gram_builder *b, int32_t rule, json_t *schema, gram_spelling spelling);
+
+/* Calls of tools. */
+
+enum {
+    GRAM_MARK_CALLS_BEGIN,
+    GRAM_MARK_CALLS_END,
+    GRAM_MARK_CALL_BEGIN,
+    GRAM_MARK_CALL_END,
+    GRAM_MARK_SEPARATOR,
+    GRAM_MARK_DSML,
+    GRAM_N_MARKS
+};
+extern const char *const gram_mark_text[GRAM_N_MARKS];
+
+/* Draws the calls into rule root and tells g how they open. */
+void gram_calls(gram_builder *b, hd_grammar *g, int32_t root, const hd_grammar_calls *calls);
+
+/* Text between two nodes, of which a byte HD_GRAMMAR_MARK + i stands for the i-th marker;
+ * returns the node behind it. */
+uint32_t gram_marked(gram_builder *b, uint32_t from, const char *text, size_t n);
+
+/* The parameters of a call in DSML, any of them, in any order. */
+void gram_any_parameters(gram_builder *b, uint32_t from, uint32_t to);
+
+/* Matching. */
+
+/* One walk: nodes that are added and taken back, and what was looked at on the way. */
+typedef struct gram_run {
+    const hd_grammar *g;
+    hd_grammar_node *nodes;
+    uint32_t n_nodes, cap;
+    uint32_t barrier;   /* a node that is not popped; UINT32_MAX: none */
+    bool open_loop;     /* frames on the barrier repeat without bounds and count from 0 */
+    bool hit;           /* the barrier was met, or an open loop could be left */
+    bool ambiguous;     /* an open loop could be left at two counts */
+    bool limited;       /* the limit of the depth cut something off */
+    bool dropped;       /* another limit did */
+    uint32_t hit_count; /* of the open loop that could be left */
+    uint32_t deepest;   /* depth and height met */
+    uint32_t n_base;    /* nodes below belong to the text */
+    uint8_t *looked;    /* [n_base] popped in this walk; or NULL */
+    uint32_t most;      /* threads met at once */
+} gram_run;
+
+/* Moves in[n] past a byte; returns the number of threads in out, at most
+ * HD_GRAMMAR_MAX_THREADS. */
+uint32_t gram_step(gram_run *r, const hd_grammar_thread *in, uint32_t n, uint8_t byte,
+                   hd_grammar_thread *out);
+
+#endif

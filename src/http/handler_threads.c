@@ -1,0 +1,79 @@
+/* handler_threads.c - handlers that take long run on threads of their own, in the order they came.
+ *
+ * Reading megabytes of JSON, or compiling a schema, takes its time, and an HTTP thread that did
+ * it would keep all of its other connections waiting. There are several workers, so that one
+ * such call does not keep the others of its kind waiting either. */
+#include <string.h>
+
+#include "http/http_internal.h"
+
+static void run(http_call *c) {
+    pthread_mutex_lock(&c->lock);
+    const bool gone = c->gone;
+    pthread_mutex_unlock(&c->lock);
+    if (gone) {
+        http_reply(c, 503, "text/plain", "", 0); /* nobody reads it, but it ends the call */
+    } else {
+        c->route->handler(c, c->server);
+    }
+}
+
+static void *work(void *user) {
+    http_work *w = user;
+    pthread_mutex_lock(&w->lock);
+    while (w->first || !w->over) {
+        http_call *c = w->first;
+        if (!c) {
+            pthread_cond_wait(&w->more, &w->lock);
+            continue;
+        }
+        w->first = c->next_work;
+        pthread_mutex_unlock(&w->lock);
+        run(c);
+        pthread_mutex_lock(&w->lock);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+void http_work_init(http_work *w) {
+    pthread_mutex_init(&w->lock, NULL);
+    pthread_cond_init(&w->more, NULL);
+}
+
+void http_work_deinit(http_work *w) {
+    pthread_cond_destroy(&w->more);
+    pthread_mutex_destroy(&w->lock);
+}
+
+hd_status http_work_start(http_work *w, hd_err *err) {
+    for (; w->n_threads < HTTP_WORKERS; w->n_threads++) {
+        const int code = pthread_create(&w->threads[w->n_threads], NULL, work, w);
+        if (code) return HD_FAIL(err, HD_EIO, "cannot start a thread: %s", strerror(code));
+    }
+    return HD_OK;
+}
+
+void http_work_add(http_work *w, http_call *c) {
+    c->handed_over = true;
+    pthread_mutex_lock(&w->lock);
+    http_call **link = w->first ? &w->last->next_work : &w->first;
+    *link = c;
+    w->last = c;
+    pthread_cond_signal(&w->more);
+    pthread_mutex_unlock(&w->lock);
+}
+
+bool http_hand_over(http_call *c) {
+    if (c->handed_over) return false;
+    http_work_add(&c->http->work, c);
+    return true;
+}
+
+void http_work_stop(http_work *w) {
+    pthread_mutex_lock(&w->lock);
+    w->over = true;
+    pthread_cond_broadcast(&w->more);
+    pthread_mutex_unlock(&w->lock);
+    for (; w->n_threads > 0; w->n_threads--) pthread_join(w->threads[w->n_threads - 1], NULL);
+}

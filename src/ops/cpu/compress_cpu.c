@@ -1,0 +1,160 @@
+/* compress_cpu.c - V4's compressor: entries of the blocks that end in this step, and the state that
+ * later steps need, in one pass over the rows.
+ *
+ * An entry reads the rows before its own, of this step or, from the state, of earlier ones; so a
+ * row's state must not replace what an entry still reads. It can only where a sequence goes on
+ * within a page, and only within that page: those rows are one task, entries first. All others
+ * may be done in any order. */
+#include <string.h>
+
+#include "base/checked.h"
+#include "ops/cpu/cpu_internal.h"
+
+enum { CHANNELS = 128, TASK_ROWS = 16 };
+
+static int32_t sequence_of(const hd_seqs *seqs, int32_t row) {
+    int32_t low = 0, high = seqs->n - 1; /* the last sequence that starts at row or before */
+    while (low < high) {
+        const int32_t middle = low + (high - low + 1) / 2;
+        if (seqs->first_row[middle] <= row) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    return low;
+}
+
+static int32_t position_of(const hd_seqs *seqs, int32_t seq, int32_t row) {
+    return seqs->start[seq] + row - seqs->first_row[seq];
+}
+
+typedef struct place {
+    int32_t seq, pos;
+} place;
+
+/* kv and gate of a position: rows of the step, whose position bias is still to be added, or
+ * halves of a state row from before it. */
+typedef struct slot {
+    const float *kv, *gate, *ape;
+} slot;
+
+static slot slot_at(const hd_compress_args *a, place p) {
+    const int32_t wide = a->state.width / 2;
+    const int32_t back = p.pos - a->seqs.start[p.seq];
+    if (back < 0) {
+        const float *state = ring_row(&a->state, p.seq, p.pos);
+        return (slot){state, state + wide, NULL};
+    }
+    const int64_t row = a->seqs.first_row[p.seq] + back;
+    return (slot){a->kv + row * wide, a->gate + row * wide,
+                  a->ape + (int64_t)(p.pos % a->ratio) * wide};
+}
+
+/* Slot i of the block that begins at `block`, from channel c of the entry on. Slots before the
+ * block (overlap) speak with their first half of channels, its own with the second. */
+static slot channels_at(const hd_compress_args *a, place block, int32_t i, int32_t c) {
+    static const float unbiased[CHANNELS];
+    const slot s = slot_at(a, (place){block.seq, block.pos + i});
+    const int32_t at = a->overlap && i >= 0 ? a->entries.width + c : c;
+    return (slot){s.kv + at, s.gate + at, s.ape ? s.ape + at : unbiased};
+}
+
+/* n <= CHANNELS channels of an entry: softmax(gate) . kv over the slots, in their order. */
+static void mix_channels(const hd_compress_args *a, const ops_kernels *k, place block,
+                         int32_t c, int32_t n, float *entry) {
+    const int32_t earlier = a->overlap && block.pos > 0 ? a->ratio : 0;
+    float top[CHANNELS], weight[CHANNELS], total[CHANNELS] = {0}, sum[CHANNELS] = {0};
+    for (int32_t l = 0; l < n; l++) top[l] = -INFINITY;
+    for (int32_t i = -earlier; i < a->ratio; i++) {
+        const slot s = channels_at(a, block, i, c);
+        for (int32_t l = 0; l < n; l++) {
+            const float gate = s.gate[l] + s.ape[l];
+            top[l] = gate > top[l] ? gate : top[l];
+        }
+    }
+    for (int32_t i = -earlier; i < a->ratio; i++) {
+        const slot s = channels_at(a, block, i, c);
+        for (int32_t l = 0; l < n; l++) weight[l] = s.gate[l] + s.ape[l] - top[l];
+        k->exp_sum(weight, n, 0.0f);
+        for (int32_t l = 0; l < n; l++) {
+            total[l] += weight[l];
+            sum[l] += weight[l] * s.kv[l];
+        }
+    }
+    for (int32_t l = 0; l < n; l++) entry[c + l] = sum[l] / total[l];
+}
+
+static void finish_entry(const hd_compress_args *a, const ops_kernels *k, int32_t pos,
+                         float *entry) {
+    const int32_t width = a->entries.width;
+    const float scale = ops_inverse_rms(k, entry, width, a->eps);
+    for (int32_t c = 0; c < width; c++) entry[c] = entry[c] * scale * a->norm[c];
+    float *tail = entry + width - 2 * a->pairs;
+    for (int32_t i = 0; i < a->pairs; i++) {
+        const float angle = rope_angle(pos, a->freq[i]);
+        rotate_pair(tail, tail, 2 * i, 2 * i + 1, cosf(angle), sinf(angle));
+    }
+}
+
+/* Rows [first, end) of one sequence. */
+static void form_entries(const hd_compress_args *a, const ops_kernels *k, int32_t seq,
+                         int32_t first, int32_t end) {
+    const int32_t width = a->entries.width;
+    for (int32_t r = first; r < end; r++) {
+        const int32_t pos = position_of(&a->seqs, seq, r);
+        if ((pos + 1) % a->ratio != 0) continue;
+        const place block = {seq, pos + 1 - a->ratio};
+        float *entry = paged_entry(&a->entries, seq, pos / a->ratio);
+        for (int32_t c = 0; c < width; c += CHANNELS) {
+            mix_channels(a, k, block, c, hd_min_i32(CHANNELS, width - c), entry);
+        }
+        finish_entry(a, k, block.pos, entry);
+    }
+}
+
+/* Writes the rows' state, but for those whose place in the ring a later row of this step has. */
+static void keep_state(const hd_compress_args *a, int32_t seq, int32_t first, int32_t end) {
+    const int32_t wide = a->state.width / 2, page = a->state.page_tokens;
+    for (int32_t r = first; r < end; r++) {
+        const int32_t pos = position_of(&a->seqs, seq, r), successor = pos + a->state.ring;
+        const bool in_step = r + a->state.ring < a->seqs.first_row[seq + 1];
+        if (in_step && successor / page == pos / page) continue;
+        const float *gate = a->gate + (int64_t)r * wide;
+        const float *ape = a->ape + (int64_t)(pos % a->ratio) * wide;
+        float *state = ring_row(&a->state, seq, pos);
+        memcpy(state, a->kv + (int64_t)r * wide, (size_t)wide * sizeof *state);
+        for (int32_t c = 0; c < wide; c++) state[wide + c] = gate[c] + ape[c];
+    }
+}
+
+/* Behind the last row of a sequence that lies in a page which older rows lie in too. */
+static int32_t end_of_begun_page(const hd_compress_args *a, int32_t seq) {
+    const int32_t page = a->state.page_tokens, in_page = a->seqs.start[seq] % page;
+    const int32_t first = a->seqs.first_row[seq];
+    if (in_page == 0) return first;
+    return hd_min_i32(first + page - in_page, a->seqs.first_row[seq + 1]);
+}
+
+/* Rows of a begun page belong to the task that has the first of them. */
+static void compress_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    const hd_compress_args *a = job->args;
+    for (int32_t r = first, next; r < end; r = next) {
+        const int32_t seq = sequence_of(&a->seqs, r), begun = end_of_begun_page(a, seq);
+        next = r < begun ? begun : hd_min_i32(end, a->seqs.first_row[seq + 1]);
+        if (r < begun && r > a->seqs.first_row[seq]) continue;
+        form_entries(a, job->k, seq, r, next);
+        keep_state(a, seq, r, next);
+    }
+}
+
+void ops_compress_cpu(hd_stream *s, const hd_compress_args *a, const ops_kernels *k) {
+    if (a->seqs.n == 0) return;
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = compress_rows,
+                            .rows = a->seqs.first_row[a->seqs.n],
+                            .per_task = TASK_ROWS});
+}

@@ -1,0 +1,111 @@
+/* gemm_fast_internal.h - matrix products whose x is rounded: --precision fast, in bfloat16 (gemm_bf16.c) or
+ * in whole numbers of 16 bits (whole_*.c). docs/numerics.md says how, and in which order sums are made.
+ *
+ * Columns are taken FAST_SEGMENT at a time. The sums of a segment are multiplied by the scales of W and
+ * added to the row's FAST_SUMS, which bf16's fill; of whole numbers they are half as many, and even and
+ * odd segments have each a half. At a row's end one tree folds them. The order is the data's own (design
+ * D8). */
+#ifndef HD_OPS_CPU_GEMM_FAST_INTERNAL_H
+#define HD_OPS_CPU_GEMM_FAST_INTERNAL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/dtype.h"
+
+enum {
+    FAST_SEGMENT = 128, /* columns; x is padded with zeros to a multiple */
+    FAST_SUMS = 16,     /* of a segment, and of a row, at most */
+    FAST_ROWS = 16,     /* rows of W that are folded together, or lie in a tile */
+    FAST_COLS = 512,    /* columns of a tile, which stays in the first cache */
+    FAST_X_ROWS = 128,  /* rows of x at most */
+    FAST_X_BYTES = 640 * 1024,
+    FAST_SCALES = 32 * 1024 /* of FAST_ROWS rows of W */
+};
+
+/* As ops_decode_fn. */
+typedef void fast_decode_fn(float *out, const uint8_t *src, int32_t n, const float *scale,
+                            int32_t block);
+
+/* Scratch of one worker. */
+typedef struct fast_space {
+    uint16_t x[FAST_X_BYTES / 2]; /* rows of x, rounded, in the order of W's format, */
+    float x_scale[FAST_X_BYTES / 2 / FAST_SEGMENT]; /* and of their segments */
+    float sums[FAST_X_ROWS * FAST_ROWS * FAST_SUMS];
+    uint16_t tile[FAST_ROWS * FAST_COLS];
+    float spread[FAST_ROWS * (FAST_COLS / FAST_SEGMENT) * FAST_SUMS]; /* the tile's scales */
+    float scale[FAST_SCALES];
+    const float *row_scale[FAST_ROWS]; /* where in `scale` those of a row of W are */
+    uint8_t end[FAST_SEGMENT * 2];     /* a row's last columns, filled up with zeros, */
+    float end_scale[FAST_SUMS];        /* and their scales */
+} fast_space;
+
+/* Rows of x, which lie in `space`, times rows [row, row + n_w) of W. */
+typedef struct fast_product {
+    float *out; /* [n_x, n_w] */
+    int64_t out_stride;
+    int32_t n_x;
+    const hd_weight *w;
+    int32_t row, n_w;
+    int64_t row_bytes;           /* of W */
+    int64_t x_stride;            /* elements */
+    fast_decode_fn *read_scales; /* of their type */
+    fast_space *space;
+} fast_product;
+
+typedef struct fast_kernels {
+    /* n columns into a row of x, for a matrix of this type, and what its segments were divided by; bf16
+     * has no such scales. */
+    void (*round)(uint16_t *to, float *scale, const float *from, int32_t n, hd_dtype type);
+    void (*multiply)(const fast_product *p);
+    bool takes_bf16; /* matrices */
+} fast_kernels;
+
+extern const fast_kernels fast_bf16, fast_whole_avx2, fast_whole_vnni;
+
+/* ---- attention ---- */
+
+enum {
+    FAST_KEYS = 4,       /* keys that are scored together */
+    FAST_MIX_ROWS = 64,  /* rows of a mix at most, */
+    FAST_MIX_COLS = 128, /* and columns */
+};
+
+struct ops_scores;
+struct ops_mix;
+
+/* Room for what is rounded. */
+typedef struct fast_narrow {
+    uint16_t *q, *key; /* [n_q, stride] and [FAST_KEYS, stride], as narrow leaves them */
+    int32_t stride;
+    uint16_t *pairs;   /* [FAST_MIX_ROWS, FAST_MIX_COLS] */
+    uint16_t *weights; /* [n_out, FAST_MIX_ROWS] */
+} fast_narrow;
+
+typedef struct fast_attend_kernels {
+    /* n columns as bf16, then zeros to a multiple of 32. */
+    void (*narrow)(uint16_t *to, const float *from, int32_t n);
+    /* As the kernels of float32, with what is rounded; the queries are in n->q. */
+    void (*score)(const struct ops_scores *s, const fast_narrow *n);
+    void (*mix)(const struct ops_mix *m, const fast_narrow *n);
+} fast_attend_kernels;
+
+extern const fast_attend_kernels fast_attend_bf16;
+
+/* Scales of a segment of W; one where there are none. */
+static inline int32_t fast_segment_scales(const hd_weight *w) {
+    return w->scale ? FAST_SEGMENT / w->block_cols : 1;
+}
+
+/* Scales of a row of W, filled up to a whole segment. */
+static inline int32_t fast_scales(const hd_weight *w) {
+    return (w->cols + FAST_SEGMENT - 1) / FAST_SEGMENT * fast_segment_scales(w);
+}
+
+/* Elements from one row of x to the next: an odd number of KB, so that stretches of rows share
+ * the sets of a first cache evenly. */
+static inline int64_t fast_x_stride(int32_t cols) {
+    return (((int64_t)cols + FAST_COLS - 1) / FAST_COLS | 1) * FAST_COLS;
+}
+
+#endif

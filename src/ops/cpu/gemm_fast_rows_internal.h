@@ -1,0 +1,90 @@
+/* gemm_fast_rows_internal.h - where the stored rows of a matrix and their scales are, for the files that
+ * make the products of --precision fast. */
+#ifndef HD_OPS_CPU_GEMM_FAST_ROWS_INTERNAL_H
+#define HD_OPS_CPU_GEMM_FAST_ROWS_INTERNAL_H
+
+#include <immintrin.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/memory.h"
+#include "ops/cpu/gemm_fast_internal.h"
+#include "ops/cpu/inline_internal.h"
+
+/* How a matrix is stored; constant where it is used. */
+typedef struct kind {
+    hd_dtype type;
+    int32_t block; /* columns that share a scale; 0: no scales */
+} kind;
+
+INLINE int32_t segment_bytes(kind k) {
+    return k.type == HD_E2M1 ? 64 : k.type == HD_E4M3 ? 128 : 256;
+}
+
+INLINE const uint8_t *row_at(const fast_product *p, int32_t row) {
+    return (const uint8_t *)p->w->data + (p->row + row) * p->row_bytes;
+}
+
+INLINE const uint8_t *place_of(const fast_product *p, int32_t row, int32_t c, kind k) {
+    return row_at(p, row) + c / FAST_SEGMENT * segment_bytes(k);
+}
+
+/* What is wanted `ahead` rows after row j of n_w, where rows are taken side by side in stretches of n
+ * columns, now those from c on: of the next stretch behind the last row, and of the next rows behind
+ * the last stretch. */
+INLINE const uint8_t *place_ahead(const fast_product *p, int32_t row, int32_t n_w, int32_t j,
+                                  int32_t c, int32_t n, kind k) {
+    if (j < n_w) return place_of(p, row + j, c, k);
+    return c + n < p->w->cols ? place_of(p, row + j - n_w, c + n, k)
+                              : place_of(p, row + j, 0, k);
+}
+
+/* ---- scales ---- */
+
+INLINE int64_t scale_row_bytes(const fast_product *p) {
+    const hd_weight *w = p->w;
+    return hd_ceil_div(w->cols, w->block_cols) * hd_dtype_bits(w->scale_type) / 8;
+}
+
+/* Scales of rows [row, row + n), each filled up with zeros to fast_scales, as far as they differ; those of
+ * row + j are at row_scale[j]. */
+OUTLINE void read_scales(const fast_product *p, int32_t row, int32_t n) {
+    const hd_weight *w = p->w;
+    const int32_t all = fast_scales(w);
+    fast_space *s = p->space;
+    float *to = s->scale;
+    if (!w->scale) {
+        for (int32_t i = 0; i < all; i++) to[i] = 1.0f;
+        for (int32_t j = 0; j < n; j++) s->row_scale[j] = to;
+        return;
+    }
+    const int32_t there = (int32_t)hd_ceil_div(w->cols, w->block_cols);
+    const int32_t first = (p->row + row) / w->block_rows;
+    int32_t r = 0, in_block = (p->row + row) % w->block_rows;
+    for (int32_t j = 0; j < n; j++) {
+        s->row_scale[j] = to + r * all;
+        if (j + 1 == n || ++in_block < w->block_rows) continue;
+        in_block = 0;
+        r++;
+    }
+    const uint8_t *src = (const uint8_t *)w->scale + first * scale_row_bytes(p);
+    if (there == all) {
+        p->read_scales(to, src, (r + 1) * all, &w->global, INT32_MAX);
+        return;
+    }
+    for (; r >= 0; r--, to += all, src += scale_row_bytes(p)) {
+        p->read_scales(to, src, there, &w->global, INT32_MAX);
+        for (int32_t i = there; i < all; i++) to[i] = 0.0f;
+    }
+}
+
+/* Asks for the scales of rows further on. They are few bytes a row, which nothing foresees. */
+INLINE void fetch_scales(const fast_product *p, int32_t row, int32_t n) {
+    const hd_weight *w = p->w;
+    if (!w->scale || w->block_rows != 1) return;
+    const int64_t bytes = scale_row_bytes(p);
+    const char *at = (const char *)w->scale + (p->row + row) * bytes;
+    for (int64_t b = 0; b < n * bytes; b += HD_CACHE_LINE) _mm_prefetch(at + b, _MM_HINT_T0);
+}
+
+#endif

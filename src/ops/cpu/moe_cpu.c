@@ -1,0 +1,116 @@
+/* moe_cpu.c - routing, sorting and summing across threads. Choosing experts is the reference
+ * row by row: a router's scores decide, so there is one way to compute them. */
+#include <string.h>
+
+#include "base/checked.h"
+#include "ops/cpu/cpu_internal.h"
+#include "ops/ref/ref_internal.h"
+
+enum { PERMUTE_SHARE = 2048 }; /* choices that are worth a task */
+
+static void route_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    const hd_route_args *a = job->args;
+    const size_t n = (size_t)ops_route_scratch(&a->rule);
+    float *scratch = hd_stream_scratch(job->stream, worker, n * sizeof *scratch);
+    for (int32_t r = first; r < end; r++) ops_route_row(a, r, scratch);
+}
+
+void ops_route_cpu(hd_stream *s, const hd_route_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = route_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(32 * (int64_t)a->rule.n_experts)});
+}
+
+typedef struct permute_job {
+    hd_stream *stream;
+    const hd_permute_args *a;
+    int32_t n, n_tasks;
+} permute_job;
+
+static void add_load(const permute_job *job, const int32_t *total) {
+    const hd_permute_args *a = job->a;
+    for (int32_t e = 0; a->load && !a->live && e < a->n_experts; e++) a->load[e] += total[e];
+    for (int32_t i = 0; a->load && a->live && i < job->n; i++) {
+        if (a->live[i / a->top_k]) a->load[a->expert[i]]++;
+    }
+}
+
+/* Counts all choices, those before its own first one apart, and places its own. */
+static void permute_task(const void *arg, int32_t task, int32_t worker) {
+    const permute_job *job = arg;
+    const hd_permute_args *a = job->a;
+    const int32_t first = (int32_t)((int64_t)job->n * task / job->n_tasks);
+    const int32_t end = (int32_t)((int64_t)job->n * (task + 1) / job->n_tasks);
+    const size_t bytes = (size_t)a->n_experts * sizeof(int32_t);
+    int32_t *total = hd_stream_scratch(job->stream, worker, 2 * bytes);
+    int32_t *next = total + a->n_experts, before = 0;
+    memset(total, 0, bytes);
+    for (int32_t i = 0; i < first; i++) total[a->expert[i]]++;
+    memcpy(next, total, bytes);
+    for (int32_t i = first; i < job->n; i++) total[a->expert[i]]++;
+    for (int32_t e = 0; e < a->n_experts; before += total[e++]) {
+        next[e] += before;
+        if (task == 0) a->offset[e] = before;
+    }
+    for (int32_t i = first; i < end; i++) {
+        const int32_t at = next[a->expert[i]]++;
+        a->assignment[at] = i;
+        a->place[i] = at;
+    }
+    if (task > 0) return;
+    a->offset[a->n_experts] = job->n;
+    add_load(job, total);
+}
+
+/* That every task counts all choices is cheap, and saves a barrier between counting and placing. */
+void ops_permute_cpu(hd_stream *s, const hd_permute_args *a, const ops_kernels *k) {
+    (void)k;
+    permute_job job = {.stream = s, .a = a, .n = a->rows * a->top_k};
+    const int32_t shares = (int32_t)hd_ceil_div(job.n, PERMUTE_SHARE);
+    job.n_tasks = hd_max_i32(1, hd_min_i32(hd_stream_workers(s), shares));
+    hd_stream_tasks(s, job.n_tasks, permute_task, &job);
+}
+
+static void combine_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    const hd_combine_args *a = job->args;
+    const size_t bytes = (size_t)a->cols * sizeof(float);
+    for (int32_t t = first; t < end; t++) {
+        const int32_t *place = a->place + (int64_t)t * a->top_k;
+        float *out = act(a->out) + (int64_t)t * a->cols;
+        if (!a->shared) memset(out, 0, bytes);
+        if (a->shared && a->shared != a->out) {
+            memcpy(out, act_in(a->shared) + (int64_t)t * a->cols, bytes);
+        }
+        int32_t after = -1;
+        for (int32_t done = 0; done < a->top_k;) {
+            float coef[OPS_MIX_ROWS];
+            const float *row[OPS_MIX_ROWS];
+            int32_t n = 0;
+            for (; n < OPS_MIX_ROWS && done < a->top_k; n++, done++) {
+                const int32_t j = ops_next_choice(place, a->top_k, after);
+                after = place[j];
+                coef[n] = a->weight ? a->weight[(int64_t)t * a->top_k + j] : 1.0f;
+                row[n] = act_in(a->y) + (int64_t)after * a->cols;
+            }
+            job->k->mix(&(ops_mix){.out = out,
+                                   .coef = coef,
+                                   .row = row,
+                                   .n_out = 1,
+                                   .n_rows = n,
+                                   .cols = a->cols});
+        }
+    }
+}
+
+void ops_combine_cpu(hd_stream *s, const hd_combine_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = combine_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task((int64_t)a->top_k * a->cols)});
+}

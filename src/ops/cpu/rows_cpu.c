@@ -1,0 +1,231 @@
+/* rows_cpu.c - row-wise operators across threads. Where the reference is already as quick as
+ * memory, or the rows are few and narrow, a task is the reference on its own rows. */
+#include <string.h>
+
+#include "ops/cpu/cpu_internal.h"
+#include "ops/ref/ref_internal.h"
+
+enum { TASK_STEPS = 32768, STRETCH = 256 };
+
+static void run_task(const void *arg, int32_t task, int32_t worker) {
+    const ops_job *job = arg;
+    const int32_t first = task * job->per_task;
+    const int32_t left = job->rows - first;
+    job->fn(job, first, first + (left < job->per_task ? left : job->per_task), worker);
+}
+
+void ops_run_rows(const ops_job *job) {
+    const int64_t n_tasks = ((int64_t)job->rows + job->per_task - 1) / job->per_task;
+    hd_stream_tasks(job->stream, (int32_t)n_tasks, run_task, job);
+}
+
+int32_t ops_rows_per_task(int64_t steps) {
+    return steps >= TASK_STEPS ? 1 : (int32_t)(TASK_STEPS / (steps > 0 ? steps : 1));
+}
+
+static hd_act *shift(hd_act *x, int64_t n) {
+    return (hd_act *)(act(x) + n);
+}
+
+static const hd_act *shift_in(const hd_act *x, int64_t n) {
+    return (const hd_act *)(act_in(x) + n);
+}
+
+static void embed_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    const hd_embed_args *a = job->args;
+    const int32_t cols = a->table->cols;
+    for (int32_t r = first; r < end; r++) {
+        float *out = act(a->out) + (int64_t)r * a->copies * cols;
+        for (int32_t c = 0; c < cols; c += OPS_TILE_COLS) {
+            const int32_t n = cols - c < OPS_TILE_COLS ? cols - c : OPS_TILE_COLS;
+            ops_decode(job->k, out + c, a->table, a->tokens[r], c, n);
+        }
+        for (int32_t i = 1; i < a->copies; i++) {
+            memcpy(out + (int64_t)i * cols, out, (size_t)cols * sizeof *out);
+        }
+    }
+}
+
+void ops_embed_cpu(hd_stream *s, const hd_embed_args *a, const ops_kernels *k) {
+    if (a->copies < 1) return;
+    ops_run_rows(
+        &(ops_job){.stream = s,
+                   .k = k,
+                   .args = a,
+                   .fn = embed_rows,
+                   .rows = a->rows,
+                   .per_task = ops_rows_per_task((int64_t)a->copies * a->table->cols)});
+}
+
+static void gather_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    hd_gather_args part = *(const hd_gather_args *)job->args;
+    part.out = shift(part.out, (int64_t)first * part.cols);
+    part.index += first;
+    part.rows = end - first;
+    hd_gather_ref(job->stream, &part);
+}
+
+void ops_gather_cpu(hd_stream *s, const hd_gather_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = gather_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(a->cols)});
+}
+
+/* A row here is one of y: `repeat` rows of x. */
+static void add_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    hd_add_args part = *(const hd_add_args *)job->args;
+    part.x = shift(part.x, (int64_t)first * part.repeat * part.cols);
+    part.y = shift_in(part.y, (int64_t)first * part.cols);
+    part.rows = (end - first) * part.repeat;
+    hd_add_ref(job->stream, &part);
+}
+
+void ops_add_cpu(hd_stream *s, const hd_add_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = add_rows,
+                            .rows = a->rows / a->repeat,
+                            .per_task = ops_rows_per_task((int64_t)a->repeat * a->cols)});
+}
+
+static void rms_norm_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    const hd_rms_norm_args *a = job->args;
+    for (int32_t r = first; r < end; r++) {
+        const float *x = act_in(a->x) + r * stride_or(a->x_stride, a->cols);
+        float *out = act(a->out) + r * stride_or(a->out_stride, a->cols);
+        const float scale = ops_inverse_rms(job->k, x, a->cols, a->eps);
+        for (int32_t c = 0; c < a->cols; c++) out[c] = x[c] * scale;
+        for (int32_t c = 0; a->weight && c < a->cols; c++) out[c] *= a->weight[c];
+    }
+}
+
+void ops_rms_norm_cpu(hd_stream *s, const hd_rms_norm_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = rms_norm_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(a->cols)});
+}
+
+static void layer_norm_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    hd_layer_norm_args part = *(const hd_layer_norm_args *)job->args;
+    part.out = shift(part.out, (int64_t)first * part.cols);
+    part.x = shift_in(part.x, (int64_t)first * part.cols);
+    part.rows = end - first;
+    hd_layer_norm_ref(job->stream, &part);
+}
+
+void ops_layer_norm_cpu(hd_stream *s, const hd_layer_norm_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = layer_norm_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(8 * (int64_t)a->cols)});
+}
+
+static void rope_table_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    hd_rope_table_args part = *(const hd_rope_table_args *)job->args;
+    part.out += (int64_t)first * 2 * part.pairs;
+    part.position += first;
+    part.rows = end - first;
+    hd_rope_table_ref(job->stream, &part);
+}
+
+void ops_rope_table_cpu(hd_stream *s, const hd_rope_table_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = rope_table_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(64 * (int64_t)a->pairs)});
+}
+
+static void rope_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    hd_rope_args part = *(const hd_rope_args *)job->args;
+    part.out = shift(part.out, (int64_t)first * part.out_stride);
+    part.x = shift_in(part.x, (int64_t)first * part.x_stride);
+    part.cos_sin += (int64_t)first * 2 * part.pairs;
+    part.rows = end - first;
+    hd_rope_ref(job->stream, &part);
+}
+
+void ops_rope_cpu(hd_stream *s, const hd_rope_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = rope_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(8 * (int64_t)a->heads * a->pairs)});
+}
+
+static void store_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    hd_store_args part = *(const hd_store_args *)job->args;
+    part.x = shift_in(part.x, first * stride_or(part.x_stride, part.pool.width));
+    part.seq += first;
+    part.pos += first;
+    part.rows = end - first;
+    hd_store_ref(job->stream, &part);
+}
+
+void ops_store_cpu(hd_stream *s, const hd_store_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = store_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(a->pool.width)});
+}
+
+static float at_most(float x, float limit) {
+    return x > limit ? limit : x;
+}
+
+/* n <= STRETCH elements; silu(g) = g / (1 + exp(-g)) */
+static void swiglu_stretch(const hd_swiglu_args *a, const ops_kernels *k, int64_t at, int32_t n,
+                           float weight) {
+    const float *gate = act_in(a->gate) + at, *up = act_in(a->up) + at;
+    const float limit = a->limit > 0.0f ? a->limit : INFINITY;
+    float *out = act(a->out) + at;
+    float e[STRETCH];
+    for (int32_t c = 0; c < n; c++) e[c] = -at_most(gate[c], limit);
+    k->exp_sum(e, n, 0.0f);
+    for (int32_t c = 0; c < n; c++) {
+        const float u = -at_most(-at_most(up[c], limit), limit);
+        out[c] = at_most(gate[c], limit) / (1.0f + e[c]) * u * weight;
+    }
+}
+
+static void swiglu_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    const hd_swiglu_args *a = job->args;
+    for (int32_t r = first; r < end; r++) {
+        const float weight = a->weight ? a->weight[a->assignment ? a->assignment[r] : r] : 1.0f;
+        for (int32_t c = 0; c < a->cols; c += STRETCH) {
+            const int32_t n = a->cols - c < STRETCH ? a->cols - c : STRETCH;
+            swiglu_stretch(a, job->k, (int64_t)r * a->cols + c, n, weight);
+        }
+    }
+}
+
+void ops_swiglu_cpu(hd_stream *s, const hd_swiglu_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = swiglu_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(4 * (int64_t)a->cols)});
+}

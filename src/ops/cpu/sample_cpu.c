@@ -1,0 +1,537 @@
+/* sample_cpu.c - choosing tokens across threads, without sorting the vocabulary.
+ *
+ * A row is read in tiles whose maxima are kept, so that later passes look only where a
+ * candidate can be. The place where top-k or top-p cuts is found in a histogram over the
+ * scaled score, then bit by bit among the few candidates of one bin. Bounded by reading the
+ * logits for greedy rows and by one exponential per token for drawn ones. */
+#include <assert.h>
+
+#include "base/checked.h"
+#include "ops/cpu/cpu_internal.h"
+#include "ops/ref/ref_internal.h"
+#include "ops/ref/sample_internal.h"
+
+enum {
+    TILE = 256,
+    BINS = 1024,
+    BINS_PER_UNIT = 34,   /* of the scaled score; 30 units */
+    COUNT_SHARE = 4096,   /* tokens to count that are worth a task */
+    CLEARED_AT_ONCE = 64, /* counts, in the time of one token */
+    COUNTS_ALONE = 32     /* on a cache line */
+};
+
+/* How many candidates, and their weight. */
+typedef struct tally {
+    uint64_t n, weight;
+} tally;
+
+typedef struct candidate {
+    uint32_t key; /* ordered as the scores are */
+    int32_t id;
+} candidate;
+
+/* One row on its way to a token. */
+typedef struct row_state {
+    const ops_kernels *k;
+    const hd_sample_args *a;
+    const hd_sampling *p;
+    const float *logits;  /* [vocab] */
+    const float *y;       /* [n_ids] scores: the logits themselves or `changed` */
+    float *tile_max;      /* [n_tiles(n_ids)] of y */
+    float *changed;       /* [n_ids] */
+    candidate *candidate; /* [n_ids] */
+    uint16_t *place;      /* [n_ids] the bin of each */
+    tally *bin;           /* [BINS] from the most probable on */
+    float max, inverse;   /* of y; 1 / temperature */
+    int32_t row;
+} row_state;
+
+/* A token may be drawn if it is this one or before it in the order of scores, and no lower
+ * than `least` when scaled. */
+typedef struct limit {
+    float y;
+    int32_t id;
+    float least;
+} limit;
+
+static int32_t n_tiles(int32_t n) {
+    return (n + TILE - 1) / TILE;
+}
+
+static int32_t tile_size(int32_t n, int32_t tile) {
+    return n - tile * TILE < TILE ? n - tile * TILE : TILE;
+}
+
+/* ---- reading a row ---- */
+
+/* The largest of x, +inf if one is NaN or +inf. tile_max may be NULL. */
+static float survey(const ops_kernels *k, const float *x, int32_t n, float *tile_max) {
+    float max = -INFINITY;
+    uint32_t broken = 0;
+    for (int32_t t = 0; t < n_tiles(n); t++) {
+        const float *part = x + (int64_t)t * TILE;
+        const int32_t size = tile_size(n, t);
+        for (int32_t i = 0; i < size; i++) broken |= part[i] < INFINITY ? 0u : 1u;
+        const float top = k->max(part, size);
+        if (tile_max) tile_max[t] = top;
+        max = top > max ? top : max;
+    }
+    return broken ? INFINITY : max;
+}
+
+/* The lowest id of the largest element. */
+static int32_t first_max(const float *x, const float *tile_max, float max) {
+    int32_t tile = 0;
+    while (tile_max[tile] < max) tile++;
+    int32_t id = tile * TILE;
+    while (x[id] < max) id++;
+    return id;
+}
+
+/* ---- scores ---- */
+
+static void apply_mask(float *y, const uint32_t *mask, int32_t n) {
+    for (int32_t first = 0; first < n; first += 32) {
+        const uint32_t word = mask[first / 32];
+        if (word == UINT32_MAX) continue;
+        const int32_t end = n - first < 32 ? n : first + 32;
+        for (int32_t id = first; id < end; id++) {
+            if (!(word >> (id - first) & 1u)) y[id] = -INFINITY;
+        }
+    }
+}
+
+/* Drafted tokens are counted in the table and in front of the row, the others in the table
+ * only. Their new scores wait until the table has been applied. */
+static void apply_penalties(const row_state *r, float *y) {
+    const hd_sample_args *a = r->a;
+    const uint16_t *counts = a->counts + (int64_t)r->p->counts_row * a->vocab;
+    const int32_t n_drafted = a->n_drafted ? a->n_drafted[r->row] : 0;
+    const int32_t *drafted = a->input + (n_drafted > 0 ? r->row + 1 - n_drafted : 0);
+    float after[HD_MAX_DRAFTED];
+    assert(n_drafted <= HD_MAX_DRAFTED);
+    for (int32_t i = 0; i < n_drafted; i++) {
+        const int32_t id = drafted[i];
+        int32_t output = counts[id] & HD_COUNT_OUTPUT;
+        assert(id < a->n_ids);
+        for (int32_t j = 0; j < n_drafted; j++) output += drafted[j] == id;
+        after[i] = ops_penalized(r->p, y[id], true, output);
+    }
+    for (int32_t id = 0; id < a->n_ids; id++) {
+        if (!counts[id]) continue;
+        y[id] = ops_penalized(r->p, y[id], true, counts[id] & HD_COUNT_OUTPUT);
+    }
+    for (int32_t i = 0; i < n_drafted; i++) y[drafted[i]] = after[i];
+}
+
+/* Logits into scores. They stay where they are if nothing changes them. */
+static void make_scores(row_state *r) {
+    const hd_sample_args *a = r->a;
+    const hd_sampling *p = r->p;
+    const bool masked = a->mask && a->mask_row[r->row] >= 0;
+    const int32_t n_ban = a->position[r->row] < p->ban_until ? p->n_ban : 0;
+    r->y = r->logits;
+    if (!masked && n_ban == 0 && p->n_bias == 0 && !hd_has_penalty(p)) return;
+    float *y = r->changed;
+    memcpy(y, r->logits, (size_t)a->n_ids * sizeof *y);
+    for (int32_t i = 0; i < p->n_bias; i++) {
+        const hd_logit_bias *b = &a->bias[p->bias_at + i];
+        if (b->id < a->n_ids) y[b->id] += b->value;
+    }
+    for (int32_t i = 0; i < n_ban; i++) {
+        const int32_t id = a->bias[p->ban_at + i].id;
+        if (id < a->n_ids) y[id] = -INFINITY;
+    }
+    if (masked) {
+        const int64_t words = ((int64_t)a->vocab + 31) / 32;
+        apply_mask(y, a->mask + a->mask_row[r->row] * words, a->n_ids);
+    }
+    if (hd_has_penalty(p)) apply_penalties(r, y);
+    r->y = y;
+}
+
+/* ---- the cut ---- */
+
+static void weigh(const row_state *r, int32_t tile, float *z, uint64_t *weight) {
+    r->k->weigh(z, weight, r->y + (int64_t)tile * TILE, tile_size(r->a->n_ids, tile), r->max,
+                r->inverse);
+}
+
+static int32_t bin_of(float z) {
+    return (int32_t)(z * -(float)BINS_PER_UNIT);
+}
+
+static void fill_bins(const row_state *r) {
+    float z[TILE];
+    uint64_t weight[TILE];
+    memset(r->bin, 0, BINS * sizeof *r->bin);
+    for (int32_t t = 0; t < n_tiles(r->a->n_ids); t++) {
+        const int32_t n = tile_size(r->a->n_ids, t);
+        uint16_t *place = r->place + (int64_t)t * TILE;
+        weigh(r, t, z, weight);
+        for (int32_t i = 0; i < n; i++) place[i] = (uint16_t)bin_of(z[i]);
+        for (int32_t i = 0; i < n; i++) {
+            tally *bin = &r->bin[place[i]];
+            bin->n++;
+            bin->weight += weight[i];
+        }
+    }
+}
+
+/* Bits that order as the floats do; both zeros are one. */
+static uint32_t key_of(float y) {
+    const uint32_t bits = hd_f32_bits(y + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+static int32_t list_bin(const row_state *r, int32_t bin) {
+    int32_t n = 0;
+    for (int32_t t = 0; t < n_tiles(r->a->n_ids); t++) {
+        const uint16_t *place = r->place + (int64_t)t * TILE;
+        const int32_t size = tile_size(r->a->n_ids, t);
+        uint16_t found = 0;
+        for (int32_t i = 0; i < size; i++) found |= place[i] == bin;
+        for (int32_t i = 0; found && i < size; i++) {
+            if (place[i] != bin) continue;
+            const int32_t id = t * TILE + i;
+            r->candidate[n++] = (candidate){key_of(r->y[id]), id};
+        }
+    }
+    return n;
+}
+
+static uint64_t measure(tally t, bool by_weight) {
+    return by_weight ? t.weight : t.n;
+}
+
+static tally plus(tally x, tally y) {
+    return (tally){x.n + y.n, x.weight + y.weight};
+}
+
+static uint64_t weight_of(const row_state *r, int32_t id) {
+    return ops_weight(ops_scaled(r->y[id], r->max, r->inverse));
+}
+
+/* The candidates of one bin down to those of one score: keeps the half, upper or lower in the
+ * next bit, in which the tally reaches need. Gives how many are left. */
+static int32_t narrow(const row_state *r, int32_t n, tally *above, uint64_t need,
+                      bool by_weight) {
+    candidate *c = r->candidate;
+    uint32_t differ = 0;
+    for (int32_t i = 1; i < n; i++) differ |= c[i].key ^ c[0].key;
+    for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
+        if (!(differ & bit)) continue;
+        tally upper = {0};
+        for (int32_t i = 0; i < n; i++) {
+            if (c[i].key & bit) upper = plus(upper, (tally){1, weight_of(r, c[i].id)});
+        }
+        const bool is_upper = measure(plus(*above, upper), by_weight) >= need;
+        if (!is_upper) *above = plus(*above, upper);
+        int32_t kept = 0;
+        for (int32_t i = 0; i < n; i++) {
+            if (((c[i].key & bit) != 0) == is_upper) c[kept++] = c[i];
+        }
+        n = kept;
+    }
+    return n;
+}
+
+/* Where the most probable candidates together reach need, as many or as heavy. Gives their
+ * weight; without so many the limit stays as it is. */
+static uint64_t cut(const row_state *r, limit *at, uint64_t need, bool by_weight) {
+    tally above = {0};
+    int32_t bin = 0;
+    while (bin < BINS && measure(plus(above, r->bin[bin]), by_weight) < need) {
+        above = plus(above, r->bin[bin++]);
+    }
+    if (bin == BINS) return above.weight;
+    const int32_t n = narrow(r, list_bin(r, bin), &above, need, by_weight);
+    int32_t last = -1;
+    while (last + 1 < n && measure(above, by_weight) < need) {
+        last++;
+        above = plus(above, (tally){1, weight_of(r, r->candidate[last].id)});
+    }
+    at->id = r->candidate[last].id;
+    at->y = r->y[at->id];
+    return above.weight;
+}
+
+static limit find_limit(const row_state *r) {
+    const hd_sampling *p = r->p;
+    const bool nucleus = p->top_p > 0.0f && p->top_p < 1.0f;
+    limit at = {-INFINITY, INT32_MAX, ops_least(p->min_p)};
+    if (p->top_k <= 0 && !nucleus) return at;
+    fill_bins(r);
+    uint64_t total = 0;
+    if (p->top_k > 0) {
+        total = cut(r, &at, (uint64_t)p->top_k, false);
+    } else {
+        for (int32_t i = 0; i < BINS; i++) total += r->bin[i].weight;
+    }
+    if (nucleus) cut(r, &at, ops_nucleus(p->top_p, total), true);
+    return at;
+}
+
+/* ---- the draw ---- */
+
+/* The weights of a tile's tokens within the limit, and their sum. */
+static uint64_t weigh_within(const row_state *r, const limit *at, int32_t tile,
+                             uint64_t *restrict weight) {
+    if (r->tile_max[tile] < at->y) return 0;
+    float z[TILE];
+    weigh(r, tile, z, weight);
+    const float *restrict y = r->y + (int64_t)tile * TILE;
+    const int32_t n = tile_size(r->a->n_ids, tile), last = at->id - tile * TILE;
+    const float lowest = at->y, least = at->least;
+    uint64_t total = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const uint64_t in = (uint64_t)((y[i] > lowest) | ((y[i] == lowest) & (i <= last))) &
+                            (uint64_t)(z[i] >= least);
+        weight[i] &= 0 - in;
+        total += weight[i];
+    }
+    return total;
+}
+
+/* The list of candidates is done with: its place holds the sums of the tiles. */
+static int32_t draw(const row_state *r) {
+    const limit at = find_limit(r);
+    uint64_t *sum = (uint64_t *)(void *)r->candidate, total = 0;
+    uint64_t weight[TILE] = {0};
+    for (int32_t t = 0; t < n_tiles(r->a->n_ids); t++) {
+        sum[t] = weigh_within(r, &at, t, weight);
+        total += sum[t];
+    }
+    uint64_t left = ops_draw(r->p->seed, r->a->position[r->row], total);
+    int32_t tile = 0, i = 0;
+    for (; left >= sum[tile]; tile++) left -= sum[tile];
+    weigh_within(r, &at, tile, weight);
+    for (; left >= weight[i]; i++) left -= weight[i];
+    return tile * TILE + i;
+}
+
+/* ---- log-probabilities ---- */
+
+typedef struct top_list {
+    float x[HD_MAX_TOP_LOGPROBS];
+    int32_t id[HD_MAX_TOP_LOGPROBS];
+    int32_t n, size;
+} top_list;
+
+/* After those it ties with: ids come in ascending order. */
+static void insert(top_list *l, float x, int32_t id) {
+    int32_t at = l->n < l->size ? l->n++ : l->size - 1;
+    for (; at > 0 && l->x[at - 1] < x; at--) {
+        l->x[at] = l->x[at - 1];
+        l->id[at] = l->id[at - 1];
+    }
+    l->x[at] = x;
+    l->id[at] = id;
+}
+
+static void list_top(const row_state *r, top_list *l) {
+    for (int32_t t = 0; t < n_tiles(r->a->n_ids); t++) {
+        const int32_t first = t * TILE, n = tile_size(r->a->n_ids, t);
+        float least = l->n < l->size ? -INFINITY : l->x[l->size - 1];
+        if (!(r->k->max(r->logits + first, n) > least)) continue;
+        for (int32_t id = first; id < first + n; id++) {
+            if (!(r->logits[id] > least)) continue;
+            insert(l, r->logits[id], id);
+            if (l->n == l->size) least = l->x[l->size - 1];
+        }
+    }
+}
+
+/* Of all x by the softmax at temperature 1. */
+static uint64_t total_weight(const ops_kernels *k, const float *x, int32_t n, float max) {
+    float z[TILE];
+    uint64_t weight[TILE], total = 0;
+    for (int32_t t = 0; t < n_tiles(n); t++) {
+        const int32_t size = tile_size(n, t);
+        k->weigh(z, weight, x + (int64_t)t * TILE, size, max, 1.0f);
+        for (int32_t i = 0; i < size; i++) total += weight[i];
+    }
+    return total;
+}
+
+static void report(const row_state *r, float raw_max, int32_t token) {
+    const hd_sample_args *a = r->a;
+    const bool own = r->p->logprob || ops_given(a, r->row) >= 0;
+    if (!own && r->p->n_top <= 0) return;
+    const double log_total =
+        ops_log_total(raw_max, total_weight(r->k, r->logits, a->vocab, raw_max));
+    if (own) a->logprob[r->row] = (float)((double)r->logits[token] - log_total);
+    if (r->p->n_top <= 0) return;
+    top_list l = {.size = r->p->n_top};
+    list_top(r, &l);
+    const int64_t at = (int64_t)r->row * HD_MAX_TOP_LOGPROBS;
+    for (int32_t i = 0; i < l.size; i++) {
+        a->top_id[at + i] = i < l.n ? l.id[i] : -1;
+        a->top_logprob[at + i] = i < l.n ? (float)((double)l.x[i] - log_total) : -INFINITY;
+    }
+}
+
+/* ---- relaxed drafts ---- */
+
+/* How many scores come before a token's in their order; at least `enough` when that many. */
+static int32_t rank_of(const row_state *r, int32_t id, int32_t enough) {
+    const float y = r->y[id];
+    int32_t rank = 0;
+    for (int32_t t = 0; rank < enough && t < n_tiles(r->a->n_ids); t++) {
+        if (r->tile_max[t] < y) continue;
+        const int32_t first = t * TILE, n = tile_size(r->a->n_ids, t);
+        const float *part = r->y + first;
+        for (int32_t i = 0; i < n; i++) {
+            rank += (part[i] > y) | ((part[i] == y) & (first + i < id));
+        }
+    }
+    return rank;
+}
+
+/* Whether the draft behind the row stands although another token might be chosen. */
+static bool stands(const row_state *r, int32_t draft) {
+    if (r->y[draft] == -INFINITY) return false;
+    if (rank_of(r, draft, r->p->relaxed_top) >= r->p->relaxed_top) return false;
+    float z;
+    uint64_t weight;
+    r->k->weigh(&z, &weight, r->y + draft, 1, r->max, 1.0f);
+    return ops_is_near(weight, total_weight(r->k, r->y, r->a->n_ids, r->max),
+                       r->p->relaxed_delta);
+}
+
+/* ---- rows ---- */
+
+/* Neither given nor broken: the scores decide. */
+static int32_t choose_by_score(row_state *r) {
+    const hd_sample_args *a = r->a;
+    const int32_t draft = ops_relaxed_draft(a, r->row);
+    make_scores(r);
+    if (r->y != r->logits) r->max = survey(r->k, r->y, a->n_ids, r->tile_max);
+    if (r->max == INFINITY) return HD_TOKEN_BROKEN;
+    if (r->max == -INFINITY) return HD_TOKEN_NONE;
+    if (draft >= 0 && stands(r, draft)) return draft;
+    if (r->p->temperature <= 0.0f || r->p->top_k == 1) {
+        return first_max(r->y, r->tile_max, r->max);
+    }
+    r->inverse = ops_inverse_temperature(r->p->temperature);
+    return draw(r);
+}
+
+static int32_t choose(row_state *r) {
+    const hd_sample_args *a = r->a;
+    const float rest = survey(r->k, r->logits + a->n_ids, a->vocab - a->n_ids, NULL);
+    r->max = survey(r->k, r->logits, a->n_ids, r->tile_max);
+    const float raw_max = r->max > rest ? r->max : rest;
+    if (raw_max == INFINITY) return HD_TOKEN_BROKEN;
+    const int32_t given = ops_given(a, r->row);
+    const int32_t token = given >= 0 ? given : choose_by_score(r);
+    if (token >= 0) report(r, raw_max, token);
+    return token;
+}
+
+static size_t align(size_t bytes) {
+    return (bytes + 63) & ~(size_t)63;
+}
+
+static void sample_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    const hd_sample_args *a = job->args;
+    const size_t n = (size_t)a->n_ids, bins = align(BINS * sizeof(tally)),
+                 tops = align((n / TILE + 1) * sizeof(float)),
+                 scores = align(n * sizeof(float)), list = align((n + 1) * sizeof(candidate)),
+                 places = n * sizeof(uint16_t);
+    uint8_t *at = hd_stream_scratch(job->stream, worker, bins + tops + scores + list + places);
+    for (int32_t row = first; row < end; row++) {
+        row_state r = {.k = job->k,
+                       .a = a,
+                       .p = &a->params[a->slot[row]],
+                       .logits = a->logits + (int64_t)row * a->vocab,
+                       .bin = (tally *)(void *)at,
+                       .tile_max = (float *)(void *)(at + bins),
+                       .changed = (float *)(void *)(at + bins + tops),
+                       .candidate = (candidate *)(void *)(at + bins + tops + scores),
+                       .place = (uint16_t *)(void *)(at + bins + tops + scores + list),
+                       .row = row};
+        a->token[row] = choose(&r);
+    }
+}
+
+void ops_sample_cpu(hd_stream *s, const hd_sample_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = sample_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(4 * (int64_t)a->vocab)});
+}
+
+/* What is not finite or masked is left to the reference. */
+static void argmax_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    const hd_argmax_args *a = job->args;
+    float *tile_max =
+        hd_stream_scratch(job->stream, worker, (size_t)n_tiles(a->n_ids) * sizeof *tile_max);
+    for (int32_t r = first; r < end; r++) {
+        hd_argmax_args row = *a;
+        row.token += r;
+        row.logits += (int64_t)r * a->vocab;
+        if (a->mask) row.mask_row += r;
+        row.rows = 1;
+        const bool masked = ops_argmax_mask(&row, 0) != NULL;
+        const float max = masked ? INFINITY : survey(job->k, row.logits, a->n_ids, tile_max);
+        if (max == INFINITY) {
+            hd_argmax_ref(job->stream, &row);
+        } else {
+            *row.token = first_max(row.logits, tile_max, max);
+        }
+    }
+}
+
+void ops_argmax_cpu(hd_stream *s, const hd_argmax_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = argmax_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(a->vocab)});
+}
+
+void ops_weigh_plain(float *z, uint64_t *weight, const float *y, int32_t n, float max,
+                     float inverse) {
+    ops_weigh(z, weight, y, n, max, inverse);
+}
+
+typedef struct count_job {
+    const hd_count_tokens_args *a;
+    int32_t words; /* of the vocabulary that a task looks after */
+} count_job;
+
+/* A stretch of the vocabulary: clears its counts and notes the tokens in it, in their order. */
+static void count_task(const void *arg, int32_t task, int32_t worker) {
+    const count_job *job = arg;
+    const hd_count_tokens_args *a = job->a;
+    const int32_t first = task * job->words, end = hd_min_i32(first + job->words, a->vocab);
+    (void)worker;
+    for (int32_t i = 0; i < a->n_clear; i++) {
+        memset(a->counts + (int64_t)a->clear[i] * a->vocab + first, 0,
+               (size_t)(end - first) * sizeof *a->counts);
+    }
+    for (int32_t i = 0; i < a->n; i++) {
+        if (a->token[i] >= first && a->token[i] < end) ops_count_token(a, i);
+    }
+}
+
+void ops_count_tokens_cpu(hd_stream *s, const hd_count_tokens_args *a, const ops_kernels *k) {
+    (void)k;
+    const int64_t work = a->n + (int64_t)a->n_clear * a->vocab / CLEARED_AT_ONCE;
+    const int64_t tasks = hd_ceil_div(work, COUNT_SHARE);
+    const int32_t workers = hd_stream_workers(s);
+    count_job job = {.a = a, .words = a->vocab};
+    if (tasks > 1 && workers > 1) {
+        job.words = (int32_t)hd_ceil_div(a->vocab, COUNTS_ALONE * workers) * COUNTS_ALONE;
+    }
+    hd_stream_tasks(s, (int32_t)hd_ceil_div(a->vocab, job.words), count_task, &job);
+}
+
+void ops_verify_cpu(hd_stream *s, const hd_verify_args *a, const ops_kernels *k) {
+    (void)k;
+    hd_verify_ref(s, a);
+}

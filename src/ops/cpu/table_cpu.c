@@ -1,0 +1,77 @@
+/* table_cpu.c - binds the CPU operators to the kernels of an instruction set. */
+#include "base/cpu.h"
+#include "ops/cpu/cpu_internal.h"
+
+/* A table of its own for every set of kernels, since operators take no context: first a function
+ * for each operator, then the table of them. ENTRY_##set and FIELD_##set name their set, because
+ * the list of operators passes nothing but the operator. */
+#define ENTRY(op, set)                                              \
+    static void op##_##set(hd_stream *s, const hd_##op##_args *a) { \
+        ops_##op##_cpu(s, a, &ops_kernels_##set);                   \
+    }
+#define TABLE(set, title, how)  \
+    HD_OP_LIST(ENTRY_##set)     \
+    static const hd_ops set = { \
+        .name = title, .act_bytes = sizeof(float), .precision = how, HD_OP_LIST(FIELD_##set)};
+
+#define ENTRY_plain(op) ENTRY(op, plain)
+#define FIELD_plain(op) .op = op##_plain,
+TABLE(plain, "cpu plain", HD_EXACT)
+
+#if defined(__x86_64__)
+
+#define ENTRY_avx2(op) ENTRY(op, avx2)
+#define FIELD_avx2(op) .op = op##_avx2,
+TABLE(avx2, "cpu avx2", HD_EXACT)
+
+#define ENTRY_avx512(op) ENTRY(op, avx512)
+#define FIELD_avx512(op) .op = op##_avx512,
+TABLE(avx512, "cpu avx512", HD_EXACT)
+
+#define ENTRY_vbmi(op) ENTRY(op, vbmi)
+#define FIELD_vbmi(op) .op = op##_vbmi,
+TABLE(vbmi, "cpu avx512 vbmi", HD_EXACT)
+
+#define ENTRY_whole(op) ENTRY(op, whole)
+#define FIELD_whole(op) .op = op##_whole,
+TABLE(whole, "cpu avx2, fast", HD_FAST)
+
+#define ENTRY_vnni(op) ENTRY(op, vnni)
+#define FIELD_vnni(op) .op = op##_vnni,
+TABLE(vnni, "cpu avx512 vnni, fast", HD_FAST)
+
+#define ENTRY_bf16(op) ENTRY(op, bf16)
+#define FIELD_bf16(op) .op = op##_bf16,
+TABLE(bf16, "cpu avx512 bf16, fast", HD_FAST)
+
+#endif
+
+#if defined(__x86_64__)
+
+static bool has(uint32_t flags, uint32_t all) {
+    return (flags & all) == all;
+}
+
+static hd_ops fast(uint32_t flags) {
+    if (!has(flags, HD_CPU_AVX512)) return whole;
+    if (has(flags, HD_CPU_AVX512_VBMI | HD_CPU_AVX512_BF16 | HD_CPU_FAST_BF16)) return bf16;
+    return has(flags, HD_CPU_AVX512_VNNI) ? vnni : whole;
+}
+
+static hd_ops exact(uint32_t flags) {
+    if (!has(flags, HD_CPU_AVX512)) return avx2;
+    return has(flags, HD_CPU_AVX512_VBMI) ? vbmi : avx512;
+}
+
+#endif
+
+void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags, hd_precision precision) {
+    *t = plain;
+#if defined(__x86_64__)
+    if (!has(cpu_flags, HD_CPU_AVX2)) return;
+    *t = precision == HD_FAST ? fast(cpu_flags) : exact(cpu_flags);
+#else
+    (void)cpu_flags;
+    (void)precision;
+#endif
+}

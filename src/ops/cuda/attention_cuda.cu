@@ -1,0 +1,634 @@
+/* attention_cuda.cu - softmax attention of rows over paged keys, on the tensor cores.
+ *
+ * A block takes HEADS heads of one row and walks the row's keys in tiles of TILE, the next one
+ * on its way. Queries, keys and weights are sums of two halves (split_fp16_internal.cuh). Within a
+ * tile the warps first share out (heads, columns) for the scores, then heads for the softmax,
+ * then columns of the values.
+ *
+ * Keys fall into parts with a maximum, a total and a sum of their own, at most MAX_PARTS and as
+ * many as the number of the row's own keys says. A row's parts are merged in order: by the
+ * block that made them all, or, where blocks are too few to fill the GPU, by a second kernel.
+ * The steps are the same, so neither the row's neighbors nor the way change a bit. */
+#include "ops/cuda/split_fp16_internal.cuh"
+
+constexpr int WARPS = BLOCK / WARP, HEADS = 32, TILE = 32;
+constexpr int MIN_PART = 64, MAX_PARTS = 64;              /* keys of a part; parts of a row */
+constexpr int WARP_COLS = 64, V_COLS = WARPS * WARP_COLS; /* of the sum: a warp's, a block's */
+constexpr int M_TILES = HEADS / 16, N_TILES = WARP_COLS / 8, KEY_STEPS = TILE / 16;
+constexpr int OWN_HEADS = HEADS / WARPS, OWN_KEYS = TILE / WARPS; /* of a warp */
+constexpr int SCORE_GROUPS = WARPS / M_TILES;                     /* of columns of a score */
+constexpr int UNITS = 3; /* of eight columns of a key, of a lane at once: all of 576 */
+constexpr size_t MAX_SHARED = 227 * 1024;
+
+/* ---- the keys of a row ---- */
+
+/* In the order of the contract. */
+struct key_list {
+    const int32_t *chosen; /* NULL: all entries */
+    int32_t seq, first_recent, n_recent, n;
+    int32_t part; /* keys of a part */
+};
+
+static __host__ __device__ __forceinline__ int32_t part_of(int64_t n_keys) {
+    const int64_t each = (n_keys + MAX_PARTS - 1) / MAX_PARTS;
+    const int64_t whole = (each + TILE - 1) / TILE * TILE;
+    return whole < MIN_PART ? MIN_PART : (int32_t)whole;
+}
+
+/* How many of chosen[n] come before the first -1; a warp's work. */
+static __device__ int32_t count_chosen(const int32_t *chosen, int32_t n) {
+    int32_t low = 0, width = n; /* the answer is in [low, low + width] */
+    while (width > 0) {
+        const int32_t step = (width + WARP - 1) / WARP;
+        const int32_t at = low + ((int32_t)threadIdx.x % WARP + 1) * step - 1;
+        const bool before = at < low + width && chosen[at] >= 0;
+        const int32_t whole = __popc(__ballot_sync(ALL_LANES, before)) * step;
+        low += whole;
+        width = min(step - 1, width - whole);
+    }
+    return low;
+}
+
+static __device__ key_list list_keys(const hd_attend_args &a, int32_t row) {
+    key_list k = {};
+    const int32_t pos = a.pos[row];
+    k.seq = a.seq[row];
+    if (a.window) {
+        k.first_recent = max(0, pos + 1 - a.window);
+        k.n_recent = pos + 1 - k.first_recent;
+    }
+    int32_t n = visible_entries(pos, a.ratio);
+    if (a.selected) {
+        k.chosen = a.selected + (int64_t)row * a.n_selected;
+        n = count_chosen(k.chosen, a.n_selected);
+    }
+    k.n = k.n_recent + n;
+    k.part = part_of(k.n);
+    return k;
+}
+
+static __device__ __forceinline__ const cuda_act *key_at(const hd_attend_args &a,
+                                                         const key_list &k, int32_t i) {
+    if (i < k.n_recent) return paged_entry(a.recent, k.seq, k.first_recent + i);
+    const int32_t e = i - k.n_recent;
+    return paged_entry(a.entries, k.seq, k.chosen ? k.chosen[e] : e);
+}
+
+/* ---- a block's shared memory ---- */
+
+constexpr int SLOT = 256; /* bytes of a head: two partial scores of a tile, then its weights */
+
+struct block_rows {
+    half_rows q;                /* [HEADS, cols] */
+    half_rows keys;             /* [2 tiles, TILE, cols] one is read, one is on its way */
+    uint32_t slot;              /* [HEADS, SLOT] */
+    int *key_shift;             /* [2, TILE] what undoes the keys' shifts */
+    float *keep, *take, *total; /* [HEADS] */
+};
+
+/* Tile i of the two. */
+static __device__ __forceinline__ half_rows keys_at(const block_rows &b, int i) {
+    return {b.keys.at + (uint32_t)(i * TILE * b.keys.cols * 4), b.keys.cols};
+}
+
+static __host__ __device__ __forceinline__ int32_t row_cols(const hd_attend_args &a) {
+    return half_cols(a.k_dim > a.v_dim ? a.k_dim : a.v_dim);
+}
+
+static size_t shared_bytes(const hd_attend_args *a) {
+    return (size_t)(HEADS + 2 * TILE) * (size_t)row_cols(*a) * 4 + HEADS * SLOT +
+           2 * TILE * sizeof(int) + 3 * HEADS * sizeof(float);
+}
+
+static __device__ block_rows carve(uint8_t *shared, const hd_attend_args &a) {
+    const int32_t cols = row_cols(a);
+    block_rows b;
+    b.q = {shared_address(shared), cols};
+    b.keys = {b.q.at + (uint32_t)(HEADS * cols * 4), cols};
+    b.slot = b.keys.at + (uint32_t)(2 * TILE * cols * 4);
+    b.key_shift =
+        reinterpret_cast<int *>(shared + (HEADS + 2 * TILE) * cols * 4 + HEADS * SLOT);
+    b.keep = reinterpret_cast<float *>(b.key_shift + 2 * TILE);
+    b.take = b.keep + HEADS;
+    b.total = b.take + HEADS;
+    return b;
+}
+
+/* 16 bytes of a head's slot, exchanged so that eight heads do not meet in a bank. */
+static __device__ __forceinline__ uint32_t slot_at(const block_rows &b, int head, int chunk) {
+    return b.slot + (uint32_t)(head * SLOT + ((chunk ^ (head & 7)) << 4));
+}
+
+static __device__ __forceinline__ float get_float(uint32_t at) {
+    float x;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(at));
+    return x;
+}
+
+static __device__ __forceinline__ void put_pair(uint32_t at, float2 v) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(v.x), "f"(v.y));
+}
+
+/* A narrow number. */
+static __device__ __forceinline__ void put_bits(uint32_t at, uint16_t bits) {
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"(bits));
+}
+
+/* ---- the three steps of a tile ---- */
+
+/* A tile: its first key, of which part. */
+struct tile_at {
+    int32_t part, first;
+};
+
+/* The one after it, of every step-th part. */
+static __device__ __forceinline__ tile_at next_tile(tile_at t, const key_list &k,
+                                                    int32_t step) {
+    t.first += TILE;
+    if (t.first >= min((t.part + 1) * k.part, k.n)) {
+        t.part += step;
+        t.first = t.part * k.part;
+    }
+    return t;
+}
+
+/* Live keys of a tile; none behind the last. */
+static __device__ __forceinline__ int live_keys(tile_at t, const key_list &k) {
+    return min(TILE, min((t.part + 1) * k.part, k.n) - t.first);
+}
+
+/* Where the key is that this lane looks up for its warp; NULL: none. */
+static __device__ __forceinline__ const cuda_act *find_key(const hd_attend_args &a,
+                                                           const key_list &k, tile_at t) {
+    const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
+    const bool live = lane < OWN_KEYS && own + lane < live_keys(t, k);
+    return live ? key_at(a, k, t.first + own + lane) : nullptr;
+}
+
+/* The warp's OWN_KEYS keys of a tile on their way. */
+static __device__ void load_keys(const half_rows &to, const hd_attend_args &a,
+                                 const cuda_act *found, bool quads) {
+    const int own = threadIdx.x / WARP * OWN_KEYS;
+    for (int i = 0; i < OWN_KEYS; i++) {
+        load_row(to, own + i, from_lane(found, i), max(a.k_dim, a.v_dim), quads, a.q);
+    }
+    commit_copies();
+}
+
+/* Scores of 16 heads against the tile over this warp's columns: [4 tiles of 8 keys][4]. */
+template <int P>
+static __device__ __forceinline__ void score(float (*sum)[4], const block_rows &b,
+                                             const half_rows &keys, int32_t k_dim) {
+    const int warp = threadIdx.x / WARP, head = warp % M_TILES * 16;
+    const int steps = half_cols(k_dim) / 16, each = (steps + SCORE_GROUPS - 1) / SCORE_GROUPS;
+    const int begin = warp / M_TILES * each, end = min(begin + each, steps);
+    for (int first = begin; first < end; first += 4) { /* fresh sums lose less */
+        float part[TILE / 8][4] = {};
+#pragma unroll
+        for (int step = first; step < first + 4; step++) {
+            if (step >= end) break;
+            uint32_t q[HALVES<P>][1][4], k[HALVES<P>][KEY_STEPS][4];
+#pragma unroll
+            for (int h = 0; h < HALVES<P>; h++) {
+                load_a(q[h][0], b.q, head, step, h);
+#pragma unroll
+                for (int t = 0; t < KEY_STEPS; t++) load_b(k[h][t], keys, 16 * t, step, h);
+            }
+            mma_halves<P, 1, TILE / 8>(part, q, k);
+        }
+#pragma unroll
+        for (int i = 0; i < TILE / 8 * 4; i++) sum[i / 4][i % 4] += part[i / 4][i % 4];
+    }
+}
+
+/* Partial scores into the slots: groups 0 and 1, then 2 and 3 on top of them. */
+static __device__ __forceinline__ void put_scores(const block_rows &b, const float (*sum)[4]) {
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, group = warp / M_TILES;
+#pragma unroll
+    for (int turn = 0; turn < SCORE_GROUPS / 2; turn++) {
+        if (group / 2 == turn) {
+#pragma unroll
+            for (int i = 0; i < TILE / 8 * 2; i++) {
+                const int head = warp % M_TILES * 16 + lane / 4 + i % 2 * 8;
+                const int key = i / 2 * 8 + lane % 4 * 2;
+                const uint32_t to = slot_at(b, head, key / 4) +
+                                    (uint32_t)(group % 2 * (SLOT / 2) + key % 4 * 4);
+                float2 v = {sum[i / 2][i % 2 * 2], sum[i / 2][i % 2 * 2 + 1]};
+                if (turn > 0) v = {get_float(to) + v.x, get_float(to + 4) + v.y};
+                put_pair(to, v);
+            }
+        }
+        __syncthreads();
+    }
+}
+
+/* Of one head of this warp, of the part so far: the maximum, this lane's share of the total. */
+struct running {
+    float max, total;
+};
+
+/* The weights of the tile's keys, a key per lane, into the slots of the warp's heads. */
+template <int P>
+static __device__ __forceinline__ void weigh(running *run, const block_rows &b,
+                                             const int *q_shift, const int *key_shift,
+                                             float scale, int live) {
+    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
+    const int shift = key_shift[lane];
+    int top_shift = shift;
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        top_shift = max(top_shift, __shfl_xor_sync(ALL_LANES, top_shift, step));
+    }
+    const float even = power_of_two(max(127 + TOP_BIT + 1 + shift - top_shift, 0));
+    float s[OWN_HEADS];
+#pragma unroll
+    for (int h = 0; h < OWN_HEADS; h++) {
+        const uint32_t from = slot_at(b, own + h, lane / 4) + (uint32_t)(lane % 4 * 4);
+        const float dot = get_float(from) + get_float(from + SLOT / 2);
+        const float plain = dot * power_of_two(q_shift[h]) * power_of_two(shift);
+        s[h] = lane < live ? plain * scale : -CUDART_INF_F;
+    }
+    __syncwarp(); /* the scores are read before weights take their place */
+#pragma unroll
+    for (int h = 0; h < OWN_HEADS; h++) {
+        const float top = fmaxf(run[h].max, warp_max(s[h]));
+        const float base = top == -CUDART_INF_F ? 0.0f : top; /* nothing but -inf so far */
+        const float keep = expf(run[h].max - base), p = expf(s[h] - base);
+        run[h].max = top;
+        run[h].total = run[h].total * keep + p;
+        const uint32_t to = slot_at(b, own + h, lane / 8) + (uint32_t)(lane % 8 * 2);
+        if (P == EXACT) {
+            const __half high = __float2half_rn(p * even);
+            const __half low = __float2half_rn(p * even - __half2float(high));
+            put_bits(to, __half_as_ushort(high));
+            put_bits(slot_at(b, own + h, 4 + lane / 8) + (uint32_t)(lane % 8 * 2),
+                     __half_as_ushort(low));
+        } else {
+            put_bits(to, __bfloat16_as_ushort(__float2bfloat16_rn(p * even)));
+        }
+        if (lane == 0) b.keep[own + h] = keep;
+    }
+}
+
+/* sum = sum * keep + weights . values over the warp's columns. */
+template <int P>
+static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], const block_rows &b,
+                                                  const half_rows &keys, const int *key_shift,
+                                                  int first_col, int v_dim) {
+    const int lane = threadIdx.x % WARP, m = lane / 8;
+    int top_shift = key_shift[lane];
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        top_shift = max(top_shift, __shfl_xor_sync(ALL_LANES, top_shift, step));
+    }
+    const float back = power_of_two(max(top_shift - TOP_BIT - 1, 1));
+    uint32_t p[KEY_STEPS][HALVES<P>][M_TILES][4];
+#pragma unroll
+    for (int i = 0; i < KEY_STEPS * HALVES<P> * M_TILES; i++) {
+        const int step = i / (HALVES<P> * M_TILES), half = i / M_TILES % HALVES<P>;
+        const int head = i % M_TILES * 16 + m % 2 * 8 + lane % 8;
+        load_four(p[step][half][i % M_TILES], slot_at(b, head, half * 4 + step * 2 + m / 2));
+    }
+    float keep[M_TILES][2];
+#pragma unroll
+    for (int i = 0; i < M_TILES * 2; i++) keep[i / 2][i % 2] = b.keep[i * 8 + lane / 4];
+#pragma unroll
+    for (int t = 0; t < N_TILES; t += 2) {
+        if (first_col + 8 * t >= v_dim) break;
+        uint32_t v[KEY_STEPS][HALVES<P>][1][4];
+#pragma unroll
+        for (int i = 0; i < KEY_STEPS * HALVES<P>; i++) {
+            const int step = i / HALVES<P>, half = i % HALVES<P>;
+            load_b_turned(v[step][half][0], keys, step * 16, first_col / 8 + t, half);
+        }
+        float d[M_TILES * 2][4] = {};
+#pragma unroll
+        for (int step = 0; step < KEY_STEPS; step++)
+            mma_halves<P, M_TILES, 2>(d, p[step], v[step]);
+#pragma unroll
+        for (int i = 0; i < M_TILES * 2 * 4; i++) {
+            const int tile = i / 8, k = i % 4;
+            float *own = &sum[tile][t + i / 4 % 2][k];
+            *own = fmaf(d[i / 4][k], back, __fmul_rn(*own, keep[tile][k / 2]));
+        }
+    }
+}
+
+/* ---- parts and their merging ---- */
+
+/* What a block carries: the warp's columns for all heads, and its heads' maxima and totals. */
+struct sums {
+    float value[M_TILES][N_TILES][4];
+    running own[OWN_HEADS];
+};
+
+static __device__ __forceinline__ void clear(sums *s) {
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES * 4; i++) (&s->value[0][0][0])[i] = 0.0f;
+#pragma unroll
+    for (int h = 0; h < OWN_HEADS; h++) s->own[h] = {-CUDART_INF_F, 0.0f};
+}
+
+/* How the next part goes behind what there is; NaN where nothing but -inf met. */
+static __device__ __forceinline__ void merge_heads(running *all, const running &part,
+                                                   float *keep, float *take) {
+    const float top = fmaxf(all->max, part.max);
+    const float base = top == -CUDART_INF_F ? 0.0f : top;
+    *keep = expf(all->max - base);
+    *take = expf(part.max - base);
+    all->max = top;
+    all->total = fmaf(part.total, *take, __fmul_rn(all->total, *keep));
+}
+
+static __device__ __forceinline__ float merge_value(float all, float part, float keep,
+                                                    float take) {
+    return fmaf(part, take, __fmul_rn(all, keep));
+}
+
+/* Before any key: the sink, which has no value. */
+static __device__ __forceinline__ running sink_of(const hd_attend_args &a, int32_t head) {
+    running r = {-CUDART_INF_F, 0.0f};
+    if (a.sink && head < a.heads) r.max = a.sink[head];
+    r.total = r.max != -CUDART_INF_F ? 1.0f : 0.0f;
+    return r;
+}
+
+struct block_state {
+    block_rows rows;
+    int32_t row, head, first_col; /* the block's; the warp's first column */
+    int q_shift[OWN_HEADS];
+    bool quads;
+};
+
+/* The block's queries, converted, and its first tile's keys on their way. */
+template <int P>
+static __device__ block_state open_block(uint8_t *shared, const hd_attend_args &a,
+                                         const key_list &k, int32_t part, int32_t first_col) {
+    const cuda_act *found = find_key(a, k, {part, part * k.part});
+    block_state s;
+    const int own = threadIdx.x / WARP * OWN_HEADS;
+    s.rows = carve(shared, a);
+    s.row = (int32_t)blockIdx.x;
+    s.head = (int32_t)blockIdx.y * HEADS;
+    s.first_col = first_col + (int32_t)threadIdx.x / WARP * WARP_COLS;
+    s.quads = a.k_dim % 4 == 0 && a.v_dim % 4 == 0 && (uintptr_t)a.q % 16 == 0 &&
+              (!a.window || ((uintptr_t)a.recent.data % 16 == 0 && a.recent.width % 4 == 0)) &&
+              (!a.ratio || ((uintptr_t)a.entries.data % 16 == 0 && a.entries.width % 4 == 0));
+    for (int h = 0; h < OWN_HEADS; h++) {
+        const int32_t head = s.head + own + h;
+        const cuda_act *q = acts(a.q) + ((int64_t)s.row * a.heads + head) * a.k_dim;
+        load_row(s.rows.q, own + h, head < a.heads ? q : nullptr, a.k_dim, s.quads, a.q);
+    }
+    commit_copies();
+    load_keys(keys_at(s.rows, 0), a, found, s.quads);
+    wait_copies<1>();
+    __syncwarp();
+    convert_rows<P, OWN_HEADS, UNITS>(s.rows.q, own, s.q_shift);
+    return s;
+}
+
+/* Parts `index`, index + step, ... of the row's keys: done(part, its number) of each. Keys are
+ * looked up two tiles ahead and loaded one ahead, across the borders of parts. */
+template <int P, typename Done>
+static __device__ __forceinline__ void make_parts(const block_state &s, const hd_attend_args &a,
+                                                  const key_list &k, int32_t index,
+                                                  int32_t step, Done done) {
+    const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
+    const block_rows &b = s.rows;
+    tile_at now = {index, index * k.part}, next = next_tile(now, k, step);
+    const cuda_act *found = find_key(a, k, next);
+    sums part;
+    clear(&part);
+    for (int i = 0; now.first < k.n; i ^= 1) {
+        int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
+        wait_copies<0>();
+        __syncwarp();
+        convert_rows<P, OWN_KEYS, UNITS>(keys_at(b, i), own, shift);
+#pragma unroll
+        for (int t = 0; t < OWN_KEYS; t++) {
+            if (lane == t) key_shift[own + t] = shift[t];
+        }
+        __syncthreads();
+        if (next.first < k.n) load_keys(keys_at(b, i ^ 1), a, found, s.quads);
+        const tile_at after = next_tile(next, k, step);
+        found = find_key(a, k, after);
+        float sum[TILE / 8][4] = {};
+        score<P>(sum, b, keys_at(b, i), a.k_dim);
+        put_scores(b, sum);
+        weigh<P>(part.own, b, s.q_shift, key_shift, a.scale, live_keys(now, k));
+        __syncthreads();
+        add_values<P>(part.value, b, keys_at(b, i), key_shift, s.first_col, a.v_dim);
+        if (next.part != now.part) {
+#pragma unroll
+            for (int h = 0; h < OWN_HEADS; h++) part.own[h].total = warp_sum(part.own[h].total);
+            done(part, now.part);
+            clear(&part);
+        }
+        now = next;
+        next = after;
+    }
+    wait_copies<0>();
+}
+
+/* Element i of a warp's values: its head within the block and its column. */
+static __device__ __forceinline__ int head_of(int i) {
+    const int lane = threadIdx.x % WARP;
+    return i / (4 * N_TILES) * 16 + lane / 4 + i / 2 % 2 * 8;
+}
+
+static __device__ __forceinline__ int32_t column_of(const block_state &s, int i) {
+    return s.first_col + i / 4 % N_TILES * 8 + (int)threadIdx.x % 4 * 2 + i % 2;
+}
+
+static __device__ __forceinline__ void merge_part(sums *all, const sums &part,
+                                                  const block_rows &b) {
+    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
+    __syncthreads(); /* the tile's keep is done with */
+#pragma unroll
+    for (int h = 0; h < OWN_HEADS; h++) {
+        float keep, take;
+        merge_heads(&all->own[h], part.own[h], &keep, &take);
+        if (lane == 0) b.keep[own + h] = keep;
+        if (lane == 0) b.take[own + h] = take;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES * 4; i++) {
+        float *value = &all->value[0][0][0] + i;
+        const int h = head_of(i);
+        *value = merge_value(*value, (&part.value[0][0][0])[i], b.keep[h], b.take[h]);
+    }
+    __syncthreads();
+}
+
+static __device__ __forceinline__ void put_rows(const sums &all, const block_state &s,
+                                                const hd_attend_args &a, bool any) {
+    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
+#pragma unroll
+    for (int h = 0; h < OWN_HEADS; h++) {
+        if (lane == 0) s.rows.total[own + h] = all.own[h].total;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES * 4; i++) {
+        const int32_t head = s.head + head_of(i), col = column_of(s, i);
+        if (head >= a.heads || col >= a.v_dim) continue;
+        const float value = (&all.value[0][0][0])[i] / s.rows.total[head_of(i)];
+        acts(a.out)[((int64_t)s.row * a.heads + head) * a.v_dim + col] =
+            narrow(any ? value : 0.0f);
+    }
+}
+
+/* A block makes and merges all parts of its row. */
+template <int P>
+static __global__ void __launch_bounds__(BLOCK, 1) attend(hd_attend_args a) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    const key_list k = list_keys(a, (int32_t)blockIdx.x);
+    const block_state s = open_block<P>(shared, a, k, 0, (int32_t)blockIdx.z * V_COLS);
+    sums all;
+    clear(&all);
+#pragma unroll
+    for (int h = 0; h < OWN_HEADS; h++) {
+        all.own[h] = sink_of(a, s.head + (int32_t)threadIdx.x / WARP * OWN_HEADS + h);
+    }
+    make_parts<P>(s, a, k, 0, 1,
+                  [&](const sums &part, int32_t) { merge_part(&all, part, s.rows); });
+    put_rows(all, s, a, k.n > 0);
+}
+
+/* Parts in scratch: [rows, heads, n_parts, v_dim + 2], the maximum and the total at the end. */
+struct part_table {
+    float *data;
+    int32_t n_parts;  /* the most a row can have */
+    int32_t n_blocks; /* that share them */
+};
+
+static __device__ __forceinline__ float *part_at(const part_table &t, const hd_attend_args &a,
+                                                 int32_t row, int32_t head, int32_t part) {
+    const int64_t at = ((int64_t)row * a.heads + head) * t.n_parts + part;
+    return t.data + at * (a.v_dim + 2);
+}
+
+static __device__ __forceinline__ void put_part(const sums &part, const block_state &s,
+                                                const part_table &t, const hd_attend_args &a,
+                                                int32_t index) {
+    const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
+#pragma unroll
+    for (int i = 0; i < M_TILES * N_TILES * 4; i++) {
+        const int32_t head = s.head + head_of(i), col = column_of(s, i);
+        if (head >= a.heads || col >= a.v_dim) continue;
+        part_at(t, a, s.row, head, index)[col] = (&part.value[0][0][0])[i];
+    }
+#pragma unroll
+    for (int h = 0; h < OWN_HEADS; h++) {
+        const int32_t head = s.head + own + h;
+        if (lane != 0 || head >= a.heads || blockIdx.z >= (unsigned)t.n_blocks) continue;
+        float *out = part_at(t, a, s.row, head, index) + a.v_dim;
+        out[0] = part.own[h].max;
+        out[1] = part.own[h].total;
+    }
+}
+
+/* Block z takes every n_blocks-th part of its row. */
+template <int P>
+static __global__ void __launch_bounds__(BLOCK, 1)
+    attend_parts(hd_attend_args a, part_table t) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    const key_list k = list_keys(a, (int32_t)blockIdx.x);
+    const int32_t first = (int32_t)blockIdx.z % t.n_blocks;
+    if (first * k.part >= k.n) return;
+    const block_state s =
+        open_block<P>(shared, a, k, first, (int32_t)blockIdx.z / t.n_blocks * V_COLS);
+    make_parts<P>(s, a, k, first, t.n_blocks,
+                  [&](const sums &part, int32_t index) { put_part(part, s, t, a, index); });
+}
+
+constexpr int MERGE_COLS = 4 * WARP; /* of a warp of merge_parts */
+
+/* A warp per head and MERGE_COLS columns. */
+static __global__ void __launch_bounds__(BLOCK) merge_parts(hd_attend_args a, part_table t) {
+    const int32_t row = (int32_t)blockIdx.x, lane = (int32_t)threadIdx.x % WARP;
+    const int32_t head = (int32_t)(blockIdx.y * WARPS + threadIdx.x / WARP);
+    const int32_t first_col = (int32_t)blockIdx.z * MERGE_COLS + lane;
+    const key_list k = list_keys(a, row);
+    if (head >= a.heads) return;
+    running all = sink_of(a, head);
+    float value[4] = {};
+    const int32_t n = (k.n + k.part - 1) / k.part;
+#pragma unroll 4
+    for (int32_t i = 0; i < n; i++) {
+        const float *from = part_at(t, a, row, head, i);
+        const running part = {from[a.v_dim], from[a.v_dim + 1]};
+        float keep, take;
+        merge_heads(&all, part, &keep, &take);
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            const int32_t col = first_col + c * WARP;
+            const float own = col < a.v_dim ? from[col] : 0.0f;
+            value[c] = merge_value(value[c], own, keep, take);
+        }
+    }
+    cuda_act *out = acts(a.out) + ((int64_t)row * a.heads + head) * a.v_dim;
+#pragma unroll
+    for (int c = 0; c < 4; c++) {
+        const int32_t col = first_col + c * WARP;
+        if (col < a.v_dim) out[col] = narrow(k.n > 0 ? value[c] / all.total : 0.0f);
+    }
+}
+
+/* The host does not know positions: as many parts as the tables can hold. */
+static int32_t most_parts(const hd_attend_args *a) {
+    int64_t keys = a->window;
+    if (a->selected) {
+        keys += a->n_selected;
+    } else if (a->ratio) {
+        keys += (int64_t)a->entries.table_stride * a->entries.page_entries;
+    }
+    const int64_t parts = (keys + MIN_PART - 1) / MIN_PART;
+    return parts < MAX_PARTS ? (int32_t)parts : MAX_PARTS;
+}
+
+/* False where one block per row is as good, or the parts do not fit into scratch. */
+template <int P>
+static bool launch_parts(hd_stream *s, const hd_attend_args *a, dim3 grid, size_t bytes) {
+    part_table t = {static_cast<float *>(hd_stream_scratch(s, 0, 0)), most_parts(a), 0};
+    const size_t each = ((size_t)a->v_dim + 2) * sizeof(float);
+    const size_t room = (size_t)hd_stream_workers(s) * hd_stream_scratch_bytes(s);
+    const int64_t blocks = (int64_t)grid.x * grid.y * grid.z, fill = 2 * hd_stream_workers(s);
+    cudaStream_t queue = hd_cuda_stream(s);
+    if (t.n_parts <= 1 || blocks >= fill) return false;
+    if ((size_t)a->rows * (size_t)a->heads * (size_t)t.n_parts * each > room) return false;
+    const int64_t share = (2 * fill + blocks - 1) / blocks;
+    t.n_blocks = share < t.n_parts ? (int32_t)share : t.n_parts;
+    cudaFuncSetAttribute(attend_parts<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)bytes);
+    const dim3 parts(grid.x, grid.y, grid.z * (unsigned)t.n_blocks);
+    attend_parts<P><<<parts, BLOCK, bytes, queue>>>(*a, t);
+    const dim3 merging(grid.x, blocks_for(a->heads, WARPS), blocks_for(a->v_dim, MERGE_COLS));
+    merge_parts<<<merging, BLOCK, 0, queue>>>(*a, t);
+    return true;
+}
+
+template <int P>
+static void attend_rows(hd_stream *s, const hd_attend_args *a) {
+    const size_t bytes = shared_bytes(a);
+    const dim3 grid((unsigned)a->rows, blocks_for(a->heads, HEADS),
+                    blocks_for(a->v_dim, V_COLS));
+    if (a->rows == 0) return;
+    if (bytes > MAX_SHARED) {
+        hd_stream_fail(s, HD_EUNSUPPORTED, "attention over keys this wide does not fit a GPU");
+        return;
+    }
+    if (!launch_parts<P>(s, a, grid, bytes)) {
+        cudaFuncSetAttribute(attend<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)bytes);
+        attend<P><<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
+    }
+    hd_cuda_check(s, "attend");
+}
+
+void hd_attend_cuda(hd_stream *s, const hd_attend_args *a) {
+    attend_rows<EXACT>(s, a);
+}
+
+void hd_attend_cuda_fast(hd_stream *s, const hd_attend_args *a) {
+    attend_rows<FAST>(s, a);
+}

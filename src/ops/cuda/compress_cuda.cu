@@ -1,0 +1,151 @@
+/* compress_cuda.cu - V4's compressor; models.md 2.10, state as in 2.15. Three kernels in order:
+ * position bias, entries, state. The host does not know how many rows each sequence has, so
+ * blocks stride through them. */
+#include "ops/cuda/cuda_internal.cuh"
+
+constexpr int ALL_BLOCKS = 512, SEQ_BLOCKS = 128, MIX_THREADS = 512, MAX_THREADS = 1024;
+constexpr int AT_ONCE = 8; /* slots of a channel on their way */
+
+/* A thread per column: what a block waits for, it waits for once. */
+static unsigned threads_for(int32_t cols) {
+    const unsigned whole = blocks_for(cols, WARP) * WARP;
+    return whole < MAX_THREADS ? whole : MAX_THREADS;
+}
+
+static __global__ void __launch_bounds__(MAX_THREADS) add_position_bias(hd_compress_args a) {
+    const int32_t seq = (int32_t)blockIdx.y, wide_row = a.state.width / 2;
+    const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
+    for (int32_t r = first + (int32_t)blockIdx.x; r < end; r += (int32_t)gridDim.x) {
+        const int32_t pos = a.seqs.start[seq] + (r - first);
+        const float *ape = a.ape + (int64_t)(pos % a.ratio) * wide_row;
+        float *gate = a.gate + (int64_t)r * wide_row;
+        for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) gate[c] += ape[c];
+    }
+}
+
+/* Position p of a sequence: its kv row and its gate row (ape included). */
+struct token_row {
+    const float *kv, *gate;
+};
+
+static __device__ __forceinline__ token_row token_at(const hd_compress_args &a, int32_t seq,
+                                                     int32_t pos) {
+    const int32_t wide_row = a.state.width / 2;
+    if (pos >= a.seqs.start[seq]) {
+        const int64_t row = a.seqs.first_row[seq] + (pos - a.seqs.start[seq]);
+        return {a.kv + row * wide_row, a.gate + row * wide_row};
+    }
+    const float *state = ring_row(a.state, seq, pos);
+    return {state, state + wide_row};
+}
+
+/* Channel c of an entry: softmax(gate) . kv over n slots, of which the first `earlier` belong to
+ * the block before. */
+static __device__ float mix_channel(const hd_compress_args &a, const token_row *slot, int32_t n,
+                                    int32_t earlier, int32_t c) {
+    const int32_t later = a.overlap ? a.entries.width : 0;
+    float top = -CUDART_INF_F;
+    double total = 0.0, sum = 0.0;
+    for (int32_t first = 0; first < n; first += AT_ONCE) {
+        float gate[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int32_t at = min(first + i, n - 1); /* the last again changes no maximum */
+            gate[i] = slot[at].gate[at < earlier ? c : c + later];
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) top = fmaxf(top, gate[i]);
+    }
+    for (int32_t first = 0; first < n; first += AT_ONCE) {
+        float gate[AT_ONCE], kv[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            const int32_t at = min(first + i, n - 1);
+            const int32_t channel = at < earlier ? c : c + later;
+            gate[i] = first + i < n ? slot[at].gate[channel] : -CUDART_INF_F;
+            kv[i] = first + i < n ? slot[at].kv[channel] : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; i++) {
+            if (first + i >= n) break;
+            const double p = (double)expf(gate[i] - top);
+            total += p;
+            sum += p * (double)kv[i];
+        }
+    }
+    return (float)(sum / total);
+}
+
+/* Norm and rotation of mixed[width], into the entry of the block at position pos. */
+static __device__ void finish_entry(const hd_compress_args &a, int32_t pos, float *mixed,
+                                    cuda_act *entry) {
+    const int32_t width = a.entries.width, plain = width - 2 * a.pairs;
+    double sum = 0.0;
+    for (int32_t c = threadIdx.x; c < width; c += MIX_THREADS) {
+        sum += (double)mixed[c] * (double)mixed[c];
+    }
+    sum = block_sum<MIX_THREADS>(sum);
+    const float scale = (float)(1.0 / sqrt(sum / width + (double)a.eps));
+    for (int32_t c = threadIdx.x; c < width; c += MIX_THREADS) {
+        mixed[c] = mixed[c] * scale * a.norm[c];
+        if (c < plain) entry[c] = narrow(mixed[c]);
+    }
+    __syncthreads();
+    for (int32_t i = threadIdx.x; i < a.pairs; i += MIX_THREADS) {
+        const float angle = rope_angle(pos, a.freq[i]), c = cosf(angle), sn = sinf(angle);
+        const float x = mixed[plain + 2 * i], y = mixed[plain + 2 * i + 1];
+        entry[plain + 2 * i] = narrow(x * c - y * sn);
+        entry[plain + 2 * i + 1] = narrow(x * sn + y * c);
+    }
+    __syncthreads(); /* mixed is used again */
+}
+
+static __global__ void __launch_bounds__(MIX_THREADS) make_entries(hd_compress_args a) {
+    extern __shared__ __align__(16) token_row slot[]; /* [2 * ratio], then mixed [width] */
+    float *mixed = reinterpret_cast<float *>(slot + 2 * a.ratio);
+    const int32_t seq = (int32_t)blockIdx.y, start = a.seqs.start[seq];
+    const int32_t end = start + a.seqs.first_row[seq + 1] - a.seqs.first_row[seq];
+    for (int32_t b = start / a.ratio + (int32_t)blockIdx.x; (b + 1) * a.ratio <= end;
+         b += (int32_t)gridDim.x) {
+        const int32_t earlier = a.overlap && b > 0 ? a.ratio : 0, n = earlier + a.ratio;
+        for (int32_t i = threadIdx.x; i < n; i += MIX_THREADS) {
+            slot[i] = token_at(a, seq, b * a.ratio - earlier + i);
+        }
+        __syncthreads();
+        for (int32_t c = threadIdx.x; c < a.entries.width; c += MIX_THREADS) {
+            mixed[c] = mix_channel(a, slot, n, earlier, c);
+        }
+        finish_entry(a, b * a.ratio, mixed, paged_entry(a.entries, seq, b));
+    }
+}
+
+/* Leaves the last `ring` positions of every page for later steps. */
+static __global__ void __launch_bounds__(MAX_THREADS) save_state(hd_compress_args a) {
+    const int32_t seq = (int32_t)blockIdx.y, start = a.seqs.start[seq];
+    const int32_t end = start + a.seqs.first_row[seq + 1] - a.seqs.first_row[seq];
+    const int32_t wide_row = a.state.width / 2, page = a.state.page_tokens;
+    for (int32_t pos = start + (int32_t)blockIdx.x; pos < end; pos += (int32_t)gridDim.x) {
+        const int32_t successor = pos + a.state.ring;
+        if (successor < end && successor / page == pos / page) continue; /* overwritten */
+        const token_row t = token_at(a, seq, pos);
+        float *state = ring_row(a.state, seq, pos);
+        for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) {
+            state[c] = t.kv[c];
+            state[wide_row + c] = t.gate[c];
+        }
+    }
+}
+
+void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
+    cudaStream_t queue = hd_cuda_stream(s);
+    if (a->seqs.n == 0) return;
+    const unsigned each = blocks_for(ALL_BLOCKS, a->seqs.n);
+    const dim3 grid(each < SEQ_BLOCKS ? each : SEQ_BLOCKS, (unsigned)a->seqs.n);
+    const size_t shared =
+        2 * (size_t)a->ratio * sizeof(token_row) + (size_t)a->entries.width * sizeof(float);
+    const unsigned threads = threads_for(a->state.width / 2);
+    add_position_bias<<<grid, threads, 0, queue>>>(*a);
+    make_entries<<<grid, MIX_THREADS, shared, queue>>>(*a);
+    save_state<<<grid, threads, 0, queue>>>(*a);
+    hd_cuda_check(s, "compress");
+}

@@ -1,0 +1,140 @@
+/* cuda_internal.cuh - what the kernels of the CUDA operators share.
+ *
+ * Sums have one order, fixed by the data alone: which thread adds what follows from an
+ * element's place in its row, never from how many rows there are, and nothing is added by
+ * atomics but whole numbers (design D8); but for what LIBRARY_OP_LIST names, where that is asked for. */
+#ifndef HD_OPS_CUDA_CUDA_INTERNAL_CUH
+#define HD_OPS_CUDA_CUDA_INTERNAL_CUH
+
+#include <math_constants.h>
+
+#include "device/cuda.cuh"
+#include "ops/ops.h"
+
+/* One activation element. A narrower type changes this, wide() and narrow(). */
+typedef float cuda_act;
+
+/* How many products the tensor cores make for one with an element of a row: with all its bits,
+ * or, with --precision fast, with the nearest narrow number. */
+constexpr int EXACT = 3, FAST = 1;
+
+/* What --precision fast computes in its own way. */
+#define FAST_OP_LIST(X) \
+    X(linear)           \
+    X(linear_heads)     \
+    X(linear_grouped)   \
+    X(attend)           \
+    X(index_select)
+
+/* What --no-batch-invariance computes in its own way, by cuBLASLt. */
+#define LIBRARY_OP_LIST(X) \
+    X(linear)              \
+    X(linear_heads)
+
+extern "C" {
+#define X(op) hd_##op##_fn hd_##op##_cuda;
+HD_COMMON_OP_LIST(X)
+#undef X
+#define X(op) hd_##op##_fn hd_##op##_cuda_fast;
+FAST_OP_LIST(X)
+#undef X
+#define X(op) hd_##op##_fn hd_##op##_cuda_library;
+LIBRARY_OP_LIST(X)
+#undef X
+}
+
+constexpr int WARP = 32, BLOCK = 256; /* threads */
+constexpr unsigned ALL_LANES = 0xffffffff;
+
+static __device__ __forceinline__ float wide(cuda_act x) {
+    return x;
+}
+
+static __device__ __forceinline__ cuda_act narrow(float x) {
+    return x;
+}
+
+static __host__ __device__ __forceinline__ cuda_act *acts(hd_act *x) {
+    return reinterpret_cast<cuda_act *>(x);
+}
+
+static __host__ __device__ __forceinline__ const cuda_act *acts(const hd_act *x) {
+    return reinterpret_cast<const cuda_act *>(x);
+}
+
+static __host__ __device__ __forceinline__ int64_t stride_or(int32_t stride, int32_t natural) {
+    return stride ? stride : natural;
+}
+
+static inline unsigned blocks_for(int64_t n, int64_t each) {
+    return (unsigned)((n + each - 1) / each);
+}
+
+/* ---- pages ---- */
+
+static __device__ __forceinline__ cuda_act *paged_entry(const hd_paged &p, int32_t seq,
+                                                        int32_t entry) {
+    const int64_t page = p.table[(int64_t)seq * p.table_stride + entry / p.page_entries];
+    return acts(p.data) + (page * p.page_entries + entry % p.page_entries) * p.width;
+}
+
+static __device__ __forceinline__ float *ring_row(const hd_ring &r, int32_t seq, int32_t pos) {
+    const int64_t page = r.table[(int64_t)seq * r.table_stride + pos / r.page_tokens];
+    return r.data + (page * r.ring + pos % r.ring) * r.width;
+}
+
+/* Entries a query at pos may see: complete blocks up to and including its own position. */
+static __device__ __forceinline__ int32_t visible_entries(int32_t pos, int32_t ratio) {
+    return ratio ? (pos + 1) / ratio : 0;
+}
+
+/* ---- arithmetic ---- */
+
+/* Bits that order as the floats do; both zeros are one. */
+static __device__ __forceinline__ uint32_t order_of(float x) {
+    const uint32_t bits = __float_as_uint(x + 0.0f);
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+
+/* Ranks as a descending sort does: the higher value first, then the lower index. */
+static __device__ __forceinline__ uint64_t rank_of(float x, int32_t index) {
+    return (uint64_t)order_of(x) << 32 | (uint32_t)~index;
+}
+
+/* Rounded to float32 before the sine, as everywhere (models.md 2.1.4). */
+static __device__ __forceinline__ float rope_angle(int32_t pos, float freq) {
+    return __fmul_rn((float)pos, freq);
+}
+
+static __device__ __forceinline__ float sigmoid(float x) {
+    return 1.0f / (1.0f + expf(-x));
+}
+
+/* The sum over a warp, the same bits in every lane. */
+template <typename T>
+static __device__ __forceinline__ T warp_sum(T x) {
+    for (int step = WARP / 2; step > 0; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
+    return x;
+}
+
+static __device__ __forceinline__ float warp_max(float x) {
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, step));
+    }
+    return x;
+}
+
+/* The sum over a block of N threads, the same bits in every thread. */
+template <int N, typename T>
+static __device__ T block_sum(T x) {
+    __shared__ T part[N / WARP];
+    x = warp_sum(x);
+    if (threadIdx.x % WARP == 0) part[threadIdx.x / WARP] = x;
+    __syncthreads();
+    T sum = part[0];
+    for (int w = 1; w < N / WARP; w++) sum += part[w];
+    __syncthreads();
+    return sum;
+}
+
+#endif

@@ -1,0 +1,214 @@
+/* gemm_cuda.cu - matrix products: plain, one small matrix per head, and that transposed. */
+#include "ops/cuda/gemm_small_m_internal.cuh"
+#include "ops/cuda/cublaslt_internal.cuh"
+#include "ops/cuda/gemm_large_m_internal.cuh"
+#include "ops/cuda/gemm_f32_internal.cuh"
+#include "ops/cuda/gemm_transposed_internal.cuh"
+
+/* The block's rows of x and outputs, [n] of the head from row `first` on. */
+template <typename J>
+static __device__ __forceinline__ void name_rows(J *job, const heads_job &h, int32_t first,
+                                                 int32_t n, int32_t col) {
+    const int32_t head = (int32_t)blockIdx.y;
+    for (int32_t m = (int32_t)threadIdx.x; m < n; m += (int32_t)blockDim.x) {
+        const int64_t r = first + m, at = r * h.out_stride + head * h.out_head + col;
+        job->x[m] = h.x + r * h.x_stride + head * h.x_head;
+        job->out[m] = h.out_f32 ? (void *)(static_cast<float *>(h.out) + at)
+                                : (void *)(static_cast<cuda_act *>(h.out) + at);
+    }
+    __syncthreads();
+}
+
+template <int R, int MT, int NT>
+static __global__ void __launch_bounds__(PRODUCT_THREADS)
+    product_heads(heads_job h, weight_shape s, weight_arrays a) {
+    __shared__ product_job job;
+    const int32_t first = (int32_t)blockIdx.z * MT, col = (int32_t)blockIdx.x * NT * WARP;
+    const product_span span = {min(MT, h.rows - first),
+                               h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
+                               min(NT * WARP, h.n_rows - col), h.out_f32};
+    name_rows(&job, h, first, span.n_x, col);
+    product<R, MT, NT>(job, span, s, a);
+}
+
+template <int R, int MT, int NT>
+static void launch_product(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
+    const dim3 grid(blocks_for(h.n_rows, NT * WARP), (unsigned)h.heads, blocks_for(h.rows, MT));
+    product_heads<R, MT, NT><<<grid, PRODUCT_THREADS, 0, queue>>>(h, shape_of(w), arrays_of(w));
+}
+
+template <int R, int P, int MT>
+static __global__ void __launch_bounds__(FEW_THREADS, 2)
+    few_heads(heads_job h, weight_shape s, weight_arrays a, int32_t outs) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ mma_job job;
+    const int32_t col = (int32_t)blockIdx.x * outs;
+    const mma_block block = {h.rows, h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
+                             min(outs, h.n_rows - col), h.out_f32};
+    name_rows(&job, h, 0, h.rows, col);
+    mma_few<R, P, MT>(shared, job, block, s, a);
+}
+
+template <int R, int P, int MT>
+static void launch_few(cudaStream_t queue, const heads_job &h, const hd_weight *w, int groups) {
+    const size_t bytes = sizeof(few_shared<R, MT>);
+    const int32_t outs = groups * 16 * MT; /* of a block */
+    const dim3 grid(blocks_for(h.n_rows, outs), (unsigned)h.heads);
+    cudaFuncSetAttribute(few_heads<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)bytes);
+    few_heads<R, P, MT>
+        <<<grid, FEW_THREADS, bytes, queue>>>(h, shape_of(w), arrays_of(w), outs);
+}
+
+/* n_blocks share each row's slices. */
+template <int R, int P, int ROWS>
+static __global__ void __launch_bounds__(many_of<R, ROWS>::THREADS, many_of<R, ROWS>::AT_ONCE)
+    many_heads(heads_job h, weight_shape s, weight_arrays a, int n_blocks) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ mma_job job;
+    const int32_t first = (int32_t)blockIdx.z * ROWS;
+    const int32_t col = (int32_t)blockIdx.x / n_blocks * MANY_OUTS;
+    const mma_block block = {min(ROWS, h.rows - first),
+                             h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
+                             min(MANY_OUTS, h.n_rows - col), h.out_f32};
+    name_rows(&job, h, first, block.n_x, col);
+    mma_many<R, P, ROWS>(shared, job, block, s, a, (int)blockIdx.x % n_blocks, n_blocks);
+}
+
+template <int R, int P, int ROWS>
+static void launch_many(hd_stream *stream, const heads_job &h, const hd_weight *w) {
+    const dim3 grid(blocks_for(h.n_rows, MANY_OUTS), (unsigned)h.heads,
+                    blocks_for(h.rows, ROWS));
+    const int64_t blocks = (int64_t)grid.x * grid.y * grid.z;
+    const int n = blocks_of_row<R, P, ROWS>(blocks, w->cols, hd_stream_workers(stream));
+    launch_cluster(many_heads<R, P, ROWS>, grid, many_of<R, ROWS>::THREADS, n,
+                   many_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), h, shape_of(w),
+                   arrays_of(w), n);
+}
+
+template <int R, int P>
+static void launch_rows(hd_stream *s, const heads_job &h, const hd_weight *w) {
+    if (h.rows > 32) return launch_many<R, P, 64>(s, h, w);
+    if (h.rows > FEW_ROWS) return launch_many<R, P, 32>(s, h, w);
+    const few_plan plan = plan_few(h.n_rows, h.heads, hd_stream_workers(s));
+    if (plan.tiles == 1) {
+        launch_few<R, P, 1>(hd_cuda_stream(s), h, w, plan.groups);
+    } else {
+        launch_few<R, P, 2>(hd_cuda_stream(s), h, w, plan.groups);
+    }
+}
+
+template <int P>
+static void multiply_heads(hd_stream *s, const heads_job &h, const hd_weight *w) {
+    cudaStream_t queue = hd_cuda_stream(s);
+    if (h.rows == 0) return;
+    switch (reading_of(w, x_fits(h.x, h.x_stride, h.x_head))) {
+    case READ_BF16:
+        return launch_rows<READ_BF16, P>(s, h, w);
+    case READ_E4M3:
+        return launch_rows<READ_E4M3, P>(s, h, w);
+    case READ_E2M1:
+        return launch_rows<READ_E2M1, P>(s, h, w);
+    case READ_F32:
+        if (h.rows == 1) return launch_product<READ_F32, 1, 1>(queue, h, w);
+        if (h.rows <= 4) return launch_product<READ_F32, 4, 1>(queue, h, w);
+        return launch_product<READ_F32, 16, 2>(queue, h, w);
+    case READ_ANY:
+        return launch_product<READ_ANY, 4, 1>(queue, h, w);
+    }
+}
+
+/* What the library takes, and the rest by the kernels above. */
+static void multiply_by_library(hd_stream *s, const heads_job &h, const hd_weight *w) {
+    const int32_t done = library_multiply(s, h, w);
+    heads_job rest = h;
+    rest.out = static_cast<cuda_act *>(h.out) + done * h.out_stride;
+    rest.x += done * h.x_stride;
+    rest.rows -= done;
+    multiply_heads<FAST>(s, rest, w);
+}
+
+static heads_job job_of(const hd_linear_args *a) {
+    heads_job h = {};
+    h.out = a->out ? (void *)a->out : (void *)a->out_f32;
+    h.out_f32 = !a->out;
+    h.x = acts(a->x);
+    h.out_stride = stride_or(a->out_stride, a->w->rows);
+    h.x_stride = stride_or(a->x_stride, a->w->cols);
+    h.rows = a->rows;
+    h.heads = 1;
+    h.n_rows = a->w->rows;
+    return h;
+}
+
+template <int P>
+static void linear(hd_stream *s, const hd_linear_args *a) {
+    multiply_heads<P>(s, job_of(a), a->w);
+    hd_cuda_check(s, "linear");
+}
+
+void hd_linear_cuda(hd_stream *s, const hd_linear_args *a) {
+    linear<EXACT>(s, a);
+}
+
+void hd_linear_cuda_fast(hd_stream *s, const hd_linear_args *a) {
+    linear<FAST>(s, a);
+}
+
+void hd_linear_cuda_library(hd_stream *s, const hd_linear_args *a) {
+    multiply_by_library(s, job_of(a), a->w);
+    hd_cuda_check(s, "linear");
+}
+
+template <int P>
+static void mix(hd_stream *s, const heads_job &h, const hd_weight *w) {
+    if (h.rows == 0) return;
+    if (turned_fits(h, w)) {
+        launch_turned<P>(hd_cuda_stream(s), h, w);
+    } else {
+        launch_mix(hd_cuda_stream(s), h, w);
+    }
+}
+
+static heads_job job_of(const hd_linear_heads_args *a) {
+    heads_job h = {};
+    h.out = a->out;
+    h.x = acts(a->x);
+    h.out_stride = a->out_stride;
+    h.out_head = a->out_head;
+    h.x_stride = a->x_stride;
+    h.x_head = a->x_head;
+    h.rows = a->rows;
+    h.heads = a->heads;
+    h.n_rows = a->n_rows;
+    h.first_row = a->first_row;
+    h.head_rows = a->head_rows;
+    return h;
+}
+
+template <int P>
+static void linear_heads(hd_stream *s, const hd_linear_heads_args *a) {
+    if (a->transpose) {
+        mix<P>(s, job_of(a), a->w);
+    } else {
+        multiply_heads<P>(s, job_of(a), a->w);
+    }
+    hd_cuda_check(s, "linear_heads");
+}
+
+void hd_linear_heads_cuda(hd_stream *s, const hd_linear_heads_args *a) {
+    linear_heads<EXACT>(s, a);
+}
+
+void hd_linear_heads_cuda_fast(hd_stream *s, const hd_linear_heads_args *a) {
+    linear_heads<FAST>(s, a);
+}
+
+void hd_linear_heads_cuda_library(hd_stream *s, const hd_linear_heads_args *a) {
+    if (a->transpose) {
+        mix<FAST>(s, job_of(a), a->w);
+    } else {
+        multiply_by_library(s, job_of(a), a->w);
+    }
+    hd_cuda_check(s, "linear_heads");
+}

@@ -1,0 +1,214 @@
+/* gemm_large_m_internal.cuh - ROWS rows of x, 32 or 64, times MANY_OUTS stored rows: a warp has 32 of
+ * x and 16 outputs.
+ *
+ * Weights stream through shared memory; the next span of x is on its way in registers while one
+ * that is split lies there for all warps. Where blocks are too few for the GPU, those of a
+ * cluster share a row's slices and meet at the end. */
+#ifndef HD_OPS_CUDA_GEMM_LARGE_M_INTERNAL_CUH
+#define HD_OPS_CUDA_GEMM_LARGE_M_INTERNAL_CUH
+
+#include <cooperative_groups.h>
+
+#include "ops/cuda/mma_internal.cuh"
+
+constexpr int MANY_OUTS = 128; /* of a block */
+constexpr int N_TILES = 4;     /* of eight rows of x, of a warp */
+
+/* How a block of ROWS rows of x is shared out. */
+template <int R, int ROWS>
+struct many_of {
+    enum {
+        OUT_WARPS = MANY_OUTS / 16,
+        THREADS = OUT_WARPS * ROWS,                  /* a warp per 32 rows */
+        X_THREADS = THREADS / ROWS,                  /* that bring a row of x */
+        X_EIGHTS = span_of<R>::COLS / 8 / X_THREADS, /* of a thread */
+        AT_ONCE = 64 / ROWS                          /* blocks of a multiprocessor */
+    };
+};
+
+/* A span of x, so that neither side's accesses collide. */
+template <int R, int P, int ROWS>
+struct span_x {
+    uint4 at[P][span_of<R>::EIGHTS][ROWS + 1][4];
+};
+
+template <int R, int P, int ROWS>
+struct many_shared {
+    weight_ring<R, 1, many_of<R, ROWS>::THREADS, 4> ring;
+    span_x<R, P, ROWS> x[2];
+    float part[][ROWS][MANY_OUTS]; /* of the block's slices, where it has not all of them */
+};
+
+template <int R, int P, int ROWS>
+static size_t many_bytes(int n_blocks) {
+    const size_t parts = n_blocks > 1 ? (size_t)(MMA_SLICES / n_blocks) : 0;
+    return sizeof(many_shared<R, P, ROWS>) + parts * ROWS * MANY_OUTS * sizeof(float);
+}
+
+/* Which eight of a span a thread brings: its row is threadIdx.x / X_THREADS. */
+template <int R, int ROWS>
+static __device__ __forceinline__ int own_eight(int i) {
+    using of = many_of<R, ROWS>;
+    return (int)threadIdx.x % of::X_THREADS * of::X_EIGHTS + i;
+}
+
+template <int R, int ROWS>
+static __device__ __forceinline__ void fetch_x(float (*to)[8], const mma_job &job,
+                                               const mma_block &b, int32_t span) {
+    const int row = threadIdx.x / many_of<R, ROWS>::X_THREADS;
+    if (row >= b.n_x) return;
+#pragma unroll
+    for (int i = 0; i < many_of<R, ROWS>::X_EIGHTS; i++) {
+        const int32_t col = span * span_of<R>::COLS + own_eight<R, ROWS>(i) * 8;
+        load_eight(to[i], job.x[row] + col);
+    }
+}
+
+template <int R, int P, int ROWS>
+static __device__ __forceinline__ void store_x(span_x<R, P, ROWS> *to, const float (*x)[8]) {
+    constexpr int EACH = span_of<R>::QUAD_EIGHTS;
+    const int row = threadIdx.x / many_of<R, ROWS>::X_THREADS;
+#pragma unroll
+    for (int i = 0; i < many_of<R, ROWS>::X_EIGHTS; i++) {
+        const int at = own_eight<R, ROWS>(i); /* the inverse of eight_col() */
+        const int eight = at / (4 * EACH) * EACH + at % EACH, quarter = at / EACH % 4;
+        const x_eight<P> split = split_eight<P>(x[i]);
+#pragma unroll
+        for (int p = 0; p < P; p++) to->at[p][eight][row][quarter] = split.part[p];
+    }
+}
+
+/* The sums of all slices in order: each block of the cluster its share of the outputs. */
+template <int ROWS>
+static __device__ void meet(const float (*part)[ROWS][MANY_OUTS], const mma_job &job,
+                            const mma_block &b, float global, int rank, int n_blocks) {
+    namespace cg = cooperative_groups;
+    const int each = MMA_SLICES / n_blocks, outs = MANY_OUTS / n_blocks;
+    cg::this_cluster().sync();
+    for (int i = threadIdx.x; i < ROWS * outs; i += (int)blockDim.x) {
+        const int m = i / outs, n = rank * outs + i % outs;
+        if (m >= b.n_x) break;
+        float sum = 0.0f;
+#pragma unroll
+        for (int p = 0; p < MMA_SLICES; p++) {
+            const float *own = &part[p % each][m][n];
+            sum += *cg::this_cluster().map_shared_rank(own, (unsigned)(p / each));
+        }
+        put(job, b, m, n, sum * global);
+    }
+    cg::this_cluster().sync(); /* nobody leaves while its parts are read */
+}
+
+/* This is block `rank` of n_blocks that share the slices: 1, 2, 4 or 8. */
+template <int R, int P, int ROWS>
+static __device__ void mma_many(uint8_t *bytes, const mma_job &job, const mma_block &b,
+                                const weight_shape &s, const weight_arrays &a, int rank,
+                                int n_blocks) {
+    using of = many_of<R, ROWS>;
+    many_shared<R, P, ROWS> *shared = reinterpret_cast<many_shared<R, P, ROWS> *>(bytes);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int first_out = warp % of::OUT_WARPS * 16;
+    const int first_x = warp / of::OUT_WARPS * 8 * N_TILES;
+    const int each = MMA_SLICES / n_blocks, first_slice = rank * each;
+    const bool idle = first_x >= b.n_x || first_out >= b.n_rows;
+    lane_walk<R, 1> w = {s,
+                         a,
+                         b.first_row,
+                         b.first_row + b.n_rows - 1,
+                         first_out + lane / 4,
+                         slice_of<R>(s, first_slice).begin,
+                         slice_of<R>(s, first_slice + each - 1).end,
+                         1,
+                         {},
+                         0,
+                         0,
+                         {}};
+    float total[N_TILES][4] = {}, x[of::X_EIGHTS][8] = {};
+    start_walk(&shared->ring, &w);
+    if (w.begin < w.end) fetch_x<R, ROWS>(x, job, b, w.begin);
+    int32_t span = w.begin;
+    for (int slice = 0; slice < each; slice++) {
+        float acc[1][N_TILES][4] = {};
+        const int32_t end = slice_of<R>(s, first_slice + slice).end;
+        for (; span < end; span++) {
+            span_x<R, P, ROWS> *now =
+                &shared->x[span % 2]; /* all are past its last use but one */
+            lane_raw<R> raw[1][2];
+            store_x(now, x);
+            if (span + 1 < w.end) fetch_x<R, ROWS>(x, job, b, span + 1);
+            take_span(raw, &shared->ring, &w, {0, span});
+            __syncthreads();
+            if (idle) continue;
+            float d[1][N_TILES][4] = {};
+#pragma unroll
+            for (int eight = 0; eight < span_of<R>::EIGHTS; eight++) {
+                add_eight<R, P, 1, N_TILES>(d, raw, eight, [&](int t, int p) {
+                    return now->at[p][eight][first_x + 8 * t + lane / 4][lane % 4];
+                });
+            }
+            add_span<R, 1, N_TILES>(acc, d, raw);
+        }
+#pragma unroll
+        for (int i = 0; i < N_TILES * 4; i++) {
+            const int t = i / 4, k = i % 4;
+            if (n_blocks == 1) {
+                total[t][k] += acc[0][t][k];
+            } else {
+                shared->part[slice][first_x + 8 * t + 2 * (lane % 4) + k % 2]
+                            [first_out + lane / 4 + 8 * (k / 2)] = acc[0][t][k];
+            }
+        }
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    if (n_blocks > 1) {
+        meet<ROWS>(shared->part, job, b, a.global, rank, n_blocks);
+        return;
+    }
+    if (idle) return;
+#pragma unroll
+    for (int i = 0; i < N_TILES * 4; i++) {
+        const int t = i / 4, k = i % 4;
+        put(job, b, first_x + 8 * t + 2 * (lane % 4) + k % 2,
+            first_out + lane / 4 + 8 * (k / 2), total[t][k] * a.global);
+    }
+}
+
+/* How many blocks share a row's slices: what ends first, if a block's beginning and the meeting
+ * take as long as a few spans. */
+template <int R, int P, int ROWS>
+static int blocks_of_row(int64_t blocks, int32_t cols, int32_t workers) {
+    const int64_t spans = cols / span_of<R>::COLS;
+    const int64_t fill = (int64_t)workers * many_of<R, ROWS>::AT_ONCE;
+    int best = 1;
+    int64_t least = INT64_MAX;
+    for (int n = 1; n <= MMA_SLICES; n *= 2) {
+        if (many_bytes<R, P, ROWS>(n) + sizeof(mma_job) + 1024 > MAX_SHARED) continue;
+        const int64_t waves = (blocks * n + fill - 1) / fill;
+        const int64_t cost = waves * ((spans + n - 1) / n + (n > 1 ? 8 : 4));
+        if (cost < least) {
+            least = cost;
+            best = n;
+        }
+    }
+    return best;
+}
+
+/* Launches kernel over grid (x: of whole rows) with n blocks of a row as a cluster. */
+template <typename... Params, typename... Args>
+static void launch_cluster(void (*kernel)(Params...), dim3 grid, int threads, int n,
+                           size_t bytes, cudaStream_t queue, Args... args) {
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {(unsigned)n, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(grid.x * (unsigned)n, grid.y, grid.z);
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = bytes;
+    config.stream = queue;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    cudaLaunchKernelEx(&config, kernel, args...);
+}
+
+#endif

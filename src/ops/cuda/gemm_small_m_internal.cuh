@@ -1,0 +1,116 @@
+/* gemm_small_m_internal.cuh - up to eight rows of x times stored rows: a warp per slice.
+ *
+ * A block has groups of 16 * MT stored rows, one after another, and its warps have a slice of
+ * them each: weights stream through the warp's part of shared memory, from one group to the next,
+ * and a lane splits the columns of x that its weights meet. So nobody waits for anybody until
+ * the slices of a group are added up. */
+#ifndef HD_OPS_CUDA_GEMM_SMALL_M_INTERNAL_CUH
+#define HD_OPS_CUDA_GEMM_SMALL_M_INTERNAL_CUH
+
+#include "ops/cuda/mma_internal.cuh"
+
+constexpr int FEW_THREADS = MMA_SLICES * WARP, FEW_ROWS = 8; /* of x */
+constexpr int MAX_GROUPS = 8; /* of a block of an expert, who may have no rows at all */
+
+template <int R, int MT>
+struct few_shared {
+    weight_ring<R, MT, FEW_THREADS, 12 / (MT * span_of<R>::QUADS)> ring; /* 96 KiB */
+    float part[MMA_SLICES][FEW_ROWS][16 * MT + 4]; /* padded against meeting in a bank */
+};
+
+/* x of the eight that comes `ahead` eights after `eight` of a span: the next span's begins with
+ * that of the next group, as x is the same for all. */
+template <int R, int MT>
+static __device__ __forceinline__ void fetch_eight(float *to, const lane_walk<R, MT> &w,
+                                                   const cuda_act *x, int32_t span, int eight) {
+    constexpr int EIGHTS = span_of<R>::EIGHTS;
+    int32_t there = span;
+    if (eight >= EIGHTS) there = span + 1 == w.end ? w.begin : span + 1;
+    load_eight(to,
+               x + there * span_of<R>::COLS + eight_col<R>(threadIdx.x % 4, eight % EIGHTS));
+}
+
+constexpr int AHEAD = 2; /* eights of x on their way */
+
+/* One slice of one group. x: this lane's row; next: its eights on their way. */
+template <int R, int P, int MT>
+static __device__ __forceinline__ void walk_slice(float (*acc)[1][4], few_shared<R, MT> *shared,
+                                                  lane_walk<R, MT> *w, const cuda_act *x,
+                                                  float (*next)[8], int32_t group) {
+    for (int32_t span = w->begin; span < w->end; span++) {
+        lane_raw<R> raw[MT][2];
+        float d[MT][1][4] = {};
+        take_span(raw, &shared->ring, w, {group, span});
+#pragma unroll
+        for (int eight = 0; eight < span_of<R>::EIGHTS; eight++) {
+            const x_eight<P> now = split_eight<P>(next[eight % AHEAD]);
+            fetch_eight(next[eight % AHEAD], *w, x, span, eight + AHEAD);
+            add_eight<R, P, MT, 1>(d, raw, eight, [&](int, int p) { return now.part[p]; });
+        }
+        add_span<R, MT, 1>(acc, d, raw);
+    }
+}
+
+/* The sums of the slices of a group in order. */
+template <int R, int MT>
+static __device__ __forceinline__ void join_slices(few_shared<R, MT> *shared,
+                                                   const mma_job &job, const mma_block &b,
+                                                   const float (*acc)[1][4], int32_t group,
+                                                   float global) {
+    const int slice = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int i = 0; i < MT * 4; i++) {
+        const int k = i % 4;
+        shared->part[slice][2 * (lane % 4) + k % 2][i / 4 * 16 + lane / 4 + k / 2 * 8] =
+            acc[i / 4][0][k];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < FEW_ROWS * 16 * MT; i += FEW_THREADS) {
+        const int m = i / (16 * MT), n = i % (16 * MT);
+        float sum = 0.0f;
+#pragma unroll
+        for (int p = 0; p < MMA_SLICES; p++) sum += shared->part[p][m][n];
+        put(job, b, m, group * 16 * MT + n, sum * global);
+    }
+    __syncthreads(); /* the parts are read before the next group's come */
+}
+
+template <int R, int P, int MT>
+static __device__ void mma_few(uint8_t *bytes, const mma_job &job, const mma_block &b,
+                               const weight_shape &s, const weight_arrays &a) {
+    const int lane = threadIdx.x % WARP;
+    const slice_range range = slice_of<R>(s, threadIdx.x / WARP);
+    const int32_t n_groups = (b.n_rows + 16 * MT - 1) / (16 * MT);
+    const cuda_act *x = job.x[min(lane / 4, b.n_x - 1)];
+    few_shared<R, MT> *shared = reinterpret_cast<few_shared<R, MT> *>(bytes);
+    lane_walk<R, MT> w = {s,        a,           b.first_row, b.first_row + b.n_rows - 1,
+                          lane / 4, range.begin, range.end,   n_groups,
+                          {},       0,           0,           {}};
+    float next[AHEAD][8];
+    start_walk(&shared->ring, &w);
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        if (range.begin < range.end) fetch_eight(next[i], w, x, range.begin, i);
+    }
+    for (int32_t group = 0; group < n_groups; group++) {
+        float acc[MT][1][4] = {};
+        walk_slice<R, P, MT>(acc, shared, &w, x, next, group);
+        join_slices(shared, job, b, acc, group, a.global);
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* How a matrix is shared out: groups of 16 or 32 rows, and how many of them a block takes, so that
+ * all blocks are there at once, two per multiprocessor. */
+struct few_plan {
+    int tiles, groups;
+};
+
+static few_plan plan_few(int32_t outs, int64_t others, int32_t workers) {
+    const int64_t fill = 2 * (int64_t)workers;
+    const int tiles = blocks_for(outs, 16) * others <= fill ? 1 : 2;
+    const int64_t groups = (blocks_for(outs, 16 * tiles) * others + fill - 1) / fill;
+    return {tiles, (int)groups};
+}
+
+#endif

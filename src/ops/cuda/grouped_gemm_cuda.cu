@@ -1,0 +1,215 @@
+/* grouped_gemm_cuda.cu - rows sorted by expert times each expert's matrix.
+ *
+ * The host does not know how many rows an expert has, so the grid is as large as it can be and
+ * a block finds its expert by adding up tiles. */
+#include "ops/cuda/gemm_small_m_internal.cuh"
+#include "ops/cuda/gemm_large_m_internal.cuh"
+#include "ops/cuda/gemm_f32_internal.cuh"
+
+constexpr int MAX_EXPERTS = 512; /* of one launch: their arrays travel as its argument */
+
+struct expert_arrays {
+    weight_arrays at[MAX_EXPERTS];
+};
+
+struct grouped_job {
+    cuda_act *out;
+    const cuda_act *x;
+    const int32_t *offset, *assignment;
+    int32_t n_experts, top_k, n_places;
+};
+
+/* Which expert's which tile of MT places a block has; expert -1: none. One warp's work. */
+struct tile {
+    int32_t expert, first, n;
+};
+
+template <int MT>
+static __device__ tile find_tile(const grouped_job &g, int32_t wanted) {
+    const int lane = threadIdx.x;
+    int32_t before = 0;
+#pragma unroll 4 /* all of them on their way */
+    for (int32_t base = 0; base < g.n_experts; base += WARP) {
+        const int32_t e = base + lane;
+        const int32_t first = e < g.n_experts ? g.offset[e] : 0;
+        const int32_t end = e < g.n_experts ? g.offset[e + 1] : 0;
+        const int32_t own = (end - first + MT - 1) / MT;
+        int32_t upto = own;
+        for (int step = 1; step < WARP; step *= 2) {
+            const int32_t left = __shfl_up_sync(ALL_LANES, upto, step);
+            if (lane >= step) upto += left;
+        }
+        const unsigned there = __ballot_sync(ALL_LANES, before + upto > wanted);
+        if (there) {
+            const int at = __ffs((int)there) - 1;
+            const int32_t skipped = wanted - before - __shfl_sync(ALL_LANES, upto - own, at);
+            const int32_t start = __shfl_sync(ALL_LANES, first, at) + skipped * MT;
+            return {base + at, start, min(MT, __shfl_sync(ALL_LANES, end, at) - start)};
+        }
+        before += __shfl_sync(ALL_LANES, upto, WARP - 1);
+    }
+    return {-1, 0, 0};
+}
+
+/* The block's tile, its rows of x and outputs; all threads. */
+template <int MT, typename J>
+static __device__ __forceinline__ tile take_tile(J *job, const grouped_job &g,
+                                                 const weight_shape &s, int32_t col) {
+    __shared__ tile mine;
+    if (threadIdx.x < WARP) {
+        const tile found = find_tile<MT>(g, (int32_t)blockIdx.y);
+        if (threadIdx.x == 0) mine = found;
+        for (int32_t m = (int32_t)threadIdx.x; m < found.n; m += WARP) {
+            const int32_t place = found.first + m;
+            const int64_t row = g.assignment ? g.assignment[place] / g.top_k : place;
+            job->x[m] = g.x + row * s.cols;
+            job->out[m] = g.out + (int64_t)place * s.rows + col;
+        }
+    }
+    __syncthreads();
+    return mine;
+}
+
+template <int R, int MT, int NT>
+static __global__ void __launch_bounds__(PRODUCT_THREADS)
+    product_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e) {
+    __shared__ product_job job;
+    const int32_t col = (int32_t)blockIdx.x * NT * WARP;
+    const tile mine = take_tile<MT>(&job, g, s, col);
+    if (mine.expert < 0) return;
+    const product_span span = {mine.n, col, min(NT * WARP, s.rows - col), false};
+    product<R, MT, NT>(job, span, s, e.at[mine.expert]);
+}
+
+template <int R, int P, int MT>
+static __global__ void __launch_bounds__(FEW_THREADS, 2)
+    few_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e,
+                int32_t outs) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ mma_job job;
+    const int32_t col = (int32_t)blockIdx.x * outs;
+    const tile mine = take_tile<FEW_ROWS>(&job, g, s, col);
+    if (mine.expert < 0) return;
+    const mma_block block = {mine.n, col, min(outs, s.rows - col), false};
+    mma_few<R, P, MT>(shared, job, block, s, e.at[mine.expert]);
+}
+
+/* n_blocks share each row's slices. */
+template <int R, int P, int ROWS>
+static __global__ void __launch_bounds__(many_of<R, ROWS>::THREADS, many_of<R, ROWS>::AT_ONCE)
+    many_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e,
+                 int n_blocks) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ mma_job job;
+    const int32_t col = (int32_t)blockIdx.x / n_blocks * MANY_OUTS;
+    const tile mine = take_tile<ROWS>(&job, g, s, col);
+    if (mine.expert < 0) return;
+    const mma_block block = {mine.n, col, min(MANY_OUTS, s.rows - col), false};
+    mma_many<R, P, ROWS>(shared, job, block, s, e.at[mine.expert], (int)blockIdx.x % n_blocks,
+                         n_blocks);
+}
+
+/* Tiles of `rows` places that may be needed, whatever the experts have. */
+static unsigned most_tiles(const grouped_job &g, int32_t rows) {
+    const int32_t filled = g.n_places < g.n_experts ? g.n_places : g.n_experts;
+    return (unsigned)(filled + g.n_places / rows);
+}
+
+static expert_arrays all_arrays(const grouped_job &g, const hd_weight *w) {
+    expert_arrays e;
+    for (int32_t i = 0; i < g.n_experts; i++) e.at[i] = arrays_of(&w[i]);
+    return e;
+}
+
+template <int R, int MT, int NT>
+static void launch_product(cudaStream_t queue, const grouped_job &g, const hd_weight *w) {
+    const dim3 grid(blocks_for(w->rows, NT * WARP), most_tiles(g, MT));
+    product_grouped<R, MT, NT>
+        <<<grid, PRODUCT_THREADS, 0, queue>>>(g, shape_of(w), all_arrays(g, w));
+}
+
+template <int R, int P, int MT>
+static void launch_few(cudaStream_t queue, const grouped_job &g, const hd_weight *w,
+                       int groups) {
+    const size_t bytes = sizeof(few_shared<R, MT>);
+    const int32_t outs = groups * 16 * MT; /* of a block */
+    const dim3 grid(blocks_for(w->rows, outs), most_tiles(g, FEW_ROWS));
+    cudaFuncSetAttribute(few_grouped<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)bytes);
+    few_grouped<R, P, MT>
+        <<<grid, FEW_THREADS, bytes, queue>>>(g, shape_of(w), all_arrays(g, w), outs);
+}
+
+template <int R, int P, int ROWS>
+static void launch_many(hd_stream *stream, const grouped_job &g, const hd_weight *w) {
+    const dim3 grid(blocks_for(w->rows, MANY_OUTS), most_tiles(g, ROWS));
+    const int64_t blocks = (int64_t)grid.x * grid.y;
+    const int n = blocks_of_row<R, P, ROWS>(blocks, w->cols, hd_stream_workers(stream));
+    launch_cluster(many_grouped<R, P, ROWS>, grid, many_of<R, ROWS>::THREADS, n,
+                   many_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), g, shape_of(w),
+                   all_arrays(g, w), n);
+}
+
+/* By how many places an expert has on average. */
+template <int R, int P>
+static void launch_rows(hd_stream *s, const grouped_job &g, const hd_weight *w) {
+    if (g.n_places > 24 * g.n_experts) return launch_many<R, P, 64>(s, g, w);
+    if (g.n_places > 8 * g.n_experts) return launch_many<R, P, 32>(s, g, w);
+    const few_plan plan = plan_few(w->rows, most_tiles(g, FEW_ROWS), hd_stream_workers(s));
+    const int groups = plan.groups < MAX_GROUPS ? plan.groups : MAX_GROUPS;
+    if (plan.tiles == 1) {
+        launch_few<R, P, 1>(hd_cuda_stream(s), g, w, groups);
+    } else {
+        launch_few<R, P, 2>(hd_cuda_stream(s), g, w, groups);
+    }
+}
+
+static reading reading_of_all(const hd_weight *w, int32_t n, bool fits) {
+    for (int32_t i = 0; i < n; i++) {
+        if (reading_of(&w[i], fits) == READ_ANY) return READ_ANY;
+    }
+    return reading_of(w, fits);
+}
+
+template <int P>
+static void multiply_experts(hd_stream *s, const grouped_job &g, const hd_weight *w) {
+    cudaStream_t queue = hd_cuda_stream(s);
+    switch (reading_of_all(w, g.n_experts, x_fits(g.x, w->cols, 0))) {
+    case READ_BF16:
+        return launch_rows<READ_BF16, P>(s, g, w);
+    case READ_E4M3:
+        return launch_rows<READ_E4M3, P>(s, g, w);
+    case READ_E2M1:
+        return launch_rows<READ_E2M1, P>(s, g, w);
+    case READ_F32:
+        if (g.n_places < 8 * g.n_experts) return launch_product<READ_F32, 4, 1>(queue, g, w);
+        return launch_product<READ_F32, 16, 2>(queue, g, w);
+    case READ_ANY:
+        return launch_product<READ_ANY, 4, 1>(queue, g, w);
+    }
+}
+
+template <int P>
+static void linear_grouped(hd_stream *s, const hd_linear_grouped_args *a) {
+    if (a->n_places == 0) return;
+    for (int32_t first = 0; first < a->n_experts; first += MAX_EXPERTS) {
+        const int32_t left = a->n_experts - first;
+        const grouped_job g = {acts(a->out),
+                               acts(a->x),
+                               a->offset + first,
+                               a->assignment,
+                               left < MAX_EXPERTS ? left : MAX_EXPERTS,
+                               a->top_k,
+                               a->n_places};
+        multiply_experts<P>(s, g, a->w + first);
+    }
+    hd_cuda_check(s, "linear_grouped");
+}
+
+void hd_linear_grouped_cuda(hd_stream *s, const hd_linear_grouped_args *a) {
+    linear_grouped<EXACT>(s, a);
+}
+
+void hd_linear_grouped_cuda_fast(hd_stream *s, const hd_linear_grouped_args *a) {
+    linear_grouped<FAST>(s, a);
+}

@@ -1,0 +1,22 @@
+/* table_cuda.cu - the table of the CUDA operators. */
+#include "ops/cuda/cuda_internal.cuh"
+
+extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool library) {
+    *t = {};
+    t->name = library                ? "cuda, fast, not batch-invariant"
+              : precision == HD_FAST ? "cuda, fast"
+                                     : "cuda";
+    t->act_bytes = sizeof(cuda_act);
+    t->precision = precision;
+#define X(op) t->op = hd_##op##_cuda;
+    HD_COMMON_OP_LIST(X)
+#undef X
+    if (precision != HD_FAST) return;
+#define X(op) t->op = hd_##op##_cuda_fast;
+    FAST_OP_LIST(X)
+#undef X
+    if (!library) return;
+#define X(op) t->op = hd_##op##_cuda_library;
+    LIBRARY_OP_LIST(X)
+#undef X
+}

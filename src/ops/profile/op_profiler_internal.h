@@ -1,0 +1,27 @@
+/* op_profiler_internal.h - what one call of an operator moves and computes: op_cost.c, for op_profiler.c. */
+#ifndef HD_OPS_PROFILE_OP_PROFILER_INTERNAL_H
+#define HD_OPS_PROFILE_OP_PROFILER_INTERNAL_H
+
+#include "ops/ops.h"
+
+typedef struct ops_cost {
+    const hd_weight *w;
+    int32_t rows, outs, ins;
+    int32_t used; /* experts that have rows */
+    double bytes, flops;
+} ops_cost;
+
+/* Reads numbers that lie where the op reads them: host memory, or a device's through its
+ * stream, which then waits. */
+typedef struct ops_reader {
+    hd_stream *stream; /* NULL: host memory */
+    int32_t act_bytes;
+    int32_t *copy; /* [cap] */
+    int32_t cap;
+} ops_reader;
+
+#define X(op) ops_cost ops_cost_##op(ops_reader *r, const hd_##op##_args *a);
+HD_OP_LIST(X)
+#undef X
+
+#endif

@@ -1,0 +1,58 @@
+/* act_internal.h - what CPU ops know about activations, pages and rings. */
+#ifndef HD_OPS_REF_ACT_INTERNAL_H
+#define HD_OPS_REF_ACT_INTERNAL_H
+
+#include <math.h>
+
+#include "ops/ops.h"
+
+/* On the CPU an activation element is a float. */
+static inline float *act(hd_act *a) {
+    return (float *)a;
+}
+
+static inline const float *act_in(const hd_act *a) {
+    return (const float *)a;
+}
+
+static inline int64_t stride_or(int32_t stride, int32_t natural) {
+    return stride ? stride : natural;
+}
+
+static inline float *paged_entry(const hd_paged *p, int32_t seq, int32_t entry) {
+    int64_t page = p->table[(int64_t)seq * p->table_stride + entry / p->page_entries];
+    return act(p->data) + (page * p->page_entries + entry % p->page_entries) * p->width;
+}
+
+static inline float *ring_row(const hd_ring *r, int32_t seq, int32_t pos) {
+    int64_t page = r->table[(int64_t)seq * r->table_stride + pos / r->page_tokens];
+    return r->data + (page * r->ring + pos % r->ring) * r->width;
+}
+
+/* Entries a query at pos may see: complete blocks up to and including its own position. */
+static inline int32_t visible_entries(int32_t pos, int32_t ratio) {
+    return ratio ? (pos + 1) / ratio : 0;
+}
+
+/* The product is rounded to float32 first, as every reference does; at long range that decides
+ * the angle (models.md 2.1.4). */
+static inline float rope_angle(int32_t pos, float freq) {
+    return (float)pos * freq;
+}
+
+static inline float sigmoid(float x) {
+    return 1.0f / (1.0f + expf(-x));
+}
+
+static inline float silu(float x) {
+    return x * sigmoid(x);
+}
+
+static inline void rotate_pair(float *out, const float *x, int64_t first, int64_t second,
+                               float c, float s) {
+    float a = x[first], b = x[second];
+    out[first] = a * c - b * s;
+    out[second] = a * s + b * c;
+}
+
+#endif

@@ -1,0 +1,154 @@
+/* moe_ref.c - choosing experts, sorting tokens by expert, summing the results, in plain C. */
+#include <string.h>
+
+#include "ops/ref/act_internal.h"
+#include "ops/ref/ref_internal.h"
+
+/* sqrt(softplus(x)); above 20 softplus is x to float precision, and exp would overflow later */
+static float sqrt_softplus(float x) {
+    return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
+}
+
+static void score_experts(const hd_route_args *a, const float *logits, float *score) {
+    const int32_t n = a->rule.n_experts;
+    float top = -INFINITY;
+    double total = 0.0;
+    switch (a->rule.score) {
+    case HD_SCORE_SOFTMAX:
+        for (int32_t e = 0; e < n; e++) top = fmaxf(top, logits[e]);
+        for (int32_t e = 0; e < n; e++) total += exp((double)(logits[e] - top));
+        for (int32_t e = 0; e < n; e++) {
+            score[e] = (float)(exp((double)(logits[e] - top)) / total);
+        }
+        break;
+    case HD_SCORE_SIGMOID:
+        for (int32_t e = 0; e < n; e++) score[e] = sigmoid(logits[e]);
+        break;
+    case HD_SCORE_SQRT_SOFTPLUS:
+        for (int32_t e = 0; e < n; e++) score[e] = sqrt_softplus(logits[e]);
+        break;
+    }
+}
+
+static float group_score(const hd_route_rule *rule, const float *choice, int32_t group) {
+    const int32_t size = rule->n_experts / rule->n_groups;
+    float best = -INFINITY, second = -INFINITY;
+    for (int32_t e = group * size; e < (group + 1) * size; e++) {
+        if (choice[e] > best) {
+            second = best;
+            best = choice[e];
+        } else if (choice[e] > second) {
+            second = choice[e];
+        }
+    }
+    return rule->group_rule == HD_GROUPS_MAX || size == 1 ? best : best + second;
+}
+
+/* Sets the choice of every expert outside the top_groups best groups to -inf. */
+static void keep_best_groups(const hd_route_rule *rule, float *choice) {
+    const int32_t size = rule->n_experts / rule->n_groups;
+    float *kept = choice + rule->n_experts; /* the caller left room for one flag per group */
+    /* A group goes if top_groups others beat it; a lower number wins a tie. All groups are
+     * judged before any is masked. */
+    for (int32_t g = 0; g < rule->n_groups; g++) {
+        float own = group_score(rule, choice, g);
+        int32_t ahead = 0;
+        for (int32_t o = 0; o < rule->n_groups; o++) {
+            float other = group_score(rule, choice, o);
+            ahead += other > own || (other == own && o < g);
+        }
+        kept[g] = ahead < rule->top_groups ? 1.0f : 0.0f;
+    }
+    for (int32_t e = 0; e < rule->n_experts; e++) {
+        if (kept[e / size] == 0.0f) choice[e] = -INFINITY;
+    }
+}
+
+static void choose(const hd_route_rule *rule, float *choice, int32_t *expert) {
+    for (int32_t k = 0; k < rule->top_k; k++) {
+        int32_t best = -1;
+        for (int32_t e = 0; e < rule->n_experts; e++) {
+            bool taken = false;
+            for (int32_t j = 0; j < k; j++) taken |= expert[j] == e;
+            if (!taken && (best < 0 || choice[e] > choice[best])) best = e;
+        }
+        expert[k] = best;
+    }
+}
+
+int32_t ops_route_scratch(const hd_route_rule *rule) {
+    return 2 * rule->n_experts + rule->n_groups;
+}
+
+void ops_route_row(const hd_route_args *a, int32_t row, float *scratch) {
+    const hd_route_rule *rule = &a->rule;
+    const int32_t n = rule->n_experts, k = rule->top_k;
+    float *score = scratch, *choice = scratch + n;
+    int32_t *expert = a->expert + (int64_t)row * k;
+    float *weight = a->weight + (int64_t)row * k;
+    score_experts(a, a->logits + (int64_t)row * n, score);
+    if (a->table) {
+        memcpy(expert, a->table + (int64_t)a->tokens[row] * k, (size_t)k * sizeof *expert);
+    } else {
+        for (int32_t e = 0; e < n; e++) choice[e] = score[e] + (a->bias ? a->bias[e] : 0.0f);
+        if (rule->group_rule != HD_GROUPS_NONE) keep_best_groups(rule, choice);
+        choose(rule, choice, expert);
+    }
+    float total = 0.0f;
+    for (int32_t j = 0; j < k; j++) total += score[expert[j]];
+    for (int32_t j = 0; j < k; j++) {
+        float w = score[expert[j]];
+        if (rule->normalize) w /= total + 1e-20f;
+        weight[j] = w * rule->scale;
+    }
+}
+
+void hd_route_ref(hd_stream *s, const hd_route_args *a) {
+    const size_t n = (size_t)ops_route_scratch(&a->rule);
+    float *scratch = hd_stream_scratch(s, 0, n * sizeof *scratch);
+    for (int32_t r = 0; r < a->rows; r++) ops_route_row(a, r, scratch);
+}
+
+void hd_permute_ref(hd_stream *s, const hd_permute_args *a) {
+    (void)s;
+    const int32_t n = a->rows * a->top_k;
+    memset(a->offset, 0, (size_t)(a->n_experts + 1) * sizeof *a->offset);
+    for (int32_t i = 0; i < n; i++) a->offset[a->expert[i] + 1]++;
+    for (int32_t e = 0; e < a->n_experts; e++) a->offset[e + 1] += a->offset[e];
+    for (int32_t i = 0; i < n; i++) {
+        int32_t at = a->offset[a->expert[i]]++; /* shifts every offset to its successor */
+        a->assignment[at] = i;
+        a->place[i] = at;
+    }
+    memmove(a->offset + 1, a->offset, (size_t)a->n_experts * sizeof *a->offset);
+    a->offset[0] = 0;
+    for (int32_t i = 0; a->load && i < n; i++) {
+        if (!a->live || a->live[i / a->top_k]) a->load[a->expert[i]]++;
+    }
+}
+
+int32_t ops_next_choice(const int32_t *place, int32_t top_k, int32_t after) {
+    int32_t best = -1;
+    for (int32_t j = 0; j < top_k; j++) {
+        if (place[j] > after && (best < 0 || place[j] < place[best])) best = j;
+    }
+    return best;
+}
+
+void hd_combine_ref(hd_stream *s, const hd_combine_args *a) {
+    (void)s;
+    for (int32_t t = 0; t < a->rows; t++) {
+        const int32_t *place = a->place + (int64_t)t * a->top_k;
+        for (int32_t c = 0; c < a->cols; c++) {
+            double sum = a->shared ? (double)act_in(a->shared)[(int64_t)t * a->cols + c] : 0.0;
+            int32_t after = -1;
+            for (int32_t k = 0; k < a->top_k; k++) {
+                int32_t j = ops_next_choice(place, a->top_k, after);
+                after = place[j];
+                double weight = a->weight ? (double)a->weight[(int64_t)t * a->top_k + j] : 1.0;
+                sum += weight * (double)act_in(a->y)[(int64_t)after * a->cols + c];
+            }
+            act(a->out)[(int64_t)t * a->cols + c] = (float)sum;
+        }
+    }
+}

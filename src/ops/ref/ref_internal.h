@@ -1,0 +1,22 @@
+/* ref_internal.h - every op's reference, declared from the one list. */
+#ifndef HD_OPS_REF_REF_INTERNAL_H
+#define HD_OPS_REF_REF_INTERNAL_H
+
+#include "ops/ops.h"
+
+#define X(op) hd_##op##_fn hd_##op##_ref;
+HD_OP_LIST(X)
+#undef X
+
+/* One row of route, and the floats of scratch it wants. */
+void ops_route_row(const hd_route_args *a, int32_t row, float *scratch);
+int32_t ops_route_scratch(const hd_route_rule *rule);
+
+/* The choice j of a token with the smallest place above `after`: its next expert in order of
+ * number. */
+int32_t ops_next_choice(const int32_t *place, int32_t top_k, int32_t after);
+
+/* Notes token i, which is not negative. */
+void ops_count_token(const hd_count_tokens_args *a, int32_t i);
+
+#endif

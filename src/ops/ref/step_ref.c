@@ -1,0 +1,126 @@
+/* step_ref.c - what varies in a step of a fixed shape: from cursors to rows and back. */
+#include <string.h>
+
+#include "base/philox.h"
+#include "base/progress.h"
+#include "ops/ref/ref_internal.h"
+
+enum { DRAW_FORCED = 2 }; /* high counter word; the draws of tokens have 1 */
+
+/* ---- before the forward pass ---- */
+
+/* How many of n drafts a benchmark lets stand. */
+static int32_t forced(const hd_acceptance *p, uint64_t seed, int32_t position, int32_t n) {
+    const float luck = hd_philox_unit(hd_philox_at(seed, DRAW_FORCED, (uint64_t)position).v[0]);
+    int32_t standing = 0;
+    while (standing < n && luck < p->least[standing]) standing++;
+    return standing;
+}
+
+/* Where sequence i begins, and how many of its drafts may stand; -1 where it is nobody's. */
+static int32_t begin(const hd_lay_step_args *a, int32_t i, hd_cursor *from) {
+    const hd_step_seq *q = &a->seqs[i];
+    memset(from, 0, sizeof *from);
+    if (i >= *a->n_live) return -1;
+    const hd_cursor *at = q->fresh ? &q->at : &a->cursor[q->slot];
+    if (!q->fresh && at->position + 2 * a->n_drafts >= q->room) return -1;
+    *from = *at;
+    if (q->fresh) a->cursor[q->slot] = *at;
+    if (a->forced.least[0] <= 0.0f) return q->n_drafts;
+    return forced(&a->forced, a->params[q->slot].seed, at->position + 1, q->n_drafts);
+}
+
+static void lay_row(const hd_lay_step_args *a, int32_t i, int32_t k, const hd_cursor *from) {
+    const int32_t row = i * (1 + a->n_drafts) + k, standing = a->standing[i];
+    a->token[row] = k ? from->draft[k - 1] : from->token;
+    a->pos[row] = from->position + k;
+    a->seq[row] = i;
+    a->logit_row[row] = row;
+    a->live[row] = k <= standing;
+    a->slot[row] = standing < 0 ? a->idle_slot : a->seqs[i].slot;
+    a->position[row] = from->position + k + 1;
+    a->n_drafted[row] = k;
+    a->given[row] = a->forced.least[0] > 0.0f && k < standing ? from->draft[k] : -1;
+}
+
+void hd_lay_step_ref(hd_stream *s, const hd_lay_step_args *a) {
+    (void)s;
+    for (int32_t i = 0; i < a->n; i++) {
+        hd_cursor from;
+        a->standing[i] = begin(a, i, &from);
+        a->first_row[i] = i * (1 + a->n_drafts);
+        a->start[i] = from.position;
+        for (int32_t k = 0; k <= a->n_drafts; k++) lay_row(a, i, k, &from);
+        if (a->standing[i] >= 0) continue;
+        for (int life = 0; life < 2; life++) {
+            int32_t *table = a->table[life] + (int64_t)i * a->table_stride;
+            for (int32_t p = 0; p < a->table_stride; p++) table[p] = a->scratch_page[life];
+        }
+    }
+    a->first_row[a->n] = a->n * (1 + a->n_drafts);
+    *a->turn = !*a->turn;
+}
+
+/* ---- behind it ---- */
+
+static void count(const hd_settle_step_args *a, int32_t slot, const int32_t *token, int32_t n) {
+    uint16_t *counts = a->counts + (int64_t)a->params[slot].counts_row * a->vocab;
+    for (int32_t k = 0; k < n; k++) {
+        if (token[k] < 0) continue;
+        if ((counts[token[k]] & HD_COUNT_OUTPUT) < HD_COUNT_OUTPUT) counts[token[k]]++;
+    }
+}
+
+/* A row that failed gives no token; 0 stands in for it. */
+static int32_t token_or_zero(int32_t token) {
+    return token < 0 ? 0 : token;
+}
+
+static void settle_one(const hd_settle_step_args *a, int32_t i) {
+    const int32_t first = i * (1 + a->n_drafts), slot = a->seqs[i].slot;
+    const int32_t *token = a->token + first, *input = a->input + first;
+    int32_t *next = a->next_token + first, stood = 0;
+    while (stood < a->standing[i] && token[stood] == input[stood + 1]) stood++;
+    a->accepted[i] = a->standing[i] < 0 ? -1 : stood;
+    a->wanted[i] = first + stood;
+    for (int32_t k = 0; k <= a->n_drafts; k++) {
+        next[k] = k <= stood ? token_or_zero(token[k]) : 0;
+    }
+    if (a->standing[i] < 0) return;
+    a->cursor[slot].position += stood + 1;
+    a->cursor[slot].token = token_or_zero(token[stood]);
+    if (hd_has_penalty(&a->params[slot])) count(a, slot, token, stood + 1);
+}
+
+void hd_settle_step_ref(hd_stream *s, const hd_settle_step_args *a) {
+    (void)s;
+    for (int32_t i = 0; i < a->n; i++) settle_one(a, i);
+}
+
+void hd_lay_draft_ref(hd_stream *s, const hd_lay_draft_args *a) {
+    (void)s;
+    for (int32_t i = 0; i < a->n; i++) {
+        static const hd_cursor nobodys;
+        hd_cursor *c = &a->cursor[a->seqs[i].slot];
+        const bool live = a->standing[i] >= 0;
+        const hd_cursor *from = live ? c : &nobodys;
+        a->draft[i * a->n_drafts + a->at] = a->guess[i];
+        if (live) c->draft[a->at] = a->guess[i];
+        a->token[i] = a->at ? from->draft[a->at - 1] : from->token;
+        a->next_token[i] = a->guess[i];
+        a->pos[i] = a->start[i] = from->position + a->at;
+        a->seq[i] = a->logit_row[i] = a->first_row[i] = i;
+    }
+    a->first_row[a->n] = a->n;
+}
+
+void hd_carry_ref(hd_stream *s, const hd_carry_args *a) {
+    (void)s;
+    const int32_t turn = *a->turn, bytes = a->bytes ? *a->bytes : a->most;
+    if (bytes > 0) memcpy(a->to[turn], a->from[turn], (size_t)bytes);
+}
+
+void hd_stamp_ref(hd_stream *s, const hd_stamp_args *a) {
+    (void)s;
+    *a->at = hd_now_ns();
+}

@@ -1,9 +1,0 @@
-/* sample_avx2.c - the weights of candidates, eight at a time: the loop of sample_internal.h as
- * the compiler vectorizes it for this instruction set, to the same bits. */
-#include "ops/kernels_internal.h"
-#include "ops/sample_internal.h"
-
-void ops_weigh_avx2(float *z, uint64_t *weight, const float *y, int32_t n, float max,
-                    float inverse) {
-    ops_weigh(z, weight, y, n, max, inverse);
-}

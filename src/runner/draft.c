@@ -1,0 +1,127 @@
+/* draft.c - what the MTP layer says comes next, for the works that want drafts.
+ *
+ * It runs once over the rows of the step, which keeps its own keys complete and gives the first
+ * draft, then over one row per work for each further one. */
+#include "base/checked.h"
+#include "runner/model_runner_internal.h"
+
+/* Every row learns the token behind it, so that the MTP layer's own keys stay complete; rows of
+ * refused drafts get any token, they will be written again. The works that want drafts, the
+ * most wanting first, keep one wanted row each: that of their last accepted token. */
+static int32_t plan_drafts(hd_executor *x, const hd_work *works, int32_t n,
+                           const hd_chosen *chosen) {
+    hd_batch *b = &x->batch;
+    int32_t drafting = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const hd_work *w = &works[i];
+        const hd_chosen *c = &chosen[i];
+        const int32_t first = b->host.first_row[i + 1] - w->n_choose;
+        for (int32_t k = 0; k < w->n_choose; k++) {
+            const bool good = k < c->n_tokens && c->tokens[k] >= 0;
+            b->host.next_tokens[first + k] = good ? c->tokens[k] : 0;
+        }
+        if (!w->want_drafts || !w->n_choose || c->status != HD_OK) continue;
+        int32_t at = drafting++;
+        for (; at > 0 && works[x->drafting[at - 1]].want_drafts < w->want_drafts; at--) {
+            x->drafting[at] = x->drafting[at - 1];
+        }
+        x->drafting[at] = i;
+    }
+    b->n_logits = drafting;
+    for (int32_t k = 0; k < drafting; k++) {
+        const int32_t i = x->drafting[k];
+        b->host.logit_rows[k] =
+            b->host.first_row[i + 1] - works[i].n_choose + chosen[i].n_tokens - 1;
+    }
+    return drafting;
+}
+
+/* What a work's guide says of its next draft, if those before it stand. */
+static exec_limit limit_draft(hd_executor *x, const hd_work *w, const hd_chosen *c,
+                              uint32_t *mask) {
+    exec_reply *trial = &x->replies[x->o.n_slots];
+    const int32_t chosen_from = w->start + w->n - w->n_choose + 1;
+    exec_reply_copy(trial, &x->replies[w->slot]);
+    for (int32_t k = 0; k < c->n_drafts; k++) {
+        exec_reply_advance(trial, &x->masks, c->drafts[k]);
+    }
+    return exec_reply_limit(trial, &x->masks, chosen_from + c->n_tokens + c->n_drafts, mask);
+}
+
+/* Drafts that a guide forbids would only be refused. The masks are made while the device
+ * computes what they are for; false: there are none. */
+static bool lay_masks(hd_executor *x, const hd_work *works, int32_t n,
+                      const hd_chosen *chosen) {
+    int32_t used = 0, limited = 0;
+    for (int32_t k = 0; x->replies && k < n; k++) {
+        const int32_t i = x->drafting[k];
+        const exec_limit limit = limit_draft(x, &works[i], &chosen[i], exec_mask_at(x, used));
+        x->host.draft_mask[k] = exec_mask_row(x, limit, &used);
+        limited += limit != EXEC_FREE;
+    }
+    if (!limited) return false;
+    hd_stream_upload(x->env.stream, x->device.draft_mask, x->host.draft_mask,
+                     (size_t)n * sizeof *x->host.draft_mask);
+    exec_upload_masks(x, used);
+    return true;
+}
+
+/* The greedy choice of each wanted row becomes the next draft of its work. */
+static hd_status take_drafts(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
+                             hd_err *err) {
+    const bool masked = lay_masks(x, works, n, chosen);
+    x->env.ops->argmax(x->env.stream, &(hd_argmax_args){.token = x->device.token,
+                                                        .logits = hd_model_logits(x->model, 0),
+                                                        .mask = masked ? x->mask.device : NULL,
+                                                        .mask_row = x->device.draft_mask,
+                                                        .rows = n,
+                                                        .vocab = x->env.spec->vocab,
+                                                        .n_ids = x->o.n_ids});
+    hd_stream_download(x->env.stream, x->host.token, x->device.token,
+                       (size_t)n * sizeof(int32_t));
+    HD_TRY(hd_stream_sync(x->env.stream, err));
+    for (int32_t k = 0; k < n; k++) {
+        hd_chosen *c = &chosen[x->drafting[k]];
+        c->drafts[c->n_drafts++] = x->host.token[k];
+    }
+    return HD_OK;
+}
+
+/* One row per work that wants a further draft, one position on. */
+static int32_t fill_chain(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen) {
+    int32_t rows = 0;
+    hd_batch_reset(&x->chain);
+    for (; rows < n; rows++) {
+        const hd_work *w = &works[x->drafting[rows]];
+        const hd_chosen *c = &chosen[x->drafting[rows]];
+        if (hd_min_i32(w->want_drafts, x->n_drafts) <= c->n_drafts) break;
+        const int32_t before =
+            c->n_drafts > 1 ? c->drafts[c->n_drafts - 2] : c->tokens[c->n_tokens - 1];
+        hd_batch_add(&x->chain,
+                     &(hd_batch_seq){
+                         .tokens = &before,
+                         .n = 1,
+                         .start = w->start + w->n - w->n_choose + c->n_tokens - 1 + c->n_drafts,
+                         .after = c->drafts[c->n_drafts - 1],
+                         .n_logits = 1,
+                         .pages = {w->pages[0], w->pages[1]},
+                         .n_pages = w->n_pages
+        });
+    }
+    return rows;
+}
+
+hd_status exec_draft(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
+                     hd_err *err) {
+    hd_batch *step = &x->batch, *chain = &x->chain;
+    int32_t rows = plan_drafts(x, works, n, chosen);
+    hd_batch_upload(step, x->env.stream);
+    hd_model_draft(x->model, x->kv, &step, 1, false);
+    if (rows) HD_TRY(take_drafts(x, works, rows, chosen, err));
+    while ((rows = fill_chain(x, works, rows, chosen)) > 0) {
+        hd_batch_upload(chain, x->env.stream);
+        hd_model_draft(x->model, x->kv, &chain, 1, true);
+        HD_TRY(take_drafts(x, works, rows, chosen, err));
+    }
+    return HD_OK;
+}

@@ -1,0 +1,289 @@
+/* model_runner.c - a model that runs steps: its memory, the requests in its slots, one step. */
+#include "runner/model_runner.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "base/checked.h"
+#include "runner/model_runner_internal.h"
+
+enum { MASK_CACHE_BYTES = 32 << 20 };
+
+/* ---- memory ---- */
+
+static int32_t logits_rows(const hd_executor_options *o) {
+    const int32_t asked = o->choice_rows ? o->choice_rows : o->n_slots * HD_MAX_CHOSEN;
+    return hd_min_i32(o->step_rows, asked);
+}
+
+static void *take(hd_arena *a, int64_t n, size_t element) {
+    return hd_arena_take(a, (size_t)n * element, 64);
+}
+
+static void place(exec_view *v, hd_arena *a, const hd_executor *x) {
+    int32_t **const lists[] = {&v->slot,      &v->position,  &v->input,
+                               &v->n_drafted, &v->given,     &v->draft,
+                               &v->mask_row,  &v->count_row, &v->count_token};
+    const int64_t tops = (int64_t)x->n_rows * HD_MAX_TOP_LOGPROBS;
+    v->params = take(a, (int64_t)x->o.n_slots + 1, sizeof *v->params);
+    v->bias = take(a, (int64_t)x->o.n_slots * HD_MAX_BIAS, sizeof *v->bias);
+    v->draft_mask = take(a, x->o.n_slots, sizeof *v->draft_mask);
+    v->rows_at = a->used;
+    for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = take(a, x->n_rows, sizeof(int32_t));
+    v->first_row = take(a, x->o.n_slots + 1, sizeof *v->first_row);
+    v->outs_at = a->used;
+    v->token = take(a, x->n_rows, sizeof *v->token);
+    v->accepted = take(a, x->o.n_slots, sizeof *v->accepted);
+    v->next = take(a, x->o.n_slots, sizeof *v->next);
+    v->top_id = take(a, tops, sizeof *v->top_id);
+    v->logprob = take(a, x->n_rows, sizeof *v->logprob);
+    v->top_logprob = take(a, tops, sizeof *v->top_logprob);
+    v->end = a->used;
+}
+
+static hd_status open_twin(exec_twin *t, hd_device *d, size_t bytes, const char *what,
+                           hd_err *err) {
+    t->bytes = bytes;
+    HD_TRY(hd_device_alloc(d, &t->device, bytes, what, err));
+    return hd_device_alloc_host(d, &t->host, bytes, what, err);
+}
+
+static void close_twin(exec_twin *t, hd_device *d) {
+    hd_device_release(d, t->host);
+    hd_device_release(d, t->device);
+}
+
+static size_t counts_bytes(const hd_executor *x) {
+    return (size_t)x->o.n_slots * (size_t)x->env.spec->vocab * sizeof *x->counts;
+}
+
+static hd_status open_sampling(hd_executor *x, hd_err *err) {
+    void *counts;
+    hd_arena a = hd_arena_measure();
+    place(&x->host, &a, x);
+    HD_TRY(open_twin(&x->sampling, x->env.device, a.peak, "sampling", err));
+    a = hd_arena_over(x->sampling.host, x->sampling.bytes);
+    place(&x->host, &a, x);
+    a = hd_arena_over(x->sampling.device, x->sampling.bytes);
+    place(&x->device, &a, x);
+    HD_TRY(hd_device_alloc(x->env.device, &counts, counts_bytes(x), "token counts", err));
+    x->counts = counts;
+    return HD_OK;
+}
+
+/* Guides need a vocabulary; the constant mask goes to the device once. */
+static hd_status open_guides(hd_executor *x, hd_err *err) {
+    exec_masks *m = &x->masks;
+    if (!x->o.vocab) return HD_OK;
+    const hd_model_spec *c = x->env.spec;
+    *m = (exec_masks){.vocab = x->o.vocab,
+                      .eos = c->eos,
+                      .n_eos = c->n_eos,
+                      .words = hd_grammar_vocab_words(x->o.vocab)};
+    if (m->words != hd_ceil_div(c->vocab, 32)) {
+        return HD_FAIL(err, HD_EINVAL, "grammar masks of %d words for %d rows of logits",
+                       m->words, c->vocab);
+    }
+    const size_t row = (size_t)m->words * sizeof(uint32_t);
+    HD_TRY(
+        open_twin(&x->mask, x->env.device, ((size_t)x->n_rows + 1) * row, "token masks", err));
+    HD_TRY(hd_grammar_masks_open(&m->cache, m->vocab, MASK_CACHE_BYTES, err));
+    x->replies = calloc((size_t)x->o.n_slots + 1, sizeof *x->replies);
+    m->scratch = malloc(sizeof *m->scratch);
+    if (!x->replies || !m->scratch) {
+        return HD_FAIL(err, HD_ENOMEM, "no memory for %d guides", x->o.n_slots);
+    }
+    exec_mask_no_end(m, exec_mask_at(x, x->n_rows));
+    hd_stream_upload(x->env.stream, (uint8_t *)x->mask.device + (size_t)x->n_rows * row,
+                     exec_mask_at(x, x->n_rows), row);
+    return hd_stream_sync(x->env.stream, err);
+}
+
+static hd_status open_all(hd_executor *x, hd_err *err) {
+    const hd_executor_options *o = &x->o;
+    const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
+    const int32_t scratch = o->fixed_steps; /* a page that nobody reads */
+    const hd_model_limits limits = {.rows = o->step_rows,
+                                    .logits = x->n_rows,
+                                    .positions = o->positions + scratch * EXEC_REACH_AHEAD,
+                                    .expert_rows = o->expert_rows};
+    const hd_kv_options kv = {
+        .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},
+        .n_snapshots = o->n_snapshots,
+        .act_bytes = x->env.ops->act_bytes,
+        .max_drafts = x->n_drafts
+    };
+    const hd_batch_limits step = {o->step_rows, o->n_slots, o->lease_pages};
+    const hd_batch_limits chain = {o->n_slots, o->n_slots, o->lease_pages};
+    HD_TRY(hd_model_open(&x->model, &x->env, &limits, 1, err));
+    HD_TRY(hd_kv_open(&x->kv, x->env.spec, n_layers, x->env.device, &kv, err));
+    HD_TRY(hd_batch_open(&x->batch, &step, x->env.device, err));
+    HD_TRY(hd_batch_open(&x->chain, &chain, x->env.device, err));
+    HD_TRY(open_sampling(x, err));
+    HD_TRY(open_guides(x, err));
+    if (o->fixed_steps) HD_TRY(exec_fixed_open(x, err));
+    const size_t n = (size_t)o->n_slots;
+    x->places = calloc(n, sizeof *x->places);
+    x->drafting = calloc(n, sizeof *x->drafting);
+    if (x->places && x->drafting) return HD_OK;
+    return HD_FAIL(err, HD_ENOMEM, "no memory for %d slots", o->n_slots);
+}
+
+hd_status hd_executor_open(hd_executor **out, const hd_model_env *env,
+                           const hd_executor_options *options, hd_err *err) {
+    *out = NULL;
+    hd_executor *x = calloc(1, sizeof *x);
+    if (!x) return HD_FAIL(err, HD_ENOMEM, "no memory for an executor");
+    x->env = *env;
+    x->o = *options;
+    x->n_rows = logits_rows(options);
+    x->n_drafts = hd_weights_n_mtp(env->weights) ? options->max_drafts : 0;
+    hd_status st = open_all(x, err);
+    if (st == HD_OK) {
+        *out = x;
+    } else {
+        hd_executor_close(x);
+    }
+    return st;
+}
+
+void hd_executor_close(hd_executor *x) {
+    if (!x) return;
+    if (x->fixed.on) exec_fixed_close(x);
+    hd_batch_close(&x->batch);
+    hd_batch_close(&x->chain);
+    close_twin(&x->sampling, x->env.device);
+    close_twin(&x->mask, x->env.device);
+    hd_device_release(x->env.device, x->counts);
+    hd_grammar_masks_close(x->masks.cache);
+    hd_kv_close(x->kv);
+    hd_model_close(x->model);
+    free(x->replies);
+    free(x->masks.scratch);
+    free(x->places);
+    free(x->drafting);
+    free(x);
+}
+
+size_t hd_executor_bytes(const hd_executor *x) {
+    const size_t replies = x->replies ? ((size_t)x->o.n_slots + 1) * sizeof *x->replies : 0;
+    return hd_model_bytes(x->model) + x->batch.bytes + x->chain.bytes + x->sampling.bytes +
+           x->mask.bytes + replies + (x->replies ? MASK_CACHE_BYTES : 0) + counts_bytes(x) +
+           x->fixed.bytes;
+}
+
+/* ---- requests ---- */
+
+/* Counts n tokens of one kind for a slot, as many at a time as there are rows. */
+static void count(hd_executor *x, int32_t slot, const int32_t *tokens, int32_t n, bool prompt) {
+    for (int32_t i = 0; i < n; i += x->n_rows) {
+        const int32_t some = hd_min_i32(n - i, x->n_rows);
+        for (int32_t k = 0; k < some; k++) x->host.count_row[k] = slot;
+        memcpy(x->host.count_token, tokens + i, (size_t)some * sizeof *tokens);
+        exec_upload_rows(x);
+        x->env.ops->count_tokens(x->env.stream,
+                                 &(hd_count_tokens_args){.counts = x->counts,
+                                                         .row = x->device.count_row,
+                                                         .token = x->device.count_token,
+                                                         .n = some,
+                                                         .vocab = x->env.spec->vocab,
+                                                         .prompt = prompt});
+    }
+}
+
+static void clear_counts(hd_executor *x, int32_t slot) {
+    x->host.count_row[0] = slot;
+    exec_upload_rows(x);
+    x->env.ops->count_tokens(x->env.stream,
+                             &(hd_count_tokens_args){.counts = x->counts,
+                                                     .clear = x->device.count_row,
+                                                     .n_clear = 1,
+                                                     .vocab = x->env.spec->vocab});
+}
+
+static void set_params(hd_executor *x, int32_t slot, const hd_choosing *choosing) {
+    hd_sampling *p = &x->host.params[slot];
+    hd_logit_bias *bias = x->host.bias + (int64_t)slot * HD_MAX_BIAS;
+    const int32_t n = choosing->params.n_bias + choosing->params.n_ban;
+    assert(n <= HD_MAX_BIAS);
+    *p = choosing->params;
+    p->counts_row = slot;
+    p->bias_at = slot * HD_MAX_BIAS;
+    p->ban_at = p->bias_at + p->n_bias;
+    p->relaxed_top = choosing->guide ? choosing->guide->relaxed_top : 0;
+    p->relaxed_delta = choosing->guide ? choosing->guide->relaxed_delta : 0.0f;
+    if (p->n_bias) memcpy(bias, choosing->bias, (size_t)p->n_bias * sizeof *bias);
+    for (int32_t i = 0; i < p->n_ban; i++) bias[p->n_bias + i].id = choosing->ban[i];
+    hd_stream_upload(x->env.stream, &x->device.params[slot], p, sizeof *p);
+    hd_stream_upload(x->env.stream, x->device.bias + p->bias_at, bias,
+                     (size_t)n * sizeof *bias);
+}
+
+static void set_reply(hd_executor *x, int32_t slot, const hd_guide *guide,
+                      const int32_t *tokens, int32_t n) {
+    assert(x->replies || !guide);
+    if (!x->replies) return;
+    exec_reply *r = &x->replies[slot];
+    exec_reply_start(r, x->o.forced.least[0] > 0.0f ? NULL : guide);
+    for (int32_t i = 0; i < n; i++) exec_reply_advance(r, &x->masks, tokens[i]);
+}
+
+void hd_executor_enter(hd_executor *x, int32_t slot, const hd_choosing *choosing,
+                       const int32_t *tokens, int32_t n, int32_t n_prompt) {
+    if (x->fixed.on) exec_forget_slot(x, slot);
+    set_params(x, slot, choosing);
+    set_reply(x, slot, choosing->guide, tokens + n_prompt, n - n_prompt);
+    if (hd_has_penalty(&choosing->params)) {
+        clear_counts(x, slot);
+        count(x, slot, tokens, n_prompt, true);
+        count(x, slot, tokens + n_prompt, n - n_prompt, false);
+    }
+}
+
+/* ---- a step ---- */
+
+hd_status exec_run_free(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
+                        hd_err *err) {
+    hd_batch *batch = &x->batch;
+    exec_lay_batch(x, works, n);
+    hd_model_step(x->model, x->kv, &batch, 1);
+    HD_TRY(exec_choose(x, works, n, chosen, err));
+    if (x->n_drafts) HD_TRY(exec_draft(x, works, n, chosen, err));
+    return hd_stream_sync(x->env.stream, err);
+}
+
+hd_status hd_executor_make_up(hd_executor *x, hd_err *err) {
+    hd_kv_make_up(x->kv, x->env.stream);
+    return hd_stream_sync(x->env.stream, err);
+}
+
+void hd_executor_record(hd_executor *x, bool on) {
+    x->fixed.queues = !on;
+}
+
+static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
+                     const hd_work *works, int32_t n, hd_chosen *chosen, hd_err *err) {
+    hd_executor *x = ctx;
+    hd_kv_copy(x->kv, x->env.stream, copies, n_copies);
+    if (x->fixed.on) return exec_run_ahead(x, works, n, chosen, err);
+    return exec_run_free(x, works, n, chosen, err);
+}
+
+const hd_executor_times *hd_executor_read_times(const hd_executor *x) {
+    return &x->fixed.times;
+}
+
+hd_runner hd_executor_runner(hd_executor *x) {
+    return (hd_runner){.ctx = x, .run = run};
+}
+
+hd_status hd_executor_read_experts(hd_executor *x, int64_t *load, hd_err *err) {
+    const hd_model_spec *c = x->env.spec;
+    const int64_t *rows = hd_model_expert_rows(x->model);
+    const size_t n = (size_t)c->n_layers * (size_t)c->route.n_experts;
+    if (!rows) return HD_OK;
+    hd_stream_download(x->env.stream, load, rows, n * sizeof *load);
+    return hd_stream_sync(x->env.stream, err);
+}

@@ -1,0 +1,177 @@
+/* overlap.c - a turn of steps of a fixed shape, in which the host is one step ahead.
+ *
+ * When a turn asks for step n, step n is under way already, queued behind step n - 1 in the
+ * hope that the same requests go on; so step n + 1 is queued before step n is waited for. A
+ * request that ended meanwhile has rows in step n that nobody reads. Works that step n does
+ * not have (a prompt, somebody who comes back) are computed behind it, as always, and the next
+ * turn begins afresh. So does every turn with a guided work, whose mask needs its last token:
+ * it is one launch, but the host cannot be ahead of it. Where a guide begins to limit a reply, the
+ * tokens behind that, and the step that is under way, are dropped. */
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/progress.h"
+#include "runner/model_runner_internal.h"
+
+void exec_forget_slot(hd_executor *x, int32_t slot) {
+    exec_fixed *f = &x->fixed;
+    for (size_t i = 0; i < HD_LEN(f->flight); i++) f->flight[i].index[slot] = -1;
+    f->known[slot].position = -1;
+}
+
+/* Dropped tokens would stay among those that penalties count. */
+static bool is_guided(const hd_executor *x, const hd_work *w) {
+    const exec_reply *r = x->replies ? &x->replies[w->slot] : NULL;
+    if (!r || !r->guide) return false;
+    return !exec_reply_is_free(r) || hd_has_penalty(&x->host.params[w->slot]);
+}
+
+static bool any_guided(const hd_executor *x, const hd_work *works, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        if (is_guided(x, &works[i])) return true;
+    }
+    return false;
+}
+
+/* Only decodes; if guided, without drafts, of which each needs a mask that follows from the one
+ * before. */
+static bool fits(const hd_executor *x, const hd_work *w) {
+    if (w->n_choose != w->n || w->n_score) return false;
+    return !is_guided(x, w) || (w->n == 1 && w->want_drafts == 0);
+}
+
+static bool all_fit(const hd_executor *x, const hd_work *works, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        if (!fits(x, &works[i])) return false;
+    }
+    return true;
+}
+
+/* Whether a flight that continues has computed this very work, and perhaps drafts more. */
+static bool serves(const hd_executor *x, const exec_flight *f, const hd_work *w) {
+    const hd_cursor *at = &x->fixed.known[w->slot];
+    if (!f->under_way || f->index[w->slot] < 0 || !fits(x, w)) return false;
+    if (at->position != w->start || w->n - 1 > f->shape.n_drafts) return false;
+    if (at->position + 2 * f->shape.n_drafts >= f->room[w->slot]) return false;
+    return at->token == w->tokens[0] &&
+           memcmp(at->draft, w->tokens + 1, (size_t)(w->n - 1) * sizeof(int32_t)) == 0;
+}
+
+static int32_t most_wanted(const hd_executor *x, const hd_work *works, int32_t n) {
+    int32_t most = 0;
+    for (int32_t i = 0; i < n; i++) most = hd_max_i32(most, works[i].want_drafts);
+    return hd_min_i32(most, x->n_drafts);
+}
+
+static int32_t most_brought(const hd_work *works, int32_t n) {
+    int32_t most = 0;
+    for (int32_t i = 0; i < n; i++) most = hd_max_i32(most, works[i].n - 1);
+    return most;
+}
+
+static exec_flight *other(exec_fixed *f, const exec_flight *one) {
+    return one == &f->flight[0] ? &f->flight[1] : &f->flight[0];
+}
+
+/* Works that may outlive this step. */
+static int32_t count_lasting(const hd_work *works, int32_t n) {
+    int32_t lasting = 0;
+    for (int32_t i = 0; i < n; i++) lasting += works[i].left != 1;
+    return lasting;
+}
+
+/* Queues the step behind f, if it is to draft as far. */
+static hd_status go_on(hd_executor *x, const exec_flight *f, const hd_work *works, int32_t n,
+                       hd_err *err) {
+    exec_shape shape;
+    const int32_t lasting = count_lasting(works, n);
+    x->fixed.next = other(&x->fixed, f);
+    if (!lasting || any_guided(x, works, n)) return HD_OK;
+    if (most_wanted(x, works, n) != f->shape.n_drafts) return HD_OK;
+    if (!exec_fixed_shape(x, lasting, f->shape.n_drafts, &shape)) return HD_OK;
+    return exec_fixed_launch(x, x->fixed.next, &shape, works, n, false, err);
+}
+
+/* Waits for f and takes what it has for works[n]; the places in f of others are stale. */
+static hd_status land(hd_executor *x, exec_flight *f, const hd_work *works, int32_t n,
+                      hd_chosen *chosen, hd_err *err) {
+    const int64_t begun = hd_now_ns();
+    HD_TRY(exec_fixed_land(x, f, err));
+    x->fixed.times.wait_ns += hd_now_ns() - begun;
+    for (int32_t i = 0; i < n; i++) exec_fixed_collect(x, f, &works[i], &chosen[i]);
+    return HD_OK;
+}
+
+/* Computes the works that f does not serve, behind it. */
+static hd_status run_rest(hd_executor *x, exec_flight *f, const hd_work *works, int32_t n,
+                          hd_chosen *chosen, hd_err *err) {
+    exec_fixed *a = &x->fixed;
+    int32_t n_rest = 0;
+    for (int32_t i = 0; i < n; i++) {
+        if (serves(x, f, &works[i])) continue;
+        a->rest[n_rest] = works[i];
+        a->rest_of[n_rest++] = i;
+    }
+    HD_TRY(exec_run_free(x, a->rest, n_rest, a->rest_chosen, err));
+    if (n_rest < n) HD_TRY(exec_fixed_land(x, f, err));
+    f->under_way = false;
+    for (int32_t i = 0, k = 0; i < n; i++) {
+        if (k < n_rest && a->rest_of[k] == i) {
+            chosen[i] = a->rest_chosen[k++];
+        } else {
+            exec_fixed_collect(x, f, &works[i], &chosen[i]);
+        }
+    }
+    /* Whoever is not in the next flight begins afresh. */
+    for (int32_t s = 0; s < x->o.n_slots; s++) a->known[s].position = -1;
+    return HD_OK;
+}
+
+static int32_t count_served(const hd_executor *x, const exec_flight *f, const hd_work *works,
+                            int32_t n) {
+    int32_t served = 0;
+    for (int32_t i = 0; i < n; i++) served += serves(x, f, &works[i]);
+    return served;
+}
+
+static hd_status run_turn(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
+                          hd_err *err) {
+    exec_flight *f = x->fixed.next;
+    exec_shape shape;
+    const int32_t served = count_served(x, f, works, n);
+    if (served == n) {
+        HD_TRY(go_on(x, f, works, n, err));
+        return land(x, f, works, n, chosen, err);
+    }
+    const int32_t depth = hd_max_i32(most_wanted(x, works, n), most_brought(works, n));
+    if (served == 0 && all_fit(x, works, n) && exec_fixed_shape(x, n, depth, &shape)) {
+        if (f->under_way) HD_TRY(exec_fixed_land(x, f, err)); /* nobody wants it */
+        HD_TRY(exec_fixed_launch(x, f, &shape, works, n, true, err));
+        HD_TRY(go_on(x, f, works, n, err));
+        return land(x, f, works, n, chosen, err);
+    }
+    return run_rest(x, f, works, n, chosen, err);
+}
+
+/* After a failure nothing is known of the device, not even whose turn it is. */
+static void begin_anew(hd_executor *x) {
+    exec_fixed *f = &x->fixed;
+    for (int32_t s = 0; s < x->o.n_slots; s++) exec_forget_slot(x, s);
+    f->flight[0].under_way = f->flight[1].under_way = false;
+    f->turn = 0;
+    hd_stream_upload(x->env.stream, f->between.turn, &f->turn, sizeof f->turn);
+}
+
+hd_status exec_run_ahead(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
+                         hd_err *err) {
+    hd_executor_times *t = &x->fixed.times;
+    const hd_executor_times before = *t;
+    const int64_t begun = hd_now_ns();
+    const hd_status st = run_turn(x, works, n, chosen, err);
+    if (st != HD_OK) begin_anew(x);
+    if (t->steps > before.steps) {
+        t->host_ns += hd_now_ns() - begun - (t->wait_ns - before.wait_ns) -
+                      (t->record_ns - before.record_ns);
+    }
+    return st;
+}

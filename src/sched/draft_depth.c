@@ -1,0 +1,161 @@
+/* draft_depth.c - see draft_depth.h. */
+#include "sched/draft_depth.h"
+
+#include "base/checked.h"
+
+enum {
+    FIRST_DEPTHS = 4,  /* 0 .. 3 are tried before the first judgement */
+    LOOK = 4,          /* steps of a trial; the first shows the old depth's rows still */
+    SHORT_PAUSE = 32,  /* steps between trials, at first */
+    LONG_PAUSE = 1024, /* and at last */
+    MEMORY = 256,      /* drafts of all requests that count */
+    OWN_MEMORY = 64,   /* of one request */
+    PRIOR = 8          /* a request's chances start as if this many drafts had been seen */
+};
+
+static const double first_chance = 0.7, new_share = 0.25, outlier = 3, worth_it = 1.01;
+static const double aging = 1 - 1.0 / 512; /* of what is known of chances, per step */
+
+void sched_drafts_init(sched_drafts *d) {
+    *d = (sched_drafts){.crowd = -1};
+    for (int i = 0; i < SCHED_CROWDS; i++) {
+        d->crowds[i].pause = d->crowds[i].until_try = SHORT_PAUSE;
+    }
+}
+
+/* ---- chances ---- */
+
+static void see(sched_chances *c, int32_t place, bool stands, double memory) {
+    const double keep = c->tried[place] < memory ? 1 : 1 - 1 / memory;
+    c->tried[place] = c->tried[place] * keep + 1;
+    c->stood[place] = c->stood[place] * keep + stands;
+}
+
+void sched_drafts_saw(sched_drafts *d, sched_chances *own, int32_t n, int32_t stood) {
+    for (int32_t i = 0; i < n && i <= stood; i++) {
+        see(&d->all, i, i < stood, MEMORY);
+        see(own, i, i < stood, OWN_MEMORY);
+    }
+}
+
+/* Whether a draft stands if those before it do. A place that was never tried is like the one
+ * before it. */
+static double chance(const sched_drafts *d, const sched_chances *own, int32_t place) {
+    double prior = first_chance;
+    for (int32_t i = 0; i <= place; i++) {
+        prior = (d->all.stood[i] + prior) / (d->all.tried[i] + 1);
+    }
+    if (!own) return prior;
+    return (own->stood[place] + PRIOR * prior) / (own->tried[place] + PRIOR);
+}
+
+/* ---- times ---- */
+
+static int32_t crowd_of(int32_t n) {
+    int32_t i = 0;
+    while (n >> (i + 1) && i + 1 < SCHED_CROWDS) i++;
+    return i;
+}
+
+void sched_drafts_took(sched_drafts *d, int64_t ns) {
+    if (d->crowd < 0 || d->settled < 2 || ns <= 0) return;
+    sched_crowd *c = &d->crowds[d->crowd];
+    double *mean = &c->ns[d->depth], now = (double)ns;
+    const int32_t seen = c->seen[d->depth];
+    if (seen < MEMORY) c->seen[d->depth]++;
+    if (seen >= 2 && now > outlier * *mean) now = outlier * *mean;
+    const double share = 1.0 / (seen + 1) > new_share ? 1.0 / (seen + 1) : new_share;
+    *mean += (now - *mean) * share;
+}
+
+/* Tokens per nanosecond and request at a depth that has been seen. */
+static double rate(const sched_drafts *d, const sched_crowd *c, int32_t depth) {
+    double tokens = 1, reach = 1;
+    for (int32_t i = 0; i < depth; i++) tokens += reach *= chance(d, NULL, i);
+    return tokens / c->ns[depth];
+}
+
+static void judge(const sched_drafts *d, sched_crowd *c) {
+    int32_t best = c->best;
+    for (int32_t k = 0; k < SCHED_DEPTHS; k++) {
+        if (!c->seen[k] || k == best) continue;
+        if (!c->seen[best] || rate(d, c, k) > worth_it * rate(d, c, best)) best = k;
+    }
+    if (best == c->best) return;
+    c->best = best;
+    c->pause = c->until_try = SHORT_PAUSE;
+}
+
+/* ---- the choice ---- */
+
+/* A depth that must be seen before anything can be said, or -1: the first few, then whatever
+ * lies one deeper than the best. */
+static int32_t unseen(const sched_crowd *c) {
+    for (int32_t k = 0; k < FIRST_DEPTHS; k++) {
+        if (!c->seen[k]) return k;
+    }
+    return c->best < HD_MAX_DRAFTS && !c->seen[c->best + 1] ? c->best + 1 : -1;
+}
+
+/* What was seen of it long ago is forgotten. */
+static int32_t other_depth(sched_crowd *c) {
+    do {
+        c->next_try = (c->next_try + 1) % SCHED_DEPTHS;
+    } while (c->next_try == c->best);
+    c->seen[c->next_try] = 0;
+    return c->next_try;
+}
+
+static int32_t pick(sched_drafts *d, sched_crowd *c) {
+    judge(d, c);
+    const int32_t k = unseen(c);
+    d->hold = LOOK - 1;
+    if (k >= 0) return k;
+    if (--c->until_try > 0) {
+        d->hold = 0;
+        return c->best;
+    }
+    c->until_try = c->pause;
+    c->pause = hd_min_i32(2 * c->pause, LONG_PAUSE);
+    return other_depth(c);
+}
+
+/* Places that are tried no more must not be judged by long ago. */
+static void age(sched_chances *c) {
+    for (int32_t i = 0; i < HD_MAX_DRAFTS; i++) {
+        c->tried[i] *= aging;
+        c->stood[i] *= aging;
+    }
+}
+
+int32_t sched_drafts_choose(sched_drafts *d, int32_t n) {
+    const int32_t crowd = crowd_of(n);
+    int32_t depth = d->depth;
+    age(&d->all);
+    if (d->hold > 0 && crowd == d->crowd) {
+        d->hold--;
+    } else {
+        depth = pick(d, &d->crowds[crowd]);
+    }
+    d->settled = depth == d->depth && crowd == d->crowd ? d->settled + 1 : 1;
+    d->depth = depth;
+    d->crowd = crowd;
+    return depth;
+}
+
+/* With the chances of all, the most is won at the best depth: that is what makes it the best. */
+int32_t sched_drafts_of(const sched_drafts *d, const sched_chances *own, int32_t depth) {
+    const sched_crowd *c = &d->crowds[d->crowd];
+    double reach = 1, won = 0, most = 0;
+    int32_t best = 0;
+    if (d->hold > 0) return depth; /* a trial is to show what all of it costs */
+    for (int32_t k = 1; k <= depth; k++) {
+        if (!c->seen[k] || !c->seen[k - 1]) return depth;
+        reach *= chance(d, own, k - 1);
+        won += reach - (c->ns[k] - c->ns[k - 1]) * rate(d, c, c->best);
+        if (won <= most) continue;
+        most = won;
+        best = k;
+    }
+    return best;
+}

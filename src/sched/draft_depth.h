@@ -1,0 +1,54 @@
+/* draft_depth.h - how many drafts pay, learned from what they cost and how often they stand.
+ *
+ * With k drafts a step gives 1 + P(first stands) + P(first two stand) + ... tokens and takes the
+ * time that steps with k drafts were seen to take. The best k is that of the most tokens per
+ * second. Times are kept per number of decoding requests (in powers of two) and k; chances per
+ * place in the step, of each request with those of all as a prior. The best k is used, and
+ * seldom another one is tried, ever more seldom while the best stays the best. No clock and no
+ * random numbers: the same steps give the same choices. */
+#ifndef HD_SCHED_DRAFT_DEPTH_H
+#define HD_SCHED_DRAFT_DEPTH_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "runner/runner.h"
+
+enum { SCHED_CROWDS = 12, SCHED_DEPTHS = HD_MAX_DRAFTS + 1 };
+
+/* Drafts that were verified at each place, and those that stood; old ones count less. */
+typedef struct sched_chances {
+    double tried[HD_MAX_DRAFTS], stood[HD_MAX_DRAFTS];
+} sched_chances;
+
+/* What is known of steps with a certain number of decoding requests. */
+typedef struct sched_crowd {
+    double ns[SCHED_DEPTHS];    /* of a step */
+    int32_t seen[SCHED_DEPTHS]; /* 0: never */
+    int32_t best, next_try;     /* depths */
+    int32_t until_try, pause;   /* steps to the next trial; between trials */
+} sched_crowd;
+
+typedef struct sched_drafts {
+    sched_chances all;
+    sched_crowd crowds[SCHED_CROWDS];
+    int32_t crowd, depth; /* of the last step */
+    int32_t hold;         /* steps that this depth will still be kept */
+    int32_t settled;      /* steps since crowd or depth changed */
+} sched_drafts;
+
+void sched_drafts_init(sched_drafts *d);
+
+/* How deep to draft in the coming step, in which n requests decode. */
+int32_t sched_drafts_choose(sched_drafts *d, int32_t n);
+
+/* At most the depth chosen: as far as a request's own chances pay for its share of the time. */
+int32_t sched_drafts_of(const sched_drafts *d, const sched_chances *own, int32_t depth);
+
+/* The step before took this long, with no prompts in it. */
+void sched_drafts_took(sched_drafts *d, int64_t ns);
+
+/* A step verified n drafts of a request, of which the first `stood` stand. */
+void sched_drafts_saw(sched_drafts *d, sched_chances *own, int32_t n, int32_t stood);
+
+#endif

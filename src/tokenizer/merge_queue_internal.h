@@ -1,0 +1,47 @@
+/* merge_queue_internal.h - the waiting merges of one long piece, lowest (rank, position) first.
+ *
+ * Merges of one rank are mostly found from left to right, so each rank has a first-in first-out
+ * line of positions and the order among ranks is kept by a small heap. What comes out of order
+ * goes to a second heap of (rank, position). Short pieces use the second heap alone. */
+#ifndef HD_TOKENIZER_MERGE_QUEUE_INTERNAL_H
+#define HD_TOKENIZER_MERGE_QUEUE_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct text_heap {
+    uint64_t *keys;
+    size_t n, cap;
+} text_heap;
+
+typedef struct text_line {
+    uint32_t head, tail; /* node numbers; meaningful while waiting */
+    uint32_t last;       /* position at the tail */
+    bool waiting;
+} text_line;
+
+typedef struct text_line_node {
+    uint32_t position, next;
+} text_line_node;
+
+typedef struct text_merge_queue {
+    text_heap loose;       /* rank << 32 | position */
+    text_heap ranks;       /* ranks whose line waits */
+    text_line *lines;      /* [n_ranks], NULL until a piece is long enough */
+    text_line_node *nodes; /* [nodes_cap], used once each per piece */
+    size_t n_nodes, nodes_cap;
+    bool use_lines;
+} text_merge_queue;
+
+/* Begins a piece of n bytes. The queue is empty then, and must be drained before the next. */
+bool text_merge_queue_start(text_merge_queue *q, size_t n, size_t n_ranks);
+void text_merge_queue_deinit(text_merge_queue *q);
+
+/* False without memory. */
+bool text_merge_queue_push(text_merge_queue *q, uint32_t rank, uint32_t position);
+
+/* Takes the lowest; false when there is none. */
+bool text_merge_queue_pop(text_merge_queue *q, uint32_t *rank, uint32_t *position);
+
+#endif

@@ -1,0 +1,93 @@
+/* pattern_internal.h - the patterns by which a pre-tokenizer cuts text.
+ *
+ * A pattern is a regular expression in the spelling of the reference library (Oniguruma).
+ * Patterns made of runs of character classes, which is what real tokenizers use, are matched
+ * by a scanner in linear time (scan.c); what needs more goes to PCRE2 (regex.c); what neither
+ * can do exactly is refused by name. Character classes mean the same in both: charset.c. */
+#ifndef HD_TOKENIZER_PATTERN_INTERNAL_H
+#define HD_TOKENIZER_PATTERN_INTERNAL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/status.h"
+#include "tokenizer/unicode.h"
+
+enum {
+    TEXT_PATTERN_MAX_BYTES = 1 << 16,
+    TEXT_SCAN_MAX_LEADING =
+        4, /* branches that start with an unbounded run and may fail after */
+};
+
+/* A set of code points, one bit each; 136 KiB, so it lives on the heap. */
+typedef struct text_charset {
+    uint64_t bits[TEXT_UNICODE_END / 64];
+} text_charset;
+
+void text_charset_add(text_charset *s, uint32_t first, uint32_t last);
+void text_charset_add_categories(text_charset *s, uint32_t set);
+
+static inline bool text_charset_has(const text_charset *s, uint32_t cp) {
+    return s->bits[cp / 64] >> cp % 64 & 1;
+}
+
+/* Where a parser stands in a pattern. */
+typedef struct text_reader {
+    const char *source;
+    size_t n, at;
+} text_reader;
+
+/* Reads one atom that stands for one character: a literal, an escape, a bracket class or a
+ * dot. *set is filled; *single is the code point of a literal, UINT32_MAX for a class. */
+hd_status text_atom_read(text_reader *r, text_charset *set, uint32_t *single, hd_err *err);
+
+/* Reads {m,n}, ?, * or + where one stands; otherwise leaves 1, 1. *max is SIZE_MAX for no
+ * bound. A suffix that changes the kind of repetition is left to the caller. */
+hd_status text_repeat_read(text_reader *r, size_t *min, size_t *max, hd_err *err);
+
+hd_status text_pattern_refuse(const text_reader *r, const char *what, hd_err *err);
+
+/* The scanner. *out is NULL without an error when the pattern is beyond it. */
+typedef struct text_scan text_scan;
+hd_status text_scan_open(text_scan **out, const char *source, size_t n, hd_err *err);
+/* Runs of one class, as long as they go: what the Digits stage looks for. */
+hd_status text_scan_open_class(text_scan **out, const text_charset *set, bool single,
+                               hd_err *err);
+void text_scan_close(text_scan *s);
+
+/* The regular expression engine. */
+typedef struct text_regex text_regex;
+typedef struct text_regex_scratch text_regex_scratch;
+hd_status text_regex_open(text_regex **out, const char *source, size_t n, hd_err *err);
+void text_regex_close(text_regex *x);
+hd_status text_regex_scratch_open(text_regex_scratch **out, hd_err *err);
+void text_regex_scratch_close(text_regex_scratch *x);
+
+/* Exactly one of the two is set. */
+typedef struct text_pattern {
+    text_scan *scan;
+    text_regex *regex;
+} text_pattern;
+
+/* One piece being searched from left to right. Owned by one thread. */
+typedef struct text_search {
+    const text_pattern *pattern;
+    text_regex_scratch *scratch; /* needed with a regex only */
+    const uint8_t *text;
+    size_t n, at;
+    size_t last_end; /* of the last match, SIZE_MAX before the first */
+    size_t dead[TEXT_SCAN_MAX_LEADING];
+} text_search;
+
+void text_search_start(text_search *s, const uint8_t *text, size_t n);
+
+/* The next match, in *first and *end; *found false when there is none left. */
+hd_status text_search_next(text_search *s, size_t *first, size_t *end, bool *found,
+                           hd_err *err);
+
+bool text_scan_next(const text_scan *scan, text_search *s, size_t *first, size_t *end);
+hd_status text_regex_next(const text_regex *x, text_search *s, size_t *first, size_t *end,
+                          bool *found, hd_err *err);
+
+#endif

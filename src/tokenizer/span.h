@@ -1,0 +1,13 @@
+/* span.h - stretches of a prompt: what a template wrote, and what came from outside. */
+#ifndef HD_TOKENIZER_SPAN_H
+#define HD_TOKENIZER_SPAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct hd_text_span {
+    size_t start, n; /* bytes */
+    bool is_control; /* special tokens may be spelled here */
+} hd_text_span;
+
+#endif

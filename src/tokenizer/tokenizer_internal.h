@@ -1,0 +1,31 @@
+/* tokenizer_internal.h - what a tokenizer is made of, between loading and use. */
+#ifndef HD_TOKENIZER_TOKENIZER_INTERNAL_H
+#define HD_TOKENIZER_TOKENIZER_INTERNAL_H
+
+#include <jansson.h>
+
+#include "tokenizer/added_internal.h"
+#include "tokenizer/bpe_internal.h"
+#include "tokenizer/pretokenize_internal.h"
+#include "tokenizer/tokenizer.h"
+#include "tokenizer/vocab_internal.h"
+
+struct hd_tokenizer {
+    text_vocab vocab;
+    text_bpe bpe;
+    text_pretokenizer pretokenizer;
+    text_added verbatim;    /* added tokens looked for first */
+    text_added normalized;  /* and those looked for in what is left */
+    bool ignore_merges;     /* a piece that is a token needs no merging */
+    bool merges_make_added; /* some added token is also the result of a merge */
+    size_t longest_token;
+    int32_t bos, eos, pad; /* -1: none */
+    bool adds_bos;
+};
+
+/* Fills an all-zero tokenizer from the two documents; config may be NULL. On failure the
+ * caller closes it. */
+hd_status text_tokenizer_load(hd_tokenizer *t, const json_t *root, hd_err *err);
+hd_status text_tokenizer_load_config(hd_tokenizer *t, const json_t *config, hd_err *err);
+
+#endif

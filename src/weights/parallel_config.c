@@ -1,0 +1,97 @@
+/* parallel_config.c - what is possible as a layout, and one rank's share of it. */
+#include "weights/parallel_config.h"
+
+enum { MAX_WORLD = 1 << 20 };
+
+hd_layout hd_layout_single(void) {
+    return hd_layout_tensor(1);
+}
+
+hd_layout hd_layout_tensor(int32_t tp) {
+    return (hd_layout){.tp = tp, .dp = 1, .ep = 1, .etp = tp, .dense_tp = tp, .head_tp = tp};
+}
+
+hd_layout hd_layout_expert(int32_t ep, int32_t redundant) {
+    return (hd_layout){.tp = 1,
+                       .dp = ep,
+                       .ep = ep,
+                       .etp = 1,
+                       .dense_tp = 1,
+                       .head_tp = 1,
+                       .redundant = redundant};
+}
+
+int32_t hd_layout_world(const hd_layout *l) {
+    return l->tp * l->dp;
+}
+
+hd_status hd_layout_check(const hd_layout *l, hd_err *err) {
+    const struct {
+        const char *name;
+        int32_t n;
+    } sizes[] = {
+        {"tp",       l->tp      },
+        {"dp",       l->dp      },
+        {"ep",       l->ep      },
+        {"etp",      l->etp     },
+        {"dense_tp", l->dense_tp},
+        {"head_tp",  l->head_tp }
+    };
+    for (size_t i = 0; i < HD_LEN(sizes); i++) {
+        if (sizes[i].n >= 1 && sizes[i].n <= MAX_WORLD) continue;
+        return HD_FAIL(err, HD_EINVAL, "layout: %s is %d: must be in 1..%d", sizes[i].name,
+                       sizes[i].n, MAX_WORLD);
+    }
+    if (l->redundant < 0 || l->redundant > MAX_WORLD) {
+        return HD_FAIL(err, HD_EINVAL, "layout: %d redundant experts: must be in 0..%d",
+                       l->redundant, MAX_WORLD);
+    }
+    int64_t world = (int64_t)l->tp * l->dp;
+    if (world > MAX_WORLD) {
+        return HD_FAIL(err, HD_EINVAL, "layout: tp %d x dp %d is a world of %lld, more than %d",
+                       l->tp, l->dp, (long long)world, MAX_WORLD);
+    }
+    if (world % ((int64_t)l->ep * l->etp) != 0) {
+        return HD_FAIL(err, HD_EINVAL,
+                       "layout: ep %d x etp %d does not divide the world of %lld", l->ep,
+                       l->etp, (long long)world);
+    }
+    if (world % l->dense_tp != 0 || world % l->head_tp != 0) {
+        bool dense = world % l->dense_tp != 0;
+        return HD_FAIL(err, HD_EINVAL, "layout: %s %d does not divide the world of %lld",
+                       dense ? "dense_tp" : "head_tp", dense ? l->dense_tp : l->head_tp,
+                       (long long)world);
+    }
+    return HD_OK;
+}
+
+hd_rank_place hd_layout_place(const hd_layout *l, int32_t rank) {
+    return (hd_rank_place){.tp = rank % l->tp,
+                           .dp = rank / l->tp,
+                           .etp = rank % l->etp,
+                           .ep = rank / l->etp % l->ep,
+                           .dense = rank % l->dense_tp,
+                           .head = rank % l->head_tp};
+}
+
+hd_share hd_share_of(const hd_layout *l, int32_t rank, const hd_model_spec *spec) {
+    const hd_rank_place at = hd_layout_place(l, rank);
+    hd_share s = {.layout = *l,
+                  .rank = rank,
+                  .n_heads = spec->n_heads / l->tp,
+                  .o_groups = spec->o_groups / l->tp,
+                  .dense_inter = spec->dense_inter / l->dense_tp,
+                  .shared_inter = spec->n_shared * spec->moe_inter / l->dense_tp,
+                  .moe_inter = spec->moe_inter / l->etp,
+                  .n_experts = (spec->route.n_experts + l->redundant) / l->ep,
+                  .vocab = spec->tied_embeddings ? spec->vocab : spec->vocab / l->head_tp};
+    s.head0 = at.tp * s.n_heads;
+    s.expert0 = at.ep * s.n_experts;
+    s.vocab0 = spec->tied_embeddings ? 0 : at.head * s.vocab;
+    return s;
+}
+
+int32_t hd_share_slot(const hd_share *s, int32_t expert, int32_t n_experts) {
+    const int32_t slot = (expert - s->expert0 % n_experts + n_experts) % n_experts;
+    return slot < s->n_experts ? slot : -1;
+}

@@ -1,0 +1,67 @@
+/* api_rig.h - the handlers of src/api without sockets and without a model: a call
+ * records what it was answered, an engine says what the test wants it to say. One thread. */
+#ifndef HD_TESTS_FAKES_API_RIG_H
+#define HD_TESTS_FAKES_API_RIG_H
+
+#include "api/api.h"
+#include "api/store.h"
+#include "tokenizer/tokenizer.h"
+
+/* ---- the engine ---- */
+
+typedef struct rig_request {
+    uint64_t id;
+    hd_generation g; /* its pointers are dead */
+    int32_t n_prompt, n_prompt_scored, living, n_said;
+    bool cancelled;
+} rig_request;
+
+enum { RIG_REQUESTS = 128 };
+
+typedef struct rig {
+    api_context ctx;
+    rig_request requests[RIG_REQUESTS];
+    int32_t n_requests;
+    uint64_t salt;      /* of the calls' tenant */
+    int64_t key_tokens; /* its quota; 0: none */
+    int32_t key_wait;   /* what setting some of it aside says */
+    int64_t n_reserved;
+    hd_status refuse_at_status; /* of the submission refuse_at and later ones */
+    int32_t refuse_at;          /* -1: none */
+    const char *refuse_why;
+    const http_call *begun; /* the call whose handler runs, once it begins */
+    int32_t n_begins, n_submits, n_ends, n_tokens_seen, n_cancels;
+    char unknown[64];
+    api_outcome outcome;
+} rig;
+
+void rig_init(rig *r); /* one at a time */
+void rig_deinit(rig *r);
+
+/* One token gives one part to answer a of request i. */
+void rig_say(rig *r, int32_t i, int32_t a, hd_part_kind kind, int32_t call, const char *text);
+void rig_end(rig *r, int32_t i, int32_t a, hd_end end); /* stop_token is 1 */
+void rig_stop(rig *r, int32_t i, int32_t a, const char *stop_text);
+/* Says something of every kind to every living answer and ends them all. */
+void rig_play(rig *r);
+
+/* ---- a call ---- */
+
+typedef struct rig_call rig_call;
+
+/* Runs the route's handler; aborts when there is none. */
+rig_call *rig_post(rig *r, const char *path, const char *body);
+rig_call *rig_post_bytes(rig *r, const char *path, const char *body, size_t n);
+rig_call *rig_get(rig *r, const char *path);
+void rig_vanish(rig_call *c); /* the client does */
+void rig_stall(rig_call *c);  /* from now on the stream takes nothing */
+
+int rig_status(const rig_call *c); /* 0: no answer yet */
+const char *rig_text(rig_call *c); /* the body, or the stream so far */
+const char *rig_header(const rig_call *c, const char *name); /* of the reply, or NULL */
+bool rig_ended(const rig_call *c);
+bool rig_was_handed_over(const rig_call *c);
+/* Drops the test's reference; true: nobody else has one, and the call is gone. */
+bool rig_release(rig_call *c);
+
+#endif

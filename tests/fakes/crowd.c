@@ -1,0 +1,312 @@
+/* crowd.c - see crowd.h. */
+#include "fakes/crowd.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/cpu.h"
+#include "base/philox.h"
+#include "fakes/tape.h"
+
+/* Id 4 and on. Some tokens are several characters, two are halves of one, and five are markers
+ * of calls. */
+static const char *const pieces[] = {
+    "0",   "1",     "2",    "3",     "4",    "5",    "6",  "7",    "8",    "9",  "a",  "b",
+    "c",   "d",     "e",    "f",     "g",    "h",    "i",  "j",    "k",    "l",  "m",  "n",
+    "o",   "p",     "q",    "r",     "s",    "t",    "u",  "v",    "w",    "x",  "y",  "z",
+    "{",   "}",     "[",    "]",     ":",    ",",    "-",  "+",    ".",    "\\", "/",  " ",
+    "\n",  "\"",    "\xf8", "\xf9",  "\xfa", "\xfb", "!",  "\xc3", "\xfc", "a",  "tr", "ue",
+    "\":", "\",\"", "{\"",  "false", "null", "ab",   "12", "\"}",  "\xa9",
+};
+
+static const char *piece_of(int32_t id) {
+    const int32_t at = id - UNTHINK - 1;
+    return at >= 0 && at < (int32_t)HD_LEN(pieces) ? pieces[at] : NULL;
+}
+
+int32_t id_of(char c) {
+    for (int32_t i = 0; i < (int32_t)HD_LEN(pieces); i++) {
+        if (pieces[i][0] == c && !pieces[i][1]) return i + UNTHINK + 1;
+    }
+    fail_msg("no token for '%c'", c);
+    return -1;
+}
+
+void text_of(const int32_t *tokens, int32_t n, char *out) {
+    *out = 0;
+    for (int32_t i = 0; i < n; i++) {
+        const char *piece = piece_of(tokens[i]);
+        if (piece) out = (char *)memcpy(out, piece, strlen(piece) + 1) + strlen(piece);
+    }
+}
+
+/* ---- the machine ---- */
+
+static void must(hd_status st, const hd_err *err) {
+    if (st != HD_OK) fail_msg("%s", err->msg);
+}
+
+static void open_vocab(machine *m) {
+    const uint8_t *piece[128] = {NULL};
+    size_t bytes[128] = {0};
+    const int32_t eos = EOS;
+    hd_err err = {0};
+    m->n_ids = UNTHINK + 1 + (int32_t)HD_LEN(pieces);
+    assert_true(m->n_ids <= m->spec->vocab && m->n_ids <= (int32_t)HD_LEN(piece));
+    for (int32_t id = 0; id < m->n_ids; id++) {
+        const char *own = piece_of(id);
+        piece[id] = (const uint8_t *)own;
+        bytes[id] = own ? strlen(own) : 0;
+    }
+    const hd_grammar_vocab_args a = {.pieces = piece,
+                                     .piece_bytes = bytes,
+                                     .n_pieces = m->n_ids,
+                                     .n_rows = m->spec->vocab,
+                                     .eos = &eos,
+                                     .n_eos = 1};
+    must(hd_grammar_vocab_open(&m->vocab, &a, &err), &err);
+}
+
+static hd_model_env env_of(const machine *m) {
+    return (hd_model_env){.spec = m->spec,
+                          .weights = m->weights,
+                          .ops = &m->ops,
+                          .device = m->device,
+                          .stream = m->stream};
+}
+
+void open_machine_on(machine *m, const char *backend, const char *name, float forced_acceptance,
+                     bool fixed) {
+    char dir[128];
+    hd_err err = {0};
+    memset(m, 0, sizeof *m);
+    snprintf(dir, sizeof dir, "tests/golden/%s", name);
+    const hd_ops_options ops = {.cpu = {.n_threads = 1}};
+    must(hd_model_spec_open(&m->spec, dir, &err), &err);
+    must(hd_weights_open(&m->weights, dir, m->spec, &err), &err);
+    must(hd_ops_open(&m->ops, &m->device, backend, &ops, &err), &err);
+    must(hd_stream_open(&m->stream, m->device, &err), &err);
+    must(hd_weights_upload(m->weights, m->device, m->stream, NULL, &err), &err);
+    if (fixed && !hd_device_records(m->device)) tape_open(&m->ops);
+    open_vocab(m);
+    const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
+    m->lease_pages = (int32_t)hd_ceil_div(POSITIONS + HD_MAX_DRAFTS, page);
+    assert_true(m->lease_pages <= MAX_PAGES);
+    for (int32_t s = 0; s < SLOTS; s++) {
+        for (int32_t i = 0; i < m->lease_pages; i++) m->pages[s][i] = s * m->lease_pages + i;
+    }
+    const hd_executor_options options = {
+        .n_slots = SLOTS,
+        .step_rows = STEP_ROWS,
+        .positions = POSITIONS + HD_MAX_DRAFTS,
+        .lease_pages = m->lease_pages,
+        .n_pages = {SLOTS * m->lease_pages, SLOTS * m->lease_pages},
+        .n_ids = m->n_ids,
+        .max_drafts = HD_MAX_DRAFTS,
+        .choice_rows = STEP_ROWS,
+        .vocab = m->vocab,
+        .forced = hd_acceptance_of(forced_acceptance),
+        .fixed_steps = fixed
+    };
+    const hd_model_env env = env_of(m);
+    must(hd_executor_open(&m->executor, &env, &options, &err), &err);
+}
+
+void open_machine(machine *m, const char *name, float forced_acceptance) {
+    open_machine_on(m, "cpu", name, forced_acceptance, false);
+}
+
+void close_machine(machine *m) {
+    hd_executor_close(m->executor);
+    hd_grammar_vocab_close(m->vocab);
+    hd_stream_close(m->stream);
+    hd_device_close(m->device);
+    hd_weights_close(m->weights);
+    hd_model_spec_close(m->spec);
+}
+
+float *logits_of(const machine *m, const int32_t *tokens, int32_t n) {
+    const hd_model_env env = env_of(m);
+    const hd_model_limits limits = {.rows = n, .logits = n, .positions = n};
+    const hd_kv_options kv_options = {
+        .n_pages = {m->lease_pages, m->lease_pages},
+          .act_bytes = m->ops.act_bytes
+    };
+    const hd_batch_limits batch_limits = {n, 1, m->lease_pages};
+    hd_model *model;
+    hd_kv *kv;
+    hd_batch b, *batches = &b;
+    assert_int_equal(hd_model_open(&model, &env, &limits, 1, NULL), HD_OK);
+    assert_int_equal(hd_kv_open(&kv, m->spec, m->spec->n_layers, m->device, &kv_options, NULL),
+                     HD_OK);
+    assert_int_equal(hd_batch_open(&b, &batch_limits, m->device, NULL), HD_OK);
+    hd_batch_reset(&b);
+    hd_batch_add(&b, &(hd_batch_seq){
+                         .tokens = tokens,
+                         .n = n,
+                         .after = -1,
+                         .n_logits = n,
+                         .pages = {m->pages[0], m->pages[0]},
+                         .n_pages = m->lease_pages
+    });
+    hd_batch_upload(&b, m->stream);
+    hd_model_step(model, kv, &batches, 1);
+    assert_int_equal(hd_stream_sync(m->stream, NULL), HD_OK);
+    const size_t bytes = (size_t)n * (size_t)m->spec->vocab * sizeof(float);
+    float *logits = malloc(bytes);
+    assert_non_null(logits);
+    memcpy(logits, hd_model_logits(model, 0), bytes);
+    hd_batch_close(&b);
+    hd_kv_close(kv);
+    hd_model_close(model);
+    return logits;
+}
+
+double log_softmax(const machine *m, const float *logits, int32_t id) {
+    double total = 0;
+    for (int32_t i = 0; i < m->spec->vocab; i++) total += exp((double)logits[i]);
+    return (double)logits[id] - log(total);
+}
+
+/* ---- requests ---- */
+
+static int32_t random_id(const machine *m, uint64_t seed, uint64_t at) {
+    const uint32_t n_text = (uint32_t)(m->n_ids - UNTHINK - 1);
+    return UNTHINK + 1 + (int32_t)(hd_philox_at(seed, 1, at).v[0] % n_text);
+}
+
+void init_request(request *r, const machine *m, int32_t slot, int32_t n_prompt, uint64_t seed) {
+    memset(r, 0, sizeof *r);
+    r->slot = slot;
+    r->n = r->n_prompt = n_prompt;
+    r->most = POSITIONS;
+    r->guide = (hd_guide){.think = -1, .unthink = UNTHINK};
+    r->choosing.params = (hd_sampling){.seed = seed, .logprob = true};
+    r->text[0] = BOS;
+    for (int32_t i = 1; i < n_prompt; i++) r->text[i] = random_id(m, seed, (uint64_t)i);
+}
+
+void enter(machine *m, request *r) {
+    r->done = r->n_next = 0;
+    hd_executor_enter(m->executor, r->slot, &r->choosing, r->text, r->n, r->n_prompt);
+}
+
+/* Drafts of this step: those that came with the last one, or the oracle's. */
+static int32_t choose_drafts(const machine *m, const request *r, int32_t *drafts) {
+    int32_t n = r->oracle ? r->n_drafts : r->n_next;
+    n = hd_min_i32(n, r->most - r->n - 1);
+    for (int32_t k = 0; k < n; k++) {
+        const uint64_t at = (uint64_t)(r->n + k);
+        drafts[k] = r->oracle ? r->oracle[r->n + k] : r->drafts[k];
+        if (!r->oracle || !r->one_wrong_in) continue;
+        const uint32_t luck = hd_philox_at(r->choosing.params.seed, 9, at).v[0];
+        if (luck % (uint32_t)r->one_wrong_in == 0) drafts[k] = random_id(m, luck, at);
+    }
+    return n;
+}
+
+/* tokens has room for the rows and the drafts behind them. */
+static hd_work plan(const machine *m, const request *r, int32_t *tokens) {
+    const int32_t left = r->n - r->done;
+    const int32_t known = r->chunk ? hd_min_i32(left, r->chunk) : left;
+    hd_work w = {
+        .slot = r->slot,
+        .tokens = tokens,
+        .n = known,
+        .start = r->done,
+        .after = known < left ? r->text[r->done + known] : -1,
+        .want_drafts = r->oracle ? 0 : r->n_drafts,
+        .pages = {m->pages[r->slot], m->pages[r->slot]},
+        .n_pages = m->lease_pages
+    };
+    memcpy(tokens, r->text + r->done, (size_t)known * sizeof *tokens);
+    if (known == left) {
+        const int32_t drafts = choose_drafts(m, r, tokens + known);
+        w.n += drafts;
+        w.n_choose = drafts + 1;
+        w.left = r->most - r->n;
+    }
+    if (r->ahead) {
+        const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
+        const int32_t reach = w.start + w.n + w.want_drafts + r->ahead;
+        w.n_pages = hd_min_i32((int32_t)hd_ceil_div(reach, page), m->lease_pages);
+    }
+    if (r->score_from && r->n == r->n_prompt) {
+        const int32_t end = r->done + w.n - w.n_choose;
+        const int32_t first = hd_max_i32(r->done, r->score_from - 1);
+        w.n_score = hd_max_i32(end - first, 0);
+    }
+    return w;
+}
+
+static void note(request *r, int32_t at, float logprob, const int32_t *ids,
+                 const float *logprobs, int32_t row) {
+    r->logprob[at] = logprob;
+    assert_true((ids != NULL) == (r->choosing.params.n_top > 0));
+    if (!ids) return;
+    memcpy(r->top_id[at], ids + (int64_t)row * TOPS, sizeof r->top_id[at]);
+    memcpy(r->top_logprob[at], logprobs + (int64_t)row * TOPS, sizeof r->top_logprob[at]);
+}
+
+static void settle(request *r, const hd_work *w, const hd_chosen *c) {
+    const int32_t first_scored = w->start + w->n - w->n_choose - w->n_score + 1;
+    assert_true((c->scores != NULL) == (w->n_score > 0));
+    for (int32_t k = 0; k < w->n_score; k++) {
+        note(r, first_scored + k, c->scores[k], c->score_top_ids, c->score_top_logprobs, k);
+    }
+    r->status = c->status;
+    r->steps++;
+    r->ended = c->status != HD_OK;
+    if (!w->n_choose) r->done += w->n;
+    if (!w->n_choose || r->ended) return;
+    assert_true(c->n_tokens >= 1 && c->n_tokens <= w->n_choose);
+    r->done = r->n + c->n_tokens - 1;
+    r->drafted += w->n_choose - 1;
+    r->accepted += c->n_tokens - 1;
+    for (int32_t k = 0; k < c->n_tokens && !r->ended; k++) {
+        if (k + 1 < c->n_tokens) {
+            assert_int_equal(c->tokens[k], w->tokens[w->n - w->n_choose + 1 + k]);
+        }
+        note(r, r->n, c->logprobs[k], c->top_ids, c->top_logprobs, k);
+        r->text[r->n++] = c->tokens[k];
+        r->ended = c->tokens[k] == EOS || r->n == r->most;
+    }
+    r->n_next = c->n_drafts;
+    memcpy(r->drafts, c->drafts, sizeof r->drafts);
+}
+
+hd_status try_step(machine *m, request *requests, int32_t n, hd_err *err) {
+    hd_work works[SLOTS];
+    hd_chosen chosen[SLOTS];
+    request *of[SLOTS];
+    int32_t tokens[SLOTS][POSITIONS + HD_MAX_DRAFTS], n_works = 0;
+    const hd_runner runner = hd_executor_runner(m->executor);
+    for (int32_t i = 0; i < n; i++) {
+        if (requests[i].ended) continue;
+        of[n_works] = &requests[i];
+        works[n_works] = plan(m, &requests[i], tokens[n_works]);
+        m->rows += works[n_works++].n;
+    }
+    HD_TRY(runner.run(runner.ctx, NULL, 0, works, n_works, chosen, err));
+    for (int32_t i = 0; i < n_works; i++) settle(of[i], &works[i], &chosen[i]);
+    return HD_OK;
+}
+
+void step(machine *m, request *requests, int32_t n) {
+    hd_err err = {0};
+    must(try_step(m, requests, n, &err), &err);
+}
+
+static bool any_runs(const request *requests, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        if (!requests[i].ended) return true;
+    }
+    return false;
+}
+
+void run_all(machine *m, request *requests, int32_t n) {
+    while (any_runs(requests, n)) step(m, requests, n);
+}

@@ -1,0 +1,63 @@
+/* sample_rig.h - what tests of choosing tokens share: every table, streams, a step to fill. */
+#ifndef HD_TESTS_FAKES_SAMPLE_RIG_H
+#define HD_TESTS_FAKES_SAMPLE_RIG_H
+
+#include "check.h"
+
+#include "ops/ops.h"
+
+enum { RIG_TABLES = 5, RIG_STREAMS = 3, MAX_ROWS = 24, POOL = 64, N_MASKS = 3, N_COUNTS = 3 };
+
+typedef struct rig {
+    hd_ops table[RIG_TABLES]; /* the reference first, CUDA last where there is a GPU */
+    int32_t n_tables, n_host_tables;
+    hd_device *device[RIG_STREAMS];
+    hd_stream *stream[RIG_STREAMS]; /* 1, 2 and 5 threads */
+    bool
+        brief; /* each kind of case once, for tools under which a GPU takes long: tests/gpu.sh */
+} rig;
+
+/* Where a table runs: on s, or on the GPU's stream. */
+hd_stream *rig_stream(const hd_ops *ops, hd_stream *s);
+
+/* A step with room for everything that sample may read. */
+typedef struct step {
+    hd_sample_args a;
+    float *logits;
+    hd_sampling *params;
+    int32_t *slot, *position, *mask_row, *input, *n_drafted, *given, *draft;
+    hd_logit_bias *bias;
+    uint32_t *mask;
+    uint16_t *counts;
+} step;
+
+typedef struct answer {
+    int32_t token[MAX_ROWS];
+    float logprob[MAX_ROWS];
+    int32_t top_id[MAX_ROWS * HD_MAX_TOP_LOGPROBS];
+    float top_logprob[MAX_ROWS * HD_MAX_TOP_LOGPROBS];
+} answer;
+
+void open_rig(rig *r, int32_t vocab);
+void close_rig(rig *r);
+
+/* Row r is slot r at position r, without mask, drafts or given tokens; everything else is
+ * zero. */
+void make_step(step *s, int32_t rows, int32_t vocab);
+void free_step(step *s);
+
+/* The one answer that lies where every table reaches it, every byte 0x5a. */
+answer *rig_answer(void);
+
+/* Every byte of out that sample leaves alone is 0x5a. */
+void run_sample(const hd_ops *ops, hd_stream *stream, const hd_sample_args *args, answer *out);
+
+uint32_t rig_word(void);
+int32_t rig_below(int32_t n);
+
+/* Memory that every table reaches, zeroed or a copy. */
+void *rig_zeros(size_t bytes);
+void *rig_copy(const void *from, size_t bytes);
+void rig_free(void *p);
+
+#endif

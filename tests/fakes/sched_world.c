@@ -1,0 +1,697 @@
+/* sched_world.c - the simulated device and clients, and what must hold around the scheduler. */
+#include "check.h"
+
+#include "fakes/sched_world.h"
+
+#include <string.h>
+
+#include "allocations.h"
+#include "base/checked.h"
+#include "base/philox.h"
+
+enum { STOP_ID = 7, INDEX_BITS = 6, STEP_BITS = 8 };
+
+static uint32_t draw(world *w, uint32_t below) {
+    return hd_philox_at(w->seed, 1, w->draws++).v[0] % below;
+}
+
+static bool once_in(world *w, uint32_t turns) {
+    return turns && draw(w, turns) == 0;
+}
+
+static uint64_t chain(uint64_t before, int32_t token) {
+    const uint64_t h = (before ^ (uint64_t)(token + 1)) * 0x9E3779B97F4A7C15u;
+    return (h ^ h >> 29) * 0xBF58476D1CE4E5B9u + 1;
+}
+
+static void digest(world *w, int64_t number) {
+    w->digest = chain(w->digest ^ (uint64_t)number, 0);
+}
+
+/* Few different tokens make texts that share prefixes; some of them stop. */
+static int32_t oracle(uint64_t hash) {
+    return hash % 31 == 0 ? STOP_ID : (int32_t)(hash >> 32) % 3 + 10;
+}
+
+/* ---- clients ---- */
+
+static client *client_of(world *w, uint64_t id) {
+    client *c = &w->clients[id & ((1u << INDEX_BITS) - 1)];
+    assert_true(c->id == id); /* nothing before submission, nothing after the last event */
+    return c;
+}
+
+/* Higher priority, then earlier arrival. */
+static bool goes_before(const client *a, const client *b) {
+    return a->priority != b->priority ? a->priority > b->priority : a->id < b->id;
+}
+
+static bool decodes(const client *c) {
+    return c->n_tokens > c->n_prompt && c->n_done == c->n_tokens - 1;
+}
+
+/* For a leader that is not past its prompt. */
+static bool waits(const world *w, const client *c) {
+    const client *leader = &w->clients[c->leader & ((1u << INDEX_BITS) - 1)];
+    return c->leader && leader->id == c->leader && leader->n_tokens == leader->n_prompt;
+}
+
+static int32_t unscored(const client *c) {
+    return c->score_from ? c->n_prompt - c->score_from - c->n_scored : 0;
+}
+
+static void learn(client *c, int32_t token) {
+    assert_true(c->n_tokens < MAX_LEN);
+    c->hash[c->n_tokens] = chain(c->n_tokens ? c->hash[c->n_tokens - 1] : c->salt, token);
+    c->tokens[c->n_tokens++] = token;
+}
+
+/* ---- the simulated device ---- */
+
+static uint64_t *cells(world *w, const hd_work *k, int life, int32_t pos) {
+    const int32_t tokens = w->o.cache.page_tokens;
+    assert_true(pos / tokens < k->n_pages);
+    const int32_t page = k->pages[life][pos / tokens];
+    assert_true(page >= 0 && page < w->o.cache.n_pages[life]);
+    return &w->memory[life][page * tokens + pos % tokens];
+}
+
+static int n_lives(const world *w) {
+    return w->o.cache.reach ? HD_N_LIFETIMES : 1;
+}
+
+static void run_copies(world *w, const hd_page_copy *copies, int32_t n) {
+    const int32_t tokens = w->o.cache.page_tokens;
+    for (int32_t i = 0; i < n; i++) {
+        assert_true(copies[i].snapshot >= 0 && copies[i].snapshot < w->o.cache.n_snapshots);
+        uint64_t *page = &w->memory[HD_LIFE_WINDOW][copies[i].page * tokens];
+        uint64_t *snapshot = &w->snapshots[copies[i].snapshot * tokens];
+        memcpy(copies[i].save ? snapshot : page, copies[i].save ? page : snapshot,
+               (size_t)tokens * sizeof *page);
+    }
+    w->copies += n;
+    w->events += n;
+}
+
+/* A page is written by one request of a step; marks it with the step and the work. */
+static void mark_writes(world *w, const hd_work *k, int32_t number) {
+    const int32_t tokens = w->o.cache.page_tokens;
+    const int32_t end = k->start + k->n + k->want_drafts;
+    const int64_t mark = w->steps << STEP_BITS | number;
+    for (int life = 0; life < n_lives(w); life++) {
+        for (int32_t p = k->start / tokens; p * tokens < end; p++) {
+            const int32_t page =
+                (int32_t)(cells(w, k, life, p * tokens) - w->memory[life]) / tokens;
+            int64_t *seen = &w->written[life][page];
+            assert_true(*seen >> STEP_BITS < w->steps || *seen == mark);
+            *seen = mark;
+        }
+    }
+}
+
+/* FT26, FT27: everything behind the first row is there, is this request's own prefix, and is not
+ * being written by another request of the step. */
+static void read_prefix(world *w, const hd_work *k, const client *c, int32_t number) {
+    const int32_t tokens = w->o.cache.page_tokens, reach = w->o.cache.reach;
+    for (int life = 0; life < n_lives(w); life++) {
+        int32_t from = life == HD_LIFE_WINDOW ? hd_max_i32(0, k->start - reach) : 0;
+        while (from < k->start) {
+            const int32_t end = hd_min_i32(k->start, (from / tokens + 1) * tokens);
+            const uint64_t *cell = cells(w, k, life, from);
+            const int32_t page = (int32_t)(cell - w->memory[life]) / tokens;
+            const int64_t seen = w->written[life][page];
+            assert_memory_equal(cell, &c->hash[from], (size_t)(end - from) * sizeof *cell);
+            assert_true(seen >> STEP_BITS < w->steps ||
+                        seen == (w->steps << STEP_BITS | number));
+            from = end;
+        }
+    }
+}
+
+/* Rows leave their hashes; the drafting behind them leaves rubbish. */
+static void write_rows(world *w, const hd_work *k, const client *c, uint64_t *last) {
+    uint64_t hash = k->start ? c->hash[k->start - 1] : c->salt;
+    for (int32_t i = 0; i < k->n + k->want_drafts; i++) {
+        if (i < k->n) last[i] = hash = chain(hash, k->tokens[i]);
+        for (int life = 0; life < n_lives(w); life++) {
+            *cells(w, k, life, k->start + i) = i < k->n ? hash : 0xBAD;
+        }
+    }
+}
+
+/* The score of a token is its position. */
+static const float *score(world *w, const hd_work *k, int32_t used) {
+    const int32_t first = k->start + k->n - k->n_choose - k->n_score + 1;
+    for (int32_t i = 0; i < k->n_score; i++) w->scores[used + i] = (float)(first + i);
+    return w->scores + used;
+}
+
+static void choose(world *w, const hd_work *k, const uint64_t *hashes, hd_chosen *out) {
+    for (int32_t i = k->n - k->n_choose; i < k->n; i++) {
+        const int32_t token = oracle(hashes[i]);
+        out->tokens[out->n_tokens++] = token;
+        if (i + 1 == k->n || k->tokens[i + 1] != token) break;
+    }
+    if (!k->n_choose) return;
+    uint64_t hash = hashes[k->n - k->n_choose + out->n_tokens - 1];
+    int32_t token = out->tokens[out->n_tokens - 1];
+    const bool few = w->habits.few_drafts && hash % w->habits.few_drafts == 0;
+    while (out->n_drafts < k->want_drafts - few) {
+        hash = chain(hash, token);
+        const bool wrong = w->habits.wrong_draft && (hash >> 20) % w->habits.wrong_draft == 0;
+        token = wrong ? 10 : oracle(hash);
+        out->drafts[out->n_drafts++] = token;
+    }
+}
+
+/* Every prompt row from score_from - 1 on scores the token behind it, and is computed for it. */
+static void check_scores(const hd_work *k, const client *c) {
+    const int32_t next = c->score_from + c->n_scored;
+    int32_t rows = 0;
+    for (int32_t i = 0; i < k->n - k->n_choose; i++) {
+        rows += unscored(c) > 0 && k->start + i + 1 >= next && k->start + i + 1 < c->n_prompt;
+    }
+    assert_int_equal(k->n_score, rows);
+    if (unscored(c) > 0) assert_true(k->start < next);
+}
+
+/* What a work must be, given its client. */
+static void check_work(world *w, const hd_work *k, client *c) {
+    assert_non_null(c);
+    assert_false(c->cancelled); /* not one step after a cancel */
+    assert_true(c->rows == 0 && k->n > 0);
+    if (c->n_done < 0) {
+        assert_true(k->start % w->o.cache.page_tokens == 0 && k->start < c->n_tokens);
+        c->n_done = k->start;
+        w->hits += k->start > 0;
+        if (c->n_tokens == c->n_prompt) c->n_cached = k->start;
+    }
+    assert_int_equal(k->start, c->n_done);
+    check_scores(k, c);
+    c->prefills = !decodes(c);
+    c->rows = k->n;
+    c->pending = c->n_tokens - c->n_done;
+    const int32_t known = hd_min_i32(k->n, c->pending);
+    assert_memory_equal(k->tokens, c->tokens + k->start, (size_t)known * sizeof *k->tokens);
+    if (k->n < c->pending) {
+        assert_true(k->n_choose == 0 && k->want_drafts == 0 && k->n <= w->o.chunk_rows);
+        assert_int_equal(k->after, c->tokens[k->start + k->n]);
+        c->n_done += k->n;
+    } else {
+        assert_int_equal(k->n_choose, 1 + k->n - c->pending);
+        const bool automatic = c->drafts == HD_SCHED_AUTO_DRAFTS;
+        const int32_t most = automatic ? HD_MAX_DRAFTS : c->drafts;
+        assert_true(known <= w->o.chunk_rows && k->n_choose <= 1 + most);
+        assert_true(c->n_tokens + k->n_choose <= c->n_prompt + c->max_new);
+        assert_true(k->after == -1 && k->want_drafts <= most);
+        assert_true(k->want_drafts == most || (automatic && k->want_drafts >= 0));
+    }
+}
+
+/* FT19, FT24: everyone past the prompt advances; prompts in order of importance while rows are
+ * left; the most important one cannot be kept from its end, however often others are sent back.
+ * room: rows of the step that nobody has. */
+static void check_order(world *w, int32_t room) {
+    client *top = NULL;
+    for (int32_t i = 0; i < w->o.cache.n_leases; i++) {
+        const client *a = w->seated[i];
+        if (!a) continue;
+        if (!top || goes_before(a, top)) top = w->seated[i];
+        if (a->rows == 0) assert_false(decodes(a));
+        if (unscored(a) > 0) continue; /* rows of logits may have run out */
+        const bool starved =
+            a->rows == 0 || (a->prefills && a->rows < hd_min_i32(a->pending, w->o.chunk_rows));
+        assert_false(starved && room > 0);
+        for (int32_t k = 0; k < w->o.cache.n_leases && starved; k++) {
+            const client *b = w->seated[k];
+            if (b && b->rows && b->prefills) assert_false(goes_before(a, b) && a != b);
+        }
+    }
+    assert_non_null(top);
+    assert_true(top->rows > 0);
+    for (int32_t i = 0; i < w->o.cache.n_leases; i++) {
+        if (w->seated[i] && w->seated[i] != top) w->seated[i]->turns_on_top = 0;
+    }
+    const int32_t others = (w->o.cache.n_leases - 1) * HD_MAX_CHOSEN;
+    int32_t each = hd_min_i32(w->o.chunk_rows, w->o.step_rows - others);
+    if (top->score_from) each = hd_min_i32(each, HD_MAX_DRAFTS);
+    const int32_t longest = top->n_prompt + top->max_new;
+    assert_true(++top->turns_on_top <= longest / each + 1 + top->max_new);
+}
+
+/* Who left in this turn and still lives was sent back to the queue: the least important. */
+static bool check_retracted(world *w) {
+    const client *sent_back = NULL, *least = NULL;
+    for (int i = 0; i < MAX_CLIENTS; i++) {
+        client *c = &w->clients[i];
+        if (!c->id) continue;
+        if (c->left && (!sent_back || goes_before(c, sent_back))) sent_back = c;
+        if (c->slot >= 0 && (!least || goes_before(least, c))) least = c;
+        w->retracted += c->left;
+        c->left = false;
+    }
+    if (sent_back) assert_true(least && goes_before(least, sent_back));
+    return sent_back != NULL;
+}
+
+/* A step ahead, a runner computes what would follow, with the pages of this step. */
+static void plan_ahead(world *w, const hd_work *k, const hd_chosen *c) {
+    const int32_t tokens = w->o.cache.page_tokens;
+    world_ahead *a = &w->ahead[w->n_ahead];
+    if (!w->o.ahead || !k->n_choose) return;
+    w->n_ahead++;
+    a->from = k->start + k->n - k->n_choose + c->n_tokens;
+    a->to = hd_min_i32(a->from + 1 + 2 * k->want_drafts, k->n_pages * tokens);
+    for (int life = 0; life < n_lives(w); life++) {
+        memcpy(a->pages[life], k->pages[life], (size_t)k->n_pages * sizeof(int32_t));
+    }
+}
+
+/* Its rubbish is there before anything of the next step, copies included. */
+static void write_ahead(world *w) {
+    const int32_t tokens = w->o.cache.page_tokens;
+    for (int32_t i = 0; i < w->n_ahead; i++) {
+        const world_ahead *a = &w->ahead[i];
+        for (int life = 0; life < n_lives(w); life++) {
+            for (int32_t pos = a->from; pos < a->to; pos++) {
+                const int32_t page = a->pages[life][pos / tokens];
+                assert_true(page >= 0 && page < w->o.cache.n_pages[life]);
+                w->memory[life][page * tokens + pos % tokens] = 0xBAD;
+            }
+        }
+    }
+    w->n_ahead = 0;
+}
+
+static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
+                     const hd_work *works, int32_t n_works, hd_chosen *chosen, hd_err *err) {
+    world *w = ctx;
+    uint64_t hashes[MAX_LEN + HD_MAX_DRAFTS];
+    int32_t rows = 0, choices = 0, scored = 0;
+    w->steps++;
+    w->stepped = true;
+    const bool retracted = check_retracted(w);
+    for (int i = 0; i < MAX_CLIENTS; i++) w->clients[i].rows = 0;
+    if (w->fail_next) { /* in the middle of its work: nothing it holds can be trusted */
+        memset(w->memory, 0xEE, sizeof w->memory);
+        w->n_ahead = 0;
+        w->failed = true;
+        return HD_FAIL(err, HD_EDEVICE, "simulated device failure");
+    }
+    write_ahead(w);
+    run_copies(w, copies, n_copies);
+    for (int32_t i = 0; i < n_works; i++) {
+        assert_true(works[i].slot >= 0 && works[i].slot < w->o.cache.n_leases);
+        check_work(w, &works[i], w->seated[works[i].slot]);
+        mark_writes(w, &works[i], i);
+        rows += works[i].n;
+        choices += works[i].n_choose + works[i].n_score;
+    }
+    assert_true(choices <=
+                (w->o.choice_rows ? w->o.choice_rows : w->o.cache.n_leases * HD_MAX_CHOSEN));
+    assert_true(n_works <= w->o.cache.n_leases && rows <= w->o.step_rows);
+    check_order(w, retracted ? 0 : w->o.step_rows - rows); /* who left had rows, perhaps */
+    for (int32_t i = 0; i < n_works; i++) {
+        read_prefix(w, &works[i], w->seated[works[i].slot], i);
+    }
+    for (int32_t i = 0; i < n_works; i++) {
+        write_rows(w, &works[i], w->seated[works[i].slot], hashes);
+        chosen[i] = (hd_chosen){.scores = score(w, &works[i], scored)};
+        choose(w, &works[i], hashes, &chosen[i]);
+        plan_ahead(w, &works[i], &chosen[i]);
+        scored += works[i].n_score;
+        digest(w, works[i].slot << 16 | works[i].n);
+    }
+    if (w->fail_one) chosen[draw(w, (uint32_t)n_works)].status = HD_EDEVICE;
+    w->rows += rows;
+    w->events += n_works;
+    return HD_OK;
+}
+
+/* ---- hooks ---- */
+
+static void enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, int32_t n) {
+    world *w = ctx;
+    client *c = client_of(w, id);
+    assert_true(c->slot < 0 && !w->seated[slot] && !c->left);
+    assert_int_equal(n, c->n_tokens); /* nothing lost by a retraction */
+    assert_memory_equal(tokens, c->tokens, (size_t)n * sizeof *tokens);
+    for (int i = 0; i < MAX_CLIENTS; i++) { /* nobody is overtaken */
+        const client *other = &w->clients[i];
+        if (!other->id || other->slot >= 0 || other == c || waits(w, other)) continue;
+        assert_true(goes_before(c, other));
+    }
+    assert_false(waits(w, c));
+    w->followed += c->leader != 0;
+    c->slot = slot;
+    c->n_done = -1;
+    c->turns_on_top = 0;
+    c->admitted = true;
+    c->entered = w->now;
+    w->seated[slot] = c;
+    w->events++;
+}
+
+static void leave(void *ctx, uint64_t id, int32_t slot) {
+    world *w = ctx;
+    client *c = client_of(w, id);
+    assert_true(c->slot == slot && w->seated[slot] == c);
+    w->seated[slot] = NULL;
+    c->slot = -1;
+    c->left = true;
+    w->events++;
+}
+
+static void remember(world *w, const client *c) {
+    world_text *t = &w->texts[c->id % N_TEXTS];
+    memcpy(t->tokens, c->tokens, (size_t)c->n_tokens * sizeof *t->tokens);
+    t->n = c->n_tokens;
+    t->salt = c->salt;
+}
+
+static void check_end(const world *w, const client *c, hd_finish finish) {
+    const bool stopped = c->n_tokens > c->n_prompt && c->tokens[c->n_tokens - 1] == STOP_ID;
+    assert_true(stopped == (finish == HD_FINISH_STOP));
+    if (finish == HD_FINISH_LENGTH) assert_int_equal(c->n_tokens, c->n_prompt + c->max_new);
+    if (finish == HD_FINISH_ABORT) assert_true(c->cancelled);
+    if (finish == HD_FINISH_ERROR) assert_true(w->failed || w->fail_one);
+    if (finish == HD_FINISH_TIMEOUT) {
+        assert_true(c->deadline && w->now >= c->deadline && !c->admitted && !c->cancelled);
+    }
+}
+
+static void event(void *ctx, const hd_sched_event *e) {
+    world *w = ctx;
+    client *c = client_of(w, e->id);
+    digest(w, (int64_t)e->id ^ (int64_t)e->finish << 48);
+    w->events++;
+    w->drafted += e->n_drafted;
+    w->accepted += e->n_accepted;
+    assert_true(e->n_accepted <= e->n_drafted && e->n >= 0);
+    assert_true(e->n || e->finish || e->n_score);
+    if (e->n_score) assert_int_equal(e->score_at, c->score_from + c->n_scored);
+    for (int32_t i = 0; i < e->n_score; i++, c->n_scored++) {
+        assert_true(e->scores[i] == (float)(c->score_from + c->n_scored));
+    }
+    w->scored += e->n_score;
+    if (e->n) assert_true(unscored(c) <= 0);
+    for (int32_t i = 0; i < e->n; i++) {
+        assert_int_equal(e->tokens[i], oracle(c->hash[c->n_tokens - 1]));
+        assert_true(i == 0 || e->tokens[i - 1] != STOP_ID);
+        learn(c, e->tokens[i]);
+        digest(w, e->tokens[i]);
+    }
+    assert_true(c->n_tokens <= c->n_prompt + c->max_new);
+    if (e->n) assert_int_equal(e->n_cached, c->n_cached);
+    assert_true(e->n_cached >= 0 && e->n_cached < c->n_prompt &&
+                e->n_cached % w->o.cache.page_tokens == 0);
+    if (e->finish == HD_FINISH_NONE) {
+        if (e->n) c->n_done = c->n_tokens - 1;
+        return;
+    }
+    assert_true(c->slot < 0);
+    check_end(w, c, e->finish);
+    w->finished[e->finish]++;
+    remember(w, c);
+    c->id = 0;
+}
+
+/* ---- opening and closing ---- */
+
+void world_open(world *w) {
+    const hd_runner runner = {w, run};
+    const hd_sched_hooks hooks = {w, enter, leave, event};
+    const hd_cache_options *c = &w->o.cache;
+    hd_err err = {0};
+    assert_true(c->n_leases <= MAX_CLIENTS && c->n_snapshots * c->page_tokens <= MAX_CELLS);
+    assert_true(w->o.max_positions <= MAX_LEN);
+    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+        assert_true(c->n_pages[l] * c->page_tokens <= MAX_CELLS);
+    }
+    if (hd_sched_open(&w->sched, &w->o, &runner, &hooks, &err) != HD_OK) {
+        fail_msg("%s", err.msg);
+    }
+}
+
+void world_close(world *w) {
+    hd_sched_close(w->sched);
+    w->sched = NULL;
+}
+
+/* One chance in two that a habit is on at all. */
+static uint32_t sometimes(world *w, uint32_t least, uint32_t most) {
+    return draw(w, 2) ? least + draw(w, most - least) : 0;
+}
+
+static void draw_habits(world *w) {
+    w->habits = (world_habits){.submit = 1 + draw(w, 6),
+                               .cancel = sometimes(w, 10, 200),
+                               .flush = sometimes(w, 50, 1000),
+                               .fail_one = sometimes(w, 50, 1000),
+                               .fail_all = sometimes(w, 300, 3000),
+                               .refuse = sometimes(w, 10, 200),
+                               .deadline = sometimes(w, 1, 10),
+                               .follow_up = sometimes(w, 1, 5),
+                               .longest_prompt = 1 + (int32_t)draw(w, 120),
+                               .longest_answer = 1 + (int32_t)draw(w, 80),
+                               .priorities = 1 + (int32_t)draw(w, 4),
+                               .wrong_draft = sometimes(w, 1, 8),
+                               .few_drafts = sometimes(w, 1, 8),
+                               .follow = sometimes(w, 1, 5),
+                               .score = sometimes(w, 2, 10),
+                               .automatic = sometimes(w, 1, 4)};
+}
+
+static void draw_options(world *w) {
+    static const int32_t pages[] = {1, 2, 3, 4, 8, 16};
+    const int32_t page = pages[draw(w, 6)], leases = 1 + (int32_t)draw(w, 10);
+    const int32_t reaches[] = {0, 1, page, 2 * page + 1, 9};
+    const int32_t reach = reaches[draw(w, 5)], chunk = 1 + (int32_t)draw(w, 50);
+    const int32_t lease_pages = MAX_LEN / page;
+    const int32_t near = (reach + chunk + HD_MAX_DRAFTS) / page + 2;
+    const int32_t most = MAX_CELLS / page - lease_pages;
+    const int32_t spare = hd_min_i32(most, (int32_t)draw(w, (uint32_t)(3 * lease_pages)));
+    w->o = (hd_sched_options){
+        .cache = {.page_tokens = page,
+                  .reach = reach,
+                  .n_pages = {lease_pages + spare,
+                              near + (int32_t)draw(w, (uint32_t)(leases * near))},
+                  .n_snapshots = draw(w, 2) ? (int32_t)draw(w, (uint32_t)(2 * lease_pages)) : 0,
+                  .n_leases = leases,
+                  .lease_pages = lease_pages},
+        .step_rows = leases * HD_MAX_CHOSEN + (int32_t)draw(w, 40),
+        .chunk_rows = chunk,
+        .queue_limit = 1 + (int32_t)draw(w, 24),
+        .ahead = draw(w, 2) ? (int32_t)draw(w, 3 * HD_MAX_CHOSEN) : 0,
+        .max_positions = MAX_LEN - HD_MAX_DRAFTS - (int32_t)draw(w, 50)
+    };
+}
+
+void world_draw(world *w, uint64_t seed) {
+    memset(w, 0, sizeof *w);
+    w->seed = seed;
+    draw_habits(w);
+    draw_options(w);
+}
+
+/* ---- acting ---- */
+
+client *world_free_client(world *w) {
+    for (int i = 0; i < MAX_CLIENTS; i++) {
+        if (w->clients[i].id) continue;
+        w->clients[i] = (client){.slot = -1};
+        return &w->clients[i];
+    }
+    return NULL;
+}
+
+void world_set_prompt(client *c, const int32_t *tokens, int32_t n) {
+    c->n_tokens = 0;
+    for (int32_t i = 0; i < n; i++) learn(c, tokens[i]);
+    c->n_prompt = n;
+}
+
+hd_status world_submit(world *w, client *c) {
+    const int32_t stop = STOP_ID;
+    const hd_cache_options *cache = &w->o.cache;
+    const int32_t room = cache->lease_pages * cache->page_tokens - HD_MAX_DRAFTS;
+    const hd_sched_stats before = hd_sched_read_stats(w->sched);
+    hd_status expected = before.waiting < w->o.queue_limit ? HD_OK : HD_EAGAIN;
+    if (c->n_prompt < 1 || c->max_new < 1 ||
+        c->n_prompt + c->max_new > hd_min_i32(room, w->o.max_positions)) {
+        expected = HD_EINVAL;
+    }
+    c->id = ++w->arrivals << INDEX_BITS | (uint64_t)(c - w->clients);
+    c->slot = c->n_done = -1;
+    const hd_request r = {.id = c->id,
+                          .prompt = c->tokens,
+                          .n_prompt = c->n_prompt,
+                          .max_new = c->max_new,
+                          .priority = c->priority,
+                          .follows = c->leader,
+                          .draft_tokens = c->drafts,
+                          .score_from = c->score_from,
+                          .salt = c->salt,
+                          .queue_until_ns = c->deadline,
+                          .stop_ids = &stop,
+                          .n_stop = 1};
+    hd_err err = {0};
+    const hd_status st = hd_sched_submit(w->sched, &r, &err);
+    assert_int_equal(st, expected);
+    if (st != HD_OK) { /* a refused request leaves no trace, but a sentence */
+        const hd_sched_stats after = hd_sched_read_stats(w->sched);
+        assert_memory_equal(&before, &after, sizeof before);
+        assert_true(err.msg[0]);
+        c->id = 0;
+    }
+    w->events++;
+    return st;
+}
+
+void world_cancel(world *w, client *c) {
+    c->cancelled = true;
+    hd_sched_cancel(w->sched, c->id);
+    w->events++;
+}
+
+/* A new text, or one that goes on from a text that has ended. */
+static void come(world *w) {
+    client *c = world_free_client(w);
+    if (!c) return;
+    const world_habits *h = &w->habits;
+    const world_text *t = &w->texts[draw(w, N_TEXTS)];
+    int32_t prompt[MAX_LEN], n = 1 + (int32_t)draw(w, (uint32_t)h->longest_prompt);
+    const bool goes_on = once_in(w, h->follow_up) && t->n + n < MAX_LEN;
+    const int32_t kept = goes_on ? t->n : 0;
+    if (kept) memcpy(prompt, t->tokens, (size_t)kept * sizeof *prompt);
+    for (int32_t i = kept; i < kept + n; i++) {
+        prompt[i] = draw(w, 50) ? i % 4 : (int32_t)draw(w, 5);
+    }
+    c->salt = goes_on ? t->salt : 1 + draw(w, 2);
+    world_set_prompt(c, prompt, kept + n);
+    c->max_new = 1 + (int32_t)draw(w, (uint32_t)h->longest_answer);
+    c->priority = (int32_t)draw(w, (uint32_t)h->priorities);
+    c->drafts = (int32_t)draw(w, HD_MAX_DRAFTS + 1);
+    if (once_in(w, h->automatic)) c->drafts = HD_SCHED_AUTO_DRAFTS;
+    if (once_in(w, h->follow)) c->leader = w->clients[draw(w, MAX_CLIENTS)].id;
+    if (once_in(w, h->score)) c->score_from = 1 + (int32_t)draw(w, (uint32_t)c->n_prompt);
+    c->deadline = once_in(w, h->deadline) ? w->now + (int64_t)draw(w, 50) : 0;
+    if (once_in(w, h->refuse)) c->max_new = draw(w, 2) ? 0 : 1000;
+    world_submit(w, c);
+}
+
+void world_act(world *w) {
+    if (once_in(w, w->habits.submit)) come(w);
+    if (once_in(w, w->habits.cancel)) {
+        client *c = &w->clients[draw(w, MAX_CLIENTS)];
+        if (c->id) world_cancel(w, c);
+    }
+    if (once_in(w, w->habits.flush)) {
+        hd_sched_flush_cache(w->sched);
+        w->events++;
+    }
+    w->fail_one = once_in(w, w->habits.fail_one);
+    w->fail_next = once_in(w, w->habits.fail_all);
+    world_turn(w);
+}
+
+/* ---- checking ---- */
+
+void world_check_cache(world *w) {
+    hd_err err = {0};
+    if (hd_cache_check(hd_sched_cache(w->sched), hd_sched_idle(w->sched), &err) != HD_OK)
+        fail_msg("%s", err.msg);
+}
+
+/* The scheduler's counters are the world's. */
+static void check_counters(const world *w, int32_t waiting, int32_t running) {
+    const hd_sched_stats s = hd_sched_read_stats(w->sched);
+    int64_t finished = 0;
+    for (int f = 0; f <= HD_FINISH_ERROR; f++) finished += w->finished[f];
+    assert_int_equal(s.waiting, waiting);
+    assert_int_equal(s.running, running);
+    assert_int_equal(s.finished, finished);
+    assert_int_equal(s.retracted, w->retracted);
+    assert_int_equal(s.turns, w->steps);
+    assert_int_equal(s.drafted, w->drafted);
+    assert_int_equal(s.accepted, w->accepted);
+    assert_true(waiting <= w->o.queue_limit + w->o.cache.n_leases);
+    assert_int_equal(s.rows, w->rows);
+}
+
+/* Everybody is waiting or seated, and in time. */
+static void check_clients(world *w) {
+    int32_t waiting = 0, running = 0;
+    for (int i = 0; i < MAX_CLIENTS; i++) {
+        const client *c = &w->clients[i];
+        if (!c->id) continue;
+        assert_false(c->cancelled || c->left);
+        assert_true(c->admitted || !c->deadline || w->now < c->deadline);
+        waiting += c->slot < 0;
+        running += c->slot >= 0;
+    }
+    check_counters(w, waiting, running);
+}
+
+/* The first in the queue that this turn must admit: there is a slot, and pages for all it knows
+ * and a page of growth for everybody, even if nothing of it is cached. */
+static client *sure_to_enter(world *w) {
+    const hd_cache_options *o = &w->o.cache;
+    const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(w->sched));
+    client *first = NULL;
+    int32_t running = 0, room[HD_N_LIFETIMES];
+    for (int i = 0; i < MAX_CLIENTS; i++) {
+        client *q = &w->clients[i];
+        const bool late = !q->admitted && q->deadline && w->now >= q->deadline;
+        running += q->id && q->slot >= 0;
+        if (!q->id || q->slot >= 0 || q->cancelled || late) continue;
+        if (waits(w, q)) return NULL; /* who can tell for how long */
+        if (!first || goes_before(q, first)) first = q;
+    }
+    if (!first || running == o->n_leases) return NULL;
+    const int32_t known = (first->n_tokens + o->page_tokens - 1) / o->page_tokens;
+    const int32_t near = (o->reach + w->o.chunk_rows) / o->page_tokens + 3;
+    for (int l = 0; l < HD_N_LIFETIMES; l++) room[l] = c.free[l] + c.evictable[l] - running - 1;
+    const bool fits =
+        known <= room[HD_LIFE_ENTRIES] && (!o->reach || near <= room[HD_LIFE_WINDOW]);
+    return fits ? first : NULL;
+}
+
+void world_turn(world *w) {
+    hd_err err = {0};
+    w->now++;
+    w->stepped = w->failed = false;
+    client *sure = sure_to_enter(w);
+    const int64_t rows = w->rows, before = allocations();
+    const hd_status st = hd_sched_turn(w->sched, w->now, &err);
+    assert_int_equal(allocations(), before);
+    if (w->failed) {
+        assert_int_equal(st, HD_EDEVICE);
+        assert_true(hd_sched_idle(w->sched));
+        w->rows = hd_sched_read_stats(w->sched).rows; /* of the step that failed, too */
+    } else if (w->stepped) {
+        assert_int_equal(st, HD_OK);
+        assert_true(w->rows > rows);
+    } else { /* FT25: whoever is there advances */
+        assert_int_equal(st, HD_EAGAIN);
+        assert_true(hd_sched_idle(w->sched));
+    }
+    if (sure) assert_int_equal(sure->entered, w->now);
+    w->events++;
+    check_clients(w);
+}
+
+void world_heal(world *w) {
+    int32_t left = MAX_CLIENTS * MAX_CLIENTS * MAX_LEN;
+    w->fail_one = w->fail_next = false;
+    while (!hd_sched_idle(w->sched)) {
+        assert_true(left-- > 0);
+        world_turn(w);
+    }
+    for (int i = 0; i < MAX_CLIENTS; i++) assert_true(w->clients[i].id == 0);
+    world_check_cache(w);
+    hd_sched_flush_cache(w->sched);
+    const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(w->sched));
+    for (int l = 0; l < HD_N_LIFETIMES; l++) assert_int_equal(c.free[l], c.pages[l]);
+    assert_true(c.nodes == 0 && c.snapshots == 0);
+}

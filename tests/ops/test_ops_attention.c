@@ -1,0 +1,325 @@
+/* test_ops_attention.c - attention and the indexer on ragged sequences in scattered pages. */
+#include "ops/ops_fixture.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { SEQS = 4, ROWS = 33 };
+
+/* Positions of the first rows: before, on and behind the edges of blocks, pages and windows.
+ * The others are random below `longest`. */
+static const int32_t positions[] = {0,  1,  2,  3,  4,   6,   7,   8,   63,  64,  65,
+                                    66, 95, 96, 99, 126, 127, 128, 191, 255, 256, 299};
+
+typedef struct rows_of {
+    int32_t *seq, *pos;
+    int32_t n_tokens[SEQS]; /* each sequence as long as its last row needs */
+} rows_of;
+
+static rows_of take_rows(int32_t longest) {
+    rows_of r = {.seq = take_ints(ROWS), .pos = take_ints(ROWS)};
+    for (int32_t i = 0; i < ROWS; i++) {
+        r.seq[i] = random_below(SEQS);
+        r.pos[i] = i < (int32_t)HD_LEN(positions) ? positions[i] : random_below(longest);
+        if (r.pos[i] >= r.n_tokens[r.seq[i]]) r.n_tokens[r.seq[i]] = r.pos[i] + 1;
+    }
+    return r;
+}
+
+static hd_paged take_entries(const rows_of *r, int32_t ratio, int32_t page, int32_t width,
+                             float spread) {
+    int32_t n[SEQS];
+    for (int32_t s = 0; s < SEQS; s++) n[s] = ratio ? r->n_tokens[s] / ratio : 0;
+    return take_pages(SEQS, n, page, width, spread);
+}
+
+/* ---- attend ---- */
+
+static void run_attend(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                       int32_t n, void *const *out) {
+    hd_attend_args a = *(const hd_attend_args *)c->args;
+    a.out = out[0];
+    a.q =
+        (const hd_act *)((const float *)(const void *)a.q + (int64_t)first * a.heads * a.k_dim);
+    if (a.selected) a.selected += (int64_t)first * a.n_selected;
+    a.seq += first;
+    a.pos += first;
+    a.rows = n;
+    ops->attend(s, &a);
+}
+
+typedef enum sink_kind { NO_SINK, SMALL_SINK, HIGH_SINK, LOW_SINK, INF_SINK } sink_kind;
+
+typedef struct attend_shape {
+    const char *name;
+    int32_t rows, heads, k_dim, v_dim, window, ratio, n_selected; /* n_selected 0: all */
+    sink_kind sink;
+    float spread;    /* of queries and keys */
+    int32_t longest; /* position, at most; the first few rows go to 300 */
+} attend_shape;
+
+static const float *take_sink(sink_kind kind, int32_t heads) {
+    if (kind == NO_SINK) return NULL;
+    float *sink = take_random(heads, 2.0f);
+    for (int32_t h = 0; h < heads; h++) {
+        if (kind == HIGH_SINK) sink[h] += 80.0f;
+        if (kind == LOW_SINK) sink[h] -= 80.0f;
+        if (kind == INF_SINK) sink[h] = -INFINITY;
+    }
+    return sink;
+}
+
+/* Ascending entries among the visible ones, with gaps; rows of different length. */
+static const int32_t *take_selected(const rows_of *r, int32_t ratio, int32_t n_selected) {
+    int32_t *all = take_ints((int64_t)ROWS * n_selected);
+    for (int32_t i = 0; i < ROWS; i++) {
+        const int32_t visible = (r->pos[i] + 1) / ratio;
+        int32_t n = 0;
+        for (int32_t e = 0; e < visible && n < n_selected; e++) {
+            if (random_below(3) > 0) all[i * n_selected + n++] = e;
+        }
+        while (n < n_selected) all[i * n_selected + n++] = -1;
+    }
+    return all;
+}
+
+static void attend_case(const attend_shape *sh) {
+    const rows_of r = take_rows(sh->longest);
+    hd_attend_args a = {
+        .q = (const hd_act *)take_random((int64_t)ROWS * sh->heads * sh->k_dim, sh->spread),
+        .sink = take_sink(sh->sink, sh->heads),
+        .seq = r.seq,
+        .pos = r.pos,
+        .heads = sh->heads,
+        .k_dim = sh->k_dim,
+        .v_dim = sh->v_dim,
+        .window = sh->window,
+        .ratio = sh->ratio,
+        .n_selected = sh->n_selected,
+        .scale = 1.0f / sqrtf((float)sh->k_dim)};
+    if (sh->window) a.recent = take_entries(&r, 1, 5, sh->k_dim, sh->spread);
+    if (sh->ratio) a.entries = take_entries(&r, sh->ratio, 3, sh->k_dim, sh->spread);
+    if (sh->n_selected) a.selected = take_selected(&r, sh->ratio, sh->n_selected);
+    /* Scores of size up to spread^2 are off by 2^-24 of themselves times the depth of their
+     * sums, and exp makes that a relative error of the weights. So is the distance to a sink
+     * 80 above them, however it is taken. */
+    const double tolerance = sh->spread > 2.0f ? 1e-4 : sh->sink == HIGH_SINK ? 2e-5 : 4e-6;
+    const double fast = 8192 * tolerance; /* of 22 bits 8 are left */
+    const bool on_gpu = sh->k_dim <= 576;
+    check_op(&(op_case){.name = sh->name,
+                        .rows = sh->rows,
+                        .n_outs = 1,
+                        .fast_tolerance = fast,
+                        .fast_near = true,
+                        .gpu_fast_tolerance = on_gpu ? fast : 0.0,
+                        .width = {sh->heads * sh->v_dim},
+                        .tolerance = {tolerance},
+                        .cpu_only = sh->k_dim > 576,
+                        .args = &a,
+                        .run = run_attend});
+}
+
+void op_attend(void **state) {
+    (void)state;
+    static const attend_shape shapes[] = {
+        {"nothing",          0,    3,   24,   16,   0,   1,   0,  NO_SINK,    1.0f,  300  },
+        {"one head",         ROWS, 1,   1,    1,    0,   1,   0,  NO_SINK,    1.0f,  300  },
+        {"MLA",              ROWS, 3,   24,   16,   0,   1,   0,  NO_SINK,    1.0f,  300  },
+        {"MLA, real widths", 12,   17,  576,  512,  0,   1,   0,  NO_SINK,    1.0f,  300  },
+        {"MLA, selected",    ROWS, 5,   48,   33,   0,   1,   70, NO_SINK,    1.0f,  300  },
+        {"window of one",    ROWS, 3,   20,   20,   1,   0,   0,  NO_SINK,    1.0f,  300  },
+        {"window",           ROWS, 3,   20,   20,   7,   0,   0,  SMALL_SINK, 1.0f,  300  },
+        {"window, ratio 4",  ROWS, 16,  36,   36,   32,  4,   0,  SMALL_SINK, 1.0f,  300  },
+        {"ratio 4 alone",    ROWS, 4,   16,   16,   0,   4,   0,  NO_SINK,    1.0f,  300  },
+        {"with a sink",      ROWS, 4,   16,   16,   0,   4,   0,  SMALL_SINK, 1.0f,  300  },
+        {"ratio 128",        ROWS, 40,  33,   33,   128, 128, 0,  SMALL_SINK, 1.0f,  300  },
+        {"ratio 3",          ROWS, 18,  17,   17,   64,  3,   0,  NO_SINK,    1.0f,  300  },
+        {"V4, selected",     ROWS, 8,   64,   64,   32,  4,   16, SMALL_SINK, 1.0f,  300  },
+        {"sink near +80",    ROWS, 4,   16,   16,   9,   4,   0,  HIGH_SINK,  1.0f,  300  },
+        {"sink near -80",    ROWS, 4,   16,   16,   9,   4,   0,  LOW_SINK,   1.0f,  300  },
+        {"sink of -inf",     ROWS, 4,   16,   16,   9,   4,   0,  INF_SINK,   1.0f,  300  },
+        {"sharp",            ROWS, 4,   64,   64,   9,   1,   0,  NO_SINK,    16.0f, 300  },
+        {"many heads",       ROWS, 128, 20,   20,   7,   4,   0,  SMALL_SINK, 1.0f,  300  },
+        {"more than a few",  ROWS, 72,  36,   33,   40,  1,   0,  NO_SINK,    1.0f,  300  },
+        {"several parts",    ROWS, 3,   12,   9,    0,   1,   0,  NO_SINK,    1.0f,  3900 },
+        {"parts, a window",  ROWS, 17,  8,    8,    700, 1,   0,  SMALL_SINK, 1.0f,  3000 },
+        {"most parts",       ROWS, 1,   5,    5,    9,   1,   0,  SMALL_SINK, 1.0f,  20000},
+        {"wide values",      12,   9,   1030, 1030, 5,   1,   0,  NO_SINK,    1.0f,  300  },
+    };
+    for (size_t i = 0; i < HD_LEN(shapes); i++) attend_case(&shapes[i]);
+}
+
+/* ---- attend_naive ---- */
+
+/* Sequence s has n_rows[s] rows of the step, from position start[s] on. */
+typedef struct naive_shape {
+    const char *name;
+    int32_t format; /* of weight_formats */
+    int32_t heads, rank, nope_dim, rope_dim, v_dim;
+    int32_t start[SEQS], n_rows[SEQS];
+} naive_shape;
+
+typedef struct naive_case {
+    const naive_shape *sh;
+    hd_attend_naive_args a;
+} naive_case;
+
+/* Rows [first, first + n) of the shape's: what each sequence has of them. */
+static void run_naive(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                      int32_t n, void *const *out) {
+    const naive_case *t = c->args;
+    hd_attend_naive_args a = t->a;
+    int32_t *first_row = take_ints(SEQS + 1), *start = take_ints(SEQS);
+    for (int32_t i = 0, before = 0; i < SEQS; before += t->sh->n_rows[i++]) {
+        const int32_t end = before + t->sh->n_rows[i];
+        const int32_t from = before > first ? before : first;
+        const int32_t to = end < first + n ? end : first + n;
+        start[i] = t->sh->start[i] + (from > before ? from - before : 0);
+        first_row[i + 1] = first_row[i] + (to > from ? to - from : 0);
+    }
+    a.out = out[0];
+    a.q = (const hd_act *)((const float *)(const void *)a.q +
+                           (int64_t)first * a.heads * (a.nope_dim + a.rope_dim));
+    a.seqs = (hd_seqs){SEQS, first_row, start};
+    ops->attend_naive(s, &a);
+}
+
+static void naive_attend_case(const naive_shape *sh) {
+    int32_t rows = 0, n_tokens[SEQS];
+    const int32_t k_dim = sh->nope_dim + sh->rope_dim;
+    for (int32_t s = 0; s < SEQS; s++) {
+        rows += sh->n_rows[s];
+        n_tokens[s] = sh->n_rows[s] ? sh->start[s] + sh->n_rows[s] : 0;
+    }
+    /* Formats with scales make keys so large that scores are as sharp as in attend's case. */
+    const double tolerance = sh->format > 0 ? 1e-4 : 1e-5;
+    const int32_t stored = sh->heads * (sh->nope_dim + sh->v_dim);
+    const hd_weight *w = take_weight(&weight_formats[sh->format], stored, sh->rank, false);
+    const naive_case t = {
+        .sh = sh,
+        .a = {.q = (const hd_act *)take_random((int64_t)rows * sh->heads * k_dim, 1.0f),
+              .latents = take_pages(SEQS, n_tokens, 5, w->cols + sh->rope_dim, 1.0f),
+              .w = w,
+              .heads = sh->heads,
+              .nope_dim = sh->nope_dim,
+              .rope_dim = sh->rope_dim,
+              .v_dim = sh->v_dim,
+              .scale = 1.0f / sqrtf((float)k_dim)}
+    };
+    check_op(&(op_case){.name = sh->name,
+                        .rows = rows,
+                        .n_outs = 1,
+                        .width = {sh->heads * sh->v_dim},
+                        .tolerance = {tolerance},
+                        .cpu_only = true,
+                        .args = &t,
+                        .run = run_naive});
+}
+
+void op_attend_naive(void **state) {
+    static const naive_shape shapes[] = {
+        {"nothing",           0, 2, 16,  8,   4,  8,   {0, 0, 0, 0},      {0, 0, 0, 0}   },
+        {"one of each",       0, 1, 1,   1,   1,  1,   {0, 3, 0, 1},      {1, 1, 3, 2}   },
+        {"edges of blocks",   0, 3, 20,  7,   6,  9,   {0, 62, 63, 64},   {3, 4, 2, 70}  },
+        {"with cached keys",  0, 2, 32,  16,  8,  12,  {130, 0, 200, 61}, {5, 0, 67, 9}  },
+        {"more than a share", 0, 1, 16,  8,   4,  8,   {40, 0, 0, 0},     {300, 0, 1, 33}},
+        {"wide values",       0, 2, 24,  8,   4,  40,  {0, 10, 0, 0},     {20, 3, 0, 0}  },
+        {"real widths",       0, 2, 512, 128, 64, 128, {0, 64, 0, 0},     {20, 3, 0, 0}  },
+        {"wider than any",    0, 1, 16,  8,   4,  300, {0, 10, 0, 0},     {20, 3, 0, 0}  },
+    };
+    for (size_t i = 0; i < HD_LEN(shapes); i++) {
+        naive_attend_case(&shapes[i]);
+        forget_all(state);
+    }
+    for (int32_t f = 0; f < n_weight_formats; f++) {
+        naive_attend_case(&(naive_shape){
+            "stored formats", f, 2, 48, 14, 6, 10, {70, 0, 3, 0 },
+                   {4,  9, 0, 30}
+        });
+        forget_all(state);
+    }
+}
+
+/* ---- index_select ---- */
+
+static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                       int32_t n, void *const *out) {
+    hd_index_select_args a = *(const hd_index_select_args *)c->args;
+    a.out = out[0];
+    a.q = (const hd_act *)((const float *)(const void *)a.q +
+                           (int64_t)first * a.heads * a.keys.width);
+    a.weight += (int64_t)first * a.heads;
+    a.seq += first;
+    a.pos += first;
+    a.rows = n;
+    ops->index_select(s, &a);
+}
+
+/* Small whole numbers: products and sums are exact in any order, and ties are many. */
+static void round_all(float *x, int64_t n) {
+    for (int64_t i = 0; i < n; i++) x[i] = rintf(x[i]);
+}
+
+typedef struct select_shape {
+    int32_t rows, heads, width, ratio, top_k;
+    bool whole_numbers;
+    float spread;    /* 0: all scores tie */
+    int32_t longest; /* position, at most; the first few rows go to 300 */
+} select_shape;
+
+static void select_case(const select_shape *sh) {
+    const rows_of r = take_rows(sh->longest);
+    const int64_t n_q = (int64_t)ROWS * sh->heads * sh->width, n_w = (int64_t)ROWS * sh->heads;
+    float *q = take_random(n_q, sh->spread), *weight = take_random(n_w, 2.4f);
+    hd_paged keys = take_entries(&r, sh->ratio, 7, sh->width, 2.4f);
+    if (sh->whole_numbers) {
+        round_all(q, n_q);
+        round_all(weight, n_w);
+        for (int32_t s = 0; s < SEQS; s++) {
+            for (int32_t e = 0; e < r.n_tokens[s] / sh->ratio; e++) {
+                round_all(page_entry(&keys, s, e), sh->width);
+            }
+        }
+    }
+    hd_index_select_args a = {.q = (const hd_act *)q,
+                              .weight = weight,
+                              .keys = keys,
+                              .seq = r.seq,
+                              .pos = r.pos,
+                              .heads = sh->heads,
+                              .ratio = sh->ratio,
+                              .top_k = sh->top_k,
+                              .scale = 0.25f};
+    const bool exact = sh->whole_numbers && sh->width <= 256; /* in few bits too, on a GPU */
+    check_op(&(op_case){.name = sh->whole_numbers ? "index_select, ties" : "index_select",
+                        .gpu_fast_tolerance = exact ? 1e-9 : 0.0,
+                        .rows = sh->rows,
+                        .n_outs = 1,
+                        .width = {sh->top_k},
+                        .cpu_only = sh->width > 256,
+                        .args = &a,
+                        .run = run_select});
+}
+
+void op_index_select(void **state) {
+    (void)state;
+    static const select_shape shapes[] = {
+        {0,    3,  16,  1,   8,   true,  1.4f, 300  },
+        {ROWS, 1,  1,   1,   1,   true,  1.4f, 300  },
+        {ROWS, 3,  7,   1,   16,  true,  1.4f, 300  },
+        {ROWS, 16, 20,  1,   64,  true,  1.4f, 300  },
+        {ROWS, 5,  33,  1,   255, true,  0.6f, 300  }, /* most are zero and tie */
+        {ROWS, 5,  33,  1,   299, true,  0.0f, 300  }, /* all are: the lowest win */
+        {ROWS, 4,  33,  1,   400, true,  1.4f, 300  }, /* everything fits */
+        {ROWS, 4,  16,  4,   9,   true,  1.4f, 300  },
+        {ROWS, 4,  16,  128, 1,   true,  1.4f, 300  },
+        {ROWS, 64, 128, 1,   48,  false, 2.0f, 300  }, /* real numbers, far enough apart */
+        {ROWS, 17, 48,  4,   16,  false, 2.0f, 300  },
+        {ROWS, 3,  7,   1,   20,  true,  1.4f, 6000 }, /* the bar rises, parts are many */
+        {ROWS, 2,  5,   1,   900, true,  0.6f, 9000 },
+        {ROWS, 2,  5,   1,   700, true,  0.0f, 5000 },
+        {ROWS, 9,  40,  4,   64,  true,  1.4f, 20000},
+        {3,    1,  520, 1,   9,   true,  1.4f, 300  }, /* too wide to be turned */
+    };
+    for (size_t i = 0; i < HD_LEN(shapes); i++) select_case(&shapes[i]);
+}

@@ -1,0 +1,375 @@
+/* test_decode_graph.c - steps of fixed shapes, repeated from a tape, against steps whose
+ * operators are called one by one: the same tokens, probabilities, drafts and loads. With
+ * HADAL_BACKEND=cuda the same on a GPU, which records them. */
+#include "fakes/crowd.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/philox.h"
+#include "fakes/tape.h"
+
+static machine m;
+static request crowd[SLOTS], before[SLOTS];
+
+static const char *const models[] = {"v2_groups", "v3_small_mtp", "v32_rope_mtp",
+                                     "v4_small_mtp"};
+
+static void open_either(const char *name, float forced_acceptance, bool fixed) {
+    const char *backend = getenv("HADAL_BACKEND");
+    open_machine_on(&m, backend ? backend : "cpu", name, forced_acceptance, fixed);
+}
+
+/* Steps were replayed: from the tape, or by the GPU. */
+static bool replayed(int32_t n) {
+    return tape_repeated() > n || hd_executor_read_times(m.executor)->graph_steps > n;
+}
+
+static uint32_t luck(uint64_t seed, int32_t at) {
+    return hd_philox_at(seed, 5, (uint64_t)at).v[0];
+}
+
+static void check_same(const request *got, const request *want) {
+    const size_t n = (size_t)want->n;
+    assert_int_equal(got->status, want->status);
+    assert_int_equal(got->n, want->n);
+    assert_memory_equal(got->text, want->text, n * sizeof *want->text);
+    assert_memory_equal(got->logprob, want->logprob, n * sizeof *want->logprob);
+    const size_t n_top = (size_t)want->choosing.params.n_top;
+    for (size_t at = 0; at < n; at++) {
+        assert_memory_equal(got->top_id[at], want->top_id[at], n_top * sizeof(int32_t));
+        assert_memory_equal(got->top_logprob[at], want->top_logprob[at], n_top * sizeof(float));
+    }
+}
+
+/* Sampled, with penalties, alternatives and bias between them; drafts by the MTP layer. */
+static void mixed_crowd(uint64_t seed) {
+    static const hd_logit_bias bias[] = {
+        {40, 2.0f},
+        {41, 1.0f}
+    };
+    for (int32_t i = 0; i < SLOTS; i++) {
+        request *r = &crowd[i];
+        hd_sampling *p = &r->choosing.params;
+        init_request(r, &m, i, 3 + 11 * i, seed + (uint64_t)i);
+        p->temperature = i ? 0.4f * (float)i : 0.0f;
+        p->repetition_penalty = i % 2 ? 1.3f : 0.0f;
+        p->frequency_penalty = i == 3 ? 0.4f : 0.0f;
+        p->top_p = i == 2 ? 0.9f : 0.0f;
+        p->n_top = i == 1 ? 4 : 0;
+        p->n_bias = i == 2 ? 2 : 0;
+        r->choosing.bias = bias;
+        r->most = 90 + 30 * i;
+        r->chunk = 9;
+        r->n_drafts = m.spec && hd_weights_n_mtp(m.weights) ? i : 0;
+    }
+}
+
+/* Whether calls opened; then what follows is what they may be. */
+static bool check_calls(const hd_grammar *g, const request *r) {
+    static hd_grammar_state s;
+    hd_grammar_watch w = {0};
+    bool opened = false;
+    for (int32_t at = r->n_prompt; at < r->n; at++) {
+        if (!opened) {
+            opened = hd_grammar_watch_token(m.vocab, g, &w, &s, r->text[at]);
+        } else {
+            assert_true(hd_grammar_advance_token(m.vocab, g, &s, r->text[at]));
+        }
+    }
+    return opened;
+}
+
+static void run_mixed(uint64_t seed, int32_t ahead) {
+    mixed_crowd(seed);
+    for (int32_t i = 0; i < SLOTS; i++) {
+        crowd[i].ahead = ahead;
+        enter(&m, &crowd[i]);
+    }
+    run_all(&m, crowd, SLOTS);
+}
+
+/* Pages as the scheduler gives them: exactly for a step, or a step further. Without, whoever
+ * gets a new page is nobody's for a step. */
+static void texts_are_the_same(void **state) {
+    (void)state;
+    static const int32_t ahead[] = {0, 1, 2 * HD_MAX_CHOSEN};
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        for (size_t a = 0; a < 1 + HD_LEN(ahead); a++) {
+            open_either(models[i], 0.0f, a > 0);
+            run_mixed(300 + i, a ? ahead[a - 1] : 0);
+            if (a == 0) memcpy(before, crowd, sizeof before);
+            for (int32_t r = 0; r < SLOTS; r++) {
+                check_same(&crowd[r], &before[r]);
+                assert_int_equal(crowd[r].drafted, before[r].drafted);
+                assert_int_equal(crowd[r].steps, before[r].steps);
+            }
+            if (a) {
+                assert_true(replayed(40));
+            }
+            close_machine(&m);
+        }
+    }
+}
+
+/* Masks travel with the orders, rows without one beside them; others draft. */
+static void guided_rows_stay_in_the_step(void **state) {
+    (void)state;
+    static const char pattern[] = "([a-f]{1,3}[0-9 ]){30,}";
+    const int32_t forced[] = {id_of('a'), id_of('1')};
+    const hd_grammar_args args = {
+        .kind = HD_GRAMMAR_REGEX, .text = pattern, .n = sizeof pattern - 1};
+    hd_grammar *form;
+    assert_int_equal(hd_grammar_open(&form, &args, NULL), HD_OK);
+    for (size_t i = 1; i < HD_LEN(models); i++) {
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            open_either(models[i], 0.0f, fixed);
+            mixed_crowd(40 + i);
+            crowd[0].guide.grammar = form;
+            crowd[1].guide = (hd_guide){.reasoning = true,
+                                        .think = -1,
+                                        .unthink = UNTHINK,
+                                        .max_reasoning = 30,
+                                        .forced = forced,
+                                        .n_forced = HD_LEN(forced),
+                                        .grammar = form};
+            for (int32_t r = 0; r < SLOTS; r++) {
+                if (r < 2) crowd[r].n_drafts = 0;
+                crowd[r].choosing.guide = r < 2 ? &crowd[r].guide : NULL;
+                enter(&m, &crowd[r]);
+            }
+            run_all(&m, crowd, SLOTS);
+            if (!fixed) memcpy(before, crowd, sizeof before);
+            for (int32_t r = 0; r < SLOTS; r++) {
+                check_same(&crowd[r], &before[r]);
+                assert_int_equal(crowd[r].steps, before[r].steps);
+            }
+            assert_true(crowd[0].n > 60 && crowd[1].n > 60);
+            if (fixed) assert_true(replayed(crowd[1].steps / 2));
+            close_machine(&m);
+        }
+    }
+    hd_grammar_close(form);
+}
+
+/* Replies are free, with drafts and the host ahead, until calls open, in the content or in the
+ * reasoning; from there on they are held. */
+static void calls_open_in_the_step(void **state) {
+    (void)state;
+    static const char tools[] =
+        "[{\"name\":\"ab\",\"strict\":true,\"parameters\":{\"type\":\"object\","
+        "\"properties\":{\"a\":{\"enum\":[1,23]},\"b\":{\"type\":\"boolean\"}}}}]";
+    const hd_logit_bias bias[] = {
+        {id_of('\xf8'), 3.0f},
+        {id_of('\xfa'), 3.0f}
+    };
+    const hd_grammar_args args = {
+        .kind = HD_GRAMMAR_CALLS,
+        .calls = {.tools = tools,
+                  .n_tools = sizeof tools - 1,
+                  .format = HD_REPLY_V31,
+                  .marks = 0x1f,
+                  .flagged = true,
+                  .most = 3}
+    };
+    hd_grammar *calls;
+    assert_int_equal(hd_grammar_open(&calls, &args, NULL), HD_OK);
+    for (size_t i = 1; i < HD_LEN(models); i++) {
+        int32_t n_called = 0, n_graph = 0;
+        for (uint64_t seed = 0; seed < 3; seed++) {
+            for (int32_t fixed = 0; fixed < 2; fixed++) {
+                open_either(models[i], 0.0f, fixed);
+                mixed_crowd(70 + seed);
+                for (int32_t r = 0; r < SLOTS; r++) {
+                    crowd[r].guide = (hd_guide){.reasoning = r % 2,
+                                                .think = -1,
+                                                .unthink = UNTHINK,
+                                                .free = true,
+                                                .grammar = calls};
+                    crowd[r].choosing.guide = r < 3 ? &crowd[r].guide : NULL;
+                    crowd[r].choosing.bias = bias;
+                    crowd[r].choosing.params.n_bias = 2;
+                    crowd[r].choosing.params.temperature = 1.0f;
+                    crowd[r].choosing.params.repetition_penalty = 0.0f;
+                    crowd[r].choosing.params.frequency_penalty = r == 2 ? 0.1f : 0.0f;
+                    enter(&m, &crowd[r]);
+                }
+                run_all(&m, crowd, SLOTS);
+                if (!fixed) memcpy(before, crowd, sizeof before);
+                for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
+                n_graph += fixed && replayed(0);
+                for (int32_t r = 0; r < 3; r++) n_called += check_calls(calls, &crowd[r]);
+                close_machine(&m);
+            }
+        }
+        assert_true(n_called > 0 && n_graph > 0);
+    }
+    hd_grammar_close(calls);
+}
+
+/* Everybody draws anew how far to draft, comes late, is put back into another slot, brings the
+ * drafts of an oracle, or is under a guide, at some time. */
+static void whoever_comes_and_goes(void **state) {
+    (void)state;
+    for (size_t i = 1; i < HD_LEN(models); i++) {
+        for (uint64_t seed = 0; seed < 4; seed++) {
+            open_either(models[i], 0.0f, false);
+            run_mixed(seed, 0);
+            memcpy(before, crowd, sizeof before);
+            close_machine(&m);
+            open_either(models[i], 0.0f, true);
+            mixed_crowd(seed);
+            crowd[3].choosing.guide = seed == 1 ? &crowd[3].guide : NULL;
+            for (int32_t turn = 0; turn < 400; turn++) {
+                int32_t running = 0;
+                for (int32_t r = 0; r < SLOTS; r++) {
+                    request *q = &crowd[r];
+                    const uint32_t x = luck(seed, SLOTS * turn + r);
+                    if (turn == 7 * r) enter(&m, q);
+                    if (turn < 7 * r || q->ended) continue;
+                    running++;
+                    if (x % 16 == 0) q->n_drafts = (int32_t)(x >> 8) % 5;
+                    if (x % 32 == 1 && r % 2 == 0)
+                        q->oracle = q->oracle ? NULL : before[r].text;
+                    q->one_wrong_in = 3;
+                    q->ahead = (int32_t)(x >> 4) % 3 * HD_MAX_CHOSEN;
+                }
+                if (!running && turn > 7 * SLOTS) break;
+                if (turn % 29 == 28) { /* all move on by a slot */
+                    for (int32_t r = 0; r < SLOTS; r++) {
+                        crowd[r].slot = (crowd[r].slot + 1) % SLOTS;
+                        if (turn >= 7 * r && !crowd[r].ended) enter(&m, &crowd[r]);
+                    }
+                }
+                if (running) step(&m, crowd, hd_min_i32(turn / 7 + 1, SLOTS));
+            }
+            for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
+            assert_true(replayed(0));
+            close_machine(&m);
+        }
+    }
+}
+
+static void benchmarks_accept_the_same(void **state) {
+    (void)state;
+    static const float means[] = {0.6f, 1.7f, 9.0f};
+    for (size_t i = 0; i < HD_LEN(means); i++) {
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            open_either("v3_small_mtp", means[i], fixed);
+            run_mixed(77, 0);
+            if (!fixed) memcpy(before, crowd, sizeof before);
+            for (int32_t r = 0; r < SLOTS; r++) {
+                check_same(&crowd[r], &before[r]);
+                assert_int_equal(crowd[r].accepted, before[r].accepted);
+            }
+            close_machine(&m);
+        }
+    }
+}
+
+static void ban_end(request *r) {
+    static const int32_t end = EOS;
+    r->choosing.ban = &end;
+    r->choosing.params.n_ban = 1;
+    r->choosing.params.ban_until = POSITIONS;
+}
+
+/* Rows that nobody wants reach furthest where somebody else drafts deepest. */
+static void texts_end_with_the_context(void **state) {
+    (void)state;
+    for (size_t i = 1; i < HD_LEN(models); i++) {
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            open_either(models[i], 0.0f, fixed);
+            for (int32_t r = 0; r < SLOTS; r++) {
+                init_request(&crowd[r], &m, r, POSITIONS - 40 - 9 * r, 900 + (uint64_t)r);
+                crowd[r].n_drafts = r == SLOTS - 1 ? HD_MAX_DRAFTS : r % 2;
+                crowd[r].chunk = STEP_ROWS / SLOTS;
+                ban_end(&crowd[r]);
+                enter(&m, &crowd[r]);
+            }
+            crowd[SLOTS - 1].most = POSITIONS - 9;
+            run_all(&m, crowd, SLOTS);
+            if (!fixed) memcpy(before, crowd, sizeof before);
+            for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
+            close_machine(&m);
+        }
+    }
+}
+
+/* Who certainly ends is not in the step behind, and rows that pad count for no expert. */
+static void loads_are_the_same(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        int64_t load[2][8 * 64] = {0};
+        for (int32_t fixed = 0; fixed < 2; fixed++) {
+            open_either(models[i], 0.0f, fixed);
+            assert_true(m.spec->n_layers * m.spec->route.n_experts <= (int32_t)HD_LEN(load[0]));
+            for (int32_t r = 0; r < SLOTS; r++) {
+                init_request(&crowd[r], &m, r, 12, 500 + (uint64_t)r);
+                crowd[r].most = 40 + 7 * r;
+                ban_end(&crowd[r]);
+                enter(&m, &crowd[r]);
+            }
+            run_all(&m, crowd, SLOTS);
+            assert_int_equal(hd_executor_read_experts(m.executor, load[fixed], NULL), HD_OK);
+            close_machine(&m);
+        }
+        assert_memory_equal(load[0], load[1], sizeof load[0]);
+    }
+}
+
+static hd_rms_norm_fn *sound_norm;
+static int32_t norms_left; /* before one fails */
+
+static void failing_norm(hd_stream *s, const hd_rms_norm_args *a) {
+    if (norms_left-- == 0) hd_stream_fail(s, HD_EDEVICE, "rms_norm: no such luck");
+    sound_norm(s, a);
+}
+
+/* An operator fails in a prompt, in a lone step, in one that the host was ahead of, and while a
+ * step is recorded: the step says so, gives no token, and leaves nothing behind. */
+static void a_failed_operator_fails_the_step(void **state) {
+    (void)state;
+    static const int32_t turns[] = {0, 9, 14, 40};
+    open_either("v4_small_mtp", 0.0f, false);
+    run_mixed(60, 0);
+    memcpy(before, crowd, sizeof before);
+    close_machine(&m);
+    for (size_t t = 0; t < HD_LEN(turns); t++) {
+        hd_err err = {0};
+        open_either("v4_small_mtp", 0.0f, true);
+        sound_norm = m.ops.rms_norm;
+        m.ops.rms_norm = failing_norm;
+        norms_left = INT32_MAX;
+        mixed_crowd(60);
+        for (int32_t r = 0; r < SLOTS; r++) enter(&m, &crowd[r]);
+        for (int32_t turn = 0; turn < turns[t]; turn++) step(&m, crowd, SLOTS);
+        norms_left = 3;
+        int32_t tries = 0; /* a step that is replayed calls no operator */
+        while (try_step(&m, crowd, SLOTS, &err) == HD_OK && tries < 40) tries++;
+        assert_true(tries < 40);
+        assert_int_equal(err.code, HD_EDEVICE);
+        assert_non_null(strstr(err.msg, "no such luck"));
+        for (int32_t r = 0; r < SLOTS; r++) {
+            if (!crowd[r].ended) enter(&m, &crowd[r]);
+        }
+        run_all(&m, crowd, SLOTS);
+        for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
+        close_machine(&m);
+    }
+}
+
+int test_decode_graph(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(texts_are_the_same),
+        cmocka_unit_test(guided_rows_stay_in_the_step),
+        cmocka_unit_test(calls_open_in_the_step),
+        cmocka_unit_test(whoever_comes_and_goes),
+        cmocka_unit_test(benchmarks_accept_the_same),
+        cmocka_unit_test(texts_end_with_the_context),
+        cmocka_unit_test(loads_are_the_same),
+        cmocka_unit_test(a_failed_operator_fails_the_step),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

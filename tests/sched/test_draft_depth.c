@@ -1,0 +1,178 @@
+/* test_draft_depth.c - the choice of drafts on simulated devices whose best choice is known. */
+#include "check.h"
+
+#include "base/philox.h"
+#include "sched/draft_depth.h"
+
+/* A step with k drafts takes base + (k > 0) * first + k * each; a draft stands with a chance. */
+typedef struct device {
+    double base, first, each;
+    double chance[HD_MAX_DRAFTS];
+    double noise; /* times are multiplied by 1 .. 1 + noise */
+} device;
+
+typedef struct watch {
+    sched_drafts drafts;
+    sched_chances own;
+    uint64_t draws;
+    int32_t before; /* the depth whose rows the coming step verifies */
+    int32_t used[SCHED_DEPTHS];
+    double tokens, ns;
+} watch;
+
+static double unit(watch *w) {
+    return (double)hd_philox_unit(hd_philox_at(3, 0, w->draws++).v[0]);
+}
+
+static double time_of(const device *d, int32_t k) {
+    return d->base + (k > 0) * d->first + k * d->each;
+}
+
+/* Tokens per nanosecond at the best depth. */
+static double best_rate(const device *d) {
+    double most = 0;
+    for (int32_t k = 0; k < SCHED_DEPTHS; k++) {
+        double tokens = 1, reach = 1;
+        for (int32_t i = 0; i < k; i++) tokens += reach *= d->chance[i];
+        const double rate = tokens / (time_of(d, k) * (1 + d->noise / 2));
+        if (rate > most) most = rate;
+    }
+    return most;
+}
+
+static void steps(watch *w, const device *d, int32_t n_requests, int n) {
+    for (int i = 0; i < n; i++) {
+        int32_t stood = 0;
+        const int32_t depth = sched_drafts_choose(&w->drafts, n_requests);
+        const int32_t want = sched_drafts_of(&w->drafts, &w->own, depth);
+        while (stood < w->before && unit(w) < d->chance[stood]) stood++;
+        sched_drafts_saw(&w->drafts, &w->own, w->before, stood);
+        const double rows = time_of(d, w->before), chain = time_of(d, want);
+        const double ns = (rows + chain) / 2 * (1 + d->noise * unit(w));
+        sched_drafts_took(&w->drafts, (int64_t)ns);
+        w->before = want;
+        w->used[want]++;
+        w->tokens += 1 + stood;
+        w->ns += ns;
+    }
+}
+
+static void start(watch *w) {
+    *w = (watch){0};
+    sched_drafts_init(&w->drafts);
+}
+
+/* A long run gives nearly as many tokens in its time as one that knows what is best. */
+static void expect_best(watch *w, const device *d) {
+    w->tokens = w->ns = 0;
+    steps(w, d, 1, 4000);
+    const double share = w->tokens / w->ns / best_rate(d);
+    if (share < 0.97) fail_msg("%.3f of the best", share);
+}
+
+#define EVEN(p) \
+    { p, p, p, p, p, p, p }
+
+static void the_best_depth_is_found(void **state) {
+    (void)state;
+    static const int32_t known[][2] = {
+        {5, 7},
+        {7, 7},
+        {0, 0},
+        {3, 5},
+        {2, 2},
+        {4, 4}
+    };
+    const device devices[] = {
+        {1e6, 0,   1e5, EVEN(0.8),                               0}, /* most pay */
+        {1e6, 0,   1e4, EVEN(0.95),                              0}, /* all pay */
+        {1e6, 0,   9e5, EVEN(0.5),                               0}, /* none pays */
+        {1e6, 4e5, 5e4, EVEN(0.6),                               0}, /* one does not, three do */
+        {1e6, 0,   2e5, {0.9, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1},     0}, /* two do */
+        {1e6, 0,   1e5, {0.99, 0.99, 0.99, 0.99, 0.2, 0.2, 0.2}, 0}  /* four do */
+    };
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+        watch w;
+        start(&w);
+        steps(&w, &devices[i], 1, 400);
+        expect_best(&w, &devices[i]);
+        int32_t most = 0;
+        for (int32_t k = 0; k < SCHED_DEPTHS; k++) {
+            if (w.used[k] > w.used[most]) most = k;
+        }
+        assert_in_range(most, known[i][0], known[i][1]);
+    }
+}
+
+static void noise_costs_little(void **state) {
+    (void)state;
+    const device d = {1e6, 0, 1e5, EVEN(0.8), 0.3};
+    watch w;
+    start(&w);
+    steps(&w, &d, 1, 400);
+    expect_best(&w, &d);
+}
+
+static void useless_drafts_are_tried_seldom(void **state) {
+    (void)state;
+    const device d = {1e6, 0, 1e6, EVEN(0.3), 0};
+    watch w;
+    start(&w);
+    steps(&w, &d, 1, 10000);
+    for (int i = 0; i < SCHED_DEPTHS; i++) w.used[i] = 0;
+    steps(&w, &d, 1, 10000);
+    assert_true(w.used[0] > 9900 && w.used[0] < 10000); /* seldom, but not never */
+}
+
+static void a_change_is_noticed(void **state) {
+    (void)state;
+    const device useless = {1e6, 0, 1e6, EVEN(0.1), 0}, good = {1e6, 0, 1e4, EVEN(0.9), 0};
+    watch w;
+    start(&w);
+    steps(&w, &useless, 1, 3000);
+    steps(&w, &good, 1, 12000);
+    expect_best(&w, &good);
+    steps(&w, &useless, 1, 3000);
+    expect_best(&w, &useless);
+}
+
+static void crowds_are_told_apart(void **state) {
+    (void)state;
+    const device lone = {1e6, 0, 1e4, EVEN(0.8), 0}, crowded = {1e6, 0, 8e5, EVEN(0.8), 0};
+    watch w;
+    start(&w);
+    for (int round = 0; round < 40; round++) { /* now one request, now sixty */
+        steps(&w, &lone, 1, 50);
+        steps(&w, &crowded, 60, 50);
+    }
+    assert_true(w.drafts.crowds[0].best >= 6);
+    assert_int_equal(w.drafts.crowds[5].best, 0);
+}
+
+static void a_request_that_is_hard_to_guess_drafts_less(void **state) {
+    (void)state;
+    const device d = {1e6, 0, 1e5, EVEN(0.8), 0};
+    sched_chances hard = {0};
+    watch w;
+    start(&w);
+    steps(&w, &d, 1, 1000);
+    for (int i = 0; i < 40; i++) { /* of one among many: the others go on as before */
+        sched_drafts_saw(&w.drafts, &hard, 3, 0);
+        steps(&w, &d, 1, 10);
+    }
+    const int32_t depth = sched_drafts_choose(&w.drafts, 1);
+    assert_int_equal(sched_drafts_of(&w.drafts, &w.own, depth), depth);
+    assert_int_equal(sched_drafts_of(&w.drafts, &hard, depth), 0);
+}
+
+int test_draft_depth(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_best_depth_is_found),
+        cmocka_unit_test(noise_costs_little),
+        cmocka_unit_test(useless_drafts_are_tried_seldom),
+        cmocka_unit_test(a_change_is_noticed),
+        cmocka_unit_test(crowds_are_told_apart),
+        cmocka_unit_test(a_request_that_is_hard_to_guess_drafts_less),
+    };
+    return cmocka_run_group_tests_name("auto_drafts", tests, NULL, NULL);
+}
