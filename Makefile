@@ -134,7 +134,7 @@ $(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(LIBRARY) $(BUILD)/flags.link
 
 # Its memory, its clock and its device fail on command.
 FAILING := malloc calloc realloc aligned_alloc posix_memalign strdup \
-           clock_gettime time hd_null_runner hd_output_push hd_cache_release \
+           clock_gettime time hd_null_runner_interface hd_output_push hd_cache_release \
            hd_engine_submit_chat
 $(BUILD)/drive_faults: WRAPPED = $(addprefix -Wl$(comma)--wrap=,$(FAILING))
 $(BUILD)/drive_%: $(BUILD)/tests/drive/drive_%.o $(LIBRARY) $(BUILD)/flags.link

@@ -59,7 +59,7 @@ static void plant(forest *f, int32_t i) {
 }
 
 /* Writes prefix i into f->tokens, from its end to its conversation's beginning. */
-static void recall(forest *f, int32_t i) {
+static void reuse(forest *f, int32_t i) {
     int32_t end = f->prefixes[i].n;
     while (i >= 0) {
         const prefix *p = &f->prefixes[i];
@@ -152,11 +152,11 @@ static hd_status measure(forest *f, const char *family, const hd_kv_shape *shape
     const int64_t pages = pages_of(f, page);
     const hd_cache_options o = {
         .page_tokens = page,
-        .reach = shape->reach,
-        .n_pages = {(int32_t)pages + SPARE_PAGES, shape->reach ? 4096 : 0},
-        .n_snapshots = shape->reach ? 2 * f->n : 0,
-        .n_leases = 1,
-        .lease_pages = LONGEST / page + 1
+        .lookback = shape->lookback,
+        .n_pages = {(int32_t)pages + SPARE_PAGES, shape->lookback ? 4096 : 0},
+        .n_snapshots = shape->lookback ? 2 * f->n : 0,
+        .max_seqs = 1,
+        .seq_pages = LONGEST / page + 1
     };
     const size_t before = heap_bytes();
     hd_cache *c;
@@ -165,17 +165,17 @@ static hd_status measure(forest *f, const char *family, const hd_kv_shape *shape
     work inserted[SLICES] = {{0}}, matched[SLICES] = {{0}}, evicting[SLICES] = {{0}};
     hd_status st = HD_OK;
     for (int32_t i = 0; i < f->n && st == HD_OK; i++) {
-        recall(f, i);
+        reuse(f, i);
         st = insert(c, f->tokens, f->prefixes[i].n, page, &inserted[slice(i, f->n)]);
     }
     const hd_cache_stats s = hd_cache_read_stats(c);
     for (int32_t i = 0; i < f->n && st == HD_OK; i++) {
         const int32_t any = (int32_t)draw(3, (uint64_t)i, (uint32_t)f->n);
-        recall(f, any);
+        reuse(f, any);
         match(c, f, f->prefixes[any].n, page, &matched[slice(i, f->n)]);
     }
     for (int32_t i = 0; i < half && st == HD_OK; i++) { /* other texts, so all of it evicts */
-        recall(f, i);
+        reuse(f, i);
         for (int32_t t = 0; t < f->prefixes[i].n; t++) f->tokens[t] += 200000;
         st = insert(c, f->tokens, f->prefixes[i].n, page, &evicting[slice(i, half)]);
     }
@@ -223,7 +223,7 @@ static hd_status measure_speed(int32_t n_prefixes, hd_err *err) {
 enum { BF16 = 2, FLOAT = 4, MAX_DRAFTS = 3, EXAMPLE = 10000, OTHERS = 3, POOL = 1000 };
 
 /* Bytes of one page in all layers. */
-static double page_bytes(const hd_model_spec *spec, int32_t n_mtp, hd_lifetime life,
+static double page_bytes(const hd_model_spec *spec, int32_t n_mtp, hd_kv_group life,
                          int32_t act_bytes) {
     return (double)hd_kv_page_bytes(spec, spec->n_layers + n_mtp, life, act_bytes, MAX_DRAFTS);
 }
@@ -233,17 +233,17 @@ static void print_memory(const char *name, const hd_model_spec *spec) {
     printf("  %-12s %6d", name, shape.page_tokens);
     for (int32_t bytes = BF16; bytes <= FLOAT; bytes += FLOAT - BF16) {
         for (int32_t mtp = 0; mtp <= spec->n_mtp; mtp += hd_max_i32(1, spec->n_mtp)) {
-            printf(" %9.0f", page_bytes(spec, mtp, HD_LIFE_ENTRIES, bytes) / shape.page_tokens);
+            printf(" %9.0f", page_bytes(spec, mtp, HD_KV_FULL, bytes) / shape.page_tokens);
         }
         if (!spec->n_mtp) printf(" %9s", "-");
-        printf(" %9.2f", page_bytes(spec, spec->n_mtp, HD_LIFE_WINDOW, bytes) * 1e-6);
+        printf(" %9.2f", page_bytes(spec, spec->n_mtp, HD_KV_WINDOW, bytes) * 1e-6);
     }
     putchar('\n');
 }
 
 static int32_t held_windows(const hd_cache *c) {
     const hd_cache_stats s = hd_cache_read_stats(c);
-    return s.pages[HD_LIFE_WINDOW] - s.free[HD_LIFE_WINDOW] - s.evictable[HD_LIFE_WINDOW];
+    return s.pages[HD_KV_WINDOW] - s.free[HD_KV_WINDOW] - s.evictable[HD_KV_WINDOW];
 }
 
 /* A request of 10,000 tokens ends, and others want its window pages: what does it keep? */
@@ -251,10 +251,10 @@ static hd_status show_example(const char *name, const hd_model_spec *spec, hd_er
     const hd_kv_shape shape = hd_kv_shape_of(spec);
     const hd_cache_options o = {
         .page_tokens = shape.page_tokens,
-        .reach = shape.reach,
+        .lookback = shape.lookback,
         .n_pages = {POOL, 16},
-        .n_leases = 1,
-        .lease_pages = EXAMPLE / shape.page_tokens + 2
+        .max_seqs = 1,
+        .seq_pages = EXAMPLE / shape.page_tokens + 2
     };
     int32_t *tokens = calloc(EXAMPLE + 1, sizeof *tokens), hit = 0;
     hd_cache *c = NULL;
@@ -269,8 +269,8 @@ static hd_status show_example(const char *name, const hd_model_spec *spec, hd_er
     for (int32_t i = 0; i <= EXAMPLE; i++) tokens[i] = i;
     if (st == HD_OK) st = hd_cache_acquire(c, 0, 1, tokens, EXAMPLE + 1, &hit);
     if (st == HD_OK) {
-        const double entries = page_bytes(spec, spec->n_mtp, HD_LIFE_ENTRIES, BF16) * 1e-6;
-        const double window = page_bytes(spec, spec->n_mtp, HD_LIFE_WINDOW, BF16) * 1e-6;
+        const double entries = page_bytes(spec, spec->n_mtp, HD_KV_FULL, BF16) * 1e-6;
+        const double window = page_bytes(spec, spec->n_mtp, HD_KV_WINDOW, BF16) * 1e-6;
         const int32_t pages = hit / shape.page_tokens, kept = held_windows(c);
         printf("  %-12s hit %d: %d pages of entries, %.1f MB, and the window of %d tokens, "
                "%.1f MB;\n%15swindows as long-lived as entries would take %.1f MB more\n",

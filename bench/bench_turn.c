@@ -24,7 +24,7 @@ enum {
     PROMPT = 1000,
     CHUNK = 512,
     DRAFTS = 3,
-    STEP_ROWS = RUNNING * HD_MAX_CHOSEN + CHUNK,
+    STEP_ROWS = RUNNING * HD_MAX_STEP_TOKENS + CHUNK,
     SWEEP = 64 << 20, /* bytes that push everything else out of the caches */
     LIMIT_ONE = 20,   /* microseconds, at batch 1 and 256 */
     LIMIT_ALL = 150
@@ -63,16 +63,16 @@ static int64_t now_ns(void) {
 
 /* ---- the null device ---- */
 
-static void fill_batch(bench *b, const hd_work *works, int32_t n) {
+static void fill_batch(bench *b, const hd_seq_input *inputs, int32_t n) {
     hd_batch_reset(&b->batch);
     for (int32_t i = 0; i < n; i++) {
-        const hd_work *w = &works[i];
+        const hd_seq_input *w = &inputs[i];
         hd_batch_add(&b->batch, &(hd_batch_seq){
                                     .tokens = w->tokens,
                                     .n = w->n,
                                     .start = w->start,
                                     .after = w->after,
-                                    .n_logits = w->n_choose,
+                                    .n_logits = w->n_sample,
                                     .pages = {w->pages[0], w->pages[1]},
                                     .n_pages = w->n_pages
         });
@@ -80,20 +80,21 @@ static void fill_batch(bench *b, const hd_work *works, int32_t n) {
 }
 
 static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
-                     const hd_work *works, int32_t n, hd_chosen *chosen, hd_err *err) {
+                     const hd_seq_input *inputs, int32_t n, hd_seq_output *outputs,
+                     hd_err *err) {
     bench *b = ctx;
     (void)copies;
     (void)n_copies;
     (void)err;
     const int64_t start = now_ns();
-    fill_batch(b, works, n);
+    fill_batch(b, inputs, n);
     const int64_t filled = now_ns();
     for (int32_t i = 0; i < n; i++) {
-        hd_chosen *c = &chosen[i];
+        hd_seq_output *c = &outputs[i];
         c->status = HD_OK;
-        c->n_tokens = works[i].n_choose ? hd_max_i32(1, works[i].n_choose - 1) : 0;
-        c->n_drafts = c->n_tokens ? works[i].want_drafts : 0;
-        for (int32_t k = 0; k < HD_MAX_CHOSEN; k++) c->tokens[k] = 100 + k;
+        c->n_tokens = inputs[i].n_sample ? hd_max_i32(1, inputs[i].n_sample - 1) : 0;
+        c->n_drafts = c->n_tokens ? inputs[i].want_drafts : 0;
+        for (int32_t k = 0; k < HD_MAX_STEP_TOKENS; k++) c->tokens[k] = 100 + k;
         for (int32_t k = 0; k < HD_MAX_DRAFTS; k++) c->drafts[k] = 100 + k;
     }
     for (int32_t i = 0; b->what->cold && i < SWEEP; i += 64) b->sweep[i]++;
@@ -132,15 +133,15 @@ static hd_status submit(bench *b, int32_t n_prompt, int32_t max_new, hd_err *err
         b->prompt[i] = (int32_t)((id * 31 + (uint64_t)i) & 0xffff);
     b->n_living++;
     return hd_sched_submit(b->sched,
-                           &(hd_request){.id = id,
-                                         .prompt = b->prompt,
-                                         .n_prompt = n_prompt,
-                                         .max_new = max_new,
-                                         .draft_tokens = b->what->drafts,
-                                         .salt = 1,
-                                         .queue_until_ns = INT64_MAX,
-                                         .stop_ids = &stop,
-                                         .n_stop = 1},
+                           &(hd_sched_request){.id = id,
+                                               .prompt = b->prompt,
+                                               .n_prompt = n_prompt,
+                                               .max_new = max_new,
+                                               .draft_tokens = b->what->drafts,
+                                               .salt = 1,
+                                               .queue_until_ns = INT64_MAX,
+                                               .stop_ids = &stop,
+                                               .n_stop = 1},
                            err);
 }
 
@@ -162,7 +163,7 @@ static hd_status refill(bench *b, hd_err *err) {
 static hd_status turn(bench *b, double *turn_us, double *fill_us, hd_err *err) {
     HD_TRY(refill(b, err));
     const int64_t start = now_ns();
-    HD_TRY(hd_sched_turn(b->sched, start, err));
+    HD_TRY(hd_sched_step(b->sched, start, err));
     *turn_us = (double)(now_ns() - start - b->runner_ns) * 1e-3;
     *fill_us = (double)b->fill_ns * 1e-3;
     return HD_OK;
@@ -188,23 +189,23 @@ static hd_status measure(bench *b, hd_err *err) {
 }
 
 static hd_status open_and_measure(bench *b, const hd_kv_shape *shape, hd_err *err) {
-    const int32_t lease_pages =
+    const int32_t seq_pages =
         (int32_t)hd_ceil_div(b->what->context + HD_MAX_DRAFTS, shape->page_tokens);
     const int32_t used_pages = (int32_t)hd_ceil_div(8192, shape->page_tokens);
-    const int32_t window = (shape->reach + CHUNK) / shape->page_tokens + 2;
+    const int32_t window = (shape->lookback + CHUNK) / shape->page_tokens + 2;
     const hd_sched_options o = {
         .cache = {.page_tokens = shape->page_tokens,
-                  .reach = shape->reach,
-                  .n_pages = {hd_max_i32(RUNNING * used_pages, lease_pages),
-                              shape->reach ? 4 * RUNNING + window : 0},
-                  .n_leases = RUNNING,
-                  .lease_pages = lease_pages},
+                  .lookback = shape->lookback,
+                  .n_pages = {hd_max_i32(RUNNING * used_pages, seq_pages),
+                              shape->lookback ? 4 * RUNNING + window : 0},
+                  .max_seqs = RUNNING,
+                  .seq_pages = seq_pages},
         .step_rows = STEP_ROWS,
         .chunk_rows = CHUNK,
         .queue_limit = 4096,
         .max_positions = b->what->context
     };
-    const hd_batch_limits limits = {STEP_ROWS, RUNNING, lease_pages};
+    const hd_batch_limits limits = {STEP_ROWS, RUNNING, seq_pages};
     hd_status st = hd_sched_open(&b->sched, &o, &(hd_runner){b, run},
                                  &(hd_sched_hooks){b, on_enter, on_leave, on_event}, err);
     if (st == HD_OK) st = hd_batch_open(&b->batch, &limits, b->device, err);
@@ -227,16 +228,16 @@ static double quantile(double *x, int32_t n, double q) {
 }
 
 static hd_status report(bench *b, const scenario *what, const hd_kv_shape *shape, hd_err *err) {
-    double turns[RUNS], late[RUNS], fills[RUNS];
+    double steps[RUNS], late[RUNS], fills[RUNS];
     const int32_t n = turns_of(what);
     for (int r = 0; r < RUNS; r++) {
         *b = (bench){.what = what, .device = b->device, .prompt = b->prompt, .sweep = b->sweep};
         HD_TRY(open_and_measure(b, shape, err));
-        turns[r] = quantile(b->turn_us, n, 0.5);
+        steps[r] = quantile(b->turn_us, n, 0.5);
         late[r] = quantile(b->turn_us, n, 0.99);
         fills[r] = quantile(b->fill_us, n, 0.5);
     }
-    const double turn_us = quantile(turns, RUNS, 0.5), fill_us = quantile(fills, RUNS, 0.5);
+    const double turn_us = quantile(steps, RUNS, 0.5), fill_us = quantile(fills, RUNS, 0.5);
     printf("%-28s %5d %9.2f %9.2f %9.2f %9.2f", what->name, what->batch, turn_us,
            quantile(late, RUNS, 0.5), fill_us, turn_us + fill_us);
     if (what->batch == 1 || what->batch == RUNNING) {
@@ -286,7 +287,7 @@ int main(int argc, char **argv) {
         const hd_kv_shape shape = hd_kv_shape_of(spec);
         printf("%s: pages of %d tokens, window parts reach %d back; %d slots, medians of %d "
                "turns and %d runs\n",
-               config, shape.page_tokens, shape.reach, RUNNING, TURNS, RUNS);
+               config, shape.page_tokens, shape.lookback, RUNNING, TURNS, RUNS);
         b->device = device;
         b->prompt = prompt;
         b->sweep = sweep;

@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-APART = ["index_select", "attend"]  # what may grow
+APART = ["indexer_topk", "attention"]  # what may grow
 
 
 def main():

@@ -78,7 +78,7 @@ def measure_modes(folder):
     for mode, flags in MODES:
         out = folder / f"products-{mode}.jsonl"
         run_into(out, HADAL, "bench", "ops", "--backend", "cuda", "--only", "linear", "--repeat", 5, "--json", *flags)
-        many = [c for c in objects(out) if c["rows"] >= LEAST_ROWS and c["op"] != "linear_grouped" and not c["top_k"]]
+        many = [c for c in objects(out) if c["rows"] >= LEAST_ROWS and c["op"] != "grouped_gemm" and not c["top_k"]]
         out.write_text("".join(json.dumps(c) + "\n" for c in many))
     run_into(folder / "products-torch.jsonl", PYTHON, ROOT / "bench/peers/torch_ops.py", "--json", folder / "products-exact.jsonl")
     for name, _, config, load, _ in RANKS:
@@ -120,11 +120,11 @@ def table(heads, rows):
 
 def shape_of(c):
     weights = {"F8_E4M3": "FP8", "F4_E2M1": "FP4"}.get(c["weights"], c["weights"])
-    if c["op"] in ("attend", "index_select"):
+    if c["op"] in ("attention", "indexer_topk"):
         return f"{c['outs']} heads, {c['n']} keys, {c['top_k']}"
-    if c["op"] in ("linear_heads", "linear_grouped"):
+    if c["op"] in ("linear_heads", "grouped_gemm"):
         return f"{c['n']} of {c['outs']} x {c['cols']} {weights}"
-    return f"{c['outs']} x {c['cols']} {weights}" if c["op"] == "linear" else str(c["n"] if c["op"] == "permute" else c["cols"])
+    return f"{c['outs']} x {c['cols']} {weights}" if c["op"] == "linear" else str(c["n"] if c["op"] == "moe_permute" else c["cols"])
 
 
 def ops_table(folder):

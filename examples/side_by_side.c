@@ -42,13 +42,13 @@ static int submit_all(hd_engine *engine, char **prompts, int n, long max_tokens,
     int n_refused = 0;
     char why[600];
     for (int i = 0; i < n; i++) {
-        const hd_generation g = {.size = sizeof g,
-                                 .text = prompts[i],
-                                 .max_tokens = (int)max_tokens,
-                                 .draft_tokens = (int)drafts,
-                                 .temperature = 1,
-                                 .seed = (uint64_t)i,
-                                 .ignore_eos = true};
+        const hd_request g = {.size = sizeof g,
+                              .text = prompts[i],
+                              .max_tokens = (int)max_tokens,
+                              .draft_tokens = (int)drafts,
+                              .temperature = 1,
+                              .seed = (uint64_t)i,
+                              .ignore_eos = true};
         answers[i].id = hd_engine_submit(engine, &g, NULL, why, sizeof why);
         if (answers[i].id) continue;
         fprintf(stderr, "error: prompt %d is refused: %s\n", i + 1, why);

@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 enum {
-    HD_MAX_ANSWERS = 64,      /* of one request */
+    HD_MAX_CHOICES = 64,      /* of one request */
     HD_MAX_ALTERNATIVES = 20, /* listed beside one token */
     HD_MOST_DRAFTS = 7,       /* in one step */
     HD_DRAFTS_AUTO = -1       /* as many as were seen to pay */
@@ -88,27 +88,27 @@ size_t hd_engine_notices(const hd_engine *e, const char *const **out);
  * not take a GPU, a sentence of the engine's; NULL: it did, or another backend was named. */
 const char *hd_engine_backend(const hd_engine *e, const char **no_gpu);
 
-typedef struct hd_engine_bias {
+typedef struct hd_request_bias {
     int32_t token;
     float value; /* added to its logit; -INFINITY forbids it */
-} hd_engine_bias;
+} hd_request_bias;
 
 /* The form an answer must have; docs/grammar.md lists what is understood. */
-typedef enum hd_form {
-    HD_FORM_FREE,
-    HD_FORM_JSON,        /* any JSON object */
-    HD_FORM_JSON_SCHEMA, /* form_text is the schema */
-    HD_FORM_REGEX,       /* form_text is the pattern, matched by the whole answer */
-    HD_FORM_CHOICE       /* one of choices */
-} hd_form;
+typedef enum hd_response_format {
+    HD_FORMAT_FREE,
+    HD_FORMAT_JSON,        /* any JSON object */
+    HD_FORMAT_JSON_SCHEMA, /* form_text is the schema */
+    HD_FORMAT_REGEX,       /* form_text is the pattern, matched by the whole answer */
+    HD_FORMAT_CHOICE       /* one of choices */
+} hd_response_format;
 
 struct hd_event;
 
 /* A request. Give either tokens, or text, or messages. Zero means the default everywhere but
  * in temperature, where it means greedy; hd_engine_defaults() fills in what the model's makers
  * advise. */
-typedef struct hd_generation {
-    size_t size;           /* sizeof(hd_generation) */
+typedef struct hd_request {
+    size_t size;           /* sizeof(hd_request) */
     const int32_t *tokens; /* [n_tokens] prompt as ids */
     size_t n_tokens;
     const char *text; /* prompt as raw text, NUL-terminated; begins as the tokenizer says */
@@ -134,7 +134,7 @@ typedef struct hd_generation {
     int32_t top_k;
     float repetition_penalty, presence_penalty, frequency_penalty;
     uint64_t seed;
-    const hd_engine_bias *bias; /* [n_bias] */
+    const hd_request_bias *bias; /* [n_bias] */
     size_t n_bias;
     const char *const *stop; /* [n_stop] strings that end the output */
     size_t n_stop;
@@ -142,8 +142,8 @@ typedef struct hd_generation {
     size_t n_stop_tokens;
     bool ignore_eos;
 
-    hd_form form; /* of the content, after any reasoning */
-    const char *form_text;
+    hd_response_format form; /* of the content, after any reasoning */
+    const char *format_text;
     const char *const *choices; /* [n_choices] */
     size_t n_choices;
 
@@ -163,15 +163,15 @@ typedef struct hd_generation {
     /* Called by the polling thread instead of hd_engine_poll() returning; NULL: poll returns. */
     void (*on_event)(void *user, const struct hd_event *event);
     void *user;
-} hd_generation;
+} hd_request;
 
 /* temperature, top_p, top_k, min_p and repetition_penalty of generation_config.json, or the
  * neutral ones where it is silent. Nothing else is touched. */
-void hd_engine_defaults(const hd_engine *e, hd_generation *g);
+void hd_engine_defaults(const hd_engine *e, hd_request *g);
 
 /* The request's id, or 0 on refusal: then why holds one sentence, and *full (may be NULL) says
  * whether the queue was full, so that trying again later makes sense. */
-uint64_t hd_engine_submit(hd_engine *e, const hd_generation *g, bool *full, char *why,
+uint64_t hd_engine_submit(hd_engine *e, const hd_request *g, bool *full, char *why,
                           size_t why_size);
 
 /* Its unfinished answers end with HD_END_CANCELLED. An unknown id is fine. */
@@ -186,22 +186,22 @@ typedef enum hd_end {
     HD_END_FAILED   /* the device or this request's computation failed */
 } hd_end;
 
-typedef enum hd_part_kind {
-    HD_PART_REASONING, /* text */
-    HD_PART_CONTENT,   /* text */
-    HD_PART_CALL,      /* a tool call begins; text: its name */
-    HD_PART_ARGUMENTS, /* text: a piece of its JSON object */
-    HD_PART_CALL_END,  /* whole: the arguments are one JSON object */
-    HD_PART_NOTE       /* text: what was not as the format has it */
-} hd_part_kind;
+typedef enum hd_delta_kind {
+    HD_DELTA_REASONING, /* text */
+    HD_DELTA_CONTENT,   /* text */
+    HD_DELTA_CALL,      /* a tool call begins; text: its name */
+    HD_DELTA_ARGUMENTS, /* text: a piece of its JSON object */
+    HD_DELTA_CALL_END,  /* whole: the arguments are one JSON object */
+    HD_DELTA_NOTE       /* text: what was not as the format has it */
+} hd_delta_kind;
 
-typedef struct hd_part {
-    hd_part_kind kind;
+typedef struct hd_delta {
+    hd_delta_kind kind;
     int32_t call; /* 0, 1, ... within the answer */
     bool whole;
     const char *text; /* [n] UTF-8, whole characters, not NUL-terminated */
     size_t n;
-} hd_part;
+} hd_delta;
 
 typedef struct hd_alternative {
     int32_t token; /* -1: there are no more */
@@ -212,8 +212,8 @@ typedef struct hd_alternative {
 typedef struct hd_event {
     uint64_t id;
     void *user;
-    int32_t answer;       /* 0, 1, ... of the request */
-    const hd_part *parts; /* [n_parts] */
+    int32_t answer;        /* 0, 1, ... of the request */
+    const hd_delta *parts; /* [n_parts] */
     size_t n_parts;
     const int32_t *tokens;     /* [n_tokens] the ids, end token included */
     const float *logprobs;     /* [n_tokens] */
@@ -265,7 +265,7 @@ void hd_engine_flush(hd_engine *e); /* forgets every cached prefix that is not i
 
 /* ---- reading ---- */
 
-enum { HD_POOL_ENTRIES, HD_POOL_WINDOW, HD_N_POOLS }; /* of pages, by lifetime */
+enum { HD_PAGES_FULL, HD_PAGES_WINDOW, HD_N_PAGE_GROUPS }; /* of pages, by lifetime */
 
 enum { HD_GAPS = 64 };
 
@@ -277,7 +277,8 @@ typedef struct hd_engine_stats {
     int64_t steps, rows, finished, retracted;
     int64_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
     int64_t prompt_tokens, cached_tokens, output_tokens;
-    int32_t pages[HD_N_POOLS], pages_free[HD_N_POOLS], pages_cached[HD_N_POOLS];
+    int32_t pages[HD_N_PAGE_GROUPS], pages_free[HD_N_PAGE_GROUPS],
+        pages_cached[HD_N_PAGE_GROUPS];
     int32_t page_tokens, snapshots, snapshots_free;
     int64_t step_ns;     /* in steps altogether; of it */
     int64_t host_ns;     /* not waiting for the device */
@@ -298,15 +299,15 @@ void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out);
 
 typedef enum hd_phase { HD_PHASE_WAITING, HD_PHASE_PREFILL, HD_PHASE_DECODE } hd_phase;
 
-typedef struct hd_engine_request {
+typedef struct hd_request_status {
     uint64_t id;
     int32_t answer;
     hd_phase phase;
     int32_t prompt_tokens, cached_tokens, done_tokens, output_tokens;
-} hd_engine_request;
+} hd_request_status;
 
 /* What runs and waits, the most important first; how many of out[max] were written. */
-size_t hd_engine_read_requests(hd_engine *e, hd_engine_request *out, size_t max);
+size_t hd_engine_read_requests(hd_engine *e, hd_request_status *out, size_t max);
 
 /* Rows each routed expert has computed: load[layer * n_experts + expert], as of at most a second
  * and a step ago. Returns layers * experts, 0 without experts; nothing is written when max is

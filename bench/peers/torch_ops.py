@@ -96,7 +96,7 @@ def linear_heads(c):
     yield "bf16 bmm", lambda: torch.bmm(x, weight() if turned else weight().transpose(1, 2))
 
 
-def linear_grouped(c):
+def grouped_gemm(c):
     places = c["rows"] * c["top_k"]
     expert = torch.arange(places, device=DEVICE) % c["n"]
     ends = torch.cumsum(torch.bincount(expert, minlength=c["n"]), 0).to(torch.int32)
@@ -105,7 +105,7 @@ def linear_grouped(c):
     yield "bf16 grouped", lambda: torch._grouped_mm(x, weight().transpose(1, 2), offs=ends)
 
 
-def attend(c):
+def attention(c):
     rows, heads, width = c["rows"], c["outs"], c["cols"]
     listed = c["top_k"] + (128 if width == 512 else 0) if c["top_k"] else c["n"]
     if c["top_k"]:  # every row has keys of its own
@@ -131,7 +131,7 @@ def attend(c):
     yield "bf16 matmuls", dense
 
 
-def index_select(c):
+def indexer_topk(c):
     q, weight = normal(c["rows"] * c["outs"], c["cols"]), normal(c["rows"], 1, c["outs"])
     pool = rotating(lambda: normal(c["n"], c["cols"]))
 
@@ -187,7 +187,7 @@ def route(c):
     yield "without groups", choose
 
 
-def permute(c):
+def moe_permute(c):
     expert = torch.randint(0, c["n"], (c["rows"] * c["top_k"],), device=DEVICE, dtype=torch.int32)
     yield "stable sort", lambda: torch.sort(expert, stable=True)
 
@@ -216,7 +216,7 @@ def sample(c):
     yield "float32", choose
 
 
-PEERS = {f.__name__: f for f in (linear, linear_heads, linear_grouped, attend, index_select, hc_pre, hc_post,
+PEERS = {f.__name__: f for f in (linear, linear_heads, grouped_gemm, attention, indexer_topk, hc_pre, hc_post,
                                  rms_norm, swiglu, route, permute, combine, argmax, sample)}  # fmt: skip
 
 

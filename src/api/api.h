@@ -1,7 +1,7 @@
 /* api.h - the generating endpoints: bodies become requests of the engine, events become JSON.
  *
  * Handlers run on HTTP threads; what they submit is answered on the polling thread through
- * hd_generation.on_event. */
+ * hd_request.on_event. */
 #ifndef HD_API_API_H
 #define HD_API_API_H
 

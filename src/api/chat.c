@@ -215,7 +215,7 @@ static void put_text_delta(api_job *job, const api_choice *c, const api_piece *p
 
 static void put_call_delta(api_job *job, const api_choice *c, const api_piece *p) {
     char id[40];
-    if (p->kind == HD_PART_CALL) {
+    if (p->kind == HD_DELTA_CALL) {
         api_call_id(job, c, p->call, "call_", id);
         api_write(&job->out,
                   "'tool_calls':[{'index':%d,'id':%s,'type':'function',"
@@ -229,18 +229,18 @@ static void put_call_delta(api_job *job, const api_choice *c, const api_piece *p
 
 static void put_delta(api_job *job, const api_choice *c, const api_piece *p) {
     switch (p->kind) {
-    case HD_PART_REASONING:
+    case HD_DELTA_REASONING:
         put_text_delta(job, c, p, "reasoning_content");
         break;
-    case HD_PART_CONTENT:
+    case HD_DELTA_CONTENT:
         put_text_delta(job, c, p, "content");
         break;
-    case HD_PART_CALL:
-    case HD_PART_ARGUMENTS:
+    case HD_DELTA_CALL:
+    case HD_DELTA_ARGUMENTS:
         put_call_delta(job, c, p);
         break;
-    case HD_PART_CALL_END:
-    case HD_PART_NOTE:
+    case HD_DELTA_CALL_END:
+    case HD_DELTA_NOTE:
         break;
     }
 }
@@ -254,7 +254,7 @@ static void chat_chunk(api_job *job, api_choice *c) {
         carries = c->n_pieces > 0;
     }
     for (size_t i = 0; i < c->n_pieces; i++) {
-        if (c->pieces[i].kind == HD_PART_CALL_END) continue;
+        if (c->pieces[i].kind == HD_DELTA_CALL_END) continue;
         begin_chunk(job, c);
         put_delta(job, c, &c->pieces[i]);
         end_chunk(job, c, carries);
@@ -289,20 +289,20 @@ static void put_calls(api_text *out, const api_job *job, const api_choice *c) {
     bool any = false;
     for (size_t i = 0; i < c->n_pieces; i++) {
         const api_piece *p = &c->pieces[i];
-        if (p->kind != HD_PART_CALL) continue;
+        if (p->kind != HD_DELTA_CALL) continue;
         api_puts(out, any ? "," : "[");
         any = true;
         api_call_id(job, c, p->call, "call_", id);
         api_write(out,
                   "{'id':%s,'index':%d,'type':'function','function':{'name':%.*s,'arguments':",
                   id, p->call, (int)p->n, api_piece_text(c, p));
-        api_put_joined(out, c, HD_PART_ARGUMENTS, p->call);
+        api_put_joined(out, c, HD_DELTA_ARGUMENTS, p->call);
         api_puts(out, "}}");
     }
     api_puts(out, any ? "]" : "null");
 }
 
-static bool has_piece(const api_choice *c, hd_part_kind kind) {
+static bool has_piece(const api_choice *c, hd_delta_kind kind) {
     for (size_t i = 0; i < c->n_pieces; i++) {
         if (c->pieces[i].kind == kind) return true;
     }
@@ -311,14 +311,14 @@ static bool has_piece(const api_choice *c, hd_part_kind kind) {
 
 static void put_message(api_text *out, const api_job *job, const api_choice *c) {
     api_write(out, "{'role':'assistant','content':");
-    if (has_piece(c, HD_PART_CONTENT) || !has_piece(c, HD_PART_CALL)) {
-        api_put_joined(out, c, HD_PART_CONTENT, 0);
+    if (has_piece(c, HD_DELTA_CONTENT) || !has_piece(c, HD_DELTA_CALL)) {
+        api_put_joined(out, c, HD_DELTA_CONTENT, 0);
     } else {
         api_puts(out, "null");
     }
     api_puts(out, ",\"reasoning_content\":");
-    if (has_piece(c, HD_PART_REASONING)) {
-        api_put_joined(out, c, HD_PART_REASONING, 0);
+    if (has_piece(c, HD_DELTA_REASONING)) {
+        api_put_joined(out, c, HD_DELTA_REASONING, 0);
     } else {
         api_puts(out, "null");
     }
@@ -395,7 +395,7 @@ void api_chat(http_call *c, void *server) {
     api_request r;
     api_text ids = {0};
     if (api_request_open(&r, c, server, &api_chat_family, HTTP_OPENAI) && take_logprobs(&r) &&
-        take_modalities(&r) && api_take_sampling(&r) && api_take_forms(&r) &&
+        take_modalities(&r) && api_take_sampling(&r) && api_take_response_format(&r) &&
         api_take_thinking(&r) && api_take_messages(&r) && list_prompt(&r, &ids)) {
         const api_prompt prompt = {.g = r.g};
         api_job_start(&r, &chat_format, &prompt, 1, &ids, NULL);

@@ -348,7 +348,7 @@ void api_complete(http_call *c, void *server) {
     echoes *echo = NULL;
     int32_t n = 0;
     if (api_request_open(&r, c, server, &api_complete_family, HTTP_OPENAI) && take_output(&r) &&
-        api_take_sampling(&r) && api_take_forms(&r) &&
+        api_take_sampling(&r) && api_take_response_format(&r) &&
         api_take_prompts(&r, r.prompt, "prompt", &prompts, &n) && take_suffix(&r, prompts, n) &&
         echo_prompts(&r, prompts, n, &echo)) {
         set_token_limits(&r, prompts, n);

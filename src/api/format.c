@@ -37,7 +37,7 @@ const char *api_piece_text(const api_choice *c, const api_piece *p) {
     return p->n > 0 ? c->text.data + p->start : "";
 }
 
-void api_put_joined(api_text *out, const api_choice *c, hd_part_kind kind, int32_t call) {
+void api_put_joined(api_text *out, const api_choice *c, hd_delta_kind kind, int32_t call) {
     api_put(out, "\"", 1);
     for (size_t i = 0; i < c->n_pieces; i++) {
         const api_piece *p = &c->pieces[i];
@@ -144,7 +144,7 @@ void api_openai_fail(api_job *job) {
 
 void api_close_block(api_job *job, api_choice *c, const api_block_writer *w) {
     if (!c->open_block) return;
-    w->close(job, c, (hd_part_kind)(c->open_block - 1), c->open_block - 1 != HD_PART_CALL);
+    w->close(job, c, (hd_delta_kind)(c->open_block - 1), c->open_block - 1 != HD_DELTA_CALL);
     c->open_block = 0;
 }
 
@@ -160,22 +160,22 @@ void api_walk_blocks(api_job *job, api_choice *c, const api_block_writer *w) {
     for (size_t i = 0; i < c->n_pieces; i++) {
         const api_piece *p = &c->pieces[i];
         switch (p->kind) {
-        case HD_PART_CALL:
+        case HD_DELTA_CALL:
             open_block(job, c, w, p);
             break;
-        case HD_PART_ARGUMENTS:
+        case HD_DELTA_ARGUMENTS:
             w->delta(job, c, p);
             break;
-        case HD_PART_CALL_END:
-            w->close(job, c, HD_PART_CALL, p->whole);
+        case HD_DELTA_CALL_END:
+            w->close(job, c, HD_DELTA_CALL, p->whole);
             c->open_block = 0;
             break;
-        case HD_PART_REASONING:
-        case HD_PART_CONTENT:
+        case HD_DELTA_REASONING:
+        case HD_DELTA_CONTENT:
             if (c->open_block != (int32_t)p->kind + 1) open_block(job, c, w, p);
             w->delta(job, c, p);
             break;
-        case HD_PART_NOTE:
+        case HD_DELTA_NOTE:
             break;
         }
     }

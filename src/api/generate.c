@@ -240,7 +240,7 @@ static const api_format native_format = {.endpoint = "/generate",
 enum { DEFAULT_TOKENS = 128 };
 
 /* The parameters of one prompt; what an earlier one set is forgotten. */
-static bool take_params(api_request *r, json_t *params, const hd_generation *defaults,
+static bool take_params(api_request *r, json_t *params, const hd_request *defaults,
                         api_prompt *p) {
     r->g = *defaults;
     r->stop = r->stop_ids = r->bias = r->schema = NULL;
@@ -254,7 +254,7 @@ static bool take_params(api_request *r, json_t *params, const hd_generation *def
     if (params && !api_params_read(r, &native_sampling_family, params, "sampling_params.")) {
         return false;
     }
-    if (!api_take_sampling(r) || !api_take_forms(r)) return false;
+    if (!api_take_sampling(r) || !api_take_response_format(r)) return false;
     if (r->max_tokens < 0) api_default_max_tokens(r, &r->g, p->n, DEFAULT_TOKENS);
     if (r->max_tokens == 0) r->g.max_tokens = 1;
     p->g = r->g;
@@ -262,7 +262,7 @@ static bool take_params(api_request *r, json_t *params, const hd_generation *def
 }
 
 static bool take_all_params(api_request *r, api_prompt *prompts, int32_t n) {
-    const hd_generation defaults = r->g;
+    const hd_request defaults = r->g;
     const bool list = json_is_array(r->sampling);
     int32_t n_prefill = 0;
     if (list && json_array_size(r->sampling) != (size_t)n) {

@@ -150,7 +150,7 @@ static void drop(api_job *job) {
 
 /* ---- events ---- */
 
-static api_piece *new_piece(api_choice *c, hd_part_kind kind, int32_t call) {
+static api_piece *new_piece(api_choice *c, hd_delta_kind kind, int32_t call) {
     if (c->n_pieces == c->cap_pieces) {
         const size_t cap = c->cap_pieces ? 2 * c->cap_pieces : 8;
         api_piece *pieces = realloc(c->pieces, cap * sizeof *pieces);
@@ -164,10 +164,10 @@ static api_piece *new_piece(api_choice *c, hd_part_kind kind, int32_t call) {
     return p;
 }
 
-static void add_piece(api_job *job, api_choice *c, hd_part_kind kind, int32_t call,
-                      const hd_part *part) {
+static void add_piece(api_job *job, api_choice *c, hd_delta_kind kind, int32_t call,
+                      const hd_delta *part) {
     api_piece *p = c->n_pieces ? &c->pieces[c->n_pieces - 1] : NULL;
-    if (!p || p->kind != kind || p->call != call || kind == HD_PART_CALL) {
+    if (!p || p->kind != kind || p->call != call || kind == HD_DELTA_CALL) {
         p = new_piece(c, kind, call);
     }
     if (!p) {
@@ -183,17 +183,17 @@ static void add_piece(api_job *job, api_choice *c, hd_part_kind kind, int32_t ca
     p->whole = part->whole;
 }
 
-static void collect_part(api_job *job, api_choice *c, const hd_part *p) {
-    const bool of_call =
-        p->kind == HD_PART_CALL || p->kind == HD_PART_ARGUMENTS || p->kind == HD_PART_CALL_END;
-    if (p->kind == HD_PART_NOTE) return;
+static void collect_part(api_job *job, api_choice *c, const hd_delta *p) {
+    const bool of_call = p->kind == HD_DELTA_CALL || p->kind == HD_DELTA_ARGUMENTS ||
+                         p->kind == HD_DELTA_CALL_END;
+    if (p->kind == HD_DELTA_NOTE) return;
     if (of_call && p->call > 0 && !job->w.parallel_calls) return;
-    if (p->kind == HD_PART_CALL_END) c->n_calls += p->whole;
-    const bool reasoning = p->kind == HD_PART_REASONING;
-    if (!job->w.separate_reasoning && (reasoning || p->kind == HD_PART_CONTENT)) {
-        static const hd_part end = {.text = "</think>", .n = 8};
-        if (c->in_reasoning && !reasoning) add_piece(job, c, HD_PART_CONTENT, 0, &end);
-        add_piece(job, c, HD_PART_CONTENT, 0, p);
+    if (p->kind == HD_DELTA_CALL_END) c->n_calls += p->whole;
+    const bool reasoning = p->kind == HD_DELTA_REASONING;
+    if (!job->w.separate_reasoning && (reasoning || p->kind == HD_DELTA_CONTENT)) {
+        static const hd_delta end = {.text = "</think>", .n = 8};
+        if (c->in_reasoning && !reasoning) add_piece(job, c, HD_DELTA_CONTENT, 0, &end);
+        add_piece(job, c, HD_DELTA_CONTENT, 0, p);
     } else {
         add_piece(job, c, p->kind, of_call ? p->call : 0, p);
     }
@@ -362,7 +362,7 @@ static void refuse_submission(api_job *job, api_request *r, hd_status st, const 
     } else if (st == HD_EAGAIN) {
         fail_job(job, 429, "queue_full", "the queue is full; try again later");
     } else {
-        const char *param = r->g.form != HD_FORM_FREE            ? "response_format"
+        const char *param = r->g.form != HD_FORMAT_FREE          ? "response_format"
                             : api_grammar_code(err->msg) != NULL ? "tools"
                                                                  : NULL;
         api_refuse_err(r, param, err);
@@ -374,7 +374,7 @@ static void refuse_submission(api_job *job, api_request *r, hd_status st, const 
 }
 
 static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt *p) {
-    hd_generation g = p->g;
+    hd_request g = p->g;
     hd_err err = {0};
     uint64_t id = 0;
     g.tokens = p->tokens;

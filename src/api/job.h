@@ -17,7 +17,7 @@ typedef struct api_job api_job;
 
 /* A stretch of one kind: neighbors of the same kind are one piece. */
 typedef struct api_piece {
-    hd_part_kind kind; /* no notes */
+    hd_delta_kind kind; /* no notes */
     int32_t call;
     bool whole;      /* of the end of a call */
     size_t start, n; /* in the choice's text */
@@ -114,7 +114,7 @@ void api_call_id(const api_job *job, const api_choice *c, int32_t call, const ch
                  char out[40]);
 const char *api_piece_text(const api_choice *c, const api_piece *p);
 /* All text of a kind, joined. */
-void api_put_joined(api_text *out, const api_choice *c, hd_part_kind kind, int32_t call);
+void api_put_joined(api_text *out, const api_choice *c, hd_delta_kind kind, int32_t call);
 void api_put_usage(api_text *out, const api_job *job); /* OpenAI's object */
 void api_put_matched_stop(api_text *out, const api_choice *c);
 void api_put_token(api_text *out, const api_context *ctx, int32_t token); /* its text */
@@ -137,7 +137,7 @@ void api_openai_fail(api_job *job);
 typedef struct api_block_writer {
     void (*open)(api_job *job, api_choice *c, const api_piece *p); /* call: p is its name */
     void (*delta)(api_job *job, api_choice *c, const api_piece *p);
-    void (*close)(api_job *job, api_choice *c, hd_part_kind kind, bool whole);
+    void (*close)(api_job *job, api_choice *c, hd_delta_kind kind, bool whole);
 } api_block_writer;
 
 void api_walk_blocks(api_job *job, api_choice *c, const api_block_writer *w);

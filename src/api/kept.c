@@ -75,10 +75,10 @@ static bool set(json_t *object, const char *key, json_t *value) {
 /* A text in place of parts becomes one part. */
 static bool set_parts(json_t *item, json_t *text) {
     const char *role = json_string_value(json_object_get(item, "role"));
-    const bool said = role && strcmp(role, "assistant") == 0;
+    const bool sent = role && strcmp(role, "assistant") == 0;
     json_t *part =
-        json_pack("{s:s, s:O}", "type", said ? "output_text" : "input_text", "text", text);
-    const bool ok = !said || set(part, "annotations", json_array());
+        json_pack("{s:s, s:O}", "type", sent ? "output_text" : "input_text", "text", text);
+    const bool ok = !sent || set(part, "annotations", json_array());
     return set(item, "content", json_pack("[o]", part)) && ok;
 }
 

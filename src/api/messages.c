@@ -104,11 +104,11 @@ static void begin_delta(api_job *job, const api_choice *c, const char *type) {
 static void put_block_head(api_text *out, const api_job *job, const api_choice *c,
                            const api_piece *p) {
     char id[40];
-    if (p->kind == HD_PART_CALL) {
+    if (p->kind == HD_DELTA_CALL) {
         api_call_id(job, c, p->call, "toolu_", id);
         api_write(out, "{'type':'tool_use','id':%s,'name':%.*s,'input':", id, (int)p->n,
                   api_piece_text(c, p));
-    } else if (p->kind == HD_PART_REASONING) {
+    } else if (p->kind == HD_DELTA_REASONING) {
         api_write(out, "{'type':'thinking','thinking':'");
     } else {
         api_write(out, "{'type':'text','text':'");
@@ -125,32 +125,32 @@ static void open_block(api_job *job, api_choice *c, const api_piece *p) {
     begin_event(job, "content_block_start");
     api_write(&job->out, ",'index':%d,'content_block':", c->n_blocks - 1);
     put_block_head(&job->out, job, c, p);
-    api_puts(&job->out, p->kind == HD_PART_CALL ? "{}" : "\"");
-    if (p->kind == HD_PART_REASONING) api_write(&job->out, ",'signature':''");
+    api_puts(&job->out, p->kind == HD_DELTA_CALL ? "{}" : "\"");
+    if (p->kind == HD_DELTA_REASONING) api_write(&job->out, ",'signature':''");
     api_puts(&job->out, "}");
     end_event(job);
 }
 
 static void block_delta(api_job *job, api_choice *c, const api_piece *p) {
     static const char *const types[][2] = {
-        [HD_PART_REASONING] = {"thinking_delta",   "thinking"    },
-        [HD_PART_CONTENT] = {"text_delta",       "text"        },
-        [HD_PART_ARGUMENTS] = {"input_json_delta", "partial_json"},
+        [HD_DELTA_REASONING] = {"thinking_delta",   "thinking"    },
+        [HD_DELTA_CONTENT] = {"text_delta",       "text"        },
+        [HD_DELTA_ARGUMENTS] = {"input_json_delta", "partial_json"},
     };
     const char *text = api_piece_text(c, p);
     if (job->w.stream) {
         begin_delta(job, c, types[p->kind][0]);
         api_write(&job->out, ",%s:%.*s}", types[p->kind][1], (int)p->n, text);
         end_event(job);
-    } else if (p->kind == HD_PART_ARGUMENTS) {
+    } else if (p->kind == HD_DELTA_ARGUMENTS) {
         api_put(&c->item, text, p->n); /* is JSON */
     } else {
         api_put_escaped(&c->item, text, p->n);
     }
 }
 
-static void close_block(api_job *job, api_choice *c, hd_part_kind kind, bool whole) {
-    const bool thinking = kind == HD_PART_REASONING;
+static void close_block(api_job *job, api_choice *c, hd_delta_kind kind, bool whole) {
+    const bool thinking = kind == HD_DELTA_REASONING;
     if (job->w.stream) {
         if (thinking) {
             begin_delta(job, c, "signature_delta");
@@ -163,7 +163,7 @@ static void close_block(api_job *job, api_choice *c, hd_part_kind kind, bool who
         return;
     }
     if (!whole) return; /* a call that was cut must not run */
-    if (kind != HD_PART_CALL) api_puts(&c->item, "\"");
+    if (kind != HD_DELTA_CALL) api_puts(&c->item, "\"");
     if (thinking) api_write(&c->item, ",'signature':'none'");
     api_puts(&c->item, "}");
     if (c->kept.n > 0) api_puts(&c->kept, ",");
@@ -308,7 +308,8 @@ static bool check_edits(api_request *r) {
 
 /* Thinking is off unless asked for. */
 static bool take_messages(api_request *r) {
-    if (!api_take_sampling(r) || !api_take_forms(r) || !api_take_thinking(r)) return false;
+    if (!api_take_sampling(r) || !api_take_response_format(r) || !api_take_thinking(r))
+        return false;
     if (r->g.thinking == 0) r->g.thinking = r->thinking_type ? 1 : -1;
     return check_edits(r) && api_translate_messages(r) && api_take_messages(r);
 }

@@ -231,11 +231,11 @@ static void set_defaults(api_request *r) {
     hd_engine_stats stats;
     hd_engine_read_stats(r->ctx->engine, &stats);
     r->max_context = stats.max_context;
-    r->g = (hd_generation){.size = sizeof r->g,
-                           .answers = 1,
-                           .seed = draw_seed(),
-                           .draft_tokens = r->ctx->limits.draft_tokens,
-                           .queue_timeout_ns = r->ctx->limits.queue_timeout_ns};
+    r->g = (hd_request){.size = sizeof r->g,
+                        .answers = 1,
+                        .seed = draw_seed(),
+                        .draft_tokens = r->ctx->limits.draft_tokens,
+                        .queue_timeout_ns = r->ctx->limits.queue_timeout_ns};
     hd_engine_defaults(r->ctx->engine, &r->g);
     r->w = (api_wishes){.separate_reasoning = true,
                         .stream_reasoning = true,

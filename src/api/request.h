@@ -39,7 +39,7 @@ typedef struct api_kept api_kept;
 typedef struct api_prompt {
     const int32_t *tokens; /* [n]; NULL: the request's conversation */
     size_t n;
-    hd_generation g;
+    hd_request g;
 } api_prompt;
 
 typedef struct api_request {
@@ -55,7 +55,7 @@ typedef struct api_request {
     api_refusal refusal;
     bool handed_over; /* another thread begins anew */
 
-    hd_generation g;
+    hd_request g;
     hd_conversation conversation;
     api_wishes w;
     char id[API_MAX_ID + 1]; /* the call's */
@@ -97,7 +97,8 @@ json_t *api_keep_json(api_request *r, json_t *made); /* takes the reference; NUL
 
 /* The steps between the table and the engine; each looks at the fields named above. */
 bool api_take_sampling(api_request *r); /* stop, stop_ids, bias, limits of tokens */
-bool api_take_forms(api_request *r);    /* at most one of all that bind the answer's form */
+bool api_take_response_format(
+    api_request *r); /* at most one of all that bind the answer's form */
 bool api_take_thinking(api_request *r);
 bool api_take_messages(api_request *r); /* messages, tools, tool_choice: the conversation */
 /* A text, texts, ids or lists of ids; each becomes a prompt with a copy of r->g. */
@@ -107,7 +108,7 @@ bool api_take_ids(api_request *r, json_t *list, const char *param, int32_t **ids
 bool api_take_text(api_request *r, const char *text, size_t n, const char *param, int32_t **ids,
                    size_t *n_ids);
 /* A default that may be shortened where the context is; then the engine's own check. */
-void api_default_max_tokens(api_request *r, hd_generation *g, size_t n_prompt, int32_t tokens);
+void api_default_max_tokens(api_request *r, hd_request *g, size_t n_prompt, int32_t tokens);
 
 const char *api_error_type(http_shape shape, int status);
 

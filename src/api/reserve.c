@@ -26,7 +26,7 @@ bool api_reserve(api_request *r, const api_prompt *prompts, int32_t n) {
     const int64_t quota = http_token_quota(r->call);
     int64_t all = 0;
     for (int32_t i = 0; quota && i < n; i++) {
-        const hd_generation *g = &prompts[i].g;
+        const hd_request *g = &prompts[i].g;
         int64_t prompt;
         if (!prompt_tokens(r, &prompts[i], &prompt)) return false;
         if (!g->max_tokens) bound_answers(r, g->answers, prompt, quota);

@@ -165,19 +165,19 @@ static void put_echo(api_text *out, const api_request *r) {
 /* ---- items ---- */
 
 static const char *const item_prefixes[] = {
-    [HD_PART_REASONING] = "rs_", [HD_PART_CONTENT] = "msg_", [HD_PART_CALL] = "fc_"};
+    [HD_DELTA_REASONING] = "rs_", [HD_DELTA_CONTENT] = "msg_", [HD_DELTA_CALL] = "fc_"};
 
-static void item_id(const api_job *job, const api_choice *c, hd_part_kind kind, char id[40]) {
+static void item_id(const api_job *job, const api_choice *c, hd_delta_kind kind, char id[40]) {
     api_call_id(job, c, 0x10000 + c->n_blocks, item_prefixes[kind], id);
 }
 
 /* The item's part; its text as it stands in item, or empty. */
-static void put_part(api_text *out, const api_choice *c, hd_part_kind kind, bool filled) {
+static void put_part(api_text *out, const api_choice *c, hd_delta_kind kind, bool filled) {
     api_write(out, "{'type':%s,'text':'",
-              kind == HD_PART_REASONING ? "reasoning_text" : "output_text");
+              kind == HD_DELTA_REASONING ? "reasoning_text" : "output_text");
     if (filled) api_put(out, c->item.data, c->item.n);
     api_puts(out, "\"");
-    if (kind == HD_PART_CONTENT) {
+    if (kind == HD_DELTA_CONTENT) {
         api_write(out, ",'annotations':[],'logprobs':[");
         if (filled) api_put(out, c->tops.data, c->tops.n);
         api_puts(out, "]");
@@ -186,12 +186,12 @@ static void put_part(api_text *out, const api_choice *c, hd_part_kind kind, bool
 }
 
 /* status: in_progress leaves the item empty. */
-static void put_item(api_text *out, const api_job *job, const api_choice *c, hd_part_kind kind,
+static void put_item(api_text *out, const api_job *job, const api_choice *c, hd_delta_kind kind,
                      const char *status) {
     const bool filled = strcmp(status, "in_progress") != 0;
     char id[40], call_id[40];
     item_id(job, c, kind, id);
-    if (kind == HD_PART_CALL) {
+    if (kind == HD_DELTA_CALL) {
         api_call_id(job, c, c->place, "call_", call_id);
         api_write(out, "{'type':'function_call','id':%s,'call_id':%s,'name':%.*s,'arguments':'",
                   id, call_id, (int)c->prompt_scores.n, c->prompt_scores.data);
@@ -199,7 +199,7 @@ static void put_item(api_text *out, const api_job *job, const api_choice *c, hd_
         api_write(out, "','status':%s}", status);
         return;
     }
-    if (kind == HD_PART_REASONING) {
+    if (kind == HD_DELTA_REASONING) {
         api_write(out, "{'type':'reasoning','id':%s,'summary':[],'content':[", id);
     } else {
         api_write(out, "{'type':'message','id':%s,'role':'assistant','status':%s,'content':[",
@@ -222,15 +222,16 @@ static void end_event(api_job *job) {
     api_data_end(job);
 }
 
-static void item_event(api_job *job, const api_choice *c, hd_part_kind kind, const char *type) {
+static void item_event(api_job *job, const api_choice *c, hd_delta_kind kind,
+                       const char *type) {
     char id[40];
     item_id(job, c, kind, id);
     begin_event(job, type);
     api_write(&job->out, ",'item_id':%s,'output_index':%d", id, c->n_blocks - 1);
-    if (kind != HD_PART_CALL) api_write(&job->out, ",'content_index':0");
+    if (kind != HD_DELTA_CALL) api_write(&job->out, ",'content_index':0");
 }
 
-static void whole_item_event(api_job *job, const api_choice *c, hd_part_kind kind,
+static void whole_item_event(api_job *job, const api_choice *c, hd_delta_kind kind,
                              const char *type, const char *status) {
     begin_event(job, type);
     api_write(&job->out, ",'output_index':%d,'item':", c->n_blocks - 1);
@@ -242,14 +243,14 @@ static void whole_item_event(api_job *job, const api_choice *c, hd_part_kind kin
 static void open_item(api_job *job, api_choice *c, const api_piece *p) {
     api_text_clear(&c->item);
     api_text_clear(&c->tops);
-    if (p->kind == HD_PART_CALL) {
+    if (p->kind == HD_DELTA_CALL) {
         api_text_clear(&c->prompt_scores);
         api_put(&c->prompt_scores, api_piece_text(c, p), p->n);
         c->place = p->call;
     }
     if (!job->w.stream) return;
     whole_item_event(job, c, p->kind, "response.output_item.added", "in_progress");
-    if (p->kind == HD_PART_CALL) return;
+    if (p->kind == HD_DELTA_CALL) return;
     item_event(job, c, p->kind, "response.content_part.added");
     api_puts(&job->out, ",\"part\":");
     put_part(&job->out, c, p->kind, false);
@@ -257,15 +258,15 @@ static void open_item(api_job *job, api_choice *c, const api_piece *p) {
 }
 
 static void item_delta(api_job *job, api_choice *c, const api_piece *p) {
-    static const char *const types[] = {[HD_PART_REASONING] = "response.reasoning_text.delta",
-                                        [HD_PART_CONTENT] = "response.output_text.delta",
-                                        [HD_PART_ARGUMENTS] =
+    static const char *const types[] = {[HD_DELTA_REASONING] = "response.reasoning_text.delta",
+                                        [HD_DELTA_CONTENT] = "response.output_text.delta",
+                                        [HD_DELTA_ARGUMENTS] =
                                             "response.function_call_arguments.delta"};
-    const bool call = p->kind == HD_PART_ARGUMENTS, content = p->kind == HD_PART_CONTENT;
+    const bool call = p->kind == HD_DELTA_ARGUMENTS, content = p->kind == HD_DELTA_CONTENT;
     const char *text = api_piece_text(c, p);
     api_put_escaped(&c->item, text, p->n);
     if (job->w.stream) {
-        item_event(job, c, call ? HD_PART_CALL : p->kind, types[p->kind]);
+        item_event(job, c, call ? HD_DELTA_CALL : p->kind, types[p->kind]);
         api_write(&job->out, ",'delta':%.*s", (int)p->n, text);
         if (content) api_put_list(&job->out, "logprobs", &c->logprobs);
         end_event(job);
@@ -277,8 +278,8 @@ static void item_delta(api_job *job, api_choice *c, const api_piece *p) {
     api_text_clear(&c->logprobs);
 }
 
-static void end_text_item(api_job *job, const api_choice *c, hd_part_kind kind) {
-    const bool content = kind == HD_PART_CONTENT;
+static void end_text_item(api_job *job, const api_choice *c, hd_delta_kind kind) {
+    const bool content = kind == HD_DELTA_CONTENT;
     item_event(job, c, kind,
                content ? "response.output_text.done" : "response.reasoning_text.done");
     api_puts(&job->out, ",\"text\":\"");
@@ -293,7 +294,7 @@ static void end_text_item(api_job *job, const api_choice *c, hd_part_kind kind) 
 }
 
 static void end_call_item(api_job *job, const api_choice *c) {
-    item_event(job, c, HD_PART_CALL, "response.function_call_arguments.done");
+    item_event(job, c, HD_DELTA_CALL, "response.function_call_arguments.done");
     api_write(&job->out, ",'name':%.*s,'arguments':'", (int)c->prompt_scores.n,
               c->prompt_scores.data);
     api_put(&job->out, c->item.data, c->item.n);
@@ -301,11 +302,11 @@ static void end_call_item(api_job *job, const api_choice *c) {
     end_event(job);
 }
 
-static void close_item(api_job *job, api_choice *c, hd_part_kind kind, bool whole) {
-    const bool cut = !whole || (kind == HD_PART_CONTENT && c->end == HD_END_LENGTH);
+static void close_item(api_job *job, api_choice *c, hd_delta_kind kind, bool whole) {
+    const bool cut = !whole || (kind == HD_DELTA_CONTENT && c->end == HD_END_LENGTH);
     const char *status = cut ? "incomplete" : "completed";
     if (job->w.stream) {
-        if (kind == HD_PART_CALL) {
+        if (kind == HD_DELTA_CALL) {
             end_call_item(job, c);
         } else {
             end_text_item(job, c, kind);
@@ -536,7 +537,7 @@ static bool take_background(api_request *r) {
 
 /* The steps from a body to a conversation; *all is the caller's. */
 static bool take_input(api_request *r, json_t **all) {
-    return take_include(r) && api_take_sampling(r) && api_take_forms(r) &&
+    return take_include(r) && api_take_sampling(r) && api_take_response_format(r) &&
            api_take_thinking(r) && gather_items(r, all) && api_translate_items(r, *all) &&
            api_take_messages(r);
 }

@@ -88,7 +88,7 @@ static bool take_bias(api_request *r) {
         return api_refuse(r, "invalid_value", "logit_bias",
                           "logit_bias has %zu tokens; at most %d", n, MAX_BIAS);
     }
-    hd_engine_bias *list = api_keep(r, n, sizeof *list);
+    hd_request_bias *list = api_keep(r, n, sizeof *list);
     if (!list) return false;
     size_t i = 0;
     json_object_foreach(r->bias, key, value) {
@@ -138,7 +138,7 @@ bool api_take_sampling(api_request *r) {
     return take_token_limits(r);
 }
 
-void api_default_max_tokens(api_request *r, hd_generation *g, size_t n_prompt, int32_t tokens) {
+void api_default_max_tokens(api_request *r, hd_request *g, size_t n_prompt, int32_t tokens) {
     const size_t room =
         n_prompt < (size_t)r->max_context ? (size_t)r->max_context - n_prompt : 1;
     g->max_tokens = (size_t)tokens < room ? tokens : (int32_t)room;
@@ -150,8 +150,8 @@ void api_default_max_tokens(api_request *r, hd_generation *g, size_t n_prompt, i
 static bool set_schema(api_request *r, const json_t *schema, const char *param) {
     api_text text = {0};
     if (json_is_string(schema) && !hd_chat_is_number(schema)) {
-        r->g.form_text = json_string_value(schema);
-        if (strlen(r->g.form_text) != json_string_length(schema)) {
+        r->g.format_text = json_string_value(schema);
+        if (strlen(r->g.format_text) != json_string_length(schema)) {
             return api_refuse(r, "invalid_schema", param, "%s must not hold U+0000", param);
         }
     } else if (json_is_object(schema) || json_is_boolean(schema)) {
@@ -159,11 +159,11 @@ static bool set_schema(api_request *r, const json_t *schema, const char *param) 
         json_t *kept = api_keep_json(r, text.failed ? NULL : json_stringn(text.data, text.n));
         api_text_deinit(&text);
         if (!kept) return false;
-        r->g.form_text = json_string_value(kept);
+        r->g.format_text = json_string_value(kept);
     } else {
         return api_refuse(r, "invalid_schema", param, "%s must be a JSON schema", param);
     }
-    r->g.form = HD_FORM_JSON_SCHEMA;
+    r->g.form = HD_FORMAT_JSON_SCHEMA;
     return true;
 }
 
@@ -172,7 +172,7 @@ static bool set_response_format(api_request *r) {
     const char *word = json_is_string(type) ? json_string_value(type) : "";
     if (strcmp(word, "text") == 0) return true;
     if (strcmp(word, "json_object") == 0) {
-        r->g.form = HD_FORM_JSON;
+        r->g.form = HD_FORMAT_JSON;
         return true;
     }
     if (strcmp(word, "json_schema") != 0) {
@@ -201,27 +201,27 @@ static bool set_choices(api_request *r) {
                           "choice[%zu] must be a string that is not empty", i);
     }
     if (n == 0) return api_refuse(r, "invalid_value", "choice", "choice must not be empty");
-    r->g.form = HD_FORM_CHOICE;
+    r->g.form = HD_FORMAT_CHOICE;
     r->g.choices = list;
     r->g.n_choices = n;
     return true;
 }
 
-bool api_take_forms(api_request *r) {
+bool api_take_response_format(api_request *r) {
     const char *pattern = r->regex ? r->regex : r->guided_regex;
     const json_t *schema = r->schema ? r->schema : r->guided_json;
     const int given = (r->regex != NULL) + (r->guided_regex != NULL) + (r->schema != NULL) +
                       (r->guided_json != NULL) + (r->guided_choice != NULL) + r->guided_object;
     if (r->response_format && !set_response_format(r)) return false;
-    if (given + (r->g.form != HD_FORM_FREE) > 1) {
+    if (given + (r->g.form != HD_FORMAT_FREE) > 1) {
         return api_refuse(r, "invalid_value", "response_format",
                           "more than one form is asked for; give one of response_format, "
                           "json_schema, regex and structured_outputs");
     }
-    if (r->guided_object) r->g.form = HD_FORM_JSON;
+    if (r->guided_object) r->g.form = HD_FORMAT_JSON;
     if (pattern) {
-        r->g.form = HD_FORM_REGEX;
-        r->g.form_text = pattern;
+        r->g.form = HD_FORMAT_REGEX;
+        r->g.format_text = pattern;
     }
     if (schema && !set_schema(r, schema, "json_schema")) return false;
     return !r->guided_choice || set_choices(r);

@@ -81,7 +81,7 @@ void hd_cores_read(hd_cores *out, const hd_machine *m) {
     if (t) read_places(out, t, m);
     if (m && t) hwloc_topology_destroy(t);
     if (out->n_places == 0) out->n_places = 1;
-    const double quota = hd_quota_read(m ? m->root : "");
+    const double quota = hd_cpu_quota_read(m ? m->root : "");
     out->n = quota > 0 && quota < out->n_places ? (int32_t)quota : out->n_places;
     if (out->n < 1) out->n = 1;
 }

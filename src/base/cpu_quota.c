@@ -59,7 +59,7 @@ static double read_path(const char *root, const char *mount, char *group) {
 }
 
 /* Lines of "ID:CONTROLLERS:PATH"; version 2 has no controllers and no folder for them. */
-double hd_quota_read(const char *root) {
+double hd_cpu_quota_read(const char *root) {
     char *text = read_text(root, "/proc/self/cgroup"), *save = NULL;
     double quota = 0;
     for (char *line = text ? strtok_r(text, "\n", &save) : NULL; line;

@@ -8,7 +8,7 @@ HD_BEGIN_C
 
 /* In processors, 1.5 is one and a half of them; 0: no bound, or none that can be read. root stands
  * before /proc and /sys; "" is this machine. */
-double hd_quota_read(const char *root);
+double hd_cpu_quota_read(const char *root);
 
 HD_END_C
 

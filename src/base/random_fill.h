@@ -8,12 +8,12 @@
 #include <stdint.h>
 
 #ifdef __CUDACC__
-#define HD_NOISE_FN static inline __host__ __device__
+#define HD_RANDOM_FILL_FN static inline __host__ __device__
 #else
-#define HD_NOISE_FN static inline
+#define HD_RANDOM_FILL_FN static inline
 #endif
 
-HD_NOISE_FN uint64_t hd_noise_at(uint64_t seed, uint64_t at) {
+HD_RANDOM_FILL_FN uint64_t hd_random_fill_at(uint64_t seed, uint64_t at) {
     uint64_t z = seed + (at + 1) * 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
@@ -21,15 +21,15 @@ HD_NOISE_FN uint64_t hd_noise_at(uint64_t seed, uint64_t at) {
 }
 
 /* What is written over and over: noise where keep has a bit, and the bits of set. */
-typedef struct hd_noise {
+typedef struct hd_random_fill {
     uint64_t seed;
     uint32_t keep, set;
-} hd_noise;
+} hd_random_fill;
 
-HD_NOISE_FN uint64_t hd_noise_word(const hd_noise *n, uint64_t at) {
+HD_RANDOM_FILL_FN uint64_t hd_random_fill_word(const hd_random_fill *n, uint64_t at) {
     const uint64_t keep = (uint64_t)n->keep << 32 | n->keep;
     const uint64_t set = (uint64_t)n->set << 32 | n->set;
-    return (hd_noise_at(n->seed, at) & keep) | set;
+    return (hd_random_fill_at(n->seed, at) & keep) | set;
 }
 
 #endif

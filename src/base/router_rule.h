@@ -17,13 +17,13 @@ typedef enum hd_group_rule {
     HD_GROUPS_TOP2SUM /* V3 noaux_tc: as the sum of its two best */
 } hd_group_rule;
 
-typedef struct hd_route_rule {
+typedef struct hd_router_rule {
     hd_score score;
     hd_group_rule group_rule;
     int32_t n_experts, top_k;
     int32_t n_groups, top_groups; /* 1 and 1 without groups */
     bool normalize;               /* divide the chosen weights by their sum */
     float scale;                  /* routed_scaling_factor */
-} hd_route_rule;
+} hd_router_rule;
 
 #endif

@@ -18,13 +18,13 @@
 enum { MAX_THREADS = 1024, SPINS = 4000 };
 
 typedef struct worker {
-    hd_pool *pool;
+    hd_thread_pool *pool;
     pthread_t thread;
     int32_t index;
     int32_t cpu; /* to run on, or -1 */
 } worker;
 
-struct hd_pool {
+struct hd_thread_pool {
     hd_task_fn *fn;
     const void *arg;
     int32_t n_tasks;
@@ -49,7 +49,7 @@ static void relax(void) {
 #endif
 }
 
-static void take_tasks(hd_pool *p, int32_t index) {
+static void take_tasks(hd_thread_pool *p, int32_t index) {
     int32_t mine = 0;
     for (int32_t left;
          (left = atomic_fetch_sub_explicit(&p->left, 1, memory_order_acquire)) > 0; mine++) {
@@ -58,7 +58,7 @@ static void take_tasks(hd_pool *p, int32_t index) {
     if (mine > 0) atomic_fetch_sub_explicit(&p->undone, mine, memory_order_release);
 }
 
-static uint32_t wait_for_job(hd_pool *p, uint32_t seen) {
+static uint32_t wait_for_job(hd_thread_pool *p, uint32_t seen) {
     for (int i = 0; i < SPINS; i++) {
         uint32_t now = atomic_load_explicit(&p->generation, memory_order_acquire);
         if (now != seen) return now;
@@ -75,7 +75,7 @@ static uint32_t wait_for_job(hd_pool *p, uint32_t seen) {
 
 static void *work(void *arg) {
     worker *w = arg;
-    hd_pool *p = w->pool;
+    hd_thread_pool *p = w->pool;
     uint32_t seen = 0;
     if (w->cpu >= 0) hd_cores_bind(w->cpu); /* a wish: its refusal costs speed only */
     for (;;) {
@@ -85,7 +85,7 @@ static void *work(void *arg) {
     }
 }
 
-static void start_generation(hd_pool *p) {
+static void start_generation(hd_thread_pool *p) {
     pthread_mutex_lock(&p->mutex);
     atomic_fetch_add_explicit(&p->generation, 1, memory_order_release);
     pthread_cond_broadcast(&p->wake);
@@ -97,7 +97,7 @@ static int32_t place_of(const hd_cores *c, int32_t i) {
     return c->cpu[i % c->n_places];
 }
 
-hd_status hd_pool_open(hd_pool **out, int32_t n_threads, bool pin, hd_err *err) {
+hd_status hd_thread_pool_open(hd_thread_pool **out, int32_t n_threads, bool pin, hd_err *err) {
     *out = NULL;
     hd_cores cores;
     hd_cores_read(&cores, NULL);
@@ -105,7 +105,7 @@ hd_status hd_pool_open(hd_pool **out, int32_t n_threads, bool pin, hd_err *err) 
     if (n_threads < 1 || n_threads > MAX_THREADS) {
         return HD_FAIL(err, HD_EINVAL, "%d threads: must be 1 to %d", n_threads, MAX_THREADS);
     }
-    hd_pool *p = calloc(1, sizeof *p + (size_t)(n_threads - 1) * sizeof p->workers[0]);
+    hd_thread_pool *p = calloc(1, sizeof *p + (size_t)(n_threads - 1) * sizeof p->workers[0]);
     if (!p) return HD_FAIL(err, HD_ENOMEM, "no memory for a worker pool");
     p->owner_cpu = pin ? place_of(&cores, 0) : -1;
     pthread_mutex_init(&p->mutex, NULL);
@@ -114,7 +114,7 @@ hd_status hd_pool_open(hd_pool **out, int32_t n_threads, bool pin, hd_err *err) 
         worker *w = &p->workers[i - 1];
         *w = (worker){.pool = p, .index = i, .cpu = pin ? place_of(&cores, i) : -1};
         if (pthread_create(&w->thread, NULL, work, w) != 0) {
-            hd_pool_close(p);
+            hd_thread_pool_close(p);
             return HD_FAIL(err, HD_EIO, "cannot start worker thread %d of %d", i, n_threads);
         }
         p->n_workers++;
@@ -123,7 +123,7 @@ hd_status hd_pool_open(hd_pool **out, int32_t n_threads, bool pin, hd_err *err) 
     return HD_OK;
 }
 
-void hd_pool_close(hd_pool *p) {
+void hd_thread_pool_close(hd_thread_pool *p) {
     if (!p) return;
     atomic_store(&p->stop, true);
     start_generation(p);
@@ -133,15 +133,15 @@ void hd_pool_close(hd_pool *p) {
     free(p);
 }
 
-void hd_pool_bind_owner(const hd_pool *p) {
+void hd_thread_pool_bind_owner(const hd_thread_pool *p) {
     if (p->owner_cpu >= 0) hd_cores_bind(p->owner_cpu);
 }
 
-int32_t hd_pool_size(const hd_pool *p) {
+int32_t hd_thread_pool_size(const hd_thread_pool *p) {
     return p->n_workers + 1;
 }
 
-void hd_pool_run(hd_pool *p, int32_t n_tasks, hd_task_fn *fn, const void *arg) {
+void hd_thread_pool_run(hd_thread_pool *p, int32_t n_tasks, hd_task_fn *fn, const void *arg) {
     if (n_tasks <= 0) return;
     if (p->n_workers == 0 || n_tasks == 1) {
         for (int32_t i = 0; i < n_tasks; i++) fn(arg, i, 0);

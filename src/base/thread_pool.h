@@ -1,6 +1,6 @@
 /* thread_pool.h - persistent worker threads that run one parallel job at a time.
  *
- * hd_pool_run() splits a job into numbered tasks and returns when all are done; the caller
+ * hd_thread_pool_run() splits a job into numbered tasks and returns when all are done; the caller
  * works too. Idle workers spin briefly, then sleep, so back-to-back jobs cost about a
  * microsecond and an idle program costs nothing. Which worker runs a task is not fixed, so a
  * task must depend on its number alone: that keeps results independent of the thread count.
@@ -15,20 +15,21 @@
 
 HD_BEGIN_C
 
-typedef struct hd_pool hd_pool;
+typedef struct hd_thread_pool hd_thread_pool;
 
-/* worker is in [0, hd_pool_size()): an index for per-worker scratch. */
+/* worker is in [0, hd_thread_pool_size()): an index for per-worker scratch. */
 typedef void hd_task_fn(const void *arg, int32_t task, int32_t worker);
 
 /* n_threads counts the owner: 1 starts no thread. 0 means one per core (cores.h). pin binds
- * worker i to the i-th core, and makes hd_pool_bind_owner do so for the owner, worker 0. */
-hd_status hd_pool_open(hd_pool **out, int32_t n_threads, bool pin, hd_err *err);
-void hd_pool_close(hd_pool *p); /* NULL is fine */
+ * worker i to the i-th core, and makes hd_thread_pool_bind_owner do so for the owner, worker 0. */
+hd_status hd_thread_pool_open(hd_thread_pool **out, int32_t n_threads, bool pin, hd_err *err);
+void hd_thread_pool_close(hd_thread_pool *p); /* NULL is fine */
 
-void hd_pool_bind_owner(const hd_pool *p); /* the calling thread; nothing without pin */
+void hd_thread_pool_bind_owner(
+    const hd_thread_pool *p); /* the calling thread; nothing without pin */
 
-int32_t hd_pool_size(const hd_pool *p);
-void hd_pool_run(hd_pool *p, int32_t n_tasks, hd_task_fn *fn, const void *arg);
+int32_t hd_thread_pool_size(const hd_thread_pool *p);
+void hd_thread_pool_run(hd_thread_pool *p, int32_t n_tasks, hd_task_fn *fn, const void *arg);
 
 HD_END_C
 

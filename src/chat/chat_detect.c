@@ -21,7 +21,7 @@ typedef struct guess {
     hd_err *err;
 } guess;
 
-static void settle(guess *g, hd_chat_encoding encoding, bool thinks) {
+static void decide(guess *g, hd_chat_encoding encoding, bool thinks) {
     g->encoding = encoding;
     g->thinks = thinks;
     g->done = true;
@@ -67,9 +67,9 @@ static hd_status try_scripts(guess *g) {
     HD_TRY(read_optional(&v4, &n, g, "encoding/encoding_dsv4.py"));
     hd_status st = v4 ? HD_OK : read_optional(&v32, &n, g, "encoding/encoding_dsv32.py");
     if (v4) {
-        settle(g, v4_release(v4), false);
+        decide(g, v4_release(v4), false);
     } else if (v32) {
-        settle(g, HD_CHAT_V32, false);
+        decide(g, HD_CHAT_V32, false);
     }
     free(v4);
     free(v32);
@@ -79,19 +79,19 @@ static hd_status try_scripts(guess *g) {
 /* False: not one of the templates this room knows. */
 static bool match_template(guess *g, const char *t) {
     if (holds(t, CHAT_DSML)) {
-        settle(g, holds(t, "function_calls>") ? HD_CHAT_V32 : v4_release(t), false);
+        decide(g, holds(t, "function_calls>") ? HD_CHAT_V32 : v4_release(t), false);
     } else if (holds(t, CHAT_USER) && holds(t, CHAT_CALL_SEP) && !holds(t, "```json")) {
         /* bare arguments: V3.1; the later template knows a conversation of system text only */
-        settle(g, holds(t, "is_only_sys") ? HD_CHAT_V31_TERMINUS : HD_CHAT_V31, false);
+        decide(g, holds(t, "is_only_sys") ? HD_CHAT_V31_TERMINUS : HD_CHAT_V31, false);
     } else if (holds(t, CHAT_USER)) {
         bool opens = holds(t, "is_last_user"), forces = holds(t, CHAT_ASSISTANT CHAT_THINK);
         if (holds(t, CHAT_END_THINK) || forces) {
-            settle(g, opens ? HD_CHAT_R1_0528 : HD_CHAT_R1, forces || opens);
+            decide(g, opens ? HD_CHAT_R1_0528 : HD_CHAT_R1, forces || opens);
         } else {
-            settle(g, opens ? HD_CHAT_V3_0324 : HD_CHAT_V3, false);
+            decide(g, opens ? HD_CHAT_V3_0324 : HD_CHAT_V3, false);
         }
     } else if (holds(t, "'User: '") && holds(t, "'Assistant: '")) {
-        settle(g, HD_CHAT_V2, false);
+        decide(g, HD_CHAT_V2, false);
     } else {
         return false;
     }
@@ -141,7 +141,7 @@ static hd_status try_config(guess *g) {
     HD_TRY(load_optional(&config, g, "config.json"));
     const char *type = json_string_value(json_object_get(config, "model_type"));
     for (size_t i = 0; type && i < HD_LEN(types); i++) {
-        if (strcmp(type, types[i].model_type) == 0) settle(g, types[i].encoding, false);
+        if (strcmp(type, types[i].model_type) == 0) decide(g, types[i].encoding, false);
     }
     if (g->encoding == HD_CHAT_V4 && json_object_get(config, "dspark_block_size")) {
         g->encoding = HD_CHAT_V4_0731; /* the refresh came with this drafting head */
@@ -176,7 +176,7 @@ static hd_status try_tokenizer(guess *g) {
     free(path);
     if (st != HD_OK) return st;
     bool v4 = map_holds(&m, "\"" CHAT_DSML "\""), v3 = map_holds(&m, CHAT_USER);
-    settle(g, v4 ? HD_CHAT_V4 : v3 ? HD_CHAT_V3 : HD_CHAT_V2, false);
+    decide(g, v4 ? HD_CHAT_V4 : v3 ? HD_CHAT_V3 : HD_CHAT_V2, false);
     hd_map_close(&m);
     return HD_OK;
 }

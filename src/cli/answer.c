@@ -16,7 +16,7 @@ typedef struct shown {
     prompt_bar bar;
 } shown;
 
-static bool keep(char **text, size_t *n, const hd_part *p) {
+static bool keep(char **text, size_t *n, const hd_delta *p) {
     char *grown = realloc(*text, *n + p->n + 1);
     if (!grown) return false;
     memcpy(grown + *n, p->text, p->n);
@@ -26,14 +26,14 @@ static bool keep(char **text, size_t *n, const hd_part *p) {
     return true;
 }
 
-static bool show_part(shown *s, const hd_part *p) {
+static bool show_part(shown *s, const hd_delta *p) {
     answer *a = s->answer;
     switch (p->kind) {
-    case HD_PART_REASONING:
+    case HD_DELTA_REASONING:
         screen_turn_to(&s->out, true);
         screen_write(&s->out, p->text, p->n);
         return keep(&a->reasoning, &s->n_reasoning, p);
-    case HD_PART_CONTENT:
+    case HD_DELTA_CONTENT:
         screen_turn_to(&s->out, false);
         screen_write(&s->out, p->text, p->n);
         return keep(&a->content, &s->n_content, p);
@@ -78,8 +78,8 @@ static hd_status follow(shown *s, hd_engine *e, uint64_t id, int64_t start_ns,
     return HD_FAIL(err, HD_EDEVICE, "%s", event.why ? event.why : "the computation failed");
 }
 
-hd_status answer_run(answer *out, hd_engine *e, const hd_generation *g,
-                     const volatile int *stop, hd_err *err) {
+hd_status answer_run(answer *out, hd_engine *e, const hd_request *g, const volatile int *stop,
+                     hd_err *err) {
     *out = (answer){.content = strdup(""), .reasoning = strdup("")};
     if (!out->content || !out->reasoning) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for the answer");

@@ -79,16 +79,16 @@ static hd_status take_turn(chat *c, hd_err *err) {
     const chat_settings *set = &c->set;
     char *messages = conversation(c);
     if (!messages) return HD_FAIL(err, HD_ENOMEM, "no memory for the conversation");
-    const hd_generation g = {.size = sizeof g,
-                             .messages = messages,
-                             .thinking = set->thinking == 2 ? -1 : set->thinking,
-                             .max_tokens = (int32_t)set->max_tokens,
-                             .draft_tokens = (int32_t)set->draft_tokens,
-                             .temperature = (float)set->temperature,
-                             .top_p = (float)set->top_p,
-                             .min_p = (float)set->min_p,
-                             .top_k = (int32_t)set->top_k,
-                             .seed = (uint64_t)set->seed};
+    const hd_request g = {.size = sizeof g,
+                          .messages = messages,
+                          .thinking = set->thinking == 2 ? -1 : set->thinking,
+                          .max_tokens = (int32_t)set->max_tokens,
+                          .draft_tokens = (int32_t)set->draft_tokens,
+                          .temperature = (float)set->temperature,
+                          .top_p = (float)set->top_p,
+                          .min_p = (float)set->min_p,
+                          .top_k = (int32_t)set->top_k,
+                          .seed = (uint64_t)set->seed};
     answer a;
     interrupted = 0;
     hd_status st = answer_run(&a, c->engine, &g, &interrupted, err);

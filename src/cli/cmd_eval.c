@@ -127,7 +127,7 @@ static hd_status submit(eval *v, eval_case *c, hd_err *err) {
     char why[600];
     char *messages = hd_json_write(json_object_get(c->line, "messages"), JSON_COMPACT);
     char *tools = hd_json_write(json_object_get(c->line, "tools"), JSON_COMPACT);
-    const hd_generation g = {
+    const hd_request g = {
         .size = sizeof g,
         .messages = messages,
         .tools = tools,

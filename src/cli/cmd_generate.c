@@ -103,14 +103,14 @@ static bool change(answer *a, bool reasoning) {
 }
 
 /* Pieces of one text become one part again. */
-static bool keep_part(answer *a, const hd_part *p) {
+static bool keep_part(answer *a, const hd_delta *p) {
     static const char *const kinds[] = {"reasoning", "content",  "call",
                                         "arguments", "call_end", "note"};
     const size_t n = json_array_size(a->parts);
     json_t *last = n ? json_array_get(a->parts, n - 1) : NULL, *text;
     const char *kind = kinds[p->kind];
     const char *before = json_string_value(json_object_get(last, "kind"));
-    const bool grows = p->kind <= HD_PART_CONTENT || p->kind == HD_PART_ARGUMENTS;
+    const bool grows = p->kind <= HD_DELTA_CONTENT || p->kind == HD_DELTA_ARGUMENTS;
     if (grows && before && strcmp(before, kind) == 0) {
         text = json_object_get(last, "text");
         json_t *longer =
@@ -119,9 +119,10 @@ static bool keep_part(answer *a, const hd_part *p) {
     }
     text = json_stringn(p->text, p->n);
     json_t *part = json_pack("{s:s, s:o}", "kind", kind, "text", text);
-    const bool call = p->kind >= HD_PART_CALL && p->kind <= HD_PART_CALL_END;
+    const bool call = p->kind >= HD_DELTA_CALL && p->kind <= HD_DELTA_CALL_END;
     if (call) json_object_set_new(part, "call", json_integer(p->call));
-    if (p->kind == HD_PART_CALL_END) json_object_set_new(part, "whole", json_boolean(p->whole));
+    if (p->kind == HD_DELTA_CALL_END)
+        json_object_set_new(part, "whole", json_boolean(p->whole));
     return json_array_append_new(a->parts, part) == 0;
 }
 
@@ -129,10 +130,10 @@ static hd_status take_event(run *r, const hd_event *e, bool json, hd_err *err) {
     answer *a = &r->answers[e->answer];
     bool ok = true;
     for (size_t i = 0; i < e->n_parts && ok; i++) {
-        const hd_part *p = &e->parts[i];
+        const hd_delta *p = &e->parts[i];
         if (json) ok = keep_part(a, p);
-        if (p->kind != HD_PART_REASONING && p->kind != HD_PART_CONTENT) continue;
-        ok = ok && change(a, p->kind == HD_PART_REASONING) && say(a, p->text, p->n);
+        if (p->kind != HD_DELTA_REASONING && p->kind != HD_DELTA_CONTENT) continue;
+        ok = ok && change(a, p->kind == HD_DELTA_REASONING) && say(a, p->text, p->n);
     }
     if (a->streams) fflush(stdout);
     a->end = *e;
@@ -232,21 +233,21 @@ typedef struct form_texts {
     const char *choices[MAX_CHOICES];
 } form_texts;
 
-static hd_status set_form(hd_generation *g, form_texts *f, const settings *set, hd_err *err) {
+static hd_status set_form(hd_request *g, form_texts *f, const settings *set, hd_err *err) {
     const int n = (set->schema != NULL) + (set->regex != NULL) + (set->choice != NULL);
     if (n > 1) return HD_FAIL(err, HD_EINVAL, "give one of --schema, --regex and --choice");
     if (set->schema) {
         size_t bytes;
         HD_TRY(hd_file_read(&f->text, &bytes, set->schema, MAX_PROMPT_BYTES, err));
-        g->form = HD_FORM_JSON_SCHEMA;
-        g->form_text = f->text;
+        g->form = HD_FORMAT_JSON_SCHEMA;
+        g->format_text = f->text;
     } else if (set->regex) {
-        g->form = HD_FORM_REGEX;
-        g->form_text = set->regex;
+        g->form = HD_FORMAT_REGEX;
+        g->format_text = set->regex;
     } else if (set->choice) {
         f->text = strdup(set->choice);
         if (!f->text) return HD_FAIL(err, HD_ENOMEM, "no memory for choices");
-        g->form = HD_FORM_CHOICE;
+        g->form = HD_FORMAT_CHOICE;
         g->choices = f->choices;
         g->n_choices = split_choices(f->text, f->choices, MAX_CHOICES);
     }
@@ -258,21 +259,21 @@ static hd_status submit(run *r, const settings *set, const char *prompt, hd_err 
     form_texts form = {0};
     char *messages = set->raw ? NULL : as_messages(set->system, prompt);
     const bool automatic = set->draft_tokens > HD_MOST_DRAFTS;
-    hd_generation g = {.size = sizeof g,
-                       .text = set->raw ? prompt : NULL,
-                       .messages = messages,
-                       .thinking = set->thinking == 2 ? -1 : set->thinking,
-                       .answers = r->n,
-                       .max_tokens = (int32_t)set->max_tokens,
-                       .max_reasoning = (int32_t)set->max_reasoning,
-                       .draft_tokens = automatic ? HD_DRAFTS_AUTO : set->draft_tokens,
-                       .temperature = (float)set->temperature,
-                       .top_p = (float)set->top_p,
-                       .min_p = (float)set->min_p,
-                       .top_k = (int32_t)set->top_k,
-                       .seed = (uint64_t)set->seed,
-                       .stop = &set->stop,
-                       .n_stop = set->stop != NULL};
+    hd_request g = {.size = sizeof g,
+                    .text = set->raw ? prompt : NULL,
+                    .messages = messages,
+                    .thinking = set->thinking == 2 ? -1 : set->thinking,
+                    .answers = r->n,
+                    .max_tokens = (int32_t)set->max_tokens,
+                    .max_reasoning = (int32_t)set->max_reasoning,
+                    .draft_tokens = automatic ? HD_DRAFTS_AUTO : set->draft_tokens,
+                    .temperature = (float)set->temperature,
+                    .top_p = (float)set->top_p,
+                    .min_p = (float)set->min_p,
+                    .top_k = (int32_t)set->top_k,
+                    .seed = (uint64_t)set->seed,
+                    .stop = &set->stop,
+                    .n_stop = set->stop != NULL};
     hd_status st = set_form(&g, &form, set, err);
     if (st == HD_OK && !hd_engine_submit(r->engine, &g, NULL, why, sizeof why)) {
         st = HD_FAIL(err, HD_EINVAL, "%s", why);
@@ -353,7 +354,7 @@ int cmd_generate(int argc, char **argv) {
         option_text("stop", &set.stop, "TEXT", "end the answer before this text"),
         option_choice("draft-tokens", &set.draft_tokens, drafts,
                       "drafts per step by the MTP layer; auto, the default: as many as pay"),
-        option_int("n", &set.n, 1, HD_MAX_ANSWERS, "answers, with seeds that count up"),
+        option_int("n", &set.n, 1, HD_MAX_CHOICES, "answers, with seeds that count up"),
         option_text("schema", &set.schema, "FILE", "the answer is JSON of this schema"),
         option_text("regex", &set.regex, "PATTERN", "the answer matches this pattern"),
         option_text("choice", &set.choice, "A|B|C", "the answer is one of these"),

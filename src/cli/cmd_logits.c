@@ -93,18 +93,18 @@ static int32_t sequence_pages(const run *r) {
 static hd_status open_pages(run *r, int32_t n_layers, hd_err *err) {
     const hd_kv_shape shape = hd_kv_shape_of(r->spec);
     const int32_t all = sequence_pages(r), chunk = hd_min_i32(chunk_rows(r), r->lists.longest);
-    const int32_t near = 2 + (int32_t)hd_ceil_div(shape.reach + chunk, shape.page_tokens);
+    const int32_t near = 2 + (int32_t)hd_ceil_div(shape.lookback + chunk, shape.page_tokens);
     const hd_kv_options kv = {
         .n_pages = {group_size(r) * all,
-                    shape.reach ? group_size(r) * hd_min_i32(near, all) : 0},
+                    shape.lookback ? group_size(r) * hd_min_i32(near, all) : 0},
         .act_bytes = r->ops.act_bytes
     };
     const hd_cache_options cache = {
         .page_tokens = shape.page_tokens,
-        .reach = shape.reach,
+        .lookback = shape.lookback,
         .n_pages = {kv.n_pages[0], kv.n_pages[1]},
-        .n_leases = group_size(r),
-        .lease_pages = all
+        .max_seqs = group_size(r),
+        .seq_pages = all
     };
     HD_TRY(hd_kv_open(&r->kv, r->spec, n_layers, r->device, &kv, err));
     return hd_cache_open(&r->cache, &cache, err);
@@ -205,8 +205,8 @@ static int32_t fill_step(run *r, int32_t first) {
             .start = (int32_t)done,
             .after = done + take < n ? tokens[done + take] : -1,
             .n_logits = take,
-            .pages = {hd_cache_table(r->cache, i, HD_LIFE_ENTRIES),
-                      hd_cache_table(r->cache, i, HD_LIFE_WINDOW)},
+            .pages = {hd_cache_table(r->cache, i, HD_KV_FULL),
+                      hd_cache_table(r->cache, i, HD_KV_WINDOW)},
             .n_pages = sequence_pages(r)
         };
         hd_status st = hd_cache_extend(r->cache, i, (int32_t)done + take);
@@ -296,7 +296,7 @@ static void advance(run *r, int32_t first) {
 }
 
 /* Every sequence has a salt of its own: all of it is computed, whatever is cached. */
-static void open_leases(run *r, int32_t first) {
+static void open_seqs(run *r, int32_t first) {
     memset(r->done, 0, sizeof r->done);
     hd_cache_flush(r->cache);
     for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
@@ -308,7 +308,7 @@ static void open_leases(run *r, int32_t first) {
     }
 }
 
-static void close_leases(run *r, int32_t first) {
+static void close_seqs(run *r, int32_t first) {
     for (int32_t i = 0; i < group_size(r) && first + i < r->lists.n; i++) {
         hd_cache_release(r->cache, i, false);
     }
@@ -319,13 +319,13 @@ static hd_status run_all(run *r, hd_err *err) {
     hd_status st = HD_OK;
     hd_progress_init(&progress, "logits", "tokens", r->lists.total, r->set.quiet);
     for (int32_t first = 0; st == HD_OK && first < r->lists.n; first += group_size(r)) {
-        open_leases(r, first);
+        open_seqs(r, first);
         for (int32_t rows; st == HD_OK && (rows = fill_step(r, first)) > 0;) {
             st = run_step(r, first, err);
             advance(r, first);
             hd_progress_add(&progress, rows);
         }
-        close_leases(r, first);
+        close_seqs(r, first);
     }
     hd_progress_end(&progress);
     return st;

@@ -108,7 +108,7 @@ static json_t *model_json(writer *w, const inspection *in) {
     return o;
 }
 
-static json_t *sum_json(writer *w, const hd_part_sum *p) {
+static json_t *sum_json(writer *w, const hd_param_group_sum *p) {
     json_t *o = json_object(), *formats = json_object();
     set_int(w, o, "parameters", p->params);
     set_int(w, o, "active", p->active);
@@ -121,11 +121,12 @@ static json_t *sum_json(writer *w, const hd_part_sum *p) {
     return o;
 }
 
-static json_t *group_json(writer *w, const hd_part_sum *parts, const hd_part_sum *total) {
+static json_t *group_json(writer *w, const hd_param_group_sum *parts,
+                          const hd_param_group_sum *total) {
     json_t *o = json_object(), *named = json_object();
-    for (int p = 0; p < HD_N_PARTS; p++) {
+    for (int p = 0; p < HD_N_PARAM_GROUPS; p++) {
         if (parts[p].bytes == 0) continue;
-        set(w, named, hd_part_name((hd_part)p), sum_json(w, &parts[p]));
+        set(w, named, hd_param_group_name((hd_param_group)p), sum_json(w, &parts[p]));
     }
     set(w, o, "parts", named);
     set(w, o, "total", sum_json(w, total));
@@ -134,8 +135,8 @@ static json_t *group_json(writer *w, const hd_part_sum *parts, const hd_part_sum
 
 static json_t *weights_json(writer *w, const inspection *in) {
     json_t *o = json_object();
-    const hd_part_sum main = hd_summary_main(&in->summary);
-    const hd_part_sum mtp = hd_summary_mtp(&in->summary);
+    const hd_param_group_sum main = hd_summary_main(&in->summary);
+    const hd_param_group_sum mtp = hd_summary_mtp(&in->summary);
     set(w, o, "main", group_json(w, in->summary.main, &main));
     set(w, o, "mtp", group_json(w, in->summary.mtp, &mtp));
     return o;

@@ -123,7 +123,7 @@ static void print_attention(screen *out, const hd_model_spec *s) {
 }
 
 static void print_experts(screen *out, const hd_model_spec *s) {
-    const hd_route_rule *r = &s->route;
+    const hd_router_rule *r = &s->route;
     label(out, "experts");
     screen_print(out, "%d routed, %d per token", r->n_experts, r->top_k);
     if (r->n_groups > 1) screen_print(out, " from %d of %d groups", r->top_groups, r->n_groups);
@@ -173,7 +173,7 @@ static void print_model(screen *out, const inspection *in) {
 }
 
 /* "F8_E4M3 3.21 GB, F32 0.78 MB", the largest first. */
-static void print_formats(screen *out, const hd_part_sum *p) {
+static void print_formats(screen *out, const hd_param_group_sum *p) {
     bool done[HD_N_DTYPES] = {false};
     const char *separator = is_narrow(out) ? "\n      " : "  ";
     for (;;) {
@@ -194,16 +194,17 @@ static void print_formats(screen *out, const hd_part_sum *p) {
     screen_print(out, "\n");
 }
 
-static void print_sum(screen *out, const char *name, const hd_part_sum *p) {
+static void print_sum(screen *out, const char *name, const hd_param_group_sum *p) {
     const int number = number_width(out);
     screen_print(out, "  %-*s%*s%*s%*s", PART, name, number, grouped(p->params).s, number,
                  grouped(p->active).s, number, grouped(p->bytes).s);
     print_formats(out, p);
 }
 
-static void print_parts(screen *out, const hd_part_sum *parts) {
-    for (int p = 0; p < HD_N_PARTS; p++) {
-        if (parts[p].bytes > 0) print_sum(out, hd_part_name((hd_part)p), &parts[p]);
+static void print_parts(screen *out, const hd_param_group_sum *parts) {
+    for (int p = 0; p < HD_N_PARAM_GROUPS; p++) {
+        if (parts[p].bytes > 0)
+            print_sum(out, hd_param_group_name((hd_param_group)p), &parts[p]);
     }
 }
 
@@ -212,9 +213,9 @@ static void print_weights(screen *out, const inspection *in) {
     screen_print(out, "\n%-*s%*s%*s%*s%s\n", PART + 2, "weights", number, "parameters", number,
                  "active per token", number, "bytes", is_narrow(out) ? "" : "  formats");
     print_parts(out, in->summary.main);
-    const hd_part_sum main = hd_summary_main(&in->summary);
+    const hd_param_group_sum main = hd_summary_main(&in->summary);
     print_sum(out, "total", &main);
-    const hd_part_sum mtp = hd_summary_mtp(&in->summary);
+    const hd_param_group_sum mtp = hd_summary_mtp(&in->summary);
     if (mtp.bytes == 0) return;
     screen_print(out, "\n%s\n", "MTP layers");
     print_parts(out, in->summary.mtp);

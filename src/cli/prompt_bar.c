@@ -4,7 +4,7 @@
 enum { MIN_TOKENS = 512 };
 
 void prompt_bar_draw(prompt_bar *b, hd_engine *e) {
-    hd_engine_request r;
+    hd_request_status r;
     if (hd_engine_read_requests(e, &r, 1) != 1) return;
     if (r.phase != HD_PHASE_PREFILL || r.prompt_tokens < MIN_TOKENS) return;
     if (!b->drawn) {

@@ -15,12 +15,12 @@ typedef struct collected {
     json_t *texts;
 } collected;
 
-static bool is_said(const char *key) {
-    static const char *const said[] = {"content",      "text",  "reasoning_content",
-                                       "arguments",    "name",  "thinking",
-                                       "partial_json", "delta", "output_ids"};
-    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
-        if (strcmp(key, said[i]) == 0) return true;
+static bool is_logged(const char *key) {
+    static const char *const logged[] = {"content",      "text",  "reasoning_content",
+                                         "arguments",    "name",  "thinking",
+                                         "partial_json", "delta", "output_ids"};
+    for (size_t i = 0; i < sizeof logged / sizeof logged[0]; i++) {
+        if (strcmp(key, logged[i]) == 0) return true;
     }
     return false;
 }
@@ -53,7 +53,7 @@ static void walk(collected *c, const json_t *value, json_int_t choice, const cha
         json_array_foreach(value, i, item) {
             walk(c, item, choice, kind);
         }
-    } else if (json_is_string(value) && is_said(kind)) {
+    } else if (json_is_string(value) && is_logged(kind)) {
         join(c, choice, kind, json_string_value(value));
     }
 }

@@ -218,7 +218,7 @@ static int list_engine(serve_settings *set, option *to) {
                    "per step; -1, the default: as pays"),
         option_int("stream-interval", &set->stream_interval, 1, 1024,
                    "tokens per streamed event after the first; default 1"),
-        option_int("max-answers", &set->answers, 1, HD_MAX_ANSWERS, "of a request; default 8"),
+        option_int("max-answers", &set->answers, 1, HD_MAX_CHOICES, "of a request; default 8"),
         option_int("max-messages", &set->messages, 1, 65536, "of a request; default 4096"),
         option_int("max-prompts", &set->batch_prompts, 1, 1024, "of a request; default 64"),
         option_choice("metrics-compat", &set->compat, compat_names,

@@ -5,9 +5,9 @@
 
 #include "base/checked.h"
 
-struct hd_emulated {
-    hd_emulated_options o;
-    hd_exchange exchange;
+struct hd_comm_emulated {
+    hd_comm_emulated_options o;
+    hd_comm exchange;
     int32_t n_layers, n_slots;
     int32_t in_rows;
     int32_t *offset; /* [HD_EMULATED_SIZES, n_layers, n_slots + 1] device memory */
@@ -17,12 +17,12 @@ struct hd_emulated {
 };
 
 /* The first slot of the busiest rank, whose rows a step waits for. */
-static int32_t busiest(const double *share, int32_t n, int32_t per_rank) {
+static int32_t busiest(const double *shard, int32_t n, int32_t per_rank) {
     int32_t best = 0;
     double most = 0;
     for (int32_t first = 0; first + per_rank <= n; first += per_rank) {
         double sum = 0;
-        for (int32_t e = 0; e < per_rank; e++) sum += share[first + e];
+        for (int32_t e = 0; e < per_rank; e++) sum += shard[first + e];
         if (sum > most) {
             most = sum;
             best = first;
@@ -32,42 +32,43 @@ static int32_t busiest(const double *share, int32_t n, int32_t per_rank) {
 }
 
 /* offset[n_slots + 1] of one layer: all ranks' choices, and of them this rank's. */
-static void draw_layer(const hd_emulated *e, int32_t layer, int32_t rows, double *share,
+static void draw_layer(const hd_comm_emulated *e, int32_t layer, int32_t rows, double *shard,
                        int32_t *got, int32_t *offset) {
-    const hd_layout *l = &e->o.share->layout;
+    const hd_parallel_config *l = &e->o.shard->parallel;
     const int32_t n = e->n_slots * l->ep;
     const int64_t choices = (int64_t)rows * e->o.spec->route.top_k * l->ep;
-    hd_routing_shares(share, n, l->ep, e->o.routing, layer);
-    hd_routing_draw(got, share, n, choices, layer);
-    const int32_t first = e->o.routing == HD_ROUTING_SKEWED ? busiest(share, n, e->n_slots) : 0;
+    hd_routing_fractions(shard, n, l->ep, e->o.routing, layer);
+    hd_routing_draw(got, shard, n, choices, layer);
+    const int32_t first = e->o.routing == HD_ROUTING_SKEWED ? busiest(shard, n, e->n_slots) : 0;
     offset[0] = 0;
     for (int32_t i = 0; i < e->n_slots; i++) offset[i + 1] = offset[i] + got[first + i];
 }
 
-static hd_status put(hd_emulated *e, void **out, const void *host, size_t bytes, hd_err *err) {
+static hd_status put(hd_comm_emulated *e, void **out, const void *host, size_t bytes,
+                     hd_err *err) {
     HD_TRY(hd_device_alloc(e->o.device, out, bytes, "arriving rows", err));
     hd_stream_upload(e->o.stream, *out, host, bytes);
     return hd_stream_sync(e->o.stream, err);
 }
 
-static hd_status draw_all(hd_emulated *e, int32_t *offset, hd_err *err) {
-    const size_t n = (size_t)e->n_slots * (size_t)e->o.share->layout.ep;
-    double *share = malloc(n * sizeof *share);
+static hd_status draw_all(hd_comm_emulated *e, int32_t *offset, hd_err *err) {
+    const size_t n = (size_t)e->n_slots * (size_t)e->o.shard->parallel.ep;
+    double *shard = malloc(n * sizeof *shard);
     int32_t *got = malloc(n * sizeof *got);
-    for (int k = 0; share && got && k < HD_EMULATED_SIZES; k++) {
+    for (int k = 0; shard && got && k < HD_EMULATED_SIZES; k++) {
         for (int32_t l = 0; l < e->n_layers; l++) {
             int32_t *at = offset + ((int64_t)k * e->n_layers + l) * (e->n_slots + 1);
-            draw_layer(e, l, e->o.rows[k], share, got, at);
+            draw_layer(e, l, e->o.rows[k], shard, got, at);
             e->in_rows = hd_max_i32(e->in_rows, at[e->n_slots]);
         }
     }
-    const bool done = share && got;
-    free(share);
+    const bool done = shard && got;
+    free(shard);
     free(got);
     return done ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory to draw arriving rows");
 }
 
-static hd_status place_rows(hd_emulated *e, hd_err *err) {
+static hd_status place_rows(hd_comm_emulated *e, hd_err *err) {
     const size_t n = (size_t)e->in_rows;
     int32_t *source = malloc(n * sizeof *source + 1);
     float *weight = malloc(n * sizeof *weight + 1);
@@ -87,7 +88,7 @@ static hd_status place_rows(hd_emulated *e, hd_err *err) {
     return st;
 }
 
-static hd_status draw(hd_emulated *e, hd_err *err) {
+static hd_status draw(hd_comm_emulated *e, hd_err *err) {
     const size_t n = (size_t)HD_EMULATED_SIZES * (size_t)e->n_layers * ((size_t)e->n_slots + 1);
     int32_t *offset = calloc(n, sizeof *offset);
     void *there = NULL;
@@ -101,16 +102,16 @@ static hd_status draw(hd_emulated *e, hd_err *err) {
 
 /* ---- the exchange ---- */
 
-static void keep_sum(void *ctx, hd_stream *s, const hd_reduce *a) {
+static void keep_sum(void *ctx, hd_stream *s, const hd_comm_all_reduce *a) {
     (void)ctx, (void)s, (void)a;
 }
 
-static void keep_words(void *ctx, hd_stream *s, const hd_collect *a) {
+static void keep_words(void *ctx, hd_stream *s, const hd_gather_columns *a) {
     (void)ctx, (void)s, (void)a;
 }
 
-static void arrive(void *ctx, hd_stream *s, const hd_dispatch *a) {
-    hd_emulated *e = ctx;
+static void arrive(void *ctx, hd_stream *s, const hd_comm_dispatch *a) {
+    hd_comm_emulated *e = ctx;
     const int size = a->rows == e->o.rows[0] ? 0 : HD_EMULATED_SIZES - 1;
     const int64_t row = (int64_t)size * e->n_layers + a->layer;
     hd_stream_copy(s, a->in_offset, e->offset + row * (e->n_slots + 1),
@@ -125,43 +126,44 @@ static void arrive(void *ctx, hd_stream *s, const hd_dispatch *a) {
     e->filled = true;
 }
 
-static void leave(void *ctx, hd_stream *s, const hd_return *a) {
-    const hd_emulated *e = ctx;
+static void leave(void *ctx, hd_stream *s, const hd_comm_combine *a) {
+    const hd_comm_emulated *e = ctx;
     const int32_t rows = hd_min_i32(a->in_rows, a->rows * a->top_k);
     if (!e->o.copies) return;
     hd_stream_copy(s, a->y, a->in_y,
                    (size_t)rows * (size_t)a->cols * (size_t)e->o.ops->act_bytes);
 }
 
-hd_status hd_emulated_open(hd_emulated **out, const hd_emulated_options *o, hd_err *err) {
+hd_status hd_comm_emulated_open(hd_comm_emulated **out, const hd_comm_emulated_options *o,
+                                hd_err *err) {
     *out = NULL;
-    hd_emulated *e = calloc(1, sizeof *e);
+    hd_comm_emulated *e = calloc(1, sizeof *e);
     if (!e) return HD_FAIL(err, HD_ENOMEM, "no memory for emulated ranks");
     e->o = *o;
     e->n_layers = o->spec->n_layers + o->spec->n_mtp;
-    e->n_slots = o->share->n_experts;
-    e->exchange = (hd_exchange){.ctx = e,
-                                .all_reduce = keep_sum,
-                                .all_gather = keep_words,
-                                .dispatch = arrive,
-                                .combine = leave};
-    const hd_status st = o->share->layout.ep > 1 ? draw(e, err) : HD_OK;
+    e->n_slots = o->shard->n_experts;
+    e->exchange = (hd_comm){.ctx = e,
+                            .all_reduce = keep_sum,
+                            .all_gather = keep_words,
+                            .dispatch = arrive,
+                            .combine = leave};
+    const hd_status st = o->shard->parallel.ep > 1 ? draw(e, err) : HD_OK;
     if (st != HD_OK) {
-        hd_emulated_close(e);
+        hd_comm_emulated_close(e);
         return st;
     }
     *out = e;
     return HD_OK;
 }
 
-void hd_emulated_close(hd_emulated *e) {
+void hd_comm_emulated_close(hd_comm_emulated *e) {
     free(e);
 }
 
-const hd_exchange *hd_emulated_exchange(const hd_emulated *e) {
+const hd_comm *hd_comm_emulated_interface(const hd_comm_emulated *e) {
     return &e->exchange;
 }
 
-int32_t hd_emulated_rows(const hd_emulated *e) {
+int32_t hd_comm_emulated_rows(const hd_comm_emulated *e) {
     return e->in_rows;
 }

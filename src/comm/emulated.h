@@ -14,13 +14,13 @@
 #include "ops/ops.h"
 #include "weights/weights.h"
 
-typedef struct hd_emulated hd_emulated;
+typedef struct hd_comm_emulated hd_comm_emulated;
 
 enum { HD_EMULATED_SIZES = 2 };
 
-typedef struct hd_emulated_options {
+typedef struct hd_comm_emulated_options {
     const hd_model_spec *spec;
-    const hd_share *share;
+    const hd_shard *shard;
     hd_routing routing;              /* whether rows are balanced over ranks */
     int32_t rows[HD_EMULATED_SIZES]; /* of each rank in the steps to come, the larger first */
     bool
@@ -29,14 +29,15 @@ typedef struct hd_emulated_options {
     const hd_ops *ops;
     hd_device *device; /* owns what is taken */
     hd_stream *stream;
-} hd_emulated_options;
+} hd_comm_emulated_options;
 
-hd_status hd_emulated_open(hd_emulated **out, const hd_emulated_options *o, hd_err *err);
-void hd_emulated_close(hd_emulated *e); /* NULL is fine */
+hd_status hd_comm_emulated_open(hd_comm_emulated **out, const hd_comm_emulated_options *o,
+                                hd_err *err);
+void hd_comm_emulated_close(hd_comm_emulated *e); /* NULL is fine */
 
-const hd_exchange *hd_emulated_exchange(const hd_emulated *e);
+const hd_comm *hd_comm_emulated_interface(const hd_comm_emulated *e);
 
 /* The most rows that the experts here get in a step: expert_rows of hd_model_limits. */
-int32_t hd_emulated_rows(const hd_emulated *e);
+int32_t hd_comm_emulated_rows(const hd_comm_emulated *e);
 
 #endif

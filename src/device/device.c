@@ -61,11 +61,12 @@ void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes) {
     if (bytes) s->device->table->copy(s, to, from, bytes);
 }
 
-void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
-    if (bytes) s->device->table->noise(s, device, bytes, noise);
+void hd_stream_random_fill(hd_stream *s, void *device, size_t bytes,
+                           const hd_random_fill *random_fill) {
+    if (bytes) s->device->table->random_fill(s, device, bytes, random_fill);
 }
 
-void hd_stream_hold(hd_stream *s, int32_t microseconds) {
+void hd_stream_busy(hd_stream *s, int32_t microseconds) {
     s->device->table->hold(s, microseconds);
 }
 
@@ -90,37 +91,37 @@ hd_status hd_stream_sync(hd_stream *s, hd_err *err) {
     return take_failure(s, err);
 }
 
-hd_status hd_mark_open(hd_mark **out, hd_device *d, bool timed, hd_err *err) {
+hd_status hd_device_event_open(hd_device_event **out, hd_device *d, bool timed, hd_err *err) {
     *out = NULL;
-    return d->table->open_mark(out, d, timed, err);
+    return d->table->open_device_event(out, d, timed, err);
 }
 
-void hd_mark_close(hd_mark *m) {
-    if (m) m->device->table->close_mark(m);
+void hd_device_event_close(hd_device_event *m) {
+    if (m) m->device->table->close_device_event(m);
 }
 
-void hd_stream_mark(hd_stream *s, hd_mark *m) {
-    s->device->table->mark(s, m);
+void hd_stream_record_event(hd_stream *s, hd_device_event *m) {
+    s->device->table->device_event(s, m);
 }
 
-hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err) {
+hd_status hd_stream_sync_event(hd_stream *s, hd_device_event *m, hd_err *err) {
     s->device->table->wait_for(s, m);
     return take_failure(s, err);
 }
 
-double hd_mark_seconds(const hd_mark *from, const hd_mark *to) {
+double hd_device_event_seconds(const hd_device_event *from, const hd_device_event *to) {
     return from->device->table->between(from, to);
 }
 
-bool hd_device_records(const hd_device *d) {
+bool hd_device_has_graphs(const hd_device *d) {
     return d->table->record != NULL;
 }
 
-void hd_stream_record(hd_stream *s) {
+void hd_stream_begin_capture(hd_stream *s) {
     s->device->table->record(s);
 }
 
-hd_status hd_stream_recorded(hd_stream *s, hd_graph **out, hd_err *err) {
+hd_status hd_stream_end_capture(hd_stream *s, hd_graph **out, hd_err *err) {
     *out = NULL;
     return s->device->table->recorded(s, out, err);
 }

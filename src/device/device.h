@@ -19,7 +19,7 @@ HD_BEGIN_C
 
 typedef struct hd_device hd_device;
 typedef struct hd_stream hd_stream;
-typedef struct hd_mark hd_mark;   /* a place in a stream's queue */
+typedef struct hd_device_event hd_device_event; /* a place in a stream's queue */
 typedef struct hd_graph hd_graph; /* ops that were recorded, to be launched as one */
 
 typedef struct hd_cpu_options {
@@ -68,7 +68,8 @@ void hd_stream_download(hd_stream *s, void *host, const void *device, size_t byt
 void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes);
 
 /* Makes up device memory where it lies. `bytes` are rounded up to whole words of 8. */
-void hd_stream_noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise);
+void hd_stream_random_fill(hd_stream *s, void *device, size_t bytes,
+                           const hd_random_fill *random_fill);
 
 /* Records a failure; the first one stays. */
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what);
@@ -81,33 +82,33 @@ hd_status hd_stream_sync(hd_stream *s, hd_err *err);
 
 /* ---- waiting for a part of the queue, and measuring it ---- */
 
-/* timed: for hd_mark_seconds too; such a mark costs a GPU a pause of some microseconds. */
-hd_status hd_mark_open(hd_mark **out, hd_device *d, bool timed, hd_err *err);
-void hd_mark_close(hd_mark *m); /* NULL is fine; before its device */
+/* timed: for hd_device_event_seconds too; such a mark costs a GPU a pause of some microseconds. */
+hd_status hd_device_event_open(hd_device_event **out, hd_device *d, bool timed, hd_err *err);
+void hd_device_event_close(hd_device_event *m); /* NULL is fine; before its device */
 
 /* Sets m behind everything queued so far; where it was before is forgotten. */
-void hd_stream_mark(hd_stream *s, hd_mark *m);
+void hd_stream_record_event(hd_stream *s, hd_device_event *m);
 
 /* Waits for what is queued before m and gives the stream's first failure, which is then
  * forgotten. */
-hd_status hd_stream_reach(hd_stream *s, hd_mark *m, hd_err *err);
+hd_status hd_stream_sync_event(hd_stream *s, hd_device_event *m, hd_err *err);
 
 /* Between two timed marks that were reached: after the calls above, hd_stream_wait or _sync. */
-double hd_mark_seconds(const hd_mark *from, const hd_mark *to);
+double hd_device_event_seconds(const hd_device_event *from, const hd_device_event *to);
 
 /* Keeps a GPU busy for about so long, so that what is queued meanwhile runs without gaps. */
-void hd_stream_hold(hd_stream *s, int32_t microseconds);
+void hd_stream_busy(hd_stream *s, int32_t microseconds);
 
 /* ---- recording: ops only, no copies; they run when the graph is launched, with the same
  * arguments every time ---- */
 
-bool hd_device_records(const hd_device *d); /* false: the calls below are not for it */
+bool hd_device_has_graphs(const hd_device *d); /* false: the calls below are not for it */
 
 /* What is queued from here on is recorded instead. */
-void hd_stream_record(hd_stream *s);
+void hd_stream_begin_capture(hd_stream *s);
 
 /* Ends it. The stream must outlive the graph. */
-hd_status hd_stream_recorded(hd_stream *s, hd_graph **out, hd_err *err);
+hd_status hd_stream_end_capture(hd_stream *s, hd_graph **out, hd_err *err);
 void hd_graph_close(hd_graph *g); /* NULL is fine; not while it runs */
 
 /* Of device memory, as far as seen: what was free before less what is free after, so 0 where it

@@ -13,7 +13,7 @@ enum { ALIGN = 256, MAX_BLOCKS = 256 };
 
 typedef struct cpu_device {
     hd_device base;
-    hd_pool *pool;
+    hd_thread_pool *pool;
     hd_block blocks[MAX_BLOCKS]; /* what alloc gave out */
 } cpu_device;
 
@@ -25,7 +25,7 @@ typedef struct cpu_stream {
 static void close_device(hd_device *base) {
     cpu_device *d = (cpu_device *)base;
     for (int i = 0; i < MAX_BLOCKS; i++) hd_block_deinit(&d->blocks[i]);
-    hd_pool_close(d->pool);
+    hd_thread_pool_close(d->pool);
     free(d);
 }
 
@@ -71,7 +71,7 @@ static hd_status open_stream(hd_stream **out, hd_device *d, hd_err *err) {
     cpu_stream *s = calloc(1, sizeof *s);
     if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for a stream");
     s->base.device = d;
-    s->base.workers = hd_pool_size(((cpu_device *)d)->pool);
+    s->base.workers = hd_thread_pool_size(((cpu_device *)d)->pool);
     *out = &s->base;
     return HD_OK;
 }
@@ -114,59 +114,64 @@ static hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) 
 
 /* ---- made-up bytes ---- */
 
-enum { NOISE_WORDS = 1 << 17 }; /* of a task */
+enum { RANDOM_FILL_WORDS = 1 << 17 }; /* of a task */
 
-typedef struct noise_job {
+typedef struct random_fill_job {
     uint64_t *to;
     size_t n;
-    hd_noise noise;
-} noise_job;
+    hd_random_fill random_fill;
+} random_fill_job;
 
-static void make_noise(const void *arg, int32_t task, int32_t worker) {
-    const noise_job *job = arg;
-    const size_t first = (size_t)task * NOISE_WORDS;
-    const size_t end = job->n - first < NOISE_WORDS ? job->n : first + NOISE_WORDS;
+static void make_random_fill(const void *arg, int32_t task, int32_t worker) {
+    const random_fill_job *job = arg;
+    const size_t first = (size_t)task * RANDOM_FILL_WORDS;
+    const size_t end = job->n - first < RANDOM_FILL_WORDS ? job->n : first + RANDOM_FILL_WORDS;
     (void)worker;
-    for (size_t i = first; i < end; i++) job->to[i] = hd_noise_word(&job->noise, i);
+    for (size_t i = first; i < end; i++) job->to[i] = hd_random_fill_word(&job->random_fill, i);
 }
 
-static void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
-    const noise_job job = {device, (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t), *noise};
-    hd_stream_tasks(s, (int32_t)((job.n + NOISE_WORDS - 1) / NOISE_WORDS), make_noise, &job);
+static void random_fill(hd_stream *s, void *device, size_t bytes,
+                        const hd_random_fill *random_fill) {
+    const random_fill_job job = {device, (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t),
+                                 *random_fill};
+    hd_stream_tasks(s, (int32_t)((job.n + RANDOM_FILL_WORDS - 1) / RANDOM_FILL_WORDS),
+                    make_random_fill, &job);
 }
 
 /* ---- marks: everything before one is done when it is set, so it is a time ---- */
 
-typedef struct cpu_mark {
-    hd_mark base;
+typedef struct cpu_device_event {
+    hd_device_event base;
     int64_t ns;
-} cpu_mark;
+} cpu_device_event;
 
-static hd_status open_mark(hd_mark **out, hd_device *d, bool timed, hd_err *err) {
+static hd_status open_device_event(hd_device_event **out, hd_device *d, bool timed,
+                                   hd_err *err) {
     (void)timed;
-    cpu_mark *m = calloc(1, sizeof *m);
+    cpu_device_event *m = calloc(1, sizeof *m);
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
     m->base.device = d;
     *out = &m->base;
     return HD_OK;
 }
 
-static void close_mark(hd_mark *m) {
+static void close_device_event(hd_device_event *m) {
     free(m);
 }
 
-static void set_mark(hd_stream *s, hd_mark *m) {
+static void set_device_event(hd_stream *s, hd_device_event *m) {
     (void)s;
-    ((cpu_mark *)m)->ns = hd_now_ns();
+    ((cpu_device_event *)m)->ns = hd_now_ns();
 }
 
-static void wait_for_mark(hd_stream *s, hd_mark *m) {
+static void wait_for_device_event(hd_stream *s, hd_device_event *m) {
     (void)s;
     (void)m;
 }
 
-static double between(const hd_mark *from, const hd_mark *to) {
-    return (double)(((const cpu_mark *)to)->ns - ((const cpu_mark *)from)->ns) * 1e-9;
+static double between(const hd_device_event *from, const hd_device_event *to) {
+    return (double)(((const cpu_device_event *)to)->ns - ((const cpu_device_event *)from)->ns) *
+           1e-9;
 }
 
 static void hold(hd_stream *s, int32_t microseconds) {
@@ -185,13 +190,13 @@ static const backend_table table = {
     .download = download,
     .wait = wait_for_nothing,
     .reserve = reserve,
-    .open_mark = open_mark,
-    .close_mark = close_mark,
-    .mark = set_mark,
-    .wait_for = wait_for_mark,
+    .open_device_event = open_device_event,
+    .close_device_event = close_device_event,
+    .device_event = set_device_event,
+    .wait_for = wait_for_device_event,
     .between = between,
     .copy = upload, /* all of it is one memory */
-    .noise = noise,
+    .random_fill = random_fill,
     .hold = hold,
     .host_memory = true,
 };
@@ -201,7 +206,7 @@ hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_
     cpu_device *d = calloc(1, sizeof *d);
     if (!d) return HD_FAIL(err, HD_ENOMEM, "no memory for a device");
     d->base.table = &table;
-    hd_status st = hd_pool_open(&d->pool, options->n_threads, options->pin, err);
+    hd_status st = hd_thread_pool_open(&d->pool, options->n_threads, options->pin, err);
     if (st != HD_OK) {
         close_device(&d->base);
         return st;
@@ -211,9 +216,9 @@ hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_
 }
 
 void hd_device_bind_thread(const hd_device *d) {
-    if (d->table == &table) hd_pool_bind_owner(((const cpu_device *)d)->pool);
+    if (d->table == &table) hd_thread_pool_bind_owner(((const cpu_device *)d)->pool);
 }
 
 void hd_stream_tasks(hd_stream *s, int32_t n_tasks, hd_task_fn *fn, const void *arg) {
-    hd_pool_run(((cpu_device *)s->device)->pool, n_tasks, fn, arg);
+    hd_thread_pool_run(((cpu_device *)s->device)->pool, n_tasks, fn, arg);
 }

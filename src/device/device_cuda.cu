@@ -38,11 +38,11 @@ struct cuda_stream {
     uint8_t *pieces; /* [PIECES, PIECE_BYTES] pinned */
     cudaEvent_t sent[PIECES];
     int next;
-    hd_pool *fillers; /* of pieces; idle but in long uploads */
+    hd_thread_pool *fillers; /* of pieces; idle but in long uploads */
 };
 
 struct cuda_mark {
-    hd_mark base;
+    hd_device_event base;
     cudaEvent_t event;
 };
 
@@ -164,7 +164,7 @@ void close_stream(hd_stream *base) {
         if (e) cudaEventDestroy(e);
     }
     if (s->queue) cudaStreamDestroy(s->queue);
-    hd_pool_close(s->fillers);
+    hd_thread_pool_close(s->fillers);
     hd_device_release(base->device, s->pieces);
     hd_device_release(base->device, base->scratch);
     free(s);
@@ -176,7 +176,8 @@ hd_status open_parts(cuda_stream *s, hd_err *err) {
                                 err));
     s->pieces = static_cast<uint8_t *>(pieces);
     const int32_t cores = hd_cores_count();
-    HD_TRY(hd_pool_open(&s->fillers, cores < MAX_FILLERS ? cores : MAX_FILLERS, false, err));
+    HD_TRY(hd_thread_pool_open(&s->fillers, cores < MAX_FILLERS ? cores : MAX_FILLERS, false,
+                               err));
     cudaError_t status = cudaStreamCreateWithFlags(&s->queue, cudaStreamNonBlocking);
     for (int i = 0; i < PIECES && status == cudaSuccess; i++) {
         status = cudaEventCreateWithFlags(&s->sent[i], cudaEventDisableTiming);
@@ -230,7 +231,7 @@ size_t upload_some(hd_stream *base, uint8_t *to, const uint8_t *from, size_t byt
     if (n == 1) {
         fill_piece(&f, 0, 0);
     } else {
-        hd_pool_run(s->fillers, n, fill_piece, &f);
+        hd_thread_pool_run(s->fillers, n, fill_piece, &f);
     }
     for (int i = 0; i < n; i++) {
         note(base, "upload",
@@ -280,27 +281,27 @@ hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
 
 /* ---- made-up bytes ---- */
 
-constexpr int NOISE_BLOCK = 256, NOISE_BLOCKS_PER_SM = 8;
+constexpr int RANDOM_FILL_BLOCK = 256, RANDOM_FILL_BLOCKS_PER_SM = 8;
 
-__global__ void make_noise(uint64_t *to, size_t n, hd_noise noise) {
+__global__ void make_random_fill(uint64_t *to, size_t n, hd_random_fill random_fill) {
     const size_t step = (size_t)gridDim.x * blockDim.x;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step) {
-        to[i] = hd_noise_word(&noise, i);
+        to[i] = hd_random_fill_word(&random_fill, i);
     }
 }
 
-void noise(hd_stream *s, void *device, size_t bytes, const hd_noise *noise) {
+void random_fill(hd_stream *s, void *device, size_t bytes, const hd_random_fill *random_fill) {
     const size_t n = (bytes + sizeof(uint64_t) - 1) / sizeof(uint64_t);
-    const size_t most = (size_t)device_of(s)->n_sms * NOISE_BLOCKS_PER_SM;
-    const size_t blocks = (n + NOISE_BLOCK - 1) / NOISE_BLOCK;
-    make_noise<<<(unsigned)(blocks < most ? blocks : most), NOISE_BLOCK, 0,
-                 hd_cuda_stream(s)>>>(static_cast<uint64_t *>(device), n, *noise);
+    const size_t most = (size_t)device_of(s)->n_sms * RANDOM_FILL_BLOCKS_PER_SM;
+    const size_t blocks = (n + RANDOM_FILL_BLOCK - 1) / RANDOM_FILL_BLOCK;
+    make_random_fill<<<(unsigned)(blocks < most ? blocks : most), RANDOM_FILL_BLOCK, 0,
+                       hd_cuda_stream(s)>>>(static_cast<uint64_t *>(device), n, *random_fill);
     note(s, "noise", cudaGetLastError());
 }
 
 /* ---- marks ---- */
 
-hd_status open_mark(hd_mark **out, hd_device *base, bool timed, hd_err *err) {
+hd_status open_device_event(hd_device_event **out, hd_device *base, bool timed, hd_err *err) {
     cuda_mark *m = static_cast<cuda_mark *>(calloc(1, sizeof *m));
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a mark");
     m->base.device = base;
@@ -315,23 +316,23 @@ hd_status open_mark(hd_mark **out, hd_device *base, bool timed, hd_err *err) {
     return HD_OK;
 }
 
-void close_mark(hd_mark *base) {
+void close_device_event(hd_device_event *base) {
     cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
     cudaEventDestroy(m->event);
     free(m);
 }
 
-void set_mark(hd_stream *s, hd_mark *base) {
+void set_device_event(hd_stream *s, hd_device_event *base) {
     cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
     note(s, "a mark", cudaEventRecord(m->event, hd_cuda_stream(s)));
 }
 
-void wait_for(hd_stream *s, hd_mark *base) {
+void wait_for(hd_stream *s, hd_device_event *base) {
     cuda_mark *m = reinterpret_cast<cuda_mark *>(base);
     note(s, "the GPU", cudaEventSynchronize(m->event));
 }
 
-double between(const hd_mark *from, const hd_mark *to) {
+double between(const hd_device_event *from, const hd_device_event *to) {
     float ms = 0;
     cudaEventElapsedTime(&ms, reinterpret_cast<const cuda_mark *>(from)->event,
                          reinterpret_cast<const cuda_mark *>(to)->event);
@@ -405,9 +406,9 @@ const backend_table table = {
     .download = download,
     .wait = wait_all,
     .reserve = reserve,
-    .open_mark = open_mark,
-    .close_mark = close_mark,
-    .mark = set_mark,
+    .open_device_event = open_device_event,
+    .close_device_event = close_device_event,
+    .device_event = set_device_event,
     .wait_for = wait_for,
     .between = between,
     .hold = hold,
@@ -416,7 +417,7 @@ const backend_table table = {
     .close_graph = close_graph,
     .launch = launch,
     .copy = copy,
-    .noise = noise,
+    .random_fill = random_fill,
     .host_memory = false,
 };
 
@@ -427,13 +428,13 @@ cudaStream_t hd_cuda_stream(hd_stream *s) {
     return stream_of(s)->queue;
 }
 
-void hd_cuda_keep(hd_device *base, void *thing, void (*close)(void *thing)) {
+void hd_cuda_attach(hd_device *base, void *thing, void (*close)(void *thing)) {
     cuda_device *d = reinterpret_cast<cuda_device *>(base);
     d->kept = thing;
     d->close_kept = close;
 }
 
-void *hd_cuda_kept(hd_stream *s) {
+void *hd_cuda_attached(hd_stream *s) {
     return device_of(s)->kept;
 }
 

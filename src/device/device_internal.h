@@ -19,18 +19,20 @@ typedef struct backend_table {
     void (*download)(hd_stream *s, void *host, const void *device, size_t bytes);
     void (*wait)(hd_stream *s); /* failures of queued work go to hd_stream_fail */
     hd_status (*reserve)(hd_stream *s, size_t bytes_per_worker, hd_err *err);
-    hd_status (*open_mark)(hd_mark **out, hd_device *d, bool timed, hd_err *err);
-    void (*close_mark)(hd_mark *m);
-    void (*mark)(hd_stream *s, hd_mark *m);
-    void (*wait_for)(hd_stream *s, hd_mark *m); /* failures go to hd_stream_fail */
-    double (*between)(const hd_mark *from, const hd_mark *to);
+    hd_status (*open_device_event)(hd_device_event **out, hd_device *d, bool timed,
+                                   hd_err *err);
+    void (*close_device_event)(hd_device_event *m);
+    void (*device_event)(hd_stream *s, hd_device_event *m);
+    void (*wait_for)(hd_stream *s, hd_device_event *m); /* failures go to hd_stream_fail */
+    double (*between)(const hd_device_event *from, const hd_device_event *to);
     void (*hold)(hd_stream *s, int32_t microseconds);
     void (*record)(hd_stream *s); /* NULL, and the next three: it cannot */
     hd_status (*recorded)(hd_stream *s, hd_graph **out, hd_err *err);
     void (*close_graph)(hd_graph *g);
     void (*launch)(hd_stream *s, const hd_graph *g);
     void (*copy)(hd_stream *s, void *to, const void *from, size_t bytes);
-    void (*noise)(hd_stream *s, void *device, size_t bytes, const hd_noise *noise);
+    void (*random_fill)(hd_stream *s, void *device, size_t bytes,
+                        const hd_random_fill *random_fill);
     bool host_memory; /* device memory is host memory */
 } backend_table;
 
@@ -38,7 +40,7 @@ struct hd_device {
     const backend_table *table;
 };
 
-struct hd_mark {
+struct hd_device_event {
     hd_device *device;
 };
 

@@ -13,33 +13,33 @@
 
 /* ---- records ---- */
 
-engine_record *engine_record_of(hd_engine *e, uint64_t id) {
+engine_request *engine_request_of(hd_engine *e, uint64_t id) {
     const uint64_t index = (id & UINT32_MAX) >> ENGINE_ANSWER_BITS;
-    if (index == 0 || index > (uint64_t)e->n_records) return NULL;
-    engine_record *r = &e->records[index - 1];
+    if (index == 0 || index > (uint64_t)e->n_requests) return NULL;
+    engine_request *r = &e->requests[index - 1];
     return r->id && r->id == id - (uint64_t)engine_answer_of(id) ? r : NULL;
 }
 
 /* A free record for n answers; under the lock. */
-static engine_record *take_record(hd_engine *e, int32_t n) {
+static engine_request *take_record(hd_engine *e, int32_t n) {
     if (e->n_free == 0 || n > e->max_living - e->n_living) return NULL;
-    engine_record *r = &e->records[e->free[--e->n_free]];
+    engine_request *r = &e->requests[e->free[--e->n_free]];
     const uint32_t uses = r->uses + 1;
-    const uint64_t index = (uint64_t)(r - e->records) + 1;
-    *r = (engine_record){.uses = uses,
-                         .id = (uint64_t)uses << 32 | index << ENGINE_ANSWER_BITS,
-                         .arrival = e->arrivals++};
+    const uint64_t index = (uint64_t)(r - e->requests) + 1;
+    *r = (engine_request){.uses = uses,
+                          .id = (uint64_t)uses << 32 | index << ENGINE_ANSWER_BITS,
+                          .arrival = e->arrivals++};
     e->n_living += n;
     return r;
 }
 
-void engine_drop_record(hd_engine *e, engine_record *r) {
+void engine_drop_request(hd_engine *e, engine_request *r) {
     for (int32_t i = 0; i < r->n_answers; i++) hd_output_deinit(&r->answers[i].output);
     for (size_t i = 0; i < r->rules.n_stop; i++) free(r->stop[i]);
     hd_ids_deinit(&r->prompt);
     hd_reply_tools_deinit(&r->reply_tools);
     json_decref(r->tools);
-    engine_forms_put(e->forms, r->form);
+    engine_grammar_cache_release(e->forms, r->form);
     hd_ids_deinit(&r->forced);
     free(r->scores);
     free(r->score_top);
@@ -49,8 +49,8 @@ void engine_drop_record(hd_engine *e, engine_record *r) {
     free(r->stop_ids);
     pthread_mutex_lock(&e->lock);
     free(r->answers);
-    *r = (engine_record){.uses = r->uses};
-    e->free[e->n_free++] = (int32_t)(r - e->records);
+    *r = (engine_request){.uses = r->uses};
+    e->free[e->n_free++] = (int32_t)(r - e->requests);
     pthread_mutex_unlock(&e->lock);
 }
 
@@ -69,28 +69,28 @@ static hd_status refuse_full(const hd_engine *e, int32_t n, hd_err *err) {
                    n);
 }
 
-static void give_up(hd_engine *e, engine_record *r, int32_t n) {
-    engine_drop_record(e, r);
+static void give_up(hd_engine *e, engine_request *r, int32_t n) {
+    engine_drop_request(e, r);
     pthread_mutex_lock(&e->lock);
     e->n_living -= n;
     pthread_mutex_unlock(&e->lock);
 }
 
-hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation *g,
+hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
                                 const hd_conversation *conversation, hd_err *err) {
     *id = 0;
     if (g->size != sizeof *g) {
-        return HD_FAIL(err, HD_EINVAL, "hd_generation of %zu bytes; this library knows %zu",
+        return HD_FAIL(err, HD_EINVAL, "hd_request of %zu bytes; this library knows %zu",
                        g->size, sizeof *g);
     }
-    if (g->answers < 0 || g->answers > HD_MAX_ANSWERS) {
+    if (g->answers < 0 || g->answers > HD_MAX_CHOICES) {
         return HD_FAIL(err, HD_EINVAL, "answers is %d; must be 0 to %d", g->answers,
-                       HD_MAX_ANSWERS);
+                       HD_MAX_CHOICES);
     }
     const int32_t n = g->answers ? g->answers : 1;
     hd_status st = HD_OK;
     pthread_mutex_lock(&e->lock);
-    engine_record *r = e->draining ? NULL : take_record(e, n);
+    engine_request *r = e->draining ? NULL : take_record(e, n);
     if (!r) st = refuse_full(e, n, err);
     pthread_mutex_unlock(&e->lock);
     if (!r) return st;
@@ -108,7 +108,7 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation 
     return HD_OK;
 }
 
-uint64_t hd_engine_submit(hd_engine *e, const hd_generation *g, bool *full, char *why,
+uint64_t hd_engine_submit(hd_engine *e, const hd_request *g, bool *full, char *why,
                           size_t why_size) {
     hd_err err = {0};
     uint64_t id;
@@ -118,7 +118,7 @@ uint64_t hd_engine_submit(hd_engine *e, const hd_generation *g, bool *full, char
     return id;
 }
 
-void hd_engine_defaults(const hd_engine *e, hd_generation *g) {
+void hd_engine_defaults(const hd_engine *e, hd_request *g) {
     const hd_model_spec *c = e->spec;
     g->temperature = (float)c->temperature;
     g->top_p = (float)c->top_p;
@@ -131,7 +131,7 @@ void hd_engine_defaults(const hd_engine *e, hd_generation *g) {
 
 /* Each answer is listed at most once, so between two turns the list holds at most all that
  * lived at the first and all that came after: twice max_living. */
-void engine_cancel_answer(hd_engine *e, engine_record *r, int32_t answer) {
+void engine_cancel_answer(hd_engine *e, engine_request *r, int32_t answer) {
     engine_answer *a = &r->answers[answer];
     if (a->cancelled || a->posted) return;
     a->cancelled = true;
@@ -140,17 +140,17 @@ void engine_cancel_answer(hd_engine *e, engine_record *r, int32_t answer) {
 }
 
 /* Of a record that is in the mailbox already; before, it is its submitter's alone. */
-static int32_t n_answers(const engine_record *r) {
+static int32_t n_answers(const engine_request *r) {
     return r->n_left ? r->n_answers : 0;
 }
 
-static void cancel_all(hd_engine *e, engine_record *r) {
+static void cancel_all(hd_engine *e, engine_request *r) {
     for (int32_t i = 0; i < n_answers(r); i++) engine_cancel_answer(e, r, i);
 }
 
 void hd_engine_cancel(hd_engine *e, uint64_t id) {
     pthread_mutex_lock(&e->lock);
-    engine_record *r = engine_record_of(e, id);
+    engine_request *r = engine_request_of(e, id);
     if (r && r->id == id) cancel_all(e, r);
     pthread_mutex_unlock(&e->lock);
 }
@@ -168,8 +168,8 @@ void hd_engine_pause(hd_engine *e, hd_pause how) {
     e->paused = true;
     e->pauses++;
     if (how == HD_PAUSE_RETRACT) e->mail.retract = true;
-    for (int32_t i = 0; how == HD_PAUSE_ABORT && i < e->n_records; i++) {
-        cancel_all(e, &e->records[i]);
+    for (int32_t i = 0; how == HD_PAUSE_ABORT && i < e->n_requests; i++) {
+        cancel_all(e, &e->requests[i]);
     }
     tell(e);
     pthread_mutex_unlock(&e->lock);
@@ -203,11 +203,11 @@ void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out) {
 typedef struct listed {
     int32_t priority;
     uint64_t arrival;
-    hd_engine_request request;
+    hd_request_status request;
 } listed;
 
-static hd_engine_request describe(const engine_record *r, int32_t answer) {
-    return (hd_engine_request){.id = r->id,
+static hd_request_status describe(const engine_request *r, int32_t answer) {
+    return (hd_request_status){.id = r->id,
                                .answer = answer,
                                .prompt_tokens = r->n_prompt,
                                .output_tokens = r->answers[answer].n_posted};
@@ -220,11 +220,11 @@ static int by_importance(const void *a, const void *b) {
     return x->request.answer < y->request.answer ? -1 : 1;
 }
 
-static size_t list_running(hd_engine *e, hd_engine_request *out, size_t max) {
+static size_t list_running(hd_engine *e, hd_request_status *out, size_t max) {
     size_t n = 0;
     for (int32_t i = 0; i < e->n_places && n < max; i++) {
-        const hd_sched_place *p = &e->places[i];
-        const engine_record *r = engine_record_of(e, p->id);
+        const hd_sched_progress *p = &e->places[i];
+        const engine_request *r = engine_request_of(e, p->id);
         const int32_t answer = engine_answer_of(p->id);
         if (!r || r->answers[answer].posted) continue;
         out[n] = describe(r, answer);
@@ -242,11 +242,11 @@ static size_t list_waiting(hd_engine *e, listed *out, uint64_t *running) {
     size_t n = 0;
     for (int32_t i = 0; i < e->n_places; i++) {
         const uint64_t id = e->places[i].id;
-        const engine_record *r = engine_record_of(e, id);
-        if (r) running[r - e->records] |= 1ull << engine_answer_of(id);
+        const engine_request *r = engine_request_of(e, id);
+        if (r) running[r - e->requests] |= 1ull << engine_answer_of(id);
     }
-    for (int32_t i = 0; i < e->n_records; i++) {
-        const engine_record *r = &e->records[i];
+    for (int32_t i = 0; i < e->n_requests; i++) {
+        const engine_request *r = &e->requests[i];
         for (int32_t k = 0; k < n_answers(r); k++) {
             if (r->answers[k].posted || running[i] >> k & 1) continue;
             out[n++] = (listed){r->priority, r->arrival, describe(r, k)};
@@ -255,9 +255,9 @@ static size_t list_waiting(hd_engine *e, listed *out, uint64_t *running) {
     return n;
 }
 
-size_t hd_engine_read_requests(hd_engine *e, hd_engine_request *out, size_t max) {
+size_t hd_engine_read_requests(hd_engine *e, hd_request_status *out, size_t max) {
     listed *waiting = calloc((size_t)e->max_living, sizeof *waiting);
-    uint64_t *running = calloc((size_t)e->n_records, sizeof *running);
+    uint64_t *running = calloc((size_t)e->n_requests, sizeof *running);
     pthread_mutex_lock(&e->lock);
     size_t n = list_running(e, out, max);
     const size_t n_waiting = waiting && running ? list_waiting(e, waiting, running) : 0;

@@ -12,15 +12,15 @@
 /* As hd_engine_submit(), with an error code: HD_EAGAIN for a full queue, HD_EINVAL for a
  * request that can never run. conversation: the prompt, in place of g->messages and g->tools;
  * or NULL. */
-hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation *g,
+hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
                                 const hd_conversation *conversation, hd_err *err);
 
 /* The prompt of a conversation as text; release with hd_chat_prompt_deinit(). */
-hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_generation *g,
+hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_request *g,
                            const hd_conversation *conversation, hd_err *err);
 
 /* Its ids, as hd_engine_submit_chat() would take them, appended to out. */
-hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_generation *g,
+hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_request *g,
                            const hd_conversation *conversation, hd_err *err);
 
 const hd_tokenizer *hd_engine_tokenizer(const hd_engine *e); /* NULL with dummy weights */

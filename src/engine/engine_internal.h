@@ -19,7 +19,7 @@ enum { ENGINE_MAX_MARKERS = 16 };
 
 /* One of a request's answers: a request of its own to the scheduler. */
 typedef struct engine_answer {
-    hd_choosing choosing; /* never changes; the step thread reads it */
+    hd_request_sampling choosing; /* never changes; the step thread reads it */
 
     /* the poller's */
     hd_output output;
@@ -36,7 +36,7 @@ typedef struct engine_answer {
     int32_t n_posted;
 } engine_answer;
 
-typedef struct engine_record {
+typedef struct engine_request {
     uint64_t id; /* 0: free. That of answer i is id + i */
     uint32_t uses;
     int32_t n_answers;
@@ -56,7 +56,7 @@ typedef struct engine_record {
     hd_logit_bias *bias;
     int32_t *ban;      /* tokens forbidden before min_tokens */
     int32_t *stop_ids; /* end of sequence and the request's own */
-    hd_request request;
+    hd_sched_request request;
 
     json_t *tools; /* what reply_tools points into */
     hd_reply_tools reply_tools;
@@ -64,36 +64,37 @@ typedef struct engine_record {
     hd_output_rules rules;
     char **stop;                       /* [rules.n_stop] */
     bool is_chat, starts_in_reasoning; /* the prompt was rendered; it ends with <think> */
-    uint64_t recall_key;               /* of the rendered prompt */
+    uint64_t token_history_key;        /* of the rendered prompt */
 
-    bool steered; /* by the guide */
-    hd_guide guide;
-    hd_ids forced;     /* the guide's */
-    engine_form *form; /* the guide's grammar, or NULL */
+    bool constrained; /* by the guide */
+    hd_constraint constraint;
+    hd_ids forced;        /* the guide's */
+    engine_grammar *form; /* the guide's grammar, or NULL */
 
     /* Prompt tokens from score_from on, 0: none; written before the first post of answer 0. */
     int32_t score_from, n_scored, n_top;
     float *scores;             /* [n_prompt - score_from] */
     hd_alternative *score_top; /* [n_prompt - score_from, n_top] */
     bool scores_shown;         /* the poller's */
-} engine_record;
+} engine_request;
 
 /* What one step gave one answer. */
-typedef struct engine_post {
+typedef struct engine_step_output {
     uint64_t id;
     int32_t n;
-    int32_t tokens[HD_MAX_CHOSEN];
-    float logprobs[HD_MAX_CHOSEN];
+    int32_t tokens[HD_MAX_STEP_TOKENS];
+    float logprobs[HD_MAX_STEP_TOKENS];
     hd_end end;
     char *why; /* END_FAILED: the receiver's to free */
     int32_t n_cached, n_drafted, n_accepted, n_retracted;
     int64_t admitted_ns;
     int32_t n_top;
-    hd_alternative *top; /* [n, n_top] its own place in memory for HD_MAX_CHOSEN of the most */
-} engine_post;
+    hd_alternative
+        *top; /* [n, n_top] its own place in memory for HD_MAX_STEP_TOKENS of the most */
+} engine_step_output;
 
 enum { ENGINE_MAX_NOTICES = 24 };
-enum { ENGINE_POST_TOPS = HD_MAX_CHOSEN * HD_MAX_ALTERNATIVES };
+enum { ENGINE_POST_TOPS = HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES };
 
 /* What the front asks of the step thread beside requests. */
 typedef struct engine_mail {
@@ -116,29 +117,29 @@ struct hd_engine {
     hd_ops ops;
     hd_err no_gpu; /* why backend "auto" took none; HD_OK: it did, or was not asked to */
     hd_mla_form mla;
-    int32_t max_context, max_living, n_records;
+    int32_t max_context, max_living, n_requests;
     bool drafts, graphs, forced_acceptance;
     const char *notices[ENGINE_MAX_NOTICES];
     char notice_texts[ENGINE_MAX_NOTICES][200];
     int32_t n_notices;
     int32_t n_experts, n_loads; /* per layer; layers times that */
     hd_grammar_vocab *vocab;
-    engine_forms *forms;   /* have locks of their own */
-    engine_recall *recall; /* NULL: without */
-    hd_alternative *tops;  /* of all posts */
+    engine_grammar_cache *forms;         /* have locks of their own */
+    engine_token_history *token_history; /* NULL: without */
+    hd_alternative *tops;                /* of all posts */
 
     /* the step thread's */
     hd_device *device;
     hd_stream *stream;
-    hd_executor *executor; /* or */
-    hd_null *null;
+    hd_model_runner *executor; /* or */
+    hd_null_runner *null;
     hd_runner runner;
     hd_sched *sched;
-    engine_post *turn_posts;
-    int32_t n_turn_posts, cap_turn_posts;
+    engine_step_output *step_outputs;
+    int32_t n_step_outputs, cap_step_outputs;
     engine_mail inbox;
     uint64_t seen_pauses; /* pauses as of the last mail */
-    hd_err turn_err;
+    hd_err step_err;
     int64_t in_runner_ns; /* of this turn */
     hd_engine_stats totals;
     int64_t *fresh_loads;          /* [n_loads] */
@@ -146,25 +147,25 @@ struct hd_engine {
     int64_t audited;               /* requests that had finished at the last audit */
 
     /* the poller's */
-    engine_post event_post;      /* what the shown event points into, and: */
-    engine_answer *shown_answer; /* or NULL */
-    engine_record *finished;     /* or NULL; dropped when the event is */
+    engine_step_output event_post; /* what the shown event points into, and: */
+    engine_answer *shown_answer;   /* or NULL */
+    engine_request *finished;      /* or NULL; dropped when the event is */
     char why[600];
 
     /* guarded by lock */
     pthread_mutex_t lock;
     pthread_cond_t wake, taken; /* for the step thread */
     pthread_cond_t posted;      /* for the poller */
-    engine_record *records;     /* [n_records] */
+    engine_request *requests;   /* [n_records] */
     int32_t *free;
     int32_t n_free;
     int32_t n_living; /* answers submitted whose last post was not taken */
     uint64_t arrivals;
     engine_mail mail;
-    engine_post *posts; /* ring */
+    engine_step_output *posts; /* ring */
     int32_t first_post, n_posts, cap_posts;
     hd_engine_stats stats;
-    hd_sched_place *places; /* [n_places] what runs, as of the last turn */
+    hd_sched_progress *places; /* [n_places] what runs, as of the last turn */
     int32_t n_places;
     int64_t *loads; /* [n_loads] as last shown */
     bool paused, draining, woken, closing;
@@ -176,30 +177,32 @@ struct hd_engine {
 
 /* Ids: how often a record was used, its index and the answer. Stale ids match nothing. */
 enum { ENGINE_ANSWER_BITS = 6, ENGINE_MAX_LIVING = 1 << 20 };
-_Static_assert(HD_MAX_ANSWERS == 1 << ENGINE_ANSWER_BITS, "an id holds the answer's index");
+_Static_assert(HD_MAX_CHOICES == 1 << ENGINE_ANSWER_BITS, "an id holds the answer's index");
 
-engine_record *engine_record_of(hd_engine *e, uint64_t id); /* of a request or an answer */
+engine_request *engine_request_of(hd_engine *e, uint64_t id); /* of a request or an answer */
 static inline int32_t engine_answer_of(uint64_t id) {
-    return (int32_t)(id & (HD_MAX_ANSWERS - 1));
+    return (int32_t)(id & (HD_MAX_CHOICES - 1));
 }
 
 /* engine.c */
-void engine_drop_record(hd_engine *e, engine_record *r);
-void engine_cancel_answer(hd_engine *e, engine_record *r, int32_t answer); /* under the lock */
+void engine_drop_request(hd_engine *e, engine_request *r);
+void engine_cancel_answer(hd_engine *e, engine_request *r, int32_t answer); /* under the lock */
 
 /* notices.c; once the model is open */
 void engine_note_oddities(hd_engine *e);
 
 /* prepare.c */
-hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g,
+hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
                          const hd_conversation *conversation, hd_err *err);
 
 /* sampling_constraint.c */
-bool engine_forces_call(const hd_generation *g);
-hd_status engine_steer(hd_engine *e, engine_record *r, const hd_generation *g, hd_err *err);
+bool engine_forces_tool_call(const hd_request *g);
+hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_request *g,
+                                  hd_err *err);
 
 /* step_loop.c */
-void engine_post_copy(engine_post *to, const engine_post *from); /* keeps to->top's place */
+void engine_step_output_copy(engine_step_output *to,
+                             const engine_step_output *from); /* keeps to->top's place */
 hd_sched_hooks engine_hooks(hd_engine *e);
 hd_runner engine_runner(hd_engine *e); /* e->runner, timed */
 hd_status engine_start(hd_engine *e, hd_err *err);

@@ -7,35 +7,35 @@
 
 enum { MAX_IDLE_BYTES = 32 << 20, MAX_IDLE = 128 };
 
-struct engine_form {
+struct engine_grammar {
     hd_bytes key; /* kind and text */
     hd_grammar *grammar;
     int32_t users;
-    engine_form *prev, *next; /* the most recently used first */
+    engine_grammar *prev, *next; /* the most recently used first */
 };
 
-struct engine_forms {
+struct engine_grammar_cache {
     pthread_mutex_t lock;
-    engine_form *first, *last;
+    engine_grammar *first, *last;
 };
 
-hd_status engine_forms_open(engine_forms **out, hd_err *err) {
+hd_status engine_grammar_cache_open(engine_grammar_cache **out, hd_err *err) {
     *out = calloc(1, sizeof **out);
     if (!*out) return HD_FAIL(err, HD_ENOMEM, "no memory for forms");
     pthread_mutex_init(&(*out)->lock, NULL);
     return HD_OK;
 }
 
-static void drop(engine_form *form) {
+static void drop(engine_grammar *form) {
     if (!form) return;
     hd_grammar_close(form->grammar);
     hd_bytes_deinit(&form->key);
     free(form);
 }
 
-void engine_forms_close(engine_forms *f) {
+void engine_grammar_cache_close(engine_grammar_cache *f) {
     if (!f) return;
-    for (engine_form *form = f->first, *next; form; form = next) {
+    for (engine_grammar *form = f->first, *next; form; form = next) {
         next = form->next;
         drop(form);
     }
@@ -43,26 +43,26 @@ void engine_forms_close(engine_forms *f) {
     free(f);
 }
 
-const hd_grammar *engine_form_grammar(const engine_form *form) {
+const hd_grammar *engine_grammar_of(const engine_grammar *form) {
     return form->grammar;
 }
 
 /* ---- the list, under the lock ---- */
 
-static void unlink_form(engine_forms *f, engine_form *form) {
+static void unlink_form(engine_grammar_cache *f, engine_grammar *form) {
     *(form->prev ? &form->prev->next : &f->first) = form->next;
     *(form->next ? &form->next->prev : &f->last) = form->prev;
     form->prev = form->next = NULL;
 }
 
-static void link_first(engine_forms *f, engine_form *form) {
+static void link_first(engine_grammar_cache *f, engine_grammar *form) {
     form->next = f->first;
     *(f->first ? &f->first->prev : &f->last) = form;
     f->first = form;
 }
 
-static engine_form *find(engine_forms *f, const hd_bytes *key) {
-    for (engine_form *form = f->first; form; form = form->next) {
+static engine_grammar *find(engine_grammar_cache *f, const hd_bytes *key) {
+    for (engine_grammar *form = f->first; form; form = form->next) {
         if (form->key.n != key->n || memcmp(form->key.data, key->data, key->n) != 0) continue;
         unlink_form(f, form);
         link_first(f, form);
@@ -73,10 +73,10 @@ static engine_form *find(engine_forms *f, const hd_bytes *key) {
 }
 
 /* Forgets what is idle beyond the bounds; the oldest first. */
-static void trim(engine_forms *f) {
+static void trim(engine_grammar_cache *f) {
     size_t bytes = 0;
     int32_t n = 0;
-    for (engine_form *form = f->first, *next; form; form = next) {
+    for (engine_grammar *form = f->first, *next; form; form = next) {
         next = form->next;
         if (form->users) continue;
         bytes += hd_grammar_bytes(form->grammar) + form->key.n;
@@ -88,20 +88,20 @@ static void trim(engine_forms *f) {
 
 /* ---- what is asked for ---- */
 
-static hd_status fill_args(hd_grammar_args *args, size_t *lengths, const hd_generation *g,
+static hd_status fill_args(hd_grammar_args *args, size_t *lengths, const hd_request *g,
                            const hd_grammar_calls *calls, hd_err *err) {
-    static const hd_grammar_kind kinds[] = {[HD_FORM_FREE] = HD_GRAMMAR_CALLS,
-                                            [HD_FORM_JSON] = HD_GRAMMAR_JSON_OBJECT,
-                                            [HD_FORM_JSON_SCHEMA] = HD_GRAMMAR_JSON_SCHEMA,
-                                            [HD_FORM_REGEX] = HD_GRAMMAR_REGEX,
-                                            [HD_FORM_CHOICE] = HD_GRAMMAR_CHOICE};
+    static const hd_grammar_kind kinds[] = {[HD_FORMAT_FREE] = HD_GRAMMAR_CALLS,
+                                            [HD_FORMAT_JSON] = HD_GRAMMAR_JSON_OBJECT,
+                                            [HD_FORMAT_JSON_SCHEMA] = HD_GRAMMAR_JSON_SCHEMA,
+                                            [HD_FORMAT_REGEX] = HD_GRAMMAR_REGEX,
+                                            [HD_FORMAT_CHOICE] = HD_GRAMMAR_CHOICE};
     *args = (hd_grammar_args){.kind = kinds[g->form], .calls = *calls};
-    if (g->form == HD_FORM_JSON_SCHEMA || g->form == HD_FORM_REGEX) {
-        if (!g->form_text) return HD_FAIL(err, HD_EINVAL, "the form has no form_text");
-        args->text = g->form_text;
-        args->n = strlen(g->form_text);
+    if (g->form == HD_FORMAT_JSON_SCHEMA || g->form == HD_FORMAT_REGEX) {
+        if (!g->format_text) return HD_FAIL(err, HD_EINVAL, "the form has no form_text");
+        args->text = g->format_text;
+        args->n = strlen(g->format_text);
     }
-    if (g->form == HD_FORM_CHOICE) {
+    if (g->form == HD_FORMAT_CHOICE) {
         for (size_t i = 0; i < g->n_choices; i++) lengths[i] = strlen(g->choices[i]);
         args->choices = g->choices;
         args->choice_bytes = lengths;
@@ -125,9 +125,9 @@ static hd_status make_key(hd_bytes *key, const hd_grammar_args *a, hd_err *err) 
     return HD_OK;
 }
 
-static hd_status compile(engine_form **out, hd_bytes *key, const hd_grammar_args *args,
+static hd_status compile(engine_grammar **out, hd_bytes *key, const hd_grammar_args *args,
                          hd_err *err) {
-    engine_form *form = calloc(1, sizeof *form);
+    engine_grammar *form = calloc(1, sizeof *form);
     *out = NULL;
     if (!form) return HD_FAIL(err, HD_ENOMEM, "no memory for a form");
     const hd_status st = hd_grammar_open(&form->grammar, args, err);
@@ -143,13 +143,13 @@ static hd_status compile(engine_form **out, hd_bytes *key, const hd_grammar_args
 }
 
 /* Two threads may compile the same at the same time; then one of the two is not kept. */
-static hd_status find_or_compile(engine_forms *f, engine_form **out, hd_bytes *key,
+static hd_status find_or_compile(engine_grammar_cache *f, engine_grammar **out, hd_bytes *key,
                                  const hd_grammar_args *args, hd_err *err) {
     pthread_mutex_lock(&f->lock);
     *out = find(f, key);
     pthread_mutex_unlock(&f->lock);
     if (*out) return HD_OK;
-    engine_form *made;
+    engine_grammar *made;
     HD_TRY(compile(&made, key, args, err));
     pthread_mutex_lock(&f->lock);
     *out = find(f, &made->key);
@@ -163,8 +163,9 @@ static hd_status find_or_compile(engine_forms *f, engine_form **out, hd_bytes *k
     return HD_OK;
 }
 
-hd_status engine_forms_take(engine_forms *f, engine_form **out, const hd_generation *g,
-                            const hd_grammar_calls *calls, hd_err *err) {
+hd_status engine_grammar_cache_acquire(engine_grammar_cache *f, engine_grammar **out,
+                                       const hd_request *g, const hd_grammar_calls *calls,
+                                       hd_err *err) {
     hd_grammar_args args;
     hd_bytes key = {0};
     *out = NULL;
@@ -182,7 +183,7 @@ hd_status engine_forms_take(engine_forms *f, engine_form **out, const hd_generat
     return st;
 }
 
-void engine_forms_put(engine_forms *f, engine_form *form) {
+void engine_grammar_cache_release(engine_grammar_cache *f, engine_grammar *form) {
     if (!form) return;
     pthread_mutex_lock(&f->lock);
     form->users--;

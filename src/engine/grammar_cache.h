@@ -9,17 +9,20 @@
 #include "hadal.h"
 #include "grammar/grammar.h"
 
-typedef struct engine_forms engine_forms;
-typedef struct engine_form engine_form;
+typedef struct engine_grammar_cache engine_grammar_cache;
+typedef struct engine_grammar engine_grammar;
 
-hd_status engine_forms_open(engine_forms **out, hd_err *err);
-void engine_forms_close(engine_forms *f); /* NULL is fine; every form must have been put back */
+hd_status engine_grammar_cache_open(engine_grammar_cache **out, hd_err *err);
+void engine_grammar_cache_close(
+    engine_grammar_cache *f); /* NULL is fine; every form must have been put back */
 
 /* What g->form asks for, or calls, or either; to be put back. */
-hd_status engine_forms_take(engine_forms *f, engine_form **out, const hd_generation *g,
-                            const hd_grammar_calls *calls, hd_err *err);
-void engine_forms_put(engine_forms *f, engine_form *form); /* NULL is fine */
+hd_status engine_grammar_cache_acquire(engine_grammar_cache *f, engine_grammar **out,
+                                       const hd_request *g, const hd_grammar_calls *calls,
+                                       hd_err *err);
+void engine_grammar_cache_release(engine_grammar_cache *f,
+                                  engine_grammar *form); /* NULL is fine */
 
-const hd_grammar *engine_form_grammar(const engine_form *form);
+const hd_grammar *engine_grammar_of(const engine_grammar *form);
 
 #endif

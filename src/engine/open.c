@@ -14,13 +14,13 @@ enum {
     DEFAULT_CHUNK = 256,
     DEFAULT_QUEUE = 1024,
     MIN_CHOICES = 64, /* rows of logits: more of them score prompts faster */
-    RECALL_BYTES = 16 << 20
+    TOKEN_HISTORY_BYTES = 16 << 20
 };
 
 typedef struct sizes {
-    int32_t running, context, chunk, step_rows, choice_rows, queue, drafts;
+    int32_t running, context, chunk, step_rows, sample_rows, queue, drafts;
     hd_kv_shape shape;
-    int32_t lease_pages, n_pages[HD_N_LIFETIMES], n_snapshots;
+    int32_t seq_pages, n_pages[HD_N_KV_GROUPS], n_snapshots;
 } sizes;
 
 static int32_t or_default(int64_t value, int64_t standard) {
@@ -40,15 +40,16 @@ static sizes choose_sizes(const hd_engine *e, const hd_engine_options *o) {
                .drafts = e->drafts ? HD_MAX_DRAFTS : 0,
                .shape = hd_kv_shape_of(e->spec)};
     z.context = or_default(o->max_context, hd_min_i32(DEFAULT_CONTEXT, e->spec->max_positions));
-    z.step_rows = or_default(o->step_tokens, z.chunk + z.running * HD_MAX_CHOSEN);
-    z.choice_rows = hd_max_i32(z.running * HD_MAX_CHOSEN, hd_min_i32(MIN_CHOICES, z.step_rows));
-    z.lease_pages = pages(&z, (int64_t)z.context + HD_MAX_DRAFTS);
+    z.step_rows = or_default(o->step_tokens, z.chunk + z.running * HD_MAX_STEP_TOKENS);
+    z.sample_rows =
+        hd_max_i32(z.running * HD_MAX_STEP_TOKENS, hd_min_i32(MIN_CHOICES, z.step_rows));
+    z.seq_pages = pages(&z, (int64_t)z.context + HD_MAX_DRAFTS);
     const int64_t kv_tokens = o->kv_tokens > 0 ? o->kv_tokens : 2 * (int64_t)z.context;
-    z.n_pages[HD_LIFE_ENTRIES] = hd_max_i32(pages(&z, kv_tokens), z.lease_pages);
-    if (z.shape.reach) {
-        const int32_t near = pages(&z, (int64_t)z.shape.reach + z.chunk + HD_MAX_DRAFTS) + 1;
-        const int32_t decode = pages(&z, (int64_t)z.shape.reach + HD_MAX_CHOSEN) + 1;
-        z.n_pages[HD_LIFE_WINDOW] = 2 * (near + z.running * decode);
+    z.n_pages[HD_KV_FULL] = hd_max_i32(pages(&z, kv_tokens), z.seq_pages);
+    if (z.shape.lookback) {
+        const int32_t near = pages(&z, (int64_t)z.shape.lookback + z.chunk + HD_MAX_DRAFTS) + 1;
+        const int32_t decode = pages(&z, (int64_t)z.shape.lookback + HD_MAX_STEP_TOKENS) + 1;
+        z.n_pages[HD_KV_WINDOW] = 2 * (near + z.running * decode);
         const int64_t kept = o->snapshot_tokens > 0 ? o->snapshot_tokens : kv_tokens;
         z.n_snapshots = pages(&z, kept);
     }
@@ -124,7 +125,7 @@ static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precisi
         return HD_FAIL(err, HD_EINVAL, "drafts are asked for, but %s has no MTP layer",
                        o->model_dir);
     }
-    e->graphs = !o->no_graphs && hd_device_records(e->device);
+    e->graphs = !o->no_graphs && hd_device_has_graphs(e->device);
     e->totals.weight_bytes = hd_weights_bytes(e->weights);
     const hd_upload_watch watch = {o->on_upload, o->on_upload_ctx};
     return hd_weights_upload(e->weights, e->device, e->stream, &watch, err);
@@ -140,8 +141,8 @@ static void place_tops(hd_engine *e) {
     hd_alternative *at = e->tops;
     e->event_post.top = at;
     for (int32_t i = 0; i < e->cap_posts; i++) e->posts[i].top = at += ENGINE_POST_TOPS;
-    for (int32_t i = 0; i < e->cap_turn_posts; i++) {
-        e->turn_posts[i].top = at += ENGINE_POST_TOPS;
+    for (int32_t i = 0; i < e->cap_step_outputs; i++) {
+        e->step_outputs[i].top = at += ENGINE_POST_TOPS;
     }
 }
 
@@ -153,24 +154,24 @@ static hd_status open_mailbox(hd_engine *e, const sizes *z, hd_err *err) {
     }
     const size_t n = (size_t)living;
     /* A request whose last event is being shown lives no more, but has its record still. */
-    e->n_records = (int32_t)living + 1;
+    e->n_requests = (int32_t)living + 1;
     e->max_living = (int32_t)living;
-    e->cap_turn_posts = z->running;
+    e->cap_step_outputs = z->running;
     e->cap_posts = 4 * z->running;
-    e->records = calloc(n + 1, sizeof *e->records);
+    e->requests = calloc(n + 1, sizeof *e->requests);
     e->free = calloc(n + 1, sizeof *e->free);
     e->places = calloc((size_t)z->running, sizeof *e->places);
     e->posts = calloc((size_t)e->cap_posts, sizeof *e->posts);
-    e->turn_posts = calloc((size_t)e->cap_turn_posts, sizeof *e->turn_posts);
-    e->tops = calloc((size_t)(e->cap_posts + e->cap_turn_posts + 1) * ENGINE_POST_TOPS,
+    e->step_outputs = calloc((size_t)e->cap_step_outputs, sizeof *e->step_outputs);
+    e->tops = calloc((size_t)(e->cap_posts + e->cap_step_outputs + 1) * ENGINE_POST_TOPS,
                      sizeof *e->tops);
-    if (!e->records || !e->free || !e->places || !e->posts || !e->turn_posts || !e->tops ||
+    if (!e->requests || !e->free || !e->places || !e->posts || !e->step_outputs || !e->tops ||
         !open_mail(&e->mail, n) || !open_mail(&e->inbox, n)) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu requests", n);
     }
     place_tops(e);
-    for (int32_t i = 0; i < e->n_records; i++) e->free[i] = e->n_records - 1 - i;
-    e->n_free = e->n_records;
+    for (int32_t i = 0; i < e->n_requests; i++) e->free[i] = e->n_requests - 1 - i;
+    e->n_free = e->n_requests;
     return HD_OK;
 }
 
@@ -187,13 +188,13 @@ static hd_status open_loads(hd_engine *e, hd_err *err) {
 static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_options *o,
                              hd_err *err) {
     if (!e->weights) {
-        const hd_null_options null = {.tokenizer = e->tokenizer,
-                                      .n_ids = e->n_ids,
-                                      .n_slots = z->running,
-                                      .max_drafts = z->drafts,
-                                      .step_us = o->null_step_us};
-        HD_TRY(hd_null_open(&e->null, &null, err));
-        e->runner = hd_null_runner(e->null);
+        const hd_null_runner_options null = {.tokenizer = e->tokenizer,
+                                             .n_ids = e->n_ids,
+                                             .n_slots = z->running,
+                                             .max_drafts = z->drafts,
+                                             .step_us = o->null_step_us};
+        HD_TRY(hd_null_runner_open(&e->null, &null, err));
+        e->runner = hd_null_runner_interface(e->null);
         return HD_OK;
     }
     if (e->tokenizer) {
@@ -206,29 +207,29 @@ static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_optio
                               .device = e->device,
                               .stream = e->stream,
                               .mla = e->mla};
-    const hd_executor_options x = {
+    const hd_model_runner_options x = {
         .n_slots = z->running,
         .step_rows = z->step_rows,
         .positions = z->context + HD_MAX_DRAFTS,
-        .lease_pages = z->lease_pages,
+        .seq_pages = z->seq_pages,
         .n_pages = {z->n_pages[0], z->n_pages[1]},
         .n_snapshots = z->n_snapshots,
         .n_ids = e->n_ids,
         .max_drafts = z->drafts,
-        .choice_rows = z->choice_rows,
+        .sample_rows = z->sample_rows,
         .vocab = e->vocab,
         .forced = hd_acceptance_of(o->forced_acceptance),
         .fixed_steps = e->graphs
     };
-    HD_TRY(hd_executor_open(&e->executor, &env, &x, err));
+    HD_TRY(hd_model_runner_open(&e->executor, &env, &x, err));
     HD_TRY(open_loads(e, err));
-    e->runner = hd_executor_runner(e->executor);
-    e->totals.activation_bytes = hd_executor_bytes(e->executor);
+    e->runner = hd_model_runner_interface(e->executor);
+    e->totals.activation_bytes = hd_model_runner_bytes(e->executor);
     const int32_t n_layers = e->spec->n_layers + hd_weights_n_mtp(e->weights);
-    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         e->totals.kv_bytes +=
             (size_t)z->n_pages[l] *
-            hd_kv_page_bytes(e->spec, n_layers, (hd_lifetime)l, e->ops.act_bytes, z->drafts);
+            hd_kv_page_bytes(e->spec, n_layers, (hd_kv_group)l, e->ops.act_bytes, z->drafts);
     }
     return HD_OK;
 }
@@ -236,16 +237,16 @@ static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_optio
 static hd_status open_sched(hd_engine *e, const sizes *z, hd_err *err) {
     const hd_sched_options s = {
         .cache = {.page_tokens = z->shape.page_tokens,
-                  .reach = z->shape.reach,
+                  .lookback = z->shape.lookback,
                   .n_pages = {z->n_pages[0], z->n_pages[1]},
                   .n_snapshots = z->n_snapshots,
-                  .n_leases = z->running,
-                  .lease_pages = z->lease_pages},
+                  .max_seqs = z->running,
+                  .seq_pages = z->seq_pages},
         .step_rows = z->step_rows,
         .chunk_rows = z->chunk,
-        .choice_rows = z->choice_rows,
+        .sample_rows = z->sample_rows,
         .queue_limit = z->queue + z->running,
-        .ahead = e->graphs ? 2 * HD_MAX_CHOSEN : 0,
+        .ahead = e->graphs ? 2 * HD_MAX_STEP_TOKENS : 0,
         .max_positions = z->context
     };
     const hd_runner runner = engine_runner(e);
@@ -306,8 +307,9 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     engine_note_oddities(e);
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
-    HD_TRY(engine_forms_open(&e->forms, err));
-    if (!o->no_token_history) HD_TRY(engine_recall_open(&e->recall, RECALL_BYTES, err));
+    HD_TRY(engine_grammar_cache_open(&e->forms, err));
+    if (!o->no_token_history)
+        HD_TRY(engine_token_history_open(&e->token_history, TOKEN_HISTORY_BYTES, err));
     HD_TRY(open_runner(e, &z, o, err));
     HD_TRY(open_sched(e, &z, err));
     HD_TRY(open_mailbox(e, &z, err));
@@ -391,11 +393,11 @@ static void close_mailbox(hd_engine *e) {
     for (int32_t i = 0; i < e->n_posts; i++) {
         free(e->posts[(e->first_post + i) % e->cap_posts].why);
     }
-    free(e->records);
+    free(e->requests);
     free(e->free);
     free(e->places);
     free(e->posts);
-    free(e->turn_posts);
+    free(e->step_outputs);
     free(e->tops);
     free(e->loads);
     free(e->fresh_loads);
@@ -407,15 +409,15 @@ void hd_engine_close(hd_engine *e) {
     if (!e) return;
     engine_stop(e);
     engine_drop_shown(e);
-    for (int32_t i = 0; e->records && i < e->n_records; i++) {
-        if (e->records[i].id) engine_drop_record(e, &e->records[i]);
+    for (int32_t i = 0; e->requests && i < e->n_requests; i++) {
+        if (e->requests[i].id) engine_drop_request(e, &e->requests[i]);
     }
     hd_sched_close(e->sched);
-    hd_executor_close(e->executor);
-    hd_null_close(e->null);
+    hd_model_runner_close(e->executor);
+    hd_null_runner_close(e->null);
     hd_grammar_vocab_close(e->vocab);
-    engine_forms_close(e->forms);
-    engine_recall_close(e->recall);
+    engine_grammar_cache_close(e->forms);
+    engine_token_history_close(e->token_history);
     hd_stream_close(e->stream);
     hd_device_close(e->device);
     hd_weights_close(e->weights);

@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_text(hd_part_kind kind) {
-    return kind == HD_PART_REASONING || kind == HD_PART_CONTENT;
+static bool is_text(hd_delta_kind kind) {
+    return kind == HD_DELTA_REASONING || kind == HD_DELTA_CONTENT;
 }
 
 /* ---- parts ---- */
@@ -14,7 +14,7 @@ static bool grow(hd_output *o) {
     const size_t cap = o->cap_parts ? 2 * o->cap_parts : 8;
     hd_output_part *parts = realloc(o->parts, cap * sizeof *parts);
     if (parts) o->parts = parts;
-    hd_part *shown = realloc(o->shown, cap * sizeof *shown);
+    hd_delta *shown = realloc(o->shown, cap * sizeof *shown);
     if (shown) o->shown = shown;
     if (!parts || !shown) return false;
     o->cap_parts = cap;
@@ -22,7 +22,7 @@ static bool grow(hd_output *o) {
 }
 
 static bool continues(const hd_output *o, const hd_output_part *p) {
-    if (o->n_parts == 0 || !(is_text(p->kind) || p->kind == HD_PART_ARGUMENTS)) return false;
+    if (o->n_parts == 0 || !(is_text(p->kind) || p->kind == HD_DELTA_ARGUMENTS)) return false;
     const hd_output_part *before = &o->parts[o->n_parts - 1];
     return before->kind == p->kind && before->call == p->call;
 }
@@ -42,10 +42,10 @@ static void add(hd_output *o, hd_output_part p, const char *text, size_t n) {
 }
 
 static void on_reply(void *user, const hd_reply_event *e) {
-    static const hd_part_kind kinds[] = {
-        [HD_REPLY_REASONING] = HD_PART_REASONING, [HD_REPLY_CONTENT] = HD_PART_CONTENT,
-        [HD_REPLY_CALL_BEGIN] = HD_PART_CALL,     [HD_REPLY_ARGUMENTS] = HD_PART_ARGUMENTS,
-        [HD_REPLY_CALL_END] = HD_PART_CALL_END,   [HD_REPLY_NOTE] = HD_PART_NOTE};
+    static const hd_delta_kind kinds[] = {
+        [HD_REPLY_REASONING] = HD_DELTA_REASONING, [HD_REPLY_CONTENT] = HD_DELTA_CONTENT,
+        [HD_REPLY_CALL_BEGIN] = HD_DELTA_CALL,     [HD_REPLY_ARGUMENTS] = HD_DELTA_ARGUMENTS,
+        [HD_REPLY_CALL_END] = HD_DELTA_CALL_END,   [HD_REPLY_NOTE] = HD_DELTA_NOTE};
     const bool call = e->kind == HD_REPLY_CALL_BEGIN || e->kind == HD_REPLY_ARGUMENTS ||
                       e->kind == HD_REPLY_CALL_END;
     const hd_output_part p = {.kind = kinds[e->kind],
@@ -55,7 +55,7 @@ static void on_reply(void *user, const hd_reply_event *e) {
     const char *text = e->text ? e->text : "";
     size_t n = e->text ? e->n : 0;
     hd_output *o = user;
-    engine_said_hear(&o->said, e);
+    engine_answer_tokens_event(&o->answer, e);
     if (e->kind == HD_REPLY_NOTE) {
         text = hd_reply_note_text(e->note);
         n = strlen(text);
@@ -123,7 +123,7 @@ void hd_output_deinit(hd_output *o) {
     hd_bytes_deinit(&o->text);
     free(o->parts);
     free(o->shown);
-    engine_said_deinit(&o->said);
+    engine_answer_tokens_deinit(&o->answer);
     *o = (hd_output){0};
 }
 
@@ -146,19 +146,19 @@ static hd_status parse(hd_output *o, int32_t token, hd_err *err) {
     const bool special = marker || (!eos && hd_tokenizer_is_added(r->tokenizer, token));
     if (r->keep_special || !control) HD_TRY(hd_reply_feed(o->reply, piece, n, special, err));
     if (hd_reply_in_reasoning(o->reply)) o->n_reasoning++;
-    engine_said_token(&o->said, token);
-    o->said.lost = o->said.lost || control || eos;
+    engine_answer_tokens_push(&o->answer, token);
+    o->answer.lost = o->answer.lost || control || eos;
     return HD_OK;
 }
 
-engine_said *hd_output_said(hd_output *o) {
+engine_answer_tokens *hd_output_answer_tokens(hd_output *o) {
     if (!o->reply || o->stop) return NULL;
-    o->said.thought = o->rules->parse->starts_in_reasoning || o->n_reasoning > 0;
-    o->said.lost = o->said.lost || hd_reply_in_reasoning(o->reply);
-    return &o->said;
+    o->answer.thought = o->rules->parse->starts_in_reasoning || o->n_reasoning > 0;
+    o->answer.lost = o->answer.lost || hd_reply_in_reasoning(o->reply);
+    return &o->answer;
 }
 
-static hd_status settle(hd_output *o, hd_err *err) {
+static hd_status flush(hd_output *o, hd_err *err) {
     if (o->out_of_memory) return HD_FAIL(err, HD_ENOMEM, "no memory for the text of an answer");
     if (o->rules->n_stop) cut_at_stop(o);
     return HD_OK;
@@ -167,7 +167,7 @@ static hd_status settle(hd_output *o, hd_err *err) {
 /* Detokenized text as content; whatever the detokenizer appends becomes the last part's. */
 static void add_decoded(hd_output *o, hd_bytes *decoded) {
     if (decoded->n)
-        add(o, (hd_output_part){.kind = HD_PART_CONTENT}, decoded->data, decoded->n);
+        add(o, (hd_output_part){.kind = HD_DELTA_CONTENT}, decoded->data, decoded->n);
     hd_bytes_deinit(decoded);
 }
 
@@ -181,7 +181,7 @@ hd_status hd_output_push(hd_output *o, int32_t token, hd_err *err) {
         add_decoded(o, &decoded);
         HD_TRY(st);
     }
-    return settle(o, err);
+    return flush(o, err);
 }
 
 hd_status hd_output_finish(hd_output *o, hd_reply_finish_reason reason, hd_err *err) {
@@ -194,7 +194,7 @@ hd_status hd_output_finish(hd_output *o, hd_reply_finish_reason reason, hd_err *
         add_decoded(o, &decoded);
         HD_TRY(st);
     }
-    return settle(o, err);
+    return flush(o, err);
 }
 
 void hd_output_show(hd_output *o, bool last) {
@@ -203,12 +203,12 @@ void hd_output_show(hd_output *o, bool last) {
     for (size_t i = 0; i < o->n_parts; i++) {
         const hd_output_part *p = &o->parts[i];
         const size_t n = p->n - (i + 1 == o->n_parts ? o->held : 0);
-        if (n == 0 && (is_text(p->kind) || p->kind == HD_PART_ARGUMENTS)) continue;
-        o->shown[o->n_shown++] = (hd_part){.kind = p->kind,
-                                           .call = p->call,
-                                           .whole = p->whole,
-                                           .text = o->text.data ? o->text.data + p->at : "",
-                                           .n = n};
+        if (n == 0 && (is_text(p->kind) || p->kind == HD_DELTA_ARGUMENTS)) continue;
+        o->shown[o->n_shown++] = (hd_delta){.kind = p->kind,
+                                            .call = p->call,
+                                            .whole = p->whole,
+                                            .text = o->text.data ? o->text.data + p->at : "",
+                                            .n = n};
     }
 }
 

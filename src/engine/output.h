@@ -27,7 +27,7 @@ typedef struct hd_output_rules {
 } hd_output_rules;
 
 typedef struct hd_output_part { /* its text is text.data[at, at + n) */
-    hd_part_kind kind;
+    hd_delta_kind kind;
     int32_t call;
     bool whole;
     size_t at, n;
@@ -39,12 +39,12 @@ typedef struct hd_output {
     hd_detokenizer detokenizer;
     hd_bytes text; /* of the parts */
     hd_output_part *parts;
-    hd_part *shown; /* [cap_parts] */
+    hd_delta *shown; /* [cap_parts] */
     size_t n_parts, n_shown, cap_parts, n_scanned;
     size_t held;      /* bytes at the end of the last part that were not shown */
     const char *stop; /* the stop string that was found, or NULL; then nothing follows */
     int32_t n_reasoning;
-    engine_said said; /* of a reply */
+    engine_answer_tokens answer; /* of a reply */
     bool out_of_memory;
 } hd_output;
 
@@ -63,6 +63,6 @@ void hd_output_taken(hd_output *o);
 
 /* What a reply said, once nothing follows; NULL if a stop string cut it. The caller may move
  * it away. */
-engine_said *hd_output_said(hd_output *o);
+engine_answer_tokens *hd_output_answer_tokens(hd_output *o);
 
 #endif

@@ -18,7 +18,7 @@ static struct timespec deadline(int64_t timeout_ns) {
 }
 
 /* Waits for a post until the deadline; false without one, or when nothing can come. */
-static bool take_post(hd_engine *e, engine_post *out, int64_t timeout_ns,
+static bool take_post(hd_engine *e, engine_step_output *out, int64_t timeout_ns,
                       const struct timespec *until) {
     pthread_mutex_lock(&e->lock);
     while (e->n_posts == 0 && e->n_living > 0 && timeout_ns != 0 && !e->woken) {
@@ -29,12 +29,12 @@ static bool take_post(hd_engine *e, engine_post *out, int64_t timeout_ns,
     const bool got = e->n_posts > 0 && !e->woken;
     e->woken = false;
     if (got) {
-        engine_post_copy(out, &e->posts[e->first_post]);
+        engine_step_output_copy(out, &e->posts[e->first_post]);
         e->first_post = (e->first_post + 1) % e->cap_posts;
         e->n_posts--;
         if (out->end != HD_END_NOT) {
             e->n_living--;
-            engine_record_of(e, out->id)->n_left--;
+            engine_request_of(e, out->id)->n_left--;
         }
         pthread_cond_signal(&e->taken);
     }
@@ -45,7 +45,7 @@ static bool take_post(hd_engine *e, engine_post *out, int64_t timeout_ns,
 /* A finished record stays until the next poll, because its event points into it. */
 void engine_drop_shown(hd_engine *e) {
     if (e->shown_answer) hd_output_taken(&e->shown_answer->output);
-    if (e->finished) engine_drop_record(e, e->finished);
+    if (e->finished) engine_drop_request(e, e->finished);
     free(e->event_post.why);
     e->event_post.why = NULL;
     e->shown_answer = NULL;
@@ -59,7 +59,8 @@ static hd_reply_finish_reason finish_reason(hd_end end) {
 
 /* Pushes the post's tokens up to one that completes a stop string; how many that were. The end
  * token itself is no text. */
-static hd_status push_tokens(engine_answer *a, const engine_post *p, int32_t *n, hd_err *err) {
+static hd_status push_tokens(engine_answer *a, const engine_step_output *p, int32_t *n,
+                             hd_err *err) {
     const int32_t n_text = p->n - (p->end == HD_END_STOP && p->n ? 1 : 0);
     for (*n = 0; *n < n_text && !a->output.stop;) {
         HD_TRY(hd_output_push(&a->output, p->tokens[(*n)++], err));
@@ -71,14 +72,14 @@ static hd_status push_tokens(engine_answer *a, const engine_post *p, int32_t *n,
 }
 
 /* Of a post's tokens the accepted drafts come first, and only the first n are the answer's. */
-static void count(engine_answer *a, const engine_post *p, int32_t n) {
+static void count(engine_answer *a, const engine_step_output *p, int32_t n) {
     a->n_output += n;
     for (int32_t i = 0; i < p->n_drafted; i++) a->drafted_at[i]++;
     for (int32_t i = 0; i < p->n_accepted && i < n; i++) a->accepted_at[i]++;
 }
 
 /* What was asked of the prompt comes once, and only if all of it was computed. */
-static void show_scores(hd_event *out, engine_record *r) {
+static void show_scores(hd_event *out, engine_request *r) {
     const int32_t n = r->n_prompt - r->score_from;
     if (!r->score_from || r->scores_shown || out->answer) return;
     r->scores_shown = true;
@@ -90,8 +91,8 @@ static void show_scores(hd_event *out, engine_record *r) {
     out->prompt_from = r->score_from;
 }
 
-static void fill_event(hd_event *out, const engine_record *r, int32_t answer,
-                       const engine_post *p, int32_t n) {
+static void fill_event(hd_event *out, const engine_request *r, int32_t answer,
+                       const engine_step_output *p, int32_t n) {
     const engine_answer *a = &r->answers[answer];
     *out = (hd_event){.id = r->id,
                       .user = r->user,
@@ -118,16 +119,19 @@ static void fill_event(hd_event *out, const engine_record *r, int32_t answer,
 }
 
 /* Kept before anybody can know of it, so that it is there when it is asked for. */
-static void keep(hd_engine *e, const engine_record *r, engine_answer *a, hd_end end) {
-    engine_said *said = e->recall ? hd_output_said(&a->output) : NULL;
+static void keep(hd_engine *e, const engine_request *r, engine_answer *a, hd_end end) {
+    engine_answer_tokens *answer_text =
+        e->token_history ? hd_output_answer_tokens(&a->output) : NULL;
     const bool spoke = end == HD_END_STOP || end == HD_END_LENGTH || end == HD_END_CANCELLED;
-    if (said && spoke) engine_recall_keep(e->recall, r->request.salt, r->recall_key, said);
+    if (answer_text && spoke)
+        engine_token_history_keep(e->token_history, r->request.salt, r->token_history_key,
+                                  answer_text);
 }
 
 /* Fills the event of a post; false when there is nothing to say (text behind a stop). */
 static bool make_event(hd_engine *e, hd_event *out) {
-    engine_post *p = &e->event_post;
-    engine_record *r = engine_record_of(e, p->id);
+    engine_step_output *p = &e->event_post;
+    engine_request *r = engine_request_of(e, p->id);
     const int32_t index = engine_answer_of(p->id);
     engine_answer *a = &r->answers[index];
     const bool gone = p->end != HD_END_NOT; /* the step thread knows it no more */
@@ -170,7 +174,7 @@ bool hd_engine_poll(hd_engine *e, hd_event *out, int64_t timeout_ns) {
         engine_drop_shown(e);
         if (!take_post(e, &e->event_post, timeout_ns, &until)) return false;
         if (!make_event(e, out)) continue;
-        const engine_record *r = engine_record_of(e, out->id);
+        const engine_request *r = engine_request_of(e, out->id);
         if (!r->on_event) return true;
         r->on_event(r->user, out);
     }

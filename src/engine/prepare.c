@@ -12,12 +12,12 @@ enum { MAX_STOP_STRINGS = 16, MAX_STOP_BYTES = 256, MAX_STOP_TOKENS = 64 };
 
 /* ---- the prompt ---- */
 
-static bool wants_no_calls(const hd_generation *g) {
+static bool wants_no_calls(const hd_request *g) {
     return g->tool_choice && strcmp(g->tool_choice, "none") == 0;
 }
 
 /* Tools that must not be called are not shown to the model. */
-hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_generation *g,
+hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_request *g,
                            const hd_conversation *conversation, hd_err *err) {
     hd_conversation c = *conversation;
     if (wants_no_calls(g)) c.tools = NULL;
@@ -36,7 +36,7 @@ static bool ends_with_think(const hd_chat_prompt *p) {
 }
 
 /* All that is offered: by the request, and by its system messages. */
-static hd_status collect_tools(engine_record *r, const hd_conversation *c, hd_err *err) {
+static hd_status collect_tools(engine_request *r, const hd_conversation *c, hd_err *err) {
     r->tools = json_array();
     bool ok = r->tools && (!c->tools || json_array_extend(r->tools, c->tools) == 0);
     for (int32_t i = 0; ok && i < c->n; i++) {
@@ -48,7 +48,7 @@ static hd_status collect_tools(engine_record *r, const hd_conversation *c, hd_er
 }
 
 /* How the reply to a rendered prompt is taken apart. */
-static hd_status set_parsing(const hd_engine *e, engine_record *r, const hd_generation *g,
+static hd_status set_parsing(const hd_engine *e, engine_request *r, const hd_request *g,
                              const hd_conversation *c, const hd_chat_prompt *prompt,
                              hd_err *err) {
     r->is_chat = true;
@@ -67,34 +67,36 @@ static hd_status set_parsing(const hd_engine *e, engine_record *r, const hd_gene
 }
 
 /* Earlier answers get the tokens that the model wrote. */
-static hd_status recall_and_encode(const hd_engine *e, hd_chat_prompt *prompt,
-                                   const hd_generation *g, const hd_conversation *c,
-                                   hd_ids *out, uint64_t *key, hd_err *err) {
-    if (e->recall) HD_TRY(engine_recall_fill(e->recall, g->salt, c, prompt, key, err));
+static hd_status token_history_and_encode(const hd_engine *e, hd_chat_prompt *prompt,
+                                          const hd_request *g, const hd_conversation *c,
+                                          hd_ids *out, uint64_t *key, hd_err *err) {
+    if (e->token_history)
+        HD_TRY(engine_token_history_fill(e->token_history, g->salt, c, prompt, key, err));
     return hd_chat_encode(prompt, e->tokenizer, out, err);
 }
 
-hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_generation *g,
+hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_request *g,
                            const hd_conversation *conversation, hd_err *err) {
     hd_chat_prompt prompt;
     uint64_t key = 0;
     HD_TRY(hd_engine_render(e, &prompt, g, conversation, err));
-    const hd_status st = recall_and_encode(e, &prompt, g, conversation, out, &key, err);
+    const hd_status st = token_history_and_encode(e, &prompt, g, conversation, out, &key, err);
     hd_chat_prompt_deinit(&prompt);
     return st;
 }
 
-static hd_status encode_conversation(hd_engine *e, engine_record *r, const hd_generation *g,
+static hd_status encode_conversation(hd_engine *e, engine_request *r, const hd_request *g,
                                      const hd_conversation *c, hd_err *err) {
     hd_chat_prompt prompt;
     HD_TRY(hd_engine_render(e, &prompt, g, c, err));
     hd_status st = set_parsing(e, r, g, c, &prompt, err);
-    if (st == HD_OK) st = recall_and_encode(e, &prompt, g, c, &r->prompt, &r->recall_key, err);
+    if (st == HD_OK)
+        st = token_history_and_encode(e, &prompt, g, c, &r->prompt, &r->token_history_key, err);
     hd_chat_prompt_deinit(&prompt);
     return st;
 }
 
-static hd_status encode_messages(hd_engine *e, engine_record *r, const hd_generation *g,
+static hd_status encode_messages(hd_engine *e, engine_request *r, const hd_request *g,
                                  hd_err *err) {
     json_t *messages = NULL, *tools = NULL;
     hd_conversation conversation = {0};
@@ -111,19 +113,19 @@ static hd_status encode_messages(hd_engine *e, engine_record *r, const hd_genera
     return st;
 }
 
-static hd_status refuse_text(const hd_generation *g, const hd_conversation *conversation,
+static hd_status refuse_text(const hd_request *g, const hd_conversation *conversation,
                              hd_err *err) {
     const char *const what = g->text                       ? "text"
                              : g->messages || conversation ? "messages"
                              : g->n_stop                   ? "stop strings"
-                             : g->form != HD_FORM_FREE     ? "a form"
+                             : g->form != HD_FORMAT_FREE   ? "a form"
                                                            : NULL;
     if (!what) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED,
                    "%s cannot be given to dummy weights, which have no tokenizer", what);
 }
 
-static hd_status encode_prompt(hd_engine *e, engine_record *r, const hd_generation *g,
+static hd_status encode_prompt(hd_engine *e, engine_request *r, const hd_request *g,
                                const hd_conversation *conversation, hd_err *err) {
     const bool messages = g->messages || conversation;
     if (!e->tokenizer) HD_TRY(refuse_text(g, conversation, err));
@@ -156,7 +158,7 @@ static hd_status check_range(const char *name, float v, float low, float high, h
                    (double)high);
 }
 
-static hd_status check_numbers(const hd_engine *e, const hd_generation *g, hd_err *err) {
+static hd_status check_numbers(const hd_engine *e, const hd_request *g, hd_err *err) {
     HD_TRY(check_range("temperature", g->temperature, 0, 100, err));
     HD_TRY(check_range("top_p", g->top_p, 0, 1, err));
     HD_TRY(check_range("min_p", g->min_p, 0, 1, err));
@@ -176,7 +178,7 @@ static hd_status check_numbers(const hd_engine *e, const hd_generation *g, hd_er
         {"relaxed_top",                 g->relaxed_top,            0,              HD_MAX_ALTERNATIVES},
         {"top_logprobs",                g->top_logprobs,           0,              HD_MAX_ALTERNATIVES},
         {"prompt_logprobs_from",        g->prompt_logprobs_from,   0,              INT32_MAX          },
-        {"form",                        (int64_t)g->form,          0,              HD_FORM_CHOICE     },
+        {"form",                        (int64_t)g->form,          0,              HD_FORMAT_CHOICE   },
         {"thinking",                    g->thinking,               -1,             1                  },
         {"effort",                      g->effort,                 0,              HD_EFFORT_MAX      },
         {"the number of biased tokens", (int64_t)g->n_bias,        0,              HD_MAX_BIAS / 2    },
@@ -218,7 +220,7 @@ static hd_status check_numbers(const hd_engine *e, const hd_generation *g, hd_er
 
 /* ---- stops and sampling ---- */
 
-static hd_status collect_stops(hd_engine *e, engine_record *r, const hd_generation *g,
+static hd_status collect_stops(hd_engine *e, engine_request *r, const hd_request *g,
                                hd_err *err) {
     const hd_model_spec *c = e->spec;
     const size_t n_eos = g->ignore_eos ? 0 : (size_t)c->n_eos;
@@ -240,8 +242,8 @@ static hd_status collect_stops(hd_engine *e, engine_record *r, const hd_generati
     return HD_OK;
 }
 
-static void set_choosing(const engine_record *r, const hd_generation *g, int32_t answer) {
-    r->answers[answer].choosing = (hd_choosing){
+static void set_choosing(const engine_request *r, const hd_request *g, int32_t answer) {
+    r->answers[answer].choosing = (hd_request_sampling){
         .params = {.seed = g->seed + (uint64_t)answer,
                    .temperature = g->temperature,
                    .top_p = g->top_p,
@@ -251,17 +253,17 @@ static void set_choosing(const engine_record *r, const hd_generation *g, int32_t
                    .frequency_penalty = g->frequency_penalty,
                    .top_k = g->top_k,
                    .n_bias = (int32_t)g->n_bias,
-                   .n_ban = g->min_tokens && !r->steered ? r->request.n_stop : 0,
+                   .n_ban = g->min_tokens && !r->constrained ? r->request.n_stop : 0,
                    .ban_until = r->n_prompt + g->min_tokens,
                    .n_top = g->top_logprobs,
                    .logprob = true},
         .bias = r->bias,
         .ban = r->ban,
-        .guide = r->steered ? &r->guide : NULL
+        .constraint = r->constrained ? &r->constraint : NULL
     };
 }
 
-static hd_status copy_stop_strings(engine_record *r, const hd_generation *g, hd_err *err) {
+static hd_status copy_stop_strings(engine_request *r, const hd_request *g, hd_err *err) {
     r->stop = calloc(g->n_stop + 1, sizeof *r->stop);
     for (size_t i = 0; r->stop && i < g->n_stop; i++) {
         r->stop[i] = strdup(g->stop[i]);
@@ -273,7 +275,7 @@ static hd_status copy_stop_strings(engine_record *r, const hd_generation *g, hd_
     return HD_FAIL(err, HD_ENOMEM, "no memory for %zu stop strings", g->n_stop);
 }
 
-static hd_status open_answers(hd_engine *e, engine_record *r, const hd_generation *g,
+static hd_status open_answers(hd_engine *e, engine_request *r, const hd_request *g,
                               hd_err *err) {
     const int32_t n = g->answers ? g->answers : 1;
     r->rules.tokenizer = e->tokenizer;
@@ -296,7 +298,7 @@ static hd_status open_answers(hd_engine *e, engine_record *r, const hd_generatio
 
 /* ---- scores ---- */
 
-static hd_status set_scores(const hd_engine *e, engine_record *r, const hd_generation *g,
+static hd_status set_scores(const hd_engine *e, engine_request *r, const hd_request *g,
                             hd_err *err) {
     r->n_top = g->top_logprobs;
     if (!e->executor && (g->top_logprobs || g->prompt_logprobs)) {
@@ -314,7 +316,7 @@ static hd_status set_scores(const hd_engine *e, engine_record *r, const hd_gener
     return HD_FAIL(err, HD_ENOMEM, "no memory for the scores of %zu prompt tokens", n);
 }
 
-hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g,
+hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
                          const hd_conversation *conversation, hd_err *err) {
     HD_TRY(check_numbers(e, g, err));
     HD_TRY(encode_prompt(e, r, g, conversation, err));
@@ -338,16 +340,16 @@ hd_status engine_prepare(hd_engine *e, engine_record *r, const hd_generation *g,
     r->on_event = g->on_event;
     r->user = g->user;
     r->submitted_ns = hd_now_ns();
-    r->request = (hd_request){.prompt = r->prompt.ids,
-                              .n_prompt = r->n_prompt,
-                              .max_new = g->max_tokens ? g->max_tokens : room,
-                              .priority = g->priority,
-                              .draft_tokens = e->drafts ? g->draft_tokens : 0,
-                              .salt = g->salt};
+    r->request = (hd_sched_request){.prompt = r->prompt.ids,
+                                    .n_prompt = r->n_prompt,
+                                    .max_new = g->max_tokens ? g->max_tokens : room,
+                                    .priority = g->priority,
+                                    .draft_tokens = e->drafts ? g->draft_tokens : 0,
+                                    .salt = g->salt};
     if (g->queue_timeout_ns > 0)
         r->request.queue_until_ns = r->submitted_ns + g->queue_timeout_ns;
     HD_TRY(collect_stops(e, r, g, err));
     HD_TRY(set_scores(e, r, g, err));
-    HD_TRY(engine_steer(e, r, g, err));
+    HD_TRY(engine_build_constraint(e, r, g, err));
     return open_answers(e, r, g, err);
 }

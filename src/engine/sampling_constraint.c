@@ -13,7 +13,7 @@ static int32_t find_token(const hd_engine *e, const char *text) {
 
 /* ---- calls ---- */
 
-bool engine_forces_call(const hd_generation *g) {
+bool engine_forces_tool_call(const hd_request *g) {
     const char *c = g->tool_choice;
     return c && strcmp(c, "auto") != 0 && strcmp(c, "none") != 0;
 }
@@ -40,7 +40,7 @@ static bool is_named(const hd_reply_tool *t, const char *name) {
 }
 
 /* The tokens that begin a call of the tool that is named, or of any. */
-static hd_status force_opening(const hd_engine *e, engine_record *r, const hd_generation *g,
+static hd_status force_opening(const hd_engine *e, engine_request *r, const hd_request *g,
                                hd_err *err) {
     const hd_reply_tools *tools = &r->reply_tools;
     const bool any = strcmp(g->tool_choice, "required") == 0;
@@ -61,8 +61,8 @@ static hd_status force_opening(const hd_engine *e, engine_record *r, const hd_ge
     if (n == 0) {
         return HD_FAIL(err, HD_EINVAL, "tool_choice: no tool is named '%s'", g->tool_choice);
     }
-    r->guide.forced = r->forced.ids;
-    r->guide.n_forced = (int32_t)r->forced.n;
+    r->constraint.forced = r->forced.ids;
+    r->constraint.n_forced = (int32_t)r->forced.n;
     return HD_OK;
 }
 
@@ -82,16 +82,15 @@ typedef struct demands {
 } demands;
 
 /* Where masks cannot be, calls are not worth refusing a request that does not depend on them. */
-static bool can_watch(const hd_engine *e, const engine_record *r, const hd_generation *g) {
+static bool can_watch(const hd_engine *e, const engine_request *r, const hd_request *g) {
     return e->executor && !e->forced_acceptance && !g->ignore_eos && !g->unparsed &&
            !(r->starts_in_reasoning && find_token(e, "</think>") < 0);
 }
 
-static demands find_demands(const hd_engine *e, const engine_record *r,
-                            const hd_generation *g) {
+static demands find_demands(const hd_engine *e, const engine_request *r, const hd_request *g) {
     const bool can_call =
         r->reply_tools.n_tools > 0 && hd_reply_format_of(e->encoding) != HD_REPLY_PLAIN;
-    demands d = {.form = g->form != HD_FORM_FREE, .call = engine_forces_call(g)};
+    demands d = {.form = g->form != HD_FORMAT_FREE, .call = engine_forces_tool_call(g)};
     d.held = d.form || d.call || has_strict_tool(r->tools);
     d.calls = can_call && (d.held || can_watch(e, r, g));
     return d;
@@ -99,7 +98,7 @@ static demands find_demands(const hd_engine *e, const engine_record *r,
 
 /* What a grammar of calls wants to know of the tools that may be called: the caller's. Schemas that
  * nothing is held to are left out. */
-static char *describe_tools(const engine_record *r, const char *only, bool hold) {
+static char *describe_tools(const engine_request *r, const char *only, bool hold) {
     json_t *list = json_array();
     bool ok = list != NULL;
     for (size_t i = 0; ok && i < json_array_size(r->tools); i++) {
@@ -120,7 +119,7 @@ static char *describe_tools(const engine_record *r, const char *only, bool hold)
 }
 
 /* The grammar of the form, of the calls that may come or must, or of either. */
-static hd_status open_grammar(const hd_engine *e, engine_record *r, const hd_generation *g,
+static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_request *g,
                               demands d, hd_err *err) {
     const hd_reply_format format = hd_reply_format_of(e->encoding);
     const bool dsml = format == HD_REPLY_V32 || format == HD_REPLY_V4;
@@ -136,20 +135,20 @@ static hd_status open_grammar(const hd_engine *e, engine_record *r, const hd_gen
                                     .flagged = e->flagged && (!dsml || e->dsml_flagged),
                                     .hold = d.call,
                                     .most = named || g->one_call ? 1 : HD_REPLY_MAX_CALLS};
-    hd_generation form = *g;
-    if (d.call) form.form = HD_FORM_FREE; /* which leaves no room for another answer */
-    const hd_status st = engine_forms_take(e->forms, &r->form, &form, &calls, err);
+    hd_request form = *g;
+    if (d.call) form.form = HD_FORMAT_FREE; /* which leaves no room for another answer */
+    const hd_status st = engine_grammar_cache_acquire(e->forms, &r->form, &form, &calls, err);
     free(tools);
     HD_TRY(st);
-    r->guide.grammar = engine_form_grammar(r->form);
-    r->guide.free = !d.form && !d.call;
+    r->constraint.grammar = engine_grammar_of(r->form);
+    r->constraint.free = !d.form && !d.call;
     r->parse.own_spelling = d.calls && d.held;
     return HD_OK;
 }
 
 /* ---- the guide ---- */
 
-static hd_status check_possible(const hd_engine *e, const hd_generation *g, bool held,
+static hd_status check_possible(const hd_engine *e, const hd_request *g, bool held,
                                 hd_err *err) {
     if (!e->executor) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
@@ -167,28 +166,29 @@ static hd_status check_possible(const hd_engine *e, const hd_generation *g, bool
     return HD_OK;
 }
 
-hd_status engine_steer(hd_engine *e, engine_record *r, const hd_generation *g, hd_err *err) {
+hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_request *g,
+                                  hd_err *err) {
     const demands d = find_demands(e, r, g);
     const bool relaxed = g->relaxed_top > 0 && g->relaxed_delta > 0;
     if (!d.held && !d.calls && !relaxed && !g->max_reasoning) return HD_OK;
     HD_TRY(check_possible(e, g, d.held, err));
     const bool may_begin = r->is_chat && e->encoding == HD_CHAT_R1_0528;
-    r->guide = (hd_guide){.reasoning = r->starts_in_reasoning,
-                          .think = may_begin ? find_token(e, "<think>") : -1,
-                          .unthink = r->is_chat ? find_token(e, "</think>") : -1,
-                          .max_reasoning = g->max_reasoning,
-                          .relaxed_top = relaxed ? g->relaxed_top : 0,
-                          .relaxed_delta = relaxed ? g->relaxed_delta : 0,
-                          .ban = r->ban,
-                          .n_ban = g->min_tokens ? r->request.n_stop : 0,
-                          .ban_until = r->n_prompt + g->min_tokens};
-    if (r->guide.reasoning && r->guide.unthink < 0) {
+    r->constraint = (hd_constraint){.reasoning = r->starts_in_reasoning,
+                                    .think = may_begin ? find_token(e, "<think>") : -1,
+                                    .unthink = r->is_chat ? find_token(e, "</think>") : -1,
+                                    .max_reasoning = g->max_reasoning,
+                                    .relaxed_top = relaxed ? g->relaxed_top : 0,
+                                    .relaxed_delta = relaxed ? g->relaxed_delta : 0,
+                                    .ban = r->ban,
+                                    .n_ban = g->min_tokens ? r->request.n_stop : 0,
+                                    .ban_until = r->n_prompt + g->min_tokens};
+    if (r->constraint.reasoning && r->constraint.unthink < 0) {
         return HD_FAIL(
             err, HD_EUNSUPPORTED,
             "the tokenizer has no token </think>, so reasoning has no end to be seen");
     }
     if (d.call) HD_TRY(force_opening(e, r, g, err));
     if (d.form || d.calls) HD_TRY(open_grammar(e, r, g, d, err));
-    r->steered = true;
+    r->constrained = true;
     return HD_OK;
 }

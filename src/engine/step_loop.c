@@ -18,13 +18,13 @@ enum {
 
 static void on_enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, int32_t n) {
     hd_engine *e = ctx;
-    engine_record *r = engine_record_of(e, id);
+    engine_request *r = engine_request_of(e, id);
     engine_answer *a = &r->answers[engine_answer_of(id)];
     if (a->n_admitted++ == 0) a->admitted_ns = hd_now_ns();
     if (e->null) {
-        hd_null_enter(e->null, slot, a->choosing.params.seed);
+        hd_null_runner_enter(e->null, slot, a->choosing.params.seed);
     } else {
-        hd_executor_enter(e->executor, slot, &a->choosing, tokens, n, r->n_prompt);
+        hd_model_runner_enter(e->executor, slot, &a->choosing, tokens, n, r->n_prompt);
     }
 }
 
@@ -42,7 +42,7 @@ static hd_end end_of(hd_finish f) {
     return ends[f];
 }
 
-void engine_post_copy(engine_post *to, const engine_post *from) {
+void engine_step_output_copy(engine_step_output *to, const engine_step_output *from) {
     hd_alternative *top = to->top;
     *to = *from;
     to->top = top;
@@ -53,8 +53,8 @@ void engine_post_copy(engine_post *to, const engine_post *from) {
 /* Moves the turn's posts into the ring, under the lock; waits while the poller is that far
  * behind. */
 static void hand_over(hd_engine *e) {
-    for (int32_t i = 0; i < e->n_turn_posts; i++) {
-        engine_post *p = &e->turn_posts[i];
+    for (int32_t i = 0; i < e->n_step_outputs; i++) {
+        engine_step_output *p = &e->step_outputs[i];
         while (e->n_posts == e->cap_posts && !e->closing) {
             pthread_cond_signal(&e->posted);
             pthread_cond_wait(&e->taken, &e->lock);
@@ -63,18 +63,18 @@ static void hand_over(hd_engine *e) {
             free(p->why);
             continue;
         }
-        engine_answer *a = &engine_record_of(e, p->id)->answers[engine_answer_of(p->id)];
+        engine_answer *a = &engine_request_of(e, p->id)->answers[engine_answer_of(p->id)];
         a->n_posted += p->n;
         a->posted = p->end != HD_END_NOT;
-        engine_post_copy(&e->posts[(e->first_post + e->n_posts++) % e->cap_posts], p);
+        engine_step_output_copy(&e->posts[(e->first_post + e->n_posts++) % e->cap_posts], p);
     }
-    if (e->n_turn_posts) pthread_cond_signal(&e->posted);
-    e->n_turn_posts = 0;
+    if (e->n_step_outputs) pthread_cond_signal(&e->posted);
+    e->n_step_outputs = 0;
 }
 
 /* Why an answer failed: the device's words, or what was wrong with this one alone. */
 static char *reason(const hd_engine *e, hd_status status) {
-    if (e->turn_err.code != HD_OK) return strdup(e->turn_err.msg);
+    if (e->step_err.code != HD_OK) return strdup(e->step_err.msg);
     return strdup(status == HD_EINVAL ? "no token is allowed to come next"
                                       : "the model computed something that is no number");
 }
@@ -92,14 +92,14 @@ static void take_tops(hd_alternative *out, const int32_t *ids, const float *logp
 _Static_assert((int)HD_MAX_ALTERNATIVES <= (int)HD_MAX_TOP_LOGPROBS,
                "all alternatives are computed");
 
-static void take_scores(engine_record *r, const hd_sched_event *s) {
+static void take_scores(engine_request *r, const hd_sched_event *s) {
     const int32_t at = s->score_at - r->score_from;
-    memcpy(r->scores + at, s->scores, (size_t)s->n_score * sizeof *r->scores);
+    memcpy(r->scores + at, s->scores, (size_t)s->n_prompt_logprobs * sizeof *r->scores);
     if (r->n_top) {
         take_tops(r->score_top + (size_t)at * (size_t)r->n_top, s->score_top_ids,
-                  s->score_top_logprobs, s->n_score, r->n_top);
+                  s->score_top_logprobs, s->n_prompt_logprobs, r->n_top);
     }
-    r->n_scored = at + s->n_score;
+    r->n_scored = at + s->n_prompt_logprobs;
 }
 
 static void count(hd_engine_stats *t, const hd_sched_event *s) {
@@ -111,11 +111,11 @@ static void count(hd_engine_stats *t, const hd_sched_event *s) {
 /* Posts of one turn are collected without the lock and handed over together. */
 static void on_event(void *ctx, const hd_sched_event *s) {
     hd_engine *e = ctx;
-    engine_record *r = engine_record_of(e, s->id);
+    engine_request *r = engine_request_of(e, s->id);
     const engine_answer *a = &r->answers[engine_answer_of(s->id)];
-    if (s->n_score) take_scores(r, s);
+    if (s->n_prompt_logprobs) take_scores(r, s);
     if (s->n == 0 && s->finish == HD_FINISH_NONE) return;
-    engine_post *p = &e->turn_posts[e->n_turn_posts++];
+    engine_step_output *p = &e->step_outputs[e->n_step_outputs++];
     p->id = s->id;
     p->n = s->n;
     p->n_top = r->n_top;
@@ -132,7 +132,7 @@ static void on_event(void *ctx, const hd_sched_event *s) {
     }
     if (s->n && r->n_top) take_tops(p->top, s->top_ids, s->top_logprobs, s->n, r->n_top);
     count(&e->totals, s);
-    if (e->n_turn_posts < e->cap_turn_posts) return;
+    if (e->n_step_outputs < e->cap_step_outputs) return;
     pthread_mutex_lock(&e->lock);
     hand_over(e);
     pthread_mutex_unlock(&e->lock);
@@ -144,17 +144,17 @@ hd_sched_hooks engine_hooks(hd_engine *e) {
 
 /* What the runner itself calls work of the host. */
 static int64_t host_ns_of(const hd_engine *e) {
-    return e->executor ? hd_executor_read_times(e->executor)->host_ns : 0;
+    return e->executor ? hd_model_runner_read_times(e->executor)->host_ns : 0;
 }
 
 static hd_status run_timed(void *ctx, const hd_page_copy *copies, int32_t n_copies,
-                           const hd_work *works, int32_t n_works, hd_chosen *chosen,
+                           const hd_seq_input *inputs, int32_t n_inputs, hd_seq_output *outputs,
                            hd_err *err) {
     hd_engine *e = ctx;
     const int64_t start = hd_now_ns();
     const int64_t host_before = host_ns_of(e);
     const hd_status st =
-        e->runner.run(e->runner.ctx, copies, n_copies, works, n_works, chosen, err);
+        e->runner.run(e->runner.ctx, copies, n_copies, inputs, n_inputs, outputs, err);
     e->in_runner_ns = hd_now_ns() - start - (host_ns_of(e) - host_before);
     return st;
 }
@@ -166,17 +166,17 @@ hd_runner engine_runner(hd_engine *e) {
 /* ---- what a turn is told ---- */
 
 static void submit(hd_engine *e, uint64_t id) {
-    const engine_record *r = engine_record_of(e, id);
+    const engine_request *r = engine_request_of(e, id);
     for (int32_t i = 0; i < r->n_answers; i++) {
-        hd_request q = r->request;
+        hd_sched_request q = r->request;
         hd_err err = {0};
         q.id = id + (uint64_t)i;
         q.follows = i ? id : 0;
         q.score_from = i ? 0 : r->score_from;
         if (hd_sched_submit(e->sched, &q, &err) == HD_OK) continue;
-        e->turn_err = err;
+        e->step_err = err;
         on_event(e, &(hd_sched_event){.id = q.id, .finish = HD_FINISH_ERROR});
-        e->turn_err = (hd_err){0};
+        e->step_err = (hd_err){0};
     }
 }
 
@@ -190,7 +190,7 @@ static void show_loads(hd_engine *e) {
     if (!loads_are_stale(e) || now < e->loads_ns + LOADS_NS) return;
     e->loads_ns = now;
     e->loads_steps = e->totals.steps;
-    if (hd_executor_read_experts(e->executor, e->fresh_loads, NULL) != HD_OK) return;
+    if (hd_model_runner_read_experts(e->executor, e->fresh_loads, NULL) != HD_OK) return;
     pthread_mutex_lock(&e->lock);
     memcpy(e->loads, e->fresh_loads, (size_t)e->n_loads * sizeof *e->loads);
     pthread_mutex_unlock(&e->lock);
@@ -240,7 +240,7 @@ static void wait_for_mail(hd_engine *e, bool idle) {
 }
 
 /* Takes what the mailbox holds; false when the engine is to close. */
-static bool listen(hd_engine *e, bool idle, bool *paused) {
+static bool process_aborts(hd_engine *e, bool idle, bool *paused) {
     engine_mail *in = &e->inbox, *mail = &e->mail;
     pthread_mutex_lock(&e->lock);
     wait_for_mail(e, idle);
@@ -268,11 +268,11 @@ static bool listen(hd_engine *e, bool idle, bool *paused) {
 static void read_times(hd_engine *e) {
     hd_engine_stats *t = &e->totals;
     if (!e->executor) return;
-    const hd_executor_times *x = hd_executor_read_times(e->executor);
+    const hd_model_runner_times *x = hd_model_runner_read_times(e->executor);
     t->graph_steps = x->graph_steps;
     t->graph_ns = x->busy_ns;
     t->graphs = x->graphs;
-    t->activation_bytes = hd_executor_bytes(e->executor); /* with what graphs took */
+    t->activation_bytes = hd_model_runner_bytes(e->executor); /* with what graphs took */
     t->gap_ns = x->gap_ns;
     t->record_ns = x->record_ns;
     _Static_assert((int)HD_GAPS == (int)HD_GAP_BINS, "the same bins");
@@ -285,13 +285,13 @@ static void read_totals(hd_engine *e) {
     hd_engine_stats *t = &e->totals;
     t->waiting = s.waiting;
     t->running = s.running;
-    t->steps = s.turns;
+    t->steps = s.steps;
     t->rows = s.rows;
     t->finished = s.finished;
     t->retracted = s.retracted;
     t->prompt_tokens = c.asked_tokens;
     t->cached_tokens = c.matched_tokens;
-    for (int l = 0; l < HD_N_POOLS; l++) {
+    for (int l = 0; l < HD_N_PAGE_GROUPS; l++) {
         t->pages[l] = c.pages[l];
         t->pages_free[l] = c.free[l];
         t->pages_cached[l] = c.evictable[l];
@@ -312,17 +312,17 @@ static void publish(hd_engine *e) {
     pthread_mutex_unlock(&e->lock);
 }
 
-static bool turn(hd_engine *e, bool paused) {
+static bool step(hd_engine *e, bool paused) {
     const int64_t start = hd_now_ns();
-    e->turn_err = (hd_err){0};
+    e->step_err = (hd_err){0};
     e->in_runner_ns = 0;
     if (paused) {
-        hd_sched_listen(e->sched, start);
+        hd_sched_process_aborts(e->sched, start);
         return false;
     }
-    const int64_t before = hd_sched_read_stats(e->sched).turns;
-    const hd_status st = hd_sched_turn(e->sched, start, &e->turn_err);
-    if (hd_sched_read_stats(e->sched).turns != before) {
+    const int64_t before = hd_sched_read_stats(e->sched).steps;
+    const hd_status st = hd_sched_step(e->sched, start, &e->step_err);
+    if (hd_sched_read_stats(e->sched).steps != before) {
         e->totals.last_step_ns = hd_now_ns();
         e->totals.step_ns += e->totals.last_step_ns - start;
         e->totals.host_ns += e->totals.last_step_ns - start - e->in_runner_ns;
@@ -330,12 +330,12 @@ static bool turn(hd_engine *e, bool paused) {
     return st != HD_EAGAIN;
 }
 
-static void *turn_for_ever(void *arg) {
+static void *step_for_ever(void *arg) {
     hd_engine *e = arg;
     bool idle = true, paused;
     if (e->device) hd_device_bind_thread(e->device);
-    while (listen(e, idle, &paused)) {
-        const bool computed = turn(e, paused);
+    while (process_aborts(e, idle, &paused)) {
+        const bool computed = step(e, paused);
         audit(e);
         publish(e);
         show_loads(e);
@@ -347,7 +347,7 @@ static void *turn_for_ever(void *arg) {
 
 hd_status engine_start(hd_engine *e, hd_err *err) {
     publish(e);
-    if (pthread_create(&e->thread, NULL, turn_for_ever, e) != 0) {
+    if (pthread_create(&e->thread, NULL, step_for_ever, e) != 0) {
         return HD_FAIL(err, HD_EIO, "cannot start the step thread");
     }
     e->started = true;

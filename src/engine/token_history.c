@@ -17,10 +17,10 @@ typedef struct entry {
     struct entry *newer, *older; /* by use */
     uint64_t salt, key;
     size_t bytes;
-    engine_said said;
+    engine_answer_tokens answer;
 } entry;
 
-struct engine_recall {
+struct engine_token_history {
     pthread_mutex_t lock; /* guards the rest */
     entry *buckets[BUCKETS];
     entry *newest, *oldest;
@@ -29,16 +29,16 @@ struct engine_recall {
 
 /* ---- gathering ---- */
 
-static void append(engine_said *s, hd_bytes *to, const char *text, size_t n) {
+static void append(engine_answer_tokens *s, hd_bytes *to, const char *text, size_t n) {
     if (hd_bytes_append(to, text, n, NULL) != HD_OK) s->lost = true;
 }
 
 /* Ends a name or arguments, neither of which can hold a NUL and come back. */
-static void append_end(engine_said *s) {
+static void append_end(engine_answer_tokens *s) {
     append(s, &s->calls, "", 1);
 }
 
-void engine_said_hear(engine_said *s, const hd_reply_event *e) {
+void engine_answer_tokens_event(engine_answer_tokens *s, const hd_reply_event *e) {
     switch (e->kind) {
     case HD_REPLY_REASONING:
         append(s, &s->reasoning, e->text, e->n);
@@ -65,50 +65,50 @@ void engine_said_hear(engine_said *s, const hd_reply_event *e) {
     }
 }
 
-void engine_said_token(engine_said *s, int32_t token) {
+void engine_answer_tokens_push(engine_answer_tokens *s, int32_t token) {
     if (hd_ids_push(&s->tokens, token, NULL) != HD_OK) s->lost = true;
 }
 
-void engine_said_deinit(engine_said *s) {
+void engine_answer_tokens_deinit(engine_answer_tokens *s) {
     hd_ids_deinit(&s->tokens);
     hd_bytes_deinit(&s->reasoning);
     hd_bytes_deinit(&s->content);
     hd_bytes_deinit(&s->calls);
-    *s = (engine_said){0};
+    *s = (engine_answer_tokens){0};
 }
 
 /* ---- the entries, under the lock ---- */
 
-static entry **bucket_of(engine_recall *r, uint64_t key) {
+static entry **bucket_of(engine_token_history *r, uint64_t key) {
     return &r->buckets[(key ^ key >> 32) % BUCKETS];
 }
 
-static void unlink_use(engine_recall *r, entry *e) {
+static void unlink_use(engine_token_history *r, entry *e) {
     if (e->newer) e->newer->older = e->older;
     if (e->older) e->older->newer = e->newer;
     if (r->newest == e) r->newest = e->older;
     if (r->oldest == e) r->oldest = e->newer;
 }
 
-static void link_newest(engine_recall *r, entry *e) {
+static void link_newest(engine_token_history *r, entry *e) {
     e->newer = NULL;
     e->older = r->newest;
     *(r->newest ? &r->newest->newer : &r->oldest) = e;
     r->newest = e;
 }
 
-static void forget(engine_recall *r, entry *e) {
+static void forget(engine_token_history *r, entry *e) {
     entry **at = bucket_of(r, e->key);
     while (*at && *at != e) at = &(*at)->chain;
     if (*at) *at = e->chain;
     unlink_use(r, e);
     r->bytes -= e->bytes;
-    engine_said_deinit(&e->said);
+    engine_answer_tokens_deinit(&e->answer);
     free(e);
 }
 
-hd_status engine_recall_open(engine_recall **out, size_t max_bytes, hd_err *err) {
-    engine_recall *r = calloc(1, sizeof *r);
+hd_status engine_token_history_open(engine_token_history **out, size_t max_bytes, hd_err *err) {
+    engine_token_history *r = calloc(1, sizeof *r);
     *out = r;
     if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for what is recalled of answers");
     pthread_mutex_init(&r->lock, NULL);
@@ -116,7 +116,7 @@ hd_status engine_recall_open(engine_recall **out, size_t max_bytes, hd_err *err)
     return HD_OK;
 }
 
-void engine_recall_close(engine_recall *r) {
+void engine_token_history_close(engine_token_history *r) {
     if (!r) return;
     while (r->newest) forget(r, r->newest);
     pthread_mutex_destroy(&r->lock);
@@ -127,7 +127,7 @@ static bool same_bytes(const hd_bytes *a, const char *text, size_t n) {
     return a->n == n && (n == 0 || memcmp(a->data, text, n) == 0);
 }
 
-static bool same_said(const engine_said *a, const engine_said *b) {
+static bool same_answer(const engine_answer_tokens *a, const engine_answer_tokens *b) {
     return a->thought == b->thought && a->n_calls == b->n_calls &&
            same_bytes(&a->reasoning, b->reasoning.data, b->reasoning.n) &&
            same_bytes(&a->content, b->content.data, b->content.n) &&
@@ -139,15 +139,16 @@ static bool same_prompt(const entry *e, uint64_t salt, uint64_t key) {
 }
 
 /* Of two spellings of one answer the later is kept. */
-static void forget_same(engine_recall *r, const entry *like) {
+static void forget_same(engine_token_history *r, const entry *like) {
     entry *e = *bucket_of(r, like->key);
-    while (e && !(same_prompt(e, like->salt, like->key) && same_said(&e->said, &like->said))) {
+    while (e &&
+           !(same_prompt(e, like->salt, like->key) && same_answer(&e->answer, &like->answer))) {
         e = e->chain;
     }
     if (e) forget(r, e);
 }
 
-static void add(engine_recall *r, entry *e) {
+static void add(engine_token_history *r, entry *e) {
     entry **bucket = bucket_of(r, e->key);
     forget_same(r, e);
     e->chain = *bucket;
@@ -157,16 +158,18 @@ static void add(engine_recall *r, entry *e) {
     while (r->oldest && r->bytes > r->max_bytes) forget(r, r->oldest);
 }
 
-void engine_recall_keep(engine_recall *r, uint64_t salt, uint64_t key, engine_said *said) {
-    entry *e = said->lost || said->in_call || !said->tokens.n ? NULL : calloc(1, sizeof *e);
+void engine_token_history_keep(engine_token_history *r, uint64_t salt, uint64_t key,
+                               engine_answer_tokens *answer) {
+    entry *e =
+        answer->lost || answer->in_call || !answer->tokens.n ? NULL : calloc(1, sizeof *e);
     if (!e) {
-        engine_said_deinit(said);
+        engine_answer_tokens_deinit(answer);
         return;
     }
-    *e = (entry){.salt = salt, .key = key, .said = *said};
-    *said = (engine_said){0};
-    e->bytes = sizeof *e + e->said.tokens.cap * sizeof *e->said.tokens.ids +
-               e->said.reasoning.cap + e->said.content.cap + e->said.calls.cap;
+    *e = (entry){.salt = salt, .key = key, .answer = *answer};
+    *answer = (engine_answer_tokens){0};
+    e->bytes = sizeof *e + e->answer.tokens.cap * sizeof *e->answer.tokens.ids +
+               e->answer.reasoning.cap + e->answer.content.cap + e->answer.calls.cap;
     pthread_mutex_lock(&r->lock);
     add(r, e);
     pthread_mutex_unlock(&r->lock);
@@ -192,7 +195,7 @@ static bool same_arguments(const hd_chat_call *call, const char *text, size_t n)
     return same;
 }
 
-static bool same_calls(const engine_said *s, const hd_chat_message *m) {
+static bool same_calls(const engine_answer_tokens *s, const hd_chat_message *m) {
     const char *at = s->calls.data ? s->calls.data : "", *end = at + s->calls.n;
     for (int32_t i = 0; i < m->n_calls; i++) {
         const hd_chat_call *call = &m->calls[i];
@@ -210,8 +213,8 @@ static bool same_calls(const engine_said *s, const hd_chat_message *m) {
 }
 
 /* Whether the block, as it is rendered, says all of this and nothing else. */
-static bool is_same(const engine_said *s, const hd_chat_prompt *p, const hd_chat_block *b,
-                    const hd_chat_message *m) {
+static bool is_same(const engine_answer_tokens *s, const hd_chat_prompt *p,
+                    const hd_chat_block *b, const hd_chat_message *m) {
     return s->thought == b->thought && s->n_calls == b->n_calls &&
            same_bytes(&s->reasoning, p->text + b->begin, b->n_reasoning) &&
            same_bytes(&s->content, p->text + b->content, b->n_content) &&
@@ -221,23 +224,25 @@ static bool is_same(const engine_said *s, const hd_chat_prompt *p, const hd_chat
 /* ---- recognizing ---- */
 
 /* Copies what is known of a block. */
-static hd_status take(engine_recall *r, uint64_t salt, uint64_t key, const hd_chat_message *m,
-                      const hd_chat_prompt *p, hd_chat_block *b, hd_err *err) {
+static hd_status take(engine_token_history *r, uint64_t salt, uint64_t key,
+                      const hd_chat_message *m, const hd_chat_prompt *p, hd_chat_block *b,
+                      hd_err *err) {
     hd_status st = HD_OK;
     pthread_mutex_lock(&r->lock);
     entry *e = *bucket_of(r, key);
-    while (e && !(same_prompt(e, salt, key) && is_same(&e->said, p, b, m))) e = e->chain;
+    while (e && !(same_prompt(e, salt, key) && is_same(&e->answer, p, b, m))) e = e->chain;
     if (e) {
         unlink_use(r, e);
         link_newest(r, e);
-        st = hd_ids_append(&b->tokens, e->said.tokens.ids, e->said.tokens.n, err);
+        st = hd_ids_append(&b->tokens, e->answer.tokens.ids, e->answer.tokens.n, err);
     }
     pthread_mutex_unlock(&r->lock);
     return st;
 }
 
-hd_status engine_recall_fill(engine_recall *r, uint64_t salt, const hd_conversation *c,
-                             hd_chat_prompt *p, uint64_t *key, hd_err *err) {
+hd_status engine_token_history_fill(engine_token_history *r, uint64_t salt,
+                                    const hd_conversation *c, hd_chat_prompt *p, uint64_t *key,
+                                    hd_err *err) {
     hd_siphash h;
     size_t at = 0;
     hd_siphash_init_secret(&h);

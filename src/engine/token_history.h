@@ -11,10 +11,10 @@
 #include "chat/reply.h"
 #include "tokenizer/tokenizer.h"
 
-typedef struct engine_recall engine_recall;
+typedef struct engine_token_history engine_token_history;
 
 /* One answer, gathered while it comes. */
-typedef struct engine_said {
+typedef struct engine_answer_tokens {
     hd_ids tokens; /* without the one that ended it */
     hd_bytes reasoning, content;
     hd_bytes calls; /* name, NUL, arguments, NUL, ... */
@@ -22,21 +22,23 @@ typedef struct engine_said {
     bool thought; /* there are tokens of reasoning, perhaps without text */
     bool in_call; /* the last one did not end well, or not yet */
     bool lost;    /* these texts do not tell all of the tokens */
-} engine_said;
+} engine_answer_tokens;
 
-void engine_said_hear(engine_said *s, const hd_reply_event *e);
-void engine_said_token(engine_said *s, int32_t token);
-void engine_said_deinit(engine_said *s); /* an all-zero one is fine */
+void engine_answer_tokens_event(engine_answer_tokens *s, const hd_reply_event *e);
+void engine_answer_tokens_push(engine_answer_tokens *s, int32_t token);
+void engine_answer_tokens_deinit(engine_answer_tokens *s); /* an all-zero one is fine */
 
-hd_status engine_recall_open(engine_recall **out, size_t max_bytes, hd_err *err);
-void engine_recall_close(engine_recall *r); /* NULL is fine */
+hd_status engine_token_history_open(engine_token_history **out, size_t max_bytes, hd_err *err);
+void engine_token_history_close(engine_token_history *r); /* NULL is fine */
 
 /* Keeps an answer to the prompt of this key; what it said is moved in or dropped. */
-void engine_recall_keep(engine_recall *r, uint64_t salt, uint64_t key, engine_said *said);
+void engine_token_history_keep(engine_token_history *r, uint64_t salt, uint64_t key,
+                               engine_answer_tokens *answer);
 
 /* Gives the blocks of p that are known, from answers under this very salt, their tokens; c is what
  * p was rendered from. *key is the one of an answer to p. */
-hd_status engine_recall_fill(engine_recall *r, uint64_t salt, const hd_conversation *c,
-                             hd_chat_prompt *p, uint64_t *key, hd_err *err);
+hd_status engine_token_history_fill(engine_token_history *r, uint64_t salt,
+                                    const hd_conversation *c, hd_chat_prompt *p, uint64_t *key,
+                                    hd_err *err);
 
 #endif

@@ -88,7 +88,7 @@ static uint32_t hash_set(const uint32_t *members, uint32_t n, uint32_t deny) {
     return h ^ h >> 15;
 }
 
-static bool widen_slots(maker *m) {
+static bool grow_slots(maker *m) {
     gram_builder *b = m->b;
     uint32_t n_slots = m->mask ? 2 * (m->mask + 1) : 1024;
     if (!gram_grow(b, &m->slots, &m->cap_slots, n_slots, 4)) return false;
@@ -132,7 +132,7 @@ static uint32_t intern(maker *m, uint32_t at, uint32_t deny, const gram_rule *ru
     bool accept = bsearch(&rule->end, members, n, 4, compare_nodes) != NULL && !denied;
     g->states[s] = (gram_state){.accept = accept};
     m->slots[slot & m->mask] = s;
-    if (2 * g->n_states > m->mask && !widen_slots(m)) return 0;
+    if (2 * g->n_states > m->mask && !grow_slots(m)) return 0;
     return s;
 }
 
@@ -500,7 +500,7 @@ hd_status gram_compile(gram_builder *b, hd_grammar *out, int32_t root) {
         memset(m.stamp, 0, b->n_nodes * sizeof *m.stamp);
         find_nullable(&m);
     }
-    if (b->status == HD_OK && widen_slots(&m) &&
+    if (b->status == HD_OK && grow_slots(&m) &&
         gram_grow(b, &m.sets, &m.cap_sets, 1, sizeof *m.sets) &&
         gram_grow(b, &out->arcs, &m.cap_arcs, 1, sizeof *out->arcs) &&
         gram_grow(b, &out->sites, &m.cap_sites, 1, sizeof *out->sites) &&

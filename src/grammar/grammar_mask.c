@@ -451,9 +451,9 @@ static bool compose_loop(hd_grammar_masks *m, gram_run *r, const hd_grammar_stat
     const gram_site *site = &r->g->sites[node.site];
     const loop *l = find_loop(m, r->g, thread.state, node.site);
     memcpy(m->nodes, at->nodes, at->n_nodes * sizeof *m->nodes); /* the walk wrote over them */
-    uint32_t reach = node.depth - 1u + l->walk.deepest;
-    if (!l->walk.usable || reach > HD_GRAMMAR_MAX_DEPTH) return false;
-    if (reach > r->deepest) r->deepest = reach;
+    uint32_t reachable = node.depth - 1u + l->walk.deepest;
+    if (!l->walk.usable || reachable > HD_GRAMMAR_MAX_DEPTH) return false;
+    if (reachable > r->deepest) r->deepest = reachable;
     m->looked[thread.node] = 1;
     allow_within(m, l->needs, site->max == GRAM_NO_MAX ? GRAM_NO_MAX : site->max - node.count,
                  s->mask);
@@ -479,10 +479,10 @@ static bool compose(hd_grammar_masks *m, gram_run *r, const hd_grammar_state *at
     uint32_t node = at->threads[0].node;
     const slot *inner = find_inner(m, r->g, at->threads[0].state);
     memcpy(m->nodes, at->nodes, at->n_nodes * sizeof *m->nodes); /* the walk wrote over them */
-    uint32_t reach = at->nodes[node].depth + inner->deepest;
-    if (!inner->usable || reach > HD_GRAMMAR_MAX_DEPTH) return false;
+    uint32_t reachable = at->nodes[node].depth + inner->deepest;
+    if (!inner->usable || reachable > HD_GRAMMAR_MAX_DEPTH) return false;
     memcpy(s->mask, inner->mask, (size_t)m->vocab->n_words * sizeof *s->mask);
-    if (reach > r->deepest) r->deepest = reach;
+    if (reachable > r->deepest) r->deepest = reachable;
     for (uint32_t i = 0; i < inner->n_extra; i++) {
         start_walk(m, &(hd_grammar_thread){0, node}, 1, at->n_nodes); /* state 0 only returns */
         walk(m, r, inner->extra[i], s);

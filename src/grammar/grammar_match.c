@@ -213,7 +213,7 @@ static void compact(hd_grammar_state *s) {
 }
 
 /* Gives back what lies above the topmost thread, and now and then what lies between. */
-static void settle(hd_grammar_state *s) {
+static void close_states(hd_grammar_state *s) {
     uint32_t top = 0;
     for (uint32_t t = 0; t < s->n_threads; t++) {
         if (s->threads[t].node > top) top = s->threads[t].node;
@@ -232,7 +232,7 @@ bool hd_grammar_advance(const hd_grammar *g, hd_grammar_state *s, const uint8_t 
         s->n_threads = gram_step(&r, s->threads, s->n_threads, bytes[i], out);
         memcpy(s->threads, out, s->n_threads * sizeof *out);
         s->n_nodes = r.n_nodes;
-        settle(s);
+        close_states(s);
     }
     if (s->n_nodes > 256) compact(s); /* cheap copies */
     return s->n_threads > 0;

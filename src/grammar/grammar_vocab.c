@@ -31,7 +31,7 @@ static size_t common(const entry *a, const entry *b) {
 }
 
 /* Lays the sorted entries out; returns the number of nodes. With nodes NULL it only counts. */
-static size_t lay_out(hd_grammar_vocab *v, const entry *entries, size_t n,
+static size_t arrange(hd_grammar_vocab *v, const entry *entries, size_t n,
                       gram_trie_node *nodes) {
     size_t n_nodes = 0, open[GRAM_MAX_PIECE + 1], depth = 0;
     for (size_t i = 0; i < n; i++) {
@@ -95,12 +95,12 @@ static hd_status build(hd_grammar_vocab *v, const hd_grammar_vocab_args *a, entr
         entries[n++] = (entry){a->pieces[id], bytes, id};
     }
     if (n > 0) qsort(entries, n, sizeof *entries, compare_entries);
-    size_t n_nodes = lay_out(v, entries, n, NULL);
+    size_t n_nodes = arrange(v, entries, n, NULL);
     if (n_nodes >= UINT32_MAX) return HD_FAIL(err, HD_EINVAL, "a vocabulary of too many bytes");
     v->n_nodes = (uint32_t)n_nodes;
     v->nodes = calloc(n_nodes ? n_nodes : 1, sizeof *v->nodes);
     if (!v->nodes) return HD_FAIL(err, HD_ENOMEM, "no memory for a trie of %zu nodes", n_nodes);
-    lay_out(v, entries, n, v->nodes);
+    arrange(v, entries, n, v->nodes);
     return HD_OK;
 }
 

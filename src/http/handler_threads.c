@@ -18,8 +18,8 @@ static void run(http_call *c) {
     }
 }
 
-static void *work(void *user) {
-    http_work *w = user;
+static void *handler_threads(void *user) {
+    http_handler_threads *w = user;
     pthread_mutex_lock(&w->lock);
     while (w->first || !w->over) {
         http_call *c = w->first;
@@ -27,7 +27,7 @@ static void *work(void *user) {
             pthread_cond_wait(&w->more, &w->lock);
             continue;
         }
-        w->first = c->next_work;
+        w->first = c->next_handler_threads;
         pthread_mutex_unlock(&w->lock);
         run(c);
         pthread_mutex_lock(&w->lock);
@@ -36,28 +36,28 @@ static void *work(void *user) {
     return NULL;
 }
 
-void http_work_init(http_work *w) {
+void http_handler_threads_init(http_handler_threads *w) {
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->more, NULL);
 }
 
-void http_work_deinit(http_work *w) {
+void http_handler_threads_deinit(http_handler_threads *w) {
     pthread_cond_destroy(&w->more);
     pthread_mutex_destroy(&w->lock);
 }
 
-hd_status http_work_start(http_work *w, hd_err *err) {
+hd_status http_handler_threads_start(http_handler_threads *w, hd_err *err) {
     for (; w->n_threads < HTTP_WORKERS; w->n_threads++) {
-        const int code = pthread_create(&w->threads[w->n_threads], NULL, work, w);
+        const int code = pthread_create(&w->threads[w->n_threads], NULL, handler_threads, w);
         if (code) return HD_FAIL(err, HD_EIO, "cannot start a thread: %s", strerror(code));
     }
     return HD_OK;
 }
 
-void http_work_add(http_work *w, http_call *c) {
+void http_handler_threads_add(http_handler_threads *w, http_call *c) {
     c->handed_over = true;
     pthread_mutex_lock(&w->lock);
-    http_call **link = w->first ? &w->last->next_work : &w->first;
+    http_call **link = w->first ? &w->last->next_handler_threads : &w->first;
     *link = c;
     w->last = c;
     pthread_cond_signal(&w->more);
@@ -66,11 +66,11 @@ void http_work_add(http_work *w, http_call *c) {
 
 bool http_hand_over(http_call *c) {
     if (c->handed_over) return false;
-    http_work_add(&c->http->work, c);
+    http_handler_threads_add(&c->http->handler_threads, c);
     return true;
 }
 
-void http_work_stop(http_work *w) {
+void http_handler_threads_stop(http_handler_threads *w) {
     pthread_mutex_lock(&w->lock);
     w->over = true;
     pthread_cond_broadcast(&w->more);

@@ -72,7 +72,7 @@ static void handle(http_call *c) {
     }
     c->body.n--;
     if (c->body.n > INLINE_BODY_BYTES) {
-        http_work_add(&c->http->work, c);
+        http_handler_threads_add(&c->http->handler_threads, c);
     } else {
         c->route->handler(c, c->server);
     }
@@ -115,7 +115,7 @@ static enum MHD_Result on_request(void *user, struct MHD_Connection *connection,
     const http_conn *conn = conn_of(connection);
     http_call *c = conn ? conn->exchange : NULL;
     (void)state;
-    if (!c || c->turned_away || atomic_load(&h->closing)) return MHD_NO;
+    if (!c || c->refused_connections || atomic_load(&h->closing)) return MHD_NO;
     if (!c->checked) {
         c->checked = true;
         c->connection = connection;
@@ -148,7 +148,7 @@ static void end_exchange(http_conn *conn, bool whole) {
     http_conn_phase(conn, HTTP_CONN_IDLE, NULL,
                     h->options.limits.idle_s + h->options.limits.header_s);
     pthread_mutex_lock(&c->lock);
-    count_status(h, c, whole || c->turned_away);
+    count_status(h, c, whole || c->refused_connections);
     c->connection = NULL;
     if (!whole && c->handled) http_call_gone(c);
     c->gone = true; /* there is nobody to write to any more */
@@ -178,7 +178,7 @@ static void bound_arguments(http_call *c) {
     size_t n = 0;
     for (const char *p = c->target_text; *p; p++) n += *p == '&';
     if (n < LIBRARY_ARGUMENTS) return;
-    c->turned_away = true;
+    c->refused_connections = true;
     c->status = 400;
     atomic_fetch_add(&c->http->refused, 1);
     http_conn_refuse(c->conn, "400 Bad Request", "invalid_request_error",
@@ -210,7 +210,7 @@ static enum MHD_Result on_accept(void *user, const struct sockaddr *address, soc
     http_server *h = user;
     (void)address, (void)n;
     if (atomic_load(&h->connections) < h->options.limits.connections) return MHD_YES;
-    atomic_fetch_add(&h->turned_away, 1);
+    atomic_fetch_add(&h->refused_connections, 1);
     return MHD_NO;
 }
 
@@ -280,7 +280,7 @@ hd_status http_open(http_server **out, const http_options *options, hd_err *err)
     h->options = *options;
     h->epoll = h->wake = -1;
     pthread_mutex_init(&h->lock, NULL);
-    http_work_init(&h->work);
+    http_handler_threads_init(&h->handler_threads);
     hd_status st = check_names(options, err);
     if (st == HD_OK && gnutls_rnd(GNUTLS_RND_NONCE, &h->id_seed, sizeof h->id_seed) != 0) {
         st = HD_FAIL(err, HD_EIO, "no random numbers");
@@ -359,7 +359,7 @@ static hd_status start_daemon(http_server *h, http_listener *l, hd_err *err) {
 
 hd_status http_start(http_server *h, hd_err *err) {
     HD_TRY(http_watch_start(h, err));
-    HD_TRY(http_work_start(&h->work, err));
+    HD_TRY(http_handler_threads_start(&h->handler_threads, err));
     for (int32_t i = 0; i < h->n_listeners; i++) {
         HD_TRY(start_daemon(h, &h->listeners[i], err));
     }
@@ -403,7 +403,7 @@ void http_stop(http_server *h) {
         if (l->daemon) MHD_stop_daemon(l->daemon);
         l->daemon = NULL;
     }
-    http_work_stop(&h->work);
+    http_handler_threads_stop(&h->handler_threads);
 }
 
 void http_close(http_server *h) {
@@ -414,7 +414,7 @@ void http_close(http_server *h) {
     if (h->wake >= 0) close(h->wake);
     http_quotas_close(h->quotas);
     http_tls_close(h->tls);
-    http_work_deinit(&h->work);
+    http_handler_threads_deinit(&h->handler_threads);
     pthread_mutex_destroy(&h->lock);
     free(h->conns);
     free(h);
@@ -434,7 +434,7 @@ void http_read_stats(http_server *h, http_stats *out) {
     out->refused = atomic_load(&h->refused);
     out->handshakes_failed = atomic_load(&h->handshakes_failed);
     out->accepted = atomic_load(&h->accepted);
-    out->turned_away = atomic_load(&h->turned_away);
+    out->refused_connections = atomic_load(&h->refused_connections);
     out->connections = atomic_load(&h->connections);
     out->calls = atomic_load(&h->calls);
     out->streams = atomic_load(&h->streams);

@@ -78,11 +78,11 @@ struct http_call {
     size_t n_headers;
     hd_bytes body;
     size_t body_expected, body_held; /* as announced; as counted in held_bytes */
-    http_call *next_work;
+    http_call *next_handler_threads;
     bool checked, handled, admitted, handed_over;
-    bool turned_away;   /* refused at its request line */
-    bool refused_late;  /* nothing of the request is left: the connection can be kept */
-    const char *origin; /* allowed to read the answer, or NULL */
+    bool refused_connections; /* refused at its request line */
+    bool refused_late;        /* nothing of the request is left: the connection can be kept */
+    const char *origin;       /* allowed to read the answer, or NULL */
 
     pthread_mutex_t lock;              /* recursive: on_gone is called under it */
     struct MHD_Connection *connection; /* NULL: the library is done with it */
@@ -112,14 +112,14 @@ struct http_call {
 };
 
 /* Calls that wait for one of the threads which may take their time. */
-typedef struct http_work {
+typedef struct http_handler_threads {
     pthread_mutex_t lock; /* guards all but the threads */
     pthread_cond_t more;
     http_call *first, *last; /* by next_work; last: while there is a first */
     bool over;
     pthread_t threads[HTTP_WORKERS];
     int n_threads;
-} http_work;
+} http_handler_threads;
 
 typedef struct http_table {
     const http_route *routes;
@@ -138,7 +138,7 @@ struct http_server {
     http_options options;
     http_quotas *quotas;
     http_tls *tls; /* NULL: none is spoken */
-    http_work work;
+    http_handler_threads handler_threads;
     atomic_size_t held_bytes; /* of all bodies, and answers that are not read yet */
     http_table tables[HTTP_TABLES];
     size_t n_tables;
@@ -160,7 +160,7 @@ struct http_server {
 
     atomic_int_fast64_t requests[6];
     atomic_int_fast64_t body_bytes, sent_bytes, gone, cut_off, timed_out, refused, accepted,
-        turned_away, handshakes_failed;
+        refused_connections, handshakes_failed;
     atomic_int connections, calls, handled, streams, pending;
 };
 
@@ -205,11 +205,12 @@ bool http_check_trailers(http_call *c); /* the same, when the body is there */
 
 /* ---- handler_threads.c ---- */
 
-void http_work_init(http_work *w);
-void http_work_deinit(http_work *w);
-hd_status http_work_start(http_work *w, hd_err *err);
-void http_work_add(http_work *w, http_call *c); /* its handler runs soon, on another thread */
-void http_work_stop(http_work *w);              /* after all that was added */
+void http_handler_threads_init(http_handler_threads *w);
+void http_handler_threads_deinit(http_handler_threads *w);
+hd_status http_handler_threads_start(http_handler_threads *w, hd_err *err);
+void http_handler_threads_add(http_handler_threads *w,
+                              http_call *c); /* its handler runs soon, on another thread */
+void http_handler_threads_stop(http_handler_threads *w); /* after all that was added */
 
 /* ---- sockets.c ---- */
 

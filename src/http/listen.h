@@ -56,16 +56,16 @@ typedef struct http_server http_server;
 typedef struct http_stats {
     int64_t requests[6]; /* by the hundred of the status; [0]: the client left first */
     int64_t body_bytes, sent_bytes;
-    int64_t gone;                        /* clients that vanished before their answer's end */
-    int64_t cut_off;                     /* readers too slow for their stream */
-    int64_t timed_out;                   /* header, body or idle deadlines that passed */
-    int64_t refused;                     /* before any handler saw them */
-    int64_t handshakes_failed;           /* connections that ended before TLS was agreed upon */
-    int64_t accepted, turned_away;       /* connections */
-    int32_t connections, calls, streams; /* now */
-    int64_t held_bytes;                  /* of bodies and unread answers, now */
-    int32_t handled;                     /* calls that a handler saw and somebody still holds */
-    int32_t pending;                     /* calls whose answer the client does not have yet */
+    int64_t gone;              /* clients that vanished before their answer's end */
+    int64_t cut_off;           /* readers too slow for their stream */
+    int64_t timed_out;         /* header, body or idle deadlines that passed */
+    int64_t refused;           /* before any handler saw them */
+    int64_t handshakes_failed; /* connections that ended before TLS was agreed upon */
+    int64_t accepted, refused_connections; /* connections */
+    int32_t connections, calls, streams;   /* now */
+    int64_t held_bytes;                    /* of bodies and unread answers, now */
+    int32_t handled; /* calls that a handler saw and somebody still holds */
+    int32_t pending; /* calls whose answer the client does not have yet */
 } http_stats;
 
 /* Binds and prepares; nothing is answered yet. */

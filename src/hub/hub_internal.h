@@ -119,7 +119,7 @@ struct hub_job {
     int redirects;
     bool body_begun;
     hd_err err;
-    char range_reply[64], said[200], etag[HUB_HEX_BYTES]; /* of the reply's headers */
+    char range_reply[64], reply[200], etag[HUB_HEX_BYTES]; /* of the reply's headers */
     int64_t linked_bytes;
 
     /* of all attempts */

@@ -105,11 +105,11 @@ static size_t on_header(char *line, size_t size, size_t n, void *user) {
     char value[200];
     n *= size;
     if (n > 5 && strncmp(line, "HTTP/", 5) == 0) { /* of the next reply */
-        job->range_reply[0] = job->said[0] = job->etag[0] = '\0';
+        job->range_reply[0] = job->reply[0] = job->etag[0] = '\0';
         job->linked_bytes = -1;
     }
     header_value(job->range_reply, sizeof job->range_reply, line, n, "Content-Range");
-    header_value(job->said, sizeof job->said, line, n, "X-Error-Message");
+    header_value(job->reply, sizeof job->reply, line, n, "X-Error-Message");
     if (header_value(value, sizeof value, line, n, "X-Linked-ETag"))
         read_etag(job, value, true);
     if (header_value(value, sizeof value, line, n, "ETag")) read_etag(job, value, false);
@@ -254,9 +254,9 @@ static hub_outcome fail(hub_job *job, hd_status st, const char *why) {
     char host[256];
     host_of(host, sizeof host, job->url);
     const char *token = job->options->token;
-    const bool quotes_token = token && strstr(job->said, token);
+    const bool quotes_token = token && strstr(job->reply, token);
     HD_FAIL(&job->err, st, "%s: %s %s%s%s", job->what, host, why,
-            job->said[0] && !quotes_token ? ": " : "", quotes_token ? "" : job->said);
+            job->reply[0] && !quotes_token ? ": " : "", quotes_token ? "" : job->reply);
     return st == HD_EAGAIN ? HUB_TRY_AGAIN : HUB_FAILED;
 }
 

@@ -17,7 +17,7 @@ enum { ROOT = 0, NONE = -1 };
 typedef struct node {
     int32_t parent, first_child, next, prev; /* next and prev: siblings */
     int32_t depth;                           /* pages above; the root has -1 */
-    int32_t page[HD_N_LIFETIMES];            /* WINDOW: NONE is a tombstone */
+    int32_t page[HD_N_KV_GROUPS];            /* WINDOW: NONE is a tombstone */
     int32_t snapshot;
     int32_t refs, window_refs;
     int32_t hash_next; /* chain of the child table */
@@ -27,14 +27,14 @@ typedef struct node {
     bool turn_end; /* a lease ended here */
 } node;
 
-typedef struct lease {
+typedef struct seq {
     bool open;
     uint64_t salt;
     int32_t node;        /* deepest node of the path */
     int32_t n_nodes;     /* pages that are nodes */
     int32_t n_pages;     /* pages in all; those behind n_nodes are private */
     int32_t window_from; /* first page that keeps its WINDOW page */
-} lease;
+} seq;
 
 typedef struct free_list {
     int32_t *items;
@@ -47,19 +47,19 @@ struct hd_cache {
     int32_t *tokens;  /* [n_nodes + 1, page_tokens] */
     int32_t *buckets; /* [n_buckets] heads of chains */
     int32_t n_buckets, n_nodes;
-    free_list free_nodes, free_pages[HD_N_LIFETIMES], free_snapshots;
+    free_list free_nodes, free_pages[HD_N_KV_GROUPS], free_snapshots;
     hd_heap leaves;    /* nodes without refs and children, by recency */
     hd_heap windows;   /* nodes whose WINDOW page no lease needs */
     hd_heap snapshots; /* nodes with a snapshot */
-    lease *leases;
-    int32_t *table[HD_N_LIFETIMES]; /* [n_leases, lease_pages] */
+    seq *seqs;
+    int32_t *table[HD_N_KV_GROUPS]; /* [n_leases, lease_pages] */
     int32_t *path;                  /* [lease_pages] scratch of a match: its nodes */
     hd_page_copy *copies;
     int32_t n_copies, cap_copies;
     int64_t tick;
-    int32_t n_pinned;    /* nodes with refs */
-    int32_t reach_pages; /* WINDOW pages a lease needs before its next position */
-    int64_t matched_tokens, asked_tokens, evicted[HD_N_LIFETIMES];
+    int32_t n_pinned;       /* nodes with refs */
+    int32_t lookback_pages; /* WINDOW pages a lease needs before its next position */
+    int64_t matched_tokens, asked_tokens, evicted[HD_N_KV_GROUPS];
 };
 
 /* ---- memory ---- */
@@ -77,15 +77,15 @@ static void fill_free(free_list *f, int32_t n) {
 static bool take_memory(hd_cache *c, hd_err *err) {
     const hd_cache_options *o = &c->o;
     const size_t n = (size_t)c->n_nodes + 1;
-    const size_t table = (size_t)o->n_leases * (size_t)o->lease_pages;
+    const size_t table = (size_t)o->max_seqs * (size_t)o->seq_pages;
     c->nodes = calloc(n, sizeof *c->nodes);
     c->tokens = calloc(n * (size_t)o->page_tokens, sizeof *c->tokens);
     c->buckets = calloc((size_t)c->n_buckets, sizeof *c->buckets);
-    c->leases = calloc((size_t)o->n_leases, sizeof *c->leases);
+    c->seqs = calloc((size_t)o->max_seqs, sizeof *c->seqs);
     c->copies = calloc((size_t)c->cap_copies, sizeof *c->copies);
-    c->path = calloc((size_t)o->lease_pages, sizeof *c->path);
-    bool good = c->nodes && c->tokens && c->buckets && c->leases && c->copies && c->path;
-    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+    c->path = calloc((size_t)o->seq_pages, sizeof *c->path);
+    bool good = c->nodes && c->tokens && c->buckets && c->seqs && c->copies && c->path;
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         c->table[l] = calloc(table, sizeof *c->table[l]);
         good = good && c->table[l] && take_free(&c->free_pages[l], o->n_pages[l]);
     }
@@ -100,11 +100,11 @@ void hd_cache_reset(hd_cache *c) {
     const hd_cache_options *o = &c->o;
     fill_free(&c->free_nodes, c->n_nodes);
     fill_free(&c->free_snapshots, o->n_snapshots);
-    for (int l = 0; l < HD_N_LIFETIMES; l++) fill_free(&c->free_pages[l], o->n_pages[l]);
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) fill_free(&c->free_pages[l], o->n_pages[l]);
     hd_heap_clear(&c->leaves);
     hd_heap_clear(&c->windows);
     hd_heap_clear(&c->snapshots);
-    memset(c->leases, 0, (size_t)o->n_leases * sizeof *c->leases);
+    memset(c->seqs, 0, (size_t)o->max_seqs * sizeof *c->seqs);
     for (int32_t i = 0; i < c->n_buckets; i++) c->buckets[i] = NONE;
     c->n_copies = 0;
     c->n_pinned = 0;
@@ -124,15 +124,15 @@ hd_status hd_cache_open(hd_cache **out, const hd_cache_options *options, hd_err 
     hd_cache *c = calloc(1, sizeof *c);
     if (!c) return HD_FAIL(err, HD_ENOMEM, "no memory for a prefix cache");
     c->o = *options;
-    c->n_nodes = options->n_pages[HD_LIFE_ENTRIES];
-    c->reach_pages = (int32_t)hd_ceil_div(options->reach, options->page_tokens);
-    c->cap_copies = 2 * (options->n_pages[HD_LIFE_WINDOW] + options->n_snapshots) + 2;
+    c->n_nodes = options->n_pages[HD_KV_FULL];
+    c->lookback_pages = (int32_t)hd_ceil_div(options->lookback, options->page_tokens);
+    c->cap_copies = 2 * (options->n_pages[HD_KV_WINDOW] + options->n_snapshots) + 2;
     c->n_buckets = 64;
     while (c->n_buckets < 2 * c->n_nodes) c->n_buckets *= 2;
     if (!take_memory(c, err)) {
         hd_cache_close(c);
         return HD_FAIL(err, HD_ENOMEM, "no memory for a prefix cache of %d pages",
-                       options->n_pages[HD_LIFE_ENTRIES]);
+                       options->n_pages[HD_KV_FULL]);
     }
     hd_cache_reset(c);
     *out = c;
@@ -144,12 +144,12 @@ void hd_cache_close(hd_cache *c) {
     free(c->nodes);
     free(c->tokens);
     free(c->buckets);
-    free(c->leases);
+    free(c->seqs);
     free(c->copies);
     free(c->path);
     free(c->free_nodes.items);
     free(c->free_snapshots.items);
-    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         free(c->table[l]);
         free(c->free_pages[l].items);
     }
@@ -167,8 +167,8 @@ static void push(free_list *f, int32_t item) {
     f->items[f->n++] = item;
 }
 
-static int32_t *table_of(const hd_cache *c, int32_t l, hd_lifetime life) {
-    return c->table[life] + (int64_t)l * c->o.lease_pages;
+static int32_t *table_of(const hd_cache *c, int32_t l, hd_kv_group life) {
+    return c->table[life] + (int64_t)l * c->o.seq_pages;
 }
 
 /* Callers make sure that there is room. */
@@ -234,12 +234,12 @@ static int64_t window_key(const hd_cache *c, int32_t n) {
 
 /* A snapshot of a page that is live anyway goes first. */
 static int64_t snapshot_key(const hd_cache *c, int32_t n) {
-    const bool spare = c->nodes[n].page[HD_LIFE_WINDOW] != NONE;
+    const bool spare = c->nodes[n].page[HD_KV_WINDOW] != NONE;
     return window_key(c, n) - (spare ? INT64_MAX : 0);
 }
 
 /* Keeps the heaps true to a node's state; call after any change of it. */
-static void settle(hd_cache *c, int32_t n) {
+static void finish(hd_cache *c, int32_t n) {
     const node *k = &c->nodes[n];
     if (n == ROOT) return;
     if (k->refs == 0 && k->first_child == NONE) {
@@ -247,12 +247,12 @@ static void settle(hd_cache *c, int32_t n) {
     } else {
         hd_heap_remove(&c->leaves, n);
     }
-    if (k->page[HD_LIFE_WINDOW] != NONE && k->window_refs == 0) {
+    if (k->page[HD_KV_WINDOW] != NONE && k->window_refs == 0) {
         hd_heap_put(&c->windows, n, window_key(c, n));
     } else {
         hd_heap_remove(&c->windows, n);
     }
-    const bool awaited = k->window_refs > 0 && k->page[HD_LIFE_WINDOW] == NONE;
+    const bool awaited = k->window_refs > 0 && k->page[HD_KV_WINDOW] == NONE;
     if (k->snapshot != NONE && !awaited) {
         hd_heap_put(&c->snapshots, n, snapshot_key(c, n));
     } else {
@@ -284,7 +284,7 @@ static int32_t add_node(hd_cache *c, int32_t parent, uint64_t salt, const int32_
     int32_t *bucket = bucket_of(c, k->hash);
     k->hash_next = *bucket;
     *bucket = id;
-    settle(c, parent);
+    finish(c, parent);
     return id;
 }
 
@@ -301,7 +301,7 @@ static void drop_leaf(hd_cache *c, int32_t n) {
     hd_heap_remove(&c->leaves, n);
     hd_heap_remove(&c->windows, n);
     hd_heap_remove(&c->snapshots, n);
-    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         if (k->page[l] != NONE) push(&c->free_pages[l], k->page[l]);
     }
     if (k->snapshot != NONE) push(&c->free_snapshots, k->snapshot);
@@ -309,7 +309,7 @@ static void drop_leaf(hd_cache *c, int32_t n) {
     if (k->next != NONE) c->nodes[k->next].prev = k->prev;
     if (k->prev != NONE) c->nodes[k->prev].next = k->next;
     if (c->nodes[k->parent].first_child == n) c->nodes[k->parent].first_child = k->next;
-    settle(c, k->parent);
+    finish(c, k->parent);
     push(&c->free_nodes, n - 1);
 }
 
@@ -323,7 +323,7 @@ static int32_t take_snapshot(hd_cache *c, int32_t for_node) {
     if (other < 0 || snapshot_key(c, other) > window_key(c, for_node)) return NONE;
     const int32_t slot = c->nodes[other].snapshot;
     c->nodes[other].snapshot = NONE;
-    settle(c, other);
+    finish(c, other);
     return slot;
 }
 
@@ -332,15 +332,15 @@ static bool evict_window(hd_cache *c) {
     const int32_t n = hd_heap_min(&c->windows);
     if (n < 0) return false;
     node *k = &c->nodes[n];
-    const int32_t page = k->page[HD_LIFE_WINDOW];
+    const int32_t page = k->page[HD_KV_WINDOW];
     if (k->snapshot == NONE && c->n_copies < c->cap_copies) {
         k->snapshot = take_snapshot(c, n);
         if (k->snapshot != NONE) add_copy(c, true, page, k->snapshot);
     }
-    k->page[HD_LIFE_WINDOW] = NONE;
-    settle(c, n);
-    push(&c->free_pages[HD_LIFE_WINDOW], page);
-    c->evicted[HD_LIFE_WINDOW]++;
+    k->page[HD_KV_WINDOW] = NONE;
+    finish(c, n);
+    push(&c->free_pages[HD_KV_WINDOW], page);
+    c->evicted[HD_KV_WINDOW]++;
     return true;
 }
 
@@ -348,13 +348,13 @@ static bool evict_entries(hd_cache *c) {
     const int32_t n = hd_heap_min(&c->leaves);
     if (n < 0) return false;
     drop_leaf(c, n);
-    c->evicted[HD_LIFE_ENTRIES]++;
+    c->evicted[HD_KV_FULL]++;
     return true;
 }
 
-static int32_t take_page(hd_cache *c, hd_lifetime life) {
+static int32_t take_page(hd_cache *c, hd_kv_group life) {
     if (!c->free_pages[life].n) {
-        bool evicted = life == HD_LIFE_WINDOW ? evict_window(c) : evict_entries(c);
+        bool evicted = life == HD_KV_WINDOW ? evict_window(c) : evict_entries(c);
         if (!evicted) return NONE;
     }
     return pop(&c->free_pages[life]);
@@ -366,13 +366,13 @@ static int32_t take_page(hd_cache *c, hd_lifetime life) {
 static int32_t walk(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
     const int32_t page = c->o.page_tokens;
     int32_t at = ROOT, best = 0, live = 0;
-    for (int32_t d = 0; d < c->o.lease_pages && (int64_t)(d + 1) * page < n; d++) {
+    for (int32_t d = 0; d < c->o.seq_pages && (int64_t)(d + 1) * page < n; d++) {
         at = find_child(c, at, salt, tokens + (int64_t)d * page);
         if (at == NONE) break;
         c->path[d] = at;
         const node *k = &c->nodes[at];
-        live = k->page[HD_LIFE_WINDOW] != NONE || k->snapshot != NONE ? live + 1 : 0;
-        if (live >= hd_min_i32(c->reach_pages, d + 1)) best = d + 1;
+        live = k->page[HD_KV_WINDOW] != NONE || k->snapshot != NONE ? live + 1 : 0;
+        if (live >= hd_min_i32(c->lookback_pages, d + 1)) best = d + 1;
     }
     return best;
 }
@@ -387,88 +387,88 @@ static void pin(hd_cache *c, int32_t n) {
     node *k = &c->nodes[n];
     c->n_pinned += k->refs++ == 0;
     k->used = c->tick;
-    settle(c, n);
+    finish(c, n);
 }
 
 static void unpin(hd_cache *c, int32_t n) {
     node *k = &c->nodes[n];
     assert(k->refs > 0);
     c->n_pinned -= --k->refs == 0;
-    settle(c, n);
+    finish(c, n);
 }
 
 static void hold_window(hd_cache *c, int32_t n) {
     c->nodes[n].window_refs++;
-    settle(c, n);
+    finish(c, n);
 }
 
 static void drop_window(hd_cache *c, int32_t n) {
     assert(c->nodes[n].window_refs > 0);
     c->nodes[n].window_refs--;
-    settle(c, n);
+    finish(c, n);
 }
 
 /* Gives the node a WINDOW page again, filled from its snapshot; a hold on the node's window
  * keeps both from being evicted meanwhile. */
 static bool restore_window(hd_cache *c, int32_t n) {
-    if (c->nodes[n].page[HD_LIFE_WINDOW] != NONE) return true;
+    if (c->nodes[n].page[HD_KV_WINDOW] != NONE) return true;
     if (c->n_copies + 2 > c->cap_copies) return false; /* an eviction may add one first */
-    const int32_t page = take_page(c, HD_LIFE_WINDOW);
+    const int32_t page = take_page(c, HD_KV_WINDOW);
     if (page == NONE) return false;
     add_copy(c, false, page, c->nodes[n].snapshot);
-    c->nodes[n].page[HD_LIFE_WINDOW] = page;
-    settle(c, n);
+    c->nodes[n].page[HD_KV_WINDOW] = page;
+    finish(c, n);
     return true;
 }
 
-static void let_go(hd_cache *c, lease *l, int32_t id) {
+static void let_go(hd_cache *c, seq *l, int32_t id) {
     int32_t n = l->node;
     for (int32_t d = l->n_nodes - 1; d >= 0; d--) {
-        if (d >= l->window_from && c->reach_pages) drop_window(c, n);
+        if (d >= l->window_from && c->lookback_pages) drop_window(c, n);
         unpin(c, n);
         n = c->nodes[n].parent;
     }
     for (int32_t p = l->n_nodes; p < l->n_pages; p++) {
-        push(&c->free_pages[HD_LIFE_ENTRIES], table_of(c, id, HD_LIFE_ENTRIES)[p]);
-        if (c->reach_pages) {
-            push(&c->free_pages[HD_LIFE_WINDOW], table_of(c, id, HD_LIFE_WINDOW)[p]);
+        push(&c->free_pages[HD_KV_FULL], table_of(c, id, HD_KV_FULL)[p]);
+        if (c->lookback_pages) {
+            push(&c->free_pages[HD_KV_WINDOW], table_of(c, id, HD_KV_WINDOW)[p]);
         }
     }
-    *l = (lease){0};
+    *l = (seq){0};
 }
 
 static void clear_table(hd_cache *c, int32_t id) {
-    for (int life = 0; life < HD_N_LIFETIMES; life++) {
-        int32_t *table = table_of(c, id, (hd_lifetime)life);
-        for (int32_t p = 0; p < c->o.lease_pages; p++) table[p] = NONE;
+    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
+        int32_t *table = table_of(c, id, (hd_kv_group)life);
+        for (int32_t p = 0; p < c->o.seq_pages; p++) table[p] = NONE;
     }
 }
 
 hd_status hd_cache_acquire(hd_cache *c, int32_t id, uint64_t salt, const int32_t *tokens,
                            int32_t n, int32_t *hit) {
-    lease *l = &c->leases[id];
+    seq *l = &c->seqs[id];
     assert(!l->open);
     c->tick++;
     const int32_t d = walk(c, salt, tokens, n);
     *hit = 0;
     clear_table(c, id);
-    *l = (lease){.open = true,
-                 .salt = salt,
-                 .node = d ? c->path[d - 1] : ROOT,
-                 .n_nodes = d,
-                 .n_pages = d,
-                 .window_from = hd_max_i32(0, d - c->reach_pages)};
+    *l = (seq){.open = true,
+               .salt = salt,
+               .node = d ? c->path[d - 1] : ROOT,
+               .n_nodes = d,
+               .n_pages = d,
+               .window_from = hd_max_i32(0, d - c->lookback_pages)};
     for (int32_t p = 0; p < d; p++) {
         pin(c, c->path[p]);
-        if (p >= l->window_from && c->reach_pages) hold_window(c, c->path[p]);
-        table_of(c, id, HD_LIFE_ENTRIES)[p] = c->nodes[c->path[p]].page[HD_LIFE_ENTRIES];
+        if (p >= l->window_from && c->lookback_pages) hold_window(c, c->path[p]);
+        table_of(c, id, HD_KV_FULL)[p] = c->nodes[c->path[p]].page[HD_KV_FULL];
     }
-    for (int32_t p = l->window_from; p < d && c->reach_pages; p++) {
+    for (int32_t p = l->window_from; p < d && c->lookback_pages; p++) {
         if (!restore_window(c, c->path[p])) {
             let_go(c, l, id);
             return HD_EAGAIN;
         }
-        table_of(c, id, HD_LIFE_WINDOW)[p] = c->nodes[c->path[p]].page[HD_LIFE_WINDOW];
+        table_of(c, id, HD_KV_WINDOW)[p] = c->nodes[c->path[p]].page[HD_KV_WINDOW];
     }
     *hit = d * c->o.page_tokens;
     c->asked_tokens += n;
@@ -477,32 +477,32 @@ hd_status hd_cache_acquire(hd_cache *c, int32_t id, uint64_t salt, const int32_t
 }
 
 static bool add_private_page(hd_cache *c, int32_t id, int32_t at) {
-    const int32_t entries = take_page(c, HD_LIFE_ENTRIES);
+    const int32_t entries = take_page(c, HD_KV_FULL);
     if (entries == NONE) return false;
-    if (c->reach_pages) {
-        const int32_t window = take_page(c, HD_LIFE_WINDOW);
+    if (c->lookback_pages) {
+        const int32_t window = take_page(c, HD_KV_WINDOW);
         if (window == NONE) {
-            push(&c->free_pages[HD_LIFE_ENTRIES], entries);
+            push(&c->free_pages[HD_KV_FULL], entries);
             return false;
         }
-        table_of(c, id, HD_LIFE_WINDOW)[at] = window;
+        table_of(c, id, HD_KV_WINDOW)[at] = window;
     }
-    table_of(c, id, HD_LIFE_ENTRIES)[at] = entries;
+    table_of(c, id, HD_KV_FULL)[at] = entries;
     return true;
 }
 
 static void drop_private_page(hd_cache *c, int32_t id, int32_t at) {
-    for (int life = 0; life < HD_N_LIFETIMES; life++) {
-        int32_t *page = &table_of(c, id, (hd_lifetime)life)[at];
+    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
+        int32_t *page = &table_of(c, id, (hd_kv_group)life)[at];
         if (*page != NONE) push(&c->free_pages[life], *page);
         *page = NONE;
     }
 }
 
 hd_status hd_cache_extend(hd_cache *c, int32_t id, int32_t n_tokens) {
-    lease *l = &c->leases[id];
+    seq *l = &c->seqs[id];
     const int32_t want = (int32_t)hd_ceil_div(n_tokens, c->o.page_tokens), had = l->n_pages;
-    assert(l->open && want <= c->o.lease_pages);
+    assert(l->open && want <= c->o.seq_pages);
     while (l->n_pages < want) {
         if (!add_private_page(c, id, l->n_pages)) {
             while (l->n_pages > had) drop_private_page(c, id, --l->n_pages);
@@ -519,52 +519,52 @@ hd_status hd_cache_extend(hd_cache *c, int32_t id, int32_t n_tokens) {
  * prefixes have equal bits (design D8), so the exchange is invisible. */
 static void share_page(hd_cache *c, int32_t id, int32_t at, int32_t n) {
     node *k = &c->nodes[n];
-    int32_t *entries = &table_of(c, id, HD_LIFE_ENTRIES)[at];
-    int32_t *window = &table_of(c, id, HD_LIFE_WINDOW)[at];
-    push(&c->free_pages[HD_LIFE_ENTRIES], *entries);
-    *entries = k->page[HD_LIFE_ENTRIES];
-    if (!c->reach_pages) return;
-    if (k->page[HD_LIFE_WINDOW] == NONE) {
-        k->page[HD_LIFE_WINDOW] = *window;
+    int32_t *entries = &table_of(c, id, HD_KV_FULL)[at];
+    int32_t *window = &table_of(c, id, HD_KV_WINDOW)[at];
+    push(&c->free_pages[HD_KV_FULL], *entries);
+    *entries = k->page[HD_KV_FULL];
+    if (!c->lookback_pages) return;
+    if (k->page[HD_KV_WINDOW] == NONE) {
+        k->page[HD_KV_WINDOW] = *window;
     } else {
-        push(&c->free_pages[HD_LIFE_WINDOW], *window);
-        *window = k->page[HD_LIFE_WINDOW];
+        push(&c->free_pages[HD_KV_WINDOW], *window);
+        *window = k->page[HD_KV_WINDOW];
     }
 }
 
 static void commit_page(hd_cache *c, int32_t id, const int32_t *tokens) {
-    lease *l = &c->leases[id];
+    seq *l = &c->seqs[id];
     const int32_t at = l->n_nodes;
     int32_t n = find_child(c, l->node, l->salt, tokens);
     if (n != NONE) {
         share_page(c, id, at, n);
     } else {
         n = add_node(c, l->node, l->salt, tokens);
-        for (int life = 0; life < HD_N_LIFETIMES; life++) {
-            c->nodes[n].page[life] = table_of(c, id, (hd_lifetime)life)[at];
+        for (int life = 0; life < HD_N_KV_GROUPS; life++) {
+            c->nodes[n].page[life] = table_of(c, id, (hd_kv_group)life)[at];
         }
     }
     pin(c, n);
-    if (c->reach_pages) hold_window(c, n);
+    if (c->lookback_pages) hold_window(c, n);
     l->node = n;
     l->n_nodes++;
 }
 
 static void release_passed_windows(hd_cache *c, int32_t id, int32_t n_done) {
-    lease *l = &c->leases[id];
-    const int32_t first = hd_max_i32(0, n_done - c->o.reach) / c->o.page_tokens;
-    if (!c->reach_pages || first <= l->window_from) return;
+    seq *l = &c->seqs[id];
+    const int32_t first = hd_max_i32(0, n_done - c->o.lookback) / c->o.page_tokens;
+    if (!c->lookback_pages || first <= l->window_from) return;
     int32_t n = l->node;
     for (int32_t p = l->n_nodes - 1; p >= l->window_from; p--, n = c->nodes[n].parent) {
         if (p >= first) continue;
         drop_window(c, n);
-        table_of(c, id, HD_LIFE_WINDOW)[p] = NONE;
+        table_of(c, id, HD_KV_WINDOW)[p] = NONE;
     }
     l->window_from = first;
 }
 
 void hd_cache_commit(hd_cache *c, int32_t id, const int32_t *tokens, int32_t n_done) {
-    lease *l = &c->leases[id];
+    seq *l = &c->seqs[id];
     assert(l->open && hd_ceil_div(n_done, c->o.page_tokens) <= l->n_pages);
     while ((int64_t)(l->n_nodes + 1) * c->o.page_tokens <= n_done) {
         commit_page(c, id, tokens + (int64_t)l->n_nodes * c->o.page_tokens);
@@ -573,7 +573,7 @@ void hd_cache_commit(hd_cache *c, int32_t id, const int32_t *tokens, int32_t n_d
 }
 
 void hd_cache_release(hd_cache *c, int32_t id, bool end_of_turn) {
-    lease *l = &c->leases[id];
+    seq *l = &c->seqs[id];
     assert(l->open);
     c->tick++;
     if (end_of_turn && l->node != ROOT) c->nodes[l->node].turn_end = true;
@@ -588,7 +588,7 @@ void hd_cache_flush(hd_cache *c) {
 
 /* ---- reading ---- */
 
-const int32_t *hd_cache_table(const hd_cache *c, int32_t id, hd_lifetime life) {
+const int32_t *hd_cache_table(const hd_cache *c, int32_t id, hd_kv_group life) {
     return table_of(c, id, life);
 }
 
@@ -606,13 +606,13 @@ hd_cache_stats hd_cache_read_stats(const hd_cache *c) {
                         .snapshots = c->o.n_snapshots - c->free_snapshots.n,
                         .matched_tokens = c->matched_tokens,
                         .asked_tokens = c->asked_tokens};
-    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         s.pages[l] = c->o.n_pages[l];
         s.free[l] = c->free_pages[l].n;
         s.evicted[l] = c->evicted[l];
     }
-    s.evictable[HD_LIFE_ENTRIES] = s.nodes - c->n_pinned;
-    s.evictable[HD_LIFE_WINDOW] = c->windows.n;
+    s.evictable[HD_KV_FULL] = s.nodes - c->n_pinned;
+    s.evictable[HD_KV_WINDOW] = c->windows.n;
     return s;
 }
 
@@ -620,7 +620,7 @@ hd_cache_stats hd_cache_read_stats(const hd_cache *c) {
 
 typedef struct census {
     const hd_cache *c;
-    int32_t *refs, *window_refs, *seen[HD_N_LIFETIMES];
+    int32_t *refs, *window_refs, *seen[HD_N_KV_GROUPS];
     hd_err *err;
 } census;
 
@@ -628,17 +628,17 @@ static hd_status broken(const census *s, const char *what, int64_t number) {
     return HD_FAIL(s->err, HD_EINVAL, "prefix cache: %s (%lld)", what, (long long)number);
 }
 
-static void count_lease(const census *s, int32_t id) {
+static void count_seq(const census *s, int32_t id) {
     const hd_cache *c = s->c;
-    const lease *l = &c->leases[id];
+    const seq *l = &c->seqs[id];
     int32_t n = l->node;
     for (int32_t d = l->n_nodes - 1; d >= 0; d--, n = c->nodes[n].parent) {
         s->refs[n]++;
-        if (d >= l->window_from && c->reach_pages) s->window_refs[n]++;
+        if (d >= l->window_from && c->lookback_pages) s->window_refs[n]++;
     }
     for (int32_t p = l->n_nodes; p < l->n_pages; p++) {
-        for (int life = 0; life < (c->reach_pages ? HD_N_LIFETIMES : 1); life++) {
-            s->seen[life][table_of(c, id, (hd_lifetime)life)[p]]++;
+        for (int life = 0; life < (c->lookback_pages ? HD_N_KV_GROUPS : 1); life++) {
+            s->seen[life][table_of(c, id, (hd_kv_group)life)[p]]++;
         }
     }
 }
@@ -649,17 +649,16 @@ static hd_status check_node(const census *s, int32_t n) {
     if (s->refs[n] != k->refs) return broken(s, "refs differ from the leases' paths", n);
     if (s->window_refs[n] != k->window_refs) return broken(s, "window refs differ", n);
     if (k->depth != c->nodes[k->parent].depth + 1) return broken(s, "wrong depth", n);
-    if (k->window_refs > 0 && k->page[HD_LIFE_WINDOW] == NONE) {
+    if (k->window_refs > 0 && k->page[HD_KV_WINDOW] == NONE) {
         return broken(s, "a held window page is gone", n);
     }
     if (hd_heap_has(&c->leaves, n) != (k->refs == 0 && k->first_child == NONE)) {
         return broken(s, "leaf heap is wrong", n);
     }
-    if (hd_heap_has(&c->windows, n) !=
-        (k->window_refs == 0 && k->page[HD_LIFE_WINDOW] != NONE)) {
+    if (hd_heap_has(&c->windows, n) != (k->window_refs == 0 && k->page[HD_KV_WINDOW] != NONE)) {
         return broken(s, "window heap is wrong", n);
     }
-    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         if (k->page[l] != NONE) s->seen[l][k->page[l]]++;
     }
     return HD_OK;
@@ -668,8 +667,8 @@ static hd_status check_node(const census *s, int32_t n) {
 static hd_status check_all(const census *s) {
     const hd_cache *c = s->c;
     int32_t n_seen = 0, n_pinned = 0;
-    for (int32_t id = 0; id < c->o.n_leases; id++) {
-        if (c->leases[id].open) count_lease(s, id);
+    for (int32_t id = 0; id < c->o.max_seqs; id++) {
+        if (c->seqs[id].open) count_seq(s, id);
     }
     for (int32_t b = 0; b < c->n_buckets; b++) {
         for (int32_t n = c->buckets[b]; n != NONE; n = c->nodes[n].hash_next) {
@@ -680,7 +679,7 @@ static hd_status check_all(const census *s) {
     }
     if (n_seen != c->n_nodes - c->free_nodes.n) return broken(s, "lost nodes", n_seen);
     if (n_pinned != c->n_pinned) return broken(s, "pinned nodes miscounted", n_pinned);
-    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         for (int32_t i = 0; i < c->free_pages[l].n; i++)
             s->seen[l][c->free_pages[l].items[i]]++;
         for (int32_t p = 0; p < c->o.n_pages[l]; p++) {
@@ -695,16 +694,16 @@ hd_status hd_cache_check(const hd_cache *c, bool idle, hd_err *err) {
     s.refs = calloc((size_t)c->n_nodes + 1, sizeof *s.refs);
     s.window_refs = calloc((size_t)c->n_nodes + 1, sizeof *s.window_refs);
     bool good = s.refs && s.window_refs;
-    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         s.seen[l] = calloc((size_t)c->o.n_pages[l] + 1, sizeof *s.seen[l]);
         good = good && s.seen[l];
     }
     hd_status st = good ? check_all(&s) : HD_FAIL(err, HD_ENOMEM, "no memory for a check");
-    for (int32_t id = 0; idle && st == HD_OK && id < c->o.n_leases; id++) {
-        if (c->leases[id].open) st = broken(&s, "a lease that nobody has is open", id);
+    for (int32_t id = 0; idle && st == HD_OK && id < c->o.max_seqs; id++) {
+        if (c->seqs[id].open) st = broken(&s, "a lease that nobody has is open", id);
     }
     free(s.refs);
     free(s.window_refs);
-    for (int l = 0; l < HD_N_LIFETIMES; l++) free(s.seen[l]);
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) free(s.seen[l]);
     return st;
 }

@@ -30,12 +30,13 @@ typedef struct hd_cache hd_cache;
 
 typedef struct hd_cache_options {
     int32_t page_tokens;
-    int32_t reach; /* how far before the next position WINDOW pages are still read: the window,
+    int32_t
+        lookback; /* how far before the next position WINDOW pages are still read: the window,
                       or a compressor's unfinished block; 0: the family has no such pages */
-    int32_t n_pages[HD_N_LIFETIMES];
+    int32_t n_pages[HD_N_KV_GROUPS];
     int32_t n_snapshots; /* window pages that host memory may hold */
-    int32_t n_leases;    /* sequences at a time */
-    int32_t lease_pages; /* the longest sequence, in pages */
+    int32_t max_seqs;    /* sequences at a time */
+    int32_t seq_pages;   /* the longest sequence, in pages */
 } hd_cache_options;
 
 hd_status hd_cache_open(hd_cache **out, const hd_cache_options *options, hd_err *err);
@@ -47,38 +48,38 @@ int32_t hd_cache_match(const hd_cache *c, uint64_t salt, const int32_t *tokens, 
 
 /* Opens a free lease on the longest usable prefix and gives its length in *hit. HD_EAGAIN when
  * window pages for it cannot be had; then nothing changed. */
-hd_status hd_cache_acquire(hd_cache *c, int32_t lease, uint64_t salt, const int32_t *tokens,
+hd_status hd_cache_acquire(hd_cache *c, int32_t seq, uint64_t salt, const int32_t *tokens,
                            int32_t n, int32_t *hit);
 
 /* Makes sure positions below n_tokens have pages; evicts what nobody uses. HD_EAGAIN when the
  * pools cannot give them: the lease keeps what it had. */
-hd_status hd_cache_extend(hd_cache *c, int32_t lease, int32_t n_tokens);
+hd_status hd_cache_extend(hd_cache *c, int32_t seq, int32_t n_tokens);
 
 /* tokens[n_done] are computed: full pages among them enter the tree, and window pages that no
  * later query of this lease can see are let go. Call with the lease's own growing sequence. */
-void hd_cache_commit(hd_cache *c, int32_t lease, const int32_t *tokens, int32_t n_done);
+void hd_cache_commit(hd_cache *c, int32_t seq, const int32_t *tokens, int32_t n_done);
 
 /* Ends a lease. Its committed pages stay in the tree; end_of_turn marks where the next turn of
  * a conversation will probably continue. */
-void hd_cache_release(hd_cache *c, int32_t lease, bool end_of_turn);
+void hd_cache_release(hd_cache *c, int32_t seq, bool end_of_turn);
 
 /* Forgets every prefix that no lease pins. */
 void hd_cache_flush(hd_cache *c);
 
 /* The lease's pages, [lease_pages]; only live entries are meaningful (-1: none). */
-const int32_t *hd_cache_table(const hd_cache *c, int32_t lease, hd_lifetime life);
+const int32_t *hd_cache_table(const hd_cache *c, int32_t seq, hd_kv_group life);
 
 /* The pending copies; *n of them. hd_cache_copied() empties the list. */
 const hd_page_copy *hd_cache_copies(const hd_cache *c, int32_t *n);
 void hd_cache_copied(hd_cache *c);
 
 typedef struct hd_cache_stats {
-    int32_t pages[HD_N_LIFETIMES];     /* in all */
-    int32_t free[HD_N_LIFETIMES];      /* in nobody's hands */
-    int32_t evictable[HD_N_LIFETIMES]; /* cached, but would be given up for a lease */
+    int32_t pages[HD_N_KV_GROUPS];     /* in all */
+    int32_t free[HD_N_KV_GROUPS];      /* in nobody's hands */
+    int32_t evictable[HD_N_KV_GROUPS]; /* cached, but would be given up for a lease */
     int32_t nodes, snapshots;
     int64_t matched_tokens, asked_tokens; /* by acquire, since open */
-    int64_t evicted[HD_N_LIFETIMES];
+    int64_t evicted[HD_N_KV_GROUPS];
 } hd_cache_stats;
 
 hd_cache_stats hd_cache_read_stats(const hd_cache *c);

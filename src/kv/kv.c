@@ -53,9 +53,9 @@ hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec) {
     int32_t hca = spec->hca_ratio ? spec->hca_ratio : 1;
     int32_t page = csa / gcd(csa, hca) * hca;
     if (page == 1) page = MLA_PAGE_TOKENS; /* no compressor at all */
-    int32_t reach = hd_max_i32(spec->window, hd_max_i32(csa, hca)) - 1;
-    reach = hd_max_i32(reach, 1); /* 0 would say that there are no such pages */
-    return (hd_kv_shape){.page_tokens = page, .reach = reach};
+    int32_t lookback = hd_max_i32(spec->window, hd_max_i32(csa, hca)) - 1;
+    lookback = hd_max_i32(lookback, 1); /* 0 would say that there are no such pages */
+    return (hd_kv_shape){.page_tokens = page, .lookback = lookback};
 }
 
 /* The smallest ring that divides the page and keeps `rows` behind the newest position, with
@@ -66,9 +66,9 @@ static int32_t ring_rows(int32_t page_tokens, int32_t rows) {
     return ring;
 }
 
-static hd_lifetime life_of(int content) {
-    bool window = content == HD_POOL_RECENT || content >= STATE_MAIN;
-    return window ? HD_LIFE_WINDOW : HD_LIFE_ENTRIES;
+static hd_kv_group life_of(int content) {
+    bool window = content == HD_POOL_SLIDING || content >= STATE_MAIN;
+    return window ? HD_KV_WINDOW : HD_KV_FULL;
 }
 
 static void describe(layer_kv *l, int content, int32_t width, int32_t per_page,
@@ -104,11 +104,11 @@ static void describe_layer(layer_kv *l, const hd_model_spec *spec, int32_t layer
     case HD_ATTN_WINDOW:
         break;
     }
-    describe(l, HD_POOL_RECENT, spec->head_dim, page, act_bytes);
+    describe(l, HD_POOL_SLIDING, spec->head_dim, page, act_bytes);
     if (ratio) describe(l, HD_POOL_COMPRESSED, spec->head_dim, page / ratio, act_bytes);
 }
 
-size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_lifetime life,
+size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group life,
                         int32_t act_bytes, int32_t max_drafts) {
     size_t bytes = 0;
     for (int32_t l = 0; l < n_layers; l++) {
@@ -134,8 +134,8 @@ static void place(hd_kv *kv, hd_arena *a) {
 /* Says what was asked for in tokens, and what would fit. */
 static hd_status no_memory(const hd_kv *kv, size_t bytes, hd_err *err) {
     const hd_kv_options *o = &kv->options;
-    const double wide = (double)o->n_pages[HD_LIFE_WINDOW] * (double)kv->snapshot_bytes;
-    const double page = (double)hd_kv_page_bytes(kv->spec, kv->n_layers, HD_LIFE_ENTRIES,
+    const double wide = (double)o->n_pages[HD_KV_WINDOW] * (double)kv->snapshot_bytes;
+    const double page = (double)hd_kv_page_bytes(kv->spec, kv->n_layers, HD_KV_FULL,
                                                  o->act_bytes, o->max_drafts);
     const double left = (double)hd_device_free_bytes(kv->device);
     const double fit = left > wide && page > 0 ? floor((left - wide) / page) : 0;
@@ -144,7 +144,7 @@ static hd_status no_memory(const hd_kv *kv, size_t bytes, hd_err *err) {
         err, HD_ENOMEM,
         "kv pools: no memory for %s, %lld tokens; %s are free, which hold %.0f tokens",
         hd_bytes_text(wanted, sizeof wanted, (double)bytes),
-        (long long)o->n_pages[HD_LIFE_ENTRIES] * kv->page_tokens,
+        (long long)o->n_pages[HD_KV_FULL] * kv->page_tokens,
         hd_bytes_text(free_text, sizeof free_text, left), fit * kv->page_tokens);
 }
 
@@ -162,8 +162,8 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
         describe_layer(&kv->layers[l], spec, l, (size_t)options->act_bytes,
                        options->max_drafts);
     }
-    kv->snapshot_bytes = hd_kv_page_bytes(spec, n_layers, HD_LIFE_WINDOW, options->act_bytes,
-                                          options->max_drafts);
+    kv->snapshot_bytes =
+        hd_kv_page_bytes(spec, n_layers, HD_KV_WINDOW, options->act_bytes, options->max_drafts);
     hd_arena a = hd_arena_measure();
     place(kv, &a);
     hd_err why = {0};
@@ -196,17 +196,17 @@ void hd_kv_close(hd_kv *kv) {
 }
 
 /* Numbers between 1/2 and 1 of either sign. */
-void hd_kv_make_up(hd_kv *kv, hd_stream *s) {
-    const hd_noise wide = {.keep = 0x807fffffu, .set = 0x3f000000u};
-    const hd_noise half = {.keep = 0x807f807fu, .set = 0x3f003f00u};
+void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {
+    const hd_random_fill wide = {.keep = 0x807fffffu, .set = 0x3f000000u};
+    const hd_random_fill half = {.keep = 0x807f807fu, .set = 0x3f003f00u};
     for (int32_t l = 0; l < kv->n_layers; l++) {
         for (int i = 0; i < N_CONTENTS; i++) {
             const layer_pool *p = &kv->layers[l].pools[i];
             const size_t bytes = (size_t)kv->options.n_pages[life_of(i)] * p->page_bytes;
             const bool is_wide = i >= STATE_MAIN || kv->options.act_bytes == sizeof(float);
-            hd_noise noise = is_wide ? wide : half;
-            noise.seed = (uint64_t)l * N_CONTENTS + (uint64_t)i;
-            hd_stream_noise(s, p->data, bytes, &noise);
+            hd_random_fill random_fill = is_wide ? wide : half;
+            random_fill.seed = (uint64_t)l * N_CONTENTS + (uint64_t)i;
+            hd_stream_random_fill(s, p->data, bytes, &random_fill);
         }
     }
 }
@@ -220,7 +220,7 @@ void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n) 
         for (int32_t l = 0; l < kv->n_layers; l++) {
             for (int k = 0; k < N_CONTENTS; k++) {
                 const layer_pool *p = &kv->layers[l].pools[k];
-                if (life_of(k) != HD_LIFE_WINDOW || !p->data) continue;
+                if (life_of(k) != HD_KV_WINDOW || !p->data) continue;
                 uint8_t *page = p->data + (size_t)copies[i].page * p->page_bytes;
                 if (copies[i].save) {
                     hd_stream_download(s, host, page, p->page_bytes);
@@ -234,7 +234,7 @@ void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n) 
 }
 
 hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
-                    const int32_t *const tables[HD_N_LIFETIMES], int32_t table_stride) {
+                    const int32_t *const tables[HD_N_KV_GROUPS], int32_t table_stride) {
     const layer_pool *p = &kv->layers[layer].pools[pool];
     return (hd_paged){.data = (hd_act *)p->data,
                       .table = tables[life_of((int)pool)],
@@ -244,10 +244,10 @@ hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
 }
 
 hd_ring hd_kv_state(const hd_kv *kv, int32_t layer, bool of_index,
-                    const int32_t *const tables[HD_N_LIFETIMES], int32_t table_stride) {
+                    const int32_t *const tables[HD_N_KV_GROUPS], int32_t table_stride) {
     const layer_pool *p = &kv->layers[layer].pools[of_index ? STATE_INDEX : STATE_MAIN];
     return (hd_ring){.data = (float *)(void *)p->data,
-                     .table = tables[HD_LIFE_WINDOW],
+                     .table = tables[HD_KV_WINDOW],
                      .table_stride = table_stride,
                      .page_tokens = kv->page_tokens,
                      .ring = p->per_page,

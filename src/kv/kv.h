@@ -16,20 +16,20 @@
 #include "ops/ops.h"
 #include "weights/spec.h"
 
-typedef enum hd_lifetime { HD_LIFE_ENTRIES, HD_LIFE_WINDOW, HD_N_LIFETIMES } hd_lifetime;
+typedef enum hd_kv_group { HD_KV_FULL, HD_KV_WINDOW, HD_N_KV_GROUPS } hd_kv_group;
 
 typedef enum hd_pool_kind {
     HD_POOL_LATENT,     /* MLA: [latent | roped key] per token */
     HD_POOL_INDEX,      /* indexer keys: per token (V3.2) or per CSA entry (V4) */
     HD_POOL_COMPRESSED, /* V4: one entry per compress_ratio tokens */
-    HD_POOL_RECENT,     /* V4: one raw vector per token */
+    HD_POOL_SLIDING,    /* V4: one raw vector per token */
     HD_N_POOL_KINDS
 } hd_pool_kind;
 
 typedef struct hd_kv hd_kv;
 
 typedef struct hd_kv_options {
-    int32_t n_pages[HD_N_LIFETIMES];
+    int32_t n_pages[HD_N_KV_GROUPS];
     int32_t n_snapshots; /* WINDOW pages that host memory can hold */
     int32_t act_bytes;   /* element size of the op table */
     int32_t max_drafts;  /* rows of a sequence in one step that may be taken back */
@@ -39,13 +39,13 @@ typedef struct hd_kv_options {
 typedef struct hd_kv_shape {
     int32_t page_tokens;
     int32_t
-        reach; /* positions before the next one whose WINDOW pages are still read; 0: none */
+        lookback; /* positions before the next one whose WINDOW pages are still read; 0: none */
 } hd_kv_shape;
 
 hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec);
 
 /* Bytes of one page of all layers in one lifetime. */
-size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_lifetime life,
+size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group life,
                         int32_t act_bytes, int32_t max_drafts);
 
 /* Takes all memory now. n_layers counts the MTP layers that are present. The spec must
@@ -55,7 +55,7 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
 void hd_kv_close(hd_kv *kv); /* NULL is fine */
 
 /* Made-up contents of all pages, for measuring without a prompt. */
-void hd_kv_make_up(hd_kv *kv, hd_stream *s);
+void hd_kv_random_fill(hd_kv *kv, hd_stream *s);
 
 /* A WINDOW page of all layers to a snapshot in host memory, or back. */
 typedef struct hd_page_copy {
@@ -68,10 +68,10 @@ void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n);
 /* One layer's pool, with the page table of the step (device memory, [n_seqs, stride]).
  * data is NULL where the layer has no such pool. */
 hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
-                    const int32_t *const tables[HD_N_LIFETIMES], int32_t table_stride);
+                    const int32_t *const tables[HD_N_KV_GROUPS], int32_t table_stride);
 
 /* Compressor state of a V4 layer: of the attention's own entries, or of the indexer's. */
 hd_ring hd_kv_state(const hd_kv *kv, int32_t layer, bool of_index,
-                    const int32_t *const tables[HD_N_LIFETIMES], int32_t table_stride);
+                    const int32_t *const tables[HD_N_KV_GROUPS], int32_t table_stride);
 
 #endif

@@ -16,9 +16,9 @@ static int32_t *take_i32(hd_arena *a, int64_t n) {
     return n ? hd_arena_take(a, (size_t)n * sizeof(int32_t), 64) : NULL;
 }
 
-static void place_attention(model_acts *t, hd_arena *a, const hd_model *m) {
+static void place_attention(model_activations *t, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
-    const int64_t n = m->limits.rows, heads = m->share->n_heads, groups = m->share->o_groups;
+    const int64_t n = m->limits.rows, heads = m->shard->n_heads, groups = m->shard->o_groups;
     const bool mla = c->family != HD_FAMILY_V4;
     t->q_low = take(a, m, n * c->q_rank);
     t->q = take(a, m, n * heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim));
@@ -36,13 +36,13 @@ static void place_attention(model_acts *t, hd_arena *a, const hd_model *m) {
     t->compress_gate = take_f32(a, mla ? 0 : n * 2 * entry);
 }
 
-static void place_ffn(model_acts *t, hd_arena *a, const hd_model *m) {
+static void place_ffn(model_activations *t, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
-    const hd_share *share = m->share;
+    const hd_shard *shard = m->shard;
     const int64_t n = m->limits.rows, assigned = n * c->route.top_k, in = m->in_rows;
     const int64_t places = in ? in : assigned;
-    const int32_t shared = share->shared_inter;
-    const int32_t inter = share->dense_inter > shared ? share->dense_inter : shared;
+    const int32_t shared = shard->shared_inter;
+    const int32_t inter = shard->dense_inter > shared ? shard->dense_inter : shared;
     t->router = take_f32(a, n * c->route.n_experts);
     t->expert = take_i32(a, assigned);
     t->expert_weight = take_f32(a, assigned);
@@ -51,23 +51,23 @@ static void place_ffn(model_acts *t, hd_arena *a, const hd_model *m) {
     t->place = take_i32(a, assigned);
     t->gate = take(a, m, n * inter);
     t->up = take(a, m, n * inter);
-    t->expert_gate = take(a, m, places * share->moe_inter);
-    t->expert_up = take(a, m, places * share->moe_inter);
+    t->expert_gate = take(a, m, places * shard->moe_inter);
+    t->expert_up = take(a, m, places * shard->moe_inter);
     if (!in) t->expert_y = take(a, m, assigned * c->hidden);
 }
 
 /* What other ranks write into, at any time. */
-static void place_exchange(model_acts *t, hd_arena *a, const hd_model *m) {
+static void place_exchange(model_activations *t, hd_arena *a, const hd_model *m) {
     const int64_t hidden = m->env.spec->hidden, in = m->in_rows;
     if (!in) return;
     t->expert_y = take(a, m, m->limits.rows * m->env.spec->route.top_k * hidden);
     t->in_x = take(a, m, in * hidden);
     t->in_y = take(a, m, in * hidden);
     t->in_weight = take_f32(a, in);
-    t->in_offset = take_i32(a, m->share->n_experts + 1);
+    t->in_offset = take_i32(a, m->shard->n_experts + 1);
 }
 
-static void place_head(model_acts *t, hd_arena *a, const hd_model *m) {
+static void place_head(model_activations *t, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, streams = model_streams(c);
     t->picked = take(a, m, m->limits.logits * streams * c->hidden);
@@ -75,7 +75,7 @@ static void place_head(model_acts *t, hd_arena *a, const hd_model *m) {
     t->paired = take(a, m, n * (streams > 2 ? streams : 2) * c->hidden);
 }
 
-void model_place_acts(model_acts *t, hd_arena *a, const hd_model *m) {
+void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, hc = c->hc_mult;
     t->x = take(a, m, n * model_streams(c) * c->hidden);
@@ -87,7 +87,7 @@ void model_place_acts(model_acts *t, hd_arena *a, const hd_model *m) {
     t->comb = take_f32(a, n * hc * hc);
     t->logits = take_f32(a, (int64_t)m->limits.logits * c->vocab);
     place_exchange(t, a, m);
-    static void (*const places[])(model_acts *, hd_arena *,
+    static void (*const places[])(model_activations *, hd_arena *,
                                   const hd_model *) = {place_attention, place_ffn, place_head};
     const size_t scratch = a->used;
     size_t end = scratch;

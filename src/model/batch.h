@@ -21,7 +21,7 @@ typedef struct hd_batch_view {
     int32_t *logit_rows;  /* [n_logits] rows whose logits are wanted */
     int32_t *first_row;   /* [n_seqs + 1] */
     int32_t *start;       /* [n_seqs] position of each sequence's first row */
-    int32_t *tables[HD_N_LIFETIMES]; /* [n_seqs, table_stride] pages */
+    int32_t *tables[HD_N_KV_GROUPS]; /* [n_seqs, table_stride] pages */
     int32_t *live; /* [rows] 0: a row that is nobody's and no expert's load; NULL: all are live,
                       as in every batch that the host fills */
 } hd_batch_view;
@@ -50,7 +50,7 @@ typedef struct hd_batch_seq {
     int32_t n, start;
     int32_t after;                        /* the token behind the last one, or -1 */
     int32_t n_logits;                     /* how many of the last rows want logits */
-    const int32_t *pages[HD_N_LIFETIMES]; /* the sequence's page tables */
+    const int32_t *pages[HD_N_KV_GROUPS]; /* the sequence's page tables */
     int32_t n_pages;                      /* entries to take from each */
 } hd_batch_seq;
 

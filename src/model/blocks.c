@@ -53,8 +53,8 @@ void model_rope(const model_step *s, const float *cos_sin, hd_act *x, int32_t at
 
 void model_index_select(const model_step *s, hd_paged keys, int32_t ratio) {
     const hd_model_spec *c = s->m->env.spec;
-    s->m->env.ops->index_select(s->m->env.stream,
-                                &(hd_index_select_args){.out = s->t->selected,
+    s->m->env.ops->indexer_topk(s->m->env.stream,
+                                &(hd_indexer_topk_args){.out = s->t->selected,
                                                         .q = s->t->index_q,
                                                         .weight = s->t->index_weight,
                                                         .keys = keys,
@@ -71,7 +71,7 @@ void model_index_select(const model_step *s, hd_paged keys, int32_t ratio) {
 static void block_in(const model_step *s, int32_t layer, hd_role norm, hd_role hc_fn) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     if (!c->hc_mult) {
         model_norm(s, layer, norm, t->h, t->x, s->b->n_rows, c->hidden);
         return;
@@ -104,15 +104,15 @@ void model_ffn_in(const model_step *s, int32_t layer) {
 }
 
 void model_reduce(const model_step *s, int32_t layer) {
-    const hd_exchange *e = s->m->env.exchange;
-    const hd_reduce whole = {s->t->y, (int64_t)s->b->n_rows * s->m->env.spec->hidden};
+    const hd_comm *e = s->m->env.exchange;
+    const hd_comm_all_reduce whole = {s->t->y, (int64_t)s->b->n_rows * s->m->env.spec->hidden};
     (void)layer;
-    if (s->m->share->layout.tp > 1) e->all_reduce(e->ctx, s->m->env.stream, &whole);
+    if (s->m->shard->parallel.tp > 1) e->all_reduce(e->ctx, s->m->env.stream, &whole);
 }
 
 void model_block_out(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    const model_acts *t = s->t;
+    const model_activations *t = s->t;
     (void)layer;
     if (c->hc_mult) {
         s->m->env.ops->hc_post(s->m->env.stream, &(hd_hc_post_args){.x = t->x,

@@ -6,7 +6,7 @@
 
 static void gated_mlp(const model_step *s, int32_t layer, hd_role gate, hd_role up,
                       hd_role down, int32_t inter) {
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     model_linear(s, layer, gate, t->gate, t->h, s->b->n_rows);
     model_linear(s, layer, up, t->up, t->h, s->b->n_rows);
     s->m->env.ops->swiglu(s->m->env.stream,
@@ -20,67 +20,68 @@ static void gated_mlp(const model_step *s, int32_t layer, hd_role gate, hd_role 
 }
 
 static void dense(const model_step *s, int32_t layer) {
-    gated_mlp(s, layer, HD_DENSE_GATE, HD_DENSE_UP, HD_DENSE_DOWN, s->m->share->dense_inter);
+    gated_mlp(s, layer, HD_DENSE_GATE, HD_DENSE_UP, HD_DENSE_DOWN, s->m->shard->dense_inter);
 }
 
 static void route(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     model_linear_f32(s, layer, HD_ROUTER, t->router, t->h, s->b->n_rows);
-    s->m->env.ops->route(s->m->env.stream,
-                         &(hd_route_args){.expert = t->expert,
-                                          .weight = t->expert_weight,
-                                          .logits = t->router,
-                                          .bias = hd_weights_vector(w, layer, HD_ROUTER_BIAS),
-                                          .table = hd_weights_table(w, layer),
-                                          .tokens = s->b->device.tokens,
-                                          .rows = s->b->n_rows,
-                                          .rule = c->route});
+    s->m->env.ops->moe_topk(
+        s->m->env.stream,
+        &(hd_moe_topk_args){.expert = t->expert,
+                            .weight = t->expert_weight,
+                            .logits = t->router,
+                            .bias = hd_weights_vector(w, layer, HD_ROUTER_BIAS),
+                            .table = hd_weights_table(w, layer),
+                            .tokens = s->b->device.tokens,
+                            .rows = s->b->n_rows,
+                            .rule = c->route});
 }
 
 /* Sorts the choices by expert. */
 static void sort_rows(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    const hd_route_rule *rule = &c->route;
-    model_acts *t = s->t;
+    const hd_router_rule *rule = &c->route;
+    model_activations *t = s->t;
     int64_t *rows = s->m->expert_rows;
     const bool counts = layer < c->n_layers;
-    s->m->env.ops->permute(
+    s->m->env.ops->moe_permute(
         s->m->env.stream,
-        &(hd_permute_args){.offset = t->offset,
-                           .assignment = t->assignment,
-                           .place = t->place,
-                           .expert = t->expert,
-                           .load = counts ? rows + (int64_t)layer * rule->n_experts : NULL,
-                           .live = s->b->device.live,
-                           .rows = s->b->n_rows,
-                           .top_k = rule->top_k,
-                           .n_experts = rule->n_experts});
+        &(hd_moe_permute_args){.offset = t->offset,
+                               .assignment = t->assignment,
+                               .place = t->place,
+                               .expert = t->expert,
+                               .load = counts ? rows + (int64_t)layer * rule->n_experts : NULL,
+                               .live = s->b->device.live,
+                               .rows = s->b->n_rows,
+                               .top_k = rule->top_k,
+                               .n_experts = rule->n_experts});
 }
 
 /* Rows to where their experts are. */
 static void dispatch(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    const hd_exchange *e = s->m->env.exchange;
-    model_acts *t = s->t;
+    const hd_comm *e = s->m->env.exchange;
+    model_activations *t = s->t;
     sort_rows(s, layer);
     if (!s->m->in_rows) return; /* they are here */
     e->dispatch(e->ctx, s->m->env.stream,
-                &(hd_dispatch){.layer = layer,
-                               .x = t->h,
-                               .weight = t->expert_weight,
-                               .offset = t->offset,
-                               .assignment = t->assignment,
-                               .rows = s->b->n_rows,
-                               .cols = c->hidden,
-                               .top_k = c->route.top_k,
-                               .n_experts = c->route.n_experts,
-                               .in_x = t->in_x,
-                               .in_weight = t->in_weight,
-                               .in_offset = t->in_offset,
-                               .in_rows = s->m->in_rows,
-                               .n_slots = s->m->share->n_experts});
+                &(hd_comm_dispatch){.layer = layer,
+                                    .x = t->h,
+                                    .weight = t->expert_weight,
+                                    .offset = t->offset,
+                                    .assignment = t->assignment,
+                                    .rows = s->b->n_rows,
+                                    .cols = c->hidden,
+                                    .top_k = c->route.top_k,
+                                    .n_experts = c->route.n_experts,
+                                    .in_x = t->in_x,
+                                    .in_weight = t->in_weight,
+                                    .in_offset = t->in_offset,
+                                    .in_rows = s->m->in_rows,
+                                    .n_slots = s->m->shard->n_experts});
 }
 
 /* What the experts here compute on: this rank's own rows by choice, or those that arrived,
@@ -93,7 +94,7 @@ typedef struct expert_rows {
 } expert_rows;
 
 static expert_rows rows_of_experts(const model_step *s) {
-    const model_acts *t = s->t;
+    const model_activations *t = s->t;
     const int32_t k = s->m->env.spec->route.top_k;
     if (s->m->in_rows) {
         return (expert_rows){t->in_x,       t->in_y, t->in_weight, t->in_offset, NULL,
@@ -106,16 +107,16 @@ static expert_rows rows_of_experts(const model_step *s) {
 /* out = x W_e^T for every sorted place; rows of x are tokens, or places themselves. */
 static void expert_linear(const model_step *s, int32_t layer, hd_role role, hd_act *out,
                           const hd_act *x, const expert_rows *in, bool by_token) {
-    s->m->env.ops->linear_grouped(
+    s->m->env.ops->grouped_gemm(
         s->m->env.stream,
-        &(hd_linear_grouped_args){.out = out,
-                                  .x = x,
-                                  .w = hd_weights_experts(s->m->env.weights, layer, role),
-                                  .offset = in->offset,
-                                  .assignment = by_token ? in->assignment : NULL,
-                                  .n_experts = s->m->share->n_experts,
-                                  .top_k = in->top_k,
-                                  .n_places = in->n});
+        &(hd_grouped_gemm_args){.out = out,
+                                .x = x,
+                                .w = hd_weights_experts(s->m->env.weights, layer, role),
+                                .offset = in->offset,
+                                .assignment = by_token ? in->assignment : NULL,
+                                .n_experts = s->m->shard->n_experts,
+                                .top_k = in->top_k,
+                                .n_places = in->n});
 }
 
 static bool weighs_input(const model_step *s) {
@@ -123,7 +124,7 @@ static bool weighs_input(const model_step *s) {
 }
 
 static void experts(const model_step *s, int32_t layer) {
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     const expert_rows in = rows_of_experts(s);
     expert_linear(s, layer, HD_EXPERT_GATE, t->expert_gate, in.x, &in, true);
     expert_linear(s, layer, HD_EXPERT_UP, t->expert_up, in.x, &in, true);
@@ -134,7 +135,7 @@ static void experts(const model_step *s, int32_t layer) {
                                             .weight = weighs_input(s) ? in.weight : NULL,
                                             .assignment = in.assignment,
                                             .rows = in.n,
-                                            .cols = s->m->share->moe_inter,
+                                            .cols = s->m->shard->moe_inter,
                                             .limit = s->m->env.spec->swiglu_limit});
     expert_linear(s, layer, HD_EXPERT_DOWN, in.y, t->expert_gate, &in, false);
 }
@@ -142,9 +143,9 @@ static void experts(const model_step *s, int32_t layer) {
 /* And home again. */
 static void combine(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    const hd_exchange *e = s->m->env.exchange;
-    const hd_return back = {s->t->in_y, s->t->expert_y, s->b->n_rows,
-                            c->hidden,  c->route.top_k, s->m->in_rows};
+    const hd_comm *e = s->m->env.exchange;
+    const hd_comm_combine back = {s->t->in_y, s->t->expert_y, s->b->n_rows,
+                                  c->hidden,  c->route.top_k, s->m->in_rows};
     (void)layer;
     if (s->m->in_rows) e->combine(e->ctx, s->m->env.stream, &back);
 }
@@ -153,23 +154,23 @@ static void shared(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     if (c->n_shared == 0) return;
     gated_mlp(s, layer, HD_SHARED_GATE, HD_SHARED_UP, HD_SHARED_DOWN,
-              s->m->share->shared_inter);
+              s->m->shard->shared_inter);
 }
 
 static void sum_choices(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     (void)layer;
-    s->m->env.ops->combine(
+    s->m->env.ops->moe_combine(
         s->m->env.stream,
-        &(hd_combine_args){.out = t->y,
-                           .y = t->expert_y,
-                           .shared = c->n_shared ? t->y : NULL,
-                           .weight = weighs_input(s) ? NULL : t->expert_weight,
-                           .place = t->place,
-                           .rows = s->b->n_rows,
-                           .cols = c->hidden,
-                           .top_k = c->route.top_k});
+        &(hd_moe_combine_args){.out = t->y,
+                               .y = t->expert_y,
+                               .shared = c->n_shared ? t->y : NULL,
+                               .weight = weighs_input(s) ? NULL : t->expert_weight,
+                               .place = t->place,
+                               .rows = s->b->n_rows,
+                               .cols = c->hidden,
+                               .top_k = c->route.top_k});
 }
 
 static const model_stage dense_stages[] = {

@@ -41,7 +41,7 @@ static void gather(const model_step *s, hd_act *out, const hd_act *x, int32_t co
 static void merge_streams(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     gather(s, t->picked, t->x, c->hc_mult * c->hidden);
     s->m->env.ops->hc_head(
         s->m->env.stream,
@@ -61,17 +61,17 @@ static void merge_streams(const model_step *s, int32_t layer) {
 /* This rank's words of every row, and the others'. */
 static void project_words(const model_step *s) {
     const hd_model_env *env = &s->m->env;
-    const hd_share *share = s->m->share;
-    const hd_exchange *e = env->exchange;
+    const hd_shard *shard = s->m->shard;
+    const hd_comm *e = env->exchange;
     const int32_t rows = s->b->n_logits, vocab = env->spec->vocab;
     env->ops->linear(env->stream,
-                     &(hd_linear_args){.out_f32 = s->t->logits + share->vocab0,
+                     &(hd_linear_args){.out_f32 = s->t->logits + shard->vocab0,
                                        .x = s->t->merged,
                                        .w = hd_weights_matrix(env->weights, HD_GLOBAL, HD_HEAD),
                                        .rows = rows,
                                        .out_stride = vocab});
-    if (share->vocab == vocab) return;
-    const hd_collect words = {s->t->logits, rows, vocab, share->vocab0, share->vocab};
+    if (shard->vocab == vocab) return;
+    const hd_gather_columns words = {s->t->logits, rows, vocab, shard->vocab0, shard->vocab};
     e->all_gather(e->ctx, env->stream, &words);
 }
 
@@ -79,7 +79,7 @@ static void project_words(const model_step *s) {
  * is the main model's in both cases. */
 void model_head(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     if (c->hc_mult) {
         merge_streams(s, layer);
     } else {

@@ -14,7 +14,7 @@ static const float *layer_cos_sin(const model_step *s, int32_t layer) {
 
 static void project(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     const int32_t n = s->b->n_rows, tail = c->head_dim - c->rope_dim;
     model_linear(s, layer, HD_Q_A, t->q_low, t->h, n);
     model_norm(s, layer, HD_Q_A_NORM, t->q_low, t->q_low, n, c->q_rank);
@@ -22,19 +22,19 @@ static void project(const model_step *s, int32_t layer) {
     s->m->env.ops->rms_norm(s->m->env.stream,
                             &(hd_rms_norm_args){.out = t->q,
                                                 .x = t->q,
-                                                .rows = n * s->m->share->n_heads,
+                                                .rows = n * s->m->shard->n_heads,
                                                 .cols = c->head_dim,
                                                 .eps = c->norm_eps});
-    model_rope(s, layer_cos_sin(s, layer), t->q, tail, s->m->share->n_heads, c->head_dim);
+    model_rope(s, layer_cos_sin(s, layer), t->q, tail, s->m->shard->n_heads, c->head_dim);
     model_linear(s, layer, HD_KV, t->kv, t->h, n);
     model_norm(s, layer, HD_KV_NORM, t->kv, t->kv, n, c->head_dim);
     model_rope(s, layer_cos_sin(s, layer), t->kv, tail, 1, c->head_dim);
-    s->m->env.ops->store(s->m->env.stream,
-                         &(hd_store_args){.pool = model_pool(s, layer, HD_POOL_RECENT),
-                                          .x = t->kv,
-                                          .seq = s->b->device.seq,
-                                          .pos = s->b->device.pos,
-                                          .rows = n});
+    s->m->env.ops->kv_store(s->m->env.stream,
+                            &(hd_kv_store_args){.pool = model_pool(s, layer, HD_POOL_SLIDING),
+                                                .x = t->kv,
+                                                .seq = s->b->device.seq,
+                                                .pos = s->b->device.pos,
+                                                .rows = n});
 }
 
 /* The tensors of one compressor: the attention's own, or the indexer's. */
@@ -53,7 +53,7 @@ static void run_compressor(const model_step *s, int32_t layer, const compressor 
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
     const hd_layer_spec *kind = &c->layers[layer];
-    const int32_t *const tables[HD_N_LIFETIMES] = {s->b->device.tables[0],
+    const int32_t *const tables[HD_N_KV_GROUPS] = {s->b->device.tables[0],
                                                    s->b->device.tables[1]};
     model_linear_f32(s, layer, k->kv, s->t->compress_kv, s->t->h, s->b->n_rows);
     model_linear_f32(s, layer, k->gate, s->t->compress_gate, s->t->h, s->b->n_rows);
@@ -89,41 +89,41 @@ static void index_entries(const model_step *s, int32_t layer) {
     model_index_select(s, model_pool(s, layer, HD_POOL_INDEX), c->layers[layer].compress_ratio);
 }
 
-static void attend(const model_step *s, int32_t layer) {
+static void hybrid_attention(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_layer_spec *kind = &c->layers[layer];
     const bool choose = kind->attention == HD_ATTN_CSA;
-    s->m->env.ops->attend(
+    s->m->env.ops->attention(
         s->m->env.stream,
-        &(hd_attend_args){.out = s->t->context,
-                          .q = s->t->q,
-                          .recent = model_pool(s, layer, HD_POOL_RECENT),
-                          .entries = model_pool(s, layer, HD_POOL_COMPRESSED),
-                          .selected = choose ? s->t->selected : NULL,
-                          .sink = hd_weights_vector(s->m->env.weights, layer, HD_SINK),
-                          .seq = s->b->device.seq,
-                          .pos = s->b->device.pos,
-                          .rows = s->b->n_rows,
-                          .heads = s->m->share->n_heads,
-                          .k_dim = c->head_dim,
-                          .v_dim = c->head_dim,
-                          .window = c->window,
-                          .ratio = kind->compress_ratio,
-                          .n_selected = choose ? c->index_topk : 0,
-                          .scale = s->m->softmax_scale});
+        &(hd_attention_args){.out = s->t->context,
+                             .q = s->t->q,
+                             .recent = model_pool(s, layer, HD_POOL_SLIDING),
+                             .entries = model_pool(s, layer, HD_POOL_COMPRESSED),
+                             .selected = choose ? s->t->selected : NULL,
+                             .sink = hd_weights_vector(s->m->env.weights, layer, HD_SINK),
+                             .seq = s->b->device.seq,
+                             .pos = s->b->device.pos,
+                             .rows = s->b->n_rows,
+                             .heads = s->m->shard->n_heads,
+                             .k_dim = c->head_dim,
+                             .v_dim = c->head_dim,
+                             .window = c->window,
+                             .ratio = kind->compress_ratio,
+                             .n_selected = choose ? c->index_topk : 0,
+                             .scale = s->m->softmax_scale});
 }
 
 /* y = W_ob [W_oa per group of heads], after the rotation is undone at the query's position */
 static void output(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    model_acts *t = s->t;
-    const int32_t all = s->m->share->n_heads * c->head_dim;
+    model_activations *t = s->t;
+    const int32_t all = s->m->shard->n_heads * c->head_dim;
     hd_act *tail = model_at(s, t->context, c->head_dim - c->rope_dim);
     s->m->env.ops->rope(s->m->env.stream, &(hd_rope_args){.out = tail,
                                                           .x = tail,
                                                           .cos_sin = layer_cos_sin(s, layer),
                                                           .rows = s->b->n_rows,
-                                                          .heads = s->m->share->n_heads,
+                                                          .heads = s->m->shard->n_heads,
                                                           .pairs = c->rope_dim / 2,
                                                           .out_stride = all,
                                                           .out_head = c->head_dim,
@@ -136,45 +136,45 @@ static void output(const model_step *s, int32_t layer) {
                                 .x = t->context,
                                 .w = hd_weights_matrix(s->m->env.weights, layer, HD_O_A),
                                 .rows = s->b->n_rows,
-                                .heads = s->m->share->o_groups,
+                                .heads = s->m->shard->o_groups,
                                 .n_rows = c->o_rank,
                                 .head_rows = c->o_rank,
-                                .out_stride = s->m->share->o_groups * c->o_rank,
+                                .out_stride = s->m->shard->o_groups * c->o_rank,
                                 .out_head = c->o_rank,
                                 .x_stride = all,
-                                .x_head = all / s->m->share->o_groups});
+                                .x_head = all / s->m->shard->o_groups});
     model_linear(s, layer, HD_O_B, t->y, t->o_low, s->b->n_rows);
 }
 
 const model_stage model_window_stages[] = {
-    {"attn_in", model_attn_in,   false},
-    {"project", project,         false},
-    {"attend",  attend,          false},
-    {"output",  output,          false},
-    {"reduce",  model_reduce,    true },
-    {"streams", model_block_out, false},
-    {NULL,      NULL,            false},
+    {"attn_in",   model_attn_in,    false},
+    {"project",   project,          false},
+    {"attention", hybrid_attention, false},
+    {"output",    output,           false},
+    {"reduce",    model_reduce,     true },
+    {"streams",   model_block_out,  false},
+    {NULL,        NULL,             false},
 };
 
 const model_stage model_hca_stages[] = {
-    {"attn_in",  model_attn_in,   false},
-    {"project",  project,         false},
-    {"compress", compress,        false},
-    {"attend",   attend,          false},
-    {"output",   output,          false},
-    {"reduce",   model_reduce,    true },
-    {"streams",  model_block_out, false},
-    {NULL,       NULL,            false},
+    {"attn_in",   model_attn_in,    false},
+    {"project",   project,          false},
+    {"compress",  compress,         false},
+    {"attention", hybrid_attention, false},
+    {"output",    output,           false},
+    {"reduce",    model_reduce,     true },
+    {"streams",   model_block_out,  false},
+    {NULL,        NULL,             false},
 };
 
 const model_stage model_csa_stages[] = {
-    {"attn_in",  model_attn_in,   false},
-    {"project",  project,         false},
-    {"compress", compress,        false},
-    {"index",    index_entries,   false},
-    {"attend",   attend,          false},
-    {"output",   output,          false},
-    {"reduce",   model_reduce,    true },
-    {"streams",  model_block_out, false},
-    {NULL,       NULL,            false},
+    {"attn_in",   model_attn_in,    false},
+    {"project",   project,          false},
+    {"compress",  compress,         false},
+    {"index",     index_entries,    false},
+    {"attention", hybrid_attention, false},
+    {"output",    output,           false},
+    {"reduce",    model_reduce,     true },
+    {"streams",   model_block_out,  false},
+    {NULL,        NULL,             false},
 };

@@ -30,7 +30,7 @@ static void norm_latent(const model_step *s, int32_t layer, hd_role role, hd_act
 
 static void project(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     const int32_t n = s->b->n_rows, wide = c->kv_rank + c->rope_dim;
     if (c->q_rank) {
         model_linear(s, layer, HD_Q_A, t->q_low, t->h, n);
@@ -42,12 +42,12 @@ static void project(const model_step *s, int32_t layer) {
     model_linear(s, layer, HD_KV_A, t->kv, t->h, n);
     norm_latent(s, layer, HD_KV_A_NORM, t->kv, c->kv_rank, wide);
     model_rope(s, t->cos_sin, t->kv, c->kv_rank, 1, wide);
-    s->m->env.ops->store(s->m->env.stream,
-                         &(hd_store_args){.pool = model_pool(s, layer, HD_POOL_LATENT),
-                                          .x = t->kv,
-                                          .seq = s->b->device.seq,
-                                          .pos = s->b->device.pos,
-                                          .rows = n});
+    s->m->env.ops->kv_store(s->m->env.stream,
+                            &(hd_kv_store_args){.pool = model_pool(s, layer, HD_POOL_LATENT),
+                                                .x = t->kv,
+                                                .seq = s->b->device.seq,
+                                                .pos = s->b->device.pos,
+                                                .rows = n});
 }
 
 /* ---- rows by form ---- */
@@ -105,13 +105,13 @@ static int32_t narrow_dim(const model_step *s) {
 
 /* Row `row` of activations that have `width` elements for each head. */
 static hd_act *heads_at(const model_step *s, hd_act *x, int32_t row, int32_t width) {
-    return model_at(s, x, (int64_t)row * s->m->share->n_heads * width);
+    return model_at(s, x, (int64_t)row * s->m->shard->n_heads * width);
 }
 
 /* The rotated part of queries that have `from` elements before it, into one with `to`. */
 static void rope_query(const model_step *s, const span *p, hd_act *out, int32_t to) {
     const hd_model_spec *c = s->m->env.spec;
-    const int32_t heads = s->m->share->n_heads, narrow = narrow_dim(s);
+    const int32_t heads = s->m->shard->n_heads, narrow = narrow_dim(s);
     s->m->env.ops->rope(
         s->m->env.stream,
         &(hd_rope_args){.out = model_at(s, out, to),
@@ -130,7 +130,7 @@ static void rope_query(const model_step *s, const span *p, hd_act *out, int32_t 
 /* q_wide = [W_uk^T q_nope | rope(q_rope)] per head */
 static void absorb_span(const model_step *s, int32_t layer, const span *p) {
     const hd_model_spec *c = s->m->env.spec;
-    const int32_t heads = s->m->share->n_heads, narrow = narrow_dim(s), wide = wide_dim(s);
+    const int32_t heads = s->m->shard->n_heads, narrow = narrow_dim(s), wide = wide_dim(s);
     hd_act *q_wide = heads_at(s, s->t->q_wide, p->row, wide);
     s->m->env.ops->linear_heads(
         s->m->env.stream,
@@ -173,7 +173,7 @@ static void index_tokens(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
     const hd_ops *op = s->m->env.ops;
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     const int32_t n = s->b->n_rows;
     hd_paged keys = model_pool(s, layer, HD_POOL_INDEX);
     model_linear(s, layer, HD_INDEX_Q_B, t->index_q, t->q_low, n);
@@ -188,55 +188,55 @@ static void index_tokens(const model_step *s, int32_t layer) {
                                          .eps = inner_eps});
     rope_index(s, t->index_q, c->index_heads);
     rope_index(s, t->index_k, 1);
-    op->store(s->m->env.stream, &(hd_store_args){.pool = keys,
-                                                 .x = t->index_k,
-                                                 .seq = s->b->device.seq,
-                                                 .pos = s->b->device.pos,
-                                                 .rows = n});
+    op->kv_store(s->m->env.stream, &(hd_kv_store_args){.pool = keys,
+                                                       .x = t->index_k,
+                                                       .seq = s->b->device.seq,
+                                                       .pos = s->b->device.pos,
+                                                       .rows = n});
     model_linear_f32(s, layer, HD_INDEX_WEIGHTS, t->index_weight, t->h, n);
     model_index_select(s, keys, 1);
 }
 
-static void attend_absorbed(const model_step *s, const span *p, int32_t layer,
-                            const int32_t *selected) {
+static void attention_absorbed(const model_step *s, const span *p, int32_t layer,
+                               const int32_t *selected) {
     const hd_model_spec *c = s->m->env.spec;
-    s->m->env.ops->attend(
+    s->m->env.ops->attention(
         s->m->env.stream,
-        &(hd_attend_args){.out = heads_at(s, s->t->context, p->row, c->kv_rank),
-                          .q = heads_at(s, s->t->q_wide, p->row, wide_dim(s)),
-                          .entries = model_pool(s, layer, HD_POOL_LATENT),
-                          .selected = selected,
-                          .seq = s->b->device.seq + p->row,
-                          .pos = s->b->device.pos + p->row,
-                          .rows = p->n,
-                          .heads = s->m->share->n_heads,
-                          .k_dim = wide_dim(s),
-                          .v_dim = c->kv_rank,
-                          .ratio = 1,
-                          .n_selected = selected ? c->index_topk : 0,
-                          .scale = s->m->softmax_scale});
+        &(hd_attention_args){.out = heads_at(s, s->t->context, p->row, c->kv_rank),
+                             .q = heads_at(s, s->t->q_wide, p->row, wide_dim(s)),
+                             .entries = model_pool(s, layer, HD_POOL_LATENT),
+                             .selected = selected,
+                             .seq = s->b->device.seq + p->row,
+                             .pos = s->b->device.pos + p->row,
+                             .rows = p->n,
+                             .heads = s->m->shard->n_heads,
+                             .k_dim = wide_dim(s),
+                             .v_dim = c->kv_rank,
+                             .ratio = 1,
+                             .n_selected = selected ? c->index_topk : 0,
+                             .scale = s->m->softmax_scale});
 }
 
-static void attend_span(const model_step *s, int32_t layer, const span *p) {
-    attend_absorbed(s, p, layer, NULL);
+static void attention_span(const model_step *s, int32_t layer, const span *p) {
+    attention_absorbed(s, p, layer, NULL);
 }
 
 /* Queries rotated in place meet keys made of the latents: o_low, what the absorbed form computes
  * in `output`. */
-static void attend_naive_span(const model_step *s, int32_t layer, const span *p) {
+static void attention_naive_span(const model_step *s, int32_t layer, const span *p) {
     const hd_model_spec *c = s->m->env.spec;
     hd_paged latents = model_pool(s, layer, HD_POOL_LATENT);
     latents.table += (int64_t)p->seq * latents.table_stride;
     rope_query(s, p, heads_at(s, s->t->q, p->row, narrow_dim(s)), c->nope_dim);
-    s->m->env.ops->attend_naive(
+    s->m->env.ops->attention_naive(
         s->m->env.stream,
-        &(hd_attend_naive_args){
+        &(hd_attention_naive_args){
             .out = s->t->o_low,
             .q = s->t->q,
             .latents = latents,
             .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
             .seqs = {p->n_seqs, s->b->device.first_row + p->seq, s->b->device.start + p->seq},
-            .heads = s->m->share->n_heads,
+            .heads = s->m->shard->n_heads,
             .nope_dim = c->nope_dim,
             .rope_dim = c->rope_dim,
             .v_dim = c->v_dim,
@@ -244,20 +244,20 @@ static void attend_naive_span(const model_step *s, int32_t layer, const span *p)
     });
 }
 
-static void attend_all(const model_step *s, int32_t layer) {
-    on_spans(s, layer, false, attend_span);
-    on_spans(s, layer, true, attend_naive_span);
+static void attention_all(const model_step *s, int32_t layer) {
+    on_spans(s, layer, false, attention_span);
+    on_spans(s, layer, true, attention_naive_span);
 }
 
-static void attend_selected(const model_step *s, int32_t layer) {
+static void attention_selected(const model_step *s, int32_t layer) {
     const span all = span_from(s, 0); /* sparse attention has no other form */
-    attend_absorbed(s, &all, layer, s->t->selected);
+    attention_absorbed(s, &all, layer, s->t->selected);
 }
 
 /* o_low = W_uv context */
 static void values_span(const model_step *s, int32_t layer, const span *p) {
     const hd_model_spec *c = s->m->env.spec;
-    const int32_t heads = s->m->share->n_heads;
+    const int32_t heads = s->m->shard->n_heads;
     s->m->env.ops->linear_heads(
         s->m->env.stream,
         &(hd_linear_heads_args){.out = heads_at(s, s->t->o_low, p->row, c->v_dim),
@@ -281,24 +281,24 @@ static void output(const model_step *s, int32_t layer) {
 }
 
 const model_stage model_mla_stages[] = {
-    {"attn_in",  model_attn_in,   false},
-    {"project",  project,         false},
-    {"absorb",   absorb,          false},
-    {"attend",   attend_all,      false},
-    {"output",   output,          false},
-    {"reduce",   model_reduce,    true },
-    {"residual", model_block_out, false},
-    {NULL,       NULL,            false},
+    {"attn_in",   model_attn_in,   false},
+    {"project",   project,         false},
+    {"absorb",    absorb,          false},
+    {"attention", attention_all,   false},
+    {"output",    output,          false},
+    {"reduce",    model_reduce,    true },
+    {"residual",  model_block_out, false},
+    {NULL,        NULL,            false},
 };
 
 const model_stage model_mla_sparse_stages[] = {
-    {"attn_in",  model_attn_in,   false},
-    {"project",  project,         false},
-    {"absorb",   absorb,          false},
-    {"index",    index_tokens,    false},
-    {"attend",   attend_selected, false},
-    {"output",   output,          false},
-    {"reduce",   model_reduce,    true },
-    {"residual", model_block_out, false},
-    {NULL,       NULL,            false},
+    {"attn_in",   model_attn_in,      false},
+    {"project",   project,            false},
+    {"absorb",    absorb,             false},
+    {"index",     index_tokens,       false},
+    {"attention", attention_selected, false},
+    {"output",    output,             false},
+    {"reduce",    model_reduce,       true },
+    {"residual",  model_block_out,    false},
+    {NULL,        NULL,               false},
 };

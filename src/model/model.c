@@ -12,7 +12,7 @@ static void place_all(hd_model *m, hd_arena *a) {
     m->freq_compress = hd_arena_take(a, pairs * sizeof(float), 64);
     const size_t experts = (size_t)m->env.spec->n_layers * (size_t)m->env.spec->route.n_experts;
     m->expert_rows = experts ? hd_arena_take(a, experts * sizeof *m->expert_rows, 64) : NULL;
-    for (int32_t i = 0; i < m->n_micro; i++) model_place_acts(&m->acts[i], a, m);
+    for (int32_t i = 0; i < m->n_micro; i++) model_place_activations(&m->acts[i], a, m);
 }
 
 static hd_status upload_freqs(hd_model *m, hd_err *err) {
@@ -54,8 +54,8 @@ static size_t scratch_bytes(const hd_model *m) {
 
 /* The layouts that the stages know: all cut over ranks with rows in common, or whole experts
  * spread over ranks with rows of their own. */
-static hd_status check_layout(const hd_model_env *env, hd_err *err) {
-    const hd_layout *l = &hd_weights_share(env->weights)->layout;
+static hd_status check_parallel(const hd_model_env *env, hd_err *err) {
+    const hd_parallel_config *l = &hd_weights_shard(env->weights)->parallel;
     const bool tensor = l->dp == 1 && l->ep == 1 && l->etp == l->tp && l->dense_tp == l->tp &&
                         l->head_tp == l->tp;
     const bool expert =
@@ -65,7 +65,7 @@ static hd_status check_layout(const hd_model_env *env, hd_err *err) {
                        "a layout of tp %d, dp %d, ep %d: must be all tp, or all dp and ep",
                        l->tp, l->dp, l->ep);
     }
-    if (hd_layout_world(l) > 1 && !env->exchange) {
+    if (hd_parallel_world(l) > 1 && !env->exchange) {
         return HD_FAIL(err, HD_EINVAL, "a share of a model needs its other ranks");
     }
     return HD_OK;
@@ -73,7 +73,7 @@ static hd_status check_layout(const hd_model_env *env, hd_err *err) {
 
 static hd_status check_mla(const hd_model_env *env, hd_err *err) {
     if (env->mla == HD_MLA_ABSORBED) return HD_OK;
-    if (!env->ops->attend_naive) {
+    if (!env->ops->attention_naive) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "mla naive is the cpu backend's; backend '%s' has the absorbed form",
                        env->ops->name);
@@ -88,15 +88,15 @@ hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_
                         int32_t n_micro, hd_err *err) {
     assert(n_micro >= 1 && n_micro <= HD_MAX_MICRO);
     *out = NULL;
-    HD_TRY(check_layout(env, err));
+    HD_TRY(check_parallel(env, err));
     HD_TRY(check_mla(env, err));
     hd_model *m = calloc(1, sizeof *m);
     if (!m) return HD_FAIL(err, HD_ENOMEM, "no memory for a model");
     m->env = *env;
     m->limits = *limits;
     m->n_micro = n_micro;
-    m->share = hd_weights_share(env->weights);
-    if (m->share->layout.ep > 1) {
+    m->shard = hd_weights_shard(env->weights);
+    if (m->shard->parallel.ep > 1) {
         const int32_t own = limits->rows * env->spec->route.top_k;
         m->in_rows = limits->expert_rows ? limits->expert_rows : own;
     }

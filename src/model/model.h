@@ -43,9 +43,9 @@ typedef struct hd_model_env {
     const hd_ops *ops;
     hd_device *device;
     hd_stream *stream;
-    const hd_exchange *exchange; /* NULL with weights of a single rank */
-    const hd_probe *probe;       /* NULL: nobody asks */
-    hd_mla_form mla; /* of long prompts; naive needs ops that have it, and an MLA that
+    const hd_comm *exchange; /* NULL with weights of a single rank */
+    const hd_probe *probe;   /* NULL: nobody asks */
+    hd_mla_form mla;         /* of long prompts; naive needs ops that have it, and an MLA that
                                     sees all latents (V2, V3) */
 } hd_model_env;
 

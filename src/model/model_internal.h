@@ -7,7 +7,7 @@
 
 /* Every activation of one micro-batch; activations.c says which share bytes. n = rows; heads, inter
  * and groups are those of this rank's share. */
-typedef struct model_acts {
+typedef struct model_activations {
     hd_act *x; /* [n, streams, hidden] the residual; one stream without hyper-connections */
     hd_act *h; /* [n, hidden] a block's normed input; after the last layer, the final state */
     hd_act *y; /* [n, hidden] a block's result */
@@ -46,20 +46,20 @@ typedef struct model_acts {
     hd_act *merged; /* [logits, hidden] */
     hd_act *paired; /* V3 MTP [n, 2 * hidden]; V4 MTP [n, streams, hidden] */
     float *logits;  /* [logits, vocab] */
-} model_acts;
+} model_activations;
 
 struct hd_model {
     hd_model_env env;
     hd_model_limits limits;
     int32_t n_micro;
-    const hd_share *share; /* of the weights */
+    const hd_shard *shard; /* of the weights */
     int32_t in_rows;       /* 0 where experts are not spread over ranks */
     float softmax_scale, index_scale, rope_scale;
     float *freq, *freq_compress; /* [pairs] device memory */
     int64_t *expert_rows;        /* [layers, experts] device memory; or NULL without experts */
     void *block;
     size_t bytes;
-    model_acts acts[HD_MAX_MICRO];
+    model_activations acts[HD_MAX_MICRO];
 };
 
 /* One micro-batch on its way through the layers. */
@@ -67,7 +67,7 @@ typedef struct model_step {
     const hd_model *m;
     const hd_kv *kv;
     const hd_batch *b;
-    model_acts *t;
+    model_activations *t;
 } model_step;
 
 typedef struct model_stage {
@@ -84,7 +84,7 @@ extern const model_stage model_mla_stages[], model_mla_sparse_stages[];
 extern const model_stage model_window_stages[], model_csa_stages[], model_hca_stages[];
 
 /* activations.c */
-void model_place_acts(model_acts *t, hd_arena *a, const hd_model *m);
+void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m);
 
 /* rope.c: models.md 2.1.5, into freq[pairs] */
 void model_rope_freqs(const hd_rope_spec *rope, int32_t pairs, float *freq);
@@ -126,7 +126,7 @@ static inline int32_t model_streams(const hd_model_spec *spec) {
 }
 
 static inline hd_paged model_pool(const model_step *s, int32_t layer, hd_pool_kind pool) {
-    const int32_t *const tables[HD_N_LIFETIMES] = {s->b->device.tables[0],
+    const int32_t *const tables[HD_N_KV_GROUPS] = {s->b->device.tables[0],
                                                    s->b->device.tables[1]};
     return hd_kv_pool(s->kv, layer, pool, tables, s->b->limits.table_stride);
 }

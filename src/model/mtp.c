@@ -31,7 +31,7 @@ static void norm_into(const model_step *s, int32_t layer, hd_role role, const hd
 }
 
 static void start_v3(const model_step *s, int32_t layer, const hd_act *hidden) {
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     embed_next(s, t->y);
     norm_into(s, layer, HD_MTP_EMBED_NORM, t->y, 0);
     norm_into(s, layer, HD_MTP_HIDDEN_NORM, hidden, 1);
@@ -40,7 +40,7 @@ static void start_v3(const model_step *s, int32_t layer, const hd_act *hidden) {
 
 static void start_v4(const model_step *s, int32_t layer, const hd_act *streams) {
     const hd_model_spec *c = s->m->env.spec;
-    model_acts *t = s->t;
+    model_activations *t = s->t;
     const int32_t n = s->b->n_rows, all = n * c->hc_mult;
     embed_next(s, t->y);
     model_norm(s, layer, HD_MTP_EMBED_NORM, t->h, t->y, n, c->hidden);

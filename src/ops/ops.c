@@ -51,7 +51,7 @@ static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
     HD_TRY(hd_device_open_cuda(d, 0, err));
 #ifdef HD_CUDA
     hd_ops_init_cuda(t, o->precision, o->no_batch_invariance);
-    if (o->no_batch_invariance) return hd_ops_open_library(*d, err);
+    if (o->no_batch_invariance) return hd_ops_open_cublaslt(*d, err);
 #else
     (void)t;
     (void)o;

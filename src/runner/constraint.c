@@ -7,18 +7,19 @@
 
 #include <string.h>
 
-static bool awaits_forced(const exec_reply *r) {
-    return r->n_forced < r->guide->n_forced;
+static bool awaits_forced(const runner_constraint *r) {
+    return r->n_forced < r->constraint->n_forced;
 }
 
 /* Whether the reply cannot end with its reasoning. */
-static bool must_follow(const exec_reply *r) {
-    return r->guide->grammar && !r->free && !hd_grammar_can_end(r->guide->grammar, &r->grammar);
+static bool must_follow(const runner_constraint *r) {
+    return r->constraint->grammar && !r->free &&
+           !hd_grammar_can_end(r->constraint->grammar, &r->grammar);
 }
 
 /* Whether calls open with this token, which need no opening that is forced. */
-static bool opens_calls(exec_reply *r, const exec_masks *m, int32_t token) {
-    const hd_guide *g = r->guide;
+static bool opens_calls(runner_constraint *r, const runner_masks *m, int32_t token) {
+    const hd_constraint *g = r->constraint;
     if (!g->grammar ||
         !hd_grammar_watch_token(m->vocab, g->grammar, &r->watch, &r->grammar, token)) {
         return false;
@@ -28,41 +29,41 @@ static bool opens_calls(exec_reply *r, const exec_masks *m, int32_t token) {
 }
 
 /* A model that begins reasoning by itself does so with its first token or never. */
-static bool may_think(const exec_reply *r) {
-    return !r->begun && !r->reasoning && r->guide->think >= 0;
+static bool may_think(const runner_constraint *r) {
+    return !r->begun && !r->reasoning && r->constraint->think >= 0;
 }
 
-static bool must_stop_thinking(const exec_reply *r) {
-    const hd_guide *g = r->guide;
+static bool must_stop_thinking(const runner_constraint *r) {
+    const hd_constraint *g = r->constraint;
     return r->reasoning && g->unthink >= 0 && g->max_reasoning > 0 &&
            r->n_reasoning >= g->max_reasoning;
 }
 
-void exec_reply_start(exec_reply *r, const hd_guide *guide) {
-    r->guide = guide;
-    if (!guide) return;
+void runner_reply_start(runner_constraint *r, const hd_constraint *constraint) {
+    r->constraint = constraint;
+    if (!constraint) return;
     r->begun = false;
-    r->reasoning = guide->reasoning;
-    r->free = guide->free;
+    r->reasoning = constraint->reasoning;
+    r->free = constraint->free;
     r->n_reasoning = r->n_forced = 0;
     r->watch = (hd_grammar_watch){0};
-    if (guide->grammar) hd_grammar_start(guide->grammar, &r->grammar);
+    if (constraint->grammar) hd_grammar_start(constraint->grammar, &r->grammar);
 }
 
-void exec_reply_copy(exec_reply *to, const exec_reply *from) {
-    to->guide = from->guide;
-    if (!from->guide) return;
+void runner_reply_copy(runner_constraint *to, const runner_constraint *from) {
+    to->constraint = from->constraint;
+    if (!from->constraint) return;
     to->begun = from->begun;
     to->reasoning = from->reasoning;
     to->free = from->free;
     to->n_reasoning = from->n_reasoning;
     to->n_forced = from->n_forced;
     to->watch = from->watch;
-    if (from->guide->grammar) hd_grammar_copy(&to->grammar, &from->grammar);
+    if (from->constraint->grammar) hd_grammar_copy(&to->grammar, &from->grammar);
 }
 
-void exec_reply_advance(exec_reply *r, const exec_masks *m, int32_t token) {
-    const hd_guide *g = r->guide;
+void runner_reply_advance(runner_constraint *r, const runner_masks *m, int32_t token) {
+    const hd_constraint *g = r->constraint;
     if (!g) return;
     const bool thinks = may_think(r) && token == g->think;
     r->begun = true;
@@ -84,65 +85,66 @@ static void allow(uint32_t *mask, int32_t token) {
     mask[token / 32] |= 1u << (token % 32);
 }
 
-static void allow_one(const exec_masks *m, uint32_t *mask, int32_t token) {
+static void allow_one(const runner_masks *m, uint32_t *mask, int32_t token) {
     memset(mask, 0, (size_t)m->words * sizeof *mask);
     allow(mask, token);
 }
 
 /* What the reply's own state allows. */
-static exec_limit limit_by_state(const exec_reply *r, const exec_masks *m, uint32_t *mask) {
-    const hd_guide *g = r->guide;
+static runner_token_limit limit_by_state(const runner_constraint *r, const runner_masks *m,
+                                         uint32_t *mask) {
+    const hd_constraint *g = r->constraint;
     if (r->reasoning && !must_stop_thinking(r)) {
-        return must_follow(r) ? EXEC_NO_END : EXEC_FREE;
+        return must_follow(r) ? RUNNER_NO_EOS : RUNNER_ANY_TOKEN;
     }
     if (must_stop_thinking(r)) {
         allow_one(m, mask, g->unthink);
     } else if (r->free) {
-        return EXEC_FREE;
+        return RUNNER_ANY_TOKEN;
     } else if (awaits_forced(r)) {
         allow_one(m, mask, g->forced[r->n_forced]);
     } else if (g->grammar) {
         hd_grammar_mask(m->cache, g->grammar, &r->grammar, mask);
     } else {
-        return EXEC_FREE;
+        return RUNNER_ANY_TOKEN;
     }
     if (may_think(r)) allow(mask, g->think);
-    return EXEC_BY_MASK;
+    return RUNNER_BY_MASK;
 }
 
-bool exec_reply_is_free(const exec_reply *r) {
-    const hd_guide *g = r->guide;
+bool runner_reply_is_free(const runner_constraint *r) {
+    const hd_constraint *g = r->constraint;
     if (!g) return true;
     if (g->n_ban > 0 || may_think(r)) return false;
     if (!r->reasoning) return r->free || !g->grammar;
     return g->max_reasoning == 0 && g->relaxed_top == 0 && !must_follow(r);
 }
 
-static bool allows_others(const hd_guide *g, const exec_masks *m, const uint32_t *mask) {
+static bool allows_others(const hd_constraint *g, const runner_masks *m, const uint32_t *mask) {
     int32_t n = 0;
     for (int32_t i = 0; i < m->words; i++) n += __builtin_popcount(mask[i]);
-    for (int32_t i = 0; i < g->n_ban; i++) n -= exec_mask_has(mask, g->ban[i]);
+    for (int32_t i = 0; i < g->n_ban; i++) n -= runner_mask_has(mask, g->ban[i]);
     return n > 0;
 }
 
-exec_limit exec_reply_limit(const exec_reply *r, const exec_masks *m, int32_t position,
-                            uint32_t *mask) {
-    const hd_guide *g = r->guide;
-    if (!g) return EXEC_FREE;
-    const exec_limit limit = limit_by_state(r, m, mask);
+runner_token_limit runner_reply_limit(const runner_constraint *r, const runner_masks *m,
+                                      int32_t position, uint32_t *mask) {
+    const hd_constraint *g = r->constraint;
+    if (!g) return RUNNER_ANY_TOKEN;
+    const runner_token_limit limit = limit_by_state(r, m, mask);
     if (g->n_ban == 0 || position >= g->ban_until) return limit;
-    if (limit == EXEC_BY_MASK && !r->reasoning && !awaits_forced(r)) { /* of the grammar */
+    if (limit == RUNNER_BY_MASK && !r->reasoning && !awaits_forced(r)) { /* of the grammar */
         hd_grammar_mask_least(m->vocab, g->grammar, &r->grammar,
                               (uint32_t)(g->ban_until - position - 1), m->scratch, mask);
     }
-    if (limit == EXEC_FREE) memset(mask, 0xff, (size_t)m->words * sizeof *mask);
-    if (limit == EXEC_NO_END) exec_mask_no_end(m, mask);
+    if (limit == RUNNER_ANY_TOKEN) memset(mask, 0xff, (size_t)m->words * sizeof *mask);
+    if (limit == RUNNER_NO_EOS) runner_mask_no_end(m, mask);
     if (!allows_others(g, m, mask)) return limit;
     for (int32_t i = 0; i < g->n_ban; i++) mask[g->ban[i] / 32] &= ~(1u << (g->ban[i] % 32));
-    return EXEC_BY_MASK;
+    return RUNNER_BY_MASK;
 }
 
-void exec_mask_no_end(const exec_masks *m, uint32_t *mask) {
+void runner_mask_no_end(const runner_masks *m, uint32_t *mask) {
     memset(mask, 0xff, (size_t)m->words * sizeof *mask);
     for (int32_t i = 0; i < m->n_eos; i++) mask[m->eos[i] / 32] &= ~(1u << (m->eos[i] % 32));
 }

@@ -31,24 +31,25 @@ static hd_arena over(void *block) {
     return block ? hd_arena_over(block, SIZE_MAX / 2) : hd_arena_measure();
 }
 
-static exec_orders orders_in(const hd_executor *x, void *block, const exec_shape *z) {
+static runner_graph_inputs graph_inputs_in(const hd_model_runner *x, void *block,
+                                           const runner_graph_shape *z) {
     hd_arena a = over(block);
-    exec_orders o;
+    runner_graph_inputs o;
     o.n_live = ints(&a, 1);
-    o.flight = ints(&a, 1);
-    o.outcome_bytes = ints(&a, 1);
+    o.inflight = ints(&a, 1);
+    o.graph_outputs_bytes = ints(&a, 1);
     o.seqs = take(&a, z->n, sizeof *o.seqs);
     o.mask_row = ints(&a, (int64_t)z->n * (1 + z->n_drafts));
-    for (int life = 0; life < HD_N_LIFETIMES; life++) {
+    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
         o.tables[life] = ints(&a, (int64_t)z->n * x->fixed.table_stride);
     }
     o.bytes = a.used;
     return o;
 }
 
-static exec_outcome outcome_in(void *block, const exec_shape *z) {
+static runner_graph_outputs graph_outputs_in(void *block, const runner_graph_shape *z) {
     hd_arena a = over(block);
-    exec_outcome o;
+    runner_graph_outputs o;
     const int64_t rows = (int64_t)z->n * (1 + z->n_drafts);
     o.begun = take(&a, 1, sizeof *o.begun);
     o.ended = take(&a, 1, sizeof *o.ended);
@@ -63,17 +64,18 @@ static exec_outcome outcome_in(void *block, const exec_shape *z) {
     return o;
 }
 
-static exec_between between_in(const hd_executor *x, void *block, const exec_shape *z) {
+static runner_graph_state graph_state_in(const hd_model_runner *x, void *block,
+                                         const runner_graph_shape *z) {
     hd_arena a = over(block);
-    exec_between b = {0};
+    runner_graph_state b = {0};
     int32_t **const of_rows[] = {&b.token,     &b.next_token, &b.pos,  &b.seq,
                                  &b.logit_row, &b.live,       &b.slot, &b.position,
                                  &b.n_drafted, &b.given};
-    int32_t **const of_seqs[] = {&b.first_row,   &b.start,           &b.standing,
+    int32_t **const of_seqs[] = {&b.first_row,   &b.start,           &b.verifiable,
                                  &b.wanted,      &b.guess,           &b.chain_token,
                                  &b.chain_next,  &b.chain_pos,       &b.chain_seq,
                                  &b.chain_start, &b.chain_logit_row, &b.chain_first_row};
-    b.turn = ints(&a, 1);
+    b.parity = ints(&a, 1);
     b.cursor = take(&a, x->o.n_slots, sizeof *b.cursor);
     for (size_t i = 0; i < HD_LEN(of_rows); i++) {
         *of_rows[i] = ints(&a, (int64_t)z->n * (1 + z->n_drafts));
@@ -85,19 +87,19 @@ static exec_between between_in(const hd_executor *x, void *block, const exec_sha
 
 /* ---- memory ---- */
 
-static hd_status open_flight(hd_executor *x, exec_flight *f, size_t outcome_bytes,
-                             hd_err *err) {
+static hd_status open_inflight(hd_model_runner *x, runner_inflight_step *f,
+                               size_t graph_outputs_bytes, hd_err *err) {
     const size_t n = (size_t)x->o.n_slots;
     f->index = calloc(n, sizeof *f->index);
-    f->room = calloc(n, sizeof *f->room);
-    if (!f->index || !f->room) return HD_FAIL(err, HD_ENOMEM, "no memory for a step");
-    HD_TRY(hd_mark_open(&f->done, x->env.device, false, err));
-    return hd_device_alloc_host(x->env.device, &f->outcome, outcome_bytes, "a step's outcome",
-                                err);
+    f->capacity = calloc(n, sizeof *f->capacity);
+    if (!f->index || !f->capacity) return HD_FAIL(err, HD_ENOMEM, "no memory for a step");
+    HD_TRY(hd_device_event_open(&f->done, x->env.device, false, err));
+    return hd_device_alloc_host(x->env.device, &f->graph_outputs, graph_outputs_bytes,
+                                "a step's outcome", err);
 }
 
 /* Every number up to twice SIZES_PER_OCTAVE, then as many per doubling, and the largest. */
-static void choose_sizes(exec_fixed *f, int32_t most) {
+static void choose_sizes(runner_decode_graphs *f, int32_t most) {
     for (int32_t n = 1, by = 1; n < most; n += by) {
         if (n == 2 * by * SIZES_PER_OCTAVE) by *= 2;
         f->sizes[f->n_sizes++] = n;
@@ -106,98 +108,102 @@ static void choose_sizes(exec_fixed *f, int32_t most) {
 }
 
 /* Of the scratch pages, which are part of the KV pools but nobody's. */
-static size_t scratch_bytes(const hd_executor *x) {
+static size_t scratch_bytes(const hd_model_runner *x) {
     const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
     size_t bytes = 0;
-    for (int life = 0; life < HD_N_LIFETIMES; life++) {
-        bytes += hd_kv_page_bytes(x->env.spec, n_layers, (hd_lifetime)life,
+    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
+        bytes += hd_kv_page_bytes(x->env.spec, n_layers, (hd_kv_group)life,
                                   x->env.ops->act_bytes, x->n_drafts);
     }
     return bytes;
 }
 
-hd_status exec_fixed_open(hd_executor *x, hd_err *err) {
-    exec_fixed *f = &x->fixed;
+hd_status runner_decode_graph_open(hd_model_runner *x, hd_err *err) {
+    runner_decode_graphs *f = &x->fixed;
     hd_device *d = x->env.device;
     const size_t n = (size_t)x->o.n_slots;
-    const exec_shape most = {x->o.n_slots, x->n_drafts};
+    const runner_graph_shape most = {x->o.n_slots, x->n_drafts};
     f->page_tokens = hd_kv_shape_of(x->env.spec).page_tokens;
-    f->table_stride = x->o.lease_pages + (int32_t)hd_ceil_div(EXEC_REACH_AHEAD, f->page_tokens);
-    const size_t orders = orders_in(x, NULL, &most).bytes;
-    const size_t outcome = outcome_in(NULL, &most).bytes;
-    const size_t between = between_in(x, NULL, &most).bytes;
+    f->table_stride = x->o.seq_pages + (int32_t)hd_ceil_div(RUNNER_LOOKAHEAD, f->page_tokens);
+    const size_t graph_inputs = graph_inputs_in(x, NULL, &most).bytes;
+    const size_t graph_outputs = graph_outputs_in(NULL, &most).bytes;
+    const size_t graph_state = graph_state_in(x, NULL, &most).bytes;
     f->on = true;
-    f->next = &f->flight[0];
-    for (int life = 0; life < HD_N_LIFETIMES; life++) {
+    f->next = &f->inflight[0];
+    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
         f->scratch_page[life] = x->o.n_pages[life];
     }
-    f->bytes = 3 * orders + 3 * outcome + between + scratch_bytes(x);
+    f->bytes = 3 * graph_inputs + 3 * graph_outputs + graph_state + scratch_bytes(x);
     f->known = calloc(n, sizeof *f->known);
     f->sizes = calloc(n + 1, sizeof *f->sizes);
     f->rest = calloc(n, sizeof *f->rest);
-    f->rest_chosen = calloc(n, sizeof *f->rest_chosen);
+    f->rest_outputs = calloc(n, sizeof *f->rest_outputs);
     f->rest_of = calloc(n, sizeof *f->rest_of);
-    if (!f->known || !f->sizes || !f->rest || !f->rest_chosen || !f->rest_of) {
+    if (!f->known || !f->sizes || !f->rest || !f->rest_outputs || !f->rest_of) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu sequences of a step", n);
     }
     choose_sizes(f, x->o.n_slots);
     f->recorded = calloc((size_t)f->n_sizes * (size_t)(x->n_drafts + 1), sizeof *f->recorded);
     if (!f->recorded) return HD_FAIL(err, HD_ENOMEM, "no memory for %d graphs", f->n_sizes);
-    HD_TRY(hd_device_alloc(d, &f->orders_device, orders, "a step's orders", err));
-    HD_TRY(hd_device_alloc(d, &f->outcome_device, outcome, "a step's outcome", err));
-    HD_TRY(hd_device_alloc(d, &f->between_device, between, "a step's rows", err));
-    f->between = between_in(x, f->between_device, &most);
-    for (size_t i = 0; i < HD_LEN(f->flight); i++) {
-        HD_TRY(hd_device_alloc_host(d, &f->orders_host[i], orders, "a step's orders", err));
-        HD_TRY(open_flight(x, &f->flight[i], outcome, err));
+    HD_TRY(hd_device_alloc(d, &f->graph_inputs_device, graph_inputs, "a step's orders", err));
+    HD_TRY(
+        hd_device_alloc(d, &f->graph_outputs_device, graph_outputs, "a step's outcome", err));
+    HD_TRY(hd_device_alloc(d, &f->graph_state_device, graph_state, "a step's rows", err));
+    f->graph_state = graph_state_in(x, f->graph_state_device, &most);
+    for (size_t i = 0; i < HD_LEN(f->inflight); i++) {
+        HD_TRY(hd_device_alloc_host(d, &f->graph_inputs_host[i], graph_inputs,
+                                    "a step's orders", err));
+        HD_TRY(open_inflight(x, &f->inflight[i], graph_outputs, err));
     }
-    for (int32_t s = 0; s < x->o.n_slots; s++) exec_forget_slot(x, s);
+    for (int32_t s = 0; s < x->o.n_slots; s++) runner_forget_slot(x, s);
     return HD_OK;
 }
 
-void exec_fixed_close(hd_executor *x) {
-    exec_fixed *f = &x->fixed;
+void runner_decode_graph_close(hd_model_runner *x) {
+    runner_decode_graphs *f = &x->fixed;
     hd_device *d = x->env.device;
     hd_stream_wait(x->env.stream); /* nobody may want the last flight */
-    for (size_t i = 0; i < HD_LEN(f->flight); i++) {
-        free(f->flight[i].index);
-        free(f->flight[i].room);
-        hd_mark_close(f->flight[i].done);
-        hd_device_release(d, f->flight[i].outcome);
-        hd_device_release(d, f->orders_host[i]);
+    for (size_t i = 0; i < HD_LEN(f->inflight); i++) {
+        free(f->inflight[i].index);
+        free(f->inflight[i].capacity);
+        hd_device_event_close(f->inflight[i].done);
+        hd_device_release(d, f->inflight[i].graph_outputs);
+        hd_device_release(d, f->graph_inputs_host[i]);
     }
     for (int32_t i = 0; f->recorded && i < f->n_sizes * (x->n_drafts + 1); i++) {
         hd_graph_close(f->recorded[i].graph);
     }
-    hd_device_release(d, f->orders_device);
-    hd_device_release(d, f->outcome_device);
-    hd_device_release(d, f->between_device);
+    hd_device_release(d, f->graph_inputs_device);
+    hd_device_release(d, f->graph_outputs_device);
+    hd_device_release(d, f->graph_state_device);
     free(f->known);
     free(f->sizes);
     free(f->recorded);
     free(f->rest);
-    free(f->rest_chosen);
+    free(f->rest_outputs);
     free(f->rest_of);
 }
 
 /* ---- shapes ---- */
 
-static int32_t size_index(const exec_fixed *f, int32_t n) {
+static int32_t size_index(const runner_decode_graphs *f, int32_t n) {
     int32_t i = 0;
     while (f->sizes[i] < n) i++;
     return i;
 }
 
-bool exec_fixed_shape(const hd_executor *x, int32_t n, int32_t n_drafts, exec_shape *out) {
-    *out = (exec_shape){x->fixed.sizes[size_index(&x->fixed, n)], n_drafts};
+bool runner_decode_graph_shape(const hd_model_runner *x, int32_t n, int32_t n_drafts,
+                               runner_graph_shape *out) {
+    *out = (runner_graph_shape){x->fixed.sizes[size_index(&x->fixed, n)], n_drafts};
     const int32_t rows = out->n * (1 + out->n_drafts);
     return n_drafts <= x->n_drafts && rows <= x->n_rows && rows <= x->o.step_rows;
 }
 
 /* ---- the ops ---- */
 
-static hd_batch rows_of(const hd_executor *x, const exec_orders *o, const exec_shape *z) {
-    const exec_between *b = &x->fixed.between;
+static hd_batch rows_of(const hd_model_runner *x, const runner_graph_inputs *o,
+                        const runner_graph_shape *z) {
+    const runner_graph_state *b = &x->fixed.graph_state;
     return (hd_batch){
         .limits = {.table_stride = x->fixed.table_stride},
         .n_rows = z->n * (1 + z->n_drafts),
@@ -216,8 +222,9 @@ static hd_batch rows_of(const hd_executor *x, const exec_orders *o, const exec_s
 }
 
 /* One row per sequence, for drafts behind the first. */
-static hd_batch chain_of(const hd_executor *x, const exec_orders *o, const exec_shape *z) {
-    const exec_between *b = &x->fixed.between;
+static hd_batch chain_of(const hd_model_runner *x, const runner_graph_inputs *o,
+                         const runner_graph_shape *z) {
+    const runner_graph_state *b = &x->fixed.graph_state;
     return (hd_batch){
         .limits = {.table_stride = x->fixed.table_stride },
         .n_rows = z->n,
@@ -234,10 +241,11 @@ static hd_batch chain_of(const hd_executor *x, const exec_orders *o, const exec_
     };
 }
 
-static void queue_lay(hd_executor *x, const exec_orders *o, const exec_shape *z) {
-    const exec_between *b = &x->fixed.between;
-    x->env.ops->lay_step(
-        x->env.stream, &(hd_lay_step_args){
+static void queue_prepare(hd_model_runner *x, const runner_graph_inputs *o,
+                          const runner_graph_shape *z) {
+    const runner_graph_state *b = &x->fixed.graph_state;
+    x->env.ops->prepare_step(
+        x->env.stream, &(hd_prepare_step_args){
                            .token = b->token,
                            .pos = b->pos,
                            .seq = b->seq,
@@ -250,8 +258,8 @@ static void queue_lay(hd_executor *x, const exec_orders *o, const exec_shape *z)
                            .position = b->position,
                            .n_drafted = b->n_drafted,
                            .given = b->given,
-                           .standing = b->standing,
-                           .turn = b->turn,
+                           .verifiable = b->verifiable,
+                           .parity = b->parity,
                            .cursor = b->cursor,
                            .seqs = o->seqs,
                            .n_live = o->n_live,
@@ -265,9 +273,9 @@ static void queue_lay(hd_executor *x, const exec_orders *o, const exec_shape *z)
     });
 }
 
-static void queue_choice(hd_executor *x, const exec_orders *o, const exec_outcome *out,
-                         const exec_shape *z) {
-    const exec_between *b = &x->fixed.between;
+static void queue_choice(hd_model_runner *x, const runner_graph_inputs *o,
+                         const runner_graph_outputs *out, const runner_graph_shape *z) {
+    const runner_graph_state *b = &x->fixed.graph_state;
     x->env.ops->sample(x->env.stream, &(hd_sample_args){.token = out->token,
                                                         .logprob = out->logprob,
                                                         .top_id = out->top_id,
@@ -286,13 +294,13 @@ static void queue_choice(hd_executor *x, const exec_orders *o, const exec_outcom
                                                         .rows = z->n * (1 + z->n_drafts),
                                                         .vocab = x->env.spec->vocab,
                                                         .n_ids = x->o.n_ids});
-    x->env.ops->settle_step(x->env.stream, &(hd_settle_step_args){.accepted = out->accepted,
+    x->env.ops->commit_step(x->env.stream, &(hd_commit_step_args){.accepted = out->accepted,
                                                                   .next_token = b->next_token,
                                                                   .wanted = b->wanted,
                                                                   .cursor = b->cursor,
                                                                   .counts = x->counts,
                                                                   .seqs = o->seqs,
-                                                                  .standing = b->standing,
+                                                                  .verifiable = b->verifiable,
                                                                   .token = out->token,
                                                                   .input = b->token,
                                                                   .params = x->device.params,
@@ -301,82 +309,87 @@ static void queue_choice(hd_executor *x, const exec_orders *o, const exec_outcom
                                                                   .vocab = x->env.spec->vocab});
 }
 
-static void queue_draft(hd_executor *x, const exec_orders *o, const exec_outcome *out,
-                        const exec_shape *z, int32_t at) {
-    const exec_between *b = &x->fixed.between;
+static void queue_draft(hd_model_runner *x, const runner_graph_inputs *o,
+                        const runner_graph_outputs *out, const runner_graph_shape *z,
+                        int32_t at) {
+    const runner_graph_state *b = &x->fixed.graph_state;
     x->env.ops->argmax(x->env.stream, &(hd_argmax_args){.token = b->guess,
                                                         .logits = hd_model_logits(x->model, 0),
                                                         .rows = z->n,
                                                         .vocab = x->env.spec->vocab,
                                                         .n_ids = x->o.n_ids});
-    x->env.ops->lay_draft(x->env.stream, &(hd_lay_draft_args){.draft = out->draft,
-                                                              .token = b->chain_token,
-                                                              .next_token = b->chain_next,
-                                                              .pos = b->chain_pos,
-                                                              .seq = b->chain_seq,
-                                                              .logit_row = b->chain_logit_row,
-                                                              .first_row = b->chain_first_row,
-                                                              .start = b->chain_start,
-                                                              .cursor = b->cursor,
-                                                              .seqs = o->seqs,
-                                                              .standing = b->standing,
-                                                              .guess = b->guess,
-                                                              .n = z->n,
-                                                              .n_drafts = z->n_drafts,
-                                                              .at = at});
+    x->env.ops->prepare_draft(x->env.stream,
+                              &(hd_prepare_draft_args){.draft = out->draft,
+                                                       .token = b->chain_token,
+                                                       .next_token = b->chain_next,
+                                                       .pos = b->chain_pos,
+                                                       .seq = b->chain_seq,
+                                                       .logit_row = b->chain_logit_row,
+                                                       .first_row = b->chain_first_row,
+                                                       .start = b->chain_start,
+                                                       .cursor = b->cursor,
+                                                       .seqs = o->seqs,
+                                                       .verifiable = b->verifiable,
+                                                       .guess = b->guess,
+                                                       .n = z->n,
+                                                       .n_drafts = z->n_drafts,
+                                                       .at = at});
 }
 
-static void queue_carry_in(hd_executor *x, const exec_orders *o) {
-    const exec_fixed *f = &x->fixed;
-    x->env.ops->carry(x->env.stream, &(hd_carry_args){
-                                         .to = {f->orders_device,  f->orders_device },
-                                         .from = {f->orders_host[0], f->orders_host[1]},
-                                         .turn = f->between.turn,
-                                         .most = (int32_t)o->bytes
+static void queue_carry_in(hd_model_runner *x, const runner_graph_inputs *o) {
+    const runner_decode_graphs *f = &x->fixed;
+    x->env.ops->mirror(x->env.stream,
+                       &(hd_mirror_args){
+                           .to = {f->graph_inputs_device,  f->graph_inputs_device },
+                           .from = {f->graph_inputs_host[0], f->graph_inputs_host[1]},
+                           .parity = f->graph_state.parity,
+                           .most = (int32_t)o->bytes
     });
 }
 
-static void queue_carry_out(hd_executor *x, const exec_orders *o, const exec_outcome *out) {
-    const exec_fixed *f = &x->fixed;
-    x->env.ops->carry(x->env.stream, &(hd_carry_args){
-                                         .to = {f->flight[0].outcome, f->flight[1].outcome},
-                                         .from = {f->outcome_device,    f->outcome_device   },
-                                         .turn = o->flight,
-                                         .bytes = o->outcome_bytes,
-                                         .most = (int32_t)out->bytes
+static void queue_carry_out(hd_model_runner *x, const runner_graph_inputs *o,
+                            const runner_graph_outputs *out) {
+    const runner_decode_graphs *f = &x->fixed;
+    x->env.ops->mirror(x->env.stream,
+                       &(hd_mirror_args){
+                           .to = {f->inflight[0].graph_outputs, f->inflight[1].graph_outputs},
+                           .from = {f->graph_outputs_device,      f->graph_outputs_device     },
+                           .parity = o->inflight,
+                           .bytes = o->graph_outputs_bytes,
+                           .most = (int32_t)out->bytes
     });
 }
 
 /* All of a step, from the shape alone. */
-static void queue_step(hd_executor *x, const exec_shape *z) {
-    const exec_orders o = orders_in(x, x->fixed.orders_device, z);
-    const exec_outcome out = outcome_in(x->fixed.outcome_device, z);
+static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
+    const runner_graph_inputs o = graph_inputs_in(x, x->fixed.graph_inputs_device, z);
+    const runner_graph_outputs out = graph_outputs_in(x->fixed.graph_outputs_device, z);
     hd_batch rows = rows_of(x, &o, z), chain = chain_of(x, &o, z);
     hd_batch *step = &rows, *further = &chain;
-    x->env.ops->stamp(x->env.stream, &(hd_stamp_args){out.begun});
+    x->env.ops->timestamp(x->env.stream, &(hd_timestamp_args){out.begun});
     queue_carry_in(x, &o);
-    queue_lay(x, &o, z);
+    queue_prepare(x, &o, z);
     hd_model_step(x->model, x->kv, &step, 1);
     queue_choice(x, &o, &out, z);
     if (x->n_drafts) { /* its own keys stay complete even if nobody drafts */
         rows.n_logits = z->n_drafts ? z->n : 0;
-        rows.device.logit_rows = x->fixed.between.wanted;
+        rows.device.logit_rows = x->fixed.graph_state.wanted;
         hd_model_draft(x->model, x->kv, &step, 1, false);
     }
     for (int32_t k = 0; k < z->n_drafts; k++) {
         if (k) hd_model_draft(x->model, x->kv, &further, 1, true);
         queue_draft(x, &o, &out, z, k);
     }
-    x->env.ops->stamp(x->env.stream, &(hd_stamp_args){out.ended});
+    x->env.ops->timestamp(x->env.stream, &(hd_timestamp_args){out.ended});
     queue_carry_out(x, &o, &out);
 }
 
 /* ---- launching ---- */
 
 /* Entries behind the pages that the work has lead to the scratch page. */
-static void fill_tables(const hd_executor *x, const exec_orders *o, int32_t i,
-                        const hd_work *w) {
-    for (int life = 0; life < HD_N_LIFETIMES; life++) {
+static void fill_tables(const hd_model_runner *x, const runner_graph_inputs *o, int32_t i,
+                        const hd_seq_input *w) {
+    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
         int32_t *table = o->tables[life] + (int64_t)i * x->fixed.table_stride;
         memcpy(table, w->pages[life], (size_t)w->n_pages * sizeof *table);
         for (int32_t p = w->n_pages; p < x->fixed.table_stride; p++) {
@@ -385,10 +398,10 @@ static void fill_tables(const hd_executor *x, const exec_orders *o, int32_t i,
     }
 }
 
-static hd_step_seq order_of(const hd_executor *x, const exec_shape *z, const hd_work *w,
-                            bool fresh) {
+static hd_step_seq order_of(const hd_model_runner *x, const runner_graph_shape *z,
+                            const hd_seq_input *w, bool fresh) {
     hd_step_seq q = {
-        .slot = w->slot, .room = w->n_pages * x->fixed.page_tokens, .fresh = fresh};
+        .slot = w->slot, .capacity = w->n_pages * x->fixed.page_tokens, .fresh = fresh};
     if (!fresh) { /* as many as will be brought */
         q.n_drafts = hd_min_i32(w->want_drafts, z->n_drafts);
         return q;
@@ -401,61 +414,63 @@ static hd_step_seq order_of(const hd_executor *x, const exec_shape *z, const hd_
 }
 
 /* A guided work is one row: what its next token goes by follows from the last one alone. */
-static int32_t mask_row_of(hd_executor *x, const hd_work *w, int32_t *used) {
+static int32_t mask_row_of(hd_model_runner *x, const hd_seq_input *w, int32_t *used) {
     if (!x->replies) return -1;
-    uint32_t *mask = exec_mask_at(x, *used);
-    return exec_mask_row(
-        x, exec_reply_limit(&x->replies[w->slot], &x->masks, w->start + 1, mask), used);
+    uint32_t *mask = runner_mask_at(x, *used);
+    return runner_mask_row(
+        x, runner_reply_limit(&x->replies[w->slot], &x->masks, w->start + 1, mask), used);
 }
 
-static void give_orders(hd_executor *x, exec_flight *f, const hd_work *works, int32_t n,
-                        bool fresh) {
-    exec_fixed *a = &x->fixed;
-    const exec_orders o = orders_in(x, a->orders_host[a->turn], &f->shape);
-    const exec_outcome out = outcome_in(f->outcome, &f->shape);
+static void give_graph_inputs(hd_model_runner *x, runner_inflight_step *f,
+                              const hd_seq_input *inputs, int32_t n, bool fresh) {
+    runner_decode_graphs *a = &x->fixed;
+    const runner_graph_inputs o =
+        graph_inputs_in(x, a->graph_inputs_host[a->parity], &f->shape);
+    const runner_graph_outputs out = graph_outputs_in(f->graph_outputs, &f->shape);
     const int32_t per_seq = 1 + f->shape.n_drafts;
     int32_t live = 0, masks = 0;
     for (int32_t s = 0; s < x->o.n_slots; s++) f->index[s] = -1;
     for (int32_t row = 0; row < f->shape.n * per_seq; row++) o.mask_row[row] = -1;
     f->tops = false;
     for (int32_t i = 0; i < n; i++) {
-        const hd_work *w = &works[i];
+        const hd_seq_input *w = &inputs[i];
         if (!fresh && w->left == 1) continue;
         o.seqs[live] = order_of(x, &f->shape, w, fresh);
         if (fresh) o.mask_row[live * per_seq] = mask_row_of(x, w, &masks);
         fill_tables(x, &o, live, w);
-        f->room[w->slot] = o.seqs[live].room;
+        f->capacity[w->slot] = o.seqs[live].capacity;
         f->index[w->slot] = live++;
         f->tops |= x->host.params[w->slot].n_top > 0;
     }
     memset(o.seqs + live, 0, (size_t)(f->shape.n - live) * sizeof *o.seqs);
     *o.n_live = live;
-    *o.flight = (int32_t)(f - a->flight);
-    *o.outcome_bytes = (int32_t)(f->tops ? out.bytes : out.top_at);
-    a->turn = !a->turn;
-    if (masks) exec_upload_masks(x, masks);
+    *o.inflight = (int32_t)(f - a->inflight);
+    *o.graph_outputs_bytes = (int32_t)(f->tops ? out.bytes : out.top_at);
+    a->parity = !a->parity;
+    if (masks) runner_upload_masks(x, masks);
 }
 
-static exec_recorded *recorded_of(const hd_executor *x, const exec_shape *z) {
+static runner_captured_graph *recorded_of(const hd_model_runner *x,
+                                          const runner_graph_shape *z) {
     return &x->fixed.recorded[size_index(&x->fixed, z->n) * (x->n_drafts + 1) + z->n_drafts];
 }
 
 /* A shape that is seldom used is not worth recording; and its kernels are loaded by then. */
-static hd_status launch(hd_executor *x, exec_flight *f, hd_err *err) {
-    const exec_shape *z = &f->shape;
+static hd_status launch(hd_model_runner *x, runner_inflight_step *f, hd_err *err) {
+    const runner_graph_shape *z = &f->shape;
     const int64_t begun = hd_now_ns();
-    exec_recorded *r = recorded_of(x, z);
+    runner_captured_graph *r = recorded_of(x, z);
     r->launches += r->launches < FIRST_RECORDING;
-    f->as_graph =
-        hd_device_records(x->env.device) && !x->fixed.queues && r->launches >= FIRST_RECORDING;
+    f->as_graph = hd_device_has_graphs(x->env.device) && !x->fixed.queues &&
+                  r->launches >= FIRST_RECORDING;
     if (!f->as_graph) {
         queue_step(x, z);
         return HD_OK;
     }
     if (!r->graph) {
-        hd_stream_record(x->env.stream);
+        hd_stream_begin_capture(x->env.stream);
         queue_step(x, z);
-        HD_TRY(hd_stream_recorded(x->env.stream, &r->graph, err));
+        HD_TRY(hd_stream_end_capture(x->env.stream, &r->graph, err));
         x->fixed.times.graphs++;
         x->fixed.bytes += hd_graph_bytes(r->graph);
         x->fixed.times.record_ns += hd_now_ns() - begun;
@@ -465,24 +480,26 @@ static hd_status launch(hd_executor *x, exec_flight *f, hd_err *err) {
     return HD_OK;
 }
 
-hd_status exec_fixed_launch(hd_executor *x, exec_flight *f, const exec_shape *shape,
-                            const hd_work *works, int32_t n, bool fresh, hd_err *err) {
+hd_status runner_decode_graph_launch(hd_model_runner *x, runner_inflight_step *f,
+                                     const runner_graph_shape *shape,
+                                     const hd_seq_input *inputs, int32_t n, bool fresh,
+                                     hd_err *err) {
     f->shape = *shape;
     f->continues = !fresh;
-    give_orders(x, f, works, n, fresh);
+    give_graph_inputs(x, f, inputs, n, fresh);
     HD_TRY(launch(x, f, err));
-    hd_stream_mark(x->env.stream, f->done);
+    hd_stream_record_event(x->env.stream, f->done);
     f->under_way = true;
     return HD_OK;
 }
 
 /* ---- its outcome ---- */
 
-hd_status exec_fixed_land(hd_executor *x, exec_flight *f, hd_err *err) {
-    hd_executor_times *t = &x->fixed.times;
+hd_status runner_decode_graph_wait(hd_model_runner *x, runner_inflight_step *f, hd_err *err) {
+    hd_model_runner_times *t = &x->fixed.times;
     f->under_way = false;
-    HD_TRY(hd_stream_reach(x->env.stream, f->done, err));
-    const exec_outcome o = outcome_in(f->outcome, &f->shape);
+    HD_TRY(hd_stream_sync_event(x->env.stream, f->done, err));
+    const runner_graph_outputs o = graph_outputs_in(f->graph_outputs, &f->shape);
     t->steps++;
     t->graph_steps += f->as_graph;
     t->step_ns += *o.ended - *o.begun;
@@ -497,8 +514,8 @@ hd_status exec_fixed_land(hd_executor *x, exec_flight *f, hd_err *err) {
 }
 
 /* Points at rows of alternatives, ended by an id of -1. */
-static void show_top(const hd_executor *x, const exec_outcome *o, int32_t slot, int32_t first,
-                     hd_chosen *c) {
+static void show_top(const hd_model_runner *x, const runner_graph_outputs *o, int32_t slot,
+                     int32_t first, hd_seq_output *c) {
     const int32_t n_top = x->host.params[slot].n_top;
     if (n_top <= 0) return;
     c->top_ids = o->top_id + (int64_t)first * HD_MAX_TOP_LOGPROBS;
@@ -510,8 +527,8 @@ static void show_top(const hd_executor *x, const exec_outcome *o, int32_t slot, 
 }
 
 /* Where the device stands now; a token that failed is 0 there. */
-static void note_cursor(hd_executor *x, const exec_flight *f, const exec_outcome *o,
-                        const hd_work *w, int32_t i) {
+static void note_cursor(hd_model_runner *x, const runner_inflight_step *f,
+                        const runner_graph_outputs *o, const hd_seq_input *w, int32_t i) {
     const int32_t n_drafts = f->shape.n_drafts;
     hd_cursor *k = &x->fixed.known[w->slot];
     const int32_t token = o->token[i * (1 + n_drafts) + o->accepted[i]];
@@ -523,21 +540,23 @@ static void note_cursor(hd_executor *x, const exec_flight *f, const exec_outcome
 }
 
 /* Takes a token; false: what follows it in this step was chosen without its guide. */
-static bool take_token(hd_executor *x, const hd_work *w, hd_chosen *c, int32_t token) {
-    exec_reply *r = x->replies ? &x->replies[w->slot] : NULL;
-    const bool was_free = !r || exec_reply_is_free(r);
-    exec_note_failure(c, token);
-    if (r) exec_reply_advance(r, &x->masks, token);
-    return !was_free || !r || exec_reply_is_free(r);
+static bool take_token(hd_model_runner *x, const hd_seq_input *w, hd_seq_output *c,
+                       int32_t token) {
+    runner_constraint *r = x->replies ? &x->replies[w->slot] : NULL;
+    const bool was_free = !r || runner_reply_is_free(r);
+    runner_note_failure(c, token);
+    if (r) runner_reply_advance(r, &x->masks, token);
+    return !was_free || !r || runner_reply_is_free(r);
 }
 
-void exec_fixed_collect(hd_executor *x, const exec_flight *f, const hd_work *w, hd_chosen *c) {
-    const exec_outcome o = outcome_in(f->outcome, &f->shape);
+void runner_decode_graph_output(hd_model_runner *x, const runner_inflight_step *f,
+                                const hd_seq_input *w, hd_seq_output *c) {
+    const runner_graph_outputs o = graph_outputs_in(f->graph_outputs, &f->shape);
     const int32_t i = f->index[w->slot], n_drafts = f->shape.n_drafts;
     const int32_t first = i * (1 + n_drafts);
     assert(o.accepted[i] >= 0);
-    *c = (hd_chosen){.status = HD_OK};
-    const int32_t most = hd_min_i32(o.accepted[i], w->n_choose - 1) + 1;
+    *c = (hd_seq_output){.status = HD_OK};
+    const int32_t most = hd_min_i32(o.accepted[i], w->n_sample - 1) + 1;
     bool goes_on = true;
     while (goes_on && c->n_tokens < most) {
         const int32_t row = first + c->n_tokens;
@@ -551,7 +570,7 @@ void exec_fixed_collect(hd_executor *x, const exec_flight *f, const hd_work *w, 
         return;
     }
     note_cursor(x, f, &o, w, i);
-    if (c->status != HD_OK || o.accepted[i] >= w->n_choose) return; /* drafts of elsewhere */
+    if (c->status != HD_OK || o.accepted[i] >= w->n_sample) return; /* drafts of elsewhere */
     c->n_drafts = hd_min_i32(w->want_drafts, n_drafts);
     memcpy(c->drafts, x->fixed.known[w->slot].draft, (size_t)c->n_drafts * sizeof(int32_t));
 }

@@ -8,21 +8,21 @@
 /* Every row learns the token behind it, so that the MTP layer's own keys stay complete; rows of
  * refused drafts get any token, they will be written again. The works that want drafts, the
  * most wanting first, keep one wanted row each: that of their last accepted token. */
-static int32_t plan_drafts(hd_executor *x, const hd_work *works, int32_t n,
-                           const hd_chosen *chosen) {
+static int32_t plan_drafts(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
+                           const hd_seq_output *outputs) {
     hd_batch *b = &x->batch;
     int32_t drafting = 0;
     for (int32_t i = 0; i < n; i++) {
-        const hd_work *w = &works[i];
-        const hd_chosen *c = &chosen[i];
-        const int32_t first = b->host.first_row[i + 1] - w->n_choose;
-        for (int32_t k = 0; k < w->n_choose; k++) {
+        const hd_seq_input *w = &inputs[i];
+        const hd_seq_output *c = &outputs[i];
+        const int32_t first = b->host.first_row[i + 1] - w->n_sample;
+        for (int32_t k = 0; k < w->n_sample; k++) {
             const bool good = k < c->n_tokens && c->tokens[k] >= 0;
             b->host.next_tokens[first + k] = good ? c->tokens[k] : 0;
         }
-        if (!w->want_drafts || !w->n_choose || c->status != HD_OK) continue;
+        if (!w->want_drafts || !w->n_sample || c->status != HD_OK) continue;
         int32_t at = drafting++;
-        for (; at > 0 && works[x->drafting[at - 1]].want_drafts < w->want_drafts; at--) {
+        for (; at > 0 && inputs[x->drafting[at - 1]].want_drafts < w->want_drafts; at--) {
             x->drafting[at] = x->drafting[at - 1];
         }
         x->drafting[at] = i;
@@ -31,45 +31,46 @@ static int32_t plan_drafts(hd_executor *x, const hd_work *works, int32_t n,
     for (int32_t k = 0; k < drafting; k++) {
         const int32_t i = x->drafting[k];
         b->host.logit_rows[k] =
-            b->host.first_row[i + 1] - works[i].n_choose + chosen[i].n_tokens - 1;
+            b->host.first_row[i + 1] - inputs[i].n_sample + outputs[i].n_tokens - 1;
     }
     return drafting;
 }
 
 /* What a work's guide says of its next draft, if those before it stand. */
-static exec_limit limit_draft(hd_executor *x, const hd_work *w, const hd_chosen *c,
-                              uint32_t *mask) {
-    exec_reply *trial = &x->replies[x->o.n_slots];
-    const int32_t chosen_from = w->start + w->n - w->n_choose + 1;
-    exec_reply_copy(trial, &x->replies[w->slot]);
+static runner_token_limit limit_draft(hd_model_runner *x, const hd_seq_input *w,
+                                      const hd_seq_output *c, uint32_t *mask) {
+    runner_constraint *trial = &x->replies[x->o.n_slots];
+    const int32_t sampled_from = w->start + w->n - w->n_sample + 1;
+    runner_reply_copy(trial, &x->replies[w->slot]);
     for (int32_t k = 0; k < c->n_drafts; k++) {
-        exec_reply_advance(trial, &x->masks, c->drafts[k]);
+        runner_reply_advance(trial, &x->masks, c->drafts[k]);
     }
-    return exec_reply_limit(trial, &x->masks, chosen_from + c->n_tokens + c->n_drafts, mask);
+    return runner_reply_limit(trial, &x->masks, sampled_from + c->n_tokens + c->n_drafts, mask);
 }
 
 /* Drafts that a guide forbids would only be refused. The masks are made while the device
  * computes what they are for; false: there are none. */
-static bool lay_masks(hd_executor *x, const hd_work *works, int32_t n,
-                      const hd_chosen *chosen) {
+static bool write_masks(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
+                        const hd_seq_output *outputs) {
     int32_t used = 0, limited = 0;
     for (int32_t k = 0; x->replies && k < n; k++) {
         const int32_t i = x->drafting[k];
-        const exec_limit limit = limit_draft(x, &works[i], &chosen[i], exec_mask_at(x, used));
-        x->host.draft_mask[k] = exec_mask_row(x, limit, &used);
-        limited += limit != EXEC_FREE;
+        const runner_token_limit limit =
+            limit_draft(x, &inputs[i], &outputs[i], runner_mask_at(x, used));
+        x->host.draft_mask[k] = runner_mask_row(x, limit, &used);
+        limited += limit != RUNNER_ANY_TOKEN;
     }
     if (!limited) return false;
     hd_stream_upload(x->env.stream, x->device.draft_mask, x->host.draft_mask,
                      (size_t)n * sizeof *x->host.draft_mask);
-    exec_upload_masks(x, used);
+    runner_upload_masks(x, used);
     return true;
 }
 
 /* The greedy choice of each wanted row becomes the next draft of its work. */
-static hd_status take_drafts(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
-                             hd_err *err) {
-    const bool masked = lay_masks(x, works, n, chosen);
+static hd_status take_drafts(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
+                             hd_seq_output *outputs, hd_err *err) {
+    const bool masked = write_masks(x, inputs, n, outputs);
     x->env.ops->argmax(x->env.stream, &(hd_argmax_args){.token = x->device.token,
                                                         .logits = hd_model_logits(x->model, 0),
                                                         .mask = masked ? x->mask.device : NULL,
@@ -81,19 +82,20 @@ static hd_status take_drafts(hd_executor *x, const hd_work *works, int32_t n, hd
                        (size_t)n * sizeof(int32_t));
     HD_TRY(hd_stream_sync(x->env.stream, err));
     for (int32_t k = 0; k < n; k++) {
-        hd_chosen *c = &chosen[x->drafting[k]];
+        hd_seq_output *c = &outputs[x->drafting[k]];
         c->drafts[c->n_drafts++] = x->host.token[k];
     }
     return HD_OK;
 }
 
 /* One row per work that wants a further draft, one position on. */
-static int32_t fill_chain(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen) {
+static int32_t fill_chain(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
+                          hd_seq_output *outputs) {
     int32_t rows = 0;
     hd_batch_reset(&x->chain);
     for (; rows < n; rows++) {
-        const hd_work *w = &works[x->drafting[rows]];
-        const hd_chosen *c = &chosen[x->drafting[rows]];
+        const hd_seq_input *w = &inputs[x->drafting[rows]];
+        const hd_seq_output *c = &outputs[x->drafting[rows]];
         if (hd_min_i32(w->want_drafts, x->n_drafts) <= c->n_drafts) break;
         const int32_t before =
             c->n_drafts > 1 ? c->drafts[c->n_drafts - 2] : c->tokens[c->n_tokens - 1];
@@ -101,7 +103,7 @@ static int32_t fill_chain(hd_executor *x, const hd_work *works, int32_t n, hd_ch
                      &(hd_batch_seq){
                          .tokens = &before,
                          .n = 1,
-                         .start = w->start + w->n - w->n_choose + c->n_tokens - 1 + c->n_drafts,
+                         .start = w->start + w->n - w->n_sample + c->n_tokens - 1 + c->n_drafts,
                          .after = c->drafts[c->n_drafts - 1],
                          .n_logits = 1,
                          .pages = {w->pages[0], w->pages[1]},
@@ -111,17 +113,17 @@ static int32_t fill_chain(hd_executor *x, const hd_work *works, int32_t n, hd_ch
     return rows;
 }
 
-hd_status exec_draft(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
-                     hd_err *err) {
+hd_status runner_draft(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
+                       hd_seq_output *outputs, hd_err *err) {
     hd_batch *step = &x->batch, *chain = &x->chain;
-    int32_t rows = plan_drafts(x, works, n, chosen);
+    int32_t rows = plan_drafts(x, inputs, n, outputs);
     hd_batch_upload(step, x->env.stream);
     hd_model_draft(x->model, x->kv, &step, 1, false);
-    if (rows) HD_TRY(take_drafts(x, works, rows, chosen, err));
-    while ((rows = fill_chain(x, works, rows, chosen)) > 0) {
+    if (rows) HD_TRY(take_drafts(x, inputs, rows, outputs, err));
+    while ((rows = fill_chain(x, inputs, rows, outputs)) > 0) {
         hd_batch_upload(chain, x->env.stream);
         hd_model_draft(x->model, x->kv, &chain, 1, true);
-        HD_TRY(take_drafts(x, works, rows, chosen, err));
+        HD_TRY(take_drafts(x, inputs, rows, outputs, err));
     }
     return HD_OK;
 }

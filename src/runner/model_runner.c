@@ -13,8 +13,8 @@ enum { MASK_CACHE_BYTES = 32 << 20 };
 
 /* ---- memory ---- */
 
-static int32_t logits_rows(const hd_executor_options *o) {
-    const int32_t asked = o->choice_rows ? o->choice_rows : o->n_slots * HD_MAX_CHOSEN;
+static int32_t logits_rows(const hd_model_runner_options *o) {
+    const int32_t asked = o->sample_rows ? o->sample_rows : o->n_slots * HD_MAX_STEP_TOKENS;
     return hd_min_i32(o->step_rows, asked);
 }
 
@@ -22,7 +22,7 @@ static void *take(hd_arena *a, int64_t n, size_t element) {
     return hd_arena_take(a, (size_t)n * element, 64);
 }
 
-static void place(exec_view *v, hd_arena *a, const hd_executor *x) {
+static void place(runner_sampler_buffers *v, hd_arena *a, const hd_model_runner *x) {
     int32_t **const lists[] = {&v->slot,      &v->position,  &v->input,
                                &v->n_drafted, &v->given,     &v->draft,
                                &v->mask_row,  &v->count_row, &v->count_token};
@@ -43,23 +43,23 @@ static void place(exec_view *v, hd_arena *a, const hd_executor *x) {
     v->end = a->used;
 }
 
-static hd_status open_twin(exec_twin *t, hd_device *d, size_t bytes, const char *what,
+static hd_status open_twin(runner_mirrored *t, hd_device *d, size_t bytes, const char *what,
                            hd_err *err) {
     t->bytes = bytes;
     HD_TRY(hd_device_alloc(d, &t->device, bytes, what, err));
     return hd_device_alloc_host(d, &t->host, bytes, what, err);
 }
 
-static void close_twin(exec_twin *t, hd_device *d) {
+static void close_twin(runner_mirrored *t, hd_device *d) {
     hd_device_release(d, t->host);
     hd_device_release(d, t->device);
 }
 
-static size_t counts_bytes(const hd_executor *x) {
+static size_t counts_bytes(const hd_model_runner *x) {
     return (size_t)x->o.n_slots * (size_t)x->env.spec->vocab * sizeof *x->counts;
 }
 
-static hd_status open_sampling(hd_executor *x, hd_err *err) {
+static hd_status open_sampling(hd_model_runner *x, hd_err *err) {
     void *counts;
     hd_arena a = hd_arena_measure();
     place(&x->host, &a, x);
@@ -74,14 +74,14 @@ static hd_status open_sampling(hd_executor *x, hd_err *err) {
 }
 
 /* Guides need a vocabulary; the constant mask goes to the device once. */
-static hd_status open_guides(hd_executor *x, hd_err *err) {
-    exec_masks *m = &x->masks;
+static hd_status open_constraints(hd_model_runner *x, hd_err *err) {
+    runner_masks *m = &x->masks;
     if (!x->o.vocab) return HD_OK;
     const hd_model_spec *c = x->env.spec;
-    *m = (exec_masks){.vocab = x->o.vocab,
-                      .eos = c->eos,
-                      .n_eos = c->n_eos,
-                      .words = hd_grammar_vocab_words(x->o.vocab)};
+    *m = (runner_masks){.vocab = x->o.vocab,
+                        .eos = c->eos,
+                        .n_eos = c->n_eos,
+                        .words = hd_grammar_vocab_words(x->o.vocab)};
     if (m->words != hd_ceil_div(c->vocab, 32)) {
         return HD_FAIL(err, HD_EINVAL, "grammar masks of %d words for %d rows of logits",
                        m->words, c->vocab);
@@ -95,19 +95,19 @@ static hd_status open_guides(hd_executor *x, hd_err *err) {
     if (!x->replies || !m->scratch) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %d guides", x->o.n_slots);
     }
-    exec_mask_no_end(m, exec_mask_at(x, x->n_rows));
+    runner_mask_no_end(m, runner_mask_at(x, x->n_rows));
     hd_stream_upload(x->env.stream, (uint8_t *)x->mask.device + (size_t)x->n_rows * row,
-                     exec_mask_at(x, x->n_rows), row);
+                     runner_mask_at(x, x->n_rows), row);
     return hd_stream_sync(x->env.stream, err);
 }
 
-static hd_status open_all(hd_executor *x, hd_err *err) {
-    const hd_executor_options *o = &x->o;
+static hd_status open_all(hd_model_runner *x, hd_err *err) {
+    const hd_model_runner_options *o = &x->o;
     const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
     const int32_t scratch = o->fixed_steps; /* a page that nobody reads */
     const hd_model_limits limits = {.rows = o->step_rows,
                                     .logits = x->n_rows,
-                                    .positions = o->positions + scratch * EXEC_REACH_AHEAD,
+                                    .positions = o->positions + scratch * RUNNER_LOOKAHEAD,
                                     .expert_rows = o->expert_rows};
     const hd_kv_options kv = {
         .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},
@@ -115,15 +115,15 @@ static hd_status open_all(hd_executor *x, hd_err *err) {
         .act_bytes = x->env.ops->act_bytes,
         .max_drafts = x->n_drafts
     };
-    const hd_batch_limits step = {o->step_rows, o->n_slots, o->lease_pages};
-    const hd_batch_limits chain = {o->n_slots, o->n_slots, o->lease_pages};
+    const hd_batch_limits step = {o->step_rows, o->n_slots, o->seq_pages};
+    const hd_batch_limits chain = {o->n_slots, o->n_slots, o->seq_pages};
     HD_TRY(hd_model_open(&x->model, &x->env, &limits, 1, err));
     HD_TRY(hd_kv_open(&x->kv, x->env.spec, n_layers, x->env.device, &kv, err));
     HD_TRY(hd_batch_open(&x->batch, &step, x->env.device, err));
     HD_TRY(hd_batch_open(&x->chain, &chain, x->env.device, err));
     HD_TRY(open_sampling(x, err));
-    HD_TRY(open_guides(x, err));
-    if (o->fixed_steps) HD_TRY(exec_fixed_open(x, err));
+    HD_TRY(open_constraints(x, err));
+    if (o->fixed_steps) HD_TRY(runner_decode_graph_open(x, err));
     const size_t n = (size_t)o->n_slots;
     x->places = calloc(n, sizeof *x->places);
     x->drafting = calloc(n, sizeof *x->drafting);
@@ -131,10 +131,10 @@ static hd_status open_all(hd_executor *x, hd_err *err) {
     return HD_FAIL(err, HD_ENOMEM, "no memory for %d slots", o->n_slots);
 }
 
-hd_status hd_executor_open(hd_executor **out, const hd_model_env *env,
-                           const hd_executor_options *options, hd_err *err) {
+hd_status hd_model_runner_open(hd_model_runner **out, const hd_model_env *env,
+                               const hd_model_runner_options *options, hd_err *err) {
     *out = NULL;
-    hd_executor *x = calloc(1, sizeof *x);
+    hd_model_runner *x = calloc(1, sizeof *x);
     if (!x) return HD_FAIL(err, HD_ENOMEM, "no memory for an executor");
     x->env = *env;
     x->o = *options;
@@ -144,14 +144,14 @@ hd_status hd_executor_open(hd_executor **out, const hd_model_env *env,
     if (st == HD_OK) {
         *out = x;
     } else {
-        hd_executor_close(x);
+        hd_model_runner_close(x);
     }
     return st;
 }
 
-void hd_executor_close(hd_executor *x) {
+void hd_model_runner_close(hd_model_runner *x) {
     if (!x) return;
-    if (x->fixed.on) exec_fixed_close(x);
+    if (x->fixed.on) runner_decode_graph_close(x);
     hd_batch_close(&x->batch);
     hd_batch_close(&x->chain);
     close_twin(&x->sampling, x->env.device);
@@ -167,7 +167,7 @@ void hd_executor_close(hd_executor *x) {
     free(x);
 }
 
-size_t hd_executor_bytes(const hd_executor *x) {
+size_t hd_model_runner_bytes(const hd_model_runner *x) {
     const size_t replies = x->replies ? ((size_t)x->o.n_slots + 1) * sizeof *x->replies : 0;
     return hd_model_bytes(x->model) + x->batch.bytes + x->chain.bytes + x->sampling.bytes +
            x->mask.bytes + replies + (x->replies ? MASK_CACHE_BYTES : 0) + counts_bytes(x) +
@@ -177,12 +177,13 @@ size_t hd_executor_bytes(const hd_executor *x) {
 /* ---- requests ---- */
 
 /* Counts n tokens of one kind for a slot, as many at a time as there are rows. */
-static void count(hd_executor *x, int32_t slot, const int32_t *tokens, int32_t n, bool prompt) {
+static void count(hd_model_runner *x, int32_t slot, const int32_t *tokens, int32_t n,
+                  bool prompt) {
     for (int32_t i = 0; i < n; i += x->n_rows) {
         const int32_t some = hd_min_i32(n - i, x->n_rows);
         for (int32_t k = 0; k < some; k++) x->host.count_row[k] = slot;
         memcpy(x->host.count_token, tokens + i, (size_t)some * sizeof *tokens);
-        exec_upload_rows(x);
+        runner_upload_rows(x);
         x->env.ops->count_tokens(x->env.stream,
                                  &(hd_count_tokens_args){.counts = x->counts,
                                                          .row = x->device.count_row,
@@ -193,9 +194,9 @@ static void count(hd_executor *x, int32_t slot, const int32_t *tokens, int32_t n
     }
 }
 
-static void clear_counts(hd_executor *x, int32_t slot) {
+static void clear_counts(hd_model_runner *x, int32_t slot) {
     x->host.count_row[0] = slot;
-    exec_upload_rows(x);
+    runner_upload_rows(x);
     x->env.ops->count_tokens(x->env.stream,
                              &(hd_count_tokens_args){.counts = x->counts,
                                                      .clear = x->device.count_row,
@@ -203,7 +204,7 @@ static void clear_counts(hd_executor *x, int32_t slot) {
                                                      .vocab = x->env.spec->vocab});
 }
 
-static void set_params(hd_executor *x, int32_t slot, const hd_choosing *choosing) {
+static void set_params(hd_model_runner *x, int32_t slot, const hd_request_sampling *choosing) {
     hd_sampling *p = &x->host.params[slot];
     hd_logit_bias *bias = x->host.bias + (int64_t)slot * HD_MAX_BIAS;
     const int32_t n = choosing->params.n_bias + choosing->params.n_ban;
@@ -212,8 +213,8 @@ static void set_params(hd_executor *x, int32_t slot, const hd_choosing *choosing
     p->counts_row = slot;
     p->bias_at = slot * HD_MAX_BIAS;
     p->ban_at = p->bias_at + p->n_bias;
-    p->relaxed_top = choosing->guide ? choosing->guide->relaxed_top : 0;
-    p->relaxed_delta = choosing->guide ? choosing->guide->relaxed_delta : 0.0f;
+    p->relaxed_top = choosing->constraint ? choosing->constraint->relaxed_top : 0;
+    p->relaxed_delta = choosing->constraint ? choosing->constraint->relaxed_delta : 0.0f;
     if (p->n_bias) memcpy(bias, choosing->bias, (size_t)p->n_bias * sizeof *bias);
     for (int32_t i = 0; i < p->n_ban; i++) bias[p->n_bias + i].id = choosing->ban[i];
     hd_stream_upload(x->env.stream, &x->device.params[slot], p, sizeof *p);
@@ -221,20 +222,21 @@ static void set_params(hd_executor *x, int32_t slot, const hd_choosing *choosing
                      (size_t)n * sizeof *bias);
 }
 
-static void set_reply(hd_executor *x, int32_t slot, const hd_guide *guide,
+static void set_reply(hd_model_runner *x, int32_t slot, const hd_constraint *constraint,
                       const int32_t *tokens, int32_t n) {
-    assert(x->replies || !guide);
+    assert(x->replies || !constraint);
     if (!x->replies) return;
-    exec_reply *r = &x->replies[slot];
-    exec_reply_start(r, x->o.forced.least[0] > 0.0f ? NULL : guide);
-    for (int32_t i = 0; i < n; i++) exec_reply_advance(r, &x->masks, tokens[i]);
+    runner_constraint *r = &x->replies[slot];
+    runner_reply_start(r, x->o.forced.least[0] > 0.0f ? NULL : constraint);
+    for (int32_t i = 0; i < n; i++) runner_reply_advance(r, &x->masks, tokens[i]);
 }
 
-void hd_executor_enter(hd_executor *x, int32_t slot, const hd_choosing *choosing,
-                       const int32_t *tokens, int32_t n, int32_t n_prompt) {
-    if (x->fixed.on) exec_forget_slot(x, slot);
+void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
+                           const hd_request_sampling *choosing, const int32_t *tokens,
+                           int32_t n, int32_t n_prompt) {
+    if (x->fixed.on) runner_forget_slot(x, slot);
     set_params(x, slot, choosing);
-    set_reply(x, slot, choosing->guide, tokens + n_prompt, n - n_prompt);
+    set_reply(x, slot, choosing->constraint, tokens + n_prompt, n - n_prompt);
     if (hd_has_penalty(&choosing->params)) {
         clear_counts(x, slot);
         count(x, slot, tokens, n_prompt, true);
@@ -244,42 +246,43 @@ void hd_executor_enter(hd_executor *x, int32_t slot, const hd_choosing *choosing
 
 /* ---- a step ---- */
 
-hd_status exec_run_free(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
-                        hd_err *err) {
+hd_status runner_run_eager(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
+                           hd_seq_output *outputs, hd_err *err) {
     hd_batch *batch = &x->batch;
-    exec_lay_batch(x, works, n);
+    runner_build_batch(x, inputs, n);
     hd_model_step(x->model, x->kv, &batch, 1);
-    HD_TRY(exec_choose(x, works, n, chosen, err));
-    if (x->n_drafts) HD_TRY(exec_draft(x, works, n, chosen, err));
+    HD_TRY(runner_sample(x, inputs, n, outputs, err));
+    if (x->n_drafts) HD_TRY(runner_draft(x, inputs, n, outputs, err));
     return hd_stream_sync(x->env.stream, err);
 }
 
-hd_status hd_executor_make_up(hd_executor *x, hd_err *err) {
-    hd_kv_make_up(x->kv, x->env.stream);
+hd_status hd_model_runner_fill_kv(hd_model_runner *x, hd_err *err) {
+    hd_kv_random_fill(x->kv, x->env.stream);
     return hd_stream_sync(x->env.stream, err);
 }
 
-void hd_executor_record(hd_executor *x, bool on) {
+void hd_model_runner_use_graphs(hd_model_runner *x, bool on) {
     x->fixed.queues = !on;
 }
 
 static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
-                     const hd_work *works, int32_t n, hd_chosen *chosen, hd_err *err) {
-    hd_executor *x = ctx;
+                     const hd_seq_input *inputs, int32_t n, hd_seq_output *outputs,
+                     hd_err *err) {
+    hd_model_runner *x = ctx;
     hd_kv_copy(x->kv, x->env.stream, copies, n_copies);
-    if (x->fixed.on) return exec_run_ahead(x, works, n, chosen, err);
-    return exec_run_free(x, works, n, chosen, err);
+    if (x->fixed.on) return runner_run_overlapped(x, inputs, n, outputs, err);
+    return runner_run_eager(x, inputs, n, outputs, err);
 }
 
-const hd_executor_times *hd_executor_read_times(const hd_executor *x) {
+const hd_model_runner_times *hd_model_runner_read_times(const hd_model_runner *x) {
     return &x->fixed.times;
 }
 
-hd_runner hd_executor_runner(hd_executor *x) {
+hd_runner hd_model_runner_interface(hd_model_runner *x) {
     return (hd_runner){.ctx = x, .run = run};
 }
 
-hd_status hd_executor_read_experts(hd_executor *x, int64_t *load, hd_err *err) {
+hd_status hd_model_runner_read_experts(hd_model_runner *x, int64_t *load, hd_err *err) {
     const hd_model_spec *c = x->env.spec;
     const int64_t *rows = hd_model_expert_rows(x->model);
     const size_t n = (size_t)c->n_layers * (size_t)c->route.n_experts;

@@ -11,19 +11,20 @@
 #include "runner/runner.h"
 #include "tokenizer/tokenizer.h"
 
-typedef struct hd_null hd_null;
+typedef struct hd_null_runner hd_null_runner;
 
-typedef struct hd_null_options {
+typedef struct hd_null_runner_options {
     const hd_tokenizer *tokenizer; /* NULL: tokens are no text, all are drawn */
     int32_t n_ids, n_slots, max_drafts;
     int32_t step_us; /* what a step takes; 0: nothing */
-} hd_null_options;
+} hd_null_runner_options;
 
 /* HD_EINVAL for a tokenizer without printable tokens. */
-hd_status hd_null_open(hd_null **out, const hd_null_options *o, hd_err *err);
-void hd_null_close(hd_null *n); /* NULL is fine */
+hd_status hd_null_runner_open(hd_null_runner **out, const hd_null_runner_options *o,
+                              hd_err *err);
+void hd_null_runner_close(hd_null_runner *n); /* NULL is fine */
 
-void hd_null_enter(hd_null *n, int32_t slot, uint64_t seed);
-hd_runner hd_null_runner(hd_null *n);
+void hd_null_runner_enter(hd_null_runner *n, int32_t slot, uint64_t seed);
+hd_runner hd_null_runner_interface(hd_null_runner *n);
 
 #endif

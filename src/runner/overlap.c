@@ -13,113 +13,115 @@
 #include "base/progress.h"
 #include "runner/model_runner_internal.h"
 
-void exec_forget_slot(hd_executor *x, int32_t slot) {
-    exec_fixed *f = &x->fixed;
-    for (size_t i = 0; i < HD_LEN(f->flight); i++) f->flight[i].index[slot] = -1;
+void runner_forget_slot(hd_model_runner *x, int32_t slot) {
+    runner_decode_graphs *f = &x->fixed;
+    for (size_t i = 0; i < HD_LEN(f->inflight); i++) f->inflight[i].index[slot] = -1;
     f->known[slot].position = -1;
 }
 
 /* Dropped tokens would stay among those that penalties count. */
-static bool is_guided(const hd_executor *x, const hd_work *w) {
-    const exec_reply *r = x->replies ? &x->replies[w->slot] : NULL;
-    if (!r || !r->guide) return false;
-    return !exec_reply_is_free(r) || hd_has_penalty(&x->host.params[w->slot]);
+static bool is_constrained(const hd_model_runner *x, const hd_seq_input *w) {
+    const runner_constraint *r = x->replies ? &x->replies[w->slot] : NULL;
+    if (!r || !r->constraint) return false;
+    return !runner_reply_is_free(r) || hd_has_penalty(&x->host.params[w->slot]);
 }
 
-static bool any_guided(const hd_executor *x, const hd_work *works, int32_t n) {
+static bool any_constrained(const hd_model_runner *x, const hd_seq_input *inputs, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
-        if (is_guided(x, &works[i])) return true;
+        if (is_constrained(x, &inputs[i])) return true;
     }
     return false;
 }
 
 /* Only decodes; if guided, without drafts, of which each needs a mask that follows from the one
  * before. */
-static bool fits(const hd_executor *x, const hd_work *w) {
-    if (w->n_choose != w->n || w->n_score) return false;
-    return !is_guided(x, w) || (w->n == 1 && w->want_drafts == 0);
+static bool fits(const hd_model_runner *x, const hd_seq_input *w) {
+    if (w->n_sample != w->n || w->n_prompt_logprobs) return false;
+    return !is_constrained(x, w) || (w->n == 1 && w->want_drafts == 0);
 }
 
-static bool all_fit(const hd_executor *x, const hd_work *works, int32_t n) {
+static bool all_fit(const hd_model_runner *x, const hd_seq_input *inputs, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
-        if (!fits(x, &works[i])) return false;
+        if (!fits(x, &inputs[i])) return false;
     }
     return true;
 }
 
 /* Whether a flight that continues has computed this very work, and perhaps drafts more. */
-static bool serves(const hd_executor *x, const exec_flight *f, const hd_work *w) {
+static bool serves(const hd_model_runner *x, const runner_inflight_step *f,
+                   const hd_seq_input *w) {
     const hd_cursor *at = &x->fixed.known[w->slot];
     if (!f->under_way || f->index[w->slot] < 0 || !fits(x, w)) return false;
     if (at->position != w->start || w->n - 1 > f->shape.n_drafts) return false;
-    if (at->position + 2 * f->shape.n_drafts >= f->room[w->slot]) return false;
+    if (at->position + 2 * f->shape.n_drafts >= f->capacity[w->slot]) return false;
     return at->token == w->tokens[0] &&
            memcmp(at->draft, w->tokens + 1, (size_t)(w->n - 1) * sizeof(int32_t)) == 0;
 }
 
-static int32_t most_wanted(const hd_executor *x, const hd_work *works, int32_t n) {
+static int32_t most_wanted(const hd_model_runner *x, const hd_seq_input *inputs, int32_t n) {
     int32_t most = 0;
-    for (int32_t i = 0; i < n; i++) most = hd_max_i32(most, works[i].want_drafts);
+    for (int32_t i = 0; i < n; i++) most = hd_max_i32(most, inputs[i].want_drafts);
     return hd_min_i32(most, x->n_drafts);
 }
 
-static int32_t most_brought(const hd_work *works, int32_t n) {
+static int32_t most_brought(const hd_seq_input *inputs, int32_t n) {
     int32_t most = 0;
-    for (int32_t i = 0; i < n; i++) most = hd_max_i32(most, works[i].n - 1);
+    for (int32_t i = 0; i < n; i++) most = hd_max_i32(most, inputs[i].n - 1);
     return most;
 }
 
-static exec_flight *other(exec_fixed *f, const exec_flight *one) {
-    return one == &f->flight[0] ? &f->flight[1] : &f->flight[0];
+static runner_inflight_step *other(runner_decode_graphs *f, const runner_inflight_step *one) {
+    return one == &f->inflight[0] ? &f->inflight[1] : &f->inflight[0];
 }
 
 /* Works that may outlive this step. */
-static int32_t count_lasting(const hd_work *works, int32_t n) {
+static int32_t count_lasting(const hd_seq_input *inputs, int32_t n) {
     int32_t lasting = 0;
-    for (int32_t i = 0; i < n; i++) lasting += works[i].left != 1;
+    for (int32_t i = 0; i < n; i++) lasting += inputs[i].left != 1;
     return lasting;
 }
 
 /* Queues the step behind f, if it is to draft as far. */
-static hd_status go_on(hd_executor *x, const exec_flight *f, const hd_work *works, int32_t n,
-                       hd_err *err) {
-    exec_shape shape;
-    const int32_t lasting = count_lasting(works, n);
+static hd_status go_on(hd_model_runner *x, const runner_inflight_step *f,
+                       const hd_seq_input *inputs, int32_t n, hd_err *err) {
+    runner_graph_shape shape;
+    const int32_t lasting = count_lasting(inputs, n);
     x->fixed.next = other(&x->fixed, f);
-    if (!lasting || any_guided(x, works, n)) return HD_OK;
-    if (most_wanted(x, works, n) != f->shape.n_drafts) return HD_OK;
-    if (!exec_fixed_shape(x, lasting, f->shape.n_drafts, &shape)) return HD_OK;
-    return exec_fixed_launch(x, x->fixed.next, &shape, works, n, false, err);
+    if (!lasting || any_constrained(x, inputs, n)) return HD_OK;
+    if (most_wanted(x, inputs, n) != f->shape.n_drafts) return HD_OK;
+    if (!runner_decode_graph_shape(x, lasting, f->shape.n_drafts, &shape)) return HD_OK;
+    return runner_decode_graph_launch(x, x->fixed.next, &shape, inputs, n, false, err);
 }
 
 /* Waits for f and takes what it has for works[n]; the places in f of others are stale. */
-static hd_status land(hd_executor *x, exec_flight *f, const hd_work *works, int32_t n,
-                      hd_chosen *chosen, hd_err *err) {
+static hd_status land(hd_model_runner *x, runner_inflight_step *f, const hd_seq_input *inputs,
+                      int32_t n, hd_seq_output *outputs, hd_err *err) {
     const int64_t begun = hd_now_ns();
-    HD_TRY(exec_fixed_land(x, f, err));
+    HD_TRY(runner_decode_graph_wait(x, f, err));
     x->fixed.times.wait_ns += hd_now_ns() - begun;
-    for (int32_t i = 0; i < n; i++) exec_fixed_collect(x, f, &works[i], &chosen[i]);
+    for (int32_t i = 0; i < n; i++) runner_decode_graph_output(x, f, &inputs[i], &outputs[i]);
     return HD_OK;
 }
 
 /* Computes the works that f does not serve, behind it. */
-static hd_status run_rest(hd_executor *x, exec_flight *f, const hd_work *works, int32_t n,
-                          hd_chosen *chosen, hd_err *err) {
-    exec_fixed *a = &x->fixed;
+static hd_status run_rest(hd_model_runner *x, runner_inflight_step *f,
+                          const hd_seq_input *inputs, int32_t n, hd_seq_output *outputs,
+                          hd_err *err) {
+    runner_decode_graphs *a = &x->fixed;
     int32_t n_rest = 0;
     for (int32_t i = 0; i < n; i++) {
-        if (serves(x, f, &works[i])) continue;
-        a->rest[n_rest] = works[i];
+        if (serves(x, f, &inputs[i])) continue;
+        a->rest[n_rest] = inputs[i];
         a->rest_of[n_rest++] = i;
     }
-    HD_TRY(exec_run_free(x, a->rest, n_rest, a->rest_chosen, err));
-    if (n_rest < n) HD_TRY(exec_fixed_land(x, f, err));
+    HD_TRY(runner_run_eager(x, a->rest, n_rest, a->rest_outputs, err));
+    if (n_rest < n) HD_TRY(runner_decode_graph_wait(x, f, err));
     f->under_way = false;
     for (int32_t i = 0, k = 0; i < n; i++) {
         if (k < n_rest && a->rest_of[k] == i) {
-            chosen[i] = a->rest_chosen[k++];
+            outputs[i] = a->rest_outputs[k++];
         } else {
-            exec_fixed_collect(x, f, &works[i], &chosen[i]);
+            runner_decode_graph_output(x, f, &inputs[i], &outputs[i]);
         }
     }
     /* Whoever is not in the next flight begins afresh. */
@@ -127,47 +129,48 @@ static hd_status run_rest(hd_executor *x, exec_flight *f, const hd_work *works, 
     return HD_OK;
 }
 
-static int32_t count_served(const hd_executor *x, const exec_flight *f, const hd_work *works,
-                            int32_t n) {
+static int32_t count_served(const hd_model_runner *x, const runner_inflight_step *f,
+                            const hd_seq_input *inputs, int32_t n) {
     int32_t served = 0;
-    for (int32_t i = 0; i < n; i++) served += serves(x, f, &works[i]);
+    for (int32_t i = 0; i < n; i++) served += serves(x, f, &inputs[i]);
     return served;
 }
 
-static hd_status run_turn(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
-                          hd_err *err) {
-    exec_flight *f = x->fixed.next;
-    exec_shape shape;
-    const int32_t served = count_served(x, f, works, n);
+static hd_status run_parity(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
+                            hd_seq_output *outputs, hd_err *err) {
+    runner_inflight_step *f = x->fixed.next;
+    runner_graph_shape shape;
+    const int32_t served = count_served(x, f, inputs, n);
     if (served == n) {
-        HD_TRY(go_on(x, f, works, n, err));
-        return land(x, f, works, n, chosen, err);
+        HD_TRY(go_on(x, f, inputs, n, err));
+        return land(x, f, inputs, n, outputs, err);
     }
-    const int32_t depth = hd_max_i32(most_wanted(x, works, n), most_brought(works, n));
-    if (served == 0 && all_fit(x, works, n) && exec_fixed_shape(x, n, depth, &shape)) {
-        if (f->under_way) HD_TRY(exec_fixed_land(x, f, err)); /* nobody wants it */
-        HD_TRY(exec_fixed_launch(x, f, &shape, works, n, true, err));
-        HD_TRY(go_on(x, f, works, n, err));
-        return land(x, f, works, n, chosen, err);
+    const int32_t depth = hd_max_i32(most_wanted(x, inputs, n), most_brought(inputs, n));
+    if (served == 0 && all_fit(x, inputs, n) &&
+        runner_decode_graph_shape(x, n, depth, &shape)) {
+        if (f->under_way) HD_TRY(runner_decode_graph_wait(x, f, err)); /* nobody wants it */
+        HD_TRY(runner_decode_graph_launch(x, f, &shape, inputs, n, true, err));
+        HD_TRY(go_on(x, f, inputs, n, err));
+        return land(x, f, inputs, n, outputs, err);
     }
-    return run_rest(x, f, works, n, chosen, err);
+    return run_rest(x, f, inputs, n, outputs, err);
 }
 
 /* After a failure nothing is known of the device, not even whose turn it is. */
-static void begin_anew(hd_executor *x) {
-    exec_fixed *f = &x->fixed;
-    for (int32_t s = 0; s < x->o.n_slots; s++) exec_forget_slot(x, s);
-    f->flight[0].under_way = f->flight[1].under_way = false;
-    f->turn = 0;
-    hd_stream_upload(x->env.stream, f->between.turn, &f->turn, sizeof f->turn);
+static void begin_anew(hd_model_runner *x) {
+    runner_decode_graphs *f = &x->fixed;
+    for (int32_t s = 0; s < x->o.n_slots; s++) runner_forget_slot(x, s);
+    f->inflight[0].under_way = f->inflight[1].under_way = false;
+    f->parity = 0;
+    hd_stream_upload(x->env.stream, f->graph_state.parity, &f->parity, sizeof f->parity);
 }
 
-hd_status exec_run_ahead(hd_executor *x, const hd_work *works, int32_t n, hd_chosen *chosen,
-                         hd_err *err) {
-    hd_executor_times *t = &x->fixed.times;
-    const hd_executor_times before = *t;
+hd_status runner_run_overlapped(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
+                                hd_seq_output *outputs, hd_err *err) {
+    hd_model_runner_times *t = &x->fixed.times;
+    const hd_model_runner_times before = *t;
     const int64_t begun = hd_now_ns();
-    const hd_status st = run_turn(x, works, n, chosen, err);
+    const hd_status st = run_parity(x, inputs, n, outputs, err);
     if (st != HD_OK) begin_anew(x);
     if (t->steps > before.steps) {
         t->host_ns += hd_now_ns() - begun - (t->wait_ns - before.wait_ns) -

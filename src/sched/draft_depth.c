@@ -16,50 +16,51 @@ enum {
 static const double first_chance = 0.7, new_share = 0.25, outlier = 3, worth_it = 1.01;
 static const double aging = 1 - 1.0 / 512; /* of what is known of chances, per step */
 
-void sched_drafts_init(sched_drafts *d) {
-    *d = (sched_drafts){.crowd = -1};
-    for (int i = 0; i < SCHED_CROWDS; i++) {
+void sched_draft_depth_init(sched_draft_depth *d) {
+    *d = (sched_draft_depth){.crowd = -1};
+    for (int i = 0; i < SCHED_BATCH_CLASSES; i++) {
         d->crowds[i].pause = d->crowds[i].until_try = SHORT_PAUSE;
     }
 }
 
 /* ---- chances ---- */
 
-static void see(sched_chances *c, int32_t place, bool stands, double memory) {
+static void see(sched_acceptance *c, int32_t place, bool is_accepted, double memory) {
     const double keep = c->tried[place] < memory ? 1 : 1 - 1 / memory;
     c->tried[place] = c->tried[place] * keep + 1;
-    c->stood[place] = c->stood[place] * keep + stands;
+    c->accepted[place] = c->accepted[place] * keep + is_accepted;
 }
 
-void sched_drafts_saw(sched_drafts *d, sched_chances *own, int32_t n, int32_t stood) {
-    for (int32_t i = 0; i < n && i <= stood; i++) {
-        see(&d->all, i, i < stood, MEMORY);
-        see(own, i, i < stood, OWN_MEMORY);
+void sched_draft_depth_verified(sched_draft_depth *d, sched_acceptance *own, int32_t n,
+                                int32_t accepted) {
+    for (int32_t i = 0; i < n && i <= accepted; i++) {
+        see(&d->all, i, i < accepted, MEMORY);
+        see(own, i, i < accepted, OWN_MEMORY);
     }
 }
 
 /* Whether a draft stands if those before it do. A place that was never tried is like the one
  * before it. */
-static double chance(const sched_drafts *d, const sched_chances *own, int32_t place) {
+static double chance(const sched_draft_depth *d, const sched_acceptance *own, int32_t place) {
     double prior = first_chance;
     for (int32_t i = 0; i <= place; i++) {
-        prior = (d->all.stood[i] + prior) / (d->all.tried[i] + 1);
+        prior = (d->all.accepted[i] + prior) / (d->all.tried[i] + 1);
     }
     if (!own) return prior;
-    return (own->stood[place] + PRIOR * prior) / (own->tried[place] + PRIOR);
+    return (own->accepted[place] + PRIOR * prior) / (own->tried[place] + PRIOR);
 }
 
 /* ---- times ---- */
 
 static int32_t crowd_of(int32_t n) {
     int32_t i = 0;
-    while (n >> (i + 1) && i + 1 < SCHED_CROWDS) i++;
+    while (n >> (i + 1) && i + 1 < SCHED_BATCH_CLASSES) i++;
     return i;
 }
 
-void sched_drafts_took(sched_drafts *d, int64_t ns) {
-    if (d->crowd < 0 || d->settled < 2 || ns <= 0) return;
-    sched_crowd *c = &d->crowds[d->crowd];
+void sched_draft_depth_step_took(sched_draft_depth *d, int64_t ns) {
+    if (d->crowd < 0 || d->stable_steps < 2 || ns <= 0) return;
+    sched_batch_class *c = &d->crowds[d->crowd];
     double *mean = &c->ns[d->depth], now = (double)ns;
     const int32_t seen = c->seen[d->depth];
     if (seen < MEMORY) c->seen[d->depth]++;
@@ -69,13 +70,13 @@ void sched_drafts_took(sched_drafts *d, int64_t ns) {
 }
 
 /* Tokens per nanosecond and request at a depth that has been seen. */
-static double rate(const sched_drafts *d, const sched_crowd *c, int32_t depth) {
-    double tokens = 1, reach = 1;
-    for (int32_t i = 0; i < depth; i++) tokens += reach *= chance(d, NULL, i);
+static double rate(const sched_draft_depth *d, const sched_batch_class *c, int32_t depth) {
+    double tokens = 1, lookback = 1;
+    for (int32_t i = 0; i < depth; i++) tokens += lookback *= chance(d, NULL, i);
     return tokens / c->ns[depth];
 }
 
-static void judge(const sched_drafts *d, sched_crowd *c) {
+static void judge(const sched_draft_depth *d, sched_batch_class *c) {
     int32_t best = c->best;
     for (int32_t k = 0; k < SCHED_DEPTHS; k++) {
         if (!c->seen[k] || k == best) continue;
@@ -90,7 +91,7 @@ static void judge(const sched_drafts *d, sched_crowd *c) {
 
 /* A depth that must be seen before anything can be said, or -1: the first few, then whatever
  * lies one deeper than the best. */
-static int32_t unseen(const sched_crowd *c) {
+static int32_t unseen(const sched_batch_class *c) {
     for (int32_t k = 0; k < FIRST_DEPTHS; k++) {
         if (!c->seen[k]) return k;
     }
@@ -98,7 +99,7 @@ static int32_t unseen(const sched_crowd *c) {
 }
 
 /* What was seen of it long ago is forgotten. */
-static int32_t other_depth(sched_crowd *c) {
+static int32_t other_depth(sched_batch_class *c) {
     do {
         c->next_try = (c->next_try + 1) % SCHED_DEPTHS;
     } while (c->next_try == c->best);
@@ -106,7 +107,7 @@ static int32_t other_depth(sched_crowd *c) {
     return c->next_try;
 }
 
-static int32_t pick(sched_drafts *d, sched_crowd *c) {
+static int32_t pick(sched_draft_depth *d, sched_batch_class *c) {
     judge(d, c);
     const int32_t k = unseen(c);
     d->hold = LOOK - 1;
@@ -121,14 +122,14 @@ static int32_t pick(sched_drafts *d, sched_crowd *c) {
 }
 
 /* Places that are tried no more must not be judged by long ago. */
-static void age(sched_chances *c) {
+static void age(sched_acceptance *c) {
     for (int32_t i = 0; i < HD_MAX_DRAFTS; i++) {
         c->tried[i] *= aging;
-        c->stood[i] *= aging;
+        c->accepted[i] *= aging;
     }
 }
 
-int32_t sched_drafts_choose(sched_drafts *d, int32_t n) {
+int32_t sched_draft_depth_choose(sched_draft_depth *d, int32_t n) {
     const int32_t crowd = crowd_of(n);
     int32_t depth = d->depth;
     age(&d->all);
@@ -137,22 +138,23 @@ int32_t sched_drafts_choose(sched_drafts *d, int32_t n) {
     } else {
         depth = pick(d, &d->crowds[crowd]);
     }
-    d->settled = depth == d->depth && crowd == d->crowd ? d->settled + 1 : 1;
+    d->stable_steps = depth == d->depth && crowd == d->crowd ? d->stable_steps + 1 : 1;
     d->depth = depth;
     d->crowd = crowd;
     return depth;
 }
 
 /* With the chances of all, the most is won at the best depth: that is what makes it the best. */
-int32_t sched_drafts_of(const sched_drafts *d, const sched_chances *own, int32_t depth) {
-    const sched_crowd *c = &d->crowds[d->crowd];
-    double reach = 1, won = 0, most = 0;
+int32_t sched_draft_depth_of(const sched_draft_depth *d, const sched_acceptance *own,
+                             int32_t depth) {
+    const sched_batch_class *c = &d->crowds[d->crowd];
+    double lookback = 1, won = 0, most = 0;
     int32_t best = 0;
     if (d->hold > 0) return depth; /* a trial is to show what all of it costs */
     for (int32_t k = 1; k <= depth; k++) {
         if (!c->seen[k] || !c->seen[k - 1]) return depth;
-        reach *= chance(d, own, k - 1);
-        won += reach - (c->ns[k] - c->ns[k - 1]) * rate(d, c, c->best);
+        lookback *= chance(d, own, k - 1);
+        won += lookback - (c->ns[k] - c->ns[k - 1]) * rate(d, c, c->best);
         if (won <= most) continue;
         most = won;
         best = k;

@@ -14,41 +14,43 @@
 
 #include "runner/runner.h"
 
-enum { SCHED_CROWDS = 12, SCHED_DEPTHS = HD_MAX_DRAFTS + 1 };
+enum { SCHED_BATCH_CLASSES = 12, SCHED_DEPTHS = HD_MAX_DRAFTS + 1 };
 
 /* Drafts that were verified at each place, and those that stood; old ones count less. */
-typedef struct sched_chances {
-    double tried[HD_MAX_DRAFTS], stood[HD_MAX_DRAFTS];
-} sched_chances;
+typedef struct sched_acceptance {
+    double tried[HD_MAX_DRAFTS], accepted[HD_MAX_DRAFTS];
+} sched_acceptance;
 
 /* What is known of steps with a certain number of decoding requests. */
-typedef struct sched_crowd {
+typedef struct sched_batch_class {
     double ns[SCHED_DEPTHS];    /* of a step */
     int32_t seen[SCHED_DEPTHS]; /* 0: never */
     int32_t best, next_try;     /* depths */
     int32_t until_try, pause;   /* steps to the next trial; between trials */
-} sched_crowd;
+} sched_batch_class;
 
-typedef struct sched_drafts {
-    sched_chances all;
-    sched_crowd crowds[SCHED_CROWDS];
+typedef struct sched_draft_depth {
+    sched_acceptance all;
+    sched_batch_class crowds[SCHED_BATCH_CLASSES];
     int32_t crowd, depth; /* of the last step */
     int32_t hold;         /* steps that this depth will still be kept */
-    int32_t settled;      /* steps since crowd or depth changed */
-} sched_drafts;
+    int32_t stable_steps; /* steps since crowd or depth changed */
+} sched_draft_depth;
 
-void sched_drafts_init(sched_drafts *d);
+void sched_draft_depth_init(sched_draft_depth *d);
 
 /* How deep to draft in the coming step, in which n requests decode. */
-int32_t sched_drafts_choose(sched_drafts *d, int32_t n);
+int32_t sched_draft_depth_choose(sched_draft_depth *d, int32_t n);
 
 /* At most the depth chosen: as far as a request's own chances pay for its share of the time. */
-int32_t sched_drafts_of(const sched_drafts *d, const sched_chances *own, int32_t depth);
+int32_t sched_draft_depth_of(const sched_draft_depth *d, const sched_acceptance *own,
+                             int32_t depth);
 
 /* The step before took this long, with no prompts in it. */
-void sched_drafts_took(sched_drafts *d, int64_t ns);
+void sched_draft_depth_step_took(sched_draft_depth *d, int64_t ns);
 
 /* A step verified n drafts of a request, of which the first `stood` stand. */
-void sched_drafts_saw(sched_drafts *d, sched_chances *own, int32_t n, int32_t stood);
+void sched_draft_depth_verified(sched_draft_depth *d, sched_acceptance *own, int32_t n,
+                                int32_t accepted);
 
 #endif

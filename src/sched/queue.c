@@ -4,7 +4,7 @@
 
 #include "sched/sched_internal.h"
 
-hd_status sched_seq_open(sched_seq **out, const hd_request *r, hd_err *err) {
+hd_status sched_seq_open(sched_seq **out, const hd_sched_request *r, hd_err *err) {
     const size_t n_tokens = (size_t)r->n_prompt + (size_t)r->max_new + HD_MAX_DRAFTS;
     *out = NULL;
     sched_seq *q = calloc(1, sizeof *q);

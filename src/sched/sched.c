@@ -23,15 +23,15 @@ struct hd_sched {
     int32_t n_free_slots;
     uint64_t arrivals;
     bool blocked; /* the head of the queue did not fit, and nobody has left since */
-    int32_t wanted[HD_N_LIFETIMES]; /* pages to be had before it is worth another try */
+    int32_t wanted[HD_N_KV_GROUPS]; /* pages to be had before it is worth another try */
     bool cancels;                   /* somebody was cancelled since the last turn */
     int64_t next_deadline;          /* no waiting request gives up before */
-    hd_work *works;
+    hd_seq_input *inputs;
     sched_seq **worker; /* the request behind each work */
-    hd_chosen *chosen;
-    int32_t n_works, n_rows;
+    hd_seq_output *outputs;
+    int32_t n_inputs, n_rows;
     int32_t n_choices; /* rows of the step that choose or score */
-    sched_drafts drafts;
+    sched_draft_depth drafts;
     bool timed; /* the last turn ran a step of decoding alone, and nothing but it took time */
     int64_t last_ns;
     hd_sched_stats stats;
@@ -40,58 +40,59 @@ struct hd_sched {
 /* One request alone must always fit, or turns could retract it for ever. */
 static hd_status check_options(const hd_sched_options *o, hd_err *err) {
     const hd_cache_options *c = &o->cache;
-    const int32_t near = (int32_t)hd_ceil_div((int64_t)c->reach + o->chunk_rows + HD_MAX_DRAFTS,
-                                              c->page_tokens) +
-                         1;
-    if (o->chunk_rows < 1 || c->n_leases < 1) {
+    const int32_t near =
+        (int32_t)hd_ceil_div((int64_t)c->lookback + o->chunk_rows + HD_MAX_DRAFTS,
+                             c->page_tokens) +
+        1;
+    if (o->chunk_rows < 1 || c->max_seqs < 1) {
         return HD_FAIL(err, HD_EINVAL, "chunks of %d rows and %d running requests: at least 1",
-                       o->chunk_rows, c->n_leases);
+                       o->chunk_rows, c->max_seqs);
     }
-    if (o->step_rows < c->n_leases * HD_MAX_CHOSEN) {
+    if (o->step_rows < c->max_seqs * HD_MAX_STEP_TOKENS) {
         return HD_FAIL(err, HD_EINVAL,
                        "a step of %d rows cannot hold %d running requests with %d drafts each",
-                       o->step_rows, c->n_leases, HD_MAX_DRAFTS);
+                       o->step_rows, c->max_seqs, HD_MAX_DRAFTS);
     }
-    if (o->choice_rows && o->choice_rows < c->n_leases * HD_MAX_CHOSEN) {
+    if (o->sample_rows && o->sample_rows < c->max_seqs * HD_MAX_STEP_TOKENS) {
         return HD_FAIL(err, HD_EINVAL, "%d running requests cannot choose at %d rows",
-                       c->n_leases, o->choice_rows);
+                       c->max_seqs, o->sample_rows);
     }
-    if (c->n_pages[HD_LIFE_ENTRIES] < c->lease_pages) {
+    if (c->n_pages[HD_KV_FULL] < c->seq_pages) {
         return HD_FAIL(err, HD_EINVAL, "%d kv pages cannot hold one sequence of %d pages",
-                       c->n_pages[HD_LIFE_ENTRIES], c->lease_pages);
+                       c->n_pages[HD_KV_FULL], c->seq_pages);
     }
-    if (c->reach && c->n_pages[HD_LIFE_WINDOW] < hd_min_i32(near, c->lease_pages)) {
+    if (c->lookback && c->n_pages[HD_KV_WINDOW] < hd_min_i32(near, c->seq_pages)) {
         return HD_FAIL(err, HD_EINVAL, "%d window pages cannot hold one chunk, which needs %d",
-                       c->n_pages[HD_LIFE_WINDOW], near);
+                       c->n_pages[HD_KV_WINDOW], near);
     }
     return HD_OK;
 }
 
 static void free_all_slots(hd_sched *s) {
-    const int32_t n = s->o.cache.n_leases;
+    const int32_t n = s->o.cache.max_seqs;
     for (int32_t i = 0; i < n; i++) s->free_slots[i] = n - 1 - i;
     s->n_free_slots = n;
 }
 
 hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
                         const hd_runner *runner, const hd_sched_hooks *hooks, hd_err *err) {
-    const size_t n = (size_t)options->cache.n_leases;
+    const size_t n = (size_t)options->cache.max_seqs;
     *out = NULL;
     HD_TRY(check_options(options, err));
     hd_sched *s = calloc(1, sizeof *s);
     if (!s) return HD_FAIL(err, HD_ENOMEM, "no memory for a scheduler");
     s->o = *options;
-    if (!s->o.choice_rows) s->o.choice_rows = (int32_t)n * HD_MAX_CHOSEN;
-    sched_drafts_init(&s->drafts);
+    if (!s->o.sample_rows) s->o.sample_rows = (int32_t)n * HD_MAX_STEP_TOKENS;
+    sched_draft_depth_init(&s->drafts);
     s->runner = *runner;
     s->hooks = *hooks;
     s->running = calloc(n, sizeof(sched_seq *));
     s->worker = calloc(n, sizeof(sched_seq *));
     s->free_slots = calloc(n, sizeof *s->free_slots);
-    s->works = calloc(n, sizeof *s->works);
-    s->chosen = calloc(n, sizeof *s->chosen);
+    s->inputs = calloc(n, sizeof *s->inputs);
+    s->outputs = calloc(n, sizeof *s->outputs);
     hd_status st = HD_OK;
-    if (!s->running || !s->worker || !s->free_slots || !s->works || !s->chosen) {
+    if (!s->running || !s->worker || !s->free_slots || !s->inputs || !s->outputs) {
         st = HD_FAIL(err, HD_ENOMEM, "no memory for %zu running requests", n);
     }
     if (st == HD_OK) st = hd_cache_open(&s->cache, &options->cache, err);
@@ -115,8 +116,8 @@ void hd_sched_close(hd_sched *s) {
     free(s->running);
     free(s->worker);
     free(s->free_slots);
-    free(s->works);
-    free(s->chosen);
+    free(s->inputs);
+    free(s->outputs);
     free(s);
 }
 
@@ -151,10 +152,9 @@ static int64_t earlier(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err) {
+hd_status hd_sched_submit(hd_sched *s, const hd_sched_request *r, hd_err *err) {
     const int64_t longest = (int64_t)r->n_prompt + r->max_new;
-    const int64_t room =
-        (int64_t)s->o.cache.lease_pages * s->o.cache.page_tokens - HD_MAX_DRAFTS;
+    const int64_t room = (int64_t)s->o.cache.seq_pages * s->o.cache.page_tokens - HD_MAX_DRAFTS;
     const int64_t limit = room < s->o.max_positions ? room : s->o.max_positions;
     if (r->n_prompt < 1) return HD_FAIL(err, HD_EINVAL, "the prompt is empty");
     if (r->max_new < 1)
@@ -186,13 +186,13 @@ void hd_sched_cancel(hd_sched *s, uint64_t id) {
 }
 
 /* Gives up the slot and the pages; what was committed stays cached. */
-static void leave(hd_sched *s, sched_seq *q, bool end_of_turn) {
+static void leave(hd_sched *s, sched_seq *q, bool end_of_step) {
     int32_t i = 0;
     while (s->running[i] != q) i++;
     s->n_running--;
     memmove(s->running + i, s->running + i + 1,
             (size_t)(s->n_running - i) * sizeof(sched_seq *));
-    hd_cache_release(s->cache, q->slot, end_of_turn);
+    hd_cache_release(s->cache, q->slot, end_of_step);
     s->hooks.leave(s->hooks.ctx, q->r.id, q->slot);
     s->free_slots[s->n_free_slots++] = q->slot;
     q->slot = -1;
@@ -227,7 +227,7 @@ static void fail(hd_sched *s, sched_seq *q, hd_status status) {
 }
 
 /* Looks at everybody only when somebody has to go: a full queue must not cost every turn. */
-static void listen(hd_sched *s, int64_t now_ns) {
+static void process_aborts(hd_sched *s, int64_t now_ns) {
     if (!s->cancels && (!s->next_deadline || now_ns < s->next_deadline)) return;
     s->cancels = false;
     s->next_deadline = 0;
@@ -246,9 +246,9 @@ static void listen(hd_sched *s, int64_t now_ns) {
     }
 }
 
-void hd_sched_listen(hd_sched *s, int64_t now_ns) {
+void hd_sched_process_aborts(hd_sched *s, int64_t now_ns) {
     s->timed = false;
-    listen(s, now_ns);
+    process_aborts(s, now_ns);
 }
 
 static void retract(hd_sched *s, sched_seq *q) {
@@ -269,7 +269,7 @@ static int32_t pages_for(const hd_sched *s, int32_t tokens) {
 }
 
 /* Pages that a lease could still get. */
-static int32_t room(const hd_sched *s, hd_lifetime life) {
+static int32_t room(const hd_sched *s, hd_kv_group life) {
     const hd_cache_stats c = hd_cache_read_stats(s->cache);
     return c.free[life] + c.evictable[life];
 }
@@ -286,37 +286,37 @@ static int32_t next_scored(const sched_seq *q) {
 /* Pages that are missing for all the tokens the request knows and a page to grow, beside a page
  * of growth for everyone who runs: a newcomer should not cause a retraction at once. */
 static void count_missing(const hd_sched *s, const sched_seq *q, int32_t hit,
-                          int32_t missing[HD_N_LIFETIMES]) {
+                          int32_t missing[HD_N_KV_GROUPS]) {
     const int32_t known = pages_for(s, q->n_tokens) - hit / s->o.cache.page_tokens;
     const int32_t chunk = hd_min_i32(known, pages_for(s, s->o.chunk_rows) + 1);
-    missing[HD_LIFE_ENTRIES] = known + 1 + s->n_running - room(s, HD_LIFE_ENTRIES);
-    missing[HD_LIFE_WINDOW] =
-        s->o.cache.reach ? chunk + 1 + s->n_running - room(s, HD_LIFE_WINDOW) : 0;
+    missing[HD_KV_FULL] = known + 1 + s->n_running - room(s, HD_KV_FULL);
+    missing[HD_KV_WINDOW] =
+        s->o.cache.lookback ? chunk + 1 + s->n_running - room(s, HD_KV_WINDOW) : 0;
 }
 
 /* Alone, anything that was accepted fits. */
-static bool fits(const hd_sched *s, const int32_t missing[HD_N_LIFETIMES]) {
-    return s->n_running == 0 || (missing[HD_LIFE_ENTRIES] <= 0 && missing[HD_LIFE_WINDOW] <= 0);
+static bool fits(const hd_sched *s, const int32_t missing[HD_N_KV_GROUPS]) {
+    return s->n_running == 0 || (missing[HD_KV_FULL] <= 0 && missing[HD_KV_WINDOW] <= 0);
 }
 
 /* A try walks the whole prompt, so the next one waits for pages. */
-static void block(hd_sched *s, const int32_t missing[HD_N_LIFETIMES]) {
+static void block(hd_sched *s, const int32_t missing[HD_N_KV_GROUPS]) {
     s->blocked = true;
-    for (int l = 0; l < HD_N_LIFETIMES; l++) {
-        s->wanted[l] = missing[l] > 0 ? room(s, (hd_lifetime)l) + missing[l] : 0;
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+        s->wanted[l] = missing[l] > 0 ? room(s, (hd_kv_group)l) + missing[l] : 0;
     }
 }
 
 static bool still_blocked(const hd_sched *s) {
-    return s->blocked && (room(s, HD_LIFE_ENTRIES) < s->wanted[HD_LIFE_ENTRIES] ||
-                          room(s, HD_LIFE_WINDOW) < s->wanted[HD_LIFE_WINDOW]);
+    return s->blocked && (room(s, HD_KV_FULL) < s->wanted[HD_KV_FULL] ||
+                          room(s, HD_KV_WINDOW) < s->wanted[HD_KV_WINDOW]);
 }
 
 /* Scores want rows that are computed, so a hit must end before the first of those. */
 static void admit_one(hd_sched *s, sched_seq *q) {
     const int32_t slot = s->free_slots[s->n_free_slots - 1];
     const int32_t usable = unscored(q) > 0 ? next_scored(q) : q->n_tokens;
-    int32_t hit, missing[HD_N_LIFETIMES] = {0, 1}; /* the windows of a hit */
+    int32_t hit, missing[HD_N_KV_GROUPS] = {0, 1}; /* the windows of a hit */
     if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, usable, &hit) != HD_OK) {
         block(s, missing);
         return;
@@ -369,26 +369,26 @@ static bool make_room(hd_sched *s, sched_seq *q, int32_t n_tokens) {
     return true;
 }
 
-static void add_work(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_choose,
-                     int32_t n_score) {
-    const int32_t slot = q->slot, want_drafts = n_choose ? q->want_drafts : 0;
-    s->worker[s->n_works] = q;
-    s->works[s->n_works++] = (hd_work){
+static void add_input(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_sample,
+                      int32_t n_prompt_logprobs) {
+    const int32_t slot = q->slot, want_drafts = n_sample ? q->want_drafts : 0;
+    s->worker[s->n_inputs] = q;
+    s->inputs[s->n_inputs++] = (hd_seq_input){
         .slot = slot,
         .tokens = q->tokens + q->n_done,
         .n = rows,
         .start = q->n_done,
-        .n_choose = n_choose,
-        .n_score = n_score,
-        .after = n_choose ? -1 : q->tokens[q->n_done + rows],
+        .n_sample = n_sample,
+        .n_prompt_logprobs = n_prompt_logprobs,
+        .after = n_sample ? -1 : q->tokens[q->n_done + rows],
         .want_drafts = want_drafts,
         .left = q->r.n_prompt + q->r.max_new - q->n_tokens,
-        .pages = {hd_cache_table(s->cache, slot, HD_LIFE_ENTRIES),
-                  hd_cache_table(s->cache, slot, HD_LIFE_WINDOW)},
+        .pages = {hd_cache_table(s->cache, slot, HD_KV_FULL),
+                  hd_cache_table(s->cache, slot, HD_KV_WINDOW)},
         .n_pages = pages_for(s, q->n_done + rows + want_drafts)
     };
     s->n_rows += rows;
-    s->n_choices += n_choose + n_score;
+    s->n_choices += n_sample + n_prompt_logprobs;
 }
 
 /* The last chosen token and its drafts. Pages reach as far as the drafts of the next step. */
@@ -396,7 +396,7 @@ static void add_decode(hd_sched *s, sched_seq *q) {
     const int32_t left = q->r.n_prompt + q->r.max_new - q->n_tokens;
     q->n_drafts = hd_min_i32(q->n_drafts, left - 1); /* more could not be used */
     const int32_t rows = 1 + q->n_drafts;
-    if (make_room(s, q, q->n_done + rows + q->want_drafts)) add_work(s, q, rows, rows, 0);
+    if (make_room(s, q, q->n_done + rows + q->want_drafts)) add_input(s, q, rows, rows, 0);
 }
 
 /* How many of the next rows score a token, if that many of the prompt are computed. */
@@ -410,12 +410,12 @@ static int32_t scored_by(const sched_seq *q, int32_t rows) {
 static void add_chunk(hd_sched *s, sched_seq *q, int32_t budget, int32_t others) {
     const int32_t pending = q->n_tokens - q->n_done;
     int32_t rows = hd_min_i32(hd_min_i32(pending, s->o.chunk_rows), budget);
-    const int32_t excess = scored_by(q, rows) - (s->o.choice_rows - s->n_choices - others - 1);
+    const int32_t excess = scored_by(q, rows) - (s->o.sample_rows - s->n_choices - others - 1);
     if (excess > 0) rows -= excess;
     if (rows <= 0) return; /* more important scores fill the step */
     const bool last = rows == pending;
     if (!make_room(s, q, q->n_done + rows + (last ? q->want_drafts : 0))) return;
-    add_work(s, q, rows, last ? 1 : 0, scored_by(q, rows));
+    add_input(s, q, rows, last ? 1 : 0, scored_by(q, rows));
 }
 
 static bool decodes(const sched_seq *q) {
@@ -432,29 +432,29 @@ static int32_t plan_drafts(hd_sched *s) {
         automatic |= s->running[i]->r.draft_tokens == HD_SCHED_AUTO_DRAFTS;
     }
     const int32_t depth =
-        automatic ? sched_drafts_choose(&s->drafts, hd_max_i32(decoding, 1)) : 0;
+        automatic ? sched_draft_depth_choose(&s->drafts, hd_max_i32(decoding, 1)) : 0;
     for (int32_t i = 0; i < s->n_running; i++) {
         sched_seq *q = s->running[i];
         const bool fixed = q->r.draft_tokens != HD_SCHED_AUTO_DRAFTS;
         q->want_drafts =
-            fixed ? q->r.draft_tokens : sched_drafts_of(&s->drafts, &q->chances, depth);
+            fixed ? q->r.draft_tokens : sched_draft_depth_of(&s->drafts, &q->chances, depth);
     }
     s->timed = automatic && decoding == s->n_running;
     return s->n_running - decoding;
 }
 
 /* Nobody is sent back for these pages. */
-static void reach_ahead(hd_sched *s, hd_work *w) {
-    const int32_t most = s->o.cache.lease_pages * s->o.cache.page_tokens;
-    const int32_t reach = w->start + w->n + w->want_drafts + s->o.ahead;
-    if (hd_cache_extend(s->cache, w->slot, hd_min_i32(reach, most)) != HD_OK) return;
-    w->n_pages = pages_for(s, hd_min_i32(reach, most));
+static void extend_ahead(hd_sched *s, hd_seq_input *w) {
+    const int32_t most = s->o.cache.seq_pages * s->o.cache.page_tokens;
+    const int32_t lookback = w->start + w->n + w->want_drafts + s->o.ahead;
+    if (hd_cache_extend(s->cache, w->slot, hd_min_i32(lookback, most)) != HD_OK) return;
+    w->n_pages = pages_for(s, hd_min_i32(lookback, most));
 }
 
 /* Retraction takes from the end of running, so a walk by index stays valid: whoever is behind
  * the walk may vanish, whoever was passed stays. */
 static void build(hd_sched *s) {
-    s->n_works = s->n_rows = s->n_choices = 0;
+    s->n_inputs = s->n_rows = s->n_choices = 0;
     int32_t prompts = plan_drafts(s);
     for (int32_t i = 0; i < s->n_running; i++) {
         if (decodes(s->running[i])) add_decode(s, s->running[i]);
@@ -467,15 +467,15 @@ static void build(hd_sched *s) {
     /* A chunk may have cost a less important decode its pages after it was added. */
     int32_t kept = 0;
     s->n_rows = 0;
-    for (int32_t i = 0; i < s->n_works; i++) {
+    for (int32_t i = 0; i < s->n_inputs; i++) {
         if (s->worker[i]->slot < 0) continue;
-        s->n_rows += s->works[i].n;
-        s->works[kept] = s->works[i];
+        s->n_rows += s->inputs[i].n;
+        s->inputs[kept] = s->inputs[i];
         s->worker[kept++] = s->worker[i];
     }
-    s->n_works = kept;
+    s->n_inputs = kept;
     for (int32_t i = 0; s->o.ahead && i < kept; i++) {
-        if (s->works[i].n_choose) reach_ahead(s, &s->works[i]);
+        if (s->inputs[i].n_sample) extend_ahead(s, &s->inputs[i]);
     }
 }
 
@@ -489,7 +489,7 @@ static bool is_stop(const sched_seq *q, int32_t token) {
 }
 
 /* Appends chosen tokens up to and including one that ends the request. */
-static int32_t append(sched_seq *q, const hd_chosen *c, hd_finish *finish) {
+static int32_t append(sched_seq *q, const hd_seq_output *c, hd_finish *finish) {
     for (int32_t i = 0; i < c->n_tokens; i++) {
         q->tokens[q->n_tokens++] = c->tokens[i];
         if (is_stop(q, c->tokens[i]))
@@ -501,38 +501,39 @@ static int32_t append(sched_seq *q, const hd_chosen *c, hd_finish *finish) {
     return c->n_tokens;
 }
 
-static void settle_one(hd_sched *s, sched_seq *q, const hd_work *w, const hd_chosen *c) {
+static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
+                        const hd_seq_output *c) {
     hd_sched_event e = {.id = q->r.id,
                         .n_cached = q->n_cached,
-                        .n_drafted = w->n_choose ? w->n_choose - 1 : 0,
+                        .n_drafted = w->n_sample ? w->n_sample - 1 : 0,
                         .logprobs = c->logprobs,
                         .top_ids = c->top_ids,
                         .top_logprobs = c->top_logprobs,
                         .scores = c->scores,
                         .score_top_ids = c->score_top_ids,
                         .score_top_logprobs = c->score_top_logprobs,
-                        .n_score = w->n_score,
+                        .n_prompt_logprobs = w->n_prompt_logprobs,
                         .score_at = next_scored(q)};
     if (c->status != HD_OK) {
         fail(s, q, c->status);
         return;
     }
-    q->n_scored += w->n_score;
-    if (w->n_choose == 0) {
+    q->n_scored += w->n_prompt_logprobs;
+    if (w->n_sample == 0) {
         q->n_done += w->n;
         hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
-        if (w->n_score) s->hooks.event(s->hooks.ctx, &e);
+        if (w->n_prompt_logprobs) s->hooks.event(s->hooks.ctx, &e);
         return;
     }
-    assert(c->n_tokens >= 1 && c->n_tokens <= w->n_choose);
+    assert(c->n_tokens >= 1 && c->n_tokens <= w->n_sample);
     e.n_accepted = c->n_tokens - 1;
     e.tokens = q->tokens + q->n_tokens;
     e.n = append(q, c, &e.finish);
     /* Rows of refused drafts computed nothing that is kept. */
-    q->n_done += w->n - w->n_choose + c->n_tokens;
+    q->n_done += w->n - w->n_sample + c->n_tokens;
     q->n_done = hd_min_i32(q->n_done, q->n_tokens - (e.finish == HD_FINISH_NONE));
     hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
-    sched_drafts_saw(&s->drafts, &q->chances, e.n_drafted, e.n_accepted);
+    sched_draft_depth_verified(&s->drafts, &q->chances, e.n_drafted, e.n_accepted);
     s->stats.drafted += e.n_drafted;
     s->stats.accepted += e.n_accepted;
     if (e.finish != HD_FINISH_NONE) {
@@ -552,27 +553,27 @@ static void fail_all(hd_sched *s, hd_status status) {
     hd_cache_flush(s->cache);
 }
 
-hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err) {
-    if (s->timed) sched_drafts_took(&s->drafts, now_ns - s->last_ns);
+hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err) {
+    if (s->timed) sched_draft_depth_step_took(&s->drafts, now_ns - s->last_ns);
     s->timed = false;
     s->last_ns = now_ns;
-    listen(s, now_ns);
+    process_aborts(s, now_ns);
     admit(s);
     build(s);
-    if (s->n_works == 0) return HD_EAGAIN;
+    if (s->n_inputs == 0) return HD_EAGAIN;
     int32_t n_copies;
     const hd_page_copy *copies = hd_cache_copies(s->cache, &n_copies);
     hd_status st =
-        s->runner.run(s->runner.ctx, copies, n_copies, s->works, s->n_works, s->chosen, err);
+        s->runner.run(s->runner.ctx, copies, n_copies, s->inputs, s->n_inputs, s->outputs, err);
     hd_cache_copied(s->cache);
-    s->stats.turns++;
+    s->stats.steps++;
     s->stats.rows += s->n_rows;
     if (st != HD_OK) {
         fail_all(s, st);
         return st;
     }
-    for (int32_t i = 0; i < s->n_works; i++) {
-        settle_one(s, s->worker[i], &s->works[i], &s->chosen[i]);
+    for (int32_t i = 0; i < s->n_inputs; i++) {
+        process_one(s, s->worker[i], &s->inputs[i], &s->outputs[i]);
     }
     if (hd_sched_idle(s)) s->timed = false; /* the owner may rest before the next turn */
     return HD_OK;
@@ -581,7 +582,7 @@ hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err) {
 /* ---- the audit ---- */
 
 static hd_status check_idle(const hd_sched *s, hd_err *err) {
-    const int32_t n = s->o.cache.n_leases;
+    const int32_t n = s->o.cache.max_seqs;
     if (s->n_free_slots != n) {
         return HD_FAIL(err, HD_EINVAL, "%d of %d running slots are free", s->n_free_slots, n);
     }
@@ -612,9 +613,9 @@ hd_sched_stats hd_sched_read_stats(const hd_sched *s) {
     return stats;
 }
 
-hd_sched_place hd_sched_running(const hd_sched *s, int32_t i) {
+hd_sched_progress hd_sched_running(const hd_sched *s, int32_t i) {
     const sched_seq *q = s->running[i];
-    return (hd_sched_place){q->r.id, q->n_done, q->n_tokens, q->n_cached};
+    return (hd_sched_progress){q->r.id, q->n_done, q->n_tokens, q->n_cached};
 }
 
 const hd_cache *hd_sched_cache(const hd_sched *s) {

@@ -37,7 +37,7 @@ typedef enum hd_finish {
 
 enum { HD_SCHED_AUTO_DRAFTS = -1 };
 
-typedef struct hd_request {
+typedef struct hd_sched_request {
     uint64_t id;           /* the caller's, unique among the living */
     const int32_t *prompt; /* [n_prompt], copied */
     int32_t n_prompt;
@@ -51,20 +51,20 @@ typedef struct hd_request {
     int64_t queue_until_ns;  /* give up when not admitted by then; 0: wait for ever */
     const int32_t *stop_ids; /* [n_stop], copied: end of sequence and the user's own */
     int32_t n_stop;
-} hd_request;
+} hd_sched_request;
 
 /* Tokens of one request, as they become final; what is pointed at is valid during the call. */
 typedef struct hd_sched_event {
     uint64_t id;
     const int32_t *tokens;  /* [n] */
     const float *logprobs;  /* [n] */
-    const int32_t *top_ids; /* [n, HD_MAX_TOP_LOGPROBS] or NULL, as in hd_chosen */
+    const int32_t *top_ids; /* [n, HD_MAX_TOP_LOGPROBS] or NULL, as in hd_seq_output */
     const float *top_logprobs;
     int32_t n;
     const float *scores; /* [n_score] of prompt tokens score_at, score_at + 1, ... */
     const int32_t *score_top_ids;
     const float *score_top_logprobs;
-    int32_t n_score, score_at;
+    int32_t n_prompt_logprobs, score_at;
     hd_finish finish;              /* NONE: more will follow */
     hd_status status;              /* ERROR: of this request's computation, or of the runner */
     int32_t n_cached;              /* prompt tokens that were not computed again */
@@ -83,7 +83,7 @@ typedef struct hd_sched_options {
     hd_cache_options cache; /* n_leases: requests that run at a time */
     int32_t step_rows;      /* rows of one step, drafts included */
     int32_t chunk_rows;     /* prompt rows of one request in one step */
-    int32_t choice_rows;    /* rows of one step that choose or score tokens; 0: as many as the
+    int32_t sample_rows;    /* rows of one step that choose or score tokens; 0: as many as the
                                running requests may choose at */
     int32_t queue_limit;
     int32_t ahead; /* positions by which the pages of decoding requests reach further than the
@@ -93,7 +93,7 @@ typedef struct hd_sched_options {
 
 typedef struct hd_sched_stats {
     int32_t waiting, running;
-    int64_t turns, rows, finished, retracted, drafted, accepted;
+    int64_t steps, rows, finished, retracted, drafted, accepted;
 } hd_sched_stats;
 
 /* step_rows must leave room for one row and its drafts of every running request, and so must
@@ -103,21 +103,21 @@ hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
 void hd_sched_close(hd_sched *s); /* NULL is fine; living requests get no event */
 
 /* Refuses what can never run (HD_EINVAL) and a full queue (HD_EAGAIN). */
-hd_status hd_sched_submit(hd_sched *s, const hd_request *r, hd_err *err);
+hd_status hd_sched_submit(hd_sched *s, const hd_sched_request *r, hd_err *err);
 
 /* The request finishes with ABORT at the next turn, unless it has finished. */
 void hd_sched_cancel(hd_sched *s, uint64_t id);
 
 /* Ends what was cancelled or waited too long, and computes nothing: all that may happen while
  * the owner pauses. A turn begins with it. */
-void hd_sched_listen(hd_sched *s, int64_t now_ns);
+void hd_sched_process_aborts(hd_sched *s, int64_t now_ns);
 
 /* All that runs goes back to the queue and keeps its tokens. */
 void hd_sched_retract_all(hd_sched *s);
 
 /* One turn. HD_EAGAIN: nothing could be computed. Any other error: the runner failed, and every
  * request has got its ERROR event. */
-hd_status hd_sched_turn(hd_sched *s, int64_t now_ns, hd_err *err);
+hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err);
 
 bool hd_sched_idle(const hd_sched *s); /* nothing waits and nothing runs */
 hd_sched_stats hd_sched_read_stats(const hd_sched *s);
@@ -127,14 +127,14 @@ hd_sched_stats hd_sched_read_stats(const hd_sched *s);
  * look. */
 hd_status hd_sched_audit(hd_sched *s, hd_err *err);
 
-typedef struct hd_sched_place {
+typedef struct hd_sched_progress {
     uint64_t id;
     int32_t n_done, n_known; /* tokens computed, of those known: prompt and output so far */
     int32_t n_cached;
-} hd_sched_place;
+} hd_sched_progress;
 
 /* The i-th running request, the most important first; i is below stats.running. */
-hd_sched_place hd_sched_running(const hd_sched *s, int32_t i);
+hd_sched_progress hd_sched_running(const hd_sched *s, int32_t i);
 
 const hd_cache *hd_sched_cache(const hd_sched *s);
 void hd_sched_flush_cache(hd_sched *s);

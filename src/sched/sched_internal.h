@@ -8,14 +8,14 @@
 /* tokens[n_tokens] are known (prompt, then output), tokens[n_done] of them are computed. Past
  * the prompt exactly one known token is not computed yet; drafts lie behind it. */
 typedef struct sched_seq {
-    hd_request r; /* prompt and stop_ids point into this seq's own memory */
+    hd_sched_request r; /* prompt and stop_ids point into this seq's own memory */
     uint64_t arrival;
     int32_t *tokens; /* [n_prompt + max_new + HD_MAX_DRAFTS] */
     int32_t n_tokens, n_done;
     int32_t n_drafts, n_cached;
     int32_t want_drafts; /* in this turn */
     int32_t n_scored;    /* prompt tokens from r.score_from on that have their score */
-    sched_chances chances;
+    sched_acceptance chances;
     int32_t slot; /* -1: waits */
     bool cancelled;
     struct sched_seq *leader;      /* waits for it to pass its prompt; NULL: for nobody */
@@ -28,7 +28,7 @@ typedef struct sched_queue {
     int32_t n;
 } sched_queue;
 
-hd_status sched_seq_open(sched_seq **out, const hd_request *r, hd_err *err);
+hd_status sched_seq_open(sched_seq **out, const hd_sched_request *r, hd_err *err);
 void sched_seq_close(sched_seq *q);
 
 /* Higher priority, then earlier arrival. */

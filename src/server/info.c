@@ -77,13 +77,13 @@ static void on_health_generate(http_call *c, void *user) {
                    "too many health checks wait already");
         return;
     }
-    const hd_generation g = {.size = sizeof g,
-                             .text = "1",
-                             .max_tokens = 1,
-                             .ignore_eos = true,
-                             .priority = 1,
-                             .on_event = on_health_event,
-                             .user = w};
+    const hd_request g = {.size = sizeof g,
+                          .text = "1",
+                          .max_tokens = 1,
+                          .ignore_eos = true,
+                          .priority = 1,
+                          .on_event = on_health_event,
+                          .user = w};
     const uint64_t id = hd_engine_submit(s->engine, &g, NULL, why, sizeof why);
     atomic_store(&w->request, id);
     if (!id) atomic_store(&w->until_ns, 0); /* the ticker says so */

@@ -113,13 +113,13 @@ static json_t *stats_object(const hd_engine_stats *e) {
         (json_int_t)e->activation_bytes, "max_context", e->max_context);
     json_object_set_new(o, "drafted_at", list64(e->drafted_at, HD_MOST_DRAFTS));
     json_object_set_new(o, "accepted_at", list64(e->accepted_at, HD_MOST_DRAFTS));
-    json_object_set_new(o, "pages", list32(e->pages, HD_N_POOLS));
-    json_object_set_new(o, "pages_free", list32(e->pages_free, HD_N_POOLS));
-    json_object_set_new(o, "pages_cached", list32(e->pages_cached, HD_N_POOLS));
+    json_object_set_new(o, "pages", list32(e->pages, HD_N_PAGE_GROUPS));
+    json_object_set_new(o, "pages_free", list32(e->pages_free, HD_N_PAGE_GROUPS));
+    json_object_set_new(o, "pages_cached", list32(e->pages_cached, HD_N_PAGE_GROUPS));
     return o;
 }
 
-json_t *live_request(const hd_engine_request *r) {
+json_t *live_request(const hd_request_status *r) {
     static const char *const phases[] = {"waiting", "prefill", "decode"};
     return json_pack("{s:I, s:i, s:s, s:i, s:i, s:i, s:i}", "id", (json_int_t)r->id, "answer",
                      r->answer, "phase", phases[r->phase], "prompt_tokens", r->prompt_tokens,
@@ -128,7 +128,7 @@ json_t *live_request(const hd_engine_request *r) {
 }
 
 static json_t *requests_list(hd_engine *e) {
-    hd_engine_request *r = calloc(REQUESTS, sizeof *r);
+    hd_request_status *r = calloc(REQUESTS, sizeof *r);
     const size_t n = r ? hd_engine_read_requests(e, r, REQUESTS) : 0;
     json_t *list = json_array();
     for (size_t i = 0; i < n; i++) json_array_append_new(list, live_request(&r[i]));

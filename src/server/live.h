@@ -21,6 +21,6 @@ double live_tokens_per_s(live_view *v);
 void live_history(live_view *v, api_text *out); /* see history.h */
 
 /* A request as the live view describes it; a new reference, NULL: no memory. */
-json_t *live_request(const hd_engine_request *r);
+json_t *live_request(const hd_request_status *r);
 
 #endif

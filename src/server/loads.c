@@ -25,12 +25,12 @@ double server_accept_length(const hd_engine_stats *e) {
 }
 
 int64_t server_total_tokens(const hd_engine_stats *e) {
-    return (int64_t)e->pages[HD_POOL_ENTRIES] * e->page_tokens;
+    return (int64_t)e->pages[HD_PAGES_FULL] * e->page_tokens;
 }
 
 static int64_t used_tokens(const hd_engine_stats *e) {
-    const int32_t used = e->pages[HD_POOL_ENTRIES] - e->pages_free[HD_POOL_ENTRIES] -
-                         e->pages_cached[HD_POOL_ENTRIES];
+    const int32_t used =
+        e->pages[HD_PAGES_FULL] - e->pages_free[HD_PAGES_FULL] - e->pages_cached[HD_PAGES_FULL];
     return (int64_t)used * e->page_tokens;
 }
 
@@ -42,7 +42,7 @@ static void read_figures(server *s, figures *f) {
     *f = (figures){.pending = 0};
     hd_engine_read_stats(s->engine, &f->e);
     if (!f->e.running && !f->e.waiting) return;
-    hd_engine_request *r = calloc(MOST_REQUESTS, sizeof *r);
+    hd_request_status *r = calloc(MOST_REQUESTS, sizeof *r);
     const size_t n = r ? hd_engine_read_requests(s->engine, r, MOST_REQUESTS) : 0;
     for (size_t i = 0; i < n; i++) {
         if (r[i].phase != HD_PHASE_DECODE) {

@@ -240,24 +240,24 @@ static double rows(const view *v) {
     return (double)v->e.rows;
 }
 static double kv_total(const view *v) {
-    return (double)page_tokens_of(v, HD_POOL_ENTRIES, v->e.pages);
+    return (double)page_tokens_of(v, HD_PAGES_FULL, v->e.pages);
 }
 static double kv_used(const view *v) {
-    return (double)used_pages(v, HD_POOL_ENTRIES) * v->e.page_tokens;
+    return (double)used_pages(v, HD_PAGES_FULL) * v->e.page_tokens;
 }
 static double kv_free(const view *v) {
-    return (double)page_tokens_of(v, HD_POOL_ENTRIES, v->e.pages_free);
+    return (double)page_tokens_of(v, HD_PAGES_FULL, v->e.pages_free);
 }
 static double kv_evictable(const view *v) {
-    return (double)page_tokens_of(v, HD_POOL_ENTRIES, v->e.pages_cached);
+    return (double)page_tokens_of(v, HD_PAGES_FULL, v->e.pages_cached);
 }
 static double usage(const view *v) {
-    const int32_t all = v->e.pages[HD_POOL_ENTRIES];
-    return all ? (double)used_pages(v, HD_POOL_ENTRIES) / all : 0;
+    const int32_t all = v->e.pages[HD_PAGES_FULL];
+    return all ? (double)used_pages(v, HD_PAGES_FULL) / all : 0;
 }
 static double window_usage(const view *v) {
-    const int32_t all = v->e.pages[HD_POOL_WINDOW];
-    return all ? (double)used_pages(v, HD_POOL_WINDOW) / all : 0;
+    const int32_t all = v->e.pages[HD_PAGES_WINDOW];
+    return all ? (double)used_pages(v, HD_PAGES_WINDOW) / all : 0;
 }
 static double drafts(const view *v) {
     return (double)v->e.drafted_at[0];
@@ -341,8 +341,8 @@ static double log_dropped(const view *v) {
 static double accepted(const view *v) {
     return (double)v->h.accepted;
 }
-static double turned_away(const view *v) {
-    return (double)v->h.turned_away;
+static double refused_connections(const view *v) {
+    return (double)v->h.refused_connections;
 }
 static double received_bytes(const view *v) {
     return (double)v->h.body_bytes;
@@ -412,7 +412,7 @@ static const series all_series[] = {
     {"http_held_body_bytes", NULL, NULL, "gauge", "bytes of request bodies and unread answers in memory", held_bytes},
     {"http_streams", NULL, NULL, "gauge", "open event streams", streams},
     {"http_accepted_connections_total", NULL, NULL, "counter", "connections accepted", accepted},
-    {"http_refused_connections_total", NULL, NULL, "counter", "connections closed because there were too many", turned_away},
+    {"http_refused_connections_total", NULL, NULL, "counter", "connections closed because there were too many", refused_connections},
     {"http_slow_readers_total", NULL, NULL, "counter", "streams cut off because their reader fell behind", cut_off},
     {"http_clients_gone_total", NULL, NULL, "counter", "clients that left before their answer's end", gone},
     {"tls_handshakes_failed_total", NULL, NULL, "counter", "connections that ended before TLS was agreed upon", handshakes_failed},
@@ -530,9 +530,9 @@ static void put_histogram(FILE *out, const view *v, const dialect *d, const shap
 /* ---- series with a further label ---- */
 
 static void put_pools(FILE *out, const view *v) {
-    static const char *const pools[HD_N_POOLS] = {"entries", "window"};
+    static const char *const pools[HD_N_PAGE_GROUPS] = {"entries", "window"};
     put_head(out, "hadal_", "kv_pages", "gauge", "pages by pool and state");
-    for (int p = 0; p < HD_N_POOLS; p++) {
+    for (int p = 0; p < HD_N_PAGE_GROUPS; p++) {
         const char *label = v->m->label, *pool = pools[p];
         fprintf(out, "hadal_kv_pages{%s,pool=\"%s\",state=\"free\"} %d\n", label, pool,
                 v->e.pages_free[p]);

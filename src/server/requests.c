@@ -18,7 +18,7 @@ static bool contains(const uint64_t *ids, size_t n, uint64_t id) {
 /* NULL: no memory. */
 static json_t *describe(hd_engine *e, const uint64_t *ids, size_t n_ids) {
     json_t *list = json_array();
-    hd_engine_request *r = n_ids ? calloc(MOST_REQUESTS, sizeof *r) : NULL;
+    hd_request_status *r = n_ids ? calloc(MOST_REQUESTS, sizeof *r) : NULL;
     if (!list || (n_ids && !r)) {
         json_decref(list);
         free(r);

@@ -192,7 +192,7 @@ static bool enter_seccomp(void) {
     return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program, 0, 0) == 0;
 }
 
-hd_status sandbox_enter(const sandbox_paths *paths, char *said, size_t said_size, hd_err *err) {
+hd_status sandbox_enter(const sandbox_paths *paths, char *note, size_t note_size, hd_err *err) {
     const struct rlimit none = {0, 0};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) {
         return HD_FAIL(err, HD_EIO, "cannot give up new privileges: %s; --no-sandbox goes on",
@@ -207,7 +207,7 @@ hd_status sandbox_enter(const sandbox_paths *paths, char *said, size_t said_size
     const bool calls = enter_seccomp();
     char landlock[32] = "no landlock";
     if (files) snprintf(landlock, sizeof landlock, "landlock %d", version);
-    snprintf(said, said_size, "%s, %s, no new privileges%s", landlock,
+    snprintf(note, note_size, "%s, %s, no new privileges%s", landlock,
              calls ? "seccomp" : "no seccomp", checks_leaks() ? ", traced for leaks" : "");
     return HD_OK;
 }

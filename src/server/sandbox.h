@@ -18,6 +18,6 @@ typedef struct sandbox_paths { /* NULLs are skipped */
 /* For this thread and all that it starts later: no new privileges, files only at the paths and
  * where the system keeps its own, no new listening or outgoing TCP, no other programs, no
  * meddling with other processes or the kernel. said gets what was granted, in words. */
-hd_status sandbox_enter(const sandbox_paths *paths, char *said, size_t said_size, hd_err *err);
+hd_status sandbox_enter(const sandbox_paths *paths, char *note, size_t note_size, hd_err *err);
 
 #endif

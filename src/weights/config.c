@@ -140,7 +140,7 @@ static hd_status read_common(hd_model_spec *s, const weights_view *v) {
     HD_TRY(weights_only_bool(v, "mlp_bias", false));
     s->norm_eps = (float)eps;
 
-    hd_route_rule *r = &s->route;
+    hd_router_rule *r = &s->route;
     HD_TRY(weights_int(v, "moe_intermediate_size", 1, 1 << 20, &s->moe_inter));
     HD_TRY(weights_int(v, "n_routed_experts", 1, 16384, &r->n_experts));
     HD_TRY(weights_int(v, "num_experts_per_tok", 1, r->n_experts, &r->top_k));

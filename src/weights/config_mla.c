@@ -44,7 +44,7 @@ static hd_status read_indexer(hd_model_spec *s, const weights_view *v) {
 
 /* null means one group; an absent key means 8 to one reader and 1 to another, so it is refused. */
 static hd_status read_groups(hd_model_spec *s, const weights_view *v) {
-    hd_route_rule *r = &s->route;
+    hd_router_rule *r = &s->route;
     if (!json_object_get(v->object, "n_group")) {
         return weights_refuse(v, HD_EFORMAT, "n_group", NULL, "must be said, null for none");
     }
@@ -73,7 +73,7 @@ static hd_status read_groups(hd_model_spec *s, const weights_view *v) {
 /* V2: softmax; groups, where used, compete with their best expert. The weights are never
  * divided by their sum: the library ignores norm_topk_prob here, and no release sets it. */
 static hd_status read_route_v2(hd_model_spec *s, const weights_view *v) {
-    hd_route_rule *r = &s->route;
+    hd_router_rule *r = &s->route;
     const char *method;
     bool normalize;
     HD_TRY(weights_only_text(v, "scoring_func", "softmax"));
@@ -98,7 +98,7 @@ static hd_status read_route_v2(hd_model_spec *s, const weights_view *v) {
 }
 
 static hd_status read_route_v3(hd_model_spec *s, const weights_view *v) {
-    hd_route_rule *r = &s->route;
+    hd_router_rule *r = &s->route;
     HD_TRY(weights_only_text(v, "scoring_func", "sigmoid"));
     HD_TRY(weights_only_text(v, "topk_method", "noaux_tc"));
     HD_TRY(weights_bool_or(v, "norm_topk_prob", true, &r->normalize));

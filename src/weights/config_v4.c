@@ -208,7 +208,7 @@ static hd_status read_indexer(hd_model_spec *s, const weights_view *v) {
 }
 
 static hd_status read_route(hd_model_spec *s, const weights_view *v) {
-    hd_route_rule *r = &s->route;
+    hd_router_rule *r = &s->route;
     const char *score;
     bool normalize;
     HD_TRY(weights_text(v, "scoring_func", &score));

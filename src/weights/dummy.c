@@ -28,23 +28,24 @@ static hd_stored_format format_of(const hd_model_spec *spec, const hd_tensor_dec
     return f;
 }
 
-static size_t data_bytes(const hd_slice *cut, const hd_stored_format *f) {
-    return (size_t)cut->rows * (size_t)cut->cols * (size_t)hd_dtype_bits(f->type) / 8;
+static size_t data_bytes(const hd_slice *shard_axis, const hd_stored_format *f) {
+    return (size_t)shard_axis->rows * (size_t)shard_axis->cols *
+           (size_t)hd_dtype_bits(f->type) / 8;
 }
 
-static size_t n_scales(const hd_slice *cut, const hd_stored_format *f) {
+static size_t n_scales(const hd_slice *shard_axis, const hd_stored_format *f) {
     if (f->scale_type == HD_NONE) return 0;
-    return (size_t)hd_ceil_div(cut->rows, f->block_rows) *
-           (size_t)hd_ceil_div(cut->cols, f->block_cols);
+    return (size_t)hd_ceil_div(shard_axis->rows, f->block_rows) *
+           (size_t)hd_ceil_div(shard_axis->cols, f->block_cols);
 }
 
 static size_t aligned(size_t n) {
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-static size_t bytes_of(const hd_slice *cut, const hd_stored_format *f) {
-    const size_t scale = n_scales(cut, f) * (size_t)hd_dtype_bits(f->scale_type) / 8;
-    return aligned(data_bytes(cut, f)) + aligned(scale);
+static size_t bytes_of(const hd_slice *shard_axis, const hd_stored_format *f) {
+    const size_t scale = n_scales(shard_axis, f) * (size_t)hd_dtype_bits(f->scale_type) / 8;
+    return aligned(data_bytes(shard_axis, f)) + aligned(scale);
 }
 
 /* ---- values ---- */
@@ -66,63 +67,63 @@ static bool is_one(const hd_tensor_decl *d) {
 
 /* What a word of so many numbers `v` is; with `drawn`, of numbers between v and 2 v of either
  * sign, v a power of two. */
-static hd_noise pattern(hd_dtype type, float v, bool drawn) {
+static hd_random_fill pattern(hd_dtype type, float v, bool drawn) {
     const uint32_t half = hd_f32_to_bf16(v);
     if (type == HD_F32) {
-        return (hd_noise){.keep = drawn ? 0x807fffffu : 0, .set = hd_f32_bits(v)};
+        return (hd_random_fill){.keep = drawn ? 0x807fffffu : 0, .set = hd_f32_bits(v)};
     }
-    return (hd_noise){.keep = drawn ? 0x807f807fu : 0, .set = half << 16 | half};
+    return (hd_random_fill){.keep = drawn ? 0x807f807fu : 0, .set = half << 16 | half};
 }
 
 /* Scales of a tensor are one power of two, or one number where they can hold it. */
-static hd_noise scale_pattern(hd_dtype type, double value) {
+static hd_random_fill scale_pattern(hd_dtype type, double value) {
     uint32_t code;
     if (type == HD_F32 || type == HD_BF16) return pattern(type, (float)value, false);
     code = type == HD_E8M0 ? (uint32_t)(127 + (int)lround(log2(value)))
                            : hd_f32_to_e4m3((float)value);
-    return (hd_noise){.set = code * 0x01010101u};
+    return (hd_random_fill){.set = code * 0x01010101u};
 }
 
-static hd_noise data_pattern(const hd_tensor_decl *d, hd_dtype type, double wanted) {
+static hd_random_fill data_pattern(const hd_tensor_decl *d, hd_dtype type, double wanted) {
     if (d->rank == 1) return pattern(type, (float)is_one(d), false);
-    if (type == HD_E2M1) return (hd_noise){.keep = 0xffffffffu};
-    if (type == HD_E4M3) return (hd_noise){.keep = 0xb7b7b7b7u, .set = 0x40404040u};
+    if (type == HD_E2M1) return (hd_random_fill){.keep = 0xffffffffu};
+    if (type == HD_E4M3) return (hd_random_fill){.keep = 0xb7b7b7b7u, .set = 0x40404040u};
     return pattern(type, ldexpf(1.0f, (int)lround(log2(wanted / rms_plain))), true);
 }
 
 /* Where the bytes of dummies are made: memory of the stream's device, or the host's. */
-static void make(hd_stream *s, uint8_t *to, size_t bytes, const hd_noise *noise) {
+static void make(hd_stream *s, uint8_t *to, size_t bytes, const hd_random_fill *random_fill) {
     if (s) {
-        hd_stream_noise(s, to, bytes, noise);
+        hd_stream_random_fill(s, to, bytes, random_fill);
         return;
     }
     for (size_t i = 0; i * sizeof(uint64_t) < bytes; i++) {
-        const uint64_t word = hd_noise_word(noise, i);
+        const uint64_t word = hd_random_fill_word(random_fill, i);
         memcpy(to + i * sizeof word, &word, sizeof word);
     }
 }
 
 static void fill(hd_stream *s, weights_bound *b, uint8_t *data, const hd_tensor_decl *d,
-                 const hd_slice *cut, const hd_stored_format *stored, uint64_t seed) {
+                 const hd_slice *shard_axis, const hd_stored_format *stored, uint64_t seed) {
     const bool plain = stored->scale_type == HD_NONE, global = stored->scale_type == HD_E4M3;
-    const size_t n = data_bytes(cut, stored);
+    const size_t n = data_bytes(shard_axis, stored);
     const double wanted = 1 / sqrt((double)d->cols);
     const double size = wanted / (stored->type == HD_E2M1 ? rms_e2m1 : rms_e4m3);
     uint8_t *scale = data + aligned(n);
-    hd_noise codes = data_pattern(d, stored->type, wanted);
+    hd_random_fill codes = data_pattern(d, stored->type, wanted);
     codes.seed = seed;
     make(s, data, n, &codes);
     if (!plain) {
-        const hd_noise scales = scale_pattern(stored->scale_type, global ? 1 : size);
+        const hd_random_fill scales = scale_pattern(stored->scale_type, global ? 1 : size);
         const size_t each = (size_t)hd_dtype_bits(stored->scale_type) / 8;
-        make(s, scale, n_scales(cut, stored) * each, &scales);
+        make(s, scale, n_scales(shard_axis, stored) * each, &scales);
     }
     b->weight = (hd_weight){.data = data,
                             .scale = plain ? NULL : scale,
                             .type = stored->type,
                             .scale_type = stored->scale_type,
-                            .rows = cut->rows,
-                            .cols = cut->cols,
+                            .rows = shard_axis->rows,
+                            .cols = shard_axis->cols,
                             .block_rows = stored->block_rows,
                             .block_cols = stored->block_cols,
                             .global = global ? (float)size : 1.0f};
@@ -142,8 +143,8 @@ static void describe(hd_tensor *t, const hd_tensor_decl *d, const weights_bound 
 }
 
 /* Whether this rank has bytes of a tensor. Tables are numbers that are made apart. */
-static bool is_held(const hd_tensor_decl *d, const hd_slice *cut) {
-    return cut->rows > 0 && d->role != HD_ROUTER_HASH;
+static bool is_held(const hd_tensor_decl *d, const hd_slice *shard_axis) {
+    return shard_axis->rows > 0 && d->role != HD_ROUTER_HASH;
 }
 
 static hd_status take_block(weights_dummies *out, size_t total, hd_err *err) {
@@ -159,8 +160,8 @@ hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
     *out = (weights_dummies){.device = a->device};
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_stored_format stored = format_of(a->spec, &schema->decls[i]);
-        const hd_slice *cut = &a->slices[i];
-        if (is_held(&schema->decls[i], cut)) total += bytes_of(cut, &stored);
+        const hd_slice *shard_axis = &a->slices[i];
+        if (is_held(&schema->decls[i], shard_axis)) total += bytes_of(shard_axis, &stored);
     }
     out->tensors = calloc((size_t)schema->n + 1, sizeof *out->tensors);
     if (!out->tensors) return HD_FAIL(err, HD_ENOMEM, "no memory for dummy weights");
@@ -169,12 +170,12 @@ hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_tensor_decl *d = &schema->decls[i];
         const hd_stored_format stored = format_of(a->spec, d);
-        const hd_slice *cut = &a->slices[i];
-        if (!is_held(d, cut)) continue;
-        fill(a->device ? a->stream : NULL, &bound[i], at, d, cut, &stored, (uint64_t)i);
-        describe(&out->tensors[i], d, &bound[i], data_bytes(cut, &stored));
+        const hd_slice *shard_axis = &a->slices[i];
+        if (!is_held(d, shard_axis)) continue;
+        fill(a->device ? a->stream : NULL, &bound[i], at, d, shard_axis, &stored, (uint64_t)i);
+        describe(&out->tensors[i], d, &bound[i], data_bytes(shard_axis, &stored));
         bound[i].data = &out->tensors[i];
-        at += bytes_of(cut, &stored);
+        at += bytes_of(shard_axis, &stored);
     }
     out->bytes = total;
     return a->device ? hd_stream_sync(a->stream, err) : HD_OK;

@@ -3,29 +3,30 @@
 
 enum { MAX_WORLD = 1 << 20 };
 
-hd_layout hd_layout_single(void) {
-    return hd_layout_tensor(1);
+hd_parallel_config hd_parallel_single(void) {
+    return hd_parallel_tensor(1);
 }
 
-hd_layout hd_layout_tensor(int32_t tp) {
-    return (hd_layout){.tp = tp, .dp = 1, .ep = 1, .etp = tp, .dense_tp = tp, .head_tp = tp};
+hd_parallel_config hd_parallel_tensor(int32_t tp) {
+    return (hd_parallel_config){
+        .tp = tp, .dp = 1, .ep = 1, .etp = tp, .dense_tp = tp, .head_tp = tp};
 }
 
-hd_layout hd_layout_expert(int32_t ep, int32_t redundant) {
-    return (hd_layout){.tp = 1,
-                       .dp = ep,
-                       .ep = ep,
-                       .etp = 1,
-                       .dense_tp = 1,
-                       .head_tp = 1,
-                       .redundant = redundant};
+hd_parallel_config hd_parallel_expert(int32_t ep, int32_t redundant) {
+    return (hd_parallel_config){.tp = 1,
+                                .dp = ep,
+                                .ep = ep,
+                                .etp = 1,
+                                .dense_tp = 1,
+                                .head_tp = 1,
+                                .redundant = redundant};
 }
 
-int32_t hd_layout_world(const hd_layout *l) {
+int32_t hd_parallel_world(const hd_parallel_config *l) {
     return l->tp * l->dp;
 }
 
-hd_status hd_layout_check(const hd_layout *l, hd_err *err) {
+hd_status hd_parallel_check(const hd_parallel_config *l, hd_err *err) {
     const struct {
         const char *name;
         int32_t n;
@@ -65,18 +66,18 @@ hd_status hd_layout_check(const hd_layout *l, hd_err *err) {
     return HD_OK;
 }
 
-hd_rank_place hd_layout_place(const hd_layout *l, int32_t rank) {
-    return (hd_rank_place){.tp = rank % l->tp,
-                           .dp = rank / l->tp,
-                           .etp = rank % l->etp,
-                           .ep = rank / l->etp % l->ep,
-                           .dense = rank % l->dense_tp,
-                           .head = rank % l->head_tp};
+hd_rank_coords hd_parallel_coords(const hd_parallel_config *l, int32_t rank) {
+    return (hd_rank_coords){.tp = rank % l->tp,
+                            .dp = rank / l->tp,
+                            .etp = rank % l->etp,
+                            .ep = rank / l->etp % l->ep,
+                            .dense = rank % l->dense_tp,
+                            .head = rank % l->head_tp};
 }
 
-hd_share hd_share_of(const hd_layout *l, int32_t rank, const hd_model_spec *spec) {
-    const hd_rank_place at = hd_layout_place(l, rank);
-    hd_share s = {.layout = *l,
+hd_shard hd_shard_of(const hd_parallel_config *l, int32_t rank, const hd_model_spec *spec) {
+    const hd_rank_coords at = hd_parallel_coords(l, rank);
+    hd_shard s = {.parallel = *l,
                   .rank = rank,
                   .n_heads = spec->n_heads / l->tp,
                   .o_groups = spec->o_groups / l->tp,
@@ -91,7 +92,7 @@ hd_share hd_share_of(const hd_layout *l, int32_t rank, const hd_model_spec *spec
     return s;
 }
 
-int32_t hd_share_slot(const hd_share *s, int32_t expert, int32_t n_experts) {
+int32_t hd_shard_slot(const hd_shard *s, int32_t expert, int32_t n_experts) {
     const int32_t slot = (expert - s->expert0 % n_experts + n_experts) % n_experts;
     return slot < s->n_experts ? slot : -1;
 }

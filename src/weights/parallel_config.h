@@ -23,30 +23,31 @@
  *
  * The ep groups hold n_experts + redundant slots, as many each; slot s is a copy of expert
  * s % n_experts. */
-typedef struct hd_layout {
+typedef struct hd_parallel_config {
     int32_t tp, dp;
     int32_t ep, etp;
     int32_t dense_tp, head_tp;
     int32_t redundant;
-} hd_layout;
+} hd_parallel_config;
 
-hd_layout hd_layout_single(void);       /* one rank */
-hd_layout hd_layout_tensor(int32_t tp); /* everything cut over tp ranks, rows in common */
+hd_parallel_config hd_parallel_single(void); /* one rank */
+hd_parallel_config hd_parallel_tensor(
+    int32_t tp); /* everything cut over tp ranks, rows in common */
 /* Rows and attention data parallel, whole experts over ep ranks. */
-hd_layout hd_layout_expert(int32_t ep, int32_t redundant);
+hd_parallel_config hd_parallel_expert(int32_t ep, int32_t redundant);
 
-int32_t hd_layout_world(const hd_layout *l);
-hd_status hd_layout_check(const hd_layout *l, hd_err *err);
+int32_t hd_parallel_world(const hd_parallel_config *l);
+hd_status hd_parallel_check(const hd_parallel_config *l, hd_err *err);
 
 /* Where a rank stands in each of the groups. */
-typedef struct hd_rank_place {
+typedef struct hd_rank_coords {
     int32_t tp, dp, ep, etp, dense, head;
-} hd_rank_place;
+} hd_rank_coords;
 
-hd_rank_place hd_layout_place(const hd_layout *l, int32_t rank);
+hd_rank_coords hd_parallel_coords(const hd_parallel_config *l, int32_t rank);
 
-typedef struct hd_share {
-    hd_layout layout;
+typedef struct hd_shard {
+    hd_parallel_config parallel;
     int32_t rank;
     int32_t head0, n_heads;     /* attention heads */
     int32_t o_groups;           /* V4's output groups */
@@ -55,13 +56,13 @@ typedef struct hd_share {
     int32_t moe_inter;          /* of a routed expert */
     int32_t expert0, n_experts; /* slots of routed experts, in every MoE layer */
     int32_t vocab0, vocab;      /* rows of the output head */
-} hd_share;
+} hd_shard;
 
 /* rank is one of the layout's world. Cuts that leave a rest are not judged here: the plan
  * (placement.h) refuses them by the tensor's name. */
-hd_share hd_share_of(const hd_layout *l, int32_t rank, const hd_model_spec *spec);
+hd_shard hd_shard_of(const hd_parallel_config *l, int32_t rank, const hd_model_spec *spec);
 
 /* Which of a share's slots holds an expert, or -1. */
-int32_t hd_share_slot(const hd_share *s, int32_t expert, int32_t n_experts);
+int32_t hd_shard_slot(const hd_shard *s, int32_t expert, int32_t n_experts);
 
 #endif

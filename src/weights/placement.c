@@ -14,8 +14,8 @@ typedef struct cutter {
 
 /* Gives this rank part `part` of `parts` equal parts of one side. units: how many heads,
  * groups or whatever must stay whole the side consists of; by: the layout's word for parts. */
-static hd_status cut(const cutter *c, bool rows, int32_t units, const char *unit, int32_t part,
-                     int32_t parts, const char *by) {
+static hd_status shard_axis(const cutter *c, bool rows, int32_t units, const char *unit,
+                            int32_t part, int32_t parts, const char *by) {
     const char *side = rows ? "rows" : "columns";
     int32_t n = rows ? c->decl->rows : c->decl->cols;
     int32_t block = rows ? c->format.block_rows : c->format.block_cols;
@@ -45,51 +45,54 @@ static hd_status cut(const cutter *c, bool rows, int32_t units, const char *unit
     return HD_OK;
 }
 
-static hd_status cut_expert(const cutter *c, const hd_share *share, const hd_rank_place *at) {
-    const hd_layout *l = c->args->layout;
+static hd_status shard_axis_expert(const cutter *c, const hd_shard *shard,
+                                   const hd_rank_coords *at) {
+    const hd_parallel_config *l = c->args->parallel;
     const int32_t n = c->args->spec->route.n_experts, slots = n + l->redundant;
-    if (slots % l->ep != 0 || share->n_experts > n) {
+    if (slots % l->ep != 0 || shard->n_experts > n) {
         return HD_FAIL(c->err, HD_EINVAL, "%s: %d experts cannot be shared by ep %d",
                        c->decl->name, slots, l->ep);
     }
     bool rows = c->decl->role != HD_EXPERT_DOWN;
     int32_t inter = c->args->spec->moe_inter;
-    HD_TRY(cut(c, rows, inter, rows ? "rows" : "columns", at->etp, l->etp, "etp"));
-    if (hd_share_slot(share, c->decl->expert, n) < 0) *c->out = (hd_slice){0};
+    HD_TRY(shard_axis(c, rows, inter, rows ? "rows" : "columns", at->etp, l->etp, "etp"));
+    if (hd_shard_slot(shard, c->decl->expert, n) < 0) *c->out = (hd_slice){0};
     return HD_OK;
 }
 
-static hd_status cut_tensor(const cutter *c, const hd_share *share, const hd_rank_place *at) {
-    const hd_layout *l = c->args->layout;
+static hd_status shard_axis_tensor(const cutter *c, const hd_shard *shard,
+                                   const hd_rank_coords *at) {
+    const hd_parallel_config *l = c->args->parallel;
     const hd_model_spec *s = c->args->spec;
     const hd_tensor_decl *d = c->decl;
     *c->out = (hd_slice){.rows = d->rows, .cols = d->cols};
-    switch (d->cut) {
-    case HD_CUT_NONE:
+    switch (d->shard_axis) {
+    case HD_SHARD_NONE:
         return HD_OK;
-    case HD_CUT_HEAD_ROWS:
-        return cut(c, true, s->n_heads, "heads", at->tp, l->tp, "tp");
-    case HD_CUT_HEAD_COLS:
-        return cut(c, false, s->n_heads, "heads", at->tp, l->tp, "tp");
-    case HD_CUT_GROUP_ROWS:
-        return cut(c, true, s->o_groups, "output groups", at->tp, l->tp, "tp");
-    case HD_CUT_GROUP_COLS:
-        return cut(c, false, s->o_groups, "output groups", at->tp, l->tp, "tp");
-    case HD_CUT_DENSE_ROWS:
-        return cut(c, true, d->rows, "rows", at->dense, l->dense_tp, "dense_tp");
-    case HD_CUT_DENSE_COLS:
-        return cut(c, false, d->cols, "columns", at->dense, l->dense_tp, "dense_tp");
-    case HD_CUT_VOCAB_ROWS:
-        return cut(c, true, d->rows, "rows", at->head, l->head_tp, "head_tp");
-    case HD_CUT_EXPERT:
-        return cut_expert(c, share, at);
+    case HD_SHARD_HEAD_ROWS:
+        return shard_axis(c, true, s->n_heads, "heads", at->tp, l->tp, "tp");
+    case HD_SHARD_HEAD_COLS:
+        return shard_axis(c, false, s->n_heads, "heads", at->tp, l->tp, "tp");
+    case HD_SHARD_GROUP_ROWS:
+        return shard_axis(c, true, s->o_groups, "output groups", at->tp, l->tp, "tp");
+    case HD_SHARD_GROUP_COLS:
+        return shard_axis(c, false, s->o_groups, "output groups", at->tp, l->tp, "tp");
+    case HD_SHARD_DENSE_ROWS:
+        return shard_axis(c, true, d->rows, "rows", at->dense, l->dense_tp, "dense_tp");
+    case HD_SHARD_DENSE_COLS:
+        return shard_axis(c, false, d->cols, "columns", at->dense, l->dense_tp, "dense_tp");
+    case HD_SHARD_VOCAB_ROWS:
+        return shard_axis(c, true, d->rows, "rows", at->head, l->head_tp, "head_tp");
+    case HD_SHARD_EXPERT:
+        return shard_axis_expert(c, shard, at);
     }
-    return HD_FAIL(c->err, HD_EINVAL, "%s: unknown kind of cut %d", d->name, (int)d->cut);
+    return HD_FAIL(c->err, HD_EINVAL, "%s: unknown kind of cut %d", d->name,
+                   (int)d->shard_axis);
 }
 
 static hd_status check_args(const hd_plan_args *a, hd_err *err) {
-    HD_TRY(hd_layout_check(a->layout, err));
-    int32_t world = hd_layout_world(a->layout);
+    HD_TRY(hd_parallel_check(a->parallel, err));
+    int32_t world = hd_parallel_world(a->parallel);
     if (a->rank < 0 || a->rank >= world) {
         return HD_FAIL(err, HD_EINVAL, "layout: rank %d is outside a world of %d", a->rank,
                        world);
@@ -104,9 +107,9 @@ static hd_status check_args(const hd_plan_args *a, hd_err *err) {
 hd_status hd_plan_open(hd_plan *out, const hd_plan_args *a, hd_err *err) {
     *out = (hd_plan){0};
     HD_TRY(check_args(a, err));
-    const hd_rank_place at = hd_layout_place(a->layout, a->rank);
+    const hd_rank_coords at = hd_parallel_coords(a->parallel, a->rank);
     out->n = a->schema->n;
-    out->share = hd_share_of(a->layout, a->rank, a->spec);
+    out->shard = hd_shard_of(a->parallel, a->rank, a->spec);
     out->slices = calloc((size_t)out->n, sizeof *out->slices);
     if (!out->slices) {
         return HD_FAIL(err, HD_ENOMEM, "no memory to plan %d tensors", out->n);
@@ -116,7 +119,7 @@ hd_status hd_plan_open(hd_plan *out, const hd_plan_args *a, hd_err *err) {
         cutter c = {.args = a, .decl = d, .out = &out->slices[i], .err = err};
         if (d->duplicate || d->layer >= a->spec->n_layers + a->n_mtp) continue;
         c.format = a->formats ? a->formats[i] : hd_declared_format(a->spec, d);
-        hd_status st = cut_tensor(&c, &out->share, &at);
+        hd_status st = shard_axis_tensor(&c, &out->shard, &at);
         if (st != HD_OK) {
             hd_plan_close(out);
             return st;

@@ -21,7 +21,7 @@ typedef struct hd_slice {
 } hd_slice;
 
 typedef struct hd_plan_args {
-    const hd_layout *layout;
+    const hd_parallel_config *parallel;
     int32_t rank;
     const hd_model_spec *spec;
     const hd_schema *schema;
@@ -32,7 +32,7 @@ typedef struct hd_plan_args {
 typedef struct hd_plan {
     hd_slice *slices; /* [n], one per tensor of the schema; owned */
     int32_t n;
-    hd_share share;
+    hd_shard shard;
     hd_summary held; /* bytes of this rank by part */
 } hd_plan;
 

@@ -51,24 +51,24 @@ static double balance_at(const double *place, int32_t n, int32_t groups, double 
     return all / groups / most;
 }
 
-void hd_routing_shares(double *share, int32_t n, int32_t groups, hd_routing routing,
-                       int32_t layer) {
+void hd_routing_fractions(double *shard, int32_t n, int32_t groups, hd_routing routing,
+                          int32_t layer) {
     double low = 0, high = most_skew, sum = 0;
     if (routing != HD_ROUTING_SKEWED) {
-        for (int32_t e = 0; e < n; e++) share[e] = 1.0 / n;
+        for (int32_t e = 0; e < n; e++) shard[e] = 1.0 / n;
         return;
     }
-    draw_order(share, n, layer);
+    draw_order(shard, n, layer);
     for (int i = 0; i < BISECTIONS; i++) {
         const double middle = (low + high) / 2;
-        if (balance_at(share, n, hd_min_i32(groups, n), middle) > balance) {
+        if (balance_at(shard, n, hd_min_i32(groups, n), middle) > balance) {
             low = middle;
         } else {
             high = middle;
         }
     }
-    for (int32_t e = 0; e < n; e++) sum += share[e] = pow(share[e], -low);
-    for (int32_t e = 0; e < n; e++) share[e] /= sum;
+    for (int32_t e = 0; e < n; e++) sum += shard[e] = pow(shard[e], -low);
+    for (int32_t e = 0; e < n; e++) shard[e] /= sum;
 }
 
 /* The first whose running sum exceeds u. */
@@ -87,20 +87,20 @@ static int32_t find(const double *upto, int32_t n, double u) {
 
 /* Binomials one after the other: what expert e gets of what those before it left. Their
  * normal approximation, cut to what is possible: exact draws of millions would take long. */
-void hd_routing_draw(int32_t *rows, const double *share, int32_t n, int64_t total,
+void hd_routing_draw(int32_t *rows, const double *shard, int32_t n, int64_t total,
                      int32_t layer) {
     const double two_pi = 6.283185307179586;
     double left = 1;
     for (int32_t e = 0; e < n; e++) {
         const hd_philox draw = hd_philox_at(seed_of(layer), DRAW_ROWS, (uint64_t)e);
-        const double p = e + 1 < n && share[e] < left ? share[e] / left : 1;
+        const double p = e + 1 < n && shard[e] < left ? shard[e] / left : 1;
         const double radius = sqrt(-2 * log((double)hd_philox_unit(draw.v[0])));
         const double normal = radius * cos(two_pi * (double)hd_philox_unit(draw.v[1]));
         const double want = (double)total * p + normal * sqrt((double)total * p * (1 - p));
         const int64_t got = want < 0 ? 0 : llround(want);
         rows[e] = (int32_t)(got < total ? got : total);
         total -= rows[e];
-        left -= share[e];
+        left -= shard[e];
     }
 }
 
@@ -134,21 +134,21 @@ static void choose(const chooser *c, int32_t token, const int32_t *before, int32
 hd_status weights_make_routing(int32_t **out, const hd_model_spec *spec, hd_routing routing,
                                int32_t layer, hd_err *err) {
     const int32_t n = spec->route.n_experts, k = spec->route.top_k;
-    double *share = calloc((size_t)n, sizeof *share);
+    double *shard = calloc((size_t)n, sizeof *shard);
     *out = malloc((size_t)spec->vocab * (size_t)k * sizeof **out);
-    if (!share || !*out) {
-        free(share);
+    if (!shard || !*out) {
+        free(shard);
         free(*out);
         *out = NULL;
         return HD_FAIL(err, HD_ENOMEM, "no memory for a table of experts by token");
     }
-    hd_routing_shares(share, n, SKEW_GROUPS, routing, layer);
-    for (int32_t e = 1; e < n; e++) share[e] += share[e - 1];
-    const chooser c = {share, n, k, seed_of(layer)};
+    hd_routing_fractions(shard, n, SKEW_GROUPS, routing, layer);
+    for (int32_t e = 1; e < n; e++) shard[e] += shard[e - 1];
+    const chooser c = {shard, n, k, seed_of(layer)};
     for (int32_t t = 0; t < spec->vocab; t++) {
         int32_t *row = *out + (int64_t)t * k;
         choose(&c, t, routing == HD_ROUTING_STICKY && t > 0 ? row - k : NULL, row);
     }
-    free(share);
+    free(shard);
     return HD_OK;
 }

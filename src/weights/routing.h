@@ -19,11 +19,11 @@ typedef enum hd_routing {
 /* share[n]: the part of all choices that goes to each expert (or slot); the sum is 1. Skewed
  * by a draw of the layer's own, so that `groups` ranks of consecutive ones have a mean of 0.6
  * of the busiest; otherwise equal. */
-void hd_routing_shares(double *share, int32_t n, int32_t groups, hd_routing routing,
-                       int32_t layer);
+void hd_routing_fractions(double *shard, int32_t n, int32_t groups, hd_routing routing,
+                          int32_t layer);
 
 /* rows[n] of `total` choices, each drawn by share. */
-void hd_routing_draw(int32_t *rows, const double *share, int32_t n, int64_t total,
+void hd_routing_draw(int32_t *rows, const double *shard, int32_t n, int64_t total,
                      int32_t layer);
 
 #endif

@@ -49,7 +49,7 @@ static shape vector(int64_t n) {
     return (shape){1, n, 1};
 }
 
-static void put(sink *k, hd_role role, const char *name, shape s, hd_cut cut) {
+static void put(sink *k, hd_role role, const char *name, shape s, hd_shard_axis shard_axis) {
     char full[MAX_NAME];
     size_t elements = 0;
     int len = snprintf(full, sizeof full, "%s%s", k->prefix, name);
@@ -74,7 +74,7 @@ static void put(sink *k, hd_role role, const char *name, shape s, hd_cut cut) {
                                           .rows = (int32_t)s.rows,
                                           .cols = (int32_t)s.cols,
                                           .rank = s.rank,
-                                          .cut = cut,
+                                          .shard_axis = shard_axis,
                                           .optional = k->optional || duplicate,
                                           .duplicate = duplicate};
     }
@@ -84,7 +84,7 @@ static void put(sink *k, hd_role role, const char *name, shape s, hd_cut cut) {
 
 /* gate, up and down of one MLP under its names in this family. */
 static void put_mlp(sink *k, hd_role gate, hd_role up, hd_role down, const char *where,
-                    int64_t inter, hd_cut rows, hd_cut cols) {
+                    int64_t inter, hd_shard_axis rows, hd_shard_axis cols) {
     bool v4 = k->spec->family == HD_FAMILY_V4;
     int64_t hidden = k->spec->hidden;
     char name[96];
@@ -102,25 +102,25 @@ static void put_moe(sink *k, bool hash) {
     const char *room = v4 ? "ffn" : "mlp";
     char name[96];
     snprintf(name, sizeof name, "%s.gate.weight", room);
-    put(k, HD_ROUTER, name, matrix(s->route.n_experts, s->hidden), HD_CUT_NONE);
+    put(k, HD_ROUTER, name, matrix(s->route.n_experts, s->hidden), HD_SHARD_NONE);
     if (hash) {
         put(k, HD_ROUTER_HASH, "ffn.gate.tid2eid", matrix(s->vocab, s->route.top_k),
-            HD_CUT_NONE);
+            HD_SHARD_NONE);
     } else if (s->family != HD_FAMILY_V2) {
         put(k, HD_ROUTER_BIAS, v4 ? "ffn.gate.bias" : "mlp.gate.e_score_correction_bias",
-            vector(s->route.n_experts), HD_CUT_NONE);
+            vector(s->route.n_experts), HD_SHARD_NONE);
     }
     for (int32_t e = 0; e < s->route.n_experts && !k->too_big; e++) {
         k->expert = e;
         snprintf(name, sizeof name, "%s.experts.%d.", room, e);
         put_mlp(k, HD_EXPERT_GATE, HD_EXPERT_UP, HD_EXPERT_DOWN, name, s->moe_inter,
-                HD_CUT_EXPERT, HD_CUT_EXPERT);
+                HD_SHARD_EXPERT, HD_SHARD_EXPERT);
     }
     k->expert = -1;
     if (s->n_shared == 0) return;
     snprintf(name, sizeof name, "%s.shared_experts.", room);
     put_mlp(k, HD_SHARED_GATE, HD_SHARED_UP, HD_SHARED_DOWN, name,
-            (int64_t)s->n_shared * s->moe_inter, HD_CUT_DENSE_ROWS, HD_CUT_DENSE_COLS);
+            (int64_t)s->n_shared * s->moe_inter, HD_SHARD_DENSE_ROWS, HD_SHARD_DENSE_COLS);
 }
 
 /* ---- V2, V3, V3.2 ---- */
@@ -130,40 +130,44 @@ static void put_mla(sink *k) {
     int64_t q_out = (int64_t)s->n_heads * (s->nope_dim + s->rope_dim);
     int64_t kv_out = (int64_t)s->n_heads * (s->nope_dim + s->v_dim);
     if (s->q_rank == 0) {
-        put(k, HD_Q, "self_attn.q_proj.weight", matrix(q_out, s->hidden), HD_CUT_HEAD_ROWS);
+        put(k, HD_Q, "self_attn.q_proj.weight", matrix(q_out, s->hidden), HD_SHARD_HEAD_ROWS);
     } else {
-        put(k, HD_Q_A, "self_attn.q_a_proj.weight", matrix(s->q_rank, s->hidden), HD_CUT_NONE);
-        put(k, HD_Q_A_NORM, "self_attn.q_a_layernorm.weight", vector(s->q_rank), HD_CUT_NONE);
-        put(k, HD_Q_B, "self_attn.q_b_proj.weight", matrix(q_out, s->q_rank), HD_CUT_HEAD_ROWS);
+        put(k, HD_Q_A, "self_attn.q_a_proj.weight", matrix(s->q_rank, s->hidden),
+            HD_SHARD_NONE);
+        put(k, HD_Q_A_NORM, "self_attn.q_a_layernorm.weight", vector(s->q_rank), HD_SHARD_NONE);
+        put(k, HD_Q_B, "self_attn.q_b_proj.weight", matrix(q_out, s->q_rank),
+            HD_SHARD_HEAD_ROWS);
     }
     put(k, HD_KV_A, "self_attn.kv_a_proj_with_mqa.weight",
-        matrix(s->kv_rank + s->rope_dim, s->hidden), HD_CUT_NONE);
-    put(k, HD_KV_A_NORM, "self_attn.kv_a_layernorm.weight", vector(s->kv_rank), HD_CUT_NONE);
-    put(k, HD_KV_B, "self_attn.kv_b_proj.weight", matrix(kv_out, s->kv_rank), HD_CUT_HEAD_ROWS);
+        matrix(s->kv_rank + s->rope_dim, s->hidden), HD_SHARD_NONE);
+    put(k, HD_KV_A_NORM, "self_attn.kv_a_layernorm.weight", vector(s->kv_rank), HD_SHARD_NONE);
+    put(k, HD_KV_B, "self_attn.kv_b_proj.weight", matrix(kv_out, s->kv_rank),
+        HD_SHARD_HEAD_ROWS);
     put(k, HD_O, "self_attn.o_proj.weight", matrix(s->hidden, (int64_t)s->n_heads * s->v_dim),
-        HD_CUT_HEAD_COLS);
+        HD_SHARD_HEAD_COLS);
     if (s->family != HD_FAMILY_V32) return;
     put(k, HD_INDEX_Q_B, "self_attn.indexer.wq_b.weight",
-        matrix((int64_t)s->index_heads * s->index_dim, s->q_rank), HD_CUT_NONE);
+        matrix((int64_t)s->index_heads * s->index_dim, s->q_rank), HD_SHARD_NONE);
     put(k, HD_INDEX_K, "self_attn.indexer.wk.weight", matrix(s->index_dim, s->hidden),
-        HD_CUT_NONE);
+        HD_SHARD_NONE);
     put(k, HD_INDEX_K_NORM, "self_attn.indexer.k_norm.weight", vector(s->index_dim),
-        HD_CUT_NONE);
-    put(k, HD_INDEX_K_BIAS, "self_attn.indexer.k_norm.bias", vector(s->index_dim), HD_CUT_NONE);
+        HD_SHARD_NONE);
+    put(k, HD_INDEX_K_BIAS, "self_attn.indexer.k_norm.bias", vector(s->index_dim),
+        HD_SHARD_NONE);
     put(k, HD_INDEX_WEIGHTS, "self_attn.indexer.weights_proj.weight",
-        matrix(s->index_heads, s->hidden), HD_CUT_NONE);
+        matrix(s->index_heads, s->hidden), HD_SHARD_NONE);
 }
 
 static void put_mla_layer(sink *k, int32_t l) {
     const hd_model_spec *s = k->spec;
     k->layer = l;
     snprintf(k->prefix, sizeof k->prefix, "model.layers.%d.", l);
-    put(k, HD_ATTN_NORM, "input_layernorm.weight", vector(s->hidden), HD_CUT_NONE);
+    put(k, HD_ATTN_NORM, "input_layernorm.weight", vector(s->hidden), HD_SHARD_NONE);
     put_mla(k);
-    put(k, HD_FFN_NORM, "post_attention_layernorm.weight", vector(s->hidden), HD_CUT_NONE);
+    put(k, HD_FFN_NORM, "post_attention_layernorm.weight", vector(s->hidden), HD_SHARD_NONE);
     if (s->layers[l].mlp == HD_MLP_DENSE) {
         put_mlp(k, HD_DENSE_GATE, HD_DENSE_UP, HD_DENSE_DOWN, "mlp.", s->dense_inter,
-                HD_CUT_DENSE_ROWS, HD_CUT_DENSE_COLS);
+                HD_SHARD_DENSE_ROWS, HD_SHARD_DENSE_COLS);
     } else {
         put_moe(k, false);
     }
@@ -173,12 +177,12 @@ static void put_mla_mtp(sink *k, int32_t l) {
     const hd_model_spec *s = k->spec;
     int64_t hidden = s->hidden;
     put_mla_layer(k, l);
-    put(k, HD_MTP_EMBED_NORM, "enorm.weight", vector(hidden), HD_CUT_NONE);
-    put(k, HD_MTP_HIDDEN_NORM, "hnorm.weight", vector(hidden), HD_CUT_NONE);
-    put(k, HD_MTP_PROJ, "eh_proj.weight", matrix(hidden, 2 * hidden), HD_CUT_NONE);
-    put(k, HD_EMBED, "embed_tokens.weight", matrix(s->vocab, hidden), HD_CUT_NONE);
-    put(k, HD_FINAL_NORM, "shared_head.norm.weight", vector(hidden), HD_CUT_NONE);
-    put(k, HD_HEAD, "shared_head.head.weight", matrix(s->vocab, hidden), HD_CUT_VOCAB_ROWS);
+    put(k, HD_MTP_EMBED_NORM, "enorm.weight", vector(hidden), HD_SHARD_NONE);
+    put(k, HD_MTP_HIDDEN_NORM, "hnorm.weight", vector(hidden), HD_SHARD_NONE);
+    put(k, HD_MTP_PROJ, "eh_proj.weight", matrix(hidden, 2 * hidden), HD_SHARD_NONE);
+    put(k, HD_EMBED, "embed_tokens.weight", matrix(s->vocab, hidden), HD_SHARD_NONE);
+    put(k, HD_FINAL_NORM, "shared_head.norm.weight", vector(hidden), HD_SHARD_NONE);
+    put(k, HD_HEAD, "shared_head.head.weight", matrix(s->vocab, hidden), HD_SHARD_VOCAB_ROWS);
 }
 
 /* ---- V4 ---- */
@@ -188,38 +192,40 @@ static void put_compressor(sink *k, const hd_layer_spec *layer) {
     bool csa = layer->attention == HD_ATTN_CSA;
     int64_t ratio = layer->compress_ratio;
     int64_t width = (int64_t)(csa ? 2 : 1) * s->head_dim;
-    put(k, HD_COMP_APE, "attn.compressor.ape", matrix(ratio, width), HD_CUT_NONE);
-    put(k, HD_COMP_KV, "attn.compressor.wkv.weight", matrix(width, s->hidden), HD_CUT_NONE);
-    put(k, HD_COMP_GATE, "attn.compressor.wgate.weight", matrix(width, s->hidden), HD_CUT_NONE);
-    put(k, HD_COMP_NORM, "attn.compressor.norm.weight", vector(s->head_dim), HD_CUT_NONE);
+    put(k, HD_COMP_APE, "attn.compressor.ape", matrix(ratio, width), HD_SHARD_NONE);
+    put(k, HD_COMP_KV, "attn.compressor.wkv.weight", matrix(width, s->hidden), HD_SHARD_NONE);
+    put(k, HD_COMP_GATE, "attn.compressor.wgate.weight", matrix(width, s->hidden),
+        HD_SHARD_NONE);
+    put(k, HD_COMP_NORM, "attn.compressor.norm.weight", vector(s->head_dim), HD_SHARD_NONE);
     if (!csa) return;
     width = (int64_t)2 * s->index_dim;
     put(k, HD_INDEX_Q_B, "attn.indexer.wq_b.weight",
-        matrix((int64_t)s->index_heads * s->index_dim, s->q_rank), HD_CUT_NONE);
+        matrix((int64_t)s->index_heads * s->index_dim, s->q_rank), HD_SHARD_NONE);
     put(k, HD_INDEX_WEIGHTS, "attn.indexer.weights_proj.weight",
-        matrix(s->index_heads, s->hidden), HD_CUT_NONE);
-    put(k, HD_INDEX_COMP_APE, "attn.indexer.compressor.ape", matrix(ratio, width), HD_CUT_NONE);
+        matrix(s->index_heads, s->hidden), HD_SHARD_NONE);
+    put(k, HD_INDEX_COMP_APE, "attn.indexer.compressor.ape", matrix(ratio, width),
+        HD_SHARD_NONE);
     put(k, HD_INDEX_COMP_KV, "attn.indexer.compressor.wkv.weight", matrix(width, s->hidden),
-        HD_CUT_NONE);
+        HD_SHARD_NONE);
     put(k, HD_INDEX_COMP_GATE, "attn.indexer.compressor.wgate.weight", matrix(width, s->hidden),
-        HD_CUT_NONE);
+        HD_SHARD_NONE);
     put(k, HD_INDEX_COMP_NORM, "attn.indexer.compressor.norm.weight", vector(s->index_dim),
-        HD_CUT_NONE);
+        HD_SHARD_NONE);
 }
 
 static void put_v4_attention(sink *k, const hd_layer_spec *layer) {
     const hd_model_spec *s = k->spec;
     int64_t heads_out = (int64_t)s->n_heads * s->head_dim;
     int64_t groups_out = (int64_t)s->o_groups * s->o_rank;
-    put(k, HD_SINK, "attn.attn_sink", vector(s->n_heads), HD_CUT_HEAD_COLS);
-    put(k, HD_Q_A, "attn.wq_a.weight", matrix(s->q_rank, s->hidden), HD_CUT_NONE);
-    put(k, HD_Q_A_NORM, "attn.q_norm.weight", vector(s->q_rank), HD_CUT_NONE);
-    put(k, HD_Q_B, "attn.wq_b.weight", matrix(heads_out, s->q_rank), HD_CUT_HEAD_ROWS);
-    put(k, HD_KV, "attn.wkv.weight", matrix(s->head_dim, s->hidden), HD_CUT_NONE);
-    put(k, HD_KV_NORM, "attn.kv_norm.weight", vector(s->head_dim), HD_CUT_NONE);
+    put(k, HD_SINK, "attn.attn_sink", vector(s->n_heads), HD_SHARD_HEAD_COLS);
+    put(k, HD_Q_A, "attn.wq_a.weight", matrix(s->q_rank, s->hidden), HD_SHARD_NONE);
+    put(k, HD_Q_A_NORM, "attn.q_norm.weight", vector(s->q_rank), HD_SHARD_NONE);
+    put(k, HD_Q_B, "attn.wq_b.weight", matrix(heads_out, s->q_rank), HD_SHARD_HEAD_ROWS);
+    put(k, HD_KV, "attn.wkv.weight", matrix(s->head_dim, s->hidden), HD_SHARD_NONE);
+    put(k, HD_KV_NORM, "attn.kv_norm.weight", vector(s->head_dim), HD_SHARD_NONE);
     put(k, HD_O_A, "attn.wo_a.weight", matrix(groups_out, heads_out / s->o_groups),
-        HD_CUT_GROUP_ROWS);
-    put(k, HD_O_B, "attn.wo_b.weight", matrix(s->hidden, groups_out), HD_CUT_GROUP_COLS);
+        HD_SHARD_GROUP_ROWS);
+    put(k, HD_O_B, "attn.wo_b.weight", matrix(s->hidden, groups_out), HD_SHARD_GROUP_COLS);
     if (layer->compress_ratio > 0) put_compressor(k, layer);
 }
 
@@ -228,11 +234,11 @@ static void put_hc(sink *k, hd_role fn, hd_role base, hd_role scale, const char 
     const hd_model_spec *s = k->spec;
     char name[32];
     snprintf(name, sizeof name, "%s_fn", stem);
-    put(k, fn, name, matrix(out, (int64_t)s->hc_mult * s->hidden), HD_CUT_NONE);
+    put(k, fn, name, matrix(out, (int64_t)s->hc_mult * s->hidden), HD_SHARD_NONE);
     snprintf(name, sizeof name, "%s_base", stem);
-    put(k, base, name, vector(out), HD_CUT_NONE);
+    put(k, base, name, vector(out), HD_SHARD_NONE);
     snprintf(name, sizeof name, "%s_scale", stem);
-    put(k, scale, name, vector(n_scales), HD_CUT_NONE);
+    put(k, scale, name, vector(n_scales), HD_SHARD_NONE);
 }
 
 static void put_hc_head(sink *k) {
@@ -248,22 +254,22 @@ static void put_v4_layer(sink *k, int32_t l) {
     snprintf(k->prefix, sizeof k->prefix, mtp ? "mtp.%d." : "layers.%d.",
              mtp ? l - s->n_layers : l);
     put_hc(k, HD_HC_ATTN_FN, HD_HC_ATTN_BASE, HD_HC_ATTN_SCALE, "hc_attn", hc_out, 3);
-    put(k, HD_ATTN_NORM, "attn_norm.weight", vector(s->hidden), HD_CUT_NONE);
+    put(k, HD_ATTN_NORM, "attn_norm.weight", vector(s->hidden), HD_SHARD_NONE);
     put_v4_attention(k, layer);
     put_hc(k, HD_HC_FFN_FN, HD_HC_FFN_BASE, HD_HC_FFN_SCALE, "hc_ffn", hc_out, 3);
-    put(k, HD_FFN_NORM, "ffn_norm.weight", vector(s->hidden), HD_CUT_NONE);
+    put(k, HD_FFN_NORM, "ffn_norm.weight", vector(s->hidden), HD_SHARD_NONE);
     put_moe(k, layer->mlp == HD_MLP_MOE_HASH);
 }
 
 static void put_v4_mtp(sink *k, int32_t l) {
     int64_t hidden = k->spec->hidden;
     put_v4_layer(k, l);
-    put(k, HD_MTP_EMBED_NORM, "enorm.weight", vector(hidden), HD_CUT_NONE);
-    put(k, HD_MTP_HIDDEN_NORM, "hnorm.weight", vector(hidden), HD_CUT_NONE);
-    put(k, HD_MTP_E_PROJ, "e_proj.weight", matrix(hidden, hidden), HD_CUT_NONE);
-    put(k, HD_MTP_H_PROJ, "h_proj.weight", matrix(hidden, hidden), HD_CUT_NONE);
+    put(k, HD_MTP_EMBED_NORM, "enorm.weight", vector(hidden), HD_SHARD_NONE);
+    put(k, HD_MTP_HIDDEN_NORM, "hnorm.weight", vector(hidden), HD_SHARD_NONE);
+    put(k, HD_MTP_E_PROJ, "e_proj.weight", matrix(hidden, hidden), HD_SHARD_NONE);
+    put(k, HD_MTP_H_PROJ, "h_proj.weight", matrix(hidden, hidden), HD_SHARD_NONE);
     put_hc_head(k);
-    put(k, HD_FINAL_NORM, "norm.weight", vector(hidden), HD_CUT_NONE);
+    put(k, HD_FINAL_NORM, "norm.weight", vector(hidden), HD_SHARD_NONE);
 }
 
 /* ---- all of it ---- */
@@ -279,7 +285,7 @@ static void put_model(sink *k) {
     bool v4 = s->family == HD_FAMILY_V4;
     shape table = matrix(s->vocab, s->hidden);
     set_global(k, "");
-    put(k, HD_EMBED, v4 ? "embed.weight" : "model.embed_tokens.weight", table, HD_CUT_NONE);
+    put(k, HD_EMBED, v4 ? "embed.weight" : "model.embed_tokens.weight", table, HD_SHARD_NONE);
     for (int32_t l = 0; l < s->n_layers && !k->too_big; l++) {
         if (v4) {
             put_v4_layer(k, l);
@@ -290,8 +296,8 @@ static void put_model(sink *k) {
     set_global(k, "");
     if (v4) put_hc_head(k);
     put(k, HD_FINAL_NORM, v4 ? "norm.weight" : "model.norm.weight", vector(s->hidden),
-        HD_CUT_NONE);
-    put(k, HD_HEAD, v4 ? "head.weight" : "lm_head.weight", table, HD_CUT_VOCAB_ROWS);
+        HD_SHARD_NONE);
+    put(k, HD_HEAD, v4 ? "head.weight" : "lm_head.weight", table, HD_SHARD_VOCAB_ROWS);
     k->optional = true;
     for (int32_t l = s->n_layers; l < s->n_layers + s->n_mtp && !k->too_big; l++) {
         if (v4) {

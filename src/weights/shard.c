@@ -52,7 +52,7 @@ static size_t bytes_of(int64_t n, hd_dtype type) {
     return (size_t)n * (size_t)hd_dtype_bits(type) / 8;
 }
 
-hd_status weights_cut(hd_weight *w, const hd_slice *s, weights_pieces *pieces, hd_err *err) {
+hd_status weights_shard(hd_weight *w, const hd_slice *s, weights_pieces *pieces, hd_err *err) {
     const grid data = {.data = w->data,
                        .row_bytes = bytes_of(w->cols, w->type),
                        .row0 = s->row0,

@@ -13,7 +13,8 @@ typedef struct weights_pieces {
 
 /* Narrows *w to the slice, which keeps to whole blocks of scales as plans do. Columns are
  * copied into a piece. */
-hd_status weights_cut(hd_weight *w, const hd_slice *slice, weights_pieces *pieces, hd_err *err);
+hd_status weights_shard(hd_weight *w, const hd_slice *slice, weights_pieces *pieces,
+                        hd_err *err);
 
 void weights_pieces_deinit(weights_pieces *p); /* an all-zero one is fine */
 

@@ -100,7 +100,7 @@ typedef struct hd_model_spec {
     /* feed-forward */
     int32_t dense_inter, moe_inter;
     int32_t n_shared; /* shared experts, run as one MLP of n_shared * moe_inter; 0: none */
-    hd_route_rule route;
+    hd_router_rule route;
     float swiglu_limit; /* 0: no clamp */
 
     /* V4 hyper-connections; hc_mult 0: plain residual */

@@ -3,22 +3,22 @@
 
 #include "base/checked.h"
 
-static const char *const part_names[HD_N_PARTS] = {
-#define X(part, name) [HD_PART_##part] = name,
-    HD_PART_LIST(X)
+static const char *const part_names[HD_N_PARAM_GROUPS] = {
+#define X(part, name) [HD_PARAM_GROUP_##part] = name,
+    HD_PARAM_GROUP_LIST(X)
 #undef X
 };
 
-const char *hd_part_name(hd_part p) {
-    return p >= 0 && p < HD_N_PARTS ? part_names[p] : "unknown";
+const char *hd_param_group_name(hd_param_group p) {
+    return p >= 0 && p < HD_N_PARAM_GROUPS ? part_names[p] : "unknown";
 }
 
-hd_part hd_part_of(hd_role r) {
+hd_param_group hd_param_group_of(hd_role r) {
     switch (r) {
     case HD_EMBED:
-        return HD_PART_EMBEDDING;
+        return HD_PARAM_GROUP_EMBEDDING;
     case HD_HEAD:
-        return HD_PART_HEAD;
+        return HD_PARAM_GROUP_HEAD;
     case HD_Q:
     case HD_Q_A:
     case HD_Q_B:
@@ -29,7 +29,7 @@ hd_part hd_part_of(hd_role r) {
     case HD_SINK:
     case HD_O_A:
     case HD_O_B:
-        return HD_PART_ATTENTION;
+        return HD_PARAM_GROUP_ATTENTION;
     case HD_INDEX_Q_B:
     case HD_INDEX_K:
     case HD_INDEX_K_NORM:
@@ -39,12 +39,12 @@ hd_part hd_part_of(hd_role r) {
     case HD_INDEX_COMP_KV:
     case HD_INDEX_COMP_GATE:
     case HD_INDEX_COMP_NORM:
-        return HD_PART_INDEXER;
+        return HD_PARAM_GROUP_INDEXER;
     case HD_COMP_APE:
     case HD_COMP_KV:
     case HD_COMP_GATE:
     case HD_COMP_NORM:
-        return HD_PART_COMPRESSOR;
+        return HD_PARAM_GROUP_COMPRESSOR;
     case HD_HC_HEAD_FN:
     case HD_HC_HEAD_BASE:
     case HD_HC_HEAD_SCALE:
@@ -54,24 +54,24 @@ hd_part hd_part_of(hd_role r) {
     case HD_HC_FFN_FN:
     case HD_HC_FFN_BASE:
     case HD_HC_FFN_SCALE:
-        return HD_PART_HYPER;
+        return HD_PARAM_GROUP_HYPER;
     case HD_DENSE_GATE:
     case HD_DENSE_UP:
     case HD_DENSE_DOWN:
-        return HD_PART_DENSE;
+        return HD_PARAM_GROUP_DENSE;
     case HD_ROUTER:
     case HD_ROUTER_BIAS:
-        return HD_PART_ROUTER;
+        return HD_PARAM_GROUP_ROUTER;
     case HD_ROUTER_HASH:
-        return HD_PART_HASH;
+        return HD_PARAM_GROUP_HASH;
     case HD_SHARED_GATE:
     case HD_SHARED_UP:
     case HD_SHARED_DOWN:
-        return HD_PART_SHARED;
+        return HD_PARAM_GROUP_SHARED;
     case HD_EXPERT_GATE:
     case HD_EXPERT_UP:
     case HD_EXPERT_DOWN:
-        return HD_PART_EXPERTS;
+        return HD_PARAM_GROUP_EXPERTS;
     case HD_FINAL_NORM:
     case HD_ATTN_NORM:
     case HD_FFN_NORM:
@@ -80,21 +80,21 @@ hd_part hd_part_of(hd_role r) {
     case HD_KV_NORM:
     case HD_MTP_EMBED_NORM:
     case HD_MTP_HIDDEN_NORM:
-        return HD_PART_NORMS;
+        return HD_PARAM_GROUP_NORMS;
     case HD_MTP_PROJ:
     case HD_MTP_E_PROJ:
     case HD_MTP_H_PROJ:
-        return HD_PART_PROJECTION;
+        return HD_PARAM_GROUP_PROJECTION;
     case HD_N_ROLES:
         break;
     }
-    return HD_N_PARTS;
+    return HD_N_PARAM_GROUPS;
 }
 
 /* Kept in float32 by every official file. */
 static bool always_f32(hd_role r) {
-    switch (hd_part_of(r)) {
-    case HD_PART_HYPER:
+    switch (hd_param_group_of(r)) {
+    case HD_PARAM_GROUP_HYPER:
         return true;
     default:
         break;
@@ -105,16 +105,16 @@ static bool always_f32(hd_role r) {
 
 /* Matrices that FP8 models quantize: projections and MLPs. */
 static bool in_fp8(hd_role r) {
-    switch (hd_part_of(r)) {
-    case HD_PART_ATTENTION:
+    switch (hd_param_group_of(r)) {
+    case HD_PARAM_GROUP_ATTENTION:
         return r != HD_SINK;
-    case HD_PART_INDEXER:
+    case HD_PARAM_GROUP_INDEXER:
         return r == HD_INDEX_Q_B || r == HD_INDEX_K;
-    case HD_PART_DENSE:
-    case HD_PART_EXPERTS:
-    case HD_PART_SHARED:
+    case HD_PARAM_GROUP_DENSE:
+    case HD_PARAM_GROUP_EXPERTS:
+    case HD_PARAM_GROUP_SHARED:
         return true;
-    case HD_PART_PROJECTION:
+    case HD_PARAM_GROUP_PROJECTION:
         return r != HD_MTP_PROJ;
     default:
         return false;
@@ -122,11 +122,11 @@ static bool in_fp8(hd_role r) {
 }
 
 static bool in_nvfp4(const hd_model_spec *spec, const hd_tensor_decl *d) {
-    hd_part part = hd_part_of(d->role);
+    hd_param_group part = hd_param_group_of(d->role);
     if (spec->quant.experts != HD_EXPERTS_NVFP4 || d->layer >= spec->n_layers) return false;
-    if (part == HD_PART_EXPERTS) return true;
+    if (part == HD_PARAM_GROUP_EXPERTS) return true;
     bool whole_mlp = spec->quant.method == HD_QUANT_MODELOPT;
-    return whole_mlp && (part == HD_PART_DENSE || part == HD_PART_SHARED);
+    return whole_mlp && (part == HD_PARAM_GROUP_DENSE || part == HD_PARAM_GROUP_SHARED);
 }
 
 hd_stored_format hd_declared_format(const hd_model_spec *spec, const hd_tensor_decl *d) {
@@ -144,7 +144,7 @@ hd_stored_format hd_declared_format(const hd_model_spec *spec, const hd_tensor_d
                                .block_cols = 16,
                                .n_scalars = 2};
     } else if (v4 && q->experts != HD_EXPERTS_LIKE_REST &&
-               hd_part_of(d->role) == HD_PART_EXPERTS) {
+               hd_param_group_of(d->role) == HD_PARAM_GROUP_EXPERTS) {
         f = (hd_stored_format){
             .type = HD_E2M1, .scale_type = HD_E8M0, .block_rows = 1, .block_cols = 32};
     } else if (q->method == HD_QUANT_FP8 && in_fp8(d->role)) {
@@ -170,7 +170,7 @@ static bool is_buffer(hd_role r) {
     return r == HD_ROUTER_BIAS || r == HD_ROUTER_HASH;
 }
 
-static void add_arrays(hd_part_sum *p, hd_dtype type, int64_t n, int64_t bytes) {
+static void add_arrays(hd_param_group_sum *p, hd_dtype type, int64_t n, int64_t bytes) {
     p->n_arrays[type] += n;
     p->bytes_by_type[type] += bytes;
     p->bytes += bytes;
@@ -179,11 +179,11 @@ static void add_arrays(hd_part_sum *p, hd_dtype type, int64_t n, int64_t bytes) 
 void hd_summary_add(hd_summary *sum, const hd_model_spec *spec, const hd_tensor_decl *decl,
                     int32_t rows, int32_t cols, const hd_stored_format *f) {
     if (rows == 0 || cols == 0) return;
-    hd_part part = hd_part_of(decl->role);
-    hd_part_sum *p = decl->layer >= spec->n_layers ? &sum->mtp[part] : &sum->main[part];
+    hd_param_group part = hd_param_group_of(decl->role);
+    hd_param_group_sum *p = decl->layer >= spec->n_layers ? &sum->mtp[part] : &sum->main[part];
     int64_t n = (int64_t)rows * cols;
     /* all experts of a layer have one shape, so any top_k of them stand for the chosen ones */
-    bool used = part != HD_PART_EXPERTS || decl->expert < spec->route.top_k;
+    bool used = part != HD_PARAM_GROUP_EXPERTS || decl->expert < spec->route.top_k;
     if (!is_buffer(decl->role)) {
         p->params += n;
         p->active += used ? n : 0;
@@ -206,10 +206,10 @@ void hd_summarize(hd_summary *out, const hd_model_spec *spec, const hd_schema *s
     }
 }
 
-static hd_part_sum total(const hd_part_sum *parts, bool unique) {
-    hd_part_sum sum = {0};
-    for (int p = 0; p < HD_N_PARTS; p++) {
-        if (unique && (p == HD_PART_EMBEDDING || p == HD_PART_HEAD)) continue;
+static hd_param_group_sum total(const hd_param_group_sum *parts, bool unique) {
+    hd_param_group_sum sum = {0};
+    for (int p = 0; p < HD_N_PARAM_GROUPS; p++) {
+        if (unique && (p == HD_PARAM_GROUP_EMBEDDING || p == HD_PARAM_GROUP_HEAD)) continue;
         sum.params += parts[p].params;
         sum.active += parts[p].active;
         sum.bytes += parts[p].bytes;
@@ -221,14 +221,14 @@ static hd_part_sum total(const hd_part_sum *parts, bool unique) {
     return sum;
 }
 
-hd_part_sum hd_summary_main(const hd_summary *s) {
+hd_param_group_sum hd_summary_main(const hd_summary *s) {
     return total(s->main, false);
 }
 
-hd_part_sum hd_summary_mtp(const hd_summary *s) {
+hd_param_group_sum hd_summary_mtp(const hd_summary *s) {
     return total(s->mtp, false);
 }
 
-hd_part_sum hd_summary_mtp_unique(const hd_summary *s) {
+hd_param_group_sum hd_summary_mtp_unique(const hd_summary *s) {
     return total(s->mtp, true);
 }

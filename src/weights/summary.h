@@ -12,7 +12,7 @@
 #include "weights/weights.h"
 
 /* X(part, name) */
-#define HD_PART_LIST(X)                   \
+#define HD_PARAM_GROUP_LIST(X)            \
     X(EMBEDDING, "embedding")             \
     X(HEAD, "output head")                \
     X(ATTENTION, "attention projections") \
@@ -27,15 +27,15 @@
     X(NORMS, "norms")                     \
     X(PROJECTION, "MTP input projections")
 
-typedef enum hd_part {
-#define X(part, name) HD_PART_##part,
-    HD_PART_LIST(X)
+typedef enum hd_param_group {
+#define X(part, name) HD_PARAM_GROUP_##part,
+    HD_PARAM_GROUP_LIST(X)
 #undef X
-        HD_N_PARTS
-} hd_part;
+        HD_N_PARAM_GROUPS
+} hd_param_group;
 
-const char *hd_part_name(hd_part p);
-hd_part hd_part_of(hd_role r);
+const char *hd_param_group_name(hd_param_group p);
+hd_param_group hd_param_group_of(hd_role r);
 
 /* How one tensor is stored: its data array and the scales beside it. */
 typedef struct hd_stored_format {
@@ -49,17 +49,17 @@ typedef struct hd_stored_format {
 hd_stored_format hd_declared_format(const hd_model_spec *spec, const hd_tensor_decl *decl);
 hd_stored_format hd_weight_format(const hd_weight *w);
 
-typedef struct hd_part_sum {
+typedef struct hd_param_group_sum {
     int64_t params; /* elements; scales, hash tables and router biases are not counted */
     int64_t active; /* those that one token uses */
     int64_t bytes;  /* of everything */
     int64_t n_arrays[HD_N_DTYPES];      /* arrays as files count tensors, scales included */
     int64_t bytes_by_type[HD_N_DTYPES]; /* of them */
-} hd_part_sum;
+} hd_param_group_sum;
 
 /* The MTP layers apart; there EMBEDDING and HEAD are duplicates of the main ones. */
 typedef struct hd_summary {
-    hd_part_sum main[HD_N_PARTS], mtp[HD_N_PARTS];
+    hd_param_group_sum main[HD_N_PARAM_GROUPS], mtp[HD_N_PARAM_GROUPS];
 } hd_summary;
 
 /* Adds rows x cols of a tensor; the whole of it is decl->rows x decl->cols. */
@@ -70,8 +70,8 @@ void hd_summary_add(hd_summary *sum, const hd_model_spec *spec, const hd_tensor_
 void hd_summarize(hd_summary *out, const hd_model_spec *spec, const hd_schema *schema);
 
 /* The sum over parts; unique: without the duplicates in the MTP layers. */
-hd_part_sum hd_summary_main(const hd_summary *s);
-hd_part_sum hd_summary_mtp(const hd_summary *s);
-hd_part_sum hd_summary_mtp_unique(const hd_summary *s);
+hd_param_group_sum hd_summary_main(const hd_summary *s);
+hd_param_group_sum hd_summary_mtp(const hd_summary *s);
+hd_param_group_sum hd_summary_mtp_unique(const hd_summary *s);
 
 #endif

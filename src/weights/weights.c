@@ -44,7 +44,7 @@ struct hd_weights {
     use *uses;            /* [tensors of the checkpoint] */
     slot *slots;          /* [1 + n_layers + n_mtp, HD_N_ROLES], the global ones first */
     hd_weight *experts;   /* what the slots' experts point into */
-    hd_share share;
+    hd_shard shard;
     weights_pieces pieces; /* what was cut by columns */
     int32_t n_mtp;
     hd_err problem;
@@ -105,7 +105,7 @@ static void mark(hd_weights *w, const hd_tensor *t, hd_use what, int32_t decl) {
     if (t) w->uses[t - hd_checkpoint_at(w->checkpoint, 0)] = (use){what, decl};
 }
 
-static void widen(float *out, const hd_weight *m) {
+static void to_f32(float *out, const hd_weight *m) {
     const uint8_t *data = m->data;
     size_t n = (size_t)m->rows * (size_t)m->cols;
     for (size_t i = 0; i < n; i++) {
@@ -128,7 +128,7 @@ static hd_status place_vector(slot *s, const hd_weight *m, hd_err *err) {
     size_t n = (size_t)m->rows * (size_t)m->cols;
     float *wide = malloc(n * sizeof *wide);
     if (!wide) return HD_FAIL(err, HD_ENOMEM, "no memory for a vector of %zu floats", n);
-    widen(wide, m); /* small tensors are F32, F16 or BF16: bind.c saw to it */
+    to_f32(wide, m); /* small tensors are F32, F16 or BF16: bind.c saw to it */
     s->owned = wide;
     s->vector = wide;
     return HD_OK;
@@ -169,7 +169,7 @@ static hd_status place(hd_weights *w, int32_t i, hd_err *err) {
     const weights_bound *b = &w->bound[i];
     slot *s = slot_at(w, d->layer, d->role);
     if (d->expert >= 0) {
-        const int32_t at = hd_share_slot(&w->share, d->expert, w->spec->route.n_experts);
+        const int32_t at = hd_shard_slot(&w->shard, d->expert, w->spec->route.n_experts);
         s->experts[at] = b->weight;
         return HD_OK;
     }
@@ -263,10 +263,10 @@ static hd_status bind_model(hd_weights *w, const char *model_dir) {
 
 /* ---- the door ---- */
 
-static void share_all(hd_weights *w, const hd_model_spec *spec) {
-    const hd_layout single = hd_layout_single();
+static void shard_all(hd_weights *w, const hd_model_spec *spec) {
+    const hd_parallel_config single = hd_parallel_single();
     w->spec = spec;
-    w->share = hd_share_of(&single, 0, spec);
+    w->shard = hd_shard_of(&single, 0, spec);
 }
 
 hd_status hd_weights_survey(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
@@ -274,7 +274,7 @@ hd_status hd_weights_survey(hd_weights **out, const char *model_dir, const hd_mo
     *out = NULL;
     hd_weights *w = calloc(1, sizeof *w);
     if (!w) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for weights", model_dir);
-    share_all(w, spec);
+    shard_all(w, spec);
     hd_status st = hd_checkpoint_open(&w->checkpoint, model_dir, err);
     if (st == HD_OK) st = hd_schema_open(&w->schema, spec, err);
     if (st == HD_OK) {
@@ -333,13 +333,13 @@ static hd_status make_routing(hd_weights *w, const hd_dummy_options *o) {
 }
 
 static hd_status plan_dummies(hd_plan *plan, hd_weights *w, const hd_dummy_options *o) {
-    const hd_plan_args args = {.layout = &o->layout,
+    const hd_plan_args args = {.parallel = &o->parallel,
                                .rank = o->rank,
                                .spec = w->spec,
                                .schema = &w->schema,
                                .n_mtp = w->spec->n_mtp};
     HD_TRY(hd_plan_open(plan, &args, &w->problem));
-    w->share = plan->share;
+    w->shard = plan->shard;
     return HD_OK;
 }
 
@@ -371,24 +371,25 @@ static hd_status hand_over(hd_weights **out, hd_weights *w, hd_status st, hd_err
 hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec,
                                 const hd_dummy_options *options, hd_err *err) {
     hd_dummy_options o = options ? *options : (hd_dummy_options){0};
-    if (o.layout.tp == 0) o.layout = hd_layout_single();
+    if (o.parallel.tp == 0) o.parallel = hd_parallel_single();
     *out = NULL;
     hd_weights *w = calloc(1, sizeof *w);
     if (!w) return HD_FAIL(err, HD_ENOMEM, "no memory for dummy weights");
-    share_all(w, spec);
+    shard_all(w, spec);
     hd_status st = hd_schema_open(&w->schema, spec, err);
     if (st == HD_OK) st = make_dummies(w, &o);
     return hand_over(out, w, st, err);
 }
 
 /* Every tensor's rectangle, seen where the whole is, and tables as they are. */
-static hd_status cut_all(hd_weights *w, const hd_weights *whole, const hd_slice *slices) {
+static hd_status shard_axis_all(hd_weights *w, const hd_weights *whole,
+                                const hd_slice *slices) {
     HD_TRY(take_memory(w, "a share", 0));
     for (int32_t i = 0; i < w->schema.n; i++) {
         const weights_bound *from = &whole->bound[i];
         if (!from->data || slices[i].rows == 0) continue;
         w->bound[i] = *from;
-        HD_TRY(weights_cut(&w->bound[i].weight, &slices[i], &w->pieces, &w->problem));
+        HD_TRY(weights_shard(&w->bound[i].weight, &slices[i], &w->pieces, &w->problem));
         if (w->schema.decls[i].role != HD_ROUTER_HASH) HD_TRY(place(w, i, &w->problem));
     }
     for (int32_t l = 0; l < w->spec->n_layers + w->spec->n_mtp; l++) {
@@ -399,10 +400,11 @@ static hd_status cut_all(hd_weights *w, const hd_weights *whole, const hd_slice 
     return HD_OK;
 }
 
-static hd_status cut(hd_weights *w, const hd_weights *whole, const hd_layout *layout,
-                     int32_t rank) {
+static hd_status shard_axis(hd_weights *w, const hd_weights *whole,
+                            const hd_parallel_config *parallel, int32_t rank) {
     hd_plan plan;
-    hd_plan_args args = {.layout = layout, .rank = rank, .spec = w->spec, .n_mtp = w->n_mtp};
+    hd_plan_args args = {
+        .parallel = parallel, .rank = rank, .spec = w->spec, .n_mtp = w->n_mtp};
     HD_TRY(hd_schema_open(&w->schema, w->spec, &w->problem));
     hd_stored_format *formats = calloc((size_t)w->schema.n + 1, sizeof *formats);
     if (!formats) return HD_FAIL(&w->problem, HD_ENOMEM, "no memory to plan a share");
@@ -413,26 +415,27 @@ static hd_status cut(hd_weights *w, const hd_weights *whole, const hd_layout *la
     args.formats = formats;
     hd_status st = hd_plan_open(&plan, &args, &w->problem);
     if (st == HD_OK) {
-        w->share = plan.share;
-        st = cut_all(w, whole, plan.slices);
+        w->shard = plan.shard;
+        st = shard_axis_all(w, whole, plan.slices);
         hd_plan_close(&plan);
     }
     free(formats);
     return st;
 }
 
-hd_status hd_weights_cut(hd_weights **out, const hd_weights *whole, const hd_layout *layout,
-                         int32_t rank, hd_err *err) {
+hd_status hd_weights_open_shards(hd_weights **out, const hd_weights *whole,
+                                 const hd_parallel_config *parallel, int32_t rank,
+                                 hd_err *err) {
     *out = NULL;
     hd_weights *w = calloc(1, sizeof *w);
     if (!w) return HD_FAIL(err, HD_ENOMEM, "no memory for a share of weights");
     w->spec = whole->spec;
     w->n_mtp = whole->n_mtp;
-    return hand_over(out, w, cut(w, whole, layout, rank), err);
+    return hand_over(out, w, shard_axis(w, whole, parallel, rank), err);
 }
 
-const hd_share *hd_weights_share(const hd_weights *w) {
-    return &w->share;
+const hd_shard *hd_weights_shard(const hd_weights *w) {
+    return &w->shard;
 }
 
 void hd_weights_close(hd_weights *w) {
@@ -483,7 +486,7 @@ static void move_matrix(moving *m, hd_weight *w) {
 
 static void move_slot(const hd_weights *w, moving *m, slot *s) {
     const size_t n = (size_t)s->weight.rows * (size_t)s->weight.cols;
-    for (int32_t e = 0; s->experts && e < w->share.n_experts; e++) {
+    for (int32_t e = 0; s->experts && e < w->shard.n_experts; e++) {
         if (s->experts[e].data) move_matrix(m, &s->experts[e]);
     }
     if (s->table) {

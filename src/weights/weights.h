@@ -101,17 +101,17 @@ enum { HD_GLOBAL = -1 }; /* the layer of tensors that belong to no layer */
 
 /* How the ranks of a group share a tensor. Cuts fall on whole heads, experts and
  * quantization blocks, or the plan is refused. */
-typedef enum hd_cut {
-    HD_CUT_NONE,       /* every rank holds all of it */
-    HD_CUT_HEAD_ROWS,  /* rows by attention head, over tp */
-    HD_CUT_HEAD_COLS,  /* columns by attention head, over tp */
-    HD_CUT_GROUP_ROWS, /* rows by output-projection group, over tp (V4 O_A) */
-    HD_CUT_GROUP_COLS, /* columns by that group (V4 O_B) */
-    HD_CUT_DENSE_ROWS, /* rows of a dense or shared MLP, over dense_tp */
-    HD_CUT_DENSE_COLS,
-    HD_CUT_EXPERT,    /* whole experts over ep; inside one by rows or columns over etp */
-    HD_CUT_VOCAB_ROWS /* rows of the LM head, over head_tp */
-} hd_cut;
+typedef enum hd_shard_axis {
+    HD_SHARD_NONE,       /* every rank holds all of it */
+    HD_SHARD_HEAD_ROWS,  /* rows by attention head, over tp */
+    HD_SHARD_HEAD_COLS,  /* columns by attention head, over tp */
+    HD_SHARD_GROUP_ROWS, /* rows by output-projection group, over tp (V4 O_A) */
+    HD_SHARD_GROUP_COLS, /* columns by that group (V4 O_B) */
+    HD_SHARD_DENSE_ROWS, /* rows of a dense or shared MLP, over dense_tp */
+    HD_SHARD_DENSE_COLS,
+    HD_SHARD_EXPERT,    /* whole experts over ep; inside one by rows or columns over etp */
+    HD_SHARD_VOCAB_ROWS /* rows of the LM head, over head_tp */
+} hd_shard_axis;
 
 typedef struct hd_tensor_decl {
     const char *name; /* as in the file, of the data tensor ("layers.3.attn.wq_a.weight") */
@@ -120,7 +120,7 @@ typedef struct hd_tensor_decl {
     int32_t expert;     /* -1 unless role is EXPERT_* */
     int32_t rows, cols; /* logical shape; vectors: rows = 1 */
     int32_t rank;       /* dimensions in the file: 1 for vectors, 2 for matrices */
-    hd_cut cut;
+    hd_shard_axis shard_axis;
     bool optional;  /* may be absent: MTP layers, or a duplicate */
     bool duplicate; /* an MTP layer's copy of EMBED or HEAD, or HEAD when embeddings are tied:
                        the same bytes as the main one, which serves where this is absent */
@@ -153,7 +153,7 @@ hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_mode
 void hd_weights_close(hd_weights *w); /* NULL is fine */
 
 typedef struct hd_dummy_options {
-    hd_layout layout; /* all zero: one rank */
+    hd_parallel_config parallel; /* all zero: one rank */
     int32_t rank;
     hd_routing routing; /* MODEL: routers by their logits, hash layers uniformly */
     hd_device *device;  /* where they are made; NULL: host memory, to be uploaded */
@@ -168,11 +168,11 @@ hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec,
 
 /* One rank's share of whole weights in host memory. What is cut by rows is seen in place, what
  * is cut by columns copied; `whole` must outlive it. */
-hd_status hd_weights_cut(hd_weights **out, const hd_weights *whole, const hd_layout *layout,
-                         int32_t rank, hd_err *err);
+hd_status hd_weights_open_shards(hd_weights **out, const hd_weights *whole,
+                                 const hd_parallel_config *parallel, int32_t rank, hd_err *err);
 
 /* What of the model these weights are: everything, unless cut or made so. */
-const hd_share *hd_weights_share(const hd_weights *w);
+const hd_shard *hd_weights_shard(const hd_weights *w);
 
 /* Who is told how far an upload is; may be called some thousand times. */
 typedef struct hd_upload_watch {

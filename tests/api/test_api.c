@@ -249,13 +249,13 @@ static void test_chat_reply(void **state) {
         rig_post(&r, "/v1/chat/completions",
                  "{" USER "," TOOLS ",\"logprobs\":true,\"top_logprobs\":1,\"zzz\":1}");
     assert_int_equal(rig_status(c), 0);
-    rig_say(&r, 0, 0, HD_PART_REASONING, 0, "hm");
-    rig_say(&r, 0, 0, HD_PART_REASONING, 0, "m\n");
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "\"ok\"");
-    rig_say(&r, 0, 0, HD_PART_CALL, 0, "add");
-    rig_say(&r, 0, 0, HD_PART_ARGUMENTS, 0, "{\"a\": ");
-    rig_say(&r, 0, 0, HD_PART_ARGUMENTS, 0, "1}");
-    rig_say(&r, 0, 0, HD_PART_CALL_END, 0, "");
+    rig_say(&r, 0, 0, HD_DELTA_REASONING, 0, "hm");
+    rig_say(&r, 0, 0, HD_DELTA_REASONING, 0, "m\n");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "\"ok\"");
+    rig_say(&r, 0, 0, HD_DELTA_CALL, 0, "add");
+    rig_say(&r, 0, 0, HD_DELTA_ARGUMENTS, 0, "{\"a\": ");
+    rig_say(&r, 0, 0, HD_DELTA_ARGUMENTS, 0, "1}");
+    rig_say(&r, 0, 0, HD_DELTA_CALL_END, 0, "");
     rig_end(&r, 0, 0, HD_END_STOP);
     const char *const parts[] = {"\"id\":\"chatcmpl-call-1\"",
                                  "\"content\":\"\\\"ok\\\"\"",
@@ -287,9 +287,9 @@ static void test_chat_stream(void **state) {
                  "{" USER ",\"stream\":true,\"stream_options\":{\"include_usage\":true},"
                  "\"logprobs\":true,\"return_token_ids\":true,\"rid\":\"r1\"}");
     assert_int_equal(rig_status(c), 0);
-    rig_say(&r, 0, 0, HD_PART_REASONING, 0, "hm");
+    rig_say(&r, 0, 0, HD_DELTA_REASONING, 0, "hm");
     assert_int_equal(rig_status(c), 200);
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "a\"b");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "a\"b");
     rig_stop(&r, 0, 0, "END");
     const char *const parts[] = {
         "data: {\"id\":\"chatcmpl-r1\"",
@@ -309,12 +309,12 @@ static void test_chat_calls_stream(void **state) {
     rig_call *c =
         rig_post(&r, "/v1/chat/completions",
                  "{" USER "," TOOLS ",\"stream\":true,\"parallel_tool_calls\":false}");
-    rig_say(&r, 0, 0, HD_PART_CALL, 0, "add");
-    rig_say(&r, 0, 0, HD_PART_ARGUMENTS, 0, "{}");
-    rig_say(&r, 0, 0, HD_PART_CALL_END, 0, "");
-    rig_say(&r, 0, 0, HD_PART_CALL, 1, "second");
-    rig_say(&r, 0, 0, HD_PART_ARGUMENTS, 1, "{}");
-    rig_say(&r, 0, 0, HD_PART_CALL_END, 1, "");
+    rig_say(&r, 0, 0, HD_DELTA_CALL, 0, "add");
+    rig_say(&r, 0, 0, HD_DELTA_ARGUMENTS, 0, "{}");
+    rig_say(&r, 0, 0, HD_DELTA_CALL_END, 0, "");
+    rig_say(&r, 0, 0, HD_DELTA_CALL, 1, "second");
+    rig_say(&r, 0, 0, HD_DELTA_ARGUMENTS, 1, "{}");
+    rig_say(&r, 0, 0, HD_DELTA_CALL_END, 1, "");
     rig_end(&r, 0, 0, HD_END_STOP);
     const char *const parts[] = {
         "\"tool_calls\":[{\"index\":0,\"id\":\"call_",
@@ -331,7 +331,7 @@ static void test_stream_interval(void **state) {
     rig_call *c = rig_post(&r, "/v1/chat/completions",
                            "{" USER ",\"stream\":true,\"stream_interval\":3}");
     const char *const words[] = {"a", "b", "c", "d", "e"};
-    for (size_t i = 0; i < 5; i++) rig_say(&r, 0, 0, HD_PART_CONTENT, 0, words[i]);
+    for (size_t i = 0; i < 5; i++) rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, words[i]);
     rig_end(&r, 0, 0, HD_END_LENGTH);
     const char *const parts[] = {"{\"content\":\"a\"}", "{\"content\":\"bcd\"}",
                                  "{\"content\":\"e\"}", "\"finish_reason\":\"length\""};
@@ -343,17 +343,17 @@ static void test_reasoning_held_and_merged(void **state) {
     (void)state;
     rig_call *c = rig_post(&r, "/v1/chat/completions",
                            "{" USER ",\"stream\":true,\"stream_reasoning\":false}");
-    rig_say(&r, 0, 0, HD_PART_REASONING, 0, "x");
-    rig_say(&r, 0, 0, HD_PART_REASONING, 0, "y");
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "z");
+    rig_say(&r, 0, 0, HD_DELTA_REASONING, 0, "x");
+    rig_say(&r, 0, 0, HD_DELTA_REASONING, 0, "y");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "z");
     rig_end(&r, 0, 0, HD_END_STOP);
     const char *const held[] = {"{\"reasoning_content\":\"xy\"}", "{\"content\":\"z\"}"};
     expect_order(c, held, 2);
     done(c);
     r.n_requests = 0;
     c = rig_post(&r, "/v1/chat/completions", "{" USER ",\"separate_reasoning\":false}");
-    rig_say(&r, 0, 0, HD_PART_REASONING, 0, "x");
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "z");
+    rig_say(&r, 0, 0, HD_DELTA_REASONING, 0, "x");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "z");
     rig_end(&r, 0, 0, HD_END_STOP);
     expect_text(c, "\"content\":\"x</think>z\",\"reasoning_content\":null");
     done(c);
@@ -363,8 +363,8 @@ static void test_answers_interleave(void **state) {
     (void)state;
     rig_call *c = rig_post(&r, "/v1/chat/completions", "{" USER ",\"n\":2,\"stream\":true}");
     assert_int_equal(r.requests[0].g.answers, 2);
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "a");
-    rig_say(&r, 0, 1, HD_PART_CONTENT, 0, "b");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "a");
+    rig_say(&r, 0, 1, HD_DELTA_CONTENT, 0, "b");
     rig_end(&r, 0, 1, HD_END_STOP);
     assert_false(rig_ended(c));
     rig_end(&r, 0, 0, HD_END_LENGTH);
@@ -388,14 +388,14 @@ static void test_ends(void **state) {
     assert_int_equal(rig_status(c), 500);
     done(c);
     c = rig_post(&r, "/v1/chat/completions", "{" USER ",\"stream\":true}");
-    rig_say(&r, 2, 0, HD_PART_CONTENT, 0, "a");
+    rig_say(&r, 2, 0, HD_DELTA_CONTENT, 0, "a");
     rig_end(&r, 2, 0, HD_END_FAILED);
     const char *const broken[] = {"{\"error\":{\"message\":\"the logits are broken\"",
                                   "[DONE]"};
     expect_order(c, broken, 2);
     done(c);
     c = rig_post(&r, "/v1/chat/completions", "{" USER "}");
-    rig_say(&r, 3, 0, HD_PART_CONTENT, 0, "half");
+    rig_say(&r, 3, 0, HD_DELTA_CONTENT, 0, "half");
     rig_end(&r, 3, 0, HD_END_CANCELLED);
     expect_text(c, "\"content\":\"half\"");
     expect_text(c, "\"finish_reason\":\"abort\"");
@@ -405,14 +405,14 @@ static void test_ends(void **state) {
 static void test_client_vanishes(void **state) {
     (void)state;
     rig_call *c = rig_post(&r, "/v1/completions", "{\"prompt\":[\"a\",\"b\"],\"stream\":true}");
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "x");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "x");
     rig_vanish(c);
     assert_int_equal(r.n_cancels, 2);
     rig_play(&r);
     done(c);
     c = rig_post(&r, "/v1/chat/completions", "{" USER ",\"stream\":true}");
     rig_stall(c);
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "x");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "x");
     assert_int_equal(r.n_cancels, 3);
     rig_play(&r);
     done(c);
@@ -468,7 +468,7 @@ static void test_completion_scores(void **state) {
         rig_post(&r, "/v1/completions",
                  "{\"prompt\":\"abcd\",\"echo\":true,\"logprobs\":1,\"max_tokens\":3}");
     assert_int_equal(r.requests[0].g.prompt_logprobs_from, 1);
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "t");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "t");
     rig_end(&r, 0, 0, HD_END_LENGTH);
     const char *const parts[] = {"\"text\":\"abcdt\"", "\"tokens\":[\"a\",",
                                  "\"token_logprobs\":[null,-0.5,-1.0,-1.5,-0.125]",
@@ -490,7 +490,7 @@ static void test_generate(void **state) {
                            "{\"text\":\"abcd\",\"return_logprob\":true,\"logprob_start_len\":0,"
                            "\"sampling_params\":{\"max_new_tokens\":2,\"temperature\":0}}");
     assert_int_equal(r.requests[0].g.max_tokens, 2);
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "t");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "t");
     rig_end(&r, 0, 0, HD_END_STOP);
     const char *const parts[] = {
         "{\"text\":\"t\",\"output_ids\":[116],\"meta_info\":{\"id\":\"call-1\"",
@@ -501,9 +501,9 @@ static void test_generate(void **state) {
     done(c);
     r.n_requests = 0;
     c = rig_post(&r, "/generate", "{\"text\":[\"a\",\"b\"],\"stream\":true,\"rid\":\"p\"}");
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "x");
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "y");
-    rig_say(&r, 1, 0, HD_PART_CONTENT, 0, "z");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "x");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "y");
+    rig_say(&r, 1, 0, HD_DELTA_CONTENT, 0, "z");
     rig_end(&r, 0, 0, HD_END_LENGTH);
     rig_end(&r, 1, 0, HD_END_LENGTH);
     const char *const stream[] = {"{\"text\":\"x\"", "\"id\":\"p_0\"", "{\"text\":\"xy\"",
@@ -518,7 +518,7 @@ static void test_prefill_only(void **state) {
     rig_call *c = rig_post(&r, "/generate",
                            "{\"text\":\"ab\",\"sampling_params\":{\"max_new_tokens\":0}}");
     assert_int_equal(r.requests[0].g.max_tokens, 1);
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "x");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "x");
     rig_end(&r, 0, 0, HD_END_STOP);
     expect_text(c, "{\"text\":\"\",\"output_ids\":[]");
     expect_text(c, "\"completion_tokens\":0");
@@ -529,11 +529,11 @@ static void test_prefill_only(void **state) {
 /* ---- Anthropic, responses ---- */
 
 static void say_all(void) {
-    rig_say(&r, 0, 0, HD_PART_REASONING, 0, "hm");
-    rig_say(&r, 0, 0, HD_PART_CONTENT, 0, "so");
-    rig_say(&r, 0, 0, HD_PART_CALL, 0, "add");
-    rig_say(&r, 0, 0, HD_PART_ARGUMENTS, 0, "{\"a\": 1}");
-    rig_say(&r, 0, 0, HD_PART_CALL_END, 0, "");
+    rig_say(&r, 0, 0, HD_DELTA_REASONING, 0, "hm");
+    rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "so");
+    rig_say(&r, 0, 0, HD_DELTA_CALL, 0, "add");
+    rig_say(&r, 0, 0, HD_DELTA_ARGUMENTS, 0, "{\"a\": 1}");
+    rig_say(&r, 0, 0, HD_DELTA_CALL_END, 0, "");
     rig_end(&r, 0, 0, HD_END_STOP);
 }
 
@@ -597,8 +597,8 @@ static void test_messages_cut_call(void **state) {
     rig_call *c = rig_post(&r, "/v1/messages",
                            "{" USER ",\"tools\":[{\"name\":\"add\","
                            "\"input_schema\":{}}]}");
-    rig_say(&r, 0, 0, HD_PART_CALL, 0, "add");
-    rig_say(&r, 0, 0, HD_PART_ARGUMENTS, 0, "{\"a\": ");
+    rig_say(&r, 0, 0, HD_DELTA_CALL, 0, "add");
+    rig_say(&r, 0, 0, HD_DELTA_ARGUMENTS, 0, "{\"a\": ");
     rig_end(&r, 0, 0, HD_END_LENGTH);
     expect_text(c, "\"content\":[],\"stop_reason\":\"max_tokens\"");
     done(c);

@@ -82,7 +82,7 @@ static void sizes_do_not_wrap(void **state) {
     assert_int_equal(out, 128);
 }
 
-static size_t lay_out(hd_arena *a) {
+static size_t arrange(hd_arena *a) {
     hd_arena_take(a, 10, 64);
     size_t mark = a->used;
     hd_arena_take(a, 1000, 64);
@@ -94,12 +94,12 @@ static size_t lay_out(hd_arena *a) {
 static void arena_measures_what_it_places(void **state) {
     (void)state;
     hd_arena a = hd_arena_measure();
-    size_t peak = lay_out(&a);
+    size_t peak = arrange(&a);
     assert_int_equal(peak, 64 + 1000);
     hd_block block;
     assert_int_equal(hd_block_init(&block, peak, "test", NULL), HD_OK);
     a = hd_arena_over(block.data, block.bytes);
-    assert_int_equal(lay_out(&a), peak);
+    assert_int_equal(arrange(&a), peak);
     assert_false(a.full);
     assert_null(hd_arena_take(&a, 10000, 1));
     assert_true(a.full);
@@ -259,19 +259,19 @@ static void every_task_runs_once(void **state) {
     (void)state;
     enum { TASKS = 1000 };
     for (int32_t threads = 1; threads <= 5; threads++) {
-        hd_pool *pool;
-        assert_int_equal(hd_pool_open(&pool, threads, threads == 3, NULL), HD_OK);
+        hd_thread_pool *pool;
+        assert_int_equal(hd_thread_pool_open(&pool, threads, threads == 3, NULL), HD_OK);
         for (int32_t n = 0; n < TASKS; n += 37) {
             _Atomic int32_t seen[TASKS] = {0};
             tally t = {seen, threads};
-            hd_pool_run(pool, n, mark_task, &t);
+            hd_thread_pool_run(pool, n, mark_task, &t);
             for (int32_t i = 0; i < TASKS; i++) assert_int_equal(atomic_load(&seen[i]), i < n);
         }
-        hd_pool_close(pool);
+        hd_thread_pool_close(pool);
     }
-    hd_pool *pool;
+    hd_thread_pool *pool;
     hd_err err = {0};
-    assert_int_equal(hd_pool_open(&pool, -1, false, &err), HD_EINVAL);
+    assert_int_equal(hd_thread_pool_open(&pool, -1, false, &err), HD_EINVAL);
     assert_null(pool);
 }
 
@@ -291,15 +291,15 @@ static void write_number(const void *arg, int32_t task, int32_t worker) {
 static void late_workers_disturb_no_job(void **state) {
     (void)state;
     enum { JOBS = 20000, TASKS = 7, THREADS = 6 };
-    hd_pool *pool;
-    assert_int_equal(hd_pool_open(&pool, THREADS, false, NULL), HD_OK);
+    hd_thread_pool *pool;
+    assert_int_equal(hd_thread_pool_open(&pool, THREADS, false, NULL), HD_OK);
     for (int32_t i = 1; i <= JOBS; i++) {
         int32_t out[TASKS] = {0};
         const int32_t n = 2 + i % (TASKS - 1);
-        hd_pool_run(pool, n, write_number, &(short_job){out, i});
+        hd_thread_pool_run(pool, n, write_number, &(short_job){out, i});
         for (int32_t j = 0; j < TASKS; j++) assert_int_equal(out[j], j < n ? i : 0);
     }
-    hd_pool_close(pool);
+    hd_thread_pool_close(pool);
 }
 
 int test_base(void) {

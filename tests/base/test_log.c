@@ -91,10 +91,10 @@ static void threads_do_not_mix_lines(void **state) {
     (void)state;
     enum { LINES = 500 };
     FILE *f = log_to_file(HD_LOG_INFO);
-    hd_pool *pool;
-    assert_int_equal(hd_pool_open(&pool, 4, false, NULL), HD_OK);
-    hd_pool_run(pool, LINES, write_line, NULL);
-    hd_pool_close(pool);
+    hd_thread_pool *pool;
+    assert_int_equal(hd_thread_pool_open(&pool, 4, false, NULL), HD_OK);
+    hd_thread_pool_run(pool, LINES, write_line, NULL);
+    hd_thread_pool_close(pool);
     char *text = read_back(f), *rest = NULL;
     bool seen[LINES] = {false};
     int n = 0;

@@ -83,16 +83,16 @@ static void fill_prompt(int32_t *prompt, int i) {
         prompt[k] = 40 + (k * k + k / (50 * (1 + i % 3)) * i) % 200;
 }
 
-static hd_generation request(const way *w, int i, const int32_t *prompt) {
-    return (hd_generation){.size = sizeof(hd_generation),
-                           .tokens = prompt,
-                           .n_tokens = PROMPT - (size_t)i * 5,
-                           .max_tokens = n_tokens,
-                           .temperature = i % 2 ? 1.0f : 0.0f,
-                           .seed = (uint64_t)i,
-                           .salt = w->how & SALTED ? (uint64_t)i + 1 : 0,
-                           .draft_tokens = drafting ? w->drafts : 0,
-                           .ignore_eos = true};
+static hd_request request(const way *w, int i, const int32_t *prompt) {
+    return (hd_request){.size = sizeof(hd_request),
+                        .tokens = prompt,
+                        .n_tokens = PROMPT - (size_t)i * 5,
+                        .max_tokens = n_tokens,
+                        .temperature = i % 2 ? 1.0f : 0.0f,
+                        .seed = (uint64_t)i,
+                        .salt = w->how & SALTED ? (uint64_t)i + 1 : 0,
+                        .draft_tokens = drafting ? w->drafts : 0,
+                        .ignore_eos = true};
 }
 
 static void take(const char *name, answer *a, const hd_event *e) {
@@ -125,7 +125,7 @@ static void ask(hd_engine *e, const way *w, int from, int to) {
     hd_engine_pause(e, HD_PAUSE_IN_PLACE);
     for (int i = from; i < to; i++) {
         fill_prompt(prompt, i % n_requests);
-        const hd_generation g = request(w, i % n_requests, prompt);
+        const hd_request g = request(w, i % n_requests, prompt);
         got[i].n = 0;
         ids[i] = hd_engine_submit(e, &g, NULL, why, sizeof why);
         if (!ids[i]) fail(w->name, why);
@@ -155,7 +155,7 @@ static void try_answers(int drafts) {
     const way w = {.name = "several answers", .engine = {.max_running = 3}, .drafts = drafts};
     hd_engine *e = open_engine(&w);
     fill_prompt(prompt, 3);
-    hd_generation g = request(&w, 3, prompt);
+    hd_request g = request(&w, 3, prompt);
     hd_event event;
     static answer many[N], one;
     memset(many, 0, sizeof many);
@@ -179,7 +179,7 @@ static void print_scores(void) {
     hd_engine *e = open_engine(&w);
     hd_event event;
     fill_prompt(prompt, 0);
-    hd_generation g = request(&w, 0, prompt);
+    hd_request g = request(&w, 0, prompt);
     g.prompt_logprobs = true;
     if (!hd_engine_submit(e, &g, NULL, NULL, 0)) fail(w.name, "refused");
     if (!hd_engine_poll(e, &event, -1) || event.n_prompt != PROMPT - 1) fail(w.name, "none");

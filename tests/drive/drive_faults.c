@@ -40,10 +40,10 @@ int __real_posix_memalign(void **p, size_t alignment, size_t n);
 char *__real_strdup(const char *text);
 int __real_clock_gettime(clockid_t clock, struct timespec *now);
 time_t __real_time(time_t *now);
-hd_runner __real_hd_null_runner(hd_null *n);
+hd_runner __real_hd_null_runner_interface(hd_null_runner *n);
 hd_status __real_hd_output_push(hd_output *o, int32_t token, hd_err *err);
-void __real_hd_cache_release(hd_cache *c, int32_t lease, bool end_of_turn);
-hd_status __real_hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation *g,
+void __real_hd_cache_release(hd_cache *c, int32_t seq, bool end_of_turn);
+hd_status __real_hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
                                        const hd_conversation *conversation, hd_err *err);
 void *__wrap_malloc(size_t n);
 void *__wrap_calloc(size_t n, size_t size);
@@ -53,10 +53,10 @@ int __wrap_posix_memalign(void **p, size_t alignment, size_t n);
 char *__wrap_strdup(const char *text);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now);
 time_t __wrap_time(time_t *now);
-hd_runner __wrap_hd_null_runner(hd_null *n);
+hd_runner __wrap_hd_null_runner_interface(hd_null_runner *n);
 hd_status __wrap_hd_output_push(hd_output *o, int32_t token, hd_err *err);
-void __wrap_hd_cache_release(hd_cache *c, int32_t lease, bool end_of_turn);
-hd_status __wrap_hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation *g,
+void __wrap_hd_cache_release(hd_cache *c, int32_t seq, bool end_of_turn);
+hd_status __wrap_hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
                                        const hd_conversation *conversation, hd_err *err);
 
 /* ---- memory ---- */
@@ -120,15 +120,16 @@ static atomic_bool crashes;
 static pthread_mutex_t hanging = PTHREAD_MUTEX_INITIALIZER;
 
 static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
-                     const hd_work *works, int32_t n_works, hd_chosen *chosen, hd_err *err) {
+                     const hd_seq_input *inputs, int32_t n_inputs, hd_seq_output *outputs,
+                     hd_err *err) {
     pthread_mutex_lock(&hanging); /* held while it hangs */
     pthread_mutex_unlock(&hanging);
     if (atomic_load(&crashes)) raise(SIGSEGV);
-    return device.run(ctx, copies, n_copies, works, n_works, chosen, err);
+    return device.run(ctx, copies, n_copies, inputs, n_inputs, outputs, err);
 }
 
-hd_runner __wrap_hd_null_runner(hd_null *n) {
-    hd_runner r = device = __real_hd_null_runner(n);
+hd_runner __wrap_hd_null_runner_interface(hd_null_runner *n) {
+    hd_runner r = device = __real_hd_null_runner_interface(n);
     r.run = run;
     return r;
 }
@@ -137,16 +138,16 @@ hd_runner __wrap_hd_null_runner(hd_null *n) {
 
 static atomic_llong leaks;
 
-void __wrap_hd_cache_release(hd_cache *c, int32_t lease, bool end_of_turn) {
+void __wrap_hd_cache_release(hd_cache *c, int32_t seq, bool end_of_turn) {
     if (atomic_load(&leaks) > 0 && atomic_fetch_sub(&leaks, 1) > 0) return;
-    __real_hd_cache_release(c, lease, end_of_turn);
+    __real_hd_cache_release(c, seq, end_of_turn);
 }
 
 /* ---- who submits ---- */
 
 static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER;
 
-hd_status __wrap_hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation *g,
+hd_status __wrap_hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
                                        const hd_conversation *conversation, hd_err *err) {
     pthread_mutex_lock(&held); /* while it is */
     pthread_mutex_unlock(&held);

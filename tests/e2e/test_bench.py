@@ -107,7 +107,7 @@ def test_operators_add_up(hadal):
     for phase in r["prefill"], r["decode"]:
         assert sum(op["seconds"] for op in phase["ops"]) <= phase["seconds"]
         assert sum(op["limit_seconds"] for op in phase["ops"]) == pytest.approx(phase["limit_seconds"])
-        assert {"embed", "linear", "linear_grouped", "attend"} <= {op["op"] for op in phase["ops"]}
+        assert {"embed", "linear", "grouped_gemm", "attention"} <= {op["op"] for op in phase["ops"]}
 
 
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "plain"])
@@ -148,7 +148,7 @@ def test_a_rank_of_a_layout(hadal, config, layout, drafts):
     assert sum(op["limit_seconds"] for op in r["ops"]) == pytest.approx(r["limit_seconds"])
     for op in r["ops"]:
         assert op["calls"] == int(op["calls"]) > 0, op
-    attend = of_op(r, "attend")
+    attend = of_op(r, "attention")
     assert {op["rows"] for op in attend if op["part"] != "draft"} >= {3 * (1 + drafts)}
 
 
@@ -156,8 +156,8 @@ def test_a_share_is_smaller_than_the_whole(hadal):
     args = ["--batch", 1, "--context", 64]
     whole, half = (emulate(hadal, "tiny_v3", "--emulate-rank", layout, *args) for layout in ("tp=1", "tp=2"))
     assert half["weight_bytes"] < 0.7 * whole["weight_bytes"]
-    assert of_op(half, "attend")[0]["outs"] * 2 == of_op(whole, "attend")[0]["outs"]
-    for a, b in zip(of_op(whole, "linear_grouped"), of_op(half, "linear_grouped")):
+    assert of_op(half, "attention")[0]["outs"] * 2 == of_op(whole, "attention")[0]["outs"]
+    for a, b in zip(of_op(whole, "grouped_gemm"), of_op(half, "grouped_gemm")):
         assert a["outs"] * a["ins"] == 2 * b["outs"] * b["ins"]
 
 
@@ -173,7 +173,7 @@ def test_rows_arrive_as_the_router_sends_them(hadal):
 
 def test_a_rank_reads_prompts(hadal):
     r = emulate(hadal, "tiny_v3", "--emulate-rank", "ep=2", "--prompt", 48, "--batch", 2, "--context", 0)
-    assert r["prompt"] == 48 and of_op(r, "attend")[0]["rows"] == 96
+    assert r["prompt"] == 48 and of_op(r, "attention")[0]["rows"] == 96
 
 
 @pytest.mark.parametrize("args, words", [

@@ -27,7 +27,7 @@ static bool holds(const hd_bytes *b, const char *text) {
 static void an_answer_comes_in_parts(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 2});
-    hd_generation g = {.size = sizeof g, .messages = SUM, .thinking = 1, .max_tokens = 300};
+    hd_request g = {.size = sizeof g, .messages = SUM, .thinking = 1, .max_tokens = 300};
     rig_answer a, b;
     rig_run(e, &g, &a);
     assert_true(holds(&a.reasoning, "So 347 + 586 = 933"));
@@ -56,11 +56,11 @@ static void an_answer_comes_in_parts(void **state) {
 static void calls_are_parts(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
-    hd_generation g = {.size = sizeof g,
-                       .messages = USER("Compute 6221 + 11 with your tool."),
-                       .tools = tools_json,
-                       .thinking = -1,
-                       .max_tokens = 200};
+    hd_request g = {.size = sizeof g,
+                    .messages = USER("Compute 6221 + 11 with your tool."),
+                    .tools = tools_json,
+                    .thinking = -1,
+                    .max_tokens = 200};
     rig_answer a;
     rig_run(e, &g, &a);
     assert_true(a.calls.n == strlen("calculator({\"expression\": \"6221 + 11\"})!"));
@@ -80,13 +80,13 @@ static void stops_see_reasoning_but_no_markup(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
     const char *stop = "write 3, carry";
-    hd_generation g = {.size = sizeof g,
-                       .messages = SUM,
-                       .thinking = 1,
-                       .max_tokens = 300,
-                       .draft_tokens = 3,
-                       .stop = &stop,
-                       .n_stop = 1};
+    hd_request g = {.size = sizeof g,
+                    .messages = SUM,
+                    .thinking = 1,
+                    .max_tokens = 300,
+                    .draft_tokens = 3,
+                    .stop = &stop,
+                    .n_stop = 1};
     rig_answer a;
     rig_run(e, &g, &a);
     assert_true(a.end.end == HD_END_STOP && a.content.n == 0);
@@ -111,13 +111,13 @@ static void drafts_are_counted_up_to_the_end(void **state) {
     hd_engine *e = rig_open("cpu", NULL);
     int32_t behind = 0;
     for (size_t i = 0; i < HD_LEN(stops); i++) {
-        hd_generation g = {.size = sizeof g,
-                           .messages = SUM,
-                           .thinking = 1,
-                           .max_tokens = 300,
-                           .draft_tokens = 7,
-                           .stop = &stops[i],
-                           .n_stop = 1};
+        hd_request g = {.size = sizeof g,
+                        .messages = SUM,
+                        .thinking = 1,
+                        .max_tokens = 300,
+                        .draft_tokens = 7,
+                        .stop = &stops[i],
+                        .n_stop = 1};
         rig_answer a;
         rig_run(e, &g, &a);
         assert_true(a.end.drafted > 0 && a.end.accepted > 0);
@@ -135,13 +135,13 @@ static void answers_are_those_of_lone_requests(void **state) {
     (void)state;
     enum { N = 4 };
     hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 3});
-    hd_generation g = {.size = sizeof g,
-                       .messages = USER("Tell me a story."),
-                       .thinking = -1,
-                       .max_tokens = 24,
-                       .temperature = 1,
-                       .seed = 11,
-                       .answers = N};
+    hd_request g = {.size = sizeof g,
+                    .messages = USER("Tell me a story."),
+                    .thinking = -1,
+                    .max_tokens = 24,
+                    .temperature = 1,
+                    .seed = 11,
+                    .answers = N};
     rig_answer many[N], one;
     rig_run(e, &g, many);
     hd_engine_stats stats;
@@ -164,16 +164,16 @@ static void many_answers_stop_where_lone_ones_do(void **state) {
     enum { N = 16 };
     static const char *const stops[] = {"e t", ". T", "he s"};
     hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 5, .kv_tokens = 1500});
-    hd_generation g = {.size = sizeof g,
-                       .messages = USER("Tell me a story."),
-                       .thinking = -1,
-                       .max_tokens = 40,
-                       .temperature = 1,
-                       .seed = 3,
-                       .stop = stops,
-                       .n_stop = HD_LEN(stops),
-                       .draft_tokens = 3,
-                       .answers = N};
+    hd_request g = {.size = sizeof g,
+                    .messages = USER("Tell me a story."),
+                    .thinking = -1,
+                    .max_tokens = 40,
+                    .temperature = 1,
+                    .seed = 3,
+                    .stop = stops,
+                    .n_stop = HD_LEN(stops),
+                    .draft_tokens = 3,
+                    .answers = N};
     static rig_answer many[N], one;
     int32_t stopped = 0;
     rig_run(e, &g, many);
@@ -198,7 +198,7 @@ typedef struct listed {
     hd_alternative top[128][4];
 } listed;
 
-static void list(hd_engine *e, const hd_generation *g, listed *out) {
+static void list(hd_engine *e, const hd_request *g, listed *out) {
     hd_event event;
     out->n = 0;
     assert_true(hd_engine_submit(e, g, NULL, NULL, 0) != 0);
@@ -217,17 +217,17 @@ static void drafts_change_no_probability(void **state) {
     static listed plain, drafted;
     hd_engine *e = rig_open("cpu", NULL);
     for (int i = 0; i < 4; i++) {
-        hd_generation g = {.size = sizeof g,
-                           .messages = SUM,
-                           .thinking = 1,
-                           .max_tokens = 60,
-                           .max_reasoning = i == 3 ? 5 : 0,
-                           .form = i == 3 ? HD_FORM_REGEX : HD_FORM_FREE,
-                           .form_text = i == 3 ? "[0-9]{20,30}" : NULL,
-                           .temperature = i ? 1.0f : 0.0f,
-                           .repetition_penalty = i == 2 ? 1.2f : 0,
-                           .top_logprobs = 4,
-                           .seed = 1};
+        hd_request g = {.size = sizeof g,
+                        .messages = SUM,
+                        .thinking = 1,
+                        .max_tokens = 60,
+                        .max_reasoning = i == 3 ? 5 : 0,
+                        .form = i == 3 ? HD_FORMAT_REGEX : HD_FORMAT_FREE,
+                        .format_text = i == 3 ? "[0-9]{20,30}" : NULL,
+                        .temperature = i ? 1.0f : 0.0f,
+                        .repetition_penalty = i == 2 ? 1.2f : 0,
+                        .top_logprobs = 4,
+                        .seed = 1};
         list(e, &g, &plain);
         g.draft_tokens = 5;
         list(e, &g, &drafted);
@@ -244,13 +244,13 @@ static void drafts_change_no_probability(void **state) {
 static void a_cancel_may_come_at_any_moment(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
-    hd_generation g = {.size = sizeof g,
-                       .messages = SUM,
-                       .thinking = 1,
-                       .max_tokens = 40,
-                       .draft_tokens = 2,
-                       .answers = 2,
-                       .temperature = 1};
+    hd_request g = {.size = sizeof g,
+                    .messages = SUM,
+                    .thinking = 1,
+                    .max_tokens = 40,
+                    .draft_tokens = 2,
+                    .answers = 2,
+                    .temperature = 1};
     rig_answer whole[2], a[2];
     rig_run(e, &g, whole);
     for (int32_t after = 0; after <= whole[0].n_events + whole[1].n_events;

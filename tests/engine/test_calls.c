@@ -53,7 +53,7 @@ static int32_t check_calls(const rig_answer *a) {
 }
 
 /* Both with drafts and without; they are the same. */
-static void run_twice(hd_engine *e, hd_generation g, rig_answer *a) {
+static void run_twice(hd_engine *e, hd_request g, rig_answer *a) {
     rig_answer drafted;
     g.draft_tokens = 0;
     rig_run(e, &g, a);
@@ -71,12 +71,12 @@ static bool is_form(const hd_bytes *b) {
 }
 
 /* The first token of a text becomes as probable as a bias can make it. */
-static void favour(const hd_engine *e, const char *text, hd_engine_bias *bias) {
+static void favour(const hd_engine *e, const char *text, hd_request_bias *bias) {
     hd_ids ids = {0};
     assert_int_equal(hd_tokenizer_encode(hd_engine_tokenizer(e), text, strlen(text),
                                          HD_ENCODE_SPECIAL, &ids, NULL),
                      HD_OK);
-    *bias = (hd_engine_bias){ids.ids[0], 100};
+    *bias = (hd_request_bias){ids.ids[0], 100};
     hd_ids_deinit(&ids);
 }
 
@@ -98,20 +98,20 @@ static void calls_or_a_form(void **state) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = models[i].model});
         int32_t n_forms = 0, n_calls = 0, n_required = 0;
         for (uint64_t seed = 0; seed < 4; seed++) {
-            hd_engine_bias bias; /* a model that has not learnt this does not choose */
-            hd_generation g = {.size = sizeof g,
-                               .messages = USER("Please set the olive."),
-                               .tools = two_tools,
-                               .form = HD_FORM_JSON_SCHEMA,
-                               .form_text = schema,
-                               .thinking = models[i].thinking,
-                               .max_reasoning = 8,
-                               .max_tokens = 200,
-                               .bias = &bias,
-                               .n_bias = 1,
-                               .one_call = true,
-                               .seed = seed,
-                               .temperature = seed < 2 ? 0 : 1.5f};
+            hd_request_bias bias; /* a model that has not learnt this does not choose */
+            hd_request g = {.size = sizeof g,
+                            .messages = USER("Please set the olive."),
+                            .tools = two_tools,
+                            .form = HD_FORMAT_JSON_SCHEMA,
+                            .format_text = schema,
+                            .thinking = models[i].thinking,
+                            .max_reasoning = 8,
+                            .max_tokens = 200,
+                            .bias = &bias,
+                            .n_bias = 1,
+                            .one_call = true,
+                            .seed = seed,
+                            .temperature = seed < 2 ? 0 : 1.5f};
             rig_answer a;
             favour(e, seed % 2 ? models[i].opening : "{", &bias);
             g.max_reasoning = 8;
@@ -141,16 +141,16 @@ static void demanded_calls_keep_to_their_schema(void **state) {
     static const char *const choices[] = {"required", "set_olive"};
     hd_engine *e = rig_open("cpu", NULL);
     for (size_t i = 0; i < 4; i++) {
-        const hd_generation g = {.size = sizeof g,
-                                 .messages = USER("Please set the olive."),
-                                 .tools = two_tools,
-                                 .tool_choice = choices[i % 2],
-                                 .one_call = true,
-                                 .thinking = i < 3 ? -1 : 1,
-                                 .max_reasoning = 10,
-                                 .max_tokens = 200,
-                                 .seed = i,
-                                 .temperature = i < 1 ? 0 : 1.8f};
+        const hd_request g = {.size = sizeof g,
+                              .messages = USER("Please set the olive."),
+                              .tools = two_tools,
+                              .tool_choice = choices[i % 2],
+                              .one_call = true,
+                              .thinking = i < 3 ? -1 : 1,
+                              .max_reasoning = 10,
+                              .max_tokens = 200,
+                              .seed = i,
+                              .temperature = i < 1 ? 0 : 1.8f};
         rig_answer a;
         run_twice(e, g, &a);
         assert_int_equal(a.end.end, HD_END_STOP);
@@ -167,33 +167,33 @@ static void calls_open_inside_the_reasoning(void **state) {
     (void)state;
     static const struct {
         const char *model, *choice;
-        hd_form form;
+        hd_response_format form;
     } cases[] = {
-        {"models/tiny-v4", "required",  HD_FORM_FREE},
-        {"models/tiny-v4", "set_olive", HD_FORM_JSON},
-        {"models/tiny-v4", NULL,        HD_FORM_JSON},
-        {"models/tiny-v4", "auto",      HD_FORM_FREE},
+        {"models/tiny-v4", "required",  HD_FORMAT_FREE},
+        {"models/tiny-v4", "set_olive", HD_FORMAT_JSON},
+        {"models/tiny-v4", NULL,        HD_FORMAT_JSON},
+        {"models/tiny-v4", "auto",      HD_FORMAT_FREE},
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = cases[i].model});
         const bool held = cases[i].choice && strcmp(cases[i].choice, "auto") != 0;
         int32_t n_inside = 0;
-        hd_engine_bias bias[2];
+        hd_request_bias bias[2];
         favour(e, "<", &bias[0]);
         favour(e, "｜DSML｜", &bias[1]);
         for (uint64_t seed = 0; seed < 2; seed++) {
-            hd_generation g = {.size = sizeof g,
-                               .messages = USER("Please set the olive."),
-                               .tools = two_tools,
-                               .tool_choice = cases[i].choice,
-                               .form = cases[i].form,
-                               .one_call = true,
-                               .thinking = 1,
-                               .max_tokens = held ? 160 : 50,
-                               .bias = bias,
-                               .n_bias = 2,
-                               .seed = seed,
-                               .temperature = 6};
+            hd_request g = {.size = sizeof g,
+                            .messages = USER("Please set the olive."),
+                            .tools = two_tools,
+                            .tool_choice = cases[i].choice,
+                            .form = cases[i].form,
+                            .one_call = true,
+                            .thinking = 1,
+                            .max_tokens = held ? 160 : 50,
+                            .bias = bias,
+                            .n_bias = 2,
+                            .seed = seed,
+                            .temperature = 6};
             rig_answer a;
             run_twice(e, g, &a);
             assert_int_equal(a.content.n, 0);
@@ -225,20 +225,20 @@ static void names_are_offered_ones(void **state) {
     };
     for (size_t i = 0; i < HD_LEN(models); i++) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = models[i].model});
-        hd_engine_bias bias[2];
+        hd_request_bias bias[2];
         int32_t n_calls = 0;
         favour(e, models[i].first, &bias[0]);
         favour(e, models[i].second, &bias[1]);
         for (uint64_t seed = 0; seed < 3; seed++) {
-            const hd_generation g = {.size = sizeof g,
-                                     .messages = USER("Tell me a story."),
-                                     .tools = two_tools,
-                                     .thinking = -1,
-                                     .max_tokens = 30,
-                                     .bias = bias,
-                                     .n_bias = 2,
-                                     .seed = seed,
-                                     .temperature = 6};
+            const hd_request g = {.size = sizeof g,
+                                  .messages = USER("Tell me a story."),
+                                  .tools = two_tools,
+                                  .thinking = -1,
+                                  .max_tokens = 30,
+                                  .bias = bias,
+                                  .n_bias = 2,
+                                  .seed = seed,
+                                  .temperature = 6};
             rig_answer a;
             run_twice(e, g, &a);
             if (a.calls.n > 0) {

@@ -24,7 +24,7 @@ static bool starts(const hd_bytes *b, const char *text) {
 
 /* Every answer that ends by itself has the form, hot or cold, with drafts and without, and the
  * drafts change nothing. */
-static void expect_form(hd_engine *e, hd_generation g, bool (*valid)(const hd_bytes *)) {
+static void expect_form(hd_engine *e, hd_request g, bool (*valid)(const hd_bytes *)) {
     int32_t whole = 0;
     for (uint64_t seed = 0; seed < 3; seed++) {
         rig_answer plain, drafted;
@@ -81,18 +81,18 @@ static void answers_have_their_form(void **state) {
     const char *choices[] = {"yes", "no", "perhaps not"};
     hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 2});
     for (int thinking = -1; thinking <= 1; thinking += 2) {
-        hd_generation g = {.size = sizeof g,
-                           .messages = USER("What is 12 + 7?"),
-                           .thinking = thinking,
-                           .max_reasoning = 10,
-                           .max_tokens = 70};
-        g.form = HD_FORM_JSON_SCHEMA;
-        g.form_text = schema;
+        hd_request g = {.size = sizeof g,
+                        .messages = USER("What is 12 + 7?"),
+                        .thinking = thinking,
+                        .max_reasoning = 10,
+                        .max_tokens = 70};
+        g.form = HD_FORMAT_JSON_SCHEMA;
+        g.format_text = schema;
         expect_form(e, g, is_person);
-        g.form = HD_FORM_REGEX;
-        g.form_text = "[0-9]{4}-[01][0-9]-[0-3][0-9]";
+        g.form = HD_FORMAT_REGEX;
+        g.format_text = "[0-9]{4}-[01][0-9]-[0-3][0-9]";
         expect_form(e, g, is_date);
-        g.form = HD_FORM_CHOICE;
+        g.form = HD_FORMAT_CHOICE;
         g.choices = choices;
         g.n_choices = 3;
         expect_form(e, g, is_choice);
@@ -101,7 +101,7 @@ static void answers_have_their_form(void **state) {
 }
 
 /* The share of an answer's drafts that stood. */
-static double acceptance(hd_engine *e, const hd_generation *g) {
+static double acceptance(hd_engine *e, const hd_request *g) {
     rig_answer a;
     rig_run(e, g, &a);
     assert_int_equal(a.end.end, HD_END_STOP);
@@ -121,17 +121,17 @@ static void drafts_keep_to_the_form(void **state) {
         "\"additionalProperties\": false}";
     const char *choice = "~^|~^|~^|~^|~^|~^|~^|~^|~^|~^|";
     hd_engine *e = rig_open("cpu", NULL);
-    hd_generation g = {.size = sizeof g,
-                       .messages = USER("Tell me a story."),
-                       .thinking = -1,
-                       .max_tokens = 100,
-                       .draft_tokens = 4,
-                       .form = HD_FORM_CHOICE,
-                       .choices = &choice,
-                       .n_choices = 1};
+    hd_request g = {.size = sizeof g,
+                    .messages = USER("Tell me a story."),
+                    .thinking = -1,
+                    .max_tokens = 100,
+                    .draft_tokens = 4,
+                    .form = HD_FORMAT_CHOICE,
+                    .choices = &choice,
+                    .n_choices = 1};
     const double only = acceptance(e, &g);
-    g.form = HD_FORM_JSON_SCHEMA;
-    g.form_text = schema;
+    g.form = HD_FORMAT_JSON_SCHEMA;
+    g.format_text = schema;
     const double person = acceptance(e, &g);
     if (only < 0.9 || person < 0.4) {
         fail_msg("%.2f of the only text's drafts stood, %.2f of an object's", only, person);
@@ -141,40 +141,40 @@ static void drafts_keep_to_the_form(void **state) {
 
 /* An answer does not end before min_tokens while its form allows more, nor takes a way on which it
  * would have to, and ends where the form does not; the same with drafts. */
-static void forms_meet_a_minimum(void **state) {
+static void formats_wait_for_a_minimum(void **state) {
     (void)state;
     static const struct {
-        hd_form form;
+        hd_response_format form;
         const char *text;
         bool ends; /* before the minimum: its one text is shorter */
     } rows[] = {
-        {HD_FORM_REGEX,       "a{2,60}",                                                false},
-        {HD_FORM_REGEX,       "yes",                                                    true },
-        {HD_FORM_CHOICE,      NULL,                                                     true },
-        {HD_FORM_JSON_SCHEMA, "{\"const\": {\"a\": 1}}",                                true },
-        {HD_FORM_JSON_SCHEMA,
+        {HD_FORMAT_REGEX,       "a{2,60}",                                              false},
+        {HD_FORMAT_REGEX,       "yes",                                                  true },
+        {HD_FORMAT_CHOICE,      NULL,                                                   true },
+        {HD_FORMAT_JSON_SCHEMA, "{\"const\": {\"a\": 1}}",                              true },
+        {HD_FORMAT_JSON_SCHEMA,
          "{\"type\": \"array\", \"items\": {\"type\": \"boolean\"}, \"maxItems\": 30}", false},
-        {HD_FORM_JSON_SCHEMA,
+        {HD_FORMAT_JSON_SCHEMA,
          "{\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"string\", \"maxLength\": "
          "40}, "
          "\"b\": {\"type\": \"boolean\"}}, \"required\": [\"a\"]}",                     false},
-        {HD_FORM_JSON_SCHEMA, "{\"enum\": [\"a\", \"abcdefghijklmnopqrstuvwxyz\"]}",    false},
-        {HD_FORM_REGEX,       "a|(bc){1,40}|b[0-9]",                                    false},
+        {HD_FORMAT_JSON_SCHEMA, "{\"enum\": [\"a\", \"abcdefghijklmnopqrstuvwxyz\"]}",  false},
+        {HD_FORMAT_REGEX,       "a|(bc){1,40}|b[0-9]",                                  false},
     };
     enum { LEAST = 12 };
     const char *choices[] = {"yes", "no"};
     hd_engine *e = rig_open("cpu", NULL);
     for (size_t i = 0; i < 2 * HD_LEN(rows); i++) {
-        hd_generation g = {.size = sizeof g,
-                           .messages = USER("What is 12 + 7?"),
-                           .thinking = -1,
-                           .max_tokens = 100,
-                           .form = rows[i / 2].form,
-                           .form_text = rows[i / 2].text,
-                           .choices = choices,
-                           .n_choices = 2,
-                           .temperature = i % 2 ? 1.5f : 0,
-                           .min_tokens = LEAST};
+        hd_request g = {.size = sizeof g,
+                        .messages = USER("What is 12 + 7?"),
+                        .thinking = -1,
+                        .max_tokens = 100,
+                        .form = rows[i / 2].form,
+                        .format_text = rows[i / 2].text,
+                        .choices = choices,
+                        .n_choices = 2,
+                        .temperature = i % 2 ? 1.5f : 0,
+                        .min_tokens = LEAST};
         rig_answer plain, drafted;
         rig_run(e, &g, &plain);
         g.draft_tokens = 5;
@@ -194,12 +194,12 @@ static void forms_meet_a_minimum(void **state) {
 static void a_minimum_holds_beside_a_bound(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
-    hd_generation g = {.size = sizeof g,
-                       .messages = USER("What is 12 + 7?"),
-                       .thinking = 1,
-                       .max_reasoning = 5,
-                       .max_tokens = 60,
-                       .min_tokens = 50};
+    hd_request g = {.size = sizeof g,
+                    .messages = USER("What is 12 + 7?"),
+                    .thinking = 1,
+                    .max_reasoning = 5,
+                    .max_tokens = 60,
+                    .min_tokens = 50};
     rig_answer a;
     for (int with = 0; with < 2; with++) {
         const int32_t stop = 4087; /* </think>, which must come */
@@ -218,9 +218,9 @@ static void a_minimum_holds_beside_a_bound(void **state) {
 static void any_object_begins_as_one(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
-    hd_generation g = {.size = sizeof g, .text = "Once", .max_tokens = 12};
+    hd_request g = {.size = sizeof g, .text = "Once", .max_tokens = 12};
     rig_answer a;
-    g.form = HD_FORM_JSON;
+    g.form = HD_FORMAT_JSON;
     rig_run(e, &g, &a);
     assert_true(starts(&a.content, "{\""));
     rig_deinit(&a);
@@ -230,26 +230,26 @@ static void any_object_begins_as_one(void **state) {
 static void forms_are_refused_by_name(void **state) {
     (void)state;
     const struct {
-        hd_form form;
+        hd_response_format form;
         const char *text, *part;
     } cases[] = {
-        {HD_FORM_JSON_SCHEMA, "{",             "invalid_schema"    },
-        {HD_FORM_JSON_SCHEMA, "{\"not\": {}}", "unsupported_schema"},
-        {HD_FORM_JSON_SCHEMA, NULL,            "form_text"         },
-        {HD_FORM_REGEX,       "(",             "invalid_pattern"   },
-        {HD_FORM_CHOICE,      NULL,            ""                  },
+        {HD_FORMAT_JSON_SCHEMA, "{",             "invalid_schema"    },
+        {HD_FORMAT_JSON_SCHEMA, "{\"not\": {}}", "unsupported_schema"},
+        {HD_FORMAT_JSON_SCHEMA, NULL,            "form_text"         },
+        {HD_FORMAT_REGEX,       "(",             "invalid_pattern"   },
+        {HD_FORMAT_CHOICE,      NULL,            ""                  },
     };
     hd_engine *e = rig_open("cpu", NULL);
     char why[600];
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const hd_generation g = {
-            .size = sizeof g, .text = "x", .form = cases[i].form, .form_text = cases[i].text};
+        const hd_request g = {
+            .size = sizeof g, .text = "x", .form = cases[i].form, .format_text = cases[i].text};
         assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
         if (!strstr(why, cases[i].part)) fail_msg("%s", why);
     }
     hd_engine_close(e);
     e = rig_open("null", NULL);
-    const hd_generation g = {.size = sizeof g, .text = "x", .form = HD_FORM_JSON};
+    const hd_request g = {.size = sizeof g, .text = "x", .form = HD_FORMAT_JSON};
     assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
     assert_non_null(strstr(why, "null backend"));
     hd_engine_close(e);
@@ -258,16 +258,16 @@ static void forms_are_refused_by_name(void **state) {
 static void a_failure_says_why(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
-    const hd_engine_bias brace = {.token = 95, .value = -INFINITY};
-    hd_generation g = {.size = sizeof g, .text = "x", .bias = &brace, .n_bias = 1};
+    const hd_request_bias brace = {.token = 95, .value = -INFINITY};
+    hd_request g = {.size = sizeof g, .text = "x", .bias = &brace, .n_bias = 1};
     rig_answer a;
-    g.form = HD_FORM_REGEX;
-    g.form_text = "\\}"; /* which that token alone could spell */
+    g.form = HD_FORMAT_REGEX;
+    g.format_text = "\\}"; /* which that token alone could spell */
     rig_run(e, &g, &a);
     assert_int_equal(a.end.end, HD_END_FAILED);
     assert_string_equal(a.why, "no token is allowed to come next");
     rig_deinit(&a);
-    g.form = HD_FORM_FREE; /* nobody else is harmed */
+    g.form = HD_FORMAT_FREE; /* nobody else is harmed */
     g.max_tokens = 3;
     rig_run(e, &g, &a);
     assert_int_equal(a.end.output_tokens, 3);
@@ -290,11 +290,11 @@ static void a_call_can_be_demanded(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
     for (int thinking = -1; thinking <= 1; thinking += 2) {
-        hd_generation g = {.size = sizeof g,
-                           .messages = USER("Please check the olive of clock."),
-                           .tools = two_tools,
-                           .thinking = thinking,
-                           .max_tokens = 200};
+        hd_request g = {.size = sizeof g,
+                        .messages = USER("Please check the olive of clock."),
+                        .tools = two_tools,
+                        .thinking = thinking,
+                        .max_tokens = 200};
         rig_answer a, b;
         g.tool_choice = "required";
         rig_run(e, &g, &a);
@@ -382,17 +382,17 @@ static void calls_keep_to_their_schema(void **state) {
         const bool forced = strcmp(cases[i].choice, "auto") != 0;
         int32_t n_calls = 0, n_ended = 0;
         for (uint64_t seed = 0; seed < (is_brief() ? 2 : 4); seed++) {
-            hd_generation g = {.size = sizeof g,
-                               .messages = USER("Please check the olive of clock."),
-                               .tools = strict_tools,
-                               .tool_choice = cases[i].choice,
-                               .one_call = cases[i].one_call,
-                               .thinking = cases[i].thinking,
-                               .max_reasoning = 40,
-                               .max_tokens = 260,
-                               .answers = 2,
-                               .seed = 10 * seed,
-                               .temperature = (float)seed};
+            hd_request g = {.size = sizeof g,
+                            .messages = USER("Please check the olive of clock."),
+                            .tools = strict_tools,
+                            .tool_choice = cases[i].choice,
+                            .one_call = cases[i].one_call,
+                            .thinking = cases[i].thinking,
+                            .max_reasoning = 40,
+                            .max_tokens = 260,
+                            .answers = 2,
+                            .seed = 10 * seed,
+                            .temperature = (float)seed};
             rig_answer plain[2], drafted[2];
             rig_run(e, &g, plain);
             g.draft_tokens = seed % 2 ? 7 : 2;
@@ -419,7 +419,7 @@ static void calls_keep_to_their_schema(void **state) {
 static void impossible_calls_are_refused(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
-    hd_generation g = {.size = sizeof g, .messages = USER("x"), .tool_choice = "required"};
+    hd_request g = {.size = sizeof g, .messages = USER("x"), .tool_choice = "required"};
     char why[600];
     assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
     assert_string_equal(why, "tool_choice is 'required', but there are no tools");
@@ -443,11 +443,11 @@ static void impossible_calls_are_refused(void **state) {
 static void reasoning_can_be_bounded(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
-    hd_generation g = {.size = sizeof g,
-                       .messages = USER("What is 347 + 586?"),
-                       .thinking = 1,
-                       .max_reasoning = 12,
-                       .max_tokens = 60};
+    hd_request g = {.size = sizeof g,
+                    .messages = USER("What is 347 + 586?"),
+                    .thinking = 1,
+                    .max_reasoning = 12,
+                    .max_tokens = 60};
     rig_answer a;
     rig_run(e, &g, &a);
     assert_int_equal(a.end.reasoning_tokens, 12);
@@ -469,16 +469,16 @@ typedef struct told {
 } told;
 
 static void ask(hd_engine *e, const int32_t *prompt, told *t, int32_t from) {
-    const hd_generation g = {.size = sizeof g,
-                             .tokens = prompt,
-                             .n_tokens = PROMPT,
-                             .max_tokens = 8,
-                             .draft_tokens = 3,
-                             .ignore_eos = true,
-                             .top_logprobs = TOP,
-                             .prompt_logprobs = true,
-                             .prompt_logprobs_from = from,
-                             .answers = 2};
+    const hd_request g = {.size = sizeof g,
+                          .tokens = prompt,
+                          .n_tokens = PROMPT,
+                          .max_tokens = 8,
+                          .draft_tokens = 3,
+                          .ignore_eos = true,
+                          .top_logprobs = TOP,
+                          .prompt_logprobs = true,
+                          .prompt_logprobs_from = from,
+                          .answers = 2};
     hd_event event;
     bool first = true, last = false;
     *t = (told){0};
@@ -538,16 +538,16 @@ static void the_prompt_is_scored(void **state) {
 static void relaxed_drafts_stand_more_often(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
-    const hd_engine_bias for_ever = {.token = 4087, .value = -INFINITY}; /* </think> */
-    hd_generation g = {.size = sizeof g,
-                       .messages = USER("Tell me a story."),
-                       .thinking = 1,
-                       .max_tokens = 50,
-                       .temperature = 2,
-                       .bias = &for_ever,
-                       .n_bias = 1,
-                       .ignore_eos = true,
-                       .draft_tokens = 3};
+    const hd_request_bias for_ever = {.token = 4087, .value = -INFINITY}; /* </think> */
+    hd_request g = {.size = sizeof g,
+                    .messages = USER("Tell me a story."),
+                    .thinking = 1,
+                    .max_tokens = 50,
+                    .temperature = 2,
+                    .bias = &for_ever,
+                    .n_bias = 1,
+                    .ignore_eos = true,
+                    .draft_tokens = 3};
     int32_t drafted[2] = {0}, accepted[2] = {0};
     for (int i = 0; i < 6; i++) {
         rig_answer a;
@@ -572,12 +572,12 @@ static void relaxed_drafts_stand_more_often(void **state) {
 static void acceptance_can_be_forced(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", &(hd_engine_options){.forced_acceptance = 1.5f});
-    const hd_generation g = {.size = sizeof g,
-                             .text = "x",
-                             .max_tokens = 250,
-                             .temperature = 5,
-                             .draft_tokens = 3,
-                             .ignore_eos = true};
+    const hd_request g = {.size = sizeof g,
+                          .text = "x",
+                          .max_tokens = 250,
+                          .temperature = 5,
+                          .draft_tokens = 3,
+                          .ignore_eos = true};
     rig_answer a;
     rig_run(e, &g, &a);
     const double steps = a.end.drafted_at[0];
@@ -601,14 +601,14 @@ static void forced_drafts_stop_too(void **state) {
     hd_engine *e = rig_open("cpu", &(hd_engine_options){.forced_acceptance = 3});
     int32_t stops[64];
     for (int32_t i = 0; i < 64; i++) stops[i] = 200 + 7 * i;
-    hd_generation g = {.size = sizeof g,
-                       .text = "Once upon a time",
-                       .max_tokens = 100,
-                       .temperature = 5,
-                       .draft_tokens = 3,
-                       .ignore_eos = true,
-                       .stop_tokens = stops,
-                       .n_stop_tokens = 64};
+    hd_request g = {.size = sizeof g,
+                    .text = "Once upon a time",
+                    .max_tokens = 100,
+                    .temperature = 5,
+                    .draft_tokens = 3,
+                    .ignore_eos = true,
+                    .stop_tokens = stops,
+                    .n_stop_tokens = 64};
     for (g.seed = 0; g.seed < 4; g.seed++) {
         rig_answer a;
         rig_run(e, &g, &a);
@@ -630,7 +630,7 @@ static void experts_are_counted(void **state) {
     assert_true(n > 0 && n_experts > 0 && n % (size_t)n_experts == 0);
     int64_t *load = calloc(n, sizeof *load), per_row = 0;
     for (int32_t i = 1; i <= 2; i++) {
-        const hd_generation g = {.size = sizeof g, .text = "the cat", .max_tokens = 10 * i};
+        const hd_request g = {.size = sizeof g, .text = "the cat", .max_tokens = 10 * i};
         rig_answer a;
         rig_run(e, &g, &a);
         hd_engine_stats stats;
@@ -657,7 +657,7 @@ static void looking_does_not_wait(void **state) {
     hd_engine_stats stats = {0};
     hd_event event;
     for (size_t i = 0; i < HD_LEN(prompt); i++) prompt[i] = 100 + (int32_t)i;
-    const hd_generation g = {
+    const hd_request g = {
         .size = sizeof g, .tokens = prompt, .n_tokens = HD_LEN(prompt), .max_tokens = 1};
     assert_true(hd_engine_submit(e, &g, NULL, NULL, 0) != 0);
     for (int32_t i = 0; i < 1000; i++) hd_engine_read_experts(e, load, n, NULL);
@@ -673,7 +673,7 @@ int test_constraint(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(answers_have_their_form),
         cmocka_unit_test(drafts_keep_to_the_form),
-        cmocka_unit_test(forms_meet_a_minimum),
+        cmocka_unit_test(formats_wait_for_a_minimum),
         cmocka_unit_test(a_minimum_holds_beside_a_bound),
         cmocka_unit_test(any_object_begins_as_one),
         cmocka_unit_test(forms_are_refused_by_name),

@@ -21,7 +21,7 @@
 static void nothing_leaks_past_a_stop(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", NULL);
-    hd_generation g = {.size = sizeof g, .text = "x", .max_tokens = 60, .seed = 7};
+    hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 60, .seed = 7};
     rig_answer whole, a;
     rig_run(e, &g, &whole);
     assert_int_equal(whole.end.end, HD_END_LENGTH);
@@ -30,7 +30,7 @@ static void nothing_leaks_past_a_stop(void **state) {
             char stop[8] = {0};
             memcpy(stop, whole.content.data + at, 2 + at % 4);
             const char *stops[] = {"never this", stop};
-            hd_generation h = g;
+            hd_request h = g;
             h.stop = stops;
             h.n_stop = 2;
             h.draft_tokens = drafts;
@@ -59,7 +59,7 @@ static void answers_share_the_prompts_pages(void **state) {
     int32_t prompt[TOKENS];
     for (int i = 0; i < TOKENS; i++) prompt[i] = 100 + i % 7;
     hd_engine *e = rig_open("null", NULL);
-    hd_generation g = {
+    hd_request g = {
         .size = sizeof g, .tokens = prompt, .n_tokens = TOKENS, .max_tokens = 5, .answers = N};
     rig_answer a[N];
     rig_run(e, &g, a);
@@ -71,7 +71,7 @@ static void answers_share_the_prompts_pages(void **state) {
 
 /* ---- control ---- */
 
-static uint64_t submit(hd_engine *e, const hd_generation *g) {
+static uint64_t submit(hd_engine *e, const hd_request *g) {
     char why[600];
     const uint64_t id = hd_engine_submit(e, g, NULL, why, sizeof why);
     if (!id) fail_msg("%s", why);
@@ -92,7 +92,7 @@ static int32_t finish_all(hd_engine *e, hd_end end) {
 static void a_draining_engine_finishes_what_it_has(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", NULL);
-    const hd_generation g = {.size = sizeof g, .text = "x", .max_tokens = 50, .answers = 3};
+    const hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 50, .answers = 3};
     char why[600];
     bool full;
     submit(e, &g);
@@ -106,10 +106,10 @@ static void a_draining_engine_finishes_what_it_has(void **state) {
     hd_engine_close(e);
 }
 
-static void a_full_queue_is_said_to_be_full(void **state) {
+static void a_full_queue_is_reported(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", &(hd_engine_options){.max_running = 1, .queue_limit = 2});
-    hd_generation g = {.size = sizeof g, .text = "x", .max_tokens = 5, .answers = 4};
+    hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 5, .answers = 4};
     char why[600];
     bool full = false;
     hd_engine_pause(e, HD_PAUSE_IN_PLACE);
@@ -127,7 +127,7 @@ static void a_full_queue_is_said_to_be_full(void **state) {
 }
 
 /* Runs until the answer has some output, pauses, and takes what came before the rest. */
-static void pause_in_the_middle(hd_engine *e, const hd_generation *g, hd_pause how,
+static void pause_in_the_middle(hd_engine *e, const hd_request *g, hd_pause how,
                                 rig_answer *a) {
     hd_event event;
     hd_engine_stats stats = {0};
@@ -145,9 +145,8 @@ static void pause_in_the_middle(hd_engine *e, const hd_generation *g, hd_pause h
 static void a_pause_loses_nothing(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", &(hd_engine_options){.max_running = 2});
-    const hd_generation g = {
-        .size = sizeof g, .text = "x", .max_tokens = 2000, .draft_tokens = 2};
-    hd_engine_request listed[4];
+    const hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 2000, .draft_tokens = 2};
+    hd_request_status listed[4];
     hd_event event;
     rig_answer whole, a;
     rig_run(e, &g, &whole);
@@ -174,7 +173,7 @@ static void a_pause_loses_nothing(void **state) {
 static void a_paused_engine_still_cancels_and_times_out(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", NULL);
-    hd_generation g = {.size = sizeof g, .text = "x", .max_tokens = 5};
+    hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 5};
     hd_event event;
     hd_engine_pause(e, HD_PAUSE_IN_PLACE);
     const uint64_t id = submit(e, &g);
@@ -195,12 +194,12 @@ static void a_paused_engine_still_cancels_and_times_out(void **state) {
 static void the_most_important_are_listed_first(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", NULL);
-    hd_engine_request listed[8];
+    hd_request_status listed[8];
     uint64_t ids[4];
     hd_engine_pause(e, HD_PAUSE_IN_PLACE);
     for (int i = 0; i < 4; i++) {
         ids[i] = submit(
-            e, &(hd_generation){.size = sizeof(hd_generation), .text = "x", .priority = i % 2});
+            e, &(hd_request){.size = sizeof(hd_request), .text = "x", .priority = i % 2});
     }
     assert_int_equal(hd_engine_read_requests(e, listed, 8), 4);
     const int order[] = {1, 3, 0, 2};
@@ -214,8 +213,7 @@ static void flush_forgets_prefixes(void **state) {
     int32_t prompt[600];
     for (int i = 0; i < 600; i++) prompt[i] = 100;
     hd_engine *e = rig_open("null", NULL);
-    const hd_generation g = {
-        .size = sizeof g, .tokens = prompt, .n_tokens = 600, .max_tokens = 2};
+    const hd_request g = {.size = sizeof g, .tokens = prompt, .n_tokens = 600, .max_tokens = 2};
     rig_answer a;
     const bool cached[] = {false, true, false};
     for (int i = 0; i < 3; i++) {
@@ -251,11 +249,11 @@ static void hundreds_are_called_back(void **state) {
     static counted crowd[CROWD];
     memset(crowd, 0, sizeof crowd);
     for (int i = 0; i < CROWD; i++) {
-        submit(e, &(hd_generation){.size = sizeof(hd_generation),
-                                   .text = "x",
-                                   .max_tokens = 1 + i % 20,
-                                   .on_event = on_event,
-                                   .user = &crowd[i]});
+        submit(e, &(hd_request){.size = sizeof(hd_request),
+                                .text = "x",
+                                .max_tokens = 1 + i % 20,
+                                .on_event = on_event,
+                                .user = &crowd[i]});
     }
     hd_event event;
     assert_false(hd_engine_poll(e, &event, -1)); /* all went to the callbacks */
@@ -278,17 +276,17 @@ static void *submit_and_cancel(void *arg) {
     storm *s = arg;
     for (int i = 0; i < CROWD; i++) {
         const hd_philox r = hd_philox_at(s->seed, 0, (uint64_t)i);
-        const hd_generation g = {.size = sizeof g,
-                                 .text = "the cat sat on the mat",
-                                 .max_tokens = 1 + (int32_t)(r.v[0] % 30),
-                                 .answers = (int32_t)(r.v[1] % 4),
-                                 .priority = (int32_t)(r.v[2] % 2),
-                                 .draft_tokens = (int32_t)(r.v[3] % 4)};
+        const hd_request g = {.size = sizeof g,
+                              .text = "the cat sat on the mat",
+                              .max_tokens = 1 + (int32_t)(r.v[0] % 30),
+                              .answers = (int32_t)(r.v[1] % 4),
+                              .priority = (int32_t)(r.v[2] % 2),
+                              .draft_tokens = (int32_t)(r.v[3] % 4)};
         if (i % 64 == 41) hd_engine_resume(s->engine); /* a paused queue would stay full */
         while (!(s->ids[i] = hd_engine_submit(s->engine, &g, NULL, NULL, 0))) sched_yield();
         hd_engine_cancel(s->engine, s->ids[r.v[0] / 64 % (uint32_t)(i + 1)]);
         hd_engine_stats stats;
-        hd_engine_request listed[16];
+        hd_request_status listed[16];
         if (i % 16 == 0) hd_engine_read_stats(s->engine, &stats);
         if (i % 16 == 8) hd_engine_read_requests(s->engine, listed, 16);
         if (i % 64 == 40) hd_engine_pause(s->engine, (hd_pause)(r.v[1] % 3));
@@ -321,11 +319,11 @@ static void a_storm_of_cancels_leaves_nothing_behind(void **state) {
     assert_true(ends[HD_END_TIMEOUT] == 0 && ends[HD_END_FAILED] == 0);
     hd_engine_stats stats;
     hd_engine_flush(e);
-    submit(e, &(hd_generation){.size = sizeof(hd_generation), .text = "x", .max_tokens = 1});
+    submit(e, &(hd_request){.size = sizeof(hd_request), .text = "x", .max_tokens = 1});
     assert_int_equal(finish_all(e, HD_END_LENGTH), 1);
     hd_engine_read_stats(e, &stats);
     assert_true(stats.waiting == 0 && stats.running == 0);
-    for (int l = 0; l < HD_N_POOLS; l++) {
+    for (int l = 0; l < HD_N_PAGE_GROUPS; l++) {
         assert_int_equal(stats.pages_free[l] + stats.pages_cached[l], stats.pages[l]);
     }
     hd_engine_close(e);
@@ -337,7 +335,7 @@ static void what_makes_no_sense_is_refused(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", NULL);
     const struct {
-        hd_generation g;
+        hd_request g;
         const char *part;
     } cases[] = {
         {{.answers = 65},         "answers is 65"     },
@@ -349,7 +347,7 @@ static void what_makes_no_sense_is_refused(void **state) {
         {{.max_tokens = 1 << 20}, "exceed the context"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        hd_generation g = cases[i].g;
+        hd_request g = cases[i].g;
         char why[600];
         bool full = true;
         g.size = sizeof g;
@@ -364,7 +362,7 @@ static void what_makes_no_sense_is_refused(void **state) {
 static void defaults_are_the_makers(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", NULL);
-    hd_generation g = {.size = sizeof g, .seed = 5, .max_tokens = 9};
+    hd_request g = {.size = sizeof g, .seed = 5, .max_tokens = 9};
     hd_engine_defaults(e, &g);
     assert_true(g.temperature == 0.6f && g.top_p == 0.95f && g.repetition_penalty == 1);
     assert_true(g.top_k == 0 && g.min_p == 0 && g.seed == 5 && g.max_tokens == 9);
@@ -391,11 +389,11 @@ static void dummy_weights_answer_in_tokens(void **state) {
     static const char *const configs[] = {"tiny_v2", "tiny_v3", "tiny_v32", "tiny_v4"};
     int32_t prompt[DUMMY_PROMPT];
     for (int i = 0; i < DUMMY_PROMPT; i++) prompt[i] = i % 100;
-    hd_generation g = {.size = sizeof g,
-                       .tokens = prompt,
-                       .n_tokens = DUMMY_PROMPT,
-                       .max_tokens = DUMMY_OUTPUT,
-                       .ignore_eos = true};
+    hd_request g = {.size = sizeof g,
+                    .tokens = prompt,
+                    .n_tokens = DUMMY_PROMPT,
+                    .max_tokens = DUMMY_OUTPUT,
+                    .ignore_eos = true};
     for (size_t i = 0; i < sizeof configs / sizeof configs[0]; i++) {
         rig_answer a[2];
         g.draft_tokens = i % 2 ? 2 : 0; /* V3 and V4 have an MTP layer */
@@ -421,20 +419,20 @@ static void dummy_weights_know_no_text(void **state) {
     static const int32_t prompt[] = {1, 2, 3};
     static const char *const stop[] = {"stop"};
     const struct {
-        hd_generation g;
+        hd_request g;
         const char *part;
     } cases[] = {
         {{.text = "x"},                                                "text"        },
         {{.messages = "[{\"role\": \"user\", \"content\": \"x\"}]"},   "messages"    },
         {{.tokens = prompt, .n_tokens = 3, .stop = stop, .n_stop = 1}, "stop strings"},
-        {{.tokens = prompt, .n_tokens = 3, .form = HD_FORM_JSON},      "a form"      },
+        {{.tokens = prompt, .n_tokens = 3, .form = HD_FORMAT_JSON},    "a form"      },
         {{.tokens = prompt, .n_tokens = 3, .tool_choice = "required"}, "no tools"    },
     };
     static const char *const backends[] = {"null", "cpu"};
     for (int b = 0; b < 2; b++) {
         hd_engine *e = open_dummy("tiny_v2", backends[b], 1);
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-            hd_generation g = cases[i].g;
+            hd_request g = cases[i].g;
             char why[600] = "";
             g.size = sizeof g;
             if (b == 0 && g.tool_choice) continue;
@@ -464,15 +462,15 @@ static void check_backend(const char *asked, const char *mla, const char *used,
 }
 
 /* "auto" takes a GPU where it can be opened and does what is asked for; the reason is kept. */
-static void backend_is_chosen(void **state) {
+static void backend_is_selected(void **state) {
     (void)state;
     hd_device *gpu;
     hd_err err = {0};
     const bool there = hd_device_open_cuda(&gpu, 0, &err) == HD_OK;
     hd_device_close(gpu);
-    const char *chosen = there ? "cuda" : "cpu", *why = there ? NULL : err.msg;
-    check_backend("auto", NULL, chosen, why);
-    check_backend(NULL, NULL, chosen, why);
+    const char *outputs = there ? "cuda" : "cpu", *why = there ? NULL : err.msg;
+    check_backend("auto", NULL, outputs, why);
+    check_backend(NULL, NULL, outputs, why);
     check_backend("auto", "naive", "cpu", "mla naive is for a CPU");
     check_backend("cpu", NULL, "cpu", NULL);
     check_backend("ref", NULL, "ref", NULL);
@@ -526,8 +524,7 @@ static void check_admission(const char *config) {
     hd_engine *e = open_long(config, "null", LONG);
     int32_t *prompt = calloc(LONG, sizeof *prompt);
     assert_non_null(prompt);
-    hd_generation g = {
-        .size = sizeof g, .tokens = prompt, .n_tokens = LONG - 4, .max_tokens = 4};
+    hd_request g = {.size = sizeof g, .tokens = prompt, .n_tokens = LONG - 4, .max_tokens = 4};
     rig_run(e, &g, &a);
     assert_int_equal(a.end.end, HD_END_LENGTH);
     assert_int_equal(a.end.prompt_tokens, LONG - 4);
@@ -550,11 +547,11 @@ static void a_long_context_costs_its_entries(void **state) {
     write_long_config(config);
     check_admission(config);
     for (size_t i = 0; i < HD_LEN(prompt); i++) prompt[i] = (int32_t)(i * 7 % 1000);
-    const hd_generation g = {.size = sizeof g,
-                             .tokens = prompt,
-                             .n_tokens = HD_LEN(prompt),
-                             .max_tokens = 6,
-                             .ignore_eos = true};
+    const hd_request g = {.size = sizeof g,
+                          .tokens = prompt,
+                          .n_tokens = HD_LEN(prompt),
+                          .max_tokens = 6,
+                          .ignore_eos = true};
     for (int i = 0; i < 2; i++) {
         const size_t before = resident_bytes();
         hd_engine *e = open_long(config, "cpu", i ? LONG : SHORT);
@@ -590,7 +587,7 @@ int test_engine(void) {
         cmocka_unit_test(nothing_leaks_past_a_stop),
         cmocka_unit_test(answers_share_the_prompts_pages),
         cmocka_unit_test(a_draining_engine_finishes_what_it_has),
-        cmocka_unit_test(a_full_queue_is_said_to_be_full),
+        cmocka_unit_test(a_full_queue_is_reported),
         cmocka_unit_test(a_pause_loses_nothing),
         cmocka_unit_test(a_paused_engine_still_cancels_and_times_out),
         cmocka_unit_test(the_most_important_are_listed_first),
@@ -601,7 +598,7 @@ int test_engine(void) {
         cmocka_unit_test(defaults_are_the_makers),
         cmocka_unit_test(dummy_weights_answer_in_tokens),
         cmocka_unit_test(dummy_weights_know_no_text),
-        cmocka_unit_test(backend_is_chosen),
+        cmocka_unit_test(backend_is_selected),
         cmocka_unit_test(a_long_context_costs_its_entries),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);

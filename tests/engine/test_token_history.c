@@ -57,7 +57,7 @@ static void go_on(json_t *messages, const rig_answer *a) {
                              : json_pack("{s:s, s:s}", "role", "user", "content", "And?"));
 }
 
-static void run(hd_engine *e, hd_generation *g, const json_t *messages, rig_answer *out) {
+static void run(hd_engine *e, hd_request *g, const json_t *messages, rig_answer *out) {
     char *text = json_dumps(messages, 0);
     assert_non_null(text);
     g->messages = text;
@@ -66,7 +66,7 @@ static void run(hd_engine *e, hd_generation *g, const json_t *messages, rig_answ
 }
 
 /* How many tokens the conversation has to an engine that never saw it. */
-static int32_t plain_length(hd_engine *stranger, hd_generation g, const json_t *messages) {
+static int32_t plain_length(hd_engine *stranger, hd_request g, const json_t *messages) {
     rig_answer a;
     g.max_tokens = 1;
     run(stranger, &g, messages, &a);
@@ -94,12 +94,12 @@ static bool is_marker(const hd_tokenizer *t, int32_t id) {
 }
 
 /* No control tokens but these: others are not shown, and no answer with them is kept. */
-static size_t ban_others(hd_engine *e, hd_engine_bias bias[MOST_BANS]) {
+static size_t ban_others(hd_engine *e, hd_request_bias bias[MOST_BANS]) {
     const hd_tokenizer *t = hd_engine_tokenizer(e);
     size_t n = 0;
     for (int32_t id = 0; id < hd_tokenizer_vocab_size(t) && n < MOST_BANS; id++) {
         if (!hd_tokenizer_is_special(t, id) || is_marker(t, id)) continue;
-        bias[n++] = (hd_engine_bias){id, -INFINITY};
+        bias[n++] = (hd_request_bias){id, -INFINITY};
     }
     return n;
 }
@@ -121,18 +121,18 @@ typedef struct tally {
 
 /* Behind an answer all of its prompt and of itself is found again, but for what does not fill a
  * page; and so behind the next. */
-static void expect_hits(hd_engine *e, hd_engine *stranger, hd_generation g, const char *text,
+static void expect_hits(hd_engine *e, hd_engine *stranger, hd_request g, const char *text,
                         tally *seen) {
     json_t *messages = ask(text);
     hd_engine_stats stats;
     hd_engine_read_stats(e, &stats);
     int32_t known = 0;
-    for (int turn = 0; turn < (g.tools ? 2 : 3); turn++) {
+    for (int step = 0; step < (g.tools ? 2 : 3); step++) {
         rig_answer a;
         run(e, &g, messages, &a);
         const int32_t page = stats.page_tokens;
         assert_true(a.end.cached_tokens >= (known - 1) / page * page);
-        if (turn > 0) seen->odd += plain_length(stranger, g, messages) != a.end.prompt_tokens;
+        if (step > 0) seen->odd += plain_length(stranger, g, messages) != a.end.prompt_tokens;
         const bool kept = is_kept(e, &a);
         const bool thought = a.end.reasoning_tokens > 0;
         known = a.end.prompt_tokens + a.end.output_tokens - (a.end.end == HD_END_STOP);
@@ -153,17 +153,17 @@ static void odd_answers_are_known_again(void **state) {
         const hd_engine_options o = {.model_dir = models[i], .max_context = 2048};
         hd_engine *e = rig_open("cpu", &o), *stranger = rig_open("cpu", &o);
         tally seen = {0};
-        hd_engine_bias bias[MOST_BANS];
+        hd_request_bias bias[MOST_BANS];
         const size_t n_bias = ban_others(e, bias);
         for (uint64_t seed = 0; seed < 2; seed++) {
-            hd_generation g = {.size = sizeof g,
-                               .thinking = -1,
-                               .max_tokens = 24,
-                               .temperature = 20,
-                               .bias = bias,
-                               .n_bias = n_bias,
-                               .seed = seed,
-                               .draft_tokens = 2};
+            hd_request g = {.size = sizeof g,
+                            .thinking = -1,
+                            .max_tokens = 24,
+                            .temperature = 20,
+                            .bias = bias,
+                            .n_bias = n_bias,
+                            .seed = seed,
+                            .draft_tokens = 2};
             expect_hits(e, stranger, g, "Tell me a story.", &seen);
             g.temperature = 1.2f;
             g.max_tokens = 160;
@@ -181,7 +181,7 @@ static void odd_answers_are_known_again(void **state) {
     }
 }
 
-static json_t *said_by(json_t *messages) {
+static json_t *answer_of(json_t *messages) {
     return json_array_get(messages, 1);
 }
 
@@ -189,13 +189,13 @@ static json_t *said_by(json_t *messages) {
 static void what_differs_is_encoded_anew(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL), *stranger = rig_open("cpu", NULL);
-    hd_engine_bias bias[MOST_BANS];
-    hd_generation g = {.size = sizeof g,
-                       .thinking = -1,
-                       .max_tokens = 24,
-                       .temperature = 20,
-                       .bias = bias,
-                       .n_bias = ban_others(e, bias)};
+    hd_request_bias bias[MOST_BANS];
+    hd_request g = {.size = sizeof g,
+                    .thinking = -1,
+                    .max_tokens = 24,
+                    .temperature = 20,
+                    .bias = bias,
+                    .n_bias = ban_others(e, bias)};
     rig_answer a;
     json_t *messages = ask("Tell me a story.");
     run(e, &g, messages, &a);
@@ -207,13 +207,13 @@ static void what_differs_is_encoded_anew(void **state) {
     assert_int_equal(plain_length(e, g, messages), anew);
     g.salt = 0;
     json_t *thought = json_deep_copy(messages);
-    json_object_set_new(said_by(thought), "reasoning_content", json_string("x"));
+    json_object_set_new(answer_of(thought), "reasoning_content", json_string("x"));
     assert_int_equal(plain_length(e, g, thought), known); /* V4 does not render it here */
     json_t *other = json_deep_copy(messages);
     hd_bytes longer = {0};
     assert_int_equal(hd_bytes_append(&longer, a.content.data, a.content.n, NULL), HD_OK);
     assert_int_equal(hd_bytes_append(&longer, ".", 1, NULL), HD_OK);
-    json_object_set_new(said_by(other), "content", json_stringn(longer.data, longer.n));
+    json_object_set_new(answer_of(other), "content", json_stringn(longer.data, longer.n));
     assert_int_equal(plain_length(e, g, other), plain_length(stranger, g, other));
     json_t *elsewhere = json_deep_copy(messages);
     json_object_set_new(json_array_get(elsewhere, 0), "content", json_string("Tell."));
@@ -230,18 +230,18 @@ static void what_differs_is_encoded_anew(void **state) {
 static void respelled_arguments_are_the_same(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
-    hd_generation g = {.size = sizeof g,
-                       .tools = tools_json,
-                       .thinking = -1,
-                       .max_tokens = 200,
-                       .tool_choice = "calculator",
-                       .temperature = 1};
+    hd_request g = {.size = sizeof g,
+                    .tools = tools_json,
+                    .thinking = -1,
+                    .max_tokens = 200,
+                    .tool_choice = "calculator",
+                    .temperature = 1};
     rig_answer a;
     json_t *messages = ask("Compute 6221 + 11 with your tool.");
     run(e, &g, messages, &a);
     go_on(messages, &a);
     const int32_t known = a.end.prompt_tokens + a.end.output_tokens;
-    json_t *call = json_array_get(json_object_get(said_by(messages), "tool_calls"), 0);
+    json_t *call = json_array_get(json_object_get(answer_of(messages), "tool_calls"), 0);
     json_t *function = json_object_get(call, "function");
     json_t *arguments = json_object_get(function, "arguments");
     json_t *object = json_loads(json_string_value(arguments), 0, NULL);
@@ -268,33 +268,34 @@ static void respelled_arguments_are_the_same(void **state) {
 /* Even where the keys of two prompts are the same. */
 static void another_salt_knows_nothing(void **state) {
     (void)state;
-    engine_recall *r;
+    engine_token_history *r;
     json_t *messages =
         json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "q",
                   "role", "assistant", "content", "so", "role", "user", "content", "q");
     hd_conversation c;
     const hd_chat_options how = {.encoding = HD_CHAT_V4};
     assert_int_equal(hd_chat_parse(&c, messages, NULL, NULL, false, NULL), HD_OK);
-    assert_int_equal(engine_recall_open(&r, 8000, NULL), HD_OK);
+    assert_int_equal(engine_token_history_open(&r, 8000, NULL), HD_OK);
     for (uint64_t kept = 0; kept < 3; kept++) {
         const hd_conversation first = {.messages = c.messages, .n = 1};
         hd_chat_prompt before, p;
         uint64_t key, unused;
-        engine_said said = {0};
+        engine_answer_tokens answer = {0};
         assert_int_equal(hd_chat_render(&before, &first, &how, NULL), HD_OK);
-        assert_int_equal(engine_recall_fill(r, 5, &first, &before, &key, NULL), HD_OK);
-        engine_said_token(&said, 7);
-        engine_said_hear(&said, &(hd_reply_event){HD_REPLY_CONTENT, .text = "so", .n = 2});
-        engine_recall_keep(r, 5 ^ kept << 63 ^ kept >> 1, key, &said);
+        assert_int_equal(engine_token_history_fill(r, 5, &first, &before, &key, NULL), HD_OK);
+        engine_answer_tokens_push(&answer, 7);
+        engine_answer_tokens_event(&answer,
+                                   &(hd_reply_event){HD_REPLY_CONTENT, .text = "so", .n = 2});
+        engine_token_history_keep(r, 5 ^ kept << 63 ^ kept >> 1, key, &answer);
         assert_int_equal(hd_chat_render(&p, &c, &how, NULL), HD_OK);
-        assert_int_equal(engine_recall_fill(r, 5, &c, &p, &unused, NULL), HD_OK);
+        assert_int_equal(engine_token_history_fill(r, 5, &c, &p, &unused, NULL), HD_OK);
         assert_int_equal(p.blocks[0].tokens.n, kept == 0);
         hd_chat_prompt_deinit(&p);
         hd_chat_prompt_deinit(&before);
-        engine_recall_close(r);
-        assert_int_equal(engine_recall_open(&r, 8000, NULL), HD_OK);
+        engine_token_history_close(r);
+        assert_int_equal(engine_token_history_open(&r, 8000, NULL), HD_OK);
     }
-    engine_recall_close(r);
+    engine_token_history_close(r);
     hd_conversation_deinit(&c);
     json_decref(messages);
 }
@@ -303,14 +304,14 @@ static void another_salt_knows_nothing(void **state) {
 static void the_oldest_is_forgotten(void **state) {
     (void)state;
     enum { TURNS = 40, BYTES = 8000 };
-    engine_recall *r;
+    engine_token_history *r;
     json_t *messages =
         json_pack("[{s:s, s:s}, {s:s, s:s}, {s:s, s:s}]", "role", "user", "content", "q",
                   "role", "assistant", "content", "so", "role", "user", "content", "q");
     hd_conversation c;
     int32_t n_known = 0;
     assert_int_equal(hd_chat_parse(&c, messages, NULL, NULL, false, NULL), HD_OK);
-    assert_int_equal(engine_recall_open(&r, BYTES, NULL), HD_OK);
+    assert_int_equal(engine_token_history_open(&r, BYTES, NULL), HD_OK);
     for (int32_t i = 0; i < 2 * TURNS; i++) {
         hd_chat_prompt before, p;
         uint64_t key;
@@ -318,16 +319,18 @@ static void the_oldest_is_forgotten(void **state) {
         const hd_chat_options how = {.encoding = HD_CHAT_V4};
         const uint64_t salt = (uint64_t)(i % TURNS);
         assert_int_equal(hd_chat_render(&before, &first, &how, NULL), HD_OK);
-        assert_int_equal(engine_recall_fill(r, salt, &first, &before, &key, NULL), HD_OK);
+        assert_int_equal(engine_token_history_fill(r, salt, &first, &before, &key, NULL),
+                         HD_OK);
         assert_int_equal(hd_chat_render(&p, &c, &how, NULL), HD_OK);
         if (i < TURNS) {
-            engine_said said = {0};
-            engine_said_token(&said, i);
-            engine_said_hear(&said, &(hd_reply_event){HD_REPLY_CONTENT, .text = "so", .n = 2});
-            engine_recall_keep(r, salt, key, &said);
+            engine_answer_tokens answer = {0};
+            engine_answer_tokens_push(&answer, i);
+            engine_answer_tokens_event(
+                &answer, &(hd_reply_event){HD_REPLY_CONTENT, .text = "so", .n = 2});
+            engine_token_history_keep(r, salt, key, &answer);
         }
         /* The first one is asked for in every turn. */
-        assert_int_equal(engine_recall_fill(r, i < TURNS ? 0 : salt, &c, &p, &key, NULL),
+        assert_int_equal(engine_token_history_fill(r, i < TURNS ? 0 : salt, &c, &p, &key, NULL),
                          HD_OK);
         const bool known = p.blocks[0].tokens.n == 1;
         if (known) assert_int_equal(p.blocks[0].tokens.ids[0], i < TURNS ? 0 : i - TURNS);
@@ -337,7 +340,7 @@ static void the_oldest_is_forgotten(void **state) {
         hd_chat_prompt_deinit(&p);
     }
     assert_in_range(n_known, 5, TURNS - 5);
-    engine_recall_close(r);
+    engine_token_history_close(r);
     hd_conversation_deinit(&c);
     json_decref(messages);
 }

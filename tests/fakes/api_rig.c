@@ -254,7 +254,7 @@ uint64_t http_salt(const http_call *c) {
 
 enum { MAX_CONTEXT = 4096, VOCAB = 264 };
 
-void hd_engine_defaults(const hd_engine *e, hd_generation *g) {
+void hd_engine_defaults(const hd_engine *e, hd_request *g) {
     (void)e;
     g->temperature = 0.6f;
     g->top_p = 0.95f;
@@ -278,7 +278,7 @@ bool hd_engine_thinks(const hd_engine *e) {
     (void)e;
     return false;
 }
-hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_generation *g,
+hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_request *g,
                            const hd_conversation *conversation, hd_err *err) {
     const hd_chat_options options = {.encoding = hd_engine_encoding(e),
                                      .thinking = g->thinking > 0,
@@ -286,7 +286,7 @@ hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_gen
     return hd_chat_render(out, conversation, &options, err);
 }
 
-hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_generation *g,
+hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_request *g,
                            const hd_conversation *conversation, hd_err *err) {
     hd_chat_prompt prompt;
     HD_TRY(hd_engine_render(e, &prompt, g, conversation, err));
@@ -296,8 +296,8 @@ hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_generation 
 }
 
 /* Reads all that is pointed to, as the engine would copy it. */
-static size_t read_all(const hd_generation *g) {
-    size_t n = g->form_text ? strlen(g->form_text) : 0;
+static size_t read_all(const hd_request *g) {
+    size_t n = g->format_text ? strlen(g->format_text) : 0;
     for (size_t i = 0; i < g->n_stop; i++) n += strlen(g->stop[i]);
     for (size_t i = 0; i < g->n_choices; i++) n += strlen(g->choices[i]);
     for (size_t i = 0; i < g->n_stop_tokens; i++) n += (size_t)g->stop_tokens[i];
@@ -305,12 +305,12 @@ static size_t read_all(const hd_generation *g) {
     return n + (g->tool_choice ? strlen(g->tool_choice) : 0);
 }
 
-hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_generation *g,
+hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
                                 const hd_conversation *conversation, hd_err *err) {
     rig *r = e->r;
     hd_chat_prompt prompt = {0};
     const bool refuse = r->refuse_at >= 0 && r->n_requests >= r->refuse_at;
-    demand(g->size == sizeof *g && g->answers >= 1 && g->answers <= HD_MAX_ANSWERS,
+    demand(g->size == sizeof *g && g->answers >= 1 && g->answers <= HD_MAX_CHOICES,
            "bad request");
     demand((conversation != NULL) != (g->tokens != NULL), "no prompt, or two");
     demand(read_all(g) < SIZE_MAX, "never");
@@ -358,17 +358,17 @@ static void send_event(rig *r, int32_t i, hd_event *e) {
     }
     e->prompt_tokens = q->n_prompt;
     e->cached_tokens = 1;
-    e->output_tokens = q->n_said;
+    e->output_tokens = q->n_events;
     e->admitted_ns = 2;
     if (e->end != HD_END_NOT) e->last = --q->living == 0;
     q->g.on_event(q->g.user, e);
 }
 
-void rig_say(rig *r, int32_t i, int32_t a, hd_part_kind kind, int32_t call, const char *text) {
+void rig_say(rig *r, int32_t i, int32_t a, hd_delta_kind kind, int32_t call, const char *text) {
     static const int32_t token = 116; /* "t" */
     static const float logprob = -0.125f;
-    const hd_part part = {kind, call, kind == HD_PART_CALL_END, text, strlen(text)};
-    r->requests[i].n_said++;
+    const hd_delta part = {kind, call, kind == HD_DELTA_CALL_END, text, strlen(text)};
+    r->requests[i].n_events++;
     hd_event e = {.answer = a,
                   .parts = &part,
                   .n_parts = 1,
@@ -396,12 +396,12 @@ void rig_play(rig *r) {
     for (int32_t i = 0; i < r->n_requests; i++) {
         const int32_t n = r->requests[i].living;
         for (int32_t a = 0; a < n; a++) {
-            rig_say(r, i, a, HD_PART_REASONING, 0, "why\n");
-            rig_say(r, i, a, HD_PART_CONTENT, 0, "\"so\"");
-            rig_say(r, i, a, HD_PART_CALL, 0, "add");
-            rig_say(r, i, a, HD_PART_ARGUMENTS, 0, "{\"a\": 1}");
-            rig_say(r, i, a, HD_PART_CALL_END, 0, "");
-            rig_say(r, i, a, HD_PART_NOTE, 0, "a note");
+            rig_say(r, i, a, HD_DELTA_REASONING, 0, "why\n");
+            rig_say(r, i, a, HD_DELTA_CONTENT, 0, "\"so\"");
+            rig_say(r, i, a, HD_DELTA_CALL, 0, "add");
+            rig_say(r, i, a, HD_DELTA_ARGUMENTS, 0, "{\"a\": 1}");
+            rig_say(r, i, a, HD_DELTA_CALL_END, 0, "");
+            rig_say(r, i, a, HD_DELTA_NOTE, 0, "a note");
         }
         const hd_end end =
             r->requests[i].cancelled ? HD_END_CANCELLED : ends[r->requests[i].g.n_stop % 5];

@@ -11,8 +11,8 @@
 
 typedef struct rig_request {
     uint64_t id;
-    hd_generation g; /* its pointers are dead */
-    int32_t n_prompt, n_prompt_scored, living, n_said;
+    hd_request g; /* its pointers are dead */
+    int32_t n_prompt, n_prompt_scored, living, n_events;
     bool cancelled;
 } rig_request;
 
@@ -39,7 +39,7 @@ void rig_init(rig *r); /* one at a time */
 void rig_deinit(rig *r);
 
 /* One token gives one part to answer a of request i. */
-void rig_say(rig *r, int32_t i, int32_t a, hd_part_kind kind, int32_t call, const char *text);
+void rig_say(rig *r, int32_t i, int32_t a, hd_delta_kind kind, int32_t call, const char *text);
 void rig_end(rig *r, int32_t i, int32_t a, hd_end end); /* stop_token is 1 */
 void rig_stop(rig *r, int32_t i, int32_t a, const char *stop_text);
 /* Says something of every kind to every living answer and ends them all. */

@@ -90,29 +90,29 @@ void open_machine_on(machine *m, const char *backend, const char *name, float fo
     must(hd_ops_open(&m->ops, &m->device, backend, &ops, &err), &err);
     must(hd_stream_open(&m->stream, m->device, &err), &err);
     must(hd_weights_upload(m->weights, m->device, m->stream, NULL, &err), &err);
-    if (fixed && !hd_device_records(m->device)) tape_open(&m->ops);
+    if (fixed && !hd_device_has_graphs(m->device)) tape_open(&m->ops);
     open_vocab(m);
     const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
-    m->lease_pages = (int32_t)hd_ceil_div(POSITIONS + HD_MAX_DRAFTS, page);
-    assert_true(m->lease_pages <= MAX_PAGES);
+    m->seq_pages = (int32_t)hd_ceil_div(POSITIONS + HD_MAX_DRAFTS, page);
+    assert_true(m->seq_pages <= MAX_PAGES);
     for (int32_t s = 0; s < SLOTS; s++) {
-        for (int32_t i = 0; i < m->lease_pages; i++) m->pages[s][i] = s * m->lease_pages + i;
+        for (int32_t i = 0; i < m->seq_pages; i++) m->pages[s][i] = s * m->seq_pages + i;
     }
-    const hd_executor_options options = {
+    const hd_model_runner_options options = {
         .n_slots = SLOTS,
         .step_rows = STEP_ROWS,
         .positions = POSITIONS + HD_MAX_DRAFTS,
-        .lease_pages = m->lease_pages,
-        .n_pages = {SLOTS * m->lease_pages, SLOTS * m->lease_pages},
+        .seq_pages = m->seq_pages,
+        .n_pages = {SLOTS * m->seq_pages, SLOTS * m->seq_pages},
         .n_ids = m->n_ids,
         .max_drafts = HD_MAX_DRAFTS,
-        .choice_rows = STEP_ROWS,
+        .sample_rows = STEP_ROWS,
         .vocab = m->vocab,
         .forced = hd_acceptance_of(forced_acceptance),
         .fixed_steps = fixed
     };
     const hd_model_env env = env_of(m);
-    must(hd_executor_open(&m->executor, &env, &options, &err), &err);
+    must(hd_model_runner_open(&m->executor, &env, &options, &err), &err);
 }
 
 void open_machine(machine *m, const char *name, float forced_acceptance) {
@@ -120,7 +120,7 @@ void open_machine(machine *m, const char *name, float forced_acceptance) {
 }
 
 void close_machine(machine *m) {
-    hd_executor_close(m->executor);
+    hd_model_runner_close(m->executor);
     hd_grammar_vocab_close(m->vocab);
     hd_stream_close(m->stream);
     hd_device_close(m->device);
@@ -132,10 +132,10 @@ float *logits_of(const machine *m, const int32_t *tokens, int32_t n) {
     const hd_model_env env = env_of(m);
     const hd_model_limits limits = {.rows = n, .logits = n, .positions = n};
     const hd_kv_options kv_options = {
-        .n_pages = {m->lease_pages, m->lease_pages},
+        .n_pages = {m->seq_pages, m->seq_pages},
           .act_bytes = m->ops.act_bytes
     };
-    const hd_batch_limits batch_limits = {n, 1, m->lease_pages};
+    const hd_batch_limits batch_limits = {n, 1, m->seq_pages};
     hd_model *model;
     hd_kv *kv;
     hd_batch b, *batches = &b;
@@ -150,7 +150,7 @@ float *logits_of(const machine *m, const int32_t *tokens, int32_t n) {
                          .after = -1,
                          .n_logits = n,
                          .pages = {m->pages[0], m->pages[0]},
-                         .n_pages = m->lease_pages
+                         .n_pages = m->seq_pages
     });
     hd_batch_upload(&b, m->stream);
     hd_model_step(model, kv, &batches, 1);
@@ -183,7 +183,7 @@ void init_request(request *r, const machine *m, int32_t slot, int32_t n_prompt, 
     r->slot = slot;
     r->n = r->n_prompt = n_prompt;
     r->most = POSITIONS;
-    r->guide = (hd_guide){.think = -1, .unthink = UNTHINK};
+    r->constraint = (hd_constraint){.think = -1, .unthink = UNTHINK};
     r->choosing.params = (hd_sampling){.seed = seed, .logprob = true};
     r->text[0] = BOS;
     for (int32_t i = 1; i < n_prompt; i++) r->text[i] = random_id(m, seed, (uint64_t)i);
@@ -191,7 +191,7 @@ void init_request(request *r, const machine *m, int32_t slot, int32_t n_prompt, 
 
 void enter(machine *m, request *r) {
     r->done = r->n_next = 0;
-    hd_executor_enter(m->executor, r->slot, &r->choosing, r->text, r->n, r->n_prompt);
+    hd_model_runner_enter(m->executor, r->slot, &r->choosing, r->text, r->n, r->n_prompt);
 }
 
 /* Drafts of this step: those that came with the last one, or the oracle's. */
@@ -209,10 +209,10 @@ static int32_t choose_drafts(const machine *m, const request *r, int32_t *drafts
 }
 
 /* tokens has room for the rows and the drafts behind them. */
-static hd_work plan(const machine *m, const request *r, int32_t *tokens) {
+static hd_seq_input plan(const machine *m, const request *r, int32_t *tokens) {
     const int32_t left = r->n - r->done;
     const int32_t known = r->chunk ? hd_min_i32(left, r->chunk) : left;
-    hd_work w = {
+    hd_seq_input w = {
         .slot = r->slot,
         .tokens = tokens,
         .n = known,
@@ -220,24 +220,24 @@ static hd_work plan(const machine *m, const request *r, int32_t *tokens) {
         .after = known < left ? r->text[r->done + known] : -1,
         .want_drafts = r->oracle ? 0 : r->n_drafts,
         .pages = {m->pages[r->slot], m->pages[r->slot]},
-        .n_pages = m->lease_pages
+        .n_pages = m->seq_pages
     };
     memcpy(tokens, r->text + r->done, (size_t)known * sizeof *tokens);
     if (known == left) {
         const int32_t drafts = choose_drafts(m, r, tokens + known);
         w.n += drafts;
-        w.n_choose = drafts + 1;
+        w.n_sample = drafts + 1;
         w.left = r->most - r->n;
     }
     if (r->ahead) {
         const int32_t page = hd_kv_shape_of(m->spec).page_tokens;
-        const int32_t reach = w.start + w.n + w.want_drafts + r->ahead;
-        w.n_pages = hd_min_i32((int32_t)hd_ceil_div(reach, page), m->lease_pages);
+        const int32_t lookback = w.start + w.n + w.want_drafts + r->ahead;
+        w.n_pages = hd_min_i32((int32_t)hd_ceil_div(lookback, page), m->seq_pages);
     }
     if (r->score_from && r->n == r->n_prompt) {
-        const int32_t end = r->done + w.n - w.n_choose;
+        const int32_t end = r->done + w.n - w.n_sample;
         const int32_t first = hd_max_i32(r->done, r->score_from - 1);
-        w.n_score = hd_max_i32(end - first, 0);
+        w.n_prompt_logprobs = hd_max_i32(end - first, 0);
     }
     return w;
 }
@@ -251,24 +251,24 @@ static void note(request *r, int32_t at, float logprob, const int32_t *ids,
     memcpy(r->top_logprob[at], logprobs + (int64_t)row * TOPS, sizeof r->top_logprob[at]);
 }
 
-static void settle(request *r, const hd_work *w, const hd_chosen *c) {
-    const int32_t first_scored = w->start + w->n - w->n_choose - w->n_score + 1;
-    assert_true((c->scores != NULL) == (w->n_score > 0));
-    for (int32_t k = 0; k < w->n_score; k++) {
+static void process_output(request *r, const hd_seq_input *w, const hd_seq_output *c) {
+    const int32_t first_scored = w->start + w->n - w->n_sample - w->n_prompt_logprobs + 1;
+    assert_true((c->scores != NULL) == (w->n_prompt_logprobs > 0));
+    for (int32_t k = 0; k < w->n_prompt_logprobs; k++) {
         note(r, first_scored + k, c->scores[k], c->score_top_ids, c->score_top_logprobs, k);
     }
     r->status = c->status;
     r->steps++;
     r->ended = c->status != HD_OK;
-    if (!w->n_choose) r->done += w->n;
-    if (!w->n_choose || r->ended) return;
-    assert_true(c->n_tokens >= 1 && c->n_tokens <= w->n_choose);
+    if (!w->n_sample) r->done += w->n;
+    if (!w->n_sample || r->ended) return;
+    assert_true(c->n_tokens >= 1 && c->n_tokens <= w->n_sample);
     r->done = r->n + c->n_tokens - 1;
-    r->drafted += w->n_choose - 1;
+    r->drafted += w->n_sample - 1;
     r->accepted += c->n_tokens - 1;
     for (int32_t k = 0; k < c->n_tokens && !r->ended; k++) {
         if (k + 1 < c->n_tokens) {
-            assert_int_equal(c->tokens[k], w->tokens[w->n - w->n_choose + 1 + k]);
+            assert_int_equal(c->tokens[k], w->tokens[w->n - w->n_sample + 1 + k]);
         }
         note(r, r->n, c->logprobs[k], c->top_ids, c->top_logprobs, k);
         r->text[r->n++] = c->tokens[k];
@@ -279,19 +279,19 @@ static void settle(request *r, const hd_work *w, const hd_chosen *c) {
 }
 
 hd_status try_step(machine *m, request *requests, int32_t n, hd_err *err) {
-    hd_work works[SLOTS];
-    hd_chosen chosen[SLOTS];
+    hd_seq_input inputs[SLOTS];
+    hd_seq_output outputs[SLOTS];
     request *of[SLOTS];
-    int32_t tokens[SLOTS][POSITIONS + HD_MAX_DRAFTS], n_works = 0;
-    const hd_runner runner = hd_executor_runner(m->executor);
+    int32_t tokens[SLOTS][POSITIONS + HD_MAX_DRAFTS], n_inputs = 0;
+    const hd_runner runner = hd_model_runner_interface(m->executor);
     for (int32_t i = 0; i < n; i++) {
         if (requests[i].ended) continue;
-        of[n_works] = &requests[i];
-        works[n_works] = plan(m, &requests[i], tokens[n_works]);
-        m->rows += works[n_works++].n;
+        of[n_inputs] = &requests[i];
+        inputs[n_inputs] = plan(m, &requests[i], tokens[n_inputs]);
+        m->rows += inputs[n_inputs++].n;
     }
-    HD_TRY(runner.run(runner.ctx, NULL, 0, works, n_works, chosen, err));
-    for (int32_t i = 0; i < n_works; i++) settle(of[i], &works[i], &chosen[i]);
+    HD_TRY(runner.run(runner.ctx, NULL, 0, inputs, n_inputs, outputs, err));
+    for (int32_t i = 0; i < n_inputs; i++) process_output(of[i], &inputs[i], &outputs[i]);
     return HD_OK;
 }
 

@@ -27,9 +27,9 @@ typedef struct machine {
     hd_device *device;
     hd_stream *stream;
     hd_grammar_vocab *vocab;
-    hd_executor *executor;
+    hd_model_runner *executor;
     int32_t pages[SLOTS][MAX_PAGES];
-    int32_t lease_pages, n_ids;
+    int32_t seq_pages, n_ids;
     int64_t rows; /* computed so far */
 } machine;
 
@@ -51,8 +51,8 @@ float *logits_of(const machine *m, const int32_t *tokens, int32_t n);
 double log_softmax(const machine *m, const float *logits, int32_t id);
 
 typedef struct request {
-    hd_guide guide;
-    hd_choosing choosing;
+    hd_constraint constraint;
+    hd_request_sampling choosing;
     int32_t n_drafts;      /* by the MTP layer, or */
     const int32_t *oracle; /* of this text [POSITIONS] instead, */
     int32_t one_wrong_in;  /* now and then another token */

@@ -23,25 +23,25 @@ static void append(hd_bytes *to, const char *text, size_t n) {
     assert_int_equal(hd_bytes_append(to, text, n, NULL), HD_OK);
 }
 
-static void take_part(rig_answer *a, const hd_part *p) {
+static void take_part(rig_answer *a, const hd_delta *p) {
     switch (p->kind) {
-    case HD_PART_REASONING:
+    case HD_DELTA_REASONING:
         append(&a->reasoning, p->text, p->n);
         break;
-    case HD_PART_CONTENT:
+    case HD_DELTA_CONTENT:
         append(&a->content, p->text, p->n);
         break;
-    case HD_PART_CALL:
+    case HD_DELTA_CALL:
         append(&a->calls, p->text, p->n);
         append(&a->calls, "(", 1);
         break;
-    case HD_PART_ARGUMENTS:
+    case HD_DELTA_ARGUMENTS:
         append(&a->calls, p->text, p->n);
         break;
-    case HD_PART_CALL_END:
+    case HD_DELTA_CALL_END:
         append(&a->calls, p->whole ? ")!" : ")?", 2);
         break;
-    case HD_PART_NOTE:
+    case HD_DELTA_NOTE:
         break;
     }
 }
@@ -68,7 +68,7 @@ void rig_deinit(rig_answer *a) {
     *a = (rig_answer){0};
 }
 
-void rig_run(hd_engine *e, const hd_generation *g, rig_answer *out) {
+void rig_run(hd_engine *e, const hd_request *g, rig_answer *out) {
     char why[600];
     hd_event event;
     const int n = g->answers ? g->answers : 1;

@@ -23,7 +23,7 @@ void rig_take(rig_answer *a, const hd_event *e);
 void rig_deinit(rig_answer *a);
 
 /* Submits and polls until the request's last event; out[n_answers of g]. */
-void rig_run(hd_engine *e, const hd_generation *g, rig_answer *out);
+void rig_run(hd_engine *e, const hd_request *g, rig_answer *out);
 
 /* Fails unless both hold the same text and tokens and end alike. */
 void rig_same(const rig_answer *a, const rig_answer *b);

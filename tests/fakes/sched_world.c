@@ -15,8 +15,8 @@ static uint32_t draw(world *w, uint32_t below) {
     return hd_philox_at(w->seed, 1, w->draws++).v[0] % below;
 }
 
-static bool once_in(world *w, uint32_t turns) {
-    return turns && draw(w, turns) == 0;
+static bool once_in(world *w, uint32_t steps) {
+    return steps && draw(w, steps) == 0;
 }
 
 static uint64_t chain(uint64_t before, int32_t token) {
@@ -68,7 +68,7 @@ static void learn(client *c, int32_t token) {
 
 /* ---- the simulated device ---- */
 
-static uint64_t *cells(world *w, const hd_work *k, int life, int32_t pos) {
+static uint64_t *cells(world *w, const hd_seq_input *k, int life, int32_t pos) {
     const int32_t tokens = w->o.cache.page_tokens;
     assert_true(pos / tokens < k->n_pages);
     const int32_t page = k->pages[life][pos / tokens];
@@ -77,14 +77,14 @@ static uint64_t *cells(world *w, const hd_work *k, int life, int32_t pos) {
 }
 
 static int n_lives(const world *w) {
-    return w->o.cache.reach ? HD_N_LIFETIMES : 1;
+    return w->o.cache.lookback ? HD_N_KV_GROUPS : 1;
 }
 
 static void run_copies(world *w, const hd_page_copy *copies, int32_t n) {
     const int32_t tokens = w->o.cache.page_tokens;
     for (int32_t i = 0; i < n; i++) {
         assert_true(copies[i].snapshot >= 0 && copies[i].snapshot < w->o.cache.n_snapshots);
-        uint64_t *page = &w->memory[HD_LIFE_WINDOW][copies[i].page * tokens];
+        uint64_t *page = &w->memory[HD_KV_WINDOW][copies[i].page * tokens];
         uint64_t *snapshot = &w->snapshots[copies[i].snapshot * tokens];
         memcpy(copies[i].save ? snapshot : page, copies[i].save ? page : snapshot,
                (size_t)tokens * sizeof *page);
@@ -94,7 +94,7 @@ static void run_copies(world *w, const hd_page_copy *copies, int32_t n) {
 }
 
 /* A page is written by one request of a step; marks it with the step and the work. */
-static void mark_writes(world *w, const hd_work *k, int32_t number) {
+static void mark_writes(world *w, const hd_seq_input *k, int32_t number) {
     const int32_t tokens = w->o.cache.page_tokens;
     const int32_t end = k->start + k->n + k->want_drafts;
     const int64_t mark = w->steps << STEP_BITS | number;
@@ -111,10 +111,10 @@ static void mark_writes(world *w, const hd_work *k, int32_t number) {
 
 /* FT26, FT27: everything behind the first row is there, is this request's own prefix, and is not
  * being written by another request of the step. */
-static void read_prefix(world *w, const hd_work *k, const client *c, int32_t number) {
-    const int32_t tokens = w->o.cache.page_tokens, reach = w->o.cache.reach;
+static void read_prefix(world *w, const hd_seq_input *k, const client *c, int32_t number) {
+    const int32_t tokens = w->o.cache.page_tokens, lookback = w->o.cache.lookback;
     for (int life = 0; life < n_lives(w); life++) {
-        int32_t from = life == HD_LIFE_WINDOW ? hd_max_i32(0, k->start - reach) : 0;
+        int32_t from = life == HD_KV_WINDOW ? hd_max_i32(0, k->start - lookback) : 0;
         while (from < k->start) {
             const int32_t end = hd_min_i32(k->start, (from / tokens + 1) * tokens);
             const uint64_t *cell = cells(w, k, life, from);
@@ -129,7 +129,7 @@ static void read_prefix(world *w, const hd_work *k, const client *c, int32_t num
 }
 
 /* Rows leave their hashes; the drafting behind them leaves rubbish. */
-static void write_rows(world *w, const hd_work *k, const client *c, uint64_t *last) {
+static void write_rows(world *w, const hd_seq_input *k, const client *c, uint64_t *last) {
     uint64_t hash = k->start ? c->hash[k->start - 1] : c->salt;
     for (int32_t i = 0; i < k->n + k->want_drafts; i++) {
         if (i < k->n) last[i] = hash = chain(hash, k->tokens[i]);
@@ -140,20 +140,21 @@ static void write_rows(world *w, const hd_work *k, const client *c, uint64_t *la
 }
 
 /* The score of a token is its position. */
-static const float *score(world *w, const hd_work *k, int32_t used) {
-    const int32_t first = k->start + k->n - k->n_choose - k->n_score + 1;
-    for (int32_t i = 0; i < k->n_score; i++) w->scores[used + i] = (float)(first + i);
+static const float *score(world *w, const hd_seq_input *k, int32_t used) {
+    const int32_t first = k->start + k->n - k->n_sample - k->n_prompt_logprobs + 1;
+    for (int32_t i = 0; i < k->n_prompt_logprobs; i++) w->scores[used + i] = (float)(first + i);
     return w->scores + used;
 }
 
-static void choose(world *w, const hd_work *k, const uint64_t *hashes, hd_chosen *out) {
-    for (int32_t i = k->n - k->n_choose; i < k->n; i++) {
+static void choose(world *w, const hd_seq_input *k, const uint64_t *hashes,
+                   hd_seq_output *out) {
+    for (int32_t i = k->n - k->n_sample; i < k->n; i++) {
         const int32_t token = oracle(hashes[i]);
         out->tokens[out->n_tokens++] = token;
         if (i + 1 == k->n || k->tokens[i + 1] != token) break;
     }
-    if (!k->n_choose) return;
-    uint64_t hash = hashes[k->n - k->n_choose + out->n_tokens - 1];
+    if (!k->n_sample) return;
+    uint64_t hash = hashes[k->n - k->n_sample + out->n_tokens - 1];
     int32_t token = out->tokens[out->n_tokens - 1];
     const bool few = w->habits.few_drafts && hash % w->habits.few_drafts == 0;
     while (out->n_drafts < k->want_drafts - few) {
@@ -165,18 +166,18 @@ static void choose(world *w, const hd_work *k, const uint64_t *hashes, hd_chosen
 }
 
 /* Every prompt row from score_from - 1 on scores the token behind it, and is computed for it. */
-static void check_scores(const hd_work *k, const client *c) {
+static void check_scores(const hd_seq_input *k, const client *c) {
     const int32_t next = c->score_from + c->n_scored;
     int32_t rows = 0;
-    for (int32_t i = 0; i < k->n - k->n_choose; i++) {
+    for (int32_t i = 0; i < k->n - k->n_sample; i++) {
         rows += unscored(c) > 0 && k->start + i + 1 >= next && k->start + i + 1 < c->n_prompt;
     }
-    assert_int_equal(k->n_score, rows);
+    assert_int_equal(k->n_prompt_logprobs, rows);
     if (unscored(c) > 0) assert_true(k->start < next);
 }
 
 /* What a work must be, given its client. */
-static void check_work(world *w, const hd_work *k, client *c) {
+static void check_work(world *w, const hd_seq_input *k, client *c) {
     assert_non_null(c);
     assert_false(c->cancelled); /* not one step after a cancel */
     assert_true(c->rows == 0 && k->n > 0);
@@ -194,15 +195,15 @@ static void check_work(world *w, const hd_work *k, client *c) {
     const int32_t known = hd_min_i32(k->n, c->pending);
     assert_memory_equal(k->tokens, c->tokens + k->start, (size_t)known * sizeof *k->tokens);
     if (k->n < c->pending) {
-        assert_true(k->n_choose == 0 && k->want_drafts == 0 && k->n <= w->o.chunk_rows);
+        assert_true(k->n_sample == 0 && k->want_drafts == 0 && k->n <= w->o.chunk_rows);
         assert_int_equal(k->after, c->tokens[k->start + k->n]);
         c->n_done += k->n;
     } else {
-        assert_int_equal(k->n_choose, 1 + k->n - c->pending);
+        assert_int_equal(k->n_sample, 1 + k->n - c->pending);
         const bool automatic = c->drafts == HD_SCHED_AUTO_DRAFTS;
         const int32_t most = automatic ? HD_MAX_DRAFTS : c->drafts;
-        assert_true(known <= w->o.chunk_rows && k->n_choose <= 1 + most);
-        assert_true(c->n_tokens + k->n_choose <= c->n_prompt + c->max_new);
+        assert_true(known <= w->o.chunk_rows && k->n_sample <= 1 + most);
+        assert_true(c->n_tokens + k->n_sample <= c->n_prompt + c->max_new);
         assert_true(k->after == -1 && k->want_drafts <= most);
         assert_true(k->want_drafts == most || (automatic && k->want_drafts >= 0));
     }
@@ -213,7 +214,7 @@ static void check_work(world *w, const hd_work *k, client *c) {
  * room: rows of the step that nobody has. */
 static void check_order(world *w, int32_t room) {
     client *top = NULL;
-    for (int32_t i = 0; i < w->o.cache.n_leases; i++) {
+    for (int32_t i = 0; i < w->o.cache.max_seqs; i++) {
         const client *a = w->seated[i];
         if (!a) continue;
         if (!top || goes_before(a, top)) top = w->seated[i];
@@ -222,21 +223,21 @@ static void check_order(world *w, int32_t room) {
         const bool starved =
             a->rows == 0 || (a->prefills && a->rows < hd_min_i32(a->pending, w->o.chunk_rows));
         assert_false(starved && room > 0);
-        for (int32_t k = 0; k < w->o.cache.n_leases && starved; k++) {
+        for (int32_t k = 0; k < w->o.cache.max_seqs && starved; k++) {
             const client *b = w->seated[k];
             if (b && b->rows && b->prefills) assert_false(goes_before(a, b) && a != b);
         }
     }
     assert_non_null(top);
     assert_true(top->rows > 0);
-    for (int32_t i = 0; i < w->o.cache.n_leases; i++) {
-        if (w->seated[i] && w->seated[i] != top) w->seated[i]->turns_on_top = 0;
+    for (int32_t i = 0; i < w->o.cache.max_seqs; i++) {
+        if (w->seated[i] && w->seated[i] != top) w->seated[i]->steps_on_top = 0;
     }
-    const int32_t others = (w->o.cache.n_leases - 1) * HD_MAX_CHOSEN;
+    const int32_t others = (w->o.cache.max_seqs - 1) * HD_MAX_STEP_TOKENS;
     int32_t each = hd_min_i32(w->o.chunk_rows, w->o.step_rows - others);
     if (top->score_from) each = hd_min_i32(each, HD_MAX_DRAFTS);
     const int32_t longest = top->n_prompt + top->max_new;
-    assert_true(++top->turns_on_top <= longest / each + 1 + top->max_new);
+    assert_true(++top->steps_on_top <= longest / each + 1 + top->max_new);
 }
 
 /* Who left in this turn and still lives was sent back to the queue: the least important. */
@@ -255,12 +256,12 @@ static bool check_retracted(world *w) {
 }
 
 /* A step ahead, a runner computes what would follow, with the pages of this step. */
-static void plan_ahead(world *w, const hd_work *k, const hd_chosen *c) {
+static void plan_ahead(world *w, const hd_seq_input *k, const hd_seq_output *c) {
     const int32_t tokens = w->o.cache.page_tokens;
     world_ahead *a = &w->ahead[w->n_ahead];
-    if (!w->o.ahead || !k->n_choose) return;
+    if (!w->o.ahead || !k->n_sample) return;
     w->n_ahead++;
-    a->from = k->start + k->n - k->n_choose + c->n_tokens;
+    a->from = k->start + k->n - k->n_sample + c->n_tokens;
     a->to = hd_min_i32(a->from + 1 + 2 * k->want_drafts, k->n_pages * tokens);
     for (int life = 0; life < n_lives(w); life++) {
         memcpy(a->pages[life], k->pages[life], (size_t)k->n_pages * sizeof(int32_t));
@@ -284,7 +285,8 @@ static void write_ahead(world *w) {
 }
 
 static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
-                     const hd_work *works, int32_t n_works, hd_chosen *chosen, hd_err *err) {
+                     const hd_seq_input *inputs, int32_t n_inputs, hd_seq_output *outputs,
+                     hd_err *err) {
     world *w = ctx;
     uint64_t hashes[MAX_LEN + HD_MAX_DRAFTS];
     int32_t rows = 0, choices = 0, scored = 0;
@@ -300,31 +302,31 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     }
     write_ahead(w);
     run_copies(w, copies, n_copies);
-    for (int32_t i = 0; i < n_works; i++) {
-        assert_true(works[i].slot >= 0 && works[i].slot < w->o.cache.n_leases);
-        check_work(w, &works[i], w->seated[works[i].slot]);
-        mark_writes(w, &works[i], i);
-        rows += works[i].n;
-        choices += works[i].n_choose + works[i].n_score;
+    for (int32_t i = 0; i < n_inputs; i++) {
+        assert_true(inputs[i].slot >= 0 && inputs[i].slot < w->o.cache.max_seqs);
+        check_work(w, &inputs[i], w->seated[inputs[i].slot]);
+        mark_writes(w, &inputs[i], i);
+        rows += inputs[i].n;
+        choices += inputs[i].n_sample + inputs[i].n_prompt_logprobs;
     }
-    assert_true(choices <=
-                (w->o.choice_rows ? w->o.choice_rows : w->o.cache.n_leases * HD_MAX_CHOSEN));
-    assert_true(n_works <= w->o.cache.n_leases && rows <= w->o.step_rows);
+    assert_true(choices <= (w->o.sample_rows ? w->o.sample_rows
+                                             : w->o.cache.max_seqs * HD_MAX_STEP_TOKENS));
+    assert_true(n_inputs <= w->o.cache.max_seqs && rows <= w->o.step_rows);
     check_order(w, retracted ? 0 : w->o.step_rows - rows); /* who left had rows, perhaps */
-    for (int32_t i = 0; i < n_works; i++) {
-        read_prefix(w, &works[i], w->seated[works[i].slot], i);
+    for (int32_t i = 0; i < n_inputs; i++) {
+        read_prefix(w, &inputs[i], w->seated[inputs[i].slot], i);
     }
-    for (int32_t i = 0; i < n_works; i++) {
-        write_rows(w, &works[i], w->seated[works[i].slot], hashes);
-        chosen[i] = (hd_chosen){.scores = score(w, &works[i], scored)};
-        choose(w, &works[i], hashes, &chosen[i]);
-        plan_ahead(w, &works[i], &chosen[i]);
-        scored += works[i].n_score;
-        digest(w, works[i].slot << 16 | works[i].n);
+    for (int32_t i = 0; i < n_inputs; i++) {
+        write_rows(w, &inputs[i], w->seated[inputs[i].slot], hashes);
+        outputs[i] = (hd_seq_output){.scores = score(w, &inputs[i], scored)};
+        choose(w, &inputs[i], hashes, &outputs[i]);
+        plan_ahead(w, &inputs[i], &outputs[i]);
+        scored += inputs[i].n_prompt_logprobs;
+        digest(w, inputs[i].slot << 16 | inputs[i].n);
     }
-    if (w->fail_one) chosen[draw(w, (uint32_t)n_works)].status = HD_EDEVICE;
+    if (w->fail_one) outputs[draw(w, (uint32_t)n_inputs)].status = HD_EDEVICE;
     w->rows += rows;
-    w->events += n_works;
+    w->events += n_inputs;
     return HD_OK;
 }
 
@@ -345,7 +347,7 @@ static void enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, i
     w->followed += c->leader != 0;
     c->slot = slot;
     c->n_done = -1;
-    c->turns_on_top = 0;
+    c->steps_on_top = 0;
     c->admitted = true;
     c->entered = w->now;
     w->seated[slot] = c;
@@ -388,12 +390,12 @@ static void event(void *ctx, const hd_sched_event *e) {
     w->drafted += e->n_drafted;
     w->accepted += e->n_accepted;
     assert_true(e->n_accepted <= e->n_drafted && e->n >= 0);
-    assert_true(e->n || e->finish || e->n_score);
-    if (e->n_score) assert_int_equal(e->score_at, c->score_from + c->n_scored);
-    for (int32_t i = 0; i < e->n_score; i++, c->n_scored++) {
+    assert_true(e->n || e->finish || e->n_prompt_logprobs);
+    if (e->n_prompt_logprobs) assert_int_equal(e->score_at, c->score_from + c->n_scored);
+    for (int32_t i = 0; i < e->n_prompt_logprobs; i++, c->n_scored++) {
         assert_true(e->scores[i] == (float)(c->score_from + c->n_scored));
     }
-    w->scored += e->n_score;
+    w->scored += e->n_prompt_logprobs;
     if (e->n) assert_true(unscored(c) <= 0);
     for (int32_t i = 0; i < e->n; i++) {
         assert_int_equal(e->tokens[i], oracle(c->hash[c->n_tokens - 1]));
@@ -423,9 +425,9 @@ void world_open(world *w) {
     const hd_sched_hooks hooks = {w, enter, leave, event};
     const hd_cache_options *c = &w->o.cache;
     hd_err err = {0};
-    assert_true(c->n_leases <= MAX_CLIENTS && c->n_snapshots * c->page_tokens <= MAX_CELLS);
+    assert_true(c->max_seqs <= MAX_CLIENTS && c->n_snapshots * c->page_tokens <= MAX_CELLS);
     assert_true(w->o.max_positions <= MAX_LEN);
-    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         assert_true(c->n_pages[l] * c->page_tokens <= MAX_CELLS);
     }
     if (hd_sched_open(&w->sched, &w->o, &runner, &hooks, &err) != HD_OK) {
@@ -464,25 +466,25 @@ static void draw_habits(world *w) {
 
 static void draw_options(world *w) {
     static const int32_t pages[] = {1, 2, 3, 4, 8, 16};
-    const int32_t page = pages[draw(w, 6)], leases = 1 + (int32_t)draw(w, 10);
+    const int32_t page = pages[draw(w, 6)], seqs = 1 + (int32_t)draw(w, 10);
     const int32_t reaches[] = {0, 1, page, 2 * page + 1, 9};
-    const int32_t reach = reaches[draw(w, 5)], chunk = 1 + (int32_t)draw(w, 50);
-    const int32_t lease_pages = MAX_LEN / page;
-    const int32_t near = (reach + chunk + HD_MAX_DRAFTS) / page + 2;
-    const int32_t most = MAX_CELLS / page - lease_pages;
-    const int32_t spare = hd_min_i32(most, (int32_t)draw(w, (uint32_t)(3 * lease_pages)));
+    const int32_t lookback = reaches[draw(w, 5)], chunk = 1 + (int32_t)draw(w, 50);
+    const int32_t seq_pages = MAX_LEN / page;
+    const int32_t near = (lookback + chunk + HD_MAX_DRAFTS) / page + 2;
+    const int32_t most = MAX_CELLS / page - seq_pages;
+    const int32_t spare = hd_min_i32(most, (int32_t)draw(w, (uint32_t)(3 * seq_pages)));
     w->o = (hd_sched_options){
         .cache = {.page_tokens = page,
-                  .reach = reach,
-                  .n_pages = {lease_pages + spare,
-                              near + (int32_t)draw(w, (uint32_t)(leases * near))},
-                  .n_snapshots = draw(w, 2) ? (int32_t)draw(w, (uint32_t)(2 * lease_pages)) : 0,
-                  .n_leases = leases,
-                  .lease_pages = lease_pages},
-        .step_rows = leases * HD_MAX_CHOSEN + (int32_t)draw(w, 40),
+                  .lookback = lookback,
+                  .n_pages = {seq_pages + spare,
+                              near + (int32_t)draw(w, (uint32_t)(seqs * near))},
+                  .n_snapshots = draw(w, 2) ? (int32_t)draw(w, (uint32_t)(2 * seq_pages)) : 0,
+                  .max_seqs = seqs,
+                  .seq_pages = seq_pages},
+        .step_rows = seqs * HD_MAX_STEP_TOKENS + (int32_t)draw(w, 40),
         .chunk_rows = chunk,
         .queue_limit = 1 + (int32_t)draw(w, 24),
-        .ahead = draw(w, 2) ? (int32_t)draw(w, 3 * HD_MAX_CHOSEN) : 0,
+        .ahead = draw(w, 2) ? (int32_t)draw(w, 3 * HD_MAX_STEP_TOKENS) : 0,
         .max_positions = MAX_LEN - HD_MAX_DRAFTS - (int32_t)draw(w, 50)
     };
 }
@@ -514,7 +516,7 @@ void world_set_prompt(client *c, const int32_t *tokens, int32_t n) {
 hd_status world_submit(world *w, client *c) {
     const int32_t stop = STOP_ID;
     const hd_cache_options *cache = &w->o.cache;
-    const int32_t room = cache->lease_pages * cache->page_tokens - HD_MAX_DRAFTS;
+    const int32_t room = cache->seq_pages * cache->page_tokens - HD_MAX_DRAFTS;
     const hd_sched_stats before = hd_sched_read_stats(w->sched);
     hd_status expected = before.waiting < w->o.queue_limit ? HD_OK : HD_EAGAIN;
     if (c->n_prompt < 1 || c->max_new < 1 ||
@@ -523,18 +525,18 @@ hd_status world_submit(world *w, client *c) {
     }
     c->id = ++w->arrivals << INDEX_BITS | (uint64_t)(c - w->clients);
     c->slot = c->n_done = -1;
-    const hd_request r = {.id = c->id,
-                          .prompt = c->tokens,
-                          .n_prompt = c->n_prompt,
-                          .max_new = c->max_new,
-                          .priority = c->priority,
-                          .follows = c->leader,
-                          .draft_tokens = c->drafts,
-                          .score_from = c->score_from,
-                          .salt = c->salt,
-                          .queue_until_ns = c->deadline,
-                          .stop_ids = &stop,
-                          .n_stop = 1};
+    const hd_sched_request r = {.id = c->id,
+                                .prompt = c->tokens,
+                                .n_prompt = c->n_prompt,
+                                .max_new = c->max_new,
+                                .priority = c->priority,
+                                .follows = c->leader,
+                                .draft_tokens = c->drafts,
+                                .score_from = c->score_from,
+                                .salt = c->salt,
+                                .queue_until_ns = c->deadline,
+                                .stop_ids = &stop,
+                                .n_stop = 1};
     hd_err err = {0};
     const hd_status st = hd_sched_submit(w->sched, &r, &err);
     assert_int_equal(st, expected);
@@ -592,7 +594,7 @@ void world_act(world *w) {
     }
     w->fail_one = once_in(w, w->habits.fail_one);
     w->fail_next = once_in(w, w->habits.fail_all);
-    world_turn(w);
+    world_step(w);
 }
 
 /* ---- checking ---- */
@@ -612,10 +614,10 @@ static void check_counters(const world *w, int32_t waiting, int32_t running) {
     assert_int_equal(s.running, running);
     assert_int_equal(s.finished, finished);
     assert_int_equal(s.retracted, w->retracted);
-    assert_int_equal(s.turns, w->steps);
+    assert_int_equal(s.steps, w->steps);
     assert_int_equal(s.drafted, w->drafted);
     assert_int_equal(s.accepted, w->accepted);
-    assert_true(waiting <= w->o.queue_limit + w->o.cache.n_leases);
+    assert_true(waiting <= w->o.queue_limit + w->o.cache.max_seqs);
     assert_int_equal(s.rows, w->rows);
 }
 
@@ -639,7 +641,7 @@ static client *sure_to_enter(world *w) {
     const hd_cache_options *o = &w->o.cache;
     const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(w->sched));
     client *first = NULL;
-    int32_t running = 0, room[HD_N_LIFETIMES];
+    int32_t running = 0, room[HD_N_KV_GROUPS];
     for (int i = 0; i < MAX_CLIENTS; i++) {
         client *q = &w->clients[i];
         const bool late = !q->admitted && q->deadline && w->now >= q->deadline;
@@ -648,22 +650,21 @@ static client *sure_to_enter(world *w) {
         if (waits(w, q)) return NULL; /* who can tell for how long */
         if (!first || goes_before(q, first)) first = q;
     }
-    if (!first || running == o->n_leases) return NULL;
+    if (!first || running == o->max_seqs) return NULL;
     const int32_t known = (first->n_tokens + o->page_tokens - 1) / o->page_tokens;
-    const int32_t near = (o->reach + w->o.chunk_rows) / o->page_tokens + 3;
-    for (int l = 0; l < HD_N_LIFETIMES; l++) room[l] = c.free[l] + c.evictable[l] - running - 1;
-    const bool fits =
-        known <= room[HD_LIFE_ENTRIES] && (!o->reach || near <= room[HD_LIFE_WINDOW]);
+    const int32_t near = (o->lookback + w->o.chunk_rows) / o->page_tokens + 3;
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) room[l] = c.free[l] + c.evictable[l] - running - 1;
+    const bool fits = known <= room[HD_KV_FULL] && (!o->lookback || near <= room[HD_KV_WINDOW]);
     return fits ? first : NULL;
 }
 
-void world_turn(world *w) {
+void world_step(world *w) {
     hd_err err = {0};
     w->now++;
     w->stepped = w->failed = false;
     client *sure = sure_to_enter(w);
     const int64_t rows = w->rows, before = allocations();
-    const hd_status st = hd_sched_turn(w->sched, w->now, &err);
+    const hd_status st = hd_sched_step(w->sched, w->now, &err);
     assert_int_equal(allocations(), before);
     if (w->failed) {
         assert_int_equal(st, HD_EDEVICE);
@@ -686,12 +687,12 @@ void world_heal(world *w) {
     w->fail_one = w->fail_next = false;
     while (!hd_sched_idle(w->sched)) {
         assert_true(left-- > 0);
-        world_turn(w);
+        world_step(w);
     }
     for (int i = 0; i < MAX_CLIENTS; i++) assert_true(w->clients[i].id == 0);
     world_check_cache(w);
     hd_sched_flush_cache(w->sched);
     const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(w->sched));
-    for (int l = 0; l < HD_N_LIFETIMES; l++) assert_int_equal(c.free[l], c.pages[l]);
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) assert_int_equal(c.free[l], c.pages[l]);
     assert_true(c.nodes == 0 && c.snapshots == 0);
 }

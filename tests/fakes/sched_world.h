@@ -29,7 +29,7 @@ typedef struct client {
     int32_t slot, n_done;           /* -1: none, not known yet */
     int32_t rows, pending;          /* in this step */
     bool prefills;
-    int32_t turns_on_top; /* in a row, as the most important that runs */
+    int32_t steps_on_top; /* in a row, as the most important that runs */
 } client;
 
 /* How often something happens: once in so many turns; 0: never. */
@@ -49,15 +49,15 @@ typedef struct world_text {
 /* What a runner that is a step ahead still writes of a request, whatever becomes of it. */
 typedef struct world_ahead {
     int32_t from, to; /* positions */
-    int32_t pages[HD_N_LIFETIMES][MAX_LEN];
+    int32_t pages[HD_N_KV_GROUPS][MAX_LEN];
 } world_ahead;
 
 typedef struct world {
     hd_sched *sched;
     hd_sched_options o;
     world_habits habits;
-    uint64_t memory[HD_N_LIFETIMES][MAX_CELLS], snapshots[MAX_CELLS];
-    int64_t written[HD_N_LIFETIMES][MAX_CELLS]; /* by page: the last step and work */
+    uint64_t memory[HD_N_KV_GROUPS][MAX_CELLS], snapshots[MAX_CELLS];
+    int64_t written[HD_N_KV_GROUPS][MAX_CELLS]; /* by page: the last step and work */
     world_ahead ahead[MAX_CLIENTS];             /* of the works of the last step */
     int32_t n_ahead;
     client clients[MAX_CLIENTS];
@@ -83,7 +83,7 @@ client *world_free_client(world *w); /* all zero; NULL: everybody is busy */
 void world_set_prompt(client *c, const int32_t *tokens, int32_t n);
 
 void world_cancel(world *w, client *c);
-void world_turn(world *w); /* one turn and every check behind it */
+void world_step(world *w); /* one turn and every check behind it */
 void world_act(world *w);  /* whatever the clients feel like, then a turn */
 
 /* Nothing goes wrong any more: everything that lives must end, and every page come home. */

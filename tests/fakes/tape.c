@@ -65,19 +65,19 @@ static void note(hd_stream *s, void (*run)(hd_stream *, const void *), const voi
 }
 
 static void note_shape(const void *args, const char *op) {
-    if (strcmp(op, "lay_step") != 0) return;
-    const hd_lay_step_args *a = args;
+    if (strcmp(op, "prepare_step") != 0) return;
+    const hd_prepare_step_args *a = args;
     coming.n = a->n;
     coming.n_drafts = a->n_drafts;
 }
 
-#define X(op)                                                       \
-    static void run_##op(hd_stream *s, const void *args) {          \
-        inner.op(s, args);                                          \
-    }                                                               \
-    static void op##_taped(hd_stream *s, const hd_##op##_args *a) { \
-        note_shape(a, #op);                                         \
-        note(s, run_##op, a, sizeof *a, strcmp(#op, "stamp") == 0); \
+#define X(op)                                                           \
+    static void run_##op(hd_stream *s, const void *args) {              \
+        inner.op(s, args);                                              \
+    }                                                                   \
+    static void op##_taped(hd_stream *s, const hd_##op##_args *a) {     \
+        note_shape(a, #op);                                             \
+        note(s, run_##op, a, sizeof *a, strcmp(#op, "timestamp") == 0); \
     }
 HD_COMMON_OP_LIST(X)
 #undef X

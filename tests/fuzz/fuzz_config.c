@@ -22,7 +22,7 @@ static void check_rope(const hd_rope_spec *r) {
 }
 
 static void check_spec(const hd_model_spec *s) {
-    const hd_route_rule *r = &s->route;
+    const hd_router_rule *r = &s->route;
     must(s->vocab > 0 && s->hidden > 0 && s->n_layers > 0 && s->n_heads > 0, "a size");
     must(s->n_mtp >= 0 && s->rope_dim > 0 && s->rope_dim % 2 == 0, "a width");
     must(r->top_k > 0 && r->top_k <= r->n_experts, "top_k");
@@ -52,8 +52,9 @@ static void check_schema(const hd_model_spec *s) {
     for (int32_t i = 0; i < schema.n; i++) {
         must(schema.decls[i].rows > 0 && schema.decls[i].cols > 0, "a shape");
     }
-    const hd_layout l = {.tp = 2, .dp = 1, .ep = 2, .etp = 1, .dense_tp = 2, .head_tp = 1};
-    const hd_plan_args a = {.layout = &l, .rank = 1, .spec = s, .schema = &schema};
+    const hd_parallel_config l = {
+        .tp = 2, .dp = 1, .ep = 2, .etp = 1, .dense_tp = 2, .head_tp = 1};
+    const hd_plan_args a = {.parallel = &l, .rank = 1, .spec = s, .schema = &schema};
     hd_plan plan;
     if (hd_plan_open(&plan, &a, &err) == HD_OK) {
         must(hd_summary_main(&plan.held).bytes > 0, "the plan's size");

@@ -14,14 +14,7 @@
 #include "weights/configs.h"
 
 /* PAGE, LONG: of the worlds that are not a released model's. */
-enum {
-    PAGE = 8,
-    LONG = 256,
-    MAX_PAGE = 128,
-    MAX_TOKENS = 10240,
-    N_LEASES = 6,
-    MAX_PAGES = 512
-};
+enum { PAGE = 8, LONG = 256, MAX_PAGE = 128, MAX_TOKENS = 10240, N_SEQS = 6, MAX_PAGES = 512 };
 
 typedef struct content {
     uint64_t token[MAX_PAGE]; /* 0: nothing */
@@ -30,10 +23,10 @@ typedef struct content {
 typedef struct world {
     hd_cache *cache;
     hd_cache_options o;
-    content pages[HD_N_LIFETIMES][MAX_PAGES], snapshots[MAX_PAGES];
-    bool open[N_LEASES];
-    uint64_t salt[N_LEASES];
-    int32_t tokens[N_LEASES][MAX_TOKENS], n_tokens[N_LEASES], done[N_LEASES];
+    content pages[HD_N_KV_GROUPS][MAX_PAGES], snapshots[MAX_PAGES];
+    bool open[N_SEQS];
+    uint64_t salt[N_SEQS];
+    int32_t tokens[N_SEQS][MAX_TOKENS], n_tokens[N_SEQS], done[N_SEQS];
     uint64_t seed, draws;
 } world;
 
@@ -49,7 +42,7 @@ static void run_copies(world *w) {
     int32_t n;
     const hd_page_copy *copies = hd_cache_copies(w->cache, &n);
     for (int32_t i = 0; i < n; i++) {
-        content *page = &w->pages[HD_LIFE_WINDOW][copies[i].page];
+        content *page = &w->pages[HD_KV_WINDOW][copies[i].page];
         content *snapshot = &w->snapshots[copies[i].snapshot];
         if (copies[i].save) {
             *snapshot = *page;
@@ -66,11 +59,11 @@ static void assert_readable(const world *w, int32_t l) {
     const int32_t n = w->done[l], size = w->o.page_tokens;
     for (int32_t p = 0; p < n; p++) {
         hash = chain(hash, w->tokens[l][p]);
-        int32_t page = hd_cache_table(w->cache, l, HD_LIFE_ENTRIES)[p / size];
-        if (w->pages[HD_LIFE_ENTRIES][page].token[p % size] != hash) fail();
-        if (p < n - w->o.reach || !w->o.reach) continue;
-        page = hd_cache_table(w->cache, l, HD_LIFE_WINDOW)[p / size];
-        if (page < 0 || w->pages[HD_LIFE_WINDOW][page].token[p % size] != hash) fail();
+        int32_t page = hd_cache_table(w->cache, l, HD_KV_FULL)[p / size];
+        if (w->pages[HD_KV_FULL][page].token[p % size] != hash) fail();
+        if (p < n - w->o.lookback || !w->o.lookback) continue;
+        page = hd_cache_table(w->cache, l, HD_KV_WINDOW)[p / size];
+        if (page < 0 || w->pages[HD_KV_WINDOW][page].token[p % size] != hash) fail();
     }
 }
 
@@ -82,8 +75,8 @@ static void compute(world *w, int32_t l, int32_t end) {
     for (int32_t p = 0; p < end; p++) {
         hash = chain(hash, w->tokens[l][p]);
         if (p < w->done[l]) continue;
-        for (int life = 0; life < (w->o.reach ? 2 : 1); life++) {
-            int32_t page = hd_cache_table(w->cache, l, (hd_lifetime)life)[p / size];
+        for (int life = 0; life < (w->o.lookback ? 2 : 1); life++) {
+            int32_t page = hd_cache_table(w->cache, l, (hd_kv_group)life)[p / size];
             w->pages[life][page].token[p % size] = hash;
         }
     }
@@ -109,7 +102,7 @@ static void start(world *w, int32_t l) {
 }
 
 static void turn(world *w) {
-    const int32_t l = (int32_t)draw(w, N_LEASES);
+    const int32_t l = (int32_t)draw(w, N_SEQS);
     if (!w->open[l]) {
         start(w, l);
     } else if (w->done[l] < w->n_tokens[l]) {
@@ -137,12 +130,12 @@ static void open_world(world *w, const hd_cache_options *o, uint64_t seed) {
 
 /* All pages come home when nobody holds any. */
 static void close_world(world *w) {
-    for (int32_t l = 0; l < N_LEASES; l++) {
+    for (int32_t l = 0; l < N_SEQS; l++) {
         if (w->open[l]) hd_cache_release(w->cache, l, false);
     }
     hd_cache_flush(w->cache);
     hd_cache_stats s = hd_cache_read_stats(w->cache);
-    for (int life = 0; life < HD_N_LIFETIMES; life++)
+    for (int life = 0; life < HD_N_KV_GROUPS; life++)
         assert_int_equal(s.free[life], s.pages[life]);
     assert_int_equal(s.nodes, 0);
     assert_int_equal(s.snapshots, 0);
@@ -156,11 +149,11 @@ static void every_page_holds_its_own_prefix(void **state) {
         const int32_t reaches[] = {0, 1, 7, 8, 9, 20};
         const hd_cache_options o = {
             .page_tokens = PAGE,
-            .reach = reaches[seed % 6],
+            .lookback = reaches[seed % 6],
             .n_pages = {40 + (int32_t)seed * 4, seed % 6 ? 20 + (int32_t)seed * 2 : 0},
             .n_snapshots = (int32_t)(seed % 5) * 10,
-            .n_leases = N_LEASES,
-            .lease_pages = LONG / PAGE
+            .max_seqs = N_SEQS,
+            .seq_pages = LONG / PAGE
         };
         open_world(w, &o, seed);
         for (int i = 0; i < 3000; i++) {
@@ -225,11 +218,11 @@ static void check_all_lengths(world *w, const hd_kv_shape *shape, const pressure
     open_world(w,
                &(hd_cache_options){
                    .page_tokens = size,
-                   .reach = shape->reach,
-                   .n_pages = {p->entries, shape->reach ? p->windows : 0},
+                   .lookback = shape->lookback,
+                   .n_pages = {p->entries, shape->lookback ? p->windows : 0},
                    .n_snapshots = p->snapshots,
-                   .n_leases = N_LEASES,
-                   .lease_pages = n / size + 1
+                   .max_seqs = N_SEQS,
+                   .seq_pages = n / size + 1
     },
                1);
     fill(tokens, 0, n, 1);
@@ -286,11 +279,11 @@ static void branches_and_turn_ends_keep_their_window(void **state) {
     open_world(w,
                &(hd_cache_options){
                    .page_tokens = size,
-                   .reach = shape.reach,
+                   .lookback = shape.lookback,
                    .n_pages = {MAX_PAGES, 4},
                    .n_snapshots = 2 * TALKS + 2, /* turn ends, the branch, the other's end */
-                   .n_leases = N_LEASES,
-                   .lease_pages = N / size + 1
+                   .max_seqs = N_SEQS,
+                   .seq_pages = N / size + 1
     },
                1);
     for (int32_t turn = 1; turn <= 2; turn++) {
@@ -318,7 +311,7 @@ static void branches_and_turn_ends_keep_their_window(void **state) {
     free(w);
 }
 
-static int32_t held(const world *w, hd_lifetime life) {
+static int32_t held(const world *w, hd_kv_group life) {
     const hd_cache_stats s = hd_cache_read_stats(w->cache);
     return s.pages[life] - s.free[life] - s.evictable[life];
 }
@@ -334,14 +327,14 @@ static void ten_thousand_tokens_keep_one_window(void **state) {
     const hd_kv_shape shape = hd_kv_shape_of(spec);
     const int32_t size = shape.page_tokens, whole = N / size;
     int32_t *tokens = calloc(N + 1, sizeof *tokens), hit;
-    assert_true(size == 128 && shape.reach == 127);
+    assert_true(size == 128 && shape.lookback == 127);
     open_world(w,
                &(hd_cache_options){
                    .page_tokens = size,
-                   .reach = shape.reach,
+                   .lookback = shape.lookback,
                    .n_pages = {4 * (whole + 1), WINDOWS},
-                   .n_leases = N_LEASES,
-                   .lease_pages = whole + 1
+                   .max_seqs = N_SEQS,
+                   .seq_pages = whole + 1
     },
                1);
     fill(tokens, 0, N + 1, 1);
@@ -351,11 +344,11 @@ static void ten_thousand_tokens_keep_one_window(void **state) {
     while (w->done[0] < N) {
         const int32_t end = hd_min_i32(w->done[0] + CHUNK, N);
         assert_int_equal(hd_cache_extend(w->cache, 0, end), HD_OK);
-        assert_true(held(w, HD_LIFE_WINDOW) <= CHUNK / size + 2);
+        assert_true(held(w, HD_KV_WINDOW) <= CHUNK / size + 2);
         compute(w, 0, end);
-        assert_true(held(w, HD_LIFE_WINDOW) <= 2); /* the window and the page in progress */
+        assert_true(held(w, HD_KV_WINDOW) <= 2); /* the window and the page in progress */
     }
-    assert_int_equal(held(w, HD_LIFE_ENTRIES), whole + 1);
+    assert_int_equal(held(w, HD_KV_FULL), whole + 1);
     hd_cache_release(w->cache, 0, true);
     for (int32_t text = 2; text < 4; text++) {
         int32_t *other = calloc(N, sizeof *other);
@@ -365,8 +358,8 @@ static void ten_thousand_tokens_keep_one_window(void **state) {
     }
     assert_int_equal(hit_of(w, tokens, N + 1), whole * size);
     assert_int_equal(hd_cache_acquire(w->cache, 0, 7, tokens, N + 1, &hit), HD_OK);
-    assert_int_equal(held(w, HD_LIFE_ENTRIES), whole);
-    assert_int_equal(held(w, HD_LIFE_WINDOW), 1);
+    assert_int_equal(held(w, HD_KV_FULL), whole);
+    assert_int_equal(held(w, HD_KV_WINDOW), 1);
     hd_cache_release(w->cache, 0, false);
     assert_int_equal(hit_of(w, tokens, N / 2), 0); /* without snapshots the middle is gone */
     hd_model_spec_close(spec);
@@ -381,11 +374,11 @@ static void turn_ends_outlive_the_middle(void **state) {
     world *w = malloc(sizeof *w);
     const hd_cache_options o = {
         .page_tokens = PAGE,
-        .reach = 8,
+        .lookback = 8,
         .n_pages = {200, 8},
         .n_snapshots = 0,
-        .n_leases = N_LEASES,
-        .lease_pages = LONG / PAGE
+        .max_seqs = N_SEQS,
+        .seq_pages = LONG / PAGE
     };
     int32_t a[64], b[128];
     for (int32_t i = 0; i < 64; i++) a[i] = i;
@@ -405,8 +398,8 @@ static void turn_ends_outlive_the_middle(void **state) {
 static void a_full_pool_says_not_now(void **state) {
     (void)state;
     const hd_cache_options o = {
-        .page_tokens = PAGE, .reach = 8, .n_pages = {4, 4},
-                .n_leases = 2, .lease_pages = 8
+        .page_tokens = PAGE, .lookback = 8, .n_pages = {4, 4},
+                .max_seqs = 2, .seq_pages = 8
     };
     hd_cache *c;
     int32_t hit, tokens[64] = {0};
@@ -414,7 +407,7 @@ static void a_full_pool_says_not_now(void **state) {
     assert_int_equal(hd_cache_acquire(c, 0, 1, tokens, 64, &hit), HD_OK);
     assert_int_equal(hd_cache_extend(c, 0, 3 * PAGE), HD_OK);
     assert_int_equal(hd_cache_extend(c, 0, 5 * PAGE), HD_EAGAIN);
-    assert_int_equal(hd_cache_read_stats(c).free[HD_LIFE_ENTRIES], 1);
+    assert_int_equal(hd_cache_read_stats(c).free[HD_KV_FULL], 1);
     assert_int_equal(hd_cache_check(c, false, NULL), HD_OK);
     assert_int_equal(hd_cache_acquire(c, 1, 1, tokens, 9, &hit), HD_OK);
     assert_int_equal(hd_cache_extend(c, 1, 9), HD_EAGAIN);
@@ -423,11 +416,11 @@ static void a_full_pool_says_not_now(void **state) {
     hd_cache_close(c);
 }
 
-static void a_lease_that_nobody_has_is_found_and_taken_back(void **state) {
+static void a_leaked_seq_is_found_and_released(void **state) {
     (void)state;
     const hd_cache_options o = {
-        .page_tokens = PAGE, .reach = 8, .n_pages = {8, 8},
-                .n_leases = 2, .lease_pages = 8
+        .page_tokens = PAGE, .lookback = 8, .n_pages = {8, 8},
+                .max_seqs = 2, .seq_pages = 8
     };
     hd_cache *c;
     hd_err err = {0};
@@ -463,7 +456,7 @@ int test_cache(void) {
         cmocka_unit_test(ten_thousand_tokens_keep_one_window),
         cmocka_unit_test(turn_ends_outlive_the_middle),
         cmocka_unit_test(a_full_pool_says_not_now),
-        cmocka_unit_test(a_lease_that_nobody_has_is_found_and_taken_back),
+        cmocka_unit_test(a_leaked_seq_is_found_and_released),
     };
     return cmocka_run_group_tests_name("cache", tests, NULL, NULL);
 }

@@ -93,7 +93,7 @@ static void pages_fit_every_ratio(void **state) {
         if (ratios[i][0]) assert_int_equal(page % (2 * ratios[i][0]), 0);
         if (ratios[i][1]) assert_int_equal(page % ratios[i][1], 0);
         for (int32_t l = 0; l < 2; l++) {
-            const int32_t *const tables[HD_N_LIFETIMES] = {0};
+            const int32_t *const tables[HD_N_KV_GROUPS] = {0};
             const hd_ring ring = hd_kv_state(kv, l, false, tables, 1);
             if (!ratios[i][l]) continue;
             const int32_t keep = (l == 0 ? 2 : 1) * ratios[i][l];
@@ -142,8 +142,8 @@ static void batch_lays_rows_side_by_side(void **state) {
     assert_int_equal(b.host.next_tokens[2], 8);
     assert_int_equal(b.host.next_tokens[3], -1);
     assert_int_equal(b.host.first_row[2], 4);
-    assert_int_equal(b.host.tables[HD_LIFE_WINDOW][1], 1);
-    assert_int_equal(b.host.tables[HD_LIFE_ENTRIES][3], 2);
+    assert_int_equal(b.host.tables[HD_KV_WINDOW][1], 1);
+    assert_int_equal(b.host.tables[HD_KV_FULL][3], 2);
     hd_batch_close(&b);
     hd_device_close(device);
 }

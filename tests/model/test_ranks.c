@@ -20,19 +20,19 @@ enum { MAX_RANKS = 8, PROMPT = 70, SEQS = 2, ROWS = PROMPT * SEQS, POSITIONS = 1
 
 /* ---- where ranks meet ---- */
 
-typedef struct meeting {
+typedef struct rendezvous {
     pthread_barrier_t barrier;
     int32_t n;
     const void *args[MAX_RANKS]; /* what each rank brought */
-} meeting;
+} rendezvous;
 
 typedef struct rank {
-    meeting *at;
+    rendezvous *at;
     int32_t number;
     const hd_model_spec *spec;
     const hd_weights *whole;
-    hd_layout layout;
-    hd_exchange exchange;
+    hd_parallel_config parallel;
+    hd_comm exchange;
     int32_t *from, *place; /* of what arrived: its rank and place there */
     float *logits[STEPS];  /* [SEQS, vocab] */
     hd_err err;
@@ -47,30 +47,30 @@ static void part(rank *r) {
     pthread_barrier_wait(&r->at->barrier);
 }
 
-static void all_reduce(void *ctx, hd_stream *s, const hd_reduce *a) {
+static void all_reduce(void *ctx, hd_stream *s, const hd_comm_all_reduce *a) {
     rank *r = ctx;
     (void)s;
     bring(r, a);
     for (int64_t i = r->number; i < a->n; i += r->at->n) {
         float sum = 0;
         for (int32_t k = 0; k < r->at->n; k++) {
-            const hd_reduce *other = r->at->args[k];
+            const hd_comm_all_reduce *other = r->at->args[k];
             sum += ((const float *)(const void *)other->x)[i];
         }
         for (int32_t k = 0; k < r->at->n; k++) {
-            const hd_reduce *other = r->at->args[k];
+            const hd_comm_all_reduce *other = r->at->args[k];
             ((float *)(void *)other->x)[i] = sum;
         }
     }
     part(r);
 }
 
-static void all_gather(void *ctx, hd_stream *s, const hd_collect *a) {
+static void all_gather(void *ctx, hd_stream *s, const hd_gather_columns *a) {
     rank *r = ctx;
     (void)s;
     bring(r, a);
     for (int32_t k = 0; k < r->at->n; k++) {
-        const hd_collect *other = r->at->args[k];
+        const hd_gather_columns *other = r->at->args[k];
         for (int32_t row = 0; row < a->rows && k != r->number; row++) {
             memcpy(a->x + (int64_t)row * a->cols + other->first,
                    other->x + (int64_t)row * other->cols + other->first,
@@ -81,12 +81,13 @@ static void all_gather(void *ctx, hd_stream *s, const hd_collect *a) {
 }
 
 /* Which of an expert's copies serves a rank. */
-static int32_t slot_for(const hd_layout *l, int32_t expert, int32_t n_experts, int32_t from) {
+static int32_t slot_for(const hd_parallel_config *l, int32_t expert, int32_t n_experts,
+                        int32_t from) {
     const int32_t copies = (n_experts + l->redundant - 1 - expert) / n_experts + 1;
     return expert + from % copies * n_experts;
 }
 
-static void dispatch(void *ctx, hd_stream *s, const hd_dispatch *a) {
+static void dispatch(void *ctx, hd_stream *s, const hd_comm_dispatch *a) {
     rank *r = ctx;
     int32_t n = 0;
     (void)s;
@@ -95,8 +96,8 @@ static void dispatch(void *ctx, hd_stream *s, const hd_dispatch *a) {
         const int32_t slot = r->number * a->n_slots + e, expert = slot % a->n_experts;
         a->in_offset[e] = n;
         for (int32_t k = 0; k < r->at->n; k++) {
-            const hd_dispatch *other = r->at->args[k];
-            if (slot_for(&r->layout, expert, a->n_experts, k) != slot) continue;
+            const hd_comm_dispatch *other = r->at->args[k];
+            if (slot_for(&r->parallel, expert, a->n_experts, k) != slot) continue;
             for (int32_t i = other->offset[expert]; i < other->offset[expert + 1]; i++) {
                 const int32_t choice = other->assignment[i];
                 const float *row = (const float *)(const void *)other->x +
@@ -113,13 +114,13 @@ static void dispatch(void *ctx, hd_stream *s, const hd_dispatch *a) {
     part(r);
 }
 
-static void combine(void *ctx, hd_stream *s, const hd_return *a) {
+static void combine(void *ctx, hd_stream *s, const hd_comm_combine *a) {
     rank *r = ctx;
     const int32_t n = r->at->n * ROWS * a->top_k;
     (void)s;
     bring(r, a);
     for (int32_t i = 0; i < n && r->from[i] >= 0; i++) {
-        const hd_return *home = r->at->args[r->from[i]];
+        const hd_comm_combine *home = r->at->args[r->from[i]];
         memcpy((float *)(void *)home->y + (int64_t)r->place[i] * a->cols,
                (const float *)(const void *)a->in_y + (int64_t)i * a->cols,
                (size_t)a->cols * sizeof(float));
@@ -148,7 +149,7 @@ static hd_status open_body(body *b, rank *r) {
     HD_TRY(hd_device_open_cpu(&b->device, &one, err));
     HD_TRY(hd_stream_open(&b->stream, b->device, err));
     hd_ops_init_cpu(&b->ops, hd_cpu_features(), HD_EXACT);
-    HD_TRY(hd_weights_cut(&b->weights, r->whole, &r->layout, r->number, err));
+    HD_TRY(hd_weights_open_shards(&b->weights, r->whole, &r->parallel, r->number, err));
     const hd_model_env env = {.spec = r->spec,
                               .weights = b->weights,
                               .ops = &b->ops,
@@ -183,14 +184,15 @@ static void close_body(body *b) {
 }
 
 /* Ranks of a tensor layout have the same rows, others their own. */
-static void lay_rows(body *b, const rank *r, int32_t start, int32_t n) {
-    const int32_t owner = r->layout.dp > 1 ? r->number : 0;
+static void write_rows(body *b, const rank *r, int32_t start, int32_t n) {
+    const int32_t owner = r->parallel.dp > 1 ? r->number : 0;
     int32_t tokens[PROMPT];
     hd_batch_reset(&b->batch);
     for (int32_t q = 0; q < SEQS; q++) {
         for (int32_t i = 0; i < n; i++) {
             const int32_t at = start + i + 37 * q + 101 * owner;
-            tokens[i] = (int32_t)(hd_noise_at(7, (uint64_t)at) % (uint64_t)r->spec->vocab);
+            tokens[i] =
+                (int32_t)(hd_random_fill_at(7, (uint64_t)at) % (uint64_t)r->spec->vocab);
         }
         hd_batch_add(&b->batch, &(hd_batch_seq){
                                     .tokens = tokens,
@@ -213,10 +215,10 @@ static void keep(const body *b, const rank *r, int32_t step) {
 /* A prompt, one token more, and its draft where there is a layer for it. */
 static void run_body(body *b, const rank *r) {
     hd_batch *batches[] = {&b->batch};
-    lay_rows(b, r, 0, PROMPT);
+    write_rows(b, r, 0, PROMPT);
     hd_model_step(b->model, b->kv, batches, 1);
     keep(b, r, 0);
-    lay_rows(b, r, PROMPT, 1);
+    write_rows(b, r, PROMPT, 1);
     hd_model_step(b->model, b->kv, batches, 1);
     keep(b, r, 1);
     if (r->spec->n_mtp == 0) return;
@@ -240,11 +242,12 @@ static void *run_rank(void *arg) {
 
 /* ---- worlds ---- */
 
-static void open_rank(rank *r, meeting *at, int32_t number, const hd_weights *whole,
-                      const hd_model_spec *spec, const hd_layout *layout) {
+static void open_rank(rank *r, rendezvous *at, int32_t number, const hd_weights *whole,
+                      const hd_model_spec *spec, const hd_parallel_config *parallel) {
     const size_t n = (size_t)at->n * ROWS * (size_t)spec->route.top_k;
-    *r = (rank){.at = at, .number = number, .whole = whole, .spec = spec, .layout = *layout};
-    r->exchange = (hd_exchange){r, all_reduce, all_gather, dispatch, combine};
+    *r =
+        (rank){.at = at, .number = number, .whole = whole, .spec = spec, .parallel = *parallel};
+    r->exchange = (hd_comm){r, all_reduce, all_gather, dispatch, combine};
     r->from = malloc(n * sizeof *r->from);
     r->place = malloc(n * sizeof *r->place);
     assert_true(r->from && r->place);
@@ -261,13 +264,13 @@ static void close_rank(rank *r) {
     free(r->place);
 }
 
-static void run_world(rank *ranks, meeting *at, const hd_layout *layout,
+static void run_world(rank *ranks, rendezvous *at, const hd_parallel_config *parallel,
                       const hd_weights *whole, const hd_model_spec *spec) {
     pthread_t threads[MAX_RANKS];
-    at->n = hd_layout_world(layout);
+    at->n = hd_parallel_world(parallel);
     assert_true(at->n <= MAX_RANKS);
     assert_int_equal(pthread_barrier_init(&at->barrier, NULL, (unsigned)at->n), 0);
-    for (int32_t k = 0; k < at->n; k++) open_rank(&ranks[k], at, k, whole, spec, layout);
+    for (int32_t k = 0; k < at->n; k++) open_rank(&ranks[k], at, k, whole, spec, parallel);
     for (int32_t k = 0; k < at->n; k++) {
         assert_int_equal(pthread_create(&threads[k], NULL, run_rank, &ranks[k]), 0);
     }
@@ -286,7 +289,7 @@ static void stir(const hd_weights *w, const hd_model_spec *spec, hd_role role, i
         if (!at) continue;
         memcpy(&v, &at, sizeof v); /* the whole weights are this test's own */
         for (int32_t i = 0; i < n; i++) {
-            v[i] = (float)(hd_noise_at((uint64_t)l, (uint64_t)i) % 1000) / 1000.0f - 0.5f;
+            v[i] = (float)(hd_random_fill_at((uint64_t)l, (uint64_t)i) % 1000) / 1000.0f - 0.5f;
         }
     }
 }
@@ -328,9 +331,9 @@ static void test_tensor_ranks(void **state) {
         hd_model_spec *spec = config_open(names[k]);
         hd_weights *whole = make_weights(spec);
         const size_t n = SEQS * (size_t)spec->vocab;
-        const hd_layout single = hd_layout_single(), two = hd_layout_tensor(2);
+        const hd_parallel_config single = hd_parallel_single(), two = hd_parallel_tensor(2);
         rank alone, ranks[MAX_RANKS];
-        meeting one, many;
+        rendezvous one, many;
         run_world(&alone, &one, &single, whole, spec);
         run_world(ranks, &many, &two, whole, spec);
         for (int i = 0; i < steps_of(spec); i++) {
@@ -349,19 +352,19 @@ static void check_expert_world(const char *name, int32_t ep, int32_t redundant) 
     hd_model_spec *spec = config_open(name);
     hd_weights *whole = make_weights(spec);
     const size_t bytes = SEQS * (size_t)spec->vocab * sizeof(float);
-    const hd_layout spread = hd_layout_expert(ep, redundant);
+    const hd_parallel_config spread = hd_parallel_expert(ep, redundant);
     rank ranks[MAX_RANKS];
-    meeting many;
+    rendezvous many;
     run_world(ranks, &many, &spread, whole, spec);
     for (int32_t r = 0; r < ep; r++) {
-        meeting one = {.n = 1};
+        rendezvous one = {.n = 1};
         rank alone;
         body b = {0};
-        const hd_layout single = hd_layout_single();
+        const hd_parallel_config single = hd_parallel_single();
         open_rank(&alone, &one, 0, whole, spec, &single);
         assert_int_equal(open_body(&b, &alone), HD_OK);
         alone.number = r; /* the rows of that rank */
-        alone.layout.dp = ep;
+        alone.parallel.dp = ep;
         run_body(&b, &alone);
         for (int i = 0; i < steps_of(spec); i++) {
             assert_memory_equal(ranks[r].logits[i], alone.logits[i], bytes);
@@ -386,18 +389,19 @@ static void test_refusals(void **state) {
     (void)state;
     hd_model_spec *spec = config_open("tiny_v3");
     hd_weights *whole = make_weights(spec);
-    hd_layout mixed = hd_layout_tensor(2);
+    hd_parallel_config mixed = hd_parallel_tensor(2);
     mixed.etp = 1;
     mixed.ep = 2;
-    const hd_layout layouts[] = {hd_layout_tensor(2), mixed};
+    const hd_parallel_config parallel_configs[] = {hd_parallel_tensor(2), mixed};
     static const char *const why[] = {"needs its other ranks", "must be all tp"};
-    for (size_t i = 0; i < HD_LEN(layouts); i++) {
+    for (size_t i = 0; i < HD_LEN(parallel_configs); i++) {
         hd_weights *w;
         hd_model *m;
         hd_ops ops;
         hd_err err = {0};
         hd_ops_init_ref(&ops);
-        assert_int_equal(hd_weights_cut(&w, whole, &layouts[i], 0, &err), HD_OK);
+        assert_int_equal(hd_weights_open_shards(&w, whole, &parallel_configs[i], 0, &err),
+                         HD_OK);
         const hd_model_env env = {.spec = spec, .weights = w, .ops = &ops};
         const hd_model_limits limits = {1, 1, 1, 0};
         assert_int_not_equal(hd_model_open(&m, &env, &limits, 1, &err), HD_OK);

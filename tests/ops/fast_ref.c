@@ -84,7 +84,7 @@ static float dot_bf16(const hd_weight *w, int32_t row, const float *x) {
 
 /* ---- in whole numbers ---- */
 
-enum { WHOLE_SUMS = 8, LIMIT = 8191 };
+enum { INT16_SUMS = 8, LIMIT = 8191 };
 
 /* The largest magnitude of a segment; one that is not a number is larger than all that are. */
 static float largest(const float *x, int32_t n) {
@@ -98,13 +98,13 @@ static float largest(const float *x, int32_t n) {
 
 /* Which sum of its segment takes a column. */
 static int32_t sum_of(hd_dtype type, int32_t col) {
-    static const int32_t of_block[WHOLE_SUMS] = {0, 1, 4, 5, 2, 3, 6, 7};
+    static const int32_t of_block[INT16_SUMS] = {0, 1, 4, 5, 2, 3, 6, 7};
     return type == HD_E2M1 ? of_block[col / 16] : col % 32 / 16 * 4 + col % 8 / 2;
 }
 
 /* Columns [col, col + n) of a row: 512 times each, or 32 times and rounded, halves up. Gives what undoes
  * it, or what is not a number where an element is none. */
-static float whole_elements(int32_t *out, const hd_weight *w, int32_t row, int32_t col,
+static float int16_elements(int32_t *out, const hd_weight *w, int32_t row, int32_t col,
                             int32_t n) {
     float element[SEGMENT], most = 0.0f;
     for (int32_t i = 0; i < n; i++) {
@@ -132,26 +132,26 @@ static float dot_exact(const hd_weight *w, int32_t row, const float *x) {
     return sum[0];
 }
 
-static float dot_whole(const hd_weight *w, int32_t row, const float *x) {
-    float sums[2][WHOLE_SUMS] = {{0}}; /* of even and odd segments */
+static float dot_int16(const hd_weight *w, int32_t row, const float *x) {
+    float sums[2][INT16_SUMS] = {{0}}; /* of even and odd segments */
     if (w->type == HD_BF16) return dot_exact(w, row, x);
     for (int32_t c = 0; c < w->cols; c += SEGMENT) {
         const int32_t n = w->cols - c < SEGMENT ? w->cols - c : SEGMENT;
         const float top = largest(x + c, n), by = top < 0x1p-100f ? 0.0f : (float)LIMIT / top;
-        int32_t element[SEGMENT] = {0}, count[WHOLE_SUMS] = {0};
-        float scale[WHOLE_SUMS] = {0}, *sum = sums[c / SEGMENT % 2];
-        const float unit = whole_elements(element, w, row, c, n);
+        int32_t element[SEGMENT] = {0}, count[INT16_SUMS] = {0};
+        float scale[INT16_SUMS] = {0}, *sum = sums[c / SEGMENT % 2];
+        const float unit = int16_elements(element, w, row, c, n);
         for (int32_t i = 0; i < n; i++) {
             const int32_t s = sum_of(w->type, i);
             count[s] += (int32_t)lrintf(x[c + i] * by) * element[i];
             scale[s] = scale_at(w, row, c + i);
         }
-        for (int32_t s = 0; s < WHOLE_SUMS; s++) {
+        for (int32_t s = 0; s < INT16_SUMS; s++) {
             sum[s] = fmaf((float)count[s], scale[s] * unit * (top / (float)LIMIT), sum[s]);
         }
     }
-    float sum[WHOLE_SUMS];
-    for (int32_t s = 0; s < WHOLE_SUMS; s++) sum[s] = sums[0][s] + sums[1][s];
+    float sum[INT16_SUMS];
+    for (int32_t s = 0; s < INT16_SUMS; s++) sum[s] = sums[0][s] + sums[1][s];
     return ((sum[0] + sum[1]) + (sum[2] + sum[3])) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
 }
 
@@ -179,7 +179,7 @@ static void linear_heads(dot_fn *dot, const hd_linear_heads_args *a) {
     }
 }
 
-static void linear_grouped(dot_fn *dot, const hd_linear_grouped_args *a) {
+static void grouped_gemm(dot_fn *dot, const hd_grouped_gemm_args *a) {
     for (int32_t e = 0; e < a->n_experts; e++) {
         const hd_weight *w = &a->w[e];
         for (int32_t i = a->offset[e]; i < a->offset[e + 1]; i++) {
@@ -199,15 +199,15 @@ static void linear_grouped(dot_fn *dot, const hd_linear_grouped_args *a) {
     }
 ENTRY(linear, bf16)
 ENTRY(linear_heads, bf16)
-ENTRY(linear_grouped, bf16)
-ENTRY(linear, whole)
-ENTRY(linear_heads, whole)
-ENTRY(linear_grouped, whole)
+ENTRY(grouped_gemm, bf16)
+ENTRY(linear, int16)
+ENTRY(linear_heads, int16)
+ENTRY(grouped_gemm, int16)
 
 void fast_ref_table(hd_ops *t, fast_form form) {
     hd_ops_init_ref(t);
     t->name = form == FAST_BF16 ? "ref, fast in bf16" : "ref, fast in whole numbers";
-    t->linear = form == FAST_BF16 ? linear_bf16 : linear_whole;
-    t->linear_heads = form == FAST_BF16 ? linear_heads_bf16 : linear_heads_whole;
-    t->linear_grouped = form == FAST_BF16 ? linear_grouped_bf16 : linear_grouped_whole;
+    t->linear = form == FAST_BF16 ? linear_bf16 : linear_int16;
+    t->linear_heads = form == FAST_BF16 ? linear_heads_bf16 : linear_heads_int16;
+    t->grouped_gemm = form == FAST_BF16 ? grouped_gemm_bf16 : grouped_gemm_int16;
 }

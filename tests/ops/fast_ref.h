@@ -6,7 +6,7 @@
 #include "ops/ops.h"
 
 /* What x is rounded to, by processor. */
-typedef enum fast_form { FAST_BF16, FAST_WHOLE, FAST_FORMS } fast_form;
+typedef enum fast_form { FAST_BF16, FAST_INT16, FAST_FORMS } fast_form;
 
 /* The reference's table with these products. */
 void fast_ref_table(hd_ops *t, fast_form form);

@@ -53,7 +53,7 @@ static void find_tables(void) {
         add_table(fix.table, &fix.n_tables, &t);
         hd_ops_init_cpu(&t, flags, HD_FAST); /* exact where there is nothing faster */
         if (t.precision != HD_FAST) continue;
-        const fast_form f = strstr(t.name, "bf16") ? FAST_BF16 : FAST_WHOLE;
+        const fast_form f = strstr(t.name, "bf16") ? FAST_BF16 : FAST_INT16;
         add_table(fix.fast[f], &fix.n_fast[f], &t);
     }
 }
@@ -455,7 +455,7 @@ static void check_table(const op_case *c, const hd_ops *ops, const double *toler
     } else if (!c->not_recorded) {
         check_recorded(c, ops, base);
     }
-    if (c->whole) return;
+    if (c->int16) return;
     snprintf(what, sizeof what, "%s on %s, row by row", c->name, ops->name);
     check_slices(c, what, ops, 1, base);
     snprintf(what, sizeof what, "%s on %s, seven rows at a time", c->name, ops->name);
@@ -509,7 +509,7 @@ void check_op(const op_case *c) {
     fix.n_cases++;
     bool have_avx2 = false;
     run_op(c, &fix.table[0], fix.stream[0], 0, c->rows, want);
-    if (!c->whole && !fix.brief)
+    if (!c->int16 && !fix.brief)
         check_slices(c, "the reference, seven rows at a time", &fix.table[0], 7, want);
     for (int32_t t = 1; t < fix.n_tables; t++) {
         if (c->cpu_only && stream_for(&fix.table[t], NULL)) continue;

@@ -33,7 +33,7 @@ void fast_products(void **state);
     X(real_linear)         \
     X(real_linear_heads)   \
     X(real_linear_grouped) \
-    X(real_attend)         \
+    X(real_attention)      \
     X(real_index_select)   \
     X(real_hc_pre)         \
     X(refusals_are_reported)
@@ -84,7 +84,7 @@ struct op_case {
     double fast_tolerance;      /* of output 0; 0: one precision */
     bool fast_near;             /* fast_ref.h has not its bits */
     double gpu_fast_tolerance;  /* the same of the GPU */
-    bool whole;                 /* rows cannot be run apart */
+    bool int16;                 /* rows cannot be run apart */
     bool cpu_only;              /* a GPU refuses it, or has no such op */
     bool not_recorded;          /* run() does more than queue the op */
     const void *args;

@@ -251,7 +251,7 @@ static void relaxed_drafts_stand_when_near(void **state) {
     enum { VOCAB = 300, ROWS = 20 };
     rig r;
     open_rig(&r, VOCAB);
-    int32_t stood = 0, fell = 0;
+    int32_t kept = 0, fell = 0;
     for (int32_t round = 0; round < 60; round++) {
         step s;
         make_step(&s, ROWS, VOCAB);
@@ -290,13 +290,13 @@ static void relaxed_drafts_stand_when_near(void **state) {
             for (int32_t i = 1; i < ROWS; i++) {
                 const bool near = is_near(y, VOCAB, &s.params[0], s.draft[i]);
                 assert_int_equal(got.token[i], near ? s.draft[i] : got.token[0]);
-                stood += near && got.token[0] != s.draft[i];
+                kept += near && got.token[0] != s.draft[i];
                 fell += !near;
             }
         }
         free_step(&s);
     }
-    assert_true(stood > 300 && fell > 300);
+    assert_true(kept > 300 && fell > 300);
     close_rig(&r);
 }
 
@@ -442,8 +442,8 @@ static void start(generation *g, const hd_ops *ops, hd_stream *stream, step *s) 
 }
 
 /* The rows of request i: its last token and the drafts the greedy model makes of itself. */
-static int32_t lay_rows(generation *g, const hd_ops *ops, hd_stream *stream, step *s, int32_t i,
-                        int32_t n_drafts, int32_t r) {
+static int32_t write_rows(generation *g, const hd_ops *ops, hd_stream *stream, step *s,
+                          int32_t i, int32_t n_drafts, int32_t r) {
     for (int32_t d = 0; d <= n_drafts; d++, r++) {
         float *x = s->logits + (int64_t)r * SPEC_VOCAB;
         int32_t *text = g->text[i];
@@ -467,7 +467,7 @@ static void generate(generation *g, const hd_ops *ops, hd_stream *stream,
                      const int32_t *n_drafts) {
     step s;
     answer got;
-    int32_t *chosen = rig_zeros(sizeof got.token);
+    int32_t *sampled = rig_zeros(sizeof got.token);
     stream = rig_stream(ops, stream);
     make_step(&s, MAX_ROWS, SPEC_VOCAB);
     start(g, ops, stream, &s);
@@ -477,14 +477,14 @@ static void generate(generation *g, const hd_ops *ops, hd_stream *stream,
         for (int32_t i = 0; i < N_REQUESTS; i++) {
             const int32_t left = LENGTH - g->length[i];
             const int32_t drafts = left < n_drafts[i] ? left : n_drafts[i];
-            first_row[i + 1] = lay_rows(g, ops, stream, &s, i, drafts, first_row[i]);
+            first_row[i + 1] = write_rows(g, ops, stream, &s, i, drafts, first_row[i]);
         }
         s.a.rows = first_row[N_REQUESTS];
         run_sample(ops, stream, &s.a, &got);
-        memcpy(chosen, got.token, sizeof got.token);
+        memcpy(sampled, got.token, sizeof got.token);
         ops->verify(stream, &(hd_verify_args){.accepted = g->accepted,
                                               .next = g->next,
-                                              .token = chosen,
+                                              .token = sampled,
                                               .input = s.input,
                                               .first_row = first_row,
                                               .n = N_REQUESTS});
@@ -504,7 +504,7 @@ static void generate(generation *g, const hd_ops *ops, hd_stream *stream,
             running = running || g->length[i] < LENGTH;
         }
     }
-    rig_free(chosen);
+    rig_free(sampled);
     free_step(&s);
 }
 

@@ -27,7 +27,7 @@ static void tables_are_full(void **state) {
         HD_COMMON_OP_LIST(X)
 #undef X
         const bool on_gpu = stream_for(&fix.table[t], NULL) != NULL;
-        assert_true((fix.table[t].attend_naive == NULL) == on_gpu);
+        assert_true((fix.table[t].attention_naive == NULL) == on_gpu);
     }
 }
 
@@ -96,19 +96,19 @@ static void sqrt_softplus_knows_its_answers(void **state) {
     float *weight = take_nan(12);
     for (int32_t t = 0; t < fix.n_tables; t++) {
         hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
-        fix.table[t].route(stream, &(hd_route_args){
-                                       .expert = expert,
-                                       .weight = weight,
-                                       .logits = logits,
-                                       .rows = 1,
-                                       .rule = {.score = HD_SCORE_SQRT_SOFTPLUS,
-                                                .n_experts = 12,
-                                                .top_k = 12,
-                                                .n_groups = 1,
-                                                .top_groups = 1,
-                                                .scale = 1.0f}
+        fix.table[t].moe_topk(stream, &(hd_moe_topk_args){
+                                          .expert = expert,
+                                          .weight = weight,
+                                          .logits = logits,
+                                          .rows = 1,
+                                          .rule = {.score = HD_SCORE_SQRT_SOFTPLUS,
+                                                   .n_experts = 12,
+                                                   .top_k = 12,
+                                                   .n_groups = 1,
+                                                   .top_groups = 1,
+                                                   .scale = 1.0f}
         });
-        finish("route", stream);
+        finish("moe_topk", stream);
         for (int i = 0; i < 12; i++) {
             assert_int_equal(expert[i], 11 - i);
             assert_near((double)weight[i], score[11 - i], 4e-7 * score[11 - i]);
@@ -129,22 +129,22 @@ static void groups_rank_by_their_two_best(void **state) {
     for (int i = 0; i < 8; i++) logits[i] = 0.0f;
     for (int32_t t = 0; t < fix.n_tables; t++) {
         hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
-        fix.table[t].route(stream, &(hd_route_args){
-                                       .expert = expert,
-                                       .weight = weight,
-                                       .logits = logits,
-                                       .bias = bias,
-                                       .rows = 1,
-                                       .rule = {.score = HD_SCORE_SIGMOID,
-                                                .group_rule = HD_GROUPS_TOP2SUM,
-                                                .n_experts = 8,
-                                                .top_k = 3,
-                                                .n_groups = 4,
-                                                .top_groups = 2,
-                                                .normalize = true,
-                                                .scale = 2.5f}
+        fix.table[t].moe_topk(stream, &(hd_moe_topk_args){
+                                          .expert = expert,
+                                          .weight = weight,
+                                          .logits = logits,
+                                          .bias = bias,
+                                          .rows = 1,
+                                          .rule = {.score = HD_SCORE_SIGMOID,
+                                                   .group_rule = HD_GROUPS_TOP2SUM,
+                                                   .n_experts = 8,
+                                                   .top_k = 3,
+                                                   .n_groups = 4,
+                                                   .top_groups = 2,
+                                                   .normalize = true,
+                                                   .scale = 2.5f}
         });
-        finish("route", stream);
+        finish("moe_topk", stream);
         assert_int_equal(expert[0], 6);
         assert_int_equal(expert[1], 2);
         assert_int_equal(expert[2], 7);
@@ -217,25 +217,25 @@ static float mean_seen(const hd_ops *ops, int32_t pos, int32_t ratio, const floa
     memory *m = take_copy(&values, sizeof values);
     hd_stream *stream = stream_for(ops, fix.stream[0]);
     if (sink) m->sink = *sink;
-    ops->attend(stream, &(hd_attend_args){
-                            .out = into(&m->out),
-                            .q = in(&m->q),
-                            .entries = {.data = into(m->data),
-                                        .table = &m->table,
-                                        .table_stride = 1,
-                                        .page_entries = 4,
-                                        .width = 1},
-                            .sink = sink ? &m->sink : NULL,
-                            .seq = &m->seq,
-                            .pos = &m->pos,
-                            .rows = 1,
-                            .heads = 1,
-                            .k_dim = 1,
-                            .v_dim = 1,
-                            .ratio = ratio,
-                            .scale = 1.0f
+    ops->attention(stream, &(hd_attention_args){
+                               .out = into(&m->out),
+                               .q = in(&m->q),
+                               .entries = {.data = into(m->data),
+                                           .table = &m->table,
+                                           .table_stride = 1,
+                                           .page_entries = 4,
+                                           .width = 1},
+                               .sink = sink ? &m->sink : NULL,
+                               .seq = &m->seq,
+                               .pos = &m->pos,
+                               .rows = 1,
+                               .heads = 1,
+                               .k_dim = 1,
+                               .v_dim = 1,
+                               .ratio = ratio,
+                               .scale = 1.0f
     });
-    finish("attend", stream);
+    finish("attention", stream);
     return m->out;
 }
 
@@ -283,7 +283,7 @@ static void selection_breaks_ties_downwards(void **state) {
     memory *m = take_copy(&values, sizeof values);
     for (int32_t t = 0; t < fix.n_tables; t++) {
         hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
-        hd_index_select_args a = {
+        hd_indexer_topk_args a = {
             .out = m->out,
             .q = in(&m->q),
             .weight = &m->weight,
@@ -300,13 +300,13 @@ static void selection_breaks_ties_downwards(void **state) {
             .top_k = 2,
             .scale = 1.0f
         };
-        fix.table[t].index_select(stream, &a);
-        finish("index_select", stream);
+        fix.table[t].indexer_topk(stream, &a);
+        finish("indexer_topk", stream);
         assert_int_equal(m->out[0], 1);
         assert_int_equal(m->out[1], 2);
         a.pos = m->pos + 1;
-        fix.table[t].index_select(stream, &a);
-        finish("index_select", stream);
+        fix.table[t].indexer_topk(stream, &a);
+        finish("indexer_topk", stream);
         assert_int_equal(m->out[0], 0);
         assert_int_equal(m->out[1], -1);
     }
@@ -329,7 +329,7 @@ static void selection_takes_nan_last(void **state) {
     const int32_t want[3] = {0, 1, 2};
     for (int32_t t = 0; t < fix.n_tables; t++) {
         hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
-        fix.table[t].index_select(stream, &(hd_index_select_args){
+        fix.table[t].indexer_topk(stream, &(hd_indexer_topk_args){
                                               .out = m->out,
                                               .q = in(&m->q),
                                               .weight = &m->weight,
@@ -346,7 +346,7 @@ static void selection_takes_nan_last(void **state) {
                                               .top_k = 3,
                                               .scale = 1.0f
         });
-        finish("index_select", stream);
+        finish("indexer_topk", stream);
         for (int i = 0; i < 3; i++) assert_int_equal(m->out[i], want[i]);
     }
 }
@@ -388,24 +388,24 @@ static void nan_is_not_hidden(void **state) {
     for (int32_t t = 0; t < fix.n_tables; t++) {
         hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
         m->out = 0.0f;
-        fix.table[t].attend(stream, &(hd_attend_args){
-                                        .out = into(&m->out),
-                                        .q = in(&m->q),
-                                        .recent = {.data = into(m->data),
-                                                   .table = &m->table,
-                                                   .table_stride = 1,
-                                                   .page_entries = 8,
-                                                   .width = 1},
-                                        .seq = &m->seq,
-                                        .pos = &m->pos,
-                                        .rows = 1,
-                                        .heads = 1,
-                                        .k_dim = 1,
-                                        .v_dim = 1,
-                                        .window = 8,
-                                        .scale = 1.0f
+        fix.table[t].attention(stream, &(hd_attention_args){
+                                           .out = into(&m->out),
+                                           .q = in(&m->q),
+                                           .recent = {.data = into(m->data),
+                                                      .table = &m->table,
+                                                      .table_stride = 1,
+                                                      .page_entries = 8,
+                                                      .width = 1},
+                                           .seq = &m->seq,
+                                           .pos = &m->pos,
+                                           .rows = 1,
+                                           .heads = 1,
+                                           .k_dim = 1,
+                                           .v_dim = 1,
+                                           .window = 8,
+                                           .scale = 1.0f
         });
-        finish("attend", stream);
+        finish("attention", stream);
         assert_true(isnan(m->out));
     }
 }

@@ -35,9 +35,9 @@ static hd_paged take_entries(const rows_of *r, int32_t ratio, int32_t page, int3
 
 /* ---- attend ---- */
 
-static void run_attend(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
-                       int32_t n, void *const *out) {
-    hd_attend_args a = *(const hd_attend_args *)c->args;
+static void run_attention(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                          int32_t n, void *const *out) {
+    hd_attention_args a = *(const hd_attention_args *)c->args;
     a.out = out[0];
     a.q =
         (const hd_act *)((const float *)(const void *)a.q + (int64_t)first * a.heads * a.k_dim);
@@ -45,18 +45,18 @@ static void run_attend(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
     a.seq += first;
     a.pos += first;
     a.rows = n;
-    ops->attend(s, &a);
+    ops->attention(s, &a);
 }
 
 typedef enum sink_kind { NO_SINK, SMALL_SINK, HIGH_SINK, LOW_SINK, INF_SINK } sink_kind;
 
-typedef struct attend_shape {
+typedef struct attention_shape {
     const char *name;
     int32_t rows, heads, k_dim, v_dim, window, ratio, n_selected; /* n_selected 0: all */
     sink_kind sink;
     float spread;    /* of queries and keys */
     int32_t longest; /* position, at most; the first few rows go to 300 */
-} attend_shape;
+} attention_shape;
 
 static const float *take_sink(sink_kind kind, int32_t heads) {
     if (kind == NO_SINK) return NULL;
@@ -83,9 +83,9 @@ static const int32_t *take_selected(const rows_of *r, int32_t ratio, int32_t n_s
     return all;
 }
 
-static void attend_case(const attend_shape *sh) {
+static void attention_case(const attention_shape *sh) {
     const rows_of r = take_rows(sh->longest);
-    hd_attend_args a = {
+    hd_attention_args a = {
         .q = (const hd_act *)take_random((int64_t)ROWS * sh->heads * sh->k_dim, sh->spread),
         .sink = take_sink(sh->sink, sh->heads),
         .seq = r.seq,
@@ -116,12 +116,12 @@ static void attend_case(const attend_shape *sh) {
                         .tolerance = {tolerance},
                         .cpu_only = sh->k_dim > 576,
                         .args = &a,
-                        .run = run_attend});
+                        .run = run_attention});
 }
 
-void op_attend(void **state) {
+void op_attention(void **state) {
     (void)state;
-    static const attend_shape shapes[] = {
+    static const attention_shape shapes[] = {
         {"nothing",          0,    3,   24,   16,   0,   1,   0,  NO_SINK,    1.0f,  300  },
         {"one head",         ROWS, 1,   1,    1,    0,   1,   0,  NO_SINK,    1.0f,  300  },
         {"MLA",              ROWS, 3,   24,   16,   0,   1,   0,  NO_SINK,    1.0f,  300  },
@@ -146,10 +146,10 @@ void op_attend(void **state) {
         {"most parts",       ROWS, 1,   5,    5,    9,   1,   0,  SMALL_SINK, 1.0f,  20000},
         {"wide values",      12,   9,   1030, 1030, 5,   1,   0,  NO_SINK,    1.0f,  300  },
     };
-    for (size_t i = 0; i < HD_LEN(shapes); i++) attend_case(&shapes[i]);
+    for (size_t i = 0; i < HD_LEN(shapes); i++) attention_case(&shapes[i]);
 }
 
-/* ---- attend_naive ---- */
+/* ---- attention_naive ---- */
 
 /* Sequence s has n_rows[s] rows of the step, from position start[s] on. */
 typedef struct naive_shape {
@@ -161,14 +161,14 @@ typedef struct naive_shape {
 
 typedef struct naive_case {
     const naive_shape *sh;
-    hd_attend_naive_args a;
+    hd_attention_naive_args a;
 } naive_case;
 
 /* Rows [first, first + n) of the shape's: what each sequence has of them. */
 static void run_naive(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                       int32_t n, void *const *out) {
     const naive_case *t = c->args;
-    hd_attend_naive_args a = t->a;
+    hd_attention_naive_args a = t->a;
     int32_t *first_row = take_ints(SEQS + 1), *start = take_ints(SEQS);
     for (int32_t i = 0, before = 0; i < SEQS; before += t->sh->n_rows[i++]) {
         const int32_t end = before + t->sh->n_rows[i];
@@ -181,10 +181,10 @@ static void run_naive(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
     a.q = (const hd_act *)((const float *)(const void *)a.q +
                            (int64_t)first * a.heads * (a.nope_dim + a.rope_dim));
     a.seqs = (hd_seqs){SEQS, first_row, start};
-    ops->attend_naive(s, &a);
+    ops->attention_naive(s, &a);
 }
 
-static void naive_attend_case(const naive_shape *sh) {
+static void naive_attention_case(const naive_shape *sh) {
     int32_t rows = 0, n_tokens[SEQS];
     const int32_t k_dim = sh->nope_dim + sh->rope_dim;
     for (int32_t s = 0; s < SEQS; s++) {
@@ -216,7 +216,7 @@ static void naive_attend_case(const naive_shape *sh) {
                         .run = run_naive});
 }
 
-void op_attend_naive(void **state) {
+void op_attention_naive(void **state) {
     static const naive_shape shapes[] = {
         {"nothing",           0, 2, 16,  8,   4,  8,   {0, 0, 0, 0},      {0, 0, 0, 0}   },
         {"one of each",       0, 1, 1,   1,   1,  1,   {0, 3, 0, 1},      {1, 1, 3, 2}   },
@@ -228,11 +228,11 @@ void op_attend_naive(void **state) {
         {"wider than any",    0, 1, 16,  8,   4,  300, {0, 10, 0, 0},     {20, 3, 0, 0}  },
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
-        naive_attend_case(&shapes[i]);
+        naive_attention_case(&shapes[i]);
         forget_all(state);
     }
     for (int32_t f = 0; f < n_weight_formats; f++) {
-        naive_attend_case(&(naive_shape){
+        naive_attention_case(&(naive_shape){
             "stored formats", f, 2, 48, 14, 6, 10, {70, 0, 3, 0 },
                    {4,  9, 0, 30}
         });
@@ -244,7 +244,7 @@ void op_attend_naive(void **state) {
 
 static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                        int32_t n, void *const *out) {
-    hd_index_select_args a = *(const hd_index_select_args *)c->args;
+    hd_indexer_topk_args a = *(const hd_indexer_topk_args *)c->args;
     a.out = out[0];
     a.q = (const hd_act *)((const float *)(const void *)a.q +
                            (int64_t)first * a.heads * a.keys.width);
@@ -252,7 +252,7 @@ static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
     a.seq += first;
     a.pos += first;
     a.rows = n;
-    ops->index_select(s, &a);
+    ops->indexer_topk(s, &a);
 }
 
 /* Small whole numbers: products and sums are exact in any order, and ties are many. */
@@ -262,7 +262,7 @@ static void round_all(float *x, int64_t n) {
 
 typedef struct select_shape {
     int32_t rows, heads, width, ratio, top_k;
-    bool whole_numbers;
+    bool int16_numbers;
     float spread;    /* 0: all scores tie */
     int32_t longest; /* position, at most; the first few rows go to 300 */
 } select_shape;
@@ -272,7 +272,7 @@ static void select_case(const select_shape *sh) {
     const int64_t n_q = (int64_t)ROWS * sh->heads * sh->width, n_w = (int64_t)ROWS * sh->heads;
     float *q = take_random(n_q, sh->spread), *weight = take_random(n_w, 2.4f);
     hd_paged keys = take_entries(&r, sh->ratio, 7, sh->width, 2.4f);
-    if (sh->whole_numbers) {
+    if (sh->int16_numbers) {
         round_all(q, n_q);
         round_all(weight, n_w);
         for (int32_t s = 0; s < SEQS; s++) {
@@ -281,7 +281,7 @@ static void select_case(const select_shape *sh) {
             }
         }
     }
-    hd_index_select_args a = {.q = (const hd_act *)q,
+    hd_indexer_topk_args a = {.q = (const hd_act *)q,
                               .weight = weight,
                               .keys = keys,
                               .seq = r.seq,
@@ -290,8 +290,8 @@ static void select_case(const select_shape *sh) {
                               .ratio = sh->ratio,
                               .top_k = sh->top_k,
                               .scale = 0.25f};
-    const bool exact = sh->whole_numbers && sh->width <= 256; /* in few bits too, on a GPU */
-    check_op(&(op_case){.name = sh->whole_numbers ? "index_select, ties" : "index_select",
+    const bool exact = sh->int16_numbers && sh->width <= 256; /* in few bits too, on a GPU */
+    check_op(&(op_case){.name = sh->int16_numbers ? "index_select, ties" : "indexer_topk",
                         .gpu_fast_tolerance = exact ? 1e-9 : 0.0,
                         .rows = sh->rows,
                         .n_outs = 1,
@@ -301,7 +301,7 @@ static void select_case(const select_shape *sh) {
                         .run = run_select});
 }
 
-void op_index_select(void **state) {
+void op_indexer_topk(void **state) {
     (void)state;
     static const select_shape shapes[] = {
         {0,    3,  16,  1,   8,   true,  1.4f, 300  },

@@ -235,15 +235,15 @@ enum { EXPERTS = 5, TOP_K = 3 };
 
 static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                         int32_t n, void *const *out) {
-    hd_linear_grouped_args a = *(const hd_linear_grouped_args *)c->args;
+    hd_grouped_gemm_args a = *(const hd_grouped_gemm_args *)c->args;
     (void)first;
     (void)n;
     a.out = out[0];
-    ops->linear_grouped(s, &a);
+    ops->grouped_gemm(s, &a);
 }
 
 /* A place is what linear makes of its row alone: who else meets the expert does not matter. */
-static void check_places_on(const hd_linear_grouped_args *a, const op_case *c,
+static void check_places_on(const hd_grouped_gemm_args *a, const op_case *c,
                             const hd_ops *ops) {
     const int32_t cols = a->w[0].cols, outs = a->w[0].rows;
     float *alone = take_nan(outs);
@@ -265,7 +265,7 @@ static void check_places_on(const hd_linear_grouped_args *a, const op_case *c,
     }
 }
 
-static void check_places(const hd_linear_grouped_args *a, const op_case *c) {
+static void check_places(const hd_grouped_gemm_args *a, const op_case *c) {
     if (fix.brief) return; /* linear has cases of its own */
     for (int32_t t = 0; t < fix.n_tables; t++) check_places_on(a, c, &fix.table[t]);
     for (fast_form f = 0; f < FAST_FORMS; f++) {
@@ -285,7 +285,7 @@ static void grouped_shape(const weight_format *f, const int32_t *counts, int32_t
     int32_t *assignment = take_ints(places);
     for (int32_t i = 0; i < places; i++) assignment[i] = random_below(10 * TOP_K);
     const int32_t x_rows = places > 10 ? places : 10;
-    hd_linear_grouped_args a = {
+    hd_grouped_gemm_args a = {
         .x = act_at(take_random((int64_t)x_rows * w->cols, 1.0f), 0),
         .w = w,
         .offset = offset,
@@ -301,14 +301,14 @@ static void grouped_shape(const weight_format *f, const int32_t *counts, int32_t
                  .tolerance = {product_tolerance},
                  .fast_tolerance = fast_tolerance(f),
                  .gpu_fast_tolerance = gpu_fast_tolerance,
-                 .whole = true,
+                 .int16 = true,
                  .args = &a,
                  .run = run_grouped};
     check_op(&c);
     check_places(&a, &c);
 }
 
-void op_linear_grouped(void **state) {
+void op_grouped_gemm(void **state) {
     (void)state;
     static const int32_t counts[][EXPERTS] = {
         {0, 0, 0,  0, 0 }, /* no tokens */

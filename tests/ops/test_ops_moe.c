@@ -7,18 +7,18 @@
 
 static void run_route(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                       int32_t n, void *const *out) {
-    hd_route_args a = *(const hd_route_args *)c->args;
+    hd_moe_topk_args a = *(const hd_moe_topk_args *)c->args;
     a.expert = out[0];
     a.weight = out[1];
     a.logits += (int64_t)first * a.rule.n_experts;
     if (a.table) a.tokens += first;
     a.rows = n;
-    ops->route(s, &a);
+    ops->moe_topk(s, &a);
 }
 
 typedef struct route_shape {
     const char *name;
-    hd_route_rule rule;
+    hd_router_rule rule;
     bool bias, table, ties;
 } route_shape;
 
@@ -30,11 +30,11 @@ static void route_case(const route_shape *sh, int32_t rows) {
     int32_t *table = take_ints((int64_t)VOCAB * k), *tokens = take_ints(rows);
     for (int32_t i = 0; i < VOCAB * k; i++) table[i] = (i * 7 + i / k) % n;
     for (int32_t r = 0; r < rows; r++) tokens[r] = random_below(VOCAB);
-    hd_route_args a = {.logits = logits,
-                       .bias = sh->bias ? take_random(n, 0.5f) : NULL,
-                       .table = sh->table ? table : NULL,
-                       .tokens = tokens,
-                       .rule = sh->rule};
+    hd_moe_topk_args a = {.logits = logits,
+                          .bias = sh->bias ? take_random(n, 0.5f) : NULL,
+                          .table = sh->table ? table : NULL,
+                          .tokens = tokens,
+                          .rule = sh->rule};
     check_op(&(op_case){
         .name = sh->name,
         .rows = rows,
@@ -46,7 +46,7 @@ static void route_case(const route_shape *sh, int32_t rows) {
     });
 }
 
-void op_route(void **state) {
+void op_moe_topk(void **state) {
     (void)state;
     static const route_shape shapes[] = {
         {"softmax",
@@ -92,7 +92,7 @@ void op_route(void **state) {
 
 static void run_permute(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                         int32_t n, void *const *out) {
-    hd_permute_args a = *(const hd_permute_args *)c->args;
+    hd_moe_permute_args a = *(const hd_moe_permute_args *)c->args;
     (void)first;
     (void)n;
     a.offset = out[0];
@@ -100,10 +100,10 @@ static void run_permute(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     a.place = out[2];
     a.load = out[3];
     for (int32_t e = 0; e < a.n_experts; e++) a.load[e] = e * INT64_C(0x100000000);
-    ops->permute(s, &a);
+    ops->moe_permute(s, &a);
 }
 
-void op_permute(void **state) {
+void op_moe_permute(void **state) {
     (void)state;
     static const int32_t n_rows[] = {0, 1, 14, 27, 40, 53, 4001, 9000}; /* up to many shares */
     for (int32_t kind = 0; kind < (int32_t)HD_LEN(n_rows); kind++) {
@@ -112,17 +112,17 @@ void op_permute(void **state) {
         for (int32_t i = 0; kind != 4 && i < rows * top_k; i++) expert[i] = random_below(9);
         int32_t *live = take_ints(rows);
         for (int32_t r = 0; r < rows; r++) live[r] = random_below(3);
-        hd_permute_args a = {.expert = expert,
-                             .live = kind % 2 ? live : NULL,
-                             .rows = rows,
-                             .top_k = top_k,
-                             .n_experts = 10};
+        hd_moe_permute_args a = {.expert = expert,
+                                 .live = kind % 2 ? live : NULL,
+                                 .rows = rows,
+                                 .top_k = top_k,
+                                 .n_experts = 10};
         check_op(&(op_case){
-            .name = "permute",
+            .name = "moe_permute",
             .rows = 1,
             .n_outs = 4,
             .width = {11, rows * top_k, rows * top_k, 2 * 10},
-            .whole = true,
+            .int16 = true,
             .args = &a,
             .run = run_permute
         });
@@ -132,7 +132,7 @@ void op_permute(void **state) {
 /* ---- combine ---- */
 
 typedef struct combine_case {
-    hd_combine_args a;
+    hd_moe_combine_args a;
     const float *shared;
     bool in_place;
 } combine_case;
@@ -140,7 +140,7 @@ typedef struct combine_case {
 static void run_combine(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                         int32_t n, void *const *out) {
     const combine_case *t = c->args;
-    hd_combine_args a = t->a;
+    hd_moe_combine_args a = t->a;
     const float *shared = t->shared ? t->shared + (int64_t)first * a.cols : NULL;
     if (t->in_place) memcpy(out[0], shared, (size_t)n * (size_t)a.cols * sizeof *shared);
     a.out = out[0];
@@ -148,10 +148,10 @@ static void run_combine(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     if (a.weight) a.weight += (int64_t)first * a.top_k;
     a.place += (int64_t)first * a.top_k;
     a.rows = n;
-    ops->combine(s, &a);
+    ops->moe_combine(s, &a);
 }
 
-void op_combine(void **state) {
+void op_moe_combine(void **state) {
     (void)state;
     for (int32_t kind = 0; kind < 18; kind++) {
         const int32_t rows = kind % 5 == 4 ? 0 : 33, cols = 1 + kind * 31;
@@ -172,7 +172,7 @@ void op_combine(void **state) {
             .shared = shared ? take_random((int64_t)rows * cols, 1.0f) : NULL,
             .in_place = kind % 3 == 2
         };
-        check_op(&(op_case){.name = "combine",
+        check_op(&(op_case){.name = "moe_combine",
                             .rows = rows,
                             .n_outs = 1,
                             .width = {cols},

@@ -11,7 +11,7 @@ enum { E4M3 = 6, E2M1 = 9, BF16 = 2 }; /* of weight_formats */
 static const double product_tolerance = 4e-6;
 
 /* bfloat16 has eight bits; scales differ between blocks, of which some are all of an output. */
-static const double fast_product_tolerance = 0.03, fast_attend_tolerance = 0.02;
+static const double fast_product_tolerance = 0.03, fast_attention_tolerance = 0.02;
 
 static const hd_act *act_at(const hd_act *x, int64_t n) {
     return (const hd_act *)((const float *)(const void *)x + n);
@@ -113,11 +113,11 @@ void real_linear_heads(void **state) {
 
 static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                         int32_t n, void *const *out) {
-    hd_linear_grouped_args a = *(const hd_linear_grouped_args *)c->args;
+    hd_grouped_gemm_args a = *(const hd_grouped_gemm_args *)c->args;
     (void)first;
     (void)n;
     a.out = out[0];
-    ops->linear_grouped(s, &a);
+    ops->grouped_gemm(s, &a);
 }
 
 /* Rows fall on experts at random; one expert has none, one has many. */
@@ -143,7 +143,7 @@ void real_linear_grouped(void **state) {
             offset[e + 1] = e + 1 == EXPERTS ? places : offset[e] + own;
         }
         for (int32_t k = 0; k < places; k++) assignment[k] = (k * 7 + 3) % places;
-        const hd_linear_grouped_args a = {
+        const hd_grouped_gemm_args a = {
             .x = take_acts((int64_t)shapes[i].rows * shapes[i].cols, 1.0f),
             .w = w,
             .offset = offset,
@@ -157,7 +157,7 @@ void real_linear_grouped(void **state) {
                                 .width = {places * shapes[i].outs},
                                 .tolerance = {product_tolerance},
                                 .gpu_fast_tolerance = fast_product_tolerance,
-                                .whole = true,
+                                .int16 = true,
                                 .args = &a,
                                 .run = run_grouped});
     }
@@ -165,39 +165,39 @@ void real_linear_grouped(void **state) {
 
 /* ---- keys ---- */
 
-static void run_attend(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
-                       int32_t n, void *const *out) {
-    hd_attend_args a = *(const hd_attend_args *)c->args;
+static void run_attention(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                          int32_t n, void *const *out) {
+    hd_attention_args a = *(const hd_attention_args *)c->args;
     a.out = out[0];
     a.q = act_at(a.q, (int64_t)first * a.heads * a.k_dim);
     if (a.selected) a.selected += (int64_t)first * a.n_selected;
     a.seq += first;
     a.pos += first;
     a.rows = n;
-    ops->attend(s, &a);
+    ops->attention(s, &a);
 }
 
-typedef struct attend_shape {
+typedef struct attention_shape {
     const char *name;
     int32_t rows, heads, width, pos, window, ratio, n_selected;
-} attend_shape;
+} attention_shape;
 
 /* Rows of one sequence, each a few positions behind the one before. */
-static void attend_case(const attend_shape *sh) {
+static void attention_case(const attention_shape *sh) {
     const int32_t n_tokens = sh->pos + 1;
     int32_t *pos = take_ints(sh->rows), *selected = NULL;
     for (int32_t r = 0; r < sh->rows; r++) pos[r] = sh->pos - 131 * r;
-    hd_attend_args a = {.q = take_acts((int64_t)sh->rows * sh->heads * sh->width, 1.0f),
-                        .sink = sh->window ? take_random(sh->heads, 2.0f) : NULL,
-                        .seq = take_ints(sh->rows),
-                        .pos = pos,
-                        .heads = sh->heads,
-                        .k_dim = sh->width,
-                        .v_dim = 512,
-                        .window = sh->window,
-                        .ratio = sh->ratio,
-                        .n_selected = sh->n_selected,
-                        .scale = 1.0f / sqrtf((float)sh->width)};
+    hd_attention_args a = {.q = take_acts((int64_t)sh->rows * sh->heads * sh->width, 1.0f),
+                           .sink = sh->window ? take_random(sh->heads, 2.0f) : NULL,
+                           .seq = take_ints(sh->rows),
+                           .pos = pos,
+                           .heads = sh->heads,
+                           .k_dim = sh->width,
+                           .v_dim = 512,
+                           .window = sh->window,
+                           .ratio = sh->ratio,
+                           .n_selected = sh->n_selected,
+                           .scale = 1.0f / sqrtf((float)sh->width)};
     const int32_t entries = n_tokens / sh->ratio;
     a.entries = take_pages(1, &entries, 64, sh->width, 1.0f);
     if (sh->window) a.recent = take_pages(1, &n_tokens, 64, sh->width, 1.0f);
@@ -213,14 +213,14 @@ static void attend_case(const attend_shape *sh) {
                             .n_outs = 1,
                             .width = {sh->heads * 512},
                             .tolerance = {4e-6},
-                            .gpu_fast_tolerance = fast_attend_tolerance,
+                            .gpu_fast_tolerance = fast_attention_tolerance,
                             .args = &a,
-                            .run = run_attend});
+                            .run = run_attention});
 }
 
-void real_attend(void **state) {
+void real_attention(void **state) {
     (void)state;
-    static const attend_shape shapes[] = {
+    static const attention_shape shapes[] = {
         {"V3, all keys",         2, 128, 576, 4096,  0,   1,   0   },
         {"V3, all of many keys", 1, 16,  576, 12345, 0,   1,   0   },
         {"V3.2, selected",       2, 128, 576, 4500,  0,   1,   2048},
@@ -228,19 +228,19 @@ void real_attend(void **state) {
         {"V4, all entries",      2, 16,  512, 9000,  128, 128, 0   },
         {"a few rows more",      9, 64,  512, 5000,  128, 4,   512 },
     };
-    for (size_t i = 0; i < HD_LEN(shapes); i++) attend_case(&shapes[i]);
+    for (size_t i = 0; i < HD_LEN(shapes); i++) attention_case(&shapes[i]);
 }
 
 static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                        int32_t n, void *const *out) {
-    hd_index_select_args a = *(const hd_index_select_args *)c->args;
+    hd_indexer_topk_args a = *(const hd_indexer_topk_args *)c->args;
     a.out = out[0];
     a.q = act_at(a.q, (int64_t)first * a.heads * a.keys.width);
     a.weight += (int64_t)first * a.heads;
     a.seq += first;
     a.pos += first;
     a.rows = n;
-    ops->index_select(s, &a);
+    ops->indexer_topk(s, &a);
 }
 
 /* Small whole numbers, so that sums are exact and ties are many. */
@@ -271,7 +271,7 @@ void real_index_select(void **state) {
             round_all(page_entry(&keys, 0, e), SELECT_WIDTH);
         }
         for (int32_t r = 0; r < SELECT_ROWS; r++) pos[r] = shapes[i].keys - 1 - r;
-        const hd_index_select_args a = {.q = (const hd_act *)(const void *)q,
+        const hd_indexer_topk_args a = {.q = (const hd_act *)(const void *)q,
                                         .weight = weight,
                                         .keys = keys,
                                         .seq = take_ints(SELECT_ROWS),
@@ -341,29 +341,30 @@ void refusals_are_reported(void **state) {
     hd_err err = {0};
     const hd_paged keys = {
         .data = (hd_act *)(void *)x, .table = zeros, .page_entries = 1, .width = 1};
-    ops->attend(fix.gpu_stream, &(hd_attend_args){.out = (hd_act *)(void *)out,
-                                                  .q = (const hd_act *)(const void *)x,
-                                                  .entries = keys,
-                                                  .seq = zeros,
-                                                  .pos = zeros,
-                                                  .rows = 1,
-                                                  .heads = 1,
-                                                  .k_dim = 4096,
-                                                  .v_dim = 4096,
-                                                  .ratio = 1,
-                                                  .scale = 1.0f});
+    ops->attention(fix.gpu_stream, &(hd_attention_args){.out = (hd_act *)(void *)out,
+                                                        .q = (const hd_act *)(const void *)x,
+                                                        .entries = keys,
+                                                        .seq = zeros,
+                                                        .pos = zeros,
+                                                        .rows = 1,
+                                                        .heads = 1,
+                                                        .k_dim = 4096,
+                                                        .v_dim = 4096,
+                                                        .ratio = 1,
+                                                        .scale = 1.0f});
     assert_int_equal(hd_stream_sync(fix.gpu_stream, &err), HD_EUNSUPPORTED);
     assert_non_null(strstr(err.msg, "attention"));
     zeros[0] = 0;
-    ops->combine(fix.gpu_stream, &(hd_combine_args){.out = (hd_act *)(void *)out,
-                                                    .y = (const hd_act *)(const void *)x,
-                                                    .place = zeros,
-                                                    .rows = 1,
-                                                    .cols = 1,
-                                                    .top_k = 1 << 20});
+    ops->moe_combine(fix.gpu_stream,
+                     &(hd_moe_combine_args){.out = (hd_act *)(void *)out,
+                                            .y = (const hd_act *)(const void *)x,
+                                            .place = zeros,
+                                            .rows = 1,
+                                            .cols = 1,
+                                            .top_k = 1 << 20});
     err = (hd_err){0};
     assert_int_equal(hd_stream_sync(fix.gpu_stream, &err), HD_EDEVICE);
-    assert_non_null(strstr(err.msg, "combine"));
+    assert_non_null(strstr(err.msg, "moe_combine"));
     ops->rms_norm(fix.gpu_stream, &(hd_rms_norm_args){.out = (hd_act *)(void *)out,
                                                       .x = (const hd_act *)(const void *)x,
                                                       .rows = 2,

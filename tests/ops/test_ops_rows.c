@@ -283,21 +283,21 @@ void op_rope(void **state) {
 /* ---- store ---- */
 
 typedef struct store_case {
-    hd_store_args a;
+    hd_kv_store_args a;
     int32_t n_entries; /* of the whole pool */
 } store_case;
 
 static void run_store(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                       int32_t n, void *const *out) {
     const store_case *t = c->args;
-    hd_store_args a = t->a;
+    hd_kv_store_args a = t->a;
     (void)first;
     a.pool.data = out[0];
     a.rows = n ? c->rows * t->n_entries : 0; /* all rows, into the whole pool */
-    ops->store(s, &a);
+    ops->kv_store(s, &a);
 }
 
-void op_store(void **state) {
+void op_kv_store(void **state) {
     (void)state;
     enum { SEQS = 3, PER_SEQ = 23 };
     const int32_t n_entries[SEQS] = {PER_SEQ, PER_SEQ, PER_SEQ};
@@ -318,11 +318,11 @@ void op_store(void **state) {
             .n_entries = rows
         };
         const int32_t n_pages = SEQS * ((PER_SEQ + 4) / 5) + 1;
-        check_op(&(op_case){.name = "store",
+        check_op(&(op_case){.name = "kv_store",
                             .rows = 1,
                             .n_outs = 1,
                             .width = {n_pages * 5 * width},
-                            .whole = true,
+                            .int16 = true,
                             .args = &t,
                             .run = run_store});
     }

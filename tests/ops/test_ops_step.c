@@ -10,7 +10,7 @@ typedef struct step_case {
     hd_cursor *cursor;
     hd_step_seq *seqs;
     hd_sampling *params;
-    int32_t *n_live, *standing, *token, *input, *guess;
+    int32_t *n_live, *verifiable, *token, *input, *guess;
     uint16_t *counts;
     int32_t n, n_drafts, at;
     float forced;
@@ -30,7 +30,7 @@ static void make_case(step_case *t, int32_t n, int32_t n_drafts, float forced) {
     t->params = take((SLOTS + 1) * sizeof *t->params);
     t->counts = take((size_t)SLOTS * VOCAB * sizeof *t->counts);
     t->n_live = take_ints(1);
-    t->standing = take_ints(n);
+    t->verifiable = take_ints(n);
     t->token = take_ints(rows);
     t->input = take_ints(rows);
     t->guess = take_ints(n);
@@ -46,10 +46,10 @@ static void make_case(step_case *t, int32_t n, int32_t n_drafts, float forced) {
     for (int32_t i = 0; i < n; i++) {
         t->seqs[i] = (hd_step_seq){.slot = (i * 7 + 3) % SLOTS,
                                    .n_drafts = random_below(n_drafts + 1),
-                                   .room = random_below(240),
+                                   .capacity = random_below(240),
                                    .fresh = random_below(2),
                                    .at = random_cursor()};
-        t->standing[i] = i < *t->n_live ? random_below(n_drafts + 2) - 1 : -1;
+        t->verifiable[i] = i < *t->n_live ? random_below(n_drafts + 2) - 1 : -1;
         t->guess[i] = random_below(VOCAB);
     }
     for (int32_t r = 0; r < rows; r++) { /* mostly equal; a failed row now and then */
@@ -67,8 +67,8 @@ static int32_t *cut(int32_t **at, int32_t n) {
     return p;
 }
 
-static void run_lay_step(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
-                         int32_t n, void *const *out) {
+static void run_prepare_step(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                             int32_t n, void *const *out) {
     const step_case *t = c->args;
     const int32_t rows = t->n * (1 + t->n_drafts);
     int32_t *at = out[0];
@@ -76,7 +76,7 @@ static void run_lay_step(const op_case *c, const hd_ops *ops, hd_stream *s, int3
     (void)n;
     memcpy(out[1], t->cursor, SLOTS * sizeof *t->cursor);
     memset(out[2], 0, 2 * sizeof(int32_t) * STRIDE * (size_t)t->n);
-    hd_lay_step_args a = {
+    hd_prepare_step_args a = {
         .cursor = out[1],
         .seqs = t->seqs,
         .n_live = t->n_live,
@@ -94,15 +94,15 @@ static void run_lay_step(const op_case *c, const hd_ops *ops, hd_stream *s, int3
     for (size_t i = 0; i < HD_LEN(of_rows); i++) *of_rows[i] = cut(&at, rows);
     a.first_row = cut(&at, t->n + 1);
     a.start = cut(&at, t->n);
-    a.standing = cut(&at, t->n);
-    a.turn = cut(&at, 1);
-    *a.turn = t->n_drafts % 2;
-    ops->lay_step(s, &a);
+    a.verifiable = cut(&at, t->n);
+    a.parity = cut(&at, 1);
+    *a.parity = t->n_drafts % 2;
+    ops->prepare_step(s, &a);
 }
 
 static const int32_t depths[] = {0, 1, 3, MAX_D};
 
-void op_lay_step(void **state) {
+void op_prepare_step(void **state) {
     (void)state;
     static const float means[] = {0.0f, 0.4f, 2.7f, 8.0f};
     for (size_t i = 0; i < HD_LEN(depths) * HD_LEN(means); i++) {
@@ -110,20 +110,20 @@ void op_lay_step(void **state) {
         step_case t;
         make_case(&t, i ? SEQS : 1, depth, means[i / HD_LEN(depths)]);
         check_op(&(op_case){
-            .name = "lay_step",
+            .name = "prepare_step",
             .rows = 1,
             .n_outs = 3,
             .width = {t.n * (1 + depth) * 9 + 3 * t.n + 2,
                       SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)), 2 * STRIDE * t.n},
-            .whole = true,
+            .int16 = true,
             .not_recorded = true,
             .args = &t,
-            .run = run_lay_step
+            .run = run_prepare_step
         });
     }
 }
 
-static void run_settle_step(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+static void run_commit_step(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                             int32_t n, void *const *out) {
     const step_case *t = c->args;
     int32_t *at = out[0];
@@ -131,10 +131,10 @@ static void run_settle_step(const op_case *c, const hd_ops *ops, hd_stream *s, i
     (void)n;
     memcpy(out[1], t->cursor, SLOTS * sizeof *t->cursor);
     memcpy(out[2], t->counts, (size_t)SLOTS * VOCAB * sizeof *t->counts);
-    hd_settle_step_args a = {.cursor = out[1],
+    hd_commit_step_args a = {.cursor = out[1],
                              .counts = out[2],
                              .seqs = t->seqs,
-                             .standing = t->standing,
+                             .verifiable = t->verifiable,
                              .token = t->token,
                              .input = t->input,
                              .params = t->params,
@@ -144,75 +144,75 @@ static void run_settle_step(const op_case *c, const hd_ops *ops, hd_stream *s, i
     a.next_token = cut(&at, t->n * (1 + t->n_drafts));
     a.accepted = cut(&at, t->n);
     a.wanted = cut(&at, t->n);
-    ops->settle_step(s, &a);
+    ops->commit_step(s, &a);
 }
 
-void op_settle_step(void **state) {
+void op_commit_step(void **state) {
     (void)state;
     for (size_t i = 0; i < 2 * HD_LEN(depths); i++) {
         const int32_t depth = depths[i / 2];
         step_case t;
         make_case(&t, i ? SEQS : 1, depth, 0.0f);
         check_op(&(op_case){
-            .name = "settle_step",
+            .name = "commit_step",
             .rows = 1,
             .n_outs = 3,
             .width = {t.n * (1 + depth) + 2 * t.n,
                       SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
                       SLOTS * VOCAB / 2},
-            .whole = true,
+            .int16 = true,
             .not_recorded = true,
             .args = &t,
-            .run = run_settle_step
+            .run = run_commit_step
         });
     }
 }
 
-static void run_lay_draft(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
-                          int32_t n, void *const *out) {
+static void run_prepare_draft(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                              int32_t n, void *const *out) {
     const step_case *t = c->args;
     int32_t *at = out[0];
     (void)first;
     (void)n;
     memcpy(out[1], t->cursor, SLOTS * sizeof *t->cursor);
     memset(out[2], 0, (size_t)(t->n * t->n_drafts) * sizeof(int32_t));
-    hd_lay_draft_args a = {.draft = out[2],
-                           .cursor = out[1],
-                           .seqs = t->seqs,
-                           .standing = t->standing,
-                           .guess = t->guess,
-                           .n = t->n,
-                           .n_drafts = t->n_drafts,
-                           .at = t->at};
+    hd_prepare_draft_args a = {.draft = out[2],
+                               .cursor = out[1],
+                               .seqs = t->seqs,
+                               .verifiable = t->verifiable,
+                               .guess = t->guess,
+                               .n = t->n,
+                               .n_drafts = t->n_drafts,
+                               .at = t->at};
     int32_t **const lists[] = {&a.token, &a.next_token, &a.pos, &a.seq, &a.logit_row, &a.start};
     for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = cut(&at, t->n);
     a.first_row = cut(&at, t->n + 1);
-    ops->lay_draft(s, &a);
+    ops->prepare_draft(s, &a);
 }
 
-void op_lay_draft(void **state) {
+void op_prepare_draft(void **state) {
     (void)state;
     for (int32_t k = 0; k < MAX_D; k++) {
         step_case t;
         make_case(&t, k ? SEQS : 1, MAX_D, 0.0f);
         t.at = k;
         check_op(&(op_case){
-            .name = "lay_draft",
+            .name = "prepare_draft",
             .rows = 1,
             .n_outs = 3,
             .width = {7 * t.n + 1, SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
                       t.n * MAX_D},
-            .whole = true,
+            .int16 = true,
             .not_recorded = true,
             .args = &t,
-            .run = run_lay_draft
+            .run = run_prepare_draft
         });
     }
 }
 
 typedef struct carry_case {
     const float *from;
-    int32_t *turn, *bytes;
+    int32_t *parity, *bytes;
     int32_t most;
 } carry_case;
 
@@ -223,33 +223,33 @@ static void run_carry(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
     (void)n;
     memset(out[0], 0, (size_t)t->most);
     memset(out[1], 0, (size_t)t->most);
-    ops->carry(s, &(hd_carry_args){
-                      .to = {out[0],  out[1]     },
-                      .from = {t->from, t->from + 4},
-                      .turn = t->turn,
-                      .bytes = t->bytes,
-                      .most = t->most
+    ops->mirror(s, &(hd_mirror_args){
+                       .to = {out[0],  out[1]     },
+                       .from = {t->from, t->from + 4},
+                       .parity = t->parity,
+                       .bytes = t->bytes,
+                       .most = t->most
     });
 }
 
-void op_carry(void **state) {
+void op_mirror(void **state) {
     (void)state;
     static const int32_t sizes[] = {4, 16, 76, 4096, 70004};
     for (size_t i = 0; i < 4 * HD_LEN(sizes); i++) {
         const int32_t most = sizes[i / 4];
         carry_case t = {.from = take_random(most / 4 + 4, 9.0f), .most = most};
-        t.turn = take_ints(1);
-        *t.turn = i % 2;
+        t.parity = take_ints(1);
+        *t.parity = i % 2;
         if (i % 4 > 1) {
             t.bytes = take_ints(1);
             *t.bytes = most - 4 * random_below(most / 4 + 1);
         }
         check_op(&(op_case){
-            .name = "carry",
+            .name = "mirror",
             .rows = 1,
             .n_outs = 2,
             .width = {most / 4, most / 4},
-            .whole = true,
+            .int16 = true,
             .args = &t,
             .run = run_carry
         });
@@ -257,15 +257,15 @@ void op_carry(void **state) {
 }
 
 /* Clocks differ; they run. */
-void op_stamp(void **state) {
+void op_timestamp(void **state) {
     (void)state;
     int64_t *at = take(2 * sizeof *at);
     for (int32_t i = 0; i < fix.n_tables; i++) {
         hd_stream *s = stream_for(&fix.table[i], fix.stream[0]);
         memset(at, 0, 2 * sizeof *at);
-        fix.table[i].stamp(s, &(hd_stamp_args){&at[0]});
-        fix.table[i].stamp(s, &(hd_stamp_args){&at[1]});
-        finish("stamp", s);
+        fix.table[i].timestamp(s, &(hd_timestamp_args){&at[0]});
+        fix.table[i].timestamp(s, &(hd_timestamp_args){&at[1]});
+        finish("timestamp", s);
         assert_true(at[0] > 0 && at[1] >= at[0]);
     }
 }

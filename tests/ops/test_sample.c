@@ -13,7 +13,7 @@
 void op_sample(void **state); /* run by the walk over all operators, test_ops.c */
 
 /* Roughly normal, so that a few candidates stand out. */
-static float noise(float spread) {
+static float jitter(float spread) {
     float sum = 0.0f;
     for (int i = 0; i < 4; i++) sum += hd_philox_unit(rig_word()) - 0.5f;
     return sum * spread;
@@ -92,7 +92,7 @@ static hd_sampling random_params(void) {
 static void random_logits(float *x, int32_t vocab) {
     const int32_t kind = rig_below(6);
     for (int32_t i = 0; i < vocab; i++) {
-        x[i] = noise(kind == 4 ? 1e4f : kind == 1 ? 1.0f : 12.0f);
+        x[i] = jitter(kind == 4 ? 1e4f : kind == 1 ? 1.0f : 12.0f);
         if (kind == 2) x[i] = roundf(x[i]);
         if (kind == 3 && rig_below(2)) x[i] = -INFINITY;
         if (kind == 5) x[i] = i % 2 ? 0.0f : -0.0f;
@@ -113,7 +113,7 @@ static void random_step(step *s, int32_t rows, int32_t vocab) {
             (uint16_t)(rig_below(2) * HD_COUNT_PROMPT + rig_below(4) * rig_below(3));
     }
     for (int32_t i = 0; i < POOL; i++)
-        s->bias[i] = (hd_logit_bias){rig_below(vocab), noise(9.0f)};
+        s->bias[i] = (hd_logit_bias){rig_below(vocab), jitter(9.0f)};
     for (int32_t r = 0; r < rows; r++) {
         random_logits(s->logits + (int64_t)r * vocab, vocab);
         s->params[r] = random_params();
@@ -164,7 +164,7 @@ static void large_rows_agree(void **state) {
     make_step(&s, 3, VOCAB);
     s.a.n_ids = 128815;
     for (int32_t i = 0; i < VOCAB; i++) {
-        s.logits[i] = noise(20.0f);
+        s.logits[i] = jitter(20.0f);
         s.logits[VOCAB + i] = 3.25f;
         s.logits[2 * VOCAB + i] = i % 3 ? 1.0f : 2.0f;
     }
@@ -493,7 +493,7 @@ static void logprobs_are_those_of_the_logits(void **state) {
         make_step(&s, 3, vocabs[round % (int32_t)HD_LEN(vocabs)]);
         s.a.n_ids = round % 3 ? s.a.vocab : (s.a.vocab + 1) / 2;
         for (int32_t i = 0; i < 3 * s.a.vocab; i++) {
-            s.logits[i] = noise((float)(1 << round % 7));
+            s.logits[i] = jitter((float)(1 << round % 7));
             if (round % 2) s.logits[i] = roundf(s.logits[i]);
         }
         for (int32_t i = 0; i < 3; i++) {

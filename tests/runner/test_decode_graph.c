@@ -23,7 +23,7 @@ static void open_either(const char *name, float forced_acceptance, bool fixed) {
 
 /* Steps were replayed: from the tape, or by the GPU. */
 static bool replayed(int32_t n) {
-    return tape_repeated() > n || hd_executor_read_times(m.executor)->graph_steps > n;
+    return tape_repeated() > n || hd_model_runner_read_times(m.executor)->graph_steps > n;
 }
 
 static uint32_t luck(uint64_t seed, int32_t at) {
@@ -94,7 +94,7 @@ static void run_mixed(uint64_t seed, int32_t ahead) {
  * gets a new page is nobody's for a step. */
 static void texts_are_the_same(void **state) {
     (void)state;
-    static const int32_t ahead[] = {0, 1, 2 * HD_MAX_CHOSEN};
+    static const int32_t ahead[] = {0, 1, 2 * HD_MAX_STEP_TOKENS};
     for (size_t i = 0; i < HD_LEN(models); i++) {
         for (size_t a = 0; a < 1 + HD_LEN(ahead); a++) {
             open_either(models[i], 0.0f, a > 0);
@@ -114,29 +114,29 @@ static void texts_are_the_same(void **state) {
 }
 
 /* Masks travel with the orders, rows without one beside them; others draft. */
-static void guided_rows_stay_in_the_step(void **state) {
+static void constrained_rows_stay_in_the_step(void **state) {
     (void)state;
     static const char pattern[] = "([a-f]{1,3}[0-9 ]){30,}";
     const int32_t forced[] = {id_of('a'), id_of('1')};
     const hd_grammar_args args = {
         .kind = HD_GRAMMAR_REGEX, .text = pattern, .n = sizeof pattern - 1};
-    hd_grammar *form;
-    assert_int_equal(hd_grammar_open(&form, &args, NULL), HD_OK);
+    hd_grammar *answer_grammar;
+    assert_int_equal(hd_grammar_open(&answer_grammar, &args, NULL), HD_OK);
     for (size_t i = 1; i < HD_LEN(models); i++) {
         for (int32_t fixed = 0; fixed < 2; fixed++) {
             open_either(models[i], 0.0f, fixed);
             mixed_crowd(40 + i);
-            crowd[0].guide.grammar = form;
-            crowd[1].guide = (hd_guide){.reasoning = true,
-                                        .think = -1,
-                                        .unthink = UNTHINK,
-                                        .max_reasoning = 30,
-                                        .forced = forced,
-                                        .n_forced = HD_LEN(forced),
-                                        .grammar = form};
+            crowd[0].constraint.grammar = answer_grammar;
+            crowd[1].constraint = (hd_constraint){.reasoning = true,
+                                                  .think = -1,
+                                                  .unthink = UNTHINK,
+                                                  .max_reasoning = 30,
+                                                  .forced = forced,
+                                                  .n_forced = HD_LEN(forced),
+                                                  .grammar = answer_grammar};
             for (int32_t r = 0; r < SLOTS; r++) {
                 if (r < 2) crowd[r].n_drafts = 0;
-                crowd[r].choosing.guide = r < 2 ? &crowd[r].guide : NULL;
+                crowd[r].choosing.constraint = r < 2 ? &crowd[r].constraint : NULL;
                 enter(&m, &crowd[r]);
             }
             run_all(&m, crowd, SLOTS);
@@ -150,7 +150,7 @@ static void guided_rows_stay_in_the_step(void **state) {
             close_machine(&m);
         }
     }
-    hd_grammar_close(form);
+    hd_grammar_close(answer_grammar);
 }
 
 /* Replies are free, with drafts and the host ahead, until calls open, in the content or in the
@@ -182,12 +182,12 @@ static void calls_open_in_the_step(void **state) {
                 open_either(models[i], 0.0f, fixed);
                 mixed_crowd(70 + seed);
                 for (int32_t r = 0; r < SLOTS; r++) {
-                    crowd[r].guide = (hd_guide){.reasoning = r % 2,
-                                                .think = -1,
-                                                .unthink = UNTHINK,
-                                                .free = true,
-                                                .grammar = calls};
-                    crowd[r].choosing.guide = r < 3 ? &crowd[r].guide : NULL;
+                    crowd[r].constraint = (hd_constraint){.reasoning = r % 2,
+                                                          .think = -1,
+                                                          .unthink = UNTHINK,
+                                                          .free = true,
+                                                          .grammar = calls};
+                    crowd[r].choosing.constraint = r < 3 ? &crowd[r].constraint : NULL;
                     crowd[r].choosing.bias = bias;
                     crowd[r].choosing.params.n_bias = 2;
                     crowd[r].choosing.params.temperature = 1.0f;
@@ -220,29 +220,29 @@ static void whoever_comes_and_goes(void **state) {
             close_machine(&m);
             open_either(models[i], 0.0f, true);
             mixed_crowd(seed);
-            crowd[3].choosing.guide = seed == 1 ? &crowd[3].guide : NULL;
-            for (int32_t turn = 0; turn < 400; turn++) {
+            crowd[3].choosing.constraint = seed == 1 ? &crowd[3].constraint : NULL;
+            for (int32_t parity = 0; parity < 400; parity++) {
                 int32_t running = 0;
                 for (int32_t r = 0; r < SLOTS; r++) {
                     request *q = &crowd[r];
-                    const uint32_t x = luck(seed, SLOTS * turn + r);
-                    if (turn == 7 * r) enter(&m, q);
-                    if (turn < 7 * r || q->ended) continue;
+                    const uint32_t x = luck(seed, SLOTS * parity + r);
+                    if (parity == 7 * r) enter(&m, q);
+                    if (parity < 7 * r || q->ended) continue;
                     running++;
                     if (x % 16 == 0) q->n_drafts = (int32_t)(x >> 8) % 5;
                     if (x % 32 == 1 && r % 2 == 0)
                         q->oracle = q->oracle ? NULL : before[r].text;
                     q->one_wrong_in = 3;
-                    q->ahead = (int32_t)(x >> 4) % 3 * HD_MAX_CHOSEN;
+                    q->ahead = (int32_t)(x >> 4) % 3 * HD_MAX_STEP_TOKENS;
                 }
-                if (!running && turn > 7 * SLOTS) break;
-                if (turn % 29 == 28) { /* all move on by a slot */
+                if (!running && parity > 7 * SLOTS) break;
+                if (parity % 29 == 28) { /* all move on by a slot */
                     for (int32_t r = 0; r < SLOTS; r++) {
                         crowd[r].slot = (crowd[r].slot + 1) % SLOTS;
-                        if (turn >= 7 * r && !crowd[r].ended) enter(&m, &crowd[r]);
+                        if (parity >= 7 * r && !crowd[r].ended) enter(&m, &crowd[r]);
                     }
                 }
-                if (running) step(&m, crowd, hd_min_i32(turn / 7 + 1, SLOTS));
+                if (running) step(&m, crowd, hd_min_i32(parity / 7 + 1, SLOTS));
             }
             for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
             assert_true(replayed(0));
@@ -312,7 +312,8 @@ static void loads_are_the_same(void **state) {
                 enter(&m, &crowd[r]);
             }
             run_all(&m, crowd, SLOTS);
-            assert_int_equal(hd_executor_read_experts(m.executor, load[fixed], NULL), HD_OK);
+            assert_int_equal(hd_model_runner_read_experts(m.executor, load[fixed], NULL),
+                             HD_OK);
             close_machine(&m);
         }
         assert_memory_equal(load[0], load[1], sizeof load[0]);
@@ -331,12 +332,12 @@ static void failing_norm(hd_stream *s, const hd_rms_norm_args *a) {
  * step is recorded: the step says so, gives no token, and leaves nothing behind. */
 static void a_failed_operator_fails_the_step(void **state) {
     (void)state;
-    static const int32_t turns[] = {0, 9, 14, 40};
+    static const int32_t steps[] = {0, 9, 14, 40};
     open_either("v4_small_mtp", 0.0f, false);
     run_mixed(60, 0);
     memcpy(before, crowd, sizeof before);
     close_machine(&m);
-    for (size_t t = 0; t < HD_LEN(turns); t++) {
+    for (size_t t = 0; t < HD_LEN(steps); t++) {
         hd_err err = {0};
         open_either("v4_small_mtp", 0.0f, true);
         sound_norm = m.ops.rms_norm;
@@ -344,7 +345,7 @@ static void a_failed_operator_fails_the_step(void **state) {
         norms_left = INT32_MAX;
         mixed_crowd(60);
         for (int32_t r = 0; r < SLOTS; r++) enter(&m, &crowd[r]);
-        for (int32_t turn = 0; turn < turns[t]; turn++) step(&m, crowd, SLOTS);
+        for (int32_t parity = 0; parity < steps[t]; parity++) step(&m, crowd, SLOTS);
         norms_left = 3;
         int32_t tries = 0; /* a step that is replayed calls no operator */
         while (try_step(&m, crowd, SLOTS, &err) == HD_OK && tries < 40) tries++;
@@ -363,7 +364,7 @@ static void a_failed_operator_fails_the_step(void **state) {
 int test_decode_graph(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_the_same),
-        cmocka_unit_test(guided_rows_stay_in_the_step),
+        cmocka_unit_test(constrained_rows_stay_in_the_step),
         cmocka_unit_test(calls_open_in_the_step),
         cmocka_unit_test(whoever_comes_and_goes),
         cmocka_unit_test(benchmarks_accept_the_same),

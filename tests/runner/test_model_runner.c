@@ -23,12 +23,12 @@ static const char schema[] =
     "\"required\":[\"name\",\"tags\",\"n\",\"ok\"]}";
 static const char pattern[] = "xyz((ab|12)+!|[0-9]{3,5})";
 
-typedef struct forms {
+typedef struct grammars {
     hd_grammar *schema, *pattern;
     int32_t forced[3];
-} forms;
+} grammars;
 
-static hd_grammar *open_form(hd_grammar_kind kind, const char *text) {
+static hd_grammar *open_answer_grammar(hd_grammar_kind kind, const char *text) {
     const hd_grammar_args a = {.kind = kind, .text = text, .n = strlen(text)};
     hd_grammar *g;
     hd_err err = {0};
@@ -36,22 +36,22 @@ static hd_grammar *open_form(hd_grammar_kind kind, const char *text) {
     return g;
 }
 
-static void open_forms(forms *f) {
-    *f = (forms){
-        open_form(HD_GRAMMAR_JSON_SCHEMA, schema),
-        open_form(HD_GRAMMAR_REGEX, pattern),
+static void open_grammars(grammars *f) {
+    *f = (grammars){
+        open_answer_grammar(HD_GRAMMAR_JSON_SCHEMA, schema),
+        open_answer_grammar(HD_GRAMMAR_REGEX, pattern),
         {id_of('x'), id_of('y'), id_of('z')}
     };
 }
 
-static void close_forms(forms *f) {
+static void close_grammars(grammars *f) {
     hd_grammar_close(f->schema);
     hd_grammar_close(f->pattern);
 }
 
 /* Free and drawn; a schema at once; reasoning with an end, then a pattern whose first tokens are
  * given; reasoning that the model opens itself, then a schema. */
-static void guide_crowd(const forms *f, uint64_t seed, int32_t n_drafts) {
+static void constraint_crowd(const grammars *f, uint64_t seed, int32_t n_drafts) {
     static const hd_logit_bias thinks = {THINK, 100.0f};
     for (int32_t i = 0; i < SLOTS; i++) {
         request *r = &crowd[i];
@@ -59,22 +59,22 @@ static void guide_crowd(const forms *f, uint64_t seed, int32_t n_drafts) {
         r->choosing.params.temperature = i % 2 ? 1.0f : 0.0f;
         r->choosing.params.repetition_penalty = 1.2f;
         r->n_drafts = n_drafts;
-        r->choosing.guide = &r->guide;
+        r->choosing.constraint = &r->constraint;
     }
-    crowd[0].choosing.guide = NULL;
+    crowd[0].choosing.constraint = NULL;
     crowd[0].choosing.params.temperature = 1.0f;
     crowd[0].most = 60;
-    crowd[1].guide.grammar = f->schema;
-    crowd[2].guide = (hd_guide){.reasoning = true,
-                                .think = -1,
-                                .unthink = UNTHINK,
-                                .max_reasoning = 7,
-                                .forced = f->forced,
-                                .n_forced = 3,
-                                .grammar = f->pattern};
-    crowd[3].guide.think = THINK;
-    crowd[3].guide.max_reasoning = 12;
-    crowd[3].guide.grammar = f->schema;
+    crowd[1].constraint.grammar = f->schema;
+    crowd[2].constraint = (hd_constraint){.reasoning = true,
+                                          .think = -1,
+                                          .unthink = UNTHINK,
+                                          .max_reasoning = 7,
+                                          .forced = f->forced,
+                                          .n_forced = 3,
+                                          .grammar = f->pattern};
+    crowd[3].constraint.think = THINK;
+    crowd[3].constraint.max_reasoning = 12;
+    crowd[3].constraint.grammar = f->schema;
     crowd[3].choosing.params.n_bias = 1;
     crowd[3].choosing.bias = &thinks;
 }
@@ -92,7 +92,7 @@ static void check_json(const char *text) {
 }
 
 /* Everything up to the end of sequence, which a guide must have allowed. */
-static void check_form(const hd_grammar *g, const request *r, int32_t from) {
+static void check_answer_grammar(const hd_grammar *g, const request *r, int32_t from) {
     static hd_grammar_state s;
     char text[4 * POSITIONS];
     assert_int_equal(r->status, HD_OK);
@@ -112,13 +112,14 @@ static int32_t find_unthink(const request *r, int32_t at, int32_t most) {
     return at + 1;
 }
 
-static void check_crowd(const forms *f) {
-    check_form(f->schema, &crowd[1], crowd[1].n_prompt);
+static void check_crowd(const grammars *f) {
+    check_answer_grammar(f->schema, &crowd[1], crowd[1].n_prompt);
     const int32_t forced = find_unthink(&crowd[2], crowd[2].n_prompt, 7);
     assert_memory_equal(crowd[2].text + forced, f->forced, sizeof f->forced);
-    check_form(f->pattern, &crowd[2], forced);
+    check_answer_grammar(f->pattern, &crowd[2], forced);
     assert_int_equal(crowd[3].text[crowd[3].n_prompt], THINK);
-    check_form(f->schema, &crowd[3], find_unthink(&crowd[3], crowd[3].n_prompt + 1, 12));
+    check_answer_grammar(f->schema, &crowd[3],
+                         find_unthink(&crowd[3], crowd[3].n_prompt + 1, 12));
 }
 
 static void check_same_texts(void) {
@@ -131,14 +132,14 @@ static void check_same_texts(void) {
     }
 }
 
-static void replies_keep_their_form(void **state) {
+static void replies_keep_their_answer_grammar(void **state) {
     (void)state;
-    forms f;
-    open_forms(&f);
+    grammars f;
+    open_grammars(&f);
     for (size_t i = 0; i < HD_LEN(drafting_models); i++) {
         open_machine(&m, drafting_models[i], 0.0f);
         for (int32_t k = 0; k <= HD_MAX_DRAFTS; k++) {
-            guide_crowd(&f, 50 + i, k);
+            constraint_crowd(&f, 50 + i, k);
             for (int32_t r = 0; r < SLOTS; r++) {
                 crowd[r].chunk = k % 3 * 5;
                 enter(&m, &crowd[r]);
@@ -150,36 +151,36 @@ static void replies_keep_their_form(void **state) {
         }
         close_machine(&m);
     }
-    close_forms(&f);
+    close_grammars(&f);
 }
 
 /* Drafts that are mostly right, so that many rows of a step are masked and accepted, and
  * requests that change their slots in the middle of everything. */
 static void retracted_replies_go_on(void **state) {
     (void)state;
-    forms f;
-    open_forms(&f);
+    grammars f;
+    open_grammars(&f);
     open_machine(&m, "v3_small_mtp", 0.0f);
     for (uint64_t seed = 0; seed < 6; seed++) {
-        guide_crowd(&f, 100 * seed, 0);
+        constraint_crowd(&f, 100 * seed, 0);
         for (int32_t r = 0; r < SLOTS; r++) enter(&m, &crowd[r]);
         run_all(&m, crowd, SLOTS);
         check_crowd(&f);
         memcpy(before, crowd, sizeof before);
-        guide_crowd(&f, 100 * seed, 1 + (int32_t)seed);
+        constraint_crowd(&f, 100 * seed, 1 + (int32_t)seed);
         for (int32_t r = 0; r < SLOTS; r++) {
             crowd[r].oracle = before[r].text;
             crowd[r].one_wrong_in = 6;
             enter(&m, &crowd[r]);
         }
-        for (int32_t turn = 0; turn < 400; turn++) {
+        for (int32_t parity = 0; parity < 400; parity++) {
             bool runs = false;
             for (int32_t r = 0; r < SLOTS; r++) runs |= !crowd[r].ended;
             if (!runs) break;
             step(&m, crowd, SLOTS);
-            for (int32_t r = 0; turn % 7 == 6 && r < SLOTS; r++) { /* all move on by a slot */
+            for (int32_t r = 0; parity % 7 == 6 && r < SLOTS; r++) { /* all move on by a slot */
                 crowd[r].slot = (crowd[r].slot + 1) % SLOTS;
-                crowd[r].chunk = 8 + turn % 5 * 6;
+                crowd[r].chunk = 8 + parity % 5 * 6;
                 if (!crowd[r].ended) enter(&m, &crowd[r]);
             }
         }
@@ -187,41 +188,42 @@ static void retracted_replies_go_on(void **state) {
         assert_true(crowd[1].accepted * 2 > crowd[1].drafted);
     }
     close_machine(&m);
-    close_forms(&f);
+    close_grammars(&f);
 }
 
 /* The end of sequence, however probable, waits for the form and is all that may follow it. */
 static void the_end_waits(void **state) {
     (void)state;
     static const hd_logit_bias ends = {EOS, 1000.0f};
-    forms f;
-    open_forms(&f);
+    grammars f;
+    open_grammars(&f);
     open_machine(&m, "v3_small_mtp", 0.0f);
     for (int32_t reasoning = 0; reasoning < 2; reasoning++) {
         request *r = &crowd[0];
         init_request(r, &m, 0, 8, 3);
         r->choosing.params.n_bias = 1;
         r->choosing.bias = &ends;
-        r->choosing.guide = &r->guide;
-        r->guide.reasoning = reasoning;
-        r->guide.max_reasoning = 5;
-        r->guide.grammar = f.pattern;
+        r->choosing.constraint = &r->constraint;
+        r->constraint.reasoning = reasoning;
+        r->constraint.max_reasoning = 5;
+        r->constraint.grammar = f.pattern;
         enter(&m, r);
         run_all(&m, r, 1);
-        check_form(f.pattern, r, reasoning ? find_unthink(r, r->n_prompt, 5) : r->n_prompt);
+        check_answer_grammar(f.pattern, r,
+                             reasoning ? find_unthink(r, r->n_prompt, 5) : r->n_prompt);
     }
     close_machine(&m);
-    close_forms(&f);
+    close_grammars(&f);
 }
 
 /* A ban on what alone is allowed ends the request, and no other. */
 static void a_dead_end_ends_one_request(void **state) {
     (void)state;
     static const int32_t ban = UNTHINK;
-    forms f;
-    open_forms(&f);
+    grammars f;
+    open_grammars(&f);
     open_machine(&m, "v3_small_mtp", 0.0f);
-    guide_crowd(&f, 7, 2);
+    constraint_crowd(&f, 7, 2);
     crowd[2].choosing.ban = &ban;
     crowd[2].choosing.params.n_ban = 1;
     crowd[2].choosing.params.ban_until = POSITIONS;
@@ -229,9 +231,9 @@ static void a_dead_end_ends_one_request(void **state) {
     run_all(&m, crowd, SLOTS);
     assert_int_equal(crowd[2].status, HD_EINVAL);
     assert_int_equal(crowd[2].n, crowd[2].n_prompt + 7);
-    check_form(f.schema, &crowd[1], crowd[1].n_prompt);
+    check_answer_grammar(f.schema, &crowd[1], crowd[1].n_prompt);
     close_machine(&m);
-    close_forms(&f);
+    close_grammars(&f);
 }
 
 /* ---- log-probabilities ---- */
@@ -302,10 +304,10 @@ static void relaxed_acceptance_ends_with_reasoning(void **state) {
     for (int32_t k = 0; k < 3; k++) { /* strict; all within delta; only the most probable */
         request *r = &crowd[k];
         init_request(r, &m, k, 10, 31);
-        r->choosing.guide = &r->guide;
-        r->guide.reasoning = true;
-        r->guide.relaxed_top = k == 1 ? 200 : k == 2 ? 1 : 0;
-        r->guide.relaxed_delta = 1.0f;
+        r->choosing.constraint = &r->constraint;
+        r->constraint.reasoning = true;
+        r->constraint.relaxed_top = k == 1 ? 200 : k == 2 ? 1 : 0;
+        r->constraint.relaxed_delta = 1.0f;
         r->most = 30;
         enter(&m, r);
     }
@@ -404,7 +406,7 @@ static void loads_count_every_row(void **state) {
             enter(&m, &crowd[k]);
         }
         run_all(&m, crowd, SLOTS);
-        assert_int_equal(hd_executor_read_experts(m.executor, load, NULL), HD_OK);
+        assert_int_equal(hd_model_runner_read_experts(m.executor, load, NULL), HD_OK);
         for (int32_t l = 0; l < m.spec->n_layers; l++) {
             const bool dense = m.spec->layers[l].mlp == HD_MLP_DENSE;
             int64_t sum = 0;
@@ -417,7 +419,7 @@ static void loads_count_every_row(void **state) {
 
 int test_model_runner(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(replies_keep_their_form),
+        cmocka_unit_test(replies_keep_their_answer_grammar),
         cmocka_unit_test(retracted_replies_go_on),
         cmocka_unit_test(the_end_waits),
         cmocka_unit_test(a_dead_end_ends_one_request),

@@ -8,12 +8,12 @@
 typedef struct device {
     double base, first, each;
     double chance[HD_MAX_DRAFTS];
-    double noise; /* times are multiplied by 1 .. 1 + noise */
+    double jitter; /* times are multiplied by 1 .. 1 + noise */
 } device;
 
 typedef struct watch {
-    sched_drafts drafts;
-    sched_chances own;
+    sched_draft_depth drafts;
+    sched_acceptance own;
     uint64_t draws;
     int32_t before; /* the depth whose rows the coming step verifies */
     int32_t used[SCHED_DEPTHS];
@@ -32,9 +32,9 @@ static double time_of(const device *d, int32_t k) {
 static double best_rate(const device *d) {
     double most = 0;
     for (int32_t k = 0; k < SCHED_DEPTHS; k++) {
-        double tokens = 1, reach = 1;
-        for (int32_t i = 0; i < k; i++) tokens += reach *= d->chance[i];
-        const double rate = tokens / (time_of(d, k) * (1 + d->noise / 2));
+        double tokens = 1, lookback = 1;
+        for (int32_t i = 0; i < k; i++) tokens += lookback *= d->chance[i];
+        const double rate = tokens / (time_of(d, k) * (1 + d->jitter / 2));
         if (rate > most) most = rate;
     }
     return most;
@@ -42,24 +42,24 @@ static double best_rate(const device *d) {
 
 static void steps(watch *w, const device *d, int32_t n_requests, int n) {
     for (int i = 0; i < n; i++) {
-        int32_t stood = 0;
-        const int32_t depth = sched_drafts_choose(&w->drafts, n_requests);
-        const int32_t want = sched_drafts_of(&w->drafts, &w->own, depth);
-        while (stood < w->before && unit(w) < d->chance[stood]) stood++;
-        sched_drafts_saw(&w->drafts, &w->own, w->before, stood);
+        int32_t accepted = 0;
+        const int32_t depth = sched_draft_depth_choose(&w->drafts, n_requests);
+        const int32_t want = sched_draft_depth_of(&w->drafts, &w->own, depth);
+        while (accepted < w->before && unit(w) < d->chance[accepted]) accepted++;
+        sched_draft_depth_verified(&w->drafts, &w->own, w->before, accepted);
         const double rows = time_of(d, w->before), chain = time_of(d, want);
-        const double ns = (rows + chain) / 2 * (1 + d->noise * unit(w));
-        sched_drafts_took(&w->drafts, (int64_t)ns);
+        const double ns = (rows + chain) / 2 * (1 + d->jitter * unit(w));
+        sched_draft_depth_step_took(&w->drafts, (int64_t)ns);
         w->before = want;
         w->used[want]++;
-        w->tokens += 1 + stood;
+        w->tokens += 1 + accepted;
         w->ns += ns;
     }
 }
 
 static void start(watch *w) {
     *w = (watch){0};
-    sched_drafts_init(&w->drafts);
+    sched_draft_depth_init(&w->drafts);
 }
 
 /* A long run gives nearly as many tokens in its time as one that knows what is best. */
@@ -104,7 +104,7 @@ static void the_best_depth_is_found(void **state) {
     }
 }
 
-static void noise_costs_little(void **state) {
+static void jitter_costs_little(void **state) {
     (void)state;
     const device d = {1e6, 0, 1e5, EVEN(0.8), 0.3};
     watch w;
@@ -152,23 +152,23 @@ static void crowds_are_told_apart(void **state) {
 static void a_request_that_is_hard_to_guess_drafts_less(void **state) {
     (void)state;
     const device d = {1e6, 0, 1e5, EVEN(0.8), 0};
-    sched_chances hard = {0};
+    sched_acceptance hard = {0};
     watch w;
     start(&w);
     steps(&w, &d, 1, 1000);
     for (int i = 0; i < 40; i++) { /* of one among many: the others go on as before */
-        sched_drafts_saw(&w.drafts, &hard, 3, 0);
+        sched_draft_depth_verified(&w.drafts, &hard, 3, 0);
         steps(&w, &d, 1, 10);
     }
-    const int32_t depth = sched_drafts_choose(&w.drafts, 1);
-    assert_int_equal(sched_drafts_of(&w.drafts, &w.own, depth), depth);
-    assert_int_equal(sched_drafts_of(&w.drafts, &hard, depth), 0);
+    const int32_t depth = sched_draft_depth_choose(&w.drafts, 1);
+    assert_int_equal(sched_draft_depth_of(&w.drafts, &w.own, depth), depth);
+    assert_int_equal(sched_draft_depth_of(&w.drafts, &hard, depth), 0);
 }
 
 int test_draft_depth(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_best_depth_is_found),
-        cmocka_unit_test(noise_costs_little),
+        cmocka_unit_test(jitter_costs_little),
         cmocka_unit_test(useless_drafts_are_tried_seldom),
         cmocka_unit_test(a_change_is_noticed),
         cmocka_unit_test(crowds_are_told_apart),

@@ -40,10 +40,10 @@ static uint64_t from_environment(const char *name, uint64_t standard) {
 
 /* Leaves the world open, to be read. */
 static void run_seed(world *w, uint64_t seed) {
-    const int32_t turns = SHORTEST + (int32_t)(seed * 7919 % (LONGEST - SHORTEST));
+    const int32_t steps = SHORTEST + (int32_t)(seed * 7919 % (LONGEST - SHORTEST));
     world_draw(w, seed);
     world_open(w);
-    for (int32_t i = 0; i < turns; i++) {
+    for (int32_t i = 0; i < steps; i++) {
         world_act(w);
         if (i % CHECK_EVERY == 0 || w->failed) world_check_cache(w);
     }
@@ -52,7 +52,7 @@ static void run_seed(world *w, uint64_t seed) {
 
 typedef struct totals {
     int64_t events, steps, hits, copies, retracted, accepted, scored, followed;
-    int64_t evicted[HD_N_LIFETIMES], finished[HD_FINISH_ERROR + 1];
+    int64_t evicted[HD_N_KV_GROUPS], finished[HD_FINISH_ERROR + 1];
 } totals;
 
 static void add_up(totals *t, const world *w) {
@@ -65,7 +65,7 @@ static void add_up(totals *t, const world *w) {
     t->copies += w->copies;
     t->retracted += w->retracted;
     t->accepted += w->accepted;
-    for (int l = 0; l < HD_N_LIFETIMES; l++) t->evicted[l] += c.evicted[l];
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) t->evicted[l] += c.evicted[l];
     for (int f = 0; f <= HD_FINISH_ERROR; f++) t->finished[f] += w->finished[f];
 }
 
@@ -74,12 +74,12 @@ static void check_totals(const totals *t) {
     print_message("%" PRId64 " events, %" PRId64 " steps, %" PRId64 " hits, %" PRId64
                   " retractions, %" PRId64 " evictions, %" PRId64 " window copies\n",
                   t->events, t->steps, t->hits, t->retracted,
-                  t->evicted[HD_LIFE_ENTRIES] + t->evicted[HD_LIFE_WINDOW], t->copies);
+                  t->evicted[HD_KV_FULL] + t->evicted[HD_KV_WINDOW], t->copies);
     assert_true(t->events > SEEDS * 10000);
     assert_true(t->hits > SEEDS * 10 && t->retracted > SEEDS * 10 && t->copies > SEEDS * 10);
     assert_true(t->accepted > SEEDS * 100);
     assert_true(t->scored > SEEDS * 100 && t->followed > SEEDS * 10);
-    for (int l = 0; l < HD_N_LIFETIMES; l++) assert_true(t->evicted[l] > SEEDS * 100);
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) assert_true(t->evicted[l] > SEEDS * 100);
     for (int f = HD_FINISH_STOP; f <= HD_FINISH_ERROR; f++) assert_true(t->finished[f] > SEEDS);
 }
 

@@ -239,7 +239,7 @@ static void expect_dump(const dumps *d, int number, const char *text) {
     assert_string_equal(found, text);
 }
 
-static void keep_dumps(const dumps *d, char *said, size_t size) {
+static void keep_dumps(const dumps *d, char *logged, size_t size) {
     int ends[2];
     hd_err err = {0};
     assert_int_equal(pipe(ends), 0);
@@ -247,8 +247,8 @@ static void keep_dumps(const dumps *d, char *said, size_t size) {
     hd_log_set(HD_LOG_INFO, ends[1]);
     assert_int_equal(dump_keep_earlier(d->file, "the model", &err), HD_OK);
     hd_log_set(HD_LOG_INFO, STDERR_FILENO);
-    const ssize_t n = read(ends[0], said, size - 1);
-    said[n > 0 ? n : 0] = '\0';
+    const ssize_t n = read(ends[0], logged, size - 1);
+    logged[n > 0 ? n : 0] = '\0';
     close(ends[0]);
     close(ends[1]);
 }
@@ -256,29 +256,29 @@ static void keep_dumps(const dumps *d, char *said, size_t size) {
 static void test_dumps_are_kept(void **state) {
     (void)state;
     dumps d = {.dir = "/tmp/hadal-dump-XXXXXX"};
-    char said[1024], text[16], name[64], command[80];
+    char logged[1024], text[16], name[64], command[80];
     assert_non_null(mkdtemp(d.dir));
     snprintf(d.file, sizeof d.file, "%s/dump", d.dir);
-    keep_dumps(&d, said, sizeof said); /* there is nothing */
+    keep_dumps(&d, logged, sizeof logged); /* there is nothing */
     put_dump(&d, 0, "");
-    keep_dumps(&d, said, sizeof said); /* nobody crashed */
-    assert_string_equal(said, "");
+    keep_dumps(&d, logged, sizeof logged); /* nobody crashed */
+    assert_string_equal(logged, "");
     expect_dump(&d, 0, "");
     for (int run = 0; run < DUMPS_KEPT + 2; run++) {
         snprintf(text, sizeof text, "run %d", run);
         put_dump(&d, 0, text);
-        keep_dumps(&d, said, sizeof said);
+        keep_dumps(&d, logged, sizeof logged);
         expect_dump(&d, 0, NULL);
         for (int k = 0; k <= DUMPS_KEPT; k++) {
             snprintf(text, sizeof text, "run %d", run - k);
             expect_dump(&d, k + 1, k <= run && k < DUMPS_KEPT ? text : NULL);
         }
     }
-    assert_non_null(strstr(said, " warn crash_dump_kept dumps=9 "));
+    assert_non_null(strstr(logged, " warn crash_dump_kept dumps=9 "));
     name_dump(&d, 4, name); /* looked at: its place is the next one's */
     unlink(name);
     put_dump(&d, 0, "again");
-    keep_dumps(&d, said, sizeof said);
+    keep_dumps(&d, logged, sizeof logged);
     expect_dump(&d, 1, "again");
     snprintf(text, sizeof text, "run %d", DUMPS_KEPT + 1 - 4);
     expect_dump(&d, 5, text);
@@ -286,16 +286,16 @@ static void test_dumps_are_kept(void **state) {
         name_dump(&d, k, name);
         if (k != 7) unlink(name);
     }
-    keep_dumps(&d, said,
-               sizeof said); /* said again at every start, until the last one is gone */
+    keep_dumps(&d, logged,
+               sizeof logged); /* said again at every start, until the last one is gone */
     snprintf(text, sizeof text, "dumps=1");
-    assert_non_null(strstr(said, text));
+    assert_non_null(strstr(logged, text));
     snprintf(command, sizeof command, "hadal replay %s.7 the model", d.file);
-    assert_non_null(strstr(said, command));
+    assert_non_null(strstr(logged, command));
     name_dump(&d, 7, name);
     unlink(name);
-    keep_dumps(&d, said, sizeof said);
-    assert_string_equal(said, "");
+    keep_dumps(&d, logged, sizeof logged);
+    assert_string_equal(logged, "");
     rmdir(d.dir);
 }
 

@@ -81,16 +81,19 @@ static void test_nvfp4_experts(void **state) {
 }
 
 /* A rank's dummies are its slices and nothing else, made where its device has them. */
-static void check_rank(const hd_model_spec *spec, const hd_layout *layout, int32_t rank,
-                       const hd_dummy_options *o) {
+static void check_rank(const hd_model_spec *spec, const hd_parallel_config *parallel,
+                       int32_t rank, const hd_dummy_options *o) {
     hd_weights *w;
     hd_plan plan;
     assert_int_equal(hd_weights_open_dummy(&w, spec, o, NULL), HD_OK);
     const hd_schema *schema = hd_weights_schema(w);
-    const hd_plan_args args = {
-        .layout = layout, .rank = rank, .spec = spec, .schema = schema, .n_mtp = spec->n_mtp};
+    const hd_plan_args args = {.parallel = parallel,
+                               .rank = rank,
+                               .spec = spec,
+                               .schema = schema,
+                               .n_mtp = spec->n_mtp};
     assert_int_equal(hd_plan_open(&plan, &args, NULL), HD_OK);
-    assert_int_equal(hd_weights_share(w)->n_heads, plan.share.n_heads);
+    assert_int_equal(hd_weights_shard(w)->n_heads, plan.shard.n_heads);
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_weight *stored = hd_weights_stored(w, i);
         const hd_slice *s = &plan.slices[i];
@@ -105,9 +108,10 @@ static void check_rank(const hd_model_spec *spec, const hd_layout *layout, int32
     hd_weights_close(w);
 }
 
-static void test_shares(void **state) {
+static void test_shards(void **state) {
     (void)state;
-    const hd_layout layouts[] = {hd_layout_tensor(2), hd_layout_expert(4, 0)};
+    const hd_parallel_config parallel_configs[] = {hd_parallel_tensor(2),
+                                                   hd_parallel_expert(4, 0)};
     const hd_cpu_options one = {.n_threads = 1};
     hd_device *d;
     hd_stream *s;
@@ -115,13 +119,13 @@ static void test_shares(void **state) {
     assert_int_equal(hd_stream_open(&s, d, NULL), HD_OK);
     for (size_t k = 0; k < HD_LEN(names); k++) {
         hd_model_spec *spec = config_open(names[k]);
-        for (size_t l = 0; l < HD_LEN(layouts); l++) {
-            for (int32_t r = 0; r < hd_layout_world(&layouts[l]); r++) {
-                hd_dummy_options o = {.layout = layouts[l], .rank = r};
-                check_rank(spec, &layouts[l], r, &o);
+        for (size_t l = 0; l < HD_LEN(parallel_configs); l++) {
+            for (int32_t r = 0; r < hd_parallel_world(&parallel_configs[l]); r++) {
+                hd_dummy_options o = {.parallel = parallel_configs[l], .rank = r};
+                check_rank(spec, &parallel_configs[l], r, &o);
                 o.device = d;
                 o.stream = s;
-                check_rank(spec, &layouts[l], r, &o);
+                check_rank(spec, &parallel_configs[l], r, &o);
             }
         }
         hd_model_spec_close(spec);
@@ -134,7 +138,7 @@ int test_dummy(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_all_tensors),
         cmocka_unit_test(test_nvfp4_experts),
-        cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_shards),
     };
     return cmocka_run_group_tests_name("dummy", tests, NULL, NULL);
 }

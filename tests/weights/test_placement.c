@@ -10,33 +10,33 @@
 #include "weights/placement.h"
 
 /* How many ranks of a world hold the same part of a tensor. */
-static int32_t copies(const hd_layout *l, const hd_tensor_decl *d) {
-    int32_t world = hd_layout_world(l);
+static int32_t copies(const hd_parallel_config *l, const hd_tensor_decl *d) {
+    int32_t world = hd_parallel_world(l);
     if (d->duplicate) return 0;
-    switch (d->cut) {
-    case HD_CUT_NONE:
+    switch (d->shard_axis) {
+    case HD_SHARD_NONE:
         return world;
-    case HD_CUT_HEAD_ROWS:
-    case HD_CUT_HEAD_COLS:
-    case HD_CUT_GROUP_ROWS:
-    case HD_CUT_GROUP_COLS:
+    case HD_SHARD_HEAD_ROWS:
+    case HD_SHARD_HEAD_COLS:
+    case HD_SHARD_GROUP_ROWS:
+    case HD_SHARD_GROUP_COLS:
         return l->dp;
-    case HD_CUT_DENSE_ROWS:
-    case HD_CUT_DENSE_COLS:
+    case HD_SHARD_DENSE_ROWS:
+    case HD_SHARD_DENSE_COLS:
         return world / l->dense_tp;
-    case HD_CUT_EXPERT:
+    case HD_SHARD_EXPERT:
         return world / (l->ep * l->etp);
-    case HD_CUT_VOCAB_ROWS:
+    case HD_SHARD_VOCAB_ROWS:
         return world / l->head_tp;
     }
     return -1;
 }
 
 /* Counts each row (or column, where columns are cut) of one tensor over all ranks. */
-static void check_cover(const hd_plan *plans, const hd_layout *l, const hd_schema *schema,
-                        int32_t i, int32_t *count) {
+static void check_cover(const hd_plan *plans, const hd_parallel_config *l,
+                        const hd_schema *schema, int32_t i, int32_t *count) {
     const hd_tensor_decl *d = &schema->decls[i];
-    int32_t world = hd_layout_world(l);
+    int32_t world = hd_parallel_world(l);
     bool by_cols = false;
     for (int32_t r = 0; r < world; r++) {
         const hd_slice *s = &plans[r].slices[i];
@@ -77,16 +77,16 @@ static void check_blocks(const hd_plan *p, const hd_model_spec *spec, const hd_s
 }
 
 /* True when the layout was possible and right; false when it was refused with a reason. */
-static bool try_layout(const hd_layout *l, const hd_model_spec *spec, const hd_schema *schema,
-                       int32_t *count) {
-    int32_t world = hd_layout_world(l);
+static bool try_parallel(const hd_parallel_config *l, const hd_model_spec *spec,
+                         const hd_schema *schema, int32_t *count) {
+    int32_t world = hd_parallel_world(l);
     hd_plan *plans = calloc((size_t)world, sizeof *plans);
     assert_non_null(plans);
     hd_err err = {0};
     hd_status first = HD_OK;
     for (int32_t r = 0; r < world; r++) {
         const hd_plan_args a = {
-            .layout = l, .rank = r, .spec = spec, .schema = schema, .n_mtp = spec->n_mtp};
+            .parallel = l, .rank = r, .spec = spec, .schema = schema, .n_mtp = spec->n_mtp};
         hd_status st = hd_plan_open(&plans[r], &a, &err);
         if (r == 0) first = st;
         assert_int_equal(st, first); /* all ranks agree on what is possible */
@@ -101,8 +101,8 @@ static bool try_layout(const hd_layout *l, const hd_model_spec *spec, const hd_s
             for (int32_t r = 0; r < world; r++) check_blocks(&plans[r], spec, schema, i);
         }
         for (int32_t r = 0; r < world; r++) {
-            assert_int_equal(plans[r].share.n_heads, spec->n_heads / l->tp);
-            assert_int_equal(plans[r].share.n_experts, spec->route.n_experts / l->ep);
+            assert_int_equal(plans[r].shard.n_heads, spec->n_heads / l->tp);
+            assert_int_equal(plans[r].shard.n_experts, spec->route.n_experts / l->ep);
         }
     }
     for (int32_t r = 0; r < world; r++) hd_plan_close(&plans[r]);
@@ -123,21 +123,21 @@ static int32_t try_all(const hd_model_spec *spec, int32_t max_world) {
     for (int i = 0; i < N * N * N * N * N * N; i++) {
         int digit[6];
         for (int k = 0, rest = i; k < 6; k++, rest /= N) digit[k] = rest % N;
-        const hd_layout l = {.tp = divisors[digit[0]],
-                             .dp = divisors[digit[1]],
-                             .ep = divisors[digit[2]],
-                             .etp = divisors[digit[3]],
-                             .dense_tp = divisors[digit[4]],
-                             .head_tp = divisors[digit[5]]};
-        if (hd_layout_world(&l) > max_world || hd_layout_check(&l, NULL) != HD_OK) continue;
-        possible += try_layout(&l, spec, &schema, count);
+        const hd_parallel_config l = {.tp = divisors[digit[0]],
+                                      .dp = divisors[digit[1]],
+                                      .ep = divisors[digit[2]],
+                                      .etp = divisors[digit[3]],
+                                      .dense_tp = divisors[digit[4]],
+                                      .head_tp = divisors[digit[5]]};
+        if (hd_parallel_world(&l) > max_world || hd_parallel_check(&l, NULL) != HD_OK) continue;
+        possible += try_parallel(&l, spec, &schema, count);
     }
     free(count);
     hd_schema_close(&schema);
     return possible;
 }
 
-static void small_models_in_every_layout(void **state) {
+static void small_models_in_every_parallel(void **state) {
     (void)state;
     static const char *const names[] = {"tiny_v2", "tiny_v3", "tiny_v32", "tiny_v4"};
     for (size_t i = 0; i < HD_LEN(names); i++) {
@@ -161,11 +161,11 @@ static void small_blocks_are_respected(void **state) {
 
 /* The released models with a few of their layers, in layouts people use, and what becomes of
  * layouts that cannot be. */
-static void released_models_in_their_layouts(void **state) {
+static void released_models_in_their_parallel_configs(void **state) {
     (void)state;
     static const struct {
         const char *name;
-        hd_layout layout; /* tp dp ep etp dense_tp head_tp */
+        hd_parallel_config parallel; /* tp dp ep etp dense_tp head_tp */
         bool possible;
     } cases[] = {
         {"v2_lite",  {4, 2, 8, 1, 2, 8, 0},     true },
@@ -190,7 +190,7 @@ static void released_models_in_their_layouts(void **state) {
         s->n_mtp = 0;
         hd_schema schema;
         assert_int_equal(hd_schema_open(&schema, s, NULL), HD_OK);
-        bool possible = try_layout(&cases[i].layout, s, &schema, count);
+        bool possible = try_parallel(&cases[i].parallel, s, &schema, count);
         if (possible != cases[i].possible) fail_msg("case %zu, %s", i, cases[i].name);
         hd_schema_close(&schema);
         hd_model_spec_close(s);
@@ -205,24 +205,26 @@ static void bytes_of_all_ranks_add_up(void **state) {
     hd_summary whole;
     assert_int_equal(hd_schema_open(&schema, s, NULL), HD_OK);
     hd_summarize(&whole, s, &schema);
-    const hd_layout l = {.tp = 2, .dp = 2, .ep = 4, .etp = 1, .dense_tp = 1, .head_tp = 4};
+    const hd_parallel_config l = {
+        .tp = 2, .dp = 2, .ep = 4, .etp = 1, .dense_tp = 1, .head_tp = 4};
     int64_t experts = 0, head = 0, router = 0;
     for (int32_t r = 0; r < 4; r++) {
         hd_plan p;
         const hd_plan_args a = {
-            .layout = &l, .rank = r, .spec = s, .schema = &schema, .n_mtp = 1};
+            .parallel = &l, .rank = r, .spec = s, .schema = &schema, .n_mtp = 1};
         assert_int_equal(hd_plan_open(&p, &a, NULL), HD_OK);
-        experts += p.held.main[HD_PART_EXPERTS].bytes + p.held.mtp[HD_PART_EXPERTS].bytes;
-        head += p.held.main[HD_PART_HEAD].bytes;
-        router += p.held.main[HD_PART_ROUTER].bytes;
-        assert_int_equal(p.share.expert0, 64 * r);
-        assert_int_equal(p.share.head0, 32 * (r % 2));
+        experts += p.held.main[HD_PARAM_GROUP_EXPERTS].bytes +
+                   p.held.mtp[HD_PARAM_GROUP_EXPERTS].bytes;
+        head += p.held.main[HD_PARAM_GROUP_HEAD].bytes;
+        router += p.held.main[HD_PARAM_GROUP_ROUTER].bytes;
+        assert_int_equal(p.shard.expert0, 64 * r);
+        assert_int_equal(p.shard.head0, 32 * (r % 2));
         hd_plan_close(&p);
     }
-    assert_true(experts ==
-                whole.main[HD_PART_EXPERTS].bytes + whole.mtp[HD_PART_EXPERTS].bytes);
-    assert_true(head == whole.main[HD_PART_HEAD].bytes);
-    assert_true(router == 4 * whole.main[HD_PART_ROUTER].bytes);
+    assert_true(experts == whole.main[HD_PARAM_GROUP_EXPERTS].bytes +
+                               whole.mtp[HD_PARAM_GROUP_EXPERTS].bytes);
+    assert_true(head == whole.main[HD_PARAM_GROUP_HEAD].bytes);
+    assert_true(router == 4 * whole.main[HD_PARAM_GROUP_ROUTER].bytes);
     hd_schema_close(&schema);
     hd_model_spec_close(s);
 }
@@ -232,9 +234,9 @@ static void mtp_layers_may_be_left_out(void **state) {
     hd_model_spec *s = config_open("v3");
     hd_schema schema;
     assert_int_equal(hd_schema_open(&schema, s, NULL), HD_OK);
-    const hd_layout one = hd_layout_single();
+    const hd_parallel_config one = hd_parallel_single();
     hd_plan p;
-    hd_plan_args a = {.layout = &one, .spec = s, .schema = &schema};
+    hd_plan_args a = {.parallel = &one, .spec = s, .schema = &schema};
     assert_int_equal(hd_plan_open(&p, &a, NULL), HD_OK);
     assert_true(hd_summary_mtp(&p.held).bytes == 0);
     assert_true(hd_summary_main(&p.held).bytes == 673150611808);
@@ -250,10 +252,10 @@ static void mtp_layers_may_be_left_out(void **state) {
     hd_model_spec_close(s);
 }
 
-static void impossible_layouts_are_refused(void **state) {
+static void impossible_parallel_configs_are_refused(void **state) {
     (void)state;
     static const struct {
-        hd_layout layout;
+        hd_parallel_config parallel;
         const char *says;
     } cases[] = {
         {{0, 1, 1, 1, 1, 1, 0},             "tp is 0"                                    },
@@ -266,7 +268,7 @@ static void impossible_layouts_are_refused(void **state) {
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         hd_err err = {0};
-        assert_int_equal(hd_layout_check(&cases[i].layout, &err), HD_EINVAL);
+        assert_int_equal(hd_parallel_check(&cases[i].parallel, &err), HD_EINVAL);
         assert_non_null(strstr(err.msg, cases[i].says));
     }
 }
@@ -275,7 +277,7 @@ static void refusals_name_tensor_and_number(void **state) {
     (void)state;
     static const struct {
         const char *name;
-        hd_layout layout;
+        hd_parallel_config parallel;
         const char *says;
     } cases[] = {
         {"v3",       {3, 1, 1, 1, 1, 1, 0},   "q_b_proj.weight: 128 heads cannot be shared by tp 3"   },
@@ -297,7 +299,7 @@ static void refusals_name_tensor_and_number(void **state) {
         hd_schema schema;
         hd_model_spec *s = config_open(cases[i].name);
         assert_int_equal(hd_schema_open(&schema, s, NULL), HD_OK);
-        const hd_plan_args a = {.layout = &cases[i].layout, .spec = s, .schema = &schema};
+        const hd_plan_args a = {.parallel = &cases[i].parallel, .spec = s, .schema = &schema};
         assert_int_equal(hd_plan_open(&p, &a, &err), HD_EINVAL);
         if (!strstr(err.msg, cases[i].says)) fail_msg("%s", err.msg);
         assert_null(p.slices);
@@ -308,12 +310,12 @@ static void refusals_name_tensor_and_number(void **state) {
 
 int test_placement(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_models_in_every_layout),
+        cmocka_unit_test(small_models_in_every_parallel),
         cmocka_unit_test(small_blocks_are_respected),
-        cmocka_unit_test(released_models_in_their_layouts),
+        cmocka_unit_test(released_models_in_their_parallel_configs),
         cmocka_unit_test(bytes_of_all_ranks_add_up),
         cmocka_unit_test(mtp_layers_may_be_left_out),
-        cmocka_unit_test(impossible_layouts_are_refused),
+        cmocka_unit_test(impossible_parallel_configs_are_refused),
         cmocka_unit_test(refusals_name_tensor_and_number),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

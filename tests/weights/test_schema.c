@@ -25,7 +25,7 @@ static const struct totals {
      145116                                                                                                     },
 };
 
-static int64_t all_arrays(const hd_part_sum *a, const hd_part_sum *b) {
+static int64_t all_arrays(const hd_param_group_sum *a, const hd_param_group_sum *b) {
     int64_t n = 0;
     for (int t = 0; t < HD_N_DTYPES; t++) n += a->n_arrays[t] + b->n_arrays[t];
     return n;
@@ -40,10 +40,10 @@ static void known_totals_are_met(void **state) {
         hd_summary sum;
         assert_int_equal(hd_schema_open(&schema, s, NULL), HD_OK);
         hd_summarize(&sum, s, &schema);
-        hd_part_sum a = hd_summary_main(&sum), m = hd_summary_mtp(&sum);
-        hd_part_sum unique = hd_summary_mtp_unique(&sum);
+        hd_param_group_sum a = hd_summary_main(&sum), m = hd_summary_mtp(&sum);
+        hd_param_group_sum unique = hd_summary_mtp_unique(&sum);
         assert_true(a.params == t->main && a.active == t->active);
-        assert_true(a.active - sum.main[HD_PART_EMBEDDING].active ==
+        assert_true(a.active - sum.main[HD_PARAM_GROUP_EMBEDDING].active ==
                     t->active_without_embedding);
         assert_true(unique.params == t->mtp_unique);
         assert_true(a.bytes == t->main_bytes && m.bytes == t->mtp_bytes);
@@ -53,10 +53,10 @@ static void known_totals_are_met(void **state) {
     }
 }
 
-/* In the order of hd_part, without the MTP projections. */
+/* In the order of hd_param_group, without the MTP projections. */
 static const struct parts {
     const char *name;
-    int64_t bytes[HD_N_PARTS - 1];
+    int64_t bytes[HD_N_PARAM_GROUPS - 1];
 } parts[] = {
     {"v2_lite",
      {419430400, 419430400, 743178240, 0, 0, 0, 134479872, 6815744, 0, 28789702656, 899678208,
@@ -83,10 +83,10 @@ static void known_parts_are_met(void **state) {
         hd_summary sum;
         assert_int_equal(hd_schema_open(&schema, s, NULL), HD_OK);
         hd_summarize(&sum, s, &schema);
-        for (int p = 0; p < HD_N_PARTS - 1; p++) {
+        for (int p = 0; p < HD_N_PARAM_GROUPS - 1; p++) {
             assert_true(sum.main[p].bytes == parts[i].bytes[p]);
         }
-        assert_true(sum.main[HD_PART_PROJECTION].bytes == 0);
+        assert_true(sum.main[HD_PARAM_GROUP_PROJECTION].bytes == 0);
         hd_schema_close(&schema);
         hd_model_spec_close(s);
     }
@@ -99,7 +99,7 @@ static void v4_flash_has_the_published_types(void **state) {
     hd_summary sum;
     assert_int_equal(hd_schema_open(&schema, s, NULL), HD_OK);
     hd_summarize(&sum, s, &schema);
-    hd_part_sum a = hd_summary_main(&sum), m = hd_summary_mtp(&sum);
+    hd_param_group_sum a = hd_summary_main(&sum), m = hd_summary_mtp(&sum);
     static const struct {
         hd_dtype type;
         int64_t n;
@@ -207,7 +207,7 @@ static void tied_heads_and_monsters(void **state) {
     assert_int_equal(hd_schema_open(&schema, s, NULL), HD_OK);
     assert_true(find(&schema, "lm_head.weight")->duplicate);
     hd_summarize(&sum, s, &schema);
-    assert_true(sum.main[HD_PART_HEAD].params == 0);
+    assert_true(sum.main[HD_PARAM_GROUP_HEAD].params == 0);
     hd_schema_close(&schema);
     hd_model_spec_close(s);
 

@@ -37,7 +37,7 @@ static const hd_slice slices[] = {
 static void *make(size_t bytes, uint64_t seed) {
     uint8_t *data = malloc(bytes);
     assert_non_null(data);
-    for (size_t i = 0; i < bytes; i++) data[i] = (uint8_t)(hd_noise_at(seed, i) & 0x3f);
+    for (size_t i = 0; i < bytes; i++) data[i] = (uint8_t)(hd_random_fill_at(seed, i) & 0x3f);
     return data;
 }
 
@@ -60,7 +60,7 @@ static void rectangles_have_the_elements(void **state) {
         for (size_t i = 0; i < HD_LEN(slices); i++) {
             const hd_slice *s = &slices[i];
             hd_weight w = whole;
-            assert_int_equal(weights_cut(&w, s, &pieces, NULL), HD_OK);
+            assert_int_equal(weights_shard(&w, s, &pieces, NULL), HD_OK);
             assert_int_equal(w.rows, s->rows);
             assert_int_equal(w.cols, s->cols);
             for (int32_t r = 0; r < w.rows; r++) {
@@ -80,30 +80,30 @@ static void rectangles_have_the_elements(void **state) {
 
 enum { EXPERTS = 256, RANKS = 32 };
 
-static double balance(const double *share) {
+static double balance(const double *shard) {
     double most = 0;
     for (int32_t r = 0; r < RANKS; r++) {
         double sum = 0;
-        for (int32_t e = 0; e < EXPERTS / RANKS; e++) sum += share[r * EXPERTS / RANKS + e];
+        for (int32_t e = 0; e < EXPERTS / RANKS; e++) sum += shard[r * EXPERTS / RANKS + e];
         most = fmax(most, sum);
     }
     return 1.0 / RANKS / most;
 }
 
-static void shares_are_as_uneven_as_they_say(void **state) {
+static void shards_are_as_uneven_as_they_say(void **state) {
     (void)state;
-    double share[EXPERTS], sum = 0;
+    double shard[EXPERTS], sum = 0;
     int32_t rows[EXPERTS];
-    hd_routing_shares(share, EXPERTS, RANKS, HD_ROUTING_UNIFORM, 3);
-    assert_true(fabs(balance(share) - 1) < 1e-9);
-    hd_routing_shares(share, EXPERTS, RANKS, HD_ROUTING_SKEWED, 3);
-    assert_true(fabs(balance(share) - 0.6) < 1e-3);
-    for (int32_t e = 0; e < EXPERTS; e++) sum += share[e];
+    hd_routing_fractions(shard, EXPERTS, RANKS, HD_ROUTING_UNIFORM, 3);
+    assert_true(fabs(balance(shard) - 1) < 1e-9);
+    hd_routing_fractions(shard, EXPERTS, RANKS, HD_ROUTING_SKEWED, 3);
+    assert_true(fabs(balance(shard) - 0.6) < 1e-3);
+    for (int32_t e = 0; e < EXPERTS; e++) sum += shard[e];
     assert_true(fabs(sum - 1) < 1e-9);
-    hd_routing_draw(rows, share, EXPERTS, 1000000, 3);
+    hd_routing_draw(rows, shard, EXPERTS, 1000000, 3);
     int64_t all = 0;
     for (int32_t e = 0; e < EXPERTS; e++) {
-        const double want = 1e6 * share[e];
+        const double want = 1e6 * shard[e];
         assert_true(fabs(rows[e] - want) < 6 * sqrt(want) + 1);
         all += rows[e];
     }
@@ -160,7 +160,7 @@ static void tokens_choose_as_the_routing_says(void **state) {
 int test_shard(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rectangles_have_the_elements),
-        cmocka_unit_test(shares_are_as_uneven_as_they_say),
+        cmocka_unit_test(shards_are_as_uneven_as_they_say),
         cmocka_unit_test(tokens_choose_as_the_routing_says),
     };
     return cmocka_run_group_tests_name("cut", tests, NULL, NULL);

@@ -25,7 +25,7 @@ static const double round_seconds = 0.02, warm_seconds = 0.5;
 typedef struct case_result {
     const op_case *c;
     double seconds, spread; /* the median; largest less smallest, as a share of it */
-    op_work work;
+    op_operands operands;
     double limit;
     bool memory_binds;
 } case_result;
@@ -132,14 +132,14 @@ static hd_status measure(op_bench *b, const op_case *c, int32_t rounds, case_res
     const int32_t copies = fit < 2 ? 2 : fit > MAX_COPIES ? MAX_COPIES : (int32_t)fit;
     HD_TRY(hd_time_ops(b->stream, b->device, run_timed, &timed, copies, rounds, each, err));
     qsort(each, (size_t)rounds, sizeof each[0], by_value);
-    const op_work work = c->work(b, c);
+    const op_operands operands = c->operands(b, c);
     const bool packed = c->format == HD_E4M3 || c->format == HD_E2M1;
-    const double moving = work.bytes / read_rate;
-    const double computing = work.flops / (packed ? fp8_rate : bf16_rate);
+    const double moving = operands.bytes / read_rate;
+    const double computing = operands.flops / (packed ? fp8_rate : bf16_rate);
     *out = (case_result){.c = c,
                          .seconds = each[rounds / 2],
                          .spread = (each[rounds - 1] - each[0]) / each[rounds / 2],
-                         .work = work,
+                         .operands = operands,
                          .limit = moving > computing ? moving : computing,
                          .memory_binds = moving > computing};
     return HD_OK;
@@ -175,7 +175,7 @@ static void print_result(const case_result *r) {
     printf("%-28s %-14s %-26s %5d %10.2f %10.2f %5s %7.1f%% %7.0f %9.2f %6.1f%%\n", r->c->name,
            r->c->op, shape, r->c->rows, 1e6 * r->seconds, 1e6 * r->limit,
            r->memory_binds ? "mem" : "mma", 100 * r->limit / r->seconds,
-           r->work.bytes / r->seconds * 1e-9, r->work.flops / r->seconds * 1e-12,
+           r->operands.bytes / r->seconds * 1e-9, r->operands.flops / r->seconds * 1e-12,
            100 * r->spread);
     fflush(stdout);
 }
@@ -189,7 +189,7 @@ static void print_json(const op_bench *b, const case_result *r) {
                   "backend", b->ops.name, "case", c->name, "op", c->op, "weights",
                   stored ? hd_dtype_name(c->format) : "", "rows", c->rows, "outs", c->outs,
                   "cols", c->cols, "n", c->n, "top_k", c->top_k, "us", 1e6 * r->seconds,
-                  "spread", r->spread, "bytes", r->work.bytes, "flops", r->work.flops,
+                  "spread", r->spread, "bytes", r->operands.bytes, "flops", r->operands.flops,
                   "limit_us", 1e6 * r->limit, "binds", r->memory_binds ? "mem" : "mma");
     json_dumpf(j, stdout, JSON_COMPACT);
     putchar('\n');

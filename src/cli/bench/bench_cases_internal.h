@@ -23,14 +23,14 @@ typedef struct op_case op_case;
 typedef void op_case_fn(op_bench *b, const op_case *c);
 
 /* What a case has to do at least. */
-typedef struct op_work {
+typedef struct op_operands {
     double bytes, flops;
-} op_work;
+} op_operands;
 
 struct op_case {
     const char *name, *op;
     op_case_fn *run;
-    op_work (*work)(const op_bench *b, const op_case *c);
+    op_operands (*operands)(const op_bench *b, const op_case *c);
     hd_dtype format;          /* of stored matrices */
     int32_t rows, outs, cols; /* of activations; of a matrix, or heads and width */
     int32_t n, top_k;         /* experts, heads, keys or streams; chosen per row */

@@ -73,89 +73,89 @@ static void run_linear(op_bench *b, const op_case *c) {
         &(hd_linear_args){.out = act(b->out), .x = act(b->in), .w = &w, .rows = c->rows});
 }
 
-static op_work linear_work(const op_bench *b, const op_case *c) {
+static op_operands linear_operands(const op_bench *b, const op_case *c) {
     const double acts = (double)c->rows * ((double)c->outs + c->cols) * b->ops.act_bytes;
-    return (op_work){matrix_bytes(c) + acts, 2.0 * c->rows * c->outs * c->cols};
+    return (op_operands){matrix_bytes(c) + acts, 2.0 * c->rows * c->outs * c->cols};
 }
 
 /* n heads; turned: of each head's matrix [outs / n, cols], else V4's groups, x of cols each. */
 static void run_heads(op_bench *b, const op_case *c) {
     const hd_weight w = matrix(b, c);
     const int32_t each = c->outs / c->n;
-    const bool turned = c->top_k > 0;
-    b->ops.linear_heads(b->stream,
-                        &(hd_linear_heads_args){.out = act(b->out),
-                                                .x = act(b->in),
-                                                .w = &w,
-                                                .rows = c->rows,
-                                                .heads = c->n,
-                                                .n_rows = each,
-                                                .head_rows = each,
-                                                .out_stride = turned ? c->n * c->cols : c->outs,
-                                                .out_head = turned ? c->cols : each,
-                                                .x_stride = turned ? c->outs : c->n * c->cols,
-                                                .x_head = turned ? each : c->cols,
-                                                .transpose = turned});
+    const bool transposed = c->top_k > 0;
+    b->ops.linear_heads(
+        b->stream, &(hd_linear_heads_args){.out = act(b->out),
+                                           .x = act(b->in),
+                                           .w = &w,
+                                           .rows = c->rows,
+                                           .heads = c->n,
+                                           .n_rows = each,
+                                           .head_rows = each,
+                                           .out_stride = transposed ? c->n * c->cols : c->outs,
+                                           .out_head = transposed ? c->cols : each,
+                                           .x_stride = transposed ? c->outs : c->n * c->cols,
+                                           .x_head = transposed ? each : c->cols,
+                                           .transpose = transposed});
 }
 
-static op_work heads_work(const op_bench *b, const op_case *c) {
+static op_operands heads_operands(const op_bench *b, const op_case *c) {
     const double acts = (double)c->rows * (c->outs + (double)c->n * c->cols) * b->ops.act_bytes;
-    return (op_work){matrix_bytes(c) + acts, 2.0 * c->rows * c->outs * c->cols};
+    return (op_operands){matrix_bytes(c) + acts, 2.0 * c->rows * c->outs * c->cols};
 }
 
 static void run_grouped(op_bench *b, const op_case *c) {
     hd_weight w[MAX_CASE_EXPERTS];
     int32_t *offset = scratch_ints(b), *assignment = offset + MAX_CASE_EXPERTS + 1;
     for (int32_t e = 0; e < c->n; e++) w[e] = matrix(b, c);
-    b->ops.linear_grouped(b->stream, &(hd_linear_grouped_args){.out = act(b->out),
-                                                               .x = act(b->in),
-                                                               .w = w,
-                                                               .offset = offset,
-                                                               .assignment = assignment,
-                                                               .n_experts = c->n,
-                                                               .top_k = c->top_k,
-                                                               .n_places = c->rows * c->top_k});
+    b->ops.grouped_gemm(b->stream, &(hd_grouped_gemm_args){.out = act(b->out),
+                                                           .x = act(b->in),
+                                                           .w = w,
+                                                           .offset = offset,
+                                                           .assignment = assignment,
+                                                           .n_experts = c->n,
+                                                           .top_k = c->top_k,
+                                                           .n_places = c->rows * c->top_k});
 }
 
 /* Row t's choices are experts t * top_k, + 1, ...: as many distinct ones as there can be. */
-static op_work grouped_work(const op_bench *b, const op_case *c) {
+static op_operands grouped_operands(const op_bench *b, const op_case *c) {
     const double places = (double)c->rows * c->top_k, used = places < c->n ? places : c->n;
     const double acts = (c->rows * (double)c->cols + places * c->outs) * b->ops.act_bytes;
-    return (op_work){used * matrix_bytes(c) + acts, 2.0 * places * c->outs * c->cols};
+    return (op_operands){used * matrix_bytes(c) + acts, 2.0 * places * c->outs * c->cols};
 }
 
 /* ---- attention and its keys ---- */
 
 /* Rows at the last of n positions. top_k 0: V3, all of them; else V4 with a window and that
  * many entries, one in four of n; cols: the width of a key. */
-static void run_attend(op_bench *b, const op_case *c) {
+static void run_attention(op_bench *b, const op_case *c) {
     const bool windowed = c->cols == 512;
-    b->ops.attend(b->stream, &(hd_attend_args){.out = act(b->out),
-                                               .q = act(b->in),
-                                               .recent = pages(b, c->n, 512),
-                                               .entries = pages(b, c->n, c->cols),
-                                               .selected = c->top_k ? experts(b) : NULL,
-                                               .seq = b->ints,
-                                               .pos = positions(b),
-                                               .rows = c->rows,
-                                               .heads = c->outs,
-                                               .k_dim = c->cols,
-                                               .v_dim = 512,
-                                               .window = windowed ? WINDOW : 0,
-                                               .ratio = windowed ? 4 : 1,
-                                               .n_selected = c->top_k,
-                                               .scale = 0.04f});
+    b->ops.attention(b->stream, &(hd_attention_args){.out = act(b->out),
+                                                     .q = act(b->in),
+                                                     .recent = pages(b, c->n, 512),
+                                                     .entries = pages(b, c->n, c->cols),
+                                                     .selected = c->top_k ? experts(b) : NULL,
+                                                     .seq = b->ints,
+                                                     .pos = positions(b),
+                                                     .rows = c->rows,
+                                                     .heads = c->outs,
+                                                     .k_dim = c->cols,
+                                                     .v_dim = 512,
+                                                     .window = windowed ? WINDOW : 0,
+                                                     .ratio = windowed ? 4 : 1,
+                                                     .n_selected = c->top_k,
+                                                     .scale = 0.04f});
 }
 
-static op_work attend_work(const op_bench *b, const op_case *c) {
+static op_operands attention_operands(const op_bench *b, const op_case *c) {
     const double keys = c->top_k ? c->top_k + (c->cols == 512 ? WINDOW : 0) : c->n;
     const double q_and_out = (double)c->rows * c->outs * (c->cols + 512) * b->ops.act_bytes;
-    return (op_work){keys * c->cols * b->ops.act_bytes + q_and_out,
-                     2.0 * c->rows * c->outs * keys * (c->cols + 512)};
+    return (op_operands){keys * c->cols * b->ops.act_bytes + q_and_out,
+                         2.0 * c->rows * c->outs * keys * (c->cols + 512)};
 }
 
 static void run_index(op_bench *b, const op_case *c) {
-    b->ops.index_select(b->stream, &(hd_index_select_args){.out = (int32_t *)(void *)b->out,
+    b->ops.indexer_topk(b->stream, &(hd_indexer_topk_args){.out = (int32_t *)(void *)b->out,
                                                            .q = act(b->in),
                                                            .weight = b->in,
                                                            .keys = pages(b, c->n, c->cols),
@@ -168,10 +168,10 @@ static void run_index(op_bench *b, const op_case *c) {
                                                            .scale = 0.1f});
 }
 
-static op_work index_work(const op_bench *b, const op_case *c) {
+static op_operands index_operands(const op_bench *b, const op_case *c) {
     const double q = (double)c->rows * c->outs * c->cols * b->ops.act_bytes;
-    return (op_work){(double)c->n * c->cols * b->ops.act_bytes + q,
-                     2.0 * c->rows * c->outs * c->cols * c->n};
+    return (op_operands){(double)c->n * c->cols * b->ops.act_bytes + q,
+                         2.0 * c->rows * c->outs * c->cols * c->n};
 }
 
 /* ---- hyper-connections: n streams of cols ---- */
@@ -195,10 +195,10 @@ static void run_hc_pre(op_bench *b, const op_case *c) {
                                                .eps = 1e-6f});
 }
 
-static op_work hc_pre_work(const op_bench *b, const op_case *c) {
+static op_operands hc_pre_operands(const op_bench *b, const op_case *c) {
     const double mixes = 2.0 * c->n + (double)c->n * c->n, all = (double)c->n * c->cols;
     const double acts = c->rows * (all + c->cols) * b->ops.act_bytes;
-    return (op_work){acts + mixes * all * sizeof(float), 2 * mixes * c->rows * all};
+    return (op_operands){acts + mixes * all * sizeof(float), 2 * mixes * c->rows * all};
 }
 
 static void run_hc_post(op_bench *b, const op_case *c) {
@@ -211,16 +211,16 @@ static void run_hc_post(op_bench *b, const op_case *c) {
                                                  .hc = c->n});
 }
 
-static op_work hc_post_work(const op_bench *b, const op_case *c) {
+static op_operands hc_post_operands(const op_bench *b, const op_case *c) {
     const double all = (double)c->n * c->cols;
-    return (op_work){c->rows * (2 * all + c->cols) * b->ops.act_bytes,
-                     2.0 * c->rows * all * (c->n + 1)};
+    return (op_operands){c->rows * (2 * all + c->cols) * b->ops.act_bytes,
+                         2.0 * c->rows * all * (c->n + 1)};
 }
 
 /* ---- rows ---- */
 
-static op_work rows_work(const op_bench *b, const op_case *c) {
-    return (op_work){2.0 * c->rows * c->cols * b->ops.act_bytes, 0};
+static op_operands rows_operands(const op_bench *b, const op_case *c) {
+    return (op_operands){2.0 * c->rows * c->cols * b->ops.act_bytes, 0};
 }
 
 static void run_norm(op_bench *b, const op_case *c) {
@@ -241,64 +241,64 @@ static void run_swiglu(op_bench *b, const op_case *c) {
                                                .limit = 10.0f});
 }
 
-static op_work swiglu_work(const op_bench *b, const op_case *c) {
-    return (op_work){3.0 * c->rows * c->cols * b->ops.act_bytes, 0};
+static op_operands swiglu_operands(const op_bench *b, const op_case *c) {
+    return (op_operands){3.0 * c->rows * c->cols * b->ops.act_bytes, 0};
 }
 
 static void run_route(op_bench *b, const op_case *c) {
     const bool grouped = c->n > 0;
-    b->ops.route(b->stream,
-                 &(hd_route_args){
-                     .expert = (int32_t *)(void *)b->out,
-                     .weight = b->out + CASE_FLOATS / 2,
-                     .logits = b->in,
-                     .bias = b->in + CASE_IN / 2,
-                     .rows = c->rows,
-                     .rule = {.score = grouped ? HD_SCORE_SIGMOID : HD_SCORE_SQRT_SOFTPLUS,
-                              .group_rule = grouped ? HD_GROUPS_TOP2SUM : HD_GROUPS_NONE,
-                              .n_experts = c->cols,
-                              .top_k = c->top_k,
-                              .n_groups = grouped ? c->n : 1,
-                              .top_groups = grouped ? c->n / 2 : 1,
-                              .normalize = true,
-                              .scale = 2.5f}
+    b->ops.moe_topk(b->stream,
+                    &(hd_moe_topk_args){
+                        .expert = (int32_t *)(void *)b->out,
+                        .weight = b->out + CASE_FLOATS / 2,
+                        .logits = b->in,
+                        .bias = b->in + CASE_IN / 2,
+                        .rows = c->rows,
+                        .rule = {.score = grouped ? HD_SCORE_SIGMOID : HD_SCORE_SQRT_SOFTPLUS,
+                                 .group_rule = grouped ? HD_GROUPS_TOP2SUM : HD_GROUPS_NONE,
+                                 .n_experts = c->cols,
+                                 .top_k = c->top_k,
+                                 .n_groups = grouped ? c->n : 1,
+                                 .top_groups = grouped ? c->n / 2 : 1,
+                                 .normalize = true,
+                                 .scale = 2.5f}
     });
 }
 
-static op_work route_work(const op_bench *b, const op_case *c) {
+static op_operands route_operands(const op_bench *b, const op_case *c) {
     (void)b;
-    return (op_work){4.0 * c->rows * (c->cols + 2.0 * c->top_k), 0};
+    return (op_operands){4.0 * c->rows * (c->cols + 2.0 * c->top_k), 0};
 }
 
 static void run_permute(op_bench *b, const op_case *c) {
     int32_t *offset = scratch_ints(b), *assignment = offset + MAX_CASE_EXPERTS + 1;
-    b->ops.permute(b->stream, &(hd_permute_args){.offset = offset,
-                                                 .assignment = assignment,
-                                                 .place = assignment + CASE_INTS,
-                                                 .expert = experts(b),
-                                                 .rows = c->rows,
-                                                 .top_k = c->top_k,
-                                                 .n_experts = c->n});
+    b->ops.moe_permute(b->stream, &(hd_moe_permute_args){.offset = offset,
+                                                         .assignment = assignment,
+                                                         .place = assignment + CASE_INTS,
+                                                         .expert = experts(b),
+                                                         .rows = c->rows,
+                                                         .top_k = c->top_k,
+                                                         .n_experts = c->n});
 }
 
-static op_work permute_work(const op_bench *b, const op_case *c) {
+static op_operands permute_operands(const op_bench *b, const op_case *c) {
     (void)b;
-    return (op_work){12.0 * c->rows * c->top_k, 0};
+    return (op_operands){12.0 * c->rows * c->top_k, 0};
 }
 
 static void run_combine(op_bench *b, const op_case *c) {
-    b->ops.combine(b->stream, &(hd_combine_args){.out = act(b->out),
-                                                 .y = act(b->in),
-                                                 .shared = act(b->in + CASE_IN / 2),
-                                                 .weight = b->in,
-                                                 .place = b->ints + CASE_INTS,
-                                                 .rows = c->rows,
-                                                 .cols = c->cols,
-                                                 .top_k = c->top_k});
+    b->ops.moe_combine(b->stream, &(hd_moe_combine_args){.out = act(b->out),
+                                                         .y = act(b->in),
+                                                         .shared = act(b->in + CASE_IN / 2),
+                                                         .weight = b->in,
+                                                         .place = b->ints + CASE_INTS,
+                                                         .rows = c->rows,
+                                                         .cols = c->cols,
+                                                         .top_k = c->top_k});
 }
 
-static op_work combine_work(const op_bench *b, const op_case *c) {
-    return (op_work){(c->top_k + 2.0) * c->rows * c->cols * b->ops.act_bytes, 0};
+static op_operands combine_operands(const op_bench *b, const op_case *c) {
+    return (op_operands){(c->top_k + 2.0) * c->rows * c->cols * b->ops.act_bytes, 0};
 }
 
 static void run_argmax(op_bench *b, const op_case *c) {
@@ -322,21 +322,24 @@ static void run_sample(op_bench *b, const op_case *c) {
                                     .n_ids = c->cols});
 }
 
-static op_work logits_work(const op_bench *b, const op_case *c) {
+static op_operands logits_operands(const op_bench *b, const op_case *c) {
     (void)b;
-    return (op_work){4.0 * c->rows * c->cols, 0};
+    return (op_operands){4.0 * c->rows * c->cols, 0};
 }
 
 /* ---- the table ---- */
 
 #define LINEAR(name, format, rows, outs, cols) \
-    { name, "linear", run_linear, linear_work, format, rows, outs, cols, 0, 0 }
+    { name, "linear", run_linear, linear_operands, format, rows, outs, cols, 0, 0 }
 #define GROUPED(name, format, rows, outs, cols, n, top_k) \
-    { name, "linear_grouped", run_grouped, grouped_work, format, rows, outs, cols, n, top_k }
-#define ATTEND(name, rows, heads, width, keys, top_k) \
-    { name, "attend", run_attend, attend_work, HD_NONE, rows, heads, width, keys, top_k }
+    { name, "grouped_gemm", run_grouped, grouped_operands, format, rows, outs, cols, n, top_k }
+#define ATTENTION(name, rows, heads, width, keys, top_k)                                   \
+    {                                                                                      \
+        name, "attention", run_attention, attention_operands, HD_NONE, rows, heads, width, \
+            keys, top_k                                                                    \
+    }
 #define INDEX(name, rows, keys, top_k) \
-    { name, "index_select", run_index, index_work, HD_NONE, rows, 64, 128, keys, top_k }
+    { name, "indexer_topk", run_index, index_operands, HD_NONE, rows, 64, 128, keys, top_k }
 
 const op_case op_cases[] = {
     LINEAR("V3 q_a, kv_a", HD_E4M3, 1, 2112, 7168),
@@ -408,20 +411,20 @@ const op_case op_cases[] = {
     LINEAR("V4 head, 1 of 4", HD_BF16, 4, 32320, 4096),
     LINEAR("odd", HD_E4M3, 7, 4096, 7168),
     LINEAR("odd", HD_E4M3, 129, 4096, 7168),
-    {"V3 absorb",            "linear_heads", run_heads,   heads_work,   HD_E4M3, 1,    16384, 512,    128, 1},
-    {"V3 absorb",            "linear_heads", run_heads,   heads_work,   HD_E4M3, 4,    16384, 512,    128, 1},
-    {"V3 absorb",            "linear_heads", run_heads,   heads_work,   HD_E4M3, 128,  16384, 512,    128, 1},
-    {"V3 absorb",            "linear_heads", run_heads,   heads_work,   HD_E4M3, 256,  16384, 512,    128, 1},
-    {"V3 value",             "linear_heads", run_heads,   heads_work,   HD_E4M3, 1,    16384, 512,    128, 0},
-    {"V3 value",             "linear_heads", run_heads,   heads_work,   HD_E4M3, 4,    16384, 512,    128, 0},
-    {"V3 value",             "linear_heads", run_heads,   heads_work,   HD_E4M3, 128,  16384, 512,    128, 0},
-    {"V3 value",             "linear_heads", run_heads,   heads_work,   HD_E4M3, 256,  16384, 512,    128, 0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_work,   HD_E4M3, 1,    8192,  4096,   8,   0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_work,   HD_E4M3, 4,    8192,  4096,   8,   0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_work,   HD_E4M3, 128,  8192,  4096,   8,   0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_work,   HD_E4M3, 256,  8192,  4096,   8,   0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_work,   HD_E4M3, 1024, 8192,  4096,   8,   0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_work,   HD_E4M3, 4096, 8192,  4096,   8,   0},
+    {"V3 absorb",            "linear_heads", run_heads,   heads_operands,   HD_E4M3, 1,    16384, 512,    128, 1},
+    {"V3 absorb",            "linear_heads", run_heads,   heads_operands,   HD_E4M3, 4,    16384, 512,    128, 1},
+    {"V3 absorb",            "linear_heads", run_heads,   heads_operands,   HD_E4M3, 128,  16384, 512,    128, 1},
+    {"V3 absorb",            "linear_heads", run_heads,   heads_operands,   HD_E4M3, 256,  16384, 512,    128, 1},
+    {"V3 value",             "linear_heads", run_heads,   heads_operands,   HD_E4M3, 1,    16384, 512,    128, 0},
+    {"V3 value",             "linear_heads", run_heads,   heads_operands,   HD_E4M3, 4,    16384, 512,    128, 0},
+    {"V3 value",             "linear_heads", run_heads,   heads_operands,   HD_E4M3, 128,  16384, 512,    128, 0},
+    {"V3 value",             "linear_heads", run_heads,   heads_operands,   HD_E4M3, 256,  16384, 512,    128, 0},
+    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 1,    8192,  4096,   8,   0},
+    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 4,    8192,  4096,   8,   0},
+    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 128,  8192,  4096,   8,   0},
+    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 256,  8192,  4096,   8,   0},
+    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 1024, 8192,  4096,   8,   0},
+    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 4096, 8192,  4096,   8,   0},
     GROUPED("V4 experts up", HD_E2M1, 1, 2048, 4096, 256, 6),
     GROUPED("V4 experts up", HD_E2M1, 4, 2048, 4096, 256, 6),
     GROUPED("V4 experts up", HD_E2M1, 16, 2048, 4096, 256, 6),
@@ -436,22 +439,22 @@ const op_case op_cases[] = {
     GROUPED("V3 experts up", HD_E4M3, 4, 2048, 7168, 64, 8),
     GROUPED("V3 experts up", HD_E4M3, 64, 2048, 7168, 64, 8),
     GROUPED("V3 experts, EP72", HD_E4M3, 256, 2048, 7168, 4, 8),
-    ATTEND("V3 all keys", 1, 128, 576, 4096, 0),
-    ATTEND("V3 all keys", 4, 128, 576, 4096, 0),
-    ATTEND("V3 all keys", 1, 128, 576, 8192, 0),
-    ATTEND("V3 all keys", 256, 128, 576, 8192, 0),
-    ATTEND("V3 all keys", 128, 128, 576, 2048, 0),
-    ATTEND("V3 all keys, 1 of 8", 1, 16, 576, 4096, 0),
-    ATTEND("V3.2 selected", 1, 128, 576, 32768, 2048),
-    ATTEND("V3.2 selected", 4, 128, 576, 32768, 2048),
-    ATTEND("V3.2 selected", 128, 128, 576, 32768, 2048),
-    ATTEND("V4 window, selected", 1, 64, 512, 32768, 512),
-    ATTEND("V4 window, selected", 4, 64, 512, 32768, 512),
-    ATTEND("V4 window, selected", 16, 64, 512, 32768, 512),
-    ATTEND("V4 window, selected", 128, 64, 512, 32768, 512),
-    ATTEND("V4 window, selected, 1 of 4", 1, 16, 512, 32768, 512),
-    ATTEND("V4 window, selected, 1 of 4", 4, 16, 512, 32768, 512),
-    ATTEND("V4 window, entries", 1, 64, 512, 28160, 0),
+    ATTENTION("V3 all keys", 1, 128, 576, 4096, 0),
+    ATTENTION("V3 all keys", 4, 128, 576, 4096, 0),
+    ATTENTION("V3 all keys", 1, 128, 576, 8192, 0),
+    ATTENTION("V3 all keys", 256, 128, 576, 8192, 0),
+    ATTENTION("V3 all keys", 128, 128, 576, 2048, 0),
+    ATTENTION("V3 all keys, 1 of 8", 1, 16, 576, 4096, 0),
+    ATTENTION("V3.2 selected", 1, 128, 576, 32768, 2048),
+    ATTENTION("V3.2 selected", 4, 128, 576, 32768, 2048),
+    ATTENTION("V3.2 selected", 128, 128, 576, 32768, 2048),
+    ATTENTION("V4 window, selected", 1, 64, 512, 32768, 512),
+    ATTENTION("V4 window, selected", 4, 64, 512, 32768, 512),
+    ATTENTION("V4 window, selected", 16, 64, 512, 32768, 512),
+    ATTENTION("V4 window, selected", 128, 64, 512, 32768, 512),
+    ATTENTION("V4 window, selected, 1 of 4", 1, 16, 512, 32768, 512),
+    ATTENTION("V4 window, selected, 1 of 4", 4, 16, 512, 32768, 512),
+    ATTENTION("V4 window, entries", 1, 64, 512, 28160, 0),
     INDEX("indexer", 1, 2048, 512),
     INDEX("indexer", 1, 7500, 512),
     INDEX("indexer", 4, 7500, 512),
@@ -460,32 +463,34 @@ const op_case op_cases[] = {
     INDEX("indexer", 4, 225000, 512),
     INDEX("indexer", 128, 2048, 512),
     INDEX("indexer", 128, 7500, 512),
-    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_work,  HD_NONE, 1,    0,     4096,   4,   0},
-    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_work,  HD_NONE, 4,    0,     4096,   4,   0},
-    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_work,  HD_NONE, 128,  0,     4096,   4,   0},
-    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_work,  HD_NONE, 4096, 0,     4096,   4,   0},
-    {"V4 hc_post",           "hc_post",      run_hc_post, hc_post_work, HD_NONE, 1,    0,     4096,   4,   0},
-    {"V4 hc_post",           "hc_post",      run_hc_post, hc_post_work, HD_NONE, 128,  0,     4096,   4,   0},
-    {"V4 hc_post",           "hc_post",      run_hc_post, hc_post_work, HD_NONE, 4096, 0,     4096,   4,   0},
-    {"V3 rms_norm",          "rms_norm",     run_norm,    rows_work,    HD_NONE, 1,    0,     7168,   0,   0},
-    {"V3 rms_norm",          "rms_norm",     run_norm,    rows_work,    HD_NONE, 128,  0,     7168,   0,   0},
-    {"V3 rms_norm",          "rms_norm",     run_norm,    rows_work,    HD_NONE, 4096, 0,     7168,   0,   0},
-    {"V4 swiglu",            "swiglu",       run_swiglu,  swiglu_work,  HD_NONE, 8,    0,     2048,   0,   0},
-    {"V4 swiglu",            "swiglu",       run_swiglu,  swiglu_work,  HD_NONE, 1024, 0,     2048,   0,   0},
-    {"V3 route",             "route",        run_route,   route_work,   HD_NONE, 1,    0,     256,    8,   8},
-    {"V3 route",             "route",        run_route,   route_work,   HD_NONE, 128,  0,     256,    8,   8},
-    {"V4 route",             "route",        run_route,   route_work,   HD_NONE, 1,    0,     256,    0,   6},
-    {"V4 route",             "route",        run_route,   route_work,   HD_NONE, 128,  0,     256,    0,   6},
-    {"V4 permute",           "permute",      run_permute, permute_work, HD_NONE, 1,    0,     0,      256, 6},
-    {"V4 permute",           "permute",      run_permute, permute_work, HD_NONE, 128,  0,     0,      256, 6},
-    {"V4 permute",           "permute",      run_permute, permute_work, HD_NONE, 4096, 0,     0,      256, 6},
-    {"V4 combine",           "combine",      run_combine, combine_work, HD_NONE, 1,    0,     4096,   0,   6},
-    {"V4 combine",           "combine",      run_combine, combine_work, HD_NONE, 128,  0,     4096,   0,   6},
-    {"V4 combine",           "combine",      run_combine, combine_work, HD_NONE, 1024, 0,     4096,   0,   6},
-    {"argmax",               "argmax",       run_argmax,  logits_work,  HD_NONE, 1,    0,     129280, 0,   0},
-    {"argmax",               "argmax",       run_argmax,  logits_work,  HD_NONE, 64,   0,     129280, 0,   0},
-    {"sample, top-k, top-p", "sample",       run_sample,  logits_work,  HD_NONE, 1,    0,     129280, 0,   0},
-    {"sample, top-k, top-p", "sample",       run_sample,  logits_work,  HD_NONE, 64,   0,     129280, 0,   0},
+    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_operands,  HD_NONE, 1,    0,     4096,   4,   0},
+    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_operands,  HD_NONE, 4,    0,     4096,   4,   0},
+    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_operands,  HD_NONE, 128,  0,     4096,   4,   0},
+    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_operands,  HD_NONE, 4096, 0,     4096,   4,   0},
+    {"V4 hc_post",           "hc_post",      run_hc_post, hc_post_operands, HD_NONE, 1,    0,     4096,   4,   0},
+    {"V4 hc_post",           "hc_post",      run_hc_post, hc_post_operands, HD_NONE, 128,  0,     4096,   4,   0},
+    {"V4 hc_post",           "hc_post",      run_hc_post, hc_post_operands, HD_NONE, 4096, 0,     4096,   4,   0},
+    {"V3 rms_norm",          "rms_norm",     run_norm,    rows_operands,    HD_NONE, 1,    0,     7168,   0,   0},
+    {"V3 rms_norm",          "rms_norm",     run_norm,    rows_operands,    HD_NONE, 128,  0,     7168,   0,   0},
+    {"V3 rms_norm",          "rms_norm",     run_norm,    rows_operands,    HD_NONE, 4096, 0,     7168,   0,   0},
+    {"V4 swiglu",            "swiglu",       run_swiglu,  swiglu_operands,  HD_NONE, 8,    0,     2048,   0,   0},
+    {"V4 swiglu",            "swiglu",       run_swiglu,  swiglu_operands,  HD_NONE, 1024, 0,     2048,   0,   0},
+    {"V3 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 1,    0,     256,    8,   8},
+    {"V3 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 128,  0,     256,    8,   8},
+    {"V4 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 1,    0,     256,    0,   6},
+    {"V4 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 128,  0,     256,    0,   6},
+    {"V4 permute",           "moe_permute",  run_permute, permute_operands, HD_NONE, 1,    0,     0,      256, 6},
+    {"V4 permute",           "moe_permute",  run_permute, permute_operands, HD_NONE, 128,  0,     0,      256, 6},
+    {"V4 permute",           "moe_permute",  run_permute, permute_operands, HD_NONE, 4096, 0,     0,      256, 6},
+    {"V4 combine",           "moe_combine",  run_combine, combine_operands, HD_NONE, 1,    0,     4096,   0,   6},
+    {"V4 combine",           "moe_combine",  run_combine, combine_operands, HD_NONE, 128,  0,     4096,   0,   6},
+    {"V4 combine",           "moe_combine",  run_combine, combine_operands, HD_NONE, 1024, 0,     4096,   0,   6},
+    {"argmax",               "argmax",       run_argmax,  logits_operands,  HD_NONE, 1,    0,     129280, 0,   0},
+    {"argmax",               "argmax",       run_argmax,  logits_operands,  HD_NONE, 64,   0,     129280, 0,   0},
+    {"sample, top-k, top-p", "sample",       run_sample,  logits_operands,  HD_NONE, 1,    0,     129280, 0,
+                                       0                                                                                                          },
+    {"sample, top-k, top-p", "sample",       run_sample,  logits_operands,  HD_NONE, 64,   0,     129280, 0,
+                                       0                                                                                                          },
 };
 const int32_t n_op_cases = HD_LEN(op_cases);
 

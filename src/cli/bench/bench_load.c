@@ -115,16 +115,16 @@ static hd_status send(load_state *s, load_ticket *ticket, hd_err *err) {
     char why[600];
     fill_prompt(s, i, q->input);
     *ticket = (load_ticket){.state = s, .record = q};
-    const hd_generation g = {.size = sizeof g,
-                             .tokens = s->prompt,
-                             .n_tokens = (size_t)q->input,
-                             .max_tokens = q->output,
-                             .temperature = (float)s->o->temperature,
-                             .seed = (uint64_t)(s->o->seed + i),
-                             .draft_tokens = (int32_t)s->o->draft_tokens,
-                             .ignore_eos = true,
-                             .on_event = on_event,
-                             .user = ticket};
+    const hd_request g = {.size = sizeof g,
+                          .tokens = s->prompt,
+                          .n_tokens = (size_t)q->input,
+                          .max_tokens = q->output,
+                          .temperature = (float)s->o->temperature,
+                          .seed = (uint64_t)(s->o->seed + i),
+                          .draft_tokens = (int32_t)s->o->draft_tokens,
+                          .ignore_eos = true,
+                          .on_event = on_event,
+                          .user = ticket};
     q->sent_ns = hd_now_ns() - s->start_ns;
     if (!hd_engine_submit(s->engine, &g, NULL, why, sizeof why)) {
         return HD_FAIL(err, HD_EINVAL, "request %lld: %s", (long long)i, why);

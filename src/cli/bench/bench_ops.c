@@ -51,7 +51,7 @@ typedef struct rig {
     int32_t *tokens; /* [prompt or batch] */
     int32_t *pages;  /* [batch, pages_each], their own numbers */
     int32_t pages_each;
-    hd_meter meter;
+    hd_op_profiler profiler;
     ops_phase run[MAX_REPEAT];
     ops_report report;
 } rig;
@@ -94,7 +94,7 @@ static hd_status open_device(rig *r, hd_err *err) {
     hd_device_bind_thread(r->device);
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     r->now = r->set.cpu_time ? thread_ns : hd_now_ns;
-    hd_meter_init(&r->meter, &r->ops, &r->inner, r->now);
+    hd_op_profiler_init(&r->profiler, &r->ops, &r->inner, r->now);
     r->report.table = r->inner.name;
     r->report.threads = hd_stream_workers(r->stream);
     return HD_OK;
@@ -124,11 +124,12 @@ static hd_status open_pages(rig *r, hd_err *err) {
         r->tokens[i] = (int32_t)((int64_t)i * 7919 % r->spec->vocab);
     }
     const hd_kv_options kv = {
-        .n_pages = {(int32_t)n, shape.reach ? (int32_t)n : 0},
-          .act_bytes = r->inner.act_bytes
+        .n_pages = {(int32_t)n, shape.lookback ? (int32_t)n : 0},
+        .act_bytes = r->inner.act_bytes
     };
     HD_TRY(hd_kv_open(&r->kv, r->spec, r->spec->n_layers, r->device, &kv, err));
-    hd_kv_make_up(r->kv, r->stream); /* memory never written is one page of zeros, many times */
+    hd_kv_random_fill(r->kv,
+                      r->stream); /* memory never written is one page of zeros, many times */
     return HD_OK;
 }
 
@@ -179,12 +180,12 @@ static void add_sequence(rig *r, int32_t i, int32_t n, int32_t start) {
 
 static hd_status run_step(rig *r, ops_phase *p, hd_err *err) {
     hd_batch *batches[] = {&r->batch};
-    hd_meter_reset(&r->meter);
+    hd_op_profiler_reset(&r->profiler);
     const int64_t begun = r->now();
     hd_model_step(r->model, r->kv, batches, 1);
     HD_TRY(hd_stream_sync(r->stream, err));
     p->seconds = (double)(r->now() - begun) * 1e-9;
-    p->meter = r->meter;
+    p->profiler = r->profiler;
     return HD_OK;
 }
 

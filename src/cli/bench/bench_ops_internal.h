@@ -11,7 +11,7 @@ typedef struct ops_phase {
     const char *name;
     int32_t rows;   /* of activations in a step */
     double seconds; /* of the step, operators and what lies between them */
-    hd_meter meter;
+    hd_op_profiler profiler;
 } ops_phase;
 
 enum { OPS_PREFILL, OPS_DECODE, OPS_N_PHASES };

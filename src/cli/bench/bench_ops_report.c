@@ -9,8 +9,8 @@ static double limit_seconds(const ops_report *r, double bytes, double flops) {
     return moving > computing ? moving : computing;
 }
 
-static hd_meter_line sum_of(const hd_meter *m) {
-    hd_meter_line sum = {.op = "all operators", .format = ""};
+static hd_op_profile sum_of(const hd_op_profiler *m) {
+    hd_op_profile sum = {.op = "all operators", .format = ""};
     for (int32_t i = 0; i < m->n; i++) {
         sum.calls += m->line[i].calls;
         sum.seconds += m->line[i].seconds;
@@ -21,7 +21,7 @@ static hd_meter_line sum_of(const hd_meter *m) {
 }
 
 /* The sum of the lines' own limits: a step cannot overlap them. */
-static double step_limit(const ops_report *r, const hd_meter *m) {
+static double step_limit(const ops_report *r, const hd_op_profiler *m) {
     double sum = 0;
     for (int32_t i = 0; i < m->n; i++) {
         sum += limit_seconds(r, m->line[i].bytes, m->line[i].flops);
@@ -29,7 +29,7 @@ static double step_limit(const ops_report *r, const hd_meter *m) {
     return sum;
 }
 
-static void print_line(const hd_meter_line *l, double limit, double whole, FILE *to) {
+static void print_line(const hd_op_profile *l, double limit, double whole, FILE *to) {
     char shape[48] = "";
     if (l->outs) {
         snprintf(shape, sizeof shape, "%d x %d x %d", l->rows, l->outs, l->ins);
@@ -50,14 +50,14 @@ static void print_phase(const ops_report *r, const ops_phase *p, FILE *to) {
             1e3 * p->seconds, p->rows / p->seconds);
     fprintf(to, "  %-14s %-20s %-8s %5s %9s %6s %7s %8s %6s\n", "operator", "shape", "weights",
             "calls", "ms", "share", "GB/s", "GFLOP/s", "limit");
-    for (int32_t i = 0; i < p->meter.n; i++) {
-        const hd_meter_line *l = &p->meter.line[i];
+    for (int32_t i = 0; i < p->profiler.n; i++) {
+        const hd_op_profile *l = &p->profiler.line[i];
         print_line(l, limit_seconds(r, l->bytes, l->flops), p->seconds, to);
     }
-    const hd_meter_line sum = sum_of(&p->meter);
-    print_line(&sum, step_limit(r, &p->meter), p->seconds, to);
-    if (p->meter.lost)
-        fprintf(to, "  and %lld calls of further shapes\n", (long long)p->meter.lost);
+    const hd_op_profile sum = sum_of(&p->profiler);
+    print_line(&sum, step_limit(r, &p->profiler), p->seconds, to);
+    if (p->profiler.lost)
+        fprintf(to, "  and %lld calls of further shapes\n", (long long)p->profiler.lost);
 }
 
 void ops_report_print(const ops_report *r, FILE *to) {
@@ -72,7 +72,7 @@ void ops_report_print(const ops_report *r, FILE *to) {
     for (int i = 0; i < OPS_N_PHASES; i++) print_phase(r, &r->phase[i], to);
 }
 
-static json_t *line_json(const ops_report *r, const hd_meter_line *l) {
+static json_t *line_json(const ops_report *r, const hd_op_profile *l) {
     return json_pack("{s:s, s:s, s:i, s:i, s:i, s:I, s:f, s:f, s:f, s:f}", "op", l->op,
                      "weights", l->format, "rows", l->rows, "outs", l->outs, "ins", l->ins,
                      "calls", (json_int_t)l->calls, "seconds", l->seconds, "bytes", l->bytes,
@@ -81,11 +81,11 @@ static json_t *line_json(const ops_report *r, const hd_meter_line *l) {
 
 static json_t *phase_json(const ops_report *r, const ops_phase *p) {
     json_t *lines = json_array();
-    for (int32_t i = 0; i < p->meter.n; i++) {
-        json_array_append_new(lines, line_json(r, &p->meter.line[i]));
+    for (int32_t i = 0; i < p->profiler.n; i++) {
+        json_array_append_new(lines, line_json(r, &p->profiler.line[i]));
     }
     return json_pack("{s:i, s:f, s:f, s:o}", "rows", p->rows, "seconds", p->seconds,
-                     "limit_seconds", step_limit(r, &p->meter), "ops", lines);
+                     "limit_seconds", step_limit(r, &p->profiler), "ops", lines);
 }
 
 void ops_report_print_json(const ops_report *r, FILE *to) {

@@ -24,7 +24,7 @@
 enum { WARM_UP = 5, PASSES = 3, MAX_STEPS = 4096, READ_BYTES = 1 << 28, TOKEN_STEP = 1009 };
 
 typedef struct settings {
-    const char *config, *layout, *acceptance;
+    const char *config, *parallel, *acceptance;
     int64_t layers, batch, prompt, context, drafts, steps, threads;
     int backend, precision, routing, exchange;
     bool no_invariance, json;
@@ -36,13 +36,13 @@ static const char *const exchanges[] = {"nothing", "copies", NULL};
 /* One running sequence. */
 typedef struct sequence {
     int32_t position, token; /* of the next row */
-    int32_t *pages[HD_N_LIFETIMES];
+    int32_t *pages[HD_N_KV_GROUPS];
     int32_t *tokens; /* [rows_each] */
 } sequence;
 
 typedef struct rig {
     settings set;
-    hd_layout layout;
+    hd_parallel_config parallel;
     int32_t rank, drafts, rows_each, n_pages;
     hd_acceptance forced;
     hd_model_spec *spec;
@@ -51,13 +51,13 @@ typedef struct rig {
     hd_ops inner, ops; /* ops: what the model calls, metered or not */
     hd_ops metered;
     hd_weights *weights;
-    hd_emulated *emulated;
+    hd_comm_emulated *emulated;
     hd_probe probe;
-    hd_executor *executor;
+    hd_model_runner *executor;
     sequence *seqs;  /* [batch] */
     int32_t *memory; /* of their arrays */
-    hd_work *works;
-    hd_chosen *chosen;
+    hd_seq_input *operands;
+    hd_seq_output *selected;
     double *seconds; /* [steps] */
     rank_report report;
 } rig;
@@ -65,8 +65,8 @@ typedef struct rig {
 /* ---- what is asked for ---- */
 
 /* "tp=4", "ep=72,redundant=32", "ep=32,rank=5" */
-static hd_status parse_layout(rig *r, hd_err *err) {
-    const char *at = r->set.layout;
+static hd_status parse_parallel(rig *r, hd_err *err) {
+    const char *at = r->set.parallel;
     int32_t tp = 0, ep = 0, redundant = 0;
     const struct {
         const char *name;
@@ -86,21 +86,21 @@ static hd_status parse_layout(rig *r, hd_err *err) {
             return HD_FAIL(
                 err, HD_EINVAL,
                 "--emulate-rank '%s': not tp=N or ep=N[,redundant=N], with [,rank=N]",
-                r->set.layout);
+                r->set.parallel);
         }
         *words[w].value = (int32_t)n;
         at = *end ? end + 1 : end;
     }
     if (!tp == !ep) {
         return HD_FAIL(err, HD_EINVAL, "--emulate-rank '%s': either tp=N or ep=N",
-                       r->set.layout);
+                       r->set.parallel);
     }
     const int32_t rest = ep ? r->spec->route.n_experts % ep : 0;
     if (rest && !redundant) redundant = ep - rest; /* as few as make the slots even */
-    r->layout = tp ? hd_layout_tensor(tp) : hd_layout_expert(ep, redundant);
-    HD_TRY(hd_layout_check(&r->layout, err));
-    if (r->rank < hd_layout_world(&r->layout)) return HD_OK;
-    return HD_FAIL(err, HD_EINVAL, "--emulate-rank '%s': there is no rank %d", r->set.layout,
+    r->parallel = tp ? hd_parallel_tensor(tp) : hd_parallel_expert(ep, redundant);
+    HD_TRY(hd_parallel_check(&r->parallel, err));
+    if (r->rank < hd_parallel_world(&r->parallel)) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "--emulate-rank '%s': there is no rank %d", r->set.parallel,
                    r->rank);
 }
 
@@ -145,7 +145,7 @@ static hd_status open_spec(rig *r, hd_err *err) {
     r->report.layers = c->n_layers;
     r->report.of_layers = all;
     r->report.family = hd_family_name(c->family);
-    HD_TRY(parse_layout(r, err));
+    HD_TRY(parse_parallel(r, err));
     return parse_acceptance(r, err);
 }
 
@@ -173,19 +173,20 @@ static hd_status open_device(rig *r, hd_err *err) {
     r->ops = r->inner;
     r->report.table = r->inner.name;
     name_device(r);
-    return hd_meter_open(&r->report.meter, &r->metered, &r->inner, r->device, r->stream, err);
+    return hd_op_profiler_open(&r->report.profiler, &r->metered, &r->inner, r->device,
+                               r->stream, err);
 }
 
-static hd_status open_share(rig *r, hd_err *err) {
-    const hd_dummy_options dummy = {.layout = r->layout,
+static hd_status open_shard(rig *r, hd_err *err) {
+    const hd_dummy_options dummy = {.parallel = r->parallel,
                                     .rank = r->rank,
                                     .routing = (hd_routing)r->set.routing,
                                     .device = r->device,
                                     .stream = r->stream};
     HD_TRY(hd_weights_open_dummy(&r->weights, r->spec, &dummy, err));
-    const hd_emulated_options o = {
+    const hd_comm_emulated_options o = {
         .spec = r->spec,
-        .share = hd_weights_share(r->weights),
+        .shard = hd_weights_shard(r->weights),
         .routing = (hd_routing)r->set.routing,
         .rows = {r->report.rows, r->set.prompt ? r->report.rows : (int32_t)r->set.batch},
         .copies = r->set.exchange == 1,
@@ -193,8 +194,8 @@ static hd_status open_share(rig *r, hd_err *err) {
         .device = r->device,
         .stream = r->stream
     };
-    HD_TRY(hd_emulated_open(&r->emulated, &o, err));
-    r->report.expert_rows = hd_emulated_rows(r->emulated);
+    HD_TRY(hd_comm_emulated_open(&r->emulated, &o, err));
+    r->report.expert_rows = hd_comm_emulated_rows(r->emulated);
     return HD_OK;
 }
 
@@ -207,9 +208,9 @@ static int64_t positions(const rig *r) {
 
 /* Pages in the order that a cache in use would give them: none. The window's are few, used in
  * turn. */
-static void lay_pages(rig *r, int32_t window) {
+static void assign_pages(rig *r, int32_t window) {
     const int32_t all = r->n_pages * (int32_t)r->set.batch;
-    int32_t *numbers = r->seqs[0].pages[HD_LIFE_ENTRIES];
+    int32_t *numbers = r->seqs[0].pages[HD_KV_FULL];
     for (int32_t i = 0; i < all; i++) numbers[i] = i;
     for (int32_t i = all - 1; i > 0; i--) {
         const hd_philox draw = hd_philox_at(1234, 0, (uint64_t)i);
@@ -218,7 +219,7 @@ static void lay_pages(rig *r, int32_t window) {
         numbers[j] = other;
     }
     for (int32_t s = 0; s < (int32_t)r->set.batch; s++) {
-        int32_t *pages = r->seqs[s].pages[HD_LIFE_WINDOW];
+        int32_t *pages = r->seqs[s].pages[HD_KV_WINDOW];
         for (int32_t i = 0; i < r->n_pages; i++) pages[i] = s * window + i % window;
     }
 }
@@ -226,11 +227,11 @@ static void lay_pages(rig *r, int32_t window) {
 static hd_status open_sequences(rig *r, hd_err *err) {
     const size_t n = (size_t)r->set.batch, each = (size_t)r->n_pages;
     r->seqs = calloc(n, sizeof *r->seqs);
-    r->works = calloc(n, sizeof *r->works);
-    r->chosen = calloc(n, sizeof *r->chosen);
+    r->operands = calloc(n, sizeof *r->operands);
+    r->selected = calloc(n, sizeof *r->selected);
     r->seconds = calloc((size_t)r->set.steps, sizeof *r->seconds);
     r->memory = calloc(n * (2 * each + (size_t)r->rows_each), sizeof *r->memory);
-    if (!r->seqs || !r->works || !r->chosen || !r->seconds || !r->memory) {
+    if (!r->seqs || !r->operands || !r->selected || !r->seconds || !r->memory) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu sequences", n);
     }
     int32_t *entries = r->memory, *window = entries + n * each, *tokens = window + n * each;
@@ -245,8 +246,8 @@ static hd_status open_sequences(rig *r, hd_err *err) {
     return HD_OK;
 }
 
-static void tell_meter(void *ctx, const char *part, const char *stage) {
-    hd_meter_at(ctx, part, stage);
+static void tell_profiler(void *ctx, const char *part, const char *stage) {
+    hd_op_profiler_at(ctx, part, stage);
 }
 
 static hd_status open_executor(rig *r, hd_err *err) {
@@ -257,41 +258,42 @@ static hd_status open_executor(rig *r, hd_err *err) {
     }
     r->n_pages = (int32_t)pages;
     HD_TRY(open_sequences(r, err));
-    const int64_t near = (int64_t)shape.reach + r->rows_each;
+    const int64_t near = (int64_t)shape.lookback + r->rows_each;
     const int32_t window =
-        shape.reach ? hd_min_i32(r->n_pages, (int32_t)hd_ceil_div(near, shape.page_tokens) + 1)
-                    : 1;
-    lay_pages(r, window);
-    r->probe = (hd_probe){&r->report.meter, tell_meter};
+        shape.lookback
+            ? hd_min_i32(r->n_pages, (int32_t)hd_ceil_div(near, shape.page_tokens) + 1)
+            : 1;
+    assign_pages(r, window);
+    r->probe = (hd_probe){&r->report.profiler, tell_profiler};
     const hd_model_env env = {.spec = r->spec,
                               .weights = r->weights,
                               .ops = &r->ops,
                               .device = r->device,
                               .stream = r->stream,
-                              .exchange = hd_emulated_exchange(r->emulated),
+                              .exchange = hd_comm_emulated_interface(r->emulated),
                               .probe = &r->probe};
-    const hd_executor_options o = {
+    const hd_model_runner_options o = {
         .n_slots = (int32_t)r->set.batch,
         .step_rows = r->report.rows,
         .positions = (int32_t)positions(r),
-        .lease_pages = r->n_pages,
+        .seq_pages = r->n_pages,
         .n_pages = {r->n_pages * (int32_t)r->set.batch,
-                    shape.reach ? window * (int32_t)r->set.batch : 0},
+                    shape.lookback ? window * (int32_t)r->set.batch : 0},
         .n_ids = r->spec->vocab,
         .max_drafts = r->drafts,
         .fixed_steps = !r->set.prompt,
         .expert_rows = r->report.expert_rows,
         .forced = r->forced
     };
-    HD_TRY(hd_executor_open(&r->executor, &env, &o, err));
-    for (int l = 0; l < HD_N_LIFETIMES; l++) {
+    HD_TRY(hd_model_runner_open(&r->executor, &env, &o, err));
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         r->report.memory.kv[l] =
             (double)o.n_pages[l] *
             (double)hd_kv_page_bytes(r->spec, r->spec->n_layers + r->spec->n_mtp,
-                                     (hd_lifetime)l, r->inner.act_bytes, r->drafts);
+                                     (hd_kv_group)l, r->inner.act_bytes, r->drafts);
     }
     r->report.memory.weights = (double)hd_weights_bytes(r->weights);
-    r->report.memory.activations = (double)hd_executor_bytes(r->executor);
+    r->report.memory.activations = (double)hd_model_runner_bytes(r->executor);
     return HD_OK;
 }
 
@@ -322,7 +324,7 @@ static hd_status open_rig(rig *r, hd_err *err) {
                        (long long)rows, (long long)positions(r));
     }
     r->report.rows = (int32_t)rows;
-    r->report.layout = r->layout;
+    r->report.parallel = r->parallel;
     r->report.rank = r->rank;
     r->report.routing = routings[r->set.routing];
     r->report.exchange = exchanges[r->set.exchange];
@@ -331,29 +333,29 @@ static hd_status open_rig(rig *r, hd_err *err) {
     r->report.context = (int32_t)r->set.context;
     r->report.drafts = r->drafts;
     HD_TRY(open_device(r, err));
-    HD_TRY(open_share(r, err));
+    HD_TRY(open_shard(r, err));
     HD_TRY(open_executor(r, err));
     HD_TRY(find_limits(r, err));
-    const hd_choosing greedy = {0};
+    const hd_request_sampling greedy = {0};
     for (int32_t s = 0; s < r->report.batch; s++) {
-        hd_choosing c = greedy;
+        hd_request_sampling c = greedy;
         c.params.seed = (uint64_t)s;
-        hd_executor_enter(r->executor, s, &c, NULL, 0, 0);
+        hd_model_runner_enter(r->executor, s, &c, NULL, 0, 0);
     }
-    return hd_executor_make_up(r->executor, err);
+    return hd_model_runner_fill_kv(r->executor, err);
 }
 
 static void close_rig(rig *r) {
-    hd_executor_close(r->executor);
-    hd_emulated_close(r->emulated);
-    hd_meter_close(&r->report.meter);
+    hd_model_runner_close(r->executor);
+    hd_comm_emulated_close(r->emulated);
+    hd_op_profiler_close(&r->report.profiler);
     hd_stream_close(r->stream);
     hd_device_close(r->device);
     hd_weights_close(r->weights);
     hd_model_spec_close(r->spec);
     free(r->seqs);
-    free(r->works);
-    free(r->chosen);
+    free(r->operands);
+    free(r->selected);
     free(r->seconds);
     free(r->memory);
 }
@@ -363,13 +365,13 @@ static void close_rig(rig *r) {
 /* Whose tokens a step computes. */
 typedef enum tokens {
     COUNTED, /* numbers that count on: each row chooses experts of its own; steps stand alone */
-    CHOSEN,  /* what the model chose and drafted, so that the host can be a step ahead */
-    LAST     /* the same, but the host does not go ahead */
+    FORCED_LIMIT, /* what the model chose and drafted, so that the host can be a step ahead */
+    LAST          /* the same, but the host does not go ahead */
 } tokens;
 
-static void lay_work(const rig *r, int32_t i, tokens which) {
+static void write_inputs(const rig *r, int32_t i, tokens which) {
     sequence *q = &r->seqs[i];
-    const hd_chosen *c = &r->chosen[i];
+    const hd_seq_output *c = &r->selected[i];
     int32_t n = r->rows_each;
     if (which != COUNTED && c->n_tokens) {
         n = 1 + c->n_drafts;
@@ -380,15 +382,15 @@ static void lay_work(const rig *r, int32_t i, tokens which) {
             q->tokens[k] = (int32_t)(((int64_t)q->token + k) % r->spec->vocab);
         }
     }
-    r->works[i] = (hd_work){
+    r->operands[i] = (hd_seq_input){
         .slot = i,
         .tokens = q->tokens,
         .n = n,
         .start = q->position,
-        .n_choose = r->set.prompt ? 1 : n,
+        .n_sample = r->set.prompt ? 1 : n,
         .after = -1,
         .want_drafts = r->drafts,
-        .left = which != CHOSEN, /* as if it were the last */
+        .left = which != FORCED_LIMIT, /* as if it were the last */
         .pages = {q->pages[0], q->pages[1]},
         .n_pages = r->n_pages
     };
@@ -396,19 +398,19 @@ static void lay_work(const rig *r, int32_t i, tokens which) {
 
 /* One step; with `moves`, sequences go on behind what was accepted. */
 static hd_status step(rig *r, tokens which, bool moves, hd_err *err) {
-    const hd_runner runner = hd_executor_runner(r->executor);
+    const hd_runner runner = hd_model_runner_interface(r->executor);
     const int32_t n = r->report.batch;
-    for (int32_t i = 0; i < n; i++) lay_work(r, i, which);
-    HD_TRY(runner.run(runner.ctx, NULL, 0, r->works, n, r->chosen, err));
+    for (int32_t i = 0; i < n; i++) write_inputs(r, i, which);
+    HD_TRY(runner.run(runner.ctx, NULL, 0, r->operands, n, r->selected, err));
     for (int32_t i = 0; i < n; i++) {
-        if (r->chosen[i].status != HD_OK) {
-            return HD_FAIL(err, r->chosen[i].status,
+        if (r->selected[i].status != HD_OK) {
+            return HD_FAIL(err, r->selected[i].status,
                            "sequence %d: a logit is not a number: something below is broken",
                            i);
         }
         if (!moves || r->set.prompt) continue;
-        r->seqs[i].position += r->chosen[i].n_tokens;
-        r->seqs[i].token += r->chosen[i].n_tokens;
+        r->seqs[i].position += r->selected[i].n_tokens;
+        r->seqs[i].token += r->selected[i].n_tokens;
     }
     return HD_OK;
 }
@@ -432,9 +434,9 @@ static hd_status time_steps(rig *r, tokens which, double *median, hd_err *err) {
 
 /* Steps one by one, for the time that the device is at work in each. */
 static hd_status time_device(rig *r, hd_err *err) {
-    const hd_executor_times a = *hd_executor_read_times(r->executor);
+    const hd_model_runner_times a = *hd_model_runner_read_times(r->executor);
     HD_TRY(time_steps(r, COUNTED, &r->report.step, err));
-    const hd_executor_times b = *hd_executor_read_times(r->executor);
+    const hd_model_runner_times b = *hd_model_runner_read_times(r->executor);
     const int64_t n = b.steps - a.steps;
     r->report.steps = (int32_t)r->set.steps;
     r->report.device_step = n ? 1e-9 * (double)(b.step_ns - a.step_ns) / (double)n : 0;
@@ -442,7 +444,7 @@ static hd_status time_device(rig *r, hd_err *err) {
     return HD_OK;
 }
 
-static double count_gaps(const hd_executor_times *t) {
+static double count_gaps(const hd_model_runner_times *t) {
     int64_t n = 0;
     for (int i = 0; i < HD_GAP_BINS; i++) n += t->gaps[i];
     return (double)n;
@@ -452,10 +454,10 @@ static double count_gaps(const hd_executor_times *t) {
 static hd_status time_host(rig *r, hd_err *err) {
     rank_report *p = &r->report;
     if (r->set.prompt) return HD_OK;
-    for (int i = 0; i < WARM_UP; i++) HD_TRY(step(r, CHOSEN, true, err));
-    const hd_executor_times a = *hd_executor_read_times(r->executor);
-    HD_TRY(time_steps(r, CHOSEN, &p->step, err));
-    const hd_executor_times b = *hd_executor_read_times(r->executor);
+    for (int i = 0; i < WARM_UP; i++) HD_TRY(step(r, FORCED_LIMIT, true, err));
+    const hd_model_runner_times a = *hd_model_runner_read_times(r->executor);
+    HD_TRY(time_steps(r, FORCED_LIMIT, &p->step, err));
+    const hd_model_runner_times b = *hd_model_runner_read_times(r->executor);
     const double n = (double)(b.steps - a.steps), gaps = count_gaps(&b) - count_gaps(&a);
     p->host = n > 0 ? 1e-9 * (double)(b.host_ns - a.host_ns) / n : 0;
     p->ahead_step = n > 0 ? 1e-9 * (double)(b.step_ns - a.step_ns) / n : 0;
@@ -464,7 +466,7 @@ static hd_status time_host(rig *r, hd_err *err) {
 }
 
 /* Experts here that got rows, on average over the layers of a counted step. */
-static double experts_used(const hd_meter *m) {
+static double experts_used(const hd_op_profiler *m) {
     double used = 0, calls = 0;
     for (int32_t i = 0; i < m->n_calls; i++) {
         used += m->calls[i].used;
@@ -474,22 +476,22 @@ static double experts_used(const hd_meter *m) {
 }
 
 /* The same step again and again: counted once, then timed. */
-static hd_status meter_steps(rig *r, hd_err *err) {
-    hd_meter *m = &r->report.meter;
+static hd_status profiler_steps(rig *r, hd_err *err) {
+    hd_op_profiler *m = &r->report.profiler;
     HD_TRY(step(r, LAST, true, err)); /* what is under way */
     r->ops = r->metered;
-    hd_executor_record(r->executor, false);
-    hd_meter_count(m);
+    hd_model_runner_use_graphs(r->executor, false);
+    hd_op_profiler_count(m);
     HD_TRY(step(r, LAST, false, err));
     r->report.ahead_distinct = experts_used(m);
-    hd_meter_count(m);
+    hd_op_profiler_count(m);
     HD_TRY(step(r, COUNTED, false, err));
     r->report.distinct = experts_used(m);
     r->report.passes = r->set.prompt ? 1 : PASSES;
     for (int32_t i = 0; i < r->report.passes; i++) {
-        hd_meter_time(m);
+        hd_op_profiler_time(m);
         HD_TRY(step(r, COUNTED, false, err));
-        if (!hd_meter_settle(m)) {
+        if (!hd_op_profiler_finish(m)) {
             return HD_FAIL(err, HD_EINVAL, "two equal steps made different calls");
         }
     }
@@ -505,7 +507,7 @@ static hd_status measure(rig *r, hd_err *err) {
     for (int i = 0; i < before; i++) HD_TRY(step(r, COUNTED, true, err));
     HD_TRY(time_device(r, err));
     HD_TRY(time_host(r, err));
-    return meter_steps(r, err);
+    return profiler_steps(r, err);
 }
 
 static hd_status bench(const settings *set, hd_err *err) {
@@ -539,7 +541,7 @@ int bench_rank(int argc, char **argv) {
                     .routing = HD_ROUTING_UNIFORM};
     const option options[] = {
         option_text("dummy-weights", &set.config, "CONFIG", "a config.json or its folder"),
-        option_text("emulate-rank", &set.layout, "LAYOUT",
+        option_text("emulate-rank", &set.parallel, "LAYOUT",
                     "tp=N, or ep=N[,redundant=N]; [,rank=N]"),
         option_int("layers", &set.layers, 0, 1 << 16, "only the first N; 0: all"),
         option_int("batch", &set.batch, 1, 4096, "sequences of a step"),
@@ -568,7 +570,7 @@ int bench_rank(int argc, char **argv) {
     int code;
     if (!options_parse(&line, argc, argv, &code)) return code;
     hd_err err = {0};
-    if (!set.config || !set.layout) {
+    if (!set.config || !set.parallel) {
         HD_FAIL(&err, HD_EINVAL, "--emulate-rank needs a layout and --dummy-weights CONFIG");
         return report_error(&err);
     }

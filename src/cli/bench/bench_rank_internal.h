@@ -21,7 +21,7 @@ typedef struct rank_memory {
 typedef struct rank_report {
     const char *family, *table, *routing, *exchange;
     char device[256];
-    hd_layout layout;
+    hd_parallel_config parallel;
     int32_t rank, layers, of_layers;
     int32_t batch, prompt, context, drafts; /* prompt 0: decode steps */
     int32_t rows, expert_rows;              /* of a step; that arrive in it */
@@ -37,7 +37,7 @@ typedef struct rank_report {
     double ahead_distinct; /* and in a step of an engine */
     rank_memory memory;
     rank_limits limits;
-    hd_meter meter; /* of `passes` steps */
+    hd_op_profiler profiler; /* of `passes` steps */
     int32_t passes;
 } rank_report;
 

@@ -9,7 +9,7 @@
 enum { SHOWN = 40 }; /* lines of the list of what is slow */
 
 /* The least time that moving and computing so much takes on this device. */
-static double limit_of(const rank_report *r, const hd_meter_line *l) {
+static double limit_of(const rank_report *r, const hd_op_profile *l) {
     const bool narrow = l->type == HD_E4M3 || l->type == HD_E2M1;
     const double moving = l->bytes / r->limits.bytes;
     const double computing = l->flops / (narrow ? r->limits.flops_8bit : r->limits.flops);
@@ -18,12 +18,12 @@ static double limit_of(const rank_report *r, const hd_meter_line *l) {
 
 /* One line of a step: sums over its calls in one pass. */
 typedef struct row {
-    const hd_meter_line *l;
+    const hd_op_profile *l;
     double seconds, bytes, flops, limit;
     double calls;
 } row;
 
-static row row_of(const rank_report *r, const hd_meter_line *l) {
+static row row_of(const rank_report *r, const hd_op_profile *l) {
     const double n = r->passes;
     return (row){.l = l,
                  .seconds = l->seconds / n,
@@ -40,7 +40,7 @@ static int by_loss(const void *a, const void *b) {
 }
 
 static void print_head(const rank_report *r, FILE *to) {
-    const hd_layout *l = &r->layout;
+    const hd_parallel_config *l = &r->parallel;
     char date[32] = "";
     const time_t now = time(NULL);
     struct tm day;
@@ -77,7 +77,7 @@ static void print_head(const rank_report *r, FILE *to) {
 }
 
 static void print_row(const row *w, double whole, FILE *to) {
-    const hd_meter_line *l = w->l;
+    const hd_op_profile *l = w->l;
     char shape[48] = "", name[64];
     snprintf(name, sizeof name, "%s %s", l->part, l->stage);
     if (l->outs) {
@@ -119,7 +119,7 @@ static void print_parts(const rank_report *r, const row *rows, int32_t n, FILE *
     fprintf(to, "\nby stage\n  %-10s %-12s %9s %9s %7s %6s\n", "part", "stage", "ms", "limit",
             "ratio", "share");
     for (int32_t i = 0; i < n; i++) {
-        const hd_meter_line *l = rows[i].l;
+        const hd_op_profile *l = rows[i].l;
         double seconds = 0, limit = 0;
         bool first = true;
         for (int32_t k = 0; k < n; k++) {
@@ -136,7 +136,8 @@ static void print_parts(const rank_report *r, const row *rows, int32_t n, FILE *
 
 static double limit_sum(const rank_report *r) {
     double sum = 0;
-    for (int32_t i = 0; i < r->meter.n; i++) sum += limit_of(r, &r->meter.line[i]) / r->passes;
+    for (int32_t i = 0; i < r->profiler.n; i++)
+        sum += limit_of(r, &r->profiler.line[i]) / r->passes;
     return sum;
 }
 
@@ -166,16 +167,17 @@ static void print_sums(const rank_report *r, FILE *to) {
 }
 
 void rank_report_print(const rank_report *r, FILE *to) {
-    row *rows = calloc((size_t)r->meter.n + 1, sizeof *rows);
+    row *rows = calloc((size_t)r->profiler.n + 1, sizeof *rows);
     print_head(r, to);
-    for (int32_t i = 0; rows && i < r->meter.n; i++) rows[i] = row_of(r, &r->meter.line[i]);
-    if (rows) print_parts(r, rows, r->meter.n, to);
-    if (rows) print_slow(r, rows, r->meter.n, to);
+    for (int32_t i = 0; rows && i < r->profiler.n; i++)
+        rows[i] = row_of(r, &r->profiler.line[i]);
+    if (rows) print_parts(r, rows, r->profiler.n, to);
+    if (rows) print_slow(r, rows, r->profiler.n, to);
     print_sums(r, to);
     free(rows);
 }
 
-static json_t *line_json(const rank_report *r, const hd_meter_line *l) {
+static json_t *line_json(const rank_report *r, const hd_op_profile *l) {
     const row w = row_of(r, l);
     return json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f}", "part",
                      l->part, "stage", l->stage, "op", l->op, "weights", l->format, "rows",
@@ -184,10 +186,10 @@ static json_t *line_json(const rank_report *r, const hd_meter_line *l) {
 }
 
 void rank_report_print_json(const rank_report *r, FILE *to) {
-    const hd_layout *l = &r->layout;
+    const hd_parallel_config *l = &r->parallel;
     json_t *lines = json_array();
-    for (int32_t i = 0; i < r->meter.n; i++) {
-        json_array_append_new(lines, line_json(r, &r->meter.line[i]));
+    for (int32_t i = 0; i < r->profiler.n; i++) {
+        json_array_append_new(lines, line_json(r, &r->profiler.line[i]));
     }
     json_t *j = json_pack(
         "{s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:s, s:s}",

@@ -12,8 +12,8 @@ static int by_value(const void *a, const void *b) {
 }
 
 /* Linear between the two nearest ranks. */
-static double percentile(const double *sorted, int64_t n, double share) {
-    const double at = share * (double)(n - 1);
+static double percentile(const double *sorted, int64_t n, double shard) {
+    const double at = shard * (double)(n - 1);
     const int64_t low = (int64_t)at;
     const int64_t high = low + 1 < n ? low + 1 : low;
     return sorted[low] + (at - (double)low) * (sorted[high] - sorted[low]);

@@ -44,7 +44,7 @@ static void score_four(const ops_scores *s, const fast_narrow *n, int32_t i,
         }
     }
     float score[FAST_KEYS * FAST_KEYS];
-    _mm512_storeu_ps(score, fold_sums(sum));
+    _mm512_storeu_ps(score, reduce_sums(sum));
     for (int32_t a = 0; a < n_q; a++) {
         _mm_mask_storeu_ps(s->out + (i + a) * s->out_stride, (__mmask8)first_lanes(s->n_keys),
                            _mm_loadu_ps(score + FAST_KEYS * a));
@@ -67,7 +67,7 @@ static void score(const ops_scores *s, const fast_narrow *n) {
 
 /* Rows in pairs: element 2 c of a pair is column c of its first row, 2 c + 1 of its second. */
 static void pair_rows(const ops_mix *m, uint16_t *to) {
-    const __m512i turn =
+    const __m512i transpose =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
                          22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     for (int32_t i = 0; i < m->n_rows; i += 2, to += 2 * FAST_MIX_COLS) {
@@ -78,7 +78,7 @@ static void pair_rows(const ops_mix *m, uint16_t *to) {
             const __m512i both =
                 (__m512i)_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(live, second + c),
                                              _mm512_maskz_loadu_ps(live, first + c));
-            _mm512_storeu_si512(to + 2 * c, _mm512_permutexvar_epi16(turn, both));
+            _mm512_storeu_si512(to + 2 * c, _mm512_permutexvar_epi16(transpose, both));
         }
     }
 }
@@ -133,4 +133,5 @@ static void mix(const ops_mix *m, const fast_narrow *n) {
     }
 }
 
-const fast_attend_kernels fast_attend_bf16 = {.narrow = narrow, .score = score, .mix = mix};
+const fast_attention_kernels fast_attention_bf16 = {
+    .narrow = narrow, .score = score, .mix = mix};

@@ -34,74 +34,75 @@ typedef struct narrow_state {
     uint16_t pairs[FAST_MIX_ROWS * FAST_MIX_COLS], weights[HEADS * FAST_MIX_ROWS];
 } narrow_state;
 
-typedef struct attend_job {
+typedef struct attention_job {
     hd_stream *stream;
     const ops_kernels *k;
-    const hd_attend_args *a;
+    const hd_attention_args *a;
     int32_t heads, groups; /* heads of a group, groups of a row */
     int32_t parts;         /* tasks of a group: 1, or one for each part */
     size_t part_bytes;
     int32_t parts_each; /* parts in a worker's scratch */
-} attend_job;
+} attention_job;
 
 /* Scratch of one worker. */
-typedef struct attend_state {
+typedef struct attention_state {
     float acc[HEADS * OPS_TILE_ROWS * OPS_LANES];
     float score[HEADS * BLOCK_KEYS];
     float down[HEADS]; /* what sums from before this block shrink by */
     float sum[HEADS * STRETCH];
     const float *key[BLOCK_KEYS + 2 * OPS_TILE_ROWS]; /* with those that will be wanted next */
     _Alignas(HD_CACHE_LINE) narrow_state narrow;
-} attend_state;
-_Static_assert(sizeof(attend_state) % HD_CACHE_LINE == 0, "parts begin on a cache line");
+} attention_state;
+_Static_assert(sizeof(attention_state) % HD_CACHE_LINE == 0, "parts begin on a cache line");
 
 /* What became of a part: out is the sum of exp(score - top) * value. */
-typedef struct attend_part {
+typedef struct attention_part {
     _Atomic int32_t left; /* parts that are not done; counted by the first */
     float top[HEADS];     /* largest score so far, of the first part the sink included */
     float total[HEADS];   /* sum of exp(score - top) */
     _Alignas(HD_CACHE_LINE) float out[]; /* [heads, v_dim] */
-} attend_part;
+} attention_part;
 
 /* One row and the heads of a task. */
-typedef struct attend_row {
+typedef struct attention_row {
     int32_t row, seq, head, n_heads;
     int32_t first_recent, n_recent, n_keys, part_keys;
     const float *q[HEADS];
-} attend_row;
+} attention_row;
 
-static int32_t count_entries(const hd_attend_args *a, int32_t row) {
+static int32_t count_entries(const hd_attention_args *a, int32_t row) {
     if (!a->selected) return visible_entries(a->pos[row], a->ratio);
-    const int32_t *chosen = a->selected + (int64_t)row * a->n_selected;
+    const int32_t *selected_keys = a->selected + (int64_t)row * a->n_selected;
     int32_t n = 0;
-    while (n < a->n_selected && chosen[n] >= 0) n++;
+    while (n < a->n_selected && selected_keys[n] >= 0) n++;
     return n;
 }
 
 /* Pointers to keys [first, first + n) of the row's list, filled up to whole tiles. */
-static void find_keys(const hd_attend_args *a, const attend_row *t, int32_t first, int32_t n,
-                      const float **key) {
-    const int32_t *chosen = a->selected ? a->selected + (int64_t)t->row * a->n_selected : NULL;
+static void find_keys(const hd_attention_args *a, const attention_row *t, int32_t first,
+                      int32_t n, const float **key) {
+    const int32_t *selected_keys =
+        a->selected ? a->selected + (int64_t)t->row * a->n_selected : NULL;
     for (int32_t i = 0; i < n; i++) {
         const int32_t e = first + i - t->n_recent;
         key[i] = e < 0 ? paged_entry(&a->recent, t->seq, t->first_recent + first + i)
-                       : paged_entry(&a->entries, t->seq, chosen ? chosen[e] : e);
+                       : paged_entry(&a->entries, t->seq, selected_keys ? selected_keys[e] : e);
     }
     for (int32_t i = n; i < n + OPS_TILE_ROWS; i++) key[i] = key[n - 1];
 }
 
 /* Elements from one rounded row to the next: a line more than there are, so that rows differ in their
  * cache sets. */
-static int32_t narrow_stride(const hd_attend_args *a) {
+static int32_t narrow_stride(const hd_attention_args *a) {
     return (a->k_dim + 31) / 32 * 32 + 32;
 }
 
 /* Whether products are made of rounded numbers. */
-static bool narrows(const hd_attend_args *a, const ops_kernels *k) {
-    return k->fast_attend && narrow_stride(a) <= NARROW_COLS;
+static bool narrows(const hd_attention_args *a, const ops_kernels *k) {
+    return k->fast_attention && narrow_stride(a) <= NARROW_COLS;
 }
 
-static fast_narrow narrow_of(const hd_attend_args *a, attend_state *s) {
+static fast_narrow narrow_of(const hd_attention_args *a, attention_state *s) {
     return (fast_narrow){.q = s->narrow.q,
                          .key = s->narrow.key,
                          .stride = narrow_stride(a),
@@ -109,8 +110,8 @@ static fast_narrow narrow_of(const hd_attend_args *a, attend_state *s) {
                          .weights = s->narrow.weights};
 }
 
-static void score_block(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
-                        attend_state *s, int32_t n) {
+static void score_block(const hd_attention_args *a, const ops_kernels *k,
+                        const attention_row *t, attention_state *s, int32_t n) {
     for (int32_t u = 0; u < n; u += OPS_TILE_ROWS) {
         const int32_t n_w = hd_min_i32(OPS_TILE_ROWS, n - u);
         const float *w[OPS_TILE_ROWS];
@@ -125,7 +126,7 @@ static void score_block(const hd_attend_args *a, const ops_kernels *k, const att
                                    .cols = a->k_dim};
         if (narrows(a, k)) {
             const fast_narrow narrow = narrow_of(a, s);
-            k->fast_attend->score(&scores, &narrow);
+            k->fast_attention->score(&scores, &narrow);
             continue;
         }
         if (k->score) {
@@ -134,13 +135,13 @@ static void score_block(const hd_attend_args *a, const ops_kernels *k, const att
         }
         memset(s->acc, 0, sizeof s->acc);
         k->dots(s->acc, t->q, t->n_heads, 0, w, a->k_dim);
-        k->fold(s->score + u, BLOCK_KEYS, s->acc, t->n_heads, n_w);
+        k->reduce(s->score + u, BLOCK_KEYS, s->acc, t->n_heads, n_w);
     }
 }
 
 /* Scores into exp(score - top), where top now covers this block. */
-static void soften(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
-                   attend_state *s, attend_part *p, int32_t n) {
+static void soften(const hd_attention_args *a, const ops_kernels *k, const attention_row *t,
+                   attention_state *s, attention_part *p, int32_t n) {
     for (int32_t h = 0; h < t->n_heads; h++) {
         s->down[h] =
             ops_soften(k, s->score + h * BLOCK_KEYS, n, a->scale, &p->top[h], &p->total[h]);
@@ -149,8 +150,8 @@ static void soften(const hd_attend_args *a, const ops_kernels *k, const attend_r
 
 /* out = out * down + scores . values; a block is summed on its own before it joins the others,
  * which keeps the error of long lists small. */
-static void add_values(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
-                       attend_state *s, attend_part *p, int32_t n) {
+static void add_values(const hd_attention_args *a, const ops_kernels *k, const attention_row *t,
+                       attention_state *s, attention_part *p, int32_t n) {
     for (int32_t col = 0; col < a->v_dim; col += STRETCH) {
         const int32_t cols = hd_min_i32(STRETCH, a->v_dim - col);
         const ops_mix mix = {.out = s->sum,
@@ -165,7 +166,7 @@ static void add_values(const hd_attend_args *a, const ops_kernels *k, const atte
         memset(s->sum, 0, sizeof s->sum);
         if (narrows(a, k)) {
             const fast_narrow narrow = narrow_of(a, s);
-            k->fast_attend->mix(&mix, &narrow);
+            k->fast_attention->mix(&mix, &narrow);
         } else {
             k->mix(&mix);
         }
@@ -177,11 +178,12 @@ static void add_values(const hd_attend_args *a, const ops_kernels *k, const atte
 }
 
 /* Keys [from, to) of the row's list; from 0 begins with the sink. */
-static void attend_keys(const hd_attend_args *a, const ops_kernels *k, const attend_row *t,
-                        attend_state *s, attend_part *p, int32_t from, int32_t to) {
+static void attention_keys(const hd_attention_args *a, const ops_kernels *k,
+                           const attention_row *t, attention_state *s, attention_part *p,
+                           int32_t from, int32_t to) {
     memset(p->out, 0, (size_t)t->n_heads * (size_t)a->v_dim * sizeof *p->out);
     for (int32_t h = 0; h < t->n_heads && narrows(a, k); h++) {
-        k->fast_attend->narrow(s->narrow.q + h * narrow_stride(a), t->q[h], a->k_dim);
+        k->fast_attention->narrow(s->narrow.q + h * narrow_stride(a), t->q[h], a->k_dim);
     }
     for (int32_t h = 0; h < t->n_heads; h++) {
         p->top[h] = a->sink && from == 0 ? a->sink[t->head + h] : -INFINITY;
@@ -202,8 +204,8 @@ static int32_t part_keys(int32_t n) {
     return hd_max_i32(PART_KEYS, fair);
 }
 
-static void join(const hd_attend_args *a, const attend_row *t, attend_part *sum,
-                 const attend_part *p) {
+static void join(const hd_attention_args *a, const attention_row *t, attention_part *sum,
+                 const attention_part *p) {
     for (int32_t h = 0; h < t->n_heads; h++) {
         const float top = sum->top[h] > p->top[h] ? sum->top[h] : p->top[h];
         if (!(top > -INFINITY)) continue; /* nothing counts so far */
@@ -216,28 +218,29 @@ static void join(const hd_attend_args *a, const attend_row *t, attend_part *sum,
     }
 }
 
-static void write_heads(const hd_attend_args *a, const attend_row *t, const attend_part *sum) {
+static void write_heads(const hd_attention_args *a, const attention_row *t,
+                        const attention_part *sum) {
     for (int32_t h = 0; h < t->n_heads; h++) {
-        const float whole = t->n_keys > 0 ? 1.0f / sum->total[h] : 0.0f;
+        const float int16 = t->n_keys > 0 ? 1.0f / sum->total[h] : 0.0f;
         float *to = act(a->out) + ((int64_t)t->row * a->heads + t->head + h) * a->v_dim;
         const float *out = sum->out + (int64_t)h * a->v_dim;
-        for (int32_t c = 0; c < a->v_dim; c++) to[c] = out[c] * whole;
+        for (int32_t c = 0; c < a->v_dim; c++) to[c] = out[c] * int16;
     }
 }
 
 /* ---- tasks ---- */
 
-static int32_t recent_keys(const hd_attend_args *a, int32_t row) {
+static int32_t recent_keys(const hd_attention_args *a, int32_t row) {
     return a->window ? hd_min_i32(a->pos[row] + 1, a->window) : 0;
 }
 
-static attend_row row_of(const attend_job *job, int32_t row, int32_t head) {
-    const hd_attend_args *a = job->a;
-    attend_row t = {.row = row,
-                    .seq = a->seq[row],
-                    .head = head,
-                    .n_heads = hd_min_i32(job->heads, a->heads - head),
-                    .n_recent = recent_keys(a, row)};
+static attention_row row_of(const attention_job *job, int32_t row, int32_t head) {
+    const hd_attention_args *a = job->a;
+    attention_row t = {.row = row,
+                       .seq = a->seq[row],
+                       .head = head,
+                       .n_heads = hd_min_i32(job->heads, a->heads - head),
+                       .n_recent = recent_keys(a, row)};
     t.first_recent = a->pos[row] + 1 - t.n_recent;
     t.n_keys = t.n_recent + count_entries(a, row);
     t.part_keys = part_keys(t.n_keys);
@@ -248,38 +251,38 @@ static attend_row row_of(const attend_job *job, int32_t row, int32_t head) {
 }
 
 /* Part i of those that lie behind a worker's own state. */
-static attend_part *part_at(const attend_job *job, int32_t worker, int32_t i) {
-    uint8_t *scratch = hd_stream_scratch(job->stream, worker, sizeof(attend_state));
-    return (attend_part *)(void *)(scratch + sizeof(attend_state) +
-                                   (size_t)i * job->part_bytes);
+static attention_part *part_at(const attention_job *job, int32_t worker, int32_t i) {
+    uint8_t *scratch = hd_stream_scratch(job->stream, worker, sizeof(attention_state));
+    return (attention_part *)(void *)(scratch + sizeof(attention_state) +
+                                      (size_t)i * job->part_bytes);
 }
 
-static attend_part *shared_part(const attend_job *job, int32_t group, int32_t part) {
+static attention_part *shared_part(const attention_job *job, int32_t group, int32_t part) {
     const int32_t i = group * job->parts + part;
     return part_at(job, i / job->parts_each, i % job->parts_each);
 }
 
-static void all_parts(const attend_job *job, const attend_row *t, int32_t worker) {
-    const hd_attend_args *a = job->a;
-    attend_state *s = hd_stream_scratch(job->stream, worker, sizeof *s);
-    attend_part *sum = part_at(job, worker, 0), *p = part_at(job, worker, 1);
-    attend_keys(a, job->k, t, s, sum, 0, hd_min_i32(t->part_keys, t->n_keys));
+static void all_parts(const attention_job *job, const attention_row *t, int32_t worker) {
+    const hd_attention_args *a = job->a;
+    attention_state *s = hd_stream_scratch(job->stream, worker, sizeof *s);
+    attention_part *sum = part_at(job, worker, 0), *p = part_at(job, worker, 1);
+    attention_keys(a, job->k, t, s, sum, 0, hd_min_i32(t->part_keys, t->n_keys));
     for (int32_t from = t->part_keys; from < t->n_keys; from += t->part_keys) {
         const int32_t to = hd_min_i32(from + t->part_keys, t->n_keys);
-        attend_keys(a, job->k, t, s, p, from, to);
+        attention_keys(a, job->k, t, s, p, from, to);
         join(a, t, sum, p);
     }
     write_heads(a, t, sum);
 }
 
-static void one_part(const attend_job *job, const attend_row *t, int32_t group, int32_t part,
-                     int32_t worker) {
-    attend_state *s = hd_stream_scratch(job->stream, worker, sizeof *s);
-    attend_part *sum = shared_part(job, group, 0);
+static void one_part(const attention_job *job, const attention_row *t, int32_t group,
+                     int32_t part, int32_t worker) {
+    attention_state *s = hd_stream_scratch(job->stream, worker, sizeof *s);
+    attention_part *sum = shared_part(job, group, 0);
     const int64_t from = (int64_t)part * t->part_keys;
     if (from < t->n_keys || part == 0) {
         const int32_t to = hd_min_i32((int32_t)from + t->part_keys, t->n_keys);
-        attend_keys(job->a, job->k, t, s, shared_part(job, group, part), (int32_t)from, to);
+        attention_keys(job->a, job->k, t, s, shared_part(job, group, part), (int32_t)from, to);
     }
     if (atomic_fetch_sub_explicit(&sum->left, 1, memory_order_acq_rel) > 1) return;
     for (int32_t i = 1; (int64_t)i * t->part_keys < t->n_keys; i++) {
@@ -288,10 +291,10 @@ static void one_part(const attend_job *job, const attend_row *t, int32_t group, 
     write_heads(job->a, t, sum);
 }
 
-static void attend_task(const void *arg, int32_t task, int32_t worker) {
-    const attend_job *job = arg;
+static void attention_task(const void *arg, int32_t task, int32_t worker) {
+    const attention_job *job = arg;
     const int32_t group = task / job->parts;
-    const attend_row t = row_of(job, group / job->groups, group % job->groups * job->heads);
+    const attention_row t = row_of(job, group / job->groups, group % job->groups * job->heads);
     if (job->parts == 1) {
         all_parts(job, &t, worker);
     } else {
@@ -299,19 +302,19 @@ static void attend_task(const void *arg, int32_t task, int32_t worker) {
     }
 }
 
-static int64_t lay_out(attend_job *job, int32_t heads) {
+static int64_t place_tiles(attention_job *job, int32_t heads) {
     job->heads = heads;
     job->groups = (int32_t)hd_ceil_div(job->a->heads, heads);
     const size_t n_out = (size_t)heads * (size_t)job->a->v_dim;
-    job->part_bytes = sizeof(attend_part) + n_out * sizeof(float);
+    job->part_bytes = sizeof(attention_part) + n_out * sizeof(float);
     job->part_bytes += (0 - job->part_bytes) % HD_CACHE_LINE;
     const size_t room =
-        (hd_stream_scratch_bytes(job->stream) - sizeof(attend_state)) / job->part_bytes;
+        (hd_stream_scratch_bytes(job->stream) - sizeof(attention_state)) / job->part_bytes;
     job->parts_each = room < 1024 ? (int32_t)room : 1024;
     return (int64_t)job->a->rows * job->groups;
 }
 
-static int32_t most_parts(const hd_attend_args *a) {
+static int32_t most_parts(const hd_attention_args *a) {
     int32_t most = 1;
     for (int32_t r = 0; r < a->rows; r++) {
         const int32_t n = recent_keys(a, r) + count_entries(a, r);
@@ -322,16 +325,16 @@ static int32_t most_parts(const hd_attend_args *a) {
 
 /* Where the rows' groups of heads alone would leave workers idle, parts become tasks, so that a key
  * is still read once; where that is not enough, groups become smaller. */
-static void cut(attend_job *job) {
-    const hd_attend_args *a = job->a;
+static void cut(attention_job *job) {
+    const hd_attention_args *a = job->a;
     const int32_t workers = hd_stream_workers(job->stream);
     int32_t heads = hd_max_i32(1, hd_min_i32(HEADS, PART_OUT / hd_max_i32(1, a->v_dim)));
-    int64_t groups = lay_out(job, hd_min_i32(heads, hd_max_i32(1, a->heads)));
+    int64_t groups = place_tiles(job, hd_min_i32(heads, hd_max_i32(1, a->heads)));
     job->parts = 1;
     if (workers == 1 || groups >= 2 * (int64_t)workers) return;
     const int32_t most = most_parts(a);
     while (groups * most < workers && job->heads > FEW_HEADS) {
-        groups = lay_out(job, (job->heads / 2 + FEW_HEADS - 1) / FEW_HEADS * FEW_HEADS);
+        groups = place_tiles(job, (job->heads / 2 + FEW_HEADS - 1) / FEW_HEADS * FEW_HEADS);
     }
     if (groups * most > (int64_t)workers * job->parts_each) return; /* no room */
     job->parts = most;
@@ -340,8 +343,8 @@ static void cut(attend_job *job) {
     }
 }
 
-void ops_attend_cpu(hd_stream *s, const hd_attend_args *a, const ops_kernels *k) {
-    attend_job job = {.stream = s, .k = k, .a = a};
+void ops_attention_cpu(hd_stream *s, const hd_attention_args *a, const ops_kernels *k) {
+    attention_job job = {.stream = s, .k = k, .a = a};
     cut(&job);
-    hd_stream_tasks(s, a->rows * job.groups * job.parts, attend_task, &job);
+    hd_stream_tasks(s, a->rows * job.groups * job.parts, attention_task, &job);
 }

@@ -12,9 +12,9 @@
 #include "ops/ref/ref_internal.h"
 
 enum {
-    KEYS = 2 * OPS_TURN_KEYS, /* of a block */
-    GROUP = 16,               /* rows that meet a block at once */
-    TASK_ROWS = 64,           /* a task has no less */
+    KEYS = 2 * OPS_TRANSPOSE_KEYS, /* of a block */
+    GROUP = 16,                    /* rows that meet a block at once */
+    TASK_ROWS = 64,                /* a task has no less */
     MAX_TASK_ROWS = 2048,
     MAX_K_DIM = 320, /* more than any checkpoint has */
     MAX_V_DIM = 256,
@@ -25,16 +25,16 @@ _Static_assert((int)KEYS <= (int)OPS_X_ROWS, "a block's keys are made in one pro
 typedef struct naive_job {
     hd_stream *stream;
     const ops_kernels *k;
-    const hd_attend_naive_args *a;
+    const hd_attention_naive_args *a;
     int32_t shares; /* tasks that the rows of a sequence are cut into, per head */
 } naive_job;
 
 /* Scratch of one worker. */
 typedef struct naive_state {
     ops_tile tile;
-    float made[KEYS * MAX_MADE];    /* [KEYS, nope_dim + v_dim] */
-    float turned[MAX_K_DIM * KEYS]; /* [k_dim, KEYS] */
-    float half[MAX_K_DIM * OPS_TURN_KEYS];
+    float made[KEYS * MAX_MADE];        /* [KEYS, nope_dim + v_dim] */
+    float transposed[MAX_K_DIM * KEYS]; /* [k_dim, KEYS] */
+    float half[MAX_K_DIM * OPS_TRANSPOSE_KEYS];
     float score[GROUP * KEYS];
     float sum[GROUP * MAX_V_DIM];
     float top[MAX_TASK_ROWS], total[MAX_TASK_ROWS]; /* of exp(score - top) */
@@ -44,7 +44,7 @@ _Static_assert(sizeof(naive_state) <= OPS_STATE_BYTES, "it is a worker's scratch
 
 /* One head of rows [first, end) of a sequence. */
 typedef struct naive_task {
-    const hd_attend_naive_args *a;
+    const hd_attention_naive_args *a;
     const ops_kernels *k;
     naive_state *s;
     int32_t seq, head, first, end;
@@ -61,7 +61,7 @@ static float *out_of(const naive_task *t, int32_t row) {
 
 /* n keys from `from` on, with their values. */
 static void make_keys(const naive_task *t, int32_t from, int32_t n) {
-    const hd_attend_naive_args *a = t->a;
+    const hd_attention_naive_args *a = t->a;
     naive_state *s = t->s;
     ops_product p = {.out = s->made,
                      .out_stride = t->made,
@@ -71,25 +71,25 @@ static void make_keys(const naive_task *t, int32_t from, int32_t n) {
                      .w = a->w};
     for (int32_t i = 0; i < n; i++) p.x[i] = paged_entry(&a->latents, t->seq, from + i);
     ops_multiply(t->k, &p, &s->tile);
-    for (int32_t first = 0; first < n; first += OPS_TURN_KEYS) {
-        const float *nope[OPS_TURN_KEYS], *roped[OPS_TURN_KEYS];
-        for (int32_t u = 0; u < OPS_TURN_KEYS; u++) {
+    for (int32_t first = 0; first < n; first += OPS_TRANSPOSE_KEYS) {
+        const float *nope[OPS_TRANSPOSE_KEYS], *roped[OPS_TRANSPOSE_KEYS];
+        for (int32_t u = 0; u < OPS_TRANSPOSE_KEYS; u++) {
             const int32_t i = hd_min_i32(first + u, n - 1);
             nope[u] = s->made + i * t->made;
             roped[u] = p.x[i] + a->w->cols;
         }
-        t->k->turn(s->half, nope, a->nope_dim);
-        t->k->turn(s->half + a->nope_dim * OPS_TURN_KEYS, roped, a->rope_dim);
+        t->k->transpose(s->half, nope, a->nope_dim);
+        t->k->transpose(s->half + a->nope_dim * OPS_TRANSPOSE_KEYS, roped, a->rope_dim);
         for (int32_t c = 0; c < t->k_dim; c++) {
-            memcpy(s->turned + c * KEYS + first, s->half + c * OPS_TURN_KEYS,
-                   OPS_TURN_KEYS * sizeof(float));
+            memcpy(s->transposed + c * KEYS + first, s->half + c * OPS_TRANSPOSE_KEYS,
+                   OPS_TRANSPOSE_KEYS * sizeof(float));
         }
     }
 }
 
 /* Up to GROUP rows meet the first n keys of the block. */
-static void meet_keys(const naive_task *t, int32_t row, int32_t n_rows, int32_t n) {
-    const hd_attend_naive_args *a = t->a;
+static void small_m_keys(const naive_task *t, int32_t row, int32_t n_rows, int32_t n) {
+    const hd_attention_naive_args *a = t->a;
     naive_state *s = t->s;
     const int32_t v_dim = a->v_dim;
     memset(s->score, 0, (size_t)(n_rows * KEYS) * sizeof *s->score);
@@ -123,24 +123,24 @@ static void meet_keys(const naive_task *t, int32_t row, int32_t n_rows, int32_t 
 }
 
 /* Rows that see a part of the block come one by one: what they do not see must not touch them. */
-static void meet_block(const naive_task *t, int32_t from, int32_t n) {
+static void small_m_block(const naive_task *t, int32_t from, int32_t n) {
     const int32_t some = hd_max_i32(t->first, row_at(t, from));
     const int32_t all = hd_max_i32(t->first, row_at(t, from + n - 1));
     for (int32_t r = some; r < hd_min_i32(all, t->end); r++) {
-        meet_keys(t, r, 1, r - row_at(t, from) + 1);
+        small_m_keys(t, r, 1, r - row_at(t, from) + 1);
     }
     for (int32_t r = all; r < t->end; r += GROUP) {
-        meet_keys(t, r, hd_min_i32(GROUP, t->end - r), n);
+        small_m_keys(t, r, hd_min_i32(GROUP, t->end - r), n);
     }
 }
 
-static void attend_rows(const naive_task *t) {
-    const hd_attend_naive_args *a = t->a;
+static void attention_rows(const naive_task *t) {
+    const hd_attention_naive_args *a = t->a;
     naive_state *s = t->s;
     const size_t bytes = (size_t)a->v_dim * sizeof(float);
     const int32_t n_keys =
         a->seqs.start[t->seq] + t->end - a->seqs.first_row[t->seq]; /* that the last row sees */
-    for (int32_t c = 0; c < t->k_dim; c++) s->key[c] = s->turned + c * KEYS;
+    for (int32_t c = 0; c < t->k_dim; c++) s->key[c] = s->transposed + c * KEYS;
     for (int32_t i = 0; i < KEYS; i++) s->value[i] = s->made + i * t->made;
     for (int32_t r = t->first; r < t->end; r++) {
         memset(out_of(t, r), 0, bytes);
@@ -150,18 +150,18 @@ static void attend_rows(const naive_task *t) {
     for (int32_t from = 0; from < n_keys; from += KEYS) {
         const int32_t n = hd_min_i32(KEYS, n_keys - from);
         make_keys(t, from, n);
-        meet_block(t, from, n);
+        small_m_block(t, from, n);
     }
     for (int32_t r = t->first; r < t->end; r++) {
-        const float whole = 1.0f / s->total[r - t->first];
+        const float int16 = 1.0f / s->total[r - t->first];
         float *out = out_of(t, r);
-        for (int32_t c = 0; c < a->v_dim; c++) out[c] *= whole;
+        for (int32_t c = 0; c < a->v_dim; c++) out[c] *= int16;
     }
 }
 
 static void naive_share(const void *arg, int32_t task, int32_t worker) {
     const naive_job *job = arg;
-    const hd_attend_naive_args *a = job->a;
+    const hd_attention_naive_args *a = job->a;
     const int32_t share = task / a->heads % job->shares;
     const int32_t seq = task / a->heads / job->shares, first = a->seqs.first_row[seq];
     const int64_t n = a->seqs.first_row[seq + 1] - first;
@@ -174,12 +174,12 @@ static void naive_share(const void *arg, int32_t task, int32_t worker) {
                           .end = first + (int32_t)(n * (share + 1) / job->shares),
                           .made = a->nope_dim + a->v_dim,
                           .k_dim = a->nope_dim + a->rope_dim};
-    if (t.first < t.end) attend_rows(&t);
+    if (t.first < t.end) attention_rows(&t);
 }
 
 /* Every share makes all keys for itself, so there are no more than keep the workers busy. */
 static int32_t count_shares(const naive_job *job) {
-    const hd_attend_naive_args *a = job->a;
+    const hd_attention_naive_args *a = job->a;
     int32_t longest = 1;
     for (int32_t s = 0; s < a->seqs.n; s++) {
         longest = hd_max_i32(longest, a->seqs.first_row[s + 1] - a->seqs.first_row[s]);
@@ -190,11 +190,12 @@ static int32_t count_shares(const naive_job *job) {
     return hd_max_i32(hd_min_i32(wanted, worth), (int32_t)hd_ceil_div(longest, MAX_TASK_ROWS));
 }
 
-void ops_attend_naive_cpu(hd_stream *s, const hd_attend_naive_args *a, const ops_kernels *k) {
+void ops_attention_naive_cpu(hd_stream *s, const hd_attention_naive_args *a,
+                             const ops_kernels *k) {
     if (a->seqs.n == 0 || a->heads == 0) return;
     if (a->nope_dim + a->rope_dim > MAX_K_DIM || a->nope_dim + a->v_dim > MAX_MADE ||
         a->v_dim > MAX_V_DIM) {
-        hd_attend_naive_ref(s, a);
+        hd_attention_naive_ref(s, a);
         return;
     }
     naive_job job = {.stream = s, .k = k, .a = a};

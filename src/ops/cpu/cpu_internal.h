@@ -68,8 +68,8 @@ enum {
     OPS_MIX_ROWS = 8,  /* rows of a tile that is added up instead of multiplied */
     OPS_FEW_ROWS = 16, /* rows of x for which decoding into a tile does not pay */
     OPS_AHEAD = 8192,  /* bytes of W fetched ahead, at least; of 8, 32, 64, 128 KiB the best */
-    OPS_MEET_COLS = 4096, /* columns that they meet at once */
-    OPS_LEAST_MEET_COLS = 1024
+    OPS_SMALL_M_COLS = 4096, /* columns that they meet at once */
+    OPS_LEAST_SMALL_M_COLS = 1024
 };
 
 /* Scratch of one worker for products and transposed products. */

@@ -3,7 +3,7 @@
 #include "ops/cpu/dequantize_avx2_internal.h"
 
 typedef scaled prepare_fn(float scale);
-typedef lanes widen_fn(const uint8_t *src, scaled s);
+typedef lanes dequantize_fn(const uint8_t *src, scaled s);
 
 static inline scaled same_scale(float scale) {
     return (scaled){_mm256_set1_ps(scale)};
@@ -14,11 +14,11 @@ static inline lanes times(lanes x, scaled s) {
 }
 
 static inline lanes scale_f32(const uint8_t *src, scaled s) {
-    return times(widen_f32(src, s), s);
+    return times(dequantize_f32(src, s), s);
 }
 
 static inline lanes scale_bf16(const uint8_t *src, scaled s) {
-    return times(widen_bf16(src, s), s);
+    return times(dequantize_bf16(src, s), s);
 }
 
 static inline lanes scale_f16(const uint8_t *src, scaled s) {
@@ -50,7 +50,7 @@ static inline lanes scale_e4m3(const uint8_t *src, scaled s) {
     const __m128i nan = _mm_cmpeq_epi8(_mm_and_si128(codes, magnitude), magnitude);
     const __m256 low = _mm256_castsi256_ps(_mm256_cvtepi8_epi32(nan)),
                  high = _mm256_castsi256_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(nan, 8)));
-    const lanes w = widen_e4m3(src, e4m3_scale(1.0f));
+    const lanes w = dequantize_e4m3(src, e4m3_scale(1.0f));
     return times((lanes){_mm256_or_ps(w.low, low), _mm256_or_ps(w.high, high)}, s);
 }
 
@@ -59,13 +59,14 @@ static inline lanes scale_e4m3(const uint8_t *src, scaled s) {
 static inline __attribute__((always_inline)) void decode(float *out, const uint8_t *src,
                                                          int32_t n, const float *scale,
                                                          int32_t block, int32_t bits,
-                                                         prepare_fn *prepare, widen_fn *widen) {
+                                                         prepare_fn *prepare,
+                                                         dequantize_fn *dequantize) {
     int32_t i = 0;
     for (; n - i >= OPS_LANES; scale++) {
         const int32_t end = n - i < block ? n : i + block;
         const scaled s = prepare(*scale);
         for (; i + OPS_LANES <= end; i += OPS_LANES) {
-            store_lanes(out + i, widen(src + (int64_t)i * bits / 8, s));
+            store_lanes(out + i, dequantize(src + (int64_t)i * bits / 8, s));
         }
         if (i < end) break; /* the ragged end belongs to this block */
     }
@@ -73,7 +74,7 @@ static inline __attribute__((always_inline)) void decode(float *out, const uint8
     uint8_t end_src[4 * OPS_LANES] = {0};
     float end_out[OPS_LANES];
     memcpy(end_src, src + (int64_t)i * bits / 8, (size_t)((n - i) * bits + 7) / 8);
-    store_lanes(end_out, widen(end_src, prepare(*scale)));
+    store_lanes(end_out, dequantize(end_src, prepare(*scale)));
     memcpy(out + i, end_out, (size_t)(n - i) * sizeof *out);
 }
 
@@ -95,7 +96,7 @@ void ops_decode_bf16_avx2(float *out, const uint8_t *src, int32_t n, const float
 void ops_decode_e4m3_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
                           int32_t block) {
     if (e4m3_scales_fit(scale, n, block) && !e4m3_has_nan(src, n)) {
-        decode(out, src, n, scale, block, 8, e4m3_scale, widen_e4m3);
+        decode(out, src, n, scale, block, 8, e4m3_scale, dequantize_e4m3);
     } else {
         decode(out, src, n, scale, block, 8, same_scale, scale_e4m3);
     }
@@ -108,5 +109,5 @@ void ops_decode_e8m0_avx2(float *out, const uint8_t *src, int32_t n, const float
 
 void ops_decode_e2m1_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
                           int32_t block) {
-    decode(out, src, n, scale, block, 4, e2m1_scale, widen_e2m1);
+    decode(out, src, n, scale, block, 4, e2m1_scale, dequantize_e2m1);
 }

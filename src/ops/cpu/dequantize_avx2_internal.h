@@ -12,20 +12,20 @@ typedef struct scaled {
     __m256 by; /* the scale, or a table of 8 scaled values */
 } scaled;
 
-static inline lanes widen_f32(const uint8_t *src, scaled s) {
+static inline lanes dequantize_f32(const uint8_t *src, scaled s) {
     (void)s;
     return load_lanes((const float *)(const void *)src);
 }
 
-static inline __m256 widen_halves(__m128i half) {
+static inline __m256 dequantize_pairs(__m128i half) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 
-static inline lanes widen_bf16(const uint8_t *src, scaled s) {
+static inline lanes dequantize_bf16(const uint8_t *src, scaled s) {
     (void)s;
     const __m128i *half = (const __m128i *)(const void *)src;
-    return (lanes){widen_halves(_mm_loadu_si128(half)),
-                   widen_halves(_mm_loadu_si128(half + 1))};
+    return (lanes){dequantize_pairs(_mm_loadu_si128(half)),
+                   dequantize_pairs(_mm_loadu_si128(half + 1))};
 }
 
 /* By way of F32: e4m3_internal.h. Its subnormals are slow but few in checkpoints; conversions from
@@ -34,7 +34,7 @@ static inline scaled e4m3_scale(float scale) {
     return (scaled){_mm256_set1_ps(scale * 0x1p120f)};
 }
 
-static inline __m256 widen_eight_e4m3(const uint8_t *src, scaled s) {
+static inline __m256 dequantize_eight_e4m3(const uint8_t *src, scaled s) {
     const __m256i code =
         _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(const void *)src));
     const __m256i bits =
@@ -42,8 +42,8 @@ static inline __m256 widen_eight_e4m3(const uint8_t *src, scaled s) {
     return _mm256_mul_ps(_mm256_castsi256_ps(bits), s.by);
 }
 
-static inline lanes widen_e4m3(const uint8_t *src, scaled s) {
-    return (lanes){widen_eight_e4m3(src, s), widen_eight_e4m3(src + 8, s)};
+static inline lanes dequantize_e4m3(const uint8_t *src, scaled s) {
+    return (lanes){dequantize_eight_e4m3(src, s), dequantize_eight_e4m3(src + 8, s)};
 }
 
 static inline __m256i larger_magnitude(__m256i largest, const uint8_t *code) {
@@ -86,7 +86,7 @@ static inline scaled e2m1_scale(float scale) {
 }
 
 /* Each lane shifts its own code out of the four bytes; the look-up reads three bits of it. */
-static inline __m256 widen_eight(const uint8_t *src, scaled s) {
+static inline __m256 dequantize_eight(const uint8_t *src, scaled s) {
     const __m256i shift = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
     int32_t codes;
     memcpy(&codes, src, sizeof codes);
@@ -95,8 +95,8 @@ static inline __m256 widen_eight(const uint8_t *src, scaled s) {
                          _mm256_castsi256_ps(_mm256_slli_epi32(code, 28)));
 }
 
-static inline lanes widen_e2m1(const uint8_t *src, scaled s) {
-    return (lanes){widen_eight(src, s), widen_eight(src + 4, s)};
+static inline lanes dequantize_e2m1(const uint8_t *src, scaled s) {
+    return (lanes){dequantize_eight(src, s), dequantize_eight(src + 4, s)};
 }
 
 #endif

@@ -9,9 +9,9 @@
 #include "ops/cpu/lanes_avx512_internal.h"
 
 /* Sixteen sums and what is on its way to them fit the registers. */
-enum { MEET_X_ROWS = 4 };
+enum { SMALL_M_X_ROWS = 4 };
 
-static inline int32_t meet_w_rows(int32_t bits, int32_t n_x) {
+static inline int32_t small_m_w_rows(int32_t bits, int32_t n_x) {
     (void)bits;
     (void)n_x;
     return OPS_TILE_ROWS;
@@ -26,12 +26,12 @@ static inline scaled no_scale(float scale) {
     return (scaled){_mm512_setzero_ps()};
 }
 
-static inline lanes widen_f32(const uint8_t *src, scaled s) {
+static inline lanes dequantize_f32(const uint8_t *src, scaled s) {
     (void)s;
     return _mm512_loadu_ps(src);
 }
 
-static inline lanes widen_bf16(const uint8_t *src, scaled s) {
+static inline lanes dequantize_bf16(const uint8_t *src, scaled s) {
     (void)s;
     const __m256i half = _mm256_loadu_si256((const __m256i *)(const void *)src);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
@@ -55,7 +55,7 @@ static inline scaled e4m3_scale(float scale) {
     return (scaled){_mm512_set1_ps(scale * 256.0f)};
 }
 
-static inline lanes widen_e4m3(const uint8_t *src, scaled s) {
+static inline lanes dequantize_e4m3(const uint8_t *src, scaled s) {
     const __m256i byte =
         _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(const void *)src));
     const __m256i bits =
@@ -71,7 +71,7 @@ static inline scaled e2m1_scale(float scale) {
 
 /* Each lane shifts its own code out of its half of the eight bytes; the look-up reads four
  * bits of it. */
-static inline lanes widen_e2m1(const uint8_t *src, scaled s) {
+static inline lanes dequantize_e2m1(const uint8_t *src, scaled s) {
     const __m512i half = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const __m512i shift =
         _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);

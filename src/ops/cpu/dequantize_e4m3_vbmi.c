@@ -14,7 +14,7 @@ typedef struct quad {
 } quad;
 
 /* Even halves of `first` are columns 0-15, odd ones 16-31, and so on. */
-static inline quad widen_halves(__m512i first, __m512i second) {
+static inline quad dequantize_pairs(__m512i first, __m512i second) {
     const __m512i odd = _mm512_set1_epi32((int32_t)0xffff0000u);
     return (quad){_mm512_castsi512_ps(_mm512_slli_epi32(first, 16)),
                   _mm512_castsi512_ps(_mm512_and_si512(first, odd)),
@@ -35,10 +35,11 @@ static const uint8_t e4m3_order[STEP] = {
     7,  23, 36, 52, 37, 53, 38, 54, 39, 55, 8,  24, 9,  25, 10, 26, 11, 27, 40, 56, 41, 57,
     42, 58, 43, 59, 12, 28, 13, 29, 14, 30, 15, 31, 44, 60, 45, 61, 46, 62, 47, 63};
 
-static inline quad widen_e4m3(const e4m3_table *t, const uint8_t *src, int32_t n, float scale) {
+static inline quad dequantize_e4m3(const e4m3_table *t, const uint8_t *src, int32_t n,
+                                   float scale) {
     const __m512i order = _mm512_loadu_si512(e4m3_order);
-    const e4m3_halves h = bf16_of_e4m3(t, _mm512_permutexvar_epi8(order, load_bytes(src, n)));
-    const quad q = widen_halves(h.first, h.second);
+    const e4m3_pairs h = bf16_of_e4m3(t, _mm512_permutexvar_epi8(order, load_bytes(src, n)));
+    const quad q = dequantize_pairs(h.first, h.second);
     const __m512 by = _mm512_set1_ps(scale);
     return (quad){_mm512_mul_ps(q.a, by), _mm512_mul_ps(q.b, by), _mm512_mul_ps(q.c, by),
                   _mm512_mul_ps(q.d, by)};
@@ -65,9 +66,10 @@ void ops_decode_e4m3_vbmi(float *out, const uint8_t *src, int32_t n, const float
     for (int32_t i = 0; i < n; scale++) {
         const int32_t end = n - i < block ? n : i + block;
         for (; i + STEP <= end; i += STEP) {
-            store_quad(out + i, widen_e4m3(&table, src + i, STEP, *scale), STEP);
+            store_quad(out + i, dequantize_e4m3(&table, src + i, STEP, *scale), STEP);
         }
-        if (i < end) store_quad(out + i, widen_e4m3(&table, src + i, end - i, *scale), end - i);
+        if (i < end)
+            store_quad(out + i, dequantize_e4m3(&table, src + i, end - i, *scale), end - i);
         i = end;
     }
 }
@@ -84,22 +86,22 @@ static inline __attribute__((always_inline)) __m512 add_quad(__m512 sum, quad w,
 
 /* Rows of x from columns c to c + n, which lie in one block; n_x and mostly n are constants here. */
 static inline __attribute__((always_inline)) void step(four *sum, const e4m3_table *t,
-                                                       const ops_meeting *m,
+                                                       const ops_small_m_args *m,
                                                        const float *const *x, int32_t n_x,
                                                        int32_t c, int32_t n, int32_t block) {
-    const quad w0 = widen_e4m3(t, m->src[0] + c, n, m->scale[0][block]);
+    const quad w0 = dequantize_e4m3(t, m->src[0] + c, n, m->scale[0][block]);
     for (int32_t i = 0; i < n_x; i++) sum[i].a = add_quad(sum[i].a, w0, x[i] + c, n);
-    const quad w1 = widen_e4m3(t, m->src[1] + c, n, m->scale[1][block]);
+    const quad w1 = dequantize_e4m3(t, m->src[1] + c, n, m->scale[1][block]);
     for (int32_t i = 0; i < n_x; i++) sum[i].b = add_quad(sum[i].b, w1, x[i] + c, n);
-    const quad w2 = widen_e4m3(t, m->src[2] + c, n, m->scale[2][block]);
+    const quad w2 = dequantize_e4m3(t, m->src[2] + c, n, m->scale[2][block]);
     for (int32_t i = 0; i < n_x; i++) sum[i].c = add_quad(sum[i].c, w2, x[i] + c, n);
-    const quad w3 = widen_e4m3(t, m->src[3] + c, n, m->scale[3][block]);
+    const quad w3 = dequantize_e4m3(t, m->src[3] + c, n, m->scale[3][block]);
     for (int32_t i = 0; i < n_x; i++) sum[i].d = add_quad(sum[i].d, w3, x[i] + c, n);
 }
 
-static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m,
-                                                            const e4m3_table *t, int32_t first,
-                                                            int32_t n_x) {
+static inline __attribute__((always_inline)) void small_m_rows(const ops_small_m_args *m,
+                                                               const e4m3_table *t,
+                                                               int32_t first, int32_t n_x) {
     const int32_t each = OPS_TILE_ROWS * OPS_LANES;
     const float *const *x = m->x + first;
     float *acc = m->acc + first * each;
@@ -119,13 +121,13 @@ static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m
     for (int32_t i = 0; i < n_x; i++) store_sums(acc + i * each, sum[i]);
 }
 
-bool ops_meet_e4m3_vbmi(const ops_meeting *m) {
-    if (m->block % STEP != 0) return ops_meet_e4m3_avx512(m);
+bool ops_small_m_e4m3_vbmi(const ops_small_m_args *m) {
+    if (m->block % STEP != 0) return ops_small_m_e4m3_avx512(m);
     const e4m3_table table = make_e4m3_table();
     int32_t i = 0;
-    for (; i + 4 <= m->n_x; i += 4) meet_rows(m, &table, i, 4);
-    if (m->n_x - i == 3) meet_rows(m, &table, i, 3);
-    if (m->n_x - i == 2) meet_rows(m, &table, i, 2);
-    if (m->n_x - i == 1) meet_rows(m, &table, i, 1);
+    for (; i + 4 <= m->n_x; i += 4) small_m_rows(m, &table, i, 4);
+    if (m->n_x - i == 3) small_m_rows(m, &table, i, 3);
+    if (m->n_x - i == 2) small_m_rows(m, &table, i, 2);
+    if (m->n_x - i == 1) small_m_rows(m, &table, i, 1);
     return true;
 }

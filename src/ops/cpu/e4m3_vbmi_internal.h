@@ -34,17 +34,17 @@ static inline e4m3_table make_e4m3_table(void) {
 }
 
 /* Of every 16 codes the first eight, and the others. */
-typedef struct e4m3_halves {
+typedef struct e4m3_pairs {
     __m512i first, second;
-} e4m3_halves;
+} e4m3_pairs;
 
-static inline e4m3_halves bf16_of_e4m3(const e4m3_table *t, __m512i codes) {
+static inline e4m3_pairs bf16_of_e4m3(const e4m3_table *t, __m512i codes) {
     const __m512i magnitude = _mm512_permutex2var_epi8(t->high[0], codes, t->high[1]);
     const __m512i low = _mm512_permutex2var_epi8(t->low[0], codes, t->low[1]);
     const __m512i sign = _mm512_set1_epi8((char)0x80);
     const __m512i high =
         _mm512_ternarylogic_epi32(magnitude, codes, sign, 0xf8); /* a | b & c */
-    return (e4m3_halves){_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
+    return (e4m3_pairs){_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
 }
 
 #endif

@@ -21,8 +21,8 @@ static inline wide exp_wide(wide x) {
     p = WIDE(fmadd_ps)(p, r, SET(0.5f));
     p = WIDE(fmadd_ps)(p, r, SET(1.0f));
     p = WIDE(fmadd_ps)(p, r, SET(1.0f));
-    const wide_whole whole = WIDE(cvtps_epi32)(k), half = WIDE(srai_epi32)(whole, 1);
-    const wide rest = power_wide(WIDE(sub_epi32)(whole, half));
+    const wide_int16 int16 = WIDE(cvtps_epi32)(k), half = WIDE(srai_epi32)(int16, 1);
+    const wide rest = power_wide(WIDE(sub_epi32)(int16, half));
     return WIDE(mul_ps)(WIDE(mul_ps)(p, power_wide(half)), rest);
 }
 

@@ -15,7 +15,7 @@ enum {
     FEW = 8,   /* rows of x that do without a tile */
     NEAR_X =
         8192, /* elements of x that stay in the first cache beside rows of W in stretches, */
-    WHOLE_X = 12288, /* and of one row of x beside whole rows, as memory likes best; */
+    INT16_X = 12288, /* and of one row of x beside whole rows, as memory likes best; */
     PIECE_X = 1024,  /* a longer one is cut into pieces */
     TILE_X = 3,      /* rows of x and of W whose sums fill the registers */
     TILE_W = 4,
@@ -89,8 +89,8 @@ INLINE void read_segment(__m512i part[PARTS], const tables *t, const uint8_t *sr
         part[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), t->e2m1);
         part[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), t->e2m1);
     } else if (k.type == HD_E4M3) {
-        const e4m3_halves low = bf16_of_e4m3(&t->e4m3, _mm512_loadu_si512(src)),
-                          high = bf16_of_e4m3(&t->e4m3, _mm512_loadu_si512(src + 64));
+        const e4m3_pairs low = bf16_of_e4m3(&t->e4m3, _mm512_loadu_si512(src)),
+                         high = bf16_of_e4m3(&t->e4m3, _mm512_loadu_si512(src + 64));
         part[0] = low.first;
         part[1] = low.second;
         part[2] = high.first;
@@ -178,8 +178,8 @@ typedef struct stretch {
 } stretch;
 
 /* With n_x rows of x; n_x and k are constants here. */
-INLINE void meet_row(const fast_product *p, const tables *t, const stretch *m, int32_t n_x,
-                     kind k) {
+INLINE void small_m_row(const fast_product *p, const tables *t, const stretch *m, int32_t n_x,
+                        kind k) {
     const int32_t bytes = segment_bytes(k);
     const __m512 by = _mm512_set1_ps(p->w->global * 0x1p120f);
     float *sums = p->space->sums + m->row % FAST_ROWS * FAST_SUMS;
@@ -221,11 +221,11 @@ INLINE void meet_row(const fast_product *p, const tables *t, const stretch *m, i
 }
 
 /* n_w <= FAST_ROWS rows of W, in stretches of columns for which x stays in the first cache. */
-INLINE void meet_rows(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
-                      int32_t n_x, kind k) {
+INLINE void small_m_rows(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
+                         int32_t n_x, kind k) {
     const int32_t cols = p->w->cols, segments = (int32_t)hd_ceil_div(cols, FAST_SEGMENT);
     const int32_t near = n_x > 1           ? NEAR_X / n_x / FAST_SEGMENT
-                         : cols <= WHOLE_X ? segments
+                         : cols <= INT16_X ? segments
                                            : PIECE_X / FAST_SEGMENT;
     const int32_t stretches = (int32_t)hd_ceil_div(segments, near);
     const int32_t wide = (int32_t)hd_ceil_div(segments, stretches) * FAST_SEGMENT;
@@ -246,16 +246,16 @@ INLINE void meet_rows(const fast_product *p, const tables *t, int32_t row, int32
                 m.scale = (const uint8_t *)p->w->scale +
                           (p->row + row + j) * scale_row_bytes(p) + first;
             }
-            meet_row(p, t, &m, n_x, k);
+            small_m_row(p, t, &m, n_x, k);
         }
     }
 }
 
-INLINE void meet(const fast_product *p, const tables *t, int32_t row, int32_t n_w, kind k) {
+INLINE void small_m(const fast_product *p, const tables *t, int32_t row, int32_t n_w, kind k) {
     switch (p->n_x) {
-#define ROWS(n)                            \
-    case n:                                \
-        meet_rows(p, t, row, n_w, (n), k); \
+#define ROWS(n)                               \
+    case n:                                   \
+        small_m_rows(p, t, row, n_w, (n), k); \
         break;
         ROWS(1)
         ROWS(2)
@@ -266,7 +266,7 @@ INLINE void meet(const fast_product *p, const tables *t, int32_t row, int32_t n_
         ROWS(7)
 #undef ROWS
     default:
-        meet_rows(p, t, row, n_w, FEW, k);
+        small_m_rows(p, t, row, n_w, FEW, k);
     }
 }
 
@@ -406,10 +406,10 @@ INLINE void multiply_tiles(const fast_product *p, const tables *t, int32_t row, 
 /* ---- sums ---- */
 
 /* FAST_ROWS rows of W, of which n are there. */
-INLINE void fold(float *out, const float *sums, int32_t n) {
+INLINE void reduce(float *out, const float *sums, int32_t n) {
     __m512 v[FAST_ROWS];
     UNROLL for (int32_t j = 0; j < FAST_ROWS; j++) v[j] = _mm512_loadu_ps(sums + j * FAST_SUMS);
-    _mm512_mask_storeu_ps(out, first_lanes(n), fold_sums(v));
+    _mm512_mask_storeu_ps(out, first_lanes(n), reduce_sums(v));
 }
 
 INLINE void multiply_kind(const fast_product *p, kind k) {
@@ -421,13 +421,13 @@ INLINE void multiply_kind(const fast_product *p, kind k) {
         }
         fetch_scales(p, row + FAST_ROWS, FAST_ROWS);
         if (p->n_x <= FEW && (k.type != HD_E2M1 || are_plain(p, row, n_w, k))) {
-            meet(p, &t, row, n_w, k);
+            small_m(p, &t, row, n_w, k);
         } else {
             multiply_tiles(p, &t, row, n_w, k);
         }
         for (int32_t i = 0; i < p->n_x; i++) {
-            fold(p->out + i * p->out_stride + row, p->space->sums + i * FAST_ROWS * FAST_SUMS,
-                 n_w);
+            reduce(p->out + i * p->out_stride + row, p->space->sums + i * FAST_ROWS * FAST_SUMS,
+                   n_w);
         }
     }
 }

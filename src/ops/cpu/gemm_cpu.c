@@ -97,31 +97,31 @@ void ops_fetch_scales(const hd_weight *w, int32_t row, int32_t col, int32_t n_w,
 
 /* Columns that n_x rows meet at once, so that they stay near while the rows of W pass. Whole blocks:
  * no checkpoint's are wider than the least. */
-static int32_t meet_cols(const ops_kernels *k, int32_t n_x) {
-    const int32_t cols = k->meet_near / n_x;
-    if (cols >= OPS_MEET_COLS) return OPS_MEET_COLS;
-    return hd_max_i32(OPS_LEAST_MEET_COLS, cols - cols % OPS_LEAST_MEET_COLS);
+static int32_t small_m_cols(const ops_kernels *k, int32_t n_x) {
+    const int32_t cols = k->small_m_near / n_x;
+    if (cols >= OPS_SMALL_M_COLS) return OPS_SMALL_M_COLS;
+    return hd_max_i32(OPS_LEAST_SMALL_M_COLS, cols - cols % OPS_LEAST_SMALL_M_COLS);
 }
 
 /* Rows [row, row + n_w) of W without a tile between, as far as whole lanes go: gives the first
  * column that is left. */
-static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, int32_t row,
-                    int32_t n_w) {
+static int32_t small_m(const ops_kernels *k, const ops_product *p, ops_tile *tile, int32_t row,
+                       int32_t n_w) {
     const hd_weight *w = p->w;
     const int32_t end = w->cols - w->cols % OPS_LANES;
     const int64_t bits = hd_dtype_bits(w->type), tile_bits = OPS_TILE_ROWS * w->cols * bits;
     const int64_t ahead = tile_bits > 8 * OPS_AHEAD ? tile_bits : 8 * OPS_AHEAD;
-    if (!k->meet[w->type] || p->n_x > k->meet_rows) return 0;
-    const int32_t most = meet_cols(k, p->n_x);
+    if (!k->small_m[w->type] || p->n_x > k->small_m_rows) return 0;
+    const int32_t most = small_m_cols(k, p->n_x);
     for (int32_t c = 0; c < end; c += most) {
         const float *x[OPS_FEW_ROWS];
-        ops_meeting m = {.acc = tile->acc,
-                         .x = x,
-                         .n_x = p->n_x,
-                         .scaled = w->scale != NULL,
-                         .block = w->scale ? w->block_cols : INT_MAX,
-                         .n = hd_min_i32(most, end - c),
-                         .ahead = (ahead + 3 * c * bits) / 8};
+        ops_small_m_args m = {.acc = tile->acc,
+                              .x = x,
+                              .n_x = p->n_x,
+                              .scaled = w->scale != NULL,
+                              .block = w->scale ? w->block_cols : INT_MAX,
+                              .n = hd_min_i32(most, end - c),
+                              .ahead = (ahead + 3 * c * bits) / 8};
         for (int32_t i = 0; i < p->n_x; i++) x[i] = p->x[i] + c;
         for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
             const int32_t r = row + (j < n_w ? j : 0); /* spare sums: row 0 */
@@ -129,7 +129,7 @@ static int32_t meet(const ops_kernels *k, const ops_product *p, ops_tile *tile, 
         }
         if (!decode_scales(k, tile->w, m.scale, w, row, n_w, c, m.n)) return c;
         ops_fetch_scales(w, row, c, n_w, m.n, ahead / bits);
-        if (!k->meet[w->type](&m)) return c;
+        if (!k->small_m[w->type](&m)) return c;
     }
     return end;
 }
@@ -166,7 +166,7 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
 }
 
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
-    const int32_t wide = p->n_x > k->meet_rows ? OPS_WIDE_ROWS : OPS_TILE_ROWS;
+    const int32_t wide = p->n_x > k->small_m_rows ? OPS_WIDE_ROWS : OPS_TILE_ROWS;
     const int32_t sums = OPS_TILE_ROWS * OPS_LANES; /* of a row of x */
     for (int32_t o = 0; o < p->n_rows; o += wide) {
         const int32_t n_w = hd_min_i32(wide, p->n_rows - o);
@@ -174,13 +174,13 @@ void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
             memset(tile->acc + j * OPS_X_ROWS * OPS_LANES, 0,
                    (size_t)(p->n_x * sums) * sizeof tile->acc[0]);
         }
-        for (int32_t c = meet(k, p, tile, p->first_row + o, n_w); c < p->w->cols;
+        for (int32_t c = small_m(k, p, tile, p->first_row + o, n_w); c < p->w->cols;
              c += OPS_TILE_COLS) {
             multiply_tile(k, p, tile, p->first_row + o, n_w, c);
         }
         for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
-            k->fold(p->out + o + j, p->out_stride, tile->acc + j * OPS_X_ROWS * OPS_LANES,
-                    p->n_x, hd_min_i32(OPS_TILE_ROWS, n_w - j));
+            k->reduce(p->out + o + j, p->out_stride, tile->acc + j * OPS_X_ROWS * OPS_LANES,
+                      p->n_x, hd_min_i32(OPS_TILE_ROWS, n_w - j));
         }
     }
 }
@@ -427,18 +427,18 @@ void ops_linear_heads_cpu(hd_stream *s, const hd_linear_heads_args *a, const ops
 typedef struct grouped_job {
     hd_stream *stream;
     const ops_kernels *k;
-    const hd_linear_grouped_args *a;
+    const hd_grouped_gemm_args *a;
     grid g; /* of an expert; there may be further blocks of x */
 } grouped_job;
 
-static int32_t blocks_of(const hd_linear_grouped_args *a, int32_t x_rows, int32_t expert) {
+static int32_t blocks_of(const hd_grouped_gemm_args *a, int32_t x_rows, int32_t expert) {
     return (int32_t)hd_ceil_div(a->offset[expert + 1] - a->offset[expert], x_rows);
 }
 
 static void grouped_task(const void *arg, int32_t task, int32_t worker) {
     const grouped_job *job = arg;
     const grid *g = &job->g;
-    const hd_linear_grouped_args *a = job->a;
+    const hd_grouped_gemm_args *a = job->a;
     int32_t expert = 0, block = task / g->w_chunks;
     while (block >= blocks_of(a, g->x_rows, expert)) block -= blocks_of(a, g->x_rows, expert++);
     const hd_weight *w = &a->w[expert];
@@ -458,8 +458,7 @@ static void grouped_task(const void *arg, int32_t task, int32_t worker) {
     multiply(job->stream, worker, job->k, &p);
 }
 
-void ops_linear_grouped_cpu(hd_stream *s, const hd_linear_grouped_args *a,
-                            const ops_kernels *k) {
+void ops_grouped_gemm_cpu(hd_stream *s, const hd_grouped_gemm_args *a, const ops_kernels *k) {
     if (a->n_experts == 0) return;
     int32_t used = 0, n_blocks = 0;
     for (int32_t e = 0; e < a->n_experts; e++) used += a->offset[e + 1] > a->offset[e];

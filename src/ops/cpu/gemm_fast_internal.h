@@ -61,7 +61,7 @@ typedef struct fast_kernels {
     bool takes_bf16; /* matrices */
 } fast_kernels;
 
-extern const fast_kernels fast_bf16, fast_whole_avx2, fast_whole_vnni;
+extern const fast_kernels fast_bf16, fast_int16_avx2, fast_int16_vnni;
 
 /* ---- attention ---- */
 
@@ -82,15 +82,15 @@ typedef struct fast_narrow {
     uint16_t *weights; /* [n_out, FAST_MIX_ROWS] */
 } fast_narrow;
 
-typedef struct fast_attend_kernels {
+typedef struct fast_attention_kernels {
     /* n columns as bf16, then zeros to a multiple of 32. */
     void (*narrow)(uint16_t *to, const float *from, int32_t n);
     /* As the kernels of float32, with what is rounded; the queries are in n->q. */
     void (*score)(const struct ops_scores *s, const fast_narrow *n);
     void (*mix)(const struct ops_mix *m, const fast_narrow *n);
-} fast_attend_kernels;
+} fast_attention_kernels;
 
-extern const fast_attend_kernels fast_attend_bf16;
+extern const fast_attention_kernels fast_attention_bf16;
 
 /* Scales of a segment of W; one where there are none. */
 static inline int32_t fast_segment_scales(const hd_weight *w) {

@@ -8,7 +8,7 @@
 enum { LANES = 8, HEADS = 4 };
 
 /* Eight columns of eight rows become eight rows of a lane each. */
-static void turn_eight(float *out, const float *const *row, int32_t col) {
+static void transpose_eight(float *out, const float *const *row, int32_t col) {
     __m256 r[LANES], s[LANES], t[LANES];
     for (int i = 0; i < LANES; i++) r[i] = _mm256_loadu_ps(row[i] + col);
     for (int i = 0; i < LANES; i += 2) {
@@ -22,19 +22,20 @@ static void turn_eight(float *out, const float *const *row, int32_t col) {
         t[i + 3] = _mm256_shuffle_ps(s[i + 1], s[i + 3], 0xee);
     }
     for (int i = 0; i < 4; i++) {
-        float *to = out + (int64_t)(col + i) * OPS_TURN_KEYS;
+        float *to = out + (int64_t)(col + i) * OPS_TRANSPOSE_KEYS;
         _mm256_storeu_ps(to, _mm256_permute2f128_ps(t[i], t[i + 4], 0x20));
-        _mm256_storeu_ps(to + 4 * OPS_TURN_KEYS, _mm256_permute2f128_ps(t[i], t[i + 4], 0x31));
+        _mm256_storeu_ps(to + 4 * OPS_TRANSPOSE_KEYS,
+                         _mm256_permute2f128_ps(t[i], t[i + 4], 0x31));
     }
 }
 
-void ops_turn_avx2(float *out, const float *const *row, int32_t cols) {
-    for (int32_t u = 0; u < OPS_TURN_KEYS; u += LANES) {
+void ops_transpose_avx2(float *out, const float *const *row, int32_t cols) {
+    for (int32_t u = 0; u < OPS_TRANSPOSE_KEYS; u += LANES) {
         int32_t c = 0;
-        for (; c + LANES <= cols; c += LANES) turn_eight(out + u, row + u, c);
+        for (; c + LANES <= cols; c += LANES) transpose_eight(out + u, row + u, c);
         for (; c < cols; c++) {
             for (int32_t i = 0; i < LANES; i++) {
-                out[(int64_t)c * OPS_TURN_KEYS + u + i] = row[u + i][c];
+                out[(int64_t)c * OPS_TRANSPOSE_KEYS + u + i] = row[u + i][c];
             }
         }
     }
@@ -68,7 +69,7 @@ static pair score_pair(const ops_index *x, const float *key) {
         const float *q = x->q + h * width;
         pair d0 = {_mm256_setzero_ps(), _mm256_setzero_ps()}, d1 = d0, d2 = d0, d3 = d0;
         for (int64_t c = 0; c < width; c++) {
-            const pair k = load_pair(key + c * OPS_TURN_KEYS);
+            const pair k = load_pair(key + c * OPS_TRANSPOSE_KEYS);
             d0 = add_product(d0, q + c, k);
             d1 = add_product(d1, q + c + width, k);
             d2 = add_product(d2, q + c + 2 * width, k);
@@ -80,7 +81,7 @@ static pair score_pair(const ops_index *x, const float *key) {
     for (; h < x->heads; h++) {
         pair d = {_mm256_setzero_ps(), _mm256_setzero_ps()};
         for (int64_t c = 0; c < width; c++) {
-            d = add_product(d, x->q + h * width + c, load_pair(key + c * OPS_TURN_KEYS));
+            d = add_product(d, x->q + h * width + c, load_pair(key + c * OPS_TRANSPOSE_KEYS));
         }
         sum = add_head(sum, x, h, d);
     }
@@ -88,7 +89,7 @@ static pair score_pair(const ops_index *x, const float *key) {
 }
 
 void ops_index_scores_avx2(const ops_index *x) {
-    for (int32_t u = 0; u < OPS_TURN_KEYS; u += 2 * LANES) {
+    for (int32_t u = 0; u < OPS_TRANSPOSE_KEYS; u += 2 * LANES) {
         const pair sum = score_pair(x, x->keys + u);
         _mm256_storeu_ps(x->score + u, sum.a);
         _mm256_storeu_ps(x->score + u + LANES, sum.b);

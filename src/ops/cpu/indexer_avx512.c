@@ -5,7 +5,7 @@
 #include <immintrin.h>
 
 enum { LANES = 16, HEADS = 8 };
-_Static_assert(OPS_TURN_KEYS == 2 * LANES, "keys are two registers");
+_Static_assert(OPS_TRANSPOSE_KEYS == 2 * LANES, "keys are two registers");
 
 /* All keys. */
 typedef struct pair {
@@ -34,7 +34,7 @@ static inline pair add_heads(pair sum, const ops_index *x, int32_t head) {
     pair d0 = {_mm512_setzero_ps(), _mm512_setzero_ps()};
     pair d1 = d0, d2 = d0, d3 = d0, d4 = d0, d5 = d0, d6 = d0, d7 = d0;
     for (int64_t c = 0; c < w; c++) {
-        const pair k = load_pair(x->keys + c * OPS_TURN_KEYS);
+        const pair k = load_pair(x->keys + c * OPS_TRANSPOSE_KEYS);
         d0 = add_product(d0, q[c], k);
         d1 = add_product(d1, q[c + w], k);
         d2 = add_product(d2, q[c + 2 * w], k);
@@ -58,7 +58,7 @@ void ops_index_scores_avx512(const ops_index *x) {
         pair d = {_mm512_setzero_ps(), _mm512_setzero_ps()};
         for (int32_t c = 0; c < x->width; c++) {
             d = add_product(d, x->q[(int64_t)h * x->width + c],
-                            load_pair(x->keys + (int64_t)c * OPS_TURN_KEYS));
+                            load_pair(x->keys + (int64_t)c * OPS_TRANSPOSE_KEYS));
         }
         sum = add_head(sum, x, h, d);
     }

@@ -37,9 +37,9 @@ typedef struct pick {
 typedef struct index_job {
     hd_stream *stream;
     const ops_kernels *k;
-    const hd_index_select_args *a;
+    const hd_indexer_topk_args *a;
     int32_t block_rows, parts, most; /* most: candidates that a pick holds */
-    size_t turned, pick_bytes;       /* of scratch: first the turned keys, then picks */
+    size_t transposed, pick_bytes;   /* of scratch: first the turned keys, then picks */
     int32_t picks_each;              /* picks in a worker's scratch */
 } index_job;
 
@@ -49,13 +49,13 @@ static uint32_t order_of(float score) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-static int32_t count_keys(const hd_index_select_args *a, int32_t row) {
+static int32_t count_keys(const hd_indexer_topk_args *a, int32_t row) {
     return visible_entries(a->pos[row], a->ratio);
 }
 
 static pick *pick_at(const index_job *job, int32_t worker, int32_t i) {
     uint8_t *scratch = hd_stream_scratch(job->stream, worker, 0);
-    return (pick *)(void *)(scratch + job->turned + (size_t)i * job->pick_bytes);
+    return (pick *)(void *)(scratch + job->transposed + (size_t)i * job->pick_bytes);
 }
 
 /* Of a row in a part: with one part it never leaves its worker. */
@@ -112,7 +112,7 @@ static void add_candidates(const index_job *job, pick *p, const float *score, in
 
 /* Every part's candidates become the row's choice, by rising key. */
 static void write_row(const index_job *job, int32_t row, int32_t worker) {
-    const hd_index_select_args *a = job->a;
+    const hd_indexer_topk_args *a = job->a;
     const int32_t n = count_keys(a, row);
     int32_t *out = a->out + (int64_t)row * a->top_k, kept = 0, ties;
     pick *p[OPS_MAX_PARTS];
@@ -135,15 +135,16 @@ static void write_row(const index_job *job, int32_t row, int32_t worker) {
 /* Rows [first, end) of one sequence against keys [from, to). */
 static void score_part(const index_job *job, int32_t first, int32_t end, int32_t part,
                        int32_t from, int32_t to, int32_t worker) {
-    const hd_index_select_args *a = job->a;
-    float *keys = hd_stream_scratch(job->stream, worker, job->turned), score[OPS_TURN_KEYS];
+    const hd_indexer_topk_args *a = job->a;
+    float *keys = hd_stream_scratch(job->stream, worker, job->transposed),
+          score[OPS_TRANSPOSE_KEYS];
     const int64_t q_row = (int64_t)a->heads * a->keys.width;
-    for (int32_t key = from; key < to; key += OPS_TURN_KEYS) {
-        const float *row[OPS_TURN_KEYS];
-        for (int32_t u = 0; u < OPS_TURN_KEYS; u++) {
+    for (int32_t key = from; key < to; key += OPS_TRANSPOSE_KEYS) {
+        const float *row[OPS_TRANSPOSE_KEYS];
+        for (int32_t u = 0; u < OPS_TRANSPOSE_KEYS; u++) {
             row[u] = paged_entry(&a->keys, a->seq[first], hd_min_i32(key + u, to - 1));
         }
-        job->k->turn(keys, row, a->keys.width);
+        job->k->transpose(keys, row, a->keys.width);
         for (int32_t r = first; r < end; r++) {
             const int32_t n = count_keys(a, r), seen = hd_min_i32(n, to) - key;
             if (n <= a->top_k || seen <= 0) continue;
@@ -155,19 +156,20 @@ static void score_part(const index_job *job, int32_t first, int32_t end, int32_t
                                               .heads = a->heads,
                                               .width = a->keys.width});
             add_candidates(job, pick_of(job, r, part, worker), score, key,
-                           hd_min_i32(seen, OPS_TURN_KEYS));
+                           hd_min_i32(seen, OPS_TRANSPOSE_KEYS));
         }
     }
 }
 
 /* Keys of a part, whole blocks of them. */
 static int32_t part_length(const index_job *job, int32_t n) {
-    return (int32_t)(hd_ceil_div(hd_ceil_div(n, job->parts), OPS_TURN_KEYS) * OPS_TURN_KEYS);
+    return (int32_t)(hd_ceil_div(hd_ceil_div(n, job->parts), OPS_TRANSPOSE_KEYS) *
+                     OPS_TRANSPOSE_KEYS);
 }
 
 static void select_task(const void *arg, int32_t task, int32_t worker) {
     const index_job *job = arg;
-    const hd_index_select_args *a = job->a;
+    const hd_indexer_topk_args *a = job->a;
     const int32_t part = task % job->parts, begin = task / job->parts * job->block_rows;
     const int32_t end = hd_min_i32(begin + job->block_rows, a->rows);
     for (int32_t r = begin, next; r < end; r = next) {
@@ -192,7 +194,7 @@ static void select_task(const void *arg, int32_t task, int32_t worker) {
 
 /* Cuts keys into parts where rows alone would leave workers idle. */
 static void cut(index_job *job) {
-    const hd_index_select_args *a = job->a;
+    const hd_indexer_topk_args *a = job->a;
     const int32_t workers = hd_stream_workers(job->stream);
     const int32_t fair = (int32_t)hd_ceil_div(a->rows, 2 * (int64_t)workers);
     job->parts = 1;
@@ -212,18 +214,18 @@ static void cut(index_job *job) {
     }
 }
 
-void ops_index_select_cpu(hd_stream *s, const hd_index_select_args *a, const ops_kernels *k) {
+void ops_indexer_topk_cpu(hd_stream *s, const hd_indexer_topk_args *a, const ops_kernels *k) {
     if (a->keys.width > MAX_WIDTH) {
-        hd_index_select_ref(s, a);
+        hd_indexer_topk_ref(s, a);
         return;
     }
     index_job job = {.stream = s, .k = k, .a = a};
     job.most = a->top_k + hd_max_i32(ROOM, hd_min_i32(a->top_k, MOST_ROOM));
-    job.turned = (size_t)a->keys.width * OPS_TURN_KEYS * sizeof(float);
+    job.transposed = (size_t)a->keys.width * OPS_TRANSPOSE_KEYS * sizeof(float);
     job.pick_bytes = sizeof(pick) + (size_t)job.most * sizeof(candidate);
     job.pick_bytes += (0 - job.pick_bytes) % HD_CACHE_LINE;
-    job.turned += (0 - job.turned) % HD_CACHE_LINE;
-    const size_t room = (hd_stream_scratch_bytes(s) - job.turned) / job.pick_bytes;
+    job.transposed += (0 - job.transposed) % HD_CACHE_LINE;
+    const size_t room = (hd_stream_scratch_bytes(s) - job.transposed) / job.pick_bytes;
     job.picks_each = hd_max_i32(1, room < 1024 ? (int32_t)room : 1024);
     cut(&job);
     const int32_t blocks = (int32_t)hd_ceil_div(a->rows, job.block_rows);

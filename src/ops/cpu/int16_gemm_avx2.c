@@ -12,21 +12,21 @@ enum { WORDS = 16, LANES = 8, TILE_X = 2, TILE_W = 4, FEW = 4 };
 
 /* FP8 is a product. Its low four bits, the fraction and the exponent's lowest, are one factor, 8 to 30;
  * here 4 times that. */
-static const int8_t whole_fraction[16] = {32, 36, 40, 44, 48, 52,  56,  60,
+static const int8_t int16_fraction[16] = {32, 36, 40, 44, 48, 52,  56,  60,
                                           64, 72, 80, 88, 96, 104, 112, 120};
 
 /* What a subnormal's is too large by: it has no first bit, and the exponent of its neighbour. */
-static const int8_t whole_excess[16] = {32, 28, 24, 20, 16, 12, 8, 4};
+static const int8_t int16_excess[16] = {32, 28, 24, 20, 16, 12, 8, 4};
 
 /* Its high four, the sign and the rest of the exponent, are a power of four, of two bytes; */
-static const int8_t whole_low[16] = {1, 4, 16, 64, 0, 0, 0, 0, -1, -4, -16, -64, 0, 0, 0, 0},
-                    whole_high[16] = {0,  0,  0,  0,  1,  4,  16,  64,
+static const int8_t int16_low[16] = {1, 4, 16, 64, 0, 0, 0, 0, -1, -4, -16, -64, 0, 0, 0, 0},
+                    int16_high[16] = {0,  0,  0,  0,  1,  4,  16,  64,
                                       -1, -1, -1, -1, -1, -4, -16, -64};
 
 /* 16 times that, of small elements. */
-static const int8_t whole_small_low[16] = {16,  64,  0, 0, 0, 0, 0, 0,
+static const int8_t int16_small_low[16] = {16,  64,  0, 0, 0, 0, 0, 0,
                                            -16, -64, 0, 0, 0, 0, 0, 0},
-                    whole_small_high[16] = {0,  0,  1,  4,  16,  64,  0, 0,
+                    int16_small_high[16] = {0,  0,  1,  4,  16,  64,  0, 0,
                                             -1, -1, -1, -4, -16, -64, 0, 0};
 
 typedef struct tables {
@@ -38,10 +38,10 @@ INLINE words spread_table(const int8_t table[16]) {
 }
 
 INLINE tables make_tables(void) {
-    return (tables){spread_table(whole_e2m1),      spread_table(whole_fraction),
-                    spread_table(whole_excess),    spread_table(whole_low),
-                    spread_table(whole_high),      spread_table(whole_small_low),
-                    spread_table(whole_small_high)};
+    return (tables){spread_table(int16_e2m1),      spread_table(int16_fraction),
+                    spread_table(int16_excess),    spread_table(int16_low),
+                    spread_table(int16_high),      spread_table(int16_small_low),
+                    spread_table(int16_small_high)};
 }
 
 INLINE words load_words(const void *at) {
@@ -195,4 +195,4 @@ INLINE __m256 halve(const float *sums, kind k) {
 
 #include "ops/cpu/int16_gemm_loops_internal.h"
 
-const fast_kernels fast_whole_avx2 = {.round = round_row, .multiply = multiply};
+const fast_kernels fast_int16_avx2 = {.round = round_row, .multiply = multiply};

@@ -43,10 +43,10 @@ INLINE int32_t chunk_parts(kind k) {
 /* A group of x in the order that read_chunk leaves the elements of W in, eight columns at a time. FP8
  * has every other eight in the next part. FP4 has columns q and q + 4 in part q of four, and of every
  * two eights the second in the four parts after those. */
-INLINE void arrange(uint16_t *to, const int32_t *whole, hd_dtype type) {
+INLINE void arrange(uint16_t *to, const int32_t *int16, hd_dtype type) {
     const __m128i four_on = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
     for (int32_t i = 0; i < GROUP / 8; i++) {
-        const __m128i *at = (const __m128i *)(const void *)(whole + 8 * i);
+        const __m128i *at = (const __m128i *)(const void *)(int16 + 8 * i);
         const __m128i narrow = _mm_packs_epi32(_mm_loadu_si128(at), _mm_loadu_si128(at + 1));
         if (type == HD_E4M3) {
             const int32_t part = i % 16 / 4 * 2 + i % 2, lane = i / 16 * 16 + i % 4 / 2 * 8;
@@ -77,7 +77,7 @@ INLINE float largest_of(const float *x) {
 }
 
 /* A segment, of which n columns are there. Gives what it was divided by. */
-INLINE float round_segment(int32_t whole[FAST_SEGMENT], const float *x, int32_t n) {
+INLINE float round_segment(int32_t int16[FAST_SEGMENT], const float *x, int32_t n) {
     float end[FAST_SEGMENT];
     if (n < FAST_SEGMENT) {
         memset(end, 0, sizeof end);
@@ -88,18 +88,18 @@ INLINE float round_segment(int32_t whole[FAST_SEGMENT], const float *x, int32_t 
     const float by = largest < least_x ? 0.0f : (float)LIMIT / largest;
     for (int32_t i = 0; i < FAST_SEGMENT; i += 8) {
         const __m256 y = _mm256_mul_ps(_mm256_loadu_ps(x + i), _mm256_set1_ps(by));
-        _mm256_storeu_si256((__m256i *)(void *)(whole + i), _mm256_cvtps_epi32(y));
+        _mm256_storeu_si256((__m256i *)(void *)(int16 + i), _mm256_cvtps_epi32(y));
     }
     return largest / (float)LIMIT;
 }
 
 static void round_row(uint16_t *to, float *scale, const float *from, int32_t n, hd_dtype type) {
     for (int32_t c = 0; c < n; c += GROUP, to += GROUP) {
-        int32_t whole[GROUP];
+        int32_t int16[GROUP];
         for (int32_t i = 0; i < GROUP; i += FAST_SEGMENT) {
-            *scale++ = round_segment(whole + i, from + c + i, n - c - i);
+            *scale++ = round_segment(int16 + i, from + c + i, n - c - i);
         }
-        arrange(to, whole, type);
+        arrange(to, int16, type);
     }
 }
 
@@ -158,17 +158,17 @@ INLINE void add_group(totals *sum, const tables *t, const uint16_t *const *x, in
 }
 
 /* Where a row of W and n_x rows of x are met. */
-typedef struct meeting {
+typedef struct small_m_args {
     place at;
     const uint8_t *want;
     const float *x_scale;
     const uint16_t *x[FEW];
     int32_t left; /* columns */
-} meeting;
+} small_m_args;
 
 /* The next group; n_x and k are constants here. */
-INLINE void meet_group(floats sum[FEW], const fast_product *p, const tables *t, meeting *m,
-                       int32_t n_x, kind k) {
+INLINE void small_m_group(floats sum[FEW], const fast_product *p, const tables *t,
+                          small_m_args *m, int32_t n_x, kind k) {
     totals part[FEW];
     UNROLL for (int32_t b = 0; b < group_bytes(k); b += HD_CACHE_LINE) {
         _mm_prefetch((const char *)m->want + b, _MM_HINT_T0);
@@ -193,13 +193,13 @@ INLINE void meet_group(floats sum[FEW], const fast_product *p, const tables *t, 
     m->left -= GROUP;
 }
 
-INLINE void meet_row(const fast_product *p, const tables *t, const stretch *s, int32_t n_x,
-                     kind k) {
+INLINE void small_m_row(const fast_product *p, const tables *t, const stretch *s, int32_t n_x,
+                        kind k) {
     float *sums = p->space->sums + s->row % FAST_ROWS * FAST_SUMS;
-    meeting m = {.at = s->at,
-                 .want = s->want,
-                 .x_scale = p->space->x_scale + s->col / FAST_SEGMENT,
-                 .left = s->n};
+    small_m_args m = {.at = s->at,
+                      .want = s->want,
+                      .x_scale = p->space->x_scale + s->col / FAST_SEGMENT,
+                      .left = s->n};
     floats sum[SETS][FEW];
     UNROLL for (int32_t i = 0; i < n_x; i++) {
         m.x[i] = p->space->x + i * p->x_stride + s->col;
@@ -208,8 +208,8 @@ INLINE void meet_row(const fast_product *p, const tables *t, const stretch *s, i
         }
     }
     while (m.left > 0) {
-        meet_group(sum[0], p, t, &m, n_x, k);
-        if (SETS == 2 && m.left > 0) meet_group(sum[SETS - 1], p, t, &m, n_x, k);
+        small_m_group(sum[0], p, t, &m, n_x, k);
+        if (SETS == 2 && m.left > 0) small_m_group(sum[SETS - 1], p, t, &m, n_x, k);
     }
     UNROLL for (int32_t i = 0; i < n_x; i++) {
         UNROLL for (int32_t set = 0; set < SETS; set++) {
@@ -219,8 +219,8 @@ INLINE void meet_row(const fast_product *p, const tables *t, const stretch *s, i
 }
 
 /* n_w <= FAST_ROWS rows of W, in stretches of columns for which x stays in the first cache. */
-INLINE void meet_rows(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
-                      int32_t n_x, kind k) {
+INLINE void small_m_rows(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
+                         int32_t n_x, kind k) {
     const int32_t cols = p->w->cols, cycles = (int32_t)hd_ceil_div(cols, CYCLE);
     const int32_t stretches = (int32_t)hd_ceil_div(cycles, NEAR_X / n_x / CYCLE);
     const int32_t wide = (int32_t)hd_ceil_div(cycles, stretches) * CYCLE;
@@ -237,16 +237,16 @@ INLINE void meet_rows(const fast_product *p, const tables *t, int32_t row, int32
             };
             s.want = stretches == 1 ? s.at.src + AHEAD
                                     : place_ahead(p, row, n_w, j + ahead, c, wide, k);
-            meet_row(p, t, &s, n_x, k);
+            small_m_row(p, t, &s, n_x, k);
         }
     }
 }
 
-INLINE void meet(const fast_product *p, const tables *t, int32_t row, int32_t n_w, kind k) {
+INLINE void small_m(const fast_product *p, const tables *t, int32_t row, int32_t n_w, kind k) {
     switch (p->n_x) {
-#define ROWS(n)                                            \
-    case n:                                                \
-        if ((n) <= FEW) meet_rows(p, t, row, n_w, (n), k); \
+#define ROWS(n)                                               \
+    case n:                                                   \
+        if ((n) <= FEW) small_m_rows(p, t, row, n_w, (n), k); \
         break;
         ROWS(1)
         ROWS(2)
@@ -386,7 +386,7 @@ INLINE void multiply_tiles(const fast_product *p, const tables *t, int32_t row, 
 /* ---- sums ---- */
 
 /* Of eight rows of W, all by the same tree: (0 + 1) + (2 + 3), (4 + 5) + (6 + 7), and these. */
-INLINE __m256 fold_eight(const float *sums, kind k) {
+INLINE __m256 reduce_eight(const float *sums, kind k) {
     __m256 four[2];
     UNROLL for (int32_t h = 0; h < 2; h++, sums += 4 * FAST_SUMS) {
         const __m256 low = _mm256_hadd_ps(halve(sums, k), halve(sums + FAST_SUMS, k)),
@@ -398,10 +398,10 @@ INLINE __m256 fold_eight(const float *sums, kind k) {
                          _mm256_permute2f128_ps(four[0], four[1], 0x31));
 }
 
-INLINE void fold(float *out, const float *sums, int32_t n, kind k) {
+INLINE void reduce(float *out, const float *sums, int32_t n, kind k) {
     for (int32_t j = 0; j < n; j += 8) {
         float eight[8];
-        _mm256_storeu_ps(eight, fold_eight(sums + j * FAST_SUMS, k));
+        _mm256_storeu_ps(eight, reduce_eight(sums + j * FAST_SUMS, k));
         memcpy(out + j, eight, (size_t)hd_min_i32(8, n - j) * sizeof *eight);
     }
 }
@@ -412,12 +412,12 @@ INLINE void multiply_kind(const fast_product *p, kind k) {
         const int32_t n_w = hd_min_i32(FAST_ROWS, p->n_w - row);
         fetch_scales(p, row + FAST_ROWS, FAST_ROWS);
         if (p->n_x <= FEW) {
-            meet(p, &t, row, n_w, k);
+            small_m(p, &t, row, n_w, k);
         } else {
             multiply_tiles(p, &t, row, n_w, k);
         }
         for (int32_t i = 0; i < p->n_x; i++) {
-            fold(p->out + i * p->out_stride + row, p->space->sums + i * ROW_SUMS, n_w, k);
+            reduce(p->out + i * p->out_stride + row, p->space->sums + i * ROW_SUMS, n_w, k);
         }
     }
 }

@@ -11,6 +11,6 @@ enum { BELOW_32 = 0x5f, NO_NUMBER = 0x7f };
 static const float fine = 0x1p-9f, coarse = 0x1p-5f;
 
 /* Twice an element of FP4. */
-static const int8_t whole_e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+static const int8_t int16_e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 #endif

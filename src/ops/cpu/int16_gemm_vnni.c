@@ -55,7 +55,7 @@ INLINE tables make_tables(void) {
         large[e + 16] = (int16_t)-large[e];
         small[e + 16] = (int16_t)-small[e];
     }
-    const __m128i e2m1 = _mm_loadu_si128((const __m128i *)(const void *)whole_e2m1);
+    const __m128i e2m1 = _mm_loadu_si128((const __m128i *)(const void *)int16_e2m1);
     return (tables){_mm512_broadcast_i32x4(e2m1), load_words(large), load_words(small)};
 }
 
@@ -149,11 +149,10 @@ INLINE void read_chunk(words part[4], const tables *t, const uint8_t *src, int32
 /* The scales of a group's sums, as the stored elements want them. */
 INLINE floats spread_scales(const float *at, sizes size, kind k) {
     if (k.type == HD_E4M3) {
-        const __m512i halves =
-            _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+        const __m512i pairs = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
         const __m128i two = _mm_loadl_epi64((const __m128i *)(const void *)at);
         const __m512 scales =
-            _mm512_permutexvar_ps(halves, _mm512_castsi512_ps(_mm512_castsi128_si512(two)));
+            _mm512_permutexvar_ps(pairs, _mm512_castsi512_ps(_mm512_castsi128_si512(two)));
         if (are_large(size)) return _mm512_mul_ps(scales, _mm512_set1_ps(coarse));
         float unit[2];
         for (int32_t i = 0; i < 2; i++) {
@@ -215,4 +214,4 @@ INLINE __m256 halve(const float *sums, kind k) {
 
 #include "ops/cpu/int16_gemm_loops_internal.h"
 
-const fast_kernels fast_whole_vnni = {.round = round_row, .multiply = multiply};
+const fast_kernels fast_int16_vnni = {.round = round_row, .multiply = multiply};

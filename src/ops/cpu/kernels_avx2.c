@@ -36,7 +36,7 @@ enum { X_ROWS = 3, HALF = OPS_LANES / 2 };
 static inline __attribute__((always_inline)) void dots_rows(float *acc, const float *const *x,
                                                             int32_t n_x, int64_t at,
                                                             const float *const *w, int32_t n,
-                                                            int32_t from, int32_t n_halves,
+                                                            int32_t from, int32_t n_pairs,
                                                             const float *const *next) {
     const int32_t each = OPS_TILE_ROWS * OPS_LANES;
     __m256 sum[X_ROWS][OPS_TILE_ROWS][2];
@@ -45,18 +45,18 @@ static inline __attribute__((always_inline)) void dots_rows(float *acc, const fl
         to[i] = x[i] + at;
         UNROLL for (int j = 0; j < OPS_TILE_ROWS; j++) {
             const float *lane = acc + i * each + j * OPS_LANES + from;
-            UNROLL for (int h = 0; h < n_halves; h++) {
+            UNROLL for (int h = 0; h < n_pairs; h++) {
                 sum[i][j][h] = _mm256_loadu_ps(lane + 8 * h);
             }
         }
     }
     int32_t c = from;
-    for (; c + n_halves * HALF <= n; c += OPS_LANES) {
+    for (; c + n_pairs * HALF <= n; c += OPS_LANES) {
         UNROLL for (int i = 0; i < n_x && next; i++) {
             _mm_prefetch((const char *)(next[i] + at + c), _MM_HINT_T0);
         }
         UNROLL for (int j = 0; j < OPS_TILE_ROWS; j++) {
-            UNROLL for (int h = 0; h < n_halves; h++) {
+            UNROLL for (int h = 0; h < n_pairs; h++) {
                 const __m256 y = _mm256_loadu_ps(w[j] + c + 8 * h);
                 UNROLL for (int i = 0; i < n_x; i++) {
                     sum[i][j][h] =
@@ -65,7 +65,7 @@ static inline __attribute__((always_inline)) void dots_rows(float *acc, const fl
             }
         }
     }
-    UNROLL for (int h = 0; h < n_halves && c < n; h++, c += HALF) {
+    UNROLL for (int h = 0; h < n_pairs && c < n; h++, c += HALF) {
         const __m256i live = first_lanes(n - c);
         UNROLL for (int j = 0; j < OPS_TILE_ROWS; j++) {
             const __m256 y = _mm256_maskload_ps(w[j] + c, live);
@@ -78,7 +78,7 @@ static inline __attribute__((always_inline)) void dots_rows(float *acc, const fl
     UNROLL for (int i = 0; i < n_x; i++) {
         UNROLL for (int j = 0; j < OPS_TILE_ROWS; j++) {
             float *lane = acc + i * each + j * OPS_LANES + from;
-            UNROLL for (int h = 0; h < n_halves; h++) {
+            UNROLL for (int h = 0; h < n_pairs; h++) {
                 _mm256_storeu_ps(lane + 8 * h, sum[i][j][h]);
             }
         }
@@ -103,12 +103,13 @@ static void dots(float *acc, const float *const *x, int32_t n_x, int64_t at,
 
 /* Folds the four sums of a tile together: after a transpose the last two halvings are two
  * additions of whole registers. */
-void ops_fold_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w) {
+void ops_reduce_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x,
+                     int32_t n_w) {
     for (int32_t i = 0; i < n_x; i++) {
         __m128 four[OPS_TILE_ROWS];
         for (int j = 0; j < OPS_TILE_ROWS; j++) {
             const float *lane = acc + (i * OPS_TILE_ROWS + j) * OPS_LANES;
-            four[j] = fold_to_four(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8));
+            four[j] = reduce_to_four(_mm256_loadu_ps(lane), _mm256_loadu_ps(lane + 8));
         }
         _MM_TRANSPOSE4_PS(four[0], four[1], four[2], four[3]);
         __m128 sum = _mm_add_ps(_mm_add_ps(four[0], four[2]), _mm_add_ps(four[1], four[3]));
@@ -164,16 +165,16 @@ static void mix_end(const ops_mix *m, float *out, const float *coef, int32_t col
 }
 
 static void mix(const ops_mix *m) {
-    const int32_t step = 8 * MIX_WIDE, whole = m->cols - m->cols % step;
+    const int32_t step = 8 * MIX_WIDE, int16 = m->cols - m->cols % step;
     int32_t j = 0;
     for (; m->n_out - j == 3 || m->n_out - j > 4; j += 3) {
-        for (int32_t col = 0; col < whole; col += step) mix_rows(m, j, 3, col, MIX_WIDE);
+        for (int32_t col = 0; col < int16; col += step) mix_rows(m, j, 3, col, MIX_WIDE);
     }
     for (; m->n_out - j >= 2; j += 2) {
-        for (int32_t col = 0; col < whole; col += step) mix_rows(m, j, 2, col, MIX_WIDE);
+        for (int32_t col = 0; col < int16; col += step) mix_rows(m, j, 2, col, MIX_WIDE);
     }
-    for (int32_t col = 0; col < whole && j < m->n_out; col += 2 * step) {
-        if (whole - col > step) {
+    for (int32_t col = 0; col < int16 && j < m->n_out; col += 2 * step) {
+        if (int16 - col > step) {
             mix_rows(m, j, 1, col, 2 * MIX_WIDE);
         } else {
             mix_rows(m, j, 1, col, MIX_WIDE);
@@ -182,22 +183,23 @@ static void mix(const ops_mix *m) {
     for (j = 0; j < m->n_out; j++) {
         float *out = m->out + j * m->out_stride;
         const float *coef = m->coef + j * m->coef_stride;
-        for (int32_t col = whole; col < m->cols; col += 8) mix_end(m, out, coef, col);
+        for (int32_t col = int16; col < m->cols; col += 8) mix_end(m, out, coef, col);
     }
 }
 
-#define AVX2                                                                               \
-    .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix,    \
-    .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx2, .blend = ops_blend_avx2,             \
-    .turn = ops_turn_avx2, .index_scores = ops_index_scores_avx2, .weigh = ops_weigh_avx2, \
-    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,           \
-               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = ops_decode_e4m3_avx2,         \
-               [HD_E8M0] = ops_decode_e8m0_avx2, [HD_E2M1] = ops_decode_e2m1_avx2},        \
-    .meet = {[HD_F32] = ops_meet_f32_avx2,                                                 \
-             [HD_BF16] = ops_meet_bf16_avx2,                                               \
-             [HD_E4M3] = ops_meet_e4m3_avx2,                                               \
-             [HD_E2M1] = ops_meet_e2m1_avx2},                                              \
-    .meet_rows = 8, .meet_near = 8192, .near_rows = 64
+#define AVX2                                                                                \
+    .square_sum = ops_square_sum_avx2, .dots = dots, .reduce = ops_reduce_avx2, .mix = mix, \
+    .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx2, .blend = ops_blend_avx2,              \
+    .transpose = ops_transpose_avx2, .index_scores = ops_index_scores_avx2,                 \
+    .weigh = ops_weigh_avx2,                                                                \
+    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,            \
+               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = ops_decode_e4m3_avx2,          \
+               [HD_E8M0] = ops_decode_e8m0_avx2, [HD_E2M1] = ops_decode_e2m1_avx2},         \
+    .small_m = {[HD_F32] = ops_small_m_f32_avx2,                                            \
+                [HD_BF16] = ops_small_m_bf16_avx2,                                          \
+                [HD_E4M3] = ops_small_m_e4m3_avx2,                                          \
+                [HD_E2M1] = ops_small_m_e2m1_avx2},                                         \
+    .small_m_rows = 8, .small_m_near = 8192, .near_rows = 64
 
 const ops_kernels ops_kernels_avx2 = {AVX2};
-const ops_kernels ops_kernels_whole = {AVX2, .fast = &fast_whole_avx2};
+const ops_kernels ops_kernels_int16 = {AVX2, .fast = &fast_int16_avx2};

@@ -69,7 +69,7 @@ static void dots(float *acc, const float *const *x, int32_t n_x, int64_t at,
 }
 
 /* Sums of four rows of x and one row of w: in lanes 4 h .. 4 h + 3 what is left of row h. */
-static inline __m512 fold_rows(__m512 a, __m512 b, __m512 c, __m512 d) {
+static inline __m512 reduce_rows(__m512 a, __m512 b, __m512 c, __m512 d) {
     const __m512 ab =
         _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
     const __m512 cd =
@@ -87,11 +87,11 @@ static inline __m512 unpack_high(__m512 a, __m512 b) {
 }
 
 /* Lane 4 h + j: the dot product of rows h and j, by the tree of fold. */
-static inline __m512 fold_block(block s) {
-    const __m512 a = fold_rows(s.a.a, s.b.a, s.c.a, s.d.a),
-                 b = fold_rows(s.a.b, s.b.b, s.c.b, s.d.b),
-                 c = fold_rows(s.a.c, s.b.c, s.c.c, s.d.c),
-                 d = fold_rows(s.a.d, s.b.d, s.c.d, s.d.d);
+static inline __m512 reduce_block(block s) {
+    const __m512 a = reduce_rows(s.a.a, s.b.a, s.c.a, s.d.a),
+                 b = reduce_rows(s.a.b, s.b.b, s.c.b, s.d.b),
+                 c = reduce_rows(s.a.c, s.b.c, s.c.c, s.d.c),
+                 d = reduce_rows(s.a.d, s.b.d, s.c.d, s.d.d);
     const __m512 ab = _mm512_add_ps(unpack_low(a, b), unpack_high(a, b)),
                  cd = _mm512_add_ps(unpack_low(c, d), unpack_high(c, d));
     return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
@@ -119,7 +119,7 @@ static void score_four(const ops_scores *s, int32_t first, const float *const *n
         sum = add_blocks(sum, load_ends(q, c, live), load_ends(s->key, c, live));
     }
     float score[X_ROWS * OPS_TILE_ROWS];
-    _mm512_storeu_ps(score, fold_block(sum));
+    _mm512_storeu_ps(score, reduce_block(sum));
     for (int32_t i = 0; i < n_q; i++) {
         float *out = s->out + (first + i) * s->out_stride;
         _mm_mask_storeu_ps(out, (__mmask8)first_lanes(s->n_keys),
@@ -223,25 +223,26 @@ static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *
 }
 
 /* All but the stored formats that byte look-ups serve better. */
-#define SHARED(e4m3)                                                                           \
-    .square_sum = ops_square_sum_avx2, .dots = dots, .fold = ops_fold_avx2, .mix = mix,        \
-    .score = score, .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx512,                        \
-    .blend = ops_blend_avx512, .turn = ops_turn_avx2, .index_scores = ops_index_scores_avx512, \
-    .weigh = ops_weigh_avx512,                                                                 \
-    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,               \
-               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = e4m3,                             \
+#define SHARED(e4m3)                                                                        \
+    .square_sum = ops_square_sum_avx2, .dots = dots, .reduce = ops_reduce_avx2, .mix = mix, \
+    .score = score, .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx512,                     \
+    .blend = ops_blend_avx512, .transpose = ops_transpose_avx2,                             \
+    .index_scores = ops_index_scores_avx512, .weigh = ops_weigh_avx512,                     \
+    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,            \
+               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = e4m3,                          \
                [HD_E8M0] = decode_e8m0,          [HD_E2M1] = ops_decode_e2m1_avx2}
-#define MEET(e4m3, e2m1)                       \
-    .meet = {[HD_F32] = ops_meet_f32_avx512,   \
-             [HD_BF16] = ops_meet_bf16_avx512, \
-             [HD_E4M3] = e4m3,                 \
-             [HD_E2M1] = e2m1},                \
-    .meet_rows = 16, .meet_near = 65536, .near_rows = 12
-#define AVX512 SHARED(ops_decode_e4m3_avx2), MEET(ops_meet_e4m3_avx512, ops_meet_e2m1_avx512)
-#define VBMI   SHARED(ops_decode_e4m3_vbmi), MEET(ops_meet_e4m3_vbmi, ops_meet_e2m1_vbmi)
+#define SMALL_M(e4m3, e2m1)                          \
+    .small_m = {[HD_F32] = ops_small_m_f32_avx512,   \
+                [HD_BF16] = ops_small_m_bf16_avx512, \
+                [HD_E4M3] = e4m3,                    \
+                [HD_E2M1] = e2m1},                   \
+    .small_m_rows = 16, .small_m_near = 65536, .near_rows = 12
+#define AVX512 \
+    SHARED(ops_decode_e4m3_avx2), SMALL_M(ops_small_m_e4m3_avx512, ops_small_m_e2m1_avx512)
+#define VBMI SHARED(ops_decode_e4m3_vbmi), SMALL_M(ops_small_m_e4m3_vbmi, ops_small_m_e2m1_vbmi)
 
 const ops_kernels ops_kernels_avx512 = {AVX512};
 const ops_kernels ops_kernels_vbmi = {VBMI};
-const ops_kernels ops_kernels_vnni = {AVX512, .fast = &fast_whole_vnni};
+const ops_kernels ops_kernels_vnni = {AVX512, .fast = &fast_int16_vnni};
 const ops_kernels ops_kernels_bf16 = {VBMI, .fast = &fast_bf16,
-                                      .fast_attend = &fast_attend_bf16};
+                                      .fast_attention = &fast_attention_bf16};

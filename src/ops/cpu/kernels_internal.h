@@ -17,8 +17,8 @@
 
 enum {
     OPS_LANES = 16,
-    OPS_TILE_ROWS = 4, /* rows of the right-hand side that dots takes at once */
-    OPS_TURN_KEYS = 32 /* keys of the indexer side by side */
+    OPS_TILE_ROWS = 4,      /* rows of the right-hand side that dots takes at once */
+    OPS_TRANSPOSE_KEYS = 32 /* keys of the indexer side by side */
 };
 
 /* out[j, c] += sum over i of coef[j, i] * row[i][at + c], adding row after row */
@@ -37,7 +37,7 @@ typedef void ops_decode_fn(float *out, const uint8_t *src, int32_t n, const floa
 
 /* Up to OPS_TILE_ROWS stored rows against a few rows of x: as decode and dots one after the
  * other, to the bit. */
-typedef struct ops_meeting {
+typedef struct ops_small_m_args {
     float *acc;            /* [n_x, OPS_TILE_ROWS, OPS_LANES] */
     const float *const *x; /* [n_x] first columns */
     int32_t n_x;
@@ -46,10 +46,10 @@ typedef struct ops_meeting {
     bool scaled;                       /* false: all of them are 1 */
     int32_t block, n;                  /* columns; multiples of OPS_LANES */
     int64_t ahead;                     /* bytes from src to what will be wanted next */
-} ops_meeting;
+} ops_small_m_args;
 
 /* False: nothing was done, because these bytes want the long way. */
-typedef bool ops_meet_fn(const ops_meeting *m);
+typedef bool ops_small_m_fn(const ops_small_m_args *m);
 
 /* score[u] = sum over h of weight[h] * scale * max(0, q[h] . key u), for keys that were turned. Each
  * key's products are added one after another, and then its heads. */
@@ -85,7 +85,7 @@ typedef struct ops_kernels {
     void (*dots)(float *acc, const float *const *x, int32_t n_x, int64_t at,
                  const float *const *w, int32_t n);
     /* out[i * out_stride + j] = the folded acc[i, j, :] for j < n_w <= OPS_TILE_ROWS */
-    void (*fold)(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w);
+    void (*reduce)(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w);
     void (*mix)(const ops_mix *m);
     void (*score)(const ops_scores *s);      /* NULL: dots and fold */
     float (*max)(const float *x, int32_t n); /* -inf of nothing */
@@ -94,16 +94,16 @@ typedef struct ops_kernels {
     /* out = out * down + sum */
     void (*blend)(float *out, const float *sum, float down, int32_t n);
     /* out[c, u] = row[u][c] for OPS_TURN_KEYS rows */
-    void (*turn)(float *out, const float *const *row, int32_t cols);
+    void (*transpose)(float *out, const float *const *row, int32_t cols);
     void (*index_scores)(const ops_index *x);
     ops_weigh_fn *weigh;
-    ops_decode_fn *decode[HD_N_DTYPES]; /* the float formats; NULL for the others */
-    ops_meet_fn *meet[HD_N_DTYPES];     /* NULL: always the long way */
-    int32_t meet_rows;        /* of x, at most OPS_FEW_ROWS: for more the long way is faster */
-    int32_t meet_near;        /* elements of x that meet stored rows at once, about */
+    ops_decode_fn *decode[HD_N_DTYPES];   /* the float formats; NULL for the others */
+    ops_small_m_fn *small_m[HD_N_DTYPES]; /* NULL: always the long way */
+    int32_t small_m_rows;     /* of x, at most OPS_FEW_ROWS: for more the long way is faster */
+    int32_t small_m_near;     /* elements of x that meet stored rows at once, about */
     int32_t near_rows;        /* of x that go through a tile together */
     const fast_kernels *fast; /* NULL: exact; likewise */
-    const fast_attend_kernels *fast_attend;
+    const fast_attention_kernels *fast_attention;
 } ops_kernels;
 
 extern const ops_kernels ops_kernels_plain;
@@ -111,7 +111,7 @@ extern const ops_kernels ops_kernels_avx2;
 extern const ops_kernels ops_kernels_avx512; /* needs AVX2 too */
 extern const ops_kernels ops_kernels_vbmi;   /* the same with byte look-ups */
 /* Those of --precision fast: */
-extern const ops_kernels ops_kernels_whole; /* AVX2's, in whole numbers; */
+extern const ops_kernels ops_kernels_int16; /* AVX2's, in whole numbers; */
 extern const ops_kernels ops_kernels_vnni;  /* AVX-512's, with its dot products of those; */
 extern const ops_kernels ops_kernels_bf16;  /* of bf16 */
 
@@ -119,20 +119,22 @@ ops_weigh_fn ops_weigh_plain, ops_weigh_avx2, ops_weigh_avx512;
 
 /* What AVX-512 would not make faster is shared. */
 double ops_square_sum_avx2(const float *x, int32_t n);
-void ops_fold_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w);
+void ops_reduce_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x,
+                     int32_t n_w);
 float ops_max_avx2(const float *x, int32_t n);
 float ops_exp_sum_avx2(float *x, int32_t n, float shift);
 float ops_exp_sum_avx512(float *x, int32_t n, float shift);
 void ops_blend_avx2(float *out, const float *sum, float down, int32_t n);
 void ops_blend_avx512(float *out, const float *sum, float down, int32_t n);
-void ops_turn_avx2(float *out, const float *const *row, int32_t cols);
+void ops_transpose_avx2(float *out, const float *const *row, int32_t cols);
 void ops_index_scores_avx2(const ops_index *x);
 void ops_index_scores_avx512(const ops_index *x);
 ops_decode_fn ops_decode_f32_avx2, ops_decode_f16_avx2, ops_decode_bf16_avx2,
     ops_decode_e4m3_avx2, ops_decode_e8m0_avx2, ops_decode_e2m1_avx2, ops_decode_e4m3_vbmi;
 
-ops_meet_fn ops_meet_f32_avx2, ops_meet_bf16_avx2, ops_meet_e4m3_avx2, ops_meet_e2m1_avx2;
-ops_meet_fn ops_meet_f32_avx512, ops_meet_bf16_avx512, ops_meet_e4m3_avx512,
-    ops_meet_e2m1_avx512, ops_meet_e4m3_vbmi, ops_meet_e2m1_vbmi;
+ops_small_m_fn ops_small_m_f32_avx2, ops_small_m_bf16_avx2, ops_small_m_e4m3_avx2,
+    ops_small_m_e2m1_avx2;
+ops_small_m_fn ops_small_m_f32_avx512, ops_small_m_bf16_avx512, ops_small_m_e4m3_avx512,
+    ops_small_m_e2m1_avx512, ops_small_m_e4m3_vbmi, ops_small_m_e2m1_vbmi;
 
 #endif

@@ -6,7 +6,7 @@
 #include <string.h>
 
 /* The tree: halves onto halves. */
-static float fold_lanes(const float *lane) {
+static float reduce_lanes(const float *lane) {
     float sum[OPS_LANES];
     memcpy(sum, lane, sizeof sum);
     for (int32_t half = OPS_LANES / 2; half > 0; half /= 2) {
@@ -43,10 +43,10 @@ static void dots(float *acc, const float *const *x, int32_t n_x, int64_t at,
     }
 }
 
-static void fold(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w) {
+static void reduce(float *out, int64_t out_stride, const float *acc, int32_t n_x, int32_t n_w) {
     for (int32_t i = 0; i < n_x; i++) {
         for (int32_t j = 0; j < n_w; j++) {
-            out[i * out_stride + j] = fold_lanes(acc + (i * OPS_TILE_ROWS + j) * OPS_LANES);
+            out[i * out_stride + j] = reduce_lanes(acc + (i * OPS_TILE_ROWS + j) * OPS_LANES);
         }
     }
 }
@@ -76,29 +76,29 @@ static float exp_sum(float *x, int32_t n, float shift) {
         x[i] = expf(x[i] - shift);
         lane[i % OPS_LANES] += x[i];
     }
-    return fold_lanes(lane);
+    return reduce_lanes(lane);
 }
 
 static void blend(float *out, const float *sum, float down, int32_t n) {
     for (int32_t i = 0; i < n; i++) out[i] = out[i] * down + sum[i];
 }
 
-static void turn(float *out, const float *const *row, int32_t cols) {
-    for (int32_t u = 0; u < OPS_TURN_KEYS; u++) {
-        for (int32_t c = 0; c < cols; c++) out[c * OPS_TURN_KEYS + u] = row[u][c];
+static void transpose(float *out, const float *const *row, int32_t cols) {
+    for (int32_t u = 0; u < OPS_TRANSPOSE_KEYS; u++) {
+        for (int32_t c = 0; c < cols; c++) out[c * OPS_TRANSPOSE_KEYS + u] = row[u][c];
     }
 }
 
 static void index_scores(const ops_index *x) {
-    float sum[OPS_TURN_KEYS] = {0};
+    float sum[OPS_TRANSPOSE_KEYS] = {0};
     for (int32_t h = 0; h < x->heads; h++) {
         const float by = x->weight[h] * x->scale;
-        float dot[OPS_TURN_KEYS] = {0};
+        float dot[OPS_TRANSPOSE_KEYS] = {0};
         for (int32_t c = 0; c < x->width; c++) {
-            add_scaled(dot, x->keys + c * OPS_TURN_KEYS, x->q[(int64_t)h * x->width + c],
-                       OPS_TURN_KEYS);
+            add_scaled(dot, x->keys + c * OPS_TRANSPOSE_KEYS, x->q[(int64_t)h * x->width + c],
+                       OPS_TRANSPOSE_KEYS);
         }
-        for (int32_t u = 0; u < OPS_TURN_KEYS; u++) {
+        for (int32_t u = 0; u < OPS_TRANSPOSE_KEYS; u++) {
             sum[u] += dot[u] > 0.0f ? by * dot[u] : 0.0f;
         }
     }
@@ -107,9 +107,9 @@ static void index_scores(const ops_index *x) {
 
 /* ---- stored formats: element i of src ---- */
 
-typedef float widen_fn(const uint8_t *src, int32_t i);
+typedef float dequantize_fn(const uint8_t *src, int32_t i);
 
-static inline float widen_f32(const uint8_t *src, int32_t i) {
+static inline float dequantize_f32(const uint8_t *src, int32_t i) {
     float f;
     memcpy(&f, src + (size_t)i * sizeof f, sizeof f);
     return f;
@@ -121,76 +121,76 @@ static inline uint16_t half_at(const uint8_t *src, int32_t i) {
     return half;
 }
 
-static inline float widen_f16(const uint8_t *src, int32_t i) {
+static inline float dequantize_f16(const uint8_t *src, int32_t i) {
     return hd_f16_to_f32(half_at(src, i));
 }
 
-static inline float widen_bf16(const uint8_t *src, int32_t i) {
+static inline float dequantize_bf16(const uint8_t *src, int32_t i) {
     return hd_bf16_to_f32(half_at(src, i));
 }
 
 /* A small float's bits in their places of a float32 are its value times a power of two,
  * subnormals included; NaN of E4M3, all ones below the sign, comes out as a number. */
-static inline float widen_e4m3(const uint8_t *src, int32_t i) {
+static inline float dequantize_e4m3(const uint8_t *src, int32_t i) {
     const uint32_t b = src[i], magnitude = b & 0x7fu;
     float f = hd_f32_from_bits((b & 0x80u) << 24 | magnitude << 20) * 0x1p120f;
     return magnitude == 0x7fu ? NAN : f;
 }
 
-static inline float widen_e8m0(const uint8_t *src, int32_t i) {
+static inline float dequantize_e8m0(const uint8_t *src, int32_t i) {
     return hd_e8m0_to_f32(src[i]);
 }
 
-static inline float widen_e2m1(const uint8_t *src, int32_t i) {
+static inline float dequantize_e2m1(const uint8_t *src, int32_t i) {
     const uint32_t code = (uint32_t)src[i / 2] >> (4 * (i & 1));
     return hd_f32_from_bits((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f;
 }
 
 /* One loop for all formats; widen is a constant where this is inlined. */
 static inline void decode(float *restrict out, const uint8_t *restrict src, int32_t n,
-                          const float *scale, int32_t block, widen_fn *widen) {
+                          const float *scale, int32_t block, dequantize_fn *dequantize) {
     for (int32_t i = 0; i < n; scale++) {
         const int32_t end = n - i < block ? n : i + block;
-        for (; i < end; i++) out[i] = widen(src, i) * *scale;
+        for (; i < end; i++) out[i] = dequantize(src, i) * *scale;
     }
 }
 
 static void decode_f32(float *out, const uint8_t *src, int32_t n, const float *scale,
                        int32_t block) {
-    decode(out, src, n, scale, block, widen_f32);
+    decode(out, src, n, scale, block, dequantize_f32);
 }
 
 static void decode_f16(float *out, const uint8_t *src, int32_t n, const float *scale,
                        int32_t block) {
-    decode(out, src, n, scale, block, widen_f16);
+    decode(out, src, n, scale, block, dequantize_f16);
 }
 
 static void decode_bf16(float *out, const uint8_t *src, int32_t n, const float *scale,
                         int32_t block) {
-    decode(out, src, n, scale, block, widen_bf16);
+    decode(out, src, n, scale, block, dequantize_bf16);
 }
 
 static void decode_e4m3(float *out, const uint8_t *src, int32_t n, const float *scale,
                         int32_t block) {
-    decode(out, src, n, scale, block, widen_e4m3);
+    decode(out, src, n, scale, block, dequantize_e4m3);
 }
 
 static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *scale,
                         int32_t block) {
-    decode(out, src, n, scale, block, widen_e8m0);
+    decode(out, src, n, scale, block, dequantize_e8m0);
 }
 
 static void decode_e2m1(float *out, const uint8_t *src, int32_t n, const float *scale,
                         int32_t block) {
-    decode(out, src, n, scale, block, widen_e2m1);
+    decode(out, src, n, scale, block, dequantize_e2m1);
 }
 
-#define PLAIN                                                                              \
-    .square_sum = square_sum, .dots = dots, .fold = fold, .mix = mix, .max = max,          \
-    .exp_sum = exp_sum, .blend = blend, .turn = turn, .index_scores = index_scores,        \
-    .weigh = ops_weigh_plain,                                                              \
-    .decode = {[HD_F32] = decode_f32,   [HD_F16] = decode_f16,   [HD_BF16] = decode_bf16,  \
-               [HD_E4M3] = decode_e4m3, [HD_E8M0] = decode_e8m0, [HD_E2M1] = decode_e2m1}, \
+#define PLAIN                                                                                 \
+    .square_sum = square_sum, .dots = dots, .reduce = reduce, .mix = mix, .max = max,         \
+    .exp_sum = exp_sum, .blend = blend, .transpose = transpose, .index_scores = index_scores, \
+    .weigh = ops_weigh_plain,                                                                 \
+    .decode = {[HD_F32] = decode_f32,   [HD_F16] = decode_f16,   [HD_BF16] = decode_bf16,     \
+               [HD_E4M3] = decode_e4m3, [HD_E8M0] = decode_e8m0, [HD_E2M1] = decode_e2m1},    \
     .near_rows = 12
 
 const ops_kernels ops_kernels_plain = {PLAIN};

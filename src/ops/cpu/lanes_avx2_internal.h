@@ -31,7 +31,7 @@ static inline __m256i first_lanes(int32_t n) {
 }
 
 /* Lanes 0-3 of the result: a tree of halves onto halves, up to four lanes. */
-static inline __m128 fold_to_four(__m256 low, __m256 high) {
+static inline __m128 reduce_to_four(__m256 low, __m256 high) {
     __m256 sum = _mm256_add_ps(low, high);
     return _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
 }

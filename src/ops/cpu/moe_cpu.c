@@ -9,13 +9,13 @@
 enum { PERMUTE_SHARE = 2048 }; /* choices that are worth a task */
 
 static void route_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
-    const hd_route_args *a = job->args;
-    const size_t n = (size_t)ops_route_scratch(&a->rule);
+    const hd_moe_topk_args *a = job->args;
+    const size_t n = (size_t)ops_moe_topk_scratch(&a->rule);
     float *scratch = hd_stream_scratch(job->stream, worker, n * sizeof *scratch);
-    for (int32_t r = first; r < end; r++) ops_route_row(a, r, scratch);
+    for (int32_t r = first; r < end; r++) ops_moe_topk_row(a, r, scratch);
 }
 
-void ops_route_cpu(hd_stream *s, const hd_route_args *a, const ops_kernels *k) {
+void ops_moe_topk_cpu(hd_stream *s, const hd_moe_topk_args *a, const ops_kernels *k) {
     ops_run_rows(&(ops_job){.stream = s,
                             .k = k,
                             .args = a,
@@ -26,12 +26,12 @@ void ops_route_cpu(hd_stream *s, const hd_route_args *a, const ops_kernels *k) {
 
 typedef struct permute_job {
     hd_stream *stream;
-    const hd_permute_args *a;
+    const hd_moe_permute_args *a;
     int32_t n, n_tasks;
 } permute_job;
 
 static void add_load(const permute_job *job, const int32_t *total) {
-    const hd_permute_args *a = job->a;
+    const hd_moe_permute_args *a = job->a;
     for (int32_t e = 0; a->load && !a->live && e < a->n_experts; e++) a->load[e] += total[e];
     for (int32_t i = 0; a->load && a->live && i < job->n; i++) {
         if (a->live[i / a->top_k]) a->load[a->expert[i]]++;
@@ -41,7 +41,7 @@ static void add_load(const permute_job *job, const int32_t *total) {
 /* Counts all choices, those before its own first one apart, and places its own. */
 static void permute_task(const void *arg, int32_t task, int32_t worker) {
     const permute_job *job = arg;
-    const hd_permute_args *a = job->a;
+    const hd_moe_permute_args *a = job->a;
     const int32_t first = (int32_t)((int64_t)job->n * task / job->n_tasks);
     const int32_t end = (int32_t)((int64_t)job->n * (task + 1) / job->n_tasks);
     const size_t bytes = (size_t)a->n_experts * sizeof(int32_t);
@@ -66,7 +66,7 @@ static void permute_task(const void *arg, int32_t task, int32_t worker) {
 }
 
 /* That every task counts all choices is cheap, and saves a barrier between counting and placing. */
-void ops_permute_cpu(hd_stream *s, const hd_permute_args *a, const ops_kernels *k) {
+void ops_moe_permute_cpu(hd_stream *s, const hd_moe_permute_args *a, const ops_kernels *k) {
     (void)k;
     permute_job job = {.stream = s, .a = a, .n = a->rows * a->top_k};
     const int32_t shares = (int32_t)hd_ceil_div(job.n, PERMUTE_SHARE);
@@ -76,7 +76,7 @@ void ops_permute_cpu(hd_stream *s, const hd_permute_args *a, const ops_kernels *
 
 static void combine_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
-    const hd_combine_args *a = job->args;
+    const hd_moe_combine_args *a = job->args;
     const size_t bytes = (size_t)a->cols * sizeof(float);
     for (int32_t t = first; t < end; t++) {
         const int32_t *place = a->place + (int64_t)t * a->top_k;
@@ -106,7 +106,7 @@ static void combine_rows(const ops_job *job, int32_t first, int32_t end, int32_t
     }
 }
 
-void ops_combine_cpu(hd_stream *s, const hd_combine_args *a, const ops_kernels *k) {
+void ops_moe_combine_cpu(hd_stream *s, const hd_moe_combine_args *a, const ops_kernels *k) {
     ops_run_rows(&(ops_job){.stream = s,
                             .k = k,
                             .args = a,

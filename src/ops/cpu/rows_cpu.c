@@ -173,15 +173,15 @@ void ops_rope_cpu(hd_stream *s, const hd_rope_args *a, const ops_kernels *k) {
 
 static void store_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
-    hd_store_args part = *(const hd_store_args *)job->args;
+    hd_kv_store_args part = *(const hd_kv_store_args *)job->args;
     part.x = shift_in(part.x, first * stride_or(part.x_stride, part.pool.width));
     part.seq += first;
     part.pos += first;
     part.rows = end - first;
-    hd_store_ref(job->stream, &part);
+    hd_kv_store_ref(job->stream, &part);
 }
 
-void ops_store_cpu(hd_stream *s, const hd_store_args *a, const ops_kernels *k) {
+void ops_kv_store_cpu(hd_stream *s, const hd_kv_store_args *a, const ops_kernels *k) {
     ops_run_rows(&(ops_job){.stream = s,
                             .k = k,
                             .args = a,

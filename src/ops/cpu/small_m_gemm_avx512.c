@@ -3,18 +3,18 @@
 
 #include "ops/cpu/small_m_gemm_loops_internal.h"
 
-bool ops_meet_f32_avx512(const ops_meeting *m) {
-    return meet_f32(m);
+bool ops_small_m_f32_avx512(const ops_small_m_args *m) {
+    return small_m_f32(m);
 }
 
-bool ops_meet_bf16_avx512(const ops_meeting *m) {
-    return meet_bf16(m);
+bool ops_small_m_bf16_avx512(const ops_small_m_args *m) {
+    return small_m_bf16(m);
 }
 
-bool ops_meet_e4m3_avx512(const ops_meeting *m) {
-    return meet_e4m3(m);
+bool ops_small_m_e4m3_avx512(const ops_small_m_args *m) {
+    return small_m_e4m3(m);
 }
 
-bool ops_meet_e2m1_avx512(const ops_meeting *m) {
-    return meet_e2m1(m, widen_e2m1);
+bool ops_small_m_e2m1_avx512(const ops_small_m_args *m) {
+    return small_m_e2m1(m, dequantize_e2m1);
 }

@@ -58,7 +58,8 @@ INLINE void step(lanes sum[X_ROWS], group g, int32_t c, int32_t n_parts) {
 }
 
 /* Row w of W with n_x rows of x from i on. */
-INLINE void meet_row(const ops_meeting *m, int32_t w, int32_t i, int32_t n_x, int32_t block) {
+INLINE void small_m_row(const ops_small_m_args *m, int32_t w, int32_t i, int32_t n_x,
+                        int32_t block) {
     const int32_t each = OPS_TILE_ROWS * OPS_LANES;
     float *acc = m->acc + i * each + w * OPS_LANES;
     group g = {.src = m->src[w], .scale = m->scale[w], .n_x = n_x, .block = block};
@@ -77,26 +78,26 @@ INLINE void meet_row(const ops_meeting *m, int32_t w, int32_t i, int32_t n_x, in
     UNROLL for (int32_t k = 0; k < n_x; k++) store_lanes(acc + k * each, sum[k]);
 }
 
-INLINE void meet_rows(const ops_meeting *m, int32_t i, int32_t n_x, int32_t block) {
-    for (int32_t w = 0; w < OPS_TILE_ROWS; w++) meet_row(m, w, i, n_x, block);
+INLINE void small_m_rows(const ops_small_m_args *m, int32_t i, int32_t n_x, int32_t block) {
+    for (int32_t w = 0; w < OPS_TILE_ROWS; w++) small_m_row(m, w, i, n_x, block);
 }
 
 /* As many rows of x at a time as there are registers for. */
-INLINE void meet(const ops_meeting *m, int32_t block) {
+INLINE void small_m(const ops_small_m_args *m, int32_t block) {
     int32_t i = 0;
-    for (; i + 4 <= m->n_x; i += 4) meet_rows(m, i, 4, block);
-    if (m->n_x - i == 3) meet_rows(m, i, 3, block);
-    if (m->n_x - i == 2) meet_rows(m, i, 2, block);
-    if (m->n_x - i == 1) meet_rows(m, i, 1, block);
+    for (; i + 4 <= m->n_x; i += 4) small_m_rows(m, i, 4, block);
+    if (m->n_x - i == 3) small_m_rows(m, i, 3, block);
+    if (m->n_x - i == 2) small_m_rows(m, i, 2, block);
+    if (m->n_x - i == 1) small_m_rows(m, i, 1, block);
 }
 
-bool ops_meet_e2m1_avx2(const ops_meeting *m) {
+bool ops_small_m_e2m1_avx2(const ops_small_m_args *m) {
     if (m->block == 16) {
-        meet(m, 16);
+        small_m(m, 16);
     } else if (m->block == 32) {
-        meet(m, 32);
+        small_m(m, 32);
     } else {
-        meet(m, m->block);
+        small_m(m, m->block);
     }
     return true;
 }

@@ -14,7 +14,7 @@ typedef struct coming {
 
 /* After n_w rows of W from w on. Where x goes by in parts, each has its share of them; this one is
  * n_x rows from i on. `bits`: of an element. */
-static inline __attribute__((always_inline)) coming comes_next(const ops_meeting *m,
+static inline __attribute__((always_inline)) coming comes_next(const ops_small_m_args *m,
                                                                int32_t bits, int32_t w,
                                                                int32_t n_w, int32_t i,
                                                                int32_t n_x) {

@@ -11,20 +11,20 @@
 #define UNROLL _Pragma("GCC unroll 4")
 
 typedef scaled prepare_fn(float scale);
-typedef lanes widen_fn(const uint8_t *src, scaled s);
+typedef lanes dequantize_fn(const uint8_t *src, scaled s);
 
 /* What is a constant where a loop is inlined. */
 typedef struct stored {
     int32_t bits;  /* of an element */
     int32_t block; /* columns */
     prepare_fn *prepare;
-    widen_fn *widen;
+    dequantize_fn *dequantize;
 } stored;
 
 /* n_w rows of W from w on with n_x rows of x from i on. */
-static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m, stored f,
-                                                            int32_t w, int32_t n_w, int32_t i,
-                                                            int32_t n_x) {
+static inline __attribute__((always_inline)) void small_m_rows(const ops_small_m_args *m,
+                                                               stored f, int32_t w, int32_t n_w,
+                                                               int32_t i, int32_t n_x) {
     const uint8_t *const *src = m->src + w;
     const float *const *x = m->x + i;
     float *acc = m->acc + (i * OPS_TILE_ROWS + w) * OPS_LANES;
@@ -45,7 +45,7 @@ static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m
             const int64_t at = (int64_t)c * f.bits / 8;
             if (at % 64 == 0) prefetch(&next);
             UNROLL for (int32_t j = 0; j < n_w; j++) {
-                const lanes wide = f.widen(src[j] + at, scale[j]);
+                const lanes wide = f.dequantize(src[j] + at, scale[j]);
                 UNROLL for (int32_t k = 0; k < n_x; k++) {
                     sum[k][j] = add_product(sum[k][j], load_lanes(x[k] + c), wide);
                 }
@@ -61,50 +61,51 @@ static inline __attribute__((always_inline)) void meet_rows(const ops_meeting *m
 }
 
 /* All rows of W with n_x rows of x from i on: as many at a time as there are registers for. */
-static inline __attribute__((always_inline)) void meet_some(const ops_meeting *m, stored f,
-                                                            int32_t i, int32_t n_x) {
-    const int32_t n_w = meet_w_rows(f.bits, n_x);
-    for (int32_t w = 0; w < OPS_TILE_ROWS; w += n_w) meet_rows(m, f, w, n_w, i, n_x);
+static inline __attribute__((always_inline)) void small_m_some(const ops_small_m_args *m,
+                                                               stored f, int32_t i,
+                                                               int32_t n_x) {
+    const int32_t n_w = small_m_w_rows(f.bits, n_x);
+    for (int32_t w = 0; w < OPS_TILE_ROWS; w += n_w) small_m_rows(m, f, w, n_w, i, n_x);
 }
 
-static inline __attribute__((always_inline)) void meet(const ops_meeting *m, stored f) {
+static inline __attribute__((always_inline)) void small_m(const ops_small_m_args *m, stored f) {
     int32_t i = 0;
-    for (; MEET_X_ROWS >= 4 && i + 4 <= m->n_x; i += 4) meet_some(m, f, i, 4);
-    for (; MEET_X_ROWS >= 3 && i + 3 <= m->n_x; i += 3) meet_some(m, f, i, 3);
-    for (; i + 2 <= m->n_x; i += 2) meet_some(m, f, i, 2);
-    if (i < m->n_x) meet_some(m, f, i, 1);
+    for (; SMALL_M_X_ROWS >= 4 && i + 4 <= m->n_x; i += 4) small_m_some(m, f, i, 4);
+    for (; SMALL_M_X_ROWS >= 3 && i + 3 <= m->n_x; i += 3) small_m_some(m, f, i, 3);
+    for (; i + 2 <= m->n_x; i += 2) small_m_some(m, f, i, 2);
+    if (i < m->n_x) small_m_some(m, f, i, 1);
 }
 
-static inline bool meet_f32(const ops_meeting *m) {
+static inline bool small_m_f32(const ops_small_m_args *m) {
     if (m->scaled) return false;
-    meet(m, (stored){32, INT32_MAX, no_scale, widen_f32});
+    small_m(m, (stored){32, INT32_MAX, no_scale, dequantize_f32});
     return true;
 }
 
-static inline bool meet_bf16(const ops_meeting *m) {
+static inline bool small_m_bf16(const ops_small_m_args *m) {
     if (m->scaled) return false;
-    meet(m, (stored){16, INT32_MAX, no_scale, widen_bf16});
+    small_m(m, (stored){16, INT32_MAX, no_scale, dequantize_bf16});
     return true;
 }
 
-static inline bool meet_e4m3(const ops_meeting *m) {
+static inline bool small_m_e4m3(const ops_small_m_args *m) {
     for (int32_t j = 0; j < OPS_TILE_ROWS; j++) {
         const bool known = j > 0 && m->scale[j] == m->scale[j - 1];
         if (!known && !e4m3_scales_fit(m->scale[j], m->n, m->block)) return false;
         if (e4m3_has_nan(m->src[j], m->n)) return false;
     }
-    meet(m, (stored){8, m->block, e4m3_scale, widen_e4m3});
+    small_m(m, (stored){8, m->block, e4m3_scale, dequantize_e4m3});
     return true;
 }
 
-static inline __attribute__((always_inline)) bool meet_e2m1(const ops_meeting *m,
-                                                            widen_fn *widen) {
+static inline __attribute__((always_inline)) bool small_m_e2m1(const ops_small_m_args *m,
+                                                               dequantize_fn *dequantize) {
     if (m->block == 16) {
-        meet(m, (stored){4, 16, e2m1_scale, widen});
+        small_m(m, (stored){4, 16, e2m1_scale, dequantize});
     } else if (m->block == 32) {
-        meet(m, (stored){4, 32, e2m1_scale, widen});
+        small_m(m, (stored){4, 32, e2m1_scale, dequantize});
     } else {
-        meet(m, (stored){4, m->block, e2m1_scale, widen});
+        small_m(m, (stored){4, m->block, e2m1_scale, dequantize});
     }
     return true;
 }

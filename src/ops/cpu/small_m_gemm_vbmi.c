@@ -14,6 +14,6 @@ static inline lanes shift_e2m1(const uint8_t *src, scaled s) {
                                  s.by);
 }
 
-bool ops_meet_e2m1_vbmi(const ops_meeting *m) {
-    return meet_e2m1(m, shift_e2m1);
+bool ops_small_m_e2m1_vbmi(const ops_small_m_args *m) {
+    return small_m_e2m1(m, shift_e2m1);
 }

@@ -4,7 +4,7 @@
 #include "ops/cpu/lanes_avx2_internal.h"
 
 typedef __m256 wide;
-typedef __m256i wide_whole;
+typedef __m256i wide_int16;
 #define WIDE(op) _mm256_##op
 
 static inline wide round_wide(wide x) {
@@ -12,15 +12,15 @@ static inline wide round_wide(wide x) {
 }
 
 /* 2^e */
-static inline wide power_wide(wide_whole e) {
+static inline wide power_wide(wide_int16 e) {
     const __m256i biased = _mm256_add_epi32(e, _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
 
 #include "ops/cpu/exp_internal.h"
 
-static inline float fold_lanes(__m256 low, __m256 high) {
-    __m128 four = fold_to_four(low, high);
+static inline float reduce_lanes(__m256 low, __m256 high) {
+    __m128 four = reduce_to_four(low, high);
     __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
@@ -52,7 +52,7 @@ float ops_exp_sum_avx2(float *x, int32_t n, float shift) {
         if (n - i > 8)
             high = _mm256_add_ps(high, exp_step(x + i + 8, first_lanes(n - i - 8), by));
     }
-    return fold_lanes(low, high);
+    return reduce_lanes(low, high);
 }
 
 void ops_blend_avx2(float *out, const float *sum, float down, int32_t n) {

@@ -3,7 +3,7 @@
 #include "ops/cpu/lanes_avx512_internal.h"
 
 typedef __m512 wide;
-typedef __m512i wide_whole;
+typedef __m512i wide_int16;
 #define WIDE(op) _mm512_##op
 
 static inline wide round_wide(wide x) {
@@ -11,7 +11,7 @@ static inline wide round_wide(wide x) {
 }
 
 /* 2^e */
-static inline wide power_wide(wide_whole e) {
+static inline wide power_wide(wide_int16 e) {
     const __m512i biased = _mm512_add_epi32(e, _mm512_set1_epi32(127));
     return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
 }
@@ -19,7 +19,7 @@ static inline wide power_wide(wide_whole e) {
 #include "ops/cpu/exp_internal.h"
 
 /* A tree of halves onto halves. */
-static inline float fold_lanes(__m512 sum) {
+static inline float reduce_lanes(__m512 sum) {
     const __m256 eight =
         _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));
     const __m128 four =
@@ -37,7 +37,7 @@ float ops_exp_sum_avx512(float *x, int32_t n, float shift) {
         _mm512_mask_storeu_ps(x + i, live, e);
         sum = _mm512_add_ps(sum, _mm512_maskz_mov_ps(live, e));
     }
-    return fold_lanes(sum);
+    return reduce_lanes(sum);
 }
 
 void ops_blend_avx512(float *out, const float *sum, float down, int32_t n) {

@@ -32,9 +32,9 @@ TABLE(avx512, "cpu avx512", HD_EXACT)
 #define FIELD_vbmi(op) .op = op##_vbmi,
 TABLE(vbmi, "cpu avx512 vbmi", HD_EXACT)
 
-#define ENTRY_whole(op) ENTRY(op, whole)
-#define FIELD_whole(op) .op = op##_whole,
-TABLE(whole, "cpu avx2, fast", HD_FAST)
+#define ENTRY_int16(op) ENTRY(op, int16)
+#define FIELD_int16(op) .op = op##_int16,
+TABLE(int16, "cpu avx2, fast", HD_FAST)
 
 #define ENTRY_vnni(op) ENTRY(op, vnni)
 #define FIELD_vnni(op) .op = op##_vnni,
@@ -53,9 +53,9 @@ static bool has(uint32_t flags, uint32_t all) {
 }
 
 static hd_ops fast(uint32_t flags) {
-    if (!has(flags, HD_CPU_AVX512)) return whole;
+    if (!has(flags, HD_CPU_AVX512)) return int16;
     if (has(flags, HD_CPU_AVX512_VBMI | HD_CPU_AVX512_BF16 | HD_CPU_FAST_BF16)) return bf16;
-    return has(flags, HD_CPU_AVX512_VNNI) ? vnni : whole;
+    return has(flags, HD_CPU_AVX512_VNNI) ? vnni : int16;
 }
 
 static hd_ops exact(uint32_t flags) {

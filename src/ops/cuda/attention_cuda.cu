@@ -24,7 +24,7 @@ constexpr size_t MAX_SHARED = 227 * 1024;
 
 /* In the order of the contract. */
 struct key_list {
-    const int32_t *chosen; /* NULL: all entries */
+    const int32_t *selected_keys; /* NULL: all entries */
     int32_t seq, first_recent, n_recent, n;
     int32_t part; /* keys of a part */
 };
@@ -36,12 +36,12 @@ static __host__ __device__ __forceinline__ int32_t part_of(int64_t n_keys) {
 }
 
 /* How many of chosen[n] come before the first -1; a warp's work. */
-static __device__ int32_t count_chosen(const int32_t *chosen, int32_t n) {
+static __device__ int32_t count_selected(const int32_t *selected_keys, int32_t n) {
     int32_t low = 0, width = n; /* the answer is in [low, low + width] */
     while (width > 0) {
         const int32_t step = (width + WARP - 1) / WARP;
         const int32_t at = low + ((int32_t)threadIdx.x % WARP + 1) * step - 1;
-        const bool before = at < low + width && chosen[at] >= 0;
+        const bool before = at < low + width && selected_keys[at] >= 0;
         const int32_t whole = __popc(__ballot_sync(ALL_LANES, before)) * step;
         low += whole;
         width = min(step - 1, width - whole);
@@ -49,7 +49,7 @@ static __device__ int32_t count_chosen(const int32_t *chosen, int32_t n) {
     return low;
 }
 
-static __device__ key_list list_keys(const hd_attend_args &a, int32_t row) {
+static __device__ key_list list_keys(const hd_attention_args &a, int32_t row) {
     key_list k = {};
     const int32_t pos = a.pos[row];
     k.seq = a.seq[row];
@@ -59,19 +59,19 @@ static __device__ key_list list_keys(const hd_attend_args &a, int32_t row) {
     }
     int32_t n = visible_entries(pos, a.ratio);
     if (a.selected) {
-        k.chosen = a.selected + (int64_t)row * a.n_selected;
-        n = count_chosen(k.chosen, a.n_selected);
+        k.selected_keys = a.selected + (int64_t)row * a.n_selected;
+        n = count_selected(k.selected_keys, a.n_selected);
     }
     k.n = k.n_recent + n;
     k.part = part_of(k.n);
     return k;
 }
 
-static __device__ __forceinline__ const cuda_act *key_at(const hd_attend_args &a,
+static __device__ __forceinline__ const cuda_act *key_at(const hd_attention_args &a,
                                                          const key_list &k, int32_t i) {
     if (i < k.n_recent) return paged_entry(a.recent, k.seq, k.first_recent + i);
     const int32_t e = i - k.n_recent;
-    return paged_entry(a.entries, k.seq, k.chosen ? k.chosen[e] : e);
+    return paged_entry(a.entries, k.seq, k.selected_keys ? k.selected_keys[e] : e);
 }
 
 /* ---- a block's shared memory ---- */
@@ -91,16 +91,16 @@ static __device__ __forceinline__ half_rows keys_at(const block_rows &b, int i) 
     return {b.keys.at + (uint32_t)(i * TILE * b.keys.cols * 4), b.keys.cols};
 }
 
-static __host__ __device__ __forceinline__ int32_t row_cols(const hd_attend_args &a) {
+static __host__ __device__ __forceinline__ int32_t row_cols(const hd_attention_args &a) {
     return half_cols(a.k_dim > a.v_dim ? a.k_dim : a.v_dim);
 }
 
-static size_t shared_bytes(const hd_attend_args *a) {
+static size_t shared_bytes(const hd_attention_args *a) {
     return (size_t)(HEADS + 2 * TILE) * (size_t)row_cols(*a) * 4 + HEADS * SLOT +
            2 * TILE * sizeof(int) + 3 * HEADS * sizeof(float);
 }
 
-static __device__ block_rows carve(uint8_t *shared, const hd_attend_args &a) {
+static __device__ block_rows carve(uint8_t *shared, const hd_attention_args &a) {
     const int32_t cols = row_cols(a);
     block_rows b;
     b.q = {shared_address(shared), cols};
@@ -158,7 +158,7 @@ static __device__ __forceinline__ int live_keys(tile_at t, const key_list &k) {
 }
 
 /* Where the key is that this lane looks up for its warp; NULL: none. */
-static __device__ __forceinline__ const cuda_act *find_key(const hd_attend_args &a,
+static __device__ __forceinline__ const cuda_act *find_key(const hd_attention_args &a,
                                                            const key_list &k, tile_at t) {
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
     const bool live = lane < OWN_KEYS && own + lane < live_keys(t, k);
@@ -166,7 +166,7 @@ static __device__ __forceinline__ const cuda_act *find_key(const hd_attend_args 
 }
 
 /* The warp's OWN_KEYS keys of a tile on their way. */
-static __device__ void load_keys(const half_rows &to, const hd_attend_args &a,
+static __device__ void load_keys(const half_rows &to, const hd_attention_args &a,
                                  const cuda_act *found, bool quads) {
     const int own = threadIdx.x / WARP * OWN_KEYS;
     for (int i = 0; i < OWN_KEYS; i++) {
@@ -187,14 +187,14 @@ static __device__ __forceinline__ void score(float (*sum)[4], const block_rows &
 #pragma unroll
         for (int step = first; step < first + 4; step++) {
             if (step >= end) break;
-            uint32_t q[HALVES<P>][1][4], k[HALVES<P>][KEY_STEPS][4];
+            uint32_t q[SPLIT<P>][1][4], k[SPLIT<P>][KEY_STEPS][4];
 #pragma unroll
-            for (int h = 0; h < HALVES<P>; h++) {
+            for (int h = 0; h < SPLIT<P>; h++) {
                 load_a(q[h][0], b.q, head, step, h);
 #pragma unroll
                 for (int t = 0; t < KEY_STEPS; t++) load_b(k[h][t], keys, 16 * t, step, h);
             }
-            mma_halves<P, 1, TILE / 8>(part, q, k);
+            mma_split<P, 1, TILE / 8>(part, q, k);
         }
 #pragma unroll
         for (int i = 0; i < TILE / 8 * 4; i++) sum[i / 4][i % 4] += part[i / 4][i % 4];
@@ -280,10 +280,10 @@ static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], cons
         top_shift = max(top_shift, __shfl_xor_sync(ALL_LANES, top_shift, step));
     }
     const float back = power_of_two(max(top_shift - TOP_BIT - 1, 1));
-    uint32_t p[KEY_STEPS][HALVES<P>][M_TILES][4];
+    uint32_t p[KEY_STEPS][SPLIT<P>][M_TILES][4];
 #pragma unroll
-    for (int i = 0; i < KEY_STEPS * HALVES<P> * M_TILES; i++) {
-        const int step = i / (HALVES<P> * M_TILES), half = i / M_TILES % HALVES<P>;
+    for (int i = 0; i < KEY_STEPS * SPLIT<P> * M_TILES; i++) {
+        const int step = i / (SPLIT<P> * M_TILES), half = i / M_TILES % SPLIT<P>;
         const int head = i % M_TILES * 16 + m % 2 * 8 + lane % 8;
         load_four(p[step][half][i % M_TILES], slot_at(b, head, half * 4 + step * 2 + m / 2));
     }
@@ -293,16 +293,16 @@ static __device__ __forceinline__ void add_values(float (*sum)[N_TILES][4], cons
 #pragma unroll
     for (int t = 0; t < N_TILES; t += 2) {
         if (first_col + 8 * t >= v_dim) break;
-        uint32_t v[KEY_STEPS][HALVES<P>][1][4];
+        uint32_t v[KEY_STEPS][SPLIT<P>][1][4];
 #pragma unroll
-        for (int i = 0; i < KEY_STEPS * HALVES<P>; i++) {
-            const int step = i / HALVES<P>, half = i % HALVES<P>;
-            load_b_turned(v[step][half][0], keys, step * 16, first_col / 8 + t, half);
+        for (int i = 0; i < KEY_STEPS * SPLIT<P>; i++) {
+            const int step = i / SPLIT<P>, half = i % SPLIT<P>;
+            load_b_transposed(v[step][half][0], keys, step * 16, first_col / 8 + t, half);
         }
         float d[M_TILES * 2][4] = {};
 #pragma unroll
         for (int step = 0; step < KEY_STEPS; step++)
-            mma_halves<P, M_TILES, 2>(d, p[step], v[step]);
+            mma_split<P, M_TILES, 2>(d, p[step], v[step]);
 #pragma unroll
         for (int i = 0; i < M_TILES * 2 * 4; i++) {
             const int tile = i / 8, k = i % 4;
@@ -344,7 +344,7 @@ static __device__ __forceinline__ float merge_value(float all, float part, float
 }
 
 /* Before any key: the sink, which has no value. */
-static __device__ __forceinline__ running sink_of(const hd_attend_args &a, int32_t head) {
+static __device__ __forceinline__ running sink_of(const hd_attention_args &a, int32_t head) {
     running r = {-CUDART_INF_F, 0.0f};
     if (a.sink && head < a.heads) r.max = a.sink[head];
     r.total = r.max != -CUDART_INF_F ? 1.0f : 0.0f;
@@ -360,7 +360,7 @@ struct block_state {
 
 /* The block's queries, converted, and its first tile's keys on their way. */
 template <int P>
-static __device__ block_state open_block(uint8_t *shared, const hd_attend_args &a,
+static __device__ block_state open_block(uint8_t *shared, const hd_attention_args &a,
                                          const key_list &k, int32_t part, int32_t first_col) {
     const cuda_act *found = find_key(a, k, {part, part * k.part});
     block_state s;
@@ -388,9 +388,9 @@ static __device__ block_state open_block(uint8_t *shared, const hd_attend_args &
 /* Parts `index`, index + step, ... of the row's keys: done(part, its number) of each. Keys are
  * looked up two tiles ahead and loaded one ahead, across the borders of parts. */
 template <int P, typename Done>
-static __device__ __forceinline__ void make_parts(const block_state &s, const hd_attend_args &a,
-                                                  const key_list &k, int32_t index,
-                                                  int32_t step, Done done) {
+static __device__ __forceinline__ void make_parts(const block_state &s,
+                                                  const hd_attention_args &a, const key_list &k,
+                                                  int32_t index, int32_t step, Done done) {
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
     const block_rows &b = s.rows;
     tile_at now = {index, index * k.part}, next = next_tile(now, k, step);
@@ -460,7 +460,7 @@ static __device__ __forceinline__ void merge_part(sums *all, const sums &part,
 }
 
 static __device__ __forceinline__ void put_rows(const sums &all, const block_state &s,
-                                                const hd_attend_args &a, bool any) {
+                                                const hd_attention_args &a, bool any) {
     const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
 #pragma unroll
     for (int h = 0; h < OWN_HEADS; h++) {
@@ -479,7 +479,7 @@ static __device__ __forceinline__ void put_rows(const sums &all, const block_sta
 
 /* A block makes and merges all parts of its row. */
 template <int P>
-static __global__ void __launch_bounds__(BLOCK, 1) attend(hd_attend_args a) {
+static __global__ void __launch_bounds__(BLOCK, 1) attention(hd_attention_args a) {
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
     const block_state s = open_block<P>(shared, a, k, 0, (int32_t)blockIdx.z * V_COLS);
@@ -501,14 +501,15 @@ struct part_table {
     int32_t n_blocks; /* that share them */
 };
 
-static __device__ __forceinline__ float *part_at(const part_table &t, const hd_attend_args &a,
-                                                 int32_t row, int32_t head, int32_t part) {
+static __device__ __forceinline__ float *part_at(const part_table &t,
+                                                 const hd_attention_args &a, int32_t row,
+                                                 int32_t head, int32_t part) {
     const int64_t at = ((int64_t)row * a.heads + head) * t.n_parts + part;
     return t.data + at * (a.v_dim + 2);
 }
 
 static __device__ __forceinline__ void put_part(const sums &part, const block_state &s,
-                                                const part_table &t, const hd_attend_args &a,
+                                                const part_table &t, const hd_attention_args &a,
                                                 int32_t index) {
     const int lane = threadIdx.x % WARP, own = threadIdx.x / WARP * OWN_HEADS;
 #pragma unroll
@@ -530,7 +531,7 @@ static __device__ __forceinline__ void put_part(const sums &part, const block_st
 /* Block z takes every n_blocks-th part of its row. */
 template <int P>
 static __global__ void __launch_bounds__(BLOCK, 1)
-    attend_parts(hd_attend_args a, part_table t) {
+    attention_parts(hd_attention_args a, part_table t) {
     extern __shared__ __align__(128) uint8_t shared[];
     const key_list k = list_keys(a, (int32_t)blockIdx.x);
     const int32_t first = (int32_t)blockIdx.z % t.n_blocks;
@@ -544,7 +545,7 @@ static __global__ void __launch_bounds__(BLOCK, 1)
 constexpr int MERGE_COLS = 4 * WARP; /* of a warp of merge_parts */
 
 /* A warp per head and MERGE_COLS columns. */
-static __global__ void __launch_bounds__(BLOCK) merge_parts(hd_attend_args a, part_table t) {
+static __global__ void __launch_bounds__(BLOCK) merge_parts(hd_attention_args a, part_table t) {
     const int32_t row = (int32_t)blockIdx.x, lane = (int32_t)threadIdx.x % WARP;
     const int32_t head = (int32_t)(blockIdx.y * WARPS + threadIdx.x / WARP);
     const int32_t first_col = (int32_t)blockIdx.z * MERGE_COLS + lane;
@@ -575,7 +576,7 @@ static __global__ void __launch_bounds__(BLOCK) merge_parts(hd_attend_args a, pa
 }
 
 /* The host does not know positions: as many parts as the tables can hold. */
-static int32_t most_parts(const hd_attend_args *a) {
+static int32_t most_parts(const hd_attention_args *a) {
     int64_t keys = a->window;
     if (a->selected) {
         keys += a->n_selected;
@@ -588,7 +589,7 @@ static int32_t most_parts(const hd_attend_args *a) {
 
 /* False where one block per row is as good, or the parts do not fit into scratch. */
 template <int P>
-static bool launch_parts(hd_stream *s, const hd_attend_args *a, dim3 grid, size_t bytes) {
+static bool launch_parts(hd_stream *s, const hd_attention_args *a, dim3 grid, size_t bytes) {
     part_table t = {static_cast<float *>(hd_stream_scratch(s, 0, 0)), most_parts(a), 0};
     const size_t each = ((size_t)a->v_dim + 2) * sizeof(float);
     const size_t room = (size_t)hd_stream_workers(s) * hd_stream_scratch_bytes(s);
@@ -598,17 +599,17 @@ static bool launch_parts(hd_stream *s, const hd_attend_args *a, dim3 grid, size_
     if ((size_t)a->rows * (size_t)a->heads * (size_t)t.n_parts * each > room) return false;
     const int64_t share = (2 * fill + blocks - 1) / blocks;
     t.n_blocks = share < t.n_parts ? (int32_t)share : t.n_parts;
-    cudaFuncSetAttribute(attend_parts<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    cudaFuncSetAttribute(attention_parts<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int)bytes);
     const dim3 parts(grid.x, grid.y, grid.z * (unsigned)t.n_blocks);
-    attend_parts<P><<<parts, BLOCK, bytes, queue>>>(*a, t);
+    attention_parts<P><<<parts, BLOCK, bytes, queue>>>(*a, t);
     const dim3 merging(grid.x, blocks_for(a->heads, WARPS), blocks_for(a->v_dim, MERGE_COLS));
     merge_parts<<<merging, BLOCK, 0, queue>>>(*a, t);
     return true;
 }
 
 template <int P>
-static void attend_rows(hd_stream *s, const hd_attend_args *a) {
+static void attention_rows(hd_stream *s, const hd_attention_args *a) {
     const size_t bytes = shared_bytes(a);
     const dim3 grid((unsigned)a->rows, blocks_for(a->heads, HEADS),
                     blocks_for(a->v_dim, V_COLS));
@@ -618,17 +619,17 @@ static void attend_rows(hd_stream *s, const hd_attend_args *a) {
         return;
     }
     if (!launch_parts<P>(s, a, grid, bytes)) {
-        cudaFuncSetAttribute(attend<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+        cudaFuncSetAttribute(attention<P>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)bytes);
-        attend<P><<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
+        attention<P><<<grid, BLOCK, bytes, hd_cuda_stream(s)>>>(*a);
     }
-    hd_cuda_check(s, "attend");
+    hd_cuda_check(s, "attention");
 }
 
-void hd_attend_cuda(hd_stream *s, const hd_attend_args *a) {
-    attend_rows<EXACT>(s, a);
+void hd_attention_cuda(hd_stream *s, const hd_attention_args *a) {
+    attention_rows<EXACT>(s, a);
 }
 
-void hd_attend_cuda_fast(hd_stream *s, const hd_attend_args *a) {
-    attend_rows<FAST>(s, a);
+void hd_attention_cuda_fast(hd_stream *s, const hd_attention_args *a) {
+    attention_rows<FAST>(s, a);
 }

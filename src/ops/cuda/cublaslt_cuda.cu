@@ -17,11 +17,11 @@
 #include "base/log.h"
 #include "ops/cuda/cublaslt_internal.cuh"
 
-#define QUOTED(x)    #x
-#define VALUE_OF(x)  QUOTED(x)
-#define LIBRARY_FILE "libcublasLt.so." VALUE_OF(CUBLAS_VER_MAJOR)
+#define QUOTED(x)     #x
+#define VALUE_OF(x)   QUOTED(x)
+#define CUBLASLT_FILE "libcublasLt.so." VALUE_OF(CUBLAS_VER_MAJOR)
 
-#define LIBRARY_CALLS(X)             \
+#define CUBLASLT_CALLS(X)            \
     X(Create)                        \
     X(Destroy)                       \
     X(GetVersion)                    \
@@ -65,10 +65,10 @@ struct plan {
     bool fits; /* the library has one */
 };
 
-struct library {
+struct cublaslt {
     cublasLtHandle_t handle;
 #define X(name) decltype(&cublasLt##name) name;
-    LIBRARY_CALLS(X)
+    CUBLASLT_CALLS(X)
 #undef X
     plan plans[MAX_PLANS]; /* of the products met so far, the oldest forgotten first */
     int64_t n_plans;       /* ever made */
@@ -122,8 +122,8 @@ __device__ void narrow_span(const operands &to, const cuda_act *x, int64_t x_str
 
 /* x in warps of 128 columns, and behind them the scales of W, one a thread. */
 __global__ void __launch_bounds__(BLOCK)
-    lay_fp8(operands to, const cuda_act *x, int64_t x_stride, const uint8_t *scale,
-            int32_t scale_type, product p) {
+    describe_fp8(operands to, const cuda_act *x, int64_t x_stride, const uint8_t *scale,
+                 int32_t scale_type, product p) {
     const int64_t warp = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) / WARP;
     const int lane = threadIdx.x % WARP;
     const int32_t spans = p.k / SCALED;
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(BLOCK)
 
 /* Four columns a thread. */
 __global__ void __launch_bounds__(BLOCK)
-    lay_bf16(operands to, const cuda_act *x, int64_t x_stride, product p) {
+    describe_bf16(operands to, const cuda_act *x, int64_t x_stride, product p) {
     const int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x;
     const int32_t quads = p.k / 4;
     const int64_t row = i / quads, quad = i % quads;
@@ -152,18 +152,18 @@ __global__ void __launch_bounds__(BLOCK)
 }
 
 /* scale: of the first row of W. */
-void lay(hd_stream *s, const operands &to, const cuda_act *x, int64_t x_stride,
-         const uint8_t *scale, int32_t scale_type, const product &p) {
+void set_layout(hd_stream *s, const operands &to, const cuda_act *x, int64_t x_stride,
+                const uint8_t *scale, int32_t scale_type, const product &p) {
     cudaStream_t queue = hd_cuda_stream(s);
     if (p.type == HD_BF16) {
         const int64_t quads = (int64_t)p.rows * (p.k / 4);
-        lay_bf16<<<blocks_for(quads, BLOCK), BLOCK, 0, queue>>>(to, x, x_stride, p);
+        describe_bf16<<<blocks_for(quads, BLOCK), BLOCK, 0, queue>>>(to, x, x_stride, p);
         return;
     }
     const int64_t x_threads = (int64_t)p.rows * (p.k / SCALED) * WARP;
     const int64_t scales = (int64_t)to.w_pitch * blocks_for(p.n, SCALED);
-    lay_fp8<<<blocks_for(x_threads + scales, BLOCK), BLOCK, 0, queue>>>(to, x, x_stride, scale,
-                                                                        scale_type, p);
+    describe_fp8<<<blocks_for(x_threads + scales, BLOCK), BLOCK, 0, queue>>>(
+        to, x, x_stride, scale, scale_type, p);
 }
 
 /* ---- what the library is told ---- */
@@ -174,26 +174,27 @@ struct description {
 };
 
 template <typename T>
-bool set(const library *l, description *d, cublasLtMatmulDescAttributes_t what, T value) {
+bool set(const cublaslt *l, description *d, cublasLtMatmulDescAttributes_t what, T value) {
     return l->MatmulDescSetAttribute(&d->op, what, &value, sizeof value) ==
            CUBLAS_STATUS_SUCCESS;
 }
 
-bool lay_out(const library *l, cublasLtMatrixLayoutOpaque_t *to, cudaDataType_t type,
-             int32_t rows, int32_t cols, int64_t stride) {
+bool place_tiles(const cublaslt *l, cublasLtMatrixLayoutOpaque_t *to, cudaDataType_t type,
+                 int32_t rows, int32_t cols, int64_t stride) {
     return l->MatrixLayoutInit_internal(to, sizeof *to, type, (uint64_t)rows, (uint64_t)cols,
                                         stride) == CUBLAS_STATUS_SUCCESS;
 }
 
-bool describe(const library *l, const product &p, const void *w_scale, const void *x_scale,
+bool describe(const cublaslt *l, const product &p, const void *w_scale, const void *x_scale,
               description *d) {
     const bool fp8 = p.type == HD_E4M3;
     const cudaDataType_t type = fp8 ? CUDA_R_8F_E4M3 : CUDA_R_16BF;
     if (l->MatmulDescInit_internal(&d->op, sizeof d->op, CUBLAS_COMPUTE_32F, CUDA_R_32F) !=
             CUBLAS_STATUS_SUCCESS ||
         !set(l, d, CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T) ||
-        !lay_out(l, &d->w, type, p.k, p.n, p.k) || !lay_out(l, &d->x, type, p.k, p.rows, p.k) ||
-        !lay_out(l, &d->out, CUDA_R_32F, p.n, p.rows, p.out_stride)) {
+        !place_tiles(l, &d->w, type, p.k, p.n, p.k) ||
+        !place_tiles(l, &d->x, type, p.k, p.rows, p.k) ||
+        !place_tiles(l, &d->out, CUDA_R_32F, p.n, p.rows, p.out_stride)) {
         return false;
     }
     return !fp8 || (set(l, d, CUBLASLT_MATMUL_DESC_A_SCALE_MODE,
@@ -206,7 +207,7 @@ bool describe(const library *l, const product &p, const void *w_scale, const voi
 
 /* ---- algorithms ---- */
 
-bool choose(const library *l, description *d, plan *to) {
+bool choose(const cublaslt *l, description *d, plan *to) {
     static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
@@ -229,26 +230,27 @@ bool choose(const library *l, description *d, plan *to) {
     return true;
 }
 
-int64_t n_known(const library *l) {
+int64_t n_known(const cublaslt *l) {
     return l->n_plans < MAX_PLANS ? l->n_plans : MAX_PLANS;
 }
 
 /* The product goes to our own kernels from now on, which is said once of a matrix. */
-void give_up(const library *l, plan *p) {
-    bool said = false;
+void give_up(const cublaslt *l, plan *p) {
+    bool failed_before = false;
     for (int64_t i = 0; i < n_known(l); i++) {
         const product &of = l->plans[i].of;
-        said = said || (!l->plans[i].fits && of.n == p->of.n && of.k == p->of.k);
+        failed_before =
+            failed_before || (!l->plans[i].fits && of.n == p->of.n && of.k == p->of.k);
     }
     p->fits = false;
-    if (said) return;
+    if (failed_before) return;
     const hd_log_field fields[] = {hd_log_text("weights", hd_dtype_name(p->of.type)),
                                    hd_log_int("rows", p->of.rows), hd_log_int("outs", p->of.n),
                                    hd_log_int("cols", p->of.k)};
     hd_log_write(HD_LOG_WARN, "no_library_product", fields, HD_LEN(fields));
 }
 
-plan *plan_of(library *l, const product &p, description *d) {
+plan *plan_of(cublaslt *l, const product &p, description *d) {
     for (int64_t i = 0; i < n_known(l); i++) {
         if (l->plans[i].of == p) return &l->plans[i];
     }
@@ -295,7 +297,7 @@ size_t share_out(hd_stream *s, product *p) {
 }
 
 /* p.rows rows of every head, from row `first` on. False: not all of it was done. */
-bool multiply(hd_stream *s, library *l, const product &p, const heads_job &h,
+bool multiply(hd_stream *s, cublaslt *l, const product &p, const heads_job &h,
               const hd_weight *w, int32_t first) {
     const operands o = place(s, p);
     const float one = w->global, zero = 0.0f;
@@ -310,8 +312,8 @@ bool multiply(hd_stream *s, library *l, const product &p, const heads_job &h,
         const uint8_t *scale = static_cast<const uint8_t *>(w->scale) +
                                (w->scale ? scales * hd_dtype_bits(w->scale_type) / 8 : 0);
         float *out = static_cast<float *>(h.out) + first * h.out_stride + head * h.out_head;
-        lay(s, o, h.x + first * h.x_stride + head * h.x_head, h.x_stride, scale, w->scale_type,
-            p);
+        set_layout(s, o, h.x + first * h.x_stride + head * h.x_head, h.x_stride, scale,
+                   w->scale_type, p);
         if (l->Matmul(l->handle, &d.op, &one, data, &d.w, o.x, &d.x, &zero, out, &d.out, out,
                       &d.out, &how->algo, hd_stream_scratch(s, 0, 0), p.workspace,
                       hd_cuda_stream(s)) != CUBLAS_STATUS_SUCCESS) {
@@ -323,30 +325,30 @@ bool multiply(hd_stream *s, library *l, const product &p, const heads_job &h,
 
 /* ---- opening ---- */
 
-void close_library(void *what) {
-    library *l = static_cast<library *>(what);
+void close_cublaslt(void *what) {
+    cublaslt *l = static_cast<cublaslt *>(what);
     if (l->handle) l->Destroy(l->handle);
     free(l); /* the file stays: its kernels are known to the driver */
 }
 
-hd_status find_calls(library *l, hd_err *err) {
-    void *file = dlopen(LIBRARY_FILE, RTLD_NOW | RTLD_LOCAL);
+hd_status find_calls(cublaslt *l, hd_err *err) {
+    void *file = dlopen(CUBLASLT_FILE, RTLD_NOW | RTLD_LOCAL);
     if (!file) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "no-batch-invariance multiplies by cuBLASLt: %s",
                        dlerror());
     }
-#define X(name)                                                                         \
-    l->name = reinterpret_cast<decltype(l->name)>(dlsym(file, "cublasLt" #name));       \
-    if (!l->name) {                                                                     \
-        return HD_FAIL(err, HD_EUNSUPPORTED, "%s has no cublasLt" #name, LIBRARY_FILE); \
+#define X(name)                                                                          \
+    l->name = reinterpret_cast<decltype(l->name)>(dlsym(file, "cublasLt" #name));        \
+    if (!l->name) {                                                                      \
+        return HD_FAIL(err, HD_EUNSUPPORTED, "%s has no cublasLt" #name, CUBLASLT_FILE); \
     }
-    LIBRARY_CALLS(X)
+    CUBLASLT_CALLS(X)
 #undef X
     return HD_OK;
 }
 
 /* Whether it has both kinds of product, asked for a layer of a real model. */
-hd_status try_out(const library *l, hd_err *err) {
+hd_status try_out(const cublaslt *l, hd_err *err) {
     for (const hd_dtype type : {HD_E4M3, HD_BF16}) {
         const void *const aligned = l; /* looked at, not read */
         description d;
@@ -359,18 +361,18 @@ hd_status try_out(const library *l, hd_err *err) {
             return HD_FAIL(err, HD_EUNSUPPORTED,
                            "no-batch-invariance: version %zu of %s has no product of %s%s for "
                            "this GPU",
-                           l->GetVersion(), LIBRARY_FILE, hd_dtype_name(type),
+                           l->GetVersion(), CUBLASLT_FILE, hd_dtype_name(type),
                            type == HD_E4M3 ? " with scales per 128 x 128" : "");
         }
     }
     return HD_OK;
 }
 
-hd_status open_library(library *l, hd_err *err) {
+hd_status open_cublaslt(cublaslt *l, hd_err *err) {
     HD_TRY(find_calls(l, err));
     const cublasStatus_t status = l->Create(&l->handle);
     if (status != CUBLAS_STATUS_SUCCESS) {
-        return HD_FAIL(err, HD_EDEVICE, "%s does not open: status %d", LIBRARY_FILE,
+        return HD_FAIL(err, HD_EDEVICE, "%s does not open: status %d", CUBLASLT_FILE,
                        (int)status);
     }
     return try_out(l, err);
@@ -378,21 +380,21 @@ hd_status open_library(library *l, hd_err *err) {
 
 } // namespace
 
-extern "C" hd_status hd_ops_open_library(hd_device *d, hd_err *err) {
-    library *l = static_cast<library *>(calloc(1, sizeof *l));
+extern "C" hd_status hd_ops_open_cublaslt(hd_device *d, hd_err *err) {
+    cublaslt *l = static_cast<cublaslt *>(calloc(1, sizeof *l));
     if (!l) return HD_FAIL(err, HD_ENOMEM, "no memory for cuBLASLt's plans");
-    const hd_status st = open_library(l, err);
+    const hd_status st = open_cublaslt(l, err);
     if (st != HD_OK) {
-        close_library(l);
+        close_cublaslt(l);
         return st;
     }
-    hd_cuda_keep(d, l, close_library);
+    hd_cuda_attach(d, l, close_cublaslt);
     return HD_OK;
 }
 
-int32_t library_multiply(hd_stream *s, const heads_job &h, const hd_weight *w) {
+int32_t cublaslt_multiply(hd_stream *s, const heads_job &h, const hd_weight *w) {
     if (!suits(h, w)) return 0;
-    library *l = static_cast<library *>(hd_cuda_kept(s));
+    cublaslt *l = static_cast<cublaslt *>(hd_cuda_attached(s));
     product p = {w->type, 0, h.n_rows, w->cols, h.out_stride, 0};
     const int32_t step = w->type == HD_E4M3 ? ROWS_STEP : 1;
     const size_t fit = share_out(s, &p);

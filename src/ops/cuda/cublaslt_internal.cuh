@@ -6,6 +6,6 @@
 
 /* Multiplies as many of the first rows of all heads as the library takes; gives how many. None where
  * there are few, where the matrix is of another kind, or where the library has no algorithm. */
-int32_t library_multiply(hd_stream *s, const heads_job &h, const hd_weight *w);
+int32_t cublaslt_multiply(hd_stream *s, const heads_job &h, const hd_weight *w);
 
 #endif

@@ -22,13 +22,13 @@ constexpr int EXACT = 3, FAST = 1;
 #define FAST_OP_LIST(X) \
     X(linear)           \
     X(linear_heads)     \
-    X(linear_grouped)   \
-    X(attend)           \
-    X(index_select)
+    X(grouped_gemm)     \
+    X(attention)        \
+    X(indexer_topk)
 
 /* What --no-batch-invariance computes in its own way, by cuBLASLt. */
-#define LIBRARY_OP_LIST(X) \
-    X(linear)              \
+#define CUBLASLT_OP_LIST(X) \
+    X(linear)               \
     X(linear_heads)
 
 extern "C" {
@@ -38,8 +38,8 @@ HD_COMMON_OP_LIST(X)
 #define X(op) hd_##op##_fn hd_##op##_cuda_fast;
 FAST_OP_LIST(X)
 #undef X
-#define X(op) hd_##op##_fn hd_##op##_cuda_library;
-LIBRARY_OP_LIST(X)
+#define X(op) hd_##op##_fn hd_##op##_cuda_cublaslt;
+CUBLASLT_OP_LIST(X)
 #undef X
 }
 

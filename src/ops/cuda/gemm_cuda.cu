@@ -38,63 +38,65 @@ static void launch_product(cudaStream_t queue, const heads_job &h, const hd_weig
 }
 
 template <int R, int P, int MT>
-static __global__ void __launch_bounds__(FEW_THREADS, 2)
-    few_heads(heads_job h, weight_shape s, weight_arrays a, int32_t outs) {
+static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
+    small_m_heads(heads_job h, weight_shape s, weight_arrays a, int32_t outs) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t col = (int32_t)blockIdx.x * outs;
     const mma_block block = {h.rows, h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
                              min(outs, h.n_rows - col), h.out_f32};
     name_rows(&job, h, 0, h.rows, col);
-    mma_few<R, P, MT>(shared, job, block, s, a);
+    mma_small_m<R, P, MT>(shared, job, block, s, a);
 }
 
 template <int R, int P, int MT>
-static void launch_few(cudaStream_t queue, const heads_job &h, const hd_weight *w, int groups) {
-    const size_t bytes = sizeof(few_shared<R, MT>);
+static void launch_small_m(cudaStream_t queue, const heads_job &h, const hd_weight *w,
+                           int groups) {
+    const size_t bytes = sizeof(small_m_shared<R, MT>);
     const int32_t outs = groups * 16 * MT; /* of a block */
     const dim3 grid(blocks_for(h.n_rows, outs), (unsigned)h.heads);
-    cudaFuncSetAttribute(few_heads<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    cudaFuncSetAttribute(small_m_heads<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int)bytes);
-    few_heads<R, P, MT>
-        <<<grid, FEW_THREADS, bytes, queue>>>(h, shape_of(w), arrays_of(w), outs);
+    small_m_heads<R, P, MT>
+        <<<grid, SMALL_M_THREADS, bytes, queue>>>(h, shape_of(w), arrays_of(w), outs);
 }
 
 /* n_blocks share each row's slices. */
 template <int R, int P, int ROWS>
-static __global__ void __launch_bounds__(many_of<R, ROWS>::THREADS, many_of<R, ROWS>::AT_ONCE)
-    many_heads(heads_job h, weight_shape s, weight_arrays a, int n_blocks) {
+static __global__ void __launch_bounds__(large_m_of<R, ROWS>::THREADS,
+                                         large_m_of<R, ROWS>::AT_ONCE)
+    large_m_heads(heads_job h, weight_shape s, weight_arrays a, int n_blocks) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t first = (int32_t)blockIdx.z * ROWS;
-    const int32_t col = (int32_t)blockIdx.x / n_blocks * MANY_OUTS;
+    const int32_t col = (int32_t)blockIdx.x / n_blocks * LARGE_M_OUTS;
     const mma_block block = {min(ROWS, h.rows - first),
                              h.first_row + (int32_t)blockIdx.y * h.head_rows + col,
-                             min(MANY_OUTS, h.n_rows - col), h.out_f32};
+                             min(LARGE_M_OUTS, h.n_rows - col), h.out_f32};
     name_rows(&job, h, first, block.n_x, col);
-    mma_many<R, P, ROWS>(shared, job, block, s, a, (int)blockIdx.x % n_blocks, n_blocks);
+    mma_large_m<R, P, ROWS>(shared, job, block, s, a, (int)blockIdx.x % n_blocks, n_blocks);
 }
 
 template <int R, int P, int ROWS>
-static void launch_many(hd_stream *stream, const heads_job &h, const hd_weight *w) {
-    const dim3 grid(blocks_for(h.n_rows, MANY_OUTS), (unsigned)h.heads,
+static void launch_large_m(hd_stream *stream, const heads_job &h, const hd_weight *w) {
+    const dim3 grid(blocks_for(h.n_rows, LARGE_M_OUTS), (unsigned)h.heads,
                     blocks_for(h.rows, ROWS));
     const int64_t blocks = (int64_t)grid.x * grid.y * grid.z;
     const int n = blocks_of_row<R, P, ROWS>(blocks, w->cols, hd_stream_workers(stream));
-    launch_cluster(many_heads<R, P, ROWS>, grid, many_of<R, ROWS>::THREADS, n,
-                   many_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), h, shape_of(w),
+    launch_cluster(large_m_heads<R, P, ROWS>, grid, large_m_of<R, ROWS>::THREADS, n,
+                   large_m_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), h, shape_of(w),
                    arrays_of(w), n);
 }
 
 template <int R, int P>
 static void launch_rows(hd_stream *s, const heads_job &h, const hd_weight *w) {
-    if (h.rows > 32) return launch_many<R, P, 64>(s, h, w);
-    if (h.rows > FEW_ROWS) return launch_many<R, P, 32>(s, h, w);
-    const few_plan plan = plan_few(h.n_rows, h.heads, hd_stream_workers(s));
+    if (h.rows > 32) return launch_large_m<R, P, 64>(s, h, w);
+    if (h.rows > SMALL_M_ROWS) return launch_large_m<R, P, 32>(s, h, w);
+    const small_m_plan plan = plan_small_m(h.n_rows, h.heads, hd_stream_workers(s));
     if (plan.tiles == 1) {
-        launch_few<R, P, 1>(hd_cuda_stream(s), h, w, plan.groups);
+        launch_small_m<R, P, 1>(hd_cuda_stream(s), h, w, plan.groups);
     } else {
-        launch_few<R, P, 2>(hd_cuda_stream(s), h, w, plan.groups);
+        launch_small_m<R, P, 2>(hd_cuda_stream(s), h, w, plan.groups);
     }
 }
 
@@ -119,8 +121,8 @@ static void multiply_heads(hd_stream *s, const heads_job &h, const hd_weight *w)
 }
 
 /* What the library takes, and the rest by the kernels above. */
-static void multiply_by_library(hd_stream *s, const heads_job &h, const hd_weight *w) {
-    const int32_t done = library_multiply(s, h, w);
+static void multiply_by_cublaslt(hd_stream *s, const heads_job &h, const hd_weight *w) {
+    const int32_t done = cublaslt_multiply(s, h, w);
     heads_job rest = h;
     rest.out = static_cast<cuda_act *>(h.out) + done * h.out_stride;
     rest.x += done * h.x_stride;
@@ -155,16 +157,16 @@ void hd_linear_cuda_fast(hd_stream *s, const hd_linear_args *a) {
     linear<FAST>(s, a);
 }
 
-void hd_linear_cuda_library(hd_stream *s, const hd_linear_args *a) {
-    multiply_by_library(s, job_of(a), a->w);
+void hd_linear_cuda_cublaslt(hd_stream *s, const hd_linear_args *a) {
+    multiply_by_cublaslt(s, job_of(a), a->w);
     hd_cuda_check(s, "linear");
 }
 
 template <int P>
 static void mix(hd_stream *s, const heads_job &h, const hd_weight *w) {
     if (h.rows == 0) return;
-    if (turned_fits(h, w)) {
-        launch_turned<P>(hd_cuda_stream(s), h, w);
+    if (transposed_fits(h, w)) {
+        launch_transposed<P>(hd_cuda_stream(s), h, w);
     } else {
         launch_mix(hd_cuda_stream(s), h, w);
     }
@@ -204,11 +206,11 @@ void hd_linear_heads_cuda_fast(hd_stream *s, const hd_linear_heads_args *a) {
     linear_heads<FAST>(s, a);
 }
 
-void hd_linear_heads_cuda_library(hd_stream *s, const hd_linear_heads_args *a) {
+void hd_linear_heads_cuda_cublaslt(hd_stream *s, const hd_linear_heads_args *a) {
     if (a->transpose) {
         mix<FAST>(s, job_of(a), a->w);
     } else {
-        multiply_by_library(s, job_of(a), a->w);
+        multiply_by_cublaslt(s, job_of(a), a->w);
     }
     hd_cuda_check(s, "linear_heads");
 }

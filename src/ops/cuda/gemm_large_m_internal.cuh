@@ -11,14 +11,14 @@
 
 #include "ops/cuda/mma_internal.cuh"
 
-constexpr int MANY_OUTS = 128; /* of a block */
-constexpr int N_TILES = 4;     /* of eight rows of x, of a warp */
+constexpr int LARGE_M_OUTS = 128; /* of a block */
+constexpr int N_TILES = 4;        /* of eight rows of x, of a warp */
 
 /* How a block of ROWS rows of x is shared out. */
 template <int R, int ROWS>
-struct many_of {
+struct large_m_of {
     enum {
-        OUT_WARPS = MANY_OUTS / 16,
+        OUT_WARPS = LARGE_M_OUTS / 16,
         THREADS = OUT_WARPS * ROWS,                  /* a warp per 32 rows */
         X_THREADS = THREADS / ROWS,                  /* that bring a row of x */
         X_EIGHTS = span_of<R>::COLS / 8 / X_THREADS, /* of a thread */
@@ -33,32 +33,32 @@ struct span_x {
 };
 
 template <int R, int P, int ROWS>
-struct many_shared {
-    weight_ring<R, 1, many_of<R, ROWS>::THREADS, 4> ring;
+struct large_m_shared {
+    weight_ring<R, 1, large_m_of<R, ROWS>::THREADS, 4> ring;
     span_x<R, P, ROWS> x[2];
-    float part[][ROWS][MANY_OUTS]; /* of the block's slices, where it has not all of them */
+    float part[][ROWS][LARGE_M_OUTS]; /* of the block's slices, where it has not all of them */
 };
 
 template <int R, int P, int ROWS>
-static size_t many_bytes(int n_blocks) {
+static size_t large_m_bytes(int n_blocks) {
     const size_t parts = n_blocks > 1 ? (size_t)(MMA_SLICES / n_blocks) : 0;
-    return sizeof(many_shared<R, P, ROWS>) + parts * ROWS * MANY_OUTS * sizeof(float);
+    return sizeof(large_m_shared<R, P, ROWS>) + parts * ROWS * LARGE_M_OUTS * sizeof(float);
 }
 
 /* Which eight of a span a thread brings: its row is threadIdx.x / X_THREADS. */
 template <int R, int ROWS>
 static __device__ __forceinline__ int own_eight(int i) {
-    using of = many_of<R, ROWS>;
+    using of = large_m_of<R, ROWS>;
     return (int)threadIdx.x % of::X_THREADS * of::X_EIGHTS + i;
 }
 
 template <int R, int ROWS>
 static __device__ __forceinline__ void fetch_x(float (*to)[8], const mma_job &job,
                                                const mma_block &b, int32_t span) {
-    const int row = threadIdx.x / many_of<R, ROWS>::X_THREADS;
+    const int row = threadIdx.x / large_m_of<R, ROWS>::X_THREADS;
     if (row >= b.n_x) return;
 #pragma unroll
-    for (int i = 0; i < many_of<R, ROWS>::X_EIGHTS; i++) {
+    for (int i = 0; i < large_m_of<R, ROWS>::X_EIGHTS; i++) {
         const int32_t col = span * span_of<R>::COLS + own_eight<R, ROWS>(i) * 8;
         load_eight(to[i], job.x[row] + col);
     }
@@ -67,9 +67,9 @@ static __device__ __forceinline__ void fetch_x(float (*to)[8], const mma_job &jo
 template <int R, int P, int ROWS>
 static __device__ __forceinline__ void store_x(span_x<R, P, ROWS> *to, const float (*x)[8]) {
     constexpr int EACH = span_of<R>::QUAD_EIGHTS;
-    const int row = threadIdx.x / many_of<R, ROWS>::X_THREADS;
+    const int row = threadIdx.x / large_m_of<R, ROWS>::X_THREADS;
 #pragma unroll
-    for (int i = 0; i < many_of<R, ROWS>::X_EIGHTS; i++) {
+    for (int i = 0; i < large_m_of<R, ROWS>::X_EIGHTS; i++) {
         const int at = own_eight<R, ROWS>(i); /* the inverse of eight_col() */
         const int eight = at / (4 * EACH) * EACH + at % EACH, quarter = at / EACH % 4;
         const x_eight<P> split = split_eight<P>(x[i]);
@@ -80,10 +80,10 @@ static __device__ __forceinline__ void store_x(span_x<R, P, ROWS> *to, const flo
 
 /* The sums of all slices in order: each block of the cluster its share of the outputs. */
 template <int ROWS>
-static __device__ void meet(const float (*part)[ROWS][MANY_OUTS], const mma_job &job,
-                            const mma_block &b, float global, int rank, int n_blocks) {
+static __device__ void accumulate(const float (*part)[ROWS][LARGE_M_OUTS], const mma_job &job,
+                                  const mma_block &b, float global, int rank, int n_blocks) {
     namespace cg = cooperative_groups;
-    const int each = MMA_SLICES / n_blocks, outs = MANY_OUTS / n_blocks;
+    const int each = MMA_SLICES / n_blocks, outs = LARGE_M_OUTS / n_blocks;
     cg::this_cluster().sync();
     for (int i = threadIdx.x; i < ROWS * outs; i += (int)blockDim.x) {
         const int m = i / outs, n = rank * outs + i % outs;
@@ -101,11 +101,11 @@ static __device__ void meet(const float (*part)[ROWS][MANY_OUTS], const mma_job 
 
 /* This is block `rank` of n_blocks that share the slices: 1, 2, 4 or 8. */
 template <int R, int P, int ROWS>
-static __device__ void mma_many(uint8_t *bytes, const mma_job &job, const mma_block &b,
-                                const weight_shape &s, const weight_arrays &a, int rank,
-                                int n_blocks) {
-    using of = many_of<R, ROWS>;
-    many_shared<R, P, ROWS> *shared = reinterpret_cast<many_shared<R, P, ROWS> *>(bytes);
+static __device__ void mma_large_m(uint8_t *bytes, const mma_job &job, const mma_block &b,
+                                   const weight_shape &s, const weight_arrays &a, int rank,
+                                   int n_blocks) {
+    using of = large_m_of<R, ROWS>;
+    large_m_shared<R, P, ROWS> *shared = reinterpret_cast<large_m_shared<R, P, ROWS> *>(bytes);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const int first_out = warp % of::OUT_WARPS * 16;
     const int first_x = warp / of::OUT_WARPS * 8 * N_TILES;
@@ -161,7 +161,7 @@ static __device__ void mma_many(uint8_t *bytes, const mma_job &job, const mma_bl
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     if (n_blocks > 1) {
-        meet<ROWS>(shared->part, job, b, a.global, rank, n_blocks);
+        accumulate<ROWS>(shared->part, job, b, a.global, rank, n_blocks);
         return;
     }
     if (idle) return;
@@ -178,11 +178,11 @@ static __device__ void mma_many(uint8_t *bytes, const mma_job &job, const mma_bl
 template <int R, int P, int ROWS>
 static int blocks_of_row(int64_t blocks, int32_t cols, int32_t workers) {
     const int64_t spans = cols / span_of<R>::COLS;
-    const int64_t fill = (int64_t)workers * many_of<R, ROWS>::AT_ONCE;
+    const int64_t fill = (int64_t)workers * large_m_of<R, ROWS>::AT_ONCE;
     int best = 1;
     int64_t least = INT64_MAX;
     for (int n = 1; n <= MMA_SLICES; n *= 2) {
-        if (many_bytes<R, P, ROWS>(n) + sizeof(mma_job) + 1024 > MAX_SHARED) continue;
+        if (large_m_bytes<R, P, ROWS>(n) + sizeof(mma_job) + 1024 > MAX_SHARED) continue;
         const int64_t waves = (blocks * n + fill - 1) / fill;
         const int64_t cost = waves * ((spans + n - 1) / n + (n > 1 ? 8 : 4));
         if (cost < least) {

@@ -9,13 +9,13 @@
 
 #include "ops/cuda/mma_internal.cuh"
 
-constexpr int FEW_THREADS = MMA_SLICES * WARP, FEW_ROWS = 8; /* of x */
+constexpr int SMALL_M_THREADS = MMA_SLICES * WARP, SMALL_M_ROWS = 8; /* of x */
 constexpr int MAX_GROUPS = 8; /* of a block of an expert, who may have no rows at all */
 
 template <int R, int MT>
-struct few_shared {
-    weight_ring<R, MT, FEW_THREADS, 12 / (MT * span_of<R>::QUADS)> ring; /* 96 KiB */
-    float part[MMA_SLICES][FEW_ROWS][16 * MT + 4]; /* padded against meeting in a bank */
+struct small_m_shared {
+    weight_ring<R, MT, SMALL_M_THREADS, 12 / (MT * span_of<R>::QUADS)> ring; /* 96 KiB */
+    float part[MMA_SLICES][SMALL_M_ROWS][16 * MT + 4]; /* padded against meeting in a bank */
 };
 
 /* x of the eight that comes `ahead` eights after `eight` of a span: the next span's begins with
@@ -34,7 +34,8 @@ constexpr int AHEAD = 2; /* eights of x on their way */
 
 /* One slice of one group. x: this lane's row; next: its eights on their way. */
 template <int R, int P, int MT>
-static __device__ __forceinline__ void walk_slice(float (*acc)[1][4], few_shared<R, MT> *shared,
+static __device__ __forceinline__ void walk_slice(float (*acc)[1][4],
+                                                  small_m_shared<R, MT> *shared,
                                                   lane_walk<R, MT> *w, const cuda_act *x,
                                                   float (*next)[8], int32_t group) {
     for (int32_t span = w->begin; span < w->end; span++) {
@@ -53,7 +54,7 @@ static __device__ __forceinline__ void walk_slice(float (*acc)[1][4], few_shared
 
 /* The sums of the slices of a group in order. */
 template <int R, int MT>
-static __device__ __forceinline__ void join_slices(few_shared<R, MT> *shared,
+static __device__ __forceinline__ void join_slices(small_m_shared<R, MT> *shared,
                                                    const mma_job &job, const mma_block &b,
                                                    const float (*acc)[1][4], int32_t group,
                                                    float global) {
@@ -65,7 +66,7 @@ static __device__ __forceinline__ void join_slices(few_shared<R, MT> *shared,
             acc[i / 4][0][k];
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < FEW_ROWS * 16 * MT; i += FEW_THREADS) {
+    for (int i = threadIdx.x; i < SMALL_M_ROWS * 16 * MT; i += SMALL_M_THREADS) {
         const int m = i / (16 * MT), n = i % (16 * MT);
         float sum = 0.0f;
 #pragma unroll
@@ -76,13 +77,13 @@ static __device__ __forceinline__ void join_slices(few_shared<R, MT> *shared,
 }
 
 template <int R, int P, int MT>
-static __device__ void mma_few(uint8_t *bytes, const mma_job &job, const mma_block &b,
-                               const weight_shape &s, const weight_arrays &a) {
+static __device__ void mma_small_m(uint8_t *bytes, const mma_job &job, const mma_block &b,
+                                   const weight_shape &s, const weight_arrays &a) {
     const int lane = threadIdx.x % WARP;
     const slice_range range = slice_of<R>(s, threadIdx.x / WARP);
     const int32_t n_groups = (b.n_rows + 16 * MT - 1) / (16 * MT);
     const cuda_act *x = job.x[min(lane / 4, b.n_x - 1)];
-    few_shared<R, MT> *shared = reinterpret_cast<few_shared<R, MT> *>(bytes);
+    small_m_shared<R, MT> *shared = reinterpret_cast<small_m_shared<R, MT> *>(bytes);
     lane_walk<R, MT> w = {s,        a,           b.first_row, b.first_row + b.n_rows - 1,
                           lane / 4, range.begin, range.end,   n_groups,
                           {},       0,           0,           {}};
@@ -102,11 +103,11 @@ static __device__ void mma_few(uint8_t *bytes, const mma_job &job, const mma_blo
 
 /* How a matrix is shared out: groups of 16 or 32 rows, and how many of them a block takes, so that
  * all blocks are there at once, two per multiprocessor. */
-struct few_plan {
+struct small_m_plan {
     int tiles, groups;
 };
 
-static few_plan plan_few(int32_t outs, int64_t others, int32_t workers) {
+static small_m_plan plan_small_m(int32_t outs, int64_t others, int32_t workers) {
     const int64_t fill = 2 * (int64_t)workers;
     const int tiles = blocks_for(outs, 16) * others <= fill ? 1 : 2;
     const int64_t groups = (blocks_for(outs, 16 * tiles) * others + fill - 1) / fill;

@@ -22,22 +22,24 @@ struct heads_job {
 
 /* ---- on the tensor cores: a warp per head, 32 columns and 8 * NT rows of x ---- */
 
-constexpr int TURNED_WARPS = 4, TURNED_COLS = 32 * TURNED_WARPS; /* of a block */
-constexpr int TURNED_DEPTH = 128;                                /* rows of W at once */
-constexpr int TURNED_STEPS = TURNED_DEPTH / 16, SPAN_STEPS = SPAN / 16;
+constexpr int TRANSPOSED_WARPS = 4, TRANSPOSED_COLS = 32 * TRANSPOSED_WARPS; /* of a block */
+constexpr int TRANSPOSED_DEPTH = 128; /* rows of W at once */
+constexpr int TRANSPOSED_STEPS = TRANSPOSED_DEPTH / 16, SPAN_STEPS = SPAN / 16;
 
 /* x of TURNED_DEPTH rows of W: a lane's four rows as two pairs. */
 template <int P, int NT>
-struct turned_x {
-    uint2 at[P][TURNED_STEPS][8 * NT][4];
+struct transposed_x {
+    uint2 at[P][TRANSPOSED_STEPS][8 * NT][4];
 };
 
 template <int P, int NT>
-static __device__ __forceinline__ void load_turned(turned_x<P, NT> *to, const heads_job &h,
-                                                   int32_t first, int32_t depth, int32_t n) {
+static __device__ __forceinline__ void load_transposed(transposed_x<P, NT> *to,
+                                                       const heads_job &h, int32_t first,
+                                                       int32_t depth, int32_t n) {
     const int32_t head = (int32_t)blockIdx.y;
-    for (int i = threadIdx.x; i < 8 * NT * TURNED_STEPS * 4; i += TURNED_WARPS * WARP) {
-        const int row = i / (TURNED_STEPS * 4), step = i / 4 % TURNED_STEPS, quarter = i % 4;
+    for (int i = threadIdx.x; i < 8 * NT * TRANSPOSED_STEPS * 4; i += TRANSPOSED_WARPS * WARP) {
+        const int row = i / (TRANSPOSED_STEPS * 4), step = i / 4 % TRANSPOSED_STEPS,
+                  quarter = i % 4;
         const int32_t at = depth + 16 * step + 4 * quarter;
         const cuda_act *x = h.x + (first + row) * h.x_stride + head * h.x_head + at;
         float f[4];
@@ -53,14 +55,15 @@ static __device__ __forceinline__ void load_turned(turned_x<P, NT> *to, const he
 
 /* Four columns of four rows of W; E4M3: a word a row, BF16: two. */
 template <int R>
-struct turned_raw {
+struct transposed_raw {
     enum { WORDS = R == READ_BF16 ? 2 : 1 };
     uint32_t word[4][WORDS];
 };
 
 template <int R>
-static __device__ __forceinline__ void load_square(turned_raw<R> *to, const weight_arrays &a,
-                                                   int64_t cols, int32_t row, int32_t col) {
+static __device__ __forceinline__ void load_square(transposed_raw<R> *to,
+                                                   const weight_arrays &a, int64_t cols,
+                                                   int32_t row, int32_t col) {
 #pragma unroll
     for (int k = 0; k < 4; k++) {
         const int64_t at = (int64_t)(row + k) * cols + col;
@@ -76,8 +79,8 @@ static __device__ __forceinline__ void load_square(turned_raw<R> *to, const weig
 
 /* Column `col` of rows 2 * pair and 2 * pair + 1 as a pair of bfloat16. */
 template <int R>
-static __device__ __forceinline__ uint32_t turned_pair(const turned_raw<R> &raw, int col,
-                                                       int pair) {
+static __device__ __forceinline__ uint32_t transposed_pair(const transposed_raw<R> &raw,
+                                                           int col, int pair) {
     const uint32_t *first = raw.word[2 * pair], *second = raw.word[2 * pair + 1];
     if constexpr (R == READ_BF16) {
         return __byte_perm(first[col / 2], second[col / 2], col % 2 ? 0x7632 : 0x5410);
@@ -91,33 +94,33 @@ static __device__ __forceinline__ uint32_t turned_pair(const turned_raw<R> &raw,
 
 /* The tiles of 16 columns: column 4g of tile 0, 4g + 1 of its lower half, and so on. */
 template <int R>
-static __device__ __forceinline__ void turn(uint32_t (*a)[4], const turned_raw<R> &raw) {
+static __device__ __forceinline__ void turn(uint32_t (*a)[4], const transposed_raw<R> &raw) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const int tile = i / 4, k = i % 4;
-        a[tile][k] = turned_pair<R>(raw, 2 * tile + k % 2, k / 2);
+        a[tile][k] = transposed_pair<R>(raw, 2 * tile + k % 2, k / 2);
     }
 }
 
 template <int R, int P, int NT>
-static __global__ void __launch_bounds__(TURNED_WARPS *WARP)
-    turned_heads(heads_job h, weight_shape s, weight_arrays a) {
-    __shared__ turned_x<P, NT> xs;
+static __global__ void __launch_bounds__(TRANSPOSED_WARPS *WARP)
+    transposed_heads(heads_job h, weight_shape s, weight_arrays a) {
+    __shared__ transposed_x<P, NT> xs;
     const int lane = threadIdx.x % WARP, g = lane / 4, q = lane % 4;
     const int32_t head = (int32_t)blockIdx.y, first = (int32_t)blockIdx.z * 8 * NT;
     const int32_t col =
-        (int32_t)blockIdx.x * TURNED_COLS + (int32_t)threadIdx.x / WARP * 32 + 4 * g;
+        (int32_t)blockIdx.x * TRANSPOSED_COLS + (int32_t)threadIdx.x / WARP * 32 + 4 * g;
     const int32_t row0 = h.first_row + head * h.head_rows;
     const bool idle = col - 4 * g >= s.cols;
     float acc[2][NT][4] = {};
-    for (int32_t depth = 0; depth < h.n_rows; depth += TURNED_DEPTH) {
+    for (int32_t depth = 0; depth < h.n_rows; depth += TRANSPOSED_DEPTH) {
         __syncthreads(); /* the rows before are done with */
-        load_turned<P, NT>(&xs, h, first, depth, h.n_rows);
+        load_transposed<P, NT>(&xs, h, first, depth, h.n_rows);
         __syncthreads();
-        for (int span = 0; span < TURNED_DEPTH / SPAN && !idle; span++) {
+        for (int span = 0; span < TRANSPOSED_DEPTH / SPAN && !idle; span++) {
             const int32_t row = row0 + depth + span * SPAN;
             if (depth + span * SPAN >= h.n_rows) break;
-            turned_raw<R> raw[SPAN_STEPS];
+            transposed_raw<R> raw[SPAN_STEPS];
             float d[2][NT][4] = {};
 #pragma unroll
             for (int k = 0; k < SPAN_STEPS; k++) {
@@ -164,7 +167,7 @@ static __global__ void __launch_bounds__(TURNED_WARPS *WARP)
 }
 
 /* Whole spans of one scale; decided by the matrix alone. */
-static inline bool turned_fits(const heads_job &h, const hd_weight *w) {
+static inline bool transposed_fits(const heads_job &h, const hd_weight *w) {
     const reading r = reading_of(w, true);
     if ((r != READ_BF16 && r != READ_E4M3) || h.n_rows % SPAN) return false;
     if (!w->scale) return true;
@@ -172,24 +175,24 @@ static inline bool turned_fits(const heads_job &h, const hd_weight *w) {
 }
 
 template <int R, int P>
-static void launch_turned_rows(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
-    const unsigned cols = blocks_for(w->cols, TURNED_COLS), heads = (unsigned)h.heads;
+static void launch_transposed_rows(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
+    const unsigned cols = blocks_for(w->cols, TRANSPOSED_COLS), heads = (unsigned)h.heads;
     if (h.rows <= 8) {
-        turned_heads<R, P, 1><<<dim3(cols, heads), TURNED_WARPS * WARP, 0, queue>>>(
+        transposed_heads<R, P, 1><<<dim3(cols, heads), TRANSPOSED_WARPS * WARP, 0, queue>>>(
             h, shape_of(w), arrays_of(w));
     } else {
         const dim3 grid(cols, heads, blocks_for(h.rows, 32));
-        turned_heads<R, P, 4>
-            <<<grid, TURNED_WARPS * WARP, 0, queue>>>(h, shape_of(w), arrays_of(w));
+        transposed_heads<R, P, 4>
+            <<<grid, TRANSPOSED_WARPS * WARP, 0, queue>>>(h, shape_of(w), arrays_of(w));
     }
 }
 
 template <int P>
-static void launch_turned(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
+static void launch_transposed(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
     if (reading_of(w, true) == READ_BF16) {
-        launch_turned_rows<READ_BF16, P>(queue, h, w);
+        launch_transposed_rows<READ_BF16, P>(queue, h, w);
     } else {
-        launch_turned_rows<READ_E4M3, P>(queue, h, w);
+        launch_transposed_rows<READ_E4M3, P>(queue, h, w);
     }
 }
 

@@ -82,31 +82,32 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
 }
 
 template <int R, int P, int MT>
-static __global__ void __launch_bounds__(FEW_THREADS, 2)
-    few_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e,
-                int32_t outs) {
+static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
+    small_m_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e,
+                    int32_t outs) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t col = (int32_t)blockIdx.x * outs;
-    const tile mine = take_tile<FEW_ROWS>(&job, g, s, col);
+    const tile mine = take_tile<SMALL_M_ROWS>(&job, g, s, col);
     if (mine.expert < 0) return;
     const mma_block block = {mine.n, col, min(outs, s.rows - col), false};
-    mma_few<R, P, MT>(shared, job, block, s, e.at[mine.expert]);
+    mma_small_m<R, P, MT>(shared, job, block, s, e.at[mine.expert]);
 }
 
 /* n_blocks share each row's slices. */
 template <int R, int P, int ROWS>
-static __global__ void __launch_bounds__(many_of<R, ROWS>::THREADS, many_of<R, ROWS>::AT_ONCE)
-    many_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e,
-                 int n_blocks) {
+static __global__ void __launch_bounds__(large_m_of<R, ROWS>::THREADS,
+                                         large_m_of<R, ROWS>::AT_ONCE)
+    large_m_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e,
+                    int n_blocks) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
-    const int32_t col = (int32_t)blockIdx.x / n_blocks * MANY_OUTS;
+    const int32_t col = (int32_t)blockIdx.x / n_blocks * LARGE_M_OUTS;
     const tile mine = take_tile<ROWS>(&job, g, s, col);
     if (mine.expert < 0) return;
-    const mma_block block = {mine.n, col, min(MANY_OUTS, s.rows - col), false};
-    mma_many<R, P, ROWS>(shared, job, block, s, e.at[mine.expert], (int)blockIdx.x % n_blocks,
-                         n_blocks);
+    const mma_block block = {mine.n, col, min(LARGE_M_OUTS, s.rows - col), false};
+    mma_large_m<R, P, ROWS>(shared, job, block, s, e.at[mine.expert],
+                            (int)blockIdx.x % n_blocks, n_blocks);
 }
 
 /* Tiles of `rows` places that may be needed, whatever the experts have. */
@@ -129,38 +130,39 @@ static void launch_product(cudaStream_t queue, const grouped_job &g, const hd_we
 }
 
 template <int R, int P, int MT>
-static void launch_few(cudaStream_t queue, const grouped_job &g, const hd_weight *w,
-                       int groups) {
-    const size_t bytes = sizeof(few_shared<R, MT>);
+static void launch_small_m(cudaStream_t queue, const grouped_job &g, const hd_weight *w,
+                           int groups) {
+    const size_t bytes = sizeof(small_m_shared<R, MT>);
     const int32_t outs = groups * 16 * MT; /* of a block */
-    const dim3 grid(blocks_for(w->rows, outs), most_tiles(g, FEW_ROWS));
-    cudaFuncSetAttribute(few_grouped<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    const dim3 grid(blocks_for(w->rows, outs), most_tiles(g, SMALL_M_ROWS));
+    cudaFuncSetAttribute(small_m_grouped<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int)bytes);
-    few_grouped<R, P, MT>
-        <<<grid, FEW_THREADS, bytes, queue>>>(g, shape_of(w), all_arrays(g, w), outs);
+    small_m_grouped<R, P, MT>
+        <<<grid, SMALL_M_THREADS, bytes, queue>>>(g, shape_of(w), all_arrays(g, w), outs);
 }
 
 template <int R, int P, int ROWS>
-static void launch_many(hd_stream *stream, const grouped_job &g, const hd_weight *w) {
-    const dim3 grid(blocks_for(w->rows, MANY_OUTS), most_tiles(g, ROWS));
+static void launch_large_m(hd_stream *stream, const grouped_job &g, const hd_weight *w) {
+    const dim3 grid(blocks_for(w->rows, LARGE_M_OUTS), most_tiles(g, ROWS));
     const int64_t blocks = (int64_t)grid.x * grid.y;
     const int n = blocks_of_row<R, P, ROWS>(blocks, w->cols, hd_stream_workers(stream));
-    launch_cluster(many_grouped<R, P, ROWS>, grid, many_of<R, ROWS>::THREADS, n,
-                   many_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), g, shape_of(w),
+    launch_cluster(large_m_grouped<R, P, ROWS>, grid, large_m_of<R, ROWS>::THREADS, n,
+                   large_m_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), g, shape_of(w),
                    all_arrays(g, w), n);
 }
 
 /* By how many places an expert has on average. */
 template <int R, int P>
 static void launch_rows(hd_stream *s, const grouped_job &g, const hd_weight *w) {
-    if (g.n_places > 24 * g.n_experts) return launch_many<R, P, 64>(s, g, w);
-    if (g.n_places > 8 * g.n_experts) return launch_many<R, P, 32>(s, g, w);
-    const few_plan plan = plan_few(w->rows, most_tiles(g, FEW_ROWS), hd_stream_workers(s));
+    if (g.n_places > 24 * g.n_experts) return launch_large_m<R, P, 64>(s, g, w);
+    if (g.n_places > 8 * g.n_experts) return launch_large_m<R, P, 32>(s, g, w);
+    const small_m_plan plan =
+        plan_small_m(w->rows, most_tiles(g, SMALL_M_ROWS), hd_stream_workers(s));
     const int groups = plan.groups < MAX_GROUPS ? plan.groups : MAX_GROUPS;
     if (plan.tiles == 1) {
-        launch_few<R, P, 1>(hd_cuda_stream(s), g, w, groups);
+        launch_small_m<R, P, 1>(hd_cuda_stream(s), g, w, groups);
     } else {
-        launch_few<R, P, 2>(hd_cuda_stream(s), g, w, groups);
+        launch_small_m<R, P, 2>(hd_cuda_stream(s), g, w, groups);
     }
 }
 
@@ -190,7 +192,7 @@ static void multiply_experts(hd_stream *s, const grouped_job &g, const hd_weight
 }
 
 template <int P>
-static void linear_grouped(hd_stream *s, const hd_linear_grouped_args *a) {
+static void grouped_gemm(hd_stream *s, const hd_grouped_gemm_args *a) {
     if (a->n_places == 0) return;
     for (int32_t first = 0; first < a->n_experts; first += MAX_EXPERTS) {
         const int32_t left = a->n_experts - first;
@@ -203,13 +205,13 @@ static void linear_grouped(hd_stream *s, const hd_linear_grouped_args *a) {
                                a->n_places};
         multiply_experts<P>(s, g, a->w + first);
     }
-    hd_cuda_check(s, "linear_grouped");
+    hd_cuda_check(s, "grouped_gemm");
 }
 
-void hd_linear_grouped_cuda(hd_stream *s, const hd_linear_grouped_args *a) {
-    linear_grouped<EXACT>(s, a);
+void hd_grouped_gemm_cuda(hd_stream *s, const hd_grouped_gemm_args *a) {
+    grouped_gemm<EXACT>(s, a);
 }
 
-void hd_linear_grouped_cuda_fast(hd_stream *s, const hd_linear_grouped_args *a) {
-    linear_grouped<FAST>(s, a);
+void hd_grouped_gemm_cuda_fast(hd_stream *s, const hd_grouped_gemm_args *a) {
+    grouped_gemm<FAST>(s, a);
 }

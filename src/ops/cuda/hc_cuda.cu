@@ -5,8 +5,9 @@
 #include "ops/cuda/cuda_internal.cuh"
 
 constexpr int MAX_MIX = 2 * HD_MAX_HC + HD_MAX_HC * HD_MAX_HC;
-constexpr int MANY_ROWS = 8, MANY_MIX = 5; /* of a block of mix_values, where there are many */
-constexpr int STRETCH = 8 * BLOCK;         /* columns of a block of mix_values */
+constexpr int LARGE_M_ROWS = 8,
+              LARGE_M_MIX = 5;     /* of a block of mix_values, where there are many */
+constexpr int STRETCH = 8 * BLOCK; /* columns of a block of mix_values */
 
 /* Row r's products with fn [n] and, behind them, its sum of squares, of every stretch. */
 struct mixes {
@@ -62,9 +63,9 @@ static void mix_rows(cudaStream_t queue, const mixes &a) {
         const dim3 grid((unsigned)a.rows, (unsigned)a.n + 1, stretches);
         mix_values<1, 1><<<grid, BLOCK, 0, queue>>>(a);
     } else {
-        const dim3 grid(blocks_for(a.rows, MANY_ROWS), blocks_for(a.n + 1, MANY_MIX),
+        const dim3 grid(blocks_for(a.rows, LARGE_M_ROWS), blocks_for(a.n + 1, LARGE_M_MIX),
                         stretches);
-        mix_values<MANY_ROWS, MANY_MIX><<<grid, BLOCK, 0, queue>>>(a);
+        mix_values<LARGE_M_ROWS, LARGE_M_MIX><<<grid, BLOCK, 0, queue>>>(a);
     }
 }
 

@@ -48,13 +48,13 @@ static __device__ __forceinline__ half_rows keys_at(const score_block &b, int i)
     return {b.keys.at + (uint32_t)(i * TILE * b.keys.cols * 4), b.keys.cols};
 }
 
-static size_t score_bytes(const hd_index_select_args *a) {
+static size_t score_bytes(const hd_indexer_topk_args *a) {
     const size_t heads = (size_t)whole_heads(a->heads), cols = (size_t)half_cols(a->keys.width);
     return (heads + 2 * TILE) * cols * 4 + heads * sizeof(float) + 2 * TILE * sizeof(int) +
            HEAD_GROUPS * TILE * sizeof(float);
 }
 
-static __device__ score_block carve(uint8_t *shared, const hd_index_select_args &a) {
+static __device__ score_block carve(uint8_t *shared, const hd_indexer_topk_args &a) {
     const int32_t heads = whole_heads(a.heads), cols = half_cols(a.keys.width);
     score_block b;
     b.q = {shared_address(shared), cols};
@@ -67,7 +67,7 @@ static __device__ score_block carve(uint8_t *shared, const hd_index_select_args 
 
 /* The row's queries and head weights; a warp takes every eighth head. */
 template <int P>
-static __device__ void load_queries(const score_block &b, const hd_index_select_args &a,
+static __device__ void load_queries(const score_block &b, const hd_indexer_topk_args &a,
                                     int32_t row, bool quads) {
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int32_t width = a.keys.width, heads = whole_heads(a.heads);
@@ -88,7 +88,7 @@ static __device__ void load_queries(const score_block &b, const hd_index_select_
 }
 
 /* Where the key is that this lane looks up for its warp, of [first, first + TILE); NULL: none. */
-static __device__ __forceinline__ const cuda_act *find_key(const hd_index_select_args &a,
+static __device__ __forceinline__ const cuda_act *find_key(const hd_indexer_topk_args &a,
                                                            int32_t seq, int32_t first,
                                                            int32_t n) {
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
@@ -97,7 +97,7 @@ static __device__ __forceinline__ const cuda_act *find_key(const hd_index_select
 }
 
 /* The warp's OWN_KEYS keys of a tile on their way. */
-static __device__ void load_keys(const half_rows &to, const hd_index_select_args &a,
+static __device__ void load_keys(const half_rows &to, const hd_indexer_topk_args &a,
                                  const cuda_act *found, bool quads) {
     const int own = threadIdx.x / WARP * OWN_KEYS;
     for (int i = 0; i < OWN_KEYS; i++) {
@@ -115,16 +115,16 @@ static __device__ __forceinline__ void multiply(float (*sum)[4], const half_rows
 #pragma unroll
         for (int step = first; step < first + 4; step++) {
             if (step >= q.cols / 16) break;
-            uint32_t a[HALVES<P>][1][4], k[HALVES<P>][WARP_KEYS / 16][4];
+            uint32_t a[SPLIT<P>][1][4], k[SPLIT<P>][WARP_KEYS / 16][4];
 #pragma unroll
-            for (int h = 0; h < HALVES<P>; h++) {
+            for (int h = 0; h < SPLIT<P>; h++) {
                 load_a(a[h][0], q, head, step, h);
 #pragma unroll
                 for (int t = 0; t < WARP_KEYS / 16; t++) {
                     load_b(k[h][t], keys, key + 16 * t, step, h);
                 }
             }
-            mma_halves<P, 1, WARP_KEYS / 8>(part, a, k);
+            mma_split<P, 1, WARP_KEYS / 8>(part, a, k);
         }
 #pragma unroll
         for (int i = 0; i < WARP_KEYS / 8 * 4; i++) sum[i / 4][i % 4] += part[i / 4][i % 4];
@@ -163,7 +163,7 @@ static __device__ __forceinline__ void add_heads(const score_block &b, const hal
 
 template <int P>
 static __global__ void __launch_bounds__(BLOCK)
-    score_keys(hd_index_select_args a, score_rows to) {
+    score_keys(hd_indexer_topk_args a, score_rows to) {
     extern __shared__ __align__(128) uint8_t shared[];
     const int32_t row = to.first + (int32_t)blockIdx.y, seq = a.seq[row];
     const int32_t n = visible_entries(a.pos[row], a.ratio), stride = (int32_t)gridDim.x * TILE;
@@ -310,7 +310,7 @@ static __device__ void write_kept(select_shared *s, const float *score, int32_t 
 }
 
 static __global__ void __launch_bounds__(SELECT_THREADS)
-    keep_best(hd_index_select_args a, score_rows from) {
+    keep_best(hd_indexer_topk_args a, score_rows from) {
     __shared__ select_shared shared;
     const int32_t n_blocks = (int32_t)cg::this_cluster().num_blocks();
     const int32_t rank = (int32_t)blockIdx.x % n_blocks, in_launch = blockIdx.x / n_blocks;
@@ -345,7 +345,7 @@ static __global__ void __launch_bounds__(SELECT_THREADS)
 }
 
 /* Few rows: blocks of a row work together. */
-static void launch_keep_best(cudaStream_t queue, const hd_index_select_args &a,
+static void launch_keep_best(cudaStream_t queue, const hd_indexer_topk_args &a,
                              const score_rows &rows, int32_t n) {
     cudaLaunchAttribute cluster = {};
     cudaLaunchConfig_t config = {};
@@ -361,7 +361,7 @@ static void launch_keep_best(cudaStream_t queue, const hd_index_select_args &a,
 }
 
 template <int P>
-static void index_select(hd_stream *s, const hd_index_select_args *a) {
+static void indexer_topk(hd_stream *s, const hd_indexer_topk_args *a) {
     const int32_t at_once = hd_stream_workers(s), fill = 2 * at_once;
     const size_t bytes = score_bytes(a);
     if (a->rows > 0 && bytes > MAX_SHARED) {
@@ -379,13 +379,13 @@ static void index_select(hd_stream *s, const hd_index_select_args *a) {
         score_keys<P><<<grid, BLOCK, bytes, queue>>>(*a, rows);
         launch_keep_best(queue, *a, rows, n);
     }
-    hd_cuda_check(s, "index_select");
+    hd_cuda_check(s, "indexer_topk");
 }
 
-void hd_index_select_cuda(hd_stream *s, const hd_index_select_args *a) {
-    index_select<EXACT>(s, a);
+void hd_indexer_topk_cuda(hd_stream *s, const hd_indexer_topk_args *a) {
+    indexer_topk<EXACT>(s, a);
 }
 
-void hd_index_select_cuda_fast(hd_stream *s, const hd_index_select_args *a) {
-    index_select<FAST>(s, a);
+void hd_indexer_topk_cuda_fast(hd_stream *s, const hd_indexer_topk_args *a) {
+    indexer_topk<FAST>(s, a);
 }

@@ -18,7 +18,7 @@
 #include "ops/cuda/weight_internal.cuh"
 
 constexpr int MMA_SLICES = 8;
-constexpr int MANY_ROWS = 64; /* of x in a block, at most */
+constexpr int LARGE_M_ROWS = 64; /* of x in a block, at most */
 constexpr size_t MAX_SHARED = 227 * 1024;
 
 /* A span, by how the matrix is read: a lane's columns of a row, in QUADS of 16 bytes, four
@@ -43,8 +43,8 @@ static __device__ __forceinline__ int eight_col(int quarter, int eight) {
 
 /* Rows of x, aligned to 16 bytes, and outputs of one block. */
 struct mma_job {
-    const cuda_act *x[MANY_ROWS]; /* [n_x] */
-    void *out[MANY_ROWS];         /* [n_x] at the block's first output column */
+    const cuda_act *x[LARGE_M_ROWS]; /* [n_x] */
+    void *out[LARGE_M_ROWS];         /* [n_x] at the block's first output column */
 };
 
 struct mma_block {

@@ -28,7 +28,7 @@ static __device__ void softmax_scores(const float *logits, float *score, int32_t
     }
 }
 
-static __device__ void score_experts(const hd_route_rule &rule, const float *logits,
+static __device__ void score_experts(const hd_router_rule &rule, const float *logits,
                                      float *score) {
     const int32_t n = rule.n_experts;
     if (rule.score == HD_SCORE_SOFTMAX) {
@@ -41,7 +41,7 @@ static __device__ void score_experts(const hd_route_rule &rule, const float *log
     }
 }
 
-static __device__ float group_score(const hd_route_rule &rule, const float *choice,
+static __device__ float group_score(const hd_router_rule &rule, const float *choice,
                                     int32_t group) {
     const int32_t size = rule.n_experts / rule.n_groups;
     float best = -CUDART_INF_F, second = -CUDART_INF_F;
@@ -58,7 +58,7 @@ static __device__ float group_score(const hd_route_rule &rule, const float *choi
 
 /* Sets the choice of every expert outside the top_groups best groups to -inf. A group goes if
  * top_groups others beat it; a lower number wins a tie. group: scratch of one per group. */
-static __device__ void keep_best_groups(const hd_route_rule &rule, float *choice,
+static __device__ void keep_best_groups(const hd_router_rule &rule, float *choice,
                                         float *group) {
     const int32_t size = rule.n_experts / rule.n_groups;
     for (int32_t g = threadIdx.x; g < rule.n_groups; g += ROUTE_THREADS) {
@@ -78,7 +78,7 @@ static __device__ void keep_best_groups(const hd_route_rule &rule, float *choice
 
 /* One warp: the best expert left, top_k times over. NaN never beats another, but the first
  * expert left stands if nothing beats it. taken: a flag per expert. */
-static __device__ void choose(const hd_route_rule &rule, const float *choice, uint8_t *taken,
+static __device__ void choose(const hd_router_rule &rule, const float *choice, uint8_t *taken,
                               int32_t *expert) {
     const int lane = threadIdx.x;
     for (int32_t k = 0; k < rule.top_k; k++) {
@@ -108,7 +108,7 @@ static __device__ void choose(const hd_route_rule &rule, const float *choice, ui
     }
 }
 
-static __global__ void __launch_bounds__(ROUTE_THREADS) route(hd_route_args a) {
+static __global__ void __launch_bounds__(ROUTE_THREADS) moe_topk(hd_moe_topk_args a) {
     extern __shared__ float shared[]; /* score, choice, a score per group, flags */
     const int32_t n = a.rule.n_experts, k = a.rule.top_k;
     float *score = shared, *choice = score + n, *group = choice + n;
@@ -138,18 +138,18 @@ static __global__ void __launch_bounds__(ROUTE_THREADS) route(hd_route_args a) {
     }
 }
 
-void hd_route_cuda(hd_stream *s, const hd_route_args *a) {
+void hd_moe_topk_cuda(hd_stream *s, const hd_moe_topk_args *a) {
     if (a->rows == 0) return;
     const size_t n = (size_t)a->rule.n_experts;
     const size_t bytes = (2 * n + (size_t)a->rule.n_groups) * sizeof(float) + n;
     const size_t whole = (bytes + 15) / 16 * 16; /* the compiler reads several at once */
-    route<<<a->rows, ROUTE_THREADS, whole, hd_cuda_stream(s)>>>(*a);
-    hd_cuda_check(s, "route");
+    moe_topk<<<a->rows, ROUTE_THREADS, whole, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "moe_topk");
 }
 
 /* ---- permute: a warp per expert counts what comes before its own, then places its own ---- */
 
-static __global__ void __launch_bounds__(BLOCK) permute(hd_permute_args a) {
+static __global__ void __launch_bounds__(BLOCK) moe_permute(hd_moe_permute_args a) {
     const int32_t e = (int32_t)(blockIdx.x * BLOCK + threadIdx.x) / WARP;
     const int lane = threadIdx.x % WARP;
     const int32_t n = a.rows * a.top_k;
@@ -178,17 +178,17 @@ static __global__ void __launch_bounds__(BLOCK) permute(hd_permute_args a) {
     if (lane == 0 && a.load) a.load[e] += counted;
 }
 
-void hd_permute_cuda(hd_stream *s, const hd_permute_args *a) {
+void hd_moe_permute_cuda(hd_stream *s, const hd_moe_permute_args *a) {
     const unsigned grid = blocks_for(a->n_experts, BLOCK / WARP);
-    permute<<<grid, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
-    hd_cuda_check(s, "permute");
+    moe_permute<<<grid, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "moe_permute");
 }
 
 /* ---- combine ---- */
 
 /* A block per token and BLOCK columns, all of a column's choices on their way at once: in order
  * of place, which is the order of experts. */
-static __global__ void __launch_bounds__(BLOCK) combine(hd_combine_args a) {
+static __global__ void __launch_bounds__(BLOCK) moe_combine(hd_moe_combine_args a) {
     extern __shared__ int32_t sorted[]; /* [top_k] places, then weights */
     float *weight = reinterpret_cast<float *>(sorted + a.top_k);
     const int64_t t = blockIdx.x;
@@ -211,11 +211,11 @@ static __global__ void __launch_bounds__(BLOCK) combine(hd_combine_args a) {
     acts(a.out)[t * a.cols + c] = narrow((float)sum);
 }
 
-void hd_combine_cuda(hd_stream *s, const hd_combine_args *a) {
+void hd_moe_combine_cuda(hd_stream *s, const hd_moe_combine_args *a) {
     if (a->rows == 0) return;
     const size_t bytes = (size_t)a->top_k * (sizeof(int32_t) + sizeof(float));
     const size_t whole = (bytes + 15) / 16 * 16; /* the compiler reads several at once */
     const dim3 grid((unsigned)a->rows, blocks_for(a->cols, BLOCK));
-    combine<<<grid, BLOCK, whole, hd_cuda_stream(s)>>>(*a);
-    hd_cuda_check(s, "combine");
+    moe_combine<<<grid, BLOCK, whole, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "moe_combine");
 }

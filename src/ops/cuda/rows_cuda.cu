@@ -168,17 +168,17 @@ void hd_rope_cuda(hd_stream *s, const hd_rope_args *a) {
     hd_cuda_check(s, "rope");
 }
 
-static __global__ void store(hd_store_args a) {
+static __global__ void kv_store(hd_kv_store_args a) {
     const int32_t r = (int32_t)blockIdx.x;
     const cuda_act *x = acts(a.x) + r * stride_or(a.x_stride, a.pool.width);
     cuda_act *to = paged_entry(a.pool, a.seq[r], a.pos[r]);
     for (int32_t c = threadIdx.x; c < a.pool.width; c += BLOCK) to[c] = x[c];
 }
 
-void hd_store_cuda(hd_stream *s, const hd_store_args *a) {
+void hd_kv_store_cuda(hd_stream *s, const hd_kv_store_args *a) {
     if (a->rows == 0) return;
-    store<<<a->rows, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
-    hd_cuda_check(s, "store");
+    kv_store<<<a->rows, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "kv_store");
 }
 
 static __global__ void swiglu(hd_swiglu_args a) {

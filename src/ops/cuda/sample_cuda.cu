@@ -111,8 +111,8 @@ static __device__ whole draw_below(uint64_t seed, int32_t position, whole total)
     const uint2 x = philox(seed, DRAW_TOKEN, (uint64_t)position);
     const uint64_t low = (uint32_t)total, high = total >> 32;
     const uint64_t middle = x.x * low + (x.y * low >> 32);
-    const uint64_t carry = x.y * high + (uint32_t)middle;
-    return x.x * high + (middle >> 32) + (carry >> 32);
+    const uint64_t mirror = x.y * high + (uint32_t)middle;
+    return x.x * high + (middle >> 32) + (mirror >> 32);
 }
 
 /* ---- whole blocks ---- */
@@ -377,7 +377,7 @@ static __device__ __forceinline__ int32_t given_at(const hd_sample_args &a, int3
 }
 
 /* Whether the row's draft stands although another token might be chosen. */
-static __device__ bool stands(const row_state &r, int32_t draft) {
+static __device__ bool is_accepted(const row_state &r, int32_t draft) {
     const whole own = rank_of(r.y[draft], draft);
     whole before = 0, total = 0;
     if (r.y[draft] == -CUDART_INF_F) return false;
@@ -460,7 +460,7 @@ static __device__ int32_t choose_by_score(const hd_sample_args &a, row_state &r,
     const int32_t token = index_of(best);
     r.max = r.y[token];
     const bool relaxed = a.draft && p.relaxed_top > 0 && p.relaxed_delta > 0.0f;
-    if (relaxed && a.draft[row] >= 0 && stands(r, a.draft[row])) return a.draft[row];
+    if (relaxed && a.draft[row] >= 0 && is_accepted(r, a.draft[row])) return a.draft[row];
     if (p.temperature <= 0.0f || p.top_k == 1) return token;
     r.inverse = inverse_temperature(p.temperature);
     return draw(r, a.position[row], bin);

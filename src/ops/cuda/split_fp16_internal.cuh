@@ -21,7 +21,7 @@ constexpr int TOP_BIT = 13;   /* of a shifted row */
 constexpr int NO_SHIFT = 127; /* the biased exponent of one */
 
 template <int P>
-constexpr int HALVES = P == EXACT ? 2 : 1; /* highs, lows */
+constexpr int SPLIT = P == EXACT ? 2 : 1; /* highs, lows */
 
 struct half_rows {
     uint32_t at;  /* an address of shared memory */
@@ -196,7 +196,7 @@ static __device__ __forceinline__ void load_four(uint32_t *r, uint32_t at) {
                  : "r"(at));
 }
 
-static __device__ __forceinline__ void load_four_turned(uint32_t *r, uint32_t at) {
+static __device__ __forceinline__ void load_four_transposed(uint32_t *r, uint32_t at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(at));
@@ -217,10 +217,10 @@ static __device__ __forceinline__ void load_b(uint32_t *b, const half_rows &r, i
 }
 
 /* B of two tiles of 8 columns each, from 8 * unit on, 16 rows as the inner dimension. */
-static __device__ __forceinline__ void load_b_turned(uint32_t *b, const half_rows &r, int row,
-                                                     int unit, int part) {
+static __device__ __forceinline__ void load_b_transposed(uint32_t *b, const half_rows &r,
+                                                         int row, int unit, int part) {
     const int lane = threadIdx.x % WARP, m = lane / 8;
-    load_four_turned(b, chunk_at(r, row + m % 2 * 8 + lane % 8, 2 * (unit + m / 2) + part));
+    load_four_transposed(b, chunk_at(r, row + m % 2 * 8 + lane % 8, 2 * (unit + m / 2) + part));
 }
 
 template <int P>
@@ -245,8 +245,8 @@ static __device__ __forceinline__ void mma_half(float *d, const uint32_t *a, uin
  * other have sums of their own, because one that waits for the one before takes several times as
  * long. */
 template <int P, int NA, int NB>
-static __device__ __forceinline__ void mma_halves(float (*d)[4], const uint32_t (*a)[NA][4],
-                                                  const uint32_t (*b)[NB / 2][4]) {
+static __device__ __forceinline__ void mma_split(float (*d)[4], const uint32_t (*a)[NA][4],
+                                                 const uint32_t (*b)[NB / 2][4]) {
 #pragma unroll
     for (int product = 3 - P; product < 3; product++) {
         const int low_a = product == 1, low_b = product == 0;

@@ -5,7 +5,7 @@
 #include "ops/cuda/philox_internal.cuh"
 
 constexpr uint32_t DRAW_FORCED = 2; /* high counter word; the draws of tokens have 1 */
-constexpr int LAY_THREADS = 128;
+constexpr int PREPARE_THREADS = 128;
 
 /* ---- before the forward pass ---- */
 
@@ -18,65 +18,65 @@ static __device__ __forceinline__ float unit(uint32_t word) {
 static __device__ int32_t forced(const hd_acceptance &p, uint64_t seed, int32_t position,
                                  int32_t n) {
     const float luck = unit(philox(seed, DRAW_FORCED, (uint64_t)position).x);
-    int32_t standing = 0;
-    while (standing < n && luck < p.least[standing]) standing++;
-    return standing;
+    int32_t verifiable = 0;
+    while (verifiable < n && luck < p.least[verifiable]) verifiable++;
+    return verifiable;
 }
 
 /* Where the sequence begins, and how many of its drafts may stand; -1 where it is nobody's. */
-static __device__ int32_t begin(const hd_lay_step_args &a, int32_t i, hd_cursor *from) {
+static __device__ int32_t begin(const hd_prepare_step_args &a, int32_t i, hd_cursor *from) {
     const hd_step_seq &q = a.seqs[i];
     *from = {};
     if (i >= *a.n_live) return -1;
     const hd_cursor &at = q.fresh ? q.at : a.cursor[q.slot];
-    if (!q.fresh && at.position + 2 * a.n_drafts >= q.room) return -1;
+    if (!q.fresh && at.position + 2 * a.n_drafts >= q.capacity) return -1;
     *from = at;
     if (q.fresh) a.cursor[q.slot] = at;
     if (a.forced.least[0] <= 0.0f) return q.n_drafts;
     return forced(a.forced, a.params[q.slot].seed, at.position + 1, q.n_drafts);
 }
 
-static __device__ void lay_row(const hd_lay_step_args &a, int32_t i, int32_t k,
-                               const hd_cursor &from, int32_t standing) {
+static __device__ void prepare_row(const hd_prepare_step_args &a, int32_t i, int32_t k,
+                                   const hd_cursor &from, int32_t verifiable) {
     const int32_t row = i * (1 + a.n_drafts) + k;
     a.token[row] = k ? from.draft[k - 1] : from.token;
     a.pos[row] = from.position + k;
     a.seq[row] = i;
     a.logit_row[row] = row;
-    a.live[row] = k <= standing;
-    a.slot[row] = standing < 0 ? a.idle_slot : a.seqs[i].slot;
+    a.live[row] = k <= verifiable;
+    a.slot[row] = verifiable < 0 ? a.idle_slot : a.seqs[i].slot;
     a.position[row] = from.position + k + 1;
     a.n_drafted[row] = k;
-    a.given[row] = a.forced.least[0] > 0.0f && k < standing ? from.draft[k] : -1;
+    a.given[row] = a.forced.least[0] > 0.0f && k < verifiable ? from.draft[k] : -1;
 }
 
-static __global__ void __launch_bounds__(LAY_THREADS) lay_step(hd_lay_step_args a) {
+static __global__ void __launch_bounds__(PREPARE_THREADS) prepare_step(hd_prepare_step_args a) {
     __shared__ hd_cursor from;
-    __shared__ int32_t standing;
+    __shared__ int32_t verifiable;
     const int32_t i = (int32_t)blockIdx.x, per_seq = 1 + a.n_drafts;
     if (threadIdx.x == 0) {
-        standing = begin(a, i, &from);
-        a.standing[i] = standing;
+        verifiable = begin(a, i, &from);
+        a.verifiable[i] = verifiable;
         a.first_row[i] = i * per_seq;
         a.start[i] = from.position;
         if (i == a.n - 1) a.first_row[a.n] = a.n * per_seq;
-        if (i == 0) *a.turn = !*a.turn;
+        if (i == 0) *a.parity = !*a.parity;
     }
     __syncthreads();
-    for (int32_t k = threadIdx.x; k < per_seq; k += LAY_THREADS) {
-        lay_row(a, i, k, from, standing);
+    for (int32_t k = threadIdx.x; k < per_seq; k += PREPARE_THREADS) {
+        prepare_row(a, i, k, from, verifiable);
     }
-    if (standing >= 0) return;
-    for (int32_t p = threadIdx.x; p < a.table_stride; p += LAY_THREADS) {
+    if (verifiable >= 0) return;
+    for (int32_t p = threadIdx.x; p < a.table_stride; p += PREPARE_THREADS) {
         a.table[0][(int64_t)i * a.table_stride + p] = a.scratch_page[0];
         a.table[1][(int64_t)i * a.table_stride + p] = a.scratch_page[1];
     }
 }
 
-void hd_lay_step_cuda(hd_stream *s, const hd_lay_step_args *a) {
+void hd_prepare_step_cuda(hd_stream *s, const hd_prepare_step_args *a) {
     if (a->n == 0) return;
-    lay_step<<<a->n, LAY_THREADS, 0, hd_cuda_stream(s)>>>(*a);
-    hd_cuda_check(s, "lay_step");
+    prepare_step<<<a->n, PREPARE_THREADS, 0, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "prepare_step");
 }
 
 /* ---- behind it: a thread per sequence ---- */
@@ -90,7 +90,7 @@ static __device__ __forceinline__ bool has_penalty(const hd_sampling &p) {
            p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
 }
 
-static __device__ void count(const hd_settle_step_args &a, int32_t slot, const int32_t *token,
+static __device__ void count(const hd_commit_step_args &a, int32_t slot, const int32_t *token,
                              int32_t n) {
     uint16_t *counts = a.counts + (int64_t)a.params[slot].counts_row * a.vocab;
     for (int32_t k = 0; k < n; k++) {
@@ -99,35 +99,35 @@ static __device__ void count(const hd_settle_step_args &a, int32_t slot, const i
     }
 }
 
-static __global__ void settle_step(hd_settle_step_args a) {
+static __global__ void commit_step(hd_commit_step_args a) {
     const int32_t i = own_sequence();
     if (i >= a.n) return;
     const int32_t first = i * (1 + a.n_drafts), slot = a.seqs[i].slot;
-    const int32_t standing = a.standing[i];
+    const int32_t verifiable = a.verifiable[i];
     const int32_t *token = a.token + first, *input = a.input + first;
-    int32_t stood = 0;
-    while (stood < standing && token[stood] == input[stood + 1]) stood++;
-    a.accepted[i] = standing < 0 ? -1 : stood;
-    a.wanted[i] = first + stood;
+    int32_t n_accepted = 0;
+    while (n_accepted < verifiable && token[n_accepted] == input[n_accepted + 1]) n_accepted++;
+    a.accepted[i] = verifiable < 0 ? -1 : n_accepted;
+    a.wanted[i] = first + n_accepted;
     for (int32_t k = 0; k <= a.n_drafts; k++) {
-        a.next_token[first + k] = k <= stood ? max(token[k], 0) : 0;
+        a.next_token[first + k] = k <= n_accepted ? max(token[k], 0) : 0;
     }
-    if (standing < 0) return;
-    a.cursor[slot].position += stood + 1;
-    a.cursor[slot].token = max(token[stood], 0);
-    if (has_penalty(a.params[slot])) count(a, slot, token, stood + 1);
+    if (verifiable < 0) return;
+    a.cursor[slot].position += n_accepted + 1;
+    a.cursor[slot].token = max(token[n_accepted], 0);
+    if (has_penalty(a.params[slot])) count(a, slot, token, n_accepted + 1);
 }
 
-void hd_settle_step_cuda(hd_stream *s, const hd_settle_step_args *a) {
+void hd_commit_step_cuda(hd_stream *s, const hd_commit_step_args *a) {
     if (a->n == 0) return;
-    settle_step<<<blocks_for(a->n, WARP), WARP, 0, hd_cuda_stream(s)>>>(*a);
-    hd_cuda_check(s, "settle_step");
+    commit_step<<<blocks_for(a->n, WARP), WARP, 0, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "commit_step");
 }
 
-static __global__ void lay_draft(hd_lay_draft_args a) {
+static __global__ void prepare_draft(hd_prepare_draft_args a) {
     const int32_t i = own_sequence();
     if (i >= a.n) return;
-    const bool live = a.standing[i] >= 0;
+    const bool live = a.verifiable[i] >= 0;
     hd_cursor &c = a.cursor[a.seqs[i].slot];
     const int32_t guess = a.guess[i], before = a.at ? c.draft[a.at - 1] : c.token;
     const int32_t pos = live ? c.position + a.at : a.at;
@@ -140,18 +140,18 @@ static __global__ void lay_draft(hd_lay_draft_args a) {
     if (live) c.draft[a.at] = guess;
 }
 
-void hd_lay_draft_cuda(hd_stream *s, const hd_lay_draft_args *a) {
+void hd_prepare_draft_cuda(hd_stream *s, const hd_prepare_draft_args *a) {
     if (a->n == 0) return;
-    lay_draft<<<blocks_for(a->n, WARP), WARP, 0, hd_cuda_stream(s)>>>(*a);
-    hd_cuda_check(s, "lay_draft");
+    prepare_draft<<<blocks_for(a->n, WARP), WARP, 0, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "prepare_draft");
 }
 
 /* ---- to and from the host ---- */
 
-static __global__ void __launch_bounds__(BLOCK) carry(hd_carry_args a) {
-    const int32_t turn = *a.turn, bytes = a.bytes ? *a.bytes : a.most;
-    const uint4 *from = static_cast<const uint4 *>(a.from[turn]);
-    uint4 *to = static_cast<uint4 *>(a.to[turn]);
+static __global__ void __launch_bounds__(BLOCK) mirror(hd_mirror_args a) {
+    const int32_t parity = *a.parity, bytes = a.bytes ? *a.bytes : a.most;
+    const uint4 *from = static_cast<const uint4 *>(a.from[parity]);
+    uint4 *to = static_cast<uint4 *>(a.to[parity]);
     const int32_t all = (int32_t)(gridDim.x * BLOCK), n = bytes / (int32_t)sizeof(uint4);
     const int32_t first = (int32_t)(blockIdx.x * BLOCK + threadIdx.x);
     for (int32_t i = first; i < n; i += all) to[i] = from[i];
@@ -161,22 +161,22 @@ static __global__ void __launch_bounds__(BLOCK) carry(hd_carry_args a) {
     }
 }
 
-void hd_carry_cuda(hd_stream *s, const hd_carry_args *a) {
+void hd_mirror_cuda(hd_stream *s, const hd_mirror_args *a) {
     const int32_t workers = hd_stream_workers(s);
     const unsigned wanted = blocks_for(a->most, BLOCK * sizeof(uint4));
     const unsigned grid = wanted < (unsigned)workers ? wanted : (unsigned)workers;
     if (grid == 0) return;
-    carry<<<grid, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
-    hd_cuda_check(s, "carry");
+    mirror<<<grid, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "mirror");
 }
 
-static __global__ void stamp(hd_stamp_args a) {
+static __global__ void timestamp(hd_timestamp_args a) {
     unsigned long long now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
     *a.at = (int64_t)now;
 }
 
-void hd_stamp_cuda(hd_stream *s, const hd_stamp_args *a) {
-    stamp<<<1, 1, 0, hd_cuda_stream(s)>>>(*a);
-    hd_cuda_check(s, "stamp");
+void hd_timestamp_cuda(hd_stream *s, const hd_timestamp_args *a) {
+    timestamp<<<1, 1, 0, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "timestamp");
 }

@@ -1,9 +1,9 @@
 /* table_cuda.cu - the table of the CUDA operators. */
 #include "ops/cuda/cuda_internal.cuh"
 
-extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool library) {
+extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool cublaslt) {
     *t = {};
-    t->name = library                ? "cuda, fast, not batch-invariant"
+    t->name = cublaslt               ? "cuda, fast, not batch-invariant"
               : precision == HD_FAST ? "cuda, fast"
                                      : "cuda";
     t->act_bytes = sizeof(cuda_act);
@@ -15,8 +15,8 @@ extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool library
 #define X(op) t->op = hd_##op##_cuda_fast;
     FAST_OP_LIST(X)
 #undef X
-    if (!library) return;
-#define X(op) t->op = hd_##op##_cuda_library;
-    LIBRARY_OP_LIST(X)
+    if (!cublaslt) return;
+#define X(op) t->op = hd_##op##_cuda_cublaslt;
+    CUBLASLT_OP_LIST(X)
 #undef X
 }

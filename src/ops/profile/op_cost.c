@@ -41,24 +41,24 @@ typedef struct product {
     int32_t out_bytes;
 } product;
 
-static ops_cost cost_of(const ops_reader *r, const product *p) {
+static op_cost cost_of(const ops_reader *r, const product *p) {
     const double per_row =
         p->times * ((double)p->outs * p->out_bytes + (double)p->ins * r->act_bytes);
-    return (ops_cost){.w = p->w,
-                      .rows = p->rows,
-                      .outs = p->outs,
-                      .ins = p->ins,
-                      .bytes = stored_bytes(p->w, p->stored_rows) + p->rows * per_row,
-                      .flops = 2.0 * p->rows * p->times * p->outs * p->ins};
+    return (op_cost){.w = p->w,
+                     .rows = p->rows,
+                     .outs = p->outs,
+                     .ins = p->ins,
+                     .bytes = stored_bytes(p->w, p->stored_rows) + p->rows * per_row,
+                     .flops = 2.0 * p->rows * p->times * p->outs * p->ins};
 }
 
-ops_cost ops_cost_linear(ops_reader *r, const hd_linear_args *a) {
+op_cost ops_cost_linear(ops_reader *r, const hd_linear_args *a) {
     const int32_t out_bytes = a->out ? r->act_bytes : (int32_t)sizeof(float);
     const product p = {a->w, a->w->rows, a->rows, a->w->rows, a->w->cols, 1, out_bytes};
     return cost_of(r, &p);
 }
 
-ops_cost ops_cost_linear_heads(ops_reader *r, const hd_linear_heads_args *a) {
+op_cost ops_cost_linear_heads(ops_reader *r, const hd_linear_heads_args *a) {
     const product p = {.w = a->w,
                        .stored_rows = (double)a->heads * a->n_rows,
                        .rows = a->rows,
@@ -70,7 +70,7 @@ ops_cost ops_cost_linear_heads(ops_reader *r, const hd_linear_heads_args *a) {
 }
 
 /* Only the experts that have a row are read, and a token's row once for all its experts. */
-ops_cost ops_cost_linear_grouped(ops_reader *r, const hd_linear_grouped_args *a) {
+op_cost ops_cost_grouped_gemm(ops_reader *r, const hd_grouped_gemm_args *a) {
     const int32_t *offset = fetch(r, a->offset, a->n_experts + 1);
     int32_t used = 0;
     for (int32_t e = 0; offset && e < a->n_experts; e++) used += offset[e + 1] > offset[e];
@@ -82,7 +82,7 @@ ops_cost ops_cost_linear_grouped(ops_reader *r, const hd_linear_grouped_args *a)
                        .ins = a->w->cols,
                        .times = 1,
                        .out_bytes = r->act_bytes};
-    ops_cost c = cost_of(r, &p);
+    op_cost c = cost_of(r, &p);
     c.used = used;
     c.rows = a->n_places; /* what the host knows names the shape */
     const double again = a->assignment ? 1 - 1.0 / a->top_k : 0;
@@ -96,13 +96,13 @@ typedef struct keys {
     double seen, shared; /* by all rows; of them in memory */
 } keys;
 
-static ops_cost keys_cost(const ops_reader *r, const keys *k, int32_t rows, int32_t heads,
-                          int32_t width, double per_key) {
-    return (ops_cost){.rows = rows,
-                      .outs = heads,
-                      .ins = width,
-                      .bytes = k->shared * width * r->act_bytes,
-                      .flops = 2.0 * heads * k->seen * per_key};
+static op_cost keys_cost(const ops_reader *r, const keys *k, int32_t rows, int32_t heads,
+                         int32_t width, double per_key) {
+    return (op_cost){.rows = rows,
+                     .outs = heads,
+                     .ins = width,
+                     .bytes = k->shared * width * r->act_bytes,
+                     .flops = 2.0 * heads * k->seen * per_key};
 }
 
 /* Positions in the low, sequences in the high half: what rows see follows from both. */
@@ -116,7 +116,7 @@ static int32_t *fetch_rows(ops_reader *r, const int32_t *pos, const int32_t *seq
     return rows;
 }
 
-static double row_keys(const hd_attend_args *a, int32_t pos) {
+static double row_keys(const hd_attention_args *a, int32_t pos) {
     const double window = a->window ? hd_min_i32(a->window, pos + 1) : 0;
     if (a->ratio == 0) return window;
     const int32_t all = (pos + 1) / a->ratio;
@@ -124,7 +124,7 @@ static double row_keys(const hd_attend_args *a, int32_t pos) {
 }
 
 /* Keys that rows of one sequence share are read once: its last row sees them all. */
-ops_cost ops_cost_attend(ops_reader *r, const hd_attend_args *a) {
+op_cost ops_cost_attention(ops_reader *r, const hd_attention_args *a) {
     int32_t *rows = fetch_rows(r, a->pos, a->seq, a->rows);
     keys k = {0};
     for (int32_t i = 0; rows && i < a->rows; i++) {
@@ -134,12 +134,12 @@ ops_cost ops_cost_attend(ops_reader *r, const hd_attend_args *a) {
         if (a->selected || last) k.shared += n;
     }
     free(rows);
-    ops_cost c = keys_cost(r, &k, a->rows, a->heads, a->k_dim, (double)a->k_dim + a->v_dim);
+    op_cost c = keys_cost(r, &k, a->rows, a->heads, a->k_dim, (double)a->k_dim + a->v_dim);
     c.bytes += (double)a->rows * a->heads * ((double)a->k_dim + a->v_dim) * r->act_bytes;
     return c;
 }
 
-ops_cost ops_cost_attend_naive(ops_reader *r, const hd_attend_naive_args *a) {
+op_cost ops_cost_attention_naive(ops_reader *r, const hd_attention_naive_args *a) {
     const int32_t rows = a->seqs.first_row[a->seqs.n] - a->seqs.first_row[0];
     const int32_t k_dim = a->nope_dim + a->rope_dim;
     const double made = (double)a->nope_dim + a->v_dim;
@@ -149,7 +149,7 @@ ops_cost ops_cost_attend_naive(ops_reader *r, const hd_attend_naive_args *a) {
         k.seen += n * a->seqs.start[s] + n * (n + 1) / 2;
         k.shared += a->seqs.start[s] + n;
     }
-    ops_cost c = keys_cost(r, &k, rows, a->heads, k_dim, (double)k_dim + a->v_dim);
+    op_cost c = keys_cost(r, &k, rows, a->heads, k_dim, (double)k_dim + a->v_dim);
     c.w = a->w;
     c.bytes = k.shared * a->latents.width * r->act_bytes + stored_bytes(a->w, a->w->rows) +
               (double)rows * a->heads * ((double)k_dim + a->v_dim) * r->act_bytes;
@@ -157,7 +157,7 @@ ops_cost ops_cost_attend_naive(ops_reader *r, const hd_attend_naive_args *a) {
     return c;
 }
 
-ops_cost ops_cost_index_select(ops_reader *r, const hd_index_select_args *a) {
+op_cost ops_cost_indexer_topk(ops_reader *r, const hd_indexer_topk_args *a) {
     int32_t *rows = fetch_rows(r, a->pos, a->seq, a->rows);
     keys k = {0};
     for (int32_t i = 0; rows && i < a->rows; i++) {
@@ -172,16 +172,16 @@ ops_cost ops_cost_index_select(ops_reader *r, const hd_index_select_args *a) {
 
 /* ---- the rest: rows of a width, so many times in and out ---- */
 
-static ops_cost rows_cost(int32_t rows, int32_t width, double bytes_per_row, double flops) {
-    return (ops_cost){
+static op_cost rows_cost(int32_t rows, int32_t width, double bytes_per_row, double flops) {
+    return (op_cost){
         .rows = rows, .ins = width, .bytes = rows * bytes_per_row, .flops = rows * flops};
 }
 
-#define ROWS(op, rows, width, moved, flops)                          \
-    ops_cost ops_cost_##op(ops_reader *r, const hd_##op##_args *a) { \
-        const double act = r->act_bytes, f32 = sizeof(float);        \
-        (void)act, (void)f32;                                        \
-        return rows_cost((rows), (width), (moved), (flops));         \
+#define ROWS(op, rows, width, moved, flops)                         \
+    op_cost ops_cost_##op(ops_reader *r, const hd_##op##_args *a) { \
+        const double act = r->act_bytes, f32 = sizeof(float);       \
+        (void)act, (void)f32;                                       \
+        return rows_cost((rows), (width), (moved), (flops));        \
     }
 ROWS(embed, a->rows, a->table->cols,
      a->table->cols *(act * a->copies + hd_dtype_bits(a->table->type) / 8.0), 0)
@@ -192,12 +192,12 @@ ROWS(layer_norm, a->rows, a->cols, 2 * act * a->cols, 8.0 * a->cols)
 ROWS(rope_table, a->rows, 2 * a->pairs, f32 * 2 * a->pairs, 2.0 * a->pairs)
 ROWS(rope, a->rows, 2 * a->pairs * a->heads, 2 * act * 2 * a->pairs * a->heads,
      6.0 * a->pairs * a->heads)
-ROWS(store, a->rows, a->pool.width, 2 * act * a->pool.width, 0)
-ROWS(route, a->rows, a->rule.n_experts, f32 *(a->rule.n_experts + 2.0 * a->rule.top_k),
+ROWS(kv_store, a->rows, a->pool.width, 2 * act * a->pool.width, 0)
+ROWS(moe_topk, a->rows, a->rule.n_experts, f32 *(a->rule.n_experts + 2.0 * a->rule.top_k),
      4.0 * a->rule.n_experts)
-ROWS(permute, a->rows, a->n_experts, f32 * 3.0 * a->top_k, 0)
+ROWS(moe_permute, a->rows, a->n_experts, f32 * 3.0 * a->top_k, 0)
 ROWS(swiglu, a->rows, a->cols, 3 * act * a->cols, 6.0 * a->cols)
-ROWS(combine, a->rows, a->cols, act * a->cols * (a->top_k + (a->shared ? 2.0 : 1.0)),
+ROWS(moe_combine, a->rows, a->cols, act * a->cols * (a->top_k + (a->shared ? 2.0 : 1.0)),
      2.0 * a->top_k * a->cols)
 ROWS(hc_post, a->rows, a->hc * a->cols, act * a->cols * (2.0 * a->hc + 1),
      2.0 * a->hc * (a->hc + 1) * a->cols)
@@ -205,14 +205,14 @@ ROWS(count_tokens, a->n, a->vocab, 2 * f32, 0)
 ROWS(sample, a->rows, a->vocab, f32 * a->vocab, 2.0 * a->vocab)
 ROWS(verify, a->n, 0, 4 * f32, 0)
 ROWS(argmax, a->rows, a->vocab, f32 * a->vocab, a->vocab)
-ROWS(lay_step, a->n, 0, sizeof(hd_step_seq), 0)
-ROWS(settle_step, a->n, 0, sizeof(hd_cursor), 0)
-ROWS(lay_draft, a->n, 0, sizeof(hd_cursor), 0)
-ROWS(carry, 1, 0, 2.0 * a->most, 0)
-ROWS(stamp, 1, 0, a->at ? sizeof *a->at : 0, 0)
+ROWS(prepare_step, a->n, 0, sizeof(hd_step_seq), 0)
+ROWS(commit_step, a->n, 0, sizeof(hd_cursor), 0)
+ROWS(prepare_draft, a->n, 0, sizeof(hd_cursor), 0)
+ROWS(mirror, 1, 0, 2.0 * a->most, 0)
+ROWS(timestamp, 1, 0, a->at ? sizeof *a->at : 0, 0)
 #undef ROWS
 
-ops_cost ops_cost_compress(ops_reader *r, const hd_compress_args *a) {
+op_cost ops_cost_compress(ops_reader *r, const hd_compress_args *a) {
     const int32_t *first_row = fetch(r, a->seqs.first_row, a->seqs.n + 1);
     const int32_t rows = first_row ? first_row[a->seqs.n] : 0;
     const double width = (a->overlap ? 2.0 : 1.0) * a->entries.width;
@@ -220,18 +220,18 @@ ops_cost ops_cost_compress(ops_reader *r, const hd_compress_args *a) {
 }
 
 /* The mixing matrix is read once, whatever the rows. */
-static ops_cost mix_cost(const ops_reader *r, int32_t rows, int32_t hc, int32_t cols,
-                         double values) {
+static op_cost mix_cost(const ops_reader *r, int32_t rows, int32_t hc, int32_t cols,
+                        double values) {
     const double all = (double)hc * cols;
-    ops_cost c = rows_cost(rows, hc * cols, r->act_bytes * (all + cols), 2 * values * all);
+    op_cost c = rows_cost(rows, hc * cols, r->act_bytes * (all + cols), 2 * values * all);
     c.bytes += values * all * sizeof(float);
     return c;
 }
 
-ops_cost ops_cost_hc_pre(ops_reader *r, const hd_hc_pre_args *a) {
+op_cost ops_cost_hc_pre(ops_reader *r, const hd_hc_pre_args *a) {
     return mix_cost(r, a->rows, a->hc, a->cols, (double)a->hc * (2 + a->hc));
 }
 
-ops_cost ops_cost_hc_head(ops_reader *r, const hd_hc_head_args *a) {
+op_cost ops_cost_hc_head(ops_reader *r, const hd_hc_head_args *a) {
     return mix_cost(r, a->rows, a->hc, a->cols, a->hc);
 }

@@ -4,12 +4,12 @@
 
 #include "ops/ops.h"
 
-typedef struct ops_cost {
+typedef struct op_cost {
     const hd_weight *w;
     int32_t rows, outs, ins;
     int32_t used; /* experts that have rows */
     double bytes, flops;
-} ops_cost;
+} op_cost;
 
 /* Reads numbers that lie where the op reads them: host memory, or a device's through its
  * stream, which then waits. */
@@ -20,7 +20,7 @@ typedef struct ops_reader {
     int32_t cap;
 } ops_reader;
 
-#define X(op) ops_cost ops_cost_##op(ops_reader *r, const hd_##op##_args *a);
+#define X(op) op_cost ops_cost_##op(ops_reader *r, const hd_##op##_args *a);
 HD_OP_LIST(X)
 #undef X
 

@@ -85,8 +85,8 @@ double hd_measure_flops(hd_stream *s, uint32_t cpu_flags, hd_clock_fn *clock) {
     for (int i = 0; i < PASSES; i++) {
         const int64_t begun = clock();
         hd_stream_tasks(s, n, spin, &job);
-        const double work = 2.0 * n * ROUNDS * X_ROWS * OPS_TILE_ROWS * COLS;
-        const double rate = work / (double)(clock() - begun) * 1e9;
+        const double operands = 2.0 * n * ROUNDS * X_ROWS * OPS_TILE_ROWS * COLS;
+        const double rate = operands / (double)(clock() - begun) * 1e9;
         best = rate > best ? rate : best;
     }
     return best;

@@ -10,12 +10,12 @@ static double dot(const float *a, const float *b, int32_t n) {
 
 /* The keys of one row, in the order of the contract. */
 typedef struct key_list {
-    const hd_attend_args *a;
+    const hd_attention_args *a;
     int32_t row, seq;
     int32_t first_recent, n_recent, n_entries;
 } key_list;
 
-static key_list list_keys(const hd_attend_args *a, int32_t row) {
+static key_list list_keys(const hd_attention_args *a, int32_t row) {
     key_list k = {.a = a, .row = row, .seq = a->seq[row]};
     int32_t pos = a->pos[row];
     if (a->window) {
@@ -24,23 +24,23 @@ static key_list list_keys(const hd_attend_args *a, int32_t row) {
     }
     k.n_entries = visible_entries(pos, a->ratio);
     if (a->selected) {
-        const int32_t *chosen = a->selected + (int64_t)row * a->n_selected;
+        const int32_t *selected_keys = a->selected + (int64_t)row * a->n_selected;
         k.n_entries = 0;
-        while (k.n_entries < a->n_selected && chosen[k.n_entries] >= 0) k.n_entries++;
+        while (k.n_entries < a->n_selected && selected_keys[k.n_entries] >= 0) k.n_entries++;
     }
     return k;
 }
 
 static const float *key_at(const key_list *k, int32_t i) {
-    const hd_attend_args *a = k->a;
+    const hd_attention_args *a = k->a;
     if (i < k->n_recent) return paged_entry(&a->recent, k->seq, k->first_recent + i);
     int32_t e = i - k->n_recent;
     if (a->selected) e = a->selected[(int64_t)k->row * a->n_selected + e];
     return paged_entry(&a->entries, k->seq, e);
 }
 
-static void attend_head(const key_list *k, int32_t head, float *score) {
-    const hd_attend_args *a = k->a;
+static void attention_head(const key_list *k, int32_t head, float *score) {
+    const hd_attention_args *a = k->a;
     const float *q = act_in(a->q) + ((int64_t)k->row * a->heads + head) * a->k_dim;
     float *out = act(a->out) + ((int64_t)k->row * a->heads + head) * a->v_dim;
     const int32_t n = k->n_recent + k->n_entries;
@@ -61,19 +61,19 @@ static void attend_head(const key_list *k, int32_t head, float *score) {
     }
 }
 
-void hd_attend_ref(hd_stream *s, const hd_attend_args *a) {
+void hd_attention_ref(hd_stream *s, const hd_attention_args *a) {
     for (int32_t r = 0; r < a->rows; r++) {
         key_list k = list_keys(a, r);
         float *score =
             hd_stream_scratch(s, 0, (size_t)(k.n_recent + k.n_entries) * sizeof *score);
-        for (int32_t h = 0; h < a->heads; h++) attend_head(&k, h, score);
+        for (int32_t h = 0; h < a->heads; h++) attention_head(&k, h, score);
     }
 }
 
 /* ---- MLA, naive ---- */
 
 /* out[i] = element first + i of W_h latent */
-static void expand(const hd_attend_naive_args *a, const float *latent, int32_t head,
+static void expand(const hd_attention_naive_args *a, const float *latent, int32_t head,
                    int32_t first, int32_t n, float *out) {
     const int32_t row = head * (a->nope_dim + a->v_dim) + first;
     for (int32_t i = 0; i < n; i++) {
@@ -85,8 +85,8 @@ static void expand(const hd_attend_naive_args *a, const float *latent, int32_t h
     }
 }
 
-static void attend_naive_head(const hd_attend_naive_args *a, int32_t seq, int32_t row,
-                              int32_t head, float *scratch) {
+static void attention_naive_head(const hd_attention_naive_args *a, int32_t seq, int32_t row,
+                                 int32_t head, float *scratch) {
     const int32_t n = a->seqs.start[seq] + row - a->seqs.first_row[seq] + 1;
     const int64_t at = (int64_t)row * a->heads + head;
     const float *q = act_in(a->q) + at * (a->nope_dim + a->rope_dim);
@@ -111,20 +111,20 @@ static void attend_naive_head(const hd_attend_naive_args *a, int32_t seq, int32_
     for (int32_t c = 0; c < a->v_dim; c++) out[c] = (float)(sum[c] / total);
 }
 
-void hd_attend_naive_ref(hd_stream *s, const hd_attend_naive_args *a) {
+void hd_attention_naive_ref(hd_stream *s, const hd_attention_naive_args *a) {
     for (int32_t seq = 0; seq < a->seqs.n; seq++) {
         for (int32_t r = a->seqs.first_row[seq]; r < a->seqs.first_row[seq + 1]; r++) {
             const int32_t n = a->seqs.start[seq] + r - a->seqs.first_row[seq] + 1;
             const size_t wide = (size_t)(n + a->nope_dim + 2) * sizeof(float);
             float *scratch = hd_stream_scratch(s, 0, wide + (size_t)a->v_dim * sizeof(double));
-            for (int32_t h = 0; h < a->heads; h++) attend_naive_head(a, seq, r, h, scratch);
+            for (int32_t h = 0; h < a->heads; h++) attention_naive_head(a, seq, r, h, scratch);
         }
     }
 }
 
 /* ---- the indexer ---- */
 
-static void score_keys(const hd_index_select_args *a, int32_t row, int32_t n, float *score) {
+static void score_keys(const hd_indexer_topk_args *a, int32_t row, int32_t n, float *score) {
     const int32_t width = a->keys.width;
     for (int32_t u = 0; u < n; u++) {
         const float *key = paged_entry(&a->keys, a->seq[row], u);
@@ -151,7 +151,7 @@ static void mark_best(float *score, int32_t n, int32_t top_k) {
     }
 }
 
-void hd_index_select_ref(hd_stream *s, const hd_index_select_args *a) {
+void hd_indexer_topk_ref(hd_stream *s, const hd_indexer_topk_args *a) {
     for (int32_t r = 0; r < a->rows; r++) {
         int32_t *out = a->out + (int64_t)r * a->top_k, kept = 0;
         const int32_t n = visible_entries(a->pos[r], a->ratio);

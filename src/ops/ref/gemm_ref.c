@@ -44,7 +44,7 @@ void hd_linear_heads_ref(hd_stream *s, const hd_linear_heads_args *a) {
     }
 }
 
-void hd_linear_grouped_ref(hd_stream *s, const hd_linear_grouped_args *a) {
+void hd_grouped_gemm_ref(hd_stream *s, const hd_grouped_gemm_args *a) {
     (void)s;
     for (int32_t e = 0; e < a->n_experts; e++) {
         const hd_weight *w = &a->w[e];

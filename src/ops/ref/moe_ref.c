@@ -9,7 +9,7 @@ static float sqrt_softplus(float x) {
     return sqrtf(x > 20.0f ? x : log1pf(expf(x)));
 }
 
-static void score_experts(const hd_route_args *a, const float *logits, float *score) {
+static void score_experts(const hd_moe_topk_args *a, const float *logits, float *score) {
     const int32_t n = a->rule.n_experts;
     float top = -INFINITY;
     double total = 0.0;
@@ -30,7 +30,7 @@ static void score_experts(const hd_route_args *a, const float *logits, float *sc
     }
 }
 
-static float group_score(const hd_route_rule *rule, const float *choice, int32_t group) {
+static float group_score(const hd_router_rule *rule, const float *choice, int32_t group) {
     const int32_t size = rule->n_experts / rule->n_groups;
     float best = -INFINITY, second = -INFINITY;
     for (int32_t e = group * size; e < (group + 1) * size; e++) {
@@ -45,7 +45,7 @@ static float group_score(const hd_route_rule *rule, const float *choice, int32_t
 }
 
 /* Sets the choice of every expert outside the top_groups best groups to -inf. */
-static void keep_best_groups(const hd_route_rule *rule, float *choice) {
+static void keep_best_groups(const hd_router_rule *rule, float *choice) {
     const int32_t size = rule->n_experts / rule->n_groups;
     float *kept = choice + rule->n_experts; /* the caller left room for one flag per group */
     /* A group goes if top_groups others beat it; a lower number wins a tie. All groups are
@@ -64,7 +64,7 @@ static void keep_best_groups(const hd_route_rule *rule, float *choice) {
     }
 }
 
-static void choose(const hd_route_rule *rule, float *choice, int32_t *expert) {
+static void choose(const hd_router_rule *rule, float *choice, int32_t *expert) {
     for (int32_t k = 0; k < rule->top_k; k++) {
         int32_t best = -1;
         for (int32_t e = 0; e < rule->n_experts; e++) {
@@ -76,12 +76,12 @@ static void choose(const hd_route_rule *rule, float *choice, int32_t *expert) {
     }
 }
 
-int32_t ops_route_scratch(const hd_route_rule *rule) {
+int32_t ops_moe_topk_scratch(const hd_router_rule *rule) {
     return 2 * rule->n_experts + rule->n_groups;
 }
 
-void ops_route_row(const hd_route_args *a, int32_t row, float *scratch) {
-    const hd_route_rule *rule = &a->rule;
+void ops_moe_topk_row(const hd_moe_topk_args *a, int32_t row, float *scratch) {
+    const hd_router_rule *rule = &a->rule;
     const int32_t n = rule->n_experts, k = rule->top_k;
     float *score = scratch, *choice = scratch + n;
     int32_t *expert = a->expert + (int64_t)row * k;
@@ -103,13 +103,13 @@ void ops_route_row(const hd_route_args *a, int32_t row, float *scratch) {
     }
 }
 
-void hd_route_ref(hd_stream *s, const hd_route_args *a) {
-    const size_t n = (size_t)ops_route_scratch(&a->rule);
+void hd_moe_topk_ref(hd_stream *s, const hd_moe_topk_args *a) {
+    const size_t n = (size_t)ops_moe_topk_scratch(&a->rule);
     float *scratch = hd_stream_scratch(s, 0, n * sizeof *scratch);
-    for (int32_t r = 0; r < a->rows; r++) ops_route_row(a, r, scratch);
+    for (int32_t r = 0; r < a->rows; r++) ops_moe_topk_row(a, r, scratch);
 }
 
-void hd_permute_ref(hd_stream *s, const hd_permute_args *a) {
+void hd_moe_permute_ref(hd_stream *s, const hd_moe_permute_args *a) {
     (void)s;
     const int32_t n = a->rows * a->top_k;
     memset(a->offset, 0, (size_t)(a->n_experts + 1) * sizeof *a->offset);
@@ -135,7 +135,7 @@ int32_t ops_next_choice(const int32_t *place, int32_t top_k, int32_t after) {
     return best;
 }
 
-void hd_combine_ref(hd_stream *s, const hd_combine_args *a) {
+void hd_moe_combine_ref(hd_stream *s, const hd_moe_combine_args *a) {
     (void)s;
     for (int32_t t = 0; t < a->rows; t++) {
         const int32_t *place = a->place + (int64_t)t * a->top_k;

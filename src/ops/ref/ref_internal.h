@@ -9,8 +9,8 @@ HD_OP_LIST(X)
 #undef X
 
 /* One row of route, and the floats of scratch it wants. */
-void ops_route_row(const hd_route_args *a, int32_t row, float *scratch);
-int32_t ops_route_scratch(const hd_route_rule *rule);
+void ops_moe_topk_row(const hd_moe_topk_args *a, int32_t row, float *scratch);
+int32_t ops_moe_topk_scratch(const hd_router_rule *rule);
 
 /* The choice j of a token with the smallest place above `after`: its next expert in order of
  * number. */

@@ -95,7 +95,7 @@ void hd_rope_ref(hd_stream *s, const hd_rope_args *a) {
     }
 }
 
-void hd_store_ref(hd_stream *s, const hd_store_args *a) {
+void hd_kv_store_ref(hd_stream *s, const hd_kv_store_args *a) {
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
         memcpy(paged_entry(&a->pool, a->seq[r], a->pos[r]),

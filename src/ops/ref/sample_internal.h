@@ -127,8 +127,8 @@ static inline uint64_t ops_draw(uint64_t seed, int32_t position, uint64_t total)
     const hd_philox x = hd_philox_at(seed, OPS_DRAW_TOKEN, (uint64_t)position);
     const uint64_t low = (uint32_t)total, high = total >> 32;
     const uint64_t middle = x.v[0] * low + (x.v[1] * low >> 32);
-    const uint64_t carry = x.v[1] * high + (uint32_t)middle;
-    return x.v[0] * high + (middle >> 32) + (carry >> 32);
+    const uint64_t mirror = x.v[1] * high + (uint32_t)middle;
+    return x.v[0] * high + (middle >> 32) + (mirror >> 32);
 }
 
 #endif

@@ -12,58 +12,59 @@ enum { DRAW_FORCED = 2 }; /* high counter word; the draws of tokens have 1 */
 /* How many of n drafts a benchmark lets stand. */
 static int32_t forced(const hd_acceptance *p, uint64_t seed, int32_t position, int32_t n) {
     const float luck = hd_philox_unit(hd_philox_at(seed, DRAW_FORCED, (uint64_t)position).v[0]);
-    int32_t standing = 0;
-    while (standing < n && luck < p->least[standing]) standing++;
-    return standing;
+    int32_t verifiable = 0;
+    while (verifiable < n && luck < p->least[verifiable]) verifiable++;
+    return verifiable;
 }
 
 /* Where sequence i begins, and how many of its drafts may stand; -1 where it is nobody's. */
-static int32_t begin(const hd_lay_step_args *a, int32_t i, hd_cursor *from) {
+static int32_t begin(const hd_prepare_step_args *a, int32_t i, hd_cursor *from) {
     const hd_step_seq *q = &a->seqs[i];
     memset(from, 0, sizeof *from);
     if (i >= *a->n_live) return -1;
     const hd_cursor *at = q->fresh ? &q->at : &a->cursor[q->slot];
-    if (!q->fresh && at->position + 2 * a->n_drafts >= q->room) return -1;
+    if (!q->fresh && at->position + 2 * a->n_drafts >= q->capacity) return -1;
     *from = *at;
     if (q->fresh) a->cursor[q->slot] = *at;
     if (a->forced.least[0] <= 0.0f) return q->n_drafts;
     return forced(&a->forced, a->params[q->slot].seed, at->position + 1, q->n_drafts);
 }
 
-static void lay_row(const hd_lay_step_args *a, int32_t i, int32_t k, const hd_cursor *from) {
-    const int32_t row = i * (1 + a->n_drafts) + k, standing = a->standing[i];
+static void prepare_row(const hd_prepare_step_args *a, int32_t i, int32_t k,
+                        const hd_cursor *from) {
+    const int32_t row = i * (1 + a->n_drafts) + k, verifiable = a->verifiable[i];
     a->token[row] = k ? from->draft[k - 1] : from->token;
     a->pos[row] = from->position + k;
     a->seq[row] = i;
     a->logit_row[row] = row;
-    a->live[row] = k <= standing;
-    a->slot[row] = standing < 0 ? a->idle_slot : a->seqs[i].slot;
+    a->live[row] = k <= verifiable;
+    a->slot[row] = verifiable < 0 ? a->idle_slot : a->seqs[i].slot;
     a->position[row] = from->position + k + 1;
     a->n_drafted[row] = k;
-    a->given[row] = a->forced.least[0] > 0.0f && k < standing ? from->draft[k] : -1;
+    a->given[row] = a->forced.least[0] > 0.0f && k < verifiable ? from->draft[k] : -1;
 }
 
-void hd_lay_step_ref(hd_stream *s, const hd_lay_step_args *a) {
+void hd_prepare_step_ref(hd_stream *s, const hd_prepare_step_args *a) {
     (void)s;
     for (int32_t i = 0; i < a->n; i++) {
         hd_cursor from;
-        a->standing[i] = begin(a, i, &from);
+        a->verifiable[i] = begin(a, i, &from);
         a->first_row[i] = i * (1 + a->n_drafts);
         a->start[i] = from.position;
-        for (int32_t k = 0; k <= a->n_drafts; k++) lay_row(a, i, k, &from);
-        if (a->standing[i] >= 0) continue;
+        for (int32_t k = 0; k <= a->n_drafts; k++) prepare_row(a, i, k, &from);
+        if (a->verifiable[i] >= 0) continue;
         for (int life = 0; life < 2; life++) {
             int32_t *table = a->table[life] + (int64_t)i * a->table_stride;
             for (int32_t p = 0; p < a->table_stride; p++) table[p] = a->scratch_page[life];
         }
     }
     a->first_row[a->n] = a->n * (1 + a->n_drafts);
-    *a->turn = !*a->turn;
+    *a->parity = !*a->parity;
 }
 
 /* ---- behind it ---- */
 
-static void count(const hd_settle_step_args *a, int32_t slot, const int32_t *token, int32_t n) {
+static void count(const hd_commit_step_args *a, int32_t slot, const int32_t *token, int32_t n) {
     uint16_t *counts = a->counts + (int64_t)a->params[slot].counts_row * a->vocab;
     for (int32_t k = 0; k < n; k++) {
         if (token[k] < 0) continue;
@@ -76,34 +77,35 @@ static int32_t token_or_zero(int32_t token) {
     return token < 0 ? 0 : token;
 }
 
-static void settle_one(const hd_settle_step_args *a, int32_t i) {
+static void commit_one(const hd_commit_step_args *a, int32_t i) {
     const int32_t first = i * (1 + a->n_drafts), slot = a->seqs[i].slot;
     const int32_t *token = a->token + first, *input = a->input + first;
-    int32_t *next = a->next_token + first, stood = 0;
-    while (stood < a->standing[i] && token[stood] == input[stood + 1]) stood++;
-    a->accepted[i] = a->standing[i] < 0 ? -1 : stood;
-    a->wanted[i] = first + stood;
+    int32_t *next = a->next_token + first, n_accepted = 0;
+    while (n_accepted < a->verifiable[i] && token[n_accepted] == input[n_accepted + 1])
+        n_accepted++;
+    a->accepted[i] = a->verifiable[i] < 0 ? -1 : n_accepted;
+    a->wanted[i] = first + n_accepted;
     for (int32_t k = 0; k <= a->n_drafts; k++) {
-        next[k] = k <= stood ? token_or_zero(token[k]) : 0;
+        next[k] = k <= n_accepted ? token_or_zero(token[k]) : 0;
     }
-    if (a->standing[i] < 0) return;
-    a->cursor[slot].position += stood + 1;
-    a->cursor[slot].token = token_or_zero(token[stood]);
-    if (hd_has_penalty(&a->params[slot])) count(a, slot, token, stood + 1);
+    if (a->verifiable[i] < 0) return;
+    a->cursor[slot].position += n_accepted + 1;
+    a->cursor[slot].token = token_or_zero(token[n_accepted]);
+    if (hd_has_penalty(&a->params[slot])) count(a, slot, token, n_accepted + 1);
 }
 
-void hd_settle_step_ref(hd_stream *s, const hd_settle_step_args *a) {
+void hd_commit_step_ref(hd_stream *s, const hd_commit_step_args *a) {
     (void)s;
-    for (int32_t i = 0; i < a->n; i++) settle_one(a, i);
+    for (int32_t i = 0; i < a->n; i++) commit_one(a, i);
 }
 
-void hd_lay_draft_ref(hd_stream *s, const hd_lay_draft_args *a) {
+void hd_prepare_draft_ref(hd_stream *s, const hd_prepare_draft_args *a) {
     (void)s;
     for (int32_t i = 0; i < a->n; i++) {
-        static const hd_cursor nobodys;
+        static const hd_cursor is_padding;
         hd_cursor *c = &a->cursor[a->seqs[i].slot];
-        const bool live = a->standing[i] >= 0;
-        const hd_cursor *from = live ? c : &nobodys;
+        const bool live = a->verifiable[i] >= 0;
+        const hd_cursor *from = live ? c : &is_padding;
         a->draft[i * a->n_drafts + a->at] = a->guess[i];
         if (live) c->draft[a->at] = a->guess[i];
         a->token[i] = a->at ? from->draft[a->at - 1] : from->token;
@@ -114,13 +116,13 @@ void hd_lay_draft_ref(hd_stream *s, const hd_lay_draft_args *a) {
     a->first_row[a->n] = a->n;
 }
 
-void hd_carry_ref(hd_stream *s, const hd_carry_args *a) {
+void hd_mirror_ref(hd_stream *s, const hd_mirror_args *a) {
     (void)s;
-    const int32_t turn = *a->turn, bytes = a->bytes ? *a->bytes : a->most;
-    if (bytes > 0) memcpy(a->to[turn], a->from[turn], (size_t)bytes);
+    const int32_t parity = *a->parity, bytes = a->bytes ? *a->bytes : a->most;
+    if (bytes > 0) memcpy(a->to[parity], a->from[parity], (size_t)bytes);
 }
 
-void hd_stamp_ref(hd_stream *s, const hd_stamp_args *a) {
+void hd_timestamp_ref(hd_stream *s, const hd_timestamp_args *a) {
     (void)s;
     *a->at = hd_now_ns();
 }

@@ -1,0 +1,57 @@
+/* attention.h - attention over the KV cache and the lightning indexer that selects its keys. */
+#ifndef HD_OPS_ATTENTION_H
+#define HD_OPS_ATTENTION_H
+
+#include "ops/types.h"
+
+HD_BEGIN_C
+
+/* Lightning indexer; models.md 2.6 (ratio 1) and 2.11 (compressed keys). Row r sees
+ * n = (pos[r] + 1) / ratio keys and scores each
+ *     score[u] = sum_h weight[r, h] * scale * max(0, q[r, h] . key[u])
+ * Keeps the top_k best, the lower index on a tie, in ascending order; the rest of a row is
+ * -1. Rows that see no more than top_k keys take all of them. */
+typedef struct hd_indexer_topk_args {
+    int32_t *out;        /* [rows, top_k] */
+    const hd_act *q;     /* [rows, heads, keys.width] */
+    const float *weight; /* [rows, heads] */
+    hd_paged keys;
+    const int32_t *seq, *pos; /* [rows] */
+    int32_t rows, heads, ratio, top_k;
+    float scale;
+} hd_indexer_topk_args;
+
+/* Softmax attention of one row over two lists of keys, in this order:
+ *     window:  positions max(0, pos - window + 1) .. pos of `recent`   (window 0: none)
+ *     entries: e < (pos + 1) / ratio of `entries`, or only selected ones (ratio 0: none)
+ * An entry's first v_dim elements are its value. sink adds exp(sink[h]) to the denominator
+ * only. MLA: entries with ratio 1, k_dim = latent + rope, v_dim = latent (models.md 2.4);
+ * V4: both lists, k_dim = v_dim (2.9). */
+typedef struct hd_attention_args {
+    hd_act *out;     /* [rows, heads, v_dim] */
+    const hd_act *q; /* [rows, heads, k_dim] */
+    hd_paged recent, entries;
+    const int32_t *selected; /* [rows, n_selected] entry numbers, -1 at the end; NULL: all */
+    const float *sink;       /* [heads] or NULL */
+    const int32_t *seq, *pos;
+    int32_t rows, heads, k_dim, v_dim, window, ratio, n_selected;
+    float scale;
+} hd_attention_args;
+
+/* MLA in its naive form: softmax attention whose keys and values are made from the cached latents
+ * for every head; models.md 2.4. With W_h rows [h * (nope_dim + v_dim), + nope_dim + v_dim) of w:
+ *     [key | value] of entry e and head h = W_h latent[e], the key followed by roped[e]
+ * A row sees the entries up to its own position. */
+typedef struct hd_attention_naive_args {
+    hd_act *out;      /* [rows, heads, v_dim] */
+    const hd_act *q;  /* [rows, heads, nope_dim + rope_dim], the last rope_dim rotated */
+    hd_paged latents; /* width = w->cols + rope_dim: latent | rotated key of all heads */
+    const hd_weight *w;
+    hd_seqs seqs; /* first_row counts from row 0 of out and q */
+    int32_t heads, nope_dim, rope_dim, v_dim;
+    float scale;
+} hd_attention_naive_args;
+
+HD_END_C
+
+#endif

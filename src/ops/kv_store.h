@@ -1,0 +1,39 @@
+/* kv_store.h - writing the KV cache: latents, window entries, compressed entries. */
+#ifndef HD_OPS_KV_STORE_H
+#define HD_OPS_KV_STORE_H
+
+#include "ops/types.h"
+
+HD_BEGIN_C
+
+/* pool entry (seq[r], pos[r]) = x[r, 0 .. pool.width) */
+typedef struct hd_kv_store_args {
+    hd_paged pool;
+    const hd_act *x; /* [rows, pool.width] */
+    const int32_t *seq, *pos;
+    int32_t rows, x_stride;
+} hd_kv_store_args;
+
+/* V4's compressor; models.md 2.10. For every block of `ratio` positions that ends in this
+ * step: per-channel softmax over the block (with overlap: over the previous block's first
+ * half of channels and this block's second half), RMS norm, rotary embedding at the block's
+ * first position, stored as entry position / ratio. Positions before the step come from
+ * `state`, where the step's own last positions are left for the next one.
+ * state rows are [kv | gate + ape], each coff * width wide, coff = overlap ? 2 : 1. */
+typedef struct hd_compress_args {
+    hd_paged entries;  /* width = the entry's width */
+    hd_ring state;     /* width = 2 * coff * entries.width; ring >= coff * ratio */
+    float *kv;         /* [rows, coff * width] */
+    float *gate;       /* [rows, coff * width]; may hold anything afterwards */
+    const float *ape;  /* [ratio, coff * width] */
+    const float *norm; /* [width] */
+    const float *freq; /* [pairs] */
+    hd_seqs seqs;
+    int32_t ratio, pairs; /* the last 2 * pairs elements are rotated, interleaved */
+    bool overlap;
+    float eps;
+} hd_compress_args;
+
+HD_END_C
+
+#endif

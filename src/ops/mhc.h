@@ -1,0 +1,44 @@
+/* mhc.h - V4's manifold-constrained hyper-connections. */
+#ifndef HD_OPS_MHC_H
+#define HD_OPS_MHC_H
+
+#include "ops/types.h"
+
+HD_BEGIN_C
+
+/* V4's hyper-connections before a block; models.md 2.8: mixes hc streams into one row and
+ * derives how the block's result goes back. */
+typedef struct hd_hc_pre_args {
+    hd_act *out;        /* [rows, cols] */
+    float *post;        /* [rows, hc] */
+    float *comb;        /* [rows, hc, hc] */
+    const hd_act *x;    /* [rows, hc, cols] */
+    const float *fn;    /* [2 * hc + hc * hc, hc * cols] */
+    const float *scale; /* [3] */
+    const float *base;  /* [2 * hc + hc * hc] */
+    int32_t rows, cols, hc, iters;
+    float norm_eps, eps;
+} hd_hc_pre_args;
+
+/* x[r, j, :] = post[r, j] * y[r, :] + sum_i comb[r, i, j] * x[r, i, :], in place */
+typedef struct hd_hc_post_args {
+    hd_act *x;       /* [rows, hc, cols] */
+    const hd_act *y; /* [rows, cols] */
+    const float *post, *comb;
+    int32_t rows, cols, hc;
+} hd_hc_post_args;
+
+/* The streams into one row for the head; no way back. models.md 2.8, HC_head */
+typedef struct hd_hc_head_args {
+    hd_act *out;        /* [rows, cols] */
+    const hd_act *x;    /* [rows, hc, cols] */
+    const float *fn;    /* [hc, hc * cols] */
+    const float *scale; /* [1] */
+    const float *base;  /* [hc] */
+    int32_t rows, cols, hc;
+    float norm_eps, eps;
+} hd_hc_head_args;
+
+HD_END_C
+
+#endif

@@ -1,0 +1,29 @@
+/* norm.h - RMS norm and layer norm. */
+#ifndef HD_OPS_NORM_H
+#define HD_OPS_NORM_H
+
+#include "ops/types.h"
+
+HD_BEGIN_C
+
+/* out = w * x / sqrt(mean(x^2) + eps); models.md 2.1.1 */
+typedef struct hd_rms_norm_args {
+    hd_act *out;         /* [rows, cols], may be x */
+    const hd_act *x;     /* [rows, cols] */
+    const float *weight; /* [cols], NULL: ones */
+    int32_t rows, cols, out_stride, x_stride;
+    float eps;
+} hd_rms_norm_args;
+
+/* out = w * (x - mean) / sqrt(var + eps) + b, biased variance; models.md 2.1.2 */
+typedef struct hd_layer_norm_args {
+    hd_act *out;     /* [rows, cols], may be x */
+    const hd_act *x; /* [rows, cols] */
+    const float *weight, *bias;
+    int32_t rows, cols;
+    float eps;
+} hd_layer_norm_args;
+
+HD_END_C
+
+#endif

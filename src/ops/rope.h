@@ -1,0 +1,31 @@
+/* rope.h - rotary position embedding. */
+#ifndef HD_OPS_ROPE_H
+#define HD_OPS_ROPE_H
+
+#include "ops/types.h"
+
+HD_BEGIN_C
+
+/* angle[r, i] = position[r] * freq[i]; out[r] = cos(angle) then sin(angle), times scale */
+typedef struct hd_rope_table_args {
+    float *out;              /* [rows, 2, pairs] */
+    const int32_t *position; /* [rows] */
+    const float *freq;       /* [pairs] */
+    int32_t rows, pairs;
+    float scale;
+} hd_rope_table_args;
+
+/* Rotates 2 * pairs elements of every head; models.md 2.1.4. Interleaved pairs
+ * (x[2i], x[2i+1]), or with half_split (x[i], x[i + pairs]). Elements outside are left. */
+typedef struct hd_rope_args {
+    hd_act *out;          /* first rotated element of row 0, head 0; may be x */
+    const hd_act *x;      /* likewise */
+    const float *cos_sin; /* [rows, 2, pairs] of rope_table */
+    int32_t rows, heads, pairs;
+    int32_t out_stride, out_head, x_stride, x_head;
+    bool half_split, inverse;
+} hd_rope_args;
+
+HD_END_C
+
+#endif
