@@ -203,6 +203,7 @@ bench: $(BUILD)/hadal
 
 check:
 	python3 scripts/check_floors.py
+	python3 scripts/check_names.py
 	scripts/check_format
 	scripts/analyze
 
