@@ -171,11 +171,10 @@ typedef struct hd_request {
     /* draft depth: 0 to HD_MOST_DRAFTS, or HD_DRAFTS_AUTO. A number above 0 is refused if
      * the model has no MTP layer. */
     int32_t draft_tokens;
-    /* Relaxed acceptance: inside reasoning a draft is also accepted if it is among this many
-     * most probable tokens ... */
+    /* Relaxed acceptance: inside reasoning a draft is also accepted if it is among the
+     * relaxed_top most probable tokens and at most relaxed_delta less probable than the
+     * first. 0: strict. Changes the distribution. */
     int32_t relaxed_top;
-    /* ... and at most this much less probable than the first. 0: strict. Changes the
-     * distribution. */
     float relaxed_delta;
 
     bool keep_stop;    /* the text includes the stop string that was found */
@@ -318,8 +317,8 @@ typedef struct hd_engine_stats {
     int32_t pages[HD_N_PAGE_GROUPS], pages_free[HD_N_PAGE_GROUPS],
         pages_cached[HD_N_PAGE_GROUPS];
     int32_t page_tokens, snapshots, snapshots_free;
-    int64_t step_ns;     /* total time in steps; of it ... */
-    int64_t host_ns;     /* ... the time in which the host did not wait for the device */
+    int64_t step_ns;     /* total time in steps */
+    int64_t host_ns;     /* the part of step_ns in which the host did not wait for the device */
     int64_t graph_steps; /* decode steps that were launched as one CUDA graph */
     int64_t graph_ns;    /* GPU time in them */
     /* GPU idle time between one graph and the next that was queued meanwhile */
