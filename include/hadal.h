@@ -1,10 +1,11 @@
-/* hadal.h - everything a program needs to know to use the engine.
+/* hadal.h - the public API of the inference engine: open a model, submit requests, poll
+ * events.
  *
- * An hd_engine is a loaded model with its KV cache and its device. A request is one prompt
- * travelling through it; its output comes back as events. Submit, cancel, pause and read from
- * any thread; exactly one thread polls. The engine copies what it is given and owns what it
- * returns. The same request with the same seed gives the same text, whatever else runs beside
- * it. Times are nanoseconds of one monotonic clock. */
+ * An hd_engine holds a loaded model, its KV cache, its scheduler and its device. A request
+ * is one prompt with its sampling parameters; its output comes back as events. Any thread
+ * may submit, cancel, pause and read; exactly one thread polls. The engine copies its
+ * arguments and owns what it returns. A request with a given seed has the same output
+ * whatever else is in the batch. Times are nanoseconds of one monotonic clock. */
 #ifndef HADAL_H
 #define HADAL_H
 
@@ -17,118 +18,137 @@ extern "C" {
 #endif
 
 enum {
-    HD_MAX_CHOICES = 64,      /* of one request */
-    HD_MAX_ALTERNATIVES = 20, /* listed beside one token */
-    HD_MOST_DRAFTS = 7,       /* in one step */
-    HD_DRAFTS_AUTO = -1       /* as many as were seen to pay */
+    HD_MAX_CHOICES = 64,      /* choices of one request */
+    HD_MAX_ALTERNATIVES = 20, /* top log-probabilities of one token */
+    HD_MOST_DRAFTS = 7,       /* draft tokens of one sequence in one step */
+    /* the engine chooses the draft depth by measured acceptance and cost */
+    HD_DRAFTS_AUTO = -1
 };
 
 typedef struct hd_engine hd_engine;
 
-/* Zero means the default everywhere. */
+/* Options of hd_engine_open(). Zero selects the default everywhere. */
 typedef struct hd_engine_options {
     size_t size;           /* sizeof(hd_engine_options): the version of this struct */
     const char *model_dir; /* checkpoint directory, never NULL */
-    bool dummy_weights;    /* for measuring: model_dir is a config.json or its folder, and the
-                              weights are made up in memory. There is no text: prompts are tokens,
-                              events have no parts, and messages, stop strings and forms are
-                              refused */
-    const char
-        *backend; /* "auto", the default: a GPU if one can be used and has the memory, else the
-                              CPU; "cpu", "cuda", "ref" for the plain reference, or "null":
-                              tokens out of thin air, to measure everything but the model */
-    const char
-        *precision; /* of the cpu and cuda backends: "exact", the default, or "fast", which
-                                rounds activations before products, as docs/numerics.md says;
-                                a processor that is no faster so computes exactly all the same */
-    bool no_batch_invariance; /* of the cuda backend with "fast": products of many rows by
-                                cuBLASLt, so that an answer's bits depend on what runs beside
-                                it; docs/numerics.md */
-    const char
-        *mla; /* of V2 and V3 on the cpu backend: "absorbed", the default, or "naive" where
-                              a prompt is long, which is faster and not bit for bit the same */
-    int32_t threads;     /* of the cpu backend; default: one per core this process may use, and
-                              no more than its quota of processor time pays for */
-    bool pin_threads;    /* each to a core of its own */
-    int32_t max_running; /* answers computed side by side; default 16 */
-    int32_t max_context; /* tokens of one answer, prompt and output; default 8192 or what the
-                            model knows, if that is less; more than that is refused */
-    int64_t kv_tokens;   /* tokens the KV pools hold; default: two full contexts */
-    int64_t snapshot_tokens; /* tokens of window snapshots in host memory; default: kv_tokens */
-    int32_t chunk_tokens;    /* prompt tokens of one request in one step; default 256 */
-    int32_t step_tokens;     /* tokens of one step; default: what all requests may need */
-    int32_t queue_limit;     /* answers that wait; default 1024 */
-    bool no_drafts;          /* do not run the MTP layer even if there is one */
-    bool need_drafts;        /* refuse a model that has none */
-    bool no_graphs;          /* queue every operator of every step on its own, also on a GPU */
-    bool no_token_history;   /* render earlier answers from their text alone; default: with the
-                                tokens they were given with, under the same salt */
-    float forced_acceptance; /* for benchmarks: accept this many drafts per step on average,
-                                whatever the model says; the text is then worthless */
-    int32_t null_step_us;    /* what a step of the null backend takes; default: nothing */
-    void (*on_upload)(void *ctx, size_t done, size_t total); /* NULL, or told while weights are
-                                copied to a GPU: bytes so far and in all, inside hd_engine_open */
+    /* For measuring: model_dir is a config.json or its folder, and the weights are random.
+     * There is no text: prompts are token ids, events have no deltas, and messages, stop
+     * strings and response formats are refused. */
+    bool dummy_weights;
+    /* "auto", the default: a GPU if one can be used and has enough memory, else the CPU.
+     * "cpu", "cuda". "ref": the plain reference. "null": the null runner returns tokens
+     * without a model. */
+    const char *backend;
+    /* Of the cpu and cuda backends: "exact", the default, or "fast", which rounds
+     * activations before GEMMs (docs/numerics.md). A CPU that gains no speed by it
+     * computes exactly. */
+    const char *precision;
+    /* Of the cuda backend with "fast": GEMMs of many rows use cuBLASLt, so the bits of a
+     * result depend on the rest of the batch (docs/numerics.md). */
+    bool no_batch_invariance;
+    /* Of V2 and V3 on the cpu backend: "absorbed", the default, or "naive" for long
+     * prompts, which is faster and not bit for bit equal. */
+    const char *mla;
+    /* Of the cpu backend. Default: one thread per core that this process may use, limited by
+     * its quota of processor time. */
+    int32_t threads;
+    bool pin_threads;    /* pin each thread to its own core */
+    int32_t max_running; /* choices that run at the same time; default 16 */
+    /* Prompt and output tokens of one choice. Default: 8192, or the model's maximum if that
+     * is less. Values above the model's maximum are refused. */
+    int32_t max_context;
+    int64_t kv_tokens; /* capacity of the KV pools in tokens; default: two full contexts */
+    /* capacity for snapshots of WINDOW pages in host memory, in tokens; default: kv_tokens */
+    int64_t snapshot_tokens;
+    /* prefill tokens of one request in one step (chunked prefill); default 256 */
+    int32_t chunk_tokens;
+    int32_t step_tokens; /* tokens of one step; default: enough for all running requests */
+    int32_t queue_limit; /* choices that may wait; default 1024 */
+    bool no_drafts;      /* do not load the MTP layer */
+    bool need_drafts;    /* refuse a model without an MTP layer */
+    bool no_graphs;      /* launch every operator by itself: no CUDA graphs */
+    /* Encode earlier answers from their text alone. Default: reuse the tokens that the model
+     * generated for them, if the salt is the same (token history). */
+    bool no_token_history;
+    /* For benchmarks: accept this many drafts per step on average, whatever the model
+     * computes. The text is then meaningless. */
+    float forced_acceptance;
+    int32_t null_step_us; /* duration of one step of the null runner; default 0 */
+    /* Called inside hd_engine_open() while weights are copied to a GPU, with the bytes
+     * copied so far and the total. May be NULL. */
+    void (*on_upload)(void *ctx, size_t done, size_t total);
     void *on_upload_ctx;
-    const char *manifest; /* a file of SHA-256 digests, as sha256sum writes it, that all files
-                                of the model must have; default: none are computed */
+    /* A file of SHA-256 digests, in sha256sum's format, that all files of the model must
+     * match. Default: no digests are computed. */
+    const char *manifest;
 } hd_engine_options;
 
-/* 0 on success; negative on failure: then *out is NULL and why holds one sentence. */
+/* Returns 0, or a negative status: then *out is NULL and why contains one sentence. */
 int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
                    size_t why_size);
 
-/* Drops what still runs. NULL is fine. */
+/* Aborts all requests and releases the engine. e may be NULL. */
 void hd_engine_close(hd_engine *e);
 
-/* Sentences about what is odd about the model and was no reason to refuse it. Returns how many;
- * *out, and what it points to, is the engine's. */
+/* Returns the number of notices: sentences about oddities of the model that do not prevent
+ * it from being served. The engine owns *out and its strings. */
 size_t hd_engine_notices(const hd_engine *e, const char *const **out);
 
-/* What computes: "cpu", "cuda", "ref" or "null". *no_gpu, where no_gpu is not NULL: why "auto" did
- * not take a GPU, a sentence of the engine's; NULL: it did, or another backend was named. */
+/* Returns the backend in use: "cpu", "cuda", "ref" or "null". *no_gpu, unless no_gpu is
+ * NULL, is set to a sentence of the engine's that says why "auto" did not choose a GPU. It
+ * is set to NULL if "auto" chose one or another backend was named. */
 const char *hd_engine_backend(const hd_engine *e, const char **no_gpu);
 
 typedef struct hd_request_bias {
     int32_t token;
-    float value; /* added to its logit; -INFINITY forbids it */
+    float value; /* added to the token's logit; -INFINITY forbids the token */
 } hd_request_bias;
 
-/* The form an answer must have; docs/grammar.md lists what is understood. */
+/* The response format: what the content of a choice must match. docs/grammar.md lists what
+ * is supported. */
 typedef enum hd_response_format {
     HD_FORMAT_FREE,
     HD_FORMAT_JSON,        /* any JSON object */
-    HD_FORMAT_JSON_SCHEMA, /* form_text is the schema */
-    HD_FORMAT_REGEX,       /* form_text is the pattern, matched by the whole answer */
-    HD_FORMAT_CHOICE       /* one of choices */
+    HD_FORMAT_JSON_SCHEMA, /* form_text is the JSON schema */
+    HD_FORMAT_REGEX, /* form_text is a regular expression that the whole content must match */
+    HD_FORMAT_CHOICE /* one of the strings in choices */
 } hd_response_format;
 
 struct hd_event;
 
-/* A request. Give either tokens, or text, or messages. Zero means the default everywhere but
- * in temperature, where it means greedy; hd_engine_defaults() fills in what the model's makers
- * advise. */
+/* A request: a prompt with its sampling parameters. Exactly one of tokens, text and messages
+ * must be set. Zero selects the default, except for temperature, where it selects greedy
+ * sampling. hd_engine_defaults() fills in the values of generation_config.json. */
 typedef struct hd_request {
     size_t size;           /* sizeof(hd_request) */
-    const int32_t *tokens; /* [n_tokens] prompt as ids */
+    const int32_t *tokens; /* [n_tokens] the prompt as token ids */
     size_t n_tokens;
-    const char *text; /* prompt as raw text, NUL-terminated; begins as the tokenizer says */
-    const char *messages, *tools; /* prompt as OpenAI JSON, rendered by the model's encoding */
+    /* The prompt as raw text, NUL-terminated. A BOS is added if the tokenizer's
+     * configuration says so. */
+    const char *text;
+    /* The prompt as OpenAI JSON, rendered by the model's chat template. */
+    const char *messages, *tools;
     const char *
-        tool_choice; /* NULL, "auto": the model decides; "none"; "required"; or a name, and then
-                         it is called once. Arguments of a tool with strict: true keep to the
-                         schema of its parameters, those of a call that is demanded as far as
-                         a grammar can express it. Beside a form the model calls or answers */
-    bool one_call;   /* of these no more than one in an answer */
-    int thinking;    /* 1 on, -1 off, 0 what the model does by itself */
-    int effort;      /* of thinking, where the encoding knows it: 1 low, 2 high, 3 max */
+        /* NULL or "auto": the model decides. "none". "required". Or the name of a tool,
+         * which is then called once. Arguments of a tool with strict: true match the schema
+         * of its parameters. Arguments of a forced call match it as far as a grammar can
+         * express it. With a response format the model either calls a tool or answers in
+         * that format. */
+        tool_choice;
+    bool one_call; /* at most one tool call per choice */
+    int thinking;  /* 1: on, -1: off, 0: the model's default */
+    int effort;    /* reasoning effort, if the chat template has one: 1 low, 2 high, 3 max */
 
-    int32_t answers;       /* to the one prompt, sharing its pages; default 1; seeds count up */
-    int32_t max_tokens;    /* of each answer; default: as many as the context leaves */
-    int32_t min_tokens;    /* no end of sequence before */
-    int32_t max_reasoning; /* tokens of reasoning, then it is ended; default: no bound */
-    int32_t priority;      /* higher first */
+    /* Number of choices (n). They share the prompt's pages. Default 1. Choice i uses seed +
+     * i. */
+    int32_t answers;
+    int32_t max_tokens; /* output tokens of each choice; default: what the context leaves */
+    int32_t min_tokens; /* the end of sequence is forbidden before this many tokens */
+    /* reasoning budget in tokens, after which reasoning is ended; default: unlimited */
+    int32_t max_reasoning;
+    int32_t priority; /* higher values are admitted first */
     int64_t queue_timeout_ns;
-    uint64_t salt; /* prefixes are shared among requests of equal salt only */
+    uint64_t salt; /* cached prefixes are shared only among requests of equal salt */
 
     float temperature, top_p, min_p;
     int32_t top_k;
@@ -136,143 +156,160 @@ typedef struct hd_request {
     uint64_t seed;
     const hd_request_bias *bias; /* [n_bias] */
     size_t n_bias;
-    const char *const *stop; /* [n_stop] strings that end the output */
+    const char *const *stop; /* [n_stop] stop strings */
     size_t n_stop;
-    const int32_t *stop_tokens; /* [n_stop_tokens] beside the end of sequence */
+    /* [n_stop_tokens] stop tokens, in addition to the end of sequence */
+    const int32_t *stop_tokens;
     size_t n_stop_tokens;
     bool ignore_eos;
 
-    hd_response_format form; /* of the content, after any reasoning */
+    hd_response_format form; /* response format of the content, after any reasoning */
     const char *format_text;
     const char *const *choices; /* [n_choices] */
     size_t n_choices;
 
-    int32_t draft_tokens; /* 0 to HD_MOST_DRAFTS per step, or HD_DRAFTS_AUTO; a number above 0
-                            is refused where nothing drafts */
-    int32_t relaxed_top;  /* inside reasoning a draft also stands if it is among this many */
-    float relaxed_delta;  /* most probable tokens and at most this less probable than the first;
-                              0: strict. Changes the distribution. */
+    /* draft depth: 0 to HD_MOST_DRAFTS, or HD_DRAFTS_AUTO. A number above 0 is refused if
+     * the model has no MTP layer. */
+    int32_t draft_tokens;
+    /* Relaxed acceptance: inside reasoning a draft is also accepted if it is among the
+     * relaxed_top most probable tokens and at most relaxed_delta less probable than the
+     * first. 0: strict. Changes the distribution. */
+    int32_t relaxed_top;
+    float relaxed_delta;
 
-    bool keep_stop;       /* a stop string found is part of the text */
-    bool keep_special;    /* special tokens are part of the text */
-    bool unparsed;        /* all text is content: reasoning and calls are not taken apart */
-    int32_t top_logprobs; /* alternatives listed beside each token, to HD_MAX_ALTERNATIVES */
-    bool prompt_logprobs; /* also for prompt tokens from prompt_logprobs_from on (at least 1) */
+    bool keep_stop;    /* the text includes the stop string that was found */
+    bool keep_special; /* the text includes special tokens */
+    bool unparsed;     /* no reasoning or tool call parser: all text is content */
+    /* top log-probabilities of each token, at most HD_MAX_ALTERNATIVES */
+    int32_t top_logprobs;
+    /* log-probabilities also of prompt tokens, from prompt_logprobs_from (at least 1) on */
+    bool prompt_logprobs;
     int32_t prompt_logprobs_from;
 
-    /* Called by the polling thread instead of hd_engine_poll() returning; NULL: poll returns. */
+    /* Called on the polling thread for each event. If NULL, hd_engine_poll() returns the
+     * event. */
     void (*on_event)(void *user, const struct hd_event *event);
     void *user;
 } hd_request;
 
-/* temperature, top_p, top_k, min_p and repetition_penalty of generation_config.json, or the
- * neutral ones where it is silent. Nothing else is touched. */
+/* Sets temperature, top_p, top_k, min_p and repetition_penalty from generation_config.json,
+ * or to neutral values if it does not contain them. No other field changes. */
 void hd_engine_defaults(const hd_engine *e, hd_request *g);
 
-/* The request's id, or 0 on refusal: then why holds one sentence, and *full (may be NULL) says
- * whether the queue was full, so that trying again later makes sense. */
+/* Returns the request's id, or 0 if it is refused. Then why contains one sentence, and
+ * *full, unless full is NULL, tells whether the queue was full, so that a retry may succeed. */
 uint64_t hd_engine_submit(hd_engine *e, const hd_request *g, bool *full, char *why,
                           size_t why_size);
 
-/* Its unfinished answers end with HD_END_CANCELLED. An unknown id is fine. */
+/* Aborts a request: its unfinished choices end with HD_END_CANCELLED. Unknown ids are
+ * ignored. */
 void hd_engine_cancel(hd_engine *e, uint64_t id);
 
 typedef enum hd_end {
-    HD_END_NOT,    /* more events follow for this answer */
-    HD_END_STOP,   /* end of sequence, a stop token or a stop string */
-    HD_END_LENGTH, /* max_tokens */
+    HD_END_NOT,    /* the choice is not finished */
+    HD_END_STOP,   /* end of sequence, stop token or stop string */
+    HD_END_LENGTH, /* max_tokens or the context was reached */
     HD_END_CANCELLED,
-    HD_END_TIMEOUT, /* waited too long in the queue */
+    HD_END_TIMEOUT, /* the choice waited too long in the queue */
     HD_END_FAILED   /* the device or this request's computation failed */
 } hd_end;
 
 typedef enum hd_delta_kind {
     HD_DELTA_REASONING, /* text */
     HD_DELTA_CONTENT,   /* text */
-    HD_DELTA_CALL,      /* a tool call begins; text: its name */
-    HD_DELTA_ARGUMENTS, /* text: a piece of its JSON object */
-    HD_DELTA_CALL_END,  /* whole: the arguments are one JSON object */
-    HD_DELTA_NOTE       /* text: what was not as the format has it */
+    HD_DELTA_CALL,      /* a tool call begins; text: the function's name */
+    HD_DELTA_ARGUMENTS, /* text: a piece of the arguments, a JSON object */
+    HD_DELTA_CALL_END,  /* the call ends; whole: its arguments are one complete JSON object */
+    HD_DELTA_NOTE       /* text: what in the output did not match the chat format */
 } hd_delta_kind;
 
 typedef struct hd_delta {
     hd_delta_kind kind;
-    int32_t call; /* 0, 1, ... within the answer */
+    int32_t call; /* index of the tool call in the choice: 0, 1, ... */
     bool whole;
-    const char *text; /* [n] UTF-8, whole characters, not NUL-terminated */
+    const char *text; /* [n] complete UTF-8 characters, not NUL-terminated */
     size_t n;
 } hd_delta;
 
 typedef struct hd_alternative {
-    int32_t token; /* -1: there are no more */
+    int32_t token; /* -1 ends the list early */
     float logprob;
 } hd_alternative;
 
-/* What one step gave one answer. Text is held back where a stop string may begin. */
+/* What one step adds to one choice. Text that may be the beginning of a stop string is held
+ * back until that is decided. */
 typedef struct hd_event {
     uint64_t id;
     void *user;
-    int32_t answer;        /* 0, 1, ... of the request */
-    const hd_delta *parts; /* [n_parts] */
+    int32_t answer;        /* index of the choice: 0, 1, ... */
+    const hd_delta *parts; /* [n_parts] the deltas */
     size_t n_parts;
-    const int32_t *tokens;     /* [n_tokens] the ids, end token included */
+    const int32_t *tokens;     /* [n_tokens] token ids, including the end token */
     const float *logprobs;     /* [n_tokens] */
-    const hd_alternative *top; /* [n_tokens, n_top] the most probable first */
+    const hd_alternative *top; /* [n_tokens, n_top] most probable first */
     size_t n_tokens, n_top;
 
-    /* With the first event of answer 0, if asked for: prompt tokens from prompt_from on. */
+    /* Prompt log-probabilities, from prompt token prompt_from on. They come with the first
+     * event of choice 0, if requested. */
     const int32_t *prompt;            /* [n_prompt] */
     const float *prompt_logprobs;     /* [n_prompt] */
     const hd_alternative *prompt_top; /* [n_prompt, n_top] */
     size_t n_prompt;
     int32_t prompt_from;
 
-    hd_end end;            /* anything but HD_END_NOT: the answer's last event */
-    bool last;             /* the request's last event */
-    int32_t stop_token;    /* END_STOP by this id, else -1 */
-    const char *stop_text; /* END_STOP by this string, else NULL */
-    const char *why;       /* END_FAILED: one sentence, else NULL */
+    hd_end end;            /* not HD_END_NOT: this is the choice's last event */
+    bool last;             /* this is the request's last event */
+    int32_t stop_token;    /* HD_END_STOP by this token, else -1 */
+    const char *stop_text; /* HD_END_STOP by this stop string, else NULL */
+    const char *why;       /* HD_END_FAILED: one sentence, else NULL */
 
-    int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens; /* so far */
-    /* Drafts of this answer so far, and those of them that are among its output_tokens; what lies
-     * behind the answer's end is not accepted. The arrays: by place in the step. */
+    /* totals of the choice so far */
+    int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens;
+    /* Drafts of this choice so far, and how many of its output_tokens are accepted drafts.
+     * Drafts behind the end of the choice do not count as accepted. The arrays count by
+     * position of the draft in its step. */
     int32_t drafted, accepted;
     int32_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
-    int32_t retracted;                 /* times it lost its place for others */
-    int64_t submitted_ns, admitted_ns; /* admitted: 0 while it waits */
+    int32_t retracted;                 /* how often the choice was preempted */
+    int64_t submitted_ns, admitted_ns; /* admitted_ns is 0 while it waits */
 } hd_event;
 
-/* The next event, valid until the next call. False: none within timeout_ns (0 never waits,
- * negative waits for ever), or the engine is idle and nothing is pending. */
+/* Returns the next event in *out, valid until the next call. Returns false if there was none
+ * within timeout_ns (0: do not wait; negative: wait without limit), or if the engine is idle
+ * and no event is pending. */
 bool hd_engine_poll(hd_engine *e, hd_event *out, int64_t timeout_ns);
 
-/* Makes a waiting poll return false soon. From any thread, also from a signal's follower. */
+/* Makes a waiting hd_engine_poll() return false soon. Any thread may call it, also one that
+ * handles signals. */
 void hd_engine_wake(hd_engine *e);
 
 /* ---- control ---- */
 
-void hd_engine_drain(hd_engine *e); /* from now on submissions are refused; the rest finishes */
+/* refuse new submissions from now on; accepted requests finish */
+void hd_engine_drain(hd_engine *e);
 
 typedef enum hd_pause {
-    HD_PAUSE_ABORT,   /* what runs and waits is cancelled */
-    HD_PAUSE_RETRACT, /* what runs goes back to the queue */
-    HD_PAUSE_IN_PLACE /* what runs keeps its place */
+    HD_PAUSE_ABORT,   /* running and waiting requests are aborted */
+    HD_PAUSE_RETRACT, /* running requests are preempted and return to the queue */
+    HD_PAUSE_IN_PLACE /* running requests keep their slots and pages */
 } hd_pause;
 
-void hd_engine_pause(hd_engine *e, hd_pause how); /* no step until resumed; returns at once */
+/* no step runs until resumed; does not wait */
+void hd_engine_pause(hd_engine *e, hd_pause how);
 void hd_engine_resume(hd_engine *e);
-void hd_engine_flush(hd_engine *e); /* forgets every cached prefix that is not in use */
+void hd_engine_flush(hd_engine *e); /* empties the prefix cache, except for pages in use */
 
 /* ---- reading ---- */
 
-enum { HD_PAGES_FULL, HD_PAGES_WINDOW, HD_N_PAGE_GROUPS }; /* of pages, by lifetime */
+enum { HD_PAGES_FULL, HD_PAGES_WINDOW, HD_N_PAGE_GROUPS }; /* KV groups: pages by lifetime */
 
 enum { HD_GAPS = 64 };
 
 typedef struct hd_engine_stats {
-    int32_t waiting, running, max_running; /* when the last step ended */
-    int32_t living; /* answers submitted whose end was not polled, also while a step is stuck */
-    bool paused;    /* and no step runs any more */
+    int32_t waiting, running, max_running; /* as of the end of the last step */
+    /* submitted choices whose last event was not polled; also correct while a step hangs */
+    int32_t living;
+    bool paused; /* paused, and no step is running */
     bool draining;
     int64_t steps, rows, finished, retracted;
     int64_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
@@ -280,19 +317,23 @@ typedef struct hd_engine_stats {
     int32_t pages[HD_N_PAGE_GROUPS], pages_free[HD_N_PAGE_GROUPS],
         pages_cached[HD_N_PAGE_GROUPS];
     int32_t page_tokens, snapshots, snapshots_free;
-    int64_t step_ns;     /* in steps altogether; of it */
-    int64_t host_ns;     /* not waiting for the device */
-    int64_t graph_steps; /* steps of decoding alone that a GPU took as one graph each */
-    int64_t graph_ns;    /* what it computed in them */
-    int64_t gap_ns;      /* what it rested between one and the next that was queued meanwhile */
-    int64_t gaps[HD_GAPS];     /* such rests, by half microseconds; the last: or longer */
-    int64_t graphs, record_ns; /* recorded graphs, and the host's time for it: not in host_ns */
-    int64_t last_step_ns;      /* when a step last ended */
+    int64_t step_ns;     /* total time in steps */
+    int64_t host_ns;     /* the part of step_ns in which the host did not wait for the device */
+    int64_t graph_steps; /* decode steps that were launched as one CUDA graph */
+    int64_t graph_ns;    /* GPU time in them */
+    /* GPU idle time between one graph and the next that was queued meanwhile */
+    int64_t gap_ns;
+    /* histogram of these idle times by half microseconds; the last bucket: or longer */
+    int64_t gaps[HD_GAPS];
+    /* recorded graphs, and the host's time for recording, which host_ns does not include */
+    int64_t graphs, record_ns;
+    int64_t last_step_ns; /* when the last step ended */
     size_t weight_bytes, kv_bytes, activation_bytes;
     int32_t max_context;
-    int64_t audits;         /* after a second without work: is every page and slot back? */
-    int64_t audits_failed;  /* they were not; all were taken back, cached prefixes forgotten */
-    char audit_missed[128]; /* what was missing at the last of these */
+    int64_t audits; /* checks, after one idle second, that every page and slot is free */
+    /* audits that failed; then all pages and slots were freed and the prefix cache emptied */
+    int64_t audits_failed;
+    char audit_missed[128]; /* what was missing in the last failed audit */
 } hd_engine_stats;
 
 void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out);
@@ -306,12 +347,13 @@ typedef struct hd_request_status {
     int32_t prompt_tokens, cached_tokens, done_tokens, output_tokens;
 } hd_request_status;
 
-/* What runs and waits, the most important first; how many of out[max] were written. */
+/* Writes the status of running and waiting requests, most important first, to out[max].
+ * Returns how many were written. */
 size_t hd_engine_read_requests(hd_engine *e, hd_request_status *out, size_t max);
 
-/* Rows each routed expert has computed: load[layer * n_experts + expert], as of at most a second
- * and a step ago. Returns layers * experts, 0 without experts; nothing is written when max is
- * less. Never waits for a step. */
+/* Rows that each routed expert has computed: load[layer * n_experts + expert], at most one
+ * second and one step old. Returns layers * experts, or 0 without experts. Writes nothing if
+ * max is less. Never waits for a step. */
 size_t hd_engine_read_experts(hd_engine *e, int64_t *load, size_t max, int32_t *n_experts);
 
 #ifdef __cplusplus

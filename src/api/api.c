@@ -1,4 +1,4 @@
-/* api.c - the routes of the generating endpoints. */
+/* api.c - table of the HTTP routes of the OpenAI, Anthropic and SGLang compatible endpoints. */
 #include "api/api.h"
 
 #include "api/endpoints.h"

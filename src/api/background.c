@@ -1,25 +1,26 @@
-/* background.c - see background.h: a list of what runs, and who follows it. Jobs enter on HTTP
- * threads, write and leave on the polling thread. */
+/* background.c - see background.h: a list of running background jobs and the streams that
+ * follow them. Jobs are added on HTTP threads; the polling thread writes their events and
+ * removes them. */
 #define _GNU_SOURCE /* memmem */
 #include "api/background.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { FOLLOWERS = 16 }; /* of one response; further ones are told to come back */
+enum { FOLLOWERS = 16 }; /* followers of one response; further ones are told to retry */
 
 typedef struct running {
     struct running *next;
     api_job *job;
     uint64_t salt;
     bool forgotten;
-    api_text events; /* of a stream: all so far */
+    api_text events; /* events of a stream so far */
     http_call *followers[FOLLOWERS];
     size_t n_followers;
 } running;
 
 struct api_background {
-    pthread_mutex_t lock; /* guards the rest */
+    pthread_mutex_t lock; /* guards the fields below */
     running *first;
     size_t n;
 };
@@ -52,7 +53,7 @@ void api_background_cancel_all(api_background *b) {
     pthread_mutex_unlock(&b->lock);
 }
 
-/* ---- the job's side ---- */
+/* ---- called by the job ---- */
 
 static running **link_of(api_background *b, const api_job *job) {
     running **link = &b->first;
@@ -111,9 +112,9 @@ void api_background_remove(api_background *b, api_job *job, api_store *store) {
     free(r);
 }
 
-/* ---- the others' ---- */
+/* ---- called by other requests ---- */
 
-/* What was forgotten is not found again. */
+/* Forgotten responses are not found again. */
 static running *find(const api_background *b, const char *id, uint64_t salt) {
     running *r = b->first;
     while (r && (r->forgotten || r->salt != salt || strcmp(r->job->id, id) != 0)) r = r->next;
@@ -144,7 +145,7 @@ bool api_background_follow(api_background *b, const char *id, uint64_t salt, siz
                            http_call *c) {
     pthread_mutex_lock(&b->lock);
     running *r = find(b, id, salt);
-    if (r && !r->job->w.stream) r = NULL; /* it has no events */
+    if (r && !r->job->w.stream) r = NULL; /* a response without stream has no events */
     const bool fits = r && r->n_followers < FOLLOWERS;
     if (fits) {
         const size_t at = api_events_behind(&r->events, n_seen);

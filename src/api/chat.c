@@ -1,4 +1,4 @@
-/* chat.c - POST /v1/chat/completions: its parameters, its chunks and its reply. */
+/* chat.c - POST /v1/chat/completions: its parameters, streamed chunks and reply. */
 #include <string.h>
 
 #include "api/endpoints.h"
@@ -187,7 +187,7 @@ static void begin_chunk(api_job *job, const api_choice *c) {
     api_write(&job->out, "{'index':%d,'delta':{", c->index);
 }
 
-/* carries: this chunk takes what there is beside text. */
+/* carries: this chunk contains what there is beside text (log-probabilities, token ids). */
 static void end_chunk(api_job *job, const api_choice *c, bool carries) {
     api_text *out = &job->out;
     const bool first = !c->opened && carries && job->prompt_ids.n > 0;
@@ -282,7 +282,7 @@ static void chat_finish(api_job *job, api_choice *c) {
     api_data_end(job);
 }
 
-/* ---- the whole reply ---- */
+/* ---- the complete reply ---- */
 
 static void put_calls(api_text *out, const api_job *job, const api_choice *c) {
     char id[40];

@@ -1,5 +1,5 @@
-/* complete.c - POST /v1/completions: raw prompts, echo, the older form of
- * log-probabilities. */
+/* complete.c - POST /v1/completions: raw text prompts, echo, fill-in-the-middle, and the
+ * older format of log-probabilities. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,9 +34,9 @@ const api_family api_complete_family = {
                  &api_identity_section, &api_absent_section}
 };
 
-/* What echo repeats of the prompts. */
+/* The prompt text that echo repeats. */
 typedef struct echoed_prompt {
-    api_text text; /* escaped */
+    api_text text; /* JSON-escaped */
     int32_t first_token;
 } echoed_prompt;
 
@@ -53,7 +53,7 @@ static void complete_deinit(void *state) {
 
 /* ---- log-probabilities ---- */
 
-/* What is known of one token; these lie back to back in api_choice.logprobs. */
+/* The log-probabilities of one token; these lie back to back in api_choice.logprobs. */
 typedef struct score {
     int32_t token, n_top;
     float logprob;
@@ -82,7 +82,7 @@ static void complete_prompt_logprobs(api_job *job, api_choice *c, const hd_event
     }
 }
 
-/* Decodes a token alone; the caller's to free. */
+/* Decodes one token alone; the caller frees the result. */
 static hd_bytes token_text(const api_job *job, int32_t token) {
     hd_bytes text = {0};
     hd_err err = {0};
@@ -143,7 +143,7 @@ static void put_scores(api_job *job, api_choice *c, bool with_prompt) {
         api_puts(out, "null");
         return;
     }
-    if (with_prompt) { /* nothing comes before its first token */
+    if (with_prompt) { /* the first token has no log-probability */
         const echoes *e = job->state;
         const api_choice *first = &job->choices[job->subs[c->prompt].first_choice];
         const score unscored = {.token = e->prompts[c->prompt].first_token};
@@ -167,7 +167,7 @@ static void put_scores(api_job *job, api_choice *c, bool with_prompt) {
     }
 }
 
-/* ---- answers ---- */
+/* ---- choices ---- */
 
 static void put_choice(api_job *job, api_choice *c, bool first, const char *finish) {
     const echoes *e = job->state;
@@ -276,9 +276,9 @@ static bool echo_prompts(api_request *r, const api_prompt *prompts, int32_t n, e
     return true;
 }
 
-/* ---- filling in between ---- */
+/* ---- fill in the middle ---- */
 
-/* The model's markers around and between what stands before and behind the gap. */
+/* The model's fill-in-the-middle markers: before the prefix, between, and behind the suffix. */
 typedef struct fim_markers {
     int32_t begin, hole, end;
 } fim_markers;
@@ -322,7 +322,7 @@ static bool take_suffix(api_request *r, api_prompt *prompts, int32_t n) {
     if (r->w.echo) {
         return api_refuse(r, "invalid_value", "echo", "echo and suffix exclude each other");
     }
-    r->begins = -1; /* the suffix is no beginning */
+    r->begins = -1; /* the suffix does not begin a prompt: no BOS */
     if (!find_markers(r, &m) ||
         !api_take_text(r, r->suffix, strlen(r->suffix), "suffix", &suffix, &n_suffix)) {
         return false;

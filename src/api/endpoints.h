@@ -1,5 +1,5 @@
-/* endpoints.h - the handlers and families of this room, for the table of routes and the
- * description of the interface. */
+/* endpoints.h - handlers and parameter families of src/api, for the route table and for
+ * /openapi.json. */
 #ifndef HD_API_ENDPOINTS_H
 #define HD_API_ENDPOINTS_H
 

@@ -1,5 +1,5 @@
-/* format.c - what the formats of answers share: reasons, ids, usage, blocks, the end of
- * OpenAI's streams. */
+/* format.c - what the reply formats share: finish reasons, ids, usage, blocks, and the end
+ * of OpenAI's SSE streams. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* generate.c - POST /generate, SGLang's native interface: token in, token out. */
+/* generate.c - POST /generate, SGLang's native endpoint: token ids in, token ids out. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,7 +102,7 @@ static void native_logprob(api_job *job, api_choice *c, const hd_event *e, size_
     if (e->n_top > 0) put_tops(&c->tops, job, e->top + i * e->n_top, e->n_top);
 }
 
-/* The first token of a prompt has no probability; kept holds the alternatives. */
+/* The first token of a prompt has no log-probability; kept contains the alternatives. */
 static void native_prompt_logprobs(api_job *job, api_choice *c, const hd_event *e) {
     for (size_t i = 0; i < e->n_prompt; i++) {
         if (c->prompt_scores.n > 0) api_puts(&c->prompt_scores, ",");
@@ -111,17 +111,17 @@ static void native_prompt_logprobs(api_job *job, api_choice *c, const hd_event *
     }
 }
 
-/* ---- answers ---- */
+/* ---- choices ---- */
 
-/* What the answers repeat of each prompt. */
+/* What the choices repeat of each prompt. */
 typedef struct native_prompt {
     char id[API_MAX_ID + 16];
-    api_text ids;        /* where they are asked for */
-    int32_t first_token; /* -1: no scores from the first token on */
+    api_text ids;        /* JSON items, if requested */
+    int32_t first_token; /* -1: no log-probabilities from the first token on */
 } native_prompt;
 
 typedef struct native_state {
-    bool list; /* the answer is an array */
+    bool list; /* the reply is an array */
     int32_t n;
     native_prompt prompts[];
 } native_state;
@@ -239,7 +239,7 @@ static const api_format native_format = {.endpoint = "/generate",
 
 enum { DEFAULT_TOKENS = 128 };
 
-/* The parameters of one prompt; what an earlier one set is forgotten. */
+/* Reads the parameters of one prompt; values of an earlier prompt are reset. */
 static bool take_params(api_request *r, json_t *params, const hd_request *defaults,
                         api_prompt *p) {
     r->g = *defaults;
@@ -295,7 +295,8 @@ static bool take_scores(api_request *r) {
     return true;
 }
 
-/* A list names each prompt; one name is the call's, and with several prompts a prefix. */
+/* A list contains a rid for each prompt. A single rid names the call; with several prompts
+ * it is a prefix. */
 static bool name_prompts(api_request *r, native_state *s) {
     const bool many = json_is_array(r->rids);
     if (many && json_array_size(r->rids) != (size_t)s->n) {

@@ -1,5 +1,5 @@
-/* job.c - from submission to the last event: collects pieces, decides when a chunk is due,
- * counts, cancels, ends. */
+/* job.c - runs an API job from submission to its last event: collects deltas, decides when a
+ * streamed chunk is due, counts tokens, cancels and ends. */
 #include "api/job.h"
 
 #include <assert.h>
@@ -13,11 +13,11 @@
 #include "api/background.h"
 #include "api/reserve.h"
 
-enum { STATUS_GONE = 499 }; /* for the log: the client left */
+enum { STATUS_GONE = 499 }; /* logged if the client left */
 
 /* ---- failure ---- */
 
-/* The first one wins. */
+/* Records a failure; only the first is kept. */
 static void fail_job(api_job *job, int status, const char *code, const char *message) {
     pthread_mutex_lock(&job->failing);
     if (!job->failure.status) {
@@ -41,7 +41,7 @@ void api_job_cancel(api_job *job) {
     cancel_all(job);
 }
 
-/* On an HTTP thread, or the polling one. */
+/* Runs on an HTTP thread or on the polling thread. */
 static void leave(void *user) {
     api_job *job = user;
     atomic_store(&job->gone, true);
@@ -137,7 +137,7 @@ static void report(api_job *job) {
     job->ctx->on_end(job->ctx->server, o);
 }
 
-/* Reported first: who has the answer finds it counted. */
+/* Reports the outcome first, so that a client that has its reply finds it in the metrics. */
 static void drop(api_job *job) {
     if (atomic_fetch_sub(&job->refs, 1) != 1) return;
     report(job);
@@ -175,7 +175,7 @@ static void add_piece(api_job *job, api_choice *c, hd_delta_kind kind, int32_t c
         return;
     }
     api_put(&c->text, part->text, part->n);
-    if (c->text.failed) { /* the piece names no bytes that are not there */
+    if (c->text.failed) { /* the piece must not refer to missing bytes */
         job->out.failed = true;
         return;
     }
@@ -272,7 +272,8 @@ static void forget_pending(const api_job *job, api_choice *c) {
 
 static bool chunk_is_due(const api_job *job, const api_choice *c) {
     if (c->end != HD_END_NOT) {
-        if (job->format->cumulative) return false; /* its last word is finish */
+        /* its last event comes with the finish reason */
+        if (job->format->cumulative) return false;
         return !c->opened || c->n_pieces > 0 || c->logprobs.n > 0 || c->ids.n > 0;
     }
     if (c->opened && c->n_pieces == 0) return false;
@@ -283,7 +284,7 @@ static bool chunk_is_due(const api_job *job, const api_choice *c) {
 static void stream(api_job *job, api_choice *c) {
     const bool failed = c->end == HD_END_TIMEOUT || c->end == HD_END_FAILED;
     if (!c->opened && c->n_pending == 0 && c->end == HD_END_NOT) return;
-    if (failed && !job->began) return; /* the answer is an error, not a stream */
+    if (failed && !job->began) return; /* the reply is an error, not a stream */
     if (chunk_is_due(job, c)) {
         begin_stream(job);
         job->format->chunk(job, c);
@@ -386,7 +387,7 @@ static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt 
     const hd_conversation *chat = p->tokens ? NULL : &r->conversation;
     const hd_status st = hd_engine_submit_chat(job->ctx->engine, &id, &g, chat, &err);
     if (st != HD_OK) {
-        atomic_fetch_sub(&job->refs, 1); /* the submitter's is still there */
+        atomic_fetch_sub(&job->refs, 1); /* the submitting thread still has a reference */
         refuse_submission(job, r, st, &err);
         return false;
     }
@@ -396,13 +397,13 @@ static bool submit(api_job *job, api_request *r, api_sub *sub, const api_prompt 
     return true;
 }
 
-/* Without memory for the background the answer stays with its client. */
+/* If there is no memory to run in the background, the job stays bound to its client. */
 static void detach(api_job *job) {
     job->w.background = api_background_add(job->ctx->background, job);
     if (!job->w.background) http_on_gone(job->call, leave, job);
 }
 
-/* What was accepted is found in the store, and the client told; what was not is refused. */
+/* Stores accepted background responses and tells the client; refuses the others. */
 static void tell_accepted(api_job *job, bool going) {
     api_text object = {0};
     const uint64_t salt = http_salt(job->call);

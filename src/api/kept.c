@@ -1,5 +1,5 @@
-/* kept.c - /v1/responses/{id} and below: responses that are kept or still run in the background
- * are read, followed, listed, cancelled and forgotten. */
+/* kept.c - /v1/responses/{id} and below: stored and background responses are retrieved,
+ * followed as a stream, listed by their items, cancelled and deleted. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "api/background.h"
 #include "api/endpoints.h"
 
-enum { MOST_ITEMS = 100, ITEMS = 20 }; /* per page of a list: at most, by default */
+enum { MOST_ITEMS = 100, ITEMS = 20 }; /* items per page of a list: maximum and default */
 
 static void not_found(http_call *c) {
     http_error(c, 404, "not_found_error", "response_not_found", NULL,
@@ -31,14 +31,15 @@ static bool wants_stream(http_call *c) {
     return stream && strcmp(stream, "true") == 0;
 }
 
-/* starting_after is the number of the last event that was seen; the first one has 0. */
+/* starting_after is the number of the last event that the client has seen; the first event
+ * has number 0. */
 static void follow(http_call *c, const api_context *ctx, const char *id) {
     long after;
     if (!http_query_number(c, "starting_after", 0, LONG_MAX - 1, -1, &after)) {
         bad(c, "starting_after", "the number of an event");
         return;
     }
-    const size_t seen = (size_t)after + 1; /* of -1: 0 */
+    const size_t seen = (size_t)after + 1; /* -1 becomes 0 */
     api_text events = {0};
     if (api_background_follow(ctx->background, id, http_salt(c), seen, c)) return;
     if (api_store_get_events(ctx->store, id, http_salt(c), &events) && !events.failed) {
@@ -66,13 +67,13 @@ static void get_response(http_call *c, const api_context *ctx, const char *id) {
     }
 }
 
-/* ---- the items it answered ---- */
+/* ---- the input items of a response ---- */
 
 static bool set(json_t *object, const char *key, json_t *value) {
     return json_object_set_new(object, key, value) == 0;
 }
 
-/* A text in place of parts becomes one part. */
+/* Content given as a string becomes one text part. */
 static bool set_parts(json_t *item, json_t *text) {
     const char *role = json_string_value(json_object_get(item, "role"));
     const bool sent = role && strcmp(role, "assistant") == 0;
@@ -82,7 +83,7 @@ static bool set_parts(json_t *item, json_t *text) {
     return set(item, "content", json_pack("[o]", part)) && ok;
 }
 
-/* An item as it came in may have no type and no id. NULL: no memory. */
+/* Returns the item with its type and id, which it may lack in the request. NULL: no memory. */
 static json_t *whole_item(json_t *item, const char *response, size_t i) {
     char id[API_MAX_ID + 64];
     json_t *copy = json_copy(item), *content = json_object_get(copy, "content");
@@ -116,7 +117,8 @@ static bool read_page(http_call *c, page *p) {
     return false;
 }
 
-/* What was put in is what is kept but the response's own output at its end. NULL: no memory. */
+/* The input items are the stored items without the response's own output at their end. NULL:
+ * no memory. */
 static json_t *list_items(const page *p, json_t *all, size_t n, const char *response) {
     json_t *data = json_array();
     bool begun = !p->after, more = false, ok = data != NULL;
@@ -140,7 +142,7 @@ static json_t *list_items(const page *p, json_t *all, size_t n, const char *resp
                      more, "first_id", first, "last_id", last);
 }
 
-/* The response that is kept in object, and the items up to its end. */
+/* Replies with the items of the stored response. */
 static void reply_items(http_call *c, const page *p, const char *id, api_text *object,
                         api_text *items) {
     api_text out = {0};
@@ -173,7 +175,7 @@ static void get_items(http_call *c, const api_context *ctx, const char *id) {
     api_text_deinit(&items);
 }
 
-/* ---- ending ---- */
+/* ---- cancelling and deleting ---- */
 
 static void cancel(http_call *c, const api_context *ctx, const char *id) {
     api_text object = {0}, out = {0};

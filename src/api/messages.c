@@ -1,4 +1,4 @@
-/* messages.c - POST /v1/messages and /v1/messages/count_tokens: Anthropic's interface. */
+/* messages.c - POST /v1/messages and /v1/messages/count_tokens: Anthropic's Messages API. */
 #include <string.h>
 
 #include "api/endpoints.h"
@@ -115,7 +115,7 @@ static void put_block_head(api_text *out, const api_job *job, const api_choice *
     }
 }
 
-/* A stream gets an empty block; otherwise it is filled in item. */
+/* In a stream the block begins empty; otherwise it is written to item. */
 static void open_block(api_job *job, api_choice *c, const api_piece *p) {
     if (!job->w.stream) {
         api_text_clear(&c->item);
@@ -143,7 +143,7 @@ static void block_delta(api_job *job, api_choice *c, const api_piece *p) {
         api_write(&job->out, ",%s:%.*s}", types[p->kind][1], (int)p->n, text);
         end_event(job);
     } else if (p->kind == HD_DELTA_ARGUMENTS) {
-        api_put(&c->item, text, p->n); /* is JSON */
+        api_put(&c->item, text, p->n); /* arguments are JSON already */
     } else {
         api_put_escaped(&c->item, text, p->n);
     }
@@ -162,7 +162,7 @@ static void close_block(api_job *job, api_choice *c, hd_delta_kind kind, bool wh
         end_event(job);
         return;
     }
-    if (!whole) return; /* a call that was cut must not run */
+    if (!whole) return; /* a truncated call must not be executed */
     if (kind != HD_DELTA_CALL) api_puts(&c->item, "\"");
     if (thinking) api_write(&c->item, ",'signature':'none'");
     api_puts(&c->item, "}");
@@ -172,7 +172,7 @@ static void close_block(api_job *job, api_choice *c, hd_delta_kind kind, bool wh
 
 static const api_block_writer blocks = {open_block, block_delta, close_block};
 
-/* ---- answers ---- */
+/* ---- replies ---- */
 
 static const char *stop_reason(const api_job *job, const api_choice *c) {
     switch (c->end) {
@@ -272,13 +272,14 @@ static const api_format messages_format = {.endpoint = "/v1/messages",
 
 /* ---- the handlers ---- */
 
-/* Clients of this interface must name max_tokens, and name the most that the model they know can
- * write. As with its maker, an answer then ends where the context does. */
+/* Clients of this API must send max_tokens, and send the maximum of the model that they
+ * know. As with Anthropic's own API, output then ends at the context limit. */
 static bool fit_context(api_request *r) {
     size_t n;
     hd_ids ids = {0};
     if (r->g.max_tokens == 0) return true;
-    http_body(r->call, &n); /* no fewer bytes than tokens, but for what the encoding adds */
+    /* a body has at least as many bytes as tokens, except for those of the chat template */
+    http_body(r->call, &n);
     if (n + ENCODING_TOKENS + (size_t)r->g.max_tokens <= (size_t)r->max_context) return true;
     const bool ok = api_render_ids(r, &ids);
     r->w.to_the_end = ids.n + (size_t)r->g.max_tokens > (size_t)r->max_context;
@@ -287,7 +288,8 @@ static bool fit_context(api_request *r) {
     return ok;
 }
 
-/* Agents send an edit that clears no thinking; what would change messages is refused. */
+/* Agents send a context edit that clears no thinking; edits that would change messages are
+ * refused. */
 static bool check_edits(api_request *r) {
     const json_t *edit;
     size_t i;
@@ -306,7 +308,7 @@ static bool check_edits(api_request *r) {
     return true;
 }
 
-/* Thinking is off unless asked for. */
+/* Thinking is off unless the request enables it. */
 static bool take_messages(api_request *r) {
     if (!api_take_sampling(r) || !api_take_response_format(r) || !api_take_thinking(r))
         return false;

@@ -1,6 +1,6 @@
-/* models.c - GET /v1/models and /v1/models/{id}: the one model that is served, and its
- * context. Also the endpoints we do not have: refused so that a client understands, and with a
- * status after which it does not try again, as clients do after 408, 409, 429 and from 500 on. */
+/* models.c - GET /v1/models and /v1/models/{id}: the served model and its context length.
+ * Also refuses the endpoints that do not exist here, with a status after which clients do
+ * not retry (they do after 408, 409, 429 and 5xx). */
 #include <string.h>
 #include <time.h>
 
@@ -8,7 +8,7 @@
 #include "api/request.h"
 #include "api/api.h"
 
-/* The members of OpenAI's, vLLM's and Anthropic's lists in one. */
+/* Writes the members of OpenAI's, vLLM's and Anthropic's model objects in one. */
 static void put_model(api_text *out, const api_context *ctx) {
     char born[32] = "";
     struct tm utc;

@@ -1,4 +1,5 @@
-/* openapi.c - GET /openapi.json: the tables that parse, written as OpenAPI 3.1. */
+/* openapi.c - GET /openapi.json: writes the parameter tables that the parser uses as OpenAPI
+ * 3.1. */
 #include <stdio.h>
 #include <string.h>
 
@@ -68,7 +69,7 @@ static void put_ref(api_text *out, const char *schema) {
     api_write(out, "'}");
 }
 
-/* As schemas.h has it. */
+/* text: as schemas.h describes. */
 static void put_schema(api_text *out, const char *text) {
     char name[64];
     while (*text) {
@@ -187,7 +188,8 @@ static void put_family(api_text *out, const api_family *f, const api_limits *lim
     for (int32_t s = 0; s < API_MAX_SECTIONS && f->sections[s]; s++) {
         for (size_t i = 0; i < f->sections[s]->n; i++) {
             const api_param *p = &f->sections[s]->params[i];
-            if (api_params_find(f, p->name) != p) continue; /* an earlier section has it */
+            /* an earlier section contains it */
+            if (api_params_find(f, p->name) != p) continue;
             if (!first) api_puts(out, ",");
             first = false;
             put_param(out, p, limits);
@@ -196,7 +198,7 @@ static void put_family(api_text *out, const api_family *f, const api_limits *lim
     api_puts(out, "}}");
 }
 
-/* ---- families, each once ---- */
+/* ---- parameter families, each once ---- */
 
 enum { MAX_FAMILIES = 48 };
 
@@ -213,7 +215,7 @@ static void list_family(family_list *list, const api_family *f) {
     list->families[list->n++] = f;
 }
 
-/* Nested ones come behind those that nest them, so one pass finds all. */
+/* Nested families are appended behind those that contain them, so one pass finds all. */
 static void list_families(family_list *list) {
     for (size_t i = 0; i < HD_LEN(own_operations); i++) {
         list_family(list, own_operations[i].body);
@@ -253,7 +255,7 @@ static void put_argument(api_text *out, const char *name, size_t n, bool in_path
               name, in_path ? "path" : "query", in_path);
 }
 
-/* {name} in the path, and the query. */
+/* Parameters for each {name} in the path, and for the query. */
 static void put_arguments(api_text *out, const api_operation *o) {
     api_write(out, ",'parameters':[");
     for (const char *p = o->path; (p = strchr(p, '{')); p++) {
@@ -290,7 +292,7 @@ static void put_operation(api_text *out, const api_operation *o) {
     api_puts(out, "}}");
 }
 
-/* ---- paths: operations of one path stand together ---- */
+/* ---- paths: operations of one path are grouped ---- */
 
 typedef struct operation_list {
     const api_operation *tables[2];
@@ -307,7 +309,7 @@ static bool is_first(const operation_list *l, const api_operation *o) {
     return true;
 }
 
-/* "GET POST": each is an operation; in the description they are lower case. */
+/* "GET POST" lists two operations; OpenAPI writes methods in lower case. */
 static void put_methods(api_text *out, const api_operation *o) {
     for (const char *m = o->methods; *m;) {
         const size_t n = strcspn(m, " ");

@@ -1,5 +1,5 @@
-/* openapi.h - what a route is for, as data: /openapi.json is written from these tables, each of
- * which stands beside the routes it describes. */
+/* openapi.h - descriptions of routes as data. /openapi.json is written from these tables,
+ * each of which stands beside the routes it describes. */
 #ifndef HD_API_OPENAPI_H
 #define HD_API_OPENAPI_H
 
@@ -7,17 +7,18 @@
 #include "api/schemas.h"
 
 typedef struct api_operation {
-    const char *path;    /* a route's; {name} where that has a '*' */
-    const char *methods; /* a route's */
+    const char *path;    /* the route's path, with {name} in place of '*' */
+    const char *methods; /* the route's methods */
     const char *summary;
-    const api_family *body;    /* NULL: none, or: */
-    const char *free_body;     /* a schema's name; the body may be missing */
-    const char *reply, *event; /* schemas; NULL: refused always; never a stream */
-    const char *type;          /* of a reply that is no JSON; then reply is not looked at */
-    const char *const *query;  /* names, NULL at the end; or NULL */
+    const api_family *body; /* parameters of the body; NULL: none, or free_body: */
+    const char *free_body;  /* name of a schema; the body may be absent */
+    /* names of schemas; reply NULL: the route always refuses; event NULL: it never streams */
+    const char *reply, *event;
+    const char *type; /* content type of a reply that is not JSON; reply is then ignored */
+    const char *const *query; /* names of query parameters, NULL at the end; or NULL */
 } api_operation;
 
-/* What another room adds. */
+/* Operations of another folder. */
 typedef struct api_description {
     const api_operation *operations;
     size_t n_operations;

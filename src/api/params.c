@@ -1,4 +1,4 @@
-/* params.c - reads the members of an object by a table, and the tables that endpoints
+/* params.c - parses JSON objects by parameter tables, and contains the tables that endpoints
  * share. */
 #include "api/params.h"
 
@@ -17,7 +17,7 @@ enum { MAX_KEYS = 256, MAX_KEY_BYTES = 256 };
 typedef struct reading {
     api_request *r;
     const api_param *p;
-    char name[512]; /* with its path */
+    char name[512]; /* name with its path */
 } reading;
 
 static void *place(const reading *k) {
@@ -218,7 +218,7 @@ static bool plain_name(const char *name) {
                                    "0123456789_-.") == n;
 }
 
-/* Unknown members change nothing; the observer and a header say which they were. */
+/* Unknown members are ignored; the observer and a response header name them. */
 static void note_unknown(api_request *r, const char *name, char *ignored, size_t size) {
     if (r->ctx->on_unknown_field) {
         r->ctx->on_unknown_field(r->ctx->server, r->family->endpoint, name);

@@ -1,4 +1,5 @@
-/* request.c - opens a body, keeps what is made on the way, and says why it was refused. */
+/* request.c - opens a request body, owns the memory made for it, and writes refusals (error
+ * responses). */
 #include "api/request.h"
 
 #include <stdarg.h>
@@ -68,7 +69,7 @@ bool api_refuse_status(api_request *r, int status, const char *code, const char 
     return false;
 }
 
-/* "messages[3].content: must be ..." names a field before its colon. */
+/* In "messages[3].content: must be ..." the field's name stands before the colon. */
 static size_t field_bytes(const char *message) {
     const size_t n = strspn(message, "abcdefghijklmnopqrstuvwxyz_.[]0123456789");
     return n > 0 && message[n] == ':' ? n : 0;
@@ -101,8 +102,8 @@ bool api_refuse_err(api_request *r, const char *param, const hd_err *err) {
         snprintf(field, sizeof field, "%.*s", (int)n, err->msg);
         param = field;
     }
-    if (!code &&
-        strstr(err->msg, "the text has more than")) { /* the tokenizer's, which stops */
+    /* from the tokenizer, which stops there */
+    if (!code && strstr(err->msg, "the text has more than")) {
         return api_refuse(r, "context_length_exceeded", param,
                           "prompt is too long: %s; the maximum context length is %d tokens",
                           err->msg, r->max_context);
@@ -131,7 +132,8 @@ void api_reply(http_call *c, const char *type, api_text *out) {
                    "no memory for the answer");
         return;
     }
-    char *exact = out->data ? realloc(out->data, out->n + 1) : NULL; /* it may lie for long */
+    /* the response may stay in memory for long */
+    char *exact = out->data ? realloc(out->data, out->n + 1) : NULL;
     http_reply_owned(c, 200, type, exact ? exact : out->data, out->n);
     *out = (api_text){0};
 }
@@ -153,14 +155,15 @@ void *api_keep(api_request *r, size_t n, size_t size) {
 
 json_t *api_keep_json(api_request *r, json_t *made) {
     if (!r->made) r->made = json_array();
-    if (json_array_append_new(r->made, made) == 0) return made; /* takes it in any case */
+    /* takes the reference even on failure */
+    if (json_array_append_new(r->made, made) == 0) return made;
     api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for the request");
     return NULL;
 }
 
 /* ---- the body ---- */
 
-/* Depth and number of values, before a parser takes memory for them. */
+/* Checks depth and number of values before the parser allocates memory for them. */
 static bool check_shape(api_request *r, const char *text, size_t n) {
     size_t depth = 0, values = 0;
     for (size_t i = 0; i < n; i++) {
@@ -209,7 +212,8 @@ static bool read_body(api_request *r) {
     return true;
 }
 
-/* Of the key and of what the client names besides. Nobody can name what would meet another's. */
+/* Mixes the salt of the key with the client's cache_salt, so that no client can name
+ * another's salt. */
 static uint64_t mix_salt(uint64_t of_key, const char *cache_salt, const char *extra_key) {
     if (!cache_salt && !extra_key) return of_key;
     hd_siphash s;
@@ -220,11 +224,11 @@ static uint64_t mix_salt(uint64_t of_key, const char *cache_salt, const char *ex
     return hd_siphash_value(&s);
 }
 
-/* Whoever names no seed wants another answer each time. The request log has the one drawn. */
+/* Without a seed each request gets a random one. The request log contains it. */
 static uint64_t draw_seed(void) {
     uint64_t seed;
     if (getrandom(&seed, sizeof seed, 0) != sizeof seed) seed = (uint64_t)hd_now_ns();
-    return seed >> 1; /* fits an integer of JSON */
+    return seed >> 1; /* fits a signed integer of JSON */
 }
 
 static void set_defaults(api_request *r) {
@@ -241,7 +245,7 @@ static void set_defaults(api_request *r) {
                         .stream_reasoning = true,
                         .parallel_calls = true,
                         .stream_interval = r->ctx->limits.stream_interval};
-    r->parse_special = r->family == &api_tokenize_family; /* as clients expect it there */
+    r->parse_special = r->family == &api_tokenize_family; /* clients expect it there */
     r->top_logprobs = r->logprobs = r->max_tokens = r->max_completion_tokens = -1;
     r->logprob_start = -1;
     r->store = true;

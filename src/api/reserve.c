@@ -1,7 +1,6 @@
-/* reserve.c - before a request runs, what it may use at most is set aside from its key's minute.
- *
- * That is its prompts, and each answer as long as it may become. An answer without a bound gets
- * what the context leaves, or what the minute leaves, and must not be longer. */
+/* reserve.c - before a request runs, reserves the most tokens it may use from its key's
+ * quota per minute. That is its prompts and the maximum output of each choice. A choice
+ * without max_tokens is limited to what the context or the minute leaves. */
 #include "api/reserve.h"
 
 static bool prompt_tokens(api_request *r, const api_prompt *p, int64_t *n) {
@@ -14,7 +13,7 @@ static bool prompt_tokens(api_request *r, const api_prompt *p, int64_t *n) {
     return ok;
 }
 
-/* Only a conversation has no bound of its own, and it is alone. */
+/* Only a conversation has no limit of its own, and it is the only prompt. */
 static void bound_answers(api_request *r, int32_t answers, int64_t prompt, int64_t quota) {
     const int64_t context = r->max_context - prompt;
     const int64_t minute = (quota - prompt) / answers;

@@ -1,5 +1,5 @@
-/* responses.c - POST /v1/responses: OpenAI's newer interface, with its items, its many events,
- * and responses that are kept (kept.c) or go on in the background. */
+/* responses.c - POST /v1/responses: OpenAI's Responses API with its items and streamed
+ * events. Responses can be stored (kept.c) or run in the background. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,8 +109,9 @@ const api_family api_input_tokens_family = {
 /* ---- what a response repeats of its request ---- */
 
 typedef struct response_state {
-    api_text echo;  /* members behind a comma */
-    api_text items; /* all input, an array without its end; empty: it is not kept */
+    api_text echo; /* members that follow a comma */
+    /* all input as a JSON array without its end; empty: the response is not stored */
+    api_text items;
     int32_t sequence;
     uint64_t salt;
 } response_state;
@@ -134,7 +135,7 @@ static void put_member(api_text *out, const api_request *r, const char *key,
     }
 }
 
-/* A float as it was given: 0.95 instead of 0.949999988. */
+/* Returns a float as the client wrote it: 0.95 instead of 0.949999988. */
 static double shown(float v) {
     return round((double)v * 1e6) / 1e6;
 }
@@ -171,7 +172,7 @@ static void item_id(const api_job *job, const api_choice *c, hd_delta_kind kind,
     api_call_id(job, c, 0x10000 + c->n_blocks, item_prefixes[kind], id);
 }
 
-/* The item's part; its text as it stands in item, or empty. */
+/* Writes a content part of the item with its text, or empty. */
 static void put_part(api_text *out, const api_choice *c, hd_delta_kind kind, bool filled) {
     api_write(out, "{'type':%s,'text':'",
               kind == HD_DELTA_REASONING ? "reasoning_text" : "output_text");
@@ -185,7 +186,7 @@ static void put_part(api_text *out, const api_choice *c, hd_delta_kind kind, boo
     api_puts(out, "}");
 }
 
-/* status: in_progress leaves the item empty. */
+/* With status in_progress the item is empty. */
 static void put_item(api_text *out, const api_job *job, const api_choice *c, hd_delta_kind kind,
                      const char *status) {
     const bool filled = strcmp(status, "in_progress") != 0;
@@ -239,7 +240,7 @@ static void whole_item_event(api_job *job, const api_choice *c, hd_delta_kind ki
     end_event(job);
 }
 
-/* The name of an open call lies in prompt_scores, its number in place. */
+/* prompt_scores contains the name of the open call, and place its number. */
 static void open_item(api_job *job, api_choice *c, const api_piece *p) {
     api_text_clear(&c->item);
     api_text_clear(&c->tops);
@@ -380,7 +381,7 @@ static void put_response(api_text *out, const api_job *job, const char *status) 
     api_puts(out, "}");
 }
 
-/* Before the client has the answer: then it may ask for it at once. */
+/* Stores the response before the client has it, because the client may request it at once. */
 static void store(api_job *job, const char *status) {
     response_state *s = job->state;
     api_text object = {0};
@@ -402,7 +403,7 @@ static void response_event(api_job *job, const char *type, const char *status) {
     end_event(job);
 }
 
-/* Without its items: it cannot be continued before its end. */
+/* Stores without items: the response cannot be continued before its end. */
 static void store_unfinished(const api_job *job, const char *status) {
     const response_state *s = job->state;
     api_text object = {0}, none = {0};
@@ -474,7 +475,7 @@ static bool take_include(api_request *r) {
         if (strcmp(word, "message.output_text.logprobs") == 0) {
             r->w.logprobs = true;
         } else if (strcmp(word, "reasoning.encrypted_content") !=
-                   0) { /* it comes in the clear */
+                   0) { /* reasoning is not encrypted */
             return api_refuse(r, "unsupported_parameter", "include",
                               "include[%zu] is not supported", i);
         }
@@ -483,7 +484,7 @@ static bool take_include(api_request *r) {
     return true;
 }
 
-/* The items of the response before, then this request's. A new reference. */
+/* Returns the items of the previous response and of this request, as a new reference. */
 static bool gather_items(api_request *r, json_t **out) {
     api_text text = {0};
     json_t *all = json_array();
@@ -506,7 +507,8 @@ static bool gather_items(api_request *r, json_t **out) {
     }
     if (json_is_string(r->prompt)) {
         json_t *message = json_pack("{s:s, s:O}", "role", "user", "content", r->prompt);
-        ok = json_array_append_new(all, message) == 0 && ok; /* takes it in any case */
+        /* takes the reference even on failure */
+        ok = json_array_append_new(all, message) == 0 && ok;
     } else if (json_is_array(r->prompt)) {
         ok = ok && json_array_extend(all, r->prompt) == 0;
     } else {
@@ -524,7 +526,7 @@ static bool make_state(api_request *r, json_t *all, response_state **out) {
     put_echo(&s->echo, r);
     if (r->store && r->ctx->store) {
         api_put_json(&s->items, all);
-        if (s->items.n > 0) s->items.n--; /* its end comes with the answer */
+        if (s->items.n > 0) s->items.n--; /* the array's end is written with the output */
     }
     return true;
 }
@@ -535,7 +537,7 @@ static bool take_background(api_request *r) {
                       "a response in the background must be stored");
 }
 
-/* The steps from a body to a conversation; *all is the caller's. */
+/* The steps from a body to a conversation; the caller owns *all. */
 static bool take_input(api_request *r, json_t **all) {
     return take_include(r) && api_take_sampling(r) && api_take_response_format(r) &&
            api_take_thinking(r) && gather_items(r, all) && api_translate_items(r, *all) &&

@@ -1,10 +1,10 @@
-/* schemas.c - the shapes of replies and events, as the description of the interface gives
- * them; the end-to-end tests hold real replies against them. */
+/* schemas.c - JSON schemas of replies and events for /openapi.json. The end-to-end tests
+ * validate real replies against them. */
 #include "api/schemas.h"
 
 /* clang-format off */
 const api_schema api_schemas[] = {
-    /* words that many use */
+    /* used by several APIs */
     {"Count", "{'type':'integer','minimum':0}"},
     {"Text", "{'type':'string'}"},
     {"MaybeText", "{'type':['string','null']}"},

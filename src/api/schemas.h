@@ -1,5 +1,5 @@
-/* schemas.h - JSON schemas of what is sent back, in which ' stands for " and @Name for a
- * reference to the schema of that name. */
+/* schemas.h - JSON schemas of replies, in which ' stands for " and @Name for a reference to
+ * that schema. */
 #ifndef HD_API_SCHEMAS_H
 #define HD_API_SCHEMAS_H
 

@@ -1,4 +1,4 @@
-/* store.c - a list of answers, newest first, with a bound on its bytes. */
+/* store.c - a list of stored responses, newest first, with a limit on its bytes. */
 #include "api/store.h"
 
 #include <pthread.h>
@@ -13,7 +13,7 @@ typedef struct entry {
 } entry;
 
 struct api_store {
-    pthread_mutex_t lock; /* guards the rest */
+    pthread_mutex_t lock; /* guards the fields below */
     entry *newest;
     size_t bytes, max_bytes;
 };
@@ -53,7 +53,7 @@ static size_t entry_bytes(const entry *e) {
     return sizeof *e + strlen(e->id) + e->object.cap + e->items.cap + e->events.cap;
 }
 
-/* The link that holds it, or the one at the end. */
+/* Returns the link to the entry, or the last link. */
 static entry **link_of(api_store *s, const char *id, uint64_t salt) {
     entry **link = &s->newest;
     while (*link && ((*link)->salt != salt || strcmp((*link)->id, id) != 0)) {
@@ -71,7 +71,7 @@ static entry *unlink_entry(api_store *s, const char *id, uint64_t salt) {
     return e;
 }
 
-/* Keeps what fits, from the newest on, and returns the rest. */
+/* Keeps the newest entries that fit and returns the rest. */
 static entry *cut_tail(api_store *s) {
     entry **link = &s->newest;
     size_t bytes = 0;

@@ -1,5 +1,6 @@
-/* store.h - answers that are kept for later, a few texts each: a bounded number of bytes, the
- * oldest leave first, and each is seen only with the salt it was stored under. */
+/* store.h - stores responses for later retrieval (/v1/responses with store: true). The bytes
+ * are limited, the oldest are evicted first, and each is visible only with the salt it was
+ * stored under. */
 #ifndef HD_API_STORE_H
 #define HD_API_STORE_H
 
@@ -13,21 +14,21 @@ typedef struct api_store api_store;
 api_store *api_store_open(size_t max_bytes); /* NULL: no memory */
 void api_store_close(api_store *s);          /* NULL is fine */
 
-/* Takes the two texts. Of /v1/responses: the response's object, and all items up to its end as
- * a JSON array. What had the id before is replaced. One that is too large is not kept. From
- * any thread, as the others. */
+/* Takes ownership of two texts: the response object, and all items up to its end as a JSON
+ * array. Replaces an earlier entry of the same id. An entry that is too large is not stored.
+ * Any thread may call this and the functions below. */
 void api_store_put(api_store *s, const char *id, uint64_t salt, api_text *object,
                    api_text *items);
 
-/* Appends copies of the texts that are wanted; false: there is no such response. */
+/* Appends copies of the texts whose buffers are not NULL; false: no such response. */
 bool api_store_get(api_store *s, const char *id, uint64_t salt, api_text *object,
                    api_text *items);
 
-/* The events of a stream that ended, taken; and read back. Without the response nothing is. */
+/* Stores the events of a finished stream and reads them back. Does nothing if the response
+ * is not stored. */
 void api_store_attach(api_store *s, const char *id, uint64_t salt, api_text *events);
 bool api_store_get_events(api_store *s, const char *id, uint64_t salt, api_text *events);
 
-bool api_store_remove(api_store *s, const char *id,
-                      uint64_t salt); /* false: it was not there */
+bool api_store_remove(api_store *s, const char *id, uint64_t salt); /* false: not found */
 
 #endif

@@ -1,5 +1,5 @@
-/* take.c - from what the body says to what the engine is asked: stops, forms, thinking,
- * messages, token ids. */
+/* take.c - converts parsed parameters to the engine request: stop strings, response format,
+ * thinking, messages, tools, token ids. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +8,8 @@
 #include "api/request.h"
 #include "api/text.h"
 
-enum { COUNTED_BYTES = 1 << 20 }; /* of a text that is too long, to say how long in tokens */
+/* an over-long text is tokenized up to this many bytes, for the message */
+enum { COUNTED_BYTES = 1 << 20 };
 enum { MAX_STOPS = 16, MAX_STOP_BYTES = 256, MAX_STOP_IDS = 64, MAX_BIAS = 1024 };
 
 /* ---- sampling ---- */
@@ -145,7 +146,7 @@ void api_default_max_tokens(api_request *r, hd_request *g, size_t n_prompt, int3
     if (g->max_tokens < g->min_tokens) g->max_tokens = g->min_tokens;
 }
 
-/* ---- the answer's form ---- */
+/* ---- response format ---- */
 
 static bool set_schema(api_request *r, const json_t *schema, const char *param) {
     api_text text = {0};
@@ -270,7 +271,7 @@ static json_t *tool_named(const json_t *tools, const json_t *wanted) {
     return NULL;
 }
 
-/* Of the tools only those that the choice lists are offered. */
+/* With allowed_tools, only the listed tools are offered. */
 static bool take_allowed_tools(api_request *r, const char *const *modes) {
     const json_t *inner = json_object_get(r->tool_choice, "allowed_tools"), *wanted;
     const json_t *from = json_is_object(inner) ? inner : r->tool_choice;
@@ -368,7 +369,7 @@ static bool set_continuation(api_request *r) {
     return true;
 }
 
-/* What messages held before there were tools, and what is no text. */
+/* Refuses messages of the older functions API, and content that is not text. */
 static bool check_old_shapes(api_request *r) {
     static const char *const refused[] = {"function_call", "audio"};
     const json_t *message;
@@ -436,7 +437,8 @@ bool api_take_text(api_request *r, const char *text, size_t n, const char *param
 }
 
 static bool take_prompt(api_request *r, json_t *v, const char *param, api_prompt *p) {
-    const bool fills = r->suffix && *r->suffix; /* a gap may be at the beginning */
+    /* the prefix may be empty for fill-in-the-middle */
+    const bool fills = r->suffix && *r->suffix;
     int32_t *ids = NULL;
     if (json_is_string(v) && !hd_chat_is_number(v)) {
         if (json_string_length(v) == 0 && !fills) {

@@ -1,4 +1,4 @@
-/* text.c - the growing buffer, escapes and numbers of outgoing JSON. */
+/* text.c - a growing text buffer that writes escaped JSON strings and numbers. */
 #include "api/text.h"
 
 #include <math.h>
@@ -69,7 +69,7 @@ static void put_escape(api_text *t, unsigned char c) {
 
 void api_put_escaped(api_text *t, const char *utf8, size_t n) {
     size_t start = 0;
-    if (n == 0) return; /* then utf8 may be NULL */
+    if (n == 0) return; /* utf8 may be NULL then */
     for (size_t i = 0; i < n; i++) {
         const unsigned char c = (unsigned char)utf8[i];
         if (c >= 0x20 && c != '"' && c != '\\') continue;
@@ -122,7 +122,7 @@ void api_put_json(api_text *t, const json_t *v) {
 
 json_t *api_parse(api_text *t) {
     json_t *v = NULL;
-    api_put(t, "", 1); /* the parser wants it */
+    api_put(t, "", 1); /* the parser needs a NUL */
     if (t->failed) return NULL;
     t->n--;
     return hd_chat_parse_json(&v, t->data, t->n, "a text", NULL) == HD_OK ? v : NULL;

@@ -1,5 +1,5 @@
-/* tokens.c - text to tokens and back, prompts as text, and replies taken apart: what needs
- * the model's files but no computation. */
+/* tokens.c - endpoints that need only the model's files: tokenize, detokenize, apply the
+ * chat template, parse tool calls, separate reasoning. */
 #include <string.h>
 
 #include "api/endpoints.h"
@@ -83,7 +83,7 @@ const api_family api_reasoning_family = {.name = "SeparateReasoningRequest",
                                          .required = wants_text,
                                          .sections = {&separate_section}};
 
-/* ---- the common end ---- */
+/* ---- the reply ---- */
 
 static void answer(api_request *r, bool ok, api_text *out) {
     if (ok) {
@@ -107,7 +107,7 @@ static void put_pieces(api_text *out, const api_request *r, const int32_t *ids, 
     }
 }
 
-/* One list of ids, or with many a list of lists: tokens, counts, strings. */
+/* A list of ids, or with several texts a list of lists: tokens, counts, strings. */
 typedef struct token_lists {
     api_text tokens, counts, strings;
 } token_lists;
@@ -251,8 +251,8 @@ static void put_special(api_text *out, const api_context *ctx, const char *key, 
     }
 }
 
-/* For clients that take a server for their tokenizer: these tokens, and with them /tokenize and
- * /detokenize. Prompts are rendered by /apply-template, so there is no template to take. */
+/* For clients that use the server as their tokenizer: special tokens here, text by /tokenize
+ * and /detokenize. /apply-template renders prompts, so no template is returned. */
 void api_tokenizer_info(http_call *c, void *server) {
     const api_context *ctx = server;
     const hd_tokenizer *t = hd_engine_tokenizer(ctx->engine);
@@ -271,7 +271,7 @@ void api_tokenizer_info(http_call *c, void *server) {
     api_text_deinit(&out);
 }
 
-/* ---- the prompt as text ---- */
+/* ---- chat template ---- */
 
 void api_apply_template(http_call *c, void *server) {
     api_request r;
@@ -288,11 +288,11 @@ void api_apply_template(http_call *c, void *server) {
     answer(&r, ok, &out);
 }
 
-/* ---- replies taken apart ---- */
+/* ---- tool call and reasoning parsers ---- */
 
 typedef struct taken_apart {
     api_text reasoning, content, calls;
-    int32_t call; /* the open one; -1: none */
+    int32_t call; /* index of the open call; -1: none */
 } taken_apart;
 
 static void take_event(void *user, const hd_reply_event *e) {

@@ -75,13 +75,13 @@ bool translate_result(translation *t, json_t *id, json_t *text) {
 
 /* ---- tools ---- */
 
-/* Neither said nor said in vain. */
+/* Whether a member is null, empty or absent, and so may be ignored. */
 static bool is_nothing(const json_t *v) {
     return !v || json_is_null(v) || json_is_false(v) ||
            (json_is_array(v) && json_array_size(v) == 0);
 }
 
-/* Callers other than the model itself would be programs of the server. */
+/* Refuses callers other than the model itself: they would be programs on the server. */
 static bool is_direct(const json_t *callers) {
     const char *only = json_string_value(json_array_get(callers, 0));
     return is_nothing(callers) ||

@@ -1,11 +1,12 @@
-/* translate.h - other makers' conversations become OpenAI's, which the rest of this room
- * reads. The translations are kept by the request; a refusal is left there. */
+/* translate.h - converts Anthropic messages and OpenAI Responses items to OpenAI chat
+ * messages, which the rest of src/api reads. The request owns the results; a refusal is left
+ * in it. */
 #ifndef HD_API_TRANSLATE_H
 #define HD_API_TRANSLATE_H
 
 #include "api/request.h"
 
-/* Anthropic: system, messages, tools, tool_choice of r are replaced. */
+/* Anthropic: replaces system, messages, tools and tool_choice of r. */
 bool api_translate_messages(api_request *r);
 
 /* OpenAI Responses: instructions, items, tools, tool_choice. */

@@ -1,5 +1,5 @@
-/* translate_input.c - the input items of /v1/responses: messages, reasoning, function calls
- * and their outputs become a conversation. */
+/* translate_input.c - converts the input items of /v1/responses (messages, reasoning,
+ * function calls and their outputs) to chat messages. */
 #include <string.h>
 
 #include "api/translate_internal.h"
@@ -7,7 +7,7 @@
 static const char *const texts[] = {"input_text", "output_text", "text", "reasoning_text",
                                     NULL};
 
-/* The message that reasoning, text and calls of one answer are gathered in. */
+/* Returns the assistant message that collects reasoning, text and calls of one reply. */
 static json_t *answer_message(translation *t, const char *unless) {
     if (t->answer && (!unless || !json_object_get(t->answer, unless))) return t->answer;
     json_t *made = json_pack("{s:s}", "role", "assistant");

@@ -1,4 +1,4 @@
-/* translate_messages.c - Anthropic's messages: blocks of text, thinking, tool_use and
+/* translate_messages.c - converts Anthropic messages: blocks of text, thinking, tool_use and
  * tool_result. */
 #include <string.h>
 
@@ -6,7 +6,7 @@
 
 static const char *const texts[] = {"text", NULL};
 
-/* As translate_text(), but no blocks are an empty string. */
+/* Like translate_text(), but no blocks become an empty string. */
 static bool take_text(translation *t, json_t *content, json_t **out) {
     if (!translate_text(t, content, texts, out)) return false;
     if (!json_is_array(*out) || json_array_size(*out) > 0) return true;
@@ -15,7 +15,7 @@ static bool take_text(translation *t, json_t *content, json_t **out) {
     return *out || translate_no_memory(t);
 }
 
-/* A block that must be text joins the parts. */
+/* A block that must be text is appended to the parts. */
 static bool add_text(translation *t, json_t *parts, json_t *block) {
     json_t *made, *one = json_pack("[O]", block);
     const bool ok = translate_text(t, one, texts, &made);
@@ -38,7 +38,7 @@ static bool add_result(translation *t, const json_t *block) {
     return translate_result(t, id, text);
 }
 
-/* Results answer the calls before them, so they come first; the rest is what the user says. */
+/* Tool results come first, because they answer the calls before them; then the user's text. */
 static bool add_user(translation *t, json_t *content) {
     json_t *block, *parts = json_array();
     bool ok = parts != NULL;
@@ -151,7 +151,7 @@ static bool translate_choice(api_request *r) {
     return r->tool_choice != NULL;
 }
 
-/* An answer that the client has begun is continued. */
+/* If the last message is the assistant's, the model continues it. */
 static void continue_last(api_request *r) {
     const json_t *last = json_array_get(r->messages, json_array_size(r->messages) - 1);
     const bool answer = strcmp(translate_word(last, "role"), "assistant") == 0;

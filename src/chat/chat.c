@@ -1,4 +1,4 @@
-/* chat.c - the encodings by name, and the prompt text they write into. */
+/* chat.c - the chat templates by name, and helpers to write prompt text. */
 #include "chat/chat_internal.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@ enum { FIRST_BYTES = 4096, FIRST_SPANS = 64, FIRST_BLOCKS = 8, DEFAULT_MAX_BYTES
 static const struct {
     const char *name;
     chat_render_fn *render;
-    bool thinks; /* when nobody says */
+    bool thinks; /* the default if the request does not say */
 } encodings[] = {
     [HD_CHAT_V2] = {"v2",            chat_render_v2,  false},
     [HD_CHAT_V3] = {"v3",            chat_render_v3,  false},
@@ -124,7 +124,7 @@ void chat_begin_block(chat_out *o, const hd_chat_message *m, int32_t n_calls) {
         (hd_chat_block){.message = m->index, .begin = p->n, .n_calls = n_calls};
 }
 
-/* NULL when something failed: then nothing matters any more. */
+/* NULL after a failure; the result is not used then. */
 static hd_chat_block *last_block(const chat_out *o) {
     return o->status == HD_OK ? &o->prompt->blocks[o->prompt->n_blocks - 1] : NULL;
 }
@@ -161,7 +161,7 @@ void chat_arguments(chat_out *o, const hd_chat_call *call) {
     }
 }
 
-/* Where the text behind the first or last </think> begins; 0 when there is none. */
+/* Returns where the text behind the first or last </think> begins; 0 if there is none. */
 static size_t after_think(hd_chat_text t, bool last) {
     const size_t tag = strlen(CHAT_END_THINK);
     size_t found = 0;
@@ -205,7 +205,7 @@ hd_status chat_refuse(const chat_job *job, const hd_chat_message *m, const char 
                    field, encodings[job->options->encoding].name, why);
 }
 
-/* What no encoding but V4's has, and content that is no text. */
+/* Refuses what only V4's format has, and content that is not text. */
 static hd_status check_messages(const chat_job *job) {
     hd_chat_encoding e = job->options->encoding;
     bool v4 = e == HD_CHAT_V4 || e == HD_CHAT_V4_0731;

@@ -1,8 +1,7 @@
-/* chat_detect.c - which encoding a directory wants, from what lies in it.
- *
- * Asked in this order: the encoder scripts of V3.2 and V4, the chat template, config.json's
- * model_type, the added tokens of tokenizer.json. Templates are programs for someone else;
- * here they are texts that hold certain words or do not. */
+/* chat_detect.c - detects the chat format of a model directory. Reads, in this order: the
+ * encoder scripts of V3.2 and V4, the chat template, config.json's model_type, the added
+ * tokens of tokenizer.json. Jinja templates are not executed, only searched for certain
+ * words. */
 #include "chat/chat_internal.h"
 
 #include <stdlib.h>
@@ -27,7 +26,7 @@ static void decide(guess *g, hd_chat_encoding encoding, bool thinks) {
     g->done = true;
 }
 
-/* *out is NULL when there is no such file, else the caller's. */
+/* *out is NULL if the file does not exist; the caller owns it. */
 static hd_status read_optional(char **out, size_t *n, const guess *g, const char *name) {
     *out = NULL;
     *n = 0;
@@ -76,7 +75,7 @@ static hd_status try_scripts(guess *g) {
     return st;
 }
 
-/* False: not one of the templates this room knows. */
+/* Returns false for an unknown template. */
 static bool match_template(guess *g, const char *t) {
     if (holds(t, CHAT_DSML)) {
         decide(g, holds(t, "function_calls>") ? HD_CHAT_V32 : v4_release(t), false);
@@ -144,7 +143,7 @@ static hd_status try_config(guess *g) {
         if (strcmp(type, types[i].model_type) == 0) decide(g, types[i].encoding, false);
     }
     if (g->encoding == HD_CHAT_V4 && json_object_get(config, "dspark_block_size")) {
-        g->encoding = HD_CHAT_V4_0731; /* the refresh came with this drafting head */
+        g->encoding = HD_CHAT_V4_0731; /* only the later release has this draft head */
     }
     hd_status st = HD_OK;
     if (type && !g->done) {
@@ -167,7 +166,7 @@ static bool map_holds(const hd_map *m, const char *word) {
     return false;
 }
 
-/* Only V4 has the DSML token; only V3 and later have the user's. */
+/* Only V4 has the DSML token; only V3 and later have the user's token. */
 static hd_status try_tokenizer(guess *g) {
     char *path = hd_path_join(g->dir, "tokenizer.json");
     hd_map m = {0};

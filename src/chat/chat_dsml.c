@@ -1,4 +1,4 @@
-/* chat_dsml.c - what V3.2 and V4 share: where tools stand, and calls in DSML. */
+/* chat_dsml.c - tools and DSML tool calls in the prompts of V3.2 and V4. */
 #include "chat/chat_internal.h"
 
 #include <stdlib.h>
@@ -64,7 +64,7 @@ static void write_parameter(chat_out *o, const char *key, json_t *value) {
     chat_control(o, "</" CHAT_DSML "parameter>\n");
 }
 
-/* Arguments that are no JSON object become one string parameter named like them. */
+/* Arguments that are not a JSON object become one string parameter of their name. */
 static void write_call(chat_out *o, const hd_chat_call *call) {
     hd_chat_text a = call->arguments;
     json_t *parsed = call->object ? NULL : pyjson_parse(a.data, a.n, false, NULL);

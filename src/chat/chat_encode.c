@@ -1,10 +1,10 @@
-/* chat_encode.c - a rendered prompt becomes ids: its text encoded, and in it earlier answers as
- * the model wrote them, where that is known, so that the prefix cache knows them again. */
+/* chat_encode.c - encodes a rendered prompt as token ids. Earlier answers get the tokens
+ * that the model generated, if known, so that the prefix cache matches. */
 #include <stdlib.h>
 
 #include "chat/chat.h"
 
-/* Encodes text[begin, end) of the prompt. cut has room for all its spans. */
+/* Encodes text[begin, end) of the prompt. cut must hold all its spans. */
 static hd_status encode_stretch(const hd_chat_prompt *p, size_t begin, size_t end,
                                 hd_text_span *cut, const hd_tokenizer *t, hd_ids *out,
                                 hd_err *err) {

@@ -1,5 +1,5 @@
-/* chat_internal.h - what the chat encodings share: the prompt being written, the tokens, and
- * JSON in Python's spelling. */
+/* chat_internal.h - shared by the chat formats: the prompt writer, the special tokens, and
+ * JSON as Python writes it. */
 #ifndef HD_CHAT_CHAT_INTERNAL_H
 #define HD_CHAT_CHAT_INTERNAL_H
 
@@ -12,8 +12,8 @@ typedef struct pyjson_frame {
     size_t next;  /* how many are written */
 } pyjson_frame;
 
-/* A prompt being written. The first failure sticks and what follows is ignored, so encoders
- * write without looking and the caller checks once. */
+/* A prompt writer. The first failure is kept and later writes are ignored, so the caller
+ * checks once at the end. */
 typedef struct chat_out {
     hd_chat_prompt *prompt;
     size_t cap;
@@ -32,7 +32,8 @@ void chat_content_bytes(chat_out *o, const char *data, size_t n);
 /* The text parts, joined by LF. */
 void chat_parts(chat_out *o, const hd_chat_message *m);
 
-/* Around what an answer says, see hd_chat_block: reasoning, then text, then n_calls calls. */
+/* Called around the text of an answer, see hd_chat_block: reasoning, then text, then n_calls
+ * calls. */
 void chat_begin_block(chat_out *o, const hd_chat_message *m, int32_t n_calls);
 void chat_end_block(chat_out *o);
 /* Its reasoning and the tag behind it. */
@@ -48,8 +49,8 @@ typedef struct chat_job {
 typedef hd_status chat_render_fn(const chat_job *job);
 chat_render_fn chat_render_v2, chat_render_v3, chat_render_v31, chat_render_v32, chat_render_v4;
 
-/* All system and developer texts joined by an empty line, as the templates up to V3.1 have
- * it; *any is set when there was one. */
+/* Writes all system and developer texts joined by an empty line, as in templates up to V3.1;
+ * sets *any if there was one. */
 void chat_system_texts(const chat_job *job, bool *any);
 
 /* Arguments of a call as one JSON text. */
@@ -59,14 +60,14 @@ void chat_arguments(chat_out *o, const hd_chat_call *call);
 typedef enum chat_think_cut { CHAT_CUT_NONE, CHAT_CUT_FIRST, CHAT_CUT_LAST } chat_think_cut;
 void chat_answer(chat_out *o, const hd_chat_message *m, chat_think_cut cut);
 
-/* HD_EUNSUPPORTED naming the message, its field and the encoding. */
+/* Returns HD_EUNSUPPORTED with the message, its field and the chat format in the error. */
 hd_status chat_refuse(const chat_job *job, const hd_chat_message *m, const char *field,
                       const char *why);
 
 /* --- chat_dsml.c: what V3.2 and V4 share --- */
 
-/* A copy of the messages with the request's tools and response format in the leading system
- * or developer message, which is made when there is none. *out is the caller's to free. */
+/* Copies the messages, with the request's tools and response format in the leading system or
+ * developer message, which is created if absent. The caller frees *out. */
 hd_status dsml_messages(hd_chat_message **out, int32_t *n, const chat_job *job);
 int32_t dsml_last_user(const hd_chat_message *m, int32_t n); /* -1: none */
 /* Blank line and tools, blank line and response format, for those that there are. */

@@ -1,6 +1,5 @@
-/* chat_parse.c - checks messages and tools and keeps views into their JSON.
- *
- * Every refusal names the message's index and the field. Nothing is copied but the views. */
+/* chat_parse.c - parses and checks OpenAI messages and tools, and keeps views into their
+ * JSON. Every refusal names the message's index and the field. */
 #include "chat/chat_internal.h"
 
 #include <stdio.h>
@@ -47,7 +46,7 @@ static bool absent(const json_t *v) {
     return !v || json_is_null(v);
 }
 
-/* A number too large for the parser is a string by accident, not by intent. */
+/* A number that the parser cannot hold became a string; it is not text. */
 static bool text_of(json_t *v, hd_chat_text *out) {
     if (!json_is_string(v) || pyjson_is_number(v)) return false;
     *out = (hd_chat_text){json_string_value(v), json_string_length(v)};
@@ -62,7 +61,7 @@ static bool same_text(hd_chat_text a, hd_chat_text b) {
     return a.n == b.n && memcmp(a.data, b.data, a.n) == 0;
 }
 
-/* [A-Za-z0-9_-]{1,64}: what functions may be called, and what no special token is. */
+/* [A-Za-z0-9_-]{1,64}: function names; no special token matches this. */
 static bool is_name(json_t *v, hd_chat_text *out) {
     if (!text_of(v, out) || out->n < 1 || out->n > 64) return false;
     for (size_t i = 0; i < out->n; i++) {
@@ -188,7 +187,7 @@ static hd_status parse_calls(parse *p, json_t *o) {
     return HD_OK;
 }
 
-/* The call a result answers must be one of the nearest assistant message before it. */
+/* A tool result must answer a call of the nearest assistant message before it. */
 static hd_status check_known_call(parse *p) {
     for (int32_t i = p->m->index - 1; i >= 0; i--) {
         const hd_chat_message *a = &p->c->messages[i];
@@ -354,7 +353,7 @@ static hd_status parse_message(parse *p, json_t *o) {
     return HD_OK;
 }
 
-/* Counts what will be stored; also the place where limits are kept. */
+/* Counts what will be stored, and checks the limits. */
 static hd_status count(json_t *messages, size_t *n_parts, size_t *n_calls, hd_err *err) {
     json_t *m;
     size_t i;

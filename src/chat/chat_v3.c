@@ -1,16 +1,15 @@
-/* chat_v3.c - V3, V3-0324, R1 and R1-0528: one grammar, four templates that differ in who
- * opens an answer and what of it is kept.
- *
- * Where the packaged V3 template leaves tool calls unclosed or closes them twice, and where
- * it lets outputs of a later round stand outside any block, this writes the closed form. */
+/* chat_v3.c - chat templates of V3, V3-0324, R1 and R1-0528: one format, four templates that
+ * differ in how an answer opens and what of it is kept. The published V3 template leaves
+ * tool calls unclosed or closes them twice, and writes later outputs outside any block. This
+ * writer closes them properly. */
 #include "chat/chat_internal.h"
 
 typedef struct v3_dialect {
     bool user_opens;    /* the user turn ends with the assistant's marker */
     bool keeps_text;    /* text beside tool calls is written; otherwise instead of them */
     bool opens_think;   /* a thinking prompt ends with <think> and LF */
-    chat_think_cut cut; /* reasoning taken out of answers ... */
-    bool cuts_always;   /* ... also out of those beside calls or behind outputs */
+    chat_think_cut cut; /* reasoning removed from answers */
+    bool cuts_always;   /* removed also from answers with tool calls or behind outputs */
 } v3_dialect;
 
 static const v3_dialect dialects[HD_CHAT_N_ENCODINGS] = {
@@ -20,7 +19,7 @@ static const v3_dialect dialects[HD_CHAT_N_ENCODINGS] = {
     [HD_CHAT_R1_0528] = {true,  true,  false, CHAT_CUT_LAST, true },
 };
 
-/* The functions as the V2.5 model card, the last to show them, gives them to the model. */
+/* Describes the functions as in the V2.5 model card, the last to document them. */
 static void write_tools(chat_out *o, json_t *tools) {
     size_t i;
     json_t *tool;

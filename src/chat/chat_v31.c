@@ -1,5 +1,5 @@
-/* chat_v31.c - V3.1 and V3.1-Terminus (also V3.2-Exp): a think tag opens every answer to a
- * user, calls carry bare JSON, outputs have no outer block. */
+/* chat_v31.c - chat templates of V3.1 and V3.1-Terminus (also V3.2-Exp): a think tag opens
+ * every answer to a user, tool calls contain bare JSON, outputs have no outer block. */
 #include "chat/chat_internal.h"
 
 static void write_tools(chat_out *o, json_t *tools) {

@@ -1,5 +1,5 @@
-/* chat_v32.c - V3.2: results in their own block after the assistant's turn, reasoning kept
- * only behind the last user message. */
+/* chat_v32.c - chat format of V3.2: tool results in their own block after the assistant's
+ * turn, reasoning kept only behind the last user message. */
 #include "chat/chat_internal.h"
 
 #include <stdlib.h>
@@ -49,7 +49,7 @@ typedef struct v32_state {
     int32_t n_results; /* of those so far */
 } v32_state;
 
-/* The tag that opens an answer, unless nobody is to answer the last message. */
+/* Writes the tag that opens an answer, unless the last message is not to be answered. */
 static void open_answer(const v32_state *s, int32_t i, const char *before, bool current) {
     if (i == s->n - 1 && s->job->options->no_generation_prompt) return;
     bool think = s->job->options->thinking && current;
@@ -116,7 +116,8 @@ hd_status chat_render_v32(const chat_job *job) {
     v32_state s = {.job = job};
     hd_status st = dsml_messages(&m, &s.n, job);
     s.last = st == HD_OK ? dsml_last_user(m, s.n) : -1;
-    if (job->options->thinking) { /* instructions of earlier turns go with their reasoning */
+    /* developer messages of earlier turns are removed with their reasoning */
+    if (job->options->thinking) {
         int32_t kept = 0;
         for (int32_t i = 0; i < s.n; i++) {
             if (m[i].role != HD_CHAT_DEVELOPER || i >= s.last) m[kept++] = m[i];

@@ -1,11 +1,11 @@
-/* chat_v4.c - V4: tool results are blocks of the user's turn, effort stands at the front, the
- * assistant is opened by what comes before it. */
+/* chat_v4.c - chat format of V4: tool results are blocks of the user's turn, the reasoning
+ * effort stands at the front, and the preceding turn opens the assistant's. */
 #include "chat/chat_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* A message as it is rendered. A user turn merges consecutive results and user texts. */
+/* A rendered turn. A user turn merges consecutive results and user texts. */
 typedef struct v4_turn {
     const hd_chat_message *m; /* gives role, task and, unless it is a user, content */
     hd_chat_task task;
@@ -105,7 +105,8 @@ static void add_block(v4_state *s, const hd_chat_message *m) {
     t->n_blocks++;
 }
 
-/* Place of a result among the calls it may answer; unknown ones count as the first. */
+/* Returns the index of a result among the calls it may answer; unknown ids count as the
+ * first. */
 static int32_t call_order(const hd_chat_message *caller, hd_chat_text id) {
     for (int32_t i = caller->n_calls - 1; i >= 0 && id.n > 0; i--) {
         hd_chat_text known = caller->calls[i].id;
@@ -161,7 +162,7 @@ static int32_t last_asking(const v4_state *s) {
     return i;
 }
 
-/* Instructions of earlier turns go with their reasoning. */
+/* Removes developer messages of earlier turns along with their reasoning. */
 static void drop_developers(v4_state *s) {
     int32_t kept = 0;
     for (int32_t i = 0; i < s->n; i++) {
@@ -235,7 +236,7 @@ static hd_status write_body(const v4_state *s, int32_t i) {
     return HD_OK;
 }
 
-/* What stands between a turn and the answer to it. */
+/* Writes what stands between a turn and the answer to it. */
 static void open_answer(const v4_state *s, int32_t i) {
     static const char *const task_tokens[] = {
         [HD_TASK_NONE] = "",

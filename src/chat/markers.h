@@ -1,4 +1,4 @@
-/* markers.h - the special tokens that chat formats are written with. */
+/* markers.h - the special tokens of the chat formats. */
 #ifndef HD_CHAT_MARKERS_H
 #define HD_CHAT_MARKERS_H
 

@@ -1,4 +1,5 @@
-/* reply.c - the reply parser: its memory, its loop, and the states outside calls. */
+/* reply.c - the reply parser (reasoning and tool call parser): memory, main loop, and the
+ * states outside calls. */
 #include "chat/reply_internal.h"
 
 #include <stdlib.h>
@@ -157,7 +158,7 @@ void reply_leave_block(hd_reply *r) {
 
 /* --- content and reasoning --- */
 
-/* Moves pos to the mark; the white space before it is text like any other. */
+/* Moves pos to the marker; the white space before it is text. */
 static void keep_space(hd_reply *r, hd_reply_event_kind kind, const reply_mark *mark) {
     reply_put(r, kind, r->raw + r->pos, mark->at - r->pos);
     r->pos = mark->at;
@@ -232,7 +233,7 @@ static bool content(hd_reply *r) {
     return true;
 }
 
-/* A block whose first call follows at once ends the reasoning: the model has decided. */
+/* A block whose first call follows at once ends the reasoning. */
 static bool reasoning(hd_reply *r) {
     reply_mark mark;
     if (reply_text_run(r, HD_REPLY_REASONING, r->tools, reply_probe_reasoning, &mark) !=
@@ -288,7 +289,7 @@ static reply_state_fn *state_of(const hd_reply *r) {
     return reply_is_dsml(r) ? reply_dsml_block : reply_v3_block;
 }
 
-/* A call is under way. Whether all of it is there but the closing tag. */
+/* Called inside a call. Whether only the closing tag is missing. */
 static bool only_end_missing(hd_reply *r) {
     size_t i = r->pos;
     if (r->mode != REPLY_CALL) return false;

@@ -1,10 +1,11 @@
-/* reply.h - the text a model writes, taken apart: reasoning, content and tool calls.
+/* reply.h - the reply parser: splits model output into reasoning, content and tool calls
+ * (reasoning parser and tool call parser).
  *
- * A reply is fed as the bytes of its tokens, in slices of any size, and comes back as events
- * through a callback. Adjacent deltas joined, the events are the same for every slicing. No
- * byte is held longer than it could begin a marker. Every delta is valid UTF-8 in whole
- * characters: bytes that are none become U+FFFD, and hd_reply_raw() keeps what really came.
- * A parser belongs to one thread. docs/reply.md says what is tolerated, and how. */
+ * The input is the bytes of tokens, in slices of any size; the output is events through a
+ * callback. With adjacent deltas joined, the events are the same for every slicing. Bytes
+ * are held back only while they could begin a marker. Every delta is valid UTF-8 in complete
+ * characters: invalid bytes become U+FFFD, and hd_reply_raw() returns the original bytes.
+ * One thread owns a parser. docs/reply.md describes which deviations are tolerated. */
 #ifndef HD_CHAT_REPLY_H
 #define HD_CHAT_REPLY_H
 
@@ -41,24 +42,24 @@ typedef struct hd_reply_param {
 typedef struct hd_reply_tool {
     const char *name;
     size_t n;
-    const hd_reply_param *params; /* may be NULL: used where a call does not say its types */
+    const hd_reply_param *params; /* may be NULL; used if a call does not state its types */
     int32_t n_params;
 } hd_reply_tool;
 
-/* The tools of a request, as the parser wants them. */
+/* The tools of a request, in the form that the parser needs. */
 typedef struct hd_reply_tools {
     hd_reply_tool *tools;
     int32_t n_tools;
     hd_reply_param *params; /* storage */
 } hd_reply_tools;
 
-/* tools: an array of OpenAI tools, or NULL; it must outlive *out, which points into it. What
- * is no function with a name is left out. */
+/* tools: an array of OpenAI tools, or NULL; it must outlive *out, which points into it.
+ * Entries that are not a named function are skipped. */
 hd_status hd_reply_tools_init(hd_reply_tools *out, json_t *tools, hd_err *err);
 void hd_reply_tools_deinit(hd_reply_tools *t); /* an all-zero one is fine */
 
-/* The text with which a reply begins a call of tool[n], up to its arguments, in spans as a
- * prompt has them; release with hd_chat_prompt_deinit(). */
+/* Writes the text with which a reply begins a call of tool[n], up to its arguments, in spans
+ * like a prompt. Release with hd_chat_prompt_deinit(). */
 hd_status hd_reply_opening(hd_chat_prompt *out, hd_reply_format format, const char *tool,
                            size_t n, hd_err *err);
 
@@ -66,11 +67,12 @@ typedef struct hd_reply_options {
     hd_reply_format format;
     bool starts_in_reasoning; /* the prompt ended with <think> */
     bool thinking_off;        /* think tags are dropped, everything is content */
-    bool parse_tools;         /* false: calls are text like any other */
-    bool unknown_as_text;     /* calls of tools not offered are text; false: passed on */
-    bool whole_calls;         /* a call's events come together when it is complete */
-    bool strict;              /* what is not in the official grammar is HD_EFORMAT; for tests */
-    bool own_spelling;        /* a block in another spelling than the format's is text */
+    bool parse_tools;         /* false: calls are plain text */
+    /* calls of tools that were not offered become text; false: they are passed on */
+    bool unknown_as_text;
+    bool whole_calls;  /* the events of a call are emitted together when it is complete */
+    bool strict;       /* deviations from the official format are HD_EFORMAT; for tests */
+    bool own_spelling; /* a block in a spelling other than the format's is text */
     bool flagged;      /* think tags, end of sentence and the markers of V3 and V3.1 are tokens
                        that come as special pieces; spelled in plain text they are text */
     bool dsml_flagged; /* likewise the DSML token */
@@ -90,12 +92,12 @@ typedef enum hd_reply_event_kind {
 } hd_reply_event_kind;
 
 typedef enum hd_reply_end {
-    HD_REPLY_COMPLETE, /* the arguments are one JSON object: the call may run */
+    HD_REPLY_COMPLETE, /* the arguments are one complete JSON object */
     HD_REPLY_CUT,      /* the reply ended inside it */
-    HD_REPLY_MALFORMED /* a note and the call's text as content follow */
+    HD_REPLY_MALFORMED /* a note follows, and the call's text as content */
 } hd_reply_end;
 
-/* Why a note. "Text" means: the call comes back as content. */
+/* Reasons of notes. "text": the call becomes content. */
 #define HD_REPLY_NOTES(X)                                                          \
     X(TEXT_IN_CALL, "text between the tags of a call")                  /* text */ \
     X(BAD_TAG, "a call's tag is misspelled")                            /* text */ \
@@ -148,25 +150,26 @@ hd_status hd_reply_open(hd_reply **out, const hd_reply_options *options, hd_repl
                         void *user, hd_err *err);
 void hd_reply_close(hd_reply *r); /* NULL is fine */
 
-/* special: the piece is one special token. A failure is final; what was emitted stands. The
- * end-of-sentence token ends the reply, and what follows it is ignored. */
+/* special: the piece is one special token. A failure is final; emitted events remain valid.
+ * The end-of-sentence token ends the reply, and later input is ignored. */
 hd_status hd_reply_feed(hd_reply *r, const void *bytes, size_t n, bool special, hd_err *err);
 
 typedef enum hd_reply_finish_reason {
     HD_REPLY_STOP,   /* the model ended its reply */
-    HD_REPLY_LENGTH, /* it was cut */
-    HD_REPLY_ABORT   /* likewise */
+    HD_REPLY_LENGTH, /* the output was truncated */
+    HD_REPLY_ABORT   /* the same */
 } hd_reply_finish_reason;
 
-/* Emits what is held. After the end-of-sentence token, and a second time, it does nothing. */
+/* Emits what is held back. Does nothing after the end-of-sentence token or when called
+ * again. */
 hd_status hd_reply_finish(hd_reply *r, hd_reply_finish_reason reason, hd_err *err);
 
-/* All bytes up to the end of sentence, as they came; until the next feed or close. History
- * that is rendered from them meets the prefix cache whatever the model wrote. */
+/* Returns all bytes up to the end of sentence, valid until the next feed or close. History
+ * that is rendered from them matches the prefix cache. */
 const char *hd_reply_raw(const hd_reply *r, size_t *n);
 
-/* The part of the raw bytes from the white space before the first block of calls to the end
- * of the last; NULL and 0 when there is none. */
+/* Returns the raw bytes from the white space before the first block of calls to the end of
+ * the last block; NULL and 0 if there is none. */
 const char *hd_reply_raw_calls(const hd_reply *r, size_t *n);
 
 int32_t hd_reply_n_calls(const hd_reply *r); /* complete ones */

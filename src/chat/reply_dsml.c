@@ -1,7 +1,6 @@
-/* reply_dsml.c - calls as V3.2 and V4 write them: blocks, invokes, parameters.
- *
- * Arguments become one JSON object in the order of the parameters, spaced as Python's json
- * writes it, so that an encoder which renders the object again writes the same bytes. */
+/* reply_dsml.c - tool call parser for the DSML of V3.2 and V4: blocks, invokes, parameters.
+ * Arguments become one JSON object in the order of the parameters, with the spacing of
+ * Python's json module. Rendering the object again therefore yields the same bytes. */
 #include "chat/reply_internal.h"
 
 #include <string.h>
@@ -75,7 +74,7 @@ static uint32_t hash_name(const char *s, size_t n) {
     return h;
 }
 
-/* False: the call is lost, because the name was there or no more names fit. */
+/* Returns false if the call is lost: the name is repeated or too many names. */
 static bool new_name(hd_reply *r, const reply_attrs *a) {
     uint32_t hash = hash_name(r->raw + a->name, a->name_n);
     for (int32_t i = 0; i < r->n_params; i++) {
@@ -95,7 +94,7 @@ static bool new_name(hd_reply *r, const reply_attrs *a) {
     return true;
 }
 
-/* What the tag says, else the schema, else a string. */
+/* The tag decides, else the schema, else it is a string. */
 static bool value_is_string(const hd_reply *r, const reply_attrs *a) {
     if (a->has_string) return a->string;
     for (int32_t i = 0; r->tool && i < r->tool->n_params; i++) {
@@ -147,7 +146,7 @@ static void end_invoke(hd_reply *r) {
     r->state = REPLY_IN_BLOCK;
 }
 
-/* Another invoke or the block's end: this one was not closed. */
+/* Another invoke or the end of the block: this invoke was not closed. */
 static bool end_unclosed(hd_reply *r) {
     if (r->mode == REPLY_CALL && (r->n_params > 0 || r->json_done)) {
         reply_note(r, HD_REPLY_NOTE_MISSING_END);

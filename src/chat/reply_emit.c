@@ -1,8 +1,7 @@
-/* reply_emit.c - the way out: text through a UTF-8 filter, calls as events.
- *
- * Text collects in a small buffer that is handed on when it is full, when its kind changes
- * and at the end of a feed, always between characters. Arguments are the same text, escaped
- * where they are the inside of a JSON string. */
+/* reply_emit.c - output of the reply parser: text through a UTF-8 filter, calls as events.
+ * Text collects in a small buffer, which is emitted when it is full, when its kind changes
+ * and at the end of a feed, always between characters. String arguments are escaped for
+ * JSON. */
 #include "chat/reply_internal.h"
 
 #include <stdio.h>
@@ -141,7 +140,7 @@ const char *hd_reply_note_text(hd_reply_note note) {
     return note < HD_REPLY_N_NOTES ? texts[note] : "?";
 }
 
-/* Policies and limits are ours; the grammar does not know them. */
+/* Limits and policies are not part of the format. */
 static bool is_deviation(hd_reply_note note) {
     return note != HD_REPLY_NOTE_UNKNOWN_TOOL && note != HD_REPLY_NOTE_TOOLS_NOT_OFFERED &&
            note != HD_REPLY_NOTE_CUT;

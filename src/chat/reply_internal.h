@@ -1,8 +1,7 @@
-/* reply_internal.h - what the parts of the reply parser share.
- *
- * The parser keeps the whole reply in raw[n]; everything before pos is dealt with. A state is
- * a function that looks at raw[pos, n) and either makes progress or asks for more bytes. It
- * decides only what no further byte could change, so the slicing cannot matter. */
+/* reply_internal.h - shared by the files of the reply parser. The parser keeps the whole
+ * reply in raw[n]; everything before pos is processed. A state is a function that reads
+ * raw[pos, n) and either advances or asks for more bytes. It decides only what no further
+ * byte could change, so the slicing does not matter. */
 #ifndef HD_CHAT_REPLY_INTERNAL_H
 #define HD_CHAT_REPLY_INTERNAL_H
 
@@ -116,14 +115,14 @@ struct hd_reply {
     size_t n, cap;
     uint8_t *special; /* [cap / 8] bits: the byte is of a special token; NULL unless flagged */
     size_t pos;
-    size_t scan; /* from here on nothing was looked at; stale when not above pos */
+    size_t scan; /* from here on nothing was scanned; ignored if not above pos */
     reply_state state;
     bool ended;           /* no more bytes come */
     bool finished;        /* and everything is emitted */
     bool skip_space;      /* white space after a block is ignored */
     bool stray;           /* text between calls is under way */
     bool tools;           /* calls are looked for */
-    size_t checked_space; /* white space up to here has been judged */
+    size_t checked_space; /* white space up to here has been checked */
     bool any_content;
     hd_reply_finish_reason reason;
     size_t calls_start, calls_end;
@@ -166,8 +165,9 @@ static inline bool reply_is_dsml(const hd_reply *r) {
 
 /* --- reply.c --- */
 
-/* The text up to the next mark becomes events of this kind, less the white space before the
- * mark if hold is set: then pos is where that begins. The probe is asked at every '<'. */
+/* The text up to the next marker becomes events of this kind. If hold is set, the white
+ * space before the marker is excluded and pos is its beginning. The probe is called at every
+ * '<'. */
 typedef reply_match reply_probe(const hd_reply *r, size_t at, reply_mark *mark);
 reply_match reply_text_run(hd_reply *r, hd_reply_event_kind kind, bool hold, reply_probe *probe,
                            reply_mark *mark);
@@ -184,7 +184,7 @@ void reply_check_space(hd_reply *r, size_t end, bool allow_two);
 /* --- reply_match.c --- */
 
 reply_match reply_literal(const hd_reply *r, size_t at, const char *text);
-/* A literal that, where tokens come flagged, is made of special bytes. */
+/* A literal that must consist of special bytes if tokens are flagged. */
 reply_match reply_token(const hd_reply *r, size_t at, const char *text);
 reply_match reply_eos(const hd_reply *r, size_t at);
 /* Outside a block a spelling that is not the format's is looked at only where it would open
@@ -205,7 +205,7 @@ reply_probe reply_probe_v3;   /* a marker of a call, or the end of sentence */
 void reply_put(hd_reply *r, hd_reply_event_kind kind, const char *text, size_t n);
 void reply_flush(hd_reply *r);
 void reply_end_text(hd_reply *r); /* a character begun will not become whole */
-/* In strict parsing it is a failure. */
+/* A failure in strict parsing. */
 void reply_note(hd_reply *r, hd_reply_note note);
 
 void reply_call_open(hd_reply *r); /* a call starts at pos; its name is to come */
@@ -216,9 +216,9 @@ void reply_args_escaped(hd_reply *r, const char *text, size_t n); /* unless it i
 void reply_args_end_string(hd_reply *r);
 void reply_call_complete(hd_reply *r); /* also ends a call that is none */
 void reply_call_cut(hd_reply *r);
-/* The call becomes content, from its start up to pos and then as it comes. */
+/* The call becomes content, from its start up to pos and on. */
 void reply_call_lost(hd_reply *r, hd_reply_note why);
-/* Moves pos on; in a call that became text, the bytes are content. */
+/* Advances pos; in a call that became text, the bytes are content. */
 void reply_consume_to(hd_reply *r, size_t to);
 
 /* --- the states of calls --- */

@@ -1,8 +1,6 @@
-/* reply_json.c - is this JSON? A checker that takes one byte at a time.
- *
- * RFC 8259 without any value being built: a state, a bit per open bracket, no recursion.
- * Nesting beyond REPLY_JSON_DEPTH is refused. UTF-8 is not looked at: text leaves the parser
- * through a filter that makes it valid. */
+/* reply_json.c - a JSON validator that reads one byte at a time. RFC 8259 without building
+ * values: a state, a bit per open bracket, no recursion. Nesting beyond REPLY_JSON_DEPTH is
+ * refused. UTF-8 is not checked here; the output filter makes it valid. */
 #include "chat/reply_internal.h"
 
 #include <string.h>

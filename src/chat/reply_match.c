@@ -1,7 +1,6 @@
-/* reply_match.c - what could stand at a '<': markers, DSML tags in their spellings.
- *
- * Every answer is no, yes, or "the bytes so far could begin one". Where tokens come flagged a
- * marker must consist of special bytes, so that text which merely spells it stays text. */
+/* reply_match.c - matches what may stand at a '<': markers and DSML tags in their spellings.
+ * The result is no, yes, or "the bytes so far could begin one". If tokens are flagged, a
+ * marker must consist of special bytes, so plain text that spells it stays text. */
 #include "chat/reply_internal.h"
 
 #include <string.h>
@@ -198,8 +197,7 @@ const hd_reply_tool *reply_find_tool(const hd_reply *r, size_t name, size_t n) {
     return NULL;
 }
 
-/* A block whose tags are not spelled as they should be is one only if nothing else could be
- * meant: an invoke of a tool that was offered follows at once. */
+/* A block in another spelling counts only if an invoke of an offered tool follows at once. */
 static reply_match confirm(const hd_reply *r, size_t at) {
     reply_tag tag;
     reply_attrs attrs;
@@ -248,7 +246,8 @@ reply_match reply_probe_content(const hd_reply *r, size_t at, reply_mark *mark) 
     return probe_calls(r, at, m, mark);
 }
 
-/* The first call of a block, at once: what no text that only speaks of calls has. */
+/* The first call must follow the opening at once; text that merely mentions calls does not
+ * do that. */
 static reply_match confirm_v3(const hd_reply *r, size_t at) {
     const size_t i = skip_spaces(r, at);
     return i == r->n ? REPLY_PART : reply_token(r, i, CALL_BEGIN);

@@ -1,4 +1,5 @@
-/* reply_opening.c - how the formats begin a call, for replies that are made to begin one. */
+/* reply_opening.c - writes the beginning of a tool call in each format, for forced tool
+ * calls. */
 #include <stdlib.h>
 
 #include "chat/chat_internal.h"

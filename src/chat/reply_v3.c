@@ -1,8 +1,7 @@
-/* reply_v3.c - calls as V3, R1 and V3.1 write them: markers around a JSON object.
- *
- * The arguments end where their object ends, so they stream without being held; what may
- * stand between them and the markers is the fence and white space. JSON arguments of a DSML
- * invoke pass through here too. */
+/* reply_v3.c - tool call parser for V3, R1 and V3.1: markers around a JSON object. The
+ * arguments end with their object, so they stream without being held back. Only the fence
+ * and white space may stand between them and the markers. JSON arguments of a DSML invoke
+ * are parsed here too. */
 #include "chat/reply_internal.h"
 
 #include <string.h>
@@ -187,8 +186,8 @@ bool reply_json_arguments(hd_reply *r) {
     } else if (!closed) {
         return false;
     }
-    /* A call that became too long is text by now; its JSON was read to the end all the same,
-     * so that where it ends does not depend on when it was lost. */
+    /* A call that became too long is text now. Its JSON was still read to the end, so that
+     * its end does not depend on when it was lost. */
     r->json_done = closed;
     r->state = reply_is_dsml(r)        ? REPLY_IN_BODY
                : r->mode == REPLY_CALL ? REPLY_AFTER_JSON
@@ -225,7 +224,7 @@ bool reply_v3_after_json(hd_reply *r) {
 
 /* --- a call that is text --- */
 
-/* Up to its end: what looks like a call inside one that went wrong must not run. */
+/* Up to its end: text that looks like a call inside a malformed call must not be executed. */
 
 bool reply_v3_lost_call(hd_reply *r) {
     reply_match m = REPLY_NO;

@@ -1,4 +1,5 @@
-/* answer.h - one answer on a terminal: submitted, shown as it comes, and kept. */
+/* answer.h - runs one choice on a terminal: submits the request, prints deltas as they
+ * arrive, and keeps the text. */
 #ifndef HD_CLI_ANSWER_H
 #define HD_CLI_ANSWER_H
 

@@ -1,4 +1,4 @@
-/* cmd_chat.c - a conversation on the terminal: lines in, answers out, /commands between. */
+/* cmd_chat.c - `hadal chat`: an interactive conversation on the terminal, with /commands. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* cmd_completions.c - hadal completions SHELL: what a shell offers behind "hadal", written from the
- * tables of options. */
+/* cmd_completions.c - `hadal completions SHELL`: prints a shell completion script, generated
+ * from the option tables. */
 #include <stdio.h>
 #include <string.h>
 

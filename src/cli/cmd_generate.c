@@ -1,8 +1,8 @@
-/* cmd_generate.c - answers to one prompt: text to stdout as it comes, figures to stderr.
- *
- * The text is what the model wrote: reasoning, the mark that ends it, content. On a terminal it is
- * wrapped by words, and the reasoning is dimmed, or labelled, and ends with an empty line instead. Several answers are printed in order,
- * with an empty line between them, or as one JSON object per line. */
+/* cmd_generate.c - `hadal generate`: completes one prompt; text is streamed to stdout,
+ * statistics go to stderr. The text is the model's output: reasoning, the marker that ends
+ * it, content. On a terminal it is wrapped by words; reasoning is dimmed or labelled and
+ * ends with an empty line instead. Several choices are printed in order, with an empty line
+ * between them, or as one JSON object per line. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* cmd_inspect.c - what a checkpoint, or a config alone, holds and whether it is whole. */
+/* cmd_inspect.c - `hadal inspect`: shows the contents of a checkpoint, or of a config alone,
+ * and whether it is complete. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>

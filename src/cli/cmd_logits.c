@@ -1,7 +1,6 @@
-/* cmd_logits.c - the exact forward pass over given tokens, written as a NumPy file.
- *
- * Sequences run side by side in steps of chunks and single tokens; by design D8 the result is
- * the same bits however they are cut, which is what this command is for showing. */
+/* cmd_logits.c - `hadal logits`: runs the exact forward pass over given tokens and writes
+ * the logits as a NumPy file. Sequences run in one batch, in prefill chunks and single
+ * tokens. The bits do not depend on the chunks, which this command can show. */
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* cmd_manual.c - hadal manual [COMMAND]: pages for man, written from the tables of options. */
+/* cmd_manual.c - `hadal manual [COMMAND]`: prints man pages, generated from the option
+ * tables. */
 #include <stdio.h>
 #include <string.h>
 

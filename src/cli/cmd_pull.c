@@ -1,4 +1,5 @@
-/* cmd_pull.c - hadal pull: a model of the Hugging Face hub into the cache that all its tools share. */
+/* cmd_pull.c - `hadal pull`: downloads a model from the Hugging Face hub into the shared
+ * cache. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,5 @@
-/* cmd_render.c - the prompt text of a conversation, exactly. */
+/* cmd_render.c - `hadal render`: prints the prompt text of a conversation, as the chat
+ * template renders it. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
-/* cmd_replay.c - runs the requests of a log or of a crash dump again and compares the texts.
- *
- * A server of our own is started on a free port of this machine, so that a request takes the
- * way it took. A log's line holds body and answer; a dump's line is followed by the body. */
+/* cmd_replay.c - `hadal replay`: runs the requests of a request log or crash dump again and
+ * compares the texts. It starts a server on a free local port, so that a request passes
+ * through the same code. A line of a log contains body and reply; a line of a dump is
+ * followed by the body. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* cmd_serve.c - the flags of the server, and its life from start to drain. */
+/* cmd_serve.c - `hadal serve`: parses the flags of the server, starts it and drains it. */
 #include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>

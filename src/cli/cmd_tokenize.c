@@ -1,4 +1,5 @@
-/* cmd_tokenize.c - text to token ids and back, from standard input to standard output. */
+/* cmd_tokenize.c - `hadal tokenize`: text to token ids and back, from standard input to
+ * standard output. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* cmd_version.c - the build, its options, and what this machine offers. */
+/* cmd_version.c - `hadal version`: the build, its options, and the features of this
+ * computer. */
 #include <stdio.h>
 
 #ifdef HD_CUDA

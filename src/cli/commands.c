@@ -1,4 +1,4 @@
-/* commands.c - the table of commands, and a look at the options of each. */
+/* commands.c - the table of commands, and a walk over the options of each. */
 #include "cli/commands.h"
 
 #include <assert.h>

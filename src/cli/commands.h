@@ -1,4 +1,4 @@
-/* commands.h - what hadal can do: one function per command, each in its own file. */
+/* commands.h - the commands of hadal: one function per command, each in its own file. */
 #ifndef HD_CLI_COMMANDS_H
 #define HD_CLI_COMMANDS_H
 

@@ -1,4 +1,5 @@
-/* eval_check.c - takes a reply apart with the parser the server will use, then compares. */
+/* eval_check.c - splits a reply with the server's reply parser, then compares it with the
+ * expectation. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "cli/eval_check.h"
 

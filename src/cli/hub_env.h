@@ -1,4 +1,5 @@
-/* hub_env.h - where the Hugging Face tools keep models, and whom they ask: by the environment. */
+/* hub_env.h - environment variables of the Hugging Face tools: cache folder, endpoint and
+ * token. */
 #ifndef HD_CLI_HUB_ENV_H
 #define HD_CLI_HUB_ENV_H
 

@@ -1,4 +1,4 @@
-/* inspect_internal.h - what `hadal inspect` found, for its two ways of printing it. */
+/* inspect_internal.h - results of `hadal inspect`, for its two output formats. */
 #ifndef HD_CLI_INSPECT_INTERNAL_H
 #define HD_CLI_INSPECT_INTERNAL_H
 

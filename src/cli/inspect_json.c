@@ -1,4 +1,4 @@
-/* inspect_json.c - `hadal inspect --json`: keys that stay, described in docs/checkpoints.md. */
+/* inspect_json.c - `hadal inspect --json`: stable keys, described in docs/checkpoints.md. */
 #include <jansson.h>
 #include <stdio.h>
 

@@ -1,4 +1,4 @@
-/* inspect_text.c - `hadal inspect` for people: one screen, aligned. */
+/* inspect_text.c - text output of `hadal inspect`: one screen, aligned. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* line_editor.c - see line_editor.h. libedit where there is a terminal, getline elsewhere. */
+/* line_editor.c - see line_editor.h. Uses libedit on a terminal, getline otherwise. */
 #include "cli/line_editor.h"
 
 #include <errno.h>

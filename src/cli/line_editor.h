@@ -1,4 +1,4 @@
-/* line_editor.h - lines from a person: edited and remembered on a terminal, plain elsewhere. */
+/* line_editor.h - reads input lines, with editing and history on a terminal. */
 #ifndef HD_CLI_LINE_EDITOR_H
 #define HD_CLI_LINE_EDITOR_H
 

@@ -1,4 +1,4 @@
-/* main.c - finds the command that is asked for and runs it. */
+/* main.c - finds and runs the requested command. */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>

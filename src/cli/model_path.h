@@ -1,4 +1,5 @@
-/* model_path.h - what a person may write where a command takes a model. */
+/* model_path.h - resolves the model argument of a command: a directory, or a name in the
+ * hub's cache. */
 #ifndef HD_CLI_MODEL_PATH_H
 #define HD_CLI_MODEL_PATH_H
 

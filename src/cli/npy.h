@@ -1,4 +1,4 @@
-/* npy.h - float32 matrices as NumPy files, written row by row in any order. */
+/* npy.h - writes float32 matrices as NumPy files, row by row in any order. */
 #ifndef HD_CLI_NPY_H
 #define HD_CLI_NPY_H
 

@@ -23,7 +23,7 @@ typedef struct option {
     const char *name; /* without the dashes */
     char letter;      /* short form, 0 for none */
     option_kind kind;
-    void *value;         /* set only when the option is given; holds the default before */
+    void *value;         /* set only if the option is given; contains the default before */
     const char *metavar; /* "N", "FILE" */
     const char *help;
     int64_t min, max;
@@ -91,7 +91,7 @@ option option_no_invariance(bool *value);
 /* --mla, of the same commands: *value is an hd_mla_form. */
 extern const char *const option_mla_forms[];
 option option_mla(int *value);
-/* --token-history, of what holds conversations: *value is 1 when it is off. */
+/* --token-history, of commands with conversations: *value is 1 if it is off. */
 option option_token_history(int *value);
 /* --manifest, of all commands that open a model. */
 option option_manifest(const char **value);
@@ -125,20 +125,20 @@ typedef struct command_line {
     int n_options;
 } command_line;
 
-/* argv[0] is the command's name. True: run the command. False: --help was printed or the
- * line was refused with a message; return *code from the program. Texts set from a config
- * file live until the program ends. */
+/* Parses the command line; argv[0] is the command's name. Returns true if the command should
+ * run. Returns false if --help was printed, or the line was refused with a message; then
+ * exit with *code. Strings from a config file live until the program ends. */
 bool options_parse(const command_line *line, int argc, char **argv, int *code);
 
-/* While visit is set, options_parse() hands it the table, reads nothing, and returns false with
- * code 0: so the tables of all commands can be seen. NULL ends it. */
+/* While visit is set, options_parse() passes it the table, reads nothing, and returns false
+ * with code 0. Thus the tables of all commands can be listed. NULL ends it. */
 void options_visit(void (*visit)(const command_line *line, void *user), void *user);
 
-/* The candidate nearest to word, or NULL when none is near. */
+/* Returns the candidate nearest to word, or NULL if none is near. */
 const char *nearest_word(const char *word, const char *const *candidates, int n);
 
-/* Prints "error: ..." and gives the exit code: 2 for bad input, 4 for a missing host resource,
- * 5 for a device, 70 for a broken promise of our own. */
+/* Prints "error: ..." and returns the exit code: 2 for bad input, 4 for a missing host
+ * resource, 5 for a device, 70 for an internal error. */
 int report_error(const hd_err *err);
 
 #endif

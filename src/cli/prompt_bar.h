@@ -1,4 +1,4 @@
-/* prompt_bar.h - how far a long prompt has been read, while nothing else can be shown. */
+/* prompt_bar.h - progress bar of the prefill of a long prompt. */
 #ifndef HD_CLI_PROMPT_BAR_H
 #define HD_CLI_PROMPT_BAR_H
 

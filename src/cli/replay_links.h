@@ -1,5 +1,5 @@
-/* replay_links.h - responses by the ids that they had when they were logged and have now, so that
- * one that continues another continues the same one again. */
+/* replay_links.h - maps the logged ids of responses to their ids in the replay, so that a
+ * response that continues another one continues the same one again. */
 #ifndef HD_CLI_REPLAY_LINKS_H
 #define HD_CLI_REPLAY_LINKS_H
 

@@ -1,4 +1,5 @@
-/* replay_text.c - collects texts by kind and choice, so that streams of one answer compare. */
+/* replay_text.c - collects text by kind and choice, so that streams and complete replies can
+ * be compared. */
 #include "cli/replay_text.h"
 
 #include <jansson.h>

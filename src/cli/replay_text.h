@@ -1,4 +1,4 @@
-/* replay_text.h - what a model said, out of an answer of any of the server's endpoints. */
+/* replay_text.h - extracts the model's text from a reply of any endpoint of the server. */
 #ifndef HD_CLI_REPLAY_TEXT_H
 #define HD_CLI_REPLAY_TEXT_H
 

@@ -1,8 +1,6 @@
-/* screen.h - text for a person: wrapped by words where it is read, untouched where it is kept.
- *
- * On a terminal, lines end between words at its width, control characters of foreign text are
- * spelled out, and text can be dimmed unless NO_COLOR forbids it. In a file or pipe every byte is
- * what was written. Owned by one thread. */
+/* screen.h - text output for terminals and files. On a terminal, lines are wrapped between
+ * words, control characters of untrusted text are escaped, and text can be dimmed unless
+ * NO_COLOR is set. In a file or pipe every byte is written unchanged. One thread owns it. */
 #ifndef HD_CLI_SCREEN_H
 #define HD_CLI_SCREEN_H
 

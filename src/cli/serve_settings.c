@@ -1,4 +1,4 @@
-/* serve_settings.c - the table of the server's flags, with every limit and its number. */
+/* serve_settings.c - the option table of `hadal serve`, with every limit and its default. */
 #include "cli/serve_settings.h"
 
 #include <assert.h>

@@ -1,4 +1,4 @@
-/* serve_settings.h - the flags of hadal serve, as they were given. */
+/* serve_settings.h - the parsed flags of `hadal serve`. */
 #ifndef HD_CLI_SERVE_SETTINGS_H
 #define HD_CLI_SERVE_SETTINGS_H
 

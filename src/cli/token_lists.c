@@ -1,4 +1,4 @@
-/* token_lists.c - see token_lists.h; every refusal names the sequence and the place. */
+/* token_lists.c - see token_lists.h; every error names the sequence and the position. */
 #include "cli/token_lists.h"
 
 #include <stdbool.h>

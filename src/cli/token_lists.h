@@ -1,4 +1,4 @@
-/* token_lists.h - token sequences from a JSON file: one list, or a list of lists. */
+/* token_lists.h - reads token sequences from a JSON file: one list, or a list of lists. */
 #ifndef HD_CLI_TOKEN_LISTS_H
 #define HD_CLI_TOKEN_LISTS_H
 

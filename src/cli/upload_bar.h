@@ -1,4 +1,4 @@
-/* upload_bar.h - how far the weights are on their way to a GPU. */
+/* upload_bar.h - progress bar of the upload of weights to a GPU. */
 #ifndef HD_CLI_UPLOAD_BAR_H
 #define HD_CLI_UPLOAD_BAR_H
 

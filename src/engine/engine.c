@@ -1,9 +1,10 @@
-/* engine.c - the front of include/hadal.h: requests come in, are cancelled, paused and counted.
+/* engine.c - the engine's side of include/hadal.h: submit, abort, pause and read statistics.
  *
- * Two sides meet in a mailbox. The step thread (step_loop.c) owns scheduler and runner; it takes
- * submissions and cancels at the start of a turn and leaves what each turn gave. The polling
- * thread (poll.c) owns text: detokenizing, parsing and stop strings never slow a step. A
- * record belongs to its submitter until the mailbox; then what its comments say. */
+ * Two threads meet in a mailbox. The step thread (step_loop.c) owns the scheduler and the
+ * runner. It takes submissions and aborts at the start of a step and publishes each step's
+ * output. The polling thread (poll.c) detokenizes, parses replies and searches stop strings,
+ * so that none of this slows a step. Before a request is in the mailbox its submitter owns
+ * it; afterwards the comments at engine_request's fields say who does. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 #include "base/progress.h"
 #include "engine/engine_internal.h"
 
-/* ---- records ---- */
+/* ---- requests ---- */
 
 engine_request *engine_request_of(hd_engine *e, uint64_t id) {
     const uint64_t index = (id & UINT32_MAX) >> ENGINE_ANSWER_BITS;
@@ -20,7 +21,7 @@ engine_request *engine_request_of(hd_engine *e, uint64_t id) {
     return r->id && r->id == id - (uint64_t)engine_answer_of(id) ? r : NULL;
 }
 
-/* A free record for n answers; under the lock. */
+/* Returns a free engine_request for n choices. The caller holds the lock. */
 static engine_request *take_record(hd_engine *e, int32_t n) {
     if (e->n_free == 0 || n > e->max_living - e->n_living) return NULL;
     engine_request *r = &e->requests[e->free[--e->n_free]];
@@ -54,7 +55,7 @@ void engine_drop_request(hd_engine *e, engine_request *r) {
     pthread_mutex_unlock(&e->lock);
 }
 
-/* There is mail; under the lock. */
+/* Tells the step thread that the mailbox has news. The caller holds the lock. */
 static void tell(hd_engine *e) {
     e->mail.news = true;
     pthread_cond_signal(&e->wake);
@@ -127,10 +128,10 @@ void hd_engine_defaults(const hd_engine *e, hd_request *g) {
     g->repetition_penalty = (float)c->repetition_penalty;
 }
 
-/* ---- cancelling ---- */
+/* ---- aborting ---- */
 
-/* Each answer is listed at most once, so between two turns the list holds at most all that
- * lived at the first and all that came after: twice max_living. */
+/* Each choice is listed at most once. Between two steps the list therefore holds at most the
+ * choices that lived at the first and those submitted since: twice max_living. */
 void engine_cancel_answer(hd_engine *e, engine_request *r, int32_t answer) {
     engine_answer *a = &r->answers[answer];
     if (a->cancelled || a->posted) return;
@@ -139,7 +140,7 @@ void engine_cancel_answer(hd_engine *e, engine_request *r, int32_t answer) {
     tell(e);
 }
 
-/* Of a record that is in the mailbox already; before, it is its submitter's alone. */
+/* Only for a request that is in the mailbox; before that its submitter owns it. */
 static int32_t n_answers(const engine_request *r) {
     return r->n_left ? r->n_answers : 0;
 }
@@ -236,8 +237,8 @@ static size_t list_running(hd_engine *e, hd_request_status *out, size_t max) {
     return n;
 }
 
-/* running: [n_records] zeros, for a bit per answer: this runs under the lock, with thousands of
- * either kind. */
+/* running: [n_records] zeros, one bit per choice. This runs under the lock with thousands of
+ * running and waiting choices, so it must not be quadratic. */
 static size_t list_waiting(hd_engine *e, listed *out, uint64_t *running) {
     size_t n = 0;
     for (int32_t i = 0; i < e->n_places; i++) {

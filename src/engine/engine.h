@@ -1,5 +1,5 @@
-/* engine.h - what the floors above need of an engine beyond include/hadal.h: prompts that are
- * parsed already, and the parts that read text. */
+/* engine.h - the engine's interface for API, server and CLI beyond include/hadal.h: prompts
+ * that are already parsed, chat template rendering, and the tokenizer. */
 #ifndef HD_ENGINE_ENGINE_H
 #define HD_ENGINE_ENGINE_H
 
@@ -9,23 +9,24 @@
 #include "tokenizer/tokenizer.h"
 #include "weights/spec.h"
 
-/* As hd_engine_submit(), with an error code: HD_EAGAIN for a full queue, HD_EINVAL for a
- * request that can never run. conversation: the prompt, in place of g->messages and g->tools;
- * or NULL. */
+/* Like hd_engine_submit(), but returns a status: HD_EAGAIN if the queue is full, HD_EINVAL
+ * for a request that can never run. conversation, unless NULL, replaces g->messages and
+ * g->tools. */
 hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
                                 const hd_conversation *conversation, hd_err *err);
 
-/* The prompt of a conversation as text; release with hd_chat_prompt_deinit(). */
+/* Renders a conversation by the model's chat template. Release *out with
+ * hd_chat_prompt_deinit(). */
 hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_request *g,
                            const hd_conversation *conversation, hd_err *err);
 
-/* Its ids, as hd_engine_submit_chat() would take them, appended to out. */
+/* Appends the token ids of the prompt to out, as hd_engine_submit_chat() would encode them. */
 hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_request *g,
                            const hd_conversation *conversation, hd_err *err);
 
 const hd_tokenizer *hd_engine_tokenizer(const hd_engine *e); /* NULL with dummy weights */
 const hd_model_spec *hd_engine_spec(const hd_engine *e);
 hd_chat_encoding hd_engine_encoding(const hd_engine *e);
-bool hd_engine_thinks(const hd_engine *e); /* unless told otherwise */
+bool hd_engine_thinks(const hd_engine *e); /* whether the model reasons by default */
 
 #endif

@@ -1,6 +1,6 @@
-/* engine_internal.h - the engine's parts, shared by its files: opening (open.c), requests from
- * their preparation (prepare.c) to their end (engine.c), the step thread (step_loop.c) and the
- * polling thread (poll.c). */
+/* engine_internal.h - data and functions shared by the engine's files: opening (open.c),
+ * requests from their preparation (prepare.c) to their end (engine.c), the step thread
+ * (step_loop.c) and the polling thread (poll.c). */
 #ifndef HD_ENGINE_ENGINE_INTERNAL_H
 #define HD_ENGINE_ENGINE_INTERNAL_H
 
@@ -17,34 +17,37 @@
 
 enum { ENGINE_MAX_MARKERS = 16 };
 
-/* One of a request's answers: a request of its own to the scheduler. */
+/* One choice of a request. The scheduler sees it as a request of its own. */
 typedef struct engine_answer {
-    hd_request_sampling choosing; /* never changes; the step thread reads it */
+    hd_request_sampling choosing; /* constant after submission; the step thread reads it */
 
-    /* the poller's */
+    /* owned by the polling thread */
     hd_output output;
-    bool ended; /* the poller has said so; the step thread not yet */
+    /* the polling thread showed the last event; the step thread may not know yet */
+    bool ended;
     int32_t n_output, drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
 
-    /* the step thread's */
+    /* owned by the step thread */
     int64_t admitted_ns;
     int32_t n_admitted;
 
     /* guarded by the engine's lock */
-    bool cancelled; /* listed for the step thread */
-    bool posted;    /* its last post is in the ring */
+    bool cancelled; /* listed in the mailbox for the step thread */
+    bool posted;    /* the last step output is in the ring */
     int32_t n_posted;
 } engine_answer;
 
 typedef struct engine_request {
-    uint64_t id; /* 0: free. That of answer i is id + i */
+    uint64_t id; /* 0: free. The id of choice i is id + i. */
     uint32_t uses;
     int32_t n_answers;
-    int32_t
-        n_left; /* guarded by the lock: answers in the mailbox or behind it, until the poller
-                       takes their last post */
-    engine_answer *answers;  /* [n_answers] */
-    int32_t n_ended, n_gone; /* the poller's: last events shown, last posts taken */
+    /* guarded by the lock: choices whose last step output the polling thread has not
+     * taken */
+    int32_t n_left;
+    engine_answer *answers; /* [n_answers] the choices */
+    /* owned by the polling thread: choices whose last event was shown; whose last output was
+     * taken */
+    int32_t n_ended, n_gone;
     int32_t priority;
     uint64_t arrival;
     int64_t submitted_ns;
@@ -55,140 +58,151 @@ typedef struct engine_request {
     int32_t n_prompt;
     hd_logit_bias *bias;
     int32_t *ban;      /* tokens forbidden before min_tokens */
-    int32_t *stop_ids; /* end of sequence and the request's own */
+    int32_t *stop_ids; /* end of sequence and the request's own stop tokens */
     hd_sched_request request;
 
     json_t *tools; /* what reply_tools points into */
     hd_reply_tools reply_tools;
     hd_reply_options parse;
     hd_output_rules rules;
-    char **stop;                       /* [rules.n_stop] */
-    bool is_chat, starts_in_reasoning; /* the prompt was rendered; it ends with <think> */
-    uint64_t token_history_key;        /* of the rendered prompt */
+    char **stop; /* [rules.n_stop] */
+    /* the prompt was rendered by the chat template; it ends with <think> */
+    bool is_chat, starts_in_reasoning;
+    uint64_t token_history_key; /* key of the rendered prompt in the token history */
 
-    bool constrained; /* by the guide */
+    bool constrained; /* a constraint limits the next tokens */
     hd_constraint constraint;
-    hd_ids forced;        /* the guide's */
-    engine_grammar *form; /* the guide's grammar, or NULL */
+    hd_ids forced;        /* the constraint's forced tokens */
+    engine_grammar *form; /* the constraint's grammar, or NULL */
 
-    /* Prompt tokens from score_from on, 0: none; written before the first post of answer 0. */
+    /* Prompt log-probabilities from token score_from on; 0: none. They are written before
+     * the first step output of choice 0. */
     int32_t score_from, n_scored, n_top;
     float *scores;             /* [n_prompt - score_from] */
     hd_alternative *score_top; /* [n_prompt - score_from, n_top] */
-    bool scores_shown;         /* the poller's */
+    bool scores_shown;         /* owned by the polling thread */
 } engine_request;
 
-/* What one step gave one answer. */
+/* What one step adds to one choice. */
 typedef struct engine_step_output {
     uint64_t id;
     int32_t n;
     int32_t tokens[HD_MAX_STEP_TOKENS];
     float logprobs[HD_MAX_STEP_TOKENS];
     hd_end end;
-    char *why; /* END_FAILED: the receiver's to free */
+    char *why; /* HD_END_FAILED: the receiver frees it */
     int32_t n_cached, n_drafted, n_accepted, n_retracted;
     int64_t admitted_ns;
     int32_t n_top;
-    hd_alternative
-        *top; /* [n, n_top] its own place in memory for HD_MAX_STEP_TOKENS of the most */
+    /* [n, n_top] memory of its own, for HD_MAX_STEP_TOKENS tokens with the most
+     * alternatives */
+    hd_alternative *top;
 } engine_step_output;
 
 enum { ENGINE_MAX_NOTICES = 24 };
 enum { ENGINE_POST_TOPS = HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES };
 
-/* What the front asks of the step thread beside requests. */
+/* The mailbox: what submitting threads send to the step thread. */
 typedef struct engine_mail {
-    uint64_t *submitted, *cancelled; /* ids of requests; of answers */
+    uint64_t *submitted, *cancelled; /* ids of requests; ids of choices */
     int32_t n_submitted, n_cancelled;
     bool flush, retract;
-    bool news; /* something in here is new */
+    bool news; /* the mailbox holds something new */
 } engine_mail;
 
 struct hd_engine {
     /* read-only after open */
     hd_model_spec *spec;
     hd_weights *weights;
-    hd_tokenizer *tokenizer; /* NULL with dummy weights: then there is no text */
-    int32_t n_ids;           /* tokens that may be chosen */
+    hd_tokenizer *tokenizer; /* NULL with random weights: then there is no text */
+    int32_t n_ids;           /* tokens that may be sampled */
     hd_chat_encoding encoding;
     bool thinks;
-    int32_t markers[ENGINE_MAX_MARKERS], n_markers; /* tokens that the parser wants to see */
-    bool flagged, dsml_flagged;                     /* as in hd_reply_options */
+    /* special tokens that the reply parser must see */
+    int32_t markers[ENGINE_MAX_MARKERS], n_markers;
+    bool flagged, dsml_flagged; /* as in hd_reply_options */
     hd_ops ops;
-    hd_err no_gpu; /* why backend "auto" took none; HD_OK: it did, or was not asked to */
+    /* why backend "auto" chose no GPU; HD_OK: it chose one, or another backend was named */
+    hd_err no_gpu;
     hd_mla_form mla;
     int32_t max_context, max_living, n_requests;
     bool drafts, graphs, forced_acceptance;
     const char *notices[ENGINE_MAX_NOTICES];
     char notice_texts[ENGINE_MAX_NOTICES][200];
     int32_t n_notices;
-    int32_t n_experts, n_loads; /* per layer; layers times that */
+    int32_t n_experts, n_loads; /* experts per layer; layers times experts */
     hd_grammar_vocab *vocab;
-    engine_grammar_cache *forms;         /* have locks of their own */
-    engine_token_history *token_history; /* NULL: without */
-    hd_alternative *tops;                /* of all posts */
+    engine_grammar_cache *forms;         /* have their own locks */
+    engine_token_history *token_history; /* NULL: disabled */
+    hd_alternative *tops;                /* alternatives of all step outputs in the ring */
 
-    /* the step thread's */
+    /* owned by the step thread */
     hd_device *device;
     hd_stream *stream;
-    hd_model_runner *executor; /* or */
+    hd_model_runner *executor; /* or NULL */
     hd_null_runner *null;
     hd_runner runner;
     hd_sched *sched;
     engine_step_output *step_outputs;
     int32_t n_step_outputs, cap_step_outputs;
     engine_mail inbox;
-    uint64_t seen_pauses; /* pauses as of the last mail */
+    uint64_t seen_pauses; /* number of pauses requested, as of the last mail */
     hd_err step_err;
-    int64_t in_runner_ns; /* of this turn */
+    int64_t in_runner_ns; /* time of this step */
     hd_engine_stats totals;
-    int64_t *fresh_loads;          /* [n_loads] */
-    int64_t loads_ns, loads_steps; /* when they were last shown; after how many steps */
-    int64_t audited;               /* requests that had finished at the last audit */
+    int64_t *fresh_loads; /* [n_loads] expert loads read last */
+    /* when they were last published, and after how many steps */
+    int64_t loads_ns, loads_steps;
+    int64_t audited; /* requests that had finished by the last audit */
 
-    /* the poller's */
-    engine_step_output event_post; /* what the shown event points into, and: */
-    engine_answer *shown_answer;   /* or NULL */
-    engine_request *finished;      /* or NULL; dropped when the event is */
+    /* owned by the polling thread */
+    /* The step output that the shown event points into, and its choice and request: */
+    engine_step_output event_post;
+    engine_answer *shown_answer; /* NULL: none */
+    engine_request *finished;    /* NULL: none; released together with the event */
     char why[600];
 
-    /* guarded by lock */
+    /* guarded by the lock */
     pthread_mutex_t lock;
-    pthread_cond_t wake, taken; /* for the step thread */
-    pthread_cond_t posted;      /* for the poller */
+    pthread_cond_t wake, taken; /* signalled for the step thread */
+    pthread_cond_t posted;      /* signalled for the polling thread */
     engine_request *requests;   /* [n_records] */
     int32_t *free;
     int32_t n_free;
-    int32_t n_living; /* answers submitted whose last post was not taken */
+    int32_t n_living; /* choices submitted whose last step output was not taken */
     uint64_t arrivals;
     engine_mail mail;
-    engine_step_output *posts; /* ring */
+    engine_step_output *posts; /* ring of step outputs */
     int32_t first_post, n_posts, cap_posts;
     hd_engine_stats stats;
-    hd_sched_progress *places; /* [n_places] what runs, as of the last turn */
+    hd_sched_progress *places; /* [n_places] running choices, as of the last step */
     int32_t n_places;
-    int64_t *loads; /* [n_loads] as last shown */
+    int64_t *loads; /* [n_loads] expert loads as last published */
     bool paused, draining, woken, closing;
-    uint64_t pauses, rested_pauses; /* asked for; reached by the step thread */
+    /* pauses requested; pauses that the step thread has reached */
+    uint64_t pauses, rested_pauses;
 
     pthread_t thread;
     bool started;
 };
 
-/* Ids: how often a record was used, its index and the answer. Stale ids match nothing. */
+/* An id holds the request's use count, its index and the choice's index. Stale ids match
+ * nothing. */
 enum { ENGINE_ANSWER_BITS = 6, ENGINE_MAX_LIVING = 1 << 20 };
 _Static_assert(HD_MAX_CHOICES == 1 << ENGINE_ANSWER_BITS, "an id holds the answer's index");
 
-engine_request *engine_request_of(hd_engine *e, uint64_t id); /* of a request or an answer */
+/* id: of a request or a choice */
+engine_request *engine_request_of(hd_engine *e, uint64_t id);
 static inline int32_t engine_answer_of(uint64_t id) {
     return (int32_t)(id & (HD_MAX_CHOICES - 1));
 }
 
 /* engine.c */
 void engine_drop_request(hd_engine *e, engine_request *r);
-void engine_cancel_answer(hd_engine *e, engine_request *r, int32_t answer); /* under the lock */
+/* the caller holds the lock */
+void engine_cancel_answer(hd_engine *e, engine_request *r, int32_t answer);
 
-/* notices.c; once the model is open */
+/* notices.c; called once the model is open */
 void engine_note_oddities(hd_engine *e);
 
 /* prepare.c */
@@ -202,9 +216,9 @@ hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_requ
 
 /* step_loop.c */
 void engine_step_output_copy(engine_step_output *to,
-                             const engine_step_output *from); /* keeps to->top's place */
+                             const engine_step_output *from); /* to->top keeps its memory */
 hd_sched_hooks engine_hooks(hd_engine *e);
-hd_runner engine_runner(hd_engine *e); /* e->runner, timed */
+hd_runner engine_runner(hd_engine *e); /* e->runner, with its time measured */
 hd_status engine_start(hd_engine *e, hd_err *err);
 void engine_stop(hd_engine *e);
 

@@ -1,4 +1,4 @@
-/* grammar_cache.c - see grammar_cache.h. Few forms are kept, so a list is searched. */
+/* grammar_cache.c - see grammar_cache.h. A list, because few grammars are kept. */
 #include "engine/grammar_cache.h"
 
 #include <pthread.h>
@@ -8,10 +8,10 @@
 enum { MAX_IDLE_BYTES = 32 << 20, MAX_IDLE = 128 };
 
 struct engine_grammar {
-    hd_bytes key; /* kind and text */
+    hd_bytes key; /* kind and text of the response format */
     hd_grammar *grammar;
     int32_t users;
-    engine_grammar *prev, *next; /* the most recently used first */
+    engine_grammar *prev, *next; /* linked by use, the most recently used first */
 };
 
 struct engine_grammar_cache {
@@ -72,7 +72,7 @@ static engine_grammar *find(engine_grammar_cache *f, const hd_bytes *key) {
     return NULL;
 }
 
-/* Forgets what is idle beyond the bounds; the oldest first. */
+/* Frees unused grammars beyond the bounds, the least recently used first. */
 static void trim(engine_grammar_cache *f) {
     size_t bytes = 0;
     int32_t n = 0;
@@ -86,7 +86,7 @@ static void trim(engine_grammar_cache *f) {
     }
 }
 
-/* ---- what is asked for ---- */
+/* ---- what a request needs ---- */
 
 static hd_status fill_args(hd_grammar_args *args, size_t *lengths, const hd_request *g,
                            const hd_grammar_calls *calls, hd_err *err) {
@@ -118,8 +118,7 @@ static hd_status make_key(hd_bytes *key, const hd_grammar_args *a, hd_err *err) 
     HD_TRY(hd_bytes_append(key, head, sizeof head, err));
     HD_TRY(hd_bytes_append(key, c->tools, c->n_tools, err));
     HD_TRY(hd_bytes_append(key, a->text, a->n, err));
-    for (int32_t i = 0; i < a->n_choices;
-         i++) { /* with their NULs, so that none run together */
+    for (int32_t i = 0; i < a->n_choices; i++) { /* the NULs separate the strings */
         HD_TRY(hd_bytes_append(key, a->choices[i], a->choice_bytes[i] + 1, err));
     }
     return HD_OK;
@@ -142,7 +141,7 @@ static hd_status compile(engine_grammar **out, hd_bytes *key, const hd_grammar_a
     return HD_OK;
 }
 
-/* Two threads may compile the same at the same time; then one of the two is not kept. */
+/* Two threads may compile the same grammar at the same time; then one of the two is freed. */
 static hd_status find_or_compile(engine_grammar_cache *f, engine_grammar **out, hd_bytes *key,
                                  const hd_grammar_args *args, hd_err *err) {
     pthread_mutex_lock(&f->lock);

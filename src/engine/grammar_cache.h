@@ -1,8 +1,7 @@
-/* grammar_cache.h - compiled forms of answers, shared by the requests that ask for the same.
- *
- * A form is compiled on the thread that submits and found again by its text. The least recently
- * used ones that nobody needs are forgotten when there are too many; those in use stay. Any
- * thread may call. */
+/* grammar_cache.h - compiled grammars of structured output, shared by requests with the same
+ * response format or tools. The submitting thread compiles a grammar, and later requests
+ * find it by its text. If there are too many, the least recently used of those that no
+ * request uses are freed. Any thread may call. */
 #ifndef HD_ENGINE_GRAMMAR_CACHE_H
 #define HD_ENGINE_GRAMMAR_CACHE_H
 
@@ -14,9 +13,10 @@ typedef struct engine_grammar engine_grammar;
 
 hd_status engine_grammar_cache_open(engine_grammar_cache **out, hd_err *err);
 void engine_grammar_cache_close(
-    engine_grammar_cache *f); /* NULL is fine; every form must have been put back */
+    engine_grammar_cache *f); /* NULL is fine; every grammar must have been released */
 
-/* What g->form asks for, or calls, or either; to be put back. */
+/* Finds or compiles the grammar of g's response format, of its tool calls, or of both.
+ * Release it afterwards. */
 hd_status engine_grammar_cache_acquire(engine_grammar_cache *f, engine_grammar **out,
                                        const hd_request *g, const hd_grammar_calls *calls,
                                        hd_err *err);

@@ -1,4 +1,4 @@
-/* notices.c - what is odd about a model and no reason to refuse it, in sentences. */
+/* notices.c - writes a sentence for each oddity of a model that does not prevent serving it. */
 #include <stdarg.h>
 #include <stdio.h>
 

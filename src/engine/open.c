@@ -1,4 +1,5 @@
-/* open.c - the engine's parts in order of opening, and sizes where none are given. */
+/* open.c - opens the engine: device, model, tokenizer, KV cache, scheduler and threads, and
+ * chooses default sizes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +14,7 @@ enum {
     DEFAULT_CONTEXT = 8192,
     DEFAULT_CHUNK = 256,
     DEFAULT_QUEUE = 1024,
-    MIN_CHOICES = 64, /* rows of logits: more of them score prompts faster */
+    MIN_CHOICES = 64, /* rows of logits; more rows speed up prompt log-probabilities */
     TOKEN_HISTORY_BYTES = 16 << 20
 };
 
@@ -29,10 +30,12 @@ static int32_t or_default(int64_t value, int64_t standard) {
 }
 
 static int32_t pages(const sizes *z, int64_t tokens) {
-    return or_default((tokens - 1) / z->shape.page_tokens + 1, 1); /* any number of tokens */
+    /* for any number of tokens */
+    return or_default((tokens - 1) / z->shape.page_tokens + 1, 1);
 }
 
-/* WINDOW pages: every request's window and next rows, and as much again of cached ones. */
+/* WINDOW pages: the lookback window and next rows of every running request, and as many
+ * again for cached pages. */
 static sizes choose_sizes(const hd_engine *e, const hd_engine_options *o) {
     sizes z = {.running = or_default(o->max_running, DEFAULT_RUNNING),
                .chunk = or_default(o->chunk_tokens, DEFAULT_CHUNK),
@@ -56,8 +59,8 @@ static sizes choose_sizes(const hd_engine *e, const hd_engine_options *o) {
     return z;
 }
 
-/* The tokens that a parser of replies must see even where special tokens are hidden, and
- * whether the tokenizer has them as tokens, so that plain text cannot forge them. */
+/* Finds the special tokens that the reply parser must see even if special tokens are hidden.
+ * Records whether the tokenizer has them as tokens; then plain text cannot forge them. */
 static void find_markers(hd_engine *e) {
     static const char *const texts[] = {
         "<think>",
@@ -82,8 +85,8 @@ static void find_markers(hd_engine *e) {
     e->dsml_flagged = found[HD_LEN(texts) - 1];
 }
 
-/* All encodings but the first mark who speaks by tokens of their own: spelled out, they would
- * be text that nobody was trained on. */
+/* All chat formats but the first mark roles by special tokens. If the tokenizer lacks them,
+ * they would be spelled out as text that the model was not trained on. */
 static hd_status check_speakers(const hd_engine *e, const char *model_dir, hd_err *err) {
     static const char *const speakers[] = {"<｜User｜>", "<｜Assistant｜>"};
     for (size_t i = 0; e->encoding != HD_CHAT_V2 && i < HD_LEN(speakers); i++) {
@@ -153,7 +156,8 @@ static hd_status open_mailbox(hd_engine *e, const sizes *z, hd_err *err) {
                        (long long)living, ENGINE_MAX_LIVING);
     }
     const size_t n = (size_t)living;
-    /* A request whose last event is being shown lives no more, but has its record still. */
+    /* A request whose last event is being shown no longer counts as living but still needs
+     * its engine_request. */
     e->n_requests = (int32_t)living + 1;
     e->max_living = (int32_t)living;
     e->cap_step_outputs = z->running;
@@ -327,7 +331,8 @@ static void open_locks(hd_engine *e) {
     pthread_condattr_destroy(&monotonic);
 }
 
-/* All threads read all weights: their pages go to every node of memory, and only theirs. */
+/* All threads read all weights, so their pages are interleaved over all NUMA nodes; other
+ * memory is not. */
 static hd_status open_interleaved(hd_engine *e, const hd_engine_options *o, hd_err *err) {
     hd_cores cores;
     hd_cores_read(&cores, NULL);
@@ -341,7 +346,7 @@ static bool is_on_gpu(const hd_engine *e) {
     return e->device && !hd_device_is_host(e->device);
 }
 
-/* *gpu: whether a GPU was opened, also on failure. */
+/* *gpu tells whether a GPU was opened, also on failure. */
 static hd_status open_engine(hd_engine **out, const hd_engine_options *o, bool *gpu,
                              hd_err *err) {
     *out = NULL;
@@ -365,7 +370,7 @@ int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
     hd_err err = {0};
     bool gpu;
     hd_status st = open_engine(out, options, &gpu, &err);
-    if (st == HD_ENOMEM && any && gpu) { /* what a GPU has no memory for, the CPU may have */
+    if (st == HD_ENOMEM && any && gpu) { /* if the GPU has not enough memory, try the CPU */
         hd_engine_options on_cpu = *options;
         on_cpu.backend = "cpu";
         const hd_err first = err;

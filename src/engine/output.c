@@ -1,4 +1,4 @@
-/* output.c - see output.h. Stop strings are few and short, so each is looked for directly. */
+/* output.c - see output.h. Stop strings are few and short, so each is searched directly. */
 #include "engine/output.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@ static bool is_text(hd_delta_kind kind) {
     return kind == HD_DELTA_REASONING || kind == HD_DELTA_CONTENT;
 }
 
-/* ---- parts ---- */
+/* ---- deltas ---- */
 
 static bool grow(hd_output *o) {
     const size_t cap = o->cap_parts ? 2 * o->cap_parts : 8;
@@ -65,7 +65,7 @@ static void on_reply(void *user, const hd_reply_event *e) {
 
 /* ---- stop strings ---- */
 
-/* Where in text[n] the stop string begins that ends first; n when there is none. */
+/* Returns where in text[n] the stop string begins that ends first, or n if there is none. */
 static size_t find_stop(const hd_output_rules *r, const char *text, size_t n,
                         const char **out) {
     size_t begin = n, first_end = n + 1;
@@ -81,11 +81,11 @@ static size_t find_stop(const hd_output_rules *r, const char *text, size_t n,
     return begin;
 }
 
-/* Cuts everything behind the first stop string. */
+/* Removes everything from the first stop string on. */
 static void cut_at_stop(hd_output *o) {
     for (size_t i = o->n_scanned; i < o->n_parts && !o->stop; i++) {
         hd_output_part *p = &o->parts[i];
-        o->n_scanned = i; /* the last part may still grow */
+        o->n_scanned = i; /* the last delta may still grow */
         if (!is_text(p->kind)) continue;
         const size_t begin = find_stop(o->rules, o->text.data + p->at, p->n, &o->stop);
         if (!o->stop) continue;
@@ -95,7 +95,7 @@ static void cut_at_stop(hd_output *o) {
     }
 }
 
-/* How much of the end of the last part is the beginning of a stop string. */
+/* Returns how many bytes at the end of the last delta are the beginning of a stop string. */
 static size_t held_back(const hd_output *o) {
     if (o->n_parts == 0 || !is_text(o->parts[o->n_parts - 1].kind)) return 0;
     const hd_output_part *p = &o->parts[o->n_parts - 1];
@@ -110,7 +110,7 @@ static size_t held_back(const hd_output *o) {
     return most;
 }
 
-/* ---- the way through ---- */
+/* ---- one token ---- */
 
 hd_status hd_output_init(hd_output *o, const hd_output_rules *rules, hd_err *err) {
     *o = (hd_output){.rules = rules};
@@ -134,8 +134,8 @@ static bool listed(const int32_t *ids, int32_t n, int32_t token) {
     return false;
 }
 
-/* An end of sequence that does not end this answer is shown or dropped like any other special
- * token, and hidden from the parser, for which it would be the end. */
+/* An end-of-sequence token that does not end this choice is shown or dropped like any other
+ * special token. The reply parser must not see it, because it would end the reply there. */
 static hd_status parse(hd_output *o, int32_t token, hd_err *err) {
     const hd_output_rules *r = o->rules;
     size_t n;
@@ -164,7 +164,8 @@ static hd_status flush(hd_output *o, hd_err *err) {
     return HD_OK;
 }
 
-/* Detokenized text as content; whatever the detokenizer appends becomes the last part's. */
+/* Adds detokenized text as content. Bytes that the detokenizer appends extend the last
+ * delta. */
 static void add_decoded(hd_output *o, hd_bytes *decoded) {
     if (decoded->n)
         add(o, (hd_output_part){.kind = HD_DELTA_CONTENT}, decoded->data, decoded->n);

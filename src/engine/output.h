@@ -1,10 +1,12 @@
-/* output.h - chosen tokens become the parts of an answer that may be shown.
+/* output.h - output processing of one choice: sampled tokens are detokenized, parsed and
+ * checked for stop strings, and become deltas.
  *
- * Tokens go through the parser of replies, or straight to content, and then past the stop
- * strings. Those see reasoning and content as shown, each run of either by itself, and never
- * the markup, names or arguments of calls. Text that could still become a stop string is held
- * back while its run may go on; nothing behind a stop string ever leaves. The stop string that
- * ends first wins, so the result does not depend on how tokens cut the text. */
+ * Tokens pass the reply parser, which finds reasoning, content and tool calls, or become
+ * content directly. Stop strings are searched in reasoning and in content as shown, in each
+ * run of either by itself. They are never searched in markup, names or arguments of tool
+ * calls. Text that may be the beginning of a stop string is held back while its run may go
+ * on; text behind a stop string is never shown. The stop string that ends first is found, so
+ * the result does not depend on where tokens divide the text. */
 #ifndef HD_ENGINE_OUTPUT_H
 #define HD_ENGINE_OUTPUT_H
 
@@ -13,20 +15,21 @@
 #include "chat/reply.h"
 #include "tokenizer/tokenizer.h"
 
-/* What the outputs of all answers to one request share; outlives them. */
+/* Rules that all choices of one request share; they must outlive the outputs. */
 typedef struct hd_output_rules {
-    const hd_tokenizer *tokenizer; /* NULL: tokens are no text, and there are no parts */
+    const hd_tokenizer *tokenizer; /* NULL: tokens have no text, and there are no deltas */
     const hd_reply_options *parse; /* NULL: all text is content */
-    const int32_t *markers;        /* [n_markers] special tokens that the parser wants to see */
+    const int32_t *markers; /* [n_markers] special tokens that the reply parser must see */
     int32_t n_markers;
-    const int32_t *eos; /* [n_eos] end-of-sequence tokens that may come before the end */
+    /* [n_eos] end-of-sequence tokens that may come before the end (min_tokens, ignore_eos) */
+    const int32_t *eos;
     int32_t n_eos;
-    char *const *stop; /* [n_stop] none empty */
+    char *const *stop; /* [n_stop] stop strings, none empty */
     size_t n_stop;
     bool keep_special, keep_stop;
 } hd_output_rules;
 
-typedef struct hd_output_part { /* its text is text.data[at, at + n) */
+typedef struct hd_output_part { /* a delta whose text is text.data[at, at + n) */
     hd_delta_kind kind;
     int32_t call;
     bool whole;
@@ -37,32 +40,33 @@ typedef struct hd_output {
     const hd_output_rules *rules;
     hd_reply *reply; /* or NULL */
     hd_detokenizer detokenizer;
-    hd_bytes text; /* of the parts */
+    hd_bytes text; /* text of the deltas */
     hd_output_part *parts;
     hd_delta *shown; /* [cap_parts] */
     size_t n_parts, n_shown, cap_parts, n_scanned;
-    size_t held;      /* bytes at the end of the last part that were not shown */
-    const char *stop; /* the stop string that was found, or NULL; then nothing follows */
+    size_t held;      /* bytes at the end of the last delta that are held back */
+    const char *stop; /* the stop string that was found, or NULL; nothing follows it */
     int32_t n_reasoning;
-    engine_answer_tokens answer; /* of a reply */
+    engine_answer_tokens answer; /* of a parsed reply */
     bool out_of_memory;
 } hd_output;
 
-/* o must stay where it is until hd_output_deinit(). */
+/* o must not move until hd_output_deinit(). */
 hd_status hd_output_init(hd_output *o, const hd_output_rules *rules, hd_err *err);
 void hd_output_deinit(hd_output *o); /* an all-zero one is fine */
 
 hd_status hd_output_push(hd_output *o, int32_t token, hd_err *err);
 
-/* No token follows. */
+/* Flushes the parser; no token may follow. */
 hd_status hd_output_finish(hd_output *o, hd_reply_finish_reason reason, hd_err *err);
 
-/* What may be shown now: o->shown[o->n_shown], valid until hd_output_taken(). */
+/* Sets o->shown[o->n_shown] to the deltas that may be shown now, valid until
+ * hd_output_taken(). */
 void hd_output_show(hd_output *o, bool last);
 void hd_output_taken(hd_output *o);
 
-/* What a reply said, once nothing follows; NULL if a stop string cut it. The caller may move
- * it away. */
+/* Returns the reply's tokens and texts once no token follows, or NULL if a stop string cut
+ * it. The caller may move them away. */
 engine_answer_tokens *hd_output_answer_tokens(hd_output *o);
 
 #endif

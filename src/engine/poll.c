@@ -1,4 +1,5 @@
-/* poll.c - the polling thread: posts become text, parts and events. */
+/* poll.c - the polling thread: detokenizes step outputs, parses them into deltas and returns
+ * events. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,8 @@ static struct timespec deadline(int64_t timeout_ns) {
     return t;
 }
 
-/* Waits for a post until the deadline; false without one, or when nothing can come. */
+/* Waits for a step output until the deadline. Returns false if there is none or none can
+ * come. */
 static bool take_post(hd_engine *e, engine_step_output *out, int64_t timeout_ns,
                       const struct timespec *until) {
     pthread_mutex_lock(&e->lock);
@@ -42,7 +44,7 @@ static bool take_post(hd_engine *e, engine_step_output *out, int64_t timeout_ns,
     return got;
 }
 
-/* A finished record stays until the next poll, because its event points into it. */
+/* A finished request stays until the next poll, because its last event points into it. */
 void engine_drop_shown(hd_engine *e) {
     if (e->shown_answer) hd_output_taken(&e->shown_answer->output);
     if (e->finished) engine_drop_request(e, e->finished);
@@ -57,8 +59,8 @@ static hd_reply_finish_reason finish_reason(hd_end end) {
     return end == HD_END_LENGTH ? HD_REPLY_LENGTH : HD_REPLY_ABORT;
 }
 
-/* Pushes the post's tokens up to one that completes a stop string; how many that were. The end
- * token itself is no text. */
+/* Pushes the output's tokens up to one that completes a stop string; returns how many were
+ * pushed. The end token has no text. */
 static hd_status push_tokens(engine_answer *a, const engine_step_output *p, int32_t *n,
                              hd_err *err) {
     const int32_t n_text = p->n - (p->end == HD_END_STOP && p->n ? 1 : 0);
@@ -71,14 +73,15 @@ static hd_status push_tokens(engine_answer *a, const engine_step_output *p, int3
     return hd_output_finish(&a->output, finish_reason(p->end), err);
 }
 
-/* Of a post's tokens the accepted drafts come first, and only the first n are the answer's. */
+/* Accepted drafts come first in a step output, and only its first n tokens belong to the
+ * choice. */
 static void count(engine_answer *a, const engine_step_output *p, int32_t n) {
     a->n_output += n;
     for (int32_t i = 0; i < p->n_drafted; i++) a->drafted_at[i]++;
     for (int32_t i = 0; i < p->n_accepted && i < n; i++) a->accepted_at[i]++;
 }
 
-/* What was asked of the prompt comes once, and only if all of it was computed. */
+/* Prompt log-probabilities are shown once, and only if all of them were computed. */
 static void show_scores(hd_event *out, engine_request *r) {
     const int32_t n = r->n_prompt - r->score_from;
     if (!r->score_from || r->scores_shown || out->answer) return;
@@ -118,7 +121,8 @@ static void fill_event(hd_event *out, const engine_request *r, int32_t answer,
     }
 }
 
-/* Kept before anybody can know of it, so that it is there when it is asked for. */
+/* Stores the answer's tokens before its last event is shown, so that a follow-up request
+ * finds them. */
 static void keep(hd_engine *e, const engine_request *r, engine_answer *a, hd_end end) {
     engine_answer_tokens *answer_text =
         e->token_history ? hd_output_answer_tokens(&a->output) : NULL;
@@ -128,13 +132,14 @@ static void keep(hd_engine *e, const engine_request *r, engine_answer *a, hd_end
                                   answer_text);
 }
 
-/* Fills the event of a post; false when there is nothing to say (text behind a stop). */
+/* Fills the event of a step output. Returns false if there is nothing to show (text behind a
+ * stop string). */
 static bool make_event(hd_engine *e, hd_event *out) {
     engine_step_output *p = &e->event_post;
     engine_request *r = engine_request_of(e, p->id);
     const int32_t index = engine_answer_of(p->id);
     engine_answer *a = &r->answers[index];
-    const bool gone = p->end != HD_END_NOT; /* the step thread knows it no more */
+    const bool gone = p->end != HD_END_NOT; /* the step thread has released the choice */
     if (gone) r->n_gone++;
     if (r->n_gone == r->n_answers) e->finished = r;
     if (a->ended) return false;

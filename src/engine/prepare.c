@@ -1,4 +1,5 @@
-/* prepare.c - a submitted generation becomes a request: prompt ids, checked numbers, stops. */
+/* prepare.c - prepares a submitted request: encodes the prompt, checks parameters, collects
+ * stop tokens and stop strings. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +8,8 @@
 #include "base/progress.h"
 #include "engine/engine_internal.h"
 
-enum { COUNTED = 16 }; /* contexts of a prompt that is too long, to say how long */
+/* an over-long prompt is counted up to this many contexts, for the message */
+enum { COUNTED = 16 };
 enum { MAX_STOP_STRINGS = 16, MAX_STOP_BYTES = 256, MAX_STOP_TOKENS = 64 };
 
 /* ---- the prompt ---- */
@@ -16,7 +18,7 @@ static bool wants_no_calls(const hd_request *g) {
     return g->tool_choice && strcmp(g->tool_choice, "none") == 0;
 }
 
-/* Tools that must not be called are not shown to the model. */
+/* Tools are not rendered if tool_choice forbids calls. */
 hd_status hd_engine_render(const hd_engine *e, hd_chat_prompt *out, const hd_request *g,
                            const hd_conversation *conversation, hd_err *err) {
     hd_conversation c = *conversation;
@@ -35,7 +37,7 @@ static bool ends_with_think(const hd_chat_prompt *p) {
     return n >= k && memcmp(p->text + n - k, think, k) == 0;
 }
 
-/* All that is offered: by the request, and by its system messages. */
+/* Collects all tools: those of the request and those of its system messages. */
 static hd_status collect_tools(engine_request *r, const hd_conversation *c, hd_err *err) {
     r->tools = json_array();
     bool ok = r->tools && (!c->tools || json_array_extend(r->tools, c->tools) == 0);
@@ -47,7 +49,7 @@ static hd_status collect_tools(engine_request *r, const hd_conversation *c, hd_e
     return hd_reply_tools_init(&r->reply_tools, r->tools, err);
 }
 
-/* How the reply to a rendered prompt is taken apart. */
+/* Chooses the reply parser's options for a rendered prompt. */
 static hd_status set_parsing(const hd_engine *e, engine_request *r, const hd_request *g,
                              const hd_conversation *c, const hd_chat_prompt *prompt,
                              hd_err *err) {
@@ -66,7 +68,7 @@ static hd_status set_parsing(const hd_engine *e, engine_request *r, const hd_req
     return HD_OK;
 }
 
-/* Earlier answers get the tokens that the model wrote. */
+/* Earlier answers get the tokens that the model generated, from the token history. */
 static hd_status token_history_and_encode(const hd_engine *e, hd_chat_prompt *prompt,
                                           const hd_request *g, const hd_conversation *c,
                                           hd_ids *out, uint64_t *key, hd_err *err) {
@@ -296,7 +298,7 @@ static hd_status open_answers(hd_engine *e, engine_request *r, const hd_request 
     return HD_OK;
 }
 
-/* ---- scores ---- */
+/* ---- prompt log-probabilities ---- */
 
 static hd_status set_scores(const hd_engine *e, engine_request *r, const hd_request *g,
                             hd_err *err) {

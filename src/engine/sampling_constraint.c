@@ -1,5 +1,5 @@
-/* sampling_constraint.c - what a request asks beside numbers becomes a guide: its reasoning's end, calls that
- * it must make or whose arguments have a schema, the form of its content. */
+/* sampling_constraint.c - builds a request's constraint: the reasoning budget, forced tool
+ * calls, the schemas of their arguments, and the response format. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@ static int32_t find_token(const hd_engine *e, const char *text) {
     return hd_tokenizer_find(e->tokenizer, text, strlen(text));
 }
 
-/* ---- calls ---- */
+/* ---- tool calls ---- */
 
 bool engine_forces_tool_call(const hd_request *g) {
     const char *c = g->tool_choice;
@@ -28,7 +28,8 @@ static hd_status encode_opening(const hd_engine *e, const hd_reply_tool *tool, h
     return st;
 }
 
-/* Keeps what all openings have in common: that says "a call", and leaves open of what. */
+/* Keeps the common beginning of all openings: it begins a tool call and leaves the tool
+ * open. */
 static void keep_common(hd_ids *common, const hd_ids *other) {
     size_t n = 0;
     while (n < common->n && n < other->n && common->ids[n] == other->ids[n]) n++;
@@ -39,7 +40,7 @@ static bool is_named(const hd_reply_tool *t, const char *name) {
     return strlen(name) == t->n && memcmp(name, t->name, t->n) == 0;
 }
 
-/* The tokens that begin a call of the tool that is named, or of any. */
+/* Forces the tokens that begin a call of the named tool, or of any tool. */
 static hd_status force_opening(const hd_engine *e, engine_request *r, const hd_request *g,
                                hd_err *err) {
     const hd_reply_tools *tools = &r->reply_tools;
@@ -74,14 +75,15 @@ static bool has_strict_tool(const json_t *tools) {
     return false;
 }
 
-/* What a request has of its answer that masks must see to. */
+/* What a request demands that needs token masks. */
 typedef struct demands {
-    bool form, call; /* the content has a form; a call must come */
-    bool calls;      /* calls may come, and are calls of what is offered */
-    bool held;       /* any of them, or the form, would be broken without masks */
+    bool form, call; /* the content has a response format; a call is required */
+    bool calls;      /* calls may come, and only of offered tools */
+    bool held; /* without masks the response format or one of the calls could be violated */
 } demands;
 
-/* Where masks cannot be, calls are not worth refusing a request that does not depend on them. */
+/* If masks cannot be applied, a request that does not depend on them is not refused because
+ * of its tools. */
 static bool can_watch(const hd_engine *e, const engine_request *r, const hd_request *g) {
     return e->executor && !e->forced_acceptance && !g->ignore_eos && !g->unparsed &&
            !(r->starts_in_reasoning && find_token(e, "</think>") < 0);
@@ -96,8 +98,8 @@ static demands find_demands(const hd_engine *e, const engine_request *r, const h
     return d;
 }
 
-/* What a grammar of calls wants to know of the tools that may be called: the caller's. Schemas that
- * nothing is held to are left out. */
+/* Describes the tools that may be called for a grammar of calls; the caller frees it.
+ * Schemas that are not enforced are left out. */
 static char *describe_tools(const engine_request *r, const char *only, bool hold) {
     json_t *list = json_array();
     bool ok = list != NULL;
@@ -111,14 +113,14 @@ static char *describe_tools(const engine_request *r, const char *only, bool hold
         json_t *parameters = hold || strict ? json_object_get(f, "parameters") : NULL;
         json_t *told = json_pack("{s:O, s:b, s:O*}", "name", name, "strict", strict,
                                  "parameters", json_is_null(parameters) ? NULL : parameters);
-        ok = json_array_append_new(list, told) == 0; /* takes it in any case */
+        ok = json_array_append_new(list, told) == 0; /* takes the reference even on failure */
     }
     char *text = ok ? hd_json_write(list, JSON_COMPACT) : NULL;
     json_decref(list);
     return text;
 }
 
-/* The grammar of the form, of the calls that may come or must, or of either. */
+/* Compiles the grammar of the response format, of calls, or of both. */
 static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_request *g,
                               demands d, hd_err *err) {
     const hd_reply_format format = hd_reply_format_of(e->encoding);
@@ -136,7 +138,8 @@ static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_re
                                     .hold = d.call,
                                     .most = named || g->one_call ? 1 : HD_REPLY_MAX_CALLS};
     hd_request form = *g;
-    if (d.call) form.form = HD_FORMAT_FREE; /* which leaves no room for another answer */
+    /* a required call leaves no place for formatted content */
+    if (d.call) form.form = HD_FORMAT_FREE;
     const hd_status st = engine_grammar_cache_acquire(e->forms, &r->form, &form, &calls, err);
     free(tools);
     HD_TRY(st);
@@ -146,7 +149,7 @@ static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_re
     return HD_OK;
 }
 
-/* ---- the guide ---- */
+/* ---- the constraint ---- */
 
 static hd_status check_possible(const hd_engine *e, const hd_request *g, bool held,
                                 hd_err *err) {

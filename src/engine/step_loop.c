@@ -1,4 +1,5 @@
-/* step_loop.c - the step thread: takes mail, turns the scheduler, posts what each turn gave. */
+/* step_loop.c - the step thread: takes mail (submissions, aborts, pauses), runs scheduler
+ * steps and publishes their output. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,12 +10,12 @@
 
 enum {
     SECOND_NS = 1000000000,
-    PAUSED_LOOK_NS = 50000000, /* how often a paused engine looks for timeouts */
-    LOADS_NS = SECOND_NS,      /* how often the loads of experts are read, at most */
-    AUDIT_NS = SECOND_NS       /* without work before the books are audited */
+    PAUSED_LOOK_NS = 50000000, /* how often a paused engine checks for queue timeouts */
+    LOADS_NS = SECOND_NS,      /* least time between two readings of expert loads */
+    AUDIT_NS = SECOND_NS       /* idle time before pages and slots are audited */
 };
 
-/* ---- what a turn gives ---- */
+/* ---- output of a step ---- */
 
 static void on_enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, int32_t n) {
     hd_engine *e = ctx;
@@ -31,7 +32,8 @@ static void on_enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens
 static void on_leave(void *ctx, uint64_t id, int32_t slot) {
     (void)ctx;
     (void)id;
-    (void)slot; /* the slot's sampling state is overwritten at the next entry */
+    /* the slot's sampling state is overwritten when the next choice is admitted */
+    (void)slot;
 }
 
 static hd_end end_of(hd_finish f) {
@@ -50,8 +52,8 @@ void engine_step_output_copy(engine_step_output *to, const engine_step_output *f
     if (n) memcpy(to->top, from->top, n * sizeof *top);
 }
 
-/* Moves the turn's posts into the ring, under the lock; waits while the poller is that far
- * behind. */
+/* Moves the step's outputs into the ring, under the lock. Waits while the ring is full
+ * because the polling thread is behind. */
 static void hand_over(hd_engine *e) {
     for (int32_t i = 0; i < e->n_step_outputs; i++) {
         engine_step_output *p = &e->step_outputs[i];
@@ -72,14 +74,15 @@ static void hand_over(hd_engine *e) {
     e->n_step_outputs = 0;
 }
 
-/* Why an answer failed: the device's words, or what was wrong with this one alone. */
+/* Returns why a choice failed: the device's message, or what was wrong with this choice
+ * alone. */
 static char *reason(const hd_engine *e, hd_status status) {
     if (e->step_err.code != HD_OK) return strdup(e->step_err.msg);
     return strdup(status == HD_EINVAL ? "no token is allowed to come next"
                                       : "the model computed something that is no number");
 }
 
-/* [n, HD_MAX_TOP_LOGPROBS] becomes [n, n_top]. */
+/* Copies [n, HD_MAX_TOP_LOGPROBS] to [n, n_top]. */
 static void take_tops(hd_alternative *out, const int32_t *ids, const float *logprobs, int32_t n,
                       int32_t n_top) {
     for (int32_t i = 0; i < n; i++) {
@@ -108,7 +111,7 @@ static void count(hd_engine_stats *t, const hd_sched_event *s) {
     for (int32_t i = 0; i < s->n_accepted; i++) t->accepted_at[i]++;
 }
 
-/* Posts of one turn are collected without the lock and handed over together. */
+/* Outputs of one step are collected without the lock and moved to the ring together. */
 static void on_event(void *ctx, const hd_sched_event *s) {
     hd_engine *e = ctx;
     engine_request *r = engine_request_of(e, s->id);
@@ -142,7 +145,7 @@ hd_sched_hooks engine_hooks(hd_engine *e) {
     return (hd_sched_hooks){.ctx = e, .enter = on_enter, .leave = on_leave, .event = on_event};
 }
 
-/* What the runner itself calls work of the host. */
+/* Host time as the runner counts it. */
 static int64_t host_ns_of(const hd_engine *e) {
     return e->executor ? hd_model_runner_read_times(e->executor)->host_ns : 0;
 }
@@ -163,7 +166,7 @@ hd_runner engine_runner(hd_engine *e) {
     return (hd_runner){.ctx = e, .run = run_timed};
 }
 
-/* ---- what a turn is told ---- */
+/* ---- input of a step ---- */
 
 static void submit(hd_engine *e, uint64_t id) {
     const engine_request *r = engine_request_of(e, id);
@@ -184,7 +187,8 @@ static bool loads_are_stale(const hd_engine *e) {
     return e->n_loads && e->totals.steps != e->loads_steps;
 }
 
-/* Whoever looks gets a copy, so that looking never waits for a step nor holds one up. */
+/* Publishes a copy of the expert loads, so that readers neither wait for a step nor delay
+ * one. */
 static void show_loads(hd_engine *e) {
     const int64_t now = hd_now_ns();
     if (!loads_are_stale(e) || now < e->loads_ns + LOADS_NS) return;
@@ -200,7 +204,7 @@ static bool audit_is_due(const hd_engine *e) {
     return hd_sched_idle(e->sched) && e->totals.finished != e->audited;
 }
 
-/* Nobody waits for the step thread now, or only who comes in these milliseconds. */
+/* Called when idle: only a request that arrives in these milliseconds waits for the audit. */
 static void audit(hd_engine *e) {
     hd_engine_stats *t = &e->totals;
     hd_err err = {0};
@@ -217,8 +221,9 @@ static int64_t sooner(int64_t a, int64_t b) {
     return a && (a < b || !b) ? a : b;
 }
 
-/* Until when to sleep without mail; 0: for ever. A pause with requests is looked at now and
- * then, the loads of the last steps are shown once they may be, and what rests is audited. */
+/* Returns the time until which to sleep without mail; 0: no limit. A pause with requests
+ * needs checks for timeouts, expert loads are published when due, and an idle engine is
+ * audited. */
 static int64_t sleep_until(const hd_engine *e, bool idle) {
     const int64_t look = e->paused && !idle ? hd_now_ns() + PAUSED_LOOK_NS : 0;
     const int64_t show = loads_are_stale(e) ? e->loads_ns + LOADS_NS : 0;
@@ -226,7 +231,7 @@ static int64_t sleep_until(const hd_engine *e, bool idle) {
     return sooner(sooner(look, show), check);
 }
 
-/* Waits while there is nothing to do. */
+/* Waits while there is no request to step and no mail. */
 static void wait_for_mail(hd_engine *e, bool idle) {
     while (!e->closing && !e->mail.news && (idle || e->paused)) {
         const int64_t ns = sleep_until(e, idle);
@@ -239,7 +244,8 @@ static void wait_for_mail(hd_engine *e, bool idle) {
     }
 }
 
-/* Takes what the mailbox holds; false when the engine is to close. */
+/* Processes the mailbox: submissions, aborts and pauses. Returns false if the engine is
+ * closing. */
 static bool process_aborts(hd_engine *e, bool idle, bool *paused) {
     engine_mail *in = &e->inbox, *mail = &e->mail;
     pthread_mutex_lock(&e->lock);
@@ -263,7 +269,7 @@ static bool process_aborts(hd_engine *e, bool idle, bool *paused) {
     return !closing;
 }
 
-/* ---- what others may read ---- */
+/* ---- published state ---- */
 
 static void read_times(hd_engine *e) {
     hd_engine_stats *t = &e->totals;
@@ -272,7 +278,8 @@ static void read_times(hd_engine *e) {
     t->graph_steps = x->graph_steps;
     t->graph_ns = x->busy_ns;
     t->graphs = x->graphs;
-    t->activation_bytes = hd_model_runner_bytes(e->executor); /* with what graphs took */
+    /* includes the memory of CUDA graphs */
+    t->activation_bytes = hd_model_runner_bytes(e->executor);
     t->gap_ns = x->gap_ns;
     t->record_ns = x->record_ns;
     _Static_assert((int)HD_GAPS == (int)HD_GAP_BINS, "the same bins");
@@ -300,7 +307,7 @@ static void read_totals(hd_engine *e) {
     read_times(e);
 }
 
-/* Events and figures of a turn become visible together. */
+/* Publishes events and statistics of a step together. */
 static void publish(hd_engine *e) {
     read_totals(e);
     pthread_mutex_lock(&e->lock);
@@ -339,7 +346,7 @@ static void *step_for_ever(void *arg) {
         audit(e);
         publish(e);
         show_loads(e);
-        /* Without a computation only mail can change anything. */
+        /* if no step was computed, only mail can change anything */
         idle = hd_sched_idle(e->sched) || (!computed && !paused);
     }
     return NULL;

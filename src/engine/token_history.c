@@ -1,5 +1,5 @@
-/* token_history.c - see token_history.h. Entries are chained by the keyed hash of their prompt; the least recently
- * used ones go when there are too many. Salts and texts of answers are compared. */
+/* token_history.c - see token_history.h. A hash table by the keyed hash of the prompt, with
+ * least-recently-used eviction. Salts and texts of answers are compared too. */
 #include "engine/token_history.h"
 
 #include <jansson.h>
@@ -13,7 +13,7 @@
 enum { BUCKETS = 4096 };
 
 typedef struct entry {
-    struct entry *chain;         /* the next of its bucket */
+    struct entry *chain;         /* next entry of the same bucket */
     struct entry *newer, *older; /* by use */
     uint64_t salt, key;
     size_t bytes;
@@ -21,19 +21,20 @@ typedef struct entry {
 } entry;
 
 struct engine_token_history {
-    pthread_mutex_t lock; /* guards the rest */
+    pthread_mutex_t lock; /* guards the fields below */
     entry *buckets[BUCKETS];
     entry *newest, *oldest;
     size_t bytes, max_bytes;
 };
 
-/* ---- gathering ---- */
+/* ---- collecting ---- */
 
 static void append(engine_answer_tokens *s, hd_bytes *to, const char *text, size_t n) {
     if (hd_bytes_append(to, text, n, NULL) != HD_OK) s->lost = true;
 }
 
-/* Ends a name or arguments, neither of which can hold a NUL and come back. */
+/* Ends a name or arguments with a NUL, which neither can contain when a client sends it
+ * back. */
 static void append_end(engine_answer_tokens *s) {
     append(s, &s->calls, "", 1);
 }
@@ -138,7 +139,7 @@ static bool same_prompt(const entry *e, uint64_t salt, uint64_t key) {
     return e->salt == salt && e->key == key;
 }
 
-/* Of two spellings of one answer the later is kept. */
+/* If one answer is stored with two tokenizations, the later is kept. */
 static void forget_same(engine_token_history *r, const entry *like) {
     entry *e = *bucket_of(r, like->key);
     while (e &&
@@ -181,7 +182,8 @@ static json_t *parse(const char *text, size_t n) {
     return hd_json_read(text, n, JSON_REJECT_DUPLICATES, NULL);
 }
 
-/* As text, and where that differs as JSON: some interfaces carry arguments as an object. */
+/* Compares as text, and if that differs as JSON, because some APIs carry arguments as an
+ * object. */
 static bool same_arguments(const hd_chat_call *call, const char *text, size_t n) {
     if (!call->object && call->arguments.n == n && memcmp(call->arguments.data, text, n) == 0) {
         return true;
@@ -212,7 +214,7 @@ static bool same_calls(const engine_answer_tokens *s, const hd_chat_message *m) 
     return at == end;
 }
 
-/* Whether the block, as it is rendered, says all of this and nothing else. */
+/* Whether the rendered block contains exactly the texts of this answer. */
 static bool is_same(const engine_answer_tokens *s, const hd_chat_prompt *p,
                     const hd_chat_block *b, const hd_chat_message *m) {
     return s->thought == b->thought && s->n_calls == b->n_calls &&
@@ -221,9 +223,9 @@ static bool is_same(const engine_answer_tokens *s, const hd_chat_prompt *p,
            (s->n_calls == 0 || (m->n_calls == s->n_calls && same_calls(s, m)));
 }
 
-/* ---- recognizing ---- */
+/* ---- matching ---- */
 
-/* Copies what is known of a block. */
+/* Copies the stored tokens of a block. */
 static hd_status take(engine_token_history *r, uint64_t salt, uint64_t key,
                       const hd_chat_message *m, const hd_chat_prompt *p, hd_chat_block *b,
                       hd_err *err) {

@@ -1,4 +1,4 @@
-/* grammar.c - opens a grammar: from its description to the automaton. */
+/* grammar.c - compiles a grammar: from its description to the automaton. */
 #include "grammar/grammar_internal.h"
 
 #include <stdatomic.h>
@@ -48,7 +48,7 @@ static void draw(gram_builder *b, int32_t root, const hd_grammar_args *a) {
     }
 }
 
-/* A text of its kind, calls, or either. */
+/* Draws a text of the grammar's kind, tool calls, or either. */
 static void draw_all(gram_builder *b, hd_grammar *g, int32_t root, const hd_grammar_args *a) {
     if (a->calls.tools) gram_calls(b, g, root, &a->calls);
     if (a->kind == HD_GRAMMAR_CALLS || !a->calls.tools) {

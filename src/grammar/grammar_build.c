@@ -1,4 +1,5 @@
-/* grammar_build.c - what front ends draw a grammar with: nodes, edges, rules, denied words. */
+/* grammar_build.c - the builder that front ends draw grammars with: nodes, edges, rules,
+ * denied words. */
 #include "grammar/grammar_internal.h"
 
 #include <stdarg.h>
@@ -61,7 +62,7 @@ void gram_builder_deinit(gram_builder *b) {
     json_decref(b->tools);
 }
 
-/* After a failure everything is node 0, which nobody will look at. */
+/* After a failure returns node 0 for everything; it is not used. */
 uint32_t gram_node(gram_builder *b) {
     if (!gram_grow(b, &b->heads, &b->cap_nodes, (size_t)b->n_nodes + 1, sizeof *b->heads)) {
         return 0;

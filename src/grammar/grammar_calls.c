@@ -1,5 +1,5 @@
-/* grammar_calls.c - a block of calls as the chat formats write it (docs/reply.md has the formats,
- * reply_opening.c how one begins), with arguments that keep to their schemas. */
+/* grammar_calls.c - grammar of tool calls in the chat formats (docs/reply.md,
+ * reply_opening.c), with arguments that match their schemas. */
 #include "grammar/grammar_internal.h"
 
 #include <assert.h>
@@ -15,9 +15,9 @@ const char *const gram_mark_text[GRAM_N_MARKS] = {
     [GRAM_MARK_SEPARATOR] = CHAT_CALL_SEP,      [GRAM_MARK_DSML] = CHAT_DSML,
 };
 
-enum { BAR = 0xff5c }; /* the character that every marker has */
+enum { BAR = 0xff5c }; /* the character that every marker contains */
 
-/* What the formats differ in. */
+/* How a chat format writes calls. */
 typedef struct form {
     const char *lead;           /* before the block */
     const char *begin, *end;    /* of the block */
@@ -58,14 +58,14 @@ static uint32_t literal(gram_builder *b, uint32_t from, const char *text) {
     return gram_marked(b, from, text, strlen(text));
 }
 
-/* A failure names the tool that it is about. */
+/* Adds the tool's name to the error. */
 static void name_tool(gram_builder *b, const char *name) {
     const size_t n = strlen(b->err->msg);
     snprintf(b->err->msg + n, sizeof b->err->msg - n, " (tool '%s')", name);
 }
 
-/* Draws what the arguments of a tool must be. Without strict, a schema that cannot be expressed
- * is no reason to refuse the tool: false, and its arguments are any object. */
+/* Draws the schema of a tool's arguments. If the tool is not strict and its schema cannot be
+ * expressed, returns false, and its arguments may be any object. */
 static bool draw_schema(gram_builder *b, const form *f, int32_t rule, json_t *tool) {
     const bool strict = json_is_true(json_object_get(tool, "strict"));
     json_t *parameters = json_object_get(tool, "parameters");
@@ -94,7 +94,8 @@ static int32_t draw_any_object(gram_builder *b, const form *f) {
     return rule;
 }
 
-/* The rule of a tool's arguments; *any is that of any object, drawn when first wanted. */
+/* Returns the rule of a tool's arguments; *any is the rule of any object, drawn when first
+ * needed. */
 static int32_t draw_arguments(gram_builder *b, const form *f, json_t *tool, bool hold,
                               int32_t *any) {
     const bool strict = json_is_true(json_object_get(tool, "strict"));
@@ -110,7 +111,7 @@ static int32_t draw_arguments(gram_builder *b, const form *f, json_t *tool, bool
     return *any;
 }
 
-/* One call, of any tool. */
+/* Draws one call of any tool. */
 static int32_t draw_call(gram_builder *b, const form *f, bool hold) {
     const int32_t rule = gram_rule_new(b);
     int32_t any = GRAM_NONE;
@@ -164,7 +165,7 @@ static bool read_tools(gram_builder *b, const char *text, size_t n) {
     return b->status == HD_OK;
 }
 
-/* Appends a text, its markers as the vocabulary has them. */
+/* Appends a text, with its markers as the vocabulary represents them. */
 static void spell(const gram_builder *b, uint8_t *out, uint8_t *n, const char *text) {
     for (; *text; text++) {
         const uint8_t c = (uint8_t)*text;

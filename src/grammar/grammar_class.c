@@ -53,7 +53,8 @@ void gram_class_invert(gram_builder *b, gram_class *c) {
     c->n -= n;
 }
 
-/* Where 1, 2 or 3 free continuation bytes lead to the end; made when first wanted. */
+/* Nodes from which 1, 2 or 3 arbitrary continuation bytes lead to the end; created when
+ * first needed. */
 typedef struct tails {
     uint32_t node[4];
 } tails;
@@ -87,7 +88,7 @@ static void draw_sequence(gram_builder *b, uint32_t from, tails *t, uint32_t lo,
     }
 }
 
-/* Cuts a range where the encoding changes its length or its leading bytes. */
+/* Splits a range where the encoding changes its length or its leading bytes. */
 static void draw_unicode(gram_builder *b, uint32_t from, tails *t, uint32_t lo, uint32_t hi) {
     static const uint32_t last[] = {0x7f, 0x7ff, 0xd7ff, 0xffff, 0x10ffff};
     while (lo <= hi && b->status == HD_OK) {

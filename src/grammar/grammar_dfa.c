@@ -1,9 +1,8 @@
-/* grammar_dfa.c - makes each rule of a grammar deterministic and the whole of it an automaton.
- *
- * The subset construction, with calls as symbols beside the bytes: two readings that call the
- * same rule next are one. Afterwards: which rules begin with a call of themselves (refused),
- * how many frames the shortest way out of a state needs (endless ones are cut off), and with
- * which bytes a rule may begin. */
+/* grammar_dfa.c - determinizes each rule of a grammar by the subset construction and joins
+ * them to an automaton. Calls of rules are symbols beside the bytes: two parses that call
+ * the same rule next are one. Afterwards it finds left-recursive rules (refused) and the
+ * frames on the shortest way out of a state (states without one are removed). It also finds
+ * the bytes with which a rule may begin. */
 #include "grammar/grammar_internal.h"
 
 #include <stdlib.h>
@@ -13,7 +12,7 @@
 
 typedef struct set {
     uint32_t at, n; /* in members */
-    uint32_t deny;  /* node of the rule's trie, UINT32_MAX: left it */
+    uint32_t deny;  /* node of the rule's trie of denied words; UINT32_MAX: outside */
 } set;
 
 typedef struct maker {
@@ -35,7 +34,8 @@ static bool passes(const gram_builder *b, const gram_edge *e) {
     return e->rule == GRAM_EMPTY || (e->rule >= 0 && b->rules[e->rule].nullable);
 }
 
-/* Adds what is reached without a byte from the stack's nodes; marks with the current stamp. */
+/* Adds all nodes that are reached from the stack's nodes without a byte, and marks them with
+ * the current stamp. */
 static bool spread(maker *m, uint32_t n_stack, uint32_t *n_found) {
     gram_builder *b = m->b;
     *n_found = 0;
@@ -56,7 +56,7 @@ static bool spread(maker *m, uint32_t n_stack, uint32_t *n_found) {
     return true;
 }
 
-/* Rules that match nothing at all, until no more are found. */
+/* Finds rules that match the empty text, by iterating to a fixed point. */
 static void find_nullable(maker *m) {
     gram_builder *b = m->b;
     for (bool changed = true; changed && b->status == HD_OK;) {
@@ -103,7 +103,7 @@ static bool grow_slots(maker *m) {
     return true;
 }
 
-/* A state for the set that ends members; the set goes if there is a state already. */
+/* Returns the state of the set at the end of members; removes the set if the state exists. */
 static uint32_t intern(maker *m, uint32_t at, uint32_t deny, const gram_rule *rule) {
     gram_builder *b = m->b;
     hd_grammar *g = m->g;
@@ -136,7 +136,7 @@ static uint32_t intern(maker *m, uint32_t at, uint32_t deny, const gram_rule *ru
     return s;
 }
 
-/* The state of the nodes in targets[n] and what they reach without a byte. */
+/* Returns the state of targets[n] and all nodes reached from them without a byte. */
 static uint32_t state_of(maker *m, const uint32_t *targets, uint32_t n, uint32_t deny,
                          const gram_rule *rule) {
     gram_builder *b = m->b;
@@ -186,7 +186,7 @@ static bool add_arc(maker *m, uint32_t first, uint8_t lo, uint8_t hi, uint32_t t
     return true;
 }
 
-/* Where the byte ranges of a set's edges begin, and where words denied to it branch off. */
+/* Finds the byte values where edges of a set begin, and where denied words branch off. */
 static bool find_borders(maker *m, const set *s, bool *border) {
     const gram_builder *b = m->b;
     memset(border, 0, 257);
@@ -306,7 +306,7 @@ static bool make_sites(maker *m, uint32_t state, const gram_rule *rule) {
         if (!gram_grow(b, &g->sites, &m->cap_sites, (size_t)g->n_sites + 1, sizeof *g->sites)) {
             return false;
         }
-        /* a body that may match nothing may do so as often as it must */
+        /* an empty body may repeat as often as required */
         uint32_t min = b->rules[call.rule].nullable ? 1 : call.min;
         g->sites[g->n_sites++] =
             (gram_site){.ret = to, .min = min, .max = call.max, .rule = (uint32_t)call.rule};
@@ -325,7 +325,7 @@ static bool make_rule(maker *m, gram_rule *rule) {
     return m->b->status == HD_OK;
 }
 
-/* The order in which a rule comes after those it may begin with; refuses circles. */
+/* Orders rules behind those they may begin with; refuses cycles. */
 static bool order_rules(maker *m, uint32_t *order) {
     gram_builder *b = m->b;
     const hd_grammar *g = m->g;
@@ -382,7 +382,7 @@ static uint32_t height_of(const hd_grammar *g, uint32_t state) {
     return best;
 }
 
-/* Backwards, because edges mostly lead to later states; until nothing changes. */
+/* Iterates backwards, because edges mostly lead to later states, until nothing changes. */
 static void find_heights(maker *m) {
     hd_grammar *g = m->g;
     for (uint32_t s = 0; s < g->n_states; s++) g->states[s].height = GRAM_ENDLESS_HEIGHT;
@@ -399,7 +399,7 @@ static void find_heights(maker *m) {
     }
 }
 
-/* Takes away what leads nowhere. */
+/* Removes states and arcs that lead nowhere. */
 static void prune(hd_grammar *g) {
     for (uint32_t i = 0; i < g->n_states; i++) {
         gram_state *s = &g->states[i];
@@ -486,7 +486,7 @@ static void finish(maker *m, int32_t root) {
     free(order);
 }
 
-/* Gives back the room that growing took ahead. */
+/* Frees memory allocated in advance. */
 static void trim(void *data, size_t bytes) {
     void *old, *new;
     memcpy(&old, data, sizeof old);

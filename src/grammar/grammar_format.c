@@ -1,4 +1,4 @@
-/* grammar_format.c - the formats of strings that are drawn, as patterns. */
+/* grammar_format.c - patterns for the string formats of JSON schema that are supported. */
 #include "grammar/grammar_schema_internal.h"
 
 #include <string.h>

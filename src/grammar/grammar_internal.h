@@ -1,9 +1,8 @@
-/* grammar_internal.h - the parts of a grammar while it is built, and the automaton it becomes.
- *
- * A front end (schema, pattern, choice) draws rules: small graphs whose edges are ranges of
- * bytes, nothing, or calls of a rule, perhaps repeated. Each rule is made deterministic
- * (grammar_dfa.c); calls stay calls, so that recursion needs a stack and not more states. The
- * builder remembers the first failure: its functions may be called on and do nothing. */
+/* grammar_internal.h - the grammar builder and the automaton it compiles to. A front end
+ * (schema, pattern, choice) draws rules: small graphs whose edges are byte ranges, empty, or
+ * calls of a rule, perhaps repeated. Each rule is determinized (grammar_dfa.c). Calls stay
+ * calls, so recursion needs a stack and not more states. The builder keeps the first
+ * failure; later calls have no effect. */
 #ifndef HD_GRAMMAR_GRAMMAR_INTERNAL_H
 #define HD_GRAMMAR_GRAMMAR_INTERNAL_H
 
@@ -29,7 +28,7 @@ typedef struct gram_state {
     uint32_t arcs_at, sites_at; /* where its own begin */
     uint16_t n_arcs, n_sites;
     uint8_t accept;
-    uint8_t height; /* frames that the shortest way to the end of the rule needs */
+    uint8_t height; /* frames needed on the shortest way to the end of the rule */
 } gram_state;
 
 typedef struct gram_arc {
@@ -42,7 +41,7 @@ typedef struct gram_site {
     uint32_t body, ret; /* states */
     uint32_t min, max;
     uint32_t rule;
-    bool tail; /* nothing follows: the body returns to where this rule would */
+    bool tail; /* nothing follows: the body returns to this rule's caller */
 } gram_site;
 
 typedef struct gram_bytes {
@@ -53,21 +52,21 @@ static inline bool gram_bytes_has(const gram_bytes *s, uint8_t b) {
     return s->bits[b >> 6] >> (b & 63) & 1;
 }
 
-/* A marker that opens calls, and what stands before it at the start of the grammar. */
+/* A marker that opens calls, and its text at the start of the grammar. */
 typedef struct gram_opening {
     uint8_t lead[32], marker[32];
     uint8_t n_lead, n_marker;
 } gram_opening;
 
 struct hd_grammar {
-    uint64_t id;        /* of the process, so that a mask cache knows it */
-    gram_state *states; /* [n_states] 0: accepts and goes nowhere */
+    uint64_t id;        /* unique in the process, for the mask cache */
+    gram_state *states; /* [n_states] 0: accepts and has no arcs */
     gram_arc *arcs;     /* sorted by lo within a state */
     gram_site *sites;
     gram_bytes *first; /* [n_rules] the bytes that a rule may begin with */
     uint32_t
         *longest; /* [n_states] characters to the end of the rule; GRAM_NO_END: any number */
-    gram_bytes costly; /* bytes after which less may come, by more than a character */
+    gram_bytes costly; /* bytes that reduce what may follow by more than one character */
     uint32_t n_states, n_arcs, n_sites, n_rules;
     uint32_t start;
     size_t bytes;
@@ -89,7 +88,7 @@ typedef struct gram_rule {
     uint32_t deny; /* root of a trie of words that the rule must not match, UINT32_MAX: none */
     uint32_t state;
     bool nullable;
-    const char *tool; /* without whose arguments the grammar is none; or NULL */
+    const char *tool; /* the tool whose arguments this rule is, for errors; or NULL */
 } gram_rule;
 
 typedef struct gram_deny {
@@ -111,7 +110,7 @@ typedef struct gram_numbers {
     int32_t rule;
 } gram_numbers;
 
-/* What every JSON text is made of; a rule each. */
+/* Rules that all JSON texts share. */
 typedef enum gram_json {
     GRAM_JSON_VALUE,
     GRAM_JSON_OTHER, /* any value but a string */
@@ -121,8 +120,8 @@ typedef enum gram_json {
     GRAM_JSON_NUMBER,
     GRAM_JSON_INTEGER,
     GRAM_JSON_CHARACTER,       /* of a string */
-    GRAM_JSON_PLAIN,           /* not JSON: a text as it is */
-    GRAM_JSON_PLAIN_CHARACTER, /* one of it */
+    GRAM_JSON_PLAIN,           /* not JSON: a raw text */
+    GRAM_JSON_PLAIN_CHARACTER, /* one character of it */
     GRAM_JSON_SPACE,           /* one byte of white space */
     GRAM_JSON_KINDS
 } gram_json;
@@ -134,17 +133,17 @@ typedef struct gram_builder {
     gram_deny *deny;
     uint32_t n_nodes, n_edges, n_rules, n_deny;
     size_t cap_nodes, cap_edges, cap_rules, cap_deny;
-    size_t bytes;                    /* held by arrays that grew */
-    int64_t steps;                   /* done */
+    size_t bytes;                    /* bytes held by growing arrays */
+    int64_t steps;                   /* steps done */
     int32_t free_space;              /* 0: compact */
     uint32_t marks;                  /* as in hd_grammar_calls */
-    uint32_t avoid;                  /* a character that free text does not have; 0: none */
+    uint32_t avoid;                  /* a character that free text must not contain; 0: none */
     int32_t shared[GRAM_JSON_KINDS]; /* rules of gram_json_rule */
     gram_numbers *numbers;
     uint32_t n_numbers;
     size_t cap_numbers;
-    bool loose;    /* schemas: keywords that cannot be expressed are passed over */
-    json_t *tools; /* what gram_rule.tool points into */
+    bool loose;    /* schemas: keywords that cannot be expressed are ignored */
+    json_t *tools; /* owns what gram_rule.tool points into */
     hd_status status;
     hd_err *err;
 } gram_builder;
@@ -152,10 +151,10 @@ typedef struct gram_builder {
 /* Records a failure; returns its code. */
 hd_status gram_fail(gram_builder *b, hd_status code, const char *fmt, ...) HD_PRINTF(3, 4);
 
-/* Counts work; false when the budget or something else has failed. */
+/* Counts steps; returns false if the budget is used up or something has failed. */
 bool gram_work(gram_builder *b, int64_t steps);
 
-/* Makes room for need elements of width bytes in *data. */
+/* Grows *data to need elements of width bytes. */
 bool gram_grow(gram_builder *b, void *data, size_t *cap, size_t need, size_t width);
 
 void gram_builder_deinit(gram_builder *b);
@@ -169,10 +168,10 @@ void gram_bytes_of(gram_builder *b, uint32_t from, uint32_t to, const char *text
 int32_t gram_rule_new(gram_builder *b);
 void gram_deny_word(gram_builder *b, int32_t rule, const char *text, size_t n);
 
-/* Makes *out of the rules; the text is one of rule root. */
+/* Compiles the rules to *out; a text matches rule root. */
 hd_status gram_compile(gram_builder *b, hd_grammar *out, int32_t root);
 
-/* Fills in longest and costly of an automaton that is otherwise done. */
+/* Sets longest and costly of an otherwise complete automaton. */
 void gram_find_longest(gram_builder *b, hd_grammar *g);
 
 /* Sets of code points: sorted ranges. */
@@ -189,11 +188,11 @@ typedef struct gram_class {
 
 void gram_class_add(gram_builder *b, gram_class *c, uint32_t lo, uint32_t hi);
 void gram_class_add_class(gram_builder *b, gram_class *c, const gram_class *other);
-void gram_class_sort(gram_class *c); /* needed before what follows */
+void gram_class_sort(gram_class *c); /* must be called before the following functions */
 void gram_class_invert(gram_builder *b, gram_class *c);
 
-/* One character of the class. json: as it is written inside a JSON string, the characters
- * that need an escape in their shortest one. Without the one that the builder avoids. */
+/* Draws one character of the class, without the one that the builder avoids. json: as
+ * written inside a JSON string, with the shortest escape where one is needed. */
 void gram_class_draw(gram_builder *b, uint32_t from, uint32_t to, const gram_class *c,
                      bool json);
 
@@ -201,7 +200,7 @@ void gram_class_draw(gram_builder *b, uint32_t from, uint32_t to, const gram_cla
 
 typedef struct gram_pattern_options {
     bool json;   /* the text is inside of a JSON string */
-    bool search; /* may match anywhere, as in a schema; otherwise the whole text */
+    bool search; /* matches anywhere, as in a schema; otherwise the whole text */
 } gram_pattern_options;
 
 /* The number of characters that a pattern matches; max GRAM_NO_MAX: any. */
@@ -217,23 +216,23 @@ void gram_pattern(gram_builder *b, uint32_t from, uint32_t to, const char *text,
 int32_t gram_json_rule(gram_builder *b, gram_json kind);
 void gram_json_call(gram_builder *b, uint32_t from, uint32_t to, gram_json kind);
 
-/* White space where it is only allowed when it is free; and after a colon or comma. */
+/* White space that is allowed only if it is free; white space after a colon or comma. */
 void gram_space(gram_builder *b, uint32_t from, uint32_t to);
 void gram_space_after(gram_builder *b, uint32_t from, uint32_t to);
 
-/* The bytes of a JSON text, with white space where it may be. */
+/* Draws the bytes of a JSON text, with white space where allowed. */
 void gram_json_text(gram_builder *b, uint32_t from, uint32_t to, const char *text, size_t n);
 
 bool gram_bound_read(gram_bound *out, const char *text); /* false: not a plain decimal */
 void gram_number_between(gram_builder *b, uint32_t from, uint32_t to, const gram_bound *lo,
                          const gram_bound *hi, bool integer);
 
-/* How the values of a schema are written, and so which of them can be. */
+/* How the values of a schema are written, which determines the allowed types. */
 typedef enum gram_spelling {
     GRAM_AS_JSON,
     GRAM_AS_OBJECT,     /* objects only, as JSON */
     GRAM_AS_PARAMETERS, /* objects only, as the parameters of a call in DSML */
-    GRAM_AS_PLAIN,      /* strings only, as they are */
+    GRAM_AS_PLAIN,      /* strings only, raw */
     GRAM_AS_OTHER       /* all but strings, as JSON */
 } gram_spelling;
 
@@ -253,37 +252,37 @@ enum {
 };
 extern const char *const gram_mark_text[GRAM_N_MARKS];
 
-/* Draws the calls into rule root and tells g how they open. */
+/* Draws the calls into rule root and sets the openings of g. */
 void gram_calls(gram_builder *b, hd_grammar *g, int32_t root, const hd_grammar_calls *calls);
 
-/* Text between two nodes, of which a byte HD_GRAMMAR_MARK + i stands for the i-th marker;
- * returns the node behind it. */
+/* Draws a text between two nodes, in which byte HD_GRAMMAR_MARK + i stands for the i-th
+ * marker. Returns the node behind it. */
 uint32_t gram_marked(gram_builder *b, uint32_t from, const char *text, size_t n);
 
-/* The parameters of a call in DSML, any of them, in any order. */
+/* Draws the parameters of a DSML call without a schema: any, in any order. */
 void gram_any_parameters(gram_builder *b, uint32_t from, uint32_t to);
 
 /* Matching. */
 
-/* One walk: nodes that are added and taken back, and what was looked at on the way. */
+/* One walk: nodes that are pushed and popped, and what was read on the way. */
 typedef struct gram_run {
     const hd_grammar *g;
     hd_grammar_node *nodes;
     uint32_t n_nodes, cap;
-    uint32_t barrier;   /* a node that is not popped; UINT32_MAX: none */
+    uint32_t barrier;   /* a node that must not be popped; UINT32_MAX: none */
     bool open_loop;     /* frames on the barrier repeat without bounds and count from 0 */
     bool hit;           /* the barrier was met, or an open loop could be left */
-    bool ambiguous;     /* an open loop could be left at two counts */
-    bool limited;       /* the limit of the depth cut something off */
-    bool dropped;       /* another limit did */
+    bool ambiguous;     /* an open loop could be left with two counts */
+    bool limited;       /* the depth limit removed threads */
+    bool dropped;       /* another limit removed threads */
     uint32_t hit_count; /* of the open loop that could be left */
-    uint32_t deepest;   /* depth and height met */
+    uint32_t deepest;   /* depth and height reached */
     uint32_t n_base;    /* nodes below belong to the text */
     uint8_t *looked;    /* [n_base] popped in this walk; or NULL */
-    uint32_t most;      /* threads met at once */
+    uint32_t most;      /* most threads at one time */
 } gram_run;
 
-/* Moves in[n] past a byte; returns the number of threads in out, at most
+/* Advances in[n] by a byte; returns the number of threads in out, at most
  * HD_GRAMMAR_MAX_THREADS. */
 uint32_t gram_step(gram_run *r, const hd_grammar_thread *in, uint32_t n, uint8_t byte,
                    hd_grammar_thread *out);

@@ -1,4 +1,4 @@
-/* grammar_json.c - the parts of JSON that every schema is made of, and literal JSON text. */
+/* grammar_json.c - rules for JSON values, and literal JSON text. */
 #include "grammar/grammar_internal.h"
 
 #include <string.h>
@@ -114,11 +114,12 @@ static void draw_number(gram_builder *b, uint32_t from, uint32_t to) {
     gram_empty(b, after_e, sign);
     gram_range(b, after_e, sign, '+', '+');
     gram_range(b, after_e, sign, '-', '-');
-    gram_range(b, sign, power, '0', '9'); /* of at most two digits: every double can hold it */
+    /* at most two digits, so that a double can represent it */
+    gram_range(b, sign, power, '0', '9');
     draw_digits(b, power, to, 1);
 }
 
-/* [value, ...] or {"key": value, ...} with anything in it. */
+/* [value, ...] or {"key": value, ...} with any content. */
 static void draw_container(gram_builder *b, uint32_t from, uint32_t to, bool object) {
     uint32_t open = gram_node(b), inside = gram_node(b), item = gram_node(b),
              value = gram_node(b), after = gram_node(b), close = gram_node(b),
@@ -201,7 +202,7 @@ static void draw(gram_builder *b, gram_json kind, uint32_t from, uint32_t to) {
     }
 }
 
-/* Rules call each other; the place is noted before the rule is drawn. */
+/* Rules call each other, so the index is stored before the rule is drawn. */
 int32_t gram_json_rule(gram_builder *b, gram_json kind) {
     if (b->shared[kind] == 0) {
         int32_t rule = gram_rule_new(b);

@@ -1,7 +1,6 @@
-/* grammar_longest.c - how much of a text may still come, and masks without the tokens after which
- * too little may.
- *
- * Counted in characters, since a token can always be as short as one. */
+/* grammar_longest.c - computes how much text may still follow a state, and removes from
+ * masks the tokens after which too little may follow. Counts characters, because a token can
+ * be as short as one. */
 #include "grammar/grammar_vocab_internal.h"
 
 #include <stdlib.h>
@@ -48,7 +47,7 @@ static void add_bytes(gram_bytes *to, const gram_bytes *from) {
     for (int w = 0; w < 4; w++) to->bits[w] |= from->bits[w];
 }
 
-/* What a state does next, byte for byte. */
+/* Adds what a state can do next, byte for byte. */
 static void add_next(const hd_grammar *g, uint32_t state, gram_bytes *to) {
     const gram_state *s = &g->states[state];
     for (uint32_t i = 0; i < s->n_arcs; i++) {
@@ -59,8 +58,8 @@ static void add_next(const hd_grammar *g, uint32_t state, gram_bytes *to) {
     }
 }
 
-/* Bytes that may cost more than the character they are: they take the shorter of several ways,
- * or end what could go on. */
+/* Finds bytes that may reduce what can follow by more than one character: they choose the
+ * shorter of several ways, or end a text that could continue. */
 static void find_costly(hd_grammar *g) {
     for (uint32_t state = 0; state < g->n_states; state++) {
         const gram_state *s = &g->states[state];
@@ -78,7 +77,7 @@ static void find_costly(hd_grammar *g) {
     }
 }
 
-/* From no end at all downwards: a state has one when all that it leads to has. */
+/* Starts with no bound everywhere; a state gets one when all its successors have one. */
 void gram_find_longest(gram_builder *b, hd_grammar *g) {
     for (uint32_t s = 0; s < g->n_states; s++) g->longest[s] = GRAM_NO_END;
     for (bool changed = true; changed;) {
@@ -119,7 +118,7 @@ typedef struct question {
     const hd_grammar *g;
     const hd_grammar_state *s;
     hd_grammar_state *scratch;
-    uint32_t now, least; /* characters that may come, and must after a token */
+    uint32_t now, least; /* characters that may follow now, and that must after a token */
 } question;
 
 static bool leaves_enough(const question *q, const uint8_t *bytes, size_t n) {
@@ -132,7 +131,7 @@ static bool leaves_enough(const question *q, const uint8_t *bytes, size_t n) {
     return of_text(q->g, q->scratch) >= q->least;
 }
 
-/* Of the tokens in the mask that are text; or those that leave too little are taken out. */
+/* Processes the text tokens of the mask, or removes those that leave too little. */
 static bool walk_mask(const hd_grammar_vocab *v, const question *q, uint32_t *mask, bool take) {
     for (int32_t id = 0; id < v->n_pieces; id++) {
         size_t n;

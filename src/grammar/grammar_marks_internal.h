@@ -1,5 +1,5 @@
-/* grammar_marks_internal.h - markers of calls as the bytes that stand for them, for literals that
- * gram_marked() draws. */
+/* grammar_marks_internal.h - bytes that stand for markers of calls, for literals of
+ * gram_marked(). */
 #ifndef HD_GRAMMAR_GRAMMAR_MARKS_INTERNAL_H
 #define HD_GRAMMAR_GRAMMAR_MARKS_INTERNAL_H
 

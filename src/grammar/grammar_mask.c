@@ -1,14 +1,16 @@
-/* grammar_mask.c - which tokens may come next, and the cache of what was found.
+/* grammar_mask.c - computes token masks and caches intermediate results. A mask is computed
+ * by walking the trie of tokens with the automaton.
  *
- * A mask is found by walking the trie of tokens with the automaton. Two kinds of result are
- * kept. An inner result belongs to a state alone: the tokens that stay inside of its rule, and
- * the places in the trie where the rule may end and what called it decides. A final mask
- * belongs to a state of the matcher: the inner result, and walks from those places. It is valid
- * for all states of the matcher that agree in what the walk looked at: the guard. Counts in a
- * guard are cut at the length of the longest token, beyond which they make no difference.
+ * Two kinds of result are cached. An inner result depends on an automaton state alone: the
+ * tokens that stay inside its rule, and the trie places (exits) where the rule may end and
+ * its caller decides. A final mask depends on a matcher state: the inner result plus walks
+ * from its exits. It is valid for all matcher states that agree in what the walk read: the
+ * guard. Counts in a guard are limited to the length of the longest token, because larger
+ * ones make no difference.
  *
- * Between two repetitions of a counted loop (the characters of a string with a maxLength) a
- * third kind spares a walk per count: how many more repetitions each token needs. */
+ * A third kind serves counted loops (such as the characters of a string with maxLength):
+ * between two repetitions it stores how many more repetitions each token needs. This avoids
+ * a walk per count. */
 #include "grammar/grammar_vocab_internal.h"
 
 #include <stdlib.h>
@@ -18,10 +20,10 @@
 
 enum {
     N_LOOPS = 8,
-    NEVER = 255,      /* in a loop's needs: not a token of it */
+    NEVER = 255,      /* in a loop's needs: the token does not match */
     MAX_EXTRA = 2048, /* words of exits or of a guard in a slot */
     ALL = -1,         /* an exit: the root of the trie */
-    STOP = -1,        /* in a guard: nothing below was looked at */
+    STOP = -1,        /* in a guard: nothing below was read */
     BOTTOM = -2,      /* in a guard: the stack ends here */
 };
 #define NO_SLOT UINT32_MAX
@@ -31,9 +33,10 @@ typedef struct slot {
     uint32_t hash, next;
     uint32_t newer, older; /* by use */
     bool inner;
-    bool usable;  /* inner: the exits fit and no limit was met */
-    bool limited; /* final: the limit of the depth was met, so that it holds for one depth */
-    uint32_t depth, deepest; /* where it was made; how far above it went */
+    bool usable; /* inner: the exits fit and no limit was met */
+    /* final: the depth limit was reached, so the mask is valid for one depth only */
+    bool limited;
+    uint32_t depth, deepest; /* depth at which it was computed; height it reached */
     uint32_t state;          /* inner: of the automaton */
     uint32_t most, nested;   /* inner: threads at once; exits on one path */
     uint32_t n_extra;
@@ -44,12 +47,12 @@ typedef struct slot {
 typedef struct frame { /* of the walk, by the depth in the trie */
     hd_grammar_thread threads[HD_GRAMMAR_MAX_THREADS];
     uint32_t n_threads, n_nodes;
-    uint32_t nested; /* exits above it, itself with them */
+    uint32_t nested; /* exits on the path to it, including itself */
     int32_t place;
-    bool noted; /* as an exit */
+    bool noted; /* recorded as an exit */
 } frame;
 
-/* The needs of tokens in an open loop, from a state between two repetitions. */
+/* Repetitions that tokens need in an open loop, from a state between two repetitions. */
 typedef struct loop {
     slot walk; /* extra: place and count of each exit */
     uint32_t site;
@@ -71,8 +74,8 @@ struct hd_grammar_masks {
     loop loops[N_LOOPS];
     uint8_t *needs;
     int32_t *loop_exits;
-    uint32_t *alive; /* bits: places that a walk from an exit reached */
-    bool overlap;    /* two did */
+    uint32_t *alive; /* bits: trie places that a walk from an exit reached */
+    bool overlap;    /* two walks reached the same place */
     uint64_t tick;
     hd_grammar_masks_stats stats;
 };
@@ -176,7 +179,7 @@ static void forget(hd_grammar_masks *m, slot *s) {
     s->grammar = 0;
 }
 
-/* The slot used longest ago, emptied and newest. It can be found only after keep(). */
+/* Evicts and returns the least recently used slot. It can be found only after keep(). */
 static slot *take(hd_grammar_masks *m) {
     uint32_t i = m->oldest;
     slot *s = &m->slots[i];
@@ -197,7 +200,7 @@ static void keep(hd_grammar_masks *m, slot *s, const hd_grammar *g, uint32_t has
     m->buckets[hash & m->bucket_mask] = (uint32_t)(s - m->slots);
 }
 
-/* The fewest repetitions of the open loop among a frame's threads. */
+/* Returns the fewest repetitions of the open loop among a frame's threads. */
 static uint32_t fewest(const gram_run *r, const frame *f) {
     uint32_t least = NEVER;
     for (uint32_t t = 0; t < f->n_threads; t++) {
@@ -232,8 +235,8 @@ static void note_exit(const gram_run *r, slot *s, int32_t place) {
     if (r->open_loop) s->extra[s->n_extra++] = (int32_t)r->hit_count;
 }
 
-/* Walks what lies below a place in the trie from m->frames[0] and allows what survives; s takes
- * the exits when the run has a barrier. */
+/* Walks the trie below a place from m->frames[0] and allows the tokens that match. s
+ * receives the exits if the run has a barrier. */
 static void walk(hd_grammar_masks *m, gram_run *r, int32_t place, slot *s) {
     const hd_grammar_vocab *v = m->vocab;
     uint32_t i = place == ALL ? 0 : (uint32_t)place + 1;
@@ -284,7 +287,7 @@ static uint32_t mix(uint32_t h, uint32_t v) {
     return h ^ h >> 15;
 }
 
-/* The inner result of a state: node 1 stands for whatever called. */
+/* Returns the inner result of a state: node 1 stands for any caller. */
 static const slot *find_inner(hd_grammar_masks *m, const hd_grammar *g, uint32_t state) {
     uint32_t hash = mix(mix(1, (uint32_t)g->id), state);
     uint32_t i = m->buckets[hash & m->bucket_mask];
@@ -308,8 +311,8 @@ static const slot *find_inner(hd_grammar_masks *m, const hd_grammar *g, uint32_t
     return s;
 }
 
-/* What tokens need in the loop of a site, from a state between two repetitions: node 1 stands
- * for whatever called, node 2 for the loop. */
+/* Returns the repetitions that tokens need in the loop of a site, between two repetitions.
+ * Node 1 stands for any caller, node 2 for the loop. */
 static const loop *find_loop(hd_grammar_masks *m, const hd_grammar *g, uint32_t state,
                              uint32_t site) {
     loop *oldest = &m->loops[0];
@@ -338,7 +341,8 @@ static const loop *find_loop(hd_grammar_masks *m, const hd_grammar *g, uint32_t 
     return oldest;
 }
 
-/* How much a count may still matter to a token: repeats until the minimum, and the maximum. */
+/* Limits a count to what can matter to a token: repetitions up to the minimum, and to the
+ * maximum. */
 static int32_t clip(const hd_grammar_vocab *v, uint32_t left) {
     return left < v->longest ? (int32_t)left : (int32_t)v->longest;
 }
@@ -351,7 +355,7 @@ static int32_t until_max(const hd_grammar_vocab *v, const gram_site *s, uint32_t
     return clip(v, s->max == GRAM_NO_MAX ? GRAM_NO_MAX : s->max - count);
 }
 
-/* Writes down what the walk looked at; false when it is too much to keep. */
+/* Records what the walk read; returns false if it does not fit. */
 static bool write_guard(const hd_grammar_masks *m, const hd_grammar *g,
                         const hd_grammar_state *at, slot *s) {
     const hd_grammar_vocab *v = m->vocab;
@@ -426,13 +430,14 @@ static const slot *find_final(hd_grammar_masks *m, const hd_grammar *g,
     return NULL;
 }
 
-/* Whether one walk would have had no more threads than are allowed, so that the parts add up. */
+/* Whether a single walk would have stayed within the thread limit, so that the parts can be
+ * combined. */
 static bool stayed_small(const hd_grammar_masks *m, const gram_run *r, const slot *inner) {
     uint32_t at_once = m->overlap ? inner->nested : 1;
     return !r->dropped && inner->most + at_once * r->most <= HD_GRAMMAR_MAX_THREADS;
 }
 
-/* Tokens that need at most left more repetitions. */
+/* Allows the tokens that need at most left more repetitions. */
 static void allow_within(const hd_grammar_masks *m, const uint8_t *needs, uint32_t left,
                          uint32_t *mask) {
     const uint8_t most = left < NEVER - 1 ? (uint8_t)left : NEVER - 1;
@@ -443,14 +448,14 @@ static void allow_within(const hd_grammar_masks *m, const uint8_t *needs, uint32
     }
 }
 
-/* Between two repetitions: the loop's needs and walks from where it may be left. */
+/* Between two repetitions: combines the loop's needs with walks from where it may be left. */
 static bool compose_loop(hd_grammar_masks *m, gram_run *r, const hd_grammar_state *at,
                          slot *s) {
     const hd_grammar_thread thread = at->threads[0];
     const hd_grammar_node node = at->nodes[thread.node];
     const gram_site *site = &r->g->sites[node.site];
     const loop *l = find_loop(m, r->g, thread.state, node.site);
-    memcpy(m->nodes, at->nodes, at->n_nodes * sizeof *m->nodes); /* the walk wrote over them */
+    memcpy(m->nodes, at->nodes, at->n_nodes * sizeof *m->nodes); /* the walk overwrote them */
     uint32_t reachable = node.depth - 1u + l->walk.deepest;
     if (!l->walk.usable || reachable > HD_GRAMMAR_MAX_DEPTH) return false;
     if (reachable > r->deepest) r->deepest = reachable;
@@ -472,13 +477,14 @@ static bool between_repetitions(const hd_grammar *g, const hd_grammar_state *at)
     return site && site->max > 1 && g->states[at->threads[0].state].accept;
 }
 
-/* The inner result and walks from its exits; false when only a whole walk is exact. */
+/* Combines the inner result with walks from its exits; returns false if only a complete walk
+ * is exact. */
 static bool compose(hd_grammar_masks *m, gram_run *r, const hd_grammar_state *at, slot *s) {
     if (at->n_threads != 1) return false;
     if (between_repetitions(r->g, at)) return compose_loop(m, r, at, s);
     uint32_t node = at->threads[0].node;
     const slot *inner = find_inner(m, r->g, at->threads[0].state);
-    memcpy(m->nodes, at->nodes, at->n_nodes * sizeof *m->nodes); /* the walk wrote over them */
+    memcpy(m->nodes, at->nodes, at->n_nodes * sizeof *m->nodes); /* the walk overwrote them */
     uint32_t reachable = at->nodes[node].depth + inner->deepest;
     if (!inner->usable || reachable > HD_GRAMMAR_MAX_DEPTH) return false;
     memcpy(s->mask, inner->mask, (size_t)m->vocab->n_words * sizeof *s->mask);

@@ -1,9 +1,8 @@
-/* grammar_match.c - moves through the automaton byte by byte.
- *
- * A thread is a state and a frame. Calls and returns happen when a byte asks for them: a call
- * is entered only if the rule may begin with the byte, so one thread is enough wherever the
- * next byte decides. Nodes are never changed once written, which makes copies and the mask
- * walk's way back cheap. */
+/* grammar_match.c - the matcher: advances through the automaton byte by byte. A thread is a
+ * state and a stack frame. Calls and returns happen when a byte needs them. A call is
+ * entered only if its rule may begin with the byte, so one thread suffices wherever the next
+ * byte decides. Nodes are immutable once written, so copies and the backtracking of the mask
+ * walk are cheap. */
 #include "grammar/grammar_internal.h"
 
 #include <string.h>
@@ -42,8 +41,8 @@ static uint32_t follow(const hd_grammar *g, uint32_t state, uint8_t byte) {
     return UINT32_MAX;
 }
 
-/* Whether a thread whose top frames are the same can do all that the other can. Counts differ
- * only in what is left: with the minimum behind it, the smaller has more. */
+/* Whether thread a can do all that thread b can, if their upper frames are equal. Counts
+ * differ only in the repetitions left; beyond the minimum, the smaller count has more. */
 static bool covers(const gram_run *r, hd_grammar_thread a, hd_grammar_thread b) {
     if (a.state != b.state) return false;
     if (a.node == b.node) return true;
@@ -106,7 +105,7 @@ static void enter(stepper *s, uint32_t parent, uint32_t site, uint32_t count, ui
     later(s, at->body, r->n_nodes++, false);
 }
 
-/* Whether a state may do something with a byte, as far as it alone says. */
+/* Whether a state may accept a byte, judged by the state alone. */
 static bool may_take(const hd_grammar *g, uint32_t state, uint8_t byte) {
     const gram_state *at = &g->states[state];
     if (at->accept || follow(g, state, byte) != UINT32_MAX) return true;
@@ -146,7 +145,7 @@ static void leave(stepper *s, uint32_t node, uint8_t byte) {
 uint32_t gram_step(gram_run *r, const hd_grammar_thread *in, uint32_t n, uint8_t byte,
                    hd_grammar_thread *out) {
     const hd_grammar *g = r->g;
-    if (n == 1) { /* what most bytes are: one step inside of a rule */
+    if (n == 1) { /* the usual case: one step inside a rule */
         const gram_state *at = &g->states[in[0].state];
         uint32_t to = follow(g, in[0].state, byte);
         if (!at->accept && !at->n_sites) {
@@ -155,7 +154,7 @@ uint32_t gram_step(gram_run *r, const hd_grammar_thread *in, uint32_t n, uint8_t
             return 1;
         }
     }
-    stepper s; /* its items are not worth clearing */
+    stepper s; /* not cleared, because that costs time */
     s.run = r;
     s.out = out;
     s.n_out = s.n_items = s.n_new = 0;
@@ -190,7 +189,7 @@ void hd_grammar_copy(hd_grammar_state *to, const hd_grammar_state *from) {
     memcpy(to->nodes, from->nodes, from->n_nodes * sizeof *to->nodes);
 }
 
-/* Drops the nodes that no thread stands on, and keeps the order. */
+/* Removes the nodes that no thread uses, keeping their order. */
 static void compact(hd_grammar_state *s) {
     uint16_t place[HD_GRAMMAR_MAX_NODES] = {0};
     place[0] = 1;
@@ -212,7 +211,7 @@ static void compact(hd_grammar_state *s) {
     s->n_nodes = n;
 }
 
-/* Gives back what lies above the topmost thread, and now and then what lies between. */
+/* Frees the nodes above the topmost thread, and sometimes those between. */
 static void close_states(hd_grammar_state *s) {
     uint32_t top = 0;
     for (uint32_t t = 0; t < s->n_threads; t++) {
@@ -234,7 +233,7 @@ bool hd_grammar_advance(const hd_grammar *g, hd_grammar_state *s, const uint8_t 
         s->n_nodes = r.n_nodes;
         close_states(s);
     }
-    if (s->n_nodes > 256) compact(s); /* cheap copies */
+    if (s->n_nodes > 256) compact(s); /* keeps copies cheap */
     return s->n_threads > 0;
 }
 

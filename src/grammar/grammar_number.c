@@ -1,7 +1,6 @@
-/* grammar_number.c - decimal numbers between two bounds, digit by digit.
- *
- * Magnitudes only: a range across zero is two ranges. While the digits so far equal those of a
- * bound, the next one is held by it; after a digit strictly between, all are free. */
+/* grammar_number.c - grammar of decimal numbers between two bounds, digit by digit. Handles
+ * magnitudes: a range across zero is two ranges. While the digits so far equal those of a
+ * bound, the bound limits the next digit; after a digit strictly between, all are free. */
 #include "grammar/grammar_internal.h"
 
 #include <string.h>
@@ -57,14 +56,14 @@ static void four_nodes(gram_builder *b, uint32_t *nodes) {
     for (int i = 0; i < 4; i++) nodes[i] = gram_node(b);
 }
 
-/* A number may end after its part[at] digits: zeros are thought to follow. */
+/* Whether a number may end after its part[at] digits, as if zeros followed. */
 static bool may_end(const range *r, uint32_t mode, size_t at) {
     if (mode & AT_LO && (strlen(r->lo->part) > at || r->lo->exclusive)) return false;
     return !(mode & AT_HI && r->hi->exclusive && strlen(r->hi->part) <= at);
 }
 
-/* The fraction of a number whose whole part led to nodes[mode]: as many digits as the bounds
- * have, or as all numbers may have. */
+/* Draws the fraction of a number whose whole part led to nodes[mode], with as many digits as
+ * the bounds have, or as all numbers may have. */
 static void draw_part(const range *r, const uint32_t *nodes) {
     gram_builder *b = r->b;
     size_t n = HD_GRAMMAR_MAX_DIGITS;
@@ -109,7 +108,7 @@ static void draw_length(const range *r, uint32_t from, size_t n, uint32_t hold) 
     draw_part(r, here);
 }
 
-/* Magnitudes from lo to hi, hi perhaps without an end. */
+/* Draws magnitudes from lo to hi; hi may be unbounded. */
 static void draw_magnitudes(gram_builder *b, uint32_t from, uint32_t to, const gram_bound *lo,
                             const gram_bound *hi, bool integer) {
     const range r = {b, lo, hi, integer, to};

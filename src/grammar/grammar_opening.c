@@ -1,7 +1,5 @@
-/* grammar_opening.c - sees calls open in a text that no grammar holds.
- *
- * The first byte of a marker does not occur in it a second time, so a search that fails begins
- * anew at once. */
+/* grammar_opening.c - detects the opening of tool calls in reasoning or free content. The
+ * first byte of a marker occurs in it only once, so a failed search restarts at once. */
 #include "grammar/grammar_vocab_internal.h"
 
 static bool completes(const gram_opening *o, uint8_t *met, uint8_t byte) {
@@ -11,7 +9,7 @@ static bool completes(const gram_opening *o, uint8_t *met, uint8_t byte) {
     return true;
 }
 
-/* Whether the rest of a token is what may follow the marker. */
+/* Whether the rest of a token may follow the marker. */
 static bool enter(const hd_grammar *g, const gram_opening *o, hd_grammar_state *s,
                   const uint8_t *rest, size_t n) {
     hd_grammar_start(g, s);

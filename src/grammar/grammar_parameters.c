@@ -1,5 +1,5 @@
-/* grammar_parameters.c - an object as the parameters of a call in DSML: strings as they are, all
- * else as JSON. */
+/* grammar_parameters.c - grammar of the parameters of a DSML tool call: strings raw, all
+ * other values as JSON. */
 #include <string.h>
 
 #include "grammar/grammar_marks_internal.h"
@@ -13,12 +13,12 @@ static uint32_t literal(gram_builder *b, uint32_t from, const char *text) {
     return gram_marked(b, from, text, strlen(text));
 }
 
-/* What begins a value that is a string, or one that is none. */
+/* Draws the beginning of a string value, or of another value. */
 static uint32_t draw_kind(gram_builder *b, uint32_t named, bool plain) {
     return literal(b, named, plain ? "\" string=\"true\">" : "\" string=\"false\">");
 }
 
-/* A tag cannot hold every name. */
+/* Whether a tag can contain the name. */
 static bool can_name(const gram_builder *b, const char *key) {
     const size_t n = strlen(key);
     for (size_t i = 0; i < n; i++) {
@@ -33,14 +33,15 @@ static void draw_other_name(gram_builder *b, uint32_t from, uint32_t to) {
     gram_pattern(b, from, to, pattern, sizeof pattern - 1, (gram_pattern_options){0}, NULL);
 }
 
-/* ---- of a schema ---- */
+/* ---- with a schema ---- */
 
 typedef struct list {
     uint32_t here; /* behind what is drawn */
     int32_t n;
 } list;
 
-/* The value between its tags, in both spellings; what no value has leads nowhere. */
+/* Draws the value between its tags, in both spellings. Without any possible value the path
+ * leads nowhere. */
 static void draw_value(gram_walk *w, const gram_task *t, const char *key, json_t *schema,
                        uint32_t named, uint32_t to) {
     gram_builder *b = w->b;
@@ -77,7 +78,7 @@ static void deny(gram_walk *w, const gram_task *t, void *at, const char *key, js
     gram_deny_word(w->b, *(int32_t *)at, key, strlen(key));
 }
 
-/* One at most, since a name that comes twice spoils the call. */
+/* At most one, because a repeated name makes the call invalid. */
 static void draw_undeclared(gram_walk *w, const gram_task *t, const gram_members *m,
                             uint32_t from, uint32_t to) {
     gram_builder *b = w->b;
@@ -101,10 +102,10 @@ void gram_schema_parameters(gram_walk *w, const gram_task *t) {
     if (all.others && l.n < HD_REPLY_MAX_PARAMS) draw_undeclared(w, t, &all, l.here, t->to);
 }
 
-/* ---- of no schema ---- */
+/* ---- without a schema ---- */
 
 void gram_any_parameters(gram_builder *b, uint32_t from, uint32_t to) {
-    static const char names[] = "[^\\x00-\\x1f\"<>]{1,63}"; /* that a tag can hold */
+    static const char names[] = "[^\\x00-\\x1f\"<>]{1,63}"; /* names that a tag can contain */
     const int32_t rule = gram_rule_new(b);
     if (b->status != HD_OK) return;
     const gram_rule r = b->rules[rule];

@@ -1,8 +1,8 @@
-/* grammar_regex.c - regular expressions, as Python's re reads them with ASCII classes.
- *
- * A pattern is read into a tree with an explicit stack, and the tree is drawn into a rule from
- * a list of tasks: nesting costs memory that is counted, not stack. What is not regular
- * (references back, looking around) or depends on position (\b, ^ in the middle) is refused. */
+/* grammar_regex.c - regular expressions with the syntax of Python's re and ASCII classes. A
+ * pattern is parsed into a tree with an explicit stack, and the tree is drawn into a rule
+ * from a list of tasks. Nesting thus uses counted memory, not the C stack. Constructs that
+ * are not regular (backreferences, lookaround) or depend on position (\b, ^ in the middle)
+ * are refused. */
 #include "grammar/grammar_internal.h"
 
 #include <stdlib.h>
@@ -16,13 +16,13 @@ typedef struct part {
     kind kind;
     uint32_t a, b; /* SEQUENCE, CHOICE: both sides; REPEAT: a; CHARACTERS: index of a class */
     uint32_t min, max; /* REPEAT */
-    uint64_t cost;     /* nodes that drawing it takes, about */
+    uint64_t cost;     /* approximate number of nodes that drawing it needs */
     gram_length length;
 } part;
 
 typedef struct group { /* an open parenthesis */
-    uint32_t choice;   /* what stands before the last |, GRAM_NO_MAX: nothing */
-    uint32_t sequence; /* what stands before here */
+    uint32_t choice;   /* what precedes the last |; GRAM_NO_MAX: nothing */
+    uint32_t sequence; /* what precedes the current place */
     bool fresh;        /* nothing has been read since the last | or ( */
 } group;
 
@@ -40,7 +40,7 @@ typedef struct reader {
     task *tasks;
     uint32_t n_parts, n_classes, n_tasks, n_groups;
     size_t cap_parts, cap_classes, cap_tasks;
-    bool any_start, any_end; /* of the alternative being read: the text goes on beyond it */
+    bool any_start, any_end; /* of the current alternative: the text may extend beyond it */
     group groups[HD_GRAMMAR_MAX_SCHEMA_DEPTH + 1];
 } reader;
 
@@ -319,7 +319,7 @@ static bool read_repeat(reader *r, uint32_t *min, uint32_t *max) {
     return take(r, "+");
 }
 
-/* Beyond this the body becomes a rule that is counted. */
+/* Beyond this the body becomes a counted rule. */
 static bool unrolls(uint64_t cost, uint32_t min, uint32_t max) {
     uint64_t copies = max == GRAM_NO_MAX ? (uint64_t)min + 1 : max;
     return copies <= 1 || cost * copies <= GRAM_UNROLL;
@@ -352,8 +352,8 @@ static uint32_t empty_part(reader *r) {
     return add_part(r, (part){.kind = EMPTY});
 }
 
-/* The alternative just read is over: what it matches may begin or end anywhere in the text if
- * it is searched for and not anchored. */
+/* Ends an alternative. If the pattern is searched and not anchored, its match may begin or
+ * end anywhere in the text. */
 static void end_alternative(reader *r) {
     group *g = &r->groups[r->n_groups - 1];
     if (g->sequence == NO_PART) g->sequence = empty_part(r);
@@ -404,7 +404,7 @@ static void add_atom(reader *r, uint32_t atom) {
     g->fresh = false;
 }
 
-/* ^ and $ where they say nothing but "the text begins or ends here". */
+/* Reads ^ and $ where they mean the beginning or end of the text. */
 static void read_anchor(reader *r) {
     const group *g = &r->groups[r->n_groups - 1];
     uint8_t c = r->text[r->at];
@@ -520,7 +520,7 @@ static void draw(reader *r, uint32_t root, uint32_t from, uint32_t to) {
     }
 }
 
-/* What a reader grew counts no longer once it is gone. */
+/* Releases the reader's memory from the budget. */
 static void close_reader(reader *r) {
     size_t bytes = r->cap_parts * sizeof *r->parts + r->cap_classes * sizeof *r->classes +
                    r->cap_tasks * sizeof *r->tasks;

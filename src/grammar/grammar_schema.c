@@ -1,8 +1,7 @@
-/* grammar_schema.c - JSON schemas: walks the keywords and draws what they allow.
- *
- * The walk is a list of tasks, "draw this schema between these two nodes", so that no schema
- * can nest deeper than memory that is counted. What a schema demands is either drawn exactly,
- * narrowed in a way that docs/grammar.md names, or refused by name. */
+/* grammar_schema.c - JSON schema to grammar: walks the keywords and draws what they allow.
+ * The walk is a list of tasks, "draw this schema between these two nodes", so nesting is
+ * limited by counted memory only. A schema is drawn exactly, narrowed in a way that
+ * docs/grammar.md describes, or refused by name. */
 #include "grammar/grammar_schema_internal.h"
 
 #include <stdlib.h>
@@ -104,7 +103,7 @@ static bool check_keywords(gram_walk *w, const gram_task *t) {
     return true;
 }
 
-/* A keyword that decides alone: only type may stand beside it, and that if with_type. */
+/* Checks a keyword that excludes all others, except type if with_type. */
 static bool check_alone(gram_walk *w, const gram_task *t, const char *alone, bool with_type) {
     const char *key;
     json_t *value;
@@ -125,7 +124,8 @@ static int hex_value(char c) {
     return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* One key of a pointer: %XX, then ~1 and ~0. False when it is malformed. */
+/* Reads one key of a JSON pointer: decodes %XX, then ~1 and ~0. Returns false if it is
+ * malformed. */
 static bool read_key(const char **at, char *key, size_t cap) {
     size_t n = 0;
     const char *p = *at;
@@ -211,7 +211,7 @@ static void draw_ref(gram_walk *w, const gram_task *t, json_t *ref) {
     gram_call(b, t->from, t->to, w->refs[i].rule, 1, 1);
 }
 
-/* The shortest spelling that reads back as the same number. */
+/* Returns the shortest text that reads back as the same number. */
 static char *dump(const json_t *value) {
     size_t flags = JSON_COMPACT | JSON_ENCODE_ANY;
     if (json_is_string(value) || json_is_integer(value)) return hd_json_write(value, flags);
@@ -268,7 +268,7 @@ static bool can_spell(gram_spelling spelling, const json_t *value) {
     return spelling == GRAM_AS_JSON || json_is_string(value) == (spelling == GRAM_AS_PLAIN);
 }
 
-/* Where markers are spelled in plain text, a value must not begin one. */
+/* If markers are spelled in plain text, a value must not begin one. */
 static void draw_plain(gram_walk *w, const gram_task *t, const char *text, size_t n) {
     uint8_t avoided[4];
     size_t length = w->b->avoid ? text_utf8_put(avoided, w->b->avoid) : 0;
@@ -324,7 +324,7 @@ static void draw_any_of(gram_walk *w, const gram_task *t, const char *key, json_
     }
 }
 
-/* Adds a simple object schema to the one that allOf stands for. */
+/* Merges a simple object schema into the schema that represents allOf. */
 static void merge_object(gram_walk *w, const gram_task *t, json_t *into, json_t *part) {
     static const char *const known[] = {"type", "properties", "required"};
     const char *key;
@@ -368,7 +368,7 @@ static void merge_object(gram_walk *w, const gram_task *t, json_t *into, json_t 
         }
         if (!other) json_object_set(all, key, value);
     }
-    /* the names of a $ref come as often as it does: counted dearly, since they take memory */
+    /* names from a $ref are copied at each use, so they cost more steps */
     if (!gram_work(w->b, 8 * (int64_t)json_array_size(required))) return;
     if (required) json_array_extend(json_object_get(into, "required"), required);
 }

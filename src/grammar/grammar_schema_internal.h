@@ -1,4 +1,4 @@
-/* grammar_schema_internal.h - what the walk over a schema and its types share. */
+/* grammar_schema_internal.h - shared by the walk over a schema and the types of values. */
 #ifndef HD_GRAMMAR_GRAMMAR_SCHEMA_INTERNAL_H
 #define HD_GRAMMAR_GRAMMAR_SCHEMA_INTERNAL_H
 
@@ -12,7 +12,7 @@ typedef struct gram_task {
     gram_spelling spelling;
     uint32_t from, to;
     int32_t depth;
-    char path[100]; /* where it stands, for the error */
+    char path[100]; /* path in the schema, for errors */
 } gram_task;
 
 typedef struct gram_ref {
@@ -21,7 +21,8 @@ typedef struct gram_ref {
     int32_t rule;
 } gram_ref;
 
-/* The rule of strings of one range of lengths, shared: so are the masks of its states. */
+/* The rule of strings of one range of lengths; shared, so that masks of its states are
+ * shared too. */
 typedef struct gram_sized {
     uint32_t min, max;
     bool plain;
@@ -31,7 +32,7 @@ typedef struct gram_sized {
 typedef struct gram_walk {
     gram_builder *b;
     json_t *root;
-    json_t *owned; /* schemas that this walk made */
+    json_t *owned; /* schemas created by this walk */
     gram_task *tasks;
     gram_ref *refs;
     gram_sized *sized;
@@ -42,29 +43,29 @@ typedef struct gram_walk {
 hd_status gram_schema_invalid(gram_walk *w, const gram_task *t, const char *what);
 hd_status gram_schema_refuse(gram_walk *w, const gram_task *t, const char *what);
 
-/* A task for a schema inside of parent's. */
+/* Adds a task for a schema inside parent's. */
 void gram_push(gram_walk *w, const gram_task *parent, const char *key, json_t *schema,
                gram_spelling spelling, uint32_t from, uint32_t to);
 
-/* What a $ref names; NULL after a failure. */
+/* Returns the target of a $ref; NULL after a failure. */
 json_t *gram_schema_resolve(gram_walk *w, const gram_task *t, json_t *ref);
 
-/* Compact text of a value, the caller's (free); NULL after a failure. */
+/* Returns the compact text of a value, which the caller frees; NULL after a failure. */
 char *gram_schema_dump(gram_walk *w, const json_t *value);
 
-/* Refuses a type that is none. */
+/* Refuses a type that does not exist. */
 bool gram_schema_check_type(gram_walk *w, const gram_task *t);
 
 /* Draws a schema of types, without $ref, enum and the like. */
 void gram_schema_types(gram_walk *w, const gram_task *t);
 
-/* Draws any value that the task's spelling can write. */
+/* Draws any value that the task's spelling can express. */
 void gram_schema_any(gram_walk *w, const gram_task *t);
 
-/* What an object has: its properties, and names that are required without one. */
+/* Members of an object: its properties, and required names without one. */
 typedef struct gram_members {
     json_t *properties, *required; /* or NULL */
-    json_t *others; /* the schema of what is not named; NULL: there is nothing else */
+    json_t *others;                /* schema of other names; NULL: they are not allowed */
 } gram_members;
 
 /* False after a failure. */
@@ -79,7 +80,7 @@ void gram_schema_each(gram_walk *w, const gram_task *t, const gram_members *m,
 /* grammar_parameters.c: an object as the parameters of a call. */
 void gram_schema_parameters(gram_walk *w, const gram_task *t);
 
-/* The pattern of a format; NULL: none known. */
+/* Returns the pattern of a format; NULL: unknown. */
 const char *gram_format_pattern(const char *format);
 
 #endif

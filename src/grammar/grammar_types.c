@@ -28,7 +28,8 @@ bool gram_schema_check_type(gram_walk *w, const gram_task *t) {
     return fine;
 }
 
-/* A count of the schema; false after a failure, and *out is left alone when it has none. */
+/* Reads a count of the schema. Returns false after a failure; leaves *out unchanged if it is
+ * absent. */
 static bool read_count(gram_walk *w, const gram_task *t, const char *key, uint32_t *out) {
     const json_t *value = json_object_get(t->schema, key);
     char what[80];
@@ -61,7 +62,7 @@ static bool read_counts(gram_walk *w, const gram_task *t, const char *min_key,
     return false;
 }
 
-/* The pattern that a string must match, from its pattern or its format; NULL: none. */
+/* Returns the pattern of a string, from its pattern or format; NULL: none. */
 static const char *find_pattern(gram_walk *w, const gram_task *t) {
     const json_t *pattern = json_object_get(t->schema, "pattern");
     const json_t *format = json_object_get(t->schema, "format");
@@ -83,7 +84,7 @@ static const char *find_pattern(gram_walk *w, const gram_task *t) {
     return NULL;
 }
 
-/* What stands around the characters of a string; nothing around one that is plain. */
+/* Draws the quotes around a string, or nothing around a raw one. */
 static void draw_quotes(gram_builder *b, bool plain, uint32_t from, uint32_t inside,
                         uint32_t end, uint32_t to) {
     if (plain) {
@@ -152,14 +153,14 @@ static bool read_bound(gram_walk *w, const gram_task *t, const json_t *value, gr
     return false;
 }
 
-/* minimum and exclusiveMinimum, or the two of the maximum: the one that allows less. sign: -1
- * for the minimum, 1 for the maximum. */
+/* Reads minimum and exclusiveMinimum, or the two of the maximum, and returns the stricter
+ * one. sign: -1 for the minimum, 1 for the maximum. */
 static bool read_bounds(gram_walk *w, const gram_task *t, const char *key,
                         const char *exclusive_key, int sign, gram_bound *out) {
     const json_t *plain = json_object_get(t->schema, key);
     const json_t *exclusive = json_object_get(t->schema, exclusive_key);
     *out = (gram_bound){0};
-    bool flag = json_is_true(exclusive); /* as older drafts have it */
+    bool flag = json_is_true(exclusive); /* boolean in older drafts */
     if (json_is_boolean(exclusive)) exclusive = NULL;
     if (!plain && !exclusive) return true;
     if (plain && exclusive && json_is_number(plain) && json_is_number(exclusive)) {
@@ -188,7 +189,7 @@ static void draw_number(gram_walk *w, const gram_task *t, bool integer) {
     }
 }
 
-/* A rule for one item, so that it is drawn once wherever it may stand. */
+/* A rule for one item, so that it is drawn only once. */
 static int32_t item_rule(gram_walk *w, const gram_task *t, json_t *items) {
     if (!items || json_is_true(items)) return gram_json_rule(w->b, GRAM_JSON_VALUE);
     int32_t rule = gram_rule_new(w->b);
@@ -235,7 +236,7 @@ static void draw_array(gram_walk *w, const gram_task *t) {
     json_t *items = json_object_get(t->schema, "items");
     json_t *prefix = json_object_get(t->schema, "prefixItems");
     uint32_t min, max;
-    if (json_is_array(items)) { /* as older drafts have it */
+    if (json_is_array(items)) { /* in older drafts */
         prefix = items;
         items = json_object_get(t->schema, "additionalItems");
     }
@@ -279,7 +280,7 @@ static bool is_required(gram_walk *w, const json_t *required, const char *key) {
     return false;
 }
 
-/* Where a list of members stands: nothing written yet, or something. */
+/* Position in a list of members: nothing written yet, or something. */
 typedef struct place {
     uint32_t first, some;
 } place;
@@ -314,7 +315,8 @@ static void draw_member(gram_walk *w, const gram_task *t, void *at, const char *
     *m = next;
 }
 
-/* Keys other than the declared ones: written without \u, so that none can be spelled twice. */
+/* Draws keys other than the declared ones, without \u escapes, so that no key can be spelled
+ * in two ways. */
 static int32_t other_keys(gram_walk *w, const json_t *properties, const json_t *required) {
     gram_builder *b = w->b;
     if (json_object_size(properties) == 0 && json_array_size(required) == 0) {
@@ -379,7 +381,7 @@ bool gram_schema_members(gram_walk *w, const gram_task *t, gram_members *m) {
     return fine;
 }
 
-/* Whether required[i] is there for the first time. */
+/* Whether required[i] occurs for the first time. */
 static bool is_new(gram_walk *w, const json_t *required, size_t i) {
     for (size_t k = 0; k < i && gram_work(w->b, 1); k++) {
         if (json_equal(json_array_get(required, k), json_array_get(required, i))) return false;
@@ -427,7 +429,7 @@ static bool has_any(const json_t *schema, const char *const *keys, size_t n) {
     return false;
 }
 
-/* What a schema without a type speaks of; NULL: of anything. */
+/* Guesses the type of a schema without one; NULL: any type. */
 static const char *guess_type(const json_t *s) {
     static const char *const object[] = {"properties", "required", "additionalProperties"};
     static const char *const array[] = {"items", "prefixItems", "minItems", "maxItems"};

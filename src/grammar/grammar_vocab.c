@@ -1,7 +1,6 @@
-/* grammar_vocab.c - the tokens as a trie over their bytes, in preorder.
- *
- * A walk that drops a branch skips its subtree; otherwise it goes on to the next node. Tokens
- * that are control, not text, and pieces longer than GRAM_MAX_PIECE are not in it. */
+/* grammar_vocab.c - the trie of the vocabulary over token bytes, in preorder. A walk that
+ * drops a branch skips its subtree, otherwise it continues at the next node. The trie
+ * excludes control tokens and pieces longer than GRAM_MAX_PIECE. */
 #include "grammar/grammar_vocab_internal.h"
 
 #include <stdlib.h>
@@ -30,7 +29,8 @@ static size_t common(const entry *a, const entry *b) {
     return n;
 }
 
-/* Lays the sorted entries out; returns the number of nodes. With nodes NULL it only counts. */
+/* Writes the nodes of the sorted entries and returns their number. With nodes NULL it only
+ * counts. */
 static size_t arrange(hd_grammar_vocab *v, const entry *entries, size_t n,
                       gram_trie_node *nodes) {
     size_t n_nodes = 0, open[GRAM_MAX_PIECE + 1], depth = 0;
@@ -63,7 +63,7 @@ static bool is_eos(const int32_t *eos, int32_t n_eos, int32_t id) {
     return false;
 }
 
-/* Bytes of a token that may stand in a text, 0 for any other. */
+/* Returns the bytes of a text token, 0 for any other. */
 static size_t text_bytes(const hd_grammar_vocab_args *a, int32_t id) {
     const size_t n = a->pieces[id] ? a->piece_bytes[id] : 0;
     return n > GRAM_MAX_PIECE || is_eos(a->eos, a->n_eos, id) ? 0 : n;
@@ -151,7 +151,7 @@ static bool has_mark(const uint8_t *piece, size_t n) {
     return false;
 }
 
-/* Markers that are tokens become their bytes; returns which are. */
+/* Replaces markers that are tokens by their bytes; returns which they are. */
 static uint32_t find_marks(const hd_tokenizer *t, const uint8_t **pieces, size_t *bytes) {
     static const uint8_t byte[GRAM_N_MARKS] = {HD_GRAMMAR_MARK,     HD_GRAMMAR_MARK + 1,
                                                HD_GRAMMAR_MARK + 2, HD_GRAMMAR_MARK + 3,

@@ -8,7 +8,8 @@ enum { GRAM_MAX_PIECE = 254 };
 
 typedef struct gram_trie_node {
     uint32_t skip; /* the node after its subtree */
-    int32_t token; /* that ends here, -1: none; others of the same bytes in next_same */
+    /* token that ends here, -1: none; others of the same bytes are in next_same */
+    int32_t token;
     uint8_t byte;
     uint8_t depth; /* 1: first byte */
 } gram_trie_node;
@@ -26,7 +27,8 @@ struct hd_grammar_vocab {
     size_t longest; /* bytes of a token */
 };
 
-/* The bytes of a token as a grammar reads it; *n is 0 for one that no text holds. */
+/* Returns the bytes of a token as a grammar reads it; *n is 0 for a token that no text
+ * contains. */
 const uint8_t *gram_vocab_bytes(const hd_grammar_vocab *v, int32_t id, size_t *n);
 
 #endif

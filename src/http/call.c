@@ -1,4 +1,4 @@
-/* call.c - the life of a call: what a handler reads, and the one answer. */
+/* call.c - the life of an HTTP call: what a handler reads, and its reply. */
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +12,8 @@
 enum {
     MESSAGE_BYTES = 1024,
     KEPT_MAX_BYTES = 64 << 20,
-    ONE_WRITE_BYTES = 64 << 10 /* an answer that a connection's buffer takes at once */
+    /* the size of a reply that a connection's buffer takes at once */
+    ONE_WRITE_BYTES = 64 << 10
 };
 
 http_call *http_call_new(http_server *h, http_conn *conn, const char *target) {
@@ -36,7 +37,7 @@ http_call *http_call_new(http_server *h, http_conn *conn, const char *target) {
     c->args = args;
     c->start_ns = hd_now_ns();
     c->prompt_tokens = c->output_tokens = -1;
-    c->body.max = h->options.limits.body_bytes + 1; /* a NUL behind it */
+    c->body.max = h->options.limits.body_bytes + 1; /* and a NUL */
     atomic_init(&c->refs, 2);
     atomic_fetch_add(&h->calls, 1);
     return c;
@@ -46,7 +47,7 @@ void http_retain(http_call *c) {
     atomic_fetch_add(&c->refs, 1);
 }
 
-/* A path that was refused before it was understood ends where its query begins. */
+/* A path that was refused before it was parsed is logged up to its query. */
 static void report_end(http_call *c) {
     const http_options *o = &c->http->options;
     if (!o->on_end) return;
@@ -67,7 +68,7 @@ static void report_end(http_call *c) {
 void http_release(http_call *c) {
     if (atomic_fetch_sub(&c->refs, 1) != 1) return;
     report_end(c);
-    http_spend_tokens(c, 0); /* of one that came to nothing */
+    http_spend_tokens(c, 0); /* nothing was computed */
     atomic_fetch_sub(&c->http->held_bytes, c->body_held);
     http_stream_free(c);
     atomic_fetch_sub(&c->http->calls, 1);
@@ -177,7 +178,7 @@ void http_on_gone(http_call *c, void (*fn)(void *user), void *user) {
     pthread_mutex_unlock(&c->lock);
 }
 
-/* ---- the answer ---- */
+/* ---- the reply ---- */
 
 void http_reply_header(http_call *c, const char *name, const char *value) {
     const size_t n = strlen(name) + 1, m = strlen(value) + 1;
@@ -287,7 +288,7 @@ void http_call_over(http_call *c) {
     if (first) http_release(c);
 }
 
-/* Of body[n], which is given away. */
+/* Makes a response of body[n] and takes ownership of it. */
 static struct MHD_Response *response_of(http_call *c, char *body, size_t n) {
     if (n > ONE_WRITE_BYTES) return http_stream_reply(c, body, n);
     struct MHD_Response *response =
@@ -327,7 +328,7 @@ void http_reply_owned(http_call *c, int status, const char *type, char *body, si
         MHD_destroy_response(response);
         response = NULL;
     }
-    http_call_leave_quota(c); /* who has the answer may ask again */
+    http_call_leave_quota(c); /* a client that has its reply may send the next request */
     atomic_fetch_add(&c->http->sent_bytes, (int64_t)n);
     if (!response) http_call_gone(c); /* no memory: the connection is dropped */
     const bool first = http_call_answer(c, status, response);
@@ -349,7 +350,7 @@ void http_reply(http_call *c, int status, const char *type, const char *body, si
     if (first) http_call_over(c);
 }
 
-/* Anthropic's clients know fewer kinds of errors, by other names. */
+/* Anthropic's clients know fewer error types, under other names. */
 static const char *anthropic_type(int status, const char *type) {
     if (status == 413) return "request_too_large";
     if (status == 429) return "rate_limit_error";

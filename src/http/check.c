@@ -1,6 +1,5 @@
-/* check.c - what is refused before any handler runs: framing, hosts, origins, keys, quotas.
- *
- * Called once per request, when the headers are there and before the body is read. */
+/* check.c - checks before any handler runs: framing, Host, Origin, routes, API keys, quotas.
+ * Called once per request, when the headers are complete and before the body is read. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +14,8 @@ static bool refuse(http_call *c, int status, const char *type, const char *code,
     const bool framed =
         status == 401 || status == 403 || status == 404 || status == 405 || status == 429;
     atomic_fetch_add(&c->http->refused, 1);
-    if (!framed) http_reply_header(c, "Connection", "close"); /* what follows is not trusted */
+    /* do not trust what follows on this connection */
+    if (!framed) http_reply_header(c, "Connection", "close");
     c->refused_late =
         framed && !c->body_expected && !http_header(c, "Transfer-Encoding"); /* no body */
     http_error(c, status, type, code, NULL, "%s", message);
@@ -113,11 +113,11 @@ static bool copy_headers(http_call *c) {
     return to.clean || bad_request(c, "bad_header", "a header holds a forbidden character");
 }
 
-/* The library reads lines as C strings: it does not see what stands behind a NUL, drops lines
- * without a name and joins folded ones. But the parts it hands out lie in one buffer as they came,
- * so nothing may be missing between them. */
+/* The library reads lines as C strings: it ignores bytes behind a NUL, drops lines without a
+ * name and joins folded lines. Its parts lie in one buffer as they were received. So this
+ * walk checks that no bytes are missing between them. */
 typedef struct part_walk {
-    uintptr_t end; /* of the last part */
+    uintptr_t end; /* end of the last part */
     bool whole;
 } part_walk;
 
@@ -137,7 +137,8 @@ static enum MHD_Result walk_header(void *user, enum MHD_ValueKind kind, const ch
 }
 
 static bool is_whole(const http_call *c, const http_line *line) {
-    if (strncmp(MHD_get_version(), "0.", 2) != 0) return true; /* later ones see to it */
+    /* later versions check this themselves */
+    if (strncmp(MHD_get_version(), "0.", 2) != 0) return true;
     part_walk w = {.end = (uintptr_t)line->method, .whole = true};
     walk_part(&w, line->method, strlen(line->method), 0, 0);
     walk_part(&w, line->target, strlen(c->target_text), 1, 1);
@@ -240,9 +241,10 @@ static bool check_framing(http_call *c, const char *version) {
     return true;
 }
 
-/* ---- who is asked, and from where ---- */
+/* ---- Host and Origin ---- */
 
-/* On loopback a foreign name in Host means that a page elsewhere had its name point here. */
+/* On loopback, a foreign name in Host means DNS rebinding: a foreign page's name resolves to
+ * this server. */
 static bool check_host(http_call *c, const char *version) {
     const http_server *h = c->http;
     const char *text = http_header(c, "Host");
@@ -262,8 +264,8 @@ static bool check_host(http_call *c, const char *version) {
                   "this name is not served here; --public-name adds one");
 }
 
-/* A browser says where a request comes from. Other origins than our own page's get nothing
- * that changes or computes anything unless --cors names them. */
+/* Browsers send the origin of a request. Origins other than our own page's may not change or
+ * compute anything, unless --cors names them. */
 static bool check_origin(http_call *c) {
     const http_options *o = &c->http->options;
     const char *origin = http_header(c, "Origin"), *host = http_header(c, "Host");
@@ -296,7 +298,8 @@ static bool answer_preflight(http_call *c) {
 
 /* ---- routes ---- */
 
-/* POST may also be spelled PUT where a client does so: "GET POST" lists what is taken. */
+/* methods: "GET POST" lists the accepted ones. PUT is accepted for POST if the table says
+ * so, because a client sends it. */
 static bool takes_method(const char *methods, const char *method) {
     const size_t n = strlen(method);
     for (const char *p = methods; *p; p += strcspn(p, " "), p += strspn(p, " ")) {
@@ -313,7 +316,8 @@ static bool matches(const char *pattern, const char *path, const char **tail) {
     return strncmp(pattern, path, n - 1) == 0 && **tail;
 }
 
-/* An exact path wins over one that ends in '*'. Of the paths below prefix, without that. */
+/* An exact path is preferred to one that ends in '*'. Matches paths below prefix, without
+ * the prefix. */
 static void find_below(http_call *c, const char *prefix, const char **allowed) {
     const http_server *h = c->http;
     const size_t n = strlen(prefix);
@@ -334,7 +338,7 @@ static void find_below(http_call *c, const char *prefix, const char **allowed) {
     }
 }
 
-/* Clients are configured with an address that ends in /v1, or does not. */
+/* Clients are configured with a base address that may or may not end in /v1. */
 static bool check_route(http_call *c) {
     const char *allowed = NULL;
     find_below(c, "", &allowed);
@@ -421,9 +425,10 @@ static bool check_gate(http_call *c) {
                : refuse(c, 503, "overloaded_error", "draining", "the server is going down");
 }
 
-/* A page elsewhere may send plain text, a form or an untyped body without asking first; JSON it
- * may not. What is no page and says nothing means JSON; curl says "form" then. A form of a page
- * that hides its origin is no JSON: its braces and quotes are escaped. */
+/* Without a preflight request, a page of another origin may send plain text, a form or an
+ * untyped body, but not JSON. A client that is no browser and declares no type means JSON;
+ * curl then declares a form. A form from a page that hides its origin is not JSON, because
+ * its braces and quotes are escaped. */
 static bool is_untyped(const http_call *c, const char *type) {
     const bool silent = !type || strcasecmp(type, "application/x-www-form-urlencoded") == 0;
     return silent && !http_header(c, "Origin");
@@ -442,7 +447,7 @@ static bool check_media(http_call *c) {
                                     "Content-Type must be application/json in UTF-8");
 }
 
-/* Last of all: what is refused for another reason uses nothing up. */
+/* The last check, so that requests refused for another reason do not use up the quota. */
 static bool check_quota(http_call *c) {
     if (c->route->access != HTTP_USER || strcmp(c->method, "POST") != 0) return true;
     const int32_t wait = http_quota_enter(c->http->quotas, c->salt, hd_now_ns());
@@ -452,7 +457,7 @@ static bool check_quota(http_call *c) {
                           "this key has used up what it may at once or in a minute");
 }
 
-/* Every request has a name in our log and in the answer: the client's, or a new one. */
+/* Every request has an id in our log and in the reply: the client's, or a new one. */
 static void make_id(http_call *c) {
     const char *given = http_header(c, "X-Request-Id");
     const size_t n = given ? strlen(given) : 0;

@@ -1,8 +1,7 @@
-/* handler_threads.c - handlers that take long run on threads of their own, in the order they came.
- *
- * Reading megabytes of JSON, or compiling a schema, takes its time, and an HTTP thread that did
- * it would keep all of its other connections waiting. There are several workers, so that one
- * such call does not keep the others of its kind waiting either. */
+/* handler_threads.c - worker threads for slow handlers, in order of arrival. Parsing
+ * megabytes of JSON or compiling a schema on an HTTP thread would delay all other
+ * connections of that thread. There are several workers, so that one slow call does not
+ * delay the next. */
 #include <string.h>
 
 #include "http/http_internal.h"
@@ -12,7 +11,8 @@ static void run(http_call *c) {
     const bool gone = c->gone;
     pthread_mutex_unlock(&c->lock);
     if (gone) {
-        http_reply(c, 503, "text/plain", "", 0); /* nobody reads it, but it ends the call */
+        /* not read by anyone, but it ends the call */
+        http_reply(c, 503, "text/plain", "", 0);
     } else {
         c->route->handler(c, c->server);
     }

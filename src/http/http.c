@@ -1,8 +1,6 @@
-/* http.c - the server's life, and the library's callbacks: connections, requests, bodies,
- * completion.
- *
- * libmicrohttpd runs a pool of threads over epoll. A call whose answer is not there yet is
- * suspended; who answers resumes it. */
+/* http.c - the HTTP server's life cycle and the callbacks of libmicrohttpd: connections,
+ * requests, bodies, completion. libmicrohttpd runs a pool of threads over epoll. A call
+ * without a reply is suspended; the thread that replies resumes it. */
 #define _GNU_SOURCE
 #include <gnutls/crypto.h>
 #include <stdio.h>
@@ -18,11 +16,11 @@
 enum {
     PER_ADDRESS = 256,
     FAILURES_PER_ADDRESS = 20,
-    LIBRARY_ARGUMENTS = 64, /* of one query, empty ones too */
+    LIBRARY_ARGUMENTS = 64, /* arguments of one query, including empty ones */
     COOKIES = 192,
-    RECORD_BYTES = 64, /* of a header in the memory of the library */
+    RECORD_BYTES = 64, /* of a header, in the library's memory */
     SPARE_BYTES = 8 << 10,
-    INLINE_BODY_BYTES = 64 << 10 /* what an HTTP thread may handle itself */
+    INLINE_BODY_BYTES = 64 << 10 /* the largest body that an HTTP thread handles itself */
 };
 
 /* ---- one request ---- */
@@ -31,7 +29,7 @@ static int64_t body_patience(const http_call *c) {
     return c->http->options.limits.body_s + (int64_t)(c->body_expected / HTTP_BYTES_PER_S);
 }
 
-/* The headers are there. A refusal is an answer and is queued below. */
+/* The headers are complete. A refusal is a reply and is queued below. */
 static void begin(http_call *c, const http_line *line) {
     snprintf(c->method, sizeof c->method, "%s",
              strlen(line->method) < sizeof c->method ? line->method : "?");
@@ -40,7 +38,7 @@ static void begin(http_call *c, const http_line *line) {
     if (c->admitted) http_conn_phase(c->conn, HTTP_CONN_BODY, NULL, body_patience(c));
 }
 
-/* false: the body cannot be taken, and the connection is dropped. */
+/* false: the body cannot be stored, and the connection is dropped. */
 static bool take_body(http_call *c, const char *data, size_t n) {
     if (!c->admitted) return true;
     atomic_fetch_add_explicit(&c->http->body_bytes, (int64_t)n, memory_order_relaxed);
@@ -78,7 +76,7 @@ static void handle(http_call *c) {
     }
 }
 
-/* Queues what was answered, or waits for it. */
+/* Queues the reply, or suspends the connection until there is one. */
 static enum MHD_Result deliver(http_call *c, struct MHD_Connection *connection) {
     struct MHD_Response *response = NULL;
     enum MHD_Result result = MHD_YES;
@@ -95,7 +93,7 @@ static enum MHD_Result deliver(http_call *c, struct MHD_Connection *connection) 
         MHD_suspend_connection(connection);
     }
     pthread_mutex_unlock(&c->lock);
-    if (response) { /* without our lock: readers are called with the response's */
+    if (response) { /* not under our lock: readers are called with the response's lock */
         result = MHD_queue_response(connection, (unsigned)c->status, response);
         MHD_destroy_response(response);
     }
@@ -138,8 +136,9 @@ static void count_status(http_server *h, http_call *c, bool whole) {
     atomic_fetch_add(&h->requests[hundred], 1);
 }
 
-/* The connection lets go of its request. Where the library refuses one by itself it may forget
- * on_completed, so the end of the connection, or the next request line, does it at the latest. */
+/* Detaches the connection from its request. If the library refuses a request itself, it may
+ * not call on_completed. So the end of the connection, or the next request line, also calls
+ * this. */
 static void end_exchange(http_conn *conn, bool whole) {
     http_server *h = conn->http;
     http_call *c = conn->exchange;
@@ -151,7 +150,7 @@ static void end_exchange(http_conn *conn, bool whole) {
     count_status(h, c, whole || c->refused_connections);
     c->connection = NULL;
     if (!whole && c->handled) http_call_gone(c);
-    c->gone = true; /* there is nobody to write to any more */
+    c->gone = true; /* there is no client to write to */
     struct MHD_Response *unsent = c->response;
     c->response = NULL;
     c->conn = NULL;
@@ -160,7 +159,7 @@ static void end_exchange(http_conn *conn, bool whole) {
     if (c->handled) {
         atomic_fetch_sub(&h->pending, 1);
     } else {
-        http_call_over(c); /* nobody else will answer */
+        http_call_over(c); /* no other thread will reply */
     }
     http_release(c);
 }
@@ -172,8 +171,8 @@ static void on_completed(void *user, struct MHD_Connection *connection, void **s
     if (conn) end_exchange(conn, how == MHD_REQUEST_TERMINATED_COMPLETED_OK);
 }
 
-/* The library keeps a record of every argument, even of an empty one, and where its memory has
- * no room for them its answer never leaves. So it must not come to that. */
+/* The library allocates a record for every argument, even an empty one, and without memory
+ * for them its reply is never sent. So the number is limited here. */
 static void bound_arguments(http_call *c) {
     size_t n = 0;
     for (const char *p = c->target_text; *p; p++) n += *p == '&';
@@ -186,7 +185,7 @@ static void bound_arguments(http_call *c) {
     http_conn_shut(c->conn, true);
 }
 
-/* The request line is there. */
+/* The request line was received. */
 static void *on_target(void *user, const char *target, struct MHD_Connection *connection) {
     http_server *h = user;
     http_conn *conn = conn_of(connection);
@@ -204,8 +203,8 @@ static void attach_tls(http_conn *conn, struct MHD_Connection *connection) {
     http_tls_attach(&conn->tls, conn->http->tls, info->tls_session);
 }
 
-/* Over the limit a connection is closed at once. The library's own limit is one of each of its
- * threads, and a thread that has come to it may sleep with requests unread: it never comes to it. */
+/* Connections over the limit are closed at once. The library's own limit is per thread, and
+ * a thread at its limit may sleep with unread requests, so it must never be reached. */
 static enum MHD_Result on_accept(void *user, const struct sockaddr *address, socklen_t n) {
     http_server *h = user;
     (void)address, (void)n;
@@ -234,7 +233,7 @@ static void on_connection(void *user, struct MHD_Connection *connection, void **
     }
 }
 
-/* Targets are decoded by url.c, not by the library. */
+/* url.c decodes targets, not the library. */
 static size_t leave_escaped(void *user, struct MHD_Connection *connection, char *text) {
     (void)user, (void)connection;
     return strlen(text);
@@ -242,7 +241,7 @@ static size_t leave_escaped(void *user, struct MHD_Connection *connection, char 
 
 /* ---- life ---- */
 
-/* What could never match a header is a mistake of who wrote it. */
+/* Names that can never match a header are a configuration error. */
 static hd_status check_names(const http_options *o, hd_err *err) {
     char host[256];
     for (size_t i = 0; i < o->n_origins; i++) {
@@ -263,7 +262,8 @@ static hd_status check_names(const http_options *o, hd_err *err) {
     return HD_OK;
 }
 
-/* Places for all connections and, since each thread may accept the last one, some more. */
+/* Allocates places for all connections and one more per thread, because each thread may
+ * accept the last one. */
 static hd_status open_table(http_server *h, hd_err *err) {
     const int32_t n = h->options.limits.connections + h->options.threads * h->n_listeners;
     h->conns = calloc((size_t)n, sizeof *h->conns);
@@ -317,8 +317,8 @@ hd_status http_mount(http_server *h, const http_route *routes, size_t n, void *s
     return HD_OK;
 }
 
-/* What the library may use for one connection: the headers as they come, the largest one again
- * if it holds cookies, and a record of each header, argument and cookie. */
+/* Returns the library's memory per connection: the headers, the largest one again if it
+ * contains cookies, and a record of each header, argument and cookie. */
 static size_t library_bytes(const http_limits *limits) {
     const size_t records = (size_t)limits->headers + LIBRARY_ARGUMENTS + COOKIES;
     return limits->header_bytes + limits->one_header_bytes + records * RECORD_BYTES +
@@ -374,7 +374,7 @@ void http_set_gate(http_server *h, http_gate gate) {
     atomic_store(&h->gate, (int)gate);
 }
 
-/* Every waiting call is let go: the library cannot stop while one is suspended. */
+/* Ends every waiting call, because the library cannot stop while one is suspended. */
 static void drop_calls(http_server *h) {
     for (int32_t i = 0; i < h->n_conns; i++) {
         http_call *c = NULL;
@@ -395,7 +395,7 @@ void http_stop(http_server *h) {
     for (int32_t i = 0; i < h->n_listeners; i++) {
         const http_listener *l = &h->listeners[i];
         if (l->daemon) MHD_quiesce_daemon(l->daemon);
-        shutdown(l->fd, SHUT_RDWR); /* a refusal, not a place in a dead queue */
+        shutdown(l->fd, SHUT_RDWR); /* refuse connections instead of queueing them */
     }
     drop_calls(h);
     for (int32_t i = 0; i < h->n_listeners; i++) {

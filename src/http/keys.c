@@ -151,7 +151,7 @@ hd_status hd_keys_reload(hd_keys *k, hd_err *err) {
     return HD_OK;
 }
 
-/* 1 when equal. Looks at every byte whatever it finds. */
+/* Returns 1 if equal. Reads every byte, so its time does not depend on the content. */
 static uint32_t same_digest(const uint8_t *a, const uint8_t *b) {
     uint32_t differs = 0;
     for (size_t i = 0; i < DIGEST_BYTES; i++) differs |= (uint32_t)(a[i] ^ b[i]);
@@ -167,7 +167,8 @@ hd_right hd_keys_check(hd_keys *k, const char *text, uint64_t *salt) {
     uint64_t found_salt = 0;
     uint32_t right = HD_RIGHT_NONE;
     pthread_rwlock_rdlock(&k->lock);
-    for (size_t i = 0; i < k->list.n; i++) { /* all of them: no early exit to be timed */
+    /* no early exit, so that the time reveals nothing */
+    for (size_t i = 0; i < k->list.n; i++) {
         const key *one = &k->list.keys[i];
         const uint32_t same = same_digest(one->digest, digest);
         found_salt |= one->salt * same;

@@ -1,4 +1,4 @@
-/* quota.c - see quota.h. Keys and addresses live in tables of fixed size. */
+/* quota.c - see quota.h. Keys and addresses are stored in tables of fixed size. */
 #include "http/quota.h"
 
 #include <netinet/in.h>
@@ -9,9 +9,9 @@
 #include "http/keys.h"
 
 enum {
-    KEY_PLACES = 2 * HD_KEYS_MAX, /* never more than half full of keys that are known */
+    KEY_PLACES = 2 * HD_KEYS_MAX, /* known keys fill at most half of it */
     ADDRESS_PLACES = 4096,
-    ADDRESS_WAYS = 8, /* places where one address can lie */
+    ADDRESS_WAYS = 8, /* places where one address can be stored */
     V6_NETWORK_BYTES = 8
 };
 static const int64_t SECOND_NS = 1000000000;
@@ -21,7 +21,7 @@ typedef struct key_use {
     uint64_t salt; /* 0: free */
     int32_t calls;
     int64_t reserved; /* tokens */
-    int64_t paid_ns;  /* until then all that was spent is refilled */
+    int64_t paid_ns;  /* time at which everything spent is refilled */
 } key_use;
 
 typedef struct address_use {
@@ -56,7 +56,7 @@ static int64_t pay(int64_t paid_ns, int64_t cost_ns, int64_t now_ns) {
     return (paid_ns > now_ns ? paid_ns : now_ns) + cost_ns;
 }
 
-/* Seconds until a mark leaves room for one more of cost within the minute; 0: there is room. */
+/* Returns the seconds until cost more fits into the minute; 0: it fits now. */
 static int32_t wait_for(int64_t paid_ns, int64_t cost_ns, int64_t now_ns) {
     const int64_t ahead = pay(paid_ns, cost_ns, now_ns) - now_ns - WINDOW_NS;
     return ahead <= 0 ? 0 : (int32_t)((ahead + SECOND_NS - 1) / SECOND_NS);
@@ -64,8 +64,8 @@ static int32_t wait_for(int64_t paid_ns, int64_t cost_ns, int64_t now_ns) {
 
 /* ---- keys ---- */
 
-/* The place of a key, taken if it has none; NULL: all are taken. A key that rests owes nothing
- * and can be forgotten, so that keys which were replaced leave no trace. */
+/* Returns the place of a key, allocating one if necessary; NULL: all are in use. A key
+ * without calls and debt can be forgotten, so replaced keys leave nothing behind. */
 static key_use *place_of(http_quotas *q, uint64_t salt, int64_t now_ns) {
     key_use *resting = NULL;
     for (uint64_t i = 0; i < KEY_PLACES; i++) {
@@ -79,7 +79,7 @@ static key_use *place_of(http_quotas *q, uint64_t salt, int64_t now_ns) {
     return resting;
 }
 
-/* All of a minute's tokens cost no more than the minute. */
+/* The tokens of a whole minute cost at most one minute. */
 static int64_t cost_of(const http_quotas *q, int64_t tokens) {
     return (int64_t)((double)tokens * (double)WINDOW_NS / (double)q->limits.key_tokens);
 }
@@ -106,7 +106,7 @@ int32_t http_quota_enter(http_quotas *q, uint64_t salt, int64_t now_ns) {
 void http_quota_leave(http_quotas *q, uint64_t salt) {
     if (!bounds_keys(q) || !salt) return;
     pthread_mutex_lock(&q->lock);
-    key_use *k = place_of(q, salt, 0); /* it is there: it has a call */
+    key_use *k = place_of(q, salt, 0); /* exists, because the key has a call */
     if (k && k->calls) k->calls--;
     pthread_mutex_unlock(&q->lock);
 }
@@ -136,7 +136,7 @@ void http_quota_settle(http_quotas *q, uint64_t salt, int64_t reserved, int64_t 
 
 /* ---- addresses ---- */
 
-/* A whole network of version 6 counts as one: its owner can use all of it. */
+/* An IPv6 network counts as one address, because its owner can use all of it. */
 static uint64_t network_of(const struct sockaddr *address) {
     uint64_t network = 0;
     if (address->sa_family == AF_INET) {
@@ -152,7 +152,8 @@ static uint64_t network_of(const struct sockaddr *address) {
     return network;
 }
 
-/* The place of a network; where it has none, the one among its ways that is forgiven first. */
+/* Returns the place of a network. If it has none, replaces the one of its set whose failures
+ * expire first. */
 static address_use *address_place(http_quotas *q, uint64_t network) {
     const uint64_t first = network * 0x9e3779b97f4a7c15u >> 40;
     address_use *oldest = NULL;

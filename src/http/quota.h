@@ -1,7 +1,7 @@
-/* quota.h - how much one key may use, and how often one address may fail to show a key.
- *
- * Both are budgets that refill steadily: what is spent moves a mark into the future, and who
- * is a whole minute ahead waits. Any thread; nothing here allocates after opening. */
+/* quota.h - rate limits: tokens and calls per key, and failed authentications per address.
+ * Budgets refill steadily (a leaky bucket): spending moves a mark into the future, and a
+ * caller whose mark is a minute ahead must wait. Any thread may call; only opening
+ * allocates. */
 #ifndef HD_HTTP_QUOTA_H
 #define HD_HTTP_QUOTA_H
 
@@ -11,10 +11,10 @@
 
 #include "base/status.h"
 
-typedef struct http_quota_limits { /* 0: no bound */
-    int32_t key_calls;             /* of one key at once */
-    int64_t key_tokens;            /* of one key per minute, read and written */
-    int32_t failures;              /* to show a key, of one address per minute */
+typedef struct http_quota_limits { /* 0: unlimited */
+    int32_t key_calls;             /* concurrent calls of one key */
+    int64_t key_tokens;            /* tokens per minute of one key, prompt and output */
+    int32_t failures;              /* failed authentications per minute of one address */
 } http_quota_limits;
 
 typedef struct http_quotas http_quotas;
@@ -22,19 +22,19 @@ typedef struct http_quotas http_quotas;
 hd_status http_quotas_open(http_quotas **out, const http_quota_limits *limits, hd_err *err);
 void http_quotas_close(http_quotas *q); /* NULL is fine */
 
-/* A call of the key with this salt begins. 0: it may; else it may not, and in so many seconds
- * trying again makes sense. Every call that began ends by http_quota_leave. */
+/* Begins a call of the key with this salt. Returns 0, or the seconds after which to retry.
+ * Every call that began must end with http_quota_leave. */
 int32_t http_quota_enter(http_quotas *q, uint64_t salt, int64_t now_ns);
 void http_quota_leave(http_quotas *q, uint64_t salt);
 
-/* What a call may use at most is set aside before it uses any, so that many at once cannot use
- * more than the key has: tokens, at most the key_tokens of a minute. 0: they are; else seconds as
- * above. Settling gives them back and takes what was used. */
+/* Reserves the most tokens that a call may use, so that concurrent calls cannot exceed the
+ * quota; tokens is at most key_tokens. Returns 0, or seconds as above. Settling returns the
+ * reserved tokens and charges the used ones. */
 int32_t http_quota_reserve(http_quotas *q, uint64_t salt, int64_t tokens, int64_t now_ns);
 void http_quota_settle(http_quotas *q, uint64_t salt, int64_t reserved, int64_t used,
                        int64_t now_ns);
 
-/* 0: the address may try a key; else the seconds it has to wait. */
+/* Returns 0 if the address may try a key, else the seconds it has to wait. */
 int32_t http_quota_blocked(http_quotas *q, const struct sockaddr *address, int64_t now_ns);
 void http_quota_failed(http_quotas *q, const struct sockaddr *address, int64_t now_ns);
 

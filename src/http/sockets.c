@@ -1,6 +1,5 @@
-/* sockets.c - the listening sockets: one for every address of the host's name, all on one port.
- *
- * The library takes one listening socket per daemon, so that each has a daemon of its own. */
+/* sockets.c - listening sockets: one for every address of the host's name, all on one port.
+ * libmicrohttpd takes one listening socket per daemon, so each has its own daemon. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netdb.h>
@@ -35,11 +34,14 @@ static void set_port(struct sockaddr_storage *a, int32_t port) {
     }
 }
 
-/* Accepted sockets inherit these. A peer that vanished without a word is noticed. */
+/* Accepted sockets inherit these options. Keep-alive probes detect a peer that vanished
+ * silently. */
 static void set_socket_options(int fd, const http_limits *limits) {
     const int on = 1, probe_s = limits->stall_s, again_s = KERNEL_LATER_S;
-    const int send_bytes = KERNEL_SEND_BYTES; /* what a slow reader can pile up here */
-    const int patience_ms = (limits->stall_s + KERNEL_LATER_S) * 1000; /* ours comes first */
+    /* the most unread bytes that the kernel buffers for a slow reader */
+    const int send_bytes = KERNEL_SEND_BYTES;
+    /* later than our own deadline */
+    const int patience_ms = (limits->stall_s + KERNEL_LATER_S) * 1000;
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &send_bytes, sizeof send_bytes);
     setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
@@ -49,7 +51,7 @@ static void set_socket_options(int fd, const http_limits *limits) {
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
-/* The first socket decides the port where any will do. */
+/* If any port will do, the first socket determines it. */
 static hd_status read_port(http_server *h, int fd, hd_err *err) {
     struct sockaddr_storage bound = {0};
     socklen_t n = sizeof bound;
@@ -62,7 +64,7 @@ static hd_status read_port(http_server *h, int fd, hd_err *err) {
     return HD_OK;
 }
 
-/* HD_EUNSUPPORTED: this machine does not have the address; HD_EAGAIN: the port is taken. */
+/* HD_EUNSUPPORTED: this computer does not have the address; HD_EAGAIN: the port is in use. */
 static hd_status bind_address(http_server *h, const struct addrinfo *a, bool alone,
                               hd_err *err) {
     http_listener *l = &h->listeners[h->n_listeners];
@@ -75,7 +77,7 @@ static hd_status bind_address(http_server *h, const struct addrinfo *a, bool alo
     if (l->fd >= 0) {
         h->n_listeners++;
         set_socket_options(l->fd, &h->options.limits);
-        /* Alone, :: takes IPv4 too; beside an IPv4 address the two would exclude each other. */
+        /* A lone :: also accepts IPv4; beside an IPv4 address the two would conflict. */
         if (a->ai_family == AF_INET6 && !alone) {
             setsockopt(l->fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
         }
@@ -111,7 +113,7 @@ static bool is_repeated(const struct addrinfo *all, const struct addrinfo *a) {
     return false;
 }
 
-/* What this machine does not have is left out, with a word in the log, if something is left. */
+/* Skips addresses that this computer does not have, with a log message, if others are left. */
 static hd_status bind_all(http_server *h, const struct addrinfo *found, hd_err *err) {
     hd_err absent[HTTP_LISTENERS] = {0};
     size_t n_absent = 0;
@@ -138,8 +140,8 @@ static hd_status bind_all(http_server *h, const struct addrinfo *found, hd_err *
     return HD_OK;
 }
 
-/* localhost is this machine by its loopback addresses, whatever a name server or /etc/hosts
- * says, if there is one. */
+/* localhost always means the loopback addresses that exist, whatever a name server or
+ * /etc/hosts says. */
 static hd_status find_addresses(const char *host, struct addrinfo **found, hd_err *err) {
     const bool local = strcasecmp(host, "localhost") == 0;
     const struct addrinfo want = {
@@ -154,7 +156,8 @@ hd_status http_listen(http_server *h, hd_err *err) {
     HD_TRY(find_addresses(h->options.host, &found, err));
     hd_status st = HD_EAGAIN;
     hd_err why = {0};
-    /* A port that was free on one address may be taken on the next: then another one. */
+    /* A port that is free on one address may be in use on the next; then another one is
+     * tried. */
     for (int i = 0; st == HD_EAGAIN && i < (h->options.port ? 1 : PORT_TRIES); i++) {
         http_unlisten(h);
         why = (hd_err){0};

@@ -1,7 +1,6 @@
-/* stream.c - what a client has not read yet: server-sent events, and answers too large for one
- * write. One buffer per call, between who computes and who reads.
- *
- * All buffers and all request bodies share one bound (http_options.limits.bodies_bytes). */
+/* stream.c - buffers of unread reply bytes: server-sent events (SSE), and replies too large
+ * for one write. Each call has one buffer between the writing and the reading thread. All
+ * buffers and request bodies share one limit (http_options.limits.bodies_bytes). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +10,7 @@
 enum { EVENT_BLOCK = 4096, REPLY_BLOCK = 64 << 10, FIRST_CAP = 1024, SHARES = 4 };
 static const int64_t SECOND_NS = 1000000000;
 
-/* ---- the bytes of all calls ---- */
+/* ---- bytes of all calls ---- */
 
 bool http_take_bytes(http_server *h, size_t n) {
     const size_t most = h->options.limits.bodies_bytes;
@@ -21,7 +20,7 @@ bool http_take_bytes(http_server *h, size_t n) {
     return false;
 }
 
-/* With the lock held, or nobody left to hold it. */
+/* Called with the lock held, or when no other thread has the call. */
 void http_stream_free(http_call *c) {
     atomic_fetch_sub(&c->http->held_bytes, c->stream_cap);
     free(c->stream);
@@ -43,7 +42,7 @@ static void take(http_call *c, char *out, size_t n) {
     if (c->stream_cap > 2 * patient) http_stream_free(c);
 }
 
-/* Called by the library when the socket takes more. */
+/* Called by the library when the socket accepts more bytes. */
 static ssize_t read_stream(void *user, uint64_t position, char *out, size_t max) {
     http_call *c = user;
     (void)position;
@@ -76,8 +75,8 @@ static void release_events(void *user) {
     http_release(c);
 }
 
-/* A reader may be so far behind for a while: as long as one that stalls, and as a slow line
- * takes to carry what waits. n bytes were added. */
+/* n bytes were added. A reader may be this far behind for as long as the stall limit, plus
+ * the time that a slow line takes for the waiting bytes. */
 static void be_patient(http_call *c, size_t n) {
     const http_limits *limits = &c->http->options.limits;
     if (c->stream_n <= limits->stream_bytes) return;
@@ -132,8 +131,9 @@ bool http_stream_is_late(const http_call *c, int64_t now) {
     return c->stream_n && (now - c->taken_ns > stall_ns || (c->late_ns && now > c->late_ns));
 }
 
-/* What fits the buffer of every stream is always taken, and an empty one takes any event if all
- * calls together have room for it. In between nobody may have more than a share of that. */
+/* Whether n bytes may grow by more. The standard buffer of a stream always fits, and an
+ * empty buffer accepts any event if the shared limit allows it. In between, one stream gets
+ * only a share of the limit. */
 static bool may_hold(http_call *c, size_t n, size_t more) {
     const http_limits *limits = &c->http->options.limits;
     if (n <= limits->stream_bytes) {
@@ -151,7 +151,7 @@ static size_t cap_for(const http_call *c, size_t n) {
     return n > cap / 2 ? 2 * cap : cap; /* moving is cheaper than growing */
 }
 
-/* Room for n bytes more behind what is there; false: no memory, or beyond the limit. */
+/* Makes space for n bytes at the end. Returns false without memory or beyond the limit. */
 static bool make_room(http_call *c, size_t n) {
     if (c->stream_at + c->stream_n + n <= c->stream_cap) return true;
     if (c->stream_n + n <= c->stream_cap / 2) {
@@ -188,7 +188,7 @@ bool http_stream_write(http_call *c, const char *bytes, size_t n) {
         http_call_keep(c, bytes, n);
         if (taken) {
             const int64_t now = hd_now_ns();
-            if (!c->stream_n) c->taken_ns = now; /* the reader owes nothing before */
+            if (!c->stream_n) c->taken_ns = now; /* the stall time begins now */
             memcpy(c->stream + c->stream_at + c->stream_n, bytes, n);
             c->stream_n += n;
             c->written_ns = now;
@@ -206,7 +206,7 @@ bool http_stream_write(http_call *c, const char *bytes, size_t n) {
 void http_stream_end(http_call *c) {
     pthread_mutex_lock(&c->lock);
     c->stream_over = true;
-    http_call_leave_quota(c); /* who has the answer may ask again */
+    http_call_leave_quota(c); /* a client that has its reply may send the next request */
     http_call_wake(c);
     pthread_mutex_unlock(&c->lock);
     http_call_over(c);

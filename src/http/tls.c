@@ -1,5 +1,5 @@
-/* tls.c - see tls.h. A pair that was replaced is kept until the end, because handshakes that
- * began with it may still use it; reading the same files again makes no new one. */
+/* tls.c - see tls.h. A replaced pair is kept until the end, because handshakes that began
+ * with it may still use it. Reading unchanged files creates no new pair. */
 #include "http/tls.h"
 
 #include <gnutls/crypto.h>
@@ -21,7 +21,7 @@ typedef struct tls_pair {
 
 struct http_tls {
     const char *certificate, *private_key; /* names of files */
-    _Atomic(tls_pair *) pair;              /* the newest */
+    _Atomic(tls_pair *) pair;              /* the newest pair */
 };
 
 static void pair_close(tls_pair *p) {
@@ -30,7 +30,7 @@ static void pair_close(tls_pair *p) {
     free(p);
 }
 
-/* The library compares the two only where credentials are made of them. */
+/* The library compares certificate and key only when it creates credentials. */
 static int check_pair(const gnutls_datum_t *certificate, const gnutls_datum_t *key) {
     gnutls_certificate_credentials_t trial;
     int code = gnutls_certificate_allocate_credentials(&trial);

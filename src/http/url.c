@@ -1,4 +1,4 @@
-/* url.c - the grammar of targets and authorities, strict and in place. */
+/* url.c - strict in-place parsers of request targets, Host and Origin. */
 #include "http/url.h"
 
 #include <arpa/inet.h>
@@ -42,8 +42,8 @@ bool http_number_parse(const char *text, long low, long high, long *out) {
     return true;
 }
 
-/* Escapes are checked here and decoded only by who needs the bytes: a route never matches an
- * escaped spelling of another path. */
+/* Checks escapes without decoding them. A route never matches an escaped spelling of its
+ * path, so only code that needs the bytes decodes. */
 static bool path_is_good(const char *path) {
     for (const char *p = path; *p; p++) {
         const unsigned char c = (unsigned char)*p;
@@ -72,7 +72,7 @@ http_target_fault http_target_parse(http_target *out, char *text, http_query_arg
     for (size_t n = 0; query && *query; n++) {
         char *next = strchr(query, '&');
         if (next) *next++ = '\0';
-        if (n == max_args) return HTTP_TARGET_TOO_MANY; /* an empty one is one too */
+        if (n == max_args) return HTTP_TARGET_TOO_MANY; /* an empty argument counts too */
         if (*query) {
             char *value = strchr(query, '=');
             if (value) *value++ = '\0';

@@ -1,8 +1,7 @@
-/* watch.c - the table of connections and the thread that watches it.
- *
- * The library does not look at a connection that waits for its answer. The watcher does: an
- * edge-triggered epoll of its own holds every connection and reports nothing but hang-ups. It
- * also enforces the patience of each phase and keeps silent streams alive. */
+/* watch.c - the table of connections, and the watcher thread. The library ignores a
+ * connection that waits for its reply. The watcher registers every connection with an
+ * edge-triggered epoll of its own that reports hang-ups only. It also enforces the deadline
+ * of each phase and keeps silent streams alive. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdio.h>
@@ -31,7 +30,7 @@ http_conn *http_conn_add(http_server *h, int fd) {
         h->first_free = conn->next_free;
         conn->http = h;
         conn->slot = (uint32_t)slot;
-        conn->generation++; /* never 0 while in use, so no token is WAKE_TOKEN */
+        conn->generation++; /* never 0 while in use, so no token equals WAKE_TOKEN */
         if (!conn->generation) conn->generation = 1;
         conn->fd = fd;
         conn->call = NULL;
@@ -73,8 +72,8 @@ void http_conn_phase(http_conn *conn, http_phase phase, http_call *c, int64_t se
     pthread_mutex_unlock(&h->lock);
 }
 
-/* linger: the client may still read what was sent. Without the reset a full send buffer would
- * keep a slow reader's connection for as long as it likes. */
+/* linger: the client may still read what was sent. Without a reset, a full send buffer would
+ * keep a slow reader's connection open indefinitely. */
 void http_conn_shut(http_conn *conn, bool linger) {
     http_server *h = conn->http;
     const struct linger reset = {.l_onoff = 1, .l_linger = 0};
@@ -88,7 +87,7 @@ void http_conn_shut(http_conn *conn, bool linger) {
 
 /* ---- the watcher ---- */
 
-/* The call of a place, retained, or NULL. */
+/* Returns the call at a place, retained, or NULL. */
 static http_call *call_at(http_server *h, http_conn *conn, uint32_t generation, bool hung_up) {
     http_call *c = NULL;
     pthread_mutex_lock(&h->lock);
@@ -109,14 +108,14 @@ static void on_hang_up(http_server *h, const struct epoll_event *event) {
     http_call *c = call_at(h, &h->conns[slot], generation, true);
     if (!c) return;
     pthread_mutex_lock(&c->lock);
-    /* An answer that is complete but for its sending is still sent to who closed one side. */
+    /* A complete reply is still sent to a client that closed only one side. */
     if (c->suspended && (whole || !c->stream_over)) http_call_gone(c);
     pthread_mutex_unlock(&c->lock);
     http_release(c);
 }
 
-/* Where the library takes no answer: before the whole request is there. More headers may stand
- * behind the status. */
+/* Refuses where the library accepts no reply: before the request is complete. status may be
+ * followed by more headers. */
 void http_conn_refuse(const http_conn *conn, const char *status, const char *type,
                       const char *message) {
     char body[256], text[512];
@@ -145,7 +144,7 @@ static void tend_stream(http_call *c, int64_t now) {
     pthread_mutex_unlock(&c->lock);
 }
 
-/* Hung up, and all it sent was read: no more will come. The library may have missed it, where the
+/* Whether the client hung up and all its bytes were read. The library may miss this if the
  * end came with the last bytes or while it was busy. */
 static bool has_left(const http_conn *conn) {
     int unread = 0;
@@ -161,7 +160,7 @@ static void check_patience(http_server *h, http_conn *conn, int64_t now) {
         if (c) http_retain(c);
     } else if (phase != HTTP_CONN_FREE && has_left(conn)) {
         if (conn->left) shutdown(conn->fd, SHUT_RDWR);
-        conn->left = true; /* and if it still is so at the next look */
+        conn->left = true; /* decided if it is still so at the next check */
     } else if (phase != HTTP_CONN_FREE && conn->until_ns && now > conn->until_ns) {
         atomic_fetch_add(&h->timed_out, 1);
         if (phase > HTTP_CONN_IDLE) {

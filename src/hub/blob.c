@@ -1,8 +1,7 @@
-/* blob.c - one file of the hub on its way to its blob: continued, counted, checked, renamed.
- *
- * The partial file and the lock have the names that other programs of this cache use, so that two
- * of them never write one file. Bytes that are there from before are hashed in pieces, so that
- * other connections are served meanwhile. */
+/* blob.c - downloads one file of the hub to its blob: resumes, counts, verifies and renames.
+ * The partial file and the lock have the names that other programs of this cache use, so
+ * that two programs never write one file. Bytes received earlier are hashed in pieces, so
+ * that other connections make progress meanwhile. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

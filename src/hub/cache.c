@@ -1,4 +1,4 @@
-/* cache.c - the folders of the cache: where things lie, finding a snapshot, adding to one. */
+/* cache.c - the folders of the hub cache: layout, finding a snapshot, adding to one. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -1,4 +1,5 @@
-/* digest.c - the two digests by which the hub names bytes, taken as the bytes come. */
+/* digest.c - the two digests by which the hub identifies files, computed as the bytes
+ * arrive. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* hub_internal.h - names, listings, digests and transfers as the files of this folder share them. */
+/* hub_internal.h - names, listings, digests and transfers, shared by the files of src/hub. */
 #ifndef HD_HUB_HUB_INTERNAL_H
 #define HD_HUB_HUB_INTERNAL_H
 

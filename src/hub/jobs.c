@@ -1,7 +1,6 @@
-/* jobs.c - many files at once on one thread: who may start, who tries again, and when.
- *
- * A job that waits (for a retry, a lock, its turn to hash) keeps its place among those under way.
- * Where a server says how long to wait, all wait: it is the same server. */
+/* jobs.c - runs concurrent downloads on one thread: starts, retries and delays them. A job
+ * that waits (for a retry, a lock, or to hash) keeps its place among the running ones. If a
+ * server says how long to wait, all jobs wait, because it is the same server. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,5 @@
-/* listing.c - what the hub says a repository holds, and which of it a model needs.
- *
- * Names become paths on our disk and digests names of files, so both are checked here. */
+/* listing.c - the hub's listing of a repository, and which of its files a model needs. Names
+ * become local paths and digests become file names, so both are checked here. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* name.c - names of repositories, revisions and files: which are taken, and how a URL says them. */
+/* name.c - checks names of repositories, revisions and files, and escapes them for URLs. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

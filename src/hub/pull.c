@@ -1,4 +1,5 @@
-/* pull.c - a whole download: what the hub lists, what is missing here, then links and the name. */
+/* pull.c - a complete download: lists the repository, downloads missing files, then creates
+ * the links and the reference. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

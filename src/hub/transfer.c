@@ -1,8 +1,8 @@
-/* transfer.c - one attempt at one file: what is asked, what each reply means, where it leads.
- *
- * Redirects are followed here and not by libcurl, so that one rule decides at every hop: the token
- * goes to the endpoint's own origin alone, and none leads from https to http. Messages name
- * hosts, never whole URLs: those of content networks hold signatures. */
+/* transfer.c - one attempt to download one file: request, interpretation of the reply,
+ * redirects. Redirects are followed here and not by libcurl, so that one rule applies at
+ * every hop: the token is sent to the endpoint's own origin only, and https never redirects
+ * to http. Messages name hosts, never complete URLs, because URLs of content networks
+ * contain signatures. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

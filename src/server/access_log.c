@@ -1,5 +1,5 @@
-/* access_log.c - see access_log.h. A line is built on the stack: memory that ran out is no reason to
- * miss the request that met it. */
+/* access_log.c - see access_log.h. A line is built on the stack, so that a request is logged
+ * also when memory has run out. */
 #include "server/access_log.h"
 
 #include <stdio.h>
@@ -21,7 +21,7 @@ __attribute__((format(printf, 2, 3))) static void put(line *l, const char *forma
     l->n += (size_t)n < sizeof l->text - l->n ? (size_t)n : sizeof l->text - l->n - 1;
 }
 
-/* As JSON: bytes beyond ASCII by their number, cut where it is too long. */
+/* Writes text as JSON; bytes beyond ASCII are escaped by number, and long text is truncated. */
 static void put_text(line *l, const char *key, const char *text) {
     put(l, ", \"%s\": \"", key);
     for (size_t i = 0; i < MAX_TEXT && text[i]; i++) {

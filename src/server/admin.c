@@ -1,4 +1,5 @@
-/* admin.c - endpoints that change what the engine does: flush, abort, pause, profile. */
+/* admin.c - admin endpoints: flush the prefix cache, abort requests, pause and continue,
+ * start and stop a profile. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -52,7 +53,7 @@ static bool check_idle(server *s, waiting_call *w, bool late) {
     return true;
 }
 
-/* Trainers poll this; 400 says that work is under way. */
+/* Trainers poll this; 400 means that requests are still running. */
 static void on_flush(http_call *c, void *user) {
     server *s = user;
     const char *text = http_query(c, "timeout");
@@ -146,7 +147,7 @@ static void on_start_profile(http_call *c, void *user) {
                            &err) != HD_OK) {
         profile_failed(c, &err);
     } else {
-        trace_tick(s->trace, s->engine); /* from where steps count */
+        trace_tick(s->trace, s->engine); /* steps are counted from here */
         server_reply_text(c, 200, "Start profiling.\n");
     }
     json_decref(body);
@@ -156,7 +157,7 @@ static void on_stop_profile(http_call *c, void *user) {
     server *s = user;
     char path[4096], text[4200];
     hd_err err = {0};
-    trace_tick(s->trace, s->engine); /* those since the last */
+    trace_tick(s->trace, s->engine); /* steps since the last tick */
     if (trace_stop(s->trace, path, sizeof path, &err) != HD_OK) {
         profile_failed(c, &err);
         return;

@@ -1,4 +1,4 @@
-/* describe.c - the routes of this room for /openapi.json, and the shapes of their replies. */
+/* describe.c - describes the routes of src/server and their replies for /openapi.json. */
 #include "api/openapi.h"
 #include "server/server_internal.h"
 

@@ -1,4 +1,5 @@
-/* dump.c - see dump.h. Only an operator removes dumps, but for the oldest when there are too many. */
+/* dump.c - see dump.h. Dumps are removed by an operator only, except for the oldest beyond
+ * the limit. */
 #include "server/dump.h"
 
 #include <errno.h>
@@ -12,7 +13,7 @@
 
 enum { MAX_NAME = PATH_MAX + 8, MAX_COMMAND = MAX_NAME + 1024 };
 
-/* Number 0 is the file itself. */
+/* Number 0 is path itself. */
 static void name_of(char *out, const char *path, int number) {
     if (number) {
         snprintf(out, MAX_NAME, "%s.%d", path, number);
@@ -28,7 +29,7 @@ static bool is_there(const char *path, int number) {
     return lstat(name, &st) == 0;
 }
 
-/* Another server that starts beside this one may have been faster. */
+/* Another server that starts at the same time may have moved it first. */
 static hd_status move(const char *path, int number, hd_err *err) {
     char from[MAX_NAME], to[MAX_NAME];
     name_of(from, path, number);
@@ -41,7 +42,7 @@ static hd_status move(const char *path, int number, hd_err *err) {
 static hd_status keep(const char *path, hd_err *err) {
     struct stat st;
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0) return HD_OK;
-    int last = 1; /* the first number that is free */
+    int last = 1; /* the first unused number */
     while (last < DUMPS_KEPT && is_there(path, last)) last++;
     for (int number = last; number > 0; number--) HD_TRY(move(path, number - 1, err));
     return HD_OK;

@@ -1,4 +1,5 @@
-/* histogram.c - floating buckets: the exponent and four bits of the mantissa. */
+/* histogram.c - buckets by floating-point format: the exponent and four bits of the
+ * mantissa. */
 #include "server/histogram.h"
 
 #include <stddef.h>
@@ -12,7 +13,7 @@ static size_t bucket_of(uint64_t v) {
     return i < HISTOGRAM_BUCKETS ? i : HISTOGRAM_BUCKETS - 1;
 }
 
-/* The first value behind the bucket. */
+/* Returns the first value above the bucket. */
 static double end_of(size_t bucket) {
     if (bucket < STEPS) return (double)bucket + 1;
     const size_t exponent = bucket / STEPS + 3, mantissa = bucket % STEPS + STEPS;
@@ -55,7 +56,7 @@ void histogram_mark(histogram_window *w, const histogram *h) {
 
 void histogram_read_window(const histogram_window *w, const histogram *h, histogram_copy *out) {
     histogram_read(h, out);
-    if (w->n_marked < HISTOGRAM_MARKS) return; /* the start is not that long ago */
+    if (w->n_marked < HISTOGRAM_MARKS) return; /* fewer marks than that since the start */
     const histogram_copy *oldest = &w->marks[w->n_marked % HISTOGRAM_MARKS];
     out->n -= oldest->n;
     out->sum -= oldest->sum;

@@ -1,8 +1,7 @@
-/* histogram.h - counts of values on a logarithmic scale, written from any thread.
- *
- * Sixteen buckets per doubling, so a bucket is at most 6 % wide: any list of Prometheus edges
- * and any quantile can be read from it. Reading goes through a copy, so that what one reader
- * sees agrees with itself while others write. */
+/* histogram.h - histograms on a logarithmic scale that any thread may add to. There are
+ * sixteen buckets per doubling, so a bucket is at most 6 % wide. Any list of Prometheus
+ * edges and any quantile can be computed from it. Readers use a copy, so that their values
+ * are consistent while other threads add. */
 #ifndef HD_SERVER_HISTOGRAM_H
 #define HD_SERVER_HISTOGRAM_H
 
@@ -27,8 +26,8 @@ void histogram_read(const histogram *h, histogram_copy *out);
 uint64_t histogram_below(const histogram_copy *c, double edge); /* values up to edge */
 double histogram_quantile(const histogram_copy *c, double q);   /* 0 when empty */
 
-/* What came lately: since the oldest of the last HISTOGRAM_MARKS marks. All zero is a new one.
- * One thread's. */
+/* A sliding window: the counts since the oldest of the last HISTOGRAM_MARKS marks. All zero
+ * is an empty one. Only one thread may use it. */
 typedef struct histogram_window {
     histogram_copy marks[HISTOGRAM_MARKS];
     uint64_t n_marked;

@@ -1,13 +1,13 @@
-/* history.c - a ring of samples behind a lock, and its JSON. */
+/* history.c - a ring of samples behind a lock, written as JSON. */
 #include "server/history.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 
 struct history {
-    pthread_mutex_t lock; /* guards the rest */
+    pthread_mutex_t lock; /* guards the fields below */
     history_sample samples[HISTORY_SAMPLES];
-    int64_t n; /* ever added */
+    int64_t n; /* samples added in total */
 };
 
 history *history_new(void) {

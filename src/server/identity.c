@@ -1,4 +1,5 @@
-/* identity.c - see identity.h. Groups first: afterwards there is no right to change them. */
+/* identity.c - see identity.h. Groups are changed first, because a user without root rights
+ * cannot change them. */
 #define _GNU_SOURCE
 #include "server/identity.h"
 
@@ -38,7 +39,7 @@ static hd_status find_group(const char *group, gid_t *gid, hd_err *err) {
     return HD_OK;
 }
 
-/* Whether nothing of root is left and nothing of it can come back. */
+/* Whether no root id is left and the process cannot regain one. */
 static bool is_only(uid_t uid, gid_t gid) {
     uid_t real, effective, saved;
     gid_t real_group, effective_group, saved_group;

@@ -1,4 +1,4 @@
-/* identity.h - becomes an ordinary user after what only root may do is done. */
+/* identity.h - drops root rights: changes to another user after the steps that need root. */
 #ifndef HD_SERVER_IDENTITY_H
 #define HD_SERVER_IDENTITY_H
 
@@ -6,8 +6,8 @@
 
 #include "base/status.h"
 
-/* For all threads that are started later. user and group are names or numbers, group may be
- * NULL: the user's own. The user keeps the further groups that the system gives it. */
+/* Applies to all threads that start later. user and group are names or numbers; group NULL:
+ * the user's own. The process gets the supplementary groups of the user. */
 hd_status identity_become(const char *user, const char *group, hd_err *err);
 
 #endif

@@ -1,4 +1,5 @@
-/* info.c - what the server says of itself: health, version, model, settings, metrics. */
+/* info.c - endpoints that describe the server: health, version, model info, server info,
+ * metrics. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +12,7 @@
 enum { HEALTH_TIMEOUT_S = 20 };
 static const int64_t SECOND_NS = 1000000000;
 
-/* ---- answers ---- */
+/* ---- replies ---- */
 
 void server_reply_json(http_call *c, int status, json_t *object) {
     char *text = object ? hd_json_write(object, JSON_COMPACT) : NULL;
@@ -53,7 +54,8 @@ static bool check_generated(server *s, waiting_call *w, bool late) {
     return true;
 }
 
-/* The place may be another's by now, or not yet know its request: only ids are compared. */
+/* The place may meanwhile be used by another request or not yet know its request, so only
+ * ids are compared. */
 static void on_health_event(void *user, const hd_event *event) {
     waiting_call *w = user;
     if (event->end == HD_END_LENGTH || event->end == HD_END_STOP) {
@@ -63,7 +65,8 @@ static void on_health_event(void *user, const hd_event *event) {
     }
 }
 
-/* One real token, answered when it came. Not in the metrics of requests. */
+/* Generates one token with the model and replies when it has come. Not counted in request
+ * metrics. */
 static void on_health_generate(http_call *c, void *user) {
     server *s = user;
     char why[600];
@@ -86,7 +89,7 @@ static void on_health_generate(http_call *c, void *user) {
                           .user = w};
     const uint64_t id = hd_engine_submit(s->engine, &g, NULL, why, sizeof why);
     atomic_store(&w->request, id);
-    if (!id) atomic_store(&w->until_ns, 0); /* the ticker says so */
+    if (!id) atomic_store(&w->until_ns, 0); /* the ticker replies at once */
     server_submitted(s);
 }
 
@@ -136,7 +139,7 @@ static void on_server_info(http_call *c, void *user) {
         server_accept_length(&e), "last_gen_throughput", live_tokens_per_s(s->live),
         "memory_usage", "weight", (double)e.weight_bytes / 1e9, "kvcache",
         (double)e.kv_bytes / 1e9, "graph", 0.0);
-    if (json_object_update(info, more) != 0) { /* there was no memory for one of the three */
+    if (json_object_update(info, more) != 0) { /* no memory for one of the three */
         json_decref(info);
         info = NULL;
     }

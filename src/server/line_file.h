@@ -1,7 +1,7 @@
-/* line_file.h - a file that gets whole lines, by many threads, and may run out of room.
- *
- * One write per line. What a full disk cut off is ended before the next line; the log gets one
- * alarm when it begins and one word when it is over, not one per line. */
+/* line_file.h - an append-only file of lines (access log, request log) for many threads, on
+ * a disk that may fill up. Each line is one write. A line that was cut off is terminated
+ * before the next one is written. The server's log gets one message when writing begins to
+ * fail and one when it works again. */
 #ifndef HD_SERVER_LINE_FILE_H
 #define HD_SERVER_LINE_FILE_H
 
@@ -10,12 +10,12 @@
 #include <stddef.h>
 
 typedef struct line_file {
-    int fd;                       /* owned; -1: none */
+    int fd;                       /* owned; -1: no file */
     const char *failed, *resumed; /* events of the log */
-    atomic_bool broken;           /* the last line is not whole */
+    atomic_bool broken;           /* the last line is incomplete */
 } line_file;
 
-/* line[n] ends in a line feed. */
+/* line[n] must end with a line feed. */
 void line_file_append(line_file *f, char *line, size_t n);
 void line_file_close(line_file *f);
 

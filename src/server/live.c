@@ -1,4 +1,4 @@
-/* live.c - one object of figures is written per tick and goes to everyone who looks. */
+/* live.c - writes one JSON object of statistics per tick and sends it to all viewers. */
 #include "server/live.h"
 
 #include <jansson.h>
@@ -20,11 +20,11 @@ struct live_view {
     size_t n_viewers;
     bool over;
 
-    /* the ticker's */
+    /* owned by the ticker */
     int64_t last_ns, last_output, last_prompt;
     _Atomic double tokens_per_s;
     double prompt_tokens_per_s;
-    int64_t *load, *before; /* [n_load] rows per expert, now and at the last look */
+    int64_t *load, *before; /* [n_load] rows per expert, now and at the last tick */
     size_t n_load;
     int64_t n_ticks;
 };
@@ -136,12 +136,12 @@ static json_t *requests_list(hd_engine *e) {
     return list;
 }
 
-/* Nothing when nothing came. */
+/* Returns null for an empty histogram. */
 static json_t *quantiles(metrics_spread s) {
     return s.n ? json_pack("{s:f, s:f}", "p50", s.p50_ms, "p95", s.p95_ms) : json_object();
 }
 
-/* Rows per expert since the last look, layer by layer; NULL without experts. */
+/* Rows per expert since the last tick, layer by layer; NULL without experts. */
 static json_t *experts_object(live_view *v, hd_engine *e) {
     int32_t n_experts = 0;
     const size_t n = hd_engine_read_experts(e, NULL, 0, &n_experts);
@@ -190,7 +190,7 @@ static char *object_text(live_view *v, hd_engine *e, const hd_engine_stats *stat
     return text;
 }
 
-/* Who was cut off or left is dropped. */
+/* Removes viewers that were cut off or have left. */
 static void send_to_all(live_view *v, const char *text) {
     const size_t n = strlen(text);
     char *event = malloc(n + 8);

@@ -1,4 +1,5 @@
-/* live.h - the live view: /engine/live sends an object of figures every quarter second. */
+/* live.h - the live view: /engine/live sends an SSE event of statistics every quarter
+ * second. */
 #ifndef HD_SERVER_LIVE_H
 #define HD_SERVER_LIVE_H
 
@@ -14,13 +15,13 @@ typedef struct live_view live_view;
 live_view *live_new(metrics *m); /* NULL: no memory */
 void live_free(live_view *v);    /* NULL is fine */
 
-bool live_add(live_view *v, http_call *c);  /* retains; false: too many look already */
+bool live_add(live_view *v, http_call *c);  /* retains the call; false: too many viewers */
 void live_tick(live_view *v, hd_engine *e); /* on the ticker thread, every quarter second */
 void live_end(live_view *v);                /* ends all streams; NULL is fine */
 double live_tokens_per_s(live_view *v);
 void live_history(live_view *v, api_text *out); /* see history.h */
 
-/* A request as the live view describes it; a new reference, NULL: no memory. */
+/* Returns a request as the live view describes it: a new reference, or NULL without memory. */
 json_t *live_request(const hd_request_status *r);
 
 #endif

@@ -1,5 +1,5 @@
-/* loads.c - GET /v1/loads: how busy the engine is, in sections, for routers and balancers; as
- * JSON, or the same numbers as Prometheus text. /get_load is what it was called before. */
+/* loads.c - GET /v1/loads: load of the engine in sections, for routers and load balancers,
+ * as JSON or Prometheus text. /get_load is the older name. */
 #include "server/loads_internal.h"
 
 #include <stdio.h>
@@ -13,8 +13,8 @@ enum { MOST_REQUESTS = 65536 };
 
 typedef struct figures {
     hd_engine_stats e;
-    int64_t pending_tokens; /* of prompts that are not computed yet */
-    int32_t pending;        /* answers that have not begun */
+    int64_t pending_tokens; /* prompt tokens that are not computed yet */
+    int32_t pending;        /* choices that have not been admitted */
 } figures;
 
 double server_accept_length(const hd_engine_stats *e) {
@@ -93,8 +93,8 @@ static json_t *queues_section(const figures *f) {
 }
 
 typedef struct section {
-    const char *word, *name;           /* in the query; in the answer, NULL: not here */
-    json_t *(*make)(const figures *f); /* NULL: in the load itself */
+    const char *word, *name; /* word: in the query. name: in the reply; NULL: not there */
+    json_t *(*make)(const figures *f); /* NULL: part of the load object itself */
 } section;
 
 static const section sections[] = {
@@ -107,7 +107,7 @@ static const section sections[] = {
 };
 enum { ALL = (1u << HD_LEN(sections)) - 1 };
 
-/* "core,memory" to bits; 0: a word is not known. */
+/* Converts "core,memory" to bits; 0: unknown word. */
 static unsigned wanted(const char *words) {
     unsigned bits = 0;
     for (const char *p = words; p && *p;) {

@@ -1,4 +1,5 @@
-/* loads_internal.h - how busy the engine is, for /v1/loads and what shows the same figures. */
+/* loads_internal.h - load figures of the engine, for /v1/loads and other endpoints that
+ * report them. */
 #ifndef HD_SERVER_LOADS_INTERNAL_H
 #define HD_SERVER_LOADS_INTERNAL_H
 
@@ -6,7 +7,9 @@
 
 http_handler server_on_loads, server_on_old_load;
 
-double server_accept_length(const hd_engine_stats *e); /* tokens per step with drafts */
-int64_t server_total_tokens(const hd_engine_stats *e); /* that the KV pools hold */
+/* tokens per step with drafts (mean accepted length) */
+double server_accept_length(const hd_engine_stats *e);
+/* capacity of the KV pools in tokens */
+int64_t server_total_tokens(const hd_engine_stats *e);
 
 #endif

@@ -1,5 +1,5 @@
-/* metrics.c - one table of series, rendered under our names and under those that dashboards
- * already know. docs/metrics.md lists them. */
+/* metrics.c - Prometheus metrics: one table of series, written under our names and under
+ * those of vLLM and SGLang for existing dashboards. docs/metrics.md lists them. */
 #include "server/metrics.h"
 
 #include <dirent.h>
@@ -17,7 +17,7 @@
 
 enum { ENDPOINTS = 16, FINISHES = 10 };
 
-typedef struct counted_name { /* from a closed set: texts in the program, never from outside */
+typedef struct counted_name { /* name: a string literal of the program, never from outside */
     const char *name;
     int64_t n;
 } counted_name;
@@ -28,7 +28,7 @@ struct metrics {
     histogram ttft, itl, e2e, queue; /* nanoseconds */
     histogram prefill, decode, inference, tpot;
     histogram prompt, generation; /* tokens */
-    histogram_window recent[2];   /* by metrics_time; the ticker's */
+    histogram_window recent[2];   /* marked by metrics_time; owned by the ticker */
     atomic_int_fast64_t requests, aborted;
     pthread_mutex_t lock; /* guards the names */
     counted_name finishes[FINISHES], unknown[ENDPOINTS];
@@ -47,7 +47,7 @@ metrics *metrics_new(const char *model_name) {
         if (*p == '"' || *p == '\\' || *p == '\n') *to++ = '\\';
         *to++ = *p == '\n' ? 'n' : *p;
     }
-    while (to[-1] & 0x80 && to > end - 4) to--; /* no part of a character */
+    while (to[-1] & 0x80 && to > end - 4) to--; /* do not cut within a character */
     *to++ = '"';
     *to = '\0';
     m->start_time = (double)time(NULL);
@@ -61,7 +61,8 @@ void metrics_free(metrics *m) {
     free(m);
 }
 
-/* ---- counting ---- */
+/* Names are the API's own literals, so there are few. If the list is full, the last entry
+ * counts further names. */
 
 /* Names are the API's own literals, so there are few; a full list counts under its last. */
 static void count_name(metrics *m, counted_name *list, size_t n, const char *name) {
@@ -81,7 +82,7 @@ void metrics_token(metrics *m, int32_t n_tokens, int64_t since_last_ns) {
     if (n_tokens > 0) histogram_add(&m->itl, since_last_ns / n_tokens, (uint64_t)n_tokens);
 }
 
-/* Of a request that had a token: what its time went to. */
+/* Adds the phases of a request that had a token: queue, prefill, decode. */
 static void add_phases(metrics *m, const api_outcome *o) {
     if (!o->first_ns || !o->admitted_ns) return;
     histogram_add(&m->prefill, o->first_ns - o->admitted_ns, 1);
@@ -139,14 +140,14 @@ double metrics_balancedness(const int64_t *load, size_t n, int32_t n_experts) {
     return layers ? sum / layers : 0;
 }
 
-/* ---- what is read when rendering ---- */
+/* ---- values read when rendering ---- */
 
 typedef struct view {
     metrics *m;
     const metrics_sources *from;
     hd_engine_stats e;
     http_stats h;
-    int64_t *load; /* [n_load] rows of each expert, layer by layer; or NULL */
+    int64_t *load; /* [n_load] rows of each expert, layer by layer; NULL: none */
     size_t n_load;
     int32_t n_experts;
     int64_t resident_bytes;
@@ -165,7 +166,7 @@ static int64_t resident_bytes(void) {
 
 static int32_t open_files(void) {
     DIR *d = opendir("/proc/self/fd");
-    int32_t n = -3; /* ".", ".." and the directory itself */
+    int32_t n = -3; /* do not count ".", ".." and the directory itself */
     if (!d) return 0;
     while (readdir(d)) n++;
     closedir(d);
@@ -433,8 +434,8 @@ static const series process_series[] = {
 /* ---- text ---- */
 
 typedef struct dialect {
-    const char *prefix, *labels; /* labels: after model_name */
-    int bit;                     /* of server_compat; 0: always */
+    const char *prefix, *labels; /* labels: follow model_name */
+    int bit;                     /* of server_compat; 0: always written */
 } dialect;
 
 static const dialect dialects[] = {
@@ -457,11 +458,11 @@ static void put_series(FILE *out, const view *v, const dialect *d, const series 
     fprintf(out, "%s%s{%s%s} %.17g\n", d->prefix, name, v->m->label, d->labels, s->value(v));
 }
 
-typedef struct shape { /* of a histogram, under every prefix */
+typedef struct shape { /* a histogram, written under every prefix */
     const char *own, *sglang, *vllm, *help;
-    double unit; /* what 1 of the edges is in the histogram */
+    double unit; /* value of 1 at the edges in the histogram's unit */
     size_t offset;
-    const double *edges[3]; /* per dialect, ends with 0 */
+    const double *edges[3]; /* per dialect, terminated by 0 */
 } shape;
 
 static const double ttft_ours[] = {.001, .005, .01, .02, .04, .06, .08, .1,  .25, .5,   .75, 1,
@@ -527,7 +528,7 @@ static void put_histogram(FILE *out, const view *v, const dialect *d, const shap
             (unsigned long long)h.n);
 }
 
-/* ---- series with a further label ---- */
+/* ---- series with another label ---- */
 
 static void put_pools(FILE *out, const view *v) {
     static const char *const pools[HD_N_PAGE_GROUPS] = {"entries", "window"};
@@ -543,7 +544,7 @@ static void put_pools(FILE *out, const view *v) {
     }
 }
 
-/* Layers without routed experts, or whose experts have not worked yet, are left out. */
+/* Skips layers without routed experts, and layers whose experts have computed nothing yet. */
 static void put_layers(FILE *out, const view *v) {
     const size_t per_layer = (size_t)v->n_experts;
     put_head(out, "hadal_", "expert_layer_balancedness", "gauge",
@@ -564,7 +565,7 @@ static void put_step_time(FILE *out, const view *v) {
             seconds(v->e.step_ns - v->e.host_ns));
 }
 
-/* Steps that a GPU took as one graph each. */
+/* Steps that ran as one CUDA graph each. */
 static void put_graphs(FILE *out, const view *v) {
     put_head(out, "hadal_", "gpu_graph_steps_total", "counter", "steps launched as one graph");
     fprintf(out, "hadal_gpu_graph_steps_total{%s} %lld\n", v->m->label,

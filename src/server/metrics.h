@@ -1,4 +1,5 @@
-/* metrics.h - counters and histograms of what was served, and their Prometheus text. */
+/* metrics.h - Prometheus metrics: counters and histograms of requests, and their text
+ * format. */
 #ifndef HD_SERVER_METRICS_H
 #define HD_SERVER_METRICS_H
 
@@ -10,35 +11,36 @@ typedef struct metrics metrics;
 metrics *metrics_new(const char *model_name); /* NULL: no memory */
 void metrics_free(metrics *m);
 
-/* What the server reports, from any thread. */
+/* Reported by the server; any thread may call these. */
 void metrics_first(metrics *m, int64_t since_start_ns); /* token of a request */
 void metrics_token(metrics *m, int32_t n_tokens, int64_t since_last_ns);
 void metrics_end(metrics *m, const api_outcome *o);
 void metrics_unknown_field(metrics *m, const char *endpoint);
 
-typedef struct metrics_sources { /* read at the moment of rendering */
-    hd_engine *engine;           /* NULL: still loading */
+typedef struct metrics_sources { /* values that are read when the metrics are rendered */
+    hd_engine *engine;           /* NULL: the model is still loading */
     http_server *http;
     int32_t living_requests;
     double tokens_per_s, load_seconds;
     int compat; /* server_compat bits */
 } metrics_sources;
 
-/* malloc'ed text, the caller's; NULL: no memory. */
+/* Returns text that the caller frees, or NULL without memory. */
 char *metrics_render(metrics *m, const metrics_sources *from);
 
-/* What came in the last minute, for the live view; one thread's. METRICS_MARK_S seconds lie
- * between two marks, so a window covers 55 to 60 seconds; right after the start, all there is. */
+/* Statistics of the last minute for the live view; only one thread may call. Marks are
+ * METRICS_MARK_S seconds apart, so the window covers 55 to 60 seconds, or less after the
+ * start. */
 enum { METRICS_MARK_S = 5 };
 typedef enum metrics_time { METRICS_TTFT, METRICS_ITL } metrics_time;
 typedef struct metrics_spread {
-    uint64_t n; /* requests, or tokens; 0: the rest means nothing */
+    uint64_t n; /* number of requests or tokens; 0: the other fields are undefined */
     double p50_ms, p95_ms;
 } metrics_spread;
 void metrics_mark(metrics *m);
 metrics_spread metrics_recent(metrics *m, metrics_time which);
 
-/* How even the load of experts is: mean over the largest, averaged over layers; 1: even. */
+/* Balance of the expert load: mean over maximum, averaged over layers; 1 is even. */
 double metrics_balancedness(const int64_t *load, size_t n, int32_t n_experts);
 
 #endif

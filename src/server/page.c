@@ -1,8 +1,7 @@
-/* page.c - hands out the web page: the files of web/, embedded by the assembler, also packed.
- *
- * The headers let a browser run and load these files only, so that whatever a model writes
- * stays text; nobody may put the page into a frame. A browser asks again each time and is told
- * by the ETag that nothing changed. */
+/* page.c - serves the web page: the files of web/, which the assembler embeds, also
+ * compressed. The headers allow the browser to run and load these files only, so that model
+ * output cannot run as code. Frames are forbidden. A browser revalidates each time, and the
+ * ETag tells it that nothing changed. */
 #include "server/page.h"
 
 #include <inttypes.h>
@@ -46,7 +45,7 @@
     X(heatmap, "heatmap.js", SCRIPT)
 #define SCRIPT "text/javascript; charset=utf-8"
 
-/* PAGE_PACKED is the Makefile's: where it put the packed files. */
+/* The Makefile sets PAGE_PACKED to the folder of the compressed files. */
 #define X(symbol, name, type)               \
     INCLUDE(symbol, "src/server/web/" name) \
     INCLUDE(symbol##_gz, PAGE_PACKED name ".gz")
@@ -82,7 +81,7 @@ static const char *const headers[][2] = {
     {"Cache-Control",                "private, no-cache"                              },
 };
 
-/* FNV-1a of what is sent, quoted. */
+/* FNV-1a of the bytes that are sent, in quotes. */
 static void write_etag(char etag[ETAG_BYTES], page_bytes sent) {
     uint64_t hash = 0xcbf29ce484222325u;
     for (uint64_t i = 0; i < *sent.n; i++) {

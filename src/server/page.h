@@ -1,4 +1,4 @@
-/* page.h - the web page: its files are part of the program, and these are its routes. */
+/* page.h - routes of the web page, whose files are embedded in the program. */
 #ifndef HD_SERVER_PAGE_H
 #define HD_SERVER_PAGE_H
 

@@ -1,4 +1,5 @@
-/* record.c - one place per living call, found by hashing its address. */
+/* record.c - keeps a record of each living call, in a hash table by the call's address.
+ * Writes the request log and crash dumps. */
 #define _GNU_SOURCE
 #include "server/record.h"
 
@@ -22,25 +23,26 @@ typedef struct record {
     _Atomic(http_call *) call; /* NULL: free */
     const char *method, *path, *body;
     size_t body_n;
-    int32_t next; /* in its chain, or of the free places */
+    int32_t next; /* next of its chain, or of the free list */
     uint64_t *ids;
     size_t n_ids, cap_ids;
     uint64_t seed;
     bool submitted, aborted;
-    struct log_entry *entry; /* NULL: no log */
+    struct log_entry *entry; /* NULL: no request log */
 } record;
 
 struct request_records {
     line_file log;
     int crash_fd;
-    pthread_mutex_t lock; /* guards all below */
+    pthread_mutex_t lock; /* guards the fields below */
     record *places;       /* [n] */
-    int32_t *chains;      /* [n] first of each */
+    int32_t *chains;      /* [n] first record of each chain */
     int32_t n, n_living, free;
 };
 
-static request_records *watched; /* by the crash handler */
-static void (*last_words)(int);  /* what SIGBUS did before: it says what happened, and exits */
+static request_records *watched; /* read by the crash handler */
+/* the previous handler of SIGBUS, which prints a message and exits */
+static void (*last_words)(int);
 
 request_records *records_new(int32_t capacity, int log_fd, int crash_fd) {
     request_records *r = calloc(1, sizeof *r);
@@ -120,12 +122,12 @@ static void remove_record(request_records *r, record *p) {
 
 /* ---- the log ---- */
 
-/* A line in the making: begun before submission, complete when both the answer is and the
- * outcome, which comes later where the answer goes on in the background. */
+/* A line of the request log: begun before submission, complete when both the reply and the
+ * outcome are known. The outcome of a background response comes later. */
 typedef struct log_entry {
     request_records *records;
-    pthread_mutex_t lock; /* guards the rest */
-    json_t *line;         /* NULL: there is nothing to say */
+    pthread_mutex_t lock; /* guards the fields below */
+    json_t *line;         /* NULL: nothing to log */
     int32_t n_left;
 } log_entry;
 
@@ -133,12 +135,12 @@ static void write_line(request_records *r, const json_t *line) {
     char *text = hd_json_write(line, JSON_COMPACT | JSON_ENSURE_ASCII);
     if (!text) return;
     const size_t n = strlen(text);
-    text[n] = '\n'; /* in place of the NUL */
+    text[n] = '\n'; /* replaces the NUL */
     line_file_append(&r->log, text, n + 1);
     free(text);
 }
 
-/* Takes more. */
+/* Takes the reference of more. */
 static void complete_entry(log_entry *e, json_t *more) {
     pthread_mutex_lock(&e->lock);
     if (more) json_object_update(e->line, more);
@@ -165,7 +167,7 @@ static log_entry *begin_entry(request_records *r, http_call *c, uint64_t seed) {
                              http_path(c), "body", body, n, "seed", (json_int_t)seed);
     if (!e || !line ||
         pthread_mutex_init(&e->lock, NULL) !=
-            0) { /* no memory, or a body that is no UTF-8 and was refused for it */
+            0) { /* no memory, or the body was refused because it is not UTF-8 */
         json_decref(line);
         free(e);
         return NULL;
@@ -181,7 +183,7 @@ static double milliseconds(int64_t from, int64_t to) {
     return to ? (double)(to - from) * 1e-6 : 0;
 }
 
-/* Of a call that was refused before any of it was computed. */
+/* Drops the entry of a call that was refused before anything was computed. */
 static void void_entry(log_entry *e) {
     pthread_mutex_lock(&e->lock);
     json_decref(e->line);
@@ -228,7 +230,8 @@ bool records_submit(request_records *r, http_call *c, uint64_t id) {
     return wanted;
 }
 
-/* The outcome names its call by the call's own id text, so equal ids of two clients differ. */
+/* The outcome names its call by the pointer to the call's id text, so equal ids of two
+ * clients are distinguished. */
 void records_end(request_records *r, const api_outcome *o) {
     http_call *c = http_call_of_id(o->request_id);
     pthread_mutex_lock(&r->lock);
@@ -274,7 +277,7 @@ int32_t records_living(request_records *r) {
     return n;
 }
 
-/* ---- crashes: only what is safe in a handler, on whatever state there is ---- */
+/* ---- crashes: only async-signal-safe calls, on whatever state there is ---- */
 
 typedef struct dump {
     char text[512];
@@ -305,8 +308,8 @@ static void write_all(int fd, const char *bytes, size_t n) {
     }
 }
 
-/* {"path":"/v1/completions","seed":1,"bytes":17} and then so many bytes and a line feed.
- * Paths are those of routes, so they need no escapes. */
+/* Writes {"path":"/v1/completions","seed":1,"bytes":17}, then that many bytes and a line
+ * feed. Paths are those of routes, so they need no escapes. */
 static void dump_record(int fd, const record *p) {
     dump d = {.n = 0};
     put(&d, "{\"path\":\"");
@@ -321,11 +324,12 @@ static void dump_record(int fd, const record *p) {
     write_all(fd, "\n", 1);
 }
 
-/* Threads that compute one step may crash side by side: the first of them speaks for all. */
+/* Several threads of one step may crash at the same time; only the first writes the dump. */
 static void on_crash(int signal_number) {
     static atomic_flag begun = ATOMIC_FLAG_INIT;
     static _Thread_local bool ours;
-    const request_records *r = ours ? NULL : watched; /* nor is a crash in here another one */
+    /* a crash in this handler must not start another dump */
+    const request_records *r = ours ? NULL : watched;
     while (!ours && atomic_flag_test_and_set(&begun)) pause();
     ours = true;
     for (int32_t i = 0; r && i < r->n; i++) {
@@ -333,7 +337,8 @@ static void on_crash(int signal_number) {
     }
     if (signal_number == SIGBUS && last_words) last_words(signal_number);
     signal(signal_number, SIG_DFL);
-    raise(signal_number); /* when this returns the process ends as it would have */
+    /* after the return the process ends as it would have without this handler */
+    raise(signal_number);
 }
 
 void records_watch_crashes(request_records *r) {

@@ -1,7 +1,6 @@
-/* requests.c - GET /engine/requests: where the requests stand that a client sent under one id.
- *
- * An answer that streams says nothing before its first token; meanwhile this says how many wait
- * before it. Only calls with the same API key are found. */
+/* requests.c - GET /engine/requests: state of the requests that a client sent under one id.
+ * A stream sends nothing before its first token; meanwhile this endpoint tells how many
+ * requests wait before it. Only calls with the same API key are found. */
 #include <stdlib.h>
 
 #include "server/server_internal.h"
@@ -25,7 +24,7 @@ static json_t *describe(hd_engine *e, const uint64_t *ids, size_t n_ids) {
         return NULL;
     }
     const size_t n = r ? hd_engine_read_requests(e, r, MOST_REQUESTS) : 0;
-    json_int_t ahead = 0; /* the list has those that wait in their order */
+    json_int_t ahead = 0; /* the list contains waiting requests in queue order */
     bool whole = true;
     for (size_t i = 0; i < n && whole; i++) {
         const bool waits = r[i].phase == HD_PHASE_WAITING;

@@ -1,7 +1,6 @@
-/* sandbox.c - Landlock for files and TCP, seccomp for system calls.
- *
- * Seccomp here is a list of what is denied, because device drivers need many calls that
- * nobody can list; a denied call fails with EPERM. */
+/* sandbox.c - Landlock for files and TCP, seccomp for system calls. The seccomp filter lists
+ * denied calls, because the calls that device drivers need cannot be listed. A denied call
+ * fails with EPERM. */
 #define _GNU_SOURCE
 #include "server/sandbox.h"
 
@@ -26,18 +25,19 @@
 
 #include "base/file.h"
 
-/* Newer than the oldest kernel headers we build with: same numbers everywhere. */
+/* Newer than the oldest kernel headers we support; the numbers are the same on all
+ * architectures. */
 #define FS_REFER    (1ull << 13)
 #define FS_TRUNCATE (1ull << 14)
 #define FS_IOCTL    (1ull << 15)
 #define NET_BIND    (1ull << 0)
 #define NET_CONNECT (1ull << 1)
-#define SCOPE_ALL   3ull /* abstract sockets and signals of others */
+#define SCOPE_ALL   3ull /* abstract sockets of others, and signals to others */
 
 #define FS_READ (LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_READ_DIR)
 #define FS_WRITE \
     (LANDLOCK_ACCESS_FS_WRITE_FILE | LANDLOCK_ACCESS_FS_MAKE_REG | FS_TRUNCATE | FS_READ)
-#define FS_FIRST ((1ull << 13) - 1) /* everything that version 1 knows */
+#define FS_FIRST ((1ull << 13) - 1) /* all rights of version 1 */
 
 typedef struct ruleset { /* struct landlock_ruleset_attr of later kernels */
     uint64_t fs, net, scope;
@@ -78,7 +78,7 @@ static void allow_folder_of(int rules, const ruleset *handled, const char *file)
     free(copy);
 }
 
-/* A model of the Hugging Face cache is a folder of links to files that lie elsewhere. */
+/* A model in the Hugging Face cache is a folder of links to files elsewhere. */
 static void allow_links_in(int rules, const ruleset *handled, const char *folder) {
     DIR *dir = folder ? opendir(folder) : NULL;
     for (const struct dirent *e = dir ? readdir(dir) : NULL; e; e = readdir(dir)) {
@@ -105,7 +105,7 @@ static bool enter_landlock(const sandbox_paths *paths, int version) {
     for (size_t i = 0; i < HD_LEN(system_read); i++) {
         allow(rules, &handled, system_read[i], FS_READ);
     }
-    /* The driver of a GPU writes names of its threads there. */
+    /* A GPU driver writes the names of its threads there. */
     allow(rules, &handled, "/proc/self", FS_READ | LANDLOCK_ACCESS_FS_WRITE_FILE | FS_TRUNCATE);
     allow(rules, &handled, "/dev", FS_READ | LANDLOCK_ACCESS_FS_WRITE_FILE | FS_IOCTL);
     allow(rules, &handled, "/dev/shm", FS_WRITE | LANDLOCK_ACCESS_FS_REMOVE_FILE | FS_IOCTL);
@@ -122,8 +122,8 @@ static bool enter_landlock(const sandbox_paths *paths, int version) {
     return entered;
 }
 
-/* A program that was built to look for leaks has this function. At the end its checker traces the
- * threads of its own process, so such a program keeps what that takes. */
+/* Programs built with the leak sanitizer have this function. At exit its checker traces the
+ * threads of its own process, so such a program keeps the calls for that. */
 extern void __lsan_do_leak_check(void) __attribute__((weak));
 
 static bool checks_leaks(void) {
@@ -198,8 +198,8 @@ hd_status sandbox_enter(const sandbox_paths *paths, char *note, size_t note_size
         return HD_FAIL(err, HD_EIO, "cannot give up new privileges: %s; --no-sandbox goes on",
                        strerror(errno));
     }
-    setrlimit(RLIMIT_CORE, &none); /* cores hold prompts and keys */
-    /* So does what a debugger of the same user could read. */
+    setrlimit(RLIMIT_CORE, &none); /* core files contain prompts and keys */
+    /* So does the memory that a debugger of the same user could read. */
     if (!checks_leaks()) prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
     umask(S_IRWXG | S_IRWXO);
     const int version = landlock_version();

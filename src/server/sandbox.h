@@ -1,4 +1,5 @@
-/* sandbox.h - gives up what serving does not need, where the kernel lets us. */
+/* sandbox.h - restricts the process to what serving needs, with Landlock and seccomp if the
+ * kernel has them. */
 #ifndef HD_SERVER_SANDBOX_H
 #define HD_SERVER_SANDBOX_H
 
@@ -7,17 +8,18 @@
 
 #include "base/status.h"
 
-typedef struct sandbox_paths { /* NULLs are skipped */
+typedef struct sandbox_paths { /* NULL paths are skipped */
     const char *read[2];       /* directories or files */
     const char *write;         /* a directory */
-    /* Files that are read again. A file that was replaced is another one, so the folders they
-     * lie in are granted. */
+    /* Files that are read again later. A replaced file is a new one, so access is granted to
+     * their folders. */
     const char *reread[4];
 } sandbox_paths;
 
-/* For this thread and all that it starts later: no new privileges, files only at the paths and
- * where the system keeps its own, no new listening or outgoing TCP, no other programs, no
- * meddling with other processes or the kernel. said gets what was granted, in words. */
+/* Restricts this thread and all threads that it starts later. Forbidden are new privileges,
+ * files outside the paths and the system's folders, new listening or outgoing TCP, other
+ * programs, and access to other processes or the kernel. said receives a description of what
+ * was restricted. */
 hd_status sandbox_enter(const sandbox_paths *paths, char *note, size_t note_size, hd_err *err);
 
 #endif

@@ -1,4 +1,5 @@
-/* server.c - the life of a server: bind, change the user, sandbox, load, poll, drain. */
+/* server.c - the server's life cycle: bind, change the user, enter the sandbox, load the
+ * model, poll the engine, drain. */
 #include "server/server.h"
 
 #include <errno.h>
@@ -24,7 +25,7 @@ enum { TICK_NS = 50000000, TICKS_PER_VIEW = 5, STORE_BYTES = 64 << 20 };
 
 static const int64_t SECOND_NS = 1000000000;
 
-/* ---- the poller ---- */
+/* ---- the polling thread ---- */
 
 void server_submitted(server *s) {
     pthread_mutex_lock(&s->lock);
@@ -33,7 +34,7 @@ void server_submitted(server *s) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Polling returns when the engine is idle; a submission starts it again. */
+/* hd_engine_poll() returns when the engine is idle; a submission starts it again. */
 static void *poll_events(void *user) {
     server *s = user;
     hd_event ignored;
@@ -49,7 +50,7 @@ static void *poll_events(void *user) {
     return NULL;
 }
 
-/* ---- the ticker ---- */
+/* ---- the ticker thread ---- */
 
 typedef struct progress {
     int64_t steps, audits_failed;
@@ -87,7 +88,7 @@ waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
     return place;
 }
 
-/* Whoever waits is answered here. Only this thread frees places. */
+/* Replies to waiting calls. Only this thread frees their places. */
 static void tend_waiting(server *s) {
     const int64_t now = hd_now_ns();
     for (size_t i = 0; i < SERVER_WAITING_CALLS; i++) {
@@ -124,7 +125,7 @@ static void *tick(void *user) {
     return NULL;
 }
 
-/* ---- what the API reports ---- */
+/* ---- observers of the API ---- */
 
 static void on_begin(void *user, http_call *c, uint64_t seed) {
     server *s = user;
@@ -159,16 +160,16 @@ static void on_end(void *user, const api_outcome *outcome) {
 
 static void on_unknown_field(void *user, const char *endpoint, const char *field) {
     server *s = user;
-    (void)field; /* a label from outside would be a new series for every spelling */
+    (void)field; /* a label from outside would create a new series for every spelling */
     metrics_unknown_field(s->metrics, endpoint);
 }
 
-/* ---- life ---- */
+/* ---- opening and closing ---- */
 
 static hd_status open_for_append(int *fd, const char *path, hd_err *err) {
     *fd = -1;
     if (!path) return HD_OK;
-    /* A pipe is never waited for, neither here nor when it is written. */
+    /* Opening and writing a pipe must not block. */
     const int how = O_WRONLY | O_CREAT | O_CLOEXEC | O_APPEND | O_NONBLOCK;
     *fd = open(path, how, 0600);
     if (*fd >= 0) return HD_OK;
@@ -190,7 +191,7 @@ static hd_status open_records(server *s, hd_err *err) {
     return s->records ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for records of requests");
 }
 
-/* "-": beside the log, which must not lose its descriptor with this one. */
+/* "-": a duplicate of standard error, so that closing it leaves the log's descriptor open. */
 static hd_status open_access_log(server *s, hd_err *err) {
     const char *path = s->options.access_log;
     if (!path) return HD_OK;
@@ -211,7 +212,7 @@ static hd_status mount_all(server *s, hd_err *err) {
     return http_mount(s->http, api_routes, api_n_routes, &s->api, err);
 }
 
-/* What is read again later must be readable by who will read it. */
+/* Files that are read again later must be readable by the new user. */
 static hd_status become_user(const server_options *o, hd_err *err) {
     const char *const files[] = {o->key_sources.file, o->key_sources.admin_file};
     if (!o->user) {
@@ -227,7 +228,7 @@ static hd_status become_user(const server_options *o, hd_err *err) {
     return HD_OK;
 }
 
-/* Found out now, and not by who wants a profile later. */
+/* Checked at the start, so that the first profile does not fail. */
 static hd_status check_trace_dir(const char *dir, hd_err *err) {
     struct stat s;
     if (!dir) return HD_OK;
@@ -344,7 +345,7 @@ void server_drain(server *s) {
     http_set_gate(s->http, HTTP_DRAINING);
     if (s->engine) {
         hd_engine_drain(s->engine);
-        hd_engine_resume(s->engine); /* what is paused would never finish */
+        hd_engine_resume(s->engine); /* paused requests would never finish */
     }
     live_end(s->live);
 }

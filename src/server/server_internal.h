@@ -1,7 +1,6 @@
-/* server_internal.h - the server's own state, shared by its endpoints.
- *
- * Threads: HTTP threads run handlers; the poller turns engine events into answers; the ticker
- * watches progress, feeds the live view and ends calls that wait for the engine's state. */
+/* server_internal.h - the server's state, shared by its endpoints. Threads: HTTP threads run
+ * handlers. The polling thread turns engine events into replies. The ticker checks progress,
+ * feeds the live view and replies to calls that wait for a state of the engine. */
 #ifndef HD_SERVER_SERVER_INTERNAL_H
 #define HD_SERVER_SERVER_INTERNAL_H
 
@@ -18,14 +17,15 @@
 
 enum { SERVER_WAITING_CALLS = 64 };
 
-/* A call that is answered by the ticker: when something came true, or when time is up. */
+/* A call that the ticker replies to when a condition holds or time is up. */
 typedef struct waiting_call {
-    http_call *call; /* retained; NULL: free place */
-    bool (*check)(server *s, struct waiting_call *w, bool late); /* true: answered */
+    http_call *call; /* retained; NULL: unused place */
+    /* true: the call was answered */
+    bool (*check)(server *s, struct waiting_call *w, bool late);
     atomic_int_fast64_t until_ns;
-    atomic_uint_fast64_t request; /* of the engine, where check needs one */
-    atomic_uint_fast64_t ended;   /* the request that last ended well */
-    atomic_uint_fast64_t failed;  /* and badly */
+    atomic_uint_fast64_t request; /* id of an engine request, if check needs one */
+    atomic_uint_fast64_t ended;   /* id of the last request that ended well */
+    atomic_uint_fast64_t failed;  /* id of the last request that failed */
 } waiting_call;
 
 struct server {
@@ -44,7 +44,7 @@ struct server {
     char sandbox[160];
 
     atomic_bool ready, draining, stopping;
-    atomic_int_fast64_t progress_ns; /* when a step last ended or nothing was due */
+    atomic_int_fast64_t progress_ns; /* when a step last ended, or no request was running */
 
     pthread_mutex_t lock; /* guards submitted, waiting */
     pthread_cond_t mail;
@@ -54,28 +54,31 @@ struct server {
     bool polling, ticking;
 };
 
-/* Routes of this room besides api.h's and page.h's; their handlers expect a server *. */
+/* Routes of src/server besides those of api.h and page.h; their handlers expect a server *. */
 extern const http_route info_routes[], admin_routes[];
 extern const size_t info_n_routes, admin_n_routes;
 
-extern const struct api_description server_description; /* of all routes but api.h's */
+extern const struct api_description server_description; /* of all routes but those of api.h */
 
 void server_on_requests(http_call *c, void *user); /* requests.c; user: the server */
 
-/* The poller looks again. After every submission. */
+/* Wakes the polling thread. Must be called after every submission. */
 void server_submitted(server *s);
 
-/* Keeps the call for the ticker; NULL: too many wait already (and it is not kept). */
+/* Keeps the call for the ticker. Returns NULL if too many calls wait; then the call is not
+ * kept. */
 waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
                               bool (*check)(server *s, waiting_call *w, bool late));
 
-void server_reply_json(http_call *c, int status, json_t *object); /* takes object */
+/* takes the reference of object */
+void server_reply_json(http_call *c, int status, json_t *object);
 void server_reply_text(http_call *c, int status, const char *text);
 
-/* NULL: serving; else one word: starting, draining, stalled. */
+/* Returns NULL if the server is healthy, else one word: starting, draining, stalled. */
 const char *server_trouble(server *s);
 
-/* The body as an object, an empty one without a body; NULL: refused, answered. */
+/* Returns the body as an object, an empty one without a body. NULL: refused, and the refusal
+ * was sent. */
 json_t *server_body(http_call *c);
 
 #endif

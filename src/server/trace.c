@@ -1,7 +1,6 @@
-/* trace.c - events in a growing list, written as Chrome's trace format when the profile ends.
- *
- * Steps come from the engine's counters every tick, so a bar is what ended between two looks:
- * how many steps, how long, how much of it the host. Requests come whole when they end. */
+/* trace.c - profiles: events in a growing list, written in Chrome's trace format when the
+ * profile ends. Each tick adds the steps since the last one as one bar: their number, time
+ * and host time. Requests are added when they end. */
 #include "server/trace.h"
 
 #include <errno.h>
@@ -20,14 +19,14 @@ enum { MOST_EVENTS = 1 << 20, NAME_BYTES = 48 };
 
 typedef struct trace_event {
     char name[NAME_BYTES];
-    int32_t thread; /* of the picture: 1 steps, 2 and on requests */
+    int32_t thread; /* row of the trace: 1 steps, 2 and up requests */
     int64_t start_ns, duration_ns;
-    int64_t a, b; /* steps: count and host ns; requests: prompt and output tokens */
+    int64_t a, b; /* steps: number and host ns; requests: prompt and output tokens */
 } trace_event;
 
 struct trace {
     char *dir;
-    pthread_mutex_t lock; /* guards all below */
+    pthread_mutex_t lock; /* guards the fields below */
     _Atomic bool on;
     char *path;
     trace_event *events;
@@ -35,7 +34,7 @@ struct trace {
     int64_t start_ns, stop_at_step;
     hd_engine_stats last;
     bool looked;
-    int64_t lanes[64]; /* until when each row of the picture is taken */
+    int64_t lanes[64]; /* until when each row of the trace is in use */
 };
 
 trace *trace_new(const char *dir) {
@@ -114,7 +113,7 @@ static trace_event *add(trace *t) {
     return &t->events[t->n++];
 }
 
-/* The first row of the picture that is free by then. */
+/* Returns the first row that is free by then. */
 static int32_t lane_for(trace *t, int64_t start, int64_t end) {
     const int32_t n = (int32_t)HD_LEN(t->lanes);
     int32_t i = 0;
@@ -161,7 +160,7 @@ static hd_status write_file(const trace *t, hd_err *err) {
     fprintf(out, "\n]}\n");
     const bool bad = ferror(out);
     if (fclose(out) == 0 && !bad) return HD_OK;
-    unlink(t->path); /* half a picture is none */
+    unlink(t->path); /* remove an incomplete trace */
     return HD_FAIL(err, HD_EIO, "cannot write %s; is the disk full?", t->path);
 }
 

@@ -1,7 +1,6 @@
-/* added.c - see added_internal.h: a byte trie, walked from every place where a token may start.
- *
- * The cost is at most text length times the longest added token, and nearly always the text
- * length: few bytes start a token. */
+/* added.c - see added_internal.h: a byte trie, walked from every position where a token may
+ * start. The cost is at most text length times the longest added token, and usually the text
+ * length, because few bytes start a token. */
 #include "tokenizer/added_internal.h"
 
 #include <assert.h>

@@ -1,7 +1,7 @@
-/* added_internal.h - finds the added tokens that a text spells, by the reference's rules.
- *
- * Leftmost, then longest. Tokens marked `normalized` are looked for only in what the others
- * left over; there is no normalizer, but the order shows when spellings overlap. */
+/* added_internal.h - finds added tokens (special tokens) in a text by the rules of the
+ * `tokenizers` package: leftmost, then longest. Tokens marked `normalized` are searched only
+ * in what the others left over. There is no normalizer, but the order matters when spellings
+ * overlap. */
 #ifndef HD_TOKENIZER_ADDED_INTERNAL_H
 #define HD_TOKENIZER_ADDED_INTERNAL_H
 

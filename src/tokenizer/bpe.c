@@ -1,9 +1,7 @@
-/* bpe.c - see bpe_internal.h: short pieces by a plain loop, long ones with a queue, and a
- * cache in front of both.
- *
- * The loop is quadratic in the piece and the fastest up to SHORT bytes; the queue keeps any
- * length at O(n log n). An entry of the queue is (rank, position) and is stale when the pair
- * at that position no longer has that rank. */
+/* bpe.c - see bpe_internal.h: a plain loop for short pieces, a queue for long ones, and a
+ * cache before both. The loop is quadratic in the piece, and fastest up to SHORT bytes; the
+ * queue is O(n log n). An entry of the queue is (rank, position). It is stale if the pair at
+ * that position no longer has that rank. */
 #include "tokenizer/bpe_internal.h"
 
 #include <assert.h>

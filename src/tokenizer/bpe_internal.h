@@ -1,8 +1,7 @@
-/* bpe_internal.h - byte-pair merging of one piece of text.
- *
- * Start with one token per byte; while two neighbors are the two sides of a known merge, do
- * the merge of lowest rank, leftmost first. The tables are immutable; scratch and a cache of
- * words already seen belong to one encoding call. */
+/* bpe_internal.h - byte-pair encoding (BPE) of one piece of text. It starts with one token
+ * per byte. While two neighbors are the two sides of a known merge, it applies the merge of
+ * lowest rank, leftmost first. The tables are immutable; scratch memory and a cache of seen
+ * words belong to one encoding call. */
 #ifndef HD_TOKENIZER_BPE_INTERNAL_H
 #define HD_TOKENIZER_BPE_INTERNAL_H
 

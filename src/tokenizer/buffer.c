@@ -1,4 +1,4 @@
-/* buffer.c - the growing lists of ids and of bytes, each with a maximum. */
+/* buffer.c - growing lists of token ids and of bytes, each with a maximum. */
 #include "tokenizer/tokenizer.h"
 
 #include <stdlib.h>

@@ -1,7 +1,6 @@
-/* charset.c - single characters and character classes of a pattern, as sets of code points.
- *
- * Oniguruma's spelling: what it reads differently from others (\h, nested classes, &&, POSIX
- * brackets) is refused rather than guessed. */
+/* charset.c - parses characters and character classes of a pattern into sets of code points.
+ * The syntax is Oniguruma's. What it interprets differently from other engines (\h, nested
+ * classes, &&, POSIX brackets) is refused. */
 #include "tokenizer/pattern_internal.h"
 
 #include <stdlib.h>

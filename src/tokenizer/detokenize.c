@@ -1,8 +1,7 @@
-/* detokenize.c - token ids back to text, all at once or one by one.
- *
- * Tokens are byte strings and a character may be cut between two of them. Bytes run through a
- * UTF-8 decoder that keeps the start of a character until it is whole; the longest start that
- * cannot go on becomes one U+FFFD, as in the Unicode standard's recommended practice. */
+/* detokenize.c - detokenizer: token ids to text, all at once or one by one (streaming).
+ * Tokens are byte strings, and a character may be divided between two of them. A UTF-8
+ * decoder holds the start of a character until it is complete. The longest start that cannot
+ * continue becomes one U+FFFD, as the Unicode standard recommends. */
 #include <string.h>
 
 #include "tokenizer/tokenizer.h"

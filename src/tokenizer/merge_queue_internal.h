@@ -1,8 +1,8 @@
-/* merge_queue_internal.h - the waiting merges of one long piece, lowest (rank, position) first.
- *
- * Merges of one rank are mostly found from left to right, so each rank has a first-in first-out
- * line of positions and the order among ranks is kept by a small heap. What comes out of order
- * goes to a second heap of (rank, position). Short pieces use the second heap alone. */
+/* merge_queue_internal.h - a priority queue of the pending merges of one long piece, lowest
+ * (rank, position) first. Merges of one rank are mostly found from left to right, so each
+ * rank has a first-in first-out queue of positions, and a small heap orders the ranks.
+ * Merges found out of order go to a second heap of (rank, position). Short pieces use the
+ * second heap only. */
 #ifndef HD_TOKENIZER_MERGE_QUEUE_INTERNAL_H
 #define HD_TOKENIZER_MERGE_QUEUE_INTERNAL_H
 

@@ -1,9 +1,8 @@
-/* pattern_internal.h - the patterns by which a pre-tokenizer cuts text.
- *
- * A pattern is a regular expression in the spelling of the reference library (Oniguruma).
- * Patterns made of runs of character classes, which is what real tokenizers use, are matched
- * by a scanner in linear time (scan.c); what needs more goes to PCRE2 (regex.c); what neither
- * can do exactly is refused by name. Character classes mean the same in both: charset.c. */
+/* pattern_internal.h - regular expressions by which a pre-tokenizer splits text, in the
+ * syntax of the reference library (Oniguruma). Patterns made of runs of character classes,
+ * as in real tokenizers, are matched by a scanner in linear time (scan.c). Others go to
+ * PCRE2 (regex.c). What neither matches exactly is refused by name. Both use the character
+ * classes of charset.c. */
 #ifndef HD_TOKENIZER_PATTERN_INTERNAL_H
 #define HD_TOKENIZER_PATTERN_INTERNAL_H
 

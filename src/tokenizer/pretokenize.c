@@ -1,8 +1,7 @@
-/* pretokenize.c - runs the stages of a pre-tokenizer over a text, one piece at a time.
- *
- * Each stage turns its piece into events (gap, match, gap ...) and its behavior turns events
- * into pieces. Nothing is collected: a stage asks the one before it for the next piece only
- * when its own is used up, so memory does not grow with the text. */
+/* pretokenize.c - runs the stages of a pre-tokenizer over a text, one piece at a time. Each
+ * stage splits its piece into events (gap, match, gap ...), and its behavior converts events
+ * to pieces. A stage asks the previous stage for a piece only when its own is used up, so
+ * memory does not grow with the text. */
 #include "tokenizer/pretokenize_internal.h"
 
 #include <stdlib.h>

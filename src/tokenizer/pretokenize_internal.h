@@ -1,7 +1,6 @@
-/* pretokenize_internal.h - cuts text into the pieces that byte-pair merging may not cross.
- *
- * A pre-tokenizer is a list of stages; each cuts every piece of the stage before it and sees
- * nothing beyond that piece. The last stage is always ByteLevel. Immutable once open. */
+/* pretokenize_internal.h - pre-tokenizer: splits text into the pieces that byte-pair merges
+ * may not cross. It is a list of stages; each splits every piece of the previous stage and
+ * sees nothing beyond that piece. The last stage is always ByteLevel. Immutable once open. */
 #ifndef HD_TOKENIZER_PRETOKENIZE_INTERNAL_H
 #define HD_TOKENIZER_PRETOKENIZE_INTERNAL_H
 

@@ -1,6 +1,5 @@
-/* pretokenize_load.c - the pre_tokenizer object of a tokenizer.json becomes stages.
- *
- * What cannot be done exactly as the reference library does it is refused by name. */
+/* pretokenize_load.c - loads the pre_tokenizer object of a tokenizer.json as stages. What
+ * cannot be done exactly as the reference library does it is refused by name. */
 #include "tokenizer/pretokenize_internal.h"
 
 #include <stdlib.h>

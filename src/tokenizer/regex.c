@@ -1,8 +1,7 @@
-/* regex.c - patterns that need a real regular expression engine: PCRE2.
- *
- * The Oniguruma spelling is translated construct by construct; every character class becomes
- * explicit ranges, so that it means what charset.c says. Matching is bounded: a pattern that
- * backtracks too much on some text is an error of that text, not a stuck thread. */
+/* regex.c - patterns that need a full regular expression engine: PCRE2. The Oniguruma syntax
+ * is translated construct by construct. Every character class becomes explicit ranges, so
+ * that it means what charset.c says. Matching is bounded: too much backtracking on a text is
+ * an error of that text, not a hanging thread. */
 #include "tokenizer/pattern_internal.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

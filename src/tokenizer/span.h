@@ -1,4 +1,5 @@
-/* span.h - stretches of a prompt: what a template wrote, and what came from outside. */
+/* span.h - spans of a prompt: control spans written by the chat template, and content from
+ * the client. */
 #ifndef HD_TOKENIZER_SPAN_H
 #define HD_TOKENIZER_SPAN_H
 

@@ -1,4 +1,4 @@
-/* tokenizer.c - see tokenizer.h: opening, encoding, and what is known about ids. */
+/* tokenizer.c - see tokenizer.h: opening, encoding, and properties of token ids. */
 #include "tokenizer/tokenizer.h"
 
 #include <stdlib.h>

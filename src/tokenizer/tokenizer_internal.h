@@ -1,4 +1,4 @@
-/* tokenizer_internal.h - what a tokenizer is made of, between loading and use. */
+/* tokenizer_internal.h - the tables of a tokenizer, shared by loading and use. */
 #ifndef HD_TOKENIZER_TOKENIZER_INTERNAL_H
 #define HD_TOKENIZER_TOKENIZER_INTERNAL_H
 

@@ -1,7 +1,6 @@
-/* tokenizer_load.c - a tokenizer.json becomes tables, every rule of the format checked.
- *
- * Kept are byte-level BPE files; a part that would change ids and is not understood is refused
- * by name. Truncation and padding are the business of callers and are passed over. */
+/* tokenizer_load.c - loads a tokenizer.json and checks every rule of the format. Only
+ * byte-level BPE is supported; a part that would change ids and is not understood is refused
+ * by name. Truncation and padding are ignored, because callers decide about them. */
 #include "tokenizer/tokenizer_internal.h"
 
 #include <stdlib.h>

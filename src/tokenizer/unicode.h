@@ -1,7 +1,6 @@
-/* unicode.h - UTF-8 and the character classes that pre-tokenizers speak of.
- *
- * Categories are those of the reference library's Unicode version, not of this machine's
- * libraries: the same text must give the same tokens everywhere. */
+/* unicode.h - UTF-8 and the character classes that pre-tokenizers use. Categories are those
+ * of the reference library's Unicode version, not of this computer's libraries, so that the
+ * same text always has the same tokens. */
 #ifndef HD_TOKENIZER_UNICODE_H
 #define HD_TOKENIZER_UNICODE_H
 

@@ -1,7 +1,6 @@
-/* vocab.c - see vocab_internal.h; and the byte alphabet, in which base tokens are spelled.
- *
- * A token whose characters are all in the alphabet stands for the bytes they name; any other
- * stands for its own UTF-8 bytes. */
+/* vocab.c - see vocab_internal.h; also the byte alphabet in which base tokens are spelled. A
+ * token whose characters are all in the alphabet represents the bytes they name; any other
+ * represents its own UTF-8 bytes. */
 #include "tokenizer/vocab_internal.h"
 
 #include <assert.h>

@@ -1,4 +1,4 @@
-/* vocab_internal.h - the tokens: spelling, bytes and flags by id, id by spelling. */
+/* vocab_internal.h - the vocabulary: spelling, bytes and flags by id, and id by spelling. */
 #ifndef HD_TOKENIZER_VOCAB_INTERNAL_H
 #define HD_TOKENIZER_VOCAB_INTERNAL_H
 

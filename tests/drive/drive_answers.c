@@ -27,8 +27,8 @@ typedef struct answer {
     float logprobs[TOKENS];
 } answer;
 
-enum {           /* how requests are asked */
-       MANY = 1, /* again and again until they are a crowd; else each once */
+enum {           /* ways to run the requests */
+       MANY = 1, /* repeated until they are many; else each once */
        TWICE = 2,
        SALTED = 4, /* no two share a prefix */
        SHORT = 8   /* also where all is in short */
@@ -45,7 +45,8 @@ static const char *model;
 static int n_requests = REQUESTS, n_tokens = TOKENS, n_crowd = CROWD;
 static answer expected[REQUESTS], got[CROWD];
 static long long cached, retracted, accepted;
-static bool drafting; /* the model has what they take; requests for them would be refused */
+/* the model has an MTP layer; else requests with drafts would be refused */
+static bool drafting;
 
 static void fail(const char *name, const char *what) {
     fprintf(stderr, "%s: %s\n", name, what);
@@ -77,7 +78,7 @@ static bool can_draft(void) {
     return opened;
 }
 
-/* Prompts share beginnings of several lengths; half of the answers are greedy. */
+/* Prompts share prefixes of several lengths; half of the requests are greedy. */
 static void fill_prompt(int32_t *prompt, int i) {
     for (int k = 0; k < PROMPT; k++)
         prompt[k] = 40 + (k * k + k / (50 * (1 + i % 3)) * i) % 200;
@@ -116,7 +117,7 @@ static void compare(const char *name, const answer *a, const answer *b) {
     }
 }
 
-/* Requests [from, to) at the same time: the first step knows all of them. */
+/* Submits requests [from, to) before the first step. */
 static void ask(hd_engine *e, const way *w, int from, int to) {
     uint64_t ids[CROWD];
     int32_t prompt[PROMPT];
@@ -148,7 +149,7 @@ static void try(const way *w) {
     hd_engine_close(e);
 }
 
-/* Answer i of several is that of a lone request with the i-th seed behind. */
+/* Choice i equals a single request with seed + i. */
 static void try_answers(int drafts) {
     enum { N = 4 };
     int32_t prompt[PROMPT];
@@ -172,7 +173,7 @@ static void try_answers(int drafts) {
     hd_engine_close(e);
 }
 
-/* The scores of a prompt, to be compared with what the model says of it by itself. */
+/* Prints prompt log-probabilities, to compare with those of single requests. */
 static void print_scores(void) {
     const way w = {.name = "scores", .engine = {.chunk_tokens = 50}};
     int32_t prompt[PROMPT];

@@ -169,7 +169,7 @@ static void check_one(driver *d, const hd_grammar *g, const hd_grammar_state *s,
 
 static double now_us(void) {
     struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* other work on the machine is not ours */
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t); /* exclude other load of the computer */
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
 }
 
@@ -193,8 +193,8 @@ static void check_mask(driver *d, const hd_grammar *g, const hd_grammar_state *s
     }
 }
 
-/* A random allowed token; late in a walk one that closes something, or begins to, if there is
- * one. */
+/* Returns a random allowed token; late in a walk one that closes something, or begins to, if
+ * there is one. */
 static int32_t choose(driver *d, int32_t step) {
     static const char *const closers[] = {"\"",  "}",    "]",  "\xfd", "｜DSML｜",
                                           "<｜", "\xf8", "</", "<"};
@@ -244,7 +244,7 @@ static void take(void *user, const hd_reply_event *e) {
     t->arguments.n = 0;
 }
 
-/* Feeds text[n] as its tokens would be, a marker as a special one. */
+/* Feeds text[n] as its tokens would be, with markers as special tokens. */
 static void feed(hd_reply *r, const char *text, size_t n, hd_bytes *shown) {
     for (size_t at = 0, end; at < n; at = end) {
         const bool special = (uint8_t)text[at] >= HD_GRAMMAR_MARK;
@@ -292,7 +292,8 @@ static json_t *parse(const hd_grammar_calls *calls, json_t *tools, const char *t
 
 /* ---- walks ---- */
 
-/* The text of one random walk; NULL when it did not end in time, *stuck when nothing may come. */
+/* Returns the text of one random walk; NULL if it did not end in time; *stuck if no token is
+ * allowed. */
 static json_t *walk(driver *d, const hd_grammar *g, const hd_grammar_calls *calls,
                     json_t *tools, bool *stuck) {
     static hd_grammar_state s;

@@ -50,7 +50,7 @@ typedef struct held {
     http_call *call;
 } held;
 
-/* The answer after the client left does nothing, but ends the call. */
+/* A reply after the client left does nothing, but ends the call. */
 static void *answer_late(void *user) {
     held *h = user;
     http_reply(h->call, 200, "text/plain", "late", 4);
@@ -137,7 +137,7 @@ static void on_pour(http_call *c, void *user) {
     start(pour_out, p);
 }
 
-/* A stream into which nothing is written: the comments are the layer's own. */
+/* A stream without writes: the comments come from the HTTP layer. */
 static void on_quiet(http_call *c, void *user) {
     held *h = malloc(sizeof *h);
     if (!h) return;
@@ -177,7 +177,7 @@ static void on_headers(http_call *c, void *user) {
     on_echo(c, user);
 }
 
-/* Every position has a byte of its own, nearly: one that is lost or doubled shows. */
+/* Almost every position has a different byte, so lost or repeated bytes are detected. */
 static void on_large(http_call *c, void *user) {
     const size_t n = (size_t)number(c, "n", 1);
     char *body = malloc(n);

@@ -1,5 +1,5 @@
-/* test_answers.c - what the shipped model says, as the public interface gives it: parts, calls,
- * stop strings among them, several answers. */
+/* test_answers.c - output of the shipped model through the public API: deltas, tool calls,
+ * stop strings, several choices. */
 #include "check.h"
 
 #include <stdio.h>
@@ -69,7 +69,7 @@ static void calls_are_parts(void **state) {
     assert_int_equal(a.content.n, 0);
     const int32_t told = a.end.prompt_tokens;
     rig_deinit(&a);
-    g.tool_choice = "none"; /* then the model is not told of them */
+    g.tool_choice = "none"; /* then the tools are not rendered */
     rig_run(e, &g, &a);
     assert_true(a.calls.n == 0 && a.end.prompt_tokens < told);
     rig_deinit(&a);
@@ -104,7 +104,7 @@ static void stops_see_reasoning_but_no_markup(void **state) {
     hd_engine_close(e);
 }
 
-/* Each step's drafts are counted in every event, and none that lie behind a stop. */
+/* Each step's drafts are counted in every event; drafts behind a stop are not accepted. */
 static void drafts_are_counted_up_to_the_end(void **state) {
     (void)state;
     static const char *const stops[] = {"+", "347", "= 9", "933\n", "So "};
@@ -121,7 +121,7 @@ static void drafts_are_counted_up_to_the_end(void **state) {
         rig_answer a;
         rig_run(e, &g, &a);
         assert_true(a.end.drafted > 0 && a.end.accepted > 0);
-        /* A step gives its accepted drafts and one token more, unless a stop is before that. */
+        /* A step adds its accepted drafts and one more token, unless a stop comes before. */
         const int32_t whole = a.end.accepted + a.n_events;
         assert_in_range(a.end.output_tokens, whole - 1, whole);
         behind += a.end.output_tokens < whole;
@@ -158,7 +158,7 @@ static void answers_are_those_of_lone_requests(void **state) {
     hd_engine_close(e);
 }
 
-/* Sixteen answers, each cut where its own text has a stop string, which tokens do not end with. */
+/* Sixteen choices, each cut at its own stop string, which does not end at a token's end. */
 static void many_answers_stop_where_lone_ones_do(void **state) {
     (void)state;
     enum { N = 16 };
@@ -211,7 +211,8 @@ static void list(hd_engine *e, const hd_request *g, listed *out) {
     }
 }
 
-/* Probabilities and alternatives are the same to the bit with drafts, hot and under a form. */
+/* Log-probabilities and alternatives are the same to the bit with drafts, with sampling and
+ * under a response format. */
 static void drafts_change_no_probability(void **state) {
     (void)state;
     static listed plain, drafted;
@@ -239,8 +240,8 @@ static void drafts_change_no_probability(void **state) {
     hd_engine_close(e);
 }
 
-/* Cancelled after any number of events, also before the first and behind the last, an answer is a
- * beginning of the whole one, ends once, and leaves nothing behind. */
+/* Cancelled after any number of events, also before the first and behind the last, a choice
+ * is a prefix of the full one, ends once, and leaves nothing behind. */
 static void a_cancel_may_come_at_any_moment(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);

@@ -1,5 +1,5 @@
-/* test_calls.c - calls beside a form of the answer, calls that open inside the reasoning, and the
- * names and arguments of calls, on models that would write anything. */
+/* test_calls.c - tool calls beside a response format, tool calls that open inside reasoning,
+ * and names and arguments of calls, on models that would write anything. */
 #define _GNU_SOURCE
 #include "check.h"
 
@@ -12,7 +12,7 @@
 
 #define USER(text) "[{\"role\": \"user\", \"content\": \"" text "\"}]"
 
-/* Of neither strict; nothing that the models have seen. */
+/* Neither tool is strict; the models have not seen them. */
 static const char two_tools[] =
     "[{\"type\": \"function\", \"function\": {\"name\": \"set_olive\", \"parameters\": "
     "{\"type\": "
@@ -30,7 +30,8 @@ static bool is_set_olive(const json_t *o) {
            json_is_integer(json_object_get(o, "level")) && level >= -3 && level <= 40;
 }
 
-/* How many calls; each is of a tool that was offered and keeps to its schema. */
+/* Returns the number of calls; checks that each is of an offered tool and matches its
+ * schema. */
 static int32_t check_calls(const rig_answer *a) {
     const char *at = a->calls.data, *end = at + a->calls.n;
     int32_t n = 0;
@@ -52,7 +53,7 @@ static int32_t check_calls(const rig_answer *a) {
     return n;
 }
 
-/* Both with drafts and without; they are the same. */
+/* Runs with drafts and without; the results must be equal. */
 static void run_twice(hd_engine *e, hd_request g, rig_answer *a) {
     rig_answer drafted;
     g.draft_tokens = 0;
@@ -80,7 +81,8 @@ static void favour(const hd_engine *e, const char *text, hd_request_bias *bias) 
     hd_ids_deinit(&ids);
 }
 
-/* The model calls, or answers in the form: in every run one of the two, in some either. */
+/* The model calls a tool or answers in the response format: one of the two in every run,
+ * each in some run. */
 static void calls_or_a_form(void **state) {
     (void)state;
     static const struct {
@@ -98,7 +100,7 @@ static void calls_or_a_form(void **state) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = models[i].model});
         int32_t n_forms = 0, n_calls = 0, n_required = 0;
         for (uint64_t seed = 0; seed < 4; seed++) {
-            hd_request_bias bias; /* a model that has not learnt this does not choose */
+            hd_request_bias bias; /* a model that was not trained for this does not choose */
             hd_request g = {.size = sizeof g,
                             .messages = USER("Please set the olive."),
                             .tools = two_tools,
@@ -135,7 +137,7 @@ static void calls_or_a_form(void **state) {
     }
 }
 
-/* A call that is demanded keeps to the schema of its tool, which is not strict. */
+/* The arguments of a required call match the schema of its tool, which is not strict. */
 static void demanded_calls_keep_to_their_schema(void **state) {
     (void)state;
     static const char *const choices[] = {"required", "set_olive"};
@@ -161,8 +163,8 @@ static void demanded_calls_keep_to_their_schema(void **state) {
     hd_engine_close(e);
 }
 
-/* A model that likes nothing better than to open calls opens them inside its reasoning: that is
- * over then, and what follows is a call of what is offered, whoever decided on it. */
+/* A model that prefers to open calls opens them inside its reasoning. That ends the
+ * reasoning, and an offered tool is called. */
 static void calls_open_inside_the_reasoning(void **state) {
     (void)state;
     static const struct {
@@ -214,7 +216,7 @@ static void calls_open_inside_the_reasoning(void **state) {
     }
 }
 
-/* The first character of a name is one of an offered name, in calls that nothing demands, too. */
+/* The first character of a name begins an offered name, also in calls that are not required. */
 static void names_are_offered_ones(void **state) {
     (void)state;
     static const struct {

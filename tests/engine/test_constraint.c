@@ -1,5 +1,6 @@
-/* test_constraint.c - what steers an answer and what is told of it: forms, forced calls, bounds of
- * reasoning, alternatives, scores of the prompt, accepted drafts, expert loads. */
+/* test_constraint.c - constraints and reported values of a choice: response formats, forced
+ * tool calls, reasoning budgets, top log-probabilities, prompt log-probabilities, accepted
+ * drafts, expert loads. */
 #include "check.h"
 
 #include <jansson.h>
@@ -20,10 +21,10 @@ static bool starts(const hd_bytes *b, const char *text) {
     return b->n >= strlen(text) && memcmp(b->data, text, strlen(text)) == 0;
 }
 
-/* ---- forms ---- */
+/* ---- response formats ---- */
 
-/* Every answer that ends by itself has the form, hot or cold, with drafts and without, and the
- * drafts change nothing. */
+/* Every choice that ends by itself matches the response format, greedy or sampled, with
+ * drafts and without; drafts change nothing. */
 static void expect_form(hd_engine *e, hd_request g, bool (*valid)(const hd_bytes *)) {
     int32_t whole = 0;
     for (uint64_t seed = 0; seed < 3; seed++) {
@@ -100,7 +101,7 @@ static void answers_have_their_form(void **state) {
     hd_engine_close(e);
 }
 
-/* The share of an answer's drafts that stood. */
+/* Returns the acceptance of a choice's drafts. */
 static double acceptance(hd_engine *e, const hd_request *g) {
     rig_answer a;
     rig_run(e, g, &a);
@@ -110,8 +111,8 @@ static double acceptance(hd_engine *e, const hd_request *g) {
     return share;
 }
 
-/* Where a form leaves little to choose, drafts that keep to it stand; what a model of stories
- * would say by itself is far from these. */
+/* If a response format leaves few possibilities, drafts that match it are accepted, although
+ * the model would generate something else without it. */
 static void drafts_keep_to_the_form(void **state) {
     (void)state;
     static const char schema[] =
@@ -139,8 +140,9 @@ static void drafts_keep_to_the_form(void **state) {
     hd_engine_close(e);
 }
 
-/* An answer does not end before min_tokens while its form allows more, nor takes a way on which it
- * would have to, and ends where the form does not; the same with drafts. */
+/* A choice does not end before min_tokens while its response format allows more, and does
+ * not choose tokens that would force it to. It ends where the format does; the same with
+ * drafts. */
 static void formats_wait_for_a_minimum(void **state) {
     (void)state;
     static const struct {
@@ -190,7 +192,8 @@ static void formats_wait_for_a_minimum(void **state) {
     hd_engine_close(e);
 }
 
-/* The minimum holds in the reasoning and under a bound of it, where there is no form. */
+/* min_tokens applies in the reasoning, with a reasoning budget and without a response
+ * format. */
 static void a_minimum_holds_beside_a_bound(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
@@ -214,7 +217,7 @@ static void a_minimum_holds_beside_a_bound(void **state) {
     hd_engine_close(e);
 }
 
-/* What a model of stories takes for an object has no end. */
+/* A JSON object of this model need not end. */
 static void any_object_begins_as_one(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
@@ -267,7 +270,7 @@ static void a_failure_says_why(void **state) {
     assert_int_equal(a.end.end, HD_END_FAILED);
     assert_string_equal(a.why, "no token is allowed to come next");
     rig_deinit(&a);
-    g.form = HD_FORMAT_FREE; /* nobody else is harmed */
+    g.form = HD_FORMAT_FREE; /* other requests are not affected */
     g.max_tokens = 3;
     rig_run(e, &g, &a);
     assert_int_equal(a.end.output_tokens, 3);
@@ -313,7 +316,7 @@ static void a_call_can_be_demanded(void **state) {
     hd_engine_close(e);
 }
 
-/* Nothing that the models have seen; the second tool is not strict. */
+/* The models have not seen these; the second tool is not strict. */
 static const char strict_tools[] =
     "[{\"type\": \"function\", \"function\": {\"name\": \"set_olive\", \"strict\": true, "
     "\"parameters\": {\"type\": \"object\", \"properties\": {\"mode\": {\"enum\": "
@@ -340,7 +343,8 @@ static bool is_set_olive(const json_t *o) {
     return ok;
 }
 
-/* Whole calls, of which those of the strict tool keep to its schema; how many there are. */
+/* Returns the number of complete calls; checks that those of the strict tool match its
+ * schema. */
 static int32_t check_calls(const rig_answer *a) {
     const char *at = a->calls.data, *end = at + a->calls.n;
     int32_t n = 0;
@@ -362,7 +366,8 @@ static int32_t check_calls(const rig_answer *a) {
     return n;
 }
 
-/* Hot models write anything that they may. Drafts change nothing, nor do answers beside. */
+/* With high temperature models write anything allowed. Neither drafts nor other requests
+ * change the result. */
 static void calls_keep_to_their_schema(void **state) {
     (void)state;
     static const struct {
@@ -456,7 +461,7 @@ static void reasoning_can_be_bounded(void **state) {
     hd_engine_close(e);
 }
 
-/* ---- what is told ---- */
+/* ---- reported values ---- */
 
 enum { TOP = 5, PROMPT = 90 };
 
@@ -526,7 +531,8 @@ static void the_prompt_is_scored(void **state) {
             if (a->token == prompt[i + 1]) assert_true(a->logprob == whole.prompt[i]);
         }
     }
-    ask(e, prompt, &again, 1); /* what is cached is computed again where it is scored */
+    /* cached tokens are computed again if their log-probabilities are requested */
+    ask(e, prompt, &again, 1);
     assert_int_equal(again.cached, 0);
     assert_memory_equal(whole.prompt, again.prompt, sizeof whole.prompt);
     ask(e, prompt, &part, 80);
@@ -594,7 +600,7 @@ static int64_t sum_of_loads(hd_engine *e, int64_t *load, size_t n) {
     return sum;
 }
 
-/* Loads are shown a while after the steps they come from, the last ones too. */
+/* Expert loads are published some time after their steps, including the last ones. */
 /* A stop token among forced drafts ends the answer there. */
 static void forced_drafts_stop_too(void **state) {
     (void)state;
@@ -646,7 +652,7 @@ static void experts_are_counted(void **state) {
     hd_engine_close(e);
 }
 
-/* Looking goes on while a step is under way: the one that computes a long prompt. */
+/* Reading does not block while a long prompt is computed. */
 static void looking_does_not_wait(void **state) {
     (void)state;
     hd_engine *e =

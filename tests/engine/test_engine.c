@@ -1,4 +1,5 @@
-/* test_engine.c - the public interface on the null device: stops, control, and many at once. */
+/* test_engine.c - the public API on the null runner: stop strings, control, many requests at
+ * once. */
 #include "check.h"
 
 #include <jansson.h>
@@ -17,7 +18,7 @@
 
 /* ---- stops ---- */
 
-/* Every stop string of the null device's text, wherever tokens and steps cut it. */
+/* Every stop string of the null runner's text, however tokens and steps divide it. */
 static void nothing_leaks_past_a_stop(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", NULL);
@@ -51,7 +52,7 @@ static void nothing_leaks_past_a_stop(void **state) {
     hd_engine_close(e);
 }
 
-/* ---- answers ---- */
+/* ---- choices ---- */
 
 static void answers_share_the_prompts_pages(void **state) {
     (void)state;
@@ -126,7 +127,7 @@ static void a_full_queue_is_reported(void **state) {
     hd_engine_close(e);
 }
 
-/* Runs until the answer has some output, pauses, and takes what came before the rest. */
+/* Runs until the choice has some output, pauses, and reads what came before the rest. */
 static void pause_in_the_middle(hd_engine *e, const hd_request *g, hd_pause how,
                                 rig_answer *a) {
     hd_event event;
@@ -135,7 +136,7 @@ static void pause_in_the_middle(hd_engine *e, const hd_request *g, hd_pause how,
     submit(e, g);
     while (a->tokens.n < 5 && hd_engine_poll(e, &event, -1)) rig_take(a, &event);
     hd_engine_pause(e, how);
-    while (!stats.paused) { /* the step thread waits where nobody polls */
+    while (!stats.paused) { /* the step thread waits if no thread polls */
         if (hd_engine_poll(e, &event, 0)) rig_take(a, &event);
         hd_engine_read_stats(e, &stats);
     }
@@ -310,7 +311,7 @@ static void a_storm_of_cancels_leaves_nothing_behind(void **state) {
     int64_t ends[HD_END_FAILED + 1] = {0};
     hd_event event;
     bool over;
-    do { /* an idle engine answers at once; the last look comes behind the last submission */
+    do { /* an idle engine returns at once; the last check follows the last submission */
         over = atomic_load(&done) == THREADS;
         while (hd_engine_poll(e, &event, -1)) ends[event.end]++;
     } while (!over);
@@ -383,7 +384,7 @@ static hd_engine *open_dummy(const char *config, const char *backend, int32_t th
                                                   .max_running = 2});
 }
 
-/* Every family: made-up weights choose tokens, the same ones in every engine. */
+/* Every family: random weights generate tokens, the same in every engine. */
 static void dummy_weights_answer_in_tokens(void **state) {
     (void)state;
     static const char *const configs[] = {"tiny_v2", "tiny_v3", "tiny_v32", "tiny_v4"};
@@ -443,7 +444,7 @@ static void dummy_weights_know_no_text(void **state) {
     }
 }
 
-/* ---- what computes ---- */
+/* ---- backends ---- */
 
 static void check_backend(const char *asked, const char *mla, const char *used,
                           const char *why) {
@@ -461,7 +462,7 @@ static void check_backend(const char *asked, const char *mla, const char *used,
     hd_engine_close(e);
 }
 
-/* "auto" takes a GPU where it can be opened and does what is asked for; the reason is kept. */
+/* "auto" chooses a GPU that can be opened and supports the options; the reason is kept. */
 static void backend_is_selected(void **state) {
     (void)state;
     hd_device *gpu;
@@ -488,7 +489,7 @@ enum { SANITIZED = 1, LONG = 16384 };
 enum { SANITIZED = 0, LONG = 131072 };
 #endif
 
-/* The shipped model's config with room for LONG tokens, in a file of its own. */
+/* The shipped model's config with a context of LONG tokens, in its own file. */
 static void write_long_config(char *path) {
     json_t *config = json_load_file(TINY "/config.json", 0, NULL);
     const int fd = mkstemp(path);
@@ -517,7 +518,7 @@ static size_t resident_bytes(void) {
     return pages * (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* All of a long prompt is admitted and goes through the scheduler, and no longer one. */
+/* A prompt of the maximum length is admitted and scheduled; a longer one is refused. */
 static void check_admission(const char *config) {
     char why[600];
     rig_answer a;
@@ -535,8 +536,8 @@ static void check_admission(const char *config) {
     hd_engine_close(e);
 }
 
-/* With many times the context nothing grows but the entries, by their size per token, and the
- * scratch that may be asked for; a short prompt gets the same answer and touches no more. */
+/* With many times the context, only the KV entries (by size per token) and the scratch
+ * memory grow. A short prompt has the same output and touches no more memory. */
 static void a_long_context_costs_its_entries(void **state) {
     (void)state;
     char config[] = P_tmpdir "/hadal_long_XXXXXX";

@@ -1,5 +1,6 @@
-/* test_token_history.c - answers that come back: the next prompt begins with the very tokens of the
- * prompt and the answer before, whatever the model spelled it with, and nothing else does. */
+/* test_token_history.c - token history: if a client sends an answer back, the next prompt
+ * begins with the very tokens of the earlier prompt and answer, however the model spelled
+ * it. Nothing else is reused. */
 #include "check.h"
 
 #include <jansson.h>
@@ -42,7 +43,7 @@ static void add_call(json_t *m, const hd_bytes *calls) {
                                   "arguments", open + 1, arguments));
 }
 
-/* Appends the answer and what comes after it. */
+/* Appends the answer and the next messages. */
 static void go_on(json_t *messages, const rig_answer *a) {
     json_t *m = say("assistant", &a->content);
     if (a->reasoning.n > 0) {
@@ -65,7 +66,7 @@ static void run(hd_engine *e, hd_request *g, const json_t *messages, rig_answer 
     free(text);
 }
 
-/* How many tokens the conversation has to an engine that never saw it. */
+/* Returns the length in tokens of the conversation in an engine without its history. */
 static int32_t plain_length(hd_engine *stranger, hd_request g, const json_t *messages) {
     rig_answer a;
     g.max_tokens = 1;
@@ -75,7 +76,7 @@ static int32_t plain_length(hd_engine *stranger, hd_request g, const json_t *mes
     return n;
 }
 
-/* The tokens that bound an answer's parts. */
+/* Whether the token separates parts of an answer. */
 static bool is_marker(const hd_tokenizer *t, int32_t id) {
     static const char *const markers[] = {"</think>",
                                           "｜DSML｜",
@@ -93,7 +94,8 @@ static bool is_marker(const hd_tokenizer *t, int32_t id) {
     return false;
 }
 
-/* No control tokens but these: others are not shown, and no answer with them is kept. */
+/* Bans other control tokens: they are not shown, and an answer that contains them is not
+ * stored. */
 static size_t ban_others(hd_engine *e, hd_request_bias bias[MOST_BANS]) {
     const hd_tokenizer *t = hd_engine_tokenizer(e);
     size_t n = 0;
@@ -104,7 +106,7 @@ static size_t ban_others(hd_engine *e, hd_request_bias bias[MOST_BANS]) {
     return n;
 }
 
-/* Whether the answer is kept: every part of it ended. */
+/* Whether the answer is stored: every part of it ended. */
 static bool is_kept(hd_engine *e, const rig_answer *a) {
     bool thinks = a->end.reasoning_tokens > 0;
     for (size_t i = 0; i < a->tokens.n && thinks; i++) {
@@ -119,8 +121,8 @@ typedef struct tally {
     int32_t odd, calls, thoughts, cut;
 } tally;
 
-/* Behind an answer all of its prompt and of itself is found again, but for what does not fill a
- * page; and so behind the next. */
+/* After an answer, its prompt and its tokens hit the prefix cache, except for an incomplete
+ * page; the same after the next answer. */
 static void expect_hits(hd_engine *e, hd_engine *stranger, hd_request g, const char *text,
                         tally *seen) {
     json_t *messages = ask(text);
@@ -185,7 +187,7 @@ static json_t *answer_of(json_t *messages) {
     return json_array_get(messages, 1);
 }
 
-/* Of an answer that is known only what is the same, to the same tenant, is its tokens. */
+/* Only an unchanged answer, of the same tenant, gets its stored tokens. */
 static void what_differs_is_encoded_anew(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL), *stranger = rig_open("cpu", NULL);
@@ -202,7 +204,7 @@ static void what_differs_is_encoded_anew(void **state) {
     go_on(messages, &a);
     const int32_t anew = plain_length(stranger, g, messages);
     const int32_t known = plain_length(e, g, messages);
-    assert_true(known != anew); /* it was spelled oddly */
+    assert_true(known != anew); /* it has an unusual tokenization */
     g.salt = 1;
     assert_int_equal(plain_length(e, g, messages), anew);
     g.salt = 0;
@@ -265,7 +267,7 @@ static void respelled_arguments_are_the_same(void **state) {
     hd_engine_close(e);
 }
 
-/* Even where the keys of two prompts are the same. */
+/* Even if the keys of two prompts are equal. */
 static void another_salt_knows_nothing(void **state) {
     (void)state;
     engine_token_history *r;
@@ -300,7 +302,7 @@ static void another_salt_knows_nothing(void **state) {
     json_decref(messages);
 }
 
-/* What is kept is bounded, and what is used stays. */
+/* The history is bounded, and used entries stay. */
 static void the_oldest_is_forgotten(void **state) {
     (void)state;
     enum { TURNS = 40, BYTES = 8000 };
@@ -329,7 +331,7 @@ static void the_oldest_is_forgotten(void **state) {
                 &answer, &(hd_reply_event){HD_REPLY_CONTENT, .text = "so", .n = 2});
             engine_token_history_keep(r, salt, key, &answer);
         }
-        /* The first one is asked for in every turn. */
+        /* The first one is used in every round. */
         assert_int_equal(engine_token_history_fill(r, i < TURNS ? 0 : salt, &c, &p, &key, NULL),
                          HD_OK);
         const bool known = p.blocks[0].tokens.n == 1;

@@ -1,9 +1,8 @@
-/* bench_cases.c - hadal bench ops without a config: operators at the widths of V3 and V4, each
- * alone, its time beside the least that moving its bytes or computing its products takes.
- *
- * A case's copies run behind each other over operands that no cache holds; on a GPU they are
- * one graph. Limits are those measured on an H200: reading 4.55 TB/s, dense products on the
- * tensor cores 814 TFLOP/s in BF16 and 1500 in FP8. */
+/* bench_cases.c - cases of `hadal bench ops` without a config: times each operator alone at
+ * the sizes of V3 and V4, beside the roofline time of its bytes and products. Copies of a
+ * case run in sequence over operands that no cache holds; on a GPU they are one CUDA graph.
+ * The limits were measured on an H200: reading 4.55 TB/s, dense tensor core products 814
+ * TFLOP/s in BF16 and 1500 in FP8. */
 #include "cli/bench/bench_cases.h"
 
 #include <jansson.h>

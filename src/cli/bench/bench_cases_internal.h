@@ -1,5 +1,5 @@
-/* bench_cases_internal.h - one operator at the widths of a real model: how to run it, what it
- * has to move and compute at least. */
+/* bench_cases_internal.h - one benchmark case: how to run an operator at the sizes of a real
+ * model, and the bytes and operations it needs at least (op cost). */
 #ifndef HD_CLI_BENCH_BENCH_CASES_INTERNAL_H
 #define HD_CLI_BENCH_BENCH_CASES_INTERNAL_H
 

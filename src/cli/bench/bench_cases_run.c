@@ -1,5 +1,5 @@
-/* bench_cases_run.c - the cases of hadal bench ops without a config: shapes of V3 and V4, how each
- * operator is called for them, and what it has to move and compute at least. */
+/* bench_cases_run.c - cases of `hadal bench ops` without a config: shapes of V3 and V4, the
+ * call of each operator, and the bytes and operations it needs at least (op cost). */
 #include "base/checked.h"
 #include "cli/bench/bench_cases_internal.h"
 

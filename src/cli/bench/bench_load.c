@@ -1,4 +1,5 @@
-/* bench_load.c - see bench_load.h. One thread submits what is due and polls for the rest. */
+/* bench_load.c - see bench_load.h. One thread submits requests when they are due, and polls
+ * in between. */
 #include "cli/bench/bench_load.h"
 
 #include <math.h>

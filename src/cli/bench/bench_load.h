@@ -1,7 +1,6 @@
-/* bench_load.h - a synthetic set of requests, sent to an engine as users would send them.
- *
- * The set depends on the options alone: lengths, arrival times and token ids are drawn by
- * Philox from the seed. The definitions of the times are docs/bench.md's. */
+/* bench_load.h - a synthetic load of requests for an engine. It depends on the options
+ * alone: lengths, arrival times and token ids are drawn by Philox from the seed.
+ * docs/bench.md defines the measured times. */
 #ifndef HD_CLI_BENCH_BENCH_LOAD_H
 #define HD_CLI_BENCH_BENCH_LOAD_H
 

@@ -1,5 +1,5 @@
-/* bench_ops.c - hadal bench ops: runs prompts and decoding steps of a config's model with
- * made-up weights, and shows where their time goes, operator by operator. */
+/* bench_ops.c - `hadal bench ops`: runs prefill and decode steps of a config's model with
+ * random weights, and reports the time of each operator (op profiler). */
 #include "cli/bench/bench_ops.h"
 
 #include <stdlib.h>

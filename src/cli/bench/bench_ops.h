@@ -1,4 +1,4 @@
-/* bench_ops.h - hadal bench ops: the operators of real steps, one by one, over made-up weights. */
+/* bench_ops.h - `hadal bench ops`: times the operators of real steps with random weights. */
 #ifndef HD_CLI_BENCH_BENCH_OPS_H
 #define HD_CLI_BENCH_BENCH_OPS_H
 

@@ -1,4 +1,4 @@
-/* bench_ops_internal.h - what a run of hadal bench ops measured. */
+/* bench_ops_internal.h - measurements of a run of `hadal bench ops`. */
 #ifndef HD_CLI_BENCH_BENCH_OPS_INTERNAL_H
 #define HD_CLI_BENCH_BENCH_OPS_INTERNAL_H
 

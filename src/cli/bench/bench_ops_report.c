@@ -1,4 +1,4 @@
-/* bench_ops_report.c - the tables of hadal bench ops, for people and as JSON. */
+/* bench_ops_report.c - prints the tables of `hadal bench ops`, as text and as JSON. */
 #include <jansson.h>
 
 #include "cli/bench/bench_ops_internal.h"

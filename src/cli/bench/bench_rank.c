@@ -1,9 +1,8 @@
-/* bench_rank.c - hadal bench latency --emulate-rank: the steps of one rank of a large layout,
- * with its share of made-up weights, without the other ranks.
- *
- * Steps go through the executor as they would in an engine: sampled, verified, drafted. What
- * the sequences say is replaced by tokens that count on, so that every row has choices of
- * experts of its own. First the operators are timed one by one, then whole steps. */
+/* bench_rank.c - `hadal bench latency --emulate-rank`: runs the steps of one rank of a large
+ * parallel config, with its shard of random weights and without the other ranks. Steps go
+ * through the model runner as in an engine: sampled, verified, drafted. Sampled tokens are
+ * replaced by a counting sequence, so that rows choose different experts. First the
+ * operators are timed one by one, then complete steps. */
 #include "cli/bench/bench_rank.h"
 
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* bench_rank.h - hadal bench latency --emulate-rank: one rank of a large layout on one device. */
+/* bench_rank.h - `hadal bench latency --emulate-rank`: one rank of a large parallel config
+ * on one device. */
 #ifndef HD_CLI_BENCH_BENCH_RANK_H
 #define HD_CLI_BENCH_BENCH_RANK_H
 

@@ -1,4 +1,4 @@
-/* bench_rank_internal.h - what steps of one emulated rank measured. */
+/* bench_rank_internal.h - measurements of the steps of one emulated rank. */
 #ifndef HD_CLI_BENCH_BENCH_RANK_INTERNAL_H
 #define HD_CLI_BENCH_BENCH_RANK_INTERNAL_H
 

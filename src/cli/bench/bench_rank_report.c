@@ -1,4 +1,4 @@
-/* bench_rank_report.c - the tables of an emulated rank, for people and as JSON. */
+/* bench_rank_report.c - prints the tables of an emulated rank, as text and as JSON. */
 #include <jansson.h>
 #include <stdlib.h>
 #include <time.h>

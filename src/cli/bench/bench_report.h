@@ -1,5 +1,5 @@
-/* bench_report.h - what a load came to: the block that benchmark programs of this field print,
- * and the same figures as one JSON object. Definitions: docs/bench.md. */
+/* bench_report.h - the report of a load: the block that other serving benchmarks print too,
+ * and the same figures as one JSON object. docs/bench.md defines them. */
 #ifndef HD_CLI_BENCH_BENCH_REPORT_H
 #define HD_CLI_BENCH_BENCH_REPORT_H
 

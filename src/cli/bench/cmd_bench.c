@@ -1,7 +1,5 @@
-/* cmd_bench.c - hadal bench: an engine under a synthetic load, and the way to bench_ops.c.
- *
- * throughput and latency send the same kind of set; they differ in what they start from: throughput sends all at
- * once, latency one request after the other. */
+/* cmd_bench.c - `hadal bench`: measures an engine under a synthetic load; bench_ops.c
+ * measures operators. throughput sends all requests at once, latency one after the other. */
 #include <stdio.h>
 #include <string.h>
 
