@@ -50,11 +50,13 @@ typedef struct hd_constraint {
     /* [n_forced] first tokens after the reasoning, whatever the model prefers */
     const int32_t *forced;
     int32_t n_forced;
-    int32_t relaxed_top; /* inside the reasoning a draft is also accepted if it is among the */
-    /* relaxed_top best tokens and at most this less probable than the best */
+    /* Relaxed acceptance: inside the reasoning a draft is also accepted if it is among the
+     * relaxed_top best tokens and at most relaxed_delta less probable than the best. */
+    int32_t relaxed_top;
     float relaxed_delta;
-    const int32_t *ban;       /* [n_ban] tokens banned at positions before ban_until, unless */
-    int32_t n_ban, ban_until; /* no other token is allowed */
+    /* [n_ban] tokens banned at positions before ban_until, unless no other token is allowed */
+    const int32_t *ban;
+    int32_t n_ban, ban_until;
 } hd_constraint;
 
 /* Sampling parameters of a request. bias and ban are copied. The constraint and what it
