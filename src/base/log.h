@@ -1,5 +1,4 @@
-/* log.h - structured logging: one line per event, in one format: time level event key=value
- * ...
+/* log.h - structured logging: one line per event, "time level event key=value ...".
  *
  *     2026-11-20T14:02:11.532Z info model_loaded path="/models/v4" seconds=1.93
  *
