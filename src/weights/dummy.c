@@ -21,8 +21,8 @@ static const double rms_e4m3 = 96.9, rms_e2m1 = 2.93, rms_plain = 1.5275;
 
 /* ---- sizes ---- */
 
-/* The declared format; F16 becomes BF16, which has the same size, and small tensors become
- * float32 or what they are read as. */
+/* The declared format; F16 becomes BF16, which has the same size, and small tensors get the
+ * type they are read as. */
 static hd_stored_format format_of(const hd_model_spec *spec, const hd_tensor_decl *d) {
     hd_stored_format f = hd_declared_format(spec, d);
     if (f.type == HD_F16) f.type = HD_BF16;
