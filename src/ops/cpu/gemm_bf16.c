@@ -221,7 +221,7 @@ INLINE void small_m_row(const fast_product *p, const tables *t, const stretch *m
     }
 }
 
-/* n_w <= FAST_ROWS rows of W, in stretches of columns for which x stays in the first cache. */
+/* Multiplies n_w <= FAST_ROWS rows of W, in column ranges for which x stays in the L1 cache. */
 INLINE void small_m_rows(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
                          int32_t n_x, kind k) {
     const int32_t cols = p->w->cols, segments = (int32_t)hd_ceil_div(cols, FAST_SEGMENT);

@@ -17,8 +17,8 @@
 enum {
     GROUP = 16 * LANES, /* columns that one register of totals sums */
     PARTS = GROUP / WORDS,
-    SETS = FAST_SUMS / LANES, /* groups use a row's sums alternately, */
-    CYCLE = SETS * GROUP,     /* and again after so many columns */
+    SETS = FAST_SUMS / LANES, /* sets of a row's sums, which groups use in turn */
+    CYCLE = SETS * GROUP,     /* columns after which the first set is used again */
     ROW_SUMS = FAST_ROWS * FAST_SUMS,
     LIMIT = 8191,  /* magnitude of x, at most: 16 products with the largest of W fit 31 bits */
     NEAR_X = 8192, /* elements of x that stay in the L1 cache */

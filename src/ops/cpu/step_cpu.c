@@ -1,5 +1,5 @@
 /* step_cpu.c - the operators of decode graph steps on the CPU: a few numbers per sequence,
- * so one task runs the reference. */
+ * so they call the reference. */
 #include "ops/cpu/cpu_internal.h"
 #include "ops/ref/ref_internal.h"
 
