@@ -1,4 +1,4 @@
-/* arena.c - see arena.h; addresses only, no memory is touched here. */
+/* arena.c - arena allocation on addresses; see arena.h. */
 #include "base/arena.h"
 
 #include <assert.h>

@@ -1,8 +1,8 @@
-/* arena.h - one block of memory, handed out front to back, given back at once.
+/* arena.h - an arena (bump) allocator: one block of memory, freed as a whole.
  *
- * The arena does arithmetic on addresses and never touches the memory, so base may be a
- * device pointer; base must be aligned for the largest align asked. With hd_arena_measure()
- * it only counts: run the layout function once to learn the peak, allocate that, run the
+ * The arena computes addresses and never touches the memory, so base may be a device
+ * pointer. base must be aligned for the largest alignment requested. With hd_arena_measure()
+ * it only counts: run the layout function once to learn the size, allocate it, and run the
  * same function again to place. */
 #ifndef HD_BASE_ARENA_H
 #define HD_BASE_ARENA_H
@@ -16,16 +16,17 @@ typedef struct hd_arena {
     size_t cap;
     size_t used;
     size_t peak;
-    bool full; /* some take did not fit; sticky */
+    bool full; /* an allocation did not fit; sticky */
 } hd_arena;
 
 hd_arena hd_arena_measure(void);
 hd_arena hd_arena_over(void *base, size_t cap);
 
-/* align is a power of two. NULL while measuring and when the arena is full. */
+/* Allocates bytes at a multiple of align, a power of two. Returns NULL while measuring and
+ * when the arena is full. */
 void *hd_arena_take(hd_arena *a, size_t bytes, size_t align);
 
-/* mark: an earlier value of a->used. What was taken since may be overwritten. */
+/* Frees everything allocated since; mark is an earlier value of a->used. */
 void hd_arena_rewind(hd_arena *a, size_t mark);
 
 #endif

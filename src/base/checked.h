@@ -1,7 +1,7 @@
-/* checked.h - arithmetic on sizes that says when it does not fit.
+/* checked.h - overflow-checked arithmetic on sizes.
  *
- * Every size that depends on a file, a flag or a request goes through these. They return
- * false on overflow and leave *out alone. */
+ * Every size that depends on a file, an option or a request is computed with these
+ * functions. They return false on overflow and leave *out unchanged. */
 #ifndef HD_BASE_CHECKED_H
 #define HD_BASE_CHECKED_H
 

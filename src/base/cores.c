@@ -1,4 +1,4 @@
-/* cores.c - see cores.h. */
+/* cores.c - CPU topology by hwloc; see cores.h. */
 #include "base/cores.h"
 
 #include <hwloc.h>
@@ -13,8 +13,8 @@ enum { MEMORY_OF_THREAD = HWLOC_MEMBIND_THREAD | HWLOC_MEMBIND_BYNODESET };
 
 /* ---- the machine ---- */
 
-/* Without a sysfs that names processors, hwloc's reader for Linux complains on standard error. Its
- * other ways of finding them, by the processor itself, do not. */
+/* Without a sysfs that lists processors, hwloc's Linux backend complains on standard error.
+ * Its other backends, which query the processor, do not. */
 static void leave_out_missing_sysfs(hwloc_topology_t t) {
     static const char *const places[] = {"/sys/bus/cpu/devices/cpu0/topology",
                                          "/sys/devices/system/cpu/cpu0/topology"};
@@ -24,7 +24,7 @@ static void leave_out_missing_sysfs(hwloc_topology_t t) {
     hwloc_topology_set_components(t, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, "linux");
 }
 
-/* NULL: not to be found out. */
+/* Returns NULL if the topology cannot be read. */
 static hwloc_topology_t load_topology(const char *synthetic) {
     hwloc_topology_t t;
     if (hwloc_topology_init(&t) != 0) return NULL;
@@ -43,7 +43,7 @@ static void load_here(void) {
     here = load_topology(NULL);
 }
 
-/* This machine's, loaded once and kept. */
+/* This machine's topology, loaded once and kept. */
 static hwloc_topology_t this_machine(void) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, load_here);
@@ -103,7 +103,7 @@ bool hd_cores_bind(int32_t cpu) {
     return bound;
 }
 
-/* Without a policy of its own a thread's memory comes from where it is first touched. */
+/* Without a policy, a thread's memory comes from the node that first touches it. */
 static bool has_policy(hwloc_topology_t t, hwloc_bitmap_t nodes) {
     hwloc_membind_policy_t policy;
     return hwloc_get_membind(t, nodes, &policy, MEMORY_OF_THREAD) != 0 ||

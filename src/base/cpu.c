@@ -1,4 +1,4 @@
-/* cpu.c - asks the compiler's runtime, which also checks what the kernel saves. */
+/* cpu.c - CPU features by the compiler's runtime, which also checks what the kernel saves. */
 #include "base/cpu.h"
 
 #include <stdio.h>
@@ -27,8 +27,8 @@ uint32_t hd_cpu_features(void) {
     if (__builtin_cpu_supports("avx512vbmi")) f |= HD_CPU_AVX512_VBMI;
     if (__builtin_cpu_supports("avx512vnni")) f |= HD_CPU_AVX512_VNNI;
     if (__builtin_cpu_supports("avx512bf16")) f |= HD_CPU_AVX512_BF16;
-    /* One or two a clock since Zen 4. Intel's leave that to AMX: a Sapphire Rapids takes 2.4 clocks
-     * for each. */
+    /* AMD executes one or two per clock since Zen 4. Intel relies on AMX instead: a Sapphire
+     * Rapids takes 2.4 clocks for each. */
     if ((f & HD_CPU_AVX512_BF16) && __builtin_cpu_is("amd")) f |= HD_CPU_FAST_BF16;
 #elif defined(__aarch64__)
     f |= HD_CPU_NEON;

@@ -1,4 +1,4 @@
-/* cpu.h - what this processor can do, read once. */
+/* cpu.h - CPU feature detection (AVX2, AVX-512, VNNI, BF16), read once. */
 #ifndef HD_BASE_CPU_H
 #define HD_BASE_CPU_H
 
@@ -10,14 +10,14 @@ enum {
     HD_CPU_AVX512_VBMI = 1 << 2, /* byte look-ups */
     HD_CPU_AVX512_BF16 = 1 << 3, /* dot products of bf16 */
     HD_CPU_NEON = 1 << 4,
-    HD_CPU_FAST_BF16 = 1 << 5,   /* those are faster than products of float32 */
-    HD_CPU_AVX512_VNNI = 1 << 6, /* dot products of whole numbers */
+    HD_CPU_FAST_BF16 = 1 << 5,   /* bf16 dot products are faster than float32 products */
+    HD_CPU_AVX512_VNNI = 1 << 6, /* dot products of integers */
 };
 
-/* Instruction sets that both the processor and the operating system support. */
+/* Returns the instruction sets that both the processor and the operating system support. */
 uint32_t hd_cpu_features(void);
 
-/* The names of the set bits, separated by spaces, into out[cap]. */
+/* Writes the names of the set bits, separated by spaces, into out[cap]. */
 void hd_cpu_feature_names(uint32_t features, char *out, int32_t cap);
 
 #endif

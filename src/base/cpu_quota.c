@@ -1,4 +1,4 @@
-/* cpu_quota.c - see quota.h. Reads what Linux says about itself under /proc and /sys. */
+/* cpu_quota.c - reads cgroup quotas under /proc and /sys; see cpu_quota.h. */
 #include "base/cpu_quota.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 
 enum { MAX_BYTES = 1 << 16, MAX_PATH = 512 };
 
-/* root + a path; NULL when it cannot be read. The caller's. */
+/* Reads root + path; NULL if it cannot be read. The caller frees it. */
 static char *read_text(const char *root, const char *path) {
     char whole[MAX_PATH], *text;
     size_t n;
@@ -17,7 +17,7 @@ static char *read_text(const char *root, const char *path) {
     return hd_file_read(&text, &n, whole, MAX_BYTES, NULL) == HD_OK ? text : NULL;
 }
 
-/* Processors that "QUOTA PERIOD" allows; 0: no bound. */
+/* Returns the processors that "QUOTA PERIOD" allows; 0: no limit. */
 static double parse_quota(const char *quota, const char *period) {
     const double q = strtod(quota, NULL), p = strtod(period, NULL);
     return q > 0 && p > 0 ? q / p : 0;
@@ -27,7 +27,7 @@ static double smaller(double a, double b) {
     return a > 0 && (b <= 0 || a < b) ? a : b;
 }
 
-/* The quota of one group, in either version's files. */
+/* Reads the quota of one group, in the files of either version. */
 static double read_group(const char *root, const char *mount, const char *group) {
     char path[MAX_PATH];
     double quota = 0;
@@ -46,8 +46,8 @@ static double read_group(const char *root, const char *mount, const char *group)
     return quota;
 }
 
-/* The least of a group and those it lies in. Inside a container the path may be one of the
- * host's, which is not there; its root is. */
+/* Returns the least quota of a group and its parents. Inside a container the path may be one
+ * of the host's, which does not exist there; its root does. */
 static double read_path(const char *root, const char *mount, char *group) {
     double quota = 0;
     for (;;) {

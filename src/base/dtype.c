@@ -1,4 +1,4 @@
-/* dtype.c - element-wise conversions, plain and exact. Fast bulk decoding is ops' work. */
+/* dtype.c - exact conversions of single elements. Fast dequantization is in ops/. */
 #include "base/dtype.h"
 
 #include <assert.h>

@@ -1,8 +1,8 @@
-/* dtype.h - number formats of the checkpoints and the one struct of a stored matrix.
+/* dtype.h - number formats of checkpoints (BF16, FP8, FP4), and hd_weight, a stored matrix.
  *
  * Sources: IEEE 754; OCP 8-bit Floating Point (E4M3, no infinities, 0x7f is NaN); OCP
- * Microscaling Formats (E2M1, E8M0). All decoding is exact; encoding rounds to nearest, ties
- * to even, and saturates where the format has no infinity. */
+ * Microscaling Formats (E2M1, E8M0). All decoding is exact. Encoding rounds to nearest, ties
+ * to even, and saturates if the format has no infinity. */
 #ifndef HD_BASE_DTYPE_H
 #define HD_BASE_DTYPE_H
 
@@ -36,8 +36,8 @@ const char *hd_dtype_name(hd_dtype t); /* "BF16", "F8_E4M3", ... as safetensors 
  *
  *     W[r, c] = element[r, c] * scale[r / block_rows, c / block_cols] * global
  *
- * Blocks at the right and lower edge may be smaller. Nothing is owned: the arrays lie in the
- * mapped checkpoint, so they may be unaligned for their type. */
+ * Blocks at the right and lower edge may be smaller. The struct owns nothing: the arrays lie
+ * in the mapped checkpoint and may be unaligned for their type. */
 typedef struct hd_weight {
     const void *data;
     const void *scale; /* [ceil(rows / block_rows), ceil(cols / block_cols)]; NULL: no scales */
@@ -48,7 +48,7 @@ typedef struct hd_weight {
     float global;                   /* 1 except for NVFP4 */
 } hd_weight;
 
-/* One element of the dequantized matrix; the definition the fast paths are tested against. */
+/* Returns one element of the dequantized matrix; fast versions are tested against it. */
 float hd_weight_at(const hd_weight *w, int32_t row, int32_t col);
 
 static inline float hd_f32_from_bits(uint32_t bits) {
@@ -67,7 +67,7 @@ static inline float hd_bf16_to_f32(uint16_t b) {
     return hd_f32_from_bits((uint32_t)b << 16);
 }
 
-/* 2^(b - 127). b = 0 is a subnormal float, so the exponent field alone will not do. */
+/* 2^(b - 127). b = 0 is a subnormal float, so setting the exponent field is not enough. */
 static inline float hd_e8m0_to_f32(uint8_t b) {
     if (b == 0) return hd_f32_from_bits(0x00400000u);
     if (b == 255) return hd_f32_from_bits(0x7fc00000u);

@@ -1,4 +1,4 @@
-/* file.c - see file.h. Every open is non-blocking and checked with fstat before use. */
+/* file.c - file reading; every open is non-blocking and checked with fstat before use. */
 #include "base/file.h"
 
 #include <errno.h>
@@ -105,8 +105,8 @@ hd_status hd_map_open(hd_map *out, const char *path, hd_err *err) {
     if (p == MAP_FAILED) {
         return HD_FAIL(err, HD_EIO, "%s: cannot map: %s", path, strerror(failed));
     }
-    /* Advice: where files may lie in huge pages, they are read in pieces of that size, and
-     * then take one entry of the translation tables each. */
+    /* Advice: if the file system supports huge pages, the file is read in pieces of that
+     * size, each of which takes one TLB entry. */
     if (bytes >= HUGE_PAGE) madvise(p, bytes, MADV_HUGEPAGE);
     *out = (hd_map){.data = p, .bytes = bytes};
     return HD_OK;
@@ -117,7 +117,7 @@ void hd_map_close(hd_map *m) {
     union {
         const void *in;
         void *out;
-    } p = {.in = m->data}; /* the map was ours before it was const */
+    } p = {.in = m->data}; /* the mapping was writable before it was const */
     munmap(p.out, m->bytes);
     *m = (hd_map){0};
 }

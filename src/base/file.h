@@ -1,7 +1,7 @@
-/* file.h - whole files, read or mapped, and never anything but regular files.
+/* file.h - reads or maps complete regular files.
  *
- * Devices, pipes and directories are refused by name: opening one could block for ever or
- * have side effects. Maps are read-only and private. */
+ * Devices, pipes and directories are refused: opening one could block for ever or have side
+ * effects. Maps are read-only and private. */
 #ifndef HD_BASE_FILE_H
 #define HD_BASE_FILE_H
 
@@ -11,12 +11,12 @@
 
 #include "base/status.h"
 
-/* Reads all of path. *out is malloc'ed, NUL-terminated and the caller's; *n excludes the NUL.
- * A file above max_bytes is refused (HD_EFORMAT), a missing one is HD_EINVAL, one that may
- * not be read HD_EIO. */
+/* Reads all of path. *out is malloc'ed, NUL-terminated and owned by the caller; *n excludes
+ * the NUL. A file above max_bytes is refused (HD_EFORMAT). A missing file is HD_EINVAL, an
+ * unreadable one HD_EIO. */
 hd_status hd_file_read(char **out, size_t *n, const char *path, size_t max_bytes, hd_err *err);
 
-/* Reads standard input to its end, at most max_bytes; the same ownership. */
+/* Reads standard input to its end, at most max_bytes; the caller owns *out. */
 hd_status hd_stdin_read(char **out, size_t *n, size_t max_bytes, hd_err *err);
 
 typedef struct hd_map {
@@ -29,11 +29,12 @@ void hd_map_close(hd_map *m);
 
 bool hd_file_exists(const char *path);
 
-/* Refuses the text that Git leaves where Git LFS did not fetch the file itself: HD_EFORMAT, with
- * its size and how to get it. start[n] is how the file at path begins. */
+/* Refuses a Git LFS pointer, the text that Git leaves if LFS did not fetch the file:
+ * HD_EFORMAT, with the file's size and how to get it. start[n] is the beginning of the file
+ * at path. */
 hd_status hd_refuse_lfs_pointer(const void *start, size_t n, const char *path, hd_err *err);
 
-/* "dir/name" as a malloc'ed string, NULL without memory. */
+/* Returns "dir/name" as a malloc'ed string, NULL without memory. */
 char *hd_path_join(const char *dir, const char *name);
 
 #endif

@@ -1,7 +1,7 @@
 /* heap.h - an indexed binary heap: the item with the smallest key, and removal of any item.
  *
- * Items are numbers 0 .. cap - 1, each in the heap at most once. Equal keys come out in order
- * of item number, so that runs repeat. Memory is taken once, at init. */
+ * Items are numbers 0 .. cap - 1, each in the heap at most once. Equal keys leave in order
+ * of item number, so results are reproducible. Memory is allocated once, at init. */
 #ifndef HD_BASE_HEAP_H
 #define HD_BASE_HEAP_H
 
@@ -13,7 +13,7 @@
 typedef struct hd_heap {
     int32_t n, cap;
     int32_t *items; /* [cap] heap order */
-    int32_t *place; /* [cap] where an item is in items, -1: not there */
+    int32_t *place; /* [cap] index of an item in items, -1: absent */
     int64_t *key;   /* [cap] */
 } hd_heap;
 
@@ -22,7 +22,7 @@ void hd_heap_deinit(hd_heap *h); /* an all-zero heap is fine */
 
 void hd_heap_clear(hd_heap *h);
 
-/* Adds the item, or gives it a new key. */
+/* Adds the item, or changes its key. */
 void hd_heap_put(hd_heap *h, int32_t item, int64_t key);
 void hd_heap_remove(hd_heap *h, int32_t item); /* an absent item is fine */
 bool hd_heap_has(const hd_heap *h, int32_t item);

@@ -1,10 +1,12 @@
-/* json.c - jansson behind one set of flags, one form of error, and a guard.
+/* json.c - jansson with one set of flags, one form of error, and a guard against failed
+ * allocations.
  *
- * Where the library's lexer gets no memory for the text it collects it goes on without, and may then
- * read behind what it has. So every reading sets aside beforehand what a lexer could still ask
- * for. The first request that the system refuses is served from there, and so are later ones; the
- * input ends at once, and nothing of the document is returned. What its writer is refused can be
- * missing from the text it returns, so such a text is not returned either. */
+ * If the library's lexer gets no memory for the text it collects, it goes on without, and
+ * may then read past the end of its buffer. Every read therefore reserves, beforehand, all
+ * memory that a lexer could still request. The first request that the system refuses, and
+ * later ones, are served from this reserve. The input ends at once, and nothing of the
+ * document is returned. A writer whose allocation failed can return incomplete text, so such
+ * text is not returned either. */
 #include "base/json.h"
 
 #include <pthread.h>
@@ -13,9 +15,9 @@
 
 #include "base/file.h"
 
-/* After a refusal the library still reads what the input's last piece gave it, which may be as many
- * values. The text collected so far is at most the input; its buffer is at most twice as large
- * and doubled when it is full, and a string is copied out of it. */
+/* After a failed allocation the library still parses the last input piece, which may contain
+ * that many values. The text collected so far is at most the input. Its buffer is at most
+ * twice as large and doubles when full, and a string is copied out of it. */
 enum { GIVEN_BYTES = 256, VALUE_BYTES = 512, SPARE_BYTES = GIVEN_BYTES * VALUE_BYTES };
 enum { ALIGNMENT = 16, TEXTS = 5 };
 
@@ -44,7 +46,7 @@ static void *guarded_malloc(size_t n) {
     return p;
 }
 
-/* What was served from the spare memory goes with it. */
+/* Memory served from the reserve is freed with it. */
 static void guarded_free(void *p) {
     const reading *r = current;
     const uintptr_t at = (uintptr_t)p, first = r ? (uintptr_t)r->spare : 0;
@@ -86,7 +88,7 @@ json_t *hd_json_read(const char *text, size_t n, size_t flags, json_error_t *why
     return value;
 }
 
-/* Here nothing is set aside: it is only noticed that something was refused. */
+/* Writing reserves nothing: it only detects a failed allocation. */
 char *hd_json_write(const json_t *value, size_t flags) {
     reading r = {0};
     pthread_once(&once, install);
@@ -106,7 +108,7 @@ hd_status hd_json_parse(json_t **out, const char *text, size_t n, const char *wh
     *out = hd_json_read(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &why);
     if (*out) return HD_OK;
     if (json_error_code(&why) == json_error_out_of_memory ||
-        !why.text[0]) { /* or says nothing */
+        !why.text[0]) { /* or the error is empty */
         return HD_FAIL(err, HD_ENOMEM, "%s: no memory to parse it", what);
     }
     HD_TRY(hd_refuse_lfs_pointer(text, n, what, err));

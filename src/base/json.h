@@ -1,7 +1,7 @@
-/* json.h - JSON documents from files, with the checks this house wants on all of them.
+/* json.h - reads and writes JSON documents with jansson, with the checks this project needs.
  *
- * Parsing is jansson's: strict UTF-8, no duplicate keys, no NUL in strings, depth at most
- * 2048, integers within 64 bits. Documents are read once at start, never in a step. */
+ * Parsing is strict: UTF-8, no duplicate keys, no NUL in strings, depth at most 2048,
+ * integers within 64 bits. Documents are read once at start, never in a step. */
 #ifndef HD_BASE_JSON_H
 #define HD_BASE_JSON_H
 
@@ -10,16 +10,15 @@
 
 #include "base/status.h"
 
-/* The library's json_loadb, by its flags, but out of memory it does no harm: NULL, and *why says
- * nothing. why may be NULL. */
+/* json_loadb with flags, safe when memory runs out: it returns NULL, and *why is empty. why
+ * may be NULL. */
 json_t *hd_json_read(const char *text, size_t n, size_t flags, json_error_t *why);
 
-/* The library's json_dumps, by its flags; NULL where memory was short for any part of it. The
- * result is the caller's (free). */
+/* json_dumps with flags; NULL if memory was short for any part. The caller frees the result. */
 char *hd_json_write(const json_t *value, size_t flags);
 
-/* Parses text[n]; what names it in the error, which gives line and column. *out is the
- * caller's (json_decref). */
+/* Parses text[n]. `what` names it in the error, which contains line and column. The caller
+ * owns *out (json_decref). */
 hd_status hd_json_parse(json_t **out, const char *text, size_t n, const char *what,
                         hd_err *err);
 

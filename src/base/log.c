@@ -1,5 +1,5 @@
-/* log.c - formats a line on the stack and hands it to the kernel in one write. A pipe that is full
- * because nobody reads it costs lines, never time. */
+/* log.c - formats a line on the stack and writes it in one call. If nobody reads a full
+ * pipe, lines are lost, but no time. */
 #include "base/log.h"
 
 #include <poll.h>
@@ -13,11 +13,11 @@
 
 enum { LINE_MAX_BYTES = 4096 };
 
-static _Atomic int min_level = HD_LOG_INFO; /* written by the command line, read by all */
+static _Atomic int min_level = HD_LOG_INFO; /* set by the command line, read by all threads */
 static _Atomic int log_fd = STDERR_FILENO;
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int64_t n_dropped; /* changed under writing */
-static int64_t n_told;            /* of them; under writing */
+static int64_t n_told;            /* dropped lines that were reported; changed under writing */
 
 void hd_log_set(hd_log_level level, int fd) {
     atomic_store(&min_level, (int)level);
@@ -26,7 +26,7 @@ void hd_log_set(hd_log_level level, int fd) {
 
 typedef struct line {
     char text[LINE_MAX_BYTES];
-    size_t n; /* always leaves room for the line feed */
+    size_t n; /* always leaves space for the line feed */
 } line;
 
 static void put(line *l, char c) {
@@ -112,7 +112,7 @@ static void format(line *l, hd_log_level level, const char *event, const hd_log_
     l->text[l->n++] = '\n';
 }
 
-/* A pipe that polls as writable takes a line, which is no longer than PIPE_BUF, whole. */
+/* A pipe that polls as writable accepts a complete line, which is no longer than PIPE_BUF. */
 static bool write_line(const line *l) {
     struct pollfd p = {.fd = atomic_load(&log_fd), .events = POLLOUT};
     if (poll(&p, 1, 0) != 1 || !(p.revents & POLLOUT)) return false;
@@ -124,7 +124,7 @@ void hd_log_write(hd_log_level level, const char *event, const hd_log_field *fie
     line l, gap;
     format(&l, level, event, fields, n);
     pthread_mutex_lock(&writing);
-    if (n_dropped > n_told) { /* first of all, say that something is missing here */
+    if (n_dropped > n_told) { /* first report the dropped lines */
         const hd_log_field lines = hd_log_int("lines", n_dropped - n_told);
         format(&gap, HD_LOG_WARN, "log_dropped", &lines, 1);
         if (write_line(&gap)) n_told = n_dropped;

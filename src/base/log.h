@@ -1,10 +1,11 @@
-/* log.h - one line per event, in one format: time level event key=value ...
+/* log.h - structured logging: one line per event, "time level event key=value ...".
  *
  *     2026-11-20T14:02:11.532Z info model_loaded path="/models/v4" seconds=1.93
  *
- * The event is a fixed word; values that need it are quoted with escapes, so a line is
- * always one line. Thread-safe: a line is built in place and leaves in one write. Writing never
- * waits: what a full pipe does not take is dropped, counted and told when there is room again. */
+ * The event is a fixed word. Values are quoted with escapes where necessary, so an event is
+ * always one line. Thread-safe: a line is built on the stack and written in one write.
+ * Writing never blocks: lines that a full pipe does not accept are dropped, counted, and
+ * reported when there is space again. */
 #ifndef HD_BASE_LOG_H
 #define HD_BASE_LOG_H
 
@@ -43,7 +44,7 @@ static inline hd_log_field hd_log_real(const char *key, double value) {
 
 void hd_log_write(hd_log_level level, const char *event, const hd_log_field *fields, int n);
 
-int64_t hd_log_dropped(void); /* lines so far */
+int64_t hd_log_dropped(void); /* lines dropped so far */
 
 /* HD_LOG(HD_LOG_INFO, "model_loaded", hd_log_text("path", dir), hd_log_real("seconds", s)); */
 #define HD_LOG(level, event, ...)                                       \

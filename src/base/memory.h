@@ -1,6 +1,6 @@
-/* memory.h - large aligned blocks of host memory.
+/* memory.h - large aligned blocks of host memory, with huge pages.
  *
- * Blocks come zeroed and aligned to HD_CACHE_LINE. Blocks of 2 MiB and more are mapped and
+ * Blocks are zeroed and aligned to HD_CACHE_LINE. Blocks of 2 MiB and more are mapped and
  * advised to use huge pages, which the kernel may or may not grant. */
 #ifndef HD_BASE_MEMORY_H
 #define HD_BASE_MEMORY_H
@@ -15,13 +15,14 @@ HD_BEGIN_C
 
 typedef struct hd_block {
     void *data;    /* NULL: no block */
-    size_t bytes;  /* as asked */
+    size_t bytes;  /* as requested */
     size_t mapped; /* 0: from the heap; otherwise the length of the mapping */
 } hd_block;
 
-/* bytes may be 0: then out->data is NULL. what names the block in the error. */
+/* Allocates a block. bytes may be 0: then out->data is NULL. `what` names the block in the
+ * error. */
 hd_status hd_block_init(hd_block *out, size_t bytes, const char *what, hd_err *err);
-/* Bytes that the system could give now without swapping; 0: it does not say. */
+/* Returns the bytes that the system could allocate now without swapping; 0: unknown. */
 size_t hd_memory_free(void);
 
 void hd_block_deinit(hd_block *b); /* an all-zero block is fine */

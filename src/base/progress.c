@@ -1,4 +1,5 @@
-/* progress.c - draws with plain ASCII, carriage return and one escape to clear the line. */
+/* progress.c - draws the bar with plain ASCII, a carriage return and one escape that clears
+ * the line. */
 #include "base/progress.h"
 
 #include <stdio.h>
@@ -30,7 +31,7 @@ void hd_progress_init(hd_progress *p, const char *label, const char *unit, int64
                        .quiet = quiet};
 }
 
-/* Of this many, with the unit where bytes have one of their own. */
+/* Formats an amount; bytes get a unit of their own. */
 static amount_text amount_of(const hd_progress *p, double n) {
     amount_text a;
     if (strcmp(p->unit, "bytes") == 0) {
@@ -54,7 +55,7 @@ static double per_second(const hd_progress *p, int64_t now) {
     return seconds > 0 && n > 0 ? (double)n / seconds : 0;
 }
 
-/* The bar takes what the words leave, and goes where that is nothing. */
+/* The bar takes the width that the text leaves, and is omitted if that is none. */
 static void draw_bar(const hd_progress *p, int64_t now) {
     char line[MAX_WIDTH + 1], bar[MOST_BAR + 4] = "", part[100];
     const int columns = hd_terminal_width(STDERR_FILENO) - 1;

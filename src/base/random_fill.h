@@ -1,7 +1,9 @@
-/* random_fill.h - made-up bytes: the same for one seed on every machine, and cheap to make.
+/* random_fill.h - random bytes for synthetic data: the same for one seed on every machine,
+ * and fast.
  *
- * Sebastiano Vigna's splitmix64 as a function of the place, so that any part can be made
- * alone. Good enough for contents that nobody looks at; choices that matter use philox.h. */
+ * Sebastiano Vigna's splitmix64 as a function of the position, so that any part can be
+ * generated alone. It is good enough for contents that no decision depends on; sampling uses
+ * philox.h. */
 #ifndef HD_BASE_RANDOM_FILL_H
 #define HD_BASE_RANDOM_FILL_H
 
@@ -20,7 +22,7 @@ HD_RANDOM_FILL_FN uint64_t hd_random_fill_at(uint64_t seed, uint64_t at) {
     return z ^ (z >> 31);
 }
 
-/* What is written over and over: noise where keep has a bit, and the bits of set. */
+/* The repeated pattern: random bits where keep has a bit, and the bits of set. */
 typedef struct hd_random_fill {
     uint64_t seed;
     uint32_t keep, set;

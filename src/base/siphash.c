@@ -40,7 +40,7 @@ void hd_siphash_init(hd_siphash *s, const uint64_t key[2]) {
 
 static uint64_t secret[2];
 
-/* The kernel gave the process 16 random bytes at its start, should there be no other source. */
+/* Without another source, the 16 random bytes that the kernel passes to every process. */
 static void draw_secret(void) {
     if (getrandom(secret, sizeof secret, 0) == sizeof secret) return;
     const void *given = (const void *)getauxval(AT_RANDOM);

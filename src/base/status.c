@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The bytes of the printable character at p: 0 for a control character (C1 too) and for bytes
- * that are not UTF-8, of which file names and cut sentences may consist. */
+/* Returns the number of bytes of the printable character at p: 0 for a control character (C1
+ * too), and for bytes that are not UTF-8, which file names and truncated text may contain. */
 static size_t printable(const unsigned char *p) {
     if (*p < 0x80) return *p >= 0x20 && *p != 0x7f;
     size_t n = *p >= 0xf0 ? 4 : *p >= 0xe0 ? 3 : 2;
@@ -20,8 +20,8 @@ static size_t printable(const unsigned char *p) {
     return n;
 }
 
-/* Escapes what is not printable in place of its bytes, so that a hostile tensor name cannot
- * forge a log line or drive a terminal, and every sentence is UTF-8. */
+/* Escapes unprintable bytes, so that a hostile tensor name cannot forge a log line or
+ * control a terminal, and every sentence is UTF-8. */
 static void escape(char *out, size_t cap, const char *text) {
     static const char hex[] = "0123456789abcdef";
     size_t n = 0;
@@ -48,7 +48,7 @@ static bool begins_character(char c) {
     return ((unsigned char)c & 0xc0) != 0x80;
 }
 
-/* The beginning says where, the end says why: what does not fit is left out between them. */
+/* The beginning says where, the end says why: the middle is left out. */
 static void shorten(char *out, size_t cap, const char *text) {
     static const char gap[] = "[...]";
     const size_t n = strlen(text);
@@ -72,7 +72,7 @@ hd_status hd_fail(hd_err *err, hd_status code, const char *where, const char *fm
     va_start(args, fmt);
     va_copy(again, args);
     const int n = vsnprintf(text, sizeof text, fmt, args);
-    if (n >= SHORTER) whole = malloc((size_t)n + 1); /* without memory its end is lost */
+    if (n >= SHORTER) whole = malloc((size_t)n + 1); /* without memory the end is lost */
     if (whole) vsnprintf(whole, (size_t)n + 1, fmt, again);
     va_end(again);
     va_end(args);

@@ -1,8 +1,8 @@
-/* status.h - how this program says that something went wrong.
+/* status.h - error handling: status codes, and one error sentence for the user.
  *
- * A function that can fail returns hd_status. If a person may want to read why,
- * it also takes hd_err as its last argument and leaves one sentence there. The
- * first failure wins: hd_fail() never overwrites, so callers only pass it on. */
+ * A function that can fail returns hd_status. If a user may want to read the reason, it also
+ * takes hd_err as its last argument and stores one sentence there. The first failure wins:
+ * hd_fail() never overwrites, so callers only pass it on. */
 #ifndef HD_BASE_STATUS_H
 #define HD_BASE_STATUS_H
 
@@ -32,24 +32,25 @@ HD_BEGIN_C
 typedef enum hd_status {
     HD_OK = 0,
     HD_ENOMEM = -1,
-    HD_EINVAL = -2,      /* the caller asked for something meaningless */
-    HD_EIO = -3,         /* the host refused: permission, disk, socket */
-    HD_EFORMAT = -4,     /* foreign bytes are not what they claim to be */
-    HD_EDEVICE = -5,     /* a device failed or is not there; its rank is over */
-    HD_EPEER = -6,       /* another rank failed or went silent */
-    HD_EAGAIN = -7,      /* an answer, not a failure: not now */
-    HD_EUNSUPPORTED = -8 /* understood, but this build or machine cannot do it */
+    HD_EINVAL = -2,      /* the caller's input is invalid */
+    HD_EIO = -3,         /* the operating system refused: permission, disk, socket */
+    HD_EFORMAT = -4,     /* input bytes do not have the format they claim */
+    HD_EDEVICE = -5,     /* a device failed or is missing; its rank ends */
+    HD_EPEER = -6,       /* another rank failed or does not respond */
+    HD_EAGAIN = -7,      /* not a failure: not possible now, try again */
+    HD_EUNSUPPORTED = -8 /* valid, but this build or machine does not support it */
 } hd_status;
 
 typedef struct hd_err {
     hd_status code;    /* HD_OK: nothing recorded yet */
     const char *where; /* "src/kv/pool.c:120" */
-    char msg[600];     /* one sentence, control characters escaped, lower case, no full stop; of
-                          a longer one the middle is left out */
+    /* One sentence, control characters escaped, lower case, no full stop. The middle of a
+     * longer one is left out. */
+    char msg[600];
 } hd_err;
 
-/* Records the failure unless one is recorded already and returns code. err may be NULL.
- * Bytes of foreign origin may be passed as %s: control characters come out as \xNN. */
+/* Records the failure, unless one is recorded already, and returns code. err may be NULL.
+ * Untrusted bytes may be passed as %s: control characters are escaped as \xNN. */
 hd_status hd_fail(hd_err *err, hd_status code, const char *where, const char *fmt, ...)
     HD_PRINTF(4, 5);
 
@@ -62,7 +63,7 @@ hd_status hd_fail(hd_err *err, hd_status code, const char *where, const char *fm
     hd_fail((err), (code), __FILE__ ":" HD_STR(__LINE__), __VA_ARGS__)
 #endif
 
-/* The one macro of the house that may return. */
+/* The only macro of the project that may return. */
 #define HD_TRY(call)                          \
     do {                                      \
         hd_status hd_try_ = (call);           \

@@ -1,4 +1,4 @@
-/* terminal.c - see terminal.h. */
+/* terminal.c - terminal queries; see terminal.h. */
 #include "base/terminal.h"
 
 #include <stdio.h>

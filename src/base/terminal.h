@@ -1,4 +1,4 @@
-/* terminal.h - what the reader of a descriptor can show, and how numbers of bytes are written. */
+/* terminal.h - terminal capabilities (colour, width), and formatting of byte counts. */
 #ifndef HD_BASE_TERMINAL_H
 #define HD_BASE_TERMINAL_H
 
@@ -10,13 +10,13 @@
 
 HD_BEGIN_C
 
-/* A terminal that obeys escapes: not a file, not TERM=dumb. */
+/* Returns whether fd is a terminal that supports escapes: not a file, not TERM=dumb. */
 bool hd_terminal_is(int fd);
 
-/* The same, and the person wants colours and dimmed text: NO_COLOR is not set. */
+/* The same, and the user allows colour: NO_COLOR is not set. */
 bool hd_terminal_has_color(int fd);
 
-/* Columns; 80 where the terminal does not say, 0 where fd is none. */
+/* Returns the columns; 80 if the terminal does not say, 0 if fd is none. */
 int hd_terminal_width(int fd);
 
 /* "31.42 GB" in powers of 1000; returns out. */

@@ -1,10 +1,11 @@
-/* thread_pool.c - a generation counter starts jobs, an atomic counter hands out tasks.
+/* thread_pool.c - a generation counter starts jobs, an atomic counter distributes tasks.
  *
- * Order: the owner writes the job, then releases `left` and bumps `generation`; a worker that
- * sees it move acquires `left` with every task it takes, and releases `undone` when it finds
- * none; the owner acquires `undone` at zero before it returns, so the job's results are visible
- * to it. Nobody waits for a worker without a task: one that wakes late finds nothing left, or
- * tasks of a later job, and reads a job only while that waits for a task of its own. */
+ * Order: the owner writes the job, then releases `left` and increments `generation`. A
+ * thread that sees the increment acquires `left` with every task it takes, and releases
+ * `undone` when none is left. The owner acquires `undone` at zero before it returns, so it
+ * sees the job's results. It does not wait for threads without a task. A thread that wakes
+ * late finds nothing left, or tasks of a later job. It reads a job only while that job waits
+ * for a task of this thread. */
 #include "base/thread_pool.h"
 
 #include <pthread.h>
@@ -21,23 +22,24 @@ typedef struct worker {
     hd_thread_pool *pool;
     pthread_t thread;
     int32_t index;
-    int32_t cpu; /* to run on, or -1 */
+    int32_t cpu; /* processor to run on, or -1 */
 } worker;
 
 struct hd_thread_pool {
     hd_task_fn *fn;
     const void *arg;
     int32_t n_tasks;
-    _Atomic uint32_t generation; /* bumped once per job */
+    _Atomic uint32_t generation; /* incremented once per job */
     _Atomic bool stop;
-    char before[HD_CACHE_LINE]; /* what every task changes is on a line of its own */
-    _Atomic int32_t left;       /* tasks nobody has taken; 0 and less: none */
-    _Atomic int32_t undone;     /* tasks nobody has reported */
+    /* counters that every task changes have a cache line of their own */
+    char before[HD_CACHE_LINE];
+    _Atomic int32_t left;   /* tasks not yet taken; 0 and less: none */
+    _Atomic int32_t undone; /* tasks not yet finished */
     char behind[HD_CACHE_LINE];
     pthread_mutex_t mutex; /* guards sleeping on wake */
     pthread_cond_t wake;
     int32_t n_workers; /* started threads, without the owner */
-    int32_t owner_cpu; /* for the owner to run on, or -1 */
+    int32_t owner_cpu; /* processor for the owner, or -1 */
     worker workers[];
 };
 
@@ -77,7 +79,7 @@ static void *work(void *arg) {
     worker *w = arg;
     hd_thread_pool *p = w->pool;
     uint32_t seen = 0;
-    if (w->cpu >= 0) hd_cores_bind(w->cpu); /* a wish: its refusal costs speed only */
+    if (w->cpu >= 0) hd_cores_bind(w->cpu); /* best effort: a failure costs speed only */
     for (;;) {
         seen = wait_for_job(p, seen);
         if (atomic_load(&p->stop)) return NULL;
@@ -92,7 +94,7 @@ static void start_generation(hd_thread_pool *p) {
     pthread_mutex_unlock(&p->mutex);
 }
 
-/* Where worker i runs when workers are bound. */
+/* Returns the processor of worker i with pinning. */
 static int32_t place_of(const hd_cores *c, int32_t i) {
     return c->cpu[i % c->n_places];
 }

@@ -1,9 +1,9 @@
-/* thread_pool.h - persistent worker threads that run one parallel job at a time.
+/* thread_pool.h - a pool of persistent threads that run one parallel job at a time.
  *
- * hd_thread_pool_run() splits a job into numbered tasks and returns when all are done; the caller
- * works too. Idle workers spin briefly, then sleep, so back-to-back jobs cost about a
- * microsecond and an idle program costs nothing. Which worker runs a task is not fixed, so a
- * task must depend on its number alone: that keeps results independent of the thread count.
+ * hd_thread_pool_run() divides a job into numbered tasks and returns when all are done; the
+ * caller computes tasks too. Idle threads spin briefly, then sleep, so consecutive jobs cost
+ * about a microsecond and an idle program costs nothing. Any thread may run a task, so a
+ * task must depend on its number alone: results are then independent of the thread count.
  * One thread owns the pool and calls run. */
 #ifndef HD_BASE_THREAD_POOL_H
 #define HD_BASE_THREAD_POOL_H
@@ -26,7 +26,7 @@ hd_status hd_thread_pool_open(hd_thread_pool **out, int32_t n_threads, bool pin,
 void hd_thread_pool_close(hd_thread_pool *p); /* NULL is fine */
 
 void hd_thread_pool_bind_owner(
-    const hd_thread_pool *p); /* the calling thread; nothing without pin */
+    const hd_thread_pool *p); /* binds the calling thread; does nothing without pin */
 
 int32_t hd_thread_pool_size(const hd_thread_pool *p);
 void hd_thread_pool_run(hd_thread_pool *p, int32_t n_tasks, hd_task_fn *fn, const void *arg);

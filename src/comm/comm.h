@@ -1,10 +1,11 @@
-/* comm.h - the points of a forward pass where ranks meet.
+/* comm.h - collective communication between ranks: all-reduce, all-gather, MoE dispatch and
+ * combine.
  *
- * A model that holds a share of the weights (weights/parallel_config.h) computes parts. At four points
- * it hands them to whoever stands behind this table: partial sums are reduced over the ranks
- * that have rows in common, the parts of a row gathered, and rows go to the ranks of their
- * experts and come back. Every entry queues on the stream and returns; which ranks take part
- * follows from the share. */
+ * A model that holds a shard of the weights (weights/parallel_config.h) computes parts of
+ * the result. Partial sums are all-reduced over a tensor-parallel group, and columns of a
+ * row are gathered. With expert parallelism rows are dispatched to the ranks of their
+ * experts and combined again. Every entry queues on the stream and returns. The shard
+ * determines which ranks take part. */
 #ifndef HD_COMM_COMM_H
 #define HD_COMM_COMM_H
 
@@ -13,24 +14,24 @@
 #include "device/device.h"
 #include "ops/ops.h"
 
-/* x [n] of each rank of a tp group becomes the sum over the group. */
+/* All-reduce: x [n] of each rank of a tp group becomes the sum over the group. */
 typedef struct hd_comm_all_reduce {
     hd_act *x;
     int64_t n;
 } hd_comm_all_reduce;
 
-/* x [rows, cols], of which this rank has written columns first .. first + own - 1 of every row;
- * then all have all. */
+/* All-gather: of x [rows, cols] this rank has written columns first .. first + own - 1 of
+ * every row; afterwards every rank has all columns. */
 typedef struct hd_gather_columns {
     float *x;
     int32_t rows, cols, first, own;
 } hd_gather_columns;
 
-/* A copy of a row goes to each of the experts that it chose. Places are those of the permute
- * op over all experts of the model: place i, of expert e where offset[e] <= i < offset[e + 1],
- * is row assignment[i] / top_k of x with weight[assignment[i]]. What arrives is grouped by the
- * slots of experts that this rank holds: slot e has places in_offset[e] .. in_offset[e + 1] - 1
- * of in_x and in_weight, at most in_rows in all. */
+/* Dispatch: sends a copy of each row to each expert that it chose. Places are those of
+ * moe_permute over all experts of the model: place i, of expert e with offset[e] <= i <
+ * offset[e + 1], is row assignment[i] / top_k of x with weight[assignment[i]]. Received rows
+ * are grouped by the expert slots of this rank: slot e has places in_offset[e] ..
+ * in_offset[e + 1] - 1 of in_x and in_weight, at most in_rows in all. */
 typedef struct hd_comm_dispatch {
     int32_t layer;
     const hd_act *x; /* [rows, cols] */
@@ -43,7 +44,8 @@ typedef struct hd_comm_dispatch {
     int32_t in_rows, n_slots;
 } hd_comm_dispatch;
 
-/* The way back: in_y by place of what arrived, y by place of what was sent. */
+/* Combine: in_y holds results by place of the received rows, y gets them by place of the
+ * sent rows. */
 typedef struct hd_comm_combine {
     const hd_act *in_y; /* [in_rows, cols] */
     hd_act *y;          /* [rows * top_k, cols] */

@@ -1,4 +1,5 @@
-/* emulated.c - how many rows arrive, and where they come from. */
+/* emulated.c - emulated dispatch and combine: how many rows arrive, and which rows they
+ * copy. */
 #include "comm/emulated.h"
 
 #include <stdlib.h>
@@ -11,12 +12,12 @@ struct hd_comm_emulated {
     int32_t n_layers, n_slots;
     int32_t in_rows;
     int32_t *offset; /* [HD_EMULATED_SIZES, n_layers, n_slots + 1] device memory */
-    int32_t *source; /* [in_rows] own rows that arrive, device memory */
+    int32_t *source; /* [in_rows] own row that each received row copies, device memory */
     float *weight;   /* [in_rows] device memory */
-    bool filled;     /* rows have arrived once */
+    bool filled;     /* in_x has been filled once */
 };
 
-/* The first slot of the busiest rank, whose rows a step waits for. */
+/* Returns the first slot of the busiest rank, for whose rows a step waits. */
 static int32_t busiest(const double *shard, int32_t n, int32_t per_rank) {
     int32_t best = 0;
     double most = 0;
@@ -31,7 +32,8 @@ static int32_t busiest(const double *shard, int32_t n, int32_t per_rank) {
     return best;
 }
 
-/* offset[n_slots + 1] of one layer: all ranks' choices, and of them this rank's. */
+/* Draws offset[n_slots + 1] of one layer: choices of all ranks, of which this rank gets
+ * some. */
 static void draw_layer(const hd_comm_emulated *e, int32_t layer, int32_t rows, double *shard,
                        int32_t *got, int32_t *offset) {
     const hd_parallel_config *l = &e->o.shard->parallel;
@@ -100,7 +102,7 @@ static hd_status draw(hd_comm_emulated *e, hd_err *err) {
     return st == HD_OK ? place_rows(e, err) : st;
 }
 
-/* ---- the exchange ---- */
+/* ---- collectives ---- */
 
 static void keep_sum(void *ctx, hd_stream *s, const hd_comm_all_reduce *a) {
     (void)ctx, (void)s, (void)a;

@@ -1,9 +1,9 @@
-/* emulated.h - the exchange of a rank whose other ranks do not exist.
+/* emulated.h - communication of one rank of a larger world, emulated for benchmarks.
  *
- * A share of a model runs alone as it would among the others: sums stay partial, words of
- * other ranks keep what they were, and the rows that other ranks would send to the experts
- * here are copies of this rank's own, in the numbers that a balanced or a skewed router gives
- * (the busiest rank's). What a step costs is then measured; what it says is worthless. */
+ * One rank's shard of a model runs alone. Sums stay partial, and the vocabulary parts of
+ * other ranks keep old values. Rows that other ranks would dispatch to this rank's experts
+ * are copies of its own rows. Their number is that of the busiest rank under a balanced or
+ * skewed router. The time of a step is then measured; its output is meaningless. */
 #ifndef HD_COMM_EMULATED_H
 #define HD_COMM_EMULATED_H
 
@@ -21,13 +21,14 @@ enum { HD_EMULATED_SIZES = 2 };
 typedef struct hd_comm_emulated_options {
     const hd_model_spec *spec;
     const hd_shard *shard;
-    hd_routing routing;              /* whether rows are balanced over ranks */
-    int32_t rows[HD_EMULATED_SIZES]; /* of each rank in the steps to come, the larger first */
-    bool
-        copies; /* move the bytes of rows that come and go inside this device's memory; otherwise
-                    rows stay from step to step and communication costs nothing */
+    hd_routing routing; /* distribution of rows over ranks */
+    /* rows of each rank in later steps, the larger number first */
+    int32_t rows[HD_EMULATED_SIZES];
+    /* Copy sent and received rows inside this device's memory; otherwise rows stay from step
+     * to step and communication takes no time. */
+    bool copies;
     const hd_ops *ops;
-    hd_device *device; /* owns what is taken */
+    hd_device *device; /* owns the allocations */
     hd_stream *stream;
 } hd_comm_emulated_options;
 
@@ -37,7 +38,8 @@ void hd_comm_emulated_close(hd_comm_emulated *e); /* NULL is fine */
 
 const hd_comm *hd_comm_emulated_interface(const hd_comm_emulated *e);
 
-/* The most rows that the experts here get in a step: expert_rows of hd_model_limits. */
+/* Returns the most rows that this rank's experts receive in a step: expert_rows of
+ * hd_model_limits. */
 int32_t hd_comm_emulated_rows(const hd_comm_emulated *e);
 
 #endif

@@ -1,4 +1,4 @@
-/* cuda.cuh - what kernels' launchers need of a stream of the CUDA backend. */
+/* cuda.cuh - access to the CUDA stream behind a hd_stream, for kernel launchers. */
 #ifndef HD_DEVICE_CUDA_CUH
 #define HD_DEVICE_CUDA_CUH
 
@@ -9,11 +9,12 @@
 /* Makes the stream's device the current one of this thread. */
 cudaStream_t hd_cuda_stream(hd_stream *s);
 
-/* What the ops keep with a device: one thing, given at most once, closed before the device. */
+/* Operator state kept with a device: one object, attached at most once, closed before the
+ * device. */
 void hd_cuda_attach(hd_device *d, void *thing, void (*close)(void *thing));
-void *hd_cuda_attached(hd_stream *s); /* NULL: nothing */
+void *hd_cuda_attached(hd_stream *s); /* NULL: none attached */
 
-/* After a launch: records its refusal, naming the op. */
+/* Call after a kernel launch: records a launch error, with the operator's name. */
 void hd_cuda_check(hd_stream *s, const char *op);
 
 #endif

@@ -1,4 +1,5 @@
-/* device.c - the door of every backend: hands calls on, and keeps a stream's first failure. */
+/* device.c - forwards device and stream calls to the backend, and keeps a stream's first
+ * failure. */
 #include "device/device.h"
 
 #include <assert.h>
@@ -78,7 +79,7 @@ void hd_stream_wait(hd_stream *s) {
     s->device->table->wait(s);
 }
 
-/* The first failure, which is then forgotten. */
+/* Returns the first failure and clears it. */
 static hd_status take_failure(hd_stream *s, hd_err *err) {
     hd_err failure = s->failure;
     s->failure = (hd_err){0};

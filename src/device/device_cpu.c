@@ -1,4 +1,4 @@
-/* device_cpu.c - host memory and a worker pool that looks like a stream. */
+/* device_cpu.c - the CPU device: host memory, and a thread pool that acts as a stream. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@ enum { ALIGN = 256, MAX_BLOCKS = 256 };
 typedef struct cpu_device {
     hd_device base;
     hd_thread_pool *pool;
-    hd_block blocks[MAX_BLOCKS]; /* what alloc gave out */
+    hd_block blocks[MAX_BLOCKS]; /* allocated blocks */
 } cpu_device;
 
 typedef struct cpu_stream {
@@ -36,7 +36,7 @@ static hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host,
     *out = NULL;
     size_t padded;
     if (!hd_add_size(bytes, ALIGN, &padded)) {
-        padded = bytes; /* more than exists: refused below, with the figures */
+        padded = bytes; /* more than exists: refused below, with both numbers */
     }
     for (int i = 0; i < MAX_BLOCKS; i++) {
         hd_block *b = &d->blocks[i];
@@ -112,9 +112,9 @@ static hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) 
     return HD_OK;
 }
 
-/* ---- made-up bytes ---- */
+/* ---- random fill ---- */
 
-enum { RANDOM_FILL_WORDS = 1 << 17 }; /* of a task */
+enum { RANDOM_FILL_WORDS = 1 << 17 }; /* words of a task */
 
 typedef struct random_fill_job {
     uint64_t *to;
@@ -138,7 +138,7 @@ static void random_fill(hd_stream *s, void *device, size_t bytes,
                     make_random_fill, &job);
 }
 
-/* ---- marks: everything before one is done when it is set, so it is a time ---- */
+/* ---- events: everything before one is done when it is recorded, so it is a time ---- */
 
 typedef struct cpu_device_event {
     hd_device_event base;
@@ -195,7 +195,7 @@ static const backend_table table = {
     .device_event = set_device_event,
     .wait_for = wait_for_device_event,
     .between = between,
-    .copy = upload, /* all of it is one memory */
+    .copy = upload, /* host and device memory are the same */
     .random_fill = random_fill,
     .hold = hold,
     .host_memory = true,

@@ -1,9 +1,10 @@
-/* device_cuda.cu - one GPU: its memory, pinned host memory, and streams of kernels and copies.
+/* device_cuda.cu - the CUDA device: one GPU, its memory, pinned host memory, streams and
+ * graphs.
  *
- * Uploads go through a ring of pinned pieces, so that the caller's bytes are free at once and
- * copies run beside the host that fills the next pieces, also from a mapped checkpoint; several
- * threads fill them, because one reads memory slower than the bus carries it. Ops are recorded
- * by stream capture. */
+ * Uploads go through a ring of pinned pieces. The caller's bytes are free at once, and
+ * copies overlap with the host that fills the next pieces, also from a mapped checkpoint.
+ * Several threads fill pieces, because one thread reads memory more slowly than the bus
+ * transfers it. Graphs are made by stream capture. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -28,7 +29,7 @@ struct cuda_device {
     int ordinal, n_sms;
     memory *blocks; /* [n_blocks, cap_blocks] */
     size_t n_blocks, cap_blocks;
-    void *kept; /* the ops' */
+    void *kept; /* object attached by the operators */
     void (*close_kept)(void *kept);
 };
 
@@ -38,7 +39,7 @@ struct cuda_stream {
     uint8_t *pieces; /* [PIECES, PIECE_BYTES] pinned */
     cudaEvent_t sent[PIECES];
     int next;
-    hd_thread_pool *fillers; /* of pieces; idle but in long uploads */
+    hd_thread_pool *fillers; /* threads that fill pieces; idle except in long uploads */
 };
 
 struct cuda_mark {
@@ -200,11 +201,11 @@ hd_status open_stream(hd_stream **out, hd_device *base, hd_err *err) {
     return HD_OK;
 }
 
-/* The next pieces of the ring and what goes into them. */
+/* The next pieces of the ring and their source. */
 struct filling {
     uint8_t *piece[FILLED_AT_ONCE];
     const uint8_t *from;
-    size_t bytes; /* of all */
+    size_t bytes; /* total bytes */
 };
 
 size_t bytes_of(const filling &f, int32_t i) {
@@ -217,7 +218,7 @@ void fill_piece(const void *arg, int32_t i, int32_t) {
     memcpy(f.piece[i], f.from + (size_t)i * PIECE_BYTES, bytes_of(f, i));
 }
 
-/* Sends at most FILLED_AT_ONCE pieces; gives the bytes sent. */
+/* Uploads at most FILLED_AT_ONCE pieces; returns the bytes uploaded. */
 size_t upload_some(hd_stream *base, uint8_t *to, const uint8_t *from, size_t bytes) {
     cuda_stream *s = stream_of(base);
     const size_t most = FILLED_AT_ONCE * PIECE_BYTES;
@@ -226,7 +227,8 @@ size_t upload_some(hd_stream *base, uint8_t *to, const uint8_t *from, size_t byt
     for (int i = 0; i < n; i++) {
         const int at = (first + i) % PIECES;
         f.piece[i] = s->pieces + (size_t)at * PIECE_BYTES;
-        note(base, "upload", cudaEventSynchronize(s->sent[at])); /* its last copy is over */
+        /* wait until its last copy is done */
+        note(base, "upload", cudaEventSynchronize(s->sent[at]));
     }
     if (n == 1) {
         fill_piece(&f, 0, 0);
@@ -279,7 +281,7 @@ hd_status reserve(hd_stream *base, size_t bytes_per_worker, hd_err *err) {
     return HD_OK;
 }
 
-/* ---- made-up bytes ---- */
+/* ---- random fill ---- */
 
 constexpr int RANDOM_FILL_BLOCK = 256, RANDOM_FILL_BLOCKS_PER_SM = 8;
 
@@ -299,7 +301,7 @@ void random_fill(hd_stream *s, void *device, size_t bytes, const hd_random_fill 
     note(s, "noise", cudaGetLastError());
 }
 
-/* ---- marks ---- */
+/* ---- events ---- */
 
 hd_status open_device_event(hd_device_event **out, hd_device *base, bool timed, hd_err *err) {
     cuda_mark *m = static_cast<cuda_mark *>(calloc(1, sizeof *m));
@@ -352,7 +354,7 @@ void hold(hd_stream *s, int32_t microseconds) {
     note(s, "hold", cudaGetLastError());
 }
 
-/* ---- recording ---- */
+/* ---- graphs ---- */
 
 void record(hd_stream *s) {
     note(s, "recording",
@@ -459,7 +461,7 @@ extern "C" hd_status hd_device_open_cuda(hd_device **out, int32_t ordinal, hd_er
     d->base.table = &table;
     d->ordinal = ordinal;
     status = cudaSetDevice(ordinal);
-    if (status == cudaSuccess) status = cudaFree(nullptr); /* makes the context */
+    if (status == cudaSuccess) status = cudaFree(nullptr); /* creates the context */
     cudaDeviceGetAttribute(&d->n_sms, cudaDevAttrMultiProcessorCount, ordinal);
     cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);
     cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal);

@@ -1,7 +1,7 @@
-/* device_internal.h - what a kind of device puts behind the door.
+/* device_internal.h - the function table of a device backend (CPU or CUDA).
  *
- * A backend embeds hd_device and hd_stream as the first member of its own structs and gives
- * them its table; device.c calls through it. */
+ * A backend embeds hd_device and hd_stream as the first member of its own structs and sets
+ * their table; device.c calls through it. */
 #ifndef HD_DEVICE_DEVICE_INTERNAL_H
 #define HD_DEVICE_DEVICE_INTERNAL_H
 
@@ -17,7 +17,7 @@ typedef struct backend_table {
     void (*close_stream)(hd_stream *s);
     void (*upload)(hd_stream *s, void *device, const void *host, size_t bytes);
     void (*download)(hd_stream *s, void *host, const void *device, size_t bytes);
-    void (*wait)(hd_stream *s); /* failures of queued work go to hd_stream_fail */
+    void (*wait)(hd_stream *s); /* failures of queued operators go to hd_stream_fail */
     hd_status (*reserve)(hd_stream *s, size_t bytes_per_worker, hd_err *err);
     hd_status (*open_device_event)(hd_device_event **out, hd_device *d, bool timed,
                                    hd_err *err);
@@ -26,7 +26,8 @@ typedef struct backend_table {
     void (*wait_for)(hd_stream *s, hd_device_event *m); /* failures go to hd_stream_fail */
     double (*between)(const hd_device_event *from, const hd_device_event *to);
     void (*hold)(hd_stream *s, int32_t microseconds);
-    void (*record)(hd_stream *s); /* NULL, and the next three: it cannot */
+    /* NULL, like the next three, if the backend has no graphs */
+    void (*record)(hd_stream *s);
     hd_status (*recorded)(hd_stream *s, hd_graph **out, hd_err *err);
     void (*close_graph)(hd_graph *g);
     void (*launch)(hd_stream *s, const hd_graph *g);
@@ -46,7 +47,7 @@ struct hd_device_event {
 
 struct hd_graph {
     hd_device *device;
-    size_t bytes; /* that the driver took of the device's memory for it */
+    size_t bytes; /* device memory that the driver allocated for it */
 };
 
 struct hd_stream {
@@ -54,7 +55,7 @@ struct hd_stream {
     uint8_t *scratch; /* [workers, scratch_each] device memory */
     size_t scratch_each;
     int32_t workers;
-    hd_err failure; /* HD_OK while nothing failed */
+    hd_err failure; /* HD_OK if nothing failed */
 };
 
 #endif

@@ -1,4 +1,4 @@
-/* gpu_list.cu - asks the CUDA runtime what is there; starts nothing on any device. */
+/* gpu_list.cu - queries the CUDA runtime for devices; creates no context on any device. */
 #include "device/gpu_list.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* gpu_list.h - the GPUs this machine offers, for people to read and the engine to choose from.
+/* gpu_list.h - lists the CUDA devices of this machine, for the user and for `auto`.
  *
  * Only in builds with HD_CUDA. */
 #ifndef HD_DEVICE_GPU_LIST_H
@@ -17,8 +17,8 @@ typedef struct hd_cuda_device {
     int32_t major, minor; /* compute capability */
 } hd_cuda_device;
 
-/* Describes up to cap devices and returns how many there are, which may be more. With none,
- * why[why_cap] says what is missing (driver, device); otherwise it is empty. */
+/* Describes up to cap devices and returns how many there are, which may be more. If there
+ * are none, why[why_cap] says what is missing (driver, device); otherwise it is empty. */
 int32_t hd_cuda_devices(hd_cuda_device *out, int32_t cap, char *why, int32_t why_cap);
 
 HD_END_C

@@ -1,8 +1,10 @@
-/* cache.c - the prefix tree: nodes in an array, children by hash, three heaps of recency.
+/* cache.c - the radix tree of cached prefixes: nodes in an array, children by hash, three
+ * LRU heaps.
  *
- * refs counts the leases whose path holds a node, so a node with refs 0 has only such nodes
- * below it. window_refs counts the leases whose window still reaches into the node's page.
- * Every page is in exactly one place: a free list, a node, or a lease's private tail. */
+ * refs counts the sequences whose path contains a node, so a node with refs 0 has only such
+ * nodes below it. window_refs counts the sequences whose window still reaches into the
+ * node's page. Every page is in exactly one place: a free list, a node, or a sequence's
+ * private tail. */
 #include "kv/cache.h"
 
 #include <assert.h>
@@ -16,15 +18,15 @@ enum { ROOT = 0, NONE = -1 };
 
 typedef struct node {
     int32_t parent, first_child, next, prev; /* next and prev: siblings */
-    int32_t depth;                           /* pages above; the root has -1 */
+    int32_t depth;                           /* number of pages above; the root has -1 */
     int32_t page[HD_N_KV_GROUPS];            /* WINDOW: NONE is a tombstone */
     int32_t snapshot;
     int32_t refs, window_refs;
     int32_t hash_next; /* chain of the child table */
     uint64_t hash;     /* of parent, salt and tokens */
     uint64_t salt;
-    int64_t used;  /* tick of the last lease */
-    bool turn_end; /* a lease ended here */
+    int64_t used;  /* tick of the last sequence that used it */
+    bool turn_end; /* a sequence ended here */
 } node;
 
 typedef struct seq {
@@ -32,7 +34,7 @@ typedef struct seq {
     uint64_t salt;
     int32_t node;        /* deepest node of the path */
     int32_t n_nodes;     /* pages that are nodes */
-    int32_t n_pages;     /* pages in all; those behind n_nodes are private */
+    int32_t n_pages;     /* all pages; those after n_nodes are private */
     int32_t window_from; /* first page that keeps its WINDOW page */
 } seq;
 
@@ -45,20 +47,20 @@ struct hd_cache {
     hd_cache_options o;
     node *nodes;      /* [n_nodes + 1], the root first */
     int32_t *tokens;  /* [n_nodes + 1, page_tokens] */
-    int32_t *buckets; /* [n_buckets] heads of chains */
+    int32_t *buckets; /* [n_buckets] heads of hash chains */
     int32_t n_buckets, n_nodes;
     free_list free_nodes, free_pages[HD_N_KV_GROUPS], free_snapshots;
-    hd_heap leaves;    /* nodes without refs and children, by recency */
-    hd_heap windows;   /* nodes whose WINDOW page no lease needs */
+    hd_heap leaves;    /* unpinned nodes without children, by recency */
+    hd_heap windows;   /* nodes whose WINDOW page no sequence needs */
     hd_heap snapshots; /* nodes with a snapshot */
     seq *seqs;
-    int32_t *table[HD_N_KV_GROUPS]; /* [n_leases, lease_pages] */
-    int32_t *path;                  /* [lease_pages] scratch of a match: its nodes */
+    int32_t *table[HD_N_KV_GROUPS]; /* [max_seqs, seq_pages] */
+    int32_t *path;                  /* [seq_pages] scratch of a match: its nodes */
     hd_page_copy *copies;
     int32_t n_copies, cap_copies;
     int64_t tick;
     int32_t n_pinned;       /* nodes with refs */
-    int32_t lookback_pages; /* WINDOW pages a lease needs before its next position */
+    int32_t lookback_pages; /* WINDOW pages that a sequence needs before its next position */
     int64_t matched_tokens, asked_tokens, evicted[HD_N_KV_GROUPS];
 };
 
@@ -171,7 +173,7 @@ static int32_t *table_of(const hd_cache *c, int32_t l, hd_kv_group life) {
     return c->table[life] + (int64_t)l * c->o.seq_pages;
 }
 
-/* Callers make sure that there is room. */
+/* Adds a page copy; callers ensure that the list has room. */
 static void add_copy(hd_cache *c, bool to_snapshot, int32_t page, int32_t snapshot) {
     assert(c->n_copies < c->cap_copies);
     c->copies[c->n_copies++] = (hd_page_copy){to_snapshot, page, snapshot};
@@ -188,8 +190,8 @@ static uint64_t mix(uint64_t h, uint64_t word) {
     return h ^ h >> 32;
 }
 
-/* Four lanes, because one would wait for its own multiplications; equality is always decided by
- * the tokens. */
+/* Hashes a page in four lanes, because a single chain of multiplications would be slow.
+ * Equality is always decided by comparing the tokens. */
 static uint64_t hash_page(const hd_cache *c, int32_t parent, uint64_t salt,
                           const int32_t *tokens) {
     enum { LANES = 4, PER_WORD = sizeof(uint64_t) / sizeof *tokens };
@@ -225,20 +227,21 @@ static int32_t find_child(const hd_cache *c, int32_t parent, uint64_t salt,
     return NONE;
 }
 
-/* Recency, with what a conversation will probably come back to above everything else. */
+/* Eviction key: recency, with ends of turns and branch points above everything else, because
+ * a conversation will probably return to them. */
 static int64_t window_key(const hd_cache *c, int32_t n) {
     const node *k = &c->nodes[n];
     bool branch = k->first_child != NONE && c->nodes[k->first_child].next != NONE;
     return k->used + (branch || k->turn_end ? (int64_t)1 << 62 : 0);
 }
 
-/* A snapshot of a page that is live anyway goes first. */
+/* A snapshot of a page that is also on the device is evicted first. */
 static int64_t snapshot_key(const hd_cache *c, int32_t n) {
     const bool spare = c->nodes[n].page[HD_KV_WINDOW] != NONE;
     return window_key(c, n) - (spare ? INT64_MAX : 0);
 }
 
-/* Keeps the heaps true to a node's state; call after any change of it. */
+/* Updates the heaps after any change of a node's state. */
 static void finish(hd_cache *c, int32_t n) {
     const node *k = &c->nodes[n];
     if (n == ROOT) return;
@@ -262,8 +265,7 @@ static void finish(hd_cache *c, int32_t n) {
 
 static int32_t add_node(hd_cache *c, int32_t parent, uint64_t salt, const int32_t *tokens) {
     const int32_t n = pop(&c->free_nodes);
-    assert(n !=
-           NONE); /* every node owns an ENTRIES page, and there are as many nodes as pages */
+    assert(n != NONE); /* every node owns a FULL page, and there are as many nodes as pages */
     const int32_t id = n + 1;
     node *k = &c->nodes[id], *p = &c->nodes[parent];
     *k = (node){
@@ -294,7 +296,7 @@ static void unlink_hash(hd_cache *c, int32_t n) {
     *at = c->nodes[n].hash_next;
 }
 
-/* Takes an unpinned leaf out of the tree and gives back all it holds. */
+/* Removes an unpinned leaf from the tree and frees all its pages. */
 static void drop_leaf(hd_cache *c, int32_t n) {
     node *k = &c->nodes[n];
     assert(k->refs == 0 && k->window_refs == 0 && k->first_child == NONE);
@@ -315,8 +317,8 @@ static void drop_leaf(hd_cache *c, int32_t n) {
 
 /* ---- pages ---- */
 
-/* A snapshot slot for a node that is about to lose its WINDOW page: a free one, or that of a
- * node with less claim to it. */
+/* Returns a snapshot slot for a node that is about to lose its WINDOW page: a free one, or
+ * that of a node with a lower key. */
 static int32_t take_snapshot(hd_cache *c, int32_t for_node) {
     if (c->free_snapshots.n) return pop(&c->free_snapshots);
     const int32_t other = hd_heap_min(&c->snapshots);
@@ -327,7 +329,8 @@ static int32_t take_snapshot(hd_cache *c, int32_t for_node) {
     return slot;
 }
 
-/* Frees the WINDOW page that is needed least; its content survives as a snapshot if it can. */
+/* Evicts the WINDOW page with the lowest key; its content is saved as a snapshot if
+ * possible. */
 static bool evict_window(hd_cache *c) {
     const int32_t n = hd_heap_min(&c->windows);
     if (n < 0) return false;
@@ -362,7 +365,8 @@ static int32_t take_page(hd_cache *c, hd_kv_group life) {
 
 /* ---- matching ---- */
 
-/* Nodes along tokens into c->path; gives how many of them make the longest valid match. */
+/* Writes the nodes along tokens to c->path. Returns how many of them form the longest valid
+ * match. */
 static int32_t walk(const hd_cache *c, uint64_t salt, const int32_t *tokens, int32_t n) {
     const int32_t page = c->o.page_tokens;
     int32_t at = ROOT, best = 0, live = 0;
@@ -408,11 +412,11 @@ static void drop_window(hd_cache *c, int32_t n) {
     finish(c, n);
 }
 
-/* Gives the node a WINDOW page again, filled from its snapshot; a hold on the node's window
- * keeps both from being evicted meanwhile. */
+/* Allocates a WINDOW page for a node and fills it from its snapshot. A window_ref of the
+ * node keeps both from eviction meanwhile. */
 static bool restore_window(hd_cache *c, int32_t n) {
     if (c->nodes[n].page[HD_KV_WINDOW] != NONE) return true;
-    if (c->n_copies + 2 > c->cap_copies) return false; /* an eviction may add one first */
+    if (c->n_copies + 2 > c->cap_copies) return false; /* an eviction may add a copy first */
     const int32_t page = take_page(c, HD_KV_WINDOW);
     if (page == NONE) return false;
     add_copy(c, false, page, c->nodes[n].snapshot);
@@ -515,8 +519,8 @@ hd_status hd_cache_extend(hd_cache *c, int32_t id, int32_t n_tokens) {
 
 /* ---- growing the tree ---- */
 
-/* The lease's first private page has been computed by somebody already: share theirs. Equal
- * prefixes have equal bits (design D8), so the exchange is invisible. */
+/* Another sequence has already committed this sequence's first private page: share its node.
+ * Equal prefixes have equal bits (design D8), so the exchange is invisible. */
 static void share_page(hd_cache *c, int32_t id, int32_t at, int32_t n) {
     node *k = &c->nodes[n];
     int32_t *entries = &table_of(c, id, HD_KV_FULL)[at];
@@ -586,7 +590,7 @@ void hd_cache_flush(hd_cache *c) {
     for (int32_t n; (n = hd_heap_min(&c->leaves)) >= 0;) drop_leaf(c, n);
 }
 
-/* ---- reading ---- */
+/* ---- tables, copies, statistics ---- */
 
 const int32_t *hd_cache_table(const hd_cache *c, int32_t id, hd_kv_group life) {
     return table_of(c, id, life);

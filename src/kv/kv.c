@@ -1,4 +1,4 @@
-/* kv.c - lays out every layer's pools in one block of device memory. */
+/* kv.c - the memory layout of every layer's KV pools in one block, and snapshot copies. */
 #include "kv/kv.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 
 enum { MLA_PAGE_TOKENS = 64 };
 
-/* One kind of page content of one layer: entries of a pool, or rows of a state ring. */
+/* One kind of page content of one layer: entries of a pool, or rows of a compressor's ring. */
 typedef struct layer_pool {
     uint8_t *data;
     int32_t width;    /* elements */
@@ -18,7 +18,8 @@ typedef struct layer_pool {
     size_t page_bytes;
 } layer_pool;
 
-enum { STATE_MAIN = HD_N_POOL_KINDS, STATE_INDEX, N_CONTENTS }; /* behind the pools of kv.h */
+/* after the pool kinds of kv.h */
+enum { STATE_MAIN = HD_N_POOL_KINDS, STATE_INDEX, N_CONTENTS };
 
 typedef struct layer_kv {
     layer_pool pools[N_CONTENTS];
@@ -32,7 +33,7 @@ struct hd_kv {
     void *block;     /* all pools */
     void *snapshots; /* [n_snapshots, snapshot_bytes] host memory */
     size_t snapshot_bytes;
-    bool saving; /* a snapshot may be on its way to host memory */
+    bool saving; /* a snapshot may still be copied to host memory */
     layer_kv layers[];
 };
 
@@ -45,8 +46,9 @@ static int32_t gcd(int32_t a, int32_t b) {
     return a;
 }
 
-/* V4: the smallest page that holds whole blocks of both compressors, so that a prefix can be
- * shared to within one block. Otherwise a compromise between tables and sharing. */
+/* V4 uses the smallest page that holds whole blocks of both compressors, so that a prefix
+ * can be shared to within one block. Other families use a compromise between table size and
+ * sharing. */
 hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec) {
     if (spec->family != HD_FAMILY_V4) return (hd_kv_shape){.page_tokens = MLA_PAGE_TOKENS};
     int32_t csa = spec->csa_ratio ? 2 * spec->csa_ratio : 1;
@@ -54,12 +56,12 @@ hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec) {
     int32_t page = csa / gcd(csa, hca) * hca;
     if (page == 1) page = MLA_PAGE_TOKENS; /* no compressor at all */
     int32_t lookback = hd_max_i32(spec->window, hd_max_i32(csa, hca)) - 1;
-    lookback = hd_max_i32(lookback, 1); /* 0 would say that there are no such pages */
+    lookback = hd_max_i32(lookback, 1); /* 0 would mean that there are no such pages */
     return (hd_kv_shape){.page_tokens = page, .lookback = lookback};
 }
 
-/* The smallest ring that divides the page and keeps `rows` behind the newest position, with
- * room for drafts; a ring as long as the page never wraps inside it. */
+/* Returns the smallest ring that divides the page and keeps `rows` before the newest
+ * position, with space for drafts. A ring as long as the page never wraps inside it. */
 static int32_t ring_rows(int32_t page_tokens, int32_t rows) {
     int32_t ring = hd_min_i32(rows, page_tokens);
     while (page_tokens % ring) ring++;
@@ -131,7 +133,7 @@ static void place(hd_kv *kv, hd_arena *a) {
     }
 }
 
-/* Says what was asked for in tokens, and what would fit. */
+/* Fails with the requested size in tokens, and the size that would fit. */
 static hd_status no_memory(const hd_kv *kv, size_t bytes, hd_err *err) {
     const hd_kv_options *o = &kv->options;
     const double wide = (double)o->n_pages[HD_KV_WINDOW] * (double)kv->snapshot_bytes;
@@ -195,7 +197,7 @@ void hd_kv_close(hd_kv *kv) {
     free(kv);
 }
 
-/* Numbers between 1/2 and 1 of either sign. */
+/* The values lie between 1/2 and 1, with either sign. */
 void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {
     const hd_random_fill wide = {.keep = 0x807fffffu, .set = 0x3f000000u};
     const hd_random_fill half = {.keep = 0x807f807fu, .set = 0x3f003f00u};
@@ -213,7 +215,8 @@ void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {
 
 void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n) {
     for (int32_t i = 0; i < n; i++) {
-        if (kv->saving && !copies[i].save) hd_stream_wait(s); /* it may be what was saved */
+        /* it may be the snapshot that is being saved */
+        if (kv->saving && !copies[i].save) hd_stream_wait(s);
         kv->saving = copies[i].save;
         uint8_t *host =
             (uint8_t *)kv->snapshots + (size_t)copies[i].snapshot * kv->snapshot_bytes;

@@ -1,7 +1,8 @@
-/* activations.c - where every activation of a micro-batch lies, for the largest step.
+/* activations.c - the memory plan of a micro-batch's activations, for the largest step.
  *
- * x, h and y live through a layer, and what other ranks write into through the step. The attention, feed-forward and head scratch are never
- * alive together, so the three start at the same mark. */
+ * x, h and y live through a layer. Buffers that other ranks write into live through the
+ * step. Attention, feed-forward and head scratch are never alive together, so the three
+ * start at the same offset. */
 #include "model/model_internal.h"
 
 static hd_act *take(hd_arena *a, const hd_model *m, int64_t n) {
@@ -56,7 +57,7 @@ static void place_ffn(model_activations *t, hd_arena *a, const hd_model *m) {
     if (!in) t->expert_y = take(a, m, assigned * c->hidden);
 }
 
-/* What other ranks write into, at any time. */
+/* Places the buffers that other ranks may write into at any time. */
 static void place_exchange(model_activations *t, hd_arena *a, const hd_model *m) {
     const int64_t hidden = m->env.spec->hidden, in = m->in_rows;
     if (!in) return;
@@ -96,5 +97,5 @@ void model_place_activations(model_activations *t, hd_arena *a, const hd_model *
         places[i](t, a, m);
         if (a->used > end) end = a->used;
     }
-    hd_arena_take(a, end - a->used, 1); /* the next micro-batch starts behind the longest */
+    hd_arena_take(a, end - a->used, 1); /* the next micro-batch starts after the longest */
 }

@@ -1,4 +1,5 @@
-/* batch.c - one layout walked three times: to measure, on the host, on the device. */
+/* batch.c - a batch's memory: one layout, walked to measure it, on the host and on the
+ * device. */
 #include "model/batch.h"
 
 #include <assert.h>

@@ -1,4 +1,4 @@
-/* blocks.c - the residual around a block, and short spellings of the commonest ops. */
+/* blocks.c - the residual around a block (plain or hyper-connections), and operator helpers. */
 #include "model/model_internal.h"
 
 void model_norm(const model_step *s, int32_t layer, hd_role role, hd_act *out, const hd_act *x,
@@ -33,7 +33,8 @@ void model_linear_f32(const model_step *s, int32_t layer, hd_role role, float *o
                           .rows = rows});
 }
 
-/* Rotates rope_dim elements from `at` of every head of x [rows, heads, head_width] in place. */
+/* Rotates rope_dim elements from `at` of every head of x [rows, heads, head_width], in place
+ * (RoPE). */
 void model_rope(const model_step *s, const float *cos_sin, hd_act *x, int32_t at, int32_t heads,
                 int32_t head_width) {
     hd_act *first = model_at(s, x, at);

@@ -1,7 +1,7 @@
-/* ffn.c - the feed-forward block: a dense MLP, or routed experts beside a shared one.
+/* ffn.c - the feed-forward block: a dense MLP, or MoE with routed experts and a shared one.
  *
- * models.md 2.2, 2.3 and 2.12. V4 multiplies the route weight into the expert's input of its
- * down projection, the earlier families into its output. */
+ * models.md 2.2, 2.3 and 2.12. V4 multiplies the router weight into the input of the
+ * expert's down projection, the earlier families into its output. */
 #include "model/model_internal.h"
 
 static void gated_mlp(const model_step *s, int32_t layer, hd_role gate, hd_role up,
@@ -40,7 +40,7 @@ static void route(const model_step *s, int32_t layer) {
                             .rule = c->route});
 }
 
-/* Sorts the choices by expert. */
+/* Permutes the rows by expert. */
 static void sort_rows(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_router_rule *rule = &c->route;
@@ -60,13 +60,13 @@ static void sort_rows(const model_step *s, int32_t layer) {
                                .n_experts = rule->n_experts});
 }
 
-/* Rows to where their experts are. */
+/* Dispatches rows to the ranks of their experts (expert parallelism). */
 static void dispatch(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_comm *e = s->m->env.exchange;
     model_activations *t = s->t;
     sort_rows(s, layer);
-    if (!s->m->in_rows) return; /* they are here */
+    if (!s->m->in_rows) return; /* no expert parallelism: rows stay on this rank */
     e->dispatch(e->ctx, s->m->env.stream,
                 &(hd_comm_dispatch){.layer = layer,
                                     .x = t->h,
@@ -84,8 +84,8 @@ static void dispatch(const model_step *s, int32_t layer) {
                                     .n_slots = s->m->shard->n_experts});
 }
 
-/* What the experts here compute on: this rank's own rows by choice, or those that arrived,
- * each of them a place of its own. */
+/* Rows that this rank's experts compute: its own rows by choice, or received rows, which are
+ * sorted already. */
 typedef struct expert_rows {
     hd_act *x, *y;
     const float *weight;
@@ -104,7 +104,8 @@ static expert_rows rows_of_experts(const model_step *s) {
         t->h, t->expert_y, t->expert_weight, t->offset, t->assignment, s->b->n_rows * k, k};
 }
 
-/* out = x W_e^T for every sorted place; rows of x are tokens, or places themselves. */
+/* Grouped GEMM: out = x W_e^T for every sorted place; rows of x are tokens, or sorted
+ * places. */
 static void expert_linear(const model_step *s, int32_t layer, hd_role role, hd_act *out,
                           const hd_act *x, const expert_rows *in, bool by_token) {
     s->m->env.ops->grouped_gemm(
@@ -140,7 +141,7 @@ static void experts(const model_step *s, int32_t layer) {
     expert_linear(s, layer, HD_EXPERT_DOWN, in.y, t->expert_gate, &in, false);
 }
 
-/* And home again. */
+/* Combines: sends the experts' results back to the ranks of their rows. */
 static void combine(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_comm *e = s->m->env.exchange;

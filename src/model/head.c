@@ -1,4 +1,4 @@
-/* head.c - tokens into the residual, and the residual into logits. */
+/* head.c - the embedding at the start of the forward pass, and the LM head at its end. */
 #include "model/model_internal.h"
 
 static void make_rope_table(const model_step *s, float *out, const float *freq, float scale) {
@@ -37,7 +37,7 @@ static void gather(const model_step *s, hd_act *out, const hd_act *x, int32_t co
                                                               .cols = cols});
 }
 
-/* merged = the wanted rows of norm(HC_head(x)); x itself stays for the MTP layer. */
+/* merged = the logits rows of norm(HC_head(x)); x itself stays for the MTP layer. */
 static void merge_streams(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
@@ -58,7 +58,7 @@ static void merge_streams(const model_step *s, int32_t layer) {
     model_norm(s, layer, HD_FINAL_NORM, t->merged, t->merged, s->b->n_logits, c->hidden);
 }
 
-/* This rank's words of every row, and the others'. */
+/* Computes this rank's part of the vocabulary for every row, then gathers the others'. */
 static void project_words(const model_step *s) {
     const hd_model_env *env = &s->m->env;
     const hd_shard *shard = s->m->shard;

@@ -1,12 +1,12 @@
-/* hybrid.c - V4 attention: a sliding window of raw vectors plus compressed entries.
+/* hybrid.c - V4 attention: a sliding window of raw KV vectors plus compressed KV entries.
  *
  * models.md 2.9 to 2.11. One vector per token is key and value of every head. CSA layers
- * choose entries with an indexer that has a compressor of its own; HCA layers read all. */
+ * select entries with an indexer that has its own compressor; HCA layers read all entries. */
 #include <math.h>
 
 #include "model/model_internal.h"
 
-/* Layers with a compressor rotate with its longer-range frequencies. */
+/* Layers with a compressor use RoPE with its longer-range frequencies. */
 static const float *layer_cos_sin(const model_step *s, int32_t layer) {
     bool compressed = s->m->env.spec->layers[layer].compress_ratio != 0;
     return compressed ? s->t->cos_sin_compress : s->t->cos_sin;

@@ -1,19 +1,19 @@
-/* mla.c - multi-head latent attention, and V3.2's sparse variant.
+/* mla.c - multi-head latent attention (MLA), absorbed or naive, and V3.2's sparse attention.
  *
- * DeepSeek-V2 report, section 2.1, with W_UK absorbed into the query (models.md 2.4):
- * q . (W_uk c) = (W_uk^T q) . c, so keys and values are read as the cached latent itself. Where
- * asked for, rows that are many for the keys they see take the naive form instead, which makes
- * keys and values of the latents. The lightning indexer is models.md 2.6. */
+ * DeepSeek-V2 report, section 2.1, with W_UK absorbed into the query (models.md 2.4): q .
+ * (W_uk c) = (W_uk^T q) . c, so keys and values are read as the cached latent itself. If
+ * enabled, rows that are many compared with the keys they read use the naive form, which
+ * computes keys and values of the latents. The lightning indexer is models.md 2.6. */
 #include <math.h>
 
 #include "model/model_internal.h"
 
-/* The norms inside the attention, whatever rms_norm_eps says: so it is in the official code,
- * in the code shipped with the checkpoints and in the library. Only Moonlight's config says
- * something else (models.md 8, D1). */
+/* The epsilon of the norms inside the attention, whatever rms_norm_eps says. The official
+ * code, the code shipped with the checkpoints and the library all use it. Only Moonlight's
+ * config says something else (models.md 8, D1). */
 static const float inner_eps = 1e-6f;
 
-/* The first cols of every row, in place; stride elements between rows. */
+/* Normalizes the first cols elements of every row, in place; stride elements between rows. */
 static void norm_latent(const model_step *s, int32_t layer, hd_role role, hd_act *x,
                         int32_t cols, int32_t stride) {
     s->m->env.ops->rms_norm(
@@ -58,18 +58,18 @@ typedef struct span {
     bool naive;
 } span;
 
-/* Whether sequence `seq` of the step costs fewer products in the naive form, which runs where device
- * memory is the host's. */
+/* Returns whether the naive form takes fewer products for sequence `seq`. It runs only if
+ * device memory is host memory. */
 static bool naive_pays(const model_step *s, int32_t seq) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_batch_view *b = &s->b->device;
     const int64_t n = b->first_row[seq + 1] - b->first_row[seq], before = b->start[seq];
-    const int64_t made = c->nope_dim + c->v_dim; /* of a latent, for one head */
+    const int64_t made = c->nope_dim + c->v_dim; /* elements made of a latent, for one head */
     const int64_t seen = n * before + n * (n + 1) / 2, narrower = 2 * c->kv_rank - made;
     return seen * narrower > before * c->kv_rank * made;
 }
 
-/* The first span from sequence `seq` on; of no sequences behind the last. */
+/* Returns the first span from sequence `seq` on; it is empty after the last sequence. */
 static span span_from(const model_step *s, int32_t seq) {
     const hd_batch *b = s->b;
     if (s->m->env.mla == HD_MLA_ABSORBED) {
@@ -108,7 +108,7 @@ static hd_act *heads_at(const model_step *s, hd_act *x, int32_t row, int32_t wid
     return model_at(s, x, (int64_t)row * s->m->shard->n_heads * width);
 }
 
-/* The rotated part of queries that have `from` elements before it, into one with `to`. */
+/* Writes the rotated part of queries with `from` elements before it to queries with `to`. */
 static void rope_query(const model_step *s, const span *p, hd_act *out, int32_t to) {
     const hd_model_spec *c = s->m->env.spec;
     const int32_t heads = s->m->shard->n_heads, narrow = narrow_dim(s);
@@ -221,8 +221,8 @@ static void attention_span(const model_step *s, int32_t layer, const span *p) {
     attention_absorbed(s, p, layer, NULL);
 }
 
-/* Queries rotated in place meet keys made of the latents: o_low, what the absorbed form computes
- * in `output`. */
+/* Naive attention: rotated queries with keys and values computed from the latents. It writes
+ * o_low, which the absorbed form computes in values_span. */
 static void attention_naive_span(const model_step *s, int32_t layer, const span *p) {
     const hd_model_spec *c = s->m->env.spec;
     hd_paged latents = model_pool(s, layer, HD_POOL_LATENT);
@@ -250,7 +250,7 @@ static void attention_all(const model_step *s, int32_t layer) {
 }
 
 static void attention_selected(const model_step *s, int32_t layer) {
-    const span all = span_from(s, 0); /* sparse attention has no other form */
+    const span all = span_from(s, 0); /* sparse attention has only the absorbed form */
     attention_absorbed(s, &all, layer, s->t->selected);
 }
 

@@ -1,4 +1,5 @@
-/* model.c - memory of a model, and the driver that runs stages of one or more micro-batches. */
+/* model.c - the forward pass: memory of a model, and the driver that runs stages of
+ * micro-batches. */
 #include "model/model.h"
 
 #include <assert.h>
@@ -24,7 +25,7 @@ static hd_status upload_freqs(hd_model *m, hd_err *err) {
     model_rope_freqs(&c->rope, pairs, freq);
     hd_stream_upload(m->env.stream, m->freq, freq, bytes);
     if (c->family == HD_FAMILY_V4) {
-        hd_status st = hd_stream_sync(m->env.stream, err); /* freq is reused */
+        hd_status st = hd_stream_sync(m->env.stream, err); /* freq is reused below */
         if (st == HD_OK) {
             model_rope_freqs(&c->rope_compress, pairs, freq);
             hd_stream_upload(m->env.stream, m->freq_compress, freq, bytes);
@@ -35,7 +36,8 @@ static hd_status upload_freqs(hd_model *m, hd_err *err) {
     return st;
 }
 
-/* The most keys one row can see, and the widest row of any op: what scratch is sized by. */
+/* Operator scratch, sized by the most keys that one row can read and the widest row of any
+ * operator. */
 static size_t scratch_bytes(const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
     int32_t widest = c->hidden * model_streams(c);
@@ -52,8 +54,8 @@ static size_t scratch_bytes(const hd_model *m) {
     return hd_ops_scratch_bytes(m->limits.positions + c->window, widest);
 }
 
-/* The layouts that the stages know: all cut over ranks with rows in common, or whole experts
- * spread over ranks with rows of their own. */
+/* Accepts the parallel configs that the stages support: tensor parallelism with rows in
+ * common, or expert parallelism with rows of each rank's own. */
 static hd_status check_parallel(const hd_model_env *env, hd_err *err) {
     const hd_parallel_config *l = &hd_weights_shard(env->weights)->parallel;
     const bool tensor = l->dp == 1 && l->ep == 1 && l->etp == l->tp && l->dense_tp == l->tp &&
@@ -172,13 +174,13 @@ static const char *attention_name(hd_attention a) {
     return names[a];
 }
 
-/* Runs every micro-batch up to its next yield point in turn, until the block is done. */
+/* Runs every micro-batch alternately up to its next yield point, until the block is done. */
 static void run_block(const model_step *steps, int32_t n, const model_stage *stages,
                       const char *part, int32_t layer) {
     while (stages->run) {
         const model_stage *end = stages;
         while (end->run && !end->yields) end++;
-        if (end->run) end++; /* the yielding stage belongs to this stretch */
+        if (end->run) end++; /* the yielding stage belongs to this part */
         for (int32_t i = 0; i < n; i++) {
             for (const model_stage *k = stages; k < end; k++) {
                 tell(steps->m, part, k->name);

@@ -1,12 +1,12 @@
-/* model_internal.h - what the files of model/ share: activations, stages, short spellings. */
+/* model_internal.h - activations, stages and operator helpers shared by the files of model/. */
 #ifndef HD_MODEL_MODEL_INTERNAL_H
 #define HD_MODEL_MODEL_INTERNAL_H
 
 #include "base/arena.h"
 #include "model/model.h"
 
-/* Every activation of one micro-batch; activations.c says which share bytes. n = rows; heads, inter
- * and groups are those of this rank's share. */
+/* Every activation of one micro-batch; activations.c decides which of them share memory. n =
+ * rows; heads, inter and groups are those of this rank's shard. */
 typedef struct model_activations {
     hd_act *x; /* [n, streams, hidden] the residual; one stream without hyper-connections */
     hd_act *h; /* [n, hidden] a block's normed input; after the last layer, the final state */
@@ -16,8 +16,8 @@ typedef struct model_activations {
 
     /* attention */
     hd_act *q_low;       /* [n, q_rank] */
-    hd_act *q;           /* [n, heads, nope + rope]; V4 [n, heads, head_dim] */
-    hd_act *q_wide;      /* MLA [n, heads, kv_rank + rope]: absorbed query | roped query */
+    hd_act *q;           /* [n, heads, nope + rope]; V4: [n, heads, head_dim] */
+    hd_act *q_wide;      /* MLA [n, heads, kv_rank + rope]: absorbed query | rotated query */
     hd_act *kv;          /* [n, kv_rank + rope]; V4 [n, head_dim] */
     hd_act *context;     /* [n, heads, kv_rank]; V4 [n, heads, head_dim] */
     hd_act *o_low;       /* MLA [n, heads, v]; V4 [n, o_groups, o_rank] */
@@ -35,8 +35,8 @@ typedef struct model_activations {
     hd_act *gate, *up;                    /* [n, inter] dense or shared */
     hd_act *expert_gate, *expert_up;      /* [n * top_k, moe_inter] */
     hd_act *expert_y;                     /* [n * top_k, hidden] */
-    /* What arrives where experts are spread over ranks; then expert_gate and expert_up have
-     * in_rows rows, and expert_y is what has come back. */
+    /* Rows received under expert parallelism. Then expert_gate and expert_up have in_rows
+     * rows, and expert_y holds the results that were sent back. */
     hd_act *in_x, *in_y; /* [in_rows, hidden] */
     float *in_weight;    /* [in_rows] */
     int32_t *in_offset;  /* [slots + 1] */
@@ -52,8 +52,8 @@ struct hd_model {
     hd_model_env env;
     hd_model_limits limits;
     int32_t n_micro;
-    const hd_shard *shard; /* of the weights */
-    int32_t in_rows;       /* 0 where experts are not spread over ranks */
+    const hd_shard *shard; /* shard of the weights */
+    int32_t in_rows;       /* 0 without expert parallelism */
     float softmax_scale, index_scale, rope_scale;
     float *freq, *freq_compress; /* [pairs] device memory */
     int64_t *expert_rows;        /* [layers, experts] device memory; or NULL without experts */
@@ -62,7 +62,7 @@ struct hd_model {
     model_activations acts[HD_MAX_MICRO];
 };
 
-/* One micro-batch on its way through the layers. */
+/* One micro-batch during its pass through the layers. */
 typedef struct model_step {
     const hd_model *m;
     const hd_kv *kv;
@@ -91,12 +91,12 @@ void model_rope_freqs(const hd_rope_spec *rope, int32_t pairs, float *freq);
 float model_index_scale(const hd_model_spec *spec); /* on indexer scores */
 
 /* head.c, mtp.c */
-void model_rope_tables(const model_step *s); /* of the batch's positions */
+void model_rope_tables(const model_step *s); /* RoPE tables of the batch's positions */
 void model_start(const model_step *s);
 void model_head(const model_step *s, int32_t layer);
 void model_mtp_start(const model_step *s, int32_t layer, bool again);
 
-/* Short spellings of ops with a layer's weights; rows is the number of x rows. */
+/* Operators with a layer's weights; rows is the number of rows of x. */
 void model_norm(const model_step *s, int32_t layer, hd_role role, hd_act *out, const hd_act *x,
                 int32_t rows, int32_t cols);
 void model_linear(const model_step *s, int32_t layer, hd_role role, hd_act *out,
@@ -106,7 +106,7 @@ void model_linear_f32(const model_step *s, int32_t layer, hd_role role, float *o
 void model_rope(const model_step *s, const float *cos_sin, hd_act *x, int32_t at, int32_t heads,
                 int32_t head_width);
 
-/* selected = the indexer's choice among keys, one per ratio positions */
+/* selected = the indexer's top-k keys, one key per `ratio` positions */
 void model_index_select(const model_step *s, hd_paged keys, int32_t ratio);
 
 /* The residual around a block: plain addition, or V4's hyper-connections. */
@@ -114,7 +114,7 @@ void model_attn_in(const model_step *s, int32_t layer);
 void model_ffn_in(const model_step *s, int32_t layer);
 void model_block_out(const model_step *s, int32_t layer);
 
-/* y becomes the sum of what the ranks have of it. */
+/* All-reduces y over the tensor-parallel group. */
 void model_reduce(const model_step *s, int32_t layer);
 
 static inline hd_act *model_at(const model_step *s, hd_act *x, int64_t at) {

@@ -1,8 +1,8 @@
-/* mtp.c - what the multi-token prediction layer starts from.
+/* mtp.c - the input of the multi-token prediction layer, which makes speculative drafts.
  *
  * DeepSeek-V3 report, section 2.2 (models.md 2.5): the next token's embedding and this row's
  * final hidden state, embedding half first, through one projection. V4 (models.md 2.14)
- * projects the two apart and adds, once per stream of the state before the head. */
+ * projects the two separately and adds them, once per stream of the state before the head. */
 #include "model/model_internal.h"
 
 static void embed_next(const model_step *s, hd_act *out) {
@@ -15,7 +15,7 @@ static void embed_next(const model_step *s, hd_act *out) {
                                                   .copies = 1});
 }
 
-/* One half of paired [n, 2 * hidden]. */
+/* Writes one half of paired [n, 2 * hidden]. */
 static void norm_into(const model_step *s, int32_t layer, hd_role role, const hd_act *x,
                       int32_t half) {
     const hd_model_spec *c = s->m->env.spec;
@@ -53,10 +53,10 @@ static void start_v4(const model_step *s, int32_t layer, const hd_act *streams) 
             .x = t->x, .y = t->y, .rows = all, .cols = c->hidden, .repeat = c->hc_mult});
 }
 
-/* again: from what the draft before left of its wanted rows; V3 after its final norm, V4 the
- * streams before the head. */
+/* again: continues from the logits rows of the draft before; V3 after its final norm, V4
+ * from the streams before the head. */
 void model_mtp_start(const model_step *s, int32_t layer, bool again) {
-    if (again) model_rope_tables(s); /* other rows than the main model's */
+    if (again) model_rope_tables(s); /* other positions than the main model's */
     if (s->m->env.spec->hc_mult) {
         start_v4(s, layer, again ? s->t->picked : s->t->x);
     } else {

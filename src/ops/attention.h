@@ -1,4 +1,5 @@
-/* attention.h - attention over the KV cache and the lightning indexer that selects its keys. */
+/* attention.h - attention over the paged KV cache, and the lightning indexer (sparse
+ * attention top-k). */
 #ifndef HD_OPS_ATTENTION_H
 #define HD_OPS_ATTENTION_H
 
@@ -6,11 +7,11 @@
 
 HD_BEGIN_C
 
-/* Lightning indexer; models.md 2.6 (ratio 1) and 2.11 (compressed keys). Row r sees
- * n = (pos[r] + 1) / ratio keys and scores each
+/* Lightning indexer (V3.2's and V4's sparse attention); models.md 2.6 (ratio 1) and 2.11
+ * (compressed keys). Row r sees n = (pos[r] + 1) / ratio keys and scores each:
  *     score[u] = sum_h weight[r, h] * scale * max(0, q[r, h] . key[u])
- * Keeps the top_k best, the lower index on a tie, in ascending order; the rest of a row is
- * -1. Rows that see no more than top_k keys take all of them. */
+ * It keeps the top_k best, the lower index on a tie, in ascending order; the rest of a row
+ * is -1. Rows that see at most top_k keys take all of them. */
 typedef struct hd_indexer_topk_args {
     int32_t *out;        /* [rows, top_k] */
     const hd_act *q;     /* [rows, heads, keys.width] */
@@ -21,12 +22,12 @@ typedef struct hd_indexer_topk_args {
     float scale;
 } hd_indexer_topk_args;
 
-/* Softmax attention of one row over two lists of keys, in this order:
+/* Paged attention: softmax attention of each row over two lists of keys, in this order:
  *     window:  positions max(0, pos - window + 1) .. pos of `recent`   (window 0: none)
  *     entries: e < (pos + 1) / ratio of `entries`, or only selected ones (ratio 0: none)
- * An entry's first v_dim elements are its value. sink adds exp(sink[h]) to the denominator
- * only. MLA: entries with ratio 1, k_dim = latent + rope, v_dim = latent (models.md 2.4);
- * V4: both lists, k_dim = v_dim (2.9). */
+ * The first v_dim elements of an entry are its value. The sink adds exp(sink[h]) to the
+ * denominator only. MLA (absorbed, MQA): entries with ratio 1, k_dim = latent + rope, v_dim
+ * = latent (models.md 2.4). V4: both lists, k_dim = v_dim (2.9). */
 typedef struct hd_attention_args {
     hd_act *out;     /* [rows, heads, v_dim] */
     const hd_act *q; /* [rows, heads, k_dim] */
@@ -38,9 +39,10 @@ typedef struct hd_attention_args {
     float scale;
 } hd_attention_args;
 
-/* MLA in its naive form: softmax attention whose keys and values are made from the cached latents
- * for every head; models.md 2.4. With W_h rows [h * (nope_dim + v_dim), + nope_dim + v_dim) of w:
- *     [key | value] of entry e and head h = W_h latent[e], the key followed by roped[e]
+/* Naive MLA (MHA, for long prefill): softmax attention with keys and values computed from
+ * the cached latents for every head; models.md 2.4. With W_h = rows [h * (nope_dim + v_dim),
+ * + nope_dim + v_dim) of w:
+ *     [key | value] of entry e and head h = W_h latent[e], the key followed by its rotated part
  * A row sees the entries up to its own position. */
 typedef struct hd_attention_naive_args {
     hd_act *out;      /* [rows, heads, v_dim] */

@@ -1,4 +1,4 @@
-/* kv_store.h - writing the KV cache: latents, window entries, compressed entries. */
+/* kv_store.h - writes the paged KV cache: latents, window entries, compressed entries. */
 #ifndef HD_OPS_KV_STORE_H
 #define HD_OPS_KV_STORE_H
 
@@ -14,17 +14,18 @@ typedef struct hd_kv_store_args {
     int32_t rows, x_stride;
 } hd_kv_store_args;
 
-/* V4's compressor; models.md 2.10. For every block of `ratio` positions that ends in this
- * step: per-channel softmax over the block (with overlap: over the previous block's first
- * half of channels and this block's second half), RMS norm, rotary embedding at the block's
- * first position, stored as entry position / ratio. Positions before the step come from
- * `state`, where the step's own last positions are left for the next one.
- * state rows are [kv | gate + ape], each coff * width wide, coff = overlap ? 2 : 1. */
+/* V4's KV compressor; models.md 2.10. For every block of `ratio` positions that ends in this
+ * step it computes one entry: per-channel softmax over the block, RMS norm, and rotary
+ * embedding at the block's first position. With `overlap` the softmax is over the previous
+ * block's first half of channels and this block's second half. The entry is stored at
+ * position / ratio. Positions before the step come from `state`, which receives the step's
+ * own last positions for the next one. State rows are [kv | gate + ape], each coff * width
+ * wide, coff = overlap ? 2 : 1. */
 typedef struct hd_compress_args {
     hd_paged entries;  /* width = the entry's width */
     hd_ring state;     /* width = 2 * coff * entries.width; ring >= coff * ratio */
     float *kv;         /* [rows, coff * width] */
-    float *gate;       /* [rows, coff * width]; may hold anything afterwards */
+    float *gate;       /* [rows, coff * width]; overwritten */
     const float *ape;  /* [ratio, coff * width] */
     const float *norm; /* [width] */
     const float *freq; /* [pairs] */

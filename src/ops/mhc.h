@@ -1,4 +1,4 @@
-/* mhc.h - V4's manifold-constrained hyper-connections. */
+/* mhc.h - V4's manifold-constrained hyper-connections (mHC): mixing of residual streams. */
 #ifndef HD_OPS_MHC_H
 #define HD_OPS_MHC_H
 
@@ -6,8 +6,8 @@
 
 HD_BEGIN_C
 
-/* V4's hyper-connections before a block; models.md 2.8: mixes hc streams into one row and
- * derives how the block's result goes back. */
+/* V4's hyper-connections before a block; models.md 2.8. Mixes hc streams into one row, and
+ * computes the weights that add the block's result back. */
 typedef struct hd_hc_pre_args {
     hd_act *out;        /* [rows, cols] */
     float *post;        /* [rows, hc] */
@@ -28,7 +28,7 @@ typedef struct hd_hc_post_args {
     int32_t rows, cols, hc;
 } hd_hc_post_args;
 
-/* The streams into one row for the head; no way back. models.md 2.8, HC_head */
+/* Mixes the streams into one row for the LM head; models.md 2.8, HC_head. */
 typedef struct hd_hc_head_args {
     hd_act *out;        /* [rows, cols] */
     const hd_act *x;    /* [rows, hc, cols] */

@@ -1,4 +1,4 @@
-/* moe.h - the mixture of experts: top-k routing, permutation, grouped GEMM, SwiGLU, combination. */
+/* moe.h - mixture of experts: top-k router, permutation, grouped GEMM, SwiGLU, combination. */
 #ifndef HD_OPS_MOE_H
 #define HD_OPS_MOE_H
 
@@ -7,44 +7,45 @@
 
 HD_BEGIN_C
 
-/* Chooses experts and their weights; models.md 2.2, 2.3, 2.12. With `table` the experts are
- * table[token] and only the weights come from the scores. Chosen in order of preference, the
- * lower expert first on a tie. */
+/* Router: selects top_k experts per row and their weights; models.md 2.2, 2.3, 2.12. With
+ * `table` the experts are table[token] and only the weights come from the scores. Experts
+ * are in order of preference, the lower number first on a tie. */
 typedef struct hd_moe_topk_args {
     int32_t *expert;       /* [rows, top_k] */
     float *weight;         /* [rows, top_k] */
     const float *logits;   /* [rows, n_experts] */
-    const float *bias;     /* [n_experts] added for choosing only, or NULL */
+    const float *bias;     /* [n_experts] added for the selection only, or NULL */
     const int32_t *table;  /* [vocab, top_k] or NULL */
     const int32_t *tokens; /* [rows], read with table */
     int32_t rows;
     hd_router_rule rule;
 } hd_moe_topk_args;
 
-/* Sorts the rows * top_k assignments (number t * top_k + j) by expert, stably. */
+/* Sorts the rows * top_k assignments (number t * top_k + j) by expert; the sort is stable. */
 typedef struct hd_moe_permute_args {
     int32_t *offset;       /* [n_experts + 1] first sorted place of each expert */
     int32_t *assignment;   /* [rows * top_k] the assignment at each sorted place */
     int32_t *place;        /* [rows * top_k] the sorted place of each assignment */
     const int32_t *expert; /* [rows, top_k] */
-    int64_t *load;         /* [n_experts] grows by the places of each; or NULL */
-    const int32_t *live;   /* [rows] 0: the row does not count as load; or NULL */
+    int64_t *load;         /* [n_experts] += number of rows of each expert; or NULL */
+    const int32_t *live;   /* [rows] 0: a padding row, which is not counted as load; or NULL */
     int32_t rows, top_k, n_experts;
 } hd_moe_permute_args;
 
-/* Places offset[e] .. offset[e + 1] - 1 times expert e's matrix. Place i reads row
- * assignment[i] / top_k of x, or row i when assignment is NULL. */
+/* Grouped GEMM: rows at places offset[e] .. offset[e + 1] - 1 times expert e's matrix. Place
+ * i reads row assignment[i] / top_k of x, or row i if assignment is NULL. */
 typedef struct hd_grouped_gemm_args {
     hd_act *out;        /* [n places, w[0].rows] */
     const hd_act *x;    /* [*, w[0].cols] */
     const hd_weight *w; /* [n_experts], all of one shape */
     const int32_t *offset, *assignment;
-    int32_t n_experts, top_k, n_places; /* n_places = rows * top_k, the bound the host knows */
+    /* n_places = rows * top_k, an upper bound that the host knows */
+    int32_t n_experts, top_k, n_places;
 } hd_grouped_gemm_args;
 
-/* out = silu(g) * u with g = min(gate, limit), u = clamp(up, -limit, limit) (limit 0: none),
- * times weight[assignment[r]], or weight[r] without assignment, where weight is given; models.md
- * 2.1.3, 2.12 */
+/* SwiGLU: out = silu(g) * u with g = min(gate, limit), u = clamp(up, -limit, limit) (limit
+ * 0: no clamp). If weight is set, row r is also scaled by weight[assignment[r]], or by
+ * weight[r] without assignment; models.md 2.1.3, 2.12. */
 typedef struct hd_swiglu_args {
     hd_act *out; /* [rows, cols], may be gate */
     const hd_act *gate, *up;
@@ -54,8 +55,9 @@ typedef struct hd_swiglu_args {
     float limit;
 } hd_swiglu_args;
 
-/* out[t] = shared[t] + sum over j of y[place[t * top_k + j]] * weight[t * top_k + j], summed
- * in order of expert number, so that the choice's order does not matter */
+/* Weighted sum of the experts' results: out[t] = shared[t] + sum over j of y[place[t * top_k
+ * + j]] * weight[t * top_k + j]. It is summed in order of expert number, so that the order
+ * of the choices does not matter. */
 typedef struct hd_moe_combine_args {
     hd_act *out;          /* [rows, cols], may be shared */
     const hd_act *y;      /* [rows * top_k, cols] by sorted place */

@@ -1,4 +1,5 @@
-/* ops.c - the reference table, backends by name, and what the tables ask of a stream. */
+/* ops.c - selects a backend's operator table ("ref", "cpu", "cuda", "auto") and opens its
+ * device. */
 #include "ops/ops.h"
 
 #include <string.h>
@@ -59,7 +60,8 @@ static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
     return HD_OK;
 }
 
-/* A GPU if there is one that does what is asked for, and nothing else if only it does. */
+/* "auto": a GPU if there is one that supports the options, else the CPU. If only the GPU
+ * supports them, its error is returned. */
 static hd_status open_auto(hd_ops *t, hd_device **d, const hd_ops_options *o, hd_err *err) {
     hd_err why = {0};
     if (o->no_batch_invariance) HD_TRY(check_options("cuda", o, err));

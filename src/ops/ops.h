@@ -1,15 +1,16 @@
-/* ops.h - the mathematics, one argument struct and one table entry per operator.
+/* ops.h - the operators (kernels) of the model: one argument struct and one table entry
+ * each.
  *
- * Contract of every entry: queue the work on s and return; allocate nothing; synchronize
- * nothing; report trouble through the stream; accept zero rows. Shapes are in brackets,
- * row-major; a *_stride counts elements between rows, and where there are no heads 0 means
- * the natural one. Nothing may overlap unless the struct says so.
+ * Contract of every entry: it queues the operator on stream s and returns. It does not
+ * allocate or synchronize, reports errors through the stream, and accepts zero rows. Shapes
+ * are in brackets, row-major. A *_stride counts elements between rows; without heads 0 means
+ * contiguous rows. Arrays must not overlap unless the struct says so.
  *
- * Activations are hd_act: an incomplete type, because the element is the backend's affair
- * (float on the CPU). What must be float32 everywhere (scores, mixing weights, logits) says
- * float. A row's result depends on that row, its sequence's keys and the weights alone: never
- * on how many rows, chunks or threads share the call (design D8), but where that was given up
- * (hd_ops_options). */
+ * Activations are hd_act, an incomplete type, because the backend defines the element (float
+ * on the CPU). What must be float32 everywhere (scores, mixing weights, logits) is declared
+ * float. The result of a row depends only on that row, its sequence's keys and the weights,
+ * not on how many rows, chunks or threads share the call (batch invariance, design D8).
+ * hd_ops_options may disable that. */
 #ifndef HD_OPS_OPS_H
 #define HD_OPS_OPS_H
 
@@ -27,7 +28,7 @@
 
 HD_BEGIN_C
 
-/* What every table has. */
+/* Operators of every table. */
 #define HD_COMMON_OP_LIST(X) \
     X(embed)                 \
     X(gather)                \
@@ -60,7 +61,8 @@ HD_BEGIN_C
     X(mirror)                \
     X(timestamp)
 
-/* attention_naive is the CPU's alone, as its gain is, and NULL in other tables. */
+/* attention_naive is in CPU tables only, because only they gain from it; NULL in other
+ * tables. */
 #define HD_OP_LIST(X)    \
     HD_COMMON_OP_LIST(X) \
     X(attention_naive)
@@ -71,9 +73,9 @@ HD_OP_LIST(X)
 
 enum { HD_MAX_HC = 16 }; /* hyper-connection streams an op keeps on its stack */
 
-/* How products are made: of the values as they are, in float32, or of narrower numbers near them.
- * CPU: bfloat16 for x, where the processor multiplies it; CUDA: bfloat16 and half precision
- * (docs/numerics.md). */
+/* Precision of matrix products: HD_EXACT multiplies float32 values, HD_FAST rounds to
+ * narrower numbers. CPU: bfloat16 for x if the processor multiplies it; CUDA: bfloat16 and
+ * half precision (docs/numerics.md). */
 typedef enum hd_precision { HD_EXACT, HD_FAST } hd_precision;
 
 typedef struct hd_ops {
@@ -90,45 +92,48 @@ static inline hd_act *hd_act_at(const hd_ops *ops, hd_act *x, int64_t at) {
     return (hd_act *)((uint8_t *)x + at * ops->act_bytes);
 }
 
-/* What the ops of a backend are opened with. Zero is the default everywhere. */
+/* Options of a backend's operators. Zero is the default everywhere. */
 typedef struct hd_ops_options {
     hd_cpu_options cpu;
     hd_precision precision; /* "ref" has HD_EXACT only */
-    bool
-        no_batch_invariance; /* of "cuda" with HD_FAST: many rows at once may be multiplied in an
-                                 order of their number's own, and from narrower numbers
-                                 (docs/numerics.md) */
-    const char *needs_cpu;   /* what is asked for and no GPU does, "mla naive"; NULL: nothing */
-    hd_err *no_gpu;          /* NULL, or gets why "auto" took the CPU */
+    /* "cuda" with HD_FAST: large-M GEMMs may use an order of summation that depends on the
+     * number of rows, and narrower numbers (docs/numerics.md) */
+    bool no_batch_invariance;
+    /* a requested feature that no GPU supports, "mla naive"; NULL: none */
+    const char *needs_cpu;
+    hd_err *no_gpu; /* NULL, or receives why "auto" chose the CPU */
 } hd_ops_options;
 
-/* By name, "exact" or "fast"; NULL is the default. */
+/* Parses "exact" or "fast"; NULL is the default. */
 hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err);
 
-/* How MLA's attention is computed over long prompts (docs/numerics.md): over the latents themselves,
- * or over keys and values made from them. */
+/* How MLA's attention is computed over long prompts (docs/numerics.md): absorbed, over the
+ * latents themselves; or naive, over keys and values computed from them. */
 typedef enum hd_mla_form { HD_MLA_ABSORBED, HD_MLA_NAIVE } hd_mla_form;
 
-/* By name, "absorbed" or "naive"; NULL is the default. */
+/* Parses "absorbed" or "naive"; NULL is the default. */
 hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err);
 
-/* Each fills every entry: the reference first, then what cpu_flags (base/cpu.h) allow. */
+/* Each fills every entry of a table: the reference first, then faster versions that
+ * cpu_flags (base/cpu.h) allow. */
 void hd_ops_init_ref(hd_ops *t);
 void hd_ops_init_cpu(hd_ops *t, uint32_t cpu_flags, hd_precision precision);
 void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool library);
 
-/* Loads the library that a table with `library` needs, and keeps it with the device. Its products use
- * the scratch of the stream that they are queued on. The two above are in builds with HD_CUDA. */
+/* Loads cuBLASLt, which a table with `library` needs; the device keeps it. Its GEMMs use the
+ * scratch of the stream that they are queued on. This and hd_ops_init_cuda exist only in
+ * builds with HD_CUDA. */
 hd_status hd_ops_open_cublaslt(hd_device *d, hd_err *err);
 
-/* Opens the device of a backend, "ref", "cpu" or "cuda", and fills the table of its ops. "auto" is
- * "cuda" where that can be opened with these options, else "cpu". On failure *d may be open: close
- * it. */
+/* Opens the device of a backend, "ref", "cpu" or "cuda", and fills its operator table.
+ * "auto" is "cuda" if that opens with these options, else "cpu". After a failure *d may be
+ * open; the caller closes it. */
 hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend,
                       const hd_ops_options *options, hd_err *err);
 
-/* Scratch per worker that the tables need: max_keys bounds window + entries that one row
- * may attend to or score, max_cols the widest row of any op (the vocabulary where sampled). */
+/* Returns the scratch bytes per worker that the operators need. max_keys bounds the keys
+ * (window + entries) that one row reads; max_cols is the widest row of any operator (the
+ * vocabulary when sampling). */
 size_t hd_ops_scratch_bytes(int32_t max_keys, int32_t max_cols);
 
 HD_END_C

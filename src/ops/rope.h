@@ -1,4 +1,4 @@
-/* rope.h - rotary position embedding. */
+/* rope.h - rotary position embedding (RoPE). */
 #ifndef HD_OPS_ROPE_H
 #define HD_OPS_ROPE_H
 
@@ -15,8 +15,8 @@ typedef struct hd_rope_table_args {
     float scale;
 } hd_rope_table_args;
 
-/* Rotates 2 * pairs elements of every head; models.md 2.1.4. Interleaved pairs
- * (x[2i], x[2i+1]), or with half_split (x[i], x[i + pairs]). Elements outside are left. */
+/* Rotates 2 * pairs elements of every head; models.md 2.1.4. Pairs are interleaved (x[2i],
+ * x[2i+1]), or with half_split (x[i], x[i + pairs]). Other elements are unchanged. */
 typedef struct hd_rope_args {
     hd_act *out;          /* first rotated element of row 0, head 0; may be x */
     const hd_act *x;      /* likewise */

@@ -1,4 +1,4 @@
-/* step.h - steps of a fixed shape, which a CUDA graph can replay; docs/graphs.md. */
+/* step.h - operators that make a decode step replayable as a CUDA graph; docs/graphs.md. */
 #ifndef HD_OPS_STEP_H
 #define HD_OPS_STEP_H
 
@@ -8,72 +8,75 @@ HD_BEGIN_C
 
 /* ---- steps of a fixed shape; docs/graphs.md ----
  *
- * Such a step has n sequences of 1 + n_drafts rows, those of sequence i from row
- * i * (1 + n_drafts) on, whoever runs: calls follow from the shape alone, everything else is
- * read from device memory. A row or a sequence that is nobody's has token 0 at position 0 and
- * up, in the scratch page. */
+ * Such a step has n sequences of 1 + n_drafts rows; those of sequence i start at row i * (1
+ * + n_drafts). The operator calls follow from the shape alone; everything else is read from
+ * device memory. Padding rows and padding sequences have token 0 at position 0 and up, in
+ * the scratch page. */
 
-/* Where a request stands: the token chosen last, which is not computed yet, and what may
- * follow it. */
+/* The decode state of a request: the last sampled token, which is not computed yet, and
+ * drafts that may follow it. */
 typedef struct hd_cursor {
     int32_t position; /* of token */
     int32_t token;
     int32_t draft[HD_MAX_DRAFTED];
 } hd_cursor;
 
-/* One sequence of a step, as the host tells it. */
+/* One sequence of a step, as the host writes it. */
 typedef struct hd_step_seq {
-    int32_t slot;     /* of its parameters and its cursor */
-    int32_t n_drafts; /* that may stand, at most the shape's */
+    int32_t slot;     /* index of its sampling parameters and its cursor */
+    int32_t n_drafts; /* drafts to verify, at most the shape's */
     int32_t capacity; /* positions that have pages */
-    int32_t fresh; /* it begins at `at`; otherwise at its slot's cursor, and is nobody's if it
-                         could leave the room */
+    /* 1: it begins at `at`. 0: it begins at its slot's cursor, and is padding if it could
+     * exceed its capacity. */
+    int32_t fresh;
     hd_cursor at;
 } hd_step_seq;
 
-/* How drafts stand in benchmarks, whatever the model says: at least k + 1 of them with
- * probability least[k], which never grows with k. least[0] 0: the model's own verdict. */
+/* Forced acceptance for benchmarks, whatever the model says: at least k + 1 drafts are
+ * accepted with probability least[k], which never grows with k. least[0] 0: the model's own
+ * verification. */
 typedef struct hd_acceptance {
     float least[HD_MAX_DRAFTED];
 } hd_acceptance;
 
-/* So many drafts on average: the whole number below or above it. */
+/* Returns a forced acceptance with this mean: the integer below or above it. */
 hd_acceptance hd_acceptance_of(float mean);
 
-/* Rows from cursors. Forced acceptance is drawn by Philox (high word 2) at the position of the
- * first token to choose. */
+/* Computes the rows of the step from the cursors. Forced acceptance is drawn by Philox (high
+ * word 2) at the position of the first token to sample. */
 typedef struct hd_prepare_step_args {
     int32_t *token, *pos, *seq, *logit_row; /* [rows] */
-    int32_t *live;              /* [rows] 0: nobody's, or a draft that cannot stand */
+    int32_t *live;              /* [rows] 0: padding, or a draft that cannot be accepted */
     int32_t *first_row, *start; /* [n + 1], [n] */
-    int32_t *table[2];          /* [n, table_stride] written where nobody's */
+    int32_t *table[2];          /* [n, table_stride] written for padding sequences */
     int32_t *slot, *position, *n_drafted, *given; /* [rows] of the sampler */
-    int32_t *verifiable;                          /* [n] drafts that may stand; -1: nobody's */
-    int32_t *parity;                              /* [1] 0 and 1 in turn, step by step */
-    hd_cursor *cursor;                            /* [*] by slot; fresh ones are written */
-    const hd_step_seq *seqs;                      /* [n] */
-    const int32_t *n_live;                        /* [1] the first so many are somebody's */
+    int32_t *verifiable;     /* [n] drafts that may be accepted; -1: padding */
+    int32_t *parity;         /* [1] alternates between 0 and 1, step by step */
+    hd_cursor *cursor;       /* [*] by slot; written if fresh */
+    const hd_step_seq *seqs; /* [n] */
+    const int32_t *n_live;   /* [1] number of real sequences, the first ones */
     const hd_sampling *params;
     int32_t scratch_page[2];
-    int32_t n, n_drafts, table_stride, idle_slot; /* idle_slot: the sampler's, where nobody's */
+    /* idle_slot: the sampler's slot of padding rows */
+    int32_t n, n_drafts, table_stride, idle_slot;
     hd_acceptance forced;
 } hd_prepare_step_args;
 
-/* Which drafts stand; cursors and counts of those with penalties move past them. */
+/* Verifies drafts and advances the cursors, and the counts of requests with penalties. */
 typedef struct hd_commit_step_args {
-    int32_t *accepted;   /* [n] drafts that stand; -1: nobody's */
-    int32_t *next_token; /* [rows] after each row, 0 behind refused drafts */
-    int32_t *wanted;     /* [n] the row of the last token that stands */
+    int32_t *accepted;   /* [n] accepted drafts; -1: padding */
+    int32_t *next_token; /* [rows] token after each row, 0 after rejected drafts */
+    int32_t *wanted;     /* [n] the row of the last accepted token */
     hd_cursor *cursor;
     uint16_t *counts; /* [*, vocab] of count_tokens */
     const hd_step_seq *seqs;
     const int32_t *verifiable;
-    const int32_t *token, *input; /* [rows] chosen by sample; computed */
+    const int32_t *token, *input; /* [rows] sampled; input */
     const hd_sampling *params;
     int32_t n, n_drafts, vocab;
 } hd_commit_step_args;
 
-/* Draft `at` of every sequence into its cursor, and the rows that guess the next one. */
+/* Writes draft `at` of every sequence to its cursor, and the rows that draft the next one. */
 typedef struct hd_prepare_draft_args {
     int32_t *draft;                                      /* [n, n_drafts] written at `at` */
     int32_t *token, *next_token, *pos, *seq, *logit_row; /* [n] */
@@ -85,9 +88,10 @@ typedef struct hd_prepare_draft_args {
     int32_t n, n_drafts, at;
 } hd_prepare_draft_args;
 
-/* Copies between the device and host memory of hd_device_alloc_host(), which the device
- * reaches: to[*turn] = from[*turn], the first `most` bytes, or *bytes of them. Everything is
- * aligned to 16 bytes. A small copy inside a step, where a queued one would cost a pause. */
+/* Copies between device memory and host memory of hd_device_alloc_host(), which the device
+ * can address: to[*parity] = from[*parity], the first `most` bytes, or *bytes of them.
+ * Everything is aligned to 16 bytes. It makes small copies inside a step, where a queued
+ * copy would cause a gap. */
 typedef struct hd_mirror_args {
     void *to[2];
     const void *from[2];
@@ -96,7 +100,7 @@ typedef struct hd_mirror_args {
     int32_t most;
 } hd_mirror_args;
 
-/* The device's clock in nanoseconds, when everything before is done. */
+/* Writes the device's clock, in nanoseconds, when everything queued before is done. */
 typedef struct hd_timestamp_args {
     int64_t *at;
 } hd_timestamp_args;

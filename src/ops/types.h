@@ -1,4 +1,5 @@
-/* types.h - what every operator speaks of: activations, pages, rings, the sequences of a step. */
+/* types.h - types shared by all operators: activations, paged KV, ring buffers, sequences of
+ * a step. */
 #ifndef HD_OPS_TYPES_H
 #define HD_OPS_TYPES_H
 
@@ -12,19 +13,19 @@ HD_BEGIN_C
 
 typedef struct hd_act hd_act;
 
-/* Entries of many sequences in pages of one pool. Entry e of sequence s is row
- * table[s * table_stride + e / page_entries] * page_entries + e % page_entries. */
+/* Paged entries of many sequences in one KV pool. Entry e of sequence s is row table[s *
+ * table_stride + e / page_entries] * page_entries + e % page_entries. */
 typedef struct hd_paged {
     hd_act *data;         /* [n_pages * page_entries, width] */
-    const int32_t *table; /* [n_seqs, table_stride] pages; only live entries need one */
+    const int32_t *table; /* [n_seqs, table_stride] block table; only live entries need one */
     int32_t table_stride;
     int32_t page_entries;
     int32_t width;
 } hd_paged;
 
-/* The last `ring` positions of every page of page_tokens positions. Position p of sequence s
- * is row table[s * table_stride + p / page_tokens] * ring + p % ring; ring divides
- * page_tokens. */
+/* A ring buffer per page: the last `ring` positions of every page of page_tokens positions.
+ * Position p of sequence s is row table[s * table_stride + p / page_tokens] * ring + p %
+ * ring; ring divides page_tokens. */
 typedef struct hd_ring {
     float *data; /* [n_pages * ring, width] */
     const int32_t *table;

@@ -1,8 +1,9 @@
-/* constraint.c - a reply's way through reasoning and text of a grammar, one token at a time.
+/* constraint.c - advances an answer's constraint state token by token and computes its
+ * masks.
  *
- * The state is a function of the reply's tokens alone, so it can be rebuilt after a retraction
- * and tried along drafts. Where tokens that cannot be are met (a draft that will be refused),
- * the state is any: no row behind them counts. */
+ * The state depends on the answer's tokens alone, so it can be rebuilt after a retraction
+ * and tried along drafts. After a token that the constraint forbids (a draft that will be
+ * rejected) the state is undefined, but no row after it counts. */
 #include "runner/constraint_internal.h"
 
 #include <string.h>
@@ -11,13 +12,13 @@ static bool awaits_forced(const runner_constraint *r) {
     return r->n_forced < r->constraint->n_forced;
 }
 
-/* Whether the reply cannot end with its reasoning. */
+/* Returns whether content must follow the reasoning. */
 static bool must_follow(const runner_constraint *r) {
     return r->constraint->grammar && !r->free &&
            !hd_grammar_can_end(r->constraint->grammar, &r->grammar);
 }
 
-/* Whether calls open with this token, which need no opening that is forced. */
+/* Returns whether tool calls open with this token, which then need no forced opening. */
 static bool opens_calls(runner_constraint *r, const runner_masks *m, int32_t token) {
     const hd_constraint *g = r->constraint;
     if (!g->grammar ||
@@ -90,7 +91,7 @@ static void allow_one(const runner_masks *m, uint32_t *mask, int32_t token) {
     allow(mask, token);
 }
 
-/* What the reply's own state allows. */
+/* Returns the limit by the constraint state alone. */
 static runner_token_limit limit_by_state(const runner_constraint *r, const runner_masks *m,
                                          uint32_t *mask) {
     const hd_constraint *g = r->constraint;
@@ -133,7 +134,8 @@ runner_token_limit runner_reply_limit(const runner_constraint *r, const runner_m
     if (!g) return RUNNER_ANY_TOKEN;
     const runner_token_limit limit = limit_by_state(r, m, mask);
     if (g->n_ban == 0 || position >= g->ban_until) return limit;
-    if (limit == RUNNER_BY_MASK && !r->reasoning && !awaits_forced(r)) { /* of the grammar */
+    /* only the grammar limits this token */
+    if (limit == RUNNER_BY_MASK && !r->reasoning && !awaits_forced(r)) {
         hd_grammar_mask_least(m->vocab, g->grammar, &r->grammar,
                               (uint32_t)(g->ban_until - position - 1), m->scratch, mask);
     }

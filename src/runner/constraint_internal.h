@@ -1,49 +1,52 @@
-/* constraint_internal.h - where a reply stands in what guides it, and which tokens may come next. */
+/* constraint_internal.h - the constraint state of an answer (structured output), and its
+ * token masks. */
 #ifndef HD_RUNNER_CONSTRAINT_INTERNAL_H
 #define HD_RUNNER_CONSTRAINT_INTERNAL_H
 
 #include "runner/model_runner.h"
 
-/* A reply under its guide: reasoning, then text of the grammar, whose beginning may be forced. */
+/* State of an answer under a constraint: reasoning, then text of the grammar, which may
+ * begin with forced tokens. */
 typedef struct runner_constraint {
-    const hd_constraint *constraint; /* NULL: free, and nothing below means anything */
-    bool begun;                      /* it has a token */
+    const hd_constraint *constraint; /* NULL: unconstrained; the fields below are unused */
+    bool begun;                      /* the answer has a token */
     bool reasoning;
-    bool free;                     /* content that comes is free */
-    int32_t n_reasoning, n_forced; /* tokens of either so far */
-    hd_grammar_watch watch;        /* of reasoning and free content */
+    bool free;                     /* the content from here on is unconstrained */
+    int32_t n_reasoning, n_forced; /* reasoning tokens and forced tokens so far */
+    hd_grammar_watch watch;        /* watches reasoning and unconstrained content for calls */
     hd_grammar_state grammar;
 } runner_constraint;
 
-/* What every reply's masks are made with; owned by the step thread. */
+/* What all masks are computed with; owned by the step thread. */
 typedef struct runner_masks {
     const hd_grammar_vocab *vocab;
     hd_grammar_masks *cache;
-    const int32_t *eos; /* [n_eos] of the model */
+    const int32_t *eos; /* [n_eos] end-of-sequence ids of the model */
     int32_t n_eos;
-    int32_t words; /* of a mask */
+    int32_t words; /* 32-bit words of a mask */
     hd_grammar_state *scratch;
 } runner_masks;
 
-/* Which tokens may come next. */
+/* Which tokens are allowed next. */
 typedef enum runner_token_limit {
-    RUNNER_ANY_TOKEN, /* any */
-    RUNNER_NO_EOS,    /* any but the end of the sequence: something must still follow */
-    RUNNER_BY_MASK,   /* those of the mask that was written */
+    RUNNER_ANY_TOKEN, /* any token */
+    RUNNER_NO_EOS,    /* any but end-of-sequence ids: the answer is not complete */
+    RUNNER_BY_MASK,   /* the tokens of the mask that was written */
 } runner_token_limit;
 
 void runner_reply_start(runner_constraint *r, const hd_constraint *constraint);
 void runner_reply_copy(runner_constraint *to, const runner_constraint *from);
 void runner_reply_advance(runner_constraint *r, const runner_masks *m, int32_t token);
 
-/* Nothing limits the tokens that come, until one of them says so: then this is no longer true. */
+/* Returns whether no token is limited now. A later token may change that. */
 bool runner_reply_is_free(const runner_constraint *r);
 
-/* Writes mask [words] only for RUNNER_BY_MASK. position: of the token that comes. */
+/* Returns the limit of the next token, at `position`. Writes mask [words] only for
+ * RUNNER_BY_MASK. */
 runner_token_limit runner_reply_limit(const runner_constraint *r, const runner_masks *m,
                                       int32_t position, uint32_t *mask);
 
-void runner_mask_no_end(const runner_masks *m, uint32_t *mask); /* the one of RUNNER_NO_EOS */
+void runner_mask_no_end(const runner_masks *m, uint32_t *mask); /* the mask of RUNNER_NO_EOS */
 
 static inline bool runner_mask_has(const uint32_t *mask, int32_t token) {
     return mask[token / 32] >> (token % 32) & 1u;

@@ -1,8 +1,9 @@
-/* decode_graph.c - a step of a fixed shape: its memory, its ops, its launch and its outcome.
+/* decode_graph.c - a decode step of a fixed shape: memory, operators, capture, launch,
+ * output.
  *
- * queue_step() takes nothing from a step but its shape, so what it queues can be recorded and
- * launched again: forward pass, choosing, verification and all drafts. Which shapes there are,
- * and why rows that pad a shape harm nobody, is docs/graphs.md. */
+ * queue_step() reads nothing of a step but its shape, so its operators can be captured as a
+ * CUDA graph and launched again: forward pass, sampling, verification and all drafts.
+ * docs/graphs.md lists the shapes and explains why padding rows are harmless. */
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,11 +14,13 @@
 #include "runner/model_runner_internal.h"
 
 enum {
-    SIZES_PER_OCTAVE = 8, /* so at most an eighth of a step is nobody's */
-    FIRST_RECORDING = 4   /* launch of a shape: recording takes as long as several without */
+    SIZES_PER_OCTAVE = 8, /* at most an eighth of a step is padding */
+    /* launch of a shape at which it is captured: a capture takes as long as several eager
+     * steps */
+    FIRST_RECORDING = 4
 };
 
-/* ---- where things lie ---- */
+/* ---- memory layout ---- */
 
 static void *take(hd_arena *a, int64_t n, size_t element) {
     return hd_arena_take(a, (size_t)n * element, 64);
@@ -98,7 +101,8 @@ static hd_status open_inflight(hd_model_runner *x, runner_inflight_step *f,
                                 "a step's outcome", err);
 }
 
-/* Every number up to twice SIZES_PER_OCTAVE, then as many per doubling, and the largest. */
+/* Batch sizes: every number up to twice SIZES_PER_OCTAVE, then as many per doubling, and the
+ * largest. */
 static void choose_sizes(runner_decode_graphs *f, int32_t most) {
     for (int32_t n = 1, by = 1; n < most; n += by) {
         if (n == 2 * by * SIZES_PER_OCTAVE) by *= 2;
@@ -107,7 +111,7 @@ static void choose_sizes(runner_decode_graphs *f, int32_t most) {
     f->sizes[f->n_sizes++] = most;
 }
 
-/* Of the scratch pages, which are part of the KV pools but nobody's. */
+/* Bytes of the scratch pages, which belong to the KV pools but to no sequence. */
 static size_t scratch_bytes(const hd_model_runner *x) {
     const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
     size_t bytes = 0;
@@ -162,7 +166,7 @@ hd_status runner_decode_graph_open(hd_model_runner *x, hd_err *err) {
 void runner_decode_graph_close(hd_model_runner *x) {
     runner_decode_graphs *f = &x->fixed;
     hd_device *d = x->env.device;
-    hd_stream_wait(x->env.stream); /* nobody may want the last flight */
+    hd_stream_wait(x->env.stream); /* the last in-flight step may not have been collected */
     for (size_t i = 0; i < HD_LEN(f->inflight); i++) {
         free(f->inflight[i].index);
         free(f->inflight[i].capacity);
@@ -199,7 +203,7 @@ bool runner_decode_graph_shape(const hd_model_runner *x, int32_t n, int32_t n_dr
     return n_drafts <= x->n_drafts && rows <= x->n_rows && rows <= x->o.step_rows;
 }
 
-/* ---- the ops ---- */
+/* ---- operators ---- */
 
 static hd_batch rows_of(const hd_model_runner *x, const runner_graph_inputs *o,
                         const runner_graph_shape *z) {
@@ -221,7 +225,7 @@ static hd_batch rows_of(const hd_model_runner *x, const runner_graph_inputs *o,
     };
 }
 
-/* One row per sequence, for drafts behind the first. */
+/* Returns a batch of one row per sequence, for drafts after the first. */
 static hd_batch chain_of(const hd_model_runner *x, const runner_graph_inputs *o,
                          const runner_graph_shape *z) {
     const runner_graph_state *b = &x->fixed.graph_state;
@@ -360,7 +364,7 @@ static void queue_carry_out(hd_model_runner *x, const runner_graph_inputs *o,
     });
 }
 
-/* All of a step, from the shape alone. */
+/* Queues all operators of a step, from the shape alone. */
 static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
     const runner_graph_inputs o = graph_inputs_in(x, x->fixed.graph_inputs_device, z);
     const runner_graph_outputs out = graph_outputs_in(x->fixed.graph_outputs_device, z);
@@ -371,7 +375,7 @@ static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
     queue_prepare(x, &o, z);
     hd_model_step(x->model, x->kv, &step, 1);
     queue_choice(x, &o, &out, z);
-    if (x->n_drafts) { /* its own keys stay complete even if nobody drafts */
+    if (x->n_drafts) { /* the MTP layer's KV entries stay complete even if no sequence drafts */
         rows.n_logits = z->n_drafts ? z->n : 0;
         rows.device.logit_rows = x->fixed.graph_state.wanted;
         hd_model_draft(x->model, x->kv, &step, 1, false);
@@ -386,7 +390,7 @@ static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
 
 /* ---- launching ---- */
 
-/* Entries behind the pages that the work has lead to the scratch page. */
+/* Writes a block table; entries after the sequence's pages point to the scratch page. */
 static void fill_tables(const hd_model_runner *x, const runner_graph_inputs *o, int32_t i,
                         const hd_seq_input *w) {
     for (int life = 0; life < HD_N_KV_GROUPS; life++) {
@@ -402,7 +406,7 @@ static hd_step_seq order_of(const hd_model_runner *x, const runner_graph_shape *
                             const hd_seq_input *w, bool fresh) {
     hd_step_seq q = {
         .slot = w->slot, .capacity = w->n_pages * x->fixed.page_tokens, .fresh = fresh};
-    if (!fresh) { /* as many as will be brought */
+    if (!fresh) { /* as many as the step before makes */
         q.n_drafts = hd_min_i32(w->want_drafts, z->n_drafts);
         return q;
     }
@@ -413,7 +417,8 @@ static hd_step_seq order_of(const hd_model_runner *x, const runner_graph_shape *
     return q;
 }
 
-/* A guided work is one row: what its next token goes by follows from the last one alone. */
+/* Returns the mask row of a sequence. A constrained sequence has one row: its next token
+ * depends on the last one alone. */
 static int32_t mask_row_of(hd_model_runner *x, const hd_seq_input *w, int32_t *used) {
     if (!x->replies) return -1;
     uint32_t *mask = runner_mask_at(x, *used);
@@ -455,7 +460,8 @@ static runner_captured_graph *recorded_of(const hd_model_runner *x,
     return &x->fixed.recorded[size_index(&x->fixed, z->n) * (x->n_drafts + 1) + z->n_drafts];
 }
 
-/* A shape that is seldom used is not worth recording; and its kernels are loaded by then. */
+/* Launches a shape as a graph once it is used often; capture costs time, and kernels are
+ * loaded by then. */
 static hd_status launch(hd_model_runner *x, runner_inflight_step *f, hd_err *err) {
     const runner_graph_shape *z = &f->shape;
     const int64_t begun = hd_now_ns();
@@ -474,7 +480,7 @@ static hd_status launch(hd_model_runner *x, runner_inflight_step *f, hd_err *err
         x->fixed.times.graphs++;
         x->fixed.bytes += hd_graph_bytes(r->graph);
         x->fixed.times.record_ns += hd_now_ns() - begun;
-        f->continues = false; /* the device may have run out of work meanwhile */
+        f->continues = false; /* the device may have become idle meanwhile */
     }
     hd_stream_launch(x->env.stream, r->graph);
     return HD_OK;
@@ -493,7 +499,7 @@ hd_status runner_decode_graph_launch(hd_model_runner *x, runner_inflight_step *f
     return HD_OK;
 }
 
-/* ---- its outcome ---- */
+/* ---- output ---- */
 
 hd_status runner_decode_graph_wait(hd_model_runner *x, runner_inflight_step *f, hd_err *err) {
     hd_model_runner_times *t = &x->fixed.times;
@@ -513,7 +519,7 @@ hd_status runner_decode_graph_wait(hd_model_runner *x, runner_inflight_step *f, 
     return HD_OK;
 }
 
-/* Points at rows of alternatives, ended by an id of -1. */
+/* Points at rows of top alternatives, ended by an id of -1. */
 static void show_top(const hd_model_runner *x, const runner_graph_outputs *o, int32_t slot,
                      int32_t first, hd_seq_output *c) {
     const int32_t n_top = x->host.params[slot].n_top;
@@ -526,7 +532,7 @@ static void show_top(const hd_model_runner *x, const runner_graph_outputs *o, in
     }
 }
 
-/* Where the device stands now; a token that failed is 0 there. */
+/* Copies the device's cursor of a sequence; a failed token is 0 there. */
 static void note_cursor(hd_model_runner *x, const runner_inflight_step *f,
                         const runner_graph_outputs *o, const hd_seq_input *w, int32_t i) {
     const int32_t n_drafts = f->shape.n_drafts;
@@ -539,7 +545,8 @@ static void note_cursor(hd_model_runner *x, const runner_inflight_step *f,
     }
 }
 
-/* Takes a token; false: what follows it in this step was chosen without its guide. */
+/* Takes a token. Returns false if the tokens after it in this step were sampled without the
+ * constraint that now limits them. */
 static bool take_token(hd_model_runner *x, const hd_seq_input *w, hd_seq_output *c,
                        int32_t token) {
     runner_constraint *r = x->replies ? &x->replies[w->slot] : NULL;
@@ -570,7 +577,8 @@ void runner_decode_graph_output(hd_model_runner *x, const runner_inflight_step *
         return;
     }
     note_cursor(x, f, &o, w, i);
-    if (c->status != HD_OK || o.accepted[i] >= w->n_sample) return; /* drafts of elsewhere */
+    /* the drafts follow a token that this input does not take */
+    if (c->status != HD_OK || o.accepted[i] >= w->n_sample) return;
     c->n_drafts = hd_min_i32(w->want_drafts, n_drafts);
     memcpy(c->drafts, x->fixed.known[w->slot].draft, (size_t)c->n_drafts * sizeof(int32_t));
 }

@@ -1,34 +1,35 @@
-/* decode_graph_internal.h - steps of a fixed shape: n sequences with as many drafts each, all of them
- * decoding, so that only the content of device memory differs from step to step.
+/* decode_graph_internal.h - decode steps of a fixed shape, captured as CUDA graphs.
  *
- * docs/graphs.md. A step that was launched is a flight until its outcome is collected; there
- * may be two, the later one continuing the earlier one, which the host has not seen yet. */
+ * A shape is n sequences, all decoding, with the same number of drafts. Only the content of
+ * device memory differs from step to step; docs/graphs.md. A launched step is in flight
+ * until its output is collected. There may be two in-flight steps; the later one continues
+ * the earlier one, whose output the host has not read yet. */
 #ifndef HD_RUNNER_DECODE_GRAPH_INTERNAL_H
 #define HD_RUNNER_DECODE_GRAPH_INTERNAL_H
 
 #include "runner/model_runner.h"
 
-/* Positions behind the longest sequence that rows of nobody's drafts may have: 2 * d behind a
- * last token, where others draft d deep. */
+/* Positions after the longest sequence that padding rows may have: 2 * d after the last
+ * token, if other sequences draft d deep. */
 enum { RUNNER_LOOKAHEAD = 2 * HD_MAX_STEP_TOKENS };
 
 typedef struct runner_graph_shape {
-    int32_t n, n_drafts; /* sequences; drafts that are verified and made for each */
+    int32_t n, n_drafts; /* sequences; drafts verified and made for each */
 } runner_graph_shape;
 
-/* What the host tells a step, one block of its shape. */
+/* Inputs of a graph step, which the host writes: one block per shape. */
 typedef struct runner_graph_inputs {
     int32_t *n_live;
-    int32_t *inflight;               /* whose outcome this will be */
-    int32_t *graph_outputs_bytes;    /* that the host wants */
+    int32_t *inflight;               /* index of the in-flight step that gets the outputs */
+    int32_t *graph_outputs_bytes;    /* output bytes that the host reads */
     hd_step_seq *seqs;               /* [n] */
-    int32_t *mask_row;               /* [rows] what guides a row; -1: nothing */
+    int32_t *mask_row;               /* [rows] mask row of each row; -1: none */
     int32_t *tables[HD_N_KV_GROUPS]; /* [n, table_stride] */
     size_t bytes;
 } runner_graph_inputs;
 
-/* What a step tells the host; rows as in ops.h. The alternatives are at the end, because they
- * are seldom asked for. */
+/* Outputs of a graph step, which the host reads; rows as in ops.h. The top alternatives come
+ * last because few requests ask for them. */
 typedef struct runner_graph_outputs {
     int64_t *begun, *ended; /* the device's clock */
     int32_t *token;         /* [rows] */
@@ -41,9 +42,9 @@ typedef struct runner_graph_outputs {
     size_t bytes;
 } runner_graph_outputs;
 
-/* Device memory between the ops of a step, for the largest shape. */
+/* Device memory between the operators of a graph step, for the largest shape. */
 typedef struct runner_graph_state {
-    int32_t *parity;   /* [1] which of the orders come next */
+    int32_t *parity;   /* [1] which of the two input blocks is next */
     hd_cursor *cursor; /* [n_slots] */
     int32_t *token, *next_token, *pos, *seq, *logit_row, *live; /* [rows] */
     int32_t *slot, *position, *n_drafted, *given;               /* [rows] */
@@ -55,13 +56,13 @@ typedef struct runner_graph_state {
 
 typedef struct runner_inflight_step {
     bool under_way;
-    bool continues; /* it was queued behind the step before it, at once */
-    bool tops;      /* somebody wants alternatives */
-    bool as_graph;  /* not operator by operator */
+    bool continues; /* it was queued directly after the step before it */
+    bool tops;      /* a request wants top alternatives */
+    bool as_graph;  /* launched as a graph, not operator by operator */
     runner_graph_shape shape;
-    int32_t *index;      /* [n_slots] its place in the step; -1: not in it */
+    int32_t *index;      /* [n_slots] index of a slot's sequence in the step; -1: not in it */
     int32_t *capacity;   /* [n_slots] */
-    void *graph_outputs; /* on the host, of the largest shape */
+    void *graph_outputs; /* host memory, for the largest shape */
     hd_device_event *done;
 } runner_inflight_step;
 
@@ -71,24 +72,26 @@ typedef struct runner_captured_graph {
 } runner_captured_graph;
 
 typedef struct runner_decode_graphs {
-    bool on, queues; /* queues: op by op although the device records */
+    bool on, queues; /* queues: operator by operator although the device can capture */
     runner_inflight_step inflight[2],
-        *next;        /* next: whose outcome comes next, if it is under way */
-    hd_cursor *known; /* [n_slots] the device's; position -1: not known */
+        *next;        /* next: the in-flight step to collect next, if it is under way */
+    hd_cursor *known; /* [n_slots] the device's cursors; position -1: unknown */
     runner_graph_state graph_state;
-    void *graph_inputs_host[2]; /* used in turn, as the device does by between.turn */
+    /* used alternately; the device alternates by graph_state.parity */
+    void *graph_inputs_host[2];
     int32_t parity;
     void *graph_inputs_device, *graph_outputs_device, *graph_state_device;
-    size_t bytes;                    /* of the device and pinned, recorded graphs included */
+    size_t bytes;                    /* device and pinned memory, captured graphs included */
     runner_captured_graph *recorded; /* [n_sizes, n_drafts + 1] */
-    int32_t *sizes, n_sizes;         /* numbers of sequences that shapes have, ascending */
+    /* batch sizes of the shapes, ascending */
+    int32_t *sizes, n_sizes;
     int32_t scratch_page[HD_N_KV_GROUPS];
     int32_t page_tokens;
-    int32_t table_stride; /* pages of a sequence and of the rows behind its end */
+    int32_t table_stride; /* pages of a sequence and of the positions after its end */
     int64_t last_ended;   /* the device's clock */
-    hd_seq_input *rest;   /* [n_slots] works of a turn that no flight has */
+    hd_seq_input *rest;   /* [n_slots] sequence inputs that no in-flight step has */
     hd_seq_output *rest_outputs;
-    int32_t *rest_of; /* [n_slots] their places in the turn */
+    int32_t *rest_of; /* [n_slots] their indices in the step */
     hd_model_runner_times times;
 } runner_decode_graphs;
 
@@ -96,25 +99,27 @@ typedef struct runner_decode_graphs {
 hd_status runner_decode_graph_open(hd_model_runner *x, hd_err *err);
 void runner_decode_graph_close(hd_model_runner *x);
 
-/* Whether a step of this shape fits; the shape for n sequences. */
+/* Returns whether a step of this shape fits; *out is the shape for n sequences. */
 bool runner_decode_graph_shape(const hd_model_runner *x, int32_t n, int32_t n_drafts,
                                runner_graph_shape *out);
 
-/* Launches works[n] as a flight: fresh from what the works say, or where the flight before
- * leaves them, without those that cannot outlive it; then no guide limits any of them. */
+/* Launches inputs[n] as in-flight step f. If `fresh`, sequences start from the inputs;
+ * otherwise each continues where the step before leaves it. Sequences that cannot outlive
+ * that step are left out, and no constraint may limit any of them. */
 hd_status runner_decode_graph_launch(hd_model_runner *x, runner_inflight_step *f,
                                      const runner_graph_shape *shape,
                                      const hd_seq_input *inputs, int32_t n, bool fresh,
                                      hd_err *err);
 
-/* Waits for f; then what it has won for a work in it. */
+/* Waits for f; after that, returns the output of one sequence in it. */
 hd_status runner_decode_graph_wait(hd_model_runner *x, runner_inflight_step *f, hd_err *err);
 void runner_decode_graph_output(hd_model_runner *x, const runner_inflight_step *f,
                                 const hd_seq_input *w, hd_seq_output *c);
 
-/* overlap.c: a turn with flights. */
+/* overlap.c: runs a step while the next one is in flight (overlap schedule). */
 hd_status runner_run_overlapped(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                                 hd_seq_output *outputs, hd_err *err);
-void runner_forget_slot(hd_model_runner *x, int32_t slot); /* another request has it now */
+/* another request has the slot now */
+void runner_forget_slot(hd_model_runner *x, int32_t slot);
 
 #endif

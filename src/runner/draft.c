@@ -1,13 +1,13 @@
-/* draft.c - what the MTP layer says comes next, for the works that want drafts.
+/* draft.c - speculative drafts of the MTP layer (multi-token prediction) for eager steps.
  *
- * It runs once over the rows of the step, which keeps its own keys complete and gives the first
- * draft, then over one row per work for each further one. */
+ * The MTP layer runs once over all rows of the step, which keeps its KV entries complete and
+ * makes the first draft. It then runs over one row per sequence for each further draft. */
 #include "base/checked.h"
 #include "runner/model_runner_internal.h"
 
-/* Every row learns the token behind it, so that the MTP layer's own keys stay complete; rows of
- * refused drafts get any token, they will be written again. The works that want drafts, the
- * most wanting first, keep one wanted row each: that of their last accepted token. */
+/* Sets the token after every row, so that the MTP layer's KV entries stay complete. Rows of
+ * rejected drafts get any token, as they will be written again. Sequences that want drafts,
+ * most drafts first, keep one logits row each: that of their last accepted token. */
 static int32_t plan_drafts(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                            const hd_seq_output *outputs) {
     hd_batch *b = &x->batch;
@@ -36,7 +36,8 @@ static int32_t plan_drafts(hd_model_runner *x, const hd_seq_input *inputs, int32
     return drafting;
 }
 
-/* What a work's guide says of its next draft, if those before it stand. */
+/* Returns the constraint's limit of a sequence's next draft, if those before it are
+ * accepted. */
 static runner_token_limit limit_draft(hd_model_runner *x, const hd_seq_input *w,
                                       const hd_seq_output *c, uint32_t *mask) {
     runner_constraint *trial = &x->replies[x->o.n_slots];
@@ -48,8 +49,8 @@ static runner_token_limit limit_draft(hd_model_runner *x, const hd_seq_input *w,
     return runner_reply_limit(trial, &x->masks, sampled_from + c->n_tokens + c->n_drafts, mask);
 }
 
-/* Drafts that a guide forbids would only be refused. The masks are made while the device
- * computes what they are for; false: there are none. */
+/* Writes masks for drafts, because drafts that a constraint forbids would be rejected. Masks
+ * are made while the device computes. Returns false if there are none. */
 static bool write_masks(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                         const hd_seq_output *outputs) {
     int32_t used = 0, limited = 0;
@@ -67,7 +68,7 @@ static bool write_masks(hd_model_runner *x, const hd_seq_input *inputs, int32_t 
     return true;
 }
 
-/* The greedy choice of each wanted row becomes the next draft of its work. */
+/* Takes the argmax token of each logits row as the next draft of its sequence. */
 static hd_status take_drafts(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                              hd_seq_output *outputs, hd_err *err) {
     const bool masked = write_masks(x, inputs, n, outputs);
@@ -88,7 +89,7 @@ static hd_status take_drafts(hd_model_runner *x, const hd_seq_input *inputs, int
     return HD_OK;
 }
 
-/* One row per work that wants a further draft, one position on. */
+/* Fills the chain batch: one row per sequence that wants a further draft, one position on. */
 static int32_t fill_chain(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                           hd_seq_output *outputs) {
     int32_t rows = 0;

@@ -1,4 +1,4 @@
-/* model_runner.c - a model that runs steps: its memory, the requests in its slots, one step. */
+/* model_runner.c - the model runner's memory, the requests in its slots, and an eager step. */
 #include "runner/model_runner.h"
 
 #include <assert.h>
@@ -73,7 +73,7 @@ static hd_status open_sampling(hd_model_runner *x, hd_err *err) {
     return HD_OK;
 }
 
-/* Guides need a vocabulary; the constant mask goes to the device once. */
+/* Opens the masks, which need a vocabulary; the constant mask is uploaded once. */
 static hd_status open_constraints(hd_model_runner *x, hd_err *err) {
     runner_masks *m = &x->masks;
     if (!x->o.vocab) return HD_OK;
@@ -104,7 +104,7 @@ static hd_status open_constraints(hd_model_runner *x, hd_err *err) {
 static hd_status open_all(hd_model_runner *x, hd_err *err) {
     const hd_model_runner_options *o = &x->o;
     const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
-    const int32_t scratch = o->fixed_steps; /* a page that nobody reads */
+    const int32_t scratch = o->fixed_steps; /* a page for padding rows */
     const hd_model_limits limits = {.rows = o->step_rows,
                                     .logits = x->n_rows,
                                     .positions = o->positions + scratch * RUNNER_LOOKAHEAD,
@@ -176,7 +176,8 @@ size_t hd_model_runner_bytes(const hd_model_runner *x) {
 
 /* ---- requests ---- */
 
-/* Counts n tokens of one kind for a slot, as many at a time as there are rows. */
+/* Adds n tokens of one kind to the penalty counts of a slot, as many at a time as there are
+ * rows. */
 static void count(hd_model_runner *x, int32_t slot, const int32_t *tokens, int32_t n,
                   bool prompt) {
     for (int32_t i = 0; i < n; i += x->n_rows) {

@@ -1,4 +1,4 @@
-/* null_runner.c - see null_runner.h. */
+/* null_runner.c - tokens and drafts drawn by Philox; see null_runner.h. */
 #include "runner/null_runner.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@
 #include "base/checked.h"
 #include "base/philox.h"
 
-enum { TOKEN_STREAM, DRAFT_STREAM }; /* of random numbers */
+enum { TOKEN_STREAM, DRAFT_STREAM }; /* high counter words of the Philox draws */
 
 struct hd_null_runner {
     int32_t *ids; /* [n_ids] printable tokens */

@@ -1,12 +1,13 @@
-/* overlap.c - a turn of steps of a fixed shape, in which the host is one step ahead.
+/* overlap.c - the overlap schedule: the host launches decode step n + 1 while step n runs.
  *
- * When a turn asks for step n, step n is under way already, queued behind step n - 1 in the
- * hope that the same requests go on; so step n + 1 is queued before step n is waited for. A
- * request that ended meanwhile has rows in step n that nobody reads. Works that step n does
- * not have (a prompt, somebody who comes back) are computed behind it, as always, and the next
- * turn begins afresh. So does every turn with a guided work, whose mask needs its last token:
- * it is one launch, but the host cannot be ahead of it. Where a guide begins to limit a reply, the
- * tokens behind that, and the step that is under way, are dropped. */
+ * When the scheduler asks for step n, step n is already in flight. It was queued after step
+ * n - 1, on the assumption that the same requests continue. Step n + 1 is queued before the
+ * host waits for step n. A request that ended meanwhile has rows in step n whose output is
+ * dropped. Sequence inputs that step n lacks (a prefill, a resumed request) run after it as
+ * an eager step. The next step then starts fresh. So does every step with a constrained
+ * sequence, whose mask needs its last token: it is one launch, but the host cannot be ahead
+ * of it. If a constraint begins to limit an answer, the tokens after that point and the
+ * in-flight step are dropped. */
 #include <string.h>
 
 #include "base/checked.h"
@@ -19,7 +20,7 @@ void runner_forget_slot(hd_model_runner *x, int32_t slot) {
     f->known[slot].position = -1;
 }
 
-/* Dropped tokens would stay among those that penalties count. */
+/* A dropped token would remain in the penalty counts. */
 static bool is_constrained(const hd_model_runner *x, const hd_seq_input *w) {
     const runner_constraint *r = x->replies ? &x->replies[w->slot] : NULL;
     if (!r || !r->constraint) return false;
@@ -33,8 +34,8 @@ static bool any_constrained(const hd_model_runner *x, const hd_seq_input *inputs
     return false;
 }
 
-/* Only decodes; if guided, without drafts, of which each needs a mask that follows from the one
- * before. */
+/* Returns whether all inputs are decodes and fit a graph. A constrained sequence has no
+ * drafts, as each draft's mask depends on the one before. */
 static bool fits(const hd_model_runner *x, const hd_seq_input *w) {
     if (w->n_sample != w->n || w->n_prompt_logprobs) return false;
     return !is_constrained(x, w) || (w->n == 1 && w->want_drafts == 0);
@@ -47,7 +48,8 @@ static bool all_fit(const hd_model_runner *x, const hd_seq_input *inputs, int32_
     return true;
 }
 
-/* Whether a flight that continues has computed this very work, and perhaps drafts more. */
+/* Returns whether a continued in-flight step has computed this very input, and perhaps more
+ * drafts. */
 static bool serves(const hd_model_runner *x, const runner_inflight_step *f,
                    const hd_seq_input *w) {
     const hd_cursor *at = &x->fixed.known[w->slot];
@@ -74,14 +76,14 @@ static runner_inflight_step *other(runner_decode_graphs *f, const runner_infligh
     return one == &f->inflight[0] ? &f->inflight[1] : &f->inflight[0];
 }
 
-/* Works that may outlive this step. */
+/* Counts the sequences that may outlive this step. */
 static int32_t count_lasting(const hd_seq_input *inputs, int32_t n) {
     int32_t lasting = 0;
     for (int32_t i = 0; i < n; i++) lasting += inputs[i].left != 1;
     return lasting;
 }
 
-/* Queues the step behind f, if it is to draft as far. */
+/* Queues the step after f, if it has the same draft depth. */
 static hd_status go_on(hd_model_runner *x, const runner_inflight_step *f,
                        const hd_seq_input *inputs, int32_t n, hd_err *err) {
     runner_graph_shape shape;
@@ -93,7 +95,7 @@ static hd_status go_on(hd_model_runner *x, const runner_inflight_step *f,
     return runner_decode_graph_launch(x, x->fixed.next, &shape, inputs, n, false, err);
 }
 
-/* Waits for f and takes what it has for works[n]; the places in f of others are stale. */
+/* Waits for f and collects its output for inputs[n]; other sequences in f are stale. */
 static hd_status land(hd_model_runner *x, runner_inflight_step *f, const hd_seq_input *inputs,
                       int32_t n, hd_seq_output *outputs, hd_err *err) {
     const int64_t begun = hd_now_ns();
@@ -103,7 +105,7 @@ static hd_status land(hd_model_runner *x, runner_inflight_step *f, const hd_seq_
     return HD_OK;
 }
 
-/* Computes the works that f does not serve, behind it. */
+/* Runs the inputs that f does not contain, after it. */
 static hd_status run_rest(hd_model_runner *x, runner_inflight_step *f,
                           const hd_seq_input *inputs, int32_t n, hd_seq_output *outputs,
                           hd_err *err) {
@@ -124,7 +126,7 @@ static hd_status run_rest(hd_model_runner *x, runner_inflight_step *f,
             runner_decode_graph_output(x, f, &inputs[i], &outputs[i]);
         }
     }
-    /* Whoever is not in the next flight begins afresh. */
+    /* Sequences that are not in the next in-flight step start fresh. */
     for (int32_t s = 0; s < x->o.n_slots; s++) a->known[s].position = -1;
     return HD_OK;
 }
@@ -148,7 +150,8 @@ static hd_status run_parity(hd_model_runner *x, const hd_seq_input *inputs, int3
     const int32_t depth = hd_max_i32(most_wanted(x, inputs, n), most_brought(inputs, n));
     if (served == 0 && all_fit(x, inputs, n) &&
         runner_decode_graph_shape(x, n, depth, &shape)) {
-        if (f->under_way) HD_TRY(runner_decode_graph_wait(x, f, err)); /* nobody wants it */
+        /* its output is dropped */
+        if (f->under_way) HD_TRY(runner_decode_graph_wait(x, f, err));
         HD_TRY(runner_decode_graph_launch(x, f, &shape, inputs, n, true, err));
         HD_TRY(go_on(x, f, inputs, n, err));
         return land(x, f, inputs, n, outputs, err);
@@ -156,7 +159,7 @@ static hd_status run_parity(hd_model_runner *x, const hd_seq_input *inputs, int3
     return run_rest(x, f, inputs, n, outputs, err);
 }
 
-/* After a failure nothing is known of the device, not even whose turn it is. */
+/* After a failure the device state is unknown, including its parity. */
 static void begin_anew(hd_model_runner *x) {
     runner_decode_graphs *f = &x->fixed;
     for (int32_t s = 0; s < x->o.n_slots; s++) runner_forget_slot(x, s);

@@ -1,11 +1,13 @@
-/* runner.h - one step: what the scheduler hands down, and what comes back.
+/* runner.h - the interface between scheduler and model runner: sequence inputs and outputs
+ * of a step.
  *
- * A hd_seq_input is one sequence's part of a step: some rows to compute, and how many of the last
- * rows to choose tokens at. Rows behind the first of those are drafts; row i's draft stands if
- * the token chosen at row i - 1 equals it, so a step yields the accepted drafts and one token
- * more. Choosing depends on (seed, position) alone, which makes the text the same with and
- * without drafts and keeps the distribution exact. Relaxed acceptance, where a request asks for
- * it, chooses a probable draft instead. */
+ * A hd_seq_input is one sequence's part of a batch: rows to compute (prefill or decode), its
+ * block table, and how many of the last rows sample a token. Rows after the first sampling
+ * row are drafts (speculative tokens). The draft in row i is accepted if it equals the token
+ * sampled at row i - 1, so a step yields the accepted drafts and one more token. Sampling
+ * depends on (seed, position) alone. The text is therefore the same with and without drafts,
+ * and the distribution is exact. Relaxed acceptance, if a request enables it, accepts a
+ * probable draft instead. */
 #ifndef HD_RUNNER_RUNNER_H
 #define HD_RUNNER_RUNNER_H
 
@@ -18,41 +20,47 @@
 enum { HD_MAX_DRAFTS = 7, HD_MAX_STEP_TOKENS = HD_MAX_DRAFTS + 1 };
 
 typedef struct hd_seq_input {
-    int32_t slot;          /* which running request: index of its sampling state */
-    const int32_t *tokens; /* [n] to compute, drafts last: all that the run before gave, unless
-                              the sequence ends before */
-    int32_t n, start;      /* at positions start, start + 1, ... */
-    int32_t n_sample;      /* the last n_choose rows choose tokens; 0: a prompt goes on */
-    int32_t
-        n_prompt_logprobs; /* prompt rows, the last before the choosing ones, that report how probable
-                        the known token behind each is; logits rows: n_score + n_choose */
-    int32_t after;       /* the prompt token behind the last row, where one is known; else -1 */
-    int32_t want_drafts; /* drafts wanted for the next step, if any token is chosen */
-    int32_t left;        /* tokens until it ends at the latest; 0: not known */
-    const int32_t *pages[HD_N_KV_GROUPS]; /* [n_pages] page tables, perhaps beyond this step */
+    int32_t slot; /* slot of the running request: index of its sampling state */
+    /* [n] tokens to compute, drafts last: all tokens and drafts that the previous run
+     * returned, unless the sequence ends before */
+    const int32_t *tokens;
+    int32_t n, start; /* rows, at positions start, start + 1, ... */
+    int32_t n_sample; /* the last n_sample rows sample tokens; 0: prefill continues */
+    /* Prompt rows, the last before the sampling ones, that report the log-probability of the
+     * known token after each. The sequence has n_prompt_logprobs + n_sample logits rows. */
+    int32_t n_prompt_logprobs;
+    /* prompt token after the last row, if known; else -1 */
+    int32_t after;
+    int32_t want_drafts; /* drafts to return for the next step, if a token is sampled */
+    int32_t left;        /* upper bound of the tokens still to come; 0: unknown */
+    /* [n_pages] block tables; they may reach beyond this step */
+    const int32_t *pages[HD_N_KV_GROUPS];
     int32_t n_pages;
 } hd_seq_input;
 
-/* Pointers are valid until the next run. Tops: [.., HD_MAX_TOP_LOGPROBS], id -1 behind the
- * last; only where the request asked for alternatives. */
+/* Result of one sequence. Pointers are valid until the next run. The arrays of top
+ * alternatives are [.., HD_MAX_TOP_LOGPROBS], with id -1 after the last; they are set only
+ * if the request asked for them. */
 typedef struct hd_seq_output {
-    hd_status status; /* HD_OK, or why this sequence alone failed */
-    int32_t n_tokens; /* chosen: accepted drafts and one more; 0 when n_choose was 0 */
+    hd_status status; /* HD_OK, or the failure of this sequence alone */
+    int32_t n_tokens; /* sampled: accepted drafts and one more; 0 if n_sample is 0 */
     int32_t tokens[HD_MAX_STEP_TOKENS];
     float logprobs[HD_MAX_STEP_TOKENS];
-    const int32_t *top_ids; /* of tokens[], or NULL */
+    const int32_t *top_ids; /* alternatives of tokens[], or NULL */
     const float *top_logprobs;
-    const float *scores; /* [n_score] log-probabilities of known tokens, or NULL */
+    /* [n_prompt_logprobs] log-probabilities of known tokens, or NULL */
+    const float *scores;
     const int32_t *score_top_ids;
     const float *score_top_logprobs;
     int32_t n_drafts;
     int32_t drafts[HD_MAX_DRAFTS];
 } hd_seq_output;
 
-/* Whoever can compute steps: the executor of a model, a null device, a simulation. */
+/* Table of a runner: the model runner, the null runner, or a simulation in tests. */
 typedef struct hd_runner {
     void *ctx;
-    /* First runs the copies, in order. An error ends the rank: every sequence of it. */
+    /* Runs the page copies in order, then the step. An error ends the rank and every
+     * sequence on it. */
     hd_status (*run)(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                      const hd_seq_input *inputs, int32_t n_inputs, hd_seq_output *outputs,
                      hd_err *err);

@@ -1,7 +1,8 @@
-/* sampling.c - the rows of a step that choose or score tokens: laid out, sampled, read back.
+/* sampling.c - builds the batch, samples its logits rows and reads prompt log-probabilities
+ * back.
  *
- * Masks are made while the device computes the forward pass. The rows behind a work's drafts
- * are described as if every draft before them stood, because they count only then. */
+ * Masks are made while the device runs the forward pass. Rows after a sequence's drafts are
+ * described as if every draft before them were accepted, because they count only then. */
 #include <assert.h>
 #include <string.h>
 
@@ -13,7 +14,7 @@ enum { DRAW_FORCED = 2 }; /* high counter word; the draws of tokens have 1 */
 
 /* ---- before the forward pass ---- */
 
-/* The last `n` of the rows from `first` to `end` want logits. */
+/* Marks the last `n` rows before `end` as logits rows. */
 static void want_logits(hd_batch *b, int32_t end, int32_t n) {
     for (int32_t row = end - n; row < end; row++) b->host.logit_rows[b->n_logits++] = row;
 }
@@ -46,9 +47,9 @@ void runner_build_batch(hd_model_runner *x, const hd_seq_input *inputs, int32_t 
     hd_batch_upload(b, x->env.stream);
 }
 
-/* ---- while it runs ---- */
+/* ---- during the forward pass ---- */
 
-/* What every logits row says of itself; at: its place among the work's tokens. */
+/* Writes the sampler inputs of a logits row; at: its index among the sequence's tokens. */
 static void write_row(hd_model_runner *x, int32_t row, const hd_seq_input *w, int32_t at) {
     const runner_sampler_buffers *v = &x->host;
     v->slot[row] = w->slot;
@@ -67,7 +68,7 @@ static void write_scored_rows(hd_model_runner *x, const hd_seq_input *w, int32_t
     }
 }
 
-/* How many of n drafts a benchmark accepts. */
+/* Returns how many of n drafts a benchmark accepts (forced acceptance). */
 static int32_t forced(const hd_model_runner *x, int32_t slot, int32_t position, int32_t n) {
     const uint64_t seed = x->host.params[slot].seed;
     const float luck = hd_philox_unit(hd_philox_at(seed, DRAW_FORCED, (uint64_t)position).v[0]);
@@ -91,7 +92,7 @@ static void write_sampled_rows(hd_model_runner *x, const hd_seq_input *w,
     }
 }
 
-/* Limits the choosing rows of a work by its guide; *used counts the rows of masks. */
+/* Writes the masks of a sequence's sampling rows; *used counts mask rows. */
 static void write_limits(hd_model_runner *x, const hd_seq_input *w, int32_t first,
                          int32_t *used) {
     runner_constraint *trial = &x->replies[x->o.n_slots];
@@ -105,14 +106,15 @@ static void write_limits(hd_model_runner *x, const hd_seq_input *w, int32_t firs
         if (k + 1 == w->n_sample) return;
         if (limit != RUNNER_ANY_TOKEN &&
             !runner_mask_has(runner_mask_at(x, v->mask_row[row]), *next)) {
-            return; /* the draft cannot stand, and what is behind it cannot be reached */
+            return; /* the draft will be rejected, and rows after it do not count */
         }
         if (trial->reasoning) v->draft[row] = *next;
         runner_reply_advance(trial, &x->masks, *next);
     }
 }
 
-/* Describes every logits row. Gives the number of works that choose. */
+/* Writes the sampler inputs of every logits row. Returns the number of sequences that
+ * sample. */
 static int32_t write_rows(hd_model_runner *x, const hd_seq_input *inputs, int32_t n) {
     int32_t groups = 0, masks = 0;
     x->host.first_row[0] = x->batch.n_logits;
@@ -130,7 +132,7 @@ static int32_t write_rows(hd_model_runner *x, const hd_seq_input *inputs, int32_
     return groups;
 }
 
-/* ---- behind it ---- */
+/* ---- after the forward pass ---- */
 
 static hd_status sample(hd_model_runner *x, int32_t groups, hd_err *err) {
     const runner_sampler_buffers *d = &x->device;
@@ -164,7 +166,7 @@ static hd_status sample(hd_model_runner *x, int32_t groups, hd_err *err) {
     return hd_stream_sync(x->env.stream, err);
 }
 
-/* Points at a work's rows of alternatives, ended by an id of -1. */
+/* Points at a sequence's rows of top alternatives, ended by an id of -1. */
 static void show_top(const hd_model_runner *x, int32_t slot, int32_t first, int32_t n,
                      const int32_t **ids, const float **logprobs) {
     const int32_t n_top = x->host.params[slot].n_top;
@@ -187,7 +189,7 @@ static void collect_scores(const hd_model_runner *x, const hd_seq_input *w,
              &c->score_top_logprobs);
 }
 
-/* Accepted drafts and one token more; the reply moves past them. */
+/* Collects accepted drafts and one more token, and advances the constraint. */
 static void collect_tokens(hd_model_runner *x, const hd_seq_input *w,
                            const runner_input_rows *place, int32_t accepted, hd_seq_output *c) {
     c->n_tokens = hd_min_i32(accepted, place->most_accepted) + 1;
@@ -200,7 +202,8 @@ static void collect_tokens(hd_model_runner *x, const hd_seq_input *w,
     show_top(x, w->slot, place->first_choice, c->n_tokens, &c->top_ids, &c->top_logprobs);
 }
 
-/* What each work has won, and the accepted tokens into the counts where these matter. */
+/* Collects the output of each sequence, and adds accepted tokens to the penalty counts in
+ * use. */
 static void collect(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                     hd_seq_output *outputs) {
     int32_t group = 0, counted = 0;

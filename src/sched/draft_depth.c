@@ -1,20 +1,21 @@
-/* draft_depth.c - see draft_depth.h. */
+/* draft_depth.c - draft depth by measured step times and acceptance rates; see
+ * draft_depth.h. */
 #include "sched/draft_depth.h"
 
 #include "base/checked.h"
 
 enum {
-    FIRST_DEPTHS = 4,  /* 0 .. 3 are tried before the first judgement */
-    LOOK = 4,          /* steps of a trial; the first shows the old depth's rows still */
-    SHORT_PAUSE = 32,  /* steps between trials, at first */
-    LONG_PAUSE = 1024, /* and at last */
-    MEMORY = 256,      /* drafts of all requests that count */
-    OWN_MEMORY = 64,   /* of one request */
-    PRIOR = 8          /* a request's chances start as if this many drafts had been seen */
+    FIRST_DEPTHS = 4, /* depths 0 .. 3 are measured before the first choice */
+    LOOK = 4, /* Steps of a trial. The first one still verifies drafts of the previous depth. */
+    SHORT_PAUSE = 32,  /* steps between trials, initially */
+    LONG_PAUSE = 1024, /* steps between trials, at most */
+    MEMORY = 256,      /* length of the moving average over all requests, in drafts */
+    OWN_MEMORY = 64,   /* length of the moving average of one request */
+    PRIOR = 8          /* weight of the prior from all requests, in drafts */
 };
 
 static const double first_chance = 0.7, new_share = 0.25, outlier = 3, worth_it = 1.01;
-static const double aging = 1 - 1.0 / 512; /* of what is known of chances, per step */
+static const double aging = 1 - 1.0 / 512; /* per step, of acceptance counts */
 
 void sched_draft_depth_init(sched_draft_depth *d) {
     *d = (sched_draft_depth){.crowd = -1};
@@ -23,7 +24,7 @@ void sched_draft_depth_init(sched_draft_depth *d) {
     }
 }
 
-/* ---- chances ---- */
+/* ---- acceptance ---- */
 
 static void see(sched_acceptance *c, int32_t place, bool is_accepted, double memory) {
     const double keep = c->tried[place] < memory ? 1 : 1 - 1 / memory;
@@ -39,8 +40,8 @@ void sched_draft_depth_verified(sched_draft_depth *d, sched_acceptance *own, int
     }
 }
 
-/* Whether a draft stands if those before it do. A place that was never tried is like the one
- * before it. */
+/* Returns the probability that a draft is accepted if all before it are. A place that was
+ * never tried uses the rate of the place before it. */
 static double chance(const sched_draft_depth *d, const sched_acceptance *own, int32_t place) {
     double prior = first_chance;
     for (int32_t i = 0; i <= place; i++) {
@@ -69,7 +70,7 @@ void sched_draft_depth_step_took(sched_draft_depth *d, int64_t ns) {
     *mean += (now - *mean) * share;
 }
 
-/* Tokens per nanosecond and request at a depth that has been seen. */
+/* Tokens per nanosecond and request at a measured depth. */
 static double rate(const sched_draft_depth *d, const sched_batch_class *c, int32_t depth) {
     double tokens = 1, lookback = 1;
     for (int32_t i = 0; i < depth; i++) tokens += lookback *= chance(d, NULL, i);
@@ -87,10 +88,10 @@ static void judge(const sched_draft_depth *d, sched_batch_class *c) {
     c->pause = c->until_try = SHORT_PAUSE;
 }
 
-/* ---- the choice ---- */
+/* ---- choosing the depth ---- */
 
-/* A depth that must be seen before anything can be said, or -1: the first few, then whatever
- * lies one deeper than the best. */
+/* Returns a depth that must be measured first, or -1: the first few, then the depth after
+ * the best one. */
 static int32_t unseen(const sched_batch_class *c) {
     for (int32_t k = 0; k < FIRST_DEPTHS; k++) {
         if (!c->seen[k]) return k;
@@ -98,7 +99,7 @@ static int32_t unseen(const sched_batch_class *c) {
     return c->best < HD_MAX_DRAFTS && !c->seen[c->best + 1] ? c->best + 1 : -1;
 }
 
-/* What was seen of it long ago is forgotten. */
+/* Picks another depth for a trial and drops its old measurement. */
 static int32_t other_depth(sched_batch_class *c) {
     do {
         c->next_try = (c->next_try + 1) % SCHED_DEPTHS;
@@ -121,7 +122,8 @@ static int32_t pick(sched_draft_depth *d, sched_batch_class *c) {
     return other_depth(c);
 }
 
-/* Places that are tried no more must not be judged by long ago. */
+/* Reduces the weight of old counts, so that places that are no longer tried do not keep
+ * them. */
 static void age(sched_acceptance *c) {
     for (int32_t i = 0; i < HD_MAX_DRAFTS; i++) {
         c->tried[i] *= aging;
@@ -144,13 +146,13 @@ int32_t sched_draft_depth_choose(sched_draft_depth *d, int32_t n) {
     return depth;
 }
 
-/* With the chances of all, the most is won at the best depth: that is what makes it the best. */
+/* With the acceptance of all requests the best depth itself is optimal, by definition. */
 int32_t sched_draft_depth_of(const sched_draft_depth *d, const sched_acceptance *own,
                              int32_t depth) {
     const sched_batch_class *c = &d->crowds[d->crowd];
     double lookback = 1, won = 0, most = 0;
     int32_t best = 0;
-    if (d->hold > 0) return depth; /* a trial is to show what all of it costs */
+    if (d->hold > 0) return depth; /* a trial measures the full depth */
     for (int32_t k = 1; k <= depth; k++) {
         if (!c->seen[k] || !c->seen[k - 1]) return depth;
         lookback *= chance(d, own, k - 1);

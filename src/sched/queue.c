@@ -1,4 +1,5 @@
-/* queue.c - requests in order of importance; a retracted one returns to its old place. */
+/* queue.c - the waiting queue by priority and arrival; a retracted request regains its
+ * place. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,7 +35,7 @@ bool sched_before(const sched_seq *a, const sched_seq *b) {
 }
 
 void sched_queue_put(sched_queue *w, sched_seq *q) {
-    sched_seq *before = w->last; /* most arrivals belong at the end */
+    sched_seq *before = w->last; /* most arrivals are appended */
     while (before && sched_before(q, before)) before = before->prev;
     q->prev = before;
     q->next = before ? before->next : w->first;

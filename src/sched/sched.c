@@ -1,7 +1,8 @@
-/* sched.c - one turn: listen, admit, build, run, settle.
+/* sched.c - one scheduler step: process aborts, admit, build the batch, run it, process
+ * output.
  *
- * Running requests are kept in order of importance, so building a step and picking a victim
- * are walks over one array. A turn allocates nothing. */
+ * Running requests are kept in order of importance, so building a batch and choosing a
+ * request to retract walk one array. A step does not allocate. */
 #include "sched/sched.h"
 
 #include <assert.h>
@@ -17,27 +18,28 @@ struct hd_sched {
     hd_sched_hooks hooks;
     hd_cache *cache;
     sched_queue waiting;
-    sched_seq **running; /* [n_running] by importance */
+    sched_seq **running; /* [n_running] most important first */
     int32_t n_running;
     int32_t *free_slots;
     int32_t n_free_slots;
     uint64_t arrivals;
-    bool blocked; /* the head of the queue did not fit, and nobody has left since */
-    int32_t wanted[HD_N_KV_GROUPS]; /* pages to be had before it is worth another try */
-    bool cancels;                   /* somebody was cancelled since the last turn */
-    int64_t next_deadline;          /* no waiting request gives up before */
+    bool blocked; /* the first waiting request did not fit, and no request has left since */
+    /* free or evictable pages required before admission is tried again */
+    int32_t wanted[HD_N_KV_GROUPS];
+    bool cancels;          /* a request was cancelled since the last step */
+    int64_t next_deadline; /* no waiting request times out earlier */
     hd_seq_input *inputs;
-    sched_seq **worker; /* the request behind each work */
+    sched_seq **worker; /* the request of each sequence input */
     hd_seq_output *outputs;
     int32_t n_inputs, n_rows;
-    int32_t n_choices; /* rows of the step that choose or score */
+    int32_t n_choices; /* rows of the step that need logits */
     sched_draft_depth drafts;
-    bool timed; /* the last turn ran a step of decoding alone, and nothing but it took time */
+    bool timed; /* the last step was decode only, and its duration counts for the draft depth */
     int64_t last_ns;
     hd_sched_stats stats;
 };
 
-/* One request alone must always fit, or turns could retract it for ever. */
+/* The longest request must fit by itself; otherwise it could be retracted for ever. */
 static hd_status check_options(const hd_sched_options *o, hd_err *err) {
     const hd_cache_options *c = &o->cache;
     const int32_t near =
@@ -121,7 +123,7 @@ void hd_sched_close(hd_sched *s) {
     free(s);
 }
 
-/* ---- coming and going ---- */
+/* ---- submitting, finishing, retracting ---- */
 
 static sched_seq *find(const hd_sched *s, uint64_t id) {
     for (int32_t i = 0; i < s->n_running; i++) {
@@ -130,7 +132,7 @@ static sched_seq *find(const hd_sched *s, uint64_t id) {
     return sched_queue_find(&s->waiting, id);
 }
 
-/* The leader's pages are there for all as soon as it is past its prompt. */
+/* Followers can share the leader's pages as soon as its prefill is complete. */
 static void follow(sched_seq *q, sched_seq *leader) {
     if (!leader || leader->n_tokens > leader->r.n_prompt) return;
     q->leader = leader;
@@ -146,7 +148,7 @@ static void let_followers_go(hd_sched *s, sched_seq *leader) {
     }
 }
 
-/* Of two deadlines; 0 is none. */
+/* The earlier of two deadlines; 0 is none. */
 static int64_t earlier(int64_t a, int64_t b) {
     if (!a || !b) return a ? a : b;
     return a < b ? a : b;
@@ -185,7 +187,7 @@ void hd_sched_cancel(hd_sched *s, uint64_t id) {
     s->cancels = true;
 }
 
-/* Gives up the slot and the pages; what was committed stays cached. */
+/* Frees the slot and the pages of a request; its committed pages stay in the prefix cache. */
 static void leave(hd_sched *s, sched_seq *q, bool end_of_step) {
     int32_t i = 0;
     while (s->running[i] != q) i++;
@@ -206,7 +208,7 @@ static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
         leave(s, q, e->finish == HD_FINISH_STOP || e->finish == HD_FINISH_LENGTH);
     } else {
         sched_queue_take(&s->waiting, q);
-        s->blocked = false; /* another one may be the first now */
+        s->blocked = false; /* the first waiting request may be another one now */
     }
     if (q->leader) q->leader->n_followers--;
     let_followers_go(s, q);
@@ -226,7 +228,8 @@ static void fail(hd_sched *s, sched_seq *q, hd_status status) {
     finish(s, q, &e);
 }
 
-/* Looks at everybody only when somebody has to go: a full queue must not cost every turn. */
+/* Scans the queue only if a request is cancelled or times out, so that a full queue does not
+ * slow every step. */
 static void process_aborts(hd_sched *s, int64_t now_ns) {
     if (!s->cancels && (!s->next_deadline || now_ns < s->next_deadline)) return;
     s->cancels = false;
@@ -253,7 +256,7 @@ void hd_sched_process_aborts(hd_sched *s, int64_t now_ns) {
 
 static void retract(hd_sched *s, sched_seq *q) {
     leave(s, q, false);
-    q->r.queue_until_ns = 0; /* it was admitted in time */
+    q->r.queue_until_ns = 0; /* admitted: the queue timeout no longer applies */
     sched_queue_put(&s->waiting, q);
     s->stats.retracted++;
 }
@@ -268,13 +271,14 @@ static int32_t pages_for(const hd_sched *s, int32_t tokens) {
     return (int32_t)hd_ceil_div(tokens, s->o.cache.page_tokens);
 }
 
-/* Pages that a lease could still get. */
+/* Pages of one KV group that are free or evictable. */
 static int32_t room(const hd_sched *s, hd_kv_group life) {
     const hd_cache_stats c = hd_cache_read_stats(s->cache);
     return c.free[life] + c.evictable[life];
 }
 
-/* Prompt tokens that wait for their score. The next one is scored by the row before it. */
+/* Prompt tokens whose log-probability is still to be reported. It comes from the row before
+ * each token. */
 static int32_t unscored(const sched_seq *q) {
     return q->r.score_from ? q->r.n_prompt - q->r.score_from - q->n_scored : 0;
 }
@@ -283,8 +287,9 @@ static int32_t next_scored(const sched_seq *q) {
     return q->r.score_from + q->n_scored;
 }
 
-/* Pages that are missing for all the tokens the request knows and a page to grow, beside a page
- * of growth for everyone who runs: a newcomer should not cause a retraction at once. */
+/* Counts the pages that are missing to admit q: all its known tokens, one page for growth,
+ * and one page for growth of every running request. An admission must not cause a retraction
+ * at once. */
 static void count_missing(const hd_sched *s, const sched_seq *q, int32_t hit,
                           int32_t missing[HD_N_KV_GROUPS]) {
     const int32_t known = pages_for(s, q->n_tokens) - hit / s->o.cache.page_tokens;
@@ -294,12 +299,12 @@ static void count_missing(const hd_sched *s, const sched_seq *q, int32_t hit,
         s->o.cache.lookback ? chunk + 1 + s->n_running - room(s, HD_KV_WINDOW) : 0;
 }
 
-/* Alone, anything that was accepted fits. */
+/* A request that runs alone always fits. */
 static bool fits(const hd_sched *s, const int32_t missing[HD_N_KV_GROUPS]) {
     return s->n_running == 0 || (missing[HD_KV_FULL] <= 0 && missing[HD_KV_WINDOW] <= 0);
 }
 
-/* A try walks the whole prompt, so the next one waits for pages. */
+/* An admission attempt matches the whole prompt, so it is not repeated until pages are free. */
 static void block(hd_sched *s, const int32_t missing[HD_N_KV_GROUPS]) {
     s->blocked = true;
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
@@ -312,11 +317,12 @@ static bool still_blocked(const hd_sched *s) {
                           room(s, HD_KV_WINDOW) < s->wanted[HD_KV_WINDOW]);
 }
 
-/* Scores want rows that are computed, so a hit must end before the first of those. */
+/* Prompt log-probabilities need computed rows, so the cached prefix must end before the
+ * first. */
 static void admit_one(hd_sched *s, sched_seq *q) {
     const int32_t slot = s->free_slots[s->n_free_slots - 1];
     const int32_t usable = unscored(q) > 0 ? next_scored(q) : q->n_tokens;
-    int32_t hit, missing[HD_N_KV_GROUPS] = {0, 1}; /* the windows of a hit */
+    int32_t hit, missing[HD_N_KV_GROUPS] = {0, 1}; /* WINDOW pages of the cached prefix */
     if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, usable, &hit) != HD_OK) {
         block(s, missing);
         return;
@@ -340,7 +346,7 @@ static void admit_one(hd_sched *s, sched_seq *q) {
     s->hooks.enter(s->hooks.ctx, q->r.id, slot, q->tokens, q->n_tokens);
 }
 
-/* The first in the queue that waits for nobody's prompt. */
+/* Returns the first waiting request that does not wait for another request's prefill. */
 static sched_seq *next_to_admit(const hd_sched *s) {
     sched_seq *q = s->waiting.first;
     while (q && q->leader) q = q->next;
@@ -356,10 +362,10 @@ static void admit(hd_sched *s) {
     }
 }
 
-/* ---- building a step ---- */
+/* ---- building the batch ---- */
 
-/* Pages for q's next rows; retracts less important requests while there are not enough. False:
- * q itself is the least important and was retracted. */
+/* Reserves pages for q's next rows and retracts less important requests while there are too
+ * few. Returns false if q itself is the least important and was retracted. */
 static bool make_room(hd_sched *s, sched_seq *q, int32_t n_tokens) {
     while (hd_cache_extend(s->cache, q->slot, n_tokens) != HD_OK) {
         sched_seq *victim = s->running[s->n_running - 1];
@@ -391,28 +397,30 @@ static void add_input(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_sample,
     s->n_choices += n_sample + n_prompt_logprobs;
 }
 
-/* The last chosen token and its drafts. Pages reach as far as the drafts of the next step. */
+/* Adds a decode row and its drafts. Pages are reserved for the drafts of the next step too. */
 static void add_decode(hd_sched *s, sched_seq *q) {
     const int32_t left = q->r.n_prompt + q->r.max_new - q->n_tokens;
-    q->n_drafts = hd_min_i32(q->n_drafts, left - 1); /* more could not be used */
+    /* tokens beyond max_new would be dropped */
+    q->n_drafts = hd_min_i32(q->n_drafts, left - 1);
     const int32_t rows = 1 + q->n_drafts;
     if (make_room(s, q, q->n_done + rows + q->want_drafts)) add_input(s, q, rows, rows, 0);
 }
 
-/* How many of the next rows score a token, if that many of the prompt are computed. */
+/* Returns how many of the next `rows` prefill rows report a prompt log-probability. */
 static int32_t scored_by(const sched_seq *q, int32_t rows) {
     const int32_t left = unscored(q);
-    const int32_t before = next_scored(q) - 1 - q->n_done; /* rows that score nothing yet */
+    /* rows before the first reported token */
+    const int32_t before = next_scored(q) - 1 - q->n_done;
     return left > 0 ? hd_max_i32(0, hd_min_i32(left, rows - before)) : 0;
 }
 
-/* others: requests behind it that may each choose at one row of this step. */
+/* Adds a prefill chunk. others: less important requests that may each sample at one row. */
 static void add_chunk(hd_sched *s, sched_seq *q, int32_t budget, int32_t others) {
     const int32_t pending = q->n_tokens - q->n_done;
     int32_t rows = hd_min_i32(hd_min_i32(pending, s->o.chunk_rows), budget);
     const int32_t excess = scored_by(q, rows) - (s->o.sample_rows - s->n_choices - others - 1);
     if (excess > 0) rows -= excess;
-    if (rows <= 0) return; /* more important scores fill the step */
+    if (rows <= 0) return; /* the logits rows of this step are used up */
     const bool last = rows == pending;
     if (!make_room(s, q, q->n_done + rows + (last ? q->want_drafts : 0))) return;
     add_input(s, q, rows, last ? 1 : 0, scored_by(q, rows));
@@ -422,8 +430,8 @@ static bool decodes(const sched_seq *q) {
     return q->n_tokens - q->n_done == 1 && q->n_tokens > q->r.n_prompt;
 }
 
-/* Who drafts how far is decided before pages are given out. The number of requests that must
- * still compute prompts. */
+/* Chooses the draft depth of every request before pages are reserved. Returns the number of
+ * requests whose prefill is not complete. */
 static int32_t plan_drafts(hd_sched *s) {
     int32_t decoding = 0;
     bool automatic = false;
@@ -443,7 +451,7 @@ static int32_t plan_drafts(hd_sched *s) {
     return s->n_running - decoding;
 }
 
-/* Nobody is sent back for these pages. */
+/* Reserves pages ahead of the step; no request is retracted for them. */
 static void extend_ahead(hd_sched *s, hd_seq_input *w) {
     const int32_t most = s->o.cache.seq_pages * s->o.cache.page_tokens;
     const int32_t lookback = w->start + w->n + w->want_drafts + s->o.ahead;
@@ -451,8 +459,8 @@ static void extend_ahead(hd_sched *s, hd_seq_input *w) {
     w->n_pages = pages_for(s, hd_min_i32(lookback, most));
 }
 
-/* Retraction takes from the end of running, so a walk by index stays valid: whoever is behind
- * the walk may vanish, whoever was passed stays. */
+/* Builds the batch. Retraction removes requests from the end of `running`, so a walk by
+ * index stays valid: requests behind the index may vanish, those before it stay. */
 static void build(hd_sched *s) {
     s->n_inputs = s->n_rows = s->n_choices = 0;
     int32_t prompts = plan_drafts(s);
@@ -464,7 +472,7 @@ static void build(hd_sched *s) {
         if (budget <= 0) break;
         if (!decodes(s->running[i])) add_chunk(s, s->running[i], budget, --prompts);
     }
-    /* A chunk may have cost a less important decode its pages after it was added. */
+    /* A prefill chunk may have retracted a less important decode that was already added. */
     int32_t kept = 0;
     s->n_rows = 0;
     for (int32_t i = 0; i < s->n_inputs; i++) {
@@ -479,7 +487,7 @@ static void build(hd_sched *s) {
     }
 }
 
-/* ---- settling ---- */
+/* ---- processing output ---- */
 
 static bool is_stop(const sched_seq *q, int32_t token) {
     for (int32_t i = 0; i < q->r.n_stop; i++) {
@@ -488,7 +496,7 @@ static bool is_stop(const sched_seq *q, int32_t token) {
     return false;
 }
 
-/* Appends chosen tokens up to and including one that ends the request. */
+/* Appends sampled tokens up to and including one that ends the request. */
 static int32_t append(sched_seq *q, const hd_seq_output *c, hd_finish *finish) {
     for (int32_t i = 0; i < c->n_tokens; i++) {
         q->tokens[q->n_tokens++] = c->tokens[i];
@@ -529,7 +537,7 @@ static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
     e.n_accepted = c->n_tokens - 1;
     e.tokens = q->tokens + q->n_tokens;
     e.n = append(q, c, &e.finish);
-    /* Rows of refused drafts computed nothing that is kept. */
+    /* Rows of rejected drafts do not count as computed. */
     q->n_done += w->n - w->n_sample + c->n_tokens;
     q->n_done = hd_min_i32(q->n_done, q->n_tokens - (e.finish == HD_FINISH_NONE));
     hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
@@ -546,7 +554,7 @@ static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
     s->hooks.event(s->hooks.ctx, &e);
 }
 
-/* What the device holds cannot be trusted any more, so nothing stays cached. */
+/* The content of device memory is unknown after a failure, so the prefix cache is flushed. */
 static void fail_all(hd_sched *s, hd_status status) {
     while (s->n_running) fail(s, s->running[0], status);
     while (s->waiting.first) fail(s, s->waiting.first, status);
@@ -575,11 +583,11 @@ hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err) {
     for (int32_t i = 0; i < s->n_inputs; i++) {
         process_one(s, s->worker[i], &s->inputs[i], &s->outputs[i]);
     }
-    if (hd_sched_idle(s)) s->timed = false; /* the owner may rest before the next turn */
+    if (hd_sched_idle(s)) s->timed = false; /* the caller may sleep before the next step */
     return HD_OK;
 }
 
-/* ---- the audit ---- */
+/* ---- checking for leaks ---- */
 
 static hd_status check_idle(const hd_sched *s, hd_err *err) {
     const int32_t n = s->o.cache.max_seqs;
@@ -600,7 +608,7 @@ hd_status hd_sched_audit(hd_sched *s, hd_err *err) {
     return st;
 }
 
-/* ---- reading ---- */
+/* ---- statistics ---- */
 
 bool hd_sched_idle(const hd_sched *s) {
     return s->n_running == 0 && s->waiting.n == 0;

@@ -1,19 +1,20 @@
-/* sched.h - who runs in this turn.
+/* sched.h - continuous batching: admits requests, builds steps of decode and prefill rows.
  *
- * One turn listens, admits, builds a step, runs it and settles: decode rows first, then chunks
- * of prompts while the row budget lasts. The scheduler owns tokens and pages and knows no
- * tensors; time is an argument; there are no threads. All of it is deterministic.
+ * One step processes aborts, admits waiting requests, builds a batch, runs it and processes
+ * its output. Decode rows come first, then prefill chunks while the row budget lasts
+ * (chunked prefill). The scheduler owns tokens and pages and contains no tensor code. The
+ * caller passes the time; there are no threads. It is deterministic.
  *
- * Promises (tests/sched):
- *   - the KV pools are never exceeded: a request that does not fit waits, and under pressure
- *     the least important one is retracted: it goes back to the queue with all its tokens and
- *     resumes with the same text;
- *   - order: higher priority first, then arrival; nobody is overtaken by a later arrival of the
- *     same priority, at admission or in building a step, unless it follows a request that is
- *     not past its prompt yet;
- *   - every running request that is past its prompt advances in every turn;
- *   - the first of the most important requests is never retracted, so there is always progress;
- *   - every accepted request gets exactly one finishing event. */
+ * Guarantees (tests/sched):
+ *   - The KV pools are never exceeded: a request that does not fit waits. Under memory
+ *     pressure the least important request is retracted (preempted): it returns to the queue
+ *     with all its tokens and resumes with the same text.
+ *   - Order: higher priority first, then arrival. No later arrival of the same priority
+ *     overtakes a request at admission or in building a step, unless that request follows
+ *     another one whose prefill is not complete.
+ *   - Every running request whose prefill is complete advances in every step.
+ *   - The first of the most important requests is never retracted, so there is always progress.
+ *   - Every accepted request gets exactly one finishing event. */
 #ifndef HD_SCHED_SCHED_H
 #define HD_SCHED_SCHED_H
 
@@ -28,32 +29,37 @@ typedef struct hd_sched hd_sched;
 
 typedef enum hd_finish {
     HD_FINISH_NONE,
-    HD_FINISH_STOP,    /* a stop id, which is the last token of the event */
-    HD_FINISH_LENGTH,  /* max_new tokens */
-    HD_FINISH_ABORT,   /* cancelled */
-    HD_FINISH_TIMEOUT, /* waited too long in the queue */
-    HD_FINISH_ERROR    /* the device or this request's computation failed */
+    HD_FINISH_STOP,    /* a stop id was sampled; it is the last token of the event */
+    HD_FINISH_LENGTH,  /* max_new tokens were generated */
+    HD_FINISH_ABORT,   /* the request was cancelled */
+    HD_FINISH_TIMEOUT, /* the request was not admitted before queue_until_ns */
+    HD_FINISH_ERROR    /* the device failed, or the computation of this request alone */
 } hd_finish;
 
 enum { HD_SCHED_AUTO_DRAFTS = -1 };
 
 typedef struct hd_sched_request {
-    uint64_t id;           /* the caller's, unique among the living */
+    uint64_t id;           /* chosen by the caller, unique among unfinished requests */
     const int32_t *prompt; /* [n_prompt], copied */
     int32_t n_prompt;
     int32_t max_new;
-    int32_t priority;        /* higher first */
-    uint64_t follows;        /* id of a request of the same prompt that shall compute it first;
-                                not admitted before that has, or has ended; 0: none */
-    int32_t draft_tokens;    /* at most HD_MAX_DRAFTS; HD_SCHED_AUTO_DRAFTS: as many as pay */
-    int32_t score_from;      /* prompt tokens from here on, at least 1, are scored; 0: none */
-    uint64_t salt;           /* prefixes are shared among equal salts only */
-    int64_t queue_until_ns;  /* give up when not admitted by then; 0: wait for ever */
-    const int32_t *stop_ids; /* [n_stop], copied: end of sequence and the user's own */
+    int32_t priority; /* higher is admitted first */
+    /* Id of a request with the same prompt that computes the prefill for both (n > 1
+     * choices). This request is not admitted before that prefill is complete or that request
+     * has ended; 0: none. */
+    uint64_t follows;
+    /* Drafts per step, at most HD_MAX_DRAFTS. HD_SCHED_AUTO_DRAFTS: draft_depth.h chooses. */
+    int32_t draft_tokens;
+    /* First prompt token, at least 1, whose log-probability is reported; 0: none. */
+    int32_t score_from;
+    uint64_t salt;          /* cached prefixes are shared among equal salts only */
+    int64_t queue_until_ns; /* times out if it is not admitted by then; 0: no time limit */
+    /* [n_stop], copied: end-of-sequence ids and the caller's stop ids */
+    const int32_t *stop_ids;
     int32_t n_stop;
 } hd_sched_request;
 
-/* Tokens of one request, as they become final; what is pointed at is valid during the call. */
+/* What one step adds to one request. All pointers are valid during the call only. */
 typedef struct hd_sched_event {
     uint64_t id;
     const int32_t *tokens;  /* [n] */
@@ -61,33 +67,39 @@ typedef struct hd_sched_event {
     const int32_t *top_ids; /* [n, HD_MAX_TOP_LOGPROBS] or NULL, as in hd_seq_output */
     const float *top_logprobs;
     int32_t n;
-    const float *scores; /* [n_score] of prompt tokens score_at, score_at + 1, ... */
+    /* [n_prompt_logprobs] log-probabilities of prompt tokens score_at, score_at + 1, ... */
+    const float *scores;
     const int32_t *score_top_ids;
     const float *score_top_logprobs;
     int32_t n_prompt_logprobs, score_at;
-    hd_finish finish;              /* NONE: more will follow */
-    hd_status status;              /* ERROR: of this request's computation, or of the runner */
-    int32_t n_cached;              /* prompt tokens that were not computed again */
-    int32_t n_accepted, n_drafted; /* of this event's step */
+    hd_finish finish; /* NONE: the request goes on */
+    /* with ERROR: the status of this request's computation, or of the runner */
+    hd_status status;
+    int32_t n_cached;              /* prompt tokens found in the prefix cache */
+    int32_t n_accepted, n_drafted; /* accepted and verified drafts of this event's step */
 } hd_sched_event;
 
 typedef struct hd_sched_hooks {
     void *ctx;
-    /* A request got a running slot, or gives it up (retracted or finished). */
+    /* A request enters a slot when it is admitted, and leaves it when it is retracted or
+     * finished. */
     void (*enter)(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, int32_t n);
     void (*leave)(void *ctx, uint64_t id, int32_t slot);
     void (*event)(void *ctx, const hd_sched_event *event);
 } hd_sched_hooks;
 
 typedef struct hd_sched_options {
-    hd_cache_options cache; /* n_leases: requests that run at a time */
-    int32_t step_rows;      /* rows of one step, drafts included */
-    int32_t chunk_rows;     /* prompt rows of one request in one step */
-    int32_t sample_rows;    /* rows of one step that choose or score tokens; 0: as many as the
-                               running requests may choose at */
+    hd_cache_options cache; /* max_seqs: requests that run at a time */
+    int32_t step_rows;      /* rows of one batch, drafts included */
+    int32_t chunk_rows;     /* prefill rows of one request in one step */
+    /* Rows of one step that need logits (sampled tokens and prompt log-probabilities); 0: as
+     * many as the running requests can sample at. */
+    int32_t sample_rows;
     int32_t queue_limit;
-    int32_t ahead; /* positions by which the pages of decoding requests reach further than the
-                      step needs, where there are pages: for runners that are a step ahead */
+    /* Positions beyond this step for which decoding requests reserve pages, if pages are
+     * free. For runners that launch the next step before this one is processed (overlap
+     * schedule). */
+    int32_t ahead;
     int32_t max_positions; /* longest sequence, prompt and output */
 } hd_sched_options;
 
@@ -96,44 +108,47 @@ typedef struct hd_sched_stats {
     int64_t steps, rows, finished, retracted, drafted, accepted;
 } hd_sched_stats;
 
-/* step_rows must leave room for one row and its drafts of every running request, and so must
- * choice_rows. */
+/* Opens a scheduler. step_rows and sample_rows must each hold one row and its drafts of
+ * every running request. */
 hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
                         const hd_runner *runner, const hd_sched_hooks *hooks, hd_err *err);
-void hd_sched_close(hd_sched *s); /* NULL is fine; living requests get no event */
+void hd_sched_close(hd_sched *s); /* NULL is fine; unfinished requests get no event */
 
-/* Refuses what can never run (HD_EINVAL) and a full queue (HD_EAGAIN). */
+/* Queues a request. Fails with HD_EINVAL for a request that can never run and with HD_EAGAIN
+ * if the queue is full. */
 hd_status hd_sched_submit(hd_sched *s, const hd_sched_request *r, hd_err *err);
 
-/* The request finishes with ABORT at the next turn, unless it has finished. */
+/* Cancels a request: it finishes with ABORT in the next step, unless it has finished
+ * already. */
 void hd_sched_cancel(hd_sched *s, uint64_t id);
 
-/* Ends what was cancelled or waited too long, and computes nothing: all that may happen while
- * the owner pauses. A turn begins with it. */
+/* Finishes cancelled and timed-out requests and computes nothing. It is safe while the owner
+ * is paused. Every step begins with it. */
 void hd_sched_process_aborts(hd_sched *s, int64_t now_ns);
 
-/* All that runs goes back to the queue and keeps its tokens. */
+/* Retracts all running requests: they return to the queue and keep their tokens. */
 void hd_sched_retract_all(hd_sched *s);
 
-/* One turn. HD_EAGAIN: nothing could be computed. Any other error: the runner failed, and every
- * request has got its ERROR event. */
+/* Runs one step. HD_EAGAIN: there was nothing to compute. Any other error: the runner
+ * failed, and every request has received its ERROR event. */
 hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err);
 
-bool hd_sched_idle(const hd_sched *s); /* nothing waits and nothing runs */
+bool hd_sched_idle(const hd_sched *s); /* no request is waiting or running */
 hd_sched_stats hd_sched_read_stats(const hd_sched *s);
 
-/* While it is idle: all slots and pages must be back. HD_EINVAL: they are not, err says what is
- * missing; then all are taken back, and cached prefixes are forgotten. HD_ENOMEM: no memory to
- * look. */
+/* Checks an idle scheduler for leaked slots and pages. HD_EINVAL: some are missing, err says
+ * which; all are then freed and the prefix cache is flushed. HD_ENOMEM: no memory for the
+ * check. */
 hd_status hd_sched_audit(hd_sched *s, hd_err *err);
 
 typedef struct hd_sched_progress {
     uint64_t id;
-    int32_t n_done, n_known; /* tokens computed, of those known: prompt and output so far */
+    /* tokens computed; tokens known, which are prompt and output so far */
+    int32_t n_done, n_known;
     int32_t n_cached;
 } hd_sched_progress;
 
-/* The i-th running request, the most important first; i is below stats.running. */
+/* Returns the i-th running request, most important first; i must be below stats.running. */
 hd_sched_progress hd_sched_running(const hd_sched *s, int32_t i);
 
 const hd_cache *hd_sched_cache(const hd_sched *s);

@@ -1,7 +1,7 @@
-/* bind.c - how one tensor is stored: plain, FP8 blocks, packed FP4 or NVFP4.
+/* bind.c - determines how one tensor is stored: plain, FP8 blocks, packed FP4 or NVFP4.
  *
- * The dtype of the data and the names beside it decide (models.md 3.7 to 3.10), because files
- * mix formats and configs do not always say so:
+ * The dtype of the data and the names beside it decide (models.md 3.7 to 3.10), because
+ * files mix formats and configs do not always declare it:
  *
  *     F32, F16, BF16  alone
  *     F8_E4M3         X.weight_scale_inv or X.scale, one per block of 128 x 128
@@ -65,7 +65,7 @@ static hd_status expect_shape(const binding *b, const hd_tensor *t, const char *
                           have, need);
 }
 
-/* Wants [rows, cols], or [cols] when rows is 0. */
+/* Requires [rows, cols], or [cols] if rows is 0. */
 static hd_status check_shape(const binding *b, const hd_tensor *t, const char *why,
                              int64_t rows, int64_t cols) {
     const int64_t want[2] = {rows > 0 ? rows : cols, cols};
@@ -116,7 +116,7 @@ static hd_status bad_scale_type(const binding *b, const hd_tensor *scale, const 
 
 /* ---- the formats ---- */
 
-/* One expert's matrix within the tensor of all of them. */
+/* Binds one expert's matrix in a tensor that stacks all experts. */
 static hd_status bind_stacked(const binding *b, const hd_tensor *data) {
     const hd_tensor_decl *d = b->decl;
     const int64_t parts = d->role == HD_EXPERT_DOWN ? 1 : 2;
@@ -254,15 +254,15 @@ static const char *fault_of(float v) {
     return v < 0 ? "negative" : NULL;
 }
 
-/* Whether some E4M3 scale is negative or NaN; one pass without branches, because the scales of
- * a large NVFP4 model are tens of gigabytes. */
+/* Returns whether an E4M3 scale is negative or NaN. It is one pass without branches, because
+ * the scales of a large NVFP4 model are tens of gigabytes. */
 static bool any_bad_e4m3(const uint8_t *data, size_t n) {
     uint8_t bad = 0;
     for (size_t i = 0; i < n; i++) bad |= data[i] > 0x7e;
     return bad;
 }
 
-/* The first bad scale in [0, n), or n. */
+/* Returns the index of the first bad scale in [0, n), or n. */
 static size_t find_bad(const hd_tensor *t, size_t n, const char **fault) {
     const uint8_t *data = t->data;
     if (t->dtype == HD_E4M3 && !any_bad_e4m3(data, n)) return n;
@@ -283,8 +283,8 @@ static size_t find_bad(const hd_tensor *t, size_t n, const char **fault) {
     return n;
 }
 
-/* E8M0 has one bad code, NaN. NVFP4 exporters let the scale of a very small group underflow
- * to zero, which says that the group is zero: that is no fault. */
+/* E8M0 has one invalid code, NaN. NVFP4 exporters let the scale of a very small group
+ * underflow to zero, which means that the group is zero: that is valid. */
 hd_status weights_check_scales(const hd_checkpoint *c, const weights_bound *b, hd_err *err) {
     const hd_tensor *t = b->scale;
     if (!t || t->bytes == 0) return HD_OK;

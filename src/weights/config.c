@@ -1,8 +1,8 @@
-/* config.c - config.json and generation_config.json to hd_model_spec.
+/* config.c - reads config.json and generation_config.json into hd_model_spec.
  *
- * This file knows what all families share: which family it is, sizes, token ids, notices.
- * Attention and experts are in config_mla.c and config_v4.c, rotary embedding and
- * quantization in config_rope.c, the reading of one key in config_view.c. */
+ * This file reads what all families share: the family, sizes, token ids, notices. Attention
+ * and experts are in config_mla.c and config_v4.c, rotary embedding and quantization in
+ * config_rope.c, access to one key in config_view.c. */
 #include "weights/config_internal.h"
 
 #include <math.h>
@@ -26,7 +26,7 @@ static const struct {
     [HD_FAMILY_V4] = {"DeepseekV4ForCausalLM",  "deepseek_v4" },
 };
 
-/* Keys that say nothing about inference, or repeat what other keys say. */
+/* Keys that do not concern inference, or repeat other keys. */
 static const char *const silent_keys[] = {
     "_name_or_path",
     "aux_loss_alpha",
@@ -49,14 +49,14 @@ static const char *const silent_keys[] = {
     "use_return_dict",
 };
 
-/* Keys that name code to be run with the model. */
+/* Keys that name code to run with the model. */
 static const char *const code_keys[] = {"auto_map", "custom_pipelines", "trust_remote_code"};
 
 const char *hd_family_name(hd_family f) {
     return f >= 0 && f < HD_N_FAMILIES ? families[f].model_type : "unknown";
 }
 
-/* The family of model_type, HD_N_FAMILIES when it is none of them. */
+/* Returns the family of model_type, or HD_N_FAMILIES. */
 static hd_family family_of_type(const char *type) {
     int f = 0;
     if (strcmp(type, "kimi_k2") == 0) return HD_FAMILY_V3; /* V3 in other sizes */
@@ -64,7 +64,7 @@ static hd_family family_of_type(const char *type) {
     return (hd_family)f;
 }
 
-/* The class decides and model_type must agree; a file without classes has only model_type. */
+/* The class decides, and model_type must agree; a file without classes has only model_type. */
 static hd_status read_family(hd_model_spec *s, const weights_view *v) {
     static const char list[] = "supported are DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, "
                                "DeepseekV32ForCausalLM and DeepseekV4ForCausalLM";
@@ -124,7 +124,7 @@ static hd_status read_dtype(hd_model_spec *s, const weights_view *v) {
     return HD_OK;
 }
 
-/* What every family has. The ranges keep each product of two sizes within 32 bits. */
+/* Reads the keys of every family. The ranges keep each product of two sizes within 32 bits. */
 static hd_status read_common(hd_model_spec *s, const weights_view *v) {
     double eps, scale;
     HD_TRY(weights_int(v, "vocab_size", 1, 1 << 24, &s->vocab));
@@ -174,8 +174,8 @@ static hd_status read_eos(hd_model_spec *s, const weights_view *v) {
 }
 _Static_assert(HD_MAX_EOS == 8, "the sentence in read_eos says 8");
 
-/* Sampling defaults and further stop tokens. Nothing in this file is worth refusing a model
- * for: what is wrong is ignored with a notice. */
+/* Reads sampling defaults and further stop tokens. Errors in this file never refuse a model;
+ * they are ignored with a notice. */
 static hd_status read_generation(hd_model_spec *s, const char *dir) {
     char *path = hd_path_join(dir, "generation_config.json");
     if (!path) return HD_ENOMEM;
@@ -236,7 +236,7 @@ static bool listed(const char *key, const char *const *list, size_t n) {
     return false;
 }
 
-/* One notice for code, one with a count for keys nobody asked for. */
+/* Adds one notice for code, and one with the number of unknown keys. */
 static void note_unknown(hd_model_spec *s, const weights_view *v, json_t *root) {
     const char *key;
     json_t *value;

@@ -1,7 +1,8 @@
-/* config_internal.h - typed, range-checked reading of one JSON object, shared by config*.c.
+/* config_internal.h - typed, range-checked reading of a config.json object, shared by
+ * config*.c.
  *
  * Every getter names file, key, value and range in its error. A key with the value null
- * counts as absent everywhere, as the library that writes these files treats it. */
+ * counts as absent everywhere, as in the library that writes these files. */
 #ifndef HD_WEIGHTS_CONFIG_INTERNAL_H
 #define HD_WEIGHTS_CONFIG_INTERNAL_H
 
@@ -16,14 +17,14 @@ typedef struct weights_view {
     const char *file;
     const char *section; /* "" at the top, or "rope_scaling." with its dot */
     const json_t *object;
-    json_t *seen; /* collects the keys asked for; NULL: nobody wants to know */
+    json_t *seen; /* collects the keys that were read; NULL: not collected */
     hd_err *err;
 } weights_view;
 
-/* The value, or NULL when absent or null. */
+/* Returns the value, or NULL if absent or null. */
 const json_t *weights_find(const weights_view *v, const char *key);
 
-/* "file: key "section.key" " and the rest of the sentence, with value as JSON. */
+/* Fails with "file: key "section.key" " and the rest of the sentence, with value as JSON. */
 hd_status weights_refuse(const weights_view *v, hd_status code, const char *key,
                          const json_t *value, const char *why);
 
@@ -45,17 +46,17 @@ hd_status weights_text(const weights_view *v, const char *key, const char **out)
 hd_status weights_section(const weights_view *v, const char *key, const char *section,
                           weights_view *out);
 
-/* Refuses a key that is present with another value than the only one we compute. */
+/* Refuses a key that is present with a value other than the only supported one. */
 hd_status weights_only_text(const weights_view *v, const char *key, const char *only);
 hd_status weights_only_bool(const weights_view *v, const char *key, bool only);
 
 /* *out is NULL when absent. */
 hd_status weights_array(const weights_view *v, const char *key, const json_t **out);
 
-/* Adds one sentence for the person; silently full after the last place. */
+/* Adds one notice for the user; drops it if all places are used. */
 void weights_notice(hd_model_spec *s, const char *fmt, ...) HD_PRINTF(2, 3);
 
-/* The parts of config.json by subject; each fills its fields of s. */
+/* Readers of config.json by subject; each fills its fields of s. */
 hd_status weights_config_mla(hd_model_spec *s, const weights_view *v);  /* V2, V3, V3.2 */
 hd_status weights_config_v4(hd_model_spec *s, const weights_view *v);   /* V4 */
 hd_status weights_config_rope(hd_model_spec *s, const weights_view *v); /* after the sizes */

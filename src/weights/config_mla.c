@@ -1,4 +1,5 @@
-/* config_mla.c - the families with latent attention: V2, V3 and V3.2. */
+/* config_mla.c - reads the config of families with multi-head latent attention: V2, V3 and
+ * V3.2. */
 #include "weights/config_internal.h"
 
 #include <stdio.h>
@@ -10,7 +11,7 @@ static hd_status read_attention(hd_model_spec *s, const weights_view *v) {
     HD_TRY(weights_int(v, "qk_nope_head_dim", 1, 8192, &s->nope_dim));
     HD_TRY(weights_int(v, "qk_rope_head_dim", 2, 8192, &s->rope_dim));
     HD_TRY(weights_int(v, "v_head_dim", 1, 8192, &s->v_dim));
-    bool interleaved = true; /* the library asks V3 alone */
+    bool interleaved = true; /* the library reads this key for V3 alone */
     if (s->family == HD_FAMILY_V3) {
         HD_TRY(weights_bool_or(v, "rope_interleave", true, &interleaved));
     } else {
@@ -42,7 +43,8 @@ static hd_status read_indexer(hd_model_spec *s, const weights_view *v) {
     return HD_OK;
 }
 
-/* null means one group; an absent key means 8 to one reader and 1 to another, so it is refused. */
+/* null means one group. An absent key means 8 in one implementation and 1 in another, so it
+ * is refused. */
 static hd_status read_groups(hd_model_spec *s, const weights_view *v) {
     hd_router_rule *r = &s->route;
     if (!json_object_get(v->object, "n_group")) {
@@ -70,8 +72,9 @@ static hd_status read_groups(hd_model_spec *s, const weights_view *v) {
     return HD_OK;
 }
 
-/* V2: softmax; groups, where used, compete with their best expert. The weights are never
- * divided by their sum: the library ignores norm_topk_prob here, and no release sets it. */
+/* V2: softmax; a group's score, if groups are used, is its best expert's. The weights are
+ * never divided by their sum: the library ignores norm_topk_prob here, and no release sets
+ * it. */
 static hd_status read_route_v2(hd_model_spec *s, const weights_view *v) {
     hd_router_rule *r = &s->route;
     const char *method;
@@ -114,7 +117,7 @@ static hd_status read_route_v3(hd_model_spec *s, const weights_view *v) {
     return HD_OK;
 }
 
-/* Which layers are dense: a list, or the first ones and then by a frequency. */
+/* Reads which layers are dense: a list, or the first ones and then by a frequency. */
 static hd_status read_mlp_kinds(hd_model_spec *s, const weights_view *v) {
     int32_t first, freq;
     const json_t *kinds;
@@ -147,7 +150,7 @@ static hd_status read_mlp_kinds(hd_model_spec *s, const weights_view *v) {
     return HD_OK;
 }
 
-/* Every layer of a family attends in the same way. V3.2's is called deepseek_sparse_attention
+/* All layers of a family have the same attention. V3.2's is called deepseek_sparse_attention
  * by release 5.17 of the Hugging Face library and indexed_attention by later ones. */
 static hd_status check_layer_types(hd_model_spec *s, const weights_view *v) {
     static const char *const sparse[] = {"deepseek_sparse_attention", "indexed_attention"};

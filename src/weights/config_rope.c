@@ -1,4 +1,4 @@
-/* config_rope.c - rotary embedding and quantization as declared in config.json. */
+/* config_rope.c - reads rotary embedding (RoPE, YaRN) and quantization from config.json. */
 #include "weights/config_internal.h"
 
 #include <math.h>
@@ -10,8 +10,8 @@ static double yarn_m(double factor, double mscale) {
     return factor > 1 ? 0.1 * mscale * log(factor) + 1 : 1;
 }
 
-/* V4 never scales cos and sin. In the other families the two coefficients give a ratio, and
- * the library falls back to m(factor, 1) unless both are there. */
+/* V4 never scales cos and sin. In the other families the two coefficients form a ratio, and
+ * the library falls back to m(factor, 1) unless both are present. */
 static hd_status read_magnitude(hd_rope_spec *rope, const weights_view *d, bool v4) {
     double given;
     HD_TRY(weights_real_or(d, "mscale", 0, 100, 0, &rope->mscale));
@@ -61,10 +61,10 @@ static hd_status read_scaling(hd_rope_spec *rope, const weights_view *d, bool v4
     return read_magnitude(rope, d, v4);
 }
 
-/* The base: inside the object, or at the top of the file under theta_key. */
+/* Reads theta: inside the object, or at the top of the file under theta_key. */
 static hd_status read_theta(hd_rope_spec *rope, const weights_view *v, const weights_view *d,
                             const char *theta_key) {
-    double top; /* also a check of the key at the top when the object decides */
+    double top; /* also checks the key at the top if the object decides */
     HD_TRY(weights_real_or(v, theta_key, 1.001, 1e15, 0, &top));
     if (d->object && weights_find(d, "rope_theta")) {
         return weights_real(d, "rope_theta", 1.001, 1e15, &rope->theta);
@@ -88,7 +88,7 @@ static hd_status check_part(const hd_model_spec *s, const weights_view *d) {
 
 static hd_status read_v4(hd_model_spec *s, const weights_view *v, const weights_view *outer) {
     weights_view main = {.file = v->file, .section = "rope_parameters.main.", .err = v->err};
-    weights_view compress = *outer; /* one flat object speaks of the compressed layers */
+    weights_view compress = *outer; /* a flat object describes the compressed layers */
     if (outer->object && (json_object_get(outer->object, "main") ||
                           json_object_get(outer->object, "compress"))) {
         HD_TRY(weights_section(outer, "main", "rope_parameters.main.", &main));
@@ -168,7 +168,8 @@ static hd_status read_fp8(hd_quant_spec *q, const weights_view *d) {
     return HD_OK;
 }
 
-/* V4 says of its experts "fp4", "fp8" or, in the earliest file, nothing, which meant FP4. */
+/* V4 declares its experts as "fp4", "fp8" or, in the earliest file, nothing, which meant
+ * FP4. */
 static hd_status read_expert_type(hd_model_spec *s, const weights_view *v) {
     const char *type;
     HD_TRY(weights_text(v, "expert_dtype", &type));

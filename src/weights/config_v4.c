@@ -1,7 +1,8 @@
-/* config_v4.c - V4: layer kinds, windows, compressors, indexer, hyper-connections.
+/* config_v4.c - reads V4's config: layer kinds, windows, compressors, indexer,
+ * hyper-connections.
  *
- * The kind of each layer is read from compress_ratios (published form) or layer_types with
- * compress_rates (library form). When a file has neither, the library assumes an alternation
+ * The kind of each layer comes from compress_ratios (published form) or layer_types with
+ * compress_rates (library form). If a file has neither, the library assumes an alternation
  * that differs from the released models, so such a file is refused. */
 #include "weights/config_internal.h"
 
@@ -56,7 +57,7 @@ static hd_status read_attention(hd_model_spec *s, const weights_view *v) {
     return HD_OK;
 }
 
-/* The two compression rates when the file gives them by name; otherwise 0. */
+/* Reads the two compression rates if the file names them; otherwise 0. */
 static hd_status read_rates(const weights_view *v, int32_t *csa, int32_t *hca) {
     weights_view rates;
     HD_TRY(weights_section(v, "compress_rates", "compress_rates.", &rates));
@@ -106,7 +107,7 @@ static hd_status kinds_from_types(hd_model_spec *s, const weights_view *v, const
     return HD_OK;
 }
 
-/* Without names for the rates, 4 is the sparse kind and one larger ratio the heavy one. */
+/* If the rates have no names, 4 means CSA and one larger ratio HCA. */
 static hd_status kind_from_ratio(hd_model_spec *s, const weights_view *v, int32_t l,
                                  int64_t ratio, int32_t csa, int32_t hca) {
     int32_t heavy = hca ? hca : s->hca_ratio;
@@ -125,8 +126,8 @@ static hd_status kind_from_ratio(hd_model_spec *s, const weights_view *v, int32_
     return HD_OK;
 }
 
-/* One ratio per layer, then one per MTP layer, which is 0. The DSpark releases list three
- * stages of another drafter there; they are recognized and their drafter is left aside. */
+/* Reads one ratio per layer, then one per MTP layer, which is 0. The DSpark releases list
+ * three stages of another drafter there; they are recognized, and that drafter is not used. */
 static hd_status kinds_from_ratios(hd_model_spec *s, const weights_view *v,
                                    const json_t *ratios, int32_t csa, int32_t hca) {
     size_t n = json_array_size(ratios);
@@ -147,7 +148,7 @@ static hd_status kinds_from_ratios(hd_model_spec *s, const weights_view *v,
     return HD_OK;
 }
 
-/* Both spellings in one file must say the same. */
+/* Both spellings in one file must agree. */
 static hd_status check_agreement(hd_model_spec *s, const weights_view *v,
                                  const json_t *ratios) {
     for (int32_t l = 0; l < s->n_layers; l++) {
@@ -194,7 +195,7 @@ static void note_dspark(hd_model_spec *s, const weights_view *v) {
 }
 
 static hd_status read_indexer(hd_model_spec *s, const weights_view *v) {
-    int32_t lo = s->csa_ratio ? 1 : 0; /* needed by the sparse layers only */
+    int32_t lo = s->csa_ratio ? 1 : 0; /* needed by the CSA layers only */
     HD_TRY(weights_int_or(v, "index_n_heads", lo, 4096, 0, &s->index_heads));
     HD_TRY(weights_int_or(v, "index_head_dim", lo, 8192, 0, &s->index_dim));
     HD_TRY(weights_int_or(v, "index_topk", lo, 1 << 30, 0, &s->index_topk));

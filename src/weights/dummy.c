@@ -1,8 +1,9 @@
-/* dummy.c - made-up tensors of one rank's share, in the formats the config declares.
+/* dummy.c - random (dummy) weights of one rank's shard, in the formats the config declares.
  *
- * Codes are noise from a seed of the tensor's own, made where they will lie: on a GPU nothing
- * passes over the host. A matrix of c columns has elements of mean square about 1 / c, so that
- * activations neither vanish nor overflow. What every op wants in float32 is float32 here. */
+ * Codes are random bits by a seed per tensor, generated where they are used: on a GPU
+ * nothing passes through the host. A matrix of c columns has elements of mean square about 1
+ * / c, so that activations neither vanish nor overflow. Tensors that operators read as
+ * float32 are float32 here. */
 #include "weights/dummy_internal.h"
 
 #include <math.h>
@@ -13,14 +14,15 @@
 
 enum { ALIGN = 256 };
 
-/* Root mean squares of drawn codes: E4M3 with every other exponent of the upper half, since
- * checkpoints scale blocks up to the format's limit; E2M1; and numbers of either sign between 1
- * and 2. */
+/* Root mean squares of random codes: E4M3 with every other exponent of the upper half, since
+ * checkpoints scale blocks up to the format's limit; E2M1; and numbers of either sign
+ * between 1 and 2. */
 static const double rms_e4m3 = 96.9, rms_e2m1 = 2.93, rms_plain = 1.5275;
 
-/* ---- how large ---- */
+/* ---- sizes ---- */
 
-/* As declared; F16 becomes BF16, which is as large, and small tensors what they are read as. */
+/* The declared format; F16 becomes BF16, which has the same size, and small tensors get the
+ * type they are read as. */
 static hd_stored_format format_of(const hd_model_spec *spec, const hd_tensor_decl *d) {
     hd_stored_format f = hd_declared_format(spec, d);
     if (f.type == HD_F16) f.type = HD_BF16;
@@ -50,7 +52,7 @@ static size_t bytes_of(const hd_slice *shard_axis, const hd_stored_format *f) {
 
 /* ---- values ---- */
 
-/* Of vectors: norms and the strengths of hyper-connections are 1, what is added is 0. */
+/* For vectors: norms and the strengths of hyper-connections are 1, biases are 0. */
 static bool is_one(const hd_tensor_decl *d) {
     switch (d->role) {
     case HD_INDEX_K_BIAS:
@@ -65,7 +67,7 @@ static bool is_one(const hd_tensor_decl *d) {
     }
 }
 
-/* What a word of so many numbers `v` is; with `drawn`, of numbers between v and 2 v of either
+/* The fill pattern of numbers `v`; with `drawn`, of numbers between v and 2 v of either
  * sign, v a power of two. */
 static hd_random_fill pattern(hd_dtype type, float v, bool drawn) {
     const uint32_t half = hd_f32_to_bf16(v);
@@ -75,7 +77,7 @@ static hd_random_fill pattern(hd_dtype type, float v, bool drawn) {
     return (hd_random_fill){.keep = drawn ? 0x807f807fu : 0, .set = half << 16 | half};
 }
 
-/* Scales of a tensor are one power of two, or one number where they can hold it. */
+/* All scales of a tensor are one power of two, or one number if the type can represent it. */
 static hd_random_fill scale_pattern(hd_dtype type, double value) {
     uint32_t code;
     if (type == HD_F32 || type == HD_BF16) return pattern(type, (float)value, false);
@@ -91,7 +93,7 @@ static hd_random_fill data_pattern(const hd_tensor_decl *d, hd_dtype type, doubl
     return pattern(type, ldexpf(1.0f, (int)lround(log2(wanted / rms_plain))), true);
 }
 
-/* Where the bytes of dummies are made: memory of the stream's device, or the host's. */
+/* Generates the bytes: in memory of the stream's device, or the host's. */
 static void make(hd_stream *s, uint8_t *to, size_t bytes, const hd_random_fill *random_fill) {
     if (s) {
         hd_stream_random_fill(s, to, bytes, random_fill);
@@ -142,7 +144,7 @@ static void describe(hd_tensor *t, const hd_tensor_decl *d, const weights_bound 
     };
 }
 
-/* Whether this rank has bytes of a tensor. Tables are numbers that are made apart. */
+/* Returns whether this rank holds bytes of a tensor. Tables of integers are made elsewhere. */
 static bool is_held(const hd_tensor_decl *d, const hd_slice *shard_axis) {
     return shard_axis->rows > 0 && d->role != HD_ROUTER_HASH;
 }

@@ -1,4 +1,4 @@
-/* dummy_internal.h - made-up tensors of a schema. */
+/* dummy_internal.h - random (dummy) tensors of a schema. */
 #ifndef HD_WEIGHTS_DUMMY_INTERNAL_H
 #define HD_WEIGHTS_DUMMY_INTERNAL_H
 
@@ -9,7 +9,7 @@
 #include "weights/routing.h"
 
 typedef struct weights_dummies {
-    hd_block block;    /* all their bytes on the host, */
+    hd_block block;    /* their bytes in host memory, */
     hd_device *device; /* or on a device, which owns them */
     void *on_device;
     size_t bytes;
@@ -19,18 +19,18 @@ typedef struct weights_dummies {
 typedef struct weights_dummies_args {
     const hd_model_spec *spec;
     const hd_schema *schema;
-    const hd_slice *slices; /* [schema->n] what is held of each */
+    const hd_slice *slices; /* [schema->n] the slice held of each tensor */
     hd_device *device;      /* NULL: host memory */
     hd_stream *stream;
 } weights_dummies_args;
 
-/* Fills bound[schema->n] for all that is held but the tables. out is released with
+/* Fills bound[schema->n] for all held tensors but the tables. Release out with
  * weights_dummies_deinit, also after a failure. */
 hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
                                const weights_dummies_args *args, hd_err *err);
 void weights_dummies_deinit(weights_dummies *d); /* an all-zero one is fine */
 
-/* routing.c: [vocab, top_k] experts by token, for one layer. Owned by the caller. */
+/* routing.c: draws [vocab, top_k] experts by token, for one layer. The caller owns *out. */
 hd_status weights_make_routing(int32_t **out, const hd_model_spec *spec, hd_routing routing,
                                int32_t layer, hd_err *err);
 

@@ -1,8 +1,9 @@
-/* index.c - a checkpoint directory: its shards, their tensors, and finding one by name.
+/* index.c - opens a checkpoint directory: its safetensors shards, their tensors, lookup by
+ * name.
  *
- * The index file is believed for file names alone. What lies where, the shards' own headers
- * say; where the index contradicts them it is refused. Names are kept in a JSON object, whose
- * hash is seeded at random, so that no choice of names makes finding slow. */
+ * Only file names are taken from the index file. The shards' own headers say which tensors
+ * they contain; an index that contradicts them is refused. Names are kept in a JSON object,
+ * whose hash is seeded at random, so that no choice of names makes lookups slow. */
 #include "weights/safetensors.h"
 
 #include <dirent.h>
@@ -52,7 +53,7 @@ HD_PRINTF(2, 3) static void note(hd_checkpoint *c, const char *fmt, ...) {
 
 /* ---- the index file ---- */
 
-/* A name inside the directory: no path, nothing hidden, nothing a terminal would obey. */
+/* Accepts a file name inside the directory: no path, nothing hidden, no control characters. */
 static bool plain_file_name(const char *name) {
     size_t n = strlen(name);
     if (n == 0 || n > MAX_FILE_NAME || name[0] == '.') return false;
@@ -67,7 +68,7 @@ static int by_text(const void *a, const void *b) {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* The values of weight_map, each once, sorted, into c->shard_names. */
+/* Collects the values of weight_map, each once, sorted, in c->shard_names. */
 static hd_status collect_shards(hd_checkpoint *c, json_t *weight_map, const char *path,
                                 hd_err *err) {
     const char *tensor;
@@ -162,7 +163,7 @@ static hd_status open_shard(shard *s, const char *model_dir, const char *name,
     return hd_safetensors_init(&s->file, s->map.data, s->map.bytes, s->path, err);
 }
 
-/* Gives t, the next of c->tensors, its name. */
+/* Adds t, the next of c->tensors, to the lookup by name. */
 static hd_status enter(hd_checkpoint *c, const hd_tensor *t, hd_err *err) {
     const shard *s = &c->shards[t->shard];
     const hd_tensor *same = hd_checkpoint_find(c, t->name);
@@ -176,7 +177,7 @@ static hd_status enter(hd_checkpoint *c, const hd_tensor *t, hd_err *err) {
     return HD_OK;
 }
 
-/* Moves the shards' lists into one, where names are unique. */
+/* Moves the shards' lists into one, in which names must be unique. */
 static hd_status gather(hd_checkpoint *c, hd_err *err) {
     size_t n = 0;
     for (int32_t i = 0; i < c->n_shards; i++) n += (size_t)c->shards[i].file.n;

@@ -1,4 +1,5 @@
-/* manifest.c - lines of digests, the files they name, and the files they forgot. */
+/* manifest.c - checks a model's files against a list of SHA-256 digests, and finds unlisted
+ * files. */
 #include "weights/manifest.h"
 
 #include <dirent.h>
@@ -20,7 +21,7 @@ enum {
     DIGEST_BYTES = 32,
     DIGITS = 2 * DIGEST_BYTES,
     PIECE_BYTES = 4 << 20,
-    QUIET_BYTES = 1 << 30 /* less than this is read without a bar */
+    QUIET_BYTES = 1 << 30 /* files below this size are read without a progress bar */
 };
 
 typedef struct manifest {
@@ -29,9 +30,9 @@ typedef struct manifest {
     hd_err *err;
 } manifest;
 
-/* ---- its lines ---- */
+/* ---- parsing lines ---- */
 
-/* "a/b.json": no part is hidden, empty or leads up. */
+/* Accepts "a/b.json": no part is hidden, empty or "..". */
 static bool is_plain_path(const char *name) {
     for (const char *part = name;; part += strcspn(part, "/") + 1) {
         if (*part == '/' || *part == '.' || *part == '\0') return false;
@@ -83,7 +84,7 @@ static hd_status read_lines(const manifest *m) {
     return st;
 }
 
-/* ---- the files they name ---- */
+/* ---- listed files ---- */
 
 static hd_status digest_of(char *digits, const hd_map *map, const char *path, hd_progress *bar,
                            hd_err *err) {
@@ -133,7 +134,7 @@ static hd_status check_files(const manifest *m) {
     return HD_OK;
 }
 
-/* ---- the files they forgot ---- */
+/* ---- unlisted files ---- */
 
 static bool ends_with(const char *text, const char *tail) {
     const size_t n = strlen(text), k = strlen(tail);

@@ -1,9 +1,9 @@
-/* names.c - a tensor under the names it has in files.
+/* names.c - finds a tensor under the different names it has in files.
  *
  * The schema has the names of the releases. Models that the Hugging Face library made or
- * saved have others: V4's are the library's own (models.md 3.6), or, from its save_pretrained,
- * a mixture of both; experts may be stacked in one tensor per layer; and a prefix may be gone.
- * A spelling is a list of replacements, applied in order. */
+ * saved have others. V4's are the library's own (models.md 3.6) or, from its
+ * save_pretrained, a mixture of both. Experts may be stacked in one tensor per layer, and a
+ * prefix may be missing. A spelling is a list of replacements, applied in order. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,12 +11,12 @@
 
 enum { MAX_NAME = 160 };
 
-/* "^" in front: at the beginning of the name only. */
+/* "^" in front: only at the beginning of the name. */
 typedef struct replacement {
     const char *ours, *theirs;
 } replacement;
 
-/* What the library's classes call V4's tensors. */
+/* The library's names of V4's tensors. */
 static const replacement library_v4[] = {
     {"^head.",                     "lm_head."                                    },
     {"^embed.",                    "model.embed_tokens."                         },
@@ -48,7 +48,7 @@ static const replacement library_v4[] = {
     {".w3.",                       ".up_proj."                                   },
 };
 
-/* What save_pretrained calls them: its way back from the above is not quite the way there. */
+/* The names that save_pretrained writes: it does not reverse the above exactly. */
 static const replacement saved_v4[] = {
     {"^embed.",        "model.embed_tokens."},
     {"^norm.",         "model.norm."        },
@@ -57,7 +57,7 @@ static const replacement saved_v4[] = {
     {".attn.kv_norm.", ".attn.norm."        },
 };
 
-/* V2, V3 and V3.2 are called as in the library; a bare model has no prefix. */
+/* V2, V3 and V3.2 use the library's names; a bare model has no prefix. */
 static const replacement bare[] = {
     {"^model.", ""},
 };

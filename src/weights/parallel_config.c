@@ -1,4 +1,4 @@
-/* parallel_config.c - what is possible as a layout, and one rank's share of it. */
+/* parallel_config.c - checks parallel configs, and derives a rank's coordinates and shard. */
 #include "weights/parallel_config.h"
 
 enum { MAX_WORLD = 1 << 20 };

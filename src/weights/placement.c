@@ -1,9 +1,9 @@
-/* placement.c - applies a parallel layout to the tensors of a schema. */
+/* placement.c - applies a parallel config to the tensors of a schema: one slice per tensor. */
 #include "weights/placement.h"
 
 #include <stdlib.h>
 
-/* One tensor being cut. */
+/* One tensor that is being sharded. */
 typedef struct cutter {
     const hd_plan_args *args;
     const hd_tensor_decl *decl;
@@ -12,8 +12,9 @@ typedef struct cutter {
     hd_err *err;
 } cutter;
 
-/* Gives this rank part `part` of `parts` equal parts of one side. units: how many heads,
- * groups or whatever must stay whole the side consists of; by: the layout's word for parts. */
+/* Sets this rank's slice to part `part` of `parts` equal parts of one side. units: number of
+ * heads, groups or blocks in the side that must not be divided; by: the config's word for
+ * parts. */
 static hd_status shard_axis(const cutter *c, bool rows, int32_t units, const char *unit,
                             int32_t part, int32_t parts, const char *by) {
     const char *side = rows ? "rows" : "columns";

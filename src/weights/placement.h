@@ -1,9 +1,9 @@
-/* placement.h - which slice of which tensor a rank holds, for any parallel layout.
+/* placement.h - which slice of which tensor a rank holds, for any parallel config.
  *
- * A layout says how the ranks of a world share the work; a plan applies it to a schema and
- * gives every tensor one rectangle per rank. Cuts fall on whole heads, output groups, experts
- * and quantization blocks. What cannot be cut so is refused before a byte is read, with the
- * tensor and the numbers. The loader reads rectangles, the budget adds their bytes up. */
+ * A plan applies a parallel config to a schema: every tensor gets one rectangle per rank.
+ * Boundaries fall on complete heads, output groups, experts and quantization blocks. A
+ * tensor that cannot be sharded so is refused before any byte is read, with its name and the
+ * numbers. The loader reads the rectangles; the memory budget adds up their bytes. */
 #ifndef HD_WEIGHTS_PLACEMENT_H
 #define HD_WEIGHTS_PLACEMENT_H
 
@@ -25,7 +25,7 @@ typedef struct hd_plan_args {
     int32_t rank;
     const hd_model_spec *spec;
     const hd_schema *schema;
-    const hd_stored_format *formats; /* [schema->n] as found; NULL: as the config declares */
+    const hd_stored_format *formats; /* [schema->n] as stored; NULL: as the config declares */
     int32_t n_mtp;                   /* MTP layers to hold, 0 .. spec->n_mtp */
 } hd_plan_args;
 
@@ -36,7 +36,8 @@ typedef struct hd_plan {
     hd_summary held; /* bytes of this rank by part */
 } hd_plan;
 
-/* Duplicates are held by nobody: the main tensor serves. *out is the caller's. */
+/* Makes the plan of one rank. Duplicates are not held: the main tensor replaces them. The
+ * caller owns *out. */
 hd_status hd_plan_open(hd_plan *out, const hd_plan_args *a, hd_err *err);
 void hd_plan_close(hd_plan *p);
 

@@ -1,4 +1,4 @@
-/* routing.c - draws of experts: how popular each is, and who gets which. */
+/* routing.c - synthetic routing: draws the popularity of experts, and the experts of tokens. */
 #include "weights/routing.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@
 enum {
     DRAW_ORDER = 0x11,
     DRAW_CHOICE,
-    DRAW_ROWS, /* high counter words: what is drawn */
+    DRAW_ROWS, /* high counter words of the Philox draws */
     SKEW_GROUPS = 8,
     BISECTIONS = 40
 };
@@ -23,9 +23,9 @@ static uint64_t seed_of(int32_t layer) {
     return 1234 + (uint64_t)layer;
 }
 
-/* ---- how popular ---- */
+/* ---- popularity ---- */
 
-/* place[e]: where expert e stands in the order of popularity, a random permutation. */
+/* place[e]: rank of expert e in the order of popularity, a random permutation. */
 static void draw_order(double *place, int32_t n, int32_t layer) {
     for (int32_t i = 0; i < n; i++) place[i] = i + 1;
     for (int32_t i = n - 1; i > 0; i--) {
@@ -37,7 +37,7 @@ static void draw_order(double *place, int32_t n, int32_t layer) {
     }
 }
 
-/* The mean load of the groups over the largest, when popularity falls with this power. */
+/* Returns the mean load of the groups over the largest, if popularity falls with this power. */
 static double balance_at(const double *place, int32_t n, int32_t groups, double power) {
     double all = 0, most = 0;
     for (int32_t g = 0; g < groups; g++) {
@@ -71,7 +71,7 @@ void hd_routing_fractions(double *shard, int32_t n, int32_t groups, hd_routing r
     for (int32_t e = 0; e < n; e++) shard[e] /= sum;
 }
 
-/* The first whose running sum exceeds u. */
+/* Returns the first index whose prefix sum exceeds u. */
 static int32_t find(const double *upto, int32_t n, double u) {
     int32_t low = 0, high = n - 1;
     while (low < high) {
@@ -85,8 +85,9 @@ static int32_t find(const double *upto, int32_t n, double u) {
     return low;
 }
 
-/* Binomials one after the other: what expert e gets of what those before it left. Their
- * normal approximation, cut to what is possible: exact draws of millions would take long. */
+/* Draws binomials one after the other: the part of expert e of what those before it left. It
+ * uses their normal approximation, clamped to what is possible, as exact draws of millions
+ * would take long. */
 void hd_routing_draw(int32_t *rows, const double *shard, int32_t n, int64_t total,
                      int32_t layer) {
     const double two_pi = 6.283185307179586;
@@ -104,10 +105,10 @@ void hd_routing_draw(int32_t *rows, const double *shard, int32_t n, int64_t tota
     }
 }
 
-/* ---- who gets which ---- */
+/* ---- experts of tokens ---- */
 
 typedef struct chooser {
-    const double *upto; /* running sums of the shares */
+    const double *upto; /* prefix sums of the fractions */
     int32_t n, top_k;
     uint64_t seed;
 } chooser;
@@ -119,7 +120,7 @@ static bool among(const int32_t *list, int32_t n, int32_t id) {
     return false;
 }
 
-/* before: of the token before, or NULL. */
+/* before: experts of the previous token, or NULL. */
 static void choose(const chooser *c, int32_t token, const int32_t *before, int32_t *out) {
     uint64_t at = (uint64_t)token << 16;
     for (int32_t k = 0; k < c->top_k; at++) {

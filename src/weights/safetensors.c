@@ -1,9 +1,10 @@
-/* safetensors.c - the header of one safetensors file, checked completely before use.
+/* safetensors.c - parses the header of a safetensors file and checks it completely before
+ * use.
  *
- * The file is a little-endian u64 N, N bytes of JSON, then the data area. The rules are those
- * of the format's reference implementation: a header of at most 100,000,000 bytes, tensors
- * that fill the data area without hole or overlap, spans equal to shape times element size.
- * Every tensor offset is relative to the data area. */
+ * The file is a little-endian u64 N, N bytes of JSON, then the data area. The rules are
+ * those of the format's reference implementation: a header of at most 100,000,000 bytes,
+ * tensors that fill the data area without hole or overlap, spans equal to shape times
+ * element size. Every tensor offset is relative to the data area. */
 #include "weights/safetensors.h"
 
 #include <jansson.h>
@@ -55,7 +56,7 @@ typedef struct header {
     const char *path;
     const uint8_t *data; /* the data area */
     size_t data_bytes;
-    bool reals; /* the header was read again with every number as a real */
+    bool reals; /* the header was parsed again with every number as a real */
     hd_err *err;
 } header;
 
@@ -63,7 +64,7 @@ static hd_status refuse(const header *h, const char *name, const char *why) {
     return HD_FAIL(h->err, HD_EFORMAT, "%s: tensor %.200s: %s", h->path, name, why);
 }
 
-/* A whole number that is not negative. What exceeds 64 bits saturates. */
+/* Reads a non-negative integer. Values above 64 bits saturate. */
 static bool read_count(const header *h, const json_t *value, int64_t *out) {
     if (json_is_integer(value)) {
         *out = json_integer_value(value);
@@ -92,7 +93,7 @@ static hd_status read_dtype(const header *h, hd_tensor *t, const json_t *value,
                    t->name, text);
 }
 
-/* The shape, and the bytes it asks for. */
+/* Reads the shape and computes its bytes. */
 static hd_status read_shape(const header *h, hd_tensor *t, const json_t *value, uint32_t bits,
                             size_t *bytes) {
     if (!json_is_array(value)) {
@@ -262,13 +263,13 @@ static hd_status refuse_json(const header *h, const json_error_t *why) {
     case json_error_null_byte_in_key:
         return HD_FAIL(h->err, HD_EFORMAT, "%s: bad name in the header: %s", h->path,
                        why->text);
-    default: /* jansson may know more codes than we do */
+    default: /* jansson may have more codes than are handled here */
         return HD_FAIL(h->err, HD_EFORMAT, "%s: header not JSON: line %d column %d: %s",
                        h->path, why->line, why->column, why->text);
     }
 }
 
-/* Bounds what the parser may be made to allocate. */
+/* Limits the memory that the parser can be made to allocate. */
 static hd_status check_size(const header *h, const char *text, size_t n) {
     size_t braces = 0, commas = 0;
     for (size_t i = 0; i < n; i++) {
@@ -288,7 +289,7 @@ static hd_status parse_header(header *h, hd_safetensors *out, const char *text, 
     HD_TRY(check_size(h, text, n));
     json_t *root = hd_json_read(text, n, JSON_REJECT_DUPLICATES, &why);
     h->reals = !root && json_error_code(&why) == json_error_numeric_overflow;
-    if (h->reals) { /* once more, to be able to name the tensor */
+    if (h->reals) { /* parse again, to name the tensor in the error */
         json_error_t ignored;
         root =
             hd_json_read(text, n, JSON_REJECT_DUPLICATES | JSON_DECODE_INT_AS_REAL, &ignored);

@@ -1,8 +1,8 @@
-/* schema.c - every tensor of a model: role, name in the file, shape, cut.
+/* schema.c - lists every tensor of a model: role, name in the file, shape, shard axis.
  *
- * One function per part of a layer states its tensors in both families of names (Hugging Face
- * names for V2, V3 and V3.2, the official ones for V4). It runs twice: once to count, once to
- * write. Shapes are those of models.md 3.2 to 3.5. */
+ * One function per part of a layer declares its tensors in both families of names (Hugging
+ * Face names for V2, V3 and V3.2, the official ones for V4). It runs twice: once to count,
+ * once to write. Shapes are those of models.md 3.2 to 3.5. */
 #include "weights/weights.h"
 
 #include <assert.h>
@@ -24,7 +24,7 @@ const char *hd_role_name(hd_role r) {
     return r >= 0 && r < HD_N_ROLES ? role_names[r] : "unknown";
 }
 
-/* Where the tensors go; decls and names are NULL while counting. */
+/* Collects the tensors; decls and names are NULL while counting. */
 typedef struct sink {
     const hd_model_spec *spec;
     hd_tensor_decl *decls;
@@ -272,7 +272,7 @@ static void put_v4_mtp(sink *k, int32_t l) {
     put(k, HD_FINAL_NORM, "norm.weight", vector(hidden), HD_SHARD_NONE);
 }
 
-/* ---- all of it ---- */
+/* ---- complete schema ---- */
 
 static void set_global(sink *k, const char *prefix) {
     k->layer = HD_GLOBAL;

@@ -1,4 +1,4 @@
-/* shard.c - narrows a stored matrix to a rectangle of it: rows in place, columns by copying. */
+/* shard.c - shards a stored matrix: a rectangle of it, rows in place, columns copied. */
 #include "weights/shard_internal.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ static void *take_piece(weights_pieces *p, size_t bytes, hd_err *err) {
     return block;
 }
 
-/* An array of rows: what is stored of a matrix, or its scales. */
+/* An array of rows: a matrix's elements, or its scales. */
 typedef struct grid {
     const uint8_t *data;
     size_t row_bytes;

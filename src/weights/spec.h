@@ -1,9 +1,9 @@
-/* spec.h - what a config.json says, in one immutable struct.
+/* spec.h - the model configuration: what a config.json declares, in one immutable struct.
  *
  * Both spellings are read: the flat form of the official releases (rope_theta, rope_scaling,
  * compress_ratios, num_hash_layers) and the nested form of the Hugging Face library 5.x
- * (rope_parameters, layer_types, mlp_layer_types, compress_rates). Nothing above this door
- * looks at JSON, and nothing is fixed to the sizes of the released models. */
+ * (rope_parameters, layer_types, mlp_layer_types, compress_rates). No code above this header
+ * reads JSON, and no size of a released model is fixed. */
 #ifndef HD_WEIGHTS_SPEC_H
 #define HD_WEIGHTS_SPEC_H
 
@@ -50,10 +50,10 @@ typedef struct hd_rope_spec {
     double magnitude;              /* cos and sin are multiplied by this; derived, mostly 1 */
 } hd_rope_spec;
 
-/* quantization_config as declared. What a tensor really is, its own dtype decides. */
+/* quantization_config as declared. The dtype of each tensor decides how it is really stored. */
 typedef enum hd_quant_method { HD_QUANT_NONE, HD_QUANT_FP8, HD_QUANT_MODELOPT } hd_quant_method;
 
-/* What the routed experts are declared as, where that differs from the other matrices. */
+/* The declared format of routed experts, if it differs from the other matrices. */
 typedef enum hd_expert_format {
     HD_EXPERTS_LIKE_REST,
     HD_EXPERTS_FP4,  /* V4: packed E2M1, E8M0 scale per 32 inputs */
@@ -76,7 +76,7 @@ typedef struct hd_model_spec {
     int32_t max_positions;
     float norm_eps;
     bool tied_embeddings;
-    hd_dtype dtype; /* torch_dtype: of what is not quantized; F32, F16 or BF16 */
+    hd_dtype dtype; /* torch_dtype: of tensors that are not quantized; F32, F16 or BF16 */
 
     int32_t n_heads;
     int32_t q_rank; /* 0: no low-rank query (V2-Lite) */
@@ -115,15 +115,15 @@ typedef struct hd_model_spec {
     int32_t top_k;                       /* likewise, 0: all */
 
     int32_t n_notices;
-    char notices[8][160]; /* what was ignored or clamped, for the person */
+    char notices[8][160]; /* warnings for the user: what was ignored or clamped */
 
     hd_layer_spec *layers; /* [n_layers + n_mtp], the MTP layers last; owned */
 } hd_model_spec;
 
-/* Reads MODEL_DIR/config.json and, if present, generation_config.json beside it. path may also
- * name a config file itself; then that file alone is read. What cannot be computed exactly is
- * refused (HD_EFORMAT, HD_EUNSUPPORTED) with file, key, value and range; what does not matter
- * is ignored with a notice. *out is the caller's (hd_model_spec_close). */
+/* Reads MODEL_DIR/config.json and, if present, generation_config.json beside it. path may
+ * also name a config file; then that file alone is read. A value that cannot be computed
+ * exactly is refused (HD_EFORMAT, HD_EUNSUPPORTED) with file, key, value and range. A value
+ * that does not matter is ignored with a notice. The caller owns *out (hd_model_spec_close). */
 hd_status hd_model_spec_open(hd_model_spec **out, const char *path, hd_err *err);
 void hd_model_spec_close(hd_model_spec *s); /* NULL is fine */
 

@@ -1,4 +1,4 @@
-/* summary.c - counting parameters and bytes by part. */
+/* summary.c - counts parameters and bytes by part. */
 #include "weights/summary.h"
 
 #include "base/checked.h"
@@ -165,7 +165,7 @@ hd_stored_format hd_weight_format(const hd_weight *w) {
                               .n_scalars = nvfp4 ? 2 : 0};
 }
 
-/* Carried along but not trained by gradient: nobody counts these as parameters. */
+/* Buffers that are not trained by gradient, so they do not count as parameters. */
 static bool is_buffer(hd_role r) {
     return r == HD_ROUTER_BIAS || r == HD_ROUTER_HASH;
 }
@@ -182,7 +182,8 @@ void hd_summary_add(hd_summary *sum, const hd_model_spec *spec, const hd_tensor_
     hd_param_group part = hd_param_group_of(decl->role);
     hd_param_group_sum *p = decl->layer >= spec->n_layers ? &sum->mtp[part] : &sum->main[part];
     int64_t n = (int64_t)rows * cols;
-    /* all experts of a layer have one shape, so any top_k of them stand for the chosen ones */
+    /* all experts of a layer have one shape, so any top_k of them represent the selected
+     * ones */
     bool used = part != HD_PARAM_GROUP_EXPERTS || decl->expert < spec->route.top_k;
     if (!is_buffer(decl->role)) {
         p->params += n;

@@ -1,7 +1,7 @@
-/* summary.h - how many parameters and bytes a model has, by part.
+/* summary.h - counts parameters and bytes of a model by part (memory footprint).
  *
- * Counted from a config alone, in the formats it declares, or from a checkpoint by adding
- * each bound tensor in the format it really has. The same count sizes one rank's share. */
+ * It counts from a config alone, in the formats it declares, or from a checkpoint by adding
+ * each bound tensor in its real format. The same count sizes one rank's shard. */
 #ifndef HD_WEIGHTS_SUMMARY_H
 #define HD_WEIGHTS_SUMMARY_H
 
@@ -37,39 +37,43 @@ typedef enum hd_param_group {
 const char *hd_param_group_name(hd_param_group p);
 hd_param_group hd_param_group_of(hd_role r);
 
-/* How one tensor is stored: its data array and the scales beside it. */
+/* How one tensor is stored: its data array and its scales (quantization format). */
 typedef struct hd_stored_format {
-    hd_dtype type;       /* E2M1 stands for packed FP4, whose files say I8 or U8 */
+    hd_dtype type;       /* E2M1: packed FP4, whose files say I8 or U8 */
     hd_dtype scale_type; /* HD_NONE: no scales */
     int32_t block_rows, block_cols;
-    int32_t n_scalars; /* F32 scalars beside them: 2 for NVFP4 (global and input scale) */
+    int32_t n_scalars; /* F32 scalars besides: 2 for NVFP4 (global and input scale) */
 } hd_stored_format;
 
-/* The format the config declares for a tensor, by the habits of the official files. */
+/* Returns the format that the config declares for a tensor, by the conventions of the
+ * official files. */
 hd_stored_format hd_declared_format(const hd_model_spec *spec, const hd_tensor_decl *decl);
 hd_stored_format hd_weight_format(const hd_weight *w);
 
 typedef struct hd_param_group_sum {
-    int64_t params; /* elements; scales, hash tables and router biases are not counted */
-    int64_t active; /* those that one token uses */
-    int64_t bytes;  /* of everything */
-    int64_t n_arrays[HD_N_DTYPES];      /* arrays as files count tensors, scales included */
-    int64_t bytes_by_type[HD_N_DTYPES]; /* of them */
+    int64_t params; /* elements, without scales, hash tables and router biases */
+    int64_t active; /* parameters that one token uses (active parameters) */
+    int64_t bytes;  /* bytes of all arrays */
+    /* number of arrays by dtype, as files count tensors, scales included */
+    int64_t n_arrays[HD_N_DTYPES];
+    int64_t bytes_by_type[HD_N_DTYPES]; /* bytes of these arrays */
 } hd_param_group_sum;
 
-/* The MTP layers apart; there EMBEDDING and HEAD are duplicates of the main ones. */
+/* MTP layers are counted separately; there EMBEDDING and HEAD are duplicates of the main
+ * ones. */
 typedef struct hd_summary {
     hd_param_group_sum main[HD_N_PARAM_GROUPS], mtp[HD_N_PARAM_GROUPS];
 } hd_summary;
 
-/* Adds rows x cols of a tensor; the whole of it is decl->rows x decl->cols. */
+/* Adds rows x cols of a tensor; the complete tensor is decl->rows x decl->cols. */
 void hd_summary_add(hd_summary *sum, const hd_model_spec *spec, const hd_tensor_decl *decl,
                     int32_t rows, int32_t cols, const hd_stored_format *format);
 
-/* All tensors of a schema as declared. An output head tied to the embedding counts nothing. */
+/* Counts all tensors of a schema as declared. An LM head tied to the embedding counts
+ * nothing. */
 void hd_summarize(hd_summary *out, const hd_model_spec *spec, const hd_schema *schema);
 
-/* The sum over parts; unique: without the duplicates in the MTP layers. */
+/* Return the sum over parts; unique: without the duplicates in the MTP layers. */
 hd_param_group_sum hd_summary_main(const hd_summary *s);
 hd_param_group_sum hd_summary_mtp(const hd_summary *s);
 hd_param_group_sum hd_summary_mtp_unique(const hd_summary *s);

@@ -1,10 +1,10 @@
-/* values.c - are all stored values of a tensor numbers? One pass over its bytes. */
+/* values.c - checks that no stored value of a tensor is NaN or infinite, in one pass. */
 #include <string.h>
 
 #include "weights/bind_internal.h"
 
-/* Places whose code means NaN or infinity; each loop is free of branches, because a large
- * model has hundreds of gigabytes of them. */
+/* Detects codes of NaN or infinity. Each loop is free of branches, because a large model has
+ * hundreds of gigabytes of them. */
 static bool any_bad_8(const uint8_t *data, size_t n) {
     uint8_t bad = 0;
     for (size_t i = 0; i < n; i++) bad |= (data[i] & 0x7f) == 0x7f;

@@ -1,8 +1,9 @@
-/* weights.c - a checkpoint bound to a model: every tensor of the schema found and placed.
+/* weights.c - loads weights: binds every tensor of the schema to the checkpoint, shards,
+ * uploads.
  *
- * Binding walks the schema once. What is missing or does not fit is remembered rather than
- * fatal, so that one walk serves both hd_weights_open, which then refuses, and the survey,
- * which shows the rest. Owns the map of the checkpoint and what had to be widened. */
+ * Binding walks the schema once. A tensor that is missing or does not fit is recorded, not
+ * fatal. One walk therefore serves both hd_weights_open, which then fails, and the survey,
+ * which shows the rest. Owns the checkpoint's map and all converted vectors. */
 #include "weights/weights.h"
 
 #include <assert.h>
@@ -20,12 +21,12 @@
 
 enum { NAMED_MISSING = 10 };
 
-/* One role in one layer. */
+/* The tensor of one role in one layer. */
 typedef struct slot {
     hd_weight weight;     /* data NULL: none */
     hd_weight *experts;   /* [n_experts] for the roles EXPERT_* */
     const float *vector;  /* in the map, or owned */
-    void *owned;          /* the widened vector or the table */
+    void *owned;          /* the converted vector or the table */
     const int32_t *table; /* ROUTER_HASH */
 } slot;
 
@@ -39,13 +40,13 @@ struct hd_weights {
     hd_checkpoint *checkpoint; /* NULL: dummies */
     weights_dummies dummies;
     hd_schema schema;
-    weights_bound *bound; /* [schema.n]; data NULL when missing, weight.data when misfit */
+    weights_bound *bound; /* [schema.n]; data NULL if missing, weight.data if it does not fit */
     bool *missing;        /* [schema.n] */
     use *uses;            /* [tensors of the checkpoint] */
     slot *slots;          /* [1 + n_layers + n_mtp, HD_N_ROLES], the global ones first */
-    hd_weight *experts;   /* what the slots' experts point into */
+    hd_weight *experts;   /* storage of the slots' experts */
     hd_shard shard;
-    weights_pieces pieces; /* what was cut by columns */
+    weights_pieces pieces; /* copies of column shards */
     int32_t n_mtp;
     hd_err problem;
 };
@@ -62,7 +63,7 @@ static bool is_mtp(const hd_weights *w, const hd_tensor_decl *d) {
     return d->layer >= w->spec->n_layers;
 }
 
-/* How many leading MTP layers the files hold anything of. */
+/* Counts the leading MTP layers of which the files contain any tensor. */
 static hd_status count_mtp(hd_weights *w, const char *model_dir) {
     bool *seen = calloc((size_t)w->spec->n_mtp + 1, sizeof *seen);
     if (!seen) return HD_FAIL(&w->problem, HD_ENOMEM, "%s: no memory to bind it", model_dir);
@@ -71,13 +72,13 @@ static hd_status count_mtp(hd_weights *w, const char *model_dir) {
         if (is_mtp(w, d) && w->bound[i].data) seen[d->layer - w->spec->n_layers] = true;
     }
     for (int32_t m = 0; m < w->spec->n_mtp; m++) {
-        if (seen[m]) w->n_mtp = m + 1; /* a gap below counts as missing tensors */
+        if (seen[m]) w->n_mtp = m + 1; /* an earlier gap counts as missing tensors */
     }
     free(seen);
     return HD_OK;
 }
 
-/* Marks what is missing and names the first few in the problem. */
+/* Marks missing tensors and names the first few in the problem. */
 static void list_missing(hd_weights *w, const char *model_dir) {
     char names[400] = "";
     int32_t n = 0, named = 0;
@@ -119,7 +120,7 @@ static void to_f32(float *out, const hd_weight *m) {
     }
 }
 
-/* In the map where it is float32 and lies well, else widened. */
+/* Uses the map if it has aligned float32, else converts to float32. */
 static hd_status place_vector(slot *s, const hd_weight *m, hd_err *err) {
     if (m->type == HD_F32 && (uintptr_t)m->data % sizeof(float) == 0) {
         s->vector = m->data;
@@ -128,7 +129,7 @@ static hd_status place_vector(slot *s, const hd_weight *m, hd_err *err) {
     size_t n = (size_t)m->rows * (size_t)m->cols;
     float *wide = malloc(n * sizeof *wide);
     if (!wide) return HD_FAIL(err, HD_ENOMEM, "no memory for a vector of %zu floats", n);
-    to_f32(wide, m); /* small tensors are F32, F16 or BF16: bind.c saw to it */
+    to_f32(wide, m); /* small tensors are F32, F16 or BF16, as bind.c has checked */
     s->owned = wide;
     s->vector = wide;
     return HD_OK;
@@ -163,7 +164,7 @@ static hd_status place_table(const hd_weights *w, slot *s, const hd_tensor *t, h
     return HD_OK;
 }
 
-/* A bound tensor goes where the accessors look for it. */
+/* Stores a bound tensor where the accessors look it up. */
 static hd_status place(hd_weights *w, int32_t i, hd_err *err) {
     const hd_tensor_decl *d = &w->schema.decls[i];
     const weights_bound *b = &w->bound[i];
@@ -197,7 +198,7 @@ static void bind_all(hd_weights *w) {
     }
 }
 
-/* Gives each expert role of each layer that has experts its row of matrices. */
+/* Assigns each expert role of each MoE layer its array of matrices. */
 static hd_status place_experts(hd_weights *w, const char *model_dir) {
     const hd_role roles[3] = {HD_EXPERT_GATE, HD_EXPERT_UP, HD_EXPERT_DOWN};
     size_t n = 0, per_row = (size_t)w->spec->route.n_experts, at = 0;
@@ -220,8 +221,8 @@ static bool ends_with(const char *text, const char *tail) {
     return n >= k && strcmp(text + n - k, tail) == 0;
 }
 
-/* Scales of activations and caches, tables that are computed here, and the copies of embedding
- * and head which the converter of V4 skips too. */
+/* Tensors that are known but unused: scales of activations and caches, tables that are
+ * computed here, and the copies of embedding and head that V4's converter also skips. */
 static bool of_no_use(const char *name) {
     static const char *const tails[] = {".input_scale", ".k_scale", ".v_scale",
                                         ".rotary_emb.inv_freq"};
@@ -232,7 +233,8 @@ static bool of_no_use(const char *name) {
            (strstr(name, "emb") || ends_with(name, "head.weight"));
 }
 
-/* Everything that is as long as the schema or the spec; n_tensors of the checkpoint. */
+/* Allocates all arrays that are as long as the schema or the spec, or the checkpoint's
+ * n_tensors. */
 static hd_status take_memory(hd_weights *w, const char *model_dir, int32_t n_tensors) {
     size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
     w->bound = calloc((size_t)w->schema.n + 1, sizeof *w->bound);
@@ -261,7 +263,7 @@ static hd_status bind_model(hd_weights *w, const char *model_dir) {
     return w->problem.code == HD_ENOMEM ? HD_ENOMEM : HD_OK;
 }
 
-/* ---- the door ---- */
+/* ---- opening ---- */
 
 static void shard_all(hd_weights *w, const hd_model_spec *spec) {
     const hd_parallel_config single = hd_parallel_single();
@@ -308,8 +310,7 @@ hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_mode
     return st;
 }
 
-/* The made-up choices of layers that have experts, where they are asked for or the layer
- * wants a table. */
+/* Draws the synthetic routing of MoE layers, if it is requested or the layer needs a table. */
 static hd_status make_routing(hd_weights *w, const hd_dummy_options *o) {
     const hd_model_spec *c = w->spec;
     const size_t bytes = (size_t)c->vocab * (size_t)c->route.top_k * sizeof(int32_t);
@@ -357,7 +358,7 @@ static hd_status make_dummies(hd_weights *w, const hd_dummy_options *o) {
     return st == HD_OK ? make_routing(w, o) : st;
 }
 
-/* Hands w over, or closes it and tells why. */
+/* Returns w in *out, or closes it and returns the failure. */
 static hd_status hand_over(hd_weights **out, hd_weights *w, hd_status st, hd_err *err) {
     if (st == HD_OK) {
         *out = w;
@@ -381,7 +382,7 @@ hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec,
     return hand_over(out, w, st, err);
 }
 
-/* Every tensor's rectangle, seen where the whole is, and tables as they are. */
+/* Views every tensor's slice in the complete weights, and their tables unchanged. */
 static hd_status shard_axis_all(hd_weights *w, const hd_weights *whole,
                                 const hd_slice *slices) {
     HD_TRY(take_memory(w, "a share", 0));
@@ -395,7 +396,7 @@ static hd_status shard_axis_all(hd_weights *w, const hd_weights *whole,
     for (int32_t l = 0; l < w->spec->n_layers + w->spec->n_mtp; l++) {
         slot *s = slot_at(w, l, HD_ROUTER_HASH);
         *s = *slot_at(whole, l, HD_ROUTER_HASH);
-        s->owned = NULL; /* the whole's */
+        s->owned = NULL; /* owned by the complete weights */
     }
     return HD_OK;
 }
@@ -454,9 +455,10 @@ void hd_weights_close(hd_weights *w) {
     free(w);
 }
 
-/* ---- onto a device ---- */
+/* ---- upload ---- */
 
-/* A walk over everything ops read: measures where s is NULL, else copies into the arena. */
+/* A walk over everything that operators read: it measures if s is NULL, else copies into the
+ * arena. */
 typedef struct moving {
     hd_arena arena;
     hd_stream *s;
@@ -493,7 +495,7 @@ static void move_slot(const hd_weights *w, moving *m, slot *s) {
         s->table = move(m, s->table, n * sizeof *s->table);
     } else if (s->vector) {
         s->vector = move(m, s->vector, n * sizeof *s->vector);
-        if (m->s) s->weight.data = NULL; /* the host's bytes are no matrix for an op */
+        if (m->s) s->weight.data = NULL; /* operators must not read host memory */
     } else if (s->weight.data) {
         move_matrix(m, &s->weight);
     }
@@ -508,7 +510,8 @@ hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
                             const hd_upload_watch *watch, hd_err *err) {
     moving m = {.arena = hd_arena_measure()};
     void *block;
-    if (hd_device_is_host(d) || w->dummies.device) return HD_OK; /* they are there */
+    /* the weights are on the device already */
+    if (hd_device_is_host(d) || w->dummies.device) return HD_OK;
     move_all(w, &m);
     const size_t bytes = m.arena.peak;
     HD_TRY(hd_device_alloc(d, &block, bytes, "weights", err));

@@ -1,10 +1,11 @@
-/* weights.h - the tensors a family is made of, and where they lie in a checkpoint.
+/* weights.h - loads model weights: the tensors of a family, bound to a safetensors
+ * checkpoint.
  *
- * A *role* names what a tensor is for; a schema lists, for one model spec, every tensor with
- * its role, its name in the file, its shape and how it may be cut between ranks. Opening a
- * checkpoint binds the schema to mapped safetensors files: each matrix becomes an hd_weight
- * that points into the map, in whatever format the file holds. Tensors are found by their own
- * dtype and siblings (scale, weight_scale_inv, weight_scale_2), never by the config's word. */
+ * A *role* names the purpose of a tensor. A schema lists every tensor of a model spec with
+ * its role, its name in the file, its shape and its shard axis. Opening a checkpoint binds
+ * the schema to mapped safetensors files: each matrix becomes an hd_weight that points into
+ * the map, in the file's format (quantized or not). A tensor's own dtype and siblings
+ * (scale, weight_scale_inv, weight_scale_2) determine its format, not the config. */
 #ifndef HD_WEIGHTS_WEIGHTS_H
 #define HD_WEIGHTS_WEIGHTS_H
 
@@ -109,32 +110,34 @@ typedef enum hd_shard_axis {
     HD_SHARD_GROUP_COLS, /* columns by that group (V4 O_B) */
     HD_SHARD_DENSE_ROWS, /* rows of a dense or shared MLP, over dense_tp */
     HD_SHARD_DENSE_COLS,
-    HD_SHARD_EXPERT,    /* whole experts over ep; inside one by rows or columns over etp */
+    /* experts over ep (expert parallelism); rows or columns of one expert over etp */
+    HD_SHARD_EXPERT,
     HD_SHARD_VOCAB_ROWS /* rows of the LM head, over head_tp */
 } hd_shard_axis;
 
 typedef struct hd_tensor_decl {
-    const char *name; /* as in the file, of the data tensor ("layers.3.attn.wq_a.weight") */
+    const char *name; /* name of the data tensor in the file ("layers.3.attn.wq_a.weight") */
     hd_role role;
     int32_t layer;      /* HD_GLOBAL, or 0 .. n_layers + n_mtp - 1 */
     int32_t expert;     /* -1 unless role is EXPERT_* */
     int32_t rows, cols; /* logical shape; vectors: rows = 1 */
     int32_t rank;       /* dimensions in the file: 1 for vectors, 2 for matrices */
     hd_shard_axis shard_axis;
-    bool optional;  /* may be absent: MTP layers, or a duplicate */
-    bool duplicate; /* an MTP layer's copy of EMBED or HEAD, or HEAD when embeddings are tied:
-                       the same bytes as the main one, which serves where this is absent */
+    bool optional; /* may be absent: MTP layers, or a duplicate */
+    /* an MTP layer's copy of EMBED or HEAD, or HEAD with tied embeddings: the same bytes as
+     * the main tensor, which is used if this one is absent */
+    bool duplicate;
 } hd_tensor_decl;
 
 typedef struct hd_schema {
     hd_tensor_decl *decls;
     int32_t n;
-    char *names; /* all names, one behind the other */
+    char *names; /* all names, one after the other */
 } hd_schema;
 
-/* Every tensor of the model, in layer order: first EMBED, then the layers, the tensors of the
- * head, then the MTP layers. Refused when the spec describes more than a few million tensors
- * or 2^60 elements. Owned by the caller. */
+/* Lists every tensor of the model in layer order: first EMBED, then the layers, the tensors
+ * of the head, then the MTP layers. Fails if the spec describes more than a few million
+ * tensors or 2^60 elements. The caller owns *out. */
 hd_status hd_schema_open(hd_schema *out, const hd_model_spec *spec, hd_err *err);
 void hd_schema_close(hd_schema *s);
 
@@ -143,11 +146,11 @@ void hd_schema_close(hd_schema *s);
 typedef struct hd_weights hd_weights;
 typedef struct hd_checkpoint hd_checkpoint; /* safetensors.h */
 
-/* Maps MODEL_DIR's safetensors (single file or index), checks every header against the rules
- * of the format and every tensor against the schema, and binds them. Missing, misshapen or
- * unreadable tensors are named. MTP layers whose tensors are all absent are left out: then
- * hd_weights_n_mtp() is smaller than spec->n_mtp. The spec must outlive the weights. Every
- * scale is read and must be a positive number. */
+/* Opens a checkpoint: maps MODEL_DIR's safetensors (single file or index), checks every
+ * header against the format and every tensor against the schema, and binds them. Errors name
+ * missing, misshapen or unreadable tensors. MTP layers whose tensors are all absent are left
+ * out: then hd_weights_n_mtp() is smaller than spec->n_mtp. Every scale is read and must be
+ * a positive number. The spec must outlive the weights. */
 hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
                           hd_err *err);
 void hd_weights_close(hd_weights *w); /* NULL is fine */
@@ -155,88 +158,92 @@ void hd_weights_close(hd_weights *w); /* NULL is fine */
 typedef struct hd_dummy_options {
     hd_parallel_config parallel; /* all zero: one rank */
     int32_t rank;
-    hd_routing routing; /* MODEL: routers by their logits, hash layers uniformly */
-    hd_device *device;  /* where they are made; NULL: host memory, to be uploaded */
-    hd_stream *stream;  /* of that device */
+    hd_routing routing; /* MODEL: routers use their logits, hash layers uniform experts */
+    hd_device *device;  /* where they are generated; NULL: host memory, to be uploaded */
+    hd_stream *stream;  /* stream of that device */
 } hd_dummy_options;
 
-/* Made-up weights of a spec, in the formats it declares, for measuring: matrices keep the size
- * of activations, norms are ones, and every opening gives the same values. options NULL: all
- * of them on the host. */
+/* Opens random weights (dummy weights) of a spec, in the formats it declares, for
+ * benchmarks. Matrices preserve the magnitude of activations, norms are ones, and every
+ * opening generates the same values. options NULL: all weights, on the host. */
 hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec,
                                 const hd_dummy_options *options, hd_err *err);
 
-/* One rank's share of whole weights in host memory. What is cut by rows is seen in place, what
- * is cut by columns copied; `whole` must outlive it. */
+/* Opens one rank's shard of complete weights in host memory. Shards by rows point into
+ * `whole`, which must outlive them; shards by columns are copied. */
 hd_status hd_weights_open_shards(hd_weights **out, const hd_weights *whole,
                                  const hd_parallel_config *parallel, int32_t rank, hd_err *err);
 
-/* What of the model these weights are: everything, unless cut or made so. */
+/* Returns the shard of these weights: the complete model, unless they were sharded. */
 const hd_shard *hd_weights_shard(const hd_weights *w);
 
-/* Who is told how far an upload is; may be called some thousand times. */
+/* Progress callback of an upload; it may be called some thousand times. */
 typedef struct hd_upload_watch {
-    void (*moved)(void *ctx, size_t done, size_t total); /* bytes; NULL: nobody */
+    void (*moved)(void *ctx, size_t done, size_t total); /* bytes; NULL: none */
     void *ctx;
 } hd_upload_watch;
 
-/* Copies what ops read into memory of the stream's device, where that is not the host's, and
- * leads matrices, experts, vectors and tables there; waits for it. The device owns the memory.
- * watch NULL: nobody is told. */
+/* Uploads everything that operators read to memory of the stream's device, unless that is
+ * host memory, and redirects matrices, experts, vectors and tables to it; waits for the
+ * copies. The device owns the memory. watch NULL: no progress callback. */
 hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
                             const hd_upload_watch *watch, hd_err *err);
 
 int32_t hd_weights_n_mtp(const hd_weights *w);
-size_t hd_weights_bytes(const hd_weights *w); /* of all tensors, as they are stored */
+size_t hd_weights_bytes(const hd_weights *w); /* of all tensors as stored */
 
-/* A matrix, or NULL when this layer has none of that role. Where an MTP layer has no EMBED or
- * HEAD of its own, or the model no HEAD because it is tied, the one that serves instead. */
+/* Returns a matrix, or NULL if this layer has none of that role. If an MTP layer has no
+ * EMBED or HEAD of its own, or the model no HEAD because it is tied, it returns the tensor
+ * that replaces it. */
 const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role role);
 
-/* [share's n_experts] matrices of one MoE layer, by slot; role EXPERT_GATE, EXPERT_UP or EXPERT_DOWN. */
+/* Returns [shard's n_experts] matrices of one MoE layer, by expert slot; role EXPERT_GATE,
+ * EXPERT_UP or EXPERT_DOWN. */
 const hd_weight *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role);
 
-/* A small tensor (norm, bias, sink, position bias, hyper-connection) widened to float32 in
- * row-major order, or NULL. Owned by the weights, or in the map if it is float32 there. */
+/* Returns a small tensor (norm, bias, sink, position bias, hyper-connection) as float32 in
+ * row-major order, or NULL. The weights own it, or it is in the map if the file has float32. */
 const float *hd_weights_vector(const hd_weights *w, int32_t layer, hd_role role);
 
-/* ROUTER_HASH, or the choices drawn for dummies, as [vocab, top_k] expert ids, checked to be in
- * range, or NULL. */
+/* Returns ROUTER_HASH, or the random choices of dummy weights, as [vocab, top_k] expert ids,
+ * checked to be in range, or NULL. */
 const int32_t *hd_weights_table(const hd_weights *w, int32_t layer);
 
-/* ---- looking at a checkpoint that may not be whole ---- */
+/* ---- inspecting a checkpoint that may be incomplete ---- */
 
-/* Like hd_weights_open, but a tensor that is missing or does not fit is only noted, and no
- * scale is read. Files that break the rules of their format are refused all the same. */
+/* Like hd_weights_open, but a tensor that is missing or does not fit is only recorded, and
+ * no scale is read. Files that violate their format are still refused. */
 hd_status hd_weights_survey(hd_weights **out, const char *model_dir, const hd_model_spec *spec,
                             hd_err *err);
 
-/* What hd_weights_open would fail with (scales apart); code HD_OK when all is well. */
+/* Returns the error that hd_weights_open would report (without scales); code HD_OK if there
+ * is none. */
 const hd_err *hd_weights_problem(const hd_weights *w);
 
 const hd_schema *hd_weights_schema(const hd_weights *w);
 const hd_checkpoint *hd_weights_checkpoint(const hd_weights *w); /* NULL: dummies */
 
-/* Whether schema->decls[decl] is wanted but absent from the files. */
+/* Returns whether schema->decls[decl] is required but absent from the files. */
 bool hd_weights_missing(const hd_weights *w, int32_t decl);
 
-/* schema->decls[decl] as it is stored, vectors as one row; NULL when missing or misfit. */
+/* Returns schema->decls[decl] as stored, vectors as one row; NULL if it is missing or does
+ * not fit. */
 const hd_weight *hd_weights_stored(const hd_weights *w, int32_t decl);
 
-/* Reads every scale of decls[decl]: none may be zero, negative, infinite or NaN. */
+/* Checks every scale of decls[decl]: none may be zero, negative, infinite or NaN. */
 hd_status hd_weights_check_scales(const hd_weights *w, int32_t decl, hd_err *err);
 
-/* Reads every value of decls[decl]: none may be infinite or NaN. */
+/* Checks every value of decls[decl]: none may be infinite or NaN. */
 hd_status hd_weights_check_values(const hd_weights *w, int32_t decl, hd_err *err);
 
 typedef enum hd_use {
-    HD_USE_UNKNOWN, /* no part of this model */
+    HD_USE_UNKNOWN, /* not part of this model */
     HD_USE_DATA,
-    HD_USE_SCALE,  /* beside a quantized tensor */
-    HD_USE_IGNORED /* known, and of no use here: calibration of activations and caches */
+    HD_USE_SCALE,  /* scale of a quantized tensor */
+    HD_USE_IGNORED /* known but unused: calibration of activations and caches */
 } hd_use;
 
-/* What tensor i of the checkpoint is for. *decl is its place in the schema, or -1. */
+/* Returns the use of tensor i of the checkpoint. *decl is its index in the schema, or -1. */
 hd_use hd_weights_use(const hd_weights *w, int32_t i, int32_t *decl);
 
 #endif

@@ -1,4 +1,4 @@
-/* test_base.c - the words everyone uses: errors, arenas, formats, random numbers, workers. */
+/* test_base.c - errors, arenas, number formats, random numbers, hashes, thread pools. */
 #include "check.h"
 
 #include <math.h>
@@ -47,7 +47,8 @@ static void sentences_are_utf8(void **state) {
     }
 }
 
-/* Whatever stands in the middle: where and why can be read, and no character is cut in two. */
+/* Whatever the middle contains, the beginning and the end are readable, and no character is
+ * split. */
 static void long_sentences_lose_their_middle(void **state) {
     (void)state;
     static const char *const fillings[] = {"x", "\xf0\x9f\x90\x8b", "\x1b", "\xff"};
@@ -286,8 +287,8 @@ static void write_number(const void *arg, int32_t task, int32_t worker) {
     job->out[task] = job->number;
 }
 
-/* More threads than processors, and jobs that are over before most of them have woken: what those
- * then find is a later job. */
+/* More threads than processors, and jobs that end before most threads wake, which then find
+ * a later job. */
 static void late_workers_disturb_no_job(void **state) {
     (void)state;
     enum { JOBS = 20000, TASKS = 7, THREADS = 6 };

@@ -1,4 +1,4 @@
-/* test_cores.c - which processors are computed on, read from trees that machines might show. */
+/* test_cores.c - CPU topology and quotas, read from synthetic machines and file trees. */
 #include "check.h"
 
 #include <stdio.h>
@@ -71,15 +71,16 @@ static void one_processor_of_each_core(void **state) {
     } cases[] = {
         {FAR_PAIRS,  "0-7",   {0, 1, 2, 3}, 4},
         {FAR_PAIRS,  "0-3",   {0, 1, 2, 3}, 4},
-        {FAR_PAIRS,  "4-7",   {4, 5, 6, 7}, 4}, /* the second threads, if they are all there is */
+ /* the second hardware threads, if only they are allowed */
+        {FAR_PAIRS,  "4-7",   {4, 5, 6, 7}, 4},
         {FAR_PAIRS,  "1,5",   {1},          1},
         {FAR_PAIRS,  "2-4,6", {2, 3, 4},    3},
         {FAR_PAIRS,  "7",     {7},          1},
         {NEAR_PAIRS, "0-7",   {0, 2, 4, 6}, 4},
         {NEAR_PAIRS, "1-4",   {1, 2, 4},    3},
         {NEAR_PAIRS, "6-99",  {6},          1}, /* more than there are */
-        {NEAR_PAIRS, "77",    {0},          1}, /* none that is there */
-        {"pu:3",     "0-2",   {0, 1, 2},    3}, /* a machine that tells of no cores */
+        {NEAR_PAIRS, "77",    {0},          1}, /* none that exists */
+        {"pu:3",     "0-2",   {0, 1, 2},    3}, /* a machine that reports no cores */
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         const hd_machine m = {cases[i].machine, cases[i].allowed, "/nowhere"};
@@ -141,7 +142,7 @@ static void an_unknown_machine_has_one_core(void **state) {
     check_places(&(hd_machine){"no machine", "0-7", "/nowhere"}, 1, cpu, 1);
 }
 
-/* This one: whatever it is, a thread can be bound to each place and memory policy is restored. */
+/* This machine: a thread can be bound to each place, and the memory policy is restored. */
 static void this_machine_has_places(void **state) {
     (void)state;
     hd_cores c;

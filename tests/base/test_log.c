@@ -115,7 +115,7 @@ static void threads_do_not_mix_lines(void **state) {
     hd_log_set(HD_LOG_INFO, STDERR_FILENO);
 }
 
-/* Standard error goes to a file while fn runs; gives what it wrote. */
+/* Redirects standard error to a file while fn runs; returns what was written. */
 static char *standard_error_of(void (*fn)(void)) {
     FILE *f = tmpfile();
     assert_non_null(f);

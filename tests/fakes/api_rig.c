@@ -1,4 +1,4 @@
-/* api_rig.c - the recording call and the telling engine behind http.h and engine.h. */
+/* api_rig.c - a recording HTTP call and a scripted engine behind http.h and engine.h. */
 #include "fakes/api_rig.h"
 
 #include <stdio.h>
@@ -335,7 +335,7 @@ void hd_engine_cancel(hd_engine *e, uint64_t id) {
     }
 }
 
-/* ---- what it says ---- */
+/* ---- events ---- */
 
 static void send_event(rig *r, int32_t i, hd_event *e) {
     rig_request *q = &r->requests[i];

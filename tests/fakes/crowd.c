@@ -1,4 +1,4 @@
-/* crowd.c - see crowd.h. */
+/* crowd.c - requests on a model runner without a scheduler; see crowd.h. */
 #include "fakes/crowd.h"
 
 #include <math.h>
@@ -194,7 +194,7 @@ void enter(machine *m, request *r) {
     hd_model_runner_enter(m->executor, r->slot, &r->choosing, r->text, r->n, r->n_prompt);
 }
 
-/* Drafts of this step: those that came with the last one, or the oracle's. */
+/* Returns the drafts of this step: those of the last step, or the oracle's. */
 static int32_t choose_drafts(const machine *m, const request *r, int32_t *drafts) {
     int32_t n = r->oracle ? r->n_drafts : r->n_next;
     n = hd_min_i32(n, r->most - r->n - 1);
@@ -208,7 +208,7 @@ static int32_t choose_drafts(const machine *m, const request *r, int32_t *drafts
     return n;
 }
 
-/* tokens has room for the rows and the drafts behind them. */
+/* Makes a sequence input; tokens has space for the rows and their drafts. */
 static hd_seq_input plan(const machine *m, const request *r, int32_t *tokens) {
     const int32_t left = r->n - r->done;
     const int32_t known = r->chunk ? hd_min_i32(left, r->chunk) : left;

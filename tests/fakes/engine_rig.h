@@ -7,7 +7,7 @@
 
 #define TINY "models/tiny-v4"
 
-/* What came of one answer: the text of each kind, joined, and its last event's figures. */
+/* One answer: the text of each kind, joined, and the figures of its last event. */
 typedef struct rig_answer {
     hd_bytes reasoning, content,
         calls; /* calls: name(arguments)! for whole ones, ? for others */
@@ -25,7 +25,7 @@ void rig_deinit(rig_answer *a);
 /* Submits and polls until the request's last event; out[n_answers of g]. */
 void rig_run(hd_engine *e, const hd_request *g, rig_answer *out);
 
-/* Fails unless both hold the same text and tokens and end alike. */
+/* Fails unless both have the same text, tokens and finish reason. */
 void rig_same(const rig_answer *a, const rig_answer *b);
 
 #endif

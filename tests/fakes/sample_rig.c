@@ -1,4 +1,4 @@
-/* sample_rig.c - see sample_rig.h. */
+/* sample_rig.c - tables, streams and random steps of the sampler tests; see sample_rig.h. */
 #include "fakes/sample_rig.h"
 
 #include <stdlib.h>
@@ -63,7 +63,7 @@ void close_rig(rig *r) {
     }
 }
 
-/* ---- random things ---- */
+/* ---- random inputs ---- */
 
 static uint64_t chance;
 

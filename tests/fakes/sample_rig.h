@@ -1,4 +1,5 @@
-/* sample_rig.h - what tests of choosing tokens share: every table, streams, a step to fill. */
+/* sample_rig.h - fixture of the sampler tests: every operator table, streams, a step to
+ * fill. */
 #ifndef HD_TESTS_FAKES_SAMPLE_RIG_H
 #define HD_TESTS_FAKES_SAMPLE_RIG_H
 
@@ -13,14 +14,14 @@ typedef struct rig {
     int32_t n_tables, n_host_tables;
     hd_device *device[RIG_STREAMS];
     hd_stream *stream[RIG_STREAMS]; /* 1, 2 and 5 threads */
-    bool
-        brief; /* each kind of case once, for tools under which a GPU takes long: tests/gpu.sh */
+    /* each kind of case once, for sanitizers under which a GPU is slow: tests/gpu.sh */
+    bool brief;
 } rig;
 
-/* Where a table runs: on s, or on the GPU's stream. */
+/* Returns the stream for a table: s, or the GPU's stream. */
 hd_stream *rig_stream(const hd_ops *ops, hd_stream *s);
 
-/* A step with room for everything that sample may read. */
+/* A step with space for everything that sample may read. */
 typedef struct step {
     hd_sample_args a;
     float *logits;
@@ -46,16 +47,16 @@ void close_rig(rig *r);
 void make_step(step *s, int32_t rows, int32_t vocab);
 void free_step(step *s);
 
-/* The one answer that lies where every table reaches it, every byte 0x5a. */
+/* The answer buffer that every table can address, every byte 0x5a. */
 answer *rig_answer(void);
 
-/* Every byte of out that sample leaves alone is 0x5a. */
+/* Runs sample; every byte of out that it does not write is 0x5a. */
 void run_sample(const hd_ops *ops, hd_stream *stream, const hd_sample_args *args, answer *out);
 
 uint32_t rig_word(void);
 int32_t rig_below(int32_t n);
 
-/* Memory that every table reaches, zeroed or a copy. */
+/* Allocates memory that every table can address, zeroed or a copy. */
 void *rig_zeros(size_t bytes);
 void *rig_copy(const void *from, size_t bytes);
 void rig_free(void *p);

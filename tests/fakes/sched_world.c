@@ -1,4 +1,5 @@
-/* sched_world.c - the simulated device and clients, and what must hold around the scheduler. */
+/* sched_world.c - the simulated device and clients, and the checks of the scheduler's
+ * guarantees. */
 #include "check.h"
 
 #include "fakes/sched_world.h"
@@ -28,7 +29,7 @@ static void digest(world *w, int64_t number) {
     w->digest = chain(w->digest ^ (uint64_t)number, 0);
 }
 
-/* Few different tokens make texts that share prefixes; some of them stop. */
+/* A small vocabulary makes texts that share prefixes; some tokens are stop ids. */
 static int32_t oracle(uint64_t hash) {
     return hash % 31 == 0 ? STOP_ID : (int32_t)(hash >> 32) % 3 + 10;
 }
@@ -37,7 +38,7 @@ static int32_t oracle(uint64_t hash) {
 
 static client *client_of(world *w, uint64_t id) {
     client *c = &w->clients[id & ((1u << INDEX_BITS) - 1)];
-    assert_true(c->id == id); /* nothing before submission, nothing after the last event */
+    assert_true(c->id == id); /* no event before submission or after the last event */
     return c;
 }
 
@@ -50,7 +51,7 @@ static bool decodes(const client *c) {
     return c->n_tokens > c->n_prompt && c->n_done == c->n_tokens - 1;
 }
 
-/* For a leader that is not past its prompt. */
+/* Returns whether the client waits for another request's prefill. */
 static bool waits(const world *w, const client *c) {
     const client *leader = &w->clients[c->leader & ((1u << INDEX_BITS) - 1)];
     return c->leader && leader->id == c->leader && leader->n_tokens == leader->n_prompt;
@@ -93,7 +94,7 @@ static void run_copies(world *w, const hd_page_copy *copies, int32_t n) {
     w->events += n;
 }
 
-/* A page is written by one request of a step; marks it with the step and the work. */
+/* A page is written by one request of a step; marks it with the step and the sequence input. */
 static void mark_writes(world *w, const hd_seq_input *k, int32_t number) {
     const int32_t tokens = w->o.cache.page_tokens;
     const int32_t end = k->start + k->n + k->want_drafts;
@@ -109,8 +110,8 @@ static void mark_writes(world *w, const hd_seq_input *k, int32_t number) {
     }
 }
 
-/* FT26, FT27: everything behind the first row is there, is this request's own prefix, and is not
- * being written by another request of the step. */
+/* FT26, FT27: every position before the first row is present, is this request's own prefix,
+ * and is not being written by another request of the step. */
 static void read_prefix(world *w, const hd_seq_input *k, const client *c, int32_t number) {
     const int32_t tokens = w->o.cache.page_tokens, lookback = w->o.cache.lookback;
     for (int life = 0; life < n_lives(w); life++) {
@@ -128,7 +129,7 @@ static void read_prefix(world *w, const hd_seq_input *k, const client *c, int32_
     }
 }
 
-/* Rows leave their hashes; the drafting behind them leaves rubbish. */
+/* Rows write their hashes; rejected drafts write garbage after them. */
 static void write_rows(world *w, const hd_seq_input *k, const client *c, uint64_t *last) {
     uint64_t hash = k->start ? c->hash[k->start - 1] : c->salt;
     for (int32_t i = 0; i < k->n + k->want_drafts; i++) {
@@ -139,7 +140,7 @@ static void write_rows(world *w, const hd_seq_input *k, const client *c, uint64_
     }
 }
 
-/* The score of a token is its position. */
+/* The simulated log-probability of a token is its position. */
 static const float *score(world *w, const hd_seq_input *k, int32_t used) {
     const int32_t first = k->start + k->n - k->n_sample - k->n_prompt_logprobs + 1;
     for (int32_t i = 0; i < k->n_prompt_logprobs; i++) w->scores[used + i] = (float)(first + i);
@@ -165,7 +166,8 @@ static void choose(world *w, const hd_seq_input *k, const uint64_t *hashes,
     }
 }
 
-/* Every prompt row from score_from - 1 on scores the token behind it, and is computed for it. */
+/* Every prompt row from score_from - 1 on reports the log-probability of the token after it,
+ * and is computed for it. */
 static void check_scores(const hd_seq_input *k, const client *c) {
     const int32_t next = c->score_from + c->n_scored;
     int32_t rows = 0;
@@ -176,7 +178,7 @@ static void check_scores(const hd_seq_input *k, const client *c) {
     if (unscored(c) > 0) assert_true(k->start < next);
 }
 
-/* What a work must be, given its client. */
+/* Checks a sequence input against its client. */
 static void check_work(world *w, const hd_seq_input *k, client *c) {
     assert_non_null(c);
     assert_false(c->cancelled); /* not one step after a cancel */
@@ -209,9 +211,9 @@ static void check_work(world *w, const hd_seq_input *k, client *c) {
     }
 }
 
-/* FT19, FT24: everyone past the prompt advances; prompts in order of importance while rows are
- * left; the most important one cannot be kept from its end, however often others are sent back.
- * room: rows of the step that nobody has. */
+/* FT19, FT24: every request past its prefill advances. Prefills follow in order of
+ * importance while rows are left. The most important request must finish, however often
+ * others are retracted. room: unused rows of the step. */
 static void check_order(world *w, int32_t room) {
     client *top = NULL;
     for (int32_t i = 0; i < w->o.cache.max_seqs; i++) {
@@ -219,7 +221,7 @@ static void check_order(world *w, int32_t room) {
         if (!a) continue;
         if (!top || goes_before(a, top)) top = w->seated[i];
         if (a->rows == 0) assert_false(decodes(a));
-        if (unscored(a) > 0) continue; /* rows of logits may have run out */
+        if (unscored(a) > 0) continue; /* the logits rows may be used up */
         const bool starved =
             a->rows == 0 || (a->prefills && a->rows < hd_min_i32(a->pending, w->o.chunk_rows));
         assert_false(starved && room > 0);
@@ -240,7 +242,8 @@ static void check_order(world *w, int32_t room) {
     assert_true(++top->steps_on_top <= longest / each + 1 + top->max_new);
 }
 
-/* Who left in this turn and still lives was sent back to the queue: the least important. */
+/* A request that left its slot in this step and has not finished was retracted: it must be
+ * the least important. */
 static bool check_retracted(world *w) {
     const client *sent_back = NULL, *least = NULL;
     for (int i = 0; i < MAX_CLIENTS; i++) {
@@ -255,7 +258,7 @@ static bool check_retracted(world *w) {
     return sent_back != NULL;
 }
 
-/* A step ahead, a runner computes what would follow, with the pages of this step. */
+/* A runner one step ahead computes the next positions in the pages of this step. */
 static void plan_ahead(world *w, const hd_seq_input *k, const hd_seq_output *c) {
     const int32_t tokens = w->o.cache.page_tokens;
     world_ahead *a = &w->ahead[w->n_ahead];
@@ -268,7 +271,7 @@ static void plan_ahead(world *w, const hd_seq_input *k, const hd_seq_output *c) 
     }
 }
 
-/* Its rubbish is there before anything of the next step, copies included. */
+/* Its garbage is written before the next step, page copies included. */
 static void write_ahead(world *w) {
     const int32_t tokens = w->o.cache.page_tokens;
     for (int32_t i = 0; i < w->n_ahead; i++) {
@@ -294,7 +297,7 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     w->stepped = true;
     const bool retracted = check_retracted(w);
     for (int i = 0; i < MAX_CLIENTS; i++) w->clients[i].rows = 0;
-    if (w->fail_next) { /* in the middle of its work: nothing it holds can be trusted */
+    if (w->fail_next) { /* a failure during the step: its memory content is undefined */
         memset(w->memory, 0xEE, sizeof w->memory);
         w->n_ahead = 0;
         w->failed = true;
@@ -312,7 +315,8 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     assert_true(choices <= (w->o.sample_rows ? w->o.sample_rows
                                              : w->o.cache.max_seqs * HD_MAX_STEP_TOKENS));
     assert_true(n_inputs <= w->o.cache.max_seqs && rows <= w->o.step_rows);
-    check_order(w, retracted ? 0 : w->o.step_rows - rows); /* who left had rows, perhaps */
+    /* retracted requests may have had rows */
+    check_order(w, retracted ? 0 : w->o.step_rows - rows);
     for (int32_t i = 0; i < n_inputs; i++) {
         read_prefix(w, &inputs[i], w->seated[inputs[i].slot], i);
     }
@@ -336,9 +340,9 @@ static void enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, i
     world *w = ctx;
     client *c = client_of(w, id);
     assert_true(c->slot < 0 && !w->seated[slot] && !c->left);
-    assert_int_equal(n, c->n_tokens); /* nothing lost by a retraction */
+    assert_int_equal(n, c->n_tokens); /* a retraction loses no token */
     assert_memory_equal(tokens, c->tokens, (size_t)n * sizeof *tokens);
-    for (int i = 0; i < MAX_CLIENTS; i++) { /* nobody is overtaken */
+    for (int i = 0; i < MAX_CLIENTS; i++) { /* no request is overtaken */
         const client *other = &w->clients[i];
         if (!other->id || other->slot >= 0 || other == c || waits(w, other)) continue;
         assert_true(goes_before(c, other));
@@ -440,7 +444,7 @@ void world_close(world *w) {
     w->sched = NULL;
 }
 
-/* One chance in two that a habit is on at all. */
+/* A habit is on with probability 1/2. */
 static uint32_t sometimes(world *w, uint32_t least, uint32_t most) {
     return draw(w, 2) ? least + draw(w, most - least) : 0;
 }
@@ -540,7 +544,7 @@ hd_status world_submit(world *w, client *c) {
     hd_err err = {0};
     const hd_status st = hd_sched_submit(w->sched, &r, &err);
     assert_int_equal(st, expected);
-    if (st != HD_OK) { /* a refused request leaves no trace, but a sentence */
+    if (st != HD_OK) { /* a refused request has no effect, except an error sentence */
         const hd_sched_stats after = hd_sched_read_stats(w->sched);
         assert_memory_equal(&before, &after, sizeof before);
         assert_true(err.msg[0]);
@@ -556,7 +560,7 @@ void world_cancel(world *w, client *c) {
     w->events++;
 }
 
-/* A new text, or one that goes on from a text that has ended. */
+/* Submits a new text, or one that continues a finished text. */
 static void come(world *w) {
     client *c = world_free_client(w);
     if (!c) return;
@@ -605,7 +609,7 @@ void world_check_cache(world *w) {
         fail_msg("%s", err.msg);
 }
 
-/* The scheduler's counters are the world's. */
+/* The scheduler's counters must equal the simulation's. */
 static void check_counters(const world *w, int32_t waiting, int32_t running) {
     const hd_sched_stats s = hd_sched_read_stats(w->sched);
     int64_t finished = 0;
@@ -621,7 +625,7 @@ static void check_counters(const world *w, int32_t waiting, int32_t running) {
     assert_int_equal(s.rows, w->rows);
 }
 
-/* Everybody is waiting or seated, and in time. */
+/* Every client is waiting or running, and within its timeout. */
 static void check_clients(world *w) {
     int32_t waiting = 0, running = 0;
     for (int i = 0; i < MAX_CLIENTS; i++) {
@@ -635,8 +639,8 @@ static void check_clients(world *w) {
     check_counters(w, waiting, running);
 }
 
-/* The first in the queue that this turn must admit: there is a slot, and pages for all it knows
- * and a page of growth for everybody, even if nothing of it is cached. */
+/* Returns the first waiting request that this step must admit: there is a slot, pages for
+ * all its known tokens and a page of growth for every request, even if nothing is cached. */
 static client *sure_to_enter(world *w) {
     const hd_cache_options *o = &w->o.cache;
     const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(w->sched));
@@ -647,7 +651,7 @@ static client *sure_to_enter(world *w) {
         const bool late = !q->admitted && q->deadline && w->now >= q->deadline;
         running += q->id && q->slot >= 0;
         if (!q->id || q->slot >= 0 || q->cancelled || late) continue;
-        if (waits(w, q)) return NULL; /* who can tell for how long */
+        if (waits(w, q)) return NULL; /* it may wait for any time */
         if (!first || goes_before(q, first)) first = q;
     }
     if (!first || running == o->max_seqs) return NULL;
@@ -669,11 +673,11 @@ void world_step(world *w) {
     if (w->failed) {
         assert_int_equal(st, HD_EDEVICE);
         assert_true(hd_sched_idle(w->sched));
-        w->rows = hd_sched_read_stats(w->sched).rows; /* of the step that failed, too */
+        w->rows = hd_sched_read_stats(w->sched).rows; /* rows of a failed step count too */
     } else if (w->stepped) {
         assert_int_equal(st, HD_OK);
         assert_true(w->rows > rows);
-    } else { /* FT25: whoever is there advances */
+    } else { /* FT25: every running request advances */
         assert_int_equal(st, HD_EAGAIN);
         assert_true(hd_sched_idle(w->sched));
     }

@@ -1,4 +1,5 @@
-/* tape.c - see tape.h. A step lies between two stamps; its shape is that of its lay_step. */
+/* tape.c - replays steps of fixed shape; see tape.h. A step lies between two timestamps; its
+ * shape is that of its prepare_step. */
 #include "fakes/tape.h"
 
 #include <stdlib.h>
@@ -14,14 +15,14 @@ typedef struct call {
 } call;
 
 typedef struct tape {
-    int32_t n, n_drafts; /* of the shape */
+    int32_t n, n_drafts; /* sequences and drafts of the shape */
     int32_t n_calls;
     call calls[MAX_CALLS];
 } tape;
 
 static hd_ops inner;
 static tape *tapes[MAX_TAPES];
-static tape coming; /* the step that is called now */
+static tape coming; /* the step that is being recorded */
 static int32_t n_tapes, n_repeated;
 static bool in_step;
 

@@ -1,4 +1,4 @@
-/* toy_tokenizer.c - see toy_tokenizer.h. */
+/* toy_tokenizer.c - a small tokenizer.json for tests; see toy_tokenizer.h. */
 #include "fakes/toy_tokenizer.h"
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
-/* test_cache.c - the prefix cache against a world where every page remembers what it holds.
+/* test_cache.c - the prefix cache in a simulation where every page remembers its content.
  *
- * Each simulated page stores, per token, a hash of all tokens up to it. Copies move contents,
- * computing writes them, and every page a lease would read is compared with what it must
- * hold: a stale, foreign or lost page is seen at the first read. */
+ * Each simulated page stores, per token, a hash of all tokens up to it. Copies move
+ * contents, computing writes them. Every page that a sequence would read is compared with
+ * what it must hold: a stale, foreign or lost page is detected at the first read. */
 #include "check.h"
 
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 enum { PAGE = 8, LONG = 256, MAX_PAGE = 128, MAX_TOKENS = 10240, N_SEQS = 6, MAX_PAGES = 512 };
 
 typedef struct content {
-    uint64_t token[MAX_PAGE]; /* 0: nothing */
+    uint64_t token[MAX_PAGE]; /* 0: empty */
 } content;
 
 typedef struct world {
@@ -53,7 +53,7 @@ static void run_copies(world *w) {
     hd_cache_copied(w->cache);
 }
 
-/* Everything the next step of a lease would read is there and is its own prefix. */
+/* Everything that the next step of a sequence would read is present and is its own prefix. */
 static void assert_readable(const world *w, int32_t l) {
     uint64_t hash = w->salt[l];
     const int32_t n = w->done[l], size = w->o.page_tokens;
@@ -128,7 +128,7 @@ static void open_world(world *w, const hd_cache_options *o, uint64_t seed) {
     assert_int_equal(hd_cache_open(&w->cache, o, NULL), HD_OK);
 }
 
-/* All pages come home when nobody holds any. */
+/* All pages are free when no sequence is open. */
 static void close_world(world *w) {
     for (int32_t l = 0; l < N_SEQS; l++) {
         if (w->open[l]) hd_cache_release(w->cache, l, false);
@@ -168,7 +168,7 @@ static void every_page_holds_its_own_prefix(void **state) {
     free(w);
 }
 
-/* One request, alone, in chunks; the longest would pass through any pool. */
+/* Runs one request alone, in chunks; the longest fits any pool. */
 static void run_alone(world *w, int32_t l, const int32_t *tokens, int32_t n, int32_t chunk) {
     int32_t hit;
     memcpy(w->tokens[l], tokens, (size_t)n * sizeof *tokens);
@@ -184,7 +184,7 @@ static void run_alone(world *w, int32_t l, const int32_t *tokens, int32_t n, int
     hd_cache_release(w->cache, l, true);
 }
 
-/* What a request of these tokens hits, having read all of it. */
+/* Returns the cached prefix of a request of these tokens, after reading all of it. */
 static int32_t hit_of(world *w, const int32_t *tokens, int32_t n) {
     int32_t hit;
     const int32_t matched = hd_cache_match(w->cache, 7, tokens, n);
@@ -206,11 +206,12 @@ static void fill(int32_t *tokens, int32_t from, int32_t to, int32_t text) {
 
 typedef struct pressure {
     int32_t entries, windows, snapshots; /* pages */
-    int32_t others;                      /* a text of its own after so many; 0: never */
+    int32_t others;                      /* another text after so many requests; 0: never */
 } pressure;
 
-/* For every length of the common prefix, the hit is its whole pages: less than one block short.
- * Where others took cached pages, it is the whole pages of what is left, from the beginning. */
+/* For every length of the common prefix, the hit is its complete pages: less than one block
+ * short. If others took cached pages, it is the complete pages of what is left, from the
+ * beginning. */
 static void check_all_lengths(world *w, const hd_kv_shape *shape, const pressure *p) {
     enum { PAGES = 6, N = PAGES * MAX_PAGE + 50 };
     int32_t tokens[N], other[N];
@@ -248,9 +249,9 @@ static void a_hit_is_the_common_prefix(void **state) {
     static const char *const names[] = {"v2_lite", "v3", "v3_2_exp", "v4_flash", "v4_pro"};
     const pressure pressures[] = {
         {MAX_PAGES, MAX_PAGES, 0,         0  }, /* everything stays on the device */
-        {MAX_PAGES, 6,         MAX_PAGES, 0  }, /* windows come back from the host */
-        {MAX_PAGES, 6,         MAX_PAGES, 200}, /* beside others who want them too */
-        {20,        6,         MAX_PAGES, 3  }, /* and entries are evicted */
+        {MAX_PAGES, 6,         MAX_PAGES, 0  }, /* WINDOW pages are restored from the host */
+        {MAX_PAGES, 6,         MAX_PAGES, 200}, /* beside other requests that need them too */
+        {20,        6,         MAX_PAGES, 3  }, /* and FULL pages are evicted */
     };
     world *w = malloc(sizeof *w);
     for (size_t i = 0; i < sizeof pressures / sizeof pressures[0]; i++) {
@@ -266,8 +267,8 @@ static void a_hit_is_the_common_prefix(void **state) {
     free(w);
 }
 
-/* With host memory for few windows, those at branch points and ends of turns are the ones that
- * stay: conversations that began alike go on, and new ones begin, without loss. */
+/* With host memory for few WINDOW pages, those at branch points and ends of turns are kept:
+ * conversations that began alike continue, and new ones begin, without loss. */
 static void branches_and_turn_ends_keep_their_window(void **state) {
     (void)state;
     enum { COMMON = 300, TURN = 450, TALKS = 6, N = COMMON + 2 * TURN + 1 };
@@ -293,7 +294,7 @@ static void branches_and_turn_ends_keep_their_window(void **state) {
             run_alone(w, 0, tokens, COMMON + turn * TURN, size);
         }
     }
-    fill(tokens, 0, N, 50); /* somebody else, whose pages are the newest */
+    fill(tokens, 0, N, 50); /* another request, whose pages are the newest */
     run_alone(w, 0, tokens, N, size);
     for (int32_t talk = 0; talk < TALKS; talk++) {
         for (int32_t turn = 1; turn <= 2; turn++) {
@@ -316,9 +317,9 @@ static int32_t held(const world *w, hd_kv_group life) {
     return s.pages[life] - s.free[life] - s.evictable[life];
 }
 
-/* A V4 request of 10,000 tokens: while it runs it holds its window, the chunk and all entries;
- * after it ended and others took what they could, all its entries are left and one window of
- * 128 tokens, which is enough to go on from its last whole block. */
+/* A V4 request of 10,000 tokens holds, while it runs, its window, the chunk and all entries.
+ * After it ended and others took what they could, all its entries are left and one window of
+ * 128 tokens. That is enough to continue from its last complete block. */
 static void ten_thousand_tokens_keep_one_window(void **state) {
     (void)state;
     enum { N = 10000, CHUNK = 512, WINDOWS = 12 };
@@ -390,7 +391,7 @@ static void turn_ends_outlive_the_middle(void **state) {
     memcpy(next, a, sizeof a);
     for (int32_t i = 64; i < 80; i++) next[i] = 9;
     assert_int_equal(hd_cache_match(w->cache, 7, next, 80), 64);
-    assert_true(hd_cache_match(w->cache, 7, next, 40) < 32); /* the middle was given up */
+    assert_true(hd_cache_match(w->cache, 7, next, 40) < 32); /* the middle was evicted */
     close_world(w);
     free(w);
 }

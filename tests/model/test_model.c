@@ -1,4 +1,5 @@
-/* test_model.c - what the model derives before its first step: rotary frequencies, pages. */
+/* test_model.c - values that the model derives before its first step: RoPE frequencies
+ * (YaRN), page sizes. */
 #include "check.h"
 
 #include <math.h>

@@ -1,8 +1,10 @@
-/* test_ranks.c - a model cut over ranks computes what it computes whole.
+/* test_ranks.c - tensor and expert parallelism: a sharded model computes what the complete
+ * model computes.
  *
- * All ranks of a layout run in this process, a thread each, and meet in memory. With tensor
- * parallelism every rank has the same rows, and logits agree to rounding; with experts spread
- * over ranks every rank has rows of its own, and each gets the very bits it would get alone. */
+ * All ranks of a parallel config run in this process, a thread each, and exchange data in
+ * memory. With tensor parallelism every rank has the same rows, and logits agree to
+ * rounding. With expert parallelism every rank has its own rows, and each gets the bits it
+ * would get alone. */
 #include "check.h"
 
 #include <math.h>
@@ -18,12 +20,12 @@
 
 enum { MAX_RANKS = 8, PROMPT = 70, SEQS = 2, ROWS = PROMPT * SEQS, POSITIONS = 128, STEPS = 3 };
 
-/* ---- where ranks meet ---- */
+/* ---- communication ---- */
 
 typedef struct rendezvous {
     pthread_barrier_t barrier;
     int32_t n;
-    const void *args[MAX_RANKS]; /* what each rank brought */
+    const void *args[MAX_RANKS]; /* arguments of each rank */
 } rendezvous;
 
 typedef struct rank {
@@ -33,7 +35,7 @@ typedef struct rank {
     const hd_weights *whole;
     hd_parallel_config parallel;
     hd_comm exchange;
-    int32_t *from, *place; /* of what arrived: its rank and place there */
+    int32_t *from, *place; /* of received rows: rank and place there */
     float *logits[STEPS];  /* [SEQS, vocab] */
     hd_err err;
 } rank;
@@ -80,7 +82,7 @@ static void all_gather(void *ctx, hd_stream *s, const hd_gather_columns *a) {
     part(r);
 }
 
-/* Which of an expert's copies serves a rank. */
+/* Returns which replica of an expert serves a rank. */
 static int32_t slot_for(const hd_parallel_config *l, int32_t expert, int32_t n_experts,
                         int32_t from) {
     const int32_t copies = (n_experts + l->redundant - 1 - expert) / n_experts + 1;
@@ -183,7 +185,7 @@ static void close_body(body *b) {
     hd_device_close(b->device);
 }
 
-/* Ranks of a tensor layout have the same rows, others their own. */
+/* Ranks of a tensor-parallel config have the same rows, others their own. */
 static void write_rows(body *b, const rank *r, int32_t start, int32_t n) {
     const int32_t owner = r->parallel.dp > 1 ? r->number : 0;
     int32_t tokens[PROMPT];
@@ -212,7 +214,7 @@ static void keep(const body *b, const rank *r, int32_t step) {
            (size_t)SEQS * (size_t)r->spec->vocab * sizeof(float));
 }
 
-/* A prompt, one token more, and its draft where there is a layer for it. */
+/* Runs a prompt, one token more, and its draft if there is an MTP layer. */
 static void run_body(body *b, const rank *r) {
     hd_batch *batches[] = {&b->batch};
     write_rows(b, r, 0, PROMPT);
@@ -226,7 +228,8 @@ static void run_body(body *b, const rank *r) {
     keep(b, r, 2);
 }
 
-/* A rank that does not open would leave the others waiting, so all open before any runs. */
+/* All ranks open before any runs, as a rank that fails to open would leave the others
+ * waiting. */
 static void *run_rank(void *arg) {
     rank *r = arg;
     body b = {0};
@@ -281,13 +284,14 @@ static void run_world(rank *ranks, rendezvous *at, const hd_parallel_config *par
     }
 }
 
-/* Vectors that dummies leave at nothing, so that a wrong part of them would show. */
+/* Randomizes vectors that dummy weights leave at zero, so that a wrong part of them is
+ * detected. */
 static void stir(const hd_weights *w, const hd_model_spec *spec, hd_role role, int32_t n) {
     for (int32_t l = 0; l < spec->n_layers + spec->n_mtp; l++) {
         float *v;
         const float *at = hd_weights_vector(w, l, role);
         if (!at) continue;
-        memcpy(&v, &at, sizeof v); /* the whole weights are this test's own */
+        memcpy(&v, &at, sizeof v); /* the complete weights are owned by this test */
         for (int32_t i = 0; i < n; i++) {
             v[i] = (float)(hd_random_fill_at((uint64_t)l, (uint64_t)i) % 1000) / 1000.0f - 0.5f;
         }
@@ -347,7 +351,7 @@ static void test_tensor_ranks(void **state) {
     }
 }
 
-/* What a rank of a larger world computes, it computes alone with the same rows. */
+/* A rank of a larger world computes what it computes alone with the same rows. */
 static void check_expert_world(const char *name, int32_t ep, int32_t redundant) {
     hd_model_spec *spec = config_open(name);
     hd_weights *whole = make_weights(spec);
@@ -384,7 +388,7 @@ static void test_expert_ranks(void **state) {
     check_expert_world("tiny_v4", 3, 6);
 }
 
-/* A share without others, and layouts that no stage knows. */
+/* A shard without communication, and parallel configs that no stage supports, are refused. */
 static void test_refusals(void **state) {
     (void)state;
     hd_model_spec *spec = config_open("tiny_v3");

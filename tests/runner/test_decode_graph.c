@@ -1,6 +1,6 @@
-/* test_decode_graph.c - steps of fixed shapes, repeated from a tape, against steps whose
- * operators are called one by one: the same tokens, probabilities, drafts and loads. With
- * HADAL_BACKEND=cuda the same on a GPU, which records them. */
+/* test_decode_graph.c - decode graphs: steps of fixed shapes, replayed from a tape, against
+ * eager steps: the same tokens, probabilities, drafts and expert loads. With
+ * HADAL_BACKEND=cuda the same on a GPU, which captures them. */
 #include "fakes/crowd.h"
 
 #include <stdlib.h>
@@ -21,7 +21,7 @@ static void open_either(const char *name, float forced_acceptance, bool fixed) {
     open_machine_on(&m, backend ? backend : "cpu", name, forced_acceptance, fixed);
 }
 
-/* Steps were replayed: from the tape, or by the GPU. */
+/* Returns whether steps were replayed: from the tape, or by the GPU. */
 static bool replayed(int32_t n) {
     return tape_repeated() > n || hd_model_runner_read_times(m.executor)->graph_steps > n;
 }
@@ -43,7 +43,7 @@ static void check_same(const request *got, const request *want) {
     }
 }
 
-/* Sampled, with penalties, alternatives and bias between them; drafts by the MTP layer. */
+/* Requests with sampling, penalties, alternatives and bias; drafts by the MTP layer. */
 static void mixed_crowd(uint64_t seed) {
     static const hd_logit_bias bias[] = {
         {40, 2.0f},
@@ -66,7 +66,7 @@ static void mixed_crowd(uint64_t seed) {
     }
 }
 
-/* Whether calls opened; then what follows is what they may be. */
+/* Returns whether tool calls opened, and checks that the grammar allows what follows. */
 static bool check_calls(const hd_grammar *g, const request *r) {
     static hd_grammar_state s;
     hd_grammar_watch w = {0};
@@ -90,8 +90,8 @@ static void run_mixed(uint64_t seed, int32_t ahead) {
     run_all(&m, crowd, SLOTS);
 }
 
-/* Pages as the scheduler gives them: exactly for a step, or a step further. Without, whoever
- * gets a new page is nobody's for a step. */
+/* Pages as the scheduler assigns them: exactly for a step, or a step further. In the first
+ * case, a sequence that gets a new page is padding for a step. */
 static void texts_are_the_same(void **state) {
     (void)state;
     static const int32_t ahead[] = {0, 1, 2 * HD_MAX_STEP_TOKENS};
@@ -113,7 +113,7 @@ static void texts_are_the_same(void **state) {
     }
 }
 
-/* Masks travel with the orders, rows without one beside them; others draft. */
+/* Masks are uploaded with the inputs; unconstrained rows are beside them; others draft. */
 static void constrained_rows_stay_in_the_step(void **state) {
     (void)state;
     static const char pattern[] = "([a-f]{1,3}[0-9 ]){30,}";
@@ -153,8 +153,8 @@ static void constrained_rows_stay_in_the_step(void **state) {
     hd_grammar_close(answer_grammar);
 }
 
-/* Replies are free, with drafts and the host ahead, until calls open, in the content or in the
- * reasoning; from there on they are held. */
+/* Answers are unconstrained, with drafts and the host ahead, until tool calls open, in the
+ * content or in the reasoning; from there on they are constrained. */
 static void calls_open_in_the_step(void **state) {
     (void)state;
     static const char tools[] =
@@ -208,8 +208,8 @@ static void calls_open_in_the_step(void **state) {
     hd_grammar_close(calls);
 }
 
-/* Everybody draws anew how far to draft, comes late, is put back into another slot, brings the
- * drafts of an oracle, or is under a guide, at some time. */
+/* Every request changes, at some time, its draft depth, starts late, moves to another slot,
+ * gets the drafts of an oracle, or has a constraint. */
 static void whoever_comes_and_goes(void **state) {
     (void)state;
     for (size_t i = 1; i < HD_LEN(models); i++) {
@@ -236,7 +236,7 @@ static void whoever_comes_and_goes(void **state) {
                     q->ahead = (int32_t)(x >> 4) % 3 * HD_MAX_STEP_TOKENS;
                 }
                 if (!running && parity > 7 * SLOTS) break;
-                if (parity % 29 == 28) { /* all move on by a slot */
+                if (parity % 29 == 28) { /* all move to the next slot */
                     for (int32_t r = 0; r < SLOTS; r++) {
                         crowd[r].slot = (crowd[r].slot + 1) % SLOTS;
                         if (parity >= 7 * r && !crowd[r].ended) enter(&m, &crowd[r]);
@@ -275,7 +275,7 @@ static void ban_end(request *r) {
     r->choosing.params.ban_until = POSITIONS;
 }
 
-/* Rows that nobody wants reach furthest where somebody else drafts deepest. */
+/* Padding rows reach furthest if another sequence drafts deepest. */
 static void texts_end_with_the_context(void **state) {
     (void)state;
     for (size_t i = 1; i < HD_LEN(models); i++) {
@@ -297,7 +297,8 @@ static void texts_end_with_the_context(void **state) {
     }
 }
 
-/* Who certainly ends is not in the step behind, and rows that pad count for no expert. */
+/* A sequence that certainly ends is not in the next step, and padding rows do not count as
+ * expert load. */
 static void loads_are_the_same(void **state) {
     (void)state;
     for (size_t i = 0; i < HD_LEN(models); i++) {
@@ -321,15 +322,15 @@ static void loads_are_the_same(void **state) {
 }
 
 static hd_rms_norm_fn *sound_norm;
-static int32_t norms_left; /* before one fails */
+static int32_t norms_left; /* norm calls until one fails */
 
 static void failing_norm(hd_stream *s, const hd_rms_norm_args *a) {
     if (norms_left-- == 0) hd_stream_fail(s, HD_EDEVICE, "rms_norm: no such luck");
     sound_norm(s, a);
 }
 
-/* An operator fails in a prompt, in a lone step, in one that the host was ahead of, and while a
- * step is recorded: the step says so, gives no token, and leaves nothing behind. */
+/* An operator fails in a prefill, in a single step, in one launched ahead, and during
+ * capture: the step fails, returns no token, and has no later effect. */
 static void a_failed_operator_fails_the_step(void **state) {
     (void)state;
     static const int32_t steps[] = {0, 9, 14, 40};
@@ -347,7 +348,7 @@ static void a_failed_operator_fails_the_step(void **state) {
         for (int32_t r = 0; r < SLOTS; r++) enter(&m, &crowd[r]);
         for (int32_t parity = 0; parity < steps[t]; parity++) step(&m, crowd, SLOTS);
         norms_left = 3;
-        int32_t tries = 0; /* a step that is replayed calls no operator */
+        int32_t tries = 0; /* a replayed step calls no operator */
         while (try_step(&m, crowd, SLOTS, &err) == HD_OK && tries < 40) tries++;
         assert_true(tries < 40);
         assert_int_equal(err.code, HD_EDEVICE);

@@ -1,4 +1,5 @@
-/* test_model_runner.c - guides, scores, drafts and loads of the executor, on small random models. */
+/* test_model_runner.c - constraints, prompt log-probabilities, drafts and expert loads of
+ * the model runner, on small random models. */
 #include "fakes/crowd.h"
 
 #include <jansson.h>
@@ -13,7 +14,7 @@ static request crowd[SLOTS], before[SLOTS];
 
 static const char *const drafting_models[] = {"v3_small_mtp", "v32_rope_mtp", "v4_small_mtp"};
 
-/* ---- replies under guides ---- */
+/* ---- constrained answers ---- */
 
 static const char schema[] =
     "{\"type\":\"object\",\"properties\":{\"name\":{\"type\":\"string\",\"maxLength\":6},"
@@ -49,8 +50,9 @@ static void close_grammars(grammars *f) {
     hd_grammar_close(f->pattern);
 }
 
-/* Free and drawn; a schema at once; reasoning with an end, then a pattern whose first tokens are
- * given; reasoning that the model opens itself, then a schema. */
+/* Four requests: unconstrained sampling; a schema at once; reasoning with an end, then a
+ * pattern whose first tokens are forced; reasoning that the model opens itself, then a
+ * schema. */
 static void constraint_crowd(const grammars *f, uint64_t seed, int32_t n_drafts) {
     static const hd_logit_bias thinks = {THINK, 100.0f};
     for (int32_t i = 0; i < SLOTS; i++) {
@@ -91,7 +93,7 @@ static void check_json(const char *text) {
     json_decref(j);
 }
 
-/* Everything up to the end of sequence, which a guide must have allowed. */
+/* Checks that the grammar allows everything up to the end of sequence. */
 static void check_answer_grammar(const hd_grammar *g, const request *r, int32_t from) {
     static hd_grammar_state s;
     char text[4 * POSITIONS];
@@ -104,7 +106,8 @@ static void check_answer_grammar(const hd_grammar *g, const request *r, int32_t 
     if (text[0] == '{') check_json(text);
 }
 
-/* The place behind the reasoning, which has at most `most` tokens and no end of sequence. */
+/* Returns the index after the reasoning, which has at most `most` tokens and no end of
+ * sequence. */
 static int32_t find_unthink(const request *r, int32_t at, int32_t most) {
     const int32_t first = at;
     while (r->text[at] != UNTHINK) assert_int_not_equal(r->text[at++], EOS);
@@ -154,8 +157,8 @@ static void replies_keep_their_answer_grammar(void **state) {
     close_grammars(&f);
 }
 
-/* Drafts that are mostly right, so that many rows of a step are masked and accepted, and
- * requests that change their slots in the middle of everything. */
+/* Mostly correct drafts, so that many rows of a step are masked and accepted, and requests
+ * that change their slots at any time. */
 static void retracted_replies_go_on(void **state) {
     (void)state;
     grammars f;
@@ -178,7 +181,8 @@ static void retracted_replies_go_on(void **state) {
             for (int32_t r = 0; r < SLOTS; r++) runs |= !crowd[r].ended;
             if (!runs) break;
             step(&m, crowd, SLOTS);
-            for (int32_t r = 0; parity % 7 == 6 && r < SLOTS; r++) { /* all move on by a slot */
+            /* all move to the next slot */
+            for (int32_t r = 0; parity % 7 == 6 && r < SLOTS; r++) {
                 crowd[r].slot = (crowd[r].slot + 1) % SLOTS;
                 crowd[r].chunk = 8 + parity % 5 * 6;
                 if (!crowd[r].ended) enter(&m, &crowd[r]);
@@ -191,7 +195,8 @@ static void retracted_replies_go_on(void **state) {
     close_grammars(&f);
 }
 
-/* The end of sequence, however probable, waits for the form and is all that may follow it. */
+/* The end of sequence, however probable, is allowed only after the grammar's text, and then
+ * nothing else is. */
 static void the_end_waits(void **state) {
     (void)state;
     static const hd_logit_bias ends = {EOS, 1000.0f};
@@ -216,7 +221,7 @@ static void the_end_waits(void **state) {
     close_grammars(&f);
 }
 
-/* A ban on what alone is allowed ends the request, and no other. */
+/* Banning the only allowed token ends the request, and no other. */
 static void a_dead_end_ends_one_request(void **state) {
     (void)state;
     static const int32_t ban = UNTHINK;
@@ -242,7 +247,7 @@ static void check_number(double got, double want) {
     if (!(fabs(got - want) <= 2e-6 * (1 + fabs(want)))) fail_msg("%.9g, not %.9g", got, want);
 }
 
-/* Against the logits of a plain forward pass: the token, and the sorted alternatives. */
+/* Compares with the logits of a plain forward pass: the token, and the sorted alternatives. */
 static void check_tops(const request *r, const float *logits, int32_t at) {
     const float *x = logits + (int64_t)(at - 1) * m.spec->vocab;
     const int32_t n_top = r->choosing.params.n_top;
@@ -295,8 +300,8 @@ static void scores_are_those_of_the_logits(void **state) {
 
 /* ---- acceptance ---- */
 
-/* Inside reasoning every likely enough draft stands, with its own log-probability; behind the
- * token that ends it only the one that would have been chosen. */
+/* Inside the reasoning every sufficiently probable draft is accepted, with its own
+ * log-probability; after the token that ends it only the token that would be sampled. */
 static void relaxed_acceptance_ends_with_reasoning(void **state) {
     (void)state;
     int32_t other[POSITIONS];
@@ -357,7 +362,7 @@ static void benchmarks_choose_what_is_accepted(void **state) {
         for (int32_t k = 1; k < SLOTS; k++) {
             assert_int_equal(crowd[k].status, HD_OK);
             if (crowd[k].n_drafts < (int32_t)ceilf(means[i])) continue;
-            steps += crowd[k].steps - 1; /* the prompt's had no drafts */
+            steps += crowd[k].steps - 1; /* the prefill step had no drafts */
             accepted += crowd[k].accepted;
         }
         assert_true(steps == 0 || fabs(accepted / steps - (double)means[i]) < 0.15);
@@ -367,7 +372,7 @@ static void benchmarks_choose_what_is_accepted(void **state) {
     }
 }
 
-/* Right drafts beyond the number are not accepted, so the text is the model's own. */
+/* Correct drafts beyond the forced number are rejected, so the text is the model's own. */
 static void benchmarks_refuse_right_drafts(void **state) {
     (void)state;
     for (int32_t forced = 0; forced < 2; forced++) {

@@ -1,14 +1,16 @@
-/* test_draft_depth.c - the choice of drafts on simulated devices whose best choice is known. */
+/* test_draft_depth.c - the draft depth chosen on simulated devices whose best depth is
+ * known. */
 #include "check.h"
 
 #include "base/philox.h"
 #include "sched/draft_depth.h"
 
-/* A step with k drafts takes base + (k > 0) * first + k * each; a draft stands with a chance. */
+/* A step with k drafts takes base + (k > 0) * first + k * each; a draft is accepted with a
+ * given probability. */
 typedef struct device {
     double base, first, each;
     double chance[HD_MAX_DRAFTS];
-    double jitter; /* times are multiplied by 1 .. 1 + noise */
+    double jitter; /* step times are multiplied by 1 .. 1 + jitter */
 } device;
 
 typedef struct watch {
@@ -62,7 +64,7 @@ static void start(watch *w) {
     sched_draft_depth_init(&w->drafts);
 }
 
-/* A long run gives nearly as many tokens in its time as one that knows what is best. */
+/* A long run yields nearly as many tokens per time as one that knows the best depth. */
 static void expect_best(watch *w, const device *d) {
     w->tokens = w->ns = 0;
     steps(w, d, 1, 4000);
@@ -87,7 +89,7 @@ static void the_best_depth_is_found(void **state) {
         {1e6, 0,   1e5, EVEN(0.8),                               0}, /* most pay */
         {1e6, 0,   1e4, EVEN(0.95),                              0}, /* all pay */
         {1e6, 0,   9e5, EVEN(0.5),                               0}, /* none pays */
-        {1e6, 4e5, 5e4, EVEN(0.6),                               0}, /* one does not, three do */
+        {1e6, 4e5, 5e4, EVEN(0.6),                               0}, /* three pay */
         {1e6, 0,   2e5, {0.9, 0.9, 0.1, 0.1, 0.1, 0.1, 0.1},     0}, /* two do */
         {1e6, 0,   1e5, {0.99, 0.99, 0.99, 0.99, 0.2, 0.2, 0.2}, 0}  /* four do */
     };
@@ -121,7 +123,7 @@ static void useless_drafts_are_tried_seldom(void **state) {
     steps(&w, &d, 1, 10000);
     for (int i = 0; i < SCHED_DEPTHS; i++) w.used[i] = 0;
     steps(&w, &d, 1, 10000);
-    assert_true(w.used[0] > 9900 && w.used[0] < 10000); /* seldom, but not never */
+    assert_true(w.used[0] > 9900 && w.used[0] < 10000); /* rarely, but not never */
 }
 
 static void a_change_is_noticed(void **state) {
@@ -156,7 +158,7 @@ static void a_request_that_is_hard_to_guess_drafts_less(void **state) {
     watch w;
     start(&w);
     steps(&w, &d, 1, 1000);
-    for (int i = 0; i < 40; i++) { /* of one among many: the others go on as before */
+    for (int i = 0; i < 40; i++) { /* acceptance of one among many: the others are unchanged */
         sched_draft_depth_verified(&w.drafts, &hard, 3, 0);
         steps(&w, &d, 1, 10);
     }

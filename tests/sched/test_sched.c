@@ -1,4 +1,5 @@
-/* test_sched.c - what the scheduler refuses, and that a turn takes no memory. */
+/* test_sched.c - requests and options that the scheduler refuses, and that a step allocates
+ * nothing. */
 #include "check.h"
 
 #include <stdlib.h>
@@ -68,8 +69,8 @@ static void what_cannot_work_does_not_open(void **state) {
     assert_int_equal(hd_sched_open(&s, &o, &(hd_runner){0}, &(hd_sched_hooks){0}, NULL),
                      HD_EINVAL);
     o = tight;
-    o.cache.n_pages[HD_KV_WINDOW] = 8; /* reach, chunk and drafts are 32 tokens, and part
-                                            of a page before them */
+    /* lookback, chunk and drafts are 32 tokens, plus part of a page before them */
+    o.cache.n_pages[HD_KV_WINDOW] = 8;
     assert_int_equal(hd_sched_open(&s, &o, &(hd_runner){0}, &(hd_sched_hooks){0}, NULL),
                      HD_EINVAL);
 }
@@ -86,8 +87,8 @@ static void submit(world *w, int32_t i) {
     assert_int_equal(world_submit(w, c), HD_OK);
 }
 
-/* world_turn() compares the count before and behind every turn; here is everything that a turn
- * may do, and proof that the count counts. */
+/* world_step() compares the allocation count before and after every step. Here is everything
+ * that a step may do, and proof that the count counts. */
 static void a_step_allocates_nothing(void **state) { /* FT30 */
     world *w = *state;
     const int64_t before = allocations();

@@ -1,8 +1,8 @@
-/* test_simulation.c - millions of events in the simulated world, by seed.
+/* test_simulation.c - millions of scheduler events in the simulated world, by seed.
  *
- * Each seed draws a configuration, habits and faults, acts for a while, and heals. A failure
- * prints the one command that runs its seed again. HD_SIM_SEEDS=N runs the first N seeds
- * instead of the usual number, HD_SIM_SEED=N only that one. */
+ * Each seed draws a configuration, habits and faults, acts for a while, and then turns
+ * faults off. A failure prints the one command that runs its seed again. HD_SIM_SEEDS=N runs
+ * the first N seeds instead of the usual number, HD_SIM_SEED=N only that one. */
 #include "check.h"
 
 #include <inttypes.h>
@@ -22,7 +22,7 @@ static int open_world(void **state) {
     return *state ? 0 : -1;
 }
 
-/* Also after a test that failed, with the scheduler still open. */
+/* Runs also after a failed test, with the scheduler still open. */
 static int close_world(void **state) {
     world *w = *state;
     if (w->sched) {
@@ -38,7 +38,7 @@ static uint64_t from_environment(const char *name, uint64_t standard) {
     return text ? strtoull(text, NULL, 10) : standard;
 }
 
-/* Leaves the world open, to be read. */
+/* Runs a seed and leaves the world open, so that its statistics can be read. */
 static void run_seed(world *w, uint64_t seed) {
     const int32_t steps = SHORTEST + (int32_t)(seed * 7919 % (LONGEST - SHORTEST));
     world_draw(w, seed);
@@ -69,7 +69,7 @@ static void add_up(totals *t, const world *w) {
     for (int f = 0; f <= HD_FINISH_ERROR; f++) t->finished[f] += w->finished[f];
 }
 
-/* The worlds were rough enough to mean something. */
+/* The seeds must have caused enough of every kind of event. */
 static void check_totals(const totals *t) {
     print_message("%" PRId64 " events, %" PRId64 " steps, %" PRId64 " hits, %" PRId64
                   " retractions, %" PRId64 " evictions, %" PRId64 " window copies\n",
@@ -97,7 +97,7 @@ static void every_promise_holds(void **state) {
         const uint64_t digest = w->digest;
         const int64_t events = w->events;
         run_seed(w, seed);
-        assert_true(w->digest == digest && w->events == events); /* a run repeats */
+        assert_true(w->digest == digest && w->events == events); /* a run is reproducible */
         world_close(w);
     }
     if (n >= SEEDS) check_totals(&t);

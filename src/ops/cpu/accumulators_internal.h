@@ -1,10 +1,10 @@
-/* accumulators_internal.h - the sums of one row of x with OPS_TILE_ROWS rows of W, over the lanes of the
- * instruction set whose header comes before. */
+/* accumulators_internal.h - GEMM accumulators: sums of one row of x with OPS_TILE_ROWS rows
+ * of W, over the lanes of the instruction set whose header is included before. */
 #ifndef HD_OPS_CPU_ACCUMULATORS_INTERNAL_H
 #define HD_OPS_CPU_ACCUMULATORS_INTERNAL_H
 
-/* Loaded, added to and stored together. Named members and not an array, which the compiler would
- * keep in memory. */
+/* Four accumulators, loaded, updated and stored together. They are named members because the
+ * compiler would keep an array in memory. */
 typedef struct four {
     lanes a, b, c, d;
 } four;

@@ -1,12 +1,12 @@
-/* attention_bf16.c - attention's products of queries and keys, and of weights and values, rounded to
- * bfloat16, with AVX-512's dot products of pairs. Keys lie in float32: those of a block are rounded
- * once for all heads. */
+/* attention_bf16.c - attention with bfloat16 products (queries with keys, weights with
+ * values), by AVX-512's dot products of pairs. Keys are stored in float32: those of a block
+ * are rounded once for all heads. */
 #include "base/checked.h"
 #include "ops/cpu/reduce_avx512_internal.h"
 #include "ops/cpu/kernels_internal.h"
 #include "ops/cpu/dot_bf16_internal.h"
 
-enum { COLS = 64 /* of a mix at once */ };
+enum { COLS = 64 /* columns of a mix at once */ };
 
 static void narrow(uint16_t *to, const float *from, int32_t n) {
     for (int32_t c = 0; c < n; c += PART) {
@@ -16,8 +16,8 @@ static void narrow(uint16_t *to, const float *from, int32_t n) {
 
 /* ---- scores ---- */
 
-/* Four queries from the i-th on with the four keys that lie in n->key, while `n_next` keys are
- * fetched: a few lines per step, because many at once would be waited for. */
+/* Scores four queries from the i-th on with the four keys in n->key, while `n_next` keys are
+ * prefetched: a few cache lines per step, because many at once would stall. */
 static void score_four(const ops_scores *s, const fast_narrow *n, int32_t i,
                        const float *const *next, int32_t n_next) {
     const int32_t n_q = hd_min_i32(FAST_KEYS, s->n_q - i);
@@ -65,7 +65,8 @@ static void score(const ops_scores *s, const fast_narrow *n) {
 
 /* ---- values ---- */
 
-/* Rows in pairs: element 2 c of a pair is column c of its first row, 2 c + 1 of its second. */
+/* Stores rows in pairs: element 2 c of a pair is column c of its first row, 2 c + 1 of its
+ * second. */
 static void pair_rows(const ops_mix *m, uint16_t *to) {
     const __m512i transpose =
         _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
@@ -83,7 +84,8 @@ static void pair_rows(const ops_mix *m, uint16_t *to) {
     }
 }
 
-/* n_out outputs from the j-th on, columns [c, c + COLS); n_out is a constant here. */
+/* Computes n_out outputs from the j-th on, columns [c, c + COLS); n_out is a compile-time
+ * constant. */
 INLINE void mix_block(const ops_mix *m, const fast_narrow *n, int32_t j, int32_t n_out,
                       int32_t c) {
     const uint16_t *pair = n->pairs + 2 * c;

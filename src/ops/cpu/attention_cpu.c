@@ -1,12 +1,13 @@
-/* attention_cpu.c - attention over paged keys.
+/* attention_cpu.c - attention over the paged KV cache on the CPU (flash attention, split
+ * KV).
  *
  * A task is one row and a group of heads. Keys come in blocks counted from the start of the
- * row's own list, whatever lies in the step beside it, so the running maximum and the sums
- * take the same values in any batch. A block's keys serve all heads of the group.
+ * row's own list, whatever else is in the step. The running maximum and the sums therefore
+ * have the same values in any batch. A block's keys serve all heads of the group.
  *
- * A long list is cut into parts, by its own length alone. Each part has sums of its own, and
- * they are joined in order: by the one task that went through all of them, or, where few rows
- * would leave workers idle and a part is a task, by whoever is the last of them. */
+ * A long list is split into parts, by its own length alone (split-K). Each part has its own
+ * sums, which are merged in order. One task that computed all parts merges them. If few rows
+ * would leave workers idle, each part is a task, and the last task to finish merges. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -16,19 +17,20 @@
 
 enum {
     HEADS = 16,
-    FEW_HEADS = 4, /* a task has no less, unless there are no more */
+    FEW_HEADS = 4, /* heads of a task, at least, unless there are fewer */
     BLOCK_KEYS = 64,
     STRETCH = 128,
-    PART_KEYS = 1024,  /* a part has no less, unless it is the only one */
-    PARTS = 16,        /* of a list, at most */
-    PART_OUT = 8192,   /* values of a group of heads in a part, at most */
-    NARROW_COLS = 1056 /* of rows of queries and keys that may be rounded: --precision fast */
+    PART_KEYS = 1024, /* keys of a part, at least, unless it is the only one */
+    PARTS = 16,       /* parts of a list, at most */
+    PART_OUT = 8192,  /* output values of a part, at most */
+    /* widest rows of queries and keys that may be rounded (--precision fast) */
+    NARROW_COLS = 1056
 };
 _Static_assert((int)BLOCK_KEYS <= (int)FAST_MIX_ROWS, "a mix takes a block");
 _Static_assert((int)STRETCH <= (int)FAST_MIX_COLS, "and a stretch of its columns");
 _Static_assert((int)OPS_TILE_ROWS == (int)FAST_KEYS, "keys are scored so many at once");
 
-/* The same in bf16. */
+/* State for products in bf16. */
 typedef struct narrow_state {
     uint16_t q[HEADS * NARROW_COLS], key[FAST_KEYS * NARROW_COLS];
     uint16_t pairs[FAST_MIX_ROWS * FAST_MIX_COLS], weights[HEADS * FAST_MIX_ROWS];
@@ -39,7 +41,7 @@ typedef struct attention_job {
     const ops_kernels *k;
     const hd_attention_args *a;
     int32_t heads, groups; /* heads of a group, groups of a row */
-    int32_t parts;         /* tasks of a group: 1, or one for each part */
+    int32_t parts;         /* tasks of a group: 1, or one per part */
     size_t part_bytes;
     int32_t parts_each; /* parts in a worker's scratch */
 } attention_job;
@@ -48,17 +50,17 @@ typedef struct attention_job {
 typedef struct attention_state {
     float acc[HEADS * OPS_TILE_ROWS * OPS_LANES];
     float score[HEADS * BLOCK_KEYS];
-    float down[HEADS]; /* what sums from before this block shrink by */
+    float down[HEADS]; /* factor by which earlier sums shrink */
     float sum[HEADS * STRETCH];
-    const float *key[BLOCK_KEYS + 2 * OPS_TILE_ROWS]; /* with those that will be wanted next */
+    const float *key[BLOCK_KEYS + 2 * OPS_TILE_ROWS]; /* with the next ones, for prefetching */
     _Alignas(HD_CACHE_LINE) narrow_state narrow;
 } attention_state;
 _Static_assert(sizeof(attention_state) % HD_CACHE_LINE == 0, "parts begin on a cache line");
 
-/* What became of a part: out is the sum of exp(score - top) * value. */
+/* Result of a part: out is the sum of exp(score - top) * value. */
 typedef struct attention_part {
-    _Atomic int32_t left; /* parts that are not done; counted by the first */
-    float top[HEADS];     /* largest score so far, of the first part the sink included */
+    _Atomic int32_t left; /* unfinished parts; counted in the first part */
+    float top[HEADS];     /* largest score so far, with the sink in the first part */
     float total[HEADS];   /* sum of exp(score - top) */
     _Alignas(HD_CACHE_LINE) float out[]; /* [heads, v_dim] */
 } attention_part;
@@ -78,7 +80,7 @@ static int32_t count_entries(const hd_attention_args *a, int32_t row) {
     return n;
 }
 
-/* Pointers to keys [first, first + n) of the row's list, filled up to whole tiles. */
+/* Collects pointers to keys [first, first + n) of the row's list, padded to complete tiles. */
 static void find_keys(const hd_attention_args *a, const attention_row *t, int32_t first,
                       int32_t n, const float **key) {
     const int32_t *selected_keys =
@@ -91,13 +93,13 @@ static void find_keys(const hd_attention_args *a, const attention_row *t, int32_
     for (int32_t i = n; i < n + OPS_TILE_ROWS; i++) key[i] = key[n - 1];
 }
 
-/* Elements from one rounded row to the next: a line more than there are, so that rows differ in their
- * cache sets. */
+/* Stride of rounded rows in elements: one cache line more than the row, so that rows use
+ * different cache sets. */
 static int32_t narrow_stride(const hd_attention_args *a) {
     return (a->k_dim + 31) / 32 * 32 + 32;
 }
 
-/* Whether products are made of rounded numbers. */
+/* Returns whether products use rounded numbers. */
 static bool narrows(const hd_attention_args *a, const ops_kernels *k) {
     return k->fast_attention && narrow_stride(a) <= NARROW_COLS;
 }
@@ -139,7 +141,7 @@ static void score_block(const hd_attention_args *a, const ops_kernels *k,
     }
 }
 
-/* Scores into exp(score - top), where top now covers this block. */
+/* Softmax step: turns scores into exp(score - top), where top now covers this block. */
 static void soften(const hd_attention_args *a, const ops_kernels *k, const attention_row *t,
                    attention_state *s, attention_part *p, int32_t n) {
     for (int32_t h = 0; h < t->n_heads; h++) {
@@ -148,8 +150,8 @@ static void soften(const hd_attention_args *a, const ops_kernels *k, const atten
     }
 }
 
-/* out = out * down + scores . values; a block is summed on its own before it joins the others,
- * which keeps the error of long lists small. */
+/* out = out * down + scores . values. A block is summed on its own before it is added to the
+ * others, which keeps the error of long lists small. */
 static void add_values(const hd_attention_args *a, const ops_kernels *k, const attention_row *t,
                        attention_state *s, attention_part *p, int32_t n) {
     for (int32_t col = 0; col < a->v_dim; col += STRETCH) {
@@ -177,7 +179,7 @@ static void add_values(const hd_attention_args *a, const ops_kernels *k, const a
     }
 }
 
-/* Keys [from, to) of the row's list; from 0 begins with the sink. */
+/* Attends to keys [from, to) of the row's list; from = 0 begins with the sink. */
 static void attention_keys(const hd_attention_args *a, const ops_kernels *k,
                            const attention_row *t, attention_state *s, attention_part *p,
                            int32_t from, int32_t to) {
@@ -198,7 +200,8 @@ static void attention_keys(const hd_attention_args *a, const ops_kernels *k,
     }
 }
 
-/* Keys in a part of a list of n: a matter of the list alone, so that its sums are too. */
+/* Returns the keys per part of a list of n. It depends on the list alone, so its sums do
+ * too. */
 static int32_t part_keys(int32_t n) {
     const int32_t fair = (int32_t)hd_ceil_div(hd_ceil_div(n, PARTS), BLOCK_KEYS) * BLOCK_KEYS;
     return hd_max_i32(PART_KEYS, fair);
@@ -208,7 +211,7 @@ static void join(const hd_attention_args *a, const attention_row *t, attention_p
                  const attention_part *p) {
     for (int32_t h = 0; h < t->n_heads; h++) {
         const float top = sum->top[h] > p->top[h] ? sum->top[h] : p->top[h];
-        if (!(top > -INFINITY)) continue; /* nothing counts so far */
+        if (!(top > -INFINITY)) continue; /* no key has weight so far */
         const float mine = expf(sum->top[h] - top), other = expf(p->top[h] - top);
         float *out = sum->out + (int64_t)h * a->v_dim;
         const float *more = p->out + (int64_t)h * a->v_dim;
@@ -250,7 +253,7 @@ static attention_row row_of(const attention_job *job, int32_t row, int32_t head)
     return t;
 }
 
-/* Part i of those that lie behind a worker's own state. */
+/* Returns part i of those after a worker's own state. */
 static attention_part *part_at(const attention_job *job, int32_t worker, int32_t i) {
     uint8_t *scratch = hd_stream_scratch(job->stream, worker, sizeof(attention_state));
     return (attention_part *)(void *)(scratch + sizeof(attention_state) +
@@ -323,8 +326,8 @@ static int32_t most_parts(const hd_attention_args *a) {
     return most;
 }
 
-/* Where the rows' groups of heads alone would leave workers idle, parts become tasks, so that a key
- * is still read once; where that is not enough, groups become smaller. */
+/* If the rows' groups of heads would leave workers idle, parts become tasks, so that a key
+ * is still read once. If that is not enough, groups become smaller. */
 static void cut(attention_job *job) {
     const hd_attention_args *a = job->a;
     const int32_t workers = hd_stream_workers(job->stream);
@@ -336,7 +339,7 @@ static void cut(attention_job *job) {
     while (groups * most < workers && job->heads > FEW_HEADS) {
         groups = place_tiles(job, (job->heads / 2 + FEW_HEADS - 1) / FEW_HEADS * FEW_HEADS);
     }
-    if (groups * most > (int64_t)workers * job->parts_each) return; /* no room */
+    if (groups * most > (int64_t)workers * job->parts_each) return; /* too little scratch */
     job->parts = most;
     for (int32_t g = 0; g < groups && most > 1; g++) {
         atomic_init(&shared_part(job, g, 0)->left, most);

@@ -1,10 +1,11 @@
-/* attention_naive_cpu.c - MLA over keys and values made from the cached latents.
+/* attention_naive_cpu.c - naive MLA attention for prefill: keys and values computed from
+ * cached latents.
  *
- * A task is one head and some rows of one sequence. It makes a block of keys and values, which all
- * its rows then meet, so nothing is kept but the rows' sums; a cached prefix is made anew in every
- * step. Blocks are counted from the start of the sequence and a row's sums take them one after
- * another, whatever rows lie beside it. Keys are turned, so that a score is a mix like the values'
- * and not a sum to fold. */
+ * A task is one head and some rows of one sequence. It computes a block of keys and values,
+ * which all its rows then use, so only the rows' sums are kept. A cached prefix is
+ * recomputed in every step. Blocks are counted from the start of the sequence, and a row's
+ * sums take them in order, whatever rows are beside it. Keys are transposed, so that a score
+ * is a mix like the values', without a horizontal reduction. */
 #include <string.h>
 
 #include "base/checked.h"
@@ -12,9 +13,9 @@
 #include "ops/ref/ref_internal.h"
 
 enum {
-    KEYS = 2 * OPS_TRANSPOSE_KEYS, /* of a block */
-    GROUP = 16,                    /* rows that meet a block at once */
-    TASK_ROWS = 64,                /* a task has no less */
+    KEYS = 2 * OPS_TRANSPOSE_KEYS, /* keys of a block */
+    GROUP = 16,                    /* rows that use a block at once */
+    TASK_ROWS = 64,                /* rows of a task, at least */
     MAX_TASK_ROWS = 2048,
     MAX_K_DIM = 320, /* more than any checkpoint has */
     MAX_V_DIM = 256,
@@ -26,7 +27,7 @@ typedef struct naive_job {
     hd_stream *stream;
     const ops_kernels *k;
     const hd_attention_naive_args *a;
-    int32_t shares; /* tasks that the rows of a sequence are cut into, per head */
+    int32_t shares; /* tasks per sequence and head */
 } naive_job;
 
 /* Scratch of one worker. */
@@ -37,8 +38,8 @@ typedef struct naive_state {
     float half[MAX_K_DIM * OPS_TRANSPOSE_KEYS];
     float score[GROUP * KEYS];
     float sum[GROUP * MAX_V_DIM];
-    float top[MAX_TASK_ROWS], total[MAX_TASK_ROWS]; /* of exp(score - top) */
-    const float *key[MAX_K_DIM], *value[KEYS];      /* rows of turned, of made */
+    float top[MAX_TASK_ROWS], total[MAX_TASK_ROWS]; /* for exp(score - top) */
+    const float *key[MAX_K_DIM], *value[KEYS];      /* rows of transposed and of made */
 } naive_state;
 _Static_assert(sizeof(naive_state) <= OPS_STATE_BYTES, "it is a worker's scratch");
 
@@ -48,7 +49,7 @@ typedef struct naive_task {
     const ops_kernels *k;
     naive_state *s;
     int32_t seq, head, first, end;
-    int32_t made, k_dim; /* elements of what is made of a latent; of a key */
+    int32_t made, k_dim; /* elements made of a latent; elements of a key */
 } naive_task;
 
 static int32_t row_at(const naive_task *t, int32_t pos) {
@@ -59,7 +60,7 @@ static float *out_of(const naive_task *t, int32_t row) {
     return act(t->a->out) + ((int64_t)row * t->a->heads + t->head) * t->a->v_dim;
 }
 
-/* n keys from `from` on, with their values. */
+/* Computes n keys from `from` on, with their values. */
 static void make_keys(const naive_task *t, int32_t from, int32_t n) {
     const hd_attention_naive_args *a = t->a;
     naive_state *s = t->s;
@@ -87,7 +88,7 @@ static void make_keys(const naive_task *t, int32_t from, int32_t n) {
     }
 }
 
-/* Up to GROUP rows meet the first n keys of the block. */
+/* Attends up to GROUP rows to the first n keys of the block. */
 static void small_m_keys(const naive_task *t, int32_t row, int32_t n_rows, int32_t n) {
     const hd_attention_naive_args *a = t->a;
     naive_state *s = t->s;
@@ -122,7 +123,8 @@ static void small_m_keys(const naive_task *t, int32_t row, int32_t n_rows, int32
     }
 }
 
-/* Rows that see a part of the block come one by one: what they do not see must not touch them. */
+/* Rows that see part of the block are computed one by one: keys that they do not see must
+ * not affect them. */
 static void small_m_block(const naive_task *t, int32_t from, int32_t n) {
     const int32_t some = hd_max_i32(t->first, row_at(t, from));
     const int32_t all = hd_max_i32(t->first, row_at(t, from + n - 1));
@@ -138,8 +140,8 @@ static void attention_rows(const naive_task *t) {
     const hd_attention_naive_args *a = t->a;
     naive_state *s = t->s;
     const size_t bytes = (size_t)a->v_dim * sizeof(float);
-    const int32_t n_keys =
-        a->seqs.start[t->seq] + t->end - a->seqs.first_row[t->seq]; /* that the last row sees */
+    /* keys that the last row sees */
+    const int32_t n_keys = a->seqs.start[t->seq] + t->end - a->seqs.first_row[t->seq];
     for (int32_t c = 0; c < t->k_dim; c++) s->key[c] = s->transposed + c * KEYS;
     for (int32_t i = 0; i < KEYS; i++) s->value[i] = s->made + i * t->made;
     for (int32_t r = t->first; r < t->end; r++) {
@@ -177,7 +179,8 @@ static void naive_share(const void *arg, int32_t task, int32_t worker) {
     if (t.first < t.end) attention_rows(&t);
 }
 
-/* Every share makes all keys for itself, so there are no more than keep the workers busy. */
+/* Every task of a sequence computes all keys itself, so there are no more tasks than keep
+ * the workers busy. */
 static int32_t count_shares(const naive_job *job) {
     const hd_attention_naive_args *a = job->a;
     int32_t longest = 1;

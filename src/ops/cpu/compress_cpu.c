@@ -1,10 +1,10 @@
-/* compress_cpu.c - V4's compressor: entries of the blocks that end in this step, and the state that
- * later steps need, in one pass over the rows.
+/* compress_cpu.c - V4's KV compressor: entries of the blocks that end in this step, and the
+ * state that later steps need, in one pass over the rows.
  *
- * An entry reads the rows before its own, of this step or, from the state, of earlier ones; so a
- * row's state must not replace what an entry still reads. It can only where a sequence goes on
- * within a page, and only within that page: those rows are one task, entries first. All others
- * may be done in any order. */
+ * An entry reads the rows before its own, of this step or, from the state, of earlier ones.
+ * A row's state must not replace what an entry still reads. That is only possible if a
+ * sequence continues within a page, and only within that page: those rows are one task,
+ * entries first. All others may be computed in any order. */
 #include <string.h>
 
 #include "base/checked.h"
@@ -33,8 +33,8 @@ typedef struct place {
     int32_t seq, pos;
 } place;
 
-/* kv and gate of a position: rows of the step, whose position bias is still to be added, or
- * halves of a state row from before it. */
+/* kv and gate of a position: rows of the step, to which the position bias must still be
+ * added, or halves of a state row of an earlier step. */
 typedef struct slot {
     const float *kv, *gate, *ape;
 } slot;
@@ -51,8 +51,8 @@ static slot slot_at(const hd_compress_args *a, place p) {
                   a->ape + (int64_t)(p.pos % a->ratio) * wide};
 }
 
-/* Slot i of the block that begins at `block`, from channel c of the entry on. Slots before the
- * block (overlap) speak with their first half of channels, its own with the second. */
+/* Returns slot i of the block that begins at `block`, from channel c of the entry on. Slots
+ * before the block (overlap) use their first half of channels, its own slots the second. */
 static slot channels_at(const hd_compress_args *a, place block, int32_t i, int32_t c) {
     static const float unbiased[CHANNELS];
     const slot s = slot_at(a, (place){block.seq, block.pos + i});
@@ -60,7 +60,8 @@ static slot channels_at(const hd_compress_args *a, place block, int32_t i, int32
     return (slot){s.kv + at, s.gate + at, s.ape ? s.ape + at : unbiased};
 }
 
-/* n <= CHANNELS channels of an entry: softmax(gate) . kv over the slots, in their order. */
+/* Computes n <= CHANNELS channels of an entry: softmax(gate) . kv over the slots, in their
+ * order. */
 static void mix_channels(const hd_compress_args *a, const ops_kernels *k, place block,
                          int32_t c, int32_t n, float *entry) {
     const int32_t earlier = a->overlap && block.pos > 0 ? a->ratio : 0;
@@ -97,7 +98,7 @@ static void finish_entry(const hd_compress_args *a, const ops_kernels *k, int32_
     }
 }
 
-/* Rows [first, end) of one sequence. */
+/* Computes the entries of rows [first, end) of one sequence. */
 static void form_entries(const hd_compress_args *a, const ops_kernels *k, int32_t seq,
                          int32_t first, int32_t end) {
     const int32_t width = a->entries.width;
@@ -113,7 +114,7 @@ static void form_entries(const hd_compress_args *a, const ops_kernels *k, int32_
     }
 }
 
-/* Writes the rows' state, but for those whose place in the ring a later row of this step has. */
+/* Writes the rows' state, unless a later row of this step has the same place in the ring. */
 static void keep_state(const hd_compress_args *a, int32_t seq, int32_t first, int32_t end) {
     const int32_t wide = a->state.width / 2, page = a->state.page_tokens;
     for (int32_t r = first; r < end; r++) {
@@ -128,7 +129,7 @@ static void keep_state(const hd_compress_args *a, int32_t seq, int32_t first, in
     }
 }
 
-/* Behind the last row of a sequence that lies in a page which older rows lie in too. */
+/* Returns the end of a sequence's rows in a page that also contains older rows. */
 static int32_t end_of_begun_page(const hd_compress_args *a, int32_t seq) {
     const int32_t page = a->state.page_tokens, in_page = a->seqs.start[seq] % page;
     const int32_t first = a->seqs.first_row[seq];
@@ -136,7 +137,7 @@ static int32_t end_of_begun_page(const hd_compress_args *a, int32_t seq) {
     return hd_min_i32(first + page - in_page, a->seqs.first_row[seq + 1]);
 }
 
-/* Rows of a begun page belong to the task that has the first of them. */
+/* Rows of a page with older rows belong to the task that has the first of them. */
 static void compress_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     const hd_compress_args *a = job->args;

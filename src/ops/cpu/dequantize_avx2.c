@@ -1,5 +1,5 @@
-/* dequantize_avx2.c - rows of stored formats into floats. A ragged end goes by way of a copy, so that
- * nothing beyond it is touched. */
+/* dequantize_avx2.c - AVX2: dequantizes rows of stored formats to floats. A partial vector
+ * at the end is read through a copy, so that nothing beyond it is touched. */
 #include "ops/cpu/dequantize_avx2_internal.h"
 
 typedef scaled prepare_fn(float scale);
@@ -54,8 +54,8 @@ static inline lanes scale_e4m3(const uint8_t *src, scaled s) {
     return times((lanes){_mm256_or_ps(w.low, low), _mm256_or_ps(w.high, high)}, s);
 }
 
-/* One loop for all formats: `bits` an element; prepare and widen are constants where this is
- * inlined. */
+/* One loop for all formats with `bits` per element; prepare and widen are compile-time
+ * constants. */
 static inline __attribute__((always_inline)) void decode(float *out, const uint8_t *src,
                                                          int32_t n, const float *scale,
                                                          int32_t block, int32_t bits,
@@ -68,7 +68,7 @@ static inline __attribute__((always_inline)) void decode(float *out, const uint8
         for (; i + OPS_LANES <= end; i += OPS_LANES) {
             store_lanes(out + i, dequantize(src + (int64_t)i * bits / 8, s));
         }
-        if (i < end) break; /* the ragged end belongs to this block */
+        if (i < end) break; /* the partial vector belongs to this block */
     }
     if (i == n) return;
     uint8_t end_src[4 * OPS_LANES] = {0};

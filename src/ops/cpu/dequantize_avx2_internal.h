@@ -1,5 +1,5 @@
-/* dequantize_avx2_internal.h - stored formats: OPS_LANES elements from the first bytes of src, times a scale
- * where one is prepared. For AVX2 files only. */
+/* dequantize_avx2_internal.h - AVX2: dequantizes OPS_LANES elements at src, times a prepared
+ * scale if there is one. */
 #ifndef HD_OPS_CPU_DEQUANTIZE_AVX2_INTERNAL_H
 #define HD_OPS_CPU_DEQUANTIZE_AVX2_INTERNAL_H
 
@@ -28,8 +28,8 @@ static inline lanes dequantize_bf16(const uint8_t *src, scaled s) {
                    dequantize_pairs(_mm_loadu_si128(half + 1))};
 }
 
-/* By way of F32: e4m3_internal.h. Its subnormals are slow but few in checkpoints; conversions from
- * F16 are two steps each. */
+/* Through F32: see e4m3_internal.h. Its subnormals are slow but rare in checkpoints;
+ * conversions from F16 take two steps each. */
 static inline scaled e4m3_scale(float scale) {
     return (scaled){_mm256_set1_ps(scale * 0x1p120f)};
 }
@@ -55,7 +55,7 @@ static inline bool e4m3_scales_fit(const float *scale, int32_t n, int32_t block)
     return e4m3_scales_below(0x1p8f, scale, n, block);
 }
 
-/* Four steps at a time, as this is done before every product. */
+/* Four steps at a time, as this runs before every product. */
 static inline bool e4m3_has_nan(const uint8_t *code, int32_t n) {
     __m256i largest[4] = {_mm256_setzero_si256(), _mm256_setzero_si256(),
                           _mm256_setzero_si256(), _mm256_setzero_si256()};
@@ -76,8 +76,8 @@ static inline bool e4m3_has_nan(const uint8_t *code, int32_t n) {
     return !_mm256_testz_si256(nan, nan);
 }
 
-/* The magnitudes, scaled; their own codes are laid over the bits where widen_eight will lay a code
- * again, sign and all, so that only the sign is left. */
+/* The scaled magnitudes. Their own codes are XORed over the bits where widen_eight will
+ * apply a code again, sign included, so that only the sign remains. */
 static inline scaled e2m1_scale(float scale) {
     const __m256 values = _mm256_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f);
     const __m256i place = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
@@ -85,7 +85,8 @@ static inline scaled e2m1_scale(float scale) {
     return (scaled){_mm256_xor_ps(_mm256_mul_ps(values, _mm256_set1_ps(scale)), code)};
 }
 
-/* Each lane shifts its own code out of the four bytes; the look-up reads three bits of it. */
+/* Each lane shifts its own code out of the four bytes; the table lookup reads three bits of
+ * it. */
 static inline __m256 dequantize_eight(const uint8_t *src, scaled s) {
     const __m256i shift = _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28);
     int32_t codes;

@@ -1,5 +1,5 @@
-/* dequantize_avx512_internal.h - stored formats: OPS_LANES elements from the first bytes of src, times a
- * scale where one is prepared. For AVX-512 files only. */
+/* dequantize_avx512_internal.h - AVX-512: dequantizes OPS_LANES elements at src, times a
+ * prepared scale if there is one. */
 #ifndef HD_OPS_CPU_DEQUANTIZE_AVX512_INTERNAL_H
 #define HD_OPS_CPU_DEQUANTIZE_AVX512_INTERNAL_H
 
@@ -8,7 +8,7 @@
 #include "ops/cpu/e4m3_internal.h"
 #include "ops/cpu/lanes_avx512_internal.h"
 
-/* Sixteen sums and what is on its way to them fit the registers. */
+/* Sixteen accumulators and their operands fit the registers. */
 enum { SMALL_M_X_ROWS = 4 };
 
 static inline int32_t small_m_w_rows(int32_t bits, int32_t n_x) {
@@ -37,7 +37,7 @@ static inline lanes dequantize_bf16(const uint8_t *src, scaled s) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
 }
 
-/* By way of F16: e4m3_internal.h. */
+/* Through F16: see e4m3_internal.h. */
 static inline bool e4m3_scales_fit(const float *scale, int32_t n, int32_t block) {
     return e4m3_scales_below(0x1p120f, scale, n, block);
 }
@@ -69,8 +69,8 @@ static inline scaled e2m1_scale(float scale) {
     return (scaled){_mm512_mul_ps(values, _mm512_set1_ps(scale))};
 }
 
-/* Each lane shifts its own code out of its half of the eight bytes; the look-up reads four
- * bits of it. */
+/* Each lane shifts its own code out of its half of the eight bytes; the table lookup reads
+ * four bits of it. */
 static inline lanes dequantize_e2m1(const uint8_t *src, scaled s) {
     const __m512i half = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const __m512i shift =

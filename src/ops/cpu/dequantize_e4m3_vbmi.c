@@ -1,6 +1,7 @@
-/* dequantize_e4m3_vbmi.c - FP8, decoded or met by few rows of x, 64 columns at a time: byte look-ups turn codes
- * into bf16, which holds all their values, and a bf16 is the upper half of a float. Same steps in
- * the same order as decode and dots, same bits. */
+/* dequantize_e4m3_vbmi.c - AVX-512 VBMI: dequantizes FP8, or multiplies it with few rows of
+ * x (small-M GEMM), 64 columns at a time. Byte lookups turn codes into bf16, which
+ * represents all their values, and a bf16 is the upper half of a float. It takes the same
+ * steps in the same order as decode and dots, so the bits are the same. */
 #include "ops/cpu/e4m3_vbmi_internal.h"
 #include "ops/cpu/lanes_avx512_internal.h"
 #include "ops/cpu/small_m_gemm_internal.h"
@@ -13,7 +14,7 @@ typedef struct quad {
     __m512 a, b, c, d;
 } quad;
 
-/* Even halves of `first` are columns 0-15, odd ones 16-31, and so on. */
+/* Even halves of `first` are columns 0-15, odd ones 16-31, and so on for `second`. */
 static inline quad dequantize_pairs(__m512i first, __m512i second) {
     const __m512i odd = _mm512_set1_epi32((int32_t)0xffff0000u);
     return (quad){_mm512_castsi512_ps(_mm512_slli_epi32(first, 16)),
@@ -22,14 +23,14 @@ static inline quad dequantize_pairs(__m512i first, __m512i second) {
                   _mm512_castsi512_ps(_mm512_and_si512(second, odd))};
 }
 
-/* Codes of columns [c, c + n) of a row as a register, n <= STEP; nothing beyond is read. */
+/* Loads codes of columns [c, c + n) of a row, n <= STEP; nothing beyond is read. */
 static inline __m512i load_bytes(const uint8_t *src, int32_t n) {
     if (n == STEP) return _mm512_loadu_si512(src);
     return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, src);
 }
 
-/* Places of the 64 codes so that unpacking bytes to halves leaves columns as widen_halves wants
- * them: lane 4 q + i gets columns 4 q + i + {0, 16, 32, 48}. */
+/* Order of the 64 codes such that unpacking bytes to halves leaves columns as widen_halves
+ * needs them: lane 4 q + i gets columns 4 q + i + {0, 16, 32, 48}. */
 static const uint8_t e4m3_order[STEP] = {
     0,  16, 1,  17, 2,  18, 3,  19, 32, 48, 33, 49, 34, 50, 35, 51, 4,  20, 5,  21, 6,  22,
     7,  23, 36, 52, 37, 53, 38, 54, 39, 55, 8,  24, 9,  25, 10, 26, 11, 27, 40, 56, 41, 57,
@@ -74,7 +75,7 @@ void ops_decode_e4m3_vbmi(float *out, const uint8_t *src, int32_t n, const float
     }
 }
 
-/* The sum goes on over the first n of 64 columns; n is a multiple of 16. */
+/* Adds the first n of 64 columns; n is a multiple of 16. */
 static inline __attribute__((always_inline)) __m512 add_quad(__m512 sum, quad w, const float *x,
                                                              int32_t n) {
     sum = _mm512_fmadd_ps(_mm512_loadu_ps(x), w.a, sum);
@@ -84,7 +85,8 @@ static inline __attribute__((always_inline)) __m512 add_quad(__m512 sum, quad w,
     return sum;
 }
 
-/* Rows of x from columns c to c + n, which lie in one block; n_x and mostly n are constants here. */
+/* Multiplies rows of x at columns c to c + n, which lie in one block; n_x and mostly n are
+ * compile-time constants. */
 static inline __attribute__((always_inline)) void step(four *sum, const e4m3_table *t,
                                                        const ops_small_m_args *m,
                                                        const float *const *x, int32_t n_x,

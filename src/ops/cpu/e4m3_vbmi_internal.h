@@ -1,5 +1,5 @@
-/* e4m3_vbmi_internal.h - FP8 as bf16, which holds all its values, by byte look-ups. For VBMI files
- * only. */
+/* e4m3_vbmi_internal.h - AVX-512 VBMI: dequantizes FP8 to bf16, which represents all its
+ * values, by byte lookups. */
 #ifndef HD_OPS_CPU_E4M3_VBMI_INTERNAL_H
 #define HD_OPS_CPU_E4M3_VBMI_INTERNAL_H
 
@@ -33,7 +33,7 @@ static inline e4m3_table make_e4m3_table(void) {
     return t;
 }
 
-/* Of every 16 codes the first eight, and the others. */
+/* The first eight of every 16 codes, and the others. */
 typedef struct e4m3_pairs {
     __m512i first, second;
 } e4m3_pairs;

@@ -1,13 +1,14 @@
-/* exp_internal.h - exp of a register of floats. Before it come, for an instruction set: `wide`, the
- * register, and wide_whole, the same of whole numbers; WIDE(op), the name of an intrinsic; round_wide to whole numbers, and power_wide. */
+/* exp_internal.h - vectorized exp. The including file defines for its instruction set:
+ * `wide`, a float register, and wide_int16, its integer register; WIDE(op), the name of an
+ * intrinsic; round_wide to integers, and power_wide. */
 #ifndef HD_OPS_CPU_EXP_INTERNAL_H
 #define HD_OPS_CPU_EXP_INTERNAL_H
 
 #define SET(value) WIDE(set1_ps)(value)
 
 /* exp(x) to 1 ulp: x = k ln 2 + r with |r| <= ln 2 / 2, a polynomial of degree 7 in r, and
- * 2^k in two factors so that subnormal results and infinity come out right. The operand order
- * of min and max lets NaN through. */
+ * 2^k in two factors, so that subnormal results and infinity are right. The operand order of
+ * min and max preserves NaN. */
 static inline wide exp_wide(wide x) {
     x = WIDE(min_ps)(SET(89.0f), WIDE(max_ps)(SET(-104.0f), x));
     const wide k = round_wide(WIDE(mul_ps)(x, SET(0x1.715476p+0f)));

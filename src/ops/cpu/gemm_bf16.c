@@ -1,6 +1,6 @@
-/* gemm_bf16.c - products of rounded x with AVX-512's dot products of bf16, which add the two
- * products of a pair one after the other, the second one first, and round after each. Few rows of
- * x meet W as it lies, row after row; more meet a tile of it. */
+/* gemm_bf16.c - bfloat16 GEMM (--precision fast) with AVX-512's dot products, which add the
+ * two products of a pair one after the other, the second one first, and round after each.
+ * Small M reads W row after row as stored; large M dequantizes a tile of it. */
 #include "ops/cpu/e4m3_vbmi_internal.h"
 #include "ops/cpu/gemm_fast_rows_internal.h"
 #include "ops/cpu/reduce_avx512_internal.h"
@@ -11,27 +11,26 @@
 #include <string.h>
 
 enum {
-    PARTS = 4, /* registers of a segment as bf16 */
-    FEW = 8,   /* rows of x that do without a tile */
-    NEAR_X =
-        8192, /* elements of x that stay in the first cache beside rows of W in stretches, */
-    INT16_X = 12288, /* and of one row of x beside whole rows, as memory likes best; */
-    PIECE_X = 1024,  /* a longer one is cut into pieces */
-    TILE_X = 3,      /* rows of x and of W whose sums fill the registers */
+    PARTS = 4,       /* registers of a bf16 segment */
+    FEW = 8,         /* rows of x up to which no tile is used */
+    NEAR_X = 8192,   /* elements of x that stay in the L1 cache beside column ranges of W, */
+    INT16_X = 12288, /* and of one row of x beside complete rows, which suits memory best; */
+    PIECE_X = 1024,  /* a longer row is divided into pieces */
+    TILE_X = 3,      /* rows of x and of W whose accumulators fill the registers */
     TILE_W = 4,
     TILE_SEGMENTS = FAST_COLS / FAST_SEGMENT,
-    AHEAD = 8192 /* bytes of W that are fetched ahead */
+    AHEAD = 8192 /* bytes of W prefetched ahead */
 };
 
 /* ---- x ---- */
 
-/* Which column of a segment is element i of x, so that W need not be put in order. */
+/* Returns the column of a segment that is element i of x, so that W need not be reordered. */
 INLINE int32_t column_of(int32_t i, hd_dtype type) {
     const int32_t part = i / PART, word = i % PART;
     switch (type) {
     case HD_E4M3: /* e4m3_halves */
         return part / 2 * 64 + word / 8 * 16 + part % 2 * 8 + word % 8;
-    case HD_E2M1: /* one of the codes of each 16 bits */
+    case HD_E2M1: /* one of the codes of each 16 bits (nibbles) */
         return 4 * word + part;
     default:
         return i;
@@ -61,7 +60,7 @@ static void round_row(uint16_t *to, float *scale, const float *from, int32_t n, 
 
 typedef struct tables {
     e4m3_table e4m3;
-    __m512i e2m1; /* a look-up reads five bits, of which the highest is another code's */
+    __m512i e2m1; /* a lookup reads five bits; the highest belongs to another code */
 } tables;
 
 INLINE tables make_tables(void) {
@@ -72,7 +71,7 @@ INLINE tables make_tables(void) {
                         (short)0xc000, (short)0xc040, (short)0xc080, (short)0xc0c0))};
 }
 
-/* The n columns of a row's end as a whole segment. */
+/* Pads the n columns at the end of a row to a complete segment. */
 OUTLINE const uint8_t *fill_up(const fast_product *p, const uint8_t *src, int32_t n) {
     uint8_t *end = p->space->end;
     memset(end, 0, sizeof p->space->end);
@@ -80,7 +79,7 @@ OUTLINE const uint8_t *fill_up(const fast_product *p, const uint8_t *src, int32_
     return end;
 }
 
-/* A segment as bf16. */
+/* Dequantizes a segment to bf16. */
 INLINE void read_segment(__m512i part[PARTS], const tables *t, const uint8_t *src, kind k) {
     if (k.type == HD_E2M1) {
         const __m512i codes = _mm512_loadu_si512(src);
@@ -106,7 +105,7 @@ INLINE __m512 add_segment(__m512 sum, __m512 part, __m512 scale, bool scaled) {
 
 /* ---- scales ---- */
 
-/* What the sums of a segment are multiplied by. */
+/* Returns the scales by which the sums of a segment are multiplied. */
 INLINE __m512 spread_scales(const float *at, kind k) {
     if (k.block == 32) {
         const __m512i block = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
@@ -119,8 +118,9 @@ INLINE __m512 spread_scales(const float *at, kind k) {
     return _mm512_set1_ps(*at);
 }
 
-/* The same of FP4's scales as they are stored, for the codes that are_plain lets pass: a code is
- * shifted to a float's exponent, of E4M3 to that and the fraction, 120 too low, which `by` mends. */
+/* The same for FP4's scales as stored, for codes that are_plain accepts. A code is shifted
+ * to a float's exponent (E4M3: exponent and fraction), which is 120 too low; `by` corrects
+ * it. */
 INLINE __m512 spread_codes(const uint8_t *at, __m512 by, kind k) {
     if (k.block == 32) {
         uint32_t four;
@@ -142,8 +142,8 @@ INLINE __m512 spread_codes(const uint8_t *at, __m512 by, kind k) {
     return _mm512_mul_ps(_mm512_castsi512_ps(_mm512_srli_epi32(high, 4)), by);
 }
 
-/* Whether spread_codes will do for the scales of n rows: not for signs, NaN, and what a float holds
- * with fewer bits; nor where a segment's codes end with a row. */
+/* Returns whether spread_codes is valid for the scales of n rows: not for signs, NaN and
+ * subnormals, nor if a segment's codes end with a row. */
 INLINE bool are_plain(const fast_product *p, int32_t row, int32_t n, kind k) {
     const hd_weight *w = p->w;
     const hd_dtype type = k.block == 32 ? HD_E8M0 : HD_E4M3;
@@ -168,16 +168,16 @@ INLINE bool are_plain(const fast_product *p, int32_t row, int32_t n, kind k) {
     return odd == 0;
 }
 
-/* ---- few rows of x ---- */
+/* ---- small-M GEMM ---- */
 
-/* Columns [col, col + n) of a row of W, and its scales there: floats, of FP4 codes. */
+/* Columns [col, col + n) of a row of W, and its scales there: floats, or FP4 codes. */
 typedef struct stretch {
-    const uint8_t *src, *want; /* `want`: what is fetched meanwhile */
+    const uint8_t *src, *want; /* `want`: bytes to prefetch meanwhile */
     const void *scale;
     int32_t row, col, n;
 } stretch;
 
-/* With n_x rows of x; n_x and k are constants here. */
+/* Multiplies with n_x rows of x; n_x and k are compile-time constants. */
 INLINE void small_m_row(const fast_product *p, const tables *t, const stretch *m, int32_t n_x,
                         kind k) {
     const int32_t bytes = segment_bytes(k);
@@ -194,7 +194,8 @@ INLINE void small_m_row(const fast_product *p, const tables *t, const stretch *m
     }
     for (int32_t left = m->n; left > 0; left -= FAST_SEGMENT, src += bytes, want += bytes) {
         __m512i w[PARTS];
-        UNROLL for (int32_t b = 0; b < bytes; b += HD_CACHE_LINE) { /* W passes by, x stays */
+        /* W streams through, x stays in the cache */
+        UNROLL for (int32_t b = 0; b < bytes; b += HD_CACHE_LINE) {
             _mm_prefetch((const char *)want + b, _MM_HINT_NTA);
         }
         if (left < FAST_SEGMENT) src = fill_up(p, src, left);
@@ -220,7 +221,7 @@ INLINE void small_m_row(const fast_product *p, const tables *t, const stretch *m
     }
 }
 
-/* n_w <= FAST_ROWS rows of W, in stretches of columns for which x stays in the first cache. */
+/* Multiplies n_w <= FAST_ROWS rows of W, in column ranges for which x stays in the L1 cache. */
 INLINE void small_m_rows(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
                          int32_t n_x, kind k) {
     const int32_t cols = p->w->cols, segments = (int32_t)hd_ceil_div(cols, FAST_SEGMENT);
@@ -270,9 +271,9 @@ INLINE void small_m(const fast_product *p, const tables *t, int32_t row, int32_t
     }
 }
 
-/* ---- a tile ---- */
+/* ---- large-M GEMM: a dequantized tile ---- */
 
-/* Columns from c on of n_w <= FAST_ROWS rows. Gives how many segments. */
+/* Dequantizes columns from c on of n_w <= FAST_ROWS rows. Returns the number of segments. */
 INLINE int32_t read_tile(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
                          int32_t c, kind k) {
     const int32_t bytes = segment_bytes(k), first = c / FAST_SEGMENT;
@@ -299,10 +300,11 @@ INLINE int32_t read_tile(const fast_product *p, const tables *t, int32_t row, in
     return segments;
 }
 
-/* Lines [first, end) of the tile that begins in this row and column. */
+/* Prefetches cache lines [first, end) of the tile that begins in this row and column. */
 INLINE void fetch_tile(const fast_product *p, int32_t row, int32_t c, int32_t first,
                        int32_t end, kind k) {
-    const int32_t lines = TILE_SEGMENTS * segment_bytes(k) / HD_CACHE_LINE; /* of a row */
+    /* cache lines of a row */
+    const int32_t lines = TILE_SEGMENTS * segment_bytes(k) / HD_CACHE_LINE;
     const uint8_t *src = row_at(p, row) + c / FAST_SEGMENT * segment_bytes(k);
     for (int32_t i = first; i < end; i++) {
         _mm_prefetch((const char *)src + i / lines * p->row_bytes + i % lines * HD_CACHE_LINE,
@@ -310,7 +312,8 @@ INLINE void fetch_tile(const fast_product *p, int32_t row, int32_t c, int32_t fi
     }
 }
 
-/* n_x rows of x from the i-th on, at column c, and the tile's rows j .. j + TILE_W - 1. */
+/* Multiplies n_x rows of x from the i-th on, at column c, with the tile's rows j .. j +
+ * TILE_W - 1. */
 INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_t j, int32_t c,
                            int32_t segments, bool scaled) {
     fast_space *s = p->space;
@@ -366,7 +369,7 @@ INLINE void multiply_rows(const fast_product *p, int32_t i, int32_t j, int32_t c
     }
 }
 
-/* Apart from all kinds of matrices, whose tables would take registers. */
+/* A function of its own, because the tables of all kinds of matrices would take registers. */
 OUTLINE void multiply_scaled(const fast_product *p, int32_t i, int32_t j, int32_t c,
                              int32_t segments) {
     multiply_rows(p, i, j, c, segments, true);
@@ -377,8 +380,9 @@ OUTLINE void multiply_plain(const fast_product *p, int32_t i, int32_t j, int32_t
     multiply_rows(p, i, j, c, segments, false);
 }
 
-/* All rows of x and n_w <= FAST_ROWS rows of W; of the tile's spare rows nobody reads the sums. The
- * next tile is asked for a few lines at a time, as many at once would be waited for. */
+/* Multiplies all rows of x with n_w <= FAST_ROWS rows of W; sums of the tile's unused rows
+ * are ignored. The next tile is prefetched a few lines at a time, as many at once would
+ * stall. */
 INLINE void multiply_tiles(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
                            kind k) {
     const int64_t blocks = hd_ceil_div(p->n_x, TILE_X) * hd_ceil_div(n_w, TILE_W);
@@ -403,9 +407,9 @@ INLINE void multiply_tiles(const fast_product *p, const tables *t, int32_t row, 
     }
 }
 
-/* ---- sums ---- */
+/* ---- reduction ---- */
 
-/* FAST_ROWS rows of W, of which n are there. */
+/* Reduces the sums of FAST_ROWS rows of W, of which n exist. */
 INLINE void reduce(float *out, const float *sums, int32_t n) {
     __m512 v[FAST_ROWS];
     UNROLL for (int32_t j = 0; j < FAST_ROWS; j++) v[j] = _mm512_loadu_ps(sums + j * FAST_SUMS);
@@ -416,7 +420,8 @@ INLINE void multiply_kind(const fast_product *p, kind k) {
     const tables t = make_tables();
     for (int32_t row = 0; row < p->n_w; row += FAST_ROWS) {
         const int32_t n_w = hd_min_i32(FAST_ROWS, p->n_w - row);
-        for (int32_t i = 0; i < p->n_x; i++) { /* far apart, which nothing else foresees */
+        /* far apart, so the hardware prefetcher misses them */
+        for (int32_t i = 0; i < p->n_x; i++) {
             _mm_prefetch((const char *)(p->out + i * p->out_stride + row), _MM_HINT_T0);
         }
         fetch_scales(p, row + FAST_ROWS, FAST_ROWS);

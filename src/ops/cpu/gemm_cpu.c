@@ -1,5 +1,6 @@
-/* gemm_cpu.c - matrix products: a tile of the stored matrix is decoded once and meets all
- * rows of a block. Bounded by memory for few rows, by fused multiply-adds for many. */
+/* gemm_cpu.c - GEMMs on the CPU: linear, per head, grouped (MoE experts). A tile of the
+ * stored matrix is dequantized once and multiplied with all rows of a block. Small M is
+ * bound by memory, large M by fused multiply-adds. */
 #include <limits.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -8,19 +9,19 @@
 #include "base/memory.h"
 #include "ops/cpu/cpu_internal.h"
 
-/* Rows of W in a task: enough work to hand out, and few enough that a narrow matrix still
+/* Rows of W in a task: enough work to schedule, and few enough that a narrow matrix still
  * feeds every thread. */
 enum { TASK_STEPS = 262144, MAX_TASK_ROWS = 64 };
 
 /* With --precision fast every task rounds its rows of x, so tasks are as large as keeps all
  * threads busy to the end. */
 enum {
-    FAST_TASKS = 4 /* of each worker, at least */,
+    FAST_TASKS = 4 /* tasks per worker, at least */,
     MAX_FAST_ROWS = 1024,
     LEAST_FAST_ROWS = 32
 };
 
-/* ---- decoding ---- */
+/* ---- dequantization ---- */
 
 static const uint8_t *byte_at(const void *array, hd_dtype type, int64_t element) {
     return (const uint8_t *)array + element * hd_dtype_bits(type) / 8;
@@ -34,11 +35,11 @@ void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t ro
         k->decode[w->type](out, src, n, &one, INT_MAX);
         return;
     }
-    if (w->block_cols % OPS_LANES != 0) { /* no checkpoint has this */
+    if (w->block_cols % OPS_LANES != 0) { /* no known checkpoint has this */
         for (int32_t c = 0; c < n; c++) out[c] = hd_weight_at(w, row, col + c);
         return;
     }
-    /* A row of scales is itself a stored row, and `global` scales it. */
+    /* A row of scales is dequantized like a stored row, with `global` as its scale. */
     float scale[OPS_TILE_COLS / OPS_LANES + 1];
     const int64_t per_row = hd_ceil_div(w->cols, w->block_cols);
     const int32_t block = col / w->block_cols, last = (col + n - 1) / w->block_cols;
@@ -53,11 +54,11 @@ void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t ro
                        w->block_cols);
 }
 
-/* ---- products ---- */
+/* ---- GEMM ---- */
 
-/* Scales of rows [row, row + n_w) for columns [col, col + n), which begin with a block, into `to`, and
- * in scale[j] where those of row + j are, or of row for spare ones. False where a block is no
- * multiple of OPS_LANES. */
+/* Dequantizes scales of rows [row, row + n_w) for columns [col, col + n), which begin with a
+ * block, into `to`. scale[j] points to those of row + j, or of `row` for unused rows.
+ * Returns false if a block is no multiple of OPS_LANES. */
 static bool decode_scales(const ops_kernels *k, float *to, const float *scale[OPS_TILE_ROWS],
                           const hd_weight *w, int32_t row, int32_t n_w, int32_t col,
                           int32_t n) {
@@ -71,7 +72,7 @@ static bool decode_scales(const ops_kernels *k, float *to, const float *scale[OP
     const int32_t n_blocks = (int32_t)hd_ceil_div(n, w->block_cols);
     const int32_t first = row / w->block_rows, last = (row + n_w - 1) / w->block_rows;
     const int64_t at = (int64_t)first * per_row + col / w->block_cols;
-    if (n_blocks == per_row) { /* rows of scales follow each other */
+    if (n_blocks == per_row) { /* rows of scales are contiguous */
         k->decode[w->scale_type](to, byte_at(w->scale, w->scale_type, at),
                                  (last - first + 1) * per_row, &w->global, INT_MAX);
     }
@@ -95,16 +96,17 @@ void ops_fetch_scales(const hd_weight *w, int32_t row, int32_t col, int32_t n_w,
     for (; src < end; src += HD_CACHE_LINE) __builtin_prefetch(src);
 }
 
-/* Columns that n_x rows meet at once, so that they stay near while the rows of W pass. Whole blocks:
- * no checkpoint's are wider than the least. */
+/* Returns the columns that n_x rows of x use at once, so that x stays in the cache while the
+ * rows of W stream through. It is a multiple of the block size: no checkpoint's blocks are
+ * wider than the least. */
 static int32_t small_m_cols(const ops_kernels *k, int32_t n_x) {
     const int32_t cols = k->small_m_near / n_x;
     if (cols >= OPS_SMALL_M_COLS) return OPS_SMALL_M_COLS;
     return hd_max_i32(OPS_LEAST_SMALL_M_COLS, cols - cols % OPS_LEAST_SMALL_M_COLS);
 }
 
-/* Rows [row, row + n_w) of W without a tile between, as far as whole lanes go: gives the first
- * column that is left. */
+/* Small-M GEMM of rows [row, row + n_w) of W without a dequantized tile, as far as complete
+ * lanes reach. Returns the first column that is left. */
 static int32_t small_m(const ops_kernels *k, const ops_product *p, ops_tile *tile, int32_t row,
                        int32_t n_w) {
     const hd_weight *w = p->w;
@@ -134,7 +136,7 @@ static int32_t small_m(const ops_kernels *k, const ops_product *p, ops_tile *til
     return end;
 }
 
-/* Asks for what the next tile of n columns takes of this row, or of the one that follows n_w rows on. */
+/* Prefetches the next tile of n columns of this row, or of the row n_w rows further on. */
 static void fetch_next(const hd_weight *w, int32_t row, int32_t n_w, int32_t c, int32_t n) {
     const int64_t from =
         c + n < w->cols ? (int64_t)row * w->cols + c + n : (int64_t)(row + n_w) * w->cols;
@@ -142,8 +144,8 @@ static void fetch_next(const hd_weight *w, int32_t row, int32_t n_w, int32_t c, 
     for (; src < end; src += HD_CACHE_LINE) __builtin_prefetch(src);
 }
 
-/* Columns from c on by way of a decoded tile. Where few rows of x go through it at a time, they are
- * still near when its second half wants them. */
+/* Large-M GEMM of columns from c on, through a dequantized tile. If few rows of x use it at
+ * a time, they are still in the cache for its second half. */
 static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *tile,
                           int32_t row, int32_t n_w, int32_t c) {
     const int32_t n = hd_min_i32(OPS_TILE_COLS, p->w->cols - c);
@@ -167,7 +169,7 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
 
 void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
     const int32_t wide = p->n_x > k->small_m_rows ? OPS_WIDE_ROWS : OPS_TILE_ROWS;
-    const int32_t sums = OPS_TILE_ROWS * OPS_LANES; /* of a row of x */
+    const int32_t sums = OPS_TILE_ROWS * OPS_LANES; /* sums of a row of x */
     for (int32_t o = 0; o < p->n_rows; o += wide) {
         const int32_t n_w = hd_min_i32(wide, p->n_rows - o);
         for (int32_t j = 0; j < n_w; j += OPS_TILE_ROWS) {
@@ -185,20 +187,21 @@ void ops_multiply(const ops_kernels *k, const ops_product *p, ops_tile *tile) {
     }
 }
 
-/* How the product of n_x rows and n_rows of w is cut. */
+/* The division of the GEMM of n_x rows and n_rows of w into tasks. */
 typedef struct grid {
     int32_t x_rows;   /* rows of x in a task */
     int32_t w_rows;   /* rows of W in a task */
     int32_t w_chunks; /* tasks along W */
     int32_t x_blocks; /* tasks along x */
-    bool x_first;     /* in which order they count: what neighbors share stays in the cache */
+    /* order of the tasks: what neighbouring tasks share stays in the cache */
+    bool x_first;
 } grid;
 
 static int32_t chunk_of(const grid *g, int32_t task) {
     return g->x_first ? task / g->x_blocks : task % g->w_chunks;
 }
 
-/* The first row of x. */
+/* Returns the first row of x of a task. */
 static int32_t first_of(const grid *g, int32_t task) {
     return g->x_rows * (g->x_first ? task % g->x_blocks : task / g->w_chunks);
 }
@@ -216,13 +219,13 @@ static int64_t fast_task_rows(const hd_stream *s, int64_t all_rows) {
     return rows < FAST_ROWS ? FAST_ROWS : rows - rows % FAST_ROWS;
 }
 
-/* At most so many, but the same in all tasks of a matrix. */
+/* Returns at most `most` rows, but the same number in all tasks of a matrix. */
 static int64_t even_rows(int64_t rows, int64_t most) {
     const int64_t each = hd_ceil_div(rows, hd_ceil_div(rows, most));
     return hd_ceil_div(each, FAST_ROWS) * FAST_ROWS;
 }
 
-/* `times`: how many such products share the threads. */
+/* `times`: number of such GEMMs that share the threads. */
 static grid cut(const hd_stream *s, const ops_kernels *k, const hd_weight *w, int32_t n_x,
                 int32_t n_rows, int32_t times) {
     const bool fast = ops_fast_takes(k, w);
@@ -254,10 +257,10 @@ typedef struct linear_job {
     const ops_kernels *k;
     const hd_linear_args *a;
     grid g;
-    _Atomic int32_t *next_row; /* of W, where workers take them */
+    _Atomic int32_t *next_row; /* next row of W for a worker to take */
 } linear_job;
 
-/* Rows of W and of x as a product. */
+/* Describes rows of W and of x as a product. */
 static ops_product linear_product(const hd_linear_args *a, int32_t o, int32_t n_rows,
                                   int32_t first, int32_t n_x) {
     const int64_t out_stride = stride_or(a->out_stride, a->w->rows);
@@ -283,7 +286,7 @@ static void linear_task(const void *arg, int32_t task, int32_t worker) {
     multiply(job->stream, worker, job->k, &p);
 }
 
-/* Takes rows of W, the fewer the fewer are left: 0 when there are none. */
+/* Takes rows of W for a worker, fewer towards the end: 0 if none are left. */
 static int32_t take_rows(const linear_job *job, int32_t *first) {
     const int32_t pieces = 2 * hd_stream_workers(job->stream);
     int32_t n, o = atomic_load_explicit(job->next_row, memory_order_relaxed);
@@ -297,7 +300,7 @@ static int32_t take_rows(const linear_job *job, int32_t *first) {
     return n;
 }
 
-/* All rows of x, which are rounded once, and rows of W until none are left. */
+/* Rounds all rows of x once, then multiplies rows of W until none are left. */
 static void linear_share(const void *arg, int32_t task, int32_t worker) {
     const linear_job *job = arg;
     (void)task;
@@ -319,16 +322,16 @@ void ops_linear_cpu(hd_stream *s, const hd_linear_args *a, const ops_kernels *k)
     }
 }
 
-/* ---- one matrix per head ---- */
+/* ---- linear_heads: one matrix per head ---- */
 
 typedef struct heads_job {
     hd_stream *stream;
     const ops_kernels *k;
     const hd_linear_heads_args *a;
-    grid g; /* of one head; chunks along columns when transposed */
+    grid g; /* grid of one head; chunks along columns if transposed */
 } heads_job;
 
-/* Where one task of a head works. */
+/* The part of a head that one task computes. */
 typedef struct heads_task {
     int32_t head, chunk, first, n_x;
     const float *x; /* row `first` of this head */
@@ -362,12 +365,13 @@ static void heads_plain_task(const void *arg, int32_t task, int32_t worker) {
     multiply(job->stream, worker, job->k, &p);
 }
 
-/* n rows of W from `row` on, columns [col, col + cols), as rows of the tile. Rows of a block share
- * their scales. What follows is asked for a row at a time, as much at once would be waited for. */
+/* Dequantizes n rows of W from `row` on, columns [col, col + cols), as rows of the tile.
+ * Rows of a block share their scales. The following rows are prefetched one at a time, as
+ * much at once would stall. */
 static void decode_rows(const ops_kernels *k, ops_tile *tile, const hd_weight *w, int32_t row,
                         int32_t n, int32_t col, int32_t cols) {
     float scale[OPS_TILE_COLS / OPS_LANES + 1];
-    const float *of_row[OPS_TILE_ROWS]; /* all of them `scale` */
+    const float *of_row[OPS_TILE_ROWS]; /* all of them point to `scale` */
     const int32_t per_scale = w->scale ? w->block_rows : INT_MAX;
     const int64_t bytes = (int64_t)cols * hd_dtype_bits(w->type) / 8;
     bool known = false;
@@ -388,7 +392,7 @@ static void decode_rows(const ops_kernels *k, ops_tile *tile, const hd_weight *w
     }
 }
 
-/* out = sum over rows i of W of x[i] * W[i, :], a stretch of columns at a time */
+/* out = sum over rows i of W of x[i] * W[i, :], a range of columns at a time */
 static void heads_transposed_task(const void *arg, int32_t task, int32_t worker) {
     const heads_job *job = arg;
     const hd_linear_heads_args *a = job->a;
@@ -422,13 +426,13 @@ void ops_linear_heads_cpu(hd_stream *s, const hd_linear_heads_args *a, const ops
                     a->transpose ? heads_transposed_task : heads_plain_task, &job);
 }
 
-/* ---- one matrix per expert ---- */
+/* ---- grouped GEMM: one matrix per expert ---- */
 
 typedef struct grouped_job {
     hd_stream *stream;
     const ops_kernels *k;
     const hd_grouped_gemm_args *a;
-    grid g; /* of an expert; there may be further blocks of x */
+    grid g; /* grid of an expert; it may have further blocks of x */
 } grouped_job;
 
 static int32_t blocks_of(const hd_grouped_gemm_args *a, int32_t x_rows, int32_t expert) {

@@ -1,4 +1,5 @@
-/* gemm_fast_cpu.c - which products --precision fast takes, and rows of x rounded once for all rows of W. */
+/* gemm_fast_cpu.c - --precision fast: selects the GEMMs that round x, and rounds x once for
+ * all rows of W. */
 #include "base/checked.h"
 #include "ops/cpu/cpu_internal.h"
 

@@ -1,5 +1,5 @@
-/* gemm_fast_rows_internal.h - where the stored rows of a matrix and their scales are, for the files that
- * make the products of --precision fast. */
+/* gemm_fast_rows_internal.h - --precision fast: addresses of a matrix's stored rows and
+ * scales, and their prefetching. */
 #ifndef HD_OPS_CPU_GEMM_FAST_ROWS_INTERNAL_H
 #define HD_OPS_CPU_GEMM_FAST_ROWS_INTERNAL_H
 
@@ -11,7 +11,7 @@
 #include "ops/cpu/gemm_fast_internal.h"
 #include "ops/cpu/inline_internal.h"
 
-/* How a matrix is stored; constant where it is used. */
+/* The storage format of a matrix; a compile-time constant where used. */
 typedef struct kind {
     hd_dtype type;
     int32_t block; /* columns that share a scale; 0: no scales */
@@ -29,9 +29,9 @@ INLINE const uint8_t *place_of(const fast_product *p, int32_t row, int32_t c, ki
     return row_at(p, row) + c / FAST_SEGMENT * segment_bytes(k);
 }
 
-/* What is wanted `ahead` rows after row j of n_w, where rows are taken side by side in stretches of n
- * columns, now those from c on: of the next stretch behind the last row, and of the next rows behind
- * the last stretch. */
+/* Returns the address to prefetch, `ahead` rows after row j of n_w. Rows are read side by
+ * side in ranges of n columns, now from c on. After the last row it is in the next range,
+ * after the last range in the next rows. */
 INLINE const uint8_t *place_ahead(const fast_product *p, int32_t row, int32_t n_w, int32_t j,
                                   int32_t c, int32_t n, kind k) {
     if (j < n_w) return place_of(p, row + j, c, k);
@@ -46,8 +46,8 @@ INLINE int64_t scale_row_bytes(const fast_product *p) {
     return hd_ceil_div(w->cols, w->block_cols) * hd_dtype_bits(w->scale_type) / 8;
 }
 
-/* Scales of rows [row, row + n), each filled up with zeros to fast_scales, as far as they differ; those of
- * row + j are at row_scale[j]. */
+/* Dequantizes scales of rows [row, row + n), each padded with zeros to fast_scales, as far
+ * as they differ; row_scale[j] points to those of row + j. */
 OUTLINE void read_scales(const fast_product *p, int32_t row, int32_t n) {
     const hd_weight *w = p->w;
     const int32_t all = fast_scales(w);
@@ -78,7 +78,8 @@ OUTLINE void read_scales(const fast_product *p, int32_t row, int32_t n) {
     }
 }
 
-/* Asks for the scales of rows further on. They are few bytes a row, which nothing foresees. */
+/* Prefetches the scales of later rows. They are few bytes a row, which the hardware
+ * prefetcher misses. */
 INLINE void fetch_scales(const fast_product *p, int32_t row, int32_t n) {
     const hd_weight *w = p->w;
     if (!w->scale || w->block_rows != 1) return;

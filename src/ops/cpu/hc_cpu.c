@@ -1,6 +1,6 @@
-/* hc_cpu.c - V4's hyper-connections across threads; models.md 2.8. A task takes a block of
- * rows, so that `fn` is read once per block; where blocks are few, a group of the values that fn
- * gives, and whoever is the last of a block goes on with all of them. */
+/* hc_cpu.c - V4's hyper-connections (mHC) across threads; models.md 2.8. A task computes a
+ * block of rows, so that `fn` is read once per block. If there are few blocks, a task
+ * computes a group of fn's values, and the last task of a block continues with all of them. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 enum {
     BLOCK_ROWS = 8,
-    GROUP = OPS_TILE_ROWS, /* values of a task */
+    GROUP = OPS_TILE_ROWS, /* values of fn per task */
     MAX_VALUES = 2 * HD_MAX_HC + HD_MAX_HC * HD_MAX_HC,
     MAX_GROUPS = MAX_VALUES / GROUP,
     STRETCH = 256
@@ -17,16 +17,16 @@ enum {
 _Static_assert(MAX_VALUES % GROUP == 0 && BLOCK_ROWS * GROUP * sizeof(float) % 64 == 0,
                "groups share no cache line");
 
-/* Scratch of one worker; m is that of a block, which other workers may fill too. */
+/* Scratch of one worker; m belongs to a block, and other workers may write it too. */
 typedef struct hc_state {
     ops_tile tile;
     float m[MAX_GROUPS * BLOCK_ROWS * GROUP]; /* [groups, BLOCK_ROWS, GROUP] */
     float streams[HD_MAX_HC * STRETCH];
-    _Atomic int32_t left; /* groups of the block that are not done */
+    _Atomic int32_t left; /* unfinished groups of the block */
 } hc_state;
 _Static_assert(sizeof(hc_state) <= OPS_STATE_BYTES, "it is a worker's scratch");
 
-/* The values of all rows, m = fn x / rms(x), and what is made of a row's. */
+/* Computes the values of all rows, m = fn x / rms(x), and then each row's output. */
 typedef struct hc_job {
     hd_stream *stream;
     const ops_kernels *k;
@@ -35,7 +35,7 @@ typedef struct hc_job {
     const float *x; /* [rows, wide] */
     hd_weight fn;   /* [values, wide] */
     float eps;
-    int32_t rows, block_rows, groups, tasks_each; /* groups of a block, and tasks */
+    int32_t rows, block_rows, groups, tasks_each; /* groups and tasks of a block */
 } hc_job;
 
 static hc_state *state_of(const hc_job *job, int32_t worker) {
@@ -102,7 +102,7 @@ static void weigh_streams(const ops_kernels *k, float *out, const float *x, cons
         .out = out, .coef = pre, .row = stream, .n_out = 1, .n_rows = hc, .cols = cols});
 }
 
-/* Every row, or every column, over its sum plus eps. */
+/* Divides every row, or every column, by its sum plus eps (Sinkhorn). */
 static void balance_rows(float *comb, int32_t hc, float eps) {
     for (int32_t i = 0; i < hc; i++) {
         float sum = eps;
@@ -163,7 +163,7 @@ void ops_hc_pre_cpu(hd_stream *s, const hd_hc_pre_args *a, const ops_kernels *k)
                       .rows = a->rows});
 }
 
-/* A stretch of columns of one row: the streams are copied aside, then mixed in place. */
+/* A range of columns of one row: the streams are copied, then mixed in place. */
 static void post_stretch(const hd_hc_post_args *a, const ops_kernels *k, int32_t row,
                          const float *coef, int32_t col, float *aside) {
     const int32_t hc = a->hc, n = hd_min_i32(STRETCH, a->cols - col);

@@ -1,5 +1,6 @@
-/* indexer_avx2.c - the indexer's scores with 8 keys to a register: a lane is a key, so nothing is
- * folded, and every key goes the same steps wherever it lies. */
+/* indexer_avx2.c - AVX2: the lightning indexer's scores with 8 keys per register. A lane is
+ * a key, so nothing is reduced across lanes, and every key takes the same steps wherever it
+ * lies. */
 #include "ops/cpu/kernels_internal.h"
 
 #include <immintrin.h>
@@ -7,7 +8,7 @@
 
 enum { LANES = 8, HEADS = 4 };
 
-/* Eight columns of eight rows become eight rows of a lane each. */
+/* Transposes eight columns of eight rows. */
 static void transpose_eight(float *out, const float *const *row, int32_t col) {
     __m256 r[LANES], s[LANES], t[LANES];
     for (int i = 0; i < LANES; i++) r[i] = _mm256_loadu_ps(row[i] + col);

@@ -1,5 +1,5 @@
-/* indexer_avx512.c - the indexer's scores with 16 keys to a register. Same steps in the same order
- * as AVX2, same bits. */
+/* indexer_avx512.c - AVX-512: the lightning indexer's scores with 16 keys per register. It
+ * takes the same steps in the same order as AVX2, so the bits are the same. */
 #include "ops/cpu/kernels_internal.h"
 
 #include <immintrin.h>
@@ -7,7 +7,7 @@
 enum { LANES = 16, HEADS = 8 };
 _Static_assert(OPS_TRANSPOSE_KEYS == 2 * LANES, "keys are two registers");
 
-/* All keys. */
+/* All keys of a block. */
 typedef struct pair {
     __m512 a, b;
 } pair;
@@ -27,7 +27,7 @@ static inline pair add_head(pair sum, const ops_index *x, int32_t head, pair dot
                   _mm512_fmadd_ps(by, _mm512_max_ps(dot.b, zero), sum.b)};
 }
 
-/* The dot products of heads [head, head + HEADS), side by side to hide each other's latency. */
+/* Adds the dot products of heads [head, head + HEADS), interleaved to hide latency. */
 static inline pair add_heads(pair sum, const ops_index *x, int32_t head) {
     const int64_t w = x->width;
     const float *q = x->q + head * w, *r = q + 4 * w;

@@ -1,10 +1,12 @@
-/* indexer_cpu.c - the indexer: the best keys of every row, without ever holding all scores.
+/* indexer_cpu.c - the lightning indexer on the CPU: top-k keys of every row, without storing
+ * all scores.
  *
- * A task is a few rows of one sequence and a part of their keys. It walks the keys in blocks, and
- * a row keeps as candidates what is above its bar; when their place is full, all but the top_k
- * best go and the worst of those is the new bar. Whoever finishes the last part of a row chooses
- * among its parts' candidates. Which part a key falls into changes nothing: the choice is by score
- * and then by number, and a score is computed for its key alone. */
+ * A task is a few rows of one sequence and a part of their keys. It walks the keys in
+ * blocks. A row keeps as candidates the scores above its threshold. When its buffer is full,
+ * all but the top_k best are dropped, and the worst of those is the new threshold. The
+ * worker that finishes the last part of a row selects among its parts' candidates. The
+ * division into parts has no effect on the result: selection is by score and then by number,
+ * and a score is computed from its key alone. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -14,11 +16,12 @@
 #include "ops/ref/ref_internal.h"
 
 enum {
-    BLOCK_ROWS = 4,    /* rows that share turned keys */
-    PART_KEYS = 1024,  /* a part has no less */
-    ROOM = 256,        /* candidates beside the best, at least */
+    BLOCK_ROWS = 4,    /* rows that share transposed keys */
+    PART_KEYS = 1024,  /* keys of a part, at least */
+    ROOM = 256,        /* candidates besides the best, at least */
     MOST_ROOM = 65536, /* and at most */
-    MAX_WIDTH = 512    /* of keys that are turned: more than any checkpoint has */
+    /* width of transposed keys, at most: more than any checkpoint has */
+    MAX_WIDTH = 512
 };
 
 typedef struct candidate {
@@ -26,11 +29,11 @@ typedef struct candidate {
     int32_t key;
 } candidate;
 
-/* The candidates of one row in one part, by rising key. */
+/* The candidates of one row in one part, by ascending key. */
 typedef struct pick {
-    _Atomic int32_t left; /* parts that are not done; counted by the pick of a block's first */
+    _Atomic int32_t left; /* unfinished parts; counted in the first pick of a block */
     int32_t n;
-    uint32_t bar; /* a candidate is above it */
+    uint32_t bar; /* threshold: candidates are above it */
     candidate c[];
 } pick;
 
@@ -38,14 +41,15 @@ typedef struct index_job {
     hd_stream *stream;
     const ops_kernels *k;
     const hd_indexer_topk_args *a;
-    int32_t block_rows, parts, most; /* most: candidates that a pick holds */
-    size_t transposed, pick_bytes;   /* of scratch: first the turned keys, then picks */
+    int32_t block_rows, parts, most; /* most: candidates of a pick, at most */
+    size_t transposed, pick_bytes;   /* scratch bytes: first the transposed keys, then picks */
     int32_t picks_each;              /* picks in a worker's scratch */
 } index_job;
 
-/* Unsigned integers in the order of the scores, above 0; what is not a number is chosen last. */
+/* Maps scores to unsigned integers above 0 in the same order; NaN is chosen last. */
 static uint32_t order_of(float score) {
-    const uint32_t bits = hd_f32_bits(isnan(score) ? -INFINITY : score + 0.0f); /* one zero */
+    /* both zeros become one */
+    const uint32_t bits = hd_f32_bits(isnan(score) ? -INFINITY : score + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
@@ -58,14 +62,14 @@ static pick *pick_at(const index_job *job, int32_t worker, int32_t i) {
     return (pick *)(void *)(scratch + job->transposed + (size_t)i * job->pick_bytes);
 }
 
-/* Of a row in a part: with one part it never leaves its worker. */
+/* Returns a row's pick in a part: with one part it stays with its worker. */
 static pick *pick_of(const index_job *job, int32_t row, int32_t part, int32_t worker) {
     if (job->parts == 1) return pick_at(job, worker, row % job->block_rows);
     const int32_t i = row * job->parts + part;
     return pick_at(job, i / job->picks_each, i % job->picks_each);
 }
 
-/* ---- choosing ---- */
+/* ---- selection ---- */
 
 /* The top_k-th largest order among a row's candidates and, in *ties, how many of exactly that
  * order are among the best. Finds it byte by byte from the top: count the candidates per value
@@ -110,7 +114,7 @@ static void add_candidates(const index_job *job, pick *p, const float *score, in
     }
 }
 
-/* Every part's candidates become the row's choice, by rising key. */
+/* Writes the row's top-k from every part's candidates, by ascending key. */
 static void write_row(const index_job *job, int32_t row, int32_t worker) {
     const hd_indexer_topk_args *a = job->a;
     const int32_t n = count_keys(a, row);
@@ -132,7 +136,7 @@ static void write_row(const index_job *job, int32_t row, int32_t worker) {
 
 /* ---- scoring ---- */
 
-/* Rows [first, end) of one sequence against keys [from, to). */
+/* Scores rows [first, end) of one sequence against keys [from, to). */
 static void score_part(const index_job *job, int32_t first, int32_t end, int32_t part,
                        int32_t from, int32_t to, int32_t worker) {
     const hd_indexer_topk_args *a = job->a;
@@ -161,7 +165,7 @@ static void score_part(const index_job *job, int32_t first, int32_t end, int32_t
     }
 }
 
-/* Keys of a part, whole blocks of them. */
+/* Returns the keys of a part, a multiple of the block size. */
 static int32_t part_length(const index_job *job, int32_t n) {
     return (int32_t)(hd_ceil_div(hd_ceil_div(n, job->parts), OPS_TRANSPOSE_KEYS) *
                      OPS_TRANSPOSE_KEYS);
@@ -192,7 +196,7 @@ static void select_task(const void *arg, int32_t task, int32_t worker) {
     for (int32_t r = begin; r < end; r++) write_row(job, r, worker);
 }
 
-/* Cuts keys into parts where rows alone would leave workers idle. */
+/* Divides keys into parts if rows alone would leave workers idle. */
 static void cut(index_job *job) {
     const hd_indexer_topk_args *a = job->a;
     const int32_t workers = hd_stream_workers(job->stream);

@@ -1,4 +1,4 @@
-/* int16_gemm_avx2.c - products in whole numbers, 16 to a register. */
+/* int16_gemm_avx2.c - AVX2: int16 GEMM (--precision fast), 16 integers per register. */
 #include <math.h>
 #include <stdbool.h>
 
@@ -10,12 +10,12 @@ typedef __m256 floats;
 
 enum { WORDS = 16, LANES = 8, TILE_X = 2, TILE_W = 4, FEW = 4 };
 
-/* FP8 is a product. Its low four bits, the fraction and the exponent's lowest, are one factor, 8 to 30;
- * here 4 times that. */
+/* An FP8 value is a product. Its low four bits, the fraction and the exponent's lowest bit,
+ * are one factor, 8 to 30; here 4 times that. */
 static const int8_t int16_fraction[16] = {32, 36, 40, 44, 48, 52,  56,  60,
                                           64, 72, 80, 88, 96, 104, 112, 120};
 
-/* What a subnormal's is too large by: it has no first bit, and the exponent of its neighbour. */
+/* Excess of a subnormal's factor: it has no implicit bit, and its neighbour's exponent. */
 static const int8_t int16_excess[16] = {32, 28, 24, 20, 16, 12, 8, 4};
 
 /* Its high four, the sign and the rest of the exponent, are a power of four, of two bytes; */
@@ -71,8 +71,8 @@ INLINE void copy_filled(uint8_t *to, const uint8_t *from, int32_t n, int32_t all
 
 /* ---- W ---- */
 
-/* 512 times FP4, whose codes become the high bytes of words: four parts of every other four bytes, so
- * that the two that a block of 16 has fall into one lane. */
+/* Converts FP4 to 512 times its value; codes become the high bytes of int16. The four parts
+ * take every other four bytes, so that both halves of a block of 16 fall into one lane. */
 INLINE void read_e2m1(words part[4], const tables *t, const uint8_t *src, int32_t half) {
     const __m256i nibble = _mm256_set1_epi8(15), odd = _mm256_set1_epi16((int16_t)0xff00);
     const __m256 a = _mm256_castsi256_ps(load_words(src)),
@@ -88,7 +88,7 @@ INLINE void read_e2m1(words part[4], const tables *t, const uint8_t *src, int32_
     part[3] = _mm256_and_si256(high, odd);
 }
 
-/* Of a group of FP8: whether an element is 32 or more, or one is not a number. */
+/* The range of a group of FP8: whether an element is 32 or more, or is NaN. */
 typedef enum sizes { SMALL, LARGE, BROKEN } sizes;
 
 INLINE __m256i magnitudes(const uint8_t *src) {
@@ -112,7 +112,8 @@ INLINE bool are_large(sizes size) {
     return size != SMALL;
 }
 
-/* 32 times FP8, rounded, halves up, where a subnormal is nothing; if not large 512 times, exactly. */
+/* Converts FP8 to 32 times its value, rounded, halves up, with subnormals as 0; if not
+ * large, to 512 times its value, exactly. */
 INLINE void read_e4m3(words part[2], const tables *t, const uint8_t *src, bool large) {
     const __m256i nibble = _mm256_set1_epi8(15), zero = _mm256_setzero_si256();
     const __m256i codes = load_words(src), codes_low = _mm256_and_si256(codes, nibble),
@@ -142,7 +143,7 @@ INLINE void read_chunk(words part[4], const tables *t, const uint8_t *src, int32
     }
 }
 
-/* The scales of a group's sums, as the stored elements want them. */
+/* Returns the scales of a group's sums, in the order of the stored elements. */
 INLINE floats spread_scales(const float *at, sizes size, kind k) {
     floats spread;
     if (k.type == HD_E4M3) {
@@ -164,13 +165,13 @@ INLINE floats spread_x_scales(const float *at, kind k) {
     return _mm256_set1_ps(*at);
 }
 
-/* ---- sums ---- */
+/* ---- accumulation and reduction ---- */
 
 INLINE totals no_totals(void) {
     return _mm256_setzero_si256();
 }
 
-/* Loaded once, not again for every product that it is in. */
+/* Keeps a register loaded, instead of reloading it for every product. */
 INLINE words hold(words w) {
     __asm__("" : "+x"(w));
     return w;
@@ -178,16 +179,16 @@ INLINE words hold(words w) {
 
 INLINE totals add_products(totals sum, words w, words x) {
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
-    __asm__("" : "+x"(sum)); /* in this order: any other takes more registers */
+    __asm__("" : "+x"(sum)); /* this order takes the fewest registers */
     return sum;
 }
 
-/* Totals of a group times both scales. */
+/* Adds the totals of a group times both scales. */
 INLINE floats add_totals(floats sum, totals part, floats spread, floats of_x) {
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(part), _mm256_mul_ps(spread, of_x), sum);
 }
 
-/* The sums of a row of W, those of even and odd segments added. */
+/* Returns the sums of a row of W, those of even and odd segments added. */
 INLINE __m256 halve(const float *sums, kind k) {
     (void)k;
     return _mm256_add_ps(load_floats(sums), load_floats(sums + 8));

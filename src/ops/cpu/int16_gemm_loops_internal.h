@@ -1,11 +1,11 @@
-/* int16_gemm_loops_internal.h - products in whole numbers: x and W become numbers of 16 bits, segment by
- * segment, whose sums are whole and exact; only those meet scales and become floats. Few rows of x
- * meet W as it lies, row after row; more meet a tile of it.
+/* int16_gemm_loops_internal.h - int16 GEMM: x and W become 16-bit integers, segment by
+ * segment. Their integer sums are exact; only those are multiplied by scales and become
+ * floats. Small M reads W row after row as stored; large M converts a tile of it.
  *
- * Before it comes what an instruction set brings: words, a register of WORDS whole numbers; totals and
- * floats, registers of LANES sums; sizes, of a group of FP8; what makes words of W and adds their
- * products and totals; TILE_X and TILE_W, rows that fill its registers; FEW, rows of x, at most eight,
- * that do without a tile. */
+ * The including file defines for its instruction set: words, a register of WORDS integers;
+ * totals and floats, registers of LANES sums; sizes, the range of a group of FP8; functions
+ * that convert W to words and add their products and totals; TILE_X and TILE_W, rows that
+ * fill its registers; FEW, the rows of x, at most eight, up to which no tile is used. */
 #ifndef HD_OPS_CPU_INT16_GEMM_LOOPS_INTERNAL_H
 #define HD_OPS_CPU_INT16_GEMM_LOOPS_INTERNAL_H
 
@@ -15,34 +15,34 @@
 #include "ops/cpu/gemm_fast_rows_internal.h"
 
 enum {
-    GROUP = 16 * LANES, /* columns that the lanes of one register of totals sum */
+    GROUP = 16 * LANES, /* columns that one register of totals sums */
     PARTS = GROUP / WORDS,
-    SETS = FAST_SUMS / LANES, /* groups have a row's sums in turn, */
-    CYCLE = SETS * GROUP,     /* and again after so many columns */
+    SETS = FAST_SUMS / LANES, /* sets of a row's sums, which groups use in turn */
+    CYCLE = SETS * GROUP,     /* columns after which the first set is used again */
     ROW_SUMS = FAST_ROWS * FAST_SUMS,
-    LIMIT = 8191,  /* of x: a sum of 16 products with the largest of W has 31 bits */
-    NEAR_X = 8192, /* elements of x that stay in the first cache */
+    LIMIT = 8191,  /* magnitude of x, at most: 16 products with the largest of W fit 31 bits */
+    NEAR_X = 8192, /* elements of x that stay in the L1 cache */
     TILE_GROUPS = FAST_COLS / GROUP,
-    AHEAD = 8192 /* bytes of W that are fetched ahead */
+    AHEAD = 8192 /* bytes of W prefetched ahead */
 };
 
-/* A segment of x whose magnitudes are all below it is nothing. */
+/* A segment of x whose magnitudes are all below it counts as zero. */
 static const float least_x = 0x1p-100f;
 
 INLINE int32_t group_bytes(kind k) {
     return GROUP / FAST_SEGMENT * segment_bytes(k);
 }
 
-/* Parts that one read_chunk makes. */
+/* Returns the parts that one read_chunk makes. */
 INLINE int32_t chunk_parts(kind k) {
     return k.type == HD_E2M1 ? 4 : 2;
 }
 
 /* ---- x ---- */
 
-/* A group of x in the order that read_chunk leaves the elements of W in, eight columns at a time. FP8
- * has every other eight in the next part. FP4 has columns q and q + 4 in part q of four, and of every
- * two eights the second in the four parts after those. */
+/* Reorders a group of x like read_chunk orders the elements of W, eight columns at a time.
+ * FP8 has every other eight in the next part. FP4 has columns q and q + 4 in part q of four,
+ * and the second of every two eights in the four parts after those. */
 INLINE void arrange(uint16_t *to, const int32_t *int16, hd_dtype type) {
     const __m128i four_on = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
     for (int32_t i = 0; i < GROUP / 8; i++) {
@@ -62,7 +62,7 @@ INLINE void arrange(uint16_t *to, const int32_t *int16, hd_dtype type) {
     }
 }
 
-/* Magnitudes are compared by their bits, so that one that is not a number is the largest. */
+/* Compares magnitudes by their bits, so that NaN is the largest. */
 INLINE float largest_of(const float *x) {
     const __m256i unsign = _mm256_set1_epi32(INT32_MAX);
     __m256i top = _mm256_setzero_si256();
@@ -76,7 +76,7 @@ INLINE float largest_of(const float *x) {
     return _mm_cvtss_f32(_mm_castsi128_ps(four));
 }
 
-/* A segment, of which n columns are there. Gives what it was divided by. */
+/* Rounds a segment, of which n columns exist. Returns its divisor. */
 INLINE float round_segment(int32_t int16[FAST_SEGMENT], const float *x, int32_t n) {
     float end[FAST_SEGMENT];
     if (n < FAST_SEGMENT) {
@@ -115,7 +115,7 @@ INLINE place next_group(place at, kind k) {
     return (place){at.src + group_bytes(k), at.scale + GROUP / k.block};
 }
 
-/* The n columns of a row's end as a whole group, where what is not there has no scales. */
+/* Pads the n columns at the end of a row to a complete group; the padding has scale 0. */
 INLINE place fill_group(const fast_product *p, place from, int32_t n, kind k) {
     fast_space *s = p->space;
     const int32_t there = (int32_t)hd_ceil_div(n, FAST_SEGMENT) * (FAST_SEGMENT / k.block);
@@ -126,22 +126,22 @@ INLINE place fill_group(const fast_product *p, place from, int32_t n, kind k) {
     return (place){s->end, s->end_scale};
 }
 
-/* ---- few rows of x ---- */
+/* ---- small-M GEMM ---- */
 
 /* Columns [col, col + n) of a row of W. */
 typedef struct stretch {
     place at;
-    const uint8_t *want; /* what is fetched meanwhile */
+    const uint8_t *want; /* address to prefetch meanwhile */
     int32_t row, col, n;
 } stretch;
 
-/* Keeps what both branches want from being loaded before it is known which is taken: there are few
+/* Prevents loads that both branches need from being hoisted before the branch: there are few
  * registers. */
 INLINE void apart(void) {
     __asm__ volatile("" ::: "memory");
 }
 
-/* Sums of a group with n_x rows of x. */
+/* Computes the sums of a group with n_x rows of x. */
 INLINE void add_group(totals *sum, const tables *t, const uint16_t *const *x, int32_t n_x,
                       const uint8_t *src, sizes size, bool large, kind k) {
     const int32_t parts = chunk_parts(k);
@@ -157,16 +157,16 @@ INLINE void add_group(totals *sum, const tables *t, const uint16_t *const *x, in
     }
 }
 
-/* Where a row of W and n_x rows of x are met. */
+/* The operands of a row of W and n_x rows of x. */
 typedef struct small_m_args {
     place at;
     const uint8_t *want;
     const float *x_scale;
     const uint16_t *x[FEW];
-    int32_t left; /* columns */
+    int32_t left; /* columns left */
 } small_m_args;
 
-/* The next group; n_x and k are constants here. */
+/* Multiplies the next group; n_x and k are compile-time constants. */
 INLINE void small_m_group(floats sum[FEW], const fast_product *p, const tables *t,
                           small_m_args *m, int32_t n_x, kind k) {
     totals part[FEW];
@@ -218,7 +218,7 @@ INLINE void small_m_row(const fast_product *p, const tables *t, const stretch *s
     }
 }
 
-/* n_w <= FAST_ROWS rows of W, in stretches of columns for which x stays in the first cache. */
+/* Multiplies n_w <= FAST_ROWS rows of W, in column ranges for which x stays in the L1 cache. */
 INLINE void small_m_rows(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
                          int32_t n_x, kind k) {
     const int32_t cols = p->w->cols, cycles = (int32_t)hd_ceil_div(cols, CYCLE);
@@ -262,7 +262,7 @@ INLINE void small_m(const fast_product *p, const tables *t, int32_t row, int32_t
     }
 }
 
-/* ---- a tile ---- */
+/* ---- large-M GEMM: a converted tile ---- */
 
 INLINE void read_group(uint16_t *to, const tables *t, const uint8_t *src, sizes size,
                        bool large, kind k) {
@@ -274,8 +274,8 @@ INLINE void read_group(uint16_t *to, const tables *t, const uint8_t *src, sizes 
     }
 }
 
-/* Columns from c on of n_w <= FAST_ROWS rows, while the same of the next tile are asked for. Gives how
- * many groups. */
+/* Converts columns from c on of n_w <= FAST_ROWS rows, while the next tile is prefetched.
+ * Returns the number of groups. */
 INLINE int32_t read_tile(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
                          int32_t c, kind k) {
     const bool last = c + FAST_COLS >= p->w->cols;
@@ -308,7 +308,8 @@ INLINE int32_t read_tile(const fast_product *p, const tables *t, int32_t row, in
     return (int32_t)hd_ceil_div(n, GROUP);
 }
 
-/* n_x rows of x from the i-th on, at column c, and the tile's rows j .. j + TILE_W - 1. */
+/* Multiplies n_x rows of x from the i-th on, at column c, with the tile's rows j .. j +
+ * TILE_W - 1. */
 INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_t j, int32_t c,
                            int32_t groups, kind k) {
     fast_space *s = p->space;
@@ -346,7 +347,8 @@ INLINE void multiply_block(const fast_product *p, int32_t i, int32_t n_x, int32_
     }
 }
 
-/* All rows of x and the n_w rows of the tile; of its spare rows nobody reads the sums. */
+/* Multiplies all rows of x with the n_w rows of the tile; sums of its unused rows are
+ * ignored. */
 INLINE void multiply_tile(const fast_product *p, int32_t n_w, int32_t c, int32_t groups,
                           kind k) {
     int32_t i = 0;
@@ -360,13 +362,13 @@ INLINE void multiply_tile(const fast_product *p, int32_t n_w, int32_t c, int32_t
     }
 }
 
-/* Apart from what reads tiles, whose tables would take registers. */
+/* A function of its own, because the tables that convert tiles would take registers. */
 OUTLINE void multiply_e4m3_tile(const fast_product *p, int32_t n_w, int32_t c, int32_t groups) {
     multiply_tile(p, n_w, c, groups, (kind){HD_E4M3, FAST_SEGMENT});
 }
 
 OUTLINE void multiply_e2m1_tile(const fast_product *p, int32_t n_w, int32_t c, int32_t groups) {
-    multiply_tile(p, n_w, c, groups, (kind){HD_E2M1, 0}); /* of any block */
+    multiply_tile(p, n_w, c, groups, (kind){HD_E2M1, 0}); /* for any block size */
 }
 
 INLINE void multiply_tiles(const fast_product *p, const tables *t, int32_t row, int32_t n_w,
@@ -383,9 +385,10 @@ INLINE void multiply_tiles(const fast_product *p, const tables *t, int32_t row, 
     }
 }
 
-/* ---- sums ---- */
+/* ---- reduction ---- */
 
-/* Of eight rows of W, all by the same tree: (0 + 1) + (2 + 3), (4 + 5) + (6 + 7), and these. */
+/* Reduces eight rows of W, all by the same tree: (0 + 1) + (2 + 3), (4 + 5) + (6 + 7), and
+ * these. */
 INLINE __m256 reduce_eight(const float *sums, kind k) {
     __m256 four[2];
     UNROLL for (int32_t h = 0; h < 2; h++, sums += 4 * FAST_SUMS) {

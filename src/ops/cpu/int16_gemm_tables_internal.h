@@ -1,13 +1,14 @@
-/* int16_gemm_tables_internal.h - what both instruction sets say of codes that become whole numbers. */
+/* int16_gemm_tables_internal.h - int16 GEMM: tables that convert FP8 and FP4 codes to
+ * integers. */
 #ifndef HD_OPS_CPU_INT16_GEMM_TABLES_INTERNAL_H
 #define HD_OPS_CPU_INT16_GEMM_TABLES_INTERNAL_H
 
 #include <stdint.h>
 
-/* Codes of FP8 without their sign: the largest below 32, and the one that is not a number. */
+/* FP8 codes without their sign: the largest below 32, and NaN. */
 enum { BELOW_32 = 0x5f, NO_NUMBER = 0x7f };
 
-/* What whole numbers of W are multiples of: those of FP4 and small FP8, and of larger FP8. */
+/* Units of the integers of W: for FP4 and small FP8, and for larger FP8. */
 static const float fine = 0x1p-9f, coarse = 0x1p-5f;
 
 /* Twice an element of FP4. */

@@ -1,6 +1,6 @@
-/* int16_gemm_vnni.c - products in whole numbers, 32 to a register, with AVX-512's dot products of them. A
- * group is two segments, each of which has half of the lanes: of FP8 the lower and the upper eight, of
- * FP4 every other two. */
+/* int16_gemm_vnni.c - AVX-512 VNNI: int16 GEMM (--precision fast), 32 integers per register.
+ * A group is two segments, each of which has half of the lanes: for FP8 the lower and the
+ * upper eight, for FP4 every other two. */
 #include <math.h>
 #include <stdbool.h>
 
@@ -41,8 +41,8 @@ INLINE void copy_filled(uint8_t *to, const uint8_t *from, int32_t n, int32_t all
 
 /* ---- W ---- */
 
-/* A sign and an exponent of FP8 as a power of two, without the sign; of the subnormals' for elements
- * that are small, and for others nothing. */
+/* A sign and an exponent of FP8 as a power of two, without the sign; the subnormals' only
+ * for small elements, otherwise 0. */
 typedef struct tables {
     words e2m1, large, small;
 } tables;
@@ -59,8 +59,8 @@ INLINE tables make_tables(void) {
     return (tables){_mm512_broadcast_i32x4(e2m1), load_words(large), load_words(small)};
 }
 
-/* 512 times FP4, whose codes become the high bytes of words: four parts of every other four bytes, so
- * that the two that a block of 16 has fall into one lane. */
+/* Converts FP4 to 512 times its value; codes become the high bytes of int16. The four parts
+ * take every other four bytes, so that both halves of a block of 16 fall into one lane. */
 INLINE void read_e2m1(words part[4], const tables *t, const uint8_t *src, int32_t chunk) {
     const __m512i nibble = _mm512_set1_epi8(15), odd = _mm512_set1_epi16((int16_t)0xff00);
     const __m512 a = _mm512_castsi512_ps(load_words(src)),
@@ -76,14 +76,14 @@ INLINE void read_e2m1(words part[4], const tables *t, const uint8_t *src, int32_
     part[3] = _mm512_and_si512(high, odd);
 }
 
-/* 32 codes of either segment. */
+/* Loads 32 codes of either segment. */
 INLINE words read_codes(const uint8_t *src, int32_t chunk) {
     const __m256i *at = (const __m256i *)(const void *)(src + 32 * chunk);
     return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256(at)),
                               _mm256_loadu_si256(at + FAST_SEGMENT / 32), 1);
 }
 
-/* Of the segments of FP8: which have no element of 32 or more, and which one that is not a number. */
+/* Ranges of FP8 segments: which have no element of 32 or more, and which contain NaN. */
 typedef struct sizes {
     bool small[2], broken[2];
 } sizes;
@@ -111,9 +111,10 @@ INLINE bool are_large(sizes s) {
     return !(s.small[0] | s.small[1] | s.broken[0] | s.broken[1]);
 }
 
-/* 32 times FP8, rounded, halves up, where a subnormal is nothing; of a small segment 512 times, exactly:
- * a fraction with its first bit, 2^11 times, by the power. `up` brings the fraction's bits there,
- * `down` sign and exponent to an index. */
+/* Converts FP8 to 32 times its value, rounded, halves up, with subnormals as 0; a small
+ * segment to 512 times its value, exactly. It multiplies 2^11 times the fraction with its
+ * implicit bit by the power. `up` moves the fraction's bits there, `down` moves sign and
+ * exponent to an index. */
 INLINE words read_e4m3(const tables *t, words up, words down, __mmask32 none, sizes size,
                        bool large) {
     words fraction = _mm512_ternarylogic_epi32(up, _mm512_set1_epi16(0x3800),
@@ -128,7 +129,7 @@ INLINE words read_e4m3(const tables *t, words up, words down, __mmask32 none, si
     return _mm512_mulhrs_epi16(fraction, power);
 }
 
-/* AVX2's unpacked bytes: eight columns in one part, the next eight in the other. */
+/* Like AVX2's unpacked bytes: eight columns in one part, the next eight in the other. */
 INLINE void read_chunk(words part[4], const tables *t, const uint8_t *src, int32_t chunk,
                        sizes size, bool large, kind k) {
     if (k.type == HD_E2M1) {
@@ -146,7 +147,7 @@ INLINE void read_chunk(words part[4], const tables *t, const uint8_t *src, int32
                         _mm512_testn_epi16_mask(odd, exponent), size, large);
 }
 
-/* The scales of a group's sums, as the stored elements want them. */
+/* Returns the scales of a group's sums, in the order of the stored elements. */
 INLINE floats spread_scales(const float *at, sizes size, kind k) {
     if (k.type == HD_E4M3) {
         const __m512i pairs = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
@@ -182,13 +183,13 @@ INLINE floats spread_x_scales(const float *at, kind k) {
     return _mm512_permutexvar_ps(lane, _mm512_castsi512_ps(_mm512_castsi128_si512(two)));
 }
 
-/* ---- sums ---- */
+/* ---- accumulation and reduction ---- */
 
 INLINE totals no_totals(void) {
     return _mm512_setzero_si512();
 }
 
-/* There are registers enough for the compiler to do so itself. */
+/* There are enough registers for the compiler to do so itself. */
 INLINE words hold(words w) {
     return w;
 }
@@ -197,12 +198,13 @@ INLINE totals add_products(totals sum, words w, words x) {
     return _mm512_dpwssd_epi32(sum, w, x);
 }
 
-/* Totals of a group times both scales. */
+/* Adds the totals of a group times both scales. */
 INLINE floats add_totals(floats sum, totals part, floats spread, floats of_x) {
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(part), _mm512_mul_ps(spread, of_x), sum);
 }
 
-/* The sums of a row of W, those of even and odd segments added, FP4's in AVX2's order. */
+/* Returns the sums of a row of W, those of even and odd segments added, FP4's in AVX2's
+ * order. */
 INLINE __m256 halve(const float *sums, kind k) {
     floats s = load_floats(sums);
     if (k.type == HD_E2M1) {

@@ -1,6 +1,6 @@
-/* kernels_avx2.c - the inner loops with 8 floats to a register and fused steps. Lanes 0-7 and
- * 8-15 of a sum are two registers; a ragged end is loaded under a mask, so that it adds zeros
- * and touches nothing. */
+/* kernels_avx2.c - AVX2: inner loops with 8 floats per register and fused multiply-adds.
+ * Lanes 0-7 and 8-15 of a sum are two registers. A partial vector is loaded under a mask, so
+ * that it adds zeros and touches nothing beyond. */
 #include "ops/cpu/lanes_avx2_internal.h"
 
 #define UNROLL _Pragma("GCC unroll 8")
@@ -30,9 +30,10 @@ double ops_square_sum_avx2(const float *x, int32_t n) {
 
 enum { X_ROWS = 3, HALF = OPS_LANES / 2 };
 
-/* n_x rows of x against the tile, and of their sums the lanes [from, from + n_halves * HALF): all
- * sums of several rows would not fit the registers. `next`: rows to ask for meanwhile, as many, or
- * NULL. n_x, n_halves and whether there are such rows are constants where this is inlined. */
+/* Multiplies n_x rows of x with the tile, lanes [from, from + n_halves * HALF) of their
+ * sums: all sums of several rows would not fit the registers. `next`: as many rows to
+ * prefetch meanwhile, or NULL. n_x, n_halves and the presence of `next` are compile-time
+ * constants. */
 static inline __attribute__((always_inline)) void dots_rows(float *acc, const float *const *x,
                                                             int32_t n_x, int64_t at,
                                                             const float *const *w, int32_t n,
@@ -101,8 +102,8 @@ static void dots(float *acc, const float *const *x, int32_t n_x, int64_t at,
     if (i < n_x) dots_rows(acc + i * each, x + i, 1, at, w, n, 0, 2, NULL);
 }
 
-/* Folds the four sums of a tile together: after a transpose the last two halvings are two
- * additions of whole registers. */
+/* Reduces the four sums of a tile together: after a transpose the last two halvings are two
+ * additions of complete registers. */
 void ops_reduce_avx2(float *out, int64_t out_stride, const float *acc, int32_t n_x,
                      int32_t n_w) {
     for (int32_t i = 0; i < n_x; i++) {
@@ -122,11 +123,11 @@ void ops_reduce_avx2(float *out, int64_t out_stride, const float *acc, int32_t n
     }
 }
 
-/* What of a mix stays in registers while it walks the rows: MIX_OUT rows of MIX_WIDE registers of
- * columns, or one row of twice as many. */
+/* The part of a mix that stays in registers during the walk over the rows: MIX_OUT rows of
+ * MIX_WIDE registers of columns, or one row of twice as many. */
 enum { MIX_OUT = 3, MIX_WIDE = 4 };
 
-/* n_out and wide are constants where this is inlined. */
+/* n_out and wide are compile-time constants. */
 static inline __attribute__((always_inline)) void mix_rows(const ops_mix *m, int32_t first,
                                                            int32_t n_out, int32_t col,
                                                            int32_t wide) {

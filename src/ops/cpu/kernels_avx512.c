@@ -1,5 +1,6 @@
-/* kernels_avx512.c - the two loops that carry the matrix products, with all 16 lanes of a sum
- * in one register and 16 sums at once. Same steps in the same order as AVX2, same bits. */
+/* kernels_avx512.c - AVX-512: the two main loops of GEMMs, with all 16 lanes of a sum in one
+ * register and 16 sums at once. It takes the same steps in the same order as AVX2, so the
+ * bits are the same. */
 #include "ops/cpu/lanes_avx512_internal.h"
 #include "ops/cpu/accumulators_internal.h"
 
@@ -68,7 +69,8 @@ static void dots(float *acc, const float *const *x, int32_t n_x, int64_t at,
     for (; i < n_x; i++) dots_one(acc + i * each, x[i] + at, w, n);
 }
 
-/* Sums of four rows of x and one row of w: in lanes 4 h .. 4 h + 3 what is left of row h. */
+/* Reduces sums of four rows of x and one row of w: lanes 4 h .. 4 h + 3 hold the rest of row
+ * h. */
 static inline __m512 reduce_rows(__m512 a, __m512 b, __m512 c, __m512 d) {
     const __m512 ab =
         _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
@@ -86,7 +88,7 @@ static inline __m512 unpack_high(__m512 a, __m512 b) {
     return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
 }
 
-/* Lane 4 h + j: the dot product of rows h and j, by the tree of fold. */
+/* Lane 4 h + j: the dot product of rows h and j, by the tree of reduce. */
 static inline __m512 reduce_block(block s) {
     const __m512 a = reduce_rows(s.a.a, s.b.a, s.c.a, s.d.a),
                  b = reduce_rows(s.a.b, s.b.b, s.c.b, s.d.b),
@@ -97,8 +99,8 @@ static inline __m512 reduce_block(block s) {
     return _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x88), _mm512_shuffle_ps(ab, cd, 0xdd));
 }
 
-/* Four queries from the first on, while `n_next` keys are fetched: a line of each per step, because
- * many at once would be waited for. */
+/* Scores four queries from the first on, while `n_next` keys are prefetched: one line of
+ * each per step, because many at once would stall. */
 static void score_four(const ops_scores *s, int32_t first, const float *const *next,
                        int32_t n_next) {
     const float *q[X_ROWS];
@@ -137,7 +139,7 @@ static void score(const ops_scores *s) {
     }
 }
 
-/* The columns of a mix that one pass takes: MIX_COLS, or what is left of them. */
+/* The columns of a mix in one pass: MIX_COLS, or those left. */
 typedef struct columns {
     __mmask16 a, b, c, d;
 } columns;
@@ -202,10 +204,11 @@ static void mix(const ops_mix *m) {
     }
 }
 
-/* Scales come in rows of any length: their ends under a mask. */
+/* Rows of scales have any length; their ends are loaded under a mask. */
 static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *scale,
                         int32_t each) {
-    const __m512i half = _mm512_set1_epi32(0x00400000); /* of code 0, and what makes a NaN */
+    /* value of code 0, and the bit that makes a NaN */
+    const __m512i half = _mm512_set1_epi32(0x00400000);
     __m512 by = _mm512_setzero_ps();
     for (int32_t i = 0, end = 0; i < n; i += OPS_LANES) {
         if (i == end) {
@@ -222,7 +225,7 @@ static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *
     }
 }
 
-/* All but the stored formats that byte look-ups serve better. */
+/* All kernels but the stored formats that byte lookups dequantize faster. */
 #define SHARED(e4m3)                                                                        \
     .square_sum = ops_square_sum_avx2, .dots = dots, .reduce = ops_reduce_avx2, .mix = mix, \
     .score = score, .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx512,                     \

@@ -1,11 +1,11 @@
-/* kernels_plain.c - the inner loops in portable C, shaped so that a compiler can vectorize
- * them for whatever it compiles for. */
+/* kernels_plain.c - the inner loops in portable C, which a compiler can vectorize for any
+ * target. */
 #include "ops/cpu/kernels_internal.h"
 
 #include <math.h>
 #include <string.h>
 
-/* The tree: halves onto halves. */
+/* The reduction tree: halves are added to halves. */
 static float reduce_lanes(const float *lane) {
     float sum[OPS_LANES];
     memcpy(sum, lane, sizeof sum);
@@ -129,8 +129,8 @@ static inline float dequantize_bf16(const uint8_t *src, int32_t i) {
     return hd_bf16_to_f32(half_at(src, i));
 }
 
-/* A small float's bits in their places of a float32 are its value times a power of two,
- * subnormals included; NaN of E4M3, all ones below the sign, comes out as a number. */
+/* A small float's bits, placed in a float32, are its value times a power of two, subnormals
+ * included; NaN of E4M3, all ones below the sign, becomes a number. */
 static inline float dequantize_e4m3(const uint8_t *src, int32_t i) {
     const uint32_t b = src[i], magnitude = b & 0x7fu;
     float f = hd_f32_from_bits((b & 0x80u) << 24 | magnitude << 20) * 0x1p120f;
@@ -146,7 +146,7 @@ static inline float dequantize_e2m1(const uint8_t *src, int32_t i) {
     return hd_f32_from_bits((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f;
 }
 
-/* One loop for all formats; widen is a constant where this is inlined. */
+/* One loop for all formats; widen is a compile-time constant. */
 static inline void decode(float *restrict out, const uint8_t *restrict src, int32_t n,
                           const float *scale, int32_t block, dequantize_fn *dequantize) {
     for (int32_t i = 0; i < n; scale++) {

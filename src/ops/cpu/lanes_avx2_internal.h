@@ -1,4 +1,5 @@
-/* lanes_avx2_internal.h - the OPS_LANES parts of a sum in two registers. For AVX2 files only. */
+/* lanes_avx2_internal.h - AVX2: the OPS_LANES partial sums of a dot product in two
+ * registers. */
 #ifndef HD_OPS_CPU_LANES_AVX2_INTERNAL_H
 #define HD_OPS_CPU_LANES_AVX2_INTERNAL_H
 
@@ -30,7 +31,7 @@ static inline __m256i first_lanes(int32_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane);
 }
 
-/* Lanes 0-3 of the result: a tree of halves onto halves, up to four lanes. */
+/* Returns lanes 0-3 of the result: halves are added to halves, down to four lanes. */
 static inline __m128 reduce_to_four(__m256 low, __m256 high) {
     __m256 sum = _mm256_add_ps(low, high);
     return _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));

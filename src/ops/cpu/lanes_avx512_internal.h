@@ -1,4 +1,5 @@
-/* lanes_avx512_internal.h - the OPS_LANES parts of a sum in one register. For AVX-512 files only. */
+/* lanes_avx512_internal.h - AVX-512: the OPS_LANES partial sums of a dot product in one
+ * register. */
 #ifndef HD_OPS_CPU_LANES_AVX512_INTERNAL_H
 #define HD_OPS_CPU_LANES_AVX512_INTERNAL_H
 

@@ -1,12 +1,13 @@
-/* moe_cpu.c - routing, sorting and summing across threads. Choosing experts is the reference
- * row by row: a router's scores decide, so there is one way to compute them. */
+/* moe_cpu.c - MoE operators across threads: router top-k, permutation, combination. The
+ * router uses the reference row by row: its scores decide, so there is one way to compute
+ * them. */
 #include <string.h>
 
 #include "base/checked.h"
 #include "ops/cpu/cpu_internal.h"
 #include "ops/ref/ref_internal.h"
 
-enum { PERMUTE_SHARE = 2048 }; /* choices that are worth a task */
+enum { PERMUTE_SHARE = 2048 }; /* choices per task, at least */
 
 static void route_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     const hd_moe_topk_args *a = job->args;
@@ -38,7 +39,7 @@ static void add_load(const permute_job *job, const int32_t *total) {
     }
 }
 
-/* Counts all choices, those before its own first one apart, and places its own. */
+/* Counts all choices, those before its own first one separately, and places its own. */
 static void permute_task(const void *arg, int32_t task, int32_t worker) {
     const permute_job *job = arg;
     const hd_moe_permute_args *a = job->a;
@@ -65,7 +66,8 @@ static void permute_task(const void *arg, int32_t task, int32_t worker) {
     add_load(job, total);
 }
 
-/* That every task counts all choices is cheap, and saves a barrier between counting and placing. */
+/* Every task counts all choices, which is cheap and saves a barrier between counting and
+ * placing. */
 void ops_moe_permute_cpu(hd_stream *s, const hd_moe_permute_args *a, const ops_kernels *k) {
     (void)k;
     permute_job job = {.stream = s, .a = a, .n = a->rows * a->top_k};

@@ -1,11 +1,11 @@
-/* reduce_avx512_internal.h - sixteen registers of 16 sums each into one, all by the same tree: in every
- * four (0 + 2) + (1 + 3), and these four ((0 + 1) + (2 + 3)). For AVX-512 files only. */
+/* reduce_avx512_internal.h - AVX-512: reduces sixteen registers of 16 sums to one, all by
+ * the same tree: in every four (0 + 2) + (1 + 3), and these four ((0 + 1) + (2 + 3)). */
 #ifndef HD_OPS_CPU_REDUCE_AVX512_INTERNAL_H
 #define HD_OPS_CPU_REDUCE_AVX512_INTERNAL_H
 
 #include <immintrin.h>
 
-/* In each 128-bit lane the sums of that lane of four registers. */
+/* In each 128-bit lane, the sums of that lane of four registers. */
 static inline __attribute__((always_inline)) __m512 reduce_lanes(const __m512 v[4]) {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]),
                                     _mm512_unpackhi_ps(v[0], v[1])),

@@ -1,5 +1,6 @@
-/* rows_cpu.c - row-wise operators across threads. Where the reference is already as quick as
- * memory, or the rows are few and narrow, a task is the reference on its own rows. */
+/* rows_cpu.c - row-wise operators across threads: embedding, norms, RoPE, KV store, SwiGLU.
+ * If the reference is already as fast as memory, or the rows are few and narrow, a task runs
+ * the reference on its own rows. */
 #include <string.h>
 
 #include "ops/cpu/cpu_internal.h"
@@ -76,7 +77,7 @@ void ops_gather_cpu(hd_stream *s, const hd_gather_args *a, const ops_kernels *k)
                             .per_task = ops_rows_per_task(a->cols)});
 }
 
-/* A row here is one of y: `repeat` rows of x. */
+/* A row here is a row of y: `repeat` rows of x. */
 static void add_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     hd_add_args part = *(const hd_add_args *)job->args;

@@ -1,5 +1,5 @@
-/* sample_avx2.c - the weights of candidates, eight at a time: the loop of sample_internal.h as
- * the compiler vectorizes it for this instruction set, to the same bits. */
+/* sample_avx2.c - AVX2: sampling weights of candidates, eight at a time. The compiler
+ * vectorizes the loop of sample_internal.h for this instruction set, with the same bits. */
 #include "ops/cpu/kernels_internal.h"
 #include "ops/ref/sample_internal.h"
 

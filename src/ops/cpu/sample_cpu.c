@@ -1,9 +1,9 @@
-/* sample_cpu.c - choosing tokens across threads, without sorting the vocabulary.
+/* sample_cpu.c - the sampler across threads, without sorting the vocabulary.
  *
- * A row is read in tiles whose maxima are kept, so that later passes look only where a
- * candidate can be. The place where top-k or top-p cuts is found in a histogram over the
- * scaled score, then bit by bit among the few candidates of one bin. Bounded by reading the
- * logits for greedy rows and by one exponential per token for drawn ones. */
+ * A row is read in tiles whose maxima are kept, so that later passes read only tiles that
+ * contain candidates. The threshold of top-k or top-p is found in a histogram over the
+ * scaled score, then bit by bit among the few candidates of one bin. Greedy rows are bound
+ * by reading the logits, sampled rows by one exponential per token. */
 #include <assert.h>
 
 #include "base/checked.h"
@@ -14,23 +14,23 @@
 enum {
     TILE = 256,
     BINS = 1024,
-    BINS_PER_UNIT = 34,   /* of the scaled score; 30 units */
-    COUNT_SHARE = 4096,   /* tokens to count that are worth a task */
-    CLEARED_AT_ONCE = 64, /* counts, in the time of one token */
-    COUNTS_ALONE = 32     /* on a cache line */
+    BINS_PER_UNIT = 34,   /* bins per unit of the scaled score; 30 units */
+    COUNT_SHARE = 4096,   /* tokens to count per task, at least */
+    CLEARED_AT_ONCE = 64, /* counts that are cleared in the time of one token */
+    COUNTS_ALONE = 32     /* counts on a cache line */
 };
 
-/* How many candidates, and their weight. */
+/* A number of candidates, and their weight. */
 typedef struct tally {
     uint64_t n, weight;
 } tally;
 
 typedef struct candidate {
-    uint32_t key; /* ordered as the scores are */
+    uint32_t key; /* in the order of the scores */
     int32_t id;
 } candidate;
 
-/* One row on its way to a token. */
+/* The state of one row while it is sampled. */
 typedef struct row_state {
     const ops_kernels *k;
     const hd_sample_args *a;
@@ -41,13 +41,13 @@ typedef struct row_state {
     float *changed;       /* [n_ids] */
     candidate *candidate; /* [n_ids] */
     uint16_t *place;      /* [n_ids] the bin of each */
-    tally *bin;           /* [BINS] from the most probable on */
-    float max, inverse;   /* of y; 1 / temperature */
+    tally *bin;           /* [BINS] the most probable first */
+    float max, inverse;   /* maximum of y; 1 / temperature */
     int32_t row;
 } row_state;
 
-/* A token may be drawn if it is this one or before it in the order of scores, and no lower
- * than `least` when scaled. */
+/* A token may be sampled if it is this one or before it in the order of scores, and at least
+ * `least` when scaled. */
 typedef struct limit {
     float y;
     int32_t id;
@@ -64,7 +64,7 @@ static int32_t tile_size(int32_t n, int32_t tile) {
 
 /* ---- reading a row ---- */
 
-/* The largest of x, +inf if one is NaN or +inf. tile_max may be NULL. */
+/* Returns the largest of x, +inf if one is NaN or +inf. tile_max may be NULL. */
 static float survey(const ops_kernels *k, const float *x, int32_t n, float *tile_max) {
     float max = -INFINITY;
     uint32_t broken = 0;
@@ -79,7 +79,7 @@ static float survey(const ops_kernels *k, const float *x, int32_t n, float *tile
     return broken ? INFINITY : max;
 }
 
-/* The lowest id of the largest element. */
+/* Returns the lowest id of the largest element. */
 static int32_t first_max(const float *x, const float *tile_max, float max) {
     int32_t tile = 0;
     while (tile_max[tile] < max) tile++;
@@ -101,8 +101,8 @@ static void apply_mask(float *y, const uint32_t *mask, int32_t n) {
     }
 }
 
-/* Drafted tokens are counted in the table and in front of the row, the others in the table
- * only. Their new scores wait until the table has been applied. */
+/* Drafted tokens are counted in the table and in the rows before, other tokens in the table
+ * only. Their new scores are applied after the table. */
 static void apply_penalties(const row_state *r, float *y) {
     const hd_sample_args *a = r->a;
     const uint16_t *counts = a->counts + (int64_t)r->p->counts_row * a->vocab;
@@ -124,7 +124,7 @@ static void apply_penalties(const row_state *r, float *y) {
     for (int32_t i = 0; i < n_drafted; i++) y[drafted[i]] = after[i];
 }
 
-/* Logits into scores. They stay where they are if nothing changes them. */
+/* Computes scores from logits; they are used in place if nothing changes them. */
 static void make_scores(row_state *r) {
     const hd_sample_args *a = r->a;
     const hd_sampling *p = r->p;
@@ -150,7 +150,7 @@ static void make_scores(row_state *r) {
     r->y = y;
 }
 
-/* ---- the cut ---- */
+/* ---- top-k and top-p ---- */
 
 static void weigh(const row_state *r, int32_t tile, float *z, uint64_t *weight) {
     r->k->weigh(z, weight, r->y + (int64_t)tile * TILE, tile_size(r->a->n_ids, tile), r->max,
@@ -178,7 +178,7 @@ static void fill_bins(const row_state *r) {
     }
 }
 
-/* Bits that order as the floats do; both zeros are one. */
+/* Maps a float to bits in the same order; both zeros are equal. */
 static uint32_t key_of(float y) {
     const uint32_t bits = hd_f32_bits(y + 0.0f);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -212,8 +212,8 @@ static uint64_t weight_of(const row_state *r, int32_t id) {
     return ops_weight(ops_scaled(r->y[id], r->max, r->inverse));
 }
 
-/* The candidates of one bin down to those of one score: keeps the half, upper or lower in the
- * next bit, in which the tally reaches need. Gives how many are left. */
+/* Narrows the candidates of one bin to those of one score: keeps the half, upper or lower in
+ * the next bit, in which the tally reaches need. Returns how many are left. */
 static int32_t narrow(const row_state *r, int32_t n, tally *above, uint64_t need,
                       bool by_weight) {
     candidate *c = r->candidate;
@@ -236,8 +236,8 @@ static int32_t narrow(const row_state *r, int32_t n, tally *above, uint64_t need
     return n;
 }
 
-/* Where the most probable candidates together reach need, as many or as heavy. Gives their
- * weight; without so many the limit stays as it is. */
+/* Finds the limit at which the most probable candidates together reach `need`, by number or
+ * by weight. Returns their weight; with too few candidates the limit is unchanged. */
 static uint64_t cut(const row_state *r, limit *at, uint64_t need, bool by_weight) {
     tally above = {0};
     int32_t bin = 0;
@@ -272,9 +272,9 @@ static limit find_limit(const row_state *r) {
     return at;
 }
 
-/* ---- the draw ---- */
+/* ---- drawing ---- */
 
-/* The weights of a tile's tokens within the limit, and their sum. */
+/* Computes the weights of a tile's tokens within the limit; returns their sum. */
 static uint64_t weigh_within(const row_state *r, const limit *at, int32_t tile,
                              uint64_t *restrict weight) {
     if (r->tile_max[tile] < at->y) return 0;
@@ -293,7 +293,7 @@ static uint64_t weigh_within(const row_state *r, const limit *at, int32_t tile,
     return total;
 }
 
-/* The list of candidates is done with: its place holds the sums of the tiles. */
+/* The candidates are no longer needed: their memory holds the sums of the tiles. */
 static int32_t draw(const row_state *r) {
     const limit at = find_limit(r);
     uint64_t *sum = (uint64_t *)(void *)r->candidate, total = 0;
@@ -318,7 +318,7 @@ typedef struct top_list {
     int32_t n, size;
 } top_list;
 
-/* After those it ties with: ids come in ascending order. */
+/* Inserts after equal logits, because ids come in ascending order. */
 static void insert(top_list *l, float x, int32_t id) {
     int32_t at = l->n < l->size ? l->n++ : l->size - 1;
     for (; at > 0 && l->x[at - 1] < x; at--) {
@@ -342,7 +342,7 @@ static void list_top(const row_state *r, top_list *l) {
     }
 }
 
-/* Of all x by the softmax at temperature 1. */
+/* Returns the total softmax weight of x at temperature 1. */
 static uint64_t total_weight(const ops_kernels *k, const float *x, int32_t n, float max) {
     float z[TILE];
     uint64_t weight[TILE], total = 0;
@@ -373,7 +373,8 @@ static void report(const row_state *r, float raw_max, int32_t token) {
 
 /* ---- relaxed drafts ---- */
 
-/* How many scores come before a token's in their order; at least `enough` when that many. */
+/* Returns how many scores come before a token's in their order; at least `enough` if there
+ * are that many. */
 static int32_t rank_of(const row_state *r, int32_t id, int32_t enough) {
     const float y = r->y[id];
     int32_t rank = 0;
@@ -388,7 +389,8 @@ static int32_t rank_of(const row_state *r, int32_t id, int32_t enough) {
     return rank;
 }
 
-/* Whether the draft behind the row stands although another token might be chosen. */
+/* Returns whether relaxed acceptance takes the row's draft, although another token might be
+ * sampled. */
 static bool is_accepted(const row_state *r, int32_t draft) {
     if (r->y[draft] == -INFINITY) return false;
     if (rank_of(r, draft, r->p->relaxed_top) >= r->p->relaxed_top) return false;
@@ -401,7 +403,7 @@ static bool is_accepted(const row_state *r, int32_t draft) {
 
 /* ---- rows ---- */
 
-/* Neither given nor broken: the scores decide. */
+/* Samples a row whose token is neither given nor failed. */
 static int32_t choose_by_score(row_state *r) {
     const hd_sample_args *a = r->a;
     const int32_t draft = ops_relaxed_draft(a, r->row);
@@ -464,7 +466,7 @@ void ops_sample_cpu(hd_stream *s, const hd_sample_args *a, const ops_kernels *k)
                             .per_task = ops_rows_per_task(4 * (int64_t)a->vocab)});
 }
 
-/* What is not finite or masked is left to the reference. */
+/* Rows with masks or values that are not finite use the reference. */
 static void argmax_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     const hd_argmax_args *a = job->args;
     float *tile_max =
@@ -501,10 +503,10 @@ void ops_weigh_plain(float *z, uint64_t *weight, const float *y, int32_t n, floa
 
 typedef struct count_job {
     const hd_count_tokens_args *a;
-    int32_t words; /* of the vocabulary that a task looks after */
+    int32_t words; /* vocabulary entries per task */
 } count_job;
 
-/* A stretch of the vocabulary: clears its counts and notes the tokens in it, in their order. */
+/* Clears the counts of a range of the vocabulary and counts its tokens, in their order. */
 static void count_task(const void *arg, int32_t task, int32_t worker) {
     const count_job *job = arg;
     const hd_count_tokens_args *a = job->a;

@@ -1,12 +1,13 @@
-/* small_m_gemm_avx2.c - few rows of x against stored rows, 8 elements to a register; FP4 is in small_m_gemm_e2m1_avx2.c. */
+/* small_m_gemm_avx2.c - AVX2: small-M GEMM (decode) with stored rows, 8 elements per
+ * register; FP4 is in small_m_gemm_e2m1_avx2.c. */
 #include "ops/cpu/dequantize_avx2_internal.h"
 
-/* Up to eight sums and what is on its way to them fit the registers. Where an element takes more
- * steps than loading x does, x is what is loaded again. */
+/* Up to eight accumulators and their operands fit the registers. If dequantizing an element
+ * takes more steps than loading x, x is what is loaded again. */
 enum { SMALL_M_X_ROWS = 4 };
 
 static inline int32_t small_m_w_rows(int32_t bits, int32_t n_x) {
-    const int32_t most = bits < 16 ? 1 : 2; /* rows of x that meet two of W */
+    const int32_t most = bits < 16 ? 1 : 2; /* rows of x per two rows of W */
     return n_x > most ? 1 : 2;
 }
 

@@ -1,4 +1,5 @@
-/* small_m_gemm_avx512.c - few rows of x against stored rows, 16 elements to a register. */
+/* small_m_gemm_avx512.c - AVX-512: small-M GEMM (decode) with stored rows, 16 elements per
+ * register. */
 #include "ops/cpu/dequantize_avx512_internal.h"
 
 #include "ops/cpu/small_m_gemm_loops_internal.h"

@@ -1,18 +1,19 @@
-/* small_m_gemm_e2m1_avx2.c - few rows of x against FP4, two times OPS_LANES columns at once: bytes are looked up
- * instead of floats, so that what comes before the scales is shared by more of them. */
+/* small_m_gemm_e2m1_avx2.c - AVX2: small-M GEMM with FP4, two times OPS_LANES columns at
+ * once. It looks bytes up instead of floats, so that the steps before the scales are shared
+ * by more columns. */
 #include "ops/cpu/inline_internal.h"
 #include "ops/cpu/small_m_gemm_internal.h"
 #include "ops/cpu/dequantize_avx2_internal.h"
 
 enum { X_ROWS = 4, STEP = 2 * OPS_LANES };
 
-/* STEP columns as bf16, which holds all values of FP4: of 32 bits the lower half is column i, the
- * upper one column i + 8. */
+/* STEP columns as bf16, which represents all values of FP4: the lower half of 32 bits is
+ * column i, the upper one column i + 8. */
 typedef struct pairs {
-    __m256i part[2]; /* of OPS_LANES columns each */
+    __m256i part[2]; /* OPS_LANES columns each */
 } pairs;
 
-/* Codes are first brought into the order in which their bytes will be wanted. */
+/* Codes are first reordered to the order in which their bytes are used. */
 INLINE pairs pair_columns(__m128i codes) {
     const __m256i order =
         _mm256_setr_epi8(0, 4, 0, 4, 1, 5, 1, 5, 8, 12, 8, 12, 9, 13, 9, 13, 2, 6, 2, 6, 3, 7,
@@ -37,7 +38,7 @@ INLINE lanes scale_pairs(__m256i part, float scale) {
                    _mm256_mul_ps(_mm256_castsi256_ps(_mm256_and_si256(part, upper)), by)};
 }
 
-/* A row of W with n_x rows of x; constants where this is inlined are all but the pointers. */
+/* A row of W with n_x rows of x; all but the pointers are compile-time constants. */
 typedef struct group {
     const uint8_t *src;
     const float *scale, *x[X_ROWS];
@@ -57,7 +58,7 @@ INLINE void step(lanes sum[X_ROWS], group g, int32_t c, int32_t n_parts) {
     }
 }
 
-/* Row w of W with n_x rows of x from i on. */
+/* Multiplies row w of W with n_x rows of x from i on. */
 INLINE void small_m_row(const ops_small_m_args *m, int32_t w, int32_t i, int32_t n_x,
                         int32_t block) {
     const int32_t each = OPS_TILE_ROWS * OPS_LANES;
@@ -82,7 +83,7 @@ INLINE void small_m_rows(const ops_small_m_args *m, int32_t i, int32_t n_x, int3
     for (int32_t w = 0; w < OPS_TILE_ROWS; w++) small_m_row(m, w, i, n_x, block);
 }
 
-/* As many rows of x at a time as there are registers for. */
+/* Takes as many rows of x at a time as there are registers for. */
 INLINE void small_m(const ops_small_m_args *m, int32_t block) {
     int32_t i = 0;
     for (; i + 4 <= m->n_x; i += 4) small_m_rows(m, i, 4, block);

@@ -1,8 +1,9 @@
-/* small_m_gemm_loops_internal.h - dot products with stored rows, for few rows of x: elements go from their
- * stored format into registers and meet x there, without a tile of floats between. Same steps in
- * the same order as decode and dots, same bits. Before it comes what an instruction set brings:
- * lanes; `scaled`, what turns OPS_LANES stored elements into floats times a scale, with functions
- * that prepare and use it for each format; and how many rows meet at once. */
+/* small_m_gemm_loops_internal.h - small-M GEMM: dot products of stored rows with few rows of
+ * x. Elements are dequantized in registers and multiplied there, without a tile of floats.
+ * It takes the same steps in the same order as decode and dots, so the bits are the same.
+ * The including file defines for its instruction set: lanes; `scaled`, which turns OPS_LANES
+ * stored elements into floats times a scale, with functions that prepare and use it for each
+ * format; and how many rows of x are processed at once. */
 #ifndef HD_OPS_CPU_SMALL_M_GEMM_LOOPS_INTERNAL_H
 #define HD_OPS_CPU_SMALL_M_GEMM_LOOPS_INTERNAL_H
 
@@ -13,22 +14,22 @@
 typedef scaled prepare_fn(float scale);
 typedef lanes dequantize_fn(const uint8_t *src, scaled s);
 
-/* What is a constant where a loop is inlined. */
+/* Compile-time constants of a loop. */
 typedef struct stored {
-    int32_t bits;  /* of an element */
+    int32_t bits;  /* bits of an element */
     int32_t block; /* columns */
     prepare_fn *prepare;
     dequantize_fn *dequantize;
 } stored;
 
-/* n_w rows of W from w on with n_x rows of x from i on. */
+/* Multiplies n_w rows of W from w on with n_x rows of x from i on. */
 static inline __attribute__((always_inline)) void small_m_rows(const ops_small_m_args *m,
                                                                stored f, int32_t w, int32_t n_w,
                                                                int32_t i, int32_t n_x) {
     const uint8_t *const *src = m->src + w;
     const float *const *x = m->x + i;
     float *acc = m->acc + (i * OPS_TILE_ROWS + w) * OPS_LANES;
-    lanes sum[OPS_TILE_ROWS][OPS_TILE_ROWS]; /* of n_x rows */
+    lanes sum[OPS_TILE_ROWS][OPS_TILE_ROWS]; /* sums of n_x rows */
     coming next = comes_next(m, f.bits, w, n_w, i, n_x);
     UNROLL for (int32_t k = 0; k < n_x; k++) {
         UNROLL for (int32_t j = 0; j < n_w; j++) {
@@ -60,7 +61,8 @@ static inline __attribute__((always_inline)) void small_m_rows(const ops_small_m
     }
 }
 
-/* All rows of W with n_x rows of x from i on: as many at a time as there are registers for. */
+/* Multiplies all rows of W with n_x rows of x from i on: as many at a time as there are
+ * registers for. */
 static inline __attribute__((always_inline)) void small_m_some(const ops_small_m_args *m,
                                                                stored f, int32_t i,
                                                                int32_t n_x) {

@@ -1,9 +1,10 @@
-/* small_m_gemm_vbmi.c - few rows of x against FP4, whose codes one instruction shifts into their lanes. */
+/* small_m_gemm_vbmi.c - AVX-512 VBMI: small-M GEMM with FP4, whose codes one instruction
+ * shifts into their lanes. */
 #include "ops/cpu/dequantize_avx512_internal.h"
 
 #include "ops/cpu/small_m_gemm_loops_internal.h"
 
-/* Each lane's low byte begins with its own four bits of the eight bytes; the look-up reads no
+/* Each lane's low byte begins with its own four bits of the eight bytes; the lookup reads no
  * more of it. */
 static inline lanes shift_e2m1(const uint8_t *src, scaled s) {
     const __m512i bit =

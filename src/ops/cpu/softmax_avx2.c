@@ -1,4 +1,5 @@
-/* softmax_avx2.c - the loops around attention's products, 8 lanes at a time. */
+/* softmax_avx2.c - AVX2: softmax loops of attention (max, exp and sum, rescale), 8 lanes at
+ * a time. */
 #include <math.h>
 
 #include "ops/cpu/lanes_avx2_internal.h"

@@ -1,5 +1,5 @@
-/* softmax_avx512.c - the loops around attention's products, 16 lanes at a time. Same steps in the
- * same order as AVX2, same bits. */
+/* softmax_avx512.c - AVX-512: softmax loops of attention, 16 lanes at a time. It takes the
+ * same steps in the same order as AVX2, so the bits are the same. */
 #include "ops/cpu/lanes_avx512_internal.h"
 
 typedef __m512 wide;
@@ -18,7 +18,7 @@ static inline wide power_wide(wide_int16 e) {
 
 #include "ops/cpu/exp_internal.h"
 
-/* A tree of halves onto halves. */
+/* Reduces by a tree: halves are added to halves. */
 static inline float reduce_lanes(__m512 sum) {
     const __m256 eight =
         _mm256_add_ps(_mm512_castps512_ps256(sum), _mm512_extractf32x8_ps(sum, 1));

@@ -1,4 +1,5 @@
-/* step_cpu.c - laying and settling steps of a fixed shape: a few numbers per sequence. */
+/* step_cpu.c - the operators of decode graph steps on the CPU: a few numbers per sequence,
+ * so they call the reference. */
 #include "ops/cpu/cpu_internal.h"
 #include "ops/ref/ref_internal.h"
 

@@ -1,10 +1,11 @@
-/* table_cpu.c - binds the CPU operators to the kernels of an instruction set. */
+/* table_cpu.c - binds the CPU operators to the kernels of an instruction set (run-time
+ * dispatch). */
 #include "base/cpu.h"
 #include "ops/cpu/cpu_internal.h"
 
-/* A table of its own for every set of kernels, since operators take no context: first a function
- * for each operator, then the table of them. ENTRY_##set and FIELD_##set name their set, because
- * the list of operators passes nothing but the operator. */
+/* One operator table per set of kernels, since operators have no context: first a function
+ * for each operator, then the table. ENTRY_##set and FIELD_##set name their set, because the
+ * list of operators passes only the operator. */
 #define ENTRY(op, set)                                              \
     static void op##_##set(hd_stream *s, const hd_##op##_args *a) { \
         ops_##op##_cpu(s, a, &ops_kernels_##set);                   \

@@ -1,14 +1,15 @@
-/* op_cost.c - the least that each call of an operator has to move and compute.
+/* op_cost.c - op cost: the minimum bytes and operations of each operator call (roofline
+ * model).
  *
- * A number that lies on the device (positions, experts' rows) is fetched; an element of an
- * activation or a cached key has the size that the reader says. Caches are not counted: what is
- * read once by many rows counts once. */
+ * An integer that lies on the device (positions, rows of experts) is fetched. An element of
+ * an activation or a cached key has the size that the reader says. Caches do not count: data
+ * that many rows share counts once. */
 #include <stdlib.h>
 
 #include "base/checked.h"
 #include "ops/profile/op_profiler_internal.h"
 
-/* n numbers from `at`; valid until the next call. */
+/* Returns n integers from `at`; valid until the next call. */
 static const int32_t *fetch(ops_reader *r, const int32_t *at, int32_t n) {
     if (!r->stream) return at;
     if (n > r->cap) {
@@ -31,13 +32,13 @@ static double stored_bytes(const hd_weight *w, double rows) {
     return rows * (row + blocks);
 }
 
-/* ---- products ---- */
+/* ---- GEMMs ---- */
 
 typedef struct product {
     const hd_weight *w;
-    double stored_rows; /* of w that are read */
+    double stored_rows; /* rows of w that are read */
     int32_t rows, outs, ins;
-    double times; /* as often for each row */
+    double times; /* number of matrices per row */
     int32_t out_bytes;
 } product;
 
@@ -69,7 +70,7 @@ op_cost ops_cost_linear_heads(ops_reader *r, const hd_linear_heads_args *a) {
     return cost_of(r, &p);
 }
 
-/* Only the experts that have a row are read, and a token's row once for all its experts. */
+/* Counts only the experts that have a row, and a token's row once for all its experts. */
 op_cost ops_cost_grouped_gemm(ops_reader *r, const hd_grouped_gemm_args *a) {
     const int32_t *offset = fetch(r, a->offset, a->n_experts + 1);
     int32_t used = 0;
@@ -84,7 +85,7 @@ op_cost ops_cost_grouped_gemm(ops_reader *r, const hd_grouped_gemm_args *a) {
                        .out_bytes = r->act_bytes};
     op_cost c = cost_of(r, &p);
     c.used = used;
-    c.rows = a->n_places; /* what the host knows names the shape */
+    c.rows = a->n_places; /* the shape is named by the bound that the host knows */
     const double again = a->assignment ? 1 - 1.0 / a->top_k : 0;
     c.bytes -= again * places * a->w->cols * r->act_bytes;
     return c;
@@ -93,7 +94,7 @@ op_cost ops_cost_grouped_gemm(ops_reader *r, const hd_grouped_gemm_args *a) {
 /* ---- keys ---- */
 
 typedef struct keys {
-    double seen, shared; /* by all rows; of them in memory */
+    double seen, shared; /* keys that all rows see; distinct keys in memory */
 } keys;
 
 static op_cost keys_cost(const ops_reader *r, const keys *k, int32_t rows, int32_t heads,
@@ -105,7 +106,8 @@ static op_cost keys_cost(const ops_reader *r, const keys *k, int32_t rows, int32
                      .flops = 2.0 * heads * k->seen * per_key};
 }
 
-/* Positions in the low, sequences in the high half: what rows see follows from both. */
+/* Packs positions in the low half and sequences in the high half, as visible keys depend on
+ * both. */
 static int32_t *fetch_rows(ops_reader *r, const int32_t *pos, const int32_t *seq, int32_t n) {
     int32_t *rows = malloc(2 * (size_t)n * sizeof *rows + 1);
     if (!rows) return NULL;
@@ -170,7 +172,7 @@ op_cost ops_cost_indexer_topk(ops_reader *r, const hd_indexer_topk_args *a) {
     return keys_cost(r, &k, a->rows, a->heads, a->keys.width, a->keys.width);
 }
 
-/* ---- the rest: rows of a width, so many times in and out ---- */
+/* ---- other operators: rows of a width, so many times in and out ---- */
 
 static op_cost rows_cost(int32_t rows, int32_t width, double bytes_per_row, double flops) {
     return (op_cost){

@@ -1,4 +1,4 @@
-/* op_profiler.c - times every operator of a table and notes what it had to move and compute. */
+/* op_profiler.c - the operator profiler: times every operator of a table, with its op cost. */
 #include "ops/profile/op_profiler.h"
 
 #include <stdlib.h>
@@ -6,10 +6,10 @@
 
 #include "ops/profile/op_profiler_internal.h"
 
-/* Of the queue behind which calls are timed: filled again after so many calls, for so long. */
+/* The GPU is held busy so that timed calls queue up: again after so many calls, for so long. */
 enum { CALLS_PER_HOLD = 24, HOLD_MICROSECONDS = 250 };
 
-/* An operator has no context, so the table in use is remembered here. */
+/* An operator has no context, so the profiled table is a global. */
 static const hd_ops *metered;
 static hd_op_profiler *profiler;
 static hd_clock_fn *now;
@@ -118,7 +118,7 @@ void hd_op_profiler_at(hd_op_profiler *m, const char *part, const char *stage) {
     m->stage = stage;
 }
 
-/* ---- devices that run later ---- */
+/* ---- asynchronous devices ---- */
 
 static int64_t no_clock(void) {
     return 0;
@@ -129,7 +129,8 @@ hd_status hd_op_profiler_open(hd_op_profiler *m, hd_ops *out, const hd_ops *inne
     hd_op_profiler_init(m, out, inner, no_clock);
     if (!hd_device_is_host(d)) {
         reader.stream = s;
-        reader.act_bytes = sizeof(uint16_t); /* BF16 as published, whatever is kept here */
+        /* BF16 as published, whatever this backend stores */
+        reader.act_bytes = sizeof(uint16_t);
     }
     m->calls = calloc(HD_OP_PROFILER_CALLS, sizeof *m->calls);
     if (!m->calls)

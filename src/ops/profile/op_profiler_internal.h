@@ -1,4 +1,4 @@
-/* op_profiler_internal.h - what one call of an operator moves and computes: op_cost.c, for op_profiler.c. */
+/* op_profiler_internal.h - op cost: bytes and operations of one operator call (op_cost.c). */
 #ifndef HD_OPS_PROFILE_OP_PROFILER_INTERNAL_H
 #define HD_OPS_PROFILE_OP_PROFILER_INTERNAL_H
 
@@ -7,12 +7,12 @@
 typedef struct op_cost {
     const hd_weight *w;
     int32_t rows, outs, ins;
-    int32_t used; /* experts that have rows */
+    int32_t used; /* experts with rows */
     double bytes, flops;
 } op_cost;
 
-/* Reads numbers that lie where the op reads them: host memory, or a device's through its
- * stream, which then waits. */
+/* Reads integers where the operator reads them: in host memory, or in device memory through
+ * its stream, which then waits. */
 typedef struct ops_reader {
     hd_stream *stream; /* NULL: host memory */
     int32_t act_bytes;

@@ -1,10 +1,10 @@
-/* op_timer.c - see op_timer.h. */
+/* op_timer.c - times queued operators by events; see op_timer.h. */
 #include "ops/profile/op_timer.h"
 
-/* Between two marks; a graph's first launch would count its way to the device. */
+/* An interval between two events; a graph's first launch would also measure its upload. */
 typedef struct interval {
     hd_device_event *begin, *end;
-    hd_graph *graph; /* of all copies; NULL: they are queued one by one */
+    hd_graph *graph; /* of all copies; NULL: queued one by one */
 } interval;
 
 static hd_status open_interval(interval *t, hd_stream *s, hd_device *d, hd_timed_fn *fn,
@@ -29,7 +29,7 @@ static hd_status run(interval *t, hd_stream *s, hd_timed_fn *fn, void *arg, int3
 hd_status hd_time_ops(hd_stream *s, hd_device *d, hd_timed_fn *fn, void *arg, int32_t copies,
                       int32_t rounds, double *seconds, hd_err *err) {
     interval t = {0};
-    hd_status st = hd_stream_sync(s, err); /* a failure before is not ours */
+    hd_status st = hd_stream_sync(s, err); /* an earlier failure is not counted */
     if (st == HD_OK) st = open_interval(&t, s, d, fn, arg, copies, err);
     for (int32_t round = -1; round < rounds && st == HD_OK; round++) {
         st = run(&t, s, fn, arg, copies, err);

@@ -1,4 +1,4 @@
-/* op_timer.h - how long queued work takes on a device, without what the host does between. */
+/* op_timer.h - measures the time of queued operators on a device, without host overhead. */
 #ifndef HD_OPS_PROFILE_OP_TIMER_H
 #define HD_OPS_PROFILE_OP_TIMER_H
 
@@ -6,11 +6,11 @@
 
 HD_BEGIN_C
 
-/* Queues the work once more, ops only; on a GPU it is recorded and runs later. */
+/* Queues the measured operators once; no copies. On a GPU they are captured and run later. */
 typedef void hd_timed_fn(hd_stream *s, void *arg);
 
-/* Seconds of one of `copies` that run behind each other: seconds[rounds], after one round that
- * does not count. On a GPU the copies are one graph between two events. */
+/* Measures seconds per copy of `copies` that run one after another: seconds[rounds], after
+ * one uncounted round. On a GPU the copies are one graph between two events. */
 hd_status hd_time_ops(hd_stream *s, hd_device *d, hd_timed_fn *fn, void *arg, int32_t copies,
                       int32_t rounds, double *seconds, hd_err *err);
 

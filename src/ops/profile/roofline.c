@@ -1,5 +1,5 @@
-/* roofline.c - what the machine can do at most: reading memory, and multiplying with both
- * operands at hand. */
+/* roofline.c - measures the machine's limits: memory read bandwidth, and GEMM operations per
+ * second from the nearest cache. */
 #include <string.h>
 
 #include "base/checked.h"
@@ -24,12 +24,12 @@ static void read_slice(const void *arg, int32_t task, int32_t worker) {
     const size_t end = job->n - at < SLICE ? job->n : at + SLICE;
     const uint64_t *data = job->data;
     uint64_t sum = 0;
-    for (size_t i = at; i + LINE <= end; i += LINE) { /* whole lines will do */
+    for (size_t i = at; i + LINE <= end; i += LINE) { /* complete cache lines suffice */
         __builtin_prefetch(data + i + AHEAD);
         for (size_t j = 0; j < LINE; j++) sum += data[i + j];
     }
     uint64_t *sink = hd_stream_scratch(job->stream, worker, sizeof *sink);
-    *sink = sum; /* so that it has to be known */
+    *sink = sum; /* keeps the compiler from removing the loop */
 }
 
 double hd_measure_read(hd_stream *s, const uint64_t *data, size_t n, hd_clock_fn *clock) {

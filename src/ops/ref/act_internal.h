@@ -1,4 +1,4 @@
-/* act_internal.h - what CPU ops know about activations, pages and rings. */
+/* act_internal.h - access to activations, pages and rings in CPU operators. */
 #ifndef HD_OPS_REF_ACT_INTERNAL_H
 #define HD_OPS_REF_ACT_INTERNAL_H
 
@@ -29,13 +29,14 @@ static inline float *ring_row(const hd_ring *r, int32_t seq, int32_t pos) {
     return r->data + (page * r->ring + pos % r->ring) * r->width;
 }
 
-/* Entries a query at pos may see: complete blocks up to and including its own position. */
+/* Returns the entries that a query at pos sees: complete blocks up to and including its
+ * position. */
 static inline int32_t visible_entries(int32_t pos, int32_t ratio) {
     return ratio ? (pos + 1) / ratio : 0;
 }
 
-/* The product is rounded to float32 first, as every reference does; at long range that decides
- * the angle (models.md 2.1.4). */
+/* The product is rounded to float32 first, as in every reference implementation; at long
+ * range that decides the angle (models.md 2.1.4). */
 static inline float rope_angle(int32_t pos, float freq) {
     return (float)pos * freq;
 }

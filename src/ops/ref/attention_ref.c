@@ -1,4 +1,5 @@
-/* attention_ref.c - attention over paged keys and the indexer's choice, in plain C. */
+/* attention_ref.c - reference attention over paged KV, naive MLA and indexer top-k, in plain
+ * C. */
 #include "ops/ref/act_internal.h"
 #include "ops/ref/ref_internal.h"
 
@@ -8,7 +9,7 @@ static double dot(const float *a, const float *b, int32_t n) {
     return sum;
 }
 
-/* The keys of one row, in the order of the contract. */
+/* The keys of one row, in the order of hd_attention_args. */
 typedef struct key_list {
     const hd_attention_args *a;
     int32_t row, seq;
@@ -57,7 +58,7 @@ static void attention_head(const key_list *k, int32_t head, float *score) {
     for (int32_t c = 0; c < a->v_dim; c++) {
         double sum = 0.0;
         for (int32_t i = 0; i < n; i++) sum += (double)score[i] * (double)key_at(k, i)[c];
-        out[c] = n ? (float)(sum / total) : 0.0f; /* no key: nothing to say */
+        out[c] = n ? (float)(sum / total) : 0.0f; /* no visible key: zeros */
     }
 }
 
@@ -136,11 +137,11 @@ static void score_keys(const hd_indexer_topk_args *a, int32_t row, int32_t n, fl
                 sum += hit * (double)(a->weight[(int64_t)row * a->heads + h] * a->scale);
             }
         }
-        score[u] = isnan(sum) ? -INFINITY : (float)sum; /* chosen last */
+        score[u] = isnan(sum) ? -INFINITY : (float)sum; /* a NaN score is chosen last */
     }
 }
 
-/* Marks the best unmarked key by setting its score to NaN, top_k times over. */
+/* Marks the top_k best keys, one by one, by setting their scores to NaN. */
 static void mark_best(float *score, int32_t n, int32_t top_k) {
     for (int32_t k = 0; k < top_k; k++) {
         int32_t best = -1;

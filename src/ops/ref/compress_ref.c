@@ -1,4 +1,5 @@
-/* compress_ref.c - V4's compressor in plain C; models.md 2.10, state as in 2.15. */
+/* compress_ref.c - reference of V4's KV compressor in plain C; models.md 2.10, state as in
+ * 2.15. */
 #include <string.h>
 
 #include "ops/ref/act_internal.h"
@@ -64,7 +65,7 @@ static void add_position_bias(const hd_compress_args *a, int32_t seq) {
     }
 }
 
-/* Leaves the last `ring` positions of every page for later steps. */
+/* Saves the last `ring` positions of every page for later steps. */
 static void save_state(const hd_compress_args *a, int32_t seq, int32_t end) {
     const size_t bytes = (size_t)a->state.width / 2 * sizeof(float);
     for (int32_t pos = a->seqs.start[seq]; pos < end; pos++) {

@@ -1,4 +1,5 @@
-/* gemm_ref.c - matrix products in plain C, accumulated in double. */
+/* gemm_ref.c - reference GEMMs (linear, per head, grouped) in plain C, accumulated in
+ * double. */
 #include "ops/ref/act_internal.h"
 #include "ops/ref/ref_internal.h"
 

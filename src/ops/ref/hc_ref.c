@@ -1,4 +1,4 @@
-/* hc_ref.c - V4's manifold-constrained hyper-connections in plain C; models.md 2.8. */
+/* hc_ref.c - reference of V4's hyper-connections (mHC) in plain C; models.md 2.8. */
 #include "ops/ref/act_internal.h"
 #include "ops/ref/ref_internal.h"
 

@@ -1,4 +1,4 @@
-/* moe_ref.c - choosing experts, sorting tokens by expert, summing the results, in plain C. */
+/* moe_ref.c - reference MoE operators in plain C: router top-k, permutation, combination. */
 #include <string.h>
 
 #include "ops/ref/act_internal.h"
@@ -44,12 +44,12 @@ static float group_score(const hd_router_rule *rule, const float *choice, int32_
     return rule->group_rule == HD_GROUPS_MAX || size == 1 ? best : best + second;
 }
 
-/* Sets the choice of every expert outside the top_groups best groups to -inf. */
+/* Sets the selection score of every expert outside the top_groups best groups to -inf. */
 static void keep_best_groups(const hd_router_rule *rule, float *choice) {
     const int32_t size = rule->n_experts / rule->n_groups;
-    float *kept = choice + rule->n_experts; /* the caller left room for one flag per group */
-    /* A group goes if top_groups others beat it; a lower number wins a tie. All groups are
-     * judged before any is masked. */
+    float *kept = choice + rule->n_experts; /* the caller's scratch has one flag per group */
+    /* A group is dropped if top_groups others have larger scores; a lower number wins a tie.
+     * All groups are compared before any is masked. */
     for (int32_t g = 0; g < rule->n_groups; g++) {
         float own = group_score(rule, choice, g);
         int32_t ahead = 0;

@@ -1,4 +1,5 @@
-/* rows_ref.c - row-wise operators in plain C: the definition of right. */
+/* rows_ref.c - reference row-wise operators in plain C: embedding, norms, RoPE, KV store,
+ * SwiGLU. */
 #include <string.h>
 
 #include "ops/ref/act_internal.h"

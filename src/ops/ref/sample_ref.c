@@ -1,5 +1,5 @@
-/* sample_ref.c - choosing tokens in plain C: the definition of right. Candidates are sorted
- * here, which the faster versions do not do. */
+/* sample_ref.c - the reference sampler in plain C. It sorts the candidates, which faster
+ * versions do not. */
 #include "ops/ref/ref_internal.h"
 #include "ops/ref/sample_internal.h"
 
@@ -47,7 +47,7 @@ static bool by_id(const candidate *x, const candidate *y) {
     return x->id < y->id;
 }
 
-/* Heap sort: nothing but the array. */
+/* Heap sort, in place. */
 static void sort(candidate *c, int32_t n,
                  bool (*before)(const candidate *, const candidate *)) {
     for (int32_t built = n / 2, end = n; end > 1;) {
@@ -87,7 +87,7 @@ static uint64_t total_weight(const candidate *c, int32_t n, float max, float inv
     return total;
 }
 
-/* Of n > 0 candidates, sorted here, how many of the first may be drawn. */
+/* Sorts n > 0 candidates and returns how many of the first top-k, top-p and min-p keep. */
 static int32_t keep(const hd_sampling *p, candidate *c, int32_t n, float inverse) {
     sort(c, n, by_score);
     const float max = c[0].y;
@@ -113,7 +113,8 @@ static int32_t draw(const hd_sampling *p, int32_t position, candidate *c, int32_
     return c[i].id;
 }
 
-/* Whether the draft behind the row stands although another token might be chosen. */
+/* Returns whether relaxed acceptance takes the row's draft, although another token might be
+ * sampled. */
 static bool is_accepted(const hd_sampling *p, int32_t draft, const candidate *c, int32_t n) {
     const candidate *own = NULL, *first = &c[0];
     int32_t rank = 0;
@@ -146,7 +147,8 @@ static int32_t choose(hd_stream *s, const hd_sample_args *a, int32_t row) {
     return p->temperature > 0.0f ? draw(p, a->position[row], c, n) : greedy(c, n);
 }
 
-/* The best id after `last` in the order of logits, or of all if that is -1; -1 for none. */
+/* Returns the next id after `last` by descending logit, the first if last is -1; -1 for
+ * none. */
 static int32_t next_best(const float *x, int32_t n_ids, int32_t last) {
     const float bound = last < 0 ? INFINITY : x[last];
     int32_t best = -1;

@@ -1,4 +1,4 @@
-/* step_ref.c - what varies in a step of a fixed shape: from cursors to rows and back. */
+/* step_ref.c - reference operators of decode graph steps: cursors to rows, and verification. */
 #include <string.h>
 
 #include "base/philox.h"
@@ -9,7 +9,7 @@ enum { DRAW_FORCED = 2 }; /* high counter word; the draws of tokens have 1 */
 
 /* ---- before the forward pass ---- */
 
-/* How many of n drafts a benchmark lets stand. */
+/* Returns how many of n drafts a benchmark accepts (forced acceptance). */
 static int32_t forced(const hd_acceptance *p, uint64_t seed, int32_t position, int32_t n) {
     const float luck = hd_philox_unit(hd_philox_at(seed, DRAW_FORCED, (uint64_t)position).v[0]);
     int32_t verifiable = 0;
@@ -17,7 +17,7 @@ static int32_t forced(const hd_acceptance *p, uint64_t seed, int32_t position, i
     return verifiable;
 }
 
-/* Where sequence i begins, and how many of its drafts may stand; -1 where it is nobody's. */
+/* Returns how many drafts of sequence i may be accepted, and where it begins; -1: padding. */
 static int32_t begin(const hd_prepare_step_args *a, int32_t i, hd_cursor *from) {
     const hd_step_seq *q = &a->seqs[i];
     memset(from, 0, sizeof *from);
@@ -62,7 +62,7 @@ void hd_prepare_step_ref(hd_stream *s, const hd_prepare_step_args *a) {
     *a->parity = !*a->parity;
 }
 
-/* ---- behind it ---- */
+/* ---- after the forward pass ---- */
 
 static void count(const hd_commit_step_args *a, int32_t slot, const int32_t *token, int32_t n) {
     uint16_t *counts = a->counts + (int64_t)a->params[slot].counts_row * a->vocab;
@@ -72,7 +72,7 @@ static void count(const hd_commit_step_args *a, int32_t slot, const int32_t *tok
     }
 }
 
-/* A row that failed gives no token; 0 stands in for it. */
+/* A failed row has no token; 0 replaces it. */
 static int32_t token_or_zero(int32_t token) {
     return token < 0 ? 0 : token;
 }
