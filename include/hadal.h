@@ -40,7 +40,8 @@ typedef struct hd_engine_options {
     const char
         *precision; /* of the cpu and cuda backends: "exact", the default, or "fast", which
                                 rounds activations before products, as docs/numerics.md says;
-                                a processor that is no faster so computes exactly all the same */
+                                a processor that is no faster so computes exactly all the same;
+                                of cuda also "official", the rounding of the official programs */
     bool no_batch_invariance; /* of the cuda backend with "fast": products of many rows by
                                 cuBLASLt, so that an answer's bits depend on what runs beside
                                 it; docs/numerics.md */

@@ -21,11 +21,11 @@ option option_backend(int *value) {
                          "reference; null: no model, tokens out of thin air");
 }
 
-const char *const option_precisions[] = {"exact", "fast", NULL};
+const char *const option_precisions[] = {"exact", "fast", "official", NULL};
 
 option option_precision(int *value) {
     return option_choice("precision", value, option_precisions,
-                         "of products: fast rounds activations first");
+                         "of products: fast rounds activations first, official to FP8");
 }
 
 option option_no_invariance(bool *value) {

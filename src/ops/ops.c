@@ -18,9 +18,14 @@ void hd_ops_init_ref(hd_ops *t) {
 }
 
 hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err) {
-    *out = name && strcmp(name, "fast") == 0 ? HD_FAST : HD_EXACT;
-    if (*out == HD_FAST || !name || strcmp(name, "exact") == 0) return HD_OK;
-    return HD_FAIL(err, HD_EINVAL, "precision '%s' is neither exact nor fast", name);
+    static const char *const names[] = {"exact", "fast", "official"};
+    *out = HD_EXACT;
+    if (!name) return HD_OK;
+    for (size_t i = 0; i < HD_LEN(names); i++) {
+        *out = (hd_precision)i;
+        if (strcmp(name, names[i]) == 0) return HD_OK;
+    }
+    return HD_FAIL(err, HD_EINVAL, "precision '%s' is none of exact, fast, official", name);
 }
 
 hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err) {
@@ -33,6 +38,10 @@ static hd_status check_options(const char *backend, const hd_ops_options *o, hd_
     if (o->precision == HD_FAST && strcmp(backend, "ref") == 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "the ref backend has one precision; precision fast is for cpu and cuda");
+    }
+    if (o->precision == HD_OFFICIAL && strcmp(backend, "cuda") != 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "precision official is for cuda, not for %s",
+                       backend);
     }
     if (!o->no_batch_invariance) return HD_OK;
     if (strcmp(backend, "cuda") != 0) {

@@ -72,9 +72,10 @@ HD_OP_LIST(X)
 enum { HD_MAX_HC = 16 }; /* hyper-connection streams an op keeps on its stack */
 
 /* How products are made: of the values as they are, in float32, or of narrower numbers near them.
- * CPU: bfloat16 for x, where the processor multiplies it; CUDA: bfloat16 and half precision
+ * Fast: on a CPU bfloat16 for x, where the processor multiplies it; on CUDA bfloat16 and half
+ * precision. Official, CUDA's alone: FP8 for x where the official programs have it
  * (docs/numerics.md). */
-typedef enum hd_precision { HD_EXACT, HD_FAST } hd_precision;
+typedef enum hd_precision { HD_EXACT, HD_FAST, HD_OFFICIAL } hd_precision;
 
 typedef struct hd_ops {
     const char *name;  /* "ref", "cpu avx512", ... */
@@ -93,7 +94,7 @@ static inline hd_act *hd_act_at(const hd_ops *ops, hd_act *x, int64_t at) {
 /* What the ops of a backend are opened with. Zero is the default everywhere. */
 typedef struct hd_ops_options {
     hd_cpu_options cpu;
-    hd_precision precision; /* "ref" has HD_EXACT only */
+    hd_precision precision; /* "ref" has HD_EXACT only, "cpu" not HD_OFFICIAL */
     bool
         no_batch_invariance; /* of "cuda" with HD_FAST: many rows at once may be multiplied in an
                                  order of their number's own, and from narrower numbers
@@ -102,7 +103,7 @@ typedef struct hd_ops_options {
     hd_err *no_gpu;          /* NULL, or gets why "auto" took the CPU */
 } hd_ops_options;
 
-/* By name, "exact" or "fast"; NULL is the default. */
+/* By name, "exact", "fast" or "official"; NULL is the default. */
 hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err);
 
 /* How MLA's attention is computed over long prompts (docs/numerics.md): over the latents themselves,
