@@ -136,28 +136,43 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     ops->grouped_gemm(s, &a);
 }
 
-/* The expert alone gives the bits that its rows have among the others. */
+/* An expert alone gives the bits that its rows have among the others', one matrix too. */
 static void check_alone(const hd_grouped_gemm_args *all, const float *x, const float *got) {
     const int32_t outs = all->w->rows, cols = all->w->cols;
     for (int32_t e = 0; e < all->n_experts; e++) {
         const int32_t first = all->offset[e], n = all->offset[e + 1] - first;
         float *rows = take((size_t)n * (size_t)cols * sizeof *rows);
+        int32_t *offset = take_ints(2);
         void *out[MAX_OUTS];
         for (int32_t i = 0; i < n; i++) {
             const int32_t place = first + i;
             const int64_t from = all->assignment ? all->assignment[place] / TOP_K : place;
             memcpy(rows + (int64_t)i * cols, x + from * cols, (size_t)cols * sizeof *rows);
         }
+        offset[1] = n;
         const hd_linear_args one = {.w = &all->w[e], .x = acts(rows)};
-        const op_case c = {.name = "one expert",
-                           .rows = n,
-                           .n_outs = 1,
-                           .width = {outs},
-                           .args = &one,
-                           .run = run_linear};
+        const hd_grouped_gemm_args alone = {.x = acts(rows),
+                                            .w = &all->w[e],
+                                            .offset = offset,
+                                            .n_experts = 1,
+                                            .top_k = 1,
+                                            .n_places = n};
+        op_case c = {.name = "one expert",
+                     .rows = 1,
+                     .n_outs = 1,
+                     .width = {n * outs},
+                     .args = &alone,
+                     .run = run_grouped};
         if (n == 0) continue;
-        run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, n, out);
+        run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, 1, out);
         check_bits("an expert alone", got + (int64_t)first * outs, out[0], (int64_t)n * outs);
+        if (all->w->type != HD_E4M3) continue;
+        c.rows = n;
+        c.width[0] = outs;
+        c.args = &one;
+        c.run = run_linear;
+        run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, n, out);
+        check_bits("one matrix", got + (int64_t)first * outs, out[0], (int64_t)n * outs);
     }
 }
 

@@ -14,15 +14,16 @@ namespace {
 constexpr int SMALLEST_A =
     64 * ROW_BYTES; /* what wgmma reads of x, however few rows are there */
 
-/* Warpgroups that multiply: two of 64 rows each, one, or, where rows are few, three that take one stage after
- * another of the same tile. */
+/* Warpgroups that multiply, of 64 rows each. */
 template <int H>
-constexpr bool relayed = H <= 16;
+constexpr int groups_of = H > 64 ? H / 64 : 1;
+
+/* Registers of a thread that multiplies, and of one that does not, where they are moved. */
+template <int H>
+constexpr int more_registers = H > 128 ? 160 : 232;
 
 template <int H>
-constexpr int groups_of = relayed<H> ? 3
-                          : H > 64   ? H / 64
-                                     : 1;
+constexpr int less_registers = H > 128 ? 32 : 40;
 
 template <int H>
 constexpr int threads_of = groups_of<H> *WARPGROUP + (H > 64 ? WARPGROUP : 2 * WARP);
@@ -46,7 +47,6 @@ struct memory {
     float *w_scale;            /* [2, 2, spans] of two blocks of 128 rows, for two tiles */
     uint64_t *full, *empty;    /* [stages] */
     uint64_t *scaled, *unused; /* [2] w_scale is there; is no longer read */
-    float *relay;              /* [BN / 2, 128] sums so far, where stages are relayed */
     int32_t *upto;             /* [n_experts + 1] */
 
     static __host__ __device__ int stage_bytes() {
@@ -59,8 +59,7 @@ struct memory {
 
     static int bytes(const job &j) {
         return tile_bytes(j.stages) + j.stages * (stage_scales<H, SPANS> * 4 + 2 * 8) + 4 * 8 +
-               4 * j.spans * 4 + (relayed<H> ? BN / 2 * WARPGROUP * 4 : 0) +
-               (j.offset ? (j.n_experts + 1) * 4 : 0);
+               4 * j.spans * 4 + (j.offset ? (j.n_experts + 1) * 4 : 0);
     }
 
     __device__ memory(uint8_t *at, const job &j) {
@@ -71,8 +70,7 @@ struct memory {
         scaled = empty + j.stages;
         unused = scaled + 2;
         w_scale = reinterpret_cast<float *>(unused + 2);
-        relay = w_scale + 4 * j.spans;
-        upto = reinterpret_cast<int32_t *>(relay + (relayed<H> ? BN / 2 * WARPGROUP : 0));
+        upto = reinterpret_cast<int32_t *>(w_scale + 4 * j.spans);
     }
 };
 
@@ -325,41 +323,26 @@ __device__ void multiply(const job &j, const memory<H, BN, SPANS> &m,
         const int split = (QUANTISED - t.out % QUANTISED) / 8;
         const float *w_scale = m.w_scale + scales.at * 2 * j.spans;
         const float *x_scale = m.x_scale + t.row % 4 + row;
-        stage_scale<SPANS> now, next;
         mbarrier_wait(&m.scaled[scales.at], scales.parity);
-        mbarrier_wait(&m.full[c.at], c.parity);
-        now.template read<BN, STEP>(x_scale + c.at * SCALES, w_scale, 0, j.spans);
-        for (int32_t span = 0; span < j.spans; span += SPANS) {
-            const cursor here = c;
-            const bool more = span + SPANS < j.spans;
+        for (int32_t span = 0; span < j.spans; span += SPANS, c.move(j.stages)) {
+            stage_scale<SPANS> scale;
+            mbarrier_wait(&m.full[c.at], c.parity);
+            scale.template read<BN, STEP>(x_scale + c.at * SCALES, w_scale, span, j.spans);
             if (IN_TURNS) bar_sync(1 + group, 2 * WARPGROUP);
             issue<H, BN, SPANS>(sum, tiles + (uint32_t)(c.at * m.stage_bytes()), group);
             if (IN_TURNS) bar_arrive(2 - group, 2 * WARPGROUP);
-            c.move(j.stages);
-            if (!IN_TURNS) wgmma_wait_group<0>();
-            if (!IN_TURNS && lane == 0) {
-                mbarrier_arrive(&m.empty[here.at]);
-                if (SHARE != ALONE) mbarrier_arrive_at(&m.empty[here.at], rank ^ 1);
+            wgmma_wait_group<0>();
+            if (lane == 0) {
+                mbarrier_arrive(&m.empty[c.at]);
+                if (SHARE != ALONE) mbarrier_arrive_at(&m.empty[c.at], rank ^ 1);
             }
-            if (more) {
-                mbarrier_wait(&m.full[c.at], c.parity);
-                next.template read<BN, STEP>(x_scale + c.at * SCALES, w_scale, span + SPANS,
-                                             j.spans);
-            }
-            if (IN_TURNS) wgmma_wait_group<0>();
-            if (IN_TURNS && lane == 0) {
-                mbarrier_arrive(&m.empty[here.at]);
-                if (SHARE != ALONE) mbarrier_arrive_at(&m.empty[here.at], rank ^ 1);
-            }
-            if (live) {
+            if (!live) continue;
 #pragma unroll
-                for (int i = 0; i < SPANS; i++) {
-                    if (SPANS == 1 || span + i < j.spans) {
-                        promote_span<BN>(total, sum[i], now.x[i], now.w[i], split);
-                    }
+            for (int i = 0; i < SPANS; i++) {
+                if (SPANS == 1 || span + i < j.spans) {
+                    promote_span<BN>(total, sum[i], scale.x[i], scale.w[i], split);
                 }
             }
-            now = next;
         }
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&m.unused[scales.at]);
@@ -367,62 +350,6 @@ __device__ void multiply(const job &j, const memory<H, BN, SPANS> &m,
         write_tile<BN>(j, t, total, row);
     }
     if (IN_TURNS && group == 0) bar_sync(1, 2 * WARPGROUP);
-}
-
-/* A stage a warpgroup, in turn: while one waits for its products the others' are on their way. What was summed up
- * to a stage passes from a thread to the same thread of the next warpgroup. */
-template <int H, int BN, int SPANS, bool GROUPED>
-__device__ void multiply_in_relay(const job &j, const memory<H, BN, SPANS> &m,
-                                  schedule<H, BN, ALONE, GROUPED> turn) {
-    constexpr int STEP = scale_box<H>, SCALES = stage_scales<H, SPANS>, GROUPS = groups_of<H>;
-    const int group = (int)threadIdx.x / WARPGROUP, lane = (int)threadIdx.x % WARP;
-    const int row = (int)threadIdx.x % WARPGROUP / WARP * 16 + lane / 4;
-    const uint32_t tiles = shared_address(m.tiles);
-    float *relay = m.relay + threadIdx.x % WARPGROUP;
-    float sum[SPANS][BN / 2] = {}, total[BN / 2];
-    cursor c, scales;
-    int now = 0; /* whose turn it is */
-    tile t;
-    if (group == GROUPS - 1) bar_arrive(1, 2 * WARPGROUP);
-    while (turn.next(j, 0, &t)) {
-        const bool live = row - lane / 4 < t.n_rows;
-        const int split = (QUANTISED - t.out % QUANTISED) / 8;
-        const float *w_scale = m.w_scale + scales.at * 2 * j.spans;
-        const float *x_scale = m.x_scale + t.row % 4 + row;
-        mbarrier_wait(&m.scaled[scales.at], scales.parity);
-        for (int32_t span = 0; span < j.spans; span += SPANS, c.move(j.stages)) {
-            const bool mine = now == group, last = span + SPANS >= j.spans;
-            now = now + 1 == GROUPS ? 0 : now + 1;
-            if (!mine) continue;
-            stage_scale<SPANS> scale;
-            mbarrier_wait(&m.full[c.at], c.parity);
-            issue<H, BN, SPANS>(sum, tiles + (uint32_t)(c.at * m.stage_bytes()), 0);
-            scale.template read<BN, STEP>(x_scale + c.at * SCALES, w_scale, span, j.spans);
-            wgmma_wait_group<0>();
-            if (lane == 0) mbarrier_arrive(&m.empty[c.at]);
-            bar_sync(1 + group, 2 * WARPGROUP);
-            if (live) {
-#pragma unroll
-                for (int i = 0; i < BN / 2; i++) total[i] = span ? relay[i * WARPGROUP] : 0.0f;
-#pragma unroll
-                for (int i = 0; i < SPANS; i++) {
-                    if (SPANS == 1 || span + i < j.spans) {
-                        promote_span<BN>(total, sum[i], scale.x[i], scale.w[i], split);
-                    }
-                }
-#pragma unroll
-                for (int i = 0; i < BN / 2; i++) {
-                    if (!last) relay[i * WARPGROUP] = total[i];
-                }
-            }
-            bar_arrive(1 + now, 2 * WARPGROUP);
-            if (live && last) write_tile<BN>(j, t, total, row);
-        }
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(&m.unused[scales.at]);
-        scales.move(2);
-    }
-    if (group == now) bar_sync(1 + group, 2 * WARPGROUP);
 }
 
 /* ---- the kernel ---- */
@@ -435,14 +362,13 @@ __global__ void __launch_bounds__(threads_of<H>, 1)
     extern __shared__ __align__(1024) uint8_t shared[];
     using order = schedule<H, BN, SHARE, GROUPED>;
     constexpr int CONSUMERS = groups_of<H> * WARPGROUP / WARP, PRODUCER = CONSUMERS;
-    static_assert(!relayed<H> || SHARE == ALONE, "few rows are not worth sharing");
     const memory<H, BN, SPANS> m(shared, j);
     const int warp = (int)threadIdx.x / WARP;
     const uint32_t rank = SHARE == ALONE ? 0 : cluster_ctarank();
     if (threadIdx.x == 0) {
         for (int i = 0; i < j.stages; i++) {
             mbarrier_init(&m.full[i], 1);
-            mbarrier_init(&m.empty[i], relayed<H> ? 4 : CONSUMERS * (SHARE == ALONE ? 1 : 2));
+            mbarrier_init(&m.empty[i], CONSUMERS * (SHARE == ALONE ? 1 : 2));
         }
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&m.scaled[i], 1);
@@ -461,14 +387,10 @@ __global__ void __launch_bounds__(threads_of<H>, 1)
         barrier_cluster();
     }
     if (warp < CONSUMERS) {
-        if (H > 64) setmaxnreg_inc<232>();
-        if constexpr (relayed<H>) {
-            multiply_in_relay<H, BN, SPANS, GROUPED>(j, m, turn);
-        } else {
-            multiply<H, BN, SPANS, SHARE, GROUPED>(j, m, turn, rank);
-        }
+        if (H > 64) setmaxnreg_inc<more_registers<H>>();
+        multiply<H, BN, SPANS, SHARE, GROUPED>(j, m, turn, rank);
     } else {
-        if (H > 64) setmaxnreg_dec<40>();
+        if (H > 64) setmaxnreg_dec<less_registers<H>>();
         if (threadIdx.x == PRODUCER * WARP) {
             prefetch_tensormap(&x);
             prefetch_tensormap(&x_scale);
@@ -592,7 +514,7 @@ static void launch_small_m(hd_stream *s, const fp8_product &p) {
     }
     if (outs <= 16 * sms) return launch<16, 16, 4, ALONE, false>(s, p);
     if (outs <= 32 * sms) return launch<16, 32, 4, ALONE, false>(s, p);
-    return launch<16, 64, 2, ALONE, false>(s, p);
+    return launch<16, 64, 4, ALONE, false>(s, p);
 }
 
 static void launch_large_m(hd_stream *s, const fp8_product &p) {

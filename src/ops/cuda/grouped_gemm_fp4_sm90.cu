@@ -168,8 +168,8 @@ __device__ void multiply(const job &j, const memory<GROUPS, N> &m,
             const float *x_scale = m.x_scale + c.at * room::SCALES + t.row % 4 + 2 * (lane % 4);
             uint32_t a[SETS][4][4];
             mbarrier_wait(&m.full[c.at], c.parity);
-            const wgmma_tile x =
-                wgmma_tile::of(shared_address(m.x) + (uint32_t)(c.at * room::X_BYTES));
+            const wgmma_tile x = wgmma_tile::of(__reduce_or_sync(
+                ALL_LANES, shared_address(m.x) + (uint32_t)(c.at * room::X_BYTES)));
             const uint32_t *scale =
                 reinterpret_cast<const uint32_t *>(m.w_scale + c.at * room::S_BYTES) + 4 * row;
             widen_span(a[0], w, row, 0);

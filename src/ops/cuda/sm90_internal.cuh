@@ -186,13 +186,12 @@ static __device__ __forceinline__ void wgmma_wait_group() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* A tile of swizzled rows of 128 bytes, by its address in shared memory, which is the same in all lanes: in a
- * register of the warp, so that what is further costs one addition there. */
+/* A tile of swizzled rows of 128 bytes, by its address in shared memory, which is the same in all lanes. */
 struct wgmma_tile {
     uint32_t at;
 
     static __device__ __forceinline__ wgmma_tile of(uint32_t address) {
-        return {__reduce_or_sync(0xffffffff, (address >> 4 & 0x3fff) | 1u << 16)};
+        return {(address >> 4 & 0x3fff) | 1u << 16};
     }
 
     /* bytes: whole groups of eight rows, and a multiple of 32 along a row. */
