@@ -1,12 +1,13 @@
-/* gemm_fp8_sm90.cu - products of E4M3 rows with E4M3 matrices that have a scale per 128 x 128, on Hopper.
+/* gemm_fp8_sm90.cu - products of E4M3 rows with E4M3 matrices that have a scale per 128 x 128, on
+ * Hopper: one matrix, or one for each expert.
  *
- * Blocks stay and take tile after tile. One thread keeps bulk copies of the next stages on their way, one warp
- * reads the scales of W, and one or two warpgroups multiply 64 rows of x each with BN rows of W. A stage is
- * SPANS spans of 128 columns; the sum of each span is promoted to float32 in order. Two blocks of a cluster may
- * share the rows of x or of W: each copies half of them to both.
+ * Blocks stay and take tile after tile. One thread keeps bulk copies of the next stages on their
+ * way, one warp reads the scales of W, and one to three warpgroups multiply 64 rows of x each with
+ * BN rows of W. A stage is SPANS spans of 128 columns; the sum of each span is promoted to float32
+ * in order. Two blocks of a cluster may have the same rows of x: each copies half of them to both.
  *
- * Tiles are chosen by speed alone: wgmma gives an output the same bits for every shape and place, and the order
- * of spans is one. */
+ * Tiles are chosen by speed alone: wgmma gives an output the same bits for every shape and place,
+ * and the order of spans is one. */
 #include "ops/cuda/gemm_sm90_internal.cuh"
 
 namespace {
@@ -96,20 +97,12 @@ struct copying {
     __device__ void copy_w(const tile &t, int32_t span, int32_t stage) const {
         uint8_t *to = x_tile(stage) + SPANS * H * ROW_BYTES;
         const int32_t place = GROUPED ? (int32_t)experts.data[t.expert] : 0;
-        if constexpr (SHARE == SHARE_W) {
-            const int32_t half = BN / 2 * (int32_t)rank;
-            for (int i = 0; i < SPANS; i++) {
-                bulk_multicast_4d(to + (i * BN + half) * ROW_BYTES, w, &m.full[stage], 0,
-                                  t.out + half, span + i, place, 3, j.keep_w);
-            }
-        } else {
-            bulk_copy_4d(to, w, &m.full[stage], 0, t.out, span, place, j.keep_w);
-        }
+        bulk_copy_4d(to, w, &m.full[stage], 0, t.out, span, place, j.keep_w);
     }
 
     __device__ void copy_x(const tile &t, int32_t span, int32_t stage) const {
         uint8_t *to = x_tile(stage);
-        if constexpr (SHARE == SHARE_X) {
+        if constexpr (SHARE == SHARED) {
             const int32_t half = H / 2 * (int32_t)rank;
             for (int i = 0; i < SPANS; i++) {
                 bulk_multicast_3d(to + (i * H + half) * ROW_BYTES, x, &m.full[stage], 0,
@@ -167,10 +160,9 @@ __device__ __forceinline__ float scale_of(const uint8_t *scale, int64_t i) {
 }
 
 /* `n` scales from number `first` on, 1 beyond `end`; several on their way at once. */
-template <typename T>
+template <typename T, int AT_ONCE>
 __device__ __forceinline__ void copy_scales(float *to, const uint8_t *scale, int64_t first,
                                             int64_t end, int32_t n, float global) {
-    constexpr int AT_ONCE = 4;
     const int lane = threadIdx.x % WARP;
     for (int32_t i = lane; i < n; i += AT_ONCE * WARP) {
         float v[AT_ONCE];
@@ -190,6 +182,7 @@ template <int H, int BN, int SPANS, sharing SHARE, bool GROUPED>
 __device__ void read_scales(const job &j, const memory<H, BN, SPANS> &m,
                             schedule<H, BN, SHARE, GROUPED> turn,
                             const places<GROUPED> &experts, uint32_t rank) {
+    constexpr int AT_ONCE = H > 128 ? 1 : 4; /* as registers allow */
     cursor c;
     tile t;
     while (turn.next(j, rank, &t)) {
@@ -201,11 +194,11 @@ __device__ void read_scales(const job &j, const memory<H, BN, SPANS> &m,
         float *to = m.w_scale + c.at * 2 * j.spans;
         mbarrier_wait(&m.unused[c.at], c.parity ^ 1);
         if (j.scale_type == HD_F32) {
-            copy_scales<float>(to, scale, first, end, n, j.global);
+            copy_scales<float, AT_ONCE>(to, scale, first, end, n, j.global);
         } else if (j.scale_type == HD_BF16) {
-            copy_scales<uint16_t>(to, scale, first, end, n, j.global);
+            copy_scales<uint16_t, AT_ONCE>(to, scale, first, end, n, j.global);
         } else {
-            copy_scales<uint8_t>(to, scale, first, end, n, j.global);
+            copy_scales<uint8_t, AT_ONCE>(to, scale, first, end, n, j.global);
         }
         __syncwarp();
         if (threadIdx.x % WARP == 0) mbarrier_arrive(&m.scaled[c.at]);
@@ -215,34 +208,31 @@ __device__ void read_scales(const job &j, const memory<H, BN, SPANS> &m,
 
 /* ---- the warpgroups that multiply ---- */
 
-/* total += sum times both scales; column groups of 8 from `split` on have the second block's scale. */
+/* total += sum times both scales; column groups of 8 from SPLIT on have the second block's scale. */
 template <int BN, int SPLIT>
 __device__ __forceinline__ void promote(float (&total)[BN / 2], const float (&sum)[BN / 2],
-                                        const float (&x)[2], const float (&w)[2], int split) {
+                                        const float (&x)[2], const float (&w)[2]) {
     const float first[2] = {x[0] * w[0], x[1] * w[0]};
     const float second[2] = {x[0] * w[1], x[1] * w[1]};
 #pragma unroll
     for (int i = 0; i < BN / 2; i++) {
-        const bool ahead = SPLIT >= 0 ? i / 4 < SPLIT : i / 4 < split;
-        const float scale = ahead ? first[i / 2 % 2] : second[i / 2 % 2];
+        const float scale = i / 4 < SPLIT ? first[i / 2 % 2] : second[i / 2 % 2];
         total[i] = fmaf(sum[i], scale, total[i]);
     }
 }
 
+/* split: column groups before the border of two blocks. */
 template <int BN>
 __device__ __forceinline__ void promote_span(float (&total)[BN / 2], const float (&sum)[BN / 2],
                                              const float (&x)[2], const float (&w)[2],
                                              int split) {
-    if constexpr (QUANTISED % BN == 0) {
-        promote<BN, BN / 8>(total, sum, x, w, split);
-    } else if constexpr (BN == 192) { /* 64 or 128 columns before the border */
-        if (split == 8) {
-            promote<BN, 8>(total, sum, x, w, split);
-        } else {
-            promote<BN, 16>(total, sum, x, w, split);
-        }
+    static_assert(QUANTISED % BN == 0 || BN == 192, "a border has two places at most");
+    if (QUANTISED % BN == 0) {
+        promote<BN, BN / 8>(total, sum, x, w);
+    } else if (split == 8) {
+        promote<BN, 8>(total, sum, x, w);
     } else {
-        promote<BN, -1>(total, sum, x, w, split);
+        promote<BN, 16>(total, sum, x, w);
     }
 }
 
@@ -416,10 +406,8 @@ template <int H, int BN, int SPANS, sharing SHARE>
 bool describe_all(maps *to, const job &j, const fp8_product &p, const void *w,
                   uint32_t n_places) {
     const cuuint64_t cols = (cuuint64_t)j.spans * QUANTISED, spans = (cuuint64_t)j.spans;
-    const cuuint32_t x_box = (cuuint32_t)(SHARE == SHARE_X ? H / 2 : H);
-    const cuuint32_t w_box = SHARE == SHARE_W ? BN / 2 : BN;
-    const cuuint32_t x_spans = SHARE == SHARE_X ? 1 : SPANS,
-                     w_spans = SHARE == SHARE_W ? 1 : SPANS;
+    const cuuint32_t x_box = (cuuint32_t)(SHARE == SHARED ? H / 2 : H);
+    const cuuint32_t x_spans = SHARE == SHARED ? 1 : SPANS;
     const box x = {
         3,
         {ROW_BYTES, (cuuint64_t)p.x.rows, spans},
@@ -435,7 +423,7 @@ bool describe_all(maps *to, const job &j, const fp8_product &p, const void *w,
         4,
         {ROW_BYTES, (cuuint64_t)j.outs, spans,       n_places},
         {cols,      ROW_BYTES,          PLACE_BYTES},
-        {ROW_BYTES,    w_box,            w_spans,           1        }
+        {ROW_BYTES,       BN,              SPANS,           1        }
     };
     return describe(&to->x, p.x.x, x) &&
            describe_flat(&to->x_scale, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.x.scale, scale) &&
@@ -446,8 +434,6 @@ template <int H, int BN, int SPANS, sharing SHARE, bool GROUPED>
 void launch(hd_stream *s, const fp8_product &p) {
     using order = schedule<H, BN, SHARE, GROUPED>;
     using room = memory<H, BN, SPANS>;
-    static_assert(SPANS == 1 || SHARE != SHARE_W || BN % 16 == 0,
-                  "halves are whole groups of rows");
     const hd_weight *w = p.w;
     const int32_t cluster = SHARE == ALONE ? 1 : 2;
     places<GROUPED> experts = {};
@@ -487,8 +473,6 @@ void launch(hd_stream *s, const fp8_product &p) {
                   (size_t)room::bytes(j), map.x, map.x_scale, map.w, j, experts);
 }
 
-/* ---- which tiles ---- */
-
 } // namespace
 
 bool fp8_fits(const hd_weight *w, int32_t n_experts) {
@@ -498,6 +482,8 @@ bool fp8_fits(const hd_weight *w, int32_t n_experts) {
     }
     return places_fit(w, n_experts);
 }
+
+/* ---- which tiles ---- */
 
 /* How long tiles of `outs` columns take in all, in columns of a block's. */
 static int64_t columns(int64_t tiles_m, int32_t all, int32_t outs, int32_t sms) {
@@ -514,27 +500,31 @@ static void launch_small_m(hd_stream *s, const fp8_product &p) {
     }
     if (outs <= 16 * sms) return launch<16, 16, 4, ALONE, false>(s, p);
     if (outs <= 32 * sms) return launch<16, 32, 4, ALONE, false>(s, p);
-    return launch<16, 64, 4, ALONE, false>(s, p);
+    if (outs <= 128 * sms) return launch<16, 64, 4, ALONE, false>(s, p);
+    return launch<16, 128, 2, ALONE, false>(s, p);
 }
 
+/* The factors are what a tile takes beside one of 128 x 128, measured on an H200. */
 static void launch_large_m(hd_stream *s, const fp8_product &p) {
     const int32_t rows = p.x.rows, outs = p.w->rows, sms = hd_stream_workers(s);
     if (rows <= 128 && outs <= 16 * sms) return launch<64, 32, 4, ALONE, false>(s, p);
     if (rows <= 128 && outs <= 32 * sms) return launch<64, 64, 2, ALONE, false>(s, p);
     const int64_t tiles = blocks_for(rows, 128);
-    const int64_t narrow =
-                      columns(tiles, outs, 64, sms) * 5 / 4, /* tiles of that many columns */
-        middle = columns(tiles, outs, 128, sms),
-                  wide = columns(tiles, outs, 192, sms) * 15 / 16;
-    if (narrow < middle && narrow < wide) return launch<128, 64, 2, SHARE_X, false>(s, p);
-    if (middle < wide) return launch<128, 128, 1, SHARE_X, false>(s, p);
-    if (rows > 256) return launch<128, 192, 1, SHARE_W, false>(s, p);
+    const int64_t square = columns(tiles, outs, 128, sms);
+    const int64_t narrow = columns(tiles, outs, 64, sms) * 5 / 4;
+    const int64_t wide = columns(tiles, outs, 192, sms) * 5 / 6;
+    const int64_t tall = columns(blocks_for(rows, 192), outs, 128, sms) * 23 / 20;
+    const int64_t other = narrow < wide ? narrow : wide;
+    if (tall <= square && tall <= other) return launch<192, 128, 1, SHARED, false>(s, p);
+    if (square <= other) return launch<128, 128, 1, SHARED, false>(s, p);
+    if (narrow <= wide) return launch<128, 64, 2, SHARED, false>(s, p);
     return launch<128, 192, 1, ALONE, false>(s, p);
 }
 
 static void launch_grouped(hd_stream *s, const fp8_product &p) {
     const int32_t each = p.x.rows / p.n_experts; /* places of an expert, on average */
-    if (each >= 128) return launch<128, 128, 1, SHARE_X, true>(s, p);
+    if (each >= 160) return launch<192, 128, 1, SHARED, true>(s, p);
+    if (each >= 80) return launch<128, 128, 1, SHARED, true>(s, p);
     if (each >= 32) return launch<64, 128, 1, ALONE, true>(s, p);
     if (each >= 4) return launch<32, 128, 2, ALONE, true>(s, p);
     return launch<16, 64, 2, ALONE, true>(s, p);

@@ -1,5 +1,5 @@
-/* gemm_sm90_internal.cuh - what the products on Hopper share: which tiles a block takes, the ring of stages, and
- * what their bulk copies are told. */
+/* gemm_sm90_internal.cuh - what the products on Hopper share: which tiles a block takes, the ring
+ * of stages, and what their bulk copies are told. */
 #ifndef HD_OPS_CUDA_GEMM_SM90_INTERNAL_CUH
 #define HD_OPS_CUDA_GEMM_SM90_INTERNAL_CUH
 
@@ -10,8 +10,8 @@ namespace {
 
 constexpr int MAX_EXPERTS = 384, ROW_BYTES = 128, WARPGROUP = 128, M_GROUP = 8;
 
-/* Two blocks of a cluster may copy half of a tile each, to both. */
-enum sharing { ALONE, SHARE_X, SHARE_W };
+/* Two blocks of a cluster may have the same rows of x: each copies half of them, to both. */
+enum sharing { ALONE, SHARED };
 
 struct job {
     float *out;
@@ -53,15 +53,14 @@ struct schedule {
     const int32_t *upto; /* [n_experts + 1] units before each expert, in shared memory */
     int32_t unit, step, n_outs;
 
-    static constexpr int UNIT_M = SHARE == SHARE_W ? 2 : 1, UNIT_N = SHARE == SHARE_X ? 2 : 1;
+    static constexpr int UNIT_N = SHARE == SHARED ? 2 : 1; /* tiles side by side */
 
     __device__ schedule(const job &j, const int32_t *units)
-        : upto(units), unit((int32_t)blockIdx.x / (UNIT_M * UNIT_N)),
-          step((int32_t)gridDim.x / (UNIT_M * UNIT_N)),
+        : upto(units), unit((int32_t)blockIdx.x / UNIT_N), step((int32_t)gridDim.x / UNIT_N),
           n_outs((j.outs + BN * UNIT_N - 1) / (BN * UNIT_N)) {}
 
     static __host__ __device__ int32_t units_m(int32_t rows) {
-        return (rows + H * UNIT_M - 1) / (H * UNIT_M);
+        return (rows + H - 1) / H;
     }
 
     __device__ int32_t expert_of(const job &j) const {
@@ -95,10 +94,10 @@ struct schedule {
         const int32_t left = at - group * M_GROUP * n_outs;
         const int32_t in_group = min(M_GROUP, n_m - group * M_GROUP);
         const int32_t m = group * M_GROUP + left % in_group, n = left / in_group;
-        const int32_t row = (m * UNIT_M + (SHARE == SHARE_W ? (int32_t)rank : 0)) * H;
+        const int32_t row = m * H;
         t->row = first + row;
         t->n_rows = min(rows - row, H);
-        t->out = (n * UNIT_N + (SHARE == SHARE_X ? (int32_t)rank : 0)) * BN;
+        t->out = (n * UNIT_N + (int32_t)rank) * BN;
         unit += step;
         return true;
     }

@@ -1,11 +1,12 @@
-/* grouped_gemm_fp4_sm90.cu - products of E4M3 rows with experts' E2M1 matrices that have a power of two per 32
- * columns, on Hopper.
+/* grouped_gemm_fp4_sm90.cu - products of E4M3 rows with experts' E2M1 matrices that have a power of
+ * two per 32 columns, on Hopper.
  *
- * Every E2M1 value times 2^-6 is an E4M3 value whose bits are those of the code, moved. So W is widened in
- * registers and is the first operand: a warpgroup has 64 rows of W, and N rows of x. A byte holds an even column
- * and the next one: widened words have either the even or the odd columns of a thread, which is why rows of x
- * are laid that way. One instruction sums 32 columns, which share a scale of W; the four sums of a span are
- * scaled and added in order, then scaled by x and added to the total. */
+ * Every E2M1 value times 2^-6 is an E4M3 value whose bits are those of the code, moved. So W is
+ * widened in registers and is the first operand: a warpgroup has 64 rows of W, and N rows of x. A
+ * byte holds an even column and the next one: widened words have either the even or the odd columns
+ * of a thread, which is why rows of x are laid that way. One instruction sums 32 columns, which
+ * share a scale of W; the four sums of a span are scaled and added in order, then scaled by x and
+ * added to the total. */
 #include "ops/cuda/gemm_sm90_internal.cuh"
 
 namespace {
@@ -88,8 +89,8 @@ __device__ __forceinline__ uint32_t widen(uint32_t codes) {
     return (codes >> 2 & 0x1c1c1c1c) | (codes & 0x80808080);
 }
 
-/* The first operand of a span's four products: rows `row` and eight further of the stage, whose columns of the
- * span begin in the fourth or the eighth sixteen bytes of a swizzled row. */
+/* The first operand of a span's four products: rows `row` and eight further of the stage. Their
+ * columns begin in sixteen bytes number `first` of a swizzled row. */
 __device__ __forceinline__ void widen_span(uint32_t (&a)[4][4], const uint8_t *half, int row,
                                            int first) {
     const int lane = threadIdx.x % WARP;

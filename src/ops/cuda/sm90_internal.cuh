@@ -155,23 +155,11 @@ static __device__ __forceinline__ void bulk_multicast_3d(void *to, const CUtenso
                  : "memory");
 }
 
-static __device__ __forceinline__ void bulk_multicast_4d(void *to, const CUtensorMap *map,
-                                                         uint64_t *b, int32_t c0, int32_t c1,
-                                                         int32_t c2, int32_t c3, uint16_t mask,
-                                                         uint64_t keep) {
-    asm volatile(BULK_COPY "4d" BULK_INTO
-                           ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], "
-                           "[%2], %7, %8;" ::"r"(shared_address(to)),
-                 "l"(map), "r"(shared_address(b)), "r"(c0), "r"(c1), "r"(c2), "r"(c3),
-                 "h"(mask), "l"(keep)
-                 : "memory");
-}
-
 /* ---- products of a warpgroup: d [64, N] += a [64, 32] b [N, 32] transposed, of E4M3 ----
  *
- * d: register i of lane l in warp w is row 16 w + l / 4 + 8 (i / 2 % 2), column 8 (i / 4) + 2 (l % 4) + i % 2.
- * a in registers: 0 has row l / 4, columns 4 (l % 4) and three on; 1 the row eight further; 2 and 3 the columns
- * sixteen further. */
+ * d: register i of lane l in warp w is row 16 w + l / 4 + 8 (i / 2 % 2), column
+ * 8 (i / 4) + 2 (l % 4) + i % 2. a in registers: 0 has row l / 4, columns 4 (l % 4) and three on; 1
+ * the row eight further; 2 and 3 the columns sixteen further. */
 
 static __device__ __forceinline__ void wgmma_fence() {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -215,12 +203,9 @@ struct wgmma_e4m3;
 #define ACCS_16 \
     ACCS_8 ", " \
            "%8, %9, %10, %11, %12, %13, %14, %15"
-#define ACCS_28  \
-    ACCS_16 ", " \
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27"
 #define ACCS_32  \
-    ACCS_28 ", " \
-            "%28, %29, %30, %31"
+    ACCS_16 ", " \
+            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define ACCS_64                                                                      \
     ACCS_32 ", "                                                                     \
             "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, " \
@@ -235,7 +220,6 @@ struct wgmma_e4m3;
 #define OUTS_4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define OUTS_8(d, i)  OUTS_4(d, i), OUTS_4(d, i + 4)
 #define OUTS_16(d, i) OUTS_8(d, i), OUTS_8(d, i + 8)
-#define OUTS_28(d, i) OUTS_16(d, i), OUTS_8(d, i + 16), OUTS_4(d, i + 24)
 #define OUTS_32(d, i) OUTS_16(d, i), OUTS_16(d, i + 16)
 #define OUTS_64(d, i) OUTS_32(d, i), OUTS_32(d, i + 32)
 #define OUTS_96(d, i) OUTS_64(d, i), OUTS_32(d, i + 64)
@@ -265,7 +249,6 @@ struct wgmma_e4m3;
 WGMMA_E4M3(8, 4, 5, 6, 7, 8, 9);
 WGMMA_E4M3(16, 8, 9, 10, 11, 12, 13);
 WGMMA_E4M3(32, 16, 17, 18, 19, 20, 21);
-WGMMA_E4M3(56, 28, 29, 30, 31, 32, 33);
 WGMMA_E4M3(64, 32, 33, 34, 35, 36, 37);
 WGMMA_E4M3(128, 64, 65, 66, 67, 68, 69);
 WGMMA_E4M3(192, 96, 97, 98, 99, 100, 101);
