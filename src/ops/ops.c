@@ -70,16 +70,17 @@ static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
 
 /* A GPU if there is one that does what is asked for, and nothing else if only it does. */
 static hd_status open_auto(hd_ops *t, hd_device **d, const hd_ops_options *o, hd_err *err) {
+    const char *const gpus_alone = o->no_batch_invariance        ? "no-batch-invariance"
+                                   : o->precision == HD_OFFICIAL ? "precision official"
+                                                                 : NULL;
     hd_err why = {0};
-    if (o->no_batch_invariance) HD_TRY(check_options("cuda", o, err));
+    if (gpus_alone) HD_TRY(check_options("cuda", o, err));
     if (o->needs_cpu) {
         HD_FAIL(&why, HD_EUNSUPPORTED, "%s is for a CPU", o->needs_cpu);
     } else if (open_cuda(t, d, o, &why) == HD_OK) {
         return HD_OK;
     }
-    if (o->no_batch_invariance) {
-        return HD_FAIL(err, why.code, "no-batch-invariance is for a GPU: %s", why.msg);
-    }
+    if (gpus_alone) return HD_FAIL(err, why.code, "%s is for a GPU: %s", gpus_alone, why.msg);
     hd_device_close(*d);
     if (o->no_gpu) *o->no_gpu = why;
     return hd_ops_open(t, d, "cpu", o, err);

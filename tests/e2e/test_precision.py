@@ -86,7 +86,7 @@ def test_other_backends_have_one_precision(refused, backend):
     assert "precision fast" in line
 
 
-@pytest.mark.parametrize("backend", ["cpu", "ref", "null"])
+@pytest.mark.parametrize("backend", ["cpu", "ref", "null"] + ([] if has_gpu else ["auto"]))
 def test_official_is_for_a_gpu(refused, backend):
     line = refused("generate", TINY, "-p", "x", "--backend", backend, "--precision", "official")
     assert "precision official" in line
