@@ -45,6 +45,7 @@ REAL_OPS_LIST(X)
 #define OFFICIAL_TESTS_LIST(X) \
     X(official_linear)         \
     X(official_linear_grouped) \
+    X(official_tiles)          \
     X(official_leaves_the_rest)
 #define X(test) void test(void **state);
 OFFICIAL_TESTS_LIST(X)

@@ -11,7 +11,12 @@
 #include <string.h>
 
 enum { F32_SCALES = 5, E8M0_SCALES = 6, ODD_SCALES = 8, E2M1 = 9, NVFP4 = 10, BF16 = 2 };
-enum { SPAN = 128, EXPERTS = 6, TOP_K = 2 };
+enum {
+    SPAN = 128,
+    EXPERTS = 6,
+    TOP_K = 2,
+    MOST_PLACES = 250 /* that the reference computes */
+};
 
 /* Of |want| + rms. Outliers push the rest of a span out of the tensor cores' 13 bits. */
 static const double tolerance = 2e-3, outlier_tolerance = 8e-3;
@@ -205,8 +210,10 @@ static void grouped_shape(int32_t format, const int32_t *counts, int32_t outs, i
                  .args = &a,
                  .run = run_grouped};
     void *out[MAX_OUTS];
-    r.x = acts(rounded(x, n, w));
-    check(&c, &r, how == OUTLIERS ? outlier_tolerance : tolerance);
+    if (places <= MOST_PLACES) {
+        r.x = acts(rounded(x, n, w));
+        check(&c, &r, how == OUTLIERS ? outlier_tolerance : tolerance);
+    }
     run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, 1, out);
     if (!fix.brief) check_alone(&a, x, out[0]);
     forget_all(NULL);
@@ -229,6 +236,48 @@ void official_linear_grouped(void **state) {
             }
         }
     }
+}
+
+/* Rows that are many have the bits that they have among few: each shape takes another tile. */
+void official_tiles(void **state) {
+    (void)state;
+    static const struct {
+        int32_t rows, outs, cols;
+    } shapes[] = {
+        {1000, 4232,  384}, /* of 192 x 128 */
+        {400,  8200,  256}, /* 128 x 128 */
+        {128,  24576, 256}, /* 128 x 192 */
+        {300,  456,   512}, /* 128 x 64 */
+        {64,   17000, 256}, /* 64 x 128 */
+    };
+    static const int32_t counts[][EXPERTS] = {
+        {700, 0,  161, 300, 5,   90},
+        {130, 20, 90,  100, 150, 60},
+    };
+    if (!fix.gpu || fix.brief) return;
+    for (size_t i = 0; i < HD_LEN(shapes); i++) {
+        const int32_t rows = shapes[i].rows, outs = shapes[i].outs, few = 16;
+        const hd_weight *w = take_aligned(F32_SCALES, outs, shapes[i].cols, false);
+        const hd_linear_args a = {.w = w, .x = acts(take_x((int64_t)rows * w->cols, EVEN))};
+        const op_case c = {.name = "linear",
+                           .rows = rows,
+                           .n_outs = 1,
+                           .width = {outs},
+                           .args = &a,
+                           .run = run_linear};
+        const int32_t firsts[] = {0, rows / 2 - 7, rows - few};
+        void *all[MAX_OUTS], *some[MAX_OUTS];
+        fix.poisoned = false;
+        run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, rows, all);
+        for (size_t k = 0; k < HD_LEN(firsts); k++) {
+            run_op(&c, &fix.gpu_official, fix.gpu_stream, firsts[k], few, some);
+            check_bits("many rows", (const float *)all[0] + (int64_t)firsts[k] * outs, some[0],
+                       (int64_t)few * outs);
+        }
+        forget_all(NULL);
+    }
+    for (size_t i = 0; i < HD_LEN(counts); i++)
+        grouped_shape(F32_SCALES, counts[i], 264, 640, EVEN, true);
 }
 
 /* Matrices that rows meet in bfloat16: the bits of fast. */
