@@ -41,7 +41,8 @@ typedef struct hd_engine_options {
     const char *backend;
     /* Of the cpu and cuda backends: "exact", the default, or "fast", which rounds
      * activations before GEMMs (docs/numerics.md). A CPU that gains no speed by it
-     * computes exactly. */
+     * computes exactly. Of the cuda backend also "official", which rounds activations to
+     * FP8 where the published inference programs do. */
     const char *precision;
     /* Of the cuda backend with "fast": GEMMs of many rows use cuBLASLt, so the bits of a
      * result depend on the rest of the batch (docs/numerics.md). */
@@ -64,7 +65,7 @@ typedef struct hd_engine_options {
     int32_t chunk_tokens;
     int32_t step_tokens; /* tokens of one step; default: enough for all running requests */
     int32_t queue_limit; /* choices that may wait; default 1024 */
-    bool no_drafts;      /* do not load the MTP layer */
+    bool no_drafts;      /* do not run the MTP layer */
     bool need_drafts;    /* refuse a model without an MTP layer */
     bool no_graphs;      /* launch every operator by itself: no CUDA graphs */
     /* Encode earlier answers from their text alone. Default: reuse the tokens that the model

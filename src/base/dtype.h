@@ -46,6 +46,7 @@ typedef struct hd_weight {
     int32_t rows, cols;
     int32_t block_rows, block_cols; /* 128 x 128, 1 x 32, 1 x 16; 0 without scales */
     float global;                   /* 1 except for NVFP4 */
+    bool power_scales; /* the model's scales are powers of two, those of activations too */
 } hd_weight;
 
 /* Returns one element of the dequantized matrix; fast versions are tested against it. */

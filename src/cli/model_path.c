@@ -76,9 +76,9 @@ static bool has(const char *folder, const char *name) {
 }
 
 static hd_status explain_folder(const char *path, model_part part, hd_err *err) {
-    if (has(path, "config.json") || (part == MODEL_TEXT && has(path, "tokenizer.json"))) {
-        return HD_OK;
-    }
+    const bool is_text = part == MODEL_TEXT &&
+                         (has(path, "tokenizer.json") || has(path, "tokenizer_config.json"));
+    if (has(path, "config.json") || is_text) return HD_OK;
     if (has(path, "snapshots") && has(path, "blobs")) {
         return HD_FAIL(
             err, HD_EINVAL,

@@ -21,11 +21,11 @@ option option_backend(int *value) {
                          "reference; null: no model, tokens out of thin air");
 }
 
-const char *const option_precisions[] = {"exact", "fast", NULL};
+const char *const option_precisions[] = {"exact", "fast", "official", NULL};
 
 option option_precision(int *value) {
     return option_choice("precision", value, option_precisions,
-                         "of products: fast rounds activations first");
+                         "of products: fast rounds activations first, official to FP8");
 }
 
 option option_no_invariance(bool *value) {
@@ -376,7 +376,7 @@ static void print_option(screen *out, const option *o) {
              o->metavar ? o->metavar : "");
     size_t n = (size_t)snprintf(text, sizeof text, "%s", o->help);
     if (o->kind == OPTION_INT && o->max >= INT32_MAX) {
-        snprintf(text + n, sizeof text - n, o->min ? " (from %lld)" : "", (long long)o->min);
+        if (o->min) snprintf(text + n, sizeof text - n, " (from %lld)", (long long)o->min);
     } else if (o->kind == OPTION_INT) {
         snprintf(text + n, sizeof text - n, " (%lld..%lld)", (long long)o->min,
                  (long long)o->max);

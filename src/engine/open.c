@@ -278,9 +278,10 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     }
     hd_precision precision;
     HD_TRY(hd_precision_of(&precision, o->precision, err));
-    if (null && precision == HD_FAST) {
+    if (null && precision != HD_EXACT) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "the null backend multiplies nothing: precision fast has no meaning");
+                       "the null backend multiplies nothing: precision %s has no meaning",
+                       o->precision);
     }
     if (null && o->no_batch_invariance) {
         return HD_FAIL(

@@ -50,7 +50,7 @@ void hd_batch_close(hd_batch *b) {
 }
 
 void hd_batch_reset(hd_batch *b) {
-    b->n_rows = b->n_seqs = b->n_logits = 0;
+    b->n_rows = b->n_seqs = b->n_logits = b->most_rows = 0;
     b->host.first_row[0] = 0;
 }
 
@@ -68,6 +68,7 @@ void hd_batch_add(hd_batch *b, const hd_batch_seq *q) {
         if (i >= q->n - q->n_logits) v->logit_rows[b->n_logits++] = r;
     }
     b->n_rows += q->n;
+    if (q->n > b->most_rows) b->most_rows = q->n;
     v->start[seq] = q->start;
     v->first_row[seq + 1] = b->n_rows;
     for (int life = 0; life < HD_N_KV_GROUPS; life++) {

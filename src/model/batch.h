@@ -35,6 +35,7 @@ typedef struct hd_batch_limits {
 typedef struct hd_batch {
     hd_batch_limits limits;
     int32_t n_rows, n_seqs, n_logits;
+    int32_t most_rows; /* of one sequence */
     hd_batch_view host, device;
     hd_device *on; /* device that owns the blocks */
     void *host_block, *device_block;

@@ -225,22 +225,22 @@ static void attention_span(const model_step *s, int32_t layer, const span *p) {
  * o_low, which the absorbed form computes in values_span. */
 static void attention_naive_span(const model_step *s, int32_t layer, const span *p) {
     const hd_model_spec *c = s->m->env.spec;
+    const hd_batch_view *b = &s->b->device;
     hd_paged latents = model_pool(s, layer, HD_POOL_LATENT);
     latents.table += (int64_t)p->seq * latents.table_stride;
     rope_query(s, p, heads_at(s, s->t->q, p->row, narrow_dim(s)), c->nope_dim);
     s->m->env.ops->attention_naive(
-        s->m->env.stream,
-        &(hd_attention_naive_args){
-            .out = s->t->o_low,
-            .q = s->t->q,
-            .latents = latents,
-            .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
-            .seqs = {p->n_seqs, s->b->device.first_row + p->seq, s->b->device.start + p->seq},
-            .heads = s->m->shard->n_heads,
-            .nope_dim = c->nope_dim,
-            .rope_dim = c->rope_dim,
-            .v_dim = c->v_dim,
-            .scale = s->m->softmax_scale
+        s->m->env.stream, &(hd_attention_naive_args){
+                              .out = s->t->o_low,
+                              .q = s->t->q,
+                              .latents = latents,
+                              .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
+                              .seqs = {p->n_seqs, b->first_row + p->seq, b->start + p->seq, 0},
+                              .heads = s->m->shard->n_heads,
+                              .nope_dim = c->nope_dim,
+                              .rope_dim = c->rope_dim,
+                              .v_dim = c->v_dim,
+                              .scale = s->m->softmax_scale
     });
 }
 

@@ -19,9 +19,14 @@ void hd_ops_init_ref(hd_ops *t) {
 }
 
 hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err) {
-    *out = name && strcmp(name, "fast") == 0 ? HD_FAST : HD_EXACT;
-    if (*out == HD_FAST || !name || strcmp(name, "exact") == 0) return HD_OK;
-    return HD_FAIL(err, HD_EINVAL, "precision '%s' is neither exact nor fast", name);
+    static const char *const names[] = {"exact", "fast", "official"};
+    *out = HD_EXACT;
+    if (!name) return HD_OK;
+    for (size_t i = 0; i < HD_LEN(names); i++) {
+        *out = (hd_precision)i;
+        if (strcmp(name, names[i]) == 0) return HD_OK;
+    }
+    return HD_FAIL(err, HD_EINVAL, "precision '%s' is none of exact, fast, official", name);
 }
 
 hd_status hd_mla_form_of(hd_mla_form *out, const char *name, hd_err *err) {
@@ -34,6 +39,10 @@ static hd_status check_options(const char *backend, const hd_ops_options *o, hd_
     if (o->precision == HD_FAST && strcmp(backend, "ref") == 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "the ref backend has one precision; precision fast is for cpu and cuda");
+    }
+    if (o->precision == HD_OFFICIAL && strcmp(backend, "cuda") != 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "precision official is for cuda, not for %s",
+                       backend);
     }
     if (!o->no_batch_invariance) return HD_OK;
     if (strcmp(backend, "cuda") != 0) {
@@ -63,16 +72,17 @@ static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
 /* "auto": a GPU if there is one that supports the options, else the CPU. If only the GPU
  * supports them, its error is returned. */
 static hd_status open_auto(hd_ops *t, hd_device **d, const hd_ops_options *o, hd_err *err) {
+    const char *const gpus_alone = o->no_batch_invariance        ? "no-batch-invariance"
+                                   : o->precision == HD_OFFICIAL ? "precision official"
+                                                                 : NULL;
     hd_err why = {0};
-    if (o->no_batch_invariance) HD_TRY(check_options("cuda", o, err));
+    if (gpus_alone) HD_TRY(check_options("cuda", o, err));
     if (o->needs_cpu) {
         HD_FAIL(&why, HD_EUNSUPPORTED, "%s is for a CPU", o->needs_cpu);
     } else if (open_cuda(t, d, o, &why) == HD_OK) {
         return HD_OK;
     }
-    if (o->no_batch_invariance) {
-        return HD_FAIL(err, why.code, "no-batch-invariance is for a GPU: %s", why.msg);
-    }
+    if (gpus_alone) return HD_FAIL(err, why.code, "%s is for a GPU: %s", gpus_alone, why.msg);
     hd_device_close(*d);
     if (o->no_gpu) *o->no_gpu = why;
     return hd_ops_open(t, d, "cpu", o, err);

@@ -75,8 +75,9 @@ enum { HD_MAX_HC = 16 }; /* hyper-connection streams an op keeps on its stack */
 
 /* Precision of matrix products: HD_EXACT multiplies float32 values, HD_FAST rounds to
  * narrower numbers. CPU: bfloat16 for x if the processor multiplies it; CUDA: bfloat16 and
- * half precision (docs/numerics.md). */
-typedef enum hd_precision { HD_EXACT, HD_FAST } hd_precision;
+ * half precision. HD_OFFICIAL, CUDA only: FP8 activations for FP8 and FP4 weights, as the
+ * published inference programs compute (docs/numerics.md). */
+typedef enum hd_precision { HD_EXACT, HD_FAST, HD_OFFICIAL } hd_precision;
 
 typedef struct hd_ops {
     const char *name;  /* "ref", "cpu avx512", ... */
@@ -95,7 +96,7 @@ static inline hd_act *hd_act_at(const hd_ops *ops, hd_act *x, int64_t at) {
 /* Options of a backend's operators. Zero is the default everywhere. */
 typedef struct hd_ops_options {
     hd_cpu_options cpu;
-    hd_precision precision; /* "ref" has HD_EXACT only */
+    hd_precision precision; /* "ref" has HD_EXACT only; "cpu" has no HD_OFFICIAL */
     /* "cuda" with HD_FAST: large-M GEMMs may use an order of summation that depends on the
      * number of rows, and narrower numbers (docs/numerics.md) */
     bool no_batch_invariance;
@@ -104,7 +105,7 @@ typedef struct hd_ops_options {
     hd_err *no_gpu; /* NULL, or receives why "auto" chose the CPU */
 } hd_ops_options;
 
-/* Parses "exact" or "fast"; NULL is the default. */
+/* Parses "exact", "fast" or "official"; NULL is the default. */
 hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err);
 
 /* How MLA's attention is computed over long prompts (docs/numerics.md): absorbed, over the

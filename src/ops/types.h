@@ -41,6 +41,7 @@ typedef struct hd_seqs {
     int32_t n;
     const int32_t *first_row; /* [n + 1] */
     const int32_t *start;     /* [n] */
+    int32_t most_rows;        /* of one sequence, at most; 0: not known */
 } hd_seqs;
 
 HD_END_C

@@ -104,6 +104,7 @@ static hd_status use_scale(const binding *b, const hd_tensor *scale, int32_t blo
     b->out->scale = scale;
     w->scale = scale->data;
     w->scale_type = scale->dtype;
+    w->power_scales = b->spec->quant.scale_ue8m0 || scale->dtype == HD_E8M0;
     w->block_rows = block_rows;
     w->block_cols = block_cols;
     return HD_OK;

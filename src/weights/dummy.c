@@ -128,7 +128,8 @@ static void fill(hd_stream *s, weights_bound *b, uint8_t *data, const hd_tensor_
                             .cols = shard_axis->cols,
                             .block_rows = stored->block_rows,
                             .block_cols = stored->block_cols,
-                            .global = global ? (float)size : 1.0f};
+                            .global = global ? (float)size : 1.0f,
+                            .power_scales = stored->scale_type == HD_E8M0};
 }
 
 static void describe(hd_tensor *t, const hd_tensor_decl *d, const weights_bound *b,

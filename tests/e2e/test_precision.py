@@ -65,10 +65,31 @@ def test_ways_do_not_change_a_bit(tmp_path, name, wanted, backend):
         assert np.array_equal(whole, other), flags
 
 
+@on_gpu
+def test_official_is_near_exact(tmp_path):
+    """On a trained model, and the same bits in whatever way a sequence is cut."""
+    tokens = json.loads((TINY / "golden" / "cases.json").read_text())[1]["tokens"][:80]
+    exact = logits(tmp_path, TINY, tokens, "--backend", "cuda")
+    official = ["--backend", "cuda", "--precision", "official"]
+    rounded = logits(tmp_path, TINY, tokens, *official)
+    assert 0 < np.linalg.norm(exact - rounded) < 0.03 * np.linalg.norm(exact)
+    best = np.sort(exact, -1)
+    clear = best[:, -1] - best[:, -2] > 0.3
+    assert np.array_equal(exact.argmax(-1)[clear], rounded.argmax(-1)[clear])
+    for flags in (["--chunk", "7"], ["--decode-from", "20"]):
+        assert np.array_equal(rounded, logits(tmp_path, TINY, tokens, *official, *flags)), flags
+
+
 @pytest.mark.parametrize("backend", ["ref", "null"])
 def test_other_backends_have_one_precision(refused, backend):
     line = refused("generate", TINY, "-p", "x", "--backend", backend, "--precision", "fast")
     assert "precision fast" in line
+
+
+@pytest.mark.parametrize("backend", ["cpu", "ref", "null"] + ([] if has_gpu else ["auto"]))
+def test_official_is_for_a_gpu(refused, backend):
+    line = refused("generate", TINY, "-p", "x", "--backend", backend, "--precision", "official")
+    assert "precision official" in line
 
 
 def test_neither_exact_nor_fast(refused):

@@ -115,7 +115,7 @@ def test_generate_and_bench_draft_like_serve():
     assert re.search(r"\d+ of \d+ drafts accepted", told), told
     assert run_hadal(*ASK, "--draft-tokens", "0").stdout == run_hadal(*ASK).stdout
     for kind in ("throughput", "latency"):
-        text = run_hadal("bench", kind, TINY, "--num-prompts", 1, "--input-len", 8, "--output-len", 24, "-q").stdout
+        text = run_hadal("bench", kind, TINY, "--num-prompts", 1, "--input-len", 8, "--output-len", 160, "-q").stdout
         assert "Draft 1 accepted (%)" in text
     no_layer = ROOT / "tests" / "golden" / "v3_moonlight"
     text = run_hadal("bench", "latency", "--dummy-weights", no_layer, "--num-prompts", 1, "--input-len", 8, "--output-len", 4, "-q")

@@ -72,6 +72,7 @@ static int open_gpu(void) {
     add_table(fix.table, &fix.n_tables, &t);
 #ifdef HD_CUDA
     hd_ops_init_cuda(&fix.gpu_fast, HD_FAST, false);
+    hd_ops_init_cuda(&fix.gpu_official, HD_OFFICIAL, false);
 #endif
     return 0;
 }
@@ -495,10 +496,15 @@ static void check_fast(const op_case *c, void *const *want) {
     if (!c->fast_near) check_fast_bits(c);
 }
 
-static void check_gpu_fast(const op_case *c, void *const *want) {
+void check_gpu_table(const op_case *c, const hd_ops *ops, double tolerance, void *const *want) {
     void *base[MAX_OUTS];
-    if (!fix.gpu || c->gpu_fast_tolerance == 0.0) return;
-    check_table(c, &fix.gpu_fast, &c->gpu_fast_tolerance, want, base);
+    if (!fix.gpu) return;
+    check_table(c, ops, &tolerance, want, base);
+}
+
+static void check_gpu_fast(const op_case *c, void *const *want) {
+    if (c->gpu_fast_tolerance == 0.0) return;
+    check_gpu_table(c, &fix.gpu_fast, c->gpu_fast_tolerance, want);
 }
 
 /* The reference has one thread by definition; that a row stands alone it shows in slices. */

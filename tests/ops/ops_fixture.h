@@ -41,6 +41,16 @@ void fast_products(void **state);
 REAL_OPS_LIST(X)
 #undef X
 
+/* Those of test_ops_official.c. */
+#define OFFICIAL_TESTS_LIST(X) \
+    X(official_linear)         \
+    X(official_linear_grouped) \
+    X(official_tiles)          \
+    X(official_leaves_the_rest)
+#define X(test) void test(void **state);
+OFFICIAL_TESTS_LIST(X)
+#undef X
+
 /* Those of test_ops_cublaslt.c. */
 #define LIBRARY_TESTS_LIST(X)  \
     X(library_products)        \
@@ -62,7 +72,7 @@ typedef struct ops_fixture {
     hd_stream *stream[N_THREADS]; /* 1, 2, 3 and 5 threads */
     hd_device *gpu;               /* NULL without one */
     hd_stream *gpu_stream;
-    hd_ops gpu_fast; /* its table of --precision fast */
+    hd_ops gpu_fast, gpu_official; /* its tables of those precisions */
     int32_t n_cases;
     bool poisoned; /* its scratch, once per case: there is a lot of it */
     bool brief;
@@ -103,6 +113,10 @@ void check_on_gpu(const op_case *c);
 
 /* Where a table runs: on s, or on the GPU's stream. */
 hd_stream *stream_for(const hd_ops *ops, hd_stream *s);
+
+/* Another table of the GPU against what is wanted, recorded and in slices as well; nothing without
+ * a GPU. */
+void check_gpu_table(const op_case *c, const hd_ops *ops, double tolerance, void *const *want);
 
 /* Waits for a table called directly; fails if it failed. */
 void finish(const char *what, hd_stream *s);

@@ -180,7 +180,7 @@ static void run_naive(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
     a.out = out[0];
     a.q = (const hd_act *)((const float *)(const void *)a.q +
                            (int64_t)first * a.heads * (a.nope_dim + a.rope_dim));
-    a.seqs = (hd_seqs){SEQS, first_row, start};
+    a.seqs = (hd_seqs){.n = SEQS, .first_row = first_row, .start = start};
     ops->attention_naive(s, &a);
 }
 

@@ -120,7 +120,7 @@ static void run_compress(const op_case *c, const hd_ops *ops, hd_stream *s, int3
         rows = t.first_row[w->way->n_seqs] + (chunk == 0); /* an empty step is not the end */
         a.kv = t.kv;
         a.gate = t.gate;
-        a.seqs = (hd_seqs){w->way->n_seqs, t.first_row, t.start};
+        a.seqs = (hd_seqs){w->way->n_seqs, t.first_row, t.start, i % 3 == 2 ? 0 : chunk};
         ops->compress(s, &a);
         for (int32_t q = 0; q < w->way->n_seqs; q++) {
             done[q] += t.first_row[q + 1] - t.first_row[q];

@@ -9,6 +9,7 @@
  * many as the number of the row's own keys says. A row's parts are merged in order: by the
  * block that made them all, or, where blocks are too few to fill the GPU, by a second kernel.
  * The steps are the same, so neither the row's neighbors nor the way change a bit. */
+#include "ops/cuda/attention_internal.cuh"
 #include "ops/cuda/split_fp16_internal.cuh"
 
 constexpr int WARPS = BLOCK / WARP, HEADS = 32, TILE = 32;
@@ -631,5 +632,9 @@ void hd_attention_cuda(hd_stream *s, const hd_attention_args *a) {
 }
 
 void hd_attention_cuda_fast(hd_stream *s, const hd_attention_args *a) {
-    attention_rows<FAST>(s, a);
+    if (attention_fits_sm90(a)) {
+        attention_sm90(s, a);
+    } else {
+        attention_rows<FAST>(s, a);
+    }
 }

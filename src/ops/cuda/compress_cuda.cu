@@ -1,10 +1,12 @@
-/* compress_cuda.cu - V4's compressor; models.md 2.10, state as in 2.15. Three kernels in order:
- * position bias, entries, state. The host does not know how many rows each sequence has, so
- * blocks stride through them. */
+/* compress_cuda.cu - V4's compressor; models.md 2.10, state as in 2.15. Position bias, entries, state:
+ * where sequences have few rows, one block does all of it for a sequence; else three kernels in
+ * order, whose blocks stride through the rows, because the host does not know how many each
+ * sequence has. */
 #include "ops/cuda/cuda_internal.cuh"
 
 constexpr int ALL_BLOCKS = 512, SEQ_BLOCKS = 128, MIX_THREADS = 512, MAX_THREADS = 1024;
 constexpr int AT_ONCE = 8; /* slots of a channel on their way */
+constexpr int SMALL_M_ROWS = 8;
 
 /* A thread per column: what a block waits for, it waits for once. */
 static unsigned threads_for(int32_t cols) {
@@ -12,10 +14,19 @@ static unsigned threads_for(int32_t cols) {
     return whole < MAX_THREADS ? whole : MAX_THREADS;
 }
 
-static __global__ void __launch_bounds__(MAX_THREADS) add_position_bias(hd_compress_args a) {
-    const int32_t seq = (int32_t)blockIdx.y, wide_row = a.state.width / 2;
+/* Which of a sequence's rows and entries a block has: every `step`th from `first` on. */
+struct share {
+    int32_t seq, first, step;
+};
+
+static __device__ __forceinline__ share own_share() {
+    return {(int32_t)blockIdx.y, (int32_t)blockIdx.x, (int32_t)gridDim.x};
+}
+
+static __device__ void add_bias(const hd_compress_args &a, const share &own) {
+    const int32_t seq = own.seq, wide_row = a.state.width / 2;
     const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
-    for (int32_t r = first + (int32_t)blockIdx.x; r < end; r += (int32_t)gridDim.x) {
+    for (int32_t r = first + own.first; r < end; r += own.step) {
         const int32_t pos = a.seqs.start[seq] + (r - first);
         const float *ape = a.ape + (int64_t)(pos % a.ratio) * wide_row;
         float *gate = a.gate + (int64_t)r * wide_row;
@@ -100,13 +111,13 @@ static __device__ void finish_entry(const hd_compress_args &a, int32_t pos, floa
     __syncthreads(); /* mixed is used again */
 }
 
-static __global__ void __launch_bounds__(MIX_THREADS) make_entries(hd_compress_args a) {
-    extern __shared__ __align__(16) token_row slot[]; /* [2 * ratio], then mixed [width] */
+/* slot: [2 * ratio] in shared memory, then mixed [width]. */
+static __device__ void mix_entries(const hd_compress_args &a, const share &own,
+                                   token_row *slot) {
     float *mixed = reinterpret_cast<float *>(slot + 2 * a.ratio);
-    const int32_t seq = (int32_t)blockIdx.y, start = a.seqs.start[seq];
+    const int32_t seq = own.seq, start = a.seqs.start[seq];
     const int32_t end = start + a.seqs.first_row[seq + 1] - a.seqs.first_row[seq];
-    for (int32_t b = start / a.ratio + (int32_t)blockIdx.x; (b + 1) * a.ratio <= end;
-         b += (int32_t)gridDim.x) {
+    for (int32_t b = start / a.ratio + own.first; (b + 1) * a.ratio <= end; b += own.step) {
         const int32_t earlier = a.overlap && b > 0 ? a.ratio : 0, n = earlier + a.ratio;
         for (int32_t i = threadIdx.x; i < n; i += MIX_THREADS) {
             slot[i] = token_at(a, seq, b * a.ratio - earlier + i);
@@ -120,11 +131,11 @@ static __global__ void __launch_bounds__(MIX_THREADS) make_entries(hd_compress_a
 }
 
 /* Leaves the last `ring` positions of every page for later steps. */
-static __global__ void __launch_bounds__(MAX_THREADS) save_state(hd_compress_args a) {
-    const int32_t seq = (int32_t)blockIdx.y, start = a.seqs.start[seq];
+static __device__ void save_rows(const hd_compress_args &a, const share &own) {
+    const int32_t seq = own.seq, start = a.seqs.start[seq];
     const int32_t end = start + a.seqs.first_row[seq + 1] - a.seqs.first_row[seq];
     const int32_t wide_row = a.state.width / 2, page = a.state.page_tokens;
-    for (int32_t pos = start + (int32_t)blockIdx.x; pos < end; pos += (int32_t)gridDim.x) {
+    for (int32_t pos = start + own.first; pos < end; pos += own.step) {
         const int32_t successor = pos + a.state.ring;
         if (successor < end && successor / page == pos / page) continue; /* overwritten */
         const token_row t = token_at(a, seq, pos);
@@ -136,6 +147,30 @@ static __global__ void __launch_bounds__(MAX_THREADS) save_state(hd_compress_arg
     }
 }
 
+static __global__ void __launch_bounds__(MAX_THREADS) add_position_bias(hd_compress_args a) {
+    add_bias(a, own_share());
+}
+
+static __global__ void __launch_bounds__(MIX_THREADS) make_entries(hd_compress_args a) {
+    extern __shared__ __align__(16) token_row slot[];
+    mix_entries(a, own_share(), slot);
+}
+
+static __global__ void __launch_bounds__(MAX_THREADS) save_state(hd_compress_args a) {
+    save_rows(a, own_share());
+}
+
+/* A block per sequence. */
+static __global__ void __launch_bounds__(MIX_THREADS) compress_small_m(hd_compress_args a) {
+    extern __shared__ __align__(16) token_row slot[];
+    const share own = own_share();
+    add_bias(a, own);
+    __syncthreads();
+    mix_entries(a, own, slot);
+    __syncthreads(); /* what entries were made of is overwritten now */
+    save_rows(a, own);
+}
+
 void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
     cudaStream_t queue = hd_cuda_stream(s);
     if (a->seqs.n == 0) return;
@@ -144,8 +179,12 @@ void hd_compress_cuda(hd_stream *s, const hd_compress_args *a) {
     const size_t shared =
         2 * (size_t)a->ratio * sizeof(token_row) + (size_t)a->entries.width * sizeof(float);
     const unsigned threads = threads_for(a->state.width / 2);
-    add_position_bias<<<grid, threads, 0, queue>>>(*a);
-    make_entries<<<grid, MIX_THREADS, shared, queue>>>(*a);
-    save_state<<<grid, threads, 0, queue>>>(*a);
+    if (a->seqs.most_rows > 0 && a->seqs.most_rows <= SMALL_M_ROWS) {
+        compress_small_m<<<dim3(1, (unsigned)a->seqs.n), MIX_THREADS, shared, queue>>>(*a);
+    } else {
+        add_position_bias<<<grid, threads, 0, queue>>>(*a);
+        make_entries<<<grid, MIX_THREADS, shared, queue>>>(*a);
+        save_state<<<grid, threads, 0, queue>>>(*a);
+    }
     hd_cuda_check(s, "compress");
 }

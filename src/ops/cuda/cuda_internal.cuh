@@ -31,12 +31,20 @@ constexpr int EXACT = 3, FAST = 1;
     X(linear)               \
     X(linear_heads)
 
+/* What --precision official computes in its own way; the rest of FAST_OP_LIST is as there. */
+#define OFFICIAL_OP_LIST(X) \
+    X(linear)               \
+    X(grouped_gemm)
+
 extern "C" {
 #define X(op) hd_##op##_fn hd_##op##_cuda;
 HD_COMMON_OP_LIST(X)
 #undef X
 #define X(op) hd_##op##_fn hd_##op##_cuda_fast;
 FAST_OP_LIST(X)
+#undef X
+#define X(op) hd_##op##_fn hd_##op##_cuda_official;
+OFFICIAL_OP_LIST(X)
 #undef X
 #define X(op) hd_##op##_fn hd_##op##_cuda_cublaslt;
 CUBLASLT_OP_LIST(X)

@@ -1,5 +1,9 @@
 /* moe_cuda.cu - choosing experts, sorting tokens by expert, summing the results. */
+#include <cooperative_groups.h>
+
 #include "ops/cuda/cuda_internal.cuh"
+
+namespace cg = cooperative_groups;
 
 constexpr int ROUTE_THREADS = 128;
 
@@ -41,19 +45,29 @@ static __device__ void score_experts(const hd_router_rule &rule, const float *lo
     }
 }
 
+/* The best and the second best of what the lanes of a warp have seen. */
+struct two_best {
+    float best, second;
+};
+
+static __device__ __forceinline__ two_best join(two_best a, two_best b) {
+    return {fmaxf(a.best, b.best), fmaxf(fminf(a.best, b.best), fmaxf(a.second, b.second))};
+}
+
+/* A warp's work; NaN counts for nothing. */
 static __device__ float group_score(const hd_router_rule &rule, const float *choice,
                                     int32_t group) {
     const int32_t size = rule.n_experts / rule.n_groups;
-    float best = -CUDART_INF_F, second = -CUDART_INF_F;
-    for (int32_t e = group * size; e < (group + 1) * size; e++) {
-        if (choice[e] > best) {
-            second = best;
-            best = choice[e];
-        } else if (choice[e] > second) {
-            second = choice[e];
-        }
+    two_best own = {-CUDART_INF_F, -CUDART_INF_F};
+    for (int32_t i = (int32_t)threadIdx.x % WARP; i < size; i += WARP) {
+        const float x = choice[group * size + i];
+        if (!isnan(x)) own = join(own, {x, -CUDART_INF_F});
     }
-    return rule.group_rule == HD_GROUPS_MAX || size == 1 ? best : best + second;
+    for (int step = WARP / 2; step > 0; step /= 2) {
+        own = join(own, {__shfl_xor_sync(ALL_LANES, own.best, step),
+                         __shfl_xor_sync(ALL_LANES, own.second, step)});
+    }
+    return rule.group_rule == HD_GROUPS_MAX || size == 1 ? own.best : own.best + own.second;
 }
 
 /* Sets the choice of every expert outside the top_groups best groups to -inf. A group goes if
@@ -61,8 +75,9 @@ static __device__ float group_score(const hd_router_rule &rule, const float *cho
 static __device__ void keep_best_groups(const hd_router_rule &rule, float *choice,
                                         float *group) {
     const int32_t size = rule.n_experts / rule.n_groups;
-    for (int32_t g = threadIdx.x; g < rule.n_groups; g += ROUTE_THREADS) {
-        group[g] = group_score(rule, choice, g);
+    for (int32_t g = threadIdx.x / WARP; g < rule.n_groups; g += ROUTE_THREADS / WARP) {
+        const float own = group_score(rule, choice, g);
+        if (threadIdx.x % WARP == 0) group[g] = own;
     }
     __syncthreads();
     for (int32_t e = threadIdx.x; e < rule.n_experts; e += ROUTE_THREADS) {
@@ -76,57 +91,80 @@ static __device__ void keep_best_groups(const hd_router_rule &rule, float *choic
     __syncthreads();
 }
 
+/* Of an expert that was chosen, of NaN; everything else is above. */
+constexpr uint32_t TAKEN = 0, BROKEN = 1;
+
+/* The expert that a lane offers, and the first that it has left. */
+struct offer {
+    uint32_t key;
+    int32_t expert, first;
+};
+
+static __device__ __forceinline__ offer best_of_lane(const uint32_t *key, int32_t n) {
+    offer o = {TAKEN, INT32_MAX, INT32_MAX};
+    for (int32_t e = (int32_t)threadIdx.x; e < n; e += WARP) {
+        const uint32_t own = key[e];
+        if (own != TAKEN) o.first = min(o.first, e);
+        if (own > o.key) o = {own, e, o.first};
+    }
+    return o;
+}
+
 /* One warp: the best expert left, top_k times over. NaN never beats another, but the first
- * expert left stands if nothing beats it. taken: a flag per expert. */
-static __device__ void choose(const hd_router_rule &rule, const float *choice, uint8_t *taken,
+ * expert left stands if nothing beats it. */
+static __device__ void choose(const hd_router_rule &rule, uint32_t *key, bool broken,
                               int32_t *expert) {
-    const int lane = threadIdx.x;
+    offer own = best_of_lane(key, rule.n_experts);
     for (int32_t k = 0; k < rule.top_k; k++) {
-        int32_t best = INT32_MAX, first = INT32_MAX; /* first expert left */
-        float top = -CUDART_INF_F;
-        for (int32_t e = lane; e < rule.n_experts; e += WARP) {
-            if (taken[e]) continue;
-            if (first == INT32_MAX) first = e;
-            if (choice[e] > top || (choice[e] == top && best == INT32_MAX)) {
-                top = choice[e];
-                best = e;
-            }
+        const uint32_t top = __reduce_max_sync(ALL_LANES, own.key);
+        int32_t best = __reduce_min_sync(ALL_LANES, own.key == top ? own.expert : INT32_MAX);
+        if (broken) {
+            const int32_t first = __reduce_min_sync(ALL_LANES, own.first);
+            if (key[first] == BROKEN) best = first;
+            __syncwarp(); /* it is read before it is taken */
         }
-        for (int step = WARP / 2; step > 0; step /= 2) {
-            const float other = __shfl_xor_sync(ALL_LANES, top, step);
-            const int32_t there = __shfl_xor_sync(ALL_LANES, best, step);
-            const int32_t start = __shfl_xor_sync(ALL_LANES, first, step);
-            if (other > top || (other == top && there < best)) {
-                top = other;
-                best = there;
-            }
-            first = min(first, start);
-        }
-        if (isnan(choice[first])) best = first;
-        if (lane == 0) expert[k] = best;
-        if (lane == best % WARP) taken[best] = 1; /* the one lane that reads it */
+        if (threadIdx.x == 0) expert[k] = best;
+        if ((int)threadIdx.x != best % WARP) continue;
+        key[best] = TAKEN;
+        own = best_of_lane(key, rule.n_experts);
     }
 }
 
+/* What the rows are chosen by, in place of their scores. */
+static __device__ bool make_keys(float *choice, int32_t n) {
+    uint32_t *key = reinterpret_cast<uint32_t *>(choice);
+    bool broken = false;
+    for (int32_t e = threadIdx.x; e < n; e += ROUTE_THREADS) {
+        const float x = choice[e];
+        broken = broken || isnan(x);
+        key[e] = isnan(x) ? BROKEN : order_of(x);
+    }
+    return __syncthreads_or(broken);
+}
+
 static __global__ void __launch_bounds__(ROUTE_THREADS) moe_topk(hd_moe_topk_args a) {
-    extern __shared__ float shared[]; /* score, choice, a score per group, flags */
+    extern __shared__ float shared[]; /* score, choice, a score per group, chosen */
     const int32_t n = a.rule.n_experts, k = a.rule.top_k;
     float *score = shared, *choice = score + n, *group = choice + n;
-    uint8_t *taken = reinterpret_cast<uint8_t *>(group + a.rule.n_groups);
-    int32_t *expert = a.expert + (int64_t)blockIdx.x * k;
+    int32_t *expert = reinterpret_cast<int32_t *>(group + a.rule.n_groups);
+    for (int32_t e = threadIdx.x; e < n; e += ROUTE_THREADS) {
+        choice[e] = a.bias && !a.table ? a.bias[e] : 0.0f; /* on its way with the logits */
+    }
     score_experts(a.rule, a.logits + (int64_t)blockIdx.x * n, score);
-    __syncthreads();
     if (a.table) {
         const int32_t *row = a.table + (int64_t)a.tokens[blockIdx.x] * k;
         for (int32_t j = threadIdx.x; j < k; j += ROUTE_THREADS) expert[j] = row[j];
     } else {
+        __syncthreads();
         for (int32_t e = threadIdx.x; e < n; e += ROUTE_THREADS) {
-            choice[e] = score[e] + (a.bias ? a.bias[e] : 0.0f);
-            taken[e] = 0;
+            choice[e] = score[e] + choice[e];
         }
         __syncthreads();
         if (a.rule.group_rule != HD_GROUPS_NONE) keep_best_groups(a.rule, choice, group);
-        if (threadIdx.x < WARP) choose(a.rule, choice, taken, expert);
+        const bool broken = make_keys(choice, n);
+        if (threadIdx.x < WARP) {
+            choose(a.rule, reinterpret_cast<uint32_t *>(choice), broken, expert);
+        }
     }
     __syncthreads();
     float total = 0.0f;
@@ -134,22 +172,141 @@ static __global__ void __launch_bounds__(ROUTE_THREADS) moe_topk(hd_moe_topk_arg
     for (int32_t j = threadIdx.x; j < k; j += ROUTE_THREADS) {
         float w = score[expert[j]];
         if (a.rule.normalize) w /= total + 1e-20f;
+        a.expert[(int64_t)blockIdx.x * k + j] = expert[j];
         a.weight[(int64_t)blockIdx.x * k + j] = w * a.rule.scale;
     }
 }
 
 void hd_moe_topk_cuda(hd_stream *s, const hd_moe_topk_args *a) {
     if (a->rows == 0) return;
-    const size_t n = (size_t)a->rule.n_experts;
-    const size_t bytes = (2 * n + (size_t)a->rule.n_groups) * sizeof(float) + n;
+    const size_t n = (size_t)a->rule.n_experts, k = (size_t)a->rule.top_k;
+    const size_t bytes = (2 * n + (size_t)a->rule.n_groups + k) * sizeof(float);
     const size_t whole = (bytes + 15) / 16 * 16; /* the compiler reads several at once */
     moe_topk<<<a->rows, ROUTE_THREADS, whole, hd_cuda_stream(s)>>>(*a);
     hd_cuda_check(s, "moe_topk");
 }
 
-/* ---- permute: a warp per expert counts what comes before its own, then places its own ---- */
+/* ---- permute: a stable counting sort ---- */
 
-static __global__ void __launch_bounds__(BLOCK) moe_permute(hd_moe_permute_args a) {
+constexpr int SORT_THREADS = 1024, SORT_BLOCKS = 8, LARGE_M_PLACES = 4096,
+              SMALL_M_PLACES = 1024;
+constexpr size_t SORT_BYTES = 200 * 1024;
+
+/* A warp has a stretch of the assignments of its own; many are shared by a cluster of blocks. */
+struct sort_shape {
+    int32_t n_warps; /* of a block that have one */
+    int32_t stretch;
+};
+
+/* A block's shared memory, n_experts of each. */
+struct sort_block {
+    int32_t *count; /* [n_warps] of a warp's; then of those of the warps before */
+    int32_t *total; /* of the block's */
+    int32_t *begin; /* where the block's begin */
+    int32_t *live;  /* of the block's that count as load */
+};
+
+static __device__ sort_block carve(int32_t *shared, int32_t n_experts, int32_t n_warps) {
+    sort_block b = {shared, shared + n_warps * n_experts};
+    b.begin = b.total + n_experts;
+    b.live = b.begin + n_experts;
+    return b;
+}
+
+/* The sum of x over the threads before this one, and over all. */
+static __device__ int32_t scan_before(int32_t x, int32_t *all) {
+    __shared__ int32_t part[SORT_THREADS / WARP];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    int32_t upto = x;
+    for (int step = 1; step < WARP; step *= 2) {
+        const int32_t left = __shfl_up_sync(ALL_LANES, upto, step);
+        if (lane >= step) upto += left;
+    }
+    if (lane == WARP - 1) part[warp] = upto;
+    __syncthreads();
+    const int32_t own = part[lane];
+    *all = warp_sum(own);
+    const int32_t before = warp_sum(lane < warp ? own : 0);
+    __syncthreads();
+    return before + upto - x;
+}
+
+/* Where the block's assignments of every expert begin: behind all of the experts before, and those
+ * of the blocks before. */
+static __device__ void find_begins(const sort_block &b, const hd_moe_permute_args &a) {
+    const cg::cluster_group cluster = cg::this_cluster();
+    int32_t before = 0;
+    for (int32_t first = 0; first < a.n_experts; first += SORT_THREADS) {
+        const int32_t e = first + (int32_t)threadIdx.x;
+        int32_t all = 0, earlier = 0, sum;
+        for (unsigned r = 0; e < a.n_experts && r < cluster.num_blocks(); r++) {
+            const int32_t n = cluster.map_shared_rank(b.total, r)[e];
+            all += n;
+            earlier += r < cluster.block_rank() ? n : 0;
+        }
+        const int32_t begin = before + scan_before(all, &sum);
+        before += sum;
+        if (e >= a.n_experts) continue;
+        b.begin[e] = begin + earlier;
+        if (cluster.block_rank() == 0) a.offset[e] = begin;
+    }
+    if (cluster.block_rank() == 0 && threadIdx.x == 0) a.offset[a.n_experts] = before;
+    cluster.sync(); /* nobody leaves while it is read */
+}
+
+static __global__ void __launch_bounds__(SORT_THREADS)
+    moe_permute(hd_moe_permute_args a, sort_shape shape) {
+    extern __shared__ int32_t counts[];
+    const sort_block b = carve(counts, a.n_experts, shape.n_warps);
+    const int32_t n = a.rows * a.top_k, rank = (int32_t)cg::this_cluster().block_rank();
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int32_t stretch = warp < shape.n_warps ? shape.stretch : 0;
+    const int32_t first = min((rank * shape.n_warps + warp) * shape.stretch, n);
+    const int32_t end = min(first + stretch, n);
+    int32_t *own = b.count + warp * a.n_experts;
+    for (int32_t i = threadIdx.x; i < (shape.n_warps + 3) * a.n_experts; i += SORT_THREADS) {
+        counts[i] = 0;
+    }
+    __syncthreads();
+#pragma unroll 4
+    for (int32_t i = first + lane; i < end; i += WARP) {
+        const int32_t e = a.expert[i];
+        atomicAdd(&own[e], 1);
+        if (a.load && (!a.live || a.live[i / a.top_k] != 0)) atomicAdd(&b.live[e], 1);
+    }
+    __syncthreads();
+    for (int32_t e = threadIdx.x; e < a.n_experts; e += SORT_THREADS) {
+        int32_t sum = 0;
+#pragma unroll 8
+        for (int32_t w = 0; w < shape.n_warps; w++) {
+            const int32_t counted = b.count[w * a.n_experts + e];
+            b.count[w * a.n_experts + e] = sum;
+            sum += counted;
+        }
+        b.total[e] = sum;
+        unsigned long long *load = reinterpret_cast<unsigned long long *>(a.load) + e;
+        if (b.live[e]) atomicAdd(load, (unsigned long long)b.live[e]);
+    }
+    cg::this_cluster().sync();
+    find_begins(b, a);
+#pragma unroll 4
+    for (int32_t base = first; base < end; base += WARP) {
+        const int32_t i = base + lane, e = i < end ? a.expert[i] : -1;
+        const unsigned same = __match_any_sync(ALL_LANES, e);
+        const int before = __popc(same & ((1u << lane) - 1));
+        const int32_t at = e < 0 ? 0 : b.begin[e] + own[e] + before;
+        __syncwarp();
+        if (e >= 0 && before == 0) own[e] += __popc(same);
+        __syncwarp();
+        if (e < 0) continue;
+        a.assignment[at] = i;
+        a.place[i] = at;
+    }
+}
+
+/* A warp per expert counts what comes before its own, then places its own: fastest where all of
+ * them are read at once. */
+static __global__ void __launch_bounds__(BLOCK) permute_small_m(hd_moe_permute_args a) {
     const int32_t e = (int32_t)(blockIdx.x * BLOCK + threadIdx.x) / WARP;
     const int lane = threadIdx.x % WARP;
     const int32_t n = a.rows * a.top_k;
@@ -178,22 +335,58 @@ static __global__ void __launch_bounds__(BLOCK) moe_permute(hd_moe_permute_args 
     if (lane == 0 && a.load) a.load[e] += counted;
 }
 
+static void launch_permute(cudaStream_t queue, const hd_moe_permute_args *a) {
+    const int32_t n = a->rows * a->top_k, n_blocks = n > LARGE_M_PLACES ? SORT_BLOCKS : 1;
+    const size_t each = (size_t)a->n_experts * sizeof(int32_t), fit = SORT_BYTES / each;
+    const int32_t most = fit < 4                     ? 1
+                         : fit < SORT_THREADS / WARP ? (int32_t)fit - 3
+                                                     : SORT_THREADS / WARP;
+    const int32_t wanted = (int32_t)blocks_for(n, n_blocks * WARP);
+    const int32_t n_warps = wanted < 1 ? 1 : wanted < most ? wanted : most;
+    const sort_shape shape = {n_warps,
+                              (int32_t)blocks_for(n, n_blocks * n_warps * WARP) * WARP};
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t config = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {(unsigned)n_blocks, 1, 1};
+    config.gridDim = dim3((unsigned)n_blocks);
+    config.blockDim = dim3(SORT_THREADS);
+    config.dynamicSmemBytes = (size_t)(n_warps + 3) * each;
+    config.stream = queue;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    cudaFuncSetAttribute(moe_permute, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)config.dynamicSmemBytes);
+    cudaLaunchKernelEx(&config, moe_permute, *a, shape);
+}
+
 void hd_moe_permute_cuda(hd_stream *s, const hd_moe_permute_args *a) {
-    const unsigned grid = blocks_for(a->n_experts, BLOCK / WARP);
-    moe_permute<<<grid, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    cudaStream_t queue = hd_cuda_stream(s);
+    if (a->rows * a->top_k > SMALL_M_PLACES) {
+        launch_permute(queue, a);
+    } else {
+        permute_small_m<<<blocks_for(a->n_experts, BLOCK / WARP), BLOCK, 0, queue>>>(*a);
+    }
     hd_cuda_check(s, "moe_permute");
 }
 
 /* ---- combine ---- */
 
-/* A block per token and BLOCK columns, all of a column's choices on their way at once: in order
- * of place, which is the order of experts. */
+/* EACH neighbors of a row, moved at once. */
+template <int EACH>
+struct alignas(EACH * sizeof(cuda_act)) neighbors {
+    cuda_act x[EACH];
+};
+
+/* A block per token and BLOCK * EACH columns, all of a column's choices on their way at once: in
+ * order of place, which is the order of experts. */
+template <int EACH>
 static __global__ void __launch_bounds__(BLOCK) moe_combine(hd_moe_combine_args a) {
     extern __shared__ int32_t sorted[]; /* [top_k] places, then weights */
     float *weight = reinterpret_cast<float *>(sorted + a.top_k);
     const int64_t t = blockIdx.x;
     const int32_t *place = a.place + t * a.top_k;
-    const int32_t c = (int32_t)(blockIdx.y * BLOCK + threadIdx.x);
+    const int32_t c = (int32_t)(blockIdx.y * BLOCK + threadIdx.x) * EACH;
     for (int32_t j = threadIdx.x; j < a.top_k; j += BLOCK) {
         const int32_t own = place[j];
         int32_t rank = 0;
@@ -203,19 +396,41 @@ static __global__ void __launch_bounds__(BLOCK) moe_combine(hd_moe_combine_args 
     }
     __syncthreads();
     if (c >= a.cols) return;
-    double sum = a.shared ? (double)wide(acts(a.shared)[t * a.cols + c]) : 0.0;
+    using several = neighbors<EACH>;
+    const auto at = [&](const hd_act *x, int64_t row) {
+        return *reinterpret_cast<const several *>(acts(x) + row * a.cols + c);
+    };
+    double sum[EACH] = {};
+    if (a.shared) {
+        const several own = at(a.shared, t);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) sum[i] = (double)wide(own.x[i]);
+    }
 #pragma unroll 8
     for (int32_t k = 0; k < a.top_k; k++) {
-        sum += (double)weight[k] * (double)wide(acts(a.y)[(int64_t)sorted[k] * a.cols + c]);
+        const several own = at(a.y, sorted[k]);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) sum[i] += (double)weight[k] * (double)wide(own.x[i]);
     }
-    acts(a.out)[t * a.cols + c] = narrow((float)sum);
+    several out;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) out.x[i] = narrow((float)sum[i]);
+    *reinterpret_cast<several *>(acts(a.out) + t * a.cols + c) = out;
 }
 
 void hd_moe_combine_cuda(hd_stream *s, const hd_moe_combine_args *a) {
+    constexpr int EACH = 4;
     if (a->rows == 0) return;
     const size_t bytes = (size_t)a->top_k * (sizeof(int32_t) + sizeof(float));
     const size_t whole = (bytes + 15) / 16 * 16; /* the compiler reads several at once */
-    const dim3 grid((unsigned)a->rows, blocks_for(a->cols, BLOCK));
-    moe_combine<<<grid, BLOCK, whole, hd_cuda_stream(s)>>>(*a);
+    const uintptr_t all = (uintptr_t)a->out | (uintptr_t)a->y | (uintptr_t)a->shared;
+    cudaStream_t queue = hd_cuda_stream(s);
+    if (a->cols % EACH == 0 && all % sizeof(neighbors<EACH>) == 0) {
+        const dim3 grid((unsigned)a->rows, blocks_for(a->cols, BLOCK * EACH));
+        moe_combine<EACH><<<grid, BLOCK, whole, queue>>>(*a);
+    } else {
+        const dim3 grid((unsigned)a->rows, blocks_for(a->cols, BLOCK));
+        moe_combine<1><<<grid, BLOCK, whole, queue>>>(*a);
+    }
     hd_cuda_check(s, "moe_combine");
 }

@@ -1,118 +1,40 @@
-/* sample_cuda.cu - choosing tokens, a block per row, without sorting the vocabulary.
+/* sample_cuda.cu - choosing tokens, a cluster of blocks per row, without sorting the vocabulary.
  *
  * The arithmetic is that of sample_internal.h, step by step and unfused, in whole numbers of
- * 2^-40: the token is the CPU's for the same logits. The place where top-k or top-p cuts is
- * found in a histogram over the scaled score, then digit by digit over (score, id) among the
- * candidates of one bin. Bounded by reading the logits a few times from the L2 cache. */
-#include "ops/cuda/cuda_internal.cuh"
-#include "ops/cuda/philox_internal.cuh"
+ * 2^-40: the token is the CPU's for the same logits. Every block keeps the scores of its ids in
+ * shared memory, so that logits are read once. The place where top-k or top-p cuts is found in
+ * a histogram over the scaled score, then digit by digit over (score, id), until so few
+ * candidates are left that they can be sorted. */
+#include <cooperative_groups.h>
 
-constexpr int THREADS = 1024, WARPS = THREADS / WARP, BINS = THREADS;
-constexpr int BINS_PER_UNIT = 34;                       /* of the scaled score; 30 units */
-constexpr int DIGIT_BITS = 8, DIGITS = 1 << DIGIT_BITS; /* of a rank; what one may be */
-constexpr uint32_t DRAW_TOKEN = 1; /* high counter word of the draws of tokens */
+#include "ops/cuda/sample_internal.cuh"
 
-typedef unsigned long long whole; /* what 64-bit atomics take */
+namespace cg = cooperative_groups;
+
+constexpr int THREADS = 512, WARPS = THREADS / WARP, BLOCKS = 8; /* of a row */
+constexpr int BINS = 2048, BINS_PER_UNIT = 68;              /* of the scaled score; 30 units */
+constexpr int DIGIT_BITS = 11, TOP_SHIFT = 64 - DIGIT_BITS; /* of a rank */
+constexpr int AT_ONCE = 8; /* scores of a thread on their way */
+constexpr size_t MAX_SHARED = 227 * 1024;
+static_assert(BINS == 1 << DIGIT_BITS && BINS / BLOCKS <= THREADS, "a thread per bin");
 
 /* How many candidates, and their weight. */
 struct tally {
     whole n, weight;
 };
 
-/* The same while it grows in shared memory, where only 32-bit numbers are added at once: a weight of
+/* Bins while they grow in shared memory, where only 32-bit numbers are added at once: a weight of
  * up to 2^40 in pieces of 14 bits, whose sums hold for a vocabulary below 2^18. */
-struct heap {
-    uint32_t n, piece[3];
+struct heaps {
+    uint32_t n[BINS], piece[3][BINS];
 };
 
-static __device__ __forceinline__ void add_to(heap *to, whole weight) {
-    atomicAdd(&to->n, 1u);
-    atomicAdd(&to->piece[0], (uint32_t)(weight & 0x3fff));
-    atomicAdd(&to->piece[1], (uint32_t)(weight >> 14 & 0x3fff));
-    atomicAdd(&to->piece[2], (uint32_t)(weight >> 28));
-}
-
-static __device__ __forceinline__ tally tally_of(const heap &h) {
-    return {h.n, h.piece[0] + ((whole)h.piece[1] << 14) + ((whole)h.piece[2] << 28)};
-}
-
-/* ---- the arithmetic of sample_internal.h ---- */
-
-static __device__ __forceinline__ bool is_broken(float logit) {
-    return !(logit < CUDART_INF_F);
-}
-
-static __device__ __forceinline__ float inverse_temperature(float temperature) {
-    const float inverse = __fdiv_rn(1.0f, temperature);
-    return inverse < 0x1.fffffep127f ? inverse : 0x1.fffffep127f;
-}
-
-static __device__ __forceinline__ float scaled(float y, float max, float inverse) {
-    const float z = __fmul_rn(__fsub_rn(y, max), inverse);
-    return z > -30.0f ? z : -30.0f;
-}
-
-static __device__ __forceinline__ float step_of(float e, float f, float next) {
-    return __fadd_rn(__fmul_rn(e, f), next);
-}
-
-static __device__ __forceinline__ whole weight_of(float z) {
-    const float shift = 0x1.8p23f, ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
-    const float shifted = __fadd_rn(__fmul_rn(z, 0x1.715476p0f), shift);
-    const float n = __fsub_rn(shifted, shift);
-    const float f = __fsub_rn(__fsub_rn(z, __fmul_rn(n, ln2_high)), __fmul_rn(n, ln2_low));
-    float e = 1.0f / 5040.0f;
-    e = step_of(e, f, 1.0f / 720.0f);
-    e = step_of(e, f, 1.0f / 120.0f);
-    e = step_of(e, f, 1.0f / 24.0f);
-    e = step_of(e, f, 1.0f / 6.0f);
-    e = step_of(e, f, 0.5f);
-    e = step_of(e, f, 1.0f);
-    e = step_of(e, f, 1.0f);
-    const uint32_t power = (__float_as_uint(shifted) - __float_as_uint(shift)) << 23;
-    const double fixed = __dadd_rn((double)__uint_as_float(__float_as_uint(e) + power), 0x1p12);
-    return (whole)__double_as_longlong(fixed) - 0x40b0000000000000u;
-}
-
-static __device__ __forceinline__ double log_total(float max, whole total) {
-    return total ? __dadd_rn((double)max, log(__dmul_rn((double)total, 0x1p-40))) : 0.0;
-}
-
-/* hd_has_penalty() on the device. */
-static __device__ __forceinline__ bool has_penalty(const hd_sampling &p) {
-    return (p.repetition_penalty != 0.0f && p.repetition_penalty != 1.0f) ||
-           p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f;
-}
-
-static __device__ __forceinline__ float penalized(const hd_sampling &p, float y, bool seen,
-                                                  int32_t output) {
-    const float repetition = p.repetition_penalty;
-    if (seen && repetition != 0.0f) {
-        y = y > 0.0f ? __fdiv_rn(y, repetition) : __fmul_rn(y, repetition);
-    }
-    if (output > 0) {
-        y = __fsub_rn(y, __fmul_rn(p.frequency_penalty, (float)output));
-        y = __fsub_rn(y, p.presence_penalty);
-    }
-    return y;
-}
-
-static __device__ __forceinline__ whole nucleus(float top_p, whole total) {
-    const whole need = (whole)ceil(__dmul_rn((double)top_p, (double)total));
-    return need < 1 ? 1 : need > total ? total : need;
-}
-
-static __device__ __forceinline__ float least_of(float min_p) {
-    return min_p >= 1.0f ? 0.0f : min_p > 0.0f ? (float)log((double)min_p) : -CUDART_INF_F;
-}
-
-/* A number in [0, total): floor(u * total) of a u in [0, 1) with 64 bits. */
-static __device__ whole draw_below(uint64_t seed, int32_t position, whole total) {
-    const uint2 x = philox(seed, DRAW_TOKEN, (uint64_t)position);
-    const uint64_t low = (uint32_t)total, high = total >> 32;
-    const uint64_t middle = x.x * low + (x.y * low >> 32);
-    const uint64_t mirror = x.y * high + (uint32_t)middle;
-    return x.x * high + (middle >> 32) + (mirror >> 32);
+static __device__ __forceinline__ void add_to(heaps *to, int32_t bin, whole weight) {
+    atomicAdd(&to->n[bin], 1u);
+    if (weight == 0) return;
+    atomicAdd(&to->piece[0][bin], (uint32_t)(weight & 0x3fff));
+    if (weight >> 14) atomicAdd(&to->piece[1][bin], (uint32_t)(weight >> 14 & 0x3fff));
+    if (weight >> 28) atomicAdd(&to->piece[2][bin], (uint32_t)(weight >> 28));
 }
 
 /* ---- whole blocks ---- */
@@ -129,8 +51,8 @@ static __device__ whole block_max(whole x) {
     return x;
 }
 
-/* The sum of x over this thread and those before it. */
-static __device__ whole block_scan(whole x) {
+/* The sum of x over this thread and those before it, and over all. */
+static __device__ whole block_scan(whole x, whole *all) {
     __shared__ whole part[WARPS];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     for (int step = 1; step < WARP; step *= 2) {
@@ -139,9 +61,68 @@ static __device__ whole block_scan(whole x) {
     }
     if (lane == WARP - 1) part[warp] = x;
     __syncthreads();
-    for (int w = 0; w < warp; w++) x += part[w];
+    *all = 0;
+    for (int w = 0; w < WARPS; w++) {
+        if (w < warp) x += part[w];
+        *all += part[w];
+    }
     __syncthreads();
     return x;
+}
+
+/* ---- whole clusters ---- */
+
+/* Of candidates that are looked for: those whose scaled score is in a stretch of fine steps and
+ * whose ranks begin with known digits. */
+struct place {
+    uint32_t first, n;
+    whole prefix, mask;
+};
+
+/* Where a search stops: in which bin, what is above it, and how many are in it. */
+struct crossing {
+    int32_t bin; /* -1: nowhere */
+    uint32_t n;
+    tally above;
+};
+
+/* A block's shared memory, besides its scores. */
+struct sample_shared {
+    heaps bins;
+    whole list[THREADS];    /* candidates of the block; then of the cluster, in order */
+    tally given[2][BLOCKS]; /* by every block to every other, in turn */
+    crossing found;         /* by one of the blocks */
+    uint32_t n_listed;
+    int32_t token;
+    whole top[BLOCKS][HD_MAX_TOP_LOGPROBS];
+};
+
+/* What the blocks of a row know of each other. */
+struct row_cluster {
+    cg::cluster_group all;
+    sample_shared *own;
+    int parity;
+};
+
+/* What every block gives, the same in all of its threads; good until the next but one. */
+static __device__ const tally *exchange(row_cluster *c, tally own) {
+    tally *slot = c->own->given[c->parity];
+    c->parity ^= 1;
+    if (threadIdx.x < BLOCKS) {
+        c->all.map_shared_rank(slot, threadIdx.x)[c->all.block_rank()] = own;
+    }
+    c->all.sync();
+    return slot;
+}
+
+static __device__ tally sum_over(row_cluster *c, tally own) {
+    const tally *each = exchange(c, own);
+    tally sum = {};
+    for (int b = 0; b < BLOCKS; b++) {
+        sum.n += each[b].n;
+        sum.weight += each[b].weight;
+    }
+    return sum;
 }
 
 /* ---- a row on its way to a token ---- */
@@ -149,10 +130,11 @@ static __device__ whole block_scan(whole x) {
 struct row_state {
     const hd_sampling *p;
     const float *logits; /* [vocab] */
-    const float *y;      /* [n_ids] scores: the logits themselves or scratch */
-    int32_t *list;       /* [n_ids] scratch: candidates of one bin */
-    float max, inverse;  /* of y; 1 / temperature */
-    int32_t n_ids;
+    float *y;            /* [n] this block's scores, in shared memory */
+    float max, inverse;  /* of all scores; 1 / temperature */
+    int32_t first;       /* the block's first id */
+    int32_t each;        /* ids of a block */
+    int32_t n, n_vocab;  /* the block's that have a token; all of the block's */
 };
 
 /* A token may be drawn if it is this one or before it in the order of scores, and no lower
@@ -162,211 +144,358 @@ struct limit {
     float least;
 };
 
-/* Logits into scores, in scratch. */
-static __device__ void make_scores(const hd_sample_args &a, int32_t row, float *y) {
-    const hd_sampling &p = a.params[a.slot[row]];
-    const float *logits = a.logits + (int64_t)row * a.vocab;
+/* Logits into scores. */
+static __device__ void make_scores(const hd_sample_args &a, int32_t row, const row_state &r) {
+    const hd_sampling &p = *r.p;
     const int32_t n_ban = a.position[row] < p.ban_until ? p.n_ban : 0;
     const uint32_t *mask = nullptr;
     if (a.mask && a.mask_row[row] >= 0) {
         mask = a.mask + a.mask_row[row] * (((int64_t)a.vocab + 31) / 32);
     }
-    for (int32_t id = threadIdx.x; id < a.n_ids; id += THREADS) y[id] = logits[id];
     __syncthreads();
     for (int32_t i = threadIdx.x; i < p.n_bias;
          i += THREADS) { /* of equal ids the first adds */
         const hd_logit_bias *bias = a.bias + p.bias_at;
         const int32_t id = bias[i].id;
-        bool first = id < a.n_ids;
+        bool first = id >= r.first && id - r.first < r.n;
         for (int32_t k = 0; first && k < i; k++) first = bias[k].id != id;
         for (int32_t k = i; first && k < p.n_bias; k++) {
-            if (bias[k].id == id) y[id] += bias[k].value;
+            if (bias[k].id == id) r.y[id - r.first] += bias[k].value;
         }
     }
     __syncthreads();
     for (int32_t i = threadIdx.x; i < n_ban; i += THREADS) {
-        const int32_t id = a.bias[p.ban_at + i].id;
-        if (id < a.n_ids) y[id] = -CUDART_INF_F;
+        const int32_t at = a.bias[p.ban_at + i].id - r.first;
+        if (at >= 0 && at < r.n) r.y[at] = -CUDART_INF_F;
     }
     __syncthreads();
     const bool penalties = has_penalty(p);
     const uint16_t *counts = a.counts + (int64_t)p.counts_row * a.vocab;
     const int32_t n_drafted = penalties && a.n_drafted ? a.n_drafted[row] : 0;
-    for (int32_t id = threadIdx.x; id < a.n_ids; id += THREADS) {
-        if (mask && !(mask[id / 32] >> (id % 32) & 1u)) y[id] = -CUDART_INF_F;
-        if (!penalties || y[id] == -CUDART_INF_F) continue;
+    for (int32_t i = threadIdx.x; i < r.n; i += THREADS) {
+        const int32_t id = r.first + i;
+        if (mask && !(mask[id / 32] >> (id % 32) & 1u)) r.y[i] = -CUDART_INF_F;
+        if (!penalties || r.y[i] == -CUDART_INF_F) continue;
         int32_t output = counts[id] & HD_COUNT_OUTPUT;
-        for (int32_t i = 0; i < n_drafted; i++) output += a.input[row - i] == id;
-        y[id] = penalized(p, y[id], output > 0 || (counts[id] & HD_COUNT_PROMPT), output);
+        for (int32_t k = 0; k < n_drafted; k++) output += a.input[row - k] == id;
+        r.y[i] = penalized(p, r.y[i], output > 0 || (counts[id] & HD_COUNT_PROMPT), output);
     }
     __syncthreads();
 }
 
-static __device__ __forceinline__ float scaled_at(const row_state &r, int32_t id) {
-    return scaled(r.y[id], r.max, r.inverse);
+/* ---- ranks ---- */
+
+static __device__ __forceinline__ int32_t index_of(whole rank) {
+    return (int32_t) ~(uint32_t)rank;
 }
 
-/* What has no weight is below all that has, in the last bin. */
-static __device__ __forceinline__ int32_t bin_of(float z, whole weight) {
-    return weight ? (int32_t)(z * -(float)BINS_PER_UNIT) : BINS - 1;
+/* The score of a rank; a zero has lost its sign. */
+static __device__ __forceinline__ float score_of(whole rank) {
+    const uint32_t order = (uint32_t)(rank >> 32);
+    return __uint_as_float(order >> 31 ? order ^ 0x80000000u : ~order);
 }
 
-/* The tally of the bins, from the most probable on. */
-static __device__ void fill_bins(const row_state &r, heap *bin) {
-    whole weightless = 0; /* often nearly all, which would queue for one bin */
-    bin[threadIdx.x] = {};
+static __device__ __forceinline__ whole rank_at(const row_state &r, int32_t i) {
+    return rank_of(r.y[i], r.first + i);
+}
+
+/* For the largest of a row: 0 for -inf, the highest of all for what is broken. */
+static __device__ __forceinline__ whole survey_rank(float y, int32_t id) {
+    return is_broken(y) ? ~0ull : y == -CUDART_INF_F ? 0 : (whole)rank_of(y, id);
+}
+
+static __device__ __forceinline__ float scaled_score(const row_state &r, float y) {
+    return scaled(y, r.max, r.inverse);
+}
+
+/* ---- where top-k and top-p cut ---- */
+
+/* Steps of the scaled score have the order of scores, the highest first; of BINS in a bin. What is
+ * in the last bin has no weight. */
+static __device__ __forceinline__ uint32_t step_at(float z) {
+    constexpr float LAST = (float)(BINS - 1) * BINS;
+    return (uint32_t)(z <= LEAST_SCALED ? LAST : z * -(float)(BINS_PER_UNIT * BINS));
+}
+
+static __device__ __forceinline__ bool is_within(const place &at, uint32_t step, whole rank) {
+    return step - at.first < at.n && (rank & at.mask) == at.prefix;
+}
+
+/* What the bins of a search stand for: bins of the score, its steps within one, or digits of a rank
+ * within one step. */
+enum search_kind { BY_SCORE, BY_STEP, BY_RANK };
+
+template <search_kind KIND>
+static __device__ __forceinline__ int32_t bin_of(const place &at, uint32_t step, whole rank,
+                                                 int shift) {
+    if (KIND == BY_SCORE) return (int32_t)(step >> DIGIT_BITS);
+    if (!is_within(at, step, rank)) return -1;
+    return KIND == BY_STEP ? (int32_t)(step & (BINS - 1))
+                           : BINS - 1 - (int32_t)(rank >> shift & (BINS - 1));
+}
+
+/* The block's candidates that are not behind the limit, into its bins. */
+template <search_kind KIND>
+static __device__ void fill_bins(const row_state &r, heaps *bins, const limit &limit,
+                                 const place &at, int shift, bool by_weight) {
+    uint32_t last = 0; /* often nearly all, which would queue for one bin */
+    uint4 *zeros = reinterpret_cast<uint4 *>(bins);
+    for (int i = threadIdx.x; i < (int)(sizeof *bins / sizeof *zeros); i += THREADS) {
+        zeros[i] = {};
+    }
     __syncthreads();
-    for (int32_t id = threadIdx.x; id < r.n_ids; id += THREADS) {
-        const float z = scaled_at(r, id);
-        const whole weight = weight_of(z);
-        if (weight == 0) {
-            weightless++;
-            continue;
+    for (int32_t first = threadIdx.x; first < r.n; first += AT_ONCE * THREADS) {
+        float z[AT_ONCE];
+        int32_t bin[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int32_t i = min(first + k * THREADS, r.n - 1);
+            const float y = r.y[i];
+            const whole rank = rank_of(y, r.first + i);
+            z[k] = scaled_score(r, y);
+            bin[k] = bin_of<KIND>(at, step_at(z[k]), rank, shift);
+            if (rank < limit.rank || first + k * THREADS >= r.n) bin[k] = -1;
         }
-        add_to(&bin[bin_of(z, weight)], weight);
-    }
-    weightless = block_sum<THREADS>(weightless);
-    if (threadIdx.x == 0) bin[BINS - 1].n += (uint32_t)weightless;
-    __syncthreads();
-}
-
-/* The rank at which the listed candidates, with what is above them, reach need: digit by digit, in
- * tallies of those that share the digits before. */
-static __device__ whole narrow_down(const row_state &r, int32_t n, tally *above, whole need,
-                                    bool by_weight) {
-    __shared__ heap bin[DIGITS]; /* the highest digit first */
-    __shared__ tally before;
-    __shared__ whole digit;
-    const bool own_bin = threadIdx.x < DIGITS;
-    whole prefix = 0, mask = 0;
-    for (int shift = 64 - DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
-        if (own_bin) bin[threadIdx.x] = {};
-        __syncthreads();
-        for (int32_t i = threadIdx.x; i < n; i += THREADS) {
-            const int32_t id = r.list[i];
-            const whole rank = rank_of(r.y[id], id);
-            if ((rank & mask) != prefix) continue;
-            add_to(&bin[DIGITS - 1 - (rank >> shift & (DIGITS - 1))],
-                   weight_of(scaled_at(r, id)));
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const bool is_last = KIND == BY_SCORE && bin[k] == BINS - 1;
+            last += is_last;
+            if (bin[k] < 0 || is_last) continue;
+            if (by_weight) {
+                add_to(bins, bin[k], weight_of(z[k]));
+            } else {
+                atomicAdd(&bins->n[bin[k]], 1u);
+            }
         }
-        __syncthreads();
-        const tally own = own_bin ? tally_of(bin[threadIdx.x]) : tally{};
-        const tally upto = {above->n + block_scan(own.n),
-                            above->weight + block_scan(own.weight)};
-        const whole reached = by_weight ? upto.weight : upto.n;
-        const whole start = reached - (by_weight ? own.weight : own.n);
-        if (start < need && reached >= need) {
-            digit = DIGITS - 1 - threadIdx.x;
-            before = {upto.n - own.n, upto.weight - own.weight};
+    }
+    last = warp_sum(last);
+    if (threadIdx.x % WARP == 0 && last) atomicAdd(&bins->n[BINS - 1], last);
+}
+
+/* A bin of all blocks. */
+static __device__ tally bin_over(const row_cluster &c, int32_t bin) {
+    tally sum = {};
+#pragma unroll 4
+    for (unsigned b = 0; b < BLOCKS; b++) {
+        const heaps *h = &c.all.map_shared_rank(c.own, b)->bins;
+        sum.n += h->n[bin];
+        sum.weight += h->piece[0][bin] + ((whole)h->piece[1][bin] << 14) +
+                      ((whole)h->piece[2][bin] << 28);
+    }
+    return sum;
+}
+
+/* What is looked for: as many candidates, or as heavy ones. */
+struct goal {
+    whole need;
+    float top_p; /* if not 0, need follows from the weight of all */
+};
+
+/* In which bin all above and in it reach the goal. Every block has a stretch of the bins. */
+static __device__ crossing find_crossing(row_cluster *c, goal *g, tally above) {
+    constexpr int OWN = BINS / BLOCKS;
+    const int rank = (int)c->all.block_rank(), bin = rank * OWN + (int)threadIdx.x;
+    const bool by_weight = g->top_p != 0.0f;
+    c->all.sync();
+    const tally own = threadIdx.x < OWN ? bin_over(*c, bin) : tally{};
+    tally block;
+    const tally upto = {block_scan(own.n, &block.n), block_scan(own.weight, &block.weight)};
+    const tally *each = exchange(c, block);
+    tally all = above, before = above;
+    for (int b = 0; b < BLOCKS; b++) {
+        if (b == rank) before = all;
+        all.n += each[b].n;
+        all.weight += each[b].weight;
+    }
+    if (by_weight && g->need == 0) g->need = nucleus(g->top_p, all.weight);
+    const whole reached = by_weight ? before.weight + upto.weight : before.n + upto.n;
+    const whole start = reached - (by_weight ? own.weight : own.n);
+    if (start < g->need && reached >= g->need && threadIdx.x < OWN) {
+        const tally up = {before.n + upto.n - own.n, before.weight + upto.weight - own.weight};
+        for (unsigned b = 0; b < BLOCKS; b++) {
+            c->all.map_shared_rank(c->own, b)->found = {bin, (uint32_t)own.n, up};
         }
-        __syncthreads();
-        prefix |= digit << shift;
-        mask |= (whole)(DIGITS - 1) << shift;
-        *above = before;
     }
-    return prefix;
+    c->all.sync();
+    crossing found = c->own->found;
+    if ((by_weight ? all.weight : all.n) < g->need) found.bin = -1;
+    return found;
 }
 
-/* Where the most probable candidates together reach need, as many or as heavy. Gives their
- * weight; without so many the limit stays as it is. */
-static __device__ whole cut(const row_state &r, const heap *bin, limit *at, whole need,
-                            bool by_weight) {
-    __shared__ int32_t n_listed, wanted;
-    __shared__ tally before;
-    const tally own = tally_of(bin[threadIdx.x]);
-    const tally upto = {block_scan(own.n), block_scan(own.weight)};
-    const whole reached = by_weight ? upto.weight : upto.n;
-    const whole start = by_weight ? upto.weight - own.weight : upto.n - own.n;
-    if (threadIdx.x == 0) {
-        n_listed = 0;
-        wanted = -1;
+/* The cluster's candidates of a place in every block's list; how many. */
+static __device__ int32_t list_candidates(row_cluster *c, const row_state &r,
+                                          const limit &limit, const place &at) {
+    sample_shared *own = c->own;
+    if (threadIdx.x == 0) own->n_listed = 0;
+    __syncthreads();
+    for (int32_t first = threadIdx.x; first < r.n; first += AT_ONCE * THREADS) {
+        whole rank[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int32_t i = min(first + k * THREADS, r.n - 1);
+            const float y = r.y[i];
+            const whole own = rank_of(y, r.first + i);
+            const bool within = first + k * THREADS < r.n && own >= limit.rank &&
+                                is_within(at, step_at(scaled_score(r, y)), own);
+            rank[k] = within ? own : 0;
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            if (rank[k]) own->list[atomicAdd(&own->n_listed, 1u)] = rank[k];
+        }
     }
     __syncthreads();
-    if (start < need && reached >= need) {
-        wanted = (int32_t)threadIdx.x;
-        before = {upto.n - own.n, upto.weight - own.weight};
+    const tally *each = exchange(c, {own->n_listed, 0});
+    int32_t n = 0, from = -1, index = 0;
+    for (int b = 0; b < BLOCKS; b++) {
+        const int32_t count = (int32_t)each[b].n, in_block = (int32_t)threadIdx.x - n;
+        if (in_block >= 0 && in_block < count) {
+            from = b;
+            index = in_block;
+        }
+        n += count;
     }
-    if (threadIdx.x == THREADS - 1 && reached < need) before = upto;
+    const whole rank = from < 0 ? 0 : c->all.map_shared_rank(own->list, (unsigned)from)[index];
+    c->all.sync(); /* lists are read before they change */
+    own->list[threadIdx.x] = rank;
     __syncthreads();
-    if (wanted < 0) return before.weight;
-    for (int32_t id = threadIdx.x; id < r.n_ids; id += THREADS) {
-        const float z = scaled_at(r, id);
-        if (bin_of(z, weight_of(z)) == wanted) r.list[atomicAdd(&n_listed, 1)] = id;
-    }
-    __syncthreads();
-    tally above = before;
-    at->rank = narrow_down(r, n_listed, &above, need, by_weight);
-    const int32_t id = (int32_t) ~(uint32_t)at->rank;
-    __syncthreads();
-    return above.weight + weight_of(scaled_at(r, id));
+    return n;
 }
 
-static __device__ limit find_limit(const row_state &r, heap *bin) {
-    const hd_sampling &p = *r.p;
-    const bool is_nucleus = p.top_p > 0.0f && p.top_p < 1.0f;
-    limit at = {0, least_of(p.min_p)};
-    if (p.top_k <= 0 && !is_nucleus) return at;
-    fill_bins(r, bin);
-    whole total;
-    if (p.top_k > 0) {
-        total = cut(r, bin, &at, (whole)p.top_k, false);
+/* The list, an element per thread, the highest first; nothing behind n. */
+static __device__ whole sort_list(whole *list, int32_t n) {
+    const int t = threadIdx.x;
+    whole own = list[t];
+    for (int size = 2; size < 2 * n; size *= 2) {
+        for (int step = size / 2; step > 0; step /= 2) {
+            whole other;
+            if (step < WARP) {
+                other = __shfl_xor_sync(ALL_LANES, own, step);
+            } else {
+                list[t] = own;
+                __syncthreads();
+                other = list[t ^ step];
+                __syncthreads();
+            }
+            const bool upper = (t & size) == 0, first = (t & step) == 0;
+            own = upper == first ? max(own, other) : min(own, other);
+        }
+    }
+    return own;
+}
+
+/* Where the candidates that are listed reach the goal. */
+static __device__ whole rank_reached(whole *list, const row_state &r, const goal &g,
+                                     tally above, int32_t n) {
+    __shared__ whole found;
+    const whole own = sort_list(list, n);
+    const bool live = (int32_t)threadIdx.x < n;
+    const whole weight = live ? weight_of(scaled_score(r, score_of(own))) : 0;
+    const bool by_weight = g.top_p != 0.0f;
+    const whole share = by_weight ? weight : live ? 1 : 0;
+    whole all;
+    const whole reached = block_scan(share, &all) + (by_weight ? above.weight : above.n);
+    const whole start = reached - share;
+    if (start < g.need && reached >= g.need) found = own;
+    __syncthreads();
+    return found;
+}
+
+/* One search: the place within which the goal is reached; false if nowhere. */
+template <search_kind KIND>
+static __device__ bool narrow_down(row_cluster *c, const row_state &r, const limit &limit,
+                                   place *at, int shift, goal *g, crossing *found) {
+    fill_bins<KIND>(r, &c->own->bins, limit, *at, shift, g->top_p != 0.0f);
+    *found = find_crossing(c, g, found->above);
+    if (found->bin < 0) return false;
+    if (KIND == BY_SCORE) {
+        *at = {(uint32_t)found->bin * BINS, BINS, 0, 0};
+        return found->bin < BINS - 1; /* what is behind the limit has no weight */
+    }
+    if (KIND == BY_STEP) {
+        at->first += (uint32_t)found->bin;
+        at->n = 1;
     } else {
-        total = block_sum<THREADS>(tally_of(bin[threadIdx.x]).weight);
+        at->prefix |= (whole)(BINS - 1 - found->bin) << shift;
+        at->mask |= (whole)(BINS - 1) << shift;
     }
-    if (is_nucleus) cut(r, bin, &at, nucleus(p.top_p, total), true);
+    return true;
+}
+
+/* Moves the limit up to where the most probable candidates within it together reach the goal;
+ * without so many it stays. */
+static __device__ void cut(row_cluster *c, const row_state &r, limit *limit, goal g) {
+    place at = {};
+    crossing found = {-1, 0, {}};
+    if (!narrow_down<BY_SCORE>(c, r, *limit, &at, 0, &g, &found)) return;
+    if (found.n > THREADS) narrow_down<BY_STEP>(c, r, *limit, &at, 0, &g, &found);
+    for (int shift = TOP_SHIFT; found.n > THREADS; shift = max(shift - DIGIT_BITS, 0)) {
+        narrow_down<BY_RANK>(c, r, *limit, &at, shift, &g, &found);
+    }
+    const int32_t n = list_candidates(c, r, *limit, at);
+    limit->rank = rank_reached(c->own->list, r, g, found.above, n);
+}
+
+static __device__ limit find_limit(row_cluster *c, const row_state &r) {
+    const hd_sampling &p = *r.p;
+    limit at = {0, least_of(p.min_p)};
+    if (p.top_k > 0) cut(c, r, &at, {(whole)p.top_k, 0.0f});
+    if (p.top_p > 0.0f && p.top_p < 1.0f) cut(c, r, &at, {0, p.top_p});
     return at;
 }
 
+/* ---- drawing ---- */
+
 /* The weight of a token that may be drawn, else 0. */
 static __device__ __forceinline__ whole weight_within(const row_state &r, const limit &at,
-                                                      int32_t id) {
-    if (id >= r.n_ids || rank_of(r.y[id], id) < at.rank) return 0;
-    const float z = scaled_at(r, id);
+                                                      int32_t i) {
+    if (rank_at(r, i) < at.rank) return 0;
+    const float z = scaled_score(r, r.y[i]);
     return z >= at.least ? weight_of(z) : 0;
 }
 
-/* Every warp adds up stretches of the vocabulary, one of WARPS * WARP in all per thread; the
- * stretch that holds the drawn number is then walked through by one warp. */
-static __device__ int32_t draw(const row_state &r, int32_t position, heap *bin) {
-    __shared__ whole sum[THREADS];
-    __shared__ int32_t stretch, token;
-    __shared__ whole left;
-    const limit at = find_limit(r, bin);
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int32_t size = ((r.n_ids + THREADS - 1) / THREADS + WARP - 1) / WARP * WARP;
-    for (int32_t k = warp; k < THREADS; k += WARPS) {
-        whole part = 0;
-        for (int32_t id = k * size + lane; id < min((k + 1) * size, r.n_ids); id += WARP) {
-            part += weight_within(r, at, id);
+/* Every thread adds up a stretch of neighboring ids; the one whose stretch holds the drawn
+ * number walks through it. */
+static __device__ int32_t draw(row_cluster *c, const row_state &r, int32_t position) {
+    const limit at = find_limit(c, r);
+    const int32_t size = r.each / THREADS, first = (int32_t)threadIdx.x * size;
+    const int32_t end = min(first + size, r.n);
+    whole own = 0;
+    for (int32_t begin = first; begin < end; begin += AT_ONCE) {
+        bool any[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const int32_t i = min(begin + k, end - 1);
+            any[k] = begin + k < end && rank_at(r, i) >= at.rank;
         }
-        part = warp_sum(part);
-        if (lane == 0) sum[k] = part;
-    }
-    __syncthreads();
-    const whole own = sum[threadIdx.x], upto = block_scan(own);
-    const whole number = draw_below(r.p->seed, position, block_sum<THREADS>(own));
-    if (upto - own <= number && number < upto) {
-        stretch = (int32_t)threadIdx.x;
-        left = number - (upto - own);
-    }
-    __syncthreads();
-    if (warp == 0) {
-        whole before = 0;
-        for (int32_t base = stretch * size;; base += WARP) {
-            whole x = weight_within(r, at, base + lane);
-            const whole mine = x;
-            for (int step = 1; step < WARP; step *= 2) {
-                const whole other = __shfl_up_sync(ALL_LANES, x, step);
-                if (lane >= step) x += other;
-            }
-            x += before;
-            if (x - mine <= left && left < x) token = base + lane;
-            before = __shfl_sync(ALL_LANES, x, WARP - 1);
-            if (before > left) break;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            if (any[k]) own += weight_within(r, at, begin + k);
         }
     }
-    __syncthreads();
-    return token;
+    whole total, before = 0;
+    const whole upto = block_scan(own, &total);
+    const tally *each = exchange(c, {0, total});
+    total = 0;
+    for (unsigned b = 0; b < BLOCKS; b++) {
+        if (b == c->all.block_rank()) before = total;
+        total += each[b].weight;
+    }
+    const whole number = draw_below(r.p->seed, position, total);
+    whole left = number - (before + upto - own);
+    if (before + upto - own <= number && number < before + upto) {
+        int32_t i = first;
+        for (;; i++) {
+            const whole weight = weight_within(r, at, i);
+            if (left < weight) break;
+            left -= weight;
+        }
+        for (unsigned b = 0; b < BLOCKS; b++) {
+            c->all.map_shared_rank(c->own, b)->token = r.first + i;
+        }
+    }
+    c->all.sync();
+    return c->own->token;
 }
 
 /* ---- tokens that were there before ---- */
@@ -377,148 +506,249 @@ static __device__ __forceinline__ int32_t given_at(const hd_sample_args &a, int3
 }
 
 /* Whether the row's draft stands although another token might be chosen. */
-static __device__ bool is_accepted(const row_state &r, int32_t draft) {
-    const whole own = rank_of(r.y[draft], draft);
-    whole before = 0, total = 0;
-    if (r.y[draft] == -CUDART_INF_F) return false;
-    for (int32_t id = threadIdx.x; id < r.n_ids; id += THREADS) {
-        before += (whole)rank_of(r.y[id], id) > own;
-        total += weight_of(scaled(r.y[id], r.max, 1.0f));
+static __device__ bool is_accepted(row_cluster *c, const row_state &r, int32_t draft) {
+    const int32_t at = draft - r.first;
+    const whole mine = at >= 0 && at < r.n ? rank_at(r, at) : 0;
+    const whole own = sum_over(c, {mine, 0}).n;
+    const float y = score_of(own);
+    if (y == -CUDART_INF_F) return false;
+    tally part = {};
+    for (int32_t i = threadIdx.x; i < r.n; i += THREADS) {
+        part.n += rank_at(r, i) > own;
+        part.weight += weight_of(scaled(r.y[i], r.max, 1.0f));
     }
-    before = block_sum<THREADS>(before);
-    total = block_sum<THREADS>(total);
-    const double weight = (double)weight_of(scaled(r.y[draft], r.max, 1.0f));
-    const double less = __dmul_rn((double)r.p->relaxed_delta, (double)total);
-    return before < (whole)r.p->relaxed_top && __dadd_rn(weight, less) >= 0x1p40;
+    part = {block_sum<THREADS>(part.n), block_sum<THREADS>(part.weight)};
+    const tally all = sum_over(c, part);
+    const double weight = (double)weight_of(scaled(y, r.max, 1.0f));
+    const double less = __dmul_rn((double)r.p->relaxed_delta, (double)all.weight);
+    return all.n < (whole)r.p->relaxed_top && __dadd_rn(weight, less) >= 0x1p40;
 }
 
 /* ---- log-probabilities ---- */
 
-static __device__ void report(const hd_sample_args &a, const row_state &r, int32_t row,
-                              float raw_max, int32_t token) {
-    whole total = 0, last = ~0ull;
-    const bool own = r.p->logprob || given_at(a, row) >= 0;
-    if (!own && r.p->n_top <= 0) return;
-    for (int32_t id = threadIdx.x; id < a.vocab; id += THREADS) {
-        total += weight_of(scaled(r.logits[id], raw_max, 1.0f));
+/* The highest rank of a thread's logits below `below`. */
+static __device__ whole next_best(const row_state &r, whole below) {
+    whole best = 0; /* below every rank of a finite logit */
+    for (int32_t i = threadIdx.x; i < r.n; i += THREADS) {
+        const float x = r.logits[r.first + i];
+        const whole rank = rank_of(x, r.first + i);
+        if (x != -CUDART_INF_F && rank < below) best = max(best, rank);
     }
-    const double log_all = log_total(raw_max, block_sum<THREADS>(total));
-    if (threadIdx.x == 0 && own) {
+    return best;
+}
+
+/* The n likeliest of the row, by the first block: each has the n likeliest of its own. */
+static __device__ void report_top(row_cluster *c, const hd_sample_args &a, const row_state &r,
+                                  int32_t row, double log_all) {
+    const int32_t n = r.p->n_top;
+    whole own = next_best(r, ~0ull);
+    whole *to = c->all.map_shared_rank(c->own->top[c->all.block_rank()], 0);
+    for (int32_t k = 0; k < n; k++) {
+        const whole best = block_max(own);
+        if (threadIdx.x == 0) to[k] = best;
+        if (best && best == own) own = next_best(r, own);
+    }
+    c->all.sync();
+    if (c->all.block_rank() != 0 || threadIdx.x >= WARP) return;
+    int32_t at = 0; /* lane b walks through what block b has */
+    for (int32_t k = 0; k < n; k++) {
+        const whole mine = threadIdx.x < BLOCKS && at < n ? c->own->top[threadIdx.x][at] : 0;
+        whole best = mine;
+        for (int step = BLOCKS / 2; step > 0; step /= 2) {
+            best = max(best, __shfl_xor_sync(ALL_LANES, best, step));
+        }
+        if (best && best == mine) at++;
+        const int32_t id = best ? index_of(best) : -1;
+        if (threadIdx.x != 0) continue;
+        const int64_t place = (int64_t)row * HD_MAX_TOP_LOGPROBS + k;
+        a.top_id[place] = id;
+        a.top_logprob[place] =
+            id < 0 ? -CUDART_INF_F : (float)__dsub_rn((double)r.logits[id], log_all);
+    }
+}
+
+static __device__ void report(row_cluster *c, const hd_sample_args &a, const row_state &r,
+                              int32_t row, float raw_max, int32_t token) {
+    const bool own = r.p->logprob || given_at(a, row) >= 0;
+    whole total = 0;
+    if (!own && r.p->n_top <= 0) return;
+    for (int32_t i = threadIdx.x; i < r.n_vocab; i += THREADS) {
+        total += weight_of(scaled(r.logits[r.first + i], raw_max, 1.0f));
+    }
+    total = sum_over(c, {0, block_sum<THREADS>(total)}).weight;
+    const double log_all = log_total(raw_max, total);
+    if (c->all.block_rank() == 0 && threadIdx.x == 0 && own) {
         a.logprob[row] = (float)__dsub_rn((double)r.logits[token], log_all);
     }
-    for (int32_t i = 0; i < r.p->n_top; i++) {
-        whole best = 0; /* below every rank of a finite logit */
-        for (int32_t id = threadIdx.x; id < a.n_ids; id += THREADS) {
-            if (r.logits[id] == -CUDART_INF_F) continue;
-            const whole rank = rank_of(r.logits[id], id);
-            if (rank < last) best = max(best, rank);
-        }
-        last = block_max(best);
-        const int32_t id = last ? (int32_t) ~(uint32_t)last : -1;
-        if (threadIdx.x == 0) {
-            const int64_t at = (int64_t)row * HD_MAX_TOP_LOGPROBS + i;
-            a.top_id[at] = id;
-            a.top_logprob[at] =
-                id < 0 ? -CUDART_INF_F : (float)__dsub_rn((double)r.logits[id], log_all);
-        }
-    }
+    if (r.p->n_top > 0) report_top(c, a, r, row, log_all);
 }
 
 /* ---- rows ---- */
 
-/* The rank of the largest of x, 0 for nothing but -inf, the highest if one is broken. */
-static __device__ whole survey(const float *x, int32_t n) {
-    whole best = 0;
-#pragma unroll 8
-    for (int32_t i = threadIdx.x; i < n; i += THREADS) {
-        const whole rank = is_broken(x[i])         ? ~0ull
-                           : x[i] == -CUDART_INF_F ? 0
-                                                   : (whole)rank_of(x[i], i);
-        best = max(best, rank);
+/* The largest of the block's logits of all ids, and of those that have a token. */
+struct largest {
+    whole all, of_tokens;
+};
+
+/* Of a thread's logits so far, whose ids grow. */
+struct running_best {
+    float y;
+    int32_t id;
+    bool broken;
+
+    __device__ __forceinline__ void add(float x, int32_t at) {
+        broken = broken || is_broken(x);
+        if (x > y) {
+            y = x;
+            id = at;
+        }
     }
-    return block_max(best);
+    __device__ __forceinline__ whole rank() const {
+        return broken ? ~0ull : survey_rank(y, id);
+    }
+};
+
+/* The block's logits as its scores. */
+static __device__ largest load_scores(const row_state &r) {
+    running_best all = {-CUDART_INF_F, 0, false}, of_tokens = all;
+    for (int32_t first = threadIdx.x; first < r.n_vocab; first += 2 * AT_ONCE * THREADS) {
+        float x[2 * AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < 2 * AT_ONCE; k++) {
+            const int32_t i = first + k * THREADS;
+            x[k] = i < r.n_vocab ? r.logits[r.first + i] : -CUDART_INF_F;
+        }
+#pragma unroll
+        for (int k = 0; k < 2 * AT_ONCE; k++) {
+            const int32_t i = first + k * THREADS;
+            if (i < r.n_vocab) r.y[i] = x[k];
+            all.add(x[k], r.first + i);
+            if (i < r.n) of_tokens.add(x[k], r.first + i);
+        }
+    }
+    return {all.rank(), of_tokens.rank()};
 }
 
-static __device__ __forceinline__ int32_t index_of(whole rank) {
-    return (int32_t) ~(uint32_t)rank;
+static __device__ largest largest_over(row_cluster *c, largest own) {
+    const tally *each = exchange(c, {block_max(own.all), block_max(own.of_tokens)});
+    largest best = {};
+    for (int b = 0; b < BLOCKS; b++) {
+        best.all = max(best.all, each[b].n);
+        best.of_tokens = max(best.of_tokens, each[b].weight);
+    }
+    return best;
 }
 
-/* By the scores; changes r.y to them. */
-static __device__ int32_t choose_by_score(const hd_sample_args &a, row_state &r, int32_t row,
-                                          float *scratch) {
-    __shared__ heap bin[BINS];
-    const hd_sampling &p = *r.p;
+/* Whether scores are not the logits. */
+static __device__ bool are_scores_made(const hd_sample_args &a, const hd_sampling &p,
+                                       int32_t row) {
     const bool masked = a.mask && a.mask_row[row] >= 0;
     const bool banned = a.position[row] < p.ban_until && p.n_ban > 0;
-    if (masked || banned || p.n_bias > 0 || has_penalty(p)) {
-        make_scores(a, row, scratch);
-        r.y = scratch;
-    }
-    const whole best = survey(r.y, a.n_ids);
-    if (best == ~0ull) return HD_TOKEN_BROKEN;
-    if (best == 0) return HD_TOKEN_NONE;
-    const int32_t token = index_of(best);
-    r.max = r.y[token];
-    const bool relaxed = a.draft && p.relaxed_top > 0 && p.relaxed_delta > 0.0f;
-    if (relaxed && a.draft[row] >= 0 && is_accepted(r, a.draft[row])) return a.draft[row];
-    if (p.temperature <= 0.0f || p.top_k == 1) return token;
-    r.inverse = inverse_temperature(p.temperature);
-    return draw(r, a.position[row], bin);
+    return masked || banned || p.n_bias > 0 || has_penalty(p);
 }
 
-static __device__ int32_t choose(const hd_sample_args &a, row_state &r, int32_t row,
-                                 float *scratch) {
-    const whole all = survey(r.logits, a.vocab);
-    if (all == ~0ull) return HD_TOKEN_BROKEN;
+/* best: the rank of the largest score. */
+static __device__ int32_t choose_by_score(row_cluster *c, const hd_sample_args &a, row_state &r,
+                                          int32_t row, whole best) {
+    const hd_sampling &p = *r.p;
+    if (best == ~0ull) return HD_TOKEN_BROKEN;
+    if (best == 0) return HD_TOKEN_NONE;
+    r.max = score_of(best);
+    const bool relaxed = a.draft && p.relaxed_top > 0 && p.relaxed_delta > 0.0f;
+    if (relaxed && a.draft[row] >= 0 && is_accepted(c, r, a.draft[row])) return a.draft[row];
+    if (p.temperature <= 0.0f || p.top_k == 1) return index_of(best);
+    r.inverse = inverse_temperature(p.temperature);
+    return draw(c, r, a.position[row]);
+}
+
+static __device__ int32_t choose(row_cluster *c, const hd_sample_args &a, row_state &r,
+                                 int32_t row) {
     const int32_t given = given_at(a, row);
-    const int32_t token = given >= 0 ? given : choose_by_score(a, r, row, scratch);
-    if (token >= 0) report(a, r, row, all ? r.logits[index_of(all)] : -CUDART_INF_F, token);
+    const bool made = given < 0 && are_scores_made(a, *r.p, row);
+    largest best = load_scores(r);
+    if (made) {
+        make_scores(a, row, r);
+        best.of_tokens = 0;
+        for (int32_t i = threadIdx.x; i < r.n; i += THREADS) {
+            best.of_tokens = max(best.of_tokens, survey_rank(r.y[i], r.first + i));
+        }
+    }
+    best = largest_over(c, best);
+    if (best.all == ~0ull) return HD_TOKEN_BROKEN;
+    const int32_t token = given >= 0 ? given : choose_by_score(c, a, r, row, best.of_tokens);
+    if (token >= 0) {
+        report(c, a, r, row, best.all ? score_of(best.all) : -CUDART_INF_F, token);
+    }
     return token;
 }
 
-/* Block b has scratch of worker b and takes rows b, b + gridDim.x, ... */
-static __global__ void __launch_bounds__(THREADS)
-    sample(hd_sample_args a, uint8_t *scratch, size_t each) {
-    float *y = reinterpret_cast<float *>(scratch + blockIdx.x * each);
-    for (int32_t row = (int32_t)blockIdx.x; row < a.rows; row += (int32_t)gridDim.x) {
-        row_state r = {};
-        r.p = &a.params[a.slot[row]];
-        r.logits = r.y = a.logits + (int64_t)row * a.vocab;
-        r.list = reinterpret_cast<int32_t *>(y + a.n_ids);
-        r.n_ids = a.n_ids;
-        const int32_t token = choose(a, r, row, y);
-        if (threadIdx.x == 0) a.token[row] = token;
-        __syncthreads();
-    }
+/* Ids of a block: an odd number for each thread, so that threads do not meet in a bank. */
+static int32_t ids_each(int32_t vocab) {
+    return (int32_t)(blocks_for(vocab, BLOCKS * THREADS) | 1) * THREADS;
+}
+
+static __global__ void __launch_bounds__(THREADS, 2) __cluster_dims__(BLOCKS, 1, 1)
+    sample(hd_sample_args a, int32_t each) {
+    extern __shared__ __align__(16) float scores[];
+    __shared__ __align__(16) sample_shared shared;
+    row_cluster c = {cg::this_cluster(), &shared, 0};
+    const int32_t row = (int32_t)blockIdx.y, first = (int32_t)blockIdx.x * each;
+    (void)c.all.barrier_arrive(); /* all are there before they are written to */
+    row_state r = {};
+    r.p = &a.params[a.slot[row]];
+    r.logits = a.logits + (int64_t)row * a.vocab;
+    r.y = scores;
+    r.first = first;
+    r.each = each;
+    r.n = max(min(each, a.n_ids - first), 0);
+    r.n_vocab = max(min(each, a.vocab - first), 0);
+    c.all.barrier_wait();
+    const int32_t token = choose(&c, a, r, row);
+    if (blockIdx.x == 0 && threadIdx.x == 0) a.token[row] = token;
 }
 
 void hd_sample_cuda(hd_stream *s, const hd_sample_args *a) {
-    const int32_t workers = hd_stream_workers(s), n = a->rows < workers ? a->rows : workers;
-    if (n == 0) return;
-    const size_t bytes = 2 * (size_t)a->n_ids * sizeof(float);
-    uint8_t *scratch = static_cast<uint8_t *>(hd_stream_scratch(s, 0, bytes));
-    sample<<<n, THREADS, 0, hd_cuda_stream(s)>>>(*a, scratch, hd_stream_scratch_bytes(s));
+    const int32_t each = ids_each(a->vocab);
+    const size_t bytes = (size_t)each * sizeof(float);
+    if (a->rows == 0) return;
+    if (bytes + sizeof(sample_shared) + 4096 > MAX_SHARED || a->vocab >= 1 << 18) {
+        hd_stream_fail(s, HD_EUNSUPPORTED, "a vocabulary this large does not fit a GPU");
+        return;
+    }
+    cudaFuncSetAttribute(sample, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    sample<<<dim3(BLOCKS, (unsigned)a->rows), THREADS, bytes, hd_cuda_stream(s)>>>(*a, each);
     hd_cuda_check(s, "sample");
 }
 
-static __global__ void __launch_bounds__(THREADS) argmax(hd_argmax_args a) {
-    const float *x = a.logits + (int64_t)blockIdx.x * a.vocab;
+static __global__ void __launch_bounds__(THREADS) __cluster_dims__(BLOCKS, 1, 1)
+    argmax(hd_argmax_args a) {
+    __shared__ whole found[BLOCKS];
+    const cg::cluster_group cluster = cg::this_cluster();
+    const int32_t row = (int32_t)blockIdx.y;
+    const float *x = a.logits + (int64_t)row * a.vocab;
     const uint32_t *mask = nullptr;
-    if (a.mask && a.mask_row[blockIdx.x] >= 0) {
-        mask = a.mask + a.mask_row[blockIdx.x] * (((int64_t)a.vocab + 31) / 32);
+    cluster.sync();
+    if (a.mask && a.mask_row[row] >= 0) {
+        mask = a.mask + a.mask_row[row] * (((int64_t)a.vocab + 31) / 32);
     }
     whole best = rank_of(-CUDART_INF_F, 0);
-    for (int32_t id = threadIdx.x; id < a.n_ids; id += THREADS) {
-        if (mask && !(mask[id / 32] >> (id % 32) & 1u)) continue;
-        if (x[id] > -CUDART_INF_F) best = max(best, (whole)rank_of(x[id], id));
+#pragma unroll 8
+    for (int32_t id = (int32_t)(blockIdx.x * THREADS + threadIdx.x); id < a.n_ids;
+         id += BLOCKS * THREADS) {
+        const bool allowed = !mask || mask[id / 32] >> (id % 32) & 1u;
+        if (allowed && x[id] > -CUDART_INF_F) best = max(best, (whole)rank_of(x[id], id));
     }
     best = block_max(best);
-    if (threadIdx.x == 0) a.token[blockIdx.x] = index_of(best);
+    if (threadIdx.x == 0) cluster.map_shared_rank(found, 0)[cluster.block_rank()] = best;
+    cluster.sync();
+    if (blockIdx.x != 0 || threadIdx.x != 0) return;
+    for (int b = 1; b < BLOCKS; b++) best = max(best, found[b]);
+    a.token[row] = index_of(best);
 }
 
 void hd_argmax_cuda(hd_stream *s, const hd_argmax_args *a) {
     if (a->rows == 0) return;
-    argmax<<<a->rows, THREADS, 0, hd_cuda_stream(s)>>>(*a);
+    argmax<<<dim3(BLOCKS, (unsigned)a->rows), THREADS, 0, hd_cuda_stream(s)>>>(*a);
     hd_cuda_check(s, "argmax");
 }
 

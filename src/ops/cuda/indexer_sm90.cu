@@ -1,0 +1,210 @@
+/* indexer_sm90.cu - the indexer's scores from bfloat16 on the tensor cores of sm_90a, for 64 heads of 128
+ * columns.
+ *
+ * Four rows of a call share a block; those of one sequence share its keys, which go from memory
+ * through registers to the products once. A warpgroup has 64 keys at a time, the next ones on
+ * their way; the queries of the rows lie in shared memory. Every product of a key and a head has
+ * the same order of columns, and every score the same order of heads, whoever shares them. */
+#include "ops/cuda/indexer_internal.cuh"
+#include "ops/cuda/wgmma_internal.cuh"
+
+constexpr int HEADS = 64, WIDTH = 128, ROWS = 4, TILE = BOX_ROWS;
+constexpr int GROUPS = 2, THREADS = GROUPS * WARPGROUP; /* warpgroups of a block */
+constexpr int QUERY_BYTES = WIDTH / BOX_COLS * BOX_BYTES, STEPS = WIDTH / 16;
+constexpr size_t SHARED_BYTES = ROWS * (QUERY_BYTES + HEADS * sizeof(float));
+
+/* ---- queries ----
+ *
+ * Of 16 columns a lane of the product takes 2 t, 2 t + 1 and 8 + 2 t, 8 + 2 t + 1 of the left operand;
+ * keys give it four neighbors instead, so queries are stored in that order. */
+
+/* Columns 4 * unit and on of a head: two pairs, in two chunks. */
+static __device__ __forceinline__ void put_four(uint32_t query, int head, int unit, float4 x) {
+    const int chunk = unit / 4 % 4 * 2;
+    const uint32_t box = query + (uint32_t)(unit / 16 * BOX_BYTES + unit % 4 * 4);
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(box + box_at(head, chunk)),
+                 "r"(bf16_pair(x.x, x.y))
+                 : "memory");
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(box + box_at(head, chunk + 1)),
+                 "r"(bf16_pair(x.z, x.w))
+                 : "memory");
+}
+
+static __device__ void load_queries(const hd_indexer_topk_args &a, uint32_t queries,
+                                    float *weights, int32_t first_row, int32_t n) {
+    constexpr int UNITS = WIDTH / 4, EACH = 8;
+    const float4 *q =
+        reinterpret_cast<const float4 *>(acts(a.q) + (int64_t)first_row * HEADS * WIDTH);
+    for (int32_t first = (int32_t)threadIdx.x; first < n * HEADS * UNITS;
+         first += EACH * THREADS) {
+        float4 x[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) x[i] = q[first + i * THREADS];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int unit = (int)first + i * THREADS, head = unit / UNITS;
+            put_four(queries + (uint32_t)(head / HEADS * QUERY_BYTES), head % HEADS,
+                     unit % UNITS, x[i]);
+        }
+    }
+    for (int32_t i = (int32_t)threadIdx.x; i < n * HEADS; i += THREADS) {
+        weights[i] = a.weight[(int64_t)first_row * HEADS + i] * a.scale;
+    }
+    fence_proxy_async();
+    __syncthreads();
+}
+
+/* ---- keys ---- */
+
+/* 16 keys of a warp, four neighboring columns of 16 at a time of two of them in a lane. */
+struct key_tile {
+    float4 x[STEPS][2];
+};
+
+/* Where the key is that lanes i and 16 + i look up for their warp; NULL: none. */
+static __device__ __forceinline__ const cuda_act *find_key(const hd_indexer_topk_args &a,
+                                                           int32_t seq, int32_t first,
+                                                           int32_t n) {
+    const int warp = threadIdx.x % WARPGROUP / WARP;
+    const int32_t key = first + warp * 16 + (int32_t)threadIdx.x % 16;
+    return key < n ? paged_entry(a.keys, seq, key) : nullptr;
+}
+
+static __device__ __forceinline__ void load_keys(key_tile *to, const cuda_act *found) {
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        const uint64_t at =
+            __shfl_sync(ALL_LANES, reinterpret_cast<uint64_t>(found), lane / 4 + 8 * h);
+        const float4 *key = reinterpret_cast<const float4 *>(at) + lane % 4;
+#pragma unroll
+        for (int step = 0; step < STEPS; step++) {
+            to->x[step][h] = at ? load_four(key + 4 * step) : float4{};
+        }
+    }
+}
+
+static __device__ __forceinline__ void narrow_keys(uint32_t (*to)[4], const key_tile &from) {
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const float4 x = from.x[step][h];
+            to[step][h] = bf16_pair(x.x, x.y);
+            to[step][2 + h] = bf16_pair(x.z, x.w);
+        }
+    }
+}
+
+/* ---- scores ---- */
+
+static __device__ __forceinline__ void multiply(float (&hit)[32], const uint32_t (*keys)[4],
+                                                uint32_t query) {
+    const uint64_t q = box_descriptor(query);
+#pragma unroll
+    for (int step = 0; step < STEPS; step++) {
+        wgmma_m64n64k16(hit, keys[step], q + step / 4 * NEXT_BOX + step % 4 * 2, step > 0);
+    }
+    wgmma_commit_group();
+}
+
+/* The scores of 64 keys from their hits of all heads. */
+static __device__ __forceinline__ void put_scores(const float (&hit)[32], const float *weights,
+                                                  float *score, int32_t first, int32_t n) {
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
+    float sum[2] = {};
+#pragma unroll
+    for (int i = 0; i < 32; i += 4) {
+        const float2 w = *reinterpret_cast<const float2 *>(weights + 2 * i + 2 * (lane % 4));
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            sum[h] = fmaf(fmaxf(hit[i + 2 * h], 0.0f), w.x, sum[h]);
+            sum[h] = fmaf(fmaxf(hit[i + 2 * h + 1], 0.0f), w.y, sum[h]);
+        }
+    }
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+        sum[0] += __shfl_xor_sync(ALL_LANES, sum[0], step);
+        sum[1] += __shfl_xor_sync(ALL_LANES, sum[1], step);
+    }
+    const int h = lane % 4;
+    const int32_t key = first + warp * 16 + lane / 4 + 8 * h;
+    const float own = h ? sum[1] : sum[0];
+    if (h < 2 && key < n) score[key] = isnan(own) ? -CUDART_INF_F : own; /* chosen last */
+}
+
+/* Rows of one sequence that a block has at once. */
+struct row_run {
+    int32_t first, n; /* in the launch */
+    int32_t keys;     /* of the row that sees most, or 0 if all keep all */
+};
+
+static __device__ row_run run_from(const hd_indexer_topk_args &a, const score_rows &to,
+                                   int32_t first, int32_t end) {
+    row_run r = {first, 0, 0};
+    const int32_t seq = a.seq[to.first + first];
+    for (int32_t row = first; row < end && a.seq[to.first + row] == seq; row++) {
+        const int32_t n = visible_entries(a.pos[to.first + row], a.ratio);
+        r.n++;
+        if (n > a.top_k) r.keys = max(r.keys, n);
+    }
+    return r;
+}
+
+static __device__ void score_run(const hd_indexer_topk_args &a, const score_rows &to,
+                                 const row_run &run, uint32_t queries, float *weights) {
+    const int32_t row = to.first + run.first, seq = a.seq[row];
+    const int32_t stride = (int32_t)gridDim.x * GROUPS * TILE;
+    int32_t first = (int32_t)(blockIdx.x * GROUPS + threadIdx.x / WARPGROUP) * TILE;
+    key_tile tile;
+    load_keys(&tile, find_key(a, seq, first, run.keys));
+    const cuda_act *next = find_key(a, seq, first + stride, run.keys);
+    load_queries(a, queries, weights, row, run.n);
+    for (; first < run.keys; first += stride) {
+        uint32_t keys[STEPS][4];
+        narrow_keys(keys, tile);
+        load_keys(&tile, next);
+        next = find_key(a, seq, first + 2 * stride, run.keys);
+        for (int32_t r = 0; r < run.n; r += 2) { /* a last one alone is made twice */
+            const int32_t other = min(r + 1, run.n - 1);
+            float hit[2][32];
+            wgmma_fence();
+            multiply(hit[0], keys, queries + (uint32_t)(r * QUERY_BYTES));
+            multiply(hit[1], keys, queries + (uint32_t)(other * QUERY_BYTES));
+            wgmma_wait_group<1>();
+            put_scores(hit[0], weights + r * HEADS, scores_of(to, run.first + r), first,
+                       visible_entries(a.pos[row + r], a.ratio));
+            wgmma_wait_group<0>();
+            put_scores(hit[1], weights + other * HEADS, scores_of(to, run.first + other), first,
+                       visible_entries(a.pos[row + other], a.ratio));
+        }
+    }
+}
+
+static __global__ void __launch_bounds__(THREADS, 1)
+    score_tiles(hd_indexer_topk_args a, score_rows to, int32_t n_rows) {
+    extern __shared__ __align__(1024) uint8_t shared[];
+    const uint32_t queries = (uint32_t)__cvta_generic_to_shared(shared);
+    float *weights = reinterpret_cast<float *>(shared + ROWS * QUERY_BYTES);
+    const int32_t end = min((int32_t)(blockIdx.y + 1) * ROWS, n_rows);
+    row_run run;
+    for (int32_t row = (int32_t)blockIdx.y * ROWS; row < end; row += run.n) {
+        run = run_from(a, to, row, end);
+        if ((int32_t)blockIdx.x * GROUPS * TILE >= run.keys) continue;
+        score_run(a, to, run, queries, weights);
+        __syncthreads(); /* the queries are done with */
+    }
+}
+
+bool index_fits_sm90(const hd_indexer_topk_args *a) {
+    return a->heads == HEADS && a->keys.width == WIDTH && (uintptr_t)a->q % 16 == 0 &&
+           (uintptr_t)a->keys.data % 16 == 0;
+}
+
+void index_score_sm90(cudaStream_t queue, const hd_indexer_topk_args &a, const score_rows &to,
+                      int32_t n, int32_t workers) {
+    const unsigned groups = blocks_for(n, ROWS), each = (unsigned)workers / groups;
+    cudaFuncSetAttribute(score_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)SHARED_BYTES);
+    score_tiles<<<dim3(each ? each : 1, groups), THREADS, SHARED_BYTES, queue>>>(a, to, n);
+}

@@ -1,0 +1,214 @@
+/* official_cuda.cu - --precision official: products of what the official programs multiply.
+ *
+ * FP8 matrices, and FP4 ones with a power of two per 32 columns, meet rows in E4M3; all others meet rows in
+ * bfloat16, by the kernels of --precision fast. Where Hopper's kernels do not take a matrix, rows are rounded
+ * to the same numbers and multiplied exactly. Rows lie in the stream's scratch, as many at a time as fit. */
+#include "ops/cuda/official_internal.cuh"
+#include "ops/cuda/sm90_internal.cuh"
+
+namespace {
+
+constexpr float E4M3_MAX = 448.0f, LEAST_SIZE = 1e-4f;
+constexpr size_t PLACE = 1024; /* bytes that parts of the scratch are multiples of */
+
+struct rows_job {
+    const cuda_act *x;
+    int64_t x_stride;
+    const int32_t *assignment, *offset; /* of experts, or NULL */
+    int32_t n_experts, top_k, from, rows, spans;
+    bool powers; /* scales are powers of two */
+    bool parted; /* even columns of every 32 first */
+};
+
+/* The least power of two that is not below s, a positive number. */
+__device__ __forceinline__ float power_from(float s) {
+    const uint32_t bits = __float_as_uint(s);
+    return __uint_as_float((bits + 0x007fffff) & 0x7f800000);
+}
+
+/* Four columns of 128 of a row in each lane, and the scale that all share. */
+struct span_part {
+    float4 v;
+    float scale;
+};
+
+__device__ span_part read_span(const rows_job &j, int32_t row, int32_t span, int lane) {
+    const int32_t place = j.from + row;
+    const int64_t from = j.assignment ? j.assignment[place] / j.top_k : place;
+    const cuda_act *x = j.x + from * j.x_stride + span * QUANTISED + 4 * lane;
+    span_part p;
+    if ((uintptr_t)x % 16 == 0) {
+        p.v = *reinterpret_cast<const float4 *>(x);
+    } else {
+        p.v = {x[0], x[1], x[2], x[3]};
+    }
+    const float most =
+        warp_max(fmaxf(fmaxf(fabsf(p.v.x), fabsf(p.v.y)), fmaxf(fabsf(p.v.z), fabsf(p.v.w))));
+    p.scale = fmaxf(most, LEAST_SIZE) / E4M3_MAX;
+    if (j.powers) p.scale = power_from(p.scale);
+    return p;
+}
+
+__device__ __forceinline__ uint32_t narrow_part(const span_part &p) {
+    const uint32_t low =
+        __nv_cvt_float2_to_fp8x2({p.v.x / p.scale, p.v.y / p.scale}, __NV_SATFINITE, __NV_E4M3);
+    const uint32_t high =
+        __nv_cvt_float2_to_fp8x2({p.v.z / p.scale, p.v.w / p.scale}, __NV_SATFINITE, __NV_E4M3);
+    return high << 16 | low;
+}
+
+/* A warp's row and span; false: none, or no expert's. */
+__device__ bool own_span(const rows_job &j, int32_t *row, int32_t *span) {
+    const int64_t warp = ((int64_t)blockIdx.x * BLOCK + threadIdx.x) / WARP;
+    *row = (int32_t)(warp / j.spans);
+    *span = (int32_t)(warp % j.spans);
+    if (*row >= j.rows) return false;
+    const int32_t place = j.from + *row;
+    return !j.offset || (place >= j.offset[0] && place < j.offset[j.n_experts]);
+}
+
+__global__ void __launch_bounds__(BLOCK) quantise(quantised to, rows_job j) {
+    const int lane = threadIdx.x % WARP;
+    int32_t row, span;
+    griddepcontrol_launch_dependents();
+    if (!own_span(j, &row, &span)) return;
+    const span_part p = read_span(j, row, span, lane);
+    uint8_t *out = to.x + ((int64_t)row * j.spans + span) * QUANTISED;
+    const uint32_t codes = narrow_part(p);
+    if (j.parted) {
+        uint16_t *even = reinterpret_cast<uint16_t *>(out + lane / 8 * 32) + lane % 8;
+        even[0] = (uint16_t)__byte_perm(codes, 0, 0x4420);
+        even[8] = (uint16_t)__byte_perm(codes, 0, 0x4431);
+    } else {
+        reinterpret_cast<uint32_t *>(out)[lane] = codes;
+    }
+    if (lane == 0) to.scale[(int64_t)span * to.pitch + row] = p.scale;
+}
+
+/* The same numbers as float32. */
+__global__ void __launch_bounds__(BLOCK) round_rows(float *to, rows_job j) {
+    const int lane = threadIdx.x % WARP;
+    int32_t row, span;
+    if (!own_span(j, &row, &span)) return;
+    const span_part p = read_span(j, row, span, lane);
+    const uint32_t codes = narrow_part(p);
+    float4 v;
+    v.x = e4m3_to_f32((uint8_t)codes) * p.scale;
+    v.y = e4m3_to_f32((uint8_t)(codes >> 8)) * p.scale;
+    v.z = e4m3_to_f32((uint8_t)(codes >> 16)) * p.scale;
+    v.w = e4m3_to_f32((uint8_t)(codes >> 24)) * p.scale;
+    const int64_t at = ((int64_t)row * j.spans + span) * QUANTISED;
+    reinterpret_cast<float4 *>(to + at)[lane] = v;
+}
+
+unsigned grid_of(const rows_job &j) {
+    return blocks_for((int64_t)j.rows * j.spans * WARP, BLOCK);
+}
+
+inline size_t placed(size_t bytes) {
+    return (bytes + PLACE - 1) / PLACE * PLACE;
+}
+
+/* The scratch as `rows` rows. */
+quantised place_rows(hd_stream *s, int32_t rows, int32_t cols) {
+    quantised q;
+    q.x = static_cast<uint8_t *>(hd_stream_scratch(s, 0, 0));
+    q.rows = rows;
+    q.pitch = (rows + 3) / 4 * 4;
+    q.scale = reinterpret_cast<float *>(q.x + placed((size_t)rows * (size_t)cols));
+    return q;
+}
+
+/* How many rows of `each` bytes the scratch has room for, at most `rows`. */
+int32_t rows_that_fit(hd_stream *s, size_t each, int32_t rows) {
+    const size_t all = (size_t)hd_stream_workers(s) * hd_stream_scratch_bytes(s);
+    const size_t fit = all > 4 * PLACE ? (all - 4 * PLACE) / each : 0;
+    return fit < (size_t)rows ? (int32_t)(fit / 128 * 128) : rows;
+}
+
+/* Whether rows meet the matrix in E4M3. */
+bool is_quantised(const hd_weight *w) {
+    if (!w->scale || w->cols % QUANTISED) return false;
+    return w->type == HD_E4M3 || (w->type == HD_E2M1 && w->scale_type == HD_E8M0);
+}
+
+rows_job rows_of(const hd_act *x, int64_t x_stride, const hd_weight *w, int32_t rows) {
+    rows_job j = {};
+    j.x = acts(x);
+    j.x_stride = x_stride;
+    j.rows = rows;
+    j.spans = w->cols / QUANTISED;
+    j.powers = w->power_scales || w->scale_type == HD_E8M0;
+    return j;
+}
+
+/* Products of j.rows rows: as many at a time as fit. */
+void multiply_fp8(hd_stream *s, rows_job j, fp8_product p) {
+    const int32_t cols = p.w->cols, rows = j.rows;
+    const int32_t fit = rows_that_fit(s, (size_t)cols + (size_t)j.spans * sizeof(float), rows);
+    if (fit == 0) return hd_stream_fail(s, HD_ENOMEM, "no scratch for rows in FP8");
+    for (int32_t done = 0; done < rows; done += fit) {
+        j.from = p.from = done;
+        j.rows = rows - done < fit ? rows - done : fit;
+        p.x = place_rows(s, j.rows, cols);
+        quantise<<<grid_of(j), BLOCK, 0, hd_cuda_stream(s)>>>(p.x, j);
+        if (j.parted) {
+            launch_grouped_fp4(s, p);
+        } else {
+            launch_fp8(s, p);
+        }
+        p.out += fit * p.out_stride;
+    }
+}
+
+/* Rows as they are multiplied, in the scratch; NULL: they do not fit. */
+const hd_act *rounded(hd_stream *s, const rows_job &j) {
+    const size_t each = (size_t)j.spans * QUANTISED * sizeof(float);
+    float *to = static_cast<float *>(hd_stream_scratch(s, 0, 0));
+    if (rows_that_fit(s, each, j.rows) < j.rows) {
+        hd_stream_fail(s, HD_ENOMEM, "no scratch for rounded rows");
+        return nullptr;
+    }
+    round_rows<<<grid_of(j), BLOCK, 0, hd_cuda_stream(s)>>>(to, j);
+    return reinterpret_cast<const hd_act *>(to);
+}
+
+} // namespace
+
+void hd_linear_cuda_official(hd_stream *s, const hd_linear_args *a) {
+    const hd_weight *w = a->w;
+    if (a->rows == 0) return;
+    if (!is_quantised(w)) return hd_linear_cuda_fast(s, a);
+    const rows_job j = rows_of(a->x, stride_or(a->x_stride, w->cols), w, a->rows);
+    if (fp8_fits(w, 1)) {
+        float *out = a->out ? acts(a->out) : a->out_f32;
+        multiply_fp8(s, j, {{}, w, out, stride_or(a->out_stride, w->rows), nullptr, 1, 0});
+    } else {
+        hd_linear_args exact = *a;
+        exact.x = rounded(s, j);
+        exact.x_stride = 0;
+        if (exact.x) hd_linear_cuda(s, &exact);
+    }
+    hd_cuda_check(s, "linear");
+}
+
+void hd_grouped_gemm_cuda_official(hd_stream *s, const hd_grouped_gemm_args *a) {
+    const hd_weight *w = a->w;
+    if (a->n_places == 0) return;
+    if (!is_quantised(w)) return hd_grouped_gemm_cuda_fast(s, a);
+    rows_job j = rows_of(a->x, w->cols, w, a->n_places);
+    if (fp8_fits(w, a->n_experts) || fp4_fits(w, a->n_experts)) {
+        j.parted = w->type == HD_E2M1;
+        j.assignment = a->assignment;
+        j.offset = a->offset;
+        j.n_experts = a->n_experts;
+        j.top_k = a->top_k;
+        multiply_fp8(s, j, {{}, w, acts(a->out), w->rows, a->offset, a->n_experts, 0});
+    } else {
+        hd_grouped_gemm_args exact = *a;
+        if (a->assignment) j.rows = a->n_places / a->top_k;
+        exact.x = rounded(s, j);
+        if (exact.x) hd_grouped_gemm_cuda(s, &exact);
+    }
+    hd_cuda_check(s, "grouped_gemm");
+}

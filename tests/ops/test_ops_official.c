@@ -1,0 +1,302 @@
+/* test_ops_official.c - --precision official: products on a GPU whose rows are rounded as the official
+ * programs round them.
+ *
+ * x is rounded here again, as docs/numerics.md says, and multiplied by the reference: what is left is the
+ * order of float32 sums, and what the tensor cores drop of a sum of 128 FP8 products. The same bits are
+ * asked of one row, of seven and of all, and of a graph. */
+#include "ops/ops_fixture.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { F32_SCALES = 5, E8M0_SCALES = 6, ODD_SCALES = 8, E2M1 = 9, NVFP4 = 10, BF16 = 2 };
+enum {
+    SPAN = 128,
+    EXPERTS = 6,
+    TOP_K = 2,
+    MOST_PLACES = 250 /* that the reference computes */
+};
+
+/* Of |want| + rms. Outliers push the rest of a span out of the tensor cores' 13 bits. */
+static const double tolerance = 2e-3, outlier_tolerance = 8e-3;
+
+typedef enum spread { EVEN, NARROW, OUTLIERS, SPREADS } spread;
+
+/* ---- x as it is multiplied ---- */
+
+static float scale_for(float most, bool powers) {
+    const float scale = fmaxf(most, 1e-4f) / 448.0f;
+    int exponent;
+    if (!powers) return scale;
+    const float fraction = frexpf(scale, &exponent); /* [0.5, 1) */
+    return ldexpf(1.0f, fraction > 0.5f ? exponent : exponent - 1);
+}
+
+static void round_span(float *x, bool powers) {
+    float most = 0.0f;
+    for (int32_t i = 0; i < SPAN; i++) most = fmaxf(most, fabsf(x[i]));
+    const float scale = scale_for(most, powers);
+    for (int32_t i = 0; i < SPAN; i++)
+        x[i] = hd_e4m3_to_f32(hd_f32_to_e4m3(x[i] / scale)) * scale;
+}
+
+static float *rounded(const float *x, int64_t n, const hd_weight *w) {
+    float *y = take_copy(x, (size_t)n * sizeof *y);
+    for (int64_t i = 0; i < n; i += SPAN)
+        round_span(y + i, w->power_scales || w->scale_type == HD_E8M0);
+    return y;
+}
+
+static float *take_x(int64_t n, spread how) {
+    float *x = take_random(n, 1.0f);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t span = i / SPAN;
+        if (how == NARROW) x[i] = 1.0f + 0x1p-6f * x[i];
+        if (how == OUTLIERS && i % 517 == 3) x[i] *= 4096.0f;
+        if (how != NARROW)
+            x[i] *= span % 37 == 5 ? 0.0f : ldexpf(1.0f, (int)(span * 7 % 11) - 5);
+    }
+    return x;
+}
+
+static const hd_act *acts(const float *x) {
+    return (const hd_act *)(const void *)x;
+}
+
+/* Matrices that lie as checkpoints' do. */
+static const hd_weight *take_aligned(int32_t format, int32_t rows, int32_t cols, bool powers) {
+    fix.n_cases = 1; /* no odd address */
+    hd_weight *w =
+        take_copy(take_weight(&weight_formats[format], rows, cols, false), sizeof *w);
+    w->power_scales = powers;
+    return w;
+}
+
+static void check(op_case *c, const void *rounded_args, double within) {
+    void *want[MAX_OUTS];
+    op_case exact = *c;
+    exact.args = rounded_args;
+    fix.poisoned = false;
+    run_op(&exact, &fix.table[0], fix.stream[0], 0, c->rows, want);
+    check_gpu_table(c, &fix.gpu_official, within, want);
+}
+
+/* ---- one matrix ---- */
+
+static void run_linear(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                       int32_t n, void *const *out) {
+    hd_linear_args a = *(const hd_linear_args *)c->args;
+    a.out_f32 = out[0];
+    a.x = acts((const float *)(const void *)a.x + (int64_t)first * a.w->cols);
+    a.rows = n;
+    ops->linear(s, &a);
+}
+
+static void linear_shape(int32_t format, int32_t rows, int32_t outs, int32_t cols, spread how) {
+    const hd_weight *w = take_aligned(format, outs, cols, rows % 2);
+    const int64_t n = (int64_t)rows * cols;
+    const float *x = take_x(n, how);
+    const hd_linear_args a = {.w = w, .x = acts(x)}, r = {.w = w, .x = acts(rounded(x, n, w))};
+    check(&(op_case){.name = "linear",
+                     .rows = rows,
+                     .n_outs = 1,
+                     .width = {outs},
+                     .args = &a,
+                     .run = run_linear},
+          &r, how == OUTLIERS ? outlier_tolerance : tolerance);
+    forget_all(NULL);
+}
+
+void official_linear(void **state) {
+    (void)state;
+    static const struct {
+        int32_t format, rows, outs, cols;
+    } shapes[] = {
+        {F32_SCALES,  1,   2112, 7168},
+        {F32_SCALES,  7,   264,  640 }, /* an edge of W, five spans */
+        {E8M0_SCALES, 17,  512,  4096},
+        {F32_SCALES,  65,  1536, 384 },
+        {E8M0_SCALES, 129, 200,  896 },
+        {F32_SCALES,  261, 456,  512 },
+        {ODD_SCALES,  7,   40,   256 }, /* not the kernels' */
+        {F32_SCALES,  3,   129,  256 },
+        {E2M1,        9,   64,   512 },
+    };
+    if (!fix.gpu) return;
+    for (size_t i = 0; i < (fix.brief ? 2 : HD_LEN(shapes)); i++) {
+        for (spread how = EVEN; how < SPREADS; how++)
+            linear_shape(shapes[i].format, shapes[i].rows, shapes[i].outs, shapes[i].cols, how);
+    }
+}
+
+/* ---- experts ---- */
+
+static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
+                        int32_t n, void *const *out) {
+    hd_grouped_gemm_args a = *(const hd_grouped_gemm_args *)c->args;
+    (void)first;
+    (void)n;
+    a.out = out[0];
+    ops->grouped_gemm(s, &a);
+}
+
+/* An expert alone gives the bits that its rows have among the others', one matrix too. */
+static void check_alone(const hd_grouped_gemm_args *all, const float *x, const float *got) {
+    const int32_t outs = all->w->rows, cols = all->w->cols;
+    for (int32_t e = 0; e < all->n_experts; e++) {
+        const int32_t first = all->offset[e], n = all->offset[e + 1] - first;
+        float *rows = take((size_t)n * (size_t)cols * sizeof *rows);
+        int32_t *offset = take_ints(2);
+        void *out[MAX_OUTS];
+        for (int32_t i = 0; i < n; i++) {
+            const int32_t place = first + i;
+            const int64_t from = all->assignment ? all->assignment[place] / TOP_K : place;
+            memcpy(rows + (int64_t)i * cols, x + from * cols, (size_t)cols * sizeof *rows);
+        }
+        offset[1] = n;
+        const hd_linear_args one = {.w = &all->w[e], .x = acts(rows)};
+        const hd_grouped_gemm_args alone = {.x = acts(rows),
+                                            .w = &all->w[e],
+                                            .offset = offset,
+                                            .n_experts = 1,
+                                            .top_k = 1,
+                                            .n_places = n};
+        op_case c = {.name = "one expert",
+                     .rows = 1,
+                     .n_outs = 1,
+                     .width = {n * outs},
+                     .args = &alone,
+                     .run = run_grouped};
+        if (n == 0) continue;
+        run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, 1, out);
+        check_bits("an expert alone", got + (int64_t)first * outs, out[0], (int64_t)n * outs);
+        if (all->w->type != HD_E4M3) continue;
+        c.rows = n;
+        c.width[0] = outs;
+        c.args = &one;
+        c.run = run_linear;
+        run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, n, out);
+        check_bits("one matrix", got + (int64_t)first * outs, out[0], (int64_t)n * outs);
+    }
+}
+
+static void grouped_shape(int32_t format, const int32_t *counts, int32_t outs, int32_t cols,
+                          spread how, bool assigned) {
+    int32_t *offset = take_ints(EXPERTS + 1);
+    hd_weight *w = take(EXPERTS * sizeof *w);
+    for (int32_t e = 0; e < EXPERTS; e++) {
+        offset[e + 1] = offset[e] + counts[e];
+        w[e] = *take_aligned(format, outs, cols, false);
+    }
+    const int32_t places = offset[EXPERTS], rows = assigned ? places / TOP_K : places;
+    int32_t *assignment = take_ints(places);
+    for (int32_t k = 0; k < places; k++) assignment[k] = (k * 7 + 3) % places;
+    const int64_t n = (int64_t)rows * cols;
+    const float *x = take_x(n, how);
+    const hd_grouped_gemm_args a = {.x = acts(x),
+                                    .w = w,
+                                    .offset = offset,
+                                    .assignment = assigned ? assignment : NULL,
+                                    .n_experts = EXPERTS,
+                                    .top_k = TOP_K,
+                                    .n_places = places};
+    hd_grouped_gemm_args r = a;
+    op_case c = {.name = "grouped_gemm",
+                 .rows = 1,
+                 .n_outs = 1,
+                 .width = {places * outs},
+                 .int16 = true,
+                 .args = &a,
+                 .run = run_grouped};
+    void *out[MAX_OUTS];
+    if (places <= MOST_PLACES) {
+        r.x = acts(rounded(x, n, w));
+        check(&c, &r, how == OUTLIERS ? outlier_tolerance : tolerance);
+    }
+    run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, 1, out);
+    if (!fix.brief) check_alone(&a, x, out[0]);
+    forget_all(NULL);
+}
+
+void official_linear_grouped(void **state) {
+    (void)state;
+    static const int32_t counts[][EXPERTS] = {
+        {0, 0, 0, 42, 0,  0  }, /* all to one */
+        {3, 0, 1, 2,  14, 0  },
+        {0, 9, 0, 33, 70, 130},
+    };
+    static const int32_t formats[] = {F32_SCALES, E8M0_SCALES, E2M1};
+    if (!fix.gpu) return;
+    for (size_t f = 0; f < HD_LEN(formats); f++) {
+        for (size_t i = 0; i < (fix.brief ? 1 : HD_LEN(counts)); i++) {
+            for (spread how = EVEN; how < SPREADS; how++) {
+                grouped_shape(formats[f], counts[i], 264, 640, how, i % 2);
+                if (!fix.brief) grouped_shape(formats[f], counts[i], 512, 1024, how, !(i % 2));
+            }
+        }
+    }
+}
+
+/* Rows that are many have the bits that they have among few: each shape takes another tile. */
+void official_tiles(void **state) {
+    (void)state;
+    static const struct {
+        int32_t rows, outs, cols;
+    } shapes[] = {
+        {1000, 4232,  384}, /* of 192 x 128 */
+        {400,  8200,  256}, /* 128 x 128 */
+        {128,  24576, 256}, /* 128 x 192 */
+        {300,  456,   512}, /* 128 x 64 */
+        {64,   17000, 256}, /* 64 x 128 */
+    };
+    static const int32_t counts[][EXPERTS] = {
+        {700, 0,  161, 300, 5,   90},
+        {130, 20, 90,  100, 150, 60},
+    };
+    if (!fix.gpu || fix.brief) return;
+    for (size_t i = 0; i < HD_LEN(shapes); i++) {
+        const int32_t rows = shapes[i].rows, outs = shapes[i].outs, few = 16;
+        const hd_weight *w = take_aligned(F32_SCALES, outs, shapes[i].cols, false);
+        const hd_linear_args a = {.w = w, .x = acts(take_x((int64_t)rows * w->cols, EVEN))};
+        const op_case c = {.name = "linear",
+                           .rows = rows,
+                           .n_outs = 1,
+                           .width = {outs},
+                           .args = &a,
+                           .run = run_linear};
+        const int32_t firsts[] = {0, rows / 2 - 7, rows - few};
+        void *all[MAX_OUTS], *some[MAX_OUTS];
+        fix.poisoned = false;
+        run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, rows, all);
+        for (size_t k = 0; k < HD_LEN(firsts); k++) {
+            run_op(&c, &fix.gpu_official, fix.gpu_stream, firsts[k], few, some);
+            check_bits("many rows", (const float *)all[0] + (int64_t)firsts[k] * outs, some[0],
+                       (int64_t)few * outs);
+        }
+        forget_all(NULL);
+    }
+    for (size_t i = 0; i < HD_LEN(counts); i++)
+        grouped_shape(F32_SCALES, counts[i], 264, 640, EVEN, true);
+}
+
+/* Matrices that rows meet in bfloat16: the bits of fast. */
+void official_leaves_the_rest(void **state) {
+    (void)state;
+    static const int32_t formats[] = {BF16, NVFP4};
+    if (!fix.gpu) return;
+    for (size_t f = 0; f < HD_LEN(formats); f++) {
+        const hd_weight *w = take_aligned(formats[f], 128, 512, false);
+        const hd_linear_args a = {.w = w, .x = acts(take_x(7 * 512, EVEN))};
+        const op_case c = {.name = weight_formats[formats[f]].name,
+                           .rows = 7,
+                           .n_outs = 1,
+                           .width = {128},
+                           .args = &a,
+                           .run = run_linear};
+        void *want[MAX_OUTS], *got[MAX_OUTS];
+        run_op(&c, &fix.gpu_fast, fix.gpu_stream, 0, c.rows, want);
+        run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, c.rows, got);
+        check_bits(c.name, got[0], want[0], 7 * 128);
+    }
+}
