@@ -1,4 +1,5 @@
-/* cmd_bench.c - hadal bench: an engine under a synthetic load, and the way to bench_ops.c.
+/* cmd_bench.c - hadal bench: an engine under a synthetic load, and the way to bench_ops.c and
+ * bench_serve.c.
  *
  * throughput and latency send the same kind of set; they differ in what they start from: throughput sends all at
  * once, latency one request after the other. */
@@ -8,6 +9,7 @@
 #include "cli/bench/bench_ops.h"
 #include "cli/bench/bench_rank.h"
 #include "cli/bench/bench_report.h"
+#include "cli/bench/bench_serve.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/upload_bar.h"
@@ -202,9 +204,10 @@ int cmd_bench(int argc, char **argv) {
         const char *name;
         command_fn *run;
     } kinds[] = {
-        {"throughput", throughput},
-        {"latency",    latency   },
-        {"ops",        bench_ops }
+        {"throughput", throughput },
+        {"latency",    latency    },
+        {"ops",        bench_ops  },
+        {"serve",      bench_serve}
     };
     const char *const wanted = argc > 1 ? argv[1] : "";
     for (size_t i = 0; i < HD_LEN(kinds); i++) {
@@ -213,11 +216,13 @@ int cmd_bench(int argc, char **argv) {
     if (strcmp(wanted, "--help") == 0 || strcmp(wanted, "-h") == 0) {
         puts(
             "usage: hadal bench throughput|latency MODEL_DIR|--dummy-weights CONFIG [options]\n"
-            "       hadal bench ops CONFIG [options]\n\n"
+            "       hadal bench ops CONFIG [options]\n"
+            "       hadal bench serve URL [options]\n\n"
             "hadal bench KIND --help explains one; each takes --config FILE too.");
         return 0;
     }
     hd_err err = {0};
-    HD_FAIL(&err, HD_EINVAL, "hadal bench needs throughput, latency or ops, not '%s'", wanted);
+    HD_FAIL(&err, HD_EINVAL, "hadal bench needs throughput, latency, ops or serve, not '%s'",
+            wanted);
     return report_error(&err);
 }
