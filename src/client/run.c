@@ -313,7 +313,7 @@ static hd_status drive(run *r, const volatile sig_atomic_t *stop, hd_err *err) {
     r->start_ns = hd_now_ns();
     while (!*stop) {
         int64_t due = next_due(r);
-        while (due >= 0 && due <= hd_now_ns() && !r->no_memory) {
+        while (due >= 0 && due <= hd_now_ns() && !r->no_memory && !*stop) {
             r->no_memory |= !start_talk(r);
             due = next_due(r);
         }

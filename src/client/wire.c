@@ -53,7 +53,6 @@ static bool add_key(wire *w, const char *key) {
 
 static bool open_parts(wire *w, const client_server *s, const char *path) {
     const size_t n = strlen(s->base) + strlen(path) + 1;
-    if (curl_global_init(CURL_GLOBAL_DEFAULT) != CURLE_OK) return false;
     w->multi = curl_multi_init();
     w->url = malloc(n);
     if (!w->multi || !w->url) return false;
@@ -69,6 +68,7 @@ static bool open_parts(wire *w, const client_server *s, const char *path) {
 }
 
 hd_status wire_open(wire *w, const client_server *s, const char *path, hd_err *err) {
+    const bool begun = curl_global_init(CURL_GLOBAL_DEFAULT) == CURLE_OK;
     *w = (wire){.epoll = epoll_create1(EPOLL_CLOEXEC),
                 .timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC),
                 .curl_due_ns = -1};
@@ -76,7 +76,8 @@ hd_status wire_open(wire *w, const client_server *s, const char *path, hd_err *e
     if (w->epoll < 0 || w->timer < 0 || epoll_ctl(w->epoll, EPOLL_CTL_ADD, w->timer, &e) != 0) {
         return HD_FAIL(err, HD_EIO, "cannot wait for sockets: %s", strerror(errno));
     }
-    return open_parts(w, s, path) ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for requests");
+    return begun && open_parts(w, s, path) ? HD_OK
+                                           : HD_FAIL(err, HD_ENOMEM, "no memory for requests");
 }
 
 void wire_close(wire *w) {
@@ -86,6 +87,7 @@ void wire_close(wire *w) {
     if (w->epoll >= 0) close(w->epoll);
     if (w->timer >= 0) close(w->timer);
     *w = (wire){.epoll = -1, .timer = -1};
+    curl_global_cleanup();
 }
 
 CURL *wire_handle(const wire *w, const client_server *s) {

@@ -186,7 +186,8 @@ static void draw_series(const chart_series *s, const axis *x, const axis *y, FIL
         const double px = place(x, s->x[i]), py = place(y, s->y[i]);
         draw_mark(s, px, py, to);
         if (s->labels) {
-            fprintf(to, "<text class=\"label\" x=\"%.1f\" y=\"%.1f\">", px + 6, py - 7);
+            fprintf(to, "<text class=\"label\" x=\"%.1f\" y=\"%.1f\">", px + 6,
+                    s->dashed ? py + 15 : py - 7);
             html_text(s->labels[i], to);
             fputs("</text>", to);
         }

@@ -144,6 +144,14 @@ typedef struct levels {
     int n_concurrency, n_rate, n;
 } levels;
 
+static int64_t level_concurrency(const levels *l, int i) {
+    return (int64_t)l->concurrency[l->n_concurrency > 1 ? i : 0];
+}
+
+static double level_rate(const levels *l, int i) {
+    return l->rate[l->n_rate > 1 ? i : 0];
+}
+
 static hd_status read_levels(levels *out, const serve_bench *b, hd_err *err) {
     const char *concurrency = b->concurrency ? b->concurrency : b->rate ? "0" : "8";
     HD_TRY(read_list(out->concurrency, &out->n_concurrency, concurrency, "concurrency", 0,
@@ -153,14 +161,21 @@ static hd_status read_levels(levels *out, const serve_bench *b, hd_err *err) {
         return HD_FAIL(err, HD_EINVAL, "either --concurrency or --rate may be a list");
     }
     out->n = out->n_concurrency > out->n_rate ? out->n_concurrency : out->n_rate;
+    const bool bounded = b->prompts > 0 || b->duration_s <= 0;
+    for (int i = 0; !bounded && i < out->n; i++) {
+        if (level_rate(out, i) <= 0 && level_concurrency(out, i) == 0) {
+            return HD_FAIL(err, HD_EINVAL,
+                           "--duration needs a bound: --num-prompts, --concurrency or --rate");
+        }
+    }
     return HD_OK;
 }
 
 /* Without a number of prompts or a duration: eight for each place, or five seconds of arrivals. */
 static void set_level(client_load *load, const levels *l, int i) {
     load->level = i;
-    load->concurrency = (int64_t)l->concurrency[l->n_concurrency > 1 ? i : 0];
-    load->rate = l->rate[l->n_rate > 1 ? i : 0];
+    load->concurrency = level_concurrency(l, i);
+    load->rate = level_rate(l, i);
     if (!load->conversations && load->duration_s <= 0) {
         const double n = load->rate > 0 ? 5 * load->rate : 8 * (double)load->concurrency;
         load->conversations = n > 16 ? (int64_t)n : 16;
@@ -172,9 +187,8 @@ static void set_level(client_load *load, const levels *l, int i) {
 static volatile sig_atomic_t stopped;
 
 static void on_signal(int number) {
-    (void)number;
-    stopped = 1;
-    signal(SIGINT, SIG_DFL); /* a second one ends at once */
+    stopped = number;
+    signal(number, SIG_DFL); /* a second one ends at once */
 }
 
 static hd_status warm_up(const client_server *s, const client_load *load, int64_t n,
@@ -244,6 +258,8 @@ static hd_status sweep(json_t *result, const serve_bench *b, const client_server
     client_objectives o = {0};
     json_t *to = json_object_get(result, "levels");
     HD_TRY(read_objectives(&o, b->goodput, err));
+    signal(SIGINT, on_signal);
+    signal(SIGTERM, on_signal);
     for (int i = 0; i < l->n && !stopped; i++) {
         client_load level = *load;
         set_level(&level, l, i);
@@ -274,8 +290,6 @@ static hd_status bench(const serve_bench *b, hd_err *err) {
     json_t *extra = NULL, *result = NULL;
     const char *key = getenv("HADAL_API_KEY");
     if (!key || !*key) key = getenv("OPENAI_API_KEY");
-    signal(SIGINT, on_signal);
-    signal(SIGTERM, on_signal);
     hd_status st = read_load(&load, &extra, b, err);
     if (st == HD_OK) st = read_levels(&l, b, err);
     if (st == HD_OK) st = read_objectives(&o, b->goodput, err);
@@ -368,5 +382,6 @@ int bench_serve(int argc, char **argv) {
     if (!options_parse(&line, argc, argv, &code)) return code;
     hd_err err = {0};
     const hd_status st = b.compare ? compare(&b, &err) : bench(&b, &err);
-    return st == HD_OK ? 0 : report_error(&err);
+    if (st != HD_OK) return report_error(&err);
+    return stopped ? 128 + stopped : 0; /* what shells make of a signal */
 }
