@@ -76,9 +76,9 @@ static void log_ticks(axis *a, double least, double most) {
     const bool many = most / least > 3e3;
     a->low = least;
     a->high = most > least * 1.01 ? most : least * 1.01;
-    for (double power = pow(10, floor(log10(least))); power <= a->high; power *= 10) {
+    for (int decade = (int)floor(log10(least)); pow(10, decade) <= a->high; decade++) {
         for (size_t i = 0; i < (many ? 1 : HD_LEN(steps)) && a->n < MAX_TICKS; i++) {
-            const double v = power * steps[i];
+            const double v = pow(10, decade) * steps[i];
             if (v >= least * (1 - 1e-9) && v <= a->high) a->ticks[a->n++] = v;
         }
     }

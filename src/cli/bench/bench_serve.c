@@ -56,9 +56,9 @@ static hd_status read_range(client_range *out, const char *text, const char *nam
                             hd_err *err) {
     enum { MOST = 1 << 24 };
     const char *at = text;
-    double low, high;
+    double low = 0;
     bool good = read_number(&at, &low);
-    high = low;
+    double high = low;
     if (good && *at == '-') {
         at++;
         good = read_number(&at, &high);
@@ -83,8 +83,8 @@ static hd_status read_objectives(client_objectives *out, const char *text, hd_er
         {"e2e:",  &out->e2e },
         {"e2el:", &out->e2e }
     };
-    const char *at = text;
-    while (at && *at) {
+    if (!text) return HD_OK;
+    for (const char *at = text; *at;) {
         size_t i = 0;
         while (i < HD_LEN(known) && strncmp(at, known[i].name, strlen(known[i].name)) != 0) i++;
         if (i == HD_LEN(known)) break;
@@ -93,7 +93,6 @@ static hd_status read_objectives(client_objectives *out, const char *text, hd_er
         if (*at == '\0') return HD_OK;
         if (*at++ != ',') break;
     }
-    if (!at || !*text) return HD_OK;
     return HD_FAIL(err, HD_EINVAL,
                    "--goodput: '%s' is no list of milliseconds like ttft:500,tpot:50,e2e:9000",
                    text);
