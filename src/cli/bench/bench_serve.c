@@ -366,7 +366,8 @@ int bench_serve(int argc, char **argv) {
         option_text("json", &b.json, "FILE", "where the figures go"),
         option_flag("details", &b.details, "every request in --json too"),
         option_text("report", &b.report, "FILE", "where a page with charts goes"),
-        option_text("compare", &b.compare, "A.json", "no load: figures of two files of --json"),
+        option_text("compare", &b.compare, "FILE",
+                    "no load: figures of this file of --json, and of URL, another"),
         with_letter(option_flag("quiet", &b.quiet, "no progress on standard error"), 'q'),
     };
     const positional target = {.name = "URL", .value = &b.target};

@@ -196,8 +196,8 @@ static int latency(int argc, char **argv) {
     return run_load(argc, argv, &line, &b);
 }
 
-const char *const bench_forms[] = {"throughput", "latency", "latency --emulate-rank", "ops",
-                                   NULL};
+const char *const bench_forms[] = {"throughput", "latency", "latency --emulate-rank",
+                                   "ops",        "serve",   NULL};
 
 int cmd_bench(int argc, char **argv) {
     static const struct {
