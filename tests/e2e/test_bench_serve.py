@@ -4,13 +4,14 @@ and every way in which an answer can fail has a name."""
 import html.parser
 import json
 import math
+import os
 import re
 import signal
 import subprocess
 
 import pytest
 from conftest import HADAL
-from openai_mock import Mock
+from openai_mock import Mock, count_words
 from serving import wait_until
 
 IDS = ["--endpoint", "completions", "--token-ids", 4096, "--model", "tiny-v4", "--warmup", 0]
@@ -83,6 +84,16 @@ def test_figures_are_what_the_server_counted(serve, load):
             assert level[f"{word}_{name}_ms"] == pytest.approx(curve[place])
 
 
+def test_times_of_a_request_add_up(mock, load):
+    """Five events of a token each: E2E is TTFT and four ITL, or four TPOT; nothing comes for 50 ms."""
+    level = level_of(load(mock("slow", tokens=5).url, *IDS, "--num-prompts", 6, "--concurrency", 2, "--details"))
+    requests = level["requests"]
+    assert all(50 <= r["ttft_ms"] <= r["e2e_ms"] for r in requests)
+    later = sum(r["e2e_ms"] - r["ttft_ms"] for r in requests)
+    assert later == pytest.approx(6 * 4 * level["mean_itl_ms"]) == pytest.approx(6 * 4 * level["mean_tpot_ms"])
+    assert level["duration"] * 1000 >= max(r["sent_ms"] + r["e2e_ms"] for r in requests)
+
+
 def test_lengths_of_text_are_tokens(serve, load):
     server = serve("--backend", "null")
     for endpoint in "chat", "completions":
@@ -142,7 +153,6 @@ def test_the_seed_decides_what_is_sent(mock, load, endpoint):
     assert runs[0] == runs[1] and not set(runs[0]) & set(runs[2])
     bodies = [json.loads(b) for b in runs[0]]
     assert len({b["max_tokens"] for b in bodies}) > 1 and all(3 <= b["max_tokens"] <= 9 for b in bodies)
-    from openai_mock import count_words
     assert all(20 <= count_words(b) <= 60 for b in bodies)
     assert all(b["stream"] and b["stream_options"] == {"include_usage": True} and b["temperature"] == 0 for b in bodies)
     assert not any("ignore_eos" in b for b in bodies)
@@ -210,7 +220,6 @@ def test_a_refused_parameter_is_said(mock, hadal):
 
 
 def test_the_key_is_sent_and_never_shown(mock, load, tmp_path):
-    import os
     m = mock()
     page = tmp_path / "page.html"
     for name in "HADAL_API_KEY", "OPENAI_API_KEY":
@@ -373,6 +382,7 @@ def test_a_result_with_odd_members(two, hadal, tmp_path):
     (["http://user:pw@127.0.0.1:1"], "no user name"),
     (["http://127.0.0.1:1/?a=b"], "no query"),
     (["http://127.0.0.1:1", "--concurrency", "1,,2"], "--concurrency"),
+    (["http://127.0.0.1:1", "--concurrency", "2.5"], "whole number"),
     (["http://127.0.0.1:1", "--concurrency", "1,2", "--rate", "1,2"], "either"),
     (["http://127.0.0.1:1", "--rate", "-1"], "--rate"),
     (["http://127.0.0.1:1", "--input-len", "9-3"], "--input-len"),

@@ -156,6 +156,12 @@ static hd_status read_levels(levels *out, const serve_bench *b, hd_err *err) {
     HD_TRY(read_list(out->concurrency, &out->n_concurrency, concurrency, "concurrency", 0,
                      1 << 20, err));
     HD_TRY(read_list(out->rate, &out->n_rate, b->rate ? b->rate : "0", "rate", 0, 1e6, err));
+    for (int i = 0; i < out->n_concurrency; i++) {
+        if (floor(out->concurrency[i]) < out->concurrency[i]) {
+            return HD_FAIL(err, HD_EINVAL, "--concurrency: %g is not a whole number",
+                           out->concurrency[i]);
+        }
+    }
     if (out->n_concurrency > 1 && out->n_rate > 1) {
         return HD_FAIL(err, HD_EINVAL, "either --concurrency or --rate may be a list");
     }
