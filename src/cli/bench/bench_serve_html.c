@@ -267,7 +267,8 @@ static void write_charts(curve_set *c, const json_t *a, const json_t *b, FILE *t
     write_distribution(c, a, b, "itl_percentiles_ms", "Inter-token latency", "ITL, ms", to);
     write_distribution(c, a, b, "tpot_percentiles_ms", "Time per output token of a request",
                        "TPOT, ms", to);
-    write_distribution(c, a, b, "e2e_percentiles_ms", "End-to-end latency", "E2E, ms", to);
+    write_distribution(c, a, b, "e2e_latency_percentiles_ms", "End-to-end latency", "E2E, ms",
+                       to);
     fputs("</div>\n", to);
 }
 

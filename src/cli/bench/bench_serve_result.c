@@ -9,16 +9,16 @@
 enum { MAX_BYTES = 1 << 30, MAX_LEVELS = 64 };
 
 const result_column result_columns[] = {
-    {"request_throughput", "requests",    "req/s", 2, false},
-    {"output_throughput",  "output",      "tok/s", 1, false},
-    {"total_throughput",   "in + out",    "tok/s", 1, false},
-    {"median_ttft_ms",     "TTFT median", "ms",    1, true },
-    {"p99_ttft_ms",        "TTFT p99",    "ms",    1, true },
-    {"median_itl_ms",      "ITL median",  "ms",    2, true },
-    {"p99_itl_ms",         "ITL p99",     "ms",    2, true },
-    {"median_tpot_ms",     "TPOT median", "ms",    2, true },
-    {"median_e2e_ms",      "E2E median",  "ms",    1, true },
-    {"p99_e2e_ms",         "E2E p99",     "ms",    1, true }
+    {"request_throughput",    "requests",    "req/s", 2, false},
+    {"output_throughput",     "output",      "tok/s", 1, false},
+    {"total_throughput",      "in + out",    "tok/s", 1, false},
+    {"median_ttft_ms",        "TTFT median", "ms",    1, true },
+    {"p99_ttft_ms",           "TTFT p99",    "ms",    1, true },
+    {"median_itl_ms",         "ITL median",  "ms",    2, true },
+    {"p99_itl_ms",            "ITL p99",     "ms",    2, true },
+    {"median_tpot_ms",        "TPOT median", "ms",    2, true },
+    {"median_e2e_latency_ms", "E2E median",  "ms",    1, true },
+    {"p99_e2e_latency_ms",    "E2E p99",     "ms",    1, true }
 };
 const int n_result_columns = (int)HD_LEN(result_columns);
 
@@ -75,7 +75,7 @@ json_t *result_level(const client_load *load, const client_run *run, const clien
     put_times(o, "ttft", &f->ttft);
     put_times(o, "itl", &f->itl);
     put_times(o, "tpot", &f->tpot);
-    put_times(o, "e2e", &f->e2e);
+    put_times(o, "e2e_latency", &f->e2e);
     block_put_times(o, "late", &f->late);
     json_object_set_new(o, "errors", errors_of(run));
     json_t *requests = details ? json_array() : NULL;
