@@ -1,7 +1,6 @@
 /* events.c - see events.h. */
 #include "client/events.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,10 +22,20 @@ bool client_text_add(client_text *t, const char *bytes, size_t n) {
     return true;
 }
 
+void client_copy_text(char *out, size_t size, const char *text) {
+    size_t n = 0;
+    for (; text[n] && n < size - 1; n++) {
+        const unsigned char c = (unsigned char)text[n];
+        out[n] = c < ' ' || c == 0x7f ? ' ' : (char)c;
+    }
+    while (n && text[n] && ((unsigned char)text[n] & 0xc0) == 0x80) n--;
+    out[n] = '\0';
+}
+
 static void fail(client_events *e, const char *text) {
     if (e->failed) return;
     e->failed = true;
-    snprintf(e->error, sizeof e->error, "%s", text);
+    client_copy_text(e->error, sizeof e->error, text);
 }
 
 /* ---- one chunk ---- */

@@ -35,6 +35,10 @@ typedef struct client_events {
 int64_t client_events_feed(client_events *e, const char *bytes, size_t n);
 void client_events_deinit(client_events *e);
 
+/* Copies UTF-8 for people to read: control characters become spaces, and what does not fit is cut
+ * between characters. */
+void client_copy_text(char *out, size_t size, const char *text);
+
 /* Appends bytes; false without memory. */
 bool client_text_add(client_text *t, const char *bytes, size_t n);
 

@@ -59,8 +59,10 @@ void client_name_refusal(client_error *out, long status, const char *body, size_
     const char *type = json_string_value(json_object_get(error, "type"));
     const char *message = json_string_value(json_object_get(error, "message"));
     if (!code) code = type ? type : "";
-    snprintf(out->name, sizeof out->name, "HTTP %ld%s%s", status, *code ? " " : "", code);
-    snprintf(out->sample, sizeof out->sample, "%s", message ? message : "");
+    char plain[64];
+    client_copy_text(plain, sizeof plain, code);
+    snprintf(out->name, sizeof out->name, "HTTP %ld%s%s", status, *plain ? " " : "", plain);
+    client_copy_text(out->sample, sizeof out->sample, message ? message : "");
     json_decref(reply);
 }
 

@@ -165,6 +165,10 @@ def busy(mock, handler, body):
     reply_json(handler, 429, {"error": {"message": "try later", "type": "rate_limit", "code": "too_many"}})
 
 
+def odd(mock, handler, body):
+    reply_json(handler, 400, {"error": {"message": "\x1b[31m" + "é" * 150, "code": "\n" + "ü" * 60}})
+
+
 def silent(mock, handler, body):
     mock.let_go.wait(120)
     handler.close_connection = True
@@ -179,4 +183,4 @@ def slow(mock, handler, body):
     good(mock, handler, body)
 
 
-KINDS = {f.__name__: f for f in (good, pieces, cut, unended, failing, garbage, busy, silent, vanishing, slow)}
+KINDS = {f.__name__: f for f in (good, pieces, cut, unended, failing, garbage, busy, odd, silent, vanishing, slow)}

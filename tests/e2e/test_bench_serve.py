@@ -248,6 +248,16 @@ def test_failures_have_names(mock, load):
     assert re.search(r"^HTTP 429 too_many +2  try later$", load.said, re.M)
 
 
+def test_what_a_server_says_is_cut_and_plain(mock, load):
+    """Between characters, and without what a terminal would obey."""
+    m = mock("odd")
+    m.model = "a\x1b[2Jb"
+    args = [a for a in IDS if a not in ("--model", "tiny-v4")]
+    (error,) = level_of(load(m.url, *args, "--num-prompts", 2))["errors"]
+    assert error == {"name": "HTTP 400  " + "ü" * 31, "count": 2, "message": " [31m" + "é" * 97}
+    assert "\x1b" not in load.said and "Model:                                   a [2Jb" in load.said
+
+
 def test_a_request_times_out(mock, load):
     m = mock("silent", "good")
     level = level_of(load(m.url, *IDS, "--num-prompts", 3, "--concurrency", 1, "--timeout", 2))

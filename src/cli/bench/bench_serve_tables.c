@@ -4,6 +4,7 @@
 
 #include "cli/bench/bench_block.h"
 #include "cli/bench/bench_serve_internal.h"
+#include "client/events.h"
 
 static void print_counts(const client_figures *f, FILE *to) {
     block_count(to, "Successful requests:", f->completed);
@@ -18,9 +19,11 @@ static void print_counts(const client_figures *f, FILE *to) {
 
 void table_level(const client_server *s, const client_load *load, const client_run *run,
                  const client_figures *f, FILE *to) {
+    char model[200];
     block_heading(to, " Serving Benchmark Result ", '=');
     block_text(to, "Server:", s->base);
-    block_text(to, "Model:", s->model);
+    client_copy_text(model, sizeof model, s->model);
+    block_text(to, "Model:", model);
     if (load->rate > 0) {
         block_real(to, "Traffic request rate:", load->rate);
     } else {
@@ -110,14 +113,23 @@ static void compare_level(const json_t *a, const json_t *b, FILE *to) {
     }
 }
 
+static void print_source(char letter, const json_t *result, FILE *to) {
+    static const char *const keys[] = {"model", "url", "date"};
+    fprintf(to, "%c:", letter);
+    for (size_t i = 0; i < HD_LEN(keys); i++) {
+        char plain[200];
+        client_copy_text(plain, sizeof plain, result_text(result, keys[i]));
+        fprintf(to, i == 0 ? " %s" : ", %s", plain);
+    }
+    fputc('\n', to);
+}
+
 hd_status table_compare(const json_t *a, const json_t *b, FILE *to, hd_err *err) {
     size_t i;
     json_t *level;
     int n = 0;
-    fprintf(to, "A: %s, %s, %s\n", result_text(a, "model"), result_text(a, "url"),
-            result_text(a, "date"));
-    fprintf(to, "B: %s, %s, %s\n", result_text(b, "model"), result_text(b, "url"),
-            result_text(b, "date"));
+    print_source('A', a, to);
+    print_source('B', b, to);
     fprintf(to, "%-19s %12s %12s %8s\n", "", "A", "B", "B / A");
     json_array_foreach(json_object_get(a, "levels"), i, level) {
         const json_t *same = result_same_level(b, level);
