@@ -170,6 +170,7 @@ $(BUILD)/tests/%.o: CFLAGS += -Itests
 ifeq ($(origin OPT),file)
 $(BUILD)/src/weights/%.o $(BUILD)/src/tokenizer/%.o $(BUILD)/src/chat/%.o $(BUILD)/src/grammar/%.o $(BUILD)/src/http/%.o $(BUILD)/src/hub/%.o $(BUILD)/src/api/%.o $(BUILD)/src/server/%.o: CFLAGS += $(TRAP)
 $(BUILD)/src/ops/%.o: CFLAGS += $(UNZEROED)
+$(BUILD)/src/client/%.o: CFLAGS += $(TRAP)
 endif
 
 unit: $(BUILD)/hadal_test $(BUILD)/hadal_test_api

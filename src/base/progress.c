@@ -33,7 +33,7 @@ void hd_progress_init(hd_progress *p, const char *label, const char *unit, int64
 
 /* Formats an amount; bytes get a unit of their own. */
 static amount_text amount_of(const hd_progress *p, double n) {
-    amount_text a;
+    amount_text a = {0};
     if (strcmp(p->unit, "bytes") == 0) {
         hd_bytes_text(a.s, sizeof a.s, n);
     } else {

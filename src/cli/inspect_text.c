@@ -28,7 +28,7 @@ static text grouped(int64_t v) {
 
 /* 1234567 as 1.23 MB. */
 static text sized(int64_t bytes) {
-    text out;
+    text out = {0};
     hd_bytes_text(out.s, sizeof out.s, (double)bytes);
     return out;
 }

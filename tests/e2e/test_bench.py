@@ -83,7 +83,7 @@ def test_dummy_weights_need_no_checkpoint(hadal, config, backend):
 
 
 @pytest.mark.parametrize("args, words", [
-    (["bench"], "throughput, latency or ops"),
+    (["bench"], "throughput, latency, ops or serve"),
     (["bench", "speed"], "'speed'"),
     (["bench", "latency", MODEL, "--shared-prefix", 512], "shared prefix"),
     (["bench", "latency", MODEL, "--num-prompts", 0], "num-prompts"),

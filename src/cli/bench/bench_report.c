@@ -4,36 +4,9 @@
 #include <jansson.h>
 #include <stdlib.h>
 
+#include "cli/bench/bench_block.h"
+
 /* ---- times ---- */
-
-static int by_value(const void *a, const void *b) {
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Linear between the two nearest ranks. */
-static double percentile(const double *sorted, int64_t n, double shard) {
-    const double at = shard * (double)(n - 1);
-    const int64_t low = (int64_t)at;
-    const int64_t high = low + 1 < n ? low + 1 : low;
-    return sorted[low] + (at - (double)low) * (sorted[high] - sorted[low]);
-}
-
-/* Sorts values[n]. */
-static report_times summarize(double *values, int64_t n) {
-    report_times t = {.n = n};
-    double sum = 0;
-    if (n == 0) return t;
-    qsort(values, (size_t)n, sizeof *values, by_value);
-    for (int64_t i = 0; i < n; i++) sum += values[i];
-    t.mean = sum / (double)n;
-    t.median = percentile(values, n, 0.5);
-    t.p90 = percentile(values, n, 0.9);
-    t.p95 = percentile(values, n, 0.95);
-    t.p99 = percentile(values, n, 0.99);
-    t.max = values[n - 1];
-    return t;
-}
 
 static double ms(int64_t ns) {
     return (double)ns * 1e-6;
@@ -52,7 +25,7 @@ static double per_token(const load_record *q) {
     return q->got > 1 ? ms(q->end_ns - q->first_ns) / (q->got - 1) : -1;
 }
 
-static report_times of_requests(const load_run *run, double (*value)(const load_record *),
+static hd_quantiles of_requests(const load_run *run, double (*value)(const load_record *),
                                 double *scratch) {
     int64_t n = 0;
     for (int64_t i = 0; i < run->n; i++) {
@@ -60,7 +33,7 @@ static report_times of_requests(const load_run *run, double (*value)(const load_
         const double v = value(&run->records[i]);
         if (v >= 0) scratch[n++] = v;
     }
-    return summarize(scratch, n);
+    return hd_quantiles_of(scratch, n);
 }
 
 hd_status report_make(load_report *out, const load_run *run, hd_err *err) {
@@ -98,7 +71,7 @@ hd_status report_make(load_report *out, const load_run *run, hd_err *err) {
     out->ttft = of_requests(run, to_first, scratch);
     out->tpot = of_requests(run, per_token, scratch);
     for (int64_t i = 0; i < run->n_gaps; i++) scratch[i] = ms(run->gaps_ns[i]);
-    out->itl = summarize(scratch, run->n_gaps);
+    out->itl = hd_quantiles_of(scratch, run->n_gaps);
     free(scratch);
     return HD_OK;
 }
@@ -139,110 +112,54 @@ void report_engine(load_report *out, const hd_engine_stats *before,
 
 /* ---- the block ---- */
 
-static void heading(FILE *to, const char *text, char fill) {
-    enum { WIDTH = 50 };
-    const int n = (int)snprintf(NULL, 0, "%s", text), left = (WIDTH - n) / 2;
-    for (int i = 0; i < left; i++) fputc(fill, to);
-    fputs(text, to);
-    for (int i = left + n; i < WIDTH; i++) fputc(fill, to);
-    fputc('\n', to);
-}
-
-static void count_line(FILE *to, const char *label, int64_t n) {
-    fprintf(to, "%-40s %lld\n", label, (long long)n);
-}
-
-static void real_line(FILE *to, const char *label, double value) {
-    fprintf(to, "%-40s %.2f\n", label, value);
-}
-
-static void times_block(FILE *to, const char *title, const char *name, const report_times *t) {
-    const struct {
-        const char *word;
-        double value;
-    } lines[] = {
-        {"Mean",   t->mean  },
-        {"Median", t->median},
-        {"P90",    t->p90   },
-        {"P95",    t->p95   },
-        {"P99",    t->p99   },
-        {"Max",    t->max   }
-    };
-    heading(to, title, '-');
-    for (size_t i = 0; i < HD_LEN(lines); i++) {
-        char label[64];
-        snprintf(label, sizeof label, "%s %s (ms):", lines[i].word, name);
-        real_line(to, label, lines[i].value);
-    }
-}
-
 void report_print(const load_report *r, const load_options *o, const char *backend, FILE *to) {
-    heading(to, " Serving Benchmark Result ", '=');
+    block_heading(to, " Serving Benchmark Result ", '=');
     fprintf(to, "%-40s hadal %s\n", "Backend:", backend);
     if (o->rate > 0) {
-        real_line(to, "Traffic request rate:", o->rate);
+        block_real(to, "Traffic request rate:", o->rate);
     } else {
         fprintf(to, "%-40s inf\n", "Traffic request rate:");
     }
-    if (o->concurrency) count_line(to, "Max request concurrency:", o->concurrency);
-    count_line(to, "Successful requests:", r->completed);
-    if (r->failed) count_line(to, "Failed requests:", r->failed);
-    real_line(to, "Benchmark duration (s):", r->seconds);
-    count_line(to, "Total input tokens:", r->input_tokens);
-    count_line(to, "Of them cached:", r->cached_tokens);
-    count_line(to, "Total generated tokens:", r->output_tokens);
-    real_line(to, "Request throughput (req/s):", r->requests_s);
-    real_line(to, "Input token throughput (tok/s):", r->input_s);
-    real_line(to, "Output token throughput (tok/s):", r->output_s);
-    real_line(to, "Total token throughput (tok/s):", r->total_s);
-    real_line(to, "Concurrency:", r->concurrency);
-    real_line(to, "Accept length:", r->accept_length);
+    if (o->concurrency) block_count(to, "Max request concurrency:", o->concurrency);
+    block_count(to, "Successful requests:", r->completed);
+    if (r->failed) block_count(to, "Failed requests:", r->failed);
+    block_real(to, "Benchmark duration (s):", r->seconds);
+    block_count(to, "Total input tokens:", r->input_tokens);
+    block_count(to, "Of them cached:", r->cached_tokens);
+    block_count(to, "Total generated tokens:", r->output_tokens);
+    block_real(to, "Request throughput (req/s):", r->requests_s);
+    block_real(to, "Input token throughput (tok/s):", r->input_s);
+    block_real(to, "Output token throughput (tok/s):", r->output_s);
+    block_real(to, "Total token throughput (tok/s):", r->total_s);
+    block_real(to, "Concurrency:", r->concurrency);
+    block_real(to, "Accept length:", r->accept_length);
     for (int k = 0; k < HD_MOST_DRAFTS && r->accepted_at[k] >= 0; k++) {
         char label[64];
         snprintf(label, sizeof label, "Draft %d accepted (%%):", k + 1);
-        real_line(to, label, 100 * r->accepted_at[k]);
+        block_real(to, label, 100 * r->accepted_at[k]);
     }
-    count_line(to, "Engine steps:", r->steps);
-    real_line(to, "Host time per step (us):", r->host_us);
+    block_count(to, "Engine steps:", r->steps);
+    block_real(to, "Host time per step (us):", r->host_us);
     if (r->graph_steps) {
-        count_line(to, "Steps as one GPU graph:", r->graph_steps);
-        real_line(to, "GPU time per graph (us):", r->graph_us);
+        block_count(to, "Steps as one GPU graph:", r->graph_steps);
+        block_real(to, "GPU time per graph (us):", r->graph_us);
     }
     if (r->graphs) {
-        count_line(to, "Graphs recorded:", r->graphs);
-        real_line(to, "Time per recording (us):", r->record_us);
+        block_count(to, "Graphs recorded:", r->graphs);
+        block_real(to, "Time per recording (us):", r->record_us);
     }
     if (r->idle_us >= 0) {
-        real_line(to, "Mean GPU idle between graphs (us):", r->idle_us);
-        real_line(to, "Median GPU idle between graphs (us):", r->median_idle_us);
+        block_real(to, "Mean GPU idle between graphs (us):", r->idle_us);
+        block_real(to, "Median GPU idle between graphs (us):", r->median_idle_us);
     }
-    times_block(to, "End-to-End Latency", "E2E Latency", &r->e2e);
-    times_block(to, "Time to First Token", "TTFT", &r->ttft);
-    times_block(to, "Time per Output Token (excl. 1st token)", "TPOT", &r->tpot);
-    times_block(to, "Inter-Token Latency", "ITL", &r->itl);
-    heading(to, "", '=');
+    block_times(to, "End-to-End Latency", "E2E Latency", &r->e2e);
+    block_times(to, "Time to First Token", "TTFT", &r->ttft);
+    block_times(to, "Time per Output Token (excl. 1st token)", "TPOT", &r->tpot);
+    block_times(to, "Inter-Token Latency", "ITL", &r->itl);
+    block_heading(to, "", '=');
 }
 
 /* ---- JSON ---- */
-
-static void put_times(json_t *o, const char *name, const report_times *t) {
-    const struct {
-        const char *word;
-        double value;
-    } keys[] = {
-        {"mean",   t->mean  },
-        {"median", t->median},
-        {"p90",    t->p90   },
-        {"p95",    t->p95   },
-        {"p99",    t->p99   },
-        {"max",    t->max   }
-    };
-    for (size_t i = 0; i < HD_LEN(keys); i++) {
-        char key[64];
-        snprintf(key, sizeof key, "%s_%s_ms", keys[i].word, name);
-        json_object_set_new(o, key, json_real(keys[i].value));
-    }
-}
 
 void report_print_json(const load_report *r, const load_options *o, const char *backend,
                        FILE *to) {
@@ -270,10 +187,10 @@ void report_print_json(const load_report *r, const load_options *o, const char *
         json_object_set_new(j, "mean_gpu_idle_us", json_real(r->idle_us));
         json_object_set_new(j, "median_gpu_idle_us", json_real(r->median_idle_us));
     }
-    put_times(j, "e2e_latency", &r->e2e);
-    put_times(j, "ttft", &r->ttft);
-    put_times(j, "tpot", &r->tpot);
-    put_times(j, "itl", &r->itl);
+    block_put_times(j, "e2e_latency", &r->e2e);
+    block_put_times(j, "ttft", &r->ttft);
+    block_put_times(j, "tpot", &r->tpot);
+    block_put_times(j, "itl", &r->itl);
     json_dumpf(j, to, JSON_COMPACT);
     fputc('\n', to);
     json_decref(j);

@@ -5,12 +5,8 @@
 
 #include <stdio.h>
 
+#include "base/quantiles.h"
 #include "cli/bench/bench_load.h"
-
-typedef struct report_times { /* milliseconds */
-    double mean, median, p90, p95, p99, max;
-    int64_t n;
-} report_times;
 
 typedef struct load_report {
     int64_t completed, failed;
@@ -19,8 +15,8 @@ typedef struct load_report {
     double concurrency;   /* sum of the requests' times over the run's */
     double accept_length; /* tokens per step of a request */
     double
-        accepted_at[HD_MOST_DRAFTS]; /* share of the drafts at each place; -1: none drafted */
-    report_times e2e, ttft, tpot, itl;
+        accepted_at[HD_MOST_DRAFTS];   /* share of the drafts at each place; -1: none drafted */
+    hd_quantiles e2e, ttft, tpot, itl; /* milliseconds */
     int64_t steps, graph_steps; /* of the engine; of them, taken by a GPU as one graph each */
     double host_us;             /* of the host per step, not waiting for the device */
     double graph_us;            /* of a GPU per graph step */

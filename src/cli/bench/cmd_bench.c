@@ -1,11 +1,13 @@
 /* cmd_bench.c - `hadal bench`: measures an engine under a synthetic load; bench_ops.c
- * measures operators. throughput sends all requests at once, latency one after the other. */
+ * measures operators, bench_serve.c any server. throughput sends all requests at once, latency
+ * one after the other. */
 #include <stdio.h>
 #include <string.h>
 
 #include "cli/bench/bench_ops.h"
 #include "cli/bench/bench_rank.h"
 #include "cli/bench/bench_report.h"
+#include "cli/bench/bench_serve.h"
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "cli/upload_bar.h"
@@ -192,17 +194,18 @@ static int latency(int argc, char **argv) {
     return run_load(argc, argv, &line, &b);
 }
 
-const char *const bench_forms[] = {"throughput", "latency", "latency --emulate-rank", "ops",
-                                   NULL};
+const char *const bench_forms[] = {"throughput", "latency", "latency --emulate-rank",
+                                   "ops",        "serve",   NULL};
 
 int cmd_bench(int argc, char **argv) {
     static const struct {
         const char *name;
         command_fn *run;
     } kinds[] = {
-        {"throughput", throughput},
-        {"latency",    latency   },
-        {"ops",        bench_ops }
+        {"throughput", throughput },
+        {"latency",    latency    },
+        {"ops",        bench_ops  },
+        {"serve",      bench_serve}
     };
     const char *const wanted = argc > 1 ? argv[1] : "";
     for (size_t i = 0; i < HD_LEN(kinds); i++) {
@@ -211,11 +214,13 @@ int cmd_bench(int argc, char **argv) {
     if (strcmp(wanted, "--help") == 0 || strcmp(wanted, "-h") == 0) {
         puts(
             "usage: hadal bench throughput|latency MODEL_DIR|--dummy-weights CONFIG [options]\n"
-            "       hadal bench ops CONFIG [options]\n\n"
+            "       hadal bench ops CONFIG [options]\n"
+            "       hadal bench serve URL [options]\n\n"
             "hadal bench KIND --help explains one; each takes --config FILE too.");
         return 0;
     }
     hd_err err = {0};
-    HD_FAIL(&err, HD_EINVAL, "hadal bench needs throughput, latency or ops, not '%s'", wanted);
+    HD_FAIL(&err, HD_EINVAL, "hadal bench needs throughput, latency, ops or serve, not '%s'",
+            wanted);
     return report_error(&err);
 }

@@ -1,0 +1,32 @@
+/* bench_chart.h - a chart of lines as SVG inside an HTML page. */
+#ifndef HD_CLI_BENCH_BENCH_CHART_H
+#define HD_CLI_BENCH_BENCH_CHART_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+typedef struct chart_series {
+    char name[96];
+    const double *x,
+        *y; /* [n]; on a logarithmic axis what is far below the rest lies at its end */
+    int n;
+    int colour;         /* any number; equal ones look equal */
+    bool dashed;        /* of a second set */
+    bool points;        /* a mark at every point, and the text of labels beside it */
+    char (*labels)[64]; /* [n] or NULL */
+} chart_series;
+
+typedef struct chart {
+    const char *title, *x_label, *y_label; /* with units */
+    bool log_x, log_y;
+    double y_max; /* 0: by the data */
+    const chart_series *series;
+    int n;
+} chart;
+
+void chart_write(const chart *c, FILE *to);
+
+/* Text as HTML: what has a meaning there is escaped. */
+void html_text(const char *text, FILE *to);
+
+#endif
