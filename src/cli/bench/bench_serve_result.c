@@ -70,7 +70,7 @@ json_t *result_level(const client_load *load, const client_run *run, const clien
         run->gave_up);
     if (f->good_s >= 0) {
         json_object_set_new(o, "request_goodput", json_real(f->good_s));
-        json_object_set_new(o, "goodput_share", json_real(f->good_shard));
+        json_object_set_new(o, "goodput_share", json_real(f->good_share));
     }
     put_times(o, "ttft", &f->ttft);
     put_times(o, "itl", &f->itl);

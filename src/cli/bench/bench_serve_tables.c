@@ -38,7 +38,7 @@ void table_level(const client_server *s, const client_load *load, const client_r
     block_real(to, "Concurrency:", f->concurrency);
     if (f->good_s >= 0) {
         block_real(to, "Request goodput (req/s):", f->good_s);
-        block_real(to, "Within all objectives (%):", 100 * f->good_shard);
+        block_real(to, "Within all objectives (%):", 100 * f->good_share);
     }
     block_real(to, "Client's share of a processor (%):", 100 * run->processor);
     if (load->rate > 0) block_real(to, "P99 sent late by (ms):", f->late.p99);
