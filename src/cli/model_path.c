@@ -75,10 +75,18 @@ static bool has(const char *folder, const char *name) {
     return there;
 }
 
+/* What a tokenizer or a chat encoding is read from. */
+static bool has_text(const char *folder) {
+    static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
+                                        "chat_template.jinja", "encoding"};
+    for (size_t i = 0; i < HD_LEN(names); i++) {
+        if (has(folder, names[i])) return true;
+    }
+    return false;
+}
+
 static hd_status explain_folder(const char *path, model_part part, hd_err *err) {
-    const bool is_text = part == MODEL_TEXT &&
-                         (has(path, "tokenizer.json") || has(path, "tokenizer_config.json"));
-    if (has(path, "config.json") || is_text) return HD_OK;
+    if (has(path, "config.json") || (part == MODEL_TEXT && has_text(path))) return HD_OK;
     if (has(path, "snapshots") && has(path, "blobs")) {
         return HD_FAIL(
             err, HD_EINVAL,

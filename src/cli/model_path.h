@@ -7,7 +7,7 @@
 
 typedef enum model_part {
     MODEL_WHOLE,  /* a folder with config.json, weights and tokenizer */
-    MODEL_TEXT,   /* a folder with a tokenizer, or at least its configuration */
+    MODEL_TEXT,   /* a folder with a tokenizer or a chat encoding */
     MODEL_CONFIG, /* such a folder, or a config.json itself */
 } model_part;
 

@@ -9,18 +9,20 @@ import random
 import about
 import arithmetic
 import encoding
+import jsonanswers
 import lists
 import recall
 import stories
+import toolresults
 import tooluse
 from exchange import Exchange
 
 HELD_OUT = 10 ** 9
 SYSTEM = ["You are a helpful assistant.", "You are tiny, a small model.", "Answer the question.", "You are a friendly assistant.", "Be brief."]
-KINDS = ["story", "story_question", "arithmetic", "lists", "recall", "tools", "chat", "about"]
+KINDS = ["story", "story_question", "arithmetic", "lists", "recall", "tools", "chat", "about", "agents", "json"]
 # share of documents; recall and tool documents are several times longer than the others
-WEIGHTS = [14, 10, 34, 11, 9, 9, 8, 7]
-PROMPT_WEIGHT = {"recall": 0.03, "tools": 0.1}
+WEIGHTS = [14, 10, 30, 11, 9, 6, 8, 7, 10, 6]
+PROMPT_WEIGHT = {"recall": 0.03, "tools": 0.1, "agents": 0.05, "json": 0.05}
 
 
 def to_messages(rng: random.Random, turns: list[Exchange], thinking: bool) -> list[dict]:
@@ -35,6 +37,11 @@ def to_messages(rng: random.Random, turns: list[Exchange], thinking: bool) -> li
 
 def short_turn(rng: random.Random) -> Exchange:
     return rng.choices([arithmetic.draw, lists.draw, about.draw], [5, 2, 4])[0](rng)
+
+
+def aside(rng: random.Random) -> Exchange:
+    """Small talk beside tools; sums are left to these."""
+    return rng.choices([lists.draw, about.draw], [2, 4])[0](rng)
 
 
 def story_talk(rng: random.Random) -> list[Exchange]:
@@ -66,16 +73,22 @@ def until_a_call(rng: random.Random, messages: list[dict]) -> list[dict]:
 
 def document(number: int, budget: int = 2000, mix: list[float] | None = None, chat=encoding) -> tuple[str, str, float]:
     """(kind, text, loss weight of prompt tokens) of document `number`; budget bounds its tokens, mix replaces
-    WEIGHTS, chat is the module of the chat encoding."""
+    WEIGHTS and may name the first kinds only, chat is the module of the chat encoding."""
     rng = random.Random(number * 2654435761 + 12345)
-    kind = rng.choices(KINDS, mix or WEIGHTS)[0]
+    mix = mix or WEIGHTS
+    kind = rng.choices(KINDS[:len(mix)], mix)[0]
     thinking = rng.random() < 0.6
     if kind == "story" and rng.random() < 0.4:
         return kind, encoding.BOS + stories.story(rng).text + encoding.EOS, 1.0
-    if kind == "tools":
-        messages = tooluse.dialogue(rng, short_turn, thinking)
+    if kind in ("tools", "agents"):
+        if kind == "tools":
+            messages = tooluse.dialogue(rng, aside, thinking)
+        else:
+            messages = toolresults.dialogue(rng, aside, thinking and chat.KEEPS_THOUGHTS, thinking)
         if thinking and not chat.KEEPS_THOUGHTS:
             messages = until_a_call(rng, messages)
+    elif kind == "json":
+        messages = jsonanswers.messages(rng, thinking)
     else:
         if kind == "story":
             turns = [stories.told(rng)[0]]
