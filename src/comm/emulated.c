@@ -18,12 +18,12 @@ struct hd_comm_emulated {
 };
 
 /* Returns the first slot of the busiest rank, for whose rows a step waits. */
-static int32_t busiest(const double *shard, int32_t n, int32_t per_rank) {
+static int32_t busiest(const double *fraction, int32_t n, int32_t per_rank) {
     int32_t best = 0;
     double most = 0;
     for (int32_t first = 0; first + per_rank <= n; first += per_rank) {
         double sum = 0;
-        for (int32_t e = 0; e < per_rank; e++) sum += shard[first + e];
+        for (int32_t e = 0; e < per_rank; e++) sum += fraction[first + e];
         if (sum > most) {
             most = sum;
             best = first;
@@ -34,14 +34,15 @@ static int32_t busiest(const double *shard, int32_t n, int32_t per_rank) {
 
 /* Draws offset[n_slots + 1] of one layer: choices of all ranks, of which this rank gets
  * some. */
-static void draw_layer(const hd_comm_emulated *e, int32_t layer, int32_t rows, double *shard,
+static void draw_layer(const hd_comm_emulated *e, int32_t layer, int32_t rows, double *fraction,
                        int32_t *got, int32_t *offset) {
     const hd_parallel_config *l = &e->o.shard->parallel;
     const int32_t n = e->n_slots * l->ep;
     const int64_t choices = (int64_t)rows * e->o.spec->route.top_k * l->ep;
-    hd_routing_fractions(shard, n, l->ep, e->o.routing, layer);
-    hd_routing_draw(got, shard, n, choices, layer);
-    const int32_t first = e->o.routing == HD_ROUTING_SKEWED ? busiest(shard, n, e->n_slots) : 0;
+    hd_routing_fractions(fraction, n, l->ep, e->o.routing, layer);
+    hd_routing_draw(got, fraction, n, choices, layer);
+    const int32_t first =
+        e->o.routing == HD_ROUTING_SKEWED ? busiest(fraction, n, e->n_slots) : 0;
     offset[0] = 0;
     for (int32_t i = 0; i < e->n_slots; i++) offset[i + 1] = offset[i] + got[first + i];
 }
@@ -55,17 +56,17 @@ static hd_status put(hd_comm_emulated *e, void **out, const void *host, size_t b
 
 static hd_status draw_all(hd_comm_emulated *e, int32_t *offset, hd_err *err) {
     const size_t n = (size_t)e->n_slots * (size_t)e->o.shard->parallel.ep;
-    double *shard = malloc(n * sizeof *shard);
+    double *fraction = malloc(n * sizeof *fraction);
     int32_t *got = malloc(n * sizeof *got);
-    for (int k = 0; shard && got && k < HD_EMULATED_SIZES; k++) {
+    for (int k = 0; fraction && got && k < HD_EMULATED_SIZES; k++) {
         for (int32_t l = 0; l < e->n_layers; l++) {
             int32_t *at = offset + ((int64_t)k * e->n_layers + l) * (e->n_slots + 1);
-            draw_layer(e, l, e->o.rows[k], shard, got, at);
+            draw_layer(e, l, e->o.rows[k], fraction, got, at);
             e->in_rows = hd_max_i32(e->in_rows, at[e->n_slots]);
         }
     }
-    const bool done = shard && got;
-    free(shard);
+    const bool done = fraction && got;
+    free(fraction);
     free(got);
     return done ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory to draw arriving rows");
 }

@@ -30,24 +30,23 @@ static hd_stored_format format_of(const hd_model_spec *spec, const hd_tensor_dec
     return f;
 }
 
-static size_t data_bytes(const hd_slice *shard_axis, const hd_stored_format *f) {
-    return (size_t)shard_axis->rows * (size_t)shard_axis->cols *
-           (size_t)hd_dtype_bits(f->type) / 8;
+static size_t data_bytes(const hd_slice *slice, const hd_stored_format *f) {
+    return (size_t)slice->rows * (size_t)slice->cols * (size_t)hd_dtype_bits(f->type) / 8;
 }
 
-static size_t n_scales(const hd_slice *shard_axis, const hd_stored_format *f) {
+static size_t n_scales(const hd_slice *slice, const hd_stored_format *f) {
     if (f->scale_type == HD_NONE) return 0;
-    return (size_t)hd_ceil_div(shard_axis->rows, f->block_rows) *
-           (size_t)hd_ceil_div(shard_axis->cols, f->block_cols);
+    return (size_t)hd_ceil_div(slice->rows, f->block_rows) *
+           (size_t)hd_ceil_div(slice->cols, f->block_cols);
 }
 
 static size_t aligned(size_t n) {
     return (n + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-static size_t bytes_of(const hd_slice *shard_axis, const hd_stored_format *f) {
-    const size_t scale = n_scales(shard_axis, f) * (size_t)hd_dtype_bits(f->scale_type) / 8;
-    return aligned(data_bytes(shard_axis, f)) + aligned(scale);
+static size_t bytes_of(const hd_slice *slice, const hd_stored_format *f) {
+    const size_t scale = n_scales(slice, f) * (size_t)hd_dtype_bits(f->scale_type) / 8;
+    return aligned(data_bytes(slice, f)) + aligned(scale);
 }
 
 /* ---- values ---- */
@@ -106,9 +105,9 @@ static void make(hd_stream *s, uint8_t *to, size_t bytes, const hd_random_fill *
 }
 
 static void fill(hd_stream *s, weights_bound *b, uint8_t *data, const hd_tensor_decl *d,
-                 const hd_slice *shard_axis, const hd_stored_format *stored, uint64_t seed) {
+                 const hd_slice *slice, const hd_stored_format *stored, uint64_t seed) {
     const bool plain = stored->scale_type == HD_NONE, global = stored->scale_type == HD_E4M3;
-    const size_t n = data_bytes(shard_axis, stored);
+    const size_t n = data_bytes(slice, stored);
     const double wanted = 1 / sqrt((double)d->cols);
     const double size = wanted / (stored->type == HD_E2M1 ? rms_e2m1 : rms_e4m3);
     uint8_t *scale = data + aligned(n);
@@ -118,14 +117,14 @@ static void fill(hd_stream *s, weights_bound *b, uint8_t *data, const hd_tensor_
     if (!plain) {
         const hd_random_fill scales = scale_pattern(stored->scale_type, global ? 1 : size);
         const size_t each = (size_t)hd_dtype_bits(stored->scale_type) / 8;
-        make(s, scale, n_scales(shard_axis, stored) * each, &scales);
+        make(s, scale, n_scales(slice, stored) * each, &scales);
     }
     b->weight = (hd_weight){.data = data,
                             .scale = plain ? NULL : scale,
                             .type = stored->type,
                             .scale_type = stored->scale_type,
-                            .rows = shard_axis->rows,
-                            .cols = shard_axis->cols,
+                            .rows = slice->rows,
+                            .cols = slice->cols,
                             .block_rows = stored->block_rows,
                             .block_cols = stored->block_cols,
                             .global = global ? (float)size : 1.0f,
@@ -146,8 +145,8 @@ static void describe(hd_tensor *t, const hd_tensor_decl *d, const weights_bound 
 }
 
 /* Returns whether this rank holds bytes of a tensor. Tables of integers are made elsewhere. */
-static bool is_held(const hd_tensor_decl *d, const hd_slice *shard_axis) {
-    return shard_axis->rows > 0 && d->role != HD_ROUTER_HASH;
+static bool is_held(const hd_tensor_decl *d, const hd_slice *slice) {
+    return slice->rows > 0 && d->role != HD_ROUTER_HASH;
 }
 
 static hd_status take_block(weights_dummies *out, size_t total, hd_err *err) {
@@ -163,8 +162,8 @@ hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
     *out = (weights_dummies){.device = a->device};
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_stored_format stored = format_of(a->spec, &schema->decls[i]);
-        const hd_slice *shard_axis = &a->slices[i];
-        if (is_held(&schema->decls[i], shard_axis)) total += bytes_of(shard_axis, &stored);
+        const hd_slice *slice = &a->slices[i];
+        if (is_held(&schema->decls[i], slice)) total += bytes_of(slice, &stored);
     }
     out->tensors = calloc((size_t)schema->n + 1, sizeof *out->tensors);
     if (!out->tensors) return HD_FAIL(err, HD_ENOMEM, "no memory for dummy weights");
@@ -173,12 +172,12 @@ hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_tensor_decl *d = &schema->decls[i];
         const hd_stored_format stored = format_of(a->spec, d);
-        const hd_slice *shard_axis = &a->slices[i];
-        if (!is_held(d, shard_axis)) continue;
-        fill(a->device ? a->stream : NULL, &bound[i], at, d, shard_axis, &stored, (uint64_t)i);
-        describe(&out->tensors[i], d, &bound[i], data_bytes(shard_axis, &stored));
+        const hd_slice *slice = &a->slices[i];
+        if (!is_held(d, slice)) continue;
+        fill(a->device ? a->stream : NULL, &bound[i], at, d, slice, &stored, (uint64_t)i);
+        describe(&out->tensors[i], d, &bound[i], data_bytes(slice, &stored));
         bound[i].data = &out->tensors[i];
-        at += bytes_of(shard_axis, &stored);
+        at += bytes_of(slice, &stored);
     }
     out->bytes = total;
     return a->device ? hd_stream_sync(a->stream, err) : HD_OK;

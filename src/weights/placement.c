@@ -15,8 +15,8 @@ typedef struct cutter {
 /* Sets this rank's slice to part `part` of `parts` equal parts of one side. units: number of
  * heads, groups or blocks in the side that must not be divided; by: the config's word for
  * parts. */
-static hd_status shard_axis(const cutter *c, bool rows, int32_t units, const char *unit,
-                            int32_t part, int32_t parts, const char *by) {
+static hd_status shard_along(const cutter *c, bool rows, int32_t units, const char *unit,
+                             int32_t part, int32_t parts, const char *by) {
     const char *side = rows ? "rows" : "columns";
     int32_t n = rows ? c->decl->rows : c->decl->cols;
     int32_t block = rows ? c->format.block_rows : c->format.block_cols;
@@ -46,8 +46,8 @@ static hd_status shard_axis(const cutter *c, bool rows, int32_t units, const cha
     return HD_OK;
 }
 
-static hd_status shard_axis_expert(const cutter *c, const hd_shard *shard,
-                                   const hd_rank_coords *at) {
+static hd_status shard_expert(const cutter *c, const hd_shard *shard,
+                              const hd_rank_coords *at) {
     const hd_parallel_config *l = c->args->parallel;
     const int32_t n = c->args->spec->route.n_experts, slots = n + l->redundant;
     if (slots % l->ep != 0 || shard->n_experts > n) {
@@ -56,13 +56,13 @@ static hd_status shard_axis_expert(const cutter *c, const hd_shard *shard,
     }
     bool rows = c->decl->role != HD_EXPERT_DOWN;
     int32_t inter = c->args->spec->moe_inter;
-    HD_TRY(shard_axis(c, rows, inter, rows ? "rows" : "columns", at->etp, l->etp, "etp"));
+    HD_TRY(shard_along(c, rows, inter, rows ? "rows" : "columns", at->etp, l->etp, "etp"));
     if (hd_shard_slot(shard, c->decl->expert, n) < 0) *c->out = (hd_slice){0};
     return HD_OK;
 }
 
-static hd_status shard_axis_tensor(const cutter *c, const hd_shard *shard,
-                                   const hd_rank_coords *at) {
+static hd_status shard_tensor(const cutter *c, const hd_shard *shard,
+                              const hd_rank_coords *at) {
     const hd_parallel_config *l = c->args->parallel;
     const hd_model_spec *s = c->args->spec;
     const hd_tensor_decl *d = c->decl;
@@ -71,21 +71,21 @@ static hd_status shard_axis_tensor(const cutter *c, const hd_shard *shard,
     case HD_SHARD_NONE:
         return HD_OK;
     case HD_SHARD_HEAD_ROWS:
-        return shard_axis(c, true, s->n_heads, "heads", at->tp, l->tp, "tp");
+        return shard_along(c, true, s->n_heads, "heads", at->tp, l->tp, "tp");
     case HD_SHARD_HEAD_COLS:
-        return shard_axis(c, false, s->n_heads, "heads", at->tp, l->tp, "tp");
+        return shard_along(c, false, s->n_heads, "heads", at->tp, l->tp, "tp");
     case HD_SHARD_GROUP_ROWS:
-        return shard_axis(c, true, s->o_groups, "output groups", at->tp, l->tp, "tp");
+        return shard_along(c, true, s->o_groups, "output groups", at->tp, l->tp, "tp");
     case HD_SHARD_GROUP_COLS:
-        return shard_axis(c, false, s->o_groups, "output groups", at->tp, l->tp, "tp");
+        return shard_along(c, false, s->o_groups, "output groups", at->tp, l->tp, "tp");
     case HD_SHARD_DENSE_ROWS:
-        return shard_axis(c, true, d->rows, "rows", at->dense, l->dense_tp, "dense_tp");
+        return shard_along(c, true, d->rows, "rows", at->dense, l->dense_tp, "dense_tp");
     case HD_SHARD_DENSE_COLS:
-        return shard_axis(c, false, d->cols, "columns", at->dense, l->dense_tp, "dense_tp");
+        return shard_along(c, false, d->cols, "columns", at->dense, l->dense_tp, "dense_tp");
     case HD_SHARD_VOCAB_ROWS:
-        return shard_axis(c, true, d->rows, "rows", at->head, l->head_tp, "head_tp");
+        return shard_along(c, true, d->rows, "rows", at->head, l->head_tp, "head_tp");
     case HD_SHARD_EXPERT:
-        return shard_axis_expert(c, shard, at);
+        return shard_expert(c, shard, at);
     }
     return HD_FAIL(c->err, HD_EINVAL, "%s: unknown kind of cut %d", d->name,
                    (int)d->shard_axis);
@@ -120,7 +120,7 @@ hd_status hd_plan_open(hd_plan *out, const hd_plan_args *a, hd_err *err) {
         cutter c = {.args = a, .decl = d, .out = &out->slices[i], .err = err};
         if (d->duplicate || d->layer >= a->spec->n_layers + a->n_mtp) continue;
         c.format = a->formats ? a->formats[i] : hd_declared_format(a->spec, d);
-        hd_status st = shard_axis_tensor(&c, &out->shard, &at);
+        hd_status st = shard_tensor(&c, &out->shard, &at);
         if (st != HD_OK) {
             hd_plan_close(out);
             return st;

@@ -51,24 +51,24 @@ static double balance_at(const double *place, int32_t n, int32_t groups, double 
     return all / groups / most;
 }
 
-void hd_routing_fractions(double *shard, int32_t n, int32_t groups, hd_routing routing,
+void hd_routing_fractions(double *fraction, int32_t n, int32_t groups, hd_routing routing,
                           int32_t layer) {
     double low = 0, high = most_skew, sum = 0;
     if (routing != HD_ROUTING_SKEWED) {
-        for (int32_t e = 0; e < n; e++) shard[e] = 1.0 / n;
+        for (int32_t e = 0; e < n; e++) fraction[e] = 1.0 / n;
         return;
     }
-    draw_order(shard, n, layer);
+    draw_order(fraction, n, layer);
     for (int i = 0; i < BISECTIONS; i++) {
         const double middle = (low + high) / 2;
-        if (balance_at(shard, n, hd_min_i32(groups, n), middle) > balance) {
+        if (balance_at(fraction, n, hd_min_i32(groups, n), middle) > balance) {
             low = middle;
         } else {
             high = middle;
         }
     }
-    for (int32_t e = 0; e < n; e++) sum += shard[e] = pow(shard[e], -low);
-    for (int32_t e = 0; e < n; e++) shard[e] /= sum;
+    for (int32_t e = 0; e < n; e++) sum += fraction[e] = pow(fraction[e], -low);
+    for (int32_t e = 0; e < n; e++) fraction[e] /= sum;
 }
 
 /* Returns the first index whose prefix sum exceeds u. */
@@ -88,20 +88,20 @@ static int32_t find(const double *upto, int32_t n, double u) {
 /* Draws binomials one after the other: the part of expert e of what those before it left. It
  * uses their normal approximation, clamped to what is possible, as exact draws of millions
  * would take long. */
-void hd_routing_draw(int32_t *rows, const double *shard, int32_t n, int64_t total,
+void hd_routing_draw(int32_t *rows, const double *fraction, int32_t n, int64_t total,
                      int32_t layer) {
     const double two_pi = 6.283185307179586;
     double left = 1;
     for (int32_t e = 0; e < n; e++) {
         const hd_philox draw = hd_philox_at(seed_of(layer), DRAW_ROWS, (uint64_t)e);
-        const double p = e + 1 < n && shard[e] < left ? shard[e] / left : 1;
+        const double p = e + 1 < n && fraction[e] < left ? fraction[e] / left : 1;
         const double radius = sqrt(-2 * log((double)hd_philox_unit(draw.v[0])));
         const double normal = radius * cos(two_pi * (double)hd_philox_unit(draw.v[1]));
         const double want = (double)total * p + normal * sqrt((double)total * p * (1 - p));
         const int64_t got = want < 0 ? 0 : llround(want);
         rows[e] = (int32_t)(got < total ? got : total);
         total -= rows[e];
-        left -= shard[e];
+        left -= fraction[e];
     }
 }
 
@@ -135,21 +135,21 @@ static void choose(const chooser *c, int32_t token, const int32_t *before, int32
 hd_status weights_make_routing(int32_t **out, const hd_model_spec *spec, hd_routing routing,
                                int32_t layer, hd_err *err) {
     const int32_t n = spec->route.n_experts, k = spec->route.top_k;
-    double *shard = calloc((size_t)n, sizeof *shard);
+    double *fraction = calloc((size_t)n, sizeof *fraction);
     *out = malloc((size_t)spec->vocab * (size_t)k * sizeof **out);
-    if (!shard || !*out) {
-        free(shard);
+    if (!fraction || !*out) {
+        free(fraction);
         free(*out);
         *out = NULL;
         return HD_FAIL(err, HD_ENOMEM, "no memory for a table of experts by token");
     }
-    hd_routing_fractions(shard, n, SKEW_GROUPS, routing, layer);
-    for (int32_t e = 1; e < n; e++) shard[e] += shard[e - 1];
-    const chooser c = {shard, n, k, seed_of(layer)};
+    hd_routing_fractions(fraction, n, SKEW_GROUPS, routing, layer);
+    for (int32_t e = 1; e < n; e++) fraction[e] += fraction[e - 1];
+    const chooser c = {fraction, n, k, seed_of(layer)};
     for (int32_t t = 0; t < spec->vocab; t++) {
         int32_t *row = *out + (int64_t)t * k;
         choose(&c, t, routing == HD_ROUTING_STICKY && t > 0 ? row - k : NULL, row);
     }
-    free(shard);
+    free(fraction);
     return HD_OK;
 }

@@ -18,14 +18,14 @@ typedef enum hd_routing {
     HD_ROUTING_STICKY
 } hd_routing;
 
-/* Writes shard[n]: the fraction of all choices that each expert (or slot) gets; the sum is
+/* Writes fraction[n]: the fraction of all choices that each expert (or slot) gets; the sum is
  * 1. Skewed: fractions are drawn per layer, so that over `groups` ranks of consecutive
  * experts the mean is 0.6 of the busiest. Otherwise they are equal. */
-void hd_routing_fractions(double *shard, int32_t n, int32_t groups, hd_routing routing,
+void hd_routing_fractions(double *fraction, int32_t n, int32_t groups, hd_routing routing,
                           int32_t layer);
 
 /* Draws how many of `total` choices each expert gets, by its fraction. */
-void hd_routing_draw(int32_t *rows, const double *shard, int32_t n, int64_t total,
+void hd_routing_draw(int32_t *rows, const double *fraction, int32_t n, int64_t total,
                      int32_t layer);
 
 #endif

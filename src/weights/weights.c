@@ -383,8 +383,7 @@ hd_status hd_weights_open_dummy(hd_weights **out, const hd_model_spec *spec,
 }
 
 /* Views every tensor's slice in the complete weights, and their tables unchanged. */
-static hd_status shard_axis_all(hd_weights *w, const hd_weights *whole,
-                                const hd_slice *slices) {
+static hd_status slice_all(hd_weights *w, const hd_weights *whole, const hd_slice *slices) {
     HD_TRY(take_memory(w, "a share", 0));
     for (int32_t i = 0; i < w->schema.n; i++) {
         const weights_bound *from = &whole->bound[i];
@@ -401,7 +400,7 @@ static hd_status shard_axis_all(hd_weights *w, const hd_weights *whole,
     return HD_OK;
 }
 
-static hd_status shard_axis(hd_weights *w, const hd_weights *whole,
+static hd_status open_shard(hd_weights *w, const hd_weights *whole,
                             const hd_parallel_config *parallel, int32_t rank) {
     hd_plan plan;
     hd_plan_args args = {
@@ -417,7 +416,7 @@ static hd_status shard_axis(hd_weights *w, const hd_weights *whole,
     hd_status st = hd_plan_open(&plan, &args, &w->problem);
     if (st == HD_OK) {
         w->shard = plan.shard;
-        st = shard_axis_all(w, whole, plan.slices);
+        st = slice_all(w, whole, plan.slices);
         hd_plan_close(&plan);
     }
     free(formats);
@@ -432,7 +431,7 @@ hd_status hd_weights_open_shards(hd_weights **out, const hd_weights *whole,
     if (!w) return HD_FAIL(err, HD_ENOMEM, "no memory for a share of weights");
     w->spec = whole->spec;
     w->n_mtp = whole->n_mtp;
-    return hand_over(out, w, shard_axis(w, whole, parallel, rank), err);
+    return hand_over(out, w, open_shard(w, whole, parallel, rank), err);
 }
 
 const hd_shard *hd_weights_shard(const hd_weights *w) {

@@ -80,11 +80,11 @@ static void rectangles_have_the_elements(void **state) {
 
 enum { EXPERTS = 256, RANKS = 32 };
 
-static double balance(const double *shard) {
+static double balance(const double *fraction) {
     double most = 0;
     for (int32_t r = 0; r < RANKS; r++) {
         double sum = 0;
-        for (int32_t e = 0; e < EXPERTS / RANKS; e++) sum += shard[r * EXPERTS / RANKS + e];
+        for (int32_t e = 0; e < EXPERTS / RANKS; e++) sum += fraction[r * EXPERTS / RANKS + e];
         most = fmax(most, sum);
     }
     return 1.0 / RANKS / most;
@@ -92,18 +92,18 @@ static double balance(const double *shard) {
 
 static void shards_are_as_uneven_as_they_say(void **state) {
     (void)state;
-    double shard[EXPERTS], sum = 0;
+    double fraction[EXPERTS], sum = 0;
     int32_t rows[EXPERTS];
-    hd_routing_fractions(shard, EXPERTS, RANKS, HD_ROUTING_UNIFORM, 3);
-    assert_true(fabs(balance(shard) - 1) < 1e-9);
-    hd_routing_fractions(shard, EXPERTS, RANKS, HD_ROUTING_SKEWED, 3);
-    assert_true(fabs(balance(shard) - 0.6) < 1e-3);
-    for (int32_t e = 0; e < EXPERTS; e++) sum += shard[e];
+    hd_routing_fractions(fraction, EXPERTS, RANKS, HD_ROUTING_UNIFORM, 3);
+    assert_true(fabs(balance(fraction) - 1) < 1e-9);
+    hd_routing_fractions(fraction, EXPERTS, RANKS, HD_ROUTING_SKEWED, 3);
+    assert_true(fabs(balance(fraction) - 0.6) < 1e-3);
+    for (int32_t e = 0; e < EXPERTS; e++) sum += fraction[e];
     assert_true(fabs(sum - 1) < 1e-9);
-    hd_routing_draw(rows, shard, EXPERTS, 1000000, 3);
+    hd_routing_draw(rows, fraction, EXPERTS, 1000000, 3);
     int64_t all = 0;
     for (int32_t e = 0; e < EXPERTS; e++) {
-        const double want = 1e6 * shard[e];
+        const double want = 1e6 * fraction[e];
         assert_true(fabs(rows[e] - want) < 6 * sqrt(want) + 1);
         all += rows[e];
     }
