@@ -84,7 +84,7 @@ static hd_status call(json_t **out, long *status, const client_server *s, const 
         if (code != CURLE_OK) {
             st = HD_FAIL(err, HD_EIO, "%s: %s", w.url, curl_easy_strerror(code));
         } else if (*status != 200) {
-            client_error e;
+            client_error e = {0};
             client_name_refusal(&e, *status, reply.at, reply.n);
             st = HD_FAIL(err, HD_EIO, "%s: %s%s%s", w.url, e.name, *e.sample ? ": " : "",
                          e.sample);
