@@ -130,7 +130,7 @@ hd_status hd_refuse_lfs_pointer(const void *start, size_t n, const char *path, h
     const char *size = strstr(text, "\nsize ");
     const int digits = size ? (int)strspn(size + 6, "0123456789") : 0;
     return HD_FAIL(err, HD_EFORMAT,
-                   "%s is a pointer of Git LFS: the file itself%s%.*s%s was not downloaded; "
+                   "%s: a pointer of Git LFS; the file itself%s%.*s%s was not downloaded: "
                    "'git lfs pull' in its folder does that, or 'hadal pull ORG/NAME'",
                    path, digits ? ", of " : "", digits, digits ? size + 6 : "",
                    digits ? " bytes," : "");
