@@ -13,25 +13,30 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p) {
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* ---- barriers in shared memory ---- */
+/* ---- barriers in shared memory, by their address ---- */
+
+static __device__ __forceinline__ void mbarrier_init(uint32_t b, uint32_t arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(b), "r"(arrivals) : "memory");
+}
 
 static __device__ __forceinline__ void mbarrier_init(uint64_t *b, uint32_t arrivals) {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)),
-                 "r"(arrivals)
-                 : "memory");
+    mbarrier_init(shared_address(b), arrivals);
 }
 
 static __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-static __device__ __forceinline__ void mbarrier_arrive(uint64_t *b) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(b))
-                 : "memory");
+static __device__ __forceinline__ void mbarrier_arrive(uint32_t b) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(b) : "memory");
 }
 
-/* On the barrier at the same place in a block of the cluster. It orders nothing there: for those who only
- * read. */
+static __device__ __forceinline__ void mbarrier_arrive(uint64_t *b) {
+    mbarrier_arrive(shared_address(b));
+}
+
+/* Arrives on the barrier at the same place in another block of the cluster. It orders no writes
+ * there: for blocks that have only read. */
 static __device__ __forceinline__ void mbarrier_arrive_at(uint64_t *b, uint32_t block) {
     asm volatile("{\n"
                  ".reg .b32 there;\n"
@@ -49,15 +54,24 @@ static __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t *b, ui
         : "memory");
 }
 
-static __device__ __forceinline__ void mbarrier_wait(uint64_t *b, uint32_t parity) {
+static __device__ __forceinline__ void mbarrier_wait(uint32_t b, uint32_t parity) {
     asm volatile("{\n"
                  ".reg .pred done;\n"
                  "again:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                  "@!done bra again;\n"
-                 "}" ::"r"(shared_address(b)),
+                 "}" ::"r"(b),
                  "r"(parity)
                  : "memory");
+}
+
+static __device__ __forceinline__ void mbarrier_wait(uint64_t *b, uint32_t parity) {
+    mbarrier_wait(shared_address(b), parity);
+}
+
+/* Makes ordinary stores to shared memory visible to the tensor cores and to bulk copies. */
+static __device__ __forceinline__ void fence_proxy_async() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 /* Named barriers of a block: all of `threads` arrive, and those that sync wait for them. */
@@ -155,7 +169,7 @@ static __device__ __forceinline__ void bulk_multicast_3d(void *to, const CUtenso
                  : "memory");
 }
 
-/* ---- products of a warpgroup: d [64, N] += a [64, 32] b [N, 32] transposed, of E4M3 ----
+/* ---- GEMM of a warpgroup: d [64, N] += a [64, 32] b [N, 32] transposed, of E4M3 ----
  *
  * d: register i of lane l in warp w is row 16 w + l / 4 + 8 (i / 2 % 2), column
  * 8 (i / 4) + 2 (l % 4) + i % 2. a in registers: 0 has row l / 4, columns 4 (l % 4) and three on; 1
@@ -217,12 +231,19 @@ struct wgmma_e4m3;
             "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, " \
             "%92, %93, %94, %95"
 
-#define OUTS_4(d, i)  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define OUTS_8(d, i)  OUTS_4(d, i), OUTS_4(d, i + 4)
-#define OUTS_16(d, i) OUTS_8(d, i), OUTS_8(d, i + 8)
-#define OUTS_32(d, i) OUTS_16(d, i), OUTS_16(d, i + 16)
-#define OUTS_64(d, i) OUTS_32(d, i), OUTS_32(d, i + 32)
-#define OUTS_96(d, i) OUTS_64(d, i), OUTS_32(d, i + 64)
+#define ACCS_128                                                                               \
+    ACCS_96 ", "                                                                               \
+            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, " \
+            "%110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, "   \
+            "%123, %124, %125, %126, %127"
+
+#define OUTS_4(d, i)   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define OUTS_8(d, i)   OUTS_4(d, i), OUTS_4(d, i + 4)
+#define OUTS_16(d, i)  OUTS_8(d, i), OUTS_8(d, i + 8)
+#define OUTS_32(d, i)  OUTS_16(d, i), OUTS_16(d, i + 16)
+#define OUTS_64(d, i)  OUTS_32(d, i), OUTS_32(d, i + 32)
+#define OUTS_96(d, i)  OUTS_64(d, i), OUTS_32(d, i + 64)
+#define OUTS_128(d, i) OUTS_64(d, i), OUTS_64(d, i + 64)
 
 /* M: N / 2, and M + 1 .. M + 5 as numbers; `add` 0: d = a b. */
 #define WGMMA_E4M3(N, M, M1, M2, M3, M4, M5)                                                   \
