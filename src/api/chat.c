@@ -154,13 +154,13 @@ static void put_token(api_text *out, const api_job *job, int32_t token, float lo
     api_puts(out, "]");
 }
 
-void api_chat_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
+void api_chat_logprob(api_job *job, api_choice *c, const hd_step_tokens *step, int32_t i) {
     api_text *out = &c->logprobs;
     if (out->n > 0) api_puts(out, ",");
-    put_token(out, job, e->tokens[i], e->logprobs[i]);
+    put_token(out, job, step->tokens[i], step->logprobs[i]);
     api_puts(out, ",\"top_logprobs\":[");
-    for (size_t k = 0; k < e->n_top; k++) {
-        const hd_alternative *a = &e->top[i * e->n_top + k];
+    for (int32_t k = 0; k < step->n_top; k++) {
+        const hd_alternative *a = &step->top[i * step->n_top + k];
         if (a->token < 0) break;
         if (k > 0) api_puts(out, ",");
         put_token(out, job, a->token, a->logprob);

@@ -62,23 +62,24 @@ typedef struct score {
 } score;
 
 static void add_score(api_text *to, int32_t token, float logprob, const hd_alternative *top,
-                      size_t n_top) {
+                      int32_t n_top) {
     score s = {.token = token, .logprob = logprob, .scored = true};
-    for (size_t k = 0; k < n_top && top[k].token >= 0; k++) s.top[s.n_top++] = top[k];
+    for (int32_t k = 0; k < n_top && top[k].token >= 0; k++) s.top[s.n_top++] = top[k];
     api_put(to, (const char *)&s, sizeof s);
 }
 
-static void complete_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
+static void complete_logprob(api_job *job, api_choice *c, const hd_step_tokens *step,
+                             int32_t i) {
     (void)job;
-    const hd_alternative *top = e->n_top > 0 ? &e->top[i * e->n_top] : NULL;
-    add_score(&c->logprobs, e->tokens[i], e->logprobs[i], top, e->n_top);
+    const hd_alternative *top = step->n_top > 0 ? &step->top[i * step->n_top] : NULL;
+    add_score(&c->logprobs, step->tokens[i], step->logprobs[i], top, step->n_top);
 }
 
-static void complete_prompt_logprobs(api_job *job, api_choice *c, const hd_event *e) {
+static void complete_prompt_logprobs(api_job *job, api_choice *c, const hd_prompt_logprobs *p) {
     (void)job;
-    for (size_t i = 0; i < e->n_prompt; i++) {
-        const hd_alternative *top = e->n_top > 0 ? &e->prompt_top[i * e->n_top] : NULL;
-        add_score(&c->prompt_scores, e->prompt[i], e->prompt_logprobs[i], top, e->n_top);
+    for (int32_t i = 0; i < p->n; i++) {
+        const hd_alternative *top = p->n_top > 0 ? &p->top[i * p->n_top] : NULL;
+        add_score(&c->prompt_scores, p->tokens[i], p->logprobs[i], top, p->n_top);
     }
 }
 

@@ -86,28 +86,28 @@ static void put_triple(api_text *out, const api_job *job, int32_t token, const f
     api_puts(out, "]");
 }
 
-static void put_tops(api_text *out, const api_job *job, const hd_alternative *top, size_t n) {
+static void put_tops(api_text *out, const api_job *job, const hd_alternative *top, int32_t n) {
     if (out->n > 0) api_puts(out, ",");
     api_puts(out, "[");
-    for (size_t k = 0; k < n && top[k].token >= 0; k++) {
+    for (int32_t k = 0; k < n && top[k].token >= 0; k++) {
         if (k > 0) api_puts(out, ",");
         put_triple(out, job, top[k].token, &top[k].logprob);
     }
     api_puts(out, "]");
 }
 
-static void native_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
+static void native_logprob(api_job *job, api_choice *c, const hd_step_tokens *step, int32_t i) {
     if (c->logprobs.n > 0) api_puts(&c->logprobs, ",");
-    put_triple(&c->logprobs, job, e->tokens[i], &e->logprobs[i]);
-    if (e->n_top > 0) put_tops(&c->tops, job, e->top + i * e->n_top, e->n_top);
+    put_triple(&c->logprobs, job, step->tokens[i], &step->logprobs[i]);
+    if (step->n_top > 0) put_tops(&c->tops, job, step->top + i * step->n_top, step->n_top);
 }
 
 /* The first token of a prompt has no log-probability; kept contains the alternatives. */
-static void native_prompt_logprobs(api_job *job, api_choice *c, const hd_event *e) {
-    for (size_t i = 0; i < e->n_prompt; i++) {
+static void native_prompt_logprobs(api_job *job, api_choice *c, const hd_prompt_logprobs *p) {
+    for (int32_t i = 0; i < p->n; i++) {
         if (c->prompt_scores.n > 0) api_puts(&c->prompt_scores, ",");
-        put_triple(&c->prompt_scores, job, e->prompt[i], &e->prompt_logprobs[i]);
-        if (e->n_top > 0) put_tops(&c->kept, job, e->prompt_top + i * e->n_top, e->n_top);
+        put_triple(&c->prompt_scores, job, p->tokens[i], &p->logprobs[i]);
+        if (p->n_top > 0) put_tops(&c->kept, job, p->top + i * p->n_top, p->n_top);
     }
 }
 
@@ -133,21 +133,21 @@ static void native_deinit(void *state) {
 }
 
 static void put_finish(api_text *out, const api_choice *c) {
-    switch (c->end) {
-    case HD_END_NOT:
+    switch (c->finish_reason) {
+    case HD_FINISH_NONE:
         api_puts(out, "null");
         break;
-    case HD_END_STOP:
+    case HD_FINISH_STOP:
         api_write(out, "{'type':'stop','matched':");
         api_put_matched_stop(out, c);
         api_puts(out, "}");
         break;
-    case HD_END_LENGTH:
+    case HD_FINISH_LENGTH:
         api_write(out, "{'type':'length','length':%d}", c->output_tokens);
         break;
-    case HD_END_CANCELLED:
-    case HD_END_TIMEOUT:
-    case HD_END_FAILED:
+    case HD_FINISH_ABORT:
+    case HD_FINISH_TIMEOUT:
+    case HD_FINISH_ERROR:
         api_write(out, "{'type':'abort','message':'the request was cancelled',"
                        "'status_code':null,'err_type':null}");
         break;
@@ -327,7 +327,7 @@ static bool make_state(api_request *r, const api_prompt *prompts, int32_t n,
     *out = s;
     if (!s) return api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for prompts");
     s->n = n;
-    s->list = batch || prompts[0].g.answers > 1;
+    s->list = batch || prompts[0].g.n > 1;
     for (int32_t i = 0; i < n; i++) {
         native_prompt *p = &s->prompts[i];
         p->first_token = r->logprob_start == 0 ? prompts[i].tokens[0] : -1;

@@ -175,16 +175,16 @@ static const api_block_writer blocks = {open_block, block_delta, close_block};
 /* ---- replies ---- */
 
 static const char *stop_reason(const api_job *job, const api_choice *c) {
-    switch (c->end) {
-    case HD_END_STOP:
+    switch (c->finish_reason) {
+    case HD_FINISH_STOP:
         return c->n_calls > 0 ? "tool_use" : c->stop_text.n > 0 ? "stop_sequence" : "end_turn";
-    case HD_END_LENGTH:
+    case HD_FINISH_LENGTH:
         return job->w.to_the_end ? "model_context_window_exceeded" : "max_tokens";
-    case HD_END_NOT:
+    case HD_FINISH_NONE:
         return NULL;
-    case HD_END_CANCELLED:
-    case HD_END_TIMEOUT:
-    case HD_END_FAILED:
+    case HD_FINISH_ABORT:
+    case HD_FINISH_TIMEOUT:
+    case HD_FINISH_ERROR:
         return "pause_turn";
     }
     return NULL;

@@ -304,7 +304,8 @@ static void end_call_item(api_job *job, const api_choice *c) {
 }
 
 static void close_item(api_job *job, api_choice *c, hd_delta_kind kind, bool whole) {
-    const bool cut = !whole || (kind == HD_DELTA_CONTENT && c->end == HD_END_LENGTH);
+    const bool cut =
+        !whole || (kind == HD_DELTA_CONTENT && c->finish_reason == HD_FINISH_LENGTH);
     const char *status = cut ? "incomplete" : "completed";
     if (job->w.stream) {
         if (kind == HD_DELTA_CALL) {
@@ -324,17 +325,17 @@ static const api_block_writer items = {open_item, item_delta, close_item};
 
 static const char *status_of(const api_job *job, const api_choice *c) {
     if (job->failure.status) return "failed";
-    switch (c->end) {
-    case HD_END_NOT:
+    switch (c->finish_reason) {
+    case HD_FINISH_NONE:
         return "in_progress";
-    case HD_END_STOP:
+    case HD_FINISH_STOP:
         return "completed";
-    case HD_END_LENGTH:
+    case HD_FINISH_LENGTH:
         return "incomplete";
-    case HD_END_CANCELLED:
+    case HD_FINISH_ABORT:
         return "cancelled";
-    case HD_END_TIMEOUT:
-    case HD_END_FAILED:
+    case HD_FINISH_TIMEOUT:
+    case HD_FINISH_ERROR:
         return "failed";
     }
     return "failed";

@@ -94,7 +94,7 @@ bool reply_space(hd_reply *r, size_t *end) {
 void reply_at_eos(hd_reply *r, size_t at) {
     r->n = at; /* what follows is no part of the reply */
     r->ended = true;
-    r->reason = HD_REPLY_STOP;
+    r->reason = HD_FINISH_STOP;
 }
 
 reply_match reply_text_run(hd_reply *r, hd_reply_event_kind kind, bool hold, reply_probe *probe,
@@ -296,12 +296,12 @@ static bool only_end_missing(hd_reply *r) {
     while (i < r->n && (reply_is_space(r->raw[i]) || r->raw[i] == '`')) i++;
     if (i < r->n) return false;
     if (r->state == REPLY_AFTER_JSON) return true;
-    return r->state == REPLY_IN_BODY && r->reason == HD_REPLY_STOP &&
+    return r->state == REPLY_IN_BODY && r->reason == HD_FINISH_STOP &&
            (r->n_params > 0 || r->json_done);
 }
 
 static void end_in_call(hd_reply *r) {
-    bool stop = r->reason == HD_REPLY_STOP;
+    bool stop = r->reason == HD_FINISH_STOP;
     if (only_end_missing(r)) {
         reply_note(r, stop ? HD_REPLY_NOTE_MISSING_END : HD_REPLY_NOTE_CUT);
         reply_call_complete(r);
@@ -321,7 +321,7 @@ static void end_in_call(hd_reply *r) {
 
 /* The block was not closed, and raw[pos, n) is white space and perhaps a piece of a tag. */
 static void end_in_block(hd_reply *r) {
-    bool stop = r->reason == HD_REPLY_STOP;
+    bool stop = r->reason == HD_FINISH_STOP;
     size_t i = r->pos;
     while (i < r->n && reply_is_space(r->raw[i])) i++;
     if (stop && i < r->n) {
@@ -335,7 +335,7 @@ static void end_in_block(hd_reply *r) {
 
 static void end(hd_reply *r) {
     r->finished = true;
-    if (hd_reply_in_reasoning(r) && r->reason == HD_REPLY_STOP) {
+    if (hd_reply_in_reasoning(r) && r->reason == HD_FINISH_STOP) {
         reply_note(r, HD_REPLY_NOTE_UNFINISHED_REASONING);
     }
     if (!hd_reply_in_calls(r)) return;
@@ -397,7 +397,7 @@ hd_status hd_reply_feed(hd_reply *r, const void *bytes, size_t n, bool special, 
     return run(r, err);
 }
 
-hd_status hd_reply_finish(hd_reply *r, hd_reply_finish_reason reason, hd_err *err) {
+hd_status hd_reply_finish(hd_reply *r, hd_finish_reason reason, hd_err *err) {
     if (r->status != HD_OK) return HD_FAIL(err, r->status, "the reply has failed before");
     if (r->ended) return HD_OK;
     r->ended = true;

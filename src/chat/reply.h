@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "hadal_types.h"
 #include "chat/chat.h"
 
 enum {
@@ -154,15 +155,9 @@ void hd_reply_close(hd_reply *r); /* NULL is fine */
  * The end-of-sentence token ends the reply, and later input is ignored. */
 hd_status hd_reply_feed(hd_reply *r, const void *bytes, size_t n, bool special, hd_err *err);
 
-typedef enum hd_reply_finish_reason {
-    HD_REPLY_STOP,   /* the model ended its reply */
-    HD_REPLY_LENGTH, /* the output was truncated */
-    HD_REPLY_ABORT   /* the same */
-} hd_reply_finish_reason;
-
-/* Emits what is held back. Does nothing after the end-of-sentence token or when called
- * again. */
-hd_status hd_reply_finish(hd_reply *r, hd_reply_finish_reason reason, hd_err *err);
+/* Emits what is held back. HD_FINISH_STOP: the model ended its reply; any other reason: the
+ * output was truncated. Does nothing after the end-of-sentence token or when called again. */
+hd_status hd_reply_finish(hd_reply *r, hd_finish_reason reason, hd_err *err);
 
 /* Returns all bytes up to the end of sentence, valid until the next feed or close. History
  * that is rendered from them matches the prefix cache. */

@@ -124,7 +124,7 @@ struct hd_reply {
     bool tools;           /* calls are looked for */
     size_t checked_space; /* white space up to here has been checked */
     bool any_content;
-    hd_reply_finish_reason reason;
+    hd_finish_reason reason;
     size_t calls_start, calls_end;
     bool any_block;
 

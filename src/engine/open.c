@@ -152,7 +152,7 @@ static void place_tops(hd_engine *e) {
 static hd_status open_mailbox(hd_engine *e, const sizes *z, hd_err *err) {
     const int64_t living = (int64_t)z->queue + z->running;
     if (living > ENGINE_MAX_LIVING) {
-        return HD_FAIL(err, HD_EINVAL, "%lld answers that run or wait; at most %d",
+        return HD_FAIL(err, HD_EINVAL, "%lld choices that run or wait; at most %d",
                        (long long)living, ENGINE_MAX_LIVING);
     }
     const size_t n = (size_t)living;
@@ -225,10 +225,10 @@ static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_optio
         .forced = hd_acceptance_of(o->forced_acceptance),
         .fixed_steps = e->graphs
     };
-    HD_TRY(hd_model_runner_open(&e->executor, &env, &x, err));
+    HD_TRY(hd_model_runner_open(&e->model_runner, &env, &x, err));
     HD_TRY(open_loads(e, err));
-    e->runner = hd_model_runner_interface(e->executor);
-    e->totals.activation_bytes = hd_model_runner_bytes(e->executor);
+    e->runner = hd_model_runner_interface(e->model_runner);
+    e->totals.activation_bytes = hd_model_runner_bytes(e->model_runner);
     const int32_t n_layers = e->spec->n_layers + hd_weights_n_mtp(e->weights);
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         e->totals.kv_bytes +=
@@ -312,7 +312,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     engine_note_oddities(e);
     const sizes z = choose_sizes(e, o);
     e->max_context = z.context;
-    HD_TRY(engine_grammar_cache_open(&e->forms, err));
+    HD_TRY(engine_grammar_cache_open(&e->grammars, err));
     if (!o->no_token_history)
         HD_TRY(engine_token_history_open(&e->token_history, TOKEN_HISTORY_BYTES, err));
     HD_TRY(open_runner(e, &z, o, err));
@@ -419,10 +419,10 @@ void hd_engine_close(hd_engine *e) {
         if (e->requests[i].id) engine_drop_request(e, &e->requests[i]);
     }
     hd_sched_close(e->sched);
-    hd_model_runner_close(e->executor);
+    hd_model_runner_close(e->model_runner);
     hd_null_runner_close(e->null);
     hd_grammar_vocab_close(e->vocab);
-    engine_grammar_cache_close(e->forms);
+    engine_grammar_cache_close(e->grammars);
     engine_token_history_close(e->token_history);
     hd_stream_close(e->stream);
     hd_device_close(e->device);

@@ -77,23 +77,24 @@ static bool has_strict_tool(const json_t *tools) {
 
 /* What a request demands that needs token masks. */
 typedef struct demands {
-    bool form, call; /* the content has a response format; a call is required */
-    bool calls;      /* calls may come, and only of offered tools */
+    bool format, call; /* the content has a response format; a call is required */
+    bool calls;        /* calls may come, and only of offered tools */
     bool held; /* without masks the response format or one of the calls could be violated */
 } demands;
 
 /* If masks cannot be applied, a request that does not depend on them is not refused because
  * of its tools. */
 static bool can_watch(const hd_engine *e, const engine_request *r, const hd_request *g) {
-    return e->executor && !e->forced_acceptance && !g->ignore_eos && !g->unparsed &&
+    return e->model_runner && !e->forced_acceptance && !g->ignore_eos && !g->unparsed &&
            !(r->starts_in_reasoning && find_token(e, "</think>") < 0);
 }
 
 static demands find_demands(const hd_engine *e, const engine_request *r, const hd_request *g) {
     const bool can_call =
         r->reply_tools.n_tools > 0 && hd_reply_format_of(e->encoding) != HD_REPLY_PLAIN;
-    demands d = {.form = g->form != HD_FORMAT_FREE, .call = engine_forces_tool_call(g)};
-    d.held = d.form || d.call || has_strict_tool(r->tools);
+    demands d = {.format = g->response_format != HD_FORMAT_FREE,
+                 .call = engine_forces_tool_call(g)};
+    d.held = d.format || d.call || has_strict_tool(r->tools);
     d.calls = can_call && (d.held || can_watch(e, r, g));
     return d;
 }
@@ -137,14 +138,15 @@ static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_re
                                     .flagged = e->flagged && (!dsml || e->dsml_flagged),
                                     .hold = d.call,
                                     .most = named || g->one_call ? 1 : HD_REPLY_MAX_CALLS};
-    hd_request form = *g;
+    hd_request what = *g;
     /* a required call leaves no place for formatted content */
-    if (d.call) form.form = HD_FORMAT_FREE;
-    const hd_status st = engine_grammar_cache_acquire(e->forms, &r->form, &form, &calls, err);
+    if (d.call) what.response_format = HD_FORMAT_FREE;
+    const hd_status st =
+        engine_grammar_cache_acquire(e->grammars, &r->grammar, &what, &calls, err);
     free(tools);
     HD_TRY(st);
-    r->constraint.grammar = engine_grammar_of(r->form);
-    r->constraint.free = !d.form && !d.call;
+    r->constraint.grammar = engine_grammar_of(r->grammar);
+    r->constraint.free = !d.format && !d.call;
     r->parse.own_spelling = d.calls && d.held;
     return HD_OK;
 }
@@ -153,18 +155,20 @@ static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_re
 
 static hd_status check_possible(const hd_engine *e, const hd_request *g, bool held,
                                 hd_err *err) {
-    if (!e->executor) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "the null backend has no model to give forms, calls and bounds to");
+    if (!e->model_runner) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "the null backend has no model to give response formats, calls and bounds to");
     }
     if (e->forced_acceptance) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "forced acceptance leaves no room for forms, calls and bounds");
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "forced acceptance leaves no room for response formats, calls and bounds");
     }
     if (held && g->ignore_eos) {
         return HD_FAIL(err, HD_EINVAL,
-                       "an answer with a form, or calls that keep to one, ends where that "
-                       "does: no ignore_eos");
+                       "a choice with a response format, or calls that keep to one, ends where "
+                       "that does: no ignore_eos");
     }
     return HD_OK;
 }
@@ -191,7 +195,7 @@ hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_requ
             "the tokenizer has no token </think>, so reasoning has no end to be seen");
     }
     if (d.call) HD_TRY(force_opening(e, r, g, err));
-    if (d.form || d.calls) HD_TRY(open_grammar(e, r, g, d, err));
+    if (d.format || d.calls) HD_TRY(open_grammar(e, r, g, d, err));
     r->constrained = true;
     return HD_OK;
 }

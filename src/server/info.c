@@ -58,9 +58,10 @@ static bool check_generated(server *s, waiting_call *w, bool late) {
  * ids are compared. */
 static void on_health_event(void *user, const hd_event *event) {
     waiting_call *w = user;
-    if (event->end == HD_END_LENGTH || event->end == HD_END_STOP) {
+    if (event->step.finish_reason == HD_FINISH_LENGTH ||
+        event->step.finish_reason == HD_FINISH_STOP) {
         atomic_store(&w->ended, event->id);
-    } else if (event->end != HD_END_NOT) {
+    } else if (event->step.finish_reason != HD_FINISH_NONE) {
         atomic_store(&w->failed, event->id);
     }
 }

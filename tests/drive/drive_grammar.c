@@ -277,7 +277,7 @@ static json_t *parse(const hd_grammar_calls *calls, json_t *tools, const char *t
                                 .n_tools = offered.n_tools};
     hd_reply_open(&r, &o, take, &t, NULL);
     feed(r, text, n, &shown);
-    hd_reply_finish(r, HD_REPLY_STOP, NULL);
+    hd_reply_finish(r, HD_FINISH_STOP, NULL);
     hd_reply_close(r);
     json_t *answer =
         json_pack("{s:s%, s:s%, s:o, s:o}", "text", shown.data, shown.n, "content",

@@ -104,7 +104,7 @@ static void calls_or_a_form(void **state) {
             hd_request g = {.size = sizeof g,
                             .messages = USER("Please set the olive."),
                             .tools = two_tools,
-                            .form = HD_FORMAT_JSON_SCHEMA,
+                            .response_format = HD_FORMAT_JSON_SCHEMA,
                             .format_text = schema,
                             .thinking = models[i].thinking,
                             .max_reasoning = 8,
@@ -119,7 +119,7 @@ static void calls_or_a_form(void **state) {
             g.max_reasoning = 8;
             g.tool_choice = seed == 3 ? "required" : seed == 1 ? NULL : "auto";
             run_twice(e, g, &a);
-            if (a.end.end == HD_END_STOP) {
+            if (a.end.step.finish_reason == HD_FINISH_STOP) {
                 assert_true((a.calls.n > 0) != (a.content.n > 0));
                 if (a.content.n) assert_true(is_form(&a.content));
                 n_forms += a.content.n > 0;
@@ -155,7 +155,7 @@ static void demanded_calls_keep_to_their_schema(void **state) {
                               .temperature = i < 1 ? 0 : 1.8f};
         rig_answer a;
         run_twice(e, g, &a);
-        assert_int_equal(a.end.end, HD_END_STOP);
+        assert_int_equal(a.end.step.finish_reason, HD_FINISH_STOP);
         assert_int_equal(check_calls(&a), 1);
         assert_true(i % 2 == 0 || memcmp(a.calls.data, "set_olive", 9) == 0);
         rig_deinit(&a);
@@ -188,7 +188,7 @@ static void calls_open_inside_the_reasoning(void **state) {
                             .messages = USER("Please set the olive."),
                             .tools = two_tools,
                             .tool_choice = cases[i].choice,
-                            .form = cases[i].form,
+                            .response_format = cases[i].form,
                             .one_call = true,
                             .thinking = 1,
                             .max_tokens = held ? 160 : 50,
@@ -207,7 +207,7 @@ static void calls_open_inside_the_reasoning(void **state) {
                             !memmem(a.reasoning.data, a.reasoning.n, "<｜DSML｜", 10));
             }
             if (held) {
-                assert_int_equal(a.end.end, HD_END_STOP);
+                assert_int_equal(a.end.step.finish_reason, HD_FINISH_STOP);
                 assert_int_equal(check_calls(&a), 1);
             }
             rig_deinit(&a);

@@ -151,12 +151,12 @@ static void choose(world *w, const hd_seq_input *k, const uint64_t *hashes,
                    hd_seq_output *out) {
     for (int32_t i = k->n - k->n_sample; i < k->n; i++) {
         const int32_t token = oracle(hashes[i]);
-        out->tokens[out->n_tokens++] = token;
+        out->step.tokens[out->step.n_tokens++] = token;
         if (i + 1 == k->n || k->tokens[i + 1] != token) break;
     }
     if (!k->n_sample) return;
-    uint64_t hash = hashes[k->n - k->n_sample + out->n_tokens - 1];
-    int32_t token = out->tokens[out->n_tokens - 1];
+    uint64_t hash = hashes[k->n - k->n_sample + out->step.n_tokens - 1];
+    int32_t token = out->step.tokens[out->step.n_tokens - 1];
     const bool few = w->habits.few_drafts && hash % w->habits.few_drafts == 0;
     while (out->n_drafts < k->want_drafts - few) {
         hash = chain(hash, token);
@@ -202,7 +202,7 @@ static void check_work(world *w, const hd_seq_input *k, client *c) {
         c->n_done += k->n;
     } else {
         assert_int_equal(k->n_sample, 1 + k->n - c->pending);
-        const bool automatic = c->drafts == HD_SCHED_AUTO_DRAFTS;
+        const bool automatic = c->drafts == HD_DRAFTS_AUTO;
         const int32_t most = automatic ? HD_MAX_DRAFTS : c->drafts;
         assert_true(known <= w->o.chunk_rows && k->n_sample <= 1 + most);
         assert_true(c->n_tokens + k->n_sample <= c->n_prompt + c->max_new);
@@ -264,7 +264,7 @@ static void plan_ahead(world *w, const hd_seq_input *k, const hd_seq_output *c) 
     world_ahead *a = &w->ahead[w->n_ahead];
     if (!w->o.ahead || !k->n_sample) return;
     w->n_ahead++;
-    a->from = k->start + k->n - k->n_sample + c->n_tokens;
+    a->from = k->start + k->n - k->n_sample + c->step.n_tokens;
     a->to = hd_min_i32(a->from + 1 + 2 * k->want_drafts, k->n_pages * tokens);
     for (int life = 0; life < n_lives(w); life++) {
         memcpy(a->pages[life], k->pages[life], (size_t)k->n_pages * sizeof(int32_t));
@@ -322,7 +322,10 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     }
     for (int32_t i = 0; i < n_inputs; i++) {
         write_rows(w, &inputs[i], w->seated[inputs[i].slot], hashes);
-        outputs[i] = (hd_seq_output){.scores = score(w, &inputs[i], scored)};
+        outputs[i] = (hd_seq_output){
+            .prompt = {.logprobs = score(w, &inputs[i], scored),
+                       .n = inputs[i].n_prompt_logprobs}
+        };
         choose(w, &inputs[i], hashes, &outputs[i]);
         plan_ahead(w, &inputs[i], &outputs[i]);
         scored += inputs[i].n_prompt_logprobs;
@@ -375,7 +378,7 @@ static void remember(world *w, const client *c) {
     t->salt = c->salt;
 }
 
-static void check_end(const world *w, const client *c, hd_finish finish) {
+static void check_end(const world *w, const client *c, hd_finish_reason finish) {
     const bool stopped = c->n_tokens > c->n_prompt && c->tokens[c->n_tokens - 1] == STOP_ID;
     assert_true(stopped == (finish == HD_FINISH_STOP));
     if (finish == HD_FINISH_LENGTH) assert_int_equal(c->n_tokens, c->n_prompt + c->max_new);
@@ -389,35 +392,38 @@ static void check_end(const world *w, const client *c, hd_finish finish) {
 static void event(void *ctx, const hd_sched_event *e) {
     world *w = ctx;
     client *c = client_of(w, e->id);
-    digest(w, (int64_t)e->id ^ (int64_t)e->finish << 48);
+    const hd_step_tokens *step = &e->step;
+    const hd_prompt_logprobs *prompt = &e->prompt;
+    digest(w, (int64_t)e->id ^ (int64_t)step->finish_reason << 48);
     w->events++;
-    w->drafted += e->n_drafted;
-    w->accepted += e->n_accepted;
-    assert_true(e->n_accepted <= e->n_drafted && e->n >= 0);
-    assert_true(e->n || e->finish || e->n_prompt_logprobs);
-    if (e->n_prompt_logprobs) assert_int_equal(e->score_at, c->score_from + c->n_scored);
-    for (int32_t i = 0; i < e->n_prompt_logprobs; i++, c->n_scored++) {
-        assert_true(e->scores[i] == (float)(c->score_from + c->n_scored));
+    w->drafted += step->n_drafted;
+    w->accepted += step->n_accepted;
+    assert_true(step->n_accepted <= step->n_drafted && step->n_tokens >= 0);
+    assert_true(step->n_tokens || step->finish_reason || prompt->n);
+    if (prompt->n) assert_int_equal(prompt->from, c->score_from + c->n_scored);
+    for (int32_t i = 0; i < prompt->n; i++, c->n_scored++) {
+        assert_int_equal(prompt->tokens[i], c->tokens[c->score_from + c->n_scored]);
+        assert_true(prompt->logprobs[i] == (float)(c->score_from + c->n_scored));
     }
-    w->scored += e->n_prompt_logprobs;
-    if (e->n) assert_true(unscored(c) <= 0);
-    for (int32_t i = 0; i < e->n; i++) {
-        assert_int_equal(e->tokens[i], oracle(c->hash[c->n_tokens - 1]));
-        assert_true(i == 0 || e->tokens[i - 1] != STOP_ID);
-        learn(c, e->tokens[i]);
-        digest(w, e->tokens[i]);
+    w->scored += prompt->n;
+    if (step->n_tokens) assert_true(unscored(c) <= 0);
+    for (int32_t i = 0; i < step->n_tokens; i++) {
+        assert_int_equal(step->tokens[i], oracle(c->hash[c->n_tokens - 1]));
+        assert_true(i == 0 || step->tokens[i - 1] != STOP_ID);
+        learn(c, step->tokens[i]);
+        digest(w, step->tokens[i]);
     }
     assert_true(c->n_tokens <= c->n_prompt + c->max_new);
-    if (e->n) assert_int_equal(e->n_cached, c->n_cached);
-    assert_true(e->n_cached >= 0 && e->n_cached < c->n_prompt &&
-                e->n_cached % w->o.cache.page_tokens == 0);
-    if (e->finish == HD_FINISH_NONE) {
-        if (e->n) c->n_done = c->n_tokens - 1;
+    if (step->n_tokens) assert_int_equal(step->n_cached, c->n_cached);
+    assert_true(step->n_cached >= 0 && step->n_cached < c->n_prompt &&
+                step->n_cached % w->o.cache.page_tokens == 0);
+    if (step->finish_reason == HD_FINISH_NONE) {
+        if (step->n_tokens) c->n_done = c->n_tokens - 1;
         return;
     }
     assert_true(c->slot < 0);
-    check_end(w, c, e->finish);
-    w->finished[e->finish]++;
+    check_end(w, c, step->finish_reason);
+    w->finished[step->finish_reason]++;
     remember(w, c);
     c->id = 0;
 }
@@ -536,7 +542,7 @@ hd_status world_submit(world *w, client *c) {
                                 .priority = c->priority,
                                 .follows = c->leader,
                                 .draft_tokens = c->drafts,
-                                .score_from = c->score_from,
+                                .prompt_logprobs_from = c->score_from,
                                 .salt = c->salt,
                                 .queue_until_ns = c->deadline,
                                 .stop_ids = &stop,
@@ -578,7 +584,7 @@ static void come(world *w) {
     c->max_new = 1 + (int32_t)draw(w, (uint32_t)h->longest_answer);
     c->priority = (int32_t)draw(w, (uint32_t)h->priorities);
     c->drafts = (int32_t)draw(w, HD_MAX_DRAFTS + 1);
-    if (once_in(w, h->automatic)) c->drafts = HD_SCHED_AUTO_DRAFTS;
+    if (once_in(w, h->automatic)) c->drafts = HD_DRAFTS_AUTO;
     if (once_in(w, h->follow)) c->leader = w->clients[draw(w, MAX_CLIENTS)].id;
     if (once_in(w, h->score)) c->score_from = 1 + (int32_t)draw(w, (uint32_t)c->n_prompt);
     c->deadline = once_in(w, h->deadline) ? w->now + (int64_t)draw(w, 50) : 0;

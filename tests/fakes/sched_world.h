@@ -21,7 +21,7 @@ typedef struct client {
     int32_t tokens[MAX_LEN];
     uint64_t hash[MAX_LEN]; /* of salt and tokens up to here: what the pages must hold */
     int32_t n_prompt, n_tokens, max_new, priority;
-    int32_t drafts;  /* or HD_SCHED_AUTO_DRAFTS */
+    int32_t drafts;  /* or HD_DRAFTS_AUTO */
     uint64_t leader; /* the request it follows; 0: none */
     /* first prompt token with a reported log-probability, 0: none; number reported so far */
     int32_t score_from, n_scored;

@@ -72,7 +72,7 @@ static void hear(void *user, const hd_reply_event *e) {
 }
 
 static hd_status parse(heard *h, const hd_reply_options *o, const uint8_t *text, size_t n,
-                       size_t step, hd_reply_finish_reason reason) {
+                       size_t step, hd_finish_reason reason) {
     hd_reply *r;
     h->n = 0;
     h->last = h->open = -1;
@@ -122,7 +122,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t n) {
                           .tools = tools,
                           .n_tools = data[1] & 64 ? 0 : 2,
                           .max_arguments = data[1] & 128 ? 40 : 0};
-    hd_reply_finish_reason reason = (hd_reply_finish_reason)(data[2] % 3);
+    hd_finish_reason reason = (hd_finish_reason)(HD_FINISH_STOP + data[2] % 3);
     size_t step = 1 + data[3] % 16;
     hd_status a = parse(&one, &o, data + HEADER, n - HEADER, n, reason);
     hd_status b = parse(&two, &o, data + HEADER, n - HEADER, step, reason);

@@ -23,7 +23,7 @@ static void open_either(const char *name, float forced_acceptance, bool fixed) {
 
 /* Returns whether steps were replayed: from the tape, or by the GPU. */
 static bool replayed(int32_t n) {
-    return tape_repeated() > n || hd_model_runner_read_times(m.executor)->graph_steps > n;
+    return tape_repeated() > n || hd_model_runner_read_times(m.model_runner)->graph_steps > n;
 }
 
 static uint32_t luck(uint64_t seed, int32_t at) {
@@ -38,8 +38,7 @@ static void check_same(const request *got, const request *want) {
     assert_memory_equal(got->logprob, want->logprob, n * sizeof *want->logprob);
     const size_t n_top = (size_t)want->choosing.params.n_top;
     for (size_t at = 0; at < n; at++) {
-        assert_memory_equal(got->top_id[at], want->top_id[at], n_top * sizeof(int32_t));
-        assert_memory_equal(got->top_logprob[at], want->top_logprob[at], n_top * sizeof(float));
+        assert_memory_equal(got->top[at], want->top[at], n_top * sizeof(hd_alternative));
     }
 }
 
@@ -313,7 +312,7 @@ static void loads_are_the_same(void **state) {
                 enter(&m, &crowd[r]);
             }
             run_all(&m, crowd, SLOTS);
-            assert_int_equal(hd_model_runner_read_experts(m.executor, load[fixed], NULL),
+            assert_int_equal(hd_model_runner_read_experts(m.model_runner, load[fixed], NULL),
                              HD_OK);
             close_machine(&m);
         }

@@ -253,14 +253,13 @@ static void check_tops(const request *r, const float *logits, int32_t at) {
     const int32_t n_top = r->choosing.params.n_top;
     check_number((double)r->logprob[at], log_softmax(&m, x, r->text[at]));
     for (int32_t i = 0; i < n_top; i++) {
-        const int32_t id = r->top_id[at][i];
+        const int32_t id = r->top[at][i].token;
         int32_t better = 0;
         for (int32_t k = 0; k < m.n_ids; k++)
             better += x[k] > x[id] || (x[k] == x[id] && k < id);
         assert_int_equal(better, i);
-        check_number((double)r->top_logprob[at][i], log_softmax(&m, x, id));
+        check_number((double)r->top[at][i].logprob, log_softmax(&m, x, id));
     }
-    if (n_top && n_top < TOPS) assert_int_equal(r->top_id[at][n_top], -1);
 }
 
 static void scores_are_those_of_the_logits(void **state) {
@@ -411,7 +410,7 @@ static void loads_count_every_row(void **state) {
             enter(&m, &crowd[k]);
         }
         run_all(&m, crowd, SLOTS);
-        assert_int_equal(hd_model_runner_read_experts(m.executor, load, NULL), HD_OK);
+        assert_int_equal(hd_model_runner_read_experts(m.model_runner, load, NULL), HD_OK);
         for (int32_t l = 0; l < m.spec->n_layers; l++) {
             const bool dense = m.spec->layers[l].mlp == HD_MLP_DENSE;
             int64_t sum = 0;
@@ -434,5 +433,5 @@ int test_model_runner(void) {
         cmocka_unit_test(benchmarks_refuse_right_drafts),
         cmocka_unit_test(loads_count_every_row),
     };
-    return cmocka_run_group_tests_name("executor", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("model_runner", tests, NULL, NULL);
 }
