@@ -58,7 +58,8 @@ const api_family api_template_options_family = {
 /* clang-format off */
 static const api_param conversation[] = {
     {"messages", API_ARRAY, AT(messages), .about = "the conversation"},
-    {"tools", API_ARRAY, AT(tools), .costly = true, .about = "functions, at most 128"},
+    {"tools", API_ARRAY, AT(tools), .costly = true,
+     .about = "functions, at most " HD_STR(HD_CHAT_MAX_TOOLS)},
     {"tool_choice", API_ANY, AT(tool_choice), .about = "none, auto, required or a function"},
     {"reasoning_effort", API_STRING, AT(effort), .words = efforts,
      .about = "none switches thinking off; V4 knows low, high and max"},

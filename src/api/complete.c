@@ -8,11 +8,13 @@
 
 #define AT(field) offsetof(api_request, field)
 
+#define DEFAULT_TOKENS 16
+
 /* clang-format off */
 static const api_param completion[] = {
     {"prompt", API_ANY, AT(prompt), .about = "a text, texts, token ids or lists of these"},
     {"max_tokens", API_INT, AT(max_tokens), 0, INT32_MAX,
-     .about = "of each answer, 16 by default; 0 with echo scores the prompt"},
+     .about = "of each answer, " HD_STR(DEFAULT_TOKENS) " by default; 0 with echo scores the prompt"},
     {"echo", API_BOOL, AT(w.echo), .about = "the prompt's text comes first"},
     {"logprobs", API_INT, AT(logprobs), 0, .limit = offsetof(api_limits, max_top_logprobs) + 1,
      .about = "alternatives of each token"},
@@ -237,8 +239,6 @@ static const api_format complete_format = {.endpoint = "/v1/completions",
                                            .deinit = complete_deinit};
 
 /* ---- the handler ---- */
-
-enum { DEFAULT_TOKENS = 16 };
 
 static bool take_output(api_request *r) {
     r->g.unparsed = true;

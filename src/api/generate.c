@@ -10,15 +10,17 @@
 
 #define AT(field) offsetof(api_request, field)
 
+#define DEFAULT_TOKENS 128
+
 /* clang-format off */
 static const api_param native_sampling[] = {
     {"max_new_tokens", API_INT, AT(max_tokens), 0, INT32_MAX,
-     .about = "128 by default; 0 computes the prompt only"},
+     .about = HD_STR(DEFAULT_TOKENS) " by default; 0 computes the prompt only"},
     {"min_new_tokens", API_INT, AT(min_tokens), 0, INT32_MAX, .about = "no end before"},
     {"sampling_seed", API_LONG, AT(g.seed), .about = "the same request repeats; drawn anew where absent"},
     {"json_schema", API_ANY, AT(schema), .costly = true,
      .about = "a JSON schema, as text or as an object"},
-    {"stream_interval", API_INT, AT(w.stream_interval), 1, 1 << 20,
+    {"stream_interval", API_INT, AT(w.stream_interval), 1, API_MAX_INTERVAL,
      .about = "tokens per event after the first"},
 };
 /* clang-format on */
@@ -236,8 +238,6 @@ static const api_format native_format = {.endpoint = "/generate",
                                          .cumulative = true};
 
 /* ---- the handler ---- */
-
-enum { DEFAULT_TOKENS = 128 };
 
 /* Reads the parameters of one prompt; values of an earlier prompt are reset. */
 static bool take_params(api_request *r, json_t *params, const hd_request *defaults,

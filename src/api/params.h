@@ -51,8 +51,16 @@ typedef struct api_param {
 
 enum {
     API_MAX_SECTIONS = 6,
-    API_MAX_STRING = 4096 /* bytes of a string whose table has no maximum */
+    /* bytes of a string; the last one is for those whose table has no maximum */
+    API_MAX_MODEL_NAME = 256,
+    API_MAX_SALT = 128,
+    API_MAX_STRING = 4096,
+    API_MAX_INTERVAL = 1 << 20 /* tokens per event of a stream */
 };
+
+#define API_STOP_ABOUT                                                    \
+    "at most " HD_STR(HD_MAX_STOP_STRINGS) " strings of at most " HD_STR( \
+        HD_MAX_STOP_BYTES) " bytes"
 
 typedef struct api_section {
     const api_param *params;

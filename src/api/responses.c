@@ -39,7 +39,8 @@ static const api_family stream_family = {
 
 /* clang-format off */
 static const api_param responses[] = {
-    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = API_MAX_MODEL_NAME,
+     .about = "any name: one model is served"},
     {"input", API_ANY, AT(prompt), .about = "a text, or items"},
     {"instructions", API_STRING, AT(instructions), .high = 1 << 22, .about = "a system text"},
     {"previous_response_id", API_STRING, AT(previous), .high = API_MAX_ID + 24,
@@ -49,7 +50,8 @@ static const api_param responses[] = {
      .about = "default: what the context leaves"},
     {"stream", API_BOOL, AT(w.stream), .about = "server-sent events"},
     {"stream_options", API_NESTED, .nested = &stream_family, .about = "of a stream"},
-    {"tools", API_ARRAY, AT(tools), .costly = true, .about = "functions, at most 128"},
+    {"tools", API_ARRAY, AT(tools), .costly = true,
+     .about = "functions, at most " HD_STR(HD_CHAT_MAX_TOOLS)},
     {"tool_choice", API_ANY, AT(tool_choice), .about = "none, auto, required or a function"},
     {"parallel_tool_calls", API_BOOL, AT(w.parallel_calls),
      .about = "false: only the first call is passed on"},

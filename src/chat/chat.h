@@ -20,10 +20,10 @@
 
 enum {
     HD_CHAT_MAX_MESSAGES = 4096,
-    HD_CHAT_MAX_PARTS = 1024, /* of one message */
-    HD_CHAT_MAX_TOOLS = 128,
-    HD_CHAT_MAX_CALLS = 128, /* of one message */
+    HD_CHAT_MAX_PARTS = 1024 /* of one message */
 };
+#define HD_CHAT_MAX_TOOLS 128
+#define HD_CHAT_MAX_CALLS 128 /* of one message */
 
 typedef enum hd_chat_encoding {
     HD_CHAT_V2,

@@ -29,6 +29,7 @@ typedef struct settings {
 } settings;
 
 static const char *const drafts[] = {"0", "1", "2", "3", "4", "5", "6", "7", "auto", NULL};
+_Static_assert(HD_LEN(drafts) == HD_MAX_DRAFTS + 3, "every depth, auto and the end");
 
 /* One answer: its text as stdout shows it, and its parts. */
 typedef struct answer {

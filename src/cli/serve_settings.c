@@ -214,7 +214,7 @@ static int list_engine(serve_settings *set, option *to) {
         option_flag("no-drafts", &set->no_drafts, "do not run the MTP layer"),
         option_flag("no-graphs", &set->no_graphs, "queue every operator on its own on a GPU"),
         option_token_history(&set->token_history),
-        option_int("draft-tokens", &set->draft_tokens, -1, HD_MAX_DRAFTS,
+        option_int("draft-tokens", &set->draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS,
                    "per step; -1, the default: as pays"),
         option_int("stream-interval", &set->stream_interval, 1, 1024,
                    "tokens per streamed event after the first; default 1"),

@@ -137,7 +137,7 @@ static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_re
                                     .marks = hd_grammar_vocab_marks(e->vocab),
                                     .flagged = e->flagged && (!dsml || e->dsml_flagged),
                                     .hold = d.call,
-                                    .most = named || g->one_call ? 1 : HD_REPLY_MAX_CALLS};
+                                    .most = named || g->one_call ? 1 : HD_CHAT_MAX_CALLS};
     hd_request what = *g;
     /* a required call leaves no place for formatted content */
     if (d.call) what.response_format = HD_FORMAT_FREE;

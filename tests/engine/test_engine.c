@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -360,6 +361,34 @@ static void what_makes_no_sense_is_refused(void **state) {
     hd_engine_close(e);
 }
 
+/* Each list of token ids at its limit; the bias forbids what would come next otherwise. */
+static void lists_of_tokens_may_be_full(void **state) {
+    (void)state;
+    static hd_request_bias bias[HD_MAX_BIAS + 1];
+    int32_t stop[HD_MAX_STOP_TOKENS];
+    rig_answer a;
+    for (int32_t i = 0; i <= HD_MAX_BIAS; i++) bias[i] = (hd_request_bias){i, -INFINITY};
+    for (int32_t i = 0; i < HD_MAX_STOP_TOKENS; i++) stop[i] = HD_MAX_BIAS + i;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 2});
+    hd_request g = {.size = sizeof g,
+                    .text = "What is 3 + 4?",
+                    .max_tokens = 8,
+                    .min_tokens = 8,
+                    .bias = bias,
+                    .n_bias = HD_MAX_BIAS,
+                    .stop_tokens = stop,
+                    .n_stop_tokens = HD_MAX_STOP_TOKENS};
+    rig_run(e, &g, &a);
+    assert_int_equal(a.tokens.n, 8);
+    for (size_t i = 0; i < a.tokens.n; i++) { /* banned before min_tokens */
+        assert_true(a.tokens.ids[i] >= HD_MAX_BIAS + HD_MAX_STOP_TOKENS);
+    }
+    rig_deinit(&a);
+    g.n_bias++;
+    assert_int_equal(hd_engine_submit(e, &g, NULL, NULL, 0), 0);
+    hd_engine_close(e);
+}
+
 static void defaults_are_the_makers(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", NULL);
@@ -597,6 +626,7 @@ int test_engine(void) {
         cmocka_unit_test(hundreds_are_called_back),
         cmocka_unit_test(a_storm_of_cancels_leaves_nothing_behind),
         cmocka_unit_test(what_makes_no_sense_is_refused),
+        cmocka_unit_test(lists_of_tokens_may_be_full),
         cmocka_unit_test(defaults_are_the_makers),
         cmocka_unit_test(dummy_weights_answer_in_tokens),
         cmocka_unit_test(dummy_weights_know_no_text),
