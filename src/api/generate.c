@@ -107,8 +107,8 @@ static void native_logprob(api_job *job, api_choice *c, const hd_step_tokens *st
 /* The first token of a prompt has no log-probability; kept contains the alternatives. */
 static void native_prompt_logprobs(api_job *job, api_choice *c, const hd_prompt_logprobs *p) {
     for (int32_t i = 0; i < p->n; i++) {
-        if (c->prompt_scores.n > 0) api_puts(&c->prompt_scores, ",");
-        put_triple(&c->prompt_scores, job, p->tokens[i], &p->logprobs[i]);
+        if (c->prompt_logprobs.n > 0) api_puts(&c->prompt_logprobs, ",");
+        put_triple(&c->prompt_logprobs, job, p->tokens[i], &p->logprobs[i]);
         if (p->n_top > 0) put_tops(&c->kept, job, p->top + i * p->n_top, p->n_top);
     }
 }
@@ -156,15 +156,15 @@ static void put_finish(api_text *out, const api_choice *c) {
     }
 }
 
-static void put_scores(api_text *out, const api_job *job, const api_choice *c,
-                       const native_prompt *p) {
+static void put_logprobs(api_text *out, const api_job *job, const api_choice *c,
+                         const native_prompt *p) {
     const api_choice *first = &job->choices[job->subs[c->prompt].first_choice];
     api_puts(out, ",\"input_token_logprobs\":[");
     if (p->first_token >= 0) {
         put_triple(out, job, p->first_token, NULL);
-        if (first->prompt_scores.n > 0) api_puts(out, ",");
+        if (first->prompt_logprobs.n > 0) api_puts(out, ",");
     }
-    api_put(out, first->prompt_scores.data, first->prompt_scores.n);
+    api_put(out, first->prompt_logprobs.data, first->prompt_logprobs.n);
     api_puts(out, "]");
     api_put_list(out, "output_token_logprobs", &c->logprobs);
     if (c->tops.n > 0 || first->kept.n > 0) {
@@ -197,7 +197,7 @@ static void put_answer(api_job *job, const api_choice *c, bool with_index) {
     api_write(out, ",'spec_draft_tokens':%d,'spec_accepted_tokens':%d", c->drafted,
               c->accepted);
     if (job->w.prompt_ids) api_put_list(out, "prompt_token_ids", &p->ids);
-    if (job->w.logprobs) put_scores(out, job, c, p);
+    if (job->w.logprobs) put_logprobs(out, job, c, p);
     api_puts(out, "}");
     if (with_index) api_write(out, ",'index':%d", c->index);
     api_puts(out, "}");
@@ -283,7 +283,7 @@ static bool take_all_params(api_request *r, api_prompt *prompts, int32_t n) {
     return true;
 }
 
-static bool take_scores(api_request *r) {
+static bool take_logprobs(api_request *r) {
     r->w.token_ids = r->g.unparsed = true;
     if (!r->w.logprobs && (r->logprob_start >= 0 || r->top_logprobs > 0)) {
         return api_refuse(r, "invalid_value", "return_logprob",
@@ -349,8 +349,8 @@ void api_generate(http_call *c, void *server) {
     api_prompt *prompts = NULL;
     native_state *state = NULL;
     int32_t n = 0;
-    if (api_request_open(&r, c, server, &api_generate_family, HTTP_OPENAI) && take_scores(&r) &&
-        take_input(&r, &prompts, &n) && take_all_params(&r, prompts, n) &&
+    if (api_request_open(&r, c, server, &api_generate_family, HTTP_OPENAI) &&
+        take_logprobs(&r) && take_input(&r, &prompts, &n) && take_all_params(&r, prompts, n) &&
         make_state(&r, prompts, n, &state)) {
         api_job_start(&r, &native_format, prompts, n, NULL, state);
     } else {

@@ -54,8 +54,9 @@ static void job_close(api_job *job) {
     if (job->format->deinit) job->format->deinit(job->state);
     for (int32_t i = 0; i < job->n_choices; i++) {
         api_choice *c = &job->choices[i];
-        api_text *texts[] = {&c->text, &c->ids,           &c->logprobs,  &c->tops,
-                             &c->kept, &c->prompt_scores, &c->stop_text, &c->item};
+        api_text *texts[] = {&c->text,      &c->ids,       &c->logprobs,
+                             &c->tops,      &c->kept,      &c->prompt_logprobs,
+                             &c->call_name, &c->stop_text, &c->item};
         for (size_t k = 0; k < HD_LEN(texts); k++) api_text_deinit(texts[k]);
         free(c->pieces);
     }

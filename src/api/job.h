@@ -33,8 +33,8 @@ typedef struct api_choice {
 
     int32_t n_calls; /* complete calls */
     bool in_reasoning;
-    bool opened;                        /* for the format: its first chunk is written */
-    api_text prompt_scores, kept, item; /* private to the format, like the next */
+    bool opened; /* for the format: its first chunk is written */
+    api_text prompt_logprobs, call_name, kept, item; /* private to the format, like the next */
     int32_t place;
     int32_t n_blocks, open_block; /* see api_walk_blocks() */
 

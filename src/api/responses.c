@@ -58,7 +58,7 @@ static const api_param responses[] = {
     {"reasoning", API_NESTED, .nested = &api_reasoning_options_family, .about = "effort"},
     {"chat_template_kwargs", API_NESTED, .nested = &api_template_options_family,
      .about = "what templates of other servers take"},
-    {"text", API_NESTED, .nested = &text_family, .about = "the answer's form"},
+    {"text", API_NESTED, .nested = &text_family, .about = "the answer's format"},
     {"include", API_ARRAY, AT(content_list), .about = "message.output_text.logprobs"},
     {"top_logprobs", API_INT, AT(top_logprobs), 0,
      .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
@@ -197,7 +197,7 @@ static void put_item(api_text *out, const api_job *job, const api_choice *c, hd_
     if (kind == HD_DELTA_CALL) {
         api_call_id(job, c, c->place, "call_", call_id);
         api_write(out, "{'type':'function_call','id':%s,'call_id':%s,'name':%.*s,'arguments':'",
-                  id, call_id, (int)c->prompt_scores.n, c->prompt_scores.data);
+                  id, call_id, (int)c->call_name.n, c->call_name.data);
         if (filled) api_put(out, c->item.data, c->item.n);
         api_write(out, "','status':%s}", status);
         return;
@@ -242,13 +242,13 @@ static void whole_item_event(api_job *job, const api_choice *c, hd_delta_kind ki
     end_event(job);
 }
 
-/* prompt_scores contains the name of the open call, and place its number. */
+/* call_name is the name of the open call, and place its number. */
 static void open_item(api_job *job, api_choice *c, const api_piece *p) {
     api_text_clear(&c->item);
     api_text_clear(&c->tops);
     if (p->kind == HD_DELTA_CALL) {
-        api_text_clear(&c->prompt_scores);
-        api_put(&c->prompt_scores, api_piece_text(c, p), p->n);
+        api_text_clear(&c->call_name);
+        api_put(&c->call_name, api_piece_text(c, p), p->n);
         c->place = p->call;
     }
     if (!job->w.stream) return;
@@ -298,8 +298,7 @@ static void end_text_item(api_job *job, const api_choice *c, hd_delta_kind kind)
 
 static void end_call_item(api_job *job, const api_choice *c) {
     item_event(job, c, HD_DELTA_CALL, "response.function_call_arguments.done");
-    api_write(&job->out, ",'name':%.*s,'arguments':'", (int)c->prompt_scores.n,
-              c->prompt_scores.data);
+    api_write(&job->out, ",'name':%.*s,'arguments':'", (int)c->call_name.n, c->call_name.data);
     api_put(&job->out, c->item.data, c->item.n);
     api_puts(&job->out, "\"");
     end_event(job);

@@ -229,12 +229,13 @@ static size_t split_choices(char *text, const char **out, size_t max) {
     return n;
 }
 
-typedef struct form_texts {
+typedef struct format_texts {
     char *text;
     const char *choices[MAX_CHOICES];
-} form_texts;
+} format_texts;
 
-static hd_status set_form(hd_request *g, form_texts *f, const settings *set, hd_err *err) {
+static hd_status set_response_format(hd_request *g, format_texts *f, const settings *set,
+                                     hd_err *err) {
     const int n = (set->schema != NULL) + (set->regex != NULL) + (set->choice != NULL);
     if (n > 1) return HD_FAIL(err, HD_EINVAL, "give one of --schema, --regex and --choice");
     if (set->schema) {
@@ -257,7 +258,7 @@ static hd_status set_form(hd_request *g, form_texts *f, const settings *set, hd_
 
 static hd_status submit(run *r, const settings *set, const char *prompt, hd_err *err) {
     char why[600];
-    form_texts form = {0};
+    format_texts texts = {0};
     char *messages = set->raw ? NULL : as_messages(set->system, prompt);
     const bool automatic = set->draft_tokens > HD_MAX_DRAFTS;
     hd_request g = {.size = sizeof g,
@@ -275,11 +276,11 @@ static hd_status submit(run *r, const settings *set, const char *prompt, hd_err 
                     .seed = (uint64_t)set->seed,
                     .stop = &set->stop,
                     .n_stop = set->stop != NULL};
-    hd_status st = set_form(&g, &form, set, err);
+    hd_status st = set_response_format(&g, &texts, set, err);
     if (st == HD_OK && !hd_engine_submit(r->engine, &g, NULL, why, sizeof why)) {
         st = HD_FAIL(err, HD_EINVAL, "%s", why);
     }
-    free(form.text);
+    free(texts.text);
     free(messages);
     return st;
 }

@@ -132,9 +132,9 @@ void hd_engine_defaults(const hd_engine *e, hd_request *g) {
 /* Each choice is listed at most once. Between two steps the list therefore holds at most the
  * choices that lived at the first and those submitted since: twice max_living. */
 void engine_cancel_choice(hd_engine *e, engine_request *r, int32_t choice) {
-    engine_choice *a = &r->choices[choice];
-    if (a->cancelled || a->posted) return;
-    a->cancelled = true;
+    engine_choice *c = &r->choices[choice];
+    if (c->cancelled || c->posted) return;
+    c->cancelled = true;
     e->mail.cancelled[e->mail.n_cancelled++] = r->id + (uint64_t)choice;
     tell(e);
 }

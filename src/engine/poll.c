@@ -72,10 +72,10 @@ static hd_status push_tokens(hd_output *o, hd_step_tokens *step, hd_err *err) {
 
 /* Accepted drafts come first in a step, and only its first n_tokens tokens belong to the
  * choice. */
-static void count(engine_choice *a, const hd_step_tokens *step) {
-    a->n_output += step->n_tokens;
-    for (int32_t i = 0; i < step->n_drafted; i++) a->drafted_at[i]++;
-    for (int32_t i = 0; i < step->n_accepted; i++) a->accepted_at[i]++;
+static void count(engine_choice *c, const hd_step_tokens *step) {
+    c->n_output += step->n_tokens;
+    for (int32_t i = 0; i < step->n_drafted; i++) c->drafted_at[i]++;
+    for (int32_t i = 0; i < step->n_accepted; i++) c->accepted_at[i]++;
 }
 
 /* Prompt log-probabilities are shown once, and only if all of them were computed. */
@@ -94,37 +94,37 @@ static void show_prompt_logprobs(hd_event *out, engine_request *r) {
 
 static void fill_event(hd_event *out, const engine_request *r, int32_t choice,
                        const engine_step_output *p) {
-    const engine_choice *a = &r->choices[choice];
+    const engine_choice *c = &r->choices[choice];
     *out = (hd_event){.id = r->id,
                       .user = r->user,
                       .choice = choice,
                       .step = p->step,
-                      .deltas = a->output.shown,
-                      .n_deltas = a->output.n_shown,
+                      .deltas = c->output.shown,
+                      .n_deltas = c->output.n_shown,
                       .stop_token = -1,
                       .prompt_tokens = r->n_prompt,
-                      .output_tokens = a->n_output,
-                      .reasoning_tokens = a->output.n_reasoning,
+                      .output_tokens = c->n_output,
+                      .reasoning_tokens = c->output.n_reasoning,
                       .retracted = p->n_retracted,
                       .submitted_ns = r->submitted_ns,
                       .admitted_ns = p->admitted_ns};
     for (int32_t i = 0; i < HD_MAX_DRAFTS; i++) {
-        out->drafted += out->drafted_at[i] = a->drafted_at[i];
-        out->accepted += out->accepted_at[i] = a->accepted_at[i];
+        out->drafted += out->drafted_at[i] = c->drafted_at[i];
+        out->accepted += out->accepted_at[i] = c->accepted_at[i];
     }
 }
 
 /* Stores the answer's tokens before its last event is shown, so that a follow-up request
  * finds them. */
-static void keep(hd_engine *e, const engine_request *r, engine_choice *a,
+static void keep(hd_engine *e, const engine_request *r, engine_choice *c,
                  hd_finish_reason finish) {
-    engine_answer_tokens *answer_text =
-        e->token_history ? hd_output_answer_tokens(&a->output) : NULL;
+    engine_answer_tokens *tokens =
+        e->token_history ? hd_output_answer_tokens(&c->output) : NULL;
     const bool spoke =
         finish == HD_FINISH_STOP || finish == HD_FINISH_LENGTH || finish == HD_FINISH_ABORT;
-    if (answer_text && spoke)
+    if (tokens && spoke)
         engine_token_history_keep(e->token_history, r->request.salt, r->token_history_key,
-                                  answer_text);
+                                  tokens);
 }
 
 /* Fills the event of a step output. Returns false if there is nothing to show (text behind a
@@ -134,23 +134,23 @@ static bool make_event(hd_engine *e, hd_event *out) {
     hd_step_tokens *step = &p->step;
     engine_request *r = engine_request_of(e, p->id);
     const int32_t index = engine_choice_of(p->id);
-    engine_choice *a = &r->choices[index];
+    engine_choice *c = &r->choices[index];
     const bool gone =
         step->finish_reason != HD_FINISH_NONE; /* the step thread has released the choice */
     if (gone) r->n_gone++;
     if (r->n_gone == r->n_choices) e->finished = r;
-    if (a->ended) return false;
+    if (c->ended) return false;
     hd_err err = {0};
-    e->shown_choice = a;
-    if (push_tokens(&a->output, step, &err) != HD_OK) step->finish_reason = HD_FINISH_ERROR;
-    if (a->output.stop) step->finish_reason = HD_FINISH_STOP;
+    e->shown_choice = c;
+    if (push_tokens(&c->output, step, &err) != HD_OK) step->finish_reason = HD_FINISH_ERROR;
+    if (c->output.stop) step->finish_reason = HD_FINISH_STOP;
     if (step->n_accepted > step->n_tokens) step->n_accepted = step->n_tokens;
-    count(a, step);
-    hd_output_show(&a->output, step->finish_reason != HD_FINISH_NONE);
+    count(c, step);
+    hd_output_show(&c->output, step->finish_reason != HD_FINISH_NONE);
     fill_event(out, r, index, p);
     show_prompt_logprobs(out, r);
-    if (a->output.stop) {
-        out->stop_text = a->output.stop;
+    if (c->output.stop) {
+        out->stop_text = c->output.stop;
     } else if (step->finish_reason == HD_FINISH_STOP) {
         out->stop_token = step->tokens[step->n_tokens - 1];
     } else if (step->finish_reason == HD_FINISH_ERROR) {
@@ -158,8 +158,8 @@ static bool make_event(hd_engine *e, hd_event *out) {
         out->why = e->why;
     }
     if (step->finish_reason == HD_FINISH_NONE) return true;
-    keep(e, r, a, step->finish_reason);
-    a->ended = true;
+    keep(e, r, c, step->finish_reason);
+    c->ended = true;
     out->last = ++r->n_ended == r->n_choices;
     if (gone) return true;
     pthread_mutex_lock(&e->lock);

@@ -20,12 +20,12 @@ enum {
 static void on_enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, int32_t n) {
     hd_engine *e = ctx;
     engine_request *r = engine_request_of(e, id);
-    engine_choice *a = &r->choices[engine_choice_of(id)];
-    if (a->n_admitted++ == 0) a->admitted_ns = hd_now_ns();
+    engine_choice *c = &r->choices[engine_choice_of(id)];
+    if (c->n_admitted++ == 0) c->admitted_ns = hd_now_ns();
     if (e->null) {
-        hd_null_runner_enter(e->null, slot, a->sampling.params.seed);
+        hd_null_runner_enter(e->null, slot, c->sampling.params.seed);
     } else {
-        hd_model_runner_enter(e->model_runner, slot, &a->sampling, tokens, n, r->n_prompt);
+        hd_model_runner_enter(e->model_runner, slot, &c->sampling, tokens, n, r->n_prompt);
     }
 }
 
@@ -64,9 +64,9 @@ static void hand_over(hd_engine *e) {
             free(p->why);
             continue;
         }
-        engine_choice *a = &engine_request_of(e, p->id)->choices[engine_choice_of(p->id)];
-        a->n_posted += p->step.n_tokens;
-        a->posted = p->step.finish_reason != HD_FINISH_NONE;
+        engine_choice *c = &engine_request_of(e, p->id)->choices[engine_choice_of(p->id)];
+        c->n_posted += p->step.n_tokens;
+        c->posted = p->step.finish_reason != HD_FINISH_NONE;
         engine_step_output_copy(&e->posts[(e->first_post + e->n_posts++) % e->cap_posts], p);
     }
     if (e->n_step_outputs) pthread_cond_signal(&e->posted);
@@ -99,7 +99,7 @@ static void count(hd_engine_stats *t, const hd_step_tokens *s) {
 static void on_event(void *ctx, const hd_sched_event *s) {
     hd_engine *e = ctx;
     engine_request *r = engine_request_of(e, s->id);
-    const engine_choice *a = &r->choices[engine_choice_of(s->id)];
+    const engine_choice *c = &r->choices[engine_choice_of(s->id)];
     const hd_finish_reason finish = s->step.finish_reason;
     if (s->prompt.n) take_prompt_logprobs(r, &s->prompt);
     if (s->step.n_tokens == 0 && finish == HD_FINISH_NONE) return;
@@ -107,8 +107,8 @@ static void on_event(void *ctx, const hd_sched_event *s) {
     p->id = s->id;
     copy_step(&p->step, p->top, &s->step);
     p->why = finish == HD_FINISH_ERROR ? reason(e, s->status) : NULL;
-    p->n_retracted = a->n_admitted > 1 ? a->n_admitted - 1 : 0;
-    p->admitted_ns = a->admitted_ns;
+    p->n_retracted = c->n_admitted > 1 ? c->n_admitted - 1 : 0;
+    p->admitted_ns = c->admitted_ns;
     count(&e->totals, &s->step);
     if (e->n_step_outputs < e->cap_step_outputs) return;
     pthread_mutex_lock(&e->lock);

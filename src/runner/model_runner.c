@@ -209,19 +209,19 @@ static void clear_counts(hd_model_runner *x, int32_t slot) {
                                                      .vocab = x->env.spec->vocab});
 }
 
-static void set_params(hd_model_runner *x, int32_t slot, const hd_request_sampling *choosing) {
+static void set_params(hd_model_runner *x, int32_t slot, const hd_request_sampling *sampling) {
     hd_sampling *p = &x->host.params[slot];
     hd_logit_bias *bias = x->host.bias + (int64_t)slot * RUNNER_BIAS_ENTRIES;
-    const int32_t n = choosing->params.n_bias + choosing->params.n_ban;
+    const int32_t n = sampling->params.n_bias + sampling->params.n_ban;
     assert(n <= RUNNER_BIAS_ENTRIES);
-    *p = choosing->params;
+    *p = sampling->params;
     p->counts_row = slot;
     p->bias_at = slot * RUNNER_BIAS_ENTRIES;
     p->ban_at = p->bias_at + p->n_bias;
-    p->relaxed_top = choosing->constraint ? choosing->constraint->relaxed_top : 0;
-    p->relaxed_delta = choosing->constraint ? choosing->constraint->relaxed_delta : 0.0f;
-    if (p->n_bias) memcpy(bias, choosing->bias, (size_t)p->n_bias * sizeof *bias);
-    for (int32_t i = 0; i < p->n_ban; i++) bias[p->n_bias + i].id = choosing->ban[i];
+    p->relaxed_top = sampling->constraint ? sampling->constraint->relaxed_top : 0;
+    p->relaxed_delta = sampling->constraint ? sampling->constraint->relaxed_delta : 0.0f;
+    if (p->n_bias) memcpy(bias, sampling->bias, (size_t)p->n_bias * sizeof *bias);
+    for (int32_t i = 0; i < p->n_ban; i++) bias[p->n_bias + i].id = sampling->ban[i];
     hd_stream_upload(x->env.stream, &x->device.params[slot], p, sizeof *p);
     hd_stream_upload(x->env.stream, x->device.bias + p->bias_at, bias,
                      (size_t)n * sizeof *bias);
@@ -237,12 +237,12 @@ static void set_reply(hd_model_runner *x, int32_t slot, const hd_constraint *con
 }
 
 void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
-                           const hd_request_sampling *choosing, const int32_t *tokens,
+                           const hd_request_sampling *sampling, const int32_t *tokens,
                            int32_t n, int32_t n_prompt) {
     if (x->fixed.on) runner_forget_slot(x, slot);
-    set_params(x, slot, choosing);
-    set_reply(x, slot, choosing->constraint, tokens + n_prompt, n - n_prompt);
-    if (hd_has_penalty(&choosing->params)) {
+    set_params(x, slot, sampling);
+    set_reply(x, slot, sampling->constraint, tokens + n_prompt, n - n_prompt);
+    if (hd_has_penalty(&sampling->params)) {
         clear_counts(x, slot);
         count(x, slot, tokens, n_prompt, true);
         count(x, slot, tokens + n_prompt, n - n_prompt, false);

@@ -75,7 +75,7 @@ void hd_model_runner_close(hd_model_runner *x); /* NULL is fine */
 /* Sets the sampling state of a slot for a request: tokens[n], of which the first n_prompt
  * are its prompt. */
 void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
-                           const hd_request_sampling *choosing, const int32_t *tokens,
+                           const hd_request_sampling *sampling, const int32_t *tokens,
                            int32_t n, int32_t n_prompt);
 
 /* Turns graph launches on or off. If off, steps of fixed shape are queued operator by

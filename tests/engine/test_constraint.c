@@ -25,7 +25,7 @@ static bool starts(const hd_bytes *b, const char *text) {
 
 /* Every choice that ends by itself matches the response format, greedy or sampled, with
  * drafts and without; drafts change nothing. */
-static void expect_form(hd_engine *e, hd_request g, bool (*valid)(const hd_bytes *)) {
+static void expect_format(hd_engine *e, hd_request g, bool (*valid)(const hd_bytes *)) {
     int32_t whole = 0;
     for (uint64_t seed = 0; seed < 3; seed++) {
         rig_answer plain, drafted;
@@ -73,7 +73,7 @@ static bool is_choice(const hd_bytes *b) {
     return is(b, "yes") || is(b, "no") || is(b, "perhaps not");
 }
 
-static void answers_have_their_form(void **state) {
+static void choices_have_their_format(void **state) {
     (void)state;
     static const char schema[] =
         "{\"type\": \"object\", \"properties\": {\"age\": {\"type\": \"integer\", \"minimum\": "
@@ -89,14 +89,14 @@ static void answers_have_their_form(void **state) {
                         .max_tokens = 70};
         g.response_format = HD_FORMAT_JSON_SCHEMA;
         g.format_text = schema;
-        expect_form(e, g, is_person);
+        expect_format(e, g, is_person);
         g.response_format = HD_FORMAT_REGEX;
         g.format_text = "[0-9]{4}-[01][0-9]-[0-3][0-9]";
-        expect_form(e, g, is_date);
+        expect_format(e, g, is_date);
         g.response_format = HD_FORMAT_CHOICE;
         g.choices = choices;
         g.n_choices = 3;
-        expect_form(e, g, is_choice);
+        expect_format(e, g, is_choice);
     }
     hd_engine_close(e);
 }
@@ -113,7 +113,7 @@ static double acceptance(hd_engine *e, const hd_request *g) {
 
 /* If a response format leaves few possibilities, drafts that match it are accepted, although
  * the model would generate something else without it. */
-static void drafts_keep_to_the_form(void **state) {
+static void drafts_keep_to_the_format(void **state) {
     (void)state;
     static const char schema[] =
         "{\"type\": \"object\", \"properties\": {\"~id#\": {\"type\": \"integer\", "
@@ -231,7 +231,7 @@ static void any_object_begins_as_one(void **state) {
     hd_engine_close(e);
 }
 
-static void forms_are_refused_by_name(void **state) {
+static void formats_are_refused_by_name(void **state) {
     (void)state;
     const struct {
         hd_response_format form;
@@ -682,12 +682,12 @@ static void looking_does_not_wait(void **state) {
 
 int test_constraint(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers_have_their_form),
-        cmocka_unit_test(drafts_keep_to_the_form),
+        cmocka_unit_test(choices_have_their_format),
+        cmocka_unit_test(drafts_keep_to_the_format),
         cmocka_unit_test(formats_wait_for_a_minimum),
         cmocka_unit_test(a_minimum_holds_beside_a_bound),
         cmocka_unit_test(any_object_begins_as_one),
-        cmocka_unit_test(forms_are_refused_by_name),
+        cmocka_unit_test(formats_are_refused_by_name),
         cmocka_unit_test(a_failure_says_why),
         cmocka_unit_test(a_call_can_be_demanded),
         cmocka_unit_test(calls_keep_to_their_schema),

@@ -184,14 +184,14 @@ void init_request(request *r, const machine *m, int32_t slot, int32_t n_prompt, 
     r->n = r->n_prompt = n_prompt;
     r->most = POSITIONS;
     r->constraint = (hd_constraint){.think = -1, .unthink = UNTHINK};
-    r->choosing.params = (hd_sampling){.seed = seed, .logprob = true};
+    r->sampling.params = (hd_sampling){.seed = seed, .logprob = true};
     r->text[0] = BOS;
     for (int32_t i = 1; i < n_prompt; i++) r->text[i] = random_id(m, seed, (uint64_t)i);
 }
 
 void enter(machine *m, request *r) {
     r->done = r->n_next = 0;
-    hd_model_runner_enter(m->model_runner, r->slot, &r->choosing, r->text, r->n, r->n_prompt);
+    hd_model_runner_enter(m->model_runner, r->slot, &r->sampling, r->text, r->n, r->n_prompt);
 }
 
 /* Returns the drafts of this step: those of the last step, or the oracle's. */
@@ -202,7 +202,7 @@ static int32_t choose_drafts(const machine *m, const request *r, int32_t *drafts
         const uint64_t at = (uint64_t)(r->n + k);
         drafts[k] = r->oracle ? r->oracle[r->n + k] : r->drafts[k];
         if (!r->oracle || !r->one_wrong_in) continue;
-        const uint32_t luck = hd_philox_at(r->choosing.params.seed, 9, at).v[0];
+        const uint32_t luck = hd_philox_at(r->sampling.params.seed, 9, at).v[0];
         if (luck % (uint32_t)r->one_wrong_in == 0) drafts[k] = random_id(m, luck, at);
     }
     return n;
@@ -234,9 +234,9 @@ static hd_seq_input plan(const machine *m, const request *r, int32_t *tokens) {
         const int32_t lookback = w.start + w.n + w.want_drafts + r->ahead;
         w.n_pages = hd_min_i32((int32_t)hd_ceil_div(lookback, page), m->seq_pages);
     }
-    if (r->score_from && r->n == r->n_prompt) {
+    if (r->prompt_logprobs_from && r->n == r->n_prompt) {
         const int32_t end = r->done + w.n - w.n_sample;
-        const int32_t first = hd_max_i32(r->done, r->score_from - 1);
+        const int32_t first = hd_max_i32(r->done, r->prompt_logprobs_from - 1);
         w.n_prompt_logprobs = hd_max_i32(end - first, 0);
     }
     return w;
@@ -245,7 +245,7 @@ static hd_seq_input plan(const machine *m, const request *r, int32_t *tokens) {
 static void note(request *r, int32_t at, float logprob, const hd_alternative *top,
                  int32_t n_top) {
     r->logprob[at] = logprob;
-    assert_int_equal(n_top, r->choosing.params.n_top);
+    assert_int_equal(n_top, r->sampling.params.n_top);
     if (n_top) memcpy(r->top[at], top, (size_t)n_top * sizeof *top);
 }
 

@@ -57,8 +57,8 @@ static bool waits(const world *w, const client *c) {
     return c->leader && leader->id == c->leader && leader->n_tokens == leader->n_prompt;
 }
 
-static int32_t unscored(const client *c) {
-    return c->score_from ? c->n_prompt - c->score_from - c->n_scored : 0;
+static int32_t unreported(const client *c) {
+    return c->prompt_logprobs_from ? c->n_prompt - c->prompt_logprobs_from - c->n_reported : 0;
 }
 
 static void learn(client *c, int32_t token) {
@@ -143,8 +143,9 @@ static void write_rows(world *w, const hd_seq_input *k, const client *c, uint64_
 /* The simulated log-probability of a token is its position. */
 static const float *score(world *w, const hd_seq_input *k, int32_t used) {
     const int32_t first = k->start + k->n - k->n_sample - k->n_prompt_logprobs + 1;
-    for (int32_t i = 0; i < k->n_prompt_logprobs; i++) w->scores[used + i] = (float)(first + i);
-    return w->scores + used;
+    for (int32_t i = 0; i < k->n_prompt_logprobs; i++)
+        w->prompt_logprobs[used + i] = (float)(first + i);
+    return w->prompt_logprobs + used;
 }
 
 static void choose(world *w, const hd_seq_input *k, const uint64_t *hashes,
@@ -166,16 +167,16 @@ static void choose(world *w, const hd_seq_input *k, const uint64_t *hashes,
     }
 }
 
-/* Every prompt row from score_from - 1 on reports the log-probability of the token after it,
+/* Every prompt row from prompt_logprobs_from - 1 on reports the log-probability of the token after it,
  * and is computed for it. */
-static void check_scores(const hd_seq_input *k, const client *c) {
-    const int32_t next = c->score_from + c->n_scored;
+static void check_prompt_logprobs(const hd_seq_input *k, const client *c) {
+    const int32_t next = c->prompt_logprobs_from + c->n_reported;
     int32_t rows = 0;
     for (int32_t i = 0; i < k->n - k->n_sample; i++) {
-        rows += unscored(c) > 0 && k->start + i + 1 >= next && k->start + i + 1 < c->n_prompt;
+        rows += unreported(c) > 0 && k->start + i + 1 >= next && k->start + i + 1 < c->n_prompt;
     }
     assert_int_equal(k->n_prompt_logprobs, rows);
-    if (unscored(c) > 0) assert_true(k->start < next);
+    if (unreported(c) > 0) assert_true(k->start < next);
 }
 
 /* Checks a sequence input against its client. */
@@ -190,7 +191,7 @@ static void check_work(world *w, const hd_seq_input *k, client *c) {
         if (c->n_tokens == c->n_prompt) c->n_cached = k->start;
     }
     assert_int_equal(k->start, c->n_done);
-    check_scores(k, c);
+    check_prompt_logprobs(k, c);
     c->prefills = !decodes(c);
     c->rows = k->n;
     c->pending = c->n_tokens - c->n_done;
@@ -221,7 +222,7 @@ static void check_order(world *w, int32_t room) {
         if (!a) continue;
         if (!top || goes_before(a, top)) top = w->seated[i];
         if (a->rows == 0) assert_false(decodes(a));
-        if (unscored(a) > 0) continue; /* the logits rows may be used up */
+        if (unreported(a) > 0) continue; /* the logits rows may be used up */
         const bool starved =
             a->rows == 0 || (a->prefills && a->rows < hd_min_i32(a->pending, w->o.chunk_rows));
         assert_false(starved && room > 0);
@@ -237,7 +238,7 @@ static void check_order(world *w, int32_t room) {
     }
     const int32_t others = (w->o.cache.max_seqs - 1) * HD_MAX_STEP_TOKENS;
     int32_t each = hd_min_i32(w->o.chunk_rows, w->o.step_rows - others);
-    if (top->score_from) each = hd_min_i32(each, HD_MAX_DRAFTS);
+    if (top->prompt_logprobs_from) each = hd_min_i32(each, HD_MAX_DRAFTS);
     const int32_t longest = top->n_prompt + top->max_new;
     assert_true(++top->steps_on_top <= longest / each + 1 + top->max_new);
 }
@@ -400,13 +401,13 @@ static void event(void *ctx, const hd_sched_event *e) {
     w->accepted += step->n_accepted;
     assert_true(step->n_accepted <= step->n_drafted && step->n_tokens >= 0);
     assert_true(step->n_tokens || step->finish_reason || prompt->n);
-    if (prompt->n) assert_int_equal(prompt->from, c->score_from + c->n_scored);
-    for (int32_t i = 0; i < prompt->n; i++, c->n_scored++) {
-        assert_int_equal(prompt->tokens[i], c->tokens[c->score_from + c->n_scored]);
-        assert_true(prompt->logprobs[i] == (float)(c->score_from + c->n_scored));
+    if (prompt->n) assert_int_equal(prompt->from, c->prompt_logprobs_from + c->n_reported);
+    for (int32_t i = 0; i < prompt->n; i++, c->n_reported++) {
+        assert_int_equal(prompt->tokens[i], c->tokens[c->prompt_logprobs_from + c->n_reported]);
+        assert_true(prompt->logprobs[i] == (float)(c->prompt_logprobs_from + c->n_reported));
     }
     w->scored += prompt->n;
-    if (step->n_tokens) assert_true(unscored(c) <= 0);
+    if (step->n_tokens) assert_true(unreported(c) <= 0);
     for (int32_t i = 0; i < step->n_tokens; i++) {
         assert_int_equal(step->tokens[i], oracle(c->hash[c->n_tokens - 1]));
         assert_true(i == 0 || step->tokens[i - 1] != STOP_ID);
@@ -542,7 +543,7 @@ hd_status world_submit(world *w, client *c) {
                                 .priority = c->priority,
                                 .follows = c->leader,
                                 .draft_tokens = c->drafts,
-                                .prompt_logprobs_from = c->score_from,
+                                .prompt_logprobs_from = c->prompt_logprobs_from,
                                 .salt = c->salt,
                                 .queue_until_ns = c->deadline,
                                 .stop_ids = &stop,
@@ -586,7 +587,8 @@ static void come(world *w) {
     c->drafts = (int32_t)draw(w, HD_MAX_DRAFTS + 1);
     if (once_in(w, h->automatic)) c->drafts = HD_DRAFTS_AUTO;
     if (once_in(w, h->follow)) c->leader = w->clients[draw(w, MAX_CLIENTS)].id;
-    if (once_in(w, h->score)) c->score_from = 1 + (int32_t)draw(w, (uint32_t)c->n_prompt);
+    if (once_in(w, h->score))
+        c->prompt_logprobs_from = 1 + (int32_t)draw(w, (uint32_t)c->n_prompt);
     c->deadline = once_in(w, h->deadline) ? w->now + (int64_t)draw(w, 50) : 0;
     if (once_in(w, h->refuse)) c->max_new = draw(w, 2) ? 0 : 1000;
     world_submit(w, c);
