@@ -94,7 +94,8 @@ void api_put_token(api_text *out, const api_context *ctx, int32_t token) {
     hd_bytes_deinit(&text);
 }
 
-void api_put_error(api_text *out, const api_job *job) {
+/* OpenAI's error object of the failure. */
+static void put_error(api_text *out, const api_job *job) {
     const api_refusal *why = &job->failure;
     api_write(out, "{'error':{'message':%s,'type':%s,'param':null,'code':%s}}", why->message,
               api_error_type(HTTP_OPENAI, why->status), why->code);
@@ -135,7 +136,7 @@ void api_openai_end(api_job *job) {
 
 void api_openai_fail(api_job *job) {
     api_data_begin(job, NULL);
-    api_put_error(&job->out, job);
+    put_error(&job->out, job);
     api_data_end(job);
     api_puts(&job->out, "data: [DONE]\n\n");
 }

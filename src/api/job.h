@@ -118,8 +118,6 @@ void api_put_usage(api_text *out, const api_job *job); /* OpenAI's usage object 
 void api_put_matched_stop(api_text *out, const api_choice *c);
 /* the token's text */
 void api_put_token(api_text *out, const api_context *ctx, int32_t token);
-/* OpenAI's error object of the failure */
-void api_put_error(api_text *out, const api_job *job);
 void api_put_list(api_text *out, const char *key, const api_text *items); /* ,"key":[items] */
 
 typedef struct api_totals {

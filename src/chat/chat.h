@@ -177,6 +177,5 @@ hd_status hd_chat_detect(hd_chat_encoding *out, bool *thinks, const char *dir, h
 /* Whether a chat format thinks by default. */
 bool hd_chat_thinks(hd_chat_encoding encoding);
 const char *hd_chat_encoding_name(hd_chat_encoding encoding);
-const char *hd_chat_role_name(hd_chat_role role);
 
 #endif

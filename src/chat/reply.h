@@ -4,7 +4,7 @@
  * The input is the bytes of tokens, in slices of any size; the output is events through a
  * callback. With adjacent deltas joined, the events are the same for every slicing. Bytes
  * are held back only while they could begin a marker. Every delta is valid UTF-8 in complete
- * characters: invalid bytes become U+FFFD, and hd_reply_raw() returns the original bytes.
+ * characters: invalid bytes become U+FFFD.
  * One thread owns a parser. docs/reply.md describes which deviations are tolerated. */
 #ifndef HD_CHAT_REPLY_H
 #define HD_CHAT_REPLY_H
@@ -156,16 +156,6 @@ hd_status hd_reply_feed(hd_reply *r, const void *bytes, size_t n, bool special, 
  * output was truncated. Does nothing after the end-of-sentence token or when called again. */
 hd_status hd_reply_finish(hd_reply *r, hd_finish_reason reason, hd_err *err);
 
-/* Returns all bytes up to the end of sentence, valid until the next feed or close. History
- * that is rendered from them matches the prefix cache. */
-const char *hd_reply_raw(const hd_reply *r, size_t *n);
-
-/* Returns the raw bytes from the white space before the first block of calls to the end of
- * the last block; NULL and 0 if there is none. */
-const char *hd_reply_raw_calls(const hd_reply *r, size_t *n);
-
-int32_t hd_reply_n_calls(const hd_reply *r); /* complete ones */
 bool hd_reply_in_reasoning(const hd_reply *r);
-bool hd_reply_in_calls(const hd_reply *r); /* inside a block of calls */
 
 #endif

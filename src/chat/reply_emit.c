@@ -231,7 +231,6 @@ void reply_call_complete(hd_reply *r) {
     put_event(r, (hd_reply_event){.kind = HD_REPLY_CALL_END,
                                   .call = r->n_begun - 1,
                                   .end = HD_REPLY_COMPLETE});
-    r->n_complete++;
 }
 
 static void emit_end(hd_reply *r, hd_reply_end end) {

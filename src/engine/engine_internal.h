@@ -204,7 +204,6 @@ hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
                          const hd_conversation *conversation, hd_err *err);
 
 /* sampling_constraint.c */
-bool engine_forces_tool_call(const hd_request *g);
 hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_request *g,
                                   hd_err *err);
 

@@ -13,7 +13,7 @@ static int32_t find_token(const hd_engine *e, const char *text) {
 
 /* ---- tool calls ---- */
 
-bool engine_forces_tool_call(const hd_request *g) {
+static bool forces_tool_call(const hd_request *g) {
     const char *c = g->tool_choice;
     return c && strcmp(c, "auto") != 0 && strcmp(c, "none") != 0;
 }
@@ -92,8 +92,7 @@ static bool can_watch(const hd_engine *e, const engine_request *r, const hd_requ
 static demands find_demands(const hd_engine *e, const engine_request *r, const hd_request *g) {
     const bool can_call =
         r->reply_tools.n_tools > 0 && hd_reply_format_of(e->encoding) != HD_REPLY_PLAIN;
-    demands d = {.format = g->response_format != HD_FORMAT_FREE,
-                 .call = engine_forces_tool_call(g)};
+    demands d = {.format = g->response_format != HD_FORMAT_FREE, .call = forces_tool_call(g)};
     d.held = d.format || d.call || has_strict_tool(r->tools);
     d.calls = can_call && (d.held || can_watch(e, r, g));
     return d;

@@ -449,8 +449,7 @@ void rig_init(rig *r) {
     *r = (rig){.refuse_at = -1, .salt = 7};
     the_engine = (hd_engine){.r = r, .spec = {.vocab = VOCAB}};
     toy_document(&document, &usual);
-    demand(hd_tokenizer_open_memory(&the_engine.tokenizer, document.data, document.n, NULL, 0,
-                                    &err) == HD_OK,
+    demand(toy_open(&the_engine.tokenizer, document.data, document.n, NULL, &err) == HD_OK,
            err.msg);
     hd_bytes_deinit(&document);
     r->ctx = (api_context){
