@@ -134,8 +134,7 @@ typedef struct hd_request {
     int thinking;  /* 1: on, -1: off, 0: the model's default */
     int effort;    /* reasoning effort, if the chat template has one: 1 low, 2 high, 3 max */
 
-    /* Number of choices (n). They share the prompt's pages. Default 1. Choice i uses seed +
-     * i. */
+    /* Number of choices. They share the prompt's pages. Default 1. Choice i uses seed + i. */
     int32_t n;
     int32_t max_tokens; /* output tokens of each choice; default: what the context leaves */
     int32_t min_tokens; /* the end of sequence is forbidden before this many tokens */
@@ -158,8 +157,7 @@ typedef struct hd_request {
     size_t n_stop_tokens;
     bool ignore_eos;
 
-    hd_response_format
-        response_format; /* response format of the content, after any reasoning */
+    hd_response_format response_format; /* of the content, after any reasoning */
     const char *format_text;
     const char *const *choices; /* [n_choices] */
     size_t n_choices;

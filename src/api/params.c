@@ -310,6 +310,9 @@ static const api_family structured_family = {
     .name = "StructuredOutputs", .sections = {&structured_section}, .closed = true};
 
 /* clang-format off */
+const char api_stop_about[] = "at most " HD_STR(HD_MAX_STOP_STRINGS) " strings of at most "
+                              HD_STR(HD_MAX_STOP_BYTES) " bytes";
+
 static const api_param sampling[] = {
     {"temperature", API_NUMBER, AT(g.temperature), 0, 2, .about = "0 is greedy"},
     {"top_p", API_NUMBER, AT(g.top_p), 1e-6, 1, .about = "nucleus"},
@@ -321,10 +324,10 @@ static const api_param sampling[] = {
      .about = "for having occurred"},
     {"repetition_penalty", API_NUMBER, AT(g.repetition_penalty), 0.1, 10,
      .about = "a factor, on prompt and output"},
-    {"stop", API_TEXTS, AT(stop), .about = API_STOP_ABOUT},
-    {"stop_token_ids", API_INTS, AT(stop_ids), 
+    {"stop", API_TEXTS, AT(stop), .about = api_stop_about},
+    {"stop_token_ids", API_INTS, AT(stop_ids),
      .about = "at most " HD_STR(HD_MAX_STOP_TOKENS) ", beside the model's own"},
-    {"logit_bias", API_OBJECT, AT(bias), 
+    {"logit_bias", API_OBJECT, AT(bias),
      .about = "token id to -100..100, at most " HD_STR(HD_MAX_BIAS)},
     {"ignore_eos", API_BOOL, AT(g.ignore_eos), .about = "the model's own end does not stop"},
     {"skip_special_tokens", API_BOOL_NOT, AT(g.keep_special),

@@ -58,9 +58,7 @@ enum {
     API_MAX_INTERVAL = 1 << 20 /* tokens per event of a stream */
 };
 
-#define API_STOP_ABOUT                                                    \
-    "at most " HD_STR(HD_MAX_STOP_STRINGS) " strings of at most " HD_STR( \
-        HD_MAX_STOP_BYTES) " bytes"
+extern const char api_stop_about[]; /* of stop strings */
 
 typedef struct api_section {
     const api_param *params;

@@ -83,7 +83,7 @@ typedef struct engine_request {
     bool prompt_shown;          /* owned by the polling thread */
 } engine_request;
 
-/* What one step adds to one choice. */
+/* What one step adds to one choice, on its way to the polling thread. */
 typedef struct engine_step_output {
     uint64_t id;
     hd_step_tokens step;

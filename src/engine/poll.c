@@ -135,8 +135,8 @@ static bool make_event(hd_engine *e, hd_event *out) {
     engine_request *r = engine_request_of(e, p->id);
     const int32_t index = engine_choice_of(p->id);
     engine_choice *c = &r->choices[index];
-    const bool gone =
-        step->finish_reason != HD_FINISH_NONE; /* the step thread has released the choice */
+    /* the step thread has released the choice */
+    const bool gone = step->finish_reason != HD_FINISH_NONE;
     if (gone) r->n_gone++;
     if (r->n_gone == r->n_choices) e->finished = r;
     if (c->ended) return false;

@@ -203,11 +203,10 @@ static void leave(hd_sched *s, sched_seq *q, bool end_of_step) {
 }
 
 static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
-    assert(e->step.finish_reason != HD_FINISH_NONE);
+    const hd_finish_reason why = e->step.finish_reason;
+    assert(why != HD_FINISH_NONE);
     if (q->slot >= 0) {
-        leave(s, q,
-              e->step.finish_reason == HD_FINISH_STOP ||
-                  e->step.finish_reason == HD_FINISH_LENGTH);
+        leave(s, q, why == HD_FINISH_STOP || why == HD_FINISH_LENGTH);
     } else {
         sched_queue_take(&s->waiting, q);
         s->blocked = false; /* the first waiting request may be another one now */

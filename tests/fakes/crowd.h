@@ -58,9 +58,9 @@ typedef struct request {
     const int32_t *oracle; /* of this text [POSITIONS] instead, */
     int32_t one_wrong_in;  /* of which one in so many is wrong */
     int32_t chunk;         /* 0: all rows */
-    int32_t
-        prompt_logprobs_from; /* first prompt token with a reported log-probability; 0: none */
-    int32_t ahead;            /* positions with pages after those of a step; 0: all */
+    /* first prompt token with a reported log-probability; 0: none */
+    int32_t prompt_logprobs_from;
+    int32_t ahead; /* positions with pages after those of a step; 0: all */
 
     int32_t slot, n_prompt, most; /* most: tokens of the text, at most */
     int32_t text[POSITIONS], n, done;

@@ -167,8 +167,8 @@ static void choose(world *w, const hd_seq_input *k, const uint64_t *hashes,
     }
 }
 
-/* Every prompt row from prompt_logprobs_from - 1 on reports the log-probability of the token after it,
- * and is computed for it. */
+/* Every prompt row from prompt_logprobs_from - 1 on reports the log-probability of the token
+ * after it, and is computed for it. */
 static void check_prompt_logprobs(const hd_seq_input *k, const client *c) {
     const int32_t next = c->prompt_logprobs_from + c->n_reported;
     int32_t rows = 0;
