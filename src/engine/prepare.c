@@ -324,8 +324,8 @@ hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
     HD_TRY(encode_prompt(e, r, g, conversation, err));
     if (r->prompt.n < 1) return HD_FAIL(err, HD_EINVAL, "the prompt is empty");
     if (r->prompt.n >= (size_t)e->max_context) {
-        return HD_FAIL(
-            err, HD_EINVAL,
+        return HD_REFUSE(
+            err, HD_EINVAL, "context_length_exceeded", NULL,
             "prompt is too long: %zu tokens > %d maximum; the maximum context length "
             "is %d tokens, one of them for the answer",
             r->prompt.n, e->max_context - 1, e->max_context);
@@ -333,10 +333,11 @@ hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
     r->n_prompt = (int32_t)r->prompt.n;
     const int32_t room = e->max_context - r->n_prompt;
     if (g->max_tokens > room) {
-        return HD_FAIL(err, HD_EINVAL,
-                       "%d prompt tokens and %d output tokens exceed the context: the maximum "
-                       "context length is %d tokens, and %d output tokens fit",
-                       r->n_prompt, g->max_tokens, e->max_context, room);
+        return HD_REFUSE(
+            err, HD_EINVAL, "context_length_exceeded", NULL,
+            "%d prompt tokens and %d output tokens exceed the context: the maximum "
+            "context length is %d tokens, and %d output tokens fit",
+            r->n_prompt, g->max_tokens, e->max_context, room);
     }
     r->priority = g->priority;
     r->on_event = g->on_event;

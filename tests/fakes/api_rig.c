@@ -315,7 +315,10 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
     demand((conversation != NULL) != (g->tokens != NULL), "no prompt, or two");
     demand(read_all(g) < SIZE_MAX, "never");
     demand(r->begun != NULL, "a prompt is submitted before its call begins");
-    if (refuse) return HD_FAIL(err, r->refuse_at_status, "%s", r->refuse_why);
+    if (refuse) {
+        return HD_REFUSE(err, r->refuse_at_status, r->refuse_code, r->refuse_field, "%s",
+                         r->refuse_why);
+    }
     if (r->n_requests == RIG_REQUESTS) return HD_FAIL(err, HD_EAGAIN, "the queue is full");
     if (conversation) HD_TRY(hd_engine_render(e, &prompt, g, conversation, err));
     rig_request *q = &r->requests[r->n_requests++];

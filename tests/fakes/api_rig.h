@@ -28,7 +28,7 @@ typedef struct rig {
     int64_t n_reserved;
     hd_status refuse_at_status; /* status of submission refuse_at and later ones */
     int32_t refuse_at;          /* -1: none */
-    const char *refuse_why;
+    const char *refuse_code, *refuse_field, *refuse_why;
     const http_call *begun; /* the call whose handler runs, once it begins */
     int32_t n_begins, n_submits, n_ends, n_tokens_seen, n_cancels;
     char unknown[64];
