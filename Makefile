@@ -123,7 +123,7 @@ COUNTED := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc aligned_alloc po
 $(BUILD)/hadal_test: $(LIBRARY) $(TESTS) $(BUILD)/flags.link
 	$(call link,$(COUNTED),-lcmocka)
 
-$(BUILD)/hadal_test_api: $(API_RIG) $(BUILD)/tests/api/test_api.o $(BUILD)/flags.link
+$(BUILD)/hadal_test_api: $(API_RIG) $(BUILD)/tests/api/test_api.o $(BUILD)/tests/api/test_kept.o $(BUILD)/flags.link
 	$(call link,,-lcmocka)
 
 $(BUILD)/fuzz_api: $(BUILD)/tests/fuzz/fuzz_api.o $(API_RIG) $(BUILD)/flags.link

@@ -231,10 +231,9 @@ static hd_status parse_word(parse *p, json_t *v, const char *field, const char *
 /* tools[n] of the request (index < 0) or of one message. */
 static hd_status refuse_tool(hd_err *err, int32_t index, size_t i, const char *field,
                              const char *why) {
-    return chat_fail(err, HD_EINVAL,
-                     index < 0 ? hd_field_of("tools[%zu]%s", i, field)
-                               : hd_field_of("messages[%d].tools[%zu]%s", index, i, field),
-                     "%s", why);
+    const hd_field f = index < 0 ? hd_field_of("tools[%zu]%s", i, field)
+                                 : hd_field_of("messages[%d].tools[%zu]%s", index, i, field);
+    return HD_REFUSE(err, HD_EINVAL, NULL, f.path, "%s: %s", f.path, why);
 }
 
 static hd_status check_tool(json_t *v, int32_t index, size_t i, hd_chat_text *name,

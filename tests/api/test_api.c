@@ -8,6 +8,8 @@
 
 #include "fakes/api_rig.h"
 
+int test_kept(void); /* test_kept.c; returns its number of failures */
+
 static rig r;
 
 static int setup(void **state) {
@@ -680,26 +682,6 @@ static void test_responses(void **state) {
     done(c);
 }
 
-/* ---- the store ---- */
-
-static void test_store_is_bounded(void **state) {
-    (void)state;
-    api_store *s = api_store_open(8192);
-    for (int i = 0; i < 100; i++) {
-        char id[16];
-        api_text object = {0}, items = {0};
-        api_puts(&object, "object");
-        api_puts(&items, "items");
-        snprintf(id, sizeof id, "id%d", i);
-        api_store_put(s, id, 1, &object, &items);
-        assert_null(object.data);
-    }
-    assert_true(api_store_get(s, "id99", 1, NULL, NULL));
-    assert_false(api_store_get(s, "id99", 2, NULL, NULL));
-    assert_false(api_store_get(s, "id0", 1, NULL, NULL));
-    api_store_close(s);
-}
-
 /* ---- the rest ---- */
 
 static void test_texts(void **state) {
@@ -781,9 +763,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_messages, setup, teardown),
         cmocka_unit_test_setup_teardown(test_messages_cut_call, setup, teardown),
         cmocka_unit_test_setup_teardown(test_responses, setup, teardown),
-        cmocka_unit_test(test_store_is_bounded),
         cmocka_unit_test_setup_teardown(test_texts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_openapi, setup, teardown),
     };
-    return cmocka_run_group_tests_name("api", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("api", tests, NULL, NULL) + test_kept();
 }
