@@ -73,7 +73,7 @@ LIBRARY := $(filter-out $(BUILD)/src/cli/main.o,$(OBJECTS))
 TESTS   := $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard tests/*.c tests/*/*.c)))
 TESTS   := $(filter-out $(BUILD)/tests/fuzz/% $(BUILD)/tests/drive/% $(BUILD)/tests/api/% $(BUILD)/tests/fakes/api_rig.o,$(TESTS))
 # The handlers of the API with a call that records and an engine that says what it is told.
-API_RIG := $(filter $(BUILD)/src/base/% $(BUILD)/src/tokenizer/% $(BUILD)/src/chat/% $(BUILD)/src/grammar/% $(BUILD)/src/api/%,$(LIBRARY)) \
+API_RIG := $(filter $(BUILD)/src/base/% $(BUILD)/src/tokenizer/% $(BUILD)/src/chat/% $(BUILD)/src/grammar/% $(BUILD)/src/api/% $(BUILD)/src/engine/request_ranges.o,$(LIBRARY)) \
            $(BUILD)/tests/fakes/api_rig.o $(BUILD)/tests/fakes/toy_tokenizer.o
 DRIVERS := $(patsubst tests/drive/%.c,$(BUILD)/%,$(wildcard tests/drive/drive_*.c))
 FUZZERS := $(patsubst tests/fuzz/%.c,$(BUILD)/%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -123,7 +123,7 @@ COUNTED := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc aligned_alloc po
 $(BUILD)/hadal_test: $(LIBRARY) $(TESTS) $(BUILD)/flags.link
 	$(call link,$(COUNTED),-lcmocka)
 
-$(BUILD)/hadal_test_api: $(API_RIG) $(BUILD)/tests/api/test_api.o $(BUILD)/flags.link
+$(BUILD)/hadal_test_api: $(API_RIG) $(BUILD)/tests/api/test_api.o $(BUILD)/tests/api/test_kept.o $(BUILD)/flags.link
 	$(call link,,-lcmocka)
 
 $(BUILD)/fuzz_api: $(BUILD)/tests/fuzz/fuzz_api.o $(API_RIG) $(BUILD)/flags.link

@@ -38,6 +38,7 @@
     X(drafts) \
     X(model_runner) \
     X(decode_graph) \
+    X(stream) \
     X(server) \
     X(tokenizer_pattern)
 /* clang-format on */

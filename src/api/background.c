@@ -14,7 +14,10 @@ typedef struct running {
     api_job *job;
     uint64_t salt;
     bool forgotten;
-    api_text events; /* events of a stream so far */
+    /* events of a stream so far, and their bytes that count as unread; failed: they are not
+     * kept */
+    api_text events;
+    size_t n_held;
     http_call *followers[FOLLOWERS];
     size_t n_followers;
 } running;
@@ -80,10 +83,27 @@ static void drop_follower(running *r, size_t i) {
     r->followers[i] = r->followers[--r->n_followers];
 }
 
+/* Without memory, or beyond the limit on unread replies, no events are kept: the response goes
+ * on, but cannot be followed from now on. */
+static void keep(running *r, const char *bytes, size_t n) {
+    http_call *c = r->job->call;
+    if (r->events.failed) return;
+    api_put(&r->events, bytes, n);
+    const size_t more = r->events.cap - r->n_held;
+    if (!r->events.failed && (more == 0 || http_hold(c, more))) {
+        r->n_held += more;
+        return;
+    }
+    http_let_go(c, r->n_held);
+    r->n_held = 0;
+    api_text_deinit(&r->events);
+    r->events.failed = true;
+}
+
 void api_background_write(api_background *b, const api_job *job, const char *bytes, size_t n) {
     pthread_mutex_lock(&b->lock);
     running *r = *link_of(b, job);
-    api_put(&r->events, bytes, n);
+    keep(r, bytes, n);
     for (size_t i = r->n_followers; i-- > 0;) {
         if (!http_stream_write(r->followers[i], bytes, n)) drop_follower(r, i);
     }
@@ -103,6 +123,7 @@ void api_background_remove(api_background *b, api_job *job, api_store *store) {
     running **link = link_of(b, job), *r = *link;
     if (r) {
         api_store_attach(store, job->id, r->salt, &r->events);
+        http_let_go(job->call, r->n_held);
         while (r->n_followers) drop_follower(r, r->n_followers - 1);
         *link = r->next;
         b->n--;
@@ -146,8 +167,10 @@ bool api_background_follow(api_background *b, const char *id, uint64_t salt, siz
     pthread_mutex_lock(&b->lock);
     running *r = find(b, id, salt);
     if (r && !r->job->w.stream) r = NULL; /* a response without stream has no events */
-    const bool fits = r && r->n_followers < FOLLOWERS;
-    if (fits) {
+    if (r && r->events.failed) {
+        http_error(c, 503, "overloaded_error", "out_of_memory", NULL,
+                   "no room for the events of this response: others have not read theirs yet");
+    } else if (r && r->n_followers < FOLLOWERS) {
         const size_t at = api_events_behind(&r->events, n_seen);
         http_retain(c);
         http_stream_begin(c);

@@ -18,7 +18,7 @@ static const char *const tasks[] = {"action", "query",    "authority", "domain",
 /* clang-format off */
 static const api_param thinking[] = {
     {"type", API_STRING, AT(thinking_type), .words = switches, .about = "on or off"},
-    {"budget_tokens", API_INT, AT(g.max_reasoning), 1, INT32_MAX,
+    {"budget_tokens", API_INT, AT(g.max_reasoning),
      .about = "tokens of reasoning at most"},
     {"display", API_STRING, AT(checked), .words = displays, .about = "reasoning is given whole"},
 };
@@ -31,7 +31,7 @@ const api_family api_thinking_family = {
 static const api_param reasoning[] = {
     {"effort", API_STRING, AT(effort), .words = efforts, .about = "as reasoning_effort"},
     {"enabled", API_SWITCH, AT(g.thinking), .about = "on or off"},
-    {"max_tokens", API_INT, AT(g.max_reasoning), 1, INT32_MAX,
+    {"max_tokens", API_INT, AT(g.max_reasoning),
      .about = "tokens of reasoning at most"},
     {"summary", API_NOTED, .about = "reasoning is given whole"},
     {"generate_summary", API_NOTED, .about = "reasoning is given whole"},
@@ -79,14 +79,14 @@ const api_section api_conversation_section = API_SECTION(conversation);
 
 /* clang-format off */
 static const api_param chat[] = {
-    {"max_completion_tokens", API_INT, AT(max_completion_tokens), 1, INT32_MAX,
+    {"max_completion_tokens", API_INT, AT(max_completion_tokens), API_SETS(max_tokens),
      .about = "of each answer; default: what the context leaves"},
     {"logprobs", API_BOOL, AT(w.logprobs), .about = "of each token"},
-    {"top_logprobs", API_INT, AT(top_logprobs), 0,
+    {"top_logprobs", API_INT, AT(top_logprobs), API_SETS(top_logprobs),
      .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
     {"parallel_tool_calls", API_BOOL, AT(w.parallel_calls),
      .about = "false: only the first call is passed on"},
-    {"thinking_token_budget", API_INT, AT(g.max_reasoning), 1, INT32_MAX,
+    {"thinking_token_budget", API_INT, AT(g.max_reasoning),
      .about = "tokens of reasoning at most"},
     {"separate_reasoning", API_BOOL, AT(w.separate_reasoning),
      .about = "false: reasoning is part of the content"},

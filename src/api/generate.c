@@ -16,11 +16,11 @@
 static const api_param native_sampling[] = {
     {"max_new_tokens", API_INT, AT(max_tokens), 0, INT32_MAX,
      .about = HD_STR(DEFAULT_TOKENS) " by default; 0 computes the prompt only"},
-    {"min_new_tokens", API_INT, AT(min_tokens), 0, INT32_MAX, .about = "no end before"},
+    {"min_new_tokens", API_INT, AT(min_tokens), API_SETS(min_tokens), .about = "no end before"},
     {"sampling_seed", API_LONG, AT(g.seed), .about = "the same request repeats; drawn anew where absent"},
     {"json_schema", API_ANY, AT(schema), .costly = true,
      .about = "a JSON schema, as text or as an object"},
-    {"stream_interval", API_INT, AT(w.stream_interval), 1, API_MAX_INTERVAL,
+    {"stream_interval", API_INT, AT(w.stream_interval), 1, API_MAX_STREAM_INTERVAL,
      .about = "tokens per event after the first"},
 };
 /* clang-format on */
@@ -40,9 +40,9 @@ static const api_param native[] = {
     {"rid", API_TEXTS, AT(rids), .about = "the request's id, or one for each prompt"},
     {"stream", API_BOOL, AT(w.stream), .about = "events, each with all that came so far"},
     {"return_logprob", API_BOOL, AT(w.logprobs), .about = "of output tokens"},
-    {"logprob_start_len", API_INT, AT(logprob_start), -1, INT32_MAX,
+    {"logprob_start_len", API_INT, AT(logprob_start), API_SETS(prompt_logprobs_from),
      .about = "of prompt tokens from here on; -1: none"},
-    {"top_logprobs_num", API_INT, AT(top_logprobs), 0,
+    {"top_logprobs_num", API_INT, AT(top_logprobs), API_SETS(top_logprobs),
      .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
     {"return_text_in_logprobs", API_BOOL, AT(w.text_in_logprobs),
      .about = "each token's text beside its id"},

@@ -366,10 +366,7 @@ static void refuse_submission(api_job *job, api_request *r, hd_status st, const 
     } else if (st == HD_EAGAIN) {
         fail_job(job, 429, "queue_full", "the queue is full; try again later");
     } else {
-        const char *param = r->g.response_format != HD_FORMAT_FREE ? "response_format"
-                            : api_grammar_code(err->msg) != NULL   ? "tools"
-                                                                   : NULL;
-        api_refuse_err(r, param, err);
+        api_refuse_err(r, NULL, err);
         pthread_mutex_lock(&job->failing);
         if (!job->failure.status) job->failure = r->refusal;
         pthread_mutex_unlock(&job->failing);

@@ -49,7 +49,8 @@ static void follow(http_call *c, const api_context *ctx, const char *id) {
         api_reply(c, "text/event-stream", &events);
     } else if (api_store_get(ctx->store, id, http_salt(c), NULL, NULL)) {
         http_error(c, 400, "invalid_request_error", "unsupported_parameter", "stream",
-                   "only a response made with background and stream can be streamed again");
+                   "only a response made with background and stream, whose events were kept, "
+                   "can be streamed again");
     } else {
         not_found(c);
     }

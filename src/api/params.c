@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "api/request.h"
+#include "engine/request_ranges.h"
 
 enum { MAX_KEYS = 256, MAX_KEY_BYTES = 256 };
 
@@ -29,11 +30,17 @@ static bool refuse(const reading *k, const char *what) {
 }
 
 bool api_param_range(const api_param *p, const api_limits *limits, double *low, double *high) {
-    const bool open = p->low == 0 && p->high == 0 && !p->limit;
-    *low = open ? INT32_MIN : p->low;
-    *high = open ? INT32_MAX : p->high;
+    const size_t field = p->sets ? p->sets - 1 : p->at - AT(g); /* wraps if at is before g */
+    const hd_request_range *r = hd_request_range_of(field);
+    *low = p->low;
+    *high = p->high;
+    if (*low == 0 && *high == 0) {
+        const bool same = r && r->http_low == 0 && r->http_high == 0;
+        *low = !r ? INT32_MIN : same ? r->low : r->http_low;
+        *high = !r ? INT32_MAX : same ? r->high : r->http_high;
+    }
     if (p->limit) *high = *(const int32_t *)(const void *)((const char *)limits + p->limit - 1);
-    return !open;
+    return r || p->low != 0 || p->high != 0;
 }
 
 static bool check_range(const reading *k, double v) {
@@ -314,15 +321,15 @@ const char api_stop_about[] = "at most " HD_STR(HD_MAX_STOP_STRINGS) " strings o
                               HD_STR(HD_MAX_STOP_BYTES) " bytes";
 
 static const api_param sampling[] = {
-    {"temperature", API_NUMBER, AT(g.temperature), 0, 2, .about = "0 is greedy"},
-    {"top_p", API_NUMBER, AT(g.top_p), 1e-6, 1, .about = "nucleus"},
-    {"top_k", API_INT, AT(g.top_k), -1, INT32_MAX, .about = "-1 and 0 mean all"},
-    {"min_p", API_NUMBER, AT(g.min_p), 0, 1, .about = "relative to the most probable token"},
-    {"frequency_penalty", API_NUMBER, AT(g.frequency_penalty), -2, 2,
+    {"temperature", API_NUMBER, AT(g.temperature), .about = "0 is greedy"},
+    {"top_p", API_NUMBER, AT(g.top_p), .about = "nucleus"},
+    {"top_k", API_INT, AT(g.top_k), .about = "-1 and 0 mean all"},
+    {"min_p", API_NUMBER, AT(g.min_p), .about = "relative to the most probable token"},
+    {"frequency_penalty", API_NUMBER, AT(g.frequency_penalty),
      .about = "per earlier occurrence"},
-    {"presence_penalty", API_NUMBER, AT(g.presence_penalty), -2, 2,
+    {"presence_penalty", API_NUMBER, AT(g.presence_penalty),
      .about = "for having occurred"},
-    {"repetition_penalty", API_NUMBER, AT(g.repetition_penalty), 0.1, 10,
+    {"repetition_penalty", API_NUMBER, AT(g.repetition_penalty),
      .about = "a factor, on prompt and output"},
     {"stop", API_TEXTS, AT(stop), .about = api_stop_about},
     {"stop_token_ids", API_INTS, AT(stop_ids),
@@ -333,7 +340,7 @@ static const api_param sampling[] = {
     {"skip_special_tokens", API_BOOL_NOT, AT(g.keep_special),
      .about = "special tokens are no text"},
     {"no_stop_trim", API_BOOL, AT(g.keep_stop), .about = "the stop string is part of the text"},
-    {"n", API_INT, AT(g.n), 1, .limit = offsetof(api_limits, max_choices) + 1,
+    {"n", API_INT, AT(g.n), .limit = offsetof(api_limits, max_choices) + 1,
      .about = "answers; answer i uses seed + i"},
     {"regex", API_STRING, AT(regex), .costly = true, .about = "the whole answer matches it"},
     {"spaces_between_special_tokens", API_ONLY, .low = 1, .about = "nothing is put between"},
@@ -351,12 +358,12 @@ static const api_param openai[] = {
      .about = "any name: one model is served"},
     {"user", API_NOTED, .about = "who asks does not matter"},
     {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats; drawn anew where absent"},
-    {"max_tokens", API_INT, AT(max_tokens), 1, INT32_MAX, .about = "of each answer"},
-    {"min_tokens", API_INT, AT(min_tokens), 0, INT32_MAX, .about = "no end before"},
+    {"max_tokens", API_INT, AT(max_tokens), API_SETS(max_tokens), .about = "of each answer"},
+    {"min_tokens", API_INT, AT(min_tokens), API_SETS(min_tokens), .about = "no end before"},
     {"include_stop_str_in_output", API_BOOL, AT(g.keep_stop), .about = "as no_stop_trim"},
     {"stream", API_BOOL, AT(w.stream), .about = "server-sent events"},
     {"stream_options", API_NESTED, .nested = &stream_options_family, .about = "of a stream"},
-    {"stream_interval", API_INT, AT(w.stream_interval), 1, API_MAX_INTERVAL,
+    {"stream_interval", API_INT, AT(w.stream_interval), 1, API_MAX_STREAM_INTERVAL,
      .about = "tokens per event after the first"},
     {"response_format", API_OBJECT, AT(response_format),
      .costly = true, .about = "text, json_object or json_schema"},
@@ -391,11 +398,11 @@ static const api_param identity[] = {
      .about = "prefixes are shared among equal salts only"},
     {"extra_key", API_STRING, AT(extra_key), .high = API_MAX_SALT,
      .about = "as cache_salt; both count"},
-    {"draft_tokens", API_INT, AT(g.draft_tokens), HD_DRAFTS_AUTO, HD_MAX_DRAFTS,
+    {"draft_tokens", API_INT, AT(g.draft_tokens),
      .about = "drafts per step with an MTP layer; -1: as many as pay"},
-    {"relaxed_top", API_INT, AT(g.relaxed_top), 0, HD_MAX_ALTERNATIVES,
+    {"relaxed_top", API_INT, AT(g.relaxed_top),
      .about = "in reasoning a draft among so many most probable tokens stands"},
-    {"relaxed_delta", API_NUMBER, AT(g.relaxed_delta), 0, 1,
+    {"relaxed_delta", API_NUMBER, AT(g.relaxed_delta),
      .about = "and at most this less probable than the first; 0: strict"},
 };
 /* clang-format on */

@@ -39,8 +39,10 @@ typedef struct api_param {
     const char *name;
     api_kind kind;
     size_t at; /* offset in api_request */
-    /* Of numbers; high is also the maximum bytes of a string. Both 0: the type's range. */
+    /* Of numbers; high is also the maximum bytes of a string. Both 0: the range of the field
+     * of hd_request that the parameter sets (request_ranges.h), or else the type's. */
     double low, high;
+    size_t sets;  /* offset of that field, plus one; 0: at is inside of api_request.g */
     size_t limit; /* offset in api_limits of the maximum, plus one; 0: use high */
     const char *about;
     const char *const *words; /* of a string: all allowed values, NULL at the end */
@@ -55,7 +57,7 @@ enum {
     API_MAX_MODEL_NAME = 256,
     API_MAX_SALT = 128,
     API_MAX_STRING = 4096,
-    API_MAX_INTERVAL = 1 << 20 /* tokens per event of a stream */
+    API_MAX_STREAM_INTERVAL = 1 << 20 /* tokens per event */
 };
 
 extern const char api_stop_about[]; /* of stop strings */
@@ -73,6 +75,8 @@ struct api_family {
     const api_section *sections[API_MAX_SECTIONS];
     bool closed; /* unknown names are refused */
 };
+
+#define API_SETS(field) .sets = offsetof(hd_request, field) + 1
 
 #define API_SECTION(table) \
     { (table), sizeof(table) / sizeof((table)[0]) }

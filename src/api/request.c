@@ -69,47 +69,20 @@ bool api_refuse_status(api_request *r, int status, const char *code, const char 
     return false;
 }
 
-/* In "messages[3].content: must be ..." the field's name stands before the colon. */
-static size_t field_bytes(const char *message) {
-    const size_t n = strspn(message, "abcdefghijklmnopqrstuvwxyz_.[]0123456789");
-    return n > 0 && message[n] == ':' ? n : 0;
-}
-
-const char *api_grammar_code(const char *message) {
-    static const char *const codes[] = {
-        "schema_too_complex", "schema_too_deep",    "schema_cycle",    "unsatisfiable",
-        "invalid_schema",     "unsupported_schema", "invalid_pattern", "unsupported_pattern"};
-    for (size_t i = 0; i < HD_LEN(codes); i++) {
-        const size_t n = strlen(codes[i]);
-        if (strncmp(message, codes[i], n) == 0 && message[n] == ':') return codes[i];
-    }
-    return NULL;
-}
-
-static bool is_too_long(const char *message) {
-    return strstr(message, "exceed the context") || strstr(message, "prompt is too long");
-}
-
 bool api_refuse_err(api_request *r, const char *param, const hd_err *err) {
-    char field[128];
-    const char *code = api_grammar_code(err->msg);
-    const size_t n = code ? 0 : field_bytes(err->msg);
-    if (err->code == HD_ENOMEM) {
+    const char *code = err->code                        ? err->code
+                       : err->status == HD_EUNSUPPORTED ? "unsupported_parameter"
+                                                        : "invalid_value";
+    if (err->status == HD_ENOMEM) {
         return api_refuse_status(r, 503, "out_of_memory", NULL, "%s", err->msg);
     }
-    if (!code && err->code == HD_EUNSUPPORTED) code = "unsupported_parameter";
-    if (n > 0 && n < sizeof field) {
-        snprintf(field, sizeof field, "%.*s", (int)n, err->msg);
-        param = field;
-    }
-    /* from the tokenizer, which stops there */
-    if (!code && strstr(err->msg, "the text has more than")) {
+    if (*err->field) param = err->field;
+    if (strcmp(code, "text_too_long") == 0) { /* the tokenizer stopped there */
         return api_refuse(r, "context_length_exceeded", param,
                           "prompt is too long: %s; the maximum context length is %d tokens",
                           err->msg, r->max_context);
     }
-    if (!code && is_too_long(err->msg)) code = "context_length_exceeded";
-    return api_refuse(r, code ? code : "invalid_value", param, "%s", err->msg);
+    return api_refuse(r, code, param, "%s", err->msg);
 }
 
 void api_request_send_refusal(api_request *r) {
@@ -200,11 +173,7 @@ static bool read_body(api_request *r) {
     if (n == 0) return api_refuse(r, "empty_body", NULL, "the body is empty");
     if (!check_shape(r, text, n)) return false;
     if (hd_chat_parse_json(&r->body, text, n, "the body", &err) != HD_OK) {
-        if (err.code == HD_ENOMEM) {
-            return api_refuse_status(r, 503, "out_of_memory", NULL, "%s", err.msg);
-        }
-        const bool twice = strstr(err.msg, "duplicate object key") != NULL;
-        return api_refuse(r, twice ? "duplicate_key" : "invalid_json", NULL, "%s", err.msg);
+        return api_refuse_err(r, NULL, &err);
     }
     if (!json_is_object(r->body)) {
         return api_refuse(r, "invalid_json", NULL, "the body must be a JSON object");

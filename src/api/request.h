@@ -91,11 +91,8 @@ bool api_refuse(api_request *r, const char *code, const char *param, const char 
     HD_PRINTF(4, 5);
 bool api_refuse_status(api_request *r, int status, const char *code, const char *param,
                        const char *format, ...) HD_PRINTF(5, 6);
-/* Refuses with a library's message; the field before its colon becomes the param. */
+/* Refuses with a library's error: its field becomes the param, else param does. */
 bool api_refuse_err(api_request *r, const char *param, const hd_err *err);
-
-/* Returns the error code with which messages of the grammar compiler begin; NULL: none. */
-const char *api_grammar_code(const char *message);
 
 void *api_keep(api_request *r, size_t n, size_t size); /* zeroed, freed with the request */
 /* takes the reference; returns NULL without memory */

@@ -421,7 +421,7 @@ bool api_take_text(api_request *r, const char *text, size_t n, const char *param
     hd_tokenizer_encode(t, text, n, flags, &out, &err);
     *n_ids = out.n;
     *ids = NULL;
-    if (err.code != HD_OK) {
+    if (err.status != HD_OK) {
         api_refuse_err(r, param, &err);
     } else if (out.n > (size_t)r->max_context) {
         api_refuse(r, "context_length_exceeded", param,

@@ -65,22 +65,55 @@ static void shorten(char *out, size_t cap, const char *text) {
     memcpy(out + head + sizeof gap - 1, text + tail, n - tail + 1);
 }
 
-hd_status hd_fail(hd_err *err, hd_status code, const char *where, const char *fmt, ...) {
-    if (!err || err->code != HD_OK) return code;
+HD_PRINTF(4, 0)
+static void record(hd_err *err, hd_status status, const char *where, const char *fmt,
+                   va_list args) {
     char text[SHORTER] = "", shorter[SHORTER] = "", escaped[4 * SHORTER] = "", *whole = NULL;
-    va_list args, again;
-    va_start(args, fmt);
+    va_list again;
     va_copy(again, args);
     const int n = vsnprintf(text, sizeof text, fmt, args);
     if (n >= SHORTER) whole = malloc((size_t)n + 1); /* without memory the end is lost */
     if (whole) vsnprintf(whole, (size_t)n + 1, fmt, again);
     va_end(again);
-    va_end(args);
-    err->code = code;
+    err->status = status;
     err->where = where;
     shorten(shorter, sizeof shorter, whole ? whole : text);
     free(whole);
     escape(escaped, sizeof escaped, shorter);
     shorten(err->msg, sizeof err->msg, escaped);
-    return code;
+}
+
+hd_status hd_fail(hd_err *err, hd_status status, const char *where, const char *fmt, ...) {
+    va_list args;
+    if (!err || err->status != HD_OK) return status;
+    va_start(args, fmt);
+    record(err, status, where, fmt, args);
+    va_end(args);
+    return status;
+}
+
+hd_status hd_refuse(hd_err *err, hd_status status, const char *where, const char *code,
+                    const char *field, const char *fmt, ...) {
+    va_list args;
+    if (!err || err->status != HD_OK) return status;
+    va_start(args, fmt);
+    record(err, status, where, fmt, args);
+    va_end(args);
+    err->code = code;
+    hd_err_set_field(err, field ? field : "");
+    return status;
+}
+
+void hd_err_set_field(hd_err *err, const char *field) {
+    if (!err || *err->field) return;
+    snprintf(err->field, sizeof err->field, "%s", field);
+}
+
+hd_field hd_field_of(const char *fmt, ...) {
+    hd_field field;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(field.path, sizeof field.path, fmt, args);
+    va_end(args);
+    return field;
 }

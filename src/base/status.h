@@ -2,7 +2,8 @@
  *
  * A function that can fail returns hd_status. If a user may want to read the reason, it also
  * takes hd_err as its last argument and stores one sentence there. The first failure wins:
- * hd_fail() never overwrites, so callers only pass it on. */
+ * hd_fail() never overwrites, so callers only pass it on. Programs read status, code and
+ * field; the sentence is for people only. */
 #ifndef HD_BASE_STATUS_H
 #define HD_BASE_STATUS_H
 
@@ -41,26 +42,50 @@ typedef enum hd_status {
     HD_EUNSUPPORTED = -8 /* valid, but this build or machine does not support it */
 } hd_status;
 
+enum { HD_MAX_FIELD = 128 };
+
 typedef struct hd_err {
-    hd_status code;    /* HD_OK: nothing recorded yet */
+    hd_status status;  /* HD_OK: nothing recorded yet */
     const char *where; /* "src/kv/pool.c:120" */
+    /* What failed, as a constant string: "schema_cycle"; NULL if status says enough. */
+    const char *code;
+    /* The parameter that was wrong, as a path: "messages[3].content"; "" if it is unknown. */
+    char field[HD_MAX_FIELD];
     /* One sentence, control characters escaped, lower case, no full stop. The middle of a
      * longer one is left out. */
     char msg[600];
 } hd_err;
 
-/* Records the failure, unless one is recorded already, and returns code. err may be NULL.
+/* Records the failure, unless one is recorded already, and returns status. err may be NULL.
  * Untrusted bytes may be passed as %s: control characters are escaped as \xNN. */
-hd_status hd_fail(hd_err *err, hd_status code, const char *where, const char *fmt, ...)
+hd_status hd_fail(hd_err *err, hd_status status, const char *where, const char *fmt, ...)
     HD_PRINTF(4, 5);
+/* The same with code and field, each of which may be NULL. */
+hd_status hd_refuse(hd_err *err, hd_status status, const char *where, const char *code,
+                    const char *field, const char *fmt, ...) HD_PRINTF(6, 7);
+
+/* Names the field of a recorded failure that names none. err may be NULL. */
+void hd_err_set_field(hd_err *err, const char *field);
+
+/* A formatted field, for one call: hd_field_of("tools[%zu]", i).path */
+typedef struct hd_field {
+    char path[HD_MAX_FIELD];
+} hd_field;
+
+hd_field hd_field_of(const char *fmt, ...) HD_PRINTF(1, 2);
 
 /* Used as: return HD_FAIL(err, HD_EIO, "cannot read %s", path); */
 #ifdef __clang_analyzer__ /* sees one file at a time: tell it that a failure is not HD_OK */
-#define HD_FAIL(err, code, ...) \
-    (hd_fail((err), (code), __FILE__ ":" HD_STR(__LINE__), __VA_ARGS__), (code))
+#define HD_FAIL(err, status, ...) \
+    (hd_fail((err), (status), __FILE__ ":" HD_STR(__LINE__), __VA_ARGS__), (status))
+#define HD_REFUSE(err, status, ...) \
+    (hd_refuse((err), (status), __FILE__ ":" HD_STR(__LINE__), __VA_ARGS__), (status))
 #else
-#define HD_FAIL(err, code, ...) \
-    hd_fail((err), (code), __FILE__ ":" HD_STR(__LINE__), __VA_ARGS__)
+#define HD_FAIL(err, status, ...) \
+    hd_fail((err), (status), __FILE__ ":" HD_STR(__LINE__), __VA_ARGS__)
+/* HD_REFUSE(err, HD_EINVAL, code, field, "...") */
+#define HD_REFUSE(err, status, ...) \
+    hd_refuse((err), (status), __FILE__ ":" HD_STR(__LINE__), __VA_ARGS__)
 #endif
 
 /* The only macro of the project that may return. */

@@ -199,10 +199,19 @@ void chat_answer(chat_out *o, const hd_chat_message *m, chat_think_cut cut) {
     note_content(o, begin);
 }
 
+hd_status chat_fail(hd_err *err, hd_status status, hd_field field, const char *why, ...) {
+    char text[sizeof err->msg];
+    va_list args;
+    va_start(args, why);
+    vsnprintf(text, sizeof text, why, args);
+    va_end(args);
+    return HD_REFUSE(err, status, NULL, field.path, "%s: %s", field.path, text);
+}
+
 hd_status chat_refuse(const chat_job *job, const hd_chat_message *m, const char *field,
                       const char *why) {
-    return HD_FAIL(job->err, HD_EUNSUPPORTED, "messages[%d].%s: the %s encoding %s", m->index,
-                   field, encodings[job->options->encoding].name, why);
+    return chat_fail(job->err, HD_EUNSUPPORTED, hd_field_of("messages[%d].%s", m->index, field),
+                     "the %s encoding %s", encodings[job->options->encoding].name, why);
 }
 
 /* Refuses what only V4's format has, and content that is not text. */
@@ -224,21 +233,20 @@ static hd_status check_messages(const chat_job *job) {
         }
         for (int32_t p = 0; p < m->n_parts; p++) {
             if (!m->parts[p].unsupported || (v4 && m->role == HD_CHAT_TOOL)) continue;
-            return HD_FAIL(
-                job->err, HD_EUNSUPPORTED,
-                "messages[%d].content[%d].type: '%.*s' is not supported, only 'text'", m->index,
-                p, (int)(m->parts[p].text.n < 64 ? m->parts[p].text.n : 64),
-                m->parts[p].text.data);
+            return chat_fail(job->err, HD_EUNSUPPORTED,
+                             hd_field_of("messages[%d].content[%d].type", m->index, p),
+                             "'%.*s' is not supported, only 'text'",
+                             (int)(m->parts[p].text.n < 64 ? m->parts[p].text.n : 64),
+                             m->parts[p].text.data);
         }
     }
     if (e < HD_CHAT_V32 && job->c->response_format) {
-        return HD_FAIL(job->err, HD_EUNSUPPORTED,
-                       "response_format: the %s encoding has no response format",
-                       encodings[e].name);
+        return chat_fail(job->err, HD_EUNSUPPORTED, hd_field_of("response_format"),
+                         "the %s encoding has no response format", encodings[e].name);
     }
     if (job->options->effort != HD_EFFORT_NONE && !v4) {
-        return HD_FAIL(job->err, HD_EUNSUPPORTED, "effort: the %s encoding has no levels of it",
-                       encodings[e].name);
+        return chat_fail(job->err, HD_EUNSUPPORTED, hd_field_of("effort"),
+                         "the %s encoding has no levels of it", encodings[e].name);
     }
     return HD_OK;
 }

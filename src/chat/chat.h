@@ -142,7 +142,7 @@ typedef struct hd_chat_prompt {
 /* Parses a JSON document of messages or tools like hd_json_parse(), but strings may contain
  * \u0000 and numbers may have any size. A number that jansson cannot hold becomes a string
  * that begins with U+FDD0 U+FDD1; a document that contains such a string is refused. text[n]
- * must be NUL. The caller owns *out. */
+ * must be NUL. The caller owns *out. Error codes: duplicate_key, invalid_json. */
 hd_status hd_chat_parse_json(json_t **out, const char *text, size_t n, const char *what,
                              hd_err *err);
 /* whether v is a string that represents such a number */

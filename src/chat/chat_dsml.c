@@ -17,8 +17,9 @@ hd_status dsml_messages(hd_chat_message **out, int32_t *n, const chat_job *job) 
     memcpy(m + skip, c->messages, (size_t)c->n * sizeof *m);
     *n = c->n + (int32_t)skip;
     if ((c->tools && m[0].tools) || (c->response_format && m[0].response_format)) {
-        return HD_FAIL(job->err, HD_EINVAL, "%s: given with the request and in messages[0]",
-                       c->tools && m[0].tools ? "tools" : "response_format");
+        return chat_fail(job->err, HD_EINVAL,
+                         hd_field_of(c->tools && m[0].tools ? "tools" : "response_format"),
+                         "given with the request and in messages[0]");
     }
     if (c->tools) m[0].tools = c->tools;
     if (c->response_format) m[0].response_format = c->response_format;

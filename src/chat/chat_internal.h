@@ -60,6 +60,10 @@ void chat_arguments(chat_out *o, const hd_chat_call *call);
 typedef enum chat_think_cut { CHAT_CUT_NONE, CHAT_CUT_FIRST, CHAT_CUT_LAST } chat_think_cut;
 void chat_answer(chat_out *o, const hd_chat_message *m, chat_think_cut cut);
 
+/* Refuses a field, as hd_field_of() makes it, with "FIELD: why"; returns status. */
+hd_status chat_fail(hd_err *err, hd_status status, hd_field field, const char *why, ...)
+    HD_PRINTF(4, 5);
+
 /* Returns HD_EUNSUPPORTED with the message, its field and the chat format in the error. */
 hd_status chat_refuse(const chat_job *job, const hd_chat_message *m, const char *field,
                       const char *why);

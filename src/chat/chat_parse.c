@@ -35,7 +35,8 @@ typedef struct parse {
 } parse;
 
 static hd_status refuse(parse *p, const char *field, const char *why) {
-    return HD_FAIL(p->err, HD_EINVAL, "messages[%d].%s: %s", p->m->index, field, why);
+    return chat_fail(p->err, HD_EINVAL, hd_field_of("messages[%d].%s", p->m->index, field),
+                     "%s", why);
 }
 
 static bool absent(const json_t *v) {
@@ -207,7 +208,7 @@ static hd_status parse_call_id_of_result(parse *p, json_t *o) {
 static hd_status parse_word(parse *p, json_t *v, const char *field, const char *const *words,
                             int n, int *out) {
     hd_chat_text t;
-    char all[160] = "";
+    char all[160] = "must be one of ";
     if (text_of(v, &t)) {
         for (int i = 0; i < n; i++) {
             if (words[i][0] && spells(t, words[i])) {
@@ -218,17 +219,17 @@ static hd_status parse_word(parse *p, json_t *v, const char *field, const char *
     }
     for (int i = 0; i < n; i++) {
         size_t used = strlen(all);
-        snprintf(all + used, sizeof all - used, "%s%s", used ? ", " : "", words[i]);
+        snprintf(all + used, sizeof all - used, "%s%s", i ? ", " : "", words[i]);
     }
-    return HD_FAIL(p->err, HD_EINVAL, "messages[%d].%s: must be one of %s", p->m->index, field,
-                   all);
+    return refuse(p, field, all);
 }
 
 /* tools[n] of the request (index < 0) or of one message. */
 static hd_status refuse_tool(hd_err *err, int32_t index, size_t i, const char *field,
                              const char *why) {
-    if (index < 0) return HD_FAIL(err, HD_EINVAL, "tools[%zu]%s: %s", i, field, why);
-    return HD_FAIL(err, HD_EINVAL, "messages[%d].tools[%zu]%s: %s", index, i, field, why);
+    const hd_field f = index < 0 ? hd_field_of("tools[%zu]%s", i, field)
+                                 : hd_field_of("messages[%d].tools[%zu]%s", index, i, field);
+    return HD_REFUSE(err, HD_EINVAL, NULL, f.path, "%s: %s", f.path, why);
 }
 
 static hd_status check_tool(json_t *v, int32_t index, size_t i, hd_chat_text *name,
@@ -266,13 +267,13 @@ static hd_status parse_tools(json_t **out, json_t *v, int32_t index, hd_err *err
     hd_chat_text names[HD_CHAT_MAX_TOOLS];
     json_t *item;
     size_t i;
-    char path[40] = "tools";
-    if (index >= 0) snprintf(path, sizeof path, "messages[%d].tools", index);
+    const hd_field field =
+        index < 0 ? hd_field_of("tools") : hd_field_of("messages[%d].tools", index);
     if (absent(v)) return HD_OK;
-    if (!json_is_array(v)) return HD_FAIL(err, HD_EINVAL, "%s: must be an array", path);
+    if (!json_is_array(v)) return chat_fail(err, HD_EINVAL, field, "must be an array");
     if (json_array_size(v) > HD_CHAT_MAX_TOOLS) {
-        return HD_FAIL(err, HD_EINVAL, "%s: %zu tools are more than %d", path,
-                       json_array_size(v), HD_CHAT_MAX_TOOLS);
+        return chat_fail(err, HD_EINVAL, field, "%zu tools are more than %d",
+                         json_array_size(v), HD_CHAT_MAX_TOOLS);
     }
     json_array_foreach(v, i, item) {
         HD_TRY(check_tool(item, index, i, &names[i], err));
@@ -332,7 +333,8 @@ static hd_status parse_reasoning(parse *p, json_t *o) {
 static hd_status parse_message(parse *p, json_t *o) {
     int role = 0;
     if (!json_is_object(o)) {
-        return HD_FAIL(p->err, HD_EINVAL, "messages[%d]: must be an object", p->m->index);
+        return chat_fail(p->err, HD_EINVAL, hd_field_of("messages[%d]", p->m->index),
+                         "must be an object");
     }
     HD_TRY(parse_word(p, json_object_get(o, "role"), "role", roles, HD_CHAT_N_ROLES, &role));
     p->m->role = (hd_chat_role)role;
@@ -358,13 +360,12 @@ static hd_status count(json_t *messages, size_t *n_parts, size_t *n_calls, hd_er
         size_t parts = json_is_array(content) ? json_array_size(content) : 1;
         size_t calls = json_array_size(json_object_get(m, "tool_calls"));
         if (parts > HD_CHAT_MAX_PARTS) {
-            return HD_FAIL(err, HD_EINVAL, "messages[%zu].content: %zu parts are more than %d",
-                           i, parts, HD_CHAT_MAX_PARTS);
+            return chat_fail(err, HD_EINVAL, hd_field_of("messages[%zu].content", i),
+                             "%zu parts are more than %d", parts, HD_CHAT_MAX_PARTS);
         }
         if (calls > HD_CHAT_MAX_CALLS) {
-            return HD_FAIL(err, HD_EINVAL,
-                           "messages[%zu].tool_calls: %zu calls are more than %d", i, calls,
-                           HD_CHAT_MAX_CALLS);
+            return chat_fail(err, HD_EINVAL, hd_field_of("messages[%zu].tool_calls", i),
+                             "%zu calls are more than %d", calls, HD_CHAT_MAX_CALLS);
         }
         *n_parts += parts;
         *n_calls += calls;
@@ -394,18 +395,18 @@ static hd_status parse_all(hd_conversation *c, json_t *messages, bool strict, hd
 
 hd_status hd_chat_parse(hd_conversation *out, json_t *messages, json_t *tools,
                         json_t *response_format, bool strict, hd_err *err) {
+    const hd_field field = hd_field_of("messages");
+    const size_t n = json_array_size(messages);
     *out = (hd_conversation){0};
-    if (!json_is_array(messages)) return HD_FAIL(err, HD_EINVAL, "messages: must be an array");
-    if (json_array_size(messages) == 0) {
-        return HD_FAIL(err, HD_EINVAL, "messages: must not be empty");
-    }
-    if (json_array_size(messages) > HD_CHAT_MAX_MESSAGES) {
-        return HD_FAIL(err, HD_EINVAL, "messages: %zu messages are more than %d",
-                       json_array_size(messages), HD_CHAT_MAX_MESSAGES);
+    if (!json_is_array(messages)) return chat_fail(err, HD_EINVAL, field, "must be an array");
+    if (n == 0) return chat_fail(err, HD_EINVAL, field, "must not be empty");
+    if (n > HD_CHAT_MAX_MESSAGES) {
+        return chat_fail(err, HD_EINVAL, field, "%zu messages are more than %d", n,
+                         HD_CHAT_MAX_MESSAGES);
     }
     HD_TRY(parse_tools(&out->tools, tools, -1, err));
     if (!parse_format(&out->response_format, response_format)) {
-        return HD_FAIL(err, HD_EINVAL, "response_format: must be an object");
+        return chat_fail(err, HD_EINVAL, hd_field_of("response_format"), "must be an object");
     }
     hd_status st = parse_all(out, messages, strict, err);
     if (st != HD_OK) hd_conversation_deinit(out);
@@ -427,8 +428,10 @@ hd_status hd_chat_parse_json(json_t **out, const char *text, size_t n, const cha
     if (json_error_code(&why) == json_error_out_of_memory || !why.text[0]) {
         return HD_FAIL(err, HD_ENOMEM, "%s: no memory to parse it", what);
     }
-    return HD_FAIL(err, HD_EFORMAT, "%s: not valid JSON: line %d column %d: %s", what, why.line,
-                   why.column, why.text);
+    const bool twice = json_error_code(&why) == json_error_duplicate_key;
+    return HD_REFUSE(err, HD_EFORMAT, twice ? "duplicate_key" : "invalid_json", NULL,
+                     "%s: not valid JSON: line %d column %d: %s", what, why.line, why.column,
+                     why.text);
 }
 
 bool hd_chat_is_number(const json_t *v) {

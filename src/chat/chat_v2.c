@@ -4,7 +4,8 @@
 hd_status chat_render_v2(const chat_job *job) {
     chat_out *o = job->out;
     if (job->c->tools) {
-        return HD_FAIL(job->err, HD_EUNSUPPORTED, "tools: the v2 encoding has no tools");
+        return chat_fail(job->err, HD_EUNSUPPORTED, hd_field_of("tools"),
+                         "the v2 encoding has no tools");
     }
     chat_control(o, CHAT_BOS);
     for (int32_t i = 0; i < job->c->n; i++) {

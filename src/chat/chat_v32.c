@@ -60,8 +60,8 @@ static void open_answer(const v32_state *s, int32_t i, const char *before, bool 
 static hd_status write_result(v32_state *s, const hd_chat_message *m, int32_t i) {
     chat_out *o = s->job->out;
     if (s->n_results >= s->n_calls) {
-        return HD_FAIL(s->job->err, HD_EINVAL,
-                       "messages[%d]: a tool result without a call before it", m->index);
+        return chat_fail(s->job->err, HD_EINVAL, hd_field_of("messages[%d]", m->index),
+                         "a tool result without a call before it");
     }
     if (s->n_results++ == 0) chat_control(o, "\n\n<function_results>");
     chat_control(o, "\n<result>");

@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/line_editor.h"
 #include "cli/options.h"
+#include "cli/request_options.h"
 #include "cli/upload_bar.h"
 
 enum { MAX_FILE_BYTES = 16 << 20, MAX_PATH = 4096 };
@@ -176,12 +177,15 @@ static bool read_number(const char *name, const char *arg, double low, double hi
 }
 
 static void do_temperature(chat *c, const char *arg) {
-    read_number("temperature", arg, 0, 100, &c->set.temperature);
+    const option o = option_temperature(&c->set.temperature);
+    read_number(o.name, arg, o.real_min, o.real_max, &c->set.temperature);
 }
 
 static void do_max(chat *c, const char *arg) {
+    const option o = option_max_tokens(&c->set.max_tokens, "");
     double n;
-    if (read_number("max", arg, 0, INT32_MAX, &n)) c->set.max_tokens = (int64_t)n;
+    if (read_number("max", arg, (double)o.min, (double)o.max, &n))
+        c->set.max_tokens = (int64_t)n;
 }
 
 static void do_seed(chat *c, const char *arg) {
@@ -384,15 +388,13 @@ int cmd_chat(int argc, char **argv) {
         option_text("system", &set->system, "TEXT", "system message"),
         option_choice("thinking", &set->thinking, thinking,
                       "reason first, where the model can; default: on"),
-        option_int("max-tokens", &set->max_tokens, 0, INT32_MAX,
-                   "of an answer; 0: what the context leaves"),
+        option_max_tokens(&set->max_tokens, "of an answer; 0: what the context leaves"),
         option_int("context", &set->context, 0, INT32_MAX,
                    "tokens of the conversation; 0: 8192"),
-        option_real("temperature", &set->temperature, 0, 100, "0: greedy"),
-        option_real("top-p", &set->top_p, 0, 1, "smallest set of this probability"),
-        option_int("top-k", &set->top_k, 0, INT32_MAX, "K most probable tokens; 0: all"),
-        option_real("min-p", &set->min_p, 0, 1,
-                    "tokens of this share of the best one's probability"),
+        option_temperature(&set->temperature),
+        option_top_p(&set->top_p),
+        option_top_k(&set->top_k),
+        option_min_p(&set->min_p),
         option_int("seed", &set->seed, 0, INT64_MAX, "of the random numbers"),
         option_int("draft-tokens", &set->draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS,
                    "drafts per step by the MTP layer; -1: as many as pay"),

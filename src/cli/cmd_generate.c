@@ -12,6 +12,7 @@
 #include "base/progress.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/request_options.h"
 #include "cli/prompt_bar.h"
 #include "cli/screen.h"
 #include "cli/upload_bar.h"
@@ -341,17 +342,14 @@ int cmd_generate(int argc, char **argv) {
         option_text("system", &set.system, "TEXT", "system message"),
         option_flag("raw", &set.raw, "continue the text itself, without the chat encoding"),
         option_choice("thinking", &set.thinking, thinking, "reason first"),
-        option_int("max-tokens", &set.max_tokens, 0, INT32_MAX,
-                   "at most; 0: what the context leaves"),
-        option_int("max-reasoning", &set.max_reasoning, 0, INT32_MAX,
-                   "tokens of reasoning, then it is ended; 0: no bound"),
+        option_max_tokens(&set.max_tokens, "at most; 0: what the context leaves"),
+        option_max_reasoning(&set.max_reasoning),
         option_int("context", &set.context, 0, INT32_MAX,
                    "tokens of prompt and answer; 0: 8192"),
-        option_real("temperature", &set.temperature, 0, 100, "0: greedy"),
-        option_real("top-p", &set.top_p, 0, 1, "smallest set of this probability"),
-        option_int("top-k", &set.top_k, 0, INT32_MAX, "K most probable tokens; 0: all"),
-        option_real("min-p", &set.min_p, 0, 1,
-                    "tokens of this share of the best one's probability"),
+        option_temperature(&set.temperature),
+        option_top_p(&set.top_p),
+        option_top_k(&set.top_k),
+        option_min_p(&set.min_p),
         option_int("seed", &set.seed, 0, INT64_MAX, "of the random numbers"),
         option_text("stop", &set.stop, "TEXT", "end the answer before this text"),
         option_choice("draft-tokens", &set.draft_tokens, drafts,

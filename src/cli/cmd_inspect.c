@@ -187,9 +187,9 @@ static hd_status inspect(const char *path, const hd_model_spec *spec, bool json,
         hd_summarize(&in.summary, spec, &schema);
     }
     hd_status st = print(&in, json, tensors, err);
-    if (st == HD_OK && in.problem.code != HD_OK) {
+    if (st == HD_OK && in.problem.status != HD_OK) {
         *err = in.problem;
-        st = err->code;
+        st = err->status;
     }
     hd_schema_close(&schema);
     hd_weights_close(weights);

@@ -202,7 +202,7 @@ hd_status inspect_print_json(const inspection *in, bool tensors, hd_err *err) {
     set(&w, o, "unknown", unused_json(&w, in, HD_USE_UNKNOWN));
     set(&w, o, "ignored", unused_json(&w, in, HD_USE_IGNORED));
     set(&w, o, "notices", notices_json(&w, in));
-    set(&w, o, "problem", in->problem.code ? json_string(in->problem.msg) : json_null());
+    set(&w, o, "problem", in->problem.status ? json_string(in->problem.msg) : json_null());
     if (tensors) {
         json_t *list = json_array();
         for (int32_t i = 0; i < inspect_n_rows(in); i++) {

@@ -61,7 +61,7 @@ typedef struct parse {
 
 int report_error(const hd_err *err) {
     fprintf(stderr, "error: %s\n", err->msg);
-    switch (err->code) {
+    switch (err->status) {
     case HD_OK:
         return 70;
     case HD_EINVAL:

@@ -83,8 +83,8 @@ void hd_stream_wait(hd_stream *s) {
 static hd_status take_failure(hd_stream *s, hd_err *err) {
     hd_err failure = s->failure;
     s->failure = (hd_err){0};
-    if (failure.code == HD_OK) return HD_OK;
-    return HD_FAIL(err, failure.code, "%s", failure.msg);
+    if (failure.status == HD_OK) return HD_OK;
+    return HD_FAIL(err, failure.status, "%s", failure.msg);
 }
 
 hd_status hd_stream_sync(hd_stream *s, hd_err *err) {

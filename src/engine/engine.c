@@ -11,6 +11,7 @@
 
 #include "base/progress.h"
 #include "engine/engine_internal.h"
+#include "engine/request_ranges.h"
 
 /* ---- requests ---- */
 
@@ -84,9 +85,7 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
         return HD_FAIL(err, HD_EINVAL, "hd_request of %zu bytes; this library knows %zu",
                        g->size, sizeof *g);
     }
-    if (g->n < 0 || g->n > HD_MAX_CHOICES) {
-        return HD_FAIL(err, HD_EINVAL, "n is %d; must be 0 to %d", g->n, HD_MAX_CHOICES);
-    }
+    HD_TRY(hd_request_check_ranges(g, err));
     const int32_t n = g->n ? g->n : 1;
     hd_status st = HD_OK;
     pthread_mutex_lock(&e->lock);

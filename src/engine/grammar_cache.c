@@ -171,8 +171,9 @@ hd_status engine_grammar_cache_acquire(engine_grammar_cache *f, engine_grammar *
     hd_bytes key = {0};
     *out = NULL;
     if (g->n_choices > HD_GRAMMAR_MAX_CHOICES) {
-        return HD_FAIL(err, HD_EINVAL, "schema_too_complex: %zu choices; at most %d",
-                       g->n_choices, HD_GRAMMAR_MAX_CHOICES);
+        return HD_REFUSE(err, HD_EINVAL, "schema_too_complex", NULL,
+                         "schema_too_complex: %zu choices; at most %d", g->n_choices,
+                         HD_GRAMMAR_MAX_CHOICES);
     }
     size_t *lengths = calloc(g->n_choices + 1, sizeof *lengths);
     if (!lengths) return HD_FAIL(err, HD_ENOMEM, "no memory for %zu choices", g->n_choices);

@@ -384,7 +384,7 @@ int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
 }
 
 const char *hd_engine_backend(const hd_engine *e, const char **no_gpu) {
-    if (no_gpu) *no_gpu = e->no_gpu.code == HD_OK ? NULL : e->no_gpu.msg;
+    if (no_gpu) *no_gpu = e->no_gpu.status == HD_OK ? NULL : e->no_gpu.msg;
     if (!e->device) return "null";
     if (is_on_gpu(e)) return "cuda";
     return strcmp(e->ops.name, "ref") == 0 ? "ref" : "cpu";

@@ -97,15 +97,18 @@ static hd_status encode_conversation(hd_engine *e, engine_request *r, const hd_r
     return st;
 }
 
+static hd_status parse_field(json_t **out, const char *text, const char *field, hd_err *err) {
+    const hd_status st = hd_chat_parse_json(out, text, strlen(text), field, err);
+    if (st != HD_OK) hd_err_set_field(err, field);
+    return st;
+}
+
 static hd_status encode_messages(hd_engine *e, engine_request *r, const hd_request *g,
                                  hd_err *err) {
     json_t *messages = NULL, *tools = NULL;
     hd_conversation conversation = {0};
-    hd_status st =
-        hd_chat_parse_json(&messages, g->messages, strlen(g->messages), "messages", err);
-    if (st == HD_OK && g->tools) {
-        st = hd_chat_parse_json(&tools, g->tools, strlen(g->tools), "tools", err);
-    }
+    hd_status st = parse_field(&messages, g->messages, "messages", err);
+    if (st == HD_OK && g->tools) st = parse_field(&tools, g->tools, "tools", err);
     if (st == HD_OK) st = hd_chat_parse(&conversation, messages, tools, NULL, false, err);
     if (st == HD_OK) st = encode_conversation(e, r, g, &conversation, err);
     hd_conversation_deinit(&conversation);
@@ -145,56 +148,37 @@ static hd_status encode_prompt(hd_engine *e, engine_request *r, const hd_request
     }
     for (size_t i = 0; i < g->n_tokens; i++) {
         if (g->tokens[i] >= 0 && g->tokens[i] < e->spec->vocab) continue;
-        return HD_FAIL(err, HD_EINVAL, "tokens[%zu] is %d; must be 0 to %d", i, g->tokens[i],
-                       e->spec->vocab - 1);
+        return HD_REFUSE(err, HD_EINVAL, NULL, hd_field_of("tokens[%zu]", i).path,
+                         "tokens[%zu] is %d; must be 0 to %d", i, g->tokens[i],
+                         e->spec->vocab - 1);
     }
     return hd_ids_append(&r->prompt, g->tokens, g->n_tokens, err);
 }
 
 /* ---- numbers ---- */
 
-static hd_status check_range(const char *name, float v, float low, float high, hd_err *err) {
-    if (v >= low && v <= high) return HD_OK;
-    return HD_FAIL(err, HD_EINVAL, "%s is %g; must be %g to %g", name, (double)v, (double)low,
-                   (double)high);
+static hd_status check_count(const char *field, const char *name, size_t n, size_t most,
+                             hd_err *err) {
+    if (n <= most) return HD_OK;
+    return HD_REFUSE(err, HD_EINVAL, NULL, field, "the number of %s is %zu; must be 0 to %zu",
+                     name, n, most);
+}
+
+static hd_status check_token(const hd_engine *e, const char *name, const char *list, size_t i,
+                             int32_t id, hd_err *err) {
+    if (id >= 0 && id < e->spec->vocab) return HD_OK;
+    return HD_REFUSE(err, HD_EINVAL, NULL, hd_field_of("%s[%zu]", list, i).path,
+                     "a %s token is %d; must be 0 to %d", name, id, e->spec->vocab - 1);
 }
 
 static hd_status check_numbers(const hd_engine *e, const hd_request *g, hd_err *err) {
-    HD_TRY(check_range("temperature", g->temperature, 0, 100, err));
-    HD_TRY(check_range("top_p", g->top_p, 0, 1, err));
-    HD_TRY(check_range("min_p", g->min_p, 0, 1, err));
-    HD_TRY(check_range("repetition_penalty", g->repetition_penalty, 0, 100, err));
-    HD_TRY(check_range("presence_penalty", g->presence_penalty, -100, 100, err));
-    HD_TRY(check_range("frequency_penalty", g->frequency_penalty, -100, 100, err));
-    HD_TRY(check_range("relaxed_delta", g->relaxed_delta, 0, 1, err));
-    const struct {
-        const char *name;
-        int64_t value, low, high;
-    } counts[] = {
-        {"top_k",                       g->top_k,                    0,              INT32_MAX          },
-        {"max_tokens",                  g->max_tokens,               0,              INT32_MAX          },
-        {"min_tokens",                  g->min_tokens,               0,              INT32_MAX          },
-        {"draft_tokens",                g->draft_tokens,             HD_DRAFTS_AUTO, HD_MAX_DRAFTS      },
-        {"max_reasoning",               g->max_reasoning,            0,              INT32_MAX          },
-        {"relaxed_top",                 g->relaxed_top,              0,              HD_MAX_ALTERNATIVES},
-        {"top_logprobs",                g->top_logprobs,             0,              HD_MAX_ALTERNATIVES},
-        {"prompt_logprobs_from",        g->prompt_logprobs_from,     0,              INT32_MAX          },
-        {"response_format",             (int64_t)g->response_format, 0,              HD_FORMAT_CHOICE   },
-        {"thinking",                    g->thinking,                 -1,             1                  },
-        {"effort",                      g->effort,                   0,              HD_EFFORT_MAX      },
-        {"the number of biased tokens", (int64_t)g->n_bias,          0,              HD_MAX_BIAS        },
-        {"the number of stop strings",  (int64_t)g->n_stop,          0,              HD_MAX_STOP_STRINGS},
-        {"the number of stop tokens",   (int64_t)g->n_stop_tokens,   0,              HD_MAX_STOP_TOKENS }
-    };
-    for (size_t i = 0; i < HD_LEN(counts); i++) {
-        if (counts[i].value >= counts[i].low && counts[i].value <= counts[i].high) continue;
-        return HD_FAIL(err, HD_EINVAL, "%s is %lld; must be %lld to %lld", counts[i].name,
-                       (long long)counts[i].value, (long long)counts[i].low,
-                       (long long)counts[i].high);
-    }
+    HD_TRY(check_count("bias", "biased tokens", g->n_bias, HD_MAX_BIAS, err));
+    HD_TRY(check_count("stop", "stop strings", g->n_stop, HD_MAX_STOP_STRINGS, err));
+    HD_TRY(
+        check_count("stop_tokens", "stop tokens", g->n_stop_tokens, HD_MAX_STOP_TOKENS, err));
     if (g->draft_tokens > 0 && !e->drafts) {
-        return HD_FAIL(
-            err, HD_EINVAL,
+        return HD_REFUSE(
+            err, HD_EINVAL, NULL, "draft_tokens",
             "draft_tokens is %d, but nothing drafts: the model has no MTP layer, or it "
             "is off",
             g->draft_tokens);
@@ -202,19 +186,18 @@ static hd_status check_numbers(const hd_engine *e, const hd_request *g, hd_err *
     for (size_t i = 0; i < g->n_stop; i++) {
         const size_t n = strlen(g->stop[i]);
         if (n >= 1 && n <= HD_MAX_STOP_BYTES) continue;
-        return HD_FAIL(err, HD_EINVAL, "stop[%zu] has %zu bytes; must be 1 to %d", i, n,
-                       HD_MAX_STOP_BYTES);
+        return HD_REFUSE(err, HD_EINVAL, NULL, hd_field_of("stop[%zu]", i).path,
+                         "stop[%zu] has %zu bytes; must be 1 to %d", i, n, HD_MAX_STOP_BYTES);
     }
-    for (size_t i = 0; i < g->n_stop_tokens + g->n_bias; i++) {
-        const bool stop = i < g->n_stop_tokens;
-        const int32_t id = stop ? g->stop_tokens[i] : g->bias[i - g->n_stop_tokens].token;
-        if (id >= 0 && id < e->spec->vocab) continue;
-        return HD_FAIL(err, HD_EINVAL, "a %s token is %d; must be 0 to %d",
-                       stop ? "stop" : "biased", id, e->spec->vocab - 1);
+    for (size_t i = 0; i < g->n_stop_tokens; i++) {
+        HD_TRY(check_token(e, "stop", "stop_tokens", i, g->stop_tokens[i], err));
     }
     for (size_t i = 0; i < g->n_bias; i++) {
-        if (!isnan(g->bias[i].value) && g->bias[i].value < INFINITY) continue;
-        return HD_FAIL(err, HD_EINVAL, "the bias of token %d is no number", g->bias[i].token);
+        const hd_request_bias *b = &g->bias[i];
+        HD_TRY(check_token(e, "biased", "bias", i, b->token, err));
+        if (!isnan(b->value) && b->value < INFINITY) continue;
+        return HD_REFUSE(err, HD_EINVAL, NULL, hd_field_of("bias[%zu]", i).path,
+                         "the bias of token %d is no number", b->token);
     }
     return HD_OK;
 }
@@ -323,8 +306,8 @@ hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
     HD_TRY(encode_prompt(e, r, g, conversation, err));
     if (r->prompt.n < 1) return HD_FAIL(err, HD_EINVAL, "the prompt is empty");
     if (r->prompt.n >= (size_t)e->max_context) {
-        return HD_FAIL(
-            err, HD_EINVAL,
+        return HD_REFUSE(
+            err, HD_EINVAL, "context_length_exceeded", NULL,
             "prompt is too long: %zu tokens > %d maximum; the maximum context length "
             "is %d tokens, one of them for the answer",
             r->prompt.n, e->max_context - 1, e->max_context);
@@ -332,10 +315,11 @@ hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
     r->n_prompt = (int32_t)r->prompt.n;
     const int32_t room = e->max_context - r->n_prompt;
     if (g->max_tokens > room) {
-        return HD_FAIL(err, HD_EINVAL,
-                       "%d prompt tokens and %d output tokens exceed the context: the maximum "
-                       "context length is %d tokens, and %d output tokens fit",
-                       r->n_prompt, g->max_tokens, e->max_context, room);
+        return HD_REFUSE(
+            err, HD_EINVAL, "context_length_exceeded", NULL,
+            "%d prompt tokens and %d output tokens exceed the context: the maximum "
+            "context length is %d tokens, and %d output tokens fit",
+            r->n_prompt, g->max_tokens, e->max_context, room);
     }
     r->priority = g->priority;
     r->on_event = g->on_event;

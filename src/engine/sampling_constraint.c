@@ -47,8 +47,8 @@ static hd_status force_opening(const hd_engine *e, engine_request *r, const hd_r
     const bool any = strcmp(g->tool_choice, "required") == 0;
     int32_t n = 0;
     if (tools->n_tools == 0) {
-        return HD_FAIL(err, HD_EINVAL, "tool_choice is '%s', but there are no tools",
-                       g->tool_choice);
+        return HD_REFUSE(err, HD_EINVAL, NULL, "tool_choice",
+                         "tool_choice is '%s', but there are no tools", g->tool_choice);
     }
     for (int32_t i = 0; i < tools->n_tools; i++) {
         const hd_reply_tool *t = &tools->tools[i];
@@ -60,7 +60,8 @@ static hd_status force_opening(const hd_engine *e, engine_request *r, const hd_r
         HD_TRY(st);
     }
     if (n == 0) {
-        return HD_FAIL(err, HD_EINVAL, "tool_choice: no tool is named '%s'", g->tool_choice);
+        return HD_REFUSE(err, HD_EINVAL, NULL, "tool_choice",
+                         "tool_choice: no tool is named '%s'", g->tool_choice);
     }
     r->constraint.forced = r->forced.ids;
     r->constraint.n_forced = (int32_t)r->forced.n;
@@ -143,6 +144,7 @@ static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_re
     const hd_status st =
         engine_grammar_cache_acquire(e->grammars, &r->grammar, &what, &calls, err);
     free(tools);
+    if (st != HD_OK) hd_err_set_field(err, what.response_format ? "response_format" : "tools");
     HD_TRY(st);
     r->constraint.grammar = engine_grammar_of(r->grammar);
     r->constraint.free = !d.format && !d.call;
@@ -172,9 +174,8 @@ static hd_status check_possible(const hd_engine *e, const hd_request *g, bool he
     return HD_OK;
 }
 
-hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_request *g,
-                                  hd_err *err) {
-    const demands d = find_demands(e, r, g);
+static hd_status build_constraint(const hd_engine *e, engine_request *r, const hd_request *g,
+                                  demands d, hd_err *err) {
     const bool relaxed = g->relaxed_top > 0 && g->relaxed_delta > 0;
     if (!d.held && !d.calls && !relaxed && !g->max_reasoning) return HD_OK;
     HD_TRY(check_possible(e, g, d.held, err));
@@ -197,4 +198,12 @@ hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_requ
     if (d.format || d.calls) HD_TRY(open_grammar(e, r, g, d, err));
     r->constrained = true;
     return HD_OK;
+}
+
+hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_request *g,
+                                  hd_err *err) {
+    const demands d = find_demands(e, r, g);
+    const hd_status st = build_constraint(e, r, g, d, err);
+    if (st != HD_OK && d.format) hd_err_set_field(err, "response_format");
+    return st;
 }

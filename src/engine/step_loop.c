@@ -76,7 +76,7 @@ static void hand_over(hd_engine *e) {
 /* Returns why a choice failed: the device's message, or what was wrong with this choice
  * alone. */
 static char *reason(const hd_engine *e, hd_status status) {
-    if (e->step_err.code != HD_OK) return strdup(e->step_err.msg);
+    if (e->step_err.status != HD_OK) return strdup(e->step_err.msg);
     return strdup(status == HD_EINVAL ? "no token is allowed to come next"
                                       : "the model computed something that is no number");
 }

@@ -9,7 +9,7 @@
 
 static void draw_choices(gram_builder *b, int32_t root, const hd_grammar_args *a) {
     if (a->n_choices < 1 || a->n_choices > HD_GRAMMAR_MAX_CHOICES) {
-        gram_fail(b, HD_EINVAL, "invalid_schema: %d choices, not between 1 and %d",
+        gram_fail(b, HD_EINVAL, "invalid_schema", "%d choices, not between 1 and %d",
                   a->n_choices, HD_GRAMMAR_MAX_CHOICES);
     }
     size_t bytes = 0;
@@ -18,10 +18,10 @@ static void draw_choices(gram_builder *b, int32_t root, const hd_grammar_args *a
         size_t n = a->choice_bytes[i];
         bytes += n;
         if (n > HD_GRAMMAR_MAX_SCHEMA_BYTES || bytes > HD_GRAMMAR_MAX_SCHEMA_BYTES) {
-            gram_fail(b, HD_EINVAL, "schema_too_complex: choices of more than %d bytes",
+            gram_fail(b, HD_EINVAL, "schema_too_complex", "choices of more than %d bytes",
                       HD_GRAMMAR_MAX_SCHEMA_BYTES);
         } else if (text_utf8_valid(text, n) != n) {
-            gram_fail(b, HD_EINVAL, "invalid_schema: choice %d is not valid UTF-8", i);
+            gram_fail(b, HD_EINVAL, "invalid_schema", "choice %d is not valid UTF-8", i);
         } else {
             gram_bytes_of(b, b->rules[root].start, b->rules[root].end, text, n);
         }

@@ -8,10 +8,10 @@
  * allows exactly the tokens whose bytes hd_grammar_advance() would accept, and the
  * end-of-sequence tokens exactly where hd_grammar_can_end() is true.
  *
- * Schemas and patterns are untrusted, so compiling is bounded in time and memory. Messages
- * begin with an error code and a colon: schema_too_complex, schema_too_deep, schema_cycle,
- * unsatisfiable, invalid_schema, unsupported_schema, invalid_pattern, unsupported_pattern.
- * docs/grammar.md lists what is supported. */
+ * Schemas and patterns are untrusted, so compiling is bounded in time and memory. Error
+ * codes: schema_too_complex, schema_too_deep, schema_cycle, unsatisfiable, invalid_schema,
+ * unsupported_schema, invalid_pattern, unsupported_pattern. Sentences begin with them and a
+ * colon, for people. docs/grammar.md lists what is supported. */
 #ifndef HD_GRAMMAR_GRAMMAR_H
 #define HD_GRAMMAR_GRAMMAR_H
 

@@ -9,21 +9,22 @@
 
 #include "base/checked.h"
 
-hd_status gram_fail(gram_builder *b, hd_status code, const char *fmt, ...) {
+hd_status gram_fail(gram_builder *b, hd_status status, const char *code, const char *fmt, ...) {
     if (b->status != HD_OK) return b->status;
     char text[sizeof b->err->msg];
     va_list args;
     va_start(args, fmt);
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
-    b->status = HD_FAIL(b->err, code, "%s", text);
-    return code;
+    b->status = HD_REFUSE(b->err, status, code, NULL, "%s%s%s", code ? code : "",
+                          code ? ": " : "", text);
+    return status;
 }
 
 bool gram_work(gram_builder *b, int64_t steps) {
     b->steps += steps;
     if (b->steps > HD_GRAMMAR_MAX_STEPS) {
-        gram_fail(b, HD_EINVAL, "schema_too_complex: more than %d steps of compilation",
+        gram_fail(b, HD_EINVAL, "schema_too_complex", "more than %d steps of compilation",
                   HD_GRAMMAR_MAX_STEPS);
     }
     return b->status == HD_OK;
@@ -36,7 +37,7 @@ bool gram_grow(gram_builder *b, void *data, size_t *cap, size_t need, size_t wid
     while (wider < need) wider += wider / 2;
     if (!hd_mul_size(wider, width, &bytes) ||
         b->bytes - *cap * width + bytes > GRAM_WORK_BYTES) {
-        gram_fail(b, HD_EINVAL, "schema_too_complex: more than %d bytes of compilation",
+        gram_fail(b, HD_EINVAL, "schema_too_complex", "more than %d bytes of compilation",
                   GRAM_WORK_BYTES);
         return false;
     }
@@ -44,7 +45,7 @@ bool gram_grow(gram_builder *b, void *data, size_t *cap, size_t need, size_t wid
     memcpy(&old, data, sizeof old);
     void *new = realloc(old, bytes);
     if (!new) {
-        gram_fail(b, HD_ENOMEM, "no memory for %zu bytes of a grammar", bytes);
+        gram_fail(b, HD_ENOMEM, NULL, "no memory for %zu bytes of a grammar", bytes);
         return false;
     }
     memcpy(data, &new, sizeof new);

@@ -58,9 +58,10 @@ static uint32_t literal(gram_builder *b, uint32_t from, const char *text) {
     return gram_marked(b, from, text, strlen(text));
 }
 
-/* Adds the tool's name to the error. */
+/* Adds the tool to the error. */
 static void name_tool(gram_builder *b, const char *name) {
     const size_t n = strlen(b->err->msg);
+    hd_err_set_field(b->err, "tools");
     snprintf(b->err->msg + n, sizeof b->err->msg - n, " (tool '%s')", name);
 }
 
@@ -70,7 +71,7 @@ static bool draw_schema(gram_builder *b, const form *f, int32_t rule, json_t *to
     const bool strict = json_is_true(json_object_get(tool, "strict"));
     json_t *parameters = json_object_get(tool, "parameters");
     json_t *none = json_pack("{s:s, s:b}", "type", "object", "additionalProperties", 0);
-    if (!none) gram_fail(b, HD_ENOMEM, "no memory for the parameters of a tool");
+    if (!none) gram_fail(b, HD_ENOMEM, NULL, "no memory for the parameters of a tool");
     if (b->status != HD_OK) return true;
     b->loose = !strict;
     gram_schema_of(b, rule, parameters ? parameters : none,
@@ -123,7 +124,7 @@ static int32_t draw_call(gram_builder *b, const form *f, bool hold) {
     json_array_foreach(b->tools, i, tool) {
         const char *text = json_string_value(json_object_get(tool, "name"));
         if (!text || !*text) {
-            gram_fail(b, HD_EINVAL, "invalid_schema: tools[%zu] has no name", i);
+            gram_fail(b, HD_EINVAL, "invalid_schema", "tools[%zu] has no name", i);
             return 0;
         }
         const uint32_t from = literal(b, literal(b, name, text), f->behind);
@@ -155,12 +156,12 @@ static void draw_block(gram_builder *b, const form *f, uint32_t from, uint32_t t
 static bool read_tools(gram_builder *b, const char *text, size_t n) {
     hd_err err = {0};
     if (n > HD_GRAMMAR_MAX_SCHEMA_BYTES) {
-        gram_fail(b, HD_EINVAL, "schema_too_complex: tools of %zu bytes, more than %d", n,
+        gram_fail(b, HD_EINVAL, "schema_too_complex", "tools of %zu bytes, more than %d", n,
                   HD_GRAMMAR_MAX_SCHEMA_BYTES);
     } else if (hd_json_parse(&b->tools, text, n, "the tools", &err) != HD_OK) {
-        gram_fail(b, HD_EINVAL, "invalid_schema: %s", err.msg);
+        gram_fail(b, HD_EINVAL, "invalid_schema", "%s", err.msg);
     } else if (json_array_size(b->tools) == 0) {
-        gram_fail(b, HD_EINVAL, "invalid_schema: no tools");
+        gram_fail(b, HD_EINVAL, "invalid_schema", "no tools");
     }
     return b->status == HD_OK;
 }
@@ -188,7 +189,8 @@ static void add_opening(const gram_builder *b, hd_grammar *g, const char *lead,
 void gram_calls(gram_builder *b, hd_grammar *g, int32_t root, const hd_grammar_calls *calls) {
     const uint32_t from = b->rules[root].start, to = b->rules[root].end;
     if (calls->format == HD_REPLY_PLAIN || calls->most < 1) {
-        gram_fail(b, HD_EUNSUPPORTED, "unsupported_schema: this model's replies have no calls");
+        gram_fail(b, HD_EUNSUPPORTED, "unsupported_schema",
+                  "this model's replies have no calls");
     }
     if (b->status != HD_OK || !read_tools(b, calls->tools, calls->n_tools)) return;
     const form *f = &forms[calls->format];

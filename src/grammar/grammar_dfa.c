@@ -118,7 +118,7 @@ static uint32_t intern(maker *m, uint32_t at, uint32_t deny, const gram_rule *ru
         return s;
     }
     if (g->n_states == HD_GRAMMAR_MAX_STATES) {
-        gram_fail(b, HD_EINVAL, "schema_too_complex: more than %d states",
+        gram_fail(b, HD_EINVAL, "schema_too_complex", "more than %d states",
                   HD_GRAMMAR_MAX_STATES);
         return 0;
     }
@@ -299,8 +299,8 @@ static bool make_sites(maker *m, uint32_t state, const gram_rule *rule) {
         uint32_t to = state_of(m, m->targets, n, UINT32_MAX, rule);
         if (b->status != HD_OK) return false;
         if (g->n_sites == GRAM_MAX_SITES) {
-            gram_fail(b, HD_EINVAL, "schema_too_complex: more than %d places that call a rule",
-                      GRAM_MAX_SITES);
+            gram_fail(b, HD_EINVAL, "schema_too_complex",
+                      "more than %d places that call a rule", GRAM_MAX_SITES);
             return false;
         }
         if (!gram_grow(b, &g->sites, &m->cap_sites, (size_t)g->n_sites + 1, sizeof *g->sites)) {
@@ -333,7 +333,7 @@ static bool order_rules(maker *m, uint32_t *order) {
     uint32_t *path = calloc(b->n_rules, sizeof *path);
     uint8_t *color = calloc(b->n_rules, 1); /* 1: on the path, 2: done */
     const bool enough = at && path && color;
-    if (!enough) gram_fail(b, HD_ENOMEM, "no memory for the order of rules");
+    if (!enough) gram_fail(b, HD_ENOMEM, NULL, "no memory for the order of rules");
     for (uint32_t r = 0; enough && r < b->n_rules && b->status == HD_OK; r++) {
         uint32_t n_path = 0;
         if (color[r]) continue;
@@ -350,8 +350,8 @@ static bool order_rules(maker *m, uint32_t *order) {
             }
             uint32_t next = g->sites[start->sites_at + at[rule]++].rule;
             if (color[next] == 1) {
-                gram_fail(b, HD_EINVAL,
-                          "schema_cycle: a reference leads back to itself "
+                gram_fail(b, HD_EINVAL, "schema_cycle",
+                          "a reference leads back to itself "
                           "before anything is written");
             } else if (color[next] == 0) {
                 color[next] = 1;
@@ -445,11 +445,11 @@ static void check_ends(gram_builder *b, const hd_grammar *g) {
     for (uint32_t i = 0; i < b->n_rules; i++) {
         const gram_rule *r = &b->rules[i];
         if (!r->tool || g->states[r->state].height < GRAM_ENDLESS_HEIGHT) continue;
-        gram_fail(b, HD_EINVAL, "unsatisfiable: no arguments have the form of the tool '%s'",
+        gram_fail(b, HD_EINVAL, "unsatisfiable", "no arguments have the form of the tool '%s'",
                   r->tool);
     }
     if (g->states[g->start].height == GRAM_ENDLESS_HEIGHT) {
-        gram_fail(b, HD_EINVAL, "unsatisfiable: no text has this form");
+        gram_fail(b, HD_EINVAL, "unsatisfiable", "no text has this form");
     }
 }
 
@@ -461,7 +461,7 @@ static void finish(maker *m, int32_t root) {
     g->first = calloc(b->n_rules, sizeof *g->first);
     g->longest = calloc(g->n_states, sizeof *g->longest);
     if (!order || !g->first || !g->longest)
-        gram_fail(b, HD_ENOMEM, "no memory for %u rules", b->n_rules);
+        gram_fail(b, HD_ENOMEM, NULL, "no memory for %u rules", b->n_rules);
     for (uint32_t i = 0; i < g->n_sites; i++) {
         gram_site *site = &g->sites[i];
         const gram_state *ret = &g->states[site->ret];
@@ -473,7 +473,7 @@ static void finish(maker *m, int32_t root) {
                g->n_arcs * sizeof *g->arcs + g->n_sites * sizeof *g->sites +
                g->n_rules * sizeof *g->first;
     if (g->bytes > HD_GRAMMAR_MAX_BYTES) {
-        gram_fail(b, HD_EINVAL, "schema_too_complex: an automaton of %zu bytes, more than %d",
+        gram_fail(b, HD_EINVAL, "schema_too_complex", "an automaton of %zu bytes, more than %d",
                   g->bytes, HD_GRAMMAR_MAX_BYTES);
     }
     if (b->status == HD_OK && order_rules(m, order)) {

@@ -148,8 +148,9 @@ typedef struct gram_builder {
     hd_err *err;
 } gram_builder;
 
-/* Records a failure; returns its code. */
-hd_status gram_fail(gram_builder *b, hd_status code, const char *fmt, ...) HD_PRINTF(3, 4);
+/* Records a failure; returns its status. code is NULL or begins the sentence. */
+hd_status gram_fail(gram_builder *b, hd_status status, const char *code, const char *fmt, ...)
+    HD_PRINTF(4, 5);
 
 /* Counts steps; returns false if the budget is used up or something has failed. */
 bool gram_work(gram_builder *b, int64_t steps);

@@ -62,7 +62,7 @@ static void draw_declared(gram_walk *w, const gram_task *t, void *at, const char
         return;
     }
     if (++l->n > HD_REPLY_MAX_PARAMS) {
-        gram_fail(b, HD_EINVAL, "schema_too_complex: more than %d properties at #%s",
+        gram_fail(b, HD_EINVAL, "schema_too_complex", "more than %d properties at #%s",
                   HD_REPLY_MAX_PARAMS, t->path);
         return;
     }

@@ -47,8 +47,9 @@ typedef struct reader {
 #define NO_PART UINT32_MAX
 
 static void refuse(reader *r, bool invalid, const char *what) {
-    gram_fail(r->b, invalid ? HD_EINVAL : HD_EUNSUPPORTED, "%s: %s at byte %zu of the pattern",
-              invalid ? "invalid_pattern" : "unsupported_pattern", what, r->at);
+    gram_fail(r->b, invalid ? HD_EINVAL : HD_EUNSUPPORTED,
+              invalid ? "invalid_pattern" : "unsupported_pattern",
+              "%s at byte %zu of the pattern", what, r->at);
 }
 
 static bool ok(const reader *r) {
@@ -297,9 +298,9 @@ static bool read_braces(reader *r, uint32_t *min, uint32_t *max) {
     if (!comma) *max = *min;
     if (comma && !upper) *max = GRAM_NO_MAX;
     if (*min > HD_GRAMMAR_MAX_REPEAT || (*max != GRAM_NO_MAX && *max > HD_GRAMMAR_MAX_REPEAT)) {
-        gram_fail(r->b, HD_EINVAL,
-                  "schema_too_complex: a repetition above %d at byte %zu of the pattern",
-                  HD_GRAMMAR_MAX_REPEAT, from);
+        gram_fail(r->b, HD_EINVAL, "schema_too_complex",
+                  "a repetition above %d at byte %zu of the pattern", HD_GRAMMAR_MAX_REPEAT,
+                  from);
     } else if (*max < *min) {
         refuse(r, true, "a repetition whose maximum is below its minimum");
     }
@@ -389,8 +390,8 @@ static void open_group(reader *r) {
     }
     if (!ok(r)) return;
     if (r->n_groups == HD_LEN(r->groups)) {
-        gram_fail(r->b, HD_EINVAL, "schema_too_deep: a pattern with more than %d groups nested",
-                  HD_GRAMMAR_MAX_SCHEMA_DEPTH);
+        gram_fail(r->b, HD_EINVAL, "schema_too_deep",
+                  "a pattern with more than %d groups nested", HD_GRAMMAR_MAX_SCHEMA_DEPTH);
         return;
     }
     r->groups[r->n_groups++] = (group){.choice = NO_PART, .sequence = NO_PART, .fresh = true};
@@ -537,12 +538,12 @@ static void close_reader(reader *r) {
 void gram_pattern(gram_builder *b, uint32_t from, uint32_t to, const char *text, size_t n,
                   gram_pattern_options o, gram_length *length) {
     if (n > HD_GRAMMAR_MAX_PATTERN_BYTES) {
-        gram_fail(b, HD_EINVAL, "invalid_pattern: a pattern of %zu bytes, more than %d", n,
+        gram_fail(b, HD_EINVAL, "invalid_pattern", "a pattern of %zu bytes, more than %d", n,
                   HD_GRAMMAR_MAX_PATTERN_BYTES);
         return;
     }
     if (text_utf8_valid(text, n) != n) {
-        gram_fail(b, HD_EINVAL, "invalid_pattern: a pattern that is not valid UTF-8");
+        gram_fail(b, HD_EINVAL, "invalid_pattern", "a pattern that is not valid UTF-8");
         return;
     }
     reader r = {.b = b, .text = (const uint8_t *)text, .n = n, .o = o};

@@ -50,11 +50,11 @@ static const char *const refused[] = {
 };
 
 hd_status gram_schema_invalid(gram_walk *w, const gram_task *t, const char *what) {
-    return gram_fail(w->b, HD_EINVAL, "invalid_schema: %s at #%s", what, t->path);
+    return gram_fail(w->b, HD_EINVAL, "invalid_schema", "%s at #%s", what, t->path);
 }
 
 hd_status gram_schema_refuse(gram_walk *w, const gram_task *t, const char *what) {
-    return gram_fail(w->b, HD_EUNSUPPORTED, "unsupported_schema: %s at #%s", what, t->path);
+    return gram_fail(w->b, HD_EUNSUPPORTED, "unsupported_schema", "%s at #%s", what, t->path);
 }
 
 void gram_push(gram_walk *w, const gram_task *parent, const char *key, json_t *schema,
@@ -66,7 +66,7 @@ void gram_push(gram_walk *w, const gram_task *parent, const char *key, json_t *s
                    .to = to,
                    .depth = parent->depth + 1};
     if (t.depth > HD_GRAMMAR_MAX_SCHEMA_DEPTH) {
-        gram_fail(b, HD_EINVAL, "schema_too_deep: more than %d schemas nested at #%.80s...",
+        gram_fail(b, HD_EINVAL, "schema_too_deep", "more than %d schemas nested at #%.80s...",
                   HD_GRAMMAR_MAX_SCHEMA_DEPTH, parent->path);
         return;
     }
@@ -229,7 +229,7 @@ static char *dump(const json_t *value) {
 
 char *gram_schema_dump(gram_walk *w, const json_t *value) {
     char *text = dump(value);
-    if (!text) gram_fail(w->b, HD_ENOMEM, "no memory for a value of a schema");
+    if (!text) gram_fail(w->b, HD_ENOMEM, NULL, "no memory for a value of a schema");
     return text;
 }
 
@@ -302,9 +302,9 @@ static void draw_enum(gram_walk *w, const gram_task *t, const json_t *values) {
         return;
     }
     if (json_array_size(values) > HD_GRAMMAR_MAX_CHOICES) {
-        gram_fail(w->b, HD_EINVAL,
-                  "schema_too_complex: an enum of %zu values, more than %d at #%s",
-                  json_array_size(values), HD_GRAMMAR_MAX_CHOICES, t->path);
+        gram_fail(w->b, HD_EINVAL, "schema_too_complex",
+                  "an enum of %zu values, more than %d at #%s", json_array_size(values),
+                  HD_GRAMMAR_MAX_CHOICES, t->path);
         return;
     }
     for (size_t i = 0; i < json_array_size(values) && gram_work(w->b, 1); i++) {
@@ -334,7 +334,7 @@ static void merge_object(gram_walk *w, const gram_task *t, json_t *into, json_t 
         gram_task at = *t;
         at.schema = part;
         if (hops == HD_GRAMMAR_MAX_SCHEMA_DEPTH) {
-            gram_fail(w->b, HD_EINVAL, "schema_cycle: a $ref leads back to itself at #%s",
+            gram_fail(w->b, HD_EINVAL, "schema_cycle", "a $ref leads back to itself at #%s",
                       t->path);
         }
         if (!check_alone(w, &at, "$ref", false)) return;
@@ -391,7 +391,7 @@ static void draw_all_of(gram_walk *w, const gram_task *t, json_t *list) {
     }
     json_t *merged = json_pack("{s:s, s:{}, s:[]}", "type", "object", "properties", "required");
     if (!merged || json_array_append_new(w->owned, merged)) {
-        gram_fail(w->b, HD_ENOMEM, "no memory for an allOf");
+        gram_fail(w->b, HD_ENOMEM, NULL, "no memory for an allOf");
         return;
     }
     merge_object(w, t, merged, t->schema);
@@ -438,7 +438,7 @@ static void draw_schema(gram_walk *w, const gram_task *t) {
 
 void gram_schema_of(gram_builder *b, int32_t rule, json_t *schema, gram_spelling spelling) {
     gram_walk w = {.b = b, .root = schema, .owned = json_array()};
-    if (!w.owned) gram_fail(b, HD_ENOMEM, "no memory for a schema");
+    if (!w.owned) gram_fail(b, HD_ENOMEM, NULL, "no memory for a schema");
     const gram_task none = {.path = ""};
     if (b->status == HD_OK) {
         gram_push(&w, &none, "", schema, spelling, b->rules[rule].start, b->rules[rule].end);
@@ -459,12 +459,11 @@ hd_status gram_schema(gram_builder *b, int32_t rule, const char *text, size_t n)
     json_t *schema;
     hd_err err = {0};
     if (n > HD_GRAMMAR_MAX_SCHEMA_BYTES) {
-        return gram_fail(b, HD_EINVAL,
-                         "schema_too_complex: a schema of %zu bytes, more than %d", n,
-                         HD_GRAMMAR_MAX_SCHEMA_BYTES);
+        return gram_fail(b, HD_EINVAL, "schema_too_complex",
+                         "a schema of %zu bytes, more than %d", n, HD_GRAMMAR_MAX_SCHEMA_BYTES);
     }
     if (hd_json_parse(&schema, text, n, "the schema", &err) != HD_OK) {
-        return gram_fail(b, HD_EINVAL, "invalid_schema: %s", err.msg);
+        return gram_fail(b, HD_EINVAL, "invalid_schema", "%s", err.msg);
     }
     gram_schema_of(b, rule, schema, GRAM_AS_JSON);
     json_decref(schema);

@@ -42,7 +42,7 @@ static bool read_count(gram_walk *w, const gram_task *t, const char *key, uint32
         return false;
     }
     if (count > HD_GRAMMAR_MAX_REPEAT) {
-        gram_fail(w->b, HD_EINVAL, "schema_too_complex: a %s above %d at #%s", key,
+        gram_fail(w->b, HD_EINVAL, "schema_too_complex", "a %s above %d at #%s", key,
                   HD_GRAMMAR_MAX_REPEAT, t->path);
         return false;
     }
@@ -293,7 +293,7 @@ static void draw_member(gram_walk *w, const gram_task *t, void *at, const char *
     char *text = name ? gram_schema_dump(w, name) : NULL;
     json_decref(name);
     if (!text) {
-        gram_fail(b, HD_ENOMEM, "no memory for a property");
+        gram_fail(b, HD_ENOMEM, NULL, "no memory for a property");
         return;
     }
     place next = {gram_node(b), gram_node(b)};

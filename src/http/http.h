@@ -74,6 +74,11 @@ void http_stream_begin(http_call *c);
 bool http_stream_write(http_call *c, const char *bytes, size_t n);
 void http_stream_end(http_call *c);
 
+/* Counts n bytes, which are kept to be read later, in the limit on unread replies. false: all
+ * calls together would hold too many. */
+bool http_hold(http_call *c, size_t n);
+void http_let_go(http_call *c, size_t n);
+
 /* ---- routes ---- */
 
 typedef void http_handler(http_call *c, void *server);

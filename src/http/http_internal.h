@@ -191,6 +191,8 @@ bool http_take_bytes(http_server *h, size_t n);
 /* Returns a response that sends body[n] as the client reads it, or NULL without memory. It
  * takes ownership of body, which is already counted. The caller holds the call's lock. */
 struct MHD_Response *http_stream_reply(http_call *c, char *body, size_t n);
+/* Copies the first n of the unread bytes to out and removes them. The caller holds the lock. */
+void http_stream_take(http_call *c, char *out, size_t n);
 bool http_stream_is_late(const http_call *c, int64_t now); /* the reader is too slow */
 void http_stream_cut_off(http_call *c);
 void http_stream_free(http_call *c);

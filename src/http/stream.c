@@ -20,6 +20,14 @@ bool http_take_bytes(http_server *h, size_t n) {
     return false;
 }
 
+bool http_hold(http_call *c, size_t n) {
+    return http_take_bytes(c->http, n);
+}
+
+void http_let_go(http_call *c, size_t n) {
+    atomic_fetch_sub(&c->http->held_bytes, n);
+}
+
 /* Called with the lock held, or when no other thread has the call. */
 void http_stream_free(http_call *c) {
     atomic_fetch_sub(&c->http->held_bytes, c->stream_cap);
@@ -30,7 +38,7 @@ void http_stream_free(http_call *c) {
 
 /* ---- the reader ---- */
 
-static void take(http_call *c, char *out, size_t n) {
+void http_stream_take(http_call *c, char *out, size_t n) {
     const size_t patient = c->http->options.limits.stream_bytes;
     memcpy(out, c->stream + c->stream_at, n);
     c->stream_at += n;
@@ -53,7 +61,7 @@ static ssize_t read_stream(void *user, uint64_t position, char *out, size_t max)
         given = MHD_CONTENT_READER_END_WITH_ERROR;
     } else if (c->stream_n) {
         const size_t n = c->stream_n < max ? c->stream_n : max;
-        take(c, out, n);
+        http_stream_take(c, out, n);
         given = (ssize_t)n;
     } else if (c->stream_over) {
         given = MHD_CONTENT_READER_END_OF_STREAM;

@@ -118,7 +118,7 @@ static hd_status take_result(run *r, CURL *easy, CURLcode code) {
     case HUB_FAILED:
         break;
     }
-    return HD_FAIL(r->err, job->err.code, "%s", job->err.msg);
+    return HD_FAIL(r->err, job->err.status, "%s", job->err.msg);
 }
 
 /* How long nothing can happen but on a connection. */

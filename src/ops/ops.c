@@ -82,7 +82,7 @@ static hd_status open_auto(hd_ops *t, hd_device **d, const hd_ops_options *o, hd
     } else if (open_cuda(t, d, o, &why) == HD_OK) {
         return HD_OK;
     }
-    if (gpus_alone) return HD_FAIL(err, why.code, "%s is for a GPU: %s", gpus_alone, why.msg);
+    if (gpus_alone) return HD_FAIL(err, why.status, "%s is for a GPU: %s", gpus_alone, why.msg);
     hd_device_close(*d);
     if (o->no_gpu) *o->no_gpu = why;
     return hd_ops_open(t, d, "cpu", o, err);

@@ -19,9 +19,9 @@ static json_t *take_body(http_call *c) {
     if (hd_json_parse(&object, text, n, "the body", &err) == HD_OK && !json_is_object(object)) {
         HD_FAIL(&err, HD_EINVAL, "the body must be a JSON object");
     }
-    if (err.code == HD_OK) return object;
+    if (err.status == HD_OK) return object;
     json_decref(object);
-    if (err.code == HD_ENOMEM || n == 0) {
+    if (err.status == HD_ENOMEM || n == 0) {
         http_reply_header(c, "Retry-After", "1");
         http_error(c, 503, "overloaded_error", "out_of_memory", NULL,
                    "no memory for the request");
@@ -128,7 +128,7 @@ static void on_continue(http_call *c, void *user) {
 /* ---- profile ---- */
 
 static void profile_failed(http_call *c, const hd_err *err) {
-    const int status = err->code == HD_EINVAL ? 400 : err->code == HD_EAGAIN ? 409 : 500;
+    const int status = err->status == HD_EINVAL ? 400 : err->status == HD_EAGAIN ? 409 : 500;
     http_error(c, status, status == 500 ? "server_error" : "invalid_request_error",
                "profile_failed", NULL, "%s", err->msg);
 }

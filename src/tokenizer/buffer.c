@@ -20,7 +20,8 @@ static bool next_capacity(size_t used, size_t n, size_t cap, size_t width, size_
 
 hd_status hd_ids_append(hd_ids *v, const int32_t *ids, size_t n, hd_err *err) {
     if (v->max && n > v->max - v->n) {
-        return HD_FAIL(err, HD_EINVAL, "the text has more than %zu tokens", v->max);
+        return HD_REFUSE(err, HD_EINVAL, "text_too_long", NULL,
+                         "the text has more than %zu tokens", v->max);
     }
     if (n > v->cap - v->n) {
         size_t cap, bytes;
@@ -43,7 +44,8 @@ void hd_ids_deinit(hd_ids *v) {
 
 hd_status hd_bytes_append(hd_bytes *v, const void *data, size_t n, hd_err *err) {
     if (v->max && n > v->max - v->n) {
-        return HD_FAIL(err, HD_EINVAL, "the text has more than %zu bytes", v->max);
+        return HD_REFUSE(err, HD_EINVAL, "text_too_long", NULL,
+                         "the text has more than %zu bytes", v->max);
     }
     if (n > v->cap - v->n) {
         size_t cap, bytes;

@@ -194,7 +194,7 @@ static void bind_all(hd_weights *w) {
         hd_err err = {0};
         if (bind_one(w, i, &err) == HD_OK) continue;
         w->bound[i].weight.data = NULL;
-        if (w->problem.code == HD_OK) w->problem = err;
+        if (w->problem.status == HD_OK) w->problem = err;
     }
 }
 
@@ -260,7 +260,7 @@ static hd_status bind_model(hd_weights *w, const char *model_dir) {
     HD_TRY(count_mtp(w, model_dir));
     list_missing(w, model_dir);
     bind_all(w);
-    return w->problem.code == HD_ENOMEM ? HD_ENOMEM : HD_OK;
+    return w->problem.status == HD_ENOMEM ? HD_ENOMEM : HD_OK;
 }
 
 /* ---- opening ---- */
@@ -281,7 +281,7 @@ hd_status hd_weights_survey(hd_weights **out, const char *model_dir, const hd_mo
     if (st == HD_OK) st = hd_schema_open(&w->schema, spec, err);
     if (st == HD_OK) {
         st = bind_model(w, model_dir);
-        if (st != HD_OK && err && err->code == HD_OK) *err = w->problem;
+        if (st != HD_OK && err && err->status == HD_OK) *err = w->problem;
     }
     if (st == HD_OK) {
         *out = w;
@@ -297,8 +297,8 @@ hd_status hd_weights_open(hd_weights **out, const char *model_dir, const hd_mode
     *out = NULL;
     hd_status st = hd_weights_survey(&w, model_dir, spec, err);
     if (!w) return st;
-    st = w->problem.code;
-    if (st != HD_OK && err && err->code == HD_OK) *err = w->problem;
+    st = w->problem.status;
+    if (st != HD_OK && err && err->status == HD_OK) *err = w->problem;
     for (int32_t i = 0; i < w->schema.n && st == HD_OK; i++) {
         st = hd_weights_check_scales(w, i, err);
     }
@@ -364,7 +364,7 @@ static hd_status hand_over(hd_weights **out, hd_weights *w, hd_status st, hd_err
         *out = w;
         return HD_OK;
     }
-    if (w->problem.code != HD_OK && err && err->code == HD_OK) *err = w->problem;
+    if (w->problem.status != HD_OK && err && err->status == HD_OK) *err = w->problem;
     hd_weights_close(w);
     return st;
 }

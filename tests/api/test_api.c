@@ -8,6 +8,8 @@
 
 #include "fakes/api_rig.h"
 
+int test_kept(void); /* test_kept.c; returns its number of failures */
+
 static rig r;
 
 static int setup(void **state) {
@@ -166,13 +168,46 @@ static void test_full_queue(void **state) {
     assert_int_equal(rig_status(c), 429);
     assert_string_equal(rig_header(c, "Retry-After"), "1");
     done(c);
-    r.refuse_at_status = HD_EINVAL;
-    r.refuse_why = "9 prompt tokens and 1 output tokens exceed the context of 8";
-    c = rig_post(&r, "/v1/chat/completions", "{" USER "}");
-    expect_text(c, "context_length_exceeded");
-    done(c);
-    assert_int_equal(r.n_ends, 2);
-    assert_int_equal(r.outcome.status, 400);
+    assert_int_equal(r.n_ends, 1);
+    assert_int_equal(r.outcome.status, 429);
+}
+
+/* Whatever the engine's sentence says, status, code and param are those of its error. */
+static void test_sentences_are_not_read(void **state) {
+    (void)state;
+    static const char *const sentences[] = {
+        "9 prompt tokens and 1 output tokens exceed the context of 8",
+        "prompt is too long: 9 tokens", "schema_cycle: a $ref leads back to itself",
+        "messages[3].content: must be a string", "the text has more than 9 tokens"};
+    static const struct {
+        hd_status failed;
+        const char *code, *field, *shown;
+    } rows[] = {
+        {HD_EINVAL,       "context_length_exceeded", NULL,
+         "\"param\":null,\"code\":\"context_length_exceeded\""                                                             },
+        {HD_EINVAL,       "schema_too_deep",         "tools",
+         "\"param\":\"tools\",\"code\":\"schema_too_deep\""                                                                },
+        {HD_EINVAL,       NULL,                      "n",               "\"param\":\"n\",\"code\":\"invalid_value\""       },
+        {HD_EINVAL,       NULL,                      NULL,              "\"param\":null,\"code\":\"invalid_value\""        },
+        {HD_EUNSUPPORTED, NULL,                      NULL,              "\"param\":null,\"code\":\"unsupported_parameter\""},
+        {HD_EUNSUPPORTED, "unsupported_schema",      "response_format",
+         "\"param\":\"response_format\",\"code\":\"unsupported_schema\""                                                   },
+        {HD_ENOMEM,       "schema_too_deep",         "tools",           "\"param\":null,\"code\":\"out_of_memory\""        },
+    };
+    r.refuse_at = 0;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        for (size_t k = 0; k < sizeof sentences / sizeof sentences[0]; k++) {
+            r.refuse_at_status = rows[i].failed;
+            r.refuse_code = rows[i].code;
+            r.refuse_field = rows[i].field;
+            r.refuse_why = sentences[k];
+            rig_call *c = rig_post(&r, "/v1/chat/completions", "{" USER "}");
+            assert_int_equal(rig_status(c), rows[i].failed == HD_ENOMEM ? 503 : 400);
+            expect_text(c, rows[i].shown);
+            expect_text(c, sentences[k]);
+            done(c);
+        }
+    }
 }
 
 /* The third of four prompts is refused: the first two are cancelled, and one answer is sent. */
@@ -647,26 +682,6 @@ static void test_responses(void **state) {
     done(c);
 }
 
-/* ---- the store ---- */
-
-static void test_store_is_bounded(void **state) {
-    (void)state;
-    api_store *s = api_store_open(8192);
-    for (int i = 0; i < 100; i++) {
-        char id[16];
-        api_text object = {0}, items = {0};
-        api_puts(&object, "object");
-        api_puts(&items, "items");
-        snprintf(id, sizeof id, "id%d", i);
-        api_store_put(s, id, 1, &object, &items);
-        assert_null(object.data);
-    }
-    assert_true(api_store_get(s, "id99", 1, NULL, NULL));
-    assert_false(api_store_get(s, "id99", 2, NULL, NULL));
-    assert_false(api_store_get(s, "id0", 1, NULL, NULL));
-    api_store_close(s);
-}
-
 /* ---- the rest ---- */
 
 static void test_texts(void **state) {
@@ -730,6 +745,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_deep_and_wide, setup, teardown),
         cmocka_unit_test_setup_teardown(test_handed_over, setup, teardown),
         cmocka_unit_test_setup_teardown(test_full_queue, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_sentences_are_not_read, setup, teardown),
         cmocka_unit_test_setup_teardown(test_batch_refused_in_the_middle, setup, teardown),
         cmocka_unit_test_setup_teardown(test_all_pairs, setup, teardown),
         cmocka_unit_test_setup_teardown(test_chat_reply, setup, teardown),
@@ -747,9 +763,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_messages, setup, teardown),
         cmocka_unit_test_setup_teardown(test_messages_cut_call, setup, teardown),
         cmocka_unit_test_setup_teardown(test_responses, setup, teardown),
-        cmocka_unit_test(test_store_is_bounded),
         cmocka_unit_test_setup_teardown(test_texts, setup, teardown),
         cmocka_unit_test_setup_teardown(test_openapi, setup, teardown),
     };
-    return cmocka_run_group_tests_name("api", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("api", tests, NULL, NULL) + test_kept();
 }

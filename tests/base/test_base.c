@@ -20,9 +20,42 @@ static void first_error_wins(void **state) {
     hd_err err = {0};
     assert_int_equal(HD_FAIL(&err, HD_EIO, "disk %d\n\x1b[2J", 7), HD_EIO);
     assert_int_equal(HD_FAIL(&err, HD_EINVAL, "later"), HD_EINVAL);
-    assert_int_equal(err.code, HD_EIO);
+    assert_int_equal(err.status, HD_EIO);
     assert_string_equal(err.msg, "disk 7\\x0a\\x1b[2J");
     assert_int_equal(HD_FAIL(NULL, HD_ENOMEM, "nobody listens"), HD_ENOMEM);
+}
+
+/* Code and field come from the place that fails, never from its sentence. */
+static void refusals_have_code_and_field(void **state) {
+    (void)state;
+    hd_err err = {0};
+    assert_int_equal(HD_REFUSE(&err, HD_EINVAL, "schema_cycle",
+                               hd_field_of("messages[%d].content", 3).path, "other: %d", 7),
+                     HD_EINVAL);
+    assert_string_equal(err.code, "schema_cycle");
+    assert_string_equal(err.field, "messages[3].content");
+    assert_string_equal(err.msg, "other: 7");
+    HD_REFUSE(&err, HD_EUNSUPPORTED, "later", "later", "later");
+    hd_err_set_field(&err, "later");
+    assert_int_equal(err.status, HD_EINVAL);
+    assert_string_equal(err.code, "schema_cycle");
+    assert_string_equal(err.field, "messages[3].content");
+
+    err = (hd_err){0};
+    HD_FAIL(&err, HD_EINVAL, "schema_cycle: a.b: no");
+    assert_null(err.code);
+    assert_string_equal(err.field, "");
+    hd_err_set_field(&err, "tools");
+    assert_string_equal(err.field, "tools");
+    hd_err_set_field(NULL, "tools");
+
+    char name[400];
+    memset(name, 'x', sizeof name - 1);
+    name[sizeof name - 1] = '\0';
+    err = (hd_err){0};
+    HD_REFUSE(&err, HD_EINVAL, NULL, name, "long");
+    assert_int_equal(strlen(err.field), HD_MAX_FIELD - 1);
+    assert_int_equal(HD_REFUSE(NULL, HD_ENOMEM, "x", "y", "nobody listens"), HD_ENOMEM);
 }
 
 static void sentences_are_utf8(void **state) {
@@ -306,6 +339,7 @@ static void late_workers_disturb_no_job(void **state) {
 int test_base(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(first_error_wins),
+        cmocka_unit_test(refusals_have_code_and_field),
         cmocka_unit_test(sentences_are_utf8),
         cmocka_unit_test(long_sentences_lose_their_middle),
         cmocka_unit_test(sizes_do_not_wrap),

@@ -129,7 +129,11 @@ static void strict_wants_ids(void **state) {
         json_t *v = parse(rows[i].messages);
         hd_status st = hd_chat_parse(&c, v, NULL, NULL, true, &err);
         assert_int_equal(st, rows[i].refusal ? HD_EINVAL : HD_OK);
-        if (rows[i].refusal) assert_string_equal(err.msg, rows[i].refusal);
+        if (rows[i].refusal) {
+            assert_string_equal(err.msg, rows[i].refusal);
+            assert_memory_equal(err.field, err.msg, strlen(err.field));
+            assert_int_equal(err.msg[strlen(err.field)], ':');
+        }
         hd_conversation_deinit(&c);
         err = (hd_err){0};
         assert_int_equal(hd_chat_parse(&c, v, NULL, NULL, false, &err), HD_OK); /* lenient */

@@ -406,8 +406,9 @@ static json_t *serve(driver *d, const json_t *job) {
     double start = now_us();
     hd_status status = hd_grammar_open(&g, &a, &err);
     double us = now_us() - start;
-    json_t *answer =
-        status == HD_OK ? judge(d, g, &a, job) : json_pack("{s:s}", "error", err.msg);
+    json_t *answer = status == HD_OK
+                         ? judge(d, g, &a, job)
+                         : json_pack("{s:s, s:s?}", "error", err.msg, "code", err.code);
     json_object_set_new(answer, "compile_us", json_real(us));
     hd_grammar_close(g);
     free(choices);
@@ -462,6 +463,6 @@ int main(int argc, char **argv) {
     hd_grammar_masks_close(d.masks);
     hd_grammar_vocab_close(d.vocab);
     hd_tokenizer_close(d.tokenizer);
-    if (err.code != HD_OK) fprintf(stderr, "error: %s\n", err.msg);
-    return err.code == HD_OK ? 0 : 2;
+    if (err.status != HD_OK) fprintf(stderr, "error: %s\n", err.msg);
+    return err.status == HD_OK ? 0 : 2;
 }

@@ -278,6 +278,6 @@ int main(int argc, char **argv) {
         http_close(d.http);
     }
     hd_keys_close(keys);
-    if (err.code != HD_OK) fprintf(stderr, "error: %s\n", err.msg);
-    return err.code == HD_OK ? 0 : 1;
+    if (err.status != HD_OK) fprintf(stderr, "error: %s\n", err.msg);
+    return err.status == HD_OK ? 0 : 1;
 }

@@ -135,6 +135,15 @@ def test_every_parameter_is_documented(description):
         assert f"`{path}`" in text, path
 
 
+def test_page_offers_what_is_accepted(server, description):
+    properties = description["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    inputs = re.findall(r'<input name="(\w+)" type="number" min="([^"]+)"(?: max="([^"]+)")?', server.get("/").text)
+    assert {"temperature", "top_p", "max_tokens", "seed"} <= {name for name, _, _ in inputs}
+    for name, low, high in inputs:
+        assert float(low) >= properties[name].get("minimum", float("-inf")), name
+        assert float(high or 0) <= properties[name].get("maximum", float("inf")), name
+
+
 def test_every_refusal_refuses(server, description):
     """What the description calls refused is refused by name, and nothing else is."""
     bodies = {"ChatCompletionRequest": ("/v1/chat/completions", {"messages": SUM, "max_tokens": 1}), "CompletionRequest": ("/v1/completions", {"prompt": "a", "max_tokens": 1}), "GenerateRequest": ("/generate", {"text": "a", "sampling_params": {"max_new_tokens": 1}}), "MessagesRequest": ("/v1/messages", {"messages": SUM, "max_tokens": 1}), "ResponseRequest": ("/v1/responses", {"input": "a", "max_output_tokens": 1})}

@@ -1,10 +1,16 @@
 """Bad bodies: JSON, parameters, messages, tools and schemas that must be refused, by name and with
-the right status, or taken as documented. After all of them nothing is left behind."""
+the right status, or taken as documented. After all of them nothing is left behind.
+
+tests/golden/api/refusals.jsonl has code, param and message of every refusal. To write it anew:
+python tests/e2e/test_api_refusals.py"""
 
 import json
 
 import pytest
+from conftest import GOLDEN
 from serving import Server
+
+REFUSALS = GOLDEN / "api" / "refusals.jsonl"
 
 CHAT, COMPLETE, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
 MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
@@ -317,7 +323,29 @@ ROWS = {
     "modalities text": (chat(modalities=["text"]), 200, None),
     "modalities audio": (chat(modalities=["text", "audio"]), 400, "unsupported_parameter"),
     "modalities 5": (chat(modalities=[5]), 400, "unsupported_parameter"),
+    # what the engine and the grammar compiler refuse, by the field that was wrong
+    "field: a strict tool's schema": (tools({"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "stsring"}}}), 400, "invalid_schema"),
+    "field: a strict tool beside a form": (tools({"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}, response_format={"type": "json_object"}), 400, "unsupported_schema"),
+    "field: a form that does not end": (chat(ignore_eos=True, response_format={"type": "json_object"}), 400, "invalid_value"),
+    "field: calls that do not end": (tools(ADD, tool_choice="required", ignore_eos=True), 400, "invalid_value"),
+    "field: a long prompt with a form": (chat(messages=[{"role": "user", "content": "word " * 20000}], response_format={"type": "json_object"}), 400, "context_length_exceeded"),
+    "field: too many asked for, with a form": (chat(max_tokens=100000, response_format={"type": "json_object"}), 400, "context_length_exceeded"),
     # the other endpoints
+    "template: no role": (("/apply-template", {"messages": [{"content": "x"}]}), 400, "invalid_value"),
+    "template: tools 5": (("/apply-template", {"messages": HI, "tools": 5}), 400, "invalid_value"),
+    "tokenize: no role": (("/tokenize", {"messages": [{"content": "x"}]}), 400, "invalid_value"),
+    "calls: no text": (("/parse_function_call", {"tools": [ADD]}), 400, "missing_required_parameter"),
+    "calls: tools 5": (("/parse_function_call", {"text": "x", "tools": 5}), 400, "invalid_value"),
+    "reasoning: no text": (("/separate_reasoning", {}), 400, "missing_required_parameter"),
+    "count: no messages": ((MESSAGES + "/count_tokens", {}), 400, None),
+    "messages: a bad tool": ((MESSAGES, {"max_tokens": 2, "messages": HI, "tools": [{"name": "a/b", "input_schema": {"type": "object"}}]}), 400, None),
+    "messages: temperature 3": ((MESSAGES, {"max_tokens": 2, "messages": HI, "temperature": 3}), 400, None),
+    "responses: a form of no type": ((RESPONSES, {"input": "a", "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 5}}}}), 400, "invalid_schema"),
+    "responses: temperature 3": ((RESPONSES, {"input": "a", "temperature": 3}), 400, "invalid_value"),
+    "responses: count of nothing": ((RESPONSES + "/input_tokens", {}), 400, "missing_required_parameter"),
+    "generate: temperature 3": ((GENERATE, {"text": "a", "sampling_params": {"temperature": 3}}), 400, "invalid_value"),
+    "generate: a bad pattern": ((GENERATE, {"text": "a", "sampling_params": {"regex": "("}}), 400, "invalid_pattern"),
+    "generate: text too long": ((GENERATE, {"text": "word " * 20000}), 400, "context_length_exceeded"),
     "E08 a model of 10 KiB": (("/v1/models/" + "m" * 10240, None), 414, None),
     "E08 no such model": (("/v1/models/%ff", None), {400, 404}, None),
     "generate: nothing": ((GENERATE, {}), 400, "invalid_value"),
@@ -345,16 +373,32 @@ ROWS = {
 }
 
 
+def send(server, name):
+    path, body = ROWS[name][0]
+    return server.post(path, body, headers={"Content-Type": "application/json"}) if body is not None else server.get(path)
+
+
+def line_of(name, reply):
+    """The row of the golden file. A JSON library words its errors as it likes."""
+    error = reply.json["error"]
+    message = "" if error.get("code") == "invalid_json" else error["message"]
+    return json.dumps([name, reply.status, error.get("code"), error.get("param"), message], ensure_ascii=False)
+
+
+def lines():
+    return {json.loads(line)[0]: line for line in REFUSALS.read_text().splitlines()}
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_row(server, name):
-    (path, body), status, code = ROWS[name]
-    headers = {"Content-Type": "application/json"}
-    reply = server.post(path, body, headers=headers) if body is not None else server.get(path)
+    _, status, code = ROWS[name]
+    reply = send(server, name)
     statuses = status if isinstance(status, set) else {status}
     assert reply.status in statuses, reply.text
     if reply.status >= 400:
         error = reply.json["error"]
         assert error["message"] and error["type"]
+        assert line_of(name, reply) == lines()[name]
     if code:
         assert reply.json["error"]["code"] == code, reply.text
 
@@ -385,3 +429,10 @@ def test_nothing_is_left(server):
     load = server.loads()
     assert load["num_running_reqs"] == 0 and load["num_waiting_reqs"] == 0
     assert server.post(*chat()).status == 200
+
+
+if __name__ == "__main__":
+    s = Server()
+    replies = {name: send(s, name) for name in ROWS}
+    REFUSALS.write_text("".join(line_of(n, r) + "\n" for n, r in replies.items() if r.status >= 400))
+    s.close()

@@ -145,6 +145,33 @@ def test_the_log_has_both_halves(server, responses):
     assert json.loads(entry["answer"])["status"] == "queued" and entry["output_tokens"] > 20
 
 
+@pytest.mark.parametrize("room", [True, False])
+def test_events_share_the_room_of_unread_replies(room):
+    """With room they are followed again from the first on; without, the response goes on and is kept."""
+    s = Server("--backend", "null", "--max-bodies-mb", 1, "--max-body-mb", 1, "--body-seconds", 3600)
+    held = lambda: s.stats()["hadal_http_held_body_bytes"]  # noqa: E731
+    body = {"input": "a", "background": True, "stream": True, "ignore_eos": True, "max_output_tokens": 2000}
+    c = s.connection()
+    with s.socket() as other:  # a body that does not end
+        if not room:
+            n = (1 << 20) - (8 << 10)
+            other.sendall(b"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (n + 1) + b" " * n)
+            wait_until(lambda: held() == n, "the room is taken")
+        c.request("POST", "/v1/responses", json.dumps(body), {"Content-Type": "application/json"})
+        events = list(events_of(c.getresponse()))
+        response = json.loads(events[-1])["response"]
+        assert response["usage"]["output_tokens"] == 2000 and sum(map(len, events)) > 16 << 10
+        path = f"/v1/responses/{response['id']}"
+        again = s.get(path + "?stream=true")
+        assert again.status in ((200,) if room else (400, 503)), again.text  # 503: it runs still
+        if room:
+            assert [line[6:].encode() for line in again.text.splitlines() if line.startswith("data: ")] == events
+        assert s.get(path).json == response
+    c.close()
+    wait_until(lambda: held() == 0, "all room is free")
+    s.close()
+
+
 def test_the_drain_waits():
     """A follower gets all events of what runs when the server is told to end."""
     slow = ("--backend", "null", "--null-step-us", "20000")

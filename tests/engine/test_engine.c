@@ -15,6 +15,8 @@
 #include "device/device.h"
 #include "base/philox.h"
 #include "base/status.h"
+#include "engine/engine.h"
+#include "engine/request_ranges.h"
 #include "fakes/engine_rig.h"
 
 /* ---- stops ---- */
@@ -333,6 +335,93 @@ static void a_storm_of_cancels_leaves_nothing_behind(void **state) {
 
 /* ---- refusals ---- */
 
+static void set_number(hd_request *g, const hd_request_range *r, double value) {
+    const float real = (float)value;
+    const int32_t count = (int32_t)value;
+    memcpy((char *)g + r->at, r->real ? (const void *)&real : (const void *)&count, 4);
+}
+
+/* Every number is accepted at both ends of its range, and refused by name behind them; a NaN
+ * everywhere. What HTTP accepts begins and ends in the range, except that it has a word for
+ * none. */
+static void numbers_have_ranges(void **state) {
+    (void)state;
+    int n = 0;
+    for (size_t at = 0; at < sizeof(hd_request); at++) {
+        const hd_request_range *r = hd_request_range_of(at);
+        if (!r) continue;
+        const double ends[] = {r->low, r->high}, behind[] = {r->low - 1, r->high + 1, NAN};
+        n++;
+        for (int i = 0; i < 5; i++) {
+            hd_request g = {.size = sizeof g};
+            hd_err err = {0};
+            const double v = i < 2 ? ends[i] : behind[i - 2];
+            if (!r->real && (isnan(v) || v > INT32_MAX)) continue;
+            set_number(&g, r, v);
+            assert_int_equal(hd_request_check_ranges(&g, &err), i < 2 ? HD_OK : HD_EINVAL);
+            assert_string_equal(err.field, i < 2 ? "" : r->name);
+        }
+        assert_true(r->http_low >= r->low || r->http_low == -1);
+        assert_true(r->http_high <= r->high);
+    }
+    assert_int_equal(n, 19);
+}
+
+/* Whatever its sentence says, a refusal names the parameter, and has a code if there is more
+ * to know than that it is wrong. */
+static void refusals_name_the_parameter(void **state) {
+    (void)state;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.no_drafts = true});
+    static const char tools[] =
+        "[{\"type\":\"function\",\"function\":{\"name\":\"f\",\"strict\":true,"
+        "\"parameters\":{\"type\":5}}}]";
+    static const char user[] = "[{\"role\":\"user\",\"content\":\"x\"}]";
+    static const char no_role[] = "[{\"content\":\"x\"}]";
+    static const int32_t tokens[] = {-1};
+    static const char *const empty[] = {""};
+    static const int32_t ids[] = {-1};
+    static const hd_request_bias bias[] =
+        {
+            {-1, 0}
+    },
+                                 endless[] = {{1, INFINITY}};
+    const struct {
+        hd_request g;
+        const char *field, *code;
+    } cases[] = {
+        {{.text = "x", .temperature = 101},                                     "temperature",      NULL                     },
+        {{.text = "x", .draft_tokens = 2},                                      "draft_tokens",     NULL                     },
+        {{.tokens = tokens, .n_tokens = 1},                                     "tokens[0]",        NULL                     },
+        {{.text = "x", .stop = empty, .n_stop = 1},                             "stop[0]",          NULL                     },
+        {{.text = "x", .stop_tokens = ids, .n_stop_tokens = 1},                 "stop_tokens[0]",   NULL                     },
+        {{.text = "x", .bias = bias, .n_bias = 1},                              "bias[0]",          NULL                     },
+        {{.text = "x", .bias = endless, .n_bias = 1},                           "bias[0]",          NULL                     },
+        {{.text = "x", .n_bias = 5000},                                         "bias",             NULL                     },
+        {{.text = "x", .n_stop = 17},                                           "stop",             NULL                     },
+        {{.text = "x", .n_stop_tokens = 65},                                    "stop_tokens",      NULL                     },
+        {{.messages = no_role},                                                 "messages[0].role", NULL                     },
+        {{.messages = user, .tools = "5"},                                      "tools",            NULL                     },
+        {{.messages = "["},                                                     "messages",         "invalid_json"           },
+        {{.messages = user, .tool_choice = "required"},                         "tool_choice",      NULL                     },
+        {{.messages = user, .tools = tools},                                    "tools",            "invalid_schema"         },
+        {{.text = "x", .response_format = HD_FORMAT_REGEX, .format_text = "("},
+         "response_format",                                                                         "invalid_pattern"        },
+        {{.text = "x", .response_format = HD_FORMAT_JSON, .ignore_eos = true},
+         "response_format",                                                                         NULL                     },
+        {{.text = "x", .max_tokens = 1 << 20},                                  "",                 "context_length_exceeded"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        hd_request g = cases[i].g;
+        hd_err err = {0};
+        uint64_t id;
+        g.size = sizeof g;
+        if (hd_engine_submit_chat(e, &id, &g, NULL, &err) == HD_OK) fail_msg("case %zu", i);
+        assert_string_equal(err.field, cases[i].field);
+        assert_string_equal(err.code ? err.code : "", cases[i].code ? cases[i].code : "");
+    }
+    hd_engine_close(e);
+}
+
 static void what_makes_no_sense_is_refused(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", NULL);
@@ -625,6 +714,8 @@ int test_engine(void) {
         cmocka_unit_test(flush_forgets_prefixes),
         cmocka_unit_test(hundreds_are_called_back),
         cmocka_unit_test(a_storm_of_cancels_leaves_nothing_behind),
+        cmocka_unit_test(numbers_have_ranges),
+        cmocka_unit_test(refusals_name_the_parameter),
         cmocka_unit_test(what_makes_no_sense_is_refused),
         cmocka_unit_test(lists_of_tokens_may_be_full),
         cmocka_unit_test(defaults_are_the_makers),

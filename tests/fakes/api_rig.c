@@ -16,7 +16,7 @@ enum { MAX_HEADERS = 8 };
 struct http_call {
     const http_route *route;
     char path[512], method[8], id[160];
-    const char *tail;
+    const char *tail, *stream; /* the value of that query */
     char *body;
     size_t n_body;
     int32_t refs, status;
@@ -53,9 +53,7 @@ const char *http_header(const http_call *c, const char *name) {
     return NULL;
 }
 const char *http_query(const http_call *c, const char *name) {
-    (void)c;
-    (void)name;
-    return NULL;
+    return strcmp(name, "stream") == 0 ? c->stream : NULL;
 }
 bool http_query_number(const http_call *c, const char *name, long low, long high,
                        long otherwise, long *out) {
@@ -105,7 +103,8 @@ static void answered(http_call *c, int status) {
 
 void http_reply(http_call *c, int status, const char *type, const char *body, size_t n) {
     answered(c, status);
-    demand(strcmp(type, "application/json") == 0, "a reply is no JSON");
+    demand(strcmp(type, "application/json") == 0 || strcmp(type, "text/event-stream") == 0,
+           "a reply is no JSON, and no events");
     api_put(&c->out, body, n);
     c->ended = true;
 }
@@ -172,6 +171,8 @@ static rig_call *run(rig *r, const char *method, const char *path, const char *b
     if (n > 0) memcpy(c->body, body, n);
     c->n_body = n;
     snprintf(c->path, sizeof c->path, "%s", path);
+    c->path[strcspn(c->path, "?")] = '\0';
+    c->stream = strstr(path, "?stream=") ? strstr(path, "?stream=") + 8 : NULL;
     snprintf(c->method, sizeof c->method, "%s", method);
     snprintf(c->id, sizeof c->id, "call-1");
     c->tail = c->path + strlen(c->route->path) - 1;
@@ -247,6 +248,17 @@ int32_t http_reserve_tokens(http_call *c, int64_t tokens) {
     the_engine.r->n_reserved += tokens;
     return the_engine.r->key_wait;
 }
+bool http_hold(http_call *c, size_t n) {
+    (void)c;
+    if (n > the_engine.r->max_held - the_engine.r->held) return false;
+    the_engine.r->held += n;
+    return true;
+}
+void http_let_go(http_call *c, size_t n) {
+    (void)c;
+    demand(n <= the_engine.r->held, "more is let go than is held");
+    the_engine.r->held -= n;
+}
 uint64_t http_salt(const http_call *c) {
     (void)c;
     return the_engine.r->salt;
@@ -314,7 +326,10 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
     demand((conversation != NULL) != (g->tokens != NULL), "no prompt, or two");
     demand(read_all(g) < SIZE_MAX, "never");
     demand(r->begun != NULL, "a prompt is submitted before its call begins");
-    if (refuse) return HD_FAIL(err, r->refuse_at_status, "%s", r->refuse_why);
+    if (refuse) {
+        return HD_REFUSE(err, r->refuse_at_status, r->refuse_code, r->refuse_field, "%s",
+                         r->refuse_why);
+    }
     if (r->n_requests == RIG_REQUESTS) return HD_FAIL(err, HD_EAGAIN, "the queue is full");
     if (conversation) HD_TRY(hd_engine_render(e, &prompt, g, conversation, err));
     rig_request *q = &r->requests[r->n_requests++];
@@ -446,7 +461,7 @@ void rig_init(rig *r) {
     hd_bytes document = {0};
     hd_err err = {0};
     const toy_parts usual = {0};
-    *r = (rig){.refuse_at = -1, .salt = 7};
+    *r = (rig){.refuse_at = -1, .salt = 7, .max_held = SIZE_MAX};
     the_engine = (hd_engine){.r = r, .spec = {.vocab = VOCAB}};
     toy_document(&document, &usual);
     demand(toy_open(&the_engine.tokenizer, document.data, document.n, NULL, &err) == HD_OK,

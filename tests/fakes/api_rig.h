@@ -26,9 +26,10 @@ typedef struct rig {
     int64_t key_tokens; /* its quota; 0: none */
     int32_t key_wait;   /* result of reserving some of it */
     int64_t n_reserved;
+    size_t held, max_held;      /* bytes that are kept for later readers, and their limit */
     hd_status refuse_at_status; /* status of submission refuse_at and later ones */
     int32_t refuse_at;          /* -1: none */
-    const char *refuse_why;
+    const char *refuse_code, *refuse_field, *refuse_why;
     const http_call *begun; /* the call whose handler runs, once it begins */
     int32_t n_begins, n_submits, n_ends, n_tokens_seen, n_cancels;
     char unknown[64];
@@ -52,9 +53,9 @@ typedef struct rig_call rig_call;
 /* Runs the route's handler; aborts if there is none. */
 rig_call *rig_post(rig *r, const char *path, const char *body);
 rig_call *rig_post_bytes(rig *r, const char *path, const char *body, size_t n);
-rig_call *rig_get(rig *r, const char *path);
-void rig_vanish(rig_call *c); /* the client disconnects */
-void rig_stall(rig_call *c);  /* the stream accepts nothing from now on */
+rig_call *rig_get(rig *r, const char *path); /* the path may end in "?stream=true" */
+void rig_vanish(rig_call *c);                /* the client disconnects */
+void rig_stall(rig_call *c);                 /* the stream accepts nothing from now on */
 
 int rig_status(const rig_call *c); /* 0: no answer yet */
 const char *rig_text(rig_call *c); /* the body, or the stream so far */

@@ -40,7 +40,7 @@ static char *control_text(json_t *request, hd_chat_options options, size_t *n) {
         must(at == p.n, "spans do not cover the prompt");
         hd_chat_prompt_deinit(&p);
     }
-    must(st == HD_OK || (err.code == st && err.msg[0]), "refused without a sentence");
+    must(st == HD_OK || (err.status == st && err.msg[0]), "refused without a sentence");
     hd_conversation_deinit(&c);
     return out;
 }

@@ -80,10 +80,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     hd_err err = {0};
     write_file("model.safetensors.index.json", data, size);
     if (hd_checkpoint_open(&c, dir, &err) == HD_OK) {
-        must(err.code == HD_OK);
+        must(err.status == HD_OK);
         check_again(c, data, size);
     } else {
-        must(c == NULL && err.code != HD_OK && strncmp(err.msg, dir, strlen(dir)) == 0);
+        must(c == NULL && err.status != HD_OK && strncmp(err.msg, dir, strlen(dir)) == 0);
     }
     hd_checkpoint_close(c);
     return 0;

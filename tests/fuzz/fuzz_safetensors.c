@@ -89,10 +89,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     hd_safetensors s;
     hd_err err = {0};
     if (hd_safetensors_init(&s, data, size, "fuzz.safetensors", &err) == HD_OK) {
-        must(err.code == HD_OK);
+        must(err.status == HD_OK);
         check_again(&s, data, size);
     } else {
-        must(err.code != HD_OK && strncmp(err.msg, "fuzz.safetensors: ", 18) == 0);
+        must(err.status != HD_OK && strncmp(err.msg, "fuzz.safetensors: ", 18) == 0);
     }
     hd_safetensors_deinit(&s);
     return 0;

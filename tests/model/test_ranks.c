@@ -280,7 +280,7 @@ static void run_world(rank *ranks, rendezvous *at, const hd_parallel_config *par
     for (int32_t k = 0; k < at->n; k++) pthread_join(threads[k], NULL);
     pthread_barrier_destroy(&at->barrier);
     for (int32_t k = 0; k < at->n; k++) {
-        if (ranks[k].err.code != HD_OK) fail_msg("rank %d: %s", k, ranks[k].err.msg);
+        if (ranks[k].err.status != HD_OK) fail_msg("rank %d: %s", k, ranks[k].err.msg);
     }
 }
 

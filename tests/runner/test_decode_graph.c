@@ -350,7 +350,7 @@ static void a_failed_operator_fails_the_step(void **state) {
         int32_t tries = 0; /* a replayed step calls no operator */
         while (try_step(&m, crowd, SLOTS, &err) == HD_OK && tries < 40) tries++;
         assert_true(tries < 40);
-        assert_int_equal(err.code, HD_EDEVICE);
+        assert_int_equal(err.status, HD_EDEVICE);
         assert_non_null(strstr(err.msg, "no such luck"));
         for (int32_t r = 0; r < SLOTS; r++) {
             if (!crowd[r].ended) enter(&m, &crowd[r]);

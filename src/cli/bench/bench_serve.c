@@ -11,6 +11,7 @@
 #include "base/json.h"
 #include "cli/bench/bench_serve_internal.h"
 #include "cli/options.h"
+#include "cli/request_options.h"
 
 enum { WARM_UP_LEVEL = 1 << 21 };
 
@@ -362,7 +363,7 @@ int bench_serve(int argc, char **argv) {
         option_text("model", &b.model, "NAME", "the first that the server lists, if not given"),
         option_int("token-ids", &b.token_ids, 0, 1 << 24,
                    "completions: prompts of random token ids below N; 0: text"),
-        option_real("temperature", &b.temperature, 0, 100, "0: greedy"),
+        option_temperature(&b.temperature),
         option_flag("ignore-eos", &b.ignore_eos,
                     "answers have their full length, where the server knows this"),
         option_text("extra-body", &b.extra, "JSON", "members that every request gets"),

@@ -10,6 +10,7 @@
 #include "cli/bench/bench_serve.h"
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/request_options.h"
 #include "cli/upload_bar.h"
 #include "engine/engine.h"
 
@@ -122,7 +123,7 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
                    "tokens of the prompt that a group of requests shares"),
         option_int("groups", &o->groups, 1, 1 << 20, "groups of shared prefixes"),
         option_int("seed", &o->seed, 0, INT64_MAX, "of lengths, times and tokens"),
-        option_real("temperature", &o->temperature, 0, 100, "0: greedy"),
+        option_temperature(&o->temperature),
         option_int("draft-tokens", &o->draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS,
                    "drafts per step by the MTP layer; -1, the default: as many as pay"),
         option_real("forced-acceptance", &b->forced_acceptance, 0, HD_MAX_DRAFTS,
