@@ -25,6 +25,7 @@
     X(dummy) \
     X(shard) \
     X(cache) \
+    X(comm) \
     X(model) \
     X(ranks) \
     X(sched) \

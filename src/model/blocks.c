@@ -105,10 +105,13 @@ void model_ffn_in(const model_step *s, int32_t layer) {
 }
 
 void model_reduce(const model_step *s, int32_t layer) {
-    const hd_comm *e = s->m->env.exchange;
-    const hd_comm_all_reduce whole = {s->t->y, (int64_t)s->b->n_rows * s->m->env.spec->hidden};
+    const hd_model_env *env = &s->m->env;
     (void)layer;
-    if (s->m->shard->parallel.tp > 1) e->all_reduce(e->ctx, s->m->env.stream, &whole);
+    if (s->m->shard->parallel.tp == 1) return;
+    hd_comm_all_reduce(env->comm, env->stream,
+                       &(hd_all_reduce_args){.group = HD_GROUP_TP,
+                                             .x = s->t->y,
+                                             .n = (int64_t)s->b->n_rows * env->spec->hidden});
 }
 
 void model_block_out(const model_step *s, int32_t layer) {

@@ -41,7 +41,7 @@ static void route(const model_step *s, int32_t layer) {
 }
 
 /* Permutes the rows by expert. */
-static void sort_rows(const model_step *s, int32_t layer) {
+static void permute(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_router_rule *rule = &c->route;
     model_activations *t = s->t;
@@ -60,28 +60,58 @@ static void sort_rows(const model_step *s, int32_t layer) {
                                .n_experts = rule->n_experts});
 }
 
-/* Dispatches rows to the ranks of their experts (expert parallelism). */
-static void dispatch(const model_step *s, int32_t layer) {
+static hd_dispatch_args dispatched_rows(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
-    const hd_comm *e = s->m->env.exchange;
-    model_activations *t = s->t;
-    sort_rows(s, layer);
-    if (!s->m->in_rows) return; /* no expert parallelism: rows stay on this rank */
-    e->dispatch(e->ctx, s->m->env.stream,
-                &(hd_comm_dispatch){.layer = layer,
-                                    .x = t->h,
-                                    .weight = t->expert_weight,
-                                    .offset = t->offset,
-                                    .assignment = t->assignment,
-                                    .rows = s->b->n_rows,
-                                    .cols = c->hidden,
-                                    .top_k = c->route.top_k,
-                                    .n_experts = c->route.n_experts,
-                                    .in_x = t->in_x,
-                                    .in_weight = t->in_weight,
-                                    .in_offset = t->in_offset,
-                                    .in_rows = s->m->in_rows,
-                                    .n_slots = s->m->shard->n_experts});
+    const model_activations *t = s->t;
+    return (hd_dispatch_args){.layer = layer,
+                              .x = t->h,
+                              .weight = t->expert_weight,
+                              .offset = t->offset,
+                              .assignment = t->assignment,
+                              .rows = s->b->n_rows,
+                              .cols = c->hidden,
+                              .top_k = c->route.top_k,
+                              .n_experts = c->route.n_experts,
+                              .in_x = t->in_x,
+                              .in_weight = t->in_weight,
+                              .in_offset = t->in_offset,
+                              .in_rows = s->m->in_rows,
+                              .n_slots = s->m->shard->n_experts};
+}
+
+static hd_combine_args combined_rows(const model_step *s) {
+    const hd_model_spec *c = s->m->env.spec;
+    return (hd_combine_args){.in_y = s->t->in_y,
+                             .y = s->t->expert_y,
+                             .rows = s->b->n_rows,
+                             .cols = c->hidden,
+                             .top_k = c->route.top_k,
+                             .in_rows = s->m->in_rows};
+}
+
+/* Sends rows to the ranks of their experts. Without expert parallelism rows stay on this
+ * rank. */
+static void dispatch_send(const model_step *s, int32_t layer) {
+    const hd_dispatch_args rows = dispatched_rows(s, layer);
+    if (s->m->in_rows) hd_comm_dispatch_send(s->m->env.comm, s->m->env.stream, &rows);
+}
+
+static void dispatch_arrive(const model_step *s, int32_t layer) {
+    const hd_dispatch_args rows = dispatched_rows(s, layer);
+    if (s->m->in_rows) hd_comm_dispatch_arrive(s->m->env.comm, s->m->env.stream, &rows);
+}
+
+/* Sends the experts' results back to the ranks of their rows. */
+static void combine_send(const model_step *s, int32_t layer) {
+    const hd_combine_args rows = combined_rows(s);
+    (void)layer;
+    if (s->m->in_rows) hd_comm_combine_send(s->m->env.comm, s->m->env.stream, &rows);
+}
+
+static void combine_arrive(const model_step *s, int32_t layer) {
+    const hd_combine_args rows = combined_rows(s);
+    (void)layer;
+    if (s->m->in_rows) hd_comm_combine_arrive(s->m->env.comm, s->m->env.stream, &rows);
 }
 
 /* Rows that this rank's experts compute: its own rows by choice, or received rows, which are
@@ -141,16 +171,6 @@ static void experts(const model_step *s, int32_t layer) {
     expert_linear(s, layer, HD_EXPERT_DOWN, in.y, t->expert_gate, &in, false);
 }
 
-/* Combines: sends the experts' results back to the ranks of their rows. */
-static void combine(const model_step *s, int32_t layer) {
-    const hd_model_spec *c = s->m->env.spec;
-    const hd_comm *e = s->m->env.exchange;
-    const hd_comm_combine back = {s->t->in_y, s->t->expert_y, s->b->n_rows,
-                                  c->hidden,  c->route.top_k, s->m->in_rows};
-    (void)layer;
-    if (s->m->in_rows) e->combine(e->ctx, s->m->env.stream, &back);
-}
-
 static void shared(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     if (c->n_shared == 0) return;
@@ -183,16 +203,19 @@ static const model_stage dense_stages[] = {
 };
 
 static const model_stage moe_stages[] = {
-    {"ffn_in",   model_ffn_in,    false},
-    {"route",    route,           false},
-    {"dispatch", dispatch,        true },
-    {"experts",  experts,         false},
-    {"combine",  combine,         false},
-    {"shared",   shared,          true },
-    {"sum",      sum_choices,     false},
-    {"reduce",   model_reduce,    true },
-    {"residual", model_block_out, false},
-    {NULL,       NULL,            false},
+    {"ffn_in",          model_ffn_in,    false},
+    {"route",           route,           false},
+    {"permute",         permute,         false},
+    {"dispatch send",   dispatch_send,   true },
+    {"dispatch arrive", dispatch_arrive, false},
+    {"experts",         experts,         false},
+    {"combine send",    combine_send,    false},
+    {"shared",          shared,          true },
+    {"combine arrive",  combine_arrive,  false},
+    {"sum",             sum_choices,     false},
+    {"reduce",          model_reduce,    true },
+    {"residual",        model_block_out, false},
+    {NULL,              NULL,            false},
 };
 
 const model_stage *model_ffn_stages(const hd_layer_spec *layer) {

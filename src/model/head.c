@@ -62,7 +62,6 @@ static void merge_streams(const model_step *s, int32_t layer) {
 static void project_words(const model_step *s) {
     const hd_model_env *env = &s->m->env;
     const hd_shard *shard = s->m->shard;
-    const hd_comm *e = env->exchange;
     const int32_t rows = s->b->n_logits, vocab = env->spec->vocab;
     env->ops->linear(env->stream,
                      &(hd_linear_args){.out_f32 = s->t->logits + shard->vocab0,
@@ -71,8 +70,13 @@ static void project_words(const model_step *s) {
                                        .rows = rows,
                                        .out_stride = vocab});
     if (shard->vocab == vocab) return;
-    const hd_gather_columns words = {s->t->logits, rows, vocab, shard->vocab0, shard->vocab};
-    e->all_gather(e->ctx, env->stream, &words);
+    hd_comm_all_gather(env->comm, env->stream,
+                       &(hd_all_gather_args){.group = HD_GROUP_HEAD,
+                                             .x = s->t->logits,
+                                             .rows = rows,
+                                             .cols = vocab,
+                                             .first = shard->vocab0,
+                                             .own = shard->vocab});
 }
 
 /* layer: HD_GLOBAL for the main model, or an MTP layer with its own final norm. The LM head

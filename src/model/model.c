@@ -67,7 +67,7 @@ static hd_status check_parallel(const hd_model_env *env, hd_err *err) {
                        "a layout of tp %d, dp %d, ep %d: must be all tp, or all dp and ep",
                        l->tp, l->dp, l->ep);
     }
-    if (hd_parallel_world(l) > 1 && !env->exchange) {
+    if (hd_parallel_world(l) > 1 && !env->comm) {
         return HD_FAIL(err, HD_EINVAL, "a share of a model needs its other ranks");
     }
     return HD_OK;

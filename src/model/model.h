@@ -28,7 +28,7 @@ typedef struct hd_model_limits {
     int32_t expert_rows;
 } hd_model_limits;
 
-enum { HD_MAX_MICRO = 4 };
+enum { HD_MAX_MICRO = HD_COMM_MAX_INFLIGHT };
 
 /* A profiling callback before each stage. part: "mla", "csa", "moe", ... of a layer, or
  * "step"; stage: a name of the stage lists. Both are static text. */
@@ -44,8 +44,8 @@ typedef struct hd_model_env {
     const hd_ops *ops;
     hd_device *device;
     hd_stream *stream;
-    const hd_comm *exchange; /* NULL if the weights are complete (one rank) */
-    const hd_probe *probe;   /* NULL: no profiling */
+    const hd_comm *comm;   /* NULL if the weights are complete (one rank) */
+    const hd_probe *probe; /* NULL: no profiling */
     /* for long prompts; naive needs operators that support it, and an MLA that reads all
      * latents (V2, V3) */
     hd_mla_form mla;

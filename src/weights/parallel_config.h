@@ -40,6 +40,26 @@ hd_parallel_config hd_parallel_expert(int32_t ep, int32_t redundant);
 int32_t hd_parallel_world(const hd_parallel_config *l);
 hd_status hd_parallel_check(const hd_parallel_config *l, hd_err *err);
 
+/* The groups that a rank belongs to. HD_GROUP_DP: the ranks with the same tp index;
+ * HD_GROUP_EP: the ranks that together hold every expert slot once. */
+typedef enum hd_group {
+    HD_GROUP_TP,
+    HD_GROUP_DP,
+    HD_GROUP_EP,
+    HD_GROUP_ETP,
+    HD_GROUP_DENSE,
+    HD_GROUP_HEAD,
+    HD_N_GROUPS
+} hd_group;
+
+/* Members of a group: member i is rank first + i * stride. */
+typedef struct hd_rank_group {
+    int32_t first, stride, n;
+    int32_t index; /* which member the rank is */
+} hd_rank_group;
+
+hd_rank_group hd_parallel_group(const hd_parallel_config *l, int32_t rank, hd_group group);
+
 /* A rank's index in each of the groups. */
 typedef struct hd_rank_coords {
     int32_t tp, dp, ep, etp, dense, head;

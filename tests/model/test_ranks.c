@@ -1,8 +1,7 @@
 /* test_ranks.c - tensor and expert parallelism: a sharded model computes what the complete
  * model computes.
  *
- * All ranks of a parallel config run in this process, a thread each, and exchange data in
- * memory. With tensor parallelism every rank has the same rows, and logits agree to
+ * All ranks of a parallel config run in this process, a thread each (comm/local.h). With tensor parallelism every rank has the same rows, and logits agree to
  * rounding. With expert parallelism every rank has its own rows, and each gets the bits it
  * would get alone. */
 #include "check.h"
@@ -15,123 +14,23 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/random_fill.h"
+#include "comm/local.h"
 #include "model/model.h"
 #include "weights/configs.h"
 
 enum { MAX_RANKS = 8, PROMPT = 70, SEQS = 2, ROWS = PROMPT * SEQS, POSITIONS = 128, STEPS = 3 };
 
-/* ---- communication ---- */
-
-typedef struct rendezvous {
-    pthread_barrier_t barrier;
-    int32_t n;
-    const void *args[MAX_RANKS]; /* arguments of each rank */
-} rendezvous;
+/* ---- one rank ---- */
 
 typedef struct rank {
-    rendezvous *at;
-    int32_t number;
+    hd_comm_local *world; /* NULL: alone */
+    int32_t number, n;
     const hd_model_spec *spec;
     const hd_weights *whole;
     hd_parallel_config parallel;
-    hd_comm exchange;
-    int32_t *from, *place; /* of received rows: rank and place there */
-    float *logits[STEPS];  /* [SEQS, vocab] */
+    float *logits[STEPS]; /* [SEQS, vocab] */
     hd_err err;
 } rank;
-
-static void bring(rank *r, const void *args) {
-    r->at->args[r->number] = args;
-    pthread_barrier_wait(&r->at->barrier);
-}
-
-static void part(rank *r) {
-    pthread_barrier_wait(&r->at->barrier);
-}
-
-static void all_reduce(void *ctx, hd_stream *s, const hd_comm_all_reduce *a) {
-    rank *r = ctx;
-    (void)s;
-    bring(r, a);
-    for (int64_t i = r->number; i < a->n; i += r->at->n) {
-        float sum = 0;
-        for (int32_t k = 0; k < r->at->n; k++) {
-            const hd_comm_all_reduce *other = r->at->args[k];
-            sum += ((const float *)(const void *)other->x)[i];
-        }
-        for (int32_t k = 0; k < r->at->n; k++) {
-            const hd_comm_all_reduce *other = r->at->args[k];
-            ((float *)(void *)other->x)[i] = sum;
-        }
-    }
-    part(r);
-}
-
-static void all_gather(void *ctx, hd_stream *s, const hd_gather_columns *a) {
-    rank *r = ctx;
-    (void)s;
-    bring(r, a);
-    for (int32_t k = 0; k < r->at->n; k++) {
-        const hd_gather_columns *other = r->at->args[k];
-        for (int32_t row = 0; row < a->rows && k != r->number; row++) {
-            memcpy(a->x + (int64_t)row * a->cols + other->first,
-                   other->x + (int64_t)row * other->cols + other->first,
-                   (size_t)other->own * sizeof(float));
-        }
-    }
-    part(r);
-}
-
-/* Returns which replica of an expert serves a rank. */
-static int32_t slot_for(const hd_parallel_config *l, int32_t expert, int32_t n_experts,
-                        int32_t from) {
-    const int32_t copies = (n_experts + l->redundant - 1 - expert) / n_experts + 1;
-    return expert + from % copies * n_experts;
-}
-
-static void dispatch(void *ctx, hd_stream *s, const hd_comm_dispatch *a) {
-    rank *r = ctx;
-    int32_t n = 0;
-    (void)s;
-    bring(r, a);
-    for (int32_t e = 0; e < a->n_slots; e++) {
-        const int32_t slot = r->number * a->n_slots + e, expert = slot % a->n_experts;
-        a->in_offset[e] = n;
-        for (int32_t k = 0; k < r->at->n; k++) {
-            const hd_comm_dispatch *other = r->at->args[k];
-            if (slot_for(&r->parallel, expert, a->n_experts, k) != slot) continue;
-            for (int32_t i = other->offset[expert]; i < other->offset[expert + 1]; i++) {
-                const int32_t choice = other->assignment[i];
-                const float *row = (const float *)(const void *)other->x +
-                                   (int64_t)(choice / a->top_k) * a->cols;
-                memcpy((float *)(void *)a->in_x + (int64_t)n * a->cols, row,
-                       (size_t)a->cols * sizeof *row);
-                a->in_weight[n] = other->weight[choice];
-                r->from[n] = k;
-                r->place[n++] = i;
-            }
-        }
-    }
-    a->in_offset[a->n_slots] = n;
-    part(r);
-}
-
-static void combine(void *ctx, hd_stream *s, const hd_comm_combine *a) {
-    rank *r = ctx;
-    const int32_t n = r->at->n * ROWS * a->top_k;
-    (void)s;
-    bring(r, a);
-    for (int32_t i = 0; i < n && r->from[i] >= 0; i++) {
-        const hd_comm_combine *home = r->at->args[r->from[i]];
-        memcpy((float *)(void *)home->y + (int64_t)r->place[i] * a->cols,
-               (const float *)(const void *)a->in_y + (int64_t)i * a->cols,
-               (size_t)a->cols * sizeof(float));
-        r->from[i] = -1;
-    }
-    part(r);
-}
-
-/* ---- one rank ---- */
 
 typedef struct body {
     hd_device *device;
@@ -141,6 +40,7 @@ typedef struct body {
     hd_kv *kv;
     hd_batch batch;
     hd_ops ops;
+    const hd_comm *comm;
     int32_t pages[SEQS][POSITIONS];
     int32_t n_pages;
 } body;
@@ -152,13 +52,16 @@ static hd_status open_body(body *b, rank *r) {
     HD_TRY(hd_stream_open(&b->stream, b->device, err));
     hd_ops_init_cpu(&b->ops, hd_cpu_features(), HD_EXACT);
     HD_TRY(hd_weights_open_shards(&b->weights, r->whole, &r->parallel, r->number, err));
-    const hd_model_env env = {.spec = r->spec,
-                              .weights = b->weights,
-                              .ops = &b->ops,
-                              .device = b->device,
-                              .stream = b->stream,
-                              .exchange = &r->exchange};
-    const int32_t choices = r->at->n * ROWS * r->spec->route.top_k;
+    hd_model_env env = {.spec = r->spec,
+                        .weights = b->weights,
+                        .ops = &b->ops,
+                        .device = b->device,
+                        .stream = b->stream};
+    if (r->world) {
+        HD_TRY(hd_comm_local_join(r->world, r->number, b->device, &b->ops, &b->comm, err));
+    }
+    env.comm = b->comm;
+    const int32_t choices = r->n * ROWS * r->spec->route.top_k;
     const hd_model_limits limits = {
         .rows = ROWS, .logits = SEQS, .positions = POSITIONS, .expert_rows = choices};
     HD_TRY(hd_model_open(&b->model, &env, &limits, 1, err));
@@ -228,33 +131,29 @@ static void run_body(body *b, const rank *r) {
     keep(b, r, 2);
 }
 
-/* All ranks open before any runs, as a rank that fails to open would leave the others
- * waiting. */
+/* A rank that fails ends communication, or the others would wait for it. */
 static void *run_rank(void *arg) {
     rank *r = arg;
     body b = {0};
-    const hd_status st = open_body(&b, r);
-    bring(r, st == HD_OK ? r : NULL);
-    bool all = true;
-    for (int32_t k = 0; k < r->at->n; k++) all &= r->at->args[k] != NULL;
-    part(r);
-    if (all) run_body(&b, r);
+    hd_status st = open_body(&b, r);
+    if (st == HD_OK) {
+        run_body(&b, r);
+        st = hd_stream_sync(b.stream, &r->err);
+    }
+    if (st != HD_OK) hd_comm_local_abort(r->world, r->err.msg);
     close_body(&b);
     return NULL;
 }
 
 /* ---- worlds ---- */
 
-static void open_rank(rank *r, rendezvous *at, int32_t number, const hd_weights *whole,
+static void open_rank(rank *r, int32_t number, const hd_weights *whole,
                       const hd_model_spec *spec, const hd_parallel_config *parallel) {
-    const size_t n = (size_t)at->n * ROWS * (size_t)spec->route.top_k;
-    *r =
-        (rank){.at = at, .number = number, .whole = whole, .spec = spec, .parallel = *parallel};
-    r->exchange = (hd_comm){r, all_reduce, all_gather, dispatch, combine};
-    r->from = malloc(n * sizeof *r->from);
-    r->place = malloc(n * sizeof *r->place);
-    assert_true(r->from && r->place);
-    memset(r->from, 0xff, n * sizeof *r->from);
+    *r = (rank){.number = number,
+                .n = hd_parallel_world(parallel),
+                .whole = whole,
+                .spec = spec,
+                .parallel = *parallel};
     for (int i = 0; i < STEPS; i++) {
         r->logits[i] = calloc(SEQS * (size_t)spec->vocab, sizeof(float));
         assert_non_null(r->logits[i]);
@@ -263,23 +162,25 @@ static void open_rank(rank *r, rendezvous *at, int32_t number, const hd_weights 
 
 static void close_rank(rank *r) {
     for (int i = 0; i < STEPS; i++) free(r->logits[i]);
-    free(r->from);
-    free(r->place);
 }
 
-static void run_world(rank *ranks, rendezvous *at, const hd_parallel_config *parallel,
-                      const hd_weights *whole, const hd_model_spec *spec) {
+static void run_world(rank *ranks, const hd_parallel_config *parallel, const hd_weights *whole,
+                      const hd_model_spec *spec) {
     pthread_t threads[MAX_RANKS];
-    at->n = hd_parallel_world(parallel);
-    assert_true(at->n <= MAX_RANKS);
-    assert_int_equal(pthread_barrier_init(&at->barrier, NULL, (unsigned)at->n), 0);
-    for (int32_t k = 0; k < at->n; k++) open_rank(&ranks[k], at, k, whole, spec, parallel);
-    for (int32_t k = 0; k < at->n; k++) {
+    hd_comm_local *world;
+    const int32_t n = hd_parallel_world(parallel);
+    assert_true(n <= MAX_RANKS);
+    assert_int_equal(hd_comm_local_open(&world, parallel, NULL), HD_OK);
+    for (int32_t k = 0; k < n; k++) {
+        open_rank(&ranks[k], k, whole, spec, parallel);
+        ranks[k].world = world;
+    }
+    for (int32_t k = 0; k < n; k++) {
         assert_int_equal(pthread_create(&threads[k], NULL, run_rank, &ranks[k]), 0);
     }
-    for (int32_t k = 0; k < at->n; k++) pthread_join(threads[k], NULL);
-    pthread_barrier_destroy(&at->barrier);
-    for (int32_t k = 0; k < at->n; k++) {
+    for (int32_t k = 0; k < n; k++) pthread_join(threads[k], NULL);
+    hd_comm_local_close(world);
+    for (int32_t k = 0; k < n; k++) {
         if (ranks[k].err.code != HD_OK) fail_msg("rank %d: %s", k, ranks[k].err.msg);
     }
 }
@@ -337,14 +238,13 @@ static void test_tensor_ranks(void **state) {
         const size_t n = SEQS * (size_t)spec->vocab;
         const hd_parallel_config single = hd_parallel_single(), two = hd_parallel_tensor(2);
         rank alone, ranks[MAX_RANKS];
-        rendezvous one, many;
-        run_world(&alone, &one, &single, whole, spec);
-        run_world(ranks, &many, &two, whole, spec);
+        run_world(&alone, &single, whole, spec);
+        run_world(ranks, &two, whole, spec);
         for (int i = 0; i < steps_of(spec); i++) {
             assert_near(ranks[0].logits[i], alone.logits[i], n, names[k]);
             assert_memory_equal(ranks[0].logits[i], ranks[1].logits[i], n * sizeof(float));
         }
-        for (int32_t r = 0; r < many.n; r++) close_rank(&ranks[r]);
+        for (int32_t r = 0; r < 2; r++) close_rank(&ranks[r]);
         close_rank(&alone);
         hd_weights_close(whole);
         hd_model_spec_close(spec);
@@ -358,14 +258,12 @@ static void check_expert_world(const char *name, int32_t ep, int32_t redundant) 
     const size_t bytes = SEQS * (size_t)spec->vocab * sizeof(float);
     const hd_parallel_config spread = hd_parallel_expert(ep, redundant);
     rank ranks[MAX_RANKS];
-    rendezvous many;
-    run_world(ranks, &many, &spread, whole, spec);
+    run_world(ranks, &spread, whole, spec);
     for (int32_t r = 0; r < ep; r++) {
-        rendezvous one = {.n = 1};
         rank alone;
         body b = {0};
         const hd_parallel_config single = hd_parallel_single();
-        open_rank(&alone, &one, 0, whole, spec, &single);
+        open_rank(&alone, 0, whole, spec, &single);
         assert_int_equal(open_body(&b, &alone), HD_OK);
         alone.number = r; /* the rows of that rank */
         alone.parallel.dp = ep;
