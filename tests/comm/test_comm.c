@@ -473,6 +473,7 @@ static void overflow(rank *r) {
     if (r->number == 1) l.b.out.in_rows = 1;
     make_calls(r, &l, false, &err);
     expect(r, err.code == HD_EPEER && strstr(err.msg, "rank 1 receives"), err.msg, 0);
+    expect(r, r->number == 0 || isnan(l.b.in_x[l.b.out.cols]), "a row beyond the room", 1);
     free(l.x);
     free_rows(&l.b);
 }
