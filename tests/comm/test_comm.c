@@ -192,11 +192,27 @@ static float *nans(int64_t n) {
     return x;
 }
 
+/* The seed of a rank's micro-batch. */
+static uint64_t seed_of(const rank *r, int32_t of_rank, int32_t batch) {
+    return 77 * r->seed + 13 * (uint64_t)of_rank + (uint64_t)batch;
+}
+
+static int32_t top_k_of(const rank *r) {
+    return 1 + (int32_t)draw(r->seed, 2, MAX_TOP_K);
+}
+
+static int32_t rows_of(uint64_t seed) {
+    return (int32_t)draw(seed, 1, MAX_ROWS + 1);
+}
+
+static int32_t expert_of(uint64_t seed, int32_t choice) {
+    return (int32_t)draw(seed, 100 + choice, EXPERTS);
+}
+
 /* cols and top_k are those of the round; every rank has its own number of rows, maybe none. */
 static void make_rows(rows *b, const rank *r, int32_t number) {
-    const uint64_t own = 77 * r->seed + 13 * (uint64_t)r->number + (uint64_t)number;
-    const int32_t n = (int32_t)draw(own, 1, MAX_ROWS + 1);
-    const int32_t top_k = 1 + (int32_t)draw(r->seed, 2, MAX_TOP_K);
+    const uint64_t own = seed_of(r, r->number, number);
+    const int32_t n = rows_of(own), top_k = top_k_of(r);
     const int32_t cols = 1 + (int32_t)draw(r->seed, 3, 40), ep = r->parallel.ep;
     const int32_t in_rows = ep * MAX_ROWS * top_k;
     int32_t place = 0;
@@ -205,7 +221,7 @@ static void make_rows(rows *b, const rank *r, int32_t number) {
     b->in_x = nans((int64_t)in_rows * cols);
     b->in_y = nans((int64_t)in_rows * cols);
     for (int32_t i = 0; i < n * top_k; i++) {
-        b->expert[i] = (int32_t)draw(own, 100 + i, EXPERTS);
+        b->expert[i] = expert_of(own, i);
         b->weight[i] = value(own, 1, i);
     }
     for (int32_t e = 0; e < EXPERTS; e++) {
@@ -273,6 +289,23 @@ static void check_results(rank *r, const rows *b) {
     }
 }
 
+/* Replicas of an expert share its rows: member k of the group sends to number k of them. */
+static void check_received(rank *r, const rows *b, int32_t batch) {
+    const hd_rank_group g = group_of(r, HD_GROUP_EP);
+    for (int32_t q = 0; q < b->out.n_slots; q++) {
+        const int32_t slot = g.index * b->out.n_slots + q, all = g.n * b->out.n_slots;
+        const int32_t expert = slot % EXPERTS, replicas = (all - 1 - expert) / EXPERTS + 1;
+        int32_t n = 0;
+        for (int32_t k = slot / EXPERTS; k < g.n; k += replicas) {
+            const uint64_t seed = seed_of(r, g.first + k * g.stride, batch);
+            for (int32_t i = 0; i < rows_of(seed) * b->out.top_k; i++) {
+                n += expert_of(seed, i) == expert;
+            }
+        }
+        expect(r, b->in_offset[q + 1] - b->in_offset[q] == n, "rows of a slot", slot);
+    }
+}
+
 /* Several micro-batches travel at once; in which order their stages run is drawn. */
 static void check_experts(rank *r) {
     enum { BATCHES = 7 };
@@ -288,6 +321,7 @@ static void check_experts(rank *r) {
         case 1:
             if (computed_to == sent) break;
             hd_comm_dispatch_arrive(r->comm, r->stream, &b[computed_to].out);
+            check_received(r, &b[computed_to], computed_to);
             compute(&b[computed_to], r);
             hd_comm_combine_send(r->comm, r->stream, &b[computed_to++].back);
             break;
