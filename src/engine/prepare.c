@@ -303,7 +303,7 @@ static hd_status open_answers(hd_engine *e, engine_request *r, const hd_request 
 static hd_status set_scores(const hd_engine *e, engine_request *r, const hd_request *g,
                             hd_err *err) {
     r->n_top = g->top_logprobs;
-    if (!e->executor && (g->top_logprobs || g->prompt_logprobs)) {
+    if (!e->has_model && (g->top_logprobs || g->prompt_logprobs)) {
         return HD_FAIL(
             err, HD_EUNSUPPORTED,
             "the null backend has no model to give top_logprobs and prompt_logprobs");
