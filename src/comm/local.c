@@ -186,44 +186,32 @@ static void tree_sum(float *out, float *const *x, int32_t m, int64_t at, int32_t
     for (int32_t i = 0; i < n; i++) out[i] += right[i];
 }
 
-/* Sums elements [from, to) of x of all members, into one of them or into all. */
-static void sum_part(float *const *x, int32_t m, int64_t from, int64_t to, int32_t only) {
-    float sum[BLOCK];
-    for (int64_t at = from; at < to; at += BLOCK) {
-        const int32_t n = (int32_t)hd_min_i64(BLOCK, to - at);
-        tree_sum(sum, x, m, at, n);
-        for (int32_t k = 0; k < m; k++) {
-            if (only < 0 || k == only) memcpy(x[k] + at, sum, (size_t)n * sizeof *sum);
-        }
-    }
-}
-
-/* Each member sums its part of the elements for all. */
-static void all_reduce_part(const member *r, const void *args) {
-    const hd_all_reduce_args *a = args;
-    const hd_rank_group *g = group_of(r, a->group);
-    float *x[HD_LOCAL_MAX_RANKS];
-    for (int32_t k = 0; k < g->n; k++) {
-        const hd_all_reduce_args *other = member_at(r, a->group, k)->args;
-        assert(other->n == a->n);
-        x[k] = floats(other->x);
-    }
-    const int64_t lines = hd_ceil_div(a->n, LINE);
-    const int64_t from = lines * g->index / g->n * LINE;
-    const int64_t to = lines * (g->index + 1) / g->n * LINE;
-    sum_part(x, g->n, from, hd_min_i64(to, a->n), -1);
-}
-
-static void reduce_own(const member *r, const void *args) {
-    const hd_reduce_scatter_args *a = args;
-    const hd_rank_group *g = group_of(r, a->group);
-    float *x[HD_LOCAL_MAX_RANKS];
-    for (int32_t k = 0; k < g->n; k++) {
+/* Sums this rank's elements of all members, into one of them or, with -1, into all. */
+static void sum_part(const member *r, const hd_reduce_scatter_args *a, int32_t only) {
+    const int32_t m = group_of(r, a->group)->n;
+    float *x[HD_LOCAL_MAX_RANKS], sum[BLOCK];
+    for (int32_t k = 0; k < m; k++) {
         const hd_reduce_scatter_args *other = member_at(r, a->group, k)->args;
         assert(other->n == a->n);
         x[k] = floats(other->x);
     }
-    sum_part(x, g->n, a->first, a->first + a->own, g->index);
+    for (int64_t i = 0; i < a->own; i += BLOCK) {
+        const int32_t n = (int32_t)hd_min_i64(BLOCK, a->own - i);
+        tree_sum(sum, x, m, a->first + i, n);
+        for (int32_t k = 0; k < m; k++) {
+            if (only < 0 || k == only)
+                memcpy(x[k] + a->first + i, sum, (size_t)n * sizeof *sum);
+        }
+    }
+}
+
+static void sum_for_all(const member *r, const void *args) {
+    sum_part(r, args, -1);
+}
+
+static void sum_for_one(const member *r, const void *args) {
+    const hd_reduce_scatter_args *a = args;
+    sum_part(r, a, group_of(r, a->group)->index);
 }
 
 static void gather_columns(const member *r, const void *args) {
@@ -239,12 +227,18 @@ static void gather_columns(const member *r, const void *args) {
     }
 }
 
+/* Each member sums its part of the elements for all. */
 static void all_reduce(void *ctx, hd_stream *s, const hd_all_reduce_args *a) {
-    collective(ctx, s, a->group, a, all_reduce_part);
+    const hd_rank_group *g = group_of(ctx, a->group);
+    const int64_t lines = hd_ceil_div(a->n, LINE);
+    const int64_t first = hd_min_i64(lines * g->index / g->n * LINE, a->n);
+    const int64_t end = hd_min_i64(lines * (g->index + 1) / g->n * LINE, a->n);
+    const hd_reduce_scatter_args part = {a->group, a->x, a->n, first, end - first};
+    collective(ctx, s, a->group, &part, sum_for_all);
 }
 
 static void reduce_scatter(void *ctx, hd_stream *s, const hd_reduce_scatter_args *a) {
-    collective(ctx, s, a->group, a, reduce_own);
+    collective(ctx, s, a->group, a, sum_for_one);
 }
 
 static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
