@@ -190,6 +190,7 @@ static void tree_sum(float *out, float *const *x, int32_t m, int64_t at, int32_t
 static void sum_part(const member *r, const hd_reduce_scatter_args *a, int32_t only) {
     const int32_t m = group_of(r, a->group)->n;
     float *x[HD_LOCAL_MAX_RANKS], sum[BLOCK];
+    assert(m >= 1);
     for (int32_t k = 0; k < m; k++) {
         const hd_reduce_scatter_args *other = member_at(r, a->group, k)->args;
         assert(other->n == a->n);
