@@ -8,6 +8,7 @@
     X(base) \
     X(log) \
     X(cores) \
+    X(device) \
     X(options) \
     X(screen) \
     X(tokenizer) \
