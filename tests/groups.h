@@ -27,6 +27,7 @@
     X(shard) \
     X(cache) \
     X(model) \
+    X(lanes) \
     X(ranks) \
     X(sched) \
     X(draft_depth) \

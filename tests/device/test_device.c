@@ -6,7 +6,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "base/cpu.h"
 #include "fakes/queue_device.h"
 
 enum { WORDS = 1 << 16, ROUNDS = 50 };
