@@ -25,6 +25,7 @@
     X(weights) \
     X(dummy) \
     X(shard) \
+    X(expert_slots) \
     X(cache) \
     X(model) \
     X(lanes) \

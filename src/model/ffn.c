@@ -38,10 +38,11 @@ static void route(const model_step *s, int32_t layer) {
                                        .rule = c->route});
 }
 
-/* Permutes the rows by expert. */
+/* Permutes the rows by the slots of their experts. */
 static void permute(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_router_rule *rule = &c->route;
+    const hd_expert_map *map = hd_weights_expert_map(s->m->env.weights, layer);
     model_activations *t = s->t;
     int64_t *rows = s->m->expert_rows;
     const bool counts = layer < c->n_layers;
@@ -51,11 +52,13 @@ static void permute(const model_step *s, int32_t layer) {
                                .assignment = t->assignment,
                                .place = t->place,
                                .expert = t->expert,
+                               .slot = map->slot,
                                .load = counts ? rows + (int64_t)layer * rule->n_experts : NULL,
                                .live = s->b->device.live,
                                .rows = s->b->n_rows,
                                .top_k = rule->top_k,
-                               .n_experts = rule->n_experts});
+                               .n_experts = rule->n_experts,
+                               .n_slots = map->n_slots});
 }
 
 static bool dispatches(const hd_model *m) {
@@ -76,7 +79,6 @@ static void dispatch(const model_step *s, int32_t layer) {
                                     .rows = s->b->n_rows,
                                     .cols = c->hidden,
                                     .top_k = c->route.top_k,
-                                    .n_experts = c->route.n_experts,
                                     .in_x = t->in_x,
                                     .in_weight = t->in_weight,
                                     .in_offset = t->in_offset,
@@ -115,7 +117,6 @@ static void expert_linear(const model_step *s, int32_t layer, hd_role role, hd_a
                                 .w = hd_weights_experts(s->m->env.weights, layer, role),
                                 .offset = in->offset,
                                 .assignment = by_token ? in->assignment : NULL,
-                                .n_experts = s->m->shard->n_experts,
                                 .top_k = in->top_k,
                                 .n_places = in->n});
 }
@@ -169,6 +170,7 @@ static void sum_choices(const model_step *s, int32_t layer) {
                                           .y = t->expert_y,
                                           .shared = c->n_shared ? t->y : NULL,
                                           .weight = weighs_input(s) ? NULL : t->expert_weight,
+                                          .expert = t->expert,
                                           .place = t->place,
                                           .rows = s->b->n_rows,
                                           .cols = c->hidden,

@@ -48,8 +48,9 @@ typedef struct hd_model_env {
     const hd_ops *ops;
     hd_device *device;
     hd_stream *stream; /* the compute lane; a step begins and ends on it */
-    /* NULL: the same stream. Lanes with streams of their own overlap, ordered by events
-     * wherever a micro-batch changes its lane; all fail through `stream`. */
+    /* The other lanes; NULL: the same stream. Streams of their own overlap with `stream`, are
+     * ordered by events where a micro-batch changes its lane, and fail through `stream`.
+     * Only `stream` gets scratch for operators from the model. */
     hd_stream *comm_stream, *copy_stream;
     const hd_comm *exchange; /* NULL if the weights are complete (one rank) */
     const hd_probe *probe;   /* NULL: no profiling */

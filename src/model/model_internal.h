@@ -31,7 +31,7 @@ typedef struct model_activations {
     float *router;                        /* [n, experts] */
     int32_t *expert;                      /* [n, top_k] */
     float *expert_weight;                 /* [n, top_k] */
-    int32_t *offset, *assignment, *place; /* [experts + 1], [n * top_k], [n * top_k] */
+    int32_t *offset, *assignment, *place; /* [slots + 1], [n * top_k], [n * top_k] */
     hd_act *gate, *up;                    /* [n, inter] dense or shared */
     hd_act *expert_gate, *expert_up;      /* [n * top_k, moe_inter] */
     hd_act *expert_y;                     /* [n * top_k, hidden] */
@@ -39,7 +39,7 @@ typedef struct model_activations {
      * rows, and expert_y holds the results that were sent back. */
     hd_act *in_x, *in_y; /* [in_rows, hidden] */
     float *in_weight;    /* [in_rows] */
-    int32_t *in_offset;  /* [slots + 1] */
+    int32_t *in_offset;  /* [slots of this rank + 1] */
 
     /* head and MTP input */
     hd_act *picked; /* [logits, streams, hidden] */

@@ -1,5 +1,6 @@
 /* test_lanes.c - stages on the streams of their lanes: the same bits as on one stream,
- * whatever the streams do between the events of a lane change. */
+ * whatever the streams do between the events of a lane change. With HADAL_BACKEND=cuda also
+ * on a GPU, operator by operator and captured. */
 #include "check.h"
 
 #include "base/checked.h"
@@ -99,7 +100,11 @@ static void stages_follow_each_other_over_lanes(void **state) {
 
 /* ---- a rank of a model ---- */
 
+/* One stream that runs at once; streams with queues; a GPU, also with captured steps. */
+typedef enum backend { ON_CPU, ON_QUEUES, ON_GPU, CAPTURED } backend;
+
 typedef struct rank {
+    backend on;
     const hd_model_spec *spec;
     hd_device *device;
     hd_stream *stream[QUEUE_STREAMS];
@@ -111,15 +116,15 @@ typedef struct rank {
     hd_kv *kv;
     hd_batch batch[MICRO];
     int32_t pages[SEQS][POSITIONS], n_pages;
-    float *sum; /* [ROWS, hidden] */
+    void *sum; /* [ROWS, hidden] device memory */
 } rank;
 
 /* As if the other rank had the same sum. */
 static void all_reduce(void *ctx, hd_stream *s, const hd_comm_all_reduce *a) {
     const rank *r = ctx;
-    hd_act *copy = (hd_act *)(void *)r->sum;
+    hd_act *copy = r->sum;
     const int32_t rows = (int32_t)(a->n / r->spec->hidden);
-    hd_stream_copy(s, copy, a->x, (size_t)a->n * sizeof(float));
+    hd_stream_copy(s, copy, a->x, (size_t)a->n * (size_t)r->ops.act_bytes);
     r->ops.add(s,
                &(hd_add_args){
                    .x = a->x, .y = copy, .rows = rows, .cols = r->spec->hidden, .repeat = 1});
@@ -141,8 +146,8 @@ static void open_exchange(rank *r, const hd_parallel_config *parallel, hd_model_
                           hd_model_limits *limits) {
     r->tensor = (hd_comm){.ctx = r, .all_reduce = all_reduce, .all_gather = all_gather};
     env->exchange = &r->tensor;
-    r->sum = malloc((size_t)ROWS * (size_t)r->spec->hidden * sizeof *r->sum);
-    assert_non_null(r->sum);
+    const size_t bytes = (size_t)ROWS * (size_t)r->spec->hidden * sizeof(float);
+    assert_int_equal(hd_device_alloc(r->device, &r->sum, bytes, "a sum", NULL), HD_OK);
     if (parallel->ep == 1) return;
     const hd_comm_emulated_options o = {
         .spec = r->spec,
@@ -159,21 +164,34 @@ static void open_exchange(rank *r, const hd_parallel_config *parallel, hd_model_
     limits->expert_rows = hd_comm_emulated_rows(r->emulated);
 }
 
-/* lanes: how many streams, of a device with queues; 1: one stream, that runs at once. */
-static void open_rank(rank *r, const hd_model_spec *spec, const hd_parallel_config *parallel,
-                      int32_t lanes) {
-    const hd_dummy_options dummy = {.parallel = *parallel};
+static void open_device(rank *r) {
     const hd_cpu_options one = {.n_threads = 1};
-    *r = (rank){.spec = spec};
+    const hd_ops_options unused = {0};
+    hd_err err = {0};
+    if (r->on >= ON_GPU) {
+        if (hd_ops_open(&r->ops, &r->device, "cuda", &unused, &err) != HD_OK) {
+            fail_msg("%s", err.msg);
+        }
+        return;
+    }
     hd_ops_init_cpu(&r->ops, hd_cpu_features(), HD_EXACT);
-    if (lanes > 1) {
+    if (r->on == ON_QUEUES) {
         r->device = queue_device_open(&r->ops);
     } else {
         assert_int_equal(hd_device_open_cpu(&r->device, &one, NULL), HD_OK);
     }
-    for (int32_t i = 0; i < lanes; i++) {
+}
+
+static void open_rank(rank *r, const hd_model_spec *spec, const hd_parallel_config *parallel,
+                      backend on, int32_t n_streams) {
+    *r = (rank){.spec = spec, .on = on};
+    open_device(r);
+    for (int32_t i = 0; i < n_streams; i++) {
         assert_int_equal(hd_stream_open(&r->stream[i], r->device, NULL), HD_OK);
     }
+    const hd_dummy_options dummy = {.parallel = *parallel,
+                                    .device = on >= ON_GPU ? r->device : NULL,
+                                    .stream = r->stream[0]};
     assert_int_equal(hd_weights_open_dummy(&r->weights, spec, &dummy, NULL), HD_OK);
     hd_model_env env = {.spec = spec,
                         .weights = r->weights,
@@ -209,7 +227,6 @@ static void close_rank(rank *r) {
     hd_weights_close(r->weights);
     for (int32_t i = 0; i < QUEUE_STREAMS; i++) hd_stream_close(r->stream[i]);
     hd_device_close(r->device);
-    free(r->sum);
 }
 
 /* Micro-batch i has sequence i, its rows of this step. */
@@ -245,6 +262,22 @@ static void keep(const rank *r, float *out) {
     if (hd_stream_sync(r->stream[0], &err) != HD_OK) fail_msg("%s", err.msg);
 }
 
+static void run_step(const rank *r, hd_batch *const *batches) {
+    hd_err err = {0};
+    hd_graph *graph;
+    if (r->on != CAPTURED) {
+        hd_model_step(r->model, r->kv, batches, MICRO);
+        return;
+    }
+    assert_int_equal(hd_stream_sync(r->stream[0], NULL), HD_OK);
+    hd_stream_begin_capture(r->stream[0]);
+    hd_model_step(r->model, r->kv, batches, MICRO);
+    if (hd_stream_end_capture(r->stream[0], &graph, &err) != HD_OK) fail_msg("%s", err.msg);
+    hd_stream_launch(r->stream[0], graph);
+    assert_int_equal(hd_stream_sync(r->stream[0], NULL), HD_OK);
+    hd_graph_close(graph);
+}
+
 /* A prompt, one token more, and a draft: the logits [STEPS, MICRO, vocab]; free() them. */
 static float *run_steps(rank *r) {
     const size_t n = (size_t)MICRO * (size_t)r->spec->vocab;
@@ -252,10 +285,10 @@ static float *run_steps(rank *r) {
     float *logits = calloc(STEPS * n, sizeof *logits);
     assert_non_null(logits);
     write_rows(r, 0, PROMPT);
-    hd_model_step(r->model, r->kv, batches, MICRO);
+    run_step(r, batches);
     keep(r, logits);
     write_rows(r, PROMPT, 1);
-    hd_model_step(r->model, r->kv, batches, MICRO);
+    run_step(r, batches);
     keep(r, logits + n);
     if (r->spec->n_mtp == 0) return logits;
     hd_model_draft(r->model, r->kv, batches, MICRO, false);
@@ -271,7 +304,7 @@ static bool same(const hd_model_spec *spec, const float *a, const float *b) {
 static bool agrees(const hd_model_spec *spec, const hd_parallel_config *parallel,
                    const int32_t *order, bool ignore, const float *want) {
     rank r;
-    open_rank(&r, spec, parallel, QUEUE_STREAMS);
+    open_rank(&r, spec, parallel, ON_QUEUES, QUEUE_STREAMS);
     queue_device_prefer(r.device, order);
     queue_device_ignore_events(r.device, ignore);
     float *got = run_steps(&r);
@@ -286,7 +319,7 @@ static void check_lanes(const char *name, const hd_parallel_config *parallel) {
     static const int32_t comm_first[QUEUE_STREAMS] = {1, 0, 2};
     hd_model_spec *spec = config_open(name);
     rank r;
-    open_rank(&r, spec, parallel, 1);
+    open_rank(&r, spec, parallel, ON_CPU, 1);
     float *want = run_steps(&r);
     close_rank(&r);
     for (size_t k = 0; k < HD_LEN(priorities); k++) {
@@ -299,12 +332,34 @@ static void check_lanes(const char *name, const hd_parallel_config *parallel) {
     hd_model_spec_close(spec);
 }
 
+static void check_gpu_lanes(const char *name, const hd_parallel_config *parallel) {
+    hd_model_spec *spec = config_open(name);
+    rank r;
+    open_rank(&r, spec, parallel, ON_GPU, 1);
+    float *want = run_steps(&r);
+    close_rank(&r);
+    for (backend on = ON_GPU; on <= CAPTURED; on++) {
+        open_rank(&r, spec, parallel, on, QUEUE_STREAMS);
+        float *got = run_steps(&r);
+        if (!same(spec, got, want)) fail_msg("%s: other bits on a GPU's lanes", name);
+        free(got);
+        close_rank(&r);
+    }
+    free(want);
+    hd_model_spec_close(spec);
+}
+
 static void lanes_give_the_same_bits(void **state) {
     (void)state;
     static const char *const names[] = {"tiny_v3", "tiny_v4"};
     const hd_parallel_config configs[] = {hd_parallel_tensor(2), hd_parallel_expert(4, 0)};
+    const char *wanted = getenv("HADAL_BACKEND");
+    const bool has_gpu = wanted && strcmp(wanted, "cuda") == 0;
     for (size_t i = 0; i < HD_LEN(names); i++) {
-        for (size_t k = 0; k < HD_LEN(configs); k++) check_lanes(names[i], &configs[k]);
+        for (size_t k = 0; k < HD_LEN(configs); k++) {
+            check_lanes(names[i], &configs[k]);
+            if (has_gpu) check_gpu_lanes(names[i], &configs[k]);
+        }
     }
 }
 
@@ -314,7 +369,7 @@ static void one_stream_has_no_events(void **state) {
     hd_model_spec *spec = config_open("tiny_v3");
     const hd_parallel_config tensor = hd_parallel_tensor(2);
     rank r;
-    open_rank(&r, spec, &tensor, 1);
+    open_rank(&r, spec, &tensor, ON_CPU, 1);
     for (int32_t i = 0; i < MICRO; i++) assert_null(r.model->lane_change[i]);
     for (int32_t i = 0; i < HD_N_LANES; i++) {
         assert_ptr_equal(r.model->lanes[i], r.stream[0]);
