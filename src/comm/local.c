@@ -46,7 +46,6 @@ typedef struct member {
 } member;
 
 struct hd_comm_local {
-    hd_parallel_config parallel;
     int32_t n, spins;
     member *ranks; /* [n] */
     group *groups; /* [HD_N_GROUPS, n] of the group's first rank */
@@ -248,22 +247,13 @@ static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
 
 /* ---- dispatch and combine ---- */
 
-/* Returns which replica of an expert serves member `from` of the group. */
-static int32_t slot_for(const member *r, int32_t expert, int32_t n_experts, int32_t from) {
-    const int32_t slots = n_experts + r->world->parallel.redundant;
-    const int32_t copies = (slots - 1 - expert) / n_experts + 1;
-    return expert + from % copies * n_experts;
-}
-
 /* Returns how many rows member k sends to a slot; *first: the place of the first one there. */
 static int32_t sent_to(const member *r, uint64_t ticket, int32_t k, int32_t slot,
                        int32_t *first) {
     const hd_dispatch_args *a =
         &member_at(r, HD_GROUP_EP, k)->dispatch[ticket % HD_COMM_MAX_INFLIGHT];
-    const int32_t expert = slot % a->n_experts;
-    if (slot_for(r, expert, a->n_experts, k) != slot) return 0;
-    *first = a->offset[expert];
-    return a->offset[expert + 1] - *first;
+    *first = a->offset[slot];
+    return a->offset[slot + 1] - *first;
 }
 
 static void count_rows(const member *r, const hd_dispatch_args *a, uint64_t ticket) {
@@ -338,20 +328,19 @@ static void combine_send(void *ctx, hd_stream *s, const hd_combine_args *a) {
     begin(r, HD_GROUP_EP, COMBINE);
 }
 
-/* The rows that this rank sent to an expert lie together there, behind those of the members
- * before it. */
+/* The rows that this rank sent to a slot lie together there, behind those of the members before
+ * it. */
 static void take_results(const member *r, const hd_combine_args *a, uint64_t ticket) {
-    const hd_dispatch_args *sent = &r->dispatch[ticket % HD_COMM_MAX_INFLIGHT];
-    const int32_t me = group_of(r, HD_GROUP_EP)->index;
-    for (int32_t e = 0; e < sent->n_experts; e++) {
-        const int32_t slot = slot_for(r, e, sent->n_experts, me);
-        const member *there = member_at(r, HD_GROUP_EP, slot / sent->n_slots);
+    const hd_rank_group *g = group_of(r, HD_GROUP_EP);
+    const int32_t n_slots = r->dispatch[ticket % HD_COMM_MAX_INFLIGHT].n_slots;
+    for (int32_t slot = 0; slot < g->n * n_slots; slot++) {
+        const member *there = member_at(r, HD_GROUP_EP, slot / n_slots);
         const hd_dispatch_args *d = &there->dispatch[ticket % HD_COMM_MAX_INFLIGHT];
         const hd_combine_args *c = &there->combine[ticket % HD_COMM_MAX_INFLIGHT];
-        int32_t from = d->in_offset[slot % sent->n_slots], first;
-        for (int32_t k = 0; k < me; k++) from += sent_to(r, ticket, k, slot, &first);
-        const int32_t n = sent->offset[e + 1] - sent->offset[e];
-        memcpy(floats(a->y) + (int64_t)sent->offset[e] * a->cols,
+        int32_t from = d->in_offset[slot % n_slots], first;
+        for (int32_t k = 0; k < g->index; k++) from += sent_to(r, ticket, k, slot, &first);
+        const int32_t n = sent_to(r, ticket, g->index, slot, &first);
+        memcpy(floats(a->y) + (int64_t)first * a->cols,
                (const float *)(const void *)c->in_y + (int64_t)from * a->cols,
                (size_t)n * (size_t)a->cols * sizeof(float));
     }
@@ -389,7 +378,6 @@ hd_status hd_comm_local_open(hd_comm_local **out, const hd_parallel_config *para
     if (!w) return HD_FAIL(err, HD_ENOMEM, "no memory for %d ranks", n);
     pthread_mutex_init(&w->mutex, NULL);
     pthread_cond_init(&w->wake, NULL);
-    w->parallel = *parallel;
     w->n = n;
     w->ranks = calloc((size_t)n, sizeof *w->ranks);
     w->groups = calloc((size_t)n * HD_N_GROUPS, sizeof *w->groups);

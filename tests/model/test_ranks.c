@@ -18,7 +18,15 @@
 #include "model/model.h"
 #include "weights/configs.h"
 
-enum { MAX_RANKS = 8, PROMPT = 70, SEQS = 2, ROWS = PROMPT * SEQS, POSITIONS = 128, STEPS = 3 };
+enum {
+    MAX_RANKS = 8,
+    PROMPT = 70,
+    SEQS = 2,
+    ROWS = PROMPT * SEQS,
+    POSITIONS = 128,
+    STEPS = 3,
+    MAX_SLOTS = 96
+};
 
 /* ---- one rank ---- */
 
@@ -29,6 +37,7 @@ typedef struct rank {
     const hd_model_spec *spec;
     const hd_weights *whole;
     hd_parallel_config parallel;
+    bool rotates;         /* the experts of each rank's slots change before every step */
     float *logits[STEPS]; /* [SEQS, vocab] */
     hd_err err;
 } rank;
@@ -124,13 +133,31 @@ static void keep(const body *b, const rank *r, int32_t step) {
     }
 }
 
+/* Every slot gets the expert of the rank's next slot, in all layers. */
+static void rotate_slots(body *b, const rank *r) {
+    const int32_t own = hd_weights_shard(b->weights)->n_experts;
+    for (int32_t l = 0; r->rotates && l < r->spec->n_layers + r->spec->n_mtp; l++) {
+        const hd_expert_map *map = hd_weights_expert_map(b->weights, l);
+        int32_t expert[MAX_SLOTS];
+        if (!map) continue;
+        assert_true(map->n_slots <= MAX_SLOTS);
+        for (int32_t s = 0; s < map->n_slots; s++) {
+            expert[s] = map->expert[s / own * own + (s + 1) % own];
+        }
+        assert_int_equal(hd_weights_place_experts(b->weights, l, expert, b->stream, NULL),
+                         HD_OK);
+    }
+}
+
 /* Runs a prompt, one token more, and its draft if there is an MTP layer. */
 static void run_body(body *b, const rank *r) {
     hd_batch *batches[SEQS];
     for (int32_t i = 0; i < r->n_micro; i++) batches[i] = &b->batches[i];
+    rotate_slots(b, r);
     write_rows(b, r, 0, PROMPT);
     hd_model_step(b->model, b->kv, batches, r->n_micro);
     keep(b, r, 0);
+    rotate_slots(b, r);
     write_rows(b, r, PROMPT, 1);
     hd_model_step(b->model, b->kv, batches, r->n_micro);
     keep(b, r, 1);
@@ -174,7 +201,7 @@ static void close_rank(rank *r) {
 }
 
 static void run_world(rank *ranks, const hd_parallel_config *parallel, const hd_weights *whole,
-                      const hd_model_spec *spec, int32_t n_micro) {
+                      const hd_model_spec *spec, int32_t n_micro, bool rotates) {
     pthread_t threads[MAX_RANKS];
     hd_comm_local *world;
     const int32_t n = hd_parallel_world(parallel);
@@ -184,6 +211,7 @@ static void run_world(rank *ranks, const hd_parallel_config *parallel, const hd_
         open_rank(&ranks[k], k, whole, spec, parallel);
         ranks[k].world = world;
         ranks[k].n_micro = n_micro;
+        ranks[k].rotates = rotates;
     }
     for (int32_t k = 0; k < n; k++) {
         assert_int_equal(pthread_create(&threads[k], NULL, run_rank, &ranks[k]), 0);
@@ -253,8 +281,8 @@ static void test_tensor_ranks(void **state) {
         const size_t n = SEQS * (size_t)spec->vocab;
         const hd_parallel_config single = hd_parallel_single(), two = hd_parallel_tensor(2);
         rank alone, ranks[MAX_RANKS];
-        run_world(&alone, &single, whole, spec, 1);
-        run_world(ranks, &two, whole, spec, 1);
+        run_world(&alone, &single, whole, spec, 1, false);
+        run_world(ranks, &two, whole, spec, 1, false);
         for (int i = 0; i < steps_of(spec); i++) {
             assert_near(ranks[0].logits[i], alone.logits[i], n, names[k]);
             assert_memory_equal(ranks[0].logits[i], ranks[1].logits[i], n * sizeof(float));
@@ -268,14 +296,14 @@ static void test_tensor_ranks(void **state) {
 
 /* A rank of a larger world computes what it computes alone with the same rows, also when its
  * rows travel while another micro-batch computes. */
-static void check_expert_world(const char *name, int32_t ep, int32_t redundant,
-                               int32_t n_micro) {
+static void check_expert_world(const char *name, int32_t ep, int32_t redundant, int32_t n_micro,
+                               bool rotates) {
     hd_model_spec *spec = config_open(name);
     hd_weights *whole = make_weights(spec);
     const size_t bytes = SEQS * (size_t)spec->vocab * sizeof(float);
     const hd_parallel_config spread = hd_parallel_expert(ep, redundant);
     rank ranks[MAX_RANKS];
-    run_world(ranks, &spread, whole, spec, n_micro);
+    run_world(ranks, &spread, whole, spec, n_micro, rotates);
     for (int32_t r = 0; r < ep; r++) {
         rank alone;
         body b = {0};
@@ -299,10 +327,19 @@ static void check_expert_world(const char *name, int32_t ep, int32_t redundant,
 static void test_expert_ranks(void **state) {
     (void)state;
     for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
-        check_expert_world(names[k], 4, 0, 1);
+        check_expert_world(names[k], 4, 0, 1, false);
     }
-    check_expert_world("tiny_v3", 3, 2, SEQS);
-    check_expert_world("tiny_v4", 3, 6, SEQS);
+    check_expert_world("tiny_v3", 3, 2, SEQS, false);
+    check_expert_world("tiny_v4", 3, 6, SEQS, false);
+}
+
+/* Experts that change their slots before every step change no bit, with copies too. */
+static void test_moving_experts(void **state) {
+    (void)state;
+    check_expert_world("tiny_v3", 1, 0, 1, true);
+    check_expert_world("tiny_v32", 4, 0, 1, true);
+    check_expert_world("tiny_v3", 3, 2, SEQS, true);
+    check_expert_world("tiny_v4", 3, 6, 1, true);
 }
 
 /* A shard without communication, and parallel configs that no stage supports, are refused. */
@@ -337,6 +374,7 @@ int test_ranks(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tensor_ranks),
         cmocka_unit_test(test_expert_ranks),
+        cmocka_unit_test(test_moving_experts),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);
