@@ -106,7 +106,7 @@ FORCE:
 # Small programs that the end-to-end tests talk to.
 drivers: $(DRIVERS) $(BUILD)/examples/side_by_side
 
-.PHONY: all drivers unit debug asan tsan check fuzz bench clean FORCE
+.PHONY: all drivers unit debug asan tsan check headers fuzz bench clean FORCE
 all: $(BUILD)/hadal
 
 define link # FLAGS, LIBRARIES
@@ -204,7 +204,10 @@ fuzz:
 bench: $(BUILD)/hadal
 	bench/run
 
-check:
+headers:
+	python3 scripts/check_headers.py $(CC) $(CFLAGS)
+
+check: headers
 	python3 scripts/check_floors.py
 	python3 scripts/check_names.py
 	scripts/check_format

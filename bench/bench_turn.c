@@ -4,7 +4,7 @@
  *     build/bench_turn [CONFIG]      default: tests/configs/v4_flash.json
  *
  * The runner behind the scheduler answers at once. A turn's time is the scheduler's and the
- * cache's; the batch's is that of filling an hd_batch as the executor does. Both are medians
+ * cache's; the batch's is that of filling an hd_batch as the model runner does. Both are medians
  * over the turns of a run, and the median run of several is printed. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -92,9 +92,9 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     for (int32_t i = 0; i < n; i++) {
         hd_seq_output *c = &outputs[i];
         c->status = HD_OK;
-        c->n_tokens = inputs[i].n_sample ? hd_max_i32(1, inputs[i].n_sample - 1) : 0;
-        c->n_drafts = c->n_tokens ? inputs[i].want_drafts : 0;
-        for (int32_t k = 0; k < HD_MAX_STEP_TOKENS; k++) c->tokens[k] = 100 + k;
+        c->step.n_tokens = inputs[i].n_sample ? hd_max_i32(1, inputs[i].n_sample - 1) : 0;
+        c->n_drafts = c->step.n_tokens ? inputs[i].want_drafts : 0;
+        for (int32_t k = 0; k < HD_MAX_STEP_TOKENS; k++) c->step.tokens[k] = 100 + k;
         for (int32_t k = 0; k < HD_MAX_DRAFTS; k++) c->drafts[k] = 100 + k;
     }
     for (int32_t i = 0; b->what->cold && i < SWEEP; i += 64) b->sweep[i]++;
@@ -119,7 +119,7 @@ static void on_leave(void *ctx, uint64_t id, int32_t slot) {
 
 static void on_event(void *ctx, const hd_sched_event *e) {
     bench *b = ctx;
-    if (e->finish == HD_FINISH_NONE) return;
+    if (e->step.finish_reason == HD_FINISH_NONE) return;
     b->n_living--;
     if (e->id == b->prefilling) b->prefilling = 0;
 }

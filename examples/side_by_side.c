@@ -63,10 +63,10 @@ static int poll_all(hd_engine *engine, answer *answers, int n) {
     hd_event event;
     while (hd_engine_poll(engine, &event, -1)) {
         answer *a = find(answers, n, event.id);
-        bool failed = event.end == HD_END_FAILED;
+        bool failed = event.step.finish_reason == HD_FINISH_ERROR;
         const char *why = event.why;
-        for (size_t i = 0; i < event.n_parts; i++) {
-            if (append(a, event.parts[i].text, event.parts[i].n)) continue;
+        for (size_t i = 0; i < event.n_deltas; i++) {
+            if (append(a, event.deltas[i].text, event.deltas[i].n)) continue;
             failed = true;
             why = "no memory for its text";
         }
@@ -81,7 +81,7 @@ static void print_figures(hd_engine *engine) {
     hd_engine_stats stats;
     hd_engine_read_stats(engine, &stats);
     long long drafted = 0, accepted = 0;
-    for (int i = 0; i < HD_MOST_DRAFTS; i++) {
+    for (int i = 0; i < HD_MAX_DRAFTS; i++) {
         drafted += stats.drafted_at[i];
         accepted += stats.accepted_at[i];
     }

@@ -13,17 +13,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "hadal_types.h"
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-enum {
-    HD_MAX_CHOICES = 64,      /* choices of one request */
-    HD_MAX_ALTERNATIVES = 20, /* top log-probabilities of one token */
-    HD_MOST_DRAFTS = 7,       /* draft tokens of one sequence in one step */
-    /* the engine chooses the draft depth by measured acceptance and cost */
-    HD_DRAFTS_AUTO = -1
-};
 
 typedef struct hd_engine hd_engine;
 
@@ -113,8 +107,8 @@ typedef struct hd_request_bias {
 typedef enum hd_response_format {
     HD_FORMAT_FREE,
     HD_FORMAT_JSON,        /* any JSON object */
-    HD_FORMAT_JSON_SCHEMA, /* form_text is the JSON schema */
-    HD_FORMAT_REGEX, /* form_text is a regular expression that the whole content must match */
+    HD_FORMAT_JSON_SCHEMA, /* format_text is the JSON schema */
+    HD_FORMAT_REGEX, /* format_text is a regular expression that the whole content must match */
     HD_FORMAT_CHOICE /* one of the strings in choices */
 } hd_response_format;
 
@@ -143,9 +137,8 @@ typedef struct hd_request {
     int thinking;  /* 1: on, -1: off, 0: the model's default */
     int effort;    /* reasoning effort, if the chat template has one: 1 low, 2 high, 3 max */
 
-    /* Number of choices (n). They share the prompt's pages. Default 1. Choice i uses seed +
-     * i. */
-    int32_t answers;
+    /* Number of choices. They share the prompt's pages. Default 1. Choice i uses seed + i. */
+    int32_t n;
     int32_t max_tokens; /* output tokens of each choice; default: what the context leaves */
     int32_t min_tokens; /* the end of sequence is forbidden before this many tokens */
     /* reasoning budget in tokens, after which reasoning is ended; default: unlimited */
@@ -167,12 +160,12 @@ typedef struct hd_request {
     size_t n_stop_tokens;
     bool ignore_eos;
 
-    hd_response_format form; /* response format of the content, after any reasoning */
+    hd_response_format response_format; /* of the content, after any reasoning */
     const char *format_text;
     const char *const *choices; /* [n_choices] */
     size_t n_choices;
 
-    /* draft depth: 0 to HD_MOST_DRAFTS, or HD_DRAFTS_AUTO. A number above 0 is refused if
+    /* draft depth: 0 to HD_MAX_DRAFTS, or HD_DRAFTS_AUTO. A number above 0 is refused if
      * the model has no MTP layer. */
     int32_t draft_tokens;
     /* Relaxed acceptance: inside reasoning a draft is also accepted if it is among the
@@ -205,18 +198,9 @@ void hd_engine_defaults(const hd_engine *e, hd_request *g);
 uint64_t hd_engine_submit(hd_engine *e, const hd_request *g, bool *full, char *why,
                           size_t why_size);
 
-/* Aborts a request: its unfinished choices end with HD_END_CANCELLED. Unknown ids are
+/* Aborts a request: its unfinished choices end with HD_FINISH_ABORT. Unknown ids are
  * ignored. */
 void hd_engine_cancel(hd_engine *e, uint64_t id);
-
-typedef enum hd_end {
-    HD_END_NOT,    /* the choice is not finished */
-    HD_END_STOP,   /* end of sequence, stop token or stop string */
-    HD_END_LENGTH, /* max_tokens or the context was reached */
-    HD_END_CANCELLED,
-    HD_END_TIMEOUT, /* the choice waited too long in the queue */
-    HD_END_FAILED   /* the device or this request's computation failed */
-} hd_end;
 
 typedef enum hd_delta_kind {
     HD_DELTA_REASONING, /* text */
@@ -235,45 +219,31 @@ typedef struct hd_delta {
     size_t n;
 } hd_delta;
 
-typedef struct hd_alternative {
-    int32_t token; /* -1 ends the list early */
-    float logprob;
-} hd_alternative;
-
-/* What one step adds to one choice. Text that may be the beginning of a stop string is held
- * back until that is decided. */
+/* What one step adds to one choice. The deltas may be behind the tokens: text that may be
+ * the beginning of a stop string is held back until that is decided. */
 typedef struct hd_event {
     uint64_t id;
     void *user;
-    int32_t answer;        /* index of the choice: 0, 1, ... */
-    const hd_delta *parts; /* [n_parts] the deltas */
-    size_t n_parts;
-    const int32_t *tokens;     /* [n_tokens] token ids, including the end token */
-    const float *logprobs;     /* [n_tokens] */
-    const hd_alternative *top; /* [n_tokens, n_top] most probable first */
-    size_t n_tokens, n_top;
+    int32_t choice; /* index of the choice: 0, 1, ... */
+    /* with a finish reason this is the choice's last event */
+    hd_step_tokens step;
+    const hd_delta *deltas; /* [n_deltas] */
+    size_t n_deltas;
+    /* with the first event of choice 0, if requested; else n is 0 */
+    hd_prompt_logprobs prompt;
 
-    /* Prompt log-probabilities, from prompt token prompt_from on. They come with the first
-     * event of choice 0, if requested. */
-    const int32_t *prompt;            /* [n_prompt] */
-    const float *prompt_logprobs;     /* [n_prompt] */
-    const hd_alternative *prompt_top; /* [n_prompt, n_top] */
-    size_t n_prompt;
-    int32_t prompt_from;
-
-    hd_end end;            /* not HD_END_NOT: this is the choice's last event */
     bool last;             /* this is the request's last event */
-    int32_t stop_token;    /* HD_END_STOP by this token, else -1 */
-    const char *stop_text; /* HD_END_STOP by this stop string, else NULL */
-    const char *why;       /* HD_END_FAILED: one sentence, else NULL */
+    int32_t stop_token;    /* HD_FINISH_STOP by this token, else -1 */
+    const char *stop_text; /* HD_FINISH_STOP by this stop string, else NULL */
+    const char *why;       /* HD_FINISH_ERROR: one sentence, else NULL */
 
     /* totals of the choice so far */
-    int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens;
+    int32_t prompt_tokens, output_tokens, reasoning_tokens;
     /* Drafts of this choice so far, and how many of its output_tokens are accepted drafts.
      * Drafts behind the end of the choice do not count as accepted. The arrays count by
      * position of the draft in its step. */
     int32_t drafted, accepted;
-    int32_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
+    int32_t drafted_at[HD_MAX_DRAFTS], accepted_at[HD_MAX_DRAFTS];
     int32_t retracted;                 /* how often the choice was preempted */
     int64_t submitted_ns, admitted_ns; /* admitted_ns is 0 while it waits */
 } hd_event;
@@ -305,10 +275,6 @@ void hd_engine_flush(hd_engine *e); /* empties the prefix cache, except for page
 
 /* ---- reading ---- */
 
-enum { HD_PAGES_FULL, HD_PAGES_WINDOW, HD_N_PAGE_GROUPS }; /* KV groups: pages by lifetime */
-
-enum { HD_GAPS = 64 };
-
 typedef struct hd_engine_stats {
     int32_t waiting, running, max_running; /* as of the end of the last step */
     /* submitted choices whose last event was not polled; also correct while a step hangs */
@@ -316,10 +282,9 @@ typedef struct hd_engine_stats {
     bool paused; /* paused, and no step is running */
     bool draining;
     int64_t steps, rows, finished, retracted;
-    int64_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
+    int64_t drafted_at[HD_MAX_DRAFTS], accepted_at[HD_MAX_DRAFTS];
     int64_t prompt_tokens, cached_tokens, output_tokens;
-    int32_t pages[HD_N_PAGE_GROUPS], pages_free[HD_N_PAGE_GROUPS],
-        pages_cached[HD_N_PAGE_GROUPS];
+    int32_t pages[HD_N_KV_GROUPS], pages_free[HD_N_KV_GROUPS], pages_cached[HD_N_KV_GROUPS];
     int32_t page_tokens, snapshots, snapshots_free;
     int64_t step_ns;     /* total time in steps */
     int64_t host_ns;     /* the part of step_ns in which the host did not wait for the device */
@@ -327,8 +292,7 @@ typedef struct hd_engine_stats {
     int64_t graph_ns;    /* GPU time in them */
     /* GPU idle time between one graph and the next that was queued meanwhile */
     int64_t gap_ns;
-    /* histogram of these idle times by half microseconds; the last bucket: or longer */
-    int64_t gaps[HD_GAPS];
+    int64_t gaps[HD_GAP_BINS]; /* histogram of these idle times */
     /* recorded graphs, and the host's time for recording, which host_ns does not include */
     int64_t graphs, record_ns;
     int64_t last_step_ns; /* when the last step ended */
@@ -346,7 +310,7 @@ typedef enum hd_phase { HD_PHASE_WAITING, HD_PHASE_PREFILL, HD_PHASE_DECODE } hd
 
 typedef struct hd_request_status {
     uint64_t id;
-    int32_t answer;
+    int32_t choice;
     hd_phase phase;
     int32_t prompt_tokens, cached_tokens, done_tokens, output_tokens;
 } hd_request_status;

@@ -18,7 +18,8 @@ WORDS = {
     "fold": "reduce", "turned": "transposed", "halves": "split_fp16", "recall": "token_history",
     "said": "answer_tokens", "meter": "profiler", "noise": "random_fill", "lay": "prepare",
     "settle": "commit, process_output", "listen": "process_aborts", "chosen": "outputs, selected",
-    "attend": "attention", "exec": "runner", "works": "inputs",
+    "attend": "attention", "exec": "runner", "works": "inputs", "executor": "model_runner",
+    "choosing": "sampling",
 }  # fmt: skip
 # whole identifiers
 NAMES = {
@@ -26,7 +27,12 @@ NAMES = {
     "hd_part": "hd_delta", "hd_pool": "hd_thread_pool", "hd_mark": "hd_device_event",
     "hd_layout": "hd_parallel_config", "hd_share": "hd_shard", "hd_cut": "hd_shard_axis",
     "hd_exchange": "hd_comm", "index_select": "indexer_topk", "linear_grouped": "grouped_gemm",
-    "n_choose": "n_sample", "n_score": "n_prompt_logprobs",
+    "n_choose": "n_sample", "n_score": "n_prompt_logprobs", "score_from": "prompt_logprobs_from",
+    "hd_end": "hd_finish_reason", "hd_finish": "hd_finish_reason", "hd_reply_finish_reason": "hd_finish_reason",
+    "HD_END_NOT": "HD_FINISH_NONE", "HD_END_STOP": "HD_FINISH_STOP", "HD_END_CANCELLED": "HD_FINISH_ABORT",
+    "HD_MOST_DRAFTS": "HD_MAX_DRAFTS", "HD_MAX_TOP_LOGPROBS": "HD_MAX_ALTERNATIVES",
+    "engine_answer": "engine_choice", "n_answers": "n_choices", "max_answers": "max_choices",
+    "form_text": "format_text",
 }  # fmt: skip
 # word: identifiers (a pattern) and files (a pattern) where it means something else
 SENSES = {

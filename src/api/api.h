@@ -8,7 +8,7 @@
 #include "http/http.h"
 
 typedef struct api_limits { /* limits of one request; see `hadal serve --help` */
-    int32_t max_answers, max_top_logprobs, max_messages, max_batch_prompts;
+    int32_t max_choices, max_top_logprobs, max_messages, max_batch_prompts;
     int32_t stream_interval; /* streaming: tokens per event after the first */
     int32_t draft_tokens;    /* default draft depth of a request; HD_DRAFTS_AUTO */
     int64_t queue_timeout_ns;
@@ -22,7 +22,7 @@ typedef struct api_outcome {
     const char *finish;
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens;
     int64_t start_ns, admitted_ns, first_ns, end_ns; /* 0: never */
-    int32_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
+    int32_t drafted_at[HD_MAX_DRAFTS], accepted_at[HD_MAX_DRAFTS];
 } api_outcome;
 
 typedef struct api_context {

@@ -58,7 +58,8 @@ const api_family api_template_options_family = {
 /* clang-format off */
 static const api_param conversation[] = {
     {"messages", API_ARRAY, AT(messages), .about = "the conversation"},
-    {"tools", API_ARRAY, AT(tools), .costly = true, .about = "functions, at most 128"},
+    {"tools", API_ARRAY, AT(tools), .costly = true,
+     .about = "functions, at most " HD_STR(HD_CHAT_MAX_TOOLS)},
     {"tool_choice", API_ANY, AT(tool_choice), .about = "none, auto, required or a function"},
     {"reasoning_effort", API_STRING, AT(effort), .words = efforts,
      .about = "none switches thinking off; V4 knows low, high and max"},
@@ -154,13 +155,13 @@ static void put_token(api_text *out, const api_job *job, int32_t token, float lo
     api_puts(out, "]");
 }
 
-void api_chat_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
+void api_chat_logprob(api_job *job, api_choice *c, const hd_step_tokens *step, int32_t i) {
     api_text *out = &c->logprobs;
     if (out->n > 0) api_puts(out, ",");
-    put_token(out, job, e->tokens[i], e->logprobs[i]);
+    put_token(out, job, step->tokens[i], step->logprobs[i]);
     api_puts(out, ",\"top_logprobs\":[");
-    for (size_t k = 0; k < e->n_top; k++) {
-        const hd_alternative *a = &e->top[i * e->n_top + k];
+    for (int32_t k = 0; k < step->n_top; k++) {
+        const hd_alternative *a = &step->top[i * step->n_top + k];
         if (a->token < 0) break;
         if (k > 0) api_puts(out, ",");
         put_token(out, job, a->token, a->logprob);

@@ -8,11 +8,13 @@
 
 #define AT(field) offsetof(api_request, field)
 
+#define DEFAULT_TOKENS 16
+
 /* clang-format off */
 static const api_param completion[] = {
     {"prompt", API_ANY, AT(prompt), .about = "a text, texts, token ids or lists of these"},
     {"max_tokens", API_INT, AT(max_tokens), 0, INT32_MAX,
-     .about = "of each answer, 16 by default; 0 with echo scores the prompt"},
+     .about = "of each answer, " HD_STR(DEFAULT_TOKENS) " by default; 0 with echo scores the prompt"},
     {"echo", API_BOOL, AT(w.echo), .about = "the prompt's text comes first"},
     {"logprobs", API_INT, AT(logprobs), 0, .limit = offsetof(api_limits, max_top_logprobs) + 1,
      .about = "alternatives of each token"},
@@ -54,31 +56,32 @@ static void complete_deinit(void *state) {
 /* ---- log-probabilities ---- */
 
 /* The log-probabilities of one token; these lie back to back in api_choice.logprobs. */
-typedef struct score {
+typedef struct token_logprob {
     int32_t token, n_top;
     float logprob;
     bool scored;
     hd_alternative top[HD_MAX_ALTERNATIVES];
-} score;
+} token_logprob;
 
-static void add_score(api_text *to, int32_t token, float logprob, const hd_alternative *top,
-                      size_t n_top) {
-    score s = {.token = token, .logprob = logprob, .scored = true};
-    for (size_t k = 0; k < n_top && top[k].token >= 0; k++) s.top[s.n_top++] = top[k];
+static void add_logprob(api_text *to, int32_t token, float logprob, const hd_alternative *top,
+                        int32_t n_top) {
+    token_logprob s = {.token = token, .logprob = logprob, .scored = true};
+    for (int32_t k = 0; k < n_top && top[k].token >= 0; k++) s.top[s.n_top++] = top[k];
     api_put(to, (const char *)&s, sizeof s);
 }
 
-static void complete_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
+static void complete_logprob(api_job *job, api_choice *c, const hd_step_tokens *step,
+                             int32_t i) {
     (void)job;
-    const hd_alternative *top = e->n_top > 0 ? &e->top[i * e->n_top] : NULL;
-    add_score(&c->logprobs, e->tokens[i], e->logprobs[i], top, e->n_top);
+    const hd_alternative *top = step->n_top > 0 ? &step->top[i * step->n_top] : NULL;
+    add_logprob(&c->logprobs, step->tokens[i], step->logprobs[i], top, step->n_top);
 }
 
-static void complete_prompt_logprobs(api_job *job, api_choice *c, const hd_event *e) {
+static void complete_prompt_logprobs(api_job *job, api_choice *c, const hd_prompt_logprobs *p) {
     (void)job;
-    for (size_t i = 0; i < e->n_prompt; i++) {
-        const hd_alternative *top = e->n_top > 0 ? &e->prompt_top[i * e->n_top] : NULL;
-        add_score(&c->prompt_scores, e->prompt[i], e->prompt_logprobs[i], top, e->n_top);
+    for (int32_t i = 0; i < p->n; i++) {
+        const hd_alternative *top = p->n_top > 0 ? &p->top[i * p->n_top] : NULL;
+        add_logprob(&c->prompt_logprobs, p->tokens[i], p->logprobs[i], top, p->n_top);
     }
 }
 
@@ -96,11 +99,12 @@ static int32_t n_characters(const hd_bytes *text) {
     return n;
 }
 
-typedef struct score_lists {
+typedef struct logprob_lists {
     api_text tokens, logprobs, tops, offsets;
-} score_lists;
+} logprob_lists;
 
-static void list_score(score_lists *lists, const api_job *job, const score *s, int32_t *place) {
+static void list_logprob(logprob_lists *lists, const api_job *job, const token_logprob *s,
+                         int32_t *place) {
     hd_bytes text = token_text(job, s->token);
     api_comma(&lists->tokens);
     api_put_string(&lists->tokens, text.data, text.n);
@@ -126,18 +130,18 @@ static void list_score(score_lists *lists, const api_job *job, const score *s, i
     api_puts(&lists->tops, "}");
 }
 
-static void list_scores(score_lists *lists, const api_job *job, const api_text *from,
-                        int32_t *place) {
-    score s;
+static void list_logprobs(logprob_lists *lists, const api_job *job, const api_text *from,
+                          int32_t *place) {
+    token_logprob s;
     for (size_t at = 0; at + sizeof s <= from->n; at += sizeof s) {
         memcpy(&s, from->data + at, sizeof s);
-        list_score(lists, job, &s, place);
+        list_logprob(lists, job, &s, place);
     }
 }
 
 /* with_prompt: the prompt's tokens come first. */
-static void put_scores(api_job *job, api_choice *c, bool with_prompt) {
-    score_lists lists = {0};
+static void put_logprobs(api_job *job, api_choice *c, bool with_prompt) {
+    logprob_lists lists = {0};
     api_text *out = &job->out;
     if (!job->w.logprobs) {
         api_puts(out, "null");
@@ -146,11 +150,11 @@ static void put_scores(api_job *job, api_choice *c, bool with_prompt) {
     if (with_prompt) { /* the first token has no log-probability */
         const echoes *e = job->state;
         const api_choice *first = &job->choices[job->subs[c->prompt].first_choice];
-        const score unscored = {.token = e->prompts[c->prompt].first_token};
-        list_score(&lists, job, &unscored, &c->place);
-        list_scores(&lists, job, &first->prompt_scores, &c->place);
+        const token_logprob unscored = {.token = e->prompts[c->prompt].first_token};
+        list_logprob(&lists, job, &unscored, &c->place);
+        list_logprobs(&lists, job, &first->prompt_logprobs, &c->place);
     }
-    list_scores(&lists, job, &c->logprobs, &c->place);
+    list_logprobs(&lists, job, &c->logprobs, &c->place);
     api_puts(out, "{\"tokens\":[");
     api_put(out, lists.tokens.data, lists.tokens.n);
     api_puts(out, "],\"token_logprobs\":[");
@@ -179,7 +183,7 @@ static void put_choice(api_job *job, api_choice *c, bool first, const char *fini
         api_put_escaped(out, api_piece_text(c, &c->pieces[i]), c->pieces[i].n);
     }
     api_puts(out, "\",\"logprobs\":");
-    put_scores(job, c, echo);
+    put_logprobs(job, c, echo);
     api_write(out, ",'finish_reason':%s,'matched_stop':", finish);
     api_put_matched_stop(out, c);
     if (job->w.token_ids) {
@@ -236,8 +240,6 @@ static const api_format complete_format = {.endpoint = "/v1/completions",
                                            .deinit = complete_deinit};
 
 /* ---- the handler ---- */
-
-enum { DEFAULT_TOKENS = 16 };
 
 static bool take_output(api_request *r) {
     r->g.unparsed = true;

@@ -6,15 +6,15 @@
 #include "api/job.h"
 
 const char *api_finish_reason(const api_choice *c) {
-    switch (c->end) {
-    case HD_END_STOP:
+    switch (c->finish_reason) {
+    case HD_FINISH_STOP:
         return c->n_calls > 0 ? "tool_calls" : "stop";
-    case HD_END_LENGTH:
+    case HD_FINISH_LENGTH:
         return "length";
-    case HD_END_NOT:
-    case HD_END_CANCELLED:
-    case HD_END_TIMEOUT:
-    case HD_END_FAILED:
+    case HD_FINISH_NONE:
+    case HD_FINISH_ABORT:
+    case HD_FINISH_TIMEOUT:
+    case HD_FINISH_ERROR:
         return "abort";
     }
     return "abort";
@@ -79,7 +79,7 @@ void api_put_usage(api_text *out, const api_job *job) {
 void api_put_matched_stop(api_text *out, const api_choice *c) {
     if (c->stop_text.n > 0) {
         api_put_string(out, c->stop_text.data, c->stop_text.n);
-    } else if (c->end == HD_END_STOP && c->stop_token >= 0) {
+    } else if (c->finish_reason == HD_FINISH_STOP && c->stop_token >= 0) {
         api_put_int(out, c->stop_token);
     } else {
         api_puts(out, "null");
@@ -94,7 +94,8 @@ void api_put_token(api_text *out, const api_context *ctx, int32_t token) {
     hd_bytes_deinit(&text);
 }
 
-void api_put_error(api_text *out, const api_job *job) {
+/* OpenAI's error object of the failure. */
+static void put_error(api_text *out, const api_job *job) {
     const api_refusal *why = &job->failure;
     api_write(out, "{'error':{'message':%s,'type':%s,'param':null,'code':%s}}", why->message,
               api_error_type(HTTP_OPENAI, why->status), why->code);
@@ -135,7 +136,7 @@ void api_openai_end(api_job *job) {
 
 void api_openai_fail(api_job *job) {
     api_data_begin(job, NULL);
-    api_put_error(&job->out, job);
+    put_error(&job->out, job);
     api_data_end(job);
     api_puts(&job->out, "data: [DONE]\n\n");
 }

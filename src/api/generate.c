@@ -10,15 +10,17 @@
 
 #define AT(field) offsetof(api_request, field)
 
+#define DEFAULT_TOKENS 128
+
 /* clang-format off */
 static const api_param native_sampling[] = {
     {"max_new_tokens", API_INT, AT(max_tokens), 0, INT32_MAX,
-     .about = "128 by default; 0 computes the prompt only"},
+     .about = HD_STR(DEFAULT_TOKENS) " by default; 0 computes the prompt only"},
     {"min_new_tokens", API_INT, AT(min_tokens), 0, INT32_MAX, .about = "no end before"},
     {"sampling_seed", API_LONG, AT(g.seed), .about = "the same request repeats; drawn anew where absent"},
     {"json_schema", API_ANY, AT(schema), .costly = true,
      .about = "a JSON schema, as text or as an object"},
-    {"stream_interval", API_INT, AT(w.stream_interval), 1, 1 << 20,
+    {"stream_interval", API_INT, AT(w.stream_interval), 1, API_MAX_INTERVAL,
      .about = "tokens per event after the first"},
 };
 /* clang-format on */
@@ -86,28 +88,28 @@ static void put_triple(api_text *out, const api_job *job, int32_t token, const f
     api_puts(out, "]");
 }
 
-static void put_tops(api_text *out, const api_job *job, const hd_alternative *top, size_t n) {
+static void put_tops(api_text *out, const api_job *job, const hd_alternative *top, int32_t n) {
     if (out->n > 0) api_puts(out, ",");
     api_puts(out, "[");
-    for (size_t k = 0; k < n && top[k].token >= 0; k++) {
+    for (int32_t k = 0; k < n && top[k].token >= 0; k++) {
         if (k > 0) api_puts(out, ",");
         put_triple(out, job, top[k].token, &top[k].logprob);
     }
     api_puts(out, "]");
 }
 
-static void native_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i) {
+static void native_logprob(api_job *job, api_choice *c, const hd_step_tokens *step, int32_t i) {
     if (c->logprobs.n > 0) api_puts(&c->logprobs, ",");
-    put_triple(&c->logprobs, job, e->tokens[i], &e->logprobs[i]);
-    if (e->n_top > 0) put_tops(&c->tops, job, e->top + i * e->n_top, e->n_top);
+    put_triple(&c->logprobs, job, step->tokens[i], &step->logprobs[i]);
+    if (step->n_top > 0) put_tops(&c->tops, job, step->top + i * step->n_top, step->n_top);
 }
 
 /* The first token of a prompt has no log-probability; kept contains the alternatives. */
-static void native_prompt_logprobs(api_job *job, api_choice *c, const hd_event *e) {
-    for (size_t i = 0; i < e->n_prompt; i++) {
-        if (c->prompt_scores.n > 0) api_puts(&c->prompt_scores, ",");
-        put_triple(&c->prompt_scores, job, e->prompt[i], &e->prompt_logprobs[i]);
-        if (e->n_top > 0) put_tops(&c->kept, job, e->prompt_top + i * e->n_top, e->n_top);
+static void native_prompt_logprobs(api_job *job, api_choice *c, const hd_prompt_logprobs *p) {
+    for (int32_t i = 0; i < p->n; i++) {
+        if (c->prompt_logprobs.n > 0) api_puts(&c->prompt_logprobs, ",");
+        put_triple(&c->prompt_logprobs, job, p->tokens[i], &p->logprobs[i]);
+        if (p->n_top > 0) put_tops(&c->kept, job, p->top + i * p->n_top, p->n_top);
     }
 }
 
@@ -133,36 +135,36 @@ static void native_deinit(void *state) {
 }
 
 static void put_finish(api_text *out, const api_choice *c) {
-    switch (c->end) {
-    case HD_END_NOT:
+    switch (c->finish_reason) {
+    case HD_FINISH_NONE:
         api_puts(out, "null");
         break;
-    case HD_END_STOP:
+    case HD_FINISH_STOP:
         api_write(out, "{'type':'stop','matched':");
         api_put_matched_stop(out, c);
         api_puts(out, "}");
         break;
-    case HD_END_LENGTH:
+    case HD_FINISH_LENGTH:
         api_write(out, "{'type':'length','length':%d}", c->output_tokens);
         break;
-    case HD_END_CANCELLED:
-    case HD_END_TIMEOUT:
-    case HD_END_FAILED:
+    case HD_FINISH_ABORT:
+    case HD_FINISH_TIMEOUT:
+    case HD_FINISH_ERROR:
         api_write(out, "{'type':'abort','message':'the request was cancelled',"
                        "'status_code':null,'err_type':null}");
         break;
     }
 }
 
-static void put_scores(api_text *out, const api_job *job, const api_choice *c,
-                       const native_prompt *p) {
+static void put_logprobs(api_text *out, const api_job *job, const api_choice *c,
+                         const native_prompt *p) {
     const api_choice *first = &job->choices[job->subs[c->prompt].first_choice];
     api_puts(out, ",\"input_token_logprobs\":[");
     if (p->first_token >= 0) {
         put_triple(out, job, p->first_token, NULL);
-        if (first->prompt_scores.n > 0) api_puts(out, ",");
+        if (first->prompt_logprobs.n > 0) api_puts(out, ",");
     }
-    api_put(out, first->prompt_scores.data, first->prompt_scores.n);
+    api_put(out, first->prompt_logprobs.data, first->prompt_logprobs.n);
     api_puts(out, "]");
     api_put_list(out, "output_token_logprobs", &c->logprobs);
     if (c->tops.n > 0 || first->kept.n > 0) {
@@ -195,7 +197,7 @@ static void put_answer(api_job *job, const api_choice *c, bool with_index) {
     api_write(out, ",'spec_draft_tokens':%d,'spec_accepted_tokens':%d", c->drafted,
               c->accepted);
     if (job->w.prompt_ids) api_put_list(out, "prompt_token_ids", &p->ids);
-    if (job->w.logprobs) put_scores(out, job, c, p);
+    if (job->w.logprobs) put_logprobs(out, job, c, p);
     api_puts(out, "}");
     if (with_index) api_write(out, ",'index':%d", c->index);
     api_puts(out, "}");
@@ -236,8 +238,6 @@ static const api_format native_format = {.endpoint = "/generate",
                                          .cumulative = true};
 
 /* ---- the handler ---- */
-
-enum { DEFAULT_TOKENS = 128 };
 
 /* Reads the parameters of one prompt; values of an earlier prompt are reset. */
 static bool take_params(api_request *r, json_t *params, const hd_request *defaults,
@@ -283,7 +283,7 @@ static bool take_all_params(api_request *r, api_prompt *prompts, int32_t n) {
     return true;
 }
 
-static bool take_scores(api_request *r) {
+static bool take_logprobs(api_request *r) {
     r->w.token_ids = r->g.unparsed = true;
     if (!r->w.logprobs && (r->logprob_start >= 0 || r->top_logprobs > 0)) {
         return api_refuse(r, "invalid_value", "return_logprob",
@@ -327,7 +327,7 @@ static bool make_state(api_request *r, const api_prompt *prompts, int32_t n,
     *out = s;
     if (!s) return api_refuse_status(r, 503, "out_of_memory", NULL, "no memory for prompts");
     s->n = n;
-    s->list = batch || prompts[0].g.answers > 1;
+    s->list = batch || prompts[0].g.n > 1;
     for (int32_t i = 0; i < n; i++) {
         native_prompt *p = &s->prompts[i];
         p->first_token = r->logprob_start == 0 ? prompts[i].tokens[0] : -1;
@@ -349,8 +349,8 @@ void api_generate(http_call *c, void *server) {
     api_prompt *prompts = NULL;
     native_state *state = NULL;
     int32_t n = 0;
-    if (api_request_open(&r, c, server, &api_generate_family, HTTP_OPENAI) && take_scores(&r) &&
-        take_input(&r, &prompts, &n) && take_all_params(&r, prompts, n) &&
+    if (api_request_open(&r, c, server, &api_generate_family, HTTP_OPENAI) &&
+        take_logprobs(&r) && take_input(&r, &prompts, &n) && take_all_params(&r, prompts, n) &&
         make_state(&r, prompts, n, &state)) {
         api_job_start(&r, &native_format, prompts, n, NULL, state);
     } else {

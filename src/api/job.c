@@ -54,8 +54,9 @@ static void job_close(api_job *job) {
     if (job->format->deinit) job->format->deinit(job->state);
     for (int32_t i = 0; i < job->n_choices; i++) {
         api_choice *c = &job->choices[i];
-        api_text *texts[] = {&c->text, &c->ids,           &c->logprobs,  &c->tops,
-                             &c->kept, &c->prompt_scores, &c->stop_text, &c->item};
+        api_text *texts[] = {&c->text,      &c->ids,       &c->logprobs,
+                             &c->tops,      &c->kept,      &c->prompt_logprobs,
+                             &c->call_name, &c->stop_text, &c->item};
         for (size_t k = 0; k < HD_LEN(texts); k++) api_text_deinit(texts[k]);
         free(c->pieces);
     }
@@ -201,18 +202,18 @@ static void collect_part(api_job *job, api_choice *c, const hd_delta *p) {
 }
 
 static void collect(api_job *job, api_choice *c, const hd_event *e) {
-    if (e->n_prompt > 0 && job->format->prompt_logprobs) {
-        job->format->prompt_logprobs(job, c, e);
+    if (e->prompt.n > 0 && job->format->prompt_logprobs) {
+        job->format->prompt_logprobs(job, c, &e->prompt);
     }
     if (job->w.prefill_only) return;
-    for (size_t i = 0; i < e->n_parts; i++) collect_part(job, c, &e->parts[i]);
-    for (size_t i = 0; i < e->n_tokens; i++) {
-        if (job->w.logprobs && e->logprobs) job->format->logprob(job, c, e, i);
+    for (size_t i = 0; i < e->n_deltas; i++) collect_part(job, c, &e->deltas[i]);
+    for (int32_t i = 0; i < e->step.n_tokens; i++) {
+        if (job->w.logprobs) job->format->logprob(job, c, &e->step, i);
         if (!job->w.token_ids) continue;
         api_comma(&c->ids);
-        api_put_int(&c->ids, e->tokens[i]);
+        api_put_int(&c->ids, e->step.tokens[i]);
     }
-    c->n_pending += (int32_t)e->n_tokens;
+    c->n_pending += e->step.n_tokens;
     if (c->logprobs.failed || c->tops.failed || c->ids.failed) job->out.failed = true;
 }
 
@@ -226,7 +227,7 @@ static void count(api_job *job, api_choice *c, const hd_event *e) {
     const int64_t now = hd_now_ns();
     api_outcome *o = &job->outcome;
     c->prompt_tokens = e->prompt_tokens;
-    c->cached_tokens = e->cached_tokens;
+    c->cached_tokens = e->step.n_cached;
     c->output_tokens = job->w.prefill_only ? 0 : e->output_tokens;
     c->reasoning_tokens = job->w.prefill_only ? 0 : e->reasoning_tokens;
     c->retracted = e->retracted;
@@ -234,28 +235,29 @@ static void count(api_job *job, api_choice *c, const hd_event *e) {
     c->accepted = e->accepted;
     c->draft_steps = e->drafted_at[0];
     if (!o->admitted_ns) o->admitted_ns = e->admitted_ns;
-    if (e->n_tokens > 0) {
+    if (e->step.n_tokens > 0) {
         if (!o->first_ns) note_first(job, now);
         if (c->last_ns && job->ctx->on_token) {
-            job->ctx->on_token(job->ctx->server, (int32_t)e->n_tokens, now - c->last_ns);
+            job->ctx->on_token(job->ctx->server, e->step.n_tokens, now - c->last_ns);
         }
         c->last_ns = now;
     }
-    for (int32_t i = 0; e->end != HD_END_NOT && i < HD_MOST_DRAFTS; i++) {
+    for (int32_t i = 0; e->step.finish_reason != HD_FINISH_NONE && i < HD_MAX_DRAFTS; i++) {
         o->drafted_at[i] += e->drafted_at[i];
         o->accepted_at[i] += e->accepted_at[i];
     }
 }
 
 static void note_end(api_job *job, api_choice *c, const hd_event *e) {
-    c->end = e->end;
-    if (job->w.prefill_only && e->end == HD_END_STOP) c->end = HD_END_LENGTH;
+    c->finish_reason = e->step.finish_reason;
+    if (job->w.prefill_only && e->step.finish_reason == HD_FINISH_STOP)
+        c->finish_reason = HD_FINISH_LENGTH;
     c->stop_token = e->stop_token;
     if (e->stop_text) api_puts(&c->stop_text, e->stop_text);
     if (c->stop_text.failed) job->out.failed = true;
-    if (e->end == HD_END_TIMEOUT) {
+    if (e->step.finish_reason == HD_FINISH_TIMEOUT) {
         fail_job(job, 408, "queue_timeout", "the request waited too long in the queue");
-    } else if (e->end == HD_END_FAILED) {
+    } else if (e->step.finish_reason == HD_FINISH_ERROR) {
         fail_job(job, 500, "internal_error", e->why ? e->why : "the computation failed");
     }
 }
@@ -271,7 +273,7 @@ static void forget_pending(const api_job *job, api_choice *c) {
 }
 
 static bool chunk_is_due(const api_job *job, const api_choice *c) {
-    if (c->end != HD_END_NOT) {
+    if (c->finish_reason != HD_FINISH_NONE) {
         /* its last event comes with the finish reason */
         if (job->format->cumulative) return false;
         return !c->opened || c->n_pieces > 0 || c->logprobs.n > 0 || c->ids.n > 0;
@@ -282,8 +284,9 @@ static bool chunk_is_due(const api_job *job, const api_choice *c) {
 }
 
 static void stream(api_job *job, api_choice *c) {
-    const bool failed = c->end == HD_END_TIMEOUT || c->end == HD_END_FAILED;
-    if (!c->opened && c->n_pending == 0 && c->end == HD_END_NOT) return;
+    const bool failed =
+        c->finish_reason == HD_FINISH_TIMEOUT || c->finish_reason == HD_FINISH_ERROR;
+    if (!c->opened && c->n_pending == 0 && c->finish_reason == HD_FINISH_NONE) return;
     if (failed && !job->began) return; /* the reply is an error, not a stream */
     if (chunk_is_due(job, c)) {
         begin_stream(job);
@@ -291,7 +294,7 @@ static void stream(api_job *job, api_choice *c) {
         c->opened = true;
         forget_pending(job, c);
     }
-    if (c->end != HD_END_NOT && !failed) {
+    if (c->finish_reason != HD_FINISH_NONE && !failed) {
         begin_stream(job);
         job->format->finish(job, c);
     }
@@ -301,12 +304,12 @@ static void stream(api_job *job, api_choice *c) {
 static void on_event(void *user, const hd_event *e) {
     api_sub *sub = user;
     api_job *job = sub->job;
-    api_choice *c = &job->choices[sub->first_choice + e->answer];
+    api_choice *c = &job->choices[sub->first_choice + e->choice];
     const bool last = e->last;
     sub->prompt_tokens = e->prompt_tokens;
     count(job, c, e);
     collect(job, c, e);
-    if (e->end != HD_END_NOT) note_end(job, c, e);
+    if (e->step.finish_reason != HD_FINISH_NONE) note_end(job, c, e);
     if (job->w.stream && !atomic_load(&job->gone)) stream(job, c);
     if (last) drop(job);
 }
@@ -317,7 +320,7 @@ static api_job *job_open(api_request *r, const api_format *format, const api_pro
                          int32_t n) {
     api_job *job = calloc(1, sizeof *job);
     int32_t n_choices = 0;
-    for (int32_t i = 0; i < n; i++) n_choices += prompts[i].g.answers;
+    for (int32_t i = 0; i < n; i++) n_choices += prompts[i].g.n;
     if (!job) return NULL;
     assert(n_choices > 0);
     job->subs = calloc((size_t)n, sizeof *job->subs);
@@ -348,7 +351,7 @@ static api_job *job_open(api_request *r, const api_format *format, const api_pro
         job->subs[i].job = job;
         job->subs[i].first_choice = k;
         atomic_init(&job->subs[i].id, 0);
-        for (int32_t a = 0; a < prompts[i].g.answers; a++, k++) {
+        for (int32_t a = 0; a < prompts[i].g.n; a++, k++) {
             job->choices[k] = (api_choice){.index = k, .prompt = i, .stop_token = -1};
         }
     }
@@ -363,9 +366,9 @@ static void refuse_submission(api_job *job, api_request *r, hd_status st, const 
     } else if (st == HD_EAGAIN) {
         fail_job(job, 429, "queue_full", "the queue is full; try again later");
     } else {
-        const char *param = r->g.form != HD_FORMAT_FREE          ? "response_format"
-                            : api_grammar_code(err->msg) != NULL ? "tools"
-                                                                 : NULL;
+        const char *param = r->g.response_format != HD_FORMAT_FREE ? "response_format"
+                            : api_grammar_code(err->msg) != NULL   ? "tools"
+                                                                   : NULL;
         api_refuse_err(r, param, err);
         pthread_mutex_lock(&job->failing);
         if (!job->failure.status) job->failure = r->refusal;

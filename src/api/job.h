@@ -33,12 +33,12 @@ typedef struct api_choice {
 
     int32_t n_calls; /* complete calls */
     bool in_reasoning;
-    bool opened;                        /* for the format: its first chunk is written */
-    api_text prompt_scores, kept, item; /* private to the format, like the next */
+    bool opened; /* for the format: its first chunk is written */
+    api_text prompt_logprobs, call_name, kept, item; /* private to the format, like the next */
     int32_t place;
     int32_t n_blocks, open_block; /* see api_walk_blocks() */
 
-    hd_end end;
+    hd_finish_reason finish_reason;
     int32_t stop_token;
     api_text stop_text;
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens, retracted;
@@ -49,8 +49,8 @@ typedef struct api_choice {
 typedef struct api_format {
     const char *endpoint, *id_prefix, *object, *chunk_object;
     http_shape shape;
-    void (*logprob)(api_job *job, api_choice *c, const hd_event *e, size_t i);
-    void (*prompt_logprobs)(api_job *job, api_choice *c, const hd_event *e);
+    void (*logprob)(api_job *job, api_choice *c, const hd_step_tokens *step, int32_t i);
+    void (*prompt_logprobs)(api_job *job, api_choice *c, const hd_prompt_logprobs *p);
     void (*begin)(api_job *job);                /* begins a stream; may be NULL */
     void (*chunk)(api_job *job, api_choice *c); /* writes what has arrived to job->out */
     void (*finish)(api_job *job, api_choice *c);
@@ -118,8 +118,6 @@ void api_put_usage(api_text *out, const api_job *job); /* OpenAI's usage object 
 void api_put_matched_stop(api_text *out, const api_choice *c);
 /* the token's text */
 void api_put_token(api_text *out, const api_context *ctx, int32_t token);
-/* OpenAI's error object of the failure */
-void api_put_error(api_text *out, const api_job *job);
 void api_put_list(api_text *out, const char *key, const api_text *items); /* ,"key":[items] */
 
 typedef struct api_totals {
@@ -129,7 +127,7 @@ api_totals api_job_totals(const api_job *job);
 
 bool api_render_ids(api_request *r, hd_ids *ids); /* token ids of the conversation */
 void api_put_ids(api_text *out, const int32_t *ids, size_t n);
-void api_chat_logprob(api_job *job, api_choice *c, const hd_event *e, size_t i);
+void api_chat_logprob(api_job *job, api_choice *c, const hd_step_tokens *step, int32_t i);
 void api_openai_end(api_job *job);
 void api_openai_fail(api_job *job);
 

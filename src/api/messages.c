@@ -34,7 +34,8 @@ static const api_family management_family = {
 
 /* clang-format off */
 static const api_param messages[] = {
-    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = API_MAX_MODEL_NAME,
+     .about = "any name: one model is served"},
     {"messages", API_ARRAY, AT(messages), .about = "the conversation"},
     {"system", API_ANY, AT(system), .about = "a text, or blocks of text"},
     {"max_tokens", API_INT, AT(max_tokens), 1, INT32_MAX,
@@ -43,9 +44,10 @@ static const api_param messages[] = {
     {"top_p", API_NUMBER, AT(g.top_p), 1e-6, 1, .about = "nucleus"},
     {"top_k", API_INT, AT(g.top_k), -1, INT32_MAX, .about = "-1 and 0 mean all"},
     {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats; drawn anew where absent"},
-    {"stop_sequences", API_TEXTS, AT(stop), .about = "at most 16 strings of at most 256 bytes"},
+    {"stop_sequences", API_TEXTS, AT(stop), .about = api_stop_about},
     {"stream", API_BOOL, AT(w.stream), .about = "server-sent events"},
-    {"tools", API_ARRAY, AT(tools), .costly = true, .about = "functions, at most 128"},
+    {"tools", API_ARRAY, AT(tools), .costly = true,
+     .about = "functions, at most " HD_STR(HD_CHAT_MAX_TOOLS)},
     {"tool_choice", API_OBJECT, AT(tool_choice), .about = "auto, any, none or a tool"},
     {"thinking", API_NESTED, .nested = &api_thinking_family, .about = "off by default"},
     {"output_config", API_NESTED, .nested = &output_family, .about = "effort and format"},
@@ -175,16 +177,16 @@ static const api_block_writer blocks = {open_block, block_delta, close_block};
 /* ---- replies ---- */
 
 static const char *stop_reason(const api_job *job, const api_choice *c) {
-    switch (c->end) {
-    case HD_END_STOP:
+    switch (c->finish_reason) {
+    case HD_FINISH_STOP:
         return c->n_calls > 0 ? "tool_use" : c->stop_text.n > 0 ? "stop_sequence" : "end_turn";
-    case HD_END_LENGTH:
+    case HD_FINISH_LENGTH:
         return job->w.to_the_end ? "model_context_window_exceeded" : "max_tokens";
-    case HD_END_NOT:
+    case HD_FINISH_NONE:
         return NULL;
-    case HD_END_CANCELLED:
-    case HD_END_TIMEOUT:
-    case HD_END_FAILED:
+    case HD_FINISH_ABORT:
+    case HD_FINISH_TIMEOUT:
+    case HD_FINISH_ERROR:
         return "pause_turn";
     }
     return NULL;

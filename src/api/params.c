@@ -310,6 +310,9 @@ static const api_family structured_family = {
     .name = "StructuredOutputs", .sections = {&structured_section}, .closed = true};
 
 /* clang-format off */
+const char api_stop_about[] = "at most " HD_STR(HD_MAX_STOP_STRINGS) " strings of at most "
+                              HD_STR(HD_MAX_STOP_BYTES) " bytes";
+
 static const api_param sampling[] = {
     {"temperature", API_NUMBER, AT(g.temperature), 0, 2, .about = "0 is greedy"},
     {"top_p", API_NUMBER, AT(g.top_p), 1e-6, 1, .about = "nucleus"},
@@ -321,14 +324,16 @@ static const api_param sampling[] = {
      .about = "for having occurred"},
     {"repetition_penalty", API_NUMBER, AT(g.repetition_penalty), 0.1, 10,
      .about = "a factor, on prompt and output"},
-    {"stop", API_TEXTS, AT(stop), .about = "at most 16 strings of at most 256 bytes"},
-    {"stop_token_ids", API_INTS, AT(stop_ids), .about = "at most 64, beside the model's own"},
-    {"logit_bias", API_OBJECT, AT(bias), .about = "token id to -100..100, at most 1024"},
+    {"stop", API_TEXTS, AT(stop), .about = api_stop_about},
+    {"stop_token_ids", API_INTS, AT(stop_ids),
+     .about = "at most " HD_STR(HD_MAX_STOP_TOKENS) ", beside the model's own"},
+    {"logit_bias", API_OBJECT, AT(bias),
+     .about = "token id to -100..100, at most " HD_STR(HD_MAX_BIAS)},
     {"ignore_eos", API_BOOL, AT(g.ignore_eos), .about = "the model's own end does not stop"},
     {"skip_special_tokens", API_BOOL_NOT, AT(g.keep_special),
      .about = "special tokens are no text"},
     {"no_stop_trim", API_BOOL, AT(g.keep_stop), .about = "the stop string is part of the text"},
-    {"n", API_INT, AT(g.answers), 1, .limit = offsetof(api_limits, max_answers) + 1,
+    {"n", API_INT, AT(g.n), 1, .limit = offsetof(api_limits, max_choices) + 1,
      .about = "answers; answer i uses seed + i"},
     {"regex", API_STRING, AT(regex), .costly = true, .about = "the whole answer matches it"},
     {"spaces_between_special_tokens", API_ONLY, .low = 1, .about = "nothing is put between"},
@@ -342,7 +347,8 @@ const api_section api_sampling_section = API_SECTION(sampling);
 
 /* clang-format off */
 static const api_param openai[] = {
-    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = API_MAX_MODEL_NAME,
+     .about = "any name: one model is served"},
     {"user", API_NOTED, .about = "who asks does not matter"},
     {"seed", API_LONG, AT(g.seed), .about = "the same request with the same seed repeats; drawn anew where absent"},
     {"max_tokens", API_INT, AT(max_tokens), 1, INT32_MAX, .about = "of each answer"},
@@ -350,7 +356,7 @@ static const api_param openai[] = {
     {"include_stop_str_in_output", API_BOOL, AT(g.keep_stop), .about = "as no_stop_trim"},
     {"stream", API_BOOL, AT(w.stream), .about = "server-sent events"},
     {"stream_options", API_NESTED, .nested = &stream_options_family, .about = "of a stream"},
-    {"stream_interval", API_INT, AT(w.stream_interval), 1, 1 << 20,
+    {"stream_interval", API_INT, AT(w.stream_interval), 1, API_MAX_INTERVAL,
      .about = "tokens per event after the first"},
     {"response_format", API_OBJECT, AT(response_format),
      .costly = true, .about = "text, json_object or json_schema"},
@@ -381,10 +387,11 @@ static const api_param identity[] = {
     {"custom_labels", API_NOTED, .about = "metrics have fixed labels"},
     {"routing_key", API_NOTED, .about = "for routers"},
     {"priority", API_INT, AT(g.priority), -100, 100, .about = "higher runs first"},
-    {"cache_salt", API_STRING, AT(cache_salt), .high = 128,
+    {"cache_salt", API_STRING, AT(cache_salt), .high = API_MAX_SALT,
      .about = "prefixes are shared among equal salts only"},
-    {"extra_key", API_STRING, AT(extra_key), .high = 128, .about = "as cache_salt; both count"},
-    {"draft_tokens", API_INT, AT(g.draft_tokens), -1, HD_MOST_DRAFTS,
+    {"extra_key", API_STRING, AT(extra_key), .high = API_MAX_SALT,
+     .about = "as cache_salt; both count"},
+    {"draft_tokens", API_INT, AT(g.draft_tokens), HD_DRAFTS_AUTO, HD_MAX_DRAFTS,
      .about = "drafts per step with an MTP layer; -1: as many as pay"},
     {"relaxed_top", API_INT, AT(g.relaxed_top), 0, HD_MAX_ALTERNATIVES,
      .about = "in reasoning a draft among so many most probable tokens stands"},

@@ -51,8 +51,14 @@ typedef struct api_param {
 
 enum {
     API_MAX_SECTIONS = 6,
-    API_MAX_STRING = 4096 /* bytes of a string whose table has no maximum */
+    /* bytes of a string; the last one is for those whose table has no maximum */
+    API_MAX_MODEL_NAME = 256,
+    API_MAX_SALT = 128,
+    API_MAX_STRING = 4096,
+    API_MAX_INTERVAL = 1 << 20 /* tokens per event of a stream */
 };
+
+extern const char api_stop_about[]; /* of stop strings */
 
 typedef struct api_section {
     const api_param *params;

@@ -236,7 +236,7 @@ static void set_defaults(api_request *r) {
     hd_engine_read_stats(r->ctx->engine, &stats);
     r->max_context = stats.max_context;
     r->g = (hd_request){.size = sizeof r->g,
-                        .answers = 1,
+                        .n = 1,
                         .seed = draw_seed(),
                         .draft_tokens = r->ctx->limits.draft_tokens,
                         .queue_timeout_ns = r->ctx->limits.queue_timeout_ns};

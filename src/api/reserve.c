@@ -28,8 +28,8 @@ bool api_reserve(api_request *r, const api_prompt *prompts, int32_t n) {
         const hd_request *g = &prompts[i].g;
         int64_t prompt;
         if (!prompt_tokens(r, &prompts[i], &prompt)) return false;
-        if (!g->max_tokens) bound_answers(r, g->answers, prompt, quota);
-        all += prompt + (int64_t)g->answers * (g->max_tokens ? g->max_tokens : r->most_tokens);
+        if (!g->max_tokens) bound_answers(r, g->n, prompt, quota);
+        all += prompt + (int64_t)g->n * (g->max_tokens ? g->max_tokens : r->most_tokens);
     }
     if (all > quota) {
         return api_refuse(r, "key_quota", "max_tokens",

@@ -39,7 +39,8 @@ static const api_family stream_family = {
 
 /* clang-format off */
 static const api_param responses[] = {
-    {"model", API_STRING, AT(checked), .high = 256, .about = "any name: one model is served"},
+    {"model", API_STRING, AT(checked), .high = API_MAX_MODEL_NAME,
+     .about = "any name: one model is served"},
     {"input", API_ANY, AT(prompt), .about = "a text, or items"},
     {"instructions", API_STRING, AT(instructions), .high = 1 << 22, .about = "a system text"},
     {"previous_response_id", API_STRING, AT(previous), .high = API_MAX_ID + 24,
@@ -49,14 +50,15 @@ static const api_param responses[] = {
      .about = "default: what the context leaves"},
     {"stream", API_BOOL, AT(w.stream), .about = "server-sent events"},
     {"stream_options", API_NESTED, .nested = &stream_family, .about = "of a stream"},
-    {"tools", API_ARRAY, AT(tools), .costly = true, .about = "functions, at most 128"},
+    {"tools", API_ARRAY, AT(tools), .costly = true,
+     .about = "functions, at most " HD_STR(HD_CHAT_MAX_TOOLS)},
     {"tool_choice", API_ANY, AT(tool_choice), .about = "none, auto, required or a function"},
     {"parallel_tool_calls", API_BOOL, AT(w.parallel_calls),
      .about = "false: only the first call is passed on"},
     {"reasoning", API_NESTED, .nested = &api_reasoning_options_family, .about = "effort"},
     {"chat_template_kwargs", API_NESTED, .nested = &api_template_options_family,
      .about = "what templates of other servers take"},
-    {"text", API_NESTED, .nested = &text_family, .about = "the answer's form"},
+    {"text", API_NESTED, .nested = &text_family, .about = "the answer's format"},
     {"include", API_ARRAY, AT(content_list), .about = "message.output_text.logprobs"},
     {"top_logprobs", API_INT, AT(top_logprobs), 0,
      .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
@@ -195,7 +197,7 @@ static void put_item(api_text *out, const api_job *job, const api_choice *c, hd_
     if (kind == HD_DELTA_CALL) {
         api_call_id(job, c, c->place, "call_", call_id);
         api_write(out, "{'type':'function_call','id':%s,'call_id':%s,'name':%.*s,'arguments':'",
-                  id, call_id, (int)c->prompt_scores.n, c->prompt_scores.data);
+                  id, call_id, (int)c->call_name.n, c->call_name.data);
         if (filled) api_put(out, c->item.data, c->item.n);
         api_write(out, "','status':%s}", status);
         return;
@@ -240,13 +242,13 @@ static void whole_item_event(api_job *job, const api_choice *c, hd_delta_kind ki
     end_event(job);
 }
 
-/* prompt_scores contains the name of the open call, and place its number. */
+/* call_name is the name of the open call, and place its number. */
 static void open_item(api_job *job, api_choice *c, const api_piece *p) {
     api_text_clear(&c->item);
     api_text_clear(&c->tops);
     if (p->kind == HD_DELTA_CALL) {
-        api_text_clear(&c->prompt_scores);
-        api_put(&c->prompt_scores, api_piece_text(c, p), p->n);
+        api_text_clear(&c->call_name);
+        api_put(&c->call_name, api_piece_text(c, p), p->n);
         c->place = p->call;
     }
     if (!job->w.stream) return;
@@ -296,15 +298,15 @@ static void end_text_item(api_job *job, const api_choice *c, hd_delta_kind kind)
 
 static void end_call_item(api_job *job, const api_choice *c) {
     item_event(job, c, HD_DELTA_CALL, "response.function_call_arguments.done");
-    api_write(&job->out, ",'name':%.*s,'arguments':'", (int)c->prompt_scores.n,
-              c->prompt_scores.data);
+    api_write(&job->out, ",'name':%.*s,'arguments':'", (int)c->call_name.n, c->call_name.data);
     api_put(&job->out, c->item.data, c->item.n);
     api_puts(&job->out, "\"");
     end_event(job);
 }
 
 static void close_item(api_job *job, api_choice *c, hd_delta_kind kind, bool whole) {
-    const bool cut = !whole || (kind == HD_DELTA_CONTENT && c->end == HD_END_LENGTH);
+    const bool cut =
+        !whole || (kind == HD_DELTA_CONTENT && c->finish_reason == HD_FINISH_LENGTH);
     const char *status = cut ? "incomplete" : "completed";
     if (job->w.stream) {
         if (kind == HD_DELTA_CALL) {
@@ -324,17 +326,17 @@ static const api_block_writer items = {open_item, item_delta, close_item};
 
 static const char *status_of(const api_job *job, const api_choice *c) {
     if (job->failure.status) return "failed";
-    switch (c->end) {
-    case HD_END_NOT:
+    switch (c->finish_reason) {
+    case HD_FINISH_NONE:
         return "in_progress";
-    case HD_END_STOP:
+    case HD_FINISH_STOP:
         return "completed";
-    case HD_END_LENGTH:
+    case HD_FINISH_LENGTH:
         return "incomplete";
-    case HD_END_CANCELLED:
+    case HD_FINISH_ABORT:
         return "cancelled";
-    case HD_END_TIMEOUT:
-    case HD_END_FAILED:
+    case HD_FINISH_TIMEOUT:
+    case HD_FINISH_ERROR:
         return "failed";
     }
     return "failed";

@@ -10,16 +10,15 @@
 
 /* an over-long text is tokenized up to this many bytes, for the message */
 enum { COUNTED_BYTES = 1 << 20 };
-enum { MAX_STOPS = 16, MAX_STOP_BYTES = 256, MAX_STOP_IDS = 64, MAX_BIAS = 1024 };
 
 /* ---- sampling ---- */
 
 static bool take_stop(api_request *r) {
     const bool one = json_is_string(r->stop);
     const size_t n = one ? 1 : json_array_size(r->stop);
-    if (n > MAX_STOPS) {
+    if (n > HD_MAX_STOP_STRINGS) {
         return api_refuse(r, "invalid_value", "stop", "stop has %zu strings; at most %d", n,
-                          MAX_STOPS);
+                          HD_MAX_STOP_STRINGS);
     }
     const char **list = api_keep(r, n, sizeof *list);
     if (!list) return false;
@@ -27,10 +26,10 @@ static bool take_stop(api_request *r) {
         const json_t *v = one ? r->stop : json_array_get(r->stop, i);
         list[i] = json_string_value(v);
         const size_t bytes = json_string_length(v);
-        if (bytes < 1 || bytes > MAX_STOP_BYTES || strlen(list[i]) != bytes) {
+        if (bytes < 1 || bytes > HD_MAX_STOP_BYTES || strlen(list[i]) != bytes) {
             return api_refuse(r, "invalid_value", "stop",
                               "stop[%zu] must have 1 to %d bytes and no U+0000", i,
-                              MAX_STOP_BYTES);
+                              HD_MAX_STOP_BYTES);
         }
     }
     r->g.stop = list;
@@ -59,10 +58,10 @@ bool api_take_ids(api_request *r, json_t *list, const char *param, int32_t **ids
 
 static bool take_stop_ids(api_request *r) {
     int32_t *ids;
-    if (json_array_size(r->stop_ids) > MAX_STOP_IDS) {
+    if (json_array_size(r->stop_ids) > HD_MAX_STOP_TOKENS) {
         return api_refuse(r, "invalid_value", "stop_token_ids",
                           "stop_token_ids has %zu ids; at most %d",
-                          json_array_size(r->stop_ids), MAX_STOP_IDS);
+                          json_array_size(r->stop_ids), HD_MAX_STOP_TOKENS);
     }
     if (!api_take_ids(r, r->stop_ids, "stop_token_ids", &ids, &r->g.n_stop_tokens))
         return false;
@@ -85,9 +84,9 @@ static bool take_bias(api_request *r) {
     const size_t n = json_object_size(r->bias);
     const char *key;
     json_t *value;
-    if (n > MAX_BIAS) {
+    if (n > HD_MAX_BIAS) {
         return api_refuse(r, "invalid_value", "logit_bias",
-                          "logit_bias has %zu tokens; at most %d", n, MAX_BIAS);
+                          "logit_bias has %zu tokens; at most %d", n, HD_MAX_BIAS);
     }
     hd_request_bias *list = api_keep(r, n, sizeof *list);
     if (!list) return false;
@@ -164,7 +163,7 @@ static bool set_schema(api_request *r, const json_t *schema, const char *param) 
     } else {
         return api_refuse(r, "invalid_schema", param, "%s must be a JSON schema", param);
     }
-    r->g.form = HD_FORMAT_JSON_SCHEMA;
+    r->g.response_format = HD_FORMAT_JSON_SCHEMA;
     return true;
 }
 
@@ -173,7 +172,7 @@ static bool set_response_format(api_request *r) {
     const char *word = json_is_string(type) ? json_string_value(type) : "";
     if (strcmp(word, "text") == 0) return true;
     if (strcmp(word, "json_object") == 0) {
-        r->g.form = HD_FORMAT_JSON;
+        r->g.response_format = HD_FORMAT_JSON;
         return true;
     }
     if (strcmp(word, "json_schema") != 0) {
@@ -202,7 +201,7 @@ static bool set_choices(api_request *r) {
                           "choice[%zu] must be a string that is not empty", i);
     }
     if (n == 0) return api_refuse(r, "invalid_value", "choice", "choice must not be empty");
-    r->g.form = HD_FORMAT_CHOICE;
+    r->g.response_format = HD_FORMAT_CHOICE;
     r->g.choices = list;
     r->g.n_choices = n;
     return true;
@@ -214,14 +213,14 @@ bool api_take_response_format(api_request *r) {
     const int given = (r->regex != NULL) + (r->guided_regex != NULL) + (r->schema != NULL) +
                       (r->guided_json != NULL) + (r->guided_choice != NULL) + r->guided_object;
     if (r->response_format && !set_response_format(r)) return false;
-    if (given + (r->g.form != HD_FORMAT_FREE) > 1) {
+    if (given + (r->g.response_format != HD_FORMAT_FREE) > 1) {
         return api_refuse(r, "invalid_value", "response_format",
                           "more than one form is asked for; give one of response_format, "
                           "json_schema, regex and structured_outputs");
     }
-    if (r->guided_object) r->g.form = HD_FORMAT_JSON;
+    if (r->guided_object) r->g.response_format = HD_FORMAT_JSON;
     if (pattern) {
-        r->g.form = HD_FORMAT_REGEX;
+        r->g.response_format = HD_FORMAT_REGEX;
         r->g.format_text = pattern;
     }
     if (schema && !set_schema(r, schema, "json_schema")) return false;

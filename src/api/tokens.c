@@ -368,7 +368,7 @@ static bool take_apart(api_request *r, bool with_calls, taken_apart *out) {
     options.n_tools = tools.n_tools;
     if (st == HD_OK) st = hd_reply_open(&reply, &options, take_event, out, &err);
     if (st == HD_OK) st = hd_reply_feed(reply, r->content, strlen(r->content), false, &err);
-    if (st == HD_OK) st = hd_reply_finish(reply, HD_REPLY_STOP, &err);
+    if (st == HD_OK) st = hd_reply_finish(reply, HD_FINISH_STOP, &err);
     hd_reply_close(reply);
     hd_reply_tools_deinit(&tools);
     return st == HD_OK || api_refuse_err(r, "text", &err);

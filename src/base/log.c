@@ -13,16 +13,9 @@
 
 enum { LINE_MAX_BYTES = 4096 };
 
-static _Atomic int min_level = HD_LOG_INFO; /* set by the command line, read by all threads */
-static _Atomic int log_fd = STDERR_FILENO;
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic int64_t n_dropped; /* changed under writing */
 static int64_t n_told;            /* dropped lines that were reported; changed under writing */
-
-void hd_log_set(hd_log_level level, int fd) {
-    atomic_store(&min_level, (int)level);
-    atomic_store(&log_fd, fd);
-}
 
 typedef struct line {
     char text[LINE_MAX_BYTES];
@@ -84,7 +77,7 @@ static void put_time(line *l) {
 
 static void format(line *l, hd_log_level level, const char *event, const hd_log_field *fields,
                    int n) {
-    static const char *const names[] = {"debug", "info", "warn", "error"};
+    static const char *const names[] = {"info", "warn", "error"};
     l->n = 0;
     put_time(l);
     put_text(l, names[level]);
@@ -114,13 +107,12 @@ static void format(line *l, hd_log_level level, const char *event, const hd_log_
 
 /* A pipe that polls as writable accepts a complete line, which is no longer than PIPE_BUF. */
 static bool write_line(const line *l) {
-    struct pollfd p = {.fd = atomic_load(&log_fd), .events = POLLOUT};
+    struct pollfd p = {.fd = STDERR_FILENO, .events = POLLOUT};
     if (poll(&p, 1, 0) != 1 || !(p.revents & POLLOUT)) return false;
     return write(p.fd, l->text, l->n) == (ssize_t)l->n;
 }
 
 void hd_log_write(hd_log_level level, const char *event, const hd_log_field *fields, int n) {
-    if ((int)level < atomic_load(&min_level)) return;
     line l, gap;
     format(&l, level, event, fields, n);
     pthread_mutex_lock(&writing);

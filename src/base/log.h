@@ -15,10 +15,7 @@
 
 HD_BEGIN_C
 
-typedef enum hd_log_level { HD_LOG_DEBUG, HD_LOG_INFO, HD_LOG_WARN, HD_LOG_ERROR } hd_log_level;
-
-/* Lines below level are dropped. The default is HD_LOG_INFO, to standard error. */
-void hd_log_set(hd_log_level level, int fd);
+typedef enum hd_log_level { HD_LOG_INFO, HD_LOG_WARN, HD_LOG_ERROR } hd_log_level;
 
 typedef enum hd_log_kind { HD_LOG_TEXT, HD_LOG_INT, HD_LOG_REAL } hd_log_kind;
 
@@ -42,6 +39,7 @@ static inline hd_log_field hd_log_real(const char *key, double value) {
     return (hd_log_field){key, HD_LOG_REAL, NULL, 0, value};
 }
 
+/* Writes one line to standard error. */
 void hd_log_write(hd_log_level level, const char *event, const hd_log_field *fields, int n);
 
 int64_t hd_log_dropped(void); /* lines dropped so far */

@@ -20,10 +20,10 @@
 
 enum {
     HD_CHAT_MAX_MESSAGES = 4096,
-    HD_CHAT_MAX_PARTS = 1024, /* of one message */
-    HD_CHAT_MAX_TOOLS = 128,
-    HD_CHAT_MAX_CALLS = 128, /* of one message */
+    HD_CHAT_MAX_PARTS = 1024 /* of one message */
 };
+#define HD_CHAT_MAX_TOOLS 128
+#define HD_CHAT_MAX_CALLS 128 /* of one message */
 
 typedef enum hd_chat_encoding {
     HD_CHAT_V2,
@@ -177,6 +177,5 @@ hd_status hd_chat_detect(hd_chat_encoding *out, bool *thinks, const char *dir, h
 /* Whether a chat format thinks by default. */
 bool hd_chat_thinks(hd_chat_encoding encoding);
 const char *hd_chat_encoding_name(hd_chat_encoding encoding);
-const char *hd_chat_role_name(hd_chat_role role);
 
 #endif

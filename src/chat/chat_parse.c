@@ -34,10 +34,6 @@ typedef struct parse {
     hd_err *err;
 } parse;
 
-const char *hd_chat_role_name(hd_chat_role role) {
-    return roles[role];
-}
-
 static hd_status refuse(parse *p, const char *field, const char *why) {
     return HD_FAIL(p->err, HD_EINVAL, "messages[%d].%s: %s", p->m->index, field, why);
 }

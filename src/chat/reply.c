@@ -58,26 +58,11 @@ void hd_reply_close(hd_reply *r) {
     free(r);
 }
 
-const char *hd_reply_raw(const hd_reply *r, size_t *n) {
-    *n = r->n;
-    return r->raw;
-}
-
-const char *hd_reply_raw_calls(const hd_reply *r, size_t *n) {
-    size_t end = hd_reply_in_calls(r) ? r->n : r->calls_end;
-    *n = r->any_block ? end - r->calls_start : 0;
-    return r->any_block ? r->raw + r->calls_start : NULL;
-}
-
-int32_t hd_reply_n_calls(const hd_reply *r) {
-    return r->n_complete;
-}
-
 bool hd_reply_in_reasoning(const hd_reply *r) {
     return r->state == REPLY_IN_REASONING;
 }
 
-bool hd_reply_in_calls(const hd_reply *r) {
+static bool in_calls(const hd_reply *r) {
     return r->state != REPLY_IN_REASONING && r->state != REPLY_IN_CONTENT;
 }
 
@@ -94,11 +79,11 @@ bool reply_space(hd_reply *r, size_t *end) {
 void reply_at_eos(hd_reply *r, size_t at) {
     r->n = at; /* what follows is no part of the reply */
     r->ended = true;
-    r->reason = HD_REPLY_STOP;
+    r->reason = HD_FINISH_STOP;
 }
 
-reply_match reply_text_run(hd_reply *r, hd_reply_event_kind kind, bool hold, reply_probe *probe,
-                           reply_mark *mark) {
+static reply_match text_run(hd_reply *r, hd_reply_event_kind kind, bool hold,
+                            reply_probe *probe, reply_mark *mark) {
     reply_match m = REPLY_NO;
     bool at_end = r->ended && r->state != REPLY_IN_BLOCK; /* no marker can begin any more */
     size_t i = r->pos, from;
@@ -144,7 +129,7 @@ bool reply_next_in_block(hd_reply *r, reply_probe *probe, reply_mark *mark) {
         reply_note(r, HD_REPLY_NOTE_TEXT_BETWEEN_CALLS);
         r->stray = true;
     }
-    if (reply_text_run(r, HD_REPLY_CONTENT, true, probe, mark) != REPLY_YES) return false;
+    if (text_run(r, HD_REPLY_CONTENT, true, probe, mark) != REPLY_YES) return false;
     r->stray = false;
     r->pos = mark->at;
     return true;
@@ -152,7 +137,6 @@ bool reply_next_in_block(hd_reply *r, reply_probe *probe, reply_mark *mark) {
 
 void reply_leave_block(hd_reply *r) {
     r->state = REPLY_IN_CONTENT;
-    r->calls_end = r->pos;
     r->skip_space = true;
 }
 
@@ -185,8 +169,6 @@ static void enter_block(hd_reply *r, const reply_mark *mark) {
                 !mark->tag.spaced && mark->n == mark->tag.n + 1;
         if (!exact) reply_note(r, HD_REPLY_NOTE_SPELLING);
     }
-    if (!r->any_block) r->calls_start = r->pos;
-    r->any_block = true;
     r->state = REPLY_IN_BLOCK;
     r->stray = false;
     /* A bare call of V3 opens its block by itself. */
@@ -226,7 +208,7 @@ static bool content(hd_reply *r) {
     if (r->pos == r->n) return false;
     r->skip_space = false;
     bool hold = r->tools || !r->any_content;
-    if (reply_text_run(r, HD_REPLY_CONTENT, hold, reply_probe_content, &mark) != REPLY_YES) {
+    if (text_run(r, HD_REPLY_CONTENT, hold, reply_probe_content, &mark) != REPLY_YES) {
         return false;
     }
     content_mark(r, &mark);
@@ -236,8 +218,7 @@ static bool content(hd_reply *r) {
 /* A block whose first call follows at once ends the reasoning. */
 static bool reasoning(hd_reply *r) {
     reply_mark mark;
-    if (reply_text_run(r, HD_REPLY_REASONING, r->tools, reply_probe_reasoning, &mark) !=
-        REPLY_YES) {
+    if (text_run(r, HD_REPLY_REASONING, r->tools, reply_probe_reasoning, &mark) != REPLY_YES) {
         return false;
     }
     if (mark.kind == REPLY_MARK_BLOCK || mark.kind == REPLY_MARK_CALL) {
@@ -296,12 +277,12 @@ static bool only_end_missing(hd_reply *r) {
     while (i < r->n && (reply_is_space(r->raw[i]) || r->raw[i] == '`')) i++;
     if (i < r->n) return false;
     if (r->state == REPLY_AFTER_JSON) return true;
-    return r->state == REPLY_IN_BODY && r->reason == HD_REPLY_STOP &&
+    return r->state == REPLY_IN_BODY && r->reason == HD_FINISH_STOP &&
            (r->n_params > 0 || r->json_done);
 }
 
 static void end_in_call(hd_reply *r) {
-    bool stop = r->reason == HD_REPLY_STOP;
+    bool stop = r->reason == HD_FINISH_STOP;
     if (only_end_missing(r)) {
         reply_note(r, stop ? HD_REPLY_NOTE_MISSING_END : HD_REPLY_NOTE_CUT);
         reply_call_complete(r);
@@ -321,7 +302,7 @@ static void end_in_call(hd_reply *r) {
 
 /* The block was not closed, and raw[pos, n) is white space and perhaps a piece of a tag. */
 static void end_in_block(hd_reply *r) {
-    bool stop = r->reason == HD_REPLY_STOP;
+    bool stop = r->reason == HD_FINISH_STOP;
     size_t i = r->pos;
     while (i < r->n && reply_is_space(r->raw[i])) i++;
     if (stop && i < r->n) {
@@ -335,16 +316,14 @@ static void end_in_block(hd_reply *r) {
 
 static void end(hd_reply *r) {
     r->finished = true;
-    if (hd_reply_in_reasoning(r) && r->reason == HD_REPLY_STOP) {
+    if (hd_reply_in_reasoning(r) && r->reason == HD_FINISH_STOP) {
         reply_note(r, HD_REPLY_NOTE_UNFINISHED_REASONING);
     }
-    if (!hd_reply_in_calls(r)) return;
     if (r->state == REPLY_IN_BLOCK) {
         end_in_block(r);
-    } else {
+    } else if (in_calls(r)) {
         end_in_call(r);
     }
-    r->calls_end = r->n;
 }
 
 static hd_status run(hd_reply *r, hd_err *err) {
@@ -397,7 +376,7 @@ hd_status hd_reply_feed(hd_reply *r, const void *bytes, size_t n, bool special, 
     return run(r, err);
 }
 
-hd_status hd_reply_finish(hd_reply *r, hd_reply_finish_reason reason, hd_err *err) {
+hd_status hd_reply_finish(hd_reply *r, hd_finish_reason reason, hd_err *err) {
     if (r->status != HD_OK) return HD_FAIL(err, r->status, "the reply has failed before");
     if (r->ended) return HD_OK;
     r->ended = true;

@@ -4,7 +4,7 @@
  * The input is the bytes of tokens, in slices of any size; the output is events through a
  * callback. With adjacent deltas joined, the events are the same for every slicing. Bytes
  * are held back only while they could begin a marker. Every delta is valid UTF-8 in complete
- * characters: invalid bytes become U+FFFD, and hd_reply_raw() returns the original bytes.
+ * characters: invalid bytes become U+FFFD.
  * One thread owns a parser. docs/reply.md describes which deviations are tolerated. */
 #ifndef HD_CHAT_REPLY_H
 #define HD_CHAT_REPLY_H
@@ -15,13 +15,11 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "hadal_types.h"
 #include "chat/chat.h"
 
-enum {
-    HD_REPLY_MAX_CALLS = 128,
-    HD_REPLY_MAX_NAME = 256,   /* bytes, of a tool and of a parameter */
-    HD_REPLY_MAX_PARAMS = 256, /* of one call in DSML */
-};
+#define HD_REPLY_MAX_NAME   256 /* bytes, of a tool and of a parameter */
+#define HD_REPLY_MAX_PARAMS 256 /* of one call in DSML */
 
 typedef enum hd_reply_format {
     HD_REPLY_PLAIN, /* V2: no thinking, no calls */
@@ -98,30 +96,30 @@ typedef enum hd_reply_end {
 } hd_reply_end;
 
 /* Reasons of notes. "text": the call becomes content. */
-#define HD_REPLY_NOTES(X)                                                          \
-    X(TEXT_IN_CALL, "text between the tags of a call")                  /* text */ \
-    X(BAD_TAG, "a call's tag is misspelled")                            /* text */ \
-    X(BAD_ARGUMENTS, "the arguments are not a JSON object")             /* text */ \
-    X(DUPLICATE_PARAMETER, "a parameter is given twice")                /* text */ \
-    X(PARAMETER_OUTSIDE, "a parameter outside a call")                  /* text */ \
-    X(MIXED_ARGUMENTS, "a JSON body and parameters in one call")        /* text */ \
-    X(UNFINISHED, "the reply ends inside a call")                       /* text */ \
-    X(UNKNOWN_TOOL, "a call of a tool that was not offered")            /* text */ \
-    X(TOO_MANY_CALLS, "more than 128 calls")                            /* text */ \
-    X(TOO_MANY_PARAMETERS, "more than 256 parameters")                  /* text */ \
-    X(NAME_TOO_LONG, "a name of more than 256 bytes")                   /* text */ \
-    X(ARGUMENTS_TOO_LONG, "the arguments are longer than allowed")      /* text */ \
-    X(TOOLS_NOT_OFFERED, "a block of calls, but no tools were offered") /* text */ \
-    X(STRAY_TAG, "a tag of a call outside a block of calls")            /* text */ \
-    X(TEXT_BETWEEN_CALLS, "text between calls; it is content")                     \
-    X(BLOCK_IN_REASONING, "a block of calls inside the reasoning; it ends that")   \
-    X(BLANK_CALL, "a call without a name and arguments is skipped")                \
-    X(NOT_JSON, "a value that should be JSON is none; it became a string")         \
-    X(MISSING_END, "the end of a call or block is missing")                        \
-    X(NO_ARGUMENTS, "a call without arguments; they became {}")                    \
-    X(SPELLING, "spelled or spaced differently from the format")                   \
-    X(THINK_TAG, "a think tag where none belongs; dropped")                        \
-    X(UNFINISHED_REASONING, "the end of the reasoning never came")                 \
+#define HD_REPLY_NOTES(X)                                                                     \
+    X(TEXT_IN_CALL, "text between the tags of a call")                             /* text */ \
+    X(BAD_TAG, "a call's tag is misspelled")                                       /* text */ \
+    X(BAD_ARGUMENTS, "the arguments are not a JSON object")                        /* text */ \
+    X(DUPLICATE_PARAMETER, "a parameter is given twice")                           /* text */ \
+    X(PARAMETER_OUTSIDE, "a parameter outside a call")                             /* text */ \
+    X(MIXED_ARGUMENTS, "a JSON body and parameters in one call")                   /* text */ \
+    X(UNFINISHED, "the reply ends inside a call")                                  /* text */ \
+    X(UNKNOWN_TOOL, "a call of a tool that was not offered")                       /* text */ \
+    X(TOO_MANY_CALLS, "more than " HD_STR(HD_CHAT_MAX_CALLS) " calls")             /* text */ \
+    X(TOO_MANY_PARAMETERS, "more than " HD_STR(HD_REPLY_MAX_PARAMS) " parameters") /* text */ \
+    X(NAME_TOO_LONG, "a name of more than " HD_STR(HD_REPLY_MAX_NAME) " bytes")    /* text */ \
+    X(ARGUMENTS_TOO_LONG, "the arguments are longer than allowed")                 /* text */ \
+    X(TOOLS_NOT_OFFERED, "a block of calls, but no tools were offered")            /* text */ \
+    X(STRAY_TAG, "a tag of a call outside a block of calls")                       /* text */ \
+    X(TEXT_BETWEEN_CALLS, "text between calls; it is content")                                \
+    X(BLOCK_IN_REASONING, "a block of calls inside the reasoning; it ends that")              \
+    X(BLANK_CALL, "a call without a name and arguments is skipped")                           \
+    X(NOT_JSON, "a value that should be JSON is none; it became a string")                    \
+    X(MISSING_END, "the end of a call or block is missing")                                   \
+    X(NO_ARGUMENTS, "a call without arguments; they became {}")                               \
+    X(SPELLING, "spelled or spaced differently from the format")                              \
+    X(THINK_TAG, "a think tag where none belongs; dropped")                                   \
+    X(UNFINISHED_REASONING, "the end of the reasoning never came")                            \
     X(CUT, "the reply was cut inside a call or block")
 
 typedef enum hd_reply_note {
@@ -154,26 +152,10 @@ void hd_reply_close(hd_reply *r); /* NULL is fine */
  * The end-of-sentence token ends the reply, and later input is ignored. */
 hd_status hd_reply_feed(hd_reply *r, const void *bytes, size_t n, bool special, hd_err *err);
 
-typedef enum hd_reply_finish_reason {
-    HD_REPLY_STOP,   /* the model ended its reply */
-    HD_REPLY_LENGTH, /* the output was truncated */
-    HD_REPLY_ABORT   /* the same */
-} hd_reply_finish_reason;
+/* Emits what is held back. HD_FINISH_STOP: the model ended its reply; any other reason: the
+ * output was truncated. Does nothing after the end-of-sentence token or when called again. */
+hd_status hd_reply_finish(hd_reply *r, hd_finish_reason reason, hd_err *err);
 
-/* Emits what is held back. Does nothing after the end-of-sentence token or when called
- * again. */
-hd_status hd_reply_finish(hd_reply *r, hd_reply_finish_reason reason, hd_err *err);
-
-/* Returns all bytes up to the end of sentence, valid until the next feed or close. History
- * that is rendered from them matches the prefix cache. */
-const char *hd_reply_raw(const hd_reply *r, size_t *n);
-
-/* Returns the raw bytes from the white space before the first block of calls to the end of
- * the last block; NULL and 0 if there is none. */
-const char *hd_reply_raw_calls(const hd_reply *r, size_t *n);
-
-int32_t hd_reply_n_calls(const hd_reply *r); /* complete ones */
 bool hd_reply_in_reasoning(const hd_reply *r);
-bool hd_reply_in_calls(const hd_reply *r); /* inside a block of calls */
 
 #endif

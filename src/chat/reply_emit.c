@@ -181,7 +181,7 @@ void reply_call_name(hd_reply *r, size_t name, size_t n) {
         r->mode = REPLY_BLANK;
     } else if (n > HD_REPLY_MAX_NAME) {
         reply_call_lost(r, HD_REPLY_NOTE_NAME_TOO_LONG);
-    } else if (r->n_begun >= HD_REPLY_MAX_CALLS) {
+    } else if (r->n_begun >= HD_CHAT_MAX_CALLS) {
         reply_call_lost(r, HD_REPLY_NOTE_TOO_MANY_CALLS);
     } else {
         r->tool = reply_find_tool(r, name, n);
@@ -231,7 +231,6 @@ void reply_call_complete(hd_reply *r) {
     put_event(r, (hd_reply_event){.kind = HD_REPLY_CALL_END,
                                   .call = r->n_begun - 1,
                                   .end = HD_REPLY_COMPLETE});
-    r->n_complete++;
 }
 
 static void emit_end(hd_reply *r, hd_reply_end end) {

@@ -124,16 +124,14 @@ struct hd_reply {
     bool tools;           /* calls are looked for */
     size_t checked_space; /* white space up to here has been checked */
     bool any_content;
-    hd_reply_finish_reason reason;
-    size_t calls_start, calls_end;
-    bool any_block;
+    hd_finish_reason reason;
 
     /* the present call */
     reply_mode mode;
     size_t call_start;
     size_t name, name_n;
     const hd_reply_tool *tool; /* NULL: unknown */
-    int32_t n_begun, n_complete;
+    int32_t n_begun;
     size_t n_arguments; /* bytes */
     bool args_over;     /* they became longer than allowed */
     bool json_done;     /* its arguments came as one JSON object */
@@ -169,8 +167,6 @@ static inline bool reply_is_dsml(const hd_reply *r) {
  * space before the marker is excluded and pos is its beginning. The probe is called at every
  * '<'. */
 typedef reply_match reply_probe(const hd_reply *r, size_t at, reply_mark *mark);
-reply_match reply_text_run(hd_reply *r, hd_reply_event_kind kind, bool hold, reply_probe *probe,
-                           reply_mark *mark);
 /* The end of sentence stands at raw[at]. */
 void reply_at_eos(hd_reply *r, size_t at);
 /* The end of the white space at pos; false when more of it may come. */

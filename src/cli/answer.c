@@ -45,7 +45,7 @@ static bool show_part(shown *s, const hd_delta *p) {
 static bool show_event(shown *s, const hd_event *e) {
     bool kept = true;
     prompt_bar_end(&s->bar);
-    for (size_t i = 0; i < e->n_parts; i++) kept = show_part(s, &e->parts[i]) && kept;
+    for (size_t i = 0; i < e->n_deltas; i++) kept = show_part(s, &e->deltas[i]) && kept;
     fflush(stdout);
     return kept;
 }
@@ -66,15 +66,15 @@ static hd_status follow(shown *s, hd_engine *e, uint64_t id, int64_t start_ns,
         }
         if (!show_event(s, &event)) return HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
         a->end_ns = hd_now_ns() - start_ns;
-        if (!a->first_ns && event.n_tokens) a->first_ns = a->end_ns;
-    } while (event.end == HD_END_NOT);
+        if (!a->first_ns && event.step.n_tokens) a->first_ns = a->end_ns;
+    } while (event.step.finish_reason == HD_FINISH_NONE);
     a->prompt_tokens = event.prompt_tokens;
-    a->cached_tokens = event.cached_tokens;
+    a->cached_tokens = event.step.n_cached;
     a->output_tokens = event.output_tokens;
     a->drafted = event.drafted;
     a->accepted = event.accepted;
-    a->end = event.end;
-    if (event.end != HD_END_FAILED) return HD_OK;
+    a->finish_reason = event.step.finish_reason;
+    if (event.step.finish_reason != HD_FINISH_ERROR) return HD_OK;
     return HD_FAIL(err, HD_EDEVICE, "%s", event.why ? event.why : "the computation failed");
 }
 

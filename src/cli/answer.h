@@ -13,7 +13,7 @@ typedef struct answer {
     char *content, *reasoning; /* malloc'ed, never NULL after answer_run() succeeded */
     int64_t first_ns, end_ns;  /* since it was submitted */
     int32_t prompt_tokens, cached_tokens, output_tokens, drafted, accepted;
-    hd_end end;
+    hd_finish_reason finish_reason;
     bool stopped; /* the person stopped it */
 } answer;
 

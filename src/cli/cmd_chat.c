@@ -69,7 +69,7 @@ static void print_figures(const answer *a) {
             a->cached_tokens, a->prompt_tokens);
     if (a->drafted) fprintf(stderr, ", %d of %d drafts accepted", a->accepted, a->drafted);
     if (a->stopped) fprintf(stderr, ", stopped");
-    if (a->end == HD_END_LENGTH) fprintf(stderr, ", cut at the limit");
+    if (a->finish_reason == HD_FINISH_LENGTH) fprintf(stderr, ", cut at the limit");
     fprintf(stderr, "]\n");
 }
 
@@ -394,7 +394,7 @@ int cmd_chat(int argc, char **argv) {
         option_real("min-p", &set->min_p, 0, 1,
                     "tokens of this share of the best one's probability"),
         option_int("seed", &set->seed, 0, INT64_MAX, "of the random numbers"),
-        option_int("draft-tokens", &set->draft_tokens, HD_DRAFTS_AUTO, HD_MOST_DRAFTS,
+        option_int("draft-tokens", &set->draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS,
                    "drafts per step by the MTP layer; -1: as many as pay"),
         option_int("threads", &set->threads, 0, 1024, "0: one per core"),
         option_backend(&set->backend),

@@ -147,8 +147,8 @@ static hd_status judge(eval *v, eval_case *c, const hd_event *e, hd_err *err) {
     group *g = &v->groups[c->group];
     hd_bytes text = {0};
     eval_verdict verdict = {0};
-    if (e->end == HD_END_FAILED) return HD_FAIL(err, HD_EDEVICE, "%s", e->why);
-    const size_t n = c->reply.n - (e->end == HD_END_STOP && c->reply.n);
+    if (e->step.finish_reason == HD_FINISH_ERROR) return HD_FAIL(err, HD_EDEVICE, "%s", e->why);
+    const size_t n = c->reply.n - (e->step.finish_reason == HD_FINISH_STOP && c->reply.n);
     hd_status st =
         hd_tokenizer_decode(hd_engine_tokenizer(v->engine), c->reply.ids, n, false, &text, err);
     if (st == HD_OK) {
@@ -156,7 +156,7 @@ static hd_status judge(eval *v, eval_case *c, const hd_event *e, hd_err *err) {
                         hd_engine_encoding(v->engine), c->thinking, err);
     }
     g->right += verdict.right;
-    g->finished += verdict.finished && e->end == HD_END_STOP;
+    g->finished += verdict.finished && e->step.finish_reason == HD_FINISH_STOP;
     g->prompt_tokens += e->prompt_tokens;
     g->output_tokens += e->output_tokens;
     g->drafted += e->drafted;
@@ -184,8 +184,8 @@ static hd_status run_all(eval *v, hd_err *err) {
         }
         if (st != HD_OK || !hd_engine_poll(v->engine, &e, -1)) break;
         eval_case *c = find(v, e.id);
-        st = hd_ids_append(&c->reply, e.tokens, e.n_tokens, err);
-        if (st != HD_OK || e.end == HD_END_NOT) continue;
+        st = hd_ids_append(&c->reply, e.step.tokens, (size_t)e.step.n_tokens, err);
+        if (st != HD_OK || e.step.finish_reason == HD_FINISH_NONE) continue;
         st = judge(v, c, &e, err);
         c->id = 0;
         v->done++;

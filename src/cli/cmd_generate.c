@@ -29,6 +29,7 @@ typedef struct settings {
 } settings;
 
 static const char *const drafts[] = {"0", "1", "2", "3", "4", "5", "6", "7", "auto", NULL};
+_Static_assert(HD_LEN(drafts) == HD_MAX_DRAFTS + 3, "every depth, auto and the end");
 
 /* One answer: its text as stdout shows it, and its parts. */
 typedef struct answer {
@@ -48,10 +49,10 @@ typedef struct run {
     int64_t start_ns, first_ns;
 } run;
 
-static const char *end_name(hd_end end) {
+static const char *finish_name(const hd_event *e) {
     static const char *const names[] = {"running",   "stop",    "length",
                                         "cancelled", "timeout", "failed"};
-    return names[end];
+    return names[e->step.finish_reason];
 }
 
 /* [{"role": "system", ...}, {"role": "user", ...}] as malloc'ed text. */
@@ -127,10 +128,10 @@ static bool keep_part(answer *a, const hd_delta *p) {
 }
 
 static hd_status take_event(run *r, const hd_event *e, bool json, hd_err *err) {
-    answer *a = &r->answers[e->answer];
+    answer *a = &r->answers[e->choice];
     bool ok = true;
-    for (size_t i = 0; i < e->n_parts && ok; i++) {
-        const hd_delta *p = &e->parts[i];
+    for (size_t i = 0; i < e->n_deltas && ok; i++) {
+        const hd_delta *p = &e->deltas[i];
         if (json) ok = keep_part(a, p);
         if (p->kind != HD_DELTA_REASONING && p->kind != HD_DELTA_CONTENT) continue;
         ok = ok && change(a, p->kind == HD_DELTA_REASONING) && say(a, p->text, p->n);
@@ -139,7 +140,7 @@ static hd_status take_event(run *r, const hd_event *e, bool json, hd_err *err) {
     a->end = *e;
     a->end_ns = hd_now_ns();
     if (!r->first_ns) r->first_ns = a->end_ns;
-    if (e->end == HD_END_FAILED) return HD_FAIL(err, HD_EDEVICE, "%s", e->why);
+    if (e->step.finish_reason == HD_FINISH_ERROR) return HD_FAIL(err, HD_EDEVICE, "%s", e->why);
     return ok ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
 }
 
@@ -182,7 +183,7 @@ static void print_figures(const run *r) {
     if (tokens > r->n && rest > 0) fprintf(stderr, " at %.1f/s", (tokens - r->n) / rest);
     if (drafted) fprintf(stderr, "; %d of %d drafts accepted", accepted, drafted);
     if (r->n > 1) fprintf(stderr, "; %d answers", r->n);
-    fprintf(stderr, "; %s\n", end_name(r->answers[0].end.end));
+    fprintf(stderr, "; %s\n", finish_name(&r->answers[0].end));
 }
 
 static void print_json(const run *r, int32_t i) {
@@ -190,8 +191,8 @@ static void print_json(const run *r, int32_t i) {
     const hd_event *e = &a->end;
     json_t *o = json_pack(
         "{s:i, s:s%, s:O, s:s, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f}", "answer", i, "text",
-        a->text.n ? a->text.data : "", a->text.n, "parts", a->parts, "finish", end_name(e->end),
-        "prompt_tokens", e->prompt_tokens, "cached_tokens", e->cached_tokens, "output_tokens",
+        a->text.n ? a->text.data : "", a->text.n, "parts", a->parts, "finish", finish_name(e),
+        "prompt_tokens", e->prompt_tokens, "cached_tokens", e->step.n_cached, "output_tokens",
         e->output_tokens, "reasoning_tokens", e->reasoning_tokens, "drafted", e->drafted,
         "accepted", e->accepted, "first_token_seconds", seconds(r->first_ns - r->start_ns),
         "seconds", seconds(a->end_ns - r->start_ns));
@@ -228,26 +229,27 @@ static size_t split_choices(char *text, const char **out, size_t max) {
     return n;
 }
 
-typedef struct form_texts {
+typedef struct format_texts {
     char *text;
     const char *choices[MAX_CHOICES];
-} form_texts;
+} format_texts;
 
-static hd_status set_form(hd_request *g, form_texts *f, const settings *set, hd_err *err) {
+static hd_status set_response_format(hd_request *g, format_texts *f, const settings *set,
+                                     hd_err *err) {
     const int n = (set->schema != NULL) + (set->regex != NULL) + (set->choice != NULL);
     if (n > 1) return HD_FAIL(err, HD_EINVAL, "give one of --schema, --regex and --choice");
     if (set->schema) {
         size_t bytes;
         HD_TRY(hd_file_read(&f->text, &bytes, set->schema, MAX_PROMPT_BYTES, err));
-        g->form = HD_FORMAT_JSON_SCHEMA;
+        g->response_format = HD_FORMAT_JSON_SCHEMA;
         g->format_text = f->text;
     } else if (set->regex) {
-        g->form = HD_FORMAT_REGEX;
+        g->response_format = HD_FORMAT_REGEX;
         g->format_text = set->regex;
     } else if (set->choice) {
         f->text = strdup(set->choice);
         if (!f->text) return HD_FAIL(err, HD_ENOMEM, "no memory for choices");
-        g->form = HD_FORMAT_CHOICE;
+        g->response_format = HD_FORMAT_CHOICE;
         g->choices = f->choices;
         g->n_choices = split_choices(f->text, f->choices, MAX_CHOICES);
     }
@@ -256,14 +258,14 @@ static hd_status set_form(hd_request *g, form_texts *f, const settings *set, hd_
 
 static hd_status submit(run *r, const settings *set, const char *prompt, hd_err *err) {
     char why[600];
-    form_texts form = {0};
+    format_texts texts = {0};
     char *messages = set->raw ? NULL : as_messages(set->system, prompt);
-    const bool automatic = set->draft_tokens > HD_MOST_DRAFTS;
+    const bool automatic = set->draft_tokens > HD_MAX_DRAFTS;
     hd_request g = {.size = sizeof g,
                     .text = set->raw ? prompt : NULL,
                     .messages = messages,
                     .thinking = set->thinking == 2 ? -1 : set->thinking,
-                    .answers = r->n,
+                    .n = r->n,
                     .max_tokens = (int32_t)set->max_tokens,
                     .max_reasoning = (int32_t)set->max_reasoning,
                     .draft_tokens = automatic ? HD_DRAFTS_AUTO : set->draft_tokens,
@@ -274,11 +276,11 @@ static hd_status submit(run *r, const settings *set, const char *prompt, hd_err 
                     .seed = (uint64_t)set->seed,
                     .stop = &set->stop,
                     .n_stop = set->stop != NULL};
-    hd_status st = set_form(&g, &form, set, err);
+    hd_status st = set_response_format(&g, &texts, set, err);
     if (st == HD_OK && !hd_engine_submit(r->engine, &g, NULL, why, sizeof why)) {
         st = HD_FAIL(err, HD_EINVAL, "%s", why);
     }
-    free(form.text);
+    free(texts.text);
     free(messages);
     return st;
 }
@@ -299,7 +301,7 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
                                        .chunk_tokens = (int32_t)set->chunk,
                                        .no_graphs = set->no_graphs,
                                        .need_drafts = set->draft_tokens > 0 &&
-                                                      set->draft_tokens <= HD_MOST_DRAFTS,
+                                                      set->draft_tokens <= HD_MAX_DRAFTS,
                                        .on_upload = upload_bar_draw,
                                        .on_upload_ctx = &bar};
     r->start_ns = hd_now_ns();
@@ -331,7 +333,7 @@ static hd_status generate(const settings *set, const char *prompt, hd_err *err) 
 
 int cmd_generate(int argc, char **argv) {
     static const char *const thinking[] = {"auto", "on", "off", NULL};
-    settings set = {.top_p = 1, .n = 1, .draft_tokens = HD_MOST_DRAFTS + 1};
+    settings set = {.top_p = 1, .n = 1, .draft_tokens = HD_MAX_DRAFTS + 1};
     const option options[] = {
         with_letter(option_text("prompt", &set.prompt, "TEXT", "what to answer"), 'p'),
         with_letter(option_text("file", &set.file, "FILE", "a file that holds it; - for stdin"),

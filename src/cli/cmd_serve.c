@@ -134,7 +134,7 @@ static void print_start(const serve_settings *set, server *s) {
     printf("  engine     %s; %d answers side by side, context %d, KV %lld tokens (%.1f MB), "
            "weights %.1f MB\n",
            backend, e.max_running, e.max_context,
-           (long long)e.pages[HD_PAGES_FULL] * e.page_tokens, (double)e.kv_bytes / 1e6,
+           (long long)e.pages[HD_KV_FULL] * e.page_tokens, (double)e.kv_bytes / 1e6,
            (double)e.weight_bytes / 1e6);
     if (no_gpu) printf("  no GPU     %s\n", no_gpu);
     printf("  keys       %s\n", server_has_keys(s) ? "needed: Authorization: Bearer KEY"

@@ -82,7 +82,7 @@ static hd_status take_apart(parts *p, const char *text, size_t n, hd_chat_encodi
     p->clean = true;
     HD_TRY(hd_reply_open(&reply, &options, collect, p, err));
     hd_status st = hd_reply_feed(reply, text, n, false, err);
-    if (st == HD_OK) st = hd_reply_finish(reply, HD_REPLY_STOP, err);
+    if (st == HD_OK) st = hd_reply_finish(reply, HD_FINISH_STOP, err);
     hd_reply_close(reply);
     if (st == HD_OK && p->out_of_memory) {
         st = HD_FAIL(err, HD_ENOMEM, "no memory for a reply of %zu bytes", n);

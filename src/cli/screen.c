@@ -184,7 +184,8 @@ void screen_print(screen *s, const char *format, ...) {
     free(text);
 }
 
-void screen_dim(screen *s, bool dim) {
+/* Dims what follows, or no longer, where that can be done. */
+static void set_dim(screen *s, bool dim) {
     if (!s->can_dim || s->dim == dim) return;
     put_word(s);
     fputs(dim ? "\033[2m" : "\033[0m", s->to);
@@ -194,12 +195,12 @@ void screen_dim(screen *s, bool dim) {
 void screen_turn_to(screen *s, bool reasoning) {
     if (s->reasoning == reasoning) return;
     s->reasoning = reasoning;
-    screen_dim(s, reasoning);
+    set_dim(s, reasoning);
     if (reasoning && !s->can_dim) screen_print(s, "[reasoning]\n");
     if (!reasoning) screen_print(s, s->can_dim ? "\n\n" : "\n\n[answer]\n");
 }
 
 void screen_end(screen *s) {
     put_word(s);
-    screen_dim(s, false);
+    set_dim(s, false);
 }

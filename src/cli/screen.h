@@ -35,9 +35,6 @@ void screen_print(screen *s, const char *format, ...) __attribute__((format(prin
 /* The same, as one word, spaces included. */
 void screen_word(screen *s, const char *text);
 
-/* Dims what follows, or no longer, where that can be done. */
-void screen_dim(screen *s, bool dim);
-
 /* Before a piece of reasoning or of an answer: reasoning is dimmed and ends with an empty line, or is
  * labelled where that cannot be seen. */
 void screen_turn_to(screen *s, bool reasoning);

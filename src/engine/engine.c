@@ -15,10 +15,10 @@
 /* ---- requests ---- */
 
 engine_request *engine_request_of(hd_engine *e, uint64_t id) {
-    const uint64_t index = (id & UINT32_MAX) >> ENGINE_ANSWER_BITS;
+    const uint64_t index = (id & UINT32_MAX) >> ENGINE_CHOICE_BITS;
     if (index == 0 || index > (uint64_t)e->n_requests) return NULL;
     engine_request *r = &e->requests[index - 1];
-    return r->id && r->id == id - (uint64_t)engine_answer_of(id) ? r : NULL;
+    return r->id && r->id == id - (uint64_t)engine_choice_of(id) ? r : NULL;
 }
 
 /* Returns a free engine_request for n choices. The caller holds the lock. */
@@ -28,28 +28,28 @@ static engine_request *take_record(hd_engine *e, int32_t n) {
     const uint32_t uses = r->uses + 1;
     const uint64_t index = (uint64_t)(r - e->requests) + 1;
     *r = (engine_request){.uses = uses,
-                          .id = (uint64_t)uses << 32 | index << ENGINE_ANSWER_BITS,
+                          .id = (uint64_t)uses << 32 | index << ENGINE_CHOICE_BITS,
                           .arrival = e->arrivals++};
     e->n_living += n;
     return r;
 }
 
 void engine_drop_request(hd_engine *e, engine_request *r) {
-    for (int32_t i = 0; i < r->n_answers; i++) hd_output_deinit(&r->answers[i].output);
+    for (int32_t i = 0; i < r->n_choices; i++) hd_output_deinit(&r->choices[i].output);
     for (size_t i = 0; i < r->rules.n_stop; i++) free(r->stop[i]);
     hd_ids_deinit(&r->prompt);
     hd_reply_tools_deinit(&r->reply_tools);
     json_decref(r->tools);
-    engine_grammar_cache_release(e->forms, r->form);
+    engine_grammar_cache_release(e->grammars, r->grammar);
     hd_ids_deinit(&r->forced);
-    free(r->scores);
-    free(r->score_top);
+    free(r->prompt_logprobs);
+    free(r->prompt_top);
     free(r->stop);
     free(r->bias);
     free(r->ban);
     free(r->stop_ids);
     pthread_mutex_lock(&e->lock);
-    free(r->answers);
+    free(r->choices);
     *r = (engine_request){.uses = r->uses};
     e->free[e->n_free++] = (int32_t)(r - e->requests);
     pthread_mutex_unlock(&e->lock);
@@ -66,7 +66,7 @@ static void tell(hd_engine *e) {
 static hd_status refuse_full(const hd_engine *e, int32_t n, hd_err *err) {
     if (e->draining) return HD_FAIL(err, HD_EAGAIN, "the engine takes no more requests");
     return HD_FAIL(err, HD_EAGAIN,
-                   "the queue is full: %d answers wait or run, %d more asked for", e->n_living,
+                   "the queue is full: %d choices wait or run, %d more asked for", e->n_living,
                    n);
 }
 
@@ -84,11 +84,10 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
         return HD_FAIL(err, HD_EINVAL, "hd_request of %zu bytes; this library knows %zu",
                        g->size, sizeof *g);
     }
-    if (g->answers < 0 || g->answers > HD_MAX_CHOICES) {
-        return HD_FAIL(err, HD_EINVAL, "answers is %d; must be 0 to %d", g->answers,
-                       HD_MAX_CHOICES);
+    if (g->n < 0 || g->n > HD_MAX_CHOICES) {
+        return HD_FAIL(err, HD_EINVAL, "n is %d; must be 0 to %d", g->n, HD_MAX_CHOICES);
     }
-    const int32_t n = g->answers ? g->answers : 1;
+    const int32_t n = g->n ? g->n : 1;
     hd_status st = HD_OK;
     pthread_mutex_lock(&e->lock);
     engine_request *r = e->draining ? NULL : take_record(e, n);
@@ -132,21 +131,21 @@ void hd_engine_defaults(const hd_engine *e, hd_request *g) {
 
 /* Each choice is listed at most once. Between two steps the list therefore holds at most the
  * choices that lived at the first and those submitted since: twice max_living. */
-void engine_cancel_answer(hd_engine *e, engine_request *r, int32_t answer) {
-    engine_answer *a = &r->answers[answer];
-    if (a->cancelled || a->posted) return;
-    a->cancelled = true;
-    e->mail.cancelled[e->mail.n_cancelled++] = r->id + (uint64_t)answer;
+void engine_cancel_choice(hd_engine *e, engine_request *r, int32_t choice) {
+    engine_choice *c = &r->choices[choice];
+    if (c->cancelled || c->posted) return;
+    c->cancelled = true;
+    e->mail.cancelled[e->mail.n_cancelled++] = r->id + (uint64_t)choice;
     tell(e);
 }
 
 /* Only for a request that is in the mailbox; before that its submitter owns it. */
-static int32_t n_answers(const engine_request *r) {
-    return r->n_left ? r->n_answers : 0;
+static int32_t n_choices(const engine_request *r) {
+    return r->n_left ? r->n_choices : 0;
 }
 
 static void cancel_all(hd_engine *e, engine_request *r) {
-    for (int32_t i = 0; i < n_answers(r); i++) engine_cancel_answer(e, r, i);
+    for (int32_t i = 0; i < n_choices(r); i++) engine_cancel_choice(e, r, i);
 }
 
 void hd_engine_cancel(hd_engine *e, uint64_t id) {
@@ -207,18 +206,18 @@ typedef struct listed {
     hd_request_status request;
 } listed;
 
-static hd_request_status describe(const engine_request *r, int32_t answer) {
+static hd_request_status describe(const engine_request *r, int32_t choice) {
     return (hd_request_status){.id = r->id,
-                               .answer = answer,
+                               .choice = choice,
                                .prompt_tokens = r->n_prompt,
-                               .output_tokens = r->answers[answer].n_posted};
+                               .output_tokens = r->choices[choice].n_posted};
 }
 
 static int by_importance(const void *a, const void *b) {
     const listed *x = a, *y = b;
     if (x->priority != y->priority) return x->priority > y->priority ? -1 : 1;
     if (x->arrival != y->arrival) return x->arrival < y->arrival ? -1 : 1;
-    return x->request.answer < y->request.answer ? -1 : 1;
+    return x->request.choice < y->request.choice ? -1 : 1;
 }
 
 static size_t list_running(hd_engine *e, hd_request_status *out, size_t max) {
@@ -226,9 +225,9 @@ static size_t list_running(hd_engine *e, hd_request_status *out, size_t max) {
     for (int32_t i = 0; i < e->n_places && n < max; i++) {
         const hd_sched_progress *p = &e->places[i];
         const engine_request *r = engine_request_of(e, p->id);
-        const int32_t answer = engine_answer_of(p->id);
-        if (!r || r->answers[answer].posted) continue;
-        out[n] = describe(r, answer);
+        const int32_t choice = engine_choice_of(p->id);
+        if (!r || r->choices[choice].posted) continue;
+        out[n] = describe(r, choice);
         out[n].phase = p->n_known > r->n_prompt ? HD_PHASE_DECODE : HD_PHASE_PREFILL;
         out[n].cached_tokens = p->n_cached;
         out[n].done_tokens = p->n_done;
@@ -244,12 +243,12 @@ static size_t list_waiting(hd_engine *e, listed *out, uint64_t *running) {
     for (int32_t i = 0; i < e->n_places; i++) {
         const uint64_t id = e->places[i].id;
         const engine_request *r = engine_request_of(e, id);
-        if (r) running[r - e->requests] |= 1ull << engine_answer_of(id);
+        if (r) running[r - e->requests] |= 1ull << engine_choice_of(id);
     }
     for (int32_t i = 0; i < e->n_requests; i++) {
         const engine_request *r = &e->requests[i];
-        for (int32_t k = 0; k < n_answers(r); k++) {
-            if (r->answers[k].posted || running[i] >> k & 1) continue;
+        for (int32_t k = 0; k < n_choices(r); k++) {
+            if (r->choices[k].posted || running[i] >> k & 1) continue;
             out[n++] = (listed){r->priority, r->arrival, describe(r, k)};
         }
     }

@@ -19,14 +19,14 @@
 enum { ENGINE_MAX_MARKERS = 16 };
 
 /* One choice of a request. The scheduler sees it as a request of its own. */
-typedef struct engine_answer {
-    hd_request_sampling choosing; /* constant after submission; the step thread reads it */
+typedef struct engine_choice {
+    hd_request_sampling sampling; /* constant after submission; the step thread reads it */
 
     /* owned by the polling thread */
     hd_output output;
     /* the polling thread showed the last event; the step thread may not know yet */
     bool ended;
-    int32_t n_output, drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
+    int32_t n_output, drafted_at[HD_MAX_DRAFTS], accepted_at[HD_MAX_DRAFTS];
 
     /* owned by the step thread */
     int64_t admitted_ns;
@@ -36,16 +36,16 @@ typedef struct engine_answer {
     bool cancelled; /* listed in the mailbox for the step thread */
     bool posted;    /* the last step output is in the ring */
     int32_t n_posted;
-} engine_answer;
+} engine_choice;
 
 typedef struct engine_request {
     uint64_t id; /* 0: free. The id of choice i is id + i. */
     uint32_t uses;
-    int32_t n_answers;
+    int32_t n_choices;
     /* guarded by the lock: choices whose last step output the polling thread has not
      * taken */
     int32_t n_left;
-    engine_answer *answers; /* [n_answers] the choices */
+    engine_choice *choices; /* [n_choices] the choices */
     /* owned by the polling thread: choices whose last event was shown; whose last output was
      * taken */
     int32_t n_ended, n_gone;
@@ -73,31 +73,25 @@ typedef struct engine_request {
 
     bool constrained; /* a constraint limits the next tokens */
     hd_constraint constraint;
-    hd_ids forced;        /* the constraint's forced tokens */
-    engine_grammar *form; /* the constraint's grammar, or NULL */
+    hd_ids forced;           /* the constraint's forced tokens */
+    engine_grammar *grammar; /* the constraint's grammar, or NULL */
 
-    /* Prompt log-probabilities from token score_from on; 0: none. They are written before
-     * the first step output of choice 0. */
-    int32_t score_from, n_scored, n_top;
-    float *scores;             /* [n_prompt - score_from] */
-    hd_alternative *score_top; /* [n_prompt - score_from, n_top] */
-    bool scores_shown;         /* owned by the polling thread */
+    /* Prompt log-probabilities from token prompt_logprobs_from on; 0: none. They are written
+     * before the first step output of choice 0. */
+    int32_t prompt_logprobs_from, n_prompt_logprobs, n_top;
+    float *prompt_logprobs;     /* [n_prompt - prompt_logprobs_from] */
+    hd_alternative *prompt_top; /* [n_prompt - prompt_logprobs_from, n_top] */
+    bool prompt_shown;          /* owned by the polling thread */
 } engine_request;
 
-/* What one step adds to one choice. */
+/* What one step adds to one choice, on its way to the polling thread. */
 typedef struct engine_step_output {
     uint64_t id;
-    int32_t n;
-    int32_t tokens[HD_MAX_STEP_TOKENS];
-    float logprobs[HD_MAX_STEP_TOKENS];
-    hd_end end;
-    char *why; /* HD_END_FAILED: the receiver frees it */
-    int32_t n_cached, n_drafted, n_accepted, n_retracted;
+    hd_step_tokens step;
+    hd_alternative *top; /* [ENGINE_POST_TOPS] memory of its own for the step's alternatives */
+    char *why;           /* HD_FINISH_ERROR: the receiver frees it */
+    int32_t n_retracted;
     int64_t admitted_ns;
-    int32_t n_top;
-    /* [n, n_top] memory of its own, for HD_MAX_STEP_TOKENS tokens with the most
-     * alternatives */
-    hd_alternative *top;
 } engine_step_output;
 
 enum { ENGINE_MAX_NOTICES = 24 };
@@ -134,7 +128,7 @@ struct hd_engine {
     int32_t n_notices;
     int32_t n_experts, n_loads; /* experts per layer; layers times experts */
     hd_grammar_vocab *vocab;
-    engine_grammar_cache *forms;         /* have their own locks */
+    engine_grammar_cache *grammars;      /* have their own locks */
     engine_token_history *token_history; /* NULL: disabled */
     hd_alternative *tops;                /* alternatives of all step outputs in the ring */
     engine_rank *ranks;                  /* [n_ranks] */
@@ -143,7 +137,7 @@ struct hd_engine {
     /* owned by the polling thread */
     /* The step output that the shown event points into, and its choice and request: */
     engine_step_output event_post;
-    engine_answer *shown_answer; /* NULL: none */
+    engine_choice *shown_choice; /* NULL: none */
     engine_request *finished;    /* NULL: none; released together with the event */
     char why[600];
 
@@ -170,19 +164,19 @@ struct hd_engine {
 
 /* An id holds the request's use count, its index and the choice's index. Stale ids match
  * nothing. */
-enum { ENGINE_ANSWER_BITS = 6, ENGINE_MAX_LIVING = 1 << 20 };
-_Static_assert(HD_MAX_CHOICES == 1 << ENGINE_ANSWER_BITS, "an id holds the answer's index");
+enum { ENGINE_CHOICE_BITS = 6, ENGINE_MAX_LIVING = 1 << 20 };
+_Static_assert(HD_MAX_CHOICES == 1 << ENGINE_CHOICE_BITS, "an id holds the choice's index");
 
 /* id: of a request or a choice */
 engine_request *engine_request_of(hd_engine *e, uint64_t id);
-static inline int32_t engine_answer_of(uint64_t id) {
+static inline int32_t engine_choice_of(uint64_t id) {
     return (int32_t)(id & (HD_MAX_CHOICES - 1));
 }
 
 /* engine.c */
 void engine_drop_request(hd_engine *e, engine_request *r);
 /* the caller holds the lock */
-void engine_cancel_answer(hd_engine *e, engine_request *r, int32_t answer);
+void engine_cancel_choice(hd_engine *e, engine_request *r, int32_t choice);
 
 /* notices.c; weights: NULL without a model */
 void engine_note_oddities(hd_engine *e, const hd_weights *weights);
@@ -192,13 +186,12 @@ hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
                          const hd_conversation *conversation, hd_err *err);
 
 /* sampling_constraint.c */
-bool engine_forces_tool_call(const hd_request *g);
 hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_request *g,
                                   hd_err *err);
 
 /* step_loop.c */
-void engine_step_output_copy(engine_step_output *to,
-                             const engine_step_output *from); /* to->top keeps its memory */
+/* to->top keeps its memory */
+void engine_step_output_copy(engine_step_output *to, const engine_step_output *from);
 
 /* open.c: for max_living choices; close accepts all zeros */
 bool engine_mail_open(engine_mail *m, int32_t max_living);

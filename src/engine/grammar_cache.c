@@ -9,7 +9,7 @@ enum { MAX_IDLE_BYTES = 32 << 20, MAX_IDLE = 128 };
 
 struct engine_grammar {
     hd_bytes key; /* kind and text of the response format */
-    hd_grammar *grammar;
+    hd_grammar *compiled;
     int32_t users;
     engine_grammar *prev, *next; /* linked by use, the most recently used first */
 };
@@ -21,53 +21,54 @@ struct engine_grammar_cache {
 
 hd_status engine_grammar_cache_open(engine_grammar_cache **out, hd_err *err) {
     *out = calloc(1, sizeof **out);
-    if (!*out) return HD_FAIL(err, HD_ENOMEM, "no memory for forms");
+    if (!*out) return HD_FAIL(err, HD_ENOMEM, "no memory for grammars");
     pthread_mutex_init(&(*out)->lock, NULL);
     return HD_OK;
 }
 
-static void drop(engine_grammar *form) {
-    if (!form) return;
-    hd_grammar_close(form->grammar);
-    hd_bytes_deinit(&form->key);
-    free(form);
+static void drop(engine_grammar *grammar) {
+    if (!grammar) return;
+    hd_grammar_close(grammar->compiled);
+    hd_bytes_deinit(&grammar->key);
+    free(grammar);
 }
 
 void engine_grammar_cache_close(engine_grammar_cache *f) {
     if (!f) return;
-    for (engine_grammar *form = f->first, *next; form; form = next) {
-        next = form->next;
-        drop(form);
+    for (engine_grammar *grammar = f->first, *next; grammar; grammar = next) {
+        next = grammar->next;
+        drop(grammar);
     }
     pthread_mutex_destroy(&f->lock);
     free(f);
 }
 
-const hd_grammar *engine_grammar_of(const engine_grammar *form) {
-    return form->grammar;
+const hd_grammar *engine_grammar_of(const engine_grammar *grammar) {
+    return grammar->compiled;
 }
 
 /* ---- the list, under the lock ---- */
 
-static void unlink_form(engine_grammar_cache *f, engine_grammar *form) {
-    *(form->prev ? &form->prev->next : &f->first) = form->next;
-    *(form->next ? &form->next->prev : &f->last) = form->prev;
-    form->prev = form->next = NULL;
+static void unlink_grammar(engine_grammar_cache *f, engine_grammar *grammar) {
+    *(grammar->prev ? &grammar->prev->next : &f->first) = grammar->next;
+    *(grammar->next ? &grammar->next->prev : &f->last) = grammar->prev;
+    grammar->prev = grammar->next = NULL;
 }
 
-static void link_first(engine_grammar_cache *f, engine_grammar *form) {
-    form->next = f->first;
-    *(f->first ? &f->first->prev : &f->last) = form;
-    f->first = form;
+static void link_first(engine_grammar_cache *f, engine_grammar *grammar) {
+    grammar->next = f->first;
+    *(f->first ? &f->first->prev : &f->last) = grammar;
+    f->first = grammar;
 }
 
 static engine_grammar *find(engine_grammar_cache *f, const hd_bytes *key) {
-    for (engine_grammar *form = f->first; form; form = form->next) {
-        if (form->key.n != key->n || memcmp(form->key.data, key->data, key->n) != 0) continue;
-        unlink_form(f, form);
-        link_first(f, form);
-        form->users++;
-        return form;
+    for (engine_grammar *grammar = f->first; grammar; grammar = grammar->next) {
+        if (grammar->key.n != key->n || memcmp(grammar->key.data, key->data, key->n) != 0)
+            continue;
+        unlink_grammar(f, grammar);
+        link_first(f, grammar);
+        grammar->users++;
+        return grammar;
     }
     return NULL;
 }
@@ -76,13 +77,13 @@ static engine_grammar *find(engine_grammar_cache *f, const hd_bytes *key) {
 static void trim(engine_grammar_cache *f) {
     size_t bytes = 0;
     int32_t n = 0;
-    for (engine_grammar *form = f->first, *next; form; form = next) {
-        next = form->next;
-        if (form->users) continue;
-        bytes += hd_grammar_bytes(form->grammar) + form->key.n;
+    for (engine_grammar *grammar = f->first, *next; grammar; grammar = next) {
+        next = grammar->next;
+        if (grammar->users) continue;
+        bytes += hd_grammar_bytes(grammar->compiled) + grammar->key.n;
         if (++n <= MAX_IDLE && bytes <= MAX_IDLE_BYTES) continue;
-        unlink_form(f, form);
-        drop(form);
+        unlink_grammar(f, grammar);
+        drop(grammar);
     }
 }
 
@@ -95,13 +96,14 @@ static hd_status fill_args(hd_grammar_args *args, size_t *lengths, const hd_requ
                                             [HD_FORMAT_JSON_SCHEMA] = HD_GRAMMAR_JSON_SCHEMA,
                                             [HD_FORMAT_REGEX] = HD_GRAMMAR_REGEX,
                                             [HD_FORMAT_CHOICE] = HD_GRAMMAR_CHOICE};
-    *args = (hd_grammar_args){.kind = kinds[g->form], .calls = *calls};
-    if (g->form == HD_FORMAT_JSON_SCHEMA || g->form == HD_FORMAT_REGEX) {
-        if (!g->format_text) return HD_FAIL(err, HD_EINVAL, "the form has no form_text");
+    *args = (hd_grammar_args){.kind = kinds[g->response_format], .calls = *calls};
+    if (g->response_format == HD_FORMAT_JSON_SCHEMA || g->response_format == HD_FORMAT_REGEX) {
+        if (!g->format_text)
+            return HD_FAIL(err, HD_EINVAL, "the response format has no format_text");
         args->text = g->format_text;
         args->n = strlen(g->format_text);
     }
-    if (g->form == HD_FORMAT_CHOICE) {
+    if (g->response_format == HD_FORMAT_CHOICE) {
         for (size_t i = 0; i < g->n_choices; i++) lengths[i] = strlen(g->choices[i]);
         args->choices = g->choices;
         args->choice_bytes = lengths;
@@ -126,18 +128,18 @@ static hd_status make_key(hd_bytes *key, const hd_grammar_args *a, hd_err *err) 
 
 static hd_status compile(engine_grammar **out, hd_bytes *key, const hd_grammar_args *args,
                          hd_err *err) {
-    engine_grammar *form = calloc(1, sizeof *form);
+    engine_grammar *grammar = calloc(1, sizeof *grammar);
     *out = NULL;
-    if (!form) return HD_FAIL(err, HD_ENOMEM, "no memory for a form");
-    const hd_status st = hd_grammar_open(&form->grammar, args, err);
+    if (!grammar) return HD_FAIL(err, HD_ENOMEM, "no memory for a grammar");
+    const hd_status st = hd_grammar_open(&grammar->compiled, args, err);
     if (st != HD_OK) {
-        free(form);
+        free(grammar);
         return st;
     }
-    form->key = *key;
+    grammar->key = *key;
     *key = (hd_bytes){0};
-    form->users = 1;
-    *out = form;
+    grammar->users = 1;
+    *out = grammar;
     return HD_OK;
 }
 
@@ -182,10 +184,10 @@ hd_status engine_grammar_cache_acquire(engine_grammar_cache *f, engine_grammar *
     return st;
 }
 
-void engine_grammar_cache_release(engine_grammar_cache *f, engine_grammar *form) {
-    if (!form) return;
+void engine_grammar_cache_release(engine_grammar_cache *f, engine_grammar *grammar) {
+    if (!grammar) return;
     pthread_mutex_lock(&f->lock);
-    form->users--;
+    grammar->users--;
     trim(f);
     pthread_mutex_unlock(&f->lock);
 }

@@ -21,8 +21,8 @@ hd_status engine_grammar_cache_acquire(engine_grammar_cache *f, engine_grammar *
                                        const hd_request *g, const hd_grammar_calls *calls,
                                        hd_err *err);
 void engine_grammar_cache_release(engine_grammar_cache *f,
-                                  engine_grammar *form); /* NULL is fine */
+                                  engine_grammar *grammar); /* NULL is fine */
 
-const hd_grammar *engine_grammar_of(const engine_grammar *form);
+const hd_grammar *engine_grammar_of(const engine_grammar *grammar);
 
 #endif

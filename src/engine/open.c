@@ -145,7 +145,7 @@ static void place_tops(hd_engine *e) {
 static hd_status open_mailbox(hd_engine *e, const engine_sizes *z, hd_err *err) {
     const int64_t living = (int64_t)z->queue + z->running;
     if (living > ENGINE_MAX_LIVING) {
-        return HD_FAIL(err, HD_EINVAL, "%lld answers that run or wait; at most %d",
+        return HD_FAIL(err, HD_EINVAL, "%lld choices that run or wait; at most %d",
                        (long long)living, ENGINE_MAX_LIVING);
     }
     const size_t n = (size_t)living;
@@ -263,7 +263,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     HD_TRY(open_ranks(e, o, precision, err));
     const engine_sizes z = choose_sizes(e, o);
     e->max_context = z.context;
-    HD_TRY(engine_grammar_cache_open(&e->forms, err));
+    HD_TRY(engine_grammar_cache_open(&e->grammars, err));
     if (!o->no_token_history)
         HD_TRY(engine_token_history_open(&e->token_history, TOKEN_HISTORY_BYTES, err));
     HD_TRY(open_mailbox(e, &z, err));
@@ -383,7 +383,7 @@ void hd_engine_close(hd_engine *e) {
     for (int32_t i = 0; i < e->n_ranks; i++) engine_rank_close(&e->ranks[i]);
     free(e->ranks);
     hd_grammar_vocab_close(e->vocab);
-    engine_grammar_cache_close(e->forms);
+    engine_grammar_cache_close(e->grammars);
     engine_token_history_close(e->token_history);
     hd_tokenizer_close(e->tokenizer);
     hd_model_spec_close(e->spec);

@@ -11,31 +11,31 @@ static bool is_text(hd_delta_kind kind) {
 /* ---- deltas ---- */
 
 static bool grow(hd_output *o) {
-    const size_t cap = o->cap_parts ? 2 * o->cap_parts : 8;
-    hd_output_part *parts = realloc(o->parts, cap * sizeof *parts);
-    if (parts) o->parts = parts;
+    const size_t cap = o->cap_deltas ? 2 * o->cap_deltas : 8;
+    hd_output_delta *deltas = realloc(o->deltas, cap * sizeof *deltas);
+    if (deltas) o->deltas = deltas;
     hd_delta *shown = realloc(o->shown, cap * sizeof *shown);
     if (shown) o->shown = shown;
-    if (!parts || !shown) return false;
-    o->cap_parts = cap;
+    if (!deltas || !shown) return false;
+    o->cap_deltas = cap;
     return true;
 }
 
-static bool continues(const hd_output *o, const hd_output_part *p) {
-    if (o->n_parts == 0 || !(is_text(p->kind) || p->kind == HD_DELTA_ARGUMENTS)) return false;
-    const hd_output_part *before = &o->parts[o->n_parts - 1];
+static bool continues(const hd_output *o, const hd_output_delta *p) {
+    if (o->n_deltas == 0 || !(is_text(p->kind) || p->kind == HD_DELTA_ARGUMENTS)) return false;
+    const hd_output_delta *before = &o->deltas[o->n_deltas - 1];
     return before->kind == p->kind && before->call == p->call;
 }
 
-static void add(hd_output *o, hd_output_part p, const char *text, size_t n) {
+static void add(hd_output *o, hd_output_delta p, const char *text, size_t n) {
     p.at = o->text.n;
     p.n = n;
     if (hd_bytes_append(&o->text, text, n, NULL) != HD_OK) {
         o->out_of_memory = true;
     } else if (continues(o, &p)) {
-        o->parts[o->n_parts - 1].n += n;
-    } else if (o->n_parts < o->cap_parts || grow(o)) {
-        o->parts[o->n_parts++] = p;
+        o->deltas[o->n_deltas - 1].n += n;
+    } else if (o->n_deltas < o->cap_deltas || grow(o)) {
+        o->deltas[o->n_deltas++] = p;
     } else {
         o->out_of_memory = true;
     }
@@ -48,10 +48,10 @@ static void on_reply(void *user, const hd_reply_event *e) {
         [HD_REPLY_CALL_END] = HD_DELTA_CALL_END,   [HD_REPLY_NOTE] = HD_DELTA_NOTE};
     const bool call = e->kind == HD_REPLY_CALL_BEGIN || e->kind == HD_REPLY_ARGUMENTS ||
                       e->kind == HD_REPLY_CALL_END;
-    const hd_output_part p = {.kind = kinds[e->kind],
-                              .call = call ? e->call : 0,
-                              .whole =
-                                  e->kind == HD_REPLY_CALL_END && e->end == HD_REPLY_COMPLETE};
+    const hd_output_delta p = {.kind = kinds[e->kind],
+                               .call = call ? e->call : 0,
+                               .whole =
+                                   e->kind == HD_REPLY_CALL_END && e->end == HD_REPLY_COMPLETE};
     const char *text = e->text ? e->text : "";
     size_t n = e->text ? e->n : 0;
     hd_output *o = user;
@@ -83,22 +83,22 @@ static size_t find_stop(const hd_output_rules *r, const char *text, size_t n,
 
 /* Removes everything from the first stop string on. */
 static void cut_at_stop(hd_output *o) {
-    for (size_t i = o->n_scanned; i < o->n_parts && !o->stop; i++) {
-        hd_output_part *p = &o->parts[i];
+    for (size_t i = o->n_scanned; i < o->n_deltas && !o->stop; i++) {
+        hd_output_delta *p = &o->deltas[i];
         o->n_scanned = i; /* the last delta may still grow */
         if (!is_text(p->kind)) continue;
         const size_t begin = find_stop(o->rules, o->text.data + p->at, p->n, &o->stop);
         if (!o->stop) continue;
         p->n = begin + (o->rules->keep_stop ? strlen(o->stop) : 0);
-        o->n_parts = i + 1;
+        o->n_deltas = i + 1;
         o->text.n = p->at + p->n;
     }
 }
 
 /* Returns how many bytes at the end of the last delta are the beginning of a stop string. */
 static size_t held_back(const hd_output *o) {
-    if (o->n_parts == 0 || !is_text(o->parts[o->n_parts - 1].kind)) return 0;
-    const hd_output_part *p = &o->parts[o->n_parts - 1];
+    if (o->n_deltas == 0 || !is_text(o->deltas[o->n_deltas - 1].kind)) return 0;
+    const hd_output_delta *p = &o->deltas[o->n_deltas - 1];
     const char *end = o->text.data + p->at + p->n;
     size_t most = 0;
     for (size_t i = 0; i < o->rules->n_stop; i++) {
@@ -121,7 +121,7 @@ hd_status hd_output_init(hd_output *o, const hd_output_rules *rules, hd_err *err
 void hd_output_deinit(hd_output *o) {
     hd_reply_close(o->reply);
     hd_bytes_deinit(&o->text);
-    free(o->parts);
+    free(o->deltas);
     free(o->shown);
     engine_answer_tokens_deinit(&o->answer);
     *o = (hd_output){0};
@@ -168,7 +168,7 @@ static hd_status flush(hd_output *o, hd_err *err) {
  * delta. */
 static void add_decoded(hd_output *o, hd_bytes *decoded) {
     if (decoded->n)
-        add(o, (hd_output_part){.kind = HD_DELTA_CONTENT}, decoded->data, decoded->n);
+        add(o, (hd_output_delta){.kind = HD_DELTA_CONTENT}, decoded->data, decoded->n);
     hd_bytes_deinit(decoded);
 }
 
@@ -185,7 +185,7 @@ hd_status hd_output_push(hd_output *o, int32_t token, hd_err *err) {
     return flush(o, err);
 }
 
-hd_status hd_output_finish(hd_output *o, hd_reply_finish_reason reason, hd_err *err) {
+hd_status hd_output_finish(hd_output *o, hd_finish_reason reason, hd_err *err) {
     if (o->stop) return HD_OK;
     if (o->reply) {
         HD_TRY(hd_reply_finish(o->reply, reason, err));
@@ -201,9 +201,9 @@ hd_status hd_output_finish(hd_output *o, hd_reply_finish_reason reason, hd_err *
 void hd_output_show(hd_output *o, bool last) {
     o->held = last || o->stop ? 0 : held_back(o);
     o->n_shown = 0;
-    for (size_t i = 0; i < o->n_parts; i++) {
-        const hd_output_part *p = &o->parts[i];
-        const size_t n = p->n - (i + 1 == o->n_parts ? o->held : 0);
+    for (size_t i = 0; i < o->n_deltas; i++) {
+        const hd_output_delta *p = &o->deltas[i];
+        const size_t n = p->n - (i + 1 == o->n_deltas ? o->held : 0);
         if (n == 0 && (is_text(p->kind) || p->kind == HD_DELTA_ARGUMENTS)) continue;
         o->shown[o->n_shown++] = (hd_delta){.kind = p->kind,
                                             .call = p->call,
@@ -215,13 +215,13 @@ void hd_output_show(hd_output *o, bool last) {
 
 void hd_output_taken(hd_output *o) {
     if (o->held) {
-        hd_output_part p = o->parts[o->n_parts - 1];
+        hd_output_delta p = o->deltas[o->n_deltas - 1];
         memmove(o->text.data, o->text.data + o->text.n - o->held, o->held);
         p.at = 0;
         p.n = o->held;
-        o->parts[0] = p;
+        o->deltas[0] = p;
     }
-    o->n_parts = o->held ? 1 : 0;
+    o->n_deltas = o->held ? 1 : 0;
     o->text.n = o->held;
     o->n_scanned = o->n_shown = o->held = 0;
 }

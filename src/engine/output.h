@@ -29,21 +29,21 @@ typedef struct hd_output_rules {
     bool keep_special, keep_stop;
 } hd_output_rules;
 
-typedef struct hd_output_part { /* a delta whose text is text.data[at, at + n) */
+typedef struct hd_output_delta { /* a delta whose text is text.data[at, at + n) */
     hd_delta_kind kind;
     int32_t call;
     bool whole;
     size_t at, n;
-} hd_output_part;
+} hd_output_delta;
 
 typedef struct hd_output {
     const hd_output_rules *rules;
     hd_reply *reply; /* or NULL */
     hd_detokenizer detokenizer;
     hd_bytes text; /* text of the deltas */
-    hd_output_part *parts;
-    hd_delta *shown; /* [cap_parts] */
-    size_t n_parts, n_shown, cap_parts, n_scanned;
+    hd_output_delta *deltas;
+    hd_delta *shown; /* [cap_deltas] */
+    size_t n_deltas, n_shown, cap_deltas, n_scanned;
     size_t held;      /* bytes at the end of the last delta that are held back */
     const char *stop; /* the stop string that was found, or NULL; nothing follows it */
     int32_t n_reasoning;
@@ -58,7 +58,7 @@ void hd_output_deinit(hd_output *o); /* an all-zero one is fine */
 hd_status hd_output_push(hd_output *o, int32_t token, hd_err *err);
 
 /* Flushes the parser; no token may follow. */
-hd_status hd_output_finish(hd_output *o, hd_reply_finish_reason reason, hd_err *err);
+hd_status hd_output_finish(hd_output *o, hd_finish_reason reason, hd_err *err);
 
 /* Sets o->shown[o->n_shown] to the deltas that may be shown now, valid until
  * hd_output_taken(). */

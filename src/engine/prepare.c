@@ -10,7 +10,6 @@
 
 /* an over-long prompt is counted up to this many contexts, for the message */
 enum { COUNTED = 16 };
-enum { MAX_STOP_STRINGS = 16, MAX_STOP_BYTES = 256, MAX_STOP_TOKENS = 64 };
 
 /* ---- the prompt ---- */
 
@@ -117,11 +116,11 @@ static hd_status encode_messages(hd_engine *e, engine_request *r, const hd_reque
 
 static hd_status refuse_text(const hd_request *g, const hd_conversation *conversation,
                              hd_err *err) {
-    const char *const what = g->text                       ? "text"
-                             : g->messages || conversation ? "messages"
-                             : g->n_stop                   ? "stop strings"
-                             : g->form != HD_FORMAT_FREE   ? "a form"
-                                                           : NULL;
+    const char *const what = g->text                                ? "text"
+                             : g->messages || conversation          ? "messages"
+                             : g->n_stop                            ? "stop strings"
+                             : g->response_format != HD_FORMAT_FREE ? "response formats"
+                                                                    : NULL;
     if (!what) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED,
                    "%s cannot be given to dummy weights, which have no tokenizer", what);
@@ -172,20 +171,20 @@ static hd_status check_numbers(const hd_engine *e, const hd_request *g, hd_err *
         const char *name;
         int64_t value, low, high;
     } counts[] = {
-        {"top_k",                       g->top_k,                  0,              INT32_MAX          },
-        {"max_tokens",                  g->max_tokens,             0,              INT32_MAX          },
-        {"min_tokens",                  g->min_tokens,             0,              INT32_MAX          },
-        {"draft_tokens",                g->draft_tokens,           HD_DRAFTS_AUTO, HD_MAX_DRAFTS      },
-        {"max_reasoning",               g->max_reasoning,          0,              INT32_MAX          },
-        {"relaxed_top",                 g->relaxed_top,            0,              HD_MAX_ALTERNATIVES},
-        {"top_logprobs",                g->top_logprobs,           0,              HD_MAX_ALTERNATIVES},
-        {"prompt_logprobs_from",        g->prompt_logprobs_from,   0,              INT32_MAX          },
-        {"form",                        (int64_t)g->form,          0,              HD_FORMAT_CHOICE   },
-        {"thinking",                    g->thinking,               -1,             1                  },
-        {"effort",                      g->effort,                 0,              HD_EFFORT_MAX      },
-        {"the number of biased tokens", (int64_t)g->n_bias,        0,              HD_MAX_BIAS / 2    },
-        {"the number of stop strings",  (int64_t)g->n_stop,        0,              MAX_STOP_STRINGS   },
-        {"the number of stop tokens",   (int64_t)g->n_stop_tokens, 0,              MAX_STOP_TOKENS    }
+        {"top_k",                       g->top_k,                    0,              INT32_MAX          },
+        {"max_tokens",                  g->max_tokens,               0,              INT32_MAX          },
+        {"min_tokens",                  g->min_tokens,               0,              INT32_MAX          },
+        {"draft_tokens",                g->draft_tokens,             HD_DRAFTS_AUTO, HD_MAX_DRAFTS      },
+        {"max_reasoning",               g->max_reasoning,            0,              INT32_MAX          },
+        {"relaxed_top",                 g->relaxed_top,              0,              HD_MAX_ALTERNATIVES},
+        {"top_logprobs",                g->top_logprobs,             0,              HD_MAX_ALTERNATIVES},
+        {"prompt_logprobs_from",        g->prompt_logprobs_from,     0,              INT32_MAX          },
+        {"response_format",             (int64_t)g->response_format, 0,              HD_FORMAT_CHOICE   },
+        {"thinking",                    g->thinking,                 -1,             1                  },
+        {"effort",                      g->effort,                   0,              HD_EFFORT_MAX      },
+        {"the number of biased tokens", (int64_t)g->n_bias,          0,              HD_MAX_BIAS        },
+        {"the number of stop strings",  (int64_t)g->n_stop,          0,              HD_MAX_STOP_STRINGS},
+        {"the number of stop tokens",   (int64_t)g->n_stop_tokens,   0,              HD_MAX_STOP_TOKENS }
     };
     for (size_t i = 0; i < HD_LEN(counts); i++) {
         if (counts[i].value >= counts[i].low && counts[i].value <= counts[i].high) continue;
@@ -202,9 +201,9 @@ static hd_status check_numbers(const hd_engine *e, const hd_request *g, hd_err *
     }
     for (size_t i = 0; i < g->n_stop; i++) {
         const size_t n = strlen(g->stop[i]);
-        if (n >= 1 && n <= MAX_STOP_BYTES) continue;
+        if (n >= 1 && n <= HD_MAX_STOP_BYTES) continue;
         return HD_FAIL(err, HD_EINVAL, "stop[%zu] has %zu bytes; must be 1 to %d", i, n,
-                       MAX_STOP_BYTES);
+                       HD_MAX_STOP_BYTES);
     }
     for (size_t i = 0; i < g->n_stop_tokens + g->n_bias; i++) {
         const bool stop = i < g->n_stop_tokens;
@@ -244,9 +243,9 @@ static hd_status collect_stops(hd_engine *e, engine_request *r, const hd_request
     return HD_OK;
 }
 
-static void set_choosing(const engine_request *r, const hd_request *g, int32_t answer) {
-    r->answers[answer].choosing = (hd_request_sampling){
-        .params = {.seed = g->seed + (uint64_t)answer,
+static void set_sampling(const engine_request *r, const hd_request *g, int32_t choice) {
+    r->choices[choice].sampling = (hd_request_sampling){
+        .params = {.seed = g->seed + (uint64_t)choice,
                    .temperature = g->temperature,
                    .top_p = g->top_p,
                    .min_p = g->min_p,
@@ -277,9 +276,9 @@ static hd_status copy_stop_strings(engine_request *r, const hd_request *g, hd_er
     return HD_FAIL(err, HD_ENOMEM, "no memory for %zu stop strings", g->n_stop);
 }
 
-static hd_status open_answers(hd_engine *e, engine_request *r, const hd_request *g,
+static hd_status open_choices(hd_engine *e, engine_request *r, const hd_request *g,
                               hd_err *err) {
-    const int32_t n = g->answers ? g->answers : 1;
+    const int32_t n = g->n ? g->n : 1;
     r->rules.tokenizer = e->tokenizer;
     r->rules.markers = e->markers;
     r->rules.n_markers = e->n_markers;
@@ -288,20 +287,20 @@ static hd_status open_answers(hd_engine *e, engine_request *r, const hd_request 
     r->rules.keep_special = g->keep_special;
     r->rules.keep_stop = g->keep_stop;
     HD_TRY(copy_stop_strings(r, g, err));
-    r->answers = calloc((size_t)n, sizeof *r->answers);
-    if (!r->answers) return HD_FAIL(err, HD_ENOMEM, "no memory for %d answers", n);
-    r->n_answers = n;
+    r->choices = calloc((size_t)n, sizeof *r->choices);
+    if (!r->choices) return HD_FAIL(err, HD_ENOMEM, "no memory for %d choices", n);
+    r->n_choices = n;
     for (int32_t i = 0; i < n; i++) {
-        set_choosing(r, g, i);
-        HD_TRY(hd_output_init(&r->answers[i].output, &r->rules, err));
+        set_sampling(r, g, i);
+        HD_TRY(hd_output_init(&r->choices[i].output, &r->rules, err));
     }
     return HD_OK;
 }
 
 /* ---- prompt log-probabilities ---- */
 
-static hd_status set_scores(const hd_engine *e, engine_request *r, const hd_request *g,
-                            hd_err *err) {
+static hd_status open_prompt_logprobs(const hd_engine *e, engine_request *r,
+                                      const hd_request *g, hd_err *err) {
     r->n_top = g->top_logprobs;
     if (!e->has_model && (g->top_logprobs || g->prompt_logprobs)) {
         return HD_FAIL(
@@ -311,11 +310,11 @@ static hd_status set_scores(const hd_engine *e, engine_request *r, const hd_requ
     const int32_t from = hd_max_i32(g->prompt_logprobs_from, 1);
     if (!g->prompt_logprobs || from >= r->n_prompt) return HD_OK;
     const size_t n = (size_t)(r->n_prompt - from);
-    r->score_from = from;
-    r->scores = calloc(n, sizeof *r->scores);
-    r->score_top = calloc(n * (size_t)r->n_top + 1, sizeof *r->score_top);
-    if (r->scores && r->score_top) return HD_OK;
-    return HD_FAIL(err, HD_ENOMEM, "no memory for the scores of %zu prompt tokens", n);
+    r->prompt_logprobs_from = from;
+    r->prompt_logprobs = calloc(n, sizeof *r->prompt_logprobs);
+    r->prompt_top = calloc(n * (size_t)r->n_top + 1, sizeof *r->prompt_top);
+    if (r->prompt_logprobs && r->prompt_top) return HD_OK;
+    return HD_FAIL(err, HD_ENOMEM, "no memory for %zu prompt log-probabilities", n);
 }
 
 hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
@@ -351,7 +350,7 @@ hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
     if (g->queue_timeout_ns > 0)
         r->request.queue_until_ns = r->submitted_ns + g->queue_timeout_ns;
     HD_TRY(collect_stops(e, r, g, err));
-    HD_TRY(set_scores(e, r, g, err));
+    HD_TRY(open_prompt_logprobs(e, r, g, err));
     HD_TRY(engine_build_constraint(e, r, g, err));
-    return open_answers(e, r, g, err);
+    return open_choices(e, r, g, err);
 }

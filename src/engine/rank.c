@@ -84,15 +84,15 @@ static hd_status open_model_runner(engine_rank *rank, const engine_sizes *z,
         .forced = hd_acceptance_of(o->forced_acceptance),
         .fixed_steps = rank->graphs
     };
-    HD_TRY(hd_model_runner_open(&rank->executor, &env, &x, err));
-    rank->runner = hd_model_runner_interface(rank->executor);
+    HD_TRY(hd_model_runner_open(&rank->model_runner, &env, &x, err));
+    rank->runner = hd_model_runner_interface(rank->model_runner);
     return HD_OK;
 }
 
 static void count_memory(engine_rank *rank, const engine_sizes *z) {
     const hd_model_spec *spec = rank->engine->spec;
     const int32_t n_layers = spec->n_layers + hd_weights_n_mtp(rank->weights);
-    rank->totals.activation_bytes = hd_model_runner_bytes(rank->executor);
+    rank->totals.activation_bytes = hd_model_runner_bytes(rank->model_runner);
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         rank->totals.kv_bytes +=
             (size_t)z->n_pages[l] *
@@ -154,7 +154,7 @@ hd_status engine_rank_open_inbox(engine_rank *rank, const engine_sizes *z, int32
 
 void engine_rank_close(engine_rank *rank) {
     hd_sched_close(rank->sched);
-    hd_model_runner_close(rank->executor);
+    hd_model_runner_close(rank->model_runner);
     hd_null_runner_close(rank->null);
     hd_stream_close(rank->stream);
     hd_device_close(rank->device);

@@ -21,10 +21,10 @@ struct engine_rank {
 
     /* read-only after open */
     hd_ops ops;
-    hd_device *device; /* NULL, like weights, stream and executor: the null runner */
+    hd_device *device; /* NULL, like weights, stream and model_runner: the null runner */
     hd_stream *stream;
     hd_weights *weights;
-    hd_model_runner *executor;
+    hd_model_runner *model_runner;
     hd_null_runner *null; /* NULL: a model runs */
     hd_runner runner;
     bool graphs;

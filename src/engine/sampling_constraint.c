@@ -13,7 +13,7 @@ static int32_t find_token(const hd_engine *e, const char *text) {
 
 /* ---- tool calls ---- */
 
-bool engine_forces_tool_call(const hd_request *g) {
+static bool forces_tool_call(const hd_request *g) {
     const char *c = g->tool_choice;
     return c && strcmp(c, "auto") != 0 && strcmp(c, "none") != 0;
 }
@@ -77,8 +77,8 @@ static bool has_strict_tool(const json_t *tools) {
 
 /* What a request demands that needs token masks. */
 typedef struct demands {
-    bool form, call; /* the content has a response format; a call is required */
-    bool calls;      /* calls may come, and only of offered tools */
+    bool format, call; /* the content has a response format; a call is required */
+    bool calls;        /* calls may come, and only of offered tools */
     bool held; /* without masks the response format or one of the calls could be violated */
 } demands;
 
@@ -92,8 +92,8 @@ static bool can_watch(const hd_engine *e, const engine_request *r, const hd_requ
 static demands find_demands(const hd_engine *e, const engine_request *r, const hd_request *g) {
     const bool can_call =
         r->reply_tools.n_tools > 0 && hd_reply_format_of(e->encoding) != HD_REPLY_PLAIN;
-    demands d = {.form = g->form != HD_FORMAT_FREE, .call = engine_forces_tool_call(g)};
-    d.held = d.form || d.call || has_strict_tool(r->tools);
+    demands d = {.format = g->response_format != HD_FORMAT_FREE, .call = forces_tool_call(g)};
+    d.held = d.format || d.call || has_strict_tool(r->tools);
     d.calls = can_call && (d.held || can_watch(e, r, g));
     return d;
 }
@@ -136,15 +136,16 @@ static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_re
                                     .marks = hd_grammar_vocab_marks(e->vocab),
                                     .flagged = e->flagged && (!dsml || e->dsml_flagged),
                                     .hold = d.call,
-                                    .most = named || g->one_call ? 1 : HD_REPLY_MAX_CALLS};
-    hd_request form = *g;
+                                    .most = named || g->one_call ? 1 : HD_CHAT_MAX_CALLS};
+    hd_request what = *g;
     /* a required call leaves no place for formatted content */
-    if (d.call) form.form = HD_FORMAT_FREE;
-    const hd_status st = engine_grammar_cache_acquire(e->forms, &r->form, &form, &calls, err);
+    if (d.call) what.response_format = HD_FORMAT_FREE;
+    const hd_status st =
+        engine_grammar_cache_acquire(e->grammars, &r->grammar, &what, &calls, err);
     free(tools);
     HD_TRY(st);
-    r->constraint.grammar = engine_grammar_of(r->form);
-    r->constraint.free = !d.form && !d.call;
+    r->constraint.grammar = engine_grammar_of(r->grammar);
+    r->constraint.free = !d.format && !d.call;
     r->parse.own_spelling = d.calls && d.held;
     return HD_OK;
 }
@@ -154,17 +155,19 @@ static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_re
 static hd_status check_possible(const hd_engine *e, const hd_request *g, bool held,
                                 hd_err *err) {
     if (!e->has_model) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "the null backend has no model to give forms, calls and bounds to");
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "the null backend has no model to give response formats, calls and bounds to");
     }
     if (e->forced_acceptance) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "forced acceptance leaves no room for forms, calls and bounds");
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "forced acceptance leaves no room for response formats, calls and bounds");
     }
     if (held && g->ignore_eos) {
         return HD_FAIL(err, HD_EINVAL,
-                       "an answer with a form, or calls that keep to one, ends where that "
-                       "does: no ignore_eos");
+                       "a choice with a response format, or calls that keep to one, ends where "
+                       "that does: no ignore_eos");
     }
     return HD_OK;
 }
@@ -191,7 +194,7 @@ hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_requ
             "the tokenizer has no token </think>, so reasoning has no end to be seen");
     }
     if (d.call) HD_TRY(force_opening(e, r, g, err));
-    if (d.form || d.calls) HD_TRY(open_grammar(e, r, g, d, err));
+    if (d.format || d.calls) HD_TRY(open_grammar(e, r, g, d, err));
     r->constrained = true;
     return HD_OK;
 }

@@ -21,12 +21,12 @@ static void on_enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens
     engine_rank *rank = ctx;
     hd_engine *e = rank->engine;
     engine_request *r = engine_request_of(e, id);
-    engine_answer *a = &r->answers[engine_answer_of(id)];
-    if (a->n_admitted++ == 0) a->admitted_ns = hd_now_ns();
+    engine_choice *c = &r->choices[engine_choice_of(id)];
+    if (c->n_admitted++ == 0) c->admitted_ns = hd_now_ns();
     if (rank->null) {
-        hd_null_runner_enter(rank->null, slot, a->choosing.params.seed);
+        hd_null_runner_enter(rank->null, slot, c->sampling.params.seed);
     } else {
-        hd_model_runner_enter(rank->executor, slot, &a->choosing, tokens, n, r->n_prompt);
+        hd_model_runner_enter(rank->model_runner, slot, &c->sampling, tokens, n, r->n_prompt);
     }
 }
 
@@ -37,20 +37,19 @@ static void on_leave(void *ctx, uint64_t id, int32_t slot) {
     (void)slot;
 }
 
-static hd_end end_of(hd_finish f) {
-    static const hd_end ends[] = {
-        [HD_FINISH_NONE] = HD_END_NOT,        [HD_FINISH_STOP] = HD_END_STOP,
-        [HD_FINISH_LENGTH] = HD_END_LENGTH,   [HD_FINISH_ABORT] = HD_END_CANCELLED,
-        [HD_FINISH_TIMEOUT] = HD_END_TIMEOUT, [HD_FINISH_ERROR] = HD_END_FAILED};
-    return ends[f];
+/* Copies a step with its alternatives, to top[ENGINE_POST_TOPS]. */
+static void copy_step(hd_step_tokens *to, hd_alternative *top, const hd_step_tokens *from) {
+    const size_t n = (size_t)from->n_tokens * (size_t)from->n_top;
+    *to = *from;
+    to->top = top;
+    if (n) memcpy(top, from->top, n * sizeof *top);
 }
 
 void engine_step_output_copy(engine_step_output *to, const engine_step_output *from) {
     hd_alternative *top = to->top;
     *to = *from;
     to->top = top;
-    const size_t n = (size_t)from->n * (size_t)from->n_top;
-    if (n) memcpy(to->top, from->top, n * sizeof *top);
+    copy_step(&to->step, top, &from->step);
 }
 
 /* Moves the step's outputs into the ring, under the lock. Waits while the ring is full
@@ -67,9 +66,9 @@ static void hand_over(engine_rank *rank) {
             free(p->why);
             continue;
         }
-        engine_answer *a = &engine_request_of(e, p->id)->answers[engine_answer_of(p->id)];
-        a->n_posted += p->n;
-        a->posted = p->end != HD_END_NOT;
+        engine_choice *c = &engine_request_of(e, p->id)->choices[engine_choice_of(p->id)];
+        c->n_posted += p->step.n_tokens;
+        c->posted = p->step.finish_reason != HD_FINISH_NONE;
         engine_step_output_copy(&e->posts[(e->first_post + e->n_posts++) % e->cap_posts], p);
     }
     if (rank->n_step_outputs) pthread_cond_signal(&e->posted);
@@ -84,31 +83,16 @@ static char *reason(const engine_rank *rank, hd_status status) {
                                       : "the model computed something that is no number");
 }
 
-/* Copies [n, HD_MAX_TOP_LOGPROBS] to [n, n_top]. */
-static void take_tops(hd_alternative *out, const int32_t *ids, const float *logprobs, int32_t n,
-                      int32_t n_top) {
-    for (int32_t i = 0; i < n; i++) {
-        for (int32_t k = 0; k < n_top; k++) {
-            const int32_t at = i * HD_MAX_TOP_LOGPROBS + k;
-            *out++ = (hd_alternative){ids[at], logprobs[at]};
-        }
-    }
-}
-_Static_assert((int)HD_MAX_ALTERNATIVES <= (int)HD_MAX_TOP_LOGPROBS,
-               "all alternatives are computed");
-
-static void take_scores(engine_request *r, const hd_sched_event *s) {
-    const int32_t at = s->score_at - r->score_from;
-    memcpy(r->scores + at, s->scores, (size_t)s->n_prompt_logprobs * sizeof *r->scores);
-    if (r->n_top) {
-        take_tops(r->score_top + (size_t)at * (size_t)r->n_top, s->score_top_ids,
-                  s->score_top_logprobs, s->n_prompt_logprobs, r->n_top);
-    }
-    r->n_scored = at + s->n_prompt_logprobs;
+static void take_prompt_logprobs(engine_request *r, const hd_prompt_logprobs *p) {
+    const size_t at = (size_t)(p->from - r->prompt_logprobs_from), n = (size_t)p->n;
+    const size_t n_top = (size_t)p->n_top;
+    memcpy(r->prompt_logprobs + at, p->logprobs, n * sizeof *p->logprobs);
+    if (n_top) memcpy(r->prompt_top + at * n_top, p->top, n * n_top * sizeof *p->top);
+    r->n_prompt_logprobs = (int32_t)(at + n);
 }
 
-static void count(hd_engine_stats *t, const hd_sched_event *s) {
-    t->output_tokens += s->n;
+static void count(hd_engine_stats *t, const hd_step_tokens *s) {
+    t->output_tokens += s->n_tokens;
     for (int32_t i = 0; i < s->n_drafted; i++) t->drafted_at[i]++;
     for (int32_t i = 0; i < s->n_accepted; i++) t->accepted_at[i]++;
 }
@@ -118,26 +102,17 @@ static void on_event(void *ctx, const hd_sched_event *s) {
     engine_rank *rank = ctx;
     hd_engine *e = rank->engine;
     engine_request *r = engine_request_of(e, s->id);
-    const engine_answer *a = &r->answers[engine_answer_of(s->id)];
-    if (s->n_prompt_logprobs) take_scores(r, s);
-    if (s->n == 0 && s->finish == HD_FINISH_NONE) return;
+    const engine_choice *c = &r->choices[engine_choice_of(s->id)];
+    const hd_finish_reason finish = s->step.finish_reason;
+    if (s->prompt.n) take_prompt_logprobs(r, &s->prompt);
+    if (s->step.n_tokens == 0 && finish == HD_FINISH_NONE) return;
     engine_step_output *p = &rank->step_outputs[rank->n_step_outputs++];
     p->id = s->id;
-    p->n = s->n;
-    p->n_top = r->n_top;
-    p->end = end_of(s->finish);
-    p->why = s->finish == HD_FINISH_ERROR ? reason(rank, s->status) : NULL;
-    p->n_cached = s->n_cached;
-    p->n_drafted = s->n_drafted;
-    p->n_accepted = s->n_accepted;
-    p->n_retracted = a->n_admitted > 1 ? a->n_admitted - 1 : 0;
-    p->admitted_ns = a->admitted_ns;
-    if (s->n) {
-        memcpy(p->tokens, s->tokens, (size_t)s->n * sizeof *p->tokens);
-        memcpy(p->logprobs, s->logprobs, (size_t)s->n * sizeof *p->logprobs);
-    }
-    if (s->n && r->n_top) take_tops(p->top, s->top_ids, s->top_logprobs, s->n, r->n_top);
-    count(&rank->totals, s);
+    copy_step(&p->step, p->top, &s->step);
+    p->why = finish == HD_FINISH_ERROR ? reason(rank, s->status) : NULL;
+    p->n_retracted = c->n_admitted > 1 ? c->n_admitted - 1 : 0;
+    p->admitted_ns = c->admitted_ns;
+    count(&rank->totals, &s->step);
     if (rank->n_step_outputs < rank->cap_step_outputs) return;
     pthread_mutex_lock(&e->lock);
     hand_over(rank);
@@ -151,7 +126,7 @@ hd_sched_hooks engine_rank_hooks(engine_rank *rank) {
 
 /* Host time as the runner counts it. */
 static int64_t host_ns_of(const engine_rank *rank) {
-    return rank->executor ? hd_model_runner_read_times(rank->executor)->host_ns : 0;
+    return rank->model_runner ? hd_model_runner_read_times(rank->model_runner)->host_ns : 0;
 }
 
 static hd_status run_timed(void *ctx, const hd_page_copy *copies, int32_t n_copies,
@@ -175,15 +150,15 @@ hd_runner engine_rank_runner(engine_rank *rank) {
 static void submit(engine_rank *rank, uint64_t id) {
     hd_engine *e = rank->engine;
     const engine_request *r = engine_request_of(e, id);
-    for (int32_t i = 0; i < r->n_answers; i++) {
+    for (int32_t i = 0; i < r->n_choices; i++) {
         hd_sched_request q = r->request;
         hd_err err = {0};
         q.id = id + (uint64_t)i;
         q.follows = i ? id : 0;
-        q.score_from = i ? 0 : r->score_from;
+        q.prompt_logprobs_from = i ? 0 : r->prompt_logprobs_from;
         if (hd_sched_submit(rank->sched, &q, &err) == HD_OK) continue;
         rank->step_err = err;
-        on_event(rank, &(hd_sched_event){.id = q.id, .finish = HD_FINISH_ERROR});
+        on_event(rank, &(hd_sched_event){.id = q.id, .step.finish_reason = HD_FINISH_ERROR});
         rank->step_err = (hd_err){0};
     }
 }
@@ -201,7 +176,8 @@ static void show_loads(engine_rank *rank) {
     if (!loads_are_stale(rank) || now < rank->loads_ns + LOADS_NS) return;
     rank->loads_ns = now;
     rank->loads_steps = rank->totals.steps;
-    if (hd_model_runner_read_experts(rank->executor, rank->fresh_loads, NULL) != HD_OK) return;
+    if (hd_model_runner_read_experts(rank->model_runner, rank->fresh_loads, NULL) != HD_OK)
+        return;
     pthread_mutex_lock(&e->lock);
     memcpy(e->loads, rank->fresh_loads, (size_t)e->n_loads * sizeof *e->loads);
     pthread_mutex_unlock(&e->lock);
@@ -284,16 +260,15 @@ static bool process_aborts(engine_rank *rank, bool idle, bool *paused) {
 
 static void read_times(engine_rank *rank) {
     hd_engine_stats *t = &rank->totals;
-    if (!rank->executor) return;
-    const hd_model_runner_times *x = hd_model_runner_read_times(rank->executor);
+    if (!rank->model_runner) return;
+    const hd_model_runner_times *x = hd_model_runner_read_times(rank->model_runner);
     t->graph_steps = x->graph_steps;
     t->graph_ns = x->busy_ns;
     t->graphs = x->graphs;
     /* includes the memory of CUDA graphs */
-    t->activation_bytes = hd_model_runner_bytes(rank->executor);
+    t->activation_bytes = hd_model_runner_bytes(rank->model_runner);
     t->gap_ns = x->gap_ns;
     t->record_ns = x->record_ns;
-    _Static_assert((int)HD_GAPS == (int)HD_GAP_BINS, "the same bins");
     memcpy(t->gaps, x->gaps, sizeof t->gaps);
 }
 
@@ -309,7 +284,7 @@ static void read_totals(engine_rank *rank) {
     t->retracted = s.retracted;
     t->prompt_tokens = c.asked_tokens;
     t->cached_tokens = c.matched_tokens;
-    for (int l = 0; l < HD_N_PAGE_GROUPS; l++) {
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         t->pages[l] = c.pages[l];
         t->pages_free[l] = c.free[l];
         t->pages_cached[l] = c.evictable[l];

@@ -97,7 +97,3 @@ void hd_grammar_close(hd_grammar *g) {
 size_t hd_grammar_bytes(const hd_grammar *g) {
     return g->bytes;
 }
-
-int32_t hd_grammar_n_states(const hd_grammar *g) {
-    return (int32_t)g->n_states;
-}

@@ -81,7 +81,6 @@ hd_status hd_grammar_open(hd_grammar **out, const hd_grammar_args *args, hd_err 
 void hd_grammar_close(hd_grammar *g); /* NULL is fine */
 
 size_t hd_grammar_bytes(const hd_grammar *g); /* memory held, for a cache of grammars */
-int32_t hd_grammar_n_states(const hd_grammar *g);
 
 /* A frame of the stack: the place of the call in the grammar, and its number of repetitions. */
 typedef struct hd_grammar_node {

@@ -154,7 +154,8 @@ static bool read_key(const char **at, char *key, size_t cap) {
     return true;
 }
 
-json_t *gram_schema_resolve(gram_walk *w, const gram_task *t, json_t *ref) {
+/* Returns the target of a $ref; NULL after a failure. */
+static json_t *resolve(gram_walk *w, const gram_task *t, json_t *ref) {
     const char *at = json_string_value(ref);
     json_t *found = w->root;
     char key[512], what[160];
@@ -191,7 +192,7 @@ json_t *gram_schema_resolve(gram_walk *w, const gram_task *t, json_t *ref) {
 static void draw_ref(gram_walk *w, const gram_task *t, json_t *ref) {
     gram_builder *b = w->b;
     if (!check_alone(w, t, "$ref", false)) return;
-    json_t *target = gram_schema_resolve(w, t, ref);
+    json_t *target = resolve(w, t, ref);
     if (!target) return;
     uint32_t i = 0;
     while (i < w->n_refs &&
@@ -337,7 +338,7 @@ static void merge_object(gram_walk *w, const gram_task *t, json_t *into, json_t 
                       t->path);
         }
         if (!check_alone(w, &at, "$ref", false)) return;
-        part = gram_schema_resolve(w, t, json_object_get(part, "$ref"));
+        part = resolve(w, t, json_object_get(part, "$ref"));
         if (w->b->status != HD_OK) return;
     }
     json_object_foreach(part, key, value) {

@@ -47,9 +47,6 @@ hd_status gram_schema_refuse(gram_walk *w, const gram_task *t, const char *what)
 void gram_push(gram_walk *w, const gram_task *parent, const char *key, json_t *schema,
                gram_spelling spelling, uint32_t from, uint32_t to);
 
-/* Returns the target of a $ref; NULL after a failure. */
-json_t *gram_schema_resolve(gram_walk *w, const gram_task *t, json_t *ref);
-
 /* Returns the compact text of a value, which the caller frees; NULL after a failure. */
 char *gram_schema_dump(gram_walk *w, const json_t *value);
 

@@ -203,7 +203,8 @@ static hd_status take(hub_job *job, const char *bytes, size_t n, hd_err *err) {
 
 static const hub_sink sink = {begin, restart, take, end};
 
-int64_t hub_blob_there(const hub_blob *b) {
+/* Bytes of it that are on the disk already. */
+static int64_t bytes_there(const hub_blob *b) {
     if (is_there(b)) return b->file->bytes;
     const int64_t partial = size_of(b->partial);
     return partial > 0 && partial <= b->file->bytes ? partial : 0;
@@ -241,7 +242,7 @@ hd_status hub_blob_open(hub_blob *b, const hub_file *f, const hub_name *name, ch
     if (!url || !b->partial || !b->lock_path) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for a file's names");
     }
-    b->counted = hub_blob_there(b);
+    b->counted = bytes_there(b);
     *done_bytes += b->counted;
     return HD_OK;
 }

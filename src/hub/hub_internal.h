@@ -160,6 +160,5 @@ typedef struct hub_blob {
 hd_status hub_blob_open(hub_blob *b, const hub_file *f, const hub_name *name, char *url,
                         const hub_options *o, int64_t *done_bytes, hd_err *err);
 void hub_blob_close(hub_blob *b);
-int64_t hub_blob_there(const hub_blob *b); /* bytes of it that are on the disk already */
 
 #endif

@@ -14,10 +14,9 @@
 #include <stdint.h>
 
 #include "device/device.h"
+#include "hadal_types.h"
 #include "ops/ops.h"
 #include "weights/spec.h"
-
-typedef enum hd_kv_group { HD_KV_FULL, HD_KV_WINDOW, HD_N_KV_GROUPS } hd_kv_group;
 
 typedef enum hd_pool_kind {
     HD_POOL_LATENT,     /* MLA: [latent | rotated key] per token */

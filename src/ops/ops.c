@@ -120,7 +120,7 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_op
 
 hd_acceptance hd_acceptance_of(float mean) {
     hd_acceptance a = {0};
-    for (int32_t k = 0; k < HD_MAX_DRAFTED && mean > (float)k; k++) {
+    for (int32_t k = 0; k < HD_MAX_DRAFTS && mean > (float)k; k++) {
         const float left = mean - (float)k;
         a.least[k] = left < 1.0f ? left : 1.0f;
     }

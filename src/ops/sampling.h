@@ -3,6 +3,7 @@
 #ifndef HD_OPS_SAMPLING_H
 #define HD_OPS_SAMPLING_H
 
+#include "hadal_types.h"
 #include "ops/types.h"
 
 HD_BEGIN_C
@@ -10,8 +11,6 @@ HD_BEGIN_C
 /* ---- sampling; docs/sampling.md ---- */
 
 enum {
-    HD_MAX_TOP_LOGPROBS = 20,
-    HD_MAX_DRAFTED = 16, /* drafts of one request in a step */
     HD_TOKEN_NONE = -1,  /* no token is allowed */
     HD_TOKEN_BROKEN = -2 /* a logit was NaN or +inf: a model error */
 };
@@ -39,7 +38,7 @@ typedef struct hd_sampling {
      * whose values are ignored. */
     int32_t ban_at, n_ban;
     int32_t ban_until;
-    int32_t n_top;       /* top alternatives to report, <= HD_MAX_TOP_LOGPROBS */
+    int32_t n_top;       /* top alternatives to report, <= HD_MAX_ALTERNATIVES */
     bool logprob;        /* report the token's log-probability */
     int32_t relaxed_top; /* see hd_sample_args.draft; either 0: off */
     float relaxed_delta;
@@ -83,7 +82,7 @@ typedef struct hd_count_tokens_args {
 typedef struct hd_sample_args {
     int32_t *token;            /* [rows] or HD_TOKEN_NONE, HD_TOKEN_BROKEN */
     float *logprob;            /* [rows] written where requested */
-    int32_t *top_id;           /* [rows, HD_MAX_TOP_LOGPROBS] the first n_top written, most */
+    int32_t *top_id;           /* [rows, HD_MAX_ALTERNATIVES] the first n_top written, most */
     float *top_logprob;        /* probable first; id -1 where the row has no more */
     const float *logits;       /* [rows, vocab] finite or -inf */
     const hd_sampling *params; /* [*] */

@@ -18,7 +18,7 @@ HD_BEGIN_C
 typedef struct hd_cursor {
     int32_t position; /* of token */
     int32_t token;
-    int32_t draft[HD_MAX_DRAFTED];
+    int32_t draft[HD_MAX_DRAFTS];
 } hd_cursor;
 
 /* One sequence of a step, as the host writes it. */
@@ -36,7 +36,7 @@ typedef struct hd_step_seq {
  * accepted with probability least[k], which never grows with k. least[0] 0: the model's own
  * verification. */
 typedef struct hd_acceptance {
-    float least[HD_MAX_DRAFTED];
+    float least[HD_MAX_DRAFTS];
 } hd_acceptance;
 
 /* Returns a forced acceptance with this mean: the integer below or above it. */

@@ -61,8 +61,8 @@ static runner_graph_outputs graph_outputs_in(void *block, const runner_graph_sha
     o.accepted = ints(&a, z->n);
     o.draft = ints(&a, (int64_t)z->n * z->n_drafts);
     o.top_at = a.used;
-    o.top_id = ints(&a, rows * HD_MAX_TOP_LOGPROBS);
-    o.top_logprob = take(&a, rows * HD_MAX_TOP_LOGPROBS, sizeof *o.top_logprob);
+    o.top_id = ints(&a, rows * HD_MAX_ALTERNATIVES);
+    o.top_logprob = take(&a, rows * HD_MAX_ALTERNATIVES, sizeof *o.top_logprob);
     o.bytes = a.used;
     return o;
 }
@@ -521,19 +521,6 @@ hd_status runner_decode_graph_wait(hd_model_runner *x, runner_inflight_step *f, 
     return HD_OK;
 }
 
-/* Points at rows of top alternatives, ended by an id of -1. */
-static void show_top(const hd_model_runner *x, const runner_graph_outputs *o, int32_t slot,
-                     int32_t first, hd_seq_output *c) {
-    const int32_t n_top = x->host.params[slot].n_top;
-    if (n_top <= 0) return;
-    c->top_ids = o->top_id + (int64_t)first * HD_MAX_TOP_LOGPROBS;
-    c->top_logprobs = o->top_logprob + (int64_t)first * HD_MAX_TOP_LOGPROBS;
-    for (int32_t row = first; row < first + c->n_tokens; row++) {
-        int32_t *id = o->top_id + (int64_t)row * HD_MAX_TOP_LOGPROBS;
-        for (int32_t i = n_top; i < HD_MAX_TOP_LOGPROBS; i++) id[i] = -1;
-    }
-}
-
 /* Copies the device's cursor of a sequence; a failed token is 0 there. */
 static void note_cursor(hd_model_runner *x, const runner_inflight_step *f,
                         const runner_graph_outputs *o, const hd_seq_input *w, int32_t i) {
@@ -566,14 +553,16 @@ void runner_decode_graph_output(hd_model_runner *x, const runner_inflight_step *
     assert(o.accepted[i] >= 0);
     *c = (hd_seq_output){.status = HD_OK};
     const int32_t most = hd_min_i32(o.accepted[i], w->n_sample - 1) + 1;
+    hd_step_tokens *step = &c->step;
     bool goes_on = true;
-    while (goes_on && c->n_tokens < most) {
-        const int32_t row = first + c->n_tokens;
-        c->tokens[c->n_tokens] = o.token[row];
-        c->logprobs[c->n_tokens++] = o.logprob[row];
+    while (goes_on && step->n_tokens < most) {
+        const int32_t row = first + step->n_tokens;
+        step->tokens[step->n_tokens] = o.token[row];
+        step->logprobs[step->n_tokens++] = o.logprob[row];
         goes_on = take_token(x, w, c, o.token[row]);
     }
-    show_top(x, &o, w->slot, first, c);
+    runner_show_tops(x, w->slot, o.top_id + (int64_t)first * HD_MAX_ALTERNATIVES,
+                     o.top_logprob + (int64_t)first * HD_MAX_ALTERNATIVES, step);
     if (!goes_on) {
         x->fixed.known[w->slot].position = -1;
         return;

@@ -17,8 +17,8 @@ static int32_t plan_drafts(hd_model_runner *x, const hd_seq_input *inputs, int32
         const hd_seq_output *c = &outputs[i];
         const int32_t first = b->host.first_row[i + 1] - w->n_sample;
         for (int32_t k = 0; k < w->n_sample; k++) {
-            const bool good = k < c->n_tokens && c->tokens[k] >= 0;
-            b->host.next_tokens[first + k] = good ? c->tokens[k] : 0;
+            const bool good = k < c->step.n_tokens && c->step.tokens[k] >= 0;
+            b->host.next_tokens[first + k] = good ? c->step.tokens[k] : 0;
         }
         if (!w->want_drafts || !w->n_sample || c->status != HD_OK) continue;
         int32_t at = drafting++;
@@ -31,7 +31,7 @@ static int32_t plan_drafts(hd_model_runner *x, const hd_seq_input *inputs, int32
     for (int32_t k = 0; k < drafting; k++) {
         const int32_t i = x->drafting[k];
         b->host.logit_rows[k] =
-            b->host.first_row[i + 1] - inputs[i].n_sample + outputs[i].n_tokens - 1;
+            b->host.first_row[i + 1] - inputs[i].n_sample + outputs[i].step.n_tokens - 1;
     }
     return drafting;
 }
@@ -46,7 +46,8 @@ static runner_token_limit limit_draft(hd_model_runner *x, const hd_seq_input *w,
     for (int32_t k = 0; k < c->n_drafts; k++) {
         runner_reply_advance(trial, &x->masks, c->drafts[k]);
     }
-    return runner_reply_limit(trial, &x->masks, sampled_from + c->n_tokens + c->n_drafts, mask);
+    return runner_reply_limit(trial, &x->masks, sampled_from + c->step.n_tokens + c->n_drafts,
+                              mask);
 }
 
 /* Writes masks for drafts, because drafts that a constraint forbids would be rejected. Masks
@@ -99,16 +100,16 @@ static int32_t fill_chain(hd_model_runner *x, const hd_seq_input *inputs, int32_
         const hd_seq_output *c = &outputs[x->drafting[rows]];
         if (hd_min_i32(w->want_drafts, x->n_drafts) <= c->n_drafts) break;
         const int32_t before =
-            c->n_drafts > 1 ? c->drafts[c->n_drafts - 2] : c->tokens[c->n_tokens - 1];
-        hd_batch_add(&x->chain,
-                     &(hd_batch_seq){
-                         .tokens = &before,
-                         .n = 1,
-                         .start = w->start + w->n - w->n_sample + c->n_tokens - 1 + c->n_drafts,
-                         .after = c->drafts[c->n_drafts - 1],
-                         .n_logits = 1,
-                         .pages = {w->pages[0], w->pages[1]},
-                         .n_pages = w->n_pages
+            c->n_drafts > 1 ? c->drafts[c->n_drafts - 2] : c->step.tokens[c->step.n_tokens - 1];
+        hd_batch_add(&x->chain, &(hd_batch_seq){
+                                    .tokens = &before,
+                                    .n = 1,
+                                    .start = w->start + w->n - w->n_sample + c->step.n_tokens -
+                                             1 + c->n_drafts,
+                                    .after = c->drafts[c->n_drafts - 1],
+                                    .n_logits = 1,
+                                    .pages = {w->pages[0], w->pages[1]},
+                                    .n_pages = w->n_pages
         });
     }
     return rows;

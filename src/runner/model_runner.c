@@ -26,9 +26,9 @@ static void place(runner_sampler_buffers *v, hd_arena *a, const hd_model_runner 
     int32_t **const lists[] = {&v->slot,      &v->position,  &v->input,
                                &v->n_drafted, &v->given,     &v->draft,
                                &v->mask_row,  &v->count_row, &v->count_token};
-    const int64_t tops = (int64_t)x->n_rows * HD_MAX_TOP_LOGPROBS;
+    const int64_t tops = (int64_t)x->n_rows * HD_MAX_ALTERNATIVES;
     v->params = take(a, (int64_t)x->o.n_slots + 1, sizeof *v->params);
-    v->bias = take(a, (int64_t)x->o.n_slots * HD_MAX_BIAS, sizeof *v->bias);
+    v->bias = take(a, (int64_t)x->o.n_slots * RUNNER_BIAS_ENTRIES, sizeof *v->bias);
     v->draft_mask = take(a, x->o.n_slots, sizeof *v->draft_mask);
     v->rows_at = a->used;
     for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = take(a, x->n_rows, sizeof(int32_t));
@@ -93,7 +93,7 @@ static hd_status open_constraints(hd_model_runner *x, hd_err *err) {
     x->replies = calloc((size_t)x->o.n_slots + 1, sizeof *x->replies);
     m->scratch = malloc(sizeof *m->scratch);
     if (!x->replies || !m->scratch) {
-        return HD_FAIL(err, HD_ENOMEM, "no memory for %d guides", x->o.n_slots);
+        return HD_FAIL(err, HD_ENOMEM, "no memory for %d constraints", x->o.n_slots);
     }
     runner_mask_no_end(m, runner_mask_at(x, x->n_rows));
     hd_stream_upload(x->env.stream, (uint8_t *)x->mask.device + (size_t)x->n_rows * row,
@@ -125,9 +125,11 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     HD_TRY(open_constraints(x, err));
     if (o->fixed_steps) HD_TRY(runner_decode_graph_open(x, err));
     const size_t n = (size_t)o->n_slots;
+    x->tops = calloc(n * HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES, sizeof *x->tops);
+    x->prompt_tops = calloc((size_t)x->n_rows * HD_MAX_ALTERNATIVES, sizeof *x->prompt_tops);
     x->places = calloc(n, sizeof *x->places);
     x->drafting = calloc(n, sizeof *x->drafting);
-    if (x->places && x->drafting) return HD_OK;
+    if (x->tops && x->prompt_tops && x->places && x->drafting) return HD_OK;
     return HD_FAIL(err, HD_ENOMEM, "no memory for %d slots", o->n_slots);
 }
 
@@ -135,7 +137,7 @@ hd_status hd_model_runner_open(hd_model_runner **out, const hd_model_env *env,
                                const hd_model_runner_options *options, hd_err *err) {
     *out = NULL;
     hd_model_runner *x = calloc(1, sizeof *x);
-    if (!x) return HD_FAIL(err, HD_ENOMEM, "no memory for an executor");
+    if (!x) return HD_FAIL(err, HD_ENOMEM, "no memory for a model runner");
     x->env = *env;
     x->o = *options;
     x->n_rows = logits_rows(options);
@@ -162,6 +164,8 @@ void hd_model_runner_close(hd_model_runner *x) {
     hd_model_close(x->model);
     free(x->replies);
     free(x->masks.scratch);
+    free(x->tops);
+    free(x->prompt_tops);
     free(x->places);
     free(x->drafting);
     free(x);
@@ -205,19 +209,19 @@ static void clear_counts(hd_model_runner *x, int32_t slot) {
                                                      .vocab = x->env.spec->vocab});
 }
 
-static void set_params(hd_model_runner *x, int32_t slot, const hd_request_sampling *choosing) {
+static void set_params(hd_model_runner *x, int32_t slot, const hd_request_sampling *sampling) {
     hd_sampling *p = &x->host.params[slot];
-    hd_logit_bias *bias = x->host.bias + (int64_t)slot * HD_MAX_BIAS;
-    const int32_t n = choosing->params.n_bias + choosing->params.n_ban;
-    assert(n <= HD_MAX_BIAS);
-    *p = choosing->params;
+    hd_logit_bias *bias = x->host.bias + (int64_t)slot * RUNNER_BIAS_ENTRIES;
+    const int32_t n = sampling->params.n_bias + sampling->params.n_ban;
+    assert(n <= RUNNER_BIAS_ENTRIES);
+    *p = sampling->params;
     p->counts_row = slot;
-    p->bias_at = slot * HD_MAX_BIAS;
+    p->bias_at = slot * RUNNER_BIAS_ENTRIES;
     p->ban_at = p->bias_at + p->n_bias;
-    p->relaxed_top = choosing->constraint ? choosing->constraint->relaxed_top : 0;
-    p->relaxed_delta = choosing->constraint ? choosing->constraint->relaxed_delta : 0.0f;
-    if (p->n_bias) memcpy(bias, choosing->bias, (size_t)p->n_bias * sizeof *bias);
-    for (int32_t i = 0; i < p->n_ban; i++) bias[p->n_bias + i].id = choosing->ban[i];
+    p->relaxed_top = sampling->constraint ? sampling->constraint->relaxed_top : 0;
+    p->relaxed_delta = sampling->constraint ? sampling->constraint->relaxed_delta : 0.0f;
+    if (p->n_bias) memcpy(bias, sampling->bias, (size_t)p->n_bias * sizeof *bias);
+    for (int32_t i = 0; i < p->n_ban; i++) bias[p->n_bias + i].id = sampling->ban[i];
     hd_stream_upload(x->env.stream, &x->device.params[slot], p, sizeof *p);
     hd_stream_upload(x->env.stream, x->device.bias + p->bias_at, bias,
                      (size_t)n * sizeof *bias);
@@ -233,12 +237,12 @@ static void set_reply(hd_model_runner *x, int32_t slot, const hd_constraint *con
 }
 
 void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
-                           const hd_request_sampling *choosing, const int32_t *tokens,
+                           const hd_request_sampling *sampling, const int32_t *tokens,
                            int32_t n, int32_t n_prompt) {
     if (x->fixed.on) runner_forget_slot(x, slot);
-    set_params(x, slot, choosing);
-    set_reply(x, slot, choosing->constraint, tokens + n_prompt, n - n_prompt);
-    if (hd_has_penalty(&choosing->params)) {
+    set_params(x, slot, sampling);
+    set_reply(x, slot, sampling->constraint, tokens + n_prompt, n - n_prompt);
+    if (hd_has_penalty(&sampling->params)) {
         clear_counts(x, slot);
         count(x, slot, tokens, n_prompt, true);
         count(x, slot, tokens + n_prompt, n - n_prompt, false);

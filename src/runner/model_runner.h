@@ -35,8 +35,6 @@ typedef struct hd_model_runner_options {
     bool fixed_steps;
 } hd_model_runner_options;
 
-enum { HD_MAX_BIAS = 1024 }; /* biased and banned tokens of one request, at most */
-
 /* A constraint on the tokens of an answer: reasoning budget, forced tokens, grammar. Ids
  * that a tokenizer does not have are -1. If `think` is set, an answer that does not begin
  * inside the reasoning may enter it by its first token. If the grammar has tool calls, a
@@ -77,7 +75,7 @@ void hd_model_runner_close(hd_model_runner *x); /* NULL is fine */
 /* Sets the sampling state of a slot for a request: tokens[n], of which the first n_prompt
  * are its prompt. */
 void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
-                           const hd_request_sampling *choosing, const int32_t *tokens,
+                           const hd_request_sampling *sampling, const int32_t *tokens,
                            int32_t n, int32_t n_prompt);
 
 /* Turns graph launches on or off. If off, steps of fixed shape are queued operator by
@@ -90,18 +88,15 @@ hd_status hd_model_runner_fill_kv(hd_model_runner *x, hd_err *err);
 
 hd_runner hd_model_runner_interface(hd_model_runner *x);
 
-enum { HD_GAP_BINS = 64, HD_GAP_NS = 500 };
-
 /* Sums over the steps of fixed shape since open. A gap is device time between two steps of
  * which the later was queued, as a graph, before the earlier was finished. */
 typedef struct hd_model_runner_times {
     int64_t steps, graph_steps; /* all steps; steps that were one graph launch */
     int64_t step_ns;            /* device time of all steps */
     int64_t busy_ns, gap_ns;    /* device time inside graphs, and between them */
-    /* histogram of gaps in bins of HD_GAP_NS; the last bin: or longer */
-    int64_t gaps[HD_GAP_BINS];
-    int64_t host_ns, wait_ns;  /* host time in runs with such a step: working; waiting */
-    int64_t graphs, record_ns; /* graphs captured; host time of the captures, not in host_ns */
+    int64_t gaps[HD_GAP_BINS];  /* histogram of gaps */
+    int64_t host_ns, wait_ns;   /* host time in runs with such a step: working; waiting */
+    int64_t graphs, record_ns;  /* graphs captured; host time of the captures, not in host_ns */
 } hd_model_runner_times;
 
 const hd_model_runner_times *hd_model_runner_read_times(const hd_model_runner *x);

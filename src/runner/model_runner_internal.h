@@ -9,13 +9,17 @@
 #include "runner/decode_graph_internal.h"
 #include "runner/constraint_internal.h"
 
+/* Entries of a slot in the bias pool: biased tokens, then banned ones, which are stop tokens
+ * and ends of sequence. */
+enum { RUNNER_BIAS_ENTRIES = HD_MAX_BIAS + HD_MAX_STOP_TOKENS + HD_MAX_EOS };
+
 /* Sampler inputs and outputs: one block with the same layout on the host and on the device,
  * in three parts. Prompt log-probability rows come first, then sampling rows, both in the
  * order of the sequence inputs. */
 typedef struct runner_sampler_buffers {
     /* per request; written when it enters a slot */
     hd_sampling *params; /* [n_slots + 1] the last one is for padding rows */
-    hd_logit_bias *bias; /* [n_slots, HD_MAX_BIAS] */
+    hd_logit_bias *bias; /* [n_slots, RUNNER_BIAS_ENTRIES] */
 
     int32_t *draft_mask; /* [n_slots] mask row of each sequence's draft */
 
@@ -38,7 +42,7 @@ typedef struct runner_mirrored {
 
 /* Logits rows of a sequence input, and how many of its drafts a benchmark accepts at most. */
 typedef struct runner_input_rows {
-    int32_t first_score, first_choice, most_accepted;
+    int32_t first_prompt, first_sampled, most_accepted;
 } runner_input_rows;
 
 struct hd_model_runner {
@@ -49,9 +53,12 @@ struct hd_model_runner {
     hd_batch batch, chain; /* the step's rows; one row per sequence for further drafts */
     runner_mirrored sampling, mask;
     runner_sampler_buffers host, device; /* views of `sampling` */
-    uint16_t *counts;                    /* [n_slots, vocab] device memory */
-    int32_t n_rows;                      /* logits rows of a step, at most */
-    int32_t n_drafts;                    /* 0 without an MTP layer */
+    /* Alternatives that the outputs of a step point at. */
+    hd_alternative *tops;        /* [n_slots, HD_MAX_STEP_TOKENS, HD_MAX_ALTERNATIVES] */
+    hd_alternative *prompt_tops; /* [n_rows, HD_MAX_ALTERNATIVES] */
+    uint16_t *counts;            /* [n_slots, vocab] device memory */
+    int32_t n_rows;              /* logits rows of a step, at most */
+    int32_t n_drafts;            /* 0 without an MTP layer */
 
     /* all zero without a vocabulary; then there are no constraints */
     runner_masks masks;
@@ -92,6 +99,27 @@ static inline void runner_upload_rows(hd_model_runner *x) {
 static inline void runner_note_failure(hd_seq_output *c, int32_t token) {
     if (token == HD_TOKEN_NONE) c->status = HD_EINVAL;
     if (token == HD_TOKEN_BROKEN) c->status = HD_EDEVICE;
+}
+
+/* Writes alternatives of n rows, which the sampler wrote with a stride of
+ * HD_MAX_ALTERNATIVES, to out[n, n_top]. */
+static inline void runner_pair_tops(hd_alternative *out, const int32_t *ids,
+                                    const float *logprobs, int32_t n, int32_t n_top) {
+    for (int32_t i = 0; i < n; i++) {
+        for (int32_t k = 0; k < n_top; k++) {
+            const int32_t at = i * HD_MAX_ALTERNATIVES + k;
+            *out++ = (hd_alternative){ids[at], logprobs[at]};
+        }
+    }
+}
+
+/* Shows the alternatives of a sequence's tokens. ids, logprobs: those of its first row. */
+static inline void runner_show_tops(const hd_model_runner *x, int32_t slot, const int32_t *ids,
+                                    const float *logprobs, hd_step_tokens *step) {
+    step->n_top = x->host.params[slot].n_top;
+    hd_alternative *out = x->tops + (int64_t)slot * HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES;
+    runner_pair_tops(out, ids, logprobs, step->n_tokens, step->n_top);
+    step->top = out;
 }
 
 /* model_runner.c: runs a step of any sequence inputs; operators are queued one by one

@@ -78,18 +78,15 @@ static int32_t draft_at(const hd_null_runner *n, uint64_t seed, int32_t position
 
 static void choose(const hd_null_runner *n, const hd_seq_input *w, hd_seq_output *c) {
     const uint64_t seed = n->seeds[w->slot];
-    c->status = HD_OK;
-    c->n_tokens = c->n_drafts = 0;
-    c->top_ids = c->score_top_ids = NULL;
-    c->top_logprobs = c->scores = c->score_top_logprobs = NULL;
+    *c = (hd_seq_output){.status = HD_OK};
     for (int32_t i = w->n - w->n_sample; i < w->n; i++) {
         const int32_t token = token_at(n, seed, w->start + i + 1);
-        c->logprobs[c->n_tokens] = n->logprob;
-        c->tokens[c->n_tokens++] = token;
+        c->step.logprobs[c->step.n_tokens] = n->logprob;
+        c->step.tokens[c->step.n_tokens++] = token;
         if (i + 1 == w->n || w->tokens[i + 1] != token) break;
     }
     if (!w->n_sample) return;
-    const int32_t last = w->start + w->n - w->n_sample + c->n_tokens;
+    const int32_t last = w->start + w->n - w->n_sample + c->step.n_tokens;
     const int32_t drafts = hd_min_i32(w->want_drafts, n->max_drafts);
     while (c->n_drafts < drafts) {
         c->n_drafts++;

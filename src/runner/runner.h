@@ -15,9 +15,8 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "hadal_types.h"
 #include "kv/kv.h"
-
-enum { HD_MAX_DRAFTS = 7, HD_MAX_STEP_TOKENS = HD_MAX_DRAFTS + 1 };
 
 typedef struct hd_seq_input {
     int32_t slot; /* slot of the running request: index of its sampling state */
@@ -38,20 +37,14 @@ typedef struct hd_seq_input {
     int32_t n_pages;
 } hd_seq_input;
 
-/* Result of one sequence. Pointers are valid until the next run. The arrays of top
- * alternatives are [.., HD_MAX_TOP_LOGPROBS], with id -1 after the last; they are set only
- * if the request asked for them. */
+/* Result of one sequence. Pointers are valid until the next run. */
 typedef struct hd_seq_output {
     hd_status status; /* HD_OK, or the failure of this sequence alone */
-    int32_t n_tokens; /* sampled: accepted drafts and one more; 0 if n_sample is 0 */
-    int32_t tokens[HD_MAX_STEP_TOKENS];
-    float logprobs[HD_MAX_STEP_TOKENS];
-    const int32_t *top_ids; /* alternatives of tokens[], or NULL */
-    const float *top_logprobs;
-    /* [n_prompt_logprobs] log-probabilities of known tokens, or NULL */
-    const float *scores;
-    const int32_t *score_top_ids;
-    const float *score_top_logprobs;
+    /* Accepted drafts and one more token, none if n_sample is 0. The runner sets the tokens,
+     * their log-probabilities and alternatives; the scheduler sets the other fields. */
+    hd_step_tokens step;
+    /* of the n_prompt_logprobs known tokens; the scheduler sets tokens and from */
+    hd_prompt_logprobs prompt;
     int32_t n_drafts;
     int32_t drafts[HD_MAX_DRAFTS];
 } hd_seq_output;

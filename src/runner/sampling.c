@@ -35,12 +35,12 @@ void runner_build_batch(hd_model_runner *x, const hd_seq_input *inputs, int32_t 
         });
     }
     for (int32_t i = 0; i < n; i++) {
-        x->places[i].first_score = b->n_logits;
+        x->places[i].first_prompt = b->n_logits;
         want_logits(b, b->host.first_row[i + 1] - inputs[i].n_sample,
                     inputs[i].n_prompt_logprobs);
     }
     for (int32_t i = 0; i < n; i++) {
-        x->places[i].first_choice = b->n_logits;
+        x->places[i].first_sampled = b->n_logits;
         want_logits(b, b->host.first_row[i + 1], inputs[i].n_sample);
     }
     assert(b->n_logits <= x->n_rows);
@@ -59,7 +59,7 @@ static void write_row(hd_model_runner *x, int32_t row, const hd_seq_input *w, in
     v->given[row] = v->draft[row] = v->mask_row[row] = -1;
 }
 
-static void write_scored_rows(hd_model_runner *x, const hd_seq_input *w, int32_t first) {
+static void write_prompt_rows(hd_model_runner *x, const hd_seq_input *w, int32_t first) {
     for (int32_t k = 0; k < w->n_prompt_logprobs; k++) {
         const int32_t at = w->n - w->n_sample - w->n_prompt_logprobs + k;
         write_row(x, first + k, w, at);
@@ -79,7 +79,7 @@ static int32_t forced(const hd_model_runner *x, int32_t slot, int32_t position, 
 
 static void write_sampled_rows(hd_model_runner *x, const hd_seq_input *w,
                                runner_input_rows *place) {
-    const int32_t first = place->first_choice, first_at = w->n - w->n_sample;
+    const int32_t first = place->first_sampled, first_at = w->n - w->n_sample;
     place->most_accepted = HD_MAX_DRAFTS;
     for (int32_t k = 0; k < w->n_sample; k++) {
         write_row(x, first + k, w, first_at + k);
@@ -119,8 +119,8 @@ static int32_t write_rows(hd_model_runner *x, const hd_seq_input *inputs, int32_
     int32_t groups = 0, masks = 0;
     x->host.first_row[0] = x->batch.n_logits;
     for (int32_t i = 0; i < n; i++) {
-        const int32_t first = x->places[i].first_choice;
-        write_scored_rows(x, &inputs[i], x->places[i].first_score);
+        const int32_t first = x->places[i].first_sampled;
+        write_prompt_rows(x, &inputs[i], x->places[i].first_prompt);
         write_sampled_rows(x, &inputs[i], &x->places[i]);
         if (!inputs[i].n_sample) continue;
         if (x->replies) write_limits(x, &inputs[i], first, &masks);
@@ -166,40 +166,33 @@ static hd_status sample(hd_model_runner *x, int32_t groups, hd_err *err) {
     return hd_stream_sync(x->env.stream, err);
 }
 
-/* Points at a sequence's rows of top alternatives, ended by an id of -1. */
-static void show_top(const hd_model_runner *x, int32_t slot, int32_t first, int32_t n,
-                     const int32_t **ids, const float **logprobs) {
-    const int32_t n_top = x->host.params[slot].n_top;
-    if (n_top <= 0 || n == 0) return;
-    *ids = x->host.top_id + (int64_t)first * HD_MAX_TOP_LOGPROBS;
-    *logprobs = x->host.top_logprob + (int64_t)first * HD_MAX_TOP_LOGPROBS;
-    for (int32_t row = first; row < first + n; row++) {
-        int32_t *id = x->host.top_id + (int64_t)row * HD_MAX_TOP_LOGPROBS;
-        for (int32_t i = n_top; i < HD_MAX_TOP_LOGPROBS; i++) id[i] = -1;
-    }
-}
-
-static void collect_scores(const hd_model_runner *x, const hd_seq_input *w,
+static void collect_prompt(const hd_model_runner *x, const hd_seq_input *w,
                            const runner_input_rows *place, hd_seq_output *c) {
-    const int32_t first = place->first_score;
-    for (int32_t k = 0; k < w->n_prompt_logprobs; k++)
-        runner_note_failure(c, x->host.token[first + k]);
-    if (w->n_prompt_logprobs) c->scores = x->host.logprob + first;
-    show_top(x, w->slot, first, w->n_prompt_logprobs, &c->score_top_ids,
-             &c->score_top_logprobs);
+    const int32_t first = place->first_prompt, n = w->n_prompt_logprobs;
+    const int64_t at = (int64_t)first * HD_MAX_ALTERNATIVES;
+    c->prompt = (hd_prompt_logprobs){.logprobs = x->host.logprob + first,
+                                     .top = x->prompt_tops + at,
+                                     .n = n,
+                                     .n_top = x->host.params[w->slot].n_top};
+    for (int32_t k = 0; k < n; k++) runner_note_failure(c, x->host.token[first + k]);
+    runner_pair_tops(x->prompt_tops + at, x->host.top_id + at, x->host.top_logprob + at, n,
+                     c->prompt.n_top);
 }
 
 /* Collects accepted drafts and one more token, and advances the constraint. */
 static void collect_tokens(hd_model_runner *x, const hd_seq_input *w,
                            const runner_input_rows *place, int32_t accepted, hd_seq_output *c) {
-    c->n_tokens = hd_min_i32(accepted, place->most_accepted) + 1;
-    for (int32_t k = 0; k < c->n_tokens; k++) {
-        c->tokens[k] = x->host.token[place->first_choice + k];
-        c->logprobs[k] = x->host.logprob[place->first_choice + k];
-        runner_note_failure(c, c->tokens[k]);
-        if (x->replies) runner_reply_advance(&x->replies[w->slot], &x->masks, c->tokens[k]);
+    const int32_t first = place->first_sampled;
+    hd_step_tokens *step = &c->step;
+    step->n_tokens = hd_min_i32(accepted, place->most_accepted) + 1;
+    for (int32_t k = 0; k < step->n_tokens; k++) {
+        const int32_t token = step->tokens[k] = x->host.token[first + k];
+        step->logprobs[k] = x->host.logprob[first + k];
+        runner_note_failure(c, token);
+        if (x->replies) runner_reply_advance(&x->replies[w->slot], &x->masks, token);
     }
-    show_top(x, w->slot, place->first_choice, c->n_tokens, &c->top_ids, &c->top_logprobs);
+    runner_show_tops(x, w->slot, x->host.top_id + (int64_t)first * HD_MAX_ALTERNATIVES,
+                     x->host.top_logprob + (int64_t)first * HD_MAX_ALTERNATIVES, step);
 }
 
 /* Collects the output of each sequence, and adds accepted tokens to the penalty counts in
@@ -211,13 +204,13 @@ static void collect(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
         const hd_seq_input *w = &inputs[i];
         hd_seq_output *c = &outputs[i];
         *c = (hd_seq_output){.status = HD_OK};
-        collect_scores(x, w, &x->places[i], c);
+        if (w->n_prompt_logprobs) collect_prompt(x, w, &x->places[i], c);
         if (!w->n_sample) continue;
         collect_tokens(x, w, &x->places[i], x->host.accepted[group++], c);
         if (!hd_has_penalty(&x->host.params[w->slot])) continue;
-        for (int32_t k = 0; k < c->n_tokens; k++) {
+        for (int32_t k = 0; k < c->step.n_tokens; k++) {
             x->host.count_row[counted] = w->slot;
-            x->host.count_token[counted++] = c->tokens[k];
+            x->host.count_token[counted++] = c->step.tokens[k];
         }
     }
     if (!counted) return;

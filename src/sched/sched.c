@@ -32,7 +32,7 @@ struct hd_sched {
     sched_seq **worker; /* the request of each sequence input */
     hd_seq_output *outputs;
     int32_t n_inputs, n_rows;
-    int32_t n_choices; /* rows of the step that need logits */
+    int32_t n_logits; /* rows of the step that need logits */
     sched_draft_depth drafts;
     bool timed; /* the last step was decode only, and its duration counts for the draft depth */
     int64_t last_ns;
@@ -203,9 +203,10 @@ static void leave(hd_sched *s, sched_seq *q, bool end_of_step) {
 }
 
 static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
-    assert(e->finish != HD_FINISH_NONE);
+    const hd_finish_reason why = e->step.finish_reason;
+    assert(why != HD_FINISH_NONE);
     if (q->slot >= 0) {
-        leave(s, q, e->finish == HD_FINISH_STOP || e->finish == HD_FINISH_LENGTH);
+        leave(s, q, why == HD_FINISH_STOP || why == HD_FINISH_LENGTH);
     } else {
         sched_queue_take(&s->waiting, q);
         s->blocked = false; /* the first waiting request may be another one now */
@@ -217,15 +218,19 @@ static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
     sched_seq_close(q);
 }
 
-static void finish_without_tokens(hd_sched *s, sched_seq *q, hd_finish why) {
-    hd_sched_event e = {.id = q->r.id, .finish = why, .n_cached = q->n_cached};
+/* status: of the request's computation, if that is the reason */
+static void finish_without_tokens(hd_sched *s, sched_seq *q, hd_finish_reason reason,
+                                  hd_status status) {
+    hd_sched_event e = {
+        .id = q->r.id,
+        .step = {.finish_reason = reason, .n_cached = q->n_cached},
+        .status = status
+    };
     finish(s, q, &e);
 }
 
 static void fail(hd_sched *s, sched_seq *q, hd_status status) {
-    hd_sched_event e = {
-        .id = q->r.id, .finish = HD_FINISH_ERROR, .status = status, .n_cached = q->n_cached};
-    finish(s, q, &e);
+    finish_without_tokens(s, q, HD_FINISH_ERROR, status);
 }
 
 /* Scans the queue only if a request is cancelled or times out, so that a full queue does not
@@ -237,15 +242,16 @@ static void process_aborts(hd_sched *s, int64_t now_ns) {
     for (sched_seq *q = s->waiting.first, *next; q; q = next) {
         next = q->next;
         if (q->cancelled) {
-            finish_without_tokens(s, q, HD_FINISH_ABORT);
+            finish_without_tokens(s, q, HD_FINISH_ABORT, HD_OK);
         } else if (q->r.queue_until_ns && now_ns >= q->r.queue_until_ns) {
-            finish_without_tokens(s, q, HD_FINISH_TIMEOUT);
+            finish_without_tokens(s, q, HD_FINISH_TIMEOUT, HD_OK);
         } else {
             s->next_deadline = earlier(s->next_deadline, q->r.queue_until_ns);
         }
     }
     for (int32_t i = s->n_running - 1; i >= 0; i--) {
-        if (s->running[i]->cancelled) finish_without_tokens(s, s->running[i], HD_FINISH_ABORT);
+        sched_seq *q = s->running[i];
+        if (q->cancelled) finish_without_tokens(s, q, HD_FINISH_ABORT, HD_OK);
     }
 }
 
@@ -279,12 +285,13 @@ static int32_t room(const hd_sched *s, hd_kv_group life) {
 
 /* Prompt tokens whose log-probability is still to be reported. It comes from the row before
  * each token. */
-static int32_t unscored(const sched_seq *q) {
-    return q->r.score_from ? q->r.n_prompt - q->r.score_from - q->n_scored : 0;
+static int32_t unreported(const sched_seq *q) {
+    return q->r.prompt_logprobs_from ? q->r.n_prompt - q->r.prompt_logprobs_from - q->n_reported
+                                     : 0;
 }
 
-static int32_t next_scored(const sched_seq *q) {
-    return q->r.score_from + q->n_scored;
+static int32_t next_reported(const sched_seq *q) {
+    return q->r.prompt_logprobs_from + q->n_reported;
 }
 
 /* Counts the pages that are missing to admit q: all its known tokens, one page for growth,
@@ -321,7 +328,7 @@ static bool still_blocked(const hd_sched *s) {
  * first. */
 static void admit_one(hd_sched *s, sched_seq *q) {
     const int32_t slot = s->free_slots[s->n_free_slots - 1];
-    const int32_t usable = unscored(q) > 0 ? next_scored(q) : q->n_tokens;
+    const int32_t usable = unreported(q) > 0 ? next_reported(q) : q->n_tokens;
     int32_t hit, missing[HD_N_KV_GROUPS] = {0, 1}; /* WINDOW pages of the cached prefix */
     if (hd_cache_acquire(s->cache, slot, q->r.salt, q->tokens, usable, &hit) != HD_OK) {
         block(s, missing);
@@ -394,7 +401,7 @@ static void add_input(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_sample,
         .n_pages = pages_for(s, q->n_done + rows + want_drafts)
     };
     s->n_rows += rows;
-    s->n_choices += n_sample + n_prompt_logprobs;
+    s->n_logits += n_sample + n_prompt_logprobs;
 }
 
 /* Adds a decode row and its drafts. Pages are reserved for the drafts of the next step too. */
@@ -407,10 +414,10 @@ static void add_decode(hd_sched *s, sched_seq *q) {
 }
 
 /* Returns how many of the next `rows` prefill rows report a prompt log-probability. */
-static int32_t scored_by(const sched_seq *q, int32_t rows) {
-    const int32_t left = unscored(q);
+static int32_t reported_by(const sched_seq *q, int32_t rows) {
+    const int32_t left = unreported(q);
     /* rows before the first reported token */
-    const int32_t before = next_scored(q) - 1 - q->n_done;
+    const int32_t before = next_reported(q) - 1 - q->n_done;
     return left > 0 ? hd_max_i32(0, hd_min_i32(left, rows - before)) : 0;
 }
 
@@ -418,12 +425,12 @@ static int32_t scored_by(const sched_seq *q, int32_t rows) {
 static void add_chunk(hd_sched *s, sched_seq *q, int32_t budget, int32_t others) {
     const int32_t pending = q->n_tokens - q->n_done;
     int32_t rows = hd_min_i32(hd_min_i32(pending, s->o.chunk_rows), budget);
-    const int32_t excess = scored_by(q, rows) - (s->o.sample_rows - s->n_choices - others - 1);
+    const int32_t excess = reported_by(q, rows) - (s->o.sample_rows - s->n_logits - others - 1);
     if (excess > 0) rows -= excess;
     if (rows <= 0) return; /* the logits rows of this step are used up */
     const bool last = rows == pending;
     if (!make_room(s, q, q->n_done + rows + (last ? q->want_drafts : 0))) return;
-    add_input(s, q, rows, last ? 1 : 0, scored_by(q, rows));
+    add_input(s, q, rows, last ? 1 : 0, reported_by(q, rows));
 }
 
 static bool decodes(const sched_seq *q) {
@@ -437,13 +444,13 @@ static int32_t plan_drafts(hd_sched *s) {
     bool automatic = false;
     for (int32_t i = 0; i < s->n_running; i++) {
         decoding += decodes(s->running[i]);
-        automatic |= s->running[i]->r.draft_tokens == HD_SCHED_AUTO_DRAFTS;
+        automatic |= s->running[i]->r.draft_tokens == HD_DRAFTS_AUTO;
     }
     const int32_t depth =
         automatic ? sched_draft_depth_choose(&s->drafts, hd_max_i32(decoding, 1)) : 0;
     for (int32_t i = 0; i < s->n_running; i++) {
         sched_seq *q = s->running[i];
-        const bool fixed = q->r.draft_tokens != HD_SCHED_AUTO_DRAFTS;
+        const bool fixed = q->r.draft_tokens != HD_DRAFTS_AUTO;
         q->want_drafts =
             fixed ? q->r.draft_tokens : sched_draft_depth_of(&s->drafts, &q->chances, depth);
     }
@@ -462,7 +469,7 @@ static void extend_ahead(hd_sched *s, hd_seq_input *w) {
 /* Builds the batch. Retraction removes requests from the end of `running`, so a walk by
  * index stays valid: requests behind the index may vanish, those before it stay. */
 static void build(hd_sched *s) {
-    s->n_inputs = s->n_rows = s->n_choices = 0;
+    s->n_inputs = s->n_rows = s->n_logits = 0;
     int32_t prompts = plan_drafts(s);
     for (int32_t i = 0; i < s->n_running; i++) {
         if (decodes(s->running[i])) add_decode(s, s->running[i]);
@@ -496,55 +503,49 @@ static bool is_stop(const sched_seq *q, int32_t token) {
     return false;
 }
 
-/* Appends sampled tokens up to and including one that ends the request. */
-static int32_t append(sched_seq *q, const hd_seq_output *c, hd_finish *finish) {
-    for (int32_t i = 0; i < c->n_tokens; i++) {
-        q->tokens[q->n_tokens++] = c->tokens[i];
-        if (is_stop(q, c->tokens[i]))
-            *finish = HD_FINISH_STOP;
-        else if (q->n_tokens == q->r.n_prompt + q->r.max_new)
-            *finish = HD_FINISH_LENGTH;
-        if (*finish != HD_FINISH_NONE) return i + 1;
+/* Appends sampled tokens; none remains in the step after one that ends the request. */
+static void append(sched_seq *q, hd_step_tokens *step) {
+    for (int32_t i = 0; i < step->n_tokens; i++) {
+        q->tokens[q->n_tokens++] = step->tokens[i];
+        if (is_stop(q, step->tokens[i])) {
+            step->finish_reason = HD_FINISH_STOP;
+        } else if (q->n_tokens == q->r.n_prompt + q->r.max_new) {
+            step->finish_reason = HD_FINISH_LENGTH;
+        }
+        if (step->finish_reason != HD_FINISH_NONE) step->n_tokens = i + 1;
     }
-    return c->n_tokens;
 }
 
 static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
                         const hd_seq_output *c) {
-    hd_sched_event e = {.id = q->r.id,
-                        .n_cached = q->n_cached,
-                        .n_drafted = w->n_sample ? w->n_sample - 1 : 0,
-                        .logprobs = c->logprobs,
-                        .top_ids = c->top_ids,
-                        .top_logprobs = c->top_logprobs,
-                        .scores = c->scores,
-                        .score_top_ids = c->score_top_ids,
-                        .score_top_logprobs = c->score_top_logprobs,
-                        .n_prompt_logprobs = w->n_prompt_logprobs,
-                        .score_at = next_scored(q)};
+    hd_sched_event e = {.id = q->r.id, .step = c->step, .prompt = c->prompt};
+    hd_step_tokens *step = &e.step;
     if (c->status != HD_OK) {
         fail(s, q, c->status);
         return;
     }
-    q->n_scored += w->n_prompt_logprobs;
+    step->n_cached = q->n_cached;
+    e.prompt.from = next_reported(q);
+    e.prompt.tokens = q->tokens + e.prompt.from;
+    q->n_reported += w->n_prompt_logprobs;
     if (w->n_sample == 0) {
         q->n_done += w->n;
         hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
         if (w->n_prompt_logprobs) s->hooks.event(s->hooks.ctx, &e);
         return;
     }
-    assert(c->n_tokens >= 1 && c->n_tokens <= w->n_sample);
-    e.n_accepted = c->n_tokens - 1;
-    e.tokens = q->tokens + q->n_tokens;
-    e.n = append(q, c, &e.finish);
+    assert(step->n_tokens >= 1 && step->n_tokens <= w->n_sample);
+    step->n_drafted = w->n_sample - 1;
+    step->n_accepted = step->n_tokens - 1;
+    append(q, step);
     /* Rows of rejected drafts do not count as computed. */
-    q->n_done += w->n - w->n_sample + c->n_tokens;
-    q->n_done = hd_min_i32(q->n_done, q->n_tokens - (e.finish == HD_FINISH_NONE));
+    q->n_done += w->n - w->n_sample + c->step.n_tokens;
+    q->n_done = hd_min_i32(q->n_done, q->n_tokens - (step->finish_reason == HD_FINISH_NONE));
     hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
-    sched_draft_depth_verified(&s->drafts, &q->chances, e.n_drafted, e.n_accepted);
-    s->stats.drafted += e.n_drafted;
-    s->stats.accepted += e.n_accepted;
-    if (e.finish != HD_FINISH_NONE) {
+    sched_draft_depth_verified(&s->drafts, &q->chances, step->n_drafted, step->n_accepted);
+    s->stats.drafted += step->n_drafted;
+    s->stats.accepted += step->n_accepted;
+    if (step->finish_reason != HD_FINISH_NONE) {
         finish(s, q, &e);
         return;
     }

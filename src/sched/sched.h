@@ -22,21 +22,11 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "hadal_types.h"
 #include "runner/runner.h"
 #include "kv/cache.h"
 
 typedef struct hd_sched hd_sched;
-
-typedef enum hd_finish {
-    HD_FINISH_NONE,
-    HD_FINISH_STOP,    /* a stop id was sampled; it is the last token of the event */
-    HD_FINISH_LENGTH,  /* max_new tokens were generated */
-    HD_FINISH_ABORT,   /* the request was cancelled */
-    HD_FINISH_TIMEOUT, /* the request was not admitted before queue_until_ns */
-    HD_FINISH_ERROR    /* the device failed, or the computation of this request alone */
-} hd_finish;
-
-enum { HD_SCHED_AUTO_DRAFTS = -1 };
 
 typedef struct hd_sched_request {
     uint64_t id;           /* chosen by the caller, unique among unfinished requests */
@@ -48,10 +38,10 @@ typedef struct hd_sched_request {
      * choices). This request is not admitted before that prefill is complete or that request
      * has ended; 0: none. */
     uint64_t follows;
-    /* Drafts per step, at most HD_MAX_DRAFTS. HD_SCHED_AUTO_DRAFTS: draft_depth.h chooses. */
+    /* Drafts per step, at most HD_MAX_DRAFTS. HD_DRAFTS_AUTO: draft_depth.h chooses. */
     int32_t draft_tokens;
     /* First prompt token, at least 1, whose log-probability is reported; 0: none. */
-    int32_t score_from;
+    int32_t prompt_logprobs_from;
     uint64_t salt;          /* cached prefixes are shared among equal salts only */
     int64_t queue_until_ns; /* times out if it is not admitted by then; 0: no time limit */
     /* [n_stop], copied: end-of-sequence ids and the caller's stop ids */
@@ -62,21 +52,10 @@ typedef struct hd_sched_request {
 /* What one step adds to one request. All pointers are valid during the call only. */
 typedef struct hd_sched_event {
     uint64_t id;
-    const int32_t *tokens;  /* [n] */
-    const float *logprobs;  /* [n] */
-    const int32_t *top_ids; /* [n, HD_MAX_TOP_LOGPROBS] or NULL, as in hd_seq_output */
-    const float *top_logprobs;
-    int32_t n;
-    /* [n_prompt_logprobs] log-probabilities of prompt tokens score_at, score_at + 1, ... */
-    const float *scores;
-    const int32_t *score_top_ids;
-    const float *score_top_logprobs;
-    int32_t n_prompt_logprobs, score_at;
-    hd_finish finish; /* NONE: the request goes on */
-    /* with ERROR: the status of this request's computation, or of the runner */
+    hd_step_tokens step;
+    hd_prompt_logprobs prompt; /* the next ones of those that are reported; n may be 0 */
+    /* with HD_FINISH_ERROR: the status of this request's computation, or of the runner */
     hd_status status;
-    int32_t n_cached;              /* prompt tokens found in the prefix cache */
-    int32_t n_accepted, n_drafted; /* accepted and verified drafts of this event's step */
 } hd_sched_event;
 
 typedef struct hd_sched_hooks {

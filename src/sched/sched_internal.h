@@ -15,7 +15,7 @@ typedef struct sched_seq {
     int32_t n_tokens, n_done;
     int32_t n_drafts, n_cached;
     int32_t want_drafts; /* draft depth for this step */
-    int32_t n_scored; /* prompt tokens from r.score_from on whose log-probability is reported */
+    int32_t n_reported;  /* prompt log-probabilities, from r.prompt_logprobs_from on */
     sched_acceptance chances;
     int32_t slot; /* -1: waiting */
     bool cancelled;

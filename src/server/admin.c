@@ -8,7 +8,9 @@
 
 static const int64_t SECOND_NS = 1000000000;
 
-json_t *server_body(http_call *c) {
+/* Returns the body as an object, an empty one without a body. NULL: refused, and the refusal
+ * was sent. */
+static json_t *take_body(http_call *c) {
     size_t n;
     const char *text = http_body(c, &n);
     hd_err err = {0};
@@ -76,7 +78,7 @@ static void on_flush(http_call *c, void *user) {
 
 static void on_abort(http_call *c, void *user) {
     server *s = user;
-    json_t *body = server_body(c);
+    json_t *body = take_body(c);
     if (!body) return;
     json_t *rid = json_object_get(body, "rid"), *all = json_object_get(body, "abort_all");
     if (rid && !json_is_null(rid) && !json_is_string(rid)) {
@@ -98,7 +100,7 @@ static void on_abort(http_call *c, void *user) {
 static void on_pause(http_call *c, void *user) {
     static const char *const names[] = {"abort", "retract", "in_place"};
     server *s = user;
-    json_t *body = server_body(c);
+    json_t *body = take_body(c);
     if (!body) return;
     json_t *mode = json_object_get(body, "mode");
     const char *name = mode && !json_is_null(mode) ? json_string_value(mode) : names[0];
@@ -116,7 +118,7 @@ static void on_pause(http_call *c, void *user) {
 
 static void on_continue(http_call *c, void *user) {
     server *s = user;
-    json_t *body = server_body(c);
+    json_t *body = take_body(c);
     if (!body) return;
     json_decref(body);
     hd_engine_resume(s->engine);
@@ -134,7 +136,7 @@ static void profile_failed(http_call *c, const hd_err *err) {
 static void on_start_profile(http_call *c, void *user) {
     server *s = user;
     hd_err err = {0};
-    json_t *body = server_body(c);
+    json_t *body = take_body(c);
     if (!body) return;
     json_t *steps = json_object_get(body, "num_steps");
     json_t *name = json_object_get(body, "profile_prefix");

@@ -31,7 +31,8 @@ void server_reply_text(http_call *c, int status, const char *text) {
 
 /* ---- health ---- */
 
-const char *server_trouble(server *s) {
+/* Returns NULL if the server is healthy, else one word: starting, draining, stalled. */
+static const char *trouble_of(server *s) {
     if (atomic_load(&s->draining)) return "draining";
     if (!atomic_load(&s->ready)) return "starting";
     const int64_t idle = hd_now_ns() - atomic_load(&s->progress_ns);
@@ -39,7 +40,7 @@ const char *server_trouble(server *s) {
 }
 
 static void on_health(http_call *c, void *user) {
-    const char *trouble = server_trouble(user);
+    const char *trouble = trouble_of(user);
     if (trouble) http_reply_header(c, "Retry-After", "1");
     server_reply_text(c, trouble ? 503 : 200, trouble ? trouble : "ok");
 }
@@ -58,9 +59,10 @@ static bool check_generated(server *s, waiting_call *w, bool late) {
  * ids are compared. */
 static void on_health_event(void *user, const hd_event *event) {
     waiting_call *w = user;
-    if (event->end == HD_END_LENGTH || event->end == HD_END_STOP) {
+    if (event->step.finish_reason == HD_FINISH_LENGTH ||
+        event->step.finish_reason == HD_FINISH_STOP) {
         atomic_store(&w->ended, event->id);
-    } else if (event->end != HD_END_NOT) {
+    } else if (event->step.finish_reason != HD_FINISH_NONE) {
         atomic_store(&w->failed, event->id);
     }
 }
@@ -70,7 +72,7 @@ static void on_health_event(void *user, const hd_event *event) {
 static void on_health_generate(http_call *c, void *user) {
     server *s = user;
     char why[600];
-    if (server_trouble(s)) {
+    if (trouble_of(s)) {
         on_health(c, user);
         return;
     }

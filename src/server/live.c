@@ -111,18 +111,18 @@ static json_t *stats_object(const hd_engine_stats *e) {
         (json_int_t)e->host_ns, "last_step_ns", (json_int_t)e->last_step_ns, "weight_bytes",
         (json_int_t)e->weight_bytes, "kv_bytes", (json_int_t)e->kv_bytes, "activation_bytes",
         (json_int_t)e->activation_bytes, "max_context", e->max_context);
-    json_object_set_new(o, "drafted_at", list64(e->drafted_at, HD_MOST_DRAFTS));
-    json_object_set_new(o, "accepted_at", list64(e->accepted_at, HD_MOST_DRAFTS));
-    json_object_set_new(o, "pages", list32(e->pages, HD_N_PAGE_GROUPS));
-    json_object_set_new(o, "pages_free", list32(e->pages_free, HD_N_PAGE_GROUPS));
-    json_object_set_new(o, "pages_cached", list32(e->pages_cached, HD_N_PAGE_GROUPS));
+    json_object_set_new(o, "drafted_at", list64(e->drafted_at, HD_MAX_DRAFTS));
+    json_object_set_new(o, "accepted_at", list64(e->accepted_at, HD_MAX_DRAFTS));
+    json_object_set_new(o, "pages", list32(e->pages, HD_N_KV_GROUPS));
+    json_object_set_new(o, "pages_free", list32(e->pages_free, HD_N_KV_GROUPS));
+    json_object_set_new(o, "pages_cached", list32(e->pages_cached, HD_N_KV_GROUPS));
     return o;
 }
 
 json_t *live_request(const hd_request_status *r) {
     static const char *const phases[] = {"waiting", "prefill", "decode"};
     return json_pack("{s:I, s:i, s:s, s:i, s:i, s:i, s:i}", "id", (json_int_t)r->id, "answer",
-                     r->answer, "phase", phases[r->phase], "prompt_tokens", r->prompt_tokens,
+                     r->choice, "phase", phases[r->phase], "prompt_tokens", r->prompt_tokens,
                      "cached_tokens", r->cached_tokens, "done_tokens", r->done_tokens,
                      "output_tokens", r->output_tokens);
 }

@@ -19,18 +19,18 @@ typedef struct figures {
 
 double server_accept_length(const hd_engine_stats *e) {
     int64_t accepted = 0;
-    for (int32_t i = 0; i < HD_MOST_DRAFTS; i++) accepted += e->accepted_at[i];
+    for (int32_t i = 0; i < HD_MAX_DRAFTS; i++) accepted += e->accepted_at[i];
     const int64_t verified = e->drafted_at[0];
     return verified ? 1 + (double)accepted / (double)verified : 1;
 }
 
 int64_t server_total_tokens(const hd_engine_stats *e) {
-    return (int64_t)e->pages[HD_PAGES_FULL] * e->page_tokens;
+    return (int64_t)e->pages[HD_KV_FULL] * e->page_tokens;
 }
 
 static int64_t used_tokens(const hd_engine_stats *e) {
     const int32_t used =
-        e->pages[HD_PAGES_FULL] - e->pages_free[HD_PAGES_FULL] - e->pages_cached[HD_PAGES_FULL];
+        e->pages[HD_KV_FULL] - e->pages_free[HD_KV_FULL] - e->pages_cached[HD_KV_FULL];
     return (int64_t)used * e->page_tokens;
 }
 
@@ -79,7 +79,7 @@ static json_t *memory_section(const figures *f) {
 
 static json_t *speculative_section(const figures *f) {
     int64_t drafted = 0, accepted = 0;
-    for (int32_t i = 0; i < HD_MOST_DRAFTS; i++) {
+    for (int32_t i = 0; i < HD_MAX_DRAFTS; i++) {
         drafted += f->e.drafted_at[i];
         accepted += f->e.accepted_at[i];
     }

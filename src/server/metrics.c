@@ -241,31 +241,31 @@ static double rows(const view *v) {
     return (double)v->e.rows;
 }
 static double kv_total(const view *v) {
-    return (double)page_tokens_of(v, HD_PAGES_FULL, v->e.pages);
+    return (double)page_tokens_of(v, HD_KV_FULL, v->e.pages);
 }
 static double kv_used(const view *v) {
-    return (double)used_pages(v, HD_PAGES_FULL) * v->e.page_tokens;
+    return (double)used_pages(v, HD_KV_FULL) * v->e.page_tokens;
 }
 static double kv_free(const view *v) {
-    return (double)page_tokens_of(v, HD_PAGES_FULL, v->e.pages_free);
+    return (double)page_tokens_of(v, HD_KV_FULL, v->e.pages_free);
 }
 static double kv_evictable(const view *v) {
-    return (double)page_tokens_of(v, HD_PAGES_FULL, v->e.pages_cached);
+    return (double)page_tokens_of(v, HD_KV_FULL, v->e.pages_cached);
 }
 static double usage(const view *v) {
-    const int32_t all = v->e.pages[HD_PAGES_FULL];
-    return all ? (double)used_pages(v, HD_PAGES_FULL) / all : 0;
+    const int32_t all = v->e.pages[HD_KV_FULL];
+    return all ? (double)used_pages(v, HD_KV_FULL) / all : 0;
 }
 static double window_usage(const view *v) {
-    const int32_t all = v->e.pages[HD_PAGES_WINDOW];
-    return all ? (double)used_pages(v, HD_PAGES_WINDOW) / all : 0;
+    const int32_t all = v->e.pages[HD_KV_WINDOW];
+    return all ? (double)used_pages(v, HD_KV_WINDOW) / all : 0;
 }
 static double drafts(const view *v) {
     return (double)v->e.drafted_at[0];
 }
 static int64_t sum_places(const int64_t *at) {
     int64_t n = 0;
-    for (int32_t i = 0; i < HD_MOST_DRAFTS; i++) n += at[i];
+    for (int32_t i = 0; i < HD_MAX_DRAFTS; i++) n += at[i];
     return n;
 }
 static double draft_tokens(const view *v) {
@@ -531,9 +531,9 @@ static void put_histogram(FILE *out, const view *v, const dialect *d, const shap
 /* ---- series with another label ---- */
 
 static void put_pools(FILE *out, const view *v) {
-    static const char *const pools[HD_N_PAGE_GROUPS] = {"entries", "window"};
+    static const char *const pools[HD_N_KV_GROUPS] = {"entries", "window"};
     put_head(out, "hadal_", "kv_pages", "gauge", "pages by pool and state");
-    for (int p = 0; p < HD_N_PAGE_GROUPS; p++) {
+    for (int p = 0; p < HD_N_KV_GROUPS; p++) {
         const char *label = v->m->label, *pool = pools[p];
         fprintf(out, "hadal_kv_pages{%s,pool=\"%s\",state=\"free\"} %d\n", label, pool,
                 v->e.pages_free[p]);
@@ -582,14 +582,14 @@ static void put_places(FILE *out, const view *v, const dialect *d) {
     static const char name[] = "spec_decode_num_accepted_tokens_per_pos_total";
     if (d->bit == SERVER_COMPAT_SGLANG) return;
     put_head(out, d->prefix, name, "counter", "drafts that stood, by place in the step");
-    for (int i = 0; i < HD_MOST_DRAFTS; i++) {
+    for (int i = 0; i < HD_MAX_DRAFTS; i++) {
         fprintf(out, "%s%s{%s%s,position=\"%d\"} %lld\n", d->prefix, name, v->m->label,
                 d->labels, i, (long long)v->e.accepted_at[i]);
     }
     if (d->bit) return;
     put_head(out, d->prefix, "spec_decode_num_draft_tokens_per_pos_total", "counter",
              "drafts made, by place in the step");
-    for (int i = 0; i < HD_MOST_DRAFTS; i++) {
+    for (int i = 0; i < HD_MAX_DRAFTS; i++) {
         fprintf(out,
                 "hadal_spec_decode_num_draft_tokens_per_pos_total{%s,position=\"%d\"} "
                 "%lld\n",

@@ -376,8 +376,8 @@ void server_log_state(server *s) {
            hd_log_int("draining", atomic_load(&s->draining)), hd_log_int("paused", e.paused),
            hd_log_int("running", e.running), hd_log_int("waiting", e.waiting),
            hd_log_int("living", e.living), hd_log_int("steps", e.steps),
-           hd_log_int("pages_free", e.pages_free[HD_PAGES_FULL]),
-           hd_log_int("pages", e.pages[HD_PAGES_FULL]), hd_log_int("calls", h.calls),
+           hd_log_int("pages_free", e.pages_free[HD_KV_FULL]),
+           hd_log_int("pages", e.pages[HD_KV_FULL]), hd_log_int("calls", h.calls),
            hd_log_int("connections", h.connections));
 }
 

@@ -74,11 +74,4 @@ waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
 void server_reply_json(http_call *c, int status, json_t *object);
 void server_reply_text(http_call *c, int status, const char *text);
 
-/* Returns NULL if the server is healthy, else one word: starting, draining, stalled. */
-const char *server_trouble(server *s);
-
-/* Returns the body as an object, an empty one without a body. NULL: refused, and the refusal
- * was sent. */
-json_t *server_body(http_call *c);
-
 #endif

@@ -20,8 +20,8 @@ typedef struct encoder {
     hd_ids *out;
 } encoder;
 
-static hd_status load(hd_tokenizer **out, const json_t *root, const char *path,
-                      const json_t *config, const char *config_path, hd_err *err) {
+hd_status text_tokenizer_open(hd_tokenizer **out, const json_t *root, const char *path,
+                              const json_t *config, const char *config_path, hd_err *err) {
     hd_err why = {0};
     hd_tokenizer *t = calloc(1, sizeof *t);
     *out = NULL;
@@ -47,7 +47,7 @@ static hd_status open_files(hd_tokenizer **out, const char *path, const char *co
     if (st == HD_OK && hd_file_exists(config_path)) {
         st = hd_json_load(&config, config_path, MAX_FILE_BYTES, err);
     }
-    if (st == HD_OK) st = load(out, root, path, config, config_path, err);
+    if (st == HD_OK) st = text_tokenizer_open(out, root, path, config, config_path, err);
     json_decref(root);
     json_decref(config);
     return st;
@@ -61,20 +61,6 @@ hd_status hd_tokenizer_open(hd_tokenizer **out, const char *dir, hd_err *err) {
                                        : HD_FAIL(err, HD_ENOMEM, "no memory to open %s", dir);
     free(path);
     free(config_path);
-    return st;
-}
-
-hd_status hd_tokenizer_open_memory(hd_tokenizer **out, const char *json, size_t n,
-                                   const char *config, size_t config_n, hd_err *err) {
-    static const char name[] = "tokenizer.json", config_name[] = "tokenizer_config.json";
-    json_t *root = NULL, *settings = NULL;
-    *out = NULL;
-    hd_status st = hd_json_parse(&root, json, n, name, err);
-    if (st == HD_OK && config)
-        st = hd_json_parse(&settings, config, config_n, config_name, err);
-    if (st == HD_OK) st = load(out, root, name, settings, config_name, err);
-    json_decref(root);
-    json_decref(settings);
     return st;
 }
 

@@ -44,9 +44,6 @@ void hd_bytes_deinit(hd_bytes *v);
 
 hd_status hd_tokenizer_open(hd_tokenizer **out, const char *dir, hd_err *err);
 
-/* From documents in memory, for tests and fuzzing; config may be NULL. */
-hd_status hd_tokenizer_open_memory(hd_tokenizer **out, const char *json, size_t n,
-                                   const char *config, size_t config_n, hd_err *err);
 void hd_tokenizer_close(hd_tokenizer *t); /* NULL is fine */
 
 typedef enum hd_encode_flag {

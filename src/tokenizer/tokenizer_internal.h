@@ -25,6 +25,10 @@ struct hd_tokenizer {
 
 /* Fills an all-zero tokenizer from the two documents; config may be NULL. On failure the
  * caller closes it. */
+/* From parsed documents, whose paths are for messages; config may be NULL. */
+hd_status text_tokenizer_open(hd_tokenizer **out, const json_t *root, const char *path,
+                              const json_t *config, const char *config_path, hd_err *err);
+
 hd_status text_tokenizer_load(hd_tokenizer *t, const json_t *root, hd_err *err);
 hd_status text_tokenizer_load_config(hd_tokenizer *t, const json_t *config, hd_err *err);
 

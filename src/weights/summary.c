@@ -207,10 +207,9 @@ void hd_summarize(hd_summary *out, const hd_model_spec *spec, const hd_schema *s
     }
 }
 
-static hd_param_group_sum total(const hd_param_group_sum *parts, bool unique) {
+static hd_param_group_sum total(const hd_param_group_sum *parts) {
     hd_param_group_sum sum = {0};
     for (int p = 0; p < HD_N_PARAM_GROUPS; p++) {
-        if (unique && (p == HD_PARAM_GROUP_EMBEDDING || p == HD_PARAM_GROUP_HEAD)) continue;
         sum.params += parts[p].params;
         sum.active += parts[p].active;
         sum.bytes += parts[p].bytes;
@@ -223,13 +222,9 @@ static hd_param_group_sum total(const hd_param_group_sum *parts, bool unique) {
 }
 
 hd_param_group_sum hd_summary_main(const hd_summary *s) {
-    return total(s->main, false);
+    return total(s->main);
 }
 
 hd_param_group_sum hd_summary_mtp(const hd_summary *s) {
-    return total(s->mtp, false);
-}
-
-hd_param_group_sum hd_summary_mtp_unique(const hd_summary *s) {
-    return total(s->mtp, true);
+    return total(s->mtp);
 }

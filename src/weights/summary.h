@@ -73,9 +73,8 @@ void hd_summary_add(hd_summary *sum, const hd_model_spec *spec, const hd_tensor_
  * nothing. */
 void hd_summarize(hd_summary *out, const hd_model_spec *spec, const hd_schema *schema);
 
-/* Return the sum over parts; unique: without the duplicates in the MTP layers. */
+/* Return the sum over parts. */
 hd_param_group_sum hd_summary_main(const hd_summary *s);
 hd_param_group_sum hd_summary_mtp(const hd_summary *s);
-hd_param_group_sum hd_summary_mtp_unique(const hd_summary *s);
 
 #endif

@@ -256,7 +256,7 @@ static void test_chat_reply(void **state) {
     rig_say(&r, 0, 0, HD_DELTA_ARGUMENTS, 0, "{\"a\": ");
     rig_say(&r, 0, 0, HD_DELTA_ARGUMENTS, 0, "1}");
     rig_say(&r, 0, 0, HD_DELTA_CALL_END, 0, "");
-    rig_end(&r, 0, 0, HD_END_STOP);
+    rig_end(&r, 0, 0, HD_FINISH_STOP);
     const char *const parts[] = {"\"id\":\"chatcmpl-call-1\"",
                                  "\"content\":\"\\\"ok\\\"\"",
                                  "\"reasoning_content\":\"hmm\\n\"",
@@ -315,7 +315,7 @@ static void test_chat_calls_stream(void **state) {
     rig_say(&r, 0, 0, HD_DELTA_CALL, 1, "second");
     rig_say(&r, 0, 0, HD_DELTA_ARGUMENTS, 1, "{}");
     rig_say(&r, 0, 0, HD_DELTA_CALL_END, 1, "");
-    rig_end(&r, 0, 0, HD_END_STOP);
+    rig_end(&r, 0, 0, HD_FINISH_STOP);
     const char *const parts[] = {
         "\"tool_calls\":[{\"index\":0,\"id\":\"call_",
         "\"type\":\"function\",\"function\":{\"name\":\"add\",\"arguments\":\"\"}}]",
@@ -332,7 +332,7 @@ static void test_stream_interval(void **state) {
                            "{" USER ",\"stream\":true,\"stream_interval\":3}");
     const char *const words[] = {"a", "b", "c", "d", "e"};
     for (size_t i = 0; i < 5; i++) rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, words[i]);
-    rig_end(&r, 0, 0, HD_END_LENGTH);
+    rig_end(&r, 0, 0, HD_FINISH_LENGTH);
     const char *const parts[] = {"{\"content\":\"a\"}", "{\"content\":\"bcd\"}",
                                  "{\"content\":\"e\"}", "\"finish_reason\":\"length\""};
     expect_order(c, parts, sizeof parts / sizeof parts[0]);
@@ -346,7 +346,7 @@ static void test_reasoning_held_and_merged(void **state) {
     rig_say(&r, 0, 0, HD_DELTA_REASONING, 0, "x");
     rig_say(&r, 0, 0, HD_DELTA_REASONING, 0, "y");
     rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "z");
-    rig_end(&r, 0, 0, HD_END_STOP);
+    rig_end(&r, 0, 0, HD_FINISH_STOP);
     const char *const held[] = {"{\"reasoning_content\":\"xy\"}", "{\"content\":\"z\"}"};
     expect_order(c, held, 2);
     done(c);
@@ -354,7 +354,7 @@ static void test_reasoning_held_and_merged(void **state) {
     c = rig_post(&r, "/v1/chat/completions", "{" USER ",\"separate_reasoning\":false}");
     rig_say(&r, 0, 0, HD_DELTA_REASONING, 0, "x");
     rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "z");
-    rig_end(&r, 0, 0, HD_END_STOP);
+    rig_end(&r, 0, 0, HD_FINISH_STOP);
     expect_text(c, "\"content\":\"x</think>z\",\"reasoning_content\":null");
     done(c);
 }
@@ -362,12 +362,12 @@ static void test_reasoning_held_and_merged(void **state) {
 static void test_answers_interleave(void **state) {
     (void)state;
     rig_call *c = rig_post(&r, "/v1/chat/completions", "{" USER ",\"n\":2,\"stream\":true}");
-    assert_int_equal(r.requests[0].g.answers, 2);
+    assert_int_equal(r.requests[0].g.n, 2);
     rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "a");
     rig_say(&r, 0, 1, HD_DELTA_CONTENT, 0, "b");
-    rig_end(&r, 0, 1, HD_END_STOP);
+    rig_end(&r, 0, 1, HD_FINISH_STOP);
     assert_false(rig_ended(c));
-    rig_end(&r, 0, 0, HD_END_LENGTH);
+    rig_end(&r, 0, 0, HD_FINISH_LENGTH);
     const char *const parts[] = {
         "{\"index\":0,\"delta\":{\"content\":\"a\"}",
         "{\"index\":1,\"delta\":{\"content\":\"b\"}",
@@ -380,23 +380,23 @@ static void test_answers_interleave(void **state) {
 static void test_ends(void **state) {
     (void)state;
     rig_call *c = rig_post(&r, "/v1/chat/completions", "{" USER "}");
-    rig_end(&r, 0, 0, HD_END_TIMEOUT);
+    rig_end(&r, 0, 0, HD_FINISH_TIMEOUT);
     assert_int_equal(rig_status(c), 408);
     done(c);
     c = rig_post(&r, "/v1/chat/completions", "{" USER ",\"stream\":true}");
-    rig_end(&r, 1, 0, HD_END_FAILED);
+    rig_end(&r, 1, 0, HD_FINISH_ERROR);
     assert_int_equal(rig_status(c), 500);
     done(c);
     c = rig_post(&r, "/v1/chat/completions", "{" USER ",\"stream\":true}");
     rig_say(&r, 2, 0, HD_DELTA_CONTENT, 0, "a");
-    rig_end(&r, 2, 0, HD_END_FAILED);
+    rig_end(&r, 2, 0, HD_FINISH_ERROR);
     const char *const broken[] = {"{\"error\":{\"message\":\"the logits are broken\"",
                                   "[DONE]"};
     expect_order(c, broken, 2);
     done(c);
     c = rig_post(&r, "/v1/chat/completions", "{" USER "}");
     rig_say(&r, 3, 0, HD_DELTA_CONTENT, 0, "half");
-    rig_end(&r, 3, 0, HD_END_CANCELLED);
+    rig_end(&r, 3, 0, HD_FINISH_ABORT);
     expect_text(c, "\"content\":\"half\"");
     expect_text(c, "\"finish_reason\":\"abort\"");
     done(c);
@@ -469,7 +469,7 @@ static void test_completion_scores(void **state) {
                  "{\"prompt\":\"abcd\",\"echo\":true,\"logprobs\":1,\"max_tokens\":3}");
     assert_int_equal(r.requests[0].g.prompt_logprobs_from, 1);
     rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "t");
-    rig_end(&r, 0, 0, HD_END_LENGTH);
+    rig_end(&r, 0, 0, HD_FINISH_LENGTH);
     const char *const parts[] = {"\"text\":\"abcdt\"", "\"tokens\":[\"a\",",
                                  "\"token_logprobs\":[null,-0.5,-1.0,-1.5,-0.125]",
                                  "\"top_logprobs\":[null,{\"a\":-0.25},",
@@ -479,7 +479,7 @@ static void test_completion_scores(void **state) {
     r.n_requests = 0;
     c = rig_post(&r, "/v1/completions",
                  "{\"prompt\":\"a\",\"echo\":true,\"logprobs\":0,\"max_tokens\":0}");
-    rig_end(&r, 0, 0, HD_END_LENGTH);
+    rig_end(&r, 0, 0, HD_FINISH_LENGTH);
     expect_text(c, "{\"tokens\":[\"a\"],\"token_logprobs\":[null]");
     done(c);
 }
@@ -491,7 +491,7 @@ static void test_generate(void **state) {
                            "\"sampling_params\":{\"max_new_tokens\":2,\"temperature\":0}}");
     assert_int_equal(r.requests[0].g.max_tokens, 2);
     rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "t");
-    rig_end(&r, 0, 0, HD_END_STOP);
+    rig_end(&r, 0, 0, HD_FINISH_STOP);
     const char *const parts[] = {
         "{\"text\":\"t\",\"output_ids\":[116],\"meta_info\":{\"id\":\"call-1\"",
         "\"finish_reason\":{\"type\":\"stop\",\"matched\":1}",
@@ -504,8 +504,8 @@ static void test_generate(void **state) {
     rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "x");
     rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "y");
     rig_say(&r, 1, 0, HD_DELTA_CONTENT, 0, "z");
-    rig_end(&r, 0, 0, HD_END_LENGTH);
-    rig_end(&r, 1, 0, HD_END_LENGTH);
+    rig_end(&r, 0, 0, HD_FINISH_LENGTH);
+    rig_end(&r, 1, 0, HD_FINISH_LENGTH);
     const char *const stream[] = {"{\"text\":\"x\"", "\"id\":\"p_0\"", "{\"text\":\"xy\"",
                                   "{\"text\":\"z\"", "\"index\":1",    "\"type\":\"length\"",
                                   "[DONE]"};
@@ -519,7 +519,7 @@ static void test_prefill_only(void **state) {
                            "{\"text\":\"ab\",\"sampling_params\":{\"max_new_tokens\":0}}");
     assert_int_equal(r.requests[0].g.max_tokens, 1);
     rig_say(&r, 0, 0, HD_DELTA_CONTENT, 0, "x");
-    rig_end(&r, 0, 0, HD_END_STOP);
+    rig_end(&r, 0, 0, HD_FINISH_STOP);
     expect_text(c, "{\"text\":\"\",\"output_ids\":[]");
     expect_text(c, "\"completion_tokens\":0");
     expect_text(c, "{\"type\":\"length\",\"length\":0}");
@@ -534,7 +534,7 @@ static void say_all(void) {
     rig_say(&r, 0, 0, HD_DELTA_CALL, 0, "add");
     rig_say(&r, 0, 0, HD_DELTA_ARGUMENTS, 0, "{\"a\": 1}");
     rig_say(&r, 0, 0, HD_DELTA_CALL_END, 0, "");
-    rig_end(&r, 0, 0, HD_END_STOP);
+    rig_end(&r, 0, 0, HD_FINISH_STOP);
 }
 
 static const char messages_body[] =
@@ -599,7 +599,7 @@ static void test_messages_cut_call(void **state) {
                            "\"input_schema\":{}}]}");
     rig_say(&r, 0, 0, HD_DELTA_CALL, 0, "add");
     rig_say(&r, 0, 0, HD_DELTA_ARGUMENTS, 0, "{\"a\": ");
-    rig_end(&r, 0, 0, HD_END_LENGTH);
+    rig_end(&r, 0, 0, HD_FINISH_LENGTH);
     expect_text(c, "\"content\":[],\"stop_reason\":\"max_tokens\"");
     done(c);
 }

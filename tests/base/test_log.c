@@ -35,22 +35,33 @@ static const char *after_stamp(const char *line) {
     return line + sizeof form - 1;
 }
 
-static FILE *log_to_file(hd_log_level level) {
+static int saved_stderr;
+
+/* Redirects standard error to a file, until log_to_stderr(). */
+static FILE *log_to_file(void) {
     FILE *f = tmpfile();
     assert_non_null(f);
-    hd_log_set(level, fileno(f));
+    fflush(stderr);
+    saved_stderr = dup(STDERR_FILENO);
+    assert_true(saved_stderr >= 0 && dup2(fileno(f), STDERR_FILENO) >= 0);
     return f;
+}
+
+static void log_to_stderr(void) {
+    fflush(stderr);
+    assert_true(dup2(saved_stderr, STDERR_FILENO) >= 0);
+    close(saved_stderr);
 }
 
 static void a_line_is_one_line(void **state) {
     (void)state;
-    FILE *f = log_to_file(HD_LOG_INFO);
+    FILE *f = log_to_file();
     HD_LOG(HD_LOG_WARN, "model_loaded", hd_log_text("path", "/m/v4"), hd_log_int("n", -3),
            hd_log_real("seconds", 1.5));
     hd_log_write(HD_LOG_ERROR, "bare", NULL, 0);
     HD_LOG(HD_LOG_INFO, "odd", hd_log_text("a", "x y=\"\\\n\x1b\x7f"), hd_log_text("b", ""),
            hd_log_text("c", NULL), hd_log_text("d", "\xc3\xa9"));
-    HD_LOG(HD_LOG_DEBUG, "dropped", hd_log_int("n", 1));
+    log_to_stderr();
     char *text = read_back(f), *rest = NULL;
     const char *line = strtok_r(text, "\n", &rest);
     assert_string_equal(after_stamp(line), "warn model_loaded path=/m/v4 n=-3 seconds=1.5");
@@ -62,7 +73,6 @@ static void a_line_is_one_line(void **state) {
     assert_null(strtok_r(NULL, "\n", &rest));
     free(text);
     fclose(f);
-    hd_log_set(HD_LOG_INFO, STDERR_FILENO);
 }
 
 static void a_long_value_is_cut(void **state) {
@@ -70,15 +80,15 @@ static void a_long_value_is_cut(void **state) {
     char value[10000];
     memset(value, 'v', sizeof value - 1);
     value[sizeof value - 1] = '\0';
-    FILE *f = log_to_file(HD_LOG_DEBUG);
-    HD_LOG(HD_LOG_DEBUG, "long", hd_log_text("value", value), hd_log_int("lost", 1));
+    FILE *f = log_to_file();
+    HD_LOG(HD_LOG_INFO, "long", hd_log_text("value", value), hd_log_int("lost", 1));
+    log_to_stderr();
     char *text = read_back(f);
     size_t n = strlen(text);
     assert_int_equal(n, 4096);
     assert_ptr_equal(strchr(text, '\n'), text + n - 1);
     free(text);
     fclose(f);
-    hd_log_set(HD_LOG_INFO, STDERR_FILENO);
 }
 
 static void write_line(const void *arg, int32_t task, int32_t worker) {
@@ -90,11 +100,12 @@ static void write_line(const void *arg, int32_t task, int32_t worker) {
 static void threads_do_not_mix_lines(void **state) {
     (void)state;
     enum { LINES = 500 };
-    FILE *f = log_to_file(HD_LOG_INFO);
+    FILE *f = log_to_file();
     hd_thread_pool *pool;
     assert_int_equal(hd_thread_pool_open(&pool, 4, false, NULL), HD_OK);
     hd_thread_pool_run(pool, LINES, write_line, NULL);
     hd_thread_pool_close(pool);
+    log_to_stderr();
     char *text = read_back(f), *rest = NULL;
     bool seen[LINES] = {false};
     int n = 0;
@@ -112,19 +123,13 @@ static void threads_do_not_mix_lines(void **state) {
     assert_int_equal(n, LINES);
     free(text);
     fclose(f);
-    hd_log_set(HD_LOG_INFO, STDERR_FILENO);
 }
 
 /* Redirects standard error to a file while fn runs; returns what was written. */
 static char *standard_error_of(void (*fn)(void)) {
-    FILE *f = tmpfile();
-    assert_non_null(f);
-    int saved = dup(STDERR_FILENO);
-    assert_true(saved >= 0 && dup2(fileno(f), STDERR_FILENO) >= 0);
+    FILE *f = log_to_file();
     fn();
-    fflush(stderr);
-    assert_true(dup2(saved, STDERR_FILENO) >= 0);
-    close(saved);
+    log_to_stderr();
     char *text = read_back(f);
     fclose(f);
     return text;

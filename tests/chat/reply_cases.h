@@ -59,16 +59,16 @@ typedef struct reply_case {
     hd_reply_options opt;
     const char *text;
     const char *expect;
-    hd_reply_finish_reason reason;
+    hd_finish_reason reason;
     bool proper; /* the official grammar has it: no notes, and the same in strict parsing */
 } reply_case;
 
 #define CASE(opts, text, expect) \
-    { {opts}, text, expect, HD_REPLY_STOP, false }
+    { {opts}, text, expect, HD_FINISH_STOP, false }
 #define CUT(opts, text, expect, reason) \
     { {opts}, text, expect, reason, false }
 #define PROPER(opts, text, expect) \
-    { {opts}, text, expect, HD_REPLY_STOP, true }
+    { {opts}, text, expect, HD_FINISH_STOP, true }
 
 /* Replies as the model was taught to write them. */
 static const reply_case proper_cases[] = {
@@ -169,42 +169,42 @@ static const reply_case tolerant_cases[] = {
          "[B0]run[N SPELLING][A0]{\"a\": \" b\\\" string=\\\"true\\\">c\"}[E0 complete]"),
     /* missing ends */
     CASE(IN_V4, "\n\n" OPEN PARIS, PARIS_EVENTS("0") "[N MISSING_END]"),
-    CUT(IN_V4, "\n\n" OPEN PARIS, PARIS_EVENTS("0") "[N CUT]", HD_REPLY_LENGTH),
+    CUT(IN_V4, "\n\n" OPEN PARIS, PARIS_EVENTS("0") "[N CUT]", HD_FINISH_LENGTH),
     CASE(IN_V4, "\n\n" OPEN INV("run") STR("a", "b"),
          "[B0]run[A0]{\"a\": \"b\"[N MISSING_END][A0]}[E0 complete]"),
     CUT(IN_V4, "\n\n" OPEN INV("run") STR("a", "b"), "[B0]run[A0]{\"a\": \"b\"[E0 cut][N CUT]",
-        HD_REPLY_LENGTH),
+        HD_FINISH_LENGTH),
     CASE(IN_V4, "\n\n" OPEN INV("run") STR("a", "b") INV("now") END CLOSE,
          "[B0]run[A0]{\"a\": \"b\"[N MISSING_END][A0]}[E0 complete][B1]now[A1]{}[E1 complete]"),
     CASE(IN_V4, CALLS(INV("run") STR("a", "b")),
          "[B0]run[A0]{\"a\": \"b\"[N MISSING_END][A0]}[E0 complete]"),
     CASE(IN_V4, CALLS(INV("run")), "[B0]run[E0 malformed][N UNFINISHED][C]" INV("run")),
     CUT(IN_V4, "\n\n" OPEN INV("run") "<" D "parameter name=\"a\" string=\"true\">b</" D "para",
-        "[B0]run[A0]{\"a\": \"b[E0 cut][N CUT]", HD_REPLY_ABORT),
+        "[B0]run[A0]{\"a\": \"b[E0 cut][N CUT]", HD_FINISH_ABORT),
     CASE(IN_V4,
          "\n\n" OPEN INV("run") "<" D "parameter name=\"a\" string=\"true\">b</" D "para" EOS,
          "[B0]run[A0]{\"a\": \"b</" D "para[E0 malformed][N UNFINISHED][C]" INV(
              "run") "<" D "parameter name=\"a\" string=\"true\">b</" D "para"),
     CUT(IN_V4, "\n\n" OPEN INV("run") "<" D "parameter name=\"a\" string=\"false\">[1,",
-        "[B0]run[A0]{\"a\": [E0 cut][N CUT]", HD_REPLY_LENGTH),
-    CUT(IN_V4, "\n\n" OPEN "<" D "invoke name=\"ru", "[N CUT]", HD_REPLY_LENGTH),
+        "[B0]run[A0]{\"a\": [E0 cut][N CUT]", HD_FINISH_LENGTH),
+    CUT(IN_V4, "\n\n" OPEN "<" D "invoke name=\"ru", "[N CUT]", HD_FINISH_LENGTH),
     CASE(IN_V4, "\n\n" OPEN "<" D "invoke name=\"ru", "[N BAD_TAG][C]<" D "invoke name=\"ru"),
     CASE(IN_V4, "\n\n" OPEN, "[N MISSING_END]"),
-    CUT(IN_V4, "x\n\n<" D "tool", "[C]x\n\n<" D "tool", HD_REPLY_LENGTH),
+    CUT(IN_V4, "x\n\n<" D "tool", "[C]x\n\n<" D "tool", HD_FINISH_LENGTH),
     CASE(IN_V4, "x\n\n<" D "tool_calls" EOS, "[C]x\n\n[N STRAY_TAG][C]<" D "tool_calls"),
     CASE(IN_V4, CALLS(""), ""),
     CASE(IN_V3, CB V3("now", "{}"), "[B0]now[A0]{}[E0 complete][N MISSING_END]"),
     CASE(IN_V3, CB C1 "function" SEP "run\n```json\n{\"a\": 1}\n```" EOS,
          "[B0]run[A0]{\"a\": 1}[N MISSING_END][E0 complete]"),
     CUT(IN_V3, CB C1 "function" SEP "run\n```json\n{\"a\": 1",
-        "[B0]run[A0]{\"a\": 1[E0 cut][N CUT]", HD_REPLY_LENGTH),
+        "[B0]run[A0]{\"a\": 1[E0 cut][N CUT]", HD_FINISH_LENGTH),
     CASE(IN_V3, CB C1 "function" SEP "run\n```json\n{\"a\": 1",
          "[B0]run[A0]{\"a\": 1[E0 malformed][N UNFINISHED][C]" C1 "function" SEP
          "run\n```json\n{\"a\": 1"),
     CASE(IN_V31, CB C1 "run" SEP "{\"a\": 1}" C1 "now" SEP "{}" CE,
          "[B0]run[A0]{\"a\": 1}[N MISSING_END][E0 complete][B1]now[A1]{}[N MISSING_END][E1 "
          "complete]"),
-    CUT(IN_V31, CB C1 "ru", "[N CUT]", HD_REPLY_LENGTH),
+    CUT(IN_V31, CB C1 "ru", "[N CUT]", HD_FINISH_LENGTH),
     CASE(IN_V31, CB C1 "ru", "[N UNFINISHED][C]" C1 "ru"),
     /* other spellings, where nothing else can be meant */
     CASE(IN_V4,
@@ -257,7 +257,7 @@ static const reply_case tolerant_cases[] = {
     CASE(IN_V3, CB V3("", "{}") CE, "[N BAD_TAG][C]" V3("", "{}")),
     /* think tags */
     CASE(V4_THINKS, "a </think b", "[R]a </think b[N UNFINISHED_REASONING]"),
-    CUT(V4_THINKS, "a </think", "[R]a </think", HD_REPLY_LENGTH),
+    CUT(V4_THINKS, "a </think", "[R]a </think", HD_FINISH_LENGTH),
     CASE(IN_V3, "<think>\na</think>\n\nb", "[R]\na[C]\n\nb"),
     CASE(IN_V3, "\n <think>a</think>b", "[R]a[C]b"),
     CASE(IN_V4, "<think>a</think>b", "[N THINK_TAG][R]a[C]b"),
@@ -276,7 +276,7 @@ static const reply_case tolerant_cases[] = {
     CASE(V4_THINKS, "<think>a" CALLS(PARIS),
          "[N THINK_TAG][R]a[N BLOCK_IN_REASONING]" PARIS_EVENTS("0")),
     CUT(V4_THINKS, "a" CALLS(PARIS) "b", "[R]a[N BLOCK_IN_REASONING]" PARIS_EVENTS("0") "[C]b",
-        HD_REPLY_LENGTH),
+        HD_FINISH_LENGTH),
     CASE(V3_THINKS, "a\n" CB V3("run", "{}") CE,
          "[R]a[N BLOCK_IN_REASONING][B0]run[A0]{}[E0 complete]"),
     CASE(V31_THINKS, "a" CB C1 "run" SEP "{}" C2 CE,
@@ -290,7 +290,7 @@ static const reply_case tolerant_cases[] = {
     CASE(V4_THINKS, "a <tool_calls>\n<invoke name=\"run\"> </think>b",
          "[R]a <tool_calls>\n<invoke name=\"run\"> [C]b"),
     CUT(V4_THINKS, "a \n" OPEN "<" D "invoke name=\"ru",
-        "[R]a \n" OPEN "<" D "invoke name=\"ru", HD_REPLY_LENGTH),
+        "[R]a \n" OPEN "<" D "invoke name=\"ru", HD_FINISH_LENGTH),
     CASE(V31_THINKS, "a" CB " </think>b", "[R]a" CB " [C]b"),
     /* malformed calls come back */
     CASE(IN_V4, CALLS(INV("run") STR("a", "b") STR("a", "c") END) "y",
@@ -353,7 +353,7 @@ static const reply_case tolerant_cases[] = {
          "[N DUPLICATE_PARAMETER][C]" INV("run") STR("a", "b")
              STR("a", "c") "</" D "invoke>" PARIS_EVENTS("0")),
     CUT(V4_WHOLE, "\n\n" OPEN PARIS INV("run") STR("a", "b"), PARIS_EVENTS("0") "[N CUT]",
-        HD_REPLY_LENGTH),
+        HD_FINISH_LENGTH),
     /* bytes that are no UTF-8 */
     CASE(V4_THINKS, "a\xff\xe6\x9d</think>\xc3\xa9\xc3", "[R]a\ufffd\ufffd[C]é\ufffd"),
     CASE(IN_V4, CALLS(INV("run") STR("a", "\xed\xa0\x80\xf0\x9f") VAL("b", "\"\xe6\"") END),

@@ -226,7 +226,6 @@ static void encodings_have_names(void **state) {
     (void)state;
     assert_string_equal(hd_chat_encoding_name(HD_CHAT_V31_TERMINUS), "v3.1-terminus");
     assert_true(hd_chat_thinks(HD_CHAT_R1) && !hd_chat_thinks(HD_CHAT_V4));
-    assert_string_equal(hd_chat_role_name(HD_CHAT_LATEST_REMINDER), "latest_reminder");
 }
 
 static const char with_calls[] =

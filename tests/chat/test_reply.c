@@ -160,7 +160,7 @@ static void clear(transcript *t) {
 
 /* The transcript of one reply. */
 static hd_status parse(transcript *t, const hd_reply_options *o, const char *text, size_t n,
-                       hd_reply_finish_reason reason, const slicing *s) {
+                       hd_finish_reason reason, const slicing *s) {
     hd_reply *r;
     hd_err err = {0};
     hd_status st = hd_reply_open(&r, o, record, t, &err);
@@ -169,10 +169,7 @@ static hd_status parse(transcript *t, const hd_reply_options *o, const char *tex
     feed_slices(r, text, n, s, &st);
     if (st == HD_OK) st = hd_reply_finish(r, reason, &err);
     if (st == HD_OK) {
-        size_t raw_n, calls_n;
-        const char *raw = hd_reply_raw(r, &raw_n), *calls = hd_reply_raw_calls(r, &calls_n);
-        assert_true(raw_n <= n && (raw_n == 0 || memcmp(raw, text, raw_n) == 0));
-        assert_true(!calls || (calls >= raw && calls + calls_n <= raw + raw_n));
+        assert_true(r->n <= n && (r->n == 0 || memcmp(r->raw, text, r->n) == 0));
         assert_int_equal(t->open, -1);
     }
     hd_reply_close(r);
@@ -286,23 +283,15 @@ static void state_can_be_asked(void **state) {
     const char *parts[] = {"a", "</think>b", CALLS(PARIS), "c"};
     const bool reasons[] = {true, false, false, false};
     hd_reply *r;
-    size_t n;
     clear(&transcripts[0]);
     assert_int_equal(hd_reply_open(&r, &o, record, &transcripts[0], NULL), HD_OK);
-    assert_null(hd_reply_raw_calls(r, &n));
     for (size_t i = 0; i < HD_LEN(parts); i++) {
         assert_int_equal(hd_reply_feed(r, parts[i], strlen(parts[i]), false, NULL), HD_OK);
         assert_int_equal(hd_reply_in_reasoning(r), reasons[i]);
-        assert_false(hd_reply_in_calls(r));
+        assert_int_not_equal(r->state, REPLY_IN_BLOCK);
     }
-    const char *calls = hd_reply_raw_calls(r, &n);
-    assert_int_equal(n, strlen(parts[2]));
-    assert_memory_equal(calls, parts[2], n);
-    assert_int_equal(hd_reply_n_calls(r), 1);
     assert_int_equal(hd_reply_feed(r, "\n\n" OPEN, strlen("\n\n" OPEN), false, NULL), HD_OK);
-    assert_true(hd_reply_in_calls(r));
-    hd_reply_raw_calls(r, &n);
-    assert_int_equal(n, strlen(CALLS(PARIS) "c\n\n" OPEN));
+    assert_int_equal(r->state, REPLY_IN_BLOCK);
     hd_reply_close(r);
     hd_reply_close(NULL);
 }
@@ -323,7 +312,7 @@ static void expect_parts(const hd_reply_options *o, char *text, const char *part
     for (size_t every = 0; every < 2; every++) {
         slicing s = {.every = every};
         transcript *t = &transcripts[every];
-        assert_int_equal(parse(t, o, text, strlen(text), HD_REPLY_STOP, &s), HD_OK);
+        assert_int_equal(parse(t, o, text, strlen(text), HD_FINISH_STOP, &s), HD_OK);
         assert_non_null(strstr(t->text, part));
         if (other) assert_non_null(strstr(t->text, other));
     }
@@ -372,7 +361,7 @@ static void a_reply_has_a_maximum(void **state) {
     assert_int_equal(hd_reply_feed(r, "x", 1, false, &err), HD_EINVAL);
     assert_non_null(strstr(err.msg, "10 bytes"));
     err = (hd_err){0};
-    assert_int_equal(hd_reply_finish(r, HD_REPLY_STOP, &err), HD_EINVAL);
+    assert_int_equal(hd_reply_finish(r, HD_FINISH_STOP, &err), HD_EINVAL);
     assert_string_equal(transcripts[0].text, "[C]0123456789");
     hd_reply_close(r);
 }
@@ -501,8 +490,8 @@ static void history_is_rendered_as_it_was_written(void **state) {
         hd_status st = hd_reply_open(&r, &o, hear, &h, NULL);
         feed_slices(r, wrote.data, wrote.n, &(slicing){.seed = seed + 1}, &st);
         assert_int_equal(st, HD_OK);
-        assert_int_equal(hd_reply_finish(r, HD_REPLY_STOP, NULL), HD_OK);
-        assert_int_equal(hd_reply_n_calls(r), n_calls);
+        assert_int_equal(hd_reply_finish(r, HD_FINISH_STOP, NULL), HD_OK);
+        assert_int_equal(h.n_calls, n_calls);
         hd_reply_close(r);
         render(&again, o.format, h.reasoning, h.content, h.calls, h.n_calls);
         assert_string_equal(again.data, wrote.data);
@@ -556,7 +545,7 @@ static void the_next_prompt_holds_the_reply(void **state) {
         hd_reply *r;
         hd_status st = hd_reply_open(&r, &o, hear, &h, NULL);
         feed_slices(r, reply, strlen(reply), &(slicing){.seed = seed + 1}, &st);
-        assert_int_equal(hd_reply_finish(r, HD_REPLY_STOP, NULL), HD_OK);
+        assert_int_equal(hd_reply_finish(r, HD_FINISH_STOP, NULL), HD_OK);
         hd_reply_close(r);
 
         json_t *messages = as_messages(&h);
@@ -605,7 +594,7 @@ static void wrong_replies_do_not_depend_on_slicing(void **state) { /* S27 */
         const reply_case *c = &tolerant_cases[i];
         for (uint64_t seed = 1; seed <= 60; seed++) {
             size_t n = mutate(text, c->text, strlen(c->text), i * 1000 + seed);
-            hd_reply_finish_reason reason = (hd_reply_finish_reason)(seed % 3);
+            hd_finish_reason reason = (hd_finish_reason)(HD_FINISH_STOP + seed % 3);
             parse(&transcripts[0], &c->opt, text, n, reason, &(slicing){.every = 0});
             parse(&transcripts[1], &c->opt, text, n, reason, &(slicing){.every = 1});
             assert_string_equal(transcripts[0].text, transcripts[1].text);

@@ -97,13 +97,13 @@ static hd_request request(const way *w, int i, const int32_t *prompt) {
 }
 
 static void take(const char *name, answer *a, const hd_event *e) {
-    if (e->end == HD_END_FAILED) fail(name, e->why);
-    for (size_t i = 0; i < e->n_tokens; i++) {
-        a->tokens[a->n] = e->tokens[i];
-        a->logprobs[a->n++] = e->logprobs[i];
+    if (e->step.finish_reason == HD_FINISH_ERROR) fail(name, e->why);
+    for (int32_t i = 0; i < e->step.n_tokens; i++) {
+        a->tokens[a->n] = e->step.tokens[i];
+        a->logprobs[a->n++] = e->step.logprobs[i];
     }
-    if (e->end == HD_END_NOT) return;
-    cached += e->cached_tokens;
+    if (e->step.finish_reason == HD_FINISH_NONE) return;
+    cached += e->step.n_cached;
     retracted += e->retracted;
     accepted += e->accepted;
 }
@@ -160,10 +160,10 @@ static void try_answers(int drafts) {
     hd_event event;
     static answer many[N], one;
     memset(many, 0, sizeof many);
-    g.answers = N;
+    g.n = N;
     if (!hd_engine_submit(e, &g, NULL, NULL, 0)) fail(w.name, "refused");
-    while (hd_engine_poll(e, &event, -1)) take(w.name, &many[event.answer], &event);
-    g.answers = 0;
+    while (hd_engine_poll(e, &event, -1)) take(w.name, &many[event.choice], &event);
+    g.n = 0;
     for (int i = 0; i < N; i++, g.seed++) {
         one.n = 0;
         if (!hd_engine_submit(e, &g, NULL, NULL, 0)) fail(w.name, "refused");
@@ -183,10 +183,10 @@ static void print_scores(void) {
     hd_request g = request(&w, 0, prompt);
     g.prompt_logprobs = true;
     if (!hd_engine_submit(e, &g, NULL, NULL, 0)) fail(w.name, "refused");
-    if (!hd_engine_poll(e, &event, -1) || event.n_prompt != PROMPT - 1) fail(w.name, "none");
+    if (!hd_engine_poll(e, &event, -1) || event.prompt.n != PROMPT - 1) fail(w.name, "none");
     for (size_t i = 0; i < PROMPT; i++) printf("%s%d", i ? ", " : "\"prompt\": [", prompt[i]);
-    for (size_t i = 0; i < event.n_prompt; i++) {
-        printf("%s%.9g", i ? ", " : "], \"scores\": [", (double)event.prompt_logprobs[i]);
+    for (int32_t i = 0; i < event.prompt.n; i++) {
+        printf("%s%.9g", i ? ", " : "], \"scores\": [", (double)event.prompt.logprobs[i]);
     }
     printf("]");
     hd_engine_close(e);

@@ -277,7 +277,7 @@ static json_t *parse(const hd_grammar_calls *calls, json_t *tools, const char *t
                                 .n_tools = offered.n_tools};
     hd_reply_open(&r, &o, take, &t, NULL);
     feed(r, text, n, &shown);
-    hd_reply_finish(r, HD_REPLY_STOP, NULL);
+    hd_reply_finish(r, HD_FINISH_STOP, NULL);
     hd_reply_close(r);
     json_t *answer =
         json_pack("{s:s%, s:s%, s:o, s:o}", "text", shown.data, shown.n, "content",
@@ -363,7 +363,7 @@ static json_t *judge(driver *d, const hd_grammar *g, const hd_grammar_args *a,
     hd_grammar_masks_stats stats = hd_grammar_masks_get_stats(d->masks);
     return json_pack("{s:o, s:o, s:I, s:b, s:I, s:i, s:I, s:f, s:f, s:I, s:I, s:I}", "accepted",
                      accepted, "walks", walks, "wrong", (json_int_t)d->wrong, "stuck", stuck,
-                     "unfinished", unfinished, "states", hd_grammar_n_states(g), "bytes",
+                     "unfinished", unfinished, "states", (int)g->n_states, "bytes",
                      (json_int_t)hd_grammar_bytes(g), "slowest_us", d->slowest_us, "total_us",
                      d->total_us, "slow", (json_int_t)d->n_slow, "hits", (json_int_t)stats.hits,
                      "misses", (json_int_t)stats.misses);

@@ -33,7 +33,7 @@ static void an_answer_comes_in_parts(void **state) {
     assert_true(holds(&a.reasoning, "So 347 + 586 = 933"));
     assert_false(holds(&a.reasoning, "think>"));
     assert_true(a.content.n == 15 && memcmp(a.content.data, "347 + 586 = 933", 15) == 0);
-    assert_int_equal(a.end.end, HD_END_STOP);
+    assert_int_equal(a.end.step.finish_reason, HD_FINISH_STOP);
     assert_int_equal(a.end.stop_token, a.tokens.ids[a.tokens.n - 1]);
     assert_true(a.end.reasoning_tokens > 50 && a.end.reasoning_tokens < a.end.output_tokens);
     assert_true(a.end.admitted_ns >= a.end.submitted_ns && a.end.submitted_ns > 0);
@@ -89,7 +89,7 @@ static void stops_see_reasoning_but_no_markup(void **state) {
                     .n_stop = 1};
     rig_answer a;
     rig_run(e, &g, &a);
-    assert_true(a.end.end == HD_END_STOP && a.content.n == 0);
+    assert_true(a.end.step.finish_reason == HD_FINISH_STOP && a.content.n == 0);
     assert_false(holds(&a.reasoning, "write"));
     assert_true(holds(&a.reasoning, "7 + 6 = 13, "));
     rig_deinit(&a);
@@ -141,13 +141,13 @@ static void answers_are_those_of_lone_requests(void **state) {
                     .max_tokens = 24,
                     .temperature = 1,
                     .seed = 11,
-                    .answers = N};
+                    .n = N};
     rig_answer many[N], one;
     rig_run(e, &g, many);
     hd_engine_stats stats;
     hd_engine_read_stats(e, &stats);
     hd_engine_flush(e);
-    g.answers = 0;
+    g.n = 0;
     for (int i = 0; i < N; i++) {
         rig_run(e, &g, &one);
         rig_same(&many[i], &one);
@@ -173,11 +173,11 @@ static void many_answers_stop_where_lone_ones_do(void **state) {
                     .stop = stops,
                     .n_stop = HD_LEN(stops),
                     .draft_tokens = 3,
-                    .answers = N};
+                    .n = N};
     static rig_answer many[N], one;
     int32_t stopped = 0;
     rig_run(e, &g, many);
-    g.answers = 0;
+    g.n = 0;
     g.draft_tokens = 0;
     for (int i = 0; i < N; i++) {
         rig_run(e, &g, &one);
@@ -203,10 +203,10 @@ static void list(hd_engine *e, const hd_request *g, listed *out) {
     out->n = 0;
     assert_true(hd_engine_submit(e, g, NULL, NULL, 0) != 0);
     while (hd_engine_poll(e, &event, -1)) {
-        for (size_t i = 0; i < event.n_tokens; i++, out->n++) {
-            assert_true(event.n_top == 4 && out->n < 128);
-            out->logprobs[out->n] = event.logprobs[i];
-            memcpy(out->top[out->n], event.top + 4 * i, sizeof out->top[0]);
+        for (int32_t i = 0; i < event.step.n_tokens; i++, out->n++) {
+            assert_true(event.step.n_top == 4 && out->n < 128);
+            out->logprobs[out->n] = event.step.logprobs[i];
+            memcpy(out->top[out->n], event.step.top + 4 * i, sizeof out->top[0]);
         }
     }
 }
@@ -223,7 +223,7 @@ static void drafts_change_no_probability(void **state) {
                         .thinking = 1,
                         .max_tokens = 60,
                         .max_reasoning = i == 3 ? 5 : 0,
-                        .form = i == 3 ? HD_FORMAT_REGEX : HD_FORMAT_FREE,
+                        .response_format = i == 3 ? HD_FORMAT_REGEX : HD_FORMAT_FREE,
                         .format_text = i == 3 ? "[0-9]{20,30}" : NULL,
                         .temperature = i ? 1.0f : 0.0f,
                         .repetition_penalty = i == 2 ? 1.2f : 0,
@@ -250,7 +250,7 @@ static void a_cancel_may_come_at_any_moment(void **state) {
                     .thinking = 1,
                     .max_tokens = 40,
                     .draft_tokens = 2,
-                    .answers = 2,
+                    .n = 2,
                     .temperature = 1};
     rig_answer whole[2], a[2];
     rig_run(e, &g, whole);
@@ -262,12 +262,13 @@ static void a_cancel_may_come_at_any_moment(void **state) {
         for (int32_t n = 0;; n++) {
             if (n == after) hd_engine_cancel(e, id);
             if (!hd_engine_poll(e, &event, -1)) break;
-            rig_take(&a[event.answer], &event);
+            rig_take(&a[event.choice], &event);
         }
         hd_engine_cancel(e, id);
         for (int i = 0; i < 2; i++) {
             assert_int_equal(a[i].n_ends, 1);
-            assert_true(a[i].end.end == HD_END_CANCELLED || a[i].end.end == whole[i].end.end);
+            assert_true(a[i].end.step.finish_reason == HD_FINISH_ABORT ||
+                        a[i].end.step.finish_reason == whole[i].end.step.finish_reason);
             assert_true(a[i].tokens.n <= whole[i].tokens.n);
             if (a[i].tokens.n) {
                 assert_memory_equal(a[i].tokens.ids, whole[i].tokens.ids,

@@ -64,7 +64,7 @@ static void run_twice(hd_engine *e, hd_request g, rig_answer *a) {
     rig_deinit(&drafted);
 }
 
-static bool is_form(const hd_bytes *b) {
+static bool is_json(const hd_bytes *b) {
     json_t *o = json_loadb(b->data ? b->data : "", b->n, 0, NULL);
     const bool ok = json_object_size(o) == 1 && json_is_boolean(json_object_get(o, "done"));
     json_decref(o);
@@ -83,7 +83,7 @@ static void favour(const hd_engine *e, const char *text, hd_request_bias *bias) 
 
 /* The model calls a tool or answers in the response format: one of the two in every run,
  * each in some run. */
-static void calls_or_a_form(void **state) {
+static void calls_or_a_response_format(void **state) {
     (void)state;
     static const struct {
         const char *model, *opening;
@@ -98,13 +98,13 @@ static void calls_or_a_form(void **state) {
         "\"required\": [\"done\"]}";
     for (size_t i = 0; i < HD_LEN(models); i++) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = models[i].model});
-        int32_t n_forms = 0, n_calls = 0, n_required = 0;
+        int32_t n_formatted = 0, n_calls = 0, n_required = 0;
         for (uint64_t seed = 0; seed < 4; seed++) {
             hd_request_bias bias; /* a model that was not trained for this does not choose */
             hd_request g = {.size = sizeof g,
                             .messages = USER("Please set the olive."),
                             .tools = two_tools,
-                            .form = HD_FORMAT_JSON_SCHEMA,
+                            .response_format = HD_FORMAT_JSON_SCHEMA,
                             .format_text = schema,
                             .thinking = models[i].thinking,
                             .max_reasoning = 8,
@@ -119,18 +119,18 @@ static void calls_or_a_form(void **state) {
             g.max_reasoning = 8;
             g.tool_choice = seed == 3 ? "required" : seed == 1 ? NULL : "auto";
             run_twice(e, g, &a);
-            if (a.end.end == HD_END_STOP) {
+            if (a.end.step.finish_reason == HD_FINISH_STOP) {
                 assert_true((a.calls.n > 0) != (a.content.n > 0));
-                if (a.content.n) assert_true(is_form(&a.content));
-                n_forms += a.content.n > 0;
+                if (a.content.n) assert_true(is_json(&a.content));
+                n_formatted += a.content.n > 0;
                 n_calls += a.calls.n > 0;
                 n_required += seed == 3;
                 if (seed == 3) assert_true(check_calls(&a) == 1);
             }
             rig_deinit(&a);
         }
-        if (!n_forms || !n_calls || !n_required) {
-            fail_msg("model %zu: %d forms, %d calls, %d required", i, n_forms, n_calls,
+        if (!n_formatted || !n_calls || !n_required) {
+            fail_msg("model %zu: %d formatted, %d calls, %d required", i, n_formatted, n_calls,
                      n_required);
         }
         hd_engine_close(e);
@@ -155,7 +155,7 @@ static void demanded_calls_keep_to_their_schema(void **state) {
                               .temperature = i < 1 ? 0 : 1.8f};
         rig_answer a;
         run_twice(e, g, &a);
-        assert_int_equal(a.end.end, HD_END_STOP);
+        assert_int_equal(a.end.step.finish_reason, HD_FINISH_STOP);
         assert_int_equal(check_calls(&a), 1);
         assert_true(i % 2 == 0 || memcmp(a.calls.data, "set_olive", 9) == 0);
         rig_deinit(&a);
@@ -188,7 +188,7 @@ static void calls_open_inside_the_reasoning(void **state) {
                             .messages = USER("Please set the olive."),
                             .tools = two_tools,
                             .tool_choice = cases[i].choice,
-                            .form = cases[i].form,
+                            .response_format = cases[i].form,
                             .one_call = true,
                             .thinking = 1,
                             .max_tokens = held ? 160 : 50,
@@ -207,7 +207,7 @@ static void calls_open_inside_the_reasoning(void **state) {
                             !memmem(a.reasoning.data, a.reasoning.n, "<｜DSML｜", 10));
             }
             if (held) {
-                assert_int_equal(a.end.end, HD_END_STOP);
+                assert_int_equal(a.end.step.finish_reason, HD_FINISH_STOP);
                 assert_int_equal(check_calls(&a), 1);
             }
             rig_deinit(&a);
@@ -260,7 +260,7 @@ static void names_are_offered_ones(void **state) {
 
 int test_calls(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_or_a_form),
+        cmocka_unit_test(calls_or_a_response_format),
         cmocka_unit_test(demanded_calls_keep_to_their_schema),
         cmocka_unit_test(calls_open_inside_the_reasoning),
         cmocka_unit_test(names_are_offered_ones),

@@ -25,7 +25,7 @@ static bool starts(const hd_bytes *b, const char *text) {
 
 /* Every choice that ends by itself matches the response format, greedy or sampled, with
  * drafts and without; drafts change nothing. */
-static void expect_form(hd_engine *e, hd_request g, bool (*valid)(const hd_bytes *)) {
+static void expect_format(hd_engine *e, hd_request g, bool (*valid)(const hd_bytes *)) {
     int32_t whole = 0;
     for (uint64_t seed = 0; seed < 3; seed++) {
         rig_answer plain, drafted;
@@ -36,14 +36,14 @@ static void expect_form(hd_engine *e, hd_request g, bool (*valid)(const hd_bytes
         g.draft_tokens = seed % 2 ? 7 : HD_DRAFTS_AUTO;
         rig_run(e, &g, &drafted);
         rig_same(&plain, &drafted);
-        if (plain.end.end == HD_END_STOP) {
+        if (plain.end.step.finish_reason == HD_FINISH_STOP) {
             whole++;
             assert_true(valid(&plain.content));
         }
         rig_deinit(&plain);
         rig_deinit(&drafted);
     }
-    if (!whole) fail_msg("no answer of form %d is whole", (int)g.form);
+    if (!whole) fail_msg("no answer of form %d is whole", (int)g.response_format);
 }
 
 static json_t *parsed(const hd_bytes *b) {
@@ -73,7 +73,7 @@ static bool is_choice(const hd_bytes *b) {
     return is(b, "yes") || is(b, "no") || is(b, "perhaps not");
 }
 
-static void answers_have_their_form(void **state) {
+static void choices_have_their_format(void **state) {
     (void)state;
     static const char schema[] =
         "{\"type\": \"object\", \"properties\": {\"age\": {\"type\": \"integer\", \"minimum\": "
@@ -87,16 +87,16 @@ static void answers_have_their_form(void **state) {
                         .thinking = thinking,
                         .max_reasoning = 10,
                         .max_tokens = 70};
-        g.form = HD_FORMAT_JSON_SCHEMA;
+        g.response_format = HD_FORMAT_JSON_SCHEMA;
         g.format_text = schema;
-        expect_form(e, g, is_person);
-        g.form = HD_FORMAT_REGEX;
+        expect_format(e, g, is_person);
+        g.response_format = HD_FORMAT_REGEX;
         g.format_text = "[0-9]{4}-[01][0-9]-[0-3][0-9]";
-        expect_form(e, g, is_date);
-        g.form = HD_FORMAT_CHOICE;
+        expect_format(e, g, is_date);
+        g.response_format = HD_FORMAT_CHOICE;
         g.choices = choices;
         g.n_choices = 3;
-        expect_form(e, g, is_choice);
+        expect_format(e, g, is_choice);
     }
     hd_engine_close(e);
 }
@@ -105,7 +105,7 @@ static void answers_have_their_form(void **state) {
 static double acceptance(hd_engine *e, const hd_request *g) {
     rig_answer a;
     rig_run(e, g, &a);
-    assert_int_equal(a.end.end, HD_END_STOP);
+    assert_int_equal(a.end.step.finish_reason, HD_FINISH_STOP);
     const double share = (double)a.end.accepted / a.end.drafted;
     rig_deinit(&a);
     return share;
@@ -113,7 +113,7 @@ static double acceptance(hd_engine *e, const hd_request *g) {
 
 /* If a response format leaves few possibilities, drafts that match it are accepted, although
  * the model would generate something else without it. */
-static void drafts_keep_to_the_form(void **state) {
+static void drafts_keep_to_the_format(void **state) {
     (void)state;
     static const char schema[] =
         "{\"type\": \"object\", \"properties\": {\"~id#\": {\"type\": \"integer\", "
@@ -127,11 +127,11 @@ static void drafts_keep_to_the_form(void **state) {
                     .thinking = -1,
                     .max_tokens = 100,
                     .draft_tokens = 4,
-                    .form = HD_FORMAT_CHOICE,
+                    .response_format = HD_FORMAT_CHOICE,
                     .choices = &choice,
                     .n_choices = 1};
     const double only = acceptance(e, &g);
-    g.form = HD_FORMAT_JSON_SCHEMA;
+    g.response_format = HD_FORMAT_JSON_SCHEMA;
     g.format_text = schema;
     const double person = acceptance(e, &g);
     if (only < 0.9 || person < 0.4) {
@@ -171,7 +171,7 @@ static void formats_wait_for_a_minimum(void **state) {
                         .messages = USER("What is 12 + 7?"),
                         .thinking = -1,
                         .max_tokens = 100,
-                        .form = rows[i / 2].form,
+                        .response_format = rows[i / 2].form,
                         .format_text = rows[i / 2].text,
                         .choices = choices,
                         .n_choices = 2,
@@ -182,7 +182,8 @@ static void formats_wait_for_a_minimum(void **state) {
         g.draft_tokens = 5;
         rig_run(e, &g, &drafted);
         rig_same(&plain, &drafted);
-        if (plain.end.end != HD_END_STOP) fail_msg("row %zu: %s", i, plain.why);
+        if (plain.end.step.finish_reason != HD_FINISH_STOP)
+            fail_msg("row %zu: %s", i, plain.why);
         if ((plain.end.output_tokens - 1 < LEAST) != rows[i / 2].ends) {
             fail_msg("row %zu: %d tokens", i, plain.end.output_tokens);
         }
@@ -223,14 +224,14 @@ static void any_object_begins_as_one(void **state) {
     hd_engine *e = rig_open("cpu", NULL);
     hd_request g = {.size = sizeof g, .text = "Once", .max_tokens = 12};
     rig_answer a;
-    g.form = HD_FORMAT_JSON;
+    g.response_format = HD_FORMAT_JSON;
     rig_run(e, &g, &a);
     assert_true(starts(&a.content, "{\""));
     rig_deinit(&a);
     hd_engine_close(e);
 }
 
-static void forms_are_refused_by_name(void **state) {
+static void formats_are_refused_by_name(void **state) {
     (void)state;
     const struct {
         hd_response_format form;
@@ -238,21 +239,23 @@ static void forms_are_refused_by_name(void **state) {
     } cases[] = {
         {HD_FORMAT_JSON_SCHEMA, "{",             "invalid_schema"    },
         {HD_FORMAT_JSON_SCHEMA, "{\"not\": {}}", "unsupported_schema"},
-        {HD_FORMAT_JSON_SCHEMA, NULL,            "form_text"         },
+        {HD_FORMAT_JSON_SCHEMA, NULL,            "format_text"       },
         {HD_FORMAT_REGEX,       "(",             "invalid_pattern"   },
         {HD_FORMAT_CHOICE,      NULL,            ""                  },
     };
     hd_engine *e = rig_open("cpu", NULL);
     char why[600];
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const hd_request g = {
-            .size = sizeof g, .text = "x", .form = cases[i].form, .format_text = cases[i].text};
+        const hd_request g = {.size = sizeof g,
+                              .text = "x",
+                              .response_format = cases[i].form,
+                              .format_text = cases[i].text};
         assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
         if (!strstr(why, cases[i].part)) fail_msg("%s", why);
     }
     hd_engine_close(e);
     e = rig_open("null", NULL);
-    const hd_request g = {.size = sizeof g, .text = "x", .form = HD_FORMAT_JSON};
+    const hd_request g = {.size = sizeof g, .text = "x", .response_format = HD_FORMAT_JSON};
     assert_int_equal(hd_engine_submit(e, &g, NULL, why, sizeof why), 0);
     assert_non_null(strstr(why, "null backend"));
     hd_engine_close(e);
@@ -264,13 +267,13 @@ static void a_failure_says_why(void **state) {
     const hd_request_bias brace = {.token = 95, .value = -INFINITY};
     hd_request g = {.size = sizeof g, .text = "x", .bias = &brace, .n_bias = 1};
     rig_answer a;
-    g.form = HD_FORMAT_REGEX;
+    g.response_format = HD_FORMAT_REGEX;
     g.format_text = "\\}"; /* which that token alone could spell */
     rig_run(e, &g, &a);
-    assert_int_equal(a.end.end, HD_END_FAILED);
+    assert_int_equal(a.end.step.finish_reason, HD_FINISH_ERROR);
     assert_string_equal(a.why, "no token is allowed to come next");
     rig_deinit(&a);
-    g.form = HD_FORMAT_FREE; /* other requests are not affected */
+    g.response_format = HD_FORMAT_FREE; /* other requests are not affected */
     g.max_tokens = 3;
     rig_run(e, &g, &a);
     assert_int_equal(a.end.output_tokens, 3);
@@ -395,7 +398,7 @@ static void calls_keep_to_their_schema(void **state) {
                             .thinking = cases[i].thinking,
                             .max_reasoning = 40,
                             .max_tokens = 260,
-                            .answers = 2,
+                            .n = 2,
                             .seed = 10 * seed,
                             .temperature = (float)seed};
             rig_answer plain[2], drafted[2];
@@ -404,7 +407,7 @@ static void calls_keep_to_their_schema(void **state) {
             rig_run(e, &g, drafted);
             for (int k = 0; k < 2; k++) {
                 rig_same(&plain[k], &drafted[k]);
-                if (plain[k].end.end == HD_END_STOP) {
+                if (plain[k].end.step.finish_reason == HD_FINISH_STOP) {
                     const int32_t n = check_calls(&plain[k]);
                     n_ended++;
                     n_calls += n;
@@ -483,33 +486,34 @@ static void ask(hd_engine *e, const int32_t *prompt, told *t, int32_t from) {
                           .top_logprobs = TOP,
                           .prompt_logprobs = true,
                           .prompt_logprobs_from = from,
-                          .answers = 2};
+                          .n = 2};
     hd_event event;
     bool first = true, last = false;
     *t = (told){0};
     assert_true(hd_engine_submit(e, &g, NULL, NULL, 0) > 0);
     while (!last && hd_engine_poll(e, &event, -1)) {
         last = event.last;
-        if (event.answer) {
-            assert_int_equal(event.n_prompt, 0);
+        if (event.choice) {
+            assert_int_equal(event.prompt.n, 0);
             continue;
         }
         if (first) {
-            t->n_prompt = (int32_t)event.n_prompt;
-            t->cached = event.cached_tokens;
-            assert_int_equal(event.prompt_from, from);
-            assert_memory_equal(event.prompt, prompt + from, event.n_prompt * sizeof *prompt);
-            memcpy(t->prompt, event.prompt_logprobs, event.n_prompt * sizeof(float));
-            memcpy(t->prompt_top, event.prompt_top, event.n_prompt * sizeof t->prompt_top[0]);
+            const size_t n = (size_t)event.prompt.n;
+            t->n_prompt = event.prompt.n;
+            t->cached = event.step.n_cached;
+            assert_int_equal(event.prompt.from, from);
+            assert_memory_equal(event.prompt.tokens, prompt + from, n * sizeof *prompt);
+            memcpy(t->prompt, event.prompt.logprobs, n * sizeof(float));
+            memcpy(t->prompt_top, event.prompt.top, n * sizeof t->prompt_top[0]);
         } else {
-            assert_int_equal(event.n_prompt, 0);
+            assert_int_equal(event.prompt.n, 0);
         }
         first = false;
-        assert_int_equal(event.n_top, TOP);
-        for (size_t i = 0; i < event.n_tokens; i++) {
-            memcpy(t->top[t->n_tokens], event.top + i * TOP, sizeof t->top[0]);
-            assert_int_equal(event.top[i * TOP].token, event.tokens[i]); /* greedy */
-            t->logprobs[t->n_tokens++] = event.logprobs[i];
+        assert_int_equal(event.step.n_top, TOP);
+        for (int32_t i = 0; i < event.step.n_tokens; i++) {
+            memcpy(t->top[t->n_tokens], event.step.top + i * TOP, sizeof t->top[0]);
+            assert_int_equal(event.step.top[i * TOP].token, event.step.tokens[i]); /* greedy */
+            t->logprobs[t->n_tokens++] = event.step.logprobs[i];
         }
     }
     assert_int_equal(t->n_tokens, 8);
@@ -562,7 +566,7 @@ static void relaxed_drafts_stand_more_often(void **state) {
         g.relaxed_delta = i % 2 ? 0.9f : 0;
         rig_run(e, &g, &a);
         int32_t sum = 0;
-        for (int k = 0; k < HD_MOST_DRAFTS; k++) sum += a.end.accepted_at[k];
+        for (int k = 0; k < HD_MAX_DRAFTS; k++) sum += a.end.accepted_at[k];
         assert_int_equal(sum, a.end.accepted);
         assert_int_equal(a.end.reasoning_tokens, 50);
         drafted[i % 2] += a.end.drafted;
@@ -621,7 +625,8 @@ static void forced_drafts_stop_too(void **state) {
         for (size_t i = 0; i < a.tokens.n; i++) {
             const int32_t at = a.tokens.ids[i] - 200;
             const bool stop = at >= 0 && at < 7 * 64 && at % 7 == 0;
-            assert_true(stop == (a.end.end == HD_END_STOP && i + 1 == a.tokens.n));
+            assert_true(stop ==
+                        (a.end.step.finish_reason == HD_FINISH_STOP && i + 1 == a.tokens.n));
         }
         rig_deinit(&a);
     }
@@ -677,12 +682,12 @@ static void looking_does_not_wait(void **state) {
 
 int test_constraint(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(answers_have_their_form),
-        cmocka_unit_test(drafts_keep_to_the_form),
+        cmocka_unit_test(choices_have_their_format),
+        cmocka_unit_test(drafts_keep_to_the_format),
         cmocka_unit_test(formats_wait_for_a_minimum),
         cmocka_unit_test(a_minimum_holds_beside_a_bound),
         cmocka_unit_test(any_object_begins_as_one),
-        cmocka_unit_test(forms_are_refused_by_name),
+        cmocka_unit_test(formats_are_refused_by_name),
         cmocka_unit_test(a_failure_says_why),
         cmocka_unit_test(a_call_can_be_demanded),
         cmocka_unit_test(calls_keep_to_their_schema),

@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -25,7 +26,7 @@ static void nothing_leaks_past_a_stop(void **state) {
     hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 60, .seed = 7};
     rig_answer whole, a;
     rig_run(e, &g, &whole);
-    assert_int_equal(whole.end.end, HD_END_LENGTH);
+    assert_int_equal(whole.end.step.finish_reason, HD_FINISH_LENGTH);
     for (size_t at = 0; at + 5 < whole.content.n; at += 3) {
         for (int drafts = 0; drafts <= 7; drafts += 7) {
             char stop[8] = {0};
@@ -37,7 +38,7 @@ static void nothing_leaks_past_a_stop(void **state) {
             h.draft_tokens = drafts;
             h.keep_stop = at % 2;
             rig_run(e, &h, &a);
-            assert_int_equal(a.end.end, HD_END_STOP);
+            assert_int_equal(a.end.step.finish_reason, HD_FINISH_STOP);
             assert_string_equal(a.stop_text, stop);
             const size_t kept = h.keep_stop ? strlen(stop) : 0;
             assert_true(a.content.n <= at + kept && a.content.n >= kept);
@@ -61,11 +62,11 @@ static void answers_share_the_prompts_pages(void **state) {
     for (int i = 0; i < TOKENS; i++) prompt[i] = 100 + i % 7;
     hd_engine *e = rig_open("null", NULL);
     hd_request g = {
-        .size = sizeof g, .tokens = prompt, .n_tokens = TOKENS, .max_tokens = 5, .answers = N};
+        .size = sizeof g, .tokens = prompt, .n_tokens = TOKENS, .max_tokens = 5, .n = N};
     rig_answer a[N];
     rig_run(e, &g, a);
-    assert_int_equal(a[0].end.cached_tokens, 0);
-    for (int i = 1; i < N; i++) assert_true(a[i].end.cached_tokens > TOKENS / 2);
+    assert_int_equal(a[0].end.step.n_cached, 0);
+    for (int i = 1; i < N; i++) assert_true(a[i].end.step.n_cached > TOKENS / 2);
     for (int i = 0; i < N; i++) rig_deinit(&a[i]);
     hd_engine_close(e);
 }
@@ -79,12 +80,12 @@ static uint64_t submit(hd_engine *e, const hd_request *g) {
     return id;
 }
 
-static int32_t finish_all(hd_engine *e, hd_end end) {
+static int32_t finish_all(hd_engine *e, hd_finish_reason end) {
     hd_event event;
     int32_t n = 0;
     while (hd_engine_poll(e, &event, -1)) {
-        if (event.end == HD_END_NOT) continue;
-        assert_int_equal(event.end, end);
+        if (event.step.finish_reason == HD_FINISH_NONE) continue;
+        assert_int_equal(event.step.finish_reason, end);
         n++;
     }
     return n;
@@ -93,14 +94,14 @@ static int32_t finish_all(hd_engine *e, hd_end end) {
 static void a_draining_engine_finishes_what_it_has(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", NULL);
-    const hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 50, .answers = 3};
+    const hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 50, .n = 3};
     char why[600];
     bool full;
     submit(e, &g);
     hd_engine_drain(e);
     assert_int_equal(hd_engine_submit(e, &g, &full, why, sizeof why), 0);
     assert_string_equal(why, "the engine takes no more requests");
-    assert_int_equal(finish_all(e, HD_END_LENGTH), 3);
+    assert_int_equal(finish_all(e, HD_FINISH_LENGTH), 3);
     hd_engine_stats stats;
     hd_engine_read_stats(e, &stats);
     assert_true(stats.draining && !stats.paused);
@@ -110,20 +111,20 @@ static void a_draining_engine_finishes_what_it_has(void **state) {
 static void a_full_queue_is_reported(void **state) {
     (void)state;
     hd_engine *e = rig_open("null", &(hd_engine_options){.max_running = 1, .queue_limit = 2});
-    hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 5, .answers = 4};
+    hd_request g = {.size = sizeof g, .text = "x", .max_tokens = 5, .n = 4};
     char why[600];
     bool full = false;
     hd_engine_pause(e, HD_PAUSE_IN_PLACE);
     assert_int_equal(hd_engine_submit(e, &g, &full, why, sizeof why), 0);
     assert_true(full);
-    g.answers = 3;
+    g.n = 3;
     submit(e, &g);
-    g.answers = 0;
+    g.n = 0;
     assert_int_equal(hd_engine_submit(e, &g, &full, why, sizeof why), 0);
     hd_engine_resume(e);
-    assert_int_equal(finish_all(e, HD_END_LENGTH), 3);
+    assert_int_equal(finish_all(e, HD_FINISH_LENGTH), 3);
     submit(e, &g);
-    assert_int_equal(finish_all(e, HD_END_LENGTH), 1);
+    assert_int_equal(finish_all(e, HD_FINISH_LENGTH), 1);
     hd_engine_close(e);
 }
 
@@ -165,7 +166,7 @@ static void a_pause_loses_nothing(void **state) {
         rig_deinit(&a);
     }
     pause_in_the_middle(e, &g, HD_PAUSE_ABORT, &a);
-    assert_int_equal(a.end.end, HD_END_CANCELLED);
+    assert_int_equal(a.end.step.finish_reason, HD_FINISH_ABORT);
     rig_deinit(&a);
     rig_deinit(&whole);
     hd_engine_close(e);
@@ -183,11 +184,11 @@ static void a_paused_engine_still_cancels_and_times_out(void **state) {
     assert_false(hd_engine_poll(e, &event, -1)); /* woken */
     hd_engine_cancel(e, id);
     assert_true(hd_engine_poll(e, &event, -1));
-    assert_int_equal(event.end, HD_END_CANCELLED);
+    assert_int_equal(event.step.finish_reason, HD_FINISH_ABORT);
     g.queue_timeout_ns = 1000;
     submit(e, &g);
     assert_true(hd_engine_poll(e, &event, -1));
-    assert_int_equal(event.end, HD_END_TIMEOUT);
+    assert_int_equal(event.step.finish_reason, HD_FINISH_TIMEOUT);
     assert_int_equal(event.admitted_ns, 0);
     hd_engine_close(e);
 }
@@ -219,7 +220,7 @@ static void flush_forgets_prefixes(void **state) {
     const bool cached[] = {false, true, false};
     for (int i = 0; i < 3; i++) {
         rig_run(e, &g, &a);
-        assert_int_equal(a.end.cached_tokens > 0, cached[i]);
+        assert_int_equal(a.end.step.n_cached > 0, cached[i]);
         rig_deinit(&a);
         if (i == 1) hd_engine_flush(e);
     }
@@ -232,7 +233,7 @@ enum { CROWD = 300 };
 
 typedef struct counted {
     int32_t events, ends;
-    hd_end end;
+    hd_finish_reason end;
 } counted;
 
 static void on_event(void *user, const hd_event *event) {
@@ -241,7 +242,7 @@ static void on_event(void *user, const hd_event *event) {
     c->events++;
     if (!event->last) return;
     c->ends++;
-    c->end = event->end;
+    c->end = event->step.finish_reason;
 }
 
 static void hundreds_are_called_back(void **state) {
@@ -261,7 +262,7 @@ static void hundreds_are_called_back(void **state) {
     for (int i = 0; i < CROWD; i++) {
         assert_int_equal(crowd[i].ends, 1);
         assert_int_equal(crowd[i].events, 1 + i % 20);
-        assert_int_equal(crowd[i].end, HD_END_LENGTH);
+        assert_int_equal(crowd[i].end, HD_FINISH_LENGTH);
     }
     hd_engine_close(e);
 }
@@ -280,7 +281,7 @@ static void *submit_and_cancel(void *arg) {
         const hd_request g = {.size = sizeof g,
                               .text = "the cat sat on the mat",
                               .max_tokens = 1 + (int32_t)(r.v[0] % 30),
-                              .answers = (int32_t)(r.v[1] % 4),
+                              .n = (int32_t)(r.v[1] % 4),
                               .priority = (int32_t)(r.v[2] % 2),
                               .draft_tokens = (int32_t)(r.v[3] % 4)};
         if (i % 64 == 41) hd_engine_resume(s->engine); /* a paused queue would stay full */
@@ -308,23 +309,23 @@ static void a_storm_of_cancels_leaves_nothing_behind(void **state) {
         storms[i] = (storm){.engine = e, .done = &done, .seed = (uint64_t)i};
         assert_int_equal(pthread_create(&threads[i], NULL, submit_and_cancel, &storms[i]), 0);
     }
-    int64_t ends[HD_END_FAILED + 1] = {0};
+    int64_t ends[HD_FINISH_ERROR + 1] = {0};
     hd_event event;
     bool over;
     do { /* an idle engine returns at once; the last check follows the last submission */
         over = atomic_load(&done) == THREADS;
-        while (hd_engine_poll(e, &event, -1)) ends[event.end]++;
+        while (hd_engine_poll(e, &event, -1)) ends[event.step.finish_reason]++;
     } while (!over);
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
-    assert_true(ends[HD_END_CANCELLED] > 0 && ends[HD_END_LENGTH] > 0);
-    assert_true(ends[HD_END_TIMEOUT] == 0 && ends[HD_END_FAILED] == 0);
+    assert_true(ends[HD_FINISH_ABORT] > 0 && ends[HD_FINISH_LENGTH] > 0);
+    assert_true(ends[HD_FINISH_TIMEOUT] == 0 && ends[HD_FINISH_ERROR] == 0);
     hd_engine_stats stats;
     hd_engine_flush(e);
     submit(e, &(hd_request){.size = sizeof(hd_request), .text = "x", .max_tokens = 1});
-    assert_int_equal(finish_all(e, HD_END_LENGTH), 1);
+    assert_int_equal(finish_all(e, HD_FINISH_LENGTH), 1);
     hd_engine_read_stats(e, &stats);
     assert_true(stats.waiting == 0 && stats.running == 0);
-    for (int l = 0; l < HD_N_PAGE_GROUPS; l++) {
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         assert_int_equal(stats.pages_free[l] + stats.pages_cached[l], stats.pages[l]);
     }
     hd_engine_close(e);
@@ -339,8 +340,8 @@ static void what_makes_no_sense_is_refused(void **state) {
         hd_request g;
         const char *part;
     } cases[] = {
-        {{.answers = 65},         "answers is 65"     },
-        {{.answers = -1},         "answers is -1"     },
+        {{.n = 65},               "n is 65"           },
+        {{.n = -1},               "n is -1"           },
         {{.effort = 4},           "effort is 4"       },
         {{.draft_tokens = 8},     "draft_tokens is 8" },
         {{.temperature = -1},     "temperature is -1" },
@@ -357,6 +358,34 @@ static void what_makes_no_sense_is_refused(void **state) {
         assert_false(full);
         assert_non_null(strstr(why, cases[i].part));
     }
+    hd_engine_close(e);
+}
+
+/* Each list of token ids at its limit; the bias forbids what would come next otherwise. */
+static void lists_of_tokens_may_be_full(void **state) {
+    (void)state;
+    static hd_request_bias bias[HD_MAX_BIAS + 1];
+    int32_t stop[HD_MAX_STOP_TOKENS];
+    rig_answer a;
+    for (int32_t i = 0; i <= HD_MAX_BIAS; i++) bias[i] = (hd_request_bias){i, -INFINITY};
+    for (int32_t i = 0; i < HD_MAX_STOP_TOKENS; i++) stop[i] = HD_MAX_BIAS + i;
+    hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 2});
+    hd_request g = {.size = sizeof g,
+                    .text = "What is 3 + 4?",
+                    .max_tokens = 8,
+                    .min_tokens = 8,
+                    .bias = bias,
+                    .n_bias = HD_MAX_BIAS,
+                    .stop_tokens = stop,
+                    .n_stop_tokens = HD_MAX_STOP_TOKENS};
+    rig_run(e, &g, &a);
+    assert_int_equal(a.tokens.n, 8);
+    for (size_t i = 0; i < a.tokens.n; i++) { /* banned before min_tokens */
+        assert_true(a.tokens.ids[i] >= HD_MAX_BIAS + HD_MAX_STOP_TOKENS);
+    }
+    rig_deinit(&a);
+    g.n_bias++;
+    assert_int_equal(hd_engine_submit(e, &g, NULL, NULL, 0), 0);
     hd_engine_close(e);
 }
 
@@ -406,7 +435,7 @@ static void dummy_weights_answer_in_tokens(void **state) {
             rig_run(e, &g, &a[k]);
             hd_engine_close(e);
         }
-        assert_int_equal(a[0].end.end, HD_END_LENGTH);
+        assert_int_equal(a[0].end.step.finish_reason, HD_FINISH_LENGTH);
         assert_int_equal(a[0].tokens.n, DUMMY_OUTPUT);
         assert_int_equal(a[0].content.n, 0);
         rig_same(&a[0], &a[1]);
@@ -423,11 +452,12 @@ static void dummy_weights_know_no_text(void **state) {
         hd_request g;
         const char *part;
     } cases[] = {
-        {{.text = "x"},                                                "text"        },
-        {{.messages = "[{\"role\": \"user\", \"content\": \"x\"}]"},   "messages"    },
-        {{.tokens = prompt, .n_tokens = 3, .stop = stop, .n_stop = 1}, "stop strings"},
-        {{.tokens = prompt, .n_tokens = 3, .form = HD_FORMAT_JSON},    "a form"      },
-        {{.tokens = prompt, .n_tokens = 3, .tool_choice = "required"}, "no tools"    },
+        {{.text = "x"},                                                        "text"        },
+        {{.messages = "[{\"role\": \"user\", \"content\": \"x\"}]"},           "messages"    },
+        {{.tokens = prompt, .n_tokens = 3, .stop = stop, .n_stop = 1},         "stop strings"},
+        {{.tokens = prompt, .n_tokens = 3, .response_format = HD_FORMAT_JSON},
+         "response formats"                                                                  },
+        {{.tokens = prompt, .n_tokens = 3, .tool_choice = "required"},         "no tools"    },
     };
     static const char *const backends[] = {"null", "cpu"};
     for (int b = 0; b < 2; b++) {
@@ -552,7 +582,7 @@ static void check_admission(const char *config) {
     assert_non_null(prompt);
     hd_request g = {.size = sizeof g, .tokens = prompt, .n_tokens = LONG - 4, .max_tokens = 4};
     rig_run(e, &g, &a);
-    assert_int_equal(a.end.end, HD_END_LENGTH);
+    assert_int_equal(a.end.step.finish_reason, HD_FINISH_LENGTH);
     assert_int_equal(a.end.prompt_tokens, LONG - 4);
     rig_deinit(&a);
     g.n_tokens = LONG;
@@ -621,6 +651,7 @@ int test_engine(void) {
         cmocka_unit_test(hundreds_are_called_back),
         cmocka_unit_test(a_storm_of_cancels_leaves_nothing_behind),
         cmocka_unit_test(what_makes_no_sense_is_refused),
+        cmocka_unit_test(lists_of_tokens_may_be_full),
         cmocka_unit_test(defaults_are_the_makers),
         cmocka_unit_test(dummy_weights_answer_in_tokens),
         cmocka_unit_test(dummy_weights_know_no_text),

@@ -133,14 +133,15 @@ static void expect_hits(hd_engine *e, hd_engine *stranger, hd_request g, const c
         rig_answer a;
         run(e, &g, messages, &a);
         const int32_t page = stats.page_tokens;
-        assert_true(a.end.cached_tokens >= (known - 1) / page * page);
+        assert_true(a.end.step.n_cached >= (known - 1) / page * page);
         if (step > 0) seen->odd += plain_length(stranger, g, messages) != a.end.prompt_tokens;
         const bool kept = is_kept(e, &a);
         const bool thought = a.end.reasoning_tokens > 0;
-        known = a.end.prompt_tokens + a.end.output_tokens - (a.end.end == HD_END_STOP);
+        known = a.end.prompt_tokens + a.end.output_tokens -
+                (a.end.step.finish_reason == HD_FINISH_STOP);
         seen->calls += kept && a.calls.n > 0;
         seen->thoughts += kept && thought;
-        seen->cut += kept && a.end.end == HD_END_LENGTH;
+        seen->cut += kept && a.end.step.finish_reason == HD_FINISH_LENGTH;
         go_on(messages, &a);
         rig_deinit(&a);
         if (!kept) break;

@@ -310,8 +310,7 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
     rig *r = e->r;
     hd_chat_prompt prompt = {0};
     const bool refuse = r->refuse_at >= 0 && r->n_requests >= r->refuse_at;
-    demand(g->size == sizeof *g && g->answers >= 1 && g->answers <= HD_MAX_CHOICES,
-           "bad request");
+    demand(g->size == sizeof *g && g->n >= 1 && g->n <= HD_MAX_CHOICES, "bad request");
     demand((conversation != NULL) != (g->tokens != NULL), "no prompt, or two");
     demand(read_all(g) < SIZE_MAX, "never");
     demand(r->begun != NULL, "a prompt is submitted before its call begins");
@@ -319,7 +318,7 @@ hd_status hd_engine_submit_chat(hd_engine *e, uint64_t *id, const hd_request *g,
     if (r->n_requests == RIG_REQUESTS) return HD_FAIL(err, HD_EAGAIN, "the queue is full");
     if (conversation) HD_TRY(hd_engine_render(e, &prompt, g, conversation, err));
     rig_request *q = &r->requests[r->n_requests++];
-    *q = (rig_request){.id = (uint64_t)r->n_requests, .g = *g, .living = g->answers};
+    *q = (rig_request){.id = (uint64_t)r->n_requests, .g = *g, .living = g->n};
     q->n_prompt = conversation ? (int32_t)prompt.n_spans : (int32_t)g->n_tokens;
     hd_chat_prompt_deinit(&prompt);
     *id = q->id;
@@ -342,57 +341,60 @@ static void send_event(rig *r, int32_t i, hd_event *e) {
     static const int32_t prompt_ids[3] = {10, 11, 12};
     static const float scores[3] = {-0.5f, -1.0f, -1.5f};
     static hd_alternative top[3 * HD_MAX_ALTERNATIVES];
-    const size_t n_top = (size_t)q->g.top_logprobs;
+    const int32_t n_top = q->g.top_logprobs;
     for (size_t k = 0; k < HD_LEN(top); k++) top[k] = (hd_alternative){97, -0.25f};
     e->id = q->id;
     e->user = q->g.user;
-    e->top = top;
-    e->n_top = n_top;
-    if (q->g.prompt_logprobs && e->answer == 0 && !q->n_prompt_scored) {
+    e->step.top = top;
+    e->step.n_top = n_top;
+    e->step.n_cached = 1;
+    if (q->g.prompt_logprobs && e->choice == 0 && !q->n_prompt_scored) {
         q->n_prompt_scored = q->n_prompt > 3 ? 3 : q->n_prompt - 1;
-        e->prompt = prompt_ids;
-        e->prompt_logprobs = scores;
-        e->prompt_top = top;
-        e->n_prompt = (size_t)q->n_prompt_scored;
-        e->prompt_from = 1;
+        e->prompt = (hd_prompt_logprobs){.tokens = prompt_ids,
+                                         .logprobs = scores,
+                                         .top = top,
+                                         .n = q->n_prompt_scored,
+                                         .n_top = n_top,
+                                         .from = 1};
     }
     e->prompt_tokens = q->n_prompt;
-    e->cached_tokens = 1;
     e->output_tokens = q->n_events;
     e->admitted_ns = 2;
-    if (e->end != HD_END_NOT) e->last = --q->living == 0;
+    if (e->step.finish_reason != HD_FINISH_NONE) e->last = --q->living == 0;
     q->g.on_event(q->g.user, e);
 }
 
 void rig_say(rig *r, int32_t i, int32_t a, hd_delta_kind kind, int32_t call, const char *text) {
-    static const int32_t token = 116; /* "t" */
-    static const float logprob = -0.125f;
     const hd_delta part = {kind, call, kind == HD_DELTA_CALL_END, text, strlen(text)};
     r->requests[i].n_events++;
-    hd_event e = {.answer = a,
-                  .parts = &part,
-                  .n_parts = 1,
-                  .tokens = &token,
-                  .n_tokens = 1,
-                  .logprobs = &logprob,
-                  .stop_token = -1};
+    hd_event e = {
+        .choice = a,
+        .deltas = &part,
+        .n_deltas = 1,
+        .step = {.tokens = {116}, .logprobs = {-0.125f}, .n_tokens = 1}, /* "t" */
+        .stop_token = -1
+    };
     send_event(r, i, &e);
 }
 
-void rig_end(rig *r, int32_t i, int32_t a, hd_end end) {
-    hd_event e = {.answer = a, .end = end, .stop_token = end == HD_END_STOP ? 1 : -1};
-    if (end == HD_END_FAILED) e.why = "the logits are broken";
+void rig_end(rig *r, int32_t i, int32_t a, hd_finish_reason end) {
+    hd_event e = {
+        .choice = a, .step.finish_reason = end, .stop_token = end == HD_FINISH_STOP ? 1 : -1};
+    if (end == HD_FINISH_ERROR) e.why = "the logits are broken";
     send_event(r, i, &e);
 }
 
 void rig_stop(rig *r, int32_t i, int32_t a, const char *stop_text) {
-    hd_event e = {.answer = a, .end = HD_END_STOP, .stop_token = -1, .stop_text = stop_text};
+    hd_event e = {.choice = a,
+                  .step.finish_reason = HD_FINISH_STOP,
+                  .stop_token = -1,
+                  .stop_text = stop_text};
     send_event(r, i, &e);
 }
 
 void rig_play(rig *r) {
-    static const hd_end ends[] = {HD_END_STOP, HD_END_LENGTH, HD_END_CANCELLED, HD_END_TIMEOUT,
-                                  HD_END_FAILED};
+    static const hd_finish_reason ends[] = {HD_FINISH_STOP, HD_FINISH_LENGTH, HD_FINISH_ABORT,
+                                            HD_FINISH_TIMEOUT, HD_FINISH_ERROR};
     for (int32_t i = 0; i < r->n_requests; i++) {
         const int32_t n = r->requests[i].living;
         for (int32_t a = 0; a < n; a++) {
@@ -403,8 +405,8 @@ void rig_play(rig *r) {
             rig_say(r, i, a, HD_DELTA_CALL_END, 0, "");
             rig_say(r, i, a, HD_DELTA_NOTE, 0, "a note");
         }
-        const hd_end end =
-            r->requests[i].cancelled ? HD_END_CANCELLED : ends[r->requests[i].g.n_stop % 5];
+        const hd_finish_reason end =
+            r->requests[i].cancelled ? HD_FINISH_ABORT : ends[r->requests[i].g.n_stop % 5];
         for (int32_t a = 0; a < n; a++) rig_end(r, i, a, end);
     }
     r->n_requests = 0;
@@ -447,15 +449,14 @@ void rig_init(rig *r) {
     *r = (rig){.refuse_at = -1, .salt = 7};
     the_engine = (hd_engine){.r = r, .spec = {.vocab = VOCAB}};
     toy_document(&document, &usual);
-    demand(hd_tokenizer_open_memory(&the_engine.tokenizer, document.data, document.n, NULL, 0,
-                                    &err) == HD_OK,
+    demand(toy_open(&the_engine.tokenizer, document.data, document.n, NULL, &err) == HD_OK,
            err.msg);
     hd_bytes_deinit(&document);
     r->ctx = (api_context){
         .engine = &the_engine,
         .model_name = "toy",
         .created = 5,
-        .limits = {.max_answers = 8,
+        .limits = {.max_choices = 8,
                    .max_top_logprobs = 20,
                    .max_messages = 4096,
                    .max_batch_prompts = 64,

@@ -40,7 +40,7 @@ void rig_deinit(rig *r);
 
 /* Sends one token that adds one part to answer a of request i. */
 void rig_say(rig *r, int32_t i, int32_t a, hd_delta_kind kind, int32_t call, const char *text);
-void rig_end(rig *r, int32_t i, int32_t a, hd_end end); /* stop_token is 1 */
+void rig_end(rig *r, int32_t i, int32_t a, hd_finish_reason end); /* stop_token is 1 */
 void rig_stop(rig *r, int32_t i, int32_t a, const char *stop_text);
 /* Sends one event of every kind to every unfinished answer and finishes them all. */
 void rig_play(rig *r);

@@ -112,7 +112,7 @@ void open_machine_on(machine *m, const char *backend, const char *name, float fo
         .fixed_steps = fixed
     };
     const hd_model_env env = env_of(m);
-    must(hd_model_runner_open(&m->executor, &env, &options, &err), &err);
+    must(hd_model_runner_open(&m->model_runner, &env, &options, &err), &err);
 }
 
 void open_machine(machine *m, const char *name, float forced_acceptance) {
@@ -120,7 +120,7 @@ void open_machine(machine *m, const char *name, float forced_acceptance) {
 }
 
 void close_machine(machine *m) {
-    hd_model_runner_close(m->executor);
+    hd_model_runner_close(m->model_runner);
     hd_grammar_vocab_close(m->vocab);
     hd_stream_close(m->stream);
     hd_device_close(m->device);
@@ -184,14 +184,14 @@ void init_request(request *r, const machine *m, int32_t slot, int32_t n_prompt, 
     r->n = r->n_prompt = n_prompt;
     r->most = POSITIONS;
     r->constraint = (hd_constraint){.think = -1, .unthink = UNTHINK};
-    r->choosing.params = (hd_sampling){.seed = seed, .logprob = true};
+    r->sampling.params = (hd_sampling){.seed = seed, .logprob = true};
     r->text[0] = BOS;
     for (int32_t i = 1; i < n_prompt; i++) r->text[i] = random_id(m, seed, (uint64_t)i);
 }
 
 void enter(machine *m, request *r) {
     r->done = r->n_next = 0;
-    hd_model_runner_enter(m->executor, r->slot, &r->choosing, r->text, r->n, r->n_prompt);
+    hd_model_runner_enter(m->model_runner, r->slot, &r->sampling, r->text, r->n, r->n_prompt);
 }
 
 /* Returns the drafts of this step: those of the last step, or the oracle's. */
@@ -202,7 +202,7 @@ static int32_t choose_drafts(const machine *m, const request *r, int32_t *drafts
         const uint64_t at = (uint64_t)(r->n + k);
         drafts[k] = r->oracle ? r->oracle[r->n + k] : r->drafts[k];
         if (!r->oracle || !r->one_wrong_in) continue;
-        const uint32_t luck = hd_philox_at(r->choosing.params.seed, 9, at).v[0];
+        const uint32_t luck = hd_philox_at(r->sampling.params.seed, 9, at).v[0];
         if (luck % (uint32_t)r->one_wrong_in == 0) drafts[k] = random_id(m, luck, at);
     }
     return n;
@@ -234,45 +234,46 @@ static hd_seq_input plan(const machine *m, const request *r, int32_t *tokens) {
         const int32_t lookback = w.start + w.n + w.want_drafts + r->ahead;
         w.n_pages = hd_min_i32((int32_t)hd_ceil_div(lookback, page), m->seq_pages);
     }
-    if (r->score_from && r->n == r->n_prompt) {
+    if (r->prompt_logprobs_from && r->n == r->n_prompt) {
         const int32_t end = r->done + w.n - w.n_sample;
-        const int32_t first = hd_max_i32(r->done, r->score_from - 1);
+        const int32_t first = hd_max_i32(r->done, r->prompt_logprobs_from - 1);
         w.n_prompt_logprobs = hd_max_i32(end - first, 0);
     }
     return w;
 }
 
-static void note(request *r, int32_t at, float logprob, const int32_t *ids,
-                 const float *logprobs, int32_t row) {
+static void note(request *r, int32_t at, float logprob, const hd_alternative *top,
+                 int32_t n_top) {
     r->logprob[at] = logprob;
-    assert_true((ids != NULL) == (r->choosing.params.n_top > 0));
-    if (!ids) return;
-    memcpy(r->top_id[at], ids + (int64_t)row * TOPS, sizeof r->top_id[at]);
-    memcpy(r->top_logprob[at], logprobs + (int64_t)row * TOPS, sizeof r->top_logprob[at]);
+    assert_int_equal(n_top, r->sampling.params.n_top);
+    if (n_top) memcpy(r->top[at], top, (size_t)n_top * sizeof *top);
 }
 
 static void process_output(request *r, const hd_seq_input *w, const hd_seq_output *c) {
     const int32_t first_scored = w->start + w->n - w->n_sample - w->n_prompt_logprobs + 1;
-    assert_true((c->scores != NULL) == (w->n_prompt_logprobs > 0));
-    for (int32_t k = 0; k < w->n_prompt_logprobs; k++) {
-        note(r, first_scored + k, c->scores[k], c->score_top_ids, c->score_top_logprobs, k);
+    const hd_prompt_logprobs *prompt = &c->prompt;
+    const hd_step_tokens *step = &c->step;
+    assert_int_equal(prompt->n, w->n_prompt_logprobs);
+    for (int32_t k = 0; k < prompt->n; k++) {
+        note(r, first_scored + k, prompt->logprobs[k], prompt->top + k * prompt->n_top,
+             prompt->n_top);
     }
     r->status = c->status;
     r->steps++;
     r->ended = c->status != HD_OK;
     if (!w->n_sample) r->done += w->n;
     if (!w->n_sample || r->ended) return;
-    assert_true(c->n_tokens >= 1 && c->n_tokens <= w->n_sample);
-    r->done = r->n + c->n_tokens - 1;
+    assert_true(step->n_tokens >= 1 && step->n_tokens <= w->n_sample);
+    r->done = r->n + step->n_tokens - 1;
     r->drafted += w->n_sample - 1;
-    r->accepted += c->n_tokens - 1;
-    for (int32_t k = 0; k < c->n_tokens && !r->ended; k++) {
-        if (k + 1 < c->n_tokens) {
-            assert_int_equal(c->tokens[k], w->tokens[w->n - w->n_sample + 1 + k]);
+    r->accepted += step->n_tokens - 1;
+    for (int32_t k = 0; k < step->n_tokens && !r->ended; k++) {
+        if (k + 1 < step->n_tokens) {
+            assert_int_equal(step->tokens[k], w->tokens[w->n - w->n_sample + 1 + k]);
         }
-        note(r, r->n, c->logprobs[k], c->top_ids, c->top_logprobs, k);
-        r->text[r->n++] = c->tokens[k];
-        r->ended = c->tokens[k] == EOS || r->n == r->most;
+        note(r, r->n, step->logprobs[k], step->top + k * step->n_top, step->n_top);
+        r->text[r->n++] = step->tokens[k];
+        r->ended = step->tokens[k] == EOS || r->n == r->most;
     }
     r->n_next = c->n_drafts;
     memcpy(r->drafts, c->drafts, sizeof r->drafts);
@@ -283,7 +284,7 @@ hd_status try_step(machine *m, request *requests, int32_t n, hd_err *err) {
     hd_seq_output outputs[SLOTS];
     request *of[SLOTS];
     int32_t tokens[SLOTS][POSITIONS + HD_MAX_DRAFTS], n_inputs = 0;
-    const hd_runner runner = hd_model_runner_interface(m->executor);
+    const hd_runner runner = hd_model_runner_interface(m->model_runner);
     for (int32_t i = 0; i < n; i++) {
         if (requests[i].ended) continue;
         of[n_inputs] = &requests[i];

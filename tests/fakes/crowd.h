@@ -12,7 +12,7 @@ enum {
     POSITIONS = 441, /* with drafts after it a multiple of the 64-token pages */
     MAX_PAGES = 128,
     STEP_ROWS = 160,
-    TOPS = HD_MAX_TOP_LOGPROBS,
+    TOPS = HD_MAX_ALTERNATIVES,
     /* the ids of every test model that are not text */
     BOS = 0,
     EOS = 1,
@@ -27,7 +27,7 @@ typedef struct machine {
     hd_device *device;
     hd_stream *stream;
     hd_grammar_vocab *vocab;
-    hd_model_runner *executor;
+    hd_model_runner *model_runner;
     int32_t pages[SLOTS][MAX_PAGES];
     int32_t seq_pages, n_ids;
     int64_t rows; /* rows computed so far */
@@ -53,19 +53,19 @@ double log_softmax(const machine *m, const float *logits, int32_t id);
 
 typedef struct request {
     hd_constraint constraint;
-    hd_request_sampling choosing;
+    hd_request_sampling sampling;
     int32_t n_drafts;      /* drafts by the MTP layer, or */
     const int32_t *oracle; /* of this text [POSITIONS] instead, */
     int32_t one_wrong_in;  /* of which one in so many is wrong */
     int32_t chunk;         /* 0: all rows */
-    int32_t score_from;    /* first prompt token with a reported log-probability; 0: none */
-    int32_t ahead;         /* positions with pages after those of a step; 0: all */
+    /* first prompt token with a reported log-probability; 0: none */
+    int32_t prompt_logprobs_from;
+    int32_t ahead; /* positions with pages after those of a step; 0: all */
 
     int32_t slot, n_prompt, most; /* most: tokens of the text, at most */
     int32_t text[POSITIONS], n, done;
     float logprob[POSITIONS]; /* log-probability of every reported or sampled token */
-    int32_t top_id[POSITIONS][TOPS];
-    float top_logprob[POSITIONS][TOPS];
+    hd_alternative top[POSITIONS][TOPS];
     int32_t drafts[HD_MAX_DRAFTS], n_next;
     int32_t steps, drafted, accepted;
     hd_status status;

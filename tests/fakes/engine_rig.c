@@ -49,11 +49,12 @@ static void take_part(rig_answer *a, const hd_delta *p) {
 void rig_take(rig_answer *a, const hd_event *e) {
     assert_int_equal(a->n_ends, 0); /* nothing follows the end */
     a->n_events++;
-    for (size_t i = 0; i < e->n_parts; i++) take_part(a, &e->parts[i]);
-    assert_int_equal(hd_ids_append(&a->tokens, e->tokens, e->n_tokens, NULL), HD_OK);
+    for (size_t i = 0; i < e->n_deltas; i++) take_part(a, &e->deltas[i]);
+    assert_int_equal(hd_ids_append(&a->tokens, e->step.tokens, (size_t)e->step.n_tokens, NULL),
+                     HD_OK);
     assert_int_equal(a->tokens.n, e->output_tokens);
     assert_true(e->accepted <= e->drafted && e->accepted <= e->output_tokens);
-    if (e->end == HD_END_NOT) return;
+    if (e->step.finish_reason == HD_FINISH_NONE) return;
     a->n_ends++;
     a->end = *e;
     snprintf(a->stop_text, sizeof a->stop_text, "%s", e->stop_text ? e->stop_text : "");
@@ -71,7 +72,7 @@ void rig_deinit(rig_answer *a) {
 void rig_run(hd_engine *e, const hd_request *g, rig_answer *out) {
     char why[600];
     hd_event event;
-    const int n = g->answers ? g->answers : 1;
+    const int n = g->n ? g->n : 1;
     for (int i = 0; i < n; i++) out[i] = (rig_answer){0};
     const uint64_t id = hd_engine_submit(e, g, NULL, why, sizeof why);
     if (!id) fail_msg("%s", why);
@@ -79,9 +80,9 @@ void rig_run(hd_engine *e, const hd_request *g, rig_answer *out) {
     int ends = 0;
     while (!last) {
         assert_true(hd_engine_poll(e, &event, -1));
-        assert_true(event.id == id && event.answer < n);
-        rig_take(&out[event.answer], &event);
-        ends += event.end != HD_END_NOT;
+        assert_true(event.id == id && event.choice < n);
+        rig_take(&out[event.choice], &event);
+        ends += event.step.finish_reason != HD_FINISH_NONE;
         last = event.last;
         assert_true(last == (ends == n));
     }
@@ -99,7 +100,7 @@ void rig_same(const rig_answer *a, const rig_answer *b) {
     same_bytes(&a->calls, &b->calls);
     assert_int_equal(a->tokens.n, b->tokens.n);
     assert_memory_equal(a->tokens.ids, b->tokens.ids, a->tokens.n * sizeof(int32_t));
-    assert_int_equal(a->end.end, b->end.end);
+    assert_int_equal(a->end.step.finish_reason, b->end.step.finish_reason);
     assert_int_equal(a->end.stop_token, b->end.stop_token);
     assert_int_equal(a->end.reasoning_tokens, b->end.reasoning_tokens);
     assert_string_equal(a->stop_text, b->stop_text);

@@ -35,8 +35,8 @@ typedef struct step {
 typedef struct answer {
     int32_t token[MAX_ROWS];
     float logprob[MAX_ROWS];
-    int32_t top_id[MAX_ROWS * HD_MAX_TOP_LOGPROBS];
-    float top_logprob[MAX_ROWS * HD_MAX_TOP_LOGPROBS];
+    int32_t top_id[MAX_ROWS * HD_MAX_ALTERNATIVES];
+    float top_logprob[MAX_ROWS * HD_MAX_ALTERNATIVES];
 } answer;
 
 void open_rig(rig *r, int32_t vocab);

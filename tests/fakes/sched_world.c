@@ -57,8 +57,8 @@ static bool waits(const world *w, const client *c) {
     return c->leader && leader->id == c->leader && leader->n_tokens == leader->n_prompt;
 }
 
-static int32_t unscored(const client *c) {
-    return c->score_from ? c->n_prompt - c->score_from - c->n_scored : 0;
+static int32_t unreported(const client *c) {
+    return c->prompt_logprobs_from ? c->n_prompt - c->prompt_logprobs_from - c->n_reported : 0;
 }
 
 static void learn(client *c, int32_t token) {
@@ -143,20 +143,21 @@ static void write_rows(world *w, const hd_seq_input *k, const client *c, uint64_
 /* The simulated log-probability of a token is its position. */
 static const float *score(world *w, const hd_seq_input *k, int32_t used) {
     const int32_t first = k->start + k->n - k->n_sample - k->n_prompt_logprobs + 1;
-    for (int32_t i = 0; i < k->n_prompt_logprobs; i++) w->scores[used + i] = (float)(first + i);
-    return w->scores + used;
+    for (int32_t i = 0; i < k->n_prompt_logprobs; i++)
+        w->prompt_logprobs[used + i] = (float)(first + i);
+    return w->prompt_logprobs + used;
 }
 
 static void choose(world *w, const hd_seq_input *k, const uint64_t *hashes,
                    hd_seq_output *out) {
     for (int32_t i = k->n - k->n_sample; i < k->n; i++) {
         const int32_t token = oracle(hashes[i]);
-        out->tokens[out->n_tokens++] = token;
+        out->step.tokens[out->step.n_tokens++] = token;
         if (i + 1 == k->n || k->tokens[i + 1] != token) break;
     }
     if (!k->n_sample) return;
-    uint64_t hash = hashes[k->n - k->n_sample + out->n_tokens - 1];
-    int32_t token = out->tokens[out->n_tokens - 1];
+    uint64_t hash = hashes[k->n - k->n_sample + out->step.n_tokens - 1];
+    int32_t token = out->step.tokens[out->step.n_tokens - 1];
     const bool few = w->habits.few_drafts && hash % w->habits.few_drafts == 0;
     while (out->n_drafts < k->want_drafts - few) {
         hash = chain(hash, token);
@@ -166,16 +167,16 @@ static void choose(world *w, const hd_seq_input *k, const uint64_t *hashes,
     }
 }
 
-/* Every prompt row from score_from - 1 on reports the log-probability of the token after it,
- * and is computed for it. */
-static void check_scores(const hd_seq_input *k, const client *c) {
-    const int32_t next = c->score_from + c->n_scored;
+/* Every prompt row from prompt_logprobs_from - 1 on reports the log-probability of the token
+ * after it, and is computed for it. */
+static void check_prompt_logprobs(const hd_seq_input *k, const client *c) {
+    const int32_t next = c->prompt_logprobs_from + c->n_reported;
     int32_t rows = 0;
     for (int32_t i = 0; i < k->n - k->n_sample; i++) {
-        rows += unscored(c) > 0 && k->start + i + 1 >= next && k->start + i + 1 < c->n_prompt;
+        rows += unreported(c) > 0 && k->start + i + 1 >= next && k->start + i + 1 < c->n_prompt;
     }
     assert_int_equal(k->n_prompt_logprobs, rows);
-    if (unscored(c) > 0) assert_true(k->start < next);
+    if (unreported(c) > 0) assert_true(k->start < next);
 }
 
 /* Checks a sequence input against its client. */
@@ -190,7 +191,7 @@ static void check_work(world *w, const hd_seq_input *k, client *c) {
         if (c->n_tokens == c->n_prompt) c->n_cached = k->start;
     }
     assert_int_equal(k->start, c->n_done);
-    check_scores(k, c);
+    check_prompt_logprobs(k, c);
     c->prefills = !decodes(c);
     c->rows = k->n;
     c->pending = c->n_tokens - c->n_done;
@@ -202,7 +203,7 @@ static void check_work(world *w, const hd_seq_input *k, client *c) {
         c->n_done += k->n;
     } else {
         assert_int_equal(k->n_sample, 1 + k->n - c->pending);
-        const bool automatic = c->drafts == HD_SCHED_AUTO_DRAFTS;
+        const bool automatic = c->drafts == HD_DRAFTS_AUTO;
         const int32_t most = automatic ? HD_MAX_DRAFTS : c->drafts;
         assert_true(known <= w->o.chunk_rows && k->n_sample <= 1 + most);
         assert_true(c->n_tokens + k->n_sample <= c->n_prompt + c->max_new);
@@ -221,7 +222,7 @@ static void check_order(world *w, int32_t room) {
         if (!a) continue;
         if (!top || goes_before(a, top)) top = w->seated[i];
         if (a->rows == 0) assert_false(decodes(a));
-        if (unscored(a) > 0) continue; /* the logits rows may be used up */
+        if (unreported(a) > 0) continue; /* the logits rows may be used up */
         const bool starved =
             a->rows == 0 || (a->prefills && a->rows < hd_min_i32(a->pending, w->o.chunk_rows));
         assert_false(starved && room > 0);
@@ -237,7 +238,7 @@ static void check_order(world *w, int32_t room) {
     }
     const int32_t others = (w->o.cache.max_seqs - 1) * HD_MAX_STEP_TOKENS;
     int32_t each = hd_min_i32(w->o.chunk_rows, w->o.step_rows - others);
-    if (top->score_from) each = hd_min_i32(each, HD_MAX_DRAFTS);
+    if (top->prompt_logprobs_from) each = hd_min_i32(each, HD_MAX_DRAFTS);
     const int32_t longest = top->n_prompt + top->max_new;
     assert_true(++top->steps_on_top <= longest / each + 1 + top->max_new);
 }
@@ -264,7 +265,7 @@ static void plan_ahead(world *w, const hd_seq_input *k, const hd_seq_output *c) 
     world_ahead *a = &w->ahead[w->n_ahead];
     if (!w->o.ahead || !k->n_sample) return;
     w->n_ahead++;
-    a->from = k->start + k->n - k->n_sample + c->n_tokens;
+    a->from = k->start + k->n - k->n_sample + c->step.n_tokens;
     a->to = hd_min_i32(a->from + 1 + 2 * k->want_drafts, k->n_pages * tokens);
     for (int life = 0; life < n_lives(w); life++) {
         memcpy(a->pages[life], k->pages[life], (size_t)k->n_pages * sizeof(int32_t));
@@ -322,7 +323,10 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
     }
     for (int32_t i = 0; i < n_inputs; i++) {
         write_rows(w, &inputs[i], w->seated[inputs[i].slot], hashes);
-        outputs[i] = (hd_seq_output){.scores = score(w, &inputs[i], scored)};
+        outputs[i] = (hd_seq_output){
+            .prompt = {.logprobs = score(w, &inputs[i], scored),
+                       .n = inputs[i].n_prompt_logprobs}
+        };
         choose(w, &inputs[i], hashes, &outputs[i]);
         plan_ahead(w, &inputs[i], &outputs[i]);
         scored += inputs[i].n_prompt_logprobs;
@@ -375,7 +379,7 @@ static void remember(world *w, const client *c) {
     t->salt = c->salt;
 }
 
-static void check_end(const world *w, const client *c, hd_finish finish) {
+static void check_end(const world *w, const client *c, hd_finish_reason finish) {
     const bool stopped = c->n_tokens > c->n_prompt && c->tokens[c->n_tokens - 1] == STOP_ID;
     assert_true(stopped == (finish == HD_FINISH_STOP));
     if (finish == HD_FINISH_LENGTH) assert_int_equal(c->n_tokens, c->n_prompt + c->max_new);
@@ -389,35 +393,38 @@ static void check_end(const world *w, const client *c, hd_finish finish) {
 static void event(void *ctx, const hd_sched_event *e) {
     world *w = ctx;
     client *c = client_of(w, e->id);
-    digest(w, (int64_t)e->id ^ (int64_t)e->finish << 48);
+    const hd_step_tokens *step = &e->step;
+    const hd_prompt_logprobs *prompt = &e->prompt;
+    digest(w, (int64_t)e->id ^ (int64_t)step->finish_reason << 48);
     w->events++;
-    w->drafted += e->n_drafted;
-    w->accepted += e->n_accepted;
-    assert_true(e->n_accepted <= e->n_drafted && e->n >= 0);
-    assert_true(e->n || e->finish || e->n_prompt_logprobs);
-    if (e->n_prompt_logprobs) assert_int_equal(e->score_at, c->score_from + c->n_scored);
-    for (int32_t i = 0; i < e->n_prompt_logprobs; i++, c->n_scored++) {
-        assert_true(e->scores[i] == (float)(c->score_from + c->n_scored));
+    w->drafted += step->n_drafted;
+    w->accepted += step->n_accepted;
+    assert_true(step->n_accepted <= step->n_drafted && step->n_tokens >= 0);
+    assert_true(step->n_tokens || step->finish_reason || prompt->n);
+    if (prompt->n) assert_int_equal(prompt->from, c->prompt_logprobs_from + c->n_reported);
+    for (int32_t i = 0; i < prompt->n; i++, c->n_reported++) {
+        assert_int_equal(prompt->tokens[i], c->tokens[c->prompt_logprobs_from + c->n_reported]);
+        assert_true(prompt->logprobs[i] == (float)(c->prompt_logprobs_from + c->n_reported));
     }
-    w->scored += e->n_prompt_logprobs;
-    if (e->n) assert_true(unscored(c) <= 0);
-    for (int32_t i = 0; i < e->n; i++) {
-        assert_int_equal(e->tokens[i], oracle(c->hash[c->n_tokens - 1]));
-        assert_true(i == 0 || e->tokens[i - 1] != STOP_ID);
-        learn(c, e->tokens[i]);
-        digest(w, e->tokens[i]);
+    w->scored += prompt->n;
+    if (step->n_tokens) assert_true(unreported(c) <= 0);
+    for (int32_t i = 0; i < step->n_tokens; i++) {
+        assert_int_equal(step->tokens[i], oracle(c->hash[c->n_tokens - 1]));
+        assert_true(i == 0 || step->tokens[i - 1] != STOP_ID);
+        learn(c, step->tokens[i]);
+        digest(w, step->tokens[i]);
     }
     assert_true(c->n_tokens <= c->n_prompt + c->max_new);
-    if (e->n) assert_int_equal(e->n_cached, c->n_cached);
-    assert_true(e->n_cached >= 0 && e->n_cached < c->n_prompt &&
-                e->n_cached % w->o.cache.page_tokens == 0);
-    if (e->finish == HD_FINISH_NONE) {
-        if (e->n) c->n_done = c->n_tokens - 1;
+    if (step->n_tokens) assert_int_equal(step->n_cached, c->n_cached);
+    assert_true(step->n_cached >= 0 && step->n_cached < c->n_prompt &&
+                step->n_cached % w->o.cache.page_tokens == 0);
+    if (step->finish_reason == HD_FINISH_NONE) {
+        if (step->n_tokens) c->n_done = c->n_tokens - 1;
         return;
     }
     assert_true(c->slot < 0);
-    check_end(w, c, e->finish);
-    w->finished[e->finish]++;
+    check_end(w, c, step->finish_reason);
+    w->finished[step->finish_reason]++;
     remember(w, c);
     c->id = 0;
 }
@@ -536,7 +543,7 @@ hd_status world_submit(world *w, client *c) {
                                 .priority = c->priority,
                                 .follows = c->leader,
                                 .draft_tokens = c->drafts,
-                                .score_from = c->score_from,
+                                .prompt_logprobs_from = c->prompt_logprobs_from,
                                 .salt = c->salt,
                                 .queue_until_ns = c->deadline,
                                 .stop_ids = &stop,
@@ -578,9 +585,10 @@ static void come(world *w) {
     c->max_new = 1 + (int32_t)draw(w, (uint32_t)h->longest_answer);
     c->priority = (int32_t)draw(w, (uint32_t)h->priorities);
     c->drafts = (int32_t)draw(w, HD_MAX_DRAFTS + 1);
-    if (once_in(w, h->automatic)) c->drafts = HD_SCHED_AUTO_DRAFTS;
+    if (once_in(w, h->automatic)) c->drafts = HD_DRAFTS_AUTO;
     if (once_in(w, h->follow)) c->leader = w->clients[draw(w, MAX_CLIENTS)].id;
-    if (once_in(w, h->score)) c->score_from = 1 + (int32_t)draw(w, (uint32_t)c->n_prompt);
+    if (once_in(w, h->score))
+        c->prompt_logprobs_from = 1 + (int32_t)draw(w, (uint32_t)c->n_prompt);
     c->deadline = once_in(w, h->deadline) ? w->now + (int64_t)draw(w, 50) : 0;
     if (once_in(w, h->refuse)) c->max_new = draw(w, 2) ? 0 : 1000;
     world_submit(w, c);

@@ -21,10 +21,10 @@ typedef struct client {
     int32_t tokens[MAX_LEN];
     uint64_t hash[MAX_LEN]; /* of salt and tokens up to here: what the pages must hold */
     int32_t n_prompt, n_tokens, max_new, priority;
-    int32_t drafts;  /* or HD_SCHED_AUTO_DRAFTS */
+    int32_t drafts;  /* or HD_DRAFTS_AUTO */
     uint64_t leader; /* the request it follows; 0: none */
     /* first prompt token with a reported log-probability, 0: none; number reported so far */
-    int32_t score_from, n_scored;
+    int32_t prompt_logprobs_from, n_reported;
     int64_t deadline, entered;      /* queue timeout; time of the last admission */
     bool cancelled, admitted, left; /* admitted: at least once; left: its slot in this step */
     int32_t n_cached;               /* cached prompt tokens when its first row was computed */
@@ -65,7 +65,7 @@ typedef struct world {
     client clients[MAX_CLIENTS];
     client *seated[MAX_CLIENTS]; /* by slot */
     world_text texts[N_TEXTS];
-    float scores[MAX_CLIENTS * MAX_LEN]; /* log-probabilities of this step */
+    float prompt_logprobs[MAX_CLIENTS * MAX_LEN]; /* log-probabilities of this step */
     uint64_t seed, draws, arrivals, digest;
     int64_t now, steps, rows, events, copies;
     int64_t finished[HD_FINISH_ERROR + 1], retracted, drafted, accepted, hits, scored, followed;

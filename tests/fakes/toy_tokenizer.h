@@ -3,8 +3,10 @@
 #define HD_TESTS_FAKES_TOY_TOKENIZER_H
 
 #include <stdbool.h>
+#include <string.h>
 
-#include "tokenizer/tokenizer.h"
+#include "base/json.h"
+#include "tokenizer/tokenizer_internal.h"
 
 /* The parts of the document; NULL takes the usual one. */
 typedef struct toy_parts {
@@ -20,6 +22,22 @@ typedef struct toy_parts {
 /* Ids 0..255 are the bytes in order; "th" 256, "the" 257, " t" 258, " the" 259, "  " 260;
  * added "<s>" 261 special, "<think>" 262, "</think>" 263. The text is the caller's. */
 void toy_document(hd_bytes *out, const toy_parts *parts);
+
+/* Opens documents in memory; config may be NULL. */
+static inline hd_status toy_open(hd_tokenizer **out, const char *json, size_t n,
+                                 const char *config, hd_err *err) {
+    static const char path[] = "tokenizer.json", config_path[] = "tokenizer_config.json";
+    json_t *root = NULL, *settings = NULL;
+    *out = NULL;
+    hd_status st = hd_json_parse(&root, json, n, path, err);
+    if (st == HD_OK && config) {
+        st = hd_json_parse(&settings, config, strlen(config), config_path, err);
+    }
+    if (st == HD_OK) st = text_tokenizer_open(out, root, path, settings, config_path, err);
+    json_decref(root);
+    json_decref(settings);
+    return st;
+}
 
 /* n characters of the kinds that patterns tell apart, as UTF-8; out has room for 4 n bytes.
  * Returns the bytes written. */

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "grammar/grammar.h"
+#include "grammar/grammar_internal.h"
 
 enum { N_MARKS = 6, N_MORE = 12, N_TOKENS = 128 + N_MORE + N_MARKS };
 
@@ -64,7 +64,7 @@ static void check_mask(const hd_grammar *g, const hd_grammar_state *s) {
 
 static void use(const hd_grammar *g, const uint8_t *text, size_t n) {
     static hd_grammar_state s, next;
-    must(hd_grammar_n_states(g) <= HD_GRAMMAR_MAX_STATES, "the states");
+    must(g->n_states <= HD_GRAMMAR_MAX_STATES, "the states");
     must(hd_grammar_bytes(g) <= HD_GRAMMAR_MAX_BYTES, "the bytes");
     hd_grammar_start(g, &s);
     check_mask(g, &s);

@@ -18,7 +18,7 @@ typedef struct step_case {
 
 static hd_cursor random_cursor(void) {
     hd_cursor c = {.position = random_below(200), .token = random_below(VOCAB)};
-    for (int k = 0; k < HD_MAX_DRAFTED; k++) c.draft[k] = random_below(VOCAB);
+    for (int k = 0; k < HD_MAX_DRAFTS; k++) c.draft[k] = random_below(VOCAB);
     return c;
 }
 

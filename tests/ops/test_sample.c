@@ -29,8 +29,8 @@ static void run_apart(const hd_ops *ops, hd_stream *stream, const hd_sample_args
         a.rows = 1;
         a.token = to->token + r;
         a.logprob = to->logprob + r;
-        a.top_id = to->top_id + r * HD_MAX_TOP_LOGPROBS;
-        a.top_logprob = to->top_logprob + r * HD_MAX_TOP_LOGPROBS;
+        a.top_id = to->top_id + r * HD_MAX_ALTERNATIVES;
+        a.top_logprob = to->top_logprob + r * HD_MAX_ALTERNATIVES;
         a.logits += (int64_t)r * a.vocab;
         a.slot += r;
         a.position += r;
@@ -82,7 +82,7 @@ static hd_sampling random_params(void) {
                          .ban_at = rig_below(POOL / 2),
                          .n_ban = rig_below(POOL / 2),
                          .ban_until = rig_below(3 * MAX_ROWS),
-                         .n_top = rig_below(3) ? 0 : rig_below(HD_MAX_TOP_LOGPROBS + 1),
+                         .n_top = rig_below(3) ? 0 : rig_below(HD_MAX_ALTERNATIVES + 1),
                          .logprob = rig_below(2) != 0,
                          .relaxed_top = rig_below(3) * rig_below(9),
                          .relaxed_delta = one_of(delta, HD_LEN(delta))};
@@ -122,7 +122,7 @@ static void random_step(step *s, int32_t rows, int32_t vocab) {
         s->mask_row[r] = rig_below(3) ? -1 : rig_below(N_MASKS);
         s->input[r] = rig_below(s->a.n_ids);
         s->n_drafted[r] =
-            rig_below(2) ? 0 : rig_below(r < HD_MAX_DRAFTED ? r + 1 : HD_MAX_DRAFTED);
+            rig_below(2) ? 0 : rig_below(r < HD_MAX_DRAFTS ? r + 1 : HD_MAX_DRAFTS);
         if (rig_below(6) == 0) s->given[r] = rig_below(vocab);
         if (rig_below(2)) s->draft[r] = rig_below(s->a.n_ids);
     }
@@ -465,8 +465,8 @@ static void check_logprobs(const step *s, const answer *got, int32_t row) {
     if (!(fabs((double)got->logprob[row] - want) <= 5e-7 * (1 + fabs(want)))) {
         fail_msg("%.9g and not %.9g", (double)got->logprob[row], want);
     }
-    const int32_t *top = got->top_id + row * HD_MAX_TOP_LOGPROBS;
-    const float *top_logprob = got->top_logprob + row * HD_MAX_TOP_LOGPROBS;
+    const int32_t *top = got->top_id + row * HD_MAX_ALTERNATIVES;
+    const float *top_logprob = got->top_logprob + row * HD_MAX_ALTERNATIVES;
     const int32_t n = s->params[row].n_top;
     for (int32_t i = 0; i < n; i++) {
         if (i >= s->a.n_ids) {

@@ -23,7 +23,7 @@ static void open_either(const char *name, float forced_acceptance, bool fixed) {
 
 /* Returns whether steps were replayed: from the tape, or by the GPU. */
 static bool replayed(int32_t n) {
-    return tape_repeated() > n || hd_model_runner_read_times(m.executor)->graph_steps > n;
+    return tape_repeated() > n || hd_model_runner_read_times(m.model_runner)->graph_steps > n;
 }
 
 static uint32_t luck(uint64_t seed, int32_t at) {
@@ -36,10 +36,9 @@ static void check_same(const request *got, const request *want) {
     assert_int_equal(got->n, want->n);
     assert_memory_equal(got->text, want->text, n * sizeof *want->text);
     assert_memory_equal(got->logprob, want->logprob, n * sizeof *want->logprob);
-    const size_t n_top = (size_t)want->choosing.params.n_top;
+    const size_t n_top = (size_t)want->sampling.params.n_top;
     for (size_t at = 0; at < n; at++) {
-        assert_memory_equal(got->top_id[at], want->top_id[at], n_top * sizeof(int32_t));
-        assert_memory_equal(got->top_logprob[at], want->top_logprob[at], n_top * sizeof(float));
+        assert_memory_equal(got->top[at], want->top[at], n_top * sizeof(hd_alternative));
     }
 }
 
@@ -51,7 +50,7 @@ static void mixed_crowd(uint64_t seed) {
     };
     for (int32_t i = 0; i < SLOTS; i++) {
         request *r = &crowd[i];
-        hd_sampling *p = &r->choosing.params;
+        hd_sampling *p = &r->sampling.params;
         init_request(r, &m, i, 3 + 11 * i, seed + (uint64_t)i);
         p->temperature = i ? 0.4f * (float)i : 0.0f;
         p->repetition_penalty = i % 2 ? 1.3f : 0.0f;
@@ -59,7 +58,7 @@ static void mixed_crowd(uint64_t seed) {
         p->top_p = i == 2 ? 0.9f : 0.0f;
         p->n_top = i == 1 ? 4 : 0;
         p->n_bias = i == 2 ? 2 : 0;
-        r->choosing.bias = bias;
+        r->sampling.bias = bias;
         r->most = 90 + 30 * i;
         r->chunk = 9;
         r->n_drafts = m.spec && hd_weights_n_mtp(m.weights) ? i : 0;
@@ -136,7 +135,7 @@ static void constrained_rows_stay_in_the_step(void **state) {
                                                   .grammar = answer_grammar};
             for (int32_t r = 0; r < SLOTS; r++) {
                 if (r < 2) crowd[r].n_drafts = 0;
-                crowd[r].choosing.constraint = r < 2 ? &crowd[r].constraint : NULL;
+                crowd[r].sampling.constraint = r < 2 ? &crowd[r].constraint : NULL;
                 enter(&m, &crowd[r]);
             }
             run_all(&m, crowd, SLOTS);
@@ -187,12 +186,12 @@ static void calls_open_in_the_step(void **state) {
                                                           .unthink = UNTHINK,
                                                           .free = true,
                                                           .grammar = calls};
-                    crowd[r].choosing.constraint = r < 3 ? &crowd[r].constraint : NULL;
-                    crowd[r].choosing.bias = bias;
-                    crowd[r].choosing.params.n_bias = 2;
-                    crowd[r].choosing.params.temperature = 1.0f;
-                    crowd[r].choosing.params.repetition_penalty = 0.0f;
-                    crowd[r].choosing.params.frequency_penalty = r == 2 ? 0.1f : 0.0f;
+                    crowd[r].sampling.constraint = r < 3 ? &crowd[r].constraint : NULL;
+                    crowd[r].sampling.bias = bias;
+                    crowd[r].sampling.params.n_bias = 2;
+                    crowd[r].sampling.params.temperature = 1.0f;
+                    crowd[r].sampling.params.repetition_penalty = 0.0f;
+                    crowd[r].sampling.params.frequency_penalty = r == 2 ? 0.1f : 0.0f;
                     enter(&m, &crowd[r]);
                 }
                 run_all(&m, crowd, SLOTS);
@@ -220,7 +219,7 @@ static void whoever_comes_and_goes(void **state) {
             close_machine(&m);
             open_either(models[i], 0.0f, true);
             mixed_crowd(seed);
-            crowd[3].choosing.constraint = seed == 1 ? &crowd[3].constraint : NULL;
+            crowd[3].sampling.constraint = seed == 1 ? &crowd[3].constraint : NULL;
             for (int32_t parity = 0; parity < 400; parity++) {
                 int32_t running = 0;
                 for (int32_t r = 0; r < SLOTS; r++) {
@@ -270,9 +269,9 @@ static void benchmarks_accept_the_same(void **state) {
 
 static void ban_end(request *r) {
     static const int32_t end = EOS;
-    r->choosing.ban = &end;
-    r->choosing.params.n_ban = 1;
-    r->choosing.params.ban_until = POSITIONS;
+    r->sampling.ban = &end;
+    r->sampling.params.n_ban = 1;
+    r->sampling.params.ban_until = POSITIONS;
 }
 
 /* Padding rows reach furthest if another sequence drafts deepest. */
@@ -313,7 +312,7 @@ static void loads_are_the_same(void **state) {
                 enter(&m, &crowd[r]);
             }
             run_all(&m, crowd, SLOTS);
-            assert_int_equal(hd_model_runner_read_experts(m.executor, load[fixed], NULL),
+            assert_int_equal(hd_model_runner_read_experts(m.model_runner, load[fixed], NULL),
                              HD_OK);
             close_machine(&m);
         }
@@ -326,7 +325,7 @@ static void loads_are_the_same(void **state) {
 enum { MAX_SLOTS = 64 };
 
 static int32_t n_captured(void) {
-    const int64_t graphs = hd_model_runner_read_times(m.executor)->graphs;
+    const int64_t graphs = hd_model_runner_read_times(m.model_runner)->graphs;
     return hd_device_has_graphs(m.device) ? (int32_t)graphs : tape_recorded();
 }
 
@@ -377,7 +376,7 @@ static int32_t run_moving(const char *name, moves how, int64_t *load) {
         for (int32_t r = 0; r < SLOTS; r++) runs |= !crowd[r].ended;
     }
     assert_true(replayed(40));
-    assert_int_equal(hd_model_runner_read_experts(m.executor, load, NULL), HD_OK);
+    assert_int_equal(hd_model_runner_read_experts(m.model_runner, load, NULL), HD_OK);
     const int32_t n = n_captured();
     close_machine(&m);
     return n;

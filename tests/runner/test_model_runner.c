@@ -58,13 +58,13 @@ static void constraint_crowd(const grammars *f, uint64_t seed, int32_t n_drafts)
     for (int32_t i = 0; i < SLOTS; i++) {
         request *r = &crowd[i];
         init_request(r, &m, i, 5 + 9 * i, seed + (uint64_t)i);
-        r->choosing.params.temperature = i % 2 ? 1.0f : 0.0f;
-        r->choosing.params.repetition_penalty = 1.2f;
+        r->sampling.params.temperature = i % 2 ? 1.0f : 0.0f;
+        r->sampling.params.repetition_penalty = 1.2f;
         r->n_drafts = n_drafts;
-        r->choosing.constraint = &r->constraint;
+        r->sampling.constraint = &r->constraint;
     }
-    crowd[0].choosing.constraint = NULL;
-    crowd[0].choosing.params.temperature = 1.0f;
+    crowd[0].sampling.constraint = NULL;
+    crowd[0].sampling.params.temperature = 1.0f;
     crowd[0].most = 60;
     crowd[1].constraint.grammar = f->schema;
     crowd[2].constraint = (hd_constraint){.reasoning = true,
@@ -77,8 +77,8 @@ static void constraint_crowd(const grammars *f, uint64_t seed, int32_t n_drafts)
     crowd[3].constraint.think = THINK;
     crowd[3].constraint.max_reasoning = 12;
     crowd[3].constraint.grammar = f->schema;
-    crowd[3].choosing.params.n_bias = 1;
-    crowd[3].choosing.bias = &thinks;
+    crowd[3].sampling.params.n_bias = 1;
+    crowd[3].sampling.bias = &thinks;
 }
 
 static void check_json(const char *text) {
@@ -206,9 +206,9 @@ static void the_end_waits(void **state) {
     for (int32_t reasoning = 0; reasoning < 2; reasoning++) {
         request *r = &crowd[0];
         init_request(r, &m, 0, 8, 3);
-        r->choosing.params.n_bias = 1;
-        r->choosing.bias = &ends;
-        r->choosing.constraint = &r->constraint;
+        r->sampling.params.n_bias = 1;
+        r->sampling.bias = &ends;
+        r->sampling.constraint = &r->constraint;
         r->constraint.reasoning = reasoning;
         r->constraint.max_reasoning = 5;
         r->constraint.grammar = f.pattern;
@@ -229,9 +229,9 @@ static void a_dead_end_ends_one_request(void **state) {
     open_grammars(&f);
     open_machine(&m, "v3_small_mtp", 0.0f);
     constraint_crowd(&f, 7, 2);
-    crowd[2].choosing.ban = &ban;
-    crowd[2].choosing.params.n_ban = 1;
-    crowd[2].choosing.params.ban_until = POSITIONS;
+    crowd[2].sampling.ban = &ban;
+    crowd[2].sampling.params.n_ban = 1;
+    crowd[2].sampling.params.ban_until = POSITIONS;
     for (int32_t r = 0; r < SLOTS; r++) enter(&m, &crowd[r]);
     run_all(&m, crowd, SLOTS);
     assert_int_equal(crowd[2].status, HD_EINVAL);
@@ -250,17 +250,16 @@ static void check_number(double got, double want) {
 /* Compares with the logits of a plain forward pass: the token, and the sorted alternatives. */
 static void check_tops(const request *r, const float *logits, int32_t at) {
     const float *x = logits + (int64_t)(at - 1) * m.spec->vocab;
-    const int32_t n_top = r->choosing.params.n_top;
+    const int32_t n_top = r->sampling.params.n_top;
     check_number((double)r->logprob[at], log_softmax(&m, x, r->text[at]));
     for (int32_t i = 0; i < n_top; i++) {
-        const int32_t id = r->top_id[at][i];
+        const int32_t id = r->top[at][i].token;
         int32_t better = 0;
         for (int32_t k = 0; k < m.n_ids; k++)
             better += x[k] > x[id] || (x[k] == x[id] && k < id);
         assert_int_equal(better, i);
-        check_number((double)r->top_logprob[at][i], log_softmax(&m, x, id));
+        check_number((double)r->top[at][i].logprob, log_softmax(&m, x, id));
     }
-    if (n_top && n_top < TOPS) assert_int_equal(r->top_id[at][n_top], -1);
 }
 
 static void scores_are_those_of_the_logits(void **state) {
@@ -274,11 +273,11 @@ static void scores_are_those_of_the_logits(void **state) {
             for (int32_t k = 0; k < SLOTS; k++) {
                 request *r = &crowd[k];
                 init_request(r, &m, k, 33, 20 + (uint64_t)k);
-                r->choosing.params.temperature = 0.8f;
-                r->choosing.params.n_top = n_top[k];
-                r->choosing.params.presence_penalty = 0.5f;
+                r->sampling.params.temperature = 0.8f;
+                r->sampling.params.n_top = n_top[k];
+                r->sampling.params.presence_penalty = 0.5f;
                 r->chunk = chunks[c];
-                r->score_from = from[k];
+                r->prompt_logprobs_from = from[k];
                 r->most = 50;
                 r->n_drafts = hd_weights_n_mtp(m.weights) ? 2 : 0;
                 enter(&m, r);
@@ -309,7 +308,7 @@ static void relaxed_acceptance_ends_with_reasoning(void **state) {
     for (int32_t k = 0; k < 3; k++) { /* strict; all within delta; only the most probable */
         request *r = &crowd[k];
         init_request(r, &m, k, 10, 31);
-        r->choosing.constraint = &r->constraint;
+        r->sampling.constraint = &r->constraint;
         r->constraint.reasoning = true;
         r->constraint.relaxed_top = k == 1 ? 200 : k == 2 ? 1 : 0;
         r->constraint.relaxed_delta = 1.0f;
@@ -340,9 +339,9 @@ static void relaxed_acceptance_ends_with_reasoning(void **state) {
 
 static void ban_end(request *r) {
     static const int32_t end = EOS;
-    r->choosing.ban = &end;
-    r->choosing.params.n_ban = 1;
-    r->choosing.params.ban_until = POSITIONS;
+    r->sampling.ban = &end;
+    r->sampling.params.n_ban = 1;
+    r->sampling.params.ban_until = POSITIONS;
 }
 
 static void benchmarks_choose_what_is_accepted(void **state) {
@@ -411,7 +410,7 @@ static void loads_count_every_row(void **state) {
             enter(&m, &crowd[k]);
         }
         run_all(&m, crowd, SLOTS);
-        assert_int_equal(hd_model_runner_read_experts(m.executor, load, NULL), HD_OK);
+        assert_int_equal(hd_model_runner_read_experts(m.model_runner, load, NULL), HD_OK);
         for (int32_t l = 0; l < m.spec->n_layers; l++) {
             const bool dense = m.spec->layers[l].mlp == HD_MLP_DENSE;
             int64_t sum = 0;
@@ -434,5 +433,5 @@ int test_model_runner(void) {
         cmocka_unit_test(benchmarks_refuse_right_drafts),
         cmocka_unit_test(loads_count_every_row),
     };
-    return cmocka_run_group_tests_name("executor", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("model_runner", tests, NULL, NULL);
 }

@@ -15,8 +15,7 @@ static hd_status open_parts(hd_tokenizer **out, const toy_parts *parts, const ch
                             hd_err *err) {
     hd_bytes document = {0};
     toy_document(&document, parts);
-    hd_status st = hd_tokenizer_open_memory(out, document.data, document.n, config,
-                                            config ? strlen(config) : 0, err);
+    hd_status st = toy_open(out, document.data, document.n, config, err);
     hd_bytes_deinit(&document);
     return st;
 }

@@ -89,21 +89,22 @@ static void on_event(void *user, const hd_event *e) {
     load_ticket *t = user;
     load_record *q = t->record;
     const int64_t now = hd_now_ns() - t->state->start_ns;
-    if (e->n_tokens) {
+    if (e->step.n_tokens) {
         if (q->got) note_gap(t->state, now - t->last_ns);
         if (!q->got) q->first_ns = now;
         t->last_ns = now;
         q->steps++;
-        q->got += (int32_t)e->n_tokens;
+        q->got += (int32_t)e->step.n_tokens;
     }
-    if (e->end == HD_END_NOT) return;
+    if (e->step.finish_reason == HD_FINISH_NONE) return;
     q->end_ns = now;
-    q->cached = e->cached_tokens;
+    q->cached = e->step.n_cached;
     q->drafted = e->drafted;
     q->accepted = e->accepted;
     memcpy(q->drafted_at, e->drafted_at, sizeof q->drafted_at);
     memcpy(q->accepted_at, e->accepted_at, sizeof q->accepted_at);
-    q->failed = e->end != HD_END_LENGTH && e->end != HD_END_STOP;
+    q->failed =
+        e->step.finish_reason != HD_FINISH_LENGTH && e->step.finish_reason != HD_FINISH_STOP;
     t->state->in_flight--;
     t->state->ended++;
     hd_progress_add(&t->state->progress, 1);

@@ -29,7 +29,7 @@ typedef struct load_record {
     int64_t due_ns, sent_ns, first_ns, end_ns;
     int32_t cached, got; /* prompt tokens from the cache, tokens that came */
     int32_t steps, drafted, accepted;
-    int32_t drafted_at[HD_MOST_DRAFTS], accepted_at[HD_MOST_DRAFTS];
+    int32_t drafted_at[HD_MAX_DRAFTS], accepted_at[HD_MAX_DRAFTS];
     bool failed;
 } load_record;
 

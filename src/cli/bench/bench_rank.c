@@ -52,7 +52,7 @@ typedef struct rig {
     hd_weights *weights;
     hd_comm_emulated *emulated;
     hd_probe probe;
-    hd_model_runner *executor;
+    hd_model_runner *model_runner;
     sequence *seqs;  /* [batch] */
     int32_t *memory; /* of their arrays */
     hd_seq_input *operands;
@@ -249,7 +249,7 @@ static void tell_profiler(void *ctx, const char *part, const char *stage) {
     hd_op_profiler_at(ctx, part, stage);
 }
 
-static hd_status open_executor(rig *r, hd_err *err) {
+static hd_status open_model_runner(rig *r, hd_err *err) {
     const hd_kv_shape shape = hd_kv_shape_of(r->spec);
     const int64_t pages = hd_ceil_div(positions(r), shape.page_tokens);
     if (pages * r->set.batch > INT32_MAX / shape.page_tokens) {
@@ -284,7 +284,7 @@ static hd_status open_executor(rig *r, hd_err *err) {
         .expert_rows = r->report.expert_rows,
         .forced = r->forced
     };
-    HD_TRY(hd_model_runner_open(&r->executor, &env, &o, err));
+    HD_TRY(hd_model_runner_open(&r->model_runner, &env, &o, err));
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         r->report.memory.kv[l] =
             (double)o.n_pages[l] *
@@ -292,7 +292,7 @@ static hd_status open_executor(rig *r, hd_err *err) {
                                      (hd_kv_group)l, r->inner.act_bytes, r->drafts);
     }
     r->report.memory.weights = (double)hd_weights_bytes(r->weights);
-    r->report.memory.activations = (double)hd_model_runner_bytes(r->executor);
+    r->report.memory.activations = (double)hd_model_runner_bytes(r->model_runner);
     return HD_OK;
 }
 
@@ -333,19 +333,19 @@ static hd_status open_rig(rig *r, hd_err *err) {
     r->report.drafts = r->drafts;
     HD_TRY(open_device(r, err));
     HD_TRY(open_shard(r, err));
-    HD_TRY(open_executor(r, err));
+    HD_TRY(open_model_runner(r, err));
     HD_TRY(find_limits(r, err));
     const hd_request_sampling greedy = {0};
     for (int32_t s = 0; s < r->report.batch; s++) {
         hd_request_sampling c = greedy;
         c.params.seed = (uint64_t)s;
-        hd_model_runner_enter(r->executor, s, &c, NULL, 0, 0);
+        hd_model_runner_enter(r->model_runner, s, &c, NULL, 0, 0);
     }
-    return hd_model_runner_fill_kv(r->executor, err);
+    return hd_model_runner_fill_kv(r->model_runner, err);
 }
 
 static void close_rig(rig *r) {
-    hd_model_runner_close(r->executor);
+    hd_model_runner_close(r->model_runner);
     hd_comm_emulated_close(r->emulated);
     hd_op_profiler_close(&r->report.profiler);
     hd_stream_close(r->stream);
@@ -372,9 +372,9 @@ static void write_inputs(const rig *r, int32_t i, tokens which) {
     sequence *q = &r->seqs[i];
     const hd_seq_output *c = &r->selected[i];
     int32_t n = r->rows_each;
-    if (which != COUNTED && c->n_tokens) {
+    if (which != COUNTED && c->step.n_tokens) {
         n = 1 + c->n_drafts;
-        q->tokens[0] = c->tokens[c->n_tokens - 1];
+        q->tokens[0] = c->step.tokens[c->step.n_tokens - 1];
         memcpy(q->tokens + 1, c->drafts, (size_t)c->n_drafts * sizeof *q->tokens);
     } else {
         for (int32_t k = 0; k < n; k++) {
@@ -397,7 +397,7 @@ static void write_inputs(const rig *r, int32_t i, tokens which) {
 
 /* One step; with `moves`, sequences go on behind what was accepted. */
 static hd_status step(rig *r, tokens which, bool moves, hd_err *err) {
-    const hd_runner runner = hd_model_runner_interface(r->executor);
+    const hd_runner runner = hd_model_runner_interface(r->model_runner);
     const int32_t n = r->report.batch;
     for (int32_t i = 0; i < n; i++) write_inputs(r, i, which);
     HD_TRY(runner.run(runner.ctx, NULL, 0, r->operands, n, r->selected, err));
@@ -408,8 +408,8 @@ static hd_status step(rig *r, tokens which, bool moves, hd_err *err) {
                            i);
         }
         if (!moves || r->set.prompt) continue;
-        r->seqs[i].position += r->selected[i].n_tokens;
-        r->seqs[i].token += r->selected[i].n_tokens;
+        r->seqs[i].position += r->selected[i].step.n_tokens;
+        r->seqs[i].token += r->selected[i].step.n_tokens;
     }
     return HD_OK;
 }
@@ -433,9 +433,9 @@ static hd_status time_steps(rig *r, tokens which, double *median, hd_err *err) {
 
 /* Steps one by one, for the time that the device is at work in each. */
 static hd_status time_device(rig *r, hd_err *err) {
-    const hd_model_runner_times a = *hd_model_runner_read_times(r->executor);
+    const hd_model_runner_times a = *hd_model_runner_read_times(r->model_runner);
     HD_TRY(time_steps(r, COUNTED, &r->report.step, err));
-    const hd_model_runner_times b = *hd_model_runner_read_times(r->executor);
+    const hd_model_runner_times b = *hd_model_runner_read_times(r->model_runner);
     const int64_t n = b.steps - a.steps;
     r->report.steps = (int32_t)r->set.steps;
     r->report.device_step = n ? 1e-9 * (double)(b.step_ns - a.step_ns) / (double)n : 0;
@@ -454,9 +454,9 @@ static hd_status time_host(rig *r, hd_err *err) {
     rank_report *p = &r->report;
     if (r->set.prompt) return HD_OK;
     for (int i = 0; i < WARM_UP; i++) HD_TRY(step(r, FORCED_LIMIT, true, err));
-    const hd_model_runner_times a = *hd_model_runner_read_times(r->executor);
+    const hd_model_runner_times a = *hd_model_runner_read_times(r->model_runner);
     HD_TRY(time_steps(r, FORCED_LIMIT, &p->step, err));
-    const hd_model_runner_times b = *hd_model_runner_read_times(r->executor);
+    const hd_model_runner_times b = *hd_model_runner_read_times(r->model_runner);
     const double n = (double)(b.steps - a.steps), gaps = count_gaps(&b) - count_gaps(&a);
     p->host = n > 0 ? 1e-9 * (double)(b.host_ns - a.host_ns) / n : 0;
     p->ahead_step = n > 0 ? 1e-9 * (double)(b.step_ns - a.step_ns) / n : 0;
@@ -479,7 +479,7 @@ static hd_status profiler_steps(rig *r, hd_err *err) {
     hd_op_profiler *m = &r->report.profiler;
     HD_TRY(step(r, LAST, true, err)); /* what is under way */
     r->ops = r->metered;
-    hd_model_runner_use_graphs(r->executor, false);
+    hd_model_runner_use_graphs(r->model_runner, false);
     hd_op_profiler_count(m);
     HD_TRY(step(r, LAST, false, err));
     r->report.ahead_distinct = experts_used(m);

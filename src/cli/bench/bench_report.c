@@ -42,7 +42,7 @@ hd_status report_make(load_report *out, const load_run *run, hd_err *err) {
     double *scratch = malloc((size_t)(most + 1) * sizeof *scratch);
     if (!scratch) return HD_FAIL(err, HD_ENOMEM, "no memory for the report");
     double busy = 0;
-    int64_t steps = 0, drafted[HD_MOST_DRAFTS] = {0}, accepted[HD_MOST_DRAFTS] = {0};
+    int64_t steps = 0, drafted[HD_MAX_DRAFTS] = {0}, accepted[HD_MAX_DRAFTS] = {0};
     for (int64_t i = 0; i < run->n; i++) {
         const load_record *q = &run->records[i];
         out->failed += q->failed;
@@ -53,12 +53,12 @@ hd_status report_make(load_report *out, const load_run *run, hd_err *err) {
         out->output_tokens += q->got;
         steps += q->steps;
         busy += end_to_end(q) * 1e-3;
-        for (int k = 0; k < HD_MOST_DRAFTS; k++) {
+        for (int k = 0; k < HD_MAX_DRAFTS; k++) {
             drafted[k] += q->drafted_at[k];
             accepted[k] += q->accepted_at[k];
         }
     }
-    for (int k = 0; k < HD_MOST_DRAFTS; k++) {
+    for (int k = 0; k < HD_MAX_DRAFTS; k++) {
         out->accepted_at[k] = drafted[k] ? (double)accepted[k] / (double)drafted[k] : -1;
     }
     out->accept_length = steps ? (double)out->output_tokens / (double)steps : 0;
@@ -82,7 +82,7 @@ static double mean_us(int64_t ns, int64_t n) {
 
 static int64_t count_gaps(const hd_engine_stats *s) {
     int64_t n = 0;
-    for (int i = 0; i < HD_GAPS; i++) n += s->gaps[i];
+    for (int i = 0; i < HD_GAP_BINS; i++) n += s->gaps[i];
     return n;
 }
 
@@ -90,7 +90,7 @@ static int64_t count_gaps(const hd_engine_stats *s) {
 static double median_gap(const hd_engine_stats *before, const hd_engine_stats *after) {
     const int64_t n = count_gaps(after) - count_gaps(before);
     int64_t upto = 0;
-    for (int i = 0; n && i < HD_GAPS; i++) {
+    for (int i = 0; n && i < HD_GAP_BINS; i++) {
         upto += after->gaps[i] - before->gaps[i];
         if (2 * upto >= n) return 0.5 * i + 0.25;
     }
@@ -133,7 +133,7 @@ void report_print(const load_report *r, const load_options *o, const char *backe
     block_real(to, "Total token throughput (tok/s):", r->total_s);
     block_real(to, "Concurrency:", r->concurrency);
     block_real(to, "Accept length:", r->accept_length);
-    for (int k = 0; k < HD_MOST_DRAFTS && r->accepted_at[k] >= 0; k++) {
+    for (int k = 0; k < HD_MAX_DRAFTS && r->accepted_at[k] >= 0; k++) {
         char label[64];
         snprintf(label, sizeof label, "Draft %d accepted (%%):", k + 1);
         block_real(to, label, 100 * r->accepted_at[k]);
@@ -175,7 +175,7 @@ void report_print_json(const load_report *r, const load_options *o, const char *
         "output_throughput", r->output_s, "total_throughput", r->total_s, "concurrency",
         r->concurrency, "accept_length", r->accept_length);
     json_t *places = json_array();
-    for (int k = 0; k < HD_MOST_DRAFTS && r->accepted_at[k] >= 0; k++) {
+    for (int k = 0; k < HD_MAX_DRAFTS && r->accepted_at[k] >= 0; k++) {
         json_array_append_new(places, json_real(r->accepted_at[k]));
     }
     json_object_set_new(j, "accepted_at", places);

@@ -12,10 +12,9 @@ typedef struct load_report {
     int64_t completed, failed;
     int64_t input_tokens, cached_tokens, output_tokens;
     double seconds, requests_s, input_s, output_s, total_s;
-    double concurrency;   /* sum of the requests' times over the run's */
-    double accept_length; /* tokens per step of a request */
-    double
-        accepted_at[HD_MOST_DRAFTS];   /* share of the drafts at each place; -1: none drafted */
+    double concurrency;                /* sum of the requests' times over the run's */
+    double accept_length;              /* tokens per step of a request */
+    double accepted_at[HD_MAX_DRAFTS]; /* share of the drafts at each place; -1: none drafted */
     hd_quantiles e2e, ttft, tpot, itl; /* milliseconds */
     int64_t steps, graph_steps; /* of the engine; of them, taken by a GPU as one graph each */
     double host_us;             /* of the host per step, not waiting for the device */

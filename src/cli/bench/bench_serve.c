@@ -12,7 +12,7 @@
 #include "cli/bench/bench_serve_internal.h"
 #include "cli/options.h"
 
-enum { MAX_LEVELS = 64, WARM_UP_LEVEL = 1 << 21 };
+enum { WARM_UP_LEVEL = 1 << 21 };
 
 typedef struct serve_bench {
     const char *target; /* the URL, or with --compare the second file */
@@ -42,14 +42,14 @@ static bool read_number(const char **text, double *out) {
 static hd_status read_list(double *out, int *n, const char *text, const char *name,
                            double least, double most, hd_err *err) {
     const char *at = text;
-    for (*n = 0; *n < MAX_LEVELS; at++) {
+    for (*n = 0; *n < RESULT_MAX_LEVELS; at++) {
         if (!read_number(&at, &out[*n]) || out[*n] < least || out[*n] > most) break;
         ++*n;
         if (*at == '\0') return HD_OK;
         if (*at != ',') break;
     }
     return HD_FAIL(err, HD_EINVAL, "--%s: '%s' is no list of at most %d numbers like 1,2,4",
-                   name, text, MAX_LEVELS);
+                   name, text, RESULT_MAX_LEVELS);
 }
 
 static hd_status read_range(client_range *out, const char *text, const char *name,
@@ -139,7 +139,7 @@ static hd_status read_load(client_load *out, json_t **extra, const serve_bench *
 }
 
 typedef struct levels {
-    double concurrency[MAX_LEVELS], rate[MAX_LEVELS];
+    double concurrency[RESULT_MAX_LEVELS], rate[RESULT_MAX_LEVELS];
     int n_concurrency, n_rate, n;
 } levels;
 

@@ -7,7 +7,7 @@
 #include "cli/bench/bench_chart.h"
 #include "cli/bench/bench_serve_internal.h"
 
-enum { MAX_LEVELS = 64, MAX_SERIES = 2 * MAX_LEVELS };
+enum { MAX_SERIES = 2 * RESULT_MAX_LEVELS };
 
 static const char style[] =
     "body{font:15px/1.45 system-ui,sans-serif;color:#111;background:#fff;max-width:1180px;"
@@ -194,7 +194,7 @@ static void add_line(curve_set *c, const json_t *r, const char *document, const 
     const json_t *levels = json_object_get(r, "levels");
     chart_series *s = &c->series[c->n];
     int n = 0;
-    for (; n < MAX_LEVELS && (size_t)n < json_array_size(levels); n++) {
+    for (; n < RESULT_MAX_LEVELS && (size_t)n < json_array_size(levels); n++) {
         const json_t *level = json_array_get(levels, (size_t)n);
         c->x[c->n][n] = result_number(level, "output_throughput");
         c->y[c->n][n] = result_number(level, key);

@@ -11,6 +11,8 @@
 
 #include "client/client.h"
 
+enum { RESULT_MAX_LEVELS = 64 };
+
 /* ---- bench_serve_result.c ---- */
 
 /* A level's figures; details: every request too. NULL without memory. */

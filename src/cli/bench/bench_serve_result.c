@@ -6,7 +6,7 @@
 #include "cli/bench/bench_block.h"
 #include "cli/bench/bench_serve_internal.h"
 
-enum { MAX_BYTES = 1 << 30, MAX_LEVELS = 64 };
+enum { MAX_BYTES = 1 << 30 };
 
 const result_column result_columns[] = {
     {"request_throughput",    "requests",    "req/s", 2, false},
@@ -103,7 +103,7 @@ hd_status result_load(json_t **out, const char *path, hd_err *err) {
     const json_t *levels = json_object_get(*out, "levels");
     size_t i;
     json_t *level;
-    bool good = json_array_size(levels) > 0 && json_array_size(levels) <= MAX_LEVELS;
+    bool good = json_array_size(levels) > 0 && json_array_size(levels) <= RESULT_MAX_LEVELS;
     json_array_foreach(levels, i, level) {
         good &= json_is_object(level);
     }

@@ -108,8 +108,8 @@ static void apply_penalties(const row_state *r, float *y) {
     const uint16_t *counts = a->counts + (int64_t)r->p->counts_row * a->vocab;
     const int32_t n_drafted = a->n_drafted ? a->n_drafted[r->row] : 0;
     const int32_t *drafted = a->input + (n_drafted > 0 ? r->row + 1 - n_drafted : 0);
-    float after[HD_MAX_DRAFTED];
-    assert(n_drafted <= HD_MAX_DRAFTED);
+    float after[HD_MAX_DRAFTS];
+    assert(n_drafted <= HD_MAX_DRAFTS);
     for (int32_t i = 0; i < n_drafted; i++) {
         const int32_t id = drafted[i];
         int32_t output = counts[id] & HD_COUNT_OUTPUT;
@@ -313,8 +313,8 @@ static int32_t draw(const row_state *r) {
 /* ---- log-probabilities ---- */
 
 typedef struct top_list {
-    float x[HD_MAX_TOP_LOGPROBS];
-    int32_t id[HD_MAX_TOP_LOGPROBS];
+    float x[HD_MAX_ALTERNATIVES];
+    int32_t id[HD_MAX_ALTERNATIVES];
     int32_t n, size;
 } top_list;
 
@@ -364,7 +364,7 @@ static void report(const row_state *r, float raw_max, int32_t token) {
     if (r->p->n_top <= 0) return;
     top_list l = {.size = r->p->n_top};
     list_top(r, &l);
-    const int64_t at = (int64_t)r->row * HD_MAX_TOP_LOGPROBS;
+    const int64_t at = (int64_t)r->row * HD_MAX_ALTERNATIVES;
     for (int32_t i = 0; i < l.size; i++) {
         a->top_id[at + i] = i < l.n ? l.id[i] : -1;
         a->top_logprob[at + i] = i < l.n ? (float)((double)l.x[i] - log_total) : -INFINITY;

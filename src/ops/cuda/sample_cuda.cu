@@ -94,7 +94,7 @@ struct sample_shared {
     crossing found;         /* by one of the blocks */
     uint32_t n_listed;
     int32_t token;
-    whole top[BLOCKS][HD_MAX_TOP_LOGPROBS];
+    whole top[BLOCKS][HD_MAX_ALTERNATIVES];
 };
 
 /* What the blocks of a row know of each other. */
@@ -560,7 +560,7 @@ static __device__ void report_top(row_cluster *c, const hd_sample_args &a, const
         if (best && best == mine) at++;
         const int32_t id = best ? index_of(best) : -1;
         if (threadIdx.x != 0) continue;
-        const int64_t place = (int64_t)row * HD_MAX_TOP_LOGPROBS + k;
+        const int64_t place = (int64_t)row * HD_MAX_ALTERNATIVES + k;
         a.top_id[place] = id;
         a.top_logprob[place] =
             id < 0 ? -CUDART_INF_F : (float)__dsub_rn((double)r.logits[id], log_all);

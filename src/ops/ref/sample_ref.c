@@ -171,7 +171,7 @@ static void report(const hd_sample_args *a, int32_t row) {
     const double log_total = ops_log_total(max, total);
     if (own) a->logprob[row] = (float)((double)x[a->token[row]] - log_total);
     for (int32_t i = 0, id = -1; i < p->n_top; i++) {
-        const int64_t at = (int64_t)row * HD_MAX_TOP_LOGPROBS + i;
+        const int64_t at = (int64_t)row * HD_MAX_ALTERNATIVES + i;
         if (i == 0 || id >= 0) id = next_best(x, a->n_ids, id);
         a->top_id[at] = id;
         a->top_logprob[at] = id < 0 ? -INFINITY : (float)((double)x[id] - log_total);

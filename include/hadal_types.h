@@ -1,0 +1,71 @@
+/* hadal_types.h - data that the public API and the parts of the engine share: limits of a
+ * request, finish reasons, and what a step adds to a choice. It is a part of hadal.h. Every
+ * folder of src may include it. */
+#ifndef HADAL_TYPES_H
+#define HADAL_TYPES_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Limits of one request. They are macros because descriptions and messages contain them. */
+#define HD_MAX_CHOICES      64
+#define HD_MAX_ALTERNATIVES 20                  /* top log-probabilities of one token */
+#define HD_MAX_DRAFTS       7                   /* draft tokens of one sequence in one step */
+#define HD_MAX_STEP_TOKENS  (HD_MAX_DRAFTS + 1) /* accepted drafts and the token after them */
+#define HD_MAX_STOP_STRINGS 16
+#define HD_MAX_STOP_BYTES   256 /* of one stop string */
+#define HD_MAX_STOP_TOKENS  64
+#define HD_MAX_BIAS         1024 /* biased tokens */
+
+/* a draft depth: it is chosen by measured acceptance and cost */
+enum { HD_DRAFTS_AUTO = -1 };
+
+/* KV groups: pages by lifetime, as long as the prefix or while a window reaches them */
+typedef enum hd_kv_group { HD_KV_FULL, HD_KV_WINDOW, HD_N_KV_GROUPS } hd_kv_group;
+
+/* Bins of a histogram of the device's idle times between decode graphs, each of HD_GAP_NS
+ * nanoseconds. The last bin: or longer. */
+enum { HD_GAP_BINS = 64, HD_GAP_NS = 500 };
+
+/* Why a choice ended. */
+typedef enum hd_finish_reason {
+    HD_FINISH_NONE,    /* it is not finished */
+    HD_FINISH_STOP,    /* end of sequence, stop token or stop string */
+    HD_FINISH_LENGTH,  /* max_tokens or the context was reached */
+    HD_FINISH_ABORT,   /* it was cancelled */
+    HD_FINISH_TIMEOUT, /* it waited too long in the queue */
+    HD_FINISH_ERROR    /* the device or this request's computation failed */
+} hd_finish_reason;
+
+typedef struct hd_alternative {
+    int32_t token; /* -1 ends the list early */
+    float logprob;
+} hd_alternative;
+
+/* What one step adds to one choice. */
+typedef struct hd_step_tokens {
+    int32_t tokens[HD_MAX_STEP_TOKENS]; /* accepted drafts first; the end token is included */
+    float logprobs[HD_MAX_STEP_TOKENS];
+    const hd_alternative *top; /* [n_tokens, n_top] most probable first */
+    int32_t n_tokens, n_top;
+    int32_t n_drafted, n_accepted; /* drafts that this step verified and accepted */
+    int32_t n_cached;              /* prompt tokens that were found in the prefix cache */
+    hd_finish_reason finish_reason;
+} hd_step_tokens;
+
+/* Log-probabilities of prompt tokens from, from + 1, ... */
+typedef struct hd_prompt_logprobs {
+    const int32_t *tokens;     /* [n] */
+    const float *logprobs;     /* [n] */
+    const hd_alternative *top; /* [n, n_top] most probable first */
+    int32_t n, n_top, from;
+} hd_prompt_logprobs;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
