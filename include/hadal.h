@@ -33,6 +33,9 @@ typedef struct hd_engine_options {
      * "cpu", "cuda". "ref": the plain reference. "null": the null runner returns tokens
      * without a model. */
     const char *backend;
+    /* Of the cuda backend: which GPU, of those that CUDA shows to this process; default 0. With
+     * another than 0, "auto" is "cuda". */
+    int32_t gpu;
     /* Of the cpu and cuda backends: "exact", the default, or "fast", which rounds
      * activations before GEMMs (docs/numerics.md). A CPU that gains no speed by it
      * computes exactly. Of the cuda backend also "official", which rounds activations to

@@ -20,4 +20,13 @@ uint32_t hd_cpu_features(void);
 /* Writes the names of the set bits, separated by spaces, into out[cap]. */
 void hd_cpu_feature_names(uint32_t features, char *out, int32_t cap);
 
+/* Tells the processor that this thread spins. */
+static inline void hd_cpu_relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 #endif

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "base/cores.h"
+#include "base/cpu.h"
 #include "base/memory.h"
 
 enum { MAX_THREADS = 1024, SPINS = 4000 };
@@ -43,14 +44,6 @@ struct hd_thread_pool {
     worker workers[];
 };
 
-static void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
-
 static void take_tasks(hd_thread_pool *p, int32_t index) {
     int32_t mine = 0;
     for (int32_t left;
@@ -64,7 +57,7 @@ static uint32_t wait_for_job(hd_thread_pool *p, uint32_t seen) {
     for (int i = 0; i < SPINS; i++) {
         uint32_t now = atomic_load_explicit(&p->generation, memory_order_acquire);
         if (now != seen) return now;
-        relax();
+        hd_cpu_relax();
     }
     pthread_mutex_lock(&p->mutex);
     uint32_t now;
@@ -158,7 +151,7 @@ void hd_thread_pool_run(hd_thread_pool *p, int32_t n_tasks, hd_task_fn *fn, cons
     take_tasks(p, 0);
     for (int i = 0; atomic_load_explicit(&p->undone, memory_order_acquire) > 0; i++) {
         if (i < SPINS) {
-            relax();
+            hd_cpu_relax();
         } else {
             sched_yield(); /* more threads than processors: let the one with a task run */
         }

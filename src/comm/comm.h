@@ -1,11 +1,12 @@
-/* comm.h - collective communication between ranks: all-reduce, all-gather, MoE dispatch and
- * combine.
+/* comm.h - collective communication between ranks: all-reduce, reduce-scatter, all-gather,
+ * MoE dispatch and combine.
  *
- * A model that holds a shard of the weights (weights/parallel_config.h) computes parts of
- * the result. Partial sums are all-reduced over a tensor-parallel group, and columns of a
- * row are gathered. With expert parallelism rows are dispatched to the ranks of their
- * experts and combined again. Every entry queues on the stream and returns. The shard
- * determines which ranks take part. */
+ * A rank that holds a shard of the model (weights/parallel_config.h) computes parts of the
+ * result. Partial sums are all-reduced over a group, and columns of a row are gathered. With
+ * expert parallelism rows are dispatched to the ranks of their experts and combined again.
+ * An hd_comm is one rank's end: a table of functions, filled by a backend (comm/local.h,
+ * comm/emulated.h). Every call queues on the stream and returns; a failure stays on the
+ * stream. All members of a group make the same calls in the same order. */
 #ifndef HD_COMM_COMM_H
 #define HD_COMM_COMM_H
 
@@ -13,51 +14,133 @@
 
 #include "device/device.h"
 #include "ops/ops.h"
+#include "weights/parallel_config.h"
 
-/* All-reduce: x [n] of each rank of a tp group becomes the sum over the group. */
-typedef struct hd_comm_all_reduce {
+/* Micro-batches whose rows may travel at once: those between dispatch_send and
+ * combine_arrive. */
+enum { HD_COMM_MAX_INFLIGHT = 4 };
+
+/* x [n] of each member becomes the sum over the group, or its elements first .. first + own - 1
+ * do (reduce-scatter, where the others are then undefined). The sum is a binary tree over the
+ * members in order: with 2^k members, sum(0, 2^k) = sum(0, 2^(k-1)) + sum(2^(k-1), 2^k). Terms
+ * that are added by the same tree inside the members have the same bits on 1, 2, 4 and 8. */
+typedef struct hd_all_reduce_args {
+    hd_group group;
     hd_act *x;
     int64_t n;
-} hd_comm_all_reduce;
+} hd_all_reduce_args;
+
+typedef struct hd_reduce_scatter_args {
+    hd_group group;
+    hd_act *x;
+    int64_t n, first, own;
+} hd_reduce_scatter_args;
 
 /* All-gather: of x [rows, cols] this rank has written columns first .. first + own - 1 of
- * every row; afterwards every rank has all columns. */
-typedef struct hd_gather_columns {
+ * every row; afterwards every member has all columns. */
+typedef struct hd_all_gather_args {
+    hd_group group;
     float *x;
     int32_t rows, cols, first, own;
-} hd_gather_columns;
+} hd_all_gather_args;
 
-/* Dispatch: sends a copy of each row to each expert that it chose. Places are those of
- * moe_permute over all experts of the model: place i, of expert e with offset[e] <= i <
- * offset[e + 1], is row assignment[i] / top_k of x with weight[assignment[i]]. Received rows
- * are grouped by the expert slots of this rank: slot e has places in_offset[e] ..
- * in_offset[e + 1] - 1 of in_x and in_weight, at most in_rows in all. */
-typedef struct hd_comm_dispatch {
+/* Dispatch over HD_GROUP_EP: each row goes to the slot of each expert that it chose. Places are
+ * those of moe_permute over all expert slots of the group, of which member r has slots
+ * r * n_slots .. (r + 1) * n_slots - 1: place i, of slot s with offset[s] <= i < offset[s + 1],
+ * is row assignment[i] / top_k of x with weight[assignment[i]]. Received rows are grouped by the
+ * slots of this rank: its slot k has places in_offset[k] .. in_offset[k + 1] - 1 of in_x and
+ * in_weight, at most in_rows in all; more fail the step of every rank. send and arrive take the
+ * same arguments. Sends arrive in their order. What send reads, and in_offset, must not change
+ * until combine_arrive. */
+typedef struct hd_dispatch_args {
     int32_t layer;
     const hd_act *x; /* [rows, cols] */
     const float *weight;
     const int32_t *offset, *assignment;
-    int32_t rows, cols, top_k, n_experts;
+    int32_t rows, cols, top_k;
     hd_act *in_x;       /* [in_rows, cols] */
     float *in_weight;   /* [in_rows] */
-    int32_t *in_offset; /* [slots + 1] */
+    int32_t *in_offset; /* [n_slots + 1] */
     int32_t in_rows, n_slots;
-} hd_comm_dispatch;
+} hd_dispatch_args;
 
-/* Combine: in_y holds results by place of the received rows, y gets them by place of the
- * sent rows. */
-typedef struct hd_comm_combine {
+/* Combine, of dispatches in their order: in_y holds results by place of the received rows, y
+ * gets them by place of the sent rows. in_y must not change between send and arrive. */
+typedef struct hd_combine_args {
     const hd_act *in_y; /* [in_rows, cols] */
     hd_act *y;          /* [rows * top_k, cols] */
     int32_t rows, cols, top_k, in_rows;
-} hd_comm_combine;
+} hd_combine_args;
+
+/* A backend's functions; ctx is that of the rank. */
+typedef struct hd_comm_table {
+    void (*all_reduce)(void *ctx, hd_stream *s, const hd_all_reduce_args *a);
+    void (*reduce_scatter)(void *ctx, hd_stream *s, const hd_reduce_scatter_args *a);
+    void (*all_gather)(void *ctx, hd_stream *s, const hd_all_gather_args *a);
+    void (*dispatch_send)(void *ctx, hd_stream *s, const hd_dispatch_args *a);
+    void (*dispatch_arrive)(void *ctx, hd_stream *s, const hd_dispatch_args *a);
+    void (*combine_send)(void *ctx, hd_stream *s, const hd_combine_args *a);
+    void (*combine_arrive)(void *ctx, hd_stream *s, const hd_combine_args *a);
+    void (*abort)(void *ctx, const char *why);
+} hd_comm_table;
 
 typedef struct hd_comm {
+    const hd_comm_table *table;
     void *ctx;
-    void (*all_reduce)(void *ctx, hd_stream *s, const hd_comm_all_reduce *a);
-    void (*all_gather)(void *ctx, hd_stream *s, const hd_gather_columns *a);
-    void (*dispatch)(void *ctx, hd_stream *s, const hd_comm_dispatch *a);
-    void (*combine)(void *ctx, hd_stream *s, const hd_comm_combine *a);
+    int32_t rank;
+    hd_rank_group groups[HD_N_GROUPS];
 } hd_comm;
+
+/* Returns the end of a rank, with its groups. For backends. */
+static inline hd_comm hd_comm_of(const hd_comm_table *table, void *ctx,
+                                 const hd_parallel_config *parallel, int32_t rank) {
+    hd_comm c = {.table = table, .ctx = ctx, .rank = rank};
+    for (int g = 0; g < HD_N_GROUPS; g++) {
+        c.groups[g] = hd_parallel_group(parallel, rank, (hd_group)g);
+    }
+    return c;
+}
+
+static inline void hd_comm_all_reduce(const hd_comm *c, hd_stream *s,
+                                      const hd_all_reduce_args *a) {
+    c->table->all_reduce(c->ctx, s, a);
+}
+
+static inline void hd_comm_reduce_scatter(const hd_comm *c, hd_stream *s,
+                                          const hd_reduce_scatter_args *a) {
+    c->table->reduce_scatter(c->ctx, s, a);
+}
+
+static inline void hd_comm_all_gather(const hd_comm *c, hd_stream *s,
+                                      const hd_all_gather_args *a) {
+    c->table->all_gather(c->ctx, s, a);
+}
+
+static inline void hd_comm_dispatch_send(const hd_comm *c, hd_stream *s,
+                                         const hd_dispatch_args *a) {
+    c->table->dispatch_send(c->ctx, s, a);
+}
+
+static inline void hd_comm_dispatch_arrive(const hd_comm *c, hd_stream *s,
+                                           const hd_dispatch_args *a) {
+    c->table->dispatch_arrive(c->ctx, s, a);
+}
+
+static inline void hd_comm_combine_send(const hd_comm *c, hd_stream *s,
+                                        const hd_combine_args *a) {
+    c->table->combine_send(c->ctx, s, a);
+}
+
+static inline void hd_comm_combine_arrive(const hd_comm *c, hd_stream *s,
+                                          const hd_combine_args *a) {
+    c->table->combine_arrive(c->ctx, s, a);
+}
+
+/* Ends communication of all ranks: calls that wait and all later ones fail their stream with
+ * HD_EPEER and why. Any thread may call it. When it returns, no other rank reads or writes
+ * this rank's memory. A rank that ends before the others must call it. */
+static inline void hd_comm_abort(const hd_comm *c, const char *why) {
+    c->table->abort(c->ctx, why);
+}
 
 #endif

@@ -8,7 +8,7 @@
 
 struct hd_comm_emulated {
     hd_comm_emulated_options o;
-    hd_comm exchange;
+    hd_comm comm;
     int32_t n_layers, n_slots;
     int32_t in_rows;
     int32_t *offset; /* [HD_EMULATED_SIZES, n_layers, n_slots + 1] device memory */
@@ -103,17 +103,33 @@ static hd_status draw(hd_comm_emulated *e, hd_err *err) {
     return st == HD_OK ? place_rows(e, err) : st;
 }
 
-/* ---- collectives ---- */
+/* ---- the calls: nothing is sent, rows arrive ---- */
 
-static void keep_sum(void *ctx, hd_stream *s, const hd_comm_all_reduce *a) {
+static void keep_sum(void *ctx, hd_stream *s, const hd_all_reduce_args *a) {
     (void)ctx, (void)s, (void)a;
 }
 
-static void keep_words(void *ctx, hd_stream *s, const hd_gather_columns *a) {
+static void keep_part(void *ctx, hd_stream *s, const hd_reduce_scatter_args *a) {
     (void)ctx, (void)s, (void)a;
 }
 
-static void arrive(void *ctx, hd_stream *s, const hd_comm_dispatch *a) {
+static void keep_columns(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
+    (void)ctx, (void)s, (void)a;
+}
+
+static void send_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
+    (void)ctx, (void)s, (void)a;
+}
+
+static void send_results(void *ctx, hd_stream *s, const hd_combine_args *a) {
+    (void)ctx, (void)s, (void)a;
+}
+
+static void ignore_abort(void *ctx, const char *why) {
+    (void)ctx, (void)why;
+}
+
+static void receive_rows(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
     hd_comm_emulated *e = ctx;
     const int size = a->rows == e->o.rows[0] ? 0 : HD_EMULATED_SIZES - 1;
     const int64_t row = (int64_t)size * e->n_layers + a->layer;
@@ -129,13 +145,22 @@ static void arrive(void *ctx, hd_stream *s, const hd_comm_dispatch *a) {
     e->filled = true;
 }
 
-static void leave(void *ctx, hd_stream *s, const hd_comm_combine *a) {
+static void receive_results(void *ctx, hd_stream *s, const hd_combine_args *a) {
     const hd_comm_emulated *e = ctx;
     const int32_t rows = hd_min_i32(a->in_rows, a->rows * a->top_k);
     if (!e->o.copies) return;
     hd_stream_copy(s, a->y, a->in_y,
                    (size_t)rows * (size_t)a->cols * (size_t)e->o.ops->act_bytes);
 }
+
+static const hd_comm_table table = {.all_reduce = keep_sum,
+                                    .reduce_scatter = keep_part,
+                                    .all_gather = keep_columns,
+                                    .dispatch_send = send_rows,
+                                    .dispatch_arrive = receive_rows,
+                                    .combine_send = send_results,
+                                    .combine_arrive = receive_results,
+                                    .abort = ignore_abort};
 
 hd_status hd_comm_emulated_open(hd_comm_emulated **out, const hd_comm_emulated_options *o,
                                 hd_err *err) {
@@ -145,11 +170,7 @@ hd_status hd_comm_emulated_open(hd_comm_emulated **out, const hd_comm_emulated_o
     e->o = *o;
     e->n_layers = o->spec->n_layers + o->spec->n_mtp;
     e->n_slots = o->shard->n_experts;
-    e->exchange = (hd_comm){.ctx = e,
-                            .all_reduce = keep_sum,
-                            .all_gather = keep_words,
-                            .dispatch = arrive,
-                            .combine = leave};
+    e->comm = hd_comm_of(&table, e, &o->shard->parallel, o->shard->rank);
     const hd_status st = o->shard->parallel.ep > 1 ? draw(e, err) : HD_OK;
     if (st != HD_OK) {
         hd_comm_emulated_close(e);
@@ -164,7 +185,7 @@ void hd_comm_emulated_close(hd_comm_emulated *e) {
 }
 
 const hd_comm *hd_comm_emulated_interface(const hd_comm_emulated *e) {
-    return &e->exchange;
+    return &e->comm;
 }
 
 int32_t hd_comm_emulated_rows(const hd_comm_emulated *e) {

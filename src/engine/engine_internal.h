@@ -1,6 +1,7 @@
-/* engine_internal.h - data and functions shared by the engine's files: opening (open.c),
- * requests from their preparation (prepare.c) to their end (engine.c), the step thread
- * (step_loop.c) and the polling thread (poll.c). */
+/* engine_internal.h - the front of the engine, in data and functions that its files share:
+ * opening (open.c), requests from their preparation (prepare.c) to their end (engine.c), and the
+ * polling thread (poll.c). Behind it are ranks (rank.h), each with a step thread
+ * (step_loop.c). */
 #ifndef HD_ENGINE_ENGINE_INTERNAL_H
 #define HD_ENGINE_ENGINE_INTERNAL_H
 
@@ -12,8 +13,8 @@
 #include "engine/output.h"
 #include "engine/token_history.h"
 #include "runner/model_runner.h"
-#include "runner/null_runner.h"
 #include "sched/sched.h"
+#include "weights/weights.h"
 
 enum { ENGINE_MAX_MARKERS = 16 };
 
@@ -96,7 +97,7 @@ typedef struct engine_step_output {
 enum { ENGINE_MAX_NOTICES = 24 };
 enum { ENGINE_POST_TOPS = HD_MAX_STEP_TOKENS * HD_MAX_ALTERNATIVES };
 
-/* The mailbox: what submitting threads send to the step thread. */
+/* The mailbox: what submitting threads send to a step thread. */
 typedef struct engine_mail {
     uint64_t *submitted, *cancelled; /* ids of requests; ids of choices */
     int32_t n_submitted, n_cancelled;
@@ -104,10 +105,11 @@ typedef struct engine_mail {
     bool news; /* the mailbox holds something new */
 } engine_mail;
 
+typedef struct engine_rank engine_rank; /* rank.h */
+
 struct hd_engine {
     /* read-only after open */
     hd_model_spec *spec;
-    hd_weights *weights;
     hd_tokenizer *tokenizer; /* NULL with random weights: then there is no text */
     int32_t n_ids;           /* tokens that may be sampled */
     hd_chat_encoding encoding;
@@ -115,12 +117,12 @@ struct hd_engine {
     /* special tokens that the reply parser must see */
     int32_t markers[ENGINE_MAX_MARKERS], n_markers;
     bool flagged, dsml_flagged; /* as in hd_reply_options */
-    hd_ops ops;
     /* why backend "auto" chose no GPU; HD_OK: it chose one, or another backend was named */
     hd_err no_gpu;
     hd_mla_form mla;
     int32_t max_context, max_living, n_requests;
-    bool drafts, graphs, forced_acceptance;
+    bool has_model; /* false: the null runner */
+    bool drafts, forced_acceptance;
     const char *notices[ENGINE_MAX_NOTICES];
     char notice_texts[ENGINE_MAX_NOTICES][200];
     int32_t n_notices;
@@ -129,25 +131,8 @@ struct hd_engine {
     engine_grammar_cache *grammars;      /* have their own locks */
     engine_token_history *token_history; /* NULL: disabled */
     hd_alternative *tops;                /* alternatives of all step outputs in the ring */
-
-    /* owned by the step thread */
-    hd_device *device;
-    hd_stream *stream;
-    hd_model_runner *model_runner; /* or NULL */
-    hd_null_runner *null;
-    hd_runner runner;
-    hd_sched *sched;
-    engine_step_output *step_outputs;
-    int32_t n_step_outputs, cap_step_outputs;
-    engine_mail inbox;
-    uint64_t seen_pauses; /* number of pauses requested, as of the last mail */
-    hd_err step_err;
-    int64_t in_runner_ns; /* time of this step */
-    hd_engine_stats totals;
-    int64_t *fresh_loads; /* [n_loads] expert loads read last */
-    /* when they were last published, and after how many steps */
-    int64_t loads_ns, loads_steps;
-    int64_t audited; /* requests that had finished by the last audit */
+    engine_rank *ranks;                  /* [n_ranks] */
+    int32_t n_ranks;
 
     /* owned by the polling thread */
     /* The step output that the shown event points into, and its choice and request: */
@@ -158,7 +143,7 @@ struct hd_engine {
 
     /* guarded by the lock */
     pthread_mutex_t lock;
-    pthread_cond_t wake, taken; /* signalled for the step thread */
+    pthread_cond_t wake, taken; /* signalled for step threads */
     pthread_cond_t posted;      /* signalled for the polling thread */
     engine_request *requests;   /* [n_records] */
     int32_t *free;
@@ -175,9 +160,6 @@ struct hd_engine {
     bool paused, draining, woken, closing;
     /* pauses requested; pauses that the step thread has reached */
     uint64_t pauses, rested_pauses;
-
-    pthread_t thread;
-    bool started;
 };
 
 /* An id holds the request's use count, its index and the choice's index. Stale ids match
@@ -196,8 +178,8 @@ void engine_drop_request(hd_engine *e, engine_request *r);
 /* the caller holds the lock */
 void engine_cancel_choice(hd_engine *e, engine_request *r, int32_t choice);
 
-/* notices.c; called once the model is open */
-void engine_note_oddities(hd_engine *e);
+/* notices.c; weights: NULL without a model */
+void engine_note_oddities(hd_engine *e, const hd_weights *weights);
 
 /* prepare.c */
 hd_status engine_prepare(hd_engine *e, engine_request *r, const hd_request *g,
@@ -210,10 +192,10 @@ hd_status engine_build_constraint(hd_engine *e, engine_request *r, const hd_requ
 /* step_loop.c */
 /* to->top keeps its memory */
 void engine_step_output_copy(engine_step_output *to, const engine_step_output *from);
-hd_sched_hooks engine_hooks(hd_engine *e);
-hd_runner engine_runner(hd_engine *e); /* e->runner, with its time measured */
-hd_status engine_start(hd_engine *e, hd_err *err);
-void engine_stop(hd_engine *e);
+
+/* open.c: for max_living choices; close accepts all zeros */
+bool engine_mail_open(engine_mail *m, int32_t max_living);
+void engine_mail_close(engine_mail *m);
 
 /* poll.c */
 void engine_drop_shown(hd_engine *e);

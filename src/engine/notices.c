@@ -15,11 +15,11 @@ HD_PRINTF(2, 3) static void note(hd_engine *e, const char *fmt, ...) {
     e->notices[e->n_notices++] = text;
 }
 
-static void note_unknown(hd_engine *e, const hd_checkpoint *c) {
+static void note_unknown(hd_engine *e, const hd_weights *weights, const hd_checkpoint *c) {
     const char *first = NULL;
     int32_t n = 0, decl;
     for (int32_t i = 0; i < hd_checkpoint_count(c); i++) {
-        if (hd_weights_use(e->weights, i, &decl) != HD_USE_UNKNOWN) continue;
+        if (hd_weights_use(weights, i, &decl) != HD_USE_UNKNOWN) continue;
         if (n++ == 0) first = hd_checkpoint_at(c, i)->name;
     }
     if (n == 0) return;
@@ -27,20 +27,20 @@ static void note_unknown(hd_engine *e, const hd_checkpoint *c) {
          n, n == 1 ? " is" : "s are", first);
 }
 
-void engine_note_oddities(hd_engine *e) {
+void engine_note_oddities(hd_engine *e, const hd_weights *weights) {
     const hd_model_spec *s = e->spec;
-    const hd_checkpoint *c = e->weights ? hd_weights_checkpoint(e->weights) : NULL;
+    const hd_checkpoint *c = weights ? hd_weights_checkpoint(weights) : NULL;
     for (int32_t i = 0; i < s->n_notices; i++) note(e, "%s", s->notices[i]);
     if (!c) return;
     for (int32_t i = 0; i < hd_checkpoint_notices(c); i++) {
         note(e, "%s", hd_checkpoint_notice(c, i));
     }
-    const int32_t here = hd_weights_n_mtp(e->weights);
+    const int32_t here = hd_weights_n_mtp(weights);
     if (here < s->n_mtp) {
         note(e, "the config declares %d MTP layer%s, the files hold %d%s", s->n_mtp,
              s->n_mtp == 1 ? "" : "s", here, here ? "" : ": nothing drafts");
     }
-    note_unknown(e, c);
+    note_unknown(e, weights, c);
 }
 
 size_t hd_engine_notices(const hd_engine *e, const char *const **out) {

@@ -1,12 +1,12 @@
-/* open.c - opens the engine: device, model, tokenizer, KV cache, scheduler and threads, and
- * chooses default sizes. */
+/* open.c - opens the engine: checks options, reads the tokenizer, chooses default sizes, opens
+ * the ranks (rank.c) and the mailbox. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/checked.h"
 #include "base/cores.h"
-#include "engine/engine_internal.h"
+#include "engine/rank.h"
 #include "weights/manifest.h"
 
 enum {
@@ -18,30 +18,24 @@ enum {
     TOKEN_HISTORY_BYTES = 16 << 20
 };
 
-typedef struct sizes {
-    int32_t running, context, chunk, step_rows, sample_rows, queue, drafts;
-    hd_kv_shape shape;
-    int32_t seq_pages, n_pages[HD_N_KV_GROUPS], n_snapshots;
-} sizes;
-
 static int32_t or_default(int64_t value, int64_t standard) {
     const int64_t v = value > 0 ? value : standard;
     return v < INT32_MAX ? (int32_t)v : INT32_MAX;
 }
 
-static int32_t pages(const sizes *z, int64_t tokens) {
+static int32_t pages(const engine_sizes *z, int64_t tokens) {
     /* for any number of tokens */
     return or_default((tokens - 1) / z->shape.page_tokens + 1, 1);
 }
 
 /* WINDOW pages: the lookback window and next rows of every running request, and as many
  * again for cached pages. */
-static sizes choose_sizes(const hd_engine *e, const hd_engine_options *o) {
-    sizes z = {.running = or_default(o->max_running, DEFAULT_RUNNING),
-               .chunk = or_default(o->chunk_tokens, DEFAULT_CHUNK),
-               .queue = or_default(o->queue_limit, DEFAULT_QUEUE),
-               .drafts = e->drafts ? HD_MAX_DRAFTS : 0,
-               .shape = hd_kv_shape_of(e->spec)};
+static engine_sizes choose_sizes(const hd_engine *e, const hd_engine_options *o) {
+    engine_sizes z = {.running = or_default(o->max_running, DEFAULT_RUNNING),
+                      .chunk = or_default(o->chunk_tokens, DEFAULT_CHUNK),
+                      .queue = or_default(o->queue_limit, DEFAULT_QUEUE),
+                      .drafts = e->drafts ? HD_MAX_DRAFTS : 0,
+                      .shape = hd_kv_shape_of(e->spec)};
     z.context = or_default(o->max_context, hd_min_i32(DEFAULT_CONTEXT, e->spec->max_positions));
     z.step_rows = or_default(o->step_tokens, z.chunk + z.running * HD_MAX_STEP_TOKENS);
     z.sample_rows =
@@ -109,32 +103,34 @@ static hd_status open_text(hd_engine *e, const char *model_dir, hd_err *err) {
     return check_speakers(e, model_dir, err);
 }
 
-static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precision precision,
-                            hd_err *err) {
-    const hd_ops_options ops = {
-        .cpu = {.n_threads = o->threads, .pin = o->pin_threads},
-        .precision = precision,
-        .no_batch_invariance = o->no_batch_invariance,
-        .needs_cpu = e->mla == HD_MLA_NAIVE ? "mla naive" : NULL,
-        .no_gpu = &e->no_gpu
-    };
-    HD_TRY(hd_ops_open(&e->ops, &e->device, o->backend ? o->backend : "auto", &ops, err));
-    HD_TRY(hd_stream_open(&e->stream, e->device, err));
-    const hd_dummy_options dummy = {.device = e->device, .stream = e->stream};
-    HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&e->weights, e->spec, &dummy, err)
-                            : hd_weights_open(&e->weights, o->model_dir, e->spec, err));
-    e->drafts = !o->no_drafts && hd_weights_n_mtp(e->weights) > 0;
-    if (o->need_drafts && !e->drafts) {
-        return HD_FAIL(err, HD_EINVAL, "drafts are asked for, but %s has no MTP layer",
-                       o->model_dir);
-    }
-    e->graphs = !o->no_graphs && hd_device_has_graphs(e->device);
-    e->totals.weight_bytes = hd_weights_bytes(e->weights);
-    const hd_upload_watch watch = {o->on_upload, o->on_upload_ctx};
-    return hd_weights_upload(e->weights, e->device, e->stream, &watch, err);
+static hd_status check_drafts(const hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    if (!o->need_drafts || e->drafts || !e->has_model) return HD_OK;
+    return HD_FAIL(err, HD_EINVAL, "drafts are asked for, but %s has no MTP layer",
+                   o->model_dir);
 }
 
-static bool open_mail(engine_mail *m, size_t n) {
+/* Opens the ranks' devices and weights. */
+static hd_status open_ranks(hd_engine *e, const hd_engine_options *o, hd_precision precision,
+                            hd_err *err) {
+    e->ranks = calloc(1, sizeof *e->ranks);
+    if (!e->ranks) return HD_FAIL(err, HD_ENOMEM, "no memory for a rank");
+    e->n_ranks = 1;
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        HD_TRY(engine_rank_open(&e->ranks[i], e, i, o, precision, err));
+    }
+    const hd_weights *weights = e->ranks[0].weights;
+    e->has_model = weights != NULL;
+    e->drafts = !o->no_drafts && (!weights || hd_weights_n_mtp(weights) > 0);
+    HD_TRY(check_drafts(e, o, err));
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        HD_TRY(engine_rank_upload(&e->ranks[i], o, err));
+    }
+    engine_note_oddities(e, weights);
+    return HD_OK;
+}
+
+bool engine_mail_open(engine_mail *m, int32_t max_living) {
+    const size_t n = (size_t)max_living;
     m->submitted = calloc(n, sizeof *m->submitted);
     m->cancelled = calloc(2 * n, sizeof *m->cancelled);
     return m->submitted && m->cancelled;
@@ -144,12 +140,9 @@ static void place_tops(hd_engine *e) {
     hd_alternative *at = e->tops;
     e->event_post.top = at;
     for (int32_t i = 0; i < e->cap_posts; i++) e->posts[i].top = at += ENGINE_POST_TOPS;
-    for (int32_t i = 0; i < e->cap_step_outputs; i++) {
-        e->step_outputs[i].top = at += ENGINE_POST_TOPS;
-    }
 }
 
-static hd_status open_mailbox(hd_engine *e, const sizes *z, hd_err *err) {
+static hd_status open_mailbox(hd_engine *e, const engine_sizes *z, hd_err *err) {
     const int64_t living = (int64_t)z->queue + z->running;
     if (living > ENGINE_MAX_LIVING) {
         return HD_FAIL(err, HD_EINVAL, "%lld choices that run or wait; at most %d",
@@ -160,17 +153,14 @@ static hd_status open_mailbox(hd_engine *e, const sizes *z, hd_err *err) {
      * its engine_request. */
     e->n_requests = (int32_t)living + 1;
     e->max_living = (int32_t)living;
-    e->cap_step_outputs = z->running;
     e->cap_posts = 4 * z->running;
     e->requests = calloc(n + 1, sizeof *e->requests);
     e->free = calloc(n + 1, sizeof *e->free);
     e->places = calloc((size_t)z->running, sizeof *e->places);
     e->posts = calloc((size_t)e->cap_posts, sizeof *e->posts);
-    e->step_outputs = calloc((size_t)e->cap_step_outputs, sizeof *e->step_outputs);
-    e->tops = calloc((size_t)(e->cap_posts + e->cap_step_outputs + 1) * ENGINE_POST_TOPS,
-                     sizeof *e->tops);
-    if (!e->requests || !e->free || !e->places || !e->posts || !e->step_outputs || !e->tops ||
-        !open_mail(&e->mail, n) || !open_mail(&e->inbox, n)) {
+    e->tops = calloc((size_t)(e->cap_posts + 1) * ENGINE_POST_TOPS, sizeof *e->tops);
+    if (!e->requests || !e->free || !e->places || !e->posts || !e->tops ||
+        !engine_mail_open(&e->mail, e->max_living)) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu requests", n);
     }
     place_tops(e);
@@ -184,86 +174,60 @@ static hd_status open_loads(hd_engine *e, hd_err *err) {
     e->n_experts = e->spec->route.n_experts;
     e->n_loads = (int32_t)n;
     e->loads = calloc((size_t)n + 1, sizeof *e->loads);
-    e->fresh_loads = calloc((size_t)n + 1, sizeof *e->fresh_loads);
-    if (e->loads && e->fresh_loads) return HD_OK;
+    if (e->loads) return HD_OK;
     return HD_FAIL(err, HD_ENOMEM, "no memory for the loads of %lld experts", (long long)n);
 }
 
-static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_options *o,
-                             hd_err *err) {
-    if (!e->weights) {
-        const hd_null_runner_options null = {.tokenizer = e->tokenizer,
-                                             .n_ids = e->n_ids,
-                                             .n_slots = z->running,
-                                             .max_drafts = z->drafts,
-                                             .step_us = o->null_step_us};
-        HD_TRY(hd_null_runner_open(&e->null, &null, err));
-        e->runner = hd_null_runner_interface(e->null);
-        return HD_OK;
+/* Opens what computes: the runners with their schedulers and inboxes. */
+static hd_status open_runners(hd_engine *e, const engine_sizes *z, const hd_engine_options *o,
+                              hd_err *err) {
+    if (e->has_model) {
+        if (e->tokenizer) {
+            HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
+                                                   e->spec->eos, e->spec->n_eos, err));
+        }
+        HD_TRY(open_loads(e, err));
     }
-    if (e->tokenizer) {
-        HD_TRY(hd_grammar_vocab_open_tokenizer(&e->vocab, e->tokenizer, e->spec->vocab,
-                                               e->spec->eos, e->spec->n_eos, err));
-    }
-    const hd_model_env env = {.spec = e->spec,
-                              .weights = e->weights,
-                              .ops = &e->ops,
-                              .device = e->device,
-                              .stream = e->stream,
-                              .mla = e->mla};
-    const hd_model_runner_options x = {
-        .n_slots = z->running,
-        .step_rows = z->step_rows,
-        .positions = z->context + HD_MAX_DRAFTS,
-        .seq_pages = z->seq_pages,
-        .n_pages = {z->n_pages[0], z->n_pages[1]},
-        .n_snapshots = z->n_snapshots,
-        .n_ids = e->n_ids,
-        .max_drafts = z->drafts,
-        .sample_rows = z->sample_rows,
-        .vocab = e->vocab,
-        .forced = hd_acceptance_of(o->forced_acceptance),
-        .fixed_steps = e->graphs
-    };
-    HD_TRY(hd_model_runner_open(&e->model_runner, &env, &x, err));
-    HD_TRY(open_loads(e, err));
-    e->runner = hd_model_runner_interface(e->model_runner);
-    e->totals.activation_bytes = hd_model_runner_bytes(e->model_runner);
-    const int32_t n_layers = e->spec->n_layers + hd_weights_n_mtp(e->weights);
-    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
-        e->totals.kv_bytes +=
-            (size_t)z->n_pages[l] *
-            hd_kv_page_bytes(e->spec, n_layers, (hd_kv_group)l, e->ops.act_bytes, z->drafts);
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        HD_TRY(engine_rank_open_runner(&e->ranks[i], z, o, err));
+        HD_TRY(engine_rank_open_inbox(&e->ranks[i], z, e->max_living, err));
     }
     return HD_OK;
 }
 
-static hd_status open_sched(hd_engine *e, const sizes *z, hd_err *err) {
-    const hd_sched_options s = {
-        .cache = {.page_tokens = z->shape.page_tokens,
-                  .lookback = z->shape.lookback,
-                  .n_pages = {z->n_pages[0], z->n_pages[1]},
-                  .n_snapshots = z->n_snapshots,
-                  .max_seqs = z->running,
-                  .seq_pages = z->seq_pages},
-        .step_rows = z->step_rows,
-        .chunk_rows = z->chunk,
-        .sample_rows = z->sample_rows,
-        .queue_limit = z->queue + z->running,
-        .ahead = e->graphs ? 2 * HD_MAX_STEP_TOKENS : 0,
-        .max_positions = z->context
-    };
-    const hd_runner runner = engine_runner(e);
-    const hd_sched_hooks hooks = engine_hooks(e);
-    e->totals.max_running = z->running;
-    e->totals.max_context = z->context;
-    e->totals.page_tokens = z->shape.page_tokens;
-    e->totals.snapshots = z->n_snapshots;
-    return hd_sched_open(&e->sched, &s, &runner, &hooks, err);
+static bool is_null(const hd_engine_options *o) {
+    return o->backend && strcmp(o->backend, "null") == 0;
 }
 
-static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err) {
-    const bool null = o->backend && strcmp(o->backend, "null") == 0;
+/* Refuses what has no meaning without a model. */
+static hd_status check_null(const hd_engine *e, const hd_engine_options *o,
+                            hd_precision precision, hd_err *err) {
+    if (e->forced_acceptance) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
+    }
+    if (precision != HD_EXACT) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "the null backend multiplies nothing: precision %s has no meaning",
+                       o->precision);
+    }
+    if (o->no_batch_invariance) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "the null backend multiplies nothing: no-batch-invariance has no meaning");
+    }
+    if (e->mla == HD_MLA_NAIVE) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "the null backend attends to nothing: mla naive has no meaning");
+    }
+    if (o->gpu != 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "gpu %d is for backend cuda, not for null",
+                       o->gpu);
+    }
+    return HD_OK;
+}
+
+static hd_status check_options(hd_engine *e, const hd_engine_options *o,
+                               hd_precision *precision, hd_err *err) {
     if (o->size != sizeof *o) {
         return HD_FAIL(err, HD_EINVAL, "hd_engine_options of %zu bytes; this library knows %zu",
                        o->size, sizeof *o);
@@ -273,32 +237,21 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
                        (double)o->forced_acceptance, HD_MAX_DRAFTS);
     }
     e->forced_acceptance = o->forced_acceptance > 0;
-    if (null && e->forced_acceptance) {
-        return HD_FAIL(err, HD_EUNSUPPORTED, "the null backend accepts by a rule of its own");
-    }
-    hd_precision precision;
-    HD_TRY(hd_precision_of(&precision, o->precision, err));
-    if (null && precision != HD_EXACT) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "the null backend multiplies nothing: precision %s has no meaning",
-                       o->precision);
-    }
-    if (null && o->no_batch_invariance) {
-        return HD_FAIL(
-            err, HD_EUNSUPPORTED,
-            "the null backend multiplies nothing: no-batch-invariance has no meaning");
-    }
+    HD_TRY(hd_precision_of(precision, o->precision, err));
     HD_TRY(hd_mla_form_of(&e->mla, o->mla, err));
-    if (null && e->mla == HD_MLA_NAIVE) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "the null backend attends to nothing: mla naive has no meaning");
-    }
-    if (o->null_step_us < 0 || (o->null_step_us && !null)) {
+    if (is_null(o)) HD_TRY(check_null(e, o, *precision, err));
+    if (o->null_step_us < 0 || (o->null_step_us && !is_null(o))) {
         return HD_FAIL(err, HD_EINVAL,
                        "null_step_us is %d; only steps of the null backend take a time of "
                        "one's choice",
                        o->null_step_us);
     }
+    return HD_OK;
+}
+
+static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err) {
+    hd_precision precision;
+    HD_TRY(check_options(e, o, &precision, err));
     if (o->manifest) HD_TRY(hd_manifest_check(o->manifest, o->model_dir, err));
     HD_TRY(hd_model_spec_open(&e->spec, o->model_dir, err));
     if (o->max_context > e->spec->max_positions) {
@@ -307,18 +260,16 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     }
     if (!o->dummy_weights) HD_TRY(open_text(e, o->model_dir, err));
     e->n_ids = e->tokenizer ? hd_tokenizer_vocab_size(e->tokenizer) : e->spec->vocab;
-    e->drafts = !o->no_drafts;
-    if (!null) HD_TRY(open_model(e, o, precision, err));
-    engine_note_oddities(e);
-    const sizes z = choose_sizes(e, o);
+    HD_TRY(open_ranks(e, o, precision, err));
+    const engine_sizes z = choose_sizes(e, o);
     e->max_context = z.context;
     HD_TRY(engine_grammar_cache_open(&e->grammars, err));
     if (!o->no_token_history)
         HD_TRY(engine_token_history_open(&e->token_history, TOKEN_HISTORY_BYTES, err));
-    HD_TRY(open_runner(e, &z, o, err));
-    HD_TRY(open_sched(e, &z, err));
     HD_TRY(open_mailbox(e, &z, err));
-    return engine_start(e, err);
+    HD_TRY(open_runners(e, &z, o, err));
+    for (int32_t i = 0; i < e->n_ranks; i++) HD_TRY(engine_rank_start(&e->ranks[i], err));
+    return HD_OK;
 }
 
 static void open_locks(hd_engine *e) {
@@ -344,7 +295,8 @@ static hd_status open_interleaved(hd_engine *e, const hd_engine_options *o, hd_e
 }
 
 static bool is_on_gpu(const hd_engine *e) {
-    return e->device && !hd_device_is_host(e->device);
+    const hd_device *d = e->n_ranks ? e->ranks[0].device : NULL;
+    return d && !hd_device_is_host(d);
 }
 
 /* *gpu tells whether a GPU was opened, also on failure. */
@@ -367,7 +319,8 @@ static hd_status open_engine(hd_engine **out, const hd_engine_options *o, bool *
 
 int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
                    size_t why_size) {
-    const bool any = !options->backend || strcmp(options->backend, "auto") == 0;
+    const bool any =
+        (!options->backend || strcmp(options->backend, "auto") == 0) && options->gpu == 0;
     hd_err err = {0};
     bool gpu;
     hd_status st = open_engine(out, options, &gpu, &err);
@@ -385,12 +338,12 @@ int hd_engine_open(hd_engine **out, const hd_engine_options *options, char *why,
 
 const char *hd_engine_backend(const hd_engine *e, const char **no_gpu) {
     if (no_gpu) *no_gpu = e->no_gpu.status == HD_OK ? NULL : e->no_gpu.msg;
-    if (!e->device) return "null";
+    if (!e->has_model) return "null";
     if (is_on_gpu(e)) return "cuda";
-    return strcmp(e->ops.name, "ref") == 0 ? "ref" : "cpu";
+    return strcmp(e->ranks[0].ops.name, "ref") == 0 ? "ref" : "cpu";
 }
 
-static void close_mail(engine_mail *m) {
+void engine_mail_close(engine_mail *m) {
     free(m->submitted);
     free(m->cancelled);
 }
@@ -403,30 +356,35 @@ static void close_mailbox(hd_engine *e) {
     free(e->free);
     free(e->places);
     free(e->posts);
-    free(e->step_outputs);
     free(e->tops);
     free(e->loads);
-    free(e->fresh_loads);
-    close_mail(&e->mail);
-    close_mail(&e->inbox);
+    engine_mail_close(&e->mail);
+}
+
+/* Ends the step threads. */
+static void stop_ranks(hd_engine *e) {
+    pthread_mutex_lock(&e->lock);
+    e->closing = true;
+    pthread_cond_broadcast(&e->wake);
+    pthread_cond_broadcast(&e->taken);
+    pthread_mutex_unlock(&e->lock);
+    for (int32_t i = 0; i < e->n_ranks; i++) {
+        if (e->ranks[i].started) pthread_join(e->ranks[i].thread, NULL);
+    }
 }
 
 void hd_engine_close(hd_engine *e) {
     if (!e) return;
-    engine_stop(e);
+    stop_ranks(e);
     engine_drop_shown(e);
     for (int32_t i = 0; e->requests && i < e->n_requests; i++) {
         if (e->requests[i].id) engine_drop_request(e, &e->requests[i]);
     }
-    hd_sched_close(e->sched);
-    hd_model_runner_close(e->model_runner);
-    hd_null_runner_close(e->null);
+    for (int32_t i = 0; i < e->n_ranks; i++) engine_rank_close(&e->ranks[i]);
+    free(e->ranks);
     hd_grammar_vocab_close(e->vocab);
     engine_grammar_cache_close(e->grammars);
     engine_token_history_close(e->token_history);
-    hd_stream_close(e->stream);
-    hd_device_close(e->device);
-    hd_weights_close(e->weights);
     hd_tokenizer_close(e->tokenizer);
     hd_model_spec_close(e->spec);
     close_mailbox(e);

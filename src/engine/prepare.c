@@ -285,7 +285,7 @@ static hd_status open_choices(hd_engine *e, engine_request *r, const hd_request 
 static hd_status open_prompt_logprobs(const hd_engine *e, engine_request *r,
                                       const hd_request *g, hd_err *err) {
     r->n_top = g->top_logprobs;
-    if (!e->model_runner && (g->top_logprobs || g->prompt_logprobs)) {
+    if (!e->has_model && (g->top_logprobs || g->prompt_logprobs)) {
         return HD_FAIL(
             err, HD_EUNSUPPORTED,
             "the null backend has no model to give top_logprobs and prompt_logprobs");

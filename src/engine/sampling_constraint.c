@@ -86,7 +86,7 @@ typedef struct demands {
 /* If masks cannot be applied, a request that does not depend on them is not refused because
  * of its tools. */
 static bool can_watch(const hd_engine *e, const engine_request *r, const hd_request *g) {
-    return e->model_runner && !e->forced_acceptance && !g->ignore_eos && !g->unparsed &&
+    return e->has_model && !e->forced_acceptance && !g->ignore_eos && !g->unparsed &&
            !(r->starts_in_reasoning && find_token(e, "</think>") < 0);
 }
 
@@ -156,7 +156,7 @@ static hd_status open_grammar(const hd_engine *e, engine_request *r, const hd_re
 
 static hd_status check_possible(const hd_engine *e, const hd_request *g, bool held,
                                 hd_err *err) {
-    if (!e->model_runner) {
+    if (!e->has_model) {
         return HD_FAIL(
             err, HD_EUNSUPPORTED,
             "the null backend has no model to give response formats, calls and bounds to");

@@ -1,12 +1,12 @@
-/* step_loop.c - the step thread: takes mail (submissions, aborts, pauses), runs scheduler
- * steps and publishes their output. */
+/* step_loop.c - the step thread of a rank: takes mail (submissions, aborts, pauses), runs
+ * scheduler steps and publishes their output. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "base/progress.h"
-#include "engine/engine_internal.h"
+#include "engine/rank.h"
 
 enum {
     SECOND_NS = 1000000000,
@@ -18,14 +18,15 @@ enum {
 /* ---- output of a step ---- */
 
 static void on_enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, int32_t n) {
-    hd_engine *e = ctx;
+    engine_rank *rank = ctx;
+    hd_engine *e = rank->engine;
     engine_request *r = engine_request_of(e, id);
     engine_choice *c = &r->choices[engine_choice_of(id)];
     if (c->n_admitted++ == 0) c->admitted_ns = hd_now_ns();
-    if (e->null) {
-        hd_null_runner_enter(e->null, slot, c->sampling.params.seed);
+    if (rank->null) {
+        hd_null_runner_enter(rank->null, slot, c->sampling.params.seed);
     } else {
-        hd_model_runner_enter(e->model_runner, slot, &c->sampling, tokens, n, r->n_prompt);
+        hd_model_runner_enter(rank->model_runner, slot, &c->sampling, tokens, n, r->n_prompt);
     }
 }
 
@@ -53,9 +54,10 @@ void engine_step_output_copy(engine_step_output *to, const engine_step_output *f
 
 /* Moves the step's outputs into the ring, under the lock. Waits while the ring is full
  * because the polling thread is behind. */
-static void hand_over(hd_engine *e) {
-    for (int32_t i = 0; i < e->n_step_outputs; i++) {
-        engine_step_output *p = &e->step_outputs[i];
+static void hand_over(engine_rank *rank) {
+    hd_engine *e = rank->engine;
+    for (int32_t i = 0; i < rank->n_step_outputs; i++) {
+        engine_step_output *p = &rank->step_outputs[i];
         while (e->n_posts == e->cap_posts && !e->closing) {
             pthread_cond_signal(&e->posted);
             pthread_cond_wait(&e->taken, &e->lock);
@@ -69,14 +71,14 @@ static void hand_over(hd_engine *e) {
         c->posted = p->step.finish_reason != HD_FINISH_NONE;
         engine_step_output_copy(&e->posts[(e->first_post + e->n_posts++) % e->cap_posts], p);
     }
-    if (e->n_step_outputs) pthread_cond_signal(&e->posted);
-    e->n_step_outputs = 0;
+    if (rank->n_step_outputs) pthread_cond_signal(&e->posted);
+    rank->n_step_outputs = 0;
 }
 
 /* Returns why a choice failed: the device's message, or what was wrong with this choice
  * alone. */
-static char *reason(const hd_engine *e, hd_status status) {
-    if (e->step_err.status != HD_OK) return strdup(e->step_err.msg);
+static char *reason(const engine_rank *rank, hd_status status) {
+    if (rank->step_err.status != HD_OK) return strdup(rank->step_err.msg);
     return strdup(status == HD_EINVAL ? "no token is allowed to come next"
                                       : "the model computed something that is no number");
 }
@@ -97,53 +99,56 @@ static void count(hd_engine_stats *t, const hd_step_tokens *s) {
 
 /* Outputs of one step are collected without the lock and moved to the ring together. */
 static void on_event(void *ctx, const hd_sched_event *s) {
-    hd_engine *e = ctx;
+    engine_rank *rank = ctx;
+    hd_engine *e = rank->engine;
     engine_request *r = engine_request_of(e, s->id);
     const engine_choice *c = &r->choices[engine_choice_of(s->id)];
     const hd_finish_reason finish = s->step.finish_reason;
     if (s->prompt.n) take_prompt_logprobs(r, &s->prompt);
     if (s->step.n_tokens == 0 && finish == HD_FINISH_NONE) return;
-    engine_step_output *p = &e->step_outputs[e->n_step_outputs++];
+    engine_step_output *p = &rank->step_outputs[rank->n_step_outputs++];
     p->id = s->id;
     copy_step(&p->step, p->top, &s->step);
-    p->why = finish == HD_FINISH_ERROR ? reason(e, s->status) : NULL;
+    p->why = finish == HD_FINISH_ERROR ? reason(rank, s->status) : NULL;
     p->n_retracted = c->n_admitted > 1 ? c->n_admitted - 1 : 0;
     p->admitted_ns = c->admitted_ns;
-    count(&e->totals, &s->step);
-    if (e->n_step_outputs < e->cap_step_outputs) return;
+    count(&rank->totals, &s->step);
+    if (rank->n_step_outputs < rank->cap_step_outputs) return;
     pthread_mutex_lock(&e->lock);
-    hand_over(e);
+    hand_over(rank);
     pthread_mutex_unlock(&e->lock);
 }
 
-hd_sched_hooks engine_hooks(hd_engine *e) {
-    return (hd_sched_hooks){.ctx = e, .enter = on_enter, .leave = on_leave, .event = on_event};
+hd_sched_hooks engine_rank_hooks(engine_rank *rank) {
+    return (hd_sched_hooks){
+        .ctx = rank, .enter = on_enter, .leave = on_leave, .event = on_event};
 }
 
 /* Host time as the runner counts it. */
-static int64_t host_ns_of(const hd_engine *e) {
-    return e->model_runner ? hd_model_runner_read_times(e->model_runner)->host_ns : 0;
+static int64_t host_ns_of(const engine_rank *rank) {
+    return rank->model_runner ? hd_model_runner_read_times(rank->model_runner)->host_ns : 0;
 }
 
 static hd_status run_timed(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                            const hd_seq_input *inputs, int32_t n_inputs, hd_seq_output *outputs,
                            hd_err *err) {
-    hd_engine *e = ctx;
+    engine_rank *rank = ctx;
     const int64_t start = hd_now_ns();
-    const int64_t host_before = host_ns_of(e);
+    const int64_t host_before = host_ns_of(rank);
     const hd_status st =
-        e->runner.run(e->runner.ctx, copies, n_copies, inputs, n_inputs, outputs, err);
-    e->in_runner_ns = hd_now_ns() - start - (host_ns_of(e) - host_before);
+        rank->runner.run(rank->runner.ctx, copies, n_copies, inputs, n_inputs, outputs, err);
+    rank->in_runner_ns = hd_now_ns() - start - (host_ns_of(rank) - host_before);
     return st;
 }
 
-hd_runner engine_runner(hd_engine *e) {
-    return (hd_runner){.ctx = e, .run = run_timed};
+hd_runner engine_rank_runner(engine_rank *rank) {
+    return (hd_runner){.ctx = rank, .run = run_timed};
 }
 
 /* ---- input of a step ---- */
 
-static void submit(hd_engine *e, uint64_t id) {
+static void submit(engine_rank *rank, uint64_t id) {
+    hd_engine *e = rank->engine;
     const engine_request *r = engine_request_of(e, id);
     for (int32_t i = 0; i < r->n_choices; i++) {
         hd_sched_request q = r->request;
@@ -151,42 +156,45 @@ static void submit(hd_engine *e, uint64_t id) {
         q.id = id + (uint64_t)i;
         q.follows = i ? id : 0;
         q.prompt_logprobs_from = i ? 0 : r->prompt_logprobs_from;
-        if (hd_sched_submit(e->sched, &q, &err) == HD_OK) continue;
-        e->step_err = err;
-        on_event(e, &(hd_sched_event){.id = q.id, .step.finish_reason = HD_FINISH_ERROR});
-        e->step_err = (hd_err){0};
+        if (hd_sched_submit(rank->sched, &q, &err) == HD_OK) continue;
+        rank->step_err = err;
+        on_event(rank, &(hd_sched_event){.id = q.id, .step.finish_reason = HD_FINISH_ERROR});
+        rank->step_err = (hd_err){0};
     }
 }
 
-static bool loads_are_stale(const hd_engine *e) {
-    return e->n_loads && e->totals.steps != e->loads_steps;
+static bool loads_are_stale(const engine_rank *rank) {
+    const hd_engine *e = rank->engine;
+    return e->n_loads && rank->totals.steps != rank->loads_steps;
 }
 
 /* Publishes a copy of the expert loads, so that readers neither wait for a step nor delay
  * one. */
-static void show_loads(hd_engine *e) {
+static void show_loads(engine_rank *rank) {
+    hd_engine *e = rank->engine;
     const int64_t now = hd_now_ns();
-    if (!loads_are_stale(e) || now < e->loads_ns + LOADS_NS) return;
-    e->loads_ns = now;
-    e->loads_steps = e->totals.steps;
-    if (hd_model_runner_read_experts(e->model_runner, e->fresh_loads, NULL) != HD_OK) return;
+    if (!loads_are_stale(rank) || now < rank->loads_ns + LOADS_NS) return;
+    rank->loads_ns = now;
+    rank->loads_steps = rank->totals.steps;
+    if (hd_model_runner_read_experts(rank->model_runner, rank->fresh_loads, NULL) != HD_OK)
+        return;
     pthread_mutex_lock(&e->lock);
-    memcpy(e->loads, e->fresh_loads, (size_t)e->n_loads * sizeof *e->loads);
+    memcpy(e->loads, rank->fresh_loads, (size_t)e->n_loads * sizeof *e->loads);
     pthread_mutex_unlock(&e->lock);
 }
 
-static bool audit_is_due(const hd_engine *e) {
-    return hd_sched_idle(e->sched) && e->totals.finished != e->audited;
+static bool audit_is_due(const engine_rank *rank) {
+    return hd_sched_idle(rank->sched) && rank->totals.finished != rank->audited;
 }
 
 /* Called when idle: only a request that arrives in these milliseconds waits for the audit. */
-static void audit(hd_engine *e) {
-    hd_engine_stats *t = &e->totals;
+static void audit(engine_rank *rank) {
+    hd_engine_stats *t = &rank->totals;
     hd_err err = {0};
-    if (!audit_is_due(e) || hd_now_ns() < t->last_step_ns + AUDIT_NS) return;
-    e->audited = t->finished;
+    if (!audit_is_due(rank) || hd_now_ns() < t->last_step_ns + AUDIT_NS) return;
+    rank->audited = t->finished;
     t->audits++;
-    if (hd_sched_audit(e->sched, &err) != HD_EINVAL) return;
+    if (hd_sched_audit(rank->sched, &err) != HD_EINVAL) return;
     t->audits_failed++;
     snprintf(t->audit_missed, sizeof t->audit_missed, "%.*s", (int)sizeof t->audit_missed - 1,
              err.msg);
@@ -199,17 +207,19 @@ static int64_t sooner(int64_t a, int64_t b) {
 /* Returns the time until which to sleep without mail; 0: no limit. A pause with requests
  * needs checks for timeouts, expert loads are published when due, and an idle engine is
  * audited. */
-static int64_t sleep_until(const hd_engine *e, bool idle) {
+static int64_t sleep_until(const engine_rank *rank, bool idle) {
+    const hd_engine *e = rank->engine;
     const int64_t look = e->paused && !idle ? hd_now_ns() + PAUSED_LOOK_NS : 0;
-    const int64_t show = loads_are_stale(e) ? e->loads_ns + LOADS_NS : 0;
-    const int64_t check = audit_is_due(e) ? e->totals.last_step_ns + AUDIT_NS : 0;
+    const int64_t show = loads_are_stale(rank) ? rank->loads_ns + LOADS_NS : 0;
+    const int64_t check = audit_is_due(rank) ? rank->totals.last_step_ns + AUDIT_NS : 0;
     return sooner(sooner(look, show), check);
 }
 
 /* Waits while there is no request to step and no mail. */
-static void wait_for_mail(hd_engine *e, bool idle) {
+static void wait_for_mail(engine_rank *rank, bool idle) {
+    hd_engine *e = rank->engine;
     while (!e->closing && !e->mail.news && (idle || e->paused)) {
-        const int64_t ns = sleep_until(e, idle);
+        const int64_t ns = sleep_until(rank, idle);
         const struct timespec until = {ns / SECOND_NS, ns % SECOND_NS};
         if (!ns) {
             pthread_cond_wait(&e->wake, &e->lock);
@@ -221,10 +231,11 @@ static void wait_for_mail(hd_engine *e, bool idle) {
 
 /* Processes the mailbox: submissions, aborts and pauses. Returns false if the engine is
  * closing. */
-static bool process_aborts(hd_engine *e, bool idle, bool *paused) {
-    engine_mail *in = &e->inbox, *mail = &e->mail;
+static bool process_aborts(engine_rank *rank, bool idle, bool *paused) {
+    hd_engine *e = rank->engine;
+    engine_mail *in = &rank->inbox, *mail = &e->mail;
     pthread_mutex_lock(&e->lock);
-    wait_for_mail(e, idle);
+    wait_for_mail(rank, idle);
     in->n_submitted = mail->n_submitted;
     in->n_cancelled = mail->n_cancelled;
     in->flush = mail->flush;
@@ -234,36 +245,37 @@ static bool process_aborts(hd_engine *e, bool idle, bool *paused) {
     mail->n_submitted = mail->n_cancelled = 0;
     mail->flush = mail->retract = mail->news = false;
     *paused = e->paused;
-    e->seen_pauses = e->pauses;
+    rank->seen_pauses = e->pauses;
     const bool closing = e->closing;
     pthread_mutex_unlock(&e->lock);
-    for (int32_t i = 0; i < in->n_submitted; i++) submit(e, in->submitted[i]);
-    for (int32_t i = 0; i < in->n_cancelled; i++) hd_sched_cancel(e->sched, in->cancelled[i]);
-    if (in->retract) hd_sched_retract_all(e->sched);
-    if (in->flush) hd_sched_flush_cache(e->sched);
+    for (int32_t i = 0; i < in->n_submitted; i++) submit(rank, in->submitted[i]);
+    for (int32_t i = 0; i < in->n_cancelled; i++)
+        hd_sched_cancel(rank->sched, in->cancelled[i]);
+    if (in->retract) hd_sched_retract_all(rank->sched);
+    if (in->flush) hd_sched_flush_cache(rank->sched);
     return !closing;
 }
 
 /* ---- published state ---- */
 
-static void read_times(hd_engine *e) {
-    hd_engine_stats *t = &e->totals;
-    if (!e->model_runner) return;
-    const hd_model_runner_times *x = hd_model_runner_read_times(e->model_runner);
+static void read_times(engine_rank *rank) {
+    hd_engine_stats *t = &rank->totals;
+    if (!rank->model_runner) return;
+    const hd_model_runner_times *x = hd_model_runner_read_times(rank->model_runner);
     t->graph_steps = x->graph_steps;
     t->graph_ns = x->busy_ns;
     t->graphs = x->graphs;
     /* includes the memory of CUDA graphs */
-    t->activation_bytes = hd_model_runner_bytes(e->model_runner);
+    t->activation_bytes = hd_model_runner_bytes(rank->model_runner);
     t->gap_ns = x->gap_ns;
     t->record_ns = x->record_ns;
     memcpy(t->gaps, x->gaps, sizeof t->gaps);
 }
 
-static void read_totals(hd_engine *e) {
-    const hd_sched_stats s = hd_sched_read_stats(e->sched);
-    const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(e->sched));
-    hd_engine_stats *t = &e->totals;
+static void read_totals(engine_rank *rank) {
+    const hd_sched_stats s = hd_sched_read_stats(rank->sched);
+    const hd_cache_stats c = hd_cache_read_stats(hd_sched_cache(rank->sched));
+    hd_engine_stats *t = &rank->totals;
     t->waiting = s.waiting;
     t->running = s.running;
     t->steps = s.steps;
@@ -278,69 +290,60 @@ static void read_totals(hd_engine *e) {
         t->pages_cached[l] = c.evictable[l];
     }
     t->snapshots_free = t->snapshots - c.snapshots;
-    read_times(e);
+    read_times(rank);
 }
 
 /* Publishes events and statistics of a step together. */
-static void publish(hd_engine *e) {
-    read_totals(e);
+static void publish(engine_rank *rank) {
+    hd_engine *e = rank->engine;
+    read_totals(rank);
     pthread_mutex_lock(&e->lock);
-    hand_over(e);
-    e->stats = e->totals;
-    e->rested_pauses = e->seen_pauses;
-    e->n_places = e->totals.running;
-    for (int32_t i = 0; i < e->n_places; i++) e->places[i] = hd_sched_running(e->sched, i);
+    hand_over(rank);
+    e->stats = rank->totals;
+    e->rested_pauses = rank->seen_pauses;
+    e->n_places = rank->totals.running;
+    for (int32_t i = 0; i < e->n_places; i++) e->places[i] = hd_sched_running(rank->sched, i);
     pthread_mutex_unlock(&e->lock);
 }
 
-static bool step(hd_engine *e, bool paused) {
+static bool step(engine_rank *rank, bool paused) {
     const int64_t start = hd_now_ns();
-    e->step_err = (hd_err){0};
-    e->in_runner_ns = 0;
+    rank->step_err = (hd_err){0};
+    rank->in_runner_ns = 0;
     if (paused) {
-        hd_sched_process_aborts(e->sched, start);
+        hd_sched_process_aborts(rank->sched, start);
         return false;
     }
-    const int64_t before = hd_sched_read_stats(e->sched).steps;
-    const hd_status st = hd_sched_step(e->sched, start, &e->step_err);
-    if (hd_sched_read_stats(e->sched).steps != before) {
-        e->totals.last_step_ns = hd_now_ns();
-        e->totals.step_ns += e->totals.last_step_ns - start;
-        e->totals.host_ns += e->totals.last_step_ns - start - e->in_runner_ns;
+    const int64_t before = hd_sched_read_stats(rank->sched).steps;
+    const hd_status st = hd_sched_step(rank->sched, start, &rank->step_err);
+    if (hd_sched_read_stats(rank->sched).steps != before) {
+        rank->totals.last_step_ns = hd_now_ns();
+        rank->totals.step_ns += rank->totals.last_step_ns - start;
+        rank->totals.host_ns += rank->totals.last_step_ns - start - rank->in_runner_ns;
     }
     return st != HD_EAGAIN;
 }
 
 static void *step_for_ever(void *arg) {
-    hd_engine *e = arg;
+    engine_rank *rank = arg;
     bool idle = true, paused;
-    if (e->device) hd_device_bind_thread(e->device);
-    while (process_aborts(e, idle, &paused)) {
-        const bool computed = step(e, paused);
-        audit(e);
-        publish(e);
-        show_loads(e);
+    if (rank->device) hd_device_bind_thread(rank->device);
+    while (process_aborts(rank, idle, &paused)) {
+        const bool computed = step(rank, paused);
+        audit(rank);
+        publish(rank);
+        show_loads(rank);
         /* if no step was computed, only mail can change anything */
-        idle = hd_sched_idle(e->sched) || (!computed && !paused);
+        idle = hd_sched_idle(rank->sched) || (!computed && !paused);
     }
     return NULL;
 }
 
-hd_status engine_start(hd_engine *e, hd_err *err) {
-    publish(e);
-    if (pthread_create(&e->thread, NULL, step_for_ever, e) != 0) {
+hd_status engine_rank_start(engine_rank *rank, hd_err *err) {
+    publish(rank);
+    if (pthread_create(&rank->thread, NULL, step_for_ever, rank) != 0) {
         return HD_FAIL(err, HD_EIO, "cannot start the step thread");
     }
-    e->started = true;
+    rank->started = true;
     return HD_OK;
-}
-
-void engine_stop(hd_engine *e) {
-    if (!e->started) return;
-    pthread_mutex_lock(&e->lock);
-    e->closing = true;
-    pthread_cond_broadcast(&e->wake);
-    pthread_cond_broadcast(&e->taken);
-    pthread_mutex_unlock(&e->lock);
-    pthread_join(e->thread, NULL);
 }

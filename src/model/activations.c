@@ -47,7 +47,7 @@ static void place_ffn(model_activations *t, hd_arena *a, const hd_model *m) {
     t->router = take_f32(a, n * c->route.n_experts);
     t->expert = take_i32(a, assigned);
     t->expert_weight = take_f32(a, assigned);
-    t->offset = take_i32(a, c->route.n_experts + 1);
+    t->offset = take_i32(a, hd_shard_slots(shard) + 1);
     t->assignment = take_i32(a, assigned);
     t->place = take_i32(a, assigned);
     t->gate = take(a, m, n * inter);
@@ -57,8 +57,8 @@ static void place_ffn(model_activations *t, hd_arena *a, const hd_model *m) {
     if (!in) t->expert_y = take(a, m, assigned * c->hidden);
 }
 
-/* Places the buffers that other ranks may write into at any time. */
-static void place_exchange(model_activations *t, hd_arena *a, const hd_model *m) {
+/* Places the buffers that other ranks may write or read while this one computes. */
+static void place_received(model_activations *t, hd_arena *a, const hd_model *m) {
     const int64_t hidden = m->env.spec->hidden, in = m->in_rows;
     if (!in) return;
     t->expert_y = take(a, m, m->limits.rows * m->env.spec->route.top_k * hidden);
@@ -87,7 +87,7 @@ void model_place_activations(model_activations *t, hd_arena *a, const hd_model *
     t->post = take_f32(a, n * hc);
     t->comb = take_f32(a, n * hc * hc);
     t->logits = take_f32(a, (int64_t)m->limits.logits * c->vocab);
-    place_exchange(t, a, m);
+    place_received(t, a, m);
     static void (*const places[])(model_activations *, hd_arena *,
                                   const hd_model *) = {place_attention, place_ffn, place_head};
     const size_t scratch = a->used;

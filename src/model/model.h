@@ -28,7 +28,7 @@ typedef struct hd_model_limits {
     int32_t expert_rows;
 } hd_model_limits;
 
-enum { HD_MAX_MICRO = 4 };
+enum { HD_MAX_MICRO = HD_COMM_MAX_INFLIGHT };
 
 /* A profiling callback before each stage. part: "mla", "csa", "moe", ... of a layer, or
  * "step"; stage: a name of the stage lists. Both are static text. */
@@ -37,15 +37,23 @@ typedef struct hd_probe {
     void (*at)(void *ctx, const char *part, const char *stage);
 } hd_probe;
 
+/* The queues of a step: what stages compute, what they exchange with other ranks, and what
+ * they copy. A stage names its lane. */
+typedef enum hd_lane { HD_LANE_COMPUTE, HD_LANE_COMM, HD_LANE_COPY, HD_N_LANES } hd_lane;
+
 /* What a model runs with. All of it must outlive the model. */
 typedef struct hd_model_env {
     const hd_model_spec *spec;
     const hd_weights *weights;
     const hd_ops *ops;
     hd_device *device;
-    hd_stream *stream;
-    const hd_comm *exchange; /* NULL if the weights are complete (one rank) */
-    const hd_probe *probe;   /* NULL: no profiling */
+    hd_stream *stream; /* the compute lane; a step begins and ends on it */
+    /* The other lanes; NULL: the same stream. Streams of their own overlap with `stream`, are
+     * ordered by events where a micro-batch changes its lane, and fail through `stream`.
+     * Only `stream` gets scratch for operators from the model. */
+    hd_stream *comm_stream, *copy_stream;
+    const hd_comm *comm;   /* NULL if the weights are complete (one rank) */
+    const hd_probe *probe; /* NULL: no profiling */
     /* for long prompts; naive needs operators that support it, and an MLA that reads all
      * latents (V2, V3) */
     hd_mla_form mla;

@@ -44,6 +44,10 @@ static hd_status check_options(const char *backend, const hd_ops_options *o, hd_
         return HD_FAIL(err, HD_EUNSUPPORTED, "precision official is for cuda, not for %s",
                        backend);
     }
+    if (o->gpu != 0 && strcmp(backend, "cuda") != 0) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "gpu %d is for backend cuda, not for %s", o->gpu,
+                       backend);
+    }
     if (!o->no_batch_invariance) return HD_OK;
     if (strcmp(backend, "cuda") != 0) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
@@ -58,7 +62,7 @@ static hd_status check_options(const char *backend, const hd_ops_options *o, hd_
 }
 
 static hd_status open_cuda(hd_ops *t, hd_device **d, const hd_ops_options *o, hd_err *err) {
-    HD_TRY(hd_device_open_cuda(d, 0, err));
+    HD_TRY(hd_device_open_cuda(d, o->gpu, err));
 #ifdef HD_CUDA
     hd_ops_init_cuda(t, o->precision, o->no_batch_invariance);
     if (o->no_batch_invariance) return hd_ops_open_cublaslt(*d, err);
@@ -98,7 +102,8 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_op
                       hd_err *err) {
     const hd_cpu_options one = {.n_threads = 1, .pin = o->cpu.pin};
     *d = NULL;
-    if (strcmp(backend, "auto") == 0) return open_auto(t, d, o, err);
+    if (strcmp(backend, "auto") == 0 && o->gpu == 0) return open_auto(t, d, o, err);
+    if (strcmp(backend, "auto") == 0) backend = "cuda"; /* that GPU, and nothing else */
     HD_TRY(check_options(backend, o, err));
     if (strcmp(backend, "cuda") == 0) return open_cuda(t, d, o, err);
     if (strcmp(backend, "ref") == 0) {

@@ -96,6 +96,9 @@ static inline hd_act *hd_act_at(const hd_ops *ops, hd_act *x, int64_t at) {
 /* Options of a backend's operators. Zero is the default everywhere. */
 typedef struct hd_ops_options {
     hd_cpu_options cpu;
+    /* which GPU, as CUDA numbers them; "cpu" and "ref" have none, and "auto" with another than
+     * the first is "cuda" */
+    int32_t gpu;
     hd_precision precision; /* "ref" has HD_EXACT only; "cpu" has no HD_OFFICIAL */
     /* "cuda" with HD_FAST: large-M GEMMs may use an order of summation that depends on the
      * number of rows, and narrower numbers (docs/numerics.md) */

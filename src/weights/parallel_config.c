@@ -66,13 +66,30 @@ hd_status hd_parallel_check(const hd_parallel_config *l, hd_err *err) {
     return HD_OK;
 }
 
+hd_rank_group hd_parallel_group(const hd_parallel_config *l, int32_t rank, hd_group group) {
+    const struct {
+        int32_t stride, n;
+    } shapes[HD_N_GROUPS] = {
+        [HD_GROUP_TP] = {1,      l->tp      },
+          [HD_GROUP_DP] = {l->tp,  l->dp      },
+        [HD_GROUP_EP] = {l->etp, l->ep      },
+          [HD_GROUP_ETP] = {1,      l->etp     },
+        [HD_GROUP_DENSE] = {1,      l->dense_tp},
+          [HD_GROUP_HEAD] = {1,      l->head_tp }
+    };
+    const int32_t stride = shapes[group].stride, n = shapes[group].n;
+    const int32_t index = rank / stride % n;
+    return (hd_rank_group){
+        .first = rank - index * stride, .stride = stride, .n = n, .index = index};
+}
+
 hd_rank_coords hd_parallel_coords(const hd_parallel_config *l, int32_t rank) {
-    return (hd_rank_coords){.tp = rank % l->tp,
-                            .dp = rank / l->tp,
-                            .etp = rank % l->etp,
-                            .ep = rank / l->etp % l->ep,
-                            .dense = rank % l->dense_tp,
-                            .head = rank % l->head_tp};
+    return (hd_rank_coords){.tp = hd_parallel_group(l, rank, HD_GROUP_TP).index,
+                            .dp = hd_parallel_group(l, rank, HD_GROUP_DP).index,
+                            .etp = hd_parallel_group(l, rank, HD_GROUP_ETP).index,
+                            .ep = hd_parallel_group(l, rank, HD_GROUP_EP).index,
+                            .dense = hd_parallel_group(l, rank, HD_GROUP_DENSE).index,
+                            .head = hd_parallel_group(l, rank, HD_GROUP_HEAD).index};
 }
 
 hd_shard hd_shard_of(const hd_parallel_config *l, int32_t rank, const hd_model_spec *spec) {
@@ -90,6 +107,10 @@ hd_shard hd_shard_of(const hd_parallel_config *l, int32_t rank, const hd_model_s
     s.expert0 = at.ep * s.n_experts;
     s.vocab0 = spec->tied_embeddings ? 0 : at.head * s.vocab;
     return s;
+}
+
+int32_t hd_shard_slots(const hd_shard *s) {
+    return s->n_experts * s->parallel.ep;
 }
 
 int32_t hd_shard_slot(const hd_shard *s, int32_t expert, int32_t n_experts) {

@@ -22,8 +22,8 @@
  *                  experts)
  *     LM head      groups of head_tp consecutive ranks shard the vocabulary
  *
- * The ep groups hold n_experts + redundant expert slots, the same number each; slot s is a
- * replica of expert s % n_experts. */
+ * The ep groups hold n_experts + redundant expert slots, the same number each; when a model
+ * opens, slot s is a replica of expert s % n_experts. */
 typedef struct hd_parallel_config {
     int32_t tp, dp;
     int32_t ep, etp;
@@ -39,6 +39,26 @@ hd_parallel_config hd_parallel_expert(int32_t ep, int32_t redundant);
 
 int32_t hd_parallel_world(const hd_parallel_config *l);
 hd_status hd_parallel_check(const hd_parallel_config *l, hd_err *err);
+
+/* The groups that a rank belongs to. HD_GROUP_DP: the ranks with the same tp index;
+ * HD_GROUP_EP: the ranks that together hold every expert slot once. */
+typedef enum hd_group {
+    HD_GROUP_TP,
+    HD_GROUP_DP,
+    HD_GROUP_EP,
+    HD_GROUP_ETP,
+    HD_GROUP_DENSE,
+    HD_GROUP_HEAD,
+    HD_N_GROUPS
+} hd_group;
+
+/* Members of a group: member i is rank first + i * stride. */
+typedef struct hd_rank_group {
+    int32_t first, stride, n;
+    int32_t index; /* which member the rank is */
+} hd_rank_group;
+
+hd_rank_group hd_parallel_group(const hd_parallel_config *l, int32_t rank, hd_group group);
 
 /* A rank's index in each of the groups. */
 typedef struct hd_rank_coords {
@@ -63,7 +83,10 @@ typedef struct hd_shard {
  * plan (placement.h) does, and its error names the tensor. */
 hd_shard hd_shard_of(const hd_parallel_config *l, int32_t rank, const hd_model_spec *spec);
 
-/* Returns the shard's slot that holds an expert, or -1. */
+/* Returns the number of expert slots of all ranks of the group. */
+int32_t hd_shard_slots(const hd_shard *s);
+
+/* Returns the shard's slot that holds an expert when a model opens, or -1. */
 int32_t hd_shard_slot(const hd_shard *s, int32_t expert, int32_t n_experts);
 
 #endif

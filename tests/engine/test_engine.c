@@ -597,6 +597,31 @@ static void backend_is_selected(void **state) {
     check_backend("null", NULL, "null", NULL);
 }
 
+/* The number of a GPU reaches the device, and another backend does not ignore it. */
+static void a_gpu_that_is_not_there_is_refused(void **state) {
+    (void)state;
+    static const char *const others[] = {"cpu", "ref", "null"};
+    static const char *const gpus[] = {"cuda", "auto", NULL};
+    hd_engine_options o = {.size = sizeof o,
+                           .model_dir = "tests/configs/tiny_v2.json",
+                           .dummy_weights = true,
+                           .gpu = 4711};
+    hd_engine *e;
+    char why[600];
+    for (size_t i = 0; i < HD_LEN(others); i++) {
+        char want[80];
+        o.backend = others[i];
+        snprintf(want, sizeof want, "gpu 4711 is for backend cuda, not for %s", others[i]);
+        assert_int_equal(hd_engine_open(&e, &o, why, sizeof why), HD_EUNSUPPORTED);
+        assert_string_equal(why, want);
+    }
+    for (size_t i = 0; i < HD_LEN(gpus); i++) {
+        o.backend = gpus[i];
+        assert_int_not_equal(hd_engine_open(&e, &o, why, sizeof why), HD_OK);
+        assert_non_null(strstr(why, "CUDA"));
+    }
+}
+
 /* ---- a long context ---- */
 
 enum { SHORT = 1024, LONG_THREADS = 2 };
@@ -722,6 +747,7 @@ int test_engine(void) {
         cmocka_unit_test(dummy_weights_answer_in_tokens),
         cmocka_unit_test(dummy_weights_know_no_text),
         cmocka_unit_test(backend_is_selected),
+        cmocka_unit_test(a_gpu_that_is_not_there_is_refused),
         cmocka_unit_test(a_long_context_costs_its_entries),
     };
     return cmocka_run_group_tests_name("engine", tests, NULL, NULL);

@@ -269,7 +269,7 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
                               .ops = &r->ops,
                               .device = r->device,
                               .stream = r->stream,
-                              .exchange = hd_comm_emulated_interface(r->emulated),
+                              .comm = hd_comm_emulated_interface(r->emulated),
                               .probe = &r->probe};
     const hd_model_runner_options o = {
         .n_slots = (int32_t)r->set.batch,

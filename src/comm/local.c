@@ -1,0 +1,421 @@
+/* local.c - ranks of one process: every rank reads, or for sums writes, the others' memory.
+ *
+ * An exchange is a place where the members of a group meet: each counts itself in `sent` when
+ * its arguments can be read, and in `done` when it has finished reading. The last one wakes
+ * those that sleep. The counters only grow, so that a place serves again without a reset. A
+ * rank is `busy` while it touches memory of others. After an abort nobody becomes busy, and a
+ * rank that leaves an exchange early waits until nobody is: then its memory is its own. */
+#include "comm/local.h"
+
+#include <assert.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+#include "base/cores.h"
+#include "base/cpu.h"
+#include "base/memory.h"
+
+/* SPINS: some microseconds. Floats of a block, and of a cache line. */
+enum { SPINS = 500, BLOCK = 256, LINE = HD_CACHE_LINE / (int)sizeof(float) };
+
+typedef enum lane { COLLECTIVE, DISPATCH, COMBINE, N_LANES } lane;
+
+typedef struct exchange {
+    _Atomic uint64_t sent, done; /* members, over all exchanges at this place */
+} exchange;
+
+typedef struct group {
+    exchange at[N_LANES][HD_COMM_MAX_INFLIGHT];
+} group;
+
+typedef struct member {
+    hd_comm comm;
+    hd_comm_local *world;
+    /* exchanges that this rank has begun; the next one takes place [begun % MAX_INFLIGHT] */
+    uint64_t begun[HD_N_GROUPS][N_LANES];
+    uint64_t dispatched, combined; /* exchanges that have arrived */
+    const void *args;              /* of the collective that this rank is in */
+    hd_dispatch_args dispatch[HD_COMM_MAX_INFLIGHT];
+    hd_combine_args combine[HD_COMM_MAX_INFLIGHT];
+    _Atomic bool busy;
+} member;
+
+struct hd_comm_local {
+    int32_t n, spins;
+    member *ranks; /* [n] */
+    group *groups; /* [HD_N_GROUPS, n] of the group's first rank */
+    pthread_mutex_t mutex;
+    pthread_cond_t wake;
+    _Atomic int32_t sleepers;
+    _Atomic bool aborted;
+    char why[200]; /* written before aborted */
+};
+
+/* ---- waiting for each other ---- */
+
+static const hd_rank_group *group_of(const member *r, hd_group g) {
+    return &r->comm.groups[g];
+}
+
+static const member *member_at(const member *r, hd_group g, int32_t i) {
+    const hd_rank_group *members = group_of(r, g);
+    return &r->world->ranks[members->first + i * members->stride];
+}
+
+static exchange *exchange_at(const member *r, hd_group g, lane l, uint64_t ticket) {
+    group *all = &r->world->groups[(int32_t)g * r->world->n + group_of(r, g)->first];
+    return &all->at[l][ticket % HD_COMM_MAX_INFLIGHT];
+}
+
+static void count_in(const member *r, hd_group g, _Atomic uint64_t *count) {
+    hd_comm_local *w = r->world;
+    const uint64_t now = atomic_fetch_add(count, 1) + 1;
+    if (now % (uint64_t)group_of(r, g)->n || atomic_load(&w->sleepers) == 0) return;
+    pthread_mutex_lock(&w->mutex);
+    pthread_cond_broadcast(&w->wake);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+/* Waits for all members. A sleeper is counted before it looks at the counter, and the last
+ * member looks for sleepers after it counted itself: one of them sees the other. */
+static void wait_for(const member *r, hd_group g, _Atomic uint64_t *count, uint64_t ticket) {
+    hd_comm_local *w = r->world;
+    const uint64_t all = (ticket / HD_COMM_MAX_INFLIGHT + 1) * (uint64_t)group_of(r, g)->n;
+    for (int32_t i = 0; i <= w->spins; i++) {
+        if (atomic_load(count) >= all || atomic_load(&w->aborted)) return;
+        hd_cpu_relax();
+    }
+    pthread_mutex_lock(&w->mutex);
+    atomic_fetch_add(&w->sleepers, 1);
+    while (atomic_load(count) < all && !atomic_load(&w->aborted)) {
+        pthread_cond_wait(&w->wake, &w->mutex);
+    }
+    atomic_fetch_sub(&w->sleepers, 1);
+    pthread_mutex_unlock(&w->mutex);
+}
+
+/* Returns whether this rank may touch memory of others until it stops being busy. */
+static bool become_busy(member *r) {
+    atomic_store(&r->busy, true);
+    if (!atomic_load(&r->world->aborted)) return true;
+    atomic_store(&r->busy, false);
+    return false;
+}
+
+static void wait_for_the_busy(const hd_comm_local *w) {
+    for (int32_t i = 0; i < w->n; i++) {
+        while (atomic_load(&w->ranks[i].busy)) sched_yield();
+    }
+}
+
+static uint64_t begin(member *r, hd_group g, lane l) {
+    const uint64_t ticket = r->begun[g][l]++;
+    count_in(r, g, &exchange_at(r, g, l, ticket)->sent);
+    return ticket;
+}
+
+/* Waits until all members have begun. True: this rank is busy now. */
+static bool arrive(member *r, hd_stream *s, hd_group g, lane l, uint64_t ticket) {
+    wait_for(r, g, &exchange_at(r, g, l, ticket)->sent, ticket);
+    if (become_busy(r)) return true;
+    wait_for_the_busy(r->world);
+    hd_stream_fail(s, HD_EPEER, r->world->why);
+    return false;
+}
+
+/* Ends being busy; returns when all members have ended. */
+static void finish(member *r, hd_stream *s, hd_group g, lane l, uint64_t ticket) {
+    exchange *e = exchange_at(r, g, l, ticket);
+    atomic_store(&r->busy, false);
+    count_in(r, g, &e->done);
+    wait_for(r, g, &e->done, ticket);
+    if (!atomic_load(&r->world->aborted)) return;
+    wait_for_the_busy(r->world);
+    hd_stream_fail(s, HD_EPEER, r->world->why);
+}
+
+void hd_comm_local_abort(hd_comm_local *w, const char *why) {
+    pthread_mutex_lock(&w->mutex);
+    if (!atomic_load(&w->aborted)) {
+        snprintf(w->why, sizeof w->why, "%s", why);
+        atomic_store(&w->aborted, true);
+    }
+    pthread_cond_broadcast(&w->wake);
+    pthread_mutex_unlock(&w->mutex);
+    wait_for_the_busy(w);
+}
+
+static void abort_all(void *ctx, const char *why) {
+    hd_comm_local_abort(((member *)ctx)->world, why);
+}
+
+/* ---- collectives ---- */
+
+typedef void collective_fn(const member *r, const void *args);
+
+static void collective(member *r, hd_stream *s, hd_group g, const void *args,
+                       collective_fn *fn) {
+    r->args = args;
+    const uint64_t ticket = begin(r, g, COLLECTIVE);
+    if (!arrive(r, s, g, COLLECTIVE, ticket)) return;
+    fn(r, args);
+    finish(r, s, g, COLLECTIVE, ticket);
+}
+
+static float *floats(hd_act *x) {
+    return (float *)(void *)x; /* hd_comm_local_join has checked */
+}
+
+/* out[n] = sum of x[0 .. m - 1] from `at` on, as comm.h defines it. */
+static void tree_sum(float *out, float *const *x, int32_t m, int64_t at, int32_t n) {
+    if (m == 1) {
+        memcpy(out, x[0] + at, (size_t)n * sizeof *out);
+        return;
+    }
+    int32_t half = 1;
+    while (2 * half < m) half *= 2;
+    float right[BLOCK];
+    tree_sum(out, x, half, at, n);
+    tree_sum(right, x + half, m - half, at, n);
+    for (int32_t i = 0; i < n; i++) out[i] += right[i];
+}
+
+/* Sums this rank's elements of all members, into one of them or, with -1, into all. */
+static void sum_part(const member *r, const hd_reduce_scatter_args *a, int32_t only) {
+    const int32_t m = group_of(r, a->group)->n;
+    float *x[HD_LOCAL_MAX_RANKS], sum[BLOCK];
+    assert(m >= 1);
+    for (int32_t k = 0; k < m; k++) {
+        const hd_reduce_scatter_args *other = member_at(r, a->group, k)->args;
+        assert(other->n == a->n);
+        x[k] = floats(other->x);
+    }
+    for (int64_t i = 0; i < a->own; i += BLOCK) {
+        const int32_t n = (int32_t)hd_min_i64(BLOCK, a->own - i);
+        tree_sum(sum, x, m, a->first + i, n);
+        for (int32_t k = 0; k < m; k++) {
+            if (only < 0 || k == only)
+                memcpy(x[k] + a->first + i, sum, (size_t)n * sizeof *sum);
+        }
+    }
+}
+
+static void sum_for_all(const member *r, const void *args) {
+    sum_part(r, args, -1);
+}
+
+static void sum_for_one(const member *r, const void *args) {
+    const hd_reduce_scatter_args *a = args;
+    sum_part(r, a, group_of(r, a->group)->index);
+}
+
+static void gather_columns(const member *r, const void *args) {
+    const hd_all_gather_args *a = args;
+    const hd_rank_group *g = group_of(r, a->group);
+    for (int32_t k = 0; k < g->n; k++) {
+        const hd_all_gather_args *other = member_at(r, a->group, k)->args;
+        assert(other->rows == a->rows && other->cols == a->cols);
+        for (int32_t row = 0; row < a->rows && k != g->index; row++) {
+            const int64_t at = (int64_t)row * a->cols + other->first;
+            memcpy(a->x + at, other->x + at, (size_t)other->own * sizeof *a->x);
+        }
+    }
+}
+
+/* Each member sums its part of the elements for all. */
+static void all_reduce(void *ctx, hd_stream *s, const hd_all_reduce_args *a) {
+    const hd_rank_group *g = group_of(ctx, a->group);
+    const int64_t lines = hd_ceil_div(a->n, LINE);
+    const int64_t first = hd_min_i64(lines * g->index / g->n * LINE, a->n);
+    const int64_t end = hd_min_i64(lines * (g->index + 1) / g->n * LINE, a->n);
+    const hd_reduce_scatter_args part = {a->group, a->x, a->n, first, end - first};
+    collective(ctx, s, a->group, &part, sum_for_all);
+}
+
+static void reduce_scatter(void *ctx, hd_stream *s, const hd_reduce_scatter_args *a) {
+    collective(ctx, s, a->group, a, sum_for_one);
+}
+
+static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
+    collective(ctx, s, a->group, a, gather_columns);
+}
+
+/* ---- dispatch and combine ---- */
+
+/* Returns how many rows member k sends to a slot; *first: the place of the first one there. */
+static int32_t sent_to(const member *r, uint64_t ticket, int32_t k, int32_t slot,
+                       int32_t *first) {
+    const hd_dispatch_args *a =
+        &member_at(r, HD_GROUP_EP, k)->dispatch[ticket % HD_COMM_MAX_INFLIGHT];
+    *first = a->offset[slot];
+    return a->offset[slot + 1] - *first;
+}
+
+static void count_rows(const member *r, const hd_dispatch_args *a, uint64_t ticket) {
+    const hd_rank_group *g = group_of(r, HD_GROUP_EP);
+    int32_t n = 0, first;
+    for (int32_t e = 0; e < a->n_slots; e++) {
+        a->in_offset[e] = n;
+        for (int32_t k = 0; k < g->n; k++) {
+            n += sent_to(r, ticket, k, g->index * a->n_slots + e, &first);
+        }
+    }
+    a->in_offset[a->n_slots] = n;
+}
+
+/* Copies the rows of places first .. first + n - 1 of another rank to place `to` of this one. */
+static void take_rows(const hd_dispatch_args *a, int32_t to, const hd_dispatch_args *from,
+                      int32_t first, int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        const int32_t choice = from->assignment[first + i];
+        const int64_t row = choice / from->top_k;
+        memcpy(floats(a->in_x) + (int64_t)(to + i) * a->cols,
+               (const float *)(const void *)from->x + row * a->cols,
+               (size_t)a->cols * sizeof(float));
+        a->in_weight[to + i] = from->weight[choice];
+    }
+}
+
+static void take_all_rows(const member *r, const hd_dispatch_args *a, uint64_t ticket) {
+    const hd_rank_group *g = group_of(r, HD_GROUP_EP);
+    int32_t first = 0, to = 0;
+    for (int32_t e = 0; e < a->n_slots; e++) {
+        for (int32_t k = 0; k < g->n; k++) {
+            const int32_t n = sent_to(r, ticket, k, g->index * a->n_slots + e, &first);
+            const member *from = member_at(r, HD_GROUP_EP, k);
+            take_rows(a, to, &from->dispatch[ticket % HD_COMM_MAX_INFLIGHT], first, n);
+            to += n;
+        }
+    }
+}
+
+static void dispatch_send(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
+    member *r = ctx;
+    const uint64_t ticket = r->begun[HD_GROUP_EP][DISPATCH];
+    (void)s;
+    assert(ticket < r->combined + HD_COMM_MAX_INFLIGHT);
+    r->dispatch[ticket % HD_COMM_MAX_INFLIGHT] = *a;
+    begin(r, HD_GROUP_EP, DISPATCH);
+}
+
+/* Need not wait for the others to finish: what they read stays until combine_arrive. */
+static void dispatch_arrive(void *ctx, hd_stream *s, const hd_dispatch_args *a) {
+    member *r = ctx;
+    const uint64_t ticket = r->dispatched++;
+    if (!arrive(r, s, HD_GROUP_EP, DISPATCH, ticket)) return;
+    count_rows(r, a, ticket);
+    const int32_t n = a->in_offset[a->n_slots];
+    if (n <= a->in_rows) take_all_rows(r, a, ticket);
+    atomic_store(&r->busy, false);
+    if (n <= a->in_rows) return;
+    char why[sizeof r->world->why];
+    snprintf(why, sizeof why, "rank %d receives %d rows for its experts, at most %d fit",
+             r->comm.rank, n, a->in_rows);
+    hd_comm_local_abort(r->world, why);
+    memset(a->in_offset, 0, ((size_t)a->n_slots + 1) * sizeof *a->in_offset);
+    hd_stream_fail(s, HD_EPEER, r->world->why);
+}
+
+static void combine_send(void *ctx, hd_stream *s, const hd_combine_args *a) {
+    member *r = ctx;
+    (void)s;
+    r->combine[r->begun[HD_GROUP_EP][COMBINE] % HD_COMM_MAX_INFLIGHT] = *a;
+    begin(r, HD_GROUP_EP, COMBINE);
+}
+
+/* The rows that this rank sent to a slot lie together there, behind those of the members before
+ * it. */
+static void take_results(const member *r, const hd_combine_args *a, uint64_t ticket) {
+    const hd_rank_group *g = group_of(r, HD_GROUP_EP);
+    const int32_t n_slots = r->dispatch[ticket % HD_COMM_MAX_INFLIGHT].n_slots;
+    for (int32_t slot = 0; slot < g->n * n_slots; slot++) {
+        const member *there = member_at(r, HD_GROUP_EP, slot / n_slots);
+        const hd_dispatch_args *d = &there->dispatch[ticket % HD_COMM_MAX_INFLIGHT];
+        const hd_combine_args *c = &there->combine[ticket % HD_COMM_MAX_INFLIGHT];
+        int32_t from = d->in_offset[slot % n_slots], first;
+        for (int32_t k = 0; k < g->index; k++) from += sent_to(r, ticket, k, slot, &first);
+        const int32_t n = sent_to(r, ticket, g->index, slot, &first);
+        memcpy(floats(a->y) + (int64_t)first * a->cols,
+               (const float *)(const void *)c->in_y + (int64_t)from * a->cols,
+               (size_t)n * (size_t)a->cols * sizeof(float));
+    }
+}
+
+static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {
+    member *r = ctx;
+    const uint64_t ticket = r->combined++;
+    if (!arrive(r, s, HD_GROUP_EP, COMBINE, ticket)) return;
+    take_results(r, a, ticket);
+    finish(r, s, HD_GROUP_EP, COMBINE, ticket);
+}
+
+/* ---- opening ---- */
+
+static const hd_comm_table table = {.all_reduce = all_reduce,
+                                    .reduce_scatter = reduce_scatter,
+                                    .all_gather = all_gather,
+                                    .dispatch_send = dispatch_send,
+                                    .dispatch_arrive = dispatch_arrive,
+                                    .combine_send = combine_send,
+                                    .combine_arrive = combine_arrive,
+                                    .abort = abort_all};
+
+hd_status hd_comm_local_open(hd_comm_local **out, const hd_parallel_config *parallel,
+                             hd_err *err) {
+    *out = NULL;
+    HD_TRY(hd_parallel_check(parallel, err));
+    const int32_t n = hd_parallel_world(parallel);
+    if (n > HD_LOCAL_MAX_RANKS) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "%d ranks in one process; at most %d", n,
+                       HD_LOCAL_MAX_RANKS);
+    }
+    hd_comm_local *w = calloc(1, sizeof *w);
+    if (!w) return HD_FAIL(err, HD_ENOMEM, "no memory for %d ranks", n);
+    pthread_mutex_init(&w->mutex, NULL);
+    pthread_cond_init(&w->wake, NULL);
+    w->n = n;
+    w->ranks = calloc((size_t)n, sizeof *w->ranks);
+    w->groups = calloc((size_t)n * HD_N_GROUPS, sizeof *w->groups);
+    if (!w->ranks || !w->groups) {
+        hd_comm_local_close(w);
+        return HD_FAIL(err, HD_ENOMEM, "no memory for %d ranks", n);
+    }
+    /* with fewer cores, a rank that spins would keep another from working */
+    w->spins = n <= hd_cores_count() ? SPINS : 0;
+    for (int32_t i = 0; i < n; i++) {
+        w->ranks[i].world = w;
+        w->ranks[i].comm = hd_comm_of(&table, &w->ranks[i], parallel, i);
+    }
+    *out = w;
+    return HD_OK;
+}
+
+void hd_comm_local_close(hd_comm_local *w) {
+    if (!w) return;
+    pthread_cond_destroy(&w->wake);
+    pthread_mutex_destroy(&w->mutex);
+    free(w->ranks);
+    free(w->groups);
+    free(w);
+}
+
+hd_status hd_comm_local_join(hd_comm_local *w, int32_t rank, const hd_device *device,
+                             const hd_ops *ops, const hd_comm **out, hd_err *err) {
+    *out = NULL;
+    if (rank < 0 || rank >= w->n) {
+        return HD_FAIL(err, HD_EINVAL, "rank %d joins a world of %d ranks", rank, w->n);
+    }
+    if (!hd_device_is_host(device) || ops->act_bytes != sizeof(float)) {
+        return HD_FAIL(err, HD_EUNSUPPORTED,
+                       "ranks of one process exchange float32 in host memory; rank %d has "
+                       "another device",
+                       rank);
+    }
+    *out = &w->ranks[rank].comm;
+    return HD_OK;
+}

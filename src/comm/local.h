@@ -1,0 +1,27 @@
+/* local.h - communication between ranks of one process, one thread each, in host memory.
+ *
+ * Ranks read each other's rows where they lie. A thread that waits for another spins briefly,
+ * then sleeps. hd_comm_abort() wakes all that wait. */
+#ifndef HD_COMM_LOCAL_H
+#define HD_COMM_LOCAL_H
+
+#include "comm/comm.h"
+
+enum { HD_LOCAL_MAX_RANKS = 64 };
+
+typedef struct hd_comm_local hd_comm_local; /* what all ranks share */
+
+hd_status hd_comm_local_open(hd_comm_local **out, const hd_parallel_config *parallel,
+                             hd_err *err);
+void hd_comm_local_close(hd_comm_local *w); /* NULL is fine; after the threads of all ranks */
+
+/* Joins rank `rank`, which computes on the device with the operators; its one thread makes the
+ * calls. *out lives as long as w. HD_EUNSUPPORTED if the device's memory is not host memory or
+ * the operators' elements are not float32. Any thread may join. */
+hd_status hd_comm_local_join(hd_comm_local *w, int32_t rank, const hd_device *device,
+                             const hd_ops *ops, const hd_comm **out, hd_err *err);
+
+/* hd_comm_abort() for a rank that could not join. */
+void hd_comm_local_abort(hd_comm_local *w, const char *why);
+
+#endif

@@ -1,0 +1,166 @@
+/* rank.c - opens and closes a rank: device, weights, runner, scheduler, and memory of its step
+ * thread. */
+#include "engine/rank.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+
+static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
+                             hd_precision precision, hd_err *err) {
+    hd_engine *e = rank->engine;
+    const hd_ops_options ops = {
+        .cpu = {.n_threads = o->threads, .pin = o->pin_threads},
+        .gpu = o->gpu + rank->index,
+        .precision = precision,
+        .no_batch_invariance = o->no_batch_invariance,
+        .needs_cpu = e->mla == HD_MLA_NAIVE ? "mla naive" : NULL,
+        .no_gpu = &e->no_gpu
+    };
+    HD_TRY(hd_ops_open(&rank->ops, &rank->device, o->backend ? o->backend : "auto", &ops, err));
+    rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device);
+    return hd_stream_open(&rank->stream, rank->device, err);
+}
+
+static hd_status open_weights(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
+    const hd_model_spec *spec = rank->engine->spec;
+    const hd_dummy_options dummy = {.device = rank->device, .stream = rank->stream};
+    HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&rank->weights, spec, &dummy, err)
+                            : hd_weights_open(&rank->weights, o->model_dir, spec, err));
+    rank->totals.weight_bytes = hd_weights_bytes(rank->weights);
+    return HD_OK;
+}
+
+hd_status engine_rank_open(engine_rank *rank, hd_engine *e, int32_t index,
+                           const hd_engine_options *o, hd_precision precision, hd_err *err) {
+    rank->engine = e;
+    rank->index = index;
+    if (o->backend && strcmp(o->backend, "null") == 0) return HD_OK;
+    HD_TRY(open_device(rank, o, precision, err));
+    return open_weights(rank, o, err);
+}
+
+hd_status engine_rank_upload(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
+    const hd_upload_watch watch = {o->on_upload, o->on_upload_ctx};
+    if (!rank->weights) return HD_OK;
+    return hd_weights_upload(rank->weights, rank->device, rank->stream, &watch, err);
+}
+
+/* ---- runner and scheduler ---- */
+
+static hd_status open_null_runner(engine_rank *rank, const engine_sizes *z,
+                                  const hd_engine_options *o, hd_err *err) {
+    const hd_null_runner_options null = {.tokenizer = rank->engine->tokenizer,
+                                         .n_ids = rank->engine->n_ids,
+                                         .n_slots = z->running,
+                                         .max_drafts = z->drafts,
+                                         .step_us = o->null_step_us};
+    HD_TRY(hd_null_runner_open(&rank->null, &null, err));
+    rank->runner = hd_null_runner_interface(rank->null);
+    return HD_OK;
+}
+
+static hd_status open_model_runner(engine_rank *rank, const engine_sizes *z,
+                                   const hd_engine_options *o, hd_err *err) {
+    const hd_engine *e = rank->engine;
+    const hd_model_env env = {.spec = e->spec,
+                              .weights = rank->weights,
+                              .ops = &rank->ops,
+                              .device = rank->device,
+                              .stream = rank->stream,
+                              .mla = e->mla};
+    const hd_model_runner_options x = {
+        .n_slots = z->running,
+        .step_rows = z->step_rows,
+        .positions = z->context + HD_MAX_DRAFTS,
+        .seq_pages = z->seq_pages,
+        .n_pages = {z->n_pages[0], z->n_pages[1]},
+        .n_snapshots = z->n_snapshots,
+        .n_ids = e->n_ids,
+        .max_drafts = z->drafts,
+        .sample_rows = z->sample_rows,
+        .vocab = e->vocab,
+        .forced = hd_acceptance_of(o->forced_acceptance),
+        .fixed_steps = rank->graphs
+    };
+    HD_TRY(hd_model_runner_open(&rank->model_runner, &env, &x, err));
+    rank->runner = hd_model_runner_interface(rank->model_runner);
+    return HD_OK;
+}
+
+static void count_memory(engine_rank *rank, const engine_sizes *z) {
+    const hd_model_spec *spec = rank->engine->spec;
+    const int32_t n_layers = spec->n_layers + hd_weights_n_mtp(rank->weights);
+    rank->totals.activation_bytes = hd_model_runner_bytes(rank->model_runner);
+    for (int l = 0; l < HD_N_KV_GROUPS; l++) {
+        rank->totals.kv_bytes +=
+            (size_t)z->n_pages[l] *
+            hd_kv_page_bytes(spec, n_layers, (hd_kv_group)l, rank->ops.act_bytes, z->drafts);
+    }
+}
+
+static hd_status open_sched(engine_rank *rank, const engine_sizes *z, hd_err *err) {
+    const hd_sched_options s = {
+        .cache = {.page_tokens = z->shape.page_tokens,
+                  .lookback = z->shape.lookback,
+                  .n_pages = {z->n_pages[0], z->n_pages[1]},
+                  .n_snapshots = z->n_snapshots,
+                  .max_seqs = z->running,
+                  .seq_pages = z->seq_pages},
+        .step_rows = z->step_rows,
+        .chunk_rows = z->chunk,
+        .sample_rows = z->sample_rows,
+        .queue_limit = z->queue + z->running,
+        .ahead = rank->graphs ? 2 * HD_MAX_STEP_TOKENS : 0,
+        .max_positions = z->context
+    };
+    const hd_runner runner = engine_rank_runner(rank);
+    const hd_sched_hooks hooks = engine_rank_hooks(rank);
+    rank->totals.max_running = z->running;
+    rank->totals.max_context = z->context;
+    rank->totals.page_tokens = z->shape.page_tokens;
+    rank->totals.snapshots = z->n_snapshots;
+    return hd_sched_open(&rank->sched, &s, &runner, &hooks, err);
+}
+
+hd_status engine_rank_open_runner(engine_rank *rank, const engine_sizes *z,
+                                  const hd_engine_options *o, hd_err *err) {
+    if (rank->weights) {
+        HD_TRY(open_model_runner(rank, z, o, err));
+        count_memory(rank, z);
+    } else {
+        HD_TRY(open_null_runner(rank, z, o, err));
+    }
+    return open_sched(rank, z, err);
+}
+
+hd_status engine_rank_open_inbox(engine_rank *rank, const engine_sizes *z, int32_t max_living,
+                                 hd_err *err) {
+    const size_t n = (size_t)z->running;
+    rank->cap_step_outputs = z->running;
+    rank->step_outputs = calloc(n, sizeof *rank->step_outputs);
+    rank->tops = calloc(n * ENGINE_POST_TOPS, sizeof *rank->tops);
+    rank->fresh_loads = calloc((size_t)rank->engine->n_loads + 1, sizeof *rank->fresh_loads);
+    if (!rank->step_outputs || !rank->tops || !rank->fresh_loads ||
+        !engine_mail_open(&rank->inbox, max_living)) {
+        return HD_FAIL(err, HD_ENOMEM, "no memory for %d requests", max_living);
+    }
+    for (size_t i = 0; i < n; i++) {
+        rank->step_outputs[i].top = rank->tops + i * ENGINE_POST_TOPS;
+    }
+    return HD_OK;
+}
+
+void engine_rank_close(engine_rank *rank) {
+    hd_sched_close(rank->sched);
+    hd_model_runner_close(rank->model_runner);
+    hd_null_runner_close(rank->null);
+    hd_stream_close(rank->stream);
+    hd_device_close(rank->device);
+    hd_weights_close(rank->weights);
+    free(rank->step_outputs);
+    free(rank->tops);
+    free(rank->fresh_loads);
+    engine_mail_close(&rank->inbox);
+}
