@@ -1,16 +1,12 @@
 """What a person sees: widths, wrapping, dimming and NO_COLOR on a terminal, and nothing of them in a pipe."""
 
-import fcntl
 import os
-import pty
 import re
-import struct
-import subprocess
-import termios
 
 import pytest
-from conftest import HADAL, ROOT, run_hadal
+from conftest import ROOT, run_hadal
 from hub import Hub, cut
+from terminal import Terminal, on_terminal
 
 TINY = ROOT / "models" / "tiny-v4"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -18,27 +14,16 @@ ASK = ["generate", TINY, "-p", "What is 347 + 586?", "--thinking", "on", "-q"]
 COMMANDS = ["serve", "chat", "generate", "pull", "eval", "bench throughput", "bench latency", "bench ops", "inspect", "tokenize", "detokenize", "render", "logits", "replay", "version"]
 
 
-def on_terminal(*words, columns=80, env=None, stdin=subprocess.DEVNULL):
-    """What a terminal of so many columns gets, whole, with its escapes."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"} | (env or {})
-    process = subprocess.Popen([HADAL, *map(str, words)], stdin=stdin, stdout=slave, stderr=slave, env=environment)
-    os.close(slave)
-    data = b""
-    try:
-        while piece := os.read(master, 65536):
-            data += piece
-    except OSError:  # the other side is closed
-        pass
-    os.close(master)
-    assert process.wait() == 0, data
-    return data.decode().replace("\r\n", "\n")
-
-
 def widest(text):
     """Of what a terminal shows: a carriage return begins the line again."""
     return max(len(part) for line in ESCAPE.sub("", text).split("\n") for part in line.split("\r"))
+
+
+def test_the_reader_loses_nothing_of_a_program_that_ends_at_once():
+    for _ in range(20):
+        terminal = Terminal("seq", 1, 20000)
+        assert terminal.close() == 0
+        assert terminal.seen.split() == [str(n) for n in range(1, 20001)]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
