@@ -9,6 +9,7 @@
     X(log) \
     X(cores) \
     X(options) \
+    X(engine_options) \
     X(screen) \
     X(tokenizer) \
     X(chat) \

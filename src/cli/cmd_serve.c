@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "base/progress.h"
 #include "cli/commands.h"
-#include "cli/options.h"
 #include "cli/serve_settings.h"
 #include "cli/upload_bar.h"
 
