@@ -22,6 +22,19 @@ static const char *const precisions[] = {"exact", "fast", "official", NULL};
 static const char *const mla_forms[] = {"absorbed", "naive", NULL};
 static const char *const on_off[] = {"on", "off", NULL};
 
+/* Which formats --precision means here; no GPU is looked for. */
+static void tell_formats(char *out, size_t size) {
+    const char *gpu = hd_ops_activations("cuda", HD_FAST);
+    const int n = snprintf(out, size, "; here fast is %s", hd_ops_activations("cpu", HD_FAST));
+    if (n < 0 || (size_t)n >= size) return;
+    if (gpu) {
+        snprintf(out + n, size - (size_t)n, " on the CPU and %s on a GPU, official %s", gpu,
+                 hd_ops_activations("cuda", HD_OFFICIAL));
+    } else {
+        snprintf(out + n, size - (size_t)n, ", and official needs a build with CUDA");
+    }
+}
+
 /* What a row begins with: the name, the field it sets, its range or its words. */
 /* clang-format off */
 #define SETS(title, field)                                        \
@@ -58,7 +71,8 @@ static const engine_option rows[] = {
      HELP("what a step of the null backend takes; default 0"), .offered = ENGINES,
      .why = "there is nothing to compute without a model"},
     {WORD("precision", options.precision, precisions),
-     HELP("of products: fast rounds activations first, official to FP8"), .offered = ALL},
+     HELP("number format of activations in products: exact is float32, fast and official round"),
+     .option.on_machine = tell_formats, .offered = ALL},
     {FLAG("no-batch-invariance", options.no_batch_invariance),
      HELP("with fast on a GPU: large products by cuBLASLt, whose bits vary"), .offered = ALL},
     {WORD("mla", options.mla, mla_forms),

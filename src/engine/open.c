@@ -390,6 +390,11 @@ const char *hd_engine_backend(const hd_engine *e, const char **no_gpu) {
     return strcmp(e->ops.name, "ref") == 0 ? "ref" : "cpu";
 }
 
+const char *hd_engine_activations(const hd_engine *e, hd_precision *precision) {
+    *precision = e->ops.precision;
+    return e->ops.activations;
+}
+
 static void close_mail(engine_mail *m) {
     free(m->submitted);
     free(m->cancelled);
