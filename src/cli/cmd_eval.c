@@ -11,6 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/progress.h"
+#include "cli/columns.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/eval_check.h"
@@ -207,13 +208,25 @@ static void interval(int32_t right, int32_t n, double *low, double *high) {
     *high = fmin(middle + half, 1);
 }
 
-static void print_row(const char *name, const group *g) {
+static const column table[] = {
+    {"task",          20, false},
+    {"n",             5,  true },
+    {"right",         10, true },
+    {"95 % interval", 18, true },
+    {"finished",      12, true },
+    {"accepted",      10, true }
+};
+
+static void print_row(columns *c, const char *name, const group *g) {
     double low, high;
     interval(g->right, g->n, &low, &high);
-    printf("%-20s %5d %8.1f %%   %5.1f .. %5.1f %%   %8.1f %%", name, g->n,
-           100.0 * g->right / g->n, 100 * low, 100 * high, 100.0 * g->finished / g->n);
-    if (g->drafted) printf("   %6.1f %%", 100.0 * g->accepted / g->drafted);
-    putchar('\n');
+    columns_cell(c, "%s", name);
+    columns_cell(c, "%d", g->n);
+    columns_cell(c, "%.1f %%", 100.0 * g->right / g->n);
+    columns_cell(c, "%5.1f .. %5.1f %%", low * 100, high * 100);
+    columns_cell(c, "%.1f %%", 100.0 * g->finished / g->n);
+    if (g->drafted) columns_cell(c, "%.1f %%", 100.0 * g->accepted / g->drafted);
+    columns_end(c);
 }
 
 static json_t *row_json(const char *name, const group *g) {
@@ -229,11 +242,11 @@ static json_t *row_json(const char *name, const group *g) {
 static hd_status report(const eval *v, hd_err *err) {
     group all = {.name = "all"};
     json_t *rows = json_array();
-    printf("%-20s %5s %10s   %16s   %10s%s\n", "task", "n", "right", "95 % interval",
-           "finished", all.drafted ? "   accepted" : "");
+    columns c = columns_open(stdout, table, (int)HD_LEN(table), 0);
+    columns_head(&c);
     for (int32_t i = 0; i < v->n_groups; i++) {
         const group *g = &v->groups[i];
-        print_row(g->name, g);
+        print_row(&c, g->name, g);
         json_array_append_new(rows, row_json(g->name, g));
         all.n += g->n;
         all.right += g->right;
@@ -243,7 +256,7 @@ static hd_status report(const eval *v, hd_err *err) {
         all.drafted += g->drafted;
         all.accepted += g->accepted;
     }
-    print_row(all.name, &all);
+    print_row(&c, all.name, &all);
     json_t *out = json_pack("{s:s, s:o, s:o}", "model", v->set.engine.options.model_dir,
                             "tasks", rows, "all", row_json(all.name, &all));
     hd_status st = HD_OK;

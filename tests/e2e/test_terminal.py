@@ -51,6 +51,33 @@ def test_inspect_keeps_to_the_width(columns):
     assert "12.03 kB" in text  # numbers stay with their units
 
 
+TABLES = {
+    "steps": (["bench", "ops", TINY, "--prompt", 8, "--context", 8, "--repeat", 1],
+              "  operator       shape                weights  calls        ms  share    GB/s  GFLOP/s  limit"),
+    "operators": (["bench", "ops", "--backend", "cpu", "--only", "V4 rms_norm", "--repeat", 1],
+                  "case                         operator       shape                       rows         us"
+                  "   limit us binds of limit    GB/s   TFLOP/s  spread"),
+    "rank": (["bench", "latency", "--emulate-rank", "tp=1", "--dummy-weights", TINY, "--steps", 1, "--context", 8],
+             "  part             operator       rows x outs x ins      weights  calls        us        MB       GF"
+             "  limit us   ratio   lost ms  share"),
+    "load": (["bench", "latency", TINY, "--num-prompts", 1, "--input-len", 8, "--output-len", 4, "-q"], "Mean TTFT (ms):"),
+    "eval": (["eval", TINY, "--suite", "tiny", "--task", "addition_3", "--limit", 1, "-q"],
+             "task                     n      right      95 % interval     finished   accepted"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_keep_to_the_width(name, columns):
+    """Words and figures of a row on lines of their own; in a pipe it is one line, and as wide as it is."""
+    command, titles = TABLES[name]
+    assert any(line.startswith(titles) for line in run_hadal(*command).stdout.splitlines())
+    text = on_terminal(*command, columns=columns)
+    assert widest(text) <= columns
+    words = iter(text.split())
+    assert all(word in words for word in titles.split())  # in this order
+
+
 @pytest.mark.parametrize("columns", [80, 33, 20])
 def test_answers_are_wrapped_by_words(columns):
     text = on_terminal(*ASK, columns=columns)
