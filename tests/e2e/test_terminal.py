@@ -2,9 +2,10 @@
 
 import os
 import re
+import signal
 
 import pytest
-from conftest import ROOT, run_hadal
+from conftest import HADAL, ROOT, run_hadal
 from hub import Hub, cut
 from terminal import Terminal, on_terminal
 
@@ -54,7 +55,7 @@ def test_inspect_keeps_to_the_width(columns):
 TABLES = {
     "steps": (["bench", "ops", TINY, "--prompt", 8, "--context", 8, "--repeat", 1],
               "  operator       shape                weights  calls        ms  share    GB/s  GFLOP/s  limit"),
-    "operators": (["bench", "ops", "--backend", "cpu", "--only", "V4 rms_norm", "--repeat", 1],
+    "operators": (["bench", "ops", "--backend", "cpu", "--only", "V3 rms_norm", "--repeat", 1],
                   "case                         operator       shape                       rows         us"
                   "   limit us binds of limit    GB/s   TFLOP/s  spread"),
     "rank": (["bench", "latency", "--emulate-rank", "tp=1", "--dummy-weights", TINY, "--steps", 1, "--context", 8],
@@ -66,16 +67,16 @@ TABLES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("columns", [80, 60])
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_keep_to_the_width(name, columns):
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "operators" else []) for name in TABLES])
+def test_tables_keep_to_the_width(name):
     """Words and figures of a row on lines of their own; in a pipe it is one line, and as wide as it is."""
     command, titles = TABLES[name]
     assert any(line.startswith(titles) for line in run_hadal(*command).stdout.splitlines())
-    text = on_terminal(*command, columns=columns)
-    assert widest(text) <= columns
-    words = iter(text.split())
-    assert all(word in words for word in titles.split())  # in this order
+    for columns in (80, 60):
+        text = on_terminal(*command, columns=columns)
+        assert widest(text) <= columns
+        words = iter(text.split())
+        assert all(word in words for word in titles.split())  # in this order
 
 
 @pytest.mark.parametrize("columns", [80, 33, 20])
@@ -98,6 +99,51 @@ def test_reasoning_is_dimmed_or_labelled():
         assert "\x1b" not in plain
         assert plain.startswith("[reasoning]\n") and "\n\n[answer]\n" in plain
     assert on_terminal(*ASK, env={"NO_COLOR": ""}) == colored  # empty: not set
+
+
+SLOW = [HADAL, "generate", TINY, "-p", "x", "--thinking", "on", "-q", "--backend", "null", "--null-step-us", 20000]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_dimmed_terminal(number):
+    terminal = Terminal(*SLOW)
+    terminal.wait_for("\x1b[2m")
+    terminal.process.send_signal(number)
+    assert terminal.close() == -number
+    assert terminal.seen.endswith("\x1b[0m")
+
+
+def test_a_stopped_program_leaves_no_dimmed_prompt():
+    terminal = Terminal(*SLOW)
+    terminal.wait_for("\x1b[2m")
+    terminal.process.send_signal(signal.SIGTSTP)
+    terminal.wait_for("\x1b[0m")
+    terminal.process.send_signal(signal.SIGCONT)
+    terminal.wait_for("\x1b[2m")
+    terminal.process.terminate()
+    assert terminal.close() == -signal.SIGTERM and terminal.seen.endswith("\x1b[0m")
+
+
+def test_ctrl_c_in_dimmed_reasoning_ends_it(tmp_path):
+    chat = Terminal(HADAL, "chat", TINY, "--backend", "null", "--null-step-us", 20000, env={"XDG_STATE_HOME": str(tmp_path)})
+    chat.wait_for("> ")
+    chat.type("x\n")
+    chat.wait_for("\x1b[2m")
+    chat.process.send_signal(signal.SIGINT)
+    chat.wait_for("\x1b[0m")
+    chat.wait_for("stopped]")
+    chat.wait_for("> ")
+    chat.type("x\n")
+    chat.wait_for("\x1b[2m")
+    chat.process.terminate()  # and the modes of line editing
+    assert chat.close() == -signal.SIGTERM and chat.seen.endswith("\x1b[0m")
+
+
+def test_a_signal_at_a_prompt_leaves_no_changed_terminal(tmp_path):
+    chat = Terminal(HADAL, "chat", TINY, "--backend", "null", env={"XDG_STATE_HOME": str(tmp_path)})
+    chat.wait_for("> ")
+    chat.process.send_signal(signal.SIGHUP)
+    assert chat.close() == -signal.SIGHUP
 
 
 def test_chat_labels_reasoning_in_a_pipe(tmp_path):
