@@ -107,6 +107,13 @@ def test_commands_without_an_engine_have_the_options_of_operators(run, command):
     assert result.returncode == 2 and "no-batch-invariance is for backend cuda" in result.stderr
 
 
+def test_an_emulated_rank_attends_in_the_form_it_is_told(run):
+    flags = ["--dummy-weights", ROOT / "models" / "tiny-v3", "--backend", "cpu", "--prompt", 64, "--context", 0, "--steps", 1]
+    for form, operator in (("absorbed", " attention "), ("naive", " attention_naive ")):
+        result = run_hadal("bench", "latency", "--emulate-rank", "tp=1", *flags, "--mla", form)
+        assert result.returncode == 0 and operator in result.stdout, result.stderr
+
+
 def test_logits_checks_a_manifest(run):
     result = run("logits", "--manifest", "/nowhere")
     assert result.returncode == 2 and "/nowhere" in result.stderr
