@@ -149,7 +149,7 @@ static void print_engine(screen *out, hd_engine *engine) {
 /* "fast: activations of products in bfloat16". */
 static void print_precision(screen *out, const char *name, const hd_engine *e) {
     hd_precision used, asked;
-    hd_err err;
+    hd_err err = {0};
     char text[200];
     const char *format = hd_engine_activations(e, &used);
     if (!format || hd_precision_of(&asked, name, &err) != HD_OK) return;

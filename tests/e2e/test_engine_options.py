@@ -107,6 +107,11 @@ def test_commands_without_an_engine_have_the_options_of_operators(run, command):
     assert result.returncode == 2 and "no-batch-invariance is for backend cuda" in result.stderr
 
 
+def test_operators_alone_have_no_form_of_attention():
+    result = run_hadal("bench", "ops", "--mla", "naive")
+    assert result.returncode == 2 and "--mla is for the steps of a CONFIG" in result.stderr
+
+
 def test_an_emulated_rank_attends_in_the_form_it_is_told(run):
     flags = ["--dummy-weights", ROOT / "models" / "tiny-v3", "--backend", "cpu", "--prompt", 64, "--context", 0, "--steps", 1]
     for form, operator in (("absorbed", " attention "), ("naive", " attention_naive ")):

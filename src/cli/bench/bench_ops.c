@@ -257,6 +257,8 @@ static hd_status run(const settings *set, hd_err *err) {
     HD_TRY(ops_options(set, &ops, &mla, err));
     if (set->isa && (!set->path || !cpu))
         return HD_FAIL(err, HD_EINVAL, "--isa is for a CONFIG on the cpu backend");
+    if (mla == HD_MLA_NAIVE && !set->path)
+        return HD_FAIL(err, HD_EINVAL, "--mla is for the steps of a CONFIG");
     if (!set->path)
         return bench_cases(backend, &ops, set->only, (int32_t)set->repeat, set->json, err);
     if (set->only) return HD_FAIL(err, HD_EINVAL, "--only is for the cases without a CONFIG");
