@@ -17,8 +17,7 @@ enum { CONFIG_MAX_BYTES = 1 << 20, TEXT_COLUMN = 29, MOST_WIDTH = 100 };
 
 void option_list_add(option_list *list, const option *options, size_t n) {
     assert((size_t)list->n + n <= MAX_OPTIONS);
-    memcpy(list->all + list->n, options, n * sizeof *options);
-    list->n += (int)n;
+    for (size_t i = 0; i < n; i++) list->all[list->n++] = options[i];
 }
 
 int64_t option_int_value(const option *o) {

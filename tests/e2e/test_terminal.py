@@ -62,7 +62,7 @@ TABLES = {
              "  part             operator       rows x outs x ins      weights  calls        us        MB       GF"
              "  limit us   ratio   lost ms  share"),
     "load": (["bench", "latency", TINY, "--num-prompts", 1, "--input-len", 8, "--output-len", 4, "-q"], "Mean TTFT (ms):"),
-    "eval": (["eval", TINY, "--suite", "tiny", "--task", "addition_3", "--limit", 1, "-q"],
+    "eval": (["eval", TINY, "--suite", "tiny", "--task", "addition_1", "--limit", 1, "-q"],
              "task                     n      right      95 % interval     finished   accepted"),
 }  # fmt: skip
 
