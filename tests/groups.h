@@ -10,6 +10,7 @@
     X(cores) \
     X(device) \
     X(options) \
+    X(engine_options) \
     X(screen) \
     X(tokenizer) \
     X(chat) \

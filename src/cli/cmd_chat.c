@@ -13,19 +13,19 @@
 #include "base/json.h"
 #include "cli/answer.h"
 #include "cli/commands.h"
+#include "cli/engine_options.h"
 #include "cli/line_editor.h"
-#include "cli/options.h"
 #include "cli/request_options.h"
-#include "cli/upload_bar.h"
 
 enum { MAX_FILE_BYTES = 16 << 20, MAX_PATH = 4096 };
 
 typedef struct chat_settings {
-    const char *model_dir, *manifest, *system;
-    int64_t max_tokens, context, seed, top_k, draft_tokens, threads;
+    engine_settings engine;
+    const char *system;
+    int64_t max_tokens, seed, top_k;
     double temperature, top_p, min_p;
-    int backend, precision, mla, token_history, thinking;
-    bool no_invariance, quiet;
+    int thinking;
+    bool quiet;
 } chat_settings;
 
 typedef struct chat {
@@ -84,7 +84,7 @@ static hd_status take_turn(chat *c, hd_err *err) {
                           .messages = messages,
                           .thinking = set->thinking == 2 ? -1 : set->thinking,
                           .max_tokens = (int32_t)set->max_tokens,
-                          .draft_tokens = (int32_t)set->draft_tokens,
+                          .draft_tokens = set->engine.draft_tokens,
                           .temperature = (float)set->temperature,
                           .top_p = (float)set->top_p,
                           .min_p = (float)set->min_p,
@@ -339,28 +339,13 @@ static bool history_path(char *out, size_t size) {
 }
 
 static hd_status open_chat(chat *c, hd_err *err) {
-    char why[600], history[MAX_PATH];
-    upload_bar bar = {.quiet = c->set.quiet};
-    const hd_engine_options options = {.size = sizeof options,
-                                       .model_dir = c->set.model_dir,
-                                       .manifest = c->set.manifest,
-                                       .backend = option_backends[c->set.backend],
-                                       .precision = option_precisions[c->set.precision],
-                                       .no_batch_invariance = c->set.no_invariance,
-                                       .mla = option_mla_forms[c->set.mla],
-                                       .no_token_history = c->set.token_history,
-                                       .threads = (int32_t)c->set.threads,
-                                       .max_running = 1,
-                                       .max_context = (int32_t)c->set.context,
-                                       .need_drafts = c->set.draft_tokens > 0,
-                                       .on_upload = upload_bar_draw,
-                                       .on_upload_ctx = &bar};
+    char history[MAX_PATH];
     c->messages = json_array();
     if (c->set.system) c->system = strdup(c->set.system);
     HD_TRY(line_editor_open(&c->editor, history_path(history, sizeof history) ? history : NULL,
                             err));
-    const int opened = hd_engine_open(&c->engine, &options, why, sizeof why);
-    return opened == 0 ? HD_OK : HD_FAIL(err, (hd_status)opened, "%s", why);
+    c->set.engine.options.max_running = 1;
+    return engine_settings_open(&c->engine, &c->set.engine, c->set.quiet, err);
 }
 
 static hd_status run(chat *c, hd_err *err) {
@@ -381,7 +366,8 @@ static hd_status run(chat *c, hd_err *err) {
 int cmd_chat(int argc, char **argv) {
     static const char *const thinking[] = {"auto", "on", "off", NULL};
     chat c = {
-        .set = {.temperature = 0, .top_p = 1, .draft_tokens = HD_DRAFTS_AUTO, .thinking = 1}
+        .set = {
+                .engine = engine_settings_default(), .temperature = 0, .top_p = 1, .thinking = 1}
     };
     chat_settings *set = &c.set;
     const option options[] = {
@@ -389,25 +375,15 @@ int cmd_chat(int argc, char **argv) {
         option_choice("thinking", &set->thinking, thinking,
                       "reason first, where the model can; default: on"),
         option_max_tokens(&set->max_tokens, "of an answer; 0: what the context leaves"),
-        option_int("context", &set->context, 0, INT32_MAX,
-                   "tokens of the conversation; 0: 8192"),
         option_temperature(&set->temperature),
         option_top_p(&set->top_p),
         option_top_k(&set->top_k),
         option_min_p(&set->min_p),
         option_int("seed", &set->seed, 0, INT64_MAX, "of the random numbers"),
-        option_int("draft-tokens", &set->draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS,
-                   "drafts per step by the MTP layer; -1: as many as pay"),
-        option_int("threads", &set->threads, 0, 1024, "0: one per core"),
-        option_backend(&set->backend),
-        option_precision(&set->precision),
-        option_no_invariance(&set->no_invariance),
-        option_mla(&set->mla),
-        option_token_history(&set->token_history),
-        option_manifest(&set->manifest),
         with_letter(option_flag("quiet", &set->quiet, "no figures on standard error"), 'q'),
     };
-    const positional model = {"MODEL_DIR", &set->model_dir, false, POSITIONAL_MODEL};
+    const positional model = {"MODEL_DIR", &set->engine.options.model_dir, false,
+                              POSITIONAL_MODEL};
     const command_line line = {.command = "chat",
                                .summary = "A conversation on the terminal.",
                                .positionals = &model,
@@ -415,7 +391,7 @@ int cmd_chat(int argc, char **argv) {
                                .options = options,
                                .n_options = (int)HD_LEN(options)};
     int code;
-    if (!options_parse(&line, argc, argv, &code)) return code;
+    if (!engine_options_parse(&line, ENGINE_CHAT, &set->engine, argc, argv, &code)) return code;
     hd_err err = {0};
     const hd_status st = run(&c, &err);
     return st == HD_OK ? 0 : report_error(&err);

@@ -95,7 +95,7 @@ static void bash_values(const command_line *line, void *user) {
         printf("    '%s --%s'", line->command, o->name);
         if (o->letter) printf(" | '%s -%c'", line->command, o->letter);
         fputs(") ", stdout);
-        if (o->kind == OPTION_CHOICE) {
+        if (o->choices) {
             fputs("values='", stdout);
             put_choices(o);
             puts("' ;;");
@@ -180,7 +180,7 @@ static void zsh_option(const option *o) {
     put_quoted(o->help, "[]");
     putchar(']');
     if (!flag) printf(":%s:", o->metavar);
-    if (o->kind == OPTION_CHOICE) {
+    if (o->choices) {
         putchar('(');
         put_choices(o);
         putchar(')');
@@ -255,7 +255,7 @@ static void fish_condition(const char *name, const char *kind) {
 static void fish_option(const option *o) {
     if (o->letter) printf(" -s %c", o->letter);
     printf(" -l %s", o->name);
-    if (o->kind == OPTION_CHOICE) {
+    if (o->choices) {
         fputs(" -x -a '", stdout);
         put_choices(o);
         putchar('\'');

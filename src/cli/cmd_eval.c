@@ -11,19 +11,19 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/progress.h"
+#include "cli/columns.h"
 #include "cli/commands.h"
+#include "cli/engine_options.h"
 #include "cli/eval_check.h"
-#include "cli/options.h"
-#include "cli/upload_bar.h"
 #include "engine/engine.h"
 
-enum { MAX_FILE_BYTES = 256 << 20, MAX_CASES = 100000, MAX_TASKS = 256 };
+enum { MAX_FILE_BYTES = 256 << 20, MAX_CASES = 100000, MAX_TASKS = 256, DEFAULT_RUNNING = 16 };
 
 typedef struct settings {
-    const char *model_dir, *manifest, *suite, *file, *task, *json;
-    int64_t limit, draft_tokens, threads, running;
-    int backend, precision, mla;
-    bool no_invariance, quiet;
+    engine_settings engine;
+    const char *suite, *file, *task, *json;
+    int64_t limit;
+    bool quiet;
 } settings;
 
 typedef struct eval_case {
@@ -134,7 +134,7 @@ static hd_status submit(eval *v, eval_case *c, hd_err *err) {
         .text = json_string_value(json_object_get(c->line, "prompt")),
         .thinking = c->thinking ? 1 : -1,
         .max_tokens = (int32_t)json_integer_value(json_object_get(c->line, "max_tokens")),
-        .draft_tokens = (int32_t)v->set.draft_tokens};
+        .draft_tokens = v->set.engine.draft_tokens};
     c->id = hd_engine_submit(v->engine, &g, NULL, why, sizeof why);
     free(messages);
     free(tools);
@@ -177,9 +177,11 @@ static hd_status run_all(eval *v, hd_err *err) {
     hd_progress progress;
     hd_event e;
     hd_status st = HD_OK;
+    const hd_engine_options *o = &v->set.engine.options;
+    const int32_t ahead = o->max_running + o->queue_limit;
     hd_progress_init(&progress, "eval", "tasks", v->n_cases, v->set.quiet);
     while (st == HD_OK && v->done < v->n_cases) {
-        while (st == HD_OK && v->next < v->n_cases && v->next - v->done < 2 * v->set.running) {
+        while (st == HD_OK && v->next < v->n_cases && v->next - v->done < ahead) {
             st = submit(v, &v->cases[v->next++], err);
         }
         if (st != HD_OK || !hd_engine_poll(v->engine, &e, -1)) break;
@@ -206,16 +208,25 @@ static void interval(int32_t right, int32_t n, double *low, double *high) {
     *high = fmin(middle + half, 1);
 }
 
-static void print_row(const char *name, const group *g, int64_t draft_tokens) {
+static const column table[] = {
+    {"task",          20, false},
+    {"n",             5,  true },
+    {"right",         10, true },
+    {"95 % interval", 18, true },
+    {"finished",      12, true },
+    {"accepted",      10, true }
+};
+
+static void print_row(columns *c, const char *name, const group *g) {
     double low, high;
     interval(g->right, g->n, &low, &high);
-    printf("%-20s %5d %8.1f %%   %5.1f .. %5.1f %%   %8.1f %%", name, g->n,
-           100.0 * g->right / g->n, 100 * low, 100 * high, 100.0 * g->finished / g->n);
-    if (g->drafted) {
-        printf("   %.2f of %lld", (double)g->accepted * (double)draft_tokens / g->drafted,
-               (long long)draft_tokens);
-    }
-    putchar('\n');
+    columns_cell(c, "%s", name);
+    columns_cell(c, "%d", g->n);
+    columns_cell(c, "%.1f %%", 100.0 * g->right / g->n);
+    columns_cell(c, "%5.1f .. %5.1f %%", low * 100, high * 100);
+    columns_cell(c, "%.1f %%", 100.0 * g->finished / g->n);
+    if (g->drafted) columns_cell(c, "%.1f %%", 100.0 * g->accepted / g->drafted);
+    columns_end(c);
 }
 
 static json_t *row_json(const char *name, const group *g) {
@@ -231,11 +242,11 @@ static json_t *row_json(const char *name, const group *g) {
 static hd_status report(const eval *v, hd_err *err) {
     group all = {.name = "all"};
     json_t *rows = json_array();
-    printf("%-20s %5s %10s   %16s   %10s%s\n", "task", "n", "right", "95 % interval",
-           "finished", v->set.draft_tokens ? "   accepted" : "");
+    columns c = columns_open(stdout, table, (int)HD_LEN(table), 0);
+    columns_head(&c);
     for (int32_t i = 0; i < v->n_groups; i++) {
         const group *g = &v->groups[i];
-        print_row(g->name, g, v->set.draft_tokens);
+        print_row(&c, g->name, g);
         json_array_append_new(rows, row_json(g->name, g));
         all.n += g->n;
         all.right += g->right;
@@ -245,9 +256,9 @@ static hd_status report(const eval *v, hd_err *err) {
         all.drafted += g->drafted;
         all.accepted += g->accepted;
     }
-    print_row(all.name, &all, v->set.draft_tokens);
-    json_t *out = json_pack("{s:s, s:o, s:o}", "model", v->set.model_dir, "tasks", rows, "all",
-                            row_json(all.name, &all));
+    print_row(&c, all.name, &all);
+    json_t *out = json_pack("{s:s, s:o, s:o}", "model", v->set.engine.options.model_dir,
+                            "tasks", rows, "all", row_json(all.name, &all));
     hd_status st = HD_OK;
     if (v->set.json && json_dump_file(out, v->set.json, JSON_INDENT(1)) != 0) {
         st = HD_FAIL(err, HD_EIO, "%s: cannot write", v->set.json);
@@ -258,33 +269,14 @@ static hd_status report(const eval *v, hd_err *err) {
 
 /* ---- the command ---- */
 
-static hd_status open_engine(eval *v, hd_err *err) {
-    char why[600];
-    upload_bar bar = {.quiet = v->set.quiet};
-    const hd_engine_options options = {.size = sizeof options,
-                                       .model_dir = v->set.model_dir,
-                                       .manifest = v->set.manifest,
-                                       .backend = option_backends[v->set.backend],
-                                       .precision = option_precisions[v->set.precision],
-                                       .no_batch_invariance = v->set.no_invariance,
-                                       .mla = option_mla_forms[v->set.mla],
-                                       .threads = (int32_t)v->set.threads,
-                                       .max_running = (int32_t)v->set.running,
-                                       .need_drafts = v->set.draft_tokens > 0,
-                                       .on_upload = upload_bar_draw,
-                                       .on_upload_ctx = &bar};
-    const int opened = hd_engine_open(&v->engine, &options, why, sizeof why);
-    return opened == 0 ? HD_OK : HD_FAIL(err, (hd_status)opened, "%s", why);
-}
-
 static hd_status evaluate(eval *v, hd_err *err) {
     char path[4200];
     if ((v->set.suite != NULL) == (v->set.file != NULL)) {
         return HD_FAIL(err, HD_EINVAL, "hadal eval needs either --suite NAME or --tasks FILE");
     }
-    snprintf(path, sizeof path, "%s/eval/%s.jsonl", v->set.model_dir,
+    snprintf(path, sizeof path, "%s/eval/%s.jsonl", v->set.engine.options.model_dir,
              v->set.suite ? v->set.suite : "");
-    HD_TRY(open_engine(v, err));
+    HD_TRY(engine_settings_open(&v->engine, &v->set.engine, v->set.quiet, err));
     HD_TRY(load_cases(v, v->set.file ? v->set.file : path, err));
     HD_TRY(run_all(v, err));
     return report(v, err);
@@ -301,27 +293,28 @@ static void close_all(eval *v) {
 }
 
 int cmd_eval(int argc, char **argv) {
-    eval v = {.set = {.running = 16}};
+    eval v = {.set = {.engine = engine_settings_default()}};
     settings *set = &v.set;
+    int32_t *running = &set->engine.options.max_running;
     const option options[] = {
         option_text("suite", &set->suite, "NAME",
                     "the model's own tasks, MODEL_DIR/eval/NAME.jsonl"),
         option_text("tasks", &set->file, "FILE", "a file of tasks"),
         option_text("task", &set->task, "NAME", "only tasks of this name"),
         option_int("limit", &set->limit, 0, MAX_CASES, "cases of each name; 0: all"),
-        option_int("draft-tokens", &set->draft_tokens, 0, 7,
-                   "drafts per step by the MTP layer"),
-        option_int("running", &set->running, 1, 256, "tasks side by side"),
-        option_int("threads", &set->threads, 0, 1024, "0: one per core"),
-        option_backend(&set->backend),
-        option_precision(&set->precision),
-        option_no_invariance(&set->no_invariance),
-        option_mla(&set->mla),
-        option_manifest(&set->manifest),
+        {.name = "running",
+                                                                            .kind = OPTION_INT,
+                                                                            .value = running,
+                                                                            .bytes = sizeof *running,
+                                                                            .metavar = "N",
+                                                                            .help = "the same as --max-running",
+                                                                            .min = 1,
+                                                                            .max = 256},
         option_text("json", &set->json, "FILE", "also write the report as JSON"),
         with_letter(option_flag("quiet", &set->quiet, "no progress on standard error"), 'q'),
     };
-    const positional model = {"MODEL_DIR", &set->model_dir, false, POSITIONAL_MODEL};
+    const positional model = {"MODEL_DIR", &set->engine.options.model_dir, false,
+                              POSITIONAL_MODEL};
     const command_line line = {
         .command = "eval",
         .summary = "Runs tasks through a model and counts the right answers.",
@@ -338,7 +331,9 @@ int cmd_eval(int argc, char **argv) {
         .n_options = (int)HD_LEN(options)};
     int code;
     hd_err err = {0};
-    if (!options_parse(&line, argc, argv, &code)) return code;
+    if (!engine_options_parse(&line, ENGINE_EVAL, &set->engine, argc, argv, &code)) return code;
+    if (!*running) *running = DEFAULT_RUNNING;
+    set->engine.options.queue_limit = *running; /* as many wait as run */
     hd_status st = evaluate(&v, &err);
     close_all(&v);
     return st == HD_OK ? 0 : report_error(&err);

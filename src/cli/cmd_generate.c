@@ -11,26 +11,23 @@
 #include "base/json.h"
 #include "base/progress.h"
 #include "cli/commands.h"
-#include "cli/options.h"
-#include "cli/request_options.h"
+#include "cli/engine_options.h"
 #include "cli/prompt_bar.h"
+#include "cli/request_options.h"
 #include "cli/screen.h"
-#include "cli/upload_bar.h"
 #include "hadal.h"
 #include "tokenizer/tokenizer.h"
 
 enum { MAX_PROMPT_BYTES = 64 << 20, MAX_CHOICES = 1000 };
 
 typedef struct settings {
-    const char *model_dir, *manifest, *prompt, *file, *system, *stop, *schema, *regex, *choice;
-    int64_t max_tokens, max_reasoning, context, seed, top_k, chunk, threads, n;
+    engine_settings engine;
+    const char *prompt, *file, *system, *stop, *schema, *regex, *choice;
+    int64_t max_tokens, max_reasoning, seed, top_k, n;
     double temperature, top_p, min_p;
-    int backend, precision, mla, thinking, draft_tokens;
-    bool raw, no_invariance, no_graphs, json, quiet;
+    int thinking;
+    bool raw, json, quiet;
 } settings;
-
-static const char *const drafts[] = {"0", "1", "2", "3", "4", "5", "6", "7", "auto", NULL};
-_Static_assert(HD_LEN(drafts) == HD_MAX_DRAFTS + 3, "every depth, auto and the end");
 
 /* One answer: its text as stdout shows it, and its parts. */
 typedef struct answer {
@@ -261,7 +258,6 @@ static hd_status submit(run *r, const settings *set, const char *prompt, hd_err 
     char why[600];
     format_texts texts = {0};
     char *messages = set->raw ? NULL : as_messages(set->system, prompt);
-    const bool automatic = set->draft_tokens > HD_MAX_DRAFTS;
     hd_request g = {.size = sizeof g,
                     .text = set->raw ? prompt : NULL,
                     .messages = messages,
@@ -269,7 +265,7 @@ static hd_status submit(run *r, const settings *set, const char *prompt, hd_err 
                     .n = r->n,
                     .max_tokens = (int32_t)set->max_tokens,
                     .max_reasoning = (int32_t)set->max_reasoning,
-                    .draft_tokens = automatic ? HD_DRAFTS_AUTO : set->draft_tokens,
+                    .draft_tokens = set->engine.draft_tokens,
                     .temperature = (float)set->temperature,
                     .top_p = (float)set->top_p,
                     .min_p = (float)set->min_p,
@@ -287,24 +283,8 @@ static hd_status submit(run *r, const settings *set, const char *prompt, hd_err 
 }
 
 static hd_status open_run(run *r, const settings *set, hd_err *err) {
-    char why[600];
-    upload_bar bar = {.quiet = set->quiet || set->json};
-    const hd_engine_options options = {.size = sizeof options,
-                                       .model_dir = set->model_dir,
-                                       .manifest = set->manifest,
-                                       .backend = option_backends[set->backend],
-                                       .precision = option_precisions[set->precision],
-                                       .no_batch_invariance = set->no_invariance,
-                                       .mla = option_mla_forms[set->mla],
-                                       .threads = (int32_t)set->threads,
-                                       .max_running = r->n,
-                                       .max_context = (int32_t)set->context,
-                                       .chunk_tokens = (int32_t)set->chunk,
-                                       .no_graphs = set->no_graphs,
-                                       .need_drafts = set->draft_tokens > 0 &&
-                                                      set->draft_tokens <= HD_MAX_DRAFTS,
-                                       .on_upload = upload_bar_draw,
-                                       .on_upload_ctx = &bar};
+    engine_settings engine = set->engine;
+    if (!engine.options.max_running) engine.options.max_running = r->n;
     r->start_ns = hd_now_ns();
     r->answers = calloc((size_t)r->n, sizeof *r->answers);
     if (!r->answers) return HD_FAIL(err, HD_ENOMEM, "no memory for %d answers", r->n);
@@ -313,8 +293,7 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
         r->answers[i].parts = json_array();
         screen_open(&r->answers[i].out, stdout);
     }
-    const int opened = hd_engine_open(&r->engine, &options, why, sizeof why);
-    return opened == 0 ? HD_OK : HD_FAIL(err, (hd_status)opened, "%s", why);
+    return engine_settings_open(&r->engine, &engine, set->quiet || set->json, err);
 }
 
 static hd_status generate(const settings *set, const char *prompt, hd_err *err) {
@@ -334,7 +313,7 @@ static hd_status generate(const settings *set, const char *prompt, hd_err *err) 
 
 int cmd_generate(int argc, char **argv) {
     static const char *const thinking[] = {"auto", "on", "off", NULL};
-    settings set = {.top_p = 1, .n = 1, .draft_tokens = HD_MAX_DRAFTS + 1};
+    settings set = {.engine = engine_settings_default(), .top_p = 1, .n = 1};
     const option options[] = {
         with_letter(option_text("prompt", &set.prompt, "TEXT", "what to answer"), 'p'),
         with_letter(option_text("file", &set.file, "FILE", "a file that holds it; - for stdin"),
@@ -344,33 +323,22 @@ int cmd_generate(int argc, char **argv) {
         option_choice("thinking", &set.thinking, thinking, "reason first"),
         option_max_tokens(&set.max_tokens, "at most; 0: what the context leaves"),
         option_max_reasoning(&set.max_reasoning),
-        option_int("context", &set.context, 0, INT32_MAX,
-                   "tokens of prompt and answer; 0: 8192"),
         option_temperature(&set.temperature),
         option_top_p(&set.top_p),
         option_top_k(&set.top_k),
         option_min_p(&set.min_p),
         option_int("seed", &set.seed, 0, INT64_MAX, "of the random numbers"),
         option_text("stop", &set.stop, "TEXT", "end the answer before this text"),
-        option_choice("draft-tokens", &set.draft_tokens, drafts,
-                      "drafts per step by the MTP layer; auto, the default: as many as pay"),
         option_int("n", &set.n, 1, HD_MAX_CHOICES, "answers, with seeds that count up"),
         option_text("schema", &set.schema, "FILE", "the answer is JSON of this schema"),
         option_text("regex", &set.regex, "PATTERN", "the answer matches this pattern"),
         option_text("choice", &set.choice, "A|B|C", "the answer is one of these"),
-        option_int("chunk", &set.chunk, 0, 1 << 20, "prompt tokens per step; 0: 256"),
-        option_int("threads", &set.threads, 0, 1024, "0: one per core"),
-        option_backend(&set.backend),
-        option_precision(&set.precision),
-        option_no_invariance(&set.no_invariance),
-        option_mla(&set.mla),
-        option_manifest(&set.manifest),
-        option_flag("no-graphs", &set.no_graphs, "queue every operator on its own on a GPU"),
         option_flag("json", &set.json,
                     "print one JSON object per answer: text, parts, figures"),
         with_letter(option_flag("quiet", &set.quiet, "no figures on standard error"), 'q'),
     };
-    const positional model = {"MODEL_DIR", &set.model_dir, false, POSITIONAL_MODEL};
+    const positional model = {"MODEL_DIR", &set.engine.options.model_dir, false,
+                              POSITIONAL_MODEL};
     const command_line line = {.command = "generate",
                                .summary = "Answers a prompt.",
                                .positionals = &model,
@@ -378,7 +346,8 @@ int cmd_generate(int argc, char **argv) {
                                .options = options,
                                .n_options = (int)HD_LEN(options)};
     int code;
-    if (!options_parse(&line, argc, argv, &code)) return code;
+    if (!engine_options_parse(&line, ENGINE_GENERATE, &set.engine, argc, argv, &code))
+        return code;
     hd_err err = {0};
     char *prompt = NULL;
     hd_status st = read_prompt(&set, &prompt, &err);

@@ -6,8 +6,8 @@
 
 #include "base/progress.h"
 #include "cli/commands.h"
+#include "cli/engine_options.h"
 #include "cli/inspect_internal.h"
-#include "cli/options.h"
 #include "weights/manifest.h"
 
 enum { QUIET_SCALE_BYTES = 1 << 30 }; /* below, reading the scales shows no progress */
@@ -197,7 +197,8 @@ static hd_status inspect(const char *path, const hd_model_spec *spec, bool json,
 }
 
 int cmd_inspect(int argc, char **argv) {
-    const char *path = "", *manifest = NULL;
+    const char *path = "";
+    engine_settings engine = engine_settings_default();
     bool json = false, tensors = false, strict = false, quick = false, values = false;
     const positional where[] = {
         {.name = "MODEL_DIR", .value = &path, .kind = POSITIONAL_CONFIG}
@@ -208,7 +209,6 @@ int cmd_inspect(int argc, char **argv) {
         option_flag("strict", &strict, "fail when the files hold tensors that are unknown"),
         option_flag("quick", &quick, "read headers only, not the values of the scales"),
         option_flag("values", &values, "read every weight and refuse NaN and infinity"),
-        option_manifest(&manifest),
     };
     const command_line line = {
         .command = "inspect",
@@ -222,8 +222,9 @@ int cmd_inspect(int argc, char **argv) {
         .options = options,
         .n_options = (int)HD_LEN(options)};
     int code;
-    if (!options_parse(&line, argc, argv, &code)) return code;
+    if (!engine_options_parse(&line, ENGINE_INSPECT, &engine, argc, argv, &code)) return code;
     hd_err err = {0};
+    const char *manifest = engine.options.manifest;
     hd_model_spec *spec = NULL;
     hd_status st = manifest ? hd_manifest_check(manifest, path, &err) : HD_OK;
     if (st == HD_OK) st = hd_model_spec_open(&spec, path, &err);

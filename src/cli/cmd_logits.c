@@ -9,12 +9,13 @@
 #include "base/checked.h"
 #include "base/progress.h"
 #include "cli/commands.h"
+#include "cli/engine_options.h"
 #include "cli/npy.h"
-#include "cli/options.h"
 #include "cli/token_lists.h"
 #include "cli/upload_bar.h"
 #include "kv/cache.h"
 #include "model/model.h"
+#include "weights/manifest.h"
 
 enum {
     MAX_SEQS = 64,        /* sequences in one step; more run in groups */
@@ -25,10 +26,10 @@ enum {
 };
 
 typedef struct settings {
-    const char *model_dir, *tokens, *out;
-    int64_t chunk, decode_from, threads, micro_batches;
-    int backend, precision, mla;
-    bool no_invariance, mtp, pin, quiet;
+    engine_settings engine;
+    const char *tokens, *out;
+    int64_t decode_from, micro_batches;
+    bool mtp, quiet;
 } settings;
 
 typedef struct run {
@@ -38,6 +39,7 @@ typedef struct run {
     hd_ops ops;
     hd_device *device;
     hd_stream *stream;
+    hd_mla_form mla;
     hd_model *model;
     hd_kv *kv;
     hd_cache *cache;
@@ -53,19 +55,17 @@ typedef struct run {
 
 static hd_status open_model(run *r, hd_err *err) {
     const settings *set = &r->set;
-    HD_TRY(hd_model_spec_open(&r->spec, set->model_dir, err));
-    HD_TRY(hd_weights_open(&r->weights, set->model_dir, r->spec, err));
+    const hd_engine_options *o = &set->engine.options;
+    if (o->manifest) HD_TRY(hd_manifest_check(o->manifest, o->model_dir, err));
+    HD_TRY(hd_model_spec_open(&r->spec, o->model_dir, err));
+    HD_TRY(hd_weights_open(&r->weights, o->model_dir, r->spec, err));
     if (set->mtp && hd_weights_n_mtp(r->weights) == 0) {
         return HD_FAIL(err, HD_EINVAL, "%s: --mtp needs an MTP layer; this checkpoint has none",
-                       set->model_dir);
+                       o->model_dir);
     }
-    const hd_ops_options ops = {
-        .cpu = {.n_threads = (int32_t)set->threads, .pin = set->pin},
-        .precision = (hd_precision)set->precision,
-        .no_batch_invariance = set->no_invariance,
-        .needs_cpu = set->mla == HD_MLA_NAIVE ? "mla naive" : NULL
-    };
-    HD_TRY(hd_ops_open(&r->ops, &r->device, option_backends[set->backend], &ops, err));
+    hd_ops_options ops;
+    HD_TRY(engine_settings_ops(&set->engine, &ops, &r->mla, err));
+    HD_TRY(hd_ops_open(&r->ops, &r->device, o->backend, &ops, err));
     hd_device_bind_thread(r->device);
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     upload_bar bar = {.quiet = set->quiet};
@@ -80,7 +80,8 @@ static int32_t group_size(const run *r) {
 }
 
 static int32_t chunk_rows(const run *r) {
-    if (r->set.chunk > 0) return (int32_t)r->set.chunk;
+    const int32_t asked = r->set.engine.options.chunk_tokens;
+    if (asked > 0) return asked;
     return hd_max_i32(1, hd_min_i32(DEFAULT_CHUNK, MAX_STEP_ROWS / group_size(r)));
 }
 
@@ -119,7 +120,7 @@ static hd_status open_memory(run *r, hd_err *err) {
                               .ops = &r->ops,
                               .device = r->device,
                               .stream = r->stream,
-                              .mla = (hd_mla_form)r->set.mla};
+                              .mla = r->mla};
     const hd_model_limits limits = {
         .rows = (int32_t)rows, .logits = (int32_t)rows, .positions = r->lists.longest};
     const int32_t n_layers = r->spec->n_layers + hd_weights_n_mtp(r->weights);
@@ -332,29 +333,23 @@ static hd_status run_all(run *r, hd_err *err) {
 
 int cmd_logits(int argc, char **argv) {
     run r = {
-        .set = {.decode_from = -1, .micro_batches = 1},
-          .main_out.fd = -1, .draft_out.fd = -1
+        .set = {.engine = engine_settings_default(), .decode_from = -1, .micro_batches = 1},
+        .main_out.fd = -1,
+        .draft_out.fd = -1
     };
     settings *set = &r.set;
     const option options[] = {
         option_text("tokens", &set->tokens, "FILE",
                     "JSON list of ids, or of such lists (required)"),
         option_text("out", &set->out, "FILE", "NumPy file, float32 [tokens, vocab] (required)"),
-        option_int("chunk", &set->chunk, 0, 1 << 20,
-                   "prefill in chunks of N tokens; 0 chooses"),
         option_int("decode-from", &set->decode_from, 0, INT32_MAX,
                    "one token a step from position N"),
-        option_backend(&set->backend),
-        option_precision(&set->precision),
-        option_no_invariance(&set->no_invariance),
-        option_mla(&set->mla),
-        option_int("threads", &set->threads, 0, 1024, "of the cpu backend; 0: one per core"),
-        option_flag("pin", &set->pin, "bind threads to processors"),
         option_flag("mtp", &set->mtp, "also the MTP layer's logits, in OUT with .mtp.npy"),
         option_int("micro-batches", &set->micro_batches, 1, HD_MAX_MICRO, "interleave so many"),
         with_letter(option_flag("quiet", &set->quiet, "no progress on standard error"), 'q'),
     };
-    const positional model = {"MODEL_DIR", &set->model_dir, false, POSITIONAL_MODEL};
+    const positional model = {"MODEL_DIR", &set->engine.options.model_dir, false,
+                              POSITIONAL_MODEL};
     const command_line line = {
         .command = "logits",
         .summary = "Computes the logits after every token of the given sequences.",
@@ -366,7 +361,8 @@ int cmd_logits(int argc, char **argv) {
         .n_options = (int)HD_LEN(options)};
     int code;
     hd_err err = {0};
-    if (!options_parse(&line, argc, argv, &code)) return code;
+    if (!engine_options_parse(&line, ENGINE_LOGITS, &set->engine, argc, argv, &code))
+        return code;
     hd_status st = HD_OK;
     if (!set->tokens) st = HD_FAIL(&err, HD_EINVAL, "hadal logits needs --tokens FILE");
     if (!set->out) st = HD_FAIL(&err, HD_EINVAL, "hadal logits needs --out FILE");

@@ -46,12 +46,18 @@ static void put_range(const option *o) {
     case OPTION_TEXT:
         break;
     case OPTION_INT:
-        printf("From %lld to %lld.\n", (long long)o->min, (long long)o->max);
+        if (o->min_word) {
+            printf("From %lld to %lld, or %s.\n", (long long)o->min + 1, (long long)o->max,
+                   o->min_word);
+        } else {
+            printf("From %lld to %lld.\n", (long long)o->min, (long long)o->max);
+        }
         break;
     case OPTION_REAL:
         printf("From %g to %g.\n", o->real_min, o->real_max);
         break;
     case OPTION_CHOICE:
+    case OPTION_WORD:
         fputs("One of", stdout);
         for (int i = 0; o->choices[i]; i++) printf("%s %s", i ? "," : "", o->choices[i]);
         puts(".");

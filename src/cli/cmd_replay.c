@@ -14,7 +14,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cli/commands.h"
-#include "cli/options.h"
+#include "cli/engine_options.h"
 #include "cli/replay_links.h"
 #include "cli/replay_text.h"
 #include "cli/serve_settings.h"
@@ -244,27 +244,18 @@ static hd_status replay(tally *t, const server_options *options, const char *fil
 }
 
 int cmd_replay(int argc, char **argv) {
-    const char *file = NULL, *model_dir = NULL;
-    int backend = 0, precision = 0, mla = 0, token_history = 0, code;
-    bool no_invariance = false;
-    int64_t threads = 0, context = 0, max_running = 0;
+    const char *file = NULL;
+    engine_settings engine = engine_settings_default();
+    int code;
     tally t = {.links = json_object()};
     hd_err err = {0};
     const option options[] = {
-        option_backend(&backend),
-        option_precision(&precision),
-        option_no_invariance(&no_invariance),
-        option_mla(&mla),
-        option_token_history(&token_history),
-        option_int("threads", &threads, 0, 1024, "0: one per core"),
-        option_int("context", &context, 0, INT32_MAX, "tokens of one answer; 0: 8192"),
-        option_int("max-running", &max_running, 0, 4096, "answers side by side; 0: 16"),
         with_letter(option_flag("quiet", &t.quiet, "no texts that have nothing to compare"),
                     'q'),
     };
     const positional positionals[] = {
-        {"FILE",      &file,      false, POSITIONAL_PLAIN},
-        {"MODEL_DIR", &model_dir, false, POSITIONAL_MODEL}
+        {"FILE",      &file,                     false, POSITIONAL_PLAIN},
+        {"MODEL_DIR", &engine.options.model_dir, false, POSITIONAL_MODEL}
     };
     const command_line line = {.command = "replay",
                                .summary = "Runs a request log or a crash dump again and "
@@ -273,19 +264,11 @@ int cmd_replay(int argc, char **argv) {
                                .n_positionals = (int)HD_LEN(positionals),
                                .options = options,
                                .n_options = (int)HD_LEN(options)};
-    if (!options_parse(&line, argc, argv, &code)) {
+    if (!engine_options_parse(&line, ENGINE_REPLAY, &engine, argc, argv, &code)) {
         json_decref(t.links);
         return code;
     }
-    server_options so = serve_settings_plain(model_dir);
-    so.engine.backend = option_backends[backend];
-    so.engine.precision = option_precisions[precision];
-    so.engine.no_batch_invariance = no_invariance;
-    so.engine.mla = option_mla_forms[mla];
-    so.engine.no_token_history = token_history;
-    so.engine.threads = (int32_t)threads;
-    so.engine.max_context = (int32_t)context;
-    so.engine.max_running = (int32_t)max_running;
+    const server_options so = serve_settings_plain(&engine);
     const hd_status st = replay(&t, &so, file, &err);
     json_decref(t.links);
     if (st != HD_OK) return report_error(&err);

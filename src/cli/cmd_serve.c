@@ -12,8 +12,9 @@
 
 #include "base/log.h"
 #include "base/progress.h"
+#include "base/terminal.h"
 #include "cli/commands.h"
-#include "cli/options.h"
+#include "cli/screen.h"
 #include "cli/serve_settings.h"
 #include "cli/upload_bar.h"
 
@@ -109,42 +110,76 @@ static void bracket(char *out, size_t cap, const char *address) {
     snprintf(out, cap, strchr(address, ':') ? "[%s]" : "%s", address);
 }
 
-static void print_addresses(const server *s) {
+enum { BANNER_COLUMN = 13 };
+
+/* A line of the banner; where it is wrapped, it goes on below its text. */
+static void print_entry(screen *out, const char *name, const char *text) {
+    out->indent = BANNER_COLUMN;
+    screen_print(out, "  %-*s%s\n", BANNER_COLUMN - 2, name, text);
+}
+
+static void print_addresses(screen *out, const server *s) {
+    enum { MAX_BYTES = 1000 };
+    char text[MAX_BYTES] = "";
     const char *address;
-    printf("  listens    ");
     for (int32_t i = 0; (address = server_address(s, i)); i++) {
-        char text[80];
-        bracket(text, sizeof text, address);
-        printf("%s%s:%d", i ? ", " : "", text, server_port(s));
+        const size_t n = strlen(text);
+        char one[80];
+        bracket(one, sizeof one, address);
+        snprintf(text + n, sizeof text - n, "%s%s:%d", i ? ", " : "", one, server_port(s));
     }
-    putchar('\n');
+    print_entry(out, "listens", text);
+}
+
+static void print_engine(screen *out, hd_engine *engine) {
+    hd_engine_stats e;
+    char text[300], kv[32], weights[32];
+    const char *no_gpu, *backend = hd_engine_backend(engine, &no_gpu);
+    hd_engine_read_stats(engine, &e);
+    snprintf(text, sizeof text,
+             "%s; %d answers side by side, context %d tokens, KV %lld tokens (%s), weights %s",
+             backend, e.max_running, e.max_context,
+             (long long)e.pages[HD_KV_FULL] * e.page_tokens,
+             hd_bytes_text(kv, sizeof kv, (double)e.kv_bytes),
+             hd_bytes_text(weights, sizeof weights, (double)e.weight_bytes));
+    print_entry(out, "engine", text);
+    if (no_gpu) print_entry(out, "no GPU", no_gpu);
+}
+
+/* "fast: activations of products in bfloat16". */
+static void print_precision(screen *out, const char *name, const hd_engine *e) {
+    hd_precision used, asked;
+    hd_err err = {0};
+    char text[200];
+    const char *format = hd_engine_activations(e, &used);
+    if (!format || hd_precision_of(&asked, name, &err) != HD_OK) return;
+    snprintf(text, sizeof text, "%s%s: activations of products in %s", name,
+             used == asked ? "" : ", computed as exact", format);
+    print_entry(out, "precision", text);
 }
 
 static void print_start(const serve_settings *set, server *s) {
-    hd_engine_stats e;
-    hd_engine_read_stats(server_engine(s), &e);
     const char *scheme = set->certificate ? "https" : "http";
     const int32_t port = server_port(s);
-    char host[300];
+    char host[300], text[400];
+    screen out;
+    screen_open(&out, stdout);
     bracket(host, sizeof host, set->host);
-    printf("hadal %s serves %s at %s://%s:%d\n\n", HD_VERSION, set->model_name, scheme, host,
-           port);
-    print_addresses(s);
-    const char *no_gpu, *backend = hd_engine_backend(server_engine(s), &no_gpu);
-    printf("  engine     %s; %d answers side by side, context %d, KV %lld tokens (%.1f MB), "
-           "weights %.1f MB\n",
-           backend, e.max_running, e.max_context,
-           (long long)e.pages[HD_KV_FULL] * e.page_tokens, (double)e.kv_bytes / 1e6,
-           (double)e.weight_bytes / 1e6);
-    if (no_gpu) printf("  no GPU     %s\n", no_gpu);
-    printf("  keys       %s\n", server_has_keys(s) ? "needed: Authorization: Bearer KEY"
-                                : server_is_loopback(s)
-                                    ? "none needed; only this machine can reach it"
-                                    : "NONE, and others can reach it");
-    printf("  sandbox    %s\n", server_sandbox(s));
-    printf("  page       %s://%s:%d/    metrics  /metrics    health  /health\n\n", scheme, host,
-           port);
-    printf("curl %s://%s:%d/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+    screen_print(&out, "hadal %s serves %s at %s://%s:%d\n\n", HD_VERSION, set->model_name,
+                 scheme, host, port);
+    print_addresses(&out, s);
+    print_engine(&out, server_engine(s));
+    print_precision(&out, set->engine.options.precision, server_engine(s));
+    print_entry(&out, "keys",
+                server_has_keys(s)      ? "needed: Authorization: Bearer KEY"
+                : server_is_loopback(s) ? "none needed; only this machine can reach it"
+                                        : "NONE, and others can reach it");
+    print_entry(&out, "sandbox", server_sandbox(s));
+    snprintf(text, sizeof text, "%s://%s:%d/    metrics  /metrics    health  /health", scheme,
+             host, port);
+    print_entry(&out, "page", text);
+    screen_end(&out);
+    printf("\ncurl %s://%s:%d/v1/chat/completions -H 'Content-Type: application/json' \\\n"
            "  -d '{\"messages\": [{\"role\": \"user\", \"content\": \"What is 347 + "
            "586?\"}]}'\n\n",
            scheme, host, port);

@@ -10,8 +10,10 @@
 #include "cli/commands.h"
 #include "cli/options.h"
 #include "http/listen.h"
+#include "ops/ops.h"
 
-static void print_devices(void) {
+/* Returns whether there is a GPU. */
+static bool print_devices(void) {
 #ifdef HD_CUDA
     enum { MAX_SHOWN = 16 };
     hd_cuda_device devices[MAX_SHOWN];
@@ -23,7 +25,24 @@ static void print_devices(void) {
         printf("gpu %-2d     %s; %d SMs, %.1f GiB, compute capability %d.%d\n", i, d->name,
                d->n_sms, (double)d->memory_bytes / 1073741824.0, d->major, d->minor);
     }
+    return n > 0;
+#else
+    return false;
 #endif
+}
+
+/* The number format of activations in products, by precision. */
+static void print_precisions(bool gpu) {
+    static const char *const names[] = {"exact", "fast", "official"};
+    for (int i = HD_EXACT; i <= HD_OFFICIAL; i++) {
+        const char *cpu = hd_ops_activations("cpu", (hd_precision)i);
+        const char *cuda = gpu ? hd_ops_activations("cuda", (hd_precision)i) : NULL;
+        printf("%-11s%-10s", i ? "" : "precision", names[i]);
+        if (!cpu && !cuda) fputs("needs a GPU", stdout);
+        if (cpu) printf("cpu: %s", cpu);
+        if (cuda) printf("%sgpu: %s", cpu ? "; " : "", cuda);
+        putchar('\n');
+    }
 }
 
 int cmd_version(int argc, char **argv) {
@@ -43,6 +62,6 @@ int cmd_version(int argc, char **argv) {
     printf("libraries  libmicrohttpd %s\n", http_library_version());
     printf("processor  %d threads; %s\n", hd_cores_count(),
            features[0] ? features : "baseline");
-    print_devices();
+    print_precisions(print_devices());
     return 0;
 }

@@ -6,7 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <termios.h>
 #include <unistd.h>
+
+#include "cli/terminal_guard.h"
 
 enum { HISTORY_LINES = 1000 };
 
@@ -27,6 +30,8 @@ static char *prompt_of(EditLine *el) {
 
 static hd_status open_terminal(line_editor *l, hd_err *err) {
     HistEvent event;
+    struct termios modes;
+    if (tcgetattr(STDIN_FILENO, &modes) == 0) terminal_guard_modes(STDIN_FILENO, &modes);
     l->el = el_init("hadal", stdin, stdout, stderr);
     l->history = history_init();
     if (!l->el || !l->history) return HD_FAIL(err, HD_ENOMEM, "no memory for line editing");
@@ -68,6 +73,7 @@ void line_editor_close(line_editor *l) {
     if (l->history && l->history_file) history(l->history, &event, H_SAVE, l->history_file);
     if (l->history) history_end(l->history);
     if (l->el) el_end(l->el);
+    terminal_guard_modes(STDIN_FILENO, NULL);
     free(l->history_file);
     free(l->line);
     free(l);

@@ -7,6 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
+#include "cli/terminal_guard.h"
 
 static void print_usage(FILE *to) {
     fputs("hadal serves the DeepSeek mixture-of-experts models.\n\n"
@@ -57,6 +58,7 @@ static void on_bus_error(int signal_number) {
     static const char text[] =
         "error: a mapped file was cut short or cannot be read any more\n";
     (void)signal_number;
+    terminal_guard_restore();
     ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
     (void)written;
     _exit(4);

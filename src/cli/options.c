@@ -1,6 +1,7 @@
 /* options.c - one table drives parsing, config files, suggestions and help. */
 #include "cli/options.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -12,44 +13,23 @@
 #include "cli/model_path.h"
 #include "cli/screen.h"
 
-enum { MAX_OPTIONS = 64, CONFIG_MAX_BYTES = 1 << 20, TEXT_COLUMN = 29, MOST_WIDTH = 100 };
+enum { CONFIG_MAX_BYTES = 1 << 20, TEXT_COLUMN = 29, MOST_WIDTH = 100 };
 
-const char *const option_backends[] = {"auto", "cpu", "cuda", "ref", "null", NULL};
-option option_backend(int *value) {
-    return option_choice("backend", value, option_backends,
-                         "auto: a GPU if one can be used, else the CPU; ref: the plain "
-                         "reference; null: no model, tokens out of thin air");
+void option_list_add(option_list *list, const option *options, size_t n) {
+    assert((size_t)list->n + n <= MAX_OPTIONS);
+    for (size_t i = 0; i < n; i++) list->all[list->n++] = options[i];
 }
 
-const char *const option_precisions[] = {"exact", "fast", "official", NULL};
-
-option option_precision(int *value) {
-    return option_choice("precision", value, option_precisions,
-                         "of products: fast rounds activations first, official to FP8");
+int64_t option_int_value(const option *o) {
+    if (o->bytes == sizeof(bool)) return *(const bool *)o->value;
+    if (o->kind == OPTION_CHOICE) return *(const int *)o->value;
+    if (o->bytes == sizeof(int32_t)) return *(const int32_t *)o->value;
+    return *(const int64_t *)o->value;
 }
 
-option option_no_invariance(bool *value) {
-    return option_flag("no-batch-invariance", value,
-                       "with fast on a GPU: large products by cuBLASLt, whose bits vary");
-}
-
-const char *const option_mla_forms[] = {"absorbed", "naive", NULL};
-
-option option_mla(int *value) {
-    return option_choice(
-        "mla", value, option_mla_forms,
-        "of V2 and V3 on the cpu: naive is faster for prompts in large chunks");
-}
-
-option option_token_history(int *value) {
-    static const char *const on_off[] = {"on", "off", NULL};
-    return option_choice("token-history", value, on_off,
-                         "on: answers that are sent back are the very tokens they were");
-}
-
-option option_manifest(const char **value) {
-    return option_text("manifest", value, "FILE",
-                       "SHA-256 digests that all files of the model must have");
+double option_real_value(const option *o) {
+    if (o->bytes == sizeof(float)) return (double)*(const float *)o->value;
+    return *(const double *)o->value;
 }
 
 typedef struct parse {
@@ -132,6 +112,12 @@ static hd_status unknown_option(parse *p, const char *dashes, const char *name, 
     for (int i = 0; i < p->line->n_options; i++) names[n_names++] = p->line->options[i].name;
     char word[64];
     snprintf(word, sizeof word, "%.*s", (int)(n < sizeof word ? n : sizeof word - 1), name);
+    for (int i = 0; i < p->line->n_absent; i++) {
+        const option_absent *a = &p->line->absent[i];
+        if (strcmp(a->name, word) != 0) continue;
+        return HD_FAIL(&p->err, HD_EINVAL, "%shadal %s takes no %s%s: %s", where,
+                       p->line->command, dashes, word, a->why);
+    }
     const char *near = nearest_word(word, names, n_names);
     if (near) {
         return HD_FAIL(&p->err, HD_EINVAL, "%sunknown option %s%s; did you mean %s%s?", where,
@@ -141,9 +127,25 @@ static hd_status unknown_option(parse *p, const char *dashes, const char *name, 
                    dashes, word, p->line->command);
 }
 
+static void store_int(const option *o, int64_t v) {
+    if (o->bytes == sizeof(bool)) {
+        *(bool *)o->value = v != 0;
+    } else if (o->kind == OPTION_CHOICE) {
+        *(int *)o->value = (int)v;
+    } else if (o->bytes == sizeof(int32_t)) {
+        *(int32_t *)o->value = (int32_t)v;
+    } else {
+        *(int64_t *)o->value = v;
+    }
+}
+
 static hd_status set_int(parse *p, const option *o, const char *text) {
     char *end;
     errno = 0;
+    if (o->min_word && strcmp(text, o->min_word) == 0) {
+        store_int(o, o->min);
+        return HD_OK;
+    }
     bool plain = (text[0] >= '0' && text[0] <= '9') ||
                  (text[0] == '-' && text[1] >= '0' && text[1] <= '9');
     long long v = plain ? strtoll(text, &end, 10) : 0;
@@ -154,7 +156,7 @@ static hd_status set_int(parse *p, const option *o, const char *text) {
         return HD_FAIL(&p->err, HD_EINVAL, "--%s: %s is out of range %lld..%lld", o->name, text,
                        (long long)o->min, (long long)o->max);
     }
-    *(int64_t *)o->value = v;
+    store_int(o, v);
     return HD_OK;
 }
 
@@ -167,17 +169,24 @@ static hd_status set_real(parse *p, const option *o, const char *text) {
         return HD_FAIL(&p->err, HD_EINVAL, "--%s: %s is out of range %g..%g", o->name, text,
                        o->real_min, o->real_max);
     }
-    *(double *)o->value = v;
+    if (o->bytes == sizeof(float)) {
+        *(float *)o->value = (float)v;
+    } else {
+        *(double *)o->value = v;
+    }
     return HD_OK;
 }
 
 static hd_status set_choice(parse *p, const option *o, const char *text) {
     int n = 0;
     for (; o->choices[n]; n++) {
-        if (strcmp(o->choices[n], text) == 0) {
-            *(int *)o->value = n;
-            return HD_OK;
+        if (strcmp(o->choices[n], text) != 0) continue;
+        if (o->kind == OPTION_WORD) {
+            *(const char **)o->value = o->choices[n];
+        } else {
+            store_int(o, n);
         }
+        return HD_OK;
     }
     const char *near = nearest_word(text, o->choices, n);
     char all[200] = "";
@@ -202,9 +211,27 @@ static hd_status set_value(parse *p, const option *o, const char *text) {
     case OPTION_REAL:
         return set_real(p, o, text);
     case OPTION_CHOICE:
+    case OPTION_WORD:
         return set_choice(p, o, text);
     }
     return HD_EINVAL;
+}
+
+/* Refuses a second value, also by another name of the same variable. */
+static hd_status check_given(parse *p, int index, const char *value) {
+    const option *o = &p->line->options[index];
+    for (int k = 0; k < p->line->n_options; k++) {
+        const option *other = &p->line->options[k];
+        const char *before = p->given[k];
+        if (other->value != o->value || !before || strcmp(before, value) == 0) continue;
+        if (k == index) {
+            return HD_FAIL(&p->err, HD_EINVAL, "--%s is given twice, as '%s' and '%s'", o->name,
+                           before, value);
+        }
+        return HD_FAIL(&p->err, HD_EINVAL, "--%s %s and --%s %s contradict each other",
+                       other->name, before, o->name, value);
+    }
+    return HD_OK;
 }
 
 /* One option from the command line; *i moves past a value taken from the next argument. */
@@ -239,10 +266,7 @@ static hd_status take_option(parse *p, int argc, char **argv, int *i) {
         }
         value = argv[*i];
     }
-    if (p->given[index] && strcmp(p->given[index], value) != 0) {
-        return HD_FAIL(&p->err, HD_EINVAL, "--%s is given twice, as '%s' and '%s'", o->name,
-                       p->given[index], value);
-    }
+    HD_TRY(check_given(p, index, value));
     p->given[index] = value;
     return set_value(p, o, value);
 }
@@ -270,6 +294,9 @@ static hd_status config_value(parse *p, const option *o, json_t *value, const ch
         *(bool *)o->value = json_is_true(value);
         return HD_OK;
     case OPTION_INT:
+        if (o->min_word && json_is_string(value)) {
+            return set_int(p, o, json_string_value(value));
+        }
         if (!json_is_integer(value)) break;
         snprintf(number, sizeof number, "%lld", (long long)json_integer_value(value));
         return set_int(p, o, number);
@@ -279,12 +306,23 @@ static hd_status config_value(parse *p, const option *o, json_t *value, const ch
         return set_real(p, o, number);
     case OPTION_TEXT:
     case OPTION_CHOICE:
+    case OPTION_WORD:
         if (!json_is_string(value)) break;
         return set_value(p, o, json_string_value(value));
     }
     static const char *const wanted[] = {"true or false", "a string", "a whole number",
-                                         "a number", "a string"};
+                                         "a number",      "a string", "a string"};
     return HD_FAIL(&p->err, HD_EINVAL, "%s'%s' must be %s", where, o->name, wanted[o->kind]);
+}
+
+/* Also by another name. */
+static bool is_given(const parse *p, int index) {
+    for (int k = 0; k < p->line->n_options; k++) {
+        if (p->given[k] && p->line->options[k].value == p->line->options[index].value) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* The document stays alive: options may point at its strings. */
@@ -305,7 +343,7 @@ static hd_status read_config(parse *p) {
             int index = find_option(p->line, key, strlen(key));
             if (index < 0) {
                 st = unknown_option(p, "", key, strlen(key), where);
-            } else if (!p->given[index]) { /* the command line wins */
+            } else if (!is_given(p, index)) { /* the command line wins */
                 st = config_value(p, &p->line->options[index], value, where);
             }
             if (st != HD_OK) break;
@@ -377,16 +415,20 @@ static void print_option(screen *out, const option *o) {
     size_t n = (size_t)snprintf(text, sizeof text, "%s", o->help);
     if (o->kind == OPTION_INT && o->max >= INT32_MAX) {
         if (o->min) snprintf(text + n, sizeof text - n, " (from %lld)", (long long)o->min);
+    } else if (o->kind == OPTION_INT && o->min_word) {
+        snprintf(text + n, sizeof text - n, " (%s, %lld..%lld)", o->min_word,
+                 (long long)o->min + 1, (long long)o->max);
     } else if (o->kind == OPTION_INT) {
         snprintf(text + n, sizeof text - n, " (%lld..%lld)", (long long)o->min,
                  (long long)o->max);
     } else if (o->kind == OPTION_REAL) {
         snprintf(text + n, sizeof text - n, " (%g..%g)", o->real_min, o->real_max);
     }
-    for (int i = 0; o->kind == OPTION_CHOICE && o->choices[i] && n < sizeof text; i++) {
+    for (int i = 0; o->choices && o->choices[i] && n < sizeof text; i++) {
         n += (size_t)snprintf(text + n, sizeof text - n, "%s%s%s", i ? "" : " (", o->choices[i],
                               o->choices[i + 1] ? ", " : ")");
     }
+    if (o->on_machine && n < sizeof text) o->on_machine(text + n, sizeof text - n);
     print_entry(out, name, text);
 }
 

@@ -11,25 +11,36 @@
 
 #include "base/status.h"
 
+enum { MAX_OPTIONS = 96 }; /* of a command */
+
 typedef enum option_kind {
     OPTION_FLAG,   /* bool *; takes no value */
     OPTION_TEXT,   /* const char ** */
     OPTION_INT,    /* int64_t *, between min and max */
     OPTION_REAL,   /* double *, between real_min and real_max */
     OPTION_CHOICE, /* int *, the index into choices */
+    OPTION_WORD,   /* const char **, one of choices */
 } option_kind;
 
 typedef struct option {
     const char *name; /* without the dashes */
     char letter;      /* short form, 0 for none */
+    uint8_t bytes;    /* of a narrower *value: int32_t, float, or bool for a choice of two */
     option_kind kind;
     void *value;         /* set only if the option is given; contains the default before */
     const char *metavar; /* "N", "FILE" */
     const char *help;
     int64_t min, max;
+    const char *min_word; /* stands for min, "auto"; or NULL */
     double real_min, real_max;
     const char *const *choices; /* NULL-terminated */
+    /* NULL, or writes what --help adds about this machine; other uses of the table do not */
+    void (*on_machine)(char *out, size_t size);
 } option;
+
+/* The value of an OPTION_INT or OPTION_CHOICE, and of an OPTION_REAL. */
+int64_t option_int_value(const option *o);
+double option_real_value(const option *o);
 
 /* Options without a short form, one line each. */
 static inline option option_flag(const char *name, bool *value, const char *help) {
@@ -77,29 +88,24 @@ static inline option option_choice(const char *name, int *value, const char *con
                     .choices = choices};
 }
 
-/* --backend, of every command that computes: *value is an index, 0 the default. */
-extern const char *const option_backends[];
-option option_backend(int *value);
-
-/* --precision, of the same commands: *value is an hd_precision. */
-extern const char *const option_precisions[];
-option option_precision(int *value);
-
-/* --no-batch-invariance, of the same commands. */
-option option_no_invariance(bool *value);
-
-/* --mla, of the same commands: *value is an hd_mla_form. */
-extern const char *const option_mla_forms[];
-option option_mla(int *value);
-/* --token-history, of commands with conversations: *value is 1 if it is off. */
-option option_token_history(int *value);
-/* --manifest, of all commands that open a model. */
-option option_manifest(const char **value);
-
 static inline option with_letter(option o, char letter) {
     o.letter = letter;
     return o;
 }
+
+/* A table that is put together of several. */
+typedef struct option_list {
+    option all[MAX_OPTIONS];
+    int n;
+} option_list;
+
+void option_list_add(option_list *list, const option *options, size_t n);
+
+/* An option of other commands that this one cannot have. */
+typedef struct option_absent {
+    const char *name;
+    const char *why; /* the end of a sentence, behind "takes no --NAME: " */
+} option_absent;
 
 typedef enum positional_kind {
     POSITIONAL_PLAIN,
@@ -123,6 +129,8 @@ typedef struct command_line {
     int n_positionals;
     const option *options;
     int n_options;
+    const option_absent *absent;
+    int n_absent;
 } command_line;
 
 /* Parses the command line; argv[0] is the command's name. Returns true if the command should

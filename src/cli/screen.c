@@ -10,6 +10,7 @@
 
 #include "base/status.h"
 #include "base/terminal.h"
+#include "cli/terminal_guard.h"
 
 enum { TAB = 8 };
 
@@ -188,7 +189,12 @@ void screen_print(screen *s, const char *format, ...) {
 static void set_dim(screen *s, bool dim) {
     if (!s->can_dim || s->dim == dim) return;
     put_word(s);
-    fputs(dim ? "\033[2m" : "\033[0m", s->to);
+    if (dim) terminal_guard_dim(fileno(s->to));
+    fputs(dim ? TERMINAL_DIM : TERMINAL_PLAIN, s->to);
+    if (!dim) {
+        fflush(s->to);
+        terminal_guard_dim(-1);
+    }
     s->dim = dim;
 }
 

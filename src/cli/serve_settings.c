@@ -1,7 +1,6 @@
 /* serve_settings.c - the option table of `hadal serve`, with every limit and its default. */
 #include "cli/serve_settings.h"
 
-#include <assert.h>
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,6 @@
 #include "base/cores.h"
 #include "base/progress.h"
 #include "base/json.h"
-#include "cli/options.h"
 #include "hub/hub.h"
 
 enum { MOST_HTTP_THREADS = 8 };
@@ -34,7 +32,6 @@ static const serve_settings defaults = {
     .keep_alive_s = 10,
     .drain_s = 120,
     .health_s = 10,
-    .draft_tokens = HD_DRAFTS_AUTO,
     .answers = 8,
     .messages = 4096,
     .batch_prompts = 64,
@@ -75,10 +72,10 @@ static const char *last_name(const char *path) {
 }
 
 /* What /server_info shows: every flag by its name. */
-static char *describe(const option *options, int n) {
+static char *describe(const option_list *list) {
     json_t *all = json_object();
-    for (int i = 0; i < n; i++) {
-        const option *o = &options[i];
+    for (int i = 0; i < list->n; i++) {
+        const option *o = &list->all[i];
         char name[64];
         size_t k = 0;
         for (; o->name[k] && k + 1 < sizeof name; k++) {
@@ -92,17 +89,18 @@ static char *describe(const option *options, int n) {
             value = json_boolean(*(const bool *)o->value);
             break;
         case OPTION_TEXT:
+        case OPTION_WORD:
             value = *(const char *const *)o->value ? json_string(*(const char *const *)o->value)
                                                    : json_null();
             break;
         case OPTION_INT:
-            value = json_integer(*(const int64_t *)o->value);
+            value = json_integer(option_int_value(o));
             break;
         case OPTION_REAL:
-            value = json_real(*(const double *)o->value);
+            value = json_real(option_real_value(o));
             break;
         case OPTION_CHOICE:
-            value = json_string(o->choices[*(const int *)o->value]);
+            value = json_string(o->choices[option_int_value(o)]);
             break;
         }
         json_object_set_new(all, name, value);
@@ -112,29 +110,18 @@ static char *describe(const option *options, int n) {
     return text;
 }
 
-static hd_status check(const serve_settings *set, hd_err *err) {
-    if (!set->no_drafts || set->draft_tokens <= 0) return HD_OK;
-    return HD_FAIL(err, HD_EINVAL, "--draft-tokens asks for drafts, --no-drafts for none");
-}
-
-static hd_status complete(serve_settings *set, const option *options, int n, hd_err *err) {
-    set->repo = hub_cache_repo_of(set->model_dir);
-    if (!set->model_name) set->model_name = set->repo ? set->repo : last_name(set->model_dir);
-    set->settings_json = describe(options, n);
+static hd_status complete(serve_settings *set, const option_list *options, hd_err *err) {
+    const char *model_dir = set->engine.options.model_dir;
+    set->repo = hub_cache_repo_of(model_dir);
+    if (!set->model_name) set->model_name = set->repo ? set->repo : last_name(model_dir);
+    set->settings_json = describe(options);
     HD_TRY(split(&set->lists[0], "cors", set->cors, set->origins, &set->n_origins, err));
     return split(&set->lists[1], "public-name", set->public_name, set->names, &set->n_names,
                  err);
 }
 
-enum { MOST_OPTIONS = 96 };
-
-static int append(option *to, const option *options, size_t n) {
-    memcpy(to, options, n * sizeof *options);
-    return (int)n;
-}
-
 /* Who may come, how much they may bring, how long they may take. */
-static int list_front(serve_settings *set, option *to) {
+static void list_front(serve_settings *set, option_list *to) {
     const option options[] = {
         option_text("host", &set->host, "NAME",
                     "every address of it listens; default 127.0.0.1"),
@@ -186,36 +173,14 @@ static int list_front(serve_settings *set, option *to) {
         option_int("health-seconds", &set->health_s, 1, 3600,
                    "work is due and no step ends: unhealthy; default 10"),
     };
-    return append(to, options, HD_LEN(options));
+    option_list_add(to, options, HD_LEN(options));
 }
 
-/* What computes, how much of it, and what is kept of requests. */
-static int list_engine(serve_settings *set, option *to) {
+/* What requests may ask for, and what is kept of them. */
+static void list_requests(serve_settings *set, option_list *to) {
     const option options[] = {
-        option_backend(&set->backend),
-        option_int("null-step-us", &set->null_step_us, 0, 60000000,
-                   "what a step of the null backend takes; default 0"),
-        option_precision(&set->precision),
-        option_no_invariance(&set->no_invariance),
-        option_mla(&set->mla),
-        option_manifest(&set->manifest),
-        option_int("threads", &set->threads, 0, 1024, "that compute; 0: one per core"),
-        option_flag("pin", &set->pin, "bind each of them to a core"),
-        option_int("max-running", &set->max_running, 0, 4096, "answers side by side; 0: 16"),
-        option_int("context", &set->context, 0, INT32_MAX, "tokens of one answer; 0: 8192"),
-        option_int("kv-tokens", &set->kv_tokens, 0, INT64_MAX, "0: two full contexts"),
-        option_int("snapshot-tokens", &set->snapshot_tokens, 0, INT64_MAX,
-                   "of window snapshots; 0: as kv-tokens"),
-        option_int("chunk", &set->chunk, 0, 1 << 20, "prompt tokens per step; 0: 256"),
-        option_int("step-tokens", &set->step_tokens, 0, 1 << 20, "of one step; 0: as needed"),
-        option_int("queue", &set->queue, 0, 65536, "answers that wait; 0: 1024"),
         option_int("queue-seconds", &set->queue_s, 0, 3600,
                    "in the queue at most; default 600"),
-        option_flag("no-drafts", &set->no_drafts, "do not run the MTP layer"),
-        option_flag("no-graphs", &set->no_graphs, "queue every operator on its own on a GPU"),
-        option_token_history(&set->token_history),
-        option_int("draft-tokens", &set->draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS,
-                   "per step; -1, the default: as pays"),
         option_int("stream-interval", &set->stream_interval, 1, 1024,
                    "tokens per streamed event after the first; default 1"),
         option_int("max-answers", &set->answers, 1, HD_MAX_CHOICES, "of a request; default 8"),
@@ -231,7 +196,7 @@ static int list_engine(serve_settings *set, option *to) {
                     "living requests, written on a fatal signal"),
         option_text("trace-dir", &set->trace_dir, "DIR", "where /start_profile may write"),
     };
-    return append(to, options, HD_LEN(options));
+    option_list_add(to, options, HD_LEN(options));
 }
 
 void serve_settings_deinit(serve_settings *set) {
@@ -242,25 +207,25 @@ void serve_settings_deinit(serve_settings *set) {
 }
 
 bool serve_settings_parse(serve_settings *set, int argc, char **argv, int *code) {
-    option options[MOST_OPTIONS];
+    option_list own = {.n = 0};
     *set = defaults;
+    set->engine = engine_settings_default();
     set->start_ns = hd_now_ns();
-    int n = list_front(set, options);
-    n += list_engine(set, options + n);
-    assert(n <= MOST_OPTIONS);
-    const positional model = {"MODEL_DIR", &set->model_dir, false, POSITIONAL_MODEL};
+    list_front(set, &own);
+    list_requests(set, &own);
+    const positional model = {"MODEL_DIR", &set->engine.options.model_dir, false,
+                              POSITIONAL_MODEL};
     const command_line line = {.command = "serve",
                                .summary = "Serves a model over HTTP.",
                                .details = details,
                                .positionals = &model,
                                .n_positionals = 1,
-                               .options = options,
-                               .n_options = n};
+                               .options = own.all,
+                               .n_options = own.n};
     hd_err err = {0};
-    if (!options_parse(&line, argc, argv, code)) return false;
-    hd_status st = check(set, &err);
-    if (st == HD_OK) st = complete(set, options, n, &err);
-    if (st == HD_OK) return true;
+    if (!engine_options_parse(&line, ENGINE_SERVE, &set->engine, argc, argv, code))
+        return false;
+    if (complete(set, engine_options_parsed(), &err) == HD_OK) return true;
     *code = report_error(&err);
     serve_settings_deinit(set);
     return false;
@@ -308,38 +273,18 @@ server_options serve_settings_options(const serve_settings *set) {
     const char *key = getenv("HADAL_API_KEY"), *admin = getenv("HADAL_ADMIN_KEY");
     return (server_options){
         .http = http_options_of(set),
-        .engine = {.size = sizeof(hd_engine_options),
-                   .model_dir = set->model_dir,
-                   .manifest = set->manifest,
-                   .backend = option_backends[set->backend],
-                   .precision = option_precisions[set->precision],
-                   .no_batch_invariance = set->no_invariance,
-                   .mla = option_mla_forms[set->mla],
-                   .threads = (int32_t)set->threads,
-                   .pin_threads = set->pin,
-                   .max_running = (int32_t)set->max_running,
-                   .max_context = (int32_t)set->context,
-                   .kv_tokens = set->kv_tokens,
-                   .snapshot_tokens = set->snapshot_tokens,
-                   .chunk_tokens = (int32_t)set->chunk,
-                   .step_tokens = (int32_t)set->step_tokens,
-                   .queue_limit = (int32_t)set->queue,
-                   .no_drafts = set->no_drafts,
-                   .need_drafts = set->draft_tokens > 0,
-                   .no_graphs = set->no_graphs,
-                   .no_token_history = set->token_history,
-                   .null_step_us = (int32_t)set->null_step_us},
+        .engine = set->engine.options,
         .api = {.max_choices = (int32_t)set->answers,
-                   .max_top_logprobs = HD_MAX_ALTERNATIVES,
-                   .max_messages = (int32_t)set->messages,
-                   .max_batch_prompts = (int32_t)set->batch_prompts,
-                   .stream_interval = (int32_t)set->stream_interval,
-                   .draft_tokens = set->no_drafts ? 0 : (int32_t)set->draft_tokens,
-                   .queue_timeout_ns = set->queue_s * 1000000000},
+                .max_top_logprobs = HD_MAX_ALTERNATIVES,
+                .max_messages = (int32_t)set->messages,
+                .max_batch_prompts = (int32_t)set->batch_prompts,
+                .stream_interval = (int32_t)set->stream_interval,
+                .draft_tokens = set->engine.options.no_drafts ? 0 : set->engine.draft_tokens,
+                .queue_timeout_ns = set->queue_s * 1000000000},
         .key_sources = {.file = set->api_key_file,
-                   .admin_file = set->admin_key_file,
-                   .text = key,
-                   .admin_text = admin     },
+                .admin_file = set->admin_key_file,
+                .text = key,
+                .admin_text = admin},
         .model_name = set->model_name,
         .access_log = set->access_log,
         .request_log = set->request_log,
@@ -355,10 +300,10 @@ server_options serve_settings_options(const serve_settings *set) {
     };
 }
 
-server_options serve_settings_plain(const char *model_dir) {
+server_options serve_settings_plain(const engine_settings *engine) {
     serve_settings set = defaults;
-    set.model_dir = model_dir;
-    set.model_name = last_name(model_dir);
+    set.engine = *engine;
+    set.model_name = last_name(engine->options.model_dir);
     set.port = 0;
     set.no_sandbox = true;
     set.connections = 64;

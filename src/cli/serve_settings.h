@@ -5,26 +5,26 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "cli/engine_options.h"
 #include "server/server.h"
 
 enum { SERVE_LIST_MAX = 16 }; /* origins, names */
 
 typedef struct serve_settings {
-    const char *model_dir, *manifest, *model_name, *host, *cors, *public_name;
+    engine_settings engine;
+    const char *model_name, *host, *cors, *public_name;
     const char *certificate, *private_key, *api_key_file, *admin_key_file;
     const char *access_log, *request_log, *crash_file, *trace_dir, *user, *group;
     int64_t port, http_threads, connections, per_address, body_mb, bodies_mb, header_kb,
         stream_kb;
     int64_t key_calls, key_tokens, failures;
     int64_t header_s, body_s, idle_s, stall_s, keep_alive_s, drain_s, health_s;
-    int64_t null_step_us, threads, max_running, context, kv_tokens, snapshot_tokens, chunk,
-        step_tokens, queue;
-    int64_t draft_tokens, answers, messages, batch_prompts, stream_interval, queue_s;
-    int backend, precision, mla, compat, token_history;
-    bool half_close, no_sandbox, open, no_drafts, no_invariance, no_graphs, pin;
+    int64_t answers, messages, batch_prompts, stream_interval, queue_s;
+    int compat;
+    bool half_close, no_sandbox, open;
 
     int64_t start_ns;
-    char *repo;                     /* of model_dir, if it lies in the cache of a hub */
+    char *repo;                     /* of the model, if it lies in the cache of a hub */
     char *settings_json, *lists[2]; /* owned */
     const char *origins[SERVE_LIST_MAX], *names[SERVE_LIST_MAX];
     size_t n_origins, n_names;
@@ -37,7 +37,8 @@ void serve_settings_deinit(serve_settings *set);
 /* Points into set. */
 server_options serve_settings_options(const serve_settings *set);
 
-/* All defaults, on any free port of this machine and without a sandbox. */
-server_options serve_settings_plain(const char *model_dir);
+/* A server of this engine, else with all defaults, on any free port of this machine and without
+ * a sandbox. Points into engine. */
+server_options serve_settings_plain(const engine_settings *engine);
 
 #endif

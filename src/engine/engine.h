@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "hadal.h"
 #include "chat/chat.h"
+#include "ops/ops.h"
 #include "tokenizer/tokenizer.h"
 #include "weights/spec.h"
 
@@ -27,6 +28,9 @@ hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_request *g,
 const hd_tokenizer *hd_engine_tokenizer(const hd_engine *e); /* NULL with dummy weights */
 const hd_model_spec *hd_engine_spec(const hd_engine *e);
 hd_chat_encoding hd_engine_encoding(const hd_engine *e);
+/* The number format of activations in products, "bfloat16", and the precision that has it. NULL
+ * on the null runner. */
+const char *hd_engine_activations(const hd_engine *e, hd_precision *precision);
 bool hd_engine_thinks(const hd_engine *e); /* whether the model reasons by default */
 
 #endif

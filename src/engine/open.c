@@ -343,6 +343,11 @@ const char *hd_engine_backend(const hd_engine *e, const char **no_gpu) {
     return strcmp(e->ranks[0].ops.name, "ref") == 0 ? "ref" : "cpu";
 }
 
+const char *hd_engine_activations(const hd_engine *e, hd_precision *precision) {
+    *precision = e->ranks[0].ops.precision;
+    return e->ranks[0].ops.activations;
+}
+
 void engine_mail_close(engine_mail *m) {
     free(m->submitted);
     free(m->cancelled);

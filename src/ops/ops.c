@@ -12,6 +12,7 @@
 void hd_ops_init_ref(hd_ops *t) {
     *t = (hd_ops){.name = "ref",
                   .act_bytes = sizeof(float),
+                  .activations = "float32",
 #define X(op) .op = hd_##op##_ref,
                   HD_OP_LIST(X)
 #undef X
@@ -116,6 +117,17 @@ hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_op
         return hd_device_open_cpu(d, &o->cpu, err);
     }
     return HD_FAIL(err, HD_EINVAL, "backend '%s' is none of auto, cpu, cuda, ref", backend);
+}
+
+const char *hd_ops_activations(const char *backend, hd_precision precision) {
+    hd_ops t = {0};
+    if (strcmp(backend, "cpu") == 0 && precision != HD_OFFICIAL) {
+        hd_ops_init_cpu(&t, hd_cpu_features(), precision);
+    }
+#ifdef HD_CUDA
+    if (strcmp(backend, "cuda") == 0) hd_ops_init_cuda(&t, precision, false);
+#endif
+    return t.activations;
 }
 
 hd_acceptance hd_acceptance_of(float mean) {

@@ -83,6 +83,7 @@ typedef struct hd_ops {
     const char *name;  /* "ref", "cpu avx512", ... */
     int32_t act_bytes; /* size of one hd_act element */
     hd_precision precision;
+    const char *activations; /* their number format in products, for people: "bfloat16" */
 #define X(op) hd_##op##_fn *op;
     HD_OP_LIST(X)
 #undef X
@@ -110,6 +111,10 @@ typedef struct hd_ops_options {
 
 /* Parses "exact", "fast" or "official"; NULL is the default. */
 hd_status hd_precision_of(hd_precision *out, const char *name, hd_err *err);
+
+/* Returns the format that a precision gives to activations in products on this machine's
+ * "cpu", or on a GPU for "cuda": "14-bit integers (AVX2)". NULL: backend and build refuse it. */
+const char *hd_ops_activations(const char *backend, hd_precision precision);
 
 /* How MLA's attention is computed over long prompts (docs/numerics.md): absorbed, over the
  * latents themselves; or naive, over keys and values computed from them. */

@@ -442,7 +442,8 @@ static bool make_calls(rank *r, loss *l, bool some, hd_err *err) {
 }
 
 static void expect_lost(rank *r, const hd_err *err, int64_t round) {
-    expect(r, err->status == HD_EPEER && strstr(err->msg, "rank out of order"), err->msg, round);
+    expect(r, err->status == HD_EPEER && strstr(err->msg, "rank out of order"), err->msg,
+           round);
 }
 
 /* The victim ends before or in a round of calls and frees what the others may be reading. They

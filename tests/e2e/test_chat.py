@@ -2,16 +2,12 @@
 
 import json
 import os
-import pty
 import re
-import select
 import signal
-import subprocess
-import termios
 
 import pytest
 from conftest import HADAL, ROOT
-from serving import PATIENCE
+from terminal import Terminal
 
 MODEL = ROOT / "models" / "tiny-v4"
 
@@ -86,38 +82,12 @@ def test_an_answer_is_not_computed_again_however_oddly_it_is_spelled(hadal, tmp_
     assert cached == (asked + said - 2) // 128 * 128 > 0, result.stderr
 
 
-class Terminal:
-    def __init__(self, state, *args):
-        env = dict(os.environ, TERM="xterm", XDG_STATE_HOME=str(state))
-        self.master, self.slave = pty.openpty()
-        self.before = termios.tcgetattr(self.slave)
-        self.process = subprocess.Popen([HADAL, "chat", str(MODEL), *map(str, args)], stdin=self.slave, stdout=self.slave,
-                                        stderr=self.slave, env=env, start_new_session=True)
-        self.seen, self.at = "", 0
-
-    def wait_for(self, text):
-        """Reads on until text comes, behind what was waited for before."""
-        while text not in self.seen[self.at:]:
-            assert select.select([self.master], [], [], PATIENCE)[0], f"never {text!r} behind {self.seen[self.at:]!r}"
-            self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
-        self.at = self.seen.index(text, self.at) + len(text)
-
-    def type(self, text):
-        os.write(self.master, text.encode())
-
-    def close(self):
-        """The exit code; a program may not leave a terminal changed."""
-        while self.process.poll() is None:  # what it still writes must go somewhere
-            if select.select([self.master], [], [], 0.05)[0]:
-                self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
-        assert termios.tcgetattr(self.slave) == self.before
-        os.close(self.master)
-        os.close(self.slave)
-        return self.process.returncode
+def start_chat(state, *args):
+    return Terminal(HADAL, "chat", MODEL, *args, env={"XDG_STATE_HOME": str(state)})
 
 
 def test_on_a_terminal(tmp_path):
-    t = Terminal(tmp_path, "--max-tokens", 150)
+    t = start_chat(tmp_path, "--max-tokens", 150)
     t.wait_for("> ")
     t.type("What is 347 + 586?\n")
     t.wait_for("\033[2m")  # thinking is dimmed
@@ -134,7 +104,7 @@ def test_on_a_terminal(tmp_path):
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path):
-    t = Terminal(tmp_path, "--temperature", 1, "--max-tokens", 3000, "--thinking", "off")
+    t = start_chat(tmp_path, "--temperature", 1, "--max-tokens", 3000, "--thinking", "off")
     t.wait_for("> ")
     t.type("Tell me a story.\n")
     t.wait_for(" the ")
@@ -150,7 +120,7 @@ def test_ctrl_d_leaves_whenever_it_is_typed(tmp_path, moment):
     """At a prompt before the line is edited, while an answer is written, behind it: many times, as
     the terminal's own mode and the editor's take turns."""
     for _ in range(5):
-        t = Terminal(tmp_path, "--max-tokens", 8)
+        t = start_chat(tmp_path, "--max-tokens", 8)
         t.wait_for("> ")
         if moment == "interrupted":
             os.kill(t.process.pid, signal.SIGINT)

@@ -50,6 +50,7 @@ def test_version(hadal, arguments):
     lines = result.stdout.splitlines()
     assert lines[0].split()[0] == "hadal" and lines[0].split()[1][0].isdigit()
     assert [line.split()[0] for line in lines[1:5]] == ["compiler", "options", "libraries", "processor"]
+    assert any(line.startswith("precision  exact     cpu: float32") for line in lines)
 
 
 def test_unknown_command_is_named_with_a_suggestion(refused):

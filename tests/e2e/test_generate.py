@@ -184,7 +184,7 @@ def test_plain_output_is_the_text_and_nothing_else(hadal, generate, model):
         (["-p", "x", "--max-tokens", "999999"], "exceed the context"),
         (["-p", "the cat " * 1200, "--raw"], "tokens > 2047 maximum"),
         (["-p", "x", "--temperature", "-1"], "out of range"),
-        (["-p", "x", "--draft-tokens", "8"], "none of"),
+        (["-p", "x", "--draft-tokens", "8"], "out of range"),
         (["-p", "x", "--thinking", "maybe"], "none of"),
         (["-p", "x", "--stop", ""], "stop[0]"),
         (["-p", "x", "--regex", "("], "invalid_pattern"),

@@ -3,6 +3,7 @@ where there is one precision only. --no-batch-invariance: near enough, and only 
 
 import json
 import os
+import re
 import sys
 
 import numpy as np
@@ -49,6 +50,22 @@ def test_exact_where_nothing_is_faster(hadal):
                    "--isa", "plain", "--precision", "fast")
     assert "computing_exactly" in result.stderr and "AVX2" in result.stderr
     assert ", fast" not in result.stdout.splitlines()[0]
+
+
+def test_the_formats_of_this_machine_are_named(serve):
+    """By hadal version, --help and the server's first lines; not in what is installed elsewhere."""
+    version = run_hadal("version").stdout
+    fast = re.search(r"^ +fast +cpu: ([^;\n]+)", version, re.M)[1]
+    assert fast in (("14-bit integers (AVX2)", "14-bit integers (AVX-512 VNNI)", "bfloat16 (AVX-512 BF16)") if has_fast else ("float32",))
+    assert re.search(r"^ +official +(needs a GPU|gpu: FP8)", version, re.M)
+    for command in ("serve", "generate", "logits", "bench ops"):
+        assert f"here fast is {fast}" in " ".join(run_hadal(*command.split(), "--help").stdout.split())
+    said = serve("--backend", "cpu", "--precision", "fast").said
+    how = "fast" if has_fast else "fast, computed as exact"
+    assert f"  precision  {how}: activations of products in {fast}\n" in said
+    assert "  precision  exact: activations of products in float32\n" in serve("--backend", "cpu").said
+    assert "  precision" not in serve("--backend", "null").said
+    assert "here fast" not in run_hadal("manual", "serve").stdout
 
 
 @both

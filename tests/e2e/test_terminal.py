@@ -1,16 +1,13 @@
 """What a person sees: widths, wrapping, dimming and NO_COLOR on a terminal, and nothing of them in a pipe."""
 
-import fcntl
 import os
-import pty
 import re
-import struct
-import subprocess
-import termios
+import signal
 
 import pytest
 from conftest import HADAL, ROOT, run_hadal
 from hub import Hub, cut
+from terminal import Terminal, on_terminal
 
 TINY = ROOT / "models" / "tiny-v4"
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -18,27 +15,16 @@ ASK = ["generate", TINY, "-p", "What is 347 + 586?", "--thinking", "on", "-q"]
 COMMANDS = ["serve", "chat", "generate", "pull", "eval", "bench throughput", "bench latency", "bench ops", "inspect", "tokenize", "detokenize", "render", "logits", "replay", "version"]
 
 
-def on_terminal(*words, columns=80, env=None, stdin=subprocess.DEVNULL):
-    """What a terminal of so many columns gets, whole, with its escapes."""
-    master, slave = pty.openpty()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | {"TERM": "xterm"} | (env or {})
-    process = subprocess.Popen([HADAL, *map(str, words)], stdin=stdin, stdout=slave, stderr=slave, env=environment)
-    os.close(slave)
-    data = b""
-    try:
-        while piece := os.read(master, 65536):
-            data += piece
-    except OSError:  # the other side is closed
-        pass
-    os.close(master)
-    assert process.wait() == 0, data
-    return data.decode().replace("\r\n", "\n")
-
-
 def widest(text):
     """Of what a terminal shows: a carriage return begins the line again."""
     return max(len(part) for line in ESCAPE.sub("", text).split("\n") for part in line.split("\r"))
+
+
+def test_the_reader_loses_nothing_of_a_program_that_ends_at_once():
+    for _ in range(20):
+        terminal = Terminal("seq", 1, 20000)
+        assert terminal.close() == 0
+        assert terminal.seen.split() == [str(n) for n in range(1, 20001)]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
@@ -66,6 +52,33 @@ def test_inspect_keeps_to_the_width(columns):
     assert "12.03 kB" in text  # numbers stay with their units
 
 
+TABLES = {
+    "steps": (["bench", "ops", TINY, "--prompt", 8, "--context", 8, "--repeat", 1],
+              "  operator       shape                weights  calls        ms  share    GB/s  GFLOP/s  limit"),
+    "operators": (["bench", "ops", "--backend", "cpu", "--only", "V3 rms_norm", "--repeat", 1],
+                  "case                         operator       shape                       rows         us"
+                  "   limit us binds of limit    GB/s   TFLOP/s  spread"),
+    "rank": (["bench", "latency", "--emulate-rank", "tp=1", "--dummy-weights", TINY, "--steps", 1, "--context", 8],
+             "  part             operator       rows x outs x ins      weights  calls        us        MB       GF"
+             "  limit us   ratio   lost ms  share"),
+    "load": (["bench", "latency", TINY, "--num-prompts", 1, "--input-len", 8, "--output-len", 4, "-q"], "Mean TTFT (ms):"),
+    "eval": (["eval", TINY, "--suite", "tiny", "--task", "addition_1", "--limit", 1, "-q"],
+             "task                     n      right      95 % interval     finished   accepted"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "operators" else []) for name in TABLES])
+def test_tables_keep_to_the_width(name):
+    """Words and figures of a row on lines of their own; in a pipe it is one line, and as wide as it is."""
+    command, titles = TABLES[name]
+    assert any(line.startswith(titles) for line in run_hadal(*command).stdout.splitlines())
+    for columns in (80, 60):
+        text = on_terminal(*command, columns=columns)
+        assert widest(text) <= columns
+        words = iter(text.split())
+        assert all(word in words for word in titles.split())  # in this order
+
+
 @pytest.mark.parametrize("columns", [80, 33, 20])
 def test_answers_are_wrapped_by_words(columns):
     text = on_terminal(*ASK, columns=columns)
@@ -86,6 +99,51 @@ def test_reasoning_is_dimmed_or_labelled():
         assert "\x1b" not in plain
         assert plain.startswith("[reasoning]\n") and "\n\n[answer]\n" in plain
     assert on_terminal(*ASK, env={"NO_COLOR": ""}) == colored  # empty: not set
+
+
+SLOW = [HADAL, "generate", TINY, "-p", "x", "--thinking", "on", "-q", "--backend", "null", "--null-step-us", 20000]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_dimmed_terminal(number):
+    terminal = Terminal(*SLOW)
+    terminal.wait_for("\x1b[2m")
+    terminal.process.send_signal(number)
+    assert terminal.close() == -number
+    assert terminal.seen.endswith("\x1b[0m")
+
+
+def test_a_stopped_program_leaves_no_dimmed_prompt():
+    terminal = Terminal(*SLOW)
+    terminal.wait_for("\x1b[2m")
+    terminal.process.send_signal(signal.SIGTSTP)
+    terminal.wait_for("\x1b[0m")
+    terminal.process.send_signal(signal.SIGCONT)
+    terminal.wait_for("\x1b[2m")
+    terminal.process.terminate()
+    assert terminal.close() == -signal.SIGTERM and terminal.seen.endswith("\x1b[0m")
+
+
+def test_ctrl_c_in_dimmed_reasoning_ends_it(tmp_path):
+    chat = Terminal(HADAL, "chat", TINY, "--backend", "null", "--null-step-us", 20000, env={"XDG_STATE_HOME": str(tmp_path)})
+    chat.wait_for("> ")
+    chat.type("x\n")
+    chat.wait_for("\x1b[2m")
+    chat.process.send_signal(signal.SIGINT)
+    chat.wait_for("\x1b[0m")
+    chat.wait_for("stopped]")
+    chat.wait_for("> ")
+    chat.type("x\n")
+    chat.wait_for("\x1b[2m")
+    chat.process.terminate()  # and the modes of line editing
+    assert chat.close() == -signal.SIGTERM and chat.seen.endswith("\x1b[0m")
+
+
+def test_a_signal_at_a_prompt_leaves_no_changed_terminal(tmp_path):
+    chat = Terminal(HADAL, "chat", TINY, "--backend", "null", env={"XDG_STATE_HOME": str(tmp_path)})
+    chat.wait_for("> ")
+    chat.process.send_signal(signal.SIGHUP)
+    assert chat.close() == -signal.SIGHUP
 
 
 def test_chat_labels_reasoning_in_a_pipe(tmp_path):

@@ -12,7 +12,9 @@
 #include "base/checked.h"
 #include "base/progress.h"
 #include "cli/bench/bench_cases_internal.h"
+#include "cli/columns.h"
 #include "cli/options.h"
+#include "cli/screen.h"
 #include "ops/profile/op_timer.h"
 
 enum { MAX_ROUNDS = 15, MAX_COPIES = 40, UPLOAD_BYTES = 16 << 20 };
@@ -159,23 +161,46 @@ static void shape_of(const op_case *c, char *to, size_t size) {
     }
 }
 
-static void print_head(const op_bench *b) {
-    printf(
-        "%s; us: median of rounds; limit: the larger of bytes at %.2f TB/s (mem) and products "
-        "at %.0f,\nfor FP8 and FP4 weights %.0f TFLOP/s (mma)\n",
-        b->ops.name, read_rate * 1e-12, bf16_rate * 1e-12, fp8_rate * 1e-12);
-    printf("%-28s %-14s %-26s %5s %10s %10s %5s %8s %7s %9s %7s\n", "case", "operator", "shape",
-           "rows", "us", "limit us", "binds", "of limit", "GB/s", "TFLOP/s", "spread");
+static const column table[] = {
+    {"case",     28, false},
+    {"operator", 14, false},
+    {"shape",    26, false},
+    {"rows",     5,  true },
+    {"us",       10, true },
+    {"limit us", 10, true },
+    {"binds",    5,  true },
+    {"of limit", 8,  true },
+    {"GB/s",     7,  true },
+    {"TFLOP/s",  9,  true },
+    {"spread",   7,  true }
+};
+
+static void print_head(const op_bench *b, columns *c) {
+    screen out;
+    screen_open(&out, stdout);
+    screen_print(&out,
+                 "%s; us: median of rounds; limit: the larger of bytes at %.2f TB/s (mem) and "
+                 "products at %.0f, for FP8 and FP4 weights %.0f TFLOP/s (mma)\n",
+                 b->ops.name, read_rate * 1e-12, bf16_rate * 1e-12, fp8_rate * 1e-12);
+    screen_end(&out);
+    columns_head(c);
 }
 
-static void print_result(const case_result *r) {
+static void print_result(const case_result *r, columns *c) {
     char shape[64];
     shape_of(r->c, shape, sizeof shape);
-    printf("%-28s %-14s %-26s %5d %10.2f %10.2f %5s %7.1f%% %7.0f %9.2f %6.1f%%\n", r->c->name,
-           r->c->op, shape, r->c->rows, 1e6 * r->seconds, 1e6 * r->limit,
-           r->memory_binds ? "mem" : "mma", 100 * r->limit / r->seconds,
-           r->operands.bytes / r->seconds * 1e-9, r->operands.flops / r->seconds * 1e-12,
-           100 * r->spread);
+    columns_cell(c, "%s", r->c->name);
+    columns_cell(c, "%s", r->c->op);
+    columns_cell(c, "%s", shape);
+    columns_cell(c, "%d", r->c->rows);
+    columns_cell(c, "%.2f", 1e6 * r->seconds);
+    columns_cell(c, "%.2f", 1e6 * r->limit);
+    columns_cell(c, "%s", r->memory_binds ? "mem" : "mma");
+    columns_cell(c, "%.1f%%", 100 * r->limit / r->seconds);
+    columns_cell(c, "%.0f", r->operands.bytes / r->seconds * 1e-9);
+    columns_cell(c, "%.2f", r->operands.flops / r->seconds * 1e-12);
+    columns_cell(c, "%.1f%%", 100 * r->spread);
+    columns_end(c);
     fflush(stdout);
 }
 
@@ -202,7 +227,8 @@ hd_status bench_cases(const char *backend, const hd_ops_options *options, const 
     if (!b) return HD_FAIL(err, HD_ENOMEM, "no memory for a bench");
     hd_status st = open_bench(b, backend, options, err);
     if (st == HD_OK) st = warm_up(b, err);
-    if (st == HD_OK && !json) print_head(b);
+    columns c = columns_open(stdout, table, (int)HD_LEN(table), 0);
+    if (st == HD_OK && !json) print_head(b, &c);
     for (int32_t i = 0; i < n_op_cases && st == HD_OK; i++) {
         case_result r;
         if (only && !strstr(op_cases[i].name, only) && !strstr(op_cases[i].op, only)) continue;
@@ -211,7 +237,7 @@ hd_status bench_cases(const char *backend, const hd_ops_options *options, const 
         if (json) {
             print_json(b, &r);
         } else {
-            print_result(&r);
+            print_result(&r, &c);
         }
     }
     close_bench(b);

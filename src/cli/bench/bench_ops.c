@@ -11,14 +11,11 @@
 #include "base/progress.h"
 #include "cli/bench/bench_cases.h"
 #include "cli/bench/bench_ops_internal.h"
-#include "cli/options.h"
+#include "cli/engine_options.h"
 #include "model/model.h"
 #include "weights/summary.h"
 
 enum { MAX_REPEAT = 15, READ_BYTES = 1 << 28 };
-
-static const char *const backends[] = {"auto", "cpu", "ref", "cuda", NULL};
-enum { BACKEND_AUTO, BACKEND_CPU, BACKEND_REF };
 
 /* What a processor of each --isa lacks. */
 enum {
@@ -32,9 +29,10 @@ static const uint32_t lacking[] = {0, BEYOND_AVX512, BEYOND_AVX2, BEYOND_PLAIN};
 
 typedef struct settings {
     const char *path, *only;
-    int64_t layers, batch, prompt, context, threads, repeat;
-    int backend, isa, precision, mla;
-    bool no_invariance, json, pin, cpu_time;
+    engine_settings engine;
+    int64_t layers, batch, prompt, context, repeat;
+    int isa;
+    bool json, cpu_time;
 } settings;
 
 typedef struct rig {
@@ -45,6 +43,7 @@ typedef struct rig {
     hd_stream *stream;
     hd_ops inner, ops;
     hd_clock_fn *now;
+    hd_mla_form mla;
     hd_model *model;
     hd_kv *kv;
     hd_batch batch;
@@ -77,20 +76,18 @@ static hd_status open_spec(rig *r, hd_err *err) {
     return HD_OK;
 }
 
-static hd_ops_options ops_options(const settings *set) {
-    return (hd_ops_options){
-        .cpu = {.n_threads = (int32_t)set->threads,
-                .pin = set->pin,
-                .without = lacking[set->isa]},
-        .precision = (hd_precision)set->precision,
-        .no_batch_invariance = set->no_invariance,
-        .needs_cpu = set->path ? "timing the steps of a CONFIG" : NULL
-    };
+static hd_status ops_options(const settings *set, hd_ops_options *out, hd_mla_form *mla,
+                             hd_err *err) {
+    HD_TRY(engine_settings_ops(&set->engine, out, mla, err));
+    out->cpu.without = lacking[set->isa];
+    out->needs_cpu = set->path ? "timing the steps of a CONFIG" : NULL;
+    return HD_OK;
 }
 
 static hd_status open_device(rig *r, hd_err *err) {
-    const hd_ops_options ops = ops_options(&r->set);
-    HD_TRY(hd_ops_open(&r->inner, &r->device, backends[r->set.backend], &ops, err));
+    hd_ops_options ops;
+    HD_TRY(ops_options(&r->set, &ops, &r->mla, err));
+    HD_TRY(hd_ops_open(&r->inner, &r->device, r->set.engine.options.backend, &ops, err));
     hd_device_bind_thread(r->device);
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     r->now = r->set.cpu_time ? thread_ns : hd_now_ns;
@@ -142,7 +139,7 @@ static hd_status open_rig(rig *r, hd_err *err) {
                               .ops = &r->ops,
                               .device = r->device,
                               .stream = r->stream,
-                              .mla = (hd_mla_form)r->set.mla};
+                              .mla = r->mla};
     const hd_model_limits limits = {
         .rows = most_rows(r), .logits = (int32_t)r->set.batch, .positions = positions(r)};
     HD_TRY(hd_model_open(&r->model, &env, &limits, 1, err));
@@ -252,21 +249,31 @@ static hd_status bench(const settings *set, hd_err *err) {
 }
 
 /* Without a config every operator alone; a config's steps are metered on the CPU only. */
-static hd_status run(const settings *set, const char *backend, hd_err *err) {
-    const hd_ops_options ops = ops_options(set);
-    if (set->isa && (!set->path || set->backend > BACKEND_CPU))
+static hd_status run(const settings *set, hd_err *err) {
+    const char *backend = set->engine.options.backend;
+    const bool cpu = strcmp(backend, "auto") == 0 || strcmp(backend, "cpu") == 0;
+    hd_ops_options ops;
+    hd_mla_form mla;
+    HD_TRY(ops_options(set, &ops, &mla, err));
+    if (set->isa && (!set->path || !cpu))
         return HD_FAIL(err, HD_EINVAL, "--isa is for a CONFIG on the cpu backend");
+    if (mla == HD_MLA_NAIVE && !set->path)
+        return HD_FAIL(err, HD_EINVAL, "--mla is for the steps of a CONFIG");
     if (!set->path)
         return bench_cases(backend, &ops, set->only, (int32_t)set->repeat, set->json, err);
     if (set->only) return HD_FAIL(err, HD_EINVAL, "--only is for the cases without a CONFIG");
-    if (set->backend <= BACKEND_REF) return bench(set, err);
+    if (strcmp(backend, "cuda") != 0) return bench(set, err);
     return HD_FAIL(err, HD_EINVAL,
                    "the operators of a CONFIG's steps are timed on the CPU only; without a "
                    "CONFIG, those of a GPU are");
 }
 
 int bench_ops(int argc, char **argv) {
-    settings set = {.batch = 1, .prompt = 512, .context = 512, .repeat = 5};
+    settings set = {.engine = engine_settings_default(),
+                    .batch = 1,
+                    .prompt = 512,
+                    .context = 512,
+                    .repeat = 5};
     const option options[] = {
         option_int("layers", &set.layers, 0, 1 << 16, "only the first N; 0: all"),
         option_int("batch", &set.batch, 1, 4096, "sequences of a decoding step"),
@@ -274,15 +281,8 @@ int bench_ops(int argc, char **argv) {
         option_int("context", &set.context, 0, 1 << 24, "tokens before those decoded"),
         option_int("repeat", &set.repeat, 1, MAX_REPEAT,
                    "steps or rounds; the median one is shown"),
-        option_int("threads", &set.threads, 0, 1024, "0: one per core"),
-        option_choice("backend", &set.backend, backends,
-                      "auto: a GPU for operators alone, if one can be used"),
         option_choice("isa", &set.isa, isas, "instruction sets used, of those there are"),
         option_text("only", &set.only, "WORD", "cases with WORD in the name or operator"),
-        option_precision(&set.precision),
-        option_no_invariance(&set.no_invariance),
-        option_mla(&set.mla),
-        option_flag("pin", &set.pin, "bind every worker to a core"),
         option_flag("cpu-time", &set.cpu_time,
                     "one thread, by its processor time: for a machine with other work"),
         option_flag("json", &set.json, "print one JSON object"),
@@ -300,9 +300,9 @@ int bench_ops(int argc, char **argv) {
         .options = options,
         .n_options = (int)HD_LEN(options)};
     int code;
-    if (!options_parse(&line, argc, argv, &code)) return code;
-    if (set.cpu_time) set.threads = 1;
+    if (!engine_options_parse(&line, ENGINE_OPS, &set.engine, argc, argv, &code)) return code;
+    if (set.cpu_time) set.engine.options.threads = 1;
     hd_err err = {0};
-    const hd_status st = run(&set, backends[set.backend], &err);
+    const hd_status st = run(&set, &err);
     return st == HD_OK ? 0 : report_error(&err);
 }

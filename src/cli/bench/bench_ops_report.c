@@ -2,6 +2,8 @@
 #include <jansson.h>
 
 #include "cli/bench/bench_ops_internal.h"
+#include "cli/columns.h"
+#include "cli/screen.h"
 
 /* The least time that moving and computing so much takes on this machine. */
 static double limit_seconds(const ops_report *r, double bytes, double flops) {
@@ -29,46 +31,66 @@ static double step_limit(const ops_report *r, const hd_op_profiler *m) {
     return sum;
 }
 
-static void print_line(const hd_op_profile *l, double limit, double whole, FILE *to) {
+static const column table[] = {
+    {"operator", 14, false},
+    {"shape",    20, false},
+    {"weights",  8,  false},
+    {"calls",    5,  true },
+    {"ms",       9,  true },
+    {"share",    6,  true },
+    {"GB/s",     7,  true },
+    {"GFLOP/s",  8,  true },
+    {"limit",    6,  true }
+};
+
+static void print_line(columns *c, const hd_op_profile *l, double limit, double whole) {
     char shape[48] = "";
     if (l->outs) {
         snprintf(shape, sizeof shape, "%d x %d x %d", l->rows, l->outs, l->ins);
     } else if (l->rows) {
         snprintf(shape, sizeof shape, "%d x %d", l->rows, l->ins);
     }
-    fprintf(to, "  %-14s %-20s %-8s %5lld %9.3f %5.1f%%", l->op, shape, l->format,
-            (long long)l->calls, 1e3 * l->seconds, 100 * l->seconds / whole);
+    columns_cell(c, "%s", l->op);
+    columns_cell(c, "%s", shape);
+    columns_cell(c, "%s", l->format);
+    columns_cell(c, "%lld", (long long)l->calls);
+    columns_cell(c, "%.3f", 1e3 * l->seconds);
+    columns_cell(c, "%.1f%%", 100 * l->seconds / whole);
     if (l->bytes > 0) {
-        fprintf(to, " %7.2f %8.2f %5.1f%%", l->bytes / l->seconds * 1e-9,
-                l->flops / l->seconds * 1e-9, 100 * limit / l->seconds);
+        columns_cell(c, "%.2f", l->bytes / l->seconds * 1e-9);
+        columns_cell(c, "%.2f", l->flops / l->seconds * 1e-9);
+        columns_cell(c, "%.1f%%", 100 * limit / l->seconds);
     }
-    fputc('\n', to);
+    columns_end(c);
 }
 
 static void print_phase(const ops_report *r, const ops_phase *p, FILE *to) {
+    columns c = columns_open(to, table, (int)HD_LEN(table), 2);
     fprintf(to, "\n%s: %d rows, %.3f ms a step, %.1f tokens/s\n", p->name, p->rows,
             1e3 * p->seconds, p->rows / p->seconds);
-    fprintf(to, "  %-14s %-20s %-8s %5s %9s %6s %7s %8s %6s\n", "operator", "shape", "weights",
-            "calls", "ms", "share", "GB/s", "GFLOP/s", "limit");
+    columns_head(&c);
     for (int32_t i = 0; i < p->profiler.n; i++) {
         const hd_op_profile *l = &p->profiler.line[i];
-        print_line(l, limit_seconds(r, l->bytes, l->flops), p->seconds, to);
+        print_line(&c, l, limit_seconds(r, l->bytes, l->flops), p->seconds);
     }
     const hd_op_profile sum = sum_of(&p->profiler);
-    print_line(&sum, step_limit(r, &p->profiler), p->seconds, to);
+    print_line(&c, &sum, step_limit(r, &p->profiler), p->seconds);
     if (p->profiler.lost)
         fprintf(to, "  and %lld calls of further shapes\n", (long long)p->profiler.lost);
 }
 
 void ops_report_print(const ops_report *r, FILE *to) {
-    fprintf(to,
-            "%s, %d of %d layers, %.2f GB of made-up weights; %s, %d threads\n"
-            "this machine now: reads %.1f GB/s, multiplies and adds %.1f GFLOP/s\n"
-            "shape: rows x outputs x inputs, of attention rows x heads x key width; limit: the "
-            "least time that\nmoving and computing so much takes here, as a share of the time "
-            "it took\n",
-            r->family, r->layers, r->of_layers, r->weight_bytes * 1e-9, r->table, r->threads,
-            r->read * 1e-9, r->flops * 1e-9);
+    screen out;
+    screen_open(&out, to);
+    screen_print(&out,
+                 "%s, %d of %d layers, %.2f GB of made-up weights; %s, %d threads\n"
+                 "this machine now: reads %.1f GB/s, multiplies and adds %.1f GFLOP/s\n"
+                 "shape: rows x outputs x inputs, of attention rows x heads x key width\n"
+                 "limit: the least time that moving and computing so much takes here, as a "
+                 "share of the time it took\n",
+                 r->family, r->layers, r->of_layers, r->weight_bytes * 1e-9, r->table,
+                 r->threads, r->read * 1e-9, r->flops * 1e-9);
+    screen_end(&out);
     for (int i = 0; i < OPS_N_PHASES; i++) print_phase(r, &r->phase[i], to);
 }
 

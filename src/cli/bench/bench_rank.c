@@ -13,7 +13,7 @@
 #include "base/philox.h"
 #include "base/progress.h"
 #include "cli/bench/bench_rank_internal.h"
-#include "cli/options.h"
+#include "cli/engine_options.h"
 #include "comm/emulated.h"
 #include "runner/model_runner.h"
 #ifdef HD_CUDA
@@ -23,10 +23,11 @@
 enum { WARM_UP = 5, PASSES = 3, MAX_STEPS = 4096, READ_BYTES = 1 << 28, TOKEN_STEP = 1009 };
 
 typedef struct settings {
+    engine_settings engine;
     const char *config, *parallel, *acceptance;
-    int64_t layers, batch, prompt, context, drafts, steps, threads;
-    int backend, precision, routing, exchange;
-    bool no_invariance, json;
+    int64_t layers, batch, prompt, context, drafts, steps;
+    int routing, exchange;
+    bool json;
 } settings;
 
 static const char *const routings[] = {"model", "uniform", "skewed", "sticky", NULL};
@@ -47,6 +48,7 @@ typedef struct rig {
     hd_model_spec *spec;
     hd_device *device;
     hd_stream *stream;
+    hd_mla_form mla;
     hd_ops inner, ops; /* ops: what the model calls, metered or not */
     hd_ops metered;
     hd_weights *weights;
@@ -164,10 +166,9 @@ static void name_device(rig *r) {
 }
 
 static hd_status open_device(rig *r, hd_err *err) {
-    const hd_ops_options ops = {.cpu = {.n_threads = (int32_t)r->set.threads},
-                                .precision = (hd_precision)r->set.precision,
-                                .no_batch_invariance = r->set.no_invariance};
-    HD_TRY(hd_ops_open(&r->inner, &r->device, option_backends[r->set.backend], &ops, err));
+    hd_ops_options ops;
+    HD_TRY(engine_settings_ops(&r->set.engine, &ops, &r->mla, err));
+    HD_TRY(hd_ops_open(&r->inner, &r->device, r->set.engine.options.backend, &ops, err));
     HD_TRY(hd_stream_open(&r->stream, r->device, err));
     r->ops = r->inner;
     r->report.table = r->inner.name;
@@ -269,6 +270,7 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
                               .ops = &r->ops,
                               .device = r->device,
                               .stream = r->stream,
+                              .mla = r->mla,
                               .comm = hd_comm_emulated_interface(r->emulated),
                               .probe = &r->probe};
     const hd_model_runner_options o = {
@@ -533,7 +535,8 @@ bool bench_rank_wanted(int argc, char **argv) {
 }
 
 int bench_rank(int argc, char **argv) {
-    settings set = {.acceptance = "0.72,0.66,0.64",
+    settings set = {.engine = engine_settings_default(),
+                    .acceptance = "0.72,0.66,0.64",
                     .batch = 1,
                     .context = 4096,
                     .steps = 20,
@@ -555,10 +558,6 @@ int bench_rank(int argc, char **argv) {
         option_choice("communication", &set.exchange, exchanges,
                       "what stands for it: nothing, or copies of the same rows"),
         option_int("steps", &set.steps, 1, MAX_STEPS, "to time; the median one is shown"),
-        option_int("threads", &set.threads, 0, 1024, "0: one per core"),
-        option_backend(&set.backend),
-        option_precision(&set.precision),
-        option_no_invariance(&set.no_invariance),
         option_flag("json", &set.json, "print one JSON object"),
     };
     const command_line line = {
@@ -567,7 +566,7 @@ int bench_rank(int argc, char **argv) {
         .options = options,
         .n_options = (int)HD_LEN(options)};
     int code;
-    if (!options_parse(&line, argc, argv, &code)) return code;
+    if (!engine_options_parse(&line, ENGINE_RANK, &set.engine, argc, argv, &code)) return code;
     hd_err err = {0};
     if (!set.config || !set.parallel) {
         HD_FAIL(&err, HD_EINVAL, "--emulate-rank needs a layout and --dummy-weights CONFIG");

@@ -5,6 +5,8 @@
 
 #include "base/dtype.h"
 #include "cli/bench/bench_rank_internal.h"
+#include "cli/columns.h"
+#include "cli/screen.h"
 
 enum { SHOWN = 40 }; /* lines of the list of what is slow */
 
@@ -39,70 +41,91 @@ static int by_loss(const void *a, const void *b) {
     return (lost < other) - (lost > other);
 }
 
-static void print_head(const rank_report *r, FILE *to) {
+static void print_head(const rank_report *r, screen *to) {
     const hd_parallel_config *l = &r->parallel;
     char date[32] = "";
     const time_t now = time(NULL);
     struct tm day;
     if (gmtime_r(&now, &day)) strftime(date, sizeof date, "%Y-%m-%d", &day);
-    fprintf(to, "%s, %d of %d layers, rank %d of ", r->family, r->layers, r->of_layers,
-            r->rank);
+    screen_print(to, "%s, %d of %d layers, rank %d of ", r->family, r->layers, r->of_layers,
+                 r->rank);
     if (l->ep > 1) {
-        fprintf(to, "ep %d (%d redundant experts)", l->ep, l->redundant);
+        screen_print(to, "ep %d (%d redundant experts)", l->ep, l->redundant);
     } else {
-        fprintf(to, "tp %d", l->tp);
+        screen_print(to, "tp %d", l->tp);
     }
-    fprintf(to, ", emulated; %s on %s; hadal %s, %s\n", r->table, r->device, HD_VERSION, date);
+    screen_print(to, ", emulated; %s on %s; hadal %s, %s\n", r->table, r->device, HD_VERSION,
+                 date);
     if (r->prompt) {
-        fprintf(to, "prompt: %d sequences of %d tokens after %d", r->batch, r->prompt,
-                r->context);
+        screen_print(to, "prompt: %d sequences of %d tokens after %d", r->batch, r->prompt,
+                     r->context);
     } else {
-        fprintf(to, "decode: batch %d, context %d, %d drafts, %.2f tokens a step", r->batch,
-                r->context, r->drafts, r->accepted);
+        screen_print(to, "decode: batch %d, context %d, %d drafts, %.2f tokens a step",
+                     r->batch, r->context, r->drafts, r->accepted);
     }
-    fprintf(to, "; router %s, communication %s\n", r->routing, r->exchange);
-    fprintf(to, "rows %d", r->rows);
-    if (r->expert_rows) fprintf(to, ", at the experts here at most %d", r->expert_rows);
-    fprintf(to, "; %.1f experts of a layer here get rows\n", r->distinct);
-    fprintf(to,
-            "memory in GB: weights %.2f, activations and sampling %.2f, pages of entries %.2f, "
-            "of windows %.2f\n",
-            r->memory.weights * 1e-9, r->memory.activations * 1e-9, r->memory.kv[0] * 1e-9,
-            r->memory.kv[1] * 1e-9);
-    fprintf(to,
-            "limits: %.2f TB/s, %.1f TFLOP/s, 8-bit %.1f (%s); time of a call is what lies "
-            "between two marks around it\n",
-            r->limits.bytes * 1e-12, r->limits.flops * 1e-12, r->limits.flops_8bit * 1e-12,
-            r->limits.from);
+    screen_print(to, "; router %s, communication %s\n", r->routing, r->exchange);
+    screen_print(to, "rows %d", r->rows);
+    if (r->expert_rows) screen_print(to, ", at the experts here at most %d", r->expert_rows);
+    screen_print(to, "; %.1f experts of a layer here get rows\n", r->distinct);
+    screen_print(
+        to,
+        "memory in GB: weights %.2f, activations and sampling %.2f, pages of entries %.2f, "
+        "of windows %.2f\n",
+        r->memory.weights * 1e-9, r->memory.activations * 1e-9, r->memory.kv[0] * 1e-9,
+        r->memory.kv[1] * 1e-9);
+    screen_print(
+        to,
+        "limits: %.2f TB/s, %.1f TFLOP/s, 8-bit %.1f (%s); time of a call is what lies "
+        "between two marks around it\n",
+        r->limits.bytes * 1e-12, r->limits.flops * 1e-12, r->limits.flops_8bit * 1e-12,
+        r->limits.from);
 }
 
-static void print_row(const row *w, double whole, FILE *to) {
+static const column slow_table[] = {
+    {"part",              16, false},
+    {"operator",          14, false},
+    {"rows x outs x ins", 22, false},
+    {"weights",           8,  false},
+    {"calls",             5,  true },
+    {"us",                9,  true },
+    {"MB",                9,  true },
+    {"GF",                8,  true },
+    {"limit us",          9,  true },
+    {"ratio",             7,  true },
+    {"lost ms",           9,  true },
+    {"share",             6,  true }
+};
+
+static void print_row(const row *w, double whole, columns *c) {
     const hd_op_profile *l = w->l;
-    char shape[48] = "", name[64];
-    snprintf(name, sizeof name, "%s %s", l->part, l->stage);
+    columns_cell(c, "%s %s", l->part, l->stage);
+    columns_cell(c, "%s", l->op);
     if (l->outs) {
-        snprintf(shape, sizeof shape, "%d x %d x %d", l->rows, l->outs, l->ins);
+        columns_cell(c, "%d x %d x %d", l->rows, l->outs, l->ins);
     } else {
-        snprintf(shape, sizeof shape, "%d x %d", l->rows, l->ins);
+        columns_cell(c, "%d x %d", l->rows, l->ins);
     }
-    fprintf(
-        to, "  %-16s %-14s %-22s %-8s %5.0f %9.2f %9.3f %8.3f %9.2f %6.1f%% %9.3f %5.1f%%\n",
-        name, l->op, shape, l->format, w->calls, 1e6 * w->seconds / w->calls,
-        1e-6 * w->bytes / w->calls, 1e-9 * w->flops / w->calls, 1e6 * w->limit / w->calls,
-        100 * w->limit / w->seconds, 1e3 * (w->seconds - w->limit), 100 * w->seconds / whole);
+    columns_cell(c, "%s", l->format);
+    columns_cell(c, "%.0f", w->calls);
+    columns_cell(c, "%.2f", 1e6 * w->seconds / w->calls);
+    columns_cell(c, "%.3f", 1e-6 * w->bytes / w->calls);
+    columns_cell(c, "%.3f", 1e-9 * w->flops / w->calls);
+    columns_cell(c, "%.2f", 1e6 * w->limit / w->calls);
+    columns_cell(c, "%.1f%%", 100 * w->limit / w->seconds);
+    columns_cell(c, "%.3f", 1e3 * (w->seconds - w->limit));
+    columns_cell(c, "%.1f%%", 100 * w->seconds / whole);
+    columns_end(c);
 }
 
 static void print_slow(const rank_report *r, row *rows, int32_t n, FILE *to) {
     row rest = {0};
-    fprintf(to,
-            "\nby time lost against the limit\n  %-16s %-14s %-22s %-8s %5s %9s %9s %8s %9s "
-            "%7s %9s %6s\n",
-            "part", "operator", "rows x outs x ins", "weights", "calls", "us", "MB", "GF",
-            "limit us", "ratio", "lost ms", "share");
+    columns c = columns_open(to, slow_table, (int)HD_LEN(slow_table), 2);
+    fprintf(to, "\nby time lost against the limit\n");
+    columns_head(&c);
     qsort(rows, (size_t)n, sizeof *rows, by_loss);
     for (int32_t i = 0; i < n; i++) {
         if (i < SHOWN) {
-            print_row(&rows[i], r->kernels, to);
+            print_row(&rows[i], r->kernels, &c);
             continue;
         }
         rest.seconds += rows[i].seconds;
@@ -116,8 +139,17 @@ static void print_slow(const rank_report *r, row *rows, int32_t n, FILE *to) {
 
 /* Sums of what lines have in common, in the order of the step. */
 static void print_parts(const rank_report *r, const row *rows, int32_t n, FILE *to) {
-    fprintf(to, "\nby stage\n  %-10s %-12s %9s %9s %7s %6s\n", "part", "stage", "ms", "limit",
-            "ratio", "share");
+    static const column table[] = {
+        {"part",  10, false},
+        {"stage", 12, false},
+        {"ms",    9,  true },
+        {"limit", 9,  true },
+        {"ratio", 7,  true },
+        {"share", 6,  true }
+    };
+    columns c = columns_open(to, table, (int)HD_LEN(table), 2);
+    fprintf(to, "\nby stage\n");
+    columns_head(&c);
     for (int32_t i = 0; i < n; i++) {
         const hd_op_profile *l = rows[i].l;
         double seconds = 0, limit = 0;
@@ -129,8 +161,13 @@ static void print_parts(const rank_report *r, const row *rows, int32_t n, FILE *
             limit += rows[k].limit;
         }
         if (!first) continue;
-        fprintf(to, "  %-10s %-12s %9.3f %9.3f %6.1f%% %5.1f%%\n", l->part, l->stage,
-                1e3 * seconds, 1e3 * limit, 100 * limit / seconds, 100 * seconds / r->kernels);
+        columns_cell(&c, "%s", l->part);
+        columns_cell(&c, "%s", l->stage);
+        columns_cell(&c, "%.3f", 1e3 * seconds);
+        columns_cell(&c, "%.3f", 1e3 * limit);
+        columns_cell(&c, "%.1f%%", 100 * limit / seconds);
+        columns_cell(&c, "%.1f%%", 100 * seconds / r->kernels);
+        columns_end(&c);
     }
 }
 
@@ -141,39 +178,45 @@ static double limit_sum(const rank_report *r) {
     return sum;
 }
 
-static void print_sums(const rank_report *r, FILE *to) {
+static void print_sums(const rank_report *r, screen *to) {
     const double limit = limit_sum(r);
     const double device = r->device_step > 0 ? r->device_step : r->kernels;
     const double tokens = r->prompt ? r->rows : r->batch * r->accepted;
-    fprintf(to, "\noperators %.3f ms, their limits %.3f ms (%.1f%%)\n", 1e3 * r->kernels,
-            1e3 * limit, 100 * limit / r->kernels);
+    screen_print(to, "\noperators %.3f ms, their limits %.3f ms (%.1f%%)\n", 1e3 * r->kernels,
+                 1e3 * limit, 100 * limit / r->kernels);
     if (r->device_step > 0) {
-        fprintf(to, "step on the device, %s: %.3f ms (%.1f%%)\n",
-                r->graphs ? "one graph" : "op by op", 1e3 * r->device_step,
-                100 * limit / r->device_step);
+        screen_print(to, "step on the device, %s: %.3f ms (%.1f%%)\n",
+                     r->graphs ? "one graph" : "op by op", 1e3 * r->device_step,
+                     100 * limit / r->device_step);
     }
     if (r->ahead_step > 0) {
-        fprintf(to,
-                "as an engine runs it: %.3f ms a step (median of %d), device %.3f ms, device "
-                "idle between %.1f us, host at work %.1f us, %.1f experts get rows\n",
-                1e3 * r->step, r->steps, 1e3 * r->ahead_step, 1e6 * r->gap, 1e6 * r->host,
-                r->ahead_distinct);
+        screen_print(
+            to,
+            "as an engine runs it: %.3f ms a step (median of %d), device %.3f ms, device "
+            "idle between %.1f us, host at work %.1f us, %.1f experts get rows\n",
+            1e3 * r->step, r->steps, 1e3 * r->ahead_step, 1e6 * r->gap, 1e6 * r->host,
+            r->ahead_distinct);
     } else {
-        fprintf(to, "as run, host included: %.3f ms (median of %d)\n", 1e3 * r->step, r->steps);
+        screen_print(to, "as run, host included: %.3f ms (median of %d)\n", 1e3 * r->step,
+                     r->steps);
     }
-    fprintf(to, "%.1f steps/s and %.0f %s tokens/s of this rank at the device's time%s\n",
-            1 / device, tokens / device, r->prompt ? "prompt" : "output",
-            r->layers < r->of_layers ? ", of these layers alone" : "");
+    screen_print(to, "%.1f steps/s and %.0f %s tokens/s of this rank at the device's time%s\n",
+                 1 / device, tokens / device, r->prompt ? "prompt" : "output",
+                 r->layers < r->of_layers ? ", of these layers alone" : "");
 }
 
 void rank_report_print(const rank_report *r, FILE *to) {
     row *rows = calloc((size_t)r->profiler.n + 1, sizeof *rows);
-    print_head(r, to);
+    screen out;
+    screen_open(&out, to);
+    print_head(r, &out);
+    screen_end(&out);
     for (int32_t i = 0; rows && i < r->profiler.n; i++)
         rows[i] = row_of(r, &r->profiler.line[i]);
     if (rows) print_parts(r, rows, r->profiler.n, to);
     if (rows) print_slow(r, rows, r->profiler.n, to);
-    print_sums(r, to);
+    print_sums(r, &out);
+    screen_end(&out);
     free(rows);
 }
 

@@ -333,6 +333,56 @@ static const char details[] =
     "With --compare A.json the argument is the second file: hadal bench serve --compare A.json "
     "B.json.";
 
+/* As options_parse(). */
+static bool read_options(serve_bench *b, int argc, char **argv, int *code) {
+    const option options[] = {
+        option_text("concurrency", &b->concurrency, "LIST",
+                    "conversations at once, at most; 0: no bound; default 8, with --rate 0"),
+        option_text("rate", &b->rate, "LIST",
+                    "conversations that arrive per second, Poisson; 0: as soon as allowed"),
+        option_int("num-prompts", &b->prompts, 0, 10000000,
+                   "conversations of a run; 0: until --duration, or 8 for each at once"),
+        option_real("duration", &b->duration_s, 0, 1e6, "seconds in which requests are sent"),
+        option_text("input-len", &b->input, "N[-N]", "tokens of a prompt, or a range"),
+        option_text("output-len", &b->output, "N[-N]", "tokens of an answer, at most"),
+        option_int("prefix-len", &b->prefix, 0, 1 << 24,
+                   "tokens of the prompt that a group shares"),
+        option_int("prefix-groups", &b->groups, 1, 1 << 20, "groups of shared prefixes"),
+        option_int("turns", &b->turns, 1, 10000,
+                   "requests of a conversation, each with the answers before it"),
+        option_text("turn-len", &b->turn, "N[-N]", "tokens that each later turn adds"),
+        option_int("seed", &b->seed, 0, INT64_MAX, "of lengths, times and texts"),
+        option_int("warmup", &b->warm_up, 0, 10000, "conversations before the clock starts"),
+        option_choice("endpoint", &b->endpoint, endpoints, "what is asked"),
+        option_text("model", &b->model, "NAME",
+                    "the first that the server lists, if not given"),
+        option_int("token-ids", &b->token_ids, 0, 1 << 24,
+                   "completions: prompts of random token ids below N; 0: text"),
+        option_temperature(&b->temperature),
+        option_flag("ignore-eos", &b->ignore_eos,
+                    "answers have their full length, where the server knows this"),
+        option_text("extra-body", &b->extra, "JSON", "members that every request gets"),
+        option_real("timeout", &b->timeout_s, 0.001, 1e6, "seconds of a request"),
+        option_text("goodput", &b->goodput, "LIST",
+                    "objectives in ms, such as ttft:500,tpot:50,e2e:9000"),
+        option_text("json", &b->json, "FILE", "where the figures go"),
+        option_flag("details", &b->details, "every request in --json too"),
+        option_text("report", &b->report, "FILE", "where a page with charts goes"),
+        option_text("compare", &b->compare, "FILE",
+                    "no load: figures of this file of --json, and of URL, another"),
+        with_letter(option_flag("quiet", &b->quiet, "no progress on standard error"), 'q'),
+    };
+    const positional target = {.name = "URL", .value = &b->target};
+    const command_line line = {.command = "bench serve",
+                               .summary = "Load on a server, and what each request saw.",
+                               .details = details,
+                               .positionals = &target,
+                               .n_positionals = 1,
+                               .options = options,
+                               .n_options = (int)HD_LEN(options)};
+    return options_parse(&line, argc, argv, code);
+}
+
 int bench_serve(int argc, char **argv) {
     serve_bench b = {.input = "512",
                      .turn = "64",
@@ -341,52 +391,8 @@ int bench_serve(int argc, char **argv) {
                      .groups = 1,
                      .warm_up = 1,
                      .timeout_s = 600};
-    const option options[] = {
-        option_text("concurrency", &b.concurrency, "LIST",
-                    "conversations at once, at most; 0: no bound; default 8, with --rate 0"),
-        option_text("rate", &b.rate, "LIST",
-                    "conversations that arrive per second, Poisson; 0: as soon as allowed"),
-        option_int("num-prompts", &b.prompts, 0, 10000000,
-                   "conversations of a run; 0: until --duration, or 8 for each at once"),
-        option_real("duration", &b.duration_s, 0, 1e6, "seconds in which requests are sent"),
-        option_text("input-len", &b.input, "N[-N]", "tokens of a prompt, or a range"),
-        option_text("output-len", &b.output, "N[-N]", "tokens of an answer, at most"),
-        option_int("prefix-len", &b.prefix, 0, 1 << 24,
-                   "tokens of the prompt that a group shares"),
-        option_int("prefix-groups", &b.groups, 1, 1 << 20, "groups of shared prefixes"),
-        option_int("turns", &b.turns, 1, 10000,
-                   "requests of a conversation, each with the answers before it"),
-        option_text("turn-len", &b.turn, "N[-N]", "tokens that each later turn adds"),
-        option_int("seed", &b.seed, 0, INT64_MAX, "of lengths, times and texts"),
-        option_int("warmup", &b.warm_up, 0, 10000, "conversations before the clock starts"),
-        option_choice("endpoint", &b.endpoint, endpoints, "what is asked"),
-        option_text("model", &b.model, "NAME", "the first that the server lists, if not given"),
-        option_int("token-ids", &b.token_ids, 0, 1 << 24,
-                   "completions: prompts of random token ids below N; 0: text"),
-        option_temperature(&b.temperature),
-        option_flag("ignore-eos", &b.ignore_eos,
-                    "answers have their full length, where the server knows this"),
-        option_text("extra-body", &b.extra, "JSON", "members that every request gets"),
-        option_real("timeout", &b.timeout_s, 0.001, 1e6, "seconds of a request"),
-        option_text("goodput", &b.goodput, "LIST",
-                    "objectives in ms, such as ttft:500,tpot:50,e2e:9000"),
-        option_text("json", &b.json, "FILE", "where the figures go"),
-        option_flag("details", &b.details, "every request in --json too"),
-        option_text("report", &b.report, "FILE", "where a page with charts goes"),
-        option_text("compare", &b.compare, "FILE",
-                    "no load: figures of this file of --json, and of URL, another"),
-        with_letter(option_flag("quiet", &b.quiet, "no progress on standard error"), 'q'),
-    };
-    const positional target = {.name = "URL", .value = &b.target};
-    const command_line line = {.command = "bench serve",
-                               .summary = "Load on a server, and what each request saw.",
-                               .details = details,
-                               .positionals = &target,
-                               .n_positionals = 1,
-                               .options = options,
-                               .n_options = (int)HD_LEN(options)};
     int code;
-    if (!options_parse(&line, argc, argv, &code)) return code;
+    if (!read_options(&b, argc, argv, &code)) return code;
     hd_err err = {0};
     const hd_status st = b.compare ? compare(&b, &err) : bench(&b, &err);
     if (st != HD_OK) return report_error(&err);

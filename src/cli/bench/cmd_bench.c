@@ -9,23 +9,24 @@
 #include "cli/bench/bench_report.h"
 #include "cli/bench/bench_serve.h"
 #include "cli/commands.h"
-#include "cli/options.h"
+#include "cli/engine_options.h"
 #include "cli/request_options.h"
-#include "cli/upload_bar.h"
 #include "engine/engine.h"
 
+enum { THROUGHPUT_RUNNING = 16 };
+
 typedef struct bench_settings {
-    const char *model_dir, *dummy_config; /* one of them */
+    engine_settings engine;   /* its model_dir, */
+    const char *dummy_config; /* or this */
     load_options load;
-    int64_t threads, chunk, running, kv_tokens, warmup;
-    double forced_acceptance;
-    int backend, precision, mla;
-    bool no_invariance, no_graphs, pin, json, quiet;
+    engine_command command;
+    int64_t warmup;
+    bool json, quiet;
 } bench_settings;
 
 static hd_status check(const bench_settings *b, hd_err *err) {
     const load_options *o = &b->load;
-    if (!b->model_dir == !b->dummy_config) {
+    if (!b->engine.options.model_dir == !b->dummy_config) {
         return HD_FAIL(err, HD_EINVAL, "give either MODEL_DIR or --dummy-weights CONFIG");
     }
     if (o->shared_prefix >= o->input_tokens) {
@@ -36,38 +37,18 @@ static hd_status check(const bench_settings *b, hd_err *err) {
     return HD_OK;
 }
 
-/* Every page the set may need at once, so that the load is not bound by the cache. */
-static int64_t kv_tokens_of(const bench_settings *b) {
-    const int64_t each = b->load.input_tokens + b->load.output_tokens;
-    return b->kv_tokens ? b->kv_tokens : each * (b->running + 1) + b->load.shared_prefix;
-}
-
+/* Every page and token the set may need at once, so that the load is not bound by the cache. */
 static hd_status open_engine(hd_engine **out, const bench_settings *b, hd_err *err) {
-    char why[600];
-    upload_bar bar = {.quiet = b->quiet};
     const int64_t longest = b->load.input_tokens + b->load.output_tokens;
-    const hd_engine_options options = {
-        .size = sizeof options,
-        .model_dir = b->dummy_config ? b->dummy_config : b->model_dir,
-        .dummy_weights = b->dummy_config != NULL,
-        .backend = option_backends[b->backend],
-        .precision = option_precisions[b->precision],
-        .no_batch_invariance = b->no_invariance,
-        .mla = option_mla_forms[b->mla],
-        .threads = (int32_t)b->threads,
-        .pin_threads = b->pin,
-        .max_running = (int32_t)b->running,
-        .max_context = (int32_t)longest,
-        .kv_tokens = kv_tokens_of(b),
-        .chunk_tokens = (int32_t)b->chunk,
-        .queue_limit = (int32_t)(b->load.requests + 1),
-        .forced_acceptance = (float)b->forced_acceptance,
-        .no_graphs = b->no_graphs,
-        .on_upload = upload_bar_draw,
-        .on_upload_ctx = &bar,
-    };
-    const int st = hd_engine_open(out, &options, why, sizeof why);
-    return st == 0 ? HD_OK : HD_FAIL(err, (hd_status)st, "%s", why);
+    engine_settings engine = b->engine;
+    hd_engine_options *o = &engine.options;
+    if (b->dummy_config) o->model_dir = b->dummy_config;
+    o->dummy_weights = b->dummy_config != NULL;
+    o->queue_limit = (int32_t)(b->load.requests + 1);
+    if (!o->max_running) o->max_running = b->command == ENGINE_LATENCY ? 1 : THROUGHPUT_RUNNING;
+    if (!o->max_context) o->max_context = (int32_t)longest;
+    if (!o->kv_tokens) o->kv_tokens = longest * (o->max_running + 1) + b->load.shared_prefix;
+    return engine_settings_open(out, &engine, b->quiet, err);
 }
 
 static hd_status warm_up(hd_engine *e, const bench_settings *b, int32_t vocab, hd_err *err) {
@@ -124,36 +105,22 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
         option_int("groups", &o->groups, 1, 1 << 20, "groups of shared prefixes"),
         option_int("seed", &o->seed, 0, INT64_MAX, "of lengths, times and tokens"),
         option_temperature(&o->temperature),
-        option_int("draft-tokens", &o->draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS,
-                   "drafts per step by the MTP layer; -1, the default: as many as pay"),
-        option_real("forced-acceptance", &b->forced_acceptance, 0, HD_MAX_DRAFTS,
-                    "accept this many drafts per step on average; 0: what the model says"),
         option_int("warmup", &b->warmup, 0, 10000, "requests before the clock starts"),
-        option_int("max-running", &b->running, 1, 4096, "requests computed side by side"),
-        option_int("kv-tokens", &b->kv_tokens, 0, INT64_MAX,
-                   "tokens the KV pools hold; 0: enough"),
-        option_int("chunk", &b->chunk, 0, 1 << 20,
-                   "prompt tokens of a request per step; 0: 256"),
-        option_int("threads", &b->threads, 0, 1024, "0: one per core"),
-        option_flag("pin", &b->pin, "bind every thread to a core"),
         option_text("dummy-weights", &b->dummy_config, "CONFIG",
                     "no checkpoint: weights made up in memory for this config.json or folder"),
-        option_backend(&b->backend),
-        option_precision(&b->precision),
-        option_no_invariance(&b->no_invariance),
-        option_mla(&b->mla),
-        option_flag("no-graphs", &b->no_graphs, "queue every operator on its own on a GPU"),
         option_flag("json", &b->json, "print one JSON object"),
         with_letter(option_flag("quiet", &b->quiet, "no progress on standard error"), 'q'),
     };
-    const positional model = {"MODEL_DIR", &b->model_dir, true, POSITIONAL_MODEL};
+    const positional model = {"MODEL_DIR", &b->engine.options.model_dir, true,
+                              POSITIONAL_MODEL};
     command_line line = *base;
     line.positionals = &model;
     line.n_positionals = 1;
     line.options = options;
     line.n_options = (int)HD_LEN(options);
     int code;
-    if (!options_parse(&line, argc, argv, &code)) return code;
+    if (!engine_options_parse(&line, b->command, &b->engine, argc, argv, &code)) return code;
+    o->draft_tokens = b->engine.draft_tokens;
     hd_err err = {0};
     const hd_status st = bench(b, &err);
     return st == HD_OK ? 0 : report_error(&err);
@@ -164,13 +131,13 @@ static int throughput(int argc, char **argv) {
         .command = "bench throughput",
         .summary = "Tokens per second of many requests at once, and what each of them saw."};
     bench_settings b = {
+        .engine = engine_settings_default(),
+        .command = ENGINE_THROUGHPUT,
         .load = {.requests = 64,
                  .input_tokens = 512,
                  .output_tokens = 128,
                  .range_ratio = 1,
-                 .groups = 1,
-                 .draft_tokens = HD_DRAFTS_AUTO},
-        .running = 16,
+                 .groups = 1},
         .warmup = 1
     };
     return run_load(argc, argv, &line, &b);
@@ -181,14 +148,14 @@ static int latency(int argc, char **argv) {
                                       .summary =
                                           "What one user sees: requests one after the other."};
     bench_settings b = {
+        .engine = engine_settings_default(),
+        .command = ENGINE_LATENCY,
         .load = {.requests = 8,
                  .input_tokens = 512,
                  .output_tokens = 128,
                  .range_ratio = 1,
                  .concurrency = 1,
-                 .groups = 1,
-                 .draft_tokens = HD_DRAFTS_AUTO},
-        .running = 1,
+                 .groups = 1},
         .warmup = 1
     };
     if (bench_rank_wanted(argc, argv)) return bench_rank(argc, argv);

@@ -10,40 +10,43 @@
     static void op##_##set(hd_stream *s, const hd_##op##_args *a) { \
         ops_##op##_cpu(s, a, &ops_kernels_##set);                   \
     }
-#define TABLE(set, title, how)  \
-    HD_OP_LIST(ENTRY_##set)     \
-    static const hd_ops set = { \
-        .name = title, .act_bytes = sizeof(float), .precision = how, HD_OP_LIST(FIELD_##set)};
+#define TABLE(set, title, how, format)                     \
+    HD_OP_LIST(ENTRY_##set)                                \
+    static const hd_ops set = {.name = title,              \
+                               .act_bytes = sizeof(float), \
+                               .precision = how,           \
+                               .activations = format,      \
+                               HD_OP_LIST(FIELD_##set)};
 
 #define ENTRY_plain(op) ENTRY(op, plain)
 #define FIELD_plain(op) .op = op##_plain,
-TABLE(plain, "cpu plain", HD_EXACT)
+TABLE(plain, "cpu plain", HD_EXACT, "float32")
 
 #if defined(__x86_64__)
 
 #define ENTRY_avx2(op) ENTRY(op, avx2)
 #define FIELD_avx2(op) .op = op##_avx2,
-TABLE(avx2, "cpu avx2", HD_EXACT)
+TABLE(avx2, "cpu avx2", HD_EXACT, "float32")
 
 #define ENTRY_avx512(op) ENTRY(op, avx512)
 #define FIELD_avx512(op) .op = op##_avx512,
-TABLE(avx512, "cpu avx512", HD_EXACT)
+TABLE(avx512, "cpu avx512", HD_EXACT, "float32")
 
 #define ENTRY_vbmi(op) ENTRY(op, vbmi)
 #define FIELD_vbmi(op) .op = op##_vbmi,
-TABLE(vbmi, "cpu avx512 vbmi", HD_EXACT)
+TABLE(vbmi, "cpu avx512 vbmi", HD_EXACT, "float32")
 
 #define ENTRY_int16(op) ENTRY(op, int16)
 #define FIELD_int16(op) .op = op##_int16,
-TABLE(int16, "cpu avx2, fast", HD_FAST)
+TABLE(int16, "cpu avx2, fast", HD_FAST, "14-bit integers (AVX2)")
 
 #define ENTRY_vnni(op) ENTRY(op, vnni)
 #define FIELD_vnni(op) .op = op##_vnni,
-TABLE(vnni, "cpu avx512 vnni, fast", HD_FAST)
+TABLE(vnni, "cpu avx512 vnni, fast", HD_FAST, "14-bit integers (AVX-512 VNNI)")
 
 #define ENTRY_bf16(op) ENTRY(op, bf16)
 #define FIELD_bf16(op) .op = op##_bf16,
-TABLE(bf16, "cpu avx512 bf16, fast", HD_FAST)
+TABLE(bf16, "cpu avx512 bf16, fast", HD_FAST, "bfloat16 (AVX-512 BF16)")
 
 #endif
 

@@ -9,6 +9,10 @@ extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool cublasl
                                          : "cuda";
     t->act_bytes = sizeof(cuda_act);
     t->precision = precision;
+    t->activations = cublaslt                   ? "bfloat16, FP8 in large products"
+                     : precision == HD_FAST     ? "bfloat16"
+                     : precision == HD_OFFICIAL ? "FP8, bfloat16 for NVFP4 and BF16 matrices"
+                                                : "float32, as sums of three bfloat16";
 #define X(op) t->op = hd_##op##_cuda;
     HD_COMMON_OP_LIST(X)
 #undef X

@@ -1,0 +1,234 @@
+/* engine_options.c - the table of engine options; see engine_options.h. */
+#include "cli/engine_options.h"
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/upload_bar.h"
+
+enum {
+    BENCH = ENGINE_THROUGHPUT | ENGINE_LATENCY,
+    CONVERSATIONS = ENGINE_SERVE | ENGINE_CHAT | ENGINE_EVAL | ENGINE_REPLAY,
+    ENGINES = CONVERSATIONS | ENGINE_GENERATE | BENCH,
+    STEPS = ENGINE_LOGITS | ENGINE_OPS | ENGINE_RANK, /* without a scheduler */
+    ALL = ENGINES | STEPS
+};
+
+static const char *const backends[] = {"auto", "cpu", "cuda", "ref", "null", NULL};
+static const char *const step_backends[] = {"auto", "cpu", "cuda", "ref", NULL};
+static const char *const precisions[] = {"exact", "fast", "official", NULL};
+static const char *const mla_forms[] = {"absorbed", "naive", NULL};
+static const char *const on_off[] = {"on", "off", NULL};
+
+/* Which formats --precision means here; no GPU is looked for. */
+static void tell_formats(char *out, size_t size) {
+    const char *gpu = hd_ops_activations("cuda", HD_FAST);
+    const int n = snprintf(out, size, "; here fast is %s", hd_ops_activations("cpu", HD_FAST));
+    if (n < 0 || (size_t)n >= size) return;
+    if (gpu) {
+        snprintf(out + n, size - (size_t)n, " on the CPU and %s on a GPU, official %s", gpu,
+                 hd_ops_activations("cuda", HD_OFFICIAL));
+    } else {
+        snprintf(out + n, size - (size_t)n, ", and official needs a build with CUDA");
+    }
+}
+
+/* What a row begins with: the name, the field it sets, its range or its words. */
+/* clang-format off */
+#define SETS(title, field)                                        \
+    .option.name = title, .at = offsetof(engine_settings, field), \
+    .option.bytes = sizeof(((engine_settings *)NULL)->field)
+#define FLAG(title, field) SETS(title, field), .option.kind = OPTION_FLAG
+#define TEXT(title, field, value) \
+    SETS(title, field), .option.kind = OPTION_TEXT, .option.metavar = value
+#define INT(title, field, least, most)                                      \
+    SETS(title, field), .option.kind = OPTION_INT, .option.metavar = "N",   \
+    .option.min = least, .option.max = most
+#define REAL(title, field, least, most)                                     \
+    SETS(title, field), .option.kind = OPTION_REAL, .option.metavar = "X",  \
+    .option.real_min = least, .option.real_max = most
+#define WORD(title, field, words)                                             \
+    SETS(title, field), .option.kind = OPTION_WORD, .option.metavar = "NAME", \
+    .option.choices = words
+#define CHOICE(title, field, words)                                             \
+    SETS(title, field), .option.kind = OPTION_CHOICE, .option.metavar = "NAME", \
+    .option.choices = words
+#define HELP(text) .option.help = text
+
+static const engine_option rows[] = {
+    {WORD("backend", options.backend, backends),
+     HELP("auto: a GPU if one can be used, else the CPU; ref: the plain reference; null: "
+          "tokens without a model"),
+     .offered = ENGINES},
+    {WORD("backend", options.backend, step_backends),
+     HELP("auto: a GPU if one can be used, else the CPU; ref: the plain reference"),
+     .offered = ENGINE_LOGITS | ENGINE_RANK},
+    {WORD("backend", options.backend, step_backends),
+     HELP("auto: a GPU for operators alone, if one can be used"), .offered = ENGINE_OPS},
+    {INT("gpu", options.gpu, 0, 1023), HELP("which GPU, as CUDA numbers them; default 0"),
+     .offered = ALL},
+    {INT("null-step-us", options.null_step_us, 0, 60000000),
+     HELP("what a step of the null backend takes; default 0"), .offered = ENGINES,
+     .why = "there is nothing to compute without a model"},
+    {WORD("precision", options.precision, precisions),
+     HELP("number format of activations in GEMMs: exact is float32, fast and official round"),
+     .option.on_machine = tell_formats, .offered = ALL},
+    {FLAG("no-batch-invariance", options.no_batch_invariance),
+     HELP("with fast on a GPU: large GEMMs by cuBLASLt, whose bits depend on the batch"),
+     .offered = ALL},
+    {WORD("mla", options.mla, mla_forms),
+     HELP("attention of V2 and V3 on the CPU: naive is faster for prompts in large chunks"),
+     .offered = ALL},
+    {TEXT("manifest", options.manifest, "FILE"),
+     HELP("SHA-256 digests that all files of the model must have"),
+     .offered = ENGINES | ENGINE_LOGITS | ENGINE_INSPECT,
+     .why = "its weights are random and not read from files"},
+    {INT("threads", options.threads, 0, 1024), HELP("threads of the CPU backend; 0: one per core"),
+     .offered = ALL},
+    {FLAG("pin", options.pin_threads), HELP("bind each thread to a core"), .offered = ALL},
+    {INT("max-running", options.max_running, 0, 4096), HELP("answers side by side; 0: 16"),
+     .offered = ENGINE_SERVE | ENGINE_EVAL | ENGINE_REPLAY | ENGINE_THROUGHPUT,
+     .why = "what runs side by side follows from what it is asked for"},
+    {INT("max-running", options.max_running, 0, 4096),
+     HELP("answers side by side; 0: as many as --n"), .offered = ENGINE_GENERATE},
+    {INT("max-running", options.max_running, 0, 4096), HELP("answers side by side; 0: 1"),
+     .offered = ENGINE_LATENCY},
+    {INT("context", options.max_context, 0, INT32_MAX),
+     HELP("tokens of a prompt and its answer; 0: 8192, or what the model knows"),
+     .offered = CONVERSATIONS | ENGINE_GENERATE,
+     .why = "its sequences are as long as its --tokens"},
+    {INT("context", options.max_context, 0, INT32_MAX),
+     HELP("tokens of a prompt and its answer; 0: what the load needs"), .offered = BENCH},
+    {INT("kv-tokens", options.kv_tokens, 0, INT64_MAX),
+     HELP("capacity of the KV pools; 0: two full contexts"),
+     .offered = CONVERSATIONS | ENGINE_GENERATE,
+     .why = "its KV pools hold just the sequences that it computes"},
+    {INT("kv-tokens", options.kv_tokens, 0, INT64_MAX),
+     HELP("capacity of the KV pools; 0: what the load needs"), .offered = BENCH},
+    {INT("snapshot-tokens", options.snapshot_tokens, 0, INT64_MAX),
+     HELP("capacity of host memory for window snapshots; 0: as --kv-tokens"), .offered = ENGINES,
+     .why = "it keeps no prefix cache"},
+    {INT("chunk", options.chunk_tokens, 0, 1 << 20),
+     HELP("prompt tokens of a request per step; 0: 256"), .offered = ENGINES},
+    {INT("chunk", options.chunk_tokens, 0, 1 << 20),
+     HELP("tokens of a sequence per step; 0: 256 or less, by how many sequences there are"),
+     .offered = ENGINE_LOGITS, .why = "--prompt says what one step reads"},
+    {INT("step-tokens", options.step_tokens, 0, 1 << 20),
+     HELP("prompt tokens, decoded tokens and drafts of one step; 0: as needed"),
+     .offered = ENGINES, .why = "it has no scheduler; its own options say what a step is"},
+    {INT("queue", options.queue_limit, 0, 65536), HELP("answers that wait; 0: 1024"),
+     .offered = ENGINE_SERVE | ENGINE_REPLAY,
+     .why = "nothing waits but what it submits itself"},
+    {FLAG("no-drafts", options.no_drafts), HELP("do not run the MTP layer"), .offered = ENGINES,
+     .why = "it runs the MTP layer only where that is asked for"},
+    {INT("draft-tokens", draft_tokens, HD_DRAFTS_AUTO, HD_MAX_DRAFTS),
+     .option.min_word = "auto",
+     HELP("drafts per step by the MTP layer; auto or -1, the default: as many as pay"),
+     .offered = ENGINES, .why = "it runs the MTP layer only where that is asked for"},
+    {FLAG("no-graphs", options.no_graphs),
+     HELP("on a GPU: launch every operator by itself, without CUDA graphs"),
+     .offered = ENGINES, .why = "its operators are queued one by one where that is measured"},
+    {CHOICE("token-history", options.no_token_history, on_off),
+     HELP("on: an earlier answer in a conversation keeps the tokens that were sampled"),
+     .offered = CONVERSATIONS, .why = "none of its requests holds an earlier answer"},
+    {REAL("forced-acceptance", options.forced_acceptance, 0, HD_MAX_DRAFTS),
+     HELP("accept this many drafts per step on average; 0: what the model says"),
+     .offered = BENCH, .why = "it would make the answers meaningless; benchmarks have it"},
+};
+/* clang-format on */
+
+const engine_option *engine_options_all(size_t *n) {
+    *n = HD_LEN(rows);
+    return rows;
+}
+
+engine_settings engine_settings_default(void) {
+    return (engine_settings){
+        .options = {.size = sizeof(hd_engine_options),
+                    .backend = backends[0],
+                    .precision = precisions[0],
+                    .mla = mla_forms[0]},
+        .draft_tokens = HD_DRAFTS_AUTO
+    };
+}
+
+/* ---- the list of one command ---- */
+
+static bool has(const option_list *list, const char *name) {
+    for (int i = 0; i < list->n; i++) {
+        if (strcmp(list->all[i].name, name) == 0) return true;
+    }
+    return false;
+}
+
+static option_list parsed;
+
+const option_list *engine_options_parsed(void) {
+    return &parsed;
+}
+
+static void list_options(const command_line *line, engine_command command, engine_settings *s) {
+    parsed.n = 0;
+    option_list_add(&parsed, line->options, (size_t)line->n_options);
+    for (size_t i = 0; i < HD_LEN(rows); i++) {
+        if (!(rows[i].offered & (int)command)) continue;
+        option o = rows[i].option;
+        o.value = (char *)s + rows[i].at;
+        option_list_add(&parsed, &o, 1);
+    }
+}
+
+static int list_absent(option_absent *out) {
+    int n = 0;
+    for (size_t i = 0; i < HD_LEN(rows); i++) {
+        if (!rows[i].why || has(&parsed, rows[i].option.name)) continue;
+        out[n++] = (option_absent){rows[i].option.name, rows[i].why};
+    }
+    return n;
+}
+
+bool engine_options_parse(const command_line *line, engine_command command, engine_settings *s,
+                          int argc, char **argv, int *code) {
+    option_absent absent[HD_LEN(rows)];
+    command_line whole = *line;
+    list_options(line, command, s);
+    whole.options = parsed.all;
+    whole.n_options = parsed.n;
+    whole.absent = absent;
+    if (command != ENGINE_INSPECT) whole.n_absent = list_absent(absent);
+    if (!options_parse(&whole, argc, argv, code)) return false;
+    s->options.need_drafts = s->draft_tokens > 0;
+    if (!s->options.no_drafts || !s->options.need_drafts) return true;
+    hd_err err = {0};
+    HD_FAIL(&err, HD_EINVAL, "--draft-tokens asks for drafts, --no-drafts for none");
+    *code = report_error(&err);
+    return false;
+}
+
+/* ---- their use ---- */
+
+hd_status engine_settings_open(hd_engine **out, const engine_settings *s, bool quiet,
+                               hd_err *err) {
+    char why[600];
+    upload_bar bar = {.quiet = quiet};
+    hd_engine_options options = s->options;
+    options.on_upload = upload_bar_draw;
+    options.on_upload_ctx = &bar;
+    const int opened = hd_engine_open(out, &options, why, sizeof why);
+    return opened == 0 ? HD_OK : HD_FAIL(err, (hd_status)opened, "%s", why);
+}
+
+hd_status engine_settings_ops(const engine_settings *s, hd_ops_options *ops, hd_mla_form *mla,
+                              hd_err *err) {
+    const hd_engine_options *o = &s->options;
+    HD_TRY(hd_mla_form_of(mla, o->mla, err));
+    *ops = (hd_ops_options){
+        .cpu = {.n_threads = o->threads, .pin = o->pin_threads},
+        .gpu = o->gpu,
+        .no_batch_invariance = o->no_batch_invariance,
+        .needs_cpu = *mla == HD_MLA_NAIVE ? "mla naive" : NULL
+    };
+    return hd_precision_of(&ops->precision, o->precision, err);
+}
