@@ -6,6 +6,7 @@
 /* clang-format off */
 #define HD_TEST_GROUPS(X) \
     X(base) \
+    X(dtype) \
     X(log) \
     X(cores) \
     X(options) \

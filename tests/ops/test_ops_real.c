@@ -5,8 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-enum { E4M3 = 6, E2M1 = 9, BF16 = 2 }; /* of weight_formats */
-
 /* Sums of up to 16384 products of numbers of both signs. */
 static const double product_tolerance = 4e-6;
 
@@ -37,20 +35,20 @@ void real_linear(void **state) {
     static const struct {
         int32_t format, rows, outs, cols;
     } shapes[] = {
-        {E4M3, 1,   2112, 7168 },
-        {E4M3, 7,   2112, 7168 },
-        {E4M3, 3,   7168, 2048 },
-        {E4M3, 1,   1024, 16384},
-        {E4M3, 129, 384,  7168 },
-        {E4M3, 17,  4096, 1024 },
-        {E4M3, 33,  520,  4096 },
-        {BF16, 5,   2048, 4096 },
-        {BF16, 70,  256,  7168 },
-        {E2M1, 9,   512,  4096 },
-        {E2M1, 65,  257,  2048 },
+        {FP8_E8M0,   1,   2112, 7168 },
+        {FP8_E8M0,   7,   2112, 7168 },
+        {FP8_E8M0,   3,   7168, 2048 },
+        {FP8_E8M0,   1,   1024, 16384},
+        {FP8_E8M0,   129, 384,  7168 },
+        {FP8_E8M0,   17,  4096, 1024 },
+        {FP8_E8M0,   33,  520,  4096 },
+        {BF16_PLAIN, 5,   2048, 4096 },
+        {BF16_PLAIN, 70,  256,  7168 },
+        {FP4_E8M0,   9,   512,  4096 },
+        {FP4_E8M0,   65,  257,  2048 },
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
-        const hd_weight *w = take_weight(&weight_formats[shapes[i].format], shapes[i].outs,
+        const hd_weight *w = take_weight(weight_format_of(shapes[i].format), shapes[i].outs,
                                          shapes[i].cols, false);
         const hd_linear_args a = {
             .w = w, .x = take_acts((int64_t)shapes[i].rows * shapes[i].cols, 1.0f)};
@@ -94,7 +92,7 @@ void real_linear_heads(void **state) {
                                   .head_rows = shapes[i].head_rows,
                                   .transpose = shapes[i].transpose};
         const int32_t rows = shapes[i].rows, cols = shapes[i].cols;
-        a.w = take_weight(&weight_formats[E4M3], a.heads * a.head_rows, cols, false);
+        a.w = take_weight(weight_format_of(FP8_E8M0), a.heads * a.head_rows, cols, false);
         a.x_head = a.transpose ? a.n_rows : cols;
         a.out_head = a.transpose ? cols : a.n_rows;
         a.x_stride = a.heads * a.x_head;
@@ -127,17 +125,17 @@ void real_linear_grouped(void **state) {
     static const struct {
         int32_t format, rows, outs, cols;
     } shapes[] = {
-        {E2M1, 1,  512, 4096},
-        {E2M1, 21, 264, 4096},
-        {E4M3, 9,  200, 7168},
-        {E4M3, 95, 136, 2048},
+        {FP4_E8M0, 1,  512, 4096},
+        {FP4_E8M0, 21, 264, 4096},
+        {FP8_E8M0, 9,  200, 7168},
+        {FP8_E8M0, 95, 136, 2048},
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         const int32_t places = shapes[i].rows * TOP_K;
         hd_weight *w = take(EXPERTS * sizeof *w);
         int32_t *offset = take_ints(EXPERTS + 1), *assignment = take_ints(places);
         for (int32_t e = 0; e < EXPERTS; e++) {
-            w[e] = *take_weight(&weight_formats[shapes[i].format], shapes[i].outs,
+            w[e] = *take_weight(weight_format_of(shapes[i].format), shapes[i].outs,
                                 shapes[i].cols, false);
             const int32_t left = places - offset[e], own = e == 2 ? 0 : (left + 1) / 2;
             offset[e + 1] = e + 1 == EXPERTS ? places : offset[e] + own;
@@ -157,7 +155,7 @@ void real_linear_grouped(void **state) {
                                 .width = {places * shapes[i].outs},
                                 .tolerance = {product_tolerance},
                                 .gpu_fast_tolerance = fast_product_tolerance,
-                                .int16 = true,
+                                .all_rows = true,
                                 .args = &a,
                                 .run = run_grouped});
     }
