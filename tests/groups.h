@@ -10,6 +10,7 @@
     X(log) \
     X(cores) \
     X(options) \
+    X(op_shapes) \
     X(screen) \
     X(tokenizer) \
     X(chat) \
