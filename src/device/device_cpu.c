@@ -169,12 +169,12 @@ static void wait_for_device_event(hd_stream *s, hd_device_event *m) {
     (void)m;
 }
 
-static double between(const hd_device_event *from, const hd_device_event *to) {
+static double event_seconds(const hd_device_event *from, const hd_device_event *to) {
     return (double)(((const cpu_device_event *)to)->ns - ((const cpu_device_event *)from)->ns) *
            1e-9;
 }
 
-static void hold(hd_stream *s, int32_t microseconds) {
+static void busy(hd_stream *s, int32_t microseconds) {
     (void)s;
     (void)microseconds;
 }
@@ -194,10 +194,10 @@ static const backend_table table = {
     .close_device_event = close_device_event,
     .device_event = set_device_event,
     .wait_for = wait_for_device_event,
-    .between = between,
+    .event_seconds = event_seconds,
     .copy = upload, /* host and device memory are the same */
     .random_fill = random_fill,
-    .hold = hold,
+    .busy = busy,
     .host_memory = true,
 };
 
