@@ -143,7 +143,7 @@ typedef struct hd_weight {
     bool power_scales; /* the model's scales are powers of two, those of activations too */
 } hd_weight;
 
-hd_stored_format hd_weight_format(const hd_weight *w);
+hd_stored_format hd_weight_format(const hd_weight *w); /* of its row, but for the block */
 
 /* Returns one element of the dequantized matrix; fast versions are tested against it. */
 float hd_weight_at(const hd_weight *w, int32_t row, int32_t col);

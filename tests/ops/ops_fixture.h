@@ -175,8 +175,7 @@ extern int32_t n_weight_formats;
 const weight_format *weight_format_of(int32_t id);
 
 /* A random matrix, in every third case at an odd address. all_codes: every bit pattern, NaN too,
- * of elements and of scales of 8 bits.
- * cols is rounded up until a row ends on a whole byte. */
+ * of elements and of scales of 8 bits. cols is rounded up until a row ends on a whole byte. */
 hd_weight *take_weight(const weight_format *f, int32_t rows, int32_t cols, bool all_codes);
 
 /* ---- pages: n_seqs sequences of n_entries[s] entries, pages in random order, everything

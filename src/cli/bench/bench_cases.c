@@ -1,8 +1,8 @@
 /* bench_cases.c - cases of `hadal bench ops` without a config: times each operator alone at
- * the sizes of V3 and V4, beside the roofline time of its bytes and products. Copies of a
- * case run in sequence over operands that no cache holds; on a GPU they are one CUDA graph.
- * The limits were measured on an H200: reading 4.55 TB/s, dense tensor core products 814
- * TFLOP/s in BF16 and 1500 in FP8. */
+ * the sizes of the released models (op_shapes.c), beside the roofline time of its bytes and
+ * products. Copies of a case run in sequence over operands that no cache holds; on a GPU they
+ * are one CUDA graph. The limits were measured on an H200: reading 4.55 TB/s, dense tensor
+ * core products 814 TFLOP/s in BF16 and 1500 in FP8. */
 #include "cli/bench/bench_cases.h"
 
 #include <jansson.h>
