@@ -6,11 +6,13 @@
 /* clang-format off */
 #define HD_TEST_GROUPS(X) \
     X(base) \
+    X(dtype) \
     X(log) \
     X(cores) \
     X(device) \
     X(options) \
     X(engine_options) \
+    X(op_shapes) \
     X(screen) \
     X(tokenizer) \
     X(chat) \

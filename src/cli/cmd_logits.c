@@ -96,8 +96,7 @@ static hd_status open_pages(run *r, int32_t n_layers, hd_err *err) {
     const int32_t near = 2 + (int32_t)hd_ceil_div(shape.lookback + chunk, shape.page_tokens);
     const hd_kv_options kv = {
         .n_pages = {group_size(r) * all,
-                    shape.lookback ? group_size(r) * hd_min_i32(near, all) : 0},
-        .act_bytes = r->ops.act_bytes
+                    shape.lookback ? group_size(r) * hd_min_i32(near, all) : 0}
     };
     const hd_cache_options cache = {
         .page_tokens = shape.page_tokens,

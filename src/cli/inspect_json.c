@@ -71,16 +71,15 @@ static json_t *experts_json(writer *w, const hd_model_spec *s) {
 }
 
 static json_t *quantization_json(writer *w, const hd_model_spec *s) {
-    static const char *const experts[] = {[HD_EXPERTS_LIKE_REST] = "like_rest",
-                                          [HD_EXPERTS_FP4] = "fp4",
-                                          [HD_EXPERTS_NVFP4] = "nvfp4"};
+    const hd_format experts = s->quant.experts;
+    const char *key = experts == HD_FORMAT_NONE ? "like_rest" : hd_formats[experts].key;
     json_t *o = json_object(), *block = json_array();
     append(w, block, json_integer(s->quant.block_rows));
     append(w, block, json_integer(s->quant.block_cols));
     set(w, o, "method", json_string(inspect_quant_name(s->quant.method)));
     set(w, o, "block", block);
     set(w, o, "scale_ue8m0", json_boolean(s->quant.scale_ue8m0));
-    set(w, o, "experts", json_string(experts[s->quant.experts]));
+    set(w, o, "experts", json_string(key));
     set(w, o, "dtype", json_string(hd_dtype_name(s->dtype)));
     return o;
 }

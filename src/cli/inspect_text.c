@@ -149,8 +149,8 @@ static void print_declared(screen *out, const hd_model_spec *s) {
     if (q->block_rows > 0)
         screen_print(out, ", blocks of %d x %d", q->block_rows, q->block_cols);
     if (q->scale_ue8m0) screen_print(out, ", scales powers of two");
-    if (q->experts == HD_EXPERTS_FP4) screen_print(out, ", experts FP4");
-    if (q->experts == HD_EXPERTS_NVFP4) screen_print(out, ", experts NVFP4");
+    if (q->experts != HD_FORMAT_NONE)
+        screen_print(out, ", experts %s", hd_formats[q->experts].name);
     screen_print(out, "; the rest %s\n", hd_dtype_name(s->dtype));
 }
 

@@ -68,7 +68,7 @@ void hd_stream_random_fill(hd_stream *s, void *device, size_t bytes,
 }
 
 void hd_stream_busy(hd_stream *s, int32_t microseconds) {
-    s->device->table->hold(s, microseconds);
+    s->device->table->busy(s, microseconds);
 }
 
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what) {
@@ -120,7 +120,7 @@ hd_status hd_stream_sync_event(hd_stream *s, hd_device_event *m, hd_err *err) {
 }
 
 double hd_device_event_seconds(const hd_device_event *from, const hd_device_event *to) {
-    return from->device->table->between(from, to);
+    return from->device->table->event_seconds(from, to);
 }
 
 bool hd_device_has_graphs(const hd_device *d) {

@@ -180,11 +180,11 @@ static void wait_for_device_event(hd_stream *s, hd_device_event *m) {
     wait_event(s, m);
 }
 
-static double between(const hd_device_event *from, const hd_device_event *to) {
+static double event_seconds(const hd_device_event *from, const hd_device_event *to) {
     return (double)(time_of(to) - time_of(from)) * 1e-9;
 }
 
-static void hold(hd_stream *s, int32_t microseconds) {
+static void busy(hd_stream *s, int32_t microseconds) {
     (void)s;
     (void)microseconds;
 }
@@ -205,10 +205,10 @@ static const backend_table table = {
     .device_event = set_device_event,
     .wait_for = wait_for_device_event,
     .wait_event = wait_event,
-    .between = between,
+    .event_seconds = event_seconds,
     .copy = upload, /* host and device memory are the same */
     .random_fill = random_fill,
-    .hold = hold,
+    .busy = busy,
     .host_memory = true,
 };
 

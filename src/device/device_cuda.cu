@@ -340,7 +340,7 @@ void wait_event(hd_stream *s, const hd_device_event *base) {
     note(s, "waiting for a stream", cudaStreamWaitEvent(hd_cuda_stream(s), m->event, 0));
 }
 
-double between(const hd_device_event *from, const hd_device_event *to) {
+double event_seconds(const hd_device_event *from, const hd_device_event *to) {
     float ms = 0;
     cudaEventElapsedTime(&ms, reinterpret_cast<const cuda_mark *>(from)->event,
                          reinterpret_cast<const cuda_mark *>(to)->event);
@@ -355,9 +355,9 @@ __global__ void spin(uint64_t ns) {
     } while (now - begun < ns);
 }
 
-void hold(hd_stream *s, int32_t microseconds) {
+void busy(hd_stream *s, int32_t microseconds) {
     spin<<<1, 1, 0, hd_cuda_stream(s)>>>((uint64_t)microseconds * 1000);
-    note(s, "hold", cudaGetLastError());
+    note(s, "busy", cudaGetLastError());
 }
 
 /* ---- graphs ---- */
@@ -419,8 +419,8 @@ const backend_table table = {
     .device_event = set_device_event,
     .wait_for = wait_for,
     .wait_event = wait_event,
-    .between = between,
-    .hold = hold,
+    .event_seconds = event_seconds,
+    .busy = busy,
     .record = record,
     .recorded = recorded,
     .close_graph = close_graph,

@@ -25,8 +25,8 @@ typedef struct backend_table {
     void (*device_event)(hd_stream *s, hd_device_event *m);
     void (*wait_for)(hd_stream *s, hd_device_event *m); /* failures go to hd_stream_fail */
     void (*wait_event)(hd_stream *s, const hd_device_event *m);
-    double (*between)(const hd_device_event *from, const hd_device_event *to);
-    void (*hold)(hd_stream *s, int32_t microseconds);
+    double (*event_seconds)(const hd_device_event *from, const hd_device_event *to);
+    void (*busy)(hd_stream *s, int32_t microseconds);
     /* NULL, like the next three, if the backend has no graphs */
     void (*record)(hd_stream *s);
     hd_status (*recorded)(hd_stream *s, hd_graph **out, hd_err *err);

@@ -95,8 +95,7 @@ static void count_memory(engine_rank *rank, const engine_sizes *z) {
     rank->totals.activation_bytes = hd_model_runner_bytes(rank->model_runner);
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         rank->totals.kv_bytes +=
-            (size_t)z->n_pages[l] *
-            hd_kv_page_bytes(spec, n_layers, (hd_kv_group)l, rank->ops.act_bytes, z->drafts);
+            (size_t)z->n_pages[l] * hd_kv_page_bytes(spec, n_layers, (hd_kv_group)l, z->drafts);
     }
 }
 

@@ -169,8 +169,8 @@ static void push(free_list *f, int32_t item) {
     f->items[f->n++] = item;
 }
 
-static int32_t *table_of(const hd_cache *c, int32_t l, hd_kv_group life) {
-    return c->table[life] + (int64_t)l * c->o.seq_pages;
+static int32_t *table_of(const hd_cache *c, int32_t l, hd_kv_group group) {
+    return c->table[group] + (int64_t)l * c->o.seq_pages;
 }
 
 /* Adds a page copy; callers ensure that the list has room. */
@@ -355,12 +355,12 @@ static bool evict_entries(hd_cache *c) {
     return true;
 }
 
-static int32_t take_page(hd_cache *c, hd_kv_group life) {
-    if (!c->free_pages[life].n) {
-        bool evicted = life == HD_KV_WINDOW ? evict_window(c) : evict_entries(c);
+static int32_t take_page(hd_cache *c, hd_kv_group group) {
+    if (!c->free_pages[group].n) {
+        bool evicted = group == HD_KV_WINDOW ? evict_window(c) : evict_entries(c);
         if (!evicted) return NONE;
     }
-    return pop(&c->free_pages[life]);
+    return pop(&c->free_pages[group]);
 }
 
 /* ---- matching ---- */
@@ -442,8 +442,8 @@ static void let_go(hd_cache *c, seq *l, int32_t id) {
 }
 
 static void clear_table(hd_cache *c, int32_t id) {
-    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
-        int32_t *table = table_of(c, id, (hd_kv_group)life);
+    for (int group = 0; group < HD_N_KV_GROUPS; group++) {
+        int32_t *table = table_of(c, id, (hd_kv_group)group);
         for (int32_t p = 0; p < c->o.seq_pages; p++) table[p] = NONE;
     }
 }
@@ -496,9 +496,9 @@ static bool add_private_page(hd_cache *c, int32_t id, int32_t at) {
 }
 
 static void drop_private_page(hd_cache *c, int32_t id, int32_t at) {
-    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
-        int32_t *page = &table_of(c, id, (hd_kv_group)life)[at];
-        if (*page != NONE) push(&c->free_pages[life], *page);
+    for (int group = 0; group < HD_N_KV_GROUPS; group++) {
+        int32_t *page = &table_of(c, id, (hd_kv_group)group)[at];
+        if (*page != NONE) push(&c->free_pages[group], *page);
         *page = NONE;
     }
 }
@@ -544,8 +544,8 @@ static void commit_page(hd_cache *c, int32_t id, const int32_t *tokens) {
         share_page(c, id, at, n);
     } else {
         n = add_node(c, l->node, l->salt, tokens);
-        for (int life = 0; life < HD_N_KV_GROUPS; life++) {
-            c->nodes[n].page[life] = table_of(c, id, (hd_kv_group)life)[at];
+        for (int group = 0; group < HD_N_KV_GROUPS; group++) {
+            c->nodes[n].page[group] = table_of(c, id, (hd_kv_group)group)[at];
         }
     }
     pin(c, n);
@@ -592,8 +592,8 @@ void hd_cache_flush(hd_cache *c) {
 
 /* ---- tables, copies, statistics ---- */
 
-const int32_t *hd_cache_table(const hd_cache *c, int32_t id, hd_kv_group life) {
-    return table_of(c, id, life);
+const int32_t *hd_cache_table(const hd_cache *c, int32_t id, hd_kv_group group) {
+    return table_of(c, id, group);
 }
 
 const hd_page_copy *hd_cache_copies(const hd_cache *c, int32_t *n) {
@@ -641,8 +641,8 @@ static void count_seq(const census *s, int32_t id) {
         if (d >= l->window_from && c->lookback_pages) s->window_refs[n]++;
     }
     for (int32_t p = l->n_nodes; p < l->n_pages; p++) {
-        for (int life = 0; life < (c->lookback_pages ? HD_N_KV_GROUPS : 1); life++) {
-            s->seen[life][table_of(c, id, (hd_kv_group)life)[p]]++;
+        for (int group = 0; group < (c->lookback_pages ? HD_N_KV_GROUPS : 1); group++) {
+            s->seen[group][table_of(c, id, (hd_kv_group)group)[p]]++;
         }
     }
 }

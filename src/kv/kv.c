@@ -10,16 +10,30 @@
 
 enum { MLA_PAGE_TOKENS = 64 };
 
+/* after the pool kinds of kv.h */
+enum { STATE_MAIN = HD_N_POOL_KINDS, STATE_INDEX, N_CONTENTS };
+
+/* Each kind of page content: its KV group and the type of its elements. */
+static const struct {
+    hd_kv_group group;
+    hd_dtype type;
+} contents[N_CONTENTS] = {
+    [HD_POOL_LATENT] = {HD_KV_FULL,   HD_F32},
+      [HD_POOL_INDEX] = {HD_KV_FULL,   HD_F32},
+    [HD_POOL_COMPRESSED] = {HD_KV_FULL,   HD_F32},
+      [HD_POOL_SLIDING] = {HD_KV_WINDOW, HD_F32},
+    [STATE_MAIN] = {HD_KV_WINDOW, HD_F32},
+      [STATE_INDEX] = {HD_KV_WINDOW, HD_F32},
+};
+
 /* One kind of page content of one layer: entries of a pool, or rows of a compressor's ring. */
 typedef struct layer_pool {
     uint8_t *data;
+    hd_dtype type;
     int32_t width;    /* elements */
     int32_t per_page; /* entries or ring rows of a page */
     size_t page_bytes;
 } layer_pool;
-
-/* after the pool kinds of kv.h */
-enum { STATE_MAIN = HD_N_POOL_KINDS, STATE_INDEX, N_CONTENTS };
 
 typedef struct layer_kv {
     layer_pool pools[N_CONTENTS];
@@ -68,56 +82,52 @@ static int32_t ring_rows(int32_t page_tokens, int32_t rows) {
     return ring;
 }
 
-static hd_kv_group life_of(int content) {
-    bool window = content == HD_POOL_SLIDING || content >= STATE_MAIN;
-    return window ? HD_KV_WINDOW : HD_KV_FULL;
-}
-
-static void describe(layer_kv *l, int content, int32_t width, int32_t per_page,
-                     size_t element) {
-    l->pools[content] = (layer_pool){.width = width,
-                                     .per_page = per_page,
-                                     .page_bytes = (size_t)width * (size_t)per_page * element};
+static void describe(layer_kv *l, int content, int32_t width, int32_t per_page) {
+    const hd_dtype type = contents[content].type;
+    l->pools[content] =
+        (layer_pool){.type = type,
+                     .width = width,
+                     .per_page = per_page,
+                     .page_bytes = hd_dtype_bytes(type, (int64_t)width * per_page)};
 }
 
 static void describe_layer(layer_kv *l, const hd_model_spec *spec, int32_t layer,
-                           size_t act_bytes, int32_t max_drafts) {
+                           int32_t max_drafts) {
     const hd_layer_spec *kind = &spec->layers[layer];
     const int32_t page = hd_kv_shape_of(spec).page_tokens, ratio = kind->compress_ratio;
     switch (kind->attention) {
     case HD_ATTN_MLA_SPARSE:
-        describe(l, HD_POOL_INDEX, spec->index_dim, page, act_bytes);
-        describe(l, HD_POOL_LATENT, spec->kv_rank + spec->rope_dim, page, act_bytes);
+        describe(l, HD_POOL_INDEX, spec->index_dim, page);
+        describe(l, HD_POOL_LATENT, spec->kv_rank + spec->rope_dim, page);
         return;
     case HD_ATTN_MLA:
-        describe(l, HD_POOL_LATENT, spec->kv_rank + spec->rope_dim, page, act_bytes);
+        describe(l, HD_POOL_LATENT, spec->kv_rank + spec->rope_dim, page);
         return;
     case HD_ATTN_CSA: {
         const int32_t ring = ring_rows(page, 2 * ratio + max_drafts);
-        describe(l, HD_POOL_INDEX, spec->index_dim, page / ratio, act_bytes);
-        describe(l, STATE_MAIN, 2 * 2 * spec->head_dim, ring, sizeof(float));
-        describe(l, STATE_INDEX, 2 * 2 * spec->index_dim, ring, sizeof(float));
+        describe(l, HD_POOL_INDEX, spec->index_dim, page / ratio);
+        describe(l, STATE_MAIN, 2 * 2 * spec->head_dim, ring);
+        describe(l, STATE_INDEX, 2 * 2 * spec->index_dim, ring);
         break;
     }
     case HD_ATTN_HCA:
-        describe(l, STATE_MAIN, 2 * spec->head_dim, ring_rows(page, ratio + max_drafts),
-                 sizeof(float));
+        describe(l, STATE_MAIN, 2 * spec->head_dim, ring_rows(page, ratio + max_drafts));
         break;
     case HD_ATTN_WINDOW:
         break;
     }
-    describe(l, HD_POOL_SLIDING, spec->head_dim, page, act_bytes);
-    if (ratio) describe(l, HD_POOL_COMPRESSED, spec->head_dim, page / ratio, act_bytes);
+    describe(l, HD_POOL_SLIDING, spec->head_dim, page);
+    if (ratio) describe(l, HD_POOL_COMPRESSED, spec->head_dim, page / ratio);
 }
 
-size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group life,
-                        int32_t act_bytes, int32_t max_drafts) {
+size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group group,
+                        int32_t max_drafts) {
     size_t bytes = 0;
     for (int32_t l = 0; l < n_layers; l++) {
         layer_kv layer = {0};
-        describe_layer(&layer, spec, l, (size_t)act_bytes, max_drafts);
+        describe_layer(&layer, spec, l, max_drafts);
         for (int i = 0; i < N_CONTENTS; i++) {
-            if (life_of(i) == life) bytes += layer.pools[i].page_bytes;
+            if (contents[i].group == group) bytes += layer.pools[i].page_bytes;
         }
     }
     return bytes;
@@ -127,7 +137,7 @@ static void place(hd_kv *kv, hd_arena *a) {
     for (int32_t l = 0; l < kv->n_layers; l++) {
         for (int i = 0; i < N_CONTENTS; i++) {
             layer_pool *p = &kv->layers[l].pools[i];
-            const size_t bytes = (size_t)kv->options.n_pages[life_of(i)] * p->page_bytes;
+            const size_t bytes = (size_t)kv->options.n_pages[contents[i].group] * p->page_bytes;
             p->data = bytes ? hd_arena_take(a, bytes, 256) : NULL;
         }
     }
@@ -137,8 +147,8 @@ static void place(hd_kv *kv, hd_arena *a) {
 static hd_status no_memory(const hd_kv *kv, size_t bytes, hd_err *err) {
     const hd_kv_options *o = &kv->options;
     const double wide = (double)o->n_pages[HD_KV_WINDOW] * (double)kv->snapshot_bytes;
-    const double page = (double)hd_kv_page_bytes(kv->spec, kv->n_layers, HD_KV_FULL,
-                                                 o->act_bytes, o->max_drafts);
+    const double page =
+        (double)hd_kv_page_bytes(kv->spec, kv->n_layers, HD_KV_FULL, o->max_drafts);
     const double left = (double)hd_device_free_bytes(kv->device);
     const double fit = left > wide && page > 0 ? floor((left - wide) / page) : 0;
     char wanted[32], free_text[32];
@@ -161,11 +171,9 @@ hd_status hd_kv_open(hd_kv **out, const hd_model_spec *spec, int32_t n_layers, h
     kv->n_layers = n_layers;
     kv->page_tokens = hd_kv_shape_of(spec).page_tokens;
     for (int32_t l = 0; l < n_layers; l++) {
-        describe_layer(&kv->layers[l], spec, l, (size_t)options->act_bytes,
-                       options->max_drafts);
+        describe_layer(&kv->layers[l], spec, l, options->max_drafts);
     }
-    kv->snapshot_bytes =
-        hd_kv_page_bytes(spec, n_layers, HD_KV_WINDOW, options->act_bytes, options->max_drafts);
+    kv->snapshot_bytes = hd_kv_page_bytes(spec, n_layers, HD_KV_WINDOW, options->max_drafts);
     hd_arena a = hd_arena_measure();
     place(kv, &a);
     hd_err why = {0};
@@ -197,18 +205,16 @@ void hd_kv_close(hd_kv *kv) {
     free(kv);
 }
 
-/* The values lie between 1/2 and 1, with either sign. */
+/* Types without scales get values between 1/2 and 1, with either sign. */
 void hd_kv_random_fill(hd_kv *kv, hd_stream *s) {
-    const hd_random_fill wide = {.keep = 0x807fffffu, .set = 0x3f000000u};
-    const hd_random_fill half = {.keep = 0x807f807fu, .set = 0x3f003f00u};
     for (int32_t l = 0; l < kv->n_layers; l++) {
         for (int i = 0; i < N_CONTENTS; i++) {
             const layer_pool *p = &kv->layers[l].pools[i];
-            const size_t bytes = (size_t)kv->options.n_pages[life_of(i)] * p->page_bytes;
-            const bool is_wide = i >= STATE_MAIN || kv->options.act_bytes == sizeof(float);
-            hd_random_fill random_fill = is_wide ? wide : half;
+            if (!p->data) continue;
+            const int32_t n_pages = kv->options.n_pages[contents[i].group];
+            hd_random_fill random_fill = hd_dtype_random(p->type, 0.5f);
             random_fill.seed = (uint64_t)l * N_CONTENTS + (uint64_t)i;
-            hd_stream_random_fill(s, p->data, bytes, &random_fill);
+            hd_stream_random_fill(s, p->data, (size_t)n_pages * p->page_bytes, &random_fill);
         }
     }
 }
@@ -223,7 +229,7 @@ void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n) 
         for (int32_t l = 0; l < kv->n_layers; l++) {
             for (int k = 0; k < N_CONTENTS; k++) {
                 const layer_pool *p = &kv->layers[l].pools[k];
-                if (life_of(k) != HD_KV_WINDOW || !p->data) continue;
+                if (contents[k].group != HD_KV_WINDOW || !p->data) continue;
                 uint8_t *page = p->data + (size_t)copies[i].page * p->page_bytes;
                 if (copies[i].save) {
                     hd_stream_download(s, host, page, p->page_bytes);
@@ -240,7 +246,7 @@ hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
                     const int32_t *const tables[HD_N_KV_GROUPS], int32_t table_stride) {
     const layer_pool *p = &kv->layers[layer].pools[pool];
     return (hd_paged){.data = (hd_act *)p->data,
-                      .table = tables[life_of((int)pool)],
+                      .table = tables[contents[pool].group],
                       .table_stride = table_stride,
                       .page_entries = p->per_page,
                       .width = p->width};

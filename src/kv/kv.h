@@ -31,7 +31,6 @@ typedef struct hd_kv hd_kv;
 typedef struct hd_kv_options {
     int32_t n_pages[HD_N_KV_GROUPS];
     int32_t n_snapshots; /* WINDOW pages that host memory can hold */
-    int32_t act_bytes;   /* element size of an activation in the operator table */
     int32_t max_drafts;  /* draft rows of a sequence in one step that may be rejected */
 } hd_kv_options;
 
@@ -45,8 +44,8 @@ typedef struct hd_kv_shape {
 hd_kv_shape hd_kv_shape_of(const hd_model_spec *spec);
 
 /* Returns the bytes of one page of all layers in one KV group. */
-size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group life,
-                        int32_t act_bytes, int32_t max_drafts);
+size_t hd_kv_page_bytes(const hd_model_spec *spec, int32_t n_layers, hd_kv_group group,
+                        int32_t max_drafts);
 
 /* Allocates all pools and snapshots. n_layers includes the MTP layers that are present. The
  * spec must outlive the kv. */

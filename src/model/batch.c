@@ -71,8 +71,8 @@ void hd_batch_add(hd_batch *b, const hd_batch_seq *q) {
     if (q->n > b->most_rows) b->most_rows = q->n;
     v->start[seq] = q->start;
     v->first_row[seq + 1] = b->n_rows;
-    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
-        memcpy(v->tables[life] + (int64_t)seq * b->limits.table_stride, q->pages[life],
+    for (int group = 0; group < HD_N_KV_GROUPS; group++) {
+        memcpy(v->tables[group] + (int64_t)seq * b->limits.table_stride, q->pages[group],
                (size_t)q->n_pages * sizeof(int32_t));
     }
 }

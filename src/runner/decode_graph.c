@@ -43,8 +43,8 @@ static runner_graph_inputs graph_inputs_in(const hd_model_runner *x, void *block
     o.graph_outputs_bytes = ints(&a, 1);
     o.seqs = take(&a, z->n, sizeof *o.seqs);
     o.mask_row = ints(&a, (int64_t)z->n * (1 + z->n_drafts));
-    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
-        o.tables[life] = ints(&a, (int64_t)z->n * x->fixed.table_stride);
+    for (int group = 0; group < HD_N_KV_GROUPS; group++) {
+        o.tables[group] = ints(&a, (int64_t)z->n * x->fixed.table_stride);
     }
     o.bytes = a.used;
     return o;
@@ -115,9 +115,8 @@ static void choose_sizes(runner_decode_graphs *f, int32_t most) {
 static size_t scratch_bytes(const hd_model_runner *x) {
     const int32_t n_layers = x->env.spec->n_layers + hd_weights_n_mtp(x->env.weights);
     size_t bytes = 0;
-    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
-        bytes += hd_kv_page_bytes(x->env.spec, n_layers, (hd_kv_group)life,
-                                  x->env.ops->act_bytes, x->n_drafts);
+    for (int group = 0; group < HD_N_KV_GROUPS; group++) {
+        bytes += hd_kv_page_bytes(x->env.spec, n_layers, (hd_kv_group)group, x->n_drafts);
     }
     return bytes;
 }
@@ -134,8 +133,8 @@ hd_status runner_decode_graph_open(hd_model_runner *x, hd_err *err) {
     const size_t graph_state = graph_state_in(x, NULL, &most).bytes;
     f->on = true;
     f->next = &f->inflight[0];
-    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
-        f->scratch_page[life] = x->o.n_pages[life];
+    for (int group = 0; group < HD_N_KV_GROUPS; group++) {
+        f->scratch_page[group] = x->o.n_pages[group];
     }
     f->bytes = 3 * graph_inputs + 3 * graph_outputs + graph_state + scratch_bytes(x);
     f->known = calloc(n, sizeof *f->known);
@@ -395,11 +394,11 @@ static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
 /* Writes a block table; entries after the sequence's pages point to the scratch page. */
 static void fill_tables(const hd_model_runner *x, const runner_graph_inputs *o, int32_t i,
                         const hd_seq_input *w) {
-    for (int life = 0; life < HD_N_KV_GROUPS; life++) {
-        int32_t *table = o->tables[life] + (int64_t)i * x->fixed.table_stride;
-        memcpy(table, w->pages[life], (size_t)w->n_pages * sizeof *table);
+    for (int group = 0; group < HD_N_KV_GROUPS; group++) {
+        int32_t *table = o->tables[group] + (int64_t)i * x->fixed.table_stride;
+        memcpy(table, w->pages[group], (size_t)w->n_pages * sizeof *table);
         for (int32_t p = w->n_pages; p < x->fixed.table_stride; p++) {
-            table[p] = x->fixed.scratch_page[life];
+            table[p] = x->fixed.scratch_page[group];
         }
     }
 }

@@ -278,9 +278,9 @@ static int32_t pages_for(const hd_sched *s, int32_t tokens) {
 }
 
 /* Pages of one KV group that are free or evictable. */
-static int32_t room(const hd_sched *s, hd_kv_group life) {
+static int32_t room(const hd_sched *s, hd_kv_group group) {
     const hd_cache_stats c = hd_cache_read_stats(s->cache);
-    return c.free[life] + c.evictable[life];
+    return c.free[group] + c.evictable[group];
 }
 
 /* Prompt tokens whose log-probability is still to be reported. It comes from the row before

@@ -1,12 +1,8 @@
 /* bind.c - determines how one tensor is stored: plain, FP8 blocks, packed FP4 or NVFP4.
  *
  * The dtype of the data and the names beside it decide (models.md 3.7 to 3.10), because
- * files mix formats and configs do not always declare it:
- *
- *     F32, F16, BF16  alone
- *     F8_E4M3         X.weight_scale_inv or X.scale, one per block of 128 x 128
- *     I8, F4          X.scale, F8_E8M0, one per 32 columns; two elements per byte
- *     U8, F4          X.weight_scale, F8_E4M3, one per 16 columns; X.weight_scale_2, one F32
+ * files mix formats and configs do not always declare it. The rows of hd_formats say which
+ * dtypes and names belong to which format.
  *
  * Plain experts may also be stacked: gate_up_proj [experts, gate rows then up rows, columns]
  * and down_proj [experts, rows, columns]. */
@@ -18,7 +14,7 @@
 
 #include "base/checked.h"
 
-enum { FP8_BLOCK = 128, FP4_GROUP = 32, NVFP4_GROUP = 16, MAX_NAME = 1100 };
+enum { MAX_NAME = 1100 };
 
 static const char weight_end[] = ".weight";
 
@@ -85,34 +81,45 @@ static const hd_tensor *find_beside(const binding *b, const char *tail) {
     return hd_checkpoint_find(b->checkpoint, name);
 }
 
-static const hd_tensor *find_block_scale(const binding *b) {
-    const hd_tensor *t = find_beside(b, ".weight_scale_inv");
-    return t ? t : find_beside(b, ".scale");
+static const hd_tensor *find_scale(const binding *b, const hd_format_row *row) {
+    const hd_tensor *t = NULL;
+    for (int i = 0; i < HD_FORMAT_NAMES && row->scale_names[i] && !t; i++) {
+        t = find_beside(b, row->scale_names[i]);
+    }
+    return t;
 }
 
-static hd_status missing_scale(const binding *b, const hd_tensor *data, const char *names) {
-    return weights_misfit(b->checkpoint, data, b->err,
-                          "bad scale: %s needs a scale tensor beside it: %s", data->dtype_name,
-                          names);
+/* A sentence's list: "a, b or c". */
+typedef struct choices {
+    char text[200];
+} choices;
+
+static void add(choices *c, const char *separator, const char *name) {
+    const size_t used = strlen(c->text);
+    snprintf(c->text + used, sizeof c->text - used, "%s%s", used ? separator : "", name);
 }
 
-static hd_status use_scale(const binding *b, const hd_tensor *scale, int32_t block_rows,
-                           int32_t block_cols) {
-    hd_weight *w = &b->out->weight;
-    HD_TRY(check_shape(b, scale, "bad scale", hd_ceil_div(w->rows, block_rows),
-                       hd_ceil_div(w->cols, block_cols)));
-    b->out->scale = scale;
-    w->scale = scale->data;
-    w->scale_type = scale->dtype;
-    w->power_scales = b->spec->quant.scale_ue8m0 || scale->dtype == HD_E8M0;
-    w->block_rows = block_rows;
-    w->block_cols = block_cols;
-    return HD_OK;
+static choices scale_types_of(const hd_format_row *row) {
+    choices c = {""};
+    for (int i = 0; i < HD_FORMAT_TYPES && row->scale_types[i] != HD_NONE; i++) {
+        const bool last = i + 1 == HD_FORMAT_TYPES || row->scale_types[i + 1] == HD_NONE;
+        add(&c, last ? " or " : ", ", hd_dtype_name(row->scale_types[i]));
+    }
+    return c;
 }
 
-static hd_status bad_scale_type(const binding *b, const hd_tensor *scale, const char *must) {
-    return weights_misfit(b->checkpoint, scale, b->err, "bad scale: dtype %s, must be %s",
-                          scale->dtype_name, must);
+/* Names of scales for data of a dtype, by format. */
+static choices scale_names_for(hd_dtype dtype) {
+    choices c = {""};
+    for (int f = 0; f < HD_N_FORMATS; f++) {
+        const hd_format_row *row = &hd_formats[f];
+        if (!hd_format_lists(row->file_types, dtype)) continue;
+        for (int i = 0; i < HD_FORMAT_NAMES && row->scale_names[i]; i++) {
+            add(&c, i == 0 ? ", or " : " or ", row->scale_names[i]);
+        }
+        if (row->global_name) add(&c, " and ", row->global_name);
+    }
+    return c;
 }
 
 /* ---- the formats ---- */
@@ -131,25 +138,13 @@ static hd_status bind_stacked(const binding *b, const hd_tensor *data) {
 
 static hd_status bind_plain(const binding *b, const hd_tensor *data) {
     if (b->decl->expert >= 0 && data->rank == 3) return bind_stacked(b, data);
-    const hd_tensor *scale = find_block_scale(b);
+    const hd_tensor *scale = find_scale(b, &hd_formats[HD_FORMAT_FP8]);
     HD_TRY(check_shape(b, data, "shape mismatch", b->decl->rank == 2 ? b->decl->rows : 0,
                        b->decl->cols));
     if (!scale) return HD_OK;
     return weights_misfit(b->checkpoint, data, b->err,
                           "dtype mismatch: %s is not quantized, yet %.100s lies beside it",
                           data->dtype_name, scale->name);
-}
-
-static hd_status bind_fp8(const binding *b, const hd_tensor *data) {
-    const hd_quant_spec *q = &b->spec->quant;
-    const hd_tensor *scale = find_block_scale(b);
-    HD_TRY(check_shape(b, data, "shape mismatch", b->decl->rows, b->decl->cols));
-    if (!scale) return missing_scale(b, data, ".weight_scale_inv or .scale");
-    if (scale->dtype != HD_F32 && scale->dtype != HD_BF16 && scale->dtype != HD_E8M0) {
-        return bad_scale_type(b, scale, "F32, BF16 or F8_E8M0");
-    }
-    return use_scale(b, scale, q->block_rows > 0 ? q->block_rows : FP8_BLOCK,
-                     q->block_cols > 0 ? q->block_cols : FP8_BLOCK);
 }
 
 static hd_status read_global(const binding *b, const hd_tensor *global) {
@@ -164,27 +159,60 @@ static hd_status read_global(const binding *b, const hd_tensor *global) {
     return HD_OK;
 }
 
-/* packed: the file counts bytes of two elements, else elements. */
-static hd_status bind_fp4(const binding *b, const hd_tensor *data, bool packed) {
-    const hd_tensor *global = find_beside(b, ".weight_scale_2");
-    const hd_tensor *scale = global ? find_beside(b, ".weight_scale") : find_block_scale(b);
-    int32_t cols = b->decl->cols;
-    b->out->weight.type = HD_E2M1;
-    if (cols % 2) {
+/* Checks scale, the tensor beside the data, and sets the blocks. */
+static hd_status bind_scale(const binding *b, const hd_tensor *scale) {
+    const hd_quant_spec *q = &b->spec->quant;
+    const hd_format_row *row = b->out->format;
+    const bool declared = row->block_declared && q->block_rows > 0 && q->block_cols > 0;
+    hd_weight *w = &b->out->weight;
+    w->block_rows = declared ? q->block_rows : row->block_rows;
+    w->block_cols = declared ? q->block_cols : row->block_cols;
+    if (!hd_format_lists(row->scale_types, scale->dtype)) {
+        return weights_misfit(b->checkpoint, scale, b->err, "bad scale: dtype %s, must be %s",
+                              scale->dtype_name, scale_types_of(row).text);
+    }
+    if (row->global_name) HD_TRY(read_global(b, find_beside(b, row->global_name)));
+    HD_TRY(check_shape(b, scale, "bad scale", hd_ceil_div(w->rows, w->block_rows),
+                       hd_ceil_div(w->cols, w->block_cols)));
+    b->out->scale = scale;
+    w->scale = scale->data;
+    w->scale_type = scale->dtype;
+    w->power_scales = q->scale_ue8m0 || scale->dtype == HD_E8M0;
+    return HD_OK;
+}
+
+/* A file counts elements, or the bytes into which they are packed. */
+static hd_status bind_quantized(const binding *b, const hd_tensor *data) {
+    const hd_format_row *row = b->out->format;
+    const int32_t bits = hd_dtype_bits(row->type);
+    const int64_t row_bits = (int64_t)b->decl->cols * bits;
+    const bool packed = bits < hd_dtype_bits(data->dtype);
+    b->out->weight.type = row->type;
+    if (row_bits % 8) {
         return weights_misfit(b->checkpoint, data, b->err,
-                              "dtype mismatch: %d columns cannot be packed in pairs", cols);
+                              "dtype mismatch: %d columns of %d bits do not fill whole bytes",
+                              b->decl->cols, bits);
     }
-    HD_TRY(check_shape(b, data, "shape mismatch", b->decl->rows, packed ? cols / 2 : cols));
-    if (!scale) {
-        return missing_scale(b, data, ".scale, or .weight_scale and .weight_scale_2");
+    HD_TRY(check_shape(b, data, "shape mismatch", b->decl->rows,
+                       packed ? row_bits / 8 : b->decl->cols));
+    const hd_tensor *scale = find_scale(b, row);
+    if (scale) return bind_scale(b, scale);
+    return weights_misfit(b->checkpoint, data, b->err,
+                          "bad scale: %s needs a scale tensor beside it: %s", data->dtype_name,
+                          scale_names_for(data->dtype).text);
+}
+
+/* The format whose files have this dtype: the one whose global scale lies beside the data, else
+ * the first without a global scale. */
+static const hd_format_row *find_format(const binding *b, hd_dtype dtype) {
+    const hd_format_row *found = NULL;
+    for (int f = 0; f < HD_N_FORMATS; f++) {
+        const hd_format_row *row = &hd_formats[f];
+        if (!hd_format_lists(row->file_types, dtype)) continue;
+        if (!row->global_name && !found) found = row;
+        if (row->global_name && find_beside(b, row->global_name)) return row;
     }
-    if (!global) {
-        if (scale->dtype != HD_E8M0) return bad_scale_type(b, scale, "F8_E8M0");
-        return use_scale(b, scale, 1, FP4_GROUP);
-    }
-    if (scale->dtype != HD_E4M3) return bad_scale_type(b, scale, "F8_E4M3");
-    HD_TRY(read_global(b, global));
-    return use_scale(b, scale, 1, NVFP4_GROUP);
+    return found;
 }
 
 static hd_status refuse_dtype(const binding *b, const hd_tensor *data, const char *must) {
@@ -224,82 +252,9 @@ hd_status weights_bind(weights_bound *out, const hd_checkpoint *c, const hd_mode
                    .global = 1.0f}
     };
     if (d->role == HD_ROUTER_HASH) return bind_table(&b, data);
-    switch (data->dtype) {
-    case HD_F32:
-    case HD_F16:
-    case HD_BF16:
-        return bind_plain(&b, data);
-    case HD_E4M3:
-    case HD_I8:
-    case HD_U8:
-    case HD_E2M1:
-        if (weights_is_small(d)) return refuse_dtype(&b, data, "F32, F16 or BF16");
-        if (data->dtype == HD_E4M3) return bind_fp8(&b, data);
-        return bind_fp4(&b, data, data->dtype != HD_E2M1);
-    case HD_NONE:
-    case HD_E8M0:
-    case HD_I32:
-    case HD_I64:
-    case HD_N_DTYPES:
-        break;
-    }
-    return refuse_dtype(&b, data, "F32, F16, BF16 or a quantized type");
-}
-
-/* ---- scale values ---- */
-
-static const char *fault_of(float v) {
-    if (isnan(v)) return "NaN";
-    if (isinf(v)) return "infinite";
-    if (v == 0) return "zero";
-    return v < 0 ? "negative" : NULL;
-}
-
-/* Returns whether an E4M3 scale is negative or NaN. It is one pass without branches, because
- * the scales of a large NVFP4 model are tens of gigabytes. */
-static bool any_bad_e4m3(const uint8_t *data, size_t n) {
-    uint8_t bad = 0;
-    for (size_t i = 0; i < n; i++) bad |= data[i] > 0x7e;
-    return bad;
-}
-
-/* Returns the index of the first bad scale in [0, n), or n. */
-static size_t find_bad(const hd_tensor *t, size_t n, const char **fault) {
-    const uint8_t *data = t->data;
-    if (t->dtype == HD_E4M3 && !any_bad_e4m3(data, n)) return n;
-    for (size_t i = 0; i < n; i++) {
-        float f = 1;
-        uint16_t half;
-        if (t->dtype == HD_F32) {
-            memcpy(&f, data + 4 * i, sizeof f);
-        } else if (t->dtype == HD_BF16) {
-            memcpy(&half, data + 2 * i, sizeof half);
-            f = hd_bf16_to_f32(half);
-        } else if (data[i] > 0x7e) { /* E4M3 */
-            f = (data[i] & 0x7f) == 0x7f ? NAN : -1.0f;
-        }
-        *fault = fault_of(f);
-        if (*fault) return i;
-    }
-    return n;
-}
-
-/* E8M0 has one invalid code, NaN. NVFP4 exporters let the scale of a very small group
- * underflow to zero, which means that the group is zero: that is valid. */
-hd_status weights_check_scales(const hd_checkpoint *c, const weights_bound *b, hd_err *err) {
-    const hd_tensor *t = b->scale;
-    if (!t || t->bytes == 0) return HD_OK;
-    const char *fault = NULL;
-    size_t n = t->bytes * 8 / (size_t)hd_dtype_bits(t->dtype), i = n;
-    if (t->dtype == HD_E8M0) {
-        const uint8_t *bad = memchr(t->data, 0xff, n);
-        if (bad) i = (size_t)(bad - t->data);
-        fault = "NaN";
-    } else {
-        i = find_bad(t, n, &fault);
-    }
-    if (i == n) return HD_OK;
-    return weights_misfit(c, t, err, "bad scale: [%lld, %lld] is %s",
-                          (long long)i / (long long)t->shape[1],
-                          (long long)i % (long long)t->shape[1], fault);
+    out->format = find_format(&b, data->dtype);
+    if (!out->format) return refuse_dtype(&b, data, "F32, F16, BF16 or a quantized type");
+    if (out->format->scale_types[0] == HD_NONE) return bind_plain(&b, data);
+    if (weights_is_small(d)) return refuse_dtype(&b, data, "F32, F16 or BF16");
+    return bind_quantized(&b, data);
 }

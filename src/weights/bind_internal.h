@@ -7,7 +7,8 @@
 #include "weights/weights.h"
 
 typedef struct weights_bound {
-    hd_weight weight; /* vectors: one row */
+    hd_weight weight;            /* vectors: one row */
+    const hd_format_row *format; /* NULL: a table of integers, or dummy weights */
     const hd_tensor *data, *scale, *global;
 } weights_bound;
 
@@ -22,9 +23,8 @@ const hd_tensor *weights_find_tensor(const hd_checkpoint *c, const hd_model_spec
 hd_status weights_bind(weights_bound *out, const hd_checkpoint *c, const hd_model_spec *spec,
                        const hd_tensor_decl *d, const hd_tensor *data, hd_err *err);
 
-hd_status weights_check_scales(const hd_checkpoint *c, const weights_bound *b, hd_err *err);
-
 /* values.c */
+hd_status weights_check_scales(const hd_checkpoint *c, const weights_bound *b, hd_err *err);
 hd_status weights_check_values(const hd_checkpoint *c, const weights_bound *b, hd_err *err);
 
 /* Returns whether a tensor is used in float32 (norms, biases and the like). */

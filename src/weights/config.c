@@ -98,24 +98,19 @@ static hd_status read_family(hd_model_spec *s, const weights_view *v) {
     return weights_refuse(v, HD_EUNSUPPORTED, "architectures", names, list);
 }
 
+/* torch_dtype is the key of a format without scales. */
 static hd_status read_dtype(hd_model_spec *s, const weights_view *v) {
-    static const struct {
-        const char *name;
-        hd_dtype type;
-    } names[] = {
-        {"bfloat16", HD_BF16},
-        {"float16",  HD_F16 },
-        {"float32",  HD_F32 }
-    };
     const char *keys[] = {"dtype", "torch_dtype"}; /* the new spelling first */
     s->dtype = HD_BF16;
     for (size_t k = 0; k < HD_LEN(keys); k++) {
         const char *text;
         HD_TRY(weights_text(v, keys[k], &text));
         if (!text) continue;
-        for (size_t i = 0; i < HD_LEN(names); i++) {
-            if (strcmp(text, names[i].name) != 0) continue;
-            s->dtype = names[i].type;
+        for (int f = 0; f < HD_N_FORMATS; f++) {
+            const hd_format_row *row = &hd_formats[f];
+            if (row->type == HD_NONE || row->scale_types[0] != HD_NONE) continue;
+            if (strcmp(text, row->key) != 0) continue;
+            s->dtype = row->type;
             return HD_OK;
         }
         return weights_refuse(v, HD_EFORMAT, keys[k], weights_find(v, keys[k]),

@@ -147,7 +147,7 @@ static hd_status read_modelopt(hd_quant_spec *q, const weights_view *d) {
                               "must be \"NVFP4\" or \"MIXED_PRECISION\"");
     }
     q->method = HD_QUANT_MODELOPT;
-    q->experts = HD_EXPERTS_NVFP4;
+    q->experts = HD_FORMAT_NVFP4;
     return HD_OK;
 }
 
@@ -160,7 +160,7 @@ static hd_status read_fp8(hd_quant_spec *q, const weights_view *d) {
     HD_TRY(read_blocks(q, d));
     q->method = HD_QUANT_FP8;
     q->scale_ue8m0 = scale && strcmp(scale, "ue8m0") == 0;
-    if (moe && strcmp(moe, "NVFP4") == 0) q->experts = HD_EXPERTS_NVFP4;
+    if (moe && strcmp(moe, "NVFP4") == 0) q->experts = HD_FORMAT_NVFP4;
     if (scale && !q->scale_ue8m0 && strcmp(scale, "float") != 0) {
         return weights_refuse(d, HD_EUNSUPPORTED, "scale_fmt", weights_find(d, "scale_fmt"),
                               "must be \"ue8m0\" or \"float\"");
@@ -171,17 +171,29 @@ static hd_status read_fp8(hd_quant_spec *q, const weights_view *d) {
 /* V4 declares its experts as "fp4", "fp8" or, in the earliest file, nothing, which meant
  * FP4. */
 static hd_status read_expert_type(hd_model_spec *s, const weights_view *v) {
+    static const struct {
+        const char *name;
+        hd_format experts;
+    } types[] = {
+        {"fp4",      HD_FORMAT_FP4 },
+        {"fp8",      HD_FORMAT_NONE}, /* like the other matrices */
+        {"bfloat16", HD_FORMAT_NONE},
+    };
     const char *type;
     HD_TRY(weights_text(v, "expert_dtype", &type));
-    if (type && strcmp(type, "fp4") != 0 && strcmp(type, "fp8") != 0 &&
-        strcmp(type, "bfloat16") != 0) {
+    hd_format experts = s->quant.method == HD_QUANT_FP8 ? HD_FORMAT_FP4 : HD_FORMAT_NONE;
+    bool known = !type;
+    for (size_t i = 0; i < HD_LEN(types) && !known; i++) {
+        known = strcmp(type, types[i].name) == 0;
+        if (known) experts = types[i].experts;
+    }
+    if (!known) {
         return weights_refuse(v, HD_EUNSUPPORTED, "expert_dtype",
                               weights_find(v, "expert_dtype"),
                               "must be \"fp4\", \"fp8\" or \"bfloat16\"");
     }
-    bool fp8_model = s->quant.method == HD_QUANT_FP8;
-    if (s->family != HD_FAMILY_V4 || s->quant.experts == HD_EXPERTS_NVFP4) return HD_OK;
-    if (type ? strcmp(type, "fp4") == 0 : fp8_model) s->quant.experts = HD_EXPERTS_FP4;
+    if (s->family != HD_FAMILY_V4 || s->quant.experts == HD_FORMAT_NVFP4) return HD_OK;
+    s->quant.experts = experts;
     return HD_OK;
 }
 

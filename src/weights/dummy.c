@@ -14,30 +14,13 @@
 
 enum { ALIGN = 256 };
 
-/* Root mean squares of random codes: E4M3 with every other exponent of the upper half, since
- * checkpoints scale blocks up to the format's limit; E2M1; and numbers of either sign
- * between 1 and 2. */
-static const double rms_e4m3 = 96.9, rms_e2m1 = 2.93, rms_plain = 1.5275;
-
 /* ---- sizes ---- */
 
-/* The declared format; F16 becomes BF16, which has the same size, and small tensors get the
- * type they are read as. */
+/* The declared format; small tensors get the type they are read as. */
 static hd_stored_format format_of(const hd_model_spec *spec, const hd_tensor_decl *d) {
     hd_stored_format f = hd_declared_format(spec, d);
-    if (f.type == HD_F16) f.type = HD_BF16;
     if (weights_is_small(d)) f.type = HD_F32;
     return f;
-}
-
-static size_t data_bytes(const hd_slice *slice, const hd_stored_format *f) {
-    return (size_t)slice->rows * (size_t)slice->cols * (size_t)hd_dtype_bits(f->type) / 8;
-}
-
-static size_t n_scales(const hd_slice *slice, const hd_stored_format *f) {
-    if (f->scale_type == HD_NONE) return 0;
-    return (size_t)hd_ceil_div(slice->rows, f->block_rows) *
-           (size_t)hd_ceil_div(slice->cols, f->block_cols);
 }
 
 static size_t aligned(size_t n) {
@@ -45,8 +28,8 @@ static size_t aligned(size_t n) {
 }
 
 static size_t bytes_of(const hd_slice *slice, const hd_stored_format *f) {
-    const size_t scale = n_scales(slice, f) * (size_t)hd_dtype_bits(f->scale_type) / 8;
-    return aligned(data_bytes(slice, f)) + aligned(scale);
+    return aligned(hd_stored_data_bytes(f, slice->rows, slice->cols)) +
+           aligned(hd_stored_scale_bytes(f, slice->rows, slice->cols));
 }
 
 /* ---- values ---- */
@@ -66,30 +49,12 @@ static bool is_one(const hd_tensor_decl *d) {
     }
 }
 
-/* The fill pattern of numbers `v`; with `drawn`, of numbers between v and 2 v of either
- * sign, v a power of two. */
-static hd_random_fill pattern(hd_dtype type, float v, bool drawn) {
-    const uint32_t half = hd_f32_to_bf16(v);
-    if (type == HD_F32) {
-        return (hd_random_fill){.keep = drawn ? 0x807fffffu : 0, .set = hd_f32_bits(v)};
-    }
-    return (hd_random_fill){.keep = drawn ? 0x807f807fu : 0, .set = half << 16 | half};
-}
-
-/* All scales of a tensor are one power of two, or one number if the type can represent it. */
-static hd_random_fill scale_pattern(hd_dtype type, double value) {
-    uint32_t code;
-    if (type == HD_F32 || type == HD_BF16) return pattern(type, (float)value, false);
-    code = type == HD_E8M0 ? (uint32_t)(127 + (int)lround(log2(value)))
-                           : hd_f32_to_e4m3((float)value);
-    return (hd_random_fill){.set = code * 0x01010101u};
-}
-
+/* The pattern of a tensor's elements. A matrix with scales has codes of any size; without, the
+ * numbers have a root mean square of about `wanted`. */
 static hd_random_fill data_pattern(const hd_tensor_decl *d, hd_dtype type, double wanted) {
-    if (d->rank == 1) return pattern(type, (float)is_one(d), false);
-    if (type == HD_E2M1) return (hd_random_fill){.keep = 0xffffffffu};
-    if (type == HD_E4M3) return (hd_random_fill){.keep = 0xb7b7b7b7u, .set = 0x40404040u};
-    return pattern(type, ldexpf(1.0f, (int)lround(log2(wanted / rms_plain))), true);
+    const double units = wanted / hd_dtypes[type].random_rms;
+    if (d->rank == 1) return hd_dtype_repeat(type, is_one(d));
+    return hd_dtype_random(type, ldexpf(1.0f, (int)lround(log2(units))));
 }
 
 /* Generates the bytes: in memory of the stream's device, or the host's. */
@@ -106,18 +71,18 @@ static void make(hd_stream *s, uint8_t *to, size_t bytes, const hd_random_fill *
 
 static void fill(hd_stream *s, weights_bound *b, uint8_t *data, const hd_tensor_decl *d,
                  const hd_slice *slice, const hd_stored_format *stored, uint64_t seed) {
-    const bool plain = stored->scale_type == HD_NONE, global = stored->scale_type == HD_E4M3;
-    const size_t n = data_bytes(slice, stored);
+    const bool plain = stored->scale_type == HD_NONE, global = stored->n_scalars > 0;
+    const size_t n = hd_stored_data_bytes(stored, slice->rows, slice->cols);
     const double wanted = 1 / sqrt((double)d->cols);
-    const double size = wanted / (stored->type == HD_E2M1 ? rms_e2m1 : rms_e4m3);
+    const double size = wanted / hd_dtypes[stored->type].random_rms;
     uint8_t *scale = data + aligned(n);
     hd_random_fill codes = data_pattern(d, stored->type, wanted);
     codes.seed = seed;
     make(s, data, n, &codes);
     if (!plain) {
-        const hd_random_fill scales = scale_pattern(stored->scale_type, global ? 1 : size);
-        const size_t each = (size_t)hd_dtype_bits(stored->scale_type) / 8;
-        make(s, scale, n_scales(slice, stored) * each, &scales);
+        const hd_random_fill scales =
+            hd_dtype_repeat(stored->scale_type, global ? 1.0f : (float)size);
+        make(s, scale, hd_stored_scale_bytes(stored, slice->rows, slice->cols), &scales);
     }
     b->weight = (hd_weight){.data = data,
                             .scale = plain ? NULL : scale,
@@ -175,7 +140,8 @@ hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
         const hd_slice *slice = &a->slices[i];
         if (!is_held(d, slice)) continue;
         fill(a->device ? a->stream : NULL, &bound[i], at, d, slice, &stored, (uint64_t)i);
-        describe(&out->tensors[i], d, &bound[i], data_bytes(slice, &stored));
+        describe(&out->tensors[i], d, &bound[i],
+                 hd_stored_data_bytes(&stored, slice->rows, slice->cols));
         bound[i].data = &out->tensors[i];
         at += bytes_of(slice, &stored);
     }

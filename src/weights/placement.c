@@ -31,9 +31,9 @@ static hd_status shard_along(const cutter *c, bool rows, int32_t units, const ch
                        "blocks of %d",
                        c->decl->name, n, side, by, parts, size, block);
     }
-    if (parts > 1 && !rows && hd_dtype_bits(c->format.type) < 8 && size % 2 != 0) {
+    if (parts > 1 && !rows && (int64_t)size * hd_dtype_bits(c->format.type) % 8 != 0) {
         return HD_FAIL(c->err, HD_EINVAL,
-                       "%s: %d columns over %s %d are %d each: that cuts through a byte of two",
+                       "%s: %d columns over %s %d are %d each: that cuts through a byte",
                        c->decl->name, n, by, parts, size);
     }
     if (rows) {

@@ -23,32 +23,21 @@ enum {
     MAX_NAME = 1024
 };
 
-/* Every type of the format; those without an hd_dtype are legal, but no model uses them. */
+/* Legal types of the format that no model uses; hd_dtypes has the others. */
 static const struct {
     const char *name;
     uint32_t bits;
-    hd_dtype dtype;
-} dtypes[] = {
-    {"BF16",    16, HD_BF16},
-    {"F8_E4M3", 8,  HD_E4M3},
-    {"F8_E8M0", 8,  HD_E8M0},
-    {"I8",      8,  HD_I8  },
-    {"U8",      8,  HD_U8  },
-    {"F32",     32, HD_F32 },
-    {"F16",     16, HD_F16 },
-    {"F4",      4,  HD_E2M1},
-    {"I64",     64, HD_I64 },
-    {"I32",     32, HD_I32 },
-    {"BOOL",    8,  HD_NONE},
-    {"F6_E2M3", 6,  HD_NONE},
-    {"F6_E3M2", 6,  HD_NONE},
-    {"F8_E5M2", 8,  HD_NONE},
-    {"I16",     16, HD_NONE},
-    {"U16",     16, HD_NONE},
-    {"U32",     32, HD_NONE},
-    {"U64",     64, HD_NONE},
-    {"F64",     64, HD_NONE},
-    {"C64",     64, HD_NONE},
+} unused_types[] = {
+    {"BOOL",    8 },
+    {"F6_E2M3", 6 },
+    {"F6_E3M2", 6 },
+    {"F8_E5M2", 8 },
+    {"I16",     16},
+    {"U16",     16},
+    {"U32",     32},
+    {"U64",     64},
+    {"F64",     64},
+    {"C64",     64},
 };
 
 /* The file while its header is read. */
@@ -82,11 +71,19 @@ static hd_status read_dtype(const header *h, hd_tensor *t, const json_t *value,
                             uint32_t *bits) {
     const char *text = json_string_value(value);
     if (!text) return refuse(h, t->name, "bad entry: dtype is missing or not a string");
-    for (size_t i = 0; i < HD_LEN(dtypes); i++) {
-        if (strcmp(text, dtypes[i].name) != 0) continue;
-        t->dtype_name = dtypes[i].name;
-        t->dtype = dtypes[i].dtype;
-        *bits = dtypes[i].bits;
+    for (int i = 0; i < HD_N_DTYPES; i++) {
+        const hd_dtype_row *row = &hd_dtypes[i];
+        if (!row->file_name || strcmp(text, row->file_name) != 0) continue;
+        t->dtype_name = row->file_name;
+        t->dtype = (hd_dtype)i;
+        *bits = (uint32_t)row->bits;
+        return HD_OK;
+    }
+    for (size_t i = 0; i < HD_LEN(unused_types); i++) {
+        if (strcmp(text, unused_types[i].name) != 0) continue;
+        t->dtype_name = unused_types[i].name;
+        t->dtype = HD_NONE;
+        *bits = unused_types[i].bits;
         return HD_OK;
     }
     return HD_FAIL(h->err, HD_EFORMAT, "%s: tensor %.200s: unknown dtype \"%.40s\"", h->path,

@@ -48,26 +48,22 @@ static hd_status narrow(const void **out, const grid *g, weights_pieces *pieces,
     return HD_OK;
 }
 
-static size_t bytes_of(int64_t n, hd_dtype type) {
-    return (size_t)n * (size_t)hd_dtype_bits(type) / 8;
-}
-
 hd_status weights_shard(hd_weight *w, const hd_slice *s, weights_pieces *pieces, hd_err *err) {
     const grid data = {.data = w->data,
-                       .row_bytes = bytes_of(w->cols, w->type),
+                       .row_bytes = hd_dtype_bytes(w->type, w->cols),
                        .row0 = s->row0,
                        .rows = s->rows,
-                       .from = bytes_of(s->col0, w->type),
-                       .bytes = bytes_of(s->cols, w->type)};
+                       .from = hd_dtype_bytes(w->type, s->col0),
+                       .bytes = hd_dtype_bytes(w->type, s->cols)};
     HD_TRY(narrow(&w->data, &data, pieces, err));
     if (w->scale) {
         const grid scale = {
             .data = w->scale,
-            .row_bytes = bytes_of(hd_ceil_div(w->cols, w->block_cols), w->scale_type),
+            .row_bytes = hd_dtype_bytes(w->scale_type, hd_ceil_div(w->cols, w->block_cols)),
             .row0 = s->row0 / w->block_rows,
             .rows = (int32_t)hd_ceil_div(s->rows, w->block_rows),
-            .from = bytes_of(s->col0 / w->block_cols, w->scale_type),
-            .bytes = bytes_of(hd_ceil_div(s->cols, w->block_cols), w->scale_type)};
+            .from = hd_dtype_bytes(w->scale_type, s->col0 / w->block_cols),
+            .bytes = hd_dtype_bytes(w->scale_type, hd_ceil_div(s->cols, w->block_cols))};
         HD_TRY(narrow(&w->scale, &scale, pieces, err));
     }
     w->rows = s->rows;

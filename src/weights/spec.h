@@ -53,18 +53,11 @@ typedef struct hd_rope_spec {
 /* quantization_config as declared. The dtype of each tensor decides how it is really stored. */
 typedef enum hd_quant_method { HD_QUANT_NONE, HD_QUANT_FP8, HD_QUANT_MODELOPT } hd_quant_method;
 
-/* The declared format of routed experts, if it differs from the other matrices. */
-typedef enum hd_expert_format {
-    HD_EXPERTS_LIKE_REST,
-    HD_EXPERTS_FP4,  /* V4: packed E2M1, E8M0 scale per 32 inputs */
-    HD_EXPERTS_NVFP4 /* packed E2M1, E4M3 scale per 16 inputs and one global scale */
-} hd_expert_format;
-
 typedef struct hd_quant_spec {
     hd_quant_method method;
     int32_t block_rows, block_cols; /* weight_block_size, 128 x 128; 0 without FP8 */
     bool scale_ue8m0;               /* scale_fmt "ue8m0": scales are powers of two */
-    hd_expert_format experts;
+    hd_format experts; /* of routed experts; HD_FORMAT_NONE: like the other matrices */
 } hd_quant_spec;
 
 enum { HD_MAX_EOS = 8 };

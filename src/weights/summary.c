@@ -121,48 +121,35 @@ static bool in_fp8(hd_role r) {
     }
 }
 
-static bool in_nvfp4(const hd_model_spec *spec, const hd_tensor_decl *d) {
-    hd_param_group part = hd_param_group_of(d->role);
-    if (spec->quant.experts != HD_EXPERTS_NVFP4 || d->layer >= spec->n_layers) return false;
-    if (part == HD_PARAM_GROUP_EXPERTS) return true;
-    bool whole_mlp = spec->quant.method == HD_QUANT_MODELOPT;
-    return whole_mlp && (part == HD_PARAM_GROUP_DENSE || part == HD_PARAM_GROUP_SHARED);
+/* The format that quantization_config and expert_dtype declare for a tensor. */
+static hd_format quantized(const hd_model_spec *spec, const hd_tensor_decl *d) {
+    const hd_quant_spec *q = &spec->quant;
+    const hd_param_group part = hd_param_group_of(d->role);
+    const bool in_experts = part == HD_PARAM_GROUP_EXPERTS;
+    const bool in_mlp = part == HD_PARAM_GROUP_DENSE || part == HD_PARAM_GROUP_SHARED;
+    if (q->experts == HD_FORMAT_NVFP4 && d->layer < spec->n_layers &&
+        (in_experts || (in_mlp && q->method == HD_QUANT_MODELOPT))) {
+        return HD_FORMAT_NVFP4;
+    }
+    if (spec->family == HD_FAMILY_V4 && in_experts && q->experts != HD_FORMAT_NONE) {
+        return q->experts == HD_FORMAT_NVFP4 ? HD_FORMAT_FP4 : q->experts; /* its MTP layers */
+    }
+    if (q->method == HD_QUANT_FP8 && in_fp8(d->role)) return HD_FORMAT_FP8;
+    return HD_FORMAT_NONE;
 }
 
 hd_stored_format hd_declared_format(const hd_model_spec *spec, const hd_tensor_decl *d) {
-    const hd_quant_spec *q = &spec->quant;
-    bool v4 = spec->family == HD_FAMILY_V4;
-    hd_stored_format f = {.type = spec->dtype};
-    if (d->role == HD_ROUTER_HASH) {
-        f.type = HD_I64;
-    } else if (always_f32(d->role)) {
-        f.type = HD_F32;
-    } else if (in_nvfp4(spec, d)) {
-        f = (hd_stored_format){.type = HD_E2M1,
-                               .scale_type = HD_E4M3,
-                               .block_rows = 1,
-                               .block_cols = 16,
-                               .n_scalars = 2};
-    } else if (v4 && q->experts != HD_EXPERTS_LIKE_REST &&
-               hd_param_group_of(d->role) == HD_PARAM_GROUP_EXPERTS) {
-        f = (hd_stored_format){
-            .type = HD_E2M1, .scale_type = HD_E8M0, .block_rows = 1, .block_cols = 32};
-    } else if (q->method == HD_QUANT_FP8 && in_fp8(d->role)) {
-        f = (hd_stored_format){.type = HD_E4M3,
-                               .scale_type = v4 ? HD_E8M0 : HD_F32,
-                               .block_rows = q->block_rows,
-                               .block_cols = q->block_cols};
+    if (d->role == HD_ROUTER_HASH) return (hd_stored_format){.type = HD_I64};
+    if (always_f32(d->role)) return (hd_stored_format){.type = HD_F32};
+    const hd_format format = quantized(spec, d);
+    if (format == HD_FORMAT_NONE) return (hd_stored_format){.type = spec->dtype};
+    hd_stored_format f = hd_format_stored(format);
+    if (hd_formats[format].block_declared) {
+        f.block_rows = spec->quant.block_rows;
+        f.block_cols = spec->quant.block_cols;
+        if (spec->family == HD_FAMILY_V4) f.scale_type = HD_E8M0;
     }
     return f;
-}
-
-hd_stored_format hd_weight_format(const hd_weight *w) {
-    bool nvfp4 = w->type == HD_E2M1 && w->scale_type == HD_E4M3;
-    return (hd_stored_format){.type = w->type,
-                              .scale_type = w->scale ? w->scale_type : HD_NONE,
-                              .block_rows = w->block_rows,
-                              .block_cols = w->block_cols,
-                              .n_scalars = nvfp4 ? 2 : 0};
 }
 
 /* Buffers that are not trained by gradient, so they do not count as parameters. */
@@ -189,10 +176,9 @@ void hd_summary_add(hd_summary *sum, const hd_model_spec *spec, const hd_tensor_
         p->params += n;
         p->active += used ? n : 0;
     }
-    add_arrays(p, f->type, 1, rows * hd_ceil_div((int64_t)cols * hd_dtype_bits(f->type), 8));
+    add_arrays(p, f->type, 1, (int64_t)hd_stored_data_bytes(f, rows, cols));
     if (f->scale_type != HD_NONE) {
-        int64_t scales = hd_ceil_div(rows, f->block_rows) * hd_ceil_div(cols, f->block_cols);
-        add_arrays(p, f->scale_type, 1, scales * hd_dtype_bits(f->scale_type) / 8);
+        add_arrays(p, f->scale_type, 1, (int64_t)hd_stored_scale_bytes(f, rows, cols));
     }
     if (f->n_scalars > 0) add_arrays(p, HD_F32, f->n_scalars, (int64_t)4 * f->n_scalars);
 }

@@ -37,18 +37,9 @@ typedef enum hd_param_group {
 const char *hd_param_group_name(hd_param_group p);
 hd_param_group hd_param_group_of(hd_role r);
 
-/* How one tensor is stored: its data array and its scales (quantization format). */
-typedef struct hd_stored_format {
-    hd_dtype type;       /* E2M1: packed FP4, whose files say I8 or U8 */
-    hd_dtype scale_type; /* HD_NONE: no scales */
-    int32_t block_rows, block_cols;
-    int32_t n_scalars; /* F32 scalars besides: 2 for NVFP4 (global and input scale) */
-} hd_stored_format;
-
 /* Returns the format that the config declares for a tensor, by the conventions of the
  * official files. */
 hd_stored_format hd_declared_format(const hd_model_spec *spec, const hd_tensor_decl *decl);
-hd_stored_format hd_weight_format(const hd_weight *w);
 
 typedef struct hd_param_group_sum {
     int64_t params; /* elements, without scales, hash tables and router biases */

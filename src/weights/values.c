@@ -1,69 +1,82 @@
-/* values.c - checks that no stored value of a tensor is NaN or infinite, in one pass. */
+/* values.c - checks stored values: no element may be NaN or infinite, and scales are positive. */
+#include <math.h>
 #include <string.h>
 
 #include "weights/bind_internal.h"
 
-/* Detects codes of NaN or infinity. Each loop is free of branches, because a large model has
- * hundreds of gigabytes of them. */
-static bool any_bad_8(const uint8_t *data, size_t n) {
-    uint8_t bad = 0;
-    for (size_t i = 0; i < n; i++) bad |= (data[i] & 0x7f) == 0x7f;
-    return bad;
-}
+/* Codes are valid if, without the bits outside mask, they lie in [low, high]. */
+typedef struct code_range {
+    uint32_t mask, low, high;
+} code_range;
 
-static bool any_bad_16(const uint8_t *data, size_t n, uint16_t exponent) {
-    uint8_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint16_t v;
-        memcpy(&v, data + 2 * i, sizeof v);
-        bad |= (v & exponent) == exponent;
+/* Returns whether a code is not valid. The loops are free of branches, because a large model
+ * has hundreds of gigabytes of codes, and its scales are tens of gigabytes. */
+#define ANY_OUTSIDE(type)                                                                 \
+    static bool any_outside_##type(const uint8_t *data, size_t n, code_range r) {         \
+        const type mask = (type)r.mask, low = (type)r.low, span = (type)(r.high - r.low); \
+        bool bad = false;                                                                 \
+        for (size_t i = 0; i < n; i++) {                                                  \
+            type v;                                                                       \
+            memcpy(&v, data + i * sizeof v, sizeof v);                                    \
+            bad |= (type)((type)(v & mask) - low) > span;                                 \
+        }                                                                                 \
+        return bad;                                                                       \
     }
-    return bad;
-}
+ANY_OUTSIDE(uint8_t)
+ANY_OUTSIDE(uint16_t)
+ANY_OUTSIDE(uint32_t)
 
-static bool any_bad_32(const uint8_t *data, size_t n) {
-    uint8_t bad = 0;
-    for (size_t i = 0; i < n; i++) {
-        uint32_t v;
-        memcpy(&v, data + 4 * i, sizeof v);
-        bad |= (v & 0x7f800000u) == 0x7f800000u;
-    }
-    return bad;
-}
-
-static bool any_bad(hd_dtype type, const uint8_t *data, size_t n) {
-    switch (type) {
-    case HD_E4M3:
-        return any_bad_8(data, n);
-    case HD_F16:
-        return any_bad_16(data, n, 0x7c00);
-    case HD_BF16:
-        return any_bad_16(data, n, 0x7f80);
-    case HD_F32:
-        return any_bad_32(data, n);
-    case HD_NONE:
-    case HD_E8M0: /* scales are checked as scales */
-    case HD_E2M1: /* every code is a number */
-    case HD_I8:
-    case HD_U8:
-    case HD_I32:
-    case HD_I64:
-    case HD_N_DTYPES:
+static bool any_outside(int32_t bits, const uint8_t *data, size_t n, code_range r) {
+    switch (bits) {
+    case 8:
+        return any_outside_uint8_t(data, n, r);
+    case 16:
+        return any_outside_uint16_t(data, n, r);
+    case 32:
+        return any_outside_uint32_t(data, n, r);
+    default: /* every code of smaller types is a number */
         return false;
     }
-    return false;
+}
+
+/* Returns the index of the first code that is not valid, or n. */
+static size_t find_outside(int32_t bits, const uint8_t *data, size_t n, code_range r) {
+    size_t i = 0;
+    if (!any_outside(bits, data, n, r)) return n;
+    while (!any_outside(bits, data + i * (size_t)bits / 8, 1, r)) i++;
+    return i;
 }
 
 hd_status weights_check_values(const hd_checkpoint *c, const weights_bound *b, hd_err *err) {
     const hd_weight *w = &b->weight;
-    const int32_t bits = hd_dtype_bits(w->type);
-    const size_t n = bits ? (size_t)w->rows * (size_t)w->cols : 0;
-    if (n == 0 || !any_bad(w->type, w->data, n)) return HD_OK;
-    for (size_t i = 0; i < n; i++) {
-        const uint8_t *at = (const uint8_t *)w->data + i * (size_t)bits / 8;
-        if (!any_bad(w->type, at, 1)) continue;
-        return weights_misfit(c, b->data, err, "bad value: [%zu, %zu] is NaN or infinite",
-                              i / (size_t)w->cols, i % (size_t)w->cols);
-    }
-    return HD_OK;
+    const hd_dtype_row *row = &hd_dtypes[w->type];
+    const size_t n = (size_t)w->rows * (size_t)w->cols;
+    if (!row->decode) return HD_OK;
+    const code_range numbers = {.mask = ~row->sign, .high = row->largest};
+    const size_t i = find_outside(row->bits, w->data, n, numbers);
+    if (i == n) return HD_OK;
+    return weights_misfit(c, b->data, err, "bad value: [%zu, %zu] is NaN or infinite",
+                          i / (size_t)w->cols, i % (size_t)w->cols);
+}
+
+static const char *fault_of(float v) {
+    if (isnan(v)) return "NaN";
+    if (isinf(v)) return "infinite";
+    return v == 0 ? "zero" : "negative";
+}
+
+/* A zero scale is valid in NVFP4: exporters let the scale of a very small group underflow,
+ * which means that the group is zero. */
+hd_status weights_check_scales(const hd_checkpoint *c, const weights_bound *b, hd_err *err) {
+    const hd_tensor *t = b->scale;
+    if (!t || t->bytes == 0) return HD_OK;
+    const hd_dtype_row *row = &hd_dtypes[t->dtype];
+    const bool zero_is_bad = row->decode(0) == 0 && !b->format->zero_scales;
+    const code_range positive = {.mask = UINT32_MAX, .low = zero_is_bad, .high = row->largest};
+    const size_t n = t->bytes * 8 / (size_t)row->bits;
+    const size_t i = find_outside(row->bits, t->data, n, positive);
+    if (i == n) return HD_OK;
+    return weights_misfit(c, t, err, "bad scale: [%zu, %zu] is %s", i / (size_t)t->shape[1],
+                          i % (size_t)t->shape[1],
+                          fault_of(hd_dtype_at(t->dtype, t->data, (int64_t)i)));
 }

@@ -108,20 +108,6 @@ static void mark(hd_weights *w, const hd_tensor *t, hd_use what, int32_t decl) {
     if (t) w->uses[t - hd_checkpoint_at(w->checkpoint, 0)] = (use){what, decl};
 }
 
-static void to_f32(float *out, const hd_weight *m) {
-    const uint8_t *data = m->data;
-    size_t n = (size_t)m->rows * (size_t)m->cols;
-    for (size_t i = 0; i < n; i++) {
-        uint16_t half;
-        if (m->type == HD_F32) {
-            memcpy(&out[i], data + sizeof *out * i, sizeof *out);
-            continue;
-        }
-        memcpy(&half, data + sizeof half * i, sizeof half);
-        out[i] = m->type == HD_BF16 ? hd_bf16_to_f32(half) : hd_f16_to_f32(half);
-    }
-}
-
 /* Uses the map if it has aligned float32, else converts to float32. */
 static hd_status place_vector(slot *s, const hd_weight *m, hd_err *err) {
     if (m->type == HD_F32 && (uintptr_t)m->data % sizeof(float) == 0) {
@@ -131,7 +117,7 @@ static hd_status place_vector(slot *s, const hd_weight *m, hd_err *err) {
     size_t n = (size_t)m->rows * (size_t)m->cols;
     float *wide = malloc(n * sizeof *wide);
     if (!wide) return HD_FAIL(err, HD_ENOMEM, "no memory for a vector of %zu floats", n);
-    to_f32(wide, m); /* small tensors are F32, F16 or BF16, as bind.c has checked */
+    for (size_t i = 0; i < n; i++) wide[i] = hd_dtype_at(m->type, m->data, (int64_t)i);
     s->owned = wide;
     s->vector = wide;
     return HD_OK;
@@ -482,16 +468,10 @@ static const void *move(moving *m, const void *from, size_t bytes) {
     return to;
 }
 
-static size_t scale_bytes(const hd_weight *w) {
-    const size_t n = (size_t)hd_ceil_div(w->rows, w->block_rows) *
-                     (size_t)hd_ceil_div(w->cols, w->block_cols);
-    return n * (size_t)hd_dtype_bits(w->scale_type) / 8;
-}
-
 static void move_matrix(moving *m, hd_weight *w) {
-    const size_t n = (size_t)w->rows * (size_t)w->cols;
-    w->data = move(m, w->data, n * (size_t)hd_dtype_bits(w->type) / 8);
-    if (w->scale) w->scale = move(m, w->scale, scale_bytes(w));
+    const hd_stored_format f = hd_weight_format(w);
+    w->data = move(m, w->data, hd_stored_data_bytes(&f, w->rows, w->cols));
+    if (w->scale) w->scale = move(m, w->scale, hd_stored_scale_bytes(&f, w->rows, w->cols));
 }
 
 static void move_slot(const hd_weights *w, moving *m, slot *s) {

@@ -1,4 +1,4 @@
-/* test_base.c - errors, arenas, number formats, random numbers, hashes, thread pools. */
+/* test_base.c - errors, arenas, random numbers, hashes, thread pools. */
 #include "check.h"
 
 #include <math.h>
@@ -8,7 +8,6 @@
 
 #include "base/arena.h"
 #include "base/checked.h"
-#include "base/dtype.h"
 #include "base/memory.h"
 #include "base/philox.h"
 #include "base/thread_pool.h"
@@ -138,58 +137,6 @@ static void arena_measures_what_it_places(void **state) {
     assert_null(hd_arena_take(&a, 10000, 1));
     assert_true(a.full);
     hd_block_deinit(&block);
-}
-
-static void every_e4m3_code_survives(void **state) {
-    (void)state;
-    for (int code = 0; code < 256; code++) {
-        float f = hd_e4m3_to_f32((uint8_t)code);
-        if ((code & 0x7f) == 0x7f) {
-            assert_true(isnan(f));
-        } else {
-            assert_int_equal(hd_f32_to_e4m3(f), code);
-        }
-    }
-    assert_true(hd_e4m3_to_f32(0x7e) == 448.0f && hd_e4m3_to_f32(1) == 0x1p-9f);
-    assert_int_equal(hd_f32_to_e4m3(1e9f), 0x7e);
-    assert_int_equal(hd_f32_to_e4m3(17.0f), hd_f32_to_e4m3(16.0f)); /* tie to even */
-    assert_int_equal(hd_f32_to_e4m3(19.0f), hd_f32_to_e4m3(20.0f));
-}
-
-static void small_formats_round_to_even(void **state) {
-    (void)state;
-    const float ties[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
-    const uint8_t codes[7] = {0, 2, 2, 4, 4, 6, 6};
-    for (int i = 0; i < 7; i++) assert_int_equal(hd_f32_to_e2m1(ties[i]), codes[i]);
-    for (uint8_t code = 0; code < 16; code++) {
-        assert_int_equal(hd_f32_to_e2m1(hd_e2m1_to_f32(code)), code);
-    }
-    assert_int_equal(hd_f32_to_e2m1(-100.0f), 15);
-    assert_int_equal(hd_f32_to_bf16(1.00390625f), 0x3f80); /* 1 + 2^-8: tie */
-    assert_int_equal(hd_f32_to_bf16(1.01171875f), 0x3f82); /* 1 + 3 * 2^-8 */
-    assert_true(isnan(hd_bf16_to_f32(hd_f32_to_bf16(NAN))));
-    assert_true(hd_e8m0_to_f32(0) == 0x1p-127f && hd_e8m0_to_f32(0x7f) == 1.0f);
-    assert_true(isnan(hd_e8m0_to_f32(255)));
-    assert_true(hd_f16_to_f32(0x3c00) == 1.0f && hd_f16_to_f32(0x0001) == 0x1p-24f);
-    assert_true(hd_f16_to_f32(0xfc00) == -INFINITY);
-}
-
-static void blocks_scale_their_elements(void **state) {
-    (void)state;
-    const uint8_t data[3 * 2] = {0x9f, 0x21, 0x00, 0x77, 0x42, 0x42}; /* E2M1 [3, 4] */
-    const uint8_t scale[3 * 2] = {0x7f, 0x80, 0x7f, 0x7f, 0x7e, 0x81};
-    hd_weight w = {.data = data,
-                   .scale = scale,
-                   .type = HD_E2M1,
-                   .scale_type = HD_E8M0,
-                   .rows = 3,
-                   .cols = 4,
-                   .block_rows = 1,
-                   .block_cols = 2,
-                   .global = 1.0f};
-    assert_true(hd_weight_at(&w, 0, 0) == -6.0f && hd_weight_at(&w, 0, 1) == -0.5f);
-    assert_true(hd_weight_at(&w, 0, 2) == 1.0f && hd_weight_at(&w, 0, 3) == 2.0f);
-    assert_true(hd_weight_at(&w, 2, 0) == 0.5f && hd_weight_at(&w, 2, 3) == 8.0f);
 }
 
 /* Known answers of the reference implementation (Random123, kat_vectors). */
@@ -344,9 +291,6 @@ int test_base(void) {
         cmocka_unit_test(long_sentences_lose_their_middle),
         cmocka_unit_test(sizes_do_not_wrap),
         cmocka_unit_test(arena_measures_what_it_places),
-        cmocka_unit_test(every_e4m3_code_survives),
-        cmocka_unit_test(small_formats_round_to_even),
-        cmocka_unit_test(blocks_scale_their_elements),
         cmocka_unit_test(philox_knows_its_answers),
         cmocka_unit_test(siphash_knows_its_answers),
         cmocka_unit_test(parts_are_not_taken_for_others),

@@ -69,15 +69,15 @@ static void learn(client *c, int32_t token) {
 
 /* ---- the simulated device ---- */
 
-static uint64_t *cells(world *w, const hd_seq_input *k, int life, int32_t pos) {
+static uint64_t *cells(world *w, const hd_seq_input *k, int group, int32_t pos) {
     const int32_t tokens = w->o.cache.page_tokens;
     assert_true(pos / tokens < k->n_pages);
-    const int32_t page = k->pages[life][pos / tokens];
-    assert_true(page >= 0 && page < w->o.cache.n_pages[life]);
-    return &w->memory[life][page * tokens + pos % tokens];
+    const int32_t page = k->pages[group][pos / tokens];
+    assert_true(page >= 0 && page < w->o.cache.n_pages[group]);
+    return &w->memory[group][page * tokens + pos % tokens];
 }
 
-static int n_lives(const world *w) {
+static int n_groups(const world *w) {
     return w->o.cache.lookback ? HD_N_KV_GROUPS : 1;
 }
 
@@ -99,11 +99,11 @@ static void mark_writes(world *w, const hd_seq_input *k, int32_t number) {
     const int32_t tokens = w->o.cache.page_tokens;
     const int32_t end = k->start + k->n + k->want_drafts;
     const int64_t mark = w->steps << STEP_BITS | number;
-    for (int life = 0; life < n_lives(w); life++) {
+    for (int group = 0; group < n_groups(w); group++) {
         for (int32_t p = k->start / tokens; p * tokens < end; p++) {
             const int32_t page =
-                (int32_t)(cells(w, k, life, p * tokens) - w->memory[life]) / tokens;
-            int64_t *seen = &w->written[life][page];
+                (int32_t)(cells(w, k, group, p * tokens) - w->memory[group]) / tokens;
+            int64_t *seen = &w->written[group][page];
             assert_true(*seen >> STEP_BITS < w->steps || *seen == mark);
             *seen = mark;
         }
@@ -114,13 +114,13 @@ static void mark_writes(world *w, const hd_seq_input *k, int32_t number) {
  * and is not being written by another request of the step. */
 static void read_prefix(world *w, const hd_seq_input *k, const client *c, int32_t number) {
     const int32_t tokens = w->o.cache.page_tokens, lookback = w->o.cache.lookback;
-    for (int life = 0; life < n_lives(w); life++) {
-        int32_t from = life == HD_KV_WINDOW ? hd_max_i32(0, k->start - lookback) : 0;
+    for (int group = 0; group < n_groups(w); group++) {
+        int32_t from = group == HD_KV_WINDOW ? hd_max_i32(0, k->start - lookback) : 0;
         while (from < k->start) {
             const int32_t end = hd_min_i32(k->start, (from / tokens + 1) * tokens);
-            const uint64_t *cell = cells(w, k, life, from);
-            const int32_t page = (int32_t)(cell - w->memory[life]) / tokens;
-            const int64_t seen = w->written[life][page];
+            const uint64_t *cell = cells(w, k, group, from);
+            const int32_t page = (int32_t)(cell - w->memory[group]) / tokens;
+            const int64_t seen = w->written[group][page];
             assert_memory_equal(cell, &c->hash[from], (size_t)(end - from) * sizeof *cell);
             assert_true(seen >> STEP_BITS < w->steps ||
                         seen == (w->steps << STEP_BITS | number));
@@ -134,8 +134,8 @@ static void write_rows(world *w, const hd_seq_input *k, const client *c, uint64_
     uint64_t hash = k->start ? c->hash[k->start - 1] : c->salt;
     for (int32_t i = 0; i < k->n + k->want_drafts; i++) {
         if (i < k->n) last[i] = hash = chain(hash, k->tokens[i]);
-        for (int life = 0; life < n_lives(w); life++) {
-            *cells(w, k, life, k->start + i) = i < k->n ? hash : 0xBAD;
+        for (int group = 0; group < n_groups(w); group++) {
+            *cells(w, k, group, k->start + i) = i < k->n ? hash : 0xBAD;
         }
     }
 }
@@ -267,8 +267,8 @@ static void plan_ahead(world *w, const hd_seq_input *k, const hd_seq_output *c) 
     w->n_ahead++;
     a->from = k->start + k->n - k->n_sample + c->step.n_tokens;
     a->to = hd_min_i32(a->from + 1 + 2 * k->want_drafts, k->n_pages * tokens);
-    for (int life = 0; life < n_lives(w); life++) {
-        memcpy(a->pages[life], k->pages[life], (size_t)k->n_pages * sizeof(int32_t));
+    for (int group = 0; group < n_groups(w); group++) {
+        memcpy(a->pages[group], k->pages[group], (size_t)k->n_pages * sizeof(int32_t));
     }
 }
 
@@ -277,11 +277,11 @@ static void write_ahead(world *w) {
     const int32_t tokens = w->o.cache.page_tokens;
     for (int32_t i = 0; i < w->n_ahead; i++) {
         const world_ahead *a = &w->ahead[i];
-        for (int life = 0; life < n_lives(w); life++) {
+        for (int group = 0; group < n_groups(w); group++) {
             for (int32_t pos = a->from; pos < a->to; pos++) {
-                const int32_t page = a->pages[life][pos / tokens];
-                assert_true(page >= 0 && page < w->o.cache.n_pages[life]);
-                w->memory[life][page * tokens + pos % tokens] = 0xBAD;
+                const int32_t page = a->pages[group][pos / tokens];
+                assert_true(page >= 0 && page < w->o.cache.n_pages[group]);
+                w->memory[group][page * tokens + pos % tokens] = 0xBAD;
             }
         }
     }

@@ -75,9 +75,9 @@ static void compute(world *w, int32_t l, int32_t end) {
     for (int32_t p = 0; p < end; p++) {
         hash = chain(hash, w->tokens[l][p]);
         if (p < w->done[l]) continue;
-        for (int life = 0; life < (w->o.lookback ? 2 : 1); life++) {
-            int32_t page = hd_cache_table(w->cache, l, (hd_kv_group)life)[p / size];
-            w->pages[life][page].token[p % size] = hash;
+        for (int group = 0; group < (w->o.lookback ? 2 : 1); group++) {
+            int32_t page = hd_cache_table(w->cache, l, (hd_kv_group)group)[p / size];
+            w->pages[group][page].token[p % size] = hash;
         }
     }
     w->done[l] = end;
@@ -135,8 +135,8 @@ static void close_world(world *w) {
     }
     hd_cache_flush(w->cache);
     hd_cache_stats s = hd_cache_read_stats(w->cache);
-    for (int life = 0; life < HD_N_KV_GROUPS; life++)
-        assert_int_equal(s.free[life], s.pages[life]);
+    for (int group = 0; group < HD_N_KV_GROUPS; group++)
+        assert_int_equal(s.free[group], s.pages[group]);
     assert_int_equal(s.nodes, 0);
     assert_int_equal(s.snapshots, 0);
     hd_cache_close(w->cache);
@@ -312,9 +312,9 @@ static void branches_and_turn_ends_keep_their_window(void **state) {
     free(w);
 }
 
-static int32_t held(const world *w, hd_kv_group life) {
+static int32_t held(const world *w, hd_kv_group group) {
     const hd_cache_stats s = hd_cache_read_stats(w->cache);
-    return s.pages[life] - s.free[life] - s.evictable[life];
+    return s.pages[group] - s.free[group] - s.evictable[group];
 }
 
 /* A V4 request of 10,000 tokens holds, while it runs, its window, the chunk and all entries.

@@ -86,7 +86,7 @@ static void pages_fit_every_ratio(void **state) {
                                     .layers = layers};
         const hd_kv_options options = {
             .n_pages = {2, 2},
-              .act_bytes = 4, .max_drafts = 3
+              .max_drafts = 3
         };
         hd_kv *kv;
         assert_int_equal(hd_kv_open(&kv, &spec, 2, device, &options, NULL), HD_OK);

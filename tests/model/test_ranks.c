@@ -80,8 +80,7 @@ static hd_status open_body(body *b, rank *r) {
         b->pages[i / b->n_pages][i % b->n_pages] = i;
     }
     const hd_kv_options kv = {
-        .n_pages = {SEQS * b->n_pages, SEQS * b->n_pages},
-          .act_bytes = b->ops.act_bytes
+        .n_pages = {SEQS * b->n_pages, SEQS * b->n_pages}
     };
     HD_TRY(
         hd_kv_open(&b->kv, r->spec, r->spec->n_layers + r->spec->n_mtp, b->device, &kv, err));

@@ -12,17 +12,8 @@ enum { SEGMENT = 128, SUMS = 16, STEPS = 4 };
 static float scale_at(const hd_weight *w, int32_t row, int32_t col) {
     if (!w->scale) return 1.0f;
     const int32_t per_row = (w->cols + w->block_cols - 1) / w->block_cols;
-    const hd_weight scales = {.data = w->scale,
-                              .type = w->scale_type,
-                              .rows = row / w->block_rows + 1,
-                              .cols = per_row,
-                              .global = 1.0f};
-    const int32_t r = row / w->block_rows, c = col / w->block_cols;
-    const float stored =
-        w->scale_type == HD_E8M0
-            ? hd_e8m0_to_f32(((const uint8_t *)w->scale)[(int64_t)r * per_row + c])
-            : hd_weight_at(&scales, r, c);
-    return stored * w->global;
+    const int64_t i = (int64_t)(row / w->block_rows) * per_row + col / w->block_cols;
+    return hd_dtype_at(w->scale_type, w->scale, i) * w->global;
 }
 
 static float element_at(const hd_weight *w, int32_t row, int32_t col) {

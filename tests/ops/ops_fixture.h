@@ -94,7 +94,7 @@ struct op_case {
     double fast_tolerance;      /* of output 0; 0: one precision */
     bool fast_near;             /* fast_ref.h has not its bits */
     double gpu_fast_tolerance;  /* the same of the GPU */
-    bool int16;                 /* rows cannot be run apart */
+    bool all_rows;              /* rows cannot be run apart */
     bool cpu_only;              /* a GPU refuses it, or has no such op */
     bool not_recorded;          /* run() does more than queue the op */
     const void *args;
@@ -146,17 +146,37 @@ void fill_random(float *x, int64_t n, float spread);
 /* ---- stored matrices ---- */
 
 typedef struct weight_format {
+    int32_t id; /* FORMAT_ID of a row of hd_formats, or one of the negative ones below */
     const char *name;
     hd_dtype type, scale_type;
     int32_t block_rows, block_cols;
     float global;
 } weight_format;
 
-extern const weight_format weight_formats[];
-extern const int32_t n_weight_formats;
+#define FORMAT_ID(format, scale_type) \
+    ((int32_t)(format) * (int32_t)HD_N_DTYPES + (int32_t)(scale_type))
 
-/* A random matrix, in every third case at an odd address. all_codes: every bit pattern, NaN too. E2M1 wants an even
- * number of columns: cols is rounded up for it. */
+/* The formats that tests name. */
+enum {
+    UNNAMED = -1,
+    E4M3_ODD = -2, /* scales per 3 x 5 */
+    F32_PLAIN = FORMAT_ID(HD_FORMAT_F32, HD_NONE),
+    BF16_PLAIN = FORMAT_ID(HD_FORMAT_BF16, HD_NONE),
+    FP8_F32 = FORMAT_ID(HD_FORMAT_FP8, HD_F32),
+    FP8_E8M0 = FORMAT_ID(HD_FORMAT_FP8, HD_E8M0),
+    FP4_E8M0 = FORMAT_ID(HD_FORMAT_FP4, HD_E8M0),
+    NVFP4_E4M3 = FORMAT_ID(HD_FORMAT_NVFP4, HD_E4M3)
+};
+
+/* All formats: the rows of hd_formats, and odd ones. Filled by open_fixture(). */
+enum { MAX_FORMATS = 64 };
+extern weight_format weight_formats[MAX_FORMATS];
+extern int32_t n_weight_formats;
+
+const weight_format *weight_format_of(int32_t id);
+
+/* A random matrix, in every third case at an odd address. all_codes: every bit pattern, NaN too,
+ * of elements and of scales of 8 bits. cols is rounded up until a row ends on a whole byte. */
 hd_weight *take_weight(const weight_format *f, int32_t rows, int32_t cols, bool all_codes);
 
 /* ---- pages: n_seqs sequences of n_entries[s] entries, pages in random order, everything

@@ -154,7 +154,7 @@ void op_attention(void **state) {
 /* Sequence s has n_rows[s] rows of the step, from position start[s] on. */
 typedef struct naive_shape {
     const char *name;
-    int32_t format; /* of weight_formats */
+    const weight_format *format; /* NULL: F32 */
     int32_t heads, rank, nope_dim, rope_dim, v_dim;
     int32_t start[SEQS], n_rows[SEQS];
 } naive_shape;
@@ -192,9 +192,10 @@ static void naive_attention_case(const naive_shape *sh) {
         n_tokens[s] = sh->n_rows[s] ? sh->start[s] + sh->n_rows[s] : 0;
     }
     /* Formats with scales make keys so large that scores are as sharp as in attend's case. */
-    const double tolerance = sh->format > 0 ? 1e-4 : 1e-5;
+    const double tolerance = sh->format ? 1e-4 : 1e-5;
     const int32_t stored = sh->heads * (sh->nope_dim + sh->v_dim);
-    const hd_weight *w = take_weight(&weight_formats[sh->format], stored, sh->rank, false);
+    const weight_format *format = sh->format ? sh->format : weight_format_of(F32_PLAIN);
+    const hd_weight *w = take_weight(format, stored, sh->rank, false);
     const naive_case t = {
         .sh = sh,
         .a = {.q = (const hd_act *)take_random((int64_t)rows * sh->heads * k_dim, 1.0f),
@@ -218,14 +219,14 @@ static void naive_attention_case(const naive_shape *sh) {
 
 void op_attention_naive(void **state) {
     static const naive_shape shapes[] = {
-        {"nothing",           0, 2, 16,  8,   4,  8,   {0, 0, 0, 0},      {0, 0, 0, 0}   },
-        {"one of each",       0, 1, 1,   1,   1,  1,   {0, 3, 0, 1},      {1, 1, 3, 2}   },
-        {"edges of blocks",   0, 3, 20,  7,   6,  9,   {0, 62, 63, 64},   {3, 4, 2, 70}  },
-        {"with cached keys",  0, 2, 32,  16,  8,  12,  {130, 0, 200, 61}, {5, 0, 67, 9}  },
-        {"more than a share", 0, 1, 16,  8,   4,  8,   {40, 0, 0, 0},     {300, 0, 1, 33}},
-        {"wide values",       0, 2, 24,  8,   4,  40,  {0, 10, 0, 0},     {20, 3, 0, 0}  },
-        {"real widths",       0, 2, 512, 128, 64, 128, {0, 64, 0, 0},     {20, 3, 0, 0}  },
-        {"wider than any",    0, 1, 16,  8,   4,  300, {0, 10, 0, 0},     {20, 3, 0, 0}  },
+        {"nothing",           NULL, 2, 16,  8,   4,  8,   {0, 0, 0, 0},      {0, 0, 0, 0}   },
+        {"one of each",       NULL, 1, 1,   1,   1,  1,   {0, 3, 0, 1},      {1, 1, 3, 2}   },
+        {"edges of blocks",   NULL, 3, 20,  7,   6,  9,   {0, 62, 63, 64},   {3, 4, 2, 70}  },
+        {"with cached keys",  NULL, 2, 32,  16,  8,  12,  {130, 0, 200, 61}, {5, 0, 67, 9}  },
+        {"more than a share", NULL, 1, 16,  8,   4,  8,   {40, 0, 0, 0},     {300, 0, 1, 33}},
+        {"wide values",       NULL, 2, 24,  8,   4,  40,  {0, 10, 0, 0},     {20, 3, 0, 0}  },
+        {"real widths",       NULL, 2, 512, 128, 64, 128, {0, 64, 0, 0},     {20, 3, 0, 0}  },
+        {"wider than any",    NULL, 1, 16,  8,   4,  300, {0, 10, 0, 0},     {20, 3, 0, 0}  },
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         naive_attention_case(&shapes[i]);
@@ -233,8 +234,15 @@ void op_attention_naive(void **state) {
     }
     for (int32_t f = 0; f < n_weight_formats; f++) {
         naive_attention_case(&(naive_shape){
-            "stored formats", f, 2, 48, 14, 6, 10, {70, 0, 3, 0 },
-                   {4,  9, 0, 30}
+            "stored formats",
+            &weight_formats[f],
+            2,
+            48,
+            14,
+            6,
+            10,
+            {70, 0, 3, 0 },
+            {4,  9, 0, 30}
         });
         forget_all(state);
     }

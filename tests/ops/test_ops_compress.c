@@ -135,7 +135,7 @@ static op_case case_of(const world *w) {
         .n_outs = 2,
         .width = {w->entries_size, w->state_size},
         .tolerance = {4e-6,            1e-6         },
-        .int16 = true,
+        .all_rows = true,
         .not_recorded = true,
         .args = w,
         .run = run_compress

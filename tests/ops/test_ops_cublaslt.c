@@ -12,7 +12,6 @@
 
 #include "ops/profile/op_timer.h"
 
-enum { F32_SCALES = 5, E8M0_SCALES = 6, E2M1 = 9, BF16 = 2 }; /* of weight_formats */
 enum { SPAN = 128, SMALL_SCRATCH = 2000 };
 
 /* Of |want| + rms: the tensor cores keep 13 bits of the sum of a span, and all of bfloat16's. */
@@ -76,7 +75,7 @@ static void round_fp8(float *x) {
 static float *rounded(const float *x, const shape *sh) {
     const int32_t width = sh->cols * sh->heads;
     float *y = take_copy(x, (size_t)sh->rows * (size_t)width * sizeof *y);
-    const int32_t by_library = sh->format == BF16 ? 0 : sh->rows / 4 * 4;
+    const int32_t by_library = sh->format == BF16_PLAIN ? 0 : sh->rows / 4 * 4;
     for (int64_t i = 0; i < (int64_t)sh->rows * width; i++) {
         if (i / width >= by_library) {
             y[i] = hd_bf16_to_f32(hd_f32_to_bf16(y[i]));
@@ -162,7 +161,7 @@ static void check_graph(const rig *r, work k, const float *want) {
 static void check_result(const char *what, const work *k, const float *got, const float *x) {
     const shape *sh = k->sh;
     const int32_t rows[] = {0, sh->rows / 2, sh->rows - 1}, width = out_stride(sh);
-    const double tolerance = sh->format == BF16 ? bf16_tolerance : fp8_tolerance;
+    const double tolerance = sh->format == BF16_PLAIN ? bf16_tolerance : fp8_tolerance;
     work exact = *k;
     exact.ops = &fix.table[fix.n_tables - 1];
     exact.x = x;
@@ -191,9 +190,9 @@ static hd_weight uploaded(const rig *r, const hd_weight *w) {
 static void check_shape(const rig *r, const shape *sh) {
     char what[128];
     snprintf(what, sizeof what, "%d rows, %d x %d x %d %s, library", sh->rows, sh->heads,
-             sh->outs, sh->cols, weight_formats[sh->format].name);
+             sh->outs, sh->cols, weight_format_of(sh->format)->name);
     const hd_weight *w =
-        take_weight(&weight_formats[sh->format], sh->outs * sh->heads, sh->cols, false);
+        take_weight(weight_format_of(sh->format), sh->outs * sh->heads, sh->cols, false);
     const int64_t n = (int64_t)sh->rows * sh->cols * sh->heads;
     const float *x = take_spans(n);
     work k = {.ops = &r->ops, .sh = sh, .w = *w, .x = x, .rows = sh->rows};
@@ -213,19 +212,19 @@ static void check_shape(const rig *r, const shape *sh) {
 void library_products(void **state) {
     (void)state;
     static const shape shapes[] = {
-        {E8M0_SCALES, 263,  200,  640,   1, 8}, /* an edge of W, five spans, rows behind fours */
-        {BF16,        257,  136,  264,   1, 4},
-        {F32_SCALES,  257,  2112, 7168,  1, 0}, /* V3 q_a, kv_a */
-        {F32_SCALES,  67,   576,  7168,  1, 0},
-        {F32_SCALES,  1000, 2048, 1536,  1, 0}, /* q_b */
-        {F32_SCALES,  260,  1024, 16384, 1, 0}, /* o */
-        {F32_SCALES,  258,  896,  18432, 1, 0}, /* down */
-        {BF16,        257,  256,  7168,  1, 0}, /* router */
-        {E8M0_SCALES, 1000, 4096, 1024,  1, 0}, /* V4 q_b */
-        {E8M0_SCALES, 300,  1024, 8192,  1, 0}, /* o_b */
-        {E8M0_SCALES, 301,  64,   4096,  1, 0},
-        {E8M0_SCALES, 260,  1024, 4096,  2, 0}, /* o_a */
-        {BF16,        1000, 1024, 4096,  1, 0}, /* compressor */
+        {FP8_E8M0,   263,  200,  640,   1, 8}, /* an edge of W, five spans, rows behind fours */
+        {BF16_PLAIN, 257,  136,  264,   1, 4},
+        {FP8_F32,    257,  2112, 7168,  1, 0}, /* V3 q_a, kv_a */
+        {FP8_F32,    67,   576,  7168,  1, 0},
+        {FP8_F32,    1000, 2048, 1536,  1, 0}, /* q_b */
+        {FP8_F32,    260,  1024, 16384, 1, 0}, /* o */
+        {FP8_F32,    258,  896,  18432, 1, 0}, /* down */
+        {BF16_PLAIN, 257,  256,  7168,  1, 0}, /* router */
+        {FP8_E8M0,   1000, 4096, 1024,  1, 0}, /* V4 q_b */
+        {FP8_E8M0,   300,  1024, 8192,  1, 0}, /* o_b */
+        {FP8_E8M0,   301,  64,   4096,  1, 0},
+        {FP8_E8M0,   260,  1024, 4096,  2, 0}, /* o_a */
+        {BF16_PLAIN, 1000, 1024, 4096,  1, 0}, /* compressor */
     };
     rig r;
     if (!open_rig(&r)) return;
@@ -238,8 +237,8 @@ void library_products(void **state) {
 void library_in_pieces(void **state) {
     (void)state;
     static const shape shapes[] = {
-        {BF16,        1001, 128, 4096, 1, 0},
-        {E8M0_SCALES, 1203, 128, 4096, 1, 0},
+        {BF16_PLAIN, 1001, 128, 4096, 1, 0},
+        {FP8_E8M0,   1203, 128, 4096, 1, 0},
     };
     rig r;
     if (fix.brief || !open_rig(&r)) return;
@@ -252,12 +251,12 @@ void library_in_pieces(void **state) {
 void library_leaves_the_rest(void **state) {
     (void)state;
     static const shape shapes[] = {
-        {F32_SCALES, 63,  384, 512, 1, 0},
-        {BF16,       63,  128, 512, 1, 0},
-        {E2M1,       300, 128, 512, 1, 0},
-        {F32_SCALES, 300, 129, 512, 1, 0}, /* rows of the output lie anywhere */
-        {F32_SCALES, 300, 128, 576, 1, 0}, /* half a span */
-        {F32_SCALES, 300, 128, 512, 4, 0}, /* small heads */
+        {FP8_F32,    63,  384, 512, 1, 0},
+        {BF16_PLAIN, 63,  128, 512, 1, 0},
+        {FP4_E8M0,   300, 128, 512, 1, 0},
+        {FP8_F32,    300, 129, 512, 1, 0}, /* rows of the output lie anywhere */
+        {FP8_F32,    300, 128, 576, 1, 0}, /* half a span */
+        {FP8_F32,    300, 128, 512, 4, 0}, /* small heads */
     };
     rig r;
     if (!open_rig(&r)) return;
@@ -265,7 +264,7 @@ void library_leaves_the_rest(void **state) {
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         const shape *sh = &shapes[i];
         const hd_weight *w =
-            take_weight(&weight_formats[sh->format], sh->outs * sh->heads, sh->cols, false);
+            take_weight(weight_format_of(sh->format), sh->outs * sh->heads, sh->cols, false);
         work k = {.ops = &r.ops,
                   .sh = sh,
                   .w = *w,
@@ -273,7 +272,7 @@ void library_leaves_the_rest(void **state) {
                   .rows = sh->rows};
         const float *got = result(k, r.stream);
         k.ops = &fix.gpu_fast;
-        check_bits(weight_formats[sh->format].name, got, result(k, fix.gpu_stream),
+        check_bits(weight_format_of(sh->format)->name, got, result(k, fix.gpu_stream),
                    (int64_t)sh->rows * out_stride(sh));
     }
     close_rig(&r);

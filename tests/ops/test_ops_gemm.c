@@ -302,7 +302,7 @@ static void grouped_shape(const weight_format *f, const int32_t *counts, int32_t
                  .tolerance = {product_tolerance},
                  .fast_tolerance = fast_tolerance(f),
                  .gpu_fast_tolerance = gpu_fast_tolerance,
-                 .int16 = true,
+                 .all_rows = true,
                  .args = &a,
                  .run = run_grouped};
     check_op(&c);
@@ -324,7 +324,7 @@ void op_grouped_gemm(void **state) {
             grouped_shape(&weight_formats[f], counts[i], 6, 131, !(i % 2));
         }
     }
-    grouped_shape(&weight_formats[9], counts[2], 150, 1056, true);
+    grouped_shape(weight_format_of(FP4_E8M0), counts[2], 150, 1056, true);
     for (int32_t f = 0; f < n_weight_formats; f++) {
         for (size_t i = 1; i < HD_LEN(counts); i++) {
             grouped_shape(&weight_formats[f], counts[i], 37, 320, i % 2);

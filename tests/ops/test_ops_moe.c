@@ -126,7 +126,7 @@ void op_moe_permute(void **state) {
             .rows = 1,
             .n_outs = 4,
             .width = {a.n_slots + 1, rows * top_k, rows * top_k, 2 * 10},
-            .int16 = true,
+            .all_rows = true,
             .args = &a,
             .run = run_permute
         });

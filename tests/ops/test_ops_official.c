@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { F32_SCALES = 5, E8M0_SCALES = 6, ODD_SCALES = 8, E2M1 = 9, NVFP4 = 10, BF16 = 2 };
 enum {
     SPAN = 128,
     EXPERTS = 6,
@@ -68,7 +67,7 @@ static const hd_act *acts(const float *x) {
 static const hd_weight *take_aligned(int32_t format, int32_t rows, int32_t cols, bool powers) {
     fix.n_cases = 1; /* no odd address */
     hd_weight *w =
-        take_copy(take_weight(&weight_formats[format], rows, cols, false), sizeof *w);
+        take_copy(take_weight(weight_format_of(format), rows, cols, false), sizeof *w);
     w->power_scales = powers;
     return w;
 }
@@ -113,15 +112,15 @@ void official_linear(void **state) {
     static const struct {
         int32_t format, rows, outs, cols;
     } shapes[] = {
-        {F32_SCALES,  1,   2112, 7168},
-        {F32_SCALES,  7,   264,  640 }, /* an edge of W, five spans */
-        {E8M0_SCALES, 17,  512,  4096},
-        {F32_SCALES,  65,  1536, 384 },
-        {E8M0_SCALES, 129, 200,  896 },
-        {F32_SCALES,  261, 456,  512 },
-        {ODD_SCALES,  7,   40,   256 }, /* not the kernels' */
-        {F32_SCALES,  3,   129,  256 },
-        {E2M1,        9,   64,   512 },
+        {FP8_F32,  1,   2112, 7168},
+        {FP8_F32,  7,   264,  640 }, /* an edge of W, five spans */
+        {FP8_E8M0, 17,  512,  4096},
+        {FP8_F32,  65,  1536, 384 },
+        {FP8_E8M0, 129, 200,  896 },
+        {FP8_F32,  261, 456,  512 },
+        {E4M3_ODD, 7,   40,   256 }, /* not the kernels' */
+        {FP8_F32,  3,   129,  256 },
+        {FP4_E8M0, 9,   64,   512 },
     };
     if (!fix.gpu) return;
     for (size_t i = 0; i < (fix.brief ? 2 : HD_LEN(shapes)); i++) {
@@ -205,7 +204,7 @@ static void grouped_shape(int32_t format, const int32_t *counts, int32_t outs, i
                  .rows = 1,
                  .n_outs = 1,
                  .width = {places * outs},
-                 .int16 = true,
+                 .all_rows = true,
                  .args = &a,
                  .run = run_grouped};
     void *out[MAX_OUTS];
@@ -225,7 +224,7 @@ void official_linear_grouped(void **state) {
         {3, 0, 1, 2,  14, 0  },
         {0, 9, 0, 33, 70, 130},
     };
-    static const int32_t formats[] = {F32_SCALES, E8M0_SCALES, E2M1};
+    static const int32_t formats[] = {FP8_F32, FP8_E8M0, FP4_E8M0};
     if (!fix.gpu) return;
     for (size_t f = 0; f < HD_LEN(formats); f++) {
         for (size_t i = 0; i < (fix.brief ? 1 : HD_LEN(counts)); i++) {
@@ -256,7 +255,7 @@ void official_tiles(void **state) {
     if (!fix.gpu || fix.brief) return;
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         const int32_t rows = shapes[i].rows, outs = shapes[i].outs, few = 16;
-        const hd_weight *w = take_aligned(F32_SCALES, outs, shapes[i].cols, false);
+        const hd_weight *w = take_aligned(FP8_F32, outs, shapes[i].cols, false);
         const hd_linear_args a = {.w = w, .x = acts(take_x((int64_t)rows * w->cols, EVEN))};
         const op_case c = {.name = "linear",
                            .rows = rows,
@@ -276,18 +275,18 @@ void official_tiles(void **state) {
         forget_all(NULL);
     }
     for (size_t i = 0; i < HD_LEN(counts); i++)
-        grouped_shape(F32_SCALES, counts[i], 264, 640, EVEN, true);
+        grouped_shape(FP8_F32, counts[i], 264, 640, EVEN, true);
 }
 
 /* Matrices that rows meet in bfloat16: the bits of fast. */
 void official_leaves_the_rest(void **state) {
     (void)state;
-    static const int32_t formats[] = {BF16, NVFP4};
+    static const int32_t formats[] = {BF16_PLAIN, NVFP4_E4M3};
     if (!fix.gpu) return;
     for (size_t f = 0; f < HD_LEN(formats); f++) {
         const hd_weight *w = take_aligned(formats[f], 128, 512, false);
         const hd_linear_args a = {.w = w, .x = acts(take_x(7 * 512, EVEN))};
-        const op_case c = {.name = weight_formats[formats[f]].name,
+        const op_case c = {.name = weight_format_of(formats[f])->name,
                            .rows = 7,
                            .n_outs = 1,
                            .width = {128},

@@ -1,11 +1,11 @@
-/* test_ops_real.c - operators at the widths of V3 and V4, and odd ones of that size, on a GPU
- * against the reference. */
+/* test_ops_real.c - operators at the widths of the released models (op_shapes.h) on a GPU
+ * against the reference; GEMMs also on a CPU, with few rows of W. */
 #include "ops/ops_fixture.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { E4M3 = 6, E2M1 = 9, BF16 = 2 }; /* of weight_formats */
+#include "cli/bench/op_shapes.h"
 
 /* Sums of up to 16384 products of numbers of both signs. */
 static const double product_tolerance = 4e-6;
@@ -21,6 +21,30 @@ static const hd_act *take_acts(int64_t n, float spread) {
     return (const hd_act *)(const void *)take_random(n, spread);
 }
 
+/* ---- the table ---- */
+
+static bool is(const op_shape *s, const char *op) {
+    return strcmp(s->op, op) == 0;
+}
+
+static bool is_v4(const op_shape *s) {
+    return s->config && strcmp(s->config, "v4_flash") == 0;
+}
+
+/* V4's FP8 has powers of two as scales. */
+static const weight_format *format_of(const op_shape *s) {
+    if (s->format == HD_FORMAT_FP8) return weight_format_of(is_v4(s) ? FP8_E8M0 : FP8_F32);
+    return weight_format_of(FORMAT_ID(s->format, hd_formats[s->format].scale_types[0]));
+}
+
+/* As many rows of W as the reference multiplies in reasonable time. */
+static int32_t fewer(int32_t outs, int64_t rows, int32_t cols, int32_t products) {
+    const int64_t most = products / (rows * cols);
+    return most < outs ? (int32_t)most : outs;
+}
+
+enum { GPU_PRODUCTS = 1 << 24, CPU_PRODUCTS = 1 << 19 };
+
 /* ---- products ---- */
 
 static void run_linear(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
@@ -32,36 +56,34 @@ static void run_linear(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
     ops->linear(s, &a);
 }
 
+typedef void check_fn(const op_case *c);
+
+static void linear_case(const op_shape *s, int32_t rows, int32_t products, check_fn *check) {
+    const int32_t outs = fewer(s->outs, rows, s->cols, products);
+    const hd_weight *w = take_weight(format_of(s), outs, s->cols, false);
+    const hd_linear_args a = {.w = w, .x = take_acts((int64_t)rows * s->cols, 1.0f)};
+    check(&(op_case){.name = s->name,
+                     .rows = rows,
+                     .n_outs = 1,
+                     .width = {outs},
+                     .tolerance = {product_tolerance},
+                     .fast_tolerance = fast_product_tolerance,
+                     .gpu_fast_tolerance = fast_product_tolerance,
+                     .args = &a,
+                     .run = run_linear});
+    forget_all(NULL);
+}
+
 void real_linear(void **state) {
     (void)state;
-    static const struct {
-        int32_t format, rows, outs, cols;
-    } shapes[] = {
-        {E4M3, 1,   2112, 7168 },
-        {E4M3, 7,   2112, 7168 },
-        {E4M3, 3,   7168, 2048 },
-        {E4M3, 1,   1024, 16384},
-        {E4M3, 129, 384,  7168 },
-        {E4M3, 17,  4096, 1024 },
-        {E4M3, 33,  520,  4096 },
-        {BF16, 5,   2048, 4096 },
-        {BF16, 70,  256,  7168 },
-        {E2M1, 9,   512,  4096 },
-        {E2M1, 65,  257,  2048 },
-    };
-    for (size_t i = 0; i < HD_LEN(shapes); i++) {
-        const hd_weight *w = take_weight(&weight_formats[shapes[i].format], shapes[i].outs,
-                                         shapes[i].cols, false);
-        const hd_linear_args a = {
-            .w = w, .x = take_acts((int64_t)shapes[i].rows * shapes[i].cols, 1.0f)};
-        check_on_gpu(&(op_case){.name = "linear, real widths",
-                                .rows = shapes[i].rows,
-                                .n_outs = 1,
-                                .width = {shapes[i].outs},
-                                .tolerance = {product_tolerance},
-                                .gpu_fast_tolerance = fast_product_tolerance,
-                                .args = &a,
-                                .run = run_linear});
+    static const int32_t rows[] = {1, 7, 33, 129};
+    for (int32_t i = 0; i < n_op_shapes; i++) {
+        const op_shape *s = &op_shapes[i];
+        if (!is(s, "linear")) continue;
+        linear_case(s, 3, CPU_PRODUCTS, check_op);
+        for (size_t k = 0; k < HD_LEN(rows) && fix.gpu; k++) {
+            linear_case(s, rows[k], GPU_PRODUCTS, check_on_gpu);
+        }
     }
 }
 
@@ -74,40 +96,38 @@ static void run_heads(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
     ops->linear_heads(s, &a);
 }
 
-/* V3's keys and values, the halves of one matrix, and V4's groups of the output. */
+/* V3's keys and values, which are halves of a head's rows, and V4's groups of the output. */
+static void heads_case(const op_shape *s, int32_t rows, int32_t heads) {
+    const int32_t n_rows = s->outs / s->n, parts = s->parts ? s->parts : 1;
+    hd_linear_heads_args a = {.heads = heads < s->n ? heads : s->n,
+                              .n_rows = n_rows,
+                              .head_rows = n_rows * parts,
+                              .transpose = s->top_k > 0};
+    a.first_row = a.transpose ? 0 : n_rows * (parts - 1);
+    a.w = take_weight(format_of(s), a.heads * a.head_rows, s->cols, false);
+    a.x_head = a.transpose ? n_rows : s->cols;
+    a.out_head = a.transpose ? s->cols : n_rows;
+    a.x_stride = a.heads * a.x_head;
+    a.out_stride = a.heads * a.out_head;
+    a.x = take_acts((int64_t)rows * a.x_stride, 1.0f);
+    check_on_gpu(&(op_case){.name = s->name,
+                            .rows = rows,
+                            .n_outs = 1,
+                            .width = {a.out_stride},
+                            .tolerance = {product_tolerance},
+                            .gpu_fast_tolerance = fast_product_tolerance,
+                            .args = &a,
+                            .run = run_heads});
+    forget_all(NULL);
+}
+
 void real_linear_heads(void **state) {
     (void)state;
-    static const struct {
-        int32_t rows, heads, n_rows, first_row, head_rows, cols;
-        bool transpose;
-    } shapes[] = {
-        {3,  16, 128,  0,   256,  512,  true },
-        {70, 5,  128,  0,   256,  512,  true },
-        {3,  16, 128,  128, 256,  512,  false},
-        {70, 5,  128,  128, 256,  512,  false},
-        {2,  2,  1024, 0,   1024, 4096, false},
-    };
-    for (size_t i = 0; i < HD_LEN(shapes); i++) {
-        hd_linear_heads_args a = {.heads = shapes[i].heads,
-                                  .n_rows = shapes[i].n_rows,
-                                  .first_row = shapes[i].first_row,
-                                  .head_rows = shapes[i].head_rows,
-                                  .transpose = shapes[i].transpose};
-        const int32_t rows = shapes[i].rows, cols = shapes[i].cols;
-        a.w = take_weight(&weight_formats[E4M3], a.heads * a.head_rows, cols, false);
-        a.x_head = a.transpose ? a.n_rows : cols;
-        a.out_head = a.transpose ? cols : a.n_rows;
-        a.x_stride = a.heads * a.x_head;
-        a.out_stride = a.heads * a.out_head;
-        a.x = take_acts((int64_t)rows * a.x_stride, 1.0f);
-        check_on_gpu(&(op_case){.name = "linear_heads, real widths",
-                                .rows = rows,
-                                .n_outs = 1,
-                                .width = {a.out_stride},
-                                .tolerance = {product_tolerance},
-                                .gpu_fast_tolerance = fast_product_tolerance,
-                                .args = &a,
-                                .run = run_heads});
+    for (int32_t i = 0; i < n_op_shapes && fix.gpu; i++) {
+        const op_shape *s = &op_shapes[i];
+        if (!is(s, "linear_heads")) continue;
+        heads_case(s, 3, 16);
+        heads_case(s, 70, is_v4(s) ? 1 : 5);
     }
 }
 
@@ -120,47 +140,50 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     ops->grouped_gemm(s, &a);
 }
 
+enum { EXPERTS = 6, TOP_K = 2 };
+
 /* Rows fall on experts at random; one expert has none, one has many. */
+static void grouped_case(const op_shape *s, int32_t rows, int32_t products, check_fn *check) {
+    const int32_t places = rows * TOP_K, outs = fewer(s->outs, places, s->cols, products);
+    hd_weight *w = take(EXPERTS * sizeof *w);
+    int32_t *offset = take_ints(EXPERTS + 1), *assignment = take_ints(places);
+    for (int32_t e = 0; e < EXPERTS; e++) {
+        w[e] = *take_weight(format_of(s), outs, s->cols, false);
+        const int32_t left = places - offset[e], own = e == 2 ? 0 : (left + 1) / 2;
+        offset[e + 1] = e + 1 == EXPERTS ? places : offset[e] + own;
+    }
+    for (int32_t k = 0; k < places; k++) assignment[k] = (k * 7 + 3) % places;
+    hd_expert_table table;
+    hd_expert_table_init(&table, w, EXPERTS);
+    const hd_grouped_gemm_args a = {.x = take_acts((int64_t)rows * s->cols, 1.0f),
+                                    .w = &table,
+                                    .offset = offset,
+                                    .assignment = assignment,
+                                    .top_k = TOP_K,
+                                    .n_places = places};
+    check(&(op_case){.name = s->name,
+                     .rows = 1,
+                     .n_outs = 1,
+                     .width = {places * outs},
+                     .tolerance = {product_tolerance},
+                     .fast_tolerance = fast_product_tolerance,
+                     .gpu_fast_tolerance = fast_product_tolerance,
+                     .all_rows = true,
+                     .args = &a,
+                     .run = run_grouped});
+    forget_all(NULL);
+}
+
 void real_linear_grouped(void **state) {
     (void)state;
-    enum { EXPERTS = 6, TOP_K = 2 };
-    static const struct {
-        int32_t format, rows, outs, cols;
-    } shapes[] = {
-        {E2M1, 1,  512, 4096},
-        {E2M1, 21, 264, 4096},
-        {E4M3, 9,  200, 7168},
-        {E4M3, 95, 136, 2048},
-    };
-    for (size_t i = 0; i < HD_LEN(shapes); i++) {
-        const int32_t places = shapes[i].rows * TOP_K;
-        hd_weight *w = take(EXPERTS * sizeof *w);
-        int32_t *offset = take_ints(EXPERTS + 1), *assignment = take_ints(places);
-        for (int32_t e = 0; e < EXPERTS; e++) {
-            w[e] = *take_weight(&weight_formats[shapes[i].format], shapes[i].outs,
-                                shapes[i].cols, false);
-            const int32_t left = places - offset[e], own = e == 2 ? 0 : (left + 1) / 2;
-            offset[e + 1] = e + 1 == EXPERTS ? places : offset[e] + own;
+    static const int32_t rows[] = {1, 9, 95};
+    for (int32_t i = 0; i < n_op_shapes; i++) {
+        const op_shape *s = &op_shapes[i];
+        if (!is(s, "grouped_gemm")) continue;
+        grouped_case(s, 3, CPU_PRODUCTS, check_op);
+        for (size_t k = 0; k < HD_LEN(rows) && fix.gpu; k++) {
+            grouped_case(s, rows[k], GPU_PRODUCTS, check_on_gpu);
         }
-        for (int32_t k = 0; k < places; k++) assignment[k] = (k * 7 + 3) % places;
-        hd_expert_table table;
-        hd_expert_table_init(&table, w, EXPERTS);
-        const hd_grouped_gemm_args a = {
-            .x = take_acts((int64_t)shapes[i].rows * shapes[i].cols, 1.0f),
-            .w = &table,
-            .offset = offset,
-            .assignment = assignment,
-            .top_k = TOP_K,
-            .n_places = places};
-        check_on_gpu(&(op_case){.name = "linear_grouped, real widths",
-                                .rows = 1,
-                                .n_outs = 1,
-                                .width = {places * shapes[i].outs},
-                                .tolerance = {product_tolerance},
-                                .gpu_fast_tolerance = fast_product_tolerance,
-                                .int16 = true,
-                                .args = &a,
-                                .run = run_grouped});
     }
 }
 
@@ -178,58 +201,60 @@ static void run_attention(const op_case *c, const hd_ops *ops, hd_stream *s, int
     ops->attention(s, &a);
 }
 
-typedef struct attention_shape {
-    const char *name;
-    int32_t rows, heads, width, pos, window, ratio, n_selected;
-} attention_shape;
-
-/* Rows of one sequence, each a few positions behind the one before. */
-static void attention_case(const attention_shape *sh) {
-    const int32_t n_tokens = sh->pos + 1;
-    int32_t *pos = take_ints(sh->rows), *selected = NULL;
-    for (int32_t r = 0; r < sh->rows; r++) pos[r] = sh->pos - 131 * r;
-    hd_attention_args a = {.q = take_acts((int64_t)sh->rows * sh->heads * sh->width, 1.0f),
-                           .sink = sh->window ? take_random(sh->heads, 2.0f) : NULL,
-                           .seq = take_ints(sh->rows),
+/* Rows of one sequence, each a few positions behind the one before, the first at pos. */
+static void attention_case(const op_shape *s, int32_t rows, int32_t last) {
+    const int32_t n_tokens = last + 1, window = is_v4(s) ? 128 : 0;
+    int32_t *pos = take_ints(rows), *selected = NULL;
+    for (int32_t r = 0; r < rows; r++) pos[r] = last - 131 * r;
+    hd_attention_args a = {.q = take_acts((int64_t)rows * s->outs * s->cols, 1.0f),
+                           .sink = window ? take_random(s->outs, 2.0f) : NULL,
+                           .seq = take_ints(rows),
                            .pos = pos,
-                           .heads = sh->heads,
-                           .k_dim = sh->width,
+                           .heads = s->outs,
+                           .k_dim = s->cols,
                            .v_dim = 512,
-                           .window = sh->window,
-                           .ratio = sh->ratio,
-                           .n_selected = sh->n_selected,
-                           .scale = 1.0f / sqrtf((float)sh->width)};
-    const int32_t entries = n_tokens / sh->ratio;
-    a.entries = take_pages(1, &entries, 64, sh->width, 1.0f);
-    if (sh->window) a.recent = take_pages(1, &n_tokens, 64, sh->width, 1.0f);
-    if (sh->n_selected) {
-        selected = take_ints((int64_t)sh->rows * sh->n_selected);
-        for (int32_t i = 0; i < sh->rows * sh->n_selected; i++) {
-            selected[i] = i % sh->n_selected * ((entries - 400) / sh->n_selected);
+                           .window = window,
+                           .ratio = !is_v4(s)  ? 1
+                                    : s->top_k ? 4
+                                               : 128,
+                           .n_selected = s->top_k,
+                           .scale = 1.0f / sqrtf((float)s->cols)};
+    const int32_t entries = n_tokens / a.ratio;
+    a.entries = take_pages(1, &entries, 64, s->cols, 1.0f);
+    if (window) a.recent = take_pages(1, &n_tokens, 64, s->cols, 1.0f);
+    if (s->top_k) {
+        selected = take_ints((int64_t)rows * s->top_k);
+        for (int32_t i = 0; i < rows * s->top_k; i++) {
+            selected[i] = i % s->top_k * ((entries - 400) / s->top_k);
         }
         a.selected = selected;
     }
-    check_on_gpu(&(op_case){.name = sh->name,
-                            .rows = sh->rows,
+    check_on_gpu(&(op_case){.name = s->name,
+                            .rows = rows,
                             .n_outs = 1,
-                            .width = {sh->heads * 512},
+                            .width = {s->outs * 512},
                             .tolerance = {4e-6},
                             .gpu_fast_tolerance = fast_attention_tolerance,
                             .args = &a,
                             .run = run_attention});
+    forget_all(NULL);
 }
 
+/* The reference of all keys takes long: few heads see many. */
 void real_attention(void **state) {
     (void)state;
-    static const attention_shape shapes[] = {
-        {"V3, all keys",         2, 128, 576, 4096,  0,   1,   0   },
-        {"V3, all of many keys", 1, 16,  576, 12345, 0,   1,   0   },
-        {"V3.2, selected",       2, 128, 576, 4500,  0,   1,   2048},
-        {"V4, selected",         3, 64,  512, 9000,  128, 4,   512 },
-        {"V4, all entries",      2, 16,  512, 9000,  128, 128, 0   },
-        {"a few rows more",      9, 64,  512, 5000,  128, 4,   512 },
-    };
-    for (size_t i = 0; i < HD_LEN(shapes); i++) attention_case(&shapes[i]);
+    for (int32_t i = 0; i < n_op_shapes && fix.gpu; i++) {
+        const op_shape *s = &op_shapes[i];
+        if (!is(s, "attention")) continue;
+        if (is_v4(s)) {
+            attention_case(s, 3, 9000);
+            attention_case(s, 9, 5000);
+        } else if (s->outs > 16) {
+            attention_case(s, 2, s->top_k || s->n > 4096 ? 4500 : s->n);
+        } else {
+            attention_case(s, 1, 12345);
+        }
+    }
 }
 
 static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
@@ -249,45 +274,44 @@ static void round_all(float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) x[i] = rintf(x[i]);
 }
 
+static void select_case(const op_shape *s, int32_t n_keys) {
+    enum { ROWS = 3 };
+    const int64_t n_q = (int64_t)ROWS * s->outs * s->cols;
+    int32_t *pos = take_ints(ROWS);
+    float *q = take_random(n_q, 1.4f);
+    float *weight = take_random((int64_t)ROWS * s->outs, 2.4f);
+    hd_paged keys = take_pages(1, &n_keys, 64, s->cols, 1.4f);
+    round_all(q, n_q);
+    round_all(weight, (int64_t)ROWS * s->outs);
+    for (int32_t e = 0; e < n_keys; e++) round_all(page_entry(&keys, 0, e), s->cols);
+    for (int32_t r = 0; r < ROWS; r++) pos[r] = n_keys - 1 - r;
+    const hd_indexer_topk_args a = {.q = (const hd_act *)(const void *)q,
+                                    .weight = weight,
+                                    .keys = keys,
+                                    .seq = take_ints(ROWS),
+                                    .pos = pos,
+                                    .heads = s->outs,
+                                    .ratio = 1,
+                                    .top_k = s->top_k,
+                                    .scale = 0.25f};
+    check_on_gpu(&(op_case){.name = s->name,
+                            .rows = ROWS,
+                            .n_outs = 1,
+                            .width = {s->top_k},
+                            .gpu_fast_tolerance = 1e-9, /* the same: whole numbers */
+                            .args = &a,
+                            .run = run_select});
+    forget_all(NULL);
+}
+
 void real_index_select(void **state) {
     (void)state;
-    enum { SELECT_ROWS = 3, SELECT_HEADS = 64, SELECT_WIDTH = 128 };
-    static const struct {
-        int32_t keys, top_k;
-    } shapes[] = {
-        {511,   512 },
-        {513,   512 },
-        {7501,  512 },
-        {16001, 2048},
-    };
-    for (size_t i = 0; i < HD_LEN(shapes); i++) {
-        const int64_t n_q = SELECT_ROWS * SELECT_HEADS * SELECT_WIDTH;
-        int32_t *pos = take_ints(SELECT_ROWS);
-        float *q = take_random(n_q, 1.4f);
-        float *weight = take_random(SELECT_ROWS * SELECT_HEADS, 2.4f);
-        hd_paged keys = take_pages(1, &shapes[i].keys, 64, SELECT_WIDTH, 1.4f);
-        round_all(q, n_q);
-        round_all(weight, SELECT_ROWS * SELECT_HEADS);
-        for (int32_t e = 0; e < shapes[i].keys; e++) {
-            round_all(page_entry(&keys, 0, e), SELECT_WIDTH);
-        }
-        for (int32_t r = 0; r < SELECT_ROWS; r++) pos[r] = shapes[i].keys - 1 - r;
-        const hd_indexer_topk_args a = {.q = (const hd_act *)(const void *)q,
-                                        .weight = weight,
-                                        .keys = keys,
-                                        .seq = take_ints(SELECT_ROWS),
-                                        .pos = pos,
-                                        .heads = SELECT_HEADS,
-                                        .ratio = 1,
-                                        .top_k = shapes[i].top_k,
-                                        .scale = 0.25f};
-        check_on_gpu(&(op_case){.name = "index_select, real widths",
-                                .rows = SELECT_ROWS,
-                                .n_outs = 1,
-                                .width = {shapes[i].top_k},
-                                .gpu_fast_tolerance = 1e-9, /* the same: whole numbers */
-                                .args = &a,
-                                .run = run_select});
+    for (int32_t i = 0; i < n_op_shapes && fix.gpu; i++) {
+        const op_shape *s = &op_shapes[i];
+        if (!is(s, "indexer_topk")) continue;
+        select_case(s, s->top_k - 1);
+        select_case(s, s->top_k + 1);
+        select_case(s, (s->n < 16000 ? s->n : 16000) + 1);
     }
 }
 
@@ -307,25 +331,31 @@ static void run_pre(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t f
 void real_hc_pre(void **state) {
     (void)state;
     static const int32_t rows[] = {2, 67};
-    for (size_t i = 0; i < HD_LEN(rows); i++) {
-        const hd_hc_pre_args a = {.x = take_acts((int64_t)rows[i] * 4 * 4096, 2.0f),
-                                  .fn = take_random(24 * 4 * 4096, 0.02f),
-                                  .scale = take_random(3, 1.5f),
-                                  .base = take_random(24, 1.0f),
-                                  .cols = 4096,
-                                  .hc = 4,
-                                  .iters = 20,
-                                  .norm_eps = 1e-6f,
-                                  .eps = 1e-6f};
-        check_on_gpu(&(op_case){
-            .name = "hc_pre, real widths",
-            .rows = rows[i],
-            .n_outs = 3,
-            .width = {4096, 4,    16  },
-            .tolerance = {4e-6, 4e-6, 1e-5},
-            .args = &a,
-            .run = run_pre
-        });
+    for (int32_t i = 0; i < n_op_shapes && fix.gpu; i++) {
+        const op_shape *s = &op_shapes[i];
+        const int64_t all = (int64_t)s->n * s->cols, mixes = 2 * s->n + s->n * s->n;
+        if (!is(s, "hc_pre")) continue;
+        for (size_t k = 0; k < HD_LEN(rows); k++) {
+            const hd_hc_pre_args a = {.x = take_acts(rows[k] * all, 2.0f),
+                                      .fn = take_random(mixes * all, 0.02f),
+                                      .scale = take_random(3, 1.5f),
+                                      .base = take_random(mixes, 1.0f),
+                                      .cols = s->cols,
+                                      .hc = s->n,
+                                      .iters = 20,
+                                      .norm_eps = 1e-6f,
+                                      .eps = 1e-6f};
+            check_on_gpu(&(op_case){
+                .name = s->name,
+                .rows = rows[k],
+                .n_outs = 3,
+                .width = {s->cols, s->n, s->n * s->n},
+                .tolerance = {4e-6,    4e-6, 1e-5       },
+                .args = &a,
+                .run = run_pre
+            });
+            forget_all(NULL);
+        }
     }
 }
 

@@ -322,7 +322,7 @@ void op_kv_store(void **state) {
                             .rows = 1,
                             .n_outs = 1,
                             .width = {n_pages * 5 * width},
-                            .int16 = true,
+                            .all_rows = true,
                             .args = &t,
                             .run = run_store});
     }

@@ -115,7 +115,7 @@ void op_prepare_step(void **state) {
             .n_outs = 3,
             .width = {t.n * (1 + depth) * 9 + 3 * t.n + 2,
                       SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)), 2 * STRIDE * t.n},
-            .int16 = true,
+            .all_rows = true,
             .not_recorded = true,
             .args = &t,
             .run = run_prepare_step
@@ -160,7 +160,7 @@ void op_commit_step(void **state) {
             .width = {t.n * (1 + depth) + 2 * t.n,
                       SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
                       SLOTS * VOCAB / 2},
-            .int16 = true,
+            .all_rows = true,
             .not_recorded = true,
             .args = &t,
             .run = run_commit_step
@@ -202,7 +202,7 @@ void op_prepare_draft(void **state) {
             .n_outs = 3,
             .width = {7 * t.n + 1, SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
                       t.n * MAX_D},
-            .int16 = true,
+            .all_rows = true,
             .not_recorded = true,
             .args = &t,
             .run = run_prepare_draft
@@ -249,7 +249,7 @@ void op_mirror(void **state) {
             .rows = 1,
             .n_outs = 2,
             .width = {most / 4, most / 4},
-            .int16 = true,
+            .all_rows = true,
             .args = &t,
             .run = run_carry
         });

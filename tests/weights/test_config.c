@@ -94,7 +94,7 @@ static void v4_layers_follow_their_ratios(void **state) {
         assert_int_equal(s->layers[s->n_layers].mlp, HD_MLP_MOE);
         assert_true(s->rope.factor == 1 && s->rope_compress.factor == 16);
         assert_true(s->rope_compress.theta == 160000 && s->rope_compress.original_len == 65536);
-        assert_int_equal(s->quant.experts, HD_EXPERTS_FP4);
+        assert_int_equal(s->quant.experts, HD_FORMAT_FP4);
         assert_true(s->quant.scale_ue8m0 && s->swiglu_limit == 10);
         hd_model_spec_close(s);
     }
@@ -139,7 +139,7 @@ static void odd_sizes_are_as_good(void **state) {
     assert_int_equal(s->layers[1].attention, HD_ATTN_HCA);
     assert_int_equal(s->layers[5].attention, HD_ATTN_WINDOW);
     assert_int_equal(s->quant.method, HD_QUANT_NONE);
-    assert_int_equal(s->quant.experts, HD_EXPERTS_LIKE_REST);
+    assert_int_equal(s->quant.experts, HD_FORMAT_NONE);
     hd_model_spec_close(s);
 
     s = config_changed("tiny_v4", "{\"compress_rates\": {\"compressed_sparse_attention\": 3, "
@@ -189,7 +189,7 @@ static void freedoms_are_accepted(void **state) {
     s = config_changed("v3", "{\"quantization_config\": {\"quant_method\": \"modelopt\", "
                              "\"quant_algo\": \"NVFP4\"}}");
     assert_int_equal(s->quant.method, HD_QUANT_MODELOPT);
-    assert_int_equal(s->quant.experts, HD_EXPERTS_NVFP4);
+    assert_int_equal(s->quant.experts, HD_FORMAT_NVFP4);
     hd_model_spec_close(s);
 
     s = config_changed("v3", "{\"n_shared_experts\": null, \"first_k_dense_replace\": 62, "

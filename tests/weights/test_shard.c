@@ -12,20 +12,6 @@
 
 enum { ROWS = 256, COLS = 512 };
 
-typedef struct stored {
-    hd_dtype type, scale_type;
-    int32_t block_rows, block_cols;
-} stored;
-
-static const stored formats[] = {
-    {HD_F32,  HD_NONE, 0,   0  },
-    {HD_BF16, HD_NONE, 0,   0  },
-    {HD_E4M3, HD_F32,  128, 128},
-    {HD_E4M3, HD_E8M0, 128, 128},
-    {HD_E2M1, HD_E8M0, 1,   32 },
-    {HD_E2M1, HD_E4M3, 1,   16 }
-};
-
 static const hd_slice slices[] = {
     {0,   256, 0,   512},
     {128, 128, 0,   512},
@@ -43,10 +29,10 @@ static void *make(size_t bytes, uint64_t seed) {
 
 static void rectangles_have_the_elements(void **state) {
     (void)state;
-    for (size_t f = 0; f < HD_LEN(formats); f++) {
-        const stored *k = &formats[f];
-        void *data = make((size_t)ROWS * COLS * sizeof(float), f);
-        void *scale = make((size_t)ROWS * COLS * sizeof(float), f + 100);
+    for (int f = HD_FORMAT_NONE + 1; f < HD_N_FORMATS; f++) {
+        const hd_stored_format row = hd_format_stored((hd_format)f), *k = &row;
+        void *data = make((size_t)ROWS * COLS * sizeof(float), (uint64_t)f);
+        void *scale = make((size_t)ROWS * COLS * sizeof(float), (uint64_t)f + 100);
         const hd_weight whole = {.data = data,
                                  .scale = k->scale_type == HD_NONE ? NULL : scale,
                                  .type = k->type,

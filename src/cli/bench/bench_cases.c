@@ -1,8 +1,8 @@
 /* bench_cases.c - cases of `hadal bench ops` without a config: times each operator alone at
- * the sizes of V3 and V4, beside the roofline time of its bytes and products. Copies of a
- * case run in sequence over operands that no cache holds; on a GPU they are one CUDA graph.
- * The limits were measured on an H200: reading 4.55 TB/s, dense tensor core products 814
- * TFLOP/s in BF16 and 1500 in FP8. */
+ * the sizes of the released models (op_shapes.c), beside the roofline time of its bytes and
+ * products. Copies of a case run in sequence over operands that no cache holds; on a GPU they
+ * are one CUDA graph. The limits were measured on an H200: reading 4.55 TB/s, dense tensor
+ * core products 814 TFLOP/s in BF16 and 1500 in FP8. */
 #include "cli/bench/bench_cases.h"
 
 #include <jansson.h>
@@ -108,7 +108,7 @@ static void run_timed(hd_stream *s, void *arg) {
 
 /* A GPU that was idle runs slowly at first. */
 static hd_status warm_up(op_bench *b, hd_err *err) {
-    const op_case *c = &op_cases[0];
+    const op_case first = op_case_of(&op_shapes[0], op_shapes[0].rows[0]), *c = &first;
     const int64_t until = hd_now_ns() + (int64_t)(warm_seconds * 1e9);
     op_case_prepare(b, c);
     while (hd_now_ns() < until) {
@@ -134,9 +134,10 @@ static hd_status measure(op_bench *b, const op_case *c, int32_t rounds, case_res
     HD_TRY(hd_time_ops(b->stream, b->device, run_timed, &timed, copies, rounds, each, err));
     qsort(each, (size_t)rounds, sizeof each[0], by_value);
     const op_operands operands = c->operands(b, c);
-    const bool packed = c->format == HD_E4M3 || c->format == HD_E2M1;
+    const int32_t bits = hd_dtype_bits(hd_formats[c->format].type);
+    const bool narrow = bits > 0 && bits <= 8;
     const double moving = operands.bytes / read_rate;
-    const double computing = operands.flops / (packed ? fp8_rate : bf16_rate);
+    const double computing = operands.flops / (narrow ? fp8_rate : bf16_rate);
     *out = (case_result){.c = c,
                          .seconds = each[rounds / 2],
                          .spread = (each[rounds - 1] - each[0]) / each[rounds / 2],
@@ -148,12 +149,15 @@ static hd_status measure(op_bench *b, const op_case *c, int32_t rounds, case_res
 
 /* ---- reporting ---- */
 
+static const char *dtype_of(const op_case *c) {
+    return hd_dtype_name(hd_formats[c->format].type);
+}
+
 static void shape_of(const op_case *c, char *to, size_t size) {
     if (strcmp(c->op, "linear") == 0) {
-        snprintf(to, size, "%d x %d %s", c->outs, c->cols, hd_dtype_name(c->format));
-    } else if (c->format != HD_NONE) {
-        snprintf(to, size, "%d of %d x %d %s", c->n, c->outs, c->cols,
-                 hd_dtype_name(c->format));
+        snprintf(to, size, "%d x %d %s", c->outs, c->cols, dtype_of(c));
+    } else if (c->format != HD_FORMAT_NONE) {
+        snprintf(to, size, "%d of %d x %d %s", c->n, c->outs, c->cols, dtype_of(c));
     } else if (c->outs) {
         snprintf(to, size, "%d heads, %d keys, %d", c->outs, c->n, c->top_k);
     } else {
@@ -207,18 +211,31 @@ static void print_result(const case_result *r, columns *c) {
 /* One object a line, with all that a peer needs to run the same. */
 static void print_json(const op_bench *b, const case_result *r) {
     const op_case *c = r->c;
-    const bool stored = c->format != HD_NONE;
+    const bool stored = c->format != HD_FORMAT_NONE;
     json_t *j =
         json_pack("{s:s, s:s, s:s, s:s, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:s}",
                   "backend", b->ops.name, "case", c->name, "op", c->op, "weights",
-                  stored ? hd_dtype_name(c->format) : "", "rows", c->rows, "outs", c->outs,
-                  "cols", c->cols, "n", c->n, "top_k", c->top_k, "us", 1e6 * r->seconds,
-                  "spread", r->spread, "bytes", r->operands.bytes, "flops", r->operands.flops,
-                  "limit_us", 1e6 * r->limit, "binds", r->memory_binds ? "mem" : "mma");
+                  stored ? dtype_of(c) : "", "rows", c->rows, "outs", c->outs, "cols", c->cols,
+                  "n", c->n, "top_k", c->top_k, "us", 1e6 * r->seconds, "spread", r->spread,
+                  "bytes", r->operands.bytes, "flops", r->operands.flops, "limit_us",
+                  1e6 * r->limit, "binds", r->memory_binds ? "mem" : "mma");
     json_dumpf(j, stdout, JSON_COMPACT);
     putchar('\n');
     fflush(stdout);
     json_decref(j);
+}
+
+/* out: NULL prints JSON. */
+static hd_status run_case(op_bench *b, const op_case *c, int32_t rounds, columns *out,
+                          hd_err *err) {
+    case_result r;
+    HD_TRY(measure(b, c, rounds, &r, err));
+    if (out) {
+        print_result(&r, out);
+    } else {
+        print_json(b, &r);
+    }
+    return HD_OK;
 }
 
 hd_status bench_cases(const char *backend, const hd_ops_options *options, const char *only,
@@ -227,17 +244,15 @@ hd_status bench_cases(const char *backend, const hd_ops_options *options, const 
     if (!b) return HD_FAIL(err, HD_ENOMEM, "no memory for a bench");
     hd_status st = open_bench(b, backend, options, err);
     if (st == HD_OK) st = warm_up(b, err);
-    columns c = columns_open(stdout, table, (int)HD_LEN(table), 0);
-    if (st == HD_OK && !json) print_head(b, &c);
-    for (int32_t i = 0; i < n_op_cases && st == HD_OK; i++) {
-        case_result r;
-        if (only && !strstr(op_cases[i].name, only) && !strstr(op_cases[i].op, only)) continue;
-        st = measure(b, &op_cases[i], rounds < MAX_ROUNDS ? rounds : MAX_ROUNDS, &r, err);
-        if (st != HD_OK) break;
-        if (json) {
-            print_json(b, &r);
-        } else {
-            print_result(&r, &c);
+    columns out = columns_open(stdout, table, (int)HD_LEN(table), 0);
+    if (st == HD_OK && !json) print_head(b, &out);
+    for (int32_t i = 0; i < n_op_shapes && st == HD_OK; i++) {
+        const op_shape *shape = &op_shapes[i];
+        if (only && !strstr(shape->name, only) && !strstr(shape->op, only)) continue;
+        for (int32_t k = 0; k < OP_SHAPE_ROWS && shape->rows[k] && st == HD_OK; k++) {
+            const op_case c = op_case_of(shape, shape->rows[k]);
+            st = run_case(b, &c, rounds < MAX_ROUNDS ? rounds : MAX_ROUNDS, json ? NULL : &out,
+                          err);
         }
     }
     close_bench(b);

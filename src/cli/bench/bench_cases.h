@@ -1,5 +1,5 @@
-/* bench_cases.h - `hadal bench ops` without a config: single operators at the sizes of V3
- * and V4. */
+/* bench_cases.h - `hadal bench ops` without a config: single operators at the sizes of
+ * the released models. */
 #ifndef HD_CLI_BENCH_BENCH_CASES_H
 #define HD_CLI_BENCH_BENCH_CASES_H
 

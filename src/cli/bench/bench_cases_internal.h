@@ -3,6 +3,7 @@
 #ifndef HD_CLI_BENCH_BENCH_CASES_INTERNAL_H
 #define HD_CLI_BENCH_BENCH_CASES_INTERNAL_H
 
+#include "cli/bench/op_shapes.h"
 #include "ops/ops.h"
 
 enum { CASE_TABLES = 64 };
@@ -31,17 +32,17 @@ typedef struct op_operands {
     double bytes, flops;
 } op_operands;
 
+/* One shape of the table at one count of rows. */
 struct op_case {
     const char *name, *op;
     op_case_fn *run;
     op_operands (*operands)(const op_bench *b, const op_case *c);
-    hd_dtype format;          /* of stored matrices */
-    int32_t rows, outs, cols; /* of activations; of a matrix, or heads and width */
-    int32_t n, top_k;         /* experts, heads, keys or streams; chosen per row */
+    hd_format format;             /* of stored matrices */
+    int32_t rows;                 /* of activations */
+    int32_t outs, cols, n, top_k; /* as in op_shapes.h */
 };
 
-extern const op_case op_cases[];
-extern const int32_t n_op_cases;
+op_case op_case_of(const op_shape *shape, int32_t rows);
 
 /* Uploads what the case wants to find in ints and out. */
 void op_case_prepare(op_bench *b, const op_case *c);

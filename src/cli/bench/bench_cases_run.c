@@ -1,5 +1,7 @@
-/* bench_cases_run.c - cases of `hadal bench ops` without a config: shapes of V3 and V4, the
- * call of each operator, and the bytes and operations it needs at least (op cost). */
+/* bench_cases_run.c - cases of `hadal bench ops` without a config: the call of each operator,
+ * and the bytes and operations it needs at least (op cost). */
+#include <string.h>
+
 #include "base/checked.h"
 #include "cli/bench/bench_cases_internal.h"
 
@@ -33,24 +35,23 @@ static int32_t *scratch_ints(const op_bench *b) {
 }
 
 static double matrix_bytes(const op_case *c) {
-    const double n = (double)c->outs * c->cols;
-    const double scales = c->format == HD_E2M1 ? n / 32 : c->format == HD_E4M3 ? n / 4096 : 0;
-    return n * hd_dtype_bits(c->format) / 8 + scales;
+    const hd_stored_format f = hd_format_stored(c->format);
+    return (double)hd_stored_data_bytes(&f, c->outs, c->cols) +
+           (double)hd_stored_scale_bytes(&f, c->outs, c->cols);
 }
 
 static hd_weight matrix(op_bench *b, const op_case *c) {
-    const size_t n = (size_t)c->outs * (size_t)c->cols;
-    hd_weight w = {.type = c->format, .rows = c->outs, .cols = c->cols, .global = 1.0f};
-    w.data = operand(b, n * (size_t)hd_dtype_bits(c->format) / 8);
-    if (c->format == HD_E4M3) {
-        w.scale_type = HD_F32;
-        w.block_rows = w.block_cols = 128;
-        w.scale = operand(b, n / 4096 + 4);
-    } else if (c->format == HD_E2M1) {
-        w.scale_type = HD_E8M0;
-        w.block_rows = 1;
-        w.block_cols = 32;
-        w.scale = operand(b, n / 32);
+    const hd_stored_format f = hd_format_stored(c->format);
+    hd_weight w = {.data = operand(b, hd_stored_data_bytes(&f, c->outs, c->cols)),
+                   .type = f.type,
+                   .scale_type = f.scale_type,
+                   .rows = c->outs,
+                   .cols = c->cols,
+                   .block_rows = f.block_rows,
+                   .block_cols = f.block_cols,
+                   .global = 1.0f};
+    if (f.scale_type != HD_NONE) {
+        w.scale = operand(b, hd_stored_scale_bytes(&f, c->outs, c->cols));
     }
     return w;
 }
@@ -327,172 +328,43 @@ static op_operands logits_operands(const op_bench *b, const op_case *c) {
     return (op_operands){4.0 * c->rows * c->cols, 0};
 }
 
-/* ---- the table ---- */
+/* ---- the operators ---- */
 
-#define LINEAR(name, format, rows, outs, cols) \
-    { name, "linear", run_linear, linear_operands, format, rows, outs, cols, 0, 0 }
-#define GROUPED(name, format, rows, outs, cols, n, top_k) \
-    { name, "grouped_gemm", run_grouped, grouped_operands, format, rows, outs, cols, n, top_k }
-#define ATTENTION(name, rows, heads, width, keys, top_k)                                   \
-    {                                                                                      \
-        name, "attention", run_attention, attention_operands, HD_NONE, rows, heads, width, \
-            keys, top_k                                                                    \
-    }
-#define INDEX(name, rows, keys, top_k) \
-    { name, "indexer_topk", run_index, index_operands, HD_NONE, rows, 64, 128, keys, top_k }
-
-const op_case op_cases[] = {
-    LINEAR("V3 q_a, kv_a", HD_E4M3, 1, 2112, 7168),
-    LINEAR("V3 q_a, kv_a", HD_E4M3, 4, 2112, 7168),
-    LINEAR("V3 q_a, kv_a", HD_E4M3, 16, 2112, 7168),
-    LINEAR("V3 q_a, kv_a", HD_E4M3, 64, 2112, 7168),
-    LINEAR("V3 q_a, kv_a", HD_E4M3, 128, 2112, 7168),
-    LINEAR("V3 q_a, kv_a", HD_E4M3, 256, 2112, 7168),
-    LINEAR("V3 q_a, kv_a", HD_E4M3, 1024, 2112, 7168),
-    LINEAR("V3 q_a, kv_a", HD_E4M3, 4096, 2112, 7168),
-    LINEAR("V3 q_b", HD_E4M3, 1, 24576, 1536),
-    LINEAR("V3 q_b", HD_E4M3, 4, 24576, 1536),
-    LINEAR("V3 q_b", HD_E4M3, 16, 24576, 1536),
-    LINEAR("V3 q_b", HD_E4M3, 128, 24576, 1536),
-    LINEAR("V3 q_b", HD_E4M3, 256, 24576, 1536),
-    LINEAR("V3 q_b", HD_E4M3, 1024, 24576, 1536),
-    LINEAR("V3 q_b", HD_E4M3, 4096, 24576, 1536),
-    LINEAR("V3 o", HD_E4M3, 1, 7168, 16384),
-    LINEAR("V3 o", HD_E4M3, 4, 7168, 16384),
-    LINEAR("V3 o", HD_E4M3, 16, 7168, 16384),
-    LINEAR("V3 o", HD_E4M3, 64, 7168, 16384),
-    LINEAR("V3 o", HD_E4M3, 128, 7168, 16384),
-    LINEAR("V3 o", HD_E4M3, 256, 7168, 16384),
-    LINEAR("V3 o", HD_E4M3, 1024, 7168, 16384),
-    LINEAR("V3 o", HD_E4M3, 4096, 7168, 16384),
-    LINEAR("V3 gate", HD_E4M3, 1, 18432, 7168),
-    LINEAR("V3 gate", HD_E4M3, 128, 18432, 7168),
-    LINEAR("V3 router", HD_BF16, 1, 256, 7168),
-    LINEAR("V3 router", HD_BF16, 128, 256, 7168),
-    LINEAR("V3 head", HD_BF16, 1, 129280, 7168),
-    LINEAR("V3 head", HD_BF16, 64, 129280, 7168),
-    LINEAR("V4 q_a", HD_E4M3, 1, 1024, 4096),
-    LINEAR("V4 q_a", HD_E4M3, 4, 1024, 4096),
-    LINEAR("V4 q_a", HD_E4M3, 64, 1024, 4096),
-    LINEAR("V4 q_a", HD_E4M3, 128, 1024, 4096),
-    LINEAR("V4 q_b", HD_E4M3, 1, 32768, 1024),
-    LINEAR("V4 q_b", HD_E4M3, 4, 32768, 1024),
-    LINEAR("V4 q_b", HD_E4M3, 128, 32768, 1024),
-    LINEAR("V4 q_b", HD_E4M3, 256, 32768, 1024),
-    LINEAR("V4 q_b", HD_E4M3, 1024, 32768, 1024),
-    LINEAR("V4 q_b", HD_E4M3, 4096, 32768, 1024),
-    LINEAR("V4 q_b, 1 of 4", HD_E4M3, 1, 8192, 1024),
-    LINEAR("V4 q_b, 1 of 4", HD_E4M3, 4, 8192, 1024),
-    LINEAR("V4 o_b", HD_E4M3, 1, 4096, 8192),
-    LINEAR("V4 o_b", HD_E4M3, 4, 4096, 8192),
-    LINEAR("V4 o_b", HD_E4M3, 16, 4096, 8192),
-    LINEAR("V4 o_b", HD_E4M3, 128, 4096, 8192),
-    LINEAR("V4 o_b", HD_E4M3, 256, 4096, 8192),
-    LINEAR("V4 o_b", HD_E4M3, 1024, 4096, 8192),
-    LINEAR("V4 o_b", HD_E4M3, 4096, 4096, 8192),
-    LINEAR("V4 o_b, 1 of 4", HD_E4M3, 1, 4096, 2048),
-    LINEAR("V4 o_b, 1 of 4", HD_E4M3, 4, 4096, 2048),
-    LINEAR("V4 shared up", HD_E4M3, 1, 2048, 4096),
-    LINEAR("V4 shared up", HD_E4M3, 4, 2048, 4096),
-    LINEAR("V4 shared up", HD_E4M3, 64, 2048, 4096),
-    LINEAR("V4 shared up", HD_E4M3, 128, 2048, 4096),
-    LINEAR("V4 compressor", HD_BF16, 1, 2048, 4096),
-    LINEAR("V4 compressor", HD_BF16, 4, 2048, 4096),
-    LINEAR("V4 compressor", HD_BF16, 128, 2048, 4096),
-    LINEAR("V4 compressor", HD_BF16, 256, 2048, 4096),
-    LINEAR("V4 compressor", HD_BF16, 1024, 2048, 4096),
-    LINEAR("V4 compressor", HD_BF16, 4096, 2048, 4096),
-    LINEAR("V4 router", HD_BF16, 1, 256, 4096),
-    LINEAR("V4 router", HD_BF16, 4, 256, 4096),
-    LINEAR("V4 router", HD_BF16, 128, 256, 4096),
-    LINEAR("V4 head", HD_BF16, 1, 129280, 4096),
-    LINEAR("V4 head", HD_BF16, 4, 129280, 4096),
-    LINEAR("V4 head, 1 of 4", HD_BF16, 1, 32320, 4096),
-    LINEAR("V4 head, 1 of 4", HD_BF16, 4, 32320, 4096),
-    LINEAR("odd", HD_E4M3, 7, 4096, 7168),
-    LINEAR("odd", HD_E4M3, 129, 4096, 7168),
-    {"V3 absorb",            "linear_heads", run_heads,   heads_operands,   HD_E4M3, 1,    16384, 512,    128, 1},
-    {"V3 absorb",            "linear_heads", run_heads,   heads_operands,   HD_E4M3, 4,    16384, 512,    128, 1},
-    {"V3 absorb",            "linear_heads", run_heads,   heads_operands,   HD_E4M3, 128,  16384, 512,    128, 1},
-    {"V3 absorb",            "linear_heads", run_heads,   heads_operands,   HD_E4M3, 256,  16384, 512,    128, 1},
-    {"V3 value",             "linear_heads", run_heads,   heads_operands,   HD_E4M3, 1,    16384, 512,    128, 0},
-    {"V3 value",             "linear_heads", run_heads,   heads_operands,   HD_E4M3, 4,    16384, 512,    128, 0},
-    {"V3 value",             "linear_heads", run_heads,   heads_operands,   HD_E4M3, 128,  16384, 512,    128, 0},
-    {"V3 value",             "linear_heads", run_heads,   heads_operands,   HD_E4M3, 256,  16384, 512,    128, 0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 1,    8192,  4096,   8,   0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 4,    8192,  4096,   8,   0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 128,  8192,  4096,   8,   0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 256,  8192,  4096,   8,   0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 1024, 8192,  4096,   8,   0},
-    {"V4 o_a",               "linear_heads", run_heads,   heads_operands,   HD_E4M3, 4096, 8192,  4096,   8,   0},
-    GROUPED("V4 experts up", HD_E2M1, 1, 2048, 4096, 256, 6),
-    GROUPED("V4 experts up", HD_E2M1, 4, 2048, 4096, 256, 6),
-    GROUPED("V4 experts up", HD_E2M1, 16, 2048, 4096, 256, 6),
-    GROUPED("V4 experts up", HD_E2M1, 128, 2048, 4096, 256, 6),
-    GROUPED("V4 experts down", HD_E2M1, 1, 4096, 2048, 256, 6),
-    GROUPED("V4 experts down", HD_E2M1, 4, 4096, 2048, 256, 6),
-    GROUPED("V4 experts down", HD_E2M1, 128, 4096, 2048, 256, 6),
-    GROUPED("V4 experts up, 1 of 4", HD_E2M1, 1, 512, 4096, 256, 6),
-    GROUPED("V4 experts up, 1 of 4", HD_E2M1, 4, 512, 4096, 256, 6),
-    GROUPED("V4 experts, EP4", HD_E2M1, 128, 2048, 4096, 64, 6),
-    GROUPED("V3 experts up", HD_E4M3, 1, 2048, 7168, 64, 8),
-    GROUPED("V3 experts up", HD_E4M3, 4, 2048, 7168, 64, 8),
-    GROUPED("V3 experts up", HD_E4M3, 64, 2048, 7168, 64, 8),
-    GROUPED("V3 experts, EP72", HD_E4M3, 256, 2048, 7168, 4, 8),
-    ATTENTION("V3 all keys", 1, 128, 576, 4096, 0),
-    ATTENTION("V3 all keys", 4, 128, 576, 4096, 0),
-    ATTENTION("V3 all keys", 1, 128, 576, 8192, 0),
-    ATTENTION("V3 all keys", 256, 128, 576, 8192, 0),
-    ATTENTION("V3 all keys", 128, 128, 576, 2048, 0),
-    ATTENTION("V3 all keys, 1 of 8", 1, 16, 576, 4096, 0),
-    ATTENTION("V3.2 selected", 1, 128, 576, 32768, 2048),
-    ATTENTION("V3.2 selected", 4, 128, 576, 32768, 2048),
-    ATTENTION("V3.2 selected", 128, 128, 576, 32768, 2048),
-    ATTENTION("V4 window, selected", 1, 64, 512, 32768, 512),
-    ATTENTION("V4 window, selected", 4, 64, 512, 32768, 512),
-    ATTENTION("V4 window, selected", 16, 64, 512, 32768, 512),
-    ATTENTION("V4 window, selected", 128, 64, 512, 32768, 512),
-    ATTENTION("V4 window, selected, 1 of 4", 1, 16, 512, 32768, 512),
-    ATTENTION("V4 window, selected, 1 of 4", 4, 16, 512, 32768, 512),
-    ATTENTION("V4 window, entries", 1, 64, 512, 28160, 0),
-    INDEX("indexer", 1, 2048, 512),
-    INDEX("indexer", 1, 7500, 512),
-    INDEX("indexer", 4, 7500, 512),
-    INDEX("indexer", 1, 65536, 2048),
-    INDEX("indexer", 1, 225000, 512),
-    INDEX("indexer", 4, 225000, 512),
-    INDEX("indexer", 128, 2048, 512),
-    INDEX("indexer", 128, 7500, 512),
-    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_operands,  HD_NONE, 1,    0,     4096,   4,   0},
-    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_operands,  HD_NONE, 4,    0,     4096,   4,   0},
-    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_operands,  HD_NONE, 128,  0,     4096,   4,   0},
-    {"V4 hc_pre",            "hc_pre",       run_hc_pre,  hc_pre_operands,  HD_NONE, 4096, 0,     4096,   4,   0},
-    {"V4 hc_post",           "hc_post",      run_hc_post, hc_post_operands, HD_NONE, 1,    0,     4096,   4,   0},
-    {"V4 hc_post",           "hc_post",      run_hc_post, hc_post_operands, HD_NONE, 128,  0,     4096,   4,   0},
-    {"V4 hc_post",           "hc_post",      run_hc_post, hc_post_operands, HD_NONE, 4096, 0,     4096,   4,   0},
-    {"V3 rms_norm",          "rms_norm",     run_norm,    rows_operands,    HD_NONE, 1,    0,     7168,   0,   0},
-    {"V3 rms_norm",          "rms_norm",     run_norm,    rows_operands,    HD_NONE, 128,  0,     7168,   0,   0},
-    {"V3 rms_norm",          "rms_norm",     run_norm,    rows_operands,    HD_NONE, 4096, 0,     7168,   0,   0},
-    {"V4 swiglu",            "swiglu",       run_swiglu,  swiglu_operands,  HD_NONE, 8,    0,     2048,   0,   0},
-    {"V4 swiglu",            "swiglu",       run_swiglu,  swiglu_operands,  HD_NONE, 1024, 0,     2048,   0,   0},
-    {"V3 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 1,    0,     256,    8,   8},
-    {"V3 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 128,  0,     256,    8,   8},
-    {"V4 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 1,    0,     256,    0,   6},
-    {"V4 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 128,  0,     256,    0,   6},
-    {"V4 permute",           "moe_permute",  run_permute, permute_operands, HD_NONE, 1,    0,     0,      256, 6},
-    {"V4 permute",           "moe_permute",  run_permute, permute_operands, HD_NONE, 128,  0,     0,      256, 6},
-    {"V4 permute",           "moe_permute",  run_permute, permute_operands, HD_NONE, 4096, 0,     0,      256, 6},
-    {"V4 combine",           "moe_combine",  run_combine, combine_operands, HD_NONE, 1,    0,     4096,   0,   6},
-    {"V4 combine",           "moe_combine",  run_combine, combine_operands, HD_NONE, 128,  0,     4096,   0,   6},
-    {"V4 combine",           "moe_combine",  run_combine, combine_operands, HD_NONE, 1024, 0,     4096,   0,   6},
-    {"argmax",               "argmax",       run_argmax,  logits_operands,  HD_NONE, 1,    0,     129280, 0,   0},
-    {"argmax",               "argmax",       run_argmax,  logits_operands,  HD_NONE, 64,   0,     129280, 0,   0},
-    {"sample, top-k, top-p", "sample",       run_sample,  logits_operands,  HD_NONE, 1,    0,     129280, 0,
-                                       0                                                                                                          },
-    {"sample, top-k, top-p", "sample",       run_sample,  logits_operands,  HD_NONE, 64,   0,     129280, 0,
-                                       0                                                                                                          },
+static const struct {
+    const char *op;
+    op_case_fn *run;
+    op_operands (*operands)(const op_bench *b, const op_case *c);
+} kinds[] = {
+    {"linear",       run_linear,    linear_operands   },
+    {"linear_heads", run_heads,     heads_operands    },
+    {"grouped_gemm", run_grouped,   grouped_operands  },
+    {"attention",    run_attention, attention_operands},
+    {"indexer_topk", run_index,     index_operands    },
+    {"hc_pre",       run_hc_pre,    hc_pre_operands   },
+    {"hc_post",      run_hc_post,   hc_post_operands  },
+    {"rms_norm",     run_norm,      rows_operands     },
+    {"swiglu",       run_swiglu,    swiglu_operands   },
+    {"moe_topk",     run_route,     route_operands    },
+    {"moe_permute",  run_permute,   permute_operands  },
+    {"moe_combine",  run_combine,   combine_operands  },
+    {"argmax",       run_argmax,    logits_operands   },
+    {"sample",       run_sample,    logits_operands   },
 };
-const int32_t n_op_cases = HD_LEN(op_cases);
+
+op_case op_case_of(const op_shape *shape, int32_t rows) {
+    size_t k = 0;
+    while (strcmp(kinds[k].op, shape->op) != 0) k++; /* a test looks for each */
+    return (op_case){.name = shape->name,
+                     .op = shape->op,
+                     .run = kinds[k].run,
+                     .operands = kinds[k].operands,
+                     .format = shape->format,
+                     .rows = rows,
+                     .outs = shape->outs,
+                     .cols = shape->cols,
+                     .n = shape->n,
+                     .top_k = shape->top_k};
+}
 
 /* ---- before a case ---- */
 

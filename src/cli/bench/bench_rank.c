@@ -289,9 +289,9 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
     HD_TRY(hd_model_runner_open(&r->model_runner, &env, &o, err));
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         r->report.memory.kv[l] =
-            (double)o.n_pages[l] *
-            (double)hd_kv_page_bytes(r->spec, r->spec->n_layers + r->spec->n_mtp,
-                                     (hd_kv_group)l, r->inner.act_bytes, r->drafts);
+            (double)o.n_pages[l] * (double)hd_kv_page_bytes(r->spec,
+                                                            r->spec->n_layers + r->spec->n_mtp,
+                                                            (hd_kv_group)l, r->drafts);
     }
     r->report.memory.weights = (double)hd_weights_bytes(r->weights);
     r->report.memory.activations = (double)hd_model_runner_bytes(r->model_runner);

@@ -12,7 +12,8 @@ enum { SHOWN = 40 }; /* lines of the list of what is slow */
 
 /* The least time that moving and computing so much takes on this device. */
 static double limit_of(const rank_report *r, const hd_op_profile *l) {
-    const bool narrow = l->type == HD_E4M3 || l->type == HD_E2M1;
+    const int32_t bits = hd_dtype_bits(l->type);
+    const bool narrow = bits > 0 && bits <= 8;
     const double moving = l->bytes / r->limits.bytes;
     const double computing = l->flops / (narrow ? r->limits.flops_8bit : r->limits.flops);
     return moving > computing ? moving : computing;

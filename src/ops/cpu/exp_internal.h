@@ -1,5 +1,5 @@
 /* exp_internal.h - vectorized exp. The including file defines for its instruction set:
- * `wide`, a float register, and wide_int16, its integer register; WIDE(op), the name of an
+ * `wide`, a float register, and wide_int, its integer register; WIDE(op), the name of an
  * intrinsic; round_wide to integers, and power_wide. */
 #ifndef HD_OPS_CPU_EXP_INTERNAL_H
 #define HD_OPS_CPU_EXP_INTERNAL_H
@@ -22,8 +22,8 @@ static inline wide exp_wide(wide x) {
     p = WIDE(fmadd_ps)(p, r, SET(0.5f));
     p = WIDE(fmadd_ps)(p, r, SET(1.0f));
     p = WIDE(fmadd_ps)(p, r, SET(1.0f));
-    const wide_int16 int16 = WIDE(cvtps_epi32)(k), half = WIDE(srai_epi32)(int16, 1);
-    const wide rest = power_wide(WIDE(sub_epi32)(int16, half));
+    const wide_int power = WIDE(cvtps_epi32)(k), half = WIDE(srai_epi32)(power, 1);
+    const wide rest = power_wide(WIDE(sub_epi32)(power, half));
     return WIDE(mul_ps)(WIDE(mul_ps)(p, power_wide(half)), rest);
 }
 

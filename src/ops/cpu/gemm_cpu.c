@@ -32,7 +32,7 @@ void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t ro
     static const float one = 1.0f;
     const uint8_t *src = byte_at(w->data, w->type, (int64_t)row * w->cols + col);
     if (!w->scale) {
-        k->decode[w->type](out, src, n, &one, INT_MAX);
+        ops_decoder(k, w->type)(out, src, n, &one, INT_MAX);
         return;
     }
     if (w->block_cols % OPS_LANES != 0) { /* no known checkpoint has this */
@@ -43,15 +43,15 @@ void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t ro
     float scale[OPS_TILE_COLS / OPS_LANES + 1];
     const int64_t per_row = hd_ceil_div(w->cols, w->block_cols);
     const int32_t block = col / w->block_cols, last = (col + n - 1) / w->block_cols;
-    k->decode[w->scale_type](
+    ops_decoder(k, w->scale_type)(
         scale,
         byte_at(w->scale, w->scale_type, (int64_t)(row / w->block_rows) * per_row + block),
         last - block + 1, &w->global, INT_MAX);
     const int32_t head = hd_min_i32(n, w->block_cols - col % w->block_cols);
-    k->decode[w->type](out, src, head, scale, w->block_cols);
+    ops_decoder(k, w->type)(out, src, head, scale, w->block_cols);
     if (head == n) return;
-    k->decode[w->type](out + head, byte_at(src, w->type, head), n - head, scale + 1,
-                       w->block_cols);
+    ops_decoder(k, w->type)(out + head, byte_at(src, w->type, head), n - head, scale + 1,
+                            w->block_cols);
 }
 
 /* ---- GEMM ---- */
@@ -73,13 +73,13 @@ static bool decode_scales(const ops_kernels *k, float *to, const float *scale[OP
     const int32_t first = row / w->block_rows, last = (row + n_w - 1) / w->block_rows;
     const int64_t at = (int64_t)first * per_row + col / w->block_cols;
     if (n_blocks == per_row) { /* rows of scales are contiguous */
-        k->decode[w->scale_type](to, byte_at(w->scale, w->scale_type, at),
-                                 (last - first + 1) * per_row, &w->global, INT_MAX);
+        ops_decoder(k, w->scale_type)(to, byte_at(w->scale, w->scale_type, at),
+                                      (last - first + 1) * per_row, &w->global, INT_MAX);
     }
     for (int32_t i = 0; i <= last - first && n_blocks < per_row; i++) {
-        k->decode[w->scale_type](to + i * n_blocks,
-                                 byte_at(w->scale, w->scale_type, at + (int64_t)i * per_row),
-                                 n_blocks, &w->global, INT_MAX);
+        ops_decoder(k, w->scale_type)(
+            to + i * n_blocks, byte_at(w->scale, w->scale_type, at + (int64_t)i * per_row),
+            n_blocks, &w->global, INT_MAX);
     }
     for (int32_t j = 1; j < n_w && last > first; j++) {
         scale[j] = to + ((row + j) / w->block_rows - first) * n_blocks;
@@ -385,7 +385,7 @@ static void decode_rows(const ops_kernels *k, ops_tile *tile, const hd_weight *w
         }
         float *to = tile->w + j * OPS_TILE_STRIDE;
         if (known) {
-            k->decode[w->type](to, src, cols, scale, w->scale ? w->block_cols : INT_MAX);
+            ops_decoder(k, w->type)(to, src, cols, scale, w->scale ? w->block_cols : INT_MAX);
         } else {
             ops_decode(k, to, w, row + j, col, cols);
         }

@@ -99,7 +99,7 @@ typedef struct ops_kernels {
     void (*transpose)(float *out, const float *const *row, int32_t cols);
     void (*index_scores)(const ops_index *x);
     ops_weigh_fn *weigh;
-    ops_decode_fn *decode[HD_N_DTYPES];   /* by float format; NULL for the others */
+    ops_decode_fn *decode[HD_N_DTYPES];   /* by element type; NULL: that of the plain kernels */
     ops_small_m_fn *small_m[HD_N_DTYPES]; /* NULL: always use the dequantized tile */
     /* rows of x, at most OPS_FEW_ROWS, up to which small_m is faster than the tile */
     int32_t small_m_rows;
@@ -117,6 +117,12 @@ extern const ops_kernels ops_kernels_vbmi;   /* the same with byte lookups */
 extern const ops_kernels ops_kernels_int16; /* AVX2 with int16 GEMM, */
 extern const ops_kernels ops_kernels_vnni;  /* AVX-512 with int16 GEMM by VNNI, */
 extern const ops_kernels ops_kernels_bf16;  /* AVX-512 with bf16 GEMM */
+
+/* An instruction set without a kernel of its own for a type dequantizes with the plain one,
+ * which computes the same bits. */
+static inline ops_decode_fn *ops_decoder(const ops_kernels *k, hd_dtype type) {
+    return k->decode[type] ? k->decode[type] : ops_kernels_plain.decode[type];
+}
 
 ops_weigh_fn ops_weigh_plain, ops_weigh_avx2, ops_weigh_avx512;
 

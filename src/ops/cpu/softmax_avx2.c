@@ -5,7 +5,7 @@
 #include "ops/cpu/lanes_avx2_internal.h"
 
 typedef __m256 wide;
-typedef __m256i wide_int16;
+typedef __m256i wide_int;
 #define WIDE(op) _mm256_##op
 
 static inline wide round_wide(wide x) {
@@ -13,7 +13,7 @@ static inline wide round_wide(wide x) {
 }
 
 /* 2^e */
-static inline wide power_wide(wide_int16 e) {
+static inline wide power_wide(wide_int e) {
     const __m256i biased = _mm256_add_epi32(e, _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }

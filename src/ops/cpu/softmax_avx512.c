@@ -3,7 +3,7 @@
 #include "ops/cpu/lanes_avx512_internal.h"
 
 typedef __m512 wide;
-typedef __m512i wide_int16;
+typedef __m512i wide_int;
 #define WIDE(op) _mm512_##op
 
 static inline wide round_wide(wide x) {
@@ -11,7 +11,7 @@ static inline wide round_wide(wide x) {
 }
 
 /* 2^e */
-static inline wide power_wide(wide_int16 e) {
+static inline wide power_wide(wide_int e) {
     const __m512i biased = _mm512_add_epi32(e, _mm512_set1_epi32(127));
     return _mm512_castsi512_ps(_mm512_slli_epi32(biased, 23));
 }

@@ -53,9 +53,9 @@ void hd_prepare_step_ref(hd_stream *s, const hd_prepare_step_args *a) {
         a->start[i] = from.position;
         for (int32_t k = 0; k <= a->n_drafts; k++) prepare_row(a, i, k, &from);
         if (a->verifiable[i] >= 0) continue;
-        for (int life = 0; life < 2; life++) {
-            int32_t *table = a->table[life] + (int64_t)i * a->table_stride;
-            for (int32_t p = 0; p < a->table_stride; p++) table[p] = a->scratch_page[life];
+        for (int group = 0; group < 2; group++) {
+            int32_t *table = a->table[group] + (int64_t)i * a->table_stride;
+            for (int32_t p = 0; p < a->table_stride; p++) table[p] = a->scratch_page[group];
         }
     }
     a->first_row[a->n] = a->n * (1 + a->n_drafts);
