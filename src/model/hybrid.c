@@ -67,7 +67,7 @@ static void run_compressor(const model_step *s, int32_t layer, const compressor 
             .ape = hd_weights_vector(w, layer, k->ape),
             .norm = hd_weights_vector(w, layer, k->norm),
             .freq = s->m->freq_compress,
-            .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.start, s->b->most_rows},
+            .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, s->b->most_rows},
             .ratio = kind->compress_ratio,
             .pairs = c->rope_dim / 2,
             .overlap = kind->attention == HD_ATTN_CSA,

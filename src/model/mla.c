@@ -63,9 +63,12 @@ typedef struct span {
 static bool naive_pays(const model_step *s, int32_t seq) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_batch_view *b = &s->b->device;
-    const int64_t n = b->first_row[seq + 1] - b->first_row[seq], before = b->start[seq];
+    const int32_t first = b->first_row[seq], end = b->first_row[seq + 1];
+    const int64_t before = b->pos[end - 1] + 1 - (end - first); /* keys of earlier steps */
     const int64_t made = c->nope_dim + c->v_dim; /* elements made of a latent, for one head */
-    const int64_t seen = n * before + n * (n + 1) / 2, narrower = 2 * c->kv_rank - made;
+    const int64_t narrower = 2 * c->kv_rank - made;
+    int64_t seen = 0;
+    for (int32_t r = first; r < end; r++) seen += b->pos[r] + 1;
     return seen * narrower > before * c->kv_rank * made;
 }
 
@@ -235,7 +238,7 @@ static void attention_naive_span(const model_step *s, int32_t layer, const span 
                               .q = s->t->q,
                               .latents = latents,
                               .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
-                              .seqs = {p->n_seqs, b->first_row + p->seq, b->start + p->seq, 0},
+                              .seqs = {p->n_seqs, b->first_row + p->seq, b->pos, 0},
                               .heads = s->m->shard->n_heads,
                               .nope_dim = c->nope_dim,
                               .rope_dim = c->rope_dim,

@@ -18,8 +18,8 @@ typedef struct hd_kv_store_args {
  * step it computes one entry: per-channel softmax over the block, RMS norm, and rotary
  * embedding at the block's first position. With `overlap` the softmax is over the previous
  * block's first half of channels and this block's second half. The entry is stored at
- * position / ratio. Positions before the step come from `state`, which receives the step's
- * own last positions for the next one. State rows are [kv | gate + ape], each coff * width
+ * position / ratio. Positions that are not in the step come from `state`, as it is before the
+ * step; then `state` receives the step's own positions. State rows are [kv | gate + ape], each coff * width
  * wide, coff = overlap ? 2 : 1. */
 typedef struct hd_compress_args {
     hd_paged entries;  /* width = the entry's width */

@@ -46,9 +46,9 @@ hd_acceptance hd_acceptance_of(float mean);
  * word 2) at the position of the first token to sample. */
 typedef struct hd_prepare_step_args {
     int32_t *token, *pos, *seq, *logit_row; /* [rows] */
-    int32_t *live;              /* [rows] 0: padding, or a draft that cannot be accepted */
-    int32_t *first_row, *start; /* [n + 1], [n] */
-    int32_t *table[2];          /* [n, table_stride] written for padding sequences */
+    int32_t *live;      /* [rows] 0: padding, or a draft that cannot be accepted */
+    int32_t *first_row; /* [n + 1] */
+    int32_t *table[2];  /* [n, table_stride] written for padding sequences */
     int32_t *slot, *position, *n_drafted, *given; /* [rows] of the sampler */
     int32_t *verifiable;     /* [n] drafts that may be accepted; -1: padding */
     int32_t *parity;         /* [1] alternates between 0 and 1, step by step */
@@ -80,7 +80,7 @@ typedef struct hd_commit_step_args {
 typedef struct hd_prepare_draft_args {
     int32_t *draft;                                      /* [n, n_drafts] written at `at` */
     int32_t *token, *next_token, *pos, *seq, *logit_row; /* [n] */
-    int32_t *first_row, *start;                          /* [n + 1], [n] */
+    int32_t *first_row;                                  /* [n + 1] */
     hd_cursor *cursor;
     const hd_step_seq *seqs;
     const int32_t *verifiable;

@@ -35,12 +35,12 @@ typedef struct hd_ring {
     int32_t width;
 } hd_ring;
 
-/* The sequences of a step: sequence s owns rows first_row[s] .. first_row[s + 1] - 1, at
- * positions start[s], start[s] + 1, ... */
+/* The sequences of a step: sequence s owns rows first_row[s] .. first_row[s + 1] - 1. Its
+ * positions ascend with the rows; positions may be missing between them. */
 typedef struct hd_seqs {
     int32_t n;
     const int32_t *first_row; /* [n + 1] */
-    const int32_t *start;     /* [n] */
+    const int32_t *pos;       /* [rows] */
     int32_t most_rows;        /* of one sequence, at most; 0: not known */
 } hd_seqs;
 

@@ -151,13 +151,18 @@ void op_attention(void **state) {
 
 /* ---- attention_naive ---- */
 
-/* Sequence s has n_rows[s] rows of the step, from position start[s] on. */
+/* Sequence s has n_rows[s] rows of the step, from position start[s] on. After every third row
+ * `gap` positions are missing. */
 typedef struct naive_shape {
     const char *name;
     int32_t format; /* of weight_formats */
     int32_t heads, rank, nope_dim, rope_dim, v_dim;
-    int32_t start[SEQS], n_rows[SEQS];
+    int32_t start[SEQS], n_rows[SEQS], gap;
 } naive_shape;
+
+static int32_t naive_position(const naive_shape *sh, int32_t seq, int32_t row) {
+    return sh->start[seq] + row + row / 3 * sh->gap;
+}
 
 typedef struct naive_case {
     const naive_shape *sh;
@@ -169,18 +174,20 @@ static void run_naive(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
                       int32_t n, void *const *out) {
     const naive_case *t = c->args;
     hd_attention_naive_args a = t->a;
-    int32_t *first_row = take_ints(SEQS + 1), *start = take_ints(SEQS);
+    int32_t *first_row = take_ints(SEQS + 1), *pos = take_ints(n);
     for (int32_t i = 0, before = 0; i < SEQS; before += t->sh->n_rows[i++]) {
         const int32_t end = before + t->sh->n_rows[i];
         const int32_t from = before > first ? before : first;
         const int32_t to = end < first + n ? end : first + n;
-        start[i] = t->sh->start[i] + (from > before ? from - before : 0);
         first_row[i + 1] = first_row[i] + (to > from ? to - from : 0);
+        for (int32_t r = from; r < to; r++) {
+            pos[r - first] = naive_position(t->sh, i, r - before);
+        }
     }
     a.out = out[0];
     a.q = (const hd_act *)((const float *)(const void *)a.q +
                            (int64_t)first * a.heads * (a.nope_dim + a.rope_dim));
-    a.seqs = (hd_seqs){.n = SEQS, .first_row = first_row, .start = start};
+    a.seqs = (hd_seqs){.n = SEQS, .first_row = first_row, .pos = pos};
     ops->attention_naive(s, &a);
 }
 
@@ -189,7 +196,7 @@ static void naive_attention_case(const naive_shape *sh) {
     const int32_t k_dim = sh->nope_dim + sh->rope_dim;
     for (int32_t s = 0; s < SEQS; s++) {
         rows += sh->n_rows[s];
-        n_tokens[s] = sh->n_rows[s] ? sh->start[s] + sh->n_rows[s] : 0;
+        n_tokens[s] = sh->n_rows[s] ? naive_position(sh, s, sh->n_rows[s] - 1) + 1 : 0;
     }
     /* Formats with scales make keys so large that scores are as sharp as in attend's case. */
     const double tolerance = sh->format > 0 ? 1e-4 : 1e-5;
@@ -218,14 +225,17 @@ static void naive_attention_case(const naive_shape *sh) {
 
 void op_attention_naive(void **state) {
     static const naive_shape shapes[] = {
-        {"nothing",           0, 2, 16,  8,   4,  8,   {0, 0, 0, 0},      {0, 0, 0, 0}   },
-        {"one of each",       0, 1, 1,   1,   1,  1,   {0, 3, 0, 1},      {1, 1, 3, 2}   },
-        {"edges of blocks",   0, 3, 20,  7,   6,  9,   {0, 62, 63, 64},   {3, 4, 2, 70}  },
-        {"with cached keys",  0, 2, 32,  16,  8,  12,  {130, 0, 200, 61}, {5, 0, 67, 9}  },
-        {"more than a share", 0, 1, 16,  8,   4,  8,   {40, 0, 0, 0},     {300, 0, 1, 33}},
-        {"wide values",       0, 2, 24,  8,   4,  40,  {0, 10, 0, 0},     {20, 3, 0, 0}  },
-        {"real widths",       0, 2, 512, 128, 64, 128, {0, 64, 0, 0},     {20, 3, 0, 0}  },
-        {"wider than any",    0, 1, 16,  8,   4,  300, {0, 10, 0, 0},     {20, 3, 0, 0}  },
+        {"nothing",           0, 2, 16,  8,   4,  8,   {0, 0, 0, 0},      {0, 0, 0, 0},    0 },
+        {"one of each",       0, 1, 1,   1,   1,  1,   {0, 3, 0, 1},      {1, 1, 3, 2},    0 },
+        {"edges of blocks",   0, 3, 20,  7,   6,  9,   {0, 62, 63, 64},   {3, 4, 2, 70},   0 },
+        {"with cached keys",  0, 2, 32,  16,  8,  12,  {130, 0, 200, 61}, {5, 0, 67, 9},   0 },
+        {"more than a share", 0, 1, 16,  8,   4,  8,   {40, 0, 0, 0},     {300, 0, 1, 33}, 0 },
+        {"wide values",       0, 2, 24,  8,   4,  40,  {0, 10, 0, 0},     {20, 3, 0, 0},   0 },
+        {"real widths",       0, 2, 512, 128, 64, 128, {0, 64, 0, 0},     {20, 3, 0, 0},   0 },
+        {"wider than any",    0, 1, 16,  8,   4,  300, {0, 10, 0, 0},     {20, 3, 0, 0},   0 },
+        {"gaps",              0, 2, 20,  7,   6,  9,   {0, 62, 63, 200},  {3, 40, 2, 70},  5 },
+        {"gaps over blocks",  0, 1, 16,  8,   4,  8,   {40, 0, 1, 0},     {130, 0, 33, 4}, 70},
+        {"gaps, wide",        0, 1, 16,  8,   4,  300, {0, 10, 0, 0},     {20, 3, 0, 0},   9 },
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         naive_attention_case(&shapes[i]);
@@ -234,7 +244,8 @@ void op_attention_naive(void **state) {
     for (int32_t f = 0; f < n_weight_formats; f++) {
         naive_attention_case(&(naive_shape){
             "stored formats", f, 2, 48, 14, 6, 10, {70, 0, 3, 0 },
-                   {4,  9, 0, 30}
+                   {4,  9, 0, 30},
+                   0
         });
         forget_all(state);
     }

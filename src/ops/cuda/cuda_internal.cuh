@@ -96,6 +96,29 @@ static __device__ __forceinline__ int32_t visible_entries(int32_t pos, int32_t r
     return ratio ? (pos + 1) / ratio : 0;
 }
 
+/* Returns the row of sequence `seq` at position `pos`, or -1 if the step has none. No row can be
+ * further ahead than its position, and without gaps it is exactly there. */
+static __device__ __forceinline__ int32_t row_at(const hd_seqs &s, int32_t seq, int32_t pos) {
+    int32_t low = s.first_row[seq], high = s.first_row[seq + 1];
+    if (low == high) return -1;
+    const int32_t ahead = pos - s.pos[low];
+    if (ahead < 0) return -1;
+    if (ahead < high - low) {
+        high = low + ahead;
+        if (s.pos[high] == pos) return high;
+    }
+    while (low < high) {
+        const int32_t middle = low + (high - low) / 2, found = s.pos[middle];
+        if (found == pos) return middle;
+        if (found < pos) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return -1;
+}
+
 /* ---- arithmetic ---- */
 
 /* Bits that order as the floats do; both zeros are one. */

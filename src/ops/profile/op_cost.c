@@ -147,9 +147,9 @@ op_cost ops_cost_attention_naive(ops_reader *r, const hd_attention_naive_args *a
     const double made = (double)a->nope_dim + a->v_dim;
     keys k = {0};
     for (int32_t s = 0; s < a->seqs.n; s++) {
-        const double n = a->seqs.first_row[s + 1] - a->seqs.first_row[s];
-        k.seen += n * a->seqs.start[s] + n * (n + 1) / 2;
-        k.shared += a->seqs.start[s] + n;
+        const int32_t first = a->seqs.first_row[s], end = a->seqs.first_row[s + 1];
+        for (int32_t i = first; i < end; i++) k.seen += a->seqs.pos[i] + 1;
+        k.shared += end > first ? a->seqs.pos[end - 1] + 1 : 0;
     }
     op_cost c = keys_cost(r, &k, rows, a->heads, k_dim, (double)k_dim + a->v_dim);
     c.w = a->w;

@@ -35,6 +35,30 @@ static inline int32_t visible_entries(int32_t pos, int32_t ratio) {
     return ratio ? (pos + 1) / ratio : 0;
 }
 
+/* Returns the first row of sequence `seq` at position `pos` or later, or the end of its rows.
+ * No row can be further ahead than its position, and without gaps it is exactly there. */
+static inline int32_t row_from(const hd_seqs *s, int32_t seq, int32_t pos) {
+    int32_t low = s->first_row[seq], high = s->first_row[seq + 1];
+    if (low == high || pos <= s->pos[low]) return low;
+    if (pos - s->pos[low] < high - low) high = low + pos - s->pos[low];
+    if (s->pos[high - 1] < pos) return high;
+    while (low < high) {
+        const int32_t middle = low + (high - low) / 2;
+        if (s->pos[middle] < pos) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* Returns the row of sequence `seq` at position `pos`, or -1 if the step has none. */
+static inline int32_t row_at(const hd_seqs *s, int32_t seq, int32_t pos) {
+    const int32_t row = row_from(s, seq, pos);
+    return row < s->first_row[seq + 1] && s->pos[row] == pos ? row : -1;
+}
+
 /* The product is rounded to float32 first, as in every reference implementation; at long
  * range that decides the angle (models.md 2.1.4). */
 static inline float rope_angle(int32_t pos, float freq) {
