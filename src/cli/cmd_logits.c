@@ -96,7 +96,7 @@ static hd_status open_pages(run *r, int32_t n_layers, hd_err *err) {
     const hd_kv_options kv = {
         .n_pages = {group_size(r) * all,
                     shape.lookback ? group_size(r) * hd_min_i32(near, all) : 0},
-        .act_bytes = r->ops.act_bytes
+        .act_bytes = hd_act_bytes(&r->ops)
     };
     const hd_cache_options cache = {
         .page_tokens = shape.page_tokens,

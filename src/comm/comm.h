@@ -16,7 +16,7 @@
 
 /* All-reduce: x [n] of each rank of a tp group becomes the sum over the group. */
 typedef struct hd_comm_all_reduce {
-    hd_act *x;
+    hd_rows x;
     int64_t n;
 } hd_comm_all_reduce;
 
@@ -34,11 +34,11 @@ typedef struct hd_gather_columns {
  * in_offset[e + 1] - 1 of in_x and in_weight, at most in_rows in all. */
 typedef struct hd_comm_dispatch {
     int32_t layer;
-    const hd_act *x; /* [rows, cols] */
+    hd_rows x; /* [rows, cols] */
     const float *weight;
     const int32_t *offset, *assignment;
     int32_t rows, cols, top_k, n_experts;
-    hd_act *in_x;       /* [in_rows, cols] */
+    hd_rows in_x;       /* [in_rows, cols] */
     float *in_weight;   /* [in_rows] */
     int32_t *in_offset; /* [slots + 1] */
     int32_t in_rows, n_slots;
@@ -47,8 +47,8 @@ typedef struct hd_comm_dispatch {
 /* Combine: in_y holds results by place of the received rows, y gets them by place of the
  * sent rows. */
 typedef struct hd_comm_combine {
-    const hd_act *in_y; /* [in_rows, cols] */
-    hd_act *y;          /* [rows * top_k, cols] */
+    hd_rows in_y; /* [in_rows, cols] */
+    hd_rows y;    /* [rows * top_k, cols] */
     int32_t rows, cols, top_k, in_rows;
 } hd_comm_combine;
 

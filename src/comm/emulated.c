@@ -133,8 +133,8 @@ static void leave(void *ctx, hd_stream *s, const hd_comm_combine *a) {
     const hd_comm_emulated *e = ctx;
     const int32_t rows = hd_min_i32(a->in_rows, a->rows * a->top_k);
     if (!e->o.copies) return;
-    hd_stream_copy(s, a->y, a->in_y,
-                   (size_t)rows * (size_t)a->cols * (size_t)e->o.ops->act_bytes);
+    hd_stream_copy(s, a->y.data, a->in_y.data,
+                   (size_t)rows * (size_t)a->cols * (size_t)hd_act_bytes(e->o.ops));
 }
 
 hd_status hd_comm_emulated_open(hd_comm_emulated **out, const hd_comm_emulated_options *o,

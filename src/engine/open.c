@@ -232,8 +232,8 @@ static hd_status open_runner(hd_engine *e, const sizes *z, const hd_engine_optio
     const int32_t n_layers = e->spec->n_layers + hd_weights_n_mtp(e->weights);
     for (int l = 0; l < HD_N_KV_GROUPS; l++) {
         e->totals.kv_bytes +=
-            (size_t)z->n_pages[l] *
-            hd_kv_page_bytes(e->spec, n_layers, (hd_kv_group)l, e->ops.act_bytes, z->drafts);
+            (size_t)z->n_pages[l] * hd_kv_page_bytes(e->spec, n_layers, (hd_kv_group)l,
+                                                     hd_act_bytes(&e->ops), z->drafts);
     }
     return HD_OK;
 }

@@ -29,7 +29,7 @@ void model_start(const model_step *s) {
     model_rope_tables(s);
 }
 
-static void gather(const model_step *s, hd_act *out, const hd_act *x, int32_t cols) {
+static void gather(const model_step *s, hd_rows out, hd_rows x, int32_t cols) {
     s->m->env.ops->gather(s->m->env.stream, &(hd_gather_args){.out = out,
                                                               .x = x,
                                                               .index = s->b->device.logit_rows,
@@ -64,15 +64,15 @@ static void project_words(const model_step *s) {
     const hd_shard *shard = s->m->shard;
     const hd_comm *e = env->exchange;
     const int32_t rows = s->b->n_logits, vocab = env->spec->vocab;
+    const hd_rows words = hd_rows_strided(hd_f32(s->t->logits + shard->vocab0), vocab);
     env->ops->linear(env->stream,
-                     &(hd_linear_args){.out_f32 = s->t->logits + shard->vocab0,
+                     &(hd_linear_args){.out = words,
                                        .x = s->t->merged,
                                        .w = hd_weights_matrix(env->weights, HD_GLOBAL, HD_HEAD),
-                                       .rows = rows,
-                                       .out_stride = vocab});
+                                       .rows = rows});
     if (shard->vocab == vocab) return;
-    const hd_gather_columns words = {s->t->logits, rows, vocab, shard->vocab0, shard->vocab};
-    e->all_gather(e->ctx, env->stream, &words);
+    const hd_gather_columns all = {s->t->logits, rows, vocab, shard->vocab0, shard->vocab};
+    e->all_gather(e->ctx, env->stream, &all);
 }
 
 /* layer: HD_GLOBAL for the main model, or an MTP layer with its own final norm. The LM head

@@ -9,10 +9,12 @@ HD_BEGIN_C
 /* pool entry (seq[r], pos[r]) = x[r, 0 .. pool.width) */
 typedef struct hd_kv_store_args {
     hd_paged pool;
-    const hd_act *x; /* [rows, pool.width] */
+    hd_rows x; /* [rows, pool.width] */
     const int32_t *seq, *pos;
-    int32_t rows, x_stride;
+    int32_t rows;
 } hd_kv_store_args;
+
+#define HD_ROWS_kv_store(T) T(pool.rows, POOL) T(x, STRIDED)
 
 /* V4's KV compressor; models.md 2.10. For every block of `ratio` positions that ends in this
  * step it computes one entry: per-channel softmax over the block, RMS norm, and rotary
@@ -34,6 +36,8 @@ typedef struct hd_compress_args {
     bool overlap;
     float eps;
 } hd_compress_args;
+
+#define HD_ROWS_compress(T) T(entries.rows, POOL) T(state.rows, STATE)
 
 HD_END_C
 

@@ -62,6 +62,8 @@ typedef struct hd_prepare_step_args {
     hd_acceptance forced;
 } hd_prepare_step_args;
 
+#define HD_ROWS_prepare_step(T)
+
 /* Verifies drafts and advances the cursors, and the counts of requests with penalties. */
 typedef struct hd_commit_step_args {
     int32_t *accepted;   /* [n] accepted drafts; -1: padding */
@@ -76,6 +78,8 @@ typedef struct hd_commit_step_args {
     int32_t n, n_drafts, vocab;
 } hd_commit_step_args;
 
+#define HD_ROWS_commit_step(T)
+
 /* Writes draft `at` of every sequence to its cursor, and the rows that draft the next one. */
 typedef struct hd_prepare_draft_args {
     int32_t *draft;                                      /* [n, n_drafts] written at `at` */
@@ -87,6 +91,8 @@ typedef struct hd_prepare_draft_args {
     const int32_t *guess; /* [n] of argmax */
     int32_t n, n_drafts, at;
 } hd_prepare_draft_args;
+
+#define HD_ROWS_prepare_draft(T)
 
 /* Copies between device memory and host memory of hd_device_alloc_host(), which the device
  * can address: to[*parity] = from[*parity], the first `most` bytes, or *bytes of them.
@@ -100,10 +106,14 @@ typedef struct hd_mirror_args {
     int32_t most;
 } hd_mirror_args;
 
+#define HD_ROWS_mirror(T)
+
 /* Writes the device's clock, in nanoseconds, when everything queued before is done. */
 typedef struct hd_timestamp_args {
     int64_t *at;
 } hd_timestamp_args;
+
+#define HD_ROWS_timestamp(T)
 
 HD_END_C
 

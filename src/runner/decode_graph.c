@@ -116,7 +116,7 @@ static size_t scratch_bytes(const hd_model_runner *x) {
     size_t bytes = 0;
     for (int life = 0; life < HD_N_KV_GROUPS; life++) {
         bytes += hd_kv_page_bytes(x->env.spec, n_layers, (hd_kv_group)life,
-                                  x->env.ops->act_bytes, x->n_drafts);
+                                  hd_act_bytes(x->env.ops), x->n_drafts);
     }
     return bytes;
 }

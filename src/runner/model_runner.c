@@ -112,7 +112,7 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     const hd_kv_options kv = {
         .n_pages = {o->n_pages[0] + scratch, o->n_pages[1] + scratch},
         .n_snapshots = o->n_snapshots,
-        .act_bytes = x->env.ops->act_bytes,
+        .act_bytes = hd_act_bytes(x->env.ops),
         .max_drafts = x->n_drafts
     };
     const hd_batch_limits step = {o->step_rows, o->n_slots, o->seq_pages};

@@ -133,7 +133,7 @@ float *logits_of(const machine *m, const int32_t *tokens, int32_t n) {
     const hd_model_limits limits = {.rows = n, .logits = n, .positions = n};
     const hd_kv_options kv_options = {
         .n_pages = {m->seq_pages, m->seq_pages},
-          .act_bytes = m->ops.act_bytes
+          .act_bytes = hd_act_bytes(&m->ops)
     };
     const hd_batch_limits batch_limits = {n, 1, m->seq_pages};
     hd_model *model;

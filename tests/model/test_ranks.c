@@ -57,11 +57,11 @@ static void all_reduce(void *ctx, hd_stream *s, const hd_comm_all_reduce *a) {
         float sum = 0;
         for (int32_t k = 0; k < r->at->n; k++) {
             const hd_comm_all_reduce *other = r->at->args[k];
-            sum += ((const float *)(const void *)other->x)[i];
+            sum += ((const float *)other->x.data)[i];
         }
         for (int32_t k = 0; k < r->at->n; k++) {
             const hd_comm_all_reduce *other = r->at->args[k];
-            ((float *)(void *)other->x)[i] = sum;
+            ((float *)other->x.data)[i] = sum;
         }
     }
     part(r);
@@ -102,9 +102,9 @@ static void dispatch(void *ctx, hd_stream *s, const hd_comm_dispatch *a) {
             if (slot_for(&r->parallel, expert, a->n_experts, k) != slot) continue;
             for (int32_t i = other->offset[expert]; i < other->offset[expert + 1]; i++) {
                 const int32_t choice = other->assignment[i];
-                const float *row = (const float *)(const void *)other->x +
-                                   (int64_t)(choice / a->top_k) * a->cols;
-                memcpy((float *)(void *)a->in_x + (int64_t)n * a->cols, row,
+                const float *row =
+                    (const float *)other->x.data + (int64_t)(choice / a->top_k) * a->cols;
+                memcpy((float *)a->in_x.data + (int64_t)n * a->cols, row,
                        (size_t)a->cols * sizeof *row);
                 a->in_weight[n] = other->weight[choice];
                 r->from[n] = k;
@@ -123,8 +123,8 @@ static void combine(void *ctx, hd_stream *s, const hd_comm_combine *a) {
     bring(r, a);
     for (int32_t i = 0; i < n && r->from[i] >= 0; i++) {
         const hd_comm_combine *home = r->at->args[r->from[i]];
-        memcpy((float *)(void *)home->y + (int64_t)r->place[i] * a->cols,
-               (const float *)(const void *)a->in_y + (int64_t)i * a->cols,
+        memcpy((float *)home->y.data + (int64_t)r->place[i] * a->cols,
+               (const float *)a->in_y.data + (int64_t)i * a->cols,
                (size_t)a->cols * sizeof(float));
         r->from[i] = -1;
     }
@@ -168,7 +168,7 @@ static hd_status open_body(body *b, rank *r) {
     }
     const hd_kv_options kv = {
         .n_pages = {SEQS * b->n_pages, SEQS * b->n_pages},
-          .act_bytes = b->ops.act_bytes
+          .act_bytes = hd_act_bytes(&b->ops)
     };
     HD_TRY(
         hd_kv_open(&b->kv, r->spec, r->spec->n_layers + r->spec->n_mtp, b->device, &kv, err));

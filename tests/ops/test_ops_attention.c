@@ -38,9 +38,8 @@ static hd_paged take_entries(const rows_of *r, int32_t ratio, int32_t page, int3
 static void run_attention(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                           int32_t n, void *const *out) {
     hd_attention_args a = *(const hd_attention_args *)c->args;
-    a.out = out[0];
-    a.q =
-        (const hd_act *)((const float *)(const void *)a.q + (int64_t)first * a.heads * a.k_dim);
+    a.out = hd_f32(out[0]);
+    a.q = hd_rows_at(a.q, (int64_t)first * a.heads * a.k_dim);
     if (a.selected) a.selected += (int64_t)first * a.n_selected;
     a.seq += first;
     a.pos += first;
@@ -86,7 +85,7 @@ static const int32_t *take_selected(const rows_of *r, int32_t ratio, int32_t n_s
 static void attention_case(const attention_shape *sh) {
     const rows_of r = take_rows(sh->longest);
     hd_attention_args a = {
-        .q = (const hd_act *)take_random((int64_t)ROWS * sh->heads * sh->k_dim, sh->spread),
+        .q = hd_f32(take_random((int64_t)ROWS * sh->heads * sh->k_dim, sh->spread)),
         .sink = take_sink(sh->sink, sh->heads),
         .seq = r.seq,
         .pos = r.pos,
@@ -184,9 +183,8 @@ static void run_naive(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
             pos[r - first] = naive_position(t->sh, i, r - before);
         }
     }
-    a.out = out[0];
-    a.q = (const hd_act *)((const float *)(const void *)a.q +
-                           (int64_t)first * a.heads * (a.nope_dim + a.rope_dim));
+    a.out = hd_f32(out[0]);
+    a.q = hd_rows_at(a.q, (int64_t)first * a.heads * (a.nope_dim + a.rope_dim));
     a.seqs = (hd_seqs){.n = SEQS, .first_row = first_row, .pos = pos};
     ops->attention_naive(s, &a);
 }
@@ -204,7 +202,7 @@ static void naive_attention_case(const naive_shape *sh) {
     const hd_weight *w = take_weight(&weight_formats[sh->format], stored, sh->rank, false);
     const naive_case t = {
         .sh = sh,
-        .a = {.q = (const hd_act *)take_random((int64_t)rows * sh->heads * k_dim, 1.0f),
+        .a = {.q = hd_f32(take_random((int64_t)rows * sh->heads * k_dim, 1.0f)),
               .latents = take_pages(SEQS, n_tokens, 5, w->cols + sh->rope_dim, 1.0f),
               .w = w,
               .heads = sh->heads,
@@ -257,8 +255,7 @@ static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
                        int32_t n, void *const *out) {
     hd_indexer_topk_args a = *(const hd_indexer_topk_args *)c->args;
     a.out = out[0];
-    a.q = (const hd_act *)((const float *)(const void *)a.q +
-                           (int64_t)first * a.heads * a.keys.width);
+    a.q = hd_rows_at(a.q, (int64_t)first * a.heads * a.keys.width);
     a.weight += (int64_t)first * a.heads;
     a.seq += first;
     a.pos += first;
@@ -292,7 +289,7 @@ static void select_case(const select_shape *sh) {
             }
         }
     }
-    hd_indexer_topk_args a = {.q = (const hd_act *)q,
+    hd_indexer_topk_args a = {.q = hd_f32(q),
                               .weight = weight,
                               .keys = keys,
                               .seq = r.seq,

@@ -128,7 +128,7 @@ static void run_compress(const op_case *c, const hd_ops *ops, hd_stream *s, int3
     (void)n;
     hd_compress_args a = {
         .entries = w->entries,
-        .state = {.data = out[1],
+        .state = {.rows = hd_f32(out[1]),
                   .table = reordered(w->ring_table, w->ring_stride, w->way),
                   .table_stride = w->ring_stride,
                   .page_tokens = sh->page_tokens,
@@ -142,7 +142,7 @@ static void run_compress(const op_case *c, const hd_ops *ops, hd_stream *s, int3
         .overlap = sh->overlap,
         .eps = 1e-6f
     };
-    a.entries.data = out[0];
+    a.entries.rows.data = out[0];
     a.entries.table = reordered(w->entries.table, w->entries.table_stride, w->way);
     const int32_t n_steps = w->way->n_parts + (w->way->run > 0), longest = longest_of(w);
     for (int32_t i = 0, done = 0; i == 0 || (n_steps ? i < n_steps : done < longest); i++) {
@@ -184,8 +184,8 @@ static void check_alone(const world *w, const hd_ops *ops, void *const *want) {
         c.args = &one;
         run_op(&c, ops, fix.stream[1], 0, 1, got);
         hd_paged a = w->entries, b = w->entries;
-        a.data = got[0];
-        b.data = want[0];
+        a.rows.data = got[0];
+        b.rows.data = want[0];
         for (int32_t e = 0; e < w->sh->tokens[s] / w->sh->ratio; e++) {
             check_bits("a sequence alone", page_entry(&a, s, e), page_entry(&b, s, e),
                        w->sh->width);

@@ -125,7 +125,7 @@ static hd_status open_pages(rig *r, hd_err *err) {
     }
     const hd_kv_options kv = {
         .n_pages = {(int32_t)n, shape.lookback ? (int32_t)n : 0},
-        .act_bytes = r->inner.act_bytes
+        .act_bytes = hd_act_bytes(&r->inner)
     };
     HD_TRY(hd_kv_open(&r->kv, r->spec, r->spec->n_layers, r->device, &kv, err));
     hd_kv_random_fill(r->kv,

@@ -289,7 +289,7 @@ static hd_status open_executor(rig *r, hd_err *err) {
         r->report.memory.kv[l] =
             (double)o.n_pages[l] *
             (double)hd_kv_page_bytes(r->spec, r->spec->n_layers + r->spec->n_mtp,
-                                     (hd_kv_group)l, r->inner.act_bytes, r->drafts);
+                                     (hd_kv_group)l, hd_act_bytes(&r->inner), r->drafts);
     }
     r->report.memory.weights = (double)hd_weights_bytes(r->weights);
     r->report.memory.activations = (double)hd_model_runner_bytes(r->executor);

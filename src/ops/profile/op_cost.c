@@ -54,8 +54,7 @@ static op_cost cost_of(const ops_reader *r, const product *p) {
 }
 
 op_cost ops_cost_linear(ops_reader *r, const hd_linear_args *a) {
-    const int32_t out_bytes = a->out ? r->act_bytes : (int32_t)sizeof(float);
-    const product p = {a->w, a->w->rows, a->rows, a->w->rows, a->w->cols, 1, out_bytes};
+    const product p = {a->w, a->w->rows, a->rows, a->w->rows, a->w->cols, 1, r->act_bytes};
     return cost_of(r, &p);
 }
 
@@ -199,7 +198,7 @@ ROWS(moe_topk, a->rows, a->rule.n_experts, f32 *(a->rule.n_experts + 2.0 * a->ru
      4.0 * a->rule.n_experts)
 ROWS(moe_permute, a->rows, a->n_experts, f32 * 3.0 * a->top_k, 0)
 ROWS(swiglu, a->rows, a->cols, 3 * act * a->cols, 6.0 * a->cols)
-ROWS(moe_combine, a->rows, a->cols, act * a->cols * (a->top_k + (a->shared ? 2.0 : 1.0)),
+ROWS(moe_combine, a->rows, a->cols, act * a->cols * (a->top_k + (a->shared.data ? 2.0 : 1.0)),
      2.0 * a->top_k * a->cols)
 ROWS(hc_post, a->rows, a->hc * a->cols, act * a->cols * (2.0 * a->hc + 1),
      2.0 * a->hc * (a->hc + 1) * a->cols)

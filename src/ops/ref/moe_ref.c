@@ -140,7 +140,8 @@ void hd_moe_combine_ref(hd_stream *s, const hd_moe_combine_args *a) {
     for (int32_t t = 0; t < a->rows; t++) {
         const int32_t *place = a->place + (int64_t)t * a->top_k;
         for (int32_t c = 0; c < a->cols; c++) {
-            double sum = a->shared ? (double)act_in(a->shared)[(int64_t)t * a->cols + c] : 0.0;
+            double sum =
+                a->shared.data ? (double)act_in(a->shared)[(int64_t)t * a->cols + c] : 0.0;
             int32_t after = -1;
             for (int32_t k = 0; k < a->top_k; k++) {
                 int32_t j = ops_next_choice(place, a->top_k, after);
