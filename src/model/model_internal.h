@@ -80,8 +80,9 @@ typedef struct model_stage {
 const model_stage *model_attention_stages(const hd_layer_spec *layer);
 const model_stage *model_ffn_stages(const hd_layer_spec *layer);
 
-extern const model_stage model_mla_stages[], model_mla_sparse_stages[];
-extern const model_stage model_window_stages[], model_csa_stages[], model_hca_stages[];
+#define X(kind, name, description) extern const model_stage model_##name##_stages[];
+HD_ATTENTION_KINDS(X)
+#undef X
 
 /* activations.c */
 void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m);

@@ -61,6 +61,8 @@ typedef struct hd_attention_naive_args {
 
 #define HD_ROWS_attention_naive(T) T(out, PLAIN) T(q, PLAIN) T(latents.rows, POOL)
 
+#define HD_ATTENTION_OPS(X) X(indexer_topk) X(attention)
+
 HD_END_C
 
 #endif

@@ -39,6 +39,8 @@ typedef struct hd_compress_args {
 
 #define HD_ROWS_compress(T) T(entries.rows, POOL) T(state.rows, STATE)
 
+#define HD_KV_STORE_OPS(X) X(kv_store) X(compress)
+
 HD_END_C
 
 #endif

@@ -33,6 +33,8 @@ typedef struct hd_linear_heads_args {
 
 #define HD_ROWS_linear_heads(T) T(out, STRIDED) T(x, STRIDED)
 
+#define HD_LINEAR_OPS(X) X(linear) X(linear_heads)
+
 HD_END_C
 
 #endif

@@ -45,6 +45,8 @@ typedef struct hd_hc_head_args {
 
 #define HD_ROWS_hc_head(T) T(out, PLAIN) T(x, PLAIN)
 
+#define HD_MHC_OPS(X) X(hc_pre) X(hc_post) X(hc_head)
+
 HD_END_C
 
 #endif

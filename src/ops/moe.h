@@ -77,6 +77,8 @@ typedef struct hd_moe_combine_args {
 
 #define HD_ROWS_moe_combine(T) T(out, PLAIN) T(y, PLAIN) T(shared, PLAIN)
 
+#define HD_MOE_OPS(X) X(moe_topk) X(moe_permute) X(grouped_gemm) X(swiglu) X(moe_combine)
+
 HD_END_C
 
 #endif

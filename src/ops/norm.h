@@ -28,6 +28,8 @@ typedef struct hd_layer_norm_args {
 
 #define HD_ROWS_layer_norm(T) T(out, PLAIN) T(x, PLAIN)
 
+#define HD_NORM_OPS(X) X(rms_norm) X(layer_norm)
+
 HD_END_C
 
 #endif

@@ -30,36 +30,16 @@ HD_BEGIN_C
 
 /* Operators of every table. */
 #define HD_COMMON_OP_LIST(X) \
-    X(embed)                 \
-    X(gather)                \
-    X(add)                   \
-    X(rms_norm)              \
-    X(layer_norm)            \
-    X(linear)                \
-    X(linear_heads)          \
-    X(rope_table)            \
-    X(rope)                  \
-    X(kv_store)              \
-    X(indexer_topk)          \
-    X(attention)             \
-    X(compress)              \
-    X(moe_topk)              \
-    X(moe_permute)           \
-    X(grouped_gemm)          \
-    X(swiglu)                \
-    X(moe_combine)           \
-    X(hc_pre)                \
-    X(hc_post)               \
-    X(hc_head)               \
-    X(count_tokens)          \
-    X(sample)                \
-    X(verify)                \
-    X(argmax)                \
-    X(prepare_step)          \
-    X(commit_step)           \
-    X(prepare_draft)         \
-    X(mirror)                \
-    X(timestamp)
+    HD_ROWS_OPS(X)           \
+    HD_NORM_OPS(X)           \
+    HD_LINEAR_OPS(X)         \
+    HD_ROPE_OPS(X)           \
+    HD_KV_STORE_OPS(X)       \
+    HD_ATTENTION_OPS(X)      \
+    HD_MOE_OPS(X)            \
+    HD_MHC_OPS(X)            \
+    HD_SAMPLING_OPS(X)       \
+    HD_STEP_OPS(X)
 
 /* attention_naive is in CPU tables only, because only they gain from it; NULL in other
  * tables. */

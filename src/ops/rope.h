@@ -30,6 +30,8 @@ typedef struct hd_rope_args {
 
 #define HD_ROWS_rope(T) T(out, STRIDED) T(x, STRIDED)
 
+#define HD_ROPE_OPS(X) X(rope_table) X(rope)
+
 HD_END_C
 
 #endif

@@ -35,6 +35,8 @@ typedef struct hd_add_args {
 
 #define HD_ROWS_add(T) T(x, PLAIN) T(y, PLAIN)
 
+#define HD_ROWS_OPS(X) X(embed) X(gather) X(add)
+
 HD_END_C
 
 #endif

@@ -132,6 +132,8 @@ typedef struct hd_argmax_args {
 
 #define HD_ROWS_argmax(T)
 
+#define HD_SAMPLING_OPS(X) X(count_tokens) X(sample) X(verify) X(argmax)
+
 HD_END_C
 
 #endif

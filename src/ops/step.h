@@ -115,6 +115,8 @@ typedef struct hd_timestamp_args {
 
 #define HD_ROWS_timestamp(T)
 
+#define HD_STEP_OPS(X) X(prepare_step) X(commit_step) X(prepare_draft) X(mirror) X(timestamp)
+
 HD_END_C
 
 #endif
