@@ -48,7 +48,7 @@ unit() { # COMMAND...
     add $rc "$(sed -nE 's/^\[ +(PASSED|FAILED|SKIPPED) +\] ([0-9]+) test\(s\).*/\2 \1/p' "$log")"
 }
 
-ops() { unit "$HADAL_TEST" ops sample drafts fixed_steps; }
+ops() { unit "$HADAL_TEST" device ops sample drafts lanes decode_graph; }
 
 sanitize() { # TOOL
     if ! command -v compute-sanitizer >/dev/null; then

@@ -8,6 +8,7 @@
     X(base) \
     X(log) \
     X(cores) \
+    X(device) \
     X(options) \
     X(screen) \
     X(tokenizer) \
@@ -24,8 +25,10 @@
     X(weights) \
     X(dummy) \
     X(shard) \
+    X(expert_slots) \
     X(cache) \
     X(model) \
+    X(lanes) \
     X(ranks) \
     X(sched) \
     X(draft_depth) \

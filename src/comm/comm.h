@@ -27,20 +27,21 @@ typedef struct hd_gather_columns {
     int32_t rows, cols, first, own;
 } hd_gather_columns;
 
-/* Dispatch: sends a copy of each row to each expert that it chose. Places are those of
- * moe_permute over all experts of the model: place i, of expert e with offset[e] <= i <
- * offset[e + 1], is row assignment[i] / top_k of x with weight[assignment[i]]. Received rows
- * are grouped by the expert slots of this rank: slot e has places in_offset[e] ..
- * in_offset[e + 1] - 1 of in_x and in_weight, at most in_rows in all. */
+/* Dispatch: sends a copy of each row to the slot of each expert that it chose. Places are
+ * those of moe_permute over all expert slots of the world, of which rank r of the group has
+ * slots r * n_slots .. (r + 1) * n_slots - 1: place i, of slot s with offset[s] <= i <
+ * offset[s + 1], is row assignment[i] / top_k of x with weight[assignment[i]]. Received rows
+ * are grouped by the slots of this rank: its slot k has places in_offset[k] ..
+ * in_offset[k + 1] - 1 of in_x and in_weight, at most in_rows in all. */
 typedef struct hd_comm_dispatch {
     int32_t layer;
     hd_rows x; /* [rows, cols] */
     const float *weight;
     const int32_t *offset, *assignment;
-    int32_t rows, cols, top_k, n_experts;
+    int32_t rows, cols, top_k;
     hd_rows in_x;       /* [in_rows, cols] */
     float *in_weight;   /* [in_rows] */
-    int32_t *in_offset; /* [slots + 1] */
+    int32_t *in_offset; /* [n_slots + 1] */
     int32_t in_rows, n_slots;
 } hd_comm_dispatch;
 

@@ -72,7 +72,12 @@ void hd_stream_busy(hd_stream *s, int32_t microseconds) {
 }
 
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what) {
-    HD_FAIL(&s->failure, code, "%s", what);
+    HD_FAIL(s->main_stream ? &s->main_stream->failure : &s->failure, code, "%s", what);
+}
+
+void hd_stream_report_to(hd_stream *s, hd_stream *main_stream) {
+    assert(s != main_stream && !main_stream->main_stream);
+    s->main_stream = main_stream;
 }
 
 void hd_stream_wait(hd_stream *s) {
@@ -103,6 +108,10 @@ void hd_device_event_close(hd_device_event *m) {
 
 void hd_stream_record_event(hd_stream *s, hd_device_event *m) {
     s->device->table->device_event(s, m);
+}
+
+void hd_stream_wait_event(hd_stream *s, const hd_device_event *m) {
+    s->device->table->wait_event(s, m);
 }
 
 hd_status hd_stream_sync_event(hd_stream *s, hd_device_event *m, hd_err *err) {

@@ -76,6 +76,10 @@ void hd_stream_random_fill(hd_stream *s, void *device, size_t bytes,
 /* Records a failure; the first one stays. */
 void hd_stream_fail(hd_stream *s, hd_status code, const char *what);
 
+/* Records failures of s on main_stream from now on: s is one of several streams of a rank,
+ * of which only main_stream is synchronized. One thread queues on both. */
+void hd_stream_report_to(hd_stream *s, hd_stream *main_stream);
+
 /* Waits for everything queued; failures stay recorded. */
 void hd_stream_wait(hd_stream *s);
 
@@ -91,6 +95,13 @@ void hd_device_event_close(hd_device_event *m); /* NULL is fine; before its devi
 
 /* Records m after everything queued so far; its previous place is forgotten. */
 void hd_stream_record_event(hd_stream *s, hd_device_event *m);
+
+/* Lets everything that is queued on s from now on wait, on the device, until everything
+ * queued before m's last record is done; the host does not wait. s may be any stream of m's
+ * device. An event that was never recorded makes nothing wait, so another thread that waits
+ * must know that m was recorded. In a capture, s is captured too from here on, until the
+ * stream that began the capture waits for it. */
+void hd_stream_wait_event(hd_stream *s, const hd_device_event *m);
 
 /* Waits for everything queued before m, returns the stream's first failure and clears it. */
 hd_status hd_stream_sync_event(hd_stream *s, hd_device_event *m, hd_err *err);
@@ -109,7 +120,8 @@ bool hd_device_has_graphs(const hd_device *d); /* false: the calls below must no
 /* Begins a capture: operators queued from here on are captured instead of run. */
 void hd_stream_begin_capture(hd_stream *s);
 
-/* Ends the capture. The stream must outlive the graph. */
+/* Ends the capture; s must have waited for the other streams that joined it. The stream must
+ * outlive the graph. */
 hd_status hd_stream_end_capture(hd_stream *s, hd_graph **out, hd_err *err);
 void hd_graph_close(hd_graph *g); /* NULL is fine; not while it runs */
 

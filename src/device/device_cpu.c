@@ -1,5 +1,6 @@
 /* device_cpu.c - the CPU device: host memory, and a thread pool that acts as a stream. */
 #include <assert.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -140,9 +141,11 @@ static void random_fill(hd_stream *s, void *device, size_t bytes,
 
 /* ---- events: everything before one is done when it is recorded, so it is a time ---- */
 
+/* Streams of several threads may share an event: who reads the time also sees the memory that
+ * was written before it. */
 typedef struct cpu_device_event {
     hd_device_event base;
-    int64_t ns;
+    _Atomic int64_t ns;
 } cpu_device_event;
 
 static hd_status open_device_event(hd_device_event **out, hd_device *d, bool timed,
@@ -161,17 +164,24 @@ static void close_device_event(hd_device_event *m) {
 
 static void set_device_event(hd_stream *s, hd_device_event *m) {
     (void)s;
-    ((cpu_device_event *)m)->ns = hd_now_ns();
+    atomic_store_explicit(&((cpu_device_event *)m)->ns, hd_now_ns(), memory_order_release);
+}
+
+static int64_t time_of(const hd_device_event *m) {
+    return atomic_load_explicit(&((const cpu_device_event *)m)->ns, memory_order_acquire);
+}
+
+static void wait_event(hd_stream *s, const hd_device_event *m) {
+    (void)s;
+    (void)time_of(m);
 }
 
 static void wait_for_device_event(hd_stream *s, hd_device_event *m) {
-    (void)s;
-    (void)m;
+    wait_event(s, m);
 }
 
 static double between(const hd_device_event *from, const hd_device_event *to) {
-    return (double)(((const cpu_device_event *)to)->ns - ((const cpu_device_event *)from)->ns) *
-           1e-9;
+    return (double)(time_of(to) - time_of(from)) * 1e-9;
 }
 
 static void hold(hd_stream *s, int32_t microseconds) {
@@ -194,6 +204,7 @@ static const backend_table table = {
     .close_device_event = close_device_event,
     .device_event = set_device_event,
     .wait_for = wait_for_device_event,
+    .wait_event = wait_event,
     .between = between,
     .copy = upload, /* host and device memory are the same */
     .random_fill = random_fill,

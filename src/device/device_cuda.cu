@@ -334,6 +334,12 @@ void wait_for(hd_stream *s, hd_device_event *base) {
     note(s, "the GPU", cudaEventSynchronize(m->event));
 }
 
+/* In a capture this is an edge of the graph, and s joins the capture. */
+void wait_event(hd_stream *s, const hd_device_event *base) {
+    const cuda_mark *m = reinterpret_cast<const cuda_mark *>(base);
+    note(s, "waiting for a stream", cudaStreamWaitEvent(hd_cuda_stream(s), m->event, 0));
+}
+
 double between(const hd_device_event *from, const hd_device_event *to) {
     float ms = 0;
     cudaEventElapsedTime(&ms, reinterpret_cast<const cuda_mark *>(from)->event,
@@ -412,6 +418,7 @@ const backend_table table = {
     .close_device_event = close_device_event,
     .device_event = set_device_event,
     .wait_for = wait_for,
+    .wait_event = wait_event,
     .between = between,
     .hold = hold,
     .record = record,

@@ -24,6 +24,7 @@ typedef struct backend_table {
     void (*close_device_event)(hd_device_event *m);
     void (*device_event)(hd_stream *s, hd_device_event *m);
     void (*wait_for)(hd_stream *s, hd_device_event *m); /* failures go to hd_stream_fail */
+    void (*wait_event)(hd_stream *s, const hd_device_event *m);
     double (*between)(const hd_device_event *from, const hd_device_event *to);
     void (*hold)(hd_stream *s, int32_t microseconds);
     /* NULL, like the next three, if the backend has no graphs */
@@ -55,7 +56,8 @@ struct hd_stream {
     uint8_t *scratch; /* [workers, scratch_each] device memory */
     size_t scratch_each;
     int32_t workers;
-    hd_err failure; /* HD_OK if nothing failed */
+    hd_stream *main_stream; /* keeps the failures; NULL: this one */
+    hd_err failure;         /* HD_OK if nothing failed */
 };
 
 #endif

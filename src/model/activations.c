@@ -49,7 +49,7 @@ static void place_ffn(model_activations *t, hd_arena *a, const hd_model *m) {
     t->router = take_f32(a, n * c->route.n_experts);
     t->expert = take_i32(a, assigned);
     t->expert_weight = take_f32(a, assigned);
-    t->offset = take_i32(a, c->route.n_experts + 1);
+    t->offset = take_i32(a, hd_shard_slots(shard) + 1);
     t->assignment = take_i32(a, assigned);
     t->place = take_i32(a, assigned);
     t->gate = take(a, m, n * inter);

@@ -3,24 +3,22 @@
 
 void model_norm(const model_step *s, int32_t layer, hd_role role, hd_rows out, hd_rows x,
                 int32_t rows, int32_t cols) {
-    s->m->env.ops->rms_norm(
-        s->m->env.stream,
-        &(hd_rms_norm_args){.out = out,
-                            .x = x,
-                            .weight = hd_weights_vector(s->m->env.weights, layer, role),
-                            .rows = rows,
-                            .cols = cols,
-                            .eps = s->m->env.spec->norm_eps});
+    s->m->env.ops->rms_norm(s->stream, &(hd_rms_norm_args){.out = out,
+                                                           .x = x,
+                                                           .weight = hd_weights_vector(
+                                                               s->m->env.weights, layer, role),
+                                                           .rows = rows,
+                                                           .cols = cols,
+                                                           .eps = s->m->env.spec->norm_eps});
 }
 
 void model_linear(const model_step *s, int32_t layer, hd_role role, hd_rows out, hd_rows x,
                   int32_t rows) {
     s->m->env.ops->linear(
-        s->m->env.stream,
-        &(hd_linear_args){.out = out,
-                          .x = x,
-                          .w = hd_weights_matrix(s->m->env.weights, layer, role),
-                          .rows = rows});
+        s->stream, &(hd_linear_args){.out = out,
+                                     .x = x,
+                                     .w = hd_weights_matrix(s->m->env.weights, layer, role),
+                                     .rows = rows});
 }
 
 /* Rotates rope_dim elements from `at` of every head of x [rows, heads, head_width], in place
@@ -28,7 +26,7 @@ void model_linear(const model_step *s, int32_t layer, hd_role role, hd_rows out,
 void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at, int32_t heads,
                 int32_t head_width) {
     hd_rows first = hd_rows_at(x, at);
-    s->m->env.ops->rope(s->m->env.stream,
+    s->m->env.ops->rope(s->stream,
                         &(hd_rope_args){.out = first,
                                         .x = first,
                                         .cos_sin = cos_sin,
@@ -42,18 +40,17 @@ void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at
 
 void model_index_select(const model_step *s, hd_paged keys, int32_t ratio) {
     const hd_model_spec *c = s->m->env.spec;
-    s->m->env.ops->indexer_topk(s->m->env.stream,
-                                &(hd_indexer_topk_args){.out = s->t->selected,
-                                                        .q = s->t->index_q,
-                                                        .weight = s->t->index_weight,
-                                                        .keys = keys,
-                                                        .seq = s->b->device.seq,
-                                                        .pos = s->b->device.pos,
-                                                        .rows = s->b->n_rows,
-                                                        .heads = c->index_heads,
-                                                        .ratio = ratio,
-                                                        .top_k = c->index_topk,
-                                                        .scale = s->m->index_scale});
+    s->m->env.ops->indexer_topk(s->stream, &(hd_indexer_topk_args){.out = s->t->selected,
+                                                                   .q = s->t->index_q,
+                                                                   .weight = s->t->index_weight,
+                                                                   .keys = keys,
+                                                                   .seq = s->b->device.seq,
+                                                                   .pos = s->b->device.pos,
+                                                                   .rows = s->b->n_rows,
+                                                                   .heads = c->index_heads,
+                                                                   .ratio = ratio,
+                                                                   .top_k = c->index_topk,
+                                                                   .scale = s->m->index_scale});
 }
 
 /* h = norm(x), or with hyper-connections norm of the streams' mixture. */
@@ -67,7 +64,7 @@ static void block_in(const model_step *s, int32_t layer, hd_role norm, hd_role h
     }
     const hd_role base = hc_fn == HD_HC_ATTN_FN ? HD_HC_ATTN_BASE : HD_HC_FFN_BASE;
     const hd_role scale = hc_fn == HD_HC_ATTN_FN ? HD_HC_ATTN_SCALE : HD_HC_FFN_SCALE;
-    s->m->env.ops->hc_pre(s->m->env.stream,
+    s->m->env.ops->hc_pre(s->stream,
                           &(hd_hc_pre_args){.out = t->y,
                                             .post = t->post,
                                             .comb = t->comb,
@@ -92,11 +89,15 @@ void model_ffn_in(const model_step *s, int32_t layer) {
     block_in(s, layer, HD_FFN_NORM, HD_HC_FFN_FN);
 }
 
+bool model_reduces(const hd_model *m) {
+    return m->shard->parallel.tp > 1;
+}
+
 void model_reduce(const model_step *s, int32_t layer) {
     const hd_comm *e = s->m->env.exchange;
     const hd_comm_all_reduce whole = {s->t->y, (int64_t)s->b->n_rows * s->m->env.spec->hidden};
     (void)layer;
-    if (s->m->shard->parallel.tp > 1) e->all_reduce(e->ctx, s->m->env.stream, &whole);
+    e->all_reduce(e->ctx, s->stream, &whole);
 }
 
 void model_block_out(const model_step *s, int32_t layer) {
@@ -104,17 +105,17 @@ void model_block_out(const model_step *s, int32_t layer) {
     const model_activations *t = s->t;
     (void)layer;
     if (c->hc_mult) {
-        s->m->env.ops->hc_post(s->m->env.stream, &(hd_hc_post_args){.x = t->x,
-                                                                    .y = t->y,
-                                                                    .post = t->post,
-                                                                    .comb = t->comb,
-                                                                    .rows = s->b->n_rows,
-                                                                    .cols = c->hidden,
-                                                                    .hc = c->hc_mult});
+        s->m->env.ops->hc_post(s->stream, &(hd_hc_post_args){.x = t->x,
+                                                             .y = t->y,
+                                                             .post = t->post,
+                                                             .comb = t->comb,
+                                                             .rows = s->b->n_rows,
+                                                             .cols = c->hidden,
+                                                             .hc = c->hc_mult});
         return;
     }
     s->m->env.ops->add(
-        s->m->env.stream,
+        s->stream,
         &(hd_add_args){
             .x = t->x, .y = t->y, .rows = s->b->n_rows, .cols = c->hidden, .repeat = 1});
 }

@@ -9,13 +9,12 @@ static void gated_mlp(const model_step *s, int32_t layer, hd_role gate, hd_role 
     model_activations *t = s->t;
     model_linear(s, layer, gate, t->gate, t->h, s->b->n_rows);
     model_linear(s, layer, up, t->up, t->h, s->b->n_rows);
-    s->m->env.ops->swiglu(s->m->env.stream,
-                          &(hd_swiglu_args){.out = t->gate,
-                                            .gate = t->gate,
-                                            .up = t->up,
-                                            .rows = s->b->n_rows,
-                                            .cols = inter,
-                                            .limit = s->m->env.spec->swiglu_limit});
+    s->m->env.ops->swiglu(s->stream, &(hd_swiglu_args){.out = t->gate,
+                                                       .gate = t->gate,
+                                                       .up = t->up,
+                                                       .rows = s->b->n_rows,
+                                                       .cols = inter,
+                                                       .limit = s->m->env.spec->swiglu_limit});
     model_linear(s, layer, down, t->y, t->gate, s->b->n_rows);
 }
 
@@ -29,35 +28,41 @@ static void route(const model_step *s, int32_t layer) {
     model_activations *t = s->t;
     model_linear(s, layer, HD_ROUTER, hd_f32(t->router), t->h, s->b->n_rows);
     s->m->env.ops->moe_topk(
-        s->m->env.stream,
-        &(hd_moe_topk_args){.expert = t->expert,
-                            .weight = t->expert_weight,
-                            .logits = t->router,
-                            .bias = hd_weights_vector(w, layer, HD_ROUTER_BIAS),
-                            .table = hd_weights_table(w, layer),
-                            .tokens = s->b->device.tokens,
-                            .rows = s->b->n_rows,
-                            .rule = c->route});
+        s->stream, &(hd_moe_topk_args){.expert = t->expert,
+                                       .weight = t->expert_weight,
+                                       .logits = t->router,
+                                       .bias = hd_weights_vector(w, layer, HD_ROUTER_BIAS),
+                                       .table = hd_weights_table(w, layer),
+                                       .tokens = s->b->device.tokens,
+                                       .rows = s->b->n_rows,
+                                       .rule = c->route});
 }
 
-/* Permutes the rows by expert. */
-static void sort_rows(const model_step *s, int32_t layer) {
+/* Permutes the rows by the slots of their experts. */
+static void permute(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_router_rule *rule = &c->route;
+    const hd_expert_map *map = hd_weights_expert_map(s->m->env.weights, layer);
     model_activations *t = s->t;
     int64_t *rows = s->m->expert_rows;
     const bool counts = layer < c->n_layers;
     s->m->env.ops->moe_permute(
-        s->m->env.stream,
+        s->stream,
         &(hd_moe_permute_args){.offset = t->offset,
                                .assignment = t->assignment,
                                .place = t->place,
                                .expert = t->expert,
+                               .slot = map->slot,
                                .load = counts ? rows + (int64_t)layer * rule->n_experts : NULL,
                                .live = s->b->device.live,
                                .rows = s->b->n_rows,
                                .top_k = rule->top_k,
-                               .n_experts = rule->n_experts});
+                               .n_experts = rule->n_experts,
+                               .n_slots = map->n_slots});
+}
+
+static bool dispatches(const hd_model *m) {
+    return m->in_rows > 0; /* without expert parallelism rows stay on this rank */
 }
 
 /* Dispatches rows to the ranks of their experts (expert parallelism). */
@@ -65,9 +70,7 @@ static void dispatch(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_comm *e = s->m->env.exchange;
     model_activations *t = s->t;
-    sort_rows(s, layer);
-    if (!s->m->in_rows) return; /* no expert parallelism: rows stay on this rank */
-    e->dispatch(e->ctx, s->m->env.stream,
+    e->dispatch(e->ctx, s->stream,
                 &(hd_comm_dispatch){.layer = layer,
                                     .x = t->h,
                                     .weight = t->expert_weight,
@@ -76,7 +79,6 @@ static void dispatch(const model_step *s, int32_t layer) {
                                     .rows = s->b->n_rows,
                                     .cols = c->hidden,
                                     .top_k = c->route.top_k,
-                                    .n_experts = c->route.n_experts,
                                     .in_x = t->in_x,
                                     .in_weight = t->in_weight,
                                     .in_offset = t->in_offset,
@@ -109,13 +111,12 @@ static expert_rows rows_of_experts(const model_step *s) {
 static void expert_linear(const model_step *s, int32_t layer, hd_role role, hd_rows out,
                           hd_rows x, const expert_rows *in, bool by_token) {
     s->m->env.ops->grouped_gemm(
-        s->m->env.stream,
+        s->stream,
         &(hd_grouped_gemm_args){.out = out,
                                 .x = x,
                                 .w = hd_weights_experts(s->m->env.weights, layer, role),
                                 .offset = in->offset,
                                 .assignment = by_token ? in->assignment : NULL,
-                                .n_experts = s->m->shard->n_experts,
                                 .top_k = in->top_k,
                                 .n_places = in->n});
 }
@@ -129,7 +130,7 @@ static void experts(const model_step *s, int32_t layer) {
     const expert_rows in = rows_of_experts(s);
     expert_linear(s, layer, HD_EXPERT_GATE, t->expert_gate, in.x, &in, true);
     expert_linear(s, layer, HD_EXPERT_UP, t->expert_up, in.x, &in, true);
-    s->m->env.ops->swiglu(s->m->env.stream,
+    s->m->env.ops->swiglu(s->stream,
                           &(hd_swiglu_args){.out = t->expert_gate,
                                             .gate = t->expert_gate,
                                             .up = t->expert_up,
@@ -148,12 +149,14 @@ static void combine(const model_step *s, int32_t layer) {
     const hd_comm_combine back = {s->t->in_y, s->t->expert_y, s->b->n_rows,
                                   c->hidden,  c->route.top_k, s->m->in_rows};
     (void)layer;
-    if (s->m->in_rows) e->combine(e->ctx, s->m->env.stream, &back);
+    e->combine(e->ctx, s->stream, &back);
+}
+
+static bool has_shared(const hd_model *m) {
+    return m->env.spec->n_shared > 0;
 }
 
 static void shared(const model_step *s, int32_t layer) {
-    const hd_model_spec *c = s->m->env.spec;
-    if (c->n_shared == 0) return;
     gated_mlp(s, layer, HD_SHARED_GATE, HD_SHARED_UP, HD_SHARED_DOWN,
               s->m->shard->shared_inter);
 }
@@ -163,36 +166,37 @@ static void sum_choices(const model_step *s, int32_t layer) {
     model_activations *t = s->t;
     (void)layer;
     s->m->env.ops->moe_combine(
-        s->m->env.stream,
-        &(hd_moe_combine_args){.out = t->y,
-                               .y = t->expert_y,
-                               .shared = c->n_shared ? t->y : (hd_rows){0},
-                               .weight = weighs_input(s) ? NULL : t->expert_weight,
-                               .place = t->place,
-                               .rows = s->b->n_rows,
-                               .cols = c->hidden,
-                               .top_k = c->route.top_k});
+        s->stream, &(hd_moe_combine_args){.out = t->y,
+                                          .y = t->expert_y,
+                                          .shared = c->n_shared ? t->y : (hd_rows){0},
+                                          .weight = weighs_input(s) ? NULL : t->expert_weight,
+                                          .expert = t->expert,
+                                          .place = t->place,
+                                          .rows = s->b->n_rows,
+                                          .cols = c->hidden,
+                                          .top_k = c->route.top_k});
 }
 
 static const model_stage dense_stages[] = {
-    {"ffn_in",   model_ffn_in,    false},
-    {"dense",    dense,           false},
-    {"reduce",   model_reduce,    true },
-    {"residual", model_block_out, false},
-    {NULL,       NULL,            false},
+    {"ffn_in",   model_ffn_in,    HD_LANE_COMPUTE, NULL,          false},
+    {"dense",    dense,           HD_LANE_COMPUTE, NULL,          false},
+    {"reduce",   model_reduce,    HD_LANE_COMM,    model_reduces, true },
+    {"residual", model_block_out, HD_LANE_COMPUTE, NULL,          false},
+    {NULL,       NULL,            HD_LANE_COMPUTE, NULL,          false},
 };
 
 static const model_stage moe_stages[] = {
-    {"ffn_in",   model_ffn_in,    false},
-    {"route",    route,           false},
-    {"dispatch", dispatch,        true },
-    {"experts",  experts,         false},
-    {"combine",  combine,         false},
-    {"shared",   shared,          true },
-    {"sum",      sum_choices,     false},
-    {"reduce",   model_reduce,    true },
-    {"residual", model_block_out, false},
-    {NULL,       NULL,            false},
+    {"ffn_in",   model_ffn_in,    HD_LANE_COMPUTE, NULL,          false},
+    {"route",    route,           HD_LANE_COMPUTE, NULL,          false},
+    {"permute",  permute,         HD_LANE_COMPUTE, NULL,          false},
+    {"dispatch", dispatch,        HD_LANE_COMM,    dispatches,    true },
+    {"experts",  experts,         HD_LANE_COMPUTE, NULL,          false},
+    {"combine",  combine,         HD_LANE_COMM,    dispatches,    false},
+    {"shared",   shared,          HD_LANE_COMPUTE, has_shared,    true },
+    {"sum",      sum_choices,     HD_LANE_COMPUTE, NULL,          false},
+    {"reduce",   model_reduce,    HD_LANE_COMM,    model_reduces, true },
+    {"residual", model_block_out, HD_LANE_COMPUTE, NULL,          false},
+    {NULL,       NULL,            HD_LANE_COMPUTE, NULL,          false},
 };
 
 const model_stage *model_ffn_stages(const hd_layer_spec *layer) {

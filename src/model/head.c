@@ -2,7 +2,7 @@
 #include "model/model_internal.h"
 
 static void make_rope_table(const model_step *s, float *out, const float *freq, float scale) {
-    s->m->env.ops->rope_table(s->m->env.stream,
+    s->m->env.ops->rope_table(s->stream,
                               &(hd_rope_table_args){.out = out,
                                                     .position = s->b->device.pos,
                                                     .freq = freq,
@@ -20,21 +20,21 @@ void model_rope_tables(const model_step *s) {
 
 void model_start(const model_step *s) {
     const hd_model_env *env = &s->m->env;
-    env->ops->embed(env->stream, &(hd_embed_args){.out = s->t->x,
-                                                  .table = hd_weights_matrix(
-                                                      env->weights, HD_GLOBAL, HD_EMBED),
-                                                  .tokens = s->b->device.tokens,
-                                                  .rows = s->b->n_rows,
-                                                  .copies = model_streams(env->spec)});
+    env->ops->embed(s->stream, &(hd_embed_args){.out = s->t->x,
+                                                .table = hd_weights_matrix(env->weights,
+                                                                           HD_GLOBAL, HD_EMBED),
+                                                .tokens = s->b->device.tokens,
+                                                .rows = s->b->n_rows,
+                                                .copies = model_streams(env->spec)});
     model_rope_tables(s);
 }
 
 static void gather(const model_step *s, hd_rows out, hd_rows x, int32_t cols) {
-    s->m->env.ops->gather(s->m->env.stream, &(hd_gather_args){.out = out,
-                                                              .x = x,
-                                                              .index = s->b->device.logit_rows,
-                                                              .rows = s->b->n_logits,
-                                                              .cols = cols});
+    s->m->env.ops->gather(s->stream, &(hd_gather_args){.out = out,
+                                                       .x = x,
+                                                       .index = s->b->device.logit_rows,
+                                                       .rows = s->b->n_logits,
+                                                       .cols = cols});
 }
 
 /* merged = the logits rows of norm(HC_head(x)); x itself stays for the MTP layer. */
@@ -44,40 +44,33 @@ static void merge_streams(const model_step *s, int32_t layer) {
     model_activations *t = s->t;
     gather(s, t->picked, t->x, c->hc_mult * c->hidden);
     s->m->env.ops->hc_head(
-        s->m->env.stream,
-        &(hd_hc_head_args){.out = t->merged,
-                           .x = t->picked,
-                           .fn = hd_weights_vector(w, layer, HD_HC_HEAD_FN),
-                           .scale = hd_weights_vector(w, layer, HD_HC_HEAD_SCALE),
-                           .base = hd_weights_vector(w, layer, HD_HC_HEAD_BASE),
-                           .rows = s->b->n_logits,
-                           .cols = c->hidden,
-                           .hc = c->hc_mult,
-                           .norm_eps = c->norm_eps,
-                           .eps = c->hc_eps});
+        s->stream, &(hd_hc_head_args){.out = t->merged,
+                                      .x = t->picked,
+                                      .fn = hd_weights_vector(w, layer, HD_HC_HEAD_FN),
+                                      .scale = hd_weights_vector(w, layer, HD_HC_HEAD_SCALE),
+                                      .base = hd_weights_vector(w, layer, HD_HC_HEAD_BASE),
+                                      .rows = s->b->n_logits,
+                                      .cols = c->hidden,
+                                      .hc = c->hc_mult,
+                                      .norm_eps = c->norm_eps,
+                                      .eps = c->hc_eps});
     model_norm(s, layer, HD_FINAL_NORM, t->merged, t->merged, s->b->n_logits, c->hidden);
 }
 
-/* Computes this rank's part of the vocabulary for every row, then gathers the others'. */
+/* Computes this rank's part of the vocabulary for every row. */
 static void project_words(const model_step *s) {
     const hd_model_env *env = &s->m->env;
-    const hd_shard *shard = s->m->shard;
-    const hd_comm *e = env->exchange;
-    const int32_t rows = s->b->n_logits, vocab = env->spec->vocab;
-    const hd_rows words = hd_rows_strided(hd_f32(s->t->logits + shard->vocab0), vocab);
-    env->ops->linear(env->stream,
-                     &(hd_linear_args){.out = words,
+    float *own = s->t->logits + s->m->shard->vocab0;
+    env->ops->linear(s->stream,
+                     &(hd_linear_args){.out = hd_rows_strided(hd_f32(own), env->spec->vocab),
                                        .x = s->t->merged,
                                        .w = hd_weights_matrix(env->weights, HD_GLOBAL, HD_HEAD),
-                                       .rows = rows});
-    if (shard->vocab == vocab) return;
-    const hd_gather_columns all = {s->t->logits, rows, vocab, shard->vocab0, shard->vocab};
-    e->all_gather(e->ctx, env->stream, &all);
+                                       .rows = s->b->n_logits});
 }
 
 /* layer: HD_GLOBAL for the main model, or an MTP layer with its own final norm. The LM head
  * is the main model's in both cases. */
-void model_head(const model_step *s, int32_t layer) {
+static void head(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_activations *t = s->t;
     if (c->hc_mult) {
@@ -88,3 +81,23 @@ void model_head(const model_step *s, int32_t layer) {
     }
     project_words(s);
 }
+
+static bool gathers(const hd_model *m) {
+    return m->shard->vocab < m->env.spec->vocab;
+}
+
+/* Gathers the other ranks' parts of the vocabulary. */
+static void gather_words(const model_step *s, int32_t layer) {
+    const hd_shard *shard = s->m->shard;
+    const hd_comm *e = s->m->env.exchange;
+    const hd_gather_columns words = {s->t->logits, s->b->n_logits, s->m->env.spec->vocab,
+                                     shard->vocab0, shard->vocab};
+    (void)layer;
+    e->all_gather(e->ctx, s->stream, &words);
+}
+
+const model_stage model_head_stages[] = {
+    {"head",         head,         HD_LANE_COMPUTE, NULL,    false},
+    {"gather_words", gather_words, HD_LANE_COMM,    gathers, false},
+    {NULL,           NULL,         HD_LANE_COMPUTE, NULL,    false},
+};

@@ -19,17 +19,16 @@ static void project(const model_step *s, int32_t layer) {
     model_linear(s, layer, HD_Q_A, t->q_low, t->h, n);
     model_norm(s, layer, HD_Q_A_NORM, t->q_low, t->q_low, n, c->q_rank);
     model_linear(s, layer, HD_Q_B, t->q, t->q_low, n);
-    s->m->env.ops->rms_norm(s->m->env.stream,
-                            &(hd_rms_norm_args){.out = t->q,
-                                                .x = t->q,
-                                                .rows = n * s->m->shard->n_heads,
-                                                .cols = c->head_dim,
-                                                .eps = c->norm_eps});
+    s->m->env.ops->rms_norm(s->stream, &(hd_rms_norm_args){.out = t->q,
+                                                           .x = t->q,
+                                                           .rows = n * s->m->shard->n_heads,
+                                                           .cols = c->head_dim,
+                                                           .eps = c->norm_eps});
     model_rope(s, layer_cos_sin(s, layer), t->q, tail, s->m->shard->n_heads, c->head_dim);
     model_linear(s, layer, HD_KV, t->kv, t->h, n);
     model_norm(s, layer, HD_KV_NORM, t->kv, t->kv, n, c->head_dim);
     model_rope(s, layer_cos_sin(s, layer), t->kv, tail, 1, c->head_dim);
-    s->m->env.ops->kv_store(s->m->env.stream,
+    s->m->env.ops->kv_store(s->stream,
                             &(hd_kv_store_args){.pool = model_pool(s, layer, HD_POOL_SLIDING),
                                                 .x = t->kv,
                                                 .seq = s->b->device.seq,
@@ -58,7 +57,7 @@ static void run_compressor(const model_step *s, int32_t layer, const compressor 
     model_linear(s, layer, k->kv, hd_f32(s->t->compress_kv), s->t->h, s->b->n_rows);
     model_linear(s, layer, k->gate, hd_f32(s->t->compress_gate), s->t->h, s->b->n_rows);
     s->m->env.ops->compress(
-        s->m->env.stream,
+        s->stream,
         &(hd_compress_args){
             .entries = model_pool(s, layer, k->pool),
             .state = hd_kv_state(s->kv, layer, k->of_index, tables, s->b->limits.table_stride),
@@ -94,7 +93,7 @@ static void hybrid_attention(const model_step *s, int32_t layer) {
     const hd_layer_spec *kind = &c->layers[layer];
     const bool choose = kind->attention == HD_ATTN_CSA;
     s->m->env.ops->attention(
-        s->m->env.stream,
+        s->stream,
         &(hd_attention_args){.out = s->t->context,
                              .q = s->t->q,
                              .recent = model_pool(s, layer, HD_POOL_SLIDING),
@@ -119,17 +118,17 @@ static void output(const model_step *s, int32_t layer) {
     model_activations *t = s->t;
     const int32_t all = s->m->shard->n_heads * c->head_dim;
     hd_rows tail = hd_rows_at(t->context, c->head_dim - c->rope_dim);
-    s->m->env.ops->rope(s->m->env.stream, &(hd_rope_args){.out = tail,
-                                                          .x = tail,
-                                                          .cos_sin = layer_cos_sin(s, layer),
-                                                          .rows = s->b->n_rows,
-                                                          .heads = s->m->shard->n_heads,
-                                                          .pairs = c->rope_dim / 2,
-                                                          .out_head = c->head_dim,
-                                                          .x_head = c->head_dim,
-                                                          .inverse = true});
+    s->m->env.ops->rope(s->stream, &(hd_rope_args){.out = tail,
+                                                   .x = tail,
+                                                   .cos_sin = layer_cos_sin(s, layer),
+                                                   .rows = s->b->n_rows,
+                                                   .heads = s->m->shard->n_heads,
+                                                   .pairs = c->rope_dim / 2,
+                                                   .out_head = c->head_dim,
+                                                   .x_head = c->head_dim,
+                                                   .inverse = true});
     s->m->env.ops->linear_heads(
-        s->m->env.stream,
+        s->stream,
         &(hd_linear_heads_args){.out = t->o_low,
                                 .x = t->context,
                                 .w = hd_weights_matrix(s->m->env.weights, layer, HD_O_A),
@@ -143,34 +142,34 @@ static void output(const model_step *s, int32_t layer) {
 }
 
 const model_stage model_window_stages[] = {
-    {"attn_in",   model_attn_in,    false},
-    {"project",   project,          false},
-    {"attention", hybrid_attention, false},
-    {"output",    output,           false},
-    {"reduce",    model_reduce,     true },
-    {"streams",   model_block_out,  false},
-    {NULL,        NULL,             false},
+    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,          false},
+    {"project",   project,          HD_LANE_COMPUTE, NULL,          false},
+    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,          false},
+    {"output",    output,           HD_LANE_COMPUTE, NULL,          false},
+    {"reduce",    model_reduce,     HD_LANE_COMM,    model_reduces, true },
+    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,          false},
+    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,          false},
 };
 
 const model_stage model_hca_stages[] = {
-    {"attn_in",   model_attn_in,    false},
-    {"project",   project,          false},
-    {"compress",  compress,         false},
-    {"attention", hybrid_attention, false},
-    {"output",    output,           false},
-    {"reduce",    model_reduce,     true },
-    {"streams",   model_block_out,  false},
-    {NULL,        NULL,             false},
+    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,          false},
+    {"project",   project,          HD_LANE_COMPUTE, NULL,          false},
+    {"compress",  compress,         HD_LANE_COMPUTE, NULL,          false},
+    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,          false},
+    {"output",    output,           HD_LANE_COMPUTE, NULL,          false},
+    {"reduce",    model_reduce,     HD_LANE_COMM,    model_reduces, true },
+    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,          false},
+    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,          false},
 };
 
 const model_stage model_csa_stages[] = {
-    {"attn_in",   model_attn_in,    false},
-    {"project",   project,          false},
-    {"compress",  compress,         false},
-    {"index",     index_entries,    false},
-    {"attention", hybrid_attention, false},
-    {"output",    output,           false},
-    {"reduce",    model_reduce,     true },
-    {"streams",   model_block_out,  false},
-    {NULL,        NULL,             false},
+    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,          false},
+    {"project",   project,          HD_LANE_COMPUTE, NULL,          false},
+    {"compress",  compress,         HD_LANE_COMPUTE, NULL,          false},
+    {"index",     index_entries,    HD_LANE_COMPUTE, NULL,          false},
+    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,          false},
+    {"output",    output,           HD_LANE_COMPUTE, NULL,          false},
+    {"reduce",    model_reduce,     HD_LANE_COMM,    model_reduces, true },
+    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,          false},
+    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,          false},
 };

@@ -17,14 +17,13 @@ static const float inner_eps = 1e-6f;
 static void norm_latent(const model_step *s, int32_t layer, hd_role role, hd_rows x,
                         int32_t cols, int32_t stride) {
     const hd_rows rows = hd_rows_strided(x, stride);
-    s->m->env.ops->rms_norm(
-        s->m->env.stream,
-        &(hd_rms_norm_args){.out = rows,
-                            .x = rows,
-                            .weight = hd_weights_vector(s->m->env.weights, layer, role),
-                            .rows = s->b->n_rows,
-                            .cols = cols,
-                            .eps = inner_eps});
+    s->m->env.ops->rms_norm(s->stream, &(hd_rms_norm_args){.out = rows,
+                                                           .x = rows,
+                                                           .weight = hd_weights_vector(
+                                                               s->m->env.weights, layer, role),
+                                                           .rows = s->b->n_rows,
+                                                           .cols = cols,
+                                                           .eps = inner_eps});
 }
 
 static void project(const model_step *s, int32_t layer) {
@@ -41,7 +40,7 @@ static void project(const model_step *s, int32_t layer) {
     model_linear(s, layer, HD_KV_A, t->kv, t->h, n);
     norm_latent(s, layer, HD_KV_A_NORM, t->kv, c->kv_rank, wide);
     model_rope(s, t->cos_sin, t->kv, c->kv_rank, 1, wide);
-    s->m->env.ops->kv_store(s->m->env.stream,
+    s->m->env.ops->kv_store(s->stream,
                             &(hd_kv_store_args){.pool = model_pool(s, layer, HD_POOL_LATENT),
                                                 .x = t->kv,
                                                 .seq = s->b->device.seq,
@@ -115,7 +114,7 @@ static void rope_query(const model_step *s, const span *p, hd_rows out, int32_t 
     const hd_model_spec *c = s->m->env.spec;
     const int32_t heads = s->m->shard->n_heads, narrow = narrow_dim(s);
     s->m->env.ops->rope(
-        s->m->env.stream,
+        s->stream,
         &(hd_rope_args){.out = hd_rows_at(out, to),
                         .x = hd_rows_at(heads_at(s, s->t->q, p->row, narrow), c->nope_dim),
                         .cos_sin = s->t->cos_sin + (int64_t)p->row * c->rope_dim,
@@ -133,7 +132,7 @@ static void absorb_span(const model_step *s, int32_t layer, const span *p) {
     const int32_t heads = s->m->shard->n_heads, narrow = narrow_dim(s), wide = wide_dim(s);
     hd_rows q_wide = heads_at(s, s->t->q_wide, p->row, wide);
     s->m->env.ops->linear_heads(
-        s->m->env.stream,
+        s->stream,
         &(hd_linear_heads_args){.out = q_wide,
                                 .x = heads_at(s, s->t->q, p->row, narrow),
                                 .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
@@ -154,15 +153,15 @@ static void absorb(const model_step *s, int32_t layer) {
 /* The indexer rotates its first rope_dim elements in half-split pairs. */
 static void rope_index(const model_step *s, hd_rows x, int32_t heads) {
     const hd_model_spec *c = s->m->env.spec;
-    s->m->env.ops->rope(s->m->env.stream, &(hd_rope_args){.out = x,
-                                                          .x = x,
-                                                          .cos_sin = s->t->cos_sin,
-                                                          .rows = s->b->n_rows,
-                                                          .heads = heads,
-                                                          .pairs = c->rope_dim / 2,
-                                                          .out_head = c->index_dim,
-                                                          .x_head = c->index_dim,
-                                                          .half_split = true});
+    s->m->env.ops->rope(s->stream, &(hd_rope_args){.out = x,
+                                                   .x = x,
+                                                   .cos_sin = s->t->cos_sin,
+                                                   .rows = s->b->n_rows,
+                                                   .heads = heads,
+                                                   .pairs = c->rope_dim / 2,
+                                                   .out_head = c->index_dim,
+                                                   .x_head = c->index_dim,
+                                                   .half_split = true});
 }
 
 static void index_tokens(const model_step *s, int32_t layer) {
@@ -174,7 +173,7 @@ static void index_tokens(const model_step *s, int32_t layer) {
     hd_paged keys = model_pool(s, layer, HD_POOL_INDEX);
     model_linear(s, layer, HD_INDEX_Q_B, t->index_q, t->q_low, n);
     model_linear(s, layer, HD_INDEX_K, t->index_k, t->h, n);
-    op->layer_norm(s->m->env.stream,
+    op->layer_norm(s->stream,
                    &(hd_layer_norm_args){.out = t->index_k,
                                          .x = t->index_k,
                                          .weight = hd_weights_vector(w, layer, HD_INDEX_K_NORM),
@@ -184,11 +183,11 @@ static void index_tokens(const model_step *s, int32_t layer) {
                                          .eps = inner_eps});
     rope_index(s, t->index_q, c->index_heads);
     rope_index(s, t->index_k, 1);
-    op->kv_store(s->m->env.stream, &(hd_kv_store_args){.pool = keys,
-                                                       .x = t->index_k,
-                                                       .seq = s->b->device.seq,
-                                                       .pos = s->b->device.pos,
-                                                       .rows = n});
+    op->kv_store(s->stream, &(hd_kv_store_args){.pool = keys,
+                                                .x = t->index_k,
+                                                .seq = s->b->device.seq,
+                                                .pos = s->b->device.pos,
+                                                .rows = n});
     model_linear(s, layer, HD_INDEX_WEIGHTS, hd_f32(t->index_weight), t->h, n);
     model_index_select(s, keys, 1);
 }
@@ -197,20 +196,19 @@ static void attention_absorbed(const model_step *s, const span *p, int32_t layer
                                const int32_t *selected) {
     const hd_model_spec *c = s->m->env.spec;
     s->m->env.ops->attention(
-        s->m->env.stream,
-        &(hd_attention_args){.out = heads_at(s, s->t->context, p->row, c->kv_rank),
-                             .q = heads_at(s, s->t->q_wide, p->row, wide_dim(s)),
-                             .entries = model_pool(s, layer, HD_POOL_LATENT),
-                             .selected = selected,
-                             .seq = s->b->device.seq + p->row,
-                             .pos = s->b->device.pos + p->row,
-                             .rows = p->n,
-                             .heads = s->m->shard->n_heads,
-                             .k_dim = wide_dim(s),
-                             .v_dim = c->kv_rank,
-                             .ratio = 1,
-                             .n_selected = selected ? c->index_topk : 0,
-                             .scale = s->m->softmax_scale});
+        s->stream, &(hd_attention_args){.out = heads_at(s, s->t->context, p->row, c->kv_rank),
+                                        .q = heads_at(s, s->t->q_wide, p->row, wide_dim(s)),
+                                        .entries = model_pool(s, layer, HD_POOL_LATENT),
+                                        .selected = selected,
+                                        .seq = s->b->device.seq + p->row,
+                                        .pos = s->b->device.pos + p->row,
+                                        .rows = p->n,
+                                        .heads = s->m->shard->n_heads,
+                                        .k_dim = wide_dim(s),
+                                        .v_dim = c->kv_rank,
+                                        .ratio = 1,
+                                        .n_selected = selected ? c->index_topk : 0,
+                                        .scale = s->m->softmax_scale});
 }
 
 static void attention_span(const model_step *s, int32_t layer, const span *p) {
@@ -226,17 +224,17 @@ static void attention_naive_span(const model_step *s, int32_t layer, const span 
     latents.table += (int64_t)p->seq * latents.table_stride;
     rope_query(s, p, heads_at(s, s->t->q, p->row, narrow_dim(s)), c->nope_dim);
     s->m->env.ops->attention_naive(
-        s->m->env.stream, &(hd_attention_naive_args){
-                              .out = s->t->o_low,
-                              .q = s->t->q,
-                              .latents = latents,
-                              .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
-                              .seqs = {p->n_seqs, b->first_row + p->seq, b->pos, 0},
-                              .heads = s->m->shard->n_heads,
-                              .nope_dim = c->nope_dim,
-                              .rope_dim = c->rope_dim,
-                              .v_dim = c->v_dim,
-                              .scale = s->m->softmax_scale
+        s->stream, &(hd_attention_naive_args){
+                       .out = s->t->o_low,
+                       .q = s->t->q,
+                       .latents = latents,
+                       .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
+                       .seqs = {p->n_seqs, b->first_row + p->seq, b->pos, 0},
+                       .heads = s->m->shard->n_heads,
+                       .nope_dim = c->nope_dim,
+                       .rope_dim = c->rope_dim,
+                       .v_dim = c->v_dim,
+                       .scale = s->m->softmax_scale
     });
 }
 
@@ -255,7 +253,7 @@ static void values_span(const model_step *s, int32_t layer, const span *p) {
     const hd_model_spec *c = s->m->env.spec;
     const int32_t heads = s->m->shard->n_heads;
     s->m->env.ops->linear_heads(
-        s->m->env.stream,
+        s->stream,
         &(hd_linear_heads_args){.out = heads_at(s, s->t->o_low, p->row, c->v_dim),
                                 .x = heads_at(s, s->t->context, p->row, c->kv_rank),
                                 .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
@@ -275,24 +273,24 @@ static void output(const model_step *s, int32_t layer) {
 }
 
 const model_stage model_mla_stages[] = {
-    {"attn_in",   model_attn_in,   false},
-    {"project",   project,         false},
-    {"absorb",    absorb,          false},
-    {"attention", attention_all,   false},
-    {"output",    output,          false},
-    {"reduce",    model_reduce,    true },
-    {"residual",  model_block_out, false},
-    {NULL,        NULL,            false},
+    {"attn_in",   model_attn_in,   HD_LANE_COMPUTE, NULL,          false},
+    {"project",   project,         HD_LANE_COMPUTE, NULL,          false},
+    {"absorb",    absorb,          HD_LANE_COMPUTE, NULL,          false},
+    {"attention", attention_all,   HD_LANE_COMPUTE, NULL,          false},
+    {"output",    output,          HD_LANE_COMPUTE, NULL,          false},
+    {"reduce",    model_reduce,    HD_LANE_COMM,    model_reduces, true },
+    {"residual",  model_block_out, HD_LANE_COMPUTE, NULL,          false},
+    {NULL,        NULL,            HD_LANE_COMPUTE, NULL,          false},
 };
 
 const model_stage model_mla_sparse_stages[] = {
-    {"attn_in",   model_attn_in,      false},
-    {"project",   project,            false},
-    {"absorb",    absorb,             false},
-    {"index",     index_tokens,       false},
-    {"attention", attention_selected, false},
-    {"output",    output,             false},
-    {"reduce",    model_reduce,       true },
-    {"residual",  model_block_out,    false},
-    {NULL,        NULL,               false},
+    {"attn_in",   model_attn_in,      HD_LANE_COMPUTE, NULL,          false},
+    {"project",   project,            HD_LANE_COMPUTE, NULL,          false},
+    {"absorb",    absorb,             HD_LANE_COMPUTE, NULL,          false},
+    {"index",     index_tokens,       HD_LANE_COMPUTE, NULL,          false},
+    {"attention", attention_selected, HD_LANE_COMPUTE, NULL,          false},
+    {"output",    output,             HD_LANE_COMPUTE, NULL,          false},
+    {"reduce",    model_reduce,       HD_LANE_COMM,    model_reduces, true },
+    {"residual",  model_block_out,    HD_LANE_COMPUTE, NULL,          false},
+    {NULL,        NULL,               HD_LANE_COMPUTE, NULL,          false},
 };

@@ -7,6 +7,8 @@
 
 #include "model/model_internal.h"
 
+/* ---- opening ---- */
+
 static void place_all(hd_model *m, hd_arena *a) {
     const size_t pairs = (size_t)m->env.spec->rope_dim / 2;
     m->freq = hd_arena_take(a, pairs * sizeof(float), 64);
@@ -86,6 +88,22 @@ static hd_status check_mla(const hd_model_env *env, hd_err *err) {
                    hd_family_name(env->spec->family));
 }
 
+/* Opens the lanes' events, if lanes have streams of their own. */
+static hd_status open_lanes(hd_model *m, hd_err *err) {
+    hd_stream *const own[HD_N_LANES] = {m->env.stream, m->env.comm_stream, m->env.copy_stream};
+    bool several = false;
+    for (int32_t i = 0; i < HD_N_LANES; i++) {
+        m->lanes[i] = own[i] ? own[i] : m->env.stream;
+        if (m->lanes[i] == m->env.stream) continue;
+        hd_stream_report_to(m->lanes[i], m->env.stream);
+        several = true;
+    }
+    for (int32_t i = 0; several && i < m->n_micro; i++) {
+        HD_TRY(hd_device_event_open(&m->lane_change[i], m->env.device, false, err));
+    }
+    return HD_OK;
+}
+
 hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_limits *limits,
                         int32_t n_micro, hd_err *err) {
     assert(n_micro >= 1 && n_micro <= HD_MAX_MICRO);
@@ -117,6 +135,8 @@ hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_
     if (st != HD_OK) goto fail;
     st = hd_stream_reserve(env->stream, scratch_bytes(m), err);
     if (st != HD_OK) goto fail;
+    st = open_lanes(m, err);
+    if (st != HD_OK) goto fail;
     *out = m;
     return HD_OK;
 
@@ -127,6 +147,7 @@ fail:
 
 void hd_model_close(hd_model *m) {
     if (!m) return;
+    for (int32_t i = 0; i < m->n_micro; i++) hd_device_event_close(m->lane_change[i]);
     hd_device_release(m->env.device, m->block);
     free(m);
 }
@@ -158,29 +179,45 @@ static void tell(const hd_model *m, const char *part, const char *stage) {
     if (p) p->at(p->ctx, part, stage);
 }
 
+/* ---- a step ---- */
+
+static void enter_lane(model_step *s, hd_lane lane) {
+    hd_stream *to = s->m->lanes[lane];
+    if (to == s->stream) return;
+    hd_stream_record_event(s->stream, s->lane_change);
+    hd_stream_wait_event(to, s->lane_change);
+    s->stream = to;
+}
+
+static void run_stage(model_step *s, const model_stage *k, const char *part, int32_t layer) {
+    if (k->needed && !k->needed(s->m)) return;
+    tell(s->m, part, k->name);
+    enter_lane(s, k->lane);
+    k->run(s, layer);
+}
+
 /* Runs every micro-batch alternately up to its next yield point, until the block is done. */
-static void run_block(const model_step *steps, int32_t n, const model_stage *stages,
-                      const char *part, int32_t layer) {
+void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, const char *part,
+                      int32_t layer) {
     while (stages->run) {
         const model_stage *end = stages;
         while (end->run && !end->yields) end++;
         if (end->run) end++; /* the yielding stage belongs to this part */
         for (int32_t i = 0; i < n; i++) {
             for (const model_stage *k = stages; k < end; k++) {
-                tell(steps->m, part, k->name);
-                k->run(&steps[i], layer);
+                run_stage(&steps[i], k, part, layer);
             }
         }
         stages = end;
     }
 }
 
-static void run_layer(const hd_model *m, const model_step *steps, int32_t n, int32_t layer) {
+static void run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t layer) {
     const hd_layer_spec *kind = &m->env.spec->layers[layer];
     const char *ffn = kind->mlp == HD_MLP_DENSE ? "dense" : "moe";
     const char *attention = hd_attention_name(kind->attention);
-    run_block(steps, n, model_attention_stages(kind), attention, layer);
-    run_block(steps, n, model_ffn_stages(kind), ffn, layer);
+    model_run_stages(steps, n, model_attention_stages(kind), attention, layer);
+    model_run_stages(steps, n, model_ffn_stages(kind), ffn, layer);
 }
 
 static void make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n,
@@ -189,8 +226,21 @@ static void make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], 
     for (int32_t i = 0; i < n; i++) {
         assert(batches[i]->n_rows <= m->limits.rows &&
                batches[i]->n_logits <= m->limits.logits);
-        steps[i] = (model_step){.m = m, .kv = kv, .b = batches[i], .t = &m->acts[i]};
+        steps[i] = (model_step){.m = m,
+                                .kv = kv,
+                                .b = batches[i],
+                                .t = &m->acts[i],
+                                .stream = m->env.stream,
+                                .lane_change = m->lane_change[i]};
     }
+}
+
+/* Computes the logits; then the step ends on the compute lane. */
+static void run_head(const hd_model *m, model_step *steps, int32_t n, const char *part,
+                     int32_t layer) {
+    model_run_stages(steps, n, model_head_stages, part, layer);
+    for (int32_t i = 0; i < n; i++) enter_lane(&steps[i], HD_LANE_COMPUTE);
+    tell(m, part, "choose");
 }
 
 void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
@@ -199,9 +249,7 @@ void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int3
     tell(m, "step", "start");
     for (int32_t i = 0; i < n_micro; i++) model_start(&steps[i]);
     for (int32_t l = 0; l < m->env.spec->n_layers; l++) run_layer(m, steps, n_micro, l);
-    tell(m, "step", "head");
-    for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], HD_GLOBAL);
-    tell(m, "step", "choose");
+    run_head(m, steps, n_micro, "step", HD_GLOBAL);
 }
 
 void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro,
@@ -213,7 +261,5 @@ void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int
     tell(m, "draft", "start");
     for (int32_t i = 0; i < n_micro; i++) model_mtp_start(&steps[i], layer, again);
     run_layer(m, steps, n_micro, layer);
-    tell(m, "draft", "head");
-    for (int32_t i = 0; i < n_micro; i++) model_head(&steps[i], layer);
-    tell(m, "draft", "choose");
+    run_head(m, steps, n_micro, "draft", layer);
 }

@@ -37,13 +37,21 @@ typedef struct hd_probe {
     void (*at)(void *ctx, const char *part, const char *stage);
 } hd_probe;
 
+/* The queues of a step: what stages compute, what they exchange with other ranks, and what
+ * they copy. A stage names its lane. */
+typedef enum hd_lane { HD_LANE_COMPUTE, HD_LANE_COMM, HD_LANE_COPY, HD_N_LANES } hd_lane;
+
 /* What a model runs with. All of it must outlive the model. */
 typedef struct hd_model_env {
     const hd_model_spec *spec;
     const hd_weights *weights;
     const hd_ops *ops;
     hd_device *device;
-    hd_stream *stream;
+    hd_stream *stream; /* the compute lane; a step begins and ends on it */
+    /* The other lanes; NULL: the same stream. Streams of their own overlap with `stream`, are
+     * ordered by events where a micro-batch changes its lane, and fail through `stream`.
+     * Only `stream` gets scratch for operators from the model. */
+    hd_stream *comm_stream, *copy_stream;
     const hd_comm *exchange; /* NULL if the weights are complete (one rank) */
     const hd_probe *probe;   /* NULL: no profiling */
     /* for long prompts; naive needs operators that support it, and an MLA that reads all

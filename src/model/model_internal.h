@@ -31,7 +31,7 @@ typedef struct model_activations {
     float *router;                        /* [n, experts] */
     int32_t *expert;                      /* [n, top_k] */
     float *expert_weight;                 /* [n, top_k] */
-    int32_t *offset, *assignment, *place; /* [experts + 1], [n * top_k], [n * top_k] */
+    int32_t *offset, *assignment, *place; /* [slots + 1], [n * top_k], [n * top_k] */
     hd_rows gate, up;                     /* [n, inter] dense or shared */
     hd_rows expert_gate, expert_up;       /* [n * top_k, moe_inter] */
     hd_rows expert_y;                     /* [n * top_k, hidden] */
@@ -39,7 +39,7 @@ typedef struct model_activations {
      * rows, and expert_y holds the results that were sent back. */
     hd_rows in_x, in_y; /* [in_rows, hidden] */
     float *in_weight;   /* [in_rows] */
-    int32_t *in_offset; /* [slots + 1] */
+    int32_t *in_offset; /* [slots of this rank + 1] */
 
     /* head and MTP input */
     hd_rows picked; /* [logits, streams, hidden] */
@@ -57,6 +57,8 @@ struct hd_model {
     float softmax_scale, index_scale, rope_scale;
     float *freq, *freq_compress; /* [pairs] device memory */
     int64_t *expert_rows;        /* [layers, experts] device memory; or NULL without experts */
+    hd_stream *lanes[HD_N_LANES];
+    hd_device_event *lane_change[HD_MAX_MICRO]; /* NULL if all lanes are one stream */
     void *block;
     size_t bytes;
     model_activations acts[HD_MAX_MICRO];
@@ -68,13 +70,23 @@ typedef struct model_step {
     const hd_kv *kv;
     const hd_batch *b;
     model_activations *t;
+    hd_stream *stream; /* of the lane that this micro-batch is in */
+    hd_device_event *lane_change;
 } model_step;
 
 typedef struct model_stage {
     const char *name;
     void (*run)(const model_step *s, int32_t layer);
-    bool yields; /* another micro-batch may run before the next stage */
+    hd_lane lane;
+    bool (*needed)(
+        const hd_model *m); /* false: this model leaves it out; NULL: always needed */
+    bool yields;            /* another micro-batch may run before the next stage */
 } model_stage;
+
+/* model.c: runs the stages of n micro-batches, each on the stream of its lane. A stage waits
+ * for the stage before it of the same micro-batch, never for those of others. */
+void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, const char *part,
+                      int32_t layer);
 
 /* The stages of a layer's two blocks, each ended by a NULL run. */
 const model_stage *model_attention_stages(const hd_layer_spec *layer);
@@ -83,6 +95,7 @@ const model_stage *model_ffn_stages(const hd_layer_spec *layer);
 #define X(kind, name, description) extern const model_stage model_##name##_stages[];
 HD_ATTENTION_KINDS(X)
 #undef X
+extern const model_stage model_head_stages[];
 
 /* activations.c */
 void model_place_activations(model_activations *t, hd_arena *a, const hd_model *m);
@@ -94,7 +107,6 @@ float model_index_scale(const hd_model_spec *spec); /* on indexer scores */
 /* head.c, mtp.c */
 void model_rope_tables(const model_step *s); /* RoPE tables of the batch's positions */
 void model_start(const model_step *s);
-void model_head(const model_step *s, int32_t layer);
 void model_mtp_start(const model_step *s, int32_t layer, bool again);
 
 /* Operators with a layer's weights; rows is the number of rows of x. */
@@ -114,6 +126,7 @@ void model_ffn_in(const model_step *s, int32_t layer);
 void model_block_out(const model_step *s, int32_t layer);
 
 /* All-reduces y over the tensor-parallel group. */
+bool model_reduces(const hd_model *m); /* whether there is such a group */
 void model_reduce(const model_step *s, int32_t layer);
 
 static inline int32_t model_streams(const hd_model_spec *spec) {

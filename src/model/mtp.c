@@ -7,12 +7,12 @@
 
 static void embed_next(const model_step *s, hd_rows out) {
     const hd_model_env *env = &s->m->env;
-    env->ops->embed(env->stream, &(hd_embed_args){.out = out,
-                                                  .table = hd_weights_matrix(
-                                                      env->weights, HD_GLOBAL, HD_EMBED),
-                                                  .tokens = s->b->device.next_tokens,
-                                                  .rows = s->b->n_rows,
-                                                  .copies = 1});
+    env->ops->embed(s->stream, &(hd_embed_args){.out = out,
+                                                .table = hd_weights_matrix(env->weights,
+                                                                           HD_GLOBAL, HD_EMBED),
+                                                .tokens = s->b->device.next_tokens,
+                                                .rows = s->b->n_rows,
+                                                .copies = 1});
 }
 
 /* Writes one half of paired [n, 2 * hidden]. */
@@ -21,7 +21,7 @@ static void norm_into(const model_step *s, int32_t layer, hd_role role, hd_rows 
     const hd_model_spec *c = s->m->env.spec;
     const hd_rows out = hd_rows_at(s->t->paired, half * c->hidden);
     s->m->env.ops->rms_norm(
-        s->m->env.stream,
+        s->stream,
         &(hd_rms_norm_args){.out = hd_rows_strided(out, 2 * c->hidden),
                             .x = x,
                             .weight = hd_weights_vector(s->m->env.weights, layer, role),
@@ -48,7 +48,7 @@ static void start_v4(const model_step *s, int32_t layer, hd_rows streams) {
     model_norm(s, layer, HD_MTP_HIDDEN_NORM, t->paired, streams, all, c->hidden);
     model_linear(s, layer, HD_MTP_H_PROJ, t->x, t->paired, all);
     s->m->env.ops->add(
-        s->m->env.stream,
+        s->stream,
         &(hd_add_args){
             .x = t->x, .y = t->y, .rows = all, .cols = c->hidden, .repeat = c->hc_mult});
 }

@@ -2,6 +2,7 @@
 #ifndef HD_OPS_MOE_H
 #define HD_OPS_MOE_H
 
+#include "base/expert_table.h"
 #include "base/router_rule.h"
 #include "ops/types.h"
 
@@ -23,28 +24,31 @@ typedef struct hd_moe_topk_args {
 
 #define HD_ROWS_moe_topk(T)
 
-/* Sorts the rows * top_k assignments (number t * top_k + j) by expert; the sort is stable. */
+/* Sorts the rows * top_k assignments (number t * top_k + j) by the slot of their expert; the
+ * sort is stable. */
 typedef struct hd_moe_permute_args {
-    int32_t *offset;       /* [n_experts + 1] first sorted place of each expert */
+    int32_t *offset;       /* [n_slots + 1] first sorted place of each slot */
     int32_t *assignment;   /* [rows * top_k] the assignment at each sorted place */
     int32_t *place;        /* [rows * top_k] the sorted place of each assignment */
     const int32_t *expert; /* [rows, top_k] */
-    int64_t *load;         /* [n_experts] += number of rows of each expert; or NULL */
-    const int32_t *live;   /* [rows] 0: a padding row, which is not counted as load; or NULL */
-    int32_t rows, top_k, n_experts;
+    const int32_t *slot; /* [n_experts] slot of each expert, all different; NULL: its number */
+    int64_t *load;       /* [n_experts] += number of rows of each expert; or NULL */
+    const int32_t *live; /* [rows] 0: a padding row, which is not counted as load; or NULL */
+    int32_t rows, top_k, n_experts, n_slots; /* n_slots >= n_experts */
 } hd_moe_permute_args;
 
 #define HD_ROWS_moe_permute(T)
 
-/* Grouped GEMM: rows at places offset[e] .. offset[e + 1] - 1 times expert e's matrix. Place
- * i reads row assignment[i] / top_k of x, or row i if assignment is NULL. */
+/* Grouped GEMM: rows at places offset[s] .. offset[s + 1] - 1 times the matrix in slot s.
+ * Place i reads row assignment[i] / top_k of x, or row i if assignment is NULL. The matrices'
+ * addresses are read from the table when the operator runs. */
 typedef struct hd_grouped_gemm_args {
-    hd_rows out;        /* [n places, w[0].rows] */
-    hd_rows x;          /* [*, w[0].cols] */
-    const hd_weight *w; /* [n_experts], all of one shape */
-    const int32_t *offset, *assignment;
+    hd_rows out; /* [n places, w->shape.rows] */
+    hd_rows x;   /* [*, w->shape.cols] */
+    const hd_expert_table *w;
+    const int32_t *offset, *assignment; /* offset: [w->n + 1] */
     /* n_places = rows * top_k, an upper bound that the host knows */
-    int32_t n_experts, top_k, n_places;
+    int32_t top_k, n_places;
 } hd_grouped_gemm_args;
 
 #define HD_ROWS_grouped_gemm(T) T(out, PLAIN) T(x, PLAIN)
@@ -64,14 +68,15 @@ typedef struct hd_swiglu_args {
 #define HD_ROWS_swiglu(T) T(out, PLAIN) T(gate, PLAIN) T(up, PLAIN)
 
 /* Weighted sum of the experts' results: out[t] = shared[t] + sum over j of y[place[t * top_k
- * + j]] * weight[t * top_k + j]. It is summed in order of expert number, so that the order
- * of the choices does not matter. */
+ * + j]] * weight[t * top_k + j]. It is summed in order of expert number, so that neither
+ * the order of the choices nor the slots of the experts matter. */
 typedef struct hd_moe_combine_args {
-    hd_rows out;          /* [rows, cols], may be shared */
-    hd_rows y;            /* [rows * top_k, cols] by sorted place */
-    hd_rows shared;       /* [rows, cols] or none */
-    const float *weight;  /* [rows, top_k] or NULL: ones (already applied) */
-    const int32_t *place; /* [rows, top_k] */
+    hd_rows out;           /* [rows, cols], may be shared */
+    hd_rows y;             /* [rows * top_k, cols] by sorted place */
+    hd_rows shared;        /* [rows, cols] or none */
+    const float *weight;   /* [rows, top_k] or NULL: ones (already applied) */
+    const int32_t *expert; /* [rows, top_k] */
+    const int32_t *place;  /* [rows, top_k] */
     int32_t rows, cols, top_k;
 } hd_moe_combine_args;
 

@@ -92,6 +92,10 @@ hd_shard hd_shard_of(const hd_parallel_config *l, int32_t rank, const hd_model_s
     return s;
 }
 
+int32_t hd_shard_slots(const hd_shard *s) {
+    return s->n_experts * s->parallel.ep;
+}
+
 int32_t hd_shard_slot(const hd_shard *s, int32_t expert, int32_t n_experts) {
     const int32_t slot = (expert - s->expert0 % n_experts + n_experts) % n_experts;
     return slot < s->n_experts ? slot : -1;

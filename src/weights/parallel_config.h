@@ -22,8 +22,8 @@
  *                  experts)
  *     LM head      groups of head_tp consecutive ranks shard the vocabulary
  *
- * The ep groups hold n_experts + redundant expert slots, the same number each; slot s is a
- * replica of expert s % n_experts. */
+ * The ep groups hold n_experts + redundant expert slots, the same number each; when a model
+ * opens, slot s is a replica of expert s % n_experts. */
 typedef struct hd_parallel_config {
     int32_t tp, dp;
     int32_t ep, etp;
@@ -63,7 +63,10 @@ typedef struct hd_shard {
  * plan (placement.h) does, and its error names the tensor. */
 hd_shard hd_shard_of(const hd_parallel_config *l, int32_t rank, const hd_model_spec *spec);
 
-/* Returns the shard's slot that holds an expert, or -1. */
+/* Returns the number of expert slots of all ranks of the group. */
+int32_t hd_shard_slots(const hd_shard *s);
+
+/* Returns the shard's slot that holds an expert when a model opens, or -1. */
 int32_t hd_shard_slot(const hd_shard *s, int32_t expert, int32_t n_experts);
 
 #endif

@@ -14,6 +14,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "weights/bind_internal.h"
+#include "weights/expert_slots_internal.h"
 #include "weights/shard_internal.h"
 #include "weights/dummy_internal.h"
 #include "weights/placement.h"
@@ -24,7 +25,7 @@ enum { NAMED_MISSING = 10 };
 /* The tensor of one role in one layer. */
 typedef struct slot {
     hd_weight weight;     /* data NULL: none */
-    hd_weight *experts;   /* [n_experts] for the roles EXPERT_* */
+    hd_weight *experts;   /* [shard's n_experts] for the roles EXPERT_*, as when opened */
     const float *vector;  /* in the map, or owned */
     void *owned;          /* the converted vector or the table */
     const int32_t *table; /* ROUTER_HASH */
@@ -45,6 +46,7 @@ struct hd_weights {
     use *uses;            /* [tensors of the checkpoint] */
     slot *slots;          /* [1 + n_layers + n_mtp, HD_N_ROLES], the global ones first */
     hd_weight *experts;   /* storage of the slots' experts */
+    weights_expert_slots expert_slots;
     hd_shard shard;
     weights_pieces pieces; /* copies of column shards */
     int32_t n_mtp;
@@ -200,17 +202,19 @@ static void bind_all(hd_weights *w) {
 
 /* Assigns each expert role of each MoE layer its array of matrices. */
 static hd_status place_experts(hd_weights *w, const char *model_dir) {
-    const hd_role roles[3] = {HD_EXPERT_GATE, HD_EXPERT_UP, HD_EXPERT_DOWN};
+    const hd_role roles[WEIGHTS_EXPERT_ROLES] = {HD_EXPERT_GATE, HD_EXPERT_UP, HD_EXPERT_DOWN};
     size_t n = 0, per_row = (size_t)w->spec->route.n_experts, at = 0;
     for (int32_t i = 0; i < w->schema.n; i++) n += w->schema.decls[i].expert >= 0;
     w->experts = calloc(n + 1, sizeof *w->experts);
     if (!w->experts) {
         return HD_FAIL(&w->problem, HD_ENOMEM, "%s: no memory for %zu experts", model_dir, n);
     }
+    HD_TRY(weights_slots_init(&w->expert_slots, w->spec, &w->shard, &w->problem));
     for (int32_t l = 0; l < w->spec->n_layers + w->spec->n_mtp; l++) {
         if (w->spec->layers[l].mlp == HD_MLP_DENSE) continue;
-        for (size_t r = 0; r < HD_LEN(roles); r++, at += per_row) {
+        for (int32_t r = 0; r < WEIGHTS_EXPERT_ROLES; r++, at += per_row) {
             slot_at(w, l, roles[r])->experts = w->experts + at;
+            weights_slots_hold(&w->expert_slots, l, r, w->experts + at);
         }
     }
     return HD_OK;
@@ -260,6 +264,7 @@ static hd_status bind_model(hd_weights *w, const char *model_dir) {
     HD_TRY(count_mtp(w, model_dir));
     list_missing(w, model_dir);
     bind_all(w);
+    HD_TRY(weights_slots_fill(&w->expert_slots, NULL, NULL, &w->problem));
     return w->problem.code == HD_ENOMEM ? HD_ENOMEM : HD_OK;
 }
 
@@ -355,6 +360,8 @@ static hd_status make_dummies(hd_weights *w, const hd_dummy_options *o) {
         if (w->bound[i].data) st = place(w, i, &w->problem);
     }
     w->n_mtp = w->spec->n_mtp;
+    hd_device *d = o->device && !hd_device_is_host(o->device) ? o->device : NULL;
+    if (st == HD_OK) st = weights_slots_fill(&w->expert_slots, d, o->stream, &w->problem);
     return st == HD_OK ? make_routing(w, o) : st;
 }
 
@@ -392,6 +399,7 @@ static hd_status slice_all(hd_weights *w, const hd_weights *whole, const hd_slic
         HD_TRY(weights_shard(&w->bound[i].weight, &slices[i], &w->pieces, &w->problem));
         if (w->schema.decls[i].role != HD_ROUTER_HASH) HD_TRY(place(w, i, &w->problem));
     }
+    HD_TRY(weights_slots_fill(&w->expert_slots, NULL, NULL, &w->problem));
     for (int32_t l = 0; l < w->spec->n_layers + w->spec->n_mtp; l++) {
         slot *s = slot_at(w, l, HD_ROUTER_HASH);
         *s = *slot_at(whole, l, HD_ROUTER_HASH);
@@ -443,6 +451,7 @@ void hd_weights_close(hd_weights *w) {
     size_t n_slots = (size_t)(1 + w->spec->n_layers + w->spec->n_mtp) * HD_N_ROLES;
     for (size_t i = 0; w->slots && i < n_slots; i++) free(w->slots[i].owned);
     free(w->slots);
+    weights_slots_deinit(&w->expert_slots);
     free(w->experts);
     free(w->uses);
     free(w->missing);
@@ -517,6 +526,7 @@ hd_status hd_weights_upload(hd_weights *w, hd_device *d, hd_stream *s,
     m = (moving){.arena = hd_arena_over(block, bytes), .s = s, .total = bytes};
     if (watch) m.watch = *watch;
     move_all(w, &m);
+    HD_TRY(weights_slots_fill(&w->expert_slots, d, s, err));
     return hd_stream_sync(s, err);
 }
 
@@ -546,9 +556,20 @@ const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role r
     return s->weight.data ? &s->weight : NULL;
 }
 
-const hd_weight *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role) {
+const hd_expert_table *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role) {
     const hd_weight *experts = slot_at(w, layer, role)->experts;
-    return experts && experts->data ? experts : NULL;
+    const weights_slot_layer *layers = w->expert_slots.layers;
+    return experts && experts->data ? &layers[layer].tables[role - HD_EXPERT_GATE] : NULL;
+}
+
+const hd_expert_map *hd_weights_expert_map(const hd_weights *w, int32_t layer) {
+    const hd_expert_map *map = &w->expert_slots.layers[layer].map;
+    return map->n_slots > 0 ? map : NULL;
+}
+
+hd_status hd_weights_place_experts(hd_weights *w, int32_t layer, const int32_t *expert,
+                                   hd_stream *s, hd_err *err) {
+    return weights_slots_place(&w->expert_slots, layer, expert, s, err);
 }
 
 const float *hd_weights_vector(const hd_weights *w, int32_t layer, hd_role role) {

@@ -15,6 +15,7 @@
 
 #include "device/device.h"
 #include "base/dtype.h"
+#include "base/expert_table.h"
 #include "base/status.h"
 #include "weights/parallel_config.h"
 #include "weights/routing.h"
@@ -197,9 +198,33 @@ size_t hd_weights_bytes(const hd_weights *w); /* of all tensors as stored */
  * that replaces it. */
 const hd_weight *hd_weights_matrix(const hd_weights *w, int32_t layer, hd_role role);
 
-/* Returns [shard's n_experts] matrices of one MoE layer, by expert slot; role EXPERT_GATE,
- * EXPERT_UP or EXPERT_DOWN. */
-const hd_weight *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role);
+/* ---- experts in slots ---- */
+
+/* Returns the matrices of one MoE layer in the shard's n_experts slots, or NULL if there are
+ * none; role EXPERT_GATE, EXPERT_UP or EXPERT_DOWN. It stays the same struct. */
+const hd_expert_table *hd_weights_experts(const hd_weights *w, int32_t layer, hd_role role);
+
+/* Which expert each slot of an MoE layer holds. The slots of all ep ranks are numbered in
+ * one row, by rank; without expert parallelism they are this rank's. */
+typedef struct hd_expert_map {
+    const int32_t *slot;   /* [n_experts] where this rank's rows go; device memory */
+    const int32_t *expert; /* [n_slots] the expert in each slot; host memory */
+    int32_t n_slots;
+    uint32_t version; /* how many times the map has been replaced */
+} hd_expert_map;
+
+/* Returns the map of a layer, or NULL if it is dense. It stays the same struct. */
+const hd_expert_map *hd_weights_expert_map(const hd_weights *w, int32_t layer);
+
+/* Replaces, between two steps, which expert each slot holds: expert [n_slots], each at least
+ * once; the slots of this rank only such experts as it has from the start. Ranks must replace
+ * between the same two steps. Steps that are queued on s before this call use the old map,
+ * later ones the new map and the new matrices; captured graphs stay valid. Logits keep their
+ * bits. After an error the old map stays. */
+hd_status hd_weights_place_experts(hd_weights *w, int32_t layer, const int32_t *expert,
+                                   hd_stream *s, hd_err *err);
+
+/* ---- vectors and tables ---- */
 
 /* Returns a small tensor (norm, bias, sink, position bias, hyper-connection) as float32 in
  * row-major order, or NULL. The weights own it, or it is in the map if the file has float32. */

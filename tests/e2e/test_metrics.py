@@ -143,20 +143,30 @@ def test_a_first_token_counts_before_the_answer_ends(slow):
 
 
 def test_looking_does_not_wait_for_a_step(slow):
-    """A step takes two seconds; many looks fit into it."""
-    with stream(slow, *ENDLESS) as response:
-        response.readline()
+    """A step takes two seconds; several looks fit into one of them, on a loaded machine not into each."""
+
+    def looks_in_this_step():
         steps = slow.stats()["hadal_steps_total"]
         looked = 0
         while slow.stats()["hadal_steps_total"] == steps:
             for path in ("/v1/loads", "/server_info", "/model_info", "/health"):
                 assert slow.get(path).status == 200
             looked += 1
-        assert looked > 3
+        return looked
+
+    with stream(slow, *ENDLESS) as response:
+        response.readline()
+        assert any(looks_in_this_step() > 3 for _ in range(30))
         with stream(slow, "GET", "/engine/live") as view:
             events = events_of(view)
-            seen = [json.loads(next(events))["stats"]["steps"] for _ in range(8)]
-        assert max(seen.count(n) for n in seen) > 2
+            in_a_row, last = 0, None
+            for _ in range(100):
+                steps = json.loads(next(events))["stats"]["steps"]
+                in_a_row = in_a_row + 1 if steps == last else 1
+                last = steps
+                if in_a_row > 2:
+                    break
+            assert in_a_row > 2
 
 
 def test_the_live_view_covers_what_came_lately(server):

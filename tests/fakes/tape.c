@@ -92,6 +92,10 @@ void tape_open(hd_ops *t) {
 #undef X
 }
 
+int32_t tape_recorded(void) {
+    return n_tapes;
+}
+
 int32_t tape_repeated(void) {
     return n_repeated;
 }

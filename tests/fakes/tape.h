@@ -8,6 +8,9 @@
 
 void tape_open(hd_ops *t); /* t, a CPU table, now records and calls what it was */
 
+/* Returns the number of shapes recorded since tape_open(). */
+int32_t tape_recorded(void);
+
 /* Returns the number of steps replayed since tape_open(). */
 int32_t tape_repeated(void);
 

@@ -18,7 +18,15 @@
 #include "model/model.h"
 #include "weights/configs.h"
 
-enum { MAX_RANKS = 8, PROMPT = 70, SEQS = 2, ROWS = PROMPT * SEQS, POSITIONS = 128, STEPS = 3 };
+enum {
+    MAX_RANKS = 8,
+    PROMPT = 70,
+    SEQS = 2,
+    ROWS = PROMPT * SEQS,
+    POSITIONS = 128,
+    STEPS = 3,
+    MAX_SLOTS = 96
+};
 
 /* ---- communication ---- */
 
@@ -34,6 +42,7 @@ typedef struct rank {
     const hd_model_spec *spec;
     const hd_weights *whole;
     hd_parallel_config parallel;
+    bool rotates; /* the experts of each rank's slots change before every step */
     hd_comm exchange;
     int32_t *from, *place; /* of received rows: rank and place there */
     float *logits[STEPS];  /* [SEQS, vocab] */
@@ -82,25 +91,17 @@ static void all_gather(void *ctx, hd_stream *s, const hd_gather_columns *a) {
     part(r);
 }
 
-/* Returns which replica of an expert serves a rank. */
-static int32_t slot_for(const hd_parallel_config *l, int32_t expert, int32_t n_experts,
-                        int32_t from) {
-    const int32_t copies = (n_experts + l->redundant - 1 - expert) / n_experts + 1;
-    return expert + from % copies * n_experts;
-}
-
 static void dispatch(void *ctx, hd_stream *s, const hd_comm_dispatch *a) {
     rank *r = ctx;
     int32_t n = 0;
     (void)s;
     bring(r, a);
     for (int32_t e = 0; e < a->n_slots; e++) {
-        const int32_t slot = r->number * a->n_slots + e, expert = slot % a->n_experts;
+        const int32_t slot = r->number * a->n_slots + e;
         a->in_offset[e] = n;
         for (int32_t k = 0; k < r->at->n; k++) {
             const hd_comm_dispatch *other = r->at->args[k];
-            if (slot_for(&r->parallel, expert, a->n_experts, k) != slot) continue;
-            for (int32_t i = other->offset[expert]; i < other->offset[expert + 1]; i++) {
+            for (int32_t i = other->offset[slot]; i < other->offset[slot + 1]; i++) {
                 const int32_t choice = other->assignment[i];
                 const float *row =
                     (const float *)other->x.data + (int64_t)(choice / a->top_k) * a->cols;
@@ -214,12 +215,30 @@ static void keep(const body *b, const rank *r, int32_t step) {
            (size_t)SEQS * (size_t)r->spec->vocab * sizeof(float));
 }
 
+/* Every slot gets the expert of the rank's next slot, in all layers. */
+static void rotate_slots(body *b, const rank *r) {
+    const int32_t own = hd_weights_shard(b->weights)->n_experts;
+    for (int32_t l = 0; r->rotates && l < r->spec->n_layers + r->spec->n_mtp; l++) {
+        const hd_expert_map *map = hd_weights_expert_map(b->weights, l);
+        int32_t expert[MAX_SLOTS];
+        if (!map) continue;
+        assert_true(map->n_slots <= MAX_SLOTS);
+        for (int32_t s = 0; s < map->n_slots; s++) {
+            expert[s] = map->expert[s / own * own + (s + 1) % own];
+        }
+        assert_int_equal(hd_weights_place_experts(b->weights, l, expert, b->stream, NULL),
+                         HD_OK);
+    }
+}
+
 /* Runs a prompt, one token more, and its draft if there is an MTP layer. */
 static void run_body(body *b, const rank *r) {
     hd_batch *batches[] = {&b->batch};
+    rotate_slots(b, r);
     write_rows(b, r, 0, PROMPT);
     hd_model_step(b->model, b->kv, batches, 1);
     keep(b, r, 0);
+    rotate_slots(b, r);
     write_rows(b, r, PROMPT, 1);
     hd_model_step(b->model, b->kv, batches, 1);
     keep(b, r, 1);
@@ -268,12 +287,15 @@ static void close_rank(rank *r) {
 }
 
 static void run_world(rank *ranks, rendezvous *at, const hd_parallel_config *parallel,
-                      const hd_weights *whole, const hd_model_spec *spec) {
+                      const hd_weights *whole, const hd_model_spec *spec, bool rotates) {
     pthread_t threads[MAX_RANKS];
     at->n = hd_parallel_world(parallel);
     assert_true(at->n <= MAX_RANKS);
     assert_int_equal(pthread_barrier_init(&at->barrier, NULL, (unsigned)at->n), 0);
-    for (int32_t k = 0; k < at->n; k++) open_rank(&ranks[k], at, k, whole, spec, parallel);
+    for (int32_t k = 0; k < at->n; k++) {
+        open_rank(&ranks[k], at, k, whole, spec, parallel);
+        ranks[k].rotates = rotates;
+    }
     for (int32_t k = 0; k < at->n; k++) {
         assert_int_equal(pthread_create(&threads[k], NULL, run_rank, &ranks[k]), 0);
     }
@@ -338,8 +360,8 @@ static void test_tensor_ranks(void **state) {
         const hd_parallel_config single = hd_parallel_single(), two = hd_parallel_tensor(2);
         rank alone, ranks[MAX_RANKS];
         rendezvous one, many;
-        run_world(&alone, &one, &single, whole, spec);
-        run_world(ranks, &many, &two, whole, spec);
+        run_world(&alone, &one, &single, whole, spec, false);
+        run_world(ranks, &many, &two, whole, spec, false);
         for (int i = 0; i < steps_of(spec); i++) {
             assert_near(ranks[0].logits[i], alone.logits[i], n, names[k]);
             assert_memory_equal(ranks[0].logits[i], ranks[1].logits[i], n * sizeof(float));
@@ -352,14 +374,14 @@ static void test_tensor_ranks(void **state) {
 }
 
 /* A rank of a larger world computes what it computes alone with the same rows. */
-static void check_expert_world(const char *name, int32_t ep, int32_t redundant) {
+static void check_expert_world(const char *name, int32_t ep, int32_t redundant, bool rotates) {
     hd_model_spec *spec = config_open(name);
     hd_weights *whole = make_weights(spec);
     const size_t bytes = SEQS * (size_t)spec->vocab * sizeof(float);
     const hd_parallel_config spread = hd_parallel_expert(ep, redundant);
     rank ranks[MAX_RANKS];
     rendezvous many;
-    run_world(ranks, &many, &spread, whole, spec);
+    run_world(ranks, &many, &spread, whole, spec, rotates);
     for (int32_t r = 0; r < ep; r++) {
         rendezvous one = {.n = 1};
         rank alone;
@@ -383,9 +405,18 @@ static void check_expert_world(const char *name, int32_t ep, int32_t redundant) 
 
 static void test_expert_ranks(void **state) {
     (void)state;
-    for (size_t k = 0; k < HD_LEN(names); k++) check_expert_world(names[k], 4, 0);
-    check_expert_world("tiny_v3", 3, 2);
-    check_expert_world("tiny_v4", 3, 6);
+    for (size_t k = 0; k < HD_LEN(names); k++) check_expert_world(names[k], 4, 0, false);
+    check_expert_world("tiny_v3", 3, 2, false);
+    check_expert_world("tiny_v4", 3, 6, false);
+}
+
+/* Experts that change their slots before every step change no bit, with copies too. */
+static void test_moving_experts(void **state) {
+    (void)state;
+    check_expert_world("tiny_v3", 1, 0, true);
+    check_expert_world("tiny_v32", 4, 0, true);
+    check_expert_world("tiny_v3", 3, 2, true);
+    check_expert_world("tiny_v4", 3, 6, true);
 }
 
 /* A shard without communication, and parallel configs that no stage supports, are refused. */
@@ -420,6 +451,7 @@ int test_ranks(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tensor_ranks),
         cmocka_unit_test(test_expert_ranks),
+        cmocka_unit_test(test_moving_experts),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);

@@ -181,8 +181,8 @@ static void linear_heads(dot_fn *dot, const hd_linear_heads_args *a) {
 }
 
 static void grouped_gemm(dot_fn *dot, const hd_grouped_gemm_args *a) {
-    for (int32_t e = 0; e < a->n_experts; e++) {
-        const hd_weight *w = &a->w[e];
+    for (int32_t e = 0; e < a->w->n; e++) {
+        const hd_weight *w = &a->w->slots[e];
         for (int32_t i = a->offset[e]; i < a->offset[e + 1]; i++) {
             const int32_t row = a->assignment ? a->assignment[i] / a->top_k : i;
             const float *x = act_in(a->x) + (int64_t)row * w->cols;

@@ -143,6 +143,7 @@ void check_near(const char *what, const void *got, const void *want, int64_t n,
 /* ---- inputs: taken for one test, exactly as long as asked, so that overruns are seen ---- */
 
 void *take(size_t bytes);
+
 void *take_copy(const void *from, size_t bytes);
 float *take_nan(int64_t n);
 float *take_random(int64_t n, float spread); /* uniform in (-spread, spread) */

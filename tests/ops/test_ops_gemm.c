@@ -225,16 +225,16 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
 /* A place is what linear makes of its row alone: who else meets the expert does not matter. */
 static void check_places_on(const hd_grouped_gemm_args *a, const op_case *c,
                             const hd_ops *ops) {
-    const int32_t cols = a->w[0].cols, outs = a->w[0].rows;
+    const int32_t cols = a->w->shape.cols, outs = a->w->shape.rows;
     float *alone = take_nan(outs);
     void *all[MAX_OUTS];
     run_op(c, ops, fix.stream[1], 0, 1, all);
-    for (int32_t e = 0; e < a->n_experts; e++) {
+    for (int32_t e = 0; e < a->w->n; e++) {
         for (int32_t i = a->offset[e]; i < a->offset[e + 1]; i++) {
             const int32_t row = a->assignment ? a->assignment[i] / a->top_k : i;
             hd_linear_args one = {.out = hd_f32(alone),
                                   .x = hd_rows_at(a->x, (int64_t)row * cols),
-                                  .w = &a->w[e],
+                                  .w = &a->w->slots[e],
                                   .rows = 1};
             hd_stream *s = stream_for(ops, fix.stream[0]);
             ops->linear(s, &one);
@@ -264,12 +264,13 @@ static void grouped_shape(const weight_format *f, const int32_t *counts, int32_t
     int32_t *assignment = take_ints(places);
     for (int32_t i = 0; i < places; i++) assignment[i] = random_below(10 * TOP_K);
     const int32_t x_rows = places > 10 ? places : 10;
+    hd_expert_table table;
+    hd_expert_table_init(&table, w, EXPERTS);
     hd_grouped_gemm_args a = {
         .x = hd_f32(take_random((int64_t)x_rows * w->cols, 1.0f)),
-        .w = w,
+        .w = &table,
         .offset = offset,
         .assignment = assigned ? assignment : NULL,
-        .n_experts = EXPERTS,
         .top_k = TOP_K,
         .n_places = places,
     };

@@ -110,18 +110,22 @@ void op_moe_permute(void **state) {
         const int32_t rows = n_rows[kind], top_k = 1 + kind % 3;
         int32_t *expert = take_ints((int64_t)rows * top_k); /* all to expert 0 */
         for (int32_t i = 0; kind != 4 && i < rows * top_k; i++) expert[i] = random_below(9);
-        int32_t *live = take_ints(rows);
+        int32_t *live = take_ints(rows), *slot = take_ints(10);
         for (int32_t r = 0; r < rows; r++) live[r] = random_below(3);
+        for (int32_t e = 0; e < 10; e++) slot[e] = (7 * e + 5) % 13;
+        const bool placed = kind % 4 > 1;
         hd_moe_permute_args a = {.expert = expert,
+                                 .slot = placed ? slot : NULL,
                                  .live = kind % 2 ? live : NULL,
                                  .rows = rows,
                                  .top_k = top_k,
-                                 .n_experts = 10};
+                                 .n_experts = 10,
+                                 .n_slots = placed ? 13 : 10};
         check_op(&(op_case){
             .name = "moe_permute",
             .rows = 1,
             .n_outs = 4,
-            .width = {11, rows * top_k, rows * top_k, 2 * 10},
+            .width = {a.n_slots + 1, rows * top_k, rows * top_k, 2 * 10},
             .int16 = true,
             .args = &a,
             .run = run_permute
@@ -146,6 +150,7 @@ static void run_combine(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     a.out = hd_f32(out[0]);
     a.shared = t->in_place ? a.out : hd_f32(shared);
     if (a.weight) a.weight += (int64_t)first * a.top_k;
+    a.expert += (int64_t)first * a.top_k;
     a.place += (int64_t)first * a.top_k;
     a.rows = n;
     ops->moe_combine(s, &a);
@@ -156,7 +161,8 @@ void op_moe_combine(void **state) {
     for (int32_t kind = 0; kind < 18; kind++) {
         const int32_t rows = kind % 5 == 4 ? 0 : 33, cols = 1 + kind * 31;
         const int32_t top_k = kind == 7 ? 20 : 1 + kind % 9, n = rows * top_k;
-        int32_t *place = take_ints(n);
+        int32_t *place = take_ints(n), *expert = take_ints(n);
+        for (int32_t i = 0; i < n; i++) expert[i] = (i % top_k * 8 + i / top_k) % 21;
         for (int32_t i = 0; i < n; i++) { /* a random order of all places */
             const int32_t j = random_below(i + 1);
             place[i] = place[j];
@@ -166,6 +172,7 @@ void op_moe_combine(void **state) {
         combine_case t = {
             .a = {.y = hd_f32(take_random((int64_t)n * cols, 1.0f)),
                   .weight = kind % 2 ? take_random(n, 1.0f) : NULL,
+                  .expert = expert,
                   .place = place,
                   .cols = cols,
                   .top_k = top_k},

@@ -140,8 +140,8 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
 
 /* An expert alone gives the bits that its rows have among the others', one matrix too. */
 static void check_alone(const hd_grouped_gemm_args *all, const float *x, const float *got) {
-    const int32_t outs = all->w->rows, cols = all->w->cols;
-    for (int32_t e = 0; e < all->n_experts; e++) {
+    const int32_t outs = all->w->shape.rows, cols = all->w->shape.cols;
+    for (int32_t e = 0; e < all->w->n; e++) {
         const int32_t first = all->offset[e], n = all->offset[e + 1] - first;
         float *rows = take((size_t)n * (size_t)cols * sizeof *rows);
         int32_t *offset = take_ints(2);
@@ -152,13 +152,11 @@ static void check_alone(const hd_grouped_gemm_args *all, const float *x, const f
             memcpy(rows + (int64_t)i * cols, x + from * cols, (size_t)cols * sizeof *rows);
         }
         offset[1] = n;
-        const hd_linear_args one = {.w = &all->w[e], .x = hd_f32(rows)};
-        const hd_grouped_gemm_args alone = {.x = hd_f32(rows),
-                                            .w = &all->w[e],
-                                            .offset = offset,
-                                            .n_experts = 1,
-                                            .top_k = 1,
-                                            .n_places = n};
+        const hd_linear_args one = {.w = &all->w->slots[e], .x = hd_f32(rows)};
+        hd_expert_table table;
+        hd_expert_table_init(&table, &all->w->slots[e], 1);
+        const hd_grouped_gemm_args alone = {
+            .x = hd_f32(rows), .w = &table, .offset = offset, .top_k = 1, .n_places = n};
         op_case c = {.name = "one expert",
                      .rows = 1,
                      .n_outs = 1,
@@ -168,7 +166,7 @@ static void check_alone(const hd_grouped_gemm_args *all, const float *x, const f
         if (n == 0) continue;
         run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, 1, out);
         check_bits("an expert alone", got + (int64_t)first * outs, out[0], (int64_t)n * outs);
-        if (all->w->type != HD_E4M3) continue;
+        if (all->w->shape.type != HD_E4M3) continue;
         c.rows = n;
         c.width[0] = outs;
         c.args = &one;
@@ -191,11 +189,12 @@ static void grouped_shape(int32_t format, const int32_t *counts, int32_t outs, i
     for (int32_t k = 0; k < places; k++) assignment[k] = (k * 7 + 3) % places;
     const int64_t n = (int64_t)rows * cols;
     const float *x = take_x(n, how);
+    hd_expert_table table;
+    hd_expert_table_init(&table, w, EXPERTS);
     const hd_grouped_gemm_args a = {.x = hd_f32(x),
-                                    .w = w,
+                                    .w = &table,
                                     .offset = offset,
                                     .assignment = assigned ? assignment : NULL,
-                                    .n_experts = EXPERTS,
                                     .top_k = TOP_K,
                                     .n_places = places};
     hd_grouped_gemm_args r = a;

@@ -137,12 +137,13 @@ void real_linear_grouped(void **state) {
             offset[e + 1] = e + 1 == EXPERTS ? places : offset[e] + own;
         }
         for (int32_t k = 0; k < places; k++) assignment[k] = (k * 7 + 3) % places;
+        hd_expert_table table;
+        hd_expert_table_init(&table, w, EXPERTS);
         const hd_grouped_gemm_args a = {
             .x = take_acts((int64_t)shapes[i].rows * shapes[i].cols, 1.0f),
-            .w = w,
+            .w = &table,
             .offset = offset,
             .assignment = assignment,
-            .n_experts = EXPERTS,
             .top_k = TOP_K,
             .n_places = places};
         check_on_gpu(&(op_case){.name = "linear_grouped, real widths",

@@ -321,6 +321,94 @@ static void loads_are_the_same(void **state) {
     }
 }
 
+/* ---- experts that move ---- */
+
+enum { MAX_SLOTS = 64 };
+
+static int32_t n_captured(void) {
+    const int64_t graphs = hd_model_runner_read_times(m.executor)->graphs;
+    return hd_device_has_graphs(m.device) ? (int32_t)graphs : tape_recorded();
+}
+
+/* Exchanges the experts of two slots of every layer. */
+static void swap_slots(int32_t at) {
+    for (int32_t l = 0; l < m.spec->n_layers + m.spec->n_mtp; l++) {
+        const hd_expert_map *map = hd_weights_expert_map(m.weights, l);
+        int32_t expert[MAX_SLOTS];
+        if (!map) continue;
+        const int32_t n = map->n_slots;
+        assert_true(n <= MAX_SLOTS);
+        memcpy(expert, map->expert, (size_t)n * sizeof *expert);
+        const int32_t a = (int32_t)(luck((uint64_t)l, 2 * at) % (uint32_t)n);
+        const int32_t b = (int32_t)(luck((uint64_t)l, 2 * at + 1) % (uint32_t)n);
+        expert[a] = map->expert[b];
+        expert[b] = map->expert[a];
+        assert_int_equal(hd_weights_place_experts(m.weights, l, expert, m.stream, NULL), HD_OK);
+        assert_int_equal(map->version, at + 1);
+    }
+}
+
+/* Sends rows to wrong slots: the map without the matrices. */
+static void spoil_maps(void) {
+    for (int32_t l = 0; l < m.spec->n_layers; l++) {
+        const hd_expert_map *map = hd_weights_expert_map(m.weights, l);
+        int32_t slot[MAX_SLOTS], *to;
+        if (!map) continue;
+        const int32_t n = m.spec->route.n_experts;
+        for (int32_t e = 0; e < n; e++) slot[e] = (e + 1) % n;
+        memcpy(&to, &map->slot, sizeof to);
+        hd_stream_upload(m.stream, to, slot, (size_t)n * sizeof *slot);
+    }
+}
+
+typedef enum moves { STAY, SWAP, SPOIL } moves;
+
+/* Runs a crowd whose experts move before every step; returns the captured graphs. */
+static int32_t run_moving(const char *name, moves how, int64_t *load) {
+    open_either(name, 0.0f, true);
+    mixed_crowd(70);
+    for (int32_t r = 0; r < SLOTS; r++) enter(&m, &crowd[r]);
+    if (how == SPOIL) spoil_maps();
+    bool runs = true;
+    for (int32_t at = 0; runs; at++) {
+        if (how == SWAP) swap_slots(at);
+        step(&m, crowd, SLOTS);
+        runs = false;
+        for (int32_t r = 0; r < SLOTS; r++) runs |= !crowd[r].ended;
+    }
+    assert_true(replayed(40));
+    assert_int_equal(hd_model_runner_read_experts(m.executor, load, NULL), HD_OK);
+    const int32_t n = n_captured();
+    close_machine(&m);
+    return n;
+}
+
+static bool same_probabilities(void) {
+    bool is_same = true;
+    for (int32_t r = 0; r < SLOTS; r++) {
+        const size_t n = (size_t)before[r].n;
+        is_same &= crowd[r].n == before[r].n &&
+                   memcmp(crowd[r].logprob, before[r].logprob, n * sizeof(float)) == 0;
+    }
+    return is_same;
+}
+
+/* Captured steps read the slots when they run: no graph is captured again, and no bit of a
+ * probability and no count of an expert's rows changes. */
+static void experts_move_between_steps(void **state) {
+    (void)state;
+    for (size_t i = 0; i < HD_LEN(models); i++) {
+        int64_t load[2][8 * 64] = {0};
+        const int32_t n = run_moving(models[i], STAY, load[0]);
+        memcpy(before, crowd, sizeof before);
+        assert_int_equal(run_moving(models[i], SWAP, load[1]), n);
+        for (int32_t r = 0; r < SLOTS; r++) check_same(&crowd[r], &before[r]);
+        assert_memory_equal(load[0], load[1], sizeof load[0]);
+        run_moving(models[i], SPOIL, load[1]);
+        assert_false(same_probabilities());
+    }
+}
+
 static hd_rms_norm_fn *sound_norm;
 static int32_t norms_left; /* norm calls until one fails */
 
@@ -371,6 +459,7 @@ int test_decode_graph(void) {
         cmocka_unit_test(benchmarks_accept_the_same),
         cmocka_unit_test(texts_end_with_the_context),
         cmocka_unit_test(loads_are_the_same),
+        cmocka_unit_test(experts_move_between_steps),
         cmocka_unit_test(a_failed_operator_fails_the_step),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

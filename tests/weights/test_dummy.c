@@ -73,9 +73,9 @@ static void test_nvfp4_experts(void **state) {
                                   "\"quant_algo\": \"NVFP4\"}}");
     assert_int_equal(hd_weights_open_dummy(&w, spec, NULL, NULL), HD_OK);
     for (int32_t i = 0; i < hd_weights_schema(w)->n; i++) check_tensor(w, spec, i);
-    const hd_weight *experts = hd_weights_experts(w, spec->n_layers - 1, HD_EXPERT_GATE);
+    const hd_expert_table *experts = hd_weights_experts(w, spec->n_layers - 1, HD_EXPERT_GATE);
     assert_non_null(experts);
-    assert_int_equal(experts->type, HD_E2M1);
+    assert_int_equal(experts->slots->type, HD_E2M1);
     hd_weights_close(w);
     hd_model_spec_close(spec);
 }

@@ -208,11 +208,12 @@ static void plain_tensors_are_bound(void **state) {
     assert_int_equal(embed->type, HD_BF16);
     assert_int_equal(embed->rows, 24);
     assert_true(hd_weight_at(embed, 2, 3) == 67.0f);
-    const hd_weight *down = hd_weights_experts(m.weights, 1, HD_EXPERT_DOWN);
+    const hd_expert_table *down = hd_weights_experts(m.weights, 1, HD_EXPERT_DOWN);
     assert_non_null(down);
+    assert_int_equal(down->n, 4);
     for (int e = 0; e < 4; e++) {
-        assert_int_equal(down[e].rows, 32);
-        assert_true(hd_weight_at(&down[e], 1, 1) == 7.0f);
+        assert_int_equal(down->slots[e].rows, 32);
+        assert_true(hd_weight_at(&down->slots[e], 1, 1) == 7.0f);
     }
     const float *norm = hd_weights_vector(m.weights, 1, HD_KV_A_NORM);
     assert_non_null(norm);
@@ -303,7 +304,7 @@ static void packed_fp4_is_bound(void **state) {
         memset(s->data, 127, 12);
         s->data[2 * 5 + 1] = 130;
         open_well(&m);
-        const hd_weight *w = &hd_weights_experts(m.weights, 2, HD_EXPERT_GATE)[3];
+        const hd_weight *w = &hd_weights_experts(m.weights, 2, HD_EXPERT_GATE)->slots[3];
         assert_int_equal(w->type, HD_E2M1);
         assert_int_equal(w->cols, 64);
         assert_true(hd_weight_at(w, 0, 0) == -1.5f && hd_weight_at(w, 5, 31) == 1.0f);
@@ -332,7 +333,7 @@ static void nvfp4_is_bound(void **state) {
     begin(&m, v3_config);
     add_nvfp4(&m, 0.5f);
     open_well(&m);
-    const hd_weight *w = &hd_weights_experts(m.weights, 1, HD_EXPERT_UP)[0];
+    const hd_weight *w = &hd_weights_experts(m.weights, 1, HD_EXPERT_UP)->slots[0];
     assert_true(w->global == 0.5f && w->block_cols == 16);
     assert_true(hd_weight_at(w, 0, 0) == 0.5f && hd_weight_at(w, 0, 17) == 2.0f);
     assert_true(hd_weight_at(w, 1, 0) == 0.0f);

@@ -5,6 +5,8 @@
 
 #include "ops/ops.h"
 
+enum { CASE_TABLES = 64 };
+
 typedef struct op_bench {
     hd_ops ops;
     hd_device *device;
@@ -14,6 +16,8 @@ typedef struct op_bench {
     float *in;     /* numbers around zero, every use from the same place */
     float *out;
     int32_t *ints; /* [4, CASE_INTS] zeros; 0, 1, 2, ...; the case's positions; its experts */
+    hd_expert_table tables[CASE_TABLES]; /* matrices of the case's experts, used in turn */
+    int32_t next_table;
 } op_bench;
 
 enum { CASE_INTS = 1 << 18, CASE_FLOATS = 160 << 20, CASE_IN = 160 << 20 };

@@ -99,15 +99,13 @@ static op_operands heads_operands(const op_bench *b, const op_case *c) {
 }
 
 static void run_grouped(op_bench *b, const op_case *c) {
-    hd_weight w[MAX_CASE_EXPERTS];
     int32_t *offset = scratch_ints(b), *assignment = offset + MAX_CASE_EXPERTS + 1;
-    for (int32_t e = 0; e < c->n; e++) w[e] = matrix(b, c);
+    b->next_table = (b->next_table + 1) % CASE_TABLES;
     b->ops.grouped_gemm(b->stream, &(hd_grouped_gemm_args){.out = hd_f32(b->out),
                                                            .x = hd_f32(b->in),
-                                                           .w = w,
+                                                           .w = &b->tables[b->next_table],
                                                            .offset = offset,
                                                            .assignment = assignment,
-                                                           .n_experts = c->n,
                                                            .top_k = c->top_k,
                                                            .n_places = c->rows * c->top_k});
 }
@@ -274,7 +272,8 @@ static void run_permute(op_bench *b, const op_case *c) {
                                                          .expert = experts(b),
                                                          .rows = c->rows,
                                                          .top_k = c->top_k,
-                                                         .n_experts = c->n});
+                                                         .n_experts = c->n,
+                                                         .n_slots = c->n});
 }
 
 static op_operands permute_operands(const op_bench *b, const op_case *c) {
@@ -287,6 +286,7 @@ static void run_combine(op_bench *b, const op_case *c) {
                                                          .y = hd_f32(b->in),
                                                          .shared = hd_f32(b->in + CASE_IN / 2),
                                                          .weight = b->in,
+                                                         .expert = experts(b),
                                                          .place = b->ints + CASE_INTS,
                                                          .rows = c->rows,
                                                          .cols = c->cols,
@@ -503,10 +503,26 @@ static void upload_ints(op_bench *b, const op_case *c) {
     hd_stream_upload(b->stream, experts(b), expert, sizeof expert);
 }
 
+/* Uploads tables of matrices behind the small arrays of permute. */
+static void upload_tables(op_bench *b, const op_case *c) {
+    hd_weight w[MAX_CASE_EXPERTS];
+    const size_t bytes = (size_t)c->n * sizeof *w;
+    uint8_t *to = (uint8_t *)(scratch_ints(b) + 4 * CASE_INTS);
+    for (int32_t t = 0; t < CASE_TABLES; t++, to += bytes) {
+        for (int32_t e = 0; e < c->n; e++) w[e] = matrix(b, c);
+        hd_expert_table_init(&b->tables[t], w, c->n);
+        b->tables[t].slots = (const hd_weight *)(void *)to;
+        hd_stream_upload(b->stream, to, w, bytes);
+    }
+}
+
 void op_case_prepare(op_bench *b, const op_case *c) {
     static const hd_sampling nucleus = {.temperature = 1.0f, .top_p = 0.95f, .top_k = 50};
     upload_ints(b, c);
-    if (c->run == run_grouped) run_permute(b, c);
+    if (c->run == run_grouped) {
+        run_permute(b, c);
+        upload_tables(b, c);
+    }
     if (c->run == run_sample) {
         hd_stream_upload(b->stream, scratch_ints(b), &nucleus, sizeof nucleus);
     }

@@ -448,7 +448,7 @@ static void grouped_task(const void *arg, int32_t task, int32_t worker) {
     const hd_grouped_gemm_args *a = job->a;
     int32_t expert = 0, block = task / g->w_chunks;
     while (block >= blocks_of(a, g->x_rows, expert)) block -= blocks_of(a, g->x_rows, expert++);
-    const hd_weight *w = &a->w[expert];
+    const hd_weight *w = &a->w->slots[expert];
     const int32_t o = task % g->w_chunks * g->w_rows;
     const int32_t first = a->offset[expert] + block * g->x_rows;
     ops_product p = {.out = act(a->out) + (int64_t)first * w->rows + o,
@@ -466,11 +466,13 @@ static void grouped_task(const void *arg, int32_t task, int32_t worker) {
 }
 
 void ops_grouped_gemm_cpu(hd_stream *s, const hd_grouped_gemm_args *a, const ops_kernels *k) {
-    if (a->n_experts == 0) return;
+    const int32_t n_slots = a->w->n;
+    if (n_slots == 0) return;
     int32_t used = 0, n_blocks = 0;
-    for (int32_t e = 0; e < a->n_experts; e++) used += a->offset[e + 1] > a->offset[e];
-    const int32_t typical = hd_max_i32(1, a->n_places / a->n_experts);
-    grouped_job job = {s, k, a, cut(s, k, &a->w[0], typical, a->w[0].rows, used)};
-    for (int32_t e = 0; e < a->n_experts; e++) n_blocks += blocks_of(a, job.g.x_rows, e);
+    for (int32_t e = 0; e < n_slots; e++) used += a->offset[e + 1] > a->offset[e];
+    const int32_t typical = hd_max_i32(1, a->n_places / n_slots);
+    const hd_weight *shape = &a->w->shape;
+    grouped_job job = {s, k, a, cut(s, k, shape, typical, shape->rows, used)};
+    for (int32_t e = 0; e < n_slots; e++) n_blocks += blocks_of(a, job.g.x_rows, e);
     hd_stream_tasks(s, n_blocks * job.g.w_chunks, grouped_task, &job);
 }

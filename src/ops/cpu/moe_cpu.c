@@ -39,30 +39,44 @@ static void add_load(const permute_job *job, const int32_t *total) {
     }
 }
 
+/* Adds to next[e] where the slot of expert e begins. in_slot: [n_slots] scratch. */
+static void add_begins(const permute_job *job, const int32_t *total, int32_t *next,
+                       int32_t *in_slot, bool write) {
+    const hd_moe_permute_args *a = job->a;
+    int32_t before = 0;
+    memset(in_slot, 0xff, (size_t)a->n_slots * sizeof *in_slot); /* -1: no expert */
+    for (int32_t e = 0; e < a->n_experts; e++) in_slot[ops_slot_of(a, e)] = e;
+    for (int32_t k = 0; k < a->n_slots; k++) {
+        const int32_t e = in_slot[k];
+        if (write) a->offset[k] = before;
+        if (e < 0) continue;
+        next[e] += before;
+        before += total[e];
+    }
+}
+
 /* Counts all choices, those before its own first one separately, and places its own. */
 static void permute_task(const void *arg, int32_t task, int32_t worker) {
     const permute_job *job = arg;
     const hd_moe_permute_args *a = job->a;
     const int32_t first = (int32_t)((int64_t)job->n * task / job->n_tasks);
     const int32_t end = (int32_t)((int64_t)job->n * (task + 1) / job->n_tasks);
-    const size_t bytes = (size_t)a->n_experts * sizeof(int32_t);
-    int32_t *total = hd_stream_scratch(job->stream, worker, 2 * bytes);
-    int32_t *next = total + a->n_experts, before = 0;
+    const size_t n = (size_t)a->n_experts, bytes = n * sizeof(int32_t);
+    const size_t all = 2 * bytes + (size_t)a->n_slots * sizeof(int32_t);
+    int32_t *total = hd_stream_scratch(job->stream, worker, all);
+    int32_t *next = total + n, *in_slot = next + n;
     memset(total, 0, bytes);
     for (int32_t i = 0; i < first; i++) total[a->expert[i]]++;
     memcpy(next, total, bytes);
     for (int32_t i = first; i < job->n; i++) total[a->expert[i]]++;
-    for (int32_t e = 0; e < a->n_experts; before += total[e++]) {
-        next[e] += before;
-        if (task == 0) a->offset[e] = before;
-    }
+    add_begins(job, total, next, in_slot, task == 0);
     for (int32_t i = first; i < end; i++) {
         const int32_t at = next[a->expert[i]]++;
         a->assignment[at] = i;
         a->place[i] = at;
     }
     if (task > 0) return;
-    a->offset[a->n_experts] = job->n;
+    a->offset[a->n_slots] = job->n;
     add_load(job, total);
 }
 
@@ -82,21 +96,21 @@ static void combine_rows(const ops_job *job, int32_t first, int32_t end, int32_t
     const size_t bytes = (size_t)a->cols * sizeof(float);
     for (int32_t t = first; t < end; t++) {
         const int32_t *place = a->place + (int64_t)t * a->top_k;
+        const int32_t *expert = a->expert + (int64_t)t * a->top_k;
         float *out = act(a->out) + (int64_t)t * a->cols;
         if (!a->shared.data) memset(out, 0, bytes);
         if (a->shared.data && a->shared.data != a->out.data) {
             memcpy(out, act_in(a->shared) + (int64_t)t * a->cols, bytes);
         }
-        int32_t after = -1;
+        int32_t j = -1;
         for (int32_t done = 0; done < a->top_k;) {
             float coef[OPS_MIX_ROWS];
             const float *row[OPS_MIX_ROWS];
             int32_t n = 0;
             for (; n < OPS_MIX_ROWS && done < a->top_k; n++, done++) {
-                const int32_t j = ops_next_choice(place, a->top_k, after);
-                after = place[j];
+                j = ops_next_choice(expert, a->top_k, j);
                 coef[n] = a->weight ? a->weight[(int64_t)t * a->top_k + j] : 1.0f;
-                row[n] = act_in(a->y) + (int64_t)after * a->cols;
+                row[n] = act_in(a->y) + (int64_t)place[j] * a->cols;
             }
             job->k->mix(&(ops_mix){.out = out,
                                    .coef = coef,

@@ -82,7 +82,6 @@ struct copying {
     const job &j;
     const memory<H, BN, SPANS> &m;
     const CUtensorMap *x, *x_scale, *w;
-    const places<GROUPED> &experts;
     uint32_t rank;
 
     __device__ uint8_t *x_tile(int32_t stage) const {
@@ -94,9 +93,8 @@ struct copying {
                                   (uint32_t)(m.stage_bytes() + SPANS * scale_box<H> * 4));
     }
 
-    __device__ void copy_w(const tile &t, int32_t span, int32_t stage) const {
+    __device__ void copy_w(const tile &t, int32_t place, int32_t span, int32_t stage) const {
         uint8_t *to = x_tile(stage) + SPANS * H * ROW_BYTES;
-        const int32_t place = GROUPED ? (int32_t)experts.data[t.expert] : 0;
         bulk_copy_4d(to, w, &m.full[stage], 0, t.out, span, place, j.keep_w);
     }
 
@@ -124,12 +122,13 @@ struct copying {
 #pragma unroll 1
             for (; ahead < j.stages && ahead * SPANS < j.spans; ahead++) {
                 expect(ahead);
-                copy_w(t, ahead * SPANS, ahead);
+                copy_w(t, 0, ahead * SPANS, ahead);
             }
             turn.unit -= turn.step;
         }
         griddepcontrol_wait();
         while (turn.next(j, rank, &t)) {
+            const int32_t place = data_place<GROUPED>(j, t.expert);
 #pragma unroll 1
             for (int32_t span = 0; span < j.spans; span += SPANS, c.move(j.stages)) {
                 if (ahead > 0) {
@@ -137,7 +136,7 @@ struct copying {
                 } else {
                     mbarrier_wait(&m.empty[c.at], c.parity ^ 1);
                     expect(c.at);
-                    copy_w(t, span, c.at);
+                    copy_w(t, place, span, c.at);
                 }
                 copy_x(t, span, c.at);
             }
@@ -180,14 +179,12 @@ __device__ __forceinline__ void copy_scales(float *to, const uint8_t *scale, int
 
 template <int H, int BN, int SPANS, sharing SHARE, bool GROUPED>
 __device__ void read_scales(const job &j, const memory<H, BN, SPANS> &m,
-                            schedule<H, BN, SHARE, GROUPED> turn,
-                            const places<GROUPED> &experts, uint32_t rank) {
+                            schedule<H, BN, SHARE, GROUPED> turn, uint32_t rank) {
     constexpr int AT_ONCE = H > 128 ? 1 : 4; /* as registers allow */
     cursor c;
     tile t;
     while (turn.next(j, rank, &t)) {
-        const uint8_t *scale =
-            j.scale + (GROUPED ? (int64_t)experts.scale[t.expert] * 16 : (int64_t)0);
+        const uint8_t *scale = scale_of_slot<GROUPED>(j, t.expert);
         const int64_t first = (int64_t)(t.out / QUANTISED) * j.spans;
         const int64_t end = (int64_t)((j.outs + QUANTISED - 1) / QUANTISED) * j.spans;
         const int32_t n = QUANTISED % BN == 0 ? j.spans : 2 * j.spans;
@@ -347,8 +344,7 @@ __device__ void multiply(const job &j, const memory<H, BN, SPANS> &m,
 template <int H, int BN, int SPANS, sharing SHARE, bool GROUPED>
 __global__ void __launch_bounds__(threads_of<H>, 1)
     gemm_fp8(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap x_scale,
-             const __grid_constant__ CUtensorMap w, const __grid_constant__ job j,
-             const __grid_constant__ places<GROUPED> experts) {
+             const __grid_constant__ CUtensorMap w, const __grid_constant__ job j) {
     extern __shared__ __align__(1024) uint8_t shared[];
     using order = schedule<H, BN, SHARE, GROUPED>;
     constexpr int CONSUMERS = groups_of<H> * WARPGROUP / WARP, PRODUCER = CONSUMERS;
@@ -385,11 +381,10 @@ __global__ void __launch_bounds__(threads_of<H>, 1)
             prefetch_tensormap(&x);
             prefetch_tensormap(&x_scale);
             prefetch_tensormap(&w);
-            const copying<H, BN, SPANS, SHARE, GROUPED> c = {j,  m,       &x,  &x_scale,
-                                                             &w, experts, rank};
+            const copying<H, BN, SPANS, SHARE, GROUPED> c = {j, m, &x, &x_scale, &w, rank};
             c.run(turn);
         } else if (warp == PRODUCER + 1) {
-            read_scales<H, BN, SPANS, SHARE, GROUPED>(j, m, turn, experts, rank);
+            read_scales<H, BN, SPANS, SHARE, GROUPED>(j, m, turn, rank);
         }
         __syncwarp();
     }
@@ -403,8 +398,7 @@ struct maps {
 };
 
 template <int H, int BN, int SPANS, sharing SHARE>
-bool describe_all(maps *to, const job &j, const fp8_product &p, const void *w,
-                  uint32_t n_places) {
+bool describe_all(maps *to, const job &j, const fp8_product &p) {
     const cuuint64_t cols = (cuuint64_t)j.spans * QUANTISED, spans = (cuuint64_t)j.spans;
     const cuuint32_t x_box = (cuuint32_t)(SHARE == SHARED ? H / 2 : H);
     const cuuint32_t x_spans = SHARE == SHARED ? 1 : SPANS;
@@ -421,13 +415,13 @@ bool describe_all(maps *to, const job &j, const fp8_product &p, const void *w,
     };
     const box rows = {
         4,
-        {ROW_BYTES, (cuuint64_t)j.outs, spans,       n_places},
+        {ROW_BYTES, (cuuint64_t)j.outs, spans,       places_of(p.table ? p.table->data_range : 0)},
         {cols,      ROW_BYTES,          PLACE_BYTES},
-        {ROW_BYTES,       BN,              SPANS,           1        }
+        {ROW_BYTES,       BN,              SPANS,           1                                            }
     };
     return describe(&to->x, p.x.x, x) &&
            describe_flat(&to->x_scale, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.x.scale, scale) &&
-           describe(&to->w, w, rows);
+           describe(&to->w, j.data, rows);
 }
 
 template <int H, int BN, int SPANS, sharing SHARE, bool GROUPED>
@@ -436,14 +430,11 @@ void launch(hd_stream *s, const fp8_product &p) {
     using room = memory<H, BN, SPANS>;
     const hd_weight *w = p.w;
     const int32_t cluster = SHARE == ALONE ? 1 : 2;
-    places<GROUPED> experts = {};
-    const uint8_t *data, *scale;
-    uint32_t n_scale_places;
-    const uint32_t n_places =
-        place_experts<GROUPED>(&experts, p, &data, &scale, &n_scale_places);
     job j = {p.out,
              p.out_stride,
-             scale,
+             static_cast<const uint8_t *>(w->data),
+             static_cast<const uint8_t *>(w->scale),
+             GROUPED ? p.table->slots : nullptr,
              p.offset,
              w->global,
              w->scale_type,
@@ -464,23 +455,23 @@ void launch(hd_stream *s, const fp8_product &p) {
         }
     }
     maps map;
-    if (!describe_all<H, BN, SPANS, SHARE>(&map, j, p, data, n_places)) {
+    if (!describe_all<H, BN, SPANS, SHARE>(&map, j, p)) {
         hd_stream_fail(s, HD_EDEVICE, "the driver makes no tensor map");
         return;
     }
     launch_blocks(s, gemm_fp8<H, BN, SPANS, SHARE, GROUPED>,
                   units_at_most<order>(p, BN * order::UNIT_N), threads_of<H>, cluster,
-                  (size_t)room::bytes(j), map.x, map.x_scale, map.w, j, experts);
+                  (size_t)room::bytes(j), map.x, map.x_scale, map.w, j);
 }
 
 } // namespace
 
-bool fp8_fits(const hd_weight *w, int32_t n_experts) {
+bool fp8_fits(const hd_weight *w, const hd_expert_table *table) {
     if (w->type != HD_E4M3 || w->block_rows != QUANTISED || w->block_cols != QUANTISED ||
         w->cols % QUANTISED || w->rows % 8) {
         return false;
     }
-    return places_fit(w, n_experts);
+    return table ? places_fit(table) : aligned(w);
 }
 
 /* ---- which tiles ---- */

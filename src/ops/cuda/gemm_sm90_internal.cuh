@@ -16,7 +16,8 @@ enum sharing { ALONE, SHARED };
 struct job {
     float *out;
     int64_t out_stride;
-    const uint8_t *scale; /* of W; the lowest expert's */
+    const uint8_t *data, *scale; /* of W; the lowest of the slots' */
+    const hd_weight *slots;      /* [n_experts] device memory, or NULL */
     const int32_t *offset;
     float global;
     int32_t scale_type, n_experts, from, rows, outs, spans; /* rows [from, + rows) are in x */
@@ -25,11 +26,23 @@ struct job {
     uint64_t keep_w;
 };
 
-/* Where the experts' matrices and scales lie, in steps of 16 bytes from the lowest. */
+/* Experts' matrices have one tensor map, in which an address is a coordinate: steps of 16 bytes
+ * from the lowest one. A map per expert would have to be rewritten and fenced in device memory
+ * when slots change; so, a slot is one address in the table, and neither the maps nor the other
+ * arguments of a captured launch depend on it. It is read once per tile. */
+constexpr int64_t PLACE_BYTES = 16, MAX_PLACE = INT32_MAX;
+
 template <bool GROUPED>
-struct places {
-    uint32_t data[GROUPED ? MAX_EXPERTS : 1], scale[GROUPED ? MAX_EXPERTS : 1];
-};
+__device__ __forceinline__ int32_t data_place(const job &j, int32_t expert) {
+    if (!GROUPED) return 0;
+    return (int32_t)((static_cast<const uint8_t *>(j.slots[expert].data) - j.data) /
+                     PLACE_BYTES);
+}
+
+template <bool GROUPED>
+__device__ __forceinline__ const uint8_t *scale_of_slot(const job &j, int32_t expert) {
+    return GROUPED ? static_cast<const uint8_t *>(j.slots[expert].scale) : j.scale;
+}
 
 struct tile {
     int32_t expert, row, n_rows, out; /* first row of x, how many; first row of W */
@@ -180,34 +193,9 @@ inline bool describe_flat(CUtensorMap *to, CUtensorMapDataType type, const void 
     return describe_as(to, type, CU_TENSOR_MAP_SWIZZLE_NONE, base, b);
 }
 
-/* Steps of 16 bytes that the experts' matrices may be apart. */
-constexpr int64_t PLACE_BYTES = 16, MAX_PLACE = INT32_MAX;
-
-/* From the lowest address; what places_fit() saw to. */
-template <bool GROUPED>
-uint32_t place_experts(places<GROUPED> *to, const fp8_product &p, const uint8_t **data,
-                       const uint8_t **scale, uint32_t *n_scales) {
-    uint32_t highest = 0, highest_scale = 0;
-    *data = static_cast<const uint8_t *>(p.w->data);
-    *scale = static_cast<const uint8_t *>(p.w->scale);
-    if constexpr (GROUPED) {
-        for (int32_t e = 1; e < p.n_experts; e++) {
-            const uint8_t *d = static_cast<const uint8_t *>(p.w[e].data);
-            const uint8_t *s = static_cast<const uint8_t *>(p.w[e].scale);
-            if (d < *data) *data = d;
-            if (s < *scale) *scale = s;
-        }
-        for (int32_t e = 0; e < p.n_experts; e++) {
-            to->data[e] =
-                (uint32_t)((static_cast<const uint8_t *>(p.w[e].data) - *data) / PLACE_BYTES);
-            to->scale[e] =
-                (uint32_t)((static_cast<const uint8_t *>(p.w[e].scale) - *scale) / PLACE_BYTES);
-            if (to->data[e] > highest) highest = to->data[e];
-            if (to->scale[e] > highest_scale) highest_scale = to->scale[e];
-        }
-    }
-    *n_scales = highest_scale + 1;
-    return highest + 1;
+/* Places of a tensor map over addresses that are `range` apart. */
+inline cuuint64_t places_of(size_t range) {
+    return range / PLACE_BYTES + 1;
 }
 
 constexpr int SHARED_BYTES = 232448 - 1024, MAX_STAGES = 32;
@@ -245,19 +233,11 @@ inline bool aligned(const hd_weight *w) {
     return (uintptr_t)w->data % PLACE_BYTES == 0 && (uintptr_t)w->scale % PLACE_BYTES == 0;
 }
 
-inline bool places_fit(const hd_weight *w, int32_t n_experts) {
-    if (n_experts > MAX_EXPERTS) return false;
-    uintptr_t low[2] = {UINTPTR_MAX, UINTPTR_MAX}, high[2] = {0, 0};
-    for (int32_t e = 0; e < n_experts; e++) {
-        if (!aligned(&w[e]) || w[e].global != w->global) return false;
-        const uintptr_t at[2] = {(uintptr_t)w[e].data, (uintptr_t)w[e].scale};
-        for (int i = 0; i < 2; i++) {
-            low[i] = at[i] < low[i] ? at[i] : low[i];
-            high[i] = at[i] > high[i] ? at[i] : high[i];
-        }
-    }
-    return (high[0] - low[0]) / PLACE_BYTES < (uintptr_t)MAX_PLACE &&
-           (high[1] - low[1]) / PLACE_BYTES < (uintptr_t)MAX_PLACE;
+/* Whether an address can be a coordinate. */
+inline bool places_fit(const hd_expert_table *t) {
+    return t->n <= MAX_EXPERTS && t->one_format && t->one_global && aligned(&t->shape) &&
+           t->data_range / PLACE_BYTES < (size_t)MAX_PLACE &&
+           t->scale_range / PLACE_BYTES < (size_t)MAX_PLACE;
 }
 
 } // namespace

@@ -1,20 +1,16 @@
-/* grouped_gemm_cuda.cu - rows sorted by expert times each expert's matrix.
+/* grouped_gemm_cuda.cu - rows sorted by expert slot times each slot's matrix.
  *
- * The host does not know how many rows an expert has, so the grid is as large as it can be and
- * a block finds its expert by adding up tiles. */
+ * The host does not know how many rows a slot has, so the grid is as large as it can be and
+ * a block finds its slot by adding up tiles. Where the slot's matrix lies, a block reads from
+ * the table in device memory: a launch has the same arguments whatever experts are in the slots. */
 #include "ops/cuda/gemm_small_m_internal.cuh"
 #include "ops/cuda/gemm_large_m_internal.cuh"
 #include "ops/cuda/gemm_f32_internal.cuh"
 
-constexpr int MAX_EXPERTS = 512; /* of one launch: their arrays travel as its argument */
-
-struct expert_arrays {
-    weight_arrays at[MAX_EXPERTS];
-};
-
 struct grouped_job {
     cuda_act *out;
     const cuda_act *x;
+    const hd_weight *slots; /* [n_experts] device memory */
     const int32_t *offset, *assignment;
     int32_t n_experts, top_k, n_places;
 };
@@ -72,41 +68,39 @@ static __device__ __forceinline__ tile take_tile(J *job, const grouped_job &g,
 
 template <int R, int MT, int NT>
 static __global__ void __launch_bounds__(PRODUCT_THREADS)
-    product_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e) {
+    product_grouped(grouped_job g, weight_shape s) {
     __shared__ product_job job;
     const int32_t col = (int32_t)blockIdx.x * NT * WARP;
     const tile mine = take_tile<MT>(&job, g, s, col);
     if (mine.expert < 0) return;
     const product_span span = {mine.n, col, min(NT * WARP, s.rows - col), false};
-    product<R, MT, NT>(job, span, s, e.at[mine.expert]);
+    product<R, MT, NT>(job, span, s, arrays_of(&g.slots[mine.expert]));
 }
 
 template <int R, int P, int MT>
 static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
-    small_m_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e,
-                    int32_t outs) {
+    small_m_grouped(grouped_job g, weight_shape s, int32_t outs) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t col = (int32_t)blockIdx.x * outs;
     const tile mine = take_tile<SMALL_M_ROWS>(&job, g, s, col);
     if (mine.expert < 0) return;
     const mma_block block = {mine.n, col, min(outs, s.rows - col), false};
-    mma_small_m<R, P, MT>(shared, job, block, s, e.at[mine.expert]);
+    mma_small_m<R, P, MT>(shared, job, block, s, arrays_of(&g.slots[mine.expert]));
 }
 
 /* n_blocks share each row's slices. */
 template <int R, int P, int ROWS>
 static __global__ void __launch_bounds__(large_m_of<R, ROWS>::THREADS,
                                          large_m_of<R, ROWS>::AT_ONCE)
-    large_m_grouped(grouped_job g, weight_shape s, const __grid_constant__ expert_arrays e,
-                    int n_blocks) {
+    large_m_grouped(grouped_job g, weight_shape s, int n_blocks) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t col = (int32_t)blockIdx.x / n_blocks * LARGE_M_OUTS;
     const tile mine = take_tile<ROWS>(&job, g, s, col);
     if (mine.expert < 0) return;
     const mma_block block = {mine.n, col, min(LARGE_M_OUTS, s.rows - col), false};
-    mma_large_m<R, P, ROWS>(shared, job, block, s, e.at[mine.expert],
+    mma_large_m<R, P, ROWS>(shared, job, block, s, arrays_of(&g.slots[mine.expert]),
                             (int)blockIdx.x % n_blocks, n_blocks);
 }
 
@@ -116,17 +110,10 @@ static unsigned most_tiles(const grouped_job &g, int32_t rows) {
     return (unsigned)(filled + g.n_places / rows);
 }
 
-static expert_arrays all_arrays(const grouped_job &g, const hd_weight *w) {
-    expert_arrays e;
-    for (int32_t i = 0; i < g.n_experts; i++) e.at[i] = arrays_of(&w[i]);
-    return e;
-}
-
 template <int R, int MT, int NT>
 static void launch_product(cudaStream_t queue, const grouped_job &g, const hd_weight *w) {
     const dim3 grid(blocks_for(w->rows, NT * WARP), most_tiles(g, MT));
-    product_grouped<R, MT, NT>
-        <<<grid, PRODUCT_THREADS, 0, queue>>>(g, shape_of(w), all_arrays(g, w));
+    product_grouped<R, MT, NT><<<grid, PRODUCT_THREADS, 0, queue>>>(g, shape_of(w));
 }
 
 template <int R, int P, int MT>
@@ -137,8 +124,7 @@ static void launch_small_m(cudaStream_t queue, const grouped_job &g, const hd_we
     const dim3 grid(blocks_for(w->rows, outs), most_tiles(g, SMALL_M_ROWS));
     cudaFuncSetAttribute(small_m_grouped<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int)bytes);
-    small_m_grouped<R, P, MT>
-        <<<grid, SMALL_M_THREADS, bytes, queue>>>(g, shape_of(w), all_arrays(g, w), outs);
+    small_m_grouped<R, P, MT><<<grid, SMALL_M_THREADS, bytes, queue>>>(g, shape_of(w), outs);
 }
 
 template <int R, int P, int ROWS>
@@ -147,8 +133,7 @@ static void launch_large_m(hd_stream *stream, const grouped_job &g, const hd_wei
     const int64_t blocks = (int64_t)grid.x * grid.y;
     const int n = blocks_of_row<R, P, ROWS>(blocks, w->cols, hd_stream_workers(stream));
     launch_cluster(large_m_grouped<R, P, ROWS>, grid, large_m_of<R, ROWS>::THREADS, n,
-                   large_m_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), g, shape_of(w),
-                   all_arrays(g, w), n);
+                   large_m_bytes<R, P, ROWS>(n), hd_cuda_stream(stream), g, shape_of(w), n);
 }
 
 /* By how many places an expert has on average. */
@@ -166,17 +151,10 @@ static void launch_rows(hd_stream *s, const grouped_job &g, const hd_weight *w) 
     }
 }
 
-static reading reading_of_all(const hd_weight *w, int32_t n, bool fits) {
-    for (int32_t i = 0; i < n; i++) {
-        if (reading_of(&w[i], fits) == READ_ANY) return READ_ANY;
-    }
-    return reading_of(w, fits);
-}
-
 template <int P>
 static void multiply_experts(hd_stream *s, const grouped_job &g, const hd_weight *w) {
     cudaStream_t queue = hd_cuda_stream(s);
-    switch (reading_of_all(w, g.n_experts, x_fits(g.x, w->cols, 0))) {
+    switch (reading_of(w, x_fits(g.x, w->cols, 0))) {
     case READ_BF16:
         return launch_rows<READ_BF16, P>(s, g, w);
     case READ_E4M3:
@@ -194,17 +172,12 @@ static void multiply_experts(hd_stream *s, const grouped_job &g, const hd_weight
 template <int P>
 static void grouped_gemm(hd_stream *s, const hd_grouped_gemm_args *a) {
     if (a->n_places == 0) return;
-    for (int32_t first = 0; first < a->n_experts; first += MAX_EXPERTS) {
-        const int32_t left = a->n_experts - first;
-        const grouped_job g = {acts(a->out),
-                               acts(a->x),
-                               a->offset + first,
-                               a->assignment,
-                               left < MAX_EXPERTS ? left : MAX_EXPERTS,
-                               a->top_k,
-                               a->n_places};
-        multiply_experts<P>(s, g, a->w + first);
+    if (!a->w->one_format) {
+        return hd_stream_fail(s, HD_EUNSUPPORTED, "a layer's experts have several formats");
     }
+    const grouped_job g = {acts(a->out),  acts(a->x), a->w->slots, a->offset,
+                           a->assignment, a->w->n,    a->top_k,    a->n_places};
+    multiply_experts<P>(s, g, &a->w->shape);
     hd_cuda_check(s, "grouped_gemm");
 }
 

@@ -58,14 +58,14 @@ struct fp4_maps {
 
 template <int GROUPS, int N>
 __device__ void copy_stages(const job &j, const memory<GROUPS, N> &m,
-                            schedule<N, GROUPS * 64, ALONE, true> turn, const fp4_maps &maps,
-                            const places<true> &experts) {
+                            schedule<N, GROUPS * 64, ALONE, true> turn, const fp4_maps &maps) {
     using room = memory<GROUPS, N>;
     cursor c;
     tile t;
     while (turn.next(j, 0, &t)) {
-        const int32_t data = (int32_t)experts.data[t.expert],
-                      scale = (int32_t)experts.scale[t.expert];
+        const int32_t data = data_place<true>(j, t.expert);
+        const int32_t scale =
+            (int32_t)((scale_of_slot<true>(j, t.expert) - j.scale) / PLACE_BYTES);
 #pragma unroll 1
         for (int32_t span = 0; span < j.spans; span += SPANS, c.move(j.stages)) {
             uint64_t *full = &m.full[c.at];
@@ -210,8 +210,7 @@ constexpr int threads_of = GROUPS *WARPGROUP + (lends_registers<N> ? WARPGROUP :
 
 template <int GROUPS, int N>
 __global__ void __launch_bounds__(threads_of<GROUPS, N>, 1)
-    grouped_gemm_fp4(const __grid_constant__ fp4_maps maps, const __grid_constant__ job j,
-                     const __grid_constant__ places<true> experts) {
+    grouped_gemm_fp4(const __grid_constant__ fp4_maps maps, const __grid_constant__ job j) {
     extern __shared__ __align__(1024) uint8_t shared[];
     using order = schedule<N, GROUPS * 64, ALONE, true>;
     constexpr int CONSUMERS = GROUPS * WARPGROUP / WARP;
@@ -234,7 +233,7 @@ __global__ void __launch_bounds__(threads_of<GROUPS, N>, 1)
     } else {
         if (lends_registers<N>) setmaxnreg_dec<40>();
         if (threadIdx.x == CONSUMERS * WARP) {
-            copy_stages<GROUPS, N>(j, m, turn, maps, experts);
+            copy_stages<GROUPS, N>(j, m, turn, maps);
         }
     }
 }
@@ -242,8 +241,7 @@ __global__ void __launch_bounds__(threads_of<GROUPS, N>, 1)
 /* ---- launching ---- */
 
 template <int GROUPS, int N>
-bool describe_all(fp4_maps *to, const job &j, const fp8_product &p, const uint8_t *w,
-                  const uint8_t *scale, uint32_t n_places, uint32_t n_scale_places) {
+bool describe_all(fp4_maps *to, const job &j, const fp8_product &p) {
     const cuuint64_t cols = (cuuint64_t)p.w->cols, spans = (cuuint64_t)j.spans;
     const cuuint64_t outs = (cuuint64_t)j.outs, pitch = (cuuint64_t)p.x.pitch;
     constexpr cuuint32_t ROWS = GROUPS * 64;
@@ -259,18 +257,18 @@ bool describe_all(fp4_maps *to, const job &j, const fp8_product &p, const uint8_
     };
     const box rows = {
         4,
-        {ROW_BYTES, outs,      cols / 2 / ROW_BYTES, n_places},
+        {ROW_BYTES, outs,      cols / 2 / ROW_BYTES, places_of(p.table->data_range)},
         {cols / 2,  ROW_BYTES, PLACE_BYTES         },
-        {ROW_BYTES,     ROWS,     SPLIT,                    1        }
+        {ROW_BYTES,     ROWS,     SPLIT,                    1                              }
     };
     const box scales = {
         3,
-        {cols / SCALED, outs,        n_scale_places},
+        {cols / SCALED, outs,        places_of(p.table->scale_range)},
         {cols / SCALED, PLACE_BYTES},
-        {SCALE_BYTES,         ROWS,           1              }
+        {SCALE_BYTES,         ROWS,           1                               }
     };
-    return describe(&to->x, p.x.x, x) && describe(&to->w, w, rows) &&
-           describe_flat(&to->w_scale, CU_TENSOR_MAP_DATA_TYPE_UINT8, scale, scales) &&
+    return describe(&to->x, p.x.x, x) && describe(&to->w, j.data, rows) &&
+           describe_flat(&to->w_scale, CU_TENSOR_MAP_DATA_TYPE_UINT8, j.scale, scales) &&
            describe_flat(&to->x_scale, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.x.scale, x_scale);
 }
 
@@ -279,13 +277,12 @@ void launch(hd_stream *s, const fp8_product &p) {
     using order = schedule<N, GROUPS * 64, ALONE, true>;
     using room = memory<GROUPS, N>;
     const hd_weight *w = p.w;
-    places<true> experts = {};
-    const uint8_t *data, *scale;
-    uint32_t n_scale_places;
-    const uint32_t n_places = place_experts<true>(&experts, p, &data, &scale, &n_scale_places);
     job j = {};
     j.out = p.out;
     j.out_stride = p.out_stride;
+    j.data = static_cast<const uint8_t *>(w->data);
+    j.scale = static_cast<const uint8_t *>(w->scale);
+    j.slots = p.table->slots;
     j.offset = p.offset;
     j.n_experts = p.n_experts;
     j.from = p.from;
@@ -298,21 +295,22 @@ void launch(hd_stream *s, const fp8_product &p) {
     }
     if (room::bytes(j) > SHARED_BYTES) j.stages--;
     fp4_maps maps;
-    if (!describe_all<GROUPS, N>(&maps, j, p, data, scale, n_places, n_scale_places)) {
+    if (!describe_all<GROUPS, N>(&maps, j, p)) {
         hd_stream_fail(s, HD_EDEVICE, "the driver makes no tensor map");
         return;
     }
     const auto kernel = grouped_gemm_fp4<GROUPS, N>;
     launch_blocks(s, kernel, units_at_most<order>(p, GROUPS * 64), threads_of<GROUPS, N>, 1,
-                  (size_t)room::bytes(j), maps, j, experts);
+                  (size_t)room::bytes(j), maps, j);
 }
 
 } // namespace
 
-bool fp4_fits(const hd_weight *w, int32_t n_experts) {
+bool fp4_fits(const hd_expert_table *table) {
+    const hd_weight *w = &table->shape;
     return w->type == HD_E2M1 && w->scale_type == HD_E8M0 && w->block_rows == 1 &&
            w->block_cols == SCALED && w->cols % STAGE_COLS == 0 && w->global == 1.0f &&
-           places_fit(w, n_experts);
+           places_fit(table);
 }
 
 void launch_grouped_fp4(hd_stream *s, const fp8_product &p) {

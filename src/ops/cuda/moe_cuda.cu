@@ -198,18 +198,23 @@ struct sort_shape {
     int32_t stretch;
 };
 
-/* A block's shared memory, n_experts of each. */
+/* A block's shared memory, n_slots of each. */
 struct sort_block {
     int32_t *count; /* [n_warps] of a warp's; then of those of the warps before */
     int32_t *total; /* of the block's */
     int32_t *begin; /* where the block's begin */
-    int32_t *live;  /* of the block's that count as load */
+    int32_t *live;  /* of the block's that count as load, by expert */
 };
 
-static __device__ sort_block carve(int32_t *shared, int32_t n_experts, int32_t n_warps) {
-    sort_block b = {shared, shared + n_warps * n_experts};
-    b.begin = b.total + n_experts;
-    b.live = b.begin + n_experts;
+static __device__ __forceinline__ int32_t slot_of(const hd_moe_permute_args &a,
+                                                  int32_t expert) {
+    return a.slot ? __ldg(a.slot + expert) : expert;
+}
+
+static __device__ sort_block carve(int32_t *shared, int32_t n_slots, int32_t n_warps) {
+    sort_block b = {shared, shared + n_warps * n_slots};
+    b.begin = b.total + n_slots;
+    b.live = b.begin + n_slots;
     return b;
 }
 
@@ -236,51 +241,51 @@ static __device__ int32_t scan_before(int32_t x, int32_t *all) {
 static __device__ void find_begins(const sort_block &b, const hd_moe_permute_args &a) {
     const cg::cluster_group cluster = cg::this_cluster();
     int32_t before = 0;
-    for (int32_t first = 0; first < a.n_experts; first += SORT_THREADS) {
+    for (int32_t first = 0; first < a.n_slots; first += SORT_THREADS) {
         const int32_t e = first + (int32_t)threadIdx.x;
         int32_t all = 0, earlier = 0, sum;
-        for (unsigned r = 0; e < a.n_experts && r < cluster.num_blocks(); r++) {
+        for (unsigned r = 0; e < a.n_slots && r < cluster.num_blocks(); r++) {
             const int32_t n = cluster.map_shared_rank(b.total, r)[e];
             all += n;
             earlier += r < cluster.block_rank() ? n : 0;
         }
         const int32_t begin = before + scan_before(all, &sum);
         before += sum;
-        if (e >= a.n_experts) continue;
+        if (e >= a.n_slots) continue;
         b.begin[e] = begin + earlier;
         if (cluster.block_rank() == 0) a.offset[e] = begin;
     }
-    if (cluster.block_rank() == 0 && threadIdx.x == 0) a.offset[a.n_experts] = before;
+    if (cluster.block_rank() == 0 && threadIdx.x == 0) a.offset[a.n_slots] = before;
     cluster.sync(); /* nobody leaves while it is read */
 }
 
 static __global__ void __launch_bounds__(SORT_THREADS)
     moe_permute(hd_moe_permute_args a, sort_shape shape) {
     extern __shared__ int32_t counts[];
-    const sort_block b = carve(counts, a.n_experts, shape.n_warps);
+    const sort_block b = carve(counts, a.n_slots, shape.n_warps);
     const int32_t n = a.rows * a.top_k, rank = (int32_t)cg::this_cluster().block_rank();
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int32_t stretch = warp < shape.n_warps ? shape.stretch : 0;
     const int32_t first = min((rank * shape.n_warps + warp) * shape.stretch, n);
     const int32_t end = min(first + stretch, n);
-    int32_t *own = b.count + warp * a.n_experts;
-    for (int32_t i = threadIdx.x; i < (shape.n_warps + 3) * a.n_experts; i += SORT_THREADS) {
+    int32_t *own = b.count + warp * a.n_slots;
+    for (int32_t i = threadIdx.x; i < (shape.n_warps + 3) * a.n_slots; i += SORT_THREADS) {
         counts[i] = 0;
     }
     __syncthreads();
 #pragma unroll 4
     for (int32_t i = first + lane; i < end; i += WARP) {
-        const int32_t e = a.expert[i];
-        atomicAdd(&own[e], 1);
-        if (a.load && (!a.live || a.live[i / a.top_k] != 0)) atomicAdd(&b.live[e], 1);
+        const int32_t expert = a.expert[i];
+        atomicAdd(&own[slot_of(a, expert)], 1);
+        if (a.load && (!a.live || a.live[i / a.top_k] != 0)) atomicAdd(&b.live[expert], 1);
     }
     __syncthreads();
-    for (int32_t e = threadIdx.x; e < a.n_experts; e += SORT_THREADS) {
+    for (int32_t e = threadIdx.x; e < a.n_slots; e += SORT_THREADS) {
         int32_t sum = 0;
 #pragma unroll 8
         for (int32_t w = 0; w < shape.n_warps; w++) {
-            const int32_t counted = b.count[w * a.n_experts + e];
-            b.count[w * a.n_experts + e] = sum;
+            const int32_t counted = b.count[w * a.n_slots + e];
+            b.count[w * a.n_slots + e] = sum;
             sum += counted;
         }
         b.total[e] = sum;
@@ -291,7 +296,7 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     find_begins(b, a);
 #pragma unroll 4
     for (int32_t base = first; base < end; base += WARP) {
-        const int32_t i = base + lane, e = i < end ? a.expert[i] : -1;
+        const int32_t i = base + lane, e = i < end ? slot_of(a, a.expert[i]) : -1;
         const unsigned same = __match_any_sync(ALL_LANES, e);
         const int before = __popc(same & ((1u << lane) - 1));
         const int32_t at = e < 0 ? 0 : b.begin[e] + own[e] + before;
@@ -304,40 +309,42 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     }
 }
 
-/* A warp per expert counts what comes before its own, then places its own: fastest where all of
+/* A warp per slot counts what comes before its own, then places its own: fastest where all of
  * them are read at once. */
 static __global__ void __launch_bounds__(BLOCK) permute_small_m(hd_moe_permute_args a) {
     const int32_t e = (int32_t)(blockIdx.x * BLOCK + threadIdx.x) / WARP;
     const int lane = threadIdx.x % WARP;
     const int32_t n = a.rows * a.top_k;
-    if (e >= a.n_experts) return;
+    if (e >= a.n_slots) return;
     int32_t at = 0;
     for (int32_t base = 0; base < n; base += WARP) {
-        const bool before = base + lane < n && a.expert[base + lane] < e;
+        const bool before = base + lane < n && slot_of(a, a.expert[base + lane]) < e;
         at += __popc(__ballot_sync(ALL_LANES, before));
     }
-    int32_t counted = 0;
+    int32_t counted = 0, expert = -1; /* the slot's, of the lanes that have one */
     if (lane == 0) a.offset[e] = at;
-    if (lane == 0 && e == a.n_experts - 1) a.offset[a.n_experts] = n;
+    if (lane == 0 && e == a.n_slots - 1) a.offset[a.n_slots] = n;
     for (int32_t base = 0; base < n; base += WARP) {
         const int32_t i = base + lane;
-        const bool own = i < n && a.expert[i] == e;
+        const bool own = i < n && slot_of(a, a.expert[i]) == e;
         const unsigned all = __ballot_sync(ALL_LANES, own);
         const int32_t mine = at + __popc(all & ((1u << lane) - 1));
         if (own) {
             a.assignment[mine] = i;
             a.place[i] = mine;
+            expert = a.expert[i];
         }
         at += __popc(all);
         counted +=
             __popc(__ballot_sync(ALL_LANES, own && (!a.live || a.live[i / a.top_k] != 0)));
     }
-    if (lane == 0 && a.load) a.load[e] += counted;
+    expert = __reduce_max_sync(ALL_LANES, expert);
+    if (lane == 0 && a.load && counted) a.load[expert] += counted;
 }
 
 static void launch_permute(cudaStream_t queue, const hd_moe_permute_args *a) {
     const int32_t n = a->rows * a->top_k, n_blocks = n > LARGE_M_PLACES ? SORT_BLOCKS : 1;
-    const size_t each = (size_t)a->n_experts * sizeof(int32_t), fit = SORT_BYTES / each;
+    const size_t each = (size_t)a->n_slots * sizeof(int32_t), fit = SORT_BYTES / each;
     const int32_t most = fit < 4                     ? 1
                          : fit < SORT_THREADS / WARP ? (int32_t)fit - 3
                                                      : SORT_THREADS / WARP;
@@ -365,7 +372,7 @@ void hd_moe_permute_cuda(hd_stream *s, const hd_moe_permute_args *a) {
     if (a->rows * a->top_k > SMALL_M_PLACES) {
         launch_permute(queue, a);
     } else {
-        permute_small_m<<<blocks_for(a->n_experts, BLOCK / WARP), BLOCK, 0, queue>>>(*a);
+        permute_small_m<<<blocks_for(a->n_slots, BLOCK / WARP), BLOCK, 0, queue>>>(*a);
     }
     hd_cuda_check(s, "moe_permute");
 }
@@ -379,19 +386,19 @@ struct alignas(EACH * sizeof(cuda_act)) neighbors {
 };
 
 /* A block per token and BLOCK * EACH columns, all of a column's choices on their way at once: in
- * order of place, which is the order of experts. */
+ * order of experts. */
 template <int EACH>
 static __global__ void __launch_bounds__(BLOCK) moe_combine(hd_moe_combine_args a) {
     extern __shared__ int32_t sorted[]; /* [top_k] places, then weights */
     float *weight = reinterpret_cast<float *>(sorted + a.top_k);
     const int64_t t = blockIdx.x;
-    const int32_t *place = a.place + t * a.top_k;
+    const int32_t *place = a.place + t * a.top_k, *expert = a.expert + t * a.top_k;
     const int32_t c = (int32_t)(blockIdx.y * BLOCK + threadIdx.x) * EACH;
     for (int32_t j = threadIdx.x; j < a.top_k; j += BLOCK) {
-        const int32_t own = place[j];
+        const int32_t own = expert[j];
         int32_t rank = 0;
-        for (int32_t k = 0; k < a.top_k; k++) rank += place[k] < own;
-        sorted[rank] = own;
+        for (int32_t k = 0; k < a.top_k; k++) rank += expert[k] < own + (k < j);
+        sorted[rank] = place[j];
         weight[rank] = a.weight ? a.weight[t * a.top_k + j] : 1.0f;
     }
     __syncthreads();

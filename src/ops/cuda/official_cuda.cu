@@ -180,9 +180,9 @@ void hd_linear_cuda_official(hd_stream *s, const hd_linear_args *a) {
     if (a->rows == 0) return;
     if (!is_quantised(w)) return hd_linear_cuda_fast(s, a);
     const rows_job j = rows_of(a->x, w, a->rows);
-    if (fp8_fits(w, 1)) {
+    if (fp8_fits(w, nullptr)) {
         const int64_t stride = stride_of(a->out, w->rows);
-        multiply_fp8(s, j, {{}, w, acts(a->out), stride, nullptr, 1, 0});
+        multiply_fp8(s, j, {{}, w, acts(a->out), stride, nullptr, 1, 0, nullptr});
     } else {
         hd_linear_args exact = *a;
         exact.x = rounded(s, j);
@@ -192,17 +192,17 @@ void hd_linear_cuda_official(hd_stream *s, const hd_linear_args *a) {
 }
 
 void hd_grouped_gemm_cuda_official(hd_stream *s, const hd_grouped_gemm_args *a) {
-    const hd_weight *w = a->w;
+    const hd_weight *w = &a->w->shape;
     if (a->n_places == 0) return;
     if (!is_quantised(w)) return hd_grouped_gemm_cuda_fast(s, a);
     rows_job j = rows_of(a->x, w, a->n_places);
-    if (fp8_fits(w, a->n_experts) || fp4_fits(w, a->n_experts)) {
+    if (fp8_fits(w, a->w) || fp4_fits(a->w)) {
         j.parted = w->type == HD_E2M1;
         j.assignment = a->assignment;
         j.offset = a->offset;
-        j.n_experts = a->n_experts;
+        j.n_experts = a->w->n;
         j.top_k = a->top_k;
-        multiply_fp8(s, j, {{}, w, acts(a->out), w->rows, a->offset, a->n_experts, 0});
+        multiply_fp8(s, j, {{}, w, acts(a->out), w->rows, a->offset, a->w->n, 0, a->w});
     } else {
         hd_grouped_gemm_args exact = *a;
         if (a->assignment) j.rows = a->n_places / a->top_k;

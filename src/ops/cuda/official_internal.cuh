@@ -18,21 +18,22 @@ struct quantised {
     int32_t pitch; /* a multiple of 4 */
 };
 
-/* One matrix, or one for each expert, and where its outputs go. */
+/* One matrix, or one in each expert slot, and where its outputs go. */
 struct fp8_product {
     quantised x;
-    const hd_weight *w; /* [n_experts], or one */
+    const hd_weight *w; /* the matrix, or the shape of the slots' */
     float *out;
     int64_t out_stride;
-    const int32_t *offset;   /* [n_experts + 1] rows of each expert; NULL: one matrix */
-    int32_t n_experts, from; /* x and out begin at row `from` of those */
+    const int32_t *offset;        /* [n_experts + 1] rows of each slot; NULL: one matrix */
+    int32_t n_experts, from;      /* x and out begin at row `from` of those */
+    const hd_expert_table *table; /* of the slots, or NULL */
 };
 
-/* Whether the FP8 kernels take such matrices, whatever x is. */
-bool fp8_fits(const hd_weight *w, int32_t n_experts);
+/* Whether the FP8 kernels take such a matrix, or such slots, whatever x is. */
+bool fp8_fits(const hd_weight *w, const hd_expert_table *table);
 
-/* The same of FP4 matrices with a power of two per 32 columns. */
-bool fp4_fits(const hd_weight *w, int32_t n_experts);
+/* The same of slots with FP4 matrices and a power of two per 32 columns. */
+bool fp4_fits(const hd_expert_table *table);
 void launch_grouped_fp4(hd_stream *s, const fp8_product &p);
 
 /* Queues the product; the kernel before it on the stream is the one that quantised x. */

@@ -155,7 +155,7 @@ static inline weight_shape shape_of(const hd_weight *w) {
     return s;
 }
 
-static inline weight_arrays arrays_of(const hd_weight *w) {
+static __host__ __device__ inline weight_arrays arrays_of(const hd_weight *w) {
     return {static_cast<const uint8_t *>(w->data), static_cast<const uint8_t *>(w->scale),
             w->scale ? w->global : 1.0f};
 }

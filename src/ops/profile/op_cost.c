@@ -71,22 +71,24 @@ op_cost ops_cost_linear_heads(ops_reader *r, const hd_linear_heads_args *a) {
 
 /* Counts only the experts that have a row, and a token's row once for all its experts. */
 op_cost ops_cost_grouped_gemm(ops_reader *r, const hd_grouped_gemm_args *a) {
-    const int32_t *offset = fetch(r, a->offset, a->n_experts + 1);
+    const hd_weight *shape = &a->w->shape;
+    const int32_t n_slots = a->w->n;
+    const int32_t *offset = fetch(r, a->offset, n_slots + 1);
     int32_t used = 0;
-    for (int32_t e = 0; offset && e < a->n_experts; e++) used += offset[e + 1] > offset[e];
-    const int32_t places = offset ? offset[a->n_experts] : a->n_places;
-    const product p = {.w = a->w,
-                       .stored_rows = (double)used * a->w->rows,
+    for (int32_t e = 0; offset && e < n_slots; e++) used += offset[e + 1] > offset[e];
+    const int32_t places = offset ? offset[n_slots] : a->n_places;
+    const product p = {.w = shape,
+                       .stored_rows = (double)used * shape->rows,
                        .rows = places,
-                       .outs = a->w->rows,
-                       .ins = a->w->cols,
+                       .outs = shape->rows,
+                       .ins = shape->cols,
                        .times = 1,
                        .out_bytes = r->act_bytes};
     op_cost c = cost_of(r, &p);
     c.used = used;
     c.rows = a->n_places; /* the shape is named by the bound that the host knows */
     const double again = a->assignment ? 1 - 1.0 / a->top_k : 0;
-    c.bytes -= again * places * a->w->cols * r->act_bytes;
+    c.bytes -= again * places * shape->cols * r->act_bytes;
     return c;
 }
 

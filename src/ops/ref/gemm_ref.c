@@ -48,8 +48,8 @@ void hd_linear_heads_ref(hd_stream *s, const hd_linear_heads_args *a) {
 
 void hd_grouped_gemm_ref(hd_stream *s, const hd_grouped_gemm_args *a) {
     (void)s;
-    for (int32_t e = 0; e < a->n_experts; e++) {
-        const hd_weight *w = &a->w[e];
+    for (int32_t e = 0; e < a->w->n; e++) {
+        const hd_weight *w = &a->w->slots[e];
         for (int32_t i = a->offset[e]; i < a->offset[e + 1]; i++) {
             int32_t row = a->assignment ? a->assignment[i] / a->top_k : i;
             const float *x = act_in(a->x) + (int64_t)row * w->cols;

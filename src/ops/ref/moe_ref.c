@@ -112,25 +112,28 @@ void hd_moe_topk_ref(hd_stream *s, const hd_moe_topk_args *a) {
 void hd_moe_permute_ref(hd_stream *s, const hd_moe_permute_args *a) {
     (void)s;
     const int32_t n = a->rows * a->top_k;
-    memset(a->offset, 0, (size_t)(a->n_experts + 1) * sizeof *a->offset);
-    for (int32_t i = 0; i < n; i++) a->offset[a->expert[i] + 1]++;
-    for (int32_t e = 0; e < a->n_experts; e++) a->offset[e + 1] += a->offset[e];
+    memset(a->offset, 0, (size_t)(a->n_slots + 1) * sizeof *a->offset);
+    for (int32_t i = 0; i < n; i++) a->offset[ops_slot_of(a, a->expert[i]) + 1]++;
+    for (int32_t e = 0; e < a->n_slots; e++) a->offset[e + 1] += a->offset[e];
     for (int32_t i = 0; i < n; i++) {
-        int32_t at = a->offset[a->expert[i]]++; /* shifts every offset to its successor */
+        /* shifts every offset to its successor */
+        int32_t at = a->offset[ops_slot_of(a, a->expert[i])]++;
         a->assignment[at] = i;
         a->place[i] = at;
     }
-    memmove(a->offset + 1, a->offset, (size_t)a->n_experts * sizeof *a->offset);
+    memmove(a->offset + 1, a->offset, (size_t)a->n_slots * sizeof *a->offset);
     a->offset[0] = 0;
     for (int32_t i = 0; a->load && i < n; i++) {
         if (!a->live || a->live[i / a->top_k]) a->load[a->expert[i]]++;
     }
 }
 
-int32_t ops_next_choice(const int32_t *place, int32_t top_k, int32_t after) {
+int32_t ops_next_choice(const int32_t *expert, int32_t top_k, int32_t last) {
     int32_t best = -1;
     for (int32_t j = 0; j < top_k; j++) {
-        if (place[j] > after && (best < 0 || place[j] < place[best])) best = j;
+        const int32_t e = expert[j];
+        if (last >= 0 && (e < expert[last] || (e == expert[last] && j <= last))) continue;
+        if (best < 0 || e < expert[best]) best = j;
     }
     return best;
 }
@@ -139,15 +142,15 @@ void hd_moe_combine_ref(hd_stream *s, const hd_moe_combine_args *a) {
     (void)s;
     for (int32_t t = 0; t < a->rows; t++) {
         const int32_t *place = a->place + (int64_t)t * a->top_k;
+        const int32_t *expert = a->expert + (int64_t)t * a->top_k;
         for (int32_t c = 0; c < a->cols; c++) {
             double sum =
                 a->shared.data ? (double)act_in(a->shared)[(int64_t)t * a->cols + c] : 0.0;
-            int32_t after = -1;
+            int32_t j = -1;
             for (int32_t k = 0; k < a->top_k; k++) {
-                int32_t j = ops_next_choice(place, a->top_k, after);
-                after = place[j];
+                j = ops_next_choice(expert, a->top_k, j);
                 double weight = a->weight ? (double)a->weight[(int64_t)t * a->top_k + j] : 1.0;
-                sum += weight * (double)act_in(a->y)[(int64_t)after * a->cols + c];
+                sum += weight * (double)act_in(a->y)[(int64_t)place[j] * a->cols + c];
             }
             act(a->out)[(int64_t)t * a->cols + c] = (float)sum;
         }

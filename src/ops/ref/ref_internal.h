@@ -12,9 +12,13 @@ HD_OP_LIST(X)
 void ops_moe_topk_row(const hd_moe_topk_args *a, int32_t row, float *scratch);
 int32_t ops_moe_topk_scratch(const hd_router_rule *rule);
 
-/* Returns the choice j of a token with the smallest place above `after`: its next expert in
- * order of number. */
-int32_t ops_next_choice(const int32_t *place, int32_t top_k, int32_t after);
+/* Returns the choice j of a token that follows choice `last` in order of expert number; last
+ * -1: the first. */
+int32_t ops_next_choice(const int32_t *expert, int32_t top_k, int32_t last);
+
+static inline int32_t ops_slot_of(const hd_moe_permute_args *a, int32_t expert) {
+    return a->slot ? a->slot[expert] : expert;
+}
 
 /* Counts token i, which must not be negative. */
 void ops_count_token(const hd_count_tokens_args *a, int32_t i);

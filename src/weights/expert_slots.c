@@ -1,0 +1,188 @@
+/* expert_slots.c - the experts of each MoE layer in slots, as tables in device memory.
+ *
+ * A layer's map and tables lie in one block, so that one copy replaces them: steps that were
+ * queued before it read the old ones, all later steps the new ones. Matrices stay where they
+ * are; a slot only has another address. */
+#include "weights/expert_slots_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/checked.h"
+
+enum { ALIGN = 64 };
+
+static size_t aligned(size_t n) {
+    return (n + ALIGN - 1) / ALIGN * ALIGN;
+}
+
+static size_t map_bytes(const weights_expert_slots *s) {
+    return aligned((size_t)s->n_experts * sizeof(int32_t));
+}
+
+static size_t table_bytes(const weights_expert_slots *s) {
+    return aligned((size_t)s->shard.n_experts * sizeof(hd_weight));
+}
+
+static size_t block_bytes(const weights_expert_slots *s) {
+    return map_bytes(s) + WEIGHTS_EXPERT_ROLES * table_bytes(s);
+}
+
+static int32_t *map_in(uint8_t *block) {
+    return (int32_t *)(void *)block;
+}
+
+static hd_weight *table_in(const weights_expert_slots *s, uint8_t *block, int32_t role) {
+    return (hd_weight *)(void *)(block + map_bytes(s) + (size_t)role * table_bytes(s));
+}
+
+/* ---- opening ---- */
+
+hd_status weights_slots_init(weights_expert_slots *s, const hd_model_spec *spec,
+                             const hd_shard *shard, hd_err *err) {
+    const int32_t n_slots = hd_shard_slots(shard);
+    size_t n = 0;
+    s->shard = *shard;
+    s->n_experts = spec->route.n_experts;
+    s->n_layers = spec->n_layers + spec->n_mtp;
+    for (int32_t l = 0; l < s->n_layers; l++) n += spec->layers[l].mlp != HD_MLP_DENSE;
+    s->layers = calloc((size_t)s->n_layers + 1, sizeof *s->layers);
+    s->experts = calloc(n * (size_t)n_slots + 1, sizeof *s->experts);
+    s->host = calloc(n + 1, block_bytes(s) + 1);
+    s->staged = calloc(1, block_bytes(s) + 1);
+    if (!s->layers || !s->experts || !s->host || !s->staged) {
+        return HD_FAIL(err, HD_ENOMEM, "no memory for the slots of %d experts", s->n_experts);
+    }
+    n = 0;
+    for (int32_t l = 0; l < s->n_layers; l++) {
+        if (spec->layers[l].mlp == HD_MLP_DENSE) continue;
+        weights_slot_layer *layer = &s->layers[l];
+        layer->expert = s->experts + n * (size_t)n_slots;
+        layer->block = s->host + n++ * block_bytes(s);
+        layer->map = (hd_expert_map){.expert = layer->expert, .n_slots = n_slots};
+        for (int32_t i = 0; i < n_slots; i++) layer->expert[i] = i % s->n_experts;
+    }
+    return HD_OK;
+}
+
+void weights_slots_deinit(weights_expert_slots *s) {
+    free(s->layers);
+    free(s->experts);
+    free(s->host);
+    free(s->staged);
+    *s = (weights_expert_slots){0};
+}
+
+void weights_slots_hold(weights_expert_slots *s, int32_t layer, int32_t role,
+                        const hd_weight *held) {
+    s->layers[layer].held[role] = held;
+}
+
+/* ---- writing ---- */
+
+/* Chooses the slot of every expert: of several copies the one whose number is this rank's,
+ * modulo their count, so that ranks spread over the copies. */
+static void choose_slots(const weights_expert_slots *s, const int32_t *expert, int32_t *slot) {
+    const int32_t n_slots = hd_shard_slots(&s->shard);
+    const int32_t rank = hd_parallel_coords(&s->shard.parallel, s->shard.rank).ep;
+    memset(slot, 0, (size_t)s->n_experts * sizeof *slot);
+    for (int32_t i = 0; i < n_slots; i++) slot[expert[i]]++;
+    /* below zero: how many copies are left to skip */
+    for (int32_t e = 0; e < s->n_experts; e++) slot[e] = slot[e] ? -1 - rank % slot[e] : 0;
+    for (int32_t i = 0; i < n_slots; i++) {
+        int32_t *at = &slot[expert[i]];
+        if (*at < 0) *at = *at == -1 ? i : *at + 1;
+    }
+}
+
+/* Stages a block for a placement. */
+static void stage(const weights_expert_slots *s, const weights_slot_layer *layer,
+                  const int32_t *expert) {
+    const int32_t *own = expert + s->shard.expert0;
+    choose_slots(s, expert, map_in(s->staged));
+    for (int32_t r = 0; r < WEIGHTS_EXPERT_ROLES; r++) {
+        hd_weight *table = table_in(s, s->staged, r);
+        for (int32_t i = 0; i < s->shard.n_experts; i++) {
+            const int32_t at = hd_shard_slot(&s->shard, own[i], s->n_experts);
+            table[i] = layer->held[r][at];
+        }
+    }
+}
+
+static void write_block(const weights_expert_slots *s, const weights_slot_layer *layer,
+                        hd_stream *stream) {
+    if (stream) {
+        hd_stream_upload(stream, layer->block, s->staged, block_bytes(s));
+    } else {
+        memcpy(layer->block, s->staged, block_bytes(s));
+    }
+}
+
+static void fill_layer(weights_expert_slots *s, weights_slot_layer *layer, hd_stream *stream) {
+    for (int32_t r = 0; r < WEIGHTS_EXPERT_ROLES; r++) {
+        hd_expert_table_init(&layer->tables[r], layer->held[r], s->shard.n_experts);
+        layer->tables[r].slots = table_in(s, layer->block, r);
+    }
+    layer->map.slot = map_in(layer->block);
+    stage(s, layer, layer->expert);
+    write_block(s, layer, stream);
+}
+
+hd_status weights_slots_fill(weights_expert_slots *s, hd_device *d, hd_stream *stream,
+                             hd_err *err) {
+    size_t n = 0;
+    for (int32_t l = 0; l < s->n_layers; l++) n += s->layers[l].map.n_slots > 0;
+    if (d && n > 0) {
+        void *block;
+        HD_TRY(hd_device_alloc(d, &block, n * block_bytes(s), "expert slots", err));
+        for (int32_t l = s->n_layers - 1; l >= 0; l--) {
+            if (s->layers[l].map.n_slots == 0) continue;
+            s->layers[l].block = (uint8_t *)block + --n * block_bytes(s);
+        }
+    }
+    for (int32_t l = 0; l < s->n_layers; l++) {
+        if (s->layers[l].map.n_slots > 0) fill_layer(s, &s->layers[l], d ? stream : NULL);
+    }
+    return HD_OK;
+}
+
+/* ---- another placement ---- */
+
+static hd_status check(const weights_expert_slots *s, int32_t layer, const int32_t *expert,
+                       hd_err *err) {
+    const hd_shard *shard = &s->shard;
+    int32_t *copies = map_in(s->staged);
+    memset(copies, 0, (size_t)s->n_experts * sizeof *copies);
+    for (int32_t i = 0; i < hd_shard_slots(shard); i++) {
+        if (expert[i] < 0 || expert[i] >= s->n_experts) {
+            return HD_FAIL(err, HD_EINVAL, "layer %d: slot %d for expert %d: must be below %d",
+                           layer, i, expert[i], s->n_experts);
+        }
+        const bool own = i >= shard->expert0 && i < shard->expert0 + shard->n_experts;
+        if (own && hd_shard_slot(shard, expert[i], s->n_experts) < 0) {
+            return HD_FAIL(err, HD_EINVAL,
+                           "layer %d: slot %d for expert %d, which rank %d does not have",
+                           layer, i, expert[i], shard->rank);
+        }
+        copies[expert[i]]++;
+    }
+    for (int32_t e = 0; e < s->n_experts; e++) {
+        if (copies[e] > 0) continue;
+        return HD_FAIL(err, HD_EINVAL, "layer %d: no slot for expert %d", layer, e);
+    }
+    return HD_OK;
+}
+
+hd_status weights_slots_place(weights_expert_slots *s, int32_t layer, const int32_t *expert,
+                              hd_stream *stream, hd_err *err) {
+    weights_slot_layer *l = &s->layers[layer];
+    if (l->map.n_slots == 0) {
+        return HD_FAIL(err, HD_EINVAL, "layer %d has no experts to place", layer);
+    }
+    HD_TRY(check(s, layer, expert, err));
+    memcpy(l->expert, expert, (size_t)l->map.n_slots * sizeof *expert);
+    stage(s, l, expert);
+    write_block(s, l, stream);
+    l->map.version++;
+    return HD_OK;
+}

@@ -1,0 +1,233 @@
+/* test_device.c - one stream waits for another: two threads with a stream each on the CPU,
+ * and streams that run late and in any order. With HADAL_BACKEND=cuda also on a GPU, and in a
+ * capture. */
+#include "check.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "fakes/queue_device.h"
+
+enum { WORDS = 1 << 16, ROUNDS = 50 };
+
+/* ---- two threads ---- */
+
+typedef struct relay {
+    hd_stream *stream[2];
+    hd_device_event *filled, *taken;
+    int32_t *word;                     /* [WORDS] shared by both threads */
+    _Atomic int32_t n_filled, n_taken; /* relaxed: they order nothing but themselves */
+    int32_t n_wrong;
+} relay;
+
+static void fill_words(const void *arg, int32_t task, int32_t worker) {
+    const relay *r = arg;
+    (void)worker;
+    for (int32_t i = 0; i < WORDS / 4; i++) r->word[task * (WORDS / 4) + i]++;
+}
+
+static void await_count(_Atomic int32_t *count, int32_t n) {
+    while (atomic_load_explicit(count, memory_order_relaxed) < n) sched_yield();
+}
+
+static void *take_words(void *arg) {
+    relay *r = arg;
+    for (int32_t round = 1; round <= ROUNDS; round++) {
+        await_count(&r->n_filled, round);
+        hd_stream_wait_event(r->stream[1], r->filled);
+        for (int32_t i = 0; i < WORDS; i++) r->n_wrong += r->word[i] != round;
+        hd_stream_record_event(r->stream[1], r->taken);
+        atomic_store_explicit(&r->n_taken, round, memory_order_relaxed);
+    }
+    return NULL;
+}
+
+/* Only the events order the two threads' accesses: without them the thread sanitizer reports
+ * a race. */
+static void a_stream_waits_for_another_threads(void **state) {
+    (void)state;
+    const hd_cpu_options options = {.n_threads = 2};
+    hd_device *d[2];
+    relay r = {0};
+    pthread_t taker;
+    void *word;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(hd_device_open_cpu(&d[i], &options, NULL), HD_OK);
+        assert_int_equal(hd_stream_open(&r.stream[i], d[i], NULL), HD_OK);
+    }
+    assert_int_equal(hd_device_alloc(d[0], &word, WORDS * sizeof *r.word, "words", NULL),
+                     HD_OK);
+    r.word = word;
+    assert_int_equal(hd_device_event_open(&r.filled, d[0], false, NULL), HD_OK);
+    assert_int_equal(hd_device_event_open(&r.taken, d[1], false, NULL), HD_OK);
+    assert_int_equal(pthread_create(&taker, NULL, take_words, &r), 0);
+    for (int32_t round = 1; round <= ROUNDS; round++) {
+        await_count(&r.n_taken, round - 1);
+        hd_stream_wait_event(r.stream[0], r.taken);
+        hd_stream_tasks(r.stream[0], 4, fill_words, &r);
+        hd_stream_record_event(r.stream[0], r.filled);
+        atomic_store_explicit(&r.n_filled, round, memory_order_relaxed);
+    }
+    pthread_join(taker, NULL);
+    assert_int_equal(r.n_wrong, 0);
+    hd_device_event_close(r.filled);
+    hd_device_event_close(r.taken);
+    for (int i = 0; i < 2; i++) {
+        hd_stream_close(r.stream[i]);
+        hd_device_close(d[i]);
+    }
+}
+
+/* ---- three queues ---- */
+
+static const int32_t priorities[][QUEUE_STREAMS] = {
+    {0, 1, 2},
+    {0, 2, 1},
+    {1, 0, 2},
+    {1, 2, 0},
+    {2, 0, 1},
+    {2, 1, 0}
+};
+
+/* x goes from stream to stream, one is added on each; an event may be recorded again before
+ * the wait for its earlier record has run. */
+static int32_t pass_on(hd_device *d, hd_stream *const *s, bool again) {
+    int32_t x[2 * QUEUE_STREAMS + 1] = {0}, last = 0;
+    hd_device_event *event[2 * QUEUE_STREAMS] = {0};
+    const int32_t n = 2 * QUEUE_STREAMS, n_events = again ? 1 : n;
+    for (int32_t i = 0; i < n_events; i++) {
+        assert_int_equal(hd_device_event_open(&event[i], d, false, NULL), HD_OK);
+    }
+    for (int32_t i = 0; i < n; i++) {
+        hd_stream *on = s[i % QUEUE_STREAMS];
+        hd_device_event *m = event[again ? 0 : i];
+        const int32_t one = i + 1;
+        if (i > 0) hd_stream_wait_event(on, event[again ? 0 : i - 1]);
+        if (i == 0) hd_stream_upload(on, &x[0], &one, sizeof one);
+        hd_stream_copy(on, &x[i + 1], &x[i], sizeof one);
+        hd_stream_record_event(on, m);
+    }
+    hd_stream_download(s[(n - 1) % QUEUE_STREAMS], &last, &x[n], sizeof last);
+    assert_int_equal(hd_stream_sync(s[0], NULL), HD_OK);
+    for (int32_t i = 0; i < n_events; i++) hd_device_event_close(event[i]);
+    return last;
+}
+
+static void events_order_queues(void **state) {
+    (void)state;
+    hd_stream *s[QUEUE_STREAMS];
+    hd_ops ops;
+    int32_t n_wrong = 0;
+    hd_ops_init_ref(&ops);
+    hd_device *d = queue_device_open(&ops);
+    for (int i = 0; i < QUEUE_STREAMS; i++) {
+        assert_int_equal(hd_stream_open(&s[i], d, NULL), HD_OK);
+    }
+    for (size_t k = 0; k < HD_LEN(priorities); k++) {
+        queue_device_prefer(d, priorities[k]);
+        queue_device_ignore_events(d, false);
+        assert_int_equal(pass_on(d, s, false), 1);
+        assert_int_equal(pass_on(d, s, true), 1);
+        queue_device_ignore_events(d, true);
+        n_wrong += pass_on(d, s, false) != 1;
+    }
+    assert_int_equal(n_wrong, HD_LEN(priorities));
+    for (int i = 0; i < QUEUE_STREAMS; i++) hd_stream_close(s[i]);
+    hd_device_close(d);
+}
+
+/* A failure on a second stream of a rank is returned by the first one, once. */
+static void failures_go_to_the_main_stream(void **state) {
+    (void)state;
+    const hd_cpu_options one = {.n_threads = 1};
+    hd_device *d;
+    hd_stream *s[2];
+    hd_err err = {0};
+    assert_int_equal(hd_device_open_cpu(&d, &one, NULL), HD_OK);
+    for (int i = 0; i < 2; i++) assert_int_equal(hd_stream_open(&s[i], d, NULL), HD_OK);
+    hd_stream_report_to(s[1], s[0]);
+    hd_stream_fail(s[1], HD_EDEVICE, "a copy is lost");
+    assert_int_equal(hd_stream_sync(s[1], NULL), HD_OK);
+    assert_int_equal(hd_stream_sync(s[0], &err), HD_EDEVICE);
+    assert_string_equal(err.msg, "a copy is lost");
+    assert_int_equal(hd_stream_sync(s[0], NULL), HD_OK);
+    for (int i = 0; i < 2; i++) hd_stream_close(s[i]);
+    hd_device_close(d);
+}
+
+/* ---- a GPU ---- */
+
+typedef struct gpu {
+    hd_device *device;
+    hd_stream *stream[2];
+    hd_device_event *there, *back;
+    int32_t *x; /* [2] device memory */
+} gpu;
+
+/* The first stream is busy, then writes x[0]; the second copies it to x[1]; the first waits. */
+static void queue_pair(const gpu *g, const int32_t *from) {
+    hd_stream_busy(g->stream[0], 2000);
+    hd_stream_copy(g->stream[0], &g->x[0], from, sizeof *from);
+    hd_stream_record_event(g->stream[0], g->there);
+    hd_stream_wait_event(g->stream[1], g->there);
+    hd_stream_copy(g->stream[1], &g->x[1], &g->x[0], sizeof *from);
+    hd_stream_record_event(g->stream[1], g->back);
+    hd_stream_wait_event(g->stream[0], g->back);
+}
+
+static void check_pair(const gpu *g, int32_t want) {
+    int32_t x[2];
+    hd_err err = {0};
+    hd_stream_download(g->stream[0], x, g->x, sizeof x);
+    if (hd_stream_sync(g->stream[0], &err) != HD_OK) fail_msg("%s", err.msg);
+    assert_int_equal(x[0], want);
+    assert_int_equal(x[1], want);
+}
+
+static void streams_of_a_gpu_wait(void **state) {
+    (void)state;
+    gpu g = {0};
+    hd_graph *graph;
+    hd_err err = {0};
+    void *x, *source;
+    if (hd_device_open_cuda(&g.device, 0, &err) != HD_OK) {
+        print_message("[  SKIPPED ] streams of a GPU: %s\n", err.msg);
+        return;
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(hd_stream_open(&g.stream[i], g.device, NULL), HD_OK);
+    }
+    assert_int_equal(hd_device_event_open(&g.there, g.device, false, NULL), HD_OK);
+    assert_int_equal(hd_device_event_open(&g.back, g.device, false, NULL), HD_OK);
+    assert_int_equal(hd_device_alloc(g.device, &x, 2 * sizeof *g.x, "x", NULL), HD_OK);
+    assert_int_equal(hd_device_alloc(g.device, &source, sizeof *g.x, "a source", NULL), HD_OK);
+    g.x = x;
+    for (int32_t round = 1; round < 20; round++) {
+        hd_stream_upload(g.stream[0], source, &round, sizeof round);
+        queue_pair(&g, source);
+        check_pair(&g, round);
+    }
+    hd_stream_begin_capture(g.stream[0]);
+    queue_pair(&g, source);
+    if (hd_stream_end_capture(g.stream[0], &graph, &err) != HD_OK) fail_msg("%s", err.msg);
+    for (int32_t round = 100; round < 120; round++) {
+        hd_stream_upload(g.stream[0], source, &round, sizeof round);
+        hd_stream_launch(g.stream[0], graph);
+        check_pair(&g, round);
+    }
+    hd_graph_close(graph);
+    hd_device_event_close(g.there);
+    hd_device_event_close(g.back);
+    for (int i = 0; i < 2; i++) hd_stream_close(g.stream[i]);
+    hd_device_close(g.device);
+}
+
+int test_device(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_stream_waits_for_another_threads),
+        cmocka_unit_test(events_order_queues),
+        cmocka_unit_test(failures_go_to_the_main_stream),
+        cmocka_unit_test(streams_of_a_gpu_wait),
+    };
+    return cmocka_run_group_tests_name("device", tests, NULL, NULL);
+}

@@ -1,0 +1,177 @@
+/* test_expert_slots.c - which expert each slot holds: as opened, and as placed later. */
+#include "check.h"
+
+#include "weights/configs.h"
+#include "weights/weights.h"
+
+enum { MAX_SLOTS = 96 };
+
+/* A copy of the experts in a layer's slots. */
+static void read_slots(const hd_expert_map *map, int32_t *expert) {
+    assert_true(map->n_slots <= MAX_SLOTS);
+    memcpy(expert, map->expert, (size_t)map->n_slots * sizeof *expert);
+}
+
+static hd_weights *open_rank(const hd_model_spec *spec, const hd_parallel_config *parallel,
+                             int32_t rank) {
+    hd_weights *w;
+    const hd_dummy_options o = {.parallel = *parallel, .rank = rank};
+    assert_int_equal(hd_weights_open_dummy(&w, spec, &o, NULL), HD_OK);
+    return w;
+}
+
+/* Slot s holds expert s % n; ranks take the copies of an expert in turn. */
+static void check_opened(const char *name, const hd_parallel_config *parallel) {
+    hd_model_spec *spec = config_open(name);
+    const int32_t n = spec->route.n_experts;
+    for (int32_t rank = 0; rank < hd_parallel_world(parallel); rank++) {
+        hd_weights *w = open_rank(spec, parallel, rank);
+        for (int32_t l = 0; l < spec->n_layers + spec->n_mtp; l++) {
+            const hd_expert_map *map = hd_weights_expert_map(w, l);
+            assert_int_equal(map != NULL, spec->layers[l].mlp != HD_MLP_DENSE);
+            if (!map) continue;
+            assert_int_equal(map->n_slots, n + parallel->redundant);
+            assert_int_equal(map->version, 0);
+            for (int32_t s = 0; s < map->n_slots; s++) {
+                assert_int_equal(map->expert[s], s % n);
+            }
+            for (int32_t e = 0; e < n; e++) {
+                const int32_t copies = (map->n_slots - 1 - e) / n + 1;
+                const int32_t ep = hd_parallel_coords(parallel, rank).ep;
+                assert_int_equal(map->slot[e], e + ep % copies * n);
+            }
+        }
+        hd_weights_close(w);
+    }
+    hd_model_spec_close(spec);
+}
+
+static void slots_are_opened_in_order(void **state) {
+    (void)state;
+    const hd_parallel_config configs[] = {hd_parallel_single(), hd_parallel_tensor(2),
+                                          hd_parallel_expert(4, 0), hd_parallel_expert(3, 2)};
+    for (size_t i = 0; i < HD_LEN(configs); i++) check_opened("tiny_v3", &configs[i]);
+    const hd_parallel_config copies = hd_parallel_expert(3, 6);
+    check_opened("tiny_v4", &copies);
+}
+
+static int32_t moe_layer(const hd_model_spec *spec) {
+    int32_t l = 0;
+    while (spec->layers[l].mlp == HD_MLP_DENSE) l++;
+    return l;
+}
+
+/* Two slots exchange their experts: the map, and the matrices of all three roles. */
+static void slots_exchange_experts(void **state) {
+    (void)state;
+    hd_model_spec *spec = config_open("tiny_v3");
+    const hd_parallel_config single = hd_parallel_single();
+    hd_weights *w = open_rank(spec, &single, 0);
+    const int32_t l = moe_layer(spec);
+    const hd_expert_map *map = hd_weights_expert_map(w, l);
+    const hd_expert_table *table[3];
+    const void *data[3][2];
+    int32_t expert[MAX_SLOTS];
+    for (int r = 0; r < 3; r++) {
+        table[r] = hd_weights_experts(w, l, HD_EXPERT_GATE + r);
+        data[r][0] = table[r]->slots[1].data;
+        data[r][1] = table[r]->slots[5].data;
+        assert_ptr_not_equal(data[r][0], data[r][1]);
+    }
+    read_slots(map, expert);
+    expert[1] = 5;
+    expert[5] = 1;
+    assert_int_equal(hd_weights_place_experts(w, l, expert, NULL, NULL), HD_OK);
+    assert_ptr_equal(hd_weights_expert_map(w, l), map);
+    assert_int_equal(map->version, 1);
+    for (int32_t e = 0; e < spec->route.n_experts; e++) {
+        assert_int_equal(map->slot[e], e == 1 ? 5 : e == 5 ? 1 : e);
+        assert_int_equal(map->expert[map->slot[e]], e);
+    }
+    for (int r = 0; r < 3; r++) {
+        assert_ptr_equal(hd_weights_experts(w, l, HD_EXPERT_GATE + r), table[r]);
+        assert_ptr_equal(table[r]->slots[1].data, data[r][1]);
+        assert_ptr_equal(table[r]->slots[5].data, data[r][0]);
+    }
+    assert_int_equal(hd_weights_expert_map(w, l + 1)->version, 0);
+    hd_weights_close(w);
+    hd_model_spec_close(spec);
+}
+
+static void wrong_places_are_refused(void **state) {
+    (void)state;
+    hd_model_spec *spec = config_open("tiny_v3");
+    const hd_parallel_config spread = hd_parallel_expert(2, 0);
+    hd_weights *w = open_rank(spec, &spread, 1);
+    const int32_t l = moe_layer(spec), n = spec->route.n_experts;
+    const hd_expert_map *map = hd_weights_expert_map(w, l);
+    const struct {
+        int32_t slot, expert;
+        const char *why;
+    } wrong[] = {
+        {0,     n,  "must be below"                  },
+        {0,     -1, "must be below"                  },
+        {n - 1, 0,  "expert 0, which rank 1 does not"},
+        {0,     1,  "no slot for expert 0"           },
+    };
+    int32_t expert[MAX_SLOTS];
+    for (size_t i = 0; i < HD_LEN(wrong); i++) {
+        hd_err err = {0};
+        read_slots(map, expert);
+        expert[wrong[i].slot] = wrong[i].expert;
+        assert_int_equal(hd_weights_place_experts(w, l, expert, NULL, &err), HD_EINVAL);
+        if (!strstr(err.msg, wrong[i].why)) fail_msg("%s", err.msg);
+        assert_int_equal(map->version, 0);
+        for (int32_t e = 0; e < n; e++) assert_int_equal(map->slot[e], e);
+    }
+    hd_err err = {0};
+    assert_int_equal(hd_weights_place_experts(w, 0, expert, NULL, &err), HD_EINVAL);
+    assert_non_null(strstr(err.msg, "layer 0 has no experts"));
+    hd_weights_close(w);
+    hd_model_spec_close(spec);
+}
+
+/* What a table says of all its slots: range, worst alignment, format, global scale. */
+static void tables_describe_all_slots(void **state) {
+    (void)state;
+    _Alignas(16) static uint8_t bytes[256];
+    hd_weight w[3] = {
+        {.data = bytes + 64, .scale = bytes + 32, .type = HD_E4M3, .scale_type = HD_F32},
+        {.data = bytes + 16, .scale = bytes + 48, .type = HD_E4M3, .scale_type = HD_F32},
+        {.data = bytes + 96, .scale = bytes + 48, .type = HD_E4M3, .scale_type = HD_F32},
+    };
+    hd_expert_table t;
+    for (int i = 0; i < 3; i++) w[i].global = 1.0f;
+    hd_expert_table_init(&t, w, 3);
+    assert_ptr_equal(t.slots, w);
+    assert_int_equal(t.n, 3);
+    assert_ptr_equal(t.shape.data, bytes + 16);
+    assert_ptr_equal(t.shape.scale, bytes + 32);
+    assert_int_equal(t.data_range, 80);
+    assert_int_equal(t.scale_range, 16);
+    assert_true(t.one_format && t.one_global);
+    w[2].data = bytes + 98;
+    w[1].scale = bytes + 52;
+    w[1].global = 0.5f;
+    w[0].type = HD_E2M1;
+    hd_expert_table_init(&t, w, 3);
+    assert_int_equal((uintptr_t)t.shape.data % 16, 2);
+    assert_int_equal((uintptr_t)t.shape.scale % 16, 4);
+    assert_false(t.one_format || t.one_global);
+    w[0] = w[1] = (hd_weight){0};
+    w[2].scale = NULL;
+    hd_expert_table_init(&t, w, 3); /* two that are missing */
+    assert_null(t.shape.scale);
+    assert_true(t.one_format && t.one_global);
+    assert_ptr_equal(t.shape.data, bytes + 98);
+}
+
+int test_expert_slots(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slots_are_opened_in_order),
+        cmocka_unit_test(slots_exchange_experts),
+        cmocka_unit_test(wrong_places_are_refused),
+        cmocka_unit_test(tables_describe_all_slots),
+    };
+    return cmocka_run_group_tests_name("expert_slots", tests, NULL, NULL);
+}
