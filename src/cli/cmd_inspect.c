@@ -24,15 +24,6 @@ int32_t inspect_count_mlp(const hd_model_spec *s, hd_mlp kind) {
     return n;
 }
 
-const char *inspect_attention_name(hd_attention kind) {
-    static const char *const names[] = {[HD_ATTN_MLA] = "mla",
-                                        [HD_ATTN_MLA_SPARSE] = "mla_sparse",
-                                        [HD_ATTN_WINDOW] = "window",
-                                        [HD_ATTN_CSA] = "csa",
-                                        [HD_ATTN_HCA] = "hca"};
-    return names[kind];
-}
-
 const char *inspect_mlp_name(hd_mlp kind) {
     static const char *const names[] = {
         [HD_MLP_DENSE] = "dense", [HD_MLP_MOE] = "moe", [HD_MLP_MOE_HASH] = "moe_hash"};

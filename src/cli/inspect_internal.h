@@ -28,8 +28,7 @@ typedef struct inspection {
 int32_t inspect_count_attention(const hd_model_spec *s, hd_attention kind);
 int32_t inspect_count_mlp(const hd_model_spec *s, hd_mlp kind);
 
-/* "mla", "window", ...; "dense", "moe", "moe_hash"; "none", "fp8", "modelopt" */
-const char *inspect_attention_name(hd_attention kind);
+/* "dense", "moe", "moe_hash"; "none", "fp8", "modelopt" */
 const char *inspect_mlp_name(hd_mlp kind);
 const char *inspect_quant_name(hd_quant_method method);
 

@@ -31,9 +31,9 @@ static json_t *rope_json(writer *w, const hd_rope_spec *r) {
 
 static json_t *attention_json(writer *w, const hd_model_spec *s) {
     json_t *o = json_object(), *kinds = json_object();
-    for (int k = HD_ATTN_MLA; k <= HD_ATTN_HCA; k++) {
+    for (int k = 0; k < HD_N_ATTENTION_KINDS; k++) {
         int32_t n = inspect_count_attention(s, (hd_attention)k);
-        if (n > 0) set_int(w, kinds, inspect_attention_name((hd_attention)k), n);
+        if (n > 0) set_int(w, kinds, hd_attention_name((hd_attention)k), n);
     }
     set(w, o, "layers", kinds);
     set_int(w, o, "heads", s->n_heads);

@@ -91,13 +91,10 @@ static void print_layers(screen *out, const inspection *in) {
 static void print_attention(screen *out, const hd_model_spec *s) {
     label(out, "attention");
     const char *separator = "";
-    for (int k = HD_ATTN_MLA; k <= HD_ATTN_HCA; k++) {
-        static const char *const names[] = {"latent (MLA)", "latent, sparse", "window only",
-                                            "window + chosen compressed (CSA)",
-                                            "window + all compressed (HCA)"};
+    for (int k = 0; k < HD_N_ATTENTION_KINDS; k++) {
         int32_t n = inspect_count_attention(s, (hd_attention)k);
         if (n == 0) continue;
-        screen_print(out, "%s%d %s", separator, n, names[k]);
+        screen_print(out, "%s%d %s", separator, n, hd_attention_description((hd_attention)k));
         separator = ", ";
     }
     screen_print(out, "\n");

@@ -26,13 +26,13 @@ enum { HD_COMM_MAX_INFLIGHT = 4 };
  * that are added by the same tree inside the members have the same bits on 1, 2, 4 and 8. */
 typedef struct hd_all_reduce_args {
     hd_group group;
-    hd_act *x;
+    hd_rows x; /* contiguous */
     int64_t n;
 } hd_all_reduce_args;
 
 typedef struct hd_reduce_scatter_args {
     hd_group group;
-    hd_act *x;
+    hd_rows x; /* contiguous */
     int64_t n, first, own;
 } hd_reduce_scatter_args;
 
@@ -54,11 +54,11 @@ typedef struct hd_all_gather_args {
  * until combine_arrive. */
 typedef struct hd_dispatch_args {
     int32_t layer;
-    const hd_act *x; /* [rows, cols] */
+    hd_rows x; /* [rows, cols] */
     const float *weight;
     const int32_t *offset, *assignment;
     int32_t rows, cols, top_k;
-    hd_act *in_x;       /* [in_rows, cols] */
+    hd_rows in_x;       /* [in_rows, cols] */
     float *in_weight;   /* [in_rows] */
     int32_t *in_offset; /* [n_slots + 1] */
     int32_t in_rows, n_slots;
@@ -67,8 +67,8 @@ typedef struct hd_dispatch_args {
 /* Combine, of dispatches in their order: in_y holds results by place of the received rows, y
  * gets them by place of the sent rows. in_y must not change between send and arrive. */
 typedef struct hd_combine_args {
-    const hd_act *in_y; /* [in_rows, cols] */
-    hd_act *y;          /* [rows * top_k, cols] */
+    hd_rows in_y; /* [in_rows, cols] */
+    hd_rows y;    /* [rows * top_k, cols] */
     int32_t rows, cols, top_k, in_rows;
 } hd_combine_args;
 

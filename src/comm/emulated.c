@@ -149,8 +149,8 @@ static void receive_results(void *ctx, hd_stream *s, const hd_combine_args *a) {
     const hd_comm_emulated *e = ctx;
     const int32_t rows = hd_min_i32(a->in_rows, a->rows * a->top_k);
     if (!e->o.copies) return;
-    hd_stream_copy(s, a->y, a->in_y,
-                   (size_t)rows * (size_t)a->cols * (size_t)e->o.ops->act_bytes);
+    hd_stream_copy(s, a->y.data, a->in_y.data,
+                   (size_t)rows * (size_t)a->cols * (size_t)hd_act_bytes(e->o.ops));
 }
 
 static const hd_comm_table table = {.all_reduce = keep_sum,

@@ -167,8 +167,8 @@ static void collective(member *r, hd_stream *s, hd_group g, const void *args,
     finish(r, s, g, COLLECTIVE, ticket);
 }
 
-static float *floats(hd_act *x) {
-    return (float *)(void *)x; /* hd_comm_local_join has checked */
+static float *floats(hd_rows x) {
+    return x.data; /* hd_comm_local_join has checked */
 }
 
 /* out[n] = sum of x[0 .. m - 1] from `at` on, as comm.h defines it. */
@@ -274,8 +274,7 @@ static void take_rows(const hd_dispatch_args *a, int32_t to, const hd_dispatch_a
     for (int32_t i = 0; i < n; i++) {
         const int32_t choice = from->assignment[first + i];
         const int64_t row = choice / from->top_k;
-        memcpy(floats(a->in_x) + (int64_t)(to + i) * a->cols,
-               (const float *)(const void *)from->x + row * a->cols,
+        memcpy(floats(a->in_x) + (int64_t)(to + i) * a->cols, floats(from->x) + row * a->cols,
                (size_t)a->cols * sizeof(float));
         a->in_weight[to + i] = from->weight[choice];
     }
@@ -341,7 +340,7 @@ static void take_results(const member *r, const hd_combine_args *a, uint64_t tic
         for (int32_t k = 0; k < g->index; k++) from += sent_to(r, ticket, k, slot, &first);
         const int32_t n = sent_to(r, ticket, g->index, slot, &first);
         memcpy(floats(a->y) + (int64_t)first * a->cols,
-               (const float *)(const void *)c->in_y + (int64_t)from * a->cols,
+               floats(c->in_y) + (int64_t)from * a->cols,
                (size_t)n * (size_t)a->cols * sizeof(float));
     }
 }
@@ -410,7 +409,7 @@ hd_status hd_comm_local_join(hd_comm_local *w, int32_t rank, const hd_device *de
     if (rank < 0 || rank >= w->n) {
         return HD_FAIL(err, HD_EINVAL, "rank %d joins a world of %d ranks", rank, w->n);
     }
-    if (!hd_device_is_host(device) || ops->act_bytes != sizeof(float)) {
+    if (!hd_device_is_host(device) || ops->act_type != HD_F32) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
                        "ranks of one process exchange float32 in host memory; rank %d has "
                        "another device",

@@ -245,20 +245,24 @@ void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n) 
 hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
                     const int32_t *const tables[HD_N_KV_GROUPS], int32_t table_stride) {
     const layer_pool *p = &kv->layers[layer].pools[pool];
-    return (hd_paged){.data = (hd_act *)p->data,
-                      .table = tables[contents[pool].group],
-                      .table_stride = table_stride,
-                      .page_entries = p->per_page,
-                      .width = p->width};
+    return (hd_paged){
+        .rows = {.data = p->data, .type = contents[pool].type},
+        .table = tables[contents[pool].group],
+        .table_stride = table_stride,
+        .page_entries = p->per_page,
+        .width = p->width
+    };
 }
 
 hd_ring hd_kv_state(const hd_kv *kv, int32_t layer, bool of_index,
                     const int32_t *const tables[HD_N_KV_GROUPS], int32_t table_stride) {
     const layer_pool *p = &kv->layers[layer].pools[of_index ? STATE_INDEX : STATE_MAIN];
-    return (hd_ring){.data = (float *)(void *)p->data,
-                     .table = tables[HD_KV_WINDOW],
-                     .table_stride = table_stride,
-                     .page_tokens = kv->page_tokens,
-                     .ring = p->per_page,
-                     .width = p->width};
+    return (hd_ring){
+        .rows = {.data = p->data, .type = HD_F32},
+        .table = tables[HD_KV_WINDOW],
+        .table_stride = table_stride,
+        .page_tokens = kv->page_tokens,
+        .ring = p->per_page,
+        .width = p->width
+    };
 }

@@ -65,7 +65,7 @@ typedef struct hd_page_copy {
 void hd_kv_copy(hd_kv *kv, hd_stream *s, const hd_page_copy *copies, int32_t n);
 
 /* Returns one layer's pool with the step's block tables (device memory, [n_seqs,
- * table_stride]). data is NULL if the layer has no such pool. */
+ * table_stride]). rows.data is NULL if the layer has no such pool. */
 hd_paged hd_kv_pool(const hd_kv *kv, int32_t layer, hd_pool_kind pool,
                     const int32_t *const tables[HD_N_KV_GROUPS], int32_t table_stride);
 

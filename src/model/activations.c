@@ -5,8 +5,10 @@
  * start at the same offset. */
 #include "model/model_internal.h"
 
-static hd_act *take(hd_arena *a, const hd_model *m, int64_t n) {
-    return n ? hd_arena_take(a, (size_t)n * (size_t)m->env.ops->act_bytes, 64) : NULL;
+static hd_rows take(hd_arena *a, const hd_model *m, int64_t n) {
+    const hd_ops *ops = m->env.ops;
+    const size_t bytes = (size_t)n * (size_t)hd_act_bytes(ops);
+    return (hd_rows){.data = n ? hd_arena_take(a, bytes, 64) : NULL, .type = ops->act_type};
 }
 
 static float *take_f32(hd_arena *a, int64_t n) {

@@ -18,7 +18,6 @@ static void place(hd_batch_view *v, hd_arena *a, const hd_batch_limits *limits) 
     v->seq = take(a, limits->rows);
     v->logit_rows = take(a, limits->rows);
     v->first_row = take(a, limits->seqs + 1);
-    v->start = take(a, limits->seqs);
     for (int i = 0; i < HD_N_KV_GROUPS; i++) {
         v->tables[i] = take(a, (int64_t)limits->seqs * limits->table_stride);
     }
@@ -69,7 +68,6 @@ void hd_batch_add(hd_batch *b, const hd_batch_seq *q) {
     }
     b->n_rows += q->n;
     if (q->n > b->most_rows) b->most_rows = q->n;
-    v->start[seq] = q->start;
     v->first_row[seq + 1] = b->n_rows;
     for (int group = 0; group < HD_N_KV_GROUPS; group++) {
         memcpy(v->tables[group] + (int64_t)seq * b->limits.table_stride, q->pages[group],

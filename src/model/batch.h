@@ -17,11 +17,10 @@
 typedef struct hd_batch_view {
     int32_t *tokens;      /* [rows] */
     int32_t *next_tokens; /* [rows] the token after each row, for MTP layers; -1: unknown */
-    int32_t *pos;         /* [rows] */
+    int32_t *pos;         /* [rows] ascending within a sequence, with or without gaps */
     int32_t *seq;         /* [rows] index of the row's sequence in this step */
     int32_t *logit_rows;  /* [n_logits] rows that need logits */
     int32_t *first_row;   /* [n_seqs + 1] */
-    int32_t *start;       /* [n_seqs] position of each sequence's first row */
     int32_t *tables[HD_N_KV_GROUPS]; /* [n_seqs, table_stride] block tables */
     /* [rows] 0: a padding row, which does not count as expert load; NULL: no padding, as in
      * every batch that the host fills */

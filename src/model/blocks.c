@@ -1,7 +1,7 @@
 /* blocks.c - the residual around a block (plain or hyper-connections), and operator helpers. */
 #include "model/model_internal.h"
 
-void model_norm(const model_step *s, int32_t layer, hd_role role, hd_act *out, const hd_act *x,
+void model_norm(const model_step *s, int32_t layer, hd_role role, hd_rows out, hd_rows x,
                 int32_t rows, int32_t cols) {
     s->m->env.ops->rms_norm(s->stream, &(hd_rms_norm_args){.out = out,
                                                            .x = x,
@@ -12,8 +12,8 @@ void model_norm(const model_step *s, int32_t layer, hd_role role, hd_act *out, c
                                                            .eps = s->m->env.spec->norm_eps});
 }
 
-void model_linear(const model_step *s, int32_t layer, hd_role role, hd_act *out,
-                  const hd_act *x, int32_t rows) {
+void model_linear(const model_step *s, int32_t layer, hd_role role, hd_rows out, hd_rows x,
+                  int32_t rows) {
     s->m->env.ops->linear(
         s->stream, &(hd_linear_args){.out = out,
                                      .x = x,
@@ -21,20 +21,11 @@ void model_linear(const model_step *s, int32_t layer, hd_role role, hd_act *out,
                                      .rows = rows});
 }
 
-void model_linear_f32(const model_step *s, int32_t layer, hd_role role, float *out,
-                      const hd_act *x, int32_t rows) {
-    s->m->env.ops->linear(
-        s->stream, &(hd_linear_args){.out_f32 = out,
-                                     .x = x,
-                                     .w = hd_weights_matrix(s->m->env.weights, layer, role),
-                                     .rows = rows});
-}
-
 /* Rotates rope_dim elements from `at` of every head of x [rows, heads, head_width], in place
  * (RoPE). */
-void model_rope(const model_step *s, const float *cos_sin, hd_act *x, int32_t at, int32_t heads,
+void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at, int32_t heads,
                 int32_t head_width) {
-    hd_act *first = model_at(s, x, at);
+    hd_rows first = hd_rows_at(x, at);
     s->m->env.ops->rope(s->stream,
                         &(hd_rope_args){.out = first,
                                         .x = first,
@@ -42,9 +33,7 @@ void model_rope(const model_step *s, const float *cos_sin, hd_act *x, int32_t at
                                         .rows = s->b->n_rows,
                                         .heads = heads,
                                         .pairs = s->m->env.spec->rope_dim / 2,
-                                        .out_stride = heads * head_width,
                                         .out_head = head_width,
-                                        .x_stride = heads * head_width,
                                         .x_head = head_width,
                                         .half_split = s->m->env.spec->rope_half_split});
 }

@@ -26,7 +26,7 @@ static void route(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
     model_activations *t = s->t;
-    model_linear_f32(s, layer, HD_ROUTER, t->router, t->h, s->b->n_rows);
+    model_linear(s, layer, HD_ROUTER, hd_f32(t->router), t->h, s->b->n_rows);
     s->m->env.ops->moe_topk(
         s->stream, &(hd_moe_topk_args){.expert = t->expert,
                                        .weight = t->expert_weight,
@@ -120,7 +120,7 @@ static void combine_arrive(const model_step *s, int32_t layer) {
 /* Rows that this rank's experts compute: its own rows by choice, or received rows, which are
  * sorted already. */
 typedef struct expert_rows {
-    hd_act *x, *y;
+    hd_rows x, y;
     const float *weight;
     const int32_t *offset, *assignment;
     int32_t n, top_k;
@@ -139,8 +139,8 @@ static expert_rows rows_of_experts(const model_step *s) {
 
 /* Grouped GEMM: out = x W_e^T for every sorted place; rows of x are tokens, or sorted
  * places. */
-static void expert_linear(const model_step *s, int32_t layer, hd_role role, hd_act *out,
-                          const hd_act *x, const expert_rows *in, bool by_token) {
+static void expert_linear(const model_step *s, int32_t layer, hd_role role, hd_rows out,
+                          hd_rows x, const expert_rows *in, bool by_token) {
     s->m->env.ops->grouped_gemm(
         s->stream,
         &(hd_grouped_gemm_args){.out = out,
@@ -189,7 +189,7 @@ static void sum_choices(const model_step *s, int32_t layer) {
     s->m->env.ops->moe_combine(
         s->stream, &(hd_moe_combine_args){.out = t->y,
                                           .y = t->expert_y,
-                                          .shared = c->n_shared ? t->y : NULL,
+                                          .shared = c->n_shared ? t->y : (hd_rows){0},
                                           .weight = weighs_input(s) ? NULL : t->expert_weight,
                                           .expert = t->expert,
                                           .place = t->place,

@@ -29,7 +29,7 @@ void model_start(const model_step *s) {
     model_rope_tables(s);
 }
 
-static void gather(const model_step *s, hd_act *out, const hd_act *x, int32_t cols) {
+static void gather(const model_step *s, hd_rows out, hd_rows x, int32_t cols) {
     s->m->env.ops->gather(s->stream, &(hd_gather_args){.out = out,
                                                        .x = x,
                                                        .index = s->b->device.logit_rows,
@@ -60,12 +60,12 @@ static void merge_streams(const model_step *s, int32_t layer) {
 /* Computes this rank's part of the vocabulary for every row. */
 static void project_words(const model_step *s) {
     const hd_model_env *env = &s->m->env;
+    float *own = s->t->logits + s->m->shard->vocab0;
     env->ops->linear(s->stream,
-                     &(hd_linear_args){.out_f32 = s->t->logits + s->m->shard->vocab0,
+                     &(hd_linear_args){.out = hd_rows_strided(hd_f32(own), env->spec->vocab),
                                        .x = s->t->merged,
                                        .w = hd_weights_matrix(env->weights, HD_GLOBAL, HD_HEAD),
-                                       .rows = s->b->n_logits,
-                                       .out_stride = env->spec->vocab});
+                                       .rows = s->b->n_logits});
 }
 
 /* layer: HD_GLOBAL for the main model, or an MTP layer with its own final norm. The LM head

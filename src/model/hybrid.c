@@ -54,8 +54,8 @@ static void run_compressor(const model_step *s, int32_t layer, const compressor 
     const hd_layer_spec *kind = &c->layers[layer];
     const int32_t *const tables[HD_N_KV_GROUPS] = {s->b->device.tables[0],
                                                    s->b->device.tables[1]};
-    model_linear_f32(s, layer, k->kv, s->t->compress_kv, s->t->h, s->b->n_rows);
-    model_linear_f32(s, layer, k->gate, s->t->compress_gate, s->t->h, s->b->n_rows);
+    model_linear(s, layer, k->kv, hd_f32(s->t->compress_kv), s->t->h, s->b->n_rows);
+    model_linear(s, layer, k->gate, hd_f32(s->t->compress_gate), s->t->h, s->b->n_rows);
     s->m->env.ops->compress(
         s->stream,
         &(hd_compress_args){
@@ -66,7 +66,7 @@ static void run_compressor(const model_step *s, int32_t layer, const compressor 
             .ape = hd_weights_vector(w, layer, k->ape),
             .norm = hd_weights_vector(w, layer, k->norm),
             .freq = s->m->freq_compress,
-            .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.start, s->b->most_rows},
+            .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, s->b->most_rows},
             .ratio = kind->compress_ratio,
             .pairs = c->rope_dim / 2,
             .overlap = kind->attention == HD_ATTN_CSA,
@@ -84,7 +84,7 @@ static void index_entries(const model_step *s, int32_t layer) {
     model_linear(s, layer, HD_INDEX_Q_B, s->t->index_q, s->t->q_low, s->b->n_rows);
     model_rope(s, s->t->cos_sin_compress, s->t->index_q, c->index_dim - c->rope_dim,
                c->index_heads, c->index_dim);
-    model_linear_f32(s, layer, HD_INDEX_WEIGHTS, s->t->index_weight, s->t->h, s->b->n_rows);
+    model_linear(s, layer, HD_INDEX_WEIGHTS, hd_f32(s->t->index_weight), s->t->h, s->b->n_rows);
     model_index_select(s, model_pool(s, layer, HD_POOL_INDEX), c->layers[layer].compress_ratio);
 }
 
@@ -117,16 +117,14 @@ static void output(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_activations *t = s->t;
     const int32_t all = s->m->shard->n_heads * c->head_dim;
-    hd_act *tail = model_at(s, t->context, c->head_dim - c->rope_dim);
+    hd_rows tail = hd_rows_at(t->context, c->head_dim - c->rope_dim);
     s->m->env.ops->rope(s->stream, &(hd_rope_args){.out = tail,
                                                    .x = tail,
                                                    .cos_sin = layer_cos_sin(s, layer),
                                                    .rows = s->b->n_rows,
                                                    .heads = s->m->shard->n_heads,
                                                    .pairs = c->rope_dim / 2,
-                                                   .out_stride = all,
                                                    .out_head = c->head_dim,
-                                                   .x_stride = all,
                                                    .x_head = c->head_dim,
                                                    .inverse = true});
     s->m->env.ops->linear_heads(
@@ -138,9 +136,7 @@ static void output(const model_step *s, int32_t layer) {
                                 .heads = s->m->shard->o_groups,
                                 .n_rows = c->o_rank,
                                 .head_rows = c->o_rank,
-                                .out_stride = s->m->shard->o_groups * c->o_rank,
                                 .out_head = c->o_rank,
-                                .x_stride = all,
                                 .x_head = all / s->m->shard->o_groups});
     model_linear(s, layer, HD_O_B, t->y, t->o_low, s->b->n_rows);
 }

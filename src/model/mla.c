@@ -14,16 +14,15 @@
 static const float inner_eps = 1e-6f;
 
 /* Normalizes the first cols elements of every row, in place; stride elements between rows. */
-static void norm_latent(const model_step *s, int32_t layer, hd_role role, hd_act *x,
+static void norm_latent(const model_step *s, int32_t layer, hd_role role, hd_rows x,
                         int32_t cols, int32_t stride) {
-    s->m->env.ops->rms_norm(s->stream, &(hd_rms_norm_args){.out = x,
-                                                           .x = x,
+    const hd_rows rows = hd_rows_strided(x, stride);
+    s->m->env.ops->rms_norm(s->stream, &(hd_rms_norm_args){.out = rows,
+                                                           .x = rows,
                                                            .weight = hd_weights_vector(
                                                                s->m->env.weights, layer, role),
                                                            .rows = s->b->n_rows,
                                                            .cols = cols,
-                                                           .out_stride = stride,
-                                                           .x_stride = stride,
                                                            .eps = inner_eps});
 }
 
@@ -62,9 +61,12 @@ typedef struct span {
 static bool naive_pays(const model_step *s, int32_t seq) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_batch_view *b = &s->b->device;
-    const int64_t n = b->first_row[seq + 1] - b->first_row[seq], before = b->start[seq];
+    const int32_t first = b->first_row[seq], end = b->first_row[seq + 1];
+    const int64_t before = b->pos[end - 1] + 1 - (end - first); /* keys of earlier steps */
     const int64_t made = c->nope_dim + c->v_dim; /* elements made of a latent, for one head */
-    const int64_t seen = n * before + n * (n + 1) / 2, narrower = 2 * c->kv_rank - made;
+    const int64_t narrower = 2 * c->kv_rank - made;
+    int64_t seen = 0;
+    for (int32_t r = first; r < end; r++) seen += b->pos[r] + 1;
     return seen * narrower > before * c->kv_rank * made;
 }
 
@@ -103,25 +105,23 @@ static int32_t narrow_dim(const model_step *s) {
 }
 
 /* Row `row` of activations that have `width` elements for each head. */
-static hd_act *heads_at(const model_step *s, hd_act *x, int32_t row, int32_t width) {
-    return model_at(s, x, (int64_t)row * s->m->shard->n_heads * width);
+static hd_rows heads_at(const model_step *s, hd_rows x, int32_t row, int32_t width) {
+    return hd_rows_at(x, (int64_t)row * s->m->shard->n_heads * width);
 }
 
 /* Writes the rotated part of queries with `from` elements before it to queries with `to`. */
-static void rope_query(const model_step *s, const span *p, hd_act *out, int32_t to) {
+static void rope_query(const model_step *s, const span *p, hd_rows out, int32_t to) {
     const hd_model_spec *c = s->m->env.spec;
     const int32_t heads = s->m->shard->n_heads, narrow = narrow_dim(s);
     s->m->env.ops->rope(
         s->stream,
-        &(hd_rope_args){.out = model_at(s, out, to),
-                        .x = model_at(s, heads_at(s, s->t->q, p->row, narrow), c->nope_dim),
+        &(hd_rope_args){.out = hd_rows_at(out, to),
+                        .x = hd_rows_at(heads_at(s, s->t->q, p->row, narrow), c->nope_dim),
                         .cos_sin = s->t->cos_sin + (int64_t)p->row * c->rope_dim,
                         .rows = p->n,
                         .heads = heads,
                         .pairs = c->rope_dim / 2,
-                        .out_stride = heads * (to + c->rope_dim),
                         .out_head = to + c->rope_dim,
-                        .x_stride = heads * narrow,
                         .x_head = narrow,
                         .half_split = c->rope_half_split});
 }
@@ -130,7 +130,7 @@ static void rope_query(const model_step *s, const span *p, hd_act *out, int32_t 
 static void absorb_span(const model_step *s, int32_t layer, const span *p) {
     const hd_model_spec *c = s->m->env.spec;
     const int32_t heads = s->m->shard->n_heads, narrow = narrow_dim(s), wide = wide_dim(s);
-    hd_act *q_wide = heads_at(s, s->t->q_wide, p->row, wide);
+    hd_rows q_wide = heads_at(s, s->t->q_wide, p->row, wide);
     s->m->env.ops->linear_heads(
         s->stream,
         &(hd_linear_heads_args){.out = q_wide,
@@ -140,9 +140,7 @@ static void absorb_span(const model_step *s, int32_t layer, const span *p) {
                                 .heads = heads,
                                 .n_rows = c->nope_dim,
                                 .head_rows = c->nope_dim + c->v_dim,
-                                .out_stride = heads * wide,
                                 .out_head = wide,
-                                .x_stride = heads * narrow,
                                 .x_head = narrow,
                                 .transpose = true});
     rope_query(s, p, q_wide, c->kv_rank);
@@ -153,7 +151,7 @@ static void absorb(const model_step *s, int32_t layer) {
 }
 
 /* The indexer rotates its first rope_dim elements in half-split pairs. */
-static void rope_index(const model_step *s, hd_act *x, int32_t heads) {
+static void rope_index(const model_step *s, hd_rows x, int32_t heads) {
     const hd_model_spec *c = s->m->env.spec;
     s->m->env.ops->rope(s->stream, &(hd_rope_args){.out = x,
                                                    .x = x,
@@ -161,9 +159,7 @@ static void rope_index(const model_step *s, hd_act *x, int32_t heads) {
                                                    .rows = s->b->n_rows,
                                                    .heads = heads,
                                                    .pairs = c->rope_dim / 2,
-                                                   .out_stride = heads * c->index_dim,
                                                    .out_head = c->index_dim,
-                                                   .x_stride = heads * c->index_dim,
                                                    .x_head = c->index_dim,
                                                    .half_split = true});
 }
@@ -192,7 +188,7 @@ static void index_tokens(const model_step *s, int32_t layer) {
                                                 .seq = s->b->device.seq,
                                                 .pos = s->b->device.pos,
                                                 .rows = n});
-    model_linear_f32(s, layer, HD_INDEX_WEIGHTS, t->index_weight, t->h, n);
+    model_linear(s, layer, HD_INDEX_WEIGHTS, hd_f32(t->index_weight), t->h, n);
     model_index_select(s, keys, 1);
 }
 
@@ -233,7 +229,7 @@ static void attention_naive_span(const model_step *s, int32_t layer, const span 
                        .q = s->t->q,
                        .latents = latents,
                        .w = hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
-                       .seqs = {p->n_seqs, b->first_row + p->seq, b->start + p->seq, 0},
+                       .seqs = {p->n_seqs, b->first_row + p->seq, b->pos, 0},
                        .heads = s->m->shard->n_heads,
                        .nope_dim = c->nope_dim,
                        .rope_dim = c->rope_dim,
@@ -266,9 +262,7 @@ static void values_span(const model_step *s, int32_t layer, const span *p) {
                                 .n_rows = c->v_dim,
                                 .first_row = c->nope_dim,
                                 .head_rows = c->nope_dim + c->v_dim,
-                                .out_stride = heads * c->v_dim,
                                 .out_head = c->v_dim,
-                                .x_stride = heads * c->kv_rank,
                                 .x_head = c->kv_rank});
 }
 

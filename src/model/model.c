@@ -166,19 +166,12 @@ const int64_t *hd_model_expert_rows(const hd_model *m) {
 }
 
 const model_stage *model_attention_stages(const hd_layer_spec *layer) {
-    switch (layer->attention) {
-    case HD_ATTN_MLA:
-        return model_mla_stages;
-    case HD_ATTN_MLA_SPARSE:
-        return model_mla_sparse_stages;
-    case HD_ATTN_WINDOW:
-        return model_window_stages;
-    case HD_ATTN_CSA:
-        return model_csa_stages;
-    case HD_ATTN_HCA:
-        return model_hca_stages;
-    }
-    return NULL;
+    static const model_stage *const stages[] = {
+#define X(kind, name, description) [kind] = model_##name##_stages,
+        HD_ATTENTION_KINDS(X)
+#undef X
+    };
+    return stages[layer->attention];
 }
 
 static void tell(const hd_model *m, const char *part, const char *stage) {
@@ -187,15 +180,6 @@ static void tell(const hd_model *m, const char *part, const char *stage) {
 }
 
 /* ---- a step ---- */
-
-static const char *attention_name(hd_attention a) {
-    static const char *const names[] = {[HD_ATTN_MLA] = "mla",
-                                        [HD_ATTN_MLA_SPARSE] = "dsa",
-                                        [HD_ATTN_WINDOW] = "window",
-                                        [HD_ATTN_CSA] = "csa",
-                                        [HD_ATTN_HCA] = "hca"};
-    return names[a];
-}
 
 static void enter_lane(model_step *s, hd_lane lane) {
     hd_stream *to = s->m->lanes[lane];
@@ -231,7 +215,7 @@ void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, c
 static void run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t layer) {
     const hd_layer_spec *kind = &m->env.spec->layers[layer];
     const char *ffn = kind->mlp == HD_MLP_DENSE ? "dense" : "moe";
-    const char *attention = attention_name(kind->attention);
+    const char *attention = hd_attention_name(kind->attention);
     model_run_stages(steps, n, model_attention_stages(kind), attention, layer);
     model_run_stages(steps, n, model_ffn_stages(kind), ffn, layer);
 }

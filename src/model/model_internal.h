@@ -8,21 +8,21 @@
 /* Every activation of one micro-batch; activations.c decides which of them share memory. n =
  * rows; heads, inter and groups are those of this rank's shard. */
 typedef struct model_activations {
-    hd_act *x; /* [n, streams, hidden] the residual; one stream without hyper-connections */
-    hd_act *h; /* [n, hidden] a block's normed input; after the last layer, the final state */
-    hd_act *y; /* [n, hidden] a block's result */
+    hd_rows x; /* [n, streams, hidden] the residual; one stream without hyper-connections */
+    hd_rows h; /* [n, hidden] a block's normed input; after the last layer, the final state */
+    hd_rows y; /* [n, hidden] a block's result */
     float *cos_sin, *cos_sin_compress; /* [n, 2, pairs] */
     float *post, *comb;                /* [n, hc], [n, hc, hc] */
 
     /* attention */
-    hd_act *q_low;       /* [n, q_rank] */
-    hd_act *q;           /* [n, heads, nope + rope]; V4: [n, heads, head_dim] */
-    hd_act *q_wide;      /* MLA [n, heads, kv_rank + rope]: absorbed query | rotated query */
-    hd_act *kv;          /* [n, kv_rank + rope]; V4 [n, head_dim] */
-    hd_act *context;     /* [n, heads, kv_rank]; V4 [n, heads, head_dim] */
-    hd_act *o_low;       /* MLA [n, heads, v]; V4 [n, o_groups, o_rank] */
-    hd_act *index_q;     /* [n, index_heads, index_dim] */
-    hd_act *index_k;     /* [n, index_dim] */
+    hd_rows q_low;       /* [n, q_rank] */
+    hd_rows q;           /* [n, heads, nope + rope]; V4: [n, heads, head_dim] */
+    hd_rows q_wide;      /* MLA [n, heads, kv_rank + rope]: absorbed query | rotated query */
+    hd_rows kv;          /* [n, kv_rank + rope]; V4 [n, head_dim] */
+    hd_rows context;     /* [n, heads, kv_rank]; V4 [n, heads, head_dim] */
+    hd_rows o_low;       /* MLA [n, heads, v]; V4 [n, o_groups, o_rank] */
+    hd_rows index_q;     /* [n, index_heads, index_dim] */
+    hd_rows index_k;     /* [n, index_dim] */
     float *index_weight; /* [n, index_heads] */
     int32_t *selected;   /* [n, index_topk] */
     float *compress_kv, *compress_gate; /* [n, 2 * head_dim] */
@@ -32,19 +32,19 @@ typedef struct model_activations {
     int32_t *expert;                      /* [n, top_k] */
     float *expert_weight;                 /* [n, top_k] */
     int32_t *offset, *assignment, *place; /* [slots + 1], [n * top_k], [n * top_k] */
-    hd_act *gate, *up;                    /* [n, inter] dense or shared */
-    hd_act *expert_gate, *expert_up;      /* [n * top_k, moe_inter] */
-    hd_act *expert_y;                     /* [n * top_k, hidden] */
+    hd_rows gate, up;                     /* [n, inter] dense or shared */
+    hd_rows expert_gate, expert_up;       /* [n * top_k, moe_inter] */
+    hd_rows expert_y;                     /* [n * top_k, hidden] */
     /* Rows received under expert parallelism. Then expert_gate and expert_up have in_rows
      * rows, and expert_y holds the results that were sent back. */
-    hd_act *in_x, *in_y; /* [in_rows, hidden] */
-    float *in_weight;    /* [in_rows] */
-    int32_t *in_offset;  /* [slots of this rank + 1] */
+    hd_rows in_x, in_y; /* [in_rows, hidden] */
+    float *in_weight;   /* [in_rows] */
+    int32_t *in_offset; /* [slots of this rank + 1] */
 
     /* head and MTP input */
-    hd_act *picked; /* [logits, streams, hidden] */
-    hd_act *merged; /* [logits, hidden] */
-    hd_act *paired; /* V3 MTP [n, 2 * hidden]; V4 MTP [n, streams, hidden] */
+    hd_rows picked; /* [logits, streams, hidden] */
+    hd_rows merged; /* [logits, hidden] */
+    hd_rows paired; /* V3 MTP [n, 2 * hidden]; V4 MTP [n, streams, hidden] */
     float *logits;  /* [logits, vocab] */
 } model_activations;
 
@@ -92,8 +92,9 @@ void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, c
 const model_stage *model_attention_stages(const hd_layer_spec *layer);
 const model_stage *model_ffn_stages(const hd_layer_spec *layer);
 
-extern const model_stage model_mla_stages[], model_mla_sparse_stages[];
-extern const model_stage model_window_stages[], model_csa_stages[], model_hca_stages[];
+#define X(kind, name, description) extern const model_stage model_##name##_stages[];
+HD_ATTENTION_KINDS(X)
+#undef X
 extern const model_stage model_head_stages[];
 
 /* activations.c */
@@ -109,13 +110,11 @@ void model_start(const model_step *s);
 void model_mtp_start(const model_step *s, int32_t layer, bool again);
 
 /* Operators with a layer's weights; rows is the number of rows of x. */
-void model_norm(const model_step *s, int32_t layer, hd_role role, hd_act *out, const hd_act *x,
+void model_norm(const model_step *s, int32_t layer, hd_role role, hd_rows out, hd_rows x,
                 int32_t rows, int32_t cols);
-void model_linear(const model_step *s, int32_t layer, hd_role role, hd_act *out,
-                  const hd_act *x, int32_t rows);
-void model_linear_f32(const model_step *s, int32_t layer, hd_role role, float *out,
-                      const hd_act *x, int32_t rows);
-void model_rope(const model_step *s, const float *cos_sin, hd_act *x, int32_t at, int32_t heads,
+void model_linear(const model_step *s, int32_t layer, hd_role role, hd_rows out, hd_rows x,
+                  int32_t rows);
+void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at, int32_t heads,
                 int32_t head_width);
 
 /* selected = the indexer's top-k keys, one key per `ratio` positions */
@@ -129,10 +128,6 @@ void model_block_out(const model_step *s, int32_t layer);
 /* All-reduces y over the tensor-parallel group. */
 bool model_reduces(const hd_model *m); /* whether there is such a group */
 void model_reduce(const model_step *s, int32_t layer);
-
-static inline hd_act *model_at(const model_step *s, hd_act *x, int64_t at) {
-    return hd_act_at(s->m->env.ops, x, at);
-}
 
 static inline int32_t model_streams(const hd_model_spec *spec) {
     return spec->hc_mult ? spec->hc_mult : 1;

@@ -5,7 +5,7 @@
  * projects the two separately and adds them, once per stream of the state before the head. */
 #include "model/model_internal.h"
 
-static void embed_next(const model_step *s, hd_act *out) {
+static void embed_next(const model_step *s, hd_rows out) {
     const hd_model_env *env = &s->m->env;
     env->ops->embed(s->stream, &(hd_embed_args){.out = out,
                                                 .table = hd_weights_matrix(env->weights,
@@ -16,21 +16,21 @@ static void embed_next(const model_step *s, hd_act *out) {
 }
 
 /* Writes one half of paired [n, 2 * hidden]. */
-static void norm_into(const model_step *s, int32_t layer, hd_role role, const hd_act *x,
+static void norm_into(const model_step *s, int32_t layer, hd_role role, hd_rows x,
                       int32_t half) {
     const hd_model_spec *c = s->m->env.spec;
+    const hd_rows out = hd_rows_at(s->t->paired, half * c->hidden);
     s->m->env.ops->rms_norm(
         s->stream,
-        &(hd_rms_norm_args){.out = model_at(s, s->t->paired, half * c->hidden),
+        &(hd_rms_norm_args){.out = hd_rows_strided(out, 2 * c->hidden),
                             .x = x,
                             .weight = hd_weights_vector(s->m->env.weights, layer, role),
                             .rows = s->b->n_rows,
                             .cols = c->hidden,
-                            .out_stride = 2 * c->hidden,
                             .eps = c->norm_eps});
 }
 
-static void start_v3(const model_step *s, int32_t layer, const hd_act *hidden) {
+static void start_v3(const model_step *s, int32_t layer, hd_rows hidden) {
     model_activations *t = s->t;
     embed_next(s, t->y);
     norm_into(s, layer, HD_MTP_EMBED_NORM, t->y, 0);
@@ -38,7 +38,7 @@ static void start_v3(const model_step *s, int32_t layer, const hd_act *hidden) {
     model_linear(s, layer, HD_MTP_PROJ, t->x, t->paired, s->b->n_rows);
 }
 
-static void start_v4(const model_step *s, int32_t layer, const hd_act *streams) {
+static void start_v4(const model_step *s, int32_t layer, hd_rows streams) {
     const hd_model_spec *c = s->m->env.spec;
     model_activations *t = s->t;
     const int32_t n = s->b->n_rows, all = n * c->hc_mult;

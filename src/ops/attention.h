@@ -14,13 +14,15 @@ HD_BEGIN_C
  * is -1. Rows that see at most top_k keys take all of them. */
 typedef struct hd_indexer_topk_args {
     int32_t *out;        /* [rows, top_k] */
-    const hd_act *q;     /* [rows, heads, keys.width] */
+    hd_rows q;           /* [rows, heads, keys.width] */
     const float *weight; /* [rows, heads] */
     hd_paged keys;
     const int32_t *seq, *pos; /* [rows] */
     int32_t rows, heads, ratio, top_k;
     float scale;
 } hd_indexer_topk_args;
+
+#define HD_ROWS_indexer_topk(T) T(q, PLAIN) T(keys.rows, POOL)
 
 /* Paged attention: softmax attention of each row over two lists of keys, in this order:
  *     window:  positions max(0, pos - window + 1) .. pos of `recent`   (window 0: none)
@@ -29,8 +31,8 @@ typedef struct hd_indexer_topk_args {
  * denominator only. MLA (absorbed, MQA): entries with ratio 1, k_dim = latent + rope, v_dim
  * = latent (models.md 2.4). V4: both lists, k_dim = v_dim (2.9). */
 typedef struct hd_attention_args {
-    hd_act *out;     /* [rows, heads, v_dim] */
-    const hd_act *q; /* [rows, heads, k_dim] */
+    hd_rows out; /* [rows, heads, v_dim] */
+    hd_rows q;   /* [rows, heads, k_dim] */
     hd_paged recent, entries;
     const int32_t *selected; /* [rows, n_selected] entry numbers, -1 at the end; NULL: all */
     const float *sink;       /* [heads] or NULL */
@@ -39,20 +41,27 @@ typedef struct hd_attention_args {
     float scale;
 } hd_attention_args;
 
+#define HD_ROWS_attention(T) \
+    T(out, PLAIN) T(q, PLAIN) T(recent.rows, POOL) T(entries.rows, POOL)
+
 /* Naive MLA (MHA, for long prefill): softmax attention with keys and values computed from
  * the cached latents for every head; models.md 2.4. With W_h = rows [h * (nope_dim + v_dim),
  * + nope_dim + v_dim) of w:
  *     [key | value] of entry e and head h = W_h latent[e], the key followed by its rotated part
  * A row sees the entries up to its own position. */
 typedef struct hd_attention_naive_args {
-    hd_act *out;      /* [rows, heads, v_dim] */
-    const hd_act *q;  /* [rows, heads, nope_dim + rope_dim], the last rope_dim rotated */
+    hd_rows out;      /* [rows, heads, v_dim] */
+    hd_rows q;        /* [rows, heads, nope_dim + rope_dim], the last rope_dim rotated */
     hd_paged latents; /* width = w->cols + rope_dim: latent | rotated key of all heads */
     const hd_weight *w;
     hd_seqs seqs; /* first_row counts from row 0 of out and q */
     int32_t heads, nope_dim, rope_dim, v_dim;
     float scale;
 } hd_attention_naive_args;
+
+#define HD_ROWS_attention_naive(T) T(out, PLAIN) T(q, PLAIN) T(latents.rows, POOL)
+
+#define HD_ATTENTION_OPS(X) X(indexer_topk) X(attention)
 
 HD_END_C
 

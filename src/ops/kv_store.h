@@ -9,17 +9,19 @@ HD_BEGIN_C
 /* pool entry (seq[r], pos[r]) = x[r, 0 .. pool.width) */
 typedef struct hd_kv_store_args {
     hd_paged pool;
-    const hd_act *x; /* [rows, pool.width] */
+    hd_rows x; /* [rows, pool.width] */
     const int32_t *seq, *pos;
-    int32_t rows, x_stride;
+    int32_t rows;
 } hd_kv_store_args;
+
+#define HD_ROWS_kv_store(T) T(pool.rows, POOL) T(x, STRIDED)
 
 /* V4's KV compressor; models.md 2.10. For every block of `ratio` positions that ends in this
  * step it computes one entry: per-channel softmax over the block, RMS norm, and rotary
  * embedding at the block's first position. With `overlap` the softmax is over the previous
  * block's first half of channels and this block's second half. The entry is stored at
- * position / ratio. Positions before the step come from `state`, which receives the step's
- * own last positions for the next one. State rows are [kv | gate + ape], each coff * width
+ * position / ratio. Positions that are not in the step come from `state`, as it is before the
+ * step; then `state` receives the step's own positions. State rows are [kv | gate + ape], each coff * width
  * wide, coff = overlap ? 2 : 1. */
 typedef struct hd_compress_args {
     hd_paged entries;  /* width = the entry's width */
@@ -34,6 +36,10 @@ typedef struct hd_compress_args {
     bool overlap;
     float eps;
 } hd_compress_args;
+
+#define HD_ROWS_compress(T) T(entries.rows, POOL) T(state.rows, STATE)
+
+#define HD_KV_STORE_OPS(X) X(kv_store) X(compress)
 
 HD_END_C
 

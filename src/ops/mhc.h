@@ -9,10 +9,10 @@ HD_BEGIN_C
 /* V4's hyper-connections before a block; models.md 2.8. Mixes hc streams into one row, and
  * computes the weights that add the block's result back. */
 typedef struct hd_hc_pre_args {
-    hd_act *out;        /* [rows, cols] */
+    hd_rows out;        /* [rows, cols] */
     float *post;        /* [rows, hc] */
     float *comb;        /* [rows, hc, hc] */
-    const hd_act *x;    /* [rows, hc, cols] */
+    hd_rows x;          /* [rows, hc, cols] */
     const float *fn;    /* [2 * hc + hc * hc, hc * cols] */
     const float *scale; /* [3] */
     const float *base;  /* [2 * hc + hc * hc] */
@@ -20,24 +20,32 @@ typedef struct hd_hc_pre_args {
     float norm_eps, eps;
 } hd_hc_pre_args;
 
+#define HD_ROWS_hc_pre(T) T(out, PLAIN) T(x, PLAIN)
+
 /* x[r, j, :] = post[r, j] * y[r, :] + sum_i comb[r, i, j] * x[r, i, :], in place */
 typedef struct hd_hc_post_args {
-    hd_act *x;       /* [rows, hc, cols] */
-    const hd_act *y; /* [rows, cols] */
+    hd_rows x; /* [rows, hc, cols] */
+    hd_rows y; /* [rows, cols] */
     const float *post, *comb;
     int32_t rows, cols, hc;
 } hd_hc_post_args;
 
+#define HD_ROWS_hc_post(T) T(x, PLAIN) T(y, PLAIN)
+
 /* Mixes the streams into one row for the LM head; models.md 2.8, HC_head. */
 typedef struct hd_hc_head_args {
-    hd_act *out;        /* [rows, cols] */
-    const hd_act *x;    /* [rows, hc, cols] */
+    hd_rows out;        /* [rows, cols] */
+    hd_rows x;          /* [rows, hc, cols] */
     const float *fn;    /* [hc, hc * cols] */
     const float *scale; /* [1] */
     const float *base;  /* [hc] */
     int32_t rows, cols, hc;
     float norm_eps, eps;
 } hd_hc_head_args;
+
+#define HD_ROWS_hc_head(T) T(out, PLAIN) T(x, PLAIN)
+
+#define HD_MHC_OPS(X) X(hc_pre) X(hc_post) X(hc_head)
 
 HD_END_C
 

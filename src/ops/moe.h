@@ -22,6 +22,8 @@ typedef struct hd_moe_topk_args {
     hd_router_rule rule;
 } hd_moe_topk_args;
 
+#define HD_ROWS_moe_topk(T)
+
 /* Sorts the rows * top_k assignments (number t * top_k + j) by the slot of their expert; the
  * sort is stable. */
 typedef struct hd_moe_permute_args {
@@ -35,42 +37,52 @@ typedef struct hd_moe_permute_args {
     int32_t rows, top_k, n_experts, n_slots; /* n_slots >= n_experts */
 } hd_moe_permute_args;
 
+#define HD_ROWS_moe_permute(T)
+
 /* Grouped GEMM: rows at places offset[s] .. offset[s + 1] - 1 times the matrix in slot s.
  * Place i reads row assignment[i] / top_k of x, or row i if assignment is NULL. The matrices'
  * addresses are read from the table when the operator runs. */
 typedef struct hd_grouped_gemm_args {
-    hd_act *out;     /* [n places, w->shape.rows] */
-    const hd_act *x; /* [*, w->shape.cols] */
+    hd_rows out; /* [n places, w->shape.rows] */
+    hd_rows x;   /* [*, w->shape.cols] */
     const hd_expert_table *w;
     const int32_t *offset, *assignment; /* offset: [w->n + 1] */
     /* n_places = rows * top_k, an upper bound that the host knows */
     int32_t top_k, n_places;
 } hd_grouped_gemm_args;
 
+#define HD_ROWS_grouped_gemm(T) T(out, PLAIN) T(x, PLAIN)
+
 /* SwiGLU: out = silu(g) * u with g = min(gate, limit), u = clamp(up, -limit, limit) (limit
  * 0: no clamp). If weight is set, row r is also scaled by weight[assignment[r]], or by
  * weight[r] without assignment; models.md 2.1.3, 2.12. */
 typedef struct hd_swiglu_args {
-    hd_act *out; /* [rows, cols], may be gate */
-    const hd_act *gate, *up;
+    hd_rows out; /* [rows, cols], may be gate */
+    hd_rows gate, up;
     const float *weight; /* NULL: ones */
     const int32_t *assignment;
     int32_t rows, cols;
     float limit;
 } hd_swiglu_args;
 
+#define HD_ROWS_swiglu(T) T(out, PLAIN) T(gate, PLAIN) T(up, PLAIN)
+
 /* Weighted sum of the experts' results: out[t] = shared[t] + sum over j of y[place[t * top_k
  * + j]] * weight[t * top_k + j]. It is summed in order of expert number, so that neither
  * the order of the choices nor the slots of the experts matter. */
 typedef struct hd_moe_combine_args {
-    hd_act *out;           /* [rows, cols], may be shared */
-    const hd_act *y;       /* [rows * top_k, cols] by sorted place */
-    const hd_act *shared;  /* [rows, cols] or NULL */
+    hd_rows out;           /* [rows, cols], may be shared */
+    hd_rows y;             /* [rows * top_k, cols] by sorted place */
+    hd_rows shared;        /* [rows, cols] or none */
     const float *weight;   /* [rows, top_k] or NULL: ones (already applied) */
     const int32_t *expert; /* [rows, top_k] */
     const int32_t *place;  /* [rows, top_k] */
     int32_t rows, cols, top_k;
 } hd_moe_combine_args;
+
+#define HD_ROWS_moe_combine(T) T(out, PLAIN) T(y, PLAIN) T(shared, PLAIN)
+
+#define HD_MOE_OPS(X) X(moe_topk) X(moe_permute) X(grouped_gemm) X(swiglu) X(moe_combine)
 
 HD_END_C
 

@@ -8,21 +8,27 @@ HD_BEGIN_C
 
 /* out = w * x / sqrt(mean(x^2) + eps); models.md 2.1.1 */
 typedef struct hd_rms_norm_args {
-    hd_act *out;         /* [rows, cols], may be x */
-    const hd_act *x;     /* [rows, cols] */
+    hd_rows out;         /* [rows, cols], may be x */
+    hd_rows x;           /* [rows, cols] */
     const float *weight; /* [cols], NULL: ones */
-    int32_t rows, cols, out_stride, x_stride;
+    int32_t rows, cols;
     float eps;
 } hd_rms_norm_args;
 
+#define HD_ROWS_rms_norm(T) T(out, STRIDED) T(x, STRIDED)
+
 /* out = w * (x - mean) / sqrt(var + eps) + b, biased variance; models.md 2.1.2 */
 typedef struct hd_layer_norm_args {
-    hd_act *out;     /* [rows, cols], may be x */
-    const hd_act *x; /* [rows, cols] */
+    hd_rows out; /* [rows, cols], may be x */
+    hd_rows x;   /* [rows, cols] */
     const float *weight, *bias;
     int32_t rows, cols;
     float eps;
 } hd_layer_norm_args;
+
+#define HD_ROWS_layer_norm(T) T(out, PLAIN) T(x, PLAIN)
+
+#define HD_NORM_OPS(X) X(rms_norm) X(layer_norm)
 
 HD_END_C
 

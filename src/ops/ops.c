@@ -6,14 +6,24 @@
 
 #include "base/cpu.h"
 #include "base/log.h"
+#include "ops/check_internal.h"
 #include "ops/cpu/cpu_internal.h"
 #include "ops/ref/ref_internal.h"
 
+static const ops_types ref_types = {1u << HD_F32, 1u << HD_F32};
+
+#define X(op)                                                      \
+    static void op##_ref(hd_stream *s, const hd_##op##_args *a) {  \
+        if (ops_check_##op(s, &ref_types, a)) hd_##op##_ref(s, a); \
+    }
+HD_OP_LIST(X)
+#undef X
+
 void hd_ops_init_ref(hd_ops *t) {
     *t = (hd_ops){.name = "ref",
-                  .act_bytes = sizeof(float),
+                  .act_type = HD_F32,
                   .activations = "float32",
-#define X(op) .op = hd_##op##_ref,
+#define X(op) .op = op##_ref,
                   HD_OP_LIST(X)
 #undef X
     };

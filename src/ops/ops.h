@@ -3,12 +3,12 @@
  *
  * Contract of every entry: it queues the operator on stream s and returns. It does not
  * allocate or synchronize, reports errors through the stream, and accepts zero rows. Shapes
- * are in brackets, row-major. A *_stride counts elements between rows; without heads 0 means
- * contiguous rows. Arrays must not overlap unless the struct says so.
+ * are in brackets, row-major. Arrays must not overlap unless the struct says so.
  *
- * Activations are hd_act, an incomplete type, because the backend defines the element (float
- * on the CPU). What must be float32 everywhere (scores, mixing weights, logits) is declared
- * float. The result of a row depends only on that row, its sequence's keys and the weights,
+ * Activations and cached entries are hd_rows, because backends differ in their element types.
+ * A table fails the stream, naming the operator and the field, if rows have a type, scales or
+ * a stride that it does not take. What must be float32 everywhere (scores, mixing weights,
+ * logits) is declared float. The result of a row depends only on that row, its sequence's keys and the weights,
  * not on how many rows, chunks or threads share the call (batch invariance, design D8).
  * hd_ops_options may disable that. */
 #ifndef HD_OPS_OPS_H
@@ -30,36 +30,16 @@ HD_BEGIN_C
 
 /* Operators of every table. */
 #define HD_COMMON_OP_LIST(X) \
-    X(embed)                 \
-    X(gather)                \
-    X(add)                   \
-    X(rms_norm)              \
-    X(layer_norm)            \
-    X(linear)                \
-    X(linear_heads)          \
-    X(rope_table)            \
-    X(rope)                  \
-    X(kv_store)              \
-    X(indexer_topk)          \
-    X(attention)             \
-    X(compress)              \
-    X(moe_topk)              \
-    X(moe_permute)           \
-    X(grouped_gemm)          \
-    X(swiglu)                \
-    X(moe_combine)           \
-    X(hc_pre)                \
-    X(hc_post)               \
-    X(hc_head)               \
-    X(count_tokens)          \
-    X(sample)                \
-    X(verify)                \
-    X(argmax)                \
-    X(prepare_step)          \
-    X(commit_step)           \
-    X(prepare_draft)         \
-    X(mirror)                \
-    X(timestamp)
+    HD_ROWS_OPS(X)           \
+    HD_NORM_OPS(X)           \
+    HD_LINEAR_OPS(X)         \
+    HD_ROPE_OPS(X)           \
+    HD_KV_STORE_OPS(X)       \
+    HD_ATTENTION_OPS(X)      \
+    HD_MOE_OPS(X)            \
+    HD_MHC_OPS(X)            \
+    HD_SAMPLING_OPS(X)       \
+    HD_STEP_OPS(X)
 
 /* attention_naive is in CPU tables only, because only they gain from it; NULL in other
  * tables. */
@@ -81,7 +61,7 @@ typedef enum hd_precision { HD_EXACT, HD_FAST, HD_OFFICIAL } hd_precision;
 
 typedef struct hd_ops {
     const char *name;  /* "ref", "cpu avx512", ... */
-    int32_t act_bytes; /* size of one hd_act element */
+    hd_dtype act_type; /* of activations */
     hd_precision precision;
     const char *activations; /* their number format in products, for people: "bfloat16" */
 #define X(op) hd_##op##_fn *op;
@@ -89,9 +69,9 @@ typedef struct hd_ops {
 #undef X
 } hd_ops;
 
-/* Element `at` of an activation array. */
-static inline hd_act *hd_act_at(const hd_ops *ops, hd_act *x, int64_t at) {
-    return (hd_act *)((uint8_t *)x + at * ops->act_bytes);
+/* Returns the bytes of an activation's element. */
+static inline int32_t hd_act_bytes(const hd_ops *ops) {
+    return hd_dtype_bits(ops->act_type) / 8;
 }
 
 /* Options of a backend's operators. Zero is the default everywhere. */

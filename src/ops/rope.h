@@ -15,16 +15,22 @@ typedef struct hd_rope_table_args {
     float scale;
 } hd_rope_table_args;
 
+#define HD_ROWS_rope_table(T)
+
 /* Rotates 2 * pairs elements of every head; models.md 2.1.4. Pairs are interleaved (x[2i],
  * x[2i+1]), or with half_split (x[i], x[i + pairs]). Other elements are unchanged. */
 typedef struct hd_rope_args {
-    hd_act *out;          /* first rotated element of row 0, head 0; may be x */
-    const hd_act *x;      /* likewise */
+    hd_rows out;          /* first rotated element of row 0, head 0; may be x */
+    hd_rows x;            /* likewise */
     const float *cos_sin; /* [rows, 2, pairs] of rope_table */
     int32_t rows, heads, pairs;
-    int32_t out_stride, out_head, x_stride, x_head;
+    int32_t out_head, x_head; /* elements between heads */
     bool half_split, inverse;
 } hd_rope_args;
+
+#define HD_ROWS_rope(T) T(out, STRIDED) T(x, STRIDED)
+
+#define HD_ROPE_OPS(X) X(rope_table) X(rope)
 
 HD_END_C
 

@@ -8,26 +8,34 @@ HD_BEGIN_C
 
 /* out[r, i, :] = table[tokens[r], :] for i < copies */
 typedef struct hd_embed_args {
-    hd_act *out; /* [rows, copies, cols] */
+    hd_rows out; /* [rows, copies, cols] */
     const hd_weight *table;
     const int32_t *tokens; /* [rows] */
     int32_t rows, copies;
 } hd_embed_args;
 
+#define HD_ROWS_embed(T) T(out, PLAIN)
+
 /* out[i, :] = x[index[i], :] */
 typedef struct hd_gather_args {
-    hd_act *out;          /* [rows, cols] */
-    const hd_act *x;      /* [*, cols] */
+    hd_rows out;          /* [rows, cols] */
+    hd_rows x;            /* [*, cols] */
     const int32_t *index; /* [rows] */
     int32_t rows, cols;
 } hd_gather_args;
 
+#define HD_ROWS_gather(T) T(out, PLAIN) T(x, PLAIN)
+
 /* x[r, :] += y[r / repeat, :] */
 typedef struct hd_add_args {
-    hd_act *x;       /* [rows, cols] */
-    const hd_act *y; /* [rows / repeat, cols] */
+    hd_rows x; /* [rows, cols] */
+    hd_rows y; /* [rows / repeat, cols] */
     int32_t rows, cols, repeat;
 } hd_add_args;
+
+#define HD_ROWS_add(T) T(x, PLAIN) T(y, PLAIN)
+
+#define HD_ROWS_OPS(X) X(embed) X(gather) X(add)
 
 HD_END_C
 

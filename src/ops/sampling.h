@@ -65,6 +65,8 @@ typedef struct hd_count_tokens_args {
     bool prompt;
 } hd_count_tokens_args;
 
+#define HD_ROWS_count_tokens(T)
+
 /* Samples the token after each row, in this order: bias, bans and mask, penalties,
  * temperature, top-k, top-p, min-p, one Philox draw keyed by (seed, position). Ties are
  * ordered by lower id. Log-probabilities are those of the raw logits over the whole row,
@@ -99,6 +101,8 @@ typedef struct hd_sample_args {
     int32_t rows, vocab, n_ids;
 } hd_sample_args;
 
+#define HD_ROWS_sample(T)
+
 /* Verifies drafts (speculative decoding). Request s owns rows first_row[s] .. first_row[s +
  * 1] - 1, at least one; its inputs after the first are drafts. accepted[s] is the number of
  * leading drafts that equal the token sampled one row earlier. next[s] is the token sampled
@@ -112,6 +116,8 @@ typedef struct hd_verify_args {
     int32_t n;
 } hd_verify_args;
 
+#define HD_ROWS_verify(T)
+
 /* Greedy: token[r] = the id < n_ids of the largest logit, the lower id on a tie, among those
  * its mask allows. Used for drafts. It always returns an id: NaN counts as -inf, and id 0 is
  * the fallback. */
@@ -122,6 +128,10 @@ typedef struct hd_argmax_args {
     const int32_t *mask_row; /* [rows] -1: all */
     int32_t rows, vocab, n_ids;
 } hd_argmax_args;
+
+#define HD_ROWS_argmax(T)
+
+#define HD_SAMPLING_OPS(X) X(count_tokens) X(sample) X(verify) X(argmax)
 
 HD_END_C
 

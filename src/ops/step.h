@@ -46,9 +46,9 @@ hd_acceptance hd_acceptance_of(float mean);
  * word 2) at the position of the first token to sample. */
 typedef struct hd_prepare_step_args {
     int32_t *token, *pos, *seq, *logit_row; /* [rows] */
-    int32_t *live;              /* [rows] 0: padding, or a draft that cannot be accepted */
-    int32_t *first_row, *start; /* [n + 1], [n] */
-    int32_t *table[2];          /* [n, table_stride] written for padding sequences */
+    int32_t *live;      /* [rows] 0: padding, or a draft that cannot be accepted */
+    int32_t *first_row; /* [n + 1] */
+    int32_t *table[2];  /* [n, table_stride] written for padding sequences */
     int32_t *slot, *position, *n_drafted, *given; /* [rows] of the sampler */
     int32_t *verifiable;     /* [n] drafts that may be accepted; -1: padding */
     int32_t *parity;         /* [1] alternates between 0 and 1, step by step */
@@ -61,6 +61,8 @@ typedef struct hd_prepare_step_args {
     int32_t n, n_drafts, table_stride, idle_slot;
     hd_acceptance forced;
 } hd_prepare_step_args;
+
+#define HD_ROWS_prepare_step(T)
 
 /* Verifies drafts and advances the cursors, and the counts of requests with penalties. */
 typedef struct hd_commit_step_args {
@@ -76,17 +78,21 @@ typedef struct hd_commit_step_args {
     int32_t n, n_drafts, vocab;
 } hd_commit_step_args;
 
+#define HD_ROWS_commit_step(T)
+
 /* Writes draft `at` of every sequence to its cursor, and the rows that draft the next one. */
 typedef struct hd_prepare_draft_args {
     int32_t *draft;                                      /* [n, n_drafts] written at `at` */
     int32_t *token, *next_token, *pos, *seq, *logit_row; /* [n] */
-    int32_t *first_row, *start;                          /* [n + 1], [n] */
+    int32_t *first_row;                                  /* [n + 1] */
     hd_cursor *cursor;
     const hd_step_seq *seqs;
     const int32_t *verifiable;
     const int32_t *guess; /* [n] of argmax */
     int32_t n, n_drafts, at;
 } hd_prepare_draft_args;
+
+#define HD_ROWS_prepare_draft(T)
 
 /* Copies between device memory and host memory of hd_device_alloc_host(), which the device
  * can address: to[*parity] = from[*parity], the first `most` bytes, or *bytes of them.
@@ -100,10 +106,16 @@ typedef struct hd_mirror_args {
     int32_t most;
 } hd_mirror_args;
 
+#define HD_ROWS_mirror(T)
+
 /* Writes the device's clock, in nanoseconds, when everything queued before is done. */
 typedef struct hd_timestamp_args {
     int64_t *at;
 } hd_timestamp_args;
+
+#define HD_ROWS_timestamp(T)
+
+#define HD_STEP_OPS(X) X(prepare_step) X(commit_step) X(prepare_draft) X(mirror) X(timestamp)
 
 HD_END_C
 

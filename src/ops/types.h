@@ -1,9 +1,11 @@
-/* types.h - types shared by all operators: activations, paged KV, ring buffers, sequences of
- * a step. */
+/* types.h - types shared by all operators: rows of elements, paged KV, ring buffers,
+ * sequences of a step. */
 #ifndef HD_OPS_TYPES_H
 #define HD_OPS_TYPES_H
 
+#include <assert.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/dtype.h"
@@ -11,12 +13,44 @@
 
 HD_BEGIN_C
 
-typedef struct hd_act hd_act;
+/* Rows of activations or of cached entries. HD_ROWS_op, behind an operator's arguments, lists
+ * those that it has, each with its kind. */
+typedef struct hd_rows {
+    void *data;        /* NULL: there is none */
+    const void *scale; /* of a type with scales */
+    int64_t stride;    /* elements between rows; 0: contiguous */
+    hd_dtype type;
+} hd_rows;
+
+typedef enum hd_rows_kind {
+    HD_ROWS_PLAIN,   /* activations, contiguous */
+    HD_ROWS_STRIDED, /* activations with a stride */
+    HD_ROWS_POOL,    /* cached entries */
+    HD_ROWS_STATE    /* cached, float32 in every backend */
+} hd_rows_kind;
+
+/* Returns contiguous rows of float32. */
+static inline hd_rows hd_f32(const float *x) {
+    const hd_rows rows = {(void *)(uintptr_t)x, NULL, 0, HD_F32};
+    return rows;
+}
+
+/* Returns x from element `at` on, with the same stride; x has no scales. */
+static inline hd_rows hd_rows_at(hd_rows x, int64_t at) {
+    assert(!x.scale);
+    x.data = (uint8_t *)x.data + at * hd_dtype_bits(x.type) / 8;
+    return x;
+}
+
+static inline hd_rows hd_rows_strided(hd_rows x, int64_t stride) {
+    x.stride = stride;
+    return x;
+}
 
 /* Paged entries of many sequences in one KV pool. Entry e of sequence s is row table[s *
  * table_stride + e / page_entries] * page_entries + e % page_entries. */
 typedef struct hd_paged {
-    hd_act *data;         /* [n_pages * page_entries, width] */
+    hd_rows rows;         /* [n_pages * page_entries, width] */
     const int32_t *table; /* [n_seqs, table_stride] block table; only live entries need one */
     int32_t table_stride;
     int32_t page_entries;
@@ -27,7 +61,7 @@ typedef struct hd_paged {
  * Position p of sequence s is row table[s * table_stride + p / page_tokens] * ring + p %
  * ring; ring divides page_tokens. */
 typedef struct hd_ring {
-    float *data; /* [n_pages * ring, width] */
+    hd_rows rows; /* [n_pages * ring, width] */
     const int32_t *table;
     int32_t table_stride;
     int32_t page_tokens;
@@ -35,12 +69,12 @@ typedef struct hd_ring {
     int32_t width;
 } hd_ring;
 
-/* The sequences of a step: sequence s owns rows first_row[s] .. first_row[s + 1] - 1, at
- * positions start[s], start[s] + 1, ... */
+/* The sequences of a step: sequence s owns rows first_row[s] .. first_row[s + 1] - 1. Its
+ * positions ascend with the rows; positions may be missing between them. */
 typedef struct hd_seqs {
     int32_t n;
     const int32_t *first_row; /* [n + 1] */
-    const int32_t *start;     /* [n] */
+    const int32_t *pos;       /* [rows] */
     int32_t most_rows;        /* of one sequence, at most; 0: not known */
 } hd_seqs;
 

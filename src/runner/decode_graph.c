@@ -74,10 +74,9 @@ static runner_graph_state graph_state_in(const hd_model_runner *x, void *block,
     int32_t **const of_rows[] = {&b.token,     &b.next_token, &b.pos,  &b.seq,
                                  &b.logit_row, &b.live,       &b.slot, &b.position,
                                  &b.n_drafted, &b.given};
-    int32_t **const of_seqs[] = {&b.first_row,   &b.start,           &b.verifiable,
-                                 &b.wanted,      &b.guess,           &b.chain_token,
-                                 &b.chain_next,  &b.chain_pos,       &b.chain_seq,
-                                 &b.chain_start, &b.chain_logit_row, &b.chain_first_row};
+    int32_t **const of_seqs[] = {
+        &b.first_row,  &b.verifiable, &b.wanted,    &b.guess,           &b.chain_token,
+        &b.chain_next, &b.chain_pos,  &b.chain_seq, &b.chain_logit_row, &b.chain_first_row};
     b.parity = ints(&a, 1);
     b.cursor = take(&a, x->o.n_slots, sizeof *b.cursor);
     for (size_t i = 0; i < HD_LEN(of_rows); i++) {
@@ -219,7 +218,6 @@ static hd_batch rows_of(const hd_model_runner *x, const runner_graph_inputs *o,
                    .seq = b->seq,
                    .logit_rows = b->logit_row,
                    .first_row = b->first_row,
-                   .start = b->start,
                    .tables = {o->tables[0], o->tables[1]},
                    .live = b->live}
     };
@@ -241,7 +239,6 @@ static hd_batch chain_of(const hd_model_runner *x, const runner_graph_inputs *o,
                    .seq = b->chain_seq,
                    .logit_rows = b->chain_logit_row,
                    .first_row = b->chain_first_row,
-                   .start = b->chain_start,
                    .tables = {o->tables[0], o->tables[1]}}
     };
 }
@@ -257,7 +254,6 @@ static void queue_prepare(hd_model_runner *x, const runner_graph_inputs *o,
                            .logit_row = b->logit_row,
                            .live = b->live,
                            .first_row = b->first_row,
-                           .start = b->start,
                            .table = {o->tables[0],             o->tables[1]            },
                            .slot = b->slot,
                            .position = b->position,
@@ -331,7 +327,6 @@ static void queue_draft(hd_model_runner *x, const runner_graph_inputs *o,
                                                        .seq = b->chain_seq,
                                                        .logit_row = b->chain_logit_row,
                                                        .first_row = b->chain_first_row,
-                                                       .start = b->chain_start,
                                                        .cursor = b->cursor,
                                                        .seqs = o->seqs,
                                                        .verifiable = b->verifiable,

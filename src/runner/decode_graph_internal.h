@@ -48,9 +48,9 @@ typedef struct runner_graph_state {
     hd_cursor *cursor; /* [n_slots] */
     int32_t *token, *next_token, *pos, *seq, *logit_row, *live; /* [rows] */
     int32_t *slot, *position, *n_drafted, *given;               /* [rows] */
-    int32_t *first_row, *start, *verifiable, *wanted, *guess;   /* [n + 1], [n] ... */
+    int32_t *first_row, *verifiable, *wanted, *guess;           /* [n + 1], [n] ... */
     int32_t *chain_token, *chain_next, *chain_pos, *chain_seq;  /* [n] */
-    int32_t *chain_logit_row, *chain_first_row, *chain_start;   /* [n], [n + 1], [n] */
+    int32_t *chain_logit_row, *chain_first_row;                 /* [n], [n + 1] */
     size_t bytes;
 } runner_graph_state;
 

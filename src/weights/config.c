@@ -56,6 +56,24 @@ const char *hd_family_name(hd_family f) {
     return f >= 0 && f < HD_N_FAMILIES ? families[f].model_type : "unknown";
 }
 
+const char *hd_attention_name(hd_attention a) {
+    static const char *const names[] = {
+#define X(kind, name, description) [kind] = #name,
+        HD_ATTENTION_KINDS(X)
+#undef X
+    };
+    return names[a];
+}
+
+const char *hd_attention_description(hd_attention a) {
+    static const char *const descriptions[] = {
+#define X(kind, name, description) [kind] = description,
+        HD_ATTENTION_KINDS(X)
+#undef X
+    };
+    return descriptions[a];
+}
+
 /* Returns the family of model_type, or HD_N_FAMILIES. */
 static hd_family family_of_type(const char *type) {
     int f = 0;

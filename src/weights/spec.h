@@ -24,13 +24,28 @@ typedef enum hd_family {
 
 const char *hd_family_name(hd_family f); /* "deepseek_v2", ... */
 
+/* Kinds of attention, with name and description. A layer of a kind runs the stages
+ * model_NAME_stages of model/. MLA reads every earlier token, MLA_SPARSE the index_topk best
+ * by the indexer. The others are V4's: CSA has ratio 4, HCA 128. */
+#define HD_ATTENTION_KINDS(X)                               \
+    X(HD_ATTN_MLA, mla, "latent (MLA)")                     \
+    X(HD_ATTN_MLA_SPARSE, mla_sparse, "latent, sparse")     \
+    X(HD_ATTN_WINDOW, window, "window only")                \
+    X(HD_ATTN_CSA, csa, "window + chosen compressed (CSA)") \
+    X(HD_ATTN_HCA, hca, "window + all compressed (HCA)")
+
 typedef enum hd_attention {
-    HD_ATTN_MLA,        /* every earlier token */
-    HD_ATTN_MLA_SPARSE, /* the index_topk best by the indexer (V3.2) */
-    HD_ATTN_WINDOW,     /* V4: the sliding window only */
-    HD_ATTN_CSA,        /* V4: window + compressed entries chosen by the indexer (ratio 4) */
-    HD_ATTN_HCA         /* V4: window + all compressed entries (ratio 128) */
+#define X(kind, name, description) kind,
+    HD_ATTENTION_KINDS(X)
+#undef X
 } hd_attention;
+
+#define X(kind, name, description) +1
+enum { HD_N_ATTENTION_KINDS = HD_ATTENTION_KINDS(X) };
+#undef X
+
+const char *hd_attention_name(hd_attention a);        /* "mla", ... */
+const char *hd_attention_description(hd_attention a); /* "latent (MLA)", ... */
 
 typedef enum hd_mlp { HD_MLP_DENSE, HD_MLP_MOE, HD_MLP_MOE_HASH } hd_mlp;
 

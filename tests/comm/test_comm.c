@@ -123,8 +123,7 @@ static float tree(const rank *r, hd_group group, int32_t first, int32_t m, int64
 static void check_all_reduce(rank *r, hd_group group) {
     const int64_t n = draw(r->seed, 1, MAX_N);
     float *x = fill(r, n);
-    hd_comm_all_reduce(r->comm, r->stream,
-                       &(hd_all_reduce_args){group, (hd_act *)(void *)x, n});
+    hd_comm_all_reduce(r->comm, r->stream, &(hd_all_reduce_args){group, hd_f32(x), n});
     for (int64_t i = 0; i < n; i++) {
         expect(r, x[i] == tree(r, group, 0, group_of(r, group).n, i), "sum", i);
     }
@@ -143,9 +142,8 @@ static void check_reduce_scatter(rank *r, hd_group group) {
     const int64_t n = draw(r->seed, 1, MAX_N);
     const int64_t first = part(r, g.index, g.n, n), end = part(r, g.index + 1, g.n, n);
     float *x = fill(r, n);
-    hd_comm_reduce_scatter(
-        r->comm, r->stream,
-        &(hd_reduce_scatter_args){group, (hd_act *)(void *)x, n, first, end - first});
+    hd_comm_reduce_scatter(r->comm, r->stream,
+                           &(hd_reduce_scatter_args){group, hd_f32(x), n, first, end - first});
     hd_comm_all_gather(
         r->comm, r->stream,
         &(hd_all_gather_args){group, x, 1, (int32_t)n, (int32_t)first, (int32_t)(end - first)});
@@ -236,20 +234,20 @@ static void make_rows(rows *b, const rank *r, int32_t number) {
         }
         b->offset[q + 1] = place;
     }
-    b->out = (hd_dispatch_args){.x = (const hd_act *)(const void *)b->x,
+    b->out = (hd_dispatch_args){.x = hd_f32(b->x),
                                 .weight = b->weight,
                                 .offset = b->offset,
                                 .assignment = b->assignment,
                                 .rows = n,
                                 .cols = cols,
                                 .top_k = top_k,
-                                .in_x = (hd_act *)(void *)b->in_x,
+                                .in_x = hd_f32(b->in_x),
                                 .in_weight = b->in_weight,
                                 .in_offset = b->in_offset,
                                 .in_rows = in_rows,
                                 .n_slots = slots_of(r)};
-    b->back = (hd_combine_args){.in_y = (const hd_act *)(const void *)b->in_y,
-                                .y = (hd_act *)(void *)b->y,
+    b->back = (hd_combine_args){.in_y = hd_f32(b->in_y),
+                                .y = hd_f32(b->y),
                                 .rows = n,
                                 .cols = cols,
                                 .top_k = top_k,
@@ -401,7 +399,7 @@ static void add_terms(rank *r) {
     float x[TERM_N];
     for (int64_t i = 0; i < TERM_N; i++) x[i] = sum_terms(r->number * own, own, i);
     hd_comm_all_reduce(r->comm, r->stream,
-                       &(hd_all_reduce_args){HD_GROUP_TP, (hd_act *)(void *)x, TERM_N});
+                       &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), TERM_N});
     for (int64_t i = 0; i < TERM_N; i++) expect(r, x[i] == sum_terms(0, TERMS, i), "term", i);
 }
 
@@ -429,7 +427,7 @@ static bool make_calls(rank *r, loss *l, bool some, hd_err *err) {
     const hd_dispatch_args *out = &l->b.out;
     const hd_combine_args *back = &l->b.back;
     hd_comm_all_reduce(r->comm, r->stream,
-                       &(hd_all_reduce_args){HD_GROUP_DP, (hd_act *)(void *)l->x, MAX_N});
+                       &(hd_all_reduce_args){HD_GROUP_DP, hd_f32(l->x), MAX_N});
     if (hd_stream_sync(r->stream, err) != HD_OK) return false;
     hd_comm_dispatch_send(r->comm, r->stream, out);
     if (some) return true;
@@ -520,8 +518,7 @@ static void come_late(rank *r) {
     float x[1] = {1};
     if (r->number == r->victim) sleep_ms(LATE_MS);
     const int64_t before = cpu_time_ns();
-    hd_comm_all_reduce(r->comm, r->stream,
-                       &(hd_all_reduce_args){HD_GROUP_TP, (hd_act *)(void *)x, 1});
+    hd_comm_all_reduce(r->comm, r->stream, &(hd_all_reduce_args){HD_GROUP_TP, hd_f32(x), 1});
     expect(r, x[0] == 2, "sum", 0);
     expect(r, cpu_time_ns() - before < LATE_MS * 1000000 / 4, "a wait that spins", 0);
 }
@@ -554,7 +551,7 @@ static void test_refusals(void **state) {
     assert_int_equal(hd_comm_local_join(w, 2, device, &ops, &comm, &err), HD_EINVAL);
     assert_non_null(strstr(err.msg, "rank 2 joins a world of 2 ranks"));
     assert_null(comm);
-    ops.act_bytes = 2;
+    ops.act_type = HD_BF16;
     assert_int_equal(hd_comm_local_join(w, 1, device, &ops, &comm, NULL), HD_EUNSUPPORTED);
     hd_device_close(device);
     hd_comm_local_close(w);

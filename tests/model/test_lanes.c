@@ -122,9 +122,9 @@ typedef struct rank {
 /* As if the other rank had the same sum. */
 static void all_reduce(void *ctx, hd_stream *s, const hd_all_reduce_args *a) {
     const rank *r = ctx;
-    hd_act *copy = r->sum;
+    const hd_rows copy = {.data = r->sum, .type = a->x.type};
     const int32_t rows = (int32_t)(a->n / r->spec->hidden);
-    hd_stream_copy(s, copy, a->x, (size_t)a->n * (size_t)r->ops.act_bytes);
+    hd_stream_copy(s, r->sum, a->x.data, (size_t)a->n * (size_t)hd_act_bytes(&r->ops));
     r->ops.add(s,
                &(hd_add_args){
                    .x = a->x, .y = copy, .rows = rows, .cols = r->spec->hidden, .repeat = 1});

@@ -152,18 +152,19 @@ typedef float dot_fn(const hd_weight *w, int32_t row, const float *x);
 
 static void linear(dot_fn *dot, const hd_linear_args *a) {
     for (int32_t r = 0; r < a->rows; r++) {
-        const float *x = act_in(a->x) + r * stride_or(a->x_stride, a->w->cols);
-        float *y =
-            (a->out ? act(a->out) : a->out_f32) + r * stride_or(a->out_stride, a->w->rows);
+        const float *x = act_in(a->x) + r * stride_of(a->x, a->w->cols);
+        float *y = act(a->out) + r * stride_of(a->out, a->w->rows);
         for (int32_t o = 0; o < a->w->rows; o++) y[o] = dot(a->w, o, x);
     }
 }
 
 static void linear_heads(dot_fn *dot, const hd_linear_heads_args *a) {
+    const int64_t x_row = stride_of(a->x, (int64_t)a->heads * a->x_head);
+    const int64_t out_row = stride_of(a->out, (int64_t)a->heads * a->out_head);
     for (int32_t r = 0; r < a->rows; r++) {
         for (int32_t h = 0; h < a->heads; h++) {
-            const float *x = act_in(a->x) + (int64_t)r * a->x_stride + (int64_t)h * a->x_head;
-            float *y = act(a->out) + (int64_t)r * a->out_stride + (int64_t)h * a->out_head;
+            const float *x = act_in(a->x) + r * x_row + (int64_t)h * a->x_head;
+            float *y = act(a->out) + r * out_row + (int64_t)h * a->out_head;
             const int32_t first = a->first_row + h * a->head_rows;
             for (int32_t o = 0; o < a->n_rows; o++) y[o] = dot(a->w, first + o, x);
         }

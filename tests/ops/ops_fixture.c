@@ -288,7 +288,7 @@ hd_weight *take_weight(const weight_format *f, int32_t rows, int32_t cols, bool 
 
 float *page_entry(const hd_paged *p, int32_t seq, int32_t entry) {
     const int32_t page = p->table[seq * p->table_stride + entry / p->page_entries];
-    return (float *)(void *)p->data +
+    return (float *)p->rows.data +
            ((int64_t)page * p->page_entries + entry % p->page_entries) * p->width;
 }
 
@@ -306,7 +306,7 @@ hd_paged take_pages(int32_t n_seqs, const int32_t *n_entries, int32_t page_entri
         page[i] = page[j];
         page[j] = i;
     }
-    hd_paged p = {.data = (hd_act *)take_nan((int64_t)n_pages * page_entries * width),
+    hd_paged p = {.rows = hd_f32(take_nan((int64_t)n_pages * page_entries * width)),
                   .table = table,
                   .table_stride = longest + 1,
                   .page_entries = page_entries,

@@ -41,6 +41,14 @@ void fast_products(void **state);
 REAL_OPS_LIST(X)
 #undef X
 
+/* Those of test_ops_check.c. */
+#define CHECK_TESTS_LIST(X)     \
+    X(tables_refuse_other_rows) \
+    X(rows_are_taken_by_kind)
+#define X(test) void test(void **state);
+CHECK_TESTS_LIST(X)
+#undef X
+
 /* Those of test_ops_official.c. */
 #define OFFICIAL_TESTS_LIST(X) \
     X(official_linear)         \

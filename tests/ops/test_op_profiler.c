@@ -52,12 +52,11 @@ static void counts_products(void **state) {
                          .block_rows = 4,
                          .block_cols = 32,
                          .global = 1.0f};
-    hd_linear_args a = {
-        .out_f32 = out, .x = (const hd_act *)(const void *)x, .w = &w, .rows = 3};
+    hd_linear_args a = {.out = hd_f32(out), .x = hd_f32(x), .w = &w, .rows = 3};
     hd_op_profiler_reset(&r->profiler);
     r->ops.linear(r->stream, &a);
     r->ops.linear(r->stream, &a);
-    a.out_f32 = plain;
+    a.out = hd_f32(plain);
     r->inner.linear(r->stream, &a);
     assert_memory_equal(out, plain, sizeof out);
     assert_int_equal(r->profiler.n, 1);
@@ -79,9 +78,9 @@ static void counts_keys(void **state) {
     const int32_t table[2] = {0, 0}, seq[3] = {0, 0, 1}, pos[3] = {0, 1, 4};
     hd_op_profiler_reset(&r->profiler);
     r->ops.attention(r->stream, &(hd_attention_args){
-                                    .out = (hd_act *)(void *)out,
-                                    .q = (const hd_act *)(const void *)q,
-                                    .entries = {.data = (hd_act *)(void *)keys,
+                                    .out = hd_f32(out),
+                                    .q = hd_f32(q),
+                                    .entries = {.rows = hd_f32(keys),
                                                 .table = table,
                                                 .table_stride = 1,
                                                 .page_entries = 8,
@@ -105,11 +104,9 @@ static void a_full_profiler_says_so(void **state) {
     hd_op_profiler_reset(&r->profiler);
     float x[HD_OP_PROFILER_LINES + 1] = {0};
     for (int32_t n = 1; n <= HD_OP_PROFILER_LINES + 1; n++) {
-        r->ops.add(r->stream, &(hd_add_args){.x = (hd_act *)(void *)x,
-                                             .y = (const hd_act *)(const void *)x,
-                                             .rows = 1,
-                                             .cols = n,
-                                             .repeat = 1});
+        r->ops.add(
+            r->stream,
+            &(hd_add_args){.x = hd_f32(x), .y = hd_f32(x), .rows = 1, .cols = n, .repeat = 1});
     }
     assert_int_equal(r->profiler.n, HD_OP_PROFILER_LINES);
     assert_int_equal(r->profiler.lost, 1);
@@ -122,11 +119,7 @@ static void passes_must_be_equal(void **state) {
     static hd_op_profiler m;
     hd_ops metered;
     float x[4] = {0};
-    const hd_add_args a = {.x = (hd_act *)(void *)x,
-                           .y = (const hd_act *)(const void *)x,
-                           .rows = 1,
-                           .cols = 4,
-                           .repeat = 1};
+    const hd_add_args a = {.x = hd_f32(x), .y = hd_f32(x), .rows = 1, .cols = 4, .repeat = 1};
     assert_int_equal(hd_op_profiler_open(&m, &metered, &r->inner, r->device, r->stream, NULL),
                      HD_OK);
     hd_op_profiler_count(&m);

@@ -4,14 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-static const hd_act *in(const float *x) {
-    return (const hd_act *)(const void *)x;
-}
-
-static hd_act *into(float *x) {
-    return (hd_act *)(void *)x;
-}
-
 static void assert_near(double got, double want, double tolerance) {
     if (!(fabs(got - want) <= tolerance)) fail_msg("%.9g and not %.9g", got, want);
 }
@@ -22,7 +14,7 @@ static void tables_are_full(void **state) {
     assert_true(fix.n_tables >= 2 || fix.brief);
     for (int32_t t = 0; t < fix.n_tables; t++) {
         assert_non_null(fix.table[t].name);
-        assert_int_equal(fix.table[t].act_bytes, sizeof(float));
+        assert_int_equal(fix.table[t].act_type, HD_F32);
 #define X(op) assert_non_null(fix.table[t].op);
         HD_COMMON_OP_LIST(X)
 #undef X
@@ -60,10 +52,10 @@ static void sinkhorn_knows_its_answer(void **state) {
         hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
         for (int flip = 0; flip < 4; flip++) { /* 0 flips none: m comes from stream 0 */
             for (int i = 0; i < 4; i++) m->x[i] = flip && i == flip ? -1.0f : 1.0f;
-            fix.table[t].hc_pre(stream, &(hd_hc_pre_args){.out = into(&m->out),
+            fix.table[t].hc_pre(stream, &(hd_hc_pre_args){.out = hd_f32(&m->out),
                                                           .post = m->post,
                                                           .comb = m->comb,
-                                                          .x = in(m->x),
+                                                          .x = hd_f32(m->x),
                                                           .fn = m->fn,
                                                           .scale = m->scale,
                                                           .base = m->base,
@@ -181,8 +173,8 @@ static void rope_turns_pairs(void **state) {
         for (int half = 0; half < 2; half++) {
             const float x[5] = {1.0f, half ? 0.5f : 0.0f, half ? 0.0f : 0.5f, 0.0f, 9.0f};
             memcpy(m->x, x, sizeof x);
-            hd_rope_args a = {.out = into(m->x),
-                              .x = in(m->x),
+            hd_rope_args a = {.out = hd_f32(m->x),
+                              .x = hd_f32(m->x),
                               .cos_sin = m->angles,
                               .rows = 1,
                               .heads = 1,
@@ -218,9 +210,9 @@ static float mean_seen(const hd_ops *ops, int32_t pos, int32_t ratio, const floa
     hd_stream *stream = stream_for(ops, fix.stream[0]);
     if (sink) m->sink = *sink;
     ops->attention(stream, &(hd_attention_args){
-                               .out = into(&m->out),
-                               .q = in(&m->q),
-                               .entries = {.data = into(m->data),
+                               .out = hd_f32(&m->out),
+                               .q = hd_f32(&m->q),
+                               .entries = {.rows = hd_f32(m->data),
                                            .table = &m->table,
                                            .table_stride = 1,
                                            .page_entries = 4,
@@ -285,9 +277,9 @@ static void selection_breaks_ties_downwards(void **state) {
         hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
         hd_indexer_topk_args a = {
             .out = m->out,
-            .q = in(&m->q),
+            .q = hd_f32(&m->q),
             .weight = &m->weight,
-            .keys = {.data = into(m->data),
+            .keys = {.rows = hd_f32(m->data),
                      .table = &m->table,
                      .table_stride = 1,
                      .page_entries = 5,
@@ -331,9 +323,9 @@ static void selection_takes_nan_last(void **state) {
         hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
         fix.table[t].indexer_topk(stream, &(hd_indexer_topk_args){
                                               .out = m->out,
-                                              .q = in(&m->q),
+                                              .q = hd_f32(&m->q),
                                               .weight = &m->weight,
-                                              .keys = {.data = into(m->data),
+                                              .keys = {.rows = hd_f32(m->data),
                                                        .table = &m->table,
                                                        .table_stride = 1,
                                                        .page_entries = 4,
@@ -359,9 +351,9 @@ static void swiglu_clamps(void **state) {
     float *gate = take_copy(values, sizeof values), *out = gate + 8;
     for (int32_t t = 0; t < fix.n_tables; t++) {
         hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
-        fix.table[t].swiglu(stream, &(hd_swiglu_args){.out = into(out),
-                                                      .gate = in(gate),
-                                                      .up = in(gate + 4),
+        fix.table[t].swiglu(stream, &(hd_swiglu_args){.out = hd_f32(out),
+                                                      .gate = hd_f32(gate),
+                                                      .up = hd_f32(gate + 4),
                                                       .rows = 1,
                                                       .cols = 4,
                                                       .limit = 5.0f});
@@ -389,9 +381,9 @@ static void nan_is_not_hidden(void **state) {
         hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
         m->out = 0.0f;
         fix.table[t].attention(stream, &(hd_attention_args){
-                                           .out = into(&m->out),
-                                           .q = in(&m->q),
-                                           .recent = {.data = into(m->data),
+                                           .out = hd_f32(&m->out),
+                                           .q = hd_f32(&m->q),
+                                           .recent = {.rows = hd_f32(m->data),
                                                       .table = &m->table,
                                                       .table_stride = 1,
                                                       .page_entries = 8,
@@ -420,7 +412,7 @@ int test_ops(void) {
             REAL_OPS_LIST(X)
 #undef X
 #define X(test) cmocka_unit_test_teardown(test, forget_all),
-                LIBRARY_TESTS_LIST(X) OFFICIAL_TESTS_LIST(X)
+                LIBRARY_TESTS_LIST(X) OFFICIAL_TESTS_LIST(X) CHECK_TESTS_LIST(X)
 #undef X
                     cmocka_unit_test_teardown(fast_products, forget_all),
         cmocka_unit_test_teardown(sinkhorn_knows_its_answer, forget_all),

@@ -38,9 +38,8 @@ static hd_paged take_entries(const rows_of *r, int32_t ratio, int32_t page, int3
 static void run_attention(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                           int32_t n, void *const *out) {
     hd_attention_args a = *(const hd_attention_args *)c->args;
-    a.out = out[0];
-    a.q =
-        (const hd_act *)((const float *)(const void *)a.q + (int64_t)first * a.heads * a.k_dim);
+    a.out = hd_f32(out[0]);
+    a.q = hd_rows_at(a.q, (int64_t)first * a.heads * a.k_dim);
     if (a.selected) a.selected += (int64_t)first * a.n_selected;
     a.seq += first;
     a.pos += first;
@@ -86,7 +85,7 @@ static const int32_t *take_selected(const rows_of *r, int32_t ratio, int32_t n_s
 static void attention_case(const attention_shape *sh) {
     const rows_of r = take_rows(sh->longest);
     hd_attention_args a = {
-        .q = (const hd_act *)take_random((int64_t)ROWS * sh->heads * sh->k_dim, sh->spread),
+        .q = hd_f32(take_random((int64_t)ROWS * sh->heads * sh->k_dim, sh->spread)),
         .sink = take_sink(sh->sink, sh->heads),
         .seq = r.seq,
         .pos = r.pos,
@@ -151,13 +150,18 @@ void op_attention(void **state) {
 
 /* ---- attention_naive ---- */
 
-/* Sequence s has n_rows[s] rows of the step, from position start[s] on. */
+/* Sequence s has n_rows[s] rows of the step, from position start[s] on. After every third row
+ * `gap` positions are missing. */
 typedef struct naive_shape {
     const char *name;
     const weight_format *format; /* NULL: F32 */
     int32_t heads, rank, nope_dim, rope_dim, v_dim;
-    int32_t start[SEQS], n_rows[SEQS];
+    int32_t start[SEQS], n_rows[SEQS], gap;
 } naive_shape;
+
+static int32_t naive_position(const naive_shape *sh, int32_t seq, int32_t row) {
+    return sh->start[seq] + row + row / 3 * sh->gap;
+}
 
 typedef struct naive_case {
     const naive_shape *sh;
@@ -169,18 +173,19 @@ static void run_naive(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
                       int32_t n, void *const *out) {
     const naive_case *t = c->args;
     hd_attention_naive_args a = t->a;
-    int32_t *first_row = take_ints(SEQS + 1), *start = take_ints(SEQS);
+    int32_t *first_row = take_ints(SEQS + 1), *pos = take_ints(n);
     for (int32_t i = 0, before = 0; i < SEQS; before += t->sh->n_rows[i++]) {
         const int32_t end = before + t->sh->n_rows[i];
         const int32_t from = before > first ? before : first;
         const int32_t to = end < first + n ? end : first + n;
-        start[i] = t->sh->start[i] + (from > before ? from - before : 0);
         first_row[i + 1] = first_row[i] + (to > from ? to - from : 0);
+        for (int32_t r = from; r < to; r++) {
+            pos[r - first] = naive_position(t->sh, i, r - before);
+        }
     }
-    a.out = out[0];
-    a.q = (const hd_act *)((const float *)(const void *)a.q +
-                           (int64_t)first * a.heads * (a.nope_dim + a.rope_dim));
-    a.seqs = (hd_seqs){.n = SEQS, .first_row = first_row, .start = start};
+    a.out = hd_f32(out[0]);
+    a.q = hd_rows_at(a.q, (int64_t)first * a.heads * (a.nope_dim + a.rope_dim));
+    a.seqs = (hd_seqs){.n = SEQS, .first_row = first_row, .pos = pos};
     ops->attention_naive(s, &a);
 }
 
@@ -189,7 +194,7 @@ static void naive_attention_case(const naive_shape *sh) {
     const int32_t k_dim = sh->nope_dim + sh->rope_dim;
     for (int32_t s = 0; s < SEQS; s++) {
         rows += sh->n_rows[s];
-        n_tokens[s] = sh->n_rows[s] ? sh->start[s] + sh->n_rows[s] : 0;
+        n_tokens[s] = sh->n_rows[s] ? naive_position(sh, s, sh->n_rows[s] - 1) + 1 : 0;
     }
     /* Formats with scales make keys so large that scores are as sharp as in attend's case. */
     const double tolerance = sh->format ? 1e-4 : 1e-5;
@@ -198,7 +203,7 @@ static void naive_attention_case(const naive_shape *sh) {
     const hd_weight *w = take_weight(format, stored, sh->rank, false);
     const naive_case t = {
         .sh = sh,
-        .a = {.q = (const hd_act *)take_random((int64_t)rows * sh->heads * k_dim, 1.0f),
+        .a = {.q = hd_f32(take_random((int64_t)rows * sh->heads * k_dim, 1.0f)),
               .latents = take_pages(SEQS, n_tokens, 5, w->cols + sh->rope_dim, 1.0f),
               .w = w,
               .heads = sh->heads,
@@ -219,14 +224,17 @@ static void naive_attention_case(const naive_shape *sh) {
 
 void op_attention_naive(void **state) {
     static const naive_shape shapes[] = {
-        {"nothing",           NULL, 2, 16,  8,   4,  8,   {0, 0, 0, 0},      {0, 0, 0, 0}   },
-        {"one of each",       NULL, 1, 1,   1,   1,  1,   {0, 3, 0, 1},      {1, 1, 3, 2}   },
-        {"edges of blocks",   NULL, 3, 20,  7,   6,  9,   {0, 62, 63, 64},   {3, 4, 2, 70}  },
-        {"with cached keys",  NULL, 2, 32,  16,  8,  12,  {130, 0, 200, 61}, {5, 0, 67, 9}  },
-        {"more than a share", NULL, 1, 16,  8,   4,  8,   {40, 0, 0, 0},     {300, 0, 1, 33}},
-        {"wide values",       NULL, 2, 24,  8,   4,  40,  {0, 10, 0, 0},     {20, 3, 0, 0}  },
-        {"real widths",       NULL, 2, 512, 128, 64, 128, {0, 64, 0, 0},     {20, 3, 0, 0}  },
-        {"wider than any",    NULL, 1, 16,  8,   4,  300, {0, 10, 0, 0},     {20, 3, 0, 0}  },
+        {"nothing",           NULL, 2, 16,  8,   4,  8,   {0, 0, 0, 0},      {0, 0, 0, 0},    0 },
+        {"one of each",       NULL, 1, 1,   1,   1,  1,   {0, 3, 0, 1},      {1, 1, 3, 2},    0 },
+        {"edges of blocks",   NULL, 3, 20,  7,   6,  9,   {0, 62, 63, 64},   {3, 4, 2, 70},   0 },
+        {"with cached keys",  NULL, 2, 32,  16,  8,  12,  {130, 0, 200, 61}, {5, 0, 67, 9},   0 },
+        {"more than a share", NULL, 1, 16,  8,   4,  8,   {40, 0, 0, 0},     {300, 0, 1, 33}, 0 },
+        {"wide values",       NULL, 2, 24,  8,   4,  40,  {0, 10, 0, 0},     {20, 3, 0, 0},   0 },
+        {"real widths",       NULL, 2, 512, 128, 64, 128, {0, 64, 0, 0},     {20, 3, 0, 0},   0 },
+        {"wider than any",    NULL, 1, 16,  8,   4,  300, {0, 10, 0, 0},     {20, 3, 0, 0},   0 },
+        {"gaps",              NULL, 2, 20,  7,   6,  9,   {0, 62, 63, 200},  {3, 40, 2, 70},  5 },
+        {"gaps over blocks",  NULL, 1, 16,  8,   4,  8,   {40, 0, 1, 0},     {130, 0, 33, 4}, 70},
+        {"gaps, wide",        NULL, 1, 16,  8,   4,  300, {0, 10, 0, 0},     {20, 3, 0, 0},   9 },
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         naive_attention_case(&shapes[i]);
@@ -242,7 +250,8 @@ void op_attention_naive(void **state) {
             6,
             10,
             {70, 0, 3, 0 },
-            {4,  9, 0, 30}
+            {4,  9, 0, 30},
+            0
         });
         forget_all(state);
     }
@@ -254,8 +263,7 @@ static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
                        int32_t n, void *const *out) {
     hd_indexer_topk_args a = *(const hd_indexer_topk_args *)c->args;
     a.out = out[0];
-    a.q = (const hd_act *)((const float *)(const void *)a.q +
-                           (int64_t)first * a.heads * a.keys.width);
+    a.q = hd_rows_at(a.q, (int64_t)first * a.heads * a.keys.width);
     a.weight += (int64_t)first * a.heads;
     a.seq += first;
     a.pos += first;
@@ -289,7 +297,7 @@ static void select_case(const select_shape *sh) {
             }
         }
     }
-    hd_indexer_topk_args a = {.q = (const hd_act *)q,
+    hd_indexer_topk_args a = {.q = hd_f32(q),
                               .weight = weight,
                               .keys = keys,
                               .seq = r.seq,

@@ -1,5 +1,6 @@
 /* test_ops_compress.c - the compressor over steps of every size: one call, chunks, tokens,
- * many sequences and one, in any order, leave the same entries and the same state. */
+ * many sequences and one, in any order, with gaps between positions and without, leave the
+ * same entries and the same state. */
 #include "ops/ops_fixture.h"
 
 #include <string.h>
@@ -18,6 +19,10 @@ typedef struct compress_shape {
 typedef struct walk {
     int32_t n_chunks, chunk[MAX_CHUNKS];
     int32_t n_seqs, order[SEQS];
+    /* Steps with gaps, instead of chunks. Each block of `ratio` positions is divided into
+     * parts, and step i takes part i of every block. Or, with a run, step 0 takes all, and
+     * step i takes run i - 1 of every n_parts runs again. */
+    int32_t n_parts, run;
 } walk;
 
 typedef struct world {
@@ -63,42 +68,67 @@ static int32_t *reordered(const int32_t *table, int32_t stride, const walk *way)
 }
 
 typedef struct step {
-    int32_t *first_row, *start; /* [SEQS + 1], [SEQS] */
+    int32_t *first_row, *pos; /* [SEQS + 1], [rows] */
     float *kv, *gate;
 } step;
 
-/* The next rows of every sequence; how many there were before is moved on by the caller. */
-static step take_step(const world *w, const int32_t *done, int32_t chunk) {
-    step t = {.first_row = take_ints(SEQS + 1), .start = take_ints(SEQS)};
-    for (int32_t i = 0; i < w->way->n_seqs; i++) {
-        const int32_t left = w->sh->tokens[w->way->order[i]] - done[i];
-        t.start[i] = done[i];
-        t.first_row[i + 1] = t.first_row[i] + (left < chunk ? left : chunk);
+/* Whether step i has position p; positions below `done` were in the chunks before. */
+static bool has_position(const world *w, int32_t i, int32_t p, int32_t done) {
+    const walk *way = w->way;
+    if (way->run) return i == 0 || p / way->run % way->n_parts == i - 1;
+    if (way->n_parts) return p % w->sh->ratio * way->n_parts / w->sh->ratio == i;
+    return p >= done && p < done + way->chunk[i % way->n_chunks];
+}
+
+static int32_t find_rows(const world *w, int32_t i, step *t, int32_t done) {
+    int32_t n = 0;
+    for (int32_t q = 0; q < w->way->n_seqs; q++) {
+        for (int32_t p = 0; p < w->sh->tokens[w->way->order[q]]; p++) {
+            if (!has_position(w, i, p, done)) continue;
+            if (t->pos) t->pos[n] = p;
+            n++;
+        }
+        t->first_row[q + 1] = n;
     }
-    const int64_t rows = t.first_row[w->way->n_seqs];
+    return n;
+}
+
+static step take_step(const world *w, int32_t i, int32_t done) {
+    const size_t bytes = (size_t)w->wide * sizeof(float);
+    step t = {.first_row = take_ints(SEQS + 1)};
+    const int64_t rows = find_rows(w, i, &t, done);
+    t.pos = take_ints(rows);
+    find_rows(w, i, &t, done);
     t.kv = take_nan(rows * w->wide);
     t.gate = take_nan(rows * w->wide);
-    for (int32_t i = 0; i < w->way->n_seqs; i++) {
-        const int64_t from = (int64_t)t.start[i] * w->wide,
-                      to = (int64_t)t.first_row[i] * w->wide;
-        const size_t bytes =
-            (size_t)(t.first_row[i + 1] - t.first_row[i]) * (size_t)w->wide * sizeof(float);
-        memcpy(t.kv + to, w->kv[w->way->order[i]] + from, bytes);
-        memcpy(t.gate + to, w->gate[w->way->order[i]] + from, bytes);
+    for (int32_t q = 0; q < w->way->n_seqs; q++) {
+        for (int64_t r = t.first_row[q]; r < t.first_row[q + 1]; r++) {
+            const int64_t from = (int64_t)t.pos[r] * w->wide;
+            memcpy(t.kv + r * w->wide, w->kv[w->way->order[q]] + from, bytes);
+            memcpy(t.gate + r * w->wide, w->gate[w->way->order[q]] + from, bytes);
+        }
     }
     return t;
+}
+
+static int32_t longest_of(const world *w) {
+    int32_t longest = 0;
+    for (int32_t q = 0; q < w->way->n_seqs; q++) {
+        const int32_t n = w->sh->tokens[w->way->order[q]];
+        longest = n > longest ? n : longest;
+    }
+    return longest;
 }
 
 static void run_compress(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                          int32_t n, void *const *out) {
     const world *w = c->args;
     const compress_shape *sh = w->sh;
-    int32_t done[SEQS] = {0};
     (void)first;
     (void)n;
     hd_compress_args a = {
         .entries = w->entries,
-        .state = {.data = out[1],
+        .state = {.rows = hd_f32(out[1]),
                   .table = reordered(w->ring_table, w->ring_stride, w->way),
                   .table_stride = w->ring_stride,
                   .page_tokens = sh->page_tokens,
@@ -112,19 +142,17 @@ static void run_compress(const op_case *c, const hd_ops *ops, hd_stream *s, int3
         .overlap = sh->overlap,
         .eps = 1e-6f
     };
-    a.entries.data = out[0];
+    a.entries.rows.data = out[0];
     a.entries.table = reordered(w->entries.table, w->entries.table_stride, w->way);
-    for (int32_t i = 0, rows = -1; rows != 0; i++) {
-        const int32_t chunk = w->way->chunk[i % w->way->n_chunks];
-        step t = take_step(w, done, chunk);
-        rows = t.first_row[w->way->n_seqs] + (chunk == 0); /* an empty step is not the end */
+    const int32_t n_steps = w->way->n_parts + (w->way->run > 0), longest = longest_of(w);
+    for (int32_t i = 0, done = 0; i == 0 || (n_steps ? i < n_steps : done < longest); i++) {
+        const int32_t chunk = n_steps ? longest : w->way->chunk[i % w->way->n_chunks];
+        step t = take_step(w, i, done);
         a.kv = t.kv;
         a.gate = t.gate;
-        a.seqs = (hd_seqs){w->way->n_seqs, t.first_row, t.start, i % 3 == 2 ? 0 : chunk};
+        a.seqs = (hd_seqs){w->way->n_seqs, t.first_row, t.pos, i % 3 == 2 ? 0 : chunk};
         ops->compress(s, &a);
-        for (int32_t q = 0; q < w->way->n_seqs; q++) {
-            done[q] += t.first_row[q + 1] - t.first_row[q];
-        }
+        done += chunk;
     }
 }
 
@@ -156,8 +184,8 @@ static void check_alone(const world *w, const hd_ops *ops, void *const *want) {
         c.args = &one;
         run_op(&c, ops, fix.stream[1], 0, 1, got);
         hd_paged a = w->entries, b = w->entries;
-        a.data = got[0];
-        b.data = want[0];
+        a.rows.data = got[0];
+        b.rows.data = want[0];
         for (int32_t e = 0; e < w->sh->tokens[s] / w->sh->ratio; e++) {
             check_bits("a sequence alone", page_entry(&a, s, e), page_entry(&b, s, e),
                        w->sh->width);
@@ -167,12 +195,16 @@ static void check_alone(const world *w, const hd_ops *ops, void *const *want) {
 
 static void compress_case(const compress_shape *sh) {
     static const walk ways[] = {
-        {1, {1000},                3, {0, 1, 2}}, /* all at once, and in another order */
-        {1, {1000},                3, {2, 0, 1}},
-        {1, {1},                   3, {1, 2, 0}}, /* token by token */
-        {1, {7},                   3, {0, 1, 2}},
-        {1, {128},                 3, {0, 1, 2}},
-        {6, {129, 1, 0, 3, 64, 2}, 3, {2, 1, 0}},
+        {1, {1000},                3, {0, 1, 2}, 0, 0 }, /* at once, and in another order */
+        {1, {1000},                3, {2, 0, 1}, 0, 0 },
+        {1, {1},                   3, {1, 2, 0}, 0, 0 }, /* token by token */
+        {1, {7},                   3, {0, 1, 2}, 0, 0 },
+        {1, {128},                 3, {0, 1, 2}, 0, 0 },
+        {6, {129, 1, 0, 3, 64, 2}, 3, {2, 1, 0}, 0, 0 },
+        {0, {0},                   3, {0, 1, 2}, 2, 0 }, /* with gaps */
+        {0, {0},                   3, {2, 0, 1}, 3, 0 },
+        {0, {0},                   3, {0, 2, 1}, 2, 3 },
+        {0, {0},                   3, {1, 0, 2}, 3, 19},
     };
     world w = take_world(sh);
     for (size_t i = 0; i < HD_LEN(ways); i++) {
@@ -187,6 +219,8 @@ static void compress_case(const compress_shape *sh) {
             const op_case c = case_of(&w);
             run_op(&c, &fix.table[t], fix.stream[i % N_THREADS], 0, 1, i ? got : want);
             if (i == 0) continue;
+            /* only a ring of a whole page still has what is before a gap */
+            if (w.way->n_parts && sh->ring < sh->page_tokens) continue;
             check_bits("entries of another walk", got[0], want[0], w.entries_size);
             check_bits("state of another walk", got[1], want[1], w.state_size);
         }
@@ -203,6 +237,7 @@ void op_compress(void **state) {
         {"ratio 128",        128, 40,  4,  128, 128, false, {300, 128, 127}},
         {"wide, roomy ring", 4,   257, 16, 16,  32,  true,  {41, 64, 5}    },
         {"V4's pages",       4,   32,  8,  16,  128, true,  {300, 64, 131} },
+        {"ring of the page", 4,   32,  8,  16,  16,  true,  {66, 8, 31}    },
         {"nothing",          4,   16,  4,  8,   16,  true,  {0, 0, 0}      },
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) {

@@ -114,26 +114,20 @@ static int32_t out_stride(const shape *sh) {
 static void run(hd_stream *s, void *arg) {
     const work *k = arg;
     const shape *sh = k->sh;
-    const int32_t x_stride = sh->cols * sh->heads;
-    const hd_act *x = (const hd_act *)(const void *)(k->x + (int64_t)k->first * x_stride);
+    const hd_rows x = hd_f32(k->x + (int64_t)k->first * sh->cols * sh->heads);
+    const hd_rows out = hd_rows_strided(hd_f32(k->out), out_stride(sh));
     if (sh->heads == 1) {
-        k->ops->linear(s, &(hd_linear_args){.out_f32 = k->out,
-                                            .x = x,
-                                            .w = &k->w,
-                                            .rows = k->rows,
-                                            .out_stride = out_stride(sh)});
+        k->ops->linear(s, &(hd_linear_args){.out = out, .x = x, .w = &k->w, .rows = k->rows});
         return;
     }
-    k->ops->linear_heads(s, &(hd_linear_heads_args){.out = (hd_act *)(void *)k->out,
+    k->ops->linear_heads(s, &(hd_linear_heads_args){.out = out,
                                                     .x = x,
                                                     .w = &k->w,
                                                     .rows = k->rows,
                                                     .heads = sh->heads,
                                                     .n_rows = sh->outs,
                                                     .head_rows = sh->outs,
-                                                    .out_stride = out_stride(sh),
                                                     .out_head = sh->outs,
-                                                    .x_stride = x_stride,
                                                     .x_head = sh->cols});
 }
 

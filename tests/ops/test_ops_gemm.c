@@ -18,28 +18,13 @@ static double fast_tolerance(const weight_format *f) {
 /* The same on a GPU. */
 static const double gpu_fast_tolerance = 0.03;
 
-static const hd_act *act_at(const float *x, int64_t n) {
-    return (const hd_act *)(x + n);
-}
-
 /* ---- linear ---- */
-
-typedef struct linear_case {
-    hd_linear_args a;
-    const float *x;
-    bool f32;
-} linear_case;
 
 static void run_linear(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                        int32_t n, void *const *out) {
-    const linear_case *t = c->args;
-    hd_linear_args a = t->a;
-    if (t->f32) {
-        a.out_f32 = out[0];
-    } else {
-        a.out = out[0];
-    }
-    a.x = act_at(t->x, (int64_t)first * (a.x_stride ? a.x_stride : a.w->cols));
+    hd_linear_args a = *(const hd_linear_args *)c->args;
+    a.out.data = out[0];
+    a.x = hd_rows_at(a.x, first * (a.x.stride ? a.x.stride : a.w->cols));
     a.rows = n;
     ops->linear(s, &a);
 }
@@ -69,11 +54,10 @@ static void linear_shape(const weight_format *f, int32_t rows, int32_t outs, int
     if (what == LARGE && f->type == HD_E4M3) enlarge(w);
     const bool strided = rows % 2 == 0;
     const int32_t x_stride = w->cols + (strided ? 3 : 0);
-    linear_case t = {
-        .a = {.w = w, .x_stride = strided ? x_stride : 0, .out_stride = strided ? outs + 7 : 0},
-        .x = take_random((int64_t)rows * x_stride, 1.0f),
-        .f32 = outs % 2
-    };
+    const hd_rows x = hd_f32(take_random((int64_t)rows * x_stride, 1.0f));
+    const hd_linear_args a = {.w = w,
+                              .x = hd_rows_strided(x, strided ? x_stride : 0),
+                              .out = hd_rows_strided(hd_f32(NULL), strided ? outs + 7 : 0)};
     check(&(op_case){.name = f->name,
                      .rows = rows,
                      .n_outs = 1,
@@ -81,7 +65,7 @@ static void linear_shape(const weight_format *f, int32_t rows, int32_t outs, int
                      .tolerance = {product_tolerance},
                      .fast_tolerance = fast_tolerance(f),
                      .gpu_fast_tolerance = gpu_fast_tolerance,
-                     .args = &t,
+                     .args = &a,
                      .run = run_linear});
 }
 
@@ -162,17 +146,11 @@ void fast_products(void **state) {
 
 /* ---- linear_heads ---- */
 
-typedef struct heads_case {
-    hd_linear_heads_args a;
-    const float *x;
-} heads_case;
-
 static void run_heads(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                       int32_t n, void *const *out) {
-    const heads_case *t = c->args;
-    hd_linear_heads_args a = t->a;
-    a.out = out[0];
-    a.x = act_at(t->x, (int64_t)first * a.x_stride);
+    hd_linear_heads_args a = *(const hd_linear_heads_args *)c->args;
+    a.out.data = out[0];
+    a.x = hd_rows_at(a.x, first * (a.x.stride ? a.x.stride : a.heads * a.x_head));
     a.rows = n;
     ops->linear_heads(s, &a);
 }
@@ -186,27 +164,29 @@ static void heads_format(const weight_format *f, const heads_shape *sh, bool tra
     const hd_weight *w = take_weight(f, w_rows, sh->cols, false);
     const int32_t x_head = (transpose ? sh->n_rows : w->cols) + sh->rows % 3;
     const int32_t out_head = (transpose ? w->cols : sh->n_rows) + sh->rows % 2;
-    heads_case t = {
-        .a = {.w = w,
-              .heads = sh->heads,
-              .n_rows = sh->n_rows,
-              .first_row = sh->first_row,
-              .head_rows = sh->head_rows,
-              .out_stride = sh->heads * out_head + 2,
-              .out_head = out_head,
-              .x_stride = sh->heads * x_head + 1,
-              .x_head = x_head,
-              .transpose = transpose},
-        .x = take_random((int64_t)sh->rows * (sh->heads * x_head + 1), 1.0f)
-    };
+    const bool strided = sh->rows != 3;
+    const int32_t x_stride = sh->heads * x_head + (strided ? 1 : 0);
+    const int32_t out_stride = sh->heads * out_head + (strided ? 2 : 0);
+    const hd_rows x = hd_f32(take_random((int64_t)sh->rows * x_stride, 1.0f));
+    const hd_linear_heads_args a = {.out =
+                                        hd_rows_strided(hd_f32(NULL), strided ? out_stride : 0),
+                                    .x = hd_rows_strided(x, strided ? x_stride : 0),
+                                    .w = w,
+                                    .heads = sh->heads,
+                                    .n_rows = sh->n_rows,
+                                    .first_row = sh->first_row,
+                                    .head_rows = sh->head_rows,
+                                    .out_head = out_head,
+                                    .x_head = x_head,
+                                    .transpose = transpose};
     check_op(&(op_case){.name = f->name,
                         .rows = sh->rows,
                         .n_outs = 1,
-                        .width = {sh->heads * out_head + 2},
+                        .width = {out_stride},
                         .tolerance = {product_tolerance},
                         .fast_tolerance = transpose ? 0.0 : fast_tolerance(f),
                         .gpu_fast_tolerance = gpu_fast_tolerance,
-                        .args = &t,
+                        .args = &a,
                         .run = run_heads});
 }
 
@@ -238,7 +218,7 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     hd_grouped_gemm_args a = *(const hd_grouped_gemm_args *)c->args;
     (void)first;
     (void)n;
-    a.out = out[0];
+    a.out = hd_f32(out[0]);
     ops->grouped_gemm(s, &a);
 }
 
@@ -252,9 +232,8 @@ static void check_places_on(const hd_grouped_gemm_args *a, const op_case *c,
     for (int32_t e = 0; e < a->w->n; e++) {
         for (int32_t i = a->offset[e]; i < a->offset[e + 1]; i++) {
             const int32_t row = a->assignment ? a->assignment[i] / a->top_k : i;
-            const float *x = (const float *)(const void *)a->x;
-            hd_linear_args one = {.out_f32 = alone,
-                                  .x = act_at(x, (int64_t)row * cols),
+            hd_linear_args one = {.out = hd_f32(alone),
+                                  .x = hd_rows_at(a->x, (int64_t)row * cols),
                                   .w = &a->w->slots[e],
                                   .rows = 1};
             hd_stream *s = stream_for(ops, fix.stream[0]);
@@ -288,7 +267,7 @@ static void grouped_shape(const weight_format *f, const int32_t *counts, int32_t
     hd_expert_table table;
     hd_expert_table_init(&table, w, EXPERTS);
     hd_grouped_gemm_args a = {
-        .x = act_at(take_random((int64_t)x_rows * w->cols, 1.0f), 0),
+        .x = hd_f32(take_random((int64_t)x_rows * w->cols, 1.0f)),
         .w = &table,
         .offset = offset,
         .assignment = assigned ? assignment : NULL,

@@ -18,17 +18,13 @@ static const hc_shape shapes[] = {
     {3,  HD_MAX_HC, 20,  20},
 };
 
-static const hd_act *act_at(const hd_act *x, int64_t n) {
-    return (const hd_act *)((const float *)(const void *)x + n);
-}
-
 static void run_pre(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
                     void *const *out) {
     hd_hc_pre_args a = *(const hd_hc_pre_args *)c->args;
-    a.out = out[0];
+    a.out = hd_f32(out[0]);
     a.post = out[1];
     a.comb = out[2];
-    a.x = act_at(a.x, (int64_t)first * a.hc * a.cols);
+    a.x = hd_rows_at(a.x, (int64_t)first * a.hc * a.cols);
     a.rows = n;
     ops->hc_pre(s, &a);
 }
@@ -38,7 +34,7 @@ void op_hc_pre(void **state) {
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         const hc_shape *sh = &shapes[i];
         const int32_t wide = sh->hc * sh->cols, n = 2 * sh->hc + sh->hc * sh->hc;
-        hd_hc_pre_args a = {.x = (const hd_act *)take_random((int64_t)sh->rows * wide, 2.0f),
+        hd_hc_pre_args a = {.x = hd_f32(take_random((int64_t)sh->rows * wide, 2.0f)),
                             .fn = take_random((int64_t)n * wide, 0.2f),
                             .scale = take_random(3, 1.5f),
                             .base = take_random(n, 1.0f),
@@ -72,8 +68,8 @@ static void run_post(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t 
     hd_hc_post_args a = t->a;
     memcpy(out[0], t->x + (int64_t)first * c->width[0],
            (size_t)n * (size_t)c->width[0] * sizeof(float));
-    a.x = out[0];
-    a.y = act_at(a.y, (int64_t)first * a.cols);
+    a.x = hd_f32(out[0]);
+    a.y = hd_rows_at(a.y, (int64_t)first * a.cols);
     a.post += (int64_t)first * a.hc;
     a.comb += (int64_t)first * a.hc * a.hc;
     a.rows = n;
@@ -86,7 +82,7 @@ void op_hc_post(void **state) {
         const hc_shape *sh = &shapes[i];
         const int64_t rows = sh->rows;
         post_case t = {
-            .a = {.y = (const hd_act *)take_random(rows * sh->cols, 1.0f),
+            .a = {.y = hd_f32(take_random(rows * sh->cols, 1.0f)),
                   .post = take_random(rows * sh->hc, 2.0f),
                   .comb = take_random(rows * sh->hc * sh->hc, 1.0f),
                   .cols = sh->cols,
@@ -106,8 +102,8 @@ void op_hc_post(void **state) {
 static void run_head(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                      int32_t n, void *const *out) {
     hd_hc_head_args a = *(const hd_hc_head_args *)c->args;
-    a.out = out[0];
-    a.x = act_at(a.x, (int64_t)first * a.hc * a.cols);
+    a.out = hd_f32(out[0]);
+    a.x = hd_rows_at(a.x, (int64_t)first * a.hc * a.cols);
     a.rows = n;
     ops->hc_head(s, &a);
 }
@@ -117,7 +113,7 @@ void op_hc_head(void **state) {
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         const hc_shape *sh = &shapes[i];
         const int32_t wide = sh->hc * sh->cols;
-        hd_hc_head_args a = {.x = (const hd_act *)take_random((int64_t)sh->rows * wide, 2.0f),
+        hd_hc_head_args a = {.x = hd_f32(take_random((int64_t)sh->rows * wide, 2.0f)),
                              .fn = take_random((int64_t)sh->hc * wide, 0.2f),
                              .scale = take_random(1, 1.5f),
                              .base = take_random(sh->hc, 1.0f),

@@ -147,8 +147,8 @@ static void run_combine(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     hd_moe_combine_args a = t->a;
     const float *shared = t->shared ? t->shared + (int64_t)first * a.cols : NULL;
     if (t->in_place) memcpy(out[0], shared, (size_t)n * (size_t)a.cols * sizeof *shared);
-    a.out = out[0];
-    a.shared = t->in_place ? a.out : (const hd_act *)shared;
+    a.out = hd_f32(out[0]);
+    a.shared = t->in_place ? a.out : hd_f32(shared);
     if (a.weight) a.weight += (int64_t)first * a.top_k;
     a.expert += (int64_t)first * a.top_k;
     a.place += (int64_t)first * a.top_k;
@@ -170,7 +170,7 @@ void op_moe_combine(void **state) {
         }
         const bool shared = kind % 3 != 0;
         combine_case t = {
-            .a = {.y = (const hd_act *)take_random((int64_t)n * cols, 1.0f),
+            .a = {.y = hd_f32(take_random((int64_t)n * cols, 1.0f)),
                   .weight = kind % 2 ? take_random(n, 1.0f) : NULL,
                   .expert = expert,
                   .place = place,

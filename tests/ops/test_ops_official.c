@@ -59,10 +59,6 @@ static float *take_x(int64_t n, spread how) {
     return x;
 }
 
-static const hd_act *acts(const float *x) {
-    return (const hd_act *)(const void *)x;
-}
-
 /* Matrices that lie as checkpoints' do. */
 static const hd_weight *take_aligned(int32_t format, int32_t rows, int32_t cols, bool powers) {
     fix.n_cases = 1; /* no odd address */
@@ -86,8 +82,8 @@ static void check(op_case *c, const void *rounded_args, double within) {
 static void run_linear(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                        int32_t n, void *const *out) {
     hd_linear_args a = *(const hd_linear_args *)c->args;
-    a.out_f32 = out[0];
-    a.x = acts((const float *)(const void *)a.x + (int64_t)first * a.w->cols);
+    a.out = hd_f32(out[0]);
+    a.x = hd_rows_at(a.x, (int64_t)first * a.w->cols);
     a.rows = n;
     ops->linear(s, &a);
 }
@@ -96,7 +92,8 @@ static void linear_shape(int32_t format, int32_t rows, int32_t outs, int32_t col
     const hd_weight *w = take_aligned(format, outs, cols, rows % 2);
     const int64_t n = (int64_t)rows * cols;
     const float *x = take_x(n, how);
-    const hd_linear_args a = {.w = w, .x = acts(x)}, r = {.w = w, .x = acts(rounded(x, n, w))};
+    const hd_linear_args a = {.w = w, .x = hd_f32(x)},
+                         r = {.w = w, .x = hd_f32(rounded(x, n, w))};
     check(&(op_case){.name = "linear",
                      .rows = rows,
                      .n_outs = 1,
@@ -136,7 +133,7 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     hd_grouped_gemm_args a = *(const hd_grouped_gemm_args *)c->args;
     (void)first;
     (void)n;
-    a.out = out[0];
+    a.out = hd_f32(out[0]);
     ops->grouped_gemm(s, &a);
 }
 
@@ -154,11 +151,11 @@ static void check_alone(const hd_grouped_gemm_args *all, const float *x, const f
             memcpy(rows + (int64_t)i * cols, x + from * cols, (size_t)cols * sizeof *rows);
         }
         offset[1] = n;
-        const hd_linear_args one = {.w = &all->w->slots[e], .x = acts(rows)};
+        const hd_linear_args one = {.w = &all->w->slots[e], .x = hd_f32(rows)};
         hd_expert_table table;
         hd_expert_table_init(&table, &all->w->slots[e], 1);
         const hd_grouped_gemm_args alone = {
-            .x = acts(rows), .w = &table, .offset = offset, .top_k = 1, .n_places = n};
+            .x = hd_f32(rows), .w = &table, .offset = offset, .top_k = 1, .n_places = n};
         op_case c = {.name = "one expert",
                      .rows = 1,
                      .n_outs = 1,
@@ -193,7 +190,7 @@ static void grouped_shape(int32_t format, const int32_t *counts, int32_t outs, i
     const float *x = take_x(n, how);
     hd_expert_table table;
     hd_expert_table_init(&table, w, EXPERTS);
-    const hd_grouped_gemm_args a = {.x = acts(x),
+    const hd_grouped_gemm_args a = {.x = hd_f32(x),
                                     .w = &table,
                                     .offset = offset,
                                     .assignment = assigned ? assignment : NULL,
@@ -209,7 +206,7 @@ static void grouped_shape(int32_t format, const int32_t *counts, int32_t outs, i
                  .run = run_grouped};
     void *out[MAX_OUTS];
     if (places <= MOST_PLACES) {
-        r.x = acts(rounded(x, n, w));
+        r.x = hd_f32(rounded(x, n, w));
         check(&c, &r, how == OUTLIERS ? outlier_tolerance : tolerance);
     }
     run_op(&c, &fix.gpu_official, fix.gpu_stream, 0, 1, out);
@@ -256,7 +253,7 @@ void official_tiles(void **state) {
     for (size_t i = 0; i < HD_LEN(shapes); i++) {
         const int32_t rows = shapes[i].rows, outs = shapes[i].outs, few = 16;
         const hd_weight *w = take_aligned(FP8_F32, outs, shapes[i].cols, false);
-        const hd_linear_args a = {.w = w, .x = acts(take_x((int64_t)rows * w->cols, EVEN))};
+        const hd_linear_args a = {.w = w, .x = hd_f32(take_x((int64_t)rows * w->cols, EVEN))};
         const op_case c = {.name = "linear",
                            .rows = rows,
                            .n_outs = 1,
@@ -285,7 +282,7 @@ void official_leaves_the_rest(void **state) {
     if (!fix.gpu) return;
     for (size_t f = 0; f < HD_LEN(formats); f++) {
         const hd_weight *w = take_aligned(formats[f], 128, 512, false);
-        const hd_linear_args a = {.w = w, .x = acts(take_x(7 * 512, EVEN))};
+        const hd_linear_args a = {.w = w, .x = hd_f32(take_x(7 * 512, EVEN))};
         const op_case c = {.name = weight_format_of(formats[f])->name,
                            .rows = 7,
                            .n_outs = 1,

@@ -13,12 +13,8 @@ static const double product_tolerance = 4e-6;
 /* bfloat16 has eight bits; scales differ between blocks, of which some are all of an output. */
 static const double fast_product_tolerance = 0.03, fast_attention_tolerance = 0.02;
 
-static const hd_act *act_at(const hd_act *x, int64_t n) {
-    return (const hd_act *)((const float *)(const void *)x + n);
-}
-
-static const hd_act *take_acts(int64_t n, float spread) {
-    return (const hd_act *)(const void *)take_random(n, spread);
+static hd_rows take_acts(int64_t n, float spread) {
+    return hd_f32(take_random(n, spread));
 }
 
 /* ---- the table ---- */
@@ -50,8 +46,8 @@ enum { GPU_PRODUCTS = 1 << 24, CPU_PRODUCTS = 1 << 19 };
 static void run_linear(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                        int32_t n, void *const *out) {
     hd_linear_args a = *(const hd_linear_args *)c->args;
-    a.out_f32 = out[0];
-    a.x = act_at(a.x, (int64_t)first * a.w->cols);
+    a.out = hd_f32(out[0]);
+    a.x = hd_rows_at(a.x, (int64_t)first * a.w->cols);
     a.rows = n;
     ops->linear(s, &a);
 }
@@ -90,8 +86,8 @@ void real_linear(void **state) {
 static void run_heads(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                       int32_t n, void *const *out) {
     hd_linear_heads_args a = *(const hd_linear_heads_args *)c->args;
-    a.out = out[0];
-    a.x = act_at(a.x, (int64_t)first * a.x_stride);
+    a.out = hd_f32(out[0]);
+    a.x = hd_rows_at(a.x, (int64_t)first * a.heads * a.x_head);
     a.rows = n;
     ops->linear_heads(s, &a);
 }
@@ -107,13 +103,11 @@ static void heads_case(const op_shape *s, int32_t rows, int32_t heads) {
     a.w = take_weight(format_of(s), a.heads * a.head_rows, s->cols, false);
     a.x_head = a.transpose ? n_rows : s->cols;
     a.out_head = a.transpose ? s->cols : n_rows;
-    a.x_stride = a.heads * a.x_head;
-    a.out_stride = a.heads * a.out_head;
-    a.x = take_acts((int64_t)rows * a.x_stride, 1.0f);
+    a.x = take_acts((int64_t)rows * a.heads * a.x_head, 1.0f);
     check_on_gpu(&(op_case){.name = s->name,
                             .rows = rows,
                             .n_outs = 1,
-                            .width = {a.out_stride},
+                            .width = {a.heads * a.out_head},
                             .tolerance = {product_tolerance},
                             .gpu_fast_tolerance = fast_product_tolerance,
                             .args = &a,
@@ -136,7 +130,7 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     hd_grouped_gemm_args a = *(const hd_grouped_gemm_args *)c->args;
     (void)first;
     (void)n;
-    a.out = out[0];
+    a.out = hd_f32(out[0]);
     ops->grouped_gemm(s, &a);
 }
 
@@ -192,8 +186,8 @@ void real_linear_grouped(void **state) {
 static void run_attention(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                           int32_t n, void *const *out) {
     hd_attention_args a = *(const hd_attention_args *)c->args;
-    a.out = out[0];
-    a.q = act_at(a.q, (int64_t)first * a.heads * a.k_dim);
+    a.out = hd_f32(out[0]);
+    a.q = hd_rows_at(a.q, (int64_t)first * a.heads * a.k_dim);
     if (a.selected) a.selected += (int64_t)first * a.n_selected;
     a.seq += first;
     a.pos += first;
@@ -261,7 +255,7 @@ static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
                        int32_t n, void *const *out) {
     hd_indexer_topk_args a = *(const hd_indexer_topk_args *)c->args;
     a.out = out[0];
-    a.q = act_at(a.q, (int64_t)first * a.heads * a.keys.width);
+    a.q = hd_rows_at(a.q, (int64_t)first * a.heads * a.keys.width);
     a.weight += (int64_t)first * a.heads;
     a.seq += first;
     a.pos += first;
@@ -285,7 +279,7 @@ static void select_case(const op_shape *s, int32_t n_keys) {
     round_all(weight, (int64_t)ROWS * s->outs);
     for (int32_t e = 0; e < n_keys; e++) round_all(page_entry(&keys, 0, e), s->cols);
     for (int32_t r = 0; r < ROWS; r++) pos[r] = n_keys - 1 - r;
-    const hd_indexer_topk_args a = {.q = (const hd_act *)(const void *)q,
+    const hd_indexer_topk_args a = {.q = hd_f32(q),
                                     .weight = weight,
                                     .keys = keys,
                                     .seq = take_ints(ROWS),
@@ -320,10 +314,10 @@ void real_index_select(void **state) {
 static void run_pre(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
                     void *const *out) {
     hd_hc_pre_args a = *(const hd_hc_pre_args *)c->args;
-    a.out = out[0];
+    a.out = hd_f32(out[0]);
     a.post = out[1];
     a.comb = out[2];
-    a.x = act_at(a.x, (int64_t)first * a.hc * a.cols);
+    a.x = hd_rows_at(a.x, (int64_t)first * a.hc * a.cols);
     a.rows = n;
     ops->hc_pre(s, &a);
 }
@@ -370,10 +364,9 @@ void refusals_are_reported(void **state) {
     float *x = take_random(4096, 1.0f), *out = take_nan(4096);
     int32_t *zeros = take_ints(64);
     hd_err err = {0};
-    const hd_paged keys = {
-        .data = (hd_act *)(void *)x, .table = zeros, .page_entries = 1, .width = 1};
-    ops->attention(fix.gpu_stream, &(hd_attention_args){.out = (hd_act *)(void *)out,
-                                                        .q = (const hd_act *)(const void *)x,
+    const hd_paged keys = {.rows = hd_f32(x), .table = zeros, .page_entries = 1, .width = 1};
+    ops->attention(fix.gpu_stream, &(hd_attention_args){.out = hd_f32(out),
+                                                        .q = hd_f32(x),
                                                         .entries = keys,
                                                         .seq = zeros,
                                                         .pos = zeros,
@@ -386,21 +379,19 @@ void refusals_are_reported(void **state) {
     assert_int_equal(hd_stream_sync(fix.gpu_stream, &err), HD_EUNSUPPORTED);
     assert_non_null(strstr(err.msg, "attention"));
     zeros[0] = 0;
-    ops->moe_combine(fix.gpu_stream,
-                     &(hd_moe_combine_args){.out = (hd_act *)(void *)out,
-                                            .y = (const hd_act *)(const void *)x,
-                                            .place = zeros,
-                                            .rows = 1,
-                                            .cols = 1,
-                                            .top_k = 1 << 20});
+    ops->moe_combine(fix.gpu_stream, &(hd_moe_combine_args){.out = hd_f32(out),
+                                                            .y = hd_f32(x),
+                                                            .place = zeros,
+                                                            .rows = 1,
+                                                            .cols = 1,
+                                                            .top_k = 1 << 20});
     err = (hd_err){0};
     assert_int_equal(hd_stream_sync(fix.gpu_stream, &err), HD_EDEVICE);
     assert_non_null(strstr(err.msg, "moe_combine"));
-    ops->rms_norm(fix.gpu_stream, &(hd_rms_norm_args){.out = (hd_act *)(void *)out,
-                                                      .x = (const hd_act *)(const void *)x,
-                                                      .rows = 2,
-                                                      .cols = 2048,
-                                                      .eps = 1e-6f});
+    ops->rms_norm(
+        fix.gpu_stream,
+        &(hd_rms_norm_args){
+            .out = hd_f32(out), .x = hd_f32(x), .rows = 2, .cols = 2048, .eps = 1e-6f});
     finish("rms_norm behind a refusal", fix.gpu_stream);
     for (int32_t i = 0; i < 4096; i++) assert_true(isfinite(out[i]));
 }

@@ -8,16 +8,12 @@
 static const int32_t widths[] = {1, 2, 7, 8, 15, 16, 17, 31, 33, 48, 255, 256, 257, 1030, 4100};
 static const int32_t row_counts[] = {0, 1, 33};
 
-static hd_act *act_at(const void *x, int64_t n) {
-    return (hd_act *)((uintptr_t)x + (uintptr_t)n * sizeof(float));
-}
-
 /* ---- embed: also the exact test of every format's decoding ---- */
 
 static void run_embed(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                       int32_t n, void *const *out) {
     hd_embed_args a = *(const hd_embed_args *)c->args;
-    a.out = out[0];
+    a.out = hd_f32(out[0]);
     a.tokens += first;
     a.rows = n;
     ops->embed(s, &a);
@@ -51,7 +47,7 @@ void op_embed(void **state) {
 static void run_gather(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                        int32_t n, void *const *out) {
     hd_gather_args a = *(const hd_gather_args *)c->args;
-    a.out = out[0];
+    a.out = hd_f32(out[0]);
     a.index += first;
     a.rows = n;
     ops->gather(s, &a);
@@ -64,7 +60,7 @@ void op_gather(void **state) {
         int32_t *index = take_ints(rows);
         for (int32_t r = 0; r < rows; r++) index[r] = random_below(9);
         hd_gather_args a = {
-            .x = act_at(take_random(9 * cols, 1.0f), 0), .index = index, .cols = cols};
+            .x = hd_f32(take_random(9 * cols, 1.0f)), .index = index, .cols = cols};
         check_op(&(op_case){.name = "gather",
                             .rows = rows,
                             .n_outs = 1,
@@ -86,8 +82,8 @@ static void run_add(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t f
     hd_add_args a = t->a;
     memcpy(out[0], t->x + (int64_t)first * c->width[0],
            (size_t)n * (size_t)c->width[0] * sizeof(float));
-    a.x = out[0];
-    a.y = act_at(a.y, (int64_t)first * a.cols);
+    a.x = hd_f32(out[0]);
+    a.y = hd_rows_at(a.y, (int64_t)first * a.cols);
     a.rows = n * a.repeat;
     ops->add(s, &a);
 }
@@ -97,7 +93,7 @@ void op_add(void **state) {
     for (size_t i = 0; i < HD_LEN(widths); i++) {
         const int32_t rows = row_counts[i % 3], cols = widths[i], repeat = 1 + (int32_t)i % 4;
         add_case t = {
-            .a = {.y = act_at(take_random((int64_t)rows * cols, 1.0f), 0),
+            .a = {.y = hd_f32(take_random((int64_t)rows * cols, 1.0f)),
                   .cols = cols,
                   .repeat = repeat},
             .x = take_random((int64_t)rows * repeat * cols, 1.0f)
@@ -122,19 +118,19 @@ typedef struct norm_case {
 } norm_case;
 
 /* In place the input is copied to where the output will be. */
-static const hd_act *norm_input(const norm_case *t, int32_t first, int32_t n, void *out) {
+static hd_rows norm_input(const norm_case *t, int32_t first, int32_t n, void *out) {
     const float *x = t->x + (int64_t)first * t->x_stride;
-    if (!t->in_place) return act_at(x, 0);
+    if (!t->in_place) return hd_f32(x);
     memcpy(out, x, (size_t)n * (size_t)t->x_stride * sizeof *x);
-    return out;
+    return hd_f32(out);
 }
 
 static void run_rms_norm(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                          int32_t n, void *const *out) {
     const norm_case *t = c->args;
     hd_rms_norm_args a = t->rms;
-    a.x = norm_input(t, first, n, out[0]);
-    a.out = out[0];
+    a.x = hd_rows_strided(norm_input(t, first, n, out[0]), a.out.stride);
+    a.out.data = out[0];
     a.rows = n;
     ops->rms_norm(s, &a);
 }
@@ -153,8 +149,7 @@ void op_rms_norm(void **state) {
                 .in_place = kind >= 2,
                 .rms = {.weight = i % 2 ? take_random(cols, 2.0f) : NULL,
                         .cols = cols,
-                        .x_stride = strided ? stride : 0,
-                        .out_stride = strided ? stride : 0,
+                        .out = hd_rows_strided(hd_f32(NULL), strided ? stride : 0),
                         .eps = 1e-6f}
             };
             /* 2^-24 times the depth of a sum of cols / 16 terms, and three roundings */
@@ -174,7 +169,7 @@ static void run_layer_norm(const op_case *c, const hd_ops *ops, hd_stream *s, in
     const norm_case *t = c->args;
     hd_layer_norm_args a = t->layer;
     a.x = norm_input(t, first, n, out[0]);
-    a.out = out[0];
+    a.out = hd_f32(out[0]);
     a.rows = n;
     ops->layer_norm(s, &a);
 }
@@ -245,8 +240,8 @@ static void run_rope(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t 
     const float *x = t->x + (int64_t)first * c->width[0];
     hd_rope_args a = t->a;
     memcpy(out[0], x, (size_t)n * (size_t)c->width[0] * sizeof *x);
-    a.out = out[0];
-    a.x = t->in_place ? a.out : act_at(x, 0);
+    a.out = hd_f32(out[0]);
+    a.x = t->in_place ? a.out : hd_f32(x);
     a.cos_sin += (int64_t)first * 2 * a.pairs;
     a.rows = n;
     ops->rope(s, &a);
@@ -261,9 +256,7 @@ void op_rope(void **state) {
             .a = {.cos_sin = take_random((int64_t)rows * 2 * pairs, 1.0f),
                   .heads = heads,
                   .pairs = pairs,
-                  .out_stride = heads * head,
                   .out_head = head,
-                  .x_stride = heads * head,
                   .x_head = head,
                   .half_split = kind & 1,
                   .inverse = kind & 2},
@@ -292,7 +285,7 @@ static void run_store(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
     const store_case *t = c->args;
     hd_kv_store_args a = t->a;
     (void)first;
-    a.pool.data = out[0];
+    a.pool.rows.data = out[0];
     a.rows = n ? c->rows * t->n_entries : 0; /* all rows, into the whole pool */
     ops->kv_store(s, &a);
 }
@@ -309,12 +302,15 @@ void op_kv_store(void **state) {
             pos[r] = r * 29 % rows % PER_SEQ;
         }
         const int32_t stride = width % 2 ? width : width + 3;
+        const hd_rows x = hd_f32(take_random((int64_t)rows * stride, 1.0f));
         store_case t = {
-            .a = {.pool = take_pages(SEQS, n_entries, 5, width, 1.0f),
-                  .x = act_at(take_random((int64_t)rows * stride, 1.0f), 0),
-                  .seq = seq,
-                  .pos = pos,
-                  .x_stride = width % 2 ? 0 : stride},
+            .a =
+                {
+                    .pool = take_pages(SEQS, n_entries, 5, width, 1.0f),
+                    .x = hd_rows_strided(x, width % 2 ? 0 : stride),
+                    .seq = seq,
+                    .pos = pos,
+                    },
             .n_entries = rows
         };
         const int32_t n_pages = SEQS * ((PER_SEQ + 4) / 5) + 1;
@@ -342,9 +338,9 @@ static void run_swiglu(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
     const float *gate = t->gate + (int64_t)first * t->a.cols;
     hd_swiglu_args a = t->a;
     if (t->in_place) memcpy(out[0], gate, (size_t)n * (size_t)a.cols * sizeof *gate);
-    a.out = out[0];
-    a.gate = t->in_place ? a.out : act_at(gate, 0);
-    a.up = act_at(a.up, (int64_t)first * a.cols);
+    a.out = hd_f32(out[0]);
+    a.gate = t->in_place ? a.out : hd_f32(gate);
+    a.up = hd_rows_at(a.up, (int64_t)first * a.cols);
     if (a.weight) a.assignment += first;
     a.rows = n;
     ops->swiglu(s, &a);
@@ -359,7 +355,7 @@ void op_swiglu(void **state) {
         int32_t *assignment = take_ints(rows);
         for (int32_t r = 0; r < rows; r++) assignment[r] = random_below(40);
         swiglu_case t = {
-            .a = {.up = act_at(take_random((int64_t)rows * cols, spread), 0),
+            .a = {.up = hd_f32(take_random((int64_t)rows * cols, spread)),
                   .weight = i % 2 ? take_random(40, 1.0f) : NULL,
                   .assignment = i % 2 ? assignment : NULL,
                   .cols = cols,

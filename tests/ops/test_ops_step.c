@@ -93,7 +93,6 @@ static void run_prepare_step(const op_case *c, const hd_ops *ops, hd_stream *s, 
                                  &a.slot,  &a.position, &a.n_drafted, &a.given};
     for (size_t i = 0; i < HD_LEN(of_rows); i++) *of_rows[i] = cut(&at, rows);
     a.first_row = cut(&at, t->n + 1);
-    a.start = cut(&at, t->n);
     a.verifiable = cut(&at, t->n);
     a.parity = cut(&at, 1);
     *a.parity = t->n_drafts % 2;
@@ -113,7 +112,7 @@ void op_prepare_step(void **state) {
             .name = "prepare_step",
             .rows = 1,
             .n_outs = 3,
-            .width = {t.n * (1 + depth) * 9 + 3 * t.n + 2,
+            .width = {t.n * (1 + depth) * 9 + 2 * t.n + 2,
                       SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)), 2 * STRIDE * t.n},
             .all_rows = true,
             .not_recorded = true,
@@ -184,7 +183,7 @@ static void run_prepare_draft(const op_case *c, const hd_ops *ops, hd_stream *s,
                                .n = t->n,
                                .n_drafts = t->n_drafts,
                                .at = t->at};
-    int32_t **const lists[] = {&a.token, &a.next_token, &a.pos, &a.seq, &a.logit_row, &a.start};
+    int32_t **const lists[] = {&a.token, &a.next_token, &a.pos, &a.seq, &a.logit_row};
     for (size_t i = 0; i < HD_LEN(lists); i++) *lists[i] = cut(&at, t->n);
     a.first_row = cut(&at, t->n + 1);
     ops->prepare_draft(s, &a);
@@ -200,7 +199,7 @@ void op_prepare_draft(void **state) {
             .name = "prepare_draft",
             .rows = 1,
             .n_outs = 3,
-            .width = {7 * t.n + 1, SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
+            .width = {6 * t.n + 1, SLOTS * (int32_t)(sizeof(hd_cursor) / sizeof(int32_t)),
                       t.n * MAX_D},
             .all_rows = true,
             .not_recorded = true,

@@ -80,7 +80,7 @@ static void v4_layers_follow_their_ratios(void **state) {
     };
     for (size_t i = 0; i < HD_LEN(expect); i++) {
         hd_model_spec *s = config_open(expect[i].name);
-        int32_t n[HD_ATTN_HCA + 1] = {0};
+        int32_t n[HD_N_ATTENTION_KINDS] = {0};
         for (int32_t l = 0; l < s->n_layers; l++) n[s->layers[l].attention]++;
         assert_int_equal(n[HD_ATTN_WINDOW], expect[i].window);
         assert_int_equal(n[HD_ATTN_CSA], expect[i].csa);

@@ -17,10 +17,6 @@ static const void *operand(op_bench *b, size_t bytes) {
     return p;
 }
 
-static hd_act *act(float *x) {
-    return (hd_act *)(void *)x;
-}
-
 static int32_t *positions(const op_bench *b) {
     return b->ints + 2 * CASE_INTS;
 }
@@ -57,8 +53,8 @@ static hd_weight matrix(op_bench *b, const op_case *c) {
 }
 
 static hd_paged pages(op_bench *b, int32_t entries, int32_t width) {
-    const size_t bytes = (size_t)entries * (size_t)width * (size_t)b->ops.act_bytes;
-    return (hd_paged){.data = (hd_act *)(uintptr_t)operand(b, bytes + PAGE_ENTRIES * 4096),
+    const size_t bytes = (size_t)entries * (size_t)width * (size_t)hd_act_bytes(&b->ops);
+    return (hd_paged){.rows = hd_f32(operand(b, bytes + PAGE_ENTRIES * 4096)),
                       .table = b->ints + CASE_INTS,
                       .table_stride = entries / PAGE_ENTRIES + 1,
                       .page_entries = PAGE_ENTRIES,
@@ -71,11 +67,11 @@ static void run_linear(op_bench *b, const op_case *c) {
     const hd_weight w = matrix(b, c);
     b->ops.linear(
         b->stream,
-        &(hd_linear_args){.out = act(b->out), .x = act(b->in), .w = &w, .rows = c->rows});
+        &(hd_linear_args){.out = hd_f32(b->out), .x = hd_f32(b->in), .w = &w, .rows = c->rows});
 }
 
 static op_operands linear_operands(const op_bench *b, const op_case *c) {
-    const double acts = (double)c->rows * ((double)c->outs + c->cols) * b->ops.act_bytes;
+    const double acts = (double)c->rows * ((double)c->outs + c->cols) * hd_act_bytes(&b->ops);
     return (op_operands){matrix_bytes(c) + acts, 2.0 * c->rows * c->outs * c->cols};
 }
 
@@ -84,31 +80,30 @@ static void run_heads(op_bench *b, const op_case *c) {
     const hd_weight w = matrix(b, c);
     const int32_t each = c->outs / c->n;
     const bool transposed = c->top_k > 0;
-    b->ops.linear_heads(
-        b->stream, &(hd_linear_heads_args){.out = act(b->out),
-                                           .x = act(b->in),
-                                           .w = &w,
-                                           .rows = c->rows,
-                                           .heads = c->n,
-                                           .n_rows = each,
-                                           .head_rows = each,
-                                           .out_stride = transposed ? c->n * c->cols : c->outs,
-                                           .out_head = transposed ? c->cols : each,
-                                           .x_stride = transposed ? c->outs : c->n * c->cols,
-                                           .x_head = transposed ? each : c->cols,
-                                           .transpose = transposed});
+    b->ops.linear_heads(b->stream,
+                        &(hd_linear_heads_args){.out = hd_f32(b->out),
+                                                .x = hd_f32(b->in),
+                                                .w = &w,
+                                                .rows = c->rows,
+                                                .heads = c->n,
+                                                .n_rows = each,
+                                                .head_rows = each,
+                                                .out_head = transposed ? c->cols : each,
+                                                .x_head = transposed ? each : c->cols,
+                                                .transpose = transposed});
 }
 
 static op_operands heads_operands(const op_bench *b, const op_case *c) {
-    const double acts = (double)c->rows * (c->outs + (double)c->n * c->cols) * b->ops.act_bytes;
+    const double acts =
+        (double)c->rows * (c->outs + (double)c->n * c->cols) * hd_act_bytes(&b->ops);
     return (op_operands){matrix_bytes(c) + acts, 2.0 * c->rows * c->outs * c->cols};
 }
 
 static void run_grouped(op_bench *b, const op_case *c) {
     int32_t *offset = scratch_ints(b), *assignment = offset + MAX_CASE_EXPERTS + 1;
     b->next_table = (b->next_table + 1) % CASE_TABLES;
-    b->ops.grouped_gemm(b->stream, &(hd_grouped_gemm_args){.out = act(b->out),
-                                                           .x = act(b->in),
+    b->ops.grouped_gemm(b->stream, &(hd_grouped_gemm_args){.out = hd_f32(b->out),
+                                                           .x = hd_f32(b->in),
                                                            .w = &b->tables[b->next_table],
                                                            .offset = offset,
                                                            .assignment = assignment,
@@ -119,7 +114,7 @@ static void run_grouped(op_bench *b, const op_case *c) {
 /* Row t's choices are experts t * top_k, + 1, ...: as many distinct ones as there can be. */
 static op_operands grouped_operands(const op_bench *b, const op_case *c) {
     const double places = (double)c->rows * c->top_k, used = places < c->n ? places : c->n;
-    const double acts = (c->rows * (double)c->cols + places * c->outs) * b->ops.act_bytes;
+    const double acts = (c->rows * (double)c->cols + places * c->outs) * hd_act_bytes(&b->ops);
     return (op_operands){used * matrix_bytes(c) + acts, 2.0 * places * c->outs * c->cols};
 }
 
@@ -129,8 +124,8 @@ static op_operands grouped_operands(const op_bench *b, const op_case *c) {
  * many entries, one in four of n; cols: the width of a key. */
 static void run_attention(op_bench *b, const op_case *c) {
     const bool windowed = c->cols == 512;
-    b->ops.attention(b->stream, &(hd_attention_args){.out = act(b->out),
-                                                     .q = act(b->in),
+    b->ops.attention(b->stream, &(hd_attention_args){.out = hd_f32(b->out),
+                                                     .q = hd_f32(b->in),
                                                      .recent = pages(b, c->n, 512),
                                                      .entries = pages(b, c->n, c->cols),
                                                      .selected = c->top_k ? experts(b) : NULL,
@@ -148,14 +143,15 @@ static void run_attention(op_bench *b, const op_case *c) {
 
 static op_operands attention_operands(const op_bench *b, const op_case *c) {
     const double keys = c->top_k ? c->top_k + (c->cols == 512 ? WINDOW : 0) : c->n;
-    const double q_and_out = (double)c->rows * c->outs * (c->cols + 512) * b->ops.act_bytes;
-    return (op_operands){keys * c->cols * b->ops.act_bytes + q_and_out,
+    const double q_and_out =
+        (double)c->rows * c->outs * (c->cols + 512) * hd_act_bytes(&b->ops);
+    return (op_operands){keys * c->cols * hd_act_bytes(&b->ops) + q_and_out,
                          2.0 * c->rows * c->outs * keys * (c->cols + 512)};
 }
 
 static void run_index(op_bench *b, const op_case *c) {
     b->ops.indexer_topk(b->stream, &(hd_indexer_topk_args){.out = (int32_t *)(void *)b->out,
-                                                           .q = act(b->in),
+                                                           .q = hd_f32(b->in),
                                                            .weight = b->in,
                                                            .keys = pages(b, c->n, c->cols),
                                                            .seq = b->ints,
@@ -168,8 +164,8 @@ static void run_index(op_bench *b, const op_case *c) {
 }
 
 static op_operands index_operands(const op_bench *b, const op_case *c) {
-    const double q = (double)c->rows * c->outs * c->cols * b->ops.act_bytes;
-    return (op_operands){(double)c->n * c->cols * b->ops.act_bytes + q,
+    const double q = (double)c->rows * c->outs * c->cols * hd_act_bytes(&b->ops);
+    return (op_operands){(double)c->n * c->cols * hd_act_bytes(&b->ops) + q,
                          2.0 * c->rows * c->outs * c->cols * c->n};
 }
 
@@ -179,10 +175,10 @@ static void run_hc_pre(op_bench *b, const op_case *c) {
     const size_t mixes = (size_t)(2 * c->n + c->n * c->n);
     const size_t fn = mixes * (size_t)(c->n * c->cols) * sizeof(float);
     float *small = b->out + CASE_FLOATS / 2;
-    b->ops.hc_pre(b->stream, &(hd_hc_pre_args){.out = act(b->out),
+    b->ops.hc_pre(b->stream, &(hd_hc_pre_args){.out = hd_f32(b->out),
                                                .post = small,
                                                .comb = small + (1 << 20),
-                                               .x = act(b->in),
+                                               .x = hd_f32(b->in),
                                                .fn = operand(b, fn),
                                                .scale = b->in,
                                                .base = b->in,
@@ -196,13 +192,13 @@ static void run_hc_pre(op_bench *b, const op_case *c) {
 
 static op_operands hc_pre_operands(const op_bench *b, const op_case *c) {
     const double mixes = 2.0 * c->n + (double)c->n * c->n, all = (double)c->n * c->cols;
-    const double acts = c->rows * (all + c->cols) * b->ops.act_bytes;
+    const double acts = c->rows * (all + c->cols) * hd_act_bytes(&b->ops);
     return (op_operands){acts + mixes * all * sizeof(float), 2 * mixes * c->rows * all};
 }
 
 static void run_hc_post(op_bench *b, const op_case *c) {
-    b->ops.hc_post(b->stream, &(hd_hc_post_args){.x = act(b->out),
-                                                 .y = act(b->in),
+    b->ops.hc_post(b->stream, &(hd_hc_post_args){.x = hd_f32(b->out),
+                                                 .y = hd_f32(b->in),
                                                  .post = b->in,
                                                  .comb = b->in,
                                                  .rows = c->rows,
@@ -212,19 +208,19 @@ static void run_hc_post(op_bench *b, const op_case *c) {
 
 static op_operands hc_post_operands(const op_bench *b, const op_case *c) {
     const double all = (double)c->n * c->cols;
-    return (op_operands){c->rows * (2 * all + c->cols) * b->ops.act_bytes,
+    return (op_operands){c->rows * (2 * all + c->cols) * hd_act_bytes(&b->ops),
                          2.0 * c->rows * all * (c->n + 1)};
 }
 
 /* ---- rows ---- */
 
 static op_operands rows_operands(const op_bench *b, const op_case *c) {
-    return (op_operands){2.0 * c->rows * c->cols * b->ops.act_bytes, 0};
+    return (op_operands){2.0 * c->rows * c->cols * hd_act_bytes(&b->ops), 0};
 }
 
 static void run_norm(op_bench *b, const op_case *c) {
-    b->ops.rms_norm(b->stream, &(hd_rms_norm_args){.out = act(b->out),
-                                                   .x = act(b->in),
+    b->ops.rms_norm(b->stream, &(hd_rms_norm_args){.out = hd_f32(b->out),
+                                                   .x = hd_f32(b->in),
                                                    .weight = b->in,
                                                    .rows = c->rows,
                                                    .cols = c->cols,
@@ -232,16 +228,16 @@ static void run_norm(op_bench *b, const op_case *c) {
 }
 
 static void run_swiglu(op_bench *b, const op_case *c) {
-    b->ops.swiglu(b->stream, &(hd_swiglu_args){.out = act(b->out),
-                                               .gate = act(b->in),
-                                               .up = act(b->in + CASE_IN / 2),
+    b->ops.swiglu(b->stream, &(hd_swiglu_args){.out = hd_f32(b->out),
+                                               .gate = hd_f32(b->in),
+                                               .up = hd_f32(b->in + CASE_IN / 2),
                                                .rows = c->rows,
                                                .cols = c->cols,
                                                .limit = 10.0f});
 }
 
 static op_operands swiglu_operands(const op_bench *b, const op_case *c) {
-    return (op_operands){3.0 * c->rows * c->cols * b->ops.act_bytes, 0};
+    return (op_operands){3.0 * c->rows * c->cols * hd_act_bytes(&b->ops), 0};
 }
 
 static void run_route(op_bench *b, const op_case *c) {
@@ -287,9 +283,9 @@ static op_operands permute_operands(const op_bench *b, const op_case *c) {
 }
 
 static void run_combine(op_bench *b, const op_case *c) {
-    b->ops.moe_combine(b->stream, &(hd_moe_combine_args){.out = act(b->out),
-                                                         .y = act(b->in),
-                                                         .shared = act(b->in + CASE_IN / 2),
+    b->ops.moe_combine(b->stream, &(hd_moe_combine_args){.out = hd_f32(b->out),
+                                                         .y = hd_f32(b->in),
+                                                         .shared = hd_f32(b->in + CASE_IN / 2),
                                                          .weight = b->in,
                                                          .expert = experts(b),
                                                          .place = b->ints + CASE_INTS,
@@ -299,7 +295,7 @@ static void run_combine(op_bench *b, const op_case *c) {
 }
 
 static op_operands combine_operands(const op_bench *b, const op_case *c) {
-    return (op_operands){(c->top_k + 2.0) * c->rows * c->cols * b->ops.act_bytes, 0};
+    return (op_operands){(c->top_k + 2.0) * c->rows * c->cols * hd_act_bytes(&b->ops), 0};
 }
 
 static void run_argmax(op_bench *b, const op_case *c) {

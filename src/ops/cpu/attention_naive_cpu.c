@@ -52,10 +52,6 @@ typedef struct naive_task {
     int32_t made, k_dim; /* elements made of a latent; elements of a key */
 } naive_task;
 
-static int32_t row_at(const naive_task *t, int32_t pos) {
-    return t->a->seqs.first_row[t->seq] + pos - t->a->seqs.start[t->seq];
-}
-
 static float *out_of(const naive_task *t, int32_t row) {
     return act(t->a->out) + ((int64_t)row * t->a->heads + t->head) * t->a->v_dim;
 }
@@ -126,10 +122,11 @@ static void small_m_keys(const naive_task *t, int32_t row, int32_t n_rows, int32
 /* Rows that see part of the block are computed one by one: keys that they do not see must
  * not affect them. */
 static void small_m_block(const naive_task *t, int32_t from, int32_t n) {
-    const int32_t some = hd_max_i32(t->first, row_at(t, from));
-    const int32_t all = hd_max_i32(t->first, row_at(t, from + n - 1));
+    const hd_seqs *seqs = &t->a->seqs;
+    const int32_t some = hd_max_i32(t->first, row_from(seqs, t->seq, from));
+    const int32_t all = hd_max_i32(t->first, row_from(seqs, t->seq, from + n - 1));
     for (int32_t r = some; r < hd_min_i32(all, t->end); r++) {
-        small_m_keys(t, r, 1, r - row_at(t, from) + 1);
+        small_m_keys(t, r, 1, seqs->pos[r] - from + 1);
     }
     for (int32_t r = all; r < t->end; r += GROUP) {
         small_m_keys(t, r, hd_min_i32(GROUP, t->end - r), n);
@@ -141,7 +138,7 @@ static void attention_rows(const naive_task *t) {
     naive_state *s = t->s;
     const size_t bytes = (size_t)a->v_dim * sizeof(float);
     /* keys that the last row sees */
-    const int32_t n_keys = a->seqs.start[t->seq] + t->end - a->seqs.first_row[t->seq];
+    const int32_t n_keys = a->seqs.pos[t->end - 1] + 1;
     for (int32_t c = 0; c < t->k_dim; c++) s->key[c] = s->transposed + c * KEYS;
     for (int32_t i = 0; i < KEYS; i++) s->value[i] = s->made + i * t->made;
     for (int32_t r = t->first; r < t->end; r++) {

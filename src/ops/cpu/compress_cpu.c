@@ -2,9 +2,10 @@
  * state that later steps need, in one pass over the rows.
  *
  * An entry reads the rows before its own, of this step or, from the state, of earlier ones.
- * A row's state must not replace what an entry still reads. That is only possible if a
- * sequence continues within a page, and only within that page: those rows are one task,
- * entries first. All others may be computed in any order. */
+ * A row's state must not replace what an entry still reads. Without gaps between positions
+ * that is only possible if a sequence continues within a page, and only within that page:
+ * those rows are one task, entries first. All others may be computed in any order. All rows
+ * of a sequence with gaps are one task. */
 #include <string.h>
 
 #include "base/checked.h"
@@ -25,10 +26,6 @@ static int32_t sequence_of(const hd_seqs *seqs, int32_t row) {
     return low;
 }
 
-static int32_t position_of(const hd_seqs *seqs, int32_t seq, int32_t row) {
-    return seqs->start[seq] + row - seqs->first_row[seq];
-}
-
 typedef struct place {
     int32_t seq, pos;
 } place;
@@ -41,12 +38,11 @@ typedef struct slot {
 
 static slot slot_at(const hd_compress_args *a, place p) {
     const int32_t wide = a->state.width / 2;
-    const int32_t back = p.pos - a->seqs.start[p.seq];
-    if (back < 0) {
+    const int64_t row = row_at(&a->seqs, p.seq, p.pos);
+    if (row < 0) {
         const float *state = ring_row(&a->state, p.seq, p.pos);
         return (slot){state, state + wide, NULL};
     }
-    const int64_t row = a->seqs.first_row[p.seq] + back;
     return (slot){a->kv + row * wide, a->gate + row * wide,
                   a->ape + (int64_t)(p.pos % a->ratio) * wide};
 }
@@ -103,7 +99,7 @@ static void form_entries(const hd_compress_args *a, const ops_kernels *k, int32_
                          int32_t first, int32_t end) {
     const int32_t width = a->entries.width;
     for (int32_t r = first; r < end; r++) {
-        const int32_t pos = position_of(&a->seqs, seq, r);
+        const int32_t pos = a->seqs.pos[r];
         if ((pos + 1) % a->ratio != 0) continue;
         const place block = {seq, pos + 1 - a->ratio};
         float *entry = paged_entry(&a->entries, seq, pos / a->ratio);
@@ -114,13 +110,13 @@ static void form_entries(const hd_compress_args *a, const ops_kernels *k, int32_
     }
 }
 
-/* Writes the rows' state, unless a later row of this step has the same place in the ring. */
+/* Writes the rows' state in their order, but not where the row `ring` positions later, which
+ * has the same place in the page's ring, is in the step. */
 static void keep_state(const hd_compress_args *a, int32_t seq, int32_t first, int32_t end) {
     const int32_t wide = a->state.width / 2, page = a->state.page_tokens;
     for (int32_t r = first; r < end; r++) {
-        const int32_t pos = position_of(&a->seqs, seq, r), successor = pos + a->state.ring;
-        const bool in_step = r + a->state.ring < a->seqs.first_row[seq + 1];
-        if (in_step && successor / page == pos / page) continue;
+        const int32_t pos = a->seqs.pos[r], successor = pos + a->state.ring;
+        if (successor / page == pos / page && row_at(&a->seqs, seq, successor) >= 0) continue;
         const float *gate = a->gate + (int64_t)r * wide;
         const float *ape = a->ape + (int64_t)(pos % a->ratio) * wide;
         float *state = ring_row(&a->state, seq, pos);
@@ -129,20 +125,21 @@ static void keep_state(const hd_compress_args *a, int32_t seq, int32_t first, in
     }
 }
 
-/* Returns the end of a sequence's rows in a page that also contains older rows. */
-static int32_t end_of_begun_page(const hd_compress_args *a, int32_t seq) {
-    const int32_t page = a->state.page_tokens, in_page = a->seqs.start[seq] % page;
-    const int32_t first = a->seqs.first_row[seq];
-    if (in_page == 0) return first;
-    return hd_min_i32(first + page - in_page, a->seqs.first_row[seq + 1]);
+/* Returns the end of the rows that are one task: a sequence's rows in a page that also
+ * contains older rows, or all rows of a sequence with gaps. */
+static int32_t end_of_one_task(const hd_compress_args *a, int32_t seq) {
+    const int32_t first = a->seqs.first_row[seq], end = a->seqs.first_row[seq + 1];
+    const int32_t page = a->state.page_tokens, in_page = a->seqs.pos[first] % page;
+    if (a->seqs.pos[end - 1] - a->seqs.pos[first] != end - 1 - first) return end;
+    return in_page == 0 ? first : hd_min_i32(first + page - in_page, end);
 }
 
-/* Rows of a page with older rows belong to the task that has the first of them. */
+/* Those rows belong to the task that has the first of them. */
 static void compress_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     const hd_compress_args *a = job->args;
     for (int32_t r = first, next; r < end; r = next) {
-        const int32_t seq = sequence_of(&a->seqs, r), begun = end_of_begun_page(a, seq);
+        const int32_t seq = sequence_of(&a->seqs, r), begun = end_of_one_task(a, seq);
         next = r < begun ? begun : hd_min_i32(end, a->seqs.first_row[seq + 1]);
         if (r < begun && r > a->seqs.first_row[seq]) continue;
         form_entries(a, job->k, seq, r, next);

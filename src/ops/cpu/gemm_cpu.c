@@ -263,15 +263,15 @@ typedef struct linear_job {
 /* Describes rows of W and of x as a product. */
 static ops_product linear_product(const hd_linear_args *a, int32_t o, int32_t n_rows,
                                   int32_t first, int32_t n_x) {
-    const int64_t out_stride = stride_or(a->out_stride, a->w->rows);
-    ops_product p = {.out = (a->out ? act(a->out) : a->out_f32) + first * out_stride + o,
+    const int64_t out_stride = stride_of(a->out, a->w->rows);
+    ops_product p = {.out = act(a->out) + first * out_stride + o,
                      .out_stride = out_stride,
                      .n_x = n_x,
                      .first_row = o,
                      .n_rows = n_rows,
                      .w = a->w};
     for (int32_t i = 0; i < p.n_x; i++) {
-        p.x[i] = act_in(a->x) + (first + i) * stride_or(a->x_stride, a->w->cols);
+        p.x[i] = act_in(a->x) + (first + i) * stride_of(a->x, a->w->cols);
     }
     return p;
 }
@@ -336,6 +336,7 @@ typedef struct heads_task {
     int32_t head, chunk, first, n_x;
     const float *x; /* row `first` of this head */
     float *out;
+    int64_t x_row, out_row; /* elements between rows */
 } heads_task;
 
 static heads_task locate(const heads_job *job, int32_t task) {
@@ -345,8 +346,10 @@ static heads_task locate(const heads_job *job, int32_t task) {
                     .chunk = chunk_of(&job->g, task % per_head),
                     .first = first_of(&job->g, task % per_head)};
     t.n_x = hd_min_i32(job->g.x_rows, a->rows - t.first);
-    t.x = act_in(a->x) + (int64_t)t.first * a->x_stride + (int64_t)t.head * a->x_head;
-    t.out = act(a->out) + (int64_t)t.first * a->out_stride + (int64_t)t.head * a->out_head;
+    t.x_row = stride_of(a->x, (int64_t)a->heads * a->x_head);
+    t.out_row = stride_of(a->out, (int64_t)a->heads * a->out_head);
+    t.x = act_in(a->x) + t.first * t.x_row + (int64_t)t.head * a->x_head;
+    t.out = act(a->out) + t.first * t.out_row + (int64_t)t.head * a->out_head;
     return t;
 }
 
@@ -356,12 +359,12 @@ static void heads_plain_task(const void *arg, int32_t task, int32_t worker) {
     const heads_task t = locate(job, task);
     const int32_t o = t.chunk * job->g.w_rows;
     ops_product p = {.out = t.out + o,
-                     .out_stride = a->out_stride,
+                     .out_stride = t.out_row,
                      .n_x = t.n_x,
                      .first_row = a->first_row + t.head * a->head_rows + o,
                      .n_rows = hd_min_i32(job->g.w_rows, a->n_rows - o),
                      .w = a->w};
-    for (int32_t i = 0; i < p.n_x; i++) p.x[i] = t.x + (int64_t)i * a->x_stride;
+    for (int32_t i = 0; i < p.n_x; i++) p.x[i] = t.x + i * t.x_row;
     multiply(job->stream, worker, job->k, &p);
 }
 
@@ -401,7 +404,7 @@ static void heads_transposed_task(const void *arg, int32_t task, int32_t worker)
     const int32_t cols = hd_min_i32(OPS_TILE_COLS, a->w->cols - col);
     ops_tile *tile = tile_of(job->stream, worker);
     for (int32_t r = 0; r < t.n_x; r++) {
-        memset(t.out + (int64_t)r * a->out_stride + col, 0, (size_t)cols * sizeof *t.out);
+        memset(t.out + r * t.out_row + col, 0, (size_t)cols * sizeof *t.out);
     }
     for (int32_t i = 0; i < a->n_rows; i += OPS_MIX_ROWS) {
         const int32_t n = hd_min_i32(OPS_MIX_ROWS, a->n_rows - i);
@@ -411,8 +414,8 @@ static void heads_transposed_task(const void *arg, int32_t task, int32_t worker)
         job->k->mix(&(ops_mix){.out = t.out + col,
                                .coef = t.x + i,
                                .row = row,
-                               .out_stride = a->out_stride,
-                               .coef_stride = a->x_stride,
+                               .out_stride = t.out_row,
+                               .coef_stride = t.x_row,
                                .n_out = t.n_x,
                                .n_rows = n,
                                .cols = cols});

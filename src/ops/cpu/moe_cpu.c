@@ -98,8 +98,8 @@ static void combine_rows(const ops_job *job, int32_t first, int32_t end, int32_t
         const int32_t *place = a->place + (int64_t)t * a->top_k;
         const int32_t *expert = a->expert + (int64_t)t * a->top_k;
         float *out = act(a->out) + (int64_t)t * a->cols;
-        if (!a->shared) memset(out, 0, bytes);
-        if (a->shared && a->shared != a->out) {
+        if (!a->shared.data) memset(out, 0, bytes);
+        if (a->shared.data && a->shared.data != a->out.data) {
             memcpy(out, act_in(a->shared) + (int64_t)t * a->cols, bytes);
         }
         int32_t j = -1;

@@ -24,14 +24,6 @@ int32_t ops_rows_per_task(int64_t steps) {
     return steps >= TASK_STEPS ? 1 : (int32_t)(TASK_STEPS / (steps > 0 ? steps : 1));
 }
 
-static hd_act *shift(hd_act *x, int64_t n) {
-    return (hd_act *)(act(x) + n);
-}
-
-static const hd_act *shift_in(const hd_act *x, int64_t n) {
-    return (const hd_act *)(act_in(x) + n);
-}
-
 static void embed_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     const hd_embed_args *a = job->args;
@@ -62,7 +54,7 @@ void ops_embed_cpu(hd_stream *s, const hd_embed_args *a, const ops_kernels *k) {
 static void gather_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     hd_gather_args part = *(const hd_gather_args *)job->args;
-    part.out = shift(part.out, (int64_t)first * part.cols);
+    part.out = hd_rows_at(part.out, (int64_t)first * part.cols);
     part.index += first;
     part.rows = end - first;
     hd_gather_ref(job->stream, &part);
@@ -81,8 +73,8 @@ void ops_gather_cpu(hd_stream *s, const hd_gather_args *a, const ops_kernels *k)
 static void add_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     hd_add_args part = *(const hd_add_args *)job->args;
-    part.x = shift(part.x, (int64_t)first * part.repeat * part.cols);
-    part.y = shift_in(part.y, (int64_t)first * part.cols);
+    part.x = hd_rows_at(part.x, (int64_t)first * part.repeat * part.cols);
+    part.y = hd_rows_at(part.y, (int64_t)first * part.cols);
     part.rows = (end - first) * part.repeat;
     hd_add_ref(job->stream, &part);
 }
@@ -100,8 +92,8 @@ static void rms_norm_rows(const ops_job *job, int32_t first, int32_t end, int32_
     (void)worker;
     const hd_rms_norm_args *a = job->args;
     for (int32_t r = first; r < end; r++) {
-        const float *x = act_in(a->x) + r * stride_or(a->x_stride, a->cols);
-        float *out = act(a->out) + r * stride_or(a->out_stride, a->cols);
+        const float *x = act_in(a->x) + r * stride_of(a->x, a->cols);
+        float *out = act(a->out) + r * stride_of(a->out, a->cols);
         const float scale = ops_inverse_rms(job->k, x, a->cols, a->eps);
         for (int32_t c = 0; c < a->cols; c++) out[c] = x[c] * scale;
         for (int32_t c = 0; a->weight && c < a->cols; c++) out[c] *= a->weight[c];
@@ -120,8 +112,8 @@ void ops_rms_norm_cpu(hd_stream *s, const hd_rms_norm_args *a, const ops_kernels
 static void layer_norm_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     hd_layer_norm_args part = *(const hd_layer_norm_args *)job->args;
-    part.out = shift(part.out, (int64_t)first * part.cols);
-    part.x = shift_in(part.x, (int64_t)first * part.cols);
+    part.out = hd_rows_at(part.out, (int64_t)first * part.cols);
+    part.x = hd_rows_at(part.x, (int64_t)first * part.cols);
     part.rows = end - first;
     hd_layer_norm_ref(job->stream, &part);
 }
@@ -156,8 +148,9 @@ void ops_rope_table_cpu(hd_stream *s, const hd_rope_table_args *a, const ops_ker
 static void rope_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     hd_rope_args part = *(const hd_rope_args *)job->args;
-    part.out = shift(part.out, (int64_t)first * part.out_stride);
-    part.x = shift_in(part.x, (int64_t)first * part.x_stride);
+    part.out =
+        hd_rows_at(part.out, first * stride_of(part.out, (int64_t)part.heads * part.out_head));
+    part.x = hd_rows_at(part.x, first * stride_of(part.x, (int64_t)part.heads * part.x_head));
     part.cos_sin += (int64_t)first * 2 * part.pairs;
     part.rows = end - first;
     hd_rope_ref(job->stream, &part);
@@ -175,7 +168,7 @@ void ops_rope_cpu(hd_stream *s, const hd_rope_args *a, const ops_kernels *k) {
 static void store_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
     (void)worker;
     hd_kv_store_args part = *(const hd_kv_store_args *)job->args;
-    part.x = shift_in(part.x, first * stride_or(part.x_stride, part.pool.width));
+    part.x = hd_rows_at(part.x, first * stride_of(part.x, part.pool.width));
     part.seq += first;
     part.pos += first;
     part.rows = end - first;

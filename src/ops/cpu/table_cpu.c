@@ -1,21 +1,24 @@
 /* table_cpu.c - binds the CPU operators to the kernels of an instruction set (run-time
  * dispatch). */
 #include "base/cpu.h"
+#include "ops/check_internal.h"
 #include "ops/cpu/cpu_internal.h"
+
+static const ops_types cpu_types = {1u << HD_F32, 1u << HD_F32};
 
 /* One operator table per set of kernels, since operators have no context: first a function
  * for each operator, then the table. ENTRY_##set and FIELD_##set name their set, because the
  * list of operators passes only the operator. */
-#define ENTRY(op, set)                                              \
-    static void op##_##set(hd_stream *s, const hd_##op##_args *a) { \
-        ops_##op##_cpu(s, a, &ops_kernels_##set);                   \
+#define ENTRY(op, set)                                                                  \
+    static void op##_##set(hd_stream *s, const hd_##op##_args *a) {                     \
+        if (ops_check_##op(s, &cpu_types, a)) ops_##op##_cpu(s, a, &ops_kernels_##set); \
     }
-#define TABLE(set, title, how, format)                     \
-    HD_OP_LIST(ENTRY_##set)                                \
-    static const hd_ops set = {.name = title,              \
-                               .act_bytes = sizeof(float), \
-                               .precision = how,           \
-                               .activations = format,      \
+#define TABLE(set, title, how, format)                \
+    HD_OP_LIST(ENTRY_##set)                           \
+    static const hd_ops set = {.name = title,         \
+                               .act_type = HD_F32,    \
+                               .precision = how,      \
+                               .activations = format, \
                                HD_OP_LIST(FIELD_##set)};
 
 #define ENTRY_plain(op) ENTRY(op, plain)

@@ -171,7 +171,7 @@ static __device__ void load_keys(const half_rows &to, const hd_attention_args &a
                                  const cuda_act *found, bool quads) {
     const int own = threadIdx.x / WARP * OWN_KEYS;
     for (int i = 0; i < OWN_KEYS; i++) {
-        load_row(to, own + i, from_lane(found, i), max(a.k_dim, a.v_dim), quads, a.q);
+        load_row(to, own + i, from_lane(found, i), max(a.k_dim, a.v_dim), quads, a.q.data);
     }
     commit_copies();
 }
@@ -370,13 +370,14 @@ static __device__ block_state open_block(uint8_t *shared, const hd_attention_arg
     s.row = (int32_t)blockIdx.x;
     s.head = (int32_t)blockIdx.y * HEADS;
     s.first_col = first_col + (int32_t)threadIdx.x / WARP * WARP_COLS;
-    s.quads = a.k_dim % 4 == 0 && a.v_dim % 4 == 0 && (uintptr_t)a.q % 16 == 0 &&
-              (!a.window || ((uintptr_t)a.recent.data % 16 == 0 && a.recent.width % 4 == 0)) &&
-              (!a.ratio || ((uintptr_t)a.entries.data % 16 == 0 && a.entries.width % 4 == 0));
+    s.quads =
+        a.k_dim % 4 == 0 && a.v_dim % 4 == 0 && (uintptr_t)a.q.data % 16 == 0 &&
+        (!a.window || ((uintptr_t)a.recent.rows.data % 16 == 0 && a.recent.width % 4 == 0)) &&
+        (!a.ratio || ((uintptr_t)a.entries.rows.data % 16 == 0 && a.entries.width % 4 == 0));
     for (int h = 0; h < OWN_HEADS; h++) {
         const int32_t head = s.head + own + h;
         const cuda_act *q = acts(a.q) + ((int64_t)s.row * a.heads + head) * a.k_dim;
-        load_row(s.rows.q, own + h, head < a.heads ? q : nullptr, a.k_dim, s.quads, a.q);
+        load_row(s.rows.q, own + h, head < a.heads ? q : nullptr, a.k_dim, s.quads, a.q.data);
     }
     commit_copies();
     load_keys(keys_at(s.rows, 0), a, found, s.quads);

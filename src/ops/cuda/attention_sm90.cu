@@ -701,7 +701,7 @@ static int32_t most_parts(const hd_attention_args *a) {
 }
 
 static bool is_aligned(const hd_paged &p, int32_t width) {
-    return (uintptr_t)p.data % 16 == 0 && p.width % 4 == 0 && p.width >= width;
+    return (uintptr_t)p.rows.data % 16 == 0 && p.width % 4 == 0 && p.width >= width;
 }
 
 /* With fewer heads, three quarters of a tile of 64 would be empty. */
@@ -709,7 +709,8 @@ constexpr int SMALL_M_HEADS = 16;
 
 bool attention_fits_sm90(const hd_attention_args *a) {
     return a->heads > SMALL_M_HEADS && (a->k_dim == 576 || a->k_dim == 512) &&
-           a->v_dim == V_DIM && (uintptr_t)a->q % 16 == 0 && (uintptr_t)a->out % 16 == 0 &&
+           a->v_dim == V_DIM && (uintptr_t)a->q.data % 16 == 0 &&
+           (uintptr_t)a->out.data % 16 == 0 &&
            (!a->window || is_aligned(a->recent, a->k_dim)) &&
            (!a->ratio || is_aligned(a->entries, a->k_dim));
 }
@@ -743,8 +744,8 @@ void attention_sm90(hd_stream *s, const hd_attention_args *a) {
     for (int32_t first = 0; first < a->rows; first += at_once) {
         hd_attention_args part = *a;
         part.rows = a->rows - first < at_once ? a->rows - first : at_once;
-        part.q = (const hd_act *)(acts(a->q) + (int64_t)first * a->heads * a->k_dim);
-        part.out = (hd_act *)(acts(a->out) + (int64_t)first * a->heads * a->v_dim);
+        part.q = hd_rows_at(a->q, (int64_t)first * a->heads * a->k_dim);
+        part.out = hd_rows_at(a->out, (int64_t)first * a->heads * a->v_dim);
         part.seq += first;
         part.pos += first;
         if (a->selected) part.selected += (int64_t)first * a->n_selected;

@@ -27,8 +27,7 @@ static __device__ void add_bias(const hd_compress_args &a, const share &own) {
     const int32_t seq = own.seq, wide_row = a.state.width / 2;
     const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
     for (int32_t r = first + own.first; r < end; r += own.step) {
-        const int32_t pos = a.seqs.start[seq] + (r - first);
-        const float *ape = a.ape + (int64_t)(pos % a.ratio) * wide_row;
+        const float *ape = a.ape + (int64_t)(a.seqs.pos[r] % a.ratio) * wide_row;
         float *gate = a.gate + (int64_t)r * wide_row;
         for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) gate[c] += ape[c];
     }
@@ -42,10 +41,8 @@ struct token_row {
 static __device__ __forceinline__ token_row token_at(const hd_compress_args &a, int32_t seq,
                                                      int32_t pos) {
     const int32_t wide_row = a.state.width / 2;
-    if (pos >= a.seqs.start[seq]) {
-        const int64_t row = a.seqs.first_row[seq] + (pos - a.seqs.start[seq]);
-        return {a.kv + row * wide_row, a.gate + row * wide_row};
-    }
+    const int64_t row = row_at(a.seqs, seq, pos);
+    if (row >= 0) return {a.kv + row * wide_row, a.gate + row * wide_row};
     const float *state = ring_row(a.state, seq, pos);
     return {state, state + wide_row};
 }
@@ -111,13 +108,18 @@ static __device__ void finish_entry(const hd_compress_args &a, int32_t pos, floa
     __syncthreads(); /* mixed is used again */
 }
 
-/* slot: [2 * ratio] in shared memory, then mixed [width]. */
+/* slot: [2 * ratio] in shared memory, then mixed [width]. Of the blocks between the first and
+ * the last position those are made whose last position is in the step. */
 static __device__ void mix_entries(const hd_compress_args &a, const share &own,
                                    token_row *slot) {
     float *mixed = reinterpret_cast<float *>(slot + 2 * a.ratio);
-    const int32_t seq = own.seq, start = a.seqs.start[seq];
-    const int32_t end = start + a.seqs.first_row[seq + 1] - a.seqs.first_row[seq];
-    for (int32_t b = start / a.ratio + own.first; (b + 1) * a.ratio <= end; b += own.step) {
+    const int32_t seq = own.seq, first = a.seqs.first_row[seq];
+    const int32_t last = a.seqs.first_row[seq + 1] - 1;
+    if (last < first) return;
+    const int32_t end = a.seqs.pos[last] + 1;
+    for (int32_t b = a.seqs.pos[first] / a.ratio + own.first; (b + 1) * a.ratio <= end;
+         b += own.step) {
+        if (row_at(a.seqs, seq, (b + 1) * a.ratio - 1) < 0) continue;
         const int32_t earlier = a.overlap && b > 0 ? a.ratio : 0, n = earlier + a.ratio;
         for (int32_t i = threadIdx.x; i < n; i += MIX_THREADS) {
             slot[i] = token_at(a, seq, b * a.ratio - earlier + i);
@@ -130,19 +132,28 @@ static __device__ void mix_entries(const hd_compress_args &a, const share &own,
     }
 }
 
-/* Leaves the last `ring` positions of every page for later steps. */
+/* Whether a later row of the step has the same place in the page's ring. */
+static __device__ bool is_replaced(const hd_compress_args &a, int32_t seq, int32_t pos) {
+    const int32_t last = a.seqs.pos[a.seqs.first_row[seq + 1] - 1], page = a.state.page_tokens;
+    for (int32_t p = pos + a.state.ring; p <= last && p / page == pos / page;
+         p += a.state.ring) {
+        if (row_at(a.seqs, seq, p) >= 0) return true;
+    }
+    return false;
+}
+
+/* Leaves the step's positions for later steps, as many as a page's ring can hold. */
 static __device__ void save_rows(const hd_compress_args &a, const share &own) {
-    const int32_t seq = own.seq, start = a.seqs.start[seq];
-    const int32_t end = start + a.seqs.first_row[seq + 1] - a.seqs.first_row[seq];
-    const int32_t wide_row = a.state.width / 2, page = a.state.page_tokens;
-    for (int32_t pos = start + own.first; pos < end; pos += own.step) {
-        const int32_t successor = pos + a.state.ring;
-        if (successor < end && successor / page == pos / page) continue; /* overwritten */
-        const token_row t = token_at(a, seq, pos);
+    const int32_t seq = own.seq, wide_row = a.state.width / 2;
+    const int32_t first = a.seqs.first_row[seq], end = a.seqs.first_row[seq + 1];
+    for (int32_t r = first + own.first; r < end; r += own.step) {
+        const int32_t pos = a.seqs.pos[r];
+        if (is_replaced(a, seq, pos)) continue;
+        const float *kv = a.kv + (int64_t)r * wide_row, *gate = a.gate + (int64_t)r * wide_row;
         float *state = ring_row(a.state, seq, pos);
         for (int32_t c = threadIdx.x; c < wide_row; c += (int32_t)blockDim.x) {
-            state[c] = t.kv[c];
-            state[wide_row + c] = t.gate[c];
+            state[c] = kv[c];
+            state[wide_row + c] = gate[c];
         }
     }
 }

@@ -62,16 +62,13 @@ static __device__ __forceinline__ cuda_act narrow(float x) {
     return x;
 }
 
-static __host__ __device__ __forceinline__ cuda_act *acts(hd_act *x) {
-    return reinterpret_cast<cuda_act *>(x);
+static __host__ __device__ __forceinline__ cuda_act *acts(const hd_rows &x) {
+    return static_cast<cuda_act *>(x.data);
 }
 
-static __host__ __device__ __forceinline__ const cuda_act *acts(const hd_act *x) {
-    return reinterpret_cast<const cuda_act *>(x);
-}
-
-static __host__ __device__ __forceinline__ int64_t stride_or(int32_t stride, int32_t natural) {
-    return stride ? stride : natural;
+/* Elements between rows of `width` elements. */
+static __host__ __device__ __forceinline__ int64_t stride_of(const hd_rows &x, int64_t width) {
+    return x.stride ? x.stride : width;
 }
 
 static inline unsigned blocks_for(int64_t n, int64_t each) {
@@ -83,17 +80,40 @@ static inline unsigned blocks_for(int64_t n, int64_t each) {
 static __device__ __forceinline__ cuda_act *paged_entry(const hd_paged &p, int32_t seq,
                                                         int32_t entry) {
     const int64_t page = p.table[(int64_t)seq * p.table_stride + entry / p.page_entries];
-    return acts(p.data) + (page * p.page_entries + entry % p.page_entries) * p.width;
+    return acts(p.rows) + (page * p.page_entries + entry % p.page_entries) * p.width;
 }
 
 static __device__ __forceinline__ float *ring_row(const hd_ring &r, int32_t seq, int32_t pos) {
     const int64_t page = r.table[(int64_t)seq * r.table_stride + pos / r.page_tokens];
-    return r.data + (page * r.ring + pos % r.ring) * r.width;
+    return static_cast<float *>(r.rows.data) + (page * r.ring + pos % r.ring) * r.width;
 }
 
 /* Entries a query at pos may see: complete blocks up to and including its own position. */
 static __device__ __forceinline__ int32_t visible_entries(int32_t pos, int32_t ratio) {
     return ratio ? (pos + 1) / ratio : 0;
+}
+
+/* Returns the row of sequence `seq` at position `pos`, or -1 if the step has none. No row can be
+ * further ahead than its position, and without gaps it is exactly there. */
+static __device__ __forceinline__ int32_t row_at(const hd_seqs &s, int32_t seq, int32_t pos) {
+    int32_t low = s.first_row[seq], high = s.first_row[seq + 1];
+    if (low == high) return -1;
+    const int32_t ahead = pos - s.pos[low];
+    if (ahead < 0) return -1;
+    if (ahead < high - low) {
+        high = low + ahead;
+        if (s.pos[high] == pos) return high;
+    }
+    while (low < high) {
+        const int32_t middle = low + (high - low) / 2, found = s.pos[middle];
+        if (found == pos) return middle;
+        if (found < pos) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return -1;
 }
 
 /* ---- arithmetic ---- */

@@ -132,11 +132,11 @@ static void multiply_by_cublaslt(hd_stream *s, const heads_job &h, const hd_weig
 
 static heads_job job_of(const hd_linear_args *a) {
     heads_job h = {};
-    h.out = a->out ? (void *)a->out : (void *)a->out_f32;
-    h.out_f32 = !a->out;
+    h.out = a->out.data;
+    h.out_f32 = a->out.type == HD_F32;
     h.x = acts(a->x);
-    h.out_stride = stride_or(a->out_stride, a->w->rows);
-    h.x_stride = stride_or(a->x_stride, a->w->cols);
+    h.out_stride = stride_of(a->out, a->w->rows);
+    h.x_stride = stride_of(a->x, a->w->cols);
     h.rows = a->rows;
     h.heads = 1;
     h.n_rows = a->w->rows;
@@ -174,11 +174,11 @@ static void mix(hd_stream *s, const heads_job &h, const hd_weight *w) {
 
 static heads_job job_of(const hd_linear_heads_args *a) {
     heads_job h = {};
-    h.out = a->out;
+    h.out = a->out.data;
     h.x = acts(a->x);
-    h.out_stride = a->out_stride;
+    h.out_stride = stride_of(a->out, (int64_t)a->heads * a->out_head);
     h.out_head = a->out_head;
-    h.x_stride = a->x_stride;
+    h.x_stride = stride_of(a->x, (int64_t)a->heads * a->x_head);
     h.x_head = a->x_head;
     h.rows = a->rows;
     h.heads = a->heads;

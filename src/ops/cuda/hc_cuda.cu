@@ -230,8 +230,8 @@ void hd_hc_pre_cuda(hd_stream *s, const hd_hc_pre_args *a) {
     for (int32_t first = 0; first < a->rows; first += at_once) {
         hd_hc_pre_args part = *a;
         part.rows = a->rows - first < at_once ? a->rows - first : at_once;
-        part.x = (const hd_act *)(acts(a->x) + (int64_t)first * all);
-        part.out = (hd_act *)(acts(a->out) + (int64_t)first * a->cols);
+        part.x = hd_rows_at(a->x, (int64_t)first * all);
+        part.out = hd_rows_at(a->out, (int64_t)first * a->cols);
         part.post += (int64_t)first * a->hc;
         part.comb += (int64_t)first * a->hc * a->hc;
         mix_rows(queue, {value, acts(part.x), a->fn, part.rows, n, all});
@@ -291,8 +291,8 @@ void hd_hc_head_cuda(hd_stream *s, const hd_hc_head_args *a) {
     for (int32_t first = 0; first < a->rows; first += at_once) {
         hd_hc_head_args part = *a;
         part.rows = a->rows - first < at_once ? a->rows - first : at_once;
-        part.x = (const hd_act *)(acts(a->x) + (int64_t)first * all);
-        part.out = (hd_act *)(acts(a->out) + (int64_t)first * a->cols);
+        part.x = hd_rows_at(a->x, (int64_t)first * all);
+        part.out = hd_rows_at(a->out, (int64_t)first * a->cols);
         mix_rows(queue, {value, acts(part.x), a->fn, part.rows, a->hc, all});
         hc_head<<<dim3((unsigned)part.rows, column_blocks(part.rows)), BLOCK, 0, queue>>>(
             part, value);

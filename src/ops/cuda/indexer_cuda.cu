@@ -57,7 +57,7 @@ static __device__ void load_queries(const score_block &b, const hd_indexer_topk_
     const int32_t width = a.keys.width, heads = whole_heads(a.heads);
     for (int32_t h = warp; h < heads; h += WARPS) {
         const cuda_act *q = acts(a.q) + ((int64_t)row * a.heads + h) * width;
-        load_row(b.q, h, h < a.heads ? q : nullptr, width, quads, a.q);
+        load_row(b.q, h, h < a.heads ? q : nullptr, width, quads, a.q.data);
     }
     commit_copies();
     wait_copies<0>();
@@ -85,7 +85,7 @@ static __device__ void load_keys(const half_rows &to, const hd_indexer_topk_args
                                  const cuda_act *found, bool quads) {
     const int own = threadIdx.x / WARP * OWN_KEYS;
     for (int i = 0; i < OWN_KEYS; i++) {
-        load_row(to, own + i, from_lane(found, i), a.keys.width, quads, a.q);
+        load_row(to, own + i, from_lane(found, i), a.keys.width, quads, a.q.data);
     }
     commit_copies();
 }
@@ -152,8 +152,8 @@ static __global__ void __launch_bounds__(BLOCK)
     const int32_t row = to.first + (int32_t)blockIdx.y, seq = a.seq[row];
     const int32_t n = visible_entries(a.pos[row], a.ratio), stride = (int32_t)gridDim.x * TILE;
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
-    const bool quads =
-        (uintptr_t)a.keys.data % 16 == 0 && a.keys.width % 4 == 0 && (uintptr_t)a.q % 16 == 0;
+    const bool quads = (uintptr_t)a.keys.rows.data % 16 == 0 && a.keys.width % 4 == 0 &&
+                       (uintptr_t)a.q.data % 16 == 0;
     int32_t first = (int32_t)blockIdx.x * TILE;
     if (n <= a.top_k || first >= n) return; /* all are kept; nothing to do */
     const score_block b = carve(shared, a);

@@ -197,8 +197,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 }
 
 bool index_fits_sm90(const hd_indexer_topk_args *a) {
-    return a->heads == HEADS && a->keys.width == WIDTH && (uintptr_t)a->q % 16 == 0 &&
-           (uintptr_t)a->keys.data % 16 == 0;
+    return a->heads == HEADS && a->keys.width == WIDTH && (uintptr_t)a->q.data % 16 == 0 &&
+           (uintptr_t)a->keys.rows.data % 16 == 0;
 }
 
 void index_score_sm90(cudaStream_t queue, const hd_indexer_topk_args &a, const score_rows &to,

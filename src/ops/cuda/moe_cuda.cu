@@ -404,11 +404,11 @@ static __global__ void __launch_bounds__(BLOCK) moe_combine(hd_moe_combine_args 
     __syncthreads();
     if (c >= a.cols) return;
     using several = neighbors<EACH>;
-    const auto at = [&](const hd_act *x, int64_t row) {
+    const auto at = [&](const hd_rows &x, int64_t row) {
         return *reinterpret_cast<const several *>(acts(x) + row * a.cols + c);
     };
     double sum[EACH] = {};
-    if (a.shared) {
+    if (a.shared.data) {
         const several own = at(a.shared, t);
 #pragma unroll
         for (int i = 0; i < EACH; i++) sum[i] = (double)wide(own.x[i]);
@@ -430,7 +430,8 @@ void hd_moe_combine_cuda(hd_stream *s, const hd_moe_combine_args *a) {
     if (a->rows == 0) return;
     const size_t bytes = (size_t)a->top_k * (sizeof(int32_t) + sizeof(float));
     const size_t whole = (bytes + 15) / 16 * 16; /* the compiler reads several at once */
-    const uintptr_t all = (uintptr_t)a->out | (uintptr_t)a->y | (uintptr_t)a->shared;
+    const uintptr_t all =
+        (uintptr_t)a->out.data | (uintptr_t)a->y.data | (uintptr_t)a->shared.data;
     cudaStream_t queue = hd_cuda_stream(s);
     if (a->cols % EACH == 0 && all % sizeof(neighbors<EACH>) == 0) {
         const dim3 grid((unsigned)a->rows, blocks_for(a->cols, BLOCK * EACH));

@@ -132,10 +132,10 @@ bool is_quantised(const hd_weight *w) {
     return w->type == HD_E4M3 || (w->type == HD_E2M1 && w->scale_type == HD_E8M0);
 }
 
-rows_job rows_of(const hd_act *x, int64_t x_stride, const hd_weight *w, int32_t rows) {
+rows_job rows_of(const hd_rows &x, const hd_weight *w, int32_t rows) {
     rows_job j = {};
     j.x = acts(x);
-    j.x_stride = x_stride;
+    j.x_stride = stride_of(x, w->cols);
     j.rows = rows;
     j.spans = w->cols / QUANTISED;
     j.powers = w->power_scales || w->scale_type == HD_E8M0;
@@ -161,16 +161,16 @@ void multiply_fp8(hd_stream *s, rows_job j, fp8_product p) {
     }
 }
 
-/* Rows as they are multiplied, in the scratch; NULL: they do not fit. */
-const hd_act *rounded(hd_stream *s, const rows_job &j) {
+/* Rows as they are multiplied, in the scratch; without data: they do not fit. */
+hd_rows rounded(hd_stream *s, const rows_job &j) {
     const size_t each = (size_t)j.spans * QUANTISED * sizeof(float);
     float *to = static_cast<float *>(hd_stream_scratch(s, 0, 0));
     if (rows_that_fit(s, each, j.rows) < j.rows) {
         hd_stream_fail(s, HD_ENOMEM, "no scratch for rounded rows");
-        return nullptr;
+        return {};
     }
     round_rows<<<grid_of(j), BLOCK, 0, hd_cuda_stream(s)>>>(to, j);
-    return reinterpret_cast<const hd_act *>(to);
+    return hd_f32(to);
 }
 
 } // namespace
@@ -179,16 +179,14 @@ void hd_linear_cuda_official(hd_stream *s, const hd_linear_args *a) {
     const hd_weight *w = a->w;
     if (a->rows == 0) return;
     if (!is_quantised(w)) return hd_linear_cuda_fast(s, a);
-    const rows_job j = rows_of(a->x, stride_or(a->x_stride, w->cols), w, a->rows);
+    const rows_job j = rows_of(a->x, w, a->rows);
     if (fp8_fits(w, nullptr)) {
-        float *out = a->out ? acts(a->out) : a->out_f32;
-        multiply_fp8(s, j,
-                     {{}, w, out, stride_or(a->out_stride, w->rows), nullptr, 1, 0, nullptr});
+        const int64_t stride = stride_of(a->out, w->rows);
+        multiply_fp8(s, j, {{}, w, acts(a->out), stride, nullptr, 1, 0, nullptr});
     } else {
         hd_linear_args exact = *a;
         exact.x = rounded(s, j);
-        exact.x_stride = 0;
-        if (exact.x) hd_linear_cuda(s, &exact);
+        if (exact.x.data) hd_linear_cuda(s, &exact);
     }
     hd_cuda_check(s, "linear");
 }
@@ -197,7 +195,7 @@ void hd_grouped_gemm_cuda_official(hd_stream *s, const hd_grouped_gemm_args *a) 
     const hd_weight *w = &a->w->shape;
     if (a->n_places == 0) return;
     if (!is_quantised(w)) return hd_grouped_gemm_cuda_fast(s, a);
-    rows_job j = rows_of(a->x, w->cols, w, a->n_places);
+    rows_job j = rows_of(a->x, w, a->n_places);
     if (fp8_fits(w, a->w) || fp4_fits(a->w)) {
         j.parted = w->type == HD_E2M1;
         j.assignment = a->assignment;
@@ -209,7 +207,7 @@ void hd_grouped_gemm_cuda_official(hd_stream *s, const hd_grouped_gemm_args *a) 
         hd_grouped_gemm_args exact = *a;
         if (a->assignment) j.rows = a->n_places / a->top_k;
         exact.x = rounded(s, j);
-        if (exact.x) hd_grouped_gemm_cuda(s, &exact);
+        if (exact.x.data) hd_grouped_gemm_cuda(s, &exact);
     }
     hd_cuda_check(s, "grouped_gemm");
 }

@@ -60,8 +60,8 @@ constexpr int NORM_EACH = 8; /* elements of a row that a thread has on their way
  * element of a row. */
 template <int THREADS>
 static __global__ void __launch_bounds__(THREADS) rms_norm(hd_rms_norm_args a) {
-    const cuda_act *x = acts(a.x) + blockIdx.x * stride_or(a.x_stride, a.cols);
-    cuda_act *out = acts(a.out) + blockIdx.x * stride_or(a.out_stride, a.cols);
+    const cuda_act *x = acts(a.x) + blockIdx.x * stride_of(a.x, a.cols);
+    cuda_act *out = acts(a.out) + blockIdx.x * stride_of(a.out, a.cols);
     double sum = 0.0;
     float own[NORM_EACH];
     for (int32_t first = threadIdx.x; first < a.cols; first += THREADS * NORM_EACH) {
@@ -150,8 +150,10 @@ static __global__ void rope(hd_rope_args a) {
     const int64_t pair = i % a.pairs;
     i /= a.pairs;
     const int64_t head = i % a.heads, r = i / a.heads;
-    const cuda_act *x = acts(a.x) + r * a.x_stride + head * a.x_head;
-    cuda_act *out = acts(a.out) + r * a.out_stride + head * a.out_head;
+    const int64_t x_row = stride_of(a.x, (int64_t)a.heads * a.x_head);
+    const int64_t out_row = stride_of(a.out, (int64_t)a.heads * a.out_head);
+    const cuda_act *x = acts(a.x) + r * x_row + head * a.x_head;
+    cuda_act *out = acts(a.out) + r * out_row + head * a.out_head;
     const int64_t first = a.half_split ? pair : 2 * pair;
     const int64_t second = a.half_split ? pair + a.pairs : 2 * pair + 1;
     const float c = a.cos_sin[r * 2 * a.pairs + pair];
@@ -170,7 +172,7 @@ void hd_rope_cuda(hd_stream *s, const hd_rope_args *a) {
 
 static __global__ void kv_store(hd_kv_store_args a) {
     const int32_t r = (int32_t)blockIdx.x;
-    const cuda_act *x = acts(a.x) + r * stride_or(a.x_stride, a.pool.width);
+    const cuda_act *x = acts(a.x) + r * stride_of(a.x, a.pool.width);
     cuda_act *to = paged_entry(a.pool, a.seq[r], a.pos[r]);
     for (int32_t c = threadIdx.x; c < a.pool.width; c += BLOCK) to[c] = x[c];
 }

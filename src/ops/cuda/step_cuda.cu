@@ -58,7 +58,6 @@ static __global__ void __launch_bounds__(PREPARE_THREADS) prepare_step(hd_prepar
         verifiable = begin(a, i, &from);
         a.verifiable[i] = verifiable;
         a.first_row[i] = i * per_seq;
-        a.start[i] = from.position;
         if (i == a.n - 1) a.first_row[a.n] = a.n * per_seq;
         if (i == 0) *a.parity = !*a.parity;
     }
@@ -134,7 +133,7 @@ static __global__ void prepare_draft(hd_prepare_draft_args a) {
     a.draft[i * a.n_drafts + a.at] = guess;
     a.token[i] = live ? before : 0;
     a.next_token[i] = guess;
-    a.pos[i] = a.start[i] = pos;
+    a.pos[i] = pos;
     a.seq[i] = a.logit_row[i] = a.first_row[i] = i;
     if (i == a.n - 1) a.first_row[a.n] = a.n;
     if (live) c.draft[a.at] = guess;

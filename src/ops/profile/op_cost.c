@@ -54,8 +54,7 @@ static op_cost cost_of(const ops_reader *r, const product *p) {
 }
 
 op_cost ops_cost_linear(ops_reader *r, const hd_linear_args *a) {
-    const int32_t out_bytes = a->out ? r->act_bytes : (int32_t)sizeof(float);
-    const product p = {a->w, a->w->rows, a->rows, a->w->rows, a->w->cols, 1, out_bytes};
+    const product p = {a->w, a->w->rows, a->rows, a->w->rows, a->w->cols, 1, r->act_bytes};
     return cost_of(r, &p);
 }
 
@@ -149,9 +148,9 @@ op_cost ops_cost_attention_naive(ops_reader *r, const hd_attention_naive_args *a
     const double made = (double)a->nope_dim + a->v_dim;
     keys k = {0};
     for (int32_t s = 0; s < a->seqs.n; s++) {
-        const double n = a->seqs.first_row[s + 1] - a->seqs.first_row[s];
-        k.seen += n * a->seqs.start[s] + n * (n + 1) / 2;
-        k.shared += a->seqs.start[s] + n;
+        const int32_t first = a->seqs.first_row[s], end = a->seqs.first_row[s + 1];
+        for (int32_t i = first; i < end; i++) k.seen += a->seqs.pos[i] + 1;
+        k.shared += end > first ? a->seqs.pos[end - 1] + 1 : 0;
     }
     op_cost c = keys_cost(r, &k, rows, a->heads, k_dim, (double)k_dim + a->v_dim);
     c.w = a->w;
@@ -201,7 +200,7 @@ ROWS(moe_topk, a->rows, a->rule.n_experts, f32 *(a->rule.n_experts + 2.0 * a->ru
      4.0 * a->rule.n_experts)
 ROWS(moe_permute, a->rows, a->n_experts, f32 * 3.0 * a->top_k, 0)
 ROWS(swiglu, a->rows, a->cols, 3 * act * a->cols, 6.0 * a->cols)
-ROWS(moe_combine, a->rows, a->cols, act * a->cols * (a->top_k + (a->shared ? 2.0 : 1.0)),
+ROWS(moe_combine, a->rows, a->cols, act * a->cols * (a->top_k + (a->shared.data ? 2.0 : 1.0)),
      2.0 * a->top_k * a->cols)
 ROWS(hc_post, a->rows, a->hc * a->cols, act * a->cols * (2.0 * a->hc + 1),
      2.0 * a->hc * (a->hc + 1) * a->cols)

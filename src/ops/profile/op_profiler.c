@@ -98,10 +98,10 @@ void hd_op_profiler_init(hd_op_profiler *m, hd_ops *out, const hd_ops *inner,
     metered = inner;
     profiler = m;
     now = clock;
-    reader = (ops_reader){.act_bytes = inner->act_bytes};
+    reader = (ops_reader){.act_bytes = hd_act_bytes(inner)};
     *m = (hd_op_profiler){.part = "", .stage = ""};
     *out = (hd_ops){.name = inner->name,
-                    .act_bytes = inner->act_bytes,
+                    .act_type = inner->act_type,
 #define X(op) .op = inner->op ? op##_metered : NULL,
                     HD_OP_LIST(X)
 #undef X

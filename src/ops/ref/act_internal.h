@@ -6,33 +6,58 @@
 
 #include "ops/ops.h"
 
-/* On the CPU an activation element is a float. */
-static inline float *act(hd_act *a) {
-    return (float *)a;
+/* On the CPU an activation element is a float, and so is a cached one. */
+static inline float *act(hd_rows t) {
+    return (float *)t.data;
 }
 
-static inline const float *act_in(const hd_act *a) {
-    return (const float *)a;
+static inline const float *act_in(hd_rows t) {
+    return (const float *)t.data;
 }
 
-static inline int64_t stride_or(int32_t stride, int32_t natural) {
-    return stride ? stride : natural;
+/* Elements between rows of `width` elements. */
+static inline int64_t stride_of(hd_rows t, int64_t width) {
+    return t.stride ? t.stride : width;
 }
 
 static inline float *paged_entry(const hd_paged *p, int32_t seq, int32_t entry) {
     int64_t page = p->table[(int64_t)seq * p->table_stride + entry / p->page_entries];
-    return act(p->data) + (page * p->page_entries + entry % p->page_entries) * p->width;
+    return act(p->rows) + (page * p->page_entries + entry % p->page_entries) * p->width;
 }
 
 static inline float *ring_row(const hd_ring *r, int32_t seq, int32_t pos) {
     int64_t page = r->table[(int64_t)seq * r->table_stride + pos / r->page_tokens];
-    return r->data + (page * r->ring + pos % r->ring) * r->width;
+    return act(r->rows) + (page * r->ring + pos % r->ring) * r->width;
 }
 
 /* Returns the entries that a query at pos sees: complete blocks up to and including its
  * position. */
 static inline int32_t visible_entries(int32_t pos, int32_t ratio) {
     return ratio ? (pos + 1) / ratio : 0;
+}
+
+/* Returns the first row of sequence `seq` at position `pos` or later, or the end of its rows.
+ * No row can be further ahead than its position, and without gaps it is exactly there. */
+static inline int32_t row_from(const hd_seqs *s, int32_t seq, int32_t pos) {
+    int32_t low = s->first_row[seq], high = s->first_row[seq + 1];
+    if (low == high || pos <= s->pos[low]) return low;
+    if (pos - s->pos[low] < high - low) high = low + pos - s->pos[low];
+    if (s->pos[high - 1] < pos) return high;
+    while (low < high) {
+        const int32_t middle = low + (high - low) / 2;
+        if (s->pos[middle] < pos) {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    return low;
+}
+
+/* Returns the row of sequence `seq` at position `pos`, or -1 if the step has none. */
+static inline int32_t row_at(const hd_seqs *s, int32_t seq, int32_t pos) {
+    const int32_t row = row_from(s, seq, pos);
+    return row < s->first_row[seq + 1] && s->pos[row] == pos ? row : -1;
 }
 
 /* The product is rounded to float32 first, as in every reference implementation; at long

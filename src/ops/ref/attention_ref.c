@@ -88,7 +88,7 @@ static void expand(const hd_attention_naive_args *a, const float *latent, int32_
 
 static void attention_naive_head(const hd_attention_naive_args *a, int32_t seq, int32_t row,
                                  int32_t head, float *scratch) {
-    const int32_t n = a->seqs.start[seq] + row - a->seqs.first_row[seq] + 1;
+    const int32_t n = a->seqs.pos[row] + 1;
     const int64_t at = (int64_t)row * a->heads + head;
     const float *q = act_in(a->q) + at * (a->nope_dim + a->rope_dim);
     float *out = act(a->out) + at * a->v_dim, *score = scratch, *made = scratch + n;
@@ -115,7 +115,7 @@ static void attention_naive_head(const hd_attention_naive_args *a, int32_t seq, 
 void hd_attention_naive_ref(hd_stream *s, const hd_attention_naive_args *a) {
     for (int32_t seq = 0; seq < a->seqs.n; seq++) {
         for (int32_t r = a->seqs.first_row[seq]; r < a->seqs.first_row[seq + 1]; r++) {
-            const int32_t n = a->seqs.start[seq] + r - a->seqs.first_row[seq] + 1;
+            const int32_t n = a->seqs.pos[r] + 1;
             const size_t wide = (size_t)(n + a->nope_dim + 2) * sizeof(float);
             float *scratch = hd_stream_scratch(s, 0, wide + (size_t)a->v_dim * sizeof(double));
             for (int32_t h = 0; h < a->heads; h++) attention_naive_head(a, seq, r, h, scratch);

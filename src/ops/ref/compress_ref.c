@@ -12,10 +12,8 @@ typedef struct token_row {
 
 static token_row token_at(const hd_compress_args *a, int32_t seq, int32_t pos) {
     const int32_t wide = a->state.width / 2;
-    if (pos >= a->seqs.start[seq]) {
-        int64_t row = a->seqs.first_row[seq] + (pos - a->seqs.start[seq]);
-        return (token_row){a->kv + row * wide, a->gate + row * wide};
-    }
+    const int64_t row = row_at(&a->seqs, seq, pos);
+    if (row >= 0) return (token_row){a->kv + row * wide, a->gate + row * wide};
     const float *state = ring_row(&a->state, seq, pos);
     return (token_row){state, state + wide};
 }
@@ -58,39 +56,34 @@ static void finish_entry(const hd_compress_args *a, int32_t pos, float *entry) {
 static void add_position_bias(const hd_compress_args *a, int32_t seq) {
     const int32_t wide = a->state.width / 2;
     for (int32_t r = a->seqs.first_row[seq]; r < a->seqs.first_row[seq + 1]; r++) {
-        int32_t pos = a->seqs.start[seq] + (r - a->seqs.first_row[seq]);
-        const float *ape = a->ape + (int64_t)(pos % a->ratio) * wide;
+        const float *ape = a->ape + (int64_t)(a->seqs.pos[r] % a->ratio) * wide;
         float *gate = a->gate + (int64_t)r * wide;
         for (int32_t c = 0; c < wide; c++) gate[c] += ape[c];
     }
 }
 
-/* Saves the last `ring` positions of every page for later steps. */
-static void save_state(const hd_compress_args *a, int32_t seq, int32_t end) {
-    const size_t bytes = (size_t)a->state.width / 2 * sizeof(float);
-    for (int32_t pos = a->seqs.start[seq]; pos < end; pos++) {
-        int32_t successor = pos + a->state.ring;
-        bool overwritten =
-            successor < end && successor / a->state.page_tokens == pos / a->state.page_tokens;
-        if (overwritten) continue;
-        token_row t = token_at(a, seq, pos);
-        float *state = ring_row(&a->state, seq, pos);
-        memcpy(state, t.kv, bytes);
-        memcpy(state + a->state.width / 2, t.gate, bytes);
+/* Saves every position for later steps; of those with one place in a page's ring the last
+ * stays. */
+static void save_state(const hd_compress_args *a, int32_t seq) {
+    const int32_t wide = a->state.width / 2;
+    for (int64_t r = a->seqs.first_row[seq]; r < a->seqs.first_row[seq + 1]; r++) {
+        float *state = ring_row(&a->state, seq, a->seqs.pos[r]);
+        memcpy(state, a->kv + r * wide, (size_t)wide * sizeof *state);
+        memcpy(state + wide, a->gate + r * wide, (size_t)wide * sizeof *state);
     }
 }
 
 void hd_compress_ref(hd_stream *s, const hd_compress_args *a) {
     (void)s;
     for (int32_t q = 0; q < a->seqs.n; q++) {
-        int32_t start = a->seqs.start[q];
-        int32_t end = start + a->seqs.first_row[q + 1] - a->seqs.first_row[q];
         add_position_bias(a, q);
-        for (int32_t b = start / a->ratio; (b + 1) * a->ratio <= end; b++) {
+        for (int32_t r = a->seqs.first_row[q]; r < a->seqs.first_row[q + 1]; r++) {
+            const int32_t b = a->seqs.pos[r] / a->ratio;
+            if ((a->seqs.pos[r] + 1) % a->ratio != 0) continue;
             float *entry = paged_entry(&a->entries, q, b);
             for (int32_t c = 0; c < a->entries.width; c++) entry[c] = mix_channel(a, q, b, c);
             finish_entry(a, b * a->ratio, entry);
         }
-        save_state(a, q, end);
+        save_state(a, q);
     }
 }

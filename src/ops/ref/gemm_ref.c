@@ -11,10 +11,9 @@ static float dot_row(const hd_weight *w, int32_t row, const float *x) {
 
 void hd_linear_ref(hd_stream *s, const hd_linear_args *a) {
     (void)s;
-    float *out = a->out ? act(a->out) : a->out_f32;
     for (int32_t r = 0; r < a->rows; r++) {
-        const float *x = act_in(a->x) + r * stride_or(a->x_stride, a->w->cols);
-        float *y = out + r * stride_or(a->out_stride, a->w->rows);
+        const float *x = act_in(a->x) + r * stride_of(a->x, a->w->cols);
+        float *y = act(a->out) + r * stride_of(a->out, a->w->rows);
         for (int32_t o = 0; o < a->w->rows; o++) y[o] = dot_row(a->w, o, x);
     }
 }
@@ -28,11 +27,13 @@ static float dot_column(const hd_weight *w, int32_t row0, int32_t n, int32_t col
 }
 
 void hd_linear_heads_ref(hd_stream *s, const hd_linear_heads_args *a) {
+    const int64_t x_row = stride_of(a->x, (int64_t)a->heads * a->x_head);
+    const int64_t out_row = stride_of(a->out, (int64_t)a->heads * a->out_head);
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
         for (int32_t h = 0; h < a->heads; h++) {
-            const float *x = act_in(a->x) + (int64_t)r * a->x_stride + (int64_t)h * a->x_head;
-            float *y = act(a->out) + (int64_t)r * a->out_stride + (int64_t)h * a->out_head;
+            const float *x = act_in(a->x) + r * x_row + (int64_t)h * a->x_head;
+            float *y = act(a->out) + r * out_row + (int64_t)h * a->out_head;
             int32_t row0 = a->first_row + h * a->head_rows;
             if (a->transpose) {
                 for (int32_t c = 0; c < a->w->cols; c++) {

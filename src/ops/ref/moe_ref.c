@@ -144,7 +144,8 @@ void hd_moe_combine_ref(hd_stream *s, const hd_moe_combine_args *a) {
         const int32_t *place = a->place + (int64_t)t * a->top_k;
         const int32_t *expert = a->expert + (int64_t)t * a->top_k;
         for (int32_t c = 0; c < a->cols; c++) {
-            double sum = a->shared ? (double)act_in(a->shared)[(int64_t)t * a->cols + c] : 0.0;
+            double sum =
+                a->shared.data ? (double)act_in(a->shared)[(int64_t)t * a->cols + c] : 0.0;
             int32_t j = -1;
             for (int32_t k = 0; k < a->top_k; k++) {
                 j = ops_next_choice(expert, a->top_k, j);

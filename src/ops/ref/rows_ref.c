@@ -36,8 +36,8 @@ void hd_add_ref(hd_stream *s, const hd_add_args *a) {
 void hd_rms_norm_ref(hd_stream *s, const hd_rms_norm_args *a) {
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
-        const float *x = act_in(a->x) + r * stride_or(a->x_stride, a->cols);
-        float *out = act(a->out) + r * stride_or(a->out_stride, a->cols);
+        const float *x = act_in(a->x) + r * stride_of(a->x, a->cols);
+        float *out = act(a->out) + r * stride_of(a->out, a->cols);
         double sum = 0.0;
         for (int32_t c = 0; c < a->cols; c++) sum += (double)x[c] * (double)x[c];
         float scale = (float)(1.0 / sqrt(sum / a->cols + (double)a->eps));
@@ -80,13 +80,15 @@ void hd_rope_table_ref(hd_stream *s, const hd_rope_table_args *a) {
 }
 
 void hd_rope_ref(hd_stream *s, const hd_rope_args *a) {
+    const int64_t x_row = stride_of(a->x, (int64_t)a->heads * a->x_head);
+    const int64_t out_row = stride_of(a->out, (int64_t)a->heads * a->out_head);
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
         const float *cosine = a->cos_sin + (int64_t)r * 2 * a->pairs;
         const float *sine = cosine + a->pairs;
         for (int32_t h = 0; h < a->heads; h++) {
-            const float *x = act_in(a->x) + (int64_t)r * a->x_stride + (int64_t)h * a->x_head;
-            float *out = act(a->out) + (int64_t)r * a->out_stride + (int64_t)h * a->out_head;
+            const float *x = act_in(a->x) + r * x_row + (int64_t)h * a->x_head;
+            float *out = act(a->out) + r * out_row + (int64_t)h * a->out_head;
             for (int32_t i = 0; i < a->pairs; i++) {
                 int64_t first = a->half_split ? i : 2 * i;
                 int64_t second = a->half_split ? i + a->pairs : 2 * i + 1;
@@ -100,7 +102,7 @@ void hd_kv_store_ref(hd_stream *s, const hd_kv_store_args *a) {
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
         memcpy(paged_entry(&a->pool, a->seq[r], a->pos[r]),
-               act_in(a->x) + r * stride_or(a->x_stride, a->pool.width),
+               act_in(a->x) + r * stride_of(a->x, a->pool.width),
                (size_t)a->pool.width * sizeof(float));
     }
 }

@@ -50,7 +50,6 @@ void hd_prepare_step_ref(hd_stream *s, const hd_prepare_step_args *a) {
         hd_cursor from;
         a->verifiable[i] = begin(a, i, &from);
         a->first_row[i] = i * (1 + a->n_drafts);
-        a->start[i] = from.position;
         for (int32_t k = 0; k <= a->n_drafts; k++) prepare_row(a, i, k, &from);
         if (a->verifiable[i] >= 0) continue;
         for (int group = 0; group < 2; group++) {
@@ -110,7 +109,7 @@ void hd_prepare_draft_ref(hd_stream *s, const hd_prepare_draft_args *a) {
         if (live) c->draft[a->at] = a->guess[i];
         a->token[i] = a->at ? from->draft[a->at - 1] : from->token;
         a->next_token[i] = a->guess[i];
-        a->pos[i] = a->start[i] = from->position + a->at;
+        a->pos[i] = from->position + a->at;
         a->seq[i] = a->logit_row[i] = a->first_row[i] = i;
     }
     a->first_row[a->n] = a->n;
