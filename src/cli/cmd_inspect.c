@@ -7,6 +7,7 @@
 #include "base/progress.h"
 #include "cli/commands.h"
 #include "cli/inspect_internal.h"
+#include "cli/inspect_stages.h"
 #include "cli/options.h"
 #include "weights/manifest.h"
 
@@ -196,15 +197,26 @@ static hd_status inspect(const char *path, const hd_model_spec *spec, bool json,
     return st;
 }
 
+static hd_status inspect_stages(const hd_model_spec *spec, bool json, hd_err *err) {
+    stage_list list;
+    hd_status st = stages_open(&list, spec, err);
+    if (st == HD_OK && json) st = stages_print_json(&list, spec, err);
+    if (st == HD_OK && !json) stages_print_text(&list, spec);
+    stages_close(&list);
+    return st;
+}
+
 int cmd_inspect(int argc, char **argv) {
     const char *path = "", *manifest = NULL;
-    bool json = false, tensors = false, strict = false, quick = false, values = false;
+    bool json = false, tensors = false, strict = false, quick = false, values = false,
+         stages = false;
     const positional where[] = {
         {.name = "MODEL_DIR", .value = &path, .kind = POSITIONAL_CONFIG}
     };
     const option options[] = {
         option_flag("json", &json, "print one JSON object"),
         option_flag("tensors", &tensors, "list every tensor too"),
+        option_flag("stages", &stages, "list stages and operators of the forward pass instead"),
         option_flag("strict", &strict, "fail when the files hold tensors that are unknown"),
         option_flag("quick", &quick, "read headers only, not the values of the scales"),
         option_flag("values", &values, "read every weight and refuse NaN and infinity"),
@@ -226,9 +238,15 @@ int cmd_inspect(int argc, char **argv) {
     hd_err err = {0};
     hd_model_spec *spec = NULL;
     hd_status st = manifest ? hd_manifest_check(manifest, path, &err) : HD_OK;
+    if (st == HD_OK && stages && (tensors || strict || quick || values)) {
+        st = HD_FAIL(&err, HD_EINVAL,
+                     "--stages reads the config alone; --tensors, --strict, --quick and "
+                     "--values read the files");
+    }
     if (st == HD_OK) st = hd_model_spec_open(&spec, path, &err);
     const depth how = values ? VALUES : quick ? HEADERS : SCALES;
-    if (st == HD_OK) st = inspect(path, spec, json, tensors, how, strict, &err);
+    if (st == HD_OK && stages) st = inspect_stages(spec, json, &err);
+    if (st == HD_OK && !stages) st = inspect(path, spec, json, tensors, how, strict, &err);
     hd_model_spec_close(spec);
     if (st == HD_OK) return 0;
     fflush(stdout); /* the description before the complaint */
