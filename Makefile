@@ -207,6 +207,7 @@ bench: $(BUILD)/hadal
 check:
 	python3 scripts/check_floors.py
 	python3 scripts/check_names.py
+	python3 scripts/check_links.py
 	scripts/check_format
 	scripts/analyze
 
