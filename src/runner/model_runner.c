@@ -93,7 +93,7 @@ static hd_status open_constraints(hd_model_runner *x, hd_err *err) {
     x->replies = calloc((size_t)x->o.n_slots + 1, sizeof *x->replies);
     m->scratch = malloc(sizeof *m->scratch);
     if (!x->replies || !m->scratch) {
-        return HD_FAIL(err, HD_ENOMEM, "no memory for %d guides", x->o.n_slots);
+        return HD_FAIL(err, HD_ENOMEM, "no memory for %d constraints", x->o.n_slots);
     }
     runner_mask_no_end(m, runner_mask_at(x, x->n_rows));
     hd_stream_upload(x->env.stream, (uint8_t *)x->mask.device + (size_t)x->n_rows * row,

@@ -416,7 +416,7 @@ static void on_begin(void *user, http_call *c, uint64_t seed) {
     rig *r = user;
     (void)seed;
     demand(!r->begun, "a call begins twice");
-    demand(c != NULL, "nobody's call begins");
+    demand(c != NULL, "a call without an owner begins");
     r->begun = c;
     r->n_begins++;
 }

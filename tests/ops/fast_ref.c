@@ -1,4 +1,4 @@
-/* fast_ref.c - the orders and the roundings of --precision fast, one output at a time. */
+/* fast_ref.c - reference of --precision fast: its orders of summation and its roundings. */
 #include "ops/fast_ref.h"
 
 #include <math.h>

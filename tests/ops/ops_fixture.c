@@ -278,7 +278,7 @@ float *page_entry(const hd_paged *p, int32_t seq, int32_t entry) {
 
 hd_paged take_pages(int32_t n_seqs, const int32_t *n_entries, int32_t page_entries,
                     int32_t width, float spread) {
-    int32_t longest = 0, n_pages = 1; /* one belongs to nobody */
+    int32_t longest = 0, n_pages = 1; /* one page belongs to no sequence */
     for (int32_t s = 0; s < n_seqs; s++) {
         const int32_t pages = (n_entries[s] + page_entries - 1) / page_entries;
         longest = pages > longest ? pages : longest;

@@ -158,5 +158,5 @@ int test_op_profiler(void) {
         cmocka_unit_test(a_full_profiler_says_so),
         cmocka_unit_test(passes_must_be_equal),
     };
-    return cmocka_run_group_tests_name("meter", tests, open_rig, close_rig);
+    return cmocka_run_group_tests_name("op_profiler", tests, open_rig, close_rig);
 }

@@ -152,7 +152,7 @@ static void groups_rank_by_their_two_best(void **state) {
     }
 }
 
-/* models.md 2.1.4: (1, 0) turned by the angle is (cos, sin); the inverse brings it back. */
+/* models.md 2.1.4: (1, 0) rotated by the angle is (cos, sin); the inverse brings it back. */
 static void rope_turns_pairs(void **state) {
     (void)state;
     typedef struct memory {

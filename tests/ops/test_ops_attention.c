@@ -33,7 +33,7 @@ static hd_paged take_entries(const rows_of *r, int32_t ratio, int32_t page, int3
     return take_pages(SEQS, n, page, width, spread);
 }
 
-/* ---- attend ---- */
+/* ---- attention ---- */
 
 static void run_attention(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                           int32_t n, void *const *out) {
@@ -191,7 +191,7 @@ static void naive_attention_case(const naive_shape *sh) {
         rows += sh->n_rows[s];
         n_tokens[s] = sh->n_rows[s] ? sh->start[s] + sh->n_rows[s] : 0;
     }
-    /* Formats with scales make keys so large that scores are as sharp as in attend's case. */
+    /* Formats with scales make keys so large that scores are as sharp as in the case of attention. */
     const double tolerance = sh->format > 0 ? 1e-4 : 1e-5;
     const int32_t stored = sh->heads * (sh->nope_dim + sh->v_dim);
     const hd_weight *w = take_weight(&weight_formats[sh->format], stored, sh->rank, false);
@@ -240,7 +240,7 @@ void op_attention_naive(void **state) {
     }
 }
 
-/* ---- index_select ---- */
+/* ---- indexer_topk ---- */
 
 static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                        int32_t n, void *const *out) {
@@ -291,7 +291,7 @@ static void select_case(const select_shape *sh) {
                               .top_k = sh->top_k,
                               .scale = 0.25f};
     const bool exact = sh->int16_numbers && sh->width <= 256; /* in few bits too, on a GPU */
-    check_op(&(op_case){.name = sh->int16_numbers ? "index_select, ties" : "indexer_topk",
+    check_op(&(op_case){.name = sh->int16_numbers ? "indexer_topk, ties" : "indexer_topk",
                         .gpu_fast_tolerance = exact ? 1e-9 : 0.0,
                         .rows = sh->rows,
                         .n_outs = 1,
@@ -319,7 +319,7 @@ void op_indexer_topk(void **state) {
         {ROWS, 2,  5,   1,   900, true,  0.6f, 9000 },
         {ROWS, 2,  5,   1,   700, true,  0.0f, 5000 },
         {ROWS, 9,  40,  4,   64,  true,  1.4f, 20000},
-        {3,    1,  520, 1,   9,   true,  1.4f, 300  }, /* too wide to be turned */
+        {3,    1,  520, 1,   9,   true,  1.4f, 300  }, /* too wide to be transposed */
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) select_case(&shapes[i]);
 }

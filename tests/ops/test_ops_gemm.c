@@ -229,7 +229,7 @@ void op_linear_heads(void **state) {
     }
 }
 
-/* ---- linear_grouped ---- */
+/* ---- grouped_gemm ---- */
 
 enum { EXPERTS = 5, TOP_K = 3 };
 

@@ -88,7 +88,7 @@ void op_moe_topk(void **state) {
     }
 }
 
-/* ---- permute ---- */
+/* ---- moe_permute ---- */
 
 static void run_permute(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                         int32_t n, void *const *out) {
@@ -129,7 +129,7 @@ void op_moe_permute(void **state) {
     }
 }
 
-/* ---- combine ---- */
+/* ---- moe_combine ---- */
 
 typedef struct combine_case {
     hd_moe_combine_args a;

@@ -151,7 +151,7 @@ void real_linear_grouped(void **state) {
             .n_experts = EXPERTS,
             .top_k = TOP_K,
             .n_places = places};
-        check_on_gpu(&(op_case){.name = "linear_grouped, real widths",
+        check_on_gpu(&(op_case){.name = "grouped_gemm, real widths",
                                 .rows = 1,
                                 .n_outs = 1,
                                 .width = {places * shapes[i].outs},
@@ -280,7 +280,7 @@ void real_index_select(void **state) {
                                         .ratio = 1,
                                         .top_k = shapes[i].top_k,
                                         .scale = 0.25f};
-        check_on_gpu(&(op_case){.name = "index_select, real widths",
+        check_on_gpu(&(op_case){.name = "indexer_topk, real widths",
                                 .rows = SELECT_ROWS,
                                 .n_outs = 1,
                                 .width = {shapes[i].top_k},

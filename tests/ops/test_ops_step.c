@@ -5,7 +5,7 @@
 
 enum { SEQS = 37, SLOTS = 50, VOCAB = 90, STRIDE = 11, MAX_D = 7 };
 
-/* What a step reads, at random; some sequences are nobody's. */
+/* What a step reads, at random; some sequences are padding. */
 typedef struct step_case {
     hd_cursor *cursor;
     hd_step_seq *seqs;

@@ -1,4 +1,4 @@
-/* test_dummy.c - made-up weights: all of a model, in the formats its config declares. */
+/* test_dummy.c - random (dummy) weights: all of a model, in the formats its config declares. */
 #include "check.h"
 
 #include <math.h>

@@ -78,7 +78,8 @@ static op_operands linear_operands(const op_bench *b, const op_case *c) {
     return (op_operands){matrix_bytes(c) + acts, 2.0 * c->rows * c->outs * c->cols};
 }
 
-/* n heads; turned: of each head's matrix [outs / n, cols], else V4's groups, x of cols each. */
+/* n heads; transposed: of each head's matrix [outs / n, cols]; else V4's groups, x of cols
+ * each. */
 static void run_heads(op_bench *b, const op_case *c) {
     const hd_weight w = matrix(b, c);
     const int32_t each = c->outs / c->n;
@@ -475,10 +476,10 @@ const op_case op_cases[] = {
     {"V3 rms_norm",          "rms_norm",     run_norm,    rows_operands,    HD_NONE, 4096, 0,     7168,   0,   0},
     {"V4 swiglu",            "swiglu",       run_swiglu,  swiglu_operands,  HD_NONE, 8,    0,     2048,   0,   0},
     {"V4 swiglu",            "swiglu",       run_swiglu,  swiglu_operands,  HD_NONE, 1024, 0,     2048,   0,   0},
-    {"V3 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 1,    0,     256,    8,   8},
-    {"V3 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 128,  0,     256,    8,   8},
-    {"V4 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 1,    0,     256,    0,   6},
-    {"V4 route",             "moe_topk",     run_route,   route_operands,   HD_NONE, 128,  0,     256,    0,   6},
+    {"V3 expert top-k",      "moe_topk",     run_route,   route_operands,   HD_NONE, 1,    0,     256,    8,   8},
+    {"V3 expert top-k",      "moe_topk",     run_route,   route_operands,   HD_NONE, 128,  0,     256,    8,   8},
+    {"V4 expert top-k",      "moe_topk",     run_route,   route_operands,   HD_NONE, 1,    0,     256,    0,   6},
+    {"V4 expert top-k",      "moe_topk",     run_route,   route_operands,   HD_NONE, 128,  0,     256,    0,   6},
     {"V4 permute",           "moe_permute",  run_permute, permute_operands, HD_NONE, 1,    0,     0,      256, 6},
     {"V4 permute",           "moe_permute",  run_permute, permute_operands, HD_NONE, 128,  0,     0,      256, 6},
     {"V4 permute",           "moe_permute",  run_permute, permute_operands, HD_NONE, 4096, 0,     0,      256, 6},

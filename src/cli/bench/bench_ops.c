@@ -292,7 +292,7 @@ int bench_ops(int argc, char **argv) {
         .command = "bench ops",
         .summary = "Where the time of a prompt and of a decoding step goes, by operator.",
         .details =
-            "CONFIG is a config.json or the folder of one; weights are made up in memory, "
+            "CONFIG is a config.json or the folder of one; weights are random, "
             "in the formats it declares. Without one: operators alone, at widths of V3 and V4, "
             "beside the least time an H200 needs for their bytes or products.",
         .positionals = &model,

@@ -6,7 +6,7 @@
 
 #include "ops/profile/op_profiler.h"
 
-/* One kind of step; the meter is that of its median run. */
+/* One kind of step; the profile is that of its median run. */
 typedef struct ops_phase {
     const char *name;
     int32_t rows;   /* of activations in a step */

@@ -62,7 +62,7 @@ static void print_phase(const ops_report *r, const ops_phase *p, FILE *to) {
 
 void ops_report_print(const ops_report *r, FILE *to) {
     fprintf(to,
-            "%s, %d of %d layers, %.2f GB of made-up weights; %s, %d threads\n"
+            "%s, %d of %d layers, %.2f GB of random weights; %s, %d threads\n"
             "this machine now: reads %.1f GB/s, multiplies and adds %.1f GFLOP/s\n"
             "shape: rows x outputs x inputs, of attention rows x heads x key width; limit: the "
             "least time that\nmoving and computing so much takes here, as a share of the time "

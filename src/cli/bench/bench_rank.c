@@ -544,7 +544,7 @@ int bench_rank(int argc, char **argv) {
                     "tp=N, or ep=N[,redundant=N]; [,rank=N]"),
         option_int("layers", &set.layers, 0, 1 << 16, "only the first N; 0: all"),
         option_int("batch", &set.batch, 1, 4096, "sequences of a step"),
-        option_int("context", &set.context, 0, 1 << 24, "tokens before the step, made up"),
+        option_int("context", &set.context, 0, 1 << 24, "tokens before the step, random"),
         option_int("prompt", &set.prompt, 0, 1 << 20,
                    "a step reads so many prompt tokens of each sequence; 0: it decodes"),
         option_int("drafts", &set.drafts, 0, HD_MAX_DRAFTS, "per step by the MTP layer"),

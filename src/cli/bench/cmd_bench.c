@@ -136,7 +136,7 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
         option_int("threads", &b->threads, 0, 1024, "0: one per core"),
         option_flag("pin", &b->pin, "bind every thread to a core"),
         option_text("dummy-weights", &b->dummy_config, "CONFIG",
-                    "no checkpoint: weights made up in memory for this config.json or folder"),
+                    "no checkpoint: random weights for this config.json or folder"),
         option_backend(&b->backend),
         option_precision(&b->precision),
         option_no_invariance(&b->no_invariance),
