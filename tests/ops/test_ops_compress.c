@@ -1,5 +1,5 @@
-/* test_ops_compress.c - the compressor over steps of every size: one call, chunks, tokens,
- * many sequences and one, in any order, leave the same entries and the same state. */
+/* test_ops_compress.c - the compressor over steps of every size. One call, chunks, single
+ * tokens, many sequences and one, in any order, leave the same entries and the same state. */
 #include "ops/ops_fixture.h"
 
 #include <string.h>
@@ -13,8 +13,8 @@ typedef struct compress_shape {
     int32_t tokens[SEQS];
 } compress_shape;
 
-/* How a world is walked through: chunk[i % n_chunks] tokens of every sequence in step i;
- * place i of a step is sequence order[i], of n_seqs. */
+/* How the steps are divided: step i has chunk[i % n_chunks] tokens of every sequence; place i
+ * of a step is sequence order[i], of n_seqs. */
 typedef struct walk {
     int32_t n_chunks, chunk[MAX_CHUNKS];
     int32_t n_seqs, order[SEQS];
@@ -67,7 +67,7 @@ typedef struct step {
     float *kv, *gate;
 } step;
 
-/* The next rows of every sequence; how many there were before is moved on by the caller. */
+/* The next rows of every sequence; the caller advances the number of rows before. */
 static step take_step(const world *w, const int32_t *done, int32_t chunk) {
     step t = {.first_row = take_ints(SEQS + 1), .start = take_ints(SEQS)};
     for (int32_t i = 0; i < w->way->n_seqs; i++) {
@@ -142,7 +142,7 @@ static op_case case_of(const world *w) {
     };
 }
 
-/* Sequences one after another into one pool must leave what they leave together. */
+/* Sequences computed one after another leave in one pool what they leave together. */
 static void check_alone(const world *w, const hd_ops *ops, void *const *want) {
     op_case c = case_of(w);
     for (int32_t s = 0; s < SEQS; s++) {

@@ -1,4 +1,5 @@
-/* test_ops_moe.c - choosing experts, sorting by expert, summing their results. */
+/* test_ops_moe.c - router top-k, permutation by expert, weighted sum of the experts'
+ * results. */
 #include "ops/ops_fixture.h"
 
 #include <string.h>

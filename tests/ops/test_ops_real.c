@@ -1,4 +1,4 @@
-/* test_ops_real.c - operators at the widths of V3 and V4, and odd ones of that size, on a GPU
+/* test_ops_real.c - operators at the widths of V3 and V4, and odd widths of that size, on a GPU
  * against the reference. */
 #include "ops/ops_fixture.h"
 
@@ -7,10 +7,11 @@
 
 enum { E4M3 = 6, E2M1 = 9, BF16 = 2 }; /* of weight_formats */
 
-/* Sums of up to 16384 products of numbers of both signs. */
+/* sums of up to 16384 products of either sign */
 static const double product_tolerance = 4e-6;
 
-/* bfloat16 has eight bits; scales differ between blocks, of which some are all of an output. */
+/* bfloat16 has eight bits; scales differ between blocks, and some blocks are all of an
+ * output */
 static const double fast_product_tolerance = 0.03, fast_attention_tolerance = 0.02;
 
 static const hd_act *act_at(const hd_act *x, int64_t n) {
@@ -74,7 +75,7 @@ static void run_heads(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t
     ops->linear_heads(s, &a);
 }
 
-/* V3's keys and values, the halves of one matrix, and V4's groups of the output. */
+/* V3's keys and values, two halves of one matrix, and V4's groups of the output projection. */
 void real_linear_heads(void **state) {
     (void)state;
     static const struct {
@@ -120,7 +121,7 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     ops->grouped_gemm(s, &a);
 }
 
-/* Rows fall on experts at random; one expert has none, one has many. */
+/* Rows have random experts; one expert has no row, one has many. */
 void real_linear_grouped(void **state) {
     (void)state;
     enum { EXPERTS = 6, TOP_K = 2 };
@@ -182,7 +183,7 @@ typedef struct attention_shape {
     int32_t rows, heads, width, pos, window, ratio, n_selected;
 } attention_shape;
 
-/* Rows of one sequence, each a few positions behind the one before. */
+/* Rows of one sequence, each a few positions after the one before. */
 static void attention_case(const attention_shape *sh) {
     const int32_t n_tokens = sh->pos + 1;
     int32_t *pos = take_ints(sh->rows), *selected = NULL;
@@ -243,7 +244,7 @@ static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
     ops->indexer_topk(s, &a);
 }
 
-/* Small whole numbers, so that sums are exact and ties are many. */
+/* Small integers, so that sums are exact and there are many ties. */
 static void round_all(float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) x[i] = rintf(x[i]);
 }
@@ -284,7 +285,7 @@ void real_index_select(void **state) {
                                 .rows = SELECT_ROWS,
                                 .n_outs = 1,
                                 .width = {shapes[i].top_k},
-                                .gpu_fast_tolerance = 1e-9, /* the same: whole numbers */
+                                .gpu_fast_tolerance = 1e-9, /* likewise: integers */
                                 .args = &a,
                                 .run = run_select});
     }
@@ -330,8 +331,8 @@ void real_hc_pre(void **state) {
 
 /* ---- what a device refuses ---- */
 
-/* A launch that asks for more than a multiprocessor has is an error of the stream, and the last
- * one: what comes behind it is computed. */
+/* A launch that needs more than a multiprocessor has is an error of the stream, and only of
+ * that launch: the next ones are computed. */
 void refusals_are_reported(void **state) {
     (void)state;
     if (!fix.gpu) return;
