@@ -170,7 +170,7 @@ static hd_status print(const inspection *in, bool json, bool tensors, hd_err *er
     return HD_OK;
 }
 
-/* Fills in and prints it; what it opens it also closes. */
+/* Collects and prints; closes what it opens. */
 static hd_status inspect(const char *path, const hd_model_spec *spec, bool json, bool tensors,
                          depth how, bool strict, hd_err *err) {
     struct stat info;
@@ -249,6 +249,6 @@ int cmd_inspect(int argc, char **argv) {
     if (st == HD_OK && !stages) st = inspect(path, spec, json, tensors, how, strict, &err);
     hd_model_spec_close(spec);
     if (st == HD_OK) return 0;
-    fflush(stdout); /* the description before the complaint */
+    fflush(stdout); /* the description before the error */
     return report_error(&err);
 }

@@ -213,7 +213,7 @@ hd_status stages_print_json(const stage_list *l, const hd_model_spec *spec, hd_e
         json_decref(o);
         return HD_FAIL(err, HD_ENOMEM, "no memory for the JSON of the stages");
     }
-    json_dumpf(o, stdout, JSON_INDENT(2)); /* what cannot be written, main reports */
+    json_dumpf(o, stdout, JSON_INDENT(2)); /* main reports write errors */
     putchar('\n');
     json_decref(o);
     return HD_OK;

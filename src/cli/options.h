@@ -21,7 +21,7 @@ typedef enum option_kind {
 
 typedef struct option {
     const char *name; /* without the dashes */
-    char letter;      /* short form, 0 for none */
+    char letter;      /* short form; 0: none */
     option_kind kind;
     void *value;         /* set only if the option is given; contains the default before */
     const char *metavar; /* "N", "FILE" */
@@ -31,7 +31,7 @@ typedef struct option {
     const char *const *choices; /* NULL-terminated */
 } option;
 
-/* Options without a short form, one line each. */
+/* options without a short form */
 static inline option option_flag(const char *name, bool *value, const char *help) {
     return (option){.name = name, .kind = OPTION_FLAG, .value = value, .help = help};
 }
@@ -77,23 +77,23 @@ static inline option option_choice(const char *name, int *value, const char *con
                     .choices = choices};
 }
 
-/* --backend, of every command that computes: *value is an index, 0 the default. */
+/* --backend, for every command that computes: *value is an index, 0 the default. */
 extern const char *const option_backends[];
 option option_backend(int *value);
 
-/* --precision, of the same commands: *value is an hd_precision. */
+/* --precision, for the same commands: *value is an hd_precision. */
 extern const char *const option_precisions[];
 option option_precision(int *value);
 
-/* --no-batch-invariance, of the same commands. */
+/* --no-batch-invariance, for the same commands. */
 option option_no_invariance(bool *value);
 
-/* --mla, of the same commands: *value is an hd_mla_form. */
+/* --mla, for the same commands: *value is an hd_mla_form. */
 extern const char *const option_mla_forms[];
 option option_mla(int *value);
-/* --token-history, of commands with conversations: *value is 1 if it is off. */
+/* --token-history, for commands with conversations: *value is 1 if it is off. */
 option option_token_history(int *value);
-/* --manifest, of all commands that open a model. */
+/* --manifest, for all commands that open a model. */
 option option_manifest(const char **value);
 
 static inline option with_letter(option o, char letter) {

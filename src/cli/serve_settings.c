@@ -49,7 +49,7 @@ static const char details[] =
     "everyone\n"
     "on this machine. SIGHUP reads the files again. SIGTERM and SIGINT drain; twice: at once.";
 
-/* Splits "a,b" in place of a copy. */
+/* Splits "a,b" in place, in a copy. */
 static hd_status split(char **copy, const char *flag, const char *list, const char **out,
                        size_t *n, hd_err *err) {
     *copy = list ? strdup(list) : NULL;
@@ -74,7 +74,7 @@ static const char *last_name(const char *path) {
     return name;
 }
 
-/* What /server_info shows: every flag by its name. */
+/* The flags of /server_info, by name. */
 static char *describe(const option *options, int n) {
     json_t *all = json_object();
     for (int i = 0; i < n; i++) {
@@ -133,7 +133,7 @@ static int append(option *to, const option *options, size_t n) {
     return (int)n;
 }
 
-/* Who may come, how much they may bring, how long they may take. */
+/* Options of access and limits. */
 static int list_front(serve_settings *set, option *to) {
     const option options[] = {
         option_text("host", &set->host, "NAME",
@@ -189,7 +189,7 @@ static int list_front(serve_settings *set, option *to) {
     return append(to, options, HD_LEN(options));
 }
 
-/* What computes, how much of it, and what is kept of requests. */
+/* Options of the engine, and of logs. */
 static int list_engine(serve_settings *set, option *to) {
     const option options[] = {
         option_backend(&set->backend),
@@ -347,7 +347,7 @@ server_options serve_settings_options(const serve_settings *set) {
         .trace_dir = set->trace_dir,
         .settings_json = set->settings_json,
         .stall_s = (int32_t)set->health_s,
-        .metrics_compat = set->compat, /* the choices count as the bits do */
+        .metrics_compat = set->compat, /* indices of choices */
         .user = set->user,
         .group = set->group,
         .sandbox = !set->no_sandbox,

@@ -24,7 +24,7 @@ typedef struct serve_settings {
     bool half_close, no_sandbox, open, no_drafts, no_invariance, no_graphs, pin;
 
     int64_t start_ns;
-    char *repo;                     /* of model_dir, if it lies in the cache of a hub */
+    char *repo;                     /* name of model_dir, if it lies in the cache of a hub */
     char *settings_json, *lists[2]; /* owned */
     const char *origins[SERVE_LIST_MAX], *names[SERVE_LIST_MAX];
     size_t n_origins, n_names;
@@ -37,7 +37,7 @@ void serve_settings_deinit(serve_settings *set);
 /* Points into set. */
 server_options serve_settings_options(const serve_settings *set);
 
-/* All defaults, on any free port of this machine and without a sandbox. */
+/* Sets all defaults, on any free port of this machine and without a sandbox. */
 server_options serve_settings_plain(const char *model_dir);
 
 #endif

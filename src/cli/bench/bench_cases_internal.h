@@ -9,9 +9,9 @@ typedef struct op_bench {
     hd_ops ops;
     hd_device *device;
     hd_stream *stream;
-    uint8_t *pool; /* stored matrices and keys, read in turn so that no cache has them */
-    size_t used;   /* of the pool, from the last operand on */
-    float *in;     /* numbers around zero, every use from the same place */
+    uint8_t *pool; /* stored matrices and keys, read in turn so that no cache holds them */
+    size_t used;   /* in the pool, from the last operand on */
+    float *in;     /* numbers around zero, each use from the same place */
     float *out;
     int32_t *ints; /* [4, CASE_INTS] zeros; 0, 1, 2, ...; the case's positions; its experts */
 } op_bench;
@@ -22,7 +22,7 @@ enum { CASE_INTS = 1 << 18, CASE_FLOATS = 160 << 20, CASE_IN = 160 << 20 };
 typedef struct op_case op_case;
 typedef void op_case_fn(op_bench *b, const op_case *c);
 
-/* What a case has to do at least. */
+/* The least that a case reads, writes and computes. */
 typedef struct op_operands {
     double bytes, flops;
 } op_operands;
@@ -33,13 +33,13 @@ struct op_case {
     op_operands (*operands)(const op_bench *b, const op_case *c);
     hd_dtype format;          /* of stored matrices */
     int32_t rows, outs, cols; /* of activations; of a matrix, or heads and width */
-    int32_t n, top_k;         /* experts, heads, keys or streams; chosen per row */
+    int32_t n, top_k;         /* experts, heads, keys or streams; selected per row */
 };
 
 extern const op_case op_cases[];
 extern const int32_t n_op_cases;
 
-/* Uploads what the case wants to find in ints and out. */
+/* Uploads the case's integers and outputs. */
 void op_case_prepare(op_bench *b, const op_case *c);
 
 #endif

@@ -20,7 +20,7 @@ enum { MAX_REPEAT = 15, READ_BYTES = 1 << 28 };
 static const char *const backends[] = {"auto", "cpu", "ref", "cuda", NULL};
 enum { BACKEND_AUTO, BACKEND_CPU, BACKEND_REF };
 
-/* What a processor of each --isa lacks. */
+/* Features that a processor of each --isa lacks. */
 enum {
     BEYOND_AVX512 =
         HD_CPU_AVX512_VBMI | HD_CPU_AVX512_VNNI | HD_CPU_AVX512_BF16 | HD_CPU_FAST_BF16,
@@ -49,14 +49,14 @@ typedef struct rig {
     hd_kv *kv;
     hd_batch batch;
     int32_t *tokens; /* [prompt or batch] */
-    int32_t *pages;  /* [batch, pages_each], their own numbers */
+    int32_t *pages;  /* [batch, pages_each] page numbers */
     int32_t pages_each;
     hd_op_profiler profiler;
     ops_phase run[MAX_REPEAT];
     ops_report report;
 } rig;
 
-/* The calling thread's processor time, which other programs do not lengthen. */
+/* Returns the calling thread's processor time, which other programs do not lengthen. */
 static int64_t thread_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -65,7 +65,7 @@ static int64_t thread_ns(void) {
 
 /* ---- opening ---- */
 
-/* The first layers of the model: the others would show the same again. */
+/* Keeps the first layers of the model; the others would show the same. */
 static hd_status open_spec(rig *r, hd_err *err) {
     HD_TRY(hd_model_spec_open(&r->spec, r->set.path, err));
     r->report.of_layers = r->spec->n_layers;
@@ -128,8 +128,9 @@ static hd_status open_pages(rig *r, hd_err *err) {
         .act_bytes = r->inner.act_bytes
     };
     HD_TRY(hd_kv_open(&r->kv, r->spec, r->spec->n_layers, r->device, &kv, err));
-    hd_kv_random_fill(r->kv,
-                      r->stream); /* memory never written is one page of zeros, many times */
+    hd_kv_random_fill(
+        r->kv,
+        r->stream); /* memory that was never written is one page of zeros, mapped many times */
     return HD_OK;
 }
 
@@ -194,7 +195,7 @@ static int by_seconds(const void *a, const void *b) {
     return (p->seconds > q->seconds) - (p->seconds < q->seconds);
 }
 
-/* Once to warm up, then the median of the runs. */
+/* Runs once to warm up, then takes the median of the runs. */
 static hd_status run_phase(rig *r, int phase, hd_err *err) {
     static const char *const names[] = {"prefill", "decode"};
     hd_batch_upload(&r->batch, r->stream);
@@ -212,7 +213,7 @@ static hd_status run_phase(rig *r, int phase, hd_err *err) {
 static hd_status measure_machine(rig *r, hd_err *err) {
     void *data;
     HD_TRY(hd_device_alloc(r->device, &data, READ_BYTES, "what is read", err));
-    memset(data, 1, READ_BYTES); /* so that it is there */
+    memset(data, 1, READ_BYTES); /* so that it is resident */
     r->report.read = hd_measure_read(r->stream, data, READ_BYTES / sizeof(uint64_t), r->now);
     r->report.flops =
         hd_measure_flops(r->stream, hd_cpu_features() & ~lacking[r->set.isa], r->now);
@@ -251,7 +252,8 @@ static hd_status bench(const settings *set, hd_err *err) {
     return st;
 }
 
-/* Without a config every operator alone; a config's steps are metered on the CPU only. */
+/* Without a config, times every operator alone; steps of a config are profiled on the CPU
+ * only. */
 static hd_status run(const settings *set, const char *backend, hd_err *err) {
     const hd_ops_options ops = ops_options(set);
     if (set->isa && (!set->path || set->backend > BACKEND_CPU))

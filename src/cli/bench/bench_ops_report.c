@@ -3,7 +3,7 @@
 
 #include "cli/bench/bench_ops_internal.h"
 
-/* The least time that moving and computing so much takes on this machine. */
+/* Returns the least time that so many bytes and operations take on this machine. */
 static double limit_seconds(const ops_report *r, double bytes, double flops) {
     const double moving = bytes / r->read, computing = flops / r->flops;
     return moving > computing ? moving : computing;
@@ -20,7 +20,7 @@ static hd_op_profile sum_of(const hd_op_profiler *m) {
     return sum;
 }
 
-/* The sum of the lines' own limits: a step cannot overlap them. */
+/* The sum of the lines' own limits; a step cannot overlap them. */
 static double step_limit(const ops_report *r, const hd_op_profiler *m) {
     double sum = 0;
     for (int32_t i = 0; i < m->n; i++) {

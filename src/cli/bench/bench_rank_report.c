@@ -6,9 +6,9 @@
 #include "base/dtype.h"
 #include "cli/bench/bench_rank_internal.h"
 
-enum { SHOWN = 40 }; /* lines of the list of what is slow */
+enum { SHOWN = 40 }; /* lines of the list of slow operators */
 
-/* The least time that moving and computing so much takes on this device. */
+/* Returns the least time that so many bytes and operations take on this device. */
 static double limit_of(const rank_report *r, const hd_op_profile *l) {
     const bool narrow = l->type == HD_E4M3 || l->type == HD_E2M1;
     const double moving = l->bytes / r->limits.bytes;
@@ -114,7 +114,7 @@ static void print_slow(const rank_report *r, row *rows, int32_t n, FILE *to) {
     }
 }
 
-/* Sums of what lines have in common, in the order of the step. */
+/* Sums of lines with the same part, in the order of the step. */
 static void print_parts(const rank_report *r, const row *rows, int32_t n, FILE *to) {
     fprintf(to, "\nby stage\n  %-10s %-12s %9s %9s %7s %6s\n", "part", "stage", "ms", "limit",
             "ratio", "share");

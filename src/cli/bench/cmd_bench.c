@@ -1,6 +1,6 @@
-/* cmd_bench.c - `hadal bench`: measures an engine under a synthetic load; bench_ops.c
- * measures operators, bench_serve.c any server. throughput sends all requests at once, latency
- * one after the other. */
+/* cmd_bench.c - `hadal bench`: measures an engine under a synthetic load; bench_ops.c measures
+ * operators, bench_serve.c any server. `throughput` sends all requests at once, `latency` one
+ * after the other. */
 #include <stdio.h>
 #include <string.h>
 
@@ -35,7 +35,8 @@ static hd_status check(const bench_settings *b, hd_err *err) {
     return HD_OK;
 }
 
-/* Every page the set may need at once, so that the load is not bound by the cache. */
+/* Returns all pages that the set may need at once, so that the cache does not limit the
+ * load. */
 static int64_t kv_tokens_of(const bench_settings *b) {
     const int64_t each = b->load.input_tokens + b->load.output_tokens;
     return b->kv_tokens ? b->kv_tokens : each * (b->running + 1) + b->load.shared_prefix;
