@@ -36,8 +36,9 @@ static text length_of(const hd_op_tensor *t, int32_t i) {
         append(&out, "m");
     } else {
         append(&out, "n");
-        if (n != STAGE_ROWS) append(&out, "*");
-        if (n != STAGE_ROWS) append_int(&out, n / STAGE_ROWS);
+        if (n == STAGE_ROWS) return out;
+        append(&out, "*");
+        append_int(&out, n / STAGE_ROWS);
     }
     return out;
 }
@@ -72,8 +73,11 @@ static void print_layers(const stage_block *b, const hd_model_spec *spec) {
     for (int32_t i = 0; i < b->n_layers;) {
         const int32_t n = range_of(b, i, spec->n_layers), first = b->layers[i];
         printf("%s%s%d", before, first < spec->n_layers ? "" : "MTP ", first);
-        if (n > 1) printf("-%d", b->layers[i + n - 1]);
-        if (n > 1 && b->layers[i + 1] > first + 1) printf(" by %d", b->layers[i + 1] - first);
+        if (n > 1) {
+            const int32_t by = b->layers[i + 1] - first;
+            printf("-%d", b->layers[i + n - 1]);
+            if (by > 1) printf(" by %d", by);
+        }
         before = ", ";
         i += n;
     }
@@ -84,8 +88,7 @@ static void add_tensors(text *out, const hd_op_tensor *list) {
     for (const hd_op_tensor *t = list; t->name; t++) {
         if (t != list) append(out, ", ");
         if (list[1].name) append(out, t->name);
-        if (list[1].name) append(out, " ");
-        append(out, "[");
+        append(out, list[1].name ? " [" : "[");
         for (int32_t i = 0; i < t->n_dims; i++) {
             if (i > 0) append(out, ", ");
             append(out, length_of(t, i).s);
@@ -115,8 +118,9 @@ static text outputs_of(const stage_op *op) {
     for (const hd_op_attribute *a = op->call.attribute; a->name; a++) {
         append(&out, a == op->call.attribute ? "; " : ", ");
         append(&out, a->name);
-        if (a->value) append(&out, " ");
-        if (a->value) append_int(&out, a->value);
+        if (!a->value) continue;
+        append(&out, " ");
+        append_int(&out, a->value);
     }
     return out;
 }
