@@ -210,6 +210,7 @@ headers:
 check: headers
 	python3 scripts/check_floors.py
 	python3 scripts/check_names.py
+	python3 scripts/check_links.py
 	scripts/check_format
 	scripts/analyze
 

@@ -22,7 +22,7 @@ enum {
     LONGEST = 30000,
     SHORTEST = 1000,
     CHUNK = 512,
-    SPARE_PAGES = 64,    /* beyond the prefixes, for the lease that grows */
+    SPARE_PAGES = 64,    /* beyond the prefixes, for the sequence that grows */
     WANTED = 1000 * 1000 /* page operations per second that are wanted */
 };
 

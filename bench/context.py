@@ -4,7 +4,7 @@
     bench/context.py [CONFIG] [--threads 1 2] [--contexts 4096 16384 65536 131072] [--repeat 9]
                      [--cpu-time] [--hadal build/hadal]
 
-CONFIG is models/tiny-v4 by default: weights are made up, so only its shape counts. By the clock, or
+CONFIG is models/tiny-v4 by default: weights are random, so only its shape counts. By the clock, or
 with --cpu-time one thread by its processor time, for a machine with other work."""
 
 import argparse

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Measures everything that docs/perf says of a GPU, and writes the tables there.
+"""Measures everything that docs/perf/README.md says of a GPU, and writes the tables there.
 
     bench/h200.py measure FOLDER [ops|torch|ranks|graphs|invariance ...]   # on the GPU: results as JSON
-    bench/h200.py docs FOLDER                                     # anywhere: tables of docs/perf
+    bench/h200.py docs FOLDER                                     # anywhere: tables of the page
 
 HADAL names the program (default build-cuda/hadal), PYTHON the one with torch. What fails is named
-and left out. `docs` replaces what stands between "<!-- NAME -->" and "<!-- end -->" of the pages, by
-what FOLDER has; the prose around it is a person's.
+and left out. `docs` replaces the text between "<!-- NAME -->" and "<!-- end -->" of the page by the
+tables of FOLDER. Dates and machines around them are edited by hand.
 """
 
 import json
@@ -16,6 +16,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "perf" / "README.md"
 HADAL = os.environ.get("HADAL", str(ROOT / "build-cuda" / "hadal"))
 PYTHON = os.environ.get("PYTHON", sys.executable)
 SHOWN = 14  # operators of a rank's table
@@ -223,26 +224,27 @@ def steps_table(folder):
 
 
 TABLES = {
-    "ops-h200.md": {"products": products_table, "steps": steps_table, "cases": ops_table},
-    "ranks.md": {"steps": ranks_table, "operators": operators_text},
-    "graphs.md": {"figures": graphs_table},
+    "ranks": ranks_table,
+    "invariance": steps_table,
+    "operators": operators_text,
+    "graphs": graphs_table,
+    "products": products_table,
+    "cases": ops_table,
 }
 
 
 def write_docs(folder):
-    for page, tables in TABLES.items():
-        path = ROOT / "docs" / "perf" / page
-        text = path.read_text()
-        for name, make in tables.items():
-            new = make(folder)
-            before, begin, rest = text.partition(f"<!-- {name} -->\n")
-            _, end, behind = rest.partition("<!-- end -->")
-            if not begin or not end:
-                sys.exit(f"error: {page} has no place for {name}")
-            if new:
-                text = before + begin + new + "\n" + end + behind
-            print(f"{page}: {name}: {'written' if new else 'no results'}")
-        path.write_text(text)
+    text = PAGE.read_text()
+    for name, make in TABLES.items():
+        new = make(folder)
+        before, begin, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, behind = rest.partition("<!-- end -->")
+        if not begin or not end:
+            sys.exit(f"error: {PAGE} has no place for {name}")
+        if new:
+            text = before + begin + new + "\n" + end + behind
+        print(f"{name}: {'written' if new else 'no results'}")
+    PAGE.write_text(text)
 
 
 def main():

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Finds retired words in identifiers and file names. docs/glossary.md has the words that replace them.
+"""Finds retired words. docs/glossary.md has the words that replace them.
 
-A word is a part of an identifier between underscores, or a whole identifier. Where a retired word has
-another, accepted sense, SENSES lists the identifiers or folders in which it may stand.
+In identifiers and file names a word is a part between underscores, or the whole identifier. Where a
+retired word has another, accepted sense, SENSES lists the identifiers or folders in which it may stand.
+Words without another sense (TEXT) are refused in comments, strings and pages too.
 """
 import pathlib
 import re
@@ -45,6 +46,20 @@ SENSES = {
     "exec": (r"exec|execv\w*", r""),
     "nobody": (r"CURLOPT_NOBODY", r""),
 }
+# Words with no other sense: refused in every text, comments and strings included.
+TEXT = {
+    "lease": "sequence", "leases": "sequences", "n_choose": "n_sample", "n_score": "n_prompt_logprobs",
+    "index_select": "indexer_topk", "linear_grouped": "grouped_gemm",
+"attend_naive": "attention_naive", "lay_step": "prepare_step",
+    "settle_step": "commit_step", "steer": "constraint", "steers": "constraint", "steered": "constrained",
+    "guide": "constraint", "guides": "constraint", "widen": "dequantize", "rank_place": "rank_coords",
+    "fixed.c": "decode_graph.c", "ahead.c": "overlap.c", "choose.c": "sampling.c",
+    "made-up": "random", "made up": "random", "nobody's": "padding, without an owner",
+} | NAMES  # fmt: skip
+TEXT_WORD = re.compile(r"(?<![\w.>-])(" + "|".join(map(re.escape, TEXT)) + r")(?![\w-])")
+# Pages that name retired words, and texts of another kind: recorded figures, stories for training.
+TEXT_EXCEPT = re.compile(r"docs/(glossary\.md|perf/log/)|ARCHITECTURE\.md|scripts/check_names\.py|tools/train_tiny/|src/server/web/")
+TEXT_SUFFIXES = {".c", ".h", ".cu", ".cuh", ".py", ".md", ".sh", ".mk", ".js"}
 SUFFIXES = {".c", ".h", ".cu", ".cuh"}
 OPAQUE = re.compile(r'/\*.*?\*/|//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
@@ -63,15 +78,14 @@ def retired(identifier, path):
     return None
 
 
-def main():
-    root = pathlib.Path(__file__).resolve().parent.parent
-    findings = {}
+def in_identifiers(root):
+    """Yields file, identifier, line and what to say instead."""
     for top in ("src", "include", "tests", "bench", "examples"):
         for path in sorted(p for p in (root / top).rglob("*") if p.suffix in SUFFIXES):
             shown = str(path.relative_to(root))
             better = retired(path.stem, shown)
             if better:
-                findings[shown, path.name] = (1, better)
+                yield shown, path.name, 1, better
             code = OPAQUE.sub(lambda m: "\n" * m.group(0).count("\n") or " ", path.read_text(encoding="utf-8"))
             for number, line in enumerate(code.split("\n"), 1):
                 if line.lstrip().startswith("#include"):
@@ -79,7 +93,27 @@ def main():
                 for identifier in IDENTIFIER.findall(line):
                     better = retired(identifier, shown)
                     if better:
-                        findings.setdefault((shown, identifier), (number, better))
+                        yield shown, identifier, number, better
+
+
+def in_texts(root):
+    """The same for whole words anywhere."""
+    for top in ("README.md", "docs", "src", "include", "tests", "bench", "examples", "scripts", "packaging"):
+        files = [root / top] if (root / top).is_file() else sorted((root / top).rglob("*"))
+        for path in files:
+            shown = str(path.relative_to(root))
+            if path.suffix not in TEXT_SUFFIXES or TEXT_EXCEPT.match(shown):
+                continue
+            for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+                for word in TEXT_WORD.findall(line):
+                    yield shown, word, number, TEXT[word]
+
+
+def main():
+    root = pathlib.Path(__file__).resolve().parent.parent
+    findings = {}
+    for shown, word, number, better in [*in_identifiers(root), *in_texts(root)]:
+        findings.setdefault((shown, word), (number, better))
     for (shown, identifier), (number, better) in findings.items():
         print(f"{shown}:{number}: {identifier}: say {better} (docs/glossary.md)")
     print(f"retired names: {len(findings)}")

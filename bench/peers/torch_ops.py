@@ -90,10 +90,10 @@ def linear(c):
 
 def linear_heads(c):
     heads, each = c["n"], c["outs"] // c["n"]
-    turned = c["top_k"] > 0
-    x = normal(heads, c["rows"], each if turned else c["cols"])
+    transposed = c["top_k"] > 0
+    x = normal(heads, c["rows"], each if transposed else c["cols"])
     weight = rotating(lambda: normal(heads, each, c["cols"]))
-    yield "bf16 bmm", lambda: torch.bmm(x, weight() if turned else weight().transpose(1, 2))
+    yield "bf16 bmm", lambda: torch.bmm(x, weight() if transposed else weight().transpose(1, 2))
 
 
 def grouped_gemm(c):
@@ -175,7 +175,7 @@ def swiglu(c):
     yield "bf16", lambda: F.silu(gate.clamp(max=10)) * up.clamp(-10, 10)
 
 
-def route(c):
+def moe_topk(c):
     logits, bias = normal(c["rows"], c["cols"], dtype=torch.float32), normal(c["cols"], dtype=torch.float32)
 
     def choose():
@@ -192,7 +192,7 @@ def moe_permute(c):
     yield "stable sort", lambda: torch.sort(expert, stable=True)
 
 
-def combine(c):
+def moe_combine(c):
     y = normal(c["rows"] * c["top_k"], c["cols"])
     place = torch.randperm(c["rows"] * c["top_k"], device=DEVICE)
     weight = normal(c["rows"], 1, c["top_k"])
@@ -217,7 +217,7 @@ def sample(c):
 
 
 PEERS = {f.__name__: f for f in (linear, linear_heads, grouped_gemm, attention, indexer_topk, hc_pre, hc_post,
-                                 rms_norm, swiglu, route, permute, combine, argmax, sample)}  # fmt: skip
+                                 rms_norm, swiglu, moe_topk, moe_permute, moe_combine, argmax, sample)}  # fmt: skip
 
 
 def peer_of(case):

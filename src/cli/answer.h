@@ -17,9 +17,9 @@ typedef struct answer {
     bool stopped; /* the person stopped it */
 } answer;
 
-/* Runs g to its end. Reasoning is dimmed, or labelled where that cannot be seen; a bar shows the
- * prompt's progress where standard output and error are terminals. When *stop becomes true the answer ends. Release with
- * answer_deinit(), also after an error. */
+/* Runs g to its end. Reasoning is dimmed, or labelled if the terminal cannot dim. A bar shows
+ * the progress of the prefill if standard output and error are terminals. The choice ends when
+ * *stop becomes true. Release with answer_deinit(), also after an error. */
 hd_status answer_run(answer *out, hd_engine *e, const hd_request *g, const volatile int *stop,
                      hd_err *err);
 void answer_deinit(answer *a);

@@ -46,7 +46,7 @@ static void on_interrupt(int signal_number) {
 
 /* ---- one turn ---- */
 
-/* The whole conversation as JSON text, malloc'ed. */
+/* Returns the conversation as JSON text, malloc'ed. */
 static char *conversation(const chat *c) {
     json_t *all = json_array();
     if (c->system) {
@@ -74,8 +74,8 @@ static void print_figures(const answer *a) {
     fprintf(stderr, "]\n");
 }
 
-/* Answers the conversation as it stands. What cannot be answered (too long, say) is taken back,
- * so that the conversation goes on. */
+/* Generates the next message of the conversation. If that fails (too long, for example), the
+ * user's message is removed, so that the conversation can continue. */
 static hd_status take_turn(chat *c, hd_err *err) {
     const chat_settings *set = &c->set;
     char *messages = conversation(c);
@@ -115,7 +115,8 @@ static void say(chat *c, const char *text) {
 
 /* ---- commands ---- */
 
-/* Drops the last answer; with whole also what it answered. False: there is none. */
+/* Drops the last answer; with `whole` also the user's message before it. False: there is
+ * none. */
 static bool drop_turn(chat *c, bool whole) {
     const size_t n = json_array_size(c->messages);
     if (n < 2) {
@@ -131,7 +132,7 @@ static void do_retry(chat *c, const char *arg) {
     hd_err err = {0};
     (void)arg;
     if (!drop_turn(c, false)) return;
-    c->set.seed++; /* another answer, not the same again */
+    c->set.seed++; /* another seed, for another answer */
     if (take_turn(c, &err) == HD_OK) return;
     report_error(&err);
     json_array_remove(c->messages, json_array_size(c->messages) - 1);
@@ -277,7 +278,8 @@ static void run_command(chat *c, const char *line) {
 
 /* ---- the loop ---- */
 
-/* A question may go over several lines. *out is malloc'ed; NULL when the input ended. */
+/* Reads a message, which may have several lines. *out is malloc'ed; NULL at the end of the
+ * input. */
 static char *read_question(chat *c) {
     char *all = NULL;
     size_t n = 0;
@@ -320,7 +322,7 @@ static void converse(chat *c) {
     }
 }
 
-/* $XDG_STATE_HOME/hadal/history, its folder made; false: there is no home. */
+/* Returns $XDG_STATE_HOME/hadal/history and creates its folder; false: there is no home. */
 static bool history_path(char *out, size_t size) {
     const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
     const bool given = state && *state == '/';
@@ -330,7 +332,7 @@ static bool history_path(char *out, size_t size) {
     if (n < 0 || (size_t)n + sizeof "/history" > size) return false;
     for (char *slash = strchr(out + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        mkdir(out, 0700); /* one that is there already is fine; the last says what is wrong */
+        mkdir(out, 0700); /* an existing folder is fine; errors of the last one are reported */
         *slash = '/';
     }
     if (mkdir(out, 0700) != 0 && errno != EEXIST) return false;
@@ -351,7 +353,8 @@ static hd_status open_chat(chat *c, hd_err *err) {
 static hd_status run(chat *c, hd_err *err) {
     const struct sigaction action = {.sa_handler = on_interrupt};
     hd_status st = open_chat(c, err);
-    sigaction(SIGINT, &action, NULL); /* without SA_RESTART: reading a line ends too */
+    sigaction(SIGINT, &action,
+              NULL); /* without SA_RESTART: a signal also ends the reading of a line */
     if (st == HD_OK) {
         if (isatty(STDIN_FILENO)) fputs("/help lists the commands, Ctrl-D leaves.\n", stderr);
         converse(c);

@@ -5,7 +5,7 @@
 
 #include "cli/commands.h"
 
-/* ---- what all shells need ---- */
+/* ---- common to all shells ---- */
 
 typedef enum value_kind { VALUE_ANY, VALUE_FILE, VALUE_FOLDER } value_kind;
 
@@ -15,13 +15,13 @@ static value_kind value_of(const char *metavar) {
     return VALUE_ANY;
 }
 
-/* What a command without options of its own has. */
+/* Options of a command without a table. */
 static const option more[] = {
     {.name = "config", .kind = OPTION_TEXT, .metavar = "FILE",   .help = "options as JSON"  },
     {.name = "help",   .letter = 'h',       .kind = OPTION_FLAG, .help = "show every option"},
 };
 
-/* "bench throughput" is kind throughput of bench. */
+/* "bench throughput" is kind `throughput` of bench. */
 static const char *kind_of(const command_line *line) {
     const char *space = strchr(line->command, ' ');
     return space ? space + 1 : "";
@@ -32,7 +32,7 @@ static void each_option(const command_line *line, void (*write)(const option *o)
     for (size_t i = 0; i < HD_LEN(more); i++) write(&more[i]);
 }
 
-/* The text between single quotes; what the shell takes for more than itself gets a backslash. */
+/* Writes text between single quotes; a backslash precedes what the shell would interpret. */
 static void put_quoted(const char *text, const char *special) {
     for (; *text; text++) {
         if (*text == '\'') {
@@ -56,7 +56,7 @@ static void put_names(void) {
     }
 }
 
-/* The kinds of a command, each once: "throughput latency ops". */
+/* Writes the kinds of a command, each once: "throughput latency ops". */
 static void put_kinds(const command *c) {
     const char *const *forms = command_forms(c);
     for (const char *const *form = forms; *form; form++) {

@@ -1,4 +1,4 @@
-/* cmd_eval.c - a model's answers to a file of tasks, judged and counted.
+/* cmd_eval.c - `hadal eval`: runs a file of tasks, checks the answers and counts them.
  *
  * Tasks are JSON lines: {"task": name, "messages": [...] or "prompt": text, "tools": [...],
  * "thinking": true, "checker": {...}, "max_tokens": N}. All run through one engine, many at a
@@ -199,7 +199,7 @@ static hd_status run_all(eval *v, hd_err *err) {
 
 /* ---- reporting ---- */
 
-/* Wilson's score interval at 95 %: honest for few cases and for rates near 0 and 1. */
+/* Wilson's score interval at 95 %, which is valid for few cases and for rates near 0 and 1. */
 static void interval(int32_t right, int32_t n, double *low, double *high) {
     const double z = 1.959964, p = (double)right / n, zz = z * z / n;
     const double middle = (p + zz / 2) / (1 + zz);

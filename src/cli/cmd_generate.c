@@ -29,9 +29,9 @@ typedef struct settings {
     bool raw, json, quiet;
 } settings;
 
-/* One answer: its text as stdout shows it, and its parts. */
+/* One choice: its text as stdout shows it, and its parts. */
 typedef struct answer {
-    bool streams;   /* to stdout as it comes */
+    bool streams;   /* printed to stdout when it arrives */
     bool reasoning; /* the last text was reasoning */
     screen out;
     hd_bytes text;
@@ -83,14 +83,15 @@ static hd_status read_prompt(const settings *set, char **out, hd_err *err) {
     return HD_FAIL(err, HD_EINVAL, "the prompt holds a NUL byte at %zu", strlen(*out));
 }
 
-/* ---- taking parts ---- */
+/* ---- deltas ---- */
 
 static bool say(answer *a, const char *text, size_t n) {
     if (a->streams) screen_write(&a->out, text, n);
     return hd_bytes_append(&a->text, text, n, NULL) == HD_OK;
 }
 
-/* Between reasoning and content. What is kept, and what a pipe gets, is the model's own mark. */
+/* Between reasoning and content a terminal shows an empty line. A pipe and the stored text get
+ * the model's marker. */
 static bool change(answer *a, bool reasoning) {
     static const char mark[] = "</think>";
     if (a->streams && a->out.width) screen_turn_to(&a->out, reasoning);
@@ -101,7 +102,7 @@ static bool change(answer *a, bool reasoning) {
     return hd_bytes_append(&a->text, mark, sizeof mark - 1, NULL) == HD_OK;
 }
 
-/* Pieces of one text become one part again. */
+/* Joins the pieces of one part. */
 static bool keep_part(answer *a, const hd_delta *p) {
     static const char *const kinds[] = {"reasoning", "content",  "call",
                                         "arguments", "call_end", "note"};
@@ -159,7 +160,7 @@ static hd_status follow(run *r, const settings *set, hd_err *err) {
     return st;
 }
 
-/* ---- saying how it went ---- */
+/* ---- the summary ---- */
 
 static double seconds(int64_t ns) {
     return (double)ns * 1e-9;
@@ -215,7 +216,7 @@ static void print_run(const run *r, const settings *set) {
 
 /* ---- the request ---- */
 
-/* Cuts text at every bar; the pieces point into it. */
+/* Splits text at every bar; the pieces point into it. */
 static size_t split_choices(char *text, const char **out, size_t max) {
     size_t n = 0;
     for (char *at = text; at && n < max; n++) {

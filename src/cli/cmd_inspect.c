@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/inspect_internal.h"
+#include "cli/inspect_stages.h"
 #include "weights/manifest.h"
 
 enum { QUIET_SCALE_BYTES = 1 << 30 }; /* below, reading the scales shows no progress */
@@ -160,7 +161,7 @@ static hd_status print(const inspection *in, bool json, bool tensors, hd_err *er
     return HD_OK;
 }
 
-/* Fills in and prints it; what it opens it also closes. */
+/* Collects and prints; closes what it opens. */
 static hd_status inspect(const char *path, const hd_model_spec *spec, bool json, bool tensors,
                          depth how, bool strict, hd_err *err) {
     struct stat info;
@@ -187,16 +188,27 @@ static hd_status inspect(const char *path, const hd_model_spec *spec, bool json,
     return st;
 }
 
+static hd_status inspect_stages(const hd_model_spec *spec, bool json, hd_err *err) {
+    stage_list list;
+    hd_status st = stages_open(&list, spec, err);
+    if (st == HD_OK && json) st = stages_print_json(&list, spec, err);
+    if (st == HD_OK && !json) stages_print_text(&list, spec);
+    stages_close(&list);
+    return st;
+}
+
 int cmd_inspect(int argc, char **argv) {
     const char *path = "";
     engine_settings engine = engine_settings_default();
-    bool json = false, tensors = false, strict = false, quick = false, values = false;
+    bool json = false, tensors = false, strict = false, quick = false, values = false,
+         stages = false;
     const positional where[] = {
         {.name = "MODEL_DIR", .value = &path, .kind = POSITIONAL_CONFIG}
     };
     const option options[] = {
         option_flag("json", &json, "print one JSON object"),
         option_flag("tensors", &tensors, "list every tensor too"),
+        option_flag("stages", &stages, "list stages and operators of the forward pass instead"),
         option_flag("strict", &strict, "fail when the files hold tensors that are unknown"),
         option_flag("quick", &quick, "read headers only, not the values of the scales"),
         option_flag("values", &values, "read every weight and refuse NaN and infinity"),
@@ -218,11 +230,17 @@ int cmd_inspect(int argc, char **argv) {
     const char *manifest = engine.options.manifest;
     hd_model_spec *spec = NULL;
     hd_status st = manifest ? hd_manifest_check(manifest, path, &err) : HD_OK;
+    if (st == HD_OK && stages && (tensors || strict || quick || values)) {
+        st = HD_FAIL(&err, HD_EINVAL,
+                     "--stages reads the config alone; --tensors, --strict, --quick and "
+                     "--values read the files");
+    }
     if (st == HD_OK) st = hd_model_spec_open(&spec, path, &err);
     const depth how = values ? VALUES : quick ? HEADERS : SCALES;
-    if (st == HD_OK) st = inspect(path, spec, json, tensors, how, strict, &err);
+    if (st == HD_OK && stages) st = inspect_stages(spec, json, &err);
+    if (st == HD_OK && !stages) st = inspect(path, spec, json, tensors, how, strict, &err);
     hd_model_spec_close(spec);
     if (st == HD_OK) return 0;
-    fflush(stdout); /* the description before the complaint */
+    fflush(stdout); /* the description before the error */
     return report_error(&err);
 }

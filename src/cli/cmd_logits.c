@@ -20,8 +20,8 @@
 enum {
     MAX_SEQS = 64,        /* sequences in one step; more run in groups */
     DEFAULT_CHUNK = 256,  /* rows of one sequence in one step */
-    MAX_STEP_ROWS = 2048, /* rows of one step, unless --chunk asks for more */
-    READ_ROWS = 64,       /* logits brought to the host at once */
+    MAX_STEP_ROWS = 2048, /* rows of one step, without --chunk */
+    READ_ROWS = 64,       /* logits copied to the host at once */
     PATH_BYTES = 4096 + sizeof ".mtp.npy",
 };
 
@@ -48,7 +48,7 @@ typedef struct run {
     token_lists lists;
     hd_npy main_out, draft_out;
     char draft_path[PATH_BYTES];
-    int64_t done[MAX_SEQS]; /* tokens computed of each sequence of the group */
+    int64_t done[MAX_SEQS]; /* computed tokens of each sequence of the group */
 } run;
 
 /* ---- opening ---- */
@@ -89,7 +89,7 @@ static int32_t sequence_pages(const run *r) {
     return (int32_t)hd_ceil_div(r->lists.longest, hd_kv_shape_of(r->spec).page_tokens);
 }
 
-/* Pages for whole sequences, and for as much of the window as a chunk can need. */
+/* Allocates FULL pages for complete sequences, and WINDOW pages for what one chunk can need. */
 static hd_status open_pages(run *r, int32_t n_layers, hd_err *err) {
     const hd_kv_shape shape = hd_kv_shape_of(r->spec);
     const int32_t all = sequence_pages(r), chunk = hd_min_i32(chunk_rows(r), r->lists.longest);
@@ -173,7 +173,7 @@ static hd_status close_all(run *r, hd_err *err) {
 
 /* ---- running ---- */
 
-/* Rows of the next step of a sequence with `done` of n tokens computed. */
+/* Returns the rows of the next step of a sequence of n tokens, `done` of them computed. */
 static int32_t next_rows(const run *r, int64_t done, int64_t n) {
     int64_t end = done + chunk_rows(r);
     if (r->set.decode_from >= 0) {
@@ -187,7 +187,7 @@ static int32_t next_rows(const run *r, int64_t done, int64_t n) {
 }
 
 /* Fills the micro-batches with the next rows of every unfinished sequence of the group that
- * starts at sequence `first`; gives the number of rows. */
+ * starts at sequence `first`; returns the number of rows. */
 static int32_t fill_step(run *r, int32_t first) {
     const int32_t n_micro = (int32_t)r->set.micro_batches;
     int32_t rows = 0;
@@ -209,7 +209,7 @@ static int32_t fill_step(run *r, int32_t first) {
             .n_pages = sequence_pages(r)
         };
         hd_status st = hd_cache_extend(r->cache, i, (int32_t)done + take);
-        assert(st == HD_OK); /* open_pages counted them */
+        assert(st == HD_OK); /* open_pages has counted them */
         (void)st;
         hd_batch_add(&r->batch[i % n_micro], &seq);
         rows += take;
@@ -217,7 +217,7 @@ static int32_t fill_step(run *r, int32_t first) {
     return rows;
 }
 
-/* Logits of rows [row, row + n) of a micro-batch, n <= READ_ROWS, into r->rows. */
+/* Copies logits of rows [row, row + n) of a micro-batch, n <= READ_ROWS, to r->rows. */
 static hd_status read_logits(run *r, int32_t micro, int32_t row, int32_t n, hd_err *err) {
     const size_t vocab = (size_t)r->spec->vocab;
     const float *logits = hd_model_logits(r->model, micro) + (size_t)row * vocab;
@@ -225,7 +225,7 @@ static hd_status read_logits(run *r, int32_t micro, int32_t row, int32_t n, hd_e
     return hd_stream_sync(r->stream, err);
 }
 
-/* Writes every sequence's rows of this step's logits to its place in the file. */
+/* Writes the logits of this step to each sequence's place in the file. */
 static hd_status write_step(run *r, int32_t first, hd_npy *out, hd_err *err) {
     const int32_t n_micro = (int32_t)r->set.micro_batches;
     int32_t seq_of_micro[HD_MAX_MICRO] = {0};
@@ -253,7 +253,8 @@ static int32_t argmax(const float *x, int32_t n) {
     return best;
 }
 
-/* A sequence's last row has no next token: it drafts from the model's own greedy choice. */
+/* The last row of a sequence has no next token: its draft follows the model's own greedy
+ * token. */
 static hd_status complete_next_tokens(run *r, hd_err *err) {
     for (int32_t i = 0; i < (int32_t)r->set.micro_batches; i++) {
         hd_batch *b = &r->batch[i];
@@ -294,7 +295,7 @@ static void advance(run *r, int32_t first) {
     }
 }
 
-/* Every sequence has a salt of its own: all of it is computed, whatever is cached. */
+/* Every sequence has its own salt, so that nothing comes from the prefix cache. */
 static void open_seqs(run *r, int32_t first) {
     memset(r->done, 0, sizeof r->done);
     hd_cache_flush(r->cache);

@@ -5,7 +5,8 @@
 
 #include "cli/commands.h"
 
-/* Text as it is: roff would take a backslash, and a dot or quote that begins a line, for more. */
+/* Writes text literally: roff interprets a backslash, and a dot or quote at the start of a
+ * line. */
 static void put_text(const char *text) {
     bool first = true;
     for (; *text; text++) {

@@ -45,7 +45,7 @@ static hd_status load(json_t **out, const char *path, hd_err *err) {
     return st;
 }
 
-/* A member of the messages file, unless its own file was given too. */
+/* Reads a member of the messages file, unless an option names a file of its own. */
 static hd_status take_member(render *r, json_t **own, const char *key) {
     json_t *v = json_object_get(r->messages_json, key);
     if (!v) return HD_OK;

@@ -47,8 +47,8 @@ static bool send_all(int fd, const char *bytes, size_t n) {
     return true;
 }
 
-/* HTTP/1.0: the answer ends with the connection. request: a body to post, or NULL. *body points
- * into out. */
+/* HTTP/1.0: the connection's end is the reply's end. request: a body to post, or NULL. *body
+ * points into out. */
 static hd_status ask(int32_t port, const char *path, const char *request, hd_bytes *out,
                      const char **body, int *status, hd_err *err) {
     const char *method = request ? "POST" : "GET";
@@ -80,8 +80,8 @@ static hd_status ask(int32_t port, const char *path, const char *request, hd_byt
     return HD_OK;
 }
 
-/* The request as it was, with the seed it had then and for the only model there is. *previous: a
- * response that it continues, or NULL. */
+/* Returns the request with its original seed and with the name of the loaded model. *previous:
+ * a response that it continues, or NULL. */
 static char *restore(const tally *t, const char *line, const char *body, const char *path,
                      json_int_t seed, const char **previous) {
     json_t *request = hd_json_read(body, strlen(body), JSON_ALLOW_NUL, NULL);
@@ -133,7 +133,7 @@ static void compare(tally *t, const char *name, const char *path, const char *be
     free(b);
 }
 
-/* A response in the background is continued when it has ended. */
+/* A background response is continued after it has ended. */
 static hd_status wait_for(int32_t port, const char *response, hd_err *err) {
     static const struct timespec pause = {.tv_nsec = 10 * 1000 * 1000};
     char path[256];
@@ -165,7 +165,7 @@ static hd_status replay_one(tally *t, int32_t port, const json_t *line, const ch
     char *request = path && body ? restore(t, name, body, path, seed, &previous) : NULL;
     if (!request || (then && json_integer_value(then) != 200) ||
         (before && (!finish || strcmp(finish, "abort") == 0))) {
-        t->skipped++; /* refused, aborted, or cut short then */
+        t->skipped++; /* refused, aborted, or cut by length then */
         free(request);
         return HD_OK;
     }
@@ -191,13 +191,13 @@ static hd_status replay_one(tally *t, int32_t port, const json_t *line, const ch
     return st;
 }
 
-/* Lines of a log, and lines of a dump with their bodies behind them. */
+/* Reads lines of a log, and lines of a dump with the bodies after them. */
 static hd_status replay_all(tally *t, int32_t port, const char *file, char *text, size_t n,
                             hd_err *err) {
     size_t at = 0;
     for (int number = 1; at < n; number++) {
         const size_t length = strcspn(text + at, "\n");
-        if (length == 0) { /* a full disk leaves one behind */
+        if (length == 0) { /* an incomplete last line, after a full disk */
             at++;
             continue;
         }

@@ -20,7 +20,7 @@
 
 enum { EXIT_RESTART_ME = 75, RESERVED_FILES = 64, FEW_CONNECTIONS = 64 };
 
-/* ---- signals: one thread follows them, so that nothing happens inside a handler ---- */
+/* ---- signals: one thread handles them, so that no handler does work ---- */
 
 typedef struct follower {
     server *server;
@@ -39,8 +39,8 @@ static sigset_t followed_signals(void) {
     return set;
 }
 
-/* Until the follower lives, those that ask for something wait for it, and those that end the
- * process end it: a name that is looked up in vain must not keep it. */
+/* Before the thread runs, requests by signal wait for it, and signals that end the process end
+ * it. Otherwise a slow name resolution could not be stopped. */
 static sigset_t waiting_signals(void) {
     sigset_t set = followed_signals();
     sigdelset(&set, SIGINT);
@@ -48,13 +48,14 @@ static sigset_t waiting_signals(void) {
     return set;
 }
 
-/* In the background of a terminal it goes on, and a stray signal is no end. */
+/* A background job of a terminal continues after SIGTTOU and SIGTTIN; a stray SIGUSR2 does not
+ * end it. */
 static void ignore_strays(void) {
     static const int strays[] = {SIGUSR2, SIGTTOU, SIGTTIN};
     for (size_t i = 0; i < HD_LEN(strays); i++) signal(strays[i], SIG_IGN);
 }
 
-/* What cannot be read again stays as it was, and keeps nothing else from being read. */
+/* A file that cannot be read again keeps its old content; the other files are read. */
 static void reload(server *s) {
     hd_err keys = {0}, certificate = {0};
     if (server_reload_keys(s, &keys) == HD_OK) {
@@ -79,7 +80,7 @@ static void *follow_signals(void *user) {
         } else if (caught == SIGUSR1) {
             server_log_state(f->server);
         } else if (++f->n_stops > 1 || !atomic_load(&f->loaded)) {
-            _exit(f->n_stops > 1 ? 130 : 0); /* twice, or nothing is lost yet */
+            _exit(f->n_stops > 1 ? 130 : 0); /* a second signal, or still loading */
         } else {
             sem_post(&f->stop);
         }
@@ -87,7 +88,7 @@ static void *follow_signals(void *user) {
     return NULL;
 }
 
-/* A step that never comes back would keep the process for ever. */
+/* A step that never ends would keep the process alive for ever. */
 static void *give_up(void *user) {
     const serve_settings *set = user;
     const struct timespec patience = {set->health_s, 0};
@@ -103,9 +104,9 @@ static void give_up_later(const serve_settings *set) {
     }
 }
 
-/* ---- what is said at the start ---- */
+/* ---- the banner ---- */
 
-/* An address as it stands in a URL. */
+/* Returns an address as it is written in a URL. */
 static void bracket(char *out, size_t cap, const char *address) {
     snprintf(out, cap, strchr(address, ':') ? "[%s]" : "%s", address);
 }
@@ -202,7 +203,7 @@ static hd_status run(const serve_settings *set, const server_options *options, h
     ignore_strays();
     sem_init(&f.stop, 0, 0);
     HD_TRY(server_open(&f.server, options, err));
-    pthread_sigmask(SIG_BLOCK, &signals, NULL); /* in all threads that follow */
+    pthread_sigmask(SIG_BLOCK, &signals, NULL); /* for all threads that start later */
     if (pthread_create(&thread, NULL, follow_signals, &f) != 0) {
         server_close(f.server);
         return HD_FAIL(err, HD_EIO, "cannot start a thread");
@@ -221,7 +222,7 @@ static hd_status run(const serve_settings *set, const server_options *options, h
         }
         give_up_later(set);
     }
-    atomic_store(&f.over, true); /* a canceled thread would confuse sanitizers */
+    atomic_store(&f.over, true); /* a canceled thread would be reported by sanitizers */
     pthread_kill(thread, SIGHUP);
     pthread_join(thread, NULL);
     server_close(f.server);
@@ -229,7 +230,7 @@ static hd_status run(const serve_settings *set, const server_options *options, h
     return st;
 }
 
-/* Every connection is a file. The soft limit is ours to raise. */
+/* Every connection is a file descriptor. The process may raise the soft limit. */
 static hd_status raise_file_limit(int64_t *connections, hd_err *err) {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return HD_OK;
@@ -256,7 +257,7 @@ int cmd_serve(int argc, char **argv) {
     if (!serve_settings_parse(&set, argc, argv, &code)) return code;
     hd_status st = raise_file_limit(&set.connections, &err);
     if (st == HD_OK) {
-        upload_bar bar = {.quiet = !isatty(STDERR_FILENO)}; /* the log is no place for one */
+        upload_bar bar = {.quiet = !isatty(STDERR_FILENO)}; /* not into the log */
         server_options options = serve_settings_options(&set);
         options.engine.on_upload = upload_bar_draw;
         options.engine.on_upload_ctx = &bar;

@@ -67,7 +67,7 @@ static void print_json_string(const hd_bytes *text) {
     puts("\"");
 }
 
-/* Cuts the next line off the input; false at its end. A last line needs no line feed. */
+/* Takes the next line of the input; false at its end. A last line needs no line feed. */
 static bool next_line(const job *j, size_t *at, const char **line, size_t *n) {
     if (*at >= j->n) return false;
     const char *feed = memchr(j->input + *at, '\n', j->n - *at);
@@ -90,7 +90,7 @@ static hd_status tokenize_line(const job *j, const char *line, size_t n, uint32_
     return st;
 }
 
-/* The failure of one line, named with its number. */
+/* Reports the failure of one line, with its number. */
 static hd_status fail_line(hd_status st, size_t number, const hd_err *why, hd_err *err) {
     return HD_FAIL(err, st, "standard input: line %zu: %s", number, why->msg);
 }
@@ -147,7 +147,7 @@ static hd_status read_id(const job *j, const char *text, size_t n, size_t *at, h
     return hd_ids_push(ids, (int32_t)id, err);
 }
 
-/* A JSON array of ids, or ids with white space between. */
+/* Parses a JSON array of ids, or ids with white space between. */
 static hd_status read_ids(const job *j, const char *text, size_t n, hd_ids *ids, hd_err *err) {
     size_t at = skip_space(text, n, 0);
     bool array = at < n && text[at] == '[';
@@ -225,7 +225,7 @@ static hd_status detokenize(const job *j, hd_err *err) {
     return st;
 }
 
-/* The rest of the line is filled in here. */
+/* the rest of the struct is filled here */
 static int run_job(job *j, command_line line, int argc, char **argv,
                    hd_status (*work)(const job *, hd_err *)) {
     const positional dir = {.name = "DIR", .value = &j->dir, .kind = POSITIONAL_TEXT};

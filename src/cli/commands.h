@@ -13,19 +13,19 @@ typedef struct command {
     const char *name;
     command_fn *run;
     const char *args;
-    const char *help; /* NULL: for who installs the program, not listed */
+    const char *help; /* NULL: for installation, not listed */
 } command;
 
 enum { MOST_COMMANDS = 32 };
 
-/* All of them, as they are listed. */
+/* All commands, in the order of the list. */
 const command *commands_all(size_t *n);
 
-/* Further arguments with a table of options each, "throughput" of bench, to NULL; NULL: there is one
- * table. */
+/* Further arguments with an option table each, such as "throughput" of bench; NULL ends the
+ * list. NULL: there is one table. */
 const char *const *command_forms(const command *c);
 
-/* Hands every table of options of the command to visit; each lives during its call only. */
+/* Calls visit with every option table of the command; a table is valid during its call only. */
 void command_visit(const command *c, void (*visit)(const command_line *line, void *user),
                    void *user);
 

@@ -1,4 +1,4 @@
-/* hub_env.c - see hub_env.h. An empty variable counts as one that is not set. */
+/* hub_env.c - see hub_env.h. An empty variable counts as unset. */
 #include "cli/hub_env.h"
 
 #include <stdlib.h>
@@ -13,7 +13,8 @@ static const char *variable(const char *name) {
     return value && *value ? value : NULL;
 }
 
-/* A path as the variable says it, "~/" being the home. malloc'ed; NULL: no memory, or no home. */
+/* Returns the path in a variable, with "~/" as the home. malloc'ed; NULL: no memory, or no
+ * home. */
 static char *expanded(const char *path) {
     const char *home = variable("HOME");
     if (strncmp(path, "~/", 2) != 0) return strdup(path);

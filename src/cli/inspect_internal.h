@@ -18,13 +18,13 @@ typedef struct inspection {
     const hd_weights *weights;       /* NULL: the config alone */
     const hd_checkpoint *checkpoint; /* NULL likewise */
     hd_summary summary;              /* as stored, or as the config declares */
-    int32_t n_mtp;                   /* MTP layers that are there */
+    int32_t n_mtp;                   /* MTP layers that exist */
     int32_t n_missing, n_unknown, n_ignored;
     int64_t tensor_bytes; /* of every tensor in the files, known or not */
     hd_err problem;       /* code HD_OK: none */
 } inspection;
 
-/* Layers of one kind among the main ones. */
+/* Count layers of one kind among the main ones. */
 int32_t inspect_count_attention(const hd_model_spec *s, hd_attention kind);
 int32_t inspect_count_mlp(const hd_model_spec *s, hd_mlp kind);
 

@@ -211,7 +211,7 @@ hd_status inspect_print_json(const inspection *in, bool tensors, hd_err *err) {
         set(&w, o, "tensor_list", list);
     }
     if (!w.failed) {
-        json_dumpf(o, stdout, JSON_INDENT(2)); /* what cannot be written, main reports */
+        json_dumpf(o, stdout, JSON_INDENT(2)); /* main reports write errors */
         putchar('\n');
     }
     json_decref(o);

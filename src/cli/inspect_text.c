@@ -33,7 +33,7 @@ static text sized(int64_t bytes) {
     return out;
 }
 
-/* Then formats stand below the numbers and not beside them. */
+/* Formats are then printed below the numbers, not beside them. */
 static bool is_narrow(const screen *out) {
     return out->width && out->width < NARROW;
 }
@@ -46,7 +46,7 @@ static void label(screen *out, const char *name) {
     screen_print(out, "  %-*s", LABEL, name);
 }
 
-/* Foreign text: control characters could drive the terminal. */
+/* Text of the file: control characters could change the terminal. */
 static void put_safe(screen *out, const char *s) {
     for (; *s; s++) {
         unsigned char b = (unsigned char)*s;

@@ -42,9 +42,9 @@ static hd_status open_terminal(line_editor *l, hd_err *err) {
     el_set(l->el, EL_PROMPT, prompt_of);
     el_set(l->el, EL_EDITOR, "emacs");
     el_set(l->el, EL_HIST, history, l->history);
-    el_source(l->el, NULL); /* the person's own .editrc, where there is one */
-    /* Between two lines the terminal edits by itself. A Ctrl-D typed there would be an end of
-     * file to it, and become a NUL that means nothing when the next line begins. */
+    el_source(l->el, NULL); /* the user's own .editrc, if there is one */
+    /* Between two lines the terminal itself edits. It would take a Ctrl-D typed there as the
+     * end of the file, and the next line would begin with a NUL. */
     el_set(l->el, EL_SETTY, "-x", "eof=", NULL);
     return HD_OK;
 }

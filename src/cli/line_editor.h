@@ -8,12 +8,12 @@ typedef struct line_editor line_editor;
 
 typedef enum line_read { LINE_READ, LINE_INTERRUPTED, LINE_END } line_read;
 
-/* history: a file that keeps the lines from run to run; NULL: none. */
+/* history: a file that keeps lines between runs; NULL: none. */
 hd_status line_editor_open(line_editor **out, const char *history, hd_err *err);
 void line_editor_close(line_editor *l); /* writes the history; NULL is fine */
 
-/* prompt: at most 15 bytes. *line is without its line end and valid until the next call. Ctrl-C gives INTERRUPTED, so
- * SIGINT must have a handler that does not restart system calls. */
+/* prompt: at most 15 bytes. *line has no line end and is valid until the next call. Ctrl-C
+ * returns INTERRUPTED, so SIGINT needs a handler that does not restart system calls. */
 line_read line_editor_read(line_editor *l, const char *prompt, const char **line);
 
 #endif

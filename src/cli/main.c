@@ -34,7 +34,7 @@ static int unknown_command(const char *name) {
     return report_error(&err);
 }
 
-/* Files opened later must never land on descriptors 0 to 2, where others will write. */
+/* Files opened later must not get descriptors 0 to 2, to which others write. */
 static void ensure_standard_descriptors(void) {
     int fd;
     do {
@@ -43,7 +43,7 @@ static void ensure_standard_descriptors(void) {
     if (fd > STDERR_FILENO) close(fd);
 }
 
-/* Output that could not be written (full disk, closed pipe) must not look like success. */
+/* Output that could not be written (full disk, closed pipe) must be reported as a failure. */
 static int flush_output(int code) {
     if (fflush(stdout) == 0 && !ferror(stdout)) return code;
     hd_err err = {0};
@@ -52,8 +52,8 @@ static int flush_output(int code) {
     return code ? code : failed;
 }
 
-/* Files are mapped: one that is cut short while it is read ends in a signal and not in an
- * error code. Only calls that are safe in a handler. */
+/* Files are mapped: if one is truncated while it is read, the process gets a signal instead of
+ * an error code. Only calls that are safe in a handler. */
 static void on_bus_error(int signal_number) {
     static const char text[] =
         "error: a mapped file was cut short or cannot be read any more\n";
@@ -67,8 +67,8 @@ static void on_bus_error(int signal_number) {
 int main(int argc, char **argv) {
     ensure_standard_descriptors();
     signal(SIGBUS, on_bus_error);
-    signal(SIGPIPE, SIG_IGN); /* a reader that left is an error of that write only, */
-    signal(SIGXFSZ, SIG_IGN); /* and so is a file that may not grow (ulimit -f) */
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of that write only, */
+    signal(SIGXFSZ, SIG_IGN); /* and so is the limit of file sizes (ulimit -f) */
     if (argc < 2) {
         print_usage(stderr);
         return 2;

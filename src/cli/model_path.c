@@ -32,7 +32,7 @@ static size_t read_start(char *out, size_t size, const char *path) {
     return n > 0 ? (size_t)n : 0;
 }
 
-/* Eight bytes of a length, and JSON. */
+/* Eight bytes of a length, then JSON. */
 static bool begins_like_safetensors(const char *start, size_t n) {
     return n > 9 && start[8] == '{' && start[6] == 0 && start[7] == 0;
 }
@@ -75,7 +75,7 @@ static bool has(const char *folder, const char *name) {
     return there;
 }
 
-/* What a tokenizer or a chat encoding is read from. */
+/* Files of a tokenizer or a chat encoding. */
 static bool has_text(const char *folder) {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json",
                                         "chat_template.jinja", "encoding"};
@@ -110,7 +110,7 @@ typedef struct kept_path {
     char text[];
 } kept_path;
 
-/* A copy that lives, and can be reached, until the program ends. */
+/* Returns a copy that is reachable until the program ends. */
 static hd_status keep_path(const char **out, const char *path, hd_err *err) {
     static kept_path *all;
     const size_t n = strlen(path) + 1;
@@ -148,6 +148,7 @@ hd_status model_path_find(const char **path, model_part part, hd_err *err) {
         if (S_ISDIR(info.st_mode)) return explain_folder(*path, part, err);
         return S_ISREG(info.st_mode) ? explain_file(*path, part, err) : HD_OK;
     }
-    if (hub_name_parse(&name, *path, NULL) != HD_OK) return HD_OK; /* its opener says why */
+    if (hub_name_parse(&name, *path, NULL) != HD_OK)
+        return HD_OK; /* opening it gives the reason */
     return find_name(path, &name, err);
 }

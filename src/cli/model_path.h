@@ -11,10 +11,10 @@ typedef enum model_part {
     MODEL_CONFIG, /* such a folder, or a config.json itself */
 } model_part;
 
-/* A path that exists stays as it is; ORG/NAME or ORG/NAME@REVISION becomes the folder of the
- * Hugging Face cache, which lives until the program ends. What is certainly something else (a GGUF
- * file, a file of weights alone, a folder without config.json) is refused with what it is and what
- * to do. */
+/* An existing path is unchanged; ORG/NAME or ORG/NAME@REVISION becomes the folder of the
+ * Hugging Face cache, valid until the program ends. Anything that is certainly wrong (a GGUF
+ * file, a file of weights alone, a folder without config.json) is refused; the error says what
+ * it is and what to do. */
 hd_status model_path_find(const char **path, model_part part, hd_err *err);
 
 #endif

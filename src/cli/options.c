@@ -34,7 +34,7 @@ double option_real_value(const option *o) {
 
 typedef struct parse {
     const command_line *line;
-    const char *given[MAX_OPTIONS]; /* the value an option was given, to refuse two different */
+    const char *given[MAX_OPTIONS]; /* the first value of an option, to refuse a second one */
     const char *config;             /* --config FILE */
     hd_err err;
 } parse;
@@ -59,7 +59,7 @@ int report_error(const hd_err *err) {
     return 70;
 }
 
-/* Levenshtein distance, bounded by the short words it is used on. */
+/* Levenshtein distance, for short words. */
 static int distance(const char *a, const char *b) {
     enum { CAP = 48 };
     size_t n = strlen(a), m = strlen(b);
@@ -103,7 +103,7 @@ static int find_option(const command_line *line, const char *name, size_t n) {
     return -1;
 }
 
-/* dashes: what stood before the name on the command line, or "" for a key of a config file. */
+/* dashes: the characters before the name on the command line; "" for a key of a config file. */
 static hd_status unknown_option(parse *p, const char *dashes, const char *name, size_t n,
                                 const char *where) {
     const char *names[MAX_OPTIONS + 2] = {"help", "config"};
@@ -271,7 +271,7 @@ static hd_status take_option(parse *p, int argc, char **argv, int *i) {
     return set_value(p, o, value);
 }
 
-/* "FILE: line L column C: " of the first place where key stands as a JSON string. */
+/* Writes "FILE: line L column C: " of the first JSON string that equals key. */
 static void locate_key(char *out, size_t cap, const char *path, const char *text,
                        const char *key) {
     size_t n = strlen(key);
@@ -357,7 +357,7 @@ static hd_status read_config(parse *p) {
     return st;
 }
 
-/* Names of models become folders. */
+/* Replaces names of models by folders. */
 static hd_status find_models(const command_line *line, int n_given, hd_err *err) {
     static const model_part parts[] = {[POSITIONAL_MODEL] = MODEL_WHOLE,
                                        [POSITIONAL_TEXT] = MODEL_TEXT,
@@ -397,7 +397,7 @@ static hd_status parse_all(parse *p, int argc, char **argv) {
 
 /* ---- help ---- */
 
-/* The name at the left, the text beside it in lines of its own. */
+/* Prints the name at the left, and the text beside it in its own lines. */
 static void print_entry(screen *out, const char *name, const char *text) {
     out->indent = TEXT_COLUMN;
     screen_print(out, "%-*s", TEXT_COLUMN - 1, name);
@@ -406,7 +406,7 @@ static void print_entry(screen *out, const char *name, const char *text) {
     screen_print(out, "%s\n", text);
 }
 
-/* The help, and what is allowed: (a, b, c), (0..9). */
+/* Writes the help, and the range: (a, b, c), (0..9). */
 static void print_option(screen *out, const option *o) {
     char name[100], letter[8] = "    ", text[512];
     if (o->letter) snprintf(letter, sizeof letter, "-%c, ", o->letter);
@@ -432,7 +432,7 @@ static void print_option(screen *out, const option *o) {
     print_entry(out, name, text);
 }
 
-/* Lines of a paragraph are joined and wrapped again; those that begin with a space stay. */
+/* Lines of a paragraph are joined and wrapped; those that begin with a space are kept. */
 static void print_details(screen *out, const char *text) {
     screen_print(out, "\n");
     for (; *text; text++) {

@@ -5,7 +5,8 @@
 
 #include "base/json.h"
 
-/* Of a response itself, or of the first event that holds one. A new reference, or NULL. */
+/* Returns the id of a response itself, or of the first event with a response. A new reference,
+ * or NULL. */
 static json_t *response_id(const char *answer) {
     json_t *whole = hd_json_read(answer, strlen(answer), JSON_ALLOW_NUL, NULL);
     const char *data = whole ? NULL : strstr(answer, "data: {");

@@ -6,12 +6,12 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-/* links: an object from old ids to new ones, which grows by what these two answers, of JSON or
- * events, are. Answers of other endpoints change nothing. */
+/* links: an object from old ids to new ones. Adds the ids of two replies, JSON or events.
+ * Replies of other endpoints add nothing. */
 void replay_link(json_t *links, const char *before, const char *now);
 
-/* The request continues a response by its id of now; *id (borrowed from links) is that, or NULL if
- * it continues none. False: the response is not among the links. */
+/* Rewrites a request that continues a response to its new id; *id (borrowed from links) is that
+ * id, or NULL if it continues none. False: the response is not among the links. */
 bool replay_relink(const json_t *links, json_t *request, const char **id);
 
 #endif

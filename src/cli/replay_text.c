@@ -39,7 +39,7 @@ static void join(collected *c, json_int_t choice, const char *kind, const char *
     free(both);
 }
 
-/* Depth is bounded by the parser. */
+/* the parser bounds the depth */
 static void walk(collected *c, const json_t *value, json_int_t choice, const char *kind) {
     const char *key;
     json_t *item;
@@ -59,7 +59,7 @@ static void walk(collected *c, const json_t *value, json_int_t choice, const cha
     }
 }
 
-/* The native endpoint repeats all text in every event: its last one says everything. */
+/* The native endpoint repeats all text in every event: the last one is complete. */
 static bool walk_events(collected *c, const char *answer, bool last_only) {
     json_t *last = NULL;
     bool any = false;

@@ -2,9 +2,9 @@
 #ifndef HD_CLI_REPLAY_TEXT_H
 #define HD_CLI_REPLAY_TEXT_H
 
-/* answer: a JSON object, or server-sent events. All texts of a kind and a choice, joined, one
- * line each; the caller's (free). NULL: no JSON, no memory. Where tokens were cut into events
- * makes no difference. */
+/* answer: a JSON object, or server-sent events. Returns all texts, joined by kind and choice,
+ * one line each; the caller frees it. NULL: no JSON, no memory. The division of tokens into
+ * events does not matter. */
 char *replay_text(const char *path, const char *answer);
 
 #endif

@@ -1,5 +1,5 @@
-/* screen.c - see screen.h. Words end at spaces; wide characters (Chinese, Japanese, Korean) are words
- * of their own. */
+/* screen.c - see screen.h. Words end at spaces; a wide character (Chinese, Japanese, Korean) is
+ * a word. */
 #define _GNU_SOURCE
 #include "cli/screen.h"
 
@@ -33,7 +33,8 @@ static bool is_in(uint32_t c, const range *ranges, size_t n) {
     return false;
 }
 
-/* Columns of a character: 2 of East Asia's wide ones and of pictures, 0 of marks that combine. */
+/* Returns the columns of a character: 2 for East Asian wide ones and pictures, 0 for combining
+ * ones. */
 static int width_of(uint32_t c) {
     static const range none[] = {
         {0x300,  0x36f },
@@ -87,7 +88,7 @@ static void put_spaces(screen *s, int n) {
 static void put_word(screen *s) {
     if (s->n == 0) return;
     const bool begun = s->column > s->indent;
-    const int room = s->width - s->column - s->word_width; /* for spaces before it */
+    const int room = s->width - s->column - s->word_width; /* for spaces before the word */
     if (s->width && !begun && s->spaces > room) s->spaces = room > 0 ? room : 0;
     if (s->width && begun && s->spaces > room) {
         fputc('\n', s->to);
@@ -118,7 +119,7 @@ static void add_to_word(screen *s, const char *bytes, size_t n, int width) {
 
 static void add_character(screen *s, const char *bytes, size_t n) {
     const uint32_t c = decode(bytes, n);
-    if (c < 0x20 || (c >= 0x7f && c < 0xa0)) { /* could drive the terminal */
+    if (c < 0x20 || (c >= 0x7f && c < 0xa0)) { /* could change the terminal */
         char spelled[8];
         const int k = snprintf(spelled, sizeof spelled, "\\x%02x", (unsigned)c);
         add_to_word(s, spelled, (size_t)k, k);
@@ -136,8 +137,8 @@ static size_t bytes_of_character(unsigned char first) {
 
 static void add_byte(screen *s, char byte) {
     const bool follows = ((unsigned char)byte & 0xc0) == 0x80;
-    if (s->n_part && !follows) s->n_part = 0; /* was no character: left out, */
-    if (!s->n_part && follows) return;        /* and so is the rest of one */
+    if (s->n_part && !follows) s->n_part = 0; /* not a character: omitted, */
+    if (!s->n_part && follows) return;        /* with the rest of an incomplete one */
     if (byte == '\n') {
         put_line_feed(s);
     } else if (byte == ' ' || byte == '\t') {

@@ -46,7 +46,7 @@ static const char details[] =
     "everyone\n"
     "on this machine. SIGHUP reads the files again. SIGTERM and SIGINT drain; twice: at once.";
 
-/* Splits "a,b" in place of a copy. */
+/* Splits "a,b" in place, in a copy. */
 static hd_status split(char **copy, const char *flag, const char *list, const char **out,
                        size_t *n, hd_err *err) {
     *copy = list ? strdup(list) : NULL;
@@ -292,7 +292,7 @@ server_options serve_settings_options(const serve_settings *set) {
         .trace_dir = set->trace_dir,
         .settings_json = set->settings_json,
         .stall_s = (int32_t)set->health_s,
-        .metrics_compat = set->compat, /* the choices count as the bits do */
+        .metrics_compat = set->compat, /* indices of choices */
         .user = set->user,
         .group = set->group,
         .sandbox = !set->no_sandbox,

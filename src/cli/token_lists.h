@@ -10,7 +10,7 @@ typedef struct token_lists {
     int32_t n;       /* sequences */
     int32_t longest; /* tokens */
     int64_t total;   /* tokens of all sequences */
-    int32_t *tokens; /* [total] one sequence behind the other */
+    int32_t *tokens; /* [total] the sequences, one after another */
     int64_t *first;  /* [n + 1] */
 } token_lists;
 

@@ -11,8 +11,8 @@ typedef struct upload_bar {
     bool quiet, drawn;
 } upload_bar;
 
-/* Of hd_engine_options.on_upload and hd_upload_watch, with an upload_bar as ctx: draws from the
- * first call to the last. A small model is there before anybody looks. */
+/* For hd_engine_options.on_upload and hd_upload_watch, with an upload_bar as ctx. Small models
+ * are uploaded before a bar is useful, and none is drawn. */
 void upload_bar_draw(void *bar, size_t done, size_t total);
 
 #endif

@@ -298,7 +298,7 @@ void random_fill(hd_stream *s, void *device, size_t bytes, const hd_random_fill 
     const size_t blocks = (n + RANDOM_FILL_BLOCK - 1) / RANDOM_FILL_BLOCK;
     make_random_fill<<<(unsigned)(blocks < most ? blocks : most), RANDOM_FILL_BLOCK, 0,
                        hd_cuda_stream(s)>>>(static_cast<uint64_t *>(device), n, *random_fill);
-    note(s, "noise", cudaGetLastError());
+    note(s, "random fill", cudaGetLastError());
 }
 
 /* ---- events ---- */

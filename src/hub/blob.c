@@ -70,7 +70,7 @@ static hd_status take_lock(hub_blob *b, hd_err *err) {
     return HD_EAGAIN;
 }
 
-/* Opens what is there: the blob to be verified, or the partial file. */
+/* Opens the existing file: the blob to be verified, or the partial file. */
 static hd_status open_file(hub_blob *b, hd_err *err) {
     struct stat info;
     b->verifying = is_there(b);
@@ -91,7 +91,7 @@ static hd_status open_file(hub_blob *b, hd_err *err) {
     return hub_digest_begin(&b->digest, b->file->kind, b->file->bytes, err);
 }
 
-/* Hashes a piece of what was there; HD_EAGAIN: there is more of it. */
+/* Hashes a piece of the existing bytes; HD_EAGAIN: there are more. */
 static hd_status hash_kept(hub_blob *b, hd_err *err) {
     unsigned char bytes[READ_BYTES];
     for (int64_t n = 0; n < HASH_BYTES && b->hashed < b->kept;) {
@@ -159,7 +159,7 @@ static hd_status end(hub_job *job, hd_err *err) {
     return HD_FAIL(err, HD_EAGAIN, "%s: damaged on %s", b->file->path, where);
 }
 
-/* All bytes were there before: are they right? If not, they are fetched. */
+/* All bytes existed before: verifies them. If they are wrong, they are downloaded. */
 static hd_status check_kept(hub_job *job, hd_err *err) {
     hd_err why = {0};
     const hd_status st = end(job, &why);

@@ -30,7 +30,7 @@ static bool is_folder(const char *path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-/* The commit that the cache knows for a branch or tag; false: none. */
+/* Reads the commit that the cache records for a branch or tag; false: none. */
 static bool read_reference(char commit[COMMIT_DIGITS + 1], const char *root,
                            const hub_name *name) {
     char *path = hub_cache_path(root, name->repo, "refs", name->revision), *text = NULL;
@@ -91,7 +91,8 @@ hd_status hub_make_folders(const char *file, hd_err *err) {
     return st;
 }
 
-/* From a file of a snapshot to its blob: up to the repository's folder first. */
+/* Makes the relative path from a file of a snapshot to its blob, over the repository's
+ * folder. */
 static char *link_target(const hub_file *f) {
     static const char up[] = "../../", step[] = "../", blobs[] = "blobs/";
     size_t depth = 0;
@@ -107,7 +108,7 @@ static char *link_target(const hub_file *f) {
     return target;
 }
 
-/* A name beside path that nobody else uses, for what is renamed to path. */
+/* Makes a name beside path that no other program uses, for a file that is renamed to path. */
 static char *temporary_of(const char *path) {
     const size_t n = strlen(path) + 32;
     char *out = malloc(n);
@@ -139,7 +140,7 @@ hd_status hub_cache_link(const char *root, const char *repo, const char *commit,
 
 hd_status hub_cache_refer(const char *root, const hub_name *name, const char *commit,
                           hd_err *err) {
-    if (strcmp(name->revision, commit) == 0) return HD_OK; /* a commit stands for itself */
+    if (strcmp(name->revision, commit) == 0) return HD_OK; /* a commit is its own reference */
     char *path = hub_cache_path(root, name->repo, "refs", name->revision);
     char *temporary = path ? temporary_of(path) : NULL;
     hd_status st = temporary ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for a path");

@@ -10,7 +10,7 @@
 
 /* ---- name.c ---- */
 
-/* A relative path that stays inside its folder, without a byte that a terminal would obey. */
+/* Returns whether it is a relative path inside its folder, without control characters. */
 bool hub_path_is_plain(const char *path);
 bool hub_is_hex(const char *text, size_t n); /* text is n small hexadecimal digits */
 /* text with everything but letters, digits and -._~ escaped; slashes too unless keep_slashes.
@@ -27,7 +27,7 @@ typedef enum hub_digest_kind {
 
 enum { HUB_HEX_BYTES = 65 };
 
-/* By the number of digits; HUB_NO_DIGEST: text is no digest. */
+/* Returns the kind by the number of digits; HUB_NO_DIGEST: text is no digest. */
 hub_digest_kind hub_digest_kind_of(const char *text);
 
 typedef struct hub_digest {
@@ -54,13 +54,14 @@ typedef struct hub_listing {
     int32_t n;
 } hub_listing;
 
-/* The answer of /api/models/REPO/revision/REVISION?blobs=true; what names it in errors. */
+/* Parses the reply to /api/models/REPO/revision/REVISION?blobs=true; `what` names it in
+ * errors. */
 hd_status hub_listing_parse(hub_listing *out, const char *text, size_t n, const char *what,
                             hd_err *err);
 void hub_listing_deinit(hub_listing *l);
 
-/* Leaves the files that a model needs: JSON, safetensors, tokenizer and chat template of the
- * repository's own folder. HD_EINVAL: there is nothing to load among them. */
+/* Keeps the files that a model needs: JSON, safetensors, tokenizer and chat template of the
+ * repository's own folder. HD_EINVAL: none of them can be loaded. */
 hd_status hub_listing_select(hub_listing *l, const char *repo, hd_err *err);
 
 /* ---- cache.c ---- */
@@ -73,31 +74,31 @@ hd_status hub_cache_link(const char *root, const char *repo, const char *commit,
 hd_status hub_cache_refer(const char *root, const hub_name *name, const char *commit,
                           hd_err *err);
 
-/* ---- transfer.c: one file on its way ---- */
+/* ---- transfer.c: one download ---- */
 
 typedef struct hub_job hub_job;
 
-/* What becomes of the bytes. */
+/* Receives the bytes of a download. */
 typedef struct hub_sink {
-    /* Before every attempt: *from is the first byte that is wanted. HD_EAGAIN: call again after
-     * job->wait_ns. Sets job->over if nothing is to be fetched. */
+    /* Before every attempt: *from is the first byte to request. HD_EAGAIN: call again after
+     * job->wait_ns. Sets job->over if nothing is to be downloaded. */
     hd_status (*begin)(hub_job *job, int64_t *from, hd_err *err);
     hd_status (*restart)(hub_job *job, hd_err *err); /* the server begins at byte 0 */
     hd_status (*take)(hub_job *job, const char *bytes, size_t n, hd_err *err);
-    /* All is there. HD_EAGAIN: it was wrong and is wanted again, from byte 0. */
+    /* All bytes are there. HD_EAGAIN: they were wrong and are requested again, from byte 0. */
     hd_status (*end)(hub_job *job, hd_err *err);
 } hub_sink;
 
 typedef enum hub_outcome {
     HUB_DONE,
-    HUB_REDIRECTED, /* job->url is the next place */
+    HUB_REDIRECTED, /* job->url is the redirect's target */
     HUB_TRY_AGAIN,  /* after job->wait_ns if that is set; err says what happened */
     HUB_FAILED
 } hub_outcome;
 
 typedef enum hub_job_state {
     HUB_JOB_WAITING,
-    HUB_JOB_ACTIVE,  /* has a place, and no connection */
+    HUB_JOB_ACTIVE,  /* running, but without a connection */
     HUB_JOB_RUNNING, /* has a connection */
     HUB_JOB_FINISHED
 } hub_job_state;
@@ -108,9 +109,9 @@ struct hub_job {
     char *home;       /* URL at the endpoint, owned */
     int64_t bytes;    /* expected; -1: unknown */
     bool head;        /* only the headers are wanted */
-    bool over;        /* nothing is left to do */
+    bool over;        /* nothing remains to be done */
 
-    /* of the attempt under way */
+    /* of the current attempt */
     const hub_options *options;
     CURL *easy;
     char *url; /* owned */
@@ -124,15 +125,15 @@ struct hub_job {
 
     /* of all attempts */
     hub_job_state state;
-    int failures;    /* in a row, without a byte between them */
+    int failures;    /* consecutive, without a byte between them */
     int64_t due_ns;  /* not before */
-    int64_t wait_ns; /* asked for by the sink or the server */
+    int64_t wait_ns; /* requested by the sink or the server */
 };
 
 bool hub_is_endpoint(const char *url);              /* http or https, with a host */
 hd_status hub_job_start(hub_job *job, hd_err *err); /* sets up job->easy for job->url */
 hub_outcome hub_job_finish(hub_job *job, CURLcode code);
-void hub_job_rest(hub_job *job); /* gives up its connection and what belongs to an attempt */
+void hub_job_rest(hub_job *job); /* closes its connection and what belongs to an attempt */
 void hub_job_deinit(hub_job *job);
 
 /* ---- jobs.c ---- */
@@ -147,16 +148,16 @@ typedef struct hub_blob {
     const hub_file *file;
     char *path, *partial, *lock_path;
     int fd, lock_fd;     /* -1: closed */
-    int64_t kept;        /* bytes of the file as it is */
-    int64_t hashed;      /* bytes of them that the digest has seen */
+    int64_t kept;        /* bytes of the file on disk */
+    int64_t hashed;      /* bytes of them that are hashed */
     int64_t counted;     /* bytes that are part of *done_bytes */
-    int64_t *done_bytes; /* of all blobs: what is shown */
+    int64_t *done_bytes; /* of all blobs, for the progress bar */
     hub_digest digest;
     bool verifying;     /* fd is the finished blob */
     bool again, waited; /* downloaded a second time; another program held the lock */
 } hub_blob;
 
-/* Takes url, also when it fails. Adds what is there already to *done_bytes. */
+/* Takes ownership of url, also after a failure. Adds the existing bytes to *done_bytes. */
 hd_status hub_blob_open(hub_blob *b, const hub_file *f, const hub_name *name, char *url,
                         const hub_options *o, int64_t *done_bytes, hd_err *err);
 void hub_blob_close(hub_blob *b);

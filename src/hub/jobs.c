@@ -1,6 +1,6 @@
-/* jobs.c - runs concurrent downloads on one thread: starts, retries and delays them. A job
- * that waits (for a retry, a lock, or to hash) keeps its place among the running ones. If a
- * server says how long to wait, all jobs wait, because it is the same server. */
+/* jobs.c - runs concurrent downloads on one thread: starts, retries and delays them. A job that
+ * waits (for a retry, a lock, or to hash) still counts as running. If a server requests a
+ * delay, all jobs wait, because it is the same server. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +16,8 @@ typedef struct run {
     const hub_options *o;
     CURLM *multi;
     hub_job *const *jobs; /* [n] */
-    int32_t n, first;     /* all before first are finished */
-    int32_t n_active;     /* those that have a place */
+    int32_t n, first;     /* all jobs before `first` are finished */
+    int32_t n_active;     /* running ones */
     int64_t quiet_until_ns;
     hd_err *err;
 } run;
@@ -25,7 +25,7 @@ typedef struct run {
 static void finish(run *r, hub_job *job) {
     job->state = HUB_JOB_FINISHED;
     r->n_active--;
-    hub_job_rest(job); /* many files need not keep as many connections */
+    hub_job_rest(job); /* many files do not keep as many connections */
 }
 
 static hd_status start(run *r, hub_job *job) {
@@ -37,7 +37,7 @@ static hd_status start(run *r, hub_job *job) {
     return HD_OK;
 }
 
-/* The first place of a file, from the byte that is wanted. */
+/* Starts a file, from the first byte that is missing. */
 static hd_status launch(run *r, hub_job *job) {
     job->wait_ns = job->from = 0;
     const hd_status st = job->sink->begin(job, &job->from, r->err);
@@ -56,14 +56,14 @@ static hd_status launch(run *r, hub_job *job) {
     return start(r, job);
 }
 
-/* Pushes on every job that is due and has no connection, as many as may be under way. */
+/* Starts the requests of jobs that are due and have no connection, up to the limit. */
 static hd_status launch_due(run *r) {
     const int64_t now = hd_now_ns();
     while (r->first < r->n && r->jobs[r->first]->state == HUB_JOB_FINISHED) r->first++;
     for (int32_t i = r->first; i < r->n; i++) {
         const bool fresh = r->jobs[i]->state == HUB_JOB_WAITING && r->n_active < r->o->parallel;
         if (!fresh && r->jobs[i]->state != HUB_JOB_ACTIVE) {
-            if (r->jobs[i]->state == HUB_JOB_WAITING) break; /* so are all behind it */
+            if (r->jobs[i]->state == HUB_JOB_WAITING) break; /* so are all after it */
             continue;
         }
         if (fresh) {
@@ -76,7 +76,7 @@ static hd_status launch_due(run *r) {
     return HD_OK;
 }
 
-/* After a failure that may pass. */
+/* Schedules a retry after a failure that may be temporary. */
 static hd_status try_again(run *r, hub_job *job) {
     char text[sizeof job->err.msg + 40];
     const int64_t asked_ns = job->wait_ns;
@@ -121,7 +121,7 @@ static hd_status take_result(run *r, CURL *easy, CURLcode code) {
     return HD_FAIL(r->err, job->err.status, "%s", job->err.msg);
 }
 
-/* How long nothing can happen but on a connection. */
+/* Returns how long only connections can have events. */
 static int wait_ms(const run *r) {
     const int64_t now = hd_now_ns();
     int64_t wait_ns = (int64_t)MOST_POLL_MS * 1000000;

@@ -11,7 +11,8 @@ enum { MAX_FILES = 100000 };
 
 static const int64_t MAX_FILE_BYTES = (int64_t)1 << 50;
 
-/* Size and digest: of Git LFS if the file lies there, else of git. Older servers list neither. */
+/* Reads size and digest: of Git LFS if the file is stored there, else of git. Older servers
+ * list neither. */
 static hd_status read_digest(hub_file *f, const json_t *entry, const char *what, hd_err *err) {
     const json_t *lfs = json_object_get(entry, "lfs");
     const json_t *size = json_object_get(json_is_object(lfs) ? lfs : entry, "size");
@@ -101,7 +102,7 @@ static bool is_needed(const char *path) {
     return false;
 }
 
-/* Why there is nothing that could be loaded. */
+/* Explains why nothing can be loaded. */
 static hd_status check_selection(const hub_listing *l, int32_t n_gguf, const char *repo,
                                  hd_err *err) {
     bool config = false, weights = false;

@@ -12,7 +12,7 @@ static bool is_word_byte(char c) {
            c == '-' || c == '_' || c == '.';
 }
 
-/* One part of a repository's name. "--" would make the cache's folders ambiguous. */
+/* Checks one part of a repository's name. "--" would make the cache's folders ambiguous. */
 static bool is_word(const char *text, size_t n) {
     if (n == 0 || text[0] == '.' || text[0] == '-') return false;
     for (size_t i = 0; i < n; i++) {

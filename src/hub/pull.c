@@ -25,7 +25,7 @@ static hd_status no_memory(pull *p) {
     return HD_FAIL(p->err, HD_ENOMEM, "no memory to pull %s", p->name->repo);
 }
 
-/* ENDPOINT/BEFORE/REPO/KIND/REVISION and tail, malloc'ed. */
+/* Makes ENDPOINT/BEFORE/REPO/KIND/REVISION and tail, malloc'ed. */
 static char *url_of(const pull *p, const char *before, const char *kind, const char *revision,
                     const char *tail) {
     char *escaped = hub_escape(revision, false), *url = NULL;
@@ -105,7 +105,7 @@ static hd_status fetch_listing(pull *p) {
     return st;
 }
 
-/* ---- what the listing does not say, the replies' headers do ---- */
+/* ---- sizes and digests that the listing lacks come from replies' headers ---- */
 
 static bool is_described(const hub_file *f) {
     return f->kind != HUB_NO_DIGEST && f->bytes >= 0;
@@ -158,7 +158,7 @@ static hd_status describe_files(pull *p) {
 
 /* ---- the files ---- */
 
-/* Found out before the first byte, not after the last that fits. */
+/* Checks the disk's space before the first byte is downloaded. */
 static hd_status check_room(const pull *p, int64_t missing) {
     struct statvfs disk;
     if (statvfs(p->o->cache, &disk) != 0) return HD_OK;
@@ -214,7 +214,7 @@ static hd_status run(pull *p) {
     return link_files(p);
 }
 
-/* What is written into a request's header must not end it. */
+/* A token must not contain characters that end a request's header. */
 static hd_status check_token(const char *token, hd_err *err) {
     for (const char *c = token ? token : ""; *c; c++) {
         if (*c > ' ' && *c <= '~') continue;

@@ -52,7 +52,8 @@ static bool is_own_machine(const char *host) {
            strcmp(host, "[::1]") == 0;
 }
 
-/* Whether the token may go to url: the endpoint's origin, encrypted or on this machine. */
+/* Returns whether the token may be sent to url: the endpoint's origin, encrypted or on this
+ * machine. */
 static bool is_trusted(const char *url, const char *endpoint) {
     url_parts a, b;
     if (!parts_of(&a, url)) return false;
@@ -80,7 +81,7 @@ static void host_of(char *out, size_t size, const char *url) {
 
 /* ---- the headers of a reply ---- */
 
-/* The value of a header line if it has this name, cut to fit. */
+/* Returns the value of a header line if it has this name, cut to fit. */
 static bool header_value(char *out, size_t size, const char *line, size_t n, const char *name) {
     const size_t k = strlen(name);
     if (n <= k || strncasecmp(line, name, k) != 0 || line[k] != ':') return false;
@@ -91,7 +92,7 @@ static bool header_value(char *out, size_t size, const char *line, size_t n, con
     return true;
 }
 
-/* "DIGEST" or W/"DIGEST"; anything else is no digest of ours. */
+/* Parses "DIGEST" or W/"DIGEST"; anything else is not a digest of the hub. */
 static void read_etag(hub_job *job, char *text, bool linked) {
     char *from = text + (strncmp(text, "W/", 2) == 0 ? 2 : 0);
     if (*from == '"') from++;
@@ -139,7 +140,7 @@ static hd_status lies(hub_job *job, int64_t bytes) {
                    job->what, (long long)bytes, (long long)job->bytes);
 }
 
-/* "bytes FIRST-LAST/TOTAL"; total is -1 where it stands as '*'. False: it is something else. */
+/* Parses "bytes FIRST-LAST/TOTAL"; total is -1 if it is '*'. False: it has another form. */
 static bool read_range(const char *text, int64_t *first, int64_t *total) {
     char *end;
     if (strncasecmp(text, "bytes ", 6) != 0 || text[6] < '0' || text[6] > '9') return false;
@@ -151,7 +152,7 @@ static bool read_range(const char *text, int64_t *first, int64_t *total) {
     return true;
 }
 
-/* Before the first byte of a good reply: is it what was asked for? */
+/* Before the first byte of a good reply: checks that it is the requested range. */
 static hd_status begin_body(hub_job *job) {
     job->body_begun = true;
     if (status_of(job) == 206) {
@@ -163,7 +164,7 @@ static hd_status begin_body(hub_job *job) {
         }
         return total >= 0 && job->bytes >= 0 && total != job->bytes ? lies(job, total) : HD_OK;
     }
-    if (job->from > 0) { /* ranges are not spoken there */
+    if (job->from > 0) { /* the server does not support ranges */
         job->from = 0;
         HD_TRY(job->sink->restart(job, &job->err));
     }
@@ -175,7 +176,7 @@ static size_t on_body(char *bytes, size_t size, size_t n, void *user) {
     hub_job *job = user;
     const long status = status_of(job);
     n *= size;
-    if (status != 200 && status != 206) return n; /* the page of an error or a redirect */
+    if (status != 200 && status != 206) return n; /* the body of an error or a redirect */
     if (!job->body_begun && begin_body(job) != HD_OK) return 0;
     if (job->bytes >= 0 && job->from + job->got + (int64_t)n > job->bytes) {
         lies(job, job->from + job->got + (int64_t)n);
@@ -248,7 +249,7 @@ hd_status hub_job_start(hub_job *job, hd_err *err) {
     return HD_OK;
 }
 
-/* ---- what came of it ---- */
+/* ---- the result of an attempt ---- */
 
 static hub_outcome fail(hub_job *job, hd_status st, const char *why) {
     char host[256];
@@ -317,7 +318,7 @@ static hub_outcome refused(hub_job *job, long status) {
     }
 }
 
-/* What no second attempt can change. */
+/* Returns whether a second attempt cannot help. */
 static bool is_final(CURLcode code) {
     switch ((int)code) {
     case CURLE_PEER_FAILED_VERIFICATION:
@@ -359,7 +360,8 @@ hub_outcome hub_job_finish(hub_job *job, CURLcode code) {
     if (status >= 300 && status < 400) return redirect(job);
     if (job->head && status == 200) return fail(job, HD_EFORMAT, "gives no digest of it");
     if (status == 200 || status == 206) return take_reply(job);
-    if (status == 416 && job->from > 0) { /* it has less than we have: begin anew */
+    if (status == 416 &&
+        job->from > 0) { /* the file is shorter than what we have: begin anew */
         if (job->sink->restart(job, &job->err) != HD_OK) return HUB_FAILED;
         return fail(job, HD_EAGAIN, "answers 416");
     }

@@ -650,7 +650,7 @@ static void count_seq(const census *s, int32_t id) {
 static hd_status check_node(const census *s, int32_t n) {
     const hd_cache *c = s->c;
     const node *k = &c->nodes[n];
-    if (s->refs[n] != k->refs) return broken(s, "refs differ from the leases' paths", n);
+    if (s->refs[n] != k->refs) return broken(s, "refs differ from the sequences' paths", n);
     if (s->window_refs[n] != k->window_refs) return broken(s, "window refs differ", n);
     if (k->depth != c->nodes[k->parent].depth + 1) return broken(s, "wrong depth", n);
     if (k->window_refs > 0 && k->page[HD_KV_WINDOW] == NONE) {
@@ -704,7 +704,7 @@ hd_status hd_cache_check(const hd_cache *c, bool idle, hd_err *err) {
     }
     hd_status st = good ? check_all(&s) : HD_FAIL(err, HD_ENOMEM, "no memory for a check");
     for (int32_t id = 0; idle && st == HD_OK && id < c->o.max_seqs; id++) {
-        if (c->seqs[id].open) st = broken(&s, "a lease that nobody has is open", id);
+        if (c->seqs[id].open) st = broken(&s, "a sequence without an owner is open", id);
     }
     free(s.refs);
     free(s.window_refs);

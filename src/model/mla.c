@@ -50,7 +50,7 @@ static void project(const model_step *s, int32_t layer) {
 
 /* ---- rows by form ---- */
 
-/* Rows of whole sequences that attend in the same form. */
+/* Rows of complete sequences whose attention has the same form. */
 typedef struct span {
     int32_t seq, n_seqs, row, n;
     bool naive;

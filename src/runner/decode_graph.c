@@ -97,7 +97,7 @@ static hd_status open_inflight(hd_model_runner *x, runner_inflight_step *f,
     if (!f->index || !f->capacity) return HD_FAIL(err, HD_ENOMEM, "no memory for a step");
     HD_TRY(hd_device_event_open(&f->done, x->env.device, false, err));
     return hd_device_alloc_host(x->env.device, &f->graph_outputs, graph_outputs_bytes,
-                                "a step's outcome", err);
+                                "a step's outputs", err);
 }
 
 /* Batch sizes: every number up to twice SIZES_PER_OCTAVE, then as many per doubling, and the
@@ -147,14 +147,14 @@ hd_status runner_decode_graph_open(hd_model_runner *x, hd_err *err) {
     choose_sizes(f, x->o.n_slots);
     f->recorded = calloc((size_t)f->n_sizes * (size_t)(x->n_drafts + 1), sizeof *f->recorded);
     if (!f->recorded) return HD_FAIL(err, HD_ENOMEM, "no memory for %d graphs", f->n_sizes);
-    HD_TRY(hd_device_alloc(d, &f->graph_inputs_device, graph_inputs, "a step's orders", err));
+    HD_TRY(hd_device_alloc(d, &f->graph_inputs_device, graph_inputs, "a step's inputs", err));
     HD_TRY(
-        hd_device_alloc(d, &f->graph_outputs_device, graph_outputs, "a step's outcome", err));
+        hd_device_alloc(d, &f->graph_outputs_device, graph_outputs, "a step's outputs", err));
     HD_TRY(hd_device_alloc(d, &f->graph_state_device, graph_state, "a step's rows", err));
     f->graph_state = graph_state_in(x, f->graph_state_device, &most);
     for (size_t i = 0; i < HD_LEN(f->inflight); i++) {
         HD_TRY(hd_device_alloc_host(d, &f->graph_inputs_host[i], graph_inputs,
-                                    "a step's orders", err));
+                                    "a step's inputs", err));
         HD_TRY(open_inflight(x, &f->inflight[i], graph_outputs, err));
     }
     for (int32_t s = 0; s < x->o.n_slots; s++) runner_forget_slot(x, s);

@@ -62,7 +62,7 @@ void text_added_add(text_added *a, const char *content, size_t n, text_added_tok
     a->tokens[a->n_tokens++] = token;
 }
 
-/* The longest token at text[at]; -1 for none. */
+/* Returns the longest token at text[at], or -1. */
 static int32_t longest_at(const text_added *a, const uint8_t *text, size_t n, size_t at,
                           size_t *end) {
     int32_t best = -1;
@@ -112,12 +112,13 @@ void text_added_start(text_added_walk *w, const text_added *a, const text_contro
     *w = (text_added_walk){.added = a, .controls = controls, .text = text, .n = n};
 }
 
-/* How far a token that begins at text[at] may reach; at itself where none may begin. */
+/* Returns where the longest token that begins at text[at] can end; `at` if none begins
+ * there. */
 static size_t match_limit(const text_added_walk *w, size_t at) {
     const text_controls *c = w->controls;
     if (!c) return w->n;
     const size_t place = (size_t)(w->text + at - c->text);
-    size_t low = 0, high = c->n; /* the last span that starts at or before place */
+    size_t low = 0, high = c->n; /* the last span that starts at or before `place` */
     while (high - low > 1) {
         const size_t middle = low + (high - low) / 2;
         if (c->spans[middle].start <= place) {
@@ -131,7 +132,7 @@ static size_t match_limit(const text_added_walk *w, size_t at) {
     return left < w->n - at ? at + left : w->n;
 }
 
-/* The next token that the rules accept; a refused match is passed over as a whole. */
+/* Finds the next token that the rules accept; a refused match is skipped completely. */
 static const text_added_token *find_token(text_added_walk *w, size_t *first, size_t *end) {
     const text_added *a = w->added;
     for (size_t at = w->searched; at < w->n; at++) {

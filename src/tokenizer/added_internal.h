@@ -1,7 +1,7 @@
 /* added_internal.h - finds added tokens (special tokens) in a text by the rules of the
- * `tokenizers` package: leftmost, then longest. Tokens marked `normalized` are searched only
- * in what the others left over. There is no normalizer, but the order matters when spellings
- * overlap. */
+ * `tokenizers` package: leftmost, then longest. Tokens marked `normalized` are searched only in
+ * text that the others did not match. There is no normalizer, but the order matters if
+ * spellings overlap. */
 #ifndef HD_TOKENIZER_ADDED_INTERNAL_H
 #define HD_TOKENIZER_ADDED_INTERNAL_H
 
@@ -39,14 +39,14 @@ typedef struct text_added {
     bool starts[256]; /* first bytes */
 } text_added;
 
-/* Room for n_tokens tokens of n_bytes bytes in all. */
+/* Opens a trie for n_tokens tokens of n_bytes bytes in all. */
 hd_status text_added_open(text_added *a, int32_t n_tokens, size_t n_bytes, hd_err *err);
 void text_added_close(text_added *a);
 void text_added_add(text_added *a, const char *content, size_t n, text_added_token token);
 
-/* Where in a text added tokens may be matched: all of one within a control span. */
+/* Where in a text added tokens may be matched: completely inside a control span. */
 typedef struct text_controls {
-    const uint8_t *text; /* what the spans' starts count from */
+    const uint8_t *text; /* the position from which the spans' starts count */
     const hd_text_span *spans;
     size_t n;
 } text_controls;
@@ -57,18 +57,19 @@ typedef struct text_added_walk {
     const text_controls *controls; /* NULL: everywhere */
     const uint8_t *text;
     size_t n;
-    size_t searched; /* matches begin here or later */
-    size_t done;     /* parts given out reach this far */
-    bool holds;      /* a token found behind a gap */
+    size_t searched; /* the next match begins here or later */
+    size_t done;     /* end of the last returned part */
+    bool holds;      /* a token found after the returned text */
     size_t held_end;
     int32_t held_id;
 } text_added_walk;
 
-/* controls may be NULL; text lies within theirs. */
+/* controls may be NULL; text lies inside their range. */
 void text_added_start(text_added_walk *w, const text_added *a, const text_controls *controls,
                       const uint8_t *text, size_t n);
 
-/* The next part: a token (*id >= 0) or plain text (*id -1, at *part). False at the end. */
+/* Returns the next part: a token (*id >= 0), or plain text (*id -1, at *part). False at the
+ * end. */
 bool text_added_next(text_added_walk *w, int32_t *id, const uint8_t **part, size_t *n);
 
 #endif

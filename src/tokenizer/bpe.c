@@ -15,10 +15,10 @@
 
 enum {
     SHORT = 64,
-    CACHE_KEY_BYTES = 24, /* longer words are merged every time */
+    CACHE_KEY_BYTES = 24, /* longer words are not cached */
     CACHE_IDS = 8,
     CACHE_MAX_WORDS = 1 << 14,
-    CACHE_MIN_TEXT = 1 << 10, /* a shorter text does not repay the cache */
+    CACHE_MIN_TEXT = 1 << 10, /* a cache costs more than it saves in a shorter text */
 };
 
 typedef struct cached_word {
@@ -27,7 +27,7 @@ typedef struct cached_word {
     int32_t ids[CACHE_IDS];
 } cached_word;
 
-/* A token of a long piece; a list threaded through positions. */
+/* A token of a long piece, in a list linked by positions. */
 typedef struct symbol {
     int32_t id;
     uint32_t rank; /* of the merge with the next symbol, NO_RANK for none */
@@ -47,7 +47,7 @@ static inline uint32_t pair_hash(int32_t left, int32_t right) {
     return (uint32_t)((key * 0x9e3779b97f4a7c15u) >> 32);
 }
 
-/* The slot that holds the pair, or the empty one where it would go. */
+/* Returns the slot that holds the pair, or the empty slot for it. */
 static inline uint32_t find_slot(const text_bpe *b, int32_t left, int32_t right) {
     uint32_t i = pair_hash(left, right) & b->mask;
     while (b->slots[i].left != TEXT_NO_ID &&
@@ -112,7 +112,8 @@ hd_status text_bpe_scratch_open(text_bpe_scratch **out, size_t text_bytes, hd_er
     if (text_bytes < CACHE_MIN_TEXT) return HD_OK;
     uint32_t words = 64;
     while (words < CACHE_MAX_WORDS && words < text_bytes / 8) words *= 2;
-    s->cache = calloc(words, sizeof *s->cache); /* without it all goes the long way */
+    s->cache = calloc(
+        words, sizeof *s->cache); /* without memory for it, words are merged every time */
     s->cache_mask = words - 1;
     return HD_OK;
 }
@@ -125,7 +126,7 @@ void text_bpe_scratch_close(text_bpe_scratch *s) {
     free(s);
 }
 
-/* Merges in place; ids of a piece of n <= SHORT bytes. Returns how many tokens remain. */
+/* Merges ids of a piece of n <= SHORT bytes in place. Returns how many tokens remain. */
 static int32_t merge_short(const text_bpe *b, const uint8_t *piece, int32_t n, int32_t *ids) {
     uint32_t rank[SHORT]; /* of the pair (i, i + 1); the last has none */
     for (int32_t i = 0; i < n; i++) ids[i] = b->byte_id[piece[i]];
@@ -158,7 +159,7 @@ static bool reserve_symbols(text_bpe_scratch *s, size_t n) {
     return s->symbols != NULL;
 }
 
-/* Sets the rank of the pair that starts at position at, and queues it if it can be merged. */
+/* Sets the rank of the pair that starts at position `at`, and queues it if it can be merged. */
 static bool queue_pair(const text_bpe *b, text_bpe_scratch *s, uint32_t at, uint32_t end) {
     symbol *now = &s->symbols[at];
     now->rank = now->next < end ? pair_rank(b, now->id, s->symbols[now->next].id) : NO_RANK;

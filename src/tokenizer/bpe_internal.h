@@ -15,7 +15,7 @@
 enum { TEXT_NO_ID = -1 };
 
 typedef struct text_merge {
-    int32_t left, right; /* left TEXT_NO_ID: an empty slot */
+    int32_t left, right; /* left is TEXT_NO_ID: an empty slot */
     uint32_t rank;
 } text_merge;
 
@@ -33,15 +33,15 @@ typedef struct text_bpe {
 hd_status text_bpe_open(text_bpe *b, int32_t n_merges, int32_t n_ids, hd_err *err);
 void text_bpe_close(text_bpe *b);
 
-/* Adds the merge of the next rank; false when the pair is known already. */
+/* Adds the merge of the next rank; false if the pair is known already. */
 bool text_bpe_add(text_bpe *b, int32_t left, int32_t right, int32_t result);
 
-/* To be called when all merges are in. */
+/* Call it after the last text_bpe_add. */
 void text_bpe_finish(text_bpe *b);
 
 typedef struct text_bpe_scratch text_bpe_scratch;
 
-/* text_bytes: how much text the call will see, to size the cache. */
+/* text_bytes: the text of this call, which determines the cache's size. */
 hd_status text_bpe_scratch_open(text_bpe_scratch **out, size_t text_bytes, hd_err *err);
 void text_bpe_scratch_close(text_bpe_scratch *s);
 

@@ -6,7 +6,8 @@
 
 #include "base/checked.h"
 
-/* The capacity for n more elements of width bytes behind used; false when it cannot be. */
+/* Returns the capacity for n more elements of `width` bytes after `used`; false if it exceeds
+ * the maximum. */
 static bool next_capacity(size_t used, size_t n, size_t cap, size_t width, size_t *out,
                           size_t *bytes) {
     size_t need;

@@ -48,7 +48,7 @@ static bool starts(const text_reader *r, const char *word) {
     return r->n - r->at >= n && memcmp(r->source + r->at, word, n) == 0;
 }
 
-/* \p{Name}, \P{Name}, \p{^Name}; r stands behind the p. */
+/* Parses \p{Name}, \P{Name}, \p{^Name}; r is after the p. */
 static hd_status read_property(text_reader *r, text_charset *set, bool negated, hd_err *err) {
     if (!starts(r, "{")) return text_pattern_refuse(r, "property", err);
     size_t at = r->at + 1;
@@ -66,7 +66,7 @@ static hd_status read_property(text_reader *r, text_charset *set, bool negated, 
     return HD_OK;
 }
 
-/* Digits in base 16, at least min and at most max of them. */
+/* Parses digits in base 16, at least min and at most max of them. */
 static bool read_hex(text_reader *r, size_t min, size_t max, uint32_t *out) {
     uint32_t v = 0;
     size_t n = 0;
@@ -86,7 +86,8 @@ static bool read_hex(text_reader *r, size_t min, size_t max, uint32_t *out) {
     return n >= min && v < TEXT_UNICODE_END && !(v >= 0xd800 && v < 0xe000);
 }
 
-/* \xHH below 0x80 (above it Oniguruma means a byte), \x{H...}, \uHHHH; r stands behind the letter. */
+/* Parses \xHH below 0x80 (above, Oniguruma means a byte), \x{H...}, \uHHHH; r is after the
+ * letter. */
 static hd_status read_code(text_reader *r, char letter, uint32_t *cp, hd_err *err) {
     bool fine;
     if (letter == 'u') {
@@ -101,7 +102,7 @@ static hd_status read_code(text_reader *r, char letter, uint32_t *cp, hd_err *er
     return fine ? HD_OK : text_pattern_refuse(r, "character code", err);
 }
 
-/* What follows a backslash; r stands on it. */
+/* Parses the character after a backslash, at r. */
 static hd_status read_escape(text_reader *r, text_charset *set, uint32_t *single, hd_err *err) {
     static const char names[] = "nrtfvae", codes[] = "\n\r\t\f\v\a\x1b";
     if (r->n - r->at < 2) return text_pattern_refuse(r, "backslash at the end", err);
@@ -143,7 +144,7 @@ static uint32_t read_character(text_reader *r) {
     return text_utf8_next((const uint8_t *)r->source, &r->at);
 }
 
-/* One member of a bracket class: a character, a range or a class escape. */
+/* Parses one member of a bracket class: a character, a range or a class escape. */
 static hd_status read_member(text_reader *r, text_charset *set, hd_err *err) {
     uint32_t first, last;
     if (r->source[r->at] == '\\') {
@@ -201,7 +202,7 @@ hd_status text_atom_read(text_reader *r, text_charset *set, uint32_t *single, hd
     return HD_OK;
 }
 
-/* A decimal number; false when there is none or it is above 1000. */
+/* Parses a decimal number; false if there is none or it exceeds 1000. */
 static bool read_count(text_reader *r, size_t *out) {
     size_t v = 0, digits = 0;
     for (; r->at < r->n && r->source[r->at] >= '0' && r->source[r->at] <= '9'; r->at++) {

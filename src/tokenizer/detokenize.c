@@ -12,7 +12,7 @@ void hd_detokenizer_init(hd_detokenizer *d, const hd_tokenizer *t, bool skip_spe
     *d = (hd_detokenizer){.tokenizer = t, .skip_special = skip_special};
 }
 
-/* Begins a character with its lead byte; false when no character starts so. */
+/* Begins a character with its lead byte; false if no character starts with it. */
 static bool begin_character(hd_detokenizer *d, uint8_t byte) {
     d->low = 0x80;
     d->high = 0xbf;
@@ -39,7 +39,7 @@ static hd_status replace_held(hd_detokenizer *d, hd_bytes *out, hd_err *err) {
     return hd_bytes_append(out, replacement, 3, err);
 }
 
-/* One byte that is not plain ASCII between characters. */
+/* Processes one byte that is not plain ASCII between characters. */
 static hd_status take_byte(hd_detokenizer *d, uint8_t byte, hd_bytes *out, hd_err *err) {
     if (d->need > 0 && (byte < d->low || byte > d->high)) HD_TRY(replace_held(d, out, err));
     if (d->need > 0) {

@@ -5,7 +5,9 @@
 
 #include "base/checked.h"
 
-enum { LINES_FROM_BYTES = 4096 }; /* below, one heap fits the cache and is as fast */
+enum {
+    LINES_FROM_BYTES = 4096
+}; /* with fewer entries, one heap fits the cache and is as fast */
 
 static bool heap_push(text_heap *h, uint64_t key) {
     if (h->n == h->cap) {

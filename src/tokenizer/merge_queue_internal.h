@@ -16,7 +16,7 @@ typedef struct text_heap {
 } text_heap;
 
 typedef struct text_line {
-    uint32_t head, tail; /* node numbers; meaningful while waiting */
+    uint32_t head, tail; /* node numbers; undefined unless the rank waits */
     uint32_t last;       /* position at the tail */
     bool waiting;
 } text_line;
@@ -27,21 +27,22 @@ typedef struct text_line_node {
 
 typedef struct text_merge_queue {
     text_heap loose;       /* rank << 32 | position */
-    text_heap ranks;       /* ranks whose line waits */
+    text_heap ranks;       /* ranks with a queue that is not empty */
     text_line *lines;      /* [n_ranks], NULL until a piece is long enough */
-    text_line_node *nodes; /* [nodes_cap], used once each per piece */
+    text_line_node *nodes; /* [nodes_cap], each used once per piece */
     size_t n_nodes, nodes_cap;
     bool use_lines;
 } text_merge_queue;
 
-/* Begins a piece of n bytes. The queue is empty then, and must be drained before the next. */
+/* Begins a piece of n bytes. The queue is then empty; it must be drained before the next
+ * piece. */
 bool text_merge_queue_start(text_merge_queue *q, size_t n, size_t n_ranks);
 void text_merge_queue_deinit(text_merge_queue *q);
 
-/* False without memory. */
+/* Returns false without memory. */
 bool text_merge_queue_push(text_merge_queue *q, uint32_t rank, uint32_t position);
 
-/* Takes the lowest; false when there is none. */
+/* Removes the lowest entry; false if there is none. */
 bool text_merge_queue_pop(text_merge_queue *q, uint32_t *rank, uint32_t *position);
 
 #endif

@@ -31,26 +31,27 @@ static inline bool text_charset_has(const text_charset *s, uint32_t cp) {
     return s->bits[cp / 64] >> cp % 64 & 1;
 }
 
-/* Where a parser stands in a pattern. */
+/* The position of a parser in a pattern. */
 typedef struct text_reader {
     const char *source;
     size_t n, at;
 } text_reader;
 
-/* Reads one atom that stands for one character: a literal, an escape, a bracket class or a
- * dot. *set is filled; *single is the code point of a literal, UINT32_MAX for a class. */
+/* Parses one atom that matches one character: a literal, an escape, a bracket class or a dot.
+ * *set receives its characters; *single the code point of a literal, or UINT32_MAX for a
+ * class. */
 hd_status text_atom_read(text_reader *r, text_charset *set, uint32_t *single, hd_err *err);
 
-/* Reads {m,n}, ?, * or + where one stands; otherwise leaves 1, 1. *max is SIZE_MAX for no
- * bound. A suffix that changes the kind of repetition is left to the caller. */
+/* Parses {m,n}, ?, * or +; without one *min and *max are 1. *max is SIZE_MAX for no bound. The
+ * caller parses a suffix that changes the kind of repetition. */
 hd_status text_repeat_read(text_reader *r, size_t *min, size_t *max, hd_err *err);
 
 hd_status text_pattern_refuse(const text_reader *r, const char *what, hd_err *err);
 
-/* The scanner. *out is NULL without an error when the pattern is beyond it. */
+/* The scanner. *out is NULL without an error if the scanner does not support the pattern. */
 typedef struct text_scan text_scan;
 hd_status text_scan_open(text_scan **out, const char *source, size_t n, hd_err *err);
-/* Runs of one class, as long as they go: what the Digits stage looks for. */
+/* Opens a scanner for the longest runs of one class, which the Digits stage matches. */
 hd_status text_scan_open_class(text_scan **out, const text_charset *set, bool single,
                                hd_err *err);
 void text_scan_close(text_scan *s);
@@ -69,7 +70,7 @@ typedef struct text_pattern {
     text_regex *regex;
 } text_pattern;
 
-/* One piece being searched from left to right. Owned by one thread. */
+/* A search in one piece, from left to right. Owned by one thread. */
 typedef struct text_search {
     const text_pattern *pattern;
     text_regex_scratch *scratch; /* needed with a regex only */
@@ -81,7 +82,7 @@ typedef struct text_search {
 
 void text_search_start(text_search *s, const uint8_t *text, size_t n);
 
-/* The next match, in *first and *end; *found false when there is none left. */
+/* Returns the next match in *first and *end; *found is false if there is none. */
 hd_status text_search_next(text_search *s, size_t *first, size_t *end, bool *found,
                            hd_err *err);
 

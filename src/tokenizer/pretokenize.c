@@ -31,7 +31,7 @@ static void cutter_start(text_cutter *c, const uint8_t *text, size_t n) {
     c->holds = c->done = false;
 }
 
-/* The next gap or match in order; *any false at the end of the piece. */
+/* Returns the next gap or match in order; *any is false at the end of the piece. */
 static hd_status next_event(text_cutter *c, bool invert, text_event *e, bool *any,
                             hd_err *err) {
     *any = true;
@@ -64,7 +64,7 @@ static hd_status next_event(text_cutter *c, bool invert, text_event *e, bool *an
     return HD_OK;
 }
 
-/* Makes sure that want events are ahead, or as many as there are. */
+/* Reads ahead until `want` events are available, or all that there are. */
 static hd_status look_ahead(text_cutter *c, bool invert, int32_t want, hd_err *err) {
     while (c->n_ahead < want) {
         bool any;
@@ -80,7 +80,7 @@ static void drop_event(text_cutter *c) {
     c->n_ahead--;
 }
 
-/* Whether the event behind `now` belongs to the same piece. */
+/* Returns whether the event after `now` belongs to the same piece. */
 static bool joins(text_behavior behavior, const text_event *now, const text_event *next) {
     switch (behavior) {
     case TEXT_CONTIGUOUS:
@@ -96,7 +96,7 @@ static bool joins(text_behavior behavior, const text_event *now, const text_even
     return false;
 }
 
-/* One piece as the behavior makes it; *any false at the end. */
+/* Returns the next piece by the stage's behavior; *any is false at the end. */
 static hd_status cut_piece(text_cutter *c, const text_stage *stage, text_event *out, bool *any,
                            hd_err *err) {
     if (stage->behavior == TEXT_ISOLATED) return next_event(c, stage->invert, out, any, err);
@@ -134,7 +134,7 @@ void text_pieces_deinit(text_pieces *it) {
     *it = (text_pieces){.level = -1};
 }
 
-/* Puts the space in front of a piece that does not start with one. */
+/* Puts a space in front of a piece that does not start with one. */
 static hd_status add_prefix(text_pieces *it, const uint8_t **piece, size_t *n, hd_err *err) {
     if (*n == 0 || (*piece)[0] == ' ') return HD_OK;
     if (it->prefixed_cap < *n + 1) {

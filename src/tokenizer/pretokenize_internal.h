@@ -15,13 +15,13 @@ typedef enum text_behavior {
     TEXT_REMOVED,
     TEXT_MERGED_WITH_PREVIOUS,
     TEXT_MERGED_WITH_NEXT,
-    TEXT_CONTIGUOUS, /* neighboring matches are one piece */
+    TEXT_CONTIGUOUS, /* adjacent matches are one piece */
 } text_behavior;
 
 typedef struct text_stage {
     text_pattern pattern;
     text_behavior behavior;
-    bool invert; /* gaps count as matches and the other way round */
+    bool invert; /* gaps count as matches, and matches as gaps */
 } text_stage;
 
 typedef struct text_pretokenizer {
@@ -46,20 +46,20 @@ typedef struct text_cutter {
     text_search search;
     text_event ahead[2]; /* events found but not yet used */
     int32_t n_ahead;
-    size_t covered;  /* events reach this far */
-    text_event held; /* a match found behind a gap */
+    size_t covered;  /* end of the last event */
+    text_event held; /* a match found after the gap */
     bool holds, done;
 } text_cutter;
 
-/* An iterator over the pieces of one text; all of it owned by one thread. */
+/* An iterator over the pieces of one text. Owned by one thread. */
 typedef struct text_pieces {
     const text_pretokenizer *p;
     text_regex_scratch *scratch; /* opened on first need */
     uint8_t *prefixed;           /* a piece with a space in front */
     size_t prefixed_cap;
-    const uint8_t *text; /* still to be given out when there are no stages */
+    const uint8_t *text; /* not returned yet, if there are no stages */
     size_t n;
-    int32_t level; /* the deepest stage at work, -1 when all is done */
+    int32_t level; /* the last stage with a piece, -1 at the end */
     text_cutter cutters[TEXT_MAX_STAGES];
 } text_pieces;
 
@@ -67,7 +67,7 @@ hd_status text_pieces_init(text_pieces *it, const text_pretokenizer *p, hd_err *
 void text_pieces_deinit(text_pieces *it);
 hd_status text_pieces_start(text_pieces *it, const uint8_t *text, size_t n, hd_err *err);
 
-/* The next piece, never empty; *n 0 at the end. It stands until the next call. */
+/* Returns the next piece, never empty; *n is 0 at the end. It is valid until the next call. */
 hd_status text_pieces_next(text_pieces *it, const uint8_t **piece, size_t *n, hd_err *err);
 
 #endif

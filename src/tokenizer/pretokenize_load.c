@@ -1,11 +1,11 @@
 /* pretokenize_load.c - loads the pre_tokenizer object of a tokenizer.json as stages. What
- * cannot be done exactly as the reference library does it is refused by name. */
+ * cannot be done exactly as in the reference library is refused by name. */
 #include "tokenizer/pretokenize_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* The cut of a ByteLevel stage with use_regex. */
+/* The pattern of a ByteLevel stage with use_regex. */
 static const char gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
@@ -33,7 +33,7 @@ static hd_status add_pattern(text_pretokenizer *p, const char *source, size_t n,
     return HD_OK;
 }
 
-/* A String pattern is looked for as it is: every character escaped. */
+/* A String pattern is matched literally: every character is escaped. */
 static hd_status add_literal(text_pretokenizer *p, const char *text, size_t n, hd_err *err) {
     char *escaped = malloc(n * 2 + 1);
     if (!escaped) return HD_FAIL(err, HD_ENOMEM, "no memory for a pattern");
@@ -86,7 +86,7 @@ static hd_status add_digits(text_pretokenizer *p, const json_t *object, hd_err *
     text_charset *set = calloc(1, sizeof *set);
     if (!set) return HD_FAIL(err, HD_ENOMEM, "no memory for a character class");
     text_charset_add_categories(set, 1u << TEXT_ND | 1u << TEXT_NL | 1u << TEXT_NO);
-    text_charset_add(set, 0x11de0, 0x11de9); /* the reference's Digits stage knows a later */
+    text_charset_add(set, 0x11de0, 0x11de9); /* the reference's Digits stage uses a later */
     text_charset_add(set, 0x16ff4, 0x16ff6); /* Unicode than its patterns: version 17 */
     hd_status st = text_scan_open_class(&stage->pattern.scan, set, individual, err);
     free(set);

@@ -58,7 +58,7 @@ static hd_status put_code(translation *t, uint32_t cp, hd_err *err) {
     return put_word(t, code, err);
 }
 
-/* The set as a bracket class of ranges. */
+/* Writes the set as a bracket class of ranges. */
 static hd_status put_set(translation *t, const text_charset *set, hd_err *err) {
     bool any = false;
     HD_TRY(put_word(t, "[", err));
@@ -89,7 +89,7 @@ static bool take(text_reader *r, const char *word) {
     return true;
 }
 
-/* A group's opening; a capture is not needed and becomes a plain group. Lookarounds may not be
+/* Parses the opening of a group; a capture becomes a plain group. Lookarounds may not be
  * repeated. */
 static hd_status put_group(translation *t, text_reader *r, hd_err *err) {
     static const char *const openings[] = {"(?:", "(?i:", "(?=", "(?!", "(?<=", "(?<!", "(?>"};
@@ -103,7 +103,7 @@ static hd_status put_group(translation *t, text_reader *r, hd_err *err) {
     return put_word(t, "(?:", err);
 }
 
-/* The repetition behind an atom or a group, with its lazy or possessive suffix. */
+/* Parses the repetition after an atom or a group, with its lazy or possessive suffix. */
 static hd_status put_repeat(translation *t, text_reader *r, hd_err *err) {
     size_t start = r->at, min, max;
     HD_TRY(text_repeat_read(r, &min, &max, err));
@@ -114,7 +114,7 @@ static hd_status put_repeat(translation *t, text_reader *r, hd_err *err) {
         HD_TRY(put(t, r->source + r->at - 1, 1, err));
     }
     if (r->at < r->n && strchr("?*+{", r->source[r->at])) {
-        return text_pattern_refuse(r, "repetition", err); /* the engines differ here */
+        return text_pattern_refuse(r, "repetition", err); /* the two engines differ here */
     }
     return HD_OK;
 }
@@ -218,7 +218,7 @@ void text_regex_scratch_close(text_regex_scratch *x) {
     free(x);
 }
 
-/* An empty match right behind the last match does not count; the search moves on by one
+/* An empty match directly after the last match does not count; the search advances by one
  * character. */
 hd_status text_regex_next(const text_regex *x, text_search *s, size_t *first, size_t *end,
                           bool *found, hd_err *err) {

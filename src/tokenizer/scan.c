@@ -17,7 +17,7 @@ enum {
     SCAN_MAX_BRANCHES = 32,
     SCAN_MAX_ITEMS = 8,
     SCAN_MAX_KINDS = 255,
-    SCAN_MAX_TRIES = 4096, /* ways to spread characters over a branch's bounded runs */
+    SCAN_MAX_TRIES = 4096, /* assignments of characters to a branch's bounded runs */
     BLOCK = 256,
     N_BLOCKS = TEXT_UNICODE_END / BLOCK,
 };
@@ -26,7 +26,7 @@ typedef enum item_kind { ITEM_RUN, ITEM_NOT_NEXT, ITEM_LINE_END } item_kind;
 
 typedef struct item {
     item_kind kind;
-    uint32_t class_bit; /* of a run, or what must not come next */
+    uint32_t class_bit; /* of a run, or of the character that must not follow */
     size_t min, max;    /* of a run, in characters */
 } item;
 
@@ -38,7 +38,7 @@ typedef struct branch {
 
 typedef struct kind {
     uint32_t classes;  /* bit per class that holds these code points */
-    uint32_t branches; /* bit per branch that may start here */
+    uint32_t branches; /* bit per branch that may start with it */
 } kind;
 
 struct text_scan {
@@ -52,7 +52,7 @@ struct text_scan {
     int32_t n_blocks;
 };
 
-/* Compiling: the classes, dense until the table is built. */
+/* Compiler: the classes, as bit sets until the table is built. */
 typedef struct builder {
     text_scan *scan;
     text_charset *classes; /* [SCAN_MAX_CLASSES] */
@@ -69,7 +69,8 @@ static inline uint32_t classes_at(const text_scan *s, const uint8_t *text, size_
     return s->kinds[s->blocks[s->block_of[cp / BLOCK] * BLOCK + cp % BLOCK]].classes;
 }
 
-/* The bit of the class equal to set, added if it is new; 0 when there are too many. */
+/* Returns the bit of the class that equals `set`, which is added if it is new; 0 if there are
+ * too many. */
 static uint32_t class_bit(builder *b, const text_charset *set) {
     int32_t n = b->scan->n_classes;
     for (int32_t i = 0; i < n; i++) {
@@ -96,7 +97,7 @@ static bool at_text(const text_reader *r, const char *word) {
     return r->n - r->at >= n && memcmp(r->source + r->at, word, n) == 0;
 }
 
-/* One item; clears fits when the pattern is beyond the scanner. */
+/* Parses one item; clears *fits if the scanner does not support the pattern. */
 static hd_status read_item(builder *b, text_reader *r, item *out, hd_err *err) {
     *out = (item){.kind = ITEM_RUN};
     if (at_text(r, "$")) {
@@ -127,7 +128,8 @@ static hd_status read_item(builder *b, text_reader *r, item *out, hd_err *err) {
     return HD_OK;
 }
 
-/* Whether matching the branch is linear by the rule above and it never matches nothing. */
+/* Returns whether matching the branch is linear by the rule above, and the branch never matches
+ * an empty text. */
 static bool branch_is_fine(const branch *b) {
     bool may_fail = false;
     size_t min = 0, tries = 1;
@@ -180,7 +182,7 @@ static hd_status read_branches(builder *b, text_reader *r, hd_err *err) {
     return HD_OK;
 }
 
-/* The branches that a character in these classes may start. */
+/* Returns the branches that a character in these classes may start. */
 static uint32_t branches_of(const text_scan *s, uint32_t classes) {
     uint32_t set = 0;
     for (int32_t i = 0; i < s->n_branches; i++) {
@@ -193,7 +195,7 @@ static uint32_t branches_of(const text_scan *s, uint32_t classes) {
     return set;
 }
 
-/* The number of the kind with these classes; SCAN_MAX_KINDS when there are too many. */
+/* Returns the number of the kind with these classes; SCAN_MAX_KINDS if there are too many. */
 static int32_t kind_of(text_scan *s, uint32_t classes) {
     int32_t i = 0;
     while (i < s->n_kinds && s->kinds[i].classes != classes) i++;
@@ -204,7 +206,7 @@ static int32_t kind_of(text_scan *s, uint32_t classes) {
     return i;
 }
 
-/* The kinds of one block of code points; false when there are too many kinds. */
+/* Computes the kinds of one block of code points; false if there are too many kinds. */
 static bool fill_block(builder *b, int32_t block, uint8_t *out) {
     uint32_t previous = UINT32_MAX, classes = 0;
     int32_t number = 0;
@@ -222,7 +224,7 @@ static bool fill_block(builder *b, int32_t block, uint8_t *out) {
     return true;
 }
 
-/* Whether each class holds all or nothing of the block, and if so which hold it. */
+/* Returns whether each class has all or none of the block, and which have all. */
 static bool uniform_block(const builder *b, int32_t block, uint32_t *classes) {
     *classes = 0;
     for (int32_t c = 0; c < b->scan->n_classes; c++) {
@@ -311,7 +313,7 @@ void text_scan_close(text_scan *s) {
     free(s);
 }
 
-/* Moves *at over at most max characters of the class; returns how many. */
+/* Advances *at over at most max characters of the class; returns how many. */
 static size_t take_run(const text_scan *s, const uint8_t *text, size_t n, size_t *at,
                        uint32_t bit, size_t max) {
     size_t count = 0, here = *at;
@@ -332,8 +334,8 @@ static bool assertion_holds(const text_scan *s, const item *it, const uint8_t *t
     return !(classes_at(s, text, &at) & it->class_bit);
 }
 
-/* Matches the branch at first with backtracking over its few items. run_end is where the
- * first item's run ended at its longest. */
+/* Matches the branch at `first` with backtracking over its few items. run_end: the longest end
+ * of the first item's run. */
 static bool match_branch(const text_scan *s, const branch *b, const uint8_t *text, size_t n,
                          size_t first, size_t *end, size_t *run_end) {
     size_t ends[SCAN_MAX_ITEMS] = {0}, counts[SCAN_MAX_ITEMS] = {0};
@@ -350,7 +352,7 @@ static bool match_branch(const text_scan *s, const branch *b, const uint8_t *tex
         } else {
             fine = assertion_holds(s, it, text, n, at);
         }
-        while (!fine) { /* give back one character of the nearest run that can spare one */
+        while (!fine) { /* gives back one character of the nearest run that can spare one */
             if (--i < 0) return false;
             if (b->items[i].kind != ITEM_RUN || counts[i] <= b->items[i].min) continue;
             counts[i]--;

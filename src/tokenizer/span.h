@@ -8,7 +8,7 @@
 
 typedef struct hd_text_span {
     size_t start, n; /* bytes */
-    bool is_control; /* special tokens may be spelled here */
+    bool is_control; /* special tokens may occur here */
 } hd_text_span;
 
 #endif

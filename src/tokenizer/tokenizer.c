@@ -10,13 +10,13 @@
 
 enum { MAX_FILE_BYTES = 128 << 20 };
 
-/* What one encoding call needs besides the tokenizer. */
+/* State of one encoding call. */
 typedef struct encoder {
     const hd_tokenizer *t;
     const text_controls *controls; /* where added tokens may be matched; NULL: everywhere */
     text_bpe_scratch *scratch;
     text_pieces pieces;
-    bool plain; /* ids of added tokens may not come out */
+    bool plain; /* ids of added tokens are not allowed */
     hd_ids *out;
 } encoder;
 
@@ -74,7 +74,7 @@ void hd_tokenizer_close(hd_tokenizer *t) {
     free(t);
 }
 
-/* The token that is the whole piece, for files that ask for it before merging; -1 for none. */
+/* Returns the token that equals the piece, for files that look for it before merging; or -1. */
 static hd_status whole_piece(encoder *e, const uint8_t *piece, size_t n, int32_t *id,
                              hd_err *err) {
     *id = -1;
@@ -91,8 +91,8 @@ static hd_status whole_piece(encoder *e, const uint8_t *piece, size_t n, int32_t
     return HD_OK;
 }
 
-/* Replaces ids of added tokens from n_before on by the tokens that were merged into them. A
- * merge makes its result longer, so this ends; a byte that is itself an added token stays. */
+/* Replaces ids of added tokens from n_before on by the tokens that were merged to them. A merge
+ * makes its result longer, so this ends; a byte that is itself an added token remains. */
 static hd_status split_added(encoder *e, size_t n_before, hd_err *err) {
     const text_bpe *b = &e->t->bpe;
     hd_ids stack = {0};
@@ -132,7 +132,7 @@ static hd_status encode_piece(encoder *e, const uint8_t *piece, size_t n, hd_err
     return e->plain && e->t->merges_make_added ? split_added(e, before, err) : HD_OK;
 }
 
-/* Text between added tokens. */
+/* Encodes text between added tokens. */
 static hd_status encode_text(encoder *e, const uint8_t *text, size_t n, hd_err *err) {
     const uint8_t *piece;
     size_t length;

@@ -91,7 +91,7 @@ int32_t hd_tokenizer_bos(const hd_tokenizer *t);
 int32_t hd_tokenizer_eos(const hd_tokenizer *t);
 int32_t hd_tokenizer_pad(const hd_tokenizer *t);
 
-/* Whether the files say that a BOS is prepended to raw prompts. */
+/* Returns whether the files declare that a BOS is prepended to raw prompts. */
 bool hd_tokenizer_adds_bos(const hd_tokenizer *t);
 
 /* Decodes ids one by one (streaming). The output in total is what hd_tokenizer_decode()
@@ -100,9 +100,9 @@ bool hd_tokenizer_adds_bos(const hd_tokenizer *t);
 typedef struct hd_detokenizer {
     const hd_tokenizer *tokenizer;
     bool skip_special;
-    uint8_t held[4]; /* the start of a character */
+    uint8_t held[4]; /* the first bytes of a character */
     uint8_t n_held;
-    uint8_t need;      /* bytes missing of the character */
+    uint8_t need;      /* missing bytes of the character */
     uint8_t low, high; /* range of the next byte */
 } hd_detokenizer;
 

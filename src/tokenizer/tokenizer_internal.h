@@ -14,8 +14,8 @@ struct hd_tokenizer {
     text_vocab vocab;
     text_bpe bpe;
     text_pretokenizer pretokenizer;
-    text_added verbatim;    /* added tokens looked for first */
-    text_added normalized;  /* and those looked for in what is left */
+    text_added verbatim;    /* added tokens that are matched first */
+    text_added normalized;  /* and those matched in the remaining text */
     bool ignore_merges;     /* a piece that is a token needs no merging */
     bool merges_make_added; /* some added token is also the result of a merge */
     size_t longest_token;

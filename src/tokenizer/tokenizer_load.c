@@ -1,6 +1,6 @@
 /* tokenizer_load.c - loads a tokenizer.json and checks every rule of the format. Only
- * byte-level BPE is supported; a part that would change ids and is not understood is refused
- * by name. Truncation and padding are ignored, because callers decide about them. */
+ * byte-level BPE is supported. An unknown part that could change ids is refused by name.
+ * Truncation and padding are ignored, because callers decide about them. */
 #include "tokenizer/tokenizer_internal.h"
 
 #include <stdlib.h>
@@ -20,7 +20,7 @@ static hd_status refuse_type(const char *what, const json_t *object, hd_err *err
     return HD_FAIL(err, HD_EFORMAT, "%s: must be an object with a 'type'", what);
 }
 
-/* Absent, null, or a Sequence of nothing. */
+/* Accepts an absent or null part, or a Sequence of nothing. */
 static hd_status check_normalizer(const json_t *v, hd_err *err) {
     if (!v || json_is_null(v)) return HD_OK;
     const char *type = type_of(v);
@@ -41,7 +41,7 @@ static hd_status check_decoder(const json_t *v, hd_err *err) {
     return refuse_type("decoder", v, err);
 }
 
-/* A fixed part of the model: absent, null, or as expected. */
+/* Accepts a fixed part of the model if it is absent, null, or as expected. */
 static hd_status check_model(const json_t *model, hd_err *err) {
     const char *type = type_of(model);
     if (!json_is_object(model)) return HD_FAIL(err, HD_EFORMAT, "model: must be an object");
@@ -73,7 +73,7 @@ static hd_status check_id(const json_t *v, const char *token, int64_t *id, hd_er
                    (long long)*id, TEXT_MAX_IDS - 1);
 }
 
-/* What the tables must hold, found before anything is kept. */
+/* Sizes of the tables, computed before anything is stored. */
 typedef struct totals {
     int64_t max_id;
     size_t n_tokens, n_bytes, added_bytes;
@@ -159,7 +159,8 @@ static hd_status add_one(hd_tokenizer *t, const json_t *v, size_t i, hd_err *err
     uint8_t flags = (uint8_t)(TEXT_ADDED | (special ? TEXT_SPECIAL : 0));
     int32_t known = text_vocab_find(&t->vocab, content, n);
     if (known == id && !(t->vocab.flags[id] & TEXT_ADDED)) {
-        t->vocab.flags[id] |= flags; /* a token of the base vocabulary, now with a role */
+        t->vocab.flags[id] |=
+            flags; /* a token of the base vocabulary that is also an added token */
     } else {
         HD_TRY(text_vocab_add(&t->vocab, id, content, n, flags, err));
     }
@@ -197,8 +198,8 @@ static hd_status find_bytes(hd_tokenizer *t, hd_err *err) {
     return HD_OK;
 }
 
-/* The two sides of merge i, from "left right" or ["left", "right"]. *left is NULL for a
- * version line, which old files may carry. */
+/* Reads the two sides of merge i, from "left right" or ["left", "right"]. *left is NULL for a
+ * version line, which old files may contain. */
 static hd_status read_sides(const json_t *v, size_t i, const char **left, size_t *left_n,
                             const char **right, size_t *right_n, hd_err *err) {
     if (json_is_array(v) && json_array_size(v) == 2) {
@@ -260,7 +261,7 @@ static hd_status load_merges(hd_tokenizer *t, const json_t *list, hd_err *err) {
     return HD_OK;
 }
 
-/* The token that a TemplateProcessing puts in front of a text becomes the BOS. */
+/* The token that a TemplateProcessing prepends to a text becomes the BOS. */
 static hd_status read_template(hd_tokenizer *t, const json_t *v, hd_err *err) {
     const json_t *first = json_array_get(json_object_get(v, "single"), 0);
     const char *name =
@@ -313,7 +314,7 @@ hd_status text_tokenizer_load(hd_tokenizer *t, const json_t *root, hd_err *err) 
     return load_processor(t, json_object_get(root, "post_processor"), err);
 }
 
-/* A named token: null, a string, or an object with its content. */
+/* Reads a named token: null, a string, or an object with its content. */
 static hd_status read_named(const hd_tokenizer *t, const json_t *config, const char *key,
                             bool required, int32_t *out, hd_err *err) {
     const json_t *v = json_object_get(config, key);

@@ -17,7 +17,7 @@ uint32_t text_category_set(const char *name, size_t n) {
 }
 
 text_category text_category_of(uint32_t cp) {
-    int32_t low = 0, high = text_unicode_n_ranges; /* the answer is in [low, high) */
+    int32_t low = 0, high = text_unicode_n_ranges; /* the result is in [low, high) */
     while (high - low > 1) {
         int32_t middle = low + (high - low) / 2;
         if (text_unicode_ranges[middle] >> 5 <= cp) {
@@ -47,7 +47,8 @@ bool text_is_word(uint32_t cp) {
            (cp >= 0x1f170 && cp <= 0x1f189);
 }
 
-/* The length of the well-formed character at p[n], 0 when it is none (Unicode, table 3-7). */
+/* Returns the length of the well-formed character at p[n]; 0 if there is none (Unicode, table
+ * 3-7). */
 static size_t character_length(const uint8_t *p, size_t n) {
     uint8_t low = 0x80, high = 0xbf;
     size_t length = 2;

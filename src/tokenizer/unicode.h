@@ -48,22 +48,22 @@ typedef enum text_category {
 extern const uint32_t text_unicode_ranges[];
 extern const int32_t text_unicode_n_ranges;
 
-/* The categories of a name of one or two letters ("L", "Nd"); 0 when there is none such. */
+/* Returns the categories of a name of one or two letters ("L", "Nd"); 0 if there is none. */
 uint32_t text_category_set(const char *name, size_t n);
 
 text_category text_category_of(uint32_t cp);
 
-/* White_Space, and the word characters of the added tokens' single_word rule. */
+/* Return White_Space, and the word characters of the added tokens' single_word rule. */
 bool text_is_space(uint32_t cp);
 bool text_is_word(uint32_t cp);
 
-/* The offset of the first byte that is not valid UTF-8; n when all is. */
+/* Returns the offset of the first byte that is not valid UTF-8; n if all bytes are valid. */
 size_t text_utf8_valid(const char *text, size_t n);
 
 /* Writes 1 to 4 bytes, returns how many. cp is a scalar value. */
 size_t text_utf8_put(uint8_t *out, uint32_t cp);
 
-/* Decodes the character at text[*at] of valid UTF-8 and moves past it. */
+/* Decodes the character at text[*at] of valid UTF-8 and advances past it. */
 static inline uint32_t text_utf8_next(const uint8_t *text, size_t *at) {
     const uint8_t *p = text + *at;
     if (p[0] < 0x80) {
@@ -83,7 +83,7 @@ static inline uint32_t text_utf8_next(const uint8_t *text, size_t *at) {
            (uint32_t)(p[2] & 0x3f) << 6 | (p[3] & 0x3f);
 }
 
-/* The start of the character that ends at text[at], at > 0, in valid UTF-8. */
+/* Returns the start of the character that ends at text[at], at > 0, in valid UTF-8. */
 static inline size_t text_utf8_back(const uint8_t *text, size_t at) {
     do {
         at--;

@@ -9,7 +9,7 @@
 
 #include "tokenizer/unicode.h"
 
-/* Printable bytes stand for themselves; the other 68 follow U+0100 in increasing order. */
+/* Printable bytes represent themselves; the other 68 are U+0100 and up, in increasing order. */
 static bool is_printable(uint32_t byte) {
     return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) ||
            (byte >= 174 && byte <= 255);
@@ -68,7 +68,7 @@ void text_vocab_close(text_vocab *v) {
     *v = (text_vocab){0};
 }
 
-/* Whether the token at t is spelled a followed by b. */
+/* Returns whether the token at t is spelled a followed by b. */
 static bool spelled(const text_vocab *v, const text_token *t, const char *a, size_t a_n,
                     const char *b, size_t b_n) {
     return t->n == a_n + b_n && memcmp(v->spellings + t->at, a, a_n) == 0 &&
@@ -93,7 +93,7 @@ int32_t text_vocab_find(const text_vocab *v, const char *token, size_t n) {
     return text_vocab_find_pair(v, token, n, "", 0);
 }
 
-/* Writes the bytes that a spelling stands for; false when it is not in the alphabet. */
+/* Writes the bytes that a spelling represents; false if it is not in the alphabet. */
 static bool alphabet_bytes(uint8_t *out, const char *token, size_t n, uint32_t *out_n) {
     size_t at = 0;
     *out_n = 0;

@@ -17,7 +17,7 @@ enum {
 typedef enum text_token_flag {
     TEXT_USED = 1,    /* the id has a token */
     TEXT_ADDED = 2,   /* from added_tokens */
-    TEXT_SPECIAL = 4, /* hidden when decoding without special tokens */
+    TEXT_SPECIAL = 4, /* omitted when decoding without special tokens */
     TEXT_FOREIGN = 8, /* not spelled in the byte alphabet */
 } text_token_flag;
 
@@ -37,17 +37,17 @@ typedef struct text_vocab {
     size_t spellings_n, pieces_n, bytes_cap; /* both buffers have bytes_cap bytes */
 } text_vocab;
 
-/* Room for ids below n_ids, n_tokens tokens and n_bytes bytes of spelling in all. */
+/* Opens it for ids below n_ids, n_tokens tokens and n_bytes bytes of spelling in all. */
 hd_status text_vocab_open(text_vocab *v, int32_t n_ids, size_t n_tokens, size_t n_bytes,
                           hd_err *err);
 void text_vocab_close(text_vocab *v);
 
-/* Adds a token, which must fit into what was announced. Refuses a second token of the same id
- * or spelling. */
+/* Adds a token within the sizes given at opening. Refuses a second token with the same id or
+ * spelling. */
 hd_status text_vocab_add(text_vocab *v, int64_t id, const char *token, size_t n, uint8_t flags,
                          hd_err *err);
 
-/* -1 when there is none. */
+/* Returns the id of a spelling, or -1. */
 int32_t text_vocab_find(const text_vocab *v, const char *token, size_t n);
 
 /* The same for the concatenation of two spellings. */
@@ -58,7 +58,8 @@ static inline uint8_t text_vocab_flags(const text_vocab *v, int32_t id) {
     return id >= 0 && id < v->n_ids ? v->flags[id] : 0;
 }
 
-/* The byte alphabet: the character that stands for a byte, and the byte of a character or -1. */
+/* The byte alphabet: the character that represents a byte, and the byte of a character or
+ * -1. */
 uint32_t text_byte_character(uint8_t byte);
 int32_t text_character_byte(uint32_t cp);
 

@@ -69,21 +69,29 @@ static void make(hd_stream *s, uint8_t *to, size_t bytes, const hd_random_fill *
     }
 }
 
-static void fill(hd_stream *s, weights_bound *b, uint8_t *data, const hd_tensor_decl *d,
-                 const hd_slice *slice, const hd_stored_format *stored, uint64_t seed) {
-    const bool plain = stored->scale_type == HD_NONE, global = stored->n_scalars > 0;
+/* Returns the scale of a matrix in a block format. */
+static double scale_size(const hd_tensor_decl *d, const hd_stored_format *stored) {
+    return 1 / sqrt((double)d->cols) / hd_dtypes[stored->type].random_rms;
+}
+
+static void fill(hd_stream *s, uint8_t *data, const hd_tensor_decl *d, const hd_slice *slice,
+                 const hd_stored_format *stored, uint64_t seed) {
     const size_t n = hd_stored_data_bytes(stored, slice->rows, slice->cols);
-    const double wanted = 1 / sqrt((double)d->cols);
-    const double size = wanted / hd_dtypes[stored->type].random_rms;
-    uint8_t *scale = data + aligned(n);
-    hd_random_fill codes = data_pattern(d, stored->type, wanted);
+    hd_random_fill codes = data_pattern(d, stored->type, 1 / sqrt((double)d->cols));
     codes.seed = seed;
     make(s, data, n, &codes);
-    if (!plain) {
-        const hd_random_fill scales =
-            hd_dtype_repeat(stored->scale_type, global ? 1.0f : (float)size);
-        make(s, scale, hd_stored_scale_bytes(stored, slice->rows, slice->cols), &scales);
-    }
+    if (stored->scale_type == HD_NONE) return;
+    const float size = stored->n_scalars > 0 ? 1.0f : (float)scale_size(d, stored);
+    const hd_random_fill scales = hd_dtype_repeat(stored->scale_type, size);
+    make(s, data + aligned(n), hd_stored_scale_bytes(stored, slice->rows, slice->cols),
+         &scales);
+}
+
+/* Binds a tensor to bytes at `data`, its scales at `scale`. */
+static void bind_to(weights_bound *b, const uint8_t *data, const uint8_t *scale,
+                    const hd_tensor_decl *d, const hd_slice *slice,
+                    const hd_stored_format *stored) {
+    const bool plain = stored->scale_type == HD_NONE, global = stored->n_scalars > 0;
     b->weight = (hd_weight){.data = data,
                             .scale = plain ? NULL : scale,
                             .type = stored->type,
@@ -92,7 +100,7 @@ static void fill(hd_stream *s, weights_bound *b, uint8_t *data, const hd_tensor_
                             .cols = slice->cols,
                             .block_rows = stored->block_rows,
                             .block_cols = stored->block_cols,
-                            .global = global ? (float)size : 1.0f,
+                            .global = global ? (float)scale_size(d, stored) : 1.0f,
                             .power_scales = stored->scale_type == HD_E8M0};
 }
 
@@ -128,7 +136,8 @@ hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
     for (int32_t i = 0; i < schema->n; i++) {
         const hd_stored_format stored = format_of(a->spec, &schema->decls[i]);
         const hd_slice *slice = &a->slices[i];
-        if (is_held(&schema->decls[i], slice)) total += bytes_of(slice, &stored);
+        if (is_held(&schema->decls[i], slice) && !a->shapes_only)
+            total += bytes_of(slice, &stored);
     }
     out->tensors = calloc((size_t)schema->n + 1, sizeof *out->tensors);
     if (!out->tensors) return HD_FAIL(err, HD_ENOMEM, "no memory for dummy weights");
@@ -139,10 +148,12 @@ hd_status weights_dummies_init(weights_dummies *out, weights_bound *bound,
         const hd_stored_format stored = format_of(a->spec, d);
         const hd_slice *slice = &a->slices[i];
         if (!is_held(d, slice)) continue;
-        fill(a->device ? a->stream : NULL, &bound[i], at, d, slice, &stored, (uint64_t)i);
-        describe(&out->tensors[i], d, &bound[i],
-                 hd_stored_data_bytes(&stored, slice->rows, slice->cols));
+        const size_t n = hd_stored_data_bytes(&stored, slice->rows, slice->cols);
+        bind_to(&bound[i], at, a->shapes_only ? at : at + aligned(n), d, slice, &stored);
+        describe(&out->tensors[i], d, &bound[i], n);
         bound[i].data = &out->tensors[i];
+        if (a->shapes_only) continue;
+        fill(a->device ? a->stream : NULL, at, d, slice, &stored, (uint64_t)i);
         at += bytes_of(slice, &stored);
     }
     out->bytes = total;

@@ -22,6 +22,7 @@ typedef struct weights_dummies_args {
     const hd_slice *slices; /* [schema->n] the slice held of each tensor */
     hd_device *device;      /* NULL: host memory */
     hd_stream *stream;
+    bool shapes_only; /* data points to bytes that nobody may read */
 } weights_dummies_args;
 
 /* Fills bound[schema->n] for all held tensors but the tables. Release out with

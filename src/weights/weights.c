@@ -339,7 +339,12 @@ static hd_status make_dummies(hd_weights *w, const hd_dummy_options *o) {
     hd_plan plan;
     HD_TRY(plan_dummies(&plan, w, o));
     hd_status st = take_memory(w, "dummy weights", 0);
-    const weights_dummies_args args = {w->spec, &w->schema, plan.slices, o->device, o->stream};
+    const weights_dummies_args args = {.spec = w->spec,
+                                       .schema = &w->schema,
+                                       .slices = plan.slices,
+                                       .device = o->device,
+                                       .stream = o->stream,
+                                       .shapes_only = o->shapes_only};
     if (st == HD_OK) st = weights_dummies_init(&w->dummies, w->bound, &args, &w->problem);
     hd_plan_close(&plan);
     for (int32_t i = 0; i < w->schema.n && st == HD_OK; i++) {

@@ -162,6 +162,8 @@ typedef struct hd_dummy_options {
     hd_routing routing; /* MODEL: routers use their logits, hash layers uniform experts */
     hd_device *device;  /* where they are generated; NULL: host memory, to be uploaded */
     hd_stream *stream;  /* stream of that device */
+    /* without values: tensors have their shapes and formats, and no bytes to read */
+    bool shapes_only;
 } hd_dummy_options;
 
 /* Opens random weights (dummy weights) of a spec, in the formats it declares, for

@@ -168,7 +168,7 @@ hd_status __wrap_hd_output_push(hd_output *o, int32_t token, hd_err *err) {
 
 /* ---- commands ---- */
 
-/* All bits turned over, a pointer is none that a leak checker could find by chance. */
+/* With all bits inverted, a leak checker does not take it for a pointer. */
 static void lose(long long n) {
     static volatile uintptr_t sum;
     for (; n > 0; n--) sum ^= ~(uintptr_t)malloc(1000);

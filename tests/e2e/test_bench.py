@@ -148,8 +148,8 @@ def test_a_rank_of_a_layout(hadal, config, layout, drafts):
     assert sum(op["limit_seconds"] for op in r["ops"]) == pytest.approx(r["limit_seconds"])
     for op in r["ops"]:
         assert op["calls"] == int(op["calls"]) > 0, op
-    attend = of_op(r, "attention")
-    assert {op["rows"] for op in attend if op["part"] != "draft"} >= {3 * (1 + drafts)}
+    attention = of_op(r, "attention")
+    assert {op["rows"] for op in attention if op["part"] != "draft"} >= {3 * (1 + drafts)}
 
 
 def test_a_share_is_smaller_than_the_whole(hadal):

@@ -4,10 +4,13 @@ import math
 import os
 import shutil
 import struct
+import subprocess
+import sys
 
 import make_model
 import pytest
 import quantize_case
+from conftest import HADAL
 from make_model import CONFIGS, io
 
 CONFIG_FILES = make_model.Path(__file__).resolve().parents[1] / "configs"
@@ -305,3 +308,82 @@ def test_every_key_is_documented(hadal, tmp_path):
         seen |= keys_of(document)
     undocumented = {key for key in seen - {"main", "mtp"} if f"`{key}`" not in page}
     assert undocumented - {"weights", "attention", "experts", "quantization"} == set()
+
+
+# ---- the forward pass ---------------------------------------------------------------------------
+
+
+def stages(hadal, name):
+    return inspect(hadal, "--stages", CONFIG_FILES / f"{name}.json")
+
+
+def test_the_page_of_forward_passes_is_what_the_program_prints():
+    script = CONFIG_FILES.parents[1] / "scripts" / "make_forward.py"
+    command = [sys.executable, str(script), HADAL, "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (script.parents[1] / "docs" / "forward.md").read_text()
+    assert page.count("<!-- stages ") > 10 and "```\n```" not in page
+
+
+@pytest.mark.parametrize("name", ["v2_lite", "v3", "v3_2_exp", "v4_flash", "v4_pro", "moonlight_16b_a3b"])
+def test_stages_cover_every_layer_once(hadal, name):
+    seen = stages(hadal, name)
+    model = inspect(hadal, CONFIG_FILES / f"{name}.json")["model"]
+    layers = sorted(layer for block in seen["blocks"] for layer in block["layers"])
+    total = model["layers"] + model["mtp_layers"]
+    assert seen["layers"] == model["layers"] and seen["mtp_layers"] == model["mtp_layers"]
+    assert layers == sorted([*range(total), *range(total)])  # attention and feed-forward
+    drafts = [block["block"] for block in seen["blocks"] if block["block"].startswith("draft")]
+    assert drafts == (["draft start", "draft head"] if model["mtp_layers"] else [])
+
+
+def test_stages_multiply_with_every_matrix(hadal):
+    """Every matrix of a layer stands in the list of its layer, with the shape of the schema."""
+    for name in ("v2_lite", "v3", "v3_2_exp", "v4_flash"):
+        config = CONFIG_FILES / f"{name}.json"
+        shapes = {}
+        for block in stages(hadal, name)["blocks"]:
+            for op in block["ops"]:
+                for layer in block["layers"] if op.get("matrix") else []:
+                    shapes[layer, op["matrix"]["role"]] = op["matrix"]["shape"]
+        declared = inspect(hadal, "--tensors", config)["tensor_list"]
+        small = ("NORM", "BIAS", "SCALE", "BASE", "FN", "APE", "HASH")
+        missing = [
+            tensor["name"]
+            for tensor in declared
+            if tensor["layer"] is not None
+            and len(tensor["shape"]) == 2
+            and not tensor["role"].endswith(small)
+            and tensor["role"] not in ("EMBED", "HEAD")
+            and not tensor["role"].startswith("MTP_")
+            and shapes.get((tensor["layer"], tensor["role"])) != tensor["shape"]
+        ]
+        assert missing == [], name
+
+
+def test_stages_take_shapes_through_the_pass(hadal):
+    seen = stages(hadal, "v3")
+    ops = [op for block in seen["blocks"] for op in block["ops"] if op["op"]]
+    assert {op["op"] for op in ops} >= {"embed", "linear", "attention", "moe_topk", "grouped_gemm"}
+    for op in ops:
+        if op["op"] == "linear":
+            rows, cols = op["matrix"]["shape"]
+            assert op["inputs"][0]["shape"][1] == cols and op["outputs"][0]["shape"][1] == rows
+    head = [block for block in seen["blocks"] if block["block"] == "step head"][0]
+    assert head["ops"][-1]["outputs"][0]["shape"] == ["m", 129280]
+
+
+def test_stages_refuse_options_that_read_files(hadal):
+    for option in ("--tensors", "--strict", "--quick", "--values"):
+        result = hadal("inspect", "--stages", option, CONFIG_FILES / "v3.json")
+        assert result.returncode == 2 and "--stages reads the config alone" in result.stderr
+
+
+def test_every_key_of_stages_is_documented(hadal):
+    page = (CONFIG_FILES.parents[1] / "docs" / "forward.md").read_text()
+    seen = stages(hadal, "v4_flash")
+    for block in seen["blocks"]:
+        for op in block["ops"]:
+            op.pop("attributes", None)
+    assert {key for key in keys_of(seen) if f"`{key}`" not in page} == set()

@@ -139,7 +139,7 @@ def test_slowloris(drive, files):
     left = set(crowd)
     served = 0
     while left:  # every byte is new hope for a clock that counts from the last one
-        time.sleep(0.05)  # so that nobody's request is complete before its time is over
+        time.sleep(0.05)  # so that no request is complete before its time is over
         for s in list(left):
             try:
                 s.send(b"a")

@@ -700,5 +700,5 @@ int test_constraint(void) {
         cmocka_unit_test(experts_are_counted),
         cmocka_unit_test(looking_does_not_wait),
     };
-    return cmocka_run_group_tests_name("steer", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("constraint", tests, NULL, NULL);
 }

@@ -356,5 +356,5 @@ int test_token_history(void) {
         cmocka_unit_test(another_salt_knows_nothing),
         cmocka_unit_test(the_oldest_is_forgotten),
     };
-    return cmocka_run_group_tests_name("recall", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("token_history", tests, NULL, NULL);
 }

@@ -307,7 +307,7 @@ hd_status hd_engine_encode(const hd_engine *e, hd_ids *out, const hd_request *g,
     return st;
 }
 
-/* Reads all that is pointed to, as the engine would copy it. */
+/* Reads all memory that the request points to, as the engine does when it copies it. */
 static size_t read_all(const hd_request *g) {
     size_t n = g->format_text ? strlen(g->format_text) : 0;
     for (size_t i = 0; i < g->n_stop; i++) n += strlen(g->stop[i]);
@@ -433,7 +433,7 @@ static void on_begin(void *user, http_call *c, uint64_t seed) {
     rig *r = user;
     (void)seed;
     demand(!r->begun, "a call begins twice");
-    demand(c != NULL, "nobody's call begins");
+    demand(c != NULL, "a call without an owner begins");
     r->begun = c;
     r->n_begins++;
 }

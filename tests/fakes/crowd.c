@@ -43,7 +43,7 @@ void text_of(const int32_t *tokens, int32_t n, char *out) {
     }
 }
 
-/* ---- the machine ---- */
+/* ---- the runner ---- */
 
 static void must(hd_status st, const hd_err *err) {
     if (st != HD_OK) fail_msg("%s", err->msg);

@@ -55,7 +55,7 @@ typedef struct request {
     hd_constraint constraint;
     hd_request_sampling sampling;
     int32_t n_drafts;      /* drafts by the MTP layer, or */
-    const int32_t *oracle; /* of this text [POSITIONS] instead, */
+    const int32_t *oracle; /* from this text [POSITIONS] instead, */
     int32_t one_wrong_in;  /* of which one in so many is wrong */
     int32_t chunk;         /* 0: all rows */
     /* first prompt token with a reported log-probability; 0: none */

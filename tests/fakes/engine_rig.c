@@ -1,4 +1,4 @@
-/* engine_rig.c - runs requests on an engine and collects answers; see engine_rig.h. */
+/* engine_rig.c - runs requests on an engine and collects their choices; see engine_rig.h. */
 #include "fakes/engine_rig.h"
 
 #include <stdio.h>

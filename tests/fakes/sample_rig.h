@@ -47,7 +47,7 @@ void close_rig(rig *r);
 void make_step(step *s, int32_t rows, int32_t vocab);
 void free_step(step *s);
 
-/* The answer buffer that every table can address, every byte 0x5a. */
+/* The output buffer that every table can address, every byte 0x5a. */
 answer *rig_answer(void);
 
 /* Runs sample; every byte of out that it does not write is 0x5a. */

@@ -1,4 +1,4 @@
-/* fast_ref.c - the orders and the roundings of --precision fast, one output at a time. */
+/* fast_ref.c - reference of --precision fast: its orders of summation and its roundings. */
 #include "ops/fast_ref.h"
 
 #include <math.h>
@@ -23,9 +23,9 @@ static float element_at(const hd_weight *w, int32_t row, int32_t col) {
     return col < w->cols ? hd_weight_at(&plain, row, col) : 0.0f;
 }
 
-/* ---- in bfloat16 ---- */
+/* ---- bfloat16 ---- */
 
-/* The two columns of a segment that sum `lane` takes in step q. */
+/* Returns the two columns of a segment that sum `lane` adds in step q. */
 static void pair_of(int32_t pair[2], hd_dtype type, int32_t lane, int32_t q) {
     switch (type) {
     case HD_E2M1:
@@ -73,11 +73,12 @@ static float dot_bf16(const hd_weight *w, int32_t row, const float *x) {
     return (four[0] + four[1]) + (four[2] + four[3]);
 }
 
-/* ---- in whole numbers ---- */
+/* ---- 16-bit integers ---- */
 
 enum { INT16_SUMS = 8, LIMIT = 8191 };
 
-/* The largest magnitude of a segment; one that is not a number is larger than all that are. */
+/* Returns the largest magnitude of a segment; NaN and infinity count as larger than any
+ * number. */
 static float largest(const float *x, int32_t n) {
     uint32_t top = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -87,14 +88,14 @@ static float largest(const float *x, int32_t n) {
     return hd_f32_from_bits(top);
 }
 
-/* Which sum of its segment takes a column. */
+/* Returns the sum of its segment that column `col` is added to. */
 static int32_t sum_of(hd_dtype type, int32_t col) {
     static const int32_t of_block[INT16_SUMS] = {0, 1, 4, 5, 2, 3, 6, 7};
     return type == HD_E2M1 ? of_block[col / 16] : col % 32 / 16 * 4 + col % 8 / 2;
 }
 
-/* Columns [col, col + n) of a row: 512 times each, or 32 times and rounded, halves up. Gives what undoes
- * it, or what is not a number where an element is none. */
+/* Writes columns [col, col + n) of a row, each times 512, or times 32 and rounded, halves up.
+ * Returns the factor that undoes it; NaN or infinity if an element has no number. */
 static float int16_elements(int32_t *out, const hd_weight *w, int32_t row, int32_t col,
                             int32_t n) {
     float element[SEGMENT], most = 0.0f;
@@ -111,7 +112,7 @@ static float int16_elements(int32_t *out, const hd_weight *w, int32_t row, int32
     return coarse ? 0x1p-5f : 0x1p-9f;
 }
 
-/* As exact computes it. */
+/* as `exact` computes it */
 static float dot_exact(const hd_weight *w, int32_t row, const float *x) {
     float sum[SUMS] = {0};
     for (int32_t c = 0; c < w->cols; c++) {
@@ -183,7 +184,7 @@ static void grouped_gemm(dot_fn *dot, const hd_grouped_gemm_args *a) {
     }
 }
 
-/* Operators take no context, so each form has its own. */
+/* Operators have no context, so each form has a function. */
 #define ENTRY(op, form)                                              \
     static void op##_##form(hd_stream *s, const hd_##op##_args *a) { \
         (void)s;                                                     \

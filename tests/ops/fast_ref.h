@@ -1,14 +1,14 @@
-/* fast_ref.h - products of --precision fast on a CPU in plain C, bit for bit as docs/numerics.md
- * defines them, for matrices of BF16 and those that it takes. */
+/* fast_ref.h - reference GEMMs of --precision fast on a CPU, in plain C. They equal the
+ * definitions of docs/numerics.md bit for bit, for the formats that `fast` rounds. */
 #ifndef HD_TESTS_FAST_REF_H
 #define HD_TESTS_FAST_REF_H
 
 #include "ops/ops.h"
 
-/* What x is rounded to, by processor. */
+/* The format that x is rounded to; it depends on the processor. */
 typedef enum fast_form { FAST_BF16, FAST_INT16, FAST_FORMS } fast_form;
 
-/* The reference's table with these products. */
+/* Fills the reference table, with these GEMMs. */
 void fast_ref_table(hd_ops *t, fast_form form);
 
 #endif

@@ -20,7 +20,7 @@ ops_fixture fix;
 static struct {
     void *block[MAX_TAKEN];
     int32_t n;
-    uint64_t drawn; /* random words used up by this test */
+    uint64_t drawn; /* random words that this test has drawn */
 } taken;
 
 /* ---- formats ---- */
@@ -85,10 +85,11 @@ static void add_table(hd_ops *tables, int32_t *n, const hd_ops *t) {
     tables[(*n)++] = *t;
 }
 
-/* Every set of flags that this processor has, so that no table needs to be listed here. */
+/* all sets of flags of this processor, so that no table is listed here by name */
 static void find_tables(void) {
     uint32_t features = hd_cpu_features();
-    if (features & HD_CPU_AVX512_BF16) features |= HD_CPU_FAST_BF16; /* or not, for its bits */
+    if (features & HD_CPU_AVX512_BF16)
+        features |= HD_CPU_FAST_BF16; /* some may not, to get its bits */
     hd_ops t;
     fix.n_tables = 0;
     hd_ops_init_ref(&t);
@@ -103,7 +104,7 @@ static void find_tables(void) {
         if (flags & ~features) continue;
         hd_ops_init_cpu(&t, flags, HD_EXACT);
         add_table(fix.table, &fix.n_tables, &t);
-        hd_ops_init_cpu(&t, flags, HD_FAST); /* exact where there is nothing faster */
+        hd_ops_init_cpu(&t, flags, HD_FAST); /* `exact` if there is no faster form */
         if (t.precision != HD_FAST) continue;
         const fast_form f = strstr(t.name, "bf16") ? FAST_BF16 : FAST_INT16;
         add_table(fix.fast[f], &fix.n_fast[f], &t);
@@ -294,7 +295,7 @@ float *page_entry(const hd_paged *p, int32_t seq, int32_t entry) {
 
 hd_paged take_pages(int32_t n_seqs, const int32_t *n_entries, int32_t page_entries,
                     int32_t width, float spread) {
-    int32_t longest = 0, n_pages = 1; /* one belongs to nobody */
+    int32_t longest = 0, n_pages = 1; /* one page belongs to no sequence */
     for (int32_t s = 0; s < n_seqs; s++) {
         const int32_t pages = (n_entries[s] + page_entries - 1) / page_entries;
         longest = pages > longest ? pages : longest;
@@ -395,7 +396,7 @@ void check_near(const char *what, const void *got_bits, const void *want_bits, i
     }
 }
 
-/* The whole case again in slices of `size` rows. */
+/* Runs the case again in slices of `size` rows. */
 static void check_slices(const op_case *c, const char *what, const hd_ops *ops, int32_t size,
                          void *const *base) {
     for (int32_t r = 0; r < c->rows; r += size) {
@@ -410,7 +411,7 @@ static void check_slices(const op_case *c, const char *what, const hd_ops *ops, 
     }
 }
 
-/* A run that is recorded. */
+/* Captures a run and launches it. */
 typedef struct recorded_run {
     const op_case *c;
     const hd_ops *ops;
@@ -422,7 +423,7 @@ static void run_recorded(hd_stream *s, void *arg) {
     r->c->run(r->c, r->ops, s, 0, r->c->rows, r->out);
 }
 
-/* An op may become a part of a graph: it neither allocates nor waits. */
+/* An operator may be captured in a graph: it neither allocates nor waits. */
 static void check_recorded(const op_case *c, const hd_ops *ops, void *const *base) {
     const int32_t mark = taken.n;
     recorded_run r = {.c = c, .ops = ops};
@@ -523,7 +524,7 @@ static void check_gpu_fast(const op_case *c, void *const *want) {
     check_gpu_table(c, &fix.gpu_fast, c->gpu_fast_tolerance, want);
 }
 
-/* The reference has one thread by definition; that a row stands alone it shows in slices. */
+/* The reference has one thread by definition. Slices show that its rows are independent. */
 void check_op(const op_case *c) {
     const int32_t mark = taken.n;
     void *want[MAX_OUTS], *avx2[MAX_OUTS], *base[MAX_OUTS];

@@ -1,16 +1,16 @@
-/* ops_fixture.h - how an operator is tested on every table this machine can run.
+/* ops_fixture.h - tests an operator on every operator table of this machine.
  *
- * An op_case says how to run rows [first, first + n) of one set of inputs. check_op() runs it
- * on every table with NaN in scratch and outputs and guard words around the outputs, and asks:
- * the same as the reference within the tolerance; the same bits on 1, 2, 3 and 5 threads; the
- * same bits row by row, in sevens, and all at once; the same bits from AVX2 and AVX-512. With a
- * GPU the CUDA table is one of them, recorded and run as well; then what a test takes is memory
- * that both sides reach. HADAL_TEST_BRIEF=1 runs the reference and CUDA only, all rows at once:
- * for sanitizers of the device.
+ * An op_case runs rows [first, first + n) of one set of inputs. check_op() runs it on every
+ * table, with NaN in scratch and outputs and guard words around the outputs. It compares with
+ * the reference within the tolerance. It asks for the same bits on 1, 2, 3 and 5 threads; row
+ * by row, in sevens, and all at once; and from AVX2 and AVX-512. With a GPU the CUDA table is
+ * tested too, also captured in a graph; then both sides can address the memory of a test.
+ * HADAL_TEST_BRIEF=1 runs the reference and CUDA only, all rows at once, for the device's
+ * sanitizers.
  *
- * An op that --precision fast computes in its own way has a fast_tolerance: then fast_ref.h's table
- * is within it for each form, and the CPU's tables of that precision give the bits of theirs; the GPU's
- * has a tolerance of its own. */
+ * An operator with a form of its own for --precision fast has a fast_tolerance: each form of
+ * fast_ref.h is within it. The CPU tables of that precision give the bits of fast_ref.h; the
+ * GPU's table has a tolerance of its own. */
 #ifndef HD_TESTS_OPS_FIXTURE_H
 #define HD_TESTS_OPS_FIXTURE_H
 
@@ -21,14 +21,14 @@
 
 enum { MAX_OUTS = 4, MAX_TABLES = 16, N_THREADS = 4 };
 
-/* One test per operator; one that is missing does not link. */
+/* one test per operator; a missing one does not link */
 #define X(op) void op_##op(void **state);
 HD_OP_LIST(X)
 #undef X
 
 void fast_products(void **state);
 
-/* Those of test_ops_real.c. */
+/* tests of test_ops_real.c */
 #define REAL_OPS_LIST(X)   \
     X(real_linear)         \
     X(real_linear_heads)   \
@@ -59,7 +59,7 @@ CHECK_TESTS_LIST(X)
 OFFICIAL_TESTS_LIST(X)
 #undef X
 
-/* Those of test_ops_cublaslt.c. */
+/* tests of test_ops_cublaslt.c */
 #define LIBRARY_TESTS_LIST(X)  \
     X(library_products)        \
     X(library_in_pieces)       \
@@ -69,7 +69,7 @@ OFFICIAL_TESTS_LIST(X)
 LIBRARY_TESTS_LIST(X)
 #undef X
 
-/* What the tables are run on, opened once: a stream per number of threads. */
+/* What tables run on, opened once; a stream per number of threads. */
 typedef struct ops_fixture {
     hd_ops table[MAX_TABLES]; /* the reference, every distinct CPU table, CUDA */
     int32_t n_tables;
@@ -80,9 +80,9 @@ typedef struct ops_fixture {
     hd_stream *stream[N_THREADS]; /* 1, 2, 3 and 5 threads */
     hd_device *gpu;               /* NULL without one */
     hd_stream *gpu_stream;
-    hd_ops gpu_fast, gpu_official; /* its tables of those precisions */
+    hd_ops gpu_fast, gpu_official; /* its tables of these precisions */
     int32_t n_cases;
-    bool poisoned; /* its scratch, once per case: there is a lot of it */
+    bool poisoned; /* its scratch, once per case because it is large */
     bool brief;
 } ops_fixture;
 
@@ -90,7 +90,7 @@ extern ops_fixture fix;
 
 int open_fixture(void **state);
 int close_fixture(void **state);
-int forget_all(void **state); /* releases what a test took */
+int forget_all(void **state); /* releases what a test allocated */
 
 typedef struct op_case op_case;
 
@@ -112,21 +112,22 @@ struct op_case {
 
 void check_op(const op_case *c);
 
-/* The tables of --precision fast give the bits of fast_ref.h, in all the ways above. */
+/* Asks for the bits of fast_ref.h from the tables of --precision fast, in all the ways
+ * above. */
 void check_fast_bits(const op_case *c);
 
-/* The same against the GPU alone, for shapes that are too large for the rest; and nothing
- * without one. */
+/* check_op() on the GPU alone, for shapes that are too large for the others. Does nothing
+ * without a GPU. */
 void check_on_gpu(const op_case *c);
 
-/* Where a table runs: on s, or on the GPU's stream. */
+/* Returns the stream of a table: s, or the GPU's stream. */
 hd_stream *stream_for(const hd_ops *ops, hd_stream *s);
 
-/* Another table of the GPU against what is wanted, recorded and in slices as well; nothing without
- * a GPU. */
+/* Compares another table of the GPU with `want`, also captured and in slices. Does nothing
+ * without a GPU. */
 void check_gpu_table(const op_case *c, const hd_ops *ops, double tolerance, void *const *want);
 
-/* Waits for a table called directly; fails if it failed. */
+/* Waits for an operator that was called directly; fails if it failed. */
 void finish(const char *what, hd_stream *s);
 
 /* Runs rows [first, first + n) of c into fresh outputs, poisoned and guarded. */
@@ -140,7 +141,7 @@ void check_bits(const char *what, const void *got, const void *want, int64_t n);
 void check_near(const char *what, const void *got, const void *want, int64_t n,
                 double tolerance);
 
-/* ---- inputs: taken for one test, exactly as long as asked, so that overruns are seen ---- */
+/* ---- inputs: allocated for one test with the exact size, so that overruns are found ---- */
 
 void *take(size_t bytes);
 
@@ -187,8 +188,8 @@ const weight_format *weight_format_of(int32_t id);
  * of elements and of scales of 8 bits. cols is rounded up until a row ends on a whole byte. */
 hd_weight *take_weight(const weight_format *f, int32_t rows, int32_t cols, bool all_codes);
 
-/* ---- pages: n_seqs sequences of n_entries[s] entries, pages in random order, everything
- * that is not an entry NaN, pages that hold none without a number ---- */
+/* ---- pages: n_seqs sequences of n_entries[s] entries, in random order. Rows that are no entry
+ * are NaN; unused pages have no number. ---- */
 
 hd_paged take_pages(int32_t n_seqs, const int32_t *n_entries, int32_t page_entries,
                     int32_t width, float spread);

@@ -1,4 +1,5 @@
-/* test_drafts.c - the operators around drafts, and a loop with drafts against one without. */
+/* test_drafts.c - the operators for drafts, and generation with drafts compared with generation
+ * without. */
 #include "fakes/sample_rig.h"
 
 #include <math.h>
@@ -8,7 +9,7 @@
 #include "base/philox.h"
 #include "base/status.h"
 
-/* Run by the walk over all operators, test_ops.c. */
+/* run by the walk over all operators, test_ops.c */
 void op_argmax(void **state);
 void op_verify(void **state);
 void op_count_tokens(void **state);
@@ -25,7 +26,7 @@ void op_argmax(void **state) {
         {1,         INFINITY,  INFINITY,  9},
     };
     static const int32_t want[5] = {1, 0, 1, 0, 1};
-    /* Row by row: all, only what is -inf, all, the last two, none. */
+    /* Mask rows: all, only ids of -inf, all, the last two, none. */
     const uint32_t masks[3] = {0, 6, 1};
     const int32_t mask_rows[5] = {-1, 2, -1, 1, 0};
     static const int32_t want_masked[5] = {1, 0, 1, 1, 0};
@@ -92,7 +93,8 @@ void op_verify(void **state) {
     rig r;
     open_rig(&r, 1);
     const int32_t firsts[6] = {0, 1, 4, 7, 10, 12};
-    /* no draft; all right; the second wrong; the first wrong, then right by chance; failed */
+    /* no draft; all accepted; the second rejected; the first rejected, then equal by chance;
+     * failed */
     const int32_t inputs[12] = {9, 9, 5, 6, 9, 5, 6, 9, 5, 6, 9, 5};
     const int32_t tokens[12] = {3, 5, 6, 7, 5, 8, 7, 4, 6, 7, HD_TOKEN_BROKEN, 5};
     static const int32_t want_accepted[5] = {0, 2, 1, 0, 0};
@@ -155,7 +157,7 @@ void op_count_tokens(void **state) {
     close_rig(&r);
 }
 
-/* So many that threads share them, and one so often that its count is full. */
+/* So many that several threads count them, and one id so often that its count saturates. */
 static void many_tokens_are_counted(void **state) {
     (void)state;
     enum { VOCAB = 1001, N = 90000, PLACES = 3 };
@@ -194,9 +196,9 @@ static void many_tokens_are_counted(void **state) {
     close_rig(&r);
 }
 
-/* ---- tokens that are not chosen ---- */
+/* ---- given tokens ---- */
 
-/* A given token is reported, whatever the settings; its row chooses nothing. */
+/* A given token is reported, whatever the settings; its row samples nothing. */
 static void given_tokens_are_reported(void **state) {
     (void)state;
     enum { VOCAB = 700, ROWS = 8 };
@@ -210,7 +212,7 @@ static void given_tokens_are_reported(void **state) {
     for (int32_t i = 0; i < ROWS; i++) {
         s.given[i] = i == 1 ? -1 : i == 2 ? 699 : rig_below(VOCAB);
         s.params[i] = (hd_sampling){.temperature = 1, .n_top = i, .n_ban = 1, .ban_until = 99};
-        s.mask_row[i] = 0; /* which allows nothing */
+        s.mask_row[i] = 0; /* it allows no token */
     }
     for (int32_t t = 0; t < r.n_tables; t++) {
         answer got;
@@ -231,7 +233,8 @@ static void given_tokens_are_reported(void **state) {
     close_rig(&r);
 }
 
-/* What docs/sampling.md calls near, in double, for scores without ties. */
+/* The condition of relaxed acceptance (docs/sampling.md), in double, for scores without
+ * ties. */
 static bool is_near(const double *y, int32_t n, const hd_sampling *p, int32_t draft) {
     double max = y[0], total = 0;
     int32_t rank = 0;
@@ -244,8 +247,9 @@ static bool is_near(const double *y, int32_t n, const hd_sampling *p, int32_t dr
            exp(y[draft] - max) / total >= 1 / total - (double)p->relaxed_delta;
 }
 
-/* Every draft under many settings: it stands when it is near, else the row chooses as if there
- * were none. Bias, bans, masks and penalties count; the temperature does not. */
+/* Every draft under many settings: it is accepted if it satisfies the condition; otherwise the
+ * row samples as if there were no draft. Bias, bans, masks and penalties count; the temperature
+ * does not. */
 static void relaxed_drafts_stand_when_near(void **state) {
     (void)state;
     enum { VOCAB = 300, ROWS = 20 };
@@ -300,11 +304,11 @@ static void relaxed_drafts_stand_when_near(void **state) {
     close_rig(&r);
 }
 
-/* ---- the distribution of two tokens, the first of them drafted ---- */
+/* ---- the distribution of two tokens, of which the first is drafted ---- */
 
 enum { PAIR_VOCAB = 6, PAIRS = PAIR_VOCAB * PAIR_VOCAB, PAIR_DRAWS = 60000 };
 
-/* The logits before the first token, and those behind each first token. */
+/* The logits before the first token, and those after each first token. */
 static void fill_pair_logits(float x[PAIR_VOCAB + 1][PAIR_VOCAB]) {
     for (int32_t i = 0; i <= PAIR_VOCAB; i++) {
         for (int32_t id = 0; id < PAIR_VOCAB; id++)
@@ -318,12 +322,13 @@ static void softmax(const float *x, double *p) {
     for (int32_t id = 0; id < PAIR_VOCAB; id++) p[id] = exp((double)x[id]) / total;
 }
 
-/* What verify reads and writes, where a device reaches it. */
+/* Inputs and outputs of verify, in memory that a device can address. */
 typedef struct verdict {
     int32_t accepted, next, token[2], first_row[2];
 } verdict;
 
-/* One seed's two tokens: a step of two rows, and another where the draft was refused. */
+/* Returns the two tokens of one seed: a step of two rows, and a second step if the draft was
+ * rejected. */
 static int32_t draw_pair(const hd_ops *ops, hd_stream *stream, step *s, verdict *v,
                          float x[PAIR_VOCAB + 1][PAIR_VOCAB], int32_t draft, bool relaxed) {
     answer got;
@@ -355,9 +360,9 @@ static int32_t draw_pair(const hd_ops *ops, hd_stream *stream, step *s, verdict 
     return v->next * PAIR_VOCAB + got.token[0];
 }
 
-/* Drafts take every token in turn. Strictly accepted, they change neither distribution; a
- * relaxed first one is itself wherever it is near (here the two most probable), and what comes
- * behind it is untouched. */
+/* Drafts are every token in turn. Strict acceptance changes neither distribution. A relaxed
+ * first draft is itself wherever it satisfies the condition (here the two most probable ones),
+ * and the next token's distribution is unchanged. */
 static void acceptance_keeps_the_distribution(void **state) {
     (void)state;
     rig r;
@@ -399,7 +404,7 @@ static void acceptance_keeps_the_distribution(void **state) {
 
 enum { LENGTH = 120, PROMPT = 4, SPEC_VOCAB = 50, MAX_DRAFTS = 7, N_REQUESTS = 3 };
 
-/* A model whose logits depend on the last two tokens and the position. */
+/* A model whose logits depend on the last two tokens and on the position. */
 static void fake_model(float *x, const int32_t *text, int32_t length) {
     for (int32_t id = 0; id < SPEC_VOCAB; id++) {
         const uint64_t before =
@@ -412,7 +417,7 @@ static void fake_model(float *x, const int32_t *text, int32_t length) {
 
 typedef struct generation {
     int32_t text[N_REQUESTS][LENGTH + MAX_DRAFTS + 1];
-    int32_t row[N_REQUESTS][MAX_DRAFTS + 1]; /* of counts; each its request's number */
+    int32_t row[N_REQUESTS][MAX_DRAFTS + 1]; /* of counts; each has its request's number */
     int32_t first_row[N_REQUESTS + 1], accepted[N_REQUESTS], next[N_REQUESTS];
     int32_t length[N_REQUESTS];
     int32_t n_steps, n_accepted;
@@ -441,7 +446,8 @@ static void start(generation *g, const hd_ops *ops, hd_stream *stream, step *s) 
     }
 }
 
-/* The rows of request i: its last token and the drafts the greedy model makes of itself. */
+/* The rows of request i: its last token, and the drafts that the greedy model makes of
+ * itself. */
 static int32_t write_rows(generation *g, const hd_ops *ops, hd_stream *stream, step *s,
                           int32_t i, int32_t n_drafts, int32_t r) {
     for (int32_t d = 0; d <= n_drafts; d++, r++) {
@@ -508,7 +514,7 @@ static void generate(generation *g, const hd_ops *ops, hd_stream *stream,
     free_step(&s);
 }
 
-/* The text is the same with drafts and without, greedy and drawn, with penalties that count
+/* The text is the same with and without drafts, greedy and sampled, with penalties that count
  * drafts of the same step. */
 static void drafts_change_nothing(void **state) {
     (void)state;

@@ -1,10 +1,11 @@
-/* test_op_profiler.c - what the metering table notes, and that it changes nothing. */
+/* test_op_profiler.c - what the op profiler records, and that the operators compute the same
+ * under it. */
 #include "check.h"
 
 #include "base/cpu.h"
 #include "ops/profile/op_profiler.h"
 
-/* A clock that moves by one second a look. */
+/* A clock that advances by one second per reading. */
 static int64_t seconds_passed;
 static int64_t stepping_clock(void) {
     return 1000000000 * seconds_passed++;
@@ -68,10 +69,10 @@ static void counts_products(void **state) {
     assert_true(l->bytes == 2 * (4 * 32 + 4 + 4 * 3 * (4 + 32))); /* codes, scale, rows */
     a.rows = 1;
     r->ops.linear(r->stream, &a);
-    assert_int_equal(r->profiler.n, 2); /* another shape, another line */
+    assert_int_equal(r->profiler.n, 2); /* another shape: another line */
 }
 
-/* Rows 0 and 1 are one sequence, which holds two keys; row 2 is another with five. */
+/* Rows 0 and 1 are one sequence with two keys; row 2 is another one with five. */
 static void counts_keys(void **state) {
     rig *r = *state;
     float keys[8 * 4] = {0}, q[3 * 2 * 4] = {0}, out[3 * 2 * 4];
@@ -112,8 +113,8 @@ static void a_full_profiler_says_so(void **state) {
     assert_int_equal(r->profiler.lost, 1);
 }
 
-/* A device that runs later is metered in passes: what is counted once is timed as often as
- * asked, and other calls than the counted ones are noticed. */
+/* On an asynchronous device the profiler runs in passes. What one pass counts, the next one
+ * times. Calls that differ from the counted ones are reported. */
 static void passes_must_be_equal(void **state) {
     rig *r = *state;
     static hd_op_profiler m;
@@ -151,5 +152,5 @@ int test_op_profiler(void) {
         cmocka_unit_test(a_full_profiler_says_so),
         cmocka_unit_test(passes_must_be_equal),
     };
-    return cmocka_run_group_tests_name("meter", tests, open_rig, close_rig);
+    return cmocka_run_group_tests_name("op_profiler", tests, open_rig, close_rig);
 }

@@ -1,4 +1,5 @@
-/* test_ops.c - every operator on every table, and every table on values computed by hand. */
+/* test_ops.c - every operator on every table, and every table against values computed by
+ * hand. */
 #include "ops/ops_fixture.h"
 
 #include <math.h>
@@ -8,7 +9,7 @@ static void assert_near(double got, double want, double tolerance) {
     if (!(fabs(got - want) <= tolerance)) fail_msg("%.9g and not %.9g", got, want);
 }
 
-/* A cell that a table leaves out would crash in a model. */
+/* a NULL entry would crash in a model */
 static void tables_are_full(void **state) {
     (void)state;
     assert_true(fix.n_tables >= 2 || fix.brief);
@@ -23,9 +24,9 @@ static void tables_are_full(void **state) {
     }
 }
 
-/* models.md 9.3: hc 4, 20 iterations, eps 1e-6. One column of ones has a root mean square of
- * one, so column 0 of fn is the vector m itself; flipping the sign of a stream shows its
- * share in the sum. */
+/* models.md 9.3: hc 4, 20 iterations, eps 1e-6. A column of ones has a root mean square of one,
+ * so column 0 of fn is the vector m itself. Inverting the sign of a stream shows its part of
+ * the sum. */
 static void sinkhorn_knows_its_answer(void **state) {
     (void)state;
     static const float pre[4] = {0.245086013f, 0.592667600f, 0.348646135f, 0.705786028f};
@@ -50,7 +51,7 @@ static void sinkhorn_knows_its_answer(void **state) {
     for (int i = 0; i < 4; i++) all += pre[i];
     for (int32_t t = 0; t < fix.n_tables; t++) {
         hd_stream *stream = stream_for(&fix.table[t], fix.stream[0]);
-        for (int flip = 0; flip < 4; flip++) { /* 0 flips none: m comes from stream 0 */
+        for (int flip = 0; flip < 4; flip++) { /* 0 inverts none: m comes from stream 0 */
             for (int i = 0; i < 4; i++) m->x[i] = flip && i == flip ? -1.0f : 1.0f;
             fix.table[t].hc_pre(stream, &(hd_hc_pre_args){.out = hd_f32(&m->out),
                                                           .post = m->post,
@@ -75,7 +76,7 @@ static void sinkhorn_knows_its_answer(void **state) {
     }
 }
 
-/* models.md 9.3: with every expert chosen and nothing normalized the weights are the scores,
+/* models.md 9.3: with all experts selected and no normalization the weights are the scores,
  * best first. */
 static void sqrt_softplus_knows_its_answers(void **state) {
     (void)state;
@@ -108,10 +109,10 @@ static void sqrt_softplus_knows_its_answers(void **state) {
     }
 }
 
-/* V3's router on eight experts in four groups, worked out by hand: sigmoid scores 0.5 for all
- * (logits 0), so the biases choose. Groups {0,1} .. {6,7} count 0.9, 1.0, 0.8, 1.1 more than
- * their scores; the two best are {6,7} and {2,3}; experts 6, 2, 7 win there, while expert 0
- * has the largest bias of all. */
+/* V3's router with eight experts in four groups, computed by hand. Sigmoid scores are 0.5 for
+ * all (logits 0), so the biases select. Groups {0,1} .. {6,7} have 0.9, 1.0, 0.8, 1.1 more than
+ * their scores; the best two are {6,7} and {2,3}. Experts 6, 2, 7 win there, although expert 0
+ * has the largest bias. */
 static void groups_rank_by_their_two_best(void **state) {
     (void)state;
     const float biases[8] = {0.9f, 0.0f, 0.55f, 0.45f, 0.4f, 0.4f, 0.6f, 0.5f};
@@ -144,7 +145,7 @@ static void groups_rank_by_their_two_best(void **state) {
     }
 }
 
-/* models.md 2.1.4: (1, 0) turned by the angle is (cos, sin); the inverse brings it back. */
+/* models.md 2.1.4: (1, 0) rotated by the angle is (cos, sin); the inverse brings it back. */
 static void rope_turns_pairs(void **state) {
     (void)state;
     typedef struct memory {
@@ -196,7 +197,7 @@ static void rope_turns_pairs(void **state) {
     }
 }
 
-/* What a query at pos sees of entries 1, 2, 3 ... with weights all equal: their mean. */
+/* What a query at pos sees of entries 1, 2, 3 ... with equal weights: their mean. */
 static float mean_seen(const hd_ops *ops, int32_t pos, int32_t ratio, const float *sink) {
     typedef struct memory {
         float data[4], out, q, sink;
@@ -231,7 +232,8 @@ static float mean_seen(const hd_ops *ops, int32_t pos, int32_t ratio, const floa
     return m->out;
 }
 
-/* models.md 9.3: compressed visibility. An entry is seen by the query that completes it. */
+/* models.md 9.3: visibility of compressed entries. The query that completes an entry sees
+ * it. */
 static void entries_show_when_complete(void **state) {
     (void)state;
     static const struct {
@@ -252,7 +254,7 @@ static void entries_show_when_complete(void **state) {
             const float mean = mean_seen(&fix.table[t], cases[i].pos, cases[i].ratio, NULL);
             assert_near((double)mean, (double)cases[i].mean, 1e-6);
         }
-        /* The sink is one more key of score ln 2 = weight 2, and has no value. */
+        /* The sink is one more key with score ln 2 = weight 2, and has no value. */
         const float sink = 0.69314718f;
         assert_near((double)mean_seen(&fix.table[t], 3, 1, &sink), 10.0 / 6.0, 1e-6);
         const float none = -INFINITY;
@@ -261,7 +263,8 @@ static void entries_show_when_complete(void **state) {
     }
 }
 
-/* Scores 0, 3, 3, 1, 3 for keys 0 .. 4: of three equal the lower two, in ascending order. */
+/* Scores 0, 3, 3, 1, 3 of keys 0 .. 4: of three equal ones the lower two, in ascending
+ * order. */
 static void selection_breaks_ties_downwards(void **state) {
     (void)state;
     typedef struct memory {
@@ -304,7 +307,7 @@ static void selection_breaks_ties_downwards(void **state) {
     }
 }
 
-/* A score that is not a number is taken last, and does not lead out of the arrays. */
+/* A NaN score is selected last, and causes no access outside the arrays. */
 static void selection_takes_nan_last(void **state) {
     (void)state;
     typedef struct memory {
@@ -312,7 +315,7 @@ static void selection_takes_nan_last(void **state) {
         int32_t table, seq, pos, out[3];
     } memory;
     const memory values = {
-        .data = {1.0f, 2.0f, -1.0f, 3.0f}, /* relu gives key 2 score 0 */
+        .data = {1.0f, 2.0f, -1.0f, 3.0f}, /* relu gives key 2 the score 0 */
         .q = 1.0f,
         .weight = NAN,
         .pos = 3
@@ -343,7 +346,7 @@ static void selection_takes_nan_last(void **state) {
     }
 }
 
-/* silu(2) * 3 by hand; both clamps; the gate has no lower one. */
+/* silu(2) * 3 by hand; both clamps; the gate has no lower clamp */
 static void swiglu_clamps(void **state) {
     (void)state;
     const float values[12] = {2.0f, 9.0f, 2.0f, -90.0f, 3.0f, 1.0f, -9.0f, 1.0f};
@@ -365,7 +368,7 @@ static void swiglu_clamps(void **state) {
     }
 }
 
-/* A NaN among the keys must be seen in the result, not swallowed by a maximum. */
+/* A NaN among the keys must reach the result; no maximum may hide it. */
 static void nan_is_not_hidden(void **state) {
     (void)state;
     typedef struct memory {

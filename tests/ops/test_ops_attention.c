@@ -6,14 +6,14 @@
 
 enum { SEQS = 4, ROWS = 33 };
 
-/* Positions of the first rows: before, on and behind the edges of blocks, pages and windows.
- * The others are random below `longest`. */
+/* Positions of the first rows: before, on and after the edges of blocks, pages and windows. The
+ * others are random below `longest`. */
 static const int32_t positions[] = {0,  1,  2,  3,  4,   6,   7,   8,   63,  64,  65,
                                     66, 95, 96, 99, 126, 127, 128, 191, 255, 256, 299};
 
 typedef struct rows_of {
     int32_t *seq, *pos;
-    int32_t n_tokens[SEQS]; /* each sequence as long as its last row needs */
+    int32_t n_tokens[SEQS]; /* each sequence has the length that its last row needs */
 } rows_of;
 
 static rows_of take_rows(int32_t longest) {
@@ -33,7 +33,7 @@ static hd_paged take_entries(const rows_of *r, int32_t ratio, int32_t page, int3
     return take_pages(SEQS, n, page, width, spread);
 }
 
-/* ---- attend ---- */
+/* ---- attention ---- */
 
 static void run_attention(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                           int32_t n, void *const *out) {
@@ -68,7 +68,7 @@ static const float *take_sink(sink_kind kind, int32_t heads) {
     return sink;
 }
 
-/* Ascending entries among the visible ones, with gaps; rows of different length. */
+/* Ascending entries among the visible ones, with gaps; rows have different lengths. */
 static const int32_t *take_selected(const rows_of *r, int32_t ratio, int32_t n_selected) {
     int32_t *all = take_ints((int64_t)ROWS * n_selected);
     for (int32_t i = 0; i < ROWS; i++) {
@@ -99,11 +99,11 @@ static void attention_case(const attention_shape *sh) {
     if (sh->window) a.recent = take_entries(&r, 1, 5, sh->k_dim, sh->spread);
     if (sh->ratio) a.entries = take_entries(&r, sh->ratio, 3, sh->k_dim, sh->spread);
     if (sh->n_selected) a.selected = take_selected(&r, sh->ratio, sh->n_selected);
-    /* Scores of size up to spread^2 are off by 2^-24 of themselves times the depth of their
-     * sums, and exp makes that a relative error of the weights. So is the distance to a sink
-     * 80 above them, however it is taken. */
+    /* Scores of size up to spread^2 have an error of 2^-24 of themselves times the depth of
+     * their sums; exp makes that a relative error of the weights. The distance to a sink that
+     * is 80 larger has the same error, in any order of evaluation. */
     const double tolerance = sh->spread > 2.0f ? 1e-4 : sh->sink == HIGH_SINK ? 2e-5 : 4e-6;
-    const double fast = 8192 * tolerance; /* of 22 bits 8 are left */
+    const double fast = 8192 * tolerance; /* of 22 bits 8 remain */
     const bool on_gpu = sh->k_dim <= 576;
     check_op(&(op_case){.name = sh->name,
                         .rows = sh->rows,
@@ -168,7 +168,7 @@ typedef struct naive_case {
     hd_attention_naive_args a;
 } naive_case;
 
-/* Rows [first, first + n) of the shape's: what each sequence has of them. */
+/* Rows [first, first + n) of the shape: the rows of each sequence among them. */
 static void run_naive(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                       int32_t n, void *const *out) {
     const naive_case *t = c->args;
@@ -257,7 +257,7 @@ void op_attention_naive(void **state) {
     }
 }
 
-/* ---- index_select ---- */
+/* ---- indexer_topk ---- */
 
 static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                        int32_t n, void *const *out) {
@@ -271,7 +271,7 @@ static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
     ops->indexer_topk(s, &a);
 }
 
-/* Small whole numbers: products and sums are exact in any order, and ties are many. */
+/* Small integers: products and sums are exact in any order, and there are many ties. */
 static void round_all(float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) x[i] = rintf(x[i]);
 }
@@ -306,8 +306,8 @@ static void select_case(const select_shape *sh) {
                               .ratio = sh->ratio,
                               .top_k = sh->top_k,
                               .scale = 0.25f};
-    const bool exact = sh->int16_numbers && sh->width <= 256; /* in few bits too, on a GPU */
-    check_op(&(op_case){.name = sh->int16_numbers ? "index_select, ties" : "indexer_topk",
+    const bool exact = sh->int16_numbers && sh->width <= 256; /* a GPU also uses few bits */
+    check_op(&(op_case){.name = sh->int16_numbers ? "indexer_topk, ties" : "indexer_topk",
                         .gpu_fast_tolerance = exact ? 1e-9 : 0.0,
                         .rows = sh->rows,
                         .n_outs = 1,
@@ -324,18 +324,18 @@ void op_indexer_topk(void **state) {
         {ROWS, 1,  1,   1,   1,   true,  1.4f, 300  },
         {ROWS, 3,  7,   1,   16,  true,  1.4f, 300  },
         {ROWS, 16, 20,  1,   64,  true,  1.4f, 300  },
-        {ROWS, 5,  33,  1,   255, true,  0.6f, 300  }, /* most are zero and tie */
-        {ROWS, 5,  33,  1,   299, true,  0.0f, 300  }, /* all are: the lowest win */
+        {ROWS, 5,  33,  1,   255, true,  0.6f, 300  }, /* most are zero: ties */
+        {ROWS, 5,  33,  1,   299, true,  0.0f, 300  }, /* all are equal: the lowest win */
         {ROWS, 4,  33,  1,   400, true,  1.4f, 300  }, /* everything fits */
         {ROWS, 4,  16,  4,   9,   true,  1.4f, 300  },
         {ROWS, 4,  16,  128, 1,   true,  1.4f, 300  },
         {ROWS, 64, 128, 1,   48,  false, 2.0f, 300  }, /* real numbers, far enough apart */
         {ROWS, 17, 48,  4,   16,  false, 2.0f, 300  },
-        {ROWS, 3,  7,   1,   20,  true,  1.4f, 6000 }, /* the bar rises, parts are many */
+        {ROWS, 3,  7,   1,   20,  true,  1.4f, 6000 }, /* the threshold rises over many parts */
         {ROWS, 2,  5,   1,   900, true,  0.6f, 9000 },
         {ROWS, 2,  5,   1,   700, true,  0.0f, 5000 },
         {ROWS, 9,  40,  4,   64,  true,  1.4f, 20000},
-        {3,    1,  520, 1,   9,   true,  1.4f, 300  }, /* too wide to be turned */
+        {3,    1,  520, 1,   9,   true,  1.4f, 300  }, /* too wide to be transposed */
     };
     for (size_t i = 0; i < HD_LEN(shapes); i++) select_case(&shapes[i]);
 }

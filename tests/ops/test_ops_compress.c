@@ -14,8 +14,8 @@ typedef struct compress_shape {
     int32_t tokens[SEQS];
 } compress_shape;
 
-/* How a world is walked through: chunk[i % n_chunks] tokens of every sequence in step i;
- * place i of a step is sequence order[i], of n_seqs. */
+/* How the steps are divided: step i has chunk[i % n_chunks] tokens of every sequence; place i
+ * of a step is sequence order[i], of n_seqs. */
 typedef struct walk {
     int32_t n_chunks, chunk[MAX_CHUNKS];
     int32_t n_seqs, order[SEQS];
@@ -170,7 +170,7 @@ static op_case case_of(const world *w) {
     };
 }
 
-/* Sequences one after another into one pool must leave what they leave together. */
+/* Sequences computed one after another leave in one pool what they leave together. */
 static void check_alone(const world *w, const hd_ops *ops, void *const *want) {
     op_case c = case_of(w);
     for (int32_t s = 0; s < SEQS; s++) {

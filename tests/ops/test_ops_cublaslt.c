@@ -1,9 +1,9 @@
-/* test_ops_cublaslt.c - --no-batch-invariance: products of many rows by cuBLASLt on a GPU.
+/* test_ops_cublaslt.c - --no-batch-invariance: GEMMs of many rows by cuBLASLt on a GPU.
  *
- * What the library is given is made here again, rounded as docs/numerics.md says, and multiplied by
- * the reference: what is left is the order of float32 sums, and the few bits that the tensor cores
- * keep of a sum of 128 FP8 products. So scales in wrong places show, which the loss by rounding x would
- * hide. */
+ * The test rounds the operands again, as docs/numerics.md says, and the reference multiplies
+ * them. The remaining difference is the order of float32 sums, and the few bits that the tensor
+ * cores keep of a sum of 128 FP8 products. Scales in wrong places then show; rounding x alone
+ * would hide them. */
 #include "ops/ops_fixture.h"
 
 #include <math.h>
@@ -14,7 +14,8 @@
 
 enum { SPAN = 128, SMALL_SCRATCH = 2000 };
 
-/* Of |want| + rms: the tensor cores keep 13 bits of the sum of a span, and all of bfloat16's. */
+/* Of |want| + rms: tensor cores keep 13 bits of the sum of a span, and all bits of bfloat16
+ * sums. */
 static const double fp8_tolerance = 2e-3, bf16_tolerance = 1e-4;
 
 typedef struct shape {
@@ -22,7 +23,7 @@ typedef struct shape {
     int32_t more; /* columns between rows of the output */
 } shape;
 
-/* A device of its own: its products are the library's. */
+/* a device of its own: its large GEMMs are cuBLASLt's */
 typedef struct rig {
     hd_ops ops;
     hd_device *device;
@@ -61,7 +62,7 @@ static void *on_device(const rig *r, const void *from, size_t bytes) {
     return p;
 }
 
-/* ---- x as it is multiplied ---- */
+/* ---- x as the library multiplies it ---- */
 
 static void round_fp8(float *x) {
     float most = 1e-30f;
@@ -71,7 +72,7 @@ static void round_fp8(float *x) {
         x[i] = hd_e4m3_to_f32(hd_f32_to_e4m3(x[i] * times)) * scale;
 }
 
-/* FP8 where the library takes the row: of FP8 matrices it takes whole fours. */
+/* FP8 if the library computes the row: of FP8 matrices it computes multiples of four rows. */
 static float *rounded(const float *x, const shape *sh) {
     const int32_t width = sh->cols * sh->heads;
     float *y = take_copy(x, (size_t)sh->rows * (size_t)width * sizeof *y);
@@ -86,7 +87,7 @@ static float *rounded(const float *x, const shape *sh) {
     return y;
 }
 
-/* Spans of many sizes, one of zeros. */
+/* Spans of many sizes, one of them zeros. */
 static float *take_spans(int64_t n) {
     float *x = take_random(n, 1.0f);
     for (int64_t i = 0; i < n; i++) {
@@ -131,7 +132,7 @@ static void run(hd_stream *s, void *arg) {
                                                     .x_head = sh->cols});
 }
 
-/* The columns between rows stay as they were: NaN. */
+/* Columns between rows are unchanged: NaN. */
 static float *output(const work *k) {
     return take_nan((int64_t)k->rows * out_stride(k->sh));
 }
@@ -151,7 +152,7 @@ static void check_graph(const rig *r, work k, const float *want) {
     check_bits("recorded", k.out, want, (int64_t)k.rows * out_stride(k.sh));
 }
 
-/* Against the exact table over all rows, and the reference over some of them. */
+/* Compares with the exact table on all rows, and with the reference on some. */
 static void check_result(const char *what, const work *k, const float *got, const float *x) {
     const shape *sh = k->sh;
     const int32_t rows[] = {0, sh->rows / 2, sh->rows - 1}, width = out_stride(sh);
@@ -227,7 +228,7 @@ void library_products(void **state) {
     close_rig(&r);
 }
 
-/* More rows than its scratch holds at once. */
+/* more rows than the scratch holds at once */
 void library_in_pieces(void **state) {
     (void)state;
     static const shape shapes[] = {
@@ -241,7 +242,7 @@ void library_in_pieces(void **state) {
     close_rig(&r);
 }
 
-/* Few rows, other formats, and what is not aligned: the bits of fast. */
+/* Few rows, other formats, and unaligned operands: the bits of `fast`. */
 void library_leaves_the_rest(void **state) {
     (void)state;
     static const shape shapes[] = {
@@ -272,7 +273,7 @@ void library_leaves_the_rest(void **state) {
     close_rig(&r);
 }
 
-/* What is refused before any device is looked for. */
+/* Options that are refused before a device is opened. */
 void library_is_refused(void **state) {
     (void)state;
     static const struct {

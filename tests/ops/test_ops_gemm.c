@@ -1,4 +1,4 @@
-/* test_ops_gemm.c - matrix products in every stored format. */
+/* test_ops_gemm.c - GEMMs with every stored format. */
 #include "ops/ops_fixture.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
  * which partly cancel. */
 static const double product_tolerance = 2e-6;
 
-/* Of x what lies beyond bfloat16's eight bits is lost, of matrices nothing. */
+/* x loses what exceeds the eight bits of bfloat16; matrices lose nothing. */
 static double fast_tolerance(const weight_format *f) {
     const bool taken = f->type == HD_E4M3   ? f->block_cols == 0 || f->block_cols == 128
                        : f->type == HD_E2M1 ? f->block_cols == 16 || f->block_cols == 32
@@ -31,10 +31,12 @@ static void run_linear(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
 
 typedef void check_fn(const op_case *c);
 
-/* Elements of a matrix: up to 1 (E2M1: 6); of E4M3 up to its limit in two of three segments; any bits. */
+/* Elements of a matrix: up to 1 (E2M1: 6); E4M3 up to its limit in two of three segments; any
+ * bits. */
 typedef enum elements { SMALL, LARGE, ANY_BITS } elements;
 
-/* Segments as --precision fast takes them: 256 times each element, but for what is no number then. */
+/* Segments as --precision fast reads them: each element times 256, except those that are then
+ * no number. */
 static void enlarge(hd_weight *w) {
     const int64_t n = (int64_t)w->rows * w->cols;
     const uint8_t *small = w->data;
@@ -74,7 +76,7 @@ void op_linear(void **state) {
     static const struct {
         int32_t rows, outs, cols;
     } shapes[] = {
-        {0,  5,   16  }, /* nothing to do is not an error */
+        {0,  5,   16  }, /* no rows are no error */
         {1,  1,   1   }, /* the narrowest */
         {1,  5,   48  }, /* the decode case, off the tile */
         {2,  3,   16  },
@@ -84,14 +86,14 @@ void op_linear(void **state) {
         {66, 130, 17  },
         {1,  131, 1100}, /* several tiles, several tasks */
         {3,  170, 1030},
-        {1,  33,  512 }, /* whole segments of a row, as in checkpoints */
+        {1,  33,  512 }, /* complete segments of a row, as in checkpoints */
         {2,  70,  1088},
         {5,  64,  320 },
         {12, 20,  128 },
         {20, 33,  192 },
         {34, 65,  576 },
         {70, 130, 128 },
-        {4,  11,  1043}, /* counts of rows that go through registers together */
+        {4,  11,  1043}, /* numbers of rows that share registers */
         {7,  6,   271 },
         {16, 9,   145 },
     };
@@ -100,8 +102,8 @@ void op_linear(void **state) {
             linear_shape(&weight_formats[f], shapes[i].rows, shapes[i].outs, shapes[i].cols,
                          false, check_op);
         }
-        /* All codes of E4M3: some rows of W have a NaN. Other formats' scales would make infinity
-         * minus infinity, which depends on the order of a sum. */
+        /* All codes of E4M3: some rows of W have a NaN. The scales of other formats would make
+         * infinity minus infinity, which depends on the order of a sum. */
         if (weight_formats[f].type == HD_E4M3 && weight_formats[f].scale_type == HD_F32) {
             linear_shape(&weight_formats[f], 2, 97, 80, ANY_BITS, check_op);
         }
@@ -112,8 +114,8 @@ void op_linear(void **state) {
     }
 }
 
-/* Counts of rows, columns and scales that --precision fast treats each in its own way: rows that do
- * without a tile, stretches of columns, scales that are read as they are stored or are not. */
+/* Numbers of rows, columns and scales with code of their own in --precision fast: rows without
+ * a tile, ranges of columns, scales that are or are not read as stored. */
 void fast_products(void **state) {
     (void)state;
     static const struct {
@@ -209,7 +211,7 @@ void op_linear_heads(void **state) {
     }
 }
 
-/* ---- linear_grouped ---- */
+/* ---- grouped_gemm ---- */
 
 enum { EXPERTS = 5, TOP_K = 3 };
 
@@ -222,7 +224,8 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     ops->grouped_gemm(s, &a);
 }
 
-/* A place is what linear makes of its row alone: who else meets the expert does not matter. */
+/* A place gets what linear computes for its row alone; the other rows of the expert do not
+ * matter. */
 static void check_places_on(const hd_grouped_gemm_args *a, const op_case *c,
                             const hd_ops *ops) {
     const int32_t cols = a->w->shape.cols, outs = a->w->shape.rows;

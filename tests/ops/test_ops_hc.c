@@ -43,8 +43,8 @@ void op_hc_pre(void **state) {
                             .iters = sh->iters,
                             .norm_eps = 1e-6f,
                             .eps = 1e-6f};
-        /* The mixing values are sums of hc * cols products; sigmoid and the balancing of
-         * rows and columns do not enlarge their error much. */
+        /* The mixing values are sums of hc * cols products. Sigmoid and the normalization of
+         * rows and columns do not increase their error much. */
         check_op(&(op_case){
             .name = "hc_pre",
             .rows = sh->rows,

@@ -1,4 +1,5 @@
-/* test_ops_moe.c - choosing experts, sorting by expert, summing their results. */
+/* test_ops_moe.c - router top-k, permutation by expert, weighted sum of the experts'
+ * results. */
 #include "ops/ops_fixture.h"
 
 #include <string.h>
@@ -88,7 +89,7 @@ void op_moe_topk(void **state) {
     }
 }
 
-/* ---- permute ---- */
+/* ---- moe_permute ---- */
 
 static void run_permute(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                         int32_t n, void *const *out) {
@@ -133,7 +134,7 @@ void op_moe_permute(void **state) {
     }
 }
 
-/* ---- combine ---- */
+/* ---- moe_combine ---- */
 
 typedef struct combine_case {
     hd_moe_combine_args a;

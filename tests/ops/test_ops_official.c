@@ -1,9 +1,9 @@
-/* test_ops_official.c - --precision official: products on a GPU whose rows are rounded as the official
- * programs round them.
+/* test_ops_official.c - --precision official: GEMMs on a GPU with x rounded as the official
+ * programs round it.
  *
- * x is rounded here again, as docs/numerics.md says, and multiplied by the reference: what is left is the
- * order of float32 sums, and what the tensor cores drop of a sum of 128 FP8 products. The same bits are
- * asked of one row, of seven and of all, and of a graph. */
+ * The test rounds x again, as docs/numerics.md says, and the reference multiplies. The
+ * remaining difference is the order of float32 sums, and what tensor cores drop of a sum of 128
+ * FP8 products. One row, seven, all rows and a captured graph must have the same bits. */
 #include "ops/ops_fixture.h"
 
 #include <math.h>
@@ -14,15 +14,15 @@ enum {
     SPAN = 128,
     EXPERTS = 6,
     TOP_K = 2,
-    MOST_PLACES = 250 /* that the reference computes */
+    MOST_PLACES = 250 /* the shape that the reference computes */
 };
 
-/* Of |want| + rms. Outliers push the rest of a span out of the tensor cores' 13 bits. */
+/* Of |want| + rms. Outliers shift the rest of a span out of the tensor cores' 13 bits. */
 static const double tolerance = 2e-3, outlier_tolerance = 8e-3;
 
 typedef enum spread { EVEN, NARROW, OUTLIERS, SPREADS } spread;
 
-/* ---- x as it is multiplied ---- */
+/* ---- x as the GPU multiplies it ---- */
 
 static float scale_for(float most, bool powers) {
     const float scale = fmaxf(most, 1e-4f) / 448.0f;
@@ -137,7 +137,8 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
     ops->grouped_gemm(s, &a);
 }
 
-/* An expert alone gives the bits that its rows have among the others', one matrix too. */
+/* An expert alone gives its rows the bits that they have among other experts; one matrix does
+ * too. */
 static void check_alone(const hd_grouped_gemm_args *all, const float *x, const float *got) {
     const int32_t outs = all->w->shape.rows, cols = all->w->shape.cols;
     for (int32_t e = 0; e < all->w->n; e++) {
@@ -233,7 +234,8 @@ void official_linear_grouped(void **state) {
     }
 }
 
-/* Rows that are many have the bits that they have among few: each shape takes another tile. */
+/* Rows of a large batch have the bits of a small one, although each shape selects another
+ * tile. */
 void official_tiles(void **state) {
     (void)state;
     static const struct {
@@ -275,7 +277,7 @@ void official_tiles(void **state) {
         grouped_shape(FP8_F32, counts[i], 264, 640, EVEN, true);
 }
 
-/* Matrices that rows meet in bfloat16: the bits of fast. */
+/* Matrices whose x is rounded to bfloat16: the bits of `fast`. */
 void official_leaves_the_rest(void **state) {
     (void)state;
     static const int32_t formats[] = {BF16_PLAIN, NVFP4_E4M3};

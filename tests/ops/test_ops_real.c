@@ -7,10 +7,11 @@
 
 #include "cli/bench/op_shapes.h"
 
-/* Sums of up to 16384 products of numbers of both signs. */
+/* sums of up to 16384 products of either sign */
 static const double product_tolerance = 4e-6;
 
-/* bfloat16 has eight bits; scales differ between blocks, of which some are all of an output. */
+/* bfloat16 has eight bits; scales differ between blocks, and some blocks are all of an
+ * output */
 static const double fast_product_tolerance = 0.03, fast_attention_tolerance = 0.02;
 
 static hd_rows take_acts(int64_t n, float spread) {
@@ -263,7 +264,7 @@ static void run_select(const op_case *c, const hd_ops *ops, hd_stream *s, int32_
     ops->indexer_topk(s, &a);
 }
 
-/* Small whole numbers, so that sums are exact and ties are many. */
+/* Small integers, so that sums are exact and there are many ties. */
 static void round_all(float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) x[i] = rintf(x[i]);
 }
@@ -355,8 +356,8 @@ void real_hc_pre(void **state) {
 
 /* ---- what a device refuses ---- */
 
-/* A launch that asks for more than a multiprocessor has is an error of the stream, and the last
- * one: what comes behind it is computed. */
+/* A launch that needs more than a multiprocessor has is an error of the stream, and only of
+ * that launch: the next ones are computed. */
 void refusals_are_reported(void **state) {
     (void)state;
     if (!fix.gpu) return;

@@ -1,10 +1,10 @@
-/* test_ops_rows.c - row-wise operators: embed, gather, add, norms, rope, store, swiglu. */
+/* test_ops_rows.c - row-wise operators: embed, gather, add, norms, rope, kv_store, swiglu. */
 #include "ops/ops_fixture.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Widths around the sizes of registers and stretches, and one that needs several tasks. */
+/* widths around the sizes of registers and tasks, and one that needs several tasks */
 static const int32_t widths[] = {1, 2, 7, 8, 15, 16, 17, 31, 33, 48, 255, 256, 257, 1030, 4100};
 static const int32_t row_counts[] = {0, 1, 33};
 
@@ -72,10 +72,10 @@ void op_gather(void **state) {
 
 typedef struct add_case {
     hd_add_args a;
-    const float *x; /* what is there before */
+    const float *x; /* the values before */
 } add_case;
 
-/* A row of the case is one of y. */
+/* A row of the case is one row of y. */
 static void run_add(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
                     void *const *out) {
     const add_case *t = c->args;
@@ -137,7 +137,8 @@ static void run_rms_norm(const op_case *c, const hd_ops *ops, hd_stream *s, int3
 
 void op_rms_norm(void **state) {
     (void)state;
-    const float spreads[] = {1.0f, 1e-4f, 1e4f, 0.0f}; /* eps matters, does not, and alone */
+    const float spreads[] = {1.0f, 1e-4f, 1e4f,
+                             0.0f}; /* eps is relevant, irrelevant, and all there is */
     for (size_t i = 0; i < HD_LEN(widths); i++) {
         for (int kind = 0; kind < 4; kind++) {
             const int32_t rows = row_counts[(i + (size_t)kind) % 3], cols = widths[i];
@@ -297,7 +298,8 @@ void op_kv_store(void **state) {
     for (int32_t width = 1; width < 1500; width = 3 * width + 1) {
         const int32_t rows = SEQS * PER_SEQ;
         int32_t *seq = take_ints(rows), *pos = take_ints(rows);
-        for (int32_t r = 0; r < rows; r++) { /* 29 and 69 share no divisor: all, shuffled */
+        for (int32_t r = 0; r < rows;
+             r++) { /* 29 and 69 have no common divisor: all entries, shuffled */
             seq[r] = r * 29 % rows / PER_SEQ;
             pos[r] = r * 29 % rows % PER_SEQ;
         }

@@ -1,11 +1,11 @@
-/* test_ops_step.c - laying and settling steps of a fixed shape, on every table. */
+/* test_ops_step.c - prepare_step, commit_step and prepare_draft on every table. */
 #include "ops/ops_fixture.h"
 
 #include <string.h>
 
 enum { SEQS = 37, SLOTS = 50, VOCAB = 90, STRIDE = 11, MAX_D = 7 };
 
-/* What a step reads, at random; some sequences are nobody's. */
+/* Random inputs of a step; some sequences are padding. */
 typedef struct step_case {
     hd_cursor *cursor;
     hd_step_seq *seqs;
@@ -52,7 +52,7 @@ static void make_case(step_case *t, int32_t n, int32_t n_drafts, float forced) {
         t->verifiable[i] = i < *t->n_live ? random_below(n_drafts + 2) - 1 : -1;
         t->guess[i] = random_below(VOCAB);
     }
-    for (int32_t r = 0; r < rows; r++) { /* mostly equal; a failed row now and then */
+    for (int32_t r = 0; r < rows; r++) { /* mostly equal; sometimes a failed row */
         t->input[r] = random_below(VOCAB);
         t->token[r] = random_below(3) || r + 1 == rows ? t->input[(r + 1) % rows] : -1;
     }
@@ -255,7 +255,7 @@ void op_mirror(void **state) {
     }
 }
 
-/* Clocks differ; they run. */
+/* Clocks differ, but advance. */
 void op_timestamp(void **state) {
     (void)state;
     int64_t *at = take(2 * sizeof *at);

@@ -1,4 +1,4 @@
-/* test_sample.c - choosing tokens: every table against the reference, and the reference against
+/* test_sample.c - the sampler: every table against the reference, and the reference against
  * exact probabilities. */
 #include "fakes/sample_rig.h"
 
@@ -12,14 +12,14 @@
 
 void op_sample(void **state); /* run by the walk over all operators, test_ops.c */
 
-/* Roughly normal, so that a few candidates stand out. */
+/* Roughly normal, so that a few candidates dominate. */
 static float jitter(float spread) {
     float sum = 0.0f;
     for (int i = 0; i < 4; i++) sum += hd_philox_unit(rig_word()) - 0.5f;
     return sum * spread;
 }
 
-/* The same rows, one call each, last row first. */
+/* The same rows, one call each, the last row first. */
 static void run_apart(const hd_ops *ops, hd_stream *stream, const hd_sample_args *args,
                       answer *out) {
     answer *to = rig_answer();
@@ -55,7 +55,7 @@ static int32_t one_token(const rig *r, const step *s) {
     return want.token[0];
 }
 
-/* ---- every table is the reference ---- */
+/* ---- every table equals the reference ---- */
 
 static float one_of(const float *values, size_t n) {
     return values[rig_below((int32_t)n)];
@@ -88,7 +88,7 @@ static hd_sampling random_params(void) {
                          .relaxed_delta = one_of(delta, HD_LEN(delta))};
 }
 
-/* The shapes of logits: a peak, a plain, a grid full of ties, holes, wide, all equal. */
+/* Shapes of logits: a peak, a plain, a grid with many ties, gaps, wide, all equal. */
 static void random_logits(float *x, int32_t vocab) {
     const int32_t kind = rig_below(6);
     for (int32_t i = 0; i < vocab; i++) {
@@ -154,7 +154,7 @@ void op_sample(void **state) {
     close_rig(&r);
 }
 
-/* A vocabulary as large as they come: spread out, all alike, and two values only. */
+/* The largest vocabulary: spread out, all equal, and two values only. */
 static void large_rows_agree(void **state) {
     (void)state;
     enum { VOCAB = 129280 };
@@ -242,7 +242,7 @@ static void edges_hold(void **state) {
     close_rig(&r);
 }
 
-/* A row that fails leaves the others alone; ids without a token are never chosen; bans end. */
+/* A failed row leaves the others unchanged; ids without a token are never sampled; bans end. */
 static void rows_fail_alone(void **state) {
     (void)state;
     rig r;
@@ -291,7 +291,7 @@ static int by_rank(const void *x, const void *y) {
     return a->y > b->y ? -1 : a->y < b->y ? 1 : a->id - b->id;
 }
 
-/* The score of a token as the documentation has it, in double. */
+/* Returns the score of a token as docs/sampling.md defines it, in double. */
 static double exact_score(const step *s, int32_t id) {
     const hd_sampling *p = &s->params[0];
     double y = (double)s->logits[id];
@@ -332,8 +332,8 @@ static void exact_probabilities(const step *s, double *probability) {
     for (int32_t id = 0; id < N_IDS; id++) probability[id] /= kept;
 }
 
-/* Pearson's statistic; the mean is the number of cells less one, the deviation the root of
- * twice that. Cells that expect fewer than 10 are taken together. */
+/* Pearson's statistic: its mean is the number of cells less one, its deviation the root of
+ * twice that. Cells that expect fewer than 10 are merged. */
 static void check_chi_square(const char *name, const int32_t *seen, int32_t draws,
                              const double *probability) {
     double chi = 0, few_seen = 0, few_wanted = 0;
@@ -401,7 +401,7 @@ static const transformation transformations[] = {
      true                                                                                         },
 };
 
-/* Ties at the borders of top-k and top-p are in the logits. */
+/* The logits have ties at the borders of top-k and top-p. */
 static void fill_distribution(step *s) {
     make_step(s, MAX_ROWS, N_IDS);
     for (int32_t id = 0; id < N_IDS; id++) {
@@ -417,7 +417,7 @@ static void fill_distribution(step *s) {
     for (int32_t r = 0; r < MAX_ROWS; r++) s->slot[r] = 0;
 }
 
-/* One seed at many positions, then many seeds at one position. */
+/* one seed at many positions, then many seeds at one position */
 static void draws_follow_the_probabilities(void **state) {
     (void)state;
     rig r;
@@ -454,7 +454,7 @@ static void draws_follow_the_probabilities(void **state) {
 
 /* ---- log-probabilities ---- */
 
-/* Against log-softmax in double, whatever the transformations do to the draw. */
+/* Against log-softmax in double; the transformations of the draw do not change it. */
 static void check_logprobs(const step *s, const answer *got, int32_t row) {
     const float *x = s->logits + (int64_t)row * s->a.vocab;
     double max = -(double)INFINITY, total = 0;

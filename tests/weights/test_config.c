@@ -1,5 +1,5 @@
-/* test_config.c - config.json of every family: what is read, what is refused, and in which
- * words. Rows C01 and so on are those of the fault list the house works from. */
+/* test_config.c - config.json of every family: what is read, and what is refused with which
+ * sentence. C01 etc. number the rows of a list of faults. */
 #include "check.h"
 
 #include <math.h>
@@ -100,7 +100,7 @@ static void v4_layers_follow_their_ratios(void **state) {
     }
 }
 
-/* Everything but the notices. Both were zeroed before they were filled. */
+/* Compares all but the notices. Both structs were zeroed before they were filled. */
 static void assert_same_spec(hd_model_spec *a, hd_model_spec *b) {
     hd_model_spec x = *a, y = *b;
     assert_memory_equal(a->layers, b->layers,
@@ -156,7 +156,7 @@ static void odd_sizes_are_as_good(void **state) {
     hd_model_spec_close(s);
 }
 
-/* Changes that mean the same or something else that is fine. */
+/* Changes with the same meaning, or with another accepted one. */
 static void freedoms_are_accepted(void **state) {
     (void)state;
     hd_model_spec *s = config_changed(
@@ -201,7 +201,7 @@ static void freedoms_are_accepted(void **state) {
     hd_model_spec_close(s);
 }
 
-/* Kimi K2 is V3 in other sizes under a name of its own; some files name no class. */
+/* Kimi K2 is V3 with other sizes and a name of its own; some files name no class. */
 static void families_have_other_names(void **state) {
     (void)state;
     hd_model_spec *s = config_changed("v3", "{\"model_type\": \"kimi_k2\"}");
@@ -236,7 +236,7 @@ static void v4_ratio_lists_may_differ_in_length(void **state) {
     assert_int_equal(s->n_hash_layers, 1);
     hd_model_spec_close(s);
 
-    s = config_open("v4_flash_0731"); /* three stages of another drafter */
+    s = config_open("v4_flash_0731"); /* three stages of another draft model */
     assert_int_equal(s->n_mtp, 0);
     assert_int_equal(s->n_notices, 1);
     assert_non_null(strstr(s->notices[0], "DSpark"));
@@ -421,7 +421,7 @@ static const struct refusal {
      {"index_head_dim", "32", "qk_rope_head_dim"}                                                                                                },
     {"v3_2_exp",    "{\"q_lora_rank\": null}",                              NULL,               {"q_lora_rank", "missing", "indexer"}            },
     {"v4_flash",    "{}",                                                   "index_topk",       {"index_topk", "missing"}                        },
- /* what the mathematics of V4 cannot do, and what nobody wrote down */
+ /* what V4's mathematics cannot do, and what is not documented */
     {"v4_flash",    "{}",                                                   "compress_ratios",  {"compress_ratios", "missing", "layer_types"}    },
     {"v4_flash",    "{}",                                                   "num_hash_layers",  {"num_hash_layers", "missing", "mlp_layer_types"}},
     {"v4_flash",    "{\"o_groups\": 7}",                                    NULL,               {"o_groups", "is 7", "64"}                       },

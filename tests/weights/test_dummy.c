@@ -1,4 +1,4 @@
-/* test_dummy.c - made-up weights: all of a model, in the formats its config declares. */
+/* test_dummy.c - random (dummy) weights: all of a model, in the formats its config declares. */
 #include "check.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@ static bool is_matrix(const hd_tensor_decl *d) {
     return d->rank == 2 && d->role != HD_ROUTER_HASH;
 }
 
-/* 1 when elements have a mean square of 1 / cols. */
+/* Returns 1 if elements have a mean square of 1 / cols. */
 static double relative_size(const hd_weight *w) {
     double sum = 0;
     for (int32_t r = 0; r < w->rows; r++) {
@@ -80,7 +80,7 @@ static void test_nvfp4_experts(void **state) {
     hd_model_spec_close(spec);
 }
 
-/* A rank's dummies are its slices and nothing else, made where its device has them. */
+/* A rank's random weights are its slices and nothing else, generated on its device. */
 static void check_rank(const hd_model_spec *spec, const hd_parallel_config *parallel,
                        int32_t rank, const hd_dummy_options *o) {
     hd_weights *w;

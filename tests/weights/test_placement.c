@@ -1,5 +1,5 @@
-/* test_placement.c - for many layouts of all families: every element of every tensor is held
- * exactly once per group of ranks that shares it, or the refusal says what cannot be cut. */
+/* test_placement.c - for many parallel configs of all families: every element of every tensor
+ * is held exactly once per group of ranks, or the refusal names what cannot be divided. */
 #include "check.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "weights/configs.h"
 #include "weights/placement.h"
 
-/* How many ranks of a world hold the same part of a tensor. */
+/* Returns how many ranks of a world hold the same part of a tensor. */
 static int32_t copies(const hd_parallel_config *l, const hd_tensor_decl *d) {
     int32_t world = hd_parallel_world(l);
     if (d->duplicate) return 0;
@@ -32,7 +32,7 @@ static int32_t copies(const hd_parallel_config *l, const hd_tensor_decl *d) {
     return -1;
 }
 
-/* Counts each row (or column, where columns are cut) of one tensor over all ranks. */
+/* Counts each row (or column, if columns are divided) of one tensor over all ranks. */
 static void check_cover(const hd_plan *plans, const hd_parallel_config *l,
                         const hd_schema *schema, int32_t i, int32_t *count) {
     const hd_tensor_decl *d = &schema->decls[i];
@@ -76,7 +76,7 @@ static void check_blocks(const hd_plan *p, const hd_model_spec *spec, const hd_s
     assert_true(s->col0 + s->cols == d->cols || s->cols % f.block_cols == 0);
 }
 
-/* True when the layout was possible and right; false when it was refused with a reason. */
+/* Returns true if the config was possible and right; false if it was refused with a reason. */
 static bool try_parallel(const hd_parallel_config *l, const hd_model_spec *spec,
                          const hd_schema *schema, int32_t *count) {
     int32_t world = hd_parallel_world(l);
@@ -112,7 +112,8 @@ static bool try_parallel(const hd_parallel_config *l, const hd_model_spec *spec,
 
 static const int32_t divisors[] = {1, 2, 3, 4, 6, 8};
 
-/* Every layout whose sizes are small divisors of its world. Returns how many were possible. */
+/* Tries every parallel config whose sizes are small divisors of its world. Returns how many
+ * were possible. */
 static int32_t try_all(const hd_model_spec *spec, int32_t max_world) {
     hd_schema schema;
     assert_int_equal(hd_schema_open(&schema, spec, NULL), HD_OK);
@@ -159,8 +160,8 @@ static void small_blocks_are_respected(void **state) {
     }
 }
 
-/* The released models with a few of their layers, in layouts people use, and what becomes of
- * layouts that cannot be. */
+/* Released models with a few of their layers, in common parallel configs, and the refusals of
+ * impossible ones. */
 static void released_models_in_their_parallel_configs(void **state) {
     (void)state;
     static const struct {
@@ -186,7 +187,7 @@ static void released_models_in_their_parallel_configs(void **state) {
     assert_non_null(count);
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         hd_model_spec *s = config_open(cases[i].name);
-        s->n_layers = 4; /* dense, hash, sparse and heavy layers are among the first */
+        s->n_layers = 4; /* dense, hash-routed, sparse and HCA layers are among the first */
         s->n_mtp = 0;
         hd_schema schema;
         assert_int_equal(hd_schema_open(&schema, s, NULL), HD_OK);
@@ -242,7 +243,7 @@ static void mtp_layers_may_be_left_out(void **state) {
     assert_true(hd_summary_main(&p.held).bytes == 673150611808);
     hd_plan_close(&p);
 
-    a.n_mtp = 1; /* the duplicates of embedding and head are held by nobody */
+    a.n_mtp = 1; /* no rank holds the duplicates of embedding and head */
     assert_int_equal(hd_plan_open(&p, &a, NULL), HD_OK);
     assert_true(hd_summary_mtp(&p.held).bytes == 15424227552 - 2 * 1853358080LL);
     hd_plan_close(&p);

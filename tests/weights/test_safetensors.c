@@ -1,4 +1,5 @@
-/* test_safetensors.c - headers that break a rule are refused by that rule, good ones are not. */
+/* test_safetensors.c - each rule of the header refuses headers that break it; valid ones are
+ * accepted. */
 #include "check.h"
 
 #include <stdio.h>
@@ -8,7 +9,7 @@
 #include "base/status.h"
 #include "weights/safetensors.h"
 
-/* length: what the first eight bytes claim; -1: the truth. */
+/* length: the claim of the first eight bytes; -1: the true one. */
 static size_t build(uint8_t **out, const char *header, int64_t length, size_t data_bytes) {
     size_t n = strlen(header), bytes = 8 + n + data_bytes;
     uint64_t claim = length < 0 ? n : (uint64_t)length;
@@ -51,7 +52,7 @@ static void good_headers_are_read(void **state) {
     expect(ONE("F64", "[1,1,1,1,1,1,1,1]", "[0,8]"), 8, NULL);
     expect(ONE("F4", "[3,4]", "[0,6]"), 6, NULL);
     expect(ONE("BF16", "[0,9223372036854775807]", "[0,0]"), 0, NULL);
-    /* order in the header is free, empty tensors lie anywhere on a border */
+    /* any order in the header; empty tensors at any border */
     expect("{\"b\":" T("U8", "[5]", "[3,8]") ",\"e\":" T("U8", "[0]", "[3,3]") ",\"a\":" T(
                "U8", "[3]", "[0,3]") "}",
            8, NULL);
@@ -186,7 +187,7 @@ static void sizes_are_checked(void **state) {
     expect("{}", 1, "trailing data");
 }
 
-/* A header made of n times one character, between head and tail. */
+/* Returns a header of n times one character, between head and tail. */
 static void expect_long(const char *head, char c, size_t n, const char *tail,
                         const char *refusal) {
     size_t before = strlen(head), after = strlen(tail) + 1;

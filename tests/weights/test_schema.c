@@ -1,5 +1,5 @@
-/* test_schema.c - the tensors of every family, against what is known of the released files:
- * parameter counts, bytes by part, numbers of tensors by type. */
+/* test_schema.c - the tensors of every family, compared with the released files: parameter
+ * counts, bytes by part, numbers of tensors by type. */
 #include "check.h"
 
 #include <string.h>
@@ -55,7 +55,7 @@ static void known_totals_are_met(void **state) {
     }
 }
 
-/* In the order of hd_param_group, without the MTP projections. */
+/* in the order of hd_param_group, without the MTP projections */
 static const struct parts {
     const char *name;
     int64_t bytes[HD_N_PARAM_GROUPS - 1];

@@ -1,5 +1,5 @@
-/* test_shard.c - a rectangle of a stored matrix has the elements of the whole, in every format;
- * and who is drawn when no router chooses. */
+/* test_shard.c - a rectangle of a stored matrix has the elements of the complete matrix, in
+ * every format; and the routings of dummy weights. */
 #include "check.h"
 
 #include <math.h>
@@ -19,7 +19,7 @@ static const hd_slice slices[] = {
     {128, 128, 384, 128}
 };
 
-/* No code of these is a NaN or an infinity. */
+/* no code of these is NaN or infinity */
 static void *make(size_t bytes, uint64_t seed) {
     uint8_t *data = malloc(bytes);
     assert_non_null(data);
@@ -96,8 +96,8 @@ static void shards_are_as_uneven_as_they_say(void **state) {
     assert_int_equal(all, 1000000);
 }
 
-/* How many choices of a token are the token's before, and how many different ones four
- * tokens in a row have. */
+/* Returns how many experts of a token are those of the token before, and how many different
+ * ones four consecutive tokens have. */
 static void count_table(const hd_model_spec *spec, hd_routing routing, double *kept,
                         double *distinct) {
     const hd_dummy_options o = {.routing = routing};
@@ -139,7 +139,7 @@ static void tokens_choose_as_the_routing_says(void **state) {
     count_table(spec, HD_ROUTING_STICKY, &sticky, &distinct);
     assert_true(fabs(sticky - (0.3 + 0.7 * k / n)) < 0.02);
     count_table(spec, HD_ROUTING_SKEWED, &skewed, &distinct);
-    assert_true(skewed > 1.2 * kept); /* the popular ones meet again */
+    assert_true(skewed > 1.2 * kept); /* popular experts occur again */
     hd_model_spec_close(spec);
 }
 

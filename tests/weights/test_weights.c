@@ -1,6 +1,6 @@
-/* test_weights.c - checkpoints bound to a model: formats, fallbacks, what is refused.
+/* test_weights.c - checkpoints bound to a model: formats, fallbacks, refusals.
  *
- * A small model is written to a temporary directory from its own schema, one tensor is bent,
+ * A small model is written to a temporary directory from its own schema, one tensor is changed,
  * and the checkpoint is opened. */
 #include "check.h"
 
@@ -120,7 +120,7 @@ static void begin(model *m, const char *config) {
     }
 }
 
-/* Turns a plain tensor into another type with bytes of data, all zero. */
+/* Changes a plain tensor to another type with `bytes` of data, all zero. */
 static draft *retype(model *m, const char *name, const char *dtype, int64_t cols,
                      size_t bytes) {
     draft *t = named(m, name);
@@ -313,7 +313,7 @@ static void packed_fp4_is_bound(void **state) {
     }
 }
 
-/* Scales of value 1 and 2, one group underflowed to zero, global 0.5. */
+/* Scales 1 and 2, one group with a scale that underflowed to zero, global 0.5. */
 static void add_nvfp4(model *m, float global) {
     draft *t = retype(m, "model.layers.1.mlp.experts.0.up_proj.weight", "U8", 16, 6 * 16);
     memset(t->data, 0x42, 6 * 16); /* columns 1, 2 */
@@ -390,7 +390,7 @@ static void misfits_are_named(void **state) {
     }
 }
 
-/* An FP8 matrix [32, 10] in blocks of 16 x 8, its scales as given. */
+/* An FP8 matrix [32, 10] in blocks of 16 x 8, with the given scales. */
 static void bend_scale(model *m, const char *dtype, int64_t rows, int64_t cols,
                        const void *last, size_t each) {
     begin(m, v3_config);
@@ -526,7 +526,7 @@ static void hash_tables_name_experts(void **state) {
     end(&m);
 }
 
-/* An odd tensor in front puts every other one on an odd address. */
+/* An odd tensor in front moves every other one to an odd address. */
 static void nothing_needs_to_be_aligned(void **state) {
     (void)state;
     model m;

@@ -1,4 +1,4 @@
-"""Dialogues with tools in DSML: a calculator, lookups, and many small made-up tools.
+"""Dialogues with tools in DSML: a calculator, lookups, and many small invented tools.
 
 A dialogue is a list of messages (encoding.py); the schemas vary, so the model has to read
 names and parameters from the prompt instead of knowing them.

@@ -26,7 +26,7 @@ void block_real(FILE *to, const char *label, double value) {
 
 enum { N_FIGURES = 6 };
 
-/* The figures under the words that lines (i = 0) and keys (i = 1) use. */
+/* Figures by their words in lines (i = 0) and in keys (i = 1). */
 static const char *const words[N_FIGURES][2] = {
     {"Mean",   "mean"  },
     {"Median", "median"},

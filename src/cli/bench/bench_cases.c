@@ -22,10 +22,10 @@ enum { MAX_ROUNDS = 15, MAX_COPIES = 40, UPLOAD_BYTES = 16 << 20 };
 static const double read_rate = 4.55e12, bf16_rate = 814e12, fp8_rate = 1500e12;
 static const double round_seconds = 0.02, warm_seconds = 0.5;
 
-/* What was measured of one case. */
+/* Measurements of one case. */
 typedef struct case_result {
     const op_case *c;
-    double seconds, spread; /* the median; largest less smallest, as a share of it */
+    double seconds, spread; /* the median; largest less smallest, as a fraction of it */
     op_operands operands;
     double limit;
     bool memory_binds;
@@ -41,7 +41,7 @@ static uint32_t mixed(uint32_t x) {
     return x ^ x >> 16;
 }
 
-/* Stored numbers of every format: small, of both signs, none broken. */
+/* Stored numbers of every format: small, of both signs, no NaN. */
 static void fill_stored(op_bench *b, uint8_t *host) {
     for (uint32_t i = 0; i < UPLOAD_BYTES; i++) host[i] = (uint8_t)(mixed(i) & 0xb7);
     for (size_t at = 0; at < CASE_POOL; at += UPLOAD_BYTES) {
@@ -106,7 +106,7 @@ static void run_timed(hd_stream *s, void *arg) {
     t->c->run(t->b, t->c);
 }
 
-/* A GPU that was idle runs slowly at first. */
+/* An idle GPU runs slowly at first. */
 static hd_status warm_up(op_bench *b, hd_err *err) {
     const op_case first = op_case_of(&op_shapes[0], op_shapes[0].rows[0]), *c = &first;
     const int64_t until = hd_now_ns() + (int64_t)(warm_seconds * 1e9);
@@ -208,7 +208,7 @@ static void print_result(const case_result *r, columns *c) {
     fflush(stdout);
 }
 
-/* One object a line, with all that a peer needs to run the same. */
+/* Prints one object per line, with all that a peer needs to run the same case. */
 static void print_json(const op_bench *b, const case_result *r) {
     const op_case *c = r->c;
     const bool stored = c->format != HD_FORMAT_NONE;

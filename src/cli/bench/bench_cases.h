@@ -8,8 +8,8 @@
 
 #include "ops/ops.h"
 
-/* Prints a line per case whose name or operator has `only` in it (NULL: all), as text or JSON;
- * the median of `rounds`. */
+/* Runs the cases with `only` in name or operator (NULL: all) and prints a line per case, as
+ * text or JSON: the median of `rounds`. */
 hd_status bench_cases(const char *backend, const hd_ops_options *options, const char *only,
                       int32_t rounds, bool json, hd_err *err);
 

@@ -12,9 +12,9 @@ typedef struct op_bench {
     hd_ops ops;
     hd_device *device;
     hd_stream *stream;
-    uint8_t *pool; /* stored matrices and keys, read in turn so that no cache has them */
-    size_t used;   /* of the pool, from the last operand on */
-    float *in;     /* numbers around zero, every use from the same place */
+    uint8_t *pool; /* stored matrices and keys, read in turn so that no cache holds them */
+    size_t used;   /* in the pool, from the last operand on */
+    float *in;     /* numbers around zero, each use from the same place */
     float *out;
     int32_t *ints; /* [4, CASE_INTS] zeros; 0, 1, 2, ...; the case's positions; its experts */
     hd_expert_table tables[CASE_TABLES]; /* matrices of the case's experts, used in turn */
@@ -27,7 +27,7 @@ enum { CASE_INTS = 1 << 18, CASE_FLOATS = 160 << 20, CASE_IN = 160 << 20 };
 typedef struct op_case op_case;
 typedef void op_case_fn(op_bench *b, const op_case *c);
 
-/* What a case has to do at least. */
+/* The least that a case reads, writes and computes. */
 typedef struct op_operands {
     double bytes, flops;
 } op_operands;
@@ -44,7 +44,7 @@ struct op_case {
 
 op_case op_case_of(const op_shape *shape, int32_t rows);
 
-/* Uploads what the case wants to find in ints and out. */
+/* Uploads the case's integers and outputs. */
 void op_case_prepare(op_bench *b, const op_case *c);
 
 #endif

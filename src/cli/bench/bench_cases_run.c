@@ -9,7 +9,7 @@ enum { PAGE_ENTRIES = 64, MAX_CASE_EXPERTS = 256, WINDOW = 128 };
 
 /* ---- operands ---- */
 
-/* The next bytes of the pool. */
+/* Returns the next bytes of the pool. */
 static const void *operand(op_bench *b, size_t bytes) {
     if (b->used + bytes > CASE_POOL) b->used = 0;
     const void *p = b->pool + b->used;
@@ -75,7 +75,8 @@ static op_operands linear_operands(const op_bench *b, const op_case *c) {
     return (op_operands){matrix_bytes(c) + acts, 2.0 * c->rows * c->outs * c->cols};
 }
 
-/* n heads; turned: of each head's matrix [outs / n, cols], else V4's groups, x of cols each. */
+/* n heads; transposed: of each head's matrix [outs / n, cols]; else V4's groups, x of cols
+ * each. */
 static void run_heads(op_bench *b, const op_case *c) {
     const hd_weight w = matrix(b, c);
     const int32_t each = c->outs / c->n;
@@ -111,7 +112,7 @@ static void run_grouped(op_bench *b, const op_case *c) {
                                                            .n_places = c->rows * c->top_k});
 }
 
-/* Row t's choices are experts t * top_k, + 1, ...: as many distinct ones as there can be. */
+/* Row t has experts t * top_k, + 1, ...: as many distinct ones as possible. */
 static op_operands grouped_operands(const op_bench *b, const op_case *c) {
     const double places = (double)c->rows * c->top_k, used = places < c->n ? places : c->n;
     const double acts = (c->rows * (double)c->cols + places * c->outs) * hd_act_bytes(&b->ops);
@@ -120,8 +121,8 @@ static op_operands grouped_operands(const op_bench *b, const op_case *c) {
 
 /* ---- attention and its keys ---- */
 
-/* Rows at the last of n positions. top_k 0: V3, all of them; else V4 with a window and that
- * many entries, one in four of n; cols: the width of a key. */
+/* Rows at the last of n positions. top_k 0: V3, all keys; else V4 with a window and that many
+ * entries, one in four of n. cols: the width of a key. */
 static void run_attention(op_bench *b, const op_case *c) {
     const bool windowed = c->cols == 512;
     b->ops.attention(b->stream, &(hd_attention_args){.out = hd_f32(b->out),

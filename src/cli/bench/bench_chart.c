@@ -1,5 +1,5 @@
-/* bench_chart.c - see bench_chart.h. Lines differ in colour and in dashes or marks, so that a print
- * without colours can be read too. */
+/* bench_chart.c - see bench_chart.h. Lines differ in colour and in dashes or marks, so that a
+ * print without colours is readable. */
 #include "cli/bench/bench_chart.h"
 
 #include <math.h>
@@ -17,7 +17,7 @@ enum {
 };
 
 typedef struct axis {
-    double low, high; /* of the data; logarithmic: both above 0 */
+    double low, high; /* of the data; on a logarithmic axis both are above 0 */
     bool log;
     double from, to; /* on the page */
     double ticks[MAX_TICKS];
@@ -54,7 +54,7 @@ static double place(const axis *a, double v) {
     return a->from + part * (a->to - a->from);
 }
 
-/* From 0 to a multiple of 1, 2 or 5 times a power of ten. */
+/* An axis from 0 to a multiple of 1, 2 or 5 times a power of ten. */
 static void linear_ticks(axis *a, double most) {
     const double raw = (most > 0 ? most : 1) / 6, power = pow(10, floor(log10(raw)));
     const double step = power * (raw > 5 * power   ? 10
@@ -70,7 +70,7 @@ static void linear_ticks(axis *a, double most) {
     a->n += a->n < MAX_TICKS;
 }
 
-/* 1, 2 and 5 times powers of ten; over many decades the powers alone. */
+/* Ticks at 1, 2 and 5 times powers of ten; over many decades at the powers alone. */
 static void log_ticks(axis *a, double least, double most) {
     static const double steps[] = {1, 2, 5};
     const bool many = most / least > 3e3;
@@ -84,7 +84,7 @@ static void log_ticks(axis *a, double least, double most) {
     }
 }
 
-/* What is drawn spans three decades of a logarithmic axis at most. */
+/* A logarithmic axis shows three decades at most. */
 static void set_axis(axis *a, bool log, double least, double most) {
     a->log = log && most > 0;
     if (a->log) {

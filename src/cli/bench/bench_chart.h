@@ -8,11 +8,11 @@
 typedef struct chart_series {
     char name[96];
     const double *x,
-        *y; /* [n]; on a logarithmic axis what is far below the rest lies at its end */
+        *y; /* [n]; on a logarithmic axis, values far below the rest are drawn at its end */
     int n;
-    int colour;         /* any number; equal ones look equal */
+    int colour;         /* any number; equal numbers look equal */
     bool dashed;        /* of a second set */
-    bool points;        /* a mark at every point, and the text of labels beside it */
+    bool points;        /* a mark at every point, with the text of labels beside it */
     char (*labels)[64]; /* [n] or NULL */
 } chart_series;
 
@@ -26,7 +26,7 @@ typedef struct chart {
 
 void chart_write(const chart *c, FILE *to);
 
-/* Text as HTML: what has a meaning there is escaped. */
+/* Writes text as HTML, escaped. */
 void html_text(const char *text, FILE *to);
 
 #endif

@@ -24,7 +24,7 @@ typedef struct load_state {
     hd_status st; /* of the callbacks */
 } load_state;
 
-/* What an event's `user` points at. */
+/* The `user` of an event. */
 typedef struct load_ticket {
     load_state *state;
     load_record *record;
@@ -57,7 +57,7 @@ static hd_status plan(load_run *r, const load_options *o, hd_err *err) {
     return HD_OK;
 }
 
-/* Token ids of request i: its group's prefix, then its own. */
+/* Writes the token ids of request i: its group's prefix, then its own. */
 static void fill_prompt(load_state *s, int64_t i, int32_t n) {
     const load_options *o = s->o;
     const uint64_t group = (uint64_t)(i % o->groups);
@@ -108,7 +108,7 @@ static void on_event(void *user, const hd_event *e) {
     t->state->in_flight--;
     t->state->ended++;
     hd_progress_add(&t->state->progress, 1);
-    hd_engine_wake(t->state->engine); /* another may be sent */
+    hd_engine_wake(t->state->engine); /* another request may be sent */
 }
 
 static hd_status send(load_state *s, load_ticket *ticket, hd_err *err) {
@@ -136,7 +136,7 @@ static hd_status send(load_state *s, load_ticket *ticket, hd_err *err) {
     return HD_OK;
 }
 
-/* How long until the next request is due: 0 now, negative when only an event can help. */
+/* Returns the time until the next request is due: 0 now, negative if only an event can help. */
 static int64_t wait_ns(const load_state *s) {
     const load_options *o = s->o;
     if (s->sent == s->run->n) return -1;

@@ -16,18 +16,18 @@ typedef struct load_options {
     double range_ratio;    /* lengths are uniform in [ratio * length, length] */
     double rate;           /* requests per second, Poisson; 0: all at once */
     int64_t concurrency;   /* requests in flight at most; 0: no bound */
-    int64_t shared_prefix; /* of the input, common to the requests of a group */
+    int64_t shared_prefix; /* of the input, shared by the requests of a group */
     int64_t groups;        /* of shared prefixes */
     int64_t seed;
     int64_t draft_tokens;
     double temperature;
 } load_options;
 
-/* One request: what was asked, and when it got what. Times in ns since the load began. */
+/* One request: its lengths and times. Times in ns since the load began. */
 typedef struct load_record {
     int32_t input, output; /* tokens wanted */
     int64_t due_ns, sent_ns, first_ns, end_ns;
-    int32_t cached, got; /* prompt tokens from the cache, tokens that came */
+    int32_t cached, got; /* prompt tokens from the cache; output tokens */
     int32_t steps, drafted, accepted;
     int32_t drafted_at[HD_MAX_DRAFTS], accepted_at[HD_MAX_DRAFTS];
     bool failed;
@@ -41,8 +41,8 @@ typedef struct load_run {
     int64_t duration_ns;
 } load_run;
 
-/* Refuses what no engine of this context can run. Release with load_run_deinit(). quiet: no
- * progress bar. */
+/* Refuses lengths that exceed the context. Release with load_run_deinit(). quiet: no progress
+ * bar. */
 hd_status load_run_all(load_run *out, hd_engine *e, const load_options *o, int32_t vocab,
                        bool quiet, hd_err *err);
 void load_run_deinit(load_run *r);

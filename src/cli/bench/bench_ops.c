@@ -48,14 +48,14 @@ typedef struct rig {
     hd_kv *kv;
     hd_batch batch;
     int32_t *tokens; /* [prompt or batch] */
-    int32_t *pages;  /* [batch, pages_each], their own numbers */
+    int32_t *pages;  /* [batch, pages_each] page numbers */
     int32_t pages_each;
     hd_op_profiler profiler;
     ops_phase run[MAX_REPEAT];
     ops_report report;
 } rig;
 
-/* The calling thread's processor time, which other programs do not lengthen. */
+/* Returns the calling thread's processor time, which other programs do not lengthen. */
 static int64_t thread_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
@@ -64,7 +64,7 @@ static int64_t thread_ns(void) {
 
 /* ---- opening ---- */
 
-/* The first layers of the model: the others would show the same again. */
+/* Keeps the first layers of the model; the others would show the same. */
 static hd_status open_spec(rig *r, hd_err *err) {
     HD_TRY(hd_model_spec_open(&r->spec, r->set.path, err));
     r->report.of_layers = r->spec->n_layers;
@@ -124,8 +124,9 @@ static hd_status open_pages(rig *r, hd_err *err) {
         .n_pages = {(int32_t)n, shape.lookback ? (int32_t)n : 0}
     };
     HD_TRY(hd_kv_open(&r->kv, r->spec, r->spec->n_layers, r->device, &kv, err));
-    hd_kv_random_fill(r->kv,
-                      r->stream); /* memory never written is one page of zeros, many times */
+    hd_kv_random_fill(
+        r->kv,
+        r->stream); /* memory that was never written is one page of zeros, mapped many times */
     return HD_OK;
 }
 
@@ -190,7 +191,7 @@ static int by_seconds(const void *a, const void *b) {
     return (p->seconds > q->seconds) - (p->seconds < q->seconds);
 }
 
-/* Once to warm up, then the median of the runs. */
+/* Runs once to warm up, then takes the median of the runs. */
 static hd_status run_phase(rig *r, int phase, hd_err *err) {
     static const char *const names[] = {"prefill", "decode"};
     hd_batch_upload(&r->batch, r->stream);
@@ -208,7 +209,7 @@ static hd_status run_phase(rig *r, int phase, hd_err *err) {
 static hd_status measure_machine(rig *r, hd_err *err) {
     void *data;
     HD_TRY(hd_device_alloc(r->device, &data, READ_BYTES, "what is read", err));
-    memset(data, 1, READ_BYTES); /* so that it is there */
+    memset(data, 1, READ_BYTES); /* so that it is resident */
     r->report.read = hd_measure_read(r->stream, data, READ_BYTES / sizeof(uint64_t), r->now);
     r->report.flops =
         hd_measure_flops(r->stream, hd_cpu_features() & ~lacking[r->set.isa], r->now);
@@ -291,7 +292,7 @@ int bench_ops(int argc, char **argv) {
         .command = "bench ops",
         .summary = "Where the time of a prompt and of a decoding step goes, by operator.",
         .details =
-            "CONFIG is a config.json or the folder of one; weights are made up in memory, "
+            "CONFIG is a config.json or the folder of one; weights are random, "
             "in the formats it declares. Without one: operators alone, at widths of V3 and V4, "
             "beside the least time an H200 needs for their bytes or products.",
         .positionals = &model,

@@ -6,11 +6,11 @@
 
 #include "ops/profile/op_profiler.h"
 
-/* One kind of step; the meter is that of its median run. */
+/* One kind of step; the profile is that of its median run. */
 typedef struct ops_phase {
     const char *name;
     int32_t rows;   /* of activations in a step */
-    double seconds; /* of the step, operators and what lies between them */
+    double seconds; /* of the step, with the time between operators */
     hd_op_profiler profiler;
 } ops_phase;
 
@@ -20,7 +20,7 @@ typedef struct ops_report {
     const char *family, *table;
     int32_t layers, of_layers, threads, context, repeat;
     double weight_bytes;
-    double read, flops; /* of this machine, a second */
+    double read, flops; /* of this machine, per second */
     ops_phase phase[OPS_N_PHASES];
 } ops_report;
 

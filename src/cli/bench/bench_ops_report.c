@@ -5,7 +5,7 @@
 #include "cli/columns.h"
 #include "cli/screen.h"
 
-/* The least time that moving and computing so much takes on this machine. */
+/* Returns the least time that so many bytes and operations take on this machine. */
 static double limit_seconds(const ops_report *r, double bytes, double flops) {
     const double moving = bytes / r->read, computing = flops / r->flops;
     return moving > computing ? moving : computing;
@@ -22,7 +22,7 @@ static hd_op_profile sum_of(const hd_op_profiler *m) {
     return sum;
 }
 
-/* The sum of the lines' own limits: a step cannot overlap them. */
+/* The sum of the lines' own limits; a step cannot overlap them. */
 static double step_limit(const ops_report *r, const hd_op_profiler *m) {
     double sum = 0;
     for (int32_t i = 0; i < m->n; i++) {
@@ -83,7 +83,7 @@ void ops_report_print(const ops_report *r, FILE *to) {
     screen out;
     screen_open(&out, to);
     screen_print(&out,
-                 "%s, %d of %d layers, %.2f GB of made-up weights; %s, %d threads\n"
+                 "%s, %d of %d layers, %.2f GB of random weights; %s, %d threads\n"
                  "this machine now: reads %.1f GB/s, multiplies and adds %.1f GFLOP/s\n"
                  "shape: rows x outputs x inputs, of attention rows x heads x key width\n"
                  "limit: the least time that moving and computing so much takes here, as a "

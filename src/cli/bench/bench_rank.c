@@ -63,7 +63,7 @@ typedef struct rig {
     rank_report report;
 } rig;
 
-/* ---- what is asked for ---- */
+/* ---- options ---- */
 
 /* "tp=4", "ep=72,redundant=32", "ep=32,rank=5" */
 static hd_status parse_parallel(rig *r, hd_err *err) {
@@ -97,7 +97,8 @@ static hd_status parse_parallel(rig *r, hd_err *err) {
                        r->set.parallel);
     }
     const int32_t rest = ep ? r->spec->route.n_experts % ep : 0;
-    if (rest && !redundant) redundant = ep - rest; /* as few as make the slots even */
+    if (rest && !redundant)
+        redundant = ep - rest; /* the smallest number that makes slots equal */
     r->parallel = tp ? hd_parallel_tensor(tp) : hd_parallel_expert(ep, redundant);
     HD_TRY(hd_parallel_check(&r->parallel, err));
     if (r->rank < hd_parallel_world(&r->parallel)) return HD_OK;
@@ -105,7 +106,7 @@ static hd_status parse_parallel(rig *r, hd_err *err) {
                    r->rank);
 }
 
-/* "0.72,0.66,0.64": the last one holds for further drafts. */
+/* "0.72,0.66,0.64": the last one applies to further drafts. */
 static hd_status parse_acceptance(rig *r, hd_err *err) {
     const char *at = r->set.acceptance;
     double p = 0, all = 1;
@@ -127,7 +128,7 @@ static hd_status parse_acceptance(rig *r, hd_err *err) {
     return HD_OK;
 }
 
-/* The first layers and the MTP layers behind them. */
+/* Keeps the first layers, and the MTP layers after them. */
 static hd_status open_spec(rig *r, hd_err *err) {
     HD_TRY(hd_model_spec_open(&r->spec, r->set.config, err));
     hd_model_spec *c = r->spec;
@@ -199,15 +200,15 @@ static hd_status open_shard(rig *r, hd_err *err) {
     return HD_OK;
 }
 
-/* Positions that a sequence reaches at most. */
+/* Returns the largest position of a sequence. */
 static int64_t positions(const rig *r) {
     if (r->set.prompt) return r->set.context + r->set.prompt;
     const int64_t steps = 2 * (r->set.steps + WARM_UP);
-    return r->set.context + (steps + 4) * r->rows_each; /* a step ahead, and drafts behind it */
+    return r->set.context +
+           (steps + 4) * r->rows_each; /* one step ahead, and drafts after it */
 }
 
-/* Pages in the order that a cache in use would give them: none. The window's are few, used in
- * turn. */
+/* Pages in random order, as in a cache in use. WINDOW pages are few, used in turn. */
 static void assign_pages(rig *r, int32_t window) {
     const int32_t all = r->n_pages * (int32_t)r->set.batch;
     int32_t *numbers = r->seqs[0].pages[HD_KV_FULL];
@@ -298,7 +299,7 @@ static hd_status open_model_runner(rig *r, hd_err *err) {
     return HD_OK;
 }
 
-/* H200: docs/bench.md says where these are from. The CPU's are measured in the same run. */
+/* H200: docs/bench.md gives the sources. The CPU's limits are measured in the same run. */
 static hd_status find_limits(rig *r, hd_err *err) {
     rank_limits *l = &r->report.limits;
     void *data;
@@ -308,7 +309,7 @@ static hd_status find_limits(rig *r, hd_err *err) {
         return HD_OK;
     }
     HD_TRY(hd_device_alloc(r->device, &data, READ_BYTES, "what is read", err));
-    memset(data, 1, READ_BYTES); /* so that it is there */
+    memset(data, 1, READ_BYTES); /* so that it is resident */
     l->from = "measured in this run";
     l->bytes = hd_measure_read(r->stream, data, READ_BYTES / sizeof(uint64_t), hd_now_ns);
     l->flops = l->flops_8bit = hd_measure_flops(r->stream, hd_cpu_features(), hd_now_ns);
@@ -363,11 +364,11 @@ static void close_rig(rig *r) {
 
 /* ---- running ---- */
 
-/* Whose tokens a step computes. */
+/* The tokens that a step computes. */
 typedef enum tokens {
-    COUNTED, /* numbers that count on: each row chooses experts of its own; steps stand alone */
-    FORCED_LIMIT, /* what the model chose and drafted, so that the host can be a step ahead */
-    LAST          /* the same, but the host does not go ahead */
+    COUNTED,      /* counting numbers: rows choose different experts; steps stand alone */
+    FORCED_LIMIT, /* the model's tokens and drafts, so that the host can be a step ahead */
+    LAST          /* likewise, but the host is not ahead */
 } tokens;
 
 static void write_inputs(const rig *r, int32_t i, tokens which) {
@@ -391,13 +392,13 @@ static void write_inputs(const rig *r, int32_t i, tokens which) {
         .n_sample = r->set.prompt ? 1 : n,
         .after = -1,
         .want_drafts = r->drafts,
-        .left = which != FORCED_LIMIT, /* as if it were the last */
+        .left = which != FORCED_LIMIT, /* as if it were the last step */
         .pages = {q->pages[0], q->pages[1]},
         .n_pages = r->n_pages
     };
 }
 
-/* One step; with `moves`, sequences go on behind what was accepted. */
+/* Runs one step; with `moves`, sequences continue after the accepted tokens. */
 static hd_status step(rig *r, tokens which, bool moves, hd_err *err) {
     const hd_runner runner = hd_model_runner_interface(r->model_runner);
     const int32_t n = r->report.batch;
@@ -433,7 +434,7 @@ static hd_status time_steps(rig *r, tokens which, double *median, hd_err *err) {
     return HD_OK;
 }
 
-/* Steps one by one, for the time that the device is at work in each. */
+/* Runs steps one by one, for the device's time in each. */
 static hd_status time_device(rig *r, hd_err *err) {
     const hd_model_runner_times a = *hd_model_runner_read_times(r->model_runner);
     HD_TRY(time_steps(r, COUNTED, &r->report.step, err));
@@ -451,7 +452,7 @@ static double count_gaps(const hd_model_runner_times *t) {
     return (double)n;
 }
 
-/* Steps as an engine runs them, the next one queued before the last is over. */
+/* Runs steps as an engine does: the next one is queued before the last one ends. */
 static hd_status time_host(rig *r, hd_err *err) {
     rank_report *p = &r->report;
     if (r->set.prompt) return HD_OK;
@@ -466,7 +467,7 @@ static hd_status time_host(rig *r, hd_err *err) {
     return HD_OK;
 }
 
-/* Experts here that got rows, on average over the layers of a counted step. */
+/* Returns the local experts with rows, the average over the layers of a counted step. */
 static double experts_used(const hd_op_profiler *m) {
     double used = 0, calls = 0;
     for (int32_t i = 0; i < m->n_calls; i++) {
@@ -476,7 +477,7 @@ static double experts_used(const hd_op_profiler *m) {
     return calls > 0 ? used / calls : 0;
 }
 
-/* The same step again and again: counted once, then timed. */
+/* Runs the same step repeatedly: counted once, then timed. */
 static hd_status profiler_steps(rig *r, hd_err *err) {
     hd_op_profiler *m = &r->report.profiler;
     HD_TRY(step(r, LAST, true, err)); /* what is under way */
@@ -504,7 +505,7 @@ static hd_status profiler_steps(rig *r, hd_err *err) {
 }
 
 static hd_status measure(rig *r, hd_err *err) {
-    const int before = r->set.prompt ? 1 : WARM_UP; /* long steps warm up enough in one */
+    const int before = r->set.prompt ? 1 : WARM_UP; /* one long step is warm-up enough */
     for (int i = 0; i < before; i++) HD_TRY(step(r, COUNTED, true, err));
     HD_TRY(time_device(r, err));
     HD_TRY(time_host(r, err));
@@ -547,7 +548,7 @@ int bench_rank(int argc, char **argv) {
                     "tp=N, or ep=N[,redundant=N]; [,rank=N]"),
         option_int("layers", &set.layers, 0, 1 << 16, "only the first N; 0: all"),
         option_int("batch", &set.batch, 1, 4096, "sequences of a step"),
-        option_int("context", &set.context, 0, 1 << 24, "tokens before the step, made up"),
+        option_int("context", &set.context, 0, 1 << 24, "tokens before the step, random"),
         option_int("prompt", &set.prompt, 0, 1 << 20,
                    "a step reads so many prompt tokens of each sequence; 0: it decodes"),
         option_int("drafts", &set.drafts, 0, HD_MAX_DRAFTS, "per step by the MTP layer"),

@@ -8,7 +8,7 @@
 #include "ops/profile/op_profiler.h"
 #include "weights/parallel_config.h"
 
-/* What the device can do at most, a second. */
+/* Limits of the device, per second. */
 typedef struct rank_limits {
     const char *from;                /* how that is known */
     double bytes, flops, flops_8bit; /* flops_8bit: of products with 8-bit operands */
@@ -24,16 +24,16 @@ typedef struct rank_report {
     hd_parallel_config parallel;
     int32_t rank, layers, of_layers;
     int32_t batch, prompt, context, drafts; /* prompt 0: decode steps */
-    int32_t rows, expert_rows;              /* of a step; that arrive in it */
-    int32_t steps;                          /* timed; the figures below are medians or means */
-    double accepted;                        /* tokens of a sequence per step, on average */
-    bool graphs;                            /* steps were recorded and launched as one */
+    int32_t rows, expert_rows;              /* of a step; received in it */
+    int32_t steps;         /* timed steps; the figures below are medians or means */
+    double accepted;       /* tokens of a sequence per step, on average */
+    bool graphs;           /* steps were captured and launched as a graph */
     double step;           /* seconds of a step as an engine runs it; of prompts, alone */
-    double device_step;    /* of the device in a step that stands alone; 0: not known */
-    double ahead_step;     /* of the device in steps of an engine, */
-    double gap, host;      /* of it between them; of the host in each */
+    double device_step;    /* device time of a step alone; 0: not known */
+    double ahead_step;     /* device time in steps of an engine, */
+    double gap, host;      /* and between them; host time in each */
     double kernels;        /* the sum of all operators */
-    double distinct;       /* experts of a layer that got rows, in a step that stands alone */
+    double distinct;       /* experts of a layer with rows, in a step alone */
     double ahead_distinct; /* and in a step of an engine */
     rank_memory memory;
     rank_limits limits;

@@ -8,9 +8,9 @@
 #include "cli/columns.h"
 #include "cli/screen.h"
 
-enum { SHOWN = 40 }; /* lines of the list of what is slow */
+enum { SHOWN = 40 }; /* lines of the list of slow operators */
 
-/* The least time that moving and computing so much takes on this device. */
+/* Returns the least time that so many bytes and operations take on this device. */
 static double limit_of(const rank_report *r, const hd_op_profile *l) {
     const int32_t bits = hd_dtype_bits(l->type);
     const bool narrow = bits > 0 && bits <= 8;
@@ -138,7 +138,7 @@ static void print_slow(const rank_report *r, row *rows, int32_t n, FILE *to) {
     }
 }
 
-/* Sums of what lines have in common, in the order of the step. */
+/* Sums of lines with the same part, in the order of the step. */
 static void print_parts(const rank_report *r, const row *rows, int32_t n, FILE *to) {
     static const column table[] = {
         {"part",  10, false},

@@ -20,7 +20,7 @@ static double to_first(const load_record *q) {
     return ms(q->first_ns - q->sent_ns);
 }
 
-/* Of one request; negative where there is none. */
+/* Times of one request; negative if there is none. */
 static double per_token(const load_record *q) {
     return q->got > 1 ? ms(q->end_ns - q->first_ns) / (q->got - 1) : -1;
 }
@@ -86,7 +86,7 @@ static int64_t count_gaps(const hd_engine_stats *s) {
     return n;
 }
 
-/* The middle one of the rests between graphs, in microseconds; -1: none. */
+/* Returns the median of the gaps between graphs, in microseconds; -1: none. */
 static double median_gap(const hd_engine_stats *before, const hd_engine_stats *after) {
     const int64_t n = count_gaps(after) - count_gaps(before);
     int64_t upto = 0;

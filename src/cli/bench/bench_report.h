@@ -1,5 +1,5 @@
-/* bench_report.h - the report of a load: the block that other serving benchmarks print too,
- * and the same figures as one JSON object. docs/bench.md defines them. */
+/* bench_report.h - the report of a load: the block that other serving benchmarks print too, and
+ * the same figures as one JSON object. docs/bench.md defines them. */
 #ifndef HD_CLI_BENCH_BENCH_REPORT_H
 #define HD_CLI_BENCH_BENCH_REPORT_H
 
@@ -16,15 +16,15 @@ typedef struct load_report {
     double accept_length;              /* tokens per step of a request */
     double accepted_at[HD_MAX_DRAFTS]; /* share of the drafts at each place; -1: none drafted */
     hd_quantiles e2e, ttft, tpot, itl; /* milliseconds */
-    int64_t steps, graph_steps; /* of the engine; of them, taken by a GPU as one graph each */
-    double host_us;             /* of the host per step, not waiting for the device */
-    double graph_us;            /* of a GPU per graph step */
-    double idle_us, median_idle_us; /* between two of them that were queued; -1: none */
+    int64_t steps, graph_steps;     /* steps of the engine; those that a GPU ran as one graph */
+    double host_us;                 /* host time per step, without waiting for the device */
+    double graph_us;                /* GPU time per graph step */
+    double idle_us, median_idle_us; /* between two queued graphs; -1: none */
     int64_t graphs;                 /* recorded meanwhile */
     double record_us;               /* each */
 } load_report;
 
-/* What the engine did between two readings. */
+/* Statistics of the engine between two readings. */
 void report_engine(load_report *out, const hd_engine_stats *before,
                    const hd_engine_stats *after);
 

@@ -1,4 +1,5 @@
-/* bench_serve.c - the options of hadal bench serve, the levels of a sweep, and where results go. */
+/* bench_serve.c - `hadal bench serve`: its options, the levels of a sweep, and the outputs of
+ * results. */
 #include "cli/bench/bench_serve.h"
 
 #include <errno.h>
@@ -29,7 +30,7 @@ static const char *const endpoints[] = {"chat", "completions", NULL};
 
 /* ---- values of options ---- */
 
-/* A number at *text, which is moved behind it. */
+/* Parses a number at *text, which advances past it. */
 static bool read_number(const char **text, double *out) {
     char *end;
     if (**text < '0' || **text > '9') return false;
@@ -177,7 +178,7 @@ static hd_status read_levels(levels *out, const serve_bench *b, hd_err *err) {
     return HD_OK;
 }
 
-/* Without a number of prompts or a duration: eight for each place, or five seconds of arrivals. */
+/* Without a number of prompts or a duration: eight per place, or five seconds of arrivals. */
 static void set_level(client_load *load, const levels *l, int i) {
     load->level = i;
     load->concurrency = level_concurrency(l, i);
@@ -194,7 +195,7 @@ static volatile sig_atomic_t stopped;
 
 static void on_signal(int number) {
     stopped = number;
-    signal(number, SIG_DFL); /* a second one ends at once */
+    signal(number, SIG_DFL); /* a second signal ends at once */
 }
 
 static hd_status warm_up(const client_server *s, const client_load *load, int64_t n,
@@ -396,5 +397,5 @@ int bench_serve(int argc, char **argv) {
     hd_err err = {0};
     const hd_status st = b.compare ? compare(&b, &err) : bench(&b, &err);
     if (st != HD_OK) return report_error(&err);
-    return stopped ? 128 + stopped : 0; /* what shells make of a signal */
+    return stopped ? 128 + stopped : 0; /* exit codes of shells after a signal */
 }

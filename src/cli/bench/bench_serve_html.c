@@ -1,4 +1,5 @@
-/* bench_serve_html.c - one page with the figures and charts of a result, or of two side by side. */
+/* bench_serve_html.c - one HTML page with the figures and charts of a result, or of two side by
+ * side. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -122,7 +123,7 @@ static void write_errors(const json_t *r, FILE *to) {
     if (begun) fputs("</tbody></table>\n", to);
 }
 
-/* B / A of every figure, of levels that both have. */
+/* Prints B / A of every figure, for levels that both have. */
 static void write_ratios(const json_t *a, const json_t *b, FILE *to) {
     size_t i;
     json_t *level;
@@ -158,7 +159,7 @@ typedef struct curve_set {
     int n;
 } curve_set;
 
-/* name of a series: "A, 16 at once" with two documents. */
+/* Name of a series: "A, 16 at once" with two documents. */
 static void name_series(chart_series *s, const char *document, const char *name) {
     snprintf(s->name, sizeof s->name, "%s%s%s", document, *document ? ", " : "", name);
 }
@@ -213,7 +214,8 @@ static void add_line(curve_set *c, const json_t *r, const char *document, const 
     c->n++;
 }
 
-/* The least and the most of values[from ... n) of all series lie far apart. */
+/* Returns whether the least and the largest of values[from ... n) of all series are far
+ * apart. */
 static bool is_wide(const curve_set *c, double values[][CLIENT_CURVE], int from) {
     double least = HUGE_VAL, most = 0;
     for (int i = 0; i < c->n; i++) {

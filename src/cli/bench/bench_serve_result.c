@@ -1,4 +1,4 @@
-/* bench_serve_result.c - figures of a load as JSON, and back. */
+/* bench_serve_result.c - converts figures of a load to JSON, and back. */
 #include <errno.h>
 #include <string.h>
 

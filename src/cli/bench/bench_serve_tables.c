@@ -1,5 +1,5 @@
-/* bench_serve_tables.c - what hadal bench serve prints: a block per level, a line per level of a
- * sweep, and two results side by side. */
+/* bench_serve_tables.c - terminal output of `hadal bench serve`: a block per level, a line per
+ * level of a sweep, and two results side by side. */
 #include <string.h>
 
 #include "cli/bench/bench_block.h"
@@ -57,7 +57,7 @@ void table_level(const client_server *s, const client_load *load, const client_r
 
 /* ---- a sweep ---- */
 
-/* Of a sweep's lines, so that they fit 80 columns. */
+/* Widths of a sweep's lines, which fit 80 columns. */
 static const char *const sweep_keys[] = {"output_throughput", "median_ttft_ms", "p99_ttft_ms",
                                          "median_itl_ms", "p99_itl_ms"};
 

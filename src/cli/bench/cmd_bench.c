@@ -1,6 +1,6 @@
-/* cmd_bench.c - `hadal bench`: measures an engine under a synthetic load; bench_ops.c
- * measures operators, bench_serve.c any server. throughput sends all requests at once, latency
- * one after the other. */
+/* cmd_bench.c - `hadal bench`: measures an engine under a synthetic load; bench_ops.c measures
+ * operators, bench_serve.c any server. `throughput` sends all requests at once, `latency` one
+ * after the other. */
 #include <stdio.h>
 #include <string.h>
 
@@ -107,7 +107,7 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
         option_temperature(&o->temperature),
         option_int("warmup", &b->warmup, 0, 10000, "requests before the clock starts"),
         option_text("dummy-weights", &b->dummy_config, "CONFIG",
-                    "no checkpoint: weights made up in memory for this config.json or folder"),
+                    "no checkpoint: random weights for this config.json or folder"),
         option_flag("json", &b->json, "print one JSON object"),
         with_letter(option_flag("quiet", &b->quiet, "no progress on standard error"), 'q'),
     };

@@ -54,7 +54,7 @@ static inline lanes scale_e4m3(const uint8_t *src, scaled s) {
     return times((lanes){_mm256_or_ps(w.low, low), _mm256_or_ps(w.high, high)}, s);
 }
 
-/* One loop for all formats with `bits` per element; prepare and widen are compile-time
+/* One loop for all formats with `bits` per element; prepare and dequantize are compile-time
  * constants. */
 static inline __attribute__((always_inline)) void decode(float *out, const uint8_t *src,
                                                          int32_t n, const float *scale,

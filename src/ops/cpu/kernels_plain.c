@@ -146,7 +146,7 @@ static inline float dequantize_e2m1(const uint8_t *src, int32_t i) {
     return hd_f32_from_bits((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f;
 }
 
-/* One loop for all formats; widen is a compile-time constant. */
+/* One loop for all formats; dequantize is a compile-time constant. */
 static inline void decode(float *restrict out, const uint8_t *restrict src, int32_t n,
                           const float *scale, int32_t block, dequantize_fn *dequantize) {
     for (int32_t i = 0; i < n; scale++) {

@@ -36,7 +36,7 @@
 namespace {
 
 /* Fewer rows, and fewer products of one of several heads, are left to our own kernels: here every head
- * is a call of its own, whose tiles do not shrink (measured: docs/perf/ops-h200.md). */
+ * is a call of its own, whose tiles do not shrink (measured: docs/perf/log). */
 constexpr int32_t LEAST_ROWS = 64;
 constexpr int64_t LEAST_OF_HEAD = 1 << 30;
 constexpr int32_t SCALED = 128;  /* columns, and rows of W, that share a scale */
@@ -170,7 +170,7 @@ void set_layout(hd_stream *s, const operands &to, const cuda_act *x, int64_t x_s
 
 struct description {
     cublasLtMatmulDescOpaque_t op;
-    cublasLtMatrixLayoutOpaque_t w, x, out; /* column-major: W and x are seen turned */
+    cublasLtMatrixLayoutOpaque_t w, x, out; /* column-major: W and x are seen transposed */
 };
 
 template <typename T>

@@ -505,7 +505,7 @@ static __device__ __forceinline__ int32_t given_at(const hd_sample_args &a, int3
     return a.given ? a.given[row] : -1;
 }
 
-/* Whether the row's draft stands although another token might be chosen. */
+/* Whether the row's draft is accepted although another token might be sampled. */
 static __device__ bool is_accepted(row_cluster *c, const row_state &r, int32_t draft) {
     const int32_t at = draft - r.first;
     const whole mine = at >= 0 && at < r.n ? rank_at(r, at) : 0;

@@ -23,7 +23,7 @@ static __device__ int32_t forced(const hd_acceptance &p, uint64_t seed, int32_t 
     return verifiable;
 }
 
-/* Where the sequence begins, and how many of its drafts may stand; -1 where it is nobody's. */
+/* Where the sequence begins, and how many of its drafts may be accepted; -1: padding. */
 static __device__ int32_t begin(const hd_prepare_step_args &a, int32_t i, hd_cursor *from) {
     const hd_step_seq &q = a.seqs[i];
     *from = {};

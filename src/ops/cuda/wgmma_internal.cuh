@@ -76,7 +76,7 @@ static __device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], const uin
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/* b is turned: its rows are the inner dimension. */
+/* b is transposed: its rows are the inner dimension. */
 static __device__ __forceinline__ void wgmma_m64n256k16_transposed(float (&d)[128], uint64_t a,
                                                                    uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" ACCS_128

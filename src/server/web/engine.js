@@ -8,7 +8,7 @@ import { Lanes } from "./lanes.js";
 import { events, request } from "./net.js";
 import { Bars, Tile } from "./plots.js";
 
-const POOLS = ["Entries", "Window"]; // hd_pool
+const POOLS = ["Entries", "Window"]; // hd_kv_group
 const RECENT = 240; // messages, about a minute
 
 let parts = null;

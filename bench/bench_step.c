@@ -1,11 +1,11 @@
-/* bench_turn.c - what a step costs on the host: scheduler, prefix cache, and filling the block
+/* bench_step.c - what a step costs on the host: scheduler, prefix cache, and filling the block
  * that goes to the device.
  *
- *     build/bench_turn [CONFIG]      default: tests/configs/v4_flash.json
+ *     build/bench_step [CONFIG]      default: tests/configs/v4_flash.json
  *
- * The runner behind the scheduler answers at once. A turn's time is the scheduler's and the
+ * The runner behind the scheduler answers at once. A step's time is the scheduler's and the
  * cache's; the batch's is that of filling an hd_batch as the model runner does. Both are medians
- * over the turns of a run, and the median run of several is printed. */
+ * over the steps of a run, and the median run of several is printed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +18,8 @@
 
 enum {
     RUNS = 5,
-    TURNS = 1000,     /* timed turns of a run */
-    COLD_TURNS = 100, /* where each costs a sweep through memory */
+    STEPS = 1000,     /* timed steps of a run */
+    COLD_STEPS = 100, /* where each costs a sweep through memory */
     RUNNING = 256,
     PROMPT = 1000,
     CHUNK = 512,
@@ -51,8 +51,8 @@ typedef struct bench {
     int32_t n_living, n_prefilling; /* by the events */
     uint64_t prefilling;            /* id of the request whose prompt never seems to end */
     uint8_t *sweep;                 /* [SWEEP] */
-    int64_t runner_ns, fill_ns;     /* of this turn */
-    double turn_us[TURNS], fill_us[TURNS];
+    int64_t runner_ns, fill_ns;     /* of this step */
+    double step_us[STEPS], fill_us[STEPS];
 } bench;
 
 static int64_t now_ns(void) {
@@ -160,25 +160,25 @@ static hd_status refill(bench *b, hd_err *err) {
     return HD_OK;
 }
 
-static hd_status turn(bench *b, double *turn_us, double *fill_us, hd_err *err) {
+static hd_status step(bench *b, double *step_us, double *fill_us, hd_err *err) {
     HD_TRY(refill(b, err));
     const int64_t start = now_ns();
     HD_TRY(hd_sched_step(b->sched, start, err));
-    *turn_us = (double)(now_ns() - start - b->runner_ns) * 1e-3;
+    *step_us = (double)(now_ns() - start - b->runner_ns) * 1e-3;
     *fill_us = (double)b->fill_ns * 1e-3;
     return HD_OK;
 }
 
 static int32_t turns_of(const scenario *s) {
-    return s->cold ? COLD_TURNS : TURNS;
+    return s->cold ? COLD_STEPS : STEPS;
 }
 
 static hd_status measure(bench *b, hd_err *err) {
     double ignored, also;
-    const int32_t prompts = b->what->batch * PROMPT / CHUNK + 300; /* turns until all decode */
-    for (int32_t i = 0; i < prompts; i++) HD_TRY(turn(b, &ignored, &also, err));
+    const int32_t prompts = b->what->batch * PROMPT / CHUNK + 300; /* steps until all decode */
+    for (int32_t i = 0; i < prompts; i++) HD_TRY(step(b, &ignored, &also, err));
     for (int32_t i = 0; i < turns_of(b->what); i++) {
-        HD_TRY(turn(b, &b->turn_us[i], &b->fill_us[i], err));
+        HD_TRY(step(b, &b->step_us[i], &b->fill_us[i], err));
         const int32_t running = hd_sched_read_stats(b->sched).running;
         if (!b->what->coming && running + b->what->prefilling < b->what->batch) {
             return HD_FAIL(err, HD_EINVAL, "%d requests run instead of %d", running,
@@ -233,16 +233,16 @@ static hd_status report(bench *b, const scenario *what, const hd_kv_shape *shape
     for (int r = 0; r < RUNS; r++) {
         *b = (bench){.what = what, .device = b->device, .prompt = b->prompt, .sweep = b->sweep};
         HD_TRY(open_and_measure(b, shape, err));
-        steps[r] = quantile(b->turn_us, n, 0.5);
-        late[r] = quantile(b->turn_us, n, 0.99);
+        steps[r] = quantile(b->step_us, n, 0.5);
+        late[r] = quantile(b->step_us, n, 0.99);
         fills[r] = quantile(b->fill_us, n, 0.5);
     }
-    const double turn_us = quantile(steps, RUNS, 0.5), fill_us = quantile(fills, RUNS, 0.5);
-    printf("%-28s %5d %9.2f %9.2f %9.2f %9.2f", what->name, what->batch, turn_us,
-           quantile(late, RUNS, 0.5), fill_us, turn_us + fill_us);
+    const double step_us = quantile(steps, RUNS, 0.5), fill_us = quantile(fills, RUNS, 0.5);
+    printf("%-28s %5d %9.2f %9.2f %9.2f %9.2f", what->name, what->batch, step_us,
+           quantile(late, RUNS, 0.5), fill_us, step_us + fill_us);
     if (what->batch == 1 || what->batch == RUNNING) {
         const int limit = what->batch == 1 ? LIMIT_ONE : LIMIT_ALL;
-        printf(" %6d %6.2f", limit, (turn_us + fill_us) / limit);
+        printf(" %6d %6.2f", limit, (step_us + fill_us) / limit);
     }
     putchar('\n');
     return HD_OK;
@@ -260,7 +260,7 @@ static hd_status run_all(bench *b, const hd_kv_shape *shape, hd_err *err) {
         {.name = "1000 wait, cold caches",                           .waiting = 1000,               .cold = true, .context = 8192},
         {.name = "decode, context 128k",            .context = 131072                           },
     };
-    printf("%-28s %5s %9s %9s %9s %9s %6s %6s\n", "microseconds", "batch", "turn", "99 %",
+    printf("%-28s %5s %9s %9s %9s %9s %6s %6s\n", "microseconds", "batch", "step", "99 %",
            "fill", "sum", "limit", "ratio");
     for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
         for (size_t i = 0; i < sizeof batches / sizeof batches[0]; i++) {
@@ -285,9 +285,9 @@ int main(int argc, char **argv) {
     if (st == HD_OK) st = hd_device_open_cpu(&device, &(hd_cpu_options){.n_threads = 1}, &err);
     if (st == HD_OK) {
         const hd_kv_shape shape = hd_kv_shape_of(spec);
-        printf("%s: pages of %d tokens, window parts reach %d back; %d slots, medians of %d "
-               "turns and %d runs\n",
-               config, shape.page_tokens, shape.lookback, RUNNING, TURNS, RUNS);
+        printf("%s: pages of %d tokens, a window looks back %d; %d slots, medians of %d "
+               "steps and %d runs\n",
+               config, shape.page_tokens, shape.lookback, RUNNING, STEPS, RUNS);
         b->device = device;
         b->prompt = prompt;
         b->sweep = sweep;
