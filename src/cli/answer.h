@@ -14,7 +14,7 @@ typedef struct answer {
     int64_t first_ns, end_ns;  /* since it was submitted */
     int32_t prompt_tokens, cached_tokens, output_tokens, drafted, accepted;
     hd_finish_reason finish_reason;
-    bool stopped; /* the person stopped it */
+    bool stopped; /* Ctrl-C stopped it */
 } answer;
 
 /* Runs g to its end. Reasoning is dimmed, or labelled if the terminal cannot dim. A bar shows

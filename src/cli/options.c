@@ -234,7 +234,7 @@ static hd_status check_given(parse *p, int index, const char *value) {
     return HD_OK;
 }
 
-/* One option from the command line; *i moves past a value taken from the next argument. */
+/* Parses one option of the command line; *i advances past a value in the next argument. */
 static hd_status take_option(parse *p, int argc, char **argv, int *i) {
     const char *arg = argv[*i], *value = NULL;
     int index = -1;
@@ -343,7 +343,7 @@ static hd_status read_config(parse *p) {
             int index = find_option(p->line, key, strlen(key));
             if (index < 0) {
                 st = unknown_option(p, "", key, strlen(key), where);
-            } else if (!is_given(p, index)) { /* the command line wins */
+            } else if (!is_given(p, index)) { /* the command line has priority */
                 st = config_value(p, &p->line->options[index], value, where);
             }
             if (st != HD_OK) break;

@@ -24,7 +24,7 @@ typedef enum option_kind {
 
 typedef struct option {
     const char *name; /* without the dashes */
-    char letter;      /* short form, 0 for none */
+    char letter;      /* short form; 0: none */
     uint8_t bytes;    /* of a narrower *value: int32_t, float, or bool for a choice of two */
     option_kind kind;
     void *value;         /* set only if the option is given; contains the default before */
@@ -42,7 +42,7 @@ typedef struct option {
 int64_t option_int_value(const option *o);
 double option_real_value(const option *o);
 
-/* Options without a short form, one line each. */
+/* options without a short form */
 static inline option option_flag(const char *name, bool *value, const char *help) {
     return (option){.name = name, .kind = OPTION_FLAG, .value = value, .help = help};
 }

@@ -35,8 +35,8 @@ void screen_print(screen *s, const char *format, ...) __attribute__((format(prin
 /* Writes text as one word, spaces included. */
 void screen_word(screen *s, const char *text);
 
-/* Before a piece of reasoning or of an answer: reasoning is dimmed and ends with an empty line, or is
- * labelled where that cannot be seen. */
+/* Call before reasoning or content begins. Reasoning is dimmed and ends with an empty line, or
+ * is labelled if the terminal cannot dim. */
 void screen_turn_to(screen *s, bool reasoning);
 
 /* Writes the held word and ends dimming. */

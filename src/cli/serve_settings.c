@@ -71,7 +71,7 @@ static const char *last_name(const char *path) {
     return name;
 }
 
-/* What /server_info shows: every flag by its name. */
+/* The flags of /server_info, by name. */
 static char *describe(const option_list *list) {
     json_t *all = json_object();
     for (int i = 0; i < list->n; i++) {
@@ -120,7 +120,7 @@ static hd_status complete(serve_settings *set, const option_list *options, hd_er
                  err);
 }
 
-/* Who may come, how much they may bring, how long they may take. */
+/* Options of access and limits. */
 static void list_front(serve_settings *set, option_list *to) {
     const option options[] = {
         option_text("host", &set->host, "NAME",

@@ -351,7 +351,7 @@ static hub_outcome take_reply(hub_job *job) {
 
 hub_outcome hub_job_finish(hub_job *job, CURLcode code) {
     const long status = status_of(job);
-    if (job->err.status != HD_OK) return HUB_FAILED; /* we ended it ourselves */
+    if (job->err.status != HD_OK) return HUB_FAILED; /* stopped by this program */
     if (code != CURLE_OK) return broken(job, code);
     if (job->head && job->etag[0] && status < 400) {
         if (job->linked_bytes < 0 && status == 200) job->linked_bytes = length_of(job);

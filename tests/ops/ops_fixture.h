@@ -49,7 +49,7 @@ REAL_OPS_LIST(X)
 CHECK_TESTS_LIST(X)
 #undef X
 
-/* Those of test_ops_official.c. */
+/* tests of test_ops_official.c */
 #define OFFICIAL_TESTS_LIST(X) \
     X(official_linear)         \
     X(official_linear_grouped) \
@@ -100,11 +100,11 @@ struct op_case {
     int32_t width[MAX_OUTS];    /* 4-byte elements of a row of each output */
     double tolerance[MAX_OUTS]; /* relative to |want| + rms of the output; 0: the same bits */
     double fast_tolerance;      /* of output 0; 0: one precision */
-    bool fast_near;             /* fast_ref.h has not its bits */
-    double gpu_fast_tolerance;  /* the same of the GPU */
-    bool all_rows;              /* rows cannot be run apart */
-    bool cpu_only;              /* a GPU refuses it, or has no such op */
-    bool not_recorded;          /* run() does more than queue the op */
+    bool fast_near;             /* fast_ref.h does not have its bits */
+    double gpu_fast_tolerance;  /* likewise for the GPU */
+    bool all_rows;              /* its rows depend on each other */
+    bool cpu_only;              /* a GPU refuses it, or has no such operator */
+    bool not_recorded;          /* run() does more than queue the operator */
     const void *args;
     void (*run)(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first, int32_t n,
                 void *const *out); /* out[i] is row `first` of output i */

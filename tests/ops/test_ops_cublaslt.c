@@ -207,7 +207,7 @@ static void check_shape(const rig *r, const shape *sh) {
 void library_products(void **state) {
     (void)state;
     static const shape shapes[] = {
-        {FP8_E8M0,   263,  200,  640,   1, 8}, /* an edge of W, five spans, rows behind fours */
+        {FP8_E8M0,   263,  200,  640,   1, 8}, /* an edge of W, five spans, rows after a multiple of four */
         {BF16_PLAIN, 257,  136,  264,   1, 4},
         {FP8_F32,    257,  2112, 7168,  1, 0}, /* V3 q_a, kv_a */
         {FP8_F32,    67,   576,  7168,  1, 0},
@@ -249,7 +249,7 @@ void library_leaves_the_rest(void **state) {
         {FP8_F32,    63,  384, 512, 1, 0},
         {BF16_PLAIN, 63,  128, 512, 1, 0},
         {FP4_E8M0,   300, 128, 512, 1, 0},
-        {FP8_F32,    300, 129, 512, 1, 0}, /* rows of the output lie anywhere */
+        {FP8_F32,    300, 129, 512, 1, 0}, /* rows of the output at any address */
         {FP8_F32,    300, 128, 576, 1, 0}, /* half a span */
         {FP8_F32,    300, 128, 512, 4, 0}, /* small heads */
     };

@@ -59,7 +59,7 @@ static float *take_x(int64_t n, spread how) {
     return x;
 }
 
-/* Matrices that lie as checkpoints' do. */
+/* Matrices with the alignment of a checkpoint's. */
 static const hd_weight *take_aligned(int32_t format, int32_t rows, int32_t cols, bool powers) {
     fix.n_cases = 1; /* no odd address */
     hd_weight *w =

@@ -137,7 +137,7 @@ static void run_grouped(const op_case *c, const hd_ops *ops, hd_stream *s, int32
 
 enum { EXPERTS = 6, TOP_K = 2 };
 
-/* Rows fall on experts at random; one expert has none, one has many. */
+/* Rows have random experts; one expert has no row, one has many. */
 static void grouped_case(const op_shape *s, int32_t rows, int32_t products, check_fn *check) {
     const int32_t places = rows * TOP_K, outs = fewer(s->outs, places, s->cols, products);
     hd_weight *w = take(EXPERTS * sizeof *w);
@@ -293,7 +293,7 @@ static void select_case(const op_shape *s, int32_t n_keys) {
                             .rows = ROWS,
                             .n_outs = 1,
                             .width = {s->top_k},
-                            .gpu_fast_tolerance = 1e-9, /* the same: whole numbers */
+                            .gpu_fast_tolerance = 1e-9, /* likewise: integers */
                             .args = &a,
                             .run = run_select});
     forget_all(NULL);

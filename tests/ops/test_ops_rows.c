@@ -8,7 +8,7 @@
 static const int32_t widths[] = {1, 2, 7, 8, 15, 16, 17, 31, 33, 48, 255, 256, 257, 1030, 4100};
 static const int32_t row_counts[] = {0, 1, 33};
 
-/* ---- embed: also the exact test of every format's decoding ---- */
+/* ---- embed: also the exact test of every format's decoder ---- */
 
 static void run_embed(const op_case *c, const hd_ops *ops, hd_stream *s, int32_t first,
                       int32_t n, void *const *out) {
@@ -117,7 +117,7 @@ typedef struct norm_case {
     bool in_place;
 } norm_case;
 
-/* In place the input is copied to where the output will be. */
+/* In place: the input is copied to the place of the output. */
 static hd_rows norm_input(const norm_case *t, int32_t first, int32_t n, void *out) {
     const float *x = t->x + (int64_t)first * t->x_stride;
     if (!t->in_place) return hd_f32(x);

@@ -17,7 +17,7 @@
 
 enum { MAX_REPEAT = 15, READ_BYTES = 1 << 28 };
 
-/* What a processor of each --isa lacks. */
+/* Features that a processor of each --isa lacks. */
 enum {
     BEYOND_AVX512 =
         HD_CPU_AVX512_VBMI | HD_CPU_AVX512_VNNI | HD_CPU_AVX512_BF16 | HD_CPU_FAST_BF16,
@@ -248,7 +248,8 @@ static hd_status bench(const settings *set, hd_err *err) {
     return st;
 }
 
-/* Without a config every operator alone; a config's steps are metered on the CPU only. */
+/* Without a config, times every operator alone; steps of a config are profiled on the CPU
+ * only. */
 static hd_status run(const settings *set, hd_err *err) {
     const char *backend = set->engine.options.backend;
     const bool cpu = strcmp(backend, "auto") == 0 || strcmp(backend, "cpu") == 0;

@@ -49,7 +49,7 @@ typedef struct rig {
     hd_device *device;
     hd_stream *stream;
     hd_mla_form mla;
-    hd_ops inner, ops; /* ops: what the model calls, metered or not */
+    hd_ops inner, ops; /* ops: the model's table, profiled or not */
     hd_ops metered;
     hd_weights *weights;
     hd_comm_emulated *emulated;

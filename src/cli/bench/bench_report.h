@@ -12,9 +12,10 @@ typedef struct load_report {
     int64_t completed, failed;
     int64_t input_tokens, cached_tokens, output_tokens;
     double seconds, requests_s, input_s, output_s, total_s;
-    double concurrency;                /* sum of the requests' times over the run's */
-    double accept_length;              /* tokens per step of a request */
-    double accepted_at[HD_MAX_DRAFTS]; /* share of the drafts at each place; -1: none drafted */
+    double concurrency;   /* sum of the requests' times divided by the run's */
+    double accept_length; /* tokens per step of a request */
+    double accepted_at
+        [HD_MAX_DRAFTS]; /* fraction of the drafts accepted at each place; -1: none drafted */
     hd_quantiles e2e, ttft, tpot, itl; /* milliseconds */
     int64_t steps, graph_steps;     /* steps of the engine; those that a GPU ran as one graph */
     double host_us;                 /* host time per step, without waiting for the device */
