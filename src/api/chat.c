@@ -72,7 +72,7 @@ static const api_param conversation[] = {
      .about = "the last assistant message is continued"},
     {"add_generation_prompt", API_SWITCH, AT(generation_prompt),
      .about = "false only beside continue_final_message"},
-    {"task", API_STRING, AT(task), .words = tasks, .about = "one-token answers of V4"},
+    {"task", API_STRING, AT(task), .words = tasks, .about = "one-token outputs of V4"},
 };
 /* clang-format on */
 const api_section api_conversation_section = API_SECTION(conversation);
@@ -80,7 +80,7 @@ const api_section api_conversation_section = API_SECTION(conversation);
 /* clang-format off */
 static const api_param chat[] = {
     {"max_completion_tokens", API_INT, AT(max_completion_tokens), API_SETS(max_tokens),
-     .about = "of each answer; default: what the context leaves"},
+     .about = "of each choice; default: what the context leaves"},
     {"logprobs", API_BOOL, AT(w.logprobs), .about = "of each token"},
     {"top_logprobs", API_INT, AT(top_logprobs), API_SETS(top_logprobs),
      .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},

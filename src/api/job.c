@@ -71,7 +71,7 @@ static void job_close(api_job *job) {
 
 static void send_out(api_job *job) {
     if (job->out.failed) {
-        fail_job(job, 503, "out_of_memory", "no memory for the answer");
+        fail_job(job, 503, "out_of_memory", "no memory for the response");
         leave(job);
     } else if (job->out.n > 0 && !atomic_load(&job->gone)) {
         const bool there = http_stream_write(job->call, job->out.data, job->out.n);
@@ -110,7 +110,7 @@ static void answer(api_job *job) {
     }
     if (!job->failure.status || job->accepted) {
         job->format->reply(job);
-        if (job->out.failed) fail_job(job, 503, "out_of_memory", "no memory for the answer");
+        if (job->out.failed) fail_job(job, 503, "out_of_memory", "no memory for the response");
     }
     if (job->accepted) return;
     if (job->failure.status) {

@@ -39,7 +39,7 @@ static const api_param messages[] = {
     {"messages", API_ARRAY, AT(messages), .about = "the conversation"},
     {"system", API_ANY, AT(system), .about = "a text, or blocks of text"},
     {"max_tokens", API_INT, AT(max_tokens), API_SETS(max_tokens),
-     .about = "of the answer; default: what the context leaves"},
+     .about = "of the output; default: what the context leaves"},
     {"temperature", API_NUMBER, AT(g.temperature), .about = "0 is greedy"},
     {"top_p", API_NUMBER, AT(g.top_p), .about = "nucleus"},
     {"top_k", API_INT, AT(g.top_k), .about = "-1 and 0 mean all"},

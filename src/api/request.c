@@ -102,7 +102,7 @@ void api_reply(http_call *c, const char *type, api_text *out) {
         api_text_deinit(out);
         http_reply_header(c, "Retry-After", "1");
         http_error(c, 503, "overloaded_error", "out_of_memory", NULL,
-                   "no memory for the answer");
+                   "no memory for the response");
         return;
     }
     /* the response may stay in memory for long */

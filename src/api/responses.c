@@ -66,8 +66,8 @@ static const api_param responses[] = {
     {"metadata", API_OBJECT, AT(echoed), .about = "given back"},
     {"truncation", API_STRING, AT(checked), .words = whole_only, .about = "input is not cut"},
     {"background", API_BOOL, AT(w.background),
-     .about = "the answer goes on without its client, who asks for it later"},
-    {"background_options", API_NOTED, .about = "answers begin as soon as they can"},
+     .about = "the response is computed without its client, which reads it later"},
+    {"background_options", API_NOTED, .about = "responses begin as soon as they can"},
     {"max_tool_calls", API_NOTED, .about = "for tools of the server, which there are none of"},
     {"service_tier", API_NOTED, .about = "there is one"},
     {"user", API_NOTED, .about = "who asks does not matter"},
@@ -81,7 +81,7 @@ static const api_param responses[] = {
     {"moderation", API_REFUSED, .about = "nothing is judged"},
     {"prompt", API_REFUSED, .about = "there are no stored prompts"},
     {"conversation", API_REFUSED, .about = "use previous_response_id"},
-    {"n", API_REFUSED, .about = "there is one answer"},
+    {"n", API_REFUSED, .about = "there is one output"},
 };
 /* clang-format on */
 static const api_section responses_section = API_SECTION(responses);

@@ -64,7 +64,8 @@ static hd_status follow(shown *s, hd_engine *e, uint64_t id, int64_t start_ns,
             prompt_bar_draw(&s->bar, e);
             continue;
         }
-        if (!show_event(s, &event)) return HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
+        if (!show_event(s, &event))
+            return HD_FAIL(err, HD_ENOMEM, "no memory for the response");
         a->end_ns = hd_now_ns() - start_ns;
         if (!a->first_ns && event.step.n_tokens) a->first_ns = a->end_ns;
     } while (event.step.finish_reason == HD_FINISH_NONE);
@@ -82,7 +83,7 @@ hd_status answer_run(answer *out, hd_engine *e, const hd_request *g, const volat
                      hd_err *err) {
     *out = (answer){.content = strdup(""), .reasoning = strdup("")};
     if (!out->content || !out->reasoning) {
-        return HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
+        return HD_FAIL(err, HD_ENOMEM, "no memory for the response");
     }
     shown s = {.answer = out};
     char why[600];

@@ -377,7 +377,7 @@ int cmd_chat(int argc, char **argv) {
         option_text("system", &set->system, "TEXT", "system message"),
         option_choice("thinking", &set->thinking, thinking,
                       "reason first, where the model can; default: on"),
-        option_max_tokens(&set->max_tokens, "of an answer; 0: what the context leaves"),
+        option_max_tokens(&set->max_tokens, "of an output; 0: what the context leaves"),
         option_temperature(&set->temperature),
         option_top_p(&set->top_p),
         option_top_k(&set->top_k),

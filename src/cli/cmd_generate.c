@@ -140,7 +140,7 @@ static hd_status take_event(run *r, const hd_event *e, bool json, hd_err *err) {
     a->end_ns = hd_now_ns();
     if (!r->first_ns) r->first_ns = a->end_ns;
     if (e->step.finish_reason == HD_FINISH_ERROR) return HD_FAIL(err, HD_EDEVICE, "%s", e->why);
-    return ok ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for the answer");
+    return ok ? HD_OK : HD_FAIL(err, HD_ENOMEM, "no memory for the response");
 }
 
 static hd_status follow(run *r, const settings *set, hd_err *err) {
@@ -288,7 +288,7 @@ static hd_status open_run(run *r, const settings *set, hd_err *err) {
     if (!engine.options.max_running) engine.options.max_running = r->n;
     r->start_ns = hd_now_ns();
     r->answers = calloc((size_t)r->n, sizeof *r->answers);
-    if (!r->answers) return HD_FAIL(err, HD_ENOMEM, "no memory for %d answers", r->n);
+    if (!r->answers) return HD_FAIL(err, HD_ENOMEM, "no memory for %d choices", r->n);
     for (int32_t i = 0; i < r->n; i++) {
         r->answers[i].streams = !set->json && r->n == 1;
         r->answers[i].parts = json_array();
@@ -329,13 +329,13 @@ int cmd_generate(int argc, char **argv) {
         option_top_k(&set.top_k),
         option_min_p(&set.min_p),
         option_int("seed", &set.seed, 0, INT64_MAX, "of the random numbers"),
-        option_text("stop", &set.stop, "TEXT", "end the answer before this text"),
-        option_int("n", &set.n, 1, HD_MAX_CHOICES, "answers, with seeds that count up"),
-        option_text("schema", &set.schema, "FILE", "the answer is JSON of this schema"),
-        option_text("regex", &set.regex, "PATTERN", "the answer matches this pattern"),
-        option_text("choice", &set.choice, "A|B|C", "the answer is one of these"),
+        option_text("stop", &set.stop, "TEXT", "end the output before this text"),
+        option_int("n", &set.n, 1, HD_MAX_CHOICES, "choices, with seeds that count up"),
+        option_text("schema", &set.schema, "FILE", "the output is JSON of this schema"),
+        option_text("regex", &set.regex, "PATTERN", "the output matches this pattern"),
+        option_text("choice", &set.choice, "A|B|C", "the output is one of these"),
         option_flag("json", &set.json,
-                    "print one JSON object per answer: text, parts, figures"),
+                    "print one JSON object per choice: text, parts, figures"),
         with_letter(option_flag("quiet", &set.quiet, "no figures on standard error"), 'q'),
     };
     const positional model = {"MODEL_DIR", &set.engine.options.model_dir, false,

@@ -73,7 +73,7 @@ static hd_status ask(int32_t port, const char *path, const char *request, hd_byt
     if (st != HD_OK) return st;
     *body = strstr(out->data, "\r\n\r\n");
     if (strncmp(out->data, "HTTP/1.", 7) != 0 || !*body) {
-        return HD_FAIL(err, HD_EFORMAT, "our own server gave no whole answer");
+        return HD_FAIL(err, HD_EFORMAT, "our own server gave no complete response");
     }
     *body += 4;
     *status = (int)strtol(out->data + 9, NULL, 10);
@@ -127,7 +127,7 @@ static void compare(tally *t, const char *name, const char *path, const char *be
                a + at, b + at);
     } else {
         t->skipped++;
-        printf("%s: an answer is no JSON\n", name);
+        printf("%s: a response is not JSON\n", name);
     }
     free(a);
     free(b);

@@ -159,7 +159,7 @@ engine_answer_tokens *hd_output_answer_tokens(hd_output *o) {
 }
 
 static hd_status flush(hd_output *o, hd_err *err) {
-    if (o->out_of_memory) return HD_FAIL(err, HD_ENOMEM, "no memory for the text of an answer");
+    if (o->out_of_memory) return HD_FAIL(err, HD_ENOMEM, "no memory for the text of a choice");
     if (o->rules->n_stop) cut_at_stop(o);
     return HD_OK;
 }

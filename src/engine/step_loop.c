@@ -17,7 +17,8 @@ enum {
 
 /* ---- output of a step ---- */
 
-static void on_enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, int32_t n) {
+static void on_slot_assigned(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens,
+                             int32_t n) {
     engine_rank *rank = ctx;
     hd_engine *e = rank->engine;
     engine_request *r = engine_request_of(e, id);
@@ -30,7 +31,7 @@ static void on_enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens
     }
 }
 
-static void on_leave(void *ctx, uint64_t id, int32_t slot) {
+static void on_slot_released(void *ctx, uint64_t id, int32_t slot) {
     (void)ctx;
     (void)id;
     /* the slot's sampling state is overwritten when the next choice is admitted */
@@ -120,8 +121,10 @@ static void on_event(void *ctx, const hd_sched_event *s) {
 }
 
 hd_sched_hooks engine_rank_hooks(engine_rank *rank) {
-    return (hd_sched_hooks){
-        .ctx = rank, .enter = on_enter, .leave = on_leave, .event = on_event};
+    return (hd_sched_hooks){.ctx = rank,
+                            .slot_assigned = on_slot_assigned,
+                            .slot_released = on_slot_released,
+                            .event = on_event};
 }
 
 /* Host time as the runner counts it. */
@@ -324,7 +327,7 @@ static bool step(engine_rank *rank, bool paused) {
     return st != HD_EAGAIN;
 }
 
-static void *step_for_ever(void *arg) {
+static void *step_until_closed(void *arg) {
     engine_rank *rank = arg;
     bool idle = true, paused;
     if (rank->device) hd_device_bind_thread(rank->device);
@@ -341,7 +344,7 @@ static void *step_for_ever(void *arg) {
 
 hd_status engine_rank_start(engine_rank *rank, hd_err *err) {
     publish(rank);
-    if (pthread_create(&rank->thread, NULL, step_for_ever, rank) != 0) {
+    if (pthread_create(&rank->thread, NULL, step_until_closed, rank) != 0) {
         return HD_FAIL(err, HD_EIO, "cannot start the step thread");
     }
     rank->started = true;

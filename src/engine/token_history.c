@@ -111,7 +111,7 @@ static void forget(engine_token_history *r, entry *e) {
 hd_status engine_token_history_open(engine_token_history **out, size_t max_bytes, hd_err *err) {
     engine_token_history *r = calloc(1, sizeof *r);
     *out = r;
-    if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for what is recalled of answers");
+    if (!r) return HD_FAIL(err, HD_ENOMEM, "no memory for the token history");
     pthread_mutex_init(&r->lock, NULL);
     r->max_bytes = max_bytes;
     return HD_OK;

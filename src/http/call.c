@@ -301,12 +301,12 @@ static void refuse_answer(http_call *c, size_t n) {
     const size_t most = c->http->options.limits.bodies_bytes;
     if (n > most) {
         http_error(c, 413, "invalid_request_error", "answer_too_large", NULL,
-                   "the answer has %zu bytes; this server holds at most %zu", n, most);
+                   "the response has %zu bytes; this server holds at most %zu", n, most);
         return;
     }
     http_reply_header(c, "Retry-After", "1");
     http_error(c, 503, "overloaded_error", "out_of_memory", NULL,
-               "no room for the %zu bytes of the answer: others have not read theirs yet", n);
+               "no room for the %zu bytes of the response: others have not read theirs yet", n);
 }
 
 void http_reply_owned(http_call *c, int status, const char *type, char *body, size_t n) {

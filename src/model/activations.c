@@ -73,7 +73,7 @@ static void place_received(model_activations *t, hd_arena *a, const hd_model *m)
 static void place_head(model_activations *t, hd_arena *a, const hd_model *m) {
     const hd_model_spec *c = m->env.spec;
     const int64_t n = m->limits.rows, streams = model_streams(c);
-    t->picked = take(a, m, m->limits.logits * streams * c->hidden);
+    t->logit_x = take(a, m, m->limits.logits * streams * c->hidden);
     t->merged = take(a, m, (int64_t)m->limits.logits * c->hidden);
     t->paired = take(a, m, n * (streams > 2 ? streams : 2) * c->hidden);
 }

@@ -38,7 +38,7 @@ void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at
                                         .half_split = s->m->env.spec->rope_half_split});
 }
 
-void model_index_select(const model_step *s, hd_paged keys, int32_t ratio) {
+void model_indexer_topk(const model_step *s, hd_paged keys, int32_t ratio) {
     const hd_model_spec *c = s->m->env.spec;
     s->m->env.ops->indexer_topk(s->stream, &(hd_indexer_topk_args){.out = s->t->selected,
                                                                    .q = s->t->index_q,
@@ -93,7 +93,7 @@ bool model_reduces(const hd_model *m) {
     return m->shard->parallel.tp > 1;
 }
 
-void model_reduce(const model_step *s, int32_t layer) {
+void model_all_reduce(const model_step *s, int32_t layer) {
     const hd_model_env *env = &s->m->env;
     (void)layer;
     hd_comm_all_reduce(env->comm, s->stream,

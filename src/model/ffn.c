@@ -152,7 +152,7 @@ static void expert_linear(const model_step *s, int32_t layer, hd_role role, hd_r
                                 .n_places = in->n});
 }
 
-static bool weighs_input(const model_step *s) {
+static bool weights_input(const model_step *s) {
     return s->m->env.spec->family == HD_FAMILY_V4;
 }
 
@@ -165,7 +165,7 @@ static void experts(const model_step *s, int32_t layer) {
                           &(hd_swiglu_args){.out = t->expert_gate,
                                             .gate = t->expert_gate,
                                             .up = t->expert_up,
-                                            .weight = weighs_input(s) ? in.weight : NULL,
+                                            .weight = weights_input(s) ? in.weight : NULL,
                                             .assignment = in.assignment,
                                             .rows = in.n,
                                             .cols = s->m->shard->moe_inter,
@@ -182,7 +182,7 @@ static void shared(const model_step *s, int32_t layer) {
               s->m->shard->shared_inter);
 }
 
-static void sum_choices(const model_step *s, int32_t layer) {
+static void combine_experts(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_activations *t = s->t;
     (void)layer;
@@ -190,7 +190,7 @@ static void sum_choices(const model_step *s, int32_t layer) {
         s->stream, &(hd_moe_combine_args){.out = t->y,
                                           .y = t->expert_y,
                                           .shared = c->n_shared ? t->y : (hd_rows){0},
-                                          .weight = weighs_input(s) ? NULL : t->expert_weight,
+                                          .weight = weights_input(s) ? NULL : t->expert_weight,
                                           .expert = t->expert,
                                           .place = t->place,
                                           .rows = s->b->n_rows,
@@ -199,27 +199,27 @@ static void sum_choices(const model_step *s, int32_t layer) {
 }
 
 static const model_stage dense_stages[] = {
-    {"ffn_in",   model_ffn_in,    HD_LANE_COMPUTE, NULL,          false},
-    {"dense",    dense,           HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",   model_reduce,    HD_LANE_COMM,    model_reduces, true },
-    {"residual", model_block_out, HD_LANE_COMPUTE, NULL,          false},
-    {NULL,       NULL,            HD_LANE_COMPUTE, NULL,          false},
+    {"ffn_in",   model_ffn_in,     HD_LANE_COMPUTE, NULL,          false},
+    {"dense",    dense,            HD_LANE_COMPUTE, NULL,          false},
+    {"reduce",   model_all_reduce, HD_LANE_COMM,    model_reduces, true },
+    {"residual", model_block_out,  HD_LANE_COMPUTE, NULL,          false},
+    {NULL,       NULL,             HD_LANE_COMPUTE, NULL,          false},
 };
 
 static const model_stage moe_stages[] = {
-    {"ffn_in",          model_ffn_in,    HD_LANE_COMPUTE, NULL,          false},
-    {"route",           route,           HD_LANE_COMPUTE, NULL,          false},
-    {"permute",         permute,         HD_LANE_COMPUTE, NULL,          false},
-    {"dispatch send",   dispatch_send,   HD_LANE_COMM,    dispatches,    true },
-    {"dispatch arrive", dispatch_arrive, HD_LANE_COMM,    dispatches,    false},
-    {"experts",         experts,         HD_LANE_COMPUTE, NULL,          false},
-    {"combine send",    combine_send,    HD_LANE_COMM,    dispatches,    false},
-    {"shared",          shared,          HD_LANE_COMPUTE, has_shared,    true },
-    {"combine arrive",  combine_arrive,  HD_LANE_COMM,    dispatches,    false},
-    {"sum",             sum_choices,     HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",          model_reduce,    HD_LANE_COMM,    model_reduces, true },
-    {"residual",        model_block_out, HD_LANE_COMPUTE, NULL,          false},
-    {NULL,              NULL,            HD_LANE_COMPUTE, NULL,          false},
+    {"ffn_in",          model_ffn_in,     HD_LANE_COMPUTE, NULL,          false},
+    {"route",           route,            HD_LANE_COMPUTE, NULL,          false},
+    {"permute",         permute,          HD_LANE_COMPUTE, NULL,          false},
+    {"dispatch send",   dispatch_send,    HD_LANE_COMM,    dispatches,    true },
+    {"dispatch arrive", dispatch_arrive,  HD_LANE_COMM,    dispatches,    false},
+    {"experts",         experts,          HD_LANE_COMPUTE, NULL,          false},
+    {"combine send",    combine_send,     HD_LANE_COMM,    dispatches,    false},
+    {"shared",          shared,           HD_LANE_COMPUTE, has_shared,    true },
+    {"combine arrive",  combine_arrive,   HD_LANE_COMM,    dispatches,    false},
+    {"sum",             combine_experts,  HD_LANE_COMPUTE, NULL,          false},
+    {"reduce",          model_all_reduce, HD_LANE_COMM,    model_reduces, true },
+    {"residual",        model_block_out,  HD_LANE_COMPUTE, NULL,          false},
+    {NULL,              NULL,             HD_LANE_COMPUTE, NULL,          false},
 };
 
 const model_stage *model_ffn_stages(const hd_layer_spec *layer) {

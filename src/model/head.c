@@ -42,10 +42,10 @@ static void merge_streams(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
     model_activations *t = s->t;
-    gather(s, t->picked, t->x, c->hc_mult * c->hidden);
+    gather(s, t->logit_x, t->x, c->hc_mult * c->hidden);
     s->m->env.ops->hc_head(
         s->stream, &(hd_hc_head_args){.out = t->merged,
-                                      .x = t->picked,
+                                      .x = t->logit_x,
                                       .fn = hd_weights_vector(w, layer, HD_HC_HEAD_FN),
                                       .scale = hd_weights_vector(w, layer, HD_HC_HEAD_SCALE),
                                       .base = hd_weights_vector(w, layer, HD_HC_HEAD_BASE),
@@ -58,7 +58,7 @@ static void merge_streams(const model_step *s, int32_t layer) {
 }
 
 /* Computes this rank's part of the vocabulary for every row. */
-static void project_words(const model_step *s) {
+static void project_vocab(const model_step *s) {
     const hd_model_env *env = &s->m->env;
     float *own = s->t->logits + s->m->shard->vocab0;
     env->ops->linear(s->stream,
@@ -79,7 +79,7 @@ static void head(const model_step *s, int32_t layer) {
         model_norm(s, layer, HD_FINAL_NORM, t->h, t->x, s->b->n_rows, c->hidden);
         gather(s, t->merged, t->h, c->hidden);
     }
-    project_words(s);
+    project_vocab(s);
 }
 
 static bool gathers(const hd_model *m) {

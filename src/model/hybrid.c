@@ -85,7 +85,7 @@ static void index_entries(const model_step *s, int32_t layer) {
     model_rope(s, s->t->cos_sin_compress, s->t->index_q, c->index_dim - c->rope_dim,
                c->index_heads, c->index_dim);
     model_linear(s, layer, HD_INDEX_WEIGHTS, hd_f32(s->t->index_weight), s->t->h, s->b->n_rows);
-    model_index_select(s, model_pool(s, layer, HD_POOL_INDEX), c->layers[layer].compress_ratio);
+    model_indexer_topk(s, model_pool(s, layer, HD_POOL_INDEX), c->layers[layer].compress_ratio);
 }
 
 static void hybrid_attention(const model_step *s, int32_t layer) {
@@ -146,7 +146,7 @@ const model_stage model_window_stages[] = {
     {"project",   project,          HD_LANE_COMPUTE, NULL,          false},
     {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,          false},
     {"output",    output,           HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",    model_reduce,     HD_LANE_COMM,    model_reduces, true },
+    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces, true },
     {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,          false},
     {NULL,        NULL,             HD_LANE_COMPUTE, NULL,          false},
 };
@@ -157,7 +157,7 @@ const model_stage model_hca_stages[] = {
     {"compress",  compress,         HD_LANE_COMPUTE, NULL,          false},
     {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,          false},
     {"output",    output,           HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",    model_reduce,     HD_LANE_COMM,    model_reduces, true },
+    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces, true },
     {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,          false},
     {NULL,        NULL,             HD_LANE_COMPUTE, NULL,          false},
 };
@@ -169,7 +169,7 @@ const model_stage model_csa_stages[] = {
     {"index",     index_entries,    HD_LANE_COMPUTE, NULL,          false},
     {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,          false},
     {"output",    output,           HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",    model_reduce,     HD_LANE_COMM,    model_reduces, true },
+    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces, true },
     {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,          false},
     {NULL,        NULL,             HD_LANE_COMPUTE, NULL,          false},
 };

@@ -189,7 +189,7 @@ static void index_tokens(const model_step *s, int32_t layer) {
                                                 .pos = s->b->device.pos,
                                                 .rows = n});
     model_linear(s, layer, HD_INDEX_WEIGHTS, hd_f32(t->index_weight), t->h, n);
-    model_index_select(s, keys, 1);
+    model_indexer_topk(s, keys, 1);
 }
 
 static void attention_absorbed(const model_step *s, const span *p, int32_t layer,
@@ -273,14 +273,14 @@ static void output(const model_step *s, int32_t layer) {
 }
 
 const model_stage model_mla_stages[] = {
-    {"attn_in",   model_attn_in,   HD_LANE_COMPUTE, NULL,          false},
-    {"project",   project,         HD_LANE_COMPUTE, NULL,          false},
-    {"absorb",    absorb,          HD_LANE_COMPUTE, NULL,          false},
-    {"attention", attention_all,   HD_LANE_COMPUTE, NULL,          false},
-    {"output",    output,          HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",    model_reduce,    HD_LANE_COMM,    model_reduces, true },
-    {"residual",  model_block_out, HD_LANE_COMPUTE, NULL,          false},
-    {NULL,        NULL,            HD_LANE_COMPUTE, NULL,          false},
+    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,          false},
+    {"project",   project,          HD_LANE_COMPUTE, NULL,          false},
+    {"absorb",    absorb,           HD_LANE_COMPUTE, NULL,          false},
+    {"attention", attention_all,    HD_LANE_COMPUTE, NULL,          false},
+    {"output",    output,           HD_LANE_COMPUTE, NULL,          false},
+    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces, true },
+    {"residual",  model_block_out,  HD_LANE_COMPUTE, NULL,          false},
+    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,          false},
 };
 
 const model_stage model_mla_sparse_stages[] = {
@@ -290,7 +290,7 @@ const model_stage model_mla_sparse_stages[] = {
     {"index",     index_tokens,       HD_LANE_COMPUTE, NULL,          false},
     {"attention", attention_selected, HD_LANE_COMPUTE, NULL,          false},
     {"output",    output,             HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",    model_reduce,       HD_LANE_COMM,    model_reduces, true },
+    {"reduce",    model_all_reduce,   HD_LANE_COMM,    model_reduces, true },
     {"residual",  model_block_out,    HD_LANE_COMPUTE, NULL,          false},
     {NULL,        NULL,               HD_LANE_COMPUTE, NULL,          false},
 };

@@ -66,11 +66,11 @@ static hd_status check_parallel(const hd_model_env *env, hd_err *err) {
         l->tp == 1 && l->etp == 1 && l->dense_tp == 1 && l->head_tp == 1 && l->ep == l->dp;
     if (!tensor && !expert) {
         return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "a layout of tp %d, dp %d, ep %d: must be all tp, or all dp and ep",
+                       "parallel config tp %d, dp %d, ep %d: must be all tp, or all dp and ep",
                        l->tp, l->dp, l->ep);
     }
     if (hd_parallel_world(l) > 1 && !env->comm) {
-        return HD_FAIL(err, HD_EINVAL, "a share of a model needs its other ranks");
+        return HD_FAIL(err, HD_EINVAL, "a shard of a model needs its other ranks");
     }
     return HD_OK;
 }
@@ -174,7 +174,7 @@ const model_stage *model_attention_stages(const hd_layer_spec *layer) {
     return stages[layer->attention];
 }
 
-static void tell(const hd_model *m, const char *part, const char *stage) {
+static void probe_at(const hd_model *m, const char *part, const char *stage) {
     const hd_probe *p = m->env.probe;
     if (p) p->at(p->ctx, part, stage);
 }
@@ -191,7 +191,7 @@ static void enter_lane(model_step *s, hd_lane lane) {
 
 static void run_stage(model_step *s, const model_stage *k, const char *part, int32_t layer) {
     if (k->needed && !k->needed(s->m)) return;
-    tell(s->m, part, k->name);
+    probe_at(s->m, part, k->name);
     enter_lane(s, k->lane);
     k->run(s, layer);
 }
@@ -240,13 +240,13 @@ static void run_head(const hd_model *m, model_step *steps, int32_t n, const char
                      int32_t layer) {
     model_run_stages(steps, n, model_head_stages, part, layer);
     for (int32_t i = 0; i < n; i++) enter_lane(&steps[i], HD_LANE_COMPUTE);
-    tell(m, part, "choose");
+    probe_at(m, part, "choose");
 }
 
 void hd_model_step(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n_micro) {
     model_step steps[HD_MAX_MICRO];
     make_steps(m, kv, batches, n_micro, steps);
-    tell(m, "step", "start");
+    probe_at(m, "step", "start");
     for (int32_t i = 0; i < n_micro; i++) model_start(&steps[i]);
     for (int32_t l = 0; l < m->env.spec->n_layers; l++) run_layer(m, steps, n_micro, l);
     run_head(m, steps, n_micro, "step", HD_GLOBAL);
@@ -258,7 +258,7 @@ void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int
     model_step steps[HD_MAX_MICRO];
     assert(hd_weights_n_mtp(m->env.weights) > 0);
     make_steps(m, kv, batches, n_micro, steps);
-    tell(m, "draft", "start");
+    probe_at(m, "draft", "start");
     for (int32_t i = 0; i < n_micro; i++) model_mtp_start(&steps[i], layer, again);
     run_layer(m, steps, n_micro, layer);
     run_head(m, steps, n_micro, "draft", layer);

@@ -42,10 +42,10 @@ typedef struct model_activations {
     int32_t *in_offset; /* [slots of this rank + 1] */
 
     /* head and MTP input */
-    hd_rows picked; /* [logits, streams, hidden] */
-    hd_rows merged; /* [logits, hidden] */
-    hd_rows paired; /* V3 MTP [n, 2 * hidden]; V4 MTP [n, streams, hidden] */
-    float *logits;  /* [logits, vocab] */
+    hd_rows logit_x; /* [logits, streams, hidden] */
+    hd_rows merged;  /* [logits, hidden] */
+    hd_rows paired;  /* V3 MTP [n, 2 * hidden]; V4 MTP [n, streams, hidden] */
+    float *logits;   /* [logits, vocab] */
 } model_activations;
 
 struct hd_model {
@@ -118,7 +118,7 @@ void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at
                 int32_t head_width);
 
 /* selected = the indexer's top-k keys, one key per `ratio` positions */
-void model_index_select(const model_step *s, hd_paged keys, int32_t ratio);
+void model_indexer_topk(const model_step *s, hd_paged keys, int32_t ratio);
 
 /* The residual around a block: plain addition, or V4's hyper-connections. */
 void model_attn_in(const model_step *s, int32_t layer);
@@ -127,7 +127,7 @@ void model_block_out(const model_step *s, int32_t layer);
 
 /* All-reduces y over the tensor-parallel group. */
 bool model_reduces(const hd_model *m); /* whether there is such a group */
-void model_reduce(const model_step *s, int32_t layer);
+void model_all_reduce(const model_step *s, int32_t layer);
 
 static inline int32_t model_streams(const hd_model_spec *spec) {
     return spec->hc_mult ? spec->hc_mult : 1;

@@ -58,7 +58,7 @@ static void start_v4(const model_step *s, int32_t layer, hd_rows streams) {
 void model_mtp_start(const model_step *s, int32_t layer, bool again) {
     if (again) model_rope_tables(s); /* other positions than the main model's */
     if (s->m->env.spec->hc_mult) {
-        start_v4(s, layer, again ? s->t->picked : s->t->x);
+        start_v4(s, layer, again ? s->t->logit_x : s->t->x);
     } else {
         start_v3(s, layer, again ? s->t->merged : s->t->h);
     }

@@ -40,7 +40,7 @@ static bool must_stop_thinking(const runner_constraint *r) {
            r->n_reasoning >= g->max_reasoning;
 }
 
-void runner_reply_start(runner_constraint *r, const hd_constraint *constraint) {
+void runner_constraint_start(runner_constraint *r, const hd_constraint *constraint) {
     r->constraint = constraint;
     if (!constraint) return;
     r->begun = false;
@@ -51,7 +51,7 @@ void runner_reply_start(runner_constraint *r, const hd_constraint *constraint) {
     if (constraint->grammar) hd_grammar_start(constraint->grammar, &r->grammar);
 }
 
-void runner_reply_copy(runner_constraint *to, const runner_constraint *from) {
+void runner_constraint_copy(runner_constraint *to, const runner_constraint *from) {
     to->constraint = from->constraint;
     if (!from->constraint) return;
     to->begun = from->begun;
@@ -63,7 +63,7 @@ void runner_reply_copy(runner_constraint *to, const runner_constraint *from) {
     if (from->constraint->grammar) hd_grammar_copy(&to->grammar, &from->grammar);
 }
 
-void runner_reply_advance(runner_constraint *r, const runner_masks *m, int32_t token) {
+void runner_constraint_advance(runner_constraint *r, const runner_masks *m, int32_t token) {
     const hd_constraint *g = r->constraint;
     if (!g) return;
     const bool thinks = may_think(r) && token == g->think;
@@ -113,7 +113,7 @@ static runner_token_limit limit_by_state(const runner_constraint *r, const runne
     return RUNNER_BY_MASK;
 }
 
-bool runner_reply_is_free(const runner_constraint *r) {
+bool runner_constraint_is_free(const runner_constraint *r) {
     const hd_constraint *g = r->constraint;
     if (!g) return true;
     if (g->n_ban > 0 || may_think(r)) return false;
@@ -128,8 +128,8 @@ static bool allows_others(const hd_constraint *g, const runner_masks *m, const u
     return n > 0;
 }
 
-runner_token_limit runner_reply_limit(const runner_constraint *r, const runner_masks *m,
-                                      int32_t position, uint32_t *mask) {
+runner_token_limit runner_constraint_limit(const runner_constraint *r, const runner_masks *m,
+                                           int32_t position, uint32_t *mask) {
     const hd_constraint *g = r->constraint;
     if (!g) return RUNNER_ANY_TOKEN;
     const runner_token_limit limit = limit_by_state(r, m, mask);

@@ -34,17 +34,17 @@ typedef enum runner_token_limit {
     RUNNER_BY_MASK,   /* the tokens of the mask that was written */
 } runner_token_limit;
 
-void runner_reply_start(runner_constraint *r, const hd_constraint *constraint);
-void runner_reply_copy(runner_constraint *to, const runner_constraint *from);
-void runner_reply_advance(runner_constraint *r, const runner_masks *m, int32_t token);
+void runner_constraint_start(runner_constraint *r, const hd_constraint *constraint);
+void runner_constraint_copy(runner_constraint *to, const runner_constraint *from);
+void runner_constraint_advance(runner_constraint *r, const runner_masks *m, int32_t token);
 
 /* Returns whether no token is limited now. A later token may change that. */
-bool runner_reply_is_free(const runner_constraint *r);
+bool runner_constraint_is_free(const runner_constraint *r);
 
 /* Returns the limit of the next token, at `position`. Writes mask [words] only for
  * RUNNER_BY_MASK. */
-runner_token_limit runner_reply_limit(const runner_constraint *r, const runner_masks *m,
-                                      int32_t position, uint32_t *mask);
+runner_token_limit runner_constraint_limit(const runner_constraint *r, const runner_masks *m,
+                                           int32_t position, uint32_t *mask);
 
 void runner_mask_no_end(const runner_masks *m, uint32_t *mask); /* the mask of RUNNER_NO_EOS */
 

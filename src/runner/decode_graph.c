@@ -17,7 +17,7 @@ enum {
     SIZES_PER_OCTAVE = 8, /* at most an eighth of a step is padding */
     /* launch of a shape at which it is captured: a capture takes as long as several eager
      * steps */
-    FIRST_RECORDING = 4
+    FIRST_CAPTURE = 4
 };
 
 /* ---- memory layout ---- */
@@ -138,15 +138,15 @@ hd_status runner_decode_graph_open(hd_model_runner *x, hd_err *err) {
     f->bytes = 3 * graph_inputs + 3 * graph_outputs + graph_state + scratch_bytes(x);
     f->known = calloc(n, sizeof *f->known);
     f->sizes = calloc(n + 1, sizeof *f->sizes);
-    f->rest = calloc(n, sizeof *f->rest);
-    f->rest_outputs = calloc(n, sizeof *f->rest_outputs);
-    f->rest_of = calloc(n, sizeof *f->rest_of);
-    if (!f->known || !f->sizes || !f->rest || !f->rest_outputs || !f->rest_of) {
+    f->eager_inputs = calloc(n, sizeof *f->eager_inputs);
+    f->eager_outputs = calloc(n, sizeof *f->eager_outputs);
+    f->eager_index = calloc(n, sizeof *f->eager_index);
+    if (!f->known || !f->sizes || !f->eager_inputs || !f->eager_outputs || !f->eager_index) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu sequences of a step", n);
     }
     choose_sizes(f, x->o.n_slots);
-    f->recorded = calloc((size_t)f->n_sizes * (size_t)(x->n_drafts + 1), sizeof *f->recorded);
-    if (!f->recorded) return HD_FAIL(err, HD_ENOMEM, "no memory for %d graphs", f->n_sizes);
+    f->captured = calloc((size_t)f->n_sizes * (size_t)(x->n_drafts + 1), sizeof *f->captured);
+    if (!f->captured) return HD_FAIL(err, HD_ENOMEM, "no memory for %d graphs", f->n_sizes);
     HD_TRY(hd_device_alloc(d, &f->graph_inputs_device, graph_inputs, "a step's inputs", err));
     HD_TRY(
         hd_device_alloc(d, &f->graph_outputs_device, graph_outputs, "a step's outputs", err));
@@ -172,18 +172,18 @@ void runner_decode_graph_close(hd_model_runner *x) {
         hd_device_release(d, f->inflight[i].graph_outputs);
         hd_device_release(d, f->graph_inputs_host[i]);
     }
-    for (int32_t i = 0; f->recorded && i < f->n_sizes * (x->n_drafts + 1); i++) {
-        hd_graph_close(f->recorded[i].graph);
+    for (int32_t i = 0; f->captured && i < f->n_sizes * (x->n_drafts + 1); i++) {
+        hd_graph_close(f->captured[i].graph);
     }
     hd_device_release(d, f->graph_inputs_device);
     hd_device_release(d, f->graph_outputs_device);
     hd_device_release(d, f->graph_state_device);
     free(f->known);
     free(f->sizes);
-    free(f->recorded);
-    free(f->rest);
-    free(f->rest_outputs);
-    free(f->rest_of);
+    free(f->captured);
+    free(f->eager_inputs);
+    free(f->eager_outputs);
+    free(f->eager_index);
 }
 
 /* ---- shapes ---- */
@@ -274,8 +274,8 @@ static void queue_prepare(hd_model_runner *x, const runner_graph_inputs *o,
     });
 }
 
-static void queue_choice(hd_model_runner *x, const runner_graph_inputs *o,
-                         const runner_graph_outputs *out, const runner_graph_shape *z) {
+static void queue_sampling(hd_model_runner *x, const runner_graph_inputs *o,
+                           const runner_graph_outputs *out, const runner_graph_shape *z) {
     const runner_graph_state *b = &x->fixed.graph_state;
     x->env.ops->sample(x->env.stream, &(hd_sample_args){.token = out->token,
                                                         .logprob = out->logprob,
@@ -370,7 +370,7 @@ static void queue_step(hd_model_runner *x, const runner_graph_shape *z) {
     queue_carry_in(x, &o);
     queue_prepare(x, &o, z);
     hd_model_step(x->model, x->kv, &step, 1);
-    queue_choice(x, &o, &out, z);
+    queue_sampling(x, &o, &out, z);
     if (x->n_drafts) { /* the MTP layer's KV entries stay complete even if no sequence drafts */
         rows.n_logits = z->n_drafts ? z->n : 0;
         rows.device.logit_rows = x->fixed.graph_state.wanted;
@@ -398,8 +398,8 @@ static void fill_tables(const hd_model_runner *x, const runner_graph_inputs *o, 
     }
 }
 
-static hd_step_seq order_of(const hd_model_runner *x, const runner_graph_shape *z,
-                            const hd_seq_input *w, bool fresh) {
+static hd_step_seq step_seq_of(const hd_model_runner *x, const runner_graph_shape *z,
+                               const hd_seq_input *w, bool fresh) {
     hd_step_seq q = {
         .slot = w->slot, .capacity = w->n_pages * x->fixed.page_tokens, .fresh = fresh};
     if (!fresh) { /* as many as the step before makes */
@@ -416,13 +416,14 @@ static hd_step_seq order_of(const hd_model_runner *x, const runner_graph_shape *
 /* Returns the mask row of a sequence. A constrained sequence has one row: its next token
  * depends on the last one alone. */
 static int32_t mask_row_of(hd_model_runner *x, const hd_seq_input *w, int32_t *used) {
-    if (!x->replies) return -1;
+    if (!x->constraints) return -1;
     uint32_t *mask = runner_mask_at(x, *used);
     return runner_mask_row(
-        x, runner_reply_limit(&x->replies[w->slot], &x->masks, w->start + 1, mask), used);
+        x, runner_constraint_limit(&x->constraints[w->slot], &x->masks, w->start + 1, mask),
+        used);
 }
 
-static void give_graph_inputs(hd_model_runner *x, runner_inflight_step *f,
+static void fill_graph_inputs(hd_model_runner *x, runner_inflight_step *f,
                               const hd_seq_input *inputs, int32_t n, bool fresh) {
     runner_decode_graphs *a = &x->fixed;
     const runner_graph_inputs o =
@@ -436,7 +437,7 @@ static void give_graph_inputs(hd_model_runner *x, runner_inflight_step *f,
     for (int32_t i = 0; i < n; i++) {
         const hd_seq_input *w = &inputs[i];
         if (!fresh && w->left == 1) continue;
-        o.seqs[live] = order_of(x, &f->shape, w, fresh);
+        o.seqs[live] = step_seq_of(x, &f->shape, w, fresh);
         if (fresh) o.mask_row[live * per_seq] = mask_row_of(x, w, &masks);
         fill_tables(x, &o, live, w);
         f->capacity[w->slot] = o.seqs[live].capacity;
@@ -451,9 +452,9 @@ static void give_graph_inputs(hd_model_runner *x, runner_inflight_step *f,
     if (masks) runner_upload_masks(x, masks);
 }
 
-static runner_captured_graph *recorded_of(const hd_model_runner *x,
-                                          const runner_graph_shape *z) {
-    return &x->fixed.recorded[size_index(&x->fixed, z->n) * (x->n_drafts + 1) + z->n_drafts];
+static runner_captured_graph *captured_graph_of(const hd_model_runner *x,
+                                                const runner_graph_shape *z) {
+    return &x->fixed.captured[size_index(&x->fixed, z->n) * (x->n_drafts + 1) + z->n_drafts];
 }
 
 /* Launches a shape as a graph once it is used often; capture costs time, and kernels are
@@ -461,10 +462,10 @@ static runner_captured_graph *recorded_of(const hd_model_runner *x,
 static hd_status launch(hd_model_runner *x, runner_inflight_step *f, hd_err *err) {
     const runner_graph_shape *z = &f->shape;
     const int64_t begun = hd_now_ns();
-    runner_captured_graph *r = recorded_of(x, z);
-    r->launches += r->launches < FIRST_RECORDING;
-    f->as_graph = hd_device_has_graphs(x->env.device) && !x->fixed.queues &&
-                  r->launches >= FIRST_RECORDING;
+    runner_captured_graph *r = captured_graph_of(x, z);
+    r->launches += r->launches < FIRST_CAPTURE;
+    f->as_graph =
+        hd_device_has_graphs(x->env.device) && !x->fixed.queues && r->launches >= FIRST_CAPTURE;
     if (!f->as_graph) {
         queue_step(x, z);
         return HD_OK;
@@ -488,7 +489,7 @@ hd_status runner_decode_graph_launch(hd_model_runner *x, runner_inflight_step *f
                                      hd_err *err) {
     f->shape = *shape;
     f->continues = !fresh;
-    give_graph_inputs(x, f, inputs, n, fresh);
+    fill_graph_inputs(x, f, inputs, n, fresh);
     HD_TRY(launch(x, f, err));
     hd_stream_record_event(x->env.stream, f->done);
     f->under_way = true;
@@ -532,11 +533,11 @@ static void note_cursor(hd_model_runner *x, const runner_inflight_step *f,
  * constraint that now limits them. */
 static bool take_token(hd_model_runner *x, const hd_seq_input *w, hd_seq_output *c,
                        int32_t token) {
-    runner_constraint *r = x->replies ? &x->replies[w->slot] : NULL;
-    const bool was_free = !r || runner_reply_is_free(r);
+    runner_constraint *r = x->constraints ? &x->constraints[w->slot] : NULL;
+    const bool was_free = !r || runner_constraint_is_free(r);
     runner_note_failure(c, token);
-    if (r) runner_reply_advance(r, &x->masks, token);
-    return !was_free || !r || runner_reply_is_free(r);
+    if (r) runner_constraint_advance(r, &x->masks, token);
+    return !was_free || !r || runner_constraint_is_free(r);
 }
 
 void runner_decode_graph_output(hd_model_runner *x, const runner_inflight_step *f,

@@ -82,16 +82,16 @@ typedef struct runner_decode_graphs {
     int32_t parity;
     void *graph_inputs_device, *graph_outputs_device, *graph_state_device;
     size_t bytes;                    /* device and pinned memory, captured graphs included */
-    runner_captured_graph *recorded; /* [n_sizes, n_drafts + 1] */
+    runner_captured_graph *captured; /* [n_sizes, n_drafts + 1] */
     /* batch sizes of the shapes, ascending */
     int32_t *sizes, n_sizes;
     int32_t scratch_page[HD_N_KV_GROUPS];
     int32_t page_tokens;
-    int32_t table_stride; /* pages of a sequence and of the positions after its end */
-    int64_t last_ended;   /* the device's clock */
-    hd_seq_input *rest;   /* [n_slots] sequence inputs that no in-flight step has */
-    hd_seq_output *rest_outputs;
-    int32_t *rest_of; /* [n_slots] their indices in the step */
+    int32_t table_stride;       /* pages of a sequence and of the positions after its end */
+    int64_t last_ended;         /* the device's clock */
+    hd_seq_input *eager_inputs; /* [n_slots] sequence inputs that no in-flight step has */
+    hd_seq_output *eager_outputs;
+    int32_t *eager_index; /* [n_slots] their indices in the step */
     hd_model_runner_times times;
 } runner_decode_graphs;
 

@@ -40,14 +40,14 @@ static int32_t plan_drafts(hd_model_runner *x, const hd_seq_input *inputs, int32
  * accepted. */
 static runner_token_limit limit_draft(hd_model_runner *x, const hd_seq_input *w,
                                       const hd_seq_output *c, uint32_t *mask) {
-    runner_constraint *trial = &x->replies[x->o.n_slots];
+    runner_constraint *trial = &x->constraints[x->o.n_slots];
     const int32_t sampled_from = w->start + w->n - w->n_sample + 1;
-    runner_reply_copy(trial, &x->replies[w->slot]);
+    runner_constraint_copy(trial, &x->constraints[w->slot]);
     for (int32_t k = 0; k < c->n_drafts; k++) {
-        runner_reply_advance(trial, &x->masks, c->drafts[k]);
+        runner_constraint_advance(trial, &x->masks, c->drafts[k]);
     }
-    return runner_reply_limit(trial, &x->masks, sampled_from + c->step.n_tokens + c->n_drafts,
-                              mask);
+    return runner_constraint_limit(trial, &x->masks,
+                                   sampled_from + c->step.n_tokens + c->n_drafts, mask);
 }
 
 /* Writes masks for drafts, because drafts that a constraint forbids would be rejected. Masks
@@ -55,7 +55,7 @@ static runner_token_limit limit_draft(hd_model_runner *x, const hd_seq_input *w,
 static bool write_masks(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                         const hd_seq_output *outputs) {
     int32_t used = 0, limited = 0;
-    for (int32_t k = 0; x->replies && k < n; k++) {
+    for (int32_t k = 0; x->constraints && k < n; k++) {
         const int32_t i = x->drafting[k];
         const runner_token_limit limit =
             limit_draft(x, &inputs[i], &outputs[i], runner_mask_at(x, used));

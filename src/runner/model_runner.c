@@ -43,14 +43,14 @@ static void place(runner_sampler_buffers *v, hd_arena *a, const hd_model_runner 
     v->end = a->used;
 }
 
-static hd_status open_twin(runner_mirrored *t, hd_device *d, size_t bytes, const char *what,
-                           hd_err *err) {
+static hd_status open_mirrored(runner_mirrored *t, hd_device *d, size_t bytes, const char *what,
+                               hd_err *err) {
     t->bytes = bytes;
     HD_TRY(hd_device_alloc(d, &t->device, bytes, what, err));
     return hd_device_alloc_host(d, &t->host, bytes, what, err);
 }
 
-static void close_twin(runner_mirrored *t, hd_device *d) {
+static void close_mirrored(runner_mirrored *t, hd_device *d) {
     hd_device_release(d, t->host);
     hd_device_release(d, t->device);
 }
@@ -63,7 +63,7 @@ static hd_status open_sampling(hd_model_runner *x, hd_err *err) {
     void *counts;
     hd_arena a = hd_arena_measure();
     place(&x->host, &a, x);
-    HD_TRY(open_twin(&x->sampling, x->env.device, a.peak, "sampling", err));
+    HD_TRY(open_mirrored(&x->sampling, x->env.device, a.peak, "sampling", err));
     a = hd_arena_over(x->sampling.host, x->sampling.bytes);
     place(&x->host, &a, x);
     a = hd_arena_over(x->sampling.device, x->sampling.bytes);
@@ -87,12 +87,12 @@ static hd_status open_constraints(hd_model_runner *x, hd_err *err) {
                        m->words, c->vocab);
     }
     const size_t row = (size_t)m->words * sizeof(uint32_t);
-    HD_TRY(
-        open_twin(&x->mask, x->env.device, ((size_t)x->n_rows + 1) * row, "token masks", err));
+    HD_TRY(open_mirrored(&x->mask, x->env.device, ((size_t)x->n_rows + 1) * row, "token masks",
+                         err));
     HD_TRY(hd_grammar_masks_open(&m->cache, m->vocab, MASK_CACHE_BYTES, err));
-    x->replies = calloc((size_t)x->o.n_slots + 1, sizeof *x->replies);
+    x->constraints = calloc((size_t)x->o.n_slots + 1, sizeof *x->constraints);
     m->scratch = malloc(sizeof *m->scratch);
-    if (!x->replies || !m->scratch) {
+    if (!x->constraints || !m->scratch) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %d constraints", x->o.n_slots);
     }
     runner_mask_no_end(m, runner_mask_at(x, x->n_rows));
@@ -155,13 +155,13 @@ void hd_model_runner_close(hd_model_runner *x) {
     if (x->fixed.on) runner_decode_graph_close(x);
     hd_batch_close(&x->batch);
     hd_batch_close(&x->chain);
-    close_twin(&x->sampling, x->env.device);
-    close_twin(&x->mask, x->env.device);
+    close_mirrored(&x->sampling, x->env.device);
+    close_mirrored(&x->mask, x->env.device);
     hd_device_release(x->env.device, x->counts);
     hd_grammar_masks_close(x->masks.cache);
     hd_kv_close(x->kv);
     hd_model_close(x->model);
-    free(x->replies);
+    free(x->constraints);
     free(x->masks.scratch);
     free(x->tops);
     free(x->prompt_tops);
@@ -171,10 +171,11 @@ void hd_model_runner_close(hd_model_runner *x) {
 }
 
 size_t hd_model_runner_bytes(const hd_model_runner *x) {
-    const size_t replies = x->replies ? ((size_t)x->o.n_slots + 1) * sizeof *x->replies : 0;
+    const size_t constraints =
+        x->constraints ? ((size_t)x->o.n_slots + 1) * sizeof *x->constraints : 0;
     return hd_model_bytes(x->model) + x->batch.bytes + x->chain.bytes + x->sampling.bytes +
-           x->mask.bytes + replies + (x->replies ? MASK_CACHE_BYTES : 0) + counts_bytes(x) +
-           x->fixed.bytes;
+           x->mask.bytes + constraints + (x->constraints ? MASK_CACHE_BYTES : 0) +
+           counts_bytes(x) + x->fixed.bytes;
 }
 
 /* ---- requests ---- */
@@ -226,13 +227,13 @@ static void set_params(hd_model_runner *x, int32_t slot, const hd_request_sampli
                      (size_t)n * sizeof *bias);
 }
 
-static void set_reply(hd_model_runner *x, int32_t slot, const hd_constraint *constraint,
-                      const int32_t *tokens, int32_t n) {
-    assert(x->replies || !constraint);
-    if (!x->replies) return;
-    runner_constraint *r = &x->replies[slot];
-    runner_reply_start(r, x->o.forced.least[0] > 0.0f ? NULL : constraint);
-    for (int32_t i = 0; i < n; i++) runner_reply_advance(r, &x->masks, tokens[i]);
+static void set_constraint(hd_model_runner *x, int32_t slot, const hd_constraint *constraint,
+                           const int32_t *tokens, int32_t n) {
+    assert(x->constraints || !constraint);
+    if (!x->constraints) return;
+    runner_constraint *r = &x->constraints[slot];
+    runner_constraint_start(r, x->o.forced.least[0] > 0.0f ? NULL : constraint);
+    for (int32_t i = 0; i < n; i++) runner_constraint_advance(r, &x->masks, tokens[i]);
 }
 
 void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
@@ -240,7 +241,7 @@ void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
                            int32_t n, int32_t n_prompt) {
     if (x->fixed.on) runner_forget_slot(x, slot);
     set_params(x, slot, sampling);
-    set_reply(x, slot, sampling->constraint, tokens + n_prompt, n - n_prompt);
+    set_constraint(x, slot, sampling->constraint, tokens + n_prompt, n - n_prompt);
     if (hd_has_penalty(&sampling->params)) {
         clear_counts(x, slot);
         count(x, slot, tokens, n_prompt, true);

@@ -63,7 +63,7 @@ struct hd_model_runner {
     /* all zero without a vocabulary; then there are no constraints */
     runner_masks masks;
     /* [n_slots + 1] constraint states; the last one is scratch for drafts */
-    runner_constraint *replies;
+    runner_constraint *constraints;
 
     runner_input_rows *places; /* [n_slots] by sequence input */
     int32_t *drafting;         /* [n_slots] sequences that draft, most drafts first */

@@ -22,9 +22,9 @@ void runner_forget_slot(hd_model_runner *x, int32_t slot) {
 
 /* A dropped token would remain in the penalty counts. */
 static bool is_constrained(const hd_model_runner *x, const hd_seq_input *w) {
-    const runner_constraint *r = x->replies ? &x->replies[w->slot] : NULL;
+    const runner_constraint *r = x->constraints ? &x->constraints[w->slot] : NULL;
     if (!r || !r->constraint) return false;
-    return !runner_reply_is_free(r) || hd_has_penalty(&x->host.params[w->slot]);
+    return !runner_constraint_is_free(r) || hd_has_penalty(&x->host.params[w->slot]);
 }
 
 static bool any_constrained(const hd_model_runner *x, const hd_seq_input *inputs, int32_t n) {
@@ -50,8 +50,8 @@ static bool all_fit(const hd_model_runner *x, const hd_seq_input *inputs, int32_
 
 /* Returns whether a continued in-flight step has computed this very input, and perhaps more
  * drafts. */
-static bool serves(const hd_model_runner *x, const runner_inflight_step *f,
-                   const hd_seq_input *w) {
+static bool has_computed(const hd_model_runner *x, const runner_inflight_step *f,
+                         const hd_seq_input *w) {
     const hd_cursor *at = &x->fixed.known[w->slot];
     if (!f->under_way || f->index[w->slot] < 0 || !fits(x, w)) return false;
     if (at->position != w->start || w->n - 1 > f->shape.n_drafts) return false;
@@ -66,7 +66,7 @@ static int32_t most_wanted(const hd_model_runner *x, const hd_seq_input *inputs,
     return hd_min_i32(most, x->n_drafts);
 }
 
-static int32_t most_brought(const hd_seq_input *inputs, int32_t n) {
+static int32_t most_given_drafts(const hd_seq_input *inputs, int32_t n) {
     int32_t most = 0;
     for (int32_t i = 0; i < n; i++) most = hd_max_i32(most, inputs[i].n - 1);
     return most;
@@ -77,27 +77,28 @@ static runner_inflight_step *other(runner_decode_graphs *f, const runner_infligh
 }
 
 /* Counts the sequences that may outlive this step. */
-static int32_t count_lasting(const hd_seq_input *inputs, int32_t n) {
-    int32_t lasting = 0;
-    for (int32_t i = 0; i < n; i++) lasting += inputs[i].left != 1;
-    return lasting;
+static int32_t count_continuing(const hd_seq_input *inputs, int32_t n) {
+    int32_t continuing = 0;
+    for (int32_t i = 0; i < n; i++) continuing += inputs[i].left != 1;
+    return continuing;
 }
 
 /* Queues the step after f, if it has the same draft depth. */
-static hd_status go_on(hd_model_runner *x, const runner_inflight_step *f,
-                       const hd_seq_input *inputs, int32_t n, hd_err *err) {
+static hd_status launch_next(hd_model_runner *x, const runner_inflight_step *f,
+                             const hd_seq_input *inputs, int32_t n, hd_err *err) {
     runner_graph_shape shape;
-    const int32_t lasting = count_lasting(inputs, n);
+    const int32_t continuing = count_continuing(inputs, n);
     x->fixed.next = other(&x->fixed, f);
-    if (!lasting || any_constrained(x, inputs, n)) return HD_OK;
+    if (!continuing || any_constrained(x, inputs, n)) return HD_OK;
     if (most_wanted(x, inputs, n) != f->shape.n_drafts) return HD_OK;
-    if (!runner_decode_graph_shape(x, lasting, f->shape.n_drafts, &shape)) return HD_OK;
+    if (!runner_decode_graph_shape(x, continuing, f->shape.n_drafts, &shape)) return HD_OK;
     return runner_decode_graph_launch(x, x->fixed.next, &shape, inputs, n, false, err);
 }
 
 /* Waits for f and collects its output for inputs[n]; other sequences in f are stale. */
-static hd_status land(hd_model_runner *x, runner_inflight_step *f, const hd_seq_input *inputs,
-                      int32_t n, hd_seq_output *outputs, hd_err *err) {
+static hd_status collect_outputs(hd_model_runner *x, runner_inflight_step *f,
+                                 const hd_seq_input *inputs, int32_t n, hd_seq_output *outputs,
+                                 hd_err *err) {
     const int64_t begun = hd_now_ns();
     HD_TRY(runner_decode_graph_wait(x, f, err));
     x->fixed.times.wait_ns += hd_now_ns() - begun;
@@ -106,22 +107,22 @@ static hd_status land(hd_model_runner *x, runner_inflight_step *f, const hd_seq_
 }
 
 /* Runs the inputs that f does not contain, after it. */
-static hd_status run_rest(hd_model_runner *x, runner_inflight_step *f,
-                          const hd_seq_input *inputs, int32_t n, hd_seq_output *outputs,
-                          hd_err *err) {
+static hd_status run_eager_inputs(hd_model_runner *x, runner_inflight_step *f,
+                                  const hd_seq_input *inputs, int32_t n, hd_seq_output *outputs,
+                                  hd_err *err) {
     runner_decode_graphs *a = &x->fixed;
-    int32_t n_rest = 0;
+    int32_t n_eager = 0;
     for (int32_t i = 0; i < n; i++) {
-        if (serves(x, f, &inputs[i])) continue;
-        a->rest[n_rest] = inputs[i];
-        a->rest_of[n_rest++] = i;
+        if (has_computed(x, f, &inputs[i])) continue;
+        a->eager_inputs[n_eager] = inputs[i];
+        a->eager_index[n_eager++] = i;
     }
-    HD_TRY(runner_run_eager(x, a->rest, n_rest, a->rest_outputs, err));
-    if (n_rest < n) HD_TRY(runner_decode_graph_wait(x, f, err));
+    HD_TRY(runner_run_eager(x, a->eager_inputs, n_eager, a->eager_outputs, err));
+    if (n_eager < n) HD_TRY(runner_decode_graph_wait(x, f, err));
     f->under_way = false;
     for (int32_t i = 0, k = 0; i < n; i++) {
-        if (k < n_rest && a->rest_of[k] == i) {
-            outputs[i] = a->rest_outputs[k++];
+        if (k < n_eager && a->eager_index[k] == i) {
+            outputs[i] = a->eager_outputs[k++];
         } else {
             runner_decode_graph_output(x, f, &inputs[i], &outputs[i]);
         }
@@ -131,36 +132,36 @@ static hd_status run_rest(hd_model_runner *x, runner_inflight_step *f,
     return HD_OK;
 }
 
-static int32_t count_served(const hd_model_runner *x, const runner_inflight_step *f,
-                            const hd_seq_input *inputs, int32_t n) {
-    int32_t served = 0;
-    for (int32_t i = 0; i < n; i++) served += serves(x, f, &inputs[i]);
-    return served;
+static int32_t count_computed(const hd_model_runner *x, const runner_inflight_step *f,
+                              const hd_seq_input *inputs, int32_t n) {
+    int32_t computed = 0;
+    for (int32_t i = 0; i < n; i++) computed += has_computed(x, f, &inputs[i]);
+    return computed;
 }
 
-static hd_status run_parity(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
-                            hd_seq_output *outputs, hd_err *err) {
+static hd_status run_step(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
+                          hd_seq_output *outputs, hd_err *err) {
     runner_inflight_step *f = x->fixed.next;
     runner_graph_shape shape;
-    const int32_t served = count_served(x, f, inputs, n);
-    if (served == n) {
-        HD_TRY(go_on(x, f, inputs, n, err));
-        return land(x, f, inputs, n, outputs, err);
+    const int32_t computed = count_computed(x, f, inputs, n);
+    if (computed == n) {
+        HD_TRY(launch_next(x, f, inputs, n, err));
+        return collect_outputs(x, f, inputs, n, outputs, err);
     }
-    const int32_t depth = hd_max_i32(most_wanted(x, inputs, n), most_brought(inputs, n));
-    if (served == 0 && all_fit(x, inputs, n) &&
+    const int32_t depth = hd_max_i32(most_wanted(x, inputs, n), most_given_drafts(inputs, n));
+    if (computed == 0 && all_fit(x, inputs, n) &&
         runner_decode_graph_shape(x, n, depth, &shape)) {
         /* its output is dropped */
         if (f->under_way) HD_TRY(runner_decode_graph_wait(x, f, err));
         HD_TRY(runner_decode_graph_launch(x, f, &shape, inputs, n, true, err));
-        HD_TRY(go_on(x, f, inputs, n, err));
-        return land(x, f, inputs, n, outputs, err);
+        HD_TRY(launch_next(x, f, inputs, n, err));
+        return collect_outputs(x, f, inputs, n, outputs, err);
     }
-    return run_rest(x, f, inputs, n, outputs, err);
+    return run_eager_inputs(x, f, inputs, n, outputs, err);
 }
 
 /* After a failure the device state is unknown, including its parity. */
-static void begin_anew(hd_model_runner *x) {
+static void reset_after_failure(hd_model_runner *x) {
     runner_decode_graphs *f = &x->fixed;
     for (int32_t s = 0; s < x->o.n_slots; s++) runner_forget_slot(x, s);
     f->inflight[0].under_way = f->inflight[1].under_way = false;
@@ -173,8 +174,8 @@ hd_status runner_run_overlapped(hd_model_runner *x, const hd_seq_input *inputs, 
     hd_model_runner_times *t = &x->fixed.times;
     const hd_model_runner_times before = *t;
     const int64_t begun = hd_now_ns();
-    const hd_status st = run_parity(x, inputs, n, outputs, err);
-    if (st != HD_OK) begin_anew(x);
+    const hd_status st = run_step(x, inputs, n, outputs, err);
+    if (st != HD_OK) reset_after_failure(x);
     if (t->steps > before.steps) {
         t->host_ns += hd_now_ns() - begun - (t->wait_ns - before.wait_ns) -
                       (t->record_ns - before.record_ns);

@@ -95,13 +95,13 @@ static void write_sampled_rows(hd_model_runner *x, const hd_seq_input *w,
 /* Writes the masks of a sequence's sampling rows; *used counts mask rows. */
 static void write_limits(hd_model_runner *x, const hd_seq_input *w, int32_t first,
                          int32_t *used) {
-    runner_constraint *trial = &x->replies[x->o.n_slots];
+    runner_constraint *trial = &x->constraints[x->o.n_slots];
     const runner_sampler_buffers *v = &x->host;
-    runner_reply_copy(trial, &x->replies[w->slot]);
+    runner_constraint_copy(trial, &x->constraints[w->slot]);
     for (int32_t k = 0; trial->constraint && k < w->n_sample; k++) {
         const int32_t row = first + k, *next = w->tokens + w->n - w->n_sample + k + 1;
-        const runner_token_limit limit =
-            runner_reply_limit(trial, &x->masks, v->position[row], runner_mask_at(x, *used));
+        const runner_token_limit limit = runner_constraint_limit(
+            trial, &x->masks, v->position[row], runner_mask_at(x, *used));
         v->mask_row[row] = runner_mask_row(x, limit, used);
         if (k + 1 == w->n_sample) return;
         if (limit != RUNNER_ANY_TOKEN &&
@@ -109,7 +109,7 @@ static void write_limits(hd_model_runner *x, const hd_seq_input *w, int32_t firs
             return; /* the draft will be rejected, and rows after it do not count */
         }
         if (trial->reasoning) v->draft[row] = *next;
-        runner_reply_advance(trial, &x->masks, *next);
+        runner_constraint_advance(trial, &x->masks, *next);
     }
 }
 
@@ -123,7 +123,7 @@ static int32_t write_rows(hd_model_runner *x, const hd_seq_input *inputs, int32_
         write_prompt_rows(x, &inputs[i], x->places[i].first_prompt);
         write_sampled_rows(x, &inputs[i], &x->places[i]);
         if (!inputs[i].n_sample) continue;
-        if (x->replies) write_limits(x, &inputs[i], first, &masks);
+        if (x->constraints) write_limits(x, &inputs[i], first, &masks);
         x->host.first_row[groups++] = first;
         x->host.first_row[groups] = first + inputs[i].n_sample;
     }
@@ -189,7 +189,8 @@ static void collect_tokens(hd_model_runner *x, const hd_seq_input *w,
         const int32_t token = step->tokens[k] = x->host.token[first + k];
         step->logprobs[k] = x->host.logprob[first + k];
         runner_note_failure(c, token);
-        if (x->replies) runner_reply_advance(&x->replies[w->slot], &x->masks, token);
+        if (x->constraints)
+            runner_constraint_advance(&x->constraints[w->slot], &x->masks, token);
     }
     runner_show_tops(x, w->slot, x->host.top_id + (int64_t)first * HD_MAX_ALTERNATIVES,
                      x->host.top_logprob + (int64_t)first * HD_MAX_ALTERNATIVES, step);

@@ -14,19 +14,19 @@ enum {
     PRIOR = 8          /* weight of the prior from all requests, in drafts */
 };
 
-static const double first_chance = 0.7, new_share = 0.25, outlier = 3, worth_it = 1.01;
+static const double first_prior = 0.7, new_share = 0.25, outlier = 3, worth_it = 1.01;
 static const double aging = 1 - 1.0 / 512; /* per step, of acceptance counts */
 
 void sched_draft_depth_init(sched_draft_depth *d) {
-    *d = (sched_draft_depth){.crowd = -1};
+    *d = (sched_draft_depth){.batch_class = -1};
     for (int i = 0; i < SCHED_BATCH_CLASSES; i++) {
-        d->crowds[i].pause = d->crowds[i].until_try = SHORT_PAUSE;
+        d->batch_classes[i].pause = d->batch_classes[i].until_try = SHORT_PAUSE;
     }
 }
 
 /* ---- acceptance ---- */
 
-static void see(sched_acceptance *c, int32_t place, bool is_accepted, double memory) {
+static void count_draft(sched_acceptance *c, int32_t place, bool is_accepted, double memory) {
     const double keep = c->tried[place] < memory ? 1 : 1 - 1 / memory;
     c->tried[place] = c->tried[place] * keep + 1;
     c->accepted[place] = c->accepted[place] * keep + is_accepted;
@@ -35,15 +35,16 @@ static void see(sched_acceptance *c, int32_t place, bool is_accepted, double mem
 void sched_draft_depth_verified(sched_draft_depth *d, sched_acceptance *own, int32_t n,
                                 int32_t accepted) {
     for (int32_t i = 0; i < n && i <= accepted; i++) {
-        see(&d->all, i, i < accepted, MEMORY);
-        see(own, i, i < accepted, OWN_MEMORY);
+        count_draft(&d->all, i, i < accepted, MEMORY);
+        count_draft(own, i, i < accepted, OWN_MEMORY);
     }
 }
 
 /* Returns the probability that a draft is accepted if all before it are. A place that was
  * never tried uses the rate of the place before it. */
-static double chance(const sched_draft_depth *d, const sched_acceptance *own, int32_t place) {
-    double prior = first_chance;
+static double accept_probability(const sched_draft_depth *d, const sched_acceptance *own,
+                                 int32_t place) {
+    double prior = first_prior;
     for (int32_t i = 0; i <= place; i++) {
         prior = (d->all.accepted[i] + prior) / (d->all.tried[i] + 1);
     }
@@ -53,15 +54,15 @@ static double chance(const sched_draft_depth *d, const sched_acceptance *own, in
 
 /* ---- times ---- */
 
-static int32_t crowd_of(int32_t n) {
+static int32_t batch_class_of(int32_t n) {
     int32_t i = 0;
     while (n >> (i + 1) && i + 1 < SCHED_BATCH_CLASSES) i++;
     return i;
 }
 
 void sched_draft_depth_step_took(sched_draft_depth *d, int64_t ns) {
-    if (d->crowd < 0 || d->stable_steps < 2 || ns <= 0) return;
-    sched_batch_class *c = &d->crowds[d->crowd];
+    if (d->batch_class < 0 || d->stable_steps < 2 || ns <= 0) return;
+    sched_batch_class *c = &d->batch_classes[d->batch_class];
     double *mean = &c->ns[d->depth], now = (double)ns;
     const int32_t seen = c->seen[d->depth];
     if (seen < MEMORY) c->seen[d->depth]++;
@@ -72,8 +73,8 @@ void sched_draft_depth_step_took(sched_draft_depth *d, int64_t ns) {
 
 /* Tokens per nanosecond and request at a measured depth. */
 static double rate(const sched_draft_depth *d, const sched_batch_class *c, int32_t depth) {
-    double tokens = 1, lookback = 1;
-    for (int32_t i = 0; i < depth; i++) tokens += lookback *= chance(d, NULL, i);
+    double tokens = 1, reached = 1;
+    for (int32_t i = 0; i < depth; i++) tokens += reached *= accept_probability(d, NULL, i);
     return tokens / c->ns[depth];
 }
 
@@ -132,31 +133,32 @@ static void age(sched_acceptance *c) {
 }
 
 int32_t sched_draft_depth_choose(sched_draft_depth *d, int32_t n) {
-    const int32_t crowd = crowd_of(n);
+    const int32_t batch_class = batch_class_of(n);
     int32_t depth = d->depth;
     age(&d->all);
-    if (d->hold > 0 && crowd == d->crowd) {
+    if (d->hold > 0 && batch_class == d->batch_class) {
         d->hold--;
     } else {
-        depth = pick(d, &d->crowds[crowd]);
+        depth = pick(d, &d->batch_classes[batch_class]);
     }
-    d->stable_steps = depth == d->depth && crowd == d->crowd ? d->stable_steps + 1 : 1;
+    d->stable_steps =
+        depth == d->depth && batch_class == d->batch_class ? d->stable_steps + 1 : 1;
     d->depth = depth;
-    d->crowd = crowd;
+    d->batch_class = batch_class;
     return depth;
 }
 
 /* With the acceptance of all requests the best depth itself is optimal, by definition. */
 int32_t sched_draft_depth_of(const sched_draft_depth *d, const sched_acceptance *own,
                              int32_t depth) {
-    const sched_batch_class *c = &d->crowds[d->crowd];
-    double lookback = 1, won = 0, most = 0;
+    const sched_batch_class *c = &d->batch_classes[d->batch_class];
+    double reached = 1, won = 0, most = 0;
     int32_t best = 0;
     if (d->hold > 0) return depth; /* a trial measures the full depth */
     for (int32_t k = 1; k <= depth; k++) {
         if (!c->seen[k] || !c->seen[k - 1]) return depth;
-        lookback *= chance(d, own, k - 1);
-        won += lookback - (c->ns[k] - c->ns[k - 1]) * rate(d, c, c->best);
+        reached *= accept_probability(d, own, k - 1);
+        won += reached - (c->ns[k] - c->ns[k - 1]) * rate(d, c, c->best);
         if (won <= most) continue;
         most = won;
         best = k;

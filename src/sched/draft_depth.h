@@ -33,10 +33,10 @@ typedef struct sched_batch_class {
 
 typedef struct sched_draft_depth {
     sched_acceptance all;
-    sched_batch_class crowds[SCHED_BATCH_CLASSES];
-    int32_t crowd, depth; /* batch class and draft depth of the last step */
-    int32_t hold;         /* steps for which this depth is still kept */
-    int32_t stable_steps; /* steps since the batch class or the depth changed */
+    sched_batch_class batch_classes[SCHED_BATCH_CLASSES];
+    int32_t batch_class, depth; /* batch class and draft depth of the last step */
+    int32_t hold;               /* steps for which this depth is still kept */
+    int32_t stable_steps;       /* steps since the batch class or the depth changed */
 } sched_draft_depth;
 
 void sched_draft_depth_init(sched_draft_depth *d);

@@ -29,7 +29,7 @@ struct hd_sched {
     bool cancels;          /* a request was cancelled since the last step */
     int64_t next_deadline; /* no waiting request times out earlier */
     hd_seq_input *inputs;
-    sched_seq **worker; /* the request of each sequence input */
+    sched_seq **input_seqs; /* the request of each sequence input */
     hd_seq_output *outputs;
     int32_t n_inputs, n_rows;
     int32_t n_logits; /* rows of the step that need logits */
@@ -89,12 +89,12 @@ hd_status hd_sched_open(hd_sched **out, const hd_sched_options *options,
     s->runner = *runner;
     s->hooks = *hooks;
     s->running = calloc(n, sizeof(sched_seq *));
-    s->worker = calloc(n, sizeof(sched_seq *));
+    s->input_seqs = calloc(n, sizeof(sched_seq *));
     s->free_slots = calloc(n, sizeof *s->free_slots);
     s->inputs = calloc(n, sizeof *s->inputs);
     s->outputs = calloc(n, sizeof *s->outputs);
     hd_status st = HD_OK;
-    if (!s->running || !s->worker || !s->free_slots || !s->inputs || !s->outputs) {
+    if (!s->running || !s->input_seqs || !s->free_slots || !s->inputs || !s->outputs) {
         st = HD_FAIL(err, HD_ENOMEM, "no memory for %zu running requests", n);
     }
     if (st == HD_OK) st = hd_cache_open(&s->cache, &options->cache, err);
@@ -116,7 +116,7 @@ void hd_sched_close(hd_sched *s) {
     for (int32_t i = 0; i < s->n_running; i++) sched_seq_close(s->running[i]);
     hd_cache_close(s->cache);
     free(s->running);
-    free(s->worker);
+    free(s->input_seqs);
     free(s->free_slots);
     free(s->inputs);
     free(s->outputs);
@@ -139,7 +139,7 @@ static void follow(sched_seq *q, sched_seq *leader) {
     leader->n_followers++;
 }
 
-static void let_followers_go(hd_sched *s, sched_seq *leader) {
+static void release_followers(hd_sched *s, sched_seq *leader) {
     for (sched_seq *q = s->waiting.first; q && leader->n_followers; q = q->next) {
         if (q->leader != leader) continue;
         q->leader = NULL;
@@ -188,14 +188,14 @@ void hd_sched_cancel(hd_sched *s, uint64_t id) {
 }
 
 /* Frees the slot and the pages of a request; its committed pages stay in the prefix cache. */
-static void leave(hd_sched *s, sched_seq *q, bool end_of_step) {
+static void slot_released(hd_sched *s, sched_seq *q, bool end_of_step) {
     int32_t i = 0;
     while (s->running[i] != q) i++;
     s->n_running--;
     memmove(s->running + i, s->running + i + 1,
             (size_t)(s->n_running - i) * sizeof(sched_seq *));
     hd_cache_release(s->cache, q->slot, end_of_step);
-    s->hooks.leave(s->hooks.ctx, q->r.id, q->slot);
+    s->hooks.slot_released(s->hooks.ctx, q->r.id, q->slot);
     s->free_slots[s->n_free_slots++] = q->slot;
     q->slot = -1;
     q->n_done = q->n_drafts = 0;
@@ -206,13 +206,13 @@ static void finish(hd_sched *s, sched_seq *q, hd_sched_event *e) {
     const hd_finish_reason why = e->step.finish_reason;
     assert(why != HD_FINISH_NONE);
     if (q->slot >= 0) {
-        leave(s, q, why == HD_FINISH_STOP || why == HD_FINISH_LENGTH);
+        slot_released(s, q, why == HD_FINISH_STOP || why == HD_FINISH_LENGTH);
     } else {
         sched_queue_take(&s->waiting, q);
         s->blocked = false; /* the first waiting request may be another one now */
     }
     if (q->leader) q->leader->n_followers--;
-    let_followers_go(s, q);
+    release_followers(s, q);
     s->stats.finished++;
     s->hooks.event(s->hooks.ctx, e);
     sched_seq_close(q);
@@ -261,7 +261,7 @@ void hd_sched_process_aborts(hd_sched *s, int64_t now_ns) {
 }
 
 static void retract(hd_sched *s, sched_seq *q) {
-    leave(s, q, false);
+    slot_released(s, q, false);
     q->r.queue_until_ns = 0; /* admitted: the queue timeout no longer applies */
     sched_queue_put(&s->waiting, q);
     s->stats.retracted++;
@@ -350,7 +350,7 @@ static void admit_one(hd_sched *s, sched_seq *q) {
         s->running[at] = s->running[at - 1];
     }
     s->running[at] = q;
-    s->hooks.enter(s->hooks.ctx, q->r.id, slot, q->tokens, q->n_tokens);
+    s->hooks.slot_assigned(s->hooks.ctx, q->r.id, slot, q->tokens, q->n_tokens);
 }
 
 /* Returns the first waiting request that does not wait for another request's prefill. */
@@ -385,7 +385,7 @@ static bool make_room(hd_sched *s, sched_seq *q, int32_t n_tokens) {
 static void add_input(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_sample,
                       int32_t n_prompt_logprobs) {
     const int32_t slot = q->slot, want_drafts = n_sample ? q->want_drafts : 0;
-    s->worker[s->n_inputs] = q;
+    s->input_seqs[s->n_inputs] = q;
     s->inputs[s->n_inputs++] = (hd_seq_input){
         .slot = slot,
         .tokens = q->tokens + q->n_done,
@@ -452,7 +452,7 @@ static int32_t plan_drafts(hd_sched *s) {
         sched_seq *q = s->running[i];
         const bool fixed = q->r.draft_tokens != HD_DRAFTS_AUTO;
         q->want_drafts =
-            fixed ? q->r.draft_tokens : sched_draft_depth_of(&s->drafts, &q->chances, depth);
+            fixed ? q->r.draft_tokens : sched_draft_depth_of(&s->drafts, &q->acceptance, depth);
     }
     s->timed = automatic && decoding == s->n_running;
     return s->n_running - decoding;
@@ -483,10 +483,10 @@ static void build(hd_sched *s) {
     int32_t kept = 0;
     s->n_rows = 0;
     for (int32_t i = 0; i < s->n_inputs; i++) {
-        if (s->worker[i]->slot < 0) continue;
+        if (s->input_seqs[i]->slot < 0) continue;
         s->n_rows += s->inputs[i].n;
         s->inputs[kept] = s->inputs[i];
-        s->worker[kept++] = s->worker[i];
+        s->input_seqs[kept++] = s->input_seqs[i];
     }
     s->n_inputs = kept;
     for (int32_t i = 0; s->o.ahead && i < kept; i++) {
@@ -542,14 +542,14 @@ static void process_one(hd_sched *s, sched_seq *q, const hd_seq_input *w,
     q->n_done += w->n - w->n_sample + c->step.n_tokens;
     q->n_done = hd_min_i32(q->n_done, q->n_tokens - (step->finish_reason == HD_FINISH_NONE));
     hd_cache_commit(s->cache, q->slot, q->tokens, q->n_done);
-    sched_draft_depth_verified(&s->drafts, &q->chances, step->n_drafted, step->n_accepted);
+    sched_draft_depth_verified(&s->drafts, &q->acceptance, step->n_drafted, step->n_accepted);
     s->stats.drafted += step->n_drafted;
     s->stats.accepted += step->n_accepted;
     if (step->finish_reason != HD_FINISH_NONE) {
         finish(s, q, &e);
         return;
     }
-    let_followers_go(s, q);
+    release_followers(s, q);
     q->n_drafts = c->n_drafts;
     memcpy(q->tokens + q->n_tokens, c->drafts, (size_t)c->n_drafts * sizeof(int32_t));
     s->hooks.event(s->hooks.ctx, &e);
@@ -582,7 +582,7 @@ hd_status hd_sched_step(hd_sched *s, int64_t now_ns, hd_err *err) {
         return st;
     }
     for (int32_t i = 0; i < s->n_inputs; i++) {
-        process_one(s, s->worker[i], &s->inputs[i], &s->outputs[i]);
+        process_one(s, s->input_seqs[i], &s->inputs[i], &s->outputs[i]);
     }
     if (hd_sched_idle(s)) s->timed = false; /* the caller may sleep before the next step */
     return HD_OK;

@@ -62,8 +62,9 @@ typedef struct hd_sched_hooks {
     void *ctx;
     /* A request enters a slot when it is admitted, and leaves it when it is retracted or
      * finished. */
-    void (*enter)(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, int32_t n);
-    void (*leave)(void *ctx, uint64_t id, int32_t slot);
+    void (*slot_assigned)(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens,
+                          int32_t n);
+    void (*slot_released)(void *ctx, uint64_t id, int32_t slot);
     void (*event)(void *ctx, const hd_sched_event *event);
 } hd_sched_hooks;
 

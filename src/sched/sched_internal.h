@@ -16,7 +16,7 @@ typedef struct sched_seq {
     int32_t n_drafts, n_cached;
     int32_t want_drafts; /* draft depth for this step */
     int32_t n_reported;  /* prompt log-probabilities, from r.prompt_logprobs_from on */
-    sched_acceptance chances;
+    sched_acceptance acceptance;
     int32_t slot; /* -1: waiting */
     bool cancelled;
     struct sched_seq *leader;      /* request whose prefill this one waits for; NULL: none */

@@ -19,7 +19,8 @@ void server_reply_json(http_call *c, int status, json_t *object) {
     if (text) {
         http_reply(c, status, "application/json", text, strlen(text));
     } else {
-        http_error(c, 500, "server_error", NULL, NULL, "the answer cannot be written as JSON");
+        http_error(c, 500, "server_error", NULL, NULL,
+                   "the response cannot be written as JSON");
     }
     free(text);
     json_decref(object);

@@ -168,7 +168,7 @@ static void reply_text(http_call *c, json_t *load) {
     if (out && fclose(out) == 0) {
         http_reply(c, 200, "text/plain; version=0.0.4; charset=utf-8", text, n);
     } else {
-        http_error(c, 503, "overloaded_error", "no_memory", NULL, "no memory for the answer");
+        http_error(c, 503, "overloaded_error", "no_memory", NULL, "no memory for the response");
     }
     free(text);
     json_decref(load);

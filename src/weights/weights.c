@@ -406,7 +406,7 @@ static hd_status open_shard(hd_weights *w, const hd_weights *whole,
         .parallel = parallel, .rank = rank, .spec = w->spec, .n_mtp = w->n_mtp};
     HD_TRY(hd_schema_open(&w->schema, w->spec, &w->problem));
     hd_stored_format *formats = calloc((size_t)w->schema.n + 1, sizeof *formats);
-    if (!formats) return HD_FAIL(&w->problem, HD_ENOMEM, "no memory to plan a share");
+    if (!formats) return HD_FAIL(&w->problem, HD_ENOMEM, "no memory to plan a shard");
     for (int32_t i = 0; i < w->schema.n; i++) {
         formats[i] = hd_weight_format(&whole->bound[i].weight);
     }
@@ -427,7 +427,7 @@ hd_status hd_weights_open_shards(hd_weights **out, const hd_weights *whole,
                                  hd_err *err) {
     *out = NULL;
     hd_weights *w = calloc(1, sizeof *w);
-    if (!w) return HD_FAIL(err, HD_ENOMEM, "no memory for a share of weights");
+    if (!w) return HD_FAIL(err, HD_ENOMEM, "no memory for a shard of weights");
     w->spec = whole->spec;
     w->n_mtp = whole->n_mtp;
     return hand_over(out, w, open_shard(w, whole, parallel, rank), err);

@@ -340,7 +340,8 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
 
 /* ---- hooks ---- */
 
-static void enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, int32_t n) {
+static void slot_assigned(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens,
+                          int32_t n) {
     world *w = ctx;
     client *c = client_of(w, id);
     assert_true(c->slot < 0 && !w->seated[slot] && !c->left);
@@ -362,7 +363,7 @@ static void enter(void *ctx, uint64_t id, int32_t slot, const int32_t *tokens, i
     w->events++;
 }
 
-static void leave(void *ctx, uint64_t id, int32_t slot) {
+static void slot_released(void *ctx, uint64_t id, int32_t slot) {
     world *w = ctx;
     client *c = client_of(w, id);
     assert_true(c->slot == slot && w->seated[slot] == c);
@@ -433,7 +434,7 @@ static void event(void *ctx, const hd_sched_event *e) {
 
 void world_open(world *w) {
     const hd_runner runner = {w, run};
-    const hd_sched_hooks hooks = {w, enter, leave, event};
+    const hd_sched_hooks hooks = {w, slot_assigned, slot_released, event};
     const hd_cache_options *c = &w->o.cache;
     hd_err err = {0};
     assert_true(c->max_seqs <= MAX_CLIENTS && c->n_snapshots * c->page_tokens <= MAX_CELLS);

@@ -101,7 +101,7 @@ static void start(world *w, int32_t l) {
     w->done[l] = hit;
 }
 
-static void turn(world *w) {
+static void step_once(world *w) {
     const int32_t l = (int32_t)draw(w, N_SEQS);
     if (!w->open[l]) {
         start(w, l);
@@ -157,7 +157,7 @@ static void every_page_holds_its_own_prefix(void **state) {
         };
         open_world(w, &o, seed);
         for (int i = 0; i < 3000; i++) {
-            turn(w);
+            step_once(w);
             if (i % 16) continue;
             hd_err err = {0};
             if (hd_cache_check(w->cache, false, &err) != HD_OK)
@@ -287,18 +287,18 @@ static void branches_and_turn_ends_keep_their_window(void **state) {
                    .seq_pages = N / size + 1
     },
                1);
-    for (int32_t turn = 1; turn <= 2; turn++) {
+    for (int32_t step_once = 1; step_once <= 2; step_once++) {
         for (int32_t talk = 0; talk < TALKS; talk++) {
             fill(tokens, 0, COMMON, 1);
             fill(tokens, COMMON, N, 2 + talk);
-            run_alone(w, 0, tokens, COMMON + turn * TURN, size);
+            run_alone(w, 0, tokens, COMMON + step_once * TURN, size);
         }
     }
     fill(tokens, 0, N, 50); /* another request, whose pages are the newest */
     run_alone(w, 0, tokens, N, size);
     for (int32_t talk = 0; talk < TALKS; talk++) {
-        for (int32_t turn = 1; turn <= 2; turn++) {
-            const int32_t end = COMMON + turn * TURN;
+        for (int32_t step_once = 1; step_once <= 2; step_once++) {
+            const int32_t end = COMMON + step_once * TURN;
             fill(tokens, 0, COMMON, 1);
             fill(tokens, COMMON, end, 2 + talk);
             fill(tokens, end, N, 100);

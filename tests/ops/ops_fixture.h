@@ -52,7 +52,7 @@ CHECK_TESTS_LIST(X)
 /* tests of test_ops_official.c */
 #define OFFICIAL_TESTS_LIST(X) \
     X(official_linear)         \
-    X(official_linear_grouped) \
+    X(official_grouped_gemm)   \
     X(official_tiles)          \
     X(official_leaves_the_rest)
 #define X(test) void test(void **state);
@@ -60,13 +60,13 @@ OFFICIAL_TESTS_LIST(X)
 #undef X
 
 /* tests of test_ops_cublaslt.c */
-#define LIBRARY_TESTS_LIST(X)  \
-    X(library_products)        \
-    X(library_in_pieces)       \
+#define CUBLASLT_TESTS_LIST(X) \
+    X(cublaslt_products)       \
+    X(cublaslt_in_pieces)      \
     X(library_leaves_the_rest) \
     X(library_is_refused)
 #define X(test) void test(void **state);
-LIBRARY_TESTS_LIST(X)
+CUBLASLT_TESTS_LIST(X)
 #undef X
 
 /* What tables run on, opened once; a stream per number of threads. */

@@ -415,7 +415,7 @@ int test_ops(void) {
             REAL_OPS_LIST(X)
 #undef X
 #define X(test) cmocka_unit_test_teardown(test, forget_all),
-                LIBRARY_TESTS_LIST(X) OFFICIAL_TESTS_LIST(X) CHECK_TESTS_LIST(X)
+                CUBLASLT_TESTS_LIST(X) OFFICIAL_TESTS_LIST(X) CHECK_TESTS_LIST(X)
 #undef X
                     cmocka_unit_test_teardown(fast_products, forget_all),
         cmocka_unit_test_teardown(sinkhorn_knows_its_answer, forget_all),

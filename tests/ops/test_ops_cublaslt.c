@@ -204,7 +204,7 @@ static void check_shape(const rig *r, const shape *sh) {
     forget_all(NULL);
 }
 
-void library_products(void **state) {
+void cublaslt_products(void **state) {
     (void)state;
     static const shape shapes[] = {
         {FP8_E8M0,   263,  200,  640,   1, 8}, /* an edge of W, five spans, rows after a multiple of four */
@@ -229,7 +229,7 @@ void library_products(void **state) {
 }
 
 /* more rows than the scratch holds at once */
-void library_in_pieces(void **state) {
+void cublaslt_in_pieces(void **state) {
     (void)state;
     static const shape shapes[] = {
         {BF16_PLAIN, 1001, 128, 4096, 1, 0},

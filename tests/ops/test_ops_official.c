@@ -215,7 +215,7 @@ static void grouped_shape(int32_t format, const int32_t *counts, int32_t outs, i
     forget_all(NULL);
 }
 
-void official_linear_grouped(void **state) {
+void official_grouped_gemm(void **state) {
     (void)state;
     static const int32_t counts[][EXPERTS] = {
         {0, 0, 0, 42, 0,  0  }, /* all to one */

@@ -9,7 +9,7 @@
  * given probability. */
 typedef struct device {
     double base, first, each;
-    double chance[HD_MAX_DRAFTS];
+    double accept_probability[HD_MAX_DRAFTS];
     double jitter; /* step times are multiplied by 1 .. 1 + jitter */
 } device;
 
@@ -34,8 +34,8 @@ static double time_of(const device *d, int32_t k) {
 static double best_rate(const device *d) {
     double most = 0;
     for (int32_t k = 0; k < SCHED_DEPTHS; k++) {
-        double tokens = 1, lookback = 1;
-        for (int32_t i = 0; i < k; i++) tokens += lookback *= d->chance[i];
+        double tokens = 1, reached = 1;
+        for (int32_t i = 0; i < k; i++) tokens += reached *= d->accept_probability[i];
         const double rate = tokens / (time_of(d, k) * (1 + d->jitter / 2));
         if (rate > most) most = rate;
     }
@@ -47,7 +47,7 @@ static void steps(watch *w, const device *d, int32_t n_requests, int n) {
         int32_t accepted = 0;
         const int32_t depth = sched_draft_depth_choose(&w->drafts, n_requests);
         const int32_t want = sched_draft_depth_of(&w->drafts, &w->own, depth);
-        while (accepted < w->before && unit(w) < d->chance[accepted]) accepted++;
+        while (accepted < w->before && unit(w) < d->accept_probability[accepted]) accepted++;
         sched_draft_depth_verified(&w->drafts, &w->own, w->before, accepted);
         const double rows = time_of(d, w->before), chain = time_of(d, want);
         const double ns = (rows + chain) / 2 * (1 + d->jitter * unit(w));
@@ -147,8 +147,8 @@ static void crowds_are_told_apart(void **state) {
         steps(&w, &lone, 1, 50);
         steps(&w, &crowded, 60, 50);
     }
-    assert_true(w.drafts.crowds[0].best >= 6);
-    assert_int_equal(w.drafts.crowds[5].best, 0);
+    assert_true(w.drafts.batch_classes[0].best >= 6);
+    assert_int_equal(w.drafts.batch_classes[5].best, 0);
 }
 
 static void a_request_that_is_hard_to_guess_drafts_less(void **state) {

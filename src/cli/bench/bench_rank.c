@@ -50,15 +50,15 @@ typedef struct rig {
     hd_stream *stream;
     hd_mla_form mla;
     hd_ops inner, ops; /* ops: the model's table, profiled or not */
-    hd_ops metered;
+    hd_ops profiled;
     hd_weights *weights;
     hd_comm_emulated *emulated;
     hd_probe probe;
     hd_model_runner *model_runner;
     sequence *seqs;  /* [batch] */
     int32_t *memory; /* of their arrays */
-    hd_seq_input *operands;
-    hd_seq_output *selected;
+    hd_seq_input *inputs;
+    hd_seq_output *outputs;
     double *seconds; /* [steps] */
     rank_report report;
 } rig;
@@ -174,7 +174,7 @@ static hd_status open_device(rig *r, hd_err *err) {
     r->ops = r->inner;
     r->report.table = r->inner.name;
     name_device(r);
-    return hd_op_profiler_open(&r->report.profiler, &r->metered, &r->inner, r->device,
+    return hd_op_profiler_open(&r->report.profiler, &r->profiled, &r->inner, r->device,
                                r->stream, err);
 }
 
@@ -228,11 +228,11 @@ static void assign_pages(rig *r, int32_t window) {
 static hd_status open_sequences(rig *r, hd_err *err) {
     const size_t n = (size_t)r->set.batch, each = (size_t)r->n_pages;
     r->seqs = calloc(n, sizeof *r->seqs);
-    r->operands = calloc(n, sizeof *r->operands);
-    r->selected = calloc(n, sizeof *r->selected);
+    r->inputs = calloc(n, sizeof *r->inputs);
+    r->outputs = calloc(n, sizeof *r->outputs);
     r->seconds = calloc((size_t)r->set.steps, sizeof *r->seconds);
     r->memory = calloc(n * (2 * each + (size_t)r->rows_each), sizeof *r->memory);
-    if (!r->seqs || !r->operands || !r->selected || !r->seconds || !r->memory) {
+    if (!r->seqs || !r->inputs || !r->outputs || !r->seconds || !r->memory) {
         return HD_FAIL(err, HD_ENOMEM, "no memory for %zu sequences", n);
     }
     int32_t *entries = r->memory, *window = entries + n * each, *tokens = window + n * each;
@@ -356,8 +356,8 @@ static void close_rig(rig *r) {
     hd_weights_close(r->weights);
     hd_model_spec_close(r->spec);
     free(r->seqs);
-    free(r->operands);
-    free(r->selected);
+    free(r->inputs);
+    free(r->outputs);
     free(r->seconds);
     free(r->memory);
 }
@@ -373,7 +373,7 @@ typedef enum tokens {
 
 static void write_inputs(const rig *r, int32_t i, tokens which) {
     sequence *q = &r->seqs[i];
-    const hd_seq_output *c = &r->selected[i];
+    const hd_seq_output *c = &r->outputs[i];
     int32_t n = r->rows_each;
     if (which != COUNTED && c->step.n_tokens) {
         n = 1 + c->n_drafts;
@@ -384,7 +384,7 @@ static void write_inputs(const rig *r, int32_t i, tokens which) {
             q->tokens[k] = (int32_t)(((int64_t)q->token + k) % r->spec->vocab);
         }
     }
-    r->operands[i] = (hd_seq_input){
+    r->inputs[i] = (hd_seq_input){
         .slot = i,
         .tokens = q->tokens,
         .n = n,
@@ -403,16 +403,16 @@ static hd_status step(rig *r, tokens which, bool moves, hd_err *err) {
     const hd_runner runner = hd_model_runner_interface(r->model_runner);
     const int32_t n = r->report.batch;
     for (int32_t i = 0; i < n; i++) write_inputs(r, i, which);
-    HD_TRY(runner.run(runner.ctx, NULL, 0, r->operands, n, r->selected, err));
+    HD_TRY(runner.run(runner.ctx, NULL, 0, r->inputs, n, r->outputs, err));
     for (int32_t i = 0; i < n; i++) {
-        if (r->selected[i].status != HD_OK) {
-            return HD_FAIL(err, r->selected[i].status,
+        if (r->outputs[i].status != HD_OK) {
+            return HD_FAIL(err, r->outputs[i].status,
                            "sequence %d: a logit is not a number: something below is broken",
                            i);
         }
         if (!moves || r->set.prompt) continue;
-        r->seqs[i].position += r->selected[i].step.n_tokens;
-        r->seqs[i].token += r->selected[i].step.n_tokens;
+        r->seqs[i].position += r->outputs[i].step.n_tokens;
+        r->seqs[i].token += r->outputs[i].step.n_tokens;
     }
     return HD_OK;
 }
@@ -481,7 +481,7 @@ static double experts_used(const hd_op_profiler *m) {
 static hd_status profiler_steps(rig *r, hd_err *err) {
     hd_op_profiler *m = &r->report.profiler;
     HD_TRY(step(r, LAST, true, err)); /* what is under way */
-    r->ops = r->metered;
+    r->ops = r->profiled;
     hd_model_runner_use_graphs(r->model_runner, false);
     hd_op_profiler_count(m);
     HD_TRY(step(r, LAST, false, err));

@@ -345,7 +345,7 @@ static bool read_options(serve_bench *b, int argc, char **argv, int *code) {
                    "conversations of a run; 0: until --duration, or 8 for each at once"),
         option_real("duration", &b->duration_s, 0, 1e6, "seconds in which requests are sent"),
         option_text("input-len", &b->input, "N[-N]", "tokens of a prompt, or a range"),
-        option_text("output-len", &b->output, "N[-N]", "tokens of an answer, at most"),
+        option_text("output-len", &b->output, "N[-N]", "most output tokens of a request"),
         option_int("prefix-len", &b->prefix, 0, 1 << 24,
                    "tokens of the prompt that a group shares"),
         option_int("prefix-groups", &b->groups, 1, 1 << 20, "groups of shared prefixes"),

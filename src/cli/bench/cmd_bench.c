@@ -93,7 +93,8 @@ static int run_load(int argc, char **argv, const command_line *base, bench_setti
     const option options[] = {
         option_int("num-prompts", &o->requests, 1, 10000000, "requests of the set"),
         option_int("input-len", &o->input_tokens, 1, 1 << 24, "tokens of a prompt, at most"),
-        option_int("output-len", &o->output_tokens, 1, 1 << 24, "tokens of an answer, at most"),
+        option_int("output-len", &o->output_tokens, 1, 1 << 24,
+                   "most output tokens of a request"),
         option_real("range-ratio", &o->range_ratio, 0, 1,
                     "lengths are uniform between this share and the whole"),
         option_real("request-rate", &o->rate, 0, 1e6,

@@ -94,7 +94,8 @@ static __device__ __forceinline__ uint32_t transposed_pair(const transposed_raw<
 
 /* The tiles of 16 columns: column 4g of tile 0, 4g + 1 of its lower half, and so on. */
 template <int R>
-static __device__ __forceinline__ void turn(uint32_t (*a)[4], const transposed_raw<R> &raw) {
+static __device__ __forceinline__ void transpose(uint32_t (*a)[4],
+                                                 const transposed_raw<R> &raw) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         const int tile = i / 4, k = i % 4;
@@ -130,7 +131,7 @@ static __global__ void __launch_bounds__(TRANSPOSED_WARPS *WARP)
 #pragma unroll
             for (int k = 0; k < SPAN_STEPS; k++) {
                 uint32_t tile[2][4];
-                turn<R>(tile, raw[k]);
+                transpose<R>(tile, raw[k]);
 #pragma unroll
                 for (int p = P - 1; p >= 0; p--) {
                     uint2 b[NT];

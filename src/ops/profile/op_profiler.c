@@ -10,7 +10,7 @@
 enum { CALLS_PER_HOLD = 24, HOLD_MICROSECONDS = 250 };
 
 /* An operator has no context, so the profiled table is a global. */
-static const hd_ops *metered;
+static const hd_ops *profiled;
 static hd_op_profiler *profiler;
 static hd_clock_fn *now;
 static ops_reader reader;
@@ -75,34 +75,34 @@ static void mark_after(hd_stream *s) {
     profiler->next++;
 }
 
-#define X(op)                                                         \
-    static void op##_metered(hd_stream *s, const hd_##op##_args *a) { \
-        static const char name[] = #op;                               \
-        if (profiler->timing) {                                       \
-            mark_before(s);                                           \
-            metered->op(s, a);                                        \
-            mark_after(s);                                            \
-            return;                                                   \
-        }                                                             \
-        const int64_t begun = now();                                  \
-        metered->op(s, a);                                            \
-        const int64_t ns = now() - begun;                             \
-        const op_cost c = ops_cost_##op(&reader, a);                  \
-        note(name, &c, ns);                                           \
+#define X(op)                                                          \
+    static void op##_profiled(hd_stream *s, const hd_##op##_args *a) { \
+        static const char name[] = #op;                                \
+        if (profiler->timing) {                                        \
+            mark_before(s);                                            \
+            profiled->op(s, a);                                        \
+            mark_after(s);                                             \
+            return;                                                    \
+        }                                                              \
+        const int64_t begun = now();                                   \
+        profiled->op(s, a);                                            \
+        const int64_t ns = now() - begun;                              \
+        const op_cost c = ops_cost_##op(&reader, a);                   \
+        note(name, &c, ns);                                            \
     }
 HD_OP_LIST(X)
 #undef X
 
 void hd_op_profiler_init(hd_op_profiler *m, hd_ops *out, const hd_ops *inner,
                          hd_clock_fn *clock) {
-    metered = inner;
+    profiled = inner;
     profiler = m;
     now = clock;
     reader = (ops_reader){.act_bytes = hd_act_bytes(inner)};
     *m = (hd_op_profiler){.part = "", .stage = ""};
     *out = (hd_ops){.name = inner->name,
                     .act_type = inner->act_type,
-#define X(op) .op = inner->op ? op##_metered : NULL,
+#define X(op) .op = inner->op ? op##_profiled : NULL,
                     HD_OP_LIST(X)
 #undef X
     };
