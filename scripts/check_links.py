@@ -2,13 +2,15 @@
 """Checks links between the pages: every relative link names a file, and its anchor a heading.
 
 Pages are README.md, ARCHITECTURE.md, CHANGELOG.md and every .md below docs, models and tools. An
-anchor is made of a heading as GitHub makes it.
+anchor is made of a heading as GitHub makes it. The map of ARCHITECTURE.md, above its old names, names
+files with their folders; they must exist.
 """
 import pathlib
 import re
 import sys
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FILE = re.compile(r"`([\w.*-]+/[\w/.*-]+\.(?:c|h|cu|cuh|py|md))`")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.S | re.M)
 
 
@@ -44,8 +46,16 @@ def findings(root):
                 yield f"{where}: {link}: no such heading"
 
 
+def missing_files(root):
+    text = (root / "ARCHITECTURE.md").read_text().split("## Old and new names")[0]
+    for name in FILE.findall(text):
+        if not any(next(folder.glob(name), None) for folder in (root, root / "src")):
+            yield f"ARCHITECTURE.md: {name}: no such file"
+
+
 def main():
-    found = list(findings(pathlib.Path(__file__).resolve().parent.parent))
+    root = pathlib.Path(__file__).resolve().parent.parent
+    found = [*findings(root), *missing_files(root)]
     print("\n".join([*found, f"broken links: {len(found)}"]))
     return 1 if found else 0
 
