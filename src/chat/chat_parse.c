@@ -208,7 +208,7 @@ static hd_status parse_call_id_of_result(parse *p, json_t *o) {
 static hd_status parse_word(parse *p, json_t *v, const char *field, const char *const *words,
                             int n, int *out) {
     hd_chat_text t;
-    char all[160] = "must be one of ";
+    char all[160] = "must be one of";
     if (text_of(v, &t)) {
         for (int i = 0; i < n; i++) {
             if (words[i][0] && spells(t, words[i])) {
@@ -217,9 +217,11 @@ static hd_status parse_word(parse *p, json_t *v, const char *field, const char *
             }
         }
     }
-    for (int i = 0; i < n; i++) {
+    for (int i = 0, listed = 0; i < n; i++) {
         size_t used = strlen(all);
-        snprintf(all + used, sizeof all - used, "%s%s", i ? ", " : "", words[i]);
+        if (words[i][0]) {
+            snprintf(all + used, sizeof all - used, "%s %s", listed++ ? "," : "", words[i]);
+        }
     }
     return refuse(p, field, all);
 }
