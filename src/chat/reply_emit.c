@@ -133,7 +133,7 @@ static void put_event(hd_reply *r, hd_reply_event e) {
 
 const char *hd_reply_note_text(hd_reply_note note) {
     static const char *const texts[] = {
-#define X(name, text) [HD_REPLY_NOTE_##name] = text,
+#define X(name, text) [HD_REPLY_NOTE_##name] = (text),
         HD_REPLY_NOTES(X)
 #undef X
     };

@@ -52,21 +52,9 @@ static int flush_output(int code) {
     return code ? code : failed;
 }
 
-/* Files are mapped: if one is truncated while it is read, the process gets a signal instead of
- * an error code. Only calls that are safe in a handler. */
-static void on_bus_error(int signal_number) {
-    static const char text[] =
-        "error: a mapped file was cut short or cannot be read any more\n";
-    (void)signal_number;
-    terminal_guard_restore();
-    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
-    (void)written;
-    _exit(4);
-}
-
 int main(int argc, char **argv) {
     ensure_standard_descriptors();
-    signal(SIGBUS, on_bus_error);
+    terminal_guard_catch_bus_errors();
     signal(SIGPIPE, SIG_IGN); /* a closed pipe is an error of that write only, */
     signal(SIGXFSZ, SIG_IGN); /* and so is the limit of file sizes (ulimit -f) */
     if (argc < 2) {

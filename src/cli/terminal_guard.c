@@ -19,15 +19,31 @@ static void write_escape(const char *escape) {
     if (dimmed && write(dimmed - 1, escape, strlen(escape)) < 0) errno = before;
 }
 
-void terminal_guard_restore(void) {
+/* Here and in its callers: only what is safe in a handler. */
+static void restore(void) {
     write_escape(TERMINAL_PLAIN);
     if (changed) tcsetattr(changed - 1, TCSANOW, &modes);
 }
 
 /* The handler is gone by now, so the signal ends the process when this returns. */
 static void on_end(int number) {
-    terminal_guard_restore();
+    restore();
     raise(number);
+}
+
+static void on_bus_error(int number) {
+    static const char text[] =
+        "error: a mapped file was cut short or cannot be read any more\n";
+    (void)number;
+    restore();
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written;
+    _exit(4);
+}
+
+void terminal_guard_catch_bus_errors(void) {
+    const struct sigaction ours = {.sa_handler = on_bus_error};
+    sigaction(SIGBUS, &ours, NULL);
 }
 
 static void catch_signal(int number, void (*handler)(int), int flags) {
@@ -43,7 +59,7 @@ static void on_stop(int number) {
     sigset_t set;
     struct termios now;
     const bool known = changed && tcgetattr(changed - 1, &now) == 0;
-    terminal_guard_restore();
+    restore();
     sigemptyset(&set);
     sigaddset(&set, number);
     signal(number, SIG_DFL);

@@ -15,7 +15,8 @@ void terminal_guard_dim(int fd);
 /* The modes that fd had before they were changed. NULL: they were set back. */
 void terminal_guard_modes(int fd, const struct termios *before);
 
-/* Undoes both; a handler of a signal may call it. */
-void terminal_guard_restore(void);
+/* From now on SIGBUS, which the process gets if a mapped file is truncated while it is read,
+ * undoes both, prints an error and exits with 4. */
+void terminal_guard_catch_bus_errors(void);
 
 #endif
