@@ -97,11 +97,6 @@ size_t hd_engine_notices(const hd_engine *e, const char *const **out);
  * is set to NULL if "auto" chose one or another backend was named. */
 const char *hd_engine_backend(const hd_engine *e, const char **no_gpu);
 
-typedef struct hd_request_bias {
-    int32_t token;
-    float value; /* added to the token's logit; -INFINITY forbids the token */
-} hd_request_bias;
-
 /* The response format: what the content of a choice must match. docs/grammar.md lists what
  * is supported. */
 typedef enum hd_response_format {
@@ -151,7 +146,7 @@ typedef struct hd_request {
     int32_t top_k;
     float repetition_penalty, presence_penalty, frequency_penalty;
     uint64_t seed;
-    const hd_request_bias *bias; /* [n_bias] */
+    const hd_logit_bias *bias; /* [n_bias] */
     size_t n_bias;
     const char *const *stop; /* [n_stop] stop strings */
     size_t n_stop;

@@ -1,6 +1,6 @@
 /* hadal_types.h - data that the public API and the parts of the engine share: limits of a
- * request, finish reasons, and what a step adds to a choice. It is a part of hadal.h. Every
- * folder of src may include it. */
+ * request, logit biases, finish reasons, and what a step adds to a choice. It is a part of
+ * hadal.h. Every folder of src may include it. */
 #ifndef HADAL_TYPES_H
 #define HADAL_TYPES_H
 
@@ -39,6 +39,11 @@ typedef enum hd_finish_reason {
     HD_FINISH_TIMEOUT, /* it waited too long in the queue */
     HD_FINISH_ERROR    /* the device or this request's computation failed */
 } hd_finish_reason;
+
+typedef struct hd_logit_bias {
+    int32_t token;
+    float value; /* added to the token's logit; -INFINITY forbids the token */
+} hd_logit_bias;
 
 typedef struct hd_alternative {
     int32_t token; /* -1 ends the list early */

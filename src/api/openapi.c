@@ -6,60 +6,7 @@
 #include "api/endpoints.h"
 #include "api/openapi.h"
 #include "api/request.h"
-#include "api/schemas.h"
 #include "api/text.h"
-
-static const char *const response_query[] = {"stream", "starting_after", NULL};
-static const char *const items_query[] = {"order", "limit", "after", NULL};
-
-/* clang-format off */
-static const api_operation own_operations[] = {
-    {.path = "/v1/chat/completions", .methods = "POST", .summary = "Continue a conversation",
-     .body = &api_chat_family, .reply = "ChatCompletion", .event = "ChatCompletionChunk"},
-    {.path = "/v1/completions", .methods = "POST", .summary = "Continue a text",
-     .body = &api_complete_family, .reply = "Completion", .event = "Completion"},
-    {.path = "/v1/models", .methods = "GET", .summary = "The model that is served",
-     .reply = "ModelList"},
-    {.path = "/v1/models/{id}", .methods = "GET", .summary = "The model, by its name",
-     .reply = "Model"},
-    {.path = "/generate", .methods = "POST PUT", .summary = "Token in, token out",
-     .body = &api_generate_family, .reply = "GenerateAnswers", .event = "GenerateAnswer"},
-    {.path = "/tokenize", .methods = "POST", .summary = "Text to token ids",
-     .body = &api_tokenize_family, .reply = "Tokens"},
-    {.path = "/v1/tokenize", .methods = "POST", .summary = "Text to token ids",
-     .body = &api_tokenize_family, .reply = "Tokens"},
-    {.path = "/tokenizer_info", .methods = "GET", .summary = "The tokenizer's special tokens",
-     .reply = "TokenizerInfo"},
-    {.path = "/detokenize", .methods = "POST", .summary = "Token ids to text",
-     .body = &api_detokenize_family, .reply = "DecodedTokens"},
-    {.path = "/v1/detokenize", .methods = "POST", .summary = "Token ids to text",
-     .body = &api_detokenize_family, .reply = "DecodedTokens"},
-    {.path = "/apply-template", .methods = "POST", .summary = "A conversation as prompt text",
-     .body = &api_template_family, .reply = "Prompt"},
-    {.path = "/parse_function_call", .methods = "POST", .summary = "Tool calls out of a text",
-     .body = &api_parse_call_family, .reply = "ParsedCalls"},
-    {.path = "/separate_reasoning", .methods = "POST", .summary = "Reasoning out of a text",
-     .body = &api_reasoning_family, .reply = "SeparatedReasoning"},
-    {.path = "/v1/messages", .methods = "POST", .summary = "Anthropic's messages",
-     .body = &api_messages_family, .reply = "Message", .event = "MessageEvent"},
-    {.path = "/v1/messages/count_tokens", .methods = "POST",
-     .summary = "Tokens of a conversation", .body = &api_count_family, .reply = "TokenCount"},
-    {.path = "/v1/responses", .methods = "POST", .summary = "OpenAI's responses",
-     .body = &api_responses_family, .reply = "Response", .event = "ResponseEvent"},
-    {.path = "/v1/responses/input_tokens", .methods = "POST", .summary = "Tokens of an input",
-     .body = &api_input_tokens_family, .reply = "InputTokens"},
-    {.path = "/v1/responses/{id}", .methods = "GET", .summary = "A response that was kept",
-     .reply = "Response", .event = "ResponseEvent", .query = response_query},
-    {.path = "/v1/responses/{id}", .methods = "DELETE", .summary = "Forget a response",
-     .reply = "DeletedResponse"},
-    {.path = "/v1/responses/{id}/input_items", .methods = "GET",
-     .summary = "What a response answered", .reply = "InputItems", .query = items_query},
-    {.path = "/v1/responses/{id}/cancel", .methods = "POST",
-     .summary = "End a response in the background", .reply = "Response"},
-    {.path = "/openapi.json", .methods = "GET", .summary = "This description",
-     .reply = "Description"},
-};
-/* clang-format on */
 
 /* ---- parameters ---- */
 
@@ -69,7 +16,7 @@ static void put_ref(api_text *out, const char *schema) {
     api_write(out, "'}");
 }
 
-/* text: as schemas.h describes. */
+/* text: as api_schema describes. */
 static void put_schema(api_text *out, const char *text) {
     char name[64];
     while (*text) {
@@ -217,8 +164,8 @@ static void list_family(family_list *list, const api_family *f) {
 
 /* Nested families are appended behind those that contain them, so one pass finds all. */
 static void list_families(family_list *list) {
-    for (size_t i = 0; i < HD_LEN(own_operations); i++) {
-        list_family(list, own_operations[i].body);
+    for (size_t i = 0; i < api_own_description.n_operations; i++) {
+        list_family(list, api_own_description.operations[i].body);
     }
     for (size_t k = 0; k < list->n; k++) {
         const api_family *f = list->families[k];
@@ -294,15 +241,12 @@ static void put_operation(api_text *out, const api_operation *o) {
 
 /* ---- paths: operations of one path are grouped ---- */
 
-typedef struct operation_list {
-    const api_operation *tables[2];
-    size_t n[2];
-} operation_list;
+typedef const api_description *both[2]; /* of src/api, of the server */
 
-static bool is_first(const operation_list *l, const api_operation *o) {
-    for (size_t t = 0; t < HD_LEN(l->n); t++) {
-        for (size_t i = 0; i < l->n[t]; i++) {
-            const api_operation *other = &l->tables[t][i];
+static bool is_first(const both described, const api_operation *o) {
+    for (size_t t = 0; t < 2; t++) {
+        for (size_t i = 0; i < described[t]->n_operations; i++) {
+            const api_operation *other = &described[t]->operations[i];
             if (strcmp(other->path, o->path) == 0) return other == o;
         }
     }
@@ -322,63 +266,61 @@ static void put_methods(api_text *out, const api_operation *o) {
     }
 }
 
-static void put_path(api_text *out, const operation_list *l, const char *path) {
+static void put_path(api_text *out, const both described, const char *path) {
     api_comma(out);
     api_write(out, "%s:{", path);
-    for (size_t t = 0; t < HD_LEN(l->n); t++) {
-        for (size_t i = 0; i < l->n[t]; i++) {
-            if (strcmp(l->tables[t][i].path, path) == 0) put_methods(out, &l->tables[t][i]);
+    for (size_t t = 0; t < 2; t++) {
+        for (size_t i = 0; i < described[t]->n_operations; i++) {
+            const api_operation *o = &described[t]->operations[i];
+            if (strcmp(o->path, path) == 0) put_methods(out, o);
         }
     }
     api_puts(out, "}");
 }
 
-static void put_paths(api_text *out, const api_context *ctx) {
-    operation_list l = {.tables = {own_operations}, .n = {HD_LEN(own_operations)}};
-    if (ctx->described) {
-        l.tables[1] = ctx->described->operations;
-        l.n[1] = ctx->described->n_operations;
-    }
+static void put_paths(api_text *out, const both described) {
     api_write(out, "'paths':{");
-    for (size_t t = 0; t < HD_LEN(l.n); t++) {
-        for (size_t i = 0; i < l.n[t]; i++) {
-            if (is_first(&l, &l.tables[t][i])) put_path(out, &l, l.tables[t][i].path);
+    for (size_t t = 0; t < 2; t++) {
+        for (size_t i = 0; i < described[t]->n_operations; i++) {
+            const api_operation *o = &described[t]->operations[i];
+            if (is_first(described, o)) put_path(out, described, o->path);
         }
     }
     api_puts(out, "},");
 }
 
-static void put_schemas(api_text *out, const api_schema *schemas, size_t n) {
-    for (size_t i = 0; i < n; i++) {
+static void put_schemas(api_text *out, const api_description *described) {
+    for (size_t i = 0; i < described->n_schemas; i++) {
         api_comma(out);
-        api_write(out, "%s:", schemas[i].name);
-        put_schema(out, schemas[i].text);
+        api_write(out, "%s:", described->schemas[i].name);
+        put_schema(out, described->schemas[i].text);
     }
 }
 
-static void put_components(api_text *out, const api_context *ctx) {
+static void put_components(api_text *out, const both described, const api_limits *limits) {
     family_list list = {.n = 0};
     list_families(&list);
     api_write(out, "'components':{'securitySchemes':{'key':{'type':'http','scheme':'bearer'}},"
                    "'schemas':{");
     for (size_t i = 0; i < list.n; i++) {
         api_comma(out);
-        put_family(out, list.families[i], &ctx->limits);
+        put_family(out, list.families[i], limits);
     }
-    put_schemas(out, api_schemas, api_n_schemas);
-    if (ctx->described) put_schemas(out, ctx->described->schemas, ctx->described->n_schemas);
+    for (size_t t = 0; t < 2; t++) put_schemas(out, described[t]);
     api_puts(out, "}}");
 }
 
 void api_openapi(http_call *c, void *server) {
+    static const api_description none;
     const api_context *ctx = server;
+    const both described = {&api_own_description, ctx->described ? ctx->described : &none};
     api_text out = {0};
     api_write(&out,
               "{'openapi':'3.1.0','info':{'title':'hadal','version':%s},"
               "'security':[{},{'key':[]}],",
               HD_VERSION);
-    put_paths(&out, ctx);
-    put_components(&out, ctx);
+    put_paths(&out, described);
+    put_components(&out, described, &ctx->limits);
     api_puts(&out, "}");
     api_reply(c, "application/json", &out);
 }

@@ -4,7 +4,6 @@
 #define HD_API_OPENAPI_H
 
 #include "api/params.h"
-#include "api/schemas.h"
 
 typedef struct api_operation {
     const char *path;    /* the route's path, with {name} in place of '*' */
@@ -18,12 +17,19 @@ typedef struct api_operation {
     const char *const *query; /* names of query parameters, NULL at the end; or NULL */
 } api_operation;
 
-/* Operations of another folder. */
+/* The JSON schema of a reply, in which ' stands for " and @Name for a reference to that schema. */
+typedef struct api_schema {
+    const char *name, *text;
+} api_schema;
+
 typedef struct api_description {
     const api_operation *operations;
     size_t n_operations;
     const api_schema *schemas;
     size_t n_schemas;
 } api_description;
+
+/* The operations of src/api. */
+extern const api_description api_own_description;
 
 #endif

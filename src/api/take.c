@@ -88,7 +88,7 @@ static bool take_bias(api_request *r) {
         return api_refuse(r, "invalid_value", "logit_bias",
                           "logit_bias has %zu tokens; at most %d", n, HD_MAX_BIAS);
     }
-    hd_request_bias *list = api_keep(r, n, sizeof *list);
+    hd_logit_bias *list = api_keep(r, n, sizeof *list);
     if (!list) return false;
     size_t i = 0;
     json_object_foreach(r->bias, key, value) {

@@ -6,8 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/prompt_bar.h"
-#include "cli/screen.h"
+#include "cli/terminal/prompt_bar.h"
+#include "cli/terminal/screen.h"
 
 typedef struct shown {
     answer *answer;

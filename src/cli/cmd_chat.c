@@ -14,7 +14,7 @@
 #include "cli/answer.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
-#include "cli/line_editor.h"
+#include "cli/terminal/line_editor.h"
 #include "cli/request_options.h"
 
 enum { MAX_FILE_BYTES = 16 << 20, MAX_PATH = 4096 };

@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/progress.h"
-#include "cli/columns.h"
+#include "cli/terminal/columns.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
 #include "cli/eval_check.h"

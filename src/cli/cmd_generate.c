@@ -12,9 +12,9 @@
 #include "base/progress.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
-#include "cli/prompt_bar.h"
+#include "cli/terminal/prompt_bar.h"
 #include "cli/request_options.h"
-#include "cli/screen.h"
+#include "cli/terminal/screen.h"
 #include "hadal.h"
 #include "tokenizer/tokenizer.h"
 

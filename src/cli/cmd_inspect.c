@@ -7,8 +7,8 @@
 #include "base/progress.h"
 #include "cli/commands.h"
 #include "cli/engine_options.h"
-#include "cli/inspect_internal.h"
-#include "cli/inspect_stages.h"
+#include "cli/inspect/inspect_internal.h"
+#include "cli/inspect/inspect_stages.h"
 #include "weights/manifest.h"
 
 enum { QUIET_SCALE_BYTES = 1 << 30 }; /* below, reading the scales shows no progress */

@@ -12,7 +12,7 @@
 #include "cli/engine_options.h"
 #include "cli/npy.h"
 #include "cli/token_lists.h"
-#include "cli/upload_bar.h"
+#include "cli/terminal/upload_bar.h"
 #include "kv/cache.h"
 #include "model/model.h"
 #include "weights/manifest.h"

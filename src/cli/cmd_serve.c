@@ -14,9 +14,9 @@
 #include "base/progress.h"
 #include "base/terminal.h"
 #include "cli/commands.h"
-#include "cli/screen.h"
+#include "cli/terminal/screen.h"
 #include "cli/serve_settings.h"
-#include "cli/upload_bar.h"
+#include "cli/terminal/upload_bar.h"
 
 enum { EXIT_RESTART_ME = 75, RESERVED_FILES = 64, FEW_CONNECTIONS = 64 };
 

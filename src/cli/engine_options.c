@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cli/upload_bar.h"
+#include "cli/terminal/upload_bar.h"
 
 enum {
     BENCH = ENGINE_THROUGHPUT | ENGINE_LATENCY,

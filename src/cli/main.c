@@ -7,7 +7,7 @@
 
 #include "cli/commands.h"
 #include "cli/options.h"
-#include "cli/terminal_guard.h"
+#include "cli/terminal/terminal_guard.h"
 
 static void print_usage(FILE *to) {
     fputs("hadal serves the DeepSeek mixture-of-experts models.\n\n"

@@ -11,7 +11,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "cli/model_path.h"
-#include "cli/screen.h"
+#include "cli/terminal/screen.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 20, TEXT_COLUMN = 29, MOST_WIDTH = 100 };
 

@@ -193,7 +193,7 @@ static hd_status check_numbers(const hd_engine *e, const hd_request *g, hd_err *
         HD_TRY(check_token(e, "stop", "stop_tokens", i, g->stop_tokens[i], err));
     }
     for (size_t i = 0; i < g->n_bias; i++) {
-        const hd_request_bias *b = &g->bias[i];
+        const hd_logit_bias *b = &g->bias[i];
         HD_TRY(check_token(e, "biased", "bias", i, b->token, err));
         if (!isnan(b->value) && b->value < INFINITY) continue;
         return HD_REFUSE(err, HD_EINVAL, NULL, hd_field_of("bias[%zu]", i).path,
@@ -218,9 +218,7 @@ static hd_status collect_stops(hd_engine *e, engine_request *r, const hd_request
     for (size_t i = 0; i < n_eos; i++) r->stop_ids[n++] = c->eos[i];
     for (size_t i = 0; i < g->n_stop_tokens; i++) r->stop_ids[n++] = g->stop_tokens[i];
     memcpy(r->ban, r->stop_ids, (size_t)n * sizeof *r->ban);
-    for (size_t i = 0; i < g->n_bias; i++) {
-        r->bias[i] = (hd_logit_bias){g->bias[i].token, g->bias[i].value};
-    }
+    for (size_t i = 0; i < g->n_bias; i++) r->bias[i] = g->bias[i];
     r->request.stop_ids = r->stop_ids;
     r->request.n_stop = n;
     return HD_OK;

@@ -3,7 +3,7 @@
  * entered only if its rule may begin with the byte, so one thread suffices wherever the next
  * byte decides. Nodes are immutable once written, so copies and the backtracking of the mask
  * walk are cheap. */
-#include "grammar/grammar_internal.h"
+#include "grammar/grammar_automaton_internal.h"
 
 #include <string.h>
 

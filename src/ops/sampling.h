@@ -15,12 +15,6 @@ enum {
     HD_TOKEN_BROKEN = -2 /* a logit was NaN or +inf: a model error */
 };
 
-/* Logit bias: value is added to the logit of token id; -inf bans it. */
-typedef struct hd_logit_bias {
-    int32_t id;
-    float value;
-} hd_logit_bias;
-
 /* Sampling parameters of one request. All zero is greedy. The operator does not check the
  * numbers: finite, temperature >= 0, top_p and min_p in [0, 1], repetition_penalty >= 0. */
 typedef struct hd_sampling {

@@ -221,7 +221,7 @@ static void set_params(hd_model_runner *x, int32_t slot, const hd_request_sampli
     p->relaxed_top = sampling->constraint ? sampling->constraint->relaxed_top : 0;
     p->relaxed_delta = sampling->constraint ? sampling->constraint->relaxed_delta : 0.0f;
     if (p->n_bias) memcpy(bias, sampling->bias, (size_t)p->n_bias * sizeof *bias);
-    for (int32_t i = 0; i < p->n_ban; i++) bias[p->n_bias + i].id = sampling->ban[i];
+    for (int32_t i = 0; i < p->n_ban; i++) bias[p->n_bias + i].token = sampling->ban[i];
     hd_stream_upload(x->env.stream, &x->device.params[slot], p, sizeof *p);
     hd_stream_upload(x->env.stream, x->device.bias + p->bias_at, bias,
                      (size_t)n * sizeof *bias);

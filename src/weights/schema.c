@@ -3,7 +3,7 @@
  * One function per part of a layer declares its tensors in both families of names (Hugging
  * Face names for V2, V3 and V3.2, the official ones for V4). It runs twice: once to count,
  * once to write. Shapes are those of models.md 3.2 to 3.5. */
-#include "weights/weights.h"
+#include "weights/schema.h"
 
 #include <assert.h>
 #include <stdio.h>

@@ -7,7 +7,7 @@
 
 #include "base/philox.h"
 #include "base/status.h"
-#include "cli/screen.h"
+#include "cli/terminal/screen.h"
 
 /* What a terminal of so many columns gets, written in pieces of `step` bytes; the caller's. */
 static char *shown(const char *text, size_t n, int width, int indent, size_t step) {

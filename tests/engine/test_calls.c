@@ -72,12 +72,12 @@ static bool is_json(const hd_bytes *b) {
 }
 
 /* The first token of a text becomes as probable as a bias can make it. */
-static void favour(const hd_engine *e, const char *text, hd_request_bias *bias) {
+static void favour(const hd_engine *e, const char *text, hd_logit_bias *bias) {
     hd_ids ids = {0};
     assert_int_equal(hd_tokenizer_encode(hd_engine_tokenizer(e), text, strlen(text),
                                          HD_ENCODE_SPECIAL, &ids, NULL),
                      HD_OK);
-    *bias = (hd_request_bias){ids.ids[0], 100};
+    *bias = (hd_logit_bias){ids.ids[0], 100};
     hd_ids_deinit(&ids);
 }
 
@@ -100,7 +100,7 @@ static void calls_or_a_response_format(void **state) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = models[i].model});
         int32_t n_formatted = 0, n_calls = 0, n_required = 0;
         for (uint64_t seed = 0; seed < 4; seed++) {
-            hd_request_bias bias; /* a model that was not trained for this does not choose */
+            hd_logit_bias bias; /* a model that was not trained for this does not choose */
             hd_request g = {.size = sizeof g,
                             .messages = USER("Please set the olive."),
                             .tools = two_tools,
@@ -180,7 +180,7 @@ static void calls_open_inside_the_reasoning(void **state) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = cases[i].model});
         const bool held = cases[i].choice && strcmp(cases[i].choice, "auto") != 0;
         int32_t n_inside = 0;
-        hd_request_bias bias[2];
+        hd_logit_bias bias[2];
         favour(e, "<", &bias[0]);
         favour(e, "｜DSML｜", &bias[1]);
         for (uint64_t seed = 0; seed < 2; seed++) {
@@ -228,7 +228,7 @@ static void names_are_offered_ones(void **state) {
     };
     for (size_t i = 0; i < HD_LEN(models); i++) {
         hd_engine *e = rig_open("cpu", &(hd_engine_options){.model_dir = models[i].model});
-        hd_request_bias bias[2];
+        hd_logit_bias bias[2];
         int32_t n_calls = 0;
         favour(e, models[i].first, &bias[0]);
         favour(e, models[i].second, &bias[1]);

@@ -264,7 +264,7 @@ static void formats_are_refused_by_name(void **state) {
 static void a_failure_says_why(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
-    const hd_request_bias brace = {.token = 95, .value = -INFINITY};
+    const hd_logit_bias brace = {.token = 95, .value = -INFINITY};
     hd_request g = {.size = sizeof g, .text = "x", .bias = &brace, .n_bias = 1};
     rig_answer a;
     g.response_format = HD_FORMAT_REGEX;
@@ -548,7 +548,7 @@ static void the_prompt_is_scored(void **state) {
 static void relaxed_drafts_stand_more_often(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL);
-    const hd_request_bias for_ever = {.token = 4087, .value = -INFINITY}; /* </think> */
+    const hd_logit_bias for_ever = {.token = 4087, .value = -INFINITY}; /* </think> */
     hd_request g = {.size = sizeof g,
                     .messages = USER("Tell me a story."),
                     .thinking = 1,

@@ -380,11 +380,11 @@ static void refusals_name_the_parameter(void **state) {
     static const int32_t tokens[] = {-1};
     static const char *const empty[] = {""};
     static const int32_t ids[] = {-1};
-    static const hd_request_bias bias[] =
+    static const hd_logit_bias bias[] =
         {
             {-1, 0}
     },
-                                 endless[] = {{1, INFINITY}};
+                               endless[] = {{1, INFINITY}};
     const struct {
         hd_request g;
         const char *field, *code;
@@ -453,10 +453,10 @@ static void what_makes_no_sense_is_refused(void **state) {
 /* Each list of token ids at its limit; the bias forbids what would come next otherwise. */
 static void lists_of_tokens_may_be_full(void **state) {
     (void)state;
-    static hd_request_bias bias[HD_MAX_BIAS + 1];
+    static hd_logit_bias bias[HD_MAX_BIAS + 1];
     int32_t stop[HD_MAX_STOP_TOKENS];
     rig_answer a;
-    for (int32_t i = 0; i <= HD_MAX_BIAS; i++) bias[i] = (hd_request_bias){i, -INFINITY};
+    for (int32_t i = 0; i <= HD_MAX_BIAS; i++) bias[i] = (hd_logit_bias){i, -INFINITY};
     for (int32_t i = 0; i < HD_MAX_STOP_TOKENS; i++) stop[i] = HD_MAX_BIAS + i;
     hd_engine *e = rig_open("cpu", &(hd_engine_options){.max_running = 2});
     hd_request g = {.size = sizeof g,

@@ -96,12 +96,12 @@ static bool is_marker(const hd_tokenizer *t, int32_t id) {
 
 /* Bans other control tokens: they are not shown, and an answer that contains them is not
  * stored. */
-static size_t ban_others(hd_engine *e, hd_request_bias bias[MOST_BANS]) {
+static size_t ban_others(hd_engine *e, hd_logit_bias bias[MOST_BANS]) {
     const hd_tokenizer *t = hd_engine_tokenizer(e);
     size_t n = 0;
     for (int32_t id = 0; id < hd_tokenizer_vocab_size(t) && n < MOST_BANS; id++) {
         if (!hd_tokenizer_is_special(t, id) || is_marker(t, id)) continue;
-        bias[n++] = (hd_request_bias){id, -INFINITY};
+        bias[n++] = (hd_logit_bias){id, -INFINITY};
     }
     return n;
 }
@@ -156,7 +156,7 @@ static void odd_answers_are_known_again(void **state) {
         const hd_engine_options o = {.model_dir = models[i], .max_context = 2048};
         hd_engine *e = rig_open("cpu", &o), *stranger = rig_open("cpu", &o);
         tally seen = {0};
-        hd_request_bias bias[MOST_BANS];
+        hd_logit_bias bias[MOST_BANS];
         const size_t n_bias = ban_others(e, bias);
         for (uint64_t seed = 0; seed < 2; seed++) {
             hd_request g = {.size = sizeof g,
@@ -192,7 +192,7 @@ static json_t *answer_of(json_t *messages) {
 static void what_differs_is_encoded_anew(void **state) {
     (void)state;
     hd_engine *e = rig_open("cpu", NULL), *stranger = rig_open("cpu", NULL);
-    hd_request_bias bias[MOST_BANS];
+    hd_logit_bias bias[MOST_BANS];
     hd_request g = {.size = sizeof g,
                     .thinking = -1,
                     .max_tokens = 24,

@@ -261,13 +261,14 @@ static void relaxed_drafts_stand_when_near(void **state) {
         make_step(&s, ROWS, VOCAB);
         double y[VOCAB];
         s.bias[0] = (hd_logit_bias){rig_below(VOCAB), 1.5f};
-        s.bias[1].id = rig_below(VOCAB);
+        s.bias[1].token = rig_below(VOCAB);
         s.counts[rig_below(VOCAB)] = 2;
         for (int32_t i = 0; i < VOCAB; i++) {
             s.logits[i] = 4.0f * hd_philox_unit(rig_word()) + (rig_below(40) ? 0.0f : 3.5f);
             if (i % 32 == 0) s.mask[i / 32] = rig_word() | rig_word();
-            y[i] = (double)s.logits[i] + (i == s.bias[0].id ? 1.5 : 0) - (s.counts[i] ? 1 : 0);
-            if (i == s.bias[1].id || !(s.mask[i / 32] >> (i % 32) & 1u)) y[i] = -HUGE_VAL;
+            y[i] =
+                (double)s.logits[i] + (i == s.bias[0].token ? 1.5 : 0) - (s.counts[i] ? 1 : 0);
+            if (i == s.bias[1].token || !(s.mask[i / 32] >> (i % 32) & 1u)) y[i] = -HUGE_VAL;
         }
         s.params[0] = (hd_sampling){.seed = (uint64_t)round,
                                     .temperature = round % 3 ? 0.5f * (float)(round % 7) : 0,

@@ -252,8 +252,8 @@ static void rows_fail_alone(void **state) {
     for (int32_t i = 0; i < 32; i++) s.logits[i] = (float)(i % 8);
     s.logits[8 + 2] = NAN;
     s.a.n_ids = 6;
-    s.bias[0].id = 5;
-    s.bias[1].id = 4;
+    s.bias[0].token = 5;
+    s.bias[1].token = 4;
     s.params[2] = (hd_sampling){.ban_at = 0, .n_ban = 2, .ban_until = 3};
     s.params[3] = s.params[2];
     answer got;
@@ -296,10 +296,10 @@ static double exact_score(const step *s, int32_t id) {
     const hd_sampling *p = &s->params[0];
     double y = (double)s->logits[id];
     for (int32_t i = 0; i < p->n_bias; i++) {
-        if (s->bias[p->bias_at + i].id == id) y += (double)s->bias[p->bias_at + i].value;
+        if (s->bias[p->bias_at + i].token == id) y += (double)s->bias[p->bias_at + i].value;
     }
     for (int32_t i = 0; i < p->n_ban; i++) {
-        if (s->bias[p->ban_at + i].id == id) return -(double)INFINITY;
+        if (s->bias[p->ban_at + i].token == id) return -(double)INFINITY;
     }
     if (s->mask_row[0] >= 0 && !(s->mask[id / 32] >> (id % 32) & 1u)) return -(double)INFINITY;
     const int32_t output = s->counts[id] & HD_COUNT_OUTPUT;

@@ -12,9 +12,9 @@
 #include "base/checked.h"
 #include "base/progress.h"
 #include "cli/bench/bench_cases_internal.h"
-#include "cli/columns.h"
+#include "cli/terminal/columns.h"
 #include "cli/options.h"
-#include "cli/screen.h"
+#include "cli/terminal/screen.h"
 #include "ops/profile/op_timer.h"
 
 enum { MAX_ROUNDS = 15, MAX_COPIES = 40, UPLOAD_BYTES = 16 << 20 };

@@ -2,8 +2,8 @@
 #include <jansson.h>
 
 #include "cli/bench/bench_ops_internal.h"
-#include "cli/columns.h"
-#include "cli/screen.h"
+#include "cli/terminal/columns.h"
+#include "cli/terminal/screen.h"
 
 /* Returns the least time that so many bytes and operations take on this machine. */
 static double limit_seconds(const ops_report *r, double bytes, double flops) {

@@ -5,8 +5,8 @@
 
 #include "base/dtype.h"
 #include "cli/bench/bench_rank_internal.h"
-#include "cli/columns.h"
-#include "cli/screen.h"
+#include "cli/terminal/columns.h"
+#include "cli/terminal/screen.h"
 
 enum { SHOWN = 40 }; /* lines of the list of slow operators */
 

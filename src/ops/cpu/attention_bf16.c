@@ -2,7 +2,6 @@
  * values), by AVX-512's dot products of pairs. Keys are stored in float32: those of a block
  * are rounded once for all heads. */
 #include "base/checked.h"
-#include "ops/cpu/reduce_avx512_internal.h"
 #include "ops/cpu/kernels_internal.h"
 #include "ops/cpu/dot_bf16_internal.h"
 

@@ -3,7 +3,6 @@
  * Small M reads W row after row as stored; large M dequantizes a tile of it. */
 #include "ops/cpu/e4m3_vbmi_internal.h"
 #include "ops/cpu/gemm_fast_rows_internal.h"
-#include "ops/cpu/reduce_avx512_internal.h"
 #include "ops/cpu/dot_bf16_internal.h"
 
 #include <math.h>

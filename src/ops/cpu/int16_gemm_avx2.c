@@ -1,9 +1,5 @@
 /* int16_gemm_avx2.c - AVX2: int16 GEMM (--precision fast), 16 integers per register. */
-#include <math.h>
-#include <stdbool.h>
-
-#include "ops/cpu/gemm_fast_rows_internal.h"
-#include "ops/cpu/int16_gemm_tables_internal.h"
+#include "ops/cpu/int16_gemm_values_internal.h"
 
 typedef __m256i words, totals;
 typedef __m256 floats;

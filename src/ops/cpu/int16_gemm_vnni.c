@@ -1,11 +1,7 @@
 /* int16_gemm_vnni.c - AVX-512 VNNI: int16 GEMM (--precision fast), 32 integers per register.
  * A group is two segments, each of which has half of the lanes: for FP8 the lower and the
  * upper eight, for FP4 every other two. */
-#include <math.h>
-#include <stdbool.h>
-
-#include "ops/cpu/gemm_fast_rows_internal.h"
-#include "ops/cpu/int16_gemm_tables_internal.h"
+#include "ops/cpu/int16_gemm_values_internal.h"
 
 typedef __m512i words, totals;
 typedef __m512 floats;

@@ -136,10 +136,10 @@ static void make_scores(row_state *r) {
     memcpy(y, r->logits, (size_t)a->n_ids * sizeof *y);
     for (int32_t i = 0; i < p->n_bias; i++) {
         const hd_logit_bias *b = &a->bias[p->bias_at + i];
-        if (b->id < a->n_ids) y[b->id] += b->value;
+        if (b->token < a->n_ids) y[b->token] += b->value;
     }
     for (int32_t i = 0; i < n_ban; i++) {
-        const int32_t id = a->bias[p->ban_at + i].id;
+        const int32_t id = a->bias[p->ban_at + i].token;
         if (id < a->n_ids) y[id] = -INFINITY;
     }
     if (masked) {

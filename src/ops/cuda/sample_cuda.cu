@@ -156,16 +156,16 @@ static __device__ void make_scores(const hd_sample_args &a, int32_t row, const r
     for (int32_t i = threadIdx.x; i < p.n_bias;
          i += THREADS) { /* of equal ids the first adds */
         const hd_logit_bias *bias = a.bias + p.bias_at;
-        const int32_t id = bias[i].id;
+        const int32_t id = bias[i].token;
         bool first = id >= r.first && id - r.first < r.n;
-        for (int32_t k = 0; first && k < i; k++) first = bias[k].id != id;
+        for (int32_t k = 0; first && k < i; k++) first = bias[k].token != id;
         for (int32_t k = i; first && k < p.n_bias; k++) {
-            if (bias[k].id == id) r.y[id - r.first] += bias[k].value;
+            if (bias[k].token == id) r.y[id - r.first] += bias[k].value;
         }
     }
     __syncthreads();
     for (int32_t i = threadIdx.x; i < n_ban; i += THREADS) {
-        const int32_t at = a.bias[p.ban_at + i].id - r.first;
+        const int32_t at = a.bias[p.ban_at + i].token - r.first;
         if (at >= 0 && at < r.n) r.y[at] = -CUDART_INF_F;
     }
     __syncthreads();

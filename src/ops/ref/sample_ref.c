@@ -16,7 +16,7 @@ static bool is_allowed(const hd_sample_args *a, int32_t row, int32_t id) {
     const hd_sampling *p = &a->params[a->slot[row]];
     const int32_t n_ban = a->position[row] < p->ban_until ? p->n_ban : 0;
     for (int32_t i = 0; i < n_ban; i++) {
-        if (a->bias[p->ban_at + i].id == id) return false;
+        if (a->bias[p->ban_at + i].token == id) return false;
     }
     if (!a->mask || a->mask_row[row] < 0) return true;
     const int64_t words = ((int64_t)a->vocab + 31) / 32;
@@ -27,7 +27,7 @@ static float score(const hd_sample_args *a, int32_t row, int32_t id) {
     const hd_sampling *p = &a->params[a->slot[row]];
     float y = a->logits[(int64_t)row * a->vocab + id];
     for (int32_t i = 0; i < p->n_bias; i++) {
-        if (a->bias[p->bias_at + i].id == id) y += a->bias[p->bias_at + i].value;
+        if (a->bias[p->bias_at + i].token == id) y += a->bias[p->bias_at + i].value;
     }
     if (!is_allowed(a, row, id)) return -INFINITY;
     if (!hd_has_penalty(p)) return y;

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cli/inspect_stages.h"
+#include "cli/inspect/inspect_stages.h"
 
 enum { STAGE = 10, OP = 13, MARGIN = 2 + STAGE + 1 + OP + 1, WIDTH = 98 };
 

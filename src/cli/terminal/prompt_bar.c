@@ -1,5 +1,5 @@
 /* prompt_bar.c - see prompt_bar.h. */
-#include "cli/prompt_bar.h"
+#include "cli/terminal/prompt_bar.h"
 
 enum { MIN_TOKENS = 512 };
 

@@ -1,6 +1,6 @@
 /* inspect_internal.h - results of `hadal inspect`, for its two output formats. */
-#ifndef HD_CLI_INSPECT_INTERNAL_H
-#define HD_CLI_INSPECT_INTERNAL_H
+#ifndef HD_CLI_INSPECT_INSPECT_INTERNAL_H
+#define HD_CLI_INSPECT_INSPECT_INTERNAL_H
 
 #include <stdbool.h>
 #include <stdint.h>

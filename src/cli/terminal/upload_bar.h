@@ -1,6 +1,6 @@
 /* upload_bar.h - progress bar of the upload of weights to a GPU. */
-#ifndef HD_CLI_UPLOAD_BAR_H
-#define HD_CLI_UPLOAD_BAR_H
+#ifndef HD_CLI_TERMINAL_UPLOAD_BAR_H
+#define HD_CLI_TERMINAL_UPLOAD_BAR_H
 
 #include <stddef.h>
 

@@ -1,7 +1,7 @@
 /* columns.h - a table of figures: in a file or pipe a line per row; on a terminal that is too
  * narrow for that, a row's words and figures go to lines of their own. One thread owns it. */
-#ifndef HD_CLI_COLUMNS_H
-#define HD_CLI_COLUMNS_H
+#ifndef HD_CLI_TERMINAL_COLUMNS_H
+#define HD_CLI_TERMINAL_COLUMNS_H
 
 #include <stdbool.h>
 #include <stdio.h>

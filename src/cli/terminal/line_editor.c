@@ -1,5 +1,5 @@
 /* line_editor.c - see line_editor.h. Uses libedit on a terminal, getline otherwise. */
-#include "cli/line_editor.h"
+#include "cli/terminal/line_editor.h"
 
 #include <errno.h>
 #include <histedit.h>
@@ -9,7 +9,7 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include "cli/terminal_guard.h"
+#include "cli/terminal/terminal_guard.h"
 
 enum { HISTORY_LINES = 1000 };
 

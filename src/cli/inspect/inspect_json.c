@@ -2,7 +2,7 @@
 #include <jansson.h>
 #include <stdio.h>
 
-#include "cli/inspect_internal.h"
+#include "cli/inspect/inspect_internal.h"
 
 /* jansson's setters take NULL values as failures; one flag at the end is enough. */
 typedef struct writer {

@@ -1,7 +1,7 @@
 /* screen.c - see screen.h. Words end at spaces; a wide character (Chinese, Japanese, Korean) is
  * a word. */
 #define _GNU_SOURCE
-#include "cli/screen.h"
+#include "cli/terminal/screen.h"
 
 #include <stdarg.h>
 #include <stdint.h>
@@ -10,7 +10,7 @@
 
 #include "base/status.h"
 #include "base/terminal.h"
-#include "cli/terminal_guard.h"
+#include "cli/terminal/terminal_guard.h"
 
 enum { TAB = 8 };
 

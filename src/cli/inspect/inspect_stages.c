@@ -1,6 +1,6 @@
 /* inspect_stages.c - records the forward pass of a config's model: runs one step of the model
  * with tensors that have shapes and no values, on operators that only report their calls. */
-#include "cli/inspect_stages.h"
+#include "cli/inspect/inspect_stages.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* screen.h - text output for terminals and files. On a terminal, lines are wrapped between
  * words, control characters of untrusted text are escaped, and text can be dimmed unless
  * NO_COLOR is set. In a file or pipe every byte is written unchanged. One thread owns it. */
-#ifndef HD_CLI_SCREEN_H
-#define HD_CLI_SCREEN_H
+#ifndef HD_CLI_TERMINAL_SCREEN_H
+#define HD_CLI_TERMINAL_SCREEN_H
 
 #include <stdbool.h>
 #include <stddef.h>

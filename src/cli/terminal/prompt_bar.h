@@ -1,6 +1,6 @@
 /* prompt_bar.h - progress bar of the prefill of a long prompt. */
-#ifndef HD_CLI_PROMPT_BAR_H
-#define HD_CLI_PROMPT_BAR_H
+#ifndef HD_CLI_TERMINAL_PROMPT_BAR_H
+#define HD_CLI_TERMINAL_PROMPT_BAR_H
 
 #include "base/progress.h"
 #include "hadal.h"

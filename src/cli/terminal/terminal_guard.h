@@ -1,8 +1,8 @@
 /* terminal_guard.h - a terminal is left as it was found: signals that end or stop the process first
  * undo its dimming and the modes of line editing. Signals with a handler of their own are left
  * to it. One thread sets what is undone; any thread may get the signal. */
-#ifndef HD_CLI_TERMINAL_GUARD_H
-#define HD_CLI_TERMINAL_GUARD_H
+#ifndef HD_CLI_TERMINAL_TERMINAL_GUARD_H
+#define HD_CLI_TERMINAL_TERMINAL_GUARD_H
 
 #include <termios.h>
 

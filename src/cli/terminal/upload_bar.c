@@ -1,5 +1,5 @@
 /* upload_bar.c - see upload_bar.h. */
-#include "cli/upload_bar.h"
+#include "cli/terminal/upload_bar.h"
 
 enum { MIN_BYTES = 500000000 };
 

@@ -1,5 +1,5 @@
 /* terminal_guard.c - see terminal_guard.h. */
-#include "cli/terminal_guard.h"
+#include "cli/terminal/terminal_guard.h"
 
 #include <errno.h>
 #include <pthread.h>

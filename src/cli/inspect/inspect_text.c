@@ -5,8 +5,8 @@
 
 #include "base/checked.h"
 #include "base/terminal.h"
-#include "cli/inspect_internal.h"
-#include "cli/screen.h"
+#include "cli/inspect/inspect_internal.h"
+#include "cli/terminal/screen.h"
 
 enum { LABEL = 14, PART = 24, NARROW = 100, SHOWN = 10, WRAPPED = 6 };
 

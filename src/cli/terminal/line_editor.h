@@ -1,6 +1,6 @@
 /* line_editor.h - reads input lines, with editing and history on a terminal. */
-#ifndef HD_CLI_LINE_EDITOR_H
-#define HD_CLI_LINE_EDITOR_H
+#ifndef HD_CLI_TERMINAL_LINE_EDITOR_H
+#define HD_CLI_TERMINAL_LINE_EDITOR_H
 
 #include "base/status.h"
 

@@ -1,5 +1,5 @@
 /* columns.c - see columns.h. */
-#include "cli/columns.h"
+#include "cli/terminal/columns.h"
 
 #include <stdarg.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* inspect_stages.h - `hadal inspect --stages`: the forward pass as stages and operators. */
-#ifndef HD_CLI_INSPECT_STAGES_H
-#define HD_CLI_INSPECT_STAGES_H
+#ifndef HD_CLI_INSPECT_INSPECT_STAGES_H
+#define HD_CLI_INSPECT_INSPECT_STAGES_H
 
 #include <stdbool.h>
 #include <stdint.h>
