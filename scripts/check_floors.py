@@ -2,9 +2,10 @@
 """Checks the rules of the house that a compiler cannot know.
 
 Fails on: an include that goes up or sideways, another folder's private header, a file without
-its opening paragraph, a banned call. Lists, without failing, files over 800 lines and
-functions over 80.
+its opening paragraph, a banned call, a header of src or include over 250 lines, a folder of more
+than 50 source files. Lists, without failing, files over 800 lines and functions over 80.
 """
+import collections
 import pathlib
 import re
 import sys
@@ -28,13 +29,16 @@ FLOORS = {
 # those of the rooms listed before it.
 ROOMS = {
     "ops": ["ref", "cpu", "cuda", "profile"],
-    "cli": ["bench"],
+    "cli": ["terminal", "inspect", "bench"],
 }
 
 BANNED = ["strcpy", "strcat", "sprintf", "vsprintf", "strtok", "gets", "alloca", "rand", "atoi"]
 BANNED_BELOW_CLI = ["exit", "_exit", "printf", "vprintf", "puts", "putchar"]
 MAX_FILE_LINES = 800
 MAX_FUNCTION_LINES = 80
+MAX_HEADER_LINES = 250
+MAX_FOLDER_FILES = 50
+LONG_HEADERS = {"include/hadal.h"}  # the whole public API; generated tables would stand here too
 SUFFIXES = {".c", ".h", ".cu", ".cuh"}
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"')
@@ -51,6 +55,15 @@ def check_paragraph(path, text):
     name = re.escape(path.name)
     if not re.match(rf"/\* {name} - \S", text):
         yield 1, f"must open with the paragraph /* {path.name} - what it does ... */"
+
+
+def check_header(shown, text):
+    n = text.count("\n")
+    if shown.suffix not in (".h", ".cuh") or shown.parts[0] not in ("src", "include"):
+        return
+    if n > MAX_HEADER_LINES and str(shown) not in LONG_HEADERS:
+        yield 1, f"{n} lines; a header has at most {MAX_HEADER_LINES}"
+
 
 PUBLIC = "hadal.h"  # include/hadal.h, which src/engine makes real
 SHARED = "hadal_types.h"  # its data, for every folder
@@ -124,10 +137,12 @@ def long_functions(code):
 def main():
     root = pathlib.Path(__file__).resolve().parent.parent
     failures, remarks, n_files = [], [], 0
+    folders = collections.Counter()
     for path in sorted(p for top in ("src", "include", "tests", "bench")
                        for p in (root / top).rglob("*") if p.suffix in SUFFIXES):  # fmt: skip
         n_files += 1
         shown = path.relative_to(root)
+        folders[shown.parent] += 1
         text = path.read_text(encoding="utf-8")
         code = OPAQUE.sub(blank, text)
         lines = text.split("\n")
@@ -140,10 +155,13 @@ def main():
             else:
                 found += check_includes(path, folder, room, lines)
                 found += check_calls(folder, code)
+        found += check_header(shown, text)
         failures += [f"{shown}:{number}: {what}" for number, what in found]
         if len(lines) - 1 > MAX_FILE_LINES:
             remarks.append(f"{shown}: {len(lines) - 1} lines")
         remarks += [f"{shown}:{number}: {what}" for number, what in long_functions(code)]
+    failures += [f"{folder}: {n} source files; at most {MAX_FOLDER_FILES}"
+                 for folder, n in folders.items() if n > MAX_FOLDER_FILES]  # fmt: skip
     for line in remarks:
         print(f"remark: {line}")
     for line in failures:

@@ -10,7 +10,7 @@
  * block that made them all, or, where blocks are too few to fill the GPU, by a second kernel.
  * The steps are the same, so neither the row's neighbors nor the way change a bit. */
 #include "ops/cuda/attention_internal.cuh"
-#include "ops/cuda/split_fp16_internal.cuh"
+#include "ops/cuda/split_fp16_mma_internal.cuh"
 
 constexpr int WARPS = BLOCK / WARP, HEADS = 32, TILE = 32;
 constexpr int MIN_PART = 64, MAX_PARTS = 64;              /* keys of a part; parts of a row */

@@ -3,7 +3,7 @@
 #include "ops/cuda/cublaslt_internal.cuh"
 #include "ops/cuda/gemm_large_m_internal.cuh"
 #include "ops/cuda/gemm_f32_internal.cuh"
-#include "ops/cuda/gemm_transposed_internal.cuh"
+#include "ops/cuda/gemm_mix_internal.cuh"
 
 /* The block's rows of x and outputs, [n] of the head from row `first` on. */
 template <typename J>

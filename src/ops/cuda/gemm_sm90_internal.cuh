@@ -4,7 +4,7 @@
 #define HD_OPS_CUDA_GEMM_SM90_INTERNAL_CUH
 
 #include "ops/cuda/official_internal.cuh"
-#include "ops/cuda/sm90_internal.cuh"
+#include "ops/cuda/wgmma_sm90_internal.cuh"
 
 namespace {
 

@@ -2,7 +2,7 @@
  *
  * Two kernels over as many rows as there is scratch for: scores, on the tensor cores as in
  * attention, here for heads and keys of any number and width; then the best (best_cuda.cu). */
-#include "ops/cuda/split_fp16_internal.cuh"
+#include "ops/cuda/split_fp16_mma_internal.cuh"
 #include "ops/cuda/indexer_internal.cuh"
 
 constexpr int WARPS = BLOCK / WARP, TILE = 64; /* keys that a block scores at once */

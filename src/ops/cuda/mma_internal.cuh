@@ -15,31 +15,10 @@
 
 #include <cuda_bf16.h>
 
-#include "ops/cuda/weight_internal.cuh"
+#include "ops/cuda/mma_weight_internal.cuh"
 
-constexpr int MMA_SLICES = 8;
 constexpr int LARGE_M_ROWS = 64; /* of x in a block, at most */
 constexpr size_t MAX_SHARED = 227 * 1024;
-
-/* A span, by how the matrix is read: a lane's columns of a row, in QUADS of 16 bytes, four
- * lanes' side by side, and in EIGHTS of eight columns, two steps of mma. */
-template <int R>
-struct span_of {
-    enum {
-        COLS = R == READ_E2M1 ? 2 * SPAN : SPAN,
-        LANE = COLS / 4,
-        EIGHTS = LANE / 8,
-        QUADS = R == READ_BF16 ? 2 : 1,
-        QUAD_EIGHTS = EIGHTS / QUADS
-    };
-};
-
-/* The first column of a lane's eight. */
-template <int R>
-static __device__ __forceinline__ int eight_col(int quarter, int eight) {
-    constexpr int EACH = span_of<R>::QUAD_EIGHTS;
-    return (eight / EACH * 4 + quarter) * EACH * 8 + eight % EACH * 8;
-}
 
 /* Rows of x, aligned to 16 bytes, and outputs of one block. */
 struct mma_job {
@@ -52,153 +31,7 @@ struct mma_block {
     bool out_f32;
 };
 
-/* Spans [begin, end) of part `slice` of a row. */
-struct slice_range {
-    int32_t begin, end;
-};
-
-template <int R>
-static __device__ __forceinline__ slice_range slice_of(const weight_shape &s, int slice) {
-    const int32_t spans = s.cols / span_of<R>::COLS;
-    const int32_t per = (spans + MMA_SLICES - 1) / MMA_SLICES;
-    return {min(slice * per, spans), min((slice + 1) * per, spans)};
-}
-
 /* ---- A: stored rows ---- */
-
-/* A lane's columns of one stored row. */
-template <int R>
-struct lane_raw {
-    uint4 quad[span_of<R>::QUADS];
-    float scale[2]; /* E2M1 may have one per GROUP; the others' second is not used */
-};
-
-template <int R>
-static __device__ __forceinline__ const uint8_t *lane_address(const weight_shape &s,
-                                                              const weight_arrays &a,
-                                                              int32_t row, int32_t span) {
-    constexpr int bits = R == READ_BF16 ? 16 : R == READ_E4M3 ? 8 : 4;
-    const int64_t first = (int64_t)row * s.cols + span * span_of<R>::COLS;
-    return a.data + first * bits / 8 + threadIdx.x % 4 * 16;
-}
-
-template <int R>
-static __device__ __forceinline__ void load_scale(float *to, const weight_shape &s,
-                                                  const weight_arrays &a, int32_t row,
-                                                  int32_t span) {
-    const int32_t col = span * span_of<R>::COLS;
-    if constexpr (R == READ_E2M1) {
-        const int32_t own = col + (int32_t)(threadIdx.x % 4) * span_of<R>::LANE;
-        to[0] = group_scale(s, a, row, own);
-        to[1] = s.block_cols > GROUP ? to[0] : group_scale(s, a, row, own + GROUP);
-    } else {
-        to[0] = group_scale(s, a, row, col);
-    }
-}
-
-/* Weights on their way through shared memory: a lane copies what it will read itself, of MT
- * tiles of 16 stored rows, STAGES - 1 spans ahead, so that nobody waits for anybody. */
-template <int R, int MT, int THREADS, int STAGES>
-struct weight_ring {
-    uint4 at[STAGES][MT][2][span_of<R>::QUADS][THREADS];
-};
-
-/* A span of a group of 16 * MT stored rows. */
-struct walk_at {
-    int32_t group, span;
-};
-
-/* A lane's walk over spans [begin, end) of group after group; the weights of the next ones and
- * the scales of the next one are on their way. */
-template <int R, int MT>
-struct lane_walk {
-    weight_shape s;
-    weight_arrays a;
-    int32_t first_row, last_row, own; /* of all groups; the lane's row in the first tile */
-    int32_t begin, end, n_groups;
-    walk_at sent;
-    int send_stage, take_stage;
-    float next_scale[MT][2][2];
-};
-
-template <int R, int MT>
-static __device__ __forceinline__ walk_at next_of(const lane_walk<R, MT> &w, walk_at at) {
-    const bool last = at.span + 1 == w.end;
-    return {last ? at.group + 1 : at.group, last ? w.begin : at.span + 1};
-}
-
-/* Half i of the lane's rows; behind the last the last again. */
-template <int R, int MT>
-static __device__ __forceinline__ int32_t row_of(const lane_walk<R, MT> &w, int32_t group,
-                                                 int i) {
-    return min(w.first_row + w.own + group * 16 * MT + 8 * i, w.last_row);
-}
-
-template <int R, int MT, int THREADS, int STAGES>
-static __device__ __forceinline__ void send_span(weight_ring<R, MT, THREADS, STAGES> *ring,
-                                                 lane_walk<R, MT> *w) {
-    if (w->sent.group < w->n_groups) {
-#pragma unroll
-        for (int i = 0; i < 2 * MT; i++) {
-            const uint8_t *from =
-                lane_address<R>(w->s, w->a, row_of(*w, w->sent.group, i), w->sent.span);
-#pragma unroll
-            for (int k = 0; k < span_of<R>::QUADS; k++) {
-                const unsigned to = (unsigned)__cvta_generic_to_shared(
-                    &ring->at[w->send_stage][i / 2][i % 2][k][threadIdx.x]);
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to),
-                             "l"(from + 64 * k)
-                             : "memory");
-            }
-        }
-        w->sent = next_of(*w, w->sent);
-        w->send_stage = w->send_stage + 1 == STAGES ? 0 : w->send_stage + 1;
-    }
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-template <int R, int MT>
-static __device__ __forceinline__ void fetch_scales(lane_walk<R, MT> *w, walk_at at) {
-    if (at.group >= w->n_groups) return;
-#pragma unroll
-    for (int i = 0; i < 2 * MT; i++) {
-        load_scale<R>(w->next_scale[i / 2][i % 2], w->s, w->a, row_of(*w, at.group, i),
-                      at.span);
-    }
-}
-
-/* Sends the first spans. An empty walk has no groups. */
-template <int R, int MT, int THREADS, int STAGES>
-static __device__ __forceinline__ void start_walk(weight_ring<R, MT, THREADS, STAGES> *ring,
-                                                  lane_walk<R, MT> *w) {
-    if (w->begin == w->end) w->n_groups = 0;
-    w->sent = {0, w->begin};
-    w->send_stage = w->take_stage = 0;
-#pragma unroll
-    for (int d = 0; d < STAGES - 1; d++) send_span(ring, w);
-    fetch_scales(w, {0, w->begin});
-}
-
-/* The span that is next, and one more on its way. */
-template <int R, int MT, int THREADS, int STAGES>
-static __device__ __forceinline__ void take_span(lane_raw<R> (*to)[2],
-                                                 weight_ring<R, MT, THREADS, STAGES> *ring,
-                                                 lane_walk<R, MT> *w, walk_at at) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
-#pragma unroll
-    for (int i = 0; i < 2 * MT; i++) {
-        lane_raw<R> *own = &to[i / 2][i % 2];
-#pragma unroll
-        for (int k = 0; k < span_of<R>::QUADS; k++) {
-            own->quad[k] = ring->at[w->take_stage][i / 2][i % 2][k][threadIdx.x];
-        }
-        own->scale[0] = w->next_scale[i / 2][i % 2][0];
-        own->scale[1] = w->next_scale[i / 2][i % 2][1];
-    }
-    w->take_stage = w->take_stage + 1 == STAGES ? 0 : w->take_stage + 1;
-    send_span(ring, w);
-    fetch_scales(w, next_of(*w, at));
-}
 
 /* Word i of the lane's 16 bytes or 32. */
 template <int R>

@@ -9,7 +9,7 @@
 #include <cuda_bf16.h>
 #include <stdint.h>
 
-#include "ops/cuda/sm90_internal.cuh"
+#include "ops/cuda/wgmma_sm90_internal.cuh"
 
 constexpr int WARPGROUP = 128;                     /* threads */
 constexpr int BOX_ROWS = 64, BOX_BYTES = 64 * 128; /* a tile of 64 rows and 64 columns */
