@@ -87,8 +87,8 @@ const char *hd_role_name(hd_role r); /* "Q_A" */
 
 enum { HD_GLOBAL = -1 }; /* the layer of tensors that belong to no layer */
 
-/* How the ranks of a group share a tensor. Cuts fall on whole heads, experts and
- * quantization blocks, or the plan is refused. */
+/* How the ranks of a group share a tensor. A shard has whole heads, experts and quantization
+ * blocks, or the plan is refused. */
 typedef enum hd_shard_axis {
     HD_SHARD_NONE,       /* every rank holds all of it */
     HD_SHARD_HEAD_ROWS,  /* rows by attention head, over tp */

@@ -196,7 +196,7 @@ static void naive_attention_case(const naive_shape *sh) {
         rows += sh->n_rows[s];
         n_tokens[s] = sh->n_rows[s] ? naive_position(sh, s, sh->n_rows[s] - 1) + 1 : 0;
     }
-    /* Formats with scales make keys so large that scores are as sharp as in attend's case. */
+    /* Formats with scales make keys so large that scores are as sharp as in attention's case. */
     const double tolerance = sh->format ? 1e-4 : 1e-5;
     const int32_t stored = sh->heads * (sh->nope_dim + sh->v_dim);
     const weight_format *format = sh->format ? sh->format : weight_format_of(F32_PLAIN);

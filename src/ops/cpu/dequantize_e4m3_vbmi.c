@@ -14,7 +14,7 @@ typedef struct quad {
     __m512 a, b, c, d;
 } quad;
 
-/* Even halves of `first` are columns 0-15, odd ones 16-31, and so on for `second`. */
+/* Even 16-bit values of `first` are columns 0-15, odd ones 16-31, and so on for `second`. */
 static inline quad dequantize_pairs(__m512i first, __m512i second) {
     const __m512i odd = _mm512_set1_epi32((int32_t)0xffff0000u);
     return (quad){_mm512_castsi512_ps(_mm512_slli_epi32(first, 16)),
@@ -29,7 +29,7 @@ static inline __m512i load_bytes(const uint8_t *src, int32_t n) {
     return _mm512_maskz_loadu_epi8(((__mmask64)1 << n) - 1, src);
 }
 
-/* Order of the 64 codes such that unpacking bytes to halves leaves columns as widen_halves
+/* Order of the 64 codes such that unpacking bytes to pairs leaves columns as dequantize_pairs
  * needs them: lane 4 q + i gets columns 4 q + i + {0, 16, 32, 48}. */
 static const uint8_t e4m3_order[STEP] = {
     0,  16, 1,  17, 2,  18, 3,  19, 32, 48, 33, 49, 34, 50, 35, 51, 4,  20, 5,  21, 6,  22,

@@ -18,8 +18,7 @@ enum {
     CYCLE = SETS * GROUP,     /* columns after which the first set is used again */
     ROW_SUMS = FAST_ROWS * FAST_SUMS,
     NEAR_X = 8192, /* elements of x that stay in the L1 cache */
-    TILE_GROUPS = FAST_COLS / GROUP,
-    AHEAD = 8192 /* bytes of W prefetched ahead */
+    AHEAD = 8192   /* bytes of W prefetched ahead */
 };
 
 INLINE int32_t group_bytes(kind k) {

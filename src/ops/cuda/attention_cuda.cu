@@ -1,7 +1,7 @@
 /* attention_cuda.cu - softmax attention of rows over paged keys, on the tensor cores.
  *
  * A block takes HEADS heads of one row and walks the row's keys in tiles of TILE, the next one
- * on its way. Queries, keys and weights are sums of two halves (split_fp16_internal.cuh). Within a
+ * on its way. Queries, keys and weights are sums of two FP16 numbers (split_fp16_internal.cuh). Within a
  * tile the warps first share out (heads, columns) for the scores, then heads for the softmax,
  * then columns of the values.
  *

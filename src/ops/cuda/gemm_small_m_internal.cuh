@@ -2,7 +2,7 @@
  *
  * A block has groups of 16 * MT stored rows, one after another, and its warps have a slice of
  * them each: weights stream through the warp's part of shared memory, from one group to the next,
- * and a lane splits the columns of x that its weights meet. So nobody waits for anybody until
+ * and a lane splits the columns of x that its weights take. So no warp waits for anybody until
  * the slices of a group are added up. */
 #ifndef HD_OPS_CUDA_GEMM_SMALL_M_INTERNAL_CUH
 #define HD_OPS_CUDA_GEMM_SMALL_M_INTERNAL_CUH

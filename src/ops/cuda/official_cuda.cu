@@ -126,7 +126,7 @@ int32_t rows_that_fit(hd_stream *s, size_t each, int32_t rows) {
     return fit < (size_t)rows ? (int32_t)(fit / 128 * 128) : rows;
 }
 
-/* Whether rows meet the matrix in E4M3. */
+/* Whether rows are multiplied with the matrix in E4M3. */
 bool is_quantised(const hd_weight *w) {
     if (!w->scale || w->cols % QUANTISED) return false;
     return w->type == HD_E4M3 || (w->type == HD_E2M1 && w->scale_type == HD_E8M0);

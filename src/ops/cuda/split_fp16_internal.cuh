@@ -102,7 +102,7 @@ static __device__ __forceinline__ float power_of_two(int biased) {
     return __uint_as_float((uint32_t)biased << 23);
 }
 
-/* A pair as high and low halves. */
+/* A pair as highs and lows. */
 static __device__ __forceinline__ void split_pair(uint32_t *high, uint32_t *low, float a,
                                                   float b) {
     const __half2 h = __floats2half2_rn(a, b);

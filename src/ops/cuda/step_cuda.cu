@@ -14,7 +14,7 @@ static __device__ __forceinline__ float unit(uint32_t word) {
     return __fmul_rn((float)(word >> 9) + 0.5f, 1.0f / 8388608.0f);
 }
 
-/* How many of n drafts a benchmark lets stand. */
+/* How many of n drafts a benchmark accepts. */
 static __device__ int32_t forced(const hd_acceptance &p, uint64_t seed, int32_t position,
                                  int32_t n) {
     const float luck = unit(philox(seed, DRAW_FORCED, (uint64_t)position).x);
