@@ -234,7 +234,7 @@ static void wait_for_mail(engine_rank *rank, bool idle) {
 
 /* Processes the mailbox: submissions, aborts and pauses. Returns false if the engine is
  * closing. */
-static bool process_aborts(engine_rank *rank, bool idle, bool *paused) {
+static bool drain_mailbox(engine_rank *rank, bool idle, bool *paused) {
     hd_engine *e = rank->engine;
     engine_mail *in = &rank->inbox, *mail = &e->mail;
     pthread_mutex_lock(&e->lock);
@@ -331,7 +331,7 @@ static void *step_until_closed(void *arg) {
     engine_rank *rank = arg;
     bool idle = true, paused;
     if (rank->device) hd_device_bind_thread(rank->device);
-    while (process_aborts(rank, idle, &paused)) {
+    while (drain_mailbox(rank, idle, &paused)) {
         const bool computed = step(rank, paused);
         audit(rank);
         publish(rank);

@@ -461,9 +461,9 @@ static int32_t plan_drafts(hd_sched *s) {
 /* Reserves pages ahead of the step; no request is retracted for them. */
 static void extend_ahead(hd_sched *s, hd_seq_input *w) {
     const int32_t most = s->o.cache.seq_pages * s->o.cache.page_tokens;
-    const int32_t lookback = w->start + w->n + w->want_drafts + s->o.ahead;
-    if (hd_cache_extend(s->cache, w->slot, hd_min_i32(lookback, most)) != HD_OK) return;
-    w->n_pages = pages_for(s, hd_min_i32(lookback, most));
+    const int32_t end = hd_min_i32(w->start + w->n + w->want_drafts + s->o.ahead, most);
+    if (hd_cache_extend(s->cache, w->slot, end) != HD_OK) return;
+    w->n_pages = pages_for(s, end);
 }
 
 /* Builds the batch. Retraction removes requests from the end of `running`, so a walk by

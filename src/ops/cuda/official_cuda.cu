@@ -1,8 +1,10 @@
-/* official_cuda.cu - --precision official: products of what the official programs multiply.
+/* official_cuda.cu - --precision official: GEMMs with the activation quantization of the published
+ * inference programs.
  *
- * FP8 matrices, and FP4 ones with a power of two per 32 columns, meet rows in E4M3; all others meet rows in
- * bfloat16, by the kernels of --precision fast. Where Hopper's kernels do not take a matrix, rows are rounded
- * to the same numbers and multiplied exactly. Rows lie in the stream's scratch, as many at a time as fit. */
+ * FP8 matrices, and FP4 ones with a power of two per 32 columns, are multiplied by activations in
+ * E4M3; all others by bfloat16, by the kernels of --precision fast. Where Hopper's kernels do not take
+ * a matrix, rows are rounded to the same numbers and multiplied exactly. Rows lie in the stream's
+ * scratch, as many at a time as fit. */
 #include "ops/cuda/official_internal.cuh"
 #include "ops/cuda/sm90_internal.cuh"
 
