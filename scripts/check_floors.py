@@ -12,7 +12,7 @@ import sys
 
 FLOORS = {
     "base": 0,
-    "device": 1, "tokenizer": 1, "client": 1,
+    "device": 1, "tokenizer": 1, "client": 1, "moe": 1,
     "ops": 2, "weights": 2, "chat": 2, "http": 2, "hub": 2,
     "comm": 3, "grammar": 3,
     "kv": 4,

@@ -29,6 +29,7 @@
     X(dummy) \
     X(shard) \
     X(expert_slots) \
+    X(eplb) \
     X(cache) \
     X(comm) \
     X(model) \

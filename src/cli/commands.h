@@ -38,6 +38,7 @@ command_fn cmd_inspect;
 command_fn cmd_tokenize;
 command_fn cmd_detokenize;
 command_fn cmd_render;
+command_fn cmd_eplb;
 command_fn cmd_eval;
 command_fn cmd_generate;
 command_fn cmd_logits;

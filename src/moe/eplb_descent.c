@@ -1,0 +1,178 @@
+/* eplb_descent.c - lowers the cost of the rank that costs most, step by step: by an exchange of
+ * two slots, or by a copy over a slot whose expert has another one. Every step lowers the ranks it
+ * raises to below that cost, so the sorted costs fall and the descent ends. */
+#include <string.h>
+
+#include "moe/eplb_internal.h"
+
+enum { COLDEST = 6 }; /* ranks that are tried first */
+
+typedef struct step {
+    int32_t slot, other; /* other < 0: `slot` gets a copy of `copy` */
+    int32_t copy;
+    int32_t moves;
+    double gain; /* per move */
+} step;
+
+static double highest(const eplb_layer *l, int32_t *rank) {
+    *rank = 0;
+    for (int32_t d = 1; d < l->ranks; d++) {
+        if (l->cost[d] > l->cost[*rank]) *rank = d;
+    }
+    return l->cost[*rank];
+}
+
+/* ---- exchanges ---- */
+
+static void exchange_with(const eplb_layer *l, int32_t h, int32_t d, int32_t most, step *best) {
+    const double high = l->cost[h], low = l->cost[d];
+    const uint16_t *held_h = eplb_held(l, h, 0), *held_d = eplb_held(l, d, 0);
+    for (int32_t i = l->first[h]; i < l->first[h + 1]; i++) {
+        const int32_t x = l->expert[i];
+        if (x < 0 || held_d[x]) continue;
+        const double px = l->value[i];
+        for (int32_t j = l->first[d]; j < l->first[d + 1]; j++) {
+            const double delta = px - l->value[j];
+            const double left = delta < high - low - delta ? delta : high - low - delta;
+            const int32_t y = l->expert[j], moves = y < 0 ? 1 : 2;
+            if (left <= best->gain * moves || moves > most || (y >= 0 && held_h[y])) continue;
+            *best = (step){i, j, -1, moves, left / moves};
+        }
+    }
+}
+
+static bool may_exchange(const eplb_layer *l, int32_t h, int32_t d) {
+    return d != h && l->node[d] == l->node[h] && !eplb_gone(l, d) && l->cost[d] < l->cost[h];
+}
+
+/* With the coldest ranks first; with all if none of those helps. */
+static void try_exchanges(const eplb_layer *l, int32_t h, int32_t most, step *best) {
+    const double none = best->gain;
+    int32_t coldest[COLDEST], n = 0;
+    for (int32_t d = 0; d < l->ranks; d++) {
+        if (!may_exchange(l, h, d)) continue;
+        int32_t at = n < COLDEST ? n++ : COLDEST;
+        for (; at > 0 && l->cost[coldest[at - 1]] > l->cost[d]; at--) {
+            if (at < COLDEST) coldest[at] = coldest[at - 1];
+        }
+        if (at < COLDEST) coldest[at] = d;
+    }
+    for (int32_t k = 0; k < n; k++) exchange_with(l, h, coldest[k], most, best);
+    if (best->gain > none) return;
+    for (int32_t d = 0; d < l->ranks; d++) {
+        if (may_exchange(l, h, d)) exchange_with(l, h, d, most, best);
+    }
+}
+
+/* ---- copies ---- */
+
+/* What the largest cost among the ranks that hold x or the expert of the slot becomes. */
+static double after_copy(const eplb_layer *l, int32_t slot, int32_t x) {
+    const int32_t y = l->expert[slot], at = l->rank[slot];
+    const double px = eplb_cost(l, x, l->copies[x] + 1);
+    const double dx = px - eplb_cost(l, x, l->copies[x]);
+    const double py = y < 0 ? 0 : eplb_cost(l, y, l->copies[y] - 1);
+    const double dy = y < 0 ? 0 : py - eplb_cost(l, y, l->copies[y]);
+    double most = 0;
+    for (int32_t d = 0; d < l->ranks; d++) {
+        const int32_t nx = *eplb_held(l, d, x), ny = y < 0 ? 0 : *eplb_held(l, d, y);
+        if (!nx && !ny && d != at) continue;
+        double cost = l->cost[d] + nx * dx + ny * dy;
+        if (d == at) cost += px - py;
+        if (cost > most) most = cost;
+    }
+    return most;
+}
+
+static void try_copy(const eplb_layer *l, int32_t h, int32_t slot, int32_t x, step *best) {
+    const int32_t y = l->expert[slot], d = l->rank[slot];
+    if (x == y || (y >= 0 && l->copies[y] < 2) || *eplb_held(l, d, x)) return;
+    const double gain = l->cost[h] - after_copy(l, slot, x);
+    if (gain > best->gain) *best = (step){slot, -1, x, 1, gain};
+}
+
+static void try_copies(const eplb_layer *l, int32_t h, step *best) {
+    /* A further copy of an expert of h elsewhere. */
+    for (int32_t i = l->first[h]; i < l->first[h + 1]; i++) {
+        const int32_t x = l->expert[i];
+        if (x < 0) continue;
+        const double saved = l->value[i] - eplb_cost(l, x, l->copies[x] + 1);
+        for (int32_t j = 0; j < l->slots && saved > best->gain; j++) {
+            if (may_exchange(l, h, l->rank[j])) try_copy(l, h, j, x, best);
+        }
+    }
+    /* On h, a lighter copy in the place of one that others hold too. */
+    for (int32_t i = l->first[h]; i < l->first[h + 1]; i++) {
+        const int32_t y = l->expert[i];
+        if (y < 0 || l->copies[y] < 2) continue;
+        for (int32_t x = 0; x < l->experts; x++) {
+            if (l->nodes > 1 && l->home[x] != l->node[h]) continue;
+            const double saved = l->value[i] - eplb_cost(l, x, l->copies[x] + 1);
+            if (saved > best->gain) try_copy(l, h, i, x, best);
+        }
+    }
+}
+
+/* ---- steps ---- */
+
+static void recount_rank(eplb_layer *l, int32_t d) {
+    double cost = 0;
+    for (int32_t s = l->first[d]; s < l->first[d + 1]; s++) {
+        const int32_t e = l->expert[s];
+        l->value[s] = e < 0 ? 0 : eplb_cost(l, e, l->copies[e]);
+        cost += l->value[s];
+    }
+    l->cost[d] = cost;
+}
+
+static void take_step(eplb_layer *l, const step *t) {
+    const int32_t d = l->rank[t->slot];
+    const int32_t y = l->expert[t->slot];
+    if (t->other >= 0) {
+        const int32_t c = l->rank[t->other], x = l->expert[t->other];
+        l->expert[t->slot] = x;
+        l->expert[t->other] = y;
+        --*eplb_held(l, d, y);
+        ++*eplb_held(l, c, y);
+        if (x >= 0) {
+            --*eplb_held(l, c, x);
+            ++*eplb_held(l, d, x);
+        }
+        recount_rank(l, c);
+        recount_rank(l, d);
+        return;
+    }
+    l->expert[t->slot] = t->copy;
+    if (y >= 0) {
+        l->copies[y]--;
+        --*eplb_held(l, d, y);
+    }
+    l->copies[t->copy]++;
+    ++*eplb_held(l, d, t->copy);
+    for (int32_t k = 0; k < l->ranks; k++) {
+        if (*eplb_held(l, k, t->copy) || (y >= 0 && *eplb_held(l, k, y)) || k == d) {
+            recount_rank(l, k);
+        }
+    }
+}
+
+int64_t eplb_descend(eplb_layer *l, double goal, int64_t moves) {
+    int64_t used = 0;
+    const bool limited = moves >= 0 || l->args->previous;
+    const bool copied = l->args->phase != HD_EPLB_DECODE;
+    for (int32_t d = 0; d < l->ranks; d++) recount_rank(l, d);
+    for (int32_t steps = 0; steps < 4 * l->slots; steps++) {
+        int32_t h;
+        const double high = highest(l, &h);
+        if (high <= goal) break;
+        const int64_t left = moves < 0 ? 2 : moves - used;
+        step best = {.gain = high * 1e-9};
+        const double none = best.gain;
+        if (left > 0) try_exchanges(l, h, left < 2 ? 1 : 2, &best);
+        if (copied && left > 0 && (limited || best.gain <= none)) try_copies(l, h, &best);
+        if (best.gain <= none) break;
+        take_step(l, &best);
+        used += best.moves;
+    }
+    return used;
+}

@@ -1,0 +1,124 @@
+/* eplb_published.c - the two greedy steps that DeepSeek published: each spare slot to the expert
+ * with the largest load per copy, then copies to ranks, heaviest first, in equal numbers. Among
+ * equals the lowest index comes first. */
+#include <string.h>
+
+#include "moe/eplb_internal.h"
+
+/* ---- packing ---- */
+
+/* Packs value[n] into bins of n / bins each; writes bin[n], and place[n], the order of
+ * arrival in the bin. */
+typedef struct packing {
+    int32_t *bin, *place;
+    int32_t *order, *spare; /* [n] */
+    double *sum;            /* [bins] */
+    int32_t *heap;          /* [bins] */
+    int32_t *filled;        /* [bins] */
+} packing;
+
+static void pack(const packing *p, const double *value, int32_t n, int32_t bins) {
+    const int32_t capacity = n / bins;
+    if (capacity == 1) {
+        for (int32_t i = 0; i < n; i++) {
+            p->bin[i] = i;
+            p->place[i] = 0;
+        }
+        return;
+    }
+    eplb_sort(value, n, p->order, p->spare);
+    eplb_heap h = {p->heap, bins, p->sum, false};
+    for (int32_t b = 0; b < bins; b++) {
+        p->sum[b] = 0;
+        p->filled[b] = 0;
+        h.at[b] = b; /* equal sums in the order of index: a heap */
+    }
+    for (int32_t k = 0; k < n; k++) {
+        const int32_t i = p->order[k], b = h.at[0];
+        p->bin[i] = b;
+        p->place[i] = p->filled[b]++;
+        p->sum[b] += value[i];
+        if (p->filled[b] == capacity) h.at[0] = h.at[--h.n];
+        if (h.n > 0) eplb_sink(&h);
+    }
+}
+
+/* ---- one node ---- */
+
+typedef struct node_plan {
+    const int32_t *experts; /* [n] of the node, in its order */
+    int32_t n, slots, ranks;
+    int32_t slot0;
+} node_plan;
+
+typedef struct scratch {
+    double *load, *key, *sum;
+    int32_t *at, *owner, *nth, *r;
+    packing p;
+} scratch;
+
+static void replicate(const eplb_layer *l, const node_plan *n, const scratch *s) {
+    for (int32_t i = 0; i < n->n; i++) {
+        s->key[i] = l->loads[n->experts[i]];
+        s->owner[i] = i;
+        s->nth[i] = 0;
+        s->r[i] = 1;
+    }
+    if (n->slots == n->n) return;
+    eplb_sort(s->key, n->n, s->at, s->p.spare); /* sorted: a heap */
+    eplb_heap h = {s->at, n->n, s->key, true};
+    for (int32_t k = n->n; k < n->slots; k++) {
+        const int32_t i = h.at[0];
+        s->owner[k] = i;
+        s->nth[k] = s->r[i]++;
+        s->key[i] = l->loads[n->experts[i]] / s->r[i];
+        eplb_sink(&h);
+    }
+}
+
+static void plan_node(eplb_layer *l, const node_plan *n, const scratch *s) {
+    replicate(l, n, s);
+    for (int32_t k = 0; k < n->slots; k++) s->load[k] = s->key[s->owner[k]];
+    pack(&s->p, s->load, n->slots, n->ranks);
+    const int32_t each = n->slots / n->ranks;
+    for (int32_t k = 0; k < n->slots; k++) {
+        const int32_t slot = n->slot0 + s->p.bin[k] * each + s->p.place[k];
+        l->expert[slot] = n->experts[s->owner[k]];
+        l->nth[slot] = s->nth[k];
+    }
+}
+
+void eplb_published(eplb_layer *l) {
+    const int32_t n = l->slots + l->ranks;
+    /* Arrays of the layer's memory, [n] each; published plans use no other. */
+    int32_t *words = l->words;
+    const scratch s = {
+        .load = l->value,
+        .key = l->value + n,
+        .at = words,
+        .owner = words + n,
+        .nth = words + 2 * n,
+        .r = words + 3 * n,
+        .p = {words + 4 * n, words + 5 * n, words + 6 * n, words + 7 * n, l->value + 2 * n,
+              words + 8 * n, words + 9 * n},
+    };
+    int32_t *experts = words + 10 * n;
+    const bool by_node = l->args->groups % l->args->nodes == 0;
+    const int32_t groups = by_node ? l->args->groups : 1, nodes = by_node ? l->args->nodes : 1;
+    const int32_t size = l->experts / groups, each = groups / nodes;
+    for (int32_t g = 0; g < groups; g++) {
+        s.load[g] = 0;
+        for (int32_t e = 0; e < size; e++) s.load[g] += l->loads[g * size + e];
+    }
+    pack(&s.p, s.load, groups, nodes);
+    for (int32_t g = 0; g < groups; g++) {
+        const int32_t at = (s.p.bin[g] * each + s.p.place[g]) * size;
+        for (int32_t e = 0; e < size; e++) experts[at + e] = g * size + e;
+    }
+    node_plan np = {experts, l->experts / nodes, l->slots / nodes, l->ranks / nodes, 0};
+    for (int32_t k = 0; k < nodes; k++) {
+        plan_node(l, &np, &s);
+        np.experts += np.n;
+        np.slot0 += np.slots;
+    }
+}
