@@ -66,49 +66,61 @@ static void try_exchanges(const eplb_layer *l, int32_t h, int32_t most, step *be
 
 /* ---- copies ---- */
 
-/* What the largest cost among the ranks that hold x or the expert of the slot becomes. */
-static double after_copy(const eplb_layer *l, int32_t slot, int32_t x) {
-    const int32_t y = l->expert[slot], at = l->rank[slot];
-    const double px = eplb_cost(l, x, l->copies[x] + 1);
-    const double dx = px - eplb_cost(l, x, l->copies[x]);
-    const double py = y < 0 ? 0 : eplb_cost(l, y, l->copies[y] - 1);
-    const double dy = y < 0 ? 0 : py - eplb_cost(l, y, l->copies[y]);
+/* What the ranks with another copy of the slot's expert cost at most, once the slot gives it up. */
+static double worst_of_others(const eplb_layer *l, int32_t slot) {
+    const int32_t y = l->expert[slot];
+    const double more = eplb_cost(l, y, l->copies[y] - 1) - l->value[slot];
     double most = 0;
     for (int32_t d = 0; d < l->ranks; d++) {
-        const int32_t nx = *eplb_held(l, d, x), ny = y < 0 ? 0 : *eplb_held(l, d, y);
-        if (!nx && !ny && d != at) continue;
-        double cost = l->cost[d] + nx * dx + ny * dy;
-        if (d == at) cost += px - py;
-        if (cost > most) most = cost;
+        const int32_t n = *eplb_held(l, d, y) - (d == l->rank[slot]);
+        if (n > 0 && l->cost[d] + n * more > most) most = l->cost[d] + n * more;
     }
     return most;
 }
 
-static void try_copy(const eplb_layer *l, int32_t h, int32_t slot, int32_t x, step *best) {
-    const int32_t y = l->expert[slot], d = l->rank[slot];
-    if (x == y || (y >= 0 && l->copies[y] < 2) || *eplb_held(l, d, x)) return;
-    const double gain = l->cost[h] - after_copy(l, slot, x);
-    if (gain > best->gain) *best = (step){slot, -1, x, 1, gain};
+/* Considers a copy of x, at cost px, over the slot. What falls on ranks with x counts on h only. */
+static void try_copy(const eplb_layer *l, int32_t h, int32_t slot, int32_t x, double px,
+                     double others, step *best) {
+    const int32_t d = l->rank[slot];
+    const double high = l->cost[h], left = l->cost[d] - l->value[slot] + px;
+    double most = others > left ? others : left;
+    if (d != h) {
+        const double relieved = high - *eplb_held(l, h, x) * (eplb_cost(l, x, l->copies[x]) - px);
+        if (relieved > most) most = relieved;
+    }
+    if (high - most > best->gain) *best = (step){slot, -1, x, 1, high - most};
+}
+
+/* Further copies of experts of h in one slot elsewhere. */
+static void copy_from(const eplb_layer *l, int32_t h, int32_t slot, double others, step *best) {
+    const uint16_t *held = eplb_held(l, l->rank[slot], 0);
+    for (int32_t i = l->first[h]; i < l->first[h + 1]; i++) {
+        const int32_t x = l->expert[i];
+        if (x < 0 || x == l->expert[slot] || held[x]) continue;
+        try_copy(l, h, slot, x, eplb_cost(l, x, l->copies[x] + 1), others, best);
+    }
+}
+
+/* On h, lighter copies in the place of one that others hold too. */
+static void copy_to(const eplb_layer *l, int32_t h, int32_t slot, double others, step *best) {
+    const uint16_t *held = eplb_held(l, h, 0);
+    for (int32_t x = 0; x < l->experts; x++) {
+        if (held[x] || (l->nodes > 1 && l->home[x] != l->node[h])) continue;
+        try_copy(l, h, slot, x, eplb_cost(l, x, l->copies[x] + 1), others, best);
+    }
 }
 
 static void try_copies(const eplb_layer *l, int32_t h, step *best) {
-    /* A further copy of an expert of h elsewhere. */
-    for (int32_t i = l->first[h]; i < l->first[h + 1]; i++) {
-        const int32_t x = l->expert[i];
-        if (x < 0) continue;
-        const double saved = l->value[i] - eplb_cost(l, x, l->copies[x] + 1);
-        for (int32_t j = 0; j < l->slots && saved > best->gain; j++) {
-            if (may_exchange(l, h, l->rank[j])) try_copy(l, h, j, x, best);
-        }
-    }
-    /* On h, a lighter copy in the place of one that others hold too. */
-    for (int32_t i = l->first[h]; i < l->first[h + 1]; i++) {
-        const int32_t y = l->expert[i];
-        if (y < 0 || l->copies[y] < 2) continue;
-        for (int32_t x = 0; x < l->experts; x++) {
-            if (l->nodes > 1 && l->home[x] != l->node[h]) continue;
-            const double saved = l->value[i] - eplb_cost(l, x, l->copies[x] + 1);
-            if (saved > best->gain) try_copy(l, h, i, x, best);
+    const double high = l->cost[h];
+    for (int32_t slot = 0; slot < l->slots; slot++) {
+        const int32_t y = l->expert[slot], d = l->rank[slot];
+        if ((y >= 0 && l->copies[y] < 2) || (d != h && !may_exchange(l, h, d))) continue;
+        const double others = y < 0 ? 0 : worst_of_others(l, slot);
+        if (others >= high - best->gain) continue;
+        if (d != h) {
+            copy_from(l, h, slot, others, best);
+        } else if (y >= 0) {
+            copy_to(l, h, slot, others, best);
         }
     }
 }
