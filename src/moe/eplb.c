@@ -130,11 +130,12 @@ static hd_status open_layer(planner *p, hd_err *err) {
     l->home = take((size_t)a->experts, sizeof *l->home);
     l->cost = take(ranks, sizeof *l->cost);
     l->held = take(ranks * (size_t)a->experts, sizeof *l->held);
+    l->keys = take(n, sizeof *l->keys);
     l->value = take(3 * n, sizeof *l->value);
     l->words = take(11 * n, sizeof *l->words);
     l->saved = take(2 * slots, sizeof *l->saved);
     if (!p->nth || !p->node || !p->rank || !l->expert || !l->nth || !l->copies || !l->home ||
-        !l->cost || !l->held || !l->value || !l->words || !l->saved) {
+        !l->cost || !l->held || !l->keys || !l->value || !l->words || !l->saved) {
         return HD_FAIL(err, HD_ENOMEM, "no memory to plan %d slots", a->slots);
     }
     l->first = p->map->rank_slot0;
@@ -154,6 +155,7 @@ static void close_planner(planner *p) {
     free(l->home);
     free(l->cost);
     free(l->held);
+    free(l->keys);
     free(l->value);
     free(l->words);
     free(l->saved);
@@ -204,24 +206,28 @@ static hd_status prepare_slots(planner *p, hd_err *err) {
 
 /* ---- one layer ---- */
 
-void eplb_sort(const double *value, int32_t n, int32_t *order, int32_t *spare) {
+/* By bytes of the value's bits, the lowest first: stable. Bytes that all share take no pass. */
+void eplb_sort(const eplb_layer *l, const double *value, int32_t n, int32_t *order,
+               int32_t *spare) {
+    uint32_t counts[8][256] = {0};
+    uint64_t *keys = l->keys;
+    for (int32_t i = 0; i < n; i++) {
+        const double v = value[i] + 0.0; /* no negative zero */
+        memcpy(&keys[i], &v, sizeof v);
+        keys[i] = ~keys[i]; /* falling */
+        order[i] = i;
+        for (int32_t k = 0; k < 8; k++) counts[k][keys[i] >> 8 * k & 255]++;
+    }
     int32_t *from = order, *to = spare;
-    for (int32_t i = 0; i < n; i++) order[i] = i;
-    for (int32_t width = 1; width < n; width *= 2) {
-        for (int32_t lo = 0; lo < n; lo += 2 * width) {
-            const int32_t mid = lo + width < n ? lo + width : n;
-            const int32_t hi = lo + 2 * width < n ? lo + 2 * width : n;
-            int32_t i = lo, j = mid, k = lo;
-            while (i < mid && j < hi) {
-                const int32_t x = from[i], y = from[j];
-                const bool second = value[y] > value[x];
-                to[k++] = second ? y : x;
-                i += !second;
-                j += second;
-            }
-            while (i < mid) to[k++] = from[i++];
-            while (j < hi) to[k++] = from[j++];
+    for (int32_t k = 0; k < 8 && n > 0; k++) {
+        uint32_t *count = counts[k], at = 0;
+        if (count[keys[0] >> 8 * k & 255] == (uint32_t)n) continue;
+        for (int32_t digit = 0; digit < 256; digit++) {
+            const uint32_t begin = at;
+            at += count[digit];
+            count[digit] = begin;
         }
+        for (int32_t i = 0; i < n; i++) to[count[keys[from[i]] >> 8 * k & 255]++] = from[i];
         int32_t *swap = from;
         from = to;
         to = swap;
@@ -234,16 +240,23 @@ static bool before(const eplb_heap *h, int32_t a, int32_t b) {
     return a < b;
 }
 
-void eplb_sink(eplb_heap *h) {
-    int32_t i = 0;
-    const int32_t moved = h->at[0];
-    for (int32_t child = 1; child < h->n; child = 2 * i + 1) {
+static void sink(eplb_heap *h, int32_t i) {
+    const int32_t moved = h->at[i];
+    for (int32_t child = 2 * i + 1; child < h->n; child = 2 * i + 1) {
         if (child + 1 < h->n && before(h, h->at[child + 1], h->at[child])) child++;
         if (!before(h, h->at[child], moved)) break;
         h->at[i] = h->at[child];
         i = child;
     }
     h->at[i] = moved;
+}
+
+void eplb_sink(eplb_heap *h) {
+    sink(h, 0);
+}
+
+void eplb_heapify(eplb_heap *h) {
+    for (int32_t i = h->n / 2 - 1; i >= 0; i--) sink(h, i);
 }
 
 double eplb_recount(eplb_layer *l) {
@@ -282,7 +295,7 @@ static void set_bound(eplb_layer *l) {
     if (l->args->algorithm == HD_EPLB_FLOW) {
         /* Free split: the k hottest experts live on at most as many ranks as they have copies. */
         int32_t *order = l->words;
-        eplb_sort(l->value, l->experts, order, l->words + l->slots + l->ranks);
+        eplb_sort(l, l->value, l->experts, order, l->words + l->slots + l->ranks);
         double sum = 0;
         const int32_t spare = l->usable - l->experts;
         for (int32_t k = 0; k < l->experts && spare + k + 1 < l->alive; k++) {

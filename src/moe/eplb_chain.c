@@ -89,15 +89,15 @@ static void start(chain *c) {
 
 /* Copies of hot experts: as eplb_choose_copies, but no further than HOT. */
 static void choose_hot(eplb_layer *l) {
-    const int32_t n = l->slots + l->ranks;
     int32_t *at = l->words;
     double *key = l->value;
     for (int32_t e = 0; e < l->experts; e++) {
         key[e] = l->loads[e];
         l->copies[e] = 1;
+        at[e] = e;
     }
-    eplb_sort(key, l->experts, at, l->words + n);
     eplb_heap h = {at, l->experts, key, true};
+    eplb_heapify(&h);
     for (int32_t left = l->usable - l->experts; left > 0 && h.n > 0;) {
         const int32_t e = at[0];
         if (key[e] <= HOT * l->mean) break;
@@ -114,7 +114,7 @@ static void choose_hot(eplb_layer *l) {
 static void place_experts(chain *c) {
     eplb_layer *l = c->l;
     for (int32_t e = 0; e < l->experts; e++) l->value[e] = l->loads[e];
-    eplb_sort(l->value, l->experts, c->sorted, c->spare);
+    eplb_sort(l, l->value, l->experts, c->sorted, c->spare);
     for (int32_t hot = 1; hot >= 0; hot--) {
         for (int32_t i = 0; i < l->experts; i++) {
             const int32_t e = c->sorted[i], r = l->copies[e];
@@ -150,7 +150,7 @@ static int32_t zigzag(chain *c, bool components) {
         c->spare[n++] = best;
     }
     int32_t *sorted = c->sorted, *more = c->sorted + n;
-    eplb_sort(c->heat, n, sorted, more);
+    eplb_sort(l, c->heat, n, sorted, more);
     for (int32_t i = 0; i < n; i++) {
         c->order[i] = c->spare[sorted[i % 2 ? n - 1 - i / 2 : i / 2]];
     }

@@ -85,7 +85,8 @@ static void try_copy(const eplb_layer *l, int32_t h, int32_t slot, int32_t x, do
     const double high = l->cost[h], left = l->cost[d] - l->value[slot] + px;
     double most = others > left ? others : left;
     if (d != h) {
-        const double relieved = high - *eplb_held(l, h, x) * (eplb_cost(l, x, l->copies[x]) - px);
+        const double relieved =
+            high - *eplb_held(l, h, x) * (eplb_cost(l, x, l->copies[x]) - px);
         if (relieved > most) most = relieved;
     }
     if (high - most > best->gain) *best = (step){slot, -1, x, 1, high - most};

@@ -23,6 +23,7 @@ typedef struct eplb_layer {
     double *cost;    /* [ranks] */
     uint16_t *held;  /* [ranks][experts] copies of the expert on the rank */
     /* Memory for a planner, where n = slots + ranks. */
+    uint64_t *keys; /* [n] of eplb_sort */
     double *value;  /* [3][n] */
     int32_t *words; /* [11][n] */
     int32_t *home;  /* [experts] node */
@@ -56,7 +57,8 @@ double eplb_recount(eplb_layer *l);
 
 /* order[n] becomes the indices by falling value, the lower index first among equals. Uses
  * spare[n]. */
-void eplb_sort(const double *value, int32_t n, int32_t *order, int32_t *spare);
+void eplb_sort(const eplb_layer *l, const double *value, int32_t n, int32_t *order,
+               int32_t *spare);
 
 /* A heap of indices at[n] by key; with `largest` the largest is on top, otherwise the smallest.
  * Among equals the lowest index. */
@@ -67,6 +69,7 @@ typedef struct eplb_heap {
     bool largest;
 } eplb_heap;
 
+void eplb_heapify(eplb_heap *h);
 /* Restores the heap after at[0] or its key changed. */
 void eplb_sink(eplb_heap *h);
 

@@ -5,18 +5,17 @@
 #include "moe/eplb_internal.h"
 
 double eplb_choose_copies(eplb_layer *l, int32_t node, int32_t slots, int32_t most) {
-    const int32_t n = l->slots + l->ranks;
-    int32_t *at = l->words, *spare = l->words + n, found = 0;
+    int32_t *at = l->words, found = 0;
     double *key = l->value, highest = 0;
     for (int32_t e = 0; e < l->experts; e++) {
-        const bool here = node < 0 || l->home[e] == node;
-        key[e] = here ? eplb_cost(l, e, 1) : -1;
-        if (here) l->copies[e] = 1;
-        found += here;
+        if (node >= 0 && l->home[e] != node) continue;
+        key[e] = eplb_cost(l, e, 1);
+        l->copies[e] = 1;
+        at[found++] = e;
     }
-    eplb_sort(key, l->experts, at, spare); /* sorted: a heap */
     if (found > 0 && slots > (int64_t)found * most) most = (slots + found - 1) / found;
     eplb_heap h = {at, found, key, true};
+    eplb_heapify(&h);
     int32_t left = l->args->phase == HD_EPLB_DECODE ? 0 : slots - found;
     while (left > 0 && h.n > 0) {
         const int32_t e = h.at[0];
@@ -54,7 +53,7 @@ static void choose_homes(eplb_layer *l) {
         sum[k] = 0;
         filled[k] = 0;
     }
-    eplb_sort(load, groups, order, l->words + n);
+    eplb_sort(l, load, groups, order, l->words + n);
     for (int32_t i = 0; i < groups; i++) {
         int32_t best = -1;
         for (int32_t k = 0; k < l->nodes; k++) {
@@ -109,7 +108,7 @@ void eplb_place(eplb_layer *l) {
     }
     for (int32_t s = 0; s < l->slots; s++) l->expert[s] = -1;
     for (int32_t e = 0; e < l->experts; e++) l->value[e] = eplb_cost(l, e, l->copies[e]);
-    eplb_sort(l->value, l->experts, order, l->words + n);
+    eplb_sort(l, l->value, l->experts, order, l->words + n);
     for (int32_t i = 0; i < l->experts; i++) {
         const int32_t e = order[i];
         for (int32_t k = 0; k < l->copies[e]; k++) {
@@ -154,7 +153,7 @@ int32_t eplb_restore(eplb_layer *l, const int32_t *previous) {
     }
     int32_t *order = l->words, lost = 0;
     for (int32_t e = 0; e < l->experts; e++) l->value[e] = l->loads[e];
-    eplb_sort(l->value, l->experts, order, l->words + n);
+    eplb_sort(l, l->value, l->experts, order, l->words + n);
     eplb_recount(l);
     for (int32_t i = 0; i < l->experts; i++) {
         const int32_t e = order[i];

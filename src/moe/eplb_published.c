@@ -17,7 +17,8 @@ typedef struct packing {
     int32_t *filled;        /* [bins] */
 } packing;
 
-static void pack(const packing *p, const double *value, int32_t n, int32_t bins) {
+static void pack(const eplb_layer *l, const packing *p, const double *value, int32_t n,
+                 int32_t bins) {
     const int32_t capacity = n / bins;
     if (capacity == 1) {
         for (int32_t i = 0; i < n; i++) {
@@ -26,7 +27,7 @@ static void pack(const packing *p, const double *value, int32_t n, int32_t bins)
         }
         return;
     }
-    eplb_sort(value, n, p->order, p->spare);
+    eplb_sort(l, value, n, p->order, p->spare);
     eplb_heap h = {p->heap, bins, p->sum, false};
     for (int32_t b = 0; b < bins; b++) {
         p->sum[b] = 0;
@@ -62,11 +63,12 @@ static void replicate(const eplb_layer *l, const node_plan *n, const scratch *s)
         s->key[i] = l->loads[n->experts[i]];
         s->owner[i] = i;
         s->nth[i] = 0;
+        s->at[i] = i;
         s->r[i] = 1;
     }
     if (n->slots == n->n) return;
-    eplb_sort(s->key, n->n, s->at, s->p.spare); /* sorted: a heap */
     eplb_heap h = {s->at, n->n, s->key, true};
+    eplb_heapify(&h);
     for (int32_t k = n->n; k < n->slots; k++) {
         const int32_t i = h.at[0];
         s->owner[k] = i;
@@ -79,7 +81,7 @@ static void replicate(const eplb_layer *l, const node_plan *n, const scratch *s)
 static void plan_node(eplb_layer *l, const node_plan *n, const scratch *s) {
     replicate(l, n, s);
     for (int32_t k = 0; k < n->slots; k++) s->load[k] = s->key[s->owner[k]];
-    pack(&s->p, s->load, n->slots, n->ranks);
+    pack(l, &s->p, s->load, n->slots, n->ranks);
     const int32_t each = n->slots / n->ranks;
     for (int32_t k = 0; k < n->slots; k++) {
         const int32_t slot = n->slot0 + s->p.bin[k] * each + s->p.place[k];
@@ -110,7 +112,7 @@ void eplb_published(eplb_layer *l) {
         s.load[g] = 0;
         for (int32_t e = 0; e < size; e++) s.load[g] += l->loads[g * size + e];
     }
-    pack(&s.p, s.load, groups, nodes);
+    pack(l, &s.p, s.load, groups, nodes);
     for (int32_t g = 0; g < groups; g++) {
         const int32_t at = (s.p.bin[g] * each + s.p.place[g]) * size;
         for (int32_t e = 0; e < size; e++) experts[at + e] = g * size + e;

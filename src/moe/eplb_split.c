@@ -96,24 +96,40 @@ hd_status hd_eplb_splitter_open(hd_eplb_splitter **out, const int32_t *slot_expe
     return HD_OK;
 }
 
-/* Evenly in whole rows; the first holders get the rest. Returns the rows, -1: no slot. */
-static int64_t split_evenly(hd_eplb_splitter *s, const int32_t *rows, int32_t *out) {
+static void give(hd_eplb_splitter *s, int32_t *out, int32_t slot, int32_t rows) {
+    out[slot] = rows;
+    s->sum[s->rank[slot]] += rows;
+}
+
+/* Of two copies the emptier rank gets more, until both are equal; more copies get equal parts. */
+static void share_out(hd_eplb_splitter *s, int32_t *out, const int32_t *slots, int32_t n,
+                      int32_t rows) {
+    if (n == 2) {
+        const int64_t gap = s->sum[s->rank[slots[1]]] - s->sum[s->rank[slots[0]]];
+        const int64_t half = (rows + gap) / 2;
+        const int32_t first = half < 0 ? 0 : half > rows ? rows : (int32_t)half;
+        give(s, out, slots[0], first);
+        give(s, out, slots[1], rows - first);
+        return;
+    }
+    for (int32_t k = 0; k < n; k++) give(s, out, slots[k], rows / n + (k < rows % n));
+}
+
+/* First what has one place, then what has several. Returns the rows, -1: no slot. */
+static int64_t start(hd_eplb_splitter *s, const int32_t *rows, int32_t *out) {
     int64_t total = 0;
     memset(out, 0, (size_t)s->slots * sizeof *out);
     memset(s->sum, 0, (size_t)s->ranks * sizeof *s->sum);
     for (int32_t e = 0; e < s->experts; e++) {
-        const int32_t begin = s->holder0[e], n = s->holder0[e + 1] - begin;
+        const int32_t n = s->holder0[e + 1] - s->holder0[e];
         assert(rows[e] >= 0);
-        if (rows[e] == 0) continue;
-        if (n == 0) return -1;
-        const int32_t each = n == 1 ? rows[e] : rows[e] / n;
-        const int32_t rest = rows[e] - each * n;
-        for (int32_t k = 0; k < n; k++) {
-            const int32_t slot = s->holders[begin + k];
-            out[slot] = each + (k < rest);
-            s->sum[s->rank[slot]] += out[slot];
-        }
         total += rows[e];
+        if (n == 1) give(s, out, s->holders[s->holder0[e]], rows[e]);
+        if (n == 0 && rows[e] > 0) return -1;
+    }
+    for (int32_t e = 0; e < s->experts; e++) {
+        const int32_t begin = s->holder0[e], n = s->holder0[e + 1] - begin;
+        if (n > 1) share_out(s, out, s->holders + begin, n, rows[e]);
     }
     return total;
 }
@@ -163,7 +179,7 @@ static void push(hd_eplb_splitter *s, int32_t *x, int32_t hot, int32_t end, int6
 
 int64_t hd_eplb_split(hd_eplb_splitter *s, const int32_t *rows, int32_t *out,
                       bool *certificate) {
-    const int64_t total = split_evenly(s, rows, out);
+    const int64_t total = start(s, rows, out);
     if (total < 0) return -1;
     const int64_t low = s->alive ? (total + s->alive - 1) / s->alive : 0;
     if (s->round > UINT32_MAX / 2) { /* before it wraps */
