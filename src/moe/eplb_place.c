@@ -152,7 +152,11 @@ int32_t eplb_restore(eplb_layer *l, const int32_t *previous) {
         l->home[e] = l->node[l->rank[s]];
     }
     int32_t *order = l->words, lost = 0;
-    for (int32_t e = 0; e < l->experts; e++) l->value[e] = l->loads[e];
+    for (int32_t e = 0; e < l->experts; e++) {
+        l->value[e] = l->loads[e];
+        lost += l->copies[e] == 0;
+    }
+    if (lost == 0) return 0;
     eplb_sort(l, l->value, l->experts, order, l->words + n);
     eplb_recount(l);
     for (int32_t i = 0; i < l->experts; i++) {
@@ -161,14 +165,17 @@ int32_t eplb_restore(eplb_layer *l, const int32_t *previous) {
         const int32_t s = choose_slot(l, e);
         l->expert[s] = e;
         l->home[e] = l->node[l->rank[s]];
-        lost++;
         eplb_recount(l);
     }
     return lost;
 }
 
 void eplb_fill(eplb_layer *l, int64_t moves) {
-    if (l->args->phase != HD_EPLB_ROWS) return;
+    int32_t empty = 0;
+    for (int32_t s = 0; s < l->slots; s++) {
+        empty += l->expert[s] < 0 && !eplb_gone(l, l->rank[s]);
+    }
+    if (empty == 0 || l->args->phase != HD_EPLB_ROWS) return;
     const double most = eplb_recount(l);
     for (int32_t s = 0; s < l->slots && moves != 0; s++) {
         const int32_t d = l->rank[s];
