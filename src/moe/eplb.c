@@ -330,7 +330,7 @@ static void restore(eplb_layer *l) {
 }
 
 static void plan_even(eplb_layer *l) {
-    double published = INFINITY;
+    double published = HUGE_VAL;
     if (divides(l->args) && l->args->phase != HD_EPLB_DECODE) {
         eplb_published(l);
         published = eplb_recount(l);

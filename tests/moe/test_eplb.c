@@ -320,7 +320,7 @@ static void test_small_cases_against_brute_force(void **state) {
                      .max_moves = -1}
         };
         for (int32_t e = 0; e < experts; e++) c.loads[e] = 1 + roll(&d, 50);
-        search s = {.c = &c, .best = INFINITY};
+        search s = {.c = &c, .best = HUGE_VAL};
         for (int32_t r = 0; r <= ranks; r++) s.slot0[r] = r * width;
         try_all(&s, 0);
         hd_eplb_map m = plan_with(&c, HD_EPLB_HADAL);
