@@ -13,8 +13,8 @@ static void rows_encode_what_they_decode(void **state) {
     (void)state;
     for (int t = 0; t < HD_N_DTYPES; t++) {
         const hd_dtype_row *row = &hd_dtypes[t];
-        const uint64_t n = (uint64_t)1 << row->bits, step = row->bits > 16 ? 65521 : 1;
         if (!row->decode) continue;
+        const uint64_t n = (uint64_t)1 << row->bits, step = row->bits > 16 ? 65521 : 1;
         for (uint64_t i = 0; i < n; i += step) {
             const uint32_t code = (uint32_t)i, magnitude = code & ~row->sign;
             const float f = row->decode(code);
