@@ -204,8 +204,8 @@ static int32_t fill_step(run *r, int32_t first) {
             .start = (int32_t)done,
             .after = done + take < n ? tokens[done + take] : -1,
             .n_logits = take,
-            .pages = {hd_cache_table(r->cache, i, HD_KV_FULL),
-                      hd_cache_table(r->cache, i, HD_KV_WINDOW)},
+            .pages = {hd_cache_block_table(r->cache, i, HD_KV_FULL),
+                      hd_cache_block_table(r->cache, i, HD_KV_WINDOW)},
             .n_pages = sequence_pages(r)
         };
         hd_status st = hd_cache_extend(r->cache, i, (int32_t)done + take);

@@ -592,7 +592,7 @@ void hd_cache_flush(hd_cache *c) {
 
 /* ---- tables, copies, statistics ---- */
 
-const int32_t *hd_cache_table(const hd_cache *c, int32_t id, hd_kv_group group) {
+const int32_t *hd_cache_block_table(const hd_cache *c, int32_t id, hd_kv_group group) {
     return table_of(c, id, group);
 }
 

@@ -70,7 +70,7 @@ void hd_cache_flush(hd_cache *c);
 
 /* Returns the sequence's block table, [seq_pages]; only live entries are meaningful (-1:
  * none). */
-const int32_t *hd_cache_table(const hd_cache *c, int32_t seq, hd_kv_group group);
+const int32_t *hd_cache_block_table(const hd_cache *c, int32_t seq, hd_kv_group group);
 
 /* Returns the pending page copies, *n of them. hd_cache_copied() empties the list. */
 const hd_page_copy *hd_cache_copies(const hd_cache *c, int32_t *n);

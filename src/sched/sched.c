@@ -396,8 +396,8 @@ static void add_input(hd_sched *s, sched_seq *q, int32_t rows, int32_t n_sample,
         .after = n_sample ? -1 : q->tokens[q->n_done + rows],
         .want_drafts = want_drafts,
         .left = q->r.n_prompt + q->r.max_new - q->n_tokens,
-        .pages = {hd_cache_table(s->cache, slot, HD_KV_FULL),
-                  hd_cache_table(s->cache, slot, HD_KV_WINDOW)},
+        .pages = {hd_cache_block_table(s->cache, slot, HD_KV_FULL),
+                  hd_cache_block_table(s->cache, slot, HD_KV_WINDOW)},
         .n_pages = pages_for(s, q->n_done + rows + want_drafts)
     };
     s->n_rows += rows;

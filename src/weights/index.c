@@ -25,15 +25,15 @@ enum {
     MAX_NOTICES = 8
 };
 
-typedef struct shard {
+typedef struct shard_file {
     const char *name; /* owned by the checkpoint's shard_names */
     char *path;
     hd_map map;
     hd_safetensors file; /* its tensors array moves into the checkpoint's */
-} shard;
+} shard_file;
 
 struct hd_checkpoint {
-    shard *shards;
+    shard_file *shards;
     int32_t n_shards;
     json_t *shard_names; /* [n_shards] strings, sorted */
     hd_tensor *tensors;
@@ -151,8 +151,8 @@ static hd_status check_index(hd_checkpoint *c, json_t *root, json_t *weight_map,
 
 /* ---- the shards ---- */
 
-static hd_status open_shard(shard *s, const char *model_dir, const char *name,
-                            const char *index, hd_err *err) {
+static hd_status open_shard_file(shard_file *s, const char *model_dir, const char *name,
+                                 const char *index, hd_err *err) {
     s->name = name;
     s->path = hd_path_join(model_dir, name);
     if (!s->path) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for a path", model_dir);
@@ -165,7 +165,7 @@ static hd_status open_shard(shard *s, const char *model_dir, const char *name,
 
 /* Adds t, the next of c->tensors, to the lookup by name. */
 static hd_status enter(hd_checkpoint *c, const hd_tensor *t, hd_err *err) {
-    const shard *s = &c->shards[t->shard];
+    const shard_file *s = &c->shards[t->shard];
     const hd_tensor *same = hd_checkpoint_find(c, t->name);
     if (same) {
         return HD_FAIL(err, HD_EFORMAT, "%s: tensor %.200s: duplicate tensor: also in %.100s",
@@ -190,7 +190,7 @@ static hd_status gather(hd_checkpoint *c, hd_err *err) {
         return HD_FAIL(err, HD_ENOMEM, "%s: no memory for %zu tensors", c->shards[0].path, n);
     }
     for (int32_t i = 0; i < c->n_shards; i++) {
-        shard *s = &c->shards[i];
+        shard_file *s = &c->shards[i];
         for (int32_t k = 0; k < s->file.n; k++) {
             hd_tensor *t = &c->tensors[c->n];
             *t = s->file.tensors[k];
@@ -204,15 +204,15 @@ static hd_status gather(hd_checkpoint *c, hd_err *err) {
     return HD_OK;
 }
 
-static hd_status open_shards(hd_checkpoint *c, const char *model_dir, const char *index,
-                             hd_err *err) {
+static hd_status open_shard_files(hd_checkpoint *c, const char *model_dir, const char *index,
+                                  hd_err *err) {
     size_t n = json_array_size(c->shard_names);
     c->shards = calloc(n, sizeof *c->shards);
     if (!c->shards) return HD_FAIL(err, HD_ENOMEM, "%s: no memory for shards", model_dir);
     for (size_t i = 0; i < n; i++) {
         const char *name = json_string_value(json_array_get(c->shard_names, i));
         c->n_shards++;
-        HD_TRY(open_shard(&c->shards[i], model_dir, name, index, err));
+        HD_TRY(open_shard_file(&c->shards[i], model_dir, name, index, err));
     }
     return gather(c, err);
 }
@@ -241,7 +241,7 @@ static hd_status open_indexed(hd_checkpoint *c, const char *model_dir, const cha
     json_t *root = NULL, *map = NULL;
     hd_status st = load_index(&root, &map, index, err);
     if (st == HD_OK) st = collect_shards(c, map, index, err);
-    if (st == HD_OK) st = open_shards(c, model_dir, index, err);
+    if (st == HD_OK) st = open_shard_files(c, model_dir, index, err);
     if (st == HD_OK) st = check_index(c, root, map, index, err);
     json_decref(root);
     return st;
@@ -264,7 +264,7 @@ static hd_status open_single(hd_checkpoint *c, const char *model_dir, hd_err *er
     if (json_array_append_new(c->shard_names, json_string(name)) != 0) {
         return HD_FAIL(err, HD_ENOMEM, "%s: no memory for its name", model_dir);
     }
-    return open_shards(c, model_dir, NULL, err);
+    return open_shard_files(c, model_dir, NULL, err);
 }
 
 hd_status hd_checkpoint_open(hd_checkpoint **out, const char *model_dir, hd_err *err) {

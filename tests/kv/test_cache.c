@@ -59,10 +59,10 @@ static void assert_readable(const world *w, int32_t l) {
     const int32_t n = w->done[l], size = w->o.page_tokens;
     for (int32_t p = 0; p < n; p++) {
         hash = chain(hash, w->tokens[l][p]);
-        int32_t page = hd_cache_table(w->cache, l, HD_KV_FULL)[p / size];
+        int32_t page = hd_cache_block_table(w->cache, l, HD_KV_FULL)[p / size];
         if (w->pages[HD_KV_FULL][page].token[p % size] != hash) fail();
         if (p < n - w->o.lookback || !w->o.lookback) continue;
-        page = hd_cache_table(w->cache, l, HD_KV_WINDOW)[p / size];
+        page = hd_cache_block_table(w->cache, l, HD_KV_WINDOW)[p / size];
         if (page < 0 || w->pages[HD_KV_WINDOW][page].token[p % size] != hash) fail();
     }
 }
@@ -76,7 +76,7 @@ static void compute(world *w, int32_t l, int32_t end) {
         hash = chain(hash, w->tokens[l][p]);
         if (p < w->done[l]) continue;
         for (int group = 0; group < (w->o.lookback ? 2 : 1); group++) {
-            int32_t page = hd_cache_table(w->cache, l, (hd_kv_group)group)[p / size];
+            int32_t page = hd_cache_block_table(w->cache, l, (hd_kv_group)group)[p / size];
             w->pages[group][page].token[p % size] = hash;
         }
     }

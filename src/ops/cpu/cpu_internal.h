@@ -86,8 +86,8 @@ _Static_assert(sizeof(ops_tile) <= OPS_STATE_BYTES, "it is a worker's scratch");
 
 /* Dequantizes out[0 .. n) = columns [col, col + n) of a row of w. col must be a multiple of
  * OPS_LANES, and n too, except at the end of a row; n <= OPS_TILE_COLS. */
-void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t row, int32_t col,
-                int32_t n);
+void ops_dequantize(const ops_kernels *k, float *out, const hd_weight *w, int32_t row,
+                    int32_t col, int32_t n);
 
 /* GEMM of up to OPS_X_ROWS rows of x, or ops_fast_x_rows, with rows [first_row, first_row +
  * n_rows) of w. */

@@ -78,23 +78,23 @@ static inline __attribute__((always_inline)) void decode(float *out, const uint8
     memcpy(out + i, end_out, (size_t)(n - i) * sizeof *out);
 }
 
-void ops_decode_f32_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                         int32_t block) {
+void ops_dequantize_f32_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
+                             int32_t block) {
     decode(out, src, n, scale, block, 32, same_scale, scale_f32);
 }
 
-void ops_decode_f16_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                         int32_t block) {
+void ops_dequantize_f16_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
+                             int32_t block) {
     decode(out, src, n, scale, block, 16, same_scale, scale_f16);
 }
 
-void ops_decode_bf16_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                          int32_t block) {
+void ops_dequantize_bf16_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
+                              int32_t block) {
     decode(out, src, n, scale, block, 16, same_scale, scale_bf16);
 }
 
-void ops_decode_e4m3_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                          int32_t block) {
+void ops_dequantize_e4m3_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
+                              int32_t block) {
     if (e4m3_scales_fit(scale, n, block) && !e4m3_has_nan(src, n)) {
         decode(out, src, n, scale, block, 8, e4m3_scale, dequantize_e4m3);
     } else {
@@ -102,12 +102,12 @@ void ops_decode_e4m3_avx2(float *out, const uint8_t *src, int32_t n, const float
     }
 }
 
-void ops_decode_e8m0_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                          int32_t block) {
+void ops_dequantize_e8m0_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
+                              int32_t block) {
     decode(out, src, n, scale, block, 8, same_scale, scale_e8m0);
 }
 
-void ops_decode_e2m1_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
-                          int32_t block) {
+void ops_dequantize_e2m1_avx2(float *out, const uint8_t *src, int32_t n, const float *scale,
+                              int32_t block) {
     decode(out, src, n, scale, block, 4, e2m1_scale, dequantize_e2m1);
 }

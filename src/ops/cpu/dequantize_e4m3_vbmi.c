@@ -61,8 +61,8 @@ static inline void store_quad(float *out, quad q, int32_t n) {
     _mm512_mask_storeu_ps(out + 48, (__mmask16)(live >> 48), q.d);
 }
 
-void ops_decode_e4m3_vbmi(float *out, const uint8_t *src, int32_t n, const float *scale,
-                          int32_t block) {
+void ops_dequantize_e4m3_vbmi(float *out, const uint8_t *src, int32_t n, const float *scale,
+                              int32_t block) {
     const e4m3_table table = make_e4m3_table();
     for (int32_t i = 0; i < n; scale++) {
         const int32_t end = n - i < block ? n : i + block;

@@ -27,12 +27,12 @@ static const uint8_t *byte_at(const void *array, hd_dtype type, int64_t element)
     return (const uint8_t *)array + element * hd_dtype_bits(type) / 8;
 }
 
-void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t row, int32_t col,
-                int32_t n) {
+void ops_dequantize(const ops_kernels *k, float *out, const hd_weight *w, int32_t row,
+                    int32_t col, int32_t n) {
     static const float one = 1.0f;
     const uint8_t *src = byte_at(w->data, w->type, (int64_t)row * w->cols + col);
     if (!w->scale) {
-        ops_decoder(k, w->type)(out, src, n, &one, INT_MAX);
+        ops_dequantizer(k, w->type)(out, src, n, &one, INT_MAX);
         return;
     }
     if (w->block_cols % OPS_LANES != 0) { /* no known checkpoint has this */
@@ -43,15 +43,15 @@ void ops_decode(const ops_kernels *k, float *out, const hd_weight *w, int32_t ro
     float scale[OPS_TILE_COLS / OPS_LANES + 1];
     const int64_t per_row = hd_ceil_div(w->cols, w->block_cols);
     const int32_t block = col / w->block_cols, last = (col + n - 1) / w->block_cols;
-    ops_decoder(k, w->scale_type)(
+    ops_dequantizer(k, w->scale_type)(
         scale,
         byte_at(w->scale, w->scale_type, (int64_t)(row / w->block_rows) * per_row + block),
         last - block + 1, &w->global, INT_MAX);
     const int32_t head = hd_min_i32(n, w->block_cols - col % w->block_cols);
-    ops_decoder(k, w->type)(out, src, head, scale, w->block_cols);
+    ops_dequantizer(k, w->type)(out, src, head, scale, w->block_cols);
     if (head == n) return;
-    ops_decoder(k, w->type)(out + head, byte_at(src, w->type, head), n - head, scale + 1,
-                            w->block_cols);
+    ops_dequantizer(k, w->type)(out + head, byte_at(src, w->type, head), n - head, scale + 1,
+                                w->block_cols);
 }
 
 /* ---- GEMM ---- */
@@ -73,11 +73,11 @@ static bool decode_scales(const ops_kernels *k, float *to, const float *scale[OP
     const int32_t first = row / w->block_rows, last = (row + n_w - 1) / w->block_rows;
     const int64_t at = (int64_t)first * per_row + col / w->block_cols;
     if (n_blocks == per_row) { /* rows of scales are contiguous */
-        ops_decoder(k, w->scale_type)(to, byte_at(w->scale, w->scale_type, at),
-                                      (last - first + 1) * per_row, &w->global, INT_MAX);
+        ops_dequantizer(k, w->scale_type)(to, byte_at(w->scale, w->scale_type, at),
+                                          (last - first + 1) * per_row, &w->global, INT_MAX);
     }
     for (int32_t i = 0; i <= last - first && n_blocks < per_row; i++) {
-        ops_decoder(k, w->scale_type)(
+        ops_dequantizer(k, w->scale_type)(
             to + i * n_blocks, byte_at(w->scale, w->scale_type, at + (int64_t)i * per_row),
             n_blocks, &w->global, INT_MAX);
     }
@@ -154,7 +154,7 @@ static void multiply_tile(const ops_kernels *k, const ops_product *p, ops_tile *
         float *to = tile->w + (j < n_w ? j : 0) * OPS_TILE_STRIDE; /* spare sums: row 0 */
         if (j < n_w) {
             fetch_next(p->w, row + j, n_w, c, n);
-            ops_decode(k, to, p->w, row + j, c, n);
+            ops_dequantize(k, to, p->w, row + j, c, n);
         }
         w[j] = to;
     }
@@ -388,9 +388,10 @@ static void decode_rows(const ops_kernels *k, ops_tile *tile, const hd_weight *w
         }
         float *to = tile->w + j * OPS_TILE_STRIDE;
         if (known) {
-            ops_decoder(k, w->type)(to, src, cols, scale, w->scale ? w->block_cols : INT_MAX);
+            ops_dequantizer(k, w->type)(to, src, cols, scale,
+                                        w->scale ? w->block_cols : INT_MAX);
         } else {
-            ops_decode(k, to, w, row + j, col, cols);
+            ops_dequantize(k, to, w, row + j, col, cols);
         }
     }
 }

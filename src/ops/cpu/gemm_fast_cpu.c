@@ -38,7 +38,7 @@ void ops_multiply_fast(const ops_kernels *k, const ops_product *p, fast_space *s
                             .n_w = p->n_rows,
                             .row_bytes = (int64_t)w->cols * hd_dtype_bits(w->type) / 8,
                             .x_stride = fast_x_stride(w->cols),
-                            .read_scales = ops_decoder(k, w->scale_type),
+                            .read_scales = ops_dequantizer(k, w->scale_type),
                             .space = s};
     for (int32_t i = 0; i < p->n_x && !p->same_x; i++) {
         k->fast->round(s->x + i * f.x_stride, s->x_scale + i * f.x_stride / FAST_SEGMENT,

@@ -24,7 +24,7 @@ enum {
     FAST_SCALES = 32 * 1024 /* scales of FAST_ROWS rows of W */
 };
 
-/* As ops_decode_fn. */
+/* As ops_dequantize_fn. */
 typedef void fast_decode_fn(float *out, const uint8_t *src, int32_t n, const float *scale,
                             int32_t block);
 

@@ -193,9 +193,10 @@ static void mix(const ops_mix *m) {
     .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx2, .blend = ops_blend_avx2,              \
     .transpose = ops_transpose_avx2, .index_scores = ops_index_scores_avx2,                 \
     .weigh = ops_weigh_avx2,                                                                \
-    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,            \
-               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = ops_decode_e4m3_avx2,          \
-               [HD_E8M0] = ops_decode_e8m0_avx2, [HD_E2M1] = ops_decode_e2m1_avx2},         \
+    .dequantize =                                                                           \
+        {[HD_F32] = ops_dequantize_f32_avx2,   [HD_F16] = ops_dequantize_f16_avx2,          \
+         [HD_BF16] = ops_dequantize_bf16_avx2, [HD_E4M3] = ops_dequantize_e4m3_avx2,        \
+         [HD_E8M0] = ops_dequantize_e8m0_avx2, [HD_E2M1] = ops_dequantize_e2m1_avx2},       \
     .small_m = {[HD_F32] = ops_small_m_f32_avx2,                                            \
                 [HD_BF16] = ops_small_m_bf16_avx2,                                          \
                 [HD_E4M3] = ops_small_m_e4m3_avx2,                                          \

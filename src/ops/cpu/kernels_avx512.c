@@ -231,9 +231,12 @@ static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *
     .score = score, .max = ops_max_avx2, .exp_sum = ops_exp_sum_avx512,                     \
     .blend = ops_blend_avx512, .transpose = ops_transpose_avx2,                             \
     .index_scores = ops_index_scores_avx512, .weigh = ops_weigh_avx512,                     \
-    .decode = {[HD_F32] = ops_decode_f32_avx2,   [HD_F16] = ops_decode_f16_avx2,            \
-               [HD_BF16] = ops_decode_bf16_avx2, [HD_E4M3] = e4m3,                          \
-               [HD_E8M0] = decode_e8m0,          [HD_E2M1] = ops_decode_e2m1_avx2}
+    .dequantize = {[HD_F32] = ops_dequantize_f32_avx2,                                      \
+                   [HD_F16] = ops_dequantize_f16_avx2,                                      \
+                   [HD_BF16] = ops_dequantize_bf16_avx2,                                    \
+                   [HD_E4M3] = e4m3,                                                        \
+                   [HD_E8M0] = decode_e8m0,                                                 \
+                   [HD_E2M1] = ops_dequantize_e2m1_avx2}
 #define SMALL_M(e4m3, e2m1)                          \
     .small_m = {[HD_F32] = ops_small_m_f32_avx512,   \
                 [HD_BF16] = ops_small_m_bf16_avx512, \
@@ -241,8 +244,9 @@ static void decode_e8m0(float *out, const uint8_t *src, int32_t n, const float *
                 [HD_E2M1] = e2m1},                   \
     .small_m_rows = 16, .small_m_near = 65536, .near_rows = 12
 #define AVX512 \
-    SHARED(ops_decode_e4m3_avx2), SMALL_M(ops_small_m_e4m3_avx512, ops_small_m_e2m1_avx512)
-#define VBMI SHARED(ops_decode_e4m3_vbmi), SMALL_M(ops_small_m_e4m3_vbmi, ops_small_m_e2m1_vbmi)
+    SHARED(ops_dequantize_e4m3_avx2), SMALL_M(ops_small_m_e4m3_avx512, ops_small_m_e2m1_avx512)
+#define VBMI \
+    SHARED(ops_dequantize_e4m3_vbmi), SMALL_M(ops_small_m_e4m3_vbmi, ops_small_m_e2m1_vbmi)
 
 const ops_kernels ops_kernels_avx512 = {AVX512};
 const ops_kernels ops_kernels_vbmi = {VBMI};

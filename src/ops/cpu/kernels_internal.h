@@ -33,11 +33,11 @@ typedef struct ops_mix {
 
 /* Dequantizes: out[i] = element i of a stored row times scale[i / block]. block is a
  * multiple of OPS_LANES. src needs no alignment, and out is not written past n. */
-typedef void ops_decode_fn(float *out, const uint8_t *src, int32_t n, const float *scale,
-                           int32_t block);
+typedef void ops_dequantize_fn(float *out, const uint8_t *src, int32_t n, const float *scale,
+                               int32_t block);
 
 /* Small-M GEMM: up to OPS_TILE_ROWS stored rows with a few rows of x. The bits are those of
- * decode followed by dots. */
+ * dequantize followed by dots. */
 typedef struct ops_small_m_args {
     float *acc;            /* [n_x, OPS_TILE_ROWS, OPS_LANES] */
     const float *const *x; /* [n_x] first columns */
@@ -99,7 +99,8 @@ typedef struct ops_kernels {
     void (*transpose)(float *out, const float *const *row, int32_t cols);
     void (*index_scores)(const ops_index *x);
     ops_weigh_fn *weigh;
-    ops_decode_fn *decode[HD_N_DTYPES];   /* by element type; NULL: that of the plain kernels */
+    ops_dequantize_fn
+        *dequantize[HD_N_DTYPES];         /* by element type; NULL: that of the plain kernels */
     ops_small_m_fn *small_m[HD_N_DTYPES]; /* NULL: always use the dequantized tile */
     /* rows of x, at most OPS_FEW_ROWS, up to which small_m is faster than the tile */
     int32_t small_m_rows;
@@ -120,8 +121,8 @@ extern const ops_kernels ops_kernels_bf16;  /* AVX-512 with bf16 GEMM */
 
 /* An instruction set without a kernel of its own for a type dequantizes with the plain one,
  * which computes the same bits. */
-static inline ops_decode_fn *ops_decoder(const ops_kernels *k, hd_dtype type) {
-    return k->decode[type] ? k->decode[type] : ops_kernels_plain.decode[type];
+static inline ops_dequantize_fn *ops_dequantizer(const ops_kernels *k, hd_dtype type) {
+    return k->dequantize[type] ? k->dequantize[type] : ops_kernels_plain.dequantize[type];
 }
 
 ops_weigh_fn ops_weigh_plain, ops_weigh_avx2, ops_weigh_avx512;
@@ -138,8 +139,9 @@ void ops_blend_avx512(float *out, const float *sum, float down, int32_t n);
 void ops_transpose_avx2(float *out, const float *const *row, int32_t cols);
 void ops_index_scores_avx2(const ops_index *x);
 void ops_index_scores_avx512(const ops_index *x);
-ops_decode_fn ops_decode_f32_avx2, ops_decode_f16_avx2, ops_decode_bf16_avx2,
-    ops_decode_e4m3_avx2, ops_decode_e8m0_avx2, ops_decode_e2m1_avx2, ops_decode_e4m3_vbmi;
+ops_dequantize_fn ops_dequantize_f32_avx2, ops_dequantize_f16_avx2, ops_dequantize_bf16_avx2,
+    ops_dequantize_e4m3_avx2, ops_dequantize_e8m0_avx2, ops_dequantize_e2m1_avx2,
+    ops_dequantize_e4m3_vbmi;
 
 ops_small_m_fn ops_small_m_f32_avx2, ops_small_m_bf16_avx2, ops_small_m_e4m3_avx2,
     ops_small_m_e2m1_avx2;

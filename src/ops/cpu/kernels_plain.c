@@ -185,12 +185,12 @@ static void decode_e2m1(float *out, const uint8_t *src, int32_t n, const float *
     decode(out, src, n, scale, block, dequantize_e2m1);
 }
 
-#define PLAIN                                                                                 \
-    .square_sum = square_sum, .dots = dots, .reduce = reduce, .mix = mix, .max = max,         \
-    .exp_sum = exp_sum, .blend = blend, .transpose = transpose, .index_scores = index_scores, \
-    .weigh = ops_weigh_plain,                                                                 \
-    .decode = {[HD_F32] = decode_f32,   [HD_F16] = decode_f16,   [HD_BF16] = decode_bf16,     \
-               [HD_E4M3] = decode_e4m3, [HD_E8M0] = decode_e8m0, [HD_E2M1] = decode_e2m1},    \
+#define PLAIN                                                                                  \
+    .square_sum = square_sum, .dots = dots, .reduce = reduce, .mix = mix, .max = max,          \
+    .exp_sum = exp_sum, .blend = blend, .transpose = transpose, .index_scores = index_scores,  \
+    .weigh = ops_weigh_plain,                                                                  \
+    .dequantize = {[HD_F32] = decode_f32,   [HD_F16] = decode_f16,   [HD_BF16] = decode_bf16,  \
+                   [HD_E4M3] = decode_e4m3, [HD_E8M0] = decode_e8m0, [HD_E2M1] = decode_e2m1}, \
     .near_rows = 12
 
 const ops_kernels ops_kernels_plain = {PLAIN};

@@ -32,7 +32,7 @@ static void embed_rows(const ops_job *job, int32_t first, int32_t end, int32_t w
         float *out = act(a->out) + (int64_t)r * a->copies * cols;
         for (int32_t c = 0; c < cols; c += OPS_TILE_COLS) {
             const int32_t n = cols - c < OPS_TILE_COLS ? cols - c : OPS_TILE_COLS;
-            ops_decode(job->k, out + c, a->table, a->tokens[r], c, n);
+            ops_dequantize(job->k, out + c, a->table, a->tokens[r], c, n);
         }
         for (int32_t i = 1; i < a->copies; i++) {
             memcpy(out + (int64_t)i * cols, out, (size_t)cols * sizeof *out);

@@ -391,7 +391,7 @@ static int32_t rank_of(const row_state *r, int32_t id, int32_t enough) {
 
 /* Returns whether relaxed acceptance takes the row's draft, although another token might be
  * sampled. */
-static bool is_accepted(const row_state *r, int32_t draft) {
+static bool is_relaxed_accepted(const row_state *r, int32_t draft) {
     if (r->y[draft] == -INFINITY) return false;
     if (rank_of(r, draft, r->p->relaxed_top) >= r->p->relaxed_top) return false;
     float z;
@@ -411,7 +411,7 @@ static int32_t choose_by_score(row_state *r) {
     if (r->y != r->logits) r->max = survey(r->k, r->y, a->n_ids, r->tile_max);
     if (r->max == INFINITY) return HD_TOKEN_BROKEN;
     if (r->max == -INFINITY) return HD_TOKEN_NONE;
-    if (draft >= 0 && is_accepted(r, draft)) return draft;
+    if (draft >= 0 && is_relaxed_accepted(r, draft)) return draft;
     if (r->p->temperature <= 0.0f || r->p->top_k == 1) {
         return first_max(r->y, r->tile_max, r->max);
     }

@@ -1,7 +1,7 @@
 /* indexer_cuda.cu - the lightning indexer: scores every visible key, keeps the best.
  *
  * Two kernels over as many rows as there is scratch for: scores, on the tensor cores as in
- * attention, here for heads and keys of any number and width; then the best (best_cuda.cu). */
+ * attention, here for heads and keys of any number and width; then the best (topk_cuda.cu). */
 #include "ops/cuda/split_fp16_mma_internal.cuh"
 #include "ops/cuda/indexer_internal.cuh"
 

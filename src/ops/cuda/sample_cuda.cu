@@ -506,7 +506,7 @@ static __device__ __forceinline__ int32_t given_at(const hd_sample_args &a, int3
 }
 
 /* Whether the row's draft is accepted although another token might be sampled. */
-static __device__ bool is_accepted(row_cluster *c, const row_state &r, int32_t draft) {
+static __device__ bool is_relaxed_accepted(row_cluster *c, const row_state &r, int32_t draft) {
     const int32_t at = draft - r.first;
     const whole mine = at >= 0 && at < r.n ? rank_at(r, at) : 0;
     const whole own = sum_over(c, {mine, 0}).n;
@@ -655,7 +655,8 @@ static __device__ int32_t choose_by_score(row_cluster *c, const hd_sample_args &
     if (best == 0) return HD_TOKEN_NONE;
     r.max = score_of(best);
     const bool relaxed = a.draft && p.relaxed_top > 0 && p.relaxed_delta > 0.0f;
-    if (relaxed && a.draft[row] >= 0 && is_accepted(c, r, a.draft[row])) return a.draft[row];
+    if (relaxed && a.draft[row] >= 0 && is_relaxed_accepted(c, r, a.draft[row]))
+        return a.draft[row];
     if (p.temperature <= 0.0f || p.top_k == 1) return index_of(best);
     r.inverse = inverse_temperature(p.temperature);
     return draw(c, r, a.position[row]);

@@ -1,4 +1,4 @@
-/* weight_internal.cuh - elements of stored matrices on the device.
+/* weight_internal.cuh - elements of stored matrices on the device, dequantized.
  *
  * weight_at() reads any element of any matrix at any address. Where the format, the addresses
  * and the blocks are those of real checkpoints, reading_of() says how the products may read

@@ -115,7 +115,8 @@ static int32_t draw(const hd_sampling *p, int32_t position, candidate *c, int32_
 
 /* Returns whether relaxed acceptance takes the row's draft, although another token might be
  * sampled. */
-static bool is_accepted(const hd_sampling *p, int32_t draft, const candidate *c, int32_t n) {
+static bool is_relaxed_accepted(const hd_sampling *p, int32_t draft, const candidate *c,
+                                int32_t n) {
     const candidate *own = NULL, *first = &c[0];
     int32_t rank = 0;
     for (int32_t i = 0; i < n; i++) {
@@ -143,7 +144,7 @@ static int32_t choose(hd_stream *s, const hd_sample_args *a, int32_t row) {
         if (y > -INFINITY) c[n++] = (candidate){y, id};
     }
     if (n == 0) return HD_TOKEN_NONE;
-    if (draft >= 0 && is_accepted(p, draft, c, n)) return draft;
+    if (draft >= 0 && is_relaxed_accepted(p, draft, c, n)) return draft;
     return p->temperature > 0.0f ? draw(p, a->position[row], c, n) : greedy(c, n);
 }
 

@@ -76,7 +76,7 @@ static int32_t token_or_zero(int32_t token) {
     return token < 0 ? 0 : token;
 }
 
-static void commit_one(const hd_commit_step_args *a, int32_t i) {
+static void verify_and_commit(const hd_commit_step_args *a, int32_t i) {
     const int32_t first = i * (1 + a->n_drafts), slot = a->seqs[i].slot;
     const int32_t *token = a->token + first, *input = a->input + first;
     int32_t *next = a->next_token + first, n_accepted = 0;
@@ -95,7 +95,7 @@ static void commit_one(const hd_commit_step_args *a, int32_t i) {
 
 void hd_commit_step_ref(hd_stream *s, const hd_commit_step_args *a) {
     (void)s;
-    for (int32_t i = 0; i < a->n; i++) commit_one(a, i);
+    for (int32_t i = 0; i < a->n; i++) verify_and_commit(a, i);
 }
 
 void hd_prepare_draft_ref(hd_stream *s, const hd_prepare_draft_args *a) {

@@ -1,4 +1,4 @@
-/* best_cuda.cu - the keys that the indexer keeps of a row: exactly the top_k best, the lower position
+/* topk_cuda.cu - the keys that the indexer keeps of a row: exactly the top_k best, the lower position
  * first among equals, in ascending order.
  *
  * The last kept score is found digit by digit in histograms; then all that are above it are
