@@ -89,8 +89,8 @@ void model_ffn_in(const model_step *s, int32_t layer) {
     block_in(s, layer, HD_FFN_NORM, HD_HC_FFN_FN);
 }
 
-bool model_reduces(const hd_model *m) {
-    return m->shard->parallel.tp > 1;
+bool model_reduces_heads(const hd_model *m) {
+    return hd_parallel_head_parts(&m->shard->parallel) > 1;
 }
 
 void model_all_reduce(const model_step *s, int32_t layer) {

@@ -1,21 +1,43 @@
 /* ffn.c - the feed-forward block: a dense MLP, or MoE with routed experts and a shared one.
  *
  * models.md 2.2, 2.3 and 2.12. V4 multiplies the router weight into the input of the
- * expert's down projection, the earlier families into its output. */
+ * expert's down projection, the earlier families into its output. If ranks with rows in common
+ * hold complete MLPs, each computes its part of the rows, and all gather the results. */
 #include "model/model_internal.h"
+
+/* The rows that this rank computes, of h and y. */
+typedef struct own_rows {
+    int32_t first, n;
+    hd_rows h, y;
+} own_rows;
+
+static int32_t first_of_part(const model_step *s, int32_t part) {
+    return (int32_t)((int64_t)s->b->n_rows * part / s->m->row_parts);
+}
+
+static own_rows own_rows_of(const model_step *s) {
+    const int32_t first = first_of_part(s, s->m->row_part);
+    const int64_t at = (int64_t)first * s->m->env.spec->hidden;
+    return (own_rows){.first = first,
+                      .n = first_of_part(s, s->m->row_part + 1) - first,
+                      .h = hd_rows_at(s->t->h, at),
+                      .y = hd_rows_at(s->t->y, at)};
+}
 
 static void gated_mlp(const model_step *s, int32_t layer, hd_role gate, hd_role up,
                       hd_role down, int32_t inter) {
     model_activations *t = s->t;
-    model_linear(s, layer, gate, t->gate, t->h, s->b->n_rows);
-    model_linear(s, layer, up, t->up, t->h, s->b->n_rows);
+    const own_rows own = own_rows_of(s);
+    if (own.n == 0) return;
+    model_linear(s, layer, gate, t->gate, own.h, own.n);
+    model_linear(s, layer, up, t->up, own.h, own.n);
     s->m->env.ops->swiglu(s->stream, &(hd_swiglu_args){.out = t->gate,
                                                        .gate = t->gate,
                                                        .up = t->up,
-                                                       .rows = s->b->n_rows,
+                                                       .rows = own.n,
                                                        .cols = inter,
                                                        .limit = s->m->env.spec->swiglu_limit});
-    model_linear(s, layer, down, t->y, t->gate, s->b->n_rows);
+    model_linear(s, layer, down, own.y, t->gate, own.n);
 }
 
 static void dense(const model_step *s, int32_t layer) {
@@ -26,15 +48,17 @@ static void route(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
     model_activations *t = s->t;
-    model_linear(s, layer, HD_ROUTER, hd_f32(t->router), t->h, s->b->n_rows);
+    const own_rows own = own_rows_of(s);
+    if (own.n == 0) return;
+    model_linear(s, layer, HD_ROUTER, hd_f32(t->router), own.h, own.n);
     s->m->env.ops->moe_topk(
         s->stream, &(hd_moe_topk_args){.expert = t->expert,
                                        .weight = t->expert_weight,
                                        .logits = t->router,
                                        .bias = hd_weights_vector(w, layer, HD_ROUTER_BIAS),
                                        .table = hd_weights_table(w, layer),
-                                       .tokens = s->b->device.tokens,
-                                       .rows = s->b->n_rows,
+                                       .tokens = s->b->device.tokens + own.first,
+                                       .rows = own.n,
                                        .rule = c->route});
 }
 
@@ -45,6 +69,8 @@ static void permute(const model_step *s, int32_t layer) {
     const hd_expert_map *map = hd_weights_expert_map(s->m->env.weights, layer);
     model_activations *t = s->t;
     int64_t *rows = s->m->expert_rows;
+    const int32_t *live = s->b->device.live;
+    const own_rows own = own_rows_of(s);
     const bool counts = layer < c->n_layers;
     s->m->env.ops->moe_permute(
         s->stream,
@@ -54,8 +80,8 @@ static void permute(const model_step *s, int32_t layer) {
                                .expert = t->expert,
                                .slot = map->slot,
                                .load = counts ? rows + (int64_t)layer * rule->n_experts : NULL,
-                               .live = s->b->device.live,
-                               .rows = s->b->n_rows,
+                               .live = live ? live + own.first : NULL,
+                               .rows = own.n,
                                .top_k = rule->top_k,
                                .n_experts = rule->n_experts,
                                .n_slots = map->n_slots});
@@ -68,12 +94,13 @@ static bool dispatches(const hd_model *m) {
 static hd_dispatch_args dispatched_rows(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     const model_activations *t = s->t;
+    const own_rows own = own_rows_of(s);
     return (hd_dispatch_args){.layer = layer,
-                              .x = t->h,
+                              .x = own.h,
                               .weight = t->expert_weight,
                               .offset = t->offset,
                               .assignment = t->assignment,
-                              .rows = s->b->n_rows,
+                              .rows = own.n,
                               .cols = c->hidden,
                               .top_k = c->route.top_k,
                               .in_x = t->in_x,
@@ -87,7 +114,7 @@ static hd_combine_args combined_rows(const model_step *s) {
     const hd_model_spec *c = s->m->env.spec;
     return (hd_combine_args){.in_y = s->t->in_y,
                              .y = s->t->expert_y,
-                             .rows = s->b->n_rows,
+                             .rows = own_rows_of(s).n,
                              .cols = c->hidden,
                              .top_k = c->route.top_k,
                              .in_rows = s->m->in_rows};
@@ -133,8 +160,9 @@ static expert_rows rows_of_experts(const model_step *s) {
         return (expert_rows){t->in_x,       t->in_y, t->in_weight, t->in_offset, NULL,
                              s->m->in_rows, 1};
     }
+    const own_rows own = own_rows_of(s);
     return (expert_rows){
-        t->h, t->expert_y, t->expert_weight, t->offset, t->assignment, s->b->n_rows * k, k};
+        own.h, t->expert_y, t->expert_weight, t->offset, t->assignment, own.n * k, k};
 }
 
 /* Grouped GEMM: out = x W_e^T for every sorted place; rows of x are tokens, or sorted
@@ -159,6 +187,7 @@ static bool weights_input(const model_step *s) {
 static void experts(const model_step *s, int32_t layer) {
     model_activations *t = s->t;
     const expert_rows in = rows_of_experts(s);
+    if (in.n == 0) return;
     expert_linear(s, layer, HD_EXPERT_GATE, t->expert_gate, in.x, &in, true);
     expert_linear(s, layer, HD_EXPERT_UP, t->expert_up, in.x, &in, true);
     s->m->env.ops->swiglu(s->stream,
@@ -185,41 +214,68 @@ static void shared(const model_step *s, int32_t layer) {
 static void combine_experts(const model_step *s, int32_t layer) {
     const hd_model_spec *c = s->m->env.spec;
     model_activations *t = s->t;
+    const own_rows own = own_rows_of(s);
     (void)layer;
+    if (own.n == 0) return;
     s->m->env.ops->moe_combine(
-        s->stream, &(hd_moe_combine_args){.out = t->y,
+        s->stream, &(hd_moe_combine_args){.out = own.y,
                                           .y = t->expert_y,
-                                          .shared = c->n_shared ? t->y : (hd_rows){0},
+                                          .shared = c->n_shared ? own.y : (hd_rows){0},
                                           .weight = weights_input(s) ? NULL : t->expert_weight,
                                           .expert = t->expert,
                                           .place = t->place,
-                                          .rows = s->b->n_rows,
+                                          .rows = own.n,
                                           .cols = c->hidden,
                                           .top_k = c->route.top_k});
 }
 
+static bool has_parts(const hd_model *m) {
+    return m->shard->parallel.etp > 1;
+}
+
+static bool divides_rows(const hd_model *m) {
+    return m->row_parts > 1;
+}
+
+/* Gathers y from the ranks that computed the other rows. */
+static void gather_rows(const model_step *s, int32_t layer) {
+    const own_rows own = own_rows_of(s);
+    const int32_t words =
+        s->m->env.spec->hidden * hd_act_bytes(s->m->env.ops) / (int32_t)sizeof(float);
+    (void)layer;
+    hd_comm_all_gather(s->m->env.comm, s->stream,
+                       &(hd_all_gather_args){.group = HD_GROUP_TP,
+                                             .x = s->t->y.data,
+                                             .rows = 1,
+                                             .cols = s->b->n_rows * words,
+                                             .first = own.first * words,
+                                             .own = own.n * words});
+}
+
 static const model_stage dense_stages[] = {
-    {"ffn_in",   model_ffn_in,     HD_LANE_COMPUTE, NULL,          false},
-    {"dense",    dense,            HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",   model_all_reduce, HD_LANE_COMM,    model_reduces, true },
-    {"residual", model_block_out,  HD_LANE_COMPUTE, NULL,          false},
-    {NULL,       NULL,             HD_LANE_COMPUTE, NULL,          false},
+    {"ffn_in",   model_ffn_in,     HD_LANE_COMPUTE, NULL,         false},
+    {"dense",    dense,            HD_LANE_COMPUTE, NULL,         false},
+    {"reduce",   model_all_reduce, HD_LANE_COMM,    has_parts,    true },
+    {"gather",   gather_rows,      HD_LANE_COMM,    divides_rows, true },
+    {"residual", model_block_out,  HD_LANE_COMPUTE, NULL,         false},
+    {NULL,       NULL,             HD_LANE_COMPUTE, NULL,         false},
 };
 
 static const model_stage moe_stages[] = {
-    {"ffn_in",          model_ffn_in,     HD_LANE_COMPUTE, NULL,          false},
-    {"route",           route,            HD_LANE_COMPUTE, NULL,          false},
-    {"permute",         permute,          HD_LANE_COMPUTE, NULL,          false},
-    {"dispatch send",   dispatch_send,    HD_LANE_COMM,    dispatches,    true },
-    {"dispatch arrive", dispatch_arrive,  HD_LANE_COMM,    dispatches,    false},
-    {"experts",         experts,          HD_LANE_COMPUTE, NULL,          false},
-    {"combine send",    combine_send,     HD_LANE_COMM,    dispatches,    false},
-    {"shared",          shared,           HD_LANE_COMPUTE, has_shared,    true },
-    {"combine arrive",  combine_arrive,   HD_LANE_COMM,    dispatches,    false},
-    {"sum",             combine_experts,  HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",          model_all_reduce, HD_LANE_COMM,    model_reduces, true },
-    {"residual",        model_block_out,  HD_LANE_COMPUTE, NULL,          false},
-    {NULL,              NULL,             HD_LANE_COMPUTE, NULL,          false},
+    {"ffn_in",          model_ffn_in,     HD_LANE_COMPUTE, NULL,         false},
+    {"route",           route,            HD_LANE_COMPUTE, NULL,         false},
+    {"permute",         permute,          HD_LANE_COMPUTE, NULL,         false},
+    {"dispatch send",   dispatch_send,    HD_LANE_COMM,    dispatches,   true },
+    {"dispatch arrive", dispatch_arrive,  HD_LANE_COMM,    dispatches,   false},
+    {"experts",         experts,          HD_LANE_COMPUTE, NULL,         false},
+    {"combine send",    combine_send,     HD_LANE_COMM,    dispatches,   false},
+    {"shared",          shared,           HD_LANE_COMPUTE, has_shared,   true },
+    {"combine arrive",  combine_arrive,   HD_LANE_COMM,    dispatches,   false},
+    {"sum",             combine_experts,  HD_LANE_COMPUTE, NULL,         false},
+    {"reduce",          model_all_reduce, HD_LANE_COMM,    has_parts,    true },
+    {"gather",          gather_rows,      HD_LANE_COMM,    divides_rows, true },
+    {"residual",        model_block_out,  HD_LANE_COMPUTE, NULL,         false},
+    {NULL,              NULL,             HD_LANE_COMPUTE, NULL,         false},
 };
 
 const model_stage *model_ffn_stages(const hd_layer_spec *layer) {

@@ -142,34 +142,34 @@ static void output(const model_step *s, int32_t layer) {
 }
 
 const model_stage model_window_stages[] = {
-    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,          false},
-    {"project",   project,          HD_LANE_COMPUTE, NULL,          false},
-    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,          false},
-    {"output",    output,           HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces, true },
-    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,          false},
-    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,          false},
+    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,                false},
+    {"project",   project,          HD_LANE_COMPUTE, NULL,                false},
+    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
+    {"output",    output,           HD_LANE_COMPUTE, NULL,                false},
+    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces_heads, true },
+    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,                false},
+    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,                false},
 };
 
 const model_stage model_hca_stages[] = {
-    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,          false},
-    {"project",   project,          HD_LANE_COMPUTE, NULL,          false},
-    {"compress",  compress,         HD_LANE_COMPUTE, NULL,          false},
-    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,          false},
-    {"output",    output,           HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces, true },
-    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,          false},
-    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,          false},
+    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,                false},
+    {"project",   project,          HD_LANE_COMPUTE, NULL,                false},
+    {"compress",  compress,         HD_LANE_COMPUTE, NULL,                false},
+    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
+    {"output",    output,           HD_LANE_COMPUTE, NULL,                false},
+    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces_heads, true },
+    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,                false},
+    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,                false},
 };
 
 const model_stage model_csa_stages[] = {
-    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,          false},
-    {"project",   project,          HD_LANE_COMPUTE, NULL,          false},
-    {"compress",  compress,         HD_LANE_COMPUTE, NULL,          false},
-    {"index",     index_entries,    HD_LANE_COMPUTE, NULL,          false},
-    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,          false},
-    {"output",    output,           HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces, true },
-    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,          false},
-    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,          false},
+    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,                false},
+    {"project",   project,          HD_LANE_COMPUTE, NULL,                false},
+    {"compress",  compress,         HD_LANE_COMPUTE, NULL,                false},
+    {"index",     index_entries,    HD_LANE_COMPUTE, NULL,                false},
+    {"attention", hybrid_attention, HD_LANE_COMPUTE, NULL,                false},
+    {"output",    output,           HD_LANE_COMPUTE, NULL,                false},
+    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces_heads, true },
+    {"streams",   model_block_out,  HD_LANE_COMPUTE, NULL,                false},
+    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,                false},
 };

@@ -273,24 +273,24 @@ static void output(const model_step *s, int32_t layer) {
 }
 
 const model_stage model_mla_stages[] = {
-    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,          false},
-    {"project",   project,          HD_LANE_COMPUTE, NULL,          false},
-    {"absorb",    absorb,           HD_LANE_COMPUTE, NULL,          false},
-    {"attention", attention_all,    HD_LANE_COMPUTE, NULL,          false},
-    {"output",    output,           HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces, true },
-    {"residual",  model_block_out,  HD_LANE_COMPUTE, NULL,          false},
-    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,          false},
+    {"attn_in",   model_attn_in,    HD_LANE_COMPUTE, NULL,                false},
+    {"project",   project,          HD_LANE_COMPUTE, NULL,                false},
+    {"absorb",    absorb,           HD_LANE_COMPUTE, NULL,                false},
+    {"attention", attention_all,    HD_LANE_COMPUTE, NULL,                false},
+    {"output",    output,           HD_LANE_COMPUTE, NULL,                false},
+    {"reduce",    model_all_reduce, HD_LANE_COMM,    model_reduces_heads, true },
+    {"residual",  model_block_out,  HD_LANE_COMPUTE, NULL,                false},
+    {NULL,        NULL,             HD_LANE_COMPUTE, NULL,                false},
 };
 
 const model_stage model_mla_sparse_stages[] = {
-    {"attn_in",   model_attn_in,      HD_LANE_COMPUTE, NULL,          false},
-    {"project",   project,            HD_LANE_COMPUTE, NULL,          false},
-    {"absorb",    absorb,             HD_LANE_COMPUTE, NULL,          false},
-    {"index",     index_tokens,       HD_LANE_COMPUTE, NULL,          false},
-    {"attention", attention_selected, HD_LANE_COMPUTE, NULL,          false},
-    {"output",    output,             HD_LANE_COMPUTE, NULL,          false},
-    {"reduce",    model_all_reduce,   HD_LANE_COMM,    model_reduces, true },
-    {"residual",  model_block_out,    HD_LANE_COMPUTE, NULL,          false},
-    {NULL,        NULL,               HD_LANE_COMPUTE, NULL,          false},
+    {"attn_in",   model_attn_in,      HD_LANE_COMPUTE, NULL,                false},
+    {"project",   project,            HD_LANE_COMPUTE, NULL,                false},
+    {"absorb",    absorb,             HD_LANE_COMPUTE, NULL,                false},
+    {"index",     index_tokens,       HD_LANE_COMPUTE, NULL,                false},
+    {"attention", attention_selected, HD_LANE_COMPUTE, NULL,                false},
+    {"output",    output,             HD_LANE_COMPUTE, NULL,                false},
+    {"reduce",    model_all_reduce,   HD_LANE_COMM,    model_reduces_heads, true },
+    {"residual",  model_block_out,    HD_LANE_COMPUTE, NULL,                false},
+    {NULL,        NULL,               HD_LANE_COMPUTE, NULL,                false},
 };

@@ -56,23 +56,38 @@ static size_t scratch_bytes(const hd_model *m) {
     return hd_ops_scratch_bytes(m->limits.positions + c->window, widest);
 }
 
-/* Accepts the parallel configs that the stages support: tensor parallelism with rows in
- * common, or expert parallelism with rows of each rank's own. */
+/* Accepts the parallel configs that the stages support: MLPs and experts in parts over the
+ * tensor-parallel group, or whole ones, to which the group divides its rows. */
 static hd_status check_parallel(const hd_model_env *env, hd_err *err) {
     const hd_parallel_config *l = &hd_weights_shard(env->weights)->parallel;
-    const bool tensor = l->dp == 1 && l->ep == 1 && l->etp == l->tp && l->dense_tp == l->tp &&
-                        l->head_tp == l->tp;
-    const bool expert =
-        l->tp == 1 && l->etp == 1 && l->dense_tp == 1 && l->head_tp == 1 && l->ep == l->dp;
-    if (!tensor && !expert) {
-        return HD_FAIL(err, HD_EUNSUPPORTED,
-                       "parallel config tp %d, dp %d, ep %d: must be all tp, or all dp and ep",
-                       l->tp, l->dp, l->ep);
+    const bool parts = l->ep == 1 && l->etp == l->tp && l->dense_tp == l->tp;
+    const bool whole =
+        l->etp == 1 && l->dense_tp == 1 && (l->ep == 1 || l->ep == hd_parallel_world(l));
+    if ((!parts && !whole) || (l->head_tp != 1 && l->head_tp != l->tp)) {
+        return HD_FAIL(
+            err, HD_EUNSUPPORTED,
+            "layout: tp %d, dp %d, ep %d, etp %d, dense_tp %d, head_tp %d: etp and "
+            "dense_tp must both be tp, or both 1 with ep 1 or all ranks; head_tp must "
+            "be 1 or tp",
+            l->tp, l->dp, l->ep, l->etp, l->dense_tp, l->head_tp);
     }
     if (hd_parallel_world(l) > 1 && !env->comm) {
         return HD_FAIL(err, HD_EINVAL, "a shard of a model needs its other ranks");
     }
     return HD_OK;
+}
+
+static hd_status divide_rows(hd_model *m, hd_err *err) {
+    const hd_parallel_config *l = &m->shard->parallel;
+    const hd_rank_group tp = hd_parallel_group(l, m->shard->rank, HD_GROUP_TP);
+    const bool whole = l->etp == 1 && l->dense_tp == 1;
+    m->row_parts = whole ? tp.n : 1;
+    m->row_part = whole ? tp.index : 0;
+    const int64_t most = INT32_MAX / m->env.spec->hidden; /* an all-gather counts them so */
+    if (m->row_parts == 1 || m->limits.rows <= most) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED,
+                   "steps of %d rows on ranks that divide them: at most %lld", m->limits.rows,
+                   (long long)most);
 }
 
 static hd_status check_mla(const hd_model_env *env, hd_err *err) {
@@ -116,6 +131,8 @@ hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_
     m->limits = *limits;
     m->n_micro = n_micro;
     m->shard = hd_weights_shard(env->weights);
+    hd_status st = divide_rows(m, err);
+    if (st != HD_OK) goto fail;
     if (m->shard->parallel.ep > 1) {
         const int32_t own = limits->rows * env->spec->route.top_k;
         m->in_rows = limits->expert_rows ? limits->expert_rows : own;
@@ -126,7 +143,7 @@ hd_status hd_model_open(hd_model **out, const hd_model_env *env, const hd_model_
     hd_arena a = hd_arena_measure();
     place_all(m, &a);
     m->bytes = a.peak;
-    hd_status st = hd_device_alloc(env->device, &m->block, m->bytes, "activations", err);
+    st = hd_device_alloc(env->device, &m->block, m->bytes, "activations", err);
     if (st != HD_OK) goto fail;
     a = hd_arena_over(m->block, m->bytes);
     place_all(m, &a);
@@ -163,6 +180,10 @@ const float *hd_model_logits(const hd_model *m, int32_t micro) {
 
 const int64_t *hd_model_expert_rows(const hd_model *m) {
     return m->expert_rows;
+}
+
+int32_t hd_model_row_parts(const hd_model *m) {
+    return m->row_parts;
 }
 
 const model_stage *model_attention_stages(const hd_layer_spec *layer) {

@@ -83,8 +83,12 @@ void hd_model_draft(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int
 
 const float *hd_model_logits(const hd_model *m, int32_t micro);
 
-/* Returns the rows that each expert has computed since open, [n_layers, n_experts], zero in
- * dense layers. Device memory; NULL without experts. Drafts are not counted. */
+/* Returns the rows of this rank that chose each expert since open, [n_layers, n_experts], zero
+ * in dense layers. Device memory; NULL without experts. Drafts are not counted. */
 const int64_t *hd_model_expert_rows(const hd_model *m);
+
+/* Returns how many ranks of the tensor-parallel group divide its rows in MLPs and MoE; 1: every
+ * rank computes, and counts, all of them. */
+int32_t hd_model_row_parts(const hd_model *m);
 
 #endif

@@ -54,6 +54,9 @@ struct hd_model {
     int32_t n_micro;
     const hd_shard *shard; /* shard of the weights */
     int32_t in_rows;       /* 0 without expert parallelism */
+    /* Parts of a batch's rows in the feed-forward blocks, and which one is this rank's: the
+     * tensor-parallel group divides the rows there if no rank has a part of an MLP. */
+    int32_t row_parts, row_part;
     float softmax_scale, index_scale, rope_scale;
     float *freq, *freq_compress; /* [pairs] device memory */
     int64_t *expert_rows;        /* [layers, experts] device memory; or NULL without experts */
@@ -126,8 +129,8 @@ void model_ffn_in(const model_step *s, int32_t layer);
 void model_block_out(const model_step *s, int32_t layer);
 
 /* All-reduces y over the tensor-parallel group. */
-bool model_reduces(const hd_model *m); /* whether there is such a group */
 void model_all_reduce(const model_step *s, int32_t layer);
+bool model_reduces_heads(const hd_model *m); /* whether a rank computes a part of the heads */
 
 static inline int32_t model_streams(const hd_model_spec *spec) {
     return spec->hc_mult ? spec->hc_mult : 1;

@@ -22,6 +22,20 @@ hd_parallel_config hd_parallel_expert(int32_t ep, int32_t redundant) {
                                 .redundant = redundant};
 }
 
+hd_parallel_config hd_parallel_common(int32_t tp, int32_t ep, const hd_model_spec *spec) {
+    return (hd_parallel_config){.tp = ep,
+                                .dp = 1,
+                                .ep = ep,
+                                .etp = 1,
+                                .dense_tp = 1,
+                                .head_tp = spec->vocab % ep == 0 ? ep : 1,
+                                .whole_heads = tp == 1};
+}
+
+int32_t hd_parallel_head_parts(const hd_parallel_config *l) {
+    return l->whole_heads ? 1 : l->tp;
+}
+
 int32_t hd_parallel_world(const hd_parallel_config *l) {
     return l->tp * l->dp;
 }
@@ -94,16 +108,17 @@ hd_rank_coords hd_parallel_coords(const hd_parallel_config *l, int32_t rank) {
 
 hd_shard hd_shard_of(const hd_parallel_config *l, int32_t rank, const hd_model_spec *spec) {
     const hd_rank_coords at = hd_parallel_coords(l, rank);
+    const int32_t heads = hd_parallel_head_parts(l);
     hd_shard s = {.parallel = *l,
                   .rank = rank,
-                  .n_heads = spec->n_heads / l->tp,
-                  .o_groups = spec->o_groups / l->tp,
+                  .n_heads = spec->n_heads / heads,
+                  .o_groups = spec->o_groups / heads,
                   .dense_inter = spec->dense_inter / l->dense_tp,
                   .shared_inter = spec->n_shared * spec->moe_inter / l->dense_tp,
                   .moe_inter = spec->moe_inter / l->etp,
                   .n_experts = (spec->route.n_experts + l->redundant) / l->ep,
                   .vocab = spec->tied_embeddings ? spec->vocab : spec->vocab / l->head_tp};
-    s.head0 = at.tp * s.n_heads;
+    s.head0 = at.tp % heads * s.n_heads;
     s.expert0 = at.ep * s.n_experts;
     s.vocab0 = spec->tied_embeddings ? 0 : at.head * s.vocab;
     return s;

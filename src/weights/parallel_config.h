@@ -7,6 +7,7 @@
 #ifndef HD_WEIGHTS_PARALLEL_CONFIG_H
 #define HD_WEIGHTS_PARALLEL_CONFIG_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/status.h"
@@ -15,11 +16,12 @@
 /* Sizes of the groups. Every field but redundant is at least 1. The world has tp * dp ranks,
  * numbered with tp fastest:
  *
- *     attention    dp groups of tp consecutive ranks; a group shards the heads
+ *     attention    dp groups of tp consecutive ranks, which have their rows in common; a group
+ *                  shards the heads, or with whole_heads each rank computes all of them
  *     experts      etp consecutive ranks shard an expert, ep such groups divide the experts,
  *                  and all of it repeats world / (ep * etp) times
  *     dense MLPs   groups of dense_tp consecutive ranks; 1 is data parallel (also shared
- *                  experts)
+ *                  experts): ranks with rows in common divide the rows
  *     LM head      groups of head_tp consecutive ranks shard the vocabulary
  *
  * The ep groups hold n_experts + redundant expert slots, the same number each; when a model
@@ -29,6 +31,7 @@ typedef struct hd_parallel_config {
     int32_t ep, etp;
     int32_t dense_tp, head_tp;
     int32_t redundant;
+    bool whole_heads;
 } hd_parallel_config;
 
 hd_parallel_config hd_parallel_single(void); /* one rank */
@@ -36,6 +39,13 @@ hd_parallel_config hd_parallel_tensor(
     int32_t tp); /* everything sharded over tp ranks, rows in common */
 /* Data-parallel attention; complete experts over ep ranks (expert parallelism). */
 hd_parallel_config hd_parallel_expert(int32_t ep, int32_t redundant);
+
+/* Complete experts over ep ranks with rows in common: tp, 1 or ep, of them share the heads; dense
+ * MLPs are complete. The LM head is shared if its rows can be divided. */
+hd_parallel_config hd_parallel_common(int32_t tp, int32_t ep, const hd_model_spec *spec);
+
+/* Number of parts that the heads are divided into. */
+int32_t hd_parallel_head_parts(const hd_parallel_config *l);
 
 int32_t hd_parallel_world(const hd_parallel_config *l);
 hd_status hd_parallel_check(const hd_parallel_config *l, hd_err *err);

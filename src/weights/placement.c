@@ -66,18 +66,19 @@ static hd_status shard_tensor(const cutter *c, const hd_shard *shard,
     const hd_parallel_config *l = c->args->parallel;
     const hd_model_spec *s = c->args->spec;
     const hd_tensor_decl *d = c->decl;
+    const int32_t heads = hd_parallel_head_parts(l);
     *c->out = (hd_slice){.rows = d->rows, .cols = d->cols};
     switch (d->shard_axis) {
     case HD_SHARD_NONE:
         return HD_OK;
     case HD_SHARD_HEAD_ROWS:
-        return shard_along(c, true, s->n_heads, "heads", at->tp, l->tp, "tp");
+        return shard_along(c, true, s->n_heads, "heads", at->tp % heads, heads, "tp");
     case HD_SHARD_HEAD_COLS:
-        return shard_along(c, false, s->n_heads, "heads", at->tp, l->tp, "tp");
+        return shard_along(c, false, s->n_heads, "heads", at->tp % heads, heads, "tp");
     case HD_SHARD_GROUP_ROWS:
-        return shard_along(c, true, s->o_groups, "output groups", at->tp, l->tp, "tp");
+        return shard_along(c, true, s->o_groups, "output groups", at->tp % heads, heads, "tp");
     case HD_SHARD_GROUP_COLS:
-        return shard_along(c, false, s->o_groups, "output groups", at->tp, l->tp, "tp");
+        return shard_along(c, false, s->o_groups, "output groups", at->tp % heads, heads, "tp");
     case HD_SHARD_DENSE_ROWS:
         return shard_along(c, true, d->rows, "rows", at->dense, l->dense_tp, "dense_tp");
     case HD_SHARD_DENSE_COLS:

@@ -332,6 +332,41 @@ static void test_expert_ranks(void **state) {
     check_expert_world("tiny_v4", 3, 6, SEQS, false);
 }
 
+/* Ranks with rows in common and complete experts: the bits of one rank if no head is cut, also
+ * if there are fewer rows than ranks. */
+static void check_common_world(const char *name, int32_t tp, int32_t ep, int32_t n_micro,
+                               bool rotates) {
+    hd_model_spec *spec = config_open(name);
+    hd_weights *whole = make_weights(spec);
+    const size_t n = SEQS * (size_t)spec->vocab;
+    const hd_parallel_config single = hd_parallel_single();
+    const hd_parallel_config common = hd_parallel_common(tp, ep, spec);
+    rank alone, ranks[MAX_RANKS];
+    run_world(&alone, &single, whole, spec, 1, false);
+    run_world(ranks, &common, whole, spec, n_micro, rotates);
+    for (int32_t r = 0; r < ep; r++) {
+        for (int i = 0; i < steps_of(spec); i++) {
+            if (tp > 1) assert_near(ranks[r].logits[i], alone.logits[i], n, name);
+            assert_memory_equal(ranks[r].logits[i], (tp > 1 ? &ranks[0] : &alone)->logits[i],
+                                n * sizeof(float));
+        }
+    }
+    for (int32_t r = 0; r < ep; r++) close_rank(&ranks[r]);
+    close_rank(&alone);
+    hd_weights_close(whole);
+    hd_model_spec_close(spec);
+}
+
+static void test_common_rows(void **state) {
+    (void)state;
+    for (size_t k = next_name(0) - 1; k < HD_LEN(names); k = next_name(k)) {
+        check_common_world(names[k], 1, 4, 1, false);
+        check_common_world(names[k], 2, 2, 1, false);
+    }
+    check_common_world("tiny_v3", 1, 2, SEQS, true);
+    check_common_world("tiny_v4", 1, 4, SEQS, false);
+}
+
 /* Experts that change their slots before every step change no bit, with copies too. */
 static void test_moving_experts(void **state) {
     (void)state;
@@ -350,7 +385,7 @@ static void test_refusals(void **state) {
     mixed.etp = 1;
     mixed.ep = 2;
     const hd_parallel_config parallel_configs[] = {hd_parallel_tensor(2), mixed};
-    static const char *const why[] = {"needs its other ranks", "must be all tp"};
+    static const char *const why[] = {"needs its other ranks", "must both be tp"};
     for (size_t i = 0; i < HD_LEN(parallel_configs); i++) {
         hd_weights *w;
         hd_model *m;
@@ -371,9 +406,8 @@ static void test_refusals(void **state) {
 
 int test_ranks(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensor_ranks),
-        cmocka_unit_test(test_expert_ranks),
-        cmocka_unit_test(test_moving_experts),
+        cmocka_unit_test(test_tensor_ranks), cmocka_unit_test(test_expert_ranks),
+        cmocka_unit_test(test_common_rows),  cmocka_unit_test(test_moving_experts),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("ranks", tests, NULL, NULL);

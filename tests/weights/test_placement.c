@@ -169,19 +169,19 @@ static void released_models_in_their_parallel_configs(void **state) {
         hd_parallel_config parallel; /* tp dp ep etp dense_tp head_tp */
         bool possible;
     } cases[] = {
-        {"v2_lite",  {4, 2, 8, 1, 2, 8, 0},     true },
-        {"v2_lite",  {1, 3, 1, 1, 3, 1, 0},     false}, /* 2816 rows of the shared MLP */
-        {"v3",       {8, 2, 16, 1, 16, 16, 0},  true },
-        {"v3",       {16, 1, 1, 16, 16, 16, 0}, true },
-        {"v3",       {1, 32, 32, 1, 1, 1, 0},   true },
-        {"v3",       {128, 1, 128, 1, 1, 1, 0}, false}, /* one head: 192 rows */
-        {"v3",       {1, 32, 1, 32, 1, 1, 0},   false}, /* 64 rows of an expert */
-        {"v3_2_exp", {8, 4, 32, 1, 8, 8, 0},    true },
-        {"v4_flash", {8, 1, 8, 1, 8, 8, 0},     true },
-        {"v4_flash", {4, 1, 2, 2, 4, 4, 0},     true },
-        {"v4_flash", {16, 1, 16, 1, 1, 1, 0},   false}, /* 8 output groups */
-        {"v4_pro",   {16, 2, 32, 1, 8, 16, 0},  true },
-        {"v4_pro",   {1, 5, 5, 1, 1, 1, 0},     false}, /* 384 experts */
+        {"v2_lite",  {4, 2, 8, 1, 2, 8, 0, false},     true },
+        {"v2_lite",  {1, 3, 1, 1, 3, 1, 0, false},     false}, /* 2816 rows of the shared MLP */
+        {"v3",       {8, 2, 16, 1, 16, 16, 0, false},  true },
+        {"v3",       {16, 1, 1, 16, 16, 16, 0, false}, true },
+        {"v3",       {1, 32, 32, 1, 1, 1, 0, false},   true },
+        {"v3",       {128, 1, 128, 1, 1, 1, 0, false}, false}, /* one head: 192 rows */
+        {"v3",       {1, 32, 1, 32, 1, 1, 0, false},   false}, /* 64 rows of an expert */
+        {"v3_2_exp", {8, 4, 32, 1, 8, 8, 0, false},    true },
+        {"v4_flash", {8, 1, 8, 1, 8, 8, 0, false},     true },
+        {"v4_flash", {4, 1, 2, 2, 4, 4, 0, false},     true },
+        {"v4_flash", {16, 1, 16, 1, 1, 1, 0, false},   false}, /* 8 output groups */
+        {"v4_pro",   {16, 2, 32, 1, 8, 16, 0, false},  true },
+        {"v4_pro",   {1, 5, 5, 1, 1, 1, 0, false},     false}, /* 384 experts */
     };
     int32_t *count = malloc(((size_t)1 << 21) * sizeof *count);
     assert_non_null(count);
@@ -259,13 +259,13 @@ static void impossible_parallel_configs_are_refused(void **state) {
         hd_parallel_config parallel;
         const char *says;
     } cases[] = {
-        {{0, 1, 1, 1, 1, 1, 0},             "tp is 0"                                    },
-        {{1, 1, 1, 1, 1, -4, 0},            "head_tp is -4"                              },
-        {{2, 2, 3, 1, 1, 1, 0},             "ep 3 x etp 1 does not divide the world of 4"},
-        {{2, 2, 4, 2, 1, 1, 0},             "ep 4 x etp 2 does not divide the world of 4"},
-        {{4, 1, 1, 1, 3, 1, 0},             "dense_tp 3 does not divide the world of 4"  },
-        {{4, 1, 1, 1, 1, 8, 0},             "head_tp 8 does not divide the world of 4"   },
-        {{1048576, 1048576, 1, 1, 1, 1, 0}, "is a world of 1099511627776"                },
+        {{0, 1, 1, 1, 1, 1, 0, false},             "tp is 0"                                    },
+        {{1, 1, 1, 1, 1, -4, 0, false},            "head_tp is -4"                              },
+        {{2, 2, 3, 1, 1, 1, 0, false},             "ep 3 x etp 1 does not divide the world of 4"},
+        {{2, 2, 4, 2, 1, 1, 0, false},             "ep 4 x etp 2 does not divide the world of 4"},
+        {{4, 1, 1, 1, 3, 1, 0, false},             "dense_tp 3 does not divide the world of 4"  },
+        {{4, 1, 1, 1, 1, 8, 0, false},             "head_tp 8 does not divide the world of 4"   },
+        {{1048576, 1048576, 1, 1, 1, 1, 0, false}, "is a world of 1099511627776"                },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         hd_err err = {0};
@@ -281,18 +281,24 @@ static void refusals_name_tensor_and_number(void **state) {
         hd_parallel_config parallel;
         const char *says;
     } cases[] = {
-        {"v3",       {3, 1, 1, 1, 1, 1, 0},   "q_b_proj.weight: 128 heads cannot be shared by tp 3"   },
-        {"v3",       {128, 1, 1, 1, 1, 1, 0}, "q_b_proj.weight: 24576 rows over tp 128 are 192 each"  },
-        {"v3",       {1, 7, 7, 1, 1, 1, 0},   "gate_proj.weight: 256 experts cannot be shared by ep 7"},
         {"v3",
-         {1, 64, 1, 1, 64, 1, 0},
-         "gate_proj.weight: 18432 rows over dense_tp 64 are 288"                                      },
+         {3, 1, 1, 1, 1, 1, 0, false},
+         "q_b_proj.weight: 128 heads cannot be shared by tp 3"   },
+        {"v3",
+         {128, 1, 1, 1, 1, 1, 0, false},
+         "q_b_proj.weight: 24576 rows over tp 128 are 192 each"  },
+        {"v3",
+         {1, 7, 7, 1, 1, 1, 0, false},
+         "gate_proj.weight: 256 experts cannot be shared by ep 7"},
+        {"v3",
+         {1, 64, 1, 1, 64, 1, 0, false},
+         "gate_proj.weight: 18432 rows over dense_tp 64 are 288" },
         {"v4_flash",
-         {16, 1, 1, 1, 1, 1, 0},
-         "wo_a.weight: 8 output groups cannot be shared by tp"                                        },
+         {16, 1, 1, 1, 1, 1, 0, false},
+         "wo_a.weight: 8 output groups cannot be shared by tp"   },
         {"v4_flash",
-         {1, 3, 1, 1, 1, 3, 0},
-         "head.weight: 129280 rows cannot be shared by head_tp"                                       },
+         {1, 3, 1, 1, 1, 3, 0, false},
+         "head.weight: 129280 rows cannot be shared by head_tp"  },
     };
     for (size_t i = 0; i < HD_LEN(cases); i++) {
         hd_err err = {0};
