@@ -1,5 +1,5 @@
 /* comm.h - collective communication between ranks: all-reduce, reduce-scatter, all-gather,
- * MoE dispatch and combine.
+ * broadcast, MoE dispatch and combine.
  *
  * A rank that holds a shard of the model (weights/parallel_config.h) computes parts of the
  * result. Partial sums are all-reduced over a group, and columns of a row are gathered. With
@@ -44,6 +44,14 @@ typedef struct hd_all_gather_args {
     int32_t rows, cols, first, own;
 } hd_all_gather_args;
 
+/* Broadcast of host memory: `bytes` bytes of member 0 are copied to every other member. All pass
+ * the same `bytes`. Unlike the other calls it is complete when it returns. */
+typedef struct hd_broadcast_args {
+    hd_group group;
+    void *data;
+    size_t bytes;
+} hd_broadcast_args;
+
 /* Dispatch over HD_GROUP_EP: each row goes to the slot of each expert that it chose. Places are
  * those of moe_permute over all expert slots of the group, of which member r has slots
  * r * n_slots .. (r + 1) * n_slots - 1: place i, of slot s with offset[s] <= i < offset[s + 1],
@@ -77,6 +85,7 @@ typedef struct hd_comm_table {
     void (*all_reduce)(void *ctx, hd_stream *s, const hd_all_reduce_args *a);
     void (*reduce_scatter)(void *ctx, hd_stream *s, const hd_reduce_scatter_args *a);
     void (*all_gather)(void *ctx, hd_stream *s, const hd_all_gather_args *a);
+    void (*broadcast)(void *ctx, hd_stream *s, const hd_broadcast_args *a);
     void (*dispatch_send)(void *ctx, hd_stream *s, const hd_dispatch_args *a);
     void (*dispatch_arrive)(void *ctx, hd_stream *s, const hd_dispatch_args *a);
     void (*combine_send)(void *ctx, hd_stream *s, const hd_combine_args *a);
@@ -114,6 +123,11 @@ static inline void hd_comm_reduce_scatter(const hd_comm *c, hd_stream *s,
 static inline void hd_comm_all_gather(const hd_comm *c, hd_stream *s,
                                       const hd_all_gather_args *a) {
     c->table->all_gather(c->ctx, s, a);
+}
+
+static inline void hd_comm_broadcast(const hd_comm *c, hd_stream *s,
+                                     const hd_broadcast_args *a) {
+    c->table->broadcast(c->ctx, s, a);
 }
 
 static inline void hd_comm_dispatch_send(const hd_comm *c, hd_stream *s,

@@ -153,9 +153,14 @@ static void receive_results(void *ctx, hd_stream *s, const hd_combine_args *a) {
                    (size_t)rows * (size_t)a->cols * (size_t)hd_act_bytes(e->o.ops));
 }
 
+static void keep_block(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
+    (void)ctx, (void)s, (void)a;
+}
+
 static const hd_comm_table table = {.all_reduce = keep_sum,
                                     .reduce_scatter = keep_part,
                                     .all_gather = keep_columns,
+                                    .broadcast = keep_block,
                                     .dispatch_send = send_rows,
                                     .dispatch_arrive = receive_rows,
                                     .combine_send = send_results,

@@ -227,6 +227,13 @@ static void gather_columns(const member *r, const void *args) {
     }
 }
 
+static void copy_first(const member *r, const void *args) {
+    const hd_broadcast_args *a = args;
+    const hd_broadcast_args *first = member_at(r, a->group, 0)->args;
+    assert(first->bytes == a->bytes);
+    if (group_of(r, a->group)->index > 0) memcpy(a->data, first->data, a->bytes);
+}
+
 /* Each member sums its part of the elements for all. */
 static void all_reduce(void *ctx, hd_stream *s, const hd_all_reduce_args *a) {
     const hd_rank_group *g = group_of(ctx, a->group);
@@ -243,6 +250,10 @@ static void reduce_scatter(void *ctx, hd_stream *s, const hd_reduce_scatter_args
 
 static void all_gather(void *ctx, hd_stream *s, const hd_all_gather_args *a) {
     collective(ctx, s, a->group, a, gather_columns);
+}
+
+static void broadcast(void *ctx, hd_stream *s, const hd_broadcast_args *a) {
+    collective(ctx, s, a->group, a, copy_first);
 }
 
 /* ---- dispatch and combine ---- */
@@ -358,6 +369,7 @@ static void combine_arrive(void *ctx, hd_stream *s, const hd_combine_args *a) {
 static const hd_comm_table table = {.all_reduce = all_reduce,
                                     .reduce_scatter = reduce_scatter,
                                     .all_gather = all_gather,
+                                    .broadcast = broadcast,
                                     .dispatch_send = dispatch_send,
                                     .dispatch_arrive = dispatch_arrive,
                                     .combine_send = combine_send,

@@ -153,6 +153,19 @@ static void check_reduce_scatter(rank *r, hd_group group) {
     free(x);
 }
 
+/* Every member gets the bytes of the first one, by their number. */
+static void check_broadcast(rank *r, hd_group group) {
+    uint8_t got[MAX_N], want[MAX_N];
+    const hd_rank_group *g = &r->comm->groups[group];
+    const size_t n = draw(r->seed, 1, MAX_N);
+    for (size_t i = 0; i < n; i++) {
+        want[i] = (uint8_t)hd_random_fill_at(r->seed + (uint64_t)g->first, i);
+        got[i] = g->index ? (uint8_t)~want[i] : want[i];
+    }
+    hd_comm_broadcast(r->comm, r->stream, &(hd_broadcast_args){group, got, n});
+    for (size_t i = 0; i < n; i++) expect(r, got[i] == want[i], "broadcast", (int64_t)i);
+}
+
 static void check_all_gather(rank *r, hd_group group) {
     const hd_rank_group g = group_of(r, group);
     const int32_t rows = (int32_t)draw(r->seed, 1, 20), cols = (int32_t)draw(r->seed, 2, 90);
@@ -323,7 +336,7 @@ static void check_experts(rank *r) {
 static void call_at_random(rank *r) {
     for (int32_t i = 0; i < ROUNDS; i++, r->seed++) {
         const hd_group group = (hd_group)draw(r->seed, 0, HD_N_GROUPS);
-        switch (draw(r->seed, 5, 4)) {
+        switch (draw(r->seed, 5, 5)) {
         case 0:
             check_all_reduce(r, group);
             break;
@@ -331,6 +344,9 @@ static void call_at_random(rank *r) {
             check_reduce_scatter(r, group);
             break;
         case 2:
+            check_broadcast(r, group);
+            break;
+        case 3:
             check_all_gather(r, group);
             break;
         default:
