@@ -44,11 +44,15 @@ typedef struct hd_engine_options {
     /* Of the cuda backend with "fast": GEMMs of many rows use cuBLASLt, so the bits of a
      * result depend on the rest of the batch (docs/numerics.md). */
     bool no_batch_invariance;
+    /* Ranks: threads of this process that share one model, on the cpu and ref backends
+     * (docs/ranks.md). tp: each has a part of every matrix. ep: each has a part of the routed
+     * experts, and a copy of the rest unless tp is the same number. Default 1 of each. */
+    int32_t tp, ep;
     /* Of V2 and V3 on the cpu backend: "absorbed", the default, or "naive" for long
      * prompts, which is faster and not bit for bit equal. */
     const char *mla;
-    /* Of the cpu backend. Default: one thread per core that this process may use, limited by
-     * its quota of processor time. */
+    /* Of the cpu backend, for all ranks together. Default: one thread per core that this process
+     * may use, limited by its quota of processor time. */
     int32_t threads;
     bool pin_threads;    /* pin each thread to its own core */
     int32_t max_running; /* choices that run at the same time; default 16 */

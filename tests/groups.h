@@ -38,6 +38,7 @@
     X(sched) \
     X(draft_depth) \
     X(engine) \
+    X(engine_ranks) \
     X(answers) \
     X(constraint) \
     X(calls) \

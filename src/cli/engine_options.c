@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "cli/terminal/upload_bar.h"
+#include "comm/local.h"
 
 enum {
     BENCH = ENGINE_THROUGHPUT | ENGINE_LATENCY,
@@ -69,6 +70,12 @@ static const engine_option rows[] = {
      HELP("auto: a GPU for operators alone, if one can be used"), .offered = ENGINE_OPS},
     {INT("gpu", options.gpu, 0, 1023), HELP("which GPU, as CUDA numbers them; default 0"),
      .offered = ALL},
+    {INT("tp", options.tp, 1, HD_LOCAL_MAX_RANKS),
+     HELP("ranks that share every matrix, as threads of this process; default 1"),
+     .offered = ENGINES, .why = "it runs one rank"},
+    {INT("ep", options.ep, 1, HD_LOCAL_MAX_RANKS),
+     HELP("ranks that share the routed experts; 1, or as --tp if that is given; default 1"),
+     .offered = ENGINES, .why = "it runs one rank"},
     {INT("null-step-us", options.null_step_us, 0, 60000000),
      HELP("what a step of the null backend takes; default 0"), .offered = ENGINES,
      .why = "there is nothing to compute without a model"},
@@ -149,7 +156,9 @@ engine_settings engine_settings_default(void) {
         .options = {.size = sizeof(hd_engine_options),
                     .backend = backends[0],
                     .precision = precisions[0],
-                    .mla = mla_forms[0]},
+                    .mla = mla_forms[0],
+                    .tp = 1,
+                    .ep = 1},
         .draft_tokens = HD_DRAFTS_AUTO
     };
 }

@@ -290,6 +290,10 @@ hd_chat_encoding hd_engine_encoding(const hd_engine *e) {
     return e->encoding;
 }
 
+const hd_parallel_config *hd_engine_parallel(const hd_engine *e) {
+    return &e->parallel;
+}
+
 bool hd_engine_thinks(const hd_engine *e) {
     return e->thinks;
 }

@@ -8,6 +8,7 @@
 #include "chat/chat.h"
 #include "ops/ops.h"
 #include "tokenizer/tokenizer.h"
+#include "weights/parallel_config.h"
 #include "weights/spec.h"
 
 /* Like hd_engine_submit(), but returns a status: HD_EAGAIN if the queue is full, HD_EINVAL
@@ -31,6 +32,8 @@ hd_chat_encoding hd_engine_encoding(const hd_engine *e);
 /* The number format of activations in products, "bfloat16", and the precision that has it. NULL
  * on the null runner. */
 const char *hd_engine_activations(const hd_engine *e, hd_precision *precision);
+/* The ranks that run the model; their number is hd_parallel_world(). */
+const hd_parallel_config *hd_engine_parallel(const hd_engine *e);
 bool hd_engine_thinks(const hd_engine *e); /* whether the model reasons by default */
 
 #endif

@@ -8,6 +8,7 @@
 #include <jansson.h>
 #include <pthread.h>
 
+#include "comm/local.h"
 #include "engine/engine.h"
 #include "engine/grammar_cache.h"
 #include "engine/output.h"
@@ -131,7 +132,10 @@ struct hd_engine {
     engine_grammar_cache *grammars;      /* have their own locks */
     engine_token_history *token_history; /* NULL: disabled */
     hd_alternative *tops;                /* alternatives of all step outputs in the ring */
-    engine_rank *ranks;                  /* [n_ranks] */
+    hd_parallel_config parallel;
+    hd_comm_local *world; /* NULL: one rank */
+    hd_weights *whole;    /* the complete model; of one rank, this is its own */
+    engine_rank *ranks;   /* [n_ranks] the first leads, the others follow */
     int32_t n_ranks;
 
     /* owned by the polling thread */

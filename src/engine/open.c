@@ -109,23 +109,17 @@ static hd_status check_drafts(const hd_engine *e, const hd_engine_options *o, hd
                    o->model_dir);
 }
 
-/* Opens the ranks' devices and weights. */
-static hd_status open_ranks(hd_engine *e, const hd_engine_options *o, hd_precision precision,
+/* Opens the ranks with their weights. */
+static hd_status open_model(hd_engine *e, const hd_engine_options *o, hd_precision precision,
                             hd_err *err) {
-    e->ranks = calloc(1, sizeof *e->ranks);
-    if (!e->ranks) return HD_FAIL(err, HD_ENOMEM, "no memory for a rank");
-    e->n_ranks = 1;
-    for (int32_t i = 0; i < e->n_ranks; i++) {
-        HD_TRY(engine_rank_open(&e->ranks[i], e, i, o, precision, err));
-    }
-    const hd_weights *weights = e->ranks[0].weights;
-    e->has_model = weights != NULL;
-    e->drafts = !o->no_drafts && (!weights || hd_weights_n_mtp(weights) > 0);
+    HD_TRY(engine_ranks_open(e, o, precision, err));
+    e->has_model = e->whole != NULL;
+    e->drafts = !o->no_drafts && (!e->whole || hd_weights_n_mtp(e->whole) > 0);
     HD_TRY(check_drafts(e, o, err));
     for (int32_t i = 0; i < e->n_ranks; i++) {
         HD_TRY(engine_rank_upload(&e->ranks[i], o, err));
     }
-    engine_note_oddities(e, weights);
+    engine_note_oddities(e, e->whole);
     return HD_OK;
 }
 
@@ -178,7 +172,7 @@ static hd_status open_loads(hd_engine *e, hd_err *err) {
     return HD_FAIL(err, HD_ENOMEM, "no memory for the loads of %lld experts", (long long)n);
 }
 
-/* Opens what computes: the runners with their schedulers and inboxes. */
+/* Opens what computes: the runners, with the leader's scheduler and inbox. */
 static hd_status open_runners(hd_engine *e, const engine_sizes *z, const hd_engine_options *o,
                               hd_err *err) {
     if (e->has_model) {
@@ -192,6 +186,7 @@ static hd_status open_runners(hd_engine *e, const engine_sizes *z, const hd_engi
         HD_TRY(engine_rank_open_runner(&e->ranks[i], z, o, err));
         HD_TRY(engine_rank_open_inbox(&e->ranks[i], z, e->max_living, err));
     }
+    engine_ranks_count_memory(e);
     return HD_OK;
 }
 
@@ -260,7 +255,8 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
     }
     if (!o->dummy_weights) HD_TRY(open_text(e, o->model_dir, err));
     e->n_ids = e->tokenizer ? hd_tokenizer_vocab_size(e->tokenizer) : e->spec->vocab;
-    HD_TRY(open_ranks(e, o, precision, err));
+    HD_TRY(engine_ranks_choose(e, o, err));
+    HD_TRY(open_model(e, o, precision, err));
     const engine_sizes z = choose_sizes(e, o);
     e->max_context = z.context;
     HD_TRY(engine_grammar_cache_open(&e->grammars, err));
@@ -268,8 +264,7 @@ static hd_status open_all(hd_engine *e, const hd_engine_options *o, hd_err *err)
         HD_TRY(engine_token_history_open(&e->token_history, TOKEN_HISTORY_BYTES, err));
     HD_TRY(open_mailbox(e, &z, err));
     HD_TRY(open_runners(e, &z, o, err));
-    for (int32_t i = 0; i < e->n_ranks; i++) HD_TRY(engine_rank_start(&e->ranks[i], err));
-    return HD_OK;
+    return engine_ranks_start(e, err);
 }
 
 static void open_locks(hd_engine *e) {
@@ -373,9 +368,7 @@ static void stop_ranks(hd_engine *e) {
     pthread_cond_broadcast(&e->wake);
     pthread_cond_broadcast(&e->taken);
     pthread_mutex_unlock(&e->lock);
-    for (int32_t i = 0; i < e->n_ranks; i++) {
-        if (e->ranks[i].started) pthread_join(e->ranks[i].thread, NULL);
-    }
+    engine_ranks_join(e);
 }
 
 void hd_engine_close(hd_engine *e) {
@@ -385,8 +378,7 @@ void hd_engine_close(hd_engine *e) {
     for (int32_t i = 0; e->requests && i < e->n_requests; i++) {
         if (e->requests[i].id) engine_drop_request(e, &e->requests[i]);
     }
-    for (int32_t i = 0; i < e->n_ranks; i++) engine_rank_close(&e->ranks[i]);
-    free(e->ranks);
+    engine_ranks_close(e);
     hd_grammar_vocab_close(e->vocab);
     engine_grammar_cache_close(e->grammars);
     engine_token_history_close(e->token_history);

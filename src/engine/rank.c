@@ -1,4 +1,4 @@
-/* rank.c - opens and closes a rank: device, weights, runner, scheduler, and memory of its step
+/* rank.c - opens and closes a rank: device, shard, runner, scheduler, and memory of its
  * thread. */
 #include "engine/rank.h"
 
@@ -6,30 +6,32 @@
 #include <string.h>
 
 #include "base/checked.h"
+#include "base/cores.h"
+
+/* This rank's share of the threads. */
+static int32_t threads_of(const engine_rank *rank, const hd_engine_options *o) {
+    const int32_t ranks = rank->engine->n_ranks;
+    if (ranks == 1) return o->threads;
+    const int32_t all = o->threads ? o->threads : hd_cores_count();
+    return hd_max_i32(all / ranks + (rank->index < all % ranks), 1);
+}
 
 static hd_status open_device(engine_rank *rank, const hd_engine_options *o,
                              hd_precision precision, hd_err *err) {
     hd_engine *e = rank->engine;
     const hd_ops_options ops = {
-        .cpu = {.n_threads = o->threads, .pin = o->pin_threads},
-        .gpu = o->gpu + rank->index,
+        .cpu = {.n_threads = threads_of(rank, o), .pin = o->pin_threads},
+        .gpu = o->gpu,
         .precision = precision,
         .no_batch_invariance = o->no_batch_invariance,
         .needs_cpu = e->mla == HD_MLA_NAIVE ? "mla naive" : NULL,
         .no_gpu = &e->no_gpu
     };
-    HD_TRY(hd_ops_open(&rank->ops, &rank->device, o->backend ? o->backend : "auto", &ops, err));
+    const char *backend = o->backend ? o->backend : "auto";
+    if (e->n_ranks > 1 && strcmp(backend, "auto") == 0) backend = "cpu";
+    HD_TRY(hd_ops_open(&rank->ops, &rank->device, backend, &ops, err));
     rank->graphs = !o->no_graphs && hd_device_has_graphs(rank->device);
     return hd_stream_open(&rank->stream, rank->device, err);
-}
-
-static hd_status open_weights(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
-    const hd_model_spec *spec = rank->engine->spec;
-    const hd_dummy_options dummy = {.device = rank->device, .stream = rank->stream};
-    HD_TRY(o->dummy_weights ? hd_weights_open_dummy(&rank->weights, spec, &dummy, err)
-                            : hd_weights_open(&rank->weights, o->model_dir, spec, err));
-    rank->totals.weight_bytes = hd_weights_bytes(rank->weights);
-    return HD_OK;
 }
 
 hd_status engine_rank_open(engine_rank *rank, hd_engine *e, int32_t index,
@@ -37,8 +39,18 @@ hd_status engine_rank_open(engine_rank *rank, hd_engine *e, int32_t index,
     rank->engine = e;
     rank->index = index;
     if (o->backend && strcmp(o->backend, "null") == 0) return HD_OK;
-    HD_TRY(open_device(rank, o, precision, err));
-    return open_weights(rank, o, err);
+    return open_device(rank, o, precision, err);
+}
+
+hd_status engine_rank_open_shard(engine_rank *rank, hd_err *err) {
+    hd_engine *e = rank->engine;
+    if (e->n_ranks == 1) {
+        rank->weights = e->whole;
+        return HD_OK;
+    }
+    HD_TRY(
+        hd_comm_local_join(e->world, rank->index, rank->device, &rank->ops, &rank->comm, err));
+    return hd_weights_open_shards(&rank->weights, e->whole, &e->parallel, rank->index, err);
 }
 
 hd_status engine_rank_upload(engine_rank *rank, const hd_engine_options *o, hd_err *err) {
@@ -61,6 +73,11 @@ static hd_status open_null_runner(engine_rank *rank, const engine_sizes *z,
     return HD_OK;
 }
 
+static hd_runner_role role_of(const engine_rank *rank) {
+    if (rank->engine->n_ranks == 1) return HD_RUNNER_ALONE;
+    return engine_rank_leads(rank) ? HD_RUNNER_LEADS : HD_RUNNER_FOLLOWS;
+}
+
 static hd_status open_model_runner(engine_rank *rank, const engine_sizes *z,
                                    const hd_engine_options *o, hd_err *err) {
     const hd_engine *e = rank->engine;
@@ -69,6 +86,7 @@ static hd_status open_model_runner(engine_rank *rank, const engine_sizes *z,
                               .ops = &rank->ops,
                               .device = rank->device,
                               .stream = rank->stream,
+                              .comm = rank->comm,
                               .mla = e->mla};
     const hd_model_runner_options x = {
         .n_slots = z->running,
@@ -82,7 +100,8 @@ static hd_status open_model_runner(engine_rank *rank, const engine_sizes *z,
         .sample_rows = z->sample_rows,
         .vocab = e->vocab,
         .forced = hd_acceptance_of(o->forced_acceptance),
-        .fixed_steps = rank->graphs
+        .fixed_steps = rank->graphs,
+        .role = role_of(rank)
     };
     HD_TRY(hd_model_runner_open(&rank->model_runner, &env, &x, err));
     rank->runner = hd_model_runner_interface(rank->model_runner);
@@ -131,12 +150,13 @@ hd_status engine_rank_open_runner(engine_rank *rank, const engine_sizes *z,
     } else {
         HD_TRY(open_null_runner(rank, z, o, err));
     }
-    return open_sched(rank, z, err);
+    return engine_rank_leads(rank) ? open_sched(rank, z, err) : HD_OK;
 }
 
 hd_status engine_rank_open_inbox(engine_rank *rank, const engine_sizes *z, int32_t max_living,
                                  hd_err *err) {
     const size_t n = (size_t)z->running;
+    if (!engine_rank_leads(rank)) return HD_OK;
     rank->cap_step_outputs = z->running;
     rank->step_outputs = calloc(n, sizeof *rank->step_outputs);
     rank->tops = calloc(n * ENGINE_POST_TOPS, sizeof *rank->tops);
@@ -152,12 +172,13 @@ hd_status engine_rank_open_inbox(engine_rank *rank, const engine_sizes *z, int32
 }
 
 void engine_rank_close(engine_rank *rank) {
+    if (!rank->engine) return;
     hd_sched_close(rank->sched);
     hd_model_runner_close(rank->model_runner);
     hd_null_runner_close(rank->null);
     hd_stream_close(rank->stream);
     hd_device_close(rank->device);
-    hd_weights_close(rank->weights);
+    if (rank->weights != rank->engine->whole) hd_weights_close(rank->weights);
     free(rank->step_outputs);
     free(rank->tops);
     free(rank->fresh_loads);

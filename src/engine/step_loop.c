@@ -269,7 +269,7 @@ static void read_times(engine_rank *rank) {
     t->graph_ns = x->busy_ns;
     t->graphs = x->graphs;
     /* includes the memory of CUDA graphs */
-    t->activation_bytes = hd_model_runner_bytes(rank->model_runner);
+    t->activation_bytes = hd_model_runner_bytes(rank->model_runner) + rank->follower_bytes;
     t->gap_ns = x->gap_ns;
     t->record_ns = x->record_ns;
     memcpy(t->gaps, x->gaps, sizeof t->gaps);
@@ -339,13 +339,24 @@ static void *step_until_closed(void *arg) {
         /* if no step was computed, only mail can change anything */
         idle = hd_sched_idle(rank->sched) || (!computed && !paused);
     }
+    if (rank->model_runner) hd_model_runner_end(rank->model_runner);
+    return NULL;
+}
+
+/* An error is in the requests that it ended: the leader reports it. */
+static void *follow_until_closed(void *arg) {
+    engine_rank *rank = arg;
+    hd_device_bind_thread(rank->device);
+    hd_model_runner_follow(rank->model_runner, &rank->step_err);
     return NULL;
 }
 
 hd_status engine_rank_start(engine_rank *rank, hd_err *err) {
-    publish(rank);
-    if (pthread_create(&rank->thread, NULL, step_until_closed, rank) != 0) {
-        return HD_FAIL(err, HD_EIO, "cannot start the step thread");
+    const bool leads = engine_rank_leads(rank);
+    if (leads) publish(rank);
+    if (pthread_create(&rank->thread, NULL, leads ? step_until_closed : follow_until_closed,
+                       rank) != 0) {
+        return HD_FAIL(err, HD_EIO, "cannot start the thread of rank %d", rank->index);
     }
     rank->started = true;
     return HD_OK;

@@ -117,14 +117,11 @@ static int32_t fill_chain(hd_model_runner *x, const hd_seq_input *inputs, int32_
 
 hd_status runner_draft(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                        hd_seq_output *outputs, hd_err *err) {
-    hd_batch *step = &x->batch, *chain = &x->chain;
     int32_t rows = plan_drafts(x, inputs, n, outputs);
-    hd_batch_upload(step, x->env.stream);
-    hd_model_draft(x->model, x->kv, &step, 1, false);
+    runner_forward(x, RUNNER_DRAFT);
     if (rows) HD_TRY(take_drafts(x, inputs, rows, outputs, err));
     while ((rows = fill_chain(x, inputs, rows, outputs)) > 0) {
-        hd_batch_upload(chain, x->env.stream);
-        hd_model_draft(x->model, x->kv, &chain, 1, true);
+        runner_forward(x, RUNNER_DRAFT_AGAIN);
         HD_TRY(take_drafts(x, inputs, rows, outputs, err));
     }
     return HD_OK;

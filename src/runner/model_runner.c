@@ -43,19 +43,20 @@ static void place(runner_sampler_buffers *v, hd_arena *a, const hd_model_runner 
     v->end = a->used;
 }
 
-static hd_status open_mirrored(runner_mirrored *t, hd_device *d, size_t bytes, const char *what,
+hd_status runner_mirrored_open(runner_mirrored *t, hd_device *d, size_t bytes, const char *what,
                                hd_err *err) {
     t->bytes = bytes;
     HD_TRY(hd_device_alloc(d, &t->device, bytes, what, err));
     return hd_device_alloc_host(d, &t->host, bytes, what, err);
 }
 
-static void close_mirrored(runner_mirrored *t, hd_device *d) {
+void runner_mirrored_close(runner_mirrored *t, hd_device *d) {
     hd_device_release(d, t->host);
     hd_device_release(d, t->device);
 }
 
 static size_t counts_bytes(const hd_model_runner *x) {
+    if (x->o.role == HD_RUNNER_FOLLOWS) return 0;
     return (size_t)x->o.n_slots * (size_t)x->env.spec->vocab * sizeof *x->counts;
 }
 
@@ -63,7 +64,7 @@ static hd_status open_sampling(hd_model_runner *x, hd_err *err) {
     void *counts;
     hd_arena a = hd_arena_measure();
     place(&x->host, &a, x);
-    HD_TRY(open_mirrored(&x->sampling, x->env.device, a.peak, "sampling", err));
+    HD_TRY(runner_mirrored_open(&x->sampling, x->env.device, a.peak, "sampling", err));
     a = hd_arena_over(x->sampling.host, x->sampling.bytes);
     place(&x->host, &a, x);
     a = hd_arena_over(x->sampling.device, x->sampling.bytes);
@@ -87,8 +88,8 @@ static hd_status open_constraints(hd_model_runner *x, hd_err *err) {
                        m->words, c->vocab);
     }
     const size_t row = (size_t)m->words * sizeof(uint32_t);
-    HD_TRY(open_mirrored(&x->mask, x->env.device, ((size_t)x->n_rows + 1) * row, "token masks",
-                         err));
+    HD_TRY(runner_mirrored_open(&x->mask, x->env.device, ((size_t)x->n_rows + 1) * row,
+                                "token masks", err));
     HD_TRY(hd_grammar_masks_open(&m->cache, m->vocab, MASK_CACHE_BYTES, err));
     x->constraints = calloc((size_t)x->o.n_slots + 1, sizeof *x->constraints);
     m->scratch = malloc(sizeof *m->scratch);
@@ -120,6 +121,8 @@ static hd_status open_all(hd_model_runner *x, hd_err *err) {
     HD_TRY(hd_kv_open(&x->kv, x->env.spec, n_layers, x->env.device, &kv, err));
     HD_TRY(hd_batch_open(&x->batch, &step, x->env.device, err));
     HD_TRY(hd_batch_open(&x->chain, &chain, x->env.device, err));
+    HD_TRY(runner_commands_open(x, err));
+    if (o->role == HD_RUNNER_FOLLOWS) return HD_OK;
     HD_TRY(open_sampling(x, err));
     HD_TRY(open_constraints(x, err));
     if (o->fixed_steps) HD_TRY(runner_decode_graph_open(x, err));
@@ -153,10 +156,12 @@ hd_status hd_model_runner_open(hd_model_runner **out, const hd_model_env *env,
 void hd_model_runner_close(hd_model_runner *x) {
     if (!x) return;
     if (x->fixed.on) runner_decode_graph_close(x);
+    free(x->command);
+    runner_mirrored_close(&x->loads, x->env.device);
     hd_batch_close(&x->batch);
     hd_batch_close(&x->chain);
-    close_mirrored(&x->sampling, x->env.device);
-    close_mirrored(&x->mask, x->env.device);
+    runner_mirrored_close(&x->sampling, x->env.device);
+    runner_mirrored_close(&x->mask, x->env.device);
     hd_device_release(x->env.device, x->counts);
     hd_grammar_masks_close(x->masks.cache);
     hd_kv_close(x->kv);
@@ -253,15 +258,15 @@ void hd_model_runner_enter(hd_model_runner *x, int32_t slot,
 
 hd_status runner_run_eager(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                            hd_seq_output *outputs, hd_err *err) {
-    hd_batch *batch = &x->batch;
     runner_build_batch(x, inputs, n);
-    hd_model_step(x->model, x->kv, &batch, 1);
+    runner_forward(x, RUNNER_STEP);
     HD_TRY(runner_sample(x, inputs, n, outputs, err));
     if (x->n_drafts) HD_TRY(runner_draft(x, inputs, n, outputs, err));
     return hd_stream_sync(x->env.stream, err);
 }
 
 hd_status hd_model_runner_fill_kv(hd_model_runner *x, hd_err *err) {
+    assert(x->o.role == HD_RUNNER_ALONE);
     hd_kv_random_fill(x->kv, x->env.stream);
     return hd_stream_sync(x->env.stream, err);
 }
@@ -274,7 +279,7 @@ static hd_status run(void *ctx, const hd_page_copy *copies, int32_t n_copies,
                      const hd_seq_input *inputs, int32_t n, hd_seq_output *outputs,
                      hd_err *err) {
     hd_model_runner *x = ctx;
-    hd_kv_copy(x->kv, x->env.stream, copies, n_copies);
+    runner_copy_pages(x, copies, n_copies);
     if (x->fixed.on) return runner_run_overlapped(x, inputs, n, outputs, err);
     return runner_run_eager(x, inputs, n, outputs, err);
 }
@@ -287,11 +292,22 @@ hd_runner hd_model_runner_interface(hd_model_runner *x) {
     return (hd_runner){.ctx = x, .run = run};
 }
 
+/* Sums the loads that the ranks counted of their own rows. */
+static hd_status sum_loads(hd_model_runner *x, int64_t *load, hd_err *err) {
+    const size_t n = runner_n_loads(x);
+    const int64_t *all = x->loads.host;
+    runner_gather_loads(x);
+    hd_stream_download(x->env.stream, x->loads.host, x->loads.device, x->loads.bytes);
+    HD_TRY(hd_stream_sync(x->env.stream, err));
+    memset(load, 0, n * sizeof *load);
+    for (size_t i = 0; i < x->loads.bytes / sizeof *load; i++) load[i % n] += all[i];
+    return HD_OK;
+}
+
 hd_status hd_model_runner_read_experts(hd_model_runner *x, int64_t *load, hd_err *err) {
-    const hd_model_spec *c = x->env.spec;
     const int64_t *rows = hd_model_expert_rows(x->model);
-    const size_t n = (size_t)c->n_layers * (size_t)c->route.n_experts;
     if (!rows) return HD_OK;
-    hd_stream_download(x->env.stream, load, rows, n * sizeof *load);
+    if (x->loads.bytes) return sum_loads(x, load, err);
+    hd_stream_download(x->env.stream, load, rows, runner_n_loads(x) * sizeof *load);
     return hd_stream_sync(x->env.stream, err);
 }

@@ -14,6 +14,15 @@
 
 typedef struct hd_model_runner hd_model_runner;
 
+/* What a rank does in its tensor-parallel group. The leader, member 0, samples and drafts; each
+ * of its forward passes and page copies goes to the followers as a command, a block of bytes, and
+ * runs on all ranks. A follower has no sampling state. */
+typedef enum hd_runner_role {
+    HD_RUNNER_ALONE,
+    HD_RUNNER_LEADS,
+    HD_RUNNER_FOLLOWS
+} hd_runner_role;
+
 typedef struct hd_model_runner_options {
     int32_t n_slots;   /* running requests at most */
     int32_t step_rows; /* rows of one batch */
@@ -33,6 +42,7 @@ typedef struct hd_model_runner_options {
     /* Decode steps have fixed shapes (decode graphs). Each is one graph launch if the device
      * can capture, and the host is one step ahead (overlap schedule); docs/graphs.md. */
     bool fixed_steps;
+    hd_runner_role role; /* not ALONE: env has comm, and steps are not fixed */
 } hd_model_runner_options;
 
 /* A constraint on the tokens of an answer: reasoning budget, forced tokens, grammar. Ids
@@ -71,6 +81,14 @@ typedef struct hd_request_sampling {
 hd_status hd_model_runner_open(hd_model_runner **out, const hd_model_env *env,
                                const hd_model_runner_options *options, hd_err *err);
 void hd_model_runner_close(hd_model_runner *x); /* NULL is fine */
+
+/* A follower's thread: runs the leader's commands until it ends them, which returns HD_OK. If a
+ * command fails, here or elsewhere, communication of all ranks is aborted. Options but
+ * the role must be those of the leader. */
+hd_status hd_model_runner_follow(hd_model_runner *x, hd_err *err);
+
+/* The leader ends the followers' hd_model_runner_follow(). Nothing may run afterwards. */
+void hd_model_runner_end(hd_model_runner *x);
 
 /* Sets the sampling state of a slot for a request: tokens[n], of which the first n_prompt
  * are its prompt. */

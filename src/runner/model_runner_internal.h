@@ -1,7 +1,8 @@
 /* model_runner_internal.h - the model runner's memory, shared by its files.
  *
  * model_runner.c holds requests and eager steps, sampling.c the logits rows, draft.c MTP
- * drafting, decode_graph.c steps of a fixed shape, overlap.c the overlap schedule. */
+ * drafting, commands.c forward passes of several ranks, decode_graph.c steps of a fixed shape,
+ * overlap.c the overlap schedule. */
 #ifndef HD_RUNNER_MODEL_RUNNER_INTERNAL_H
 #define HD_RUNNER_MODEL_RUNNER_INTERNAL_H
 
@@ -68,6 +69,9 @@ struct hd_model_runner {
     runner_input_rows *places; /* [n_slots] by sequence input */
     int32_t *drafting;         /* [n_slots] sequences that draft, most drafts first */
     runner_decode_graphs fixed;
+    uint8_t *command; /* of the leader to its followers; NULL: alone */
+    size_t command_bytes;
+    runner_mirrored loads; /* [row parts, layers * experts] int64, if ranks divide the rows */
 };
 
 /* Returns a mask row: one per logits row, then the constant one of RUNNER_NO_EOS. */
@@ -126,6 +130,30 @@ static inline void runner_show_tops(const hd_model_runner *x, int32_t slot, cons
  * (eager). */
 hd_status runner_run_eager(hd_model_runner *x, const hd_seq_input *inputs, int32_t n,
                            hd_seq_output *outputs, hd_err *err);
+
+/* commands.c: what every rank of a group does, in the leader's order. */
+typedef enum runner_pass {
+    RUNNER_STEP,       /* of x->batch */
+    RUNNER_DRAFT,      /* of x->batch */
+    RUNNER_DRAFT_AGAIN /* of x->chain */
+} runner_pass;
+
+hd_status runner_commands_open(hd_model_runner *x, hd_err *err);
+
+/* Uploads the batch and runs the forward pass, here and on the followers. */
+void runner_forward(hd_model_runner *x, runner_pass pass);
+void runner_copy_pages(hd_model_runner *x, const hd_page_copy *copies, int32_t n);
+
+/* Gathers every rank's expert loads into x->loads, here and on the followers. */
+void runner_gather_loads(hd_model_runner *x);
+
+/* model_runner.c */
+hd_status runner_mirrored_open(runner_mirrored *t, hd_device *d, size_t bytes, const char *what,
+                               hd_err *err);
+void runner_mirrored_close(runner_mirrored *t, hd_device *d);
+static inline size_t runner_n_loads(const hd_model_runner *x) {
+    return (size_t)x->env.spec->n_layers * (size_t)x->env.spec->route.n_experts;
+}
 
 /* sampling.c: builds the batch; then, while the device runs the forward pass, writes the
  * sampler inputs and samples. */

@@ -44,7 +44,6 @@ void runner_build_batch(hd_model_runner *x, const hd_seq_input *inputs, int32_t 
         want_logits(b, b->host.first_row[i + 1], inputs[i].n_sample);
     }
     assert(b->n_logits <= x->n_rows);
-    hd_batch_upload(b, x->env.stream);
 }
 
 /* ---- during the forward pass ---- */

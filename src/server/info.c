@@ -119,6 +119,13 @@ static void on_model_info(http_call *c, void *user) {
                   "max_context", e.max_context));
 }
 
+/* The layout that was chosen for --tp and --ep. */
+static json_t *describe_ranks(const hd_parallel_config *l) {
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i}", "ranks", hd_parallel_world(l), "heads",
+                     hd_parallel_head_parts(l), "ep", l->ep, "etp", l->etp, "dense_tp",
+                     l->dense_tp, "head_tp", l->head_tp);
+}
+
 static void on_server_info(http_call *c, void *user) {
     server *s = user;
     hd_engine_stats e;
@@ -147,6 +154,7 @@ static void on_server_info(http_call *c, void *user) {
         info = NULL;
     }
     json_decref(more);
+    json_object_set_new(info, "parallel", describe_ranks(hd_engine_parallel(s->engine)));
     server_reply_json(c, 200, info);
 }
 
