@@ -47,7 +47,7 @@ static hd_engine *open_one(const char *model, hd_engine_options o) {
 enum { N_KINDS = 4 };
 
 static hd_request request_of(int32_t kind) {
-    static const hd_request_bias bias[] = {
+    static const hd_logit_bias bias[] = {
         {300, 2.0f}
     };
     hd_request g = {.size = sizeof g,
