@@ -267,8 +267,9 @@ typedef enum hd_pause {
     HD_PAUSE_IN_PLACE /* running requests keep their slots and pages */
 } hd_pause;
 
-/* no step runs until resumed; does not wait */
-void hd_engine_pause(hd_engine *e, hd_pause how);
+/* No step runs until resumed. Does not wait for the step that runs. Returns the pause's number,
+ * from 1 on: it is in effect when hd_engine_stats.pauses has reached it. */
+uint64_t hd_engine_pause(hd_engine *e, hd_pause how);
 void hd_engine_resume(hd_engine *e);
 void hd_engine_flush(hd_engine *e); /* empties the prefix cache, except for pages in use */
 
@@ -278,7 +279,8 @@ typedef struct hd_engine_stats {
     int32_t waiting, running, max_running; /* as of the end of the last step */
     /* submitted choices whose last event was not polled; also correct while a step hangs */
     int32_t living;
-    bool paused; /* paused, and no step is running */
+    bool paused;     /* paused, and no step is running */
+    uint64_t pauses; /* pauses before which the last step has ended */
     bool draining;
     int64_t steps, rows, finished, retracted;
     int64_t drafted_at[HD_MAX_DRAFTS], accepted_at[HD_MAX_DRAFTS];

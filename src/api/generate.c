@@ -150,8 +150,8 @@ static void put_finish(api_text *out, const api_choice *c) {
     case HD_FINISH_ABORT:
     case HD_FINISH_TIMEOUT:
     case HD_FINISH_ERROR:
-        api_write(out, "{'type':'abort','message':'the request was cancelled',"
-                       "'status_code':null,'err_type':null}");
+        api_write(out, "{'type':'abort','message':%s,'status_code':null,'err_type':null}",
+                  c->admitted ? "Aborted" : "Abort before prefill");
         break;
     }
 }

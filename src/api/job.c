@@ -231,6 +231,7 @@ static void count(api_job *job, api_choice *c, const hd_event *e) {
     c->output_tokens = job->w.prefill_only ? 0 : e->output_tokens;
     c->reasoning_tokens = job->w.prefill_only ? 0 : e->reasoning_tokens;
     c->retracted = e->retracted;
+    c->admitted = e->admitted_ns != 0;
     c->drafted = e->drafted;
     c->accepted = e->accepted;
     c->draft_steps = e->drafted_at[0];

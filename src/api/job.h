@@ -39,6 +39,7 @@ typedef struct api_choice {
     int32_t n_blocks, open_block; /* see api_walk_blocks() */
 
     hd_finish_reason finish_reason;
+    bool admitted; /* it has run */
     int32_t stop_token;
     api_text stop_text;
     int32_t prompt_tokens, cached_tokens, output_tokens, reasoning_tokens, retracted;

@@ -162,16 +162,17 @@ void hd_engine_drain(hd_engine *e) {
     pthread_mutex_unlock(&e->lock);
 }
 
-void hd_engine_pause(hd_engine *e, hd_pause how) {
+uint64_t hd_engine_pause(hd_engine *e, hd_pause how) {
     pthread_mutex_lock(&e->lock);
     e->paused = true;
-    e->pauses++;
+    const uint64_t number = ++e->pauses;
     if (how == HD_PAUSE_RETRACT) e->mail.retract = true;
     for (int32_t i = 0; how == HD_PAUSE_ABORT && i < e->n_requests; i++) {
         cancel_all(e, &e->requests[i]);
     }
     tell(e);
     pthread_mutex_unlock(&e->lock);
+    return number;
 }
 
 void hd_engine_resume(hd_engine *e) {
@@ -195,6 +196,7 @@ void hd_engine_read_stats(hd_engine *e, hd_engine_stats *out) {
     *out = e->stats;
     out->living = e->n_living;
     out->paused = e->paused && e->rested_pauses == e->pauses;
+    out->pauses = e->rested_pauses;
     out->draining = e->draining;
     pthread_mutex_unlock(&e->lock);
 }

@@ -7,6 +7,7 @@
 #include "server/server_internal.h"
 
 static const int64_t SECOND_NS = 1000000000;
+enum { PAUSE_TIMEOUT_S = 600 }; /* how long a pause waits for the last step */
 
 /* Returns the body as an object, an empty one without a body. NULL: refused, and the refusal
  * was sent. */
@@ -37,25 +38,32 @@ static void bad_field(http_call *c, const char *name, const char *must) {
 
 /* ---- flush ---- */
 
-static bool is_idle(server *s) {
-    hd_engine_stats e;
-    hd_engine_read_stats(s->engine, &e);
-    return e.running + e.waiting + e.living == 0;
+/* Requests that wait hold no pages. During a pause they stay waiting, so that a flush forgets
+ * everything. */
+static bool may_flush(const hd_engine_stats *e) {
+    if (e->paused) return e->running == 0;
+    return e->running + e->waiting + e->living == 0;
 }
 
-static bool check_idle(server *s, waiting_call *w, bool late) {
-    const bool idle = is_idle(s);
-    if (!idle && !late) return false;
-    if (idle) {
+static bool check_flush(server *s, waiting_call *w, bool late) {
+    char text[100];
+    hd_engine_stats e;
+    hd_engine_read_stats(s->engine, &e);
+    const bool may = may_flush(&e);
+    if (!may && !late) return false;
+    if (may) {
         hd_engine_flush(s->engine);
         server_reply_text(w->call, 200, "Cache flushed.\n");
     } else {
-        server_reply_text(w->call, 400, "Not flushed: requests run or wait.\n");
+        const int32_t waiting = e.living > e.running ? e.living - e.running : 0;
+        snprintf(text, sizeof text, "Not flushed: %d requests run, %d wait.\n", e.running,
+                 waiting);
+        server_reply_text(w->call, 400, text);
     }
     return true;
 }
 
-/* Trainers poll this; 400 means that requests are still running. */
+/* Trainers poll this; 400 means that requests hold pages. */
 static void on_flush(http_call *c, void *user) {
     server *s = user;
     const char *text = http_query(c, "timeout");
@@ -67,9 +75,8 @@ static void on_flush(http_call *c, void *user) {
         return;
     }
     waiting_call now = {.call = c};
-    if (timeout == 0 || is_idle(s)) {
-        check_idle(s, &now, true);
-    } else if (!server_wait_for(s, c, (int64_t)(timeout * (double)SECOND_NS), check_idle)) {
+    if (check_flush(s, &now, timeout == 0)) return;
+    if (!server_wait_for(s, c, (int64_t)(timeout * (double)SECOND_NS), 0, check_flush)) {
         http_error(c, 503, "overloaded_error", "too_many_wait", NULL, "too many wait already");
     }
 }
@@ -97,6 +104,21 @@ static void on_abort(http_call *c, void *user) {
 
 /* ---- pause ---- */
 
+/* The call's number is that of its pause. */
+static bool check_paused(server *s, waiting_call *w, bool late) {
+    hd_engine_stats e;
+    hd_engine_read_stats(s->engine, &e);
+    if (e.pauses >= atomic_load(&w->request)) {
+        server_reply_json(w->call, 200,
+                          json_pack("{s:s, s:s}", "status", "ok", "message",
+                                    "Generation paused successfully."));
+    } else if (late) {
+        http_error(w->call, 503, "overloaded_error", "still_running", NULL,
+                   "paused, but the last step has not ended");
+    }
+    return late || e.pauses >= atomic_load(&w->request);
+}
+
 static void on_pause(http_call *c, void *user) {
     static const char *const names[] = {"abort", "retract", "in_place"};
     server *s = user;
@@ -109,9 +131,11 @@ static void on_pause(http_call *c, void *user) {
     if (!name || i == HD_LEN(names)) {
         bad_field(c, "mode", "abort, retract or in_place");
     } else {
-        hd_engine_pause(s->engine, (hd_pause)i);
-        server_reply_json(c, 200,
-                          json_pack("{s:s, s:s}", "status", "paused", "mode", names[i]));
+        const uint64_t pause = hd_engine_pause(s->engine, (hd_pause)i);
+        if (!server_wait_for(s, c, PAUSE_TIMEOUT_S * SECOND_NS, pause, check_paused)) {
+            http_error(c, 503, "overloaded_error", "too_many_wait", NULL,
+                       "paused, but too many calls wait to reply when the last step has ended");
+        }
     }
     json_decref(body);
 }
@@ -122,7 +146,9 @@ static void on_continue(http_call *c, void *user) {
     if (!body) return;
     json_decref(body);
     hd_engine_resume(s->engine);
-    server_reply_json(c, 200, json_pack("{s:s}", "status", "running"));
+    server_reply_json(c, 200,
+                      json_pack("{s:s, s:s}", "status", "ok", "message",
+                                "Generation continued successfully."));
 }
 
 /* ---- profile ---- */

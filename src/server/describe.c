@@ -104,8 +104,8 @@ static const api_schema schemas[] = {
      "{'type':'object','properties':{'num_steps':{'type':['integer','null'],'minimum':1},"
      "'profile_prefix':{'type':['string','null']}}}"},
     {"Paused",
-     "{'type':'object','required':['status'],'properties':{"
-     "'status':{'enum':['paused','running']},'mode':@Text}}"},
+     "{'type':'object','required':['status','message'],'properties':{"
+     "'status':{'const':'ok'},'message':@Text}}"},
 };
 /* clang-format on */
 

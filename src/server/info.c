@@ -77,7 +77,7 @@ static void on_health_generate(http_call *c, void *user) {
         on_health(c, user);
         return;
     }
-    waiting_call *w = server_wait_for(s, c, HEALTH_TIMEOUT_S * SECOND_NS, check_generated);
+    waiting_call *w = server_wait_for(s, c, HEALTH_TIMEOUT_S * SECOND_NS, 0, check_generated);
     if (!w) {
         http_error(c, 503, "overloaded_error", "too_many_checks", NULL,
                    "too many health checks wait already");

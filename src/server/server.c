@@ -21,7 +21,7 @@
 #include "server/sandbox.h"
 #include "server/server_internal.h"
 
-enum { TICK_NS = 50000000, TICKS_PER_VIEW = 5, STORE_BYTES = 64 << 20 };
+enum { TICK_NS = 50000000, LOOK_NS = 1000000, TICKS_PER_VIEW = 5, STORE_BYTES = 64 << 20 };
 
 static const int64_t SECOND_NS = 1000000000;
 
@@ -68,7 +68,7 @@ static void watch_progress(server *s, progress *seen) {
     *seen = (progress){stats.steps, stats.audits_failed};
 }
 
-waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
+waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns, uint64_t number,
                               bool (*check)(server *s, waiting_call *w, bool late)) {
     waiting_call *place = NULL;
     pthread_mutex_lock(&s->lock);
@@ -80,9 +80,11 @@ waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
         place->call = c;
         place->check = check;
         place->until_ns = hd_now_ns() + timeout_ns;
-        atomic_store(&place->request, 0);
+        atomic_store(&place->request, number);
         atomic_store(&place->ended, 0);
         atomic_store(&place->failed, 0);
+        s->look_until_ns = hd_now_ns() + SECOND_NS;
+        pthread_cond_signal(&s->kept);
     }
     pthread_mutex_unlock(&s->lock);
     return place;
@@ -105,13 +107,27 @@ static void tend_waiting(server *s) {
     }
 }
 
+/* Sleeps for a tick. Looks at waiting calls every millisecond in the first second after one was
+ * kept, because most wait for the end of one step. */
+static void sleep_tick(server *s) {
+    const int64_t tick_ns = hd_now_ns() + TICK_NS;
+    for (int64_t now = hd_now_ns(); now < tick_ns; now = hd_now_ns()) {
+        pthread_mutex_lock(&s->lock);
+        const bool look = now < s->look_until_ns;
+        const int64_t until = look && now + LOOK_NS < tick_ns ? now + LOOK_NS : tick_ns;
+        const struct timespec at = {until / SECOND_NS, until % SECOND_NS};
+        pthread_cond_timedwait(&s->kept, &s->lock, &at);
+        pthread_mutex_unlock(&s->lock);
+        if (look) tend_waiting(s);
+    }
+}
+
 static void *tick(void *user) {
     server *s = user;
     progress seen = {0};
     int64_t marked_ns = hd_now_ns();
     for (int n = 0; !atomic_load(&s->stopping); n++) {
-        const struct timespec pause = {0, TICK_NS};
-        nanosleep(&pause, NULL);
+        sleep_tick(s);
         watch_progress(s, &seen);
         tend_waiting(s);
         trace_tick(s->trace, s->engine);
@@ -281,6 +297,16 @@ static hd_status prepare(server *s, hd_err *err) {
     return sandbox_enter(&paths, s->sandbox, sizeof s->sandbox, err);
 }
 
+static void open_locks(server *s) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_cond_init(&s->mail, NULL);
+    pthread_cond_init(&s->kept, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
 hd_status server_open(server **out, const server_options *options, hd_err *err) {
     server *s = calloc(1, sizeof *s);
     *out = NULL;
@@ -289,8 +315,7 @@ hd_status server_open(server **out, const server_options *options, hd_err *err) 
     s->start_ns = hd_now_ns();
     s->access_log =
         (line_file){.fd = -1, .failed = "access_log_failed", .resumed = "access_log_goes_on"};
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_cond_init(&s->mail, NULL);
+    open_locks(s);
     hd_status st = prepare(s, err);
     if (st != HD_OK) {
         server_close(s);
@@ -436,6 +461,7 @@ void server_close(server *s) {
     line_file_close(&s->access_log);
     metrics_free(s->metrics);
     pthread_cond_destroy(&s->mail);
+    pthread_cond_destroy(&s->kept);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }

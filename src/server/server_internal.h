@@ -23,7 +23,7 @@ typedef struct waiting_call {
     /* true: the call was answered */
     bool (*check)(server *s, struct waiting_call *w, bool late);
     atomic_int_fast64_t until_ns;
-    atomic_uint_fast64_t request; /* id of an engine request, if check needs one */
+    atomic_uint_fast64_t request; /* id of an engine request or a pause's number, for check */
     atomic_uint_fast64_t ended;   /* id of the last request that ended well */
     atomic_uint_fast64_t failed;  /* id of the last request that failed */
 } waiting_call;
@@ -46,9 +46,11 @@ struct server {
     atomic_bool ready, draining, stopping;
     atomic_int_fast64_t progress_ns; /* when a step last ended, or no request was running */
 
-    pthread_mutex_t lock; /* guards submitted, waiting */
+    pthread_mutex_t lock; /* guards submitted, waiting, look_until_ns */
     pthread_cond_t mail;
     bool submitted;
+    pthread_cond_t kept;   /* signalled for the ticker when a call is kept */
+    int64_t look_until_ns; /* until then the ticker looks at waiting calls every millisecond */
     waiting_call waiting[SERVER_WAITING_CALLS];
     pthread_t poller, ticker;
     bool polling, ticking;
@@ -65,9 +67,9 @@ void server_on_requests(http_call *c, void *user); /* requests.c; user: the serv
 /* Wakes the polling thread. Must be called after every submission. */
 void server_submitted(server *s);
 
-/* Keeps the call for the ticker. Returns NULL if too many calls wait; then the call is not
- * kept. */
-waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns,
+/* Keeps the call for the ticker. number: what check compares with, or 0. Returns NULL if too
+ * many calls wait; then the call is not kept. */
+waiting_call *server_wait_for(server *s, http_call *c, int64_t timeout_ns, uint64_t number,
                               bool (*check)(server *s, waiting_call *w, bool late));
 
 /* takes the reference of object */

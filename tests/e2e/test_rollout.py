@@ -1,0 +1,183 @@
+"""hadal serve as the rollout engine of a trainer: pauses, flushes, aborts."""
+
+import concurrent.futures
+import contextlib
+import threading
+
+import pytest
+from serving import Server, wait_until
+
+MODES = ["abort", "retract", "in_place"]
+PAUSED = {"status": "ok", "message": "Generation paused successfully."}
+CONTINUED = {"status": "ok", "message": "Generation continued successfully."}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    server = Server("--max-running", "4")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def null():
+    server = Server("--backend", "null")
+    yield server
+    server.close()
+
+
+def body(tokens=3000, **more):
+    sampling = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 0.8, "sampling_seed": 5}
+    return {"text": "Once upon a time", "sampling_params": sampling, "return_logprob": True, **more}
+
+
+def pause(server, mode):
+    reply = server.post("/pause_generation", {"mode": mode})
+    assert (reply.status, reply.json) == (200, PAUSED)
+
+
+def go_on(server):
+    reply = server.post("/continue_generation", {})
+    assert (reply.status, reply.json) == (200, CONTINUED)
+
+
+@contextlib.contextmanager
+def asked(server, *bodies):
+    """Requests on their way; they end when the test does."""
+    with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
+        try:
+            yield [pool.submit(server.post, "/generate", b) for b in bodies]
+        finally:
+            server.post("/abort_request", {"abort_all": True})
+            server.post("/continue_generation", {})
+
+
+def generated(server):
+    return server.stats()["hadal_generation_tokens_total"]
+
+
+def wait_for_tokens(server, running):
+    before = generated(server)
+    wait_until(lambda: server.loads()["num_running_reqs"] == running, "they run")
+    wait_until(lambda: generated(server) > before + 4 * running, "tokens come")
+
+
+# ---- pause and flush ----
+
+
+@pytest.mark.parametrize("mode", ["abort", "retract"])
+def test_flush_during_a_pause_that_holds_no_pages(tiny, mode):
+    """What trainers do: pause, flush until 200, update, continue."""
+    with asked(tiny, body(), body()) as answers:
+        wait_for_tokens(tiny, 2)
+        pause(tiny, mode)
+        assert tiny.loads()["num_running_reqs"] == 0
+        late = body(3)
+        with asked(tiny, late) as arrived:
+            wait_until(lambda: tiny.loads()["num_waiting_reqs"] == 1 + 2 * (mode == "retract"), "an arrival waits")
+            reply = tiny.get("/flush_cache")
+            assert reply.status == 200, reply.text
+            assert tiny.loads()["num_used_tokens"] == 0
+            go_on(tiny)
+            assert len(arrived[0].result().json["output_ids"]) == 3
+        if mode == "abort":
+            ends = [a.result().json["meta_info"]["finish_reason"] for a in answers]
+            assert [e["type"] for e in ends] == ["abort", "abort"]
+
+
+def test_flush_in_place_counts_who_holds_pages(tiny):
+    with asked(tiny, body(), body()):
+        wait_for_tokens(tiny, 2)
+        assert tiny.get("/flush_cache").status == 400
+        pause(tiny, "in_place")
+        with asked(tiny, body(3)):
+            wait_until(lambda: tiny.loads()["num_waiting_reqs"] == 1, "an arrival waits")
+            reply = tiny.get("/flush_cache")
+            assert reply.status == 400 and "2 requests run, 1 wait" in reply.text, reply.text
+            pause(tiny, "retract")
+            assert tiny.get("/flush_cache").status == 200
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_is_computed_after_a_pause_was_answered(tiny, mode):
+    with asked(tiny, body(), body()):
+        wait_for_tokens(tiny, 2)
+        pause(tiny, mode)
+        before = tiny.loads()["paused"], generated(tiny)
+        assert before[0] is True
+        wait_until(lambda: tiny.get("/health").status == 200, "a pause is no fault")
+        assert generated(tiny) == before[1]
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_pauses_change_no_bit(tiny, mode):
+    whole = tiny.post("/generate", body(300)).json
+    with asked(tiny, body(300)) as answers:
+        for _ in range(5):
+            pause(tiny, mode)
+            tiny.get("/flush_cache")
+            go_on(tiny)
+        again = answers[0].result().json
+    assert again["output_ids"] == whole["output_ids"]
+    assert again["meta_info"]["output_token_logprobs"] == whole["meta_info"]["output_token_logprobs"]
+
+
+def test_a_thousand_cycles(null):
+    """Requests come all the time; each ends whole or aborted."""
+    over, ends = threading.Event(), []
+
+    def ask():
+        while not over.is_set():
+            meta = null.post("/generate", body(40, return_logprob=False)).json["meta_info"]
+            ends.append((meta["finish_reason"]["type"], meta["completion_tokens"] == 40))
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        client = pool.submit(ask)
+        try:
+            for i in range(1000):
+                mode = MODES[i % 3]
+                pause(null, mode)
+                if i % 50 < 3:
+                    holders = null.loads()["num_running_reqs"]
+                    assert null.get("/flush_cache").status == (400 if holders else 200)
+                    assert mode == "in_place" or not holders
+                go_on(null)
+        finally:
+            over.set()
+            null.post("/continue_generation", {})
+        client.result()
+    assert set(ends) <= {("length", True), ("abort", False)} and ("length", True) in ends
+    wait_until(lambda: null.stats()["hadal_living_answers"] == 0, "nothing is left")
+    assert null.get("/flush_cache").status == 200
+    assert null.loads()["num_used_tokens"] == 0
+
+
+# ---- abort ----
+
+
+def test_an_aborted_request_has_what_was_written(tiny):
+    with asked(tiny, body()) as answers:
+        wait_for_tokens(tiny, 1)
+        pause(tiny, "abort")
+        reply = answers[0].result().json
+        meta = reply["meta_info"]
+        assert meta["finish_reason"] == {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        assert len(reply["output_ids"]) == meta["completion_tokens"] > 4 and reply["text"]
+        assert [t[1] for t in meta["output_token_logprobs"]] == reply["output_ids"]
+        go_on(tiny)
+        whole = tiny.post("/generate", body(meta["completion_tokens"])).json
+    assert whole["output_ids"] == reply["output_ids"]
+    assert whole["meta_info"]["output_token_logprobs"] == meta["output_token_logprobs"]
+
+
+@pytest.mark.parametrize("end", [lambda s: pause(s, "abort"), lambda s: s.post("/abort_request", {"abort_all": True})])
+def test_a_request_that_never_ran_says_so(tiny, end):
+    pause(tiny, "in_place")
+    with asked(tiny, body()) as answers:
+        wait_until(lambda: tiny.loads()["num_waiting_reqs"] == 1, "it waits")
+        end(tiny)
+        reply = answers[0].result()
+    assert reply.status == 200
+    assert reply.json["meta_info"]["finish_reason"]["message"] == "Abort before prefill"
+    assert reply.json["output_ids"] == [] and reply.json["text"] == ""
+    assert reply.json["meta_info"]["output_token_logprobs"] == []
