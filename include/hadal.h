@@ -178,6 +178,7 @@ typedef struct hd_request {
     bool unparsed;     /* no reasoning or tool call parser: all text is content */
     /* top log-probabilities of each token, at most HD_MAX_ALTERNATIVES */
     int32_t top_logprobs;
+    hd_logprob_mode logprob_mode; /* of which distribution they and those of tokens are */
     /* log-probabilities also of prompt tokens, from prompt_logprobs_from (at least 1) on */
     bool prompt_logprobs;
     int32_t prompt_logprobs_from;

@@ -45,6 +45,13 @@ typedef struct hd_logit_bias {
     float value; /* added to the token's logit; -INFINITY forbids the token */
 } hd_logit_bias;
 
+/* Of which distribution log-probabilities are. Greedy requests have raw ones in every mode. */
+typedef enum hd_logprob_mode {
+    HD_LOGPROB_RAW,      /* the model's logits, before all sampling parameters */
+    HD_LOGPROB_TEMPERED, /* after bias, bans, constraint, penalties and temperature */
+    HD_LOGPROB_SAMPLED   /* also after top-k, top-p and min-p: what the draw is from */
+} hd_logprob_mode;
+
 typedef struct hd_alternative {
     int32_t token; /* -1 ends the list early */
     float logprob;

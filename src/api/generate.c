@@ -31,6 +31,9 @@ static const api_family native_sampling_family = {
     .sections = {&native_sampling_section, &api_sampling_section, &api_absent_section}
 };
 
+/* in the order of hd_logprob_mode */
+static const char *const logprob_modes[] = {"raw", "tempered", "sampled", NULL};
+
 /* clang-format off */
 static const api_param native[] = {
     {"text", API_TEXTS, AT(text), .about = "a prompt or prompts"},
@@ -44,6 +47,8 @@ static const api_param native[] = {
      .about = "of prompt tokens from here on; -1: none"},
     {"top_logprobs_num", API_INT, AT(top_logprobs), API_SETS(top_logprobs),
      .limit = offsetof(api_limits, max_top_logprobs) + 1, .about = "alternatives of each"},
+    {"logprob_mode", API_STRING, AT(logprob_mode), .words = logprob_modes,
+     .about = "tempered by default: after temperature; sampled: of what could be drawn"},
     {"return_text_in_logprobs", API_BOOL, AT(w.text_in_logprobs),
      .about = "each token's text beside its id"},
     {"return_prompt_token_ids", API_BOOL, AT(w.prompt_ids), .about = "in meta_info"},
@@ -283,7 +288,15 @@ static bool take_all_params(api_request *r, api_prompt *prompts, int32_t n) {
     return true;
 }
 
+static hd_logprob_mode logprob_mode_of(const char *name) {
+    int mode = HD_LOGPROB_RAW;
+    if (!name) return HD_LOGPROB_TEMPERED; /* SGLang's */
+    while (strcmp(logprob_modes[mode], name) != 0) mode++;
+    return (hd_logprob_mode)mode;
+}
+
 static bool take_logprobs(api_request *r) {
+    r->g.logprob_mode = logprob_mode_of(r->logprob_mode);
     r->w.token_ids = r->g.unparsed = true;
     if (!r->w.logprobs && (r->logprob_start >= 0 || r->top_logprobs > 0)) {
         return api_refuse(r, "invalid_value", "return_logprob",

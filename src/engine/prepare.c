@@ -238,7 +238,8 @@ static void set_sampling(const engine_request *r, const hd_request *g, int32_t c
                    .n_ban = g->min_tokens && !r->constrained ? r->request.n_stop : 0,
                    .ban_until = r->n_prompt + g->min_tokens,
                    .n_top = g->top_logprobs,
-                   .logprob = true},
+                   .logprob = true,
+                   .logprob_mode = g->logprob_mode},
         .bias = r->bias,
         .ban = r->ban,
         .constraint = r->constrained ? &r->constraint : NULL

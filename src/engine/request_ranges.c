@@ -30,6 +30,7 @@ static const hd_request_range ranges[] = {
     {FIELD(max_reasoning),        0,              INT32_MAX,           1,    INT32_MAX},
     {FIELD(relaxed_top),          0,              HD_MAX_ALTERNATIVES, 0,    0},
     {FIELD(top_logprobs),         0,              HD_MAX_ALTERNATIVES, 0,    0},
+    {FIELD(logprob_mode),         0,              HD_LOGPROB_SAMPLED,  0,    0},
     {FIELD(prompt_logprobs_from), 0,              INT32_MAX,           -1,   INT32_MAX},
     {FIELD(response_format),      0,              HD_FORMAT_CHOICE,    0,    0},
     {FIELD(thinking),             -1,             1,                   0,    0},

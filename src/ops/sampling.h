@@ -32,8 +32,10 @@ typedef struct hd_sampling {
      * whose values are ignored. */
     int32_t ban_at, n_ban;
     int32_t ban_until;
-    int32_t n_top;       /* top alternatives to report, <= HD_MAX_ALTERNATIVES */
-    bool logprob;        /* report the token's log-probability */
+    int32_t n_top; /* top alternatives to report, <= HD_MAX_ALTERNATIVES */
+    bool logprob;  /* report the token's log-probability */
+    /* of reported log-probabilities; with temperature 0 they are raw */
+    hd_logprob_mode logprob_mode;
     int32_t relaxed_top; /* see hd_sample_args.draft; either 0: off */
     float relaxed_delta;
 } hd_sampling;
@@ -64,13 +66,15 @@ typedef struct hd_count_tokens_args {
 /* Samples the token after each row, in this order: bias, bans and mask, penalties,
  * temperature, top-k, top-p, min-p, one Philox draw keyed by (seed, position). Ties are
  * ordered by lower id. Log-probabilities are those of the raw logits over the whole row,
- * before any of these steps. Ids from n_ids on have no token: they are never sampled or
- * listed. A failed row reports it in its token, and its other outputs are not written; other
+ * before any of these steps; or, by logprob_mode, of the scores at the temperature over the
+ * whole row; or of these over the tokens that could be drawn, -inf for all others. Ids from
+ * n_ids on have no token: they are never sampled or listed. A failed row reports it in its token, and its other outputs are not written; other
  * rows are not affected. A request's drafts that are inputs up to row r, input[r -
  * n_drafted[r] + 1 .. r], are not in its counts yet and count as output for this row. They
  * are below n_ids.
  *
- * A row with a given token takes it unchanged and always reports its log-probability. A row
+ * A row with a given token takes it unchanged and always reports its log-probability; its
+ * scores are the logits. A row
  * with a draft (below n_ids) takes the draft instead of sampling (relaxed acceptance) under
  * these conditions. The draft is allowed and among the relaxed_top largest scores after
  * penalties, before the temperature. Its probability, by the softmax of those scores, is at

@@ -43,7 +43,7 @@ def test_token_in_token_out(server):
     assert [t[1] for t in meta["input_token_logprobs"]] == ids == meta["prompt_token_ids"]
     assert meta["input_token_logprobs"][0][0] is None
     # What was sampled scores the same when it is read as a prompt.
-    again = generate(server, input_ids=ids + r["output_ids"], sampling_params={"max_new_tokens": 0}, return_logprob=True, logprob_start_len=0)
+    again = generate(server, input_ids=ids + r["output_ids"], sampling_params={**GREEDY, "max_new_tokens": 0}, return_logprob=True, logprob_start_len=0)
     scored = [t[0] for t in again["meta_info"]["input_token_logprobs"]]
     assert scored[1:] == [t[0] for t in meta["input_token_logprobs"][1:] + meta["output_token_logprobs"]]
     assert again["output_ids"] == [] and again["meta_info"]["completion_tokens"] == 0

@@ -1,7 +1,8 @@
-"""hadal serve as the rollout engine of a trainer: pauses, flushes, aborts."""
+"""hadal serve as the rollout engine of a trainer: pauses, flushes, aborts, log-probabilities."""
 
 import concurrent.futures
 import contextlib
+import math
 import threading
 
 import pytest
@@ -181,3 +182,57 @@ def test_a_request_that_never_ran_says_so(tiny, end):
     assert reply.json["meta_info"]["finish_reason"]["message"] == "Abort before prefill"
     assert reply.json["output_ids"] == [] and reply.json["text"] == ""
     assert reply.json["meta_info"]["output_token_logprobs"] == []
+
+
+# ---- log-probabilities ----
+
+
+def scores(server, ids, start, sampling, **more):
+    """The log-probabilities of ids[start:] as a prompt."""
+    asking = {"input_ids": ids, "sampling_params": {**sampling, "max_new_tokens": 0}, "return_logprob": True, "logprob_start_len": start}
+    return [t[0] for t in server.post("/generate", {**asking, **more}).json["meta_info"]["input_token_logprobs"]]
+
+
+SETTINGS = [{"temperature": 0.8}, {"temperature": 1.7, "top_k": 5}, {"temperature": 0.6, "top_p": 0.7, "min_p": 0.02}, {"temperature": 0}, {}]
+
+
+@pytest.mark.parametrize("mode", [None, "raw", "tempered", "sampled"])
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_rescoring_differs_by_exactly_zero(tiny, mode, setting):
+    more = {"logprob_mode": mode} if mode else {}
+    sampling = {**setting, "ignore_eos": True, "sampling_seed": 11}
+    prompt = tiny.post("/tokenize", {"prompt": "Once upon a time"}).json["tokens"]
+    said = tiny.post("/generate", {"input_ids": prompt, "sampling_params": {**sampling, "max_new_tokens": 60}, "return_logprob": True, **more}).json
+    sampled = [t[0] for t in said["meta_info"]["output_token_logprobs"]]
+    assert scores(tiny, prompt + said["output_ids"], len(prompt), sampling, **more) == sampled
+
+
+def test_modes_against_all_alternatives(tiny):
+    """Modes differ as their definitions say, computed from the raw log-probabilities."""
+    sampling = {"temperature": 2.0, "top_k": 3, "top_p": 1, "max_new_tokens": 1, "sampling_seed": 4}
+    top = {}
+    for mode in ("raw", "tempered", "sampled"):
+        asking = {"text": "Once", "sampling_params": sampling, "return_logprob": True, "top_logprobs_num": 5, "logprob_mode": mode}
+        top[mode] = {t[1]: t[0] for t in tiny.post("/generate", asking).json["meta_info"]["output_top_logprobs"][0]}
+    assert len(top["raw"]) == len(top["tempered"]) == 5
+    assert list(top["sampled"]) == list(top["raw"])[:3]
+    assert sum(math.exp(x) for x in top["sampled"].values()) == pytest.approx(1, abs=1e-5)
+    first, *others = top["raw"]
+    for mode in ("tempered", "sampled"):
+        for other in (i for i in others if i in top[mode]):
+            gap = (top["raw"][first] - top["raw"][other]) / 2
+            assert top[mode][first] - top[mode][other] == pytest.approx(gap, abs=1e-4)
+
+
+def test_the_default_is_after_temperature_and_only_here(tiny):
+    asking = {"text": "Once", "sampling_params": {"temperature": 0.5, "max_new_tokens": 4, "sampling_seed": 4}, "return_logprob": True}
+    given = {m: tiny.post("/generate", {**asking, **({"logprob_mode": m} if m else {})}).json["meta_info"]["output_token_logprobs"] for m in (None, "raw", "tempered")}
+    assert given[None] == given["tempered"] != given["raw"]
+    other = tiny.post("/v1/completions", {"prompt": "Once", "temperature": 0.5, "max_tokens": 4, "seed": 4, "logprobs": 1}).json["choices"][0]
+    assert other["logprobs"]["token_logprobs"] == [t[0] for t in given["raw"]]
+
+
+@pytest.mark.parametrize("mode", ["", "Raw", "processed", 1])
+def test_an_unknown_mode_is_refused(tiny, mode):
+    reply = tiny.post("/generate", body(3, logprob_mode=mode))
+    assert reply.status == 400 and "logprob_mode" in reply.text

@@ -364,7 +364,7 @@ static void numbers_have_ranges(void **state) {
         assert_true(r->http_low >= r->low || r->http_low == -1);
         assert_true(r->http_high <= r->high);
     }
-    assert_int_equal(n, 19);
+    assert_int_equal(n, 20);
 }
 
 /* Whatever its sentence says, a refusal names the parameter, and has a code if there is more

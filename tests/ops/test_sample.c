@@ -84,6 +84,7 @@ static hd_sampling random_params(void) {
                          .ban_until = rig_below(3 * MAX_ROWS),
                          .n_top = rig_below(3) ? 0 : rig_below(HD_MAX_ALTERNATIVES + 1),
                          .logprob = rig_below(2) != 0,
+                         .logprob_mode = (hd_logprob_mode)rig_below(HD_LOGPROB_SAMPLED + 1),
                          .relaxed_top = rig_below(3) * rig_below(9),
                          .relaxed_delta = one_of(delta, HD_LEN(delta))};
 }
@@ -514,6 +515,75 @@ static void logprobs_are_those_of_the_logits(void **state) {
     close_rig(&r);
 }
 
+/* Against exact probabilities, over all ids of the row. */
+static void check_mode(const step *s, const answer *got, hd_logprob_mode mode) {
+    const hd_sampling *p = &s->params[0];
+    const float *x = s->logits;
+    const double divisor = mode == HD_LOGPROB_RAW ? 1 : (double)p->temperature;
+    const float bias = mode == HD_LOGPROB_RAW ? 0 : s->bias[p->bias_at].value;
+    const int32_t biased = s->bias[p->bias_at].id, token = got->token[0];
+    double score[N_IDS], total = 0;
+    bool in[N_IDS];
+    for (int32_t id = 0; id < N_IDS; id++) {
+        score[id] = (double)(x[id] + (id == biased ? bias : 0)) / divisor;
+    }
+    for (int32_t id = 0; id < N_IDS; id++) {
+        int32_t before = 0;
+        for (int32_t k = 0; k < N_IDS; k++) before += score[k] > score[id];
+        in[id] = mode != HD_LOGPROB_SAMPLED || before < p->top_k;
+        if (in[id]) total += exp(score[id]);
+    }
+    assert_true(in[token]);
+    assert_true(fabs((double)got->logprob[0] - (score[token] - log(total))) < 2e-6);
+    for (int32_t i = 0; i < p->n_top; i++) {
+        const int32_t id = got->top_id[i];
+        assert_true(id < 0 ? mode == HD_LOGPROB_SAMPLED && i >= p->top_k : in[id]);
+        if (id < 0) continue;
+        assert_true(fabs((double)got->top_logprob[i] - (score[id] - log(total))) < 2e-6);
+    }
+}
+
+/* A row that samples, then the same logits with that token given: equal bits if no bias
+ * applied. Mode tempered at temperature 1 is raw. */
+static void modes_rescore_to_the_bit(void **state) {
+    (void)state;
+    rig r;
+    open_rig(&r, N_IDS);
+    for (int32_t round = 0; round < 60; round++) {
+        const hd_logprob_mode mode = (hd_logprob_mode)(round % 3);
+        const bool biased = round % 2;
+        step s;
+        answer got, again;
+        make_step(&s, 1, N_IDS);
+        for (int32_t id = 0; id < N_IDS; id++) s.logits[id] = jitter(5.0f);
+        s.bias[0] = (hd_logit_bias){rig_below(N_IDS), 2.0f};
+        s.params[0] = (hd_sampling){.seed = rig_word(),
+                                    .temperature = round % 4 ? 0.7f : 1.0f,
+                                    .top_k = 3,
+                                    .n_bias = biased,
+                                    .n_top = 5,
+                                    .logprob = true,
+                                    .logprob_mode = mode};
+        s.bias[0].value = biased ? 2.0f : 0.0f;
+        for (int32_t t = 0; t < r.n_tables; t++) {
+            s.given[0] = -1;
+            run_sample(&r.table[t], r.stream[1], &s.a, &got);
+            check_mode(&s, &got, mode);
+            if (biased) continue;
+            s.given[0] = got.token[0];
+            run_sample(&r.table[t], r.stream[1], &s.a, &again);
+            assert_memory_equal(&again, &got, sizeof got);
+            if (mode != HD_LOGPROB_TEMPERED || s.params[0].temperature != 1.0f) continue;
+            s.params[0].logprob_mode = HD_LOGPROB_RAW;
+            run_sample(&r.table[t], r.stream[1], &s.a, &again);
+            assert_memory_equal(&again, &got, sizeof got);
+            s.params[0].logprob_mode = mode;
+        }
+        free_step(&s);
+    }
+    close_rig(&r);
+}
+
 int test_sample(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(large_rows_agree),
@@ -522,6 +592,7 @@ int test_sample(void) {
         cmocka_unit_test(weights_are_exponentials),
         cmocka_unit_test(draws_follow_the_probabilities),
         cmocka_unit_test(logprobs_are_those_of_the_logits),
+        cmocka_unit_test(modes_rescore_to_the_bit),
     };
     return cmocka_run_group_tests_name("sample", tests, NULL, NULL);
 }

@@ -54,6 +54,8 @@ typedef struct limit {
     float least;
 } limit;
 
+#define EVERY_TOKEN ((limit){-INFINITY, INT32_MAX, -INFINITY})
+
 static int32_t n_tiles(int32_t n) {
     return (n + TILE - 1) / TILE;
 }
@@ -130,7 +132,6 @@ static void make_scores(row_state *r) {
     const hd_sampling *p = r->p;
     const bool masked = a->mask && a->mask_row[r->row] >= 0;
     const int32_t n_ban = a->position[r->row] < p->ban_until ? p->n_ban : 0;
-    r->y = r->logits;
     if (!masked && n_ban == 0 && p->n_bias == 0 && !hd_has_penalty(p)) return;
     float *y = r->changed;
     memcpy(y, r->logits, (size_t)a->n_ids * sizeof *y);
@@ -318,7 +319,15 @@ typedef struct top_list {
     int32_t n, size;
 } top_list;
 
-/* Inserts after equal logits, because ids come in ascending order. */
+/* What log-probabilities are taken of: logits, or scores at the temperature. */
+typedef struct basis {
+    const float *x; /* [n_ids] and the given token's */
+    float inverse;
+    double log_total;
+    limit at; /* tokens behind it are impossible */
+} basis;
+
+/* Inserts after equal elements, because ids come in ascending order. */
 static void insert(top_list *l, float x, int32_t id) {
     int32_t at = l->n < l->size ? l->n++ : l->size - 1;
     for (; at > 0 && l->x[at - 1] < x; at--) {
@@ -329,45 +338,81 @@ static void insert(top_list *l, float x, int32_t id) {
     l->id[at] = id;
 }
 
-static void list_top(const row_state *r, top_list *l) {
+static void list_top(const row_state *r, const float *x, top_list *l) {
     for (int32_t t = 0; t < n_tiles(r->a->n_ids); t++) {
         const int32_t first = t * TILE, n = tile_size(r->a->n_ids, t);
         float least = l->n < l->size ? -INFINITY : l->x[l->size - 1];
-        if (!(r->k->max(r->logits + first, n) > least)) continue;
+        if (!(r->k->max(x + first, n) > least)) continue;
         for (int32_t id = first; id < first + n; id++) {
-            if (!(r->logits[id] > least)) continue;
-            insert(l, r->logits[id], id);
+            if (!(x[id] > least)) continue;
+            insert(l, x[id], id);
             if (l->n == l->size) least = l->x[l->size - 1];
         }
     }
 }
 
-/* Returns the total softmax weight of x at temperature 1. */
-static uint64_t total_weight(const ops_kernels *k, const float *x, int32_t n, float max) {
+/* Returns the total softmax weight of x. */
+static uint64_t total_weight(const ops_kernels *k, const float *x, int32_t n, float max,
+                             float inverse) {
     float z[TILE];
     uint64_t weight[TILE], total = 0;
     for (int32_t t = 0; t < n_tiles(n); t++) {
         const int32_t size = tile_size(n, t);
-        k->weigh(z, weight, x + (int64_t)t * TILE, size, max, 1.0f);
+        k->weigh(z, weight, x + (int64_t)t * TILE, size, max, inverse);
         for (int32_t i = 0; i < size; i++) total += weight[i];
     }
     return total;
 }
 
-static void report(const row_state *r, float raw_max, int32_t token) {
+static basis raw_basis(const row_state *r, float max) {
+    const uint64_t total = total_weight(r->k, r->logits, r->a->vocab, max, 1.0f);
+    return (basis){r->logits, 1.0f, ops_log_total(max, 1.0f, total), EVERY_TOKEN};
+}
+
+/* rest: the largest logit of the ids that have no token. */
+static basis tempered_basis(const row_state *r, float rest) {
+    const hd_sample_args *a = r->a;
+    const float max = r->max > rest ? r->max : rest;
+    const uint64_t total =
+        total_weight(r->k, r->y, a->n_ids, max, r->inverse) +
+        total_weight(r->k, r->logits + a->n_ids, a->vocab - a->n_ids, max, r->inverse);
+    return (basis){r->y, r->inverse, ops_log_total(max, r->inverse, total), EVERY_TOKEN};
+}
+
+static basis sampled_basis(const row_state *r) {
+    const limit at = find_limit(r);
+    uint64_t total = 0, weight[TILE];
+    for (int32_t t = 0; t < n_tiles(r->a->n_ids); t++) {
+        total += weigh_within(r, &at, t, weight);
+    }
+    return (basis){r->y, r->inverse, ops_log_total(r->max, r->inverse, total), at};
+}
+
+static float logprob_of(const row_state *r, const basis *b, float y, int32_t id) {
+    const bool within = y > b->at.y || (y == b->at.y && id <= b->at.id);
+    const bool likely = ops_scaled(y, r->max, b->inverse) >= b->at.least;
+    return within && likely ? ops_logprob(y, b->inverse, b->log_total) : -INFINITY;
+}
+
+static void report(row_state *r, float rest, float raw_max, int32_t token) {
     const hd_sample_args *a = r->a;
     const bool own = r->p->logprob || ops_given(a, r->row) >= 0;
     if (!own && r->p->n_top <= 0) return;
-    const double log_total =
-        ops_log_total(raw_max, total_weight(r->k, r->logits, a->vocab, raw_max));
-    if (own) a->logprob[r->row] = (float)((double)r->logits[token] - log_total);
+    const hd_logprob_mode mode = ops_logprob_mode(r->p);
+    if (mode != HD_LOGPROB_RAW) r->inverse = ops_inverse_temperature(r->p->temperature);
+    const basis b = mode == HD_LOGPROB_RAW        ? raw_basis(r, raw_max)
+                    : mode == HD_LOGPROB_TEMPERED ? tempered_basis(r, rest)
+                                                  : sampled_basis(r);
+    const bool known = mode != HD_LOGPROB_SAMPLED || token < a->n_ids;
+    if (own) a->logprob[r->row] = known ? logprob_of(r, &b, b.x[token], token) : -INFINITY;
     if (r->p->n_top <= 0) return;
     top_list l = {.size = r->p->n_top};
-    list_top(r, &l);
+    list_top(r, b.x, &l);
     const int64_t at = (int64_t)r->row * HD_MAX_ALTERNATIVES;
     for (int32_t i = 0; i < l.size; i++) {
-        a->top_id[at + i] = i < l.n ? l.id[i] : -1;
-        a->top_logprob[at + i] = i < l.n ? (float)((double)l.x[i] - log_total) : -INFINITY;
+        const float logprob = i < l.n ? logprob_of(r, &b, l.x[i], l.id[i]) : -INFINITY;
+        a->top_id[at + i] = logprob > -INFINITY ? l.id[i] : -1;
+        a->top_logprob[at + i] = logprob;
     }
 }
 
@@ -397,7 +442,7 @@ static bool is_relaxed_accepted(const row_state *r, int32_t draft) {
     float z;
     uint64_t weight;
     r->k->weigh(&z, &weight, r->y + draft, 1, r->max, 1.0f);
-    return ops_is_near(weight, total_weight(r->k, r->y, r->a->n_ids, r->max),
+    return ops_is_near(weight, total_weight(r->k, r->y, r->a->n_ids, r->max, 1.0f),
                        r->p->relaxed_delta);
 }
 
@@ -426,8 +471,9 @@ static int32_t choose(row_state *r) {
     const float raw_max = r->max > rest ? r->max : rest;
     if (raw_max == INFINITY) return HD_TOKEN_BROKEN;
     const int32_t given = ops_given(a, r->row);
+    r->y = r->logits;
     const int32_t token = given >= 0 ? given : choose_by_score(r);
-    if (token >= 0) report(r, raw_max, token);
+    if (token >= 0) report(r, rest, raw_max, token);
     return token;
 }
 

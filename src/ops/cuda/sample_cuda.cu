@@ -526,27 +526,48 @@ static __device__ bool is_relaxed_accepted(row_cluster *c, const row_state &r, i
 
 /* ---- log-probabilities ---- */
 
-/* The highest rank of a thread's logits below `below`. */
-static __device__ whole next_best(const row_state &r, whole below) {
+/* The largest of logits: of all ids, and of those that have a token. Later of_tokens is that of
+ * scores. */
+struct largest {
+    whole all, of_tokens;
+};
+
+/* What log-probabilities are taken of: logits, or scores at the temperature. */
+struct basis {
+    bool raw;
+    float inverse;
+    double log_all;
+    limit at; /* tokens behind it are impossible */
+};
+
+static __device__ __forceinline__ bool is_possible(const row_state &r, const basis &b, float y,
+                                                   whole rank) {
+    return rank >= b.at.rank && scaled(y, r.max, b.inverse) >= b.at.least;
+}
+
+/* The highest rank of a thread's possible tokens below `below`. */
+static __device__ whole next_best(const row_state &r, const basis &b, whole below) {
     whole best = 0; /* below every rank of a finite logit */
     for (int32_t i = threadIdx.x; i < r.n; i += THREADS) {
-        const float x = r.logits[r.first + i];
+        const float x = b.raw ? r.logits[r.first + i] : r.y[i];
         const whole rank = rank_of(x, r.first + i);
-        if (x != -CUDART_INF_F && rank < below) best = max(best, rank);
+        if (x != -CUDART_INF_F && rank < below && is_possible(r, b, x, rank)) {
+            best = max(best, rank);
+        }
     }
     return best;
 }
 
 /* The n likeliest of the row, by the first block: each has the n likeliest of its own. */
 static __device__ void report_top(row_cluster *c, const hd_sample_args &a, const row_state &r,
-                                  int32_t row, double log_all) {
+                                  int32_t row, const basis &b) {
     const int32_t n = r.p->n_top;
-    whole own = next_best(r, ~0ull);
+    whole own = next_best(r, b, ~0ull);
     whole *to = c->all.map_shared_rank(c->own->top[c->all.block_rank()], 0);
     for (int32_t k = 0; k < n; k++) {
         const whole best = block_max(own);
         if (threadIdx.x == 0) to[k] = best;
-        if (best && best == own) own = next_best(r, own);
+        if (best && best == own) own = next_best(r, b, own);
     }
     c->all.sync();
     if (c->all.block_rank() != 0 || threadIdx.x >= WARP) return;
@@ -563,32 +584,76 @@ static __device__ void report_top(row_cluster *c, const hd_sample_args &a, const
         const int64_t place = (int64_t)row * HD_MAX_ALTERNATIVES + k;
         a.top_id[place] = id;
         a.top_logprob[place] =
-            id < 0 ? -CUDART_INF_F : (float)__dsub_rn((double)r.logits[id], log_all);
+            id < 0 ? -CUDART_INF_F : logprob_at(score_of(best), b.inverse, b.log_all);
     }
 }
 
-static __device__ void report(row_cluster *c, const hd_sample_args &a, const row_state &r,
-                              int32_t row, float raw_max, int32_t token) {
-    const bool own = r.p->logprob || given_at(a, row) >= 0;
+static __device__ basis raw_basis(row_cluster *c, const row_state &r, float raw_max) {
     whole total = 0;
-    if (!own && r.p->n_top <= 0) return;
     for (int32_t i = threadIdx.x; i < r.n_vocab; i += THREADS) {
         total += weight_of(scaled(r.logits[r.first + i], raw_max, 1.0f));
     }
     total = sum_over(c, {0, block_sum<THREADS>(total)}).weight;
-    const double log_all = log_total(raw_max, total);
-    if (c->all.block_rank() == 0 && threadIdx.x == 0 && own) {
-        a.logprob[row] = (float)__dsub_rn((double)r.logits[token], log_all);
+    return {
+        true, 1.0f, log_total(raw_max, 1.0f, total), {0, -CUDART_INF_F}
+    };
+}
+
+/* Scores of ids that have no token are their logits. */
+static __device__ basis tempered_basis(row_cluster *c, const row_state &r) {
+    float all_max = r.max;
+    whole rest = 0, total = 0;
+    for (int32_t i = r.n + threadIdx.x; i < r.n_vocab; i += THREADS) {
+        rest = max(rest, survey_rank(r.y[i], r.first + i));
     }
-    if (r.p->n_top > 0) report_top(c, a, r, row, log_all);
+    const tally *each = exchange(c, {block_max(rest), 0});
+    for (int b = 0; b < BLOCKS; b++) {
+        if (each[b].n) all_max = fmaxf(all_max, score_of(each[b].n));
+    }
+    for (int32_t i = threadIdx.x; i < r.n_vocab; i += THREADS) {
+        total += weight_of(scaled(r.y[i], all_max, r.inverse));
+    }
+    total = sum_over(c, {0, block_sum<THREADS>(total)}).weight;
+    return {
+        false, r.inverse, log_total(all_max, r.inverse, total), {0, -CUDART_INF_F}
+    };
+}
+
+static __device__ basis sampled_basis(row_cluster *c, const row_state &r) {
+    const limit at = find_limit(c, r);
+    whole total = 0;
+    for (int32_t i = threadIdx.x; i < r.n; i += THREADS) total += weight_within(r, at, i);
+    total = sum_over(c, {0, block_sum<THREADS>(total)}).weight;
+    return {false, r.inverse, log_total(r.max, r.inverse, total), at};
+}
+
+/* The token's log-probability, by the block that has its score. */
+static __device__ void report_own(const hd_sample_args &a, const row_state &r, int32_t row,
+                                  const basis &b, hd_logprob_mode mode, int32_t token) {
+    const int32_t i = token - r.first;
+    if (threadIdx.x != 0 || i < 0 || i >= r.n_vocab) return;
+    const float y = b.raw ? r.logits[token] : r.y[i];
+    const bool possible = (mode != HD_LOGPROB_SAMPLED || i < r.n) && y != -CUDART_INF_F &&
+                          is_possible(r, b, y, rank_of(y, token));
+    a.logprob[row] = possible ? logprob_at(y, b.inverse, b.log_all) : -CUDART_INF_F;
+}
+
+static __device__ void report(row_cluster *c, const hd_sample_args &a, row_state &r,
+                              int32_t row, const largest &best, int32_t token) {
+    const bool own = r.p->logprob || given_at(a, row) >= 0;
+    if (!own && r.p->n_top <= 0) return;
+    const hd_logprob_mode mode = r.p->temperature > 0.0f ? r.p->logprob_mode : HD_LOGPROB_RAW;
+    r.max = best.of_tokens ? score_of(best.of_tokens) : -CUDART_INF_F;
+    if (mode != HD_LOGPROB_RAW) r.inverse = inverse_temperature(r.p->temperature);
+    const basis b = mode == HD_LOGPROB_RAW
+                        ? raw_basis(c, r, best.all ? score_of(best.all) : -CUDART_INF_F)
+                    : mode == HD_LOGPROB_TEMPERED ? tempered_basis(c, r)
+                                                  : sampled_basis(c, r);
+    if (own) report_own(a, r, row, b, mode, token);
+    if (r.p->n_top > 0) report_top(c, a, r, row, b);
 }
 
 /* ---- rows ---- */
-
-/* The largest of the block's logits of all ids, and of those that have a token. */
-struct largest {
-    whole all, of_tokens;
-};
 
 /* Of a thread's logits so far, whose ids grow. */
 struct running_best {
@@ -677,9 +742,7 @@ static __device__ int32_t choose(row_cluster *c, const hd_sample_args &a, row_st
     best = largest_over(c, best);
     if (best.all == ~0ull) return HD_TOKEN_BROKEN;
     const int32_t token = given >= 0 ? given : choose_by_score(c, a, r, row, best.of_tokens);
-    if (token >= 0) {
-        report(c, a, r, row, best.all ? score_of(best.all) : -CUDART_INF_F, token);
-    }
+    if (token >= 0) report(c, a, r, row, best, token);
     return token;
 }
 

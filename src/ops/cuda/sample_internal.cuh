@@ -46,8 +46,14 @@ static __device__ __forceinline__ whole weight_of(float z) {
     return (whole)__double_as_longlong(fixed) - 0x40b0000000000000u;
 }
 
-static __device__ __forceinline__ double log_total(float max, whole total) {
-    return total ? __dadd_rn((double)max, log(__dmul_rn((double)total, 0x1p-40))) : 0.0;
+static __device__ __forceinline__ double log_total(float max, float inverse, whole total) {
+    if (total == 0) return 0.0;
+    const double largest = __dmul_rn((double)max, (double)inverse);
+    return __dadd_rn(largest, log(__dmul_rn((double)total, 0x1p-40)));
+}
+
+static __device__ __forceinline__ float logprob_at(float y, float inverse, double log_all) {
+    return (float)__dsub_rn(__dmul_rn((double)y, (double)inverse), log_all);
 }
 
 /* hd_has_penalty() on the device. */

@@ -78,10 +78,19 @@ static inline void ops_weigh(float *restrict z, uint64_t *restrict weight,
     for (int32_t i = 0; i < n; i++) weight[i] = ops_weight(z[i]);
 }
 
-/* max + log(total), where total sums the weights relative to max; 0 if no token is possible,
- * so that log-probabilities stay -inf. */
-static inline double ops_log_total(float max, uint64_t total) {
-    return total ? (double)max + log((double)total * 0x1p-40) : 0.0;
+/* max * inverse + log(total), where total sums the weights relative to max; 0 if no token is
+ * possible, so that log-probabilities stay -inf. */
+static inline double ops_log_total(float max, float inverse, uint64_t total) {
+    return total ? (double)max * (double)inverse + log((double)total * 0x1p-40) : 0.0;
+}
+
+/* The product of two floats is exact, so that inverse 1 changes nothing. */
+static inline float ops_logprob(float y, float inverse, double log_total) {
+    return (float)((double)y * (double)inverse - log_total);
+}
+
+static inline hd_logprob_mode ops_logprob_mode(const hd_sampling *p) {
+    return p->temperature > 0.0f ? p->logprob_mode : HD_LOGPROB_RAW;
 }
 
 /* Returns the token that a row takes without sampling, or -1. */

@@ -148,41 +148,58 @@ static int32_t choose(hd_stream *s, const hd_sample_args *a, int32_t row) {
     return p->temperature > 0.0f ? draw(p, a->position[row], c, n) : greedy(c, n);
 }
 
-/* Returns the next id after `last` by descending logit, the first if last is -1; -1 for
- * none. */
-static int32_t next_best(const float *x, int32_t n_ids, int32_t last) {
-    const float bound = last < 0 ? INFINITY : x[last];
-    int32_t best = -1;
-    for (int32_t id = 0; id < n_ids; id++) {
-        if (x[id] > bound || (id <= last && x[id] == bound)) continue;
-        if (x[id] > -INFINITY && (best < 0 || x[id] > x[best])) best = id;
+/* ---- log-probabilities ---- */
+
+/* Lists the tokens of a row by what a mode compares: logits, or scores where they apply. */
+static int32_t list_by(const hd_sample_args *a, int32_t row, hd_logprob_mode mode,
+                       candidate *c) {
+    const bool raw = mode == HD_LOGPROB_RAW || ops_given(a, row) >= 0;
+    int32_t n = 0;
+    for (int32_t id = 0; id < a->n_ids; id++) {
+        const float y = raw ? a->logits[(int64_t)row * a->vocab + id] : score(a, row, id);
+        if (y > -INFINITY) c[n++] = (candidate){y, id};
     }
-    return best;
+    sort(c, n, by_score);
+    return n;
 }
 
-static void report(const hd_sample_args *a, int32_t row) {
+/* Appends the ids that have no token. */
+static int32_t list_rest(const hd_sample_args *a, int32_t row, candidate *c, int32_t n) {
+    for (int32_t id = a->n_ids; id < a->vocab; id++) {
+        c[n++] = (candidate){a->logits[(int64_t)row * a->vocab + id], id};
+    }
+    return n;
+}
+
+static void report(hd_stream *s, const hd_sample_args *a, int32_t row) {
     const hd_sampling *p = &a->params[a->slot[row]];
-    const float *x = a->logits + (int64_t)row * a->vocab;
     const bool own = p->logprob || ops_given(a, row) >= 0;
     if (!own && p->n_top <= 0) return;
-    float max = x[0];
-    uint64_t total = 0;
-    for (int32_t id = 1; id < a->vocab; id++) max = x[id] > max ? x[id] : max;
-    for (int32_t id = 0; id < a->vocab; id++) total += ops_weight(ops_scaled(x[id], max, 1.0f));
-    const double log_total = ops_log_total(max, total);
-    if (own) a->logprob[row] = (float)((double)x[a->token[row]] - log_total);
-    for (int32_t i = 0, id = -1; i < p->n_top; i++) {
+    const hd_logprob_mode mode = ops_logprob_mode(p);
+    const float inverse =
+        mode == HD_LOGPROB_RAW ? 1.0f : ops_inverse_temperature(p->temperature);
+    candidate *c = hd_stream_scratch(s, 0, (size_t)a->vocab * sizeof *c);
+    int32_t n = list_by(a, row, mode, c), n_all;
+    if (mode == HD_LOGPROB_SAMPLED && n > 0) n = keep(p, c, n, inverse);
+    n_all = mode == HD_LOGPROB_SAMPLED ? n : list_rest(a, row, c, n);
+    float max = -INFINITY, y = -INFINITY;
+    for (int32_t i = 0; i < n_all; i++) {
+        max = c[i].y > max ? c[i].y : max;
+        if (c[i].id == a->token[row]) y = c[i].y;
+    }
+    const double log_total = ops_log_total(max, inverse, total_weight(c, n_all, max, inverse));
+    if (own) a->logprob[row] = ops_logprob(y, inverse, log_total);
+    for (int32_t i = 0; i < p->n_top; i++) {
         const int64_t at = (int64_t)row * HD_MAX_ALTERNATIVES + i;
-        if (i == 0 || id >= 0) id = next_best(x, a->n_ids, id);
-        a->top_id[at] = id;
-        a->top_logprob[at] = id < 0 ? -INFINITY : (float)((double)x[id] - log_total);
+        a->top_id[at] = i < n ? c[i].id : -1;
+        a->top_logprob[at] = i < n ? ops_logprob(c[i].y, inverse, log_total) : -INFINITY;
     }
 }
 
 void hd_sample_ref(hd_stream *s, const hd_sample_args *a) {
     for (int32_t r = 0; r < a->rows; r++) {
         a->token[r] = choose(s, a, r);
-        if (a->token[r] >= 0) report(a, r);
+        if (a->token[r] >= 0) report(s, a, r);
     }
 }
 
