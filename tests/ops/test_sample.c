@@ -521,7 +521,7 @@ static void check_mode(const step *s, const answer *got, hd_logprob_mode mode) {
     const float *x = s->logits;
     const double divisor = mode == HD_LOGPROB_RAW ? 1 : (double)p->temperature;
     const float bias = mode == HD_LOGPROB_RAW ? 0 : s->bias[p->bias_at].value;
-    const int32_t biased = s->bias[p->bias_at].id, token = got->token[0];
+    const int32_t biased = s->bias[p->bias_at].token, token = got->token[0];
     double score[N_IDS], total = 0;
     bool in[N_IDS];
     for (int32_t id = 0; id < N_IDS; id++) {
