@@ -28,7 +28,7 @@ FLOORS = {
 # Rooms inside a folder. The folder may include them all; each may include the folder's headers and
 # those of the rooms listed before it.
 ROOMS = {
-    "ops": ["ref", "cpu", "cuda", "profile"],
+    "ops": ["ref", "cpu", "cuda", "backward", "profile"],
     "cli": ["terminal", "inspect", "bench"],
 }
 

@@ -18,6 +18,7 @@
     X(chat) \
     X(reply) \
     X(ops) \
+    X(backward) \
     X(op_profiler) \
     X(sample) \
     X(config) \
