@@ -28,6 +28,7 @@ FLOORS = {
 # Rooms inside a folder. The folder may include them all; each may include the folder's headers and
 # those of the rooms listed before it.
 ROOMS = {
+    "model": ["backward"],
     "ops": ["ref", "cpu", "cuda", "backward", "profile"],
     "cli": ["terminal", "inspect", "bench"],
 }

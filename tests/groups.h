@@ -19,6 +19,7 @@
     X(reply) \
     X(ops) \
     X(backward) \
+    X(model_backward) \
     X(op_profiler) \
     X(sample) \
     X(config) \

@@ -6,8 +6,7 @@
 
 #include "model/model_internal.h"
 
-/* Layers with a compressor use RoPE with its longer-range frequencies. */
-static const float *layer_cos_sin(const model_step *s, int32_t layer) {
+const float *model_hybrid_rope(const model_step *s, int32_t layer) {
     bool compressed = s->m->env.spec->layers[layer].compress_ratio != 0;
     return compressed ? s->t->cos_sin_compress : s->t->cos_sin;
 }
@@ -24,10 +23,10 @@ static void project(const model_step *s, int32_t layer) {
                                                            .rows = n * s->m->shard->n_heads,
                                                            .cols = c->head_dim,
                                                            .eps = c->norm_eps});
-    model_rope(s, layer_cos_sin(s, layer), t->q, tail, s->m->shard->n_heads, c->head_dim);
+    model_rope(s, model_hybrid_rope(s, layer), t->q, tail, s->m->shard->n_heads, c->head_dim);
     model_linear(s, layer, HD_KV, t->kv, t->h, n);
     model_norm(s, layer, HD_KV_NORM, t->kv, t->kv, n, c->head_dim);
-    model_rope(s, layer_cos_sin(s, layer), t->kv, tail, 1, c->head_dim);
+    model_rope(s, model_hybrid_rope(s, layer), t->kv, tail, 1, c->head_dim);
     s->m->env.ops->kv_store(s->stream,
                             &(hd_kv_store_args){.pool = model_pool(s, layer, HD_POOL_SLIDING),
                                                 .x = t->kv,
@@ -120,7 +119,7 @@ static void output(const model_step *s, int32_t layer) {
     hd_rows tail = hd_rows_at(t->context, c->head_dim - c->rope_dim);
     s->m->env.ops->rope(s->stream, &(hd_rope_args){.out = tail,
                                                    .x = tail,
-                                                   .cos_sin = layer_cos_sin(s, layer),
+                                                   .cos_sin = model_hybrid_rope(s, layer),
                                                    .rows = s->b->n_rows,
                                                    .heads = s->m->shard->n_heads,
                                                    .pairs = c->rope_dim / 2,

@@ -241,19 +241,20 @@ static void run_layer(const hd_model *m, model_step *steps, int32_t n, int32_t l
     model_run_stages(steps, n, model_ffn_stages(kind), ffn, layer);
 }
 
+model_step model_step_of(hd_model *m, const hd_kv *kv, const hd_batch *batch, int32_t micro) {
+    assert(batch->n_rows <= m->limits.rows && batch->n_logits <= m->limits.logits);
+    return (model_step){.m = m,
+                        .kv = kv,
+                        .b = batch,
+                        .t = &m->acts[micro],
+                        .stream = m->env.stream,
+                        .lane_change = m->lane_change[micro]};
+}
+
 static void make_steps(hd_model *m, const hd_kv *kv, hd_batch *const batches[], int32_t n,
                        model_step *steps) {
     assert(n >= 1 && n <= m->n_micro);
-    for (int32_t i = 0; i < n; i++) {
-        assert(batches[i]->n_rows <= m->limits.rows &&
-               batches[i]->n_logits <= m->limits.logits);
-        steps[i] = (model_step){.m = m,
-                                .kv = kv,
-                                .b = batches[i],
-                                .t = &m->acts[i],
-                                .stream = m->env.stream,
-                                .lane_change = m->lane_change[i]};
-    }
+    for (int32_t i = 0; i < n; i++) steps[i] = model_step_of(m, kv, batches[i], i);
 }
 
 /* Computes the logits; then the step ends on the compute lane. */

@@ -86,6 +86,9 @@ typedef struct model_stage {
     bool yields;            /* another micro-batch may run before the next stage */
 } model_stage;
 
+/* model.c: a step of one micro-batch */
+model_step model_step_of(hd_model *m, const hd_kv *kv, const hd_batch *batch, int32_t micro);
+
 /* model.c: runs the stages of n micro-batches, each on the stream of its lane. A stage waits
  * for the stage before it of the same micro-batch, never for those of others. */
 void model_run_stages(model_step *steps, int32_t n, const model_stage *stages, const char *part,
@@ -122,6 +125,9 @@ void model_rope(const model_step *s, const float *cos_sin, hd_rows x, int32_t at
 
 /* selected = the indexer's top-k keys, one key per `ratio` positions */
 void model_indexer_topk(const model_step *s, hd_paged keys, int32_t ratio);
+
+/* hybrid.c: the rotation of a layer, of longer-range frequencies if it has a compressor */
+const float *model_hybrid_rope(const model_step *s, int32_t layer);
 
 /* The residual around a block: plain addition, or V4's hyper-connections. */
 void model_attn_in(const model_step *s, int32_t layer);

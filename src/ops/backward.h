@@ -52,7 +52,7 @@ typedef struct hd_grouped_gemm_back_args {
 /* With r = 1 / sqrt(mean(x^2) + eps) and u = weight g: dx = r u - x r^3 <u, x> / cols, and
  * dweight += g x r; docs/training.md. */
 typedef struct hd_rms_norm_back_args {
-    float *dx;           /* [rows, cols], may be g */
+    hd_rows dx;          /* [rows, cols], may be g */
     float *dweight;      /* [cols] or NULL */
     hd_rows g, x;        /* [rows, cols]; x before the norm */
     const float *weight; /* [cols], NULL: ones */
@@ -138,7 +138,8 @@ typedef struct hd_compress_back_args {
     float *dnorm;       /* [width] */
     const float *g;    /* [n entries, width]: entry e of sequence s is row first_entry[s] + e */
     const float *kv;   /* [rows, coff * width] */
-    const float *gate; /* likewise, as compress left it: with ape */
+    const float *gate; /* likewise, as before compress: without ape */
+    const float *ape;  /* [ratio, coff * width] */
     const float *norm;
     const float *freq; /* [pairs] */
     const int32_t *first_entry;

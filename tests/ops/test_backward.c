@@ -261,7 +261,7 @@ void rms_norm_gradients(void **state) {
         const float *x = take_random(n, 2.0f), *weight = take_random(t.cols, 1.5f);
         float *dx = take_nan(n), *dweight = take_zeros(t.cols);
         backward_ops()->rms_norm_back(fix.stream[0],
-                                      &(hd_rms_norm_back_args){.dx = dx,
+                                      &(hd_rms_norm_back_args){.dx = hd_f32(dx),
                                                                .dweight = dweight,
                                                                .g = hd_f32(t.g),
                                                                .x = hd_f32(x),
@@ -548,7 +548,7 @@ void pieces_give_the_same_bits(void **state) {
                                                       .right_head = COLS});
             backward_ops()->rms_norm_back(
                 fix.stream[0],
-                &(hd_rms_norm_back_args){.dx = dx,
+                &(hd_rms_norm_back_args){.dx = hd_f32(dx),
                                          .dweight = pass ? norm_pieces : norm_whole,
                                          .g = hd_f32(x + first * COLS),
                                          .x = hd_f32(x + first * COLS),

@@ -149,15 +149,23 @@ static int64_t slot_at(const hd_compress_back_args *a, const block *b, int32_t i
     return (b->row + i) * coff * a->width + channel;
 }
 
+/* The gate of slot i and channel c, position bias included. */
+static double gate_at(const hd_compress_back_args *a, const block *b, int32_t i, int32_t c) {
+    const int32_t wide = (a->overlap ? 2 : 1) * a->width;
+    const int32_t channel = a->overlap && i >= 0 ? a->width + c : c;
+    const float bias = a->ape[(i + a->ratio) % a->ratio * wide + channel];
+    return (double)(a->gate[slot_at(a, b, i, c)] + bias);
+}
+
 /* weight[i + earlier] = the softmax over the block's slots; returns the entry's channel c. */
 static double pool_channel(const hd_compress_back_args *a, const block *b, int32_t c,
                            double *weight) {
     double top = -(double)INFINITY, total = 0.0, sum = 0.0;
     for (int32_t i = -b->earlier; i < a->ratio; i++) {
-        top = fmax(top, (double)a->gate[slot_at(a, b, i, c)]);
+        top = fmax(top, gate_at(a, b, i, c));
     }
     for (int32_t i = -b->earlier; i < a->ratio; i++) {
-        const double p = exp((double)a->gate[slot_at(a, b, i, c)] - top);
+        const double p = exp(gate_at(a, b, i, c) - top);
         total += weight[i + b->earlier] = p;
         sum += p * (double)a->kv[slot_at(a, b, i, c)];
     }

@@ -9,7 +9,7 @@ void hd_rms_norm_back_ref(hd_stream *s, const hd_rms_norm_back_args *a) {
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
         const float *g = act_in(a->g) + r * g_row, *x = act_in(a->x) + r * x_row;
-        float *dx = a->dx + (int64_t)r * a->cols;
+        float *dx = act(a->dx) + r * stride_of(a->dx, a->cols);
         double square = 0.0, along = 0.0;
         for (int32_t c = 0; c < a->cols; c++) {
             const double u = (double)g[c] * (a->weight ? (double)a->weight[c] : 1.0);

@@ -1,0 +1,39 @@
+/* backward.h - the backward pass of a model: from the loss at its logits to the gradients of its
+ * parameters.
+ *
+ * The forward pass is hd_model_step()'s own: the same stages, operators and pages. It keeps the
+ * residual at the input of every block. Backwards each block is computed again from there, to
+ * the same bits, and then its gradients. Every sequence of a batch is complete: it starts at
+ * position 0 in empty pages. Formulas: docs/training.md. */
+#ifndef HD_MODEL_BACKWARD_H
+#define HD_MODEL_BACKWARD_H
+
+#include "model/gradients.h"
+#include "model/model.h"
+#include "ops/backward.h"
+
+typedef struct hd_backward hd_backward;
+
+/* Opens the backward pass of a model with one rank, one micro-batch, float32 activations and
+ * MLA in the absorbed form; others are refused. m and ops must outlive it. */
+hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops *ops,
+                           hd_err *err);
+void hd_backward_close(hd_backward *b); /* NULL is fine */
+
+size_t hd_backward_bytes(const hd_backward *b); /* device memory */
+
+/* What the loss is of the logits rows of a batch; device memory, [n_logits]. */
+typedef struct hd_loss {
+    const int32_t *target;
+    const float *factor;         /* derivative of the loss by -log p(target) */
+    const float *entropy_factor; /* derivative by the negative entropy; NULL: zeros */
+    const float *temperature;    /* NULL: ones */
+    float *logprob, *entropy;    /* receive log p(target) and the entropy */
+} hd_loss;
+
+/* Queues forward and backward pass of an uploaded batch, and adds to the gradients. Log
+ * probabilities are those of hd_model_step()'s logits. */
+void hd_backward_step(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd_loss *loss,
+                      const hd_gradients *g);
+
+#endif

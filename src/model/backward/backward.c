@@ -1,0 +1,205 @@
+/* backward.c - the backward pass: its memory, and the way through the layers and back. */
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/backward/backward_internal.h"
+
+/* ---- memory ---- */
+
+static float *take(hd_arena *a, int64_t n) {
+    return n ? hd_arena_take(a, (size_t)n * sizeof(float), 64) : NULL;
+}
+
+static int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static void place_attention(backward_activations *d, hd_arena *a, const hd_model *m) {
+    const hd_model_spec *c = m->env.spec;
+    const int64_t n = m->limits.rows, heads = m->shard->n_heads;
+    const bool mla = c->family != HD_FAMILY_V4;
+    const int64_t wide = mla ? c->kv_rank + c->rope_dim : c->head_dim;
+    d->q_low = take(a, n * c->q_rank);
+    d->q_low_raw = take(a, n * c->q_rank);
+    d->q = take(a, n * heads * (mla ? c->nope_dim + c->rope_dim : c->head_dim));
+    d->q_wide = take(a, mla ? n * heads * wide : 0);
+    d->context = take(a, n * heads * (mla ? c->kv_rank : c->head_dim));
+    d->o_low = take(a, n * (mla ? heads * c->v_dim : m->shard->o_groups * c->o_rank));
+    d->kv = take(a, mla ? 0 : n * wide);
+    d->entries = take(a, n * wide);
+    d->compress_kv = take(a, mla ? 0 : n * 2 * wide);
+    d->compress_gate = take(a, mla ? 0 : n * 2 * wide);
+    d->lse = take(a, n * heads);
+    d->delta = take(a, n * heads);
+    d->first_entry = hd_arena_take(a, (size_t)n * sizeof *d->first_entry, 64);
+}
+
+static void place_ffn(backward_activations *d, hd_arena *a, const hd_model *m) {
+    const hd_model_spec *c = m->env.spec;
+    const int64_t n = m->limits.rows, places = n * c->route.top_k;
+    const int64_t inter = larger(m->shard->dense_inter, m->shard->shared_inter);
+    d->gate = take(a, n * inter);
+    d->up = take(a, n * inter);
+    d->router = take(a, n * c->route.n_experts);
+    d->expert_weight = take(a, places);
+    d->expert_gate = take(a, places * m->shard->moe_inter);
+    d->expert_up = take(a, places * m->shard->moe_inter);
+    d->expert_y = take(a, places * c->hidden);
+    d->expert_x = take(a, places * c->hidden);
+}
+
+static void place_head(backward_activations *d, hd_arena *a, const hd_model *m) {
+    const hd_model_spec *c = m->env.spec;
+    const int64_t n = m->limits.logits;
+    d->merged = take(a, n * c->hidden);
+    d->logit_x = take(a, c->hc_mult ? n * c->hc_mult * c->hidden : 0);
+    d->logit_mix = take(a, n * c->hc_mult);
+}
+
+static int64_t residual_size(const hd_model *m) {
+    const hd_model_spec *c = m->env.spec;
+    return (int64_t)m->limits.rows * model_streams(c) * c->hidden;
+}
+
+static void place_all(hd_backward *b, hd_arena *a) {
+    const hd_model *m = b->m;
+    const hd_model_spec *c = m->env.spec;
+    const int64_t n = m->limits.rows, hc = c->hc_mult;
+    backward_activations *d = &b->d;
+    b->kept = take(a, 2 * (int64_t)c->n_layers * residual_size(m));
+    d->x = take(a, residual_size(m));
+    /* also takes gradients that nobody trains, as small as a tensor of the compressor */
+    d->term = take(a, larger(residual_size(m), (int64_t)256 * 2 * c->head_dim));
+    d->y = take(a, n * c->hidden);
+    d->h = take(a, n * c->hidden);
+    d->mixed = take(a, larger(n, m->limits.logits) * c->hidden);
+    d->post = take(a, n * hc);
+    d->comb = take(a, n * hc * hc);
+    d->mix = take(a, n * (2 * hc + hc * hc));
+    static void (*const places[])(backward_activations *, hd_arena *,
+                                  const hd_model *) = {place_attention, place_ffn, place_head};
+    const size_t scratch = a->used;
+    size_t end = scratch;
+    for (size_t i = 0; i < HD_LEN(places); i++) {
+        hd_arena_rewind(a, scratch);
+        places[i](d, a, m);
+        if (a->used > end) end = a->used;
+    }
+    hd_arena_take(a, end - a->used, 1);
+}
+
+static hd_status check(const hd_model *m, hd_err *err) {
+    if (hd_parallel_world(&m->shard->parallel) > 1) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "training needs the complete model on one rank");
+    }
+    if (m->env.ops->act_type != HD_F32) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "training needs float32 activations, not %s",
+                       hd_dtype_name(m->env.ops->act_type));
+    }
+    if (m->env.mla == HD_MLA_ABSORBED) return HD_OK;
+    return HD_FAIL(err, HD_EUNSUPPORTED, "training needs mla absorbed");
+}
+
+hd_status hd_backward_open(hd_backward **out, hd_model *m, const hd_backward_ops *ops,
+                           hd_err *err) {
+    *out = NULL;
+    HD_TRY(check(m, err));
+    hd_backward *b = calloc(1, sizeof *b);
+    if (!b) return HD_FAIL(err, HD_ENOMEM, "no memory for a backward pass");
+    b->m = m;
+    b->ops = ops;
+    hd_arena a = hd_arena_measure();
+    place_all(b, &a);
+    b->bytes = a.peak;
+    const hd_status st = hd_device_alloc(m->env.device, &b->block, b->bytes, "gradients", err);
+    if (st != HD_OK) {
+        free(b);
+        return st;
+    }
+    a = hd_arena_over(b->block, b->bytes);
+    place_all(b, &a);
+    assert(!a.full);
+    *out = b;
+    return HD_OK;
+}
+
+void hd_backward_close(hd_backward *b) {
+    if (!b) return;
+    hd_device_release(b->m->env.device, b->block);
+    free(b);
+}
+
+size_t hd_backward_bytes(const hd_backward *b) {
+    return b->bytes;
+}
+
+/* ---- the pass ---- */
+
+float *backward_kept(const hd_backward *b, int32_t layer, int32_t block) {
+    return b->kept + (2 * (int64_t)layer + block) * residual_size(b->m);
+}
+
+static void copy_residual(const hd_backward *b, const model_step *s, float *to,
+                          const float *from) {
+    const hd_model_spec *c = b->m->env.spec;
+    memcpy(to, from,
+           (size_t)s->b->n_rows * (size_t)model_streams(c) * (size_t)c->hidden * sizeof *to);
+}
+
+static void run_block(model_step *s, int32_t layer, int32_t block) {
+    const hd_layer_spec *kind = &s->m->env.spec->layers[layer];
+    model_run_stages(s, 1, block ? model_ffn_stages(kind) : model_attention_stages(kind),
+                     block ? "ffn" : "attention", layer);
+}
+
+static void forward(const hd_backward *b, model_step *s) {
+    model_start(s);
+    for (int32_t l = 0; l < b->m->env.spec->n_layers; l++) {
+        for (int32_t block = 0; block < 2; block++) {
+            copy_residual(b, s, backward_kept(b, l, block), s->t->x.data);
+            run_block(s, l, block);
+        }
+    }
+}
+
+static back_block_fn *block_of(const hd_layer_spec *kind, int32_t block) {
+    if (block) return kind->mlp == HD_MLP_DENSE ? back_dense : back_moe;
+    if (kind->attention == HD_ATTN_MLA) return back_mla;
+    return kind->attention == HD_ATTN_MLA_SPARSE ? back_mla_sparse : back_hybrid;
+}
+
+/* Computes the block again from its kept input, then goes back through it. */
+static void back_layer(const back_step *k, model_step *s, int32_t layer) {
+    const hd_layer_spec *kind = &s->m->env.spec->layers[layer];
+    for (int32_t block = 1; block >= 0; block--) {
+        copy_residual(k->b, s, s->t->x.data, backward_kept(k->b, layer, block));
+        run_block(s, layer, block);
+        back_through(k, layer, block, block_of(kind, block));
+    }
+}
+
+static void back_embedding(const back_step *k) {
+    const model_step *s = k->s;
+    const hd_model_spec *c = s->m->env.spec;
+    float *dtable = hd_gradients_at(k->g, HD_GLOBAL, HD_EMBED);
+    if (!dtable) return;
+    k->b->ops->embed_back(s->stream, &(hd_embed_back_args){.dtable = dtable,
+                                                           .g = hd_f32(k->b->d.x),
+                                                           .tokens = s->b->device.tokens,
+                                                           .rows = s->b->n_rows,
+                                                           .copies = model_streams(c),
+                                                           .cols = c->hidden});
+}
+
+void hd_backward_step(hd_backward *b, const hd_kv *kv, hd_batch *batch, const hd_loss *loss,
+                      const hd_gradients *g) {
+    hd_batch rows = *batch;
+    rows.n_logits = 0; /* the head has its own parts */
+    model_step s = model_step_of(b->m, kv, &rows, 0);
+    const back_step k = {b, &s, g};
+    forward(b, &s);
+    back_head(&k, batch, loss);
+    for (int32_t l = b->m->env.spec->n_layers - 1; l >= 0; l--) back_layer(&k, &s, l);
+    back_embedding(&k);
+}

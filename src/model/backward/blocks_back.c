@@ -1,0 +1,189 @@
+/* blocks_back.c - backwards through the residual around a block, and operator helpers. */
+#include <string.h>
+
+#include "model/backward/backward_internal.h"
+
+void back_add(const back_step *k, float *x, const float *y, int32_t rows, int32_t cols) {
+    k->s->m->env.ops->add(
+        k->s->stream,
+        &(hd_add_args){
+            .x = hd_f32(x), .y = hd_f32(y), .rows = rows, .cols = cols, .repeat = 1});
+}
+
+void back_linear(const back_step *k, int32_t layer, hd_role role, float *dx, bool more,
+                 hd_rows g, hd_rows x, int32_t rows) {
+    const hd_weight *w = hd_weights_matrix(k->s->m->env.weights, layer, role);
+    float *dw = hd_gradients_at(k->g, layer, role), *out = more ? k->b->d.term : dx;
+    if (dw) {
+        k->b->ops->weight_grad(k->s->stream, &(hd_weight_grad_args){.dw = dw,
+                                                                    .left = g,
+                                                                    .right = x,
+                                                                    .rows = rows,
+                                                                    .heads = 1,
+                                                                    .n_rows = w->rows,
+                                                                    .cols = w->cols,
+                                                                    .left_head = w->rows,
+                                                                    .right_head = w->cols});
+    }
+    if (!dx) return;
+    k->s->m->env.ops->linear_heads(k->s->stream, &(hd_linear_heads_args){.out = hd_f32(out),
+                                                                         .x = g,
+                                                                         .w = w,
+                                                                         .rows = rows,
+                                                                         .heads = 1,
+                                                                         .n_rows = w->rows,
+                                                                         .head_rows = w->rows,
+                                                                         .out_head = w->cols,
+                                                                         .x_head = w->rows,
+                                                                         .transpose = true});
+    if (more) back_add(k, dx, out, rows, w->cols);
+}
+
+void back_norm(const back_step *k, int32_t layer, hd_role role, hd_rows dx, hd_rows g,
+               hd_rows x, int32_t rows, int32_t cols, float eps) {
+    k->b->ops->rms_norm_back(
+        k->s->stream,
+        &(hd_rms_norm_back_args){.dx = dx,
+                                 .dweight = hd_gradients_at(k->g, layer, role),
+                                 .g = g,
+                                 .x = x,
+                                 .weight = hd_weights_vector(k->s->m->env.weights, layer, role),
+                                 .rows = rows,
+                                 .cols = cols,
+                                 .eps = eps});
+}
+
+void back_rope(const back_step *k, const float *cos_sin, float *x, int32_t at, int32_t heads,
+               int32_t head_width) {
+    const hd_rows first = hd_f32(x + at);
+    const hd_model_spec *c = k->s->m->env.spec;
+    k->s->m->env.ops->rope(k->s->stream, &(hd_rope_args){.out = first,
+                                                         .x = first,
+                                                         .cos_sin = cos_sin,
+                                                         .rows = k->s->b->n_rows,
+                                                         .heads = heads,
+                                                         .pairs = c->rope_dim / 2,
+                                                         .out_head = head_width,
+                                                         .x_head = head_width,
+                                                         .half_split = c->rope_half_split,
+                                                         .inverse = true});
+}
+
+/* ---- a block with plain residual ---- */
+
+static void back_plain(const back_step *k, int32_t layer, int32_t block, back_block_fn *fn) {
+    const hd_model_spec *c = k->s->m->env.spec;
+    const backward_activations *d = &k->b->d;
+    const int32_t n = k->s->b->n_rows;
+    memcpy(d->y, d->x, (size_t)n * (size_t)c->hidden * sizeof *d->y);
+    fn(k, layer);
+    back_norm(k, layer, block ? HD_FFN_NORM : HD_ATTN_NORM, hd_f32(d->h), hd_f32(d->h),
+              hd_f32(backward_kept(k->b, layer, block)), n, c->hidden, c->norm_eps);
+    back_add(k, d->x, d->h, n, c->hidden);
+}
+
+/* ---- hyper-connections ---- */
+
+typedef struct hc_roles {
+    hd_role norm, fn, base, scale;
+} hc_roles;
+
+static const hc_roles roles[] = {
+    {HD_ATTN_NORM, HD_HC_ATTN_FN, HD_HC_ATTN_BASE, HD_HC_ATTN_SCALE},
+    {HD_FFN_NORM,  HD_HC_FFN_FN,  HD_HC_FFN_BASE,  HD_HC_FFN_SCALE }
+};
+
+/* Computes a block's mixed input again, before its norm. */
+static void mix_again(const back_step *k, int32_t layer, const hc_roles *r, const float *x) {
+    const hd_model_spec *c = k->s->m->env.spec;
+    const hd_weights *w = k->s->m->env.weights;
+    k->s->m->env.ops->hc_pre(k->s->stream,
+                             &(hd_hc_pre_args){.out = hd_f32(k->b->d.mixed),
+                                               .post = k->s->t->post,
+                                               .comb = k->s->t->comb,
+                                               .x = hd_f32(x),
+                                               .fn = hd_weights_vector(w, layer, r->fn),
+                                               .scale = hd_weights_vector(w, layer, r->scale),
+                                               .base = hd_weights_vector(w, layer, r->base),
+                                               .rows = k->s->b->n_rows,
+                                               .cols = c->hidden,
+                                               .hc = c->hc_mult,
+                                               .iters = c->hc_sinkhorn_iters,
+                                               .norm_eps = c->norm_eps,
+                                               .eps = c->hc_eps});
+}
+
+/* Where gradients go that nobody trains: written, never read. */
+static float *or_unused(float *trained, float *unused) {
+    return trained ? trained : unused;
+}
+
+static void back_mix(const back_step *k, int32_t layer, const hc_roles *r, const float *x) {
+    const hd_model_spec *c = k->s->m->env.spec;
+    const hd_weights *w = k->s->m->env.weights;
+    const backward_activations *d = &k->b->d;
+    const int32_t n = 2 * c->hc_mult + c->hc_mult * c->hc_mult, wide = c->hc_mult * c->hidden;
+    float *dfn = hd_gradients_at(k->g, layer, r->fn);
+    k->b->ops->hc_pre_back(
+        k->s->stream, &(hd_hc_pre_back_args){
+                          .dx = d->x,
+                          .dmix = d->mix,
+                          .dscale = or_unused(hd_gradients_at(k->g, layer, r->scale), d->term),
+                          .dbase = or_unused(hd_gradients_at(k->g, layer, r->base), d->term),
+                          .g = hd_f32(d->h),
+                          .dpost = d->post,
+                          .dcomb = d->comb,
+                          .x = hd_f32(x),
+                          .fn = hd_weights_vector(w, layer, r->fn),
+                          .scale = hd_weights_vector(w, layer, r->scale),
+                          .base = hd_weights_vector(w, layer, r->base),
+                          .rows = k->s->b->n_rows,
+                          .cols = c->hidden,
+                          .hc = c->hc_mult,
+                          .iters = c->hc_sinkhorn_iters,
+                          .norm_eps = c->norm_eps,
+                          .eps = c->hc_eps});
+    if (!dfn) return;
+    k->b->ops->weight_grad(k->s->stream, &(hd_weight_grad_args){.dw = dfn,
+                                                                .left = hd_f32(d->mix),
+                                                                .right = hd_f32(x),
+                                                                .rows = k->s->b->n_rows,
+                                                                .heads = 1,
+                                                                .n_rows = n,
+                                                                .cols = wide,
+                                                                .left_head = n,
+                                                                .right_head = wide});
+}
+
+static void back_streams(const back_step *k, int32_t layer, int32_t block, back_block_fn *fn) {
+    const hd_model_spec *c = k->s->m->env.spec;
+    const backward_activations *d = &k->b->d;
+    const hc_roles *r = &roles[block];
+    const float *x = backward_kept(k->b, layer, block);
+    const int32_t n = k->s->b->n_rows;
+    k->b->ops->hc_post_back(k->s->stream, &(hd_hc_post_back_args){.dx = d->x,
+                                                                  .dy = d->y,
+                                                                  .dpost = d->post,
+                                                                  .dcomb = d->comb,
+                                                                  .g = hd_f32(d->x),
+                                                                  .x = hd_f32(x),
+                                                                  .y = k->s->t->y,
+                                                                  .post = k->s->t->post,
+                                                                  .comb = k->s->t->comb,
+                                                                  .rows = n,
+                                                                  .cols = c->hidden,
+                                                                  .hc = c->hc_mult});
+    fn(k, layer);
+    mix_again(k, layer, r, x);
+    back_norm(k, layer, r->norm, hd_f32(d->h), hd_f32(d->h), hd_f32(d->mixed), n, c->hidden,
+              c->norm_eps);
+    back_mix(k, layer, r, x);
+}
+
+void back_through(const back_step *k, int32_t layer, int32_t block, back_block_fn *fn) {
+    if (k->s->m->env.spec->hc_mult) {
+        back_streams(k, layer, block, fn);
+    } else {
+        back_plain(k, layer, block, fn);
+    }
+}

@@ -1,0 +1,113 @@
+/* gradients.c - memory of the parameters' gradients. */
+#include "model/gradients.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct hd_gradients {
+    const hd_weights *w;
+    hd_device *device;
+    float *all;
+    int64_t n;
+    int32_t n_layers; /* MTP layers and the global one included */
+    int64_t *first;   /* [n_layers * HD_N_ROLES] place in `all`, or -1 */
+};
+
+bool hd_gradients_exist(const hd_tensor_decl *decl) {
+    switch (decl->role) {
+    case HD_INDEX_Q_B:
+    case HD_INDEX_K:
+    case HD_INDEX_K_NORM:
+    case HD_INDEX_K_BIAS:
+    case HD_INDEX_WEIGHTS:
+    case HD_INDEX_COMP_APE:
+    case HD_INDEX_COMP_KV:
+    case HD_INDEX_COMP_GATE:
+    case HD_INDEX_COMP_NORM:
+    case HD_ROUTER_BIAS:
+    case HD_ROUTER_HASH:
+        return false;
+    default:
+        return true;
+    }
+}
+
+static int64_t *place_of(const hd_gradients *g, int32_t layer, hd_role role) {
+    const int32_t at = layer == HD_GLOBAL ? g->n_layers - 1 : layer;
+    return &g->first[(int64_t)at * HD_N_ROLES + role];
+}
+
+/* The experts of a layer lie together, by role. Duplicates share the gradient of what they stand
+ * for, whether or not the file has them. */
+static void place_tensors(hd_gradients *g, hd_trains_fn *trains, void *ctx) {
+    const hd_schema *schema = hd_weights_schema(g->w);
+    for (int32_t i = 0; i < schema->n; i++) {
+        const hd_tensor_decl *d = &schema->decls[i];
+        if (d->duplicate || hd_weights_missing(g->w, i) || !hd_gradients_exist(d)) continue;
+        int64_t *first = place_of(g, d->layer, d->role);
+        if (*first >= 0 || (trains && !trains(ctx, d))) continue;
+        const hd_expert_table *experts =
+            d->expert < 0 ? NULL : hd_weights_experts(g->w, d->layer, d->role);
+        *first = g->n;
+        g->n += (int64_t)d->rows * d->cols * (experts ? experts->n : 1);
+    }
+}
+
+hd_status hd_gradients_open(hd_gradients **out, const hd_weights *w, hd_device *d,
+                            hd_trains_fn *trains, void *ctx, hd_err *err) {
+    const hd_schema *schema = hd_weights_schema(w);
+    *out = NULL;
+    hd_gradients *g = calloc(1, sizeof *g);
+    if (!g) return HD_FAIL(err, HD_ENOMEM, "no memory for gradients");
+    g->w = w;
+    g->device = d;
+    g->n_layers = 1;
+    for (int32_t i = 0; i < schema->n; i++) {
+        if (schema->decls[i].layer + 2 > g->n_layers) g->n_layers = schema->decls[i].layer + 2;
+    }
+    const size_t places = (size_t)g->n_layers * HD_N_ROLES;
+    g->first = malloc(places * sizeof *g->first);
+    if (!g->first) {
+        hd_gradients_close(g);
+        return HD_FAIL(err, HD_ENOMEM, "no memory for gradients");
+    }
+    for (size_t i = 0; i < places; i++) g->first[i] = -1;
+    place_tensors(g, trains, ctx);
+    void *all;
+    const hd_status st =
+        hd_device_alloc(d, &all, (size_t)g->n * sizeof *g->all, "gradients", err);
+    if (st != HD_OK) {
+        hd_gradients_close(g);
+        return st;
+    }
+    g->all = all;
+    memset(g->all, 0, (size_t)g->n * sizeof *g->all);
+    *out = g;
+    return HD_OK;
+}
+
+void hd_gradients_close(hd_gradients *g) {
+    if (!g) return;
+    hd_device_release(g->device, g->all);
+    free(g->first);
+    free(g);
+}
+
+float *hd_gradients_at(const hd_gradients *g, int32_t layer, hd_role role) {
+    int64_t first = *place_of(g, layer, role);
+    if (first < 0 && layer != HD_GLOBAL && (role == HD_EMBED || role == HD_HEAD)) {
+        first = *place_of(g, HD_GLOBAL, role);
+    }
+    if (first < 0 && role == HD_HEAD) {
+        const hd_weight *head = hd_weights_matrix(g->w, HD_GLOBAL, HD_HEAD);
+        if (head == hd_weights_matrix(g->w, HD_GLOBAL, HD_EMBED)) {
+            first = *place_of(g, HD_GLOBAL, HD_EMBED);
+        }
+    }
+    return first < 0 ? NULL : g->all + first;
+}
+
+float *hd_gradients_all(const hd_gradients *g, int64_t *n) {
+    *n = g->n;
+    return g->all;
+}

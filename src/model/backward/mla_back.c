@@ -1,0 +1,145 @@
+/* mla_back.c - backwards through MLA in its absorbed form, and V3.2's sparse attention. */
+#include "model/backward/backward_internal.h"
+
+static const float inner_eps = 1e-6f; /* as in mla.c */
+
+/* From d.q to d.h: the query's projections. */
+static void back_query(const back_step *k, int32_t layer) {
+    const model_step *s = k->s;
+    const hd_model_spec *c = s->m->env.spec;
+    const backward_activations *d = &k->b->d;
+    const int32_t n = s->b->n_rows;
+    if (!c->q_rank) {
+        back_linear(k, layer, HD_Q, d->h, false, hd_f32(d->q), s->t->h, n);
+        return;
+    }
+    back_linear(k, layer, HD_Q_B, d->q_low, false, hd_f32(d->q), s->t->q_low, n);
+    model_linear(s, layer, HD_Q_A, hd_f32(d->q_low_raw), s->t->h, n);
+    back_norm(k, layer, HD_Q_A_NORM, hd_f32(d->q_low), hd_f32(d->q_low), hd_f32(d->q_low_raw),
+              n, c->q_rank, inner_eps);
+    back_linear(k, layer, HD_Q_A, d->h, false, hd_f32(d->q_low), s->t->h, n);
+}
+
+/* From d.entries, the gradient of the stored latents, to d.h. */
+static void back_latents(const back_step *k, int32_t layer) {
+    const model_step *s = k->s;
+    const hd_model_spec *c = s->m->env.spec;
+    const backward_activations *d = &k->b->d;
+    const int32_t n = s->b->n_rows, wide = c->kv_rank + c->rope_dim;
+    const hd_rows latents = hd_rows_strided(hd_f32(d->entries), wide);
+    back_rope(k, s->t->cos_sin, d->entries, c->kv_rank, 1, wide);
+    model_linear(s, layer, HD_KV_A, s->t->kv, s->t->h, n);
+    back_norm(k, layer, HD_KV_A_NORM, latents, latents, hd_rows_strided(s->t->kv, wide), n,
+              c->kv_rank, inner_eps);
+    back_linear(k, layer, HD_KV_A, d->h, true, hd_f32(d->entries), s->t->h, n);
+}
+
+/* One of the two halves of KV_B: out = x W_h^T (values), or x W_h (absorbed keys). */
+static void back_heads(const back_step *k, int32_t layer, const hd_linear_heads_args *forward,
+                       float *dx, float *g) {
+    const hd_linear_heads_args *f = forward;
+    float *dw = hd_gradients_at(k->g, layer, HD_KV_B);
+    const hd_rows grad = hd_f32(g);
+    if (dw) {
+        k->b->ops->weight_grad(
+            k->s->stream,
+            &(hd_weight_grad_args){.dw = dw,
+                                   .left = f->transpose ? f->x : grad,
+                                   .right = f->transpose ? grad : f->x,
+                                   .rows = f->rows,
+                                   .heads = f->heads,
+                                   .n_rows = f->n_rows,
+                                   .cols = f->w->cols,
+                                   .first_row = f->first_row,
+                                   .head_rows = f->head_rows,
+                                   .left_head = f->transpose ? f->x_head : f->out_head,
+                                   .right_head = f->transpose ? f->out_head : f->x_head});
+    }
+    hd_linear_heads_args back = *f;
+    back.out = hd_f32(dx);
+    back.x = grad;
+    back.out_head = f->x_head;
+    back.x_head = f->out_head;
+    back.transpose = !f->transpose;
+    k->s->m->env.ops->linear_heads(k->s->stream, &back);
+}
+
+static void back_attention(const back_step *k, int32_t layer, const int32_t *selected) {
+    const model_step *s = k->s;
+    const hd_model_spec *c = s->m->env.spec;
+    const backward_activations *d = &k->b->d;
+    k->b->ops->attention_back(
+        s->stream, &(hd_attention_back_args){
+                       .dq = d->q_wide,
+                       .dentries = d->entries,
+                       .lse = d->lse,
+                       .delta = d->delta,
+                       .g = hd_f32(d->context),
+                       .out = s->t->context,
+                       .q = s->t->q_wide,
+                       .entries = model_pool(s, layer, HD_POOL_LATENT),
+                       .selected = selected,
+                       .first_entry = s->b->device.first_row,
+                       .seqs = {s->b->n_seqs, s->b->device.first_row, s->b->device.pos, 0},
+                       .heads = s->m->shard->n_heads,
+                       .k_dim = c->kv_rank + c->rope_dim,
+                       .v_dim = c->kv_rank,
+                       .ratio = 1,
+                       .n_selected = selected ? c->index_topk : 0,
+                       .scale = s->m->softmax_scale
+    });
+}
+
+/* The rotated part of the absorbed query's gradient, unrotated, into that of the query. */
+static void back_rotated_query(const back_step *k) {
+    const model_step *s = k->s;
+    const hd_model_spec *c = s->m->env.spec;
+    const backward_activations *d = &k->b->d;
+    s->m->env.ops->rope(s->stream, &(hd_rope_args){.out = hd_f32(d->q + c->nope_dim),
+                                                   .x = hd_f32(d->q_wide + c->kv_rank),
+                                                   .cos_sin = s->t->cos_sin,
+                                                   .rows = s->b->n_rows,
+                                                   .heads = s->m->shard->n_heads,
+                                                   .pairs = c->rope_dim / 2,
+                                                   .out_head = c->nope_dim + c->rope_dim,
+                                                   .x_head = c->kv_rank + c->rope_dim,
+                                                   .half_split = c->rope_half_split,
+                                                   .inverse = true});
+}
+
+static void back(const back_step *k, int32_t layer, const int32_t *selected) {
+    const model_step *s = k->s;
+    const hd_model_spec *c = s->m->env.spec;
+    const backward_activations *d = &k->b->d;
+    const hd_linear_heads_args half = {.w =
+                                           hd_weights_matrix(s->m->env.weights, layer, HD_KV_B),
+                                       .rows = s->b->n_rows,
+                                       .heads = s->m->shard->n_heads,
+                                       .head_rows = c->nope_dim + c->v_dim};
+    hd_linear_heads_args keys = half, values = half;
+    values.x = s->t->context;
+    values.n_rows = c->v_dim;
+    values.first_row = c->nope_dim;
+    values.out_head = c->v_dim;
+    values.x_head = c->kv_rank;
+    keys.x = s->t->q;
+    keys.n_rows = c->nope_dim;
+    keys.out_head = c->kv_rank + c->rope_dim;
+    keys.x_head = c->nope_dim + c->rope_dim;
+    keys.transpose = true;
+    back_linear(k, layer, HD_O, d->o_low, false, hd_f32(d->y), s->t->o_low, s->b->n_rows);
+    back_heads(k, layer, &values, d->context, d->o_low);
+    back_attention(k, layer, selected);
+    back_heads(k, layer, &keys, d->q, d->q_wide);
+    back_rotated_query(k);
+    back_query(k, layer);
+    back_latents(k, layer);
+}
+
+void back_mla(const back_step *k, int32_t layer) {
+    back(k, layer, NULL);
+}
+
+void back_mla_sparse(const back_step *k, int32_t layer) {
+    back(k, layer, k->s->t->selected);
+}
