@@ -291,7 +291,7 @@ static bool take_all_params(api_request *r, api_prompt *prompts, int32_t n) {
 static hd_logprob_mode logprob_mode_of(const char *name) {
     int mode = HD_LOGPROB_RAW;
     if (!name) return HD_LOGPROB_TEMPERED; /* SGLang's */
-    while (strcmp(logprob_modes[mode], name) != 0) mode++;
+    while (logprob_modes[mode + 1] && strcmp(logprob_modes[mode], name) != 0) mode++;
     return (hd_logprob_mode)mode;
 }
 

@@ -72,15 +72,21 @@ void hd_swiglu_back_ref(hd_stream *s, const hd_swiglu_back_args *a) {
     }
 }
 
+/* log sum exp(l * inverse) */
+static double log_sum(const float *l, int32_t n, double inverse) {
+    double top = -(double)INFINITY, total = 0.0;
+    for (int32_t i = 0; i < n; i++) top = fmax(top, (double)l[i] * inverse);
+    for (int32_t i = 0; i < n; i++) total += exp((double)l[i] * inverse - top);
+    return total > 0.0 ? top + log(total) : top + total; /* NaN stays NaN */
+}
+
 void hd_cross_entropy_ref(hd_stream *s, const hd_cross_entropy_args *a) {
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
         float *l = a->logits + (int64_t)r * a->vocab;
         const double inverse = a->temperature ? 1.0 / (double)a->temperature[r] : 1.0;
-        double top = -(double)INFINITY, total = 0.0, entropy = 0.0;
-        for (int32_t v = 0; v < a->vocab; v++) top = fmax(top, (double)l[v] * inverse);
-        for (int32_t v = 0; v < a->vocab; v++) total += exp((double)l[v] * inverse - top);
-        const double log_total = top + log(total);
+        const double log_total = log_sum(l, a->vocab, inverse);
+        double entropy = 0.0;
         for (int32_t v = 0; v < a->vocab; v++) {
             const double logp = (double)l[v] * inverse - log_total, p = exp(logp);
             if (p > 0.0) entropy -= p * logp;
