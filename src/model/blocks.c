@@ -53,23 +53,17 @@ void model_indexer_topk(const model_step *s, hd_paged keys, int32_t ratio) {
                                                                    .scale = s->m->index_scale});
 }
 
-/* h = norm(x), or with hyper-connections norm of the streams' mixture. */
-static void block_in(const model_step *s, int32_t layer, hd_role norm, hd_role hc_fn) {
+void model_mix_streams(const model_step *s, int32_t layer, hd_role fn, hd_rows out, hd_rows x) {
     const hd_model_spec *c = s->m->env.spec;
     const hd_weights *w = s->m->env.weights;
-    model_activations *t = s->t;
-    if (!c->hc_mult) {
-        model_norm(s, layer, norm, t->h, t->x, s->b->n_rows, c->hidden);
-        return;
-    }
-    const hd_role base = hc_fn == HD_HC_ATTN_FN ? HD_HC_ATTN_BASE : HD_HC_FFN_BASE;
-    const hd_role scale = hc_fn == HD_HC_ATTN_FN ? HD_HC_ATTN_SCALE : HD_HC_FFN_SCALE;
+    const hd_role base = fn == HD_HC_ATTN_FN ? HD_HC_ATTN_BASE : HD_HC_FFN_BASE;
+    const hd_role scale = fn == HD_HC_ATTN_FN ? HD_HC_ATTN_SCALE : HD_HC_FFN_SCALE;
     s->m->env.ops->hc_pre(s->stream,
-                          &(hd_hc_pre_args){.out = t->y,
-                                            .post = t->post,
-                                            .comb = t->comb,
-                                            .x = t->x,
-                                            .fn = hd_weights_vector(w, layer, hc_fn),
+                          &(hd_hc_pre_args){.out = out,
+                                            .post = s->t->post,
+                                            .comb = s->t->comb,
+                                            .x = x,
+                                            .fn = hd_weights_vector(w, layer, fn),
                                             .scale = hd_weights_vector(w, layer, scale),
                                             .base = hd_weights_vector(w, layer, base),
                                             .rows = s->b->n_rows,
@@ -78,7 +72,14 @@ static void block_in(const model_step *s, int32_t layer, hd_role norm, hd_role h
                                             .iters = c->hc_sinkhorn_iters,
                                             .norm_eps = c->norm_eps,
                                             .eps = c->hc_eps});
-    model_norm(s, layer, norm, t->h, t->y, s->b->n_rows, c->hidden);
+}
+
+/* h = norm(x), or with hyper-connections norm of the streams' mixture. */
+static void block_in(const model_step *s, int32_t layer, hd_role norm, hd_role hc_fn) {
+    const bool mixes = s->m->env.spec->hc_mult != 0;
+    if (mixes) model_mix_streams(s, layer, hc_fn, s->t->y, s->t->x);
+    model_norm(s, layer, norm, s->t->h, mixes ? s->t->y : s->t->x, s->b->n_rows,
+               s->m->env.spec->hidden);
 }
 
 void model_attn_in(const model_step *s, int32_t layer) {

@@ -129,6 +129,9 @@ void model_indexer_topk(const model_step *s, hd_paged keys, int32_t ratio);
 /* hybrid.c: the rotation of a layer, of longer-range frequencies if it has a compressor */
 const float *model_hybrid_rope(const model_step *s, int32_t layer);
 
+/* out = the streams' mixture before a block, with post and comb; fn: HC_ATTN_FN or HC_FFN_FN */
+void model_mix_streams(const model_step *s, int32_t layer, hd_role fn, hd_rows out, hd_rows x);
+
 /* The residual around a block: plain addition, or V4's hyper-connections. */
 void model_attn_in(const model_step *s, int32_t layer);
 void model_ffn_in(const model_step *s, int32_t layer);

@@ -3,7 +3,7 @@
  * They have a table of their own, because serving never runs them. The contract is that of
  * ops.h. Names: g is the gradient of a forward output; dx, dq, ... are gradients of forward
  * inputs, float32. Gradients of activations are written. Gradients of parameters are added
- * to: row by row in ascending order, each sum in one float32 accumulator that starts at the
+ * to, and left out where they are NULL: row by row in ascending order, each sum in one float32 accumulator that starts at the
  * stored value. So they do not depend on threads, nor on how rows are divided into calls, as
  * long as the rows come in the same order (design D8).
  *
@@ -53,7 +53,7 @@ typedef struct hd_grouped_gemm_back_args {
  * dweight += g x r; docs/training.md. */
 typedef struct hd_rms_norm_back_args {
     hd_rows dx;          /* [rows, cols], may be g */
-    float *dweight;      /* [cols] or NULL */
+    float *dweight;      /* [cols] */
     hd_rows g, x;        /* [rows, cols]; x before the norm */
     const float *weight; /* [cols], NULL: ones */
     int32_t rows, cols;
@@ -117,7 +117,7 @@ typedef struct hd_attention_back_args {
     float *dq;       /* [rows, heads, k_dim] */
     float *drecent;  /* [rows, k_dim] at the row of a key's position; read with window */
     float *dentries; /* [n entries, k_dim]: entry e of sequence s is row first_entry[s] + e */
-    float *dsink;    /* [heads] or NULL */
+    float *dsink;    /* [heads] */
     float *lse, *delta; /* [rows, heads] for the operator's own use */
     hd_rows g, out;     /* [rows, heads, v_dim] */
     hd_rows q;

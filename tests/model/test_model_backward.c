@@ -313,12 +313,41 @@ static void gradients_of_v4(void **state) {
     check_family("tiny_v4", "{\"index_topk\": 64}", 133);
 }
 
+static bool trains_norms(void *ctx, const hd_tensor_decl *d) {
+    (void)ctx;
+    return d->role == HD_ATTN_NORM || d->role == HD_FFN_NORM;
+}
+
+/* What is frozen has no gradient, and changes none of the others by a bit. */
+static void frozen_tensors_change_no_gradient(void **state) {
+    (void)state;
+    trained t;
+    open_trained(&t, "tiny_v4", "{}", 133);
+    run_backward(&t);
+    hd_gradients *all = t.gradients;
+    assert_int_equal(
+        hd_gradients_open(&t.gradients, t.weights, t.device, trains_norms, NULL, NULL), HD_OK);
+    run_backward(&t);
+    const size_t bytes = (size_t)t.spec->hidden * sizeof(float);
+    for (int32_t l = 0; l < t.spec->n_layers; l++) {
+        assert_memory_equal(hd_gradients_at(t.gradients, l, HD_ATTN_NORM),
+                            hd_gradients_at(all, l, HD_ATTN_NORM), bytes);
+        assert_memory_equal(hd_gradients_at(t.gradients, l, HD_FFN_NORM),
+                            hd_gradients_at(all, l, HD_FFN_NORM), bytes);
+        assert_null(hd_gradients_at(t.gradients, l, HD_HC_ATTN_BASE));
+        assert_null(hd_gradients_at(t.gradients, l, HD_COMP_APE));
+    }
+    hd_gradients_close(all);
+    close_trained(&t);
+}
+
 int test_model_backward(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_of_v2),
         cmocka_unit_test(gradients_of_v3),
         cmocka_unit_test(gradients_of_v32),
         cmocka_unit_test(gradients_of_v4),
+        cmocka_unit_test(frozen_tensors_change_no_gradient),
     };
     return cmocka_run_group_tests_name("model_backward", tests, NULL, NULL);
 }

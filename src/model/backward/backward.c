@@ -69,8 +69,7 @@ static void place_all(hd_backward *b, hd_arena *a) {
     backward_activations *d = &b->d;
     b->kept = take(a, 2 * (int64_t)c->n_layers * residual_size(m));
     d->x = take(a, residual_size(m));
-    /* also takes gradients that nobody trains, as small as a tensor of the compressor */
-    d->term = take(a, larger(residual_size(m), (int64_t)256 * 2 * c->head_dim));
+    d->term = take(a, residual_size(m));
     d->y = take(a, n * c->hidden);
     d->h = take(a, n * c->hidden);
     d->mixed = take(a, larger(n, m->limits.logits) * c->hidden);
@@ -96,6 +95,9 @@ static hd_status check(const hd_model *m, hd_err *err) {
     if (m->env.ops->act_type != HD_F32) {
         return HD_FAIL(err, HD_EUNSUPPORTED, "training needs float32 activations, not %s",
                        hd_dtype_name(m->env.ops->act_type));
+    }
+    if (!hd_device_is_host(m->env.device)) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "training needs a CPU");
     }
     if (m->env.mla == HD_MLA_ABSORBED) return HD_OK;
     return HD_FAIL(err, HD_EUNSUPPORTED, "training needs mla absorbed");

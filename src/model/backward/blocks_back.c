@@ -93,31 +93,6 @@ static const hc_roles roles[] = {
     {HD_FFN_NORM,  HD_HC_FFN_FN,  HD_HC_FFN_BASE,  HD_HC_FFN_SCALE }
 };
 
-/* Computes a block's mixed input again, before its norm. */
-static void mix_again(const back_step *k, int32_t layer, const hc_roles *r, const float *x) {
-    const hd_model_spec *c = k->s->m->env.spec;
-    const hd_weights *w = k->s->m->env.weights;
-    k->s->m->env.ops->hc_pre(k->s->stream,
-                             &(hd_hc_pre_args){.out = hd_f32(k->b->d.mixed),
-                                               .post = k->s->t->post,
-                                               .comb = k->s->t->comb,
-                                               .x = hd_f32(x),
-                                               .fn = hd_weights_vector(w, layer, r->fn),
-                                               .scale = hd_weights_vector(w, layer, r->scale),
-                                               .base = hd_weights_vector(w, layer, r->base),
-                                               .rows = k->s->b->n_rows,
-                                               .cols = c->hidden,
-                                               .hc = c->hc_mult,
-                                               .iters = c->hc_sinkhorn_iters,
-                                               .norm_eps = c->norm_eps,
-                                               .eps = c->hc_eps});
-}
-
-/* Where gradients go that nobody trains: written, never read. */
-static float *or_unused(float *trained, float *unused) {
-    return trained ? trained : unused;
-}
-
 static void back_mix(const back_step *k, int32_t layer, const hc_roles *r, const float *x) {
     const hd_model_spec *c = k->s->m->env.spec;
     const hd_weights *w = k->s->m->env.weights;
@@ -125,24 +100,23 @@ static void back_mix(const back_step *k, int32_t layer, const hc_roles *r, const
     const int32_t n = 2 * c->hc_mult + c->hc_mult * c->hc_mult, wide = c->hc_mult * c->hidden;
     float *dfn = hd_gradients_at(k->g, layer, r->fn);
     k->b->ops->hc_pre_back(
-        k->s->stream, &(hd_hc_pre_back_args){
-                          .dx = d->x,
-                          .dmix = d->mix,
-                          .dscale = or_unused(hd_gradients_at(k->g, layer, r->scale), d->term),
-                          .dbase = or_unused(hd_gradients_at(k->g, layer, r->base), d->term),
-                          .g = hd_f32(d->h),
-                          .dpost = d->post,
-                          .dcomb = d->comb,
-                          .x = hd_f32(x),
-                          .fn = hd_weights_vector(w, layer, r->fn),
-                          .scale = hd_weights_vector(w, layer, r->scale),
-                          .base = hd_weights_vector(w, layer, r->base),
-                          .rows = k->s->b->n_rows,
-                          .cols = c->hidden,
-                          .hc = c->hc_mult,
-                          .iters = c->hc_sinkhorn_iters,
-                          .norm_eps = c->norm_eps,
-                          .eps = c->hc_eps});
+        k->s->stream, &(hd_hc_pre_back_args){.dx = d->x,
+                                             .dmix = d->mix,
+                                             .dscale = hd_gradients_at(k->g, layer, r->scale),
+                                             .dbase = hd_gradients_at(k->g, layer, r->base),
+                                             .g = hd_f32(d->h),
+                                             .dpost = d->post,
+                                             .dcomb = d->comb,
+                                             .x = hd_f32(x),
+                                             .fn = hd_weights_vector(w, layer, r->fn),
+                                             .scale = hd_weights_vector(w, layer, r->scale),
+                                             .base = hd_weights_vector(w, layer, r->base),
+                                             .rows = k->s->b->n_rows,
+                                             .cols = c->hidden,
+                                             .hc = c->hc_mult,
+                                             .iters = c->hc_sinkhorn_iters,
+                                             .norm_eps = c->norm_eps,
+                                             .eps = c->hc_eps});
     if (!dfn) return;
     k->b->ops->weight_grad(k->s->stream, &(hd_weight_grad_args){.dw = dfn,
                                                                 .left = hd_f32(d->mix),
@@ -174,7 +148,7 @@ static void back_streams(const back_step *k, int32_t layer, int32_t block, back_
                                                                   .cols = c->hidden,
                                                                   .hc = c->hc_mult});
     fn(k, layer);
-    mix_again(k, layer, r, x);
+    model_mix_streams(k->s, layer, r->fn, hd_f32(d->mixed), hd_f32(x)); /* again */
     back_norm(k, layer, r->norm, hd_f32(d->h), hd_f32(d->h), hd_f32(d->mixed), n, c->hidden,
               c->norm_eps);
     back_mix(k, layer, r, x);

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "weights/summary.h"
+
 struct hd_gradients {
     const hd_weights *w;
     hd_device *device;
@@ -14,22 +16,8 @@ struct hd_gradients {
 };
 
 bool hd_gradients_exist(const hd_tensor_decl *decl) {
-    switch (decl->role) {
-    case HD_INDEX_Q_B:
-    case HD_INDEX_K:
-    case HD_INDEX_K_NORM:
-    case HD_INDEX_K_BIAS:
-    case HD_INDEX_WEIGHTS:
-    case HD_INDEX_COMP_APE:
-    case HD_INDEX_COMP_KV:
-    case HD_INDEX_COMP_GATE:
-    case HD_INDEX_COMP_NORM:
-    case HD_ROUTER_BIAS:
-    case HD_ROUTER_HASH:
-        return false;
-    default:
-        return true;
-    }
+    return hd_param_group_of(decl->role) != HD_PARAM_GROUP_INDEXER &&
+           decl->role != HD_ROUTER_BIAS && decl->role != HD_ROUTER_HASH;
 }
 
 static int64_t *place_of(const hd_gradients *g, int32_t layer, hd_role role) {
@@ -57,6 +45,7 @@ hd_status hd_gradients_open(hd_gradients **out, const hd_weights *w, hd_device *
                             hd_trains_fn *trains, void *ctx, hd_err *err) {
     const hd_schema *schema = hd_weights_schema(w);
     *out = NULL;
+    if (!hd_device_is_host(d)) return HD_FAIL(err, HD_EUNSUPPORTED, "training needs a CPU");
     hd_gradients *g = calloc(1, sizeof *g);
     if (!g) return HD_FAIL(err, HD_ENOMEM, "no memory for gradients");
     g->w = w;

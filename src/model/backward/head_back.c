@@ -27,28 +27,27 @@ static void back_streams(const back_step *k) {
     const float *scale = hd_weights_vector(w, HD_GLOBAL, HD_HC_HEAD_SCALE);
     const float *base = hd_weights_vector(w, HD_GLOBAL, HD_HC_HEAD_BASE);
     float *dfn = hd_gradients_at(k->g, HD_GLOBAL, HD_HC_HEAD_FN);
-    float *dscale = hd_gradients_at(k->g, HD_GLOBAL, HD_HC_HEAD_SCALE);
-    float *dbase = hd_gradients_at(k->g, HD_GLOBAL, HD_HC_HEAD_BASE);
     s->m->env.ops->hc_head(s->stream,
                            &(hd_hc_head_args){hd_f32(d->mixed), s->t->logit_x, fn, scale, base,
                                               n, c->hidden, hc, c->norm_eps, c->hc_eps});
     back_norm(k, HD_GLOBAL, HD_FINAL_NORM, hd_f32(d->merged), hd_f32(d->merged),
               hd_f32(d->mixed), n, c->hidden, c->norm_eps);
-    k->b->ops->hc_head_back(s->stream,
-                            &(hd_hc_head_back_args){.dx = d->logit_x,
-                                                    .dmix = d->logit_mix,
-                                                    .dscale = dscale ? dscale : d->term,
-                                                    .dbase = dbase ? dbase : d->term,
-                                                    .g = hd_f32(d->merged),
-                                                    .x = s->t->logit_x,
-                                                    .fn = fn,
-                                                    .scale = scale,
-                                                    .base = base,
-                                                    .rows = n,
-                                                    .cols = c->hidden,
-                                                    .hc = hc,
-                                                    .norm_eps = c->norm_eps,
-                                                    .eps = c->hc_eps});
+    k->b->ops->hc_head_back(
+        s->stream,
+        &(hd_hc_head_back_args){.dx = d->logit_x,
+                                .dmix = d->logit_mix,
+                                .dscale = hd_gradients_at(k->g, HD_GLOBAL, HD_HC_HEAD_SCALE),
+                                .dbase = hd_gradients_at(k->g, HD_GLOBAL, HD_HC_HEAD_BASE),
+                                .g = hd_f32(d->merged),
+                                .x = s->t->logit_x,
+                                .fn = fn,
+                                .scale = scale,
+                                .base = base,
+                                .rows = n,
+                                .cols = c->hidden,
+                                .hc = hc,
+                                .norm_eps = c->norm_eps,
+                                .eps = c->hc_eps});
     if (dfn) {
         k->b->ops->weight_grad(s->stream, &(hd_weight_grad_args){.dw = dfn,
                                                                  .left = hd_f32(d->logit_mix),

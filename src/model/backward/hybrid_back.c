@@ -117,8 +117,6 @@ static void back_compress(const back_step *k, int32_t layer) {
     const hd_weights *w = s->m->env.weights;
     const backward_activations *d = &k->b->d;
     const int32_t n = s->b->n_rows;
-    float *dape = hd_gradients_at(k->g, layer, HD_COMP_APE);
-    float *dnorm = hd_gradients_at(k->g, layer, HD_COMP_NORM);
     /* the indexer's compressor has used their memory since */
     model_linear(s, layer, HD_COMP_KV, hd_f32(s->t->compress_kv), s->t->h, n);
     model_linear(s, layer, HD_COMP_GATE, hd_f32(s->t->compress_gate), s->t->h, n);
@@ -126,8 +124,8 @@ static void back_compress(const back_step *k, int32_t layer) {
         s->stream, &(hd_compress_back_args){
                        .dkv = d->compress_kv,
                        .dgate = d->compress_gate,
-                       .dape = dape ? dape : d->term,
-                       .dnorm = dnorm ? dnorm : d->term,
+                       .dape = hd_gradients_at(k->g, layer, HD_COMP_APE),
+                       .dnorm = hd_gradients_at(k->g, layer, HD_COMP_NORM),
                        .g = d->entries,
                        .kv = s->t->compress_kv,
                        .gate = s->t->compress_gate,

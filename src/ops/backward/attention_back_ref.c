@@ -192,7 +192,7 @@ static void entry_back(const hd_compress_back_args *a, const block *b, const dou
     for (int32_t c = 0; c < a->width; c++) along += g[c] * (double)a->norm[c] * pooled[c];
     const double pull = inverse * inverse * inverse * along / a->width;
     for (int32_t c = 0; c < a->width; c++) {
-        a->dnorm[c] += (float)(g[c] * pooled[c] * inverse);
+        if (a->dnorm) a->dnorm[c] += (float)(g[c] * pooled[c] * inverse);
         g[c] = inverse * g[c] * (double)a->norm[c] - pooled[c] * pull;
     }
 }
@@ -228,7 +228,7 @@ void hd_compress_back_ref(hd_stream *s, const hd_compress_back_args *a) {
                              .pos = e * a->ratio};
             block_back(a, &b, scratch);
         }
-        for (int64_t r = first; r < end; r++) {
+        for (int64_t r = first; a->dape && r < end; r++) {
             float *dape = a->dape + (r - first) % a->ratio * wide;
             for (int32_t c = 0; c < wide; c++) dape[c] += a->dgate[r * wide + c];
         }

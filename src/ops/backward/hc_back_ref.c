@@ -148,10 +148,10 @@ static void affine_back(double *dz, const double *mix, float scale, float *dscal
     double along = 0.0;
     for (int32_t i = 0; i < n; i++) {
         along += dz[i] * mix[i];
-        dbase[i] += (float)dz[i];
+        if (dbase) dbase[i] += (float)dz[i];
         dz[i] *= (double)scale;
     }
-    *dscale += (float)along;
+    if (dscale) *dscale += (float)along;
 }
 
 /* dz[j] = the gradient of the logit of weight j of out = sum_j sigmoid(z[j]) x[j]; and adds the
@@ -189,8 +189,9 @@ static void pre_row(const hd_hc_pre_back_args *a, int32_t r) {
     sinkhorn_back(dz + 2 * hc, z, hc, a->iters, (double)a->eps);
     const int32_t first[] = {0, hc, 2 * hc}, size[] = {hc, hc, hc * hc};
     for (int32_t k = 0; k < 3; k++) {
-        affine_back(dz + first[k], mix + first[k], a->scale[k], a->dscale + k,
-                    a->dbase + first[k], size[k]);
+        affine_back(dz + first[k], mix + first[k], a->scale[k],
+                    a->dscale ? a->dscale + k : NULL, a->dbase ? a->dbase + first[k] : NULL,
+                    size[k]);
     }
     mix_back(dx, a->dmix + (int64_t)r * n, dz, mix, inverse, x, a->fn, n, wide);
 }
