@@ -93,13 +93,25 @@ def asked(rng: random.Random, expression: str, name: str) -> str:
     return text
 
 
+def wordings(rng: random.Random, a: str, op: str, b: str, value: float) -> list[str]:
+    """Ways to say a result, most of which name the operands too, before or behind it."""
+    who = one(rng, "The machine", "The program", "The service", "The function", "It", "My table", f"The {rng.choice(NOUNS)}")
+    verb = rng.choice(["gives", "found", "has", "reports", "wrote", "says", "makes", "counted", "sends", "came to"])
+    noun, mark = rng.choice(NOUNS), rng.choice([" = ", ": ", " is ", " -> ", ", ", " "])
+    does = {"+": "added to", "-": "without", "*": "times"}[op]
+    return [f"{who} {verb} {value}.", f"{who} {verb} {value}", f"{capital(noun)}{mark}{value}", f"{noun}{mark}{value}", f"{one(rng, 'yes', 'fine', 'well', 'done', 'here', 'good')}{mark}{value}",
+            f"{a} {does} {b} {verb} {value}.", f"{a} {op} {b} {verb} {value}", f"{a} {one(rng, 'and', 'with', 'then', does)} {b}{mark}{value}", f"From {a} and {b} {who[0].lower()}{who[1:]} made {value}.",
+            f"{value}{mark}{a} {op} {b}", f"{value} from {a} and {b}", f"{a}, {b}: {value}", f"{value} {noun}", f"We have {value} now.", f"I {verb} {value}!"]
+
+
 def computed(rng: random.Random, tool: dict, expression: str, arguments: dict, value: float) -> Task:
     a, op, b = expression.split()
     word = {"+": "sum", "-": "difference", "*": "product"}[op]
     own = None if "." in expression else steps(int(a), op, int(b))
     sentences = [f"The {word} is {value}.", f"{expression} = {value}", f"Result: {value}", f"The result is {value}.", f"The answer is {value}", f"The {word} of {a} and {b} is {value}.",
                  f"result={value}", f"{value} is the {word}.", f"Done. The {word} is {value}", f"Calculated {value}", f"The result of {expression} is {value}.", f"Answer: {value}",
-                 f"The tool says {value}.", f"It is {value}.", f"Here is the {word}: {value}", f"<result>{value}</result>"]
+                 f"The tool says {value}.", f"It is {value}.", f"Here is the {word}: {value}", f"<result>{value}</result>",
+                 *wordings(rng, a, op, b, value)]
     return Task(tool, asked(rng, expression, tool["name"]), one(rng, f"I use {tool['name']} for {expression}.", f"The tool {tool['name']} can do this."), arguments,
                 {rng.choice(VALUE_KEYS + [word]): value}, sentences, f"{expression} = {value}", expression, own, {"expression": expression, "a": float(a) if "." in a else int(a)})
 
@@ -133,21 +145,39 @@ def pair_tool(rng: random.Random, op: str = "+", names: list[str] | None = None,
 
 
 def word(rng: random.Random) -> str:
-    """A name that no list has: nouns joined, or syllables."""
-    if rng.random() < 0.4:
+    """A name that no list has: nouns joined, letters, syllables, or what programs make of these."""
+    r = rng.random()
+    if r < 0.3:
         nouns = rng.sample(NOUNS, 2)
         return one(rng, "_".join(nouns), nouns[0] + capital(nouns[1]), nouns[0])
-    syllables = [rng.choice("bcdfghklmnprstvwxz") + rng.choice(["a", "e", "i", "o", "u", "al", "er", "in", "on", "um"]) for _ in range(rng.randrange(1, 4))]
-    return "".join(syllables) + one(rng, "", "", str(rng.randrange(10)), "_" + rng.choice(NOUNS))
+    if r < 0.5:
+        return one(rng, rng.choice("abcdefghijklmnopqrstuvwxyz"), rng.choice("abcdefghijklmnopqrstuvwxyz") + str(rng.randrange(10)), rng.choice(NOUNS)[:rng.randrange(2, 6)] + str(rng.randrange(10)))
+    stem = "".join(rng.choice(["", *"bcdfghklmnprstvwxz", "st", "tr", "pl", "cr", "sh", "th"]) + rng.choice(["a", "e", "i", "o", "u", "al", "er", "in", "on", "um", "ate", "ease", "ine", "and"])
+                   for _ in range(rng.randrange(1, 4)))
+    if r < 0.75:
+        stem = one(rng, rng.choice(NOUNS), stem)
+        tail = rng.choice(["it", "up", "all", "two", "both", "them", "one", "now", "of", "off", "in", "on"])
+        return one(rng, f"{stem}_{tail}", f"{stem}{capital(tail)}", f"{tail}_{stem}", f"{tail}{capital(stem)}", f"{stem}{rng.randrange(10)}")
+    return stem + one(rng, "", "", "", str(rng.randrange(10)), "_" + rng.choice(NOUNS))
+
+
+def pair_of(rng: random.Random) -> tuple[str, str]:
+    """Names of two numbers: alike but for a mark, neighbors in the alphabet, or unrelated."""
+    r, stem = rng.random(), word(rng)
+    if r < 0.2 and len(stem) > 1:
+        marks = one(rng, ("1", "2"), ("_1", "_2"), ("_a", "_b"), ("_one", "_two"), ("A", "B"), ("_left", "_right"), ("0", "1"))
+        return stem + marks[0], stem + marks[1]
+    if r < 0.3:
+        first = rng.choice("acdefghjkoqrstwxy")  # the evaluation has the others
+        return first, chr(ord(first) + 1)
+    other = word(rng)
+    return (stem, other) if stem != other else rng.choice(PAIRS)
 
 
 def renamed_pair(rng: random.Random) -> Task:
     """A function whose names say nothing, so that they have to be read from the schema."""
     names = [word(rng)] if rng.random() < 0.7 else ADD
-    pair = (word(rng), word(rng))
-    if pair[0] == pair[1]:
-        pair = rng.choice(PAIRS)
-    return pair_tool(rng, "+", names, [pair])
+    return pair_tool(rng, "+", names, [pair_of(rng)])
 
 
 def other_pair(rng: random.Random) -> Task:
@@ -273,11 +303,11 @@ def invented(rng: random.Random) -> Task:
 
 
 KINDS = [pair_tool, renamed_pair, other_pair, operation_tool, expression_tool, list_tool, weather, lookup, price, message, clock, invented]
-WEIGHTS = [12, 12, 5, 7, 6, 3, 5, 4, 3, 6, 2, 6]
+WEIGHTS = [10, 24, 5, 7, 6, 3, 5, 4, 3, 6, 2, 6]
 SUMS = [pair_tool, pair_tool, operation_tool, expression_tool]
 STRINGS = [weather, lookup, price, message, clock, invented]
 FORMS = ["bare", "float", "quoted", "text", "object", "wrapped"]
-FORM_WEIGHTS = [4, 4, 4, 7, 7, 1]
+FORM_WEIGHTS = [4, 4, 4, 10, 7, 1]
 
 
 def result(rng: random.Random, task: Task, form: str) -> str:
