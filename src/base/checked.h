@@ -37,6 +37,10 @@ static inline int64_t hd_min_i64(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
+static inline int64_t hd_max_i64(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
 static inline int32_t hd_min_i32(int32_t a, int32_t b) {
     return a < b ? a : b;
 }

@@ -251,6 +251,14 @@ const hd_format_row hd_formats[HD_N_FORMATS] = {
                          .block_cols = 128,
                          .block_declared = true,
                          .scale_names = LIST(".weight_scale_inv", ".scale")},
+    [HD_FORMAT_MXFP8] = {.name = "MXFP8",
+                         .key = "mxfp8",
+                         .type = HD_E4M3,
+                         .file_types = LIST(HD_E4M3),
+                         .scale_types = LIST(HD_E8M0),
+                         .block_rows = 1,
+                         .block_cols = 32,
+                         .scale_names = LIST(".scale", ".weight_scale_inv")},
     [HD_FORMAT_FP4] = {.name = "FP4",
                          .key = "fp4",
                          .type = HD_E2M1,
@@ -262,7 +270,7 @@ const hd_format_row hd_formats[HD_N_FORMATS] = {
     [HD_FORMAT_BF16] = PLAIN("bfloat16", BF16),
     [HD_FORMAT_F16] = PLAIN("float16", F16),
     [HD_FORMAT_F32] = PLAIN("float32", F32),
-    [HD_FORMAT_NONE] = {.name = "none"},
+    [HD_FORMAT_NONE] = {.name = "none"            },
 };
 
 hd_stored_format hd_format_stored(hd_format f) {

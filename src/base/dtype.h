@@ -80,6 +80,7 @@ typedef enum hd_format {
     HD_FORMAT_F16,
     HD_FORMAT_BF16,
     HD_FORMAT_FP8,   /* E4M3 in blocks, 128 x 128 or as the config declares */
+    HD_FORMAT_MXFP8, /* E4M3, E8M0 scale per 32 columns */
     HD_FORMAT_FP4,   /* MXFP4: E2M1, E8M0 scale per 32 columns */
     HD_FORMAT_NVFP4, /* E2M1, E4M3 scale per 16 columns and one global scale */
     HD_N_FORMATS

@@ -12,6 +12,8 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
+enum { MAX_SHM_NAME = 255 };
+
 static hd_status open_regular(int *fd, size_t *bytes, const char *path, hd_err *err) {
     struct stat info;
     *bytes = 0;
@@ -112,13 +114,103 @@ hd_status hd_map_open(hd_map *out, const char *path, hd_err *err) {
     return HD_OK;
 }
 
-void hd_map_close(hd_map *m) {
-    if (!m->data) return;
+hd_status hd_map_take(hd_map *out, size_t n, const char *who, hd_err *err) {
+    *out = (hd_map){0};
+    if (n == 0) return HD_OK;
+    void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        return HD_FAIL(err, HD_ENOMEM, "%s: no memory for its %zu bytes", who, n);
+    }
+    if (n >= HUGE_PAGE) madvise(p, n, MADV_HUGEPAGE);
+    *out = (hd_map){.data = p, .bytes = n};
+    return HD_OK;
+}
+
+/* The pages behind are given back; unmapping the rest needs the new length only. */
+void hd_map_shorten(hd_map *m, size_t n) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), keep = (n + page - 1) / page * page;
+    if (keep < m->bytes) munmap(hd_map_writable(m) + keep, m->bytes - keep);
+    m->bytes = n;
+}
+
+/* Reads m->bytes bytes; fewer in the file are an error. */
+static hd_status read_whole(const hd_map *m, int fd, const char *path, hd_err *err) {
+    uint8_t *to = hd_map_writable(m);
+    for (size_t done = 0; done < m->bytes;) {
+        const ssize_t got = pread(fd, to + done, m->bytes - done, (off_t)done);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return HD_FAIL(err, HD_EIO, "%s: cannot read: %s", path, strerror(errno));
+        if (got == 0) {
+            return HD_FAIL(err, HD_EIO, "%s: ends after %zu of %zu bytes: it was cut short",
+                           path, done, m->bytes);
+        }
+        done += (size_t)got;
+    }
+    return HD_OK;
+}
+
+/* Bytes that are read while a file is cut and written again may be zeros of neither version. */
+static hd_status read_unchanged(const hd_map *m, int fd, const char *path, hd_err *err) {
+    struct stat before, after;
+    if (fstat(fd, &before) != 0) return HD_FAIL(err, HD_EIO, "%s: %s", path, strerror(errno));
+    HD_TRY(read_whole(m, fd, path, err));
+    if (fstat(fd, &after) == 0 && after.st_size == before.st_size &&
+        after.st_mtim.tv_sec == before.st_mtim.tv_sec &&
+        after.st_mtim.tv_nsec == before.st_mtim.tv_nsec) {
+        return HD_OK;
+    }
+    return HD_FAIL(err, HD_EIO, "%s: was changed while it was read", path);
+}
+
+hd_status hd_map_read(hd_map *out, const char *path, hd_err *err) {
+    int fd;
+    size_t bytes = 0;
+    *out = (hd_map){0};
+    HD_TRY(open_regular(&fd, &bytes, path, err));
+    hd_status st = hd_map_take(out, bytes, path, err);
+    if (st == HD_OK) st = read_unchanged(out, fd, path, err);
+    close(fd);
+    if (st != HD_OK) hd_map_close(out);
+    return st;
+}
+
+hd_status hd_map_read_shared(hd_map *out, const char *name, hd_err *err) {
+    char path[MAX_SHM_NAME + 16];
+    struct stat info;
+    const char *plain = name[0] == '/' ? name + 1 : name;
+    *out = (hd_map){0};
+    if (!plain[0] || plain[0] == '.' || strchr(plain, '/') || strlen(plain) > MAX_SHM_NAME) {
+        return HD_FAIL(err, HD_EINVAL, "%.100s is no name of shared memory", name);
+    }
+    snprintf(path, sizeof path, "/dev/shm/%s", plain);
+    if (lstat(path, &info) != 0 || !S_ISREG(info.st_mode)) {
+        return HD_FAIL(err, HD_EINVAL, "shared memory %.100s is not there", name);
+    }
+    if (info.st_uid != geteuid()) {
+        return HD_FAIL(err, HD_EINVAL, "shared memory %.100s belongs to another user", name);
+    }
+    return hd_map_read(out, path, err);
+}
+
+/* The mapping was writable before it was const. */
+uint8_t *hd_map_writable(const hd_map *m) {
     union {
-        const void *in;
-        void *out;
-    } p = {.in = m->data}; /* the mapping was writable before it was const */
-    munmap(p.out, m->bytes);
+        const uint8_t *in;
+        uint8_t *out;
+    } p = {.in = m->data};
+    return p.out;
+}
+
+size_t hd_map_discard(const hd_map *m, size_t start, size_t n) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t first = (start + page - 1) / page * page, end = (start + n) / page * page;
+    if (!m->data || first >= end) return 0;
+    return madvise(hd_map_writable(m) + first, end - first, MADV_DONTNEED) == 0 ? end - first
+                                                                                : 0;
+}
+
+void hd_map_close(hd_map *m) {
+    if (m->data) munmap(hd_map_writable(m), m->bytes);
     *m = (hd_map){0};
 }
 

@@ -25,6 +25,29 @@ typedef struct hd_map {
 } hd_map;
 
 hd_status hd_map_open(hd_map *out, const char *path, hd_err *err);
+
+/* Reads the file into memory of this process instead: nobody else can change it there. HD_EIO: it is
+ * shorter than it was, or was changed meanwhile, as its time says. */
+hd_status hd_map_read(hd_map *out, const char *path, hd_err *err);
+
+/* The same of an object of POSIX shared memory, which must belong to this process's user; name
+ * with or without a slash in front. */
+hd_status hd_map_read_shared(hd_map *out, const char *name, hd_err *err);
+
+/* Takes memory for n bytes, all zero. who names it in the error. */
+hd_status hd_map_take(hd_map *out, size_t n, const char *who, hd_err *err);
+
+/* Keeps the first n bytes of memory of hd_map_take(), 1 or more. */
+void hd_map_shorten(hd_map *m, size_t n);
+
+/* Where memory of hd_map_read() or hd_map_take() may be written. */
+uint8_t *hd_map_writable(const hd_map *m);
+
+/* Gives the pages of [start, start + n) of memory of hd_map_read() or hd_map_take() back to the
+ * system, as far as they are whole, and returns how many bytes. They read as zeros, until they are
+ * written again. */
+size_t hd_map_discard(const hd_map *m, size_t start, size_t n);
+
 void hd_map_close(hd_map *m);
 
 bool hd_file_exists(const char *path);

@@ -64,6 +64,7 @@ static size_t give(void *buffer, size_t n, void *user) {
     size_t given = r->n - r->at < n ? r->n - r->at : n;
     if (given > GIVEN_BYTES) given = GIVEN_BYTES;
     if (r->failed) return (size_t)-1;
+    if (!given) return 0; /* an empty text may be NULL */
     memcpy(buffer, r->text + r->at, given);
     r->at += given;
     return given;

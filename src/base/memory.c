@@ -13,10 +13,16 @@
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
+static void *map(size_t bytes, int flags) {
+    void *p =
+        mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+    return p == MAP_FAILED ? NULL : p;
+}
+
 static void *map_huge(size_t bytes) {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return NULL;
-    madvise(p, bytes, MADV_HUGEPAGE); /* advice: a refusal costs speed, not correctness */
+    void *p = map(bytes, 0);
+    /* advice: a refusal costs speed, not correctness */
+    if (p) madvise(p, bytes, MADV_HUGEPAGE);
     return p;
 }
 
@@ -58,6 +64,21 @@ hd_status hd_block_init(hd_block *out, size_t bytes, const char *what, hd_err *e
     if (!p) return no_memory(bytes, what, err);
     *out = (hd_block){.data = p, .bytes = bytes, .mapped = rounded < HUGE_PAGE ? 0 : rounded};
     return HD_OK;
+}
+
+hd_status hd_block_init_untouched(hd_block *out, size_t bytes, const char *what, hd_err *err) {
+    *out = (hd_block){0};
+    size_t rounded;
+    if (bytes < HUGE_PAGE) return hd_block_init(out, bytes, what, err);
+    if (!hd_align_size(bytes, HUGE_PAGE, &rounded)) return no_memory(bytes, what, err);
+    void *p = map(rounded, MAP_NORESERVE);
+    if (!p) return no_memory(bytes, what, err);
+    *out = (hd_block){.data = p, .bytes = bytes, .mapped = rounded};
+    return HD_OK;
+}
+
+size_t hd_block_discard(hd_block *b) {
+    return b->mapped && madvise(b->data, b->mapped, MADV_DONTNEED) == 0 ? b->mapped : 0;
 }
 
 void hd_block_deinit(hd_block *b) {

@@ -53,9 +53,20 @@ void hd_siphash_init_secret(hd_siphash *s) {
     hd_siphash_init(s, secret);
 }
 
+/* Adds whole words, on a machine that reads them the lowest byte first. */
+static size_t add_words(hd_siphash *s, const uint8_t *b, size_t n) {
+    size_t i = 0;
+    for (uint64_t word; s->n % 8 == 0 && i + sizeof word <= n; i += sizeof word) {
+        memcpy(&word, b + i, sizeof word);
+        mix_word(s->v, word);
+        s->n += sizeof word;
+    }
+    return i;
+}
+
 void hd_siphash_add(hd_siphash *s, const void *bytes, size_t n) {
     const uint8_t *b = bytes;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = add_words(s, b, n); i < n; i++) {
         s->word |= (uint64_t)b[i] << (s->n % 8 * 8);
         if (++s->n % 8) continue;
         mix_word(s->v, s->word);

@@ -23,6 +23,7 @@ static const struct {
     [HD_CHAT_V32] = {"v3.2",          chat_render_v32, false},
     [HD_CHAT_V4] = {"v4",            chat_render_v4,  false},
     [HD_CHAT_V4_0731] = {"v4-0731",       chat_render_v4,  false},
+    [HD_CHAT_V41] = {"v4.1",          chat_render_v4,  true },
 };
 _Static_assert(HD_LEN(encodings) == HD_CHAT_N_ENCODINGS, "one row per encoding");
 
@@ -102,7 +103,7 @@ void chat_content_bytes(chat_out *o, const char *data, size_t n) {
 
 void chat_parts(chat_out *o, const hd_chat_message *m) {
     for (int32_t i = 0; i < m->n_parts; i++) {
-        if (i > 0) chat_content_bytes(o, "\n", 1);
+        if (i > 0) chat_content_bytes(o, o->part_gap, strlen(o->part_gap));
         chat_content(o, m->parts[i].text);
     }
 }
@@ -192,7 +193,7 @@ void chat_answer(chat_out *o, const hd_chat_message *m, chat_think_cut cut) {
     }
     for (int32_t i = first; i < m->n_parts; i++) {
         hd_chat_text t = m->parts[i].text;
-        if (i > first) chat_content_bytes(o, "\n", 1);
+        if (i > first) chat_content_bytes(o, o->part_gap, strlen(o->part_gap));
         chat_content_bytes(o, t.data + skip, t.n - skip);
         skip = 0;
     }
@@ -214,10 +215,11 @@ hd_status chat_refuse(const chat_job *job, const hd_chat_message *m, const char 
                      "the %s encoding %s", encodings[job->options->encoding].name, why);
 }
 
-/* Refuses what only V4's format has, and content that is not text. */
+/* Refuses what only the formats of V4 have, and content that is not text. */
 static hd_status check_messages(const chat_job *job) {
     hd_chat_encoding e = job->options->encoding;
-    bool v4 = e == HD_CHAT_V4 || e == HD_CHAT_V4_0731;
+    bool v4 = e >= HD_CHAT_V4;
+    bool names_parts = v4 && e != HD_CHAT_V41; /* results show which part is no text */
     for (int32_t i = 0; i < job->c->n; i++) {
         const hd_chat_message *m = &job->c->messages[i];
         if (m->role == HD_CHAT_LATEST_REMINDER && !v4) {
@@ -232,7 +234,9 @@ static hd_status check_messages(const chat_job *job) {
             return chat_refuse(job, m, "response_format", "has no response format");
         }
         for (int32_t p = 0; p < m->n_parts; p++) {
-            if (!m->parts[p].unsupported || (v4 && m->role == HD_CHAT_TOOL)) continue;
+            if (!m->parts[p].unsupported || (names_parts && m->role == HD_CHAT_TOOL)) {
+                continue;
+            }
             return chat_fail(job->err, HD_EUNSUPPORTED,
                              hd_field_of("messages[%d].content[%d].type", m->index, p),
                              "'%.*s' is not supported, only 'text'",
@@ -248,6 +252,14 @@ static hd_status check_messages(const chat_job *job) {
         return chat_fail(job->err, HD_EUNSUPPORTED, hd_field_of("effort"),
                          "the %s encoding has no levels of it", encodings[e].name);
     }
+    if (job->options->effort_number != 0 && e != HD_CHAT_V41) {
+        return chat_fail(job->err, HD_EUNSUPPORTED, hd_field_of("effort"),
+                         "the %s encoding has no numbers for it", encodings[e].name);
+    }
+    if (job->options->effort_number < 0 || job->options->effort_number > HD_MAX_EFFORT) {
+        return chat_fail(job->err, HD_EINVAL, hd_field_of("effort"), "%d is not from 1 to 100",
+                         job->options->effort_number);
+    }
     return HD_OK;
 }
 
@@ -255,6 +267,7 @@ hd_status hd_chat_render(hd_chat_prompt *out, const hd_conversation *c,
                          const hd_chat_options *options, hd_err *err) {
     *out = (hd_chat_prompt){0};
     chat_out o = {.prompt = out,
+                  .part_gap = options->encoding == HD_CHAT_V41 ? "\n\n" : "\n",
                   .max = options->max_bytes ? options->max_bytes : DEFAULT_MAX_BYTES,
                   .err = err};
     chat_job job = {.c = c, .options = options, .out = &o, .err = err};

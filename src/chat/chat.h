@@ -15,6 +15,7 @@
 #include <stdint.h>
 
 #include "base/status.h"
+#include "hadal_types.h"
 #include "tokenizer/span.h"
 #include "tokenizer/tokenizer.h"
 
@@ -36,6 +37,7 @@ typedef enum hd_chat_encoding {
     HD_CHAT_V32,          /* DSML, function_calls */
     HD_CHAT_V4,           /* DSML, tool_calls; preview releases */
     HD_CHAT_V4_0731,      /* the same with three reasoning efforts */
+    HD_CHAT_V41,          /* DSML, calls; system messages anywhere, effort as a number */
     HD_CHAT_N_ENCODINGS
 } hd_chat_encoding;
 
@@ -60,7 +62,7 @@ typedef enum hd_chat_task { /* V4's internal tasks with one-token answers */
                             HD_N_TASKS
 } hd_chat_task;
 
-typedef enum hd_chat_effort { /* reasoning effort of V4 */
+typedef enum hd_chat_effort { /* reasoning effort of V4 and V4.1 */
                               HD_EFFORT_NONE,
                               HD_EFFORT_LOW,
                               HD_EFFORT_HIGH,
@@ -89,7 +91,7 @@ typedef struct hd_chat_message {
     hd_chat_role role;
     hd_chat_task task;
     bool has_content; /* false for null and absent; true for "" */
-    bool prefix;      /* an answer that the model continues */
+    bool prefix;      /* an answer that the model continues; V3.1 and V4.1 */
     bool wo_eos;
     int32_t n_parts; /* a string is one part */
     int32_t n_calls;
@@ -115,7 +117,8 @@ typedef struct hd_chat_options {
     bool thinking;             /* ignored by formats without thinking */
     bool no_generation_prompt; /* do not open an answer after the last message */
     hd_chat_effort effort;
-    size_t max_bytes; /* of the prompt; 0 = 256 MiB */
+    int32_t effort_number; /* V4.1: 1 to 100 instead of a level; 0: none */
+    size_t max_bytes;      /* of the prompt; 0 = 256 MiB */
 } hd_chat_options;
 
 /* Text of one assistant message in the prompt: it begins where a generation prompt would

@@ -78,7 +78,10 @@ static hd_status try_scripts(guess *g) {
 /* Returns false for an unknown template. */
 static bool match_template(guess *g, const char *t) {
     if (holds(t, CHAT_DSML)) {
-        decide(g, holds(t, "function_calls>") ? HD_CHAT_V32 : v4_release(t), false);
+        const bool v41 = holds(t, CHAT_DSML " calls>");
+        const hd_chat_encoding other =
+            holds(t, "function_calls>") ? HD_CHAT_V32 : v4_release(t);
+        decide(g, v41 ? HD_CHAT_V41 : other, v41);
     } else if (holds(t, CHAT_USER) && holds(t, CHAT_CALL_SEP) && !holds(t, "```json")) {
         /* bare arguments: V3.1; the later template knows a conversation of system text only */
         decide(g, holds(t, "is_only_sys") ? HD_CHAT_V31_TERMINUS : HD_CHAT_V31, false);
@@ -135,12 +138,15 @@ static hd_status try_config(guess *g) {
         {"deepseek_v3",  HD_CHAT_V3 },
         {"deepseek_v32", HD_CHAT_V32},
         {"deepseek_v4",  HD_CHAT_V4 },
+        {"deepseek_v41", HD_CHAT_V41},
     };
     json_t *config;
     HD_TRY(load_optional(&config, g, "config.json"));
     const char *type = json_string_value(json_object_get(config, "model_type"));
     for (size_t i = 0; type && i < HD_LEN(types); i++) {
-        if (strcmp(type, types[i].model_type) == 0) decide(g, types[i].encoding, false);
+        if (strcmp(type, types[i].model_type) == 0) {
+            decide(g, types[i].encoding, hd_chat_thinks(types[i].encoding));
+        }
     }
     if (g->encoding == HD_CHAT_V4 && json_object_get(config, "dspark_block_size")) {
         g->encoding = HD_CHAT_V4_0731; /* only the later release has this draft head */
@@ -166,7 +172,8 @@ static bool map_holds(const hd_map *m, const char *word) {
     return false;
 }
 
-/* Only V4 has the DSML token; only V3 and later have the user's token. */
+/* Only V4.1 has the system's token; of the others only V4 has the DSML token; only V3 and later
+ * have the user's token. */
 static hd_status try_tokenizer(guess *g) {
     char *path = hd_path_join(g->dir, "tokenizer.json");
     hd_map m = {0};
@@ -175,7 +182,8 @@ static hd_status try_tokenizer(guess *g) {
     free(path);
     if (st != HD_OK) return st;
     bool v4 = map_holds(&m, "\"" CHAT_DSML "\""), v3 = map_holds(&m, CHAT_USER);
-    decide(g, v4 ? HD_CHAT_V4 : v3 ? HD_CHAT_V3 : HD_CHAT_V2, false);
+    bool v41 = v4 && map_holds(&m, CHAT_SYSTEM);
+    decide(g, v41 ? HD_CHAT_V41 : v4 ? HD_CHAT_V4 : v3 ? HD_CHAT_V3 : HD_CHAT_V2, v41);
     hd_map_close(&m);
     return HD_OK;
 }

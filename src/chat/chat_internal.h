@@ -22,6 +22,7 @@ typedef struct chat_out {
     int32_t block_cap;
     int32_t frame_cap;
     pyjson_frame *frames; /* where in a JSON value the writer stands */
+    const char *part_gap; /* between text parts */
     hd_status status;
     hd_err *err;
 } chat_out;
@@ -29,7 +30,7 @@ typedef struct chat_out {
 void chat_control(chat_out *o, const char *literal);
 void chat_content(chat_out *o, hd_chat_text text);
 void chat_content_bytes(chat_out *o, const char *data, size_t n);
-/* The text parts, joined by LF. */
+/* The text parts, joined by the format's part_gap. */
 void chat_parts(chat_out *o, const hd_chat_message *m);
 
 /* Called around the text of an answer, see hd_chat_block: reasoning, then text, then n_calls
@@ -68,17 +69,23 @@ hd_status chat_fail(hd_err *err, hd_status status, hd_field field, const char *w
 hd_status chat_refuse(const chat_job *job, const hd_chat_message *m, const char *field,
                       const char *why);
 
-/* --- chat_dsml.c: what V3.2 and V4 share --- */
+/* --- chat_dsml.c: what V3.2, V4 and V4.1 share --- */
+
+/* How a format writes DSML. */
+typedef struct dsml_dialect {
+    const char *block, *invoke, *parameter; /* words of the tags, with the space before them */
+    const char *before_tools, *after_tools; /* around the lines of the tools */
+} dsml_dialect;
 
 /* Copies the messages, with the request's tools and response format in the leading system or
- * developer message, which is created if absent. The caller frees *out. */
-hd_status dsml_messages(hd_chat_message **out, int32_t *n, const chat_job *job);
+ * developer message, which is created if absent. drop_silent leaves out system and developer
+ * messages that say nothing. The caller frees *out. */
+hd_status dsml_messages(hd_chat_message **out, int32_t *n, const chat_job *job,
+                        bool drop_silent);
 int32_t dsml_last_user(const hd_chat_message *m, int32_t n); /* -1: none */
 /* Blank line and tools, blank line and response format, for those that there are. */
-typedef void dsml_tools_fn(chat_out *o, json_t *tools);
-void dsml_extras(chat_out *o, const hd_chat_message *m, dsml_tools_fn *write_tools);
-void dsml_tool_lines(chat_out *o, json_t *tools); /* one function per line, no LF at the end */
-void dsml_calls(chat_out *o, const hd_chat_message *m, const char *block);
+void dsml_extras(chat_out *o, const hd_chat_message *m, const dsml_dialect *d);
+void dsml_calls(chat_out *o, const hd_chat_message *m, const dsml_dialect *d);
 
 /* --- pyjson.c: JSON as Python's json module reads and writes it --- */
 

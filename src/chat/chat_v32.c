@@ -4,9 +4,11 @@
 
 #include <stdlib.h>
 
-static void write_tools(chat_out *o, json_t *tools) {
-    chat_control(
-        o,
+static const dsml_dialect dialect = {
+    .block = "function_calls",
+    .invoke = "invoke",
+    .parameter = "parameter",
+    .before_tools =
         "## Tools\n\n"
         "You have access to a set of tools you can use to answer the user's question.\n"
         "You can invoke functions by writing a \"<" CHAT_DSML
@@ -37,10 +39,9 @@ static void write_tools(chat_out *o, json_t *tools) {
         "...\n"
         "</function_results>\n\n" CHAT_THINK "...thinking about results" CHAT_END_THINK "\n\n"
         "Here are the functions available in JSONSchema format:\n"
-        "<functions>\n");
-    dsml_tool_lines(o, tools);
-    chat_control(o, "\n</functions>\n");
-}
+        "<functions>\n",
+    .after_tools = "\n</functions>\n",
+};
 
 typedef struct v32_state {
     const chat_job *job;
@@ -80,7 +81,7 @@ static hd_status write_developer(const v32_state *s, const hd_chat_message *m, i
         return chat_refuse(s->job, m, "content", "wants text in a developer message");
     }
     chat_control(o, CHAT_USER);
-    dsml_extras(o, m, write_tools);
+    dsml_extras(o, m, &dialect);
     chat_control(o, "\n\n# The user's message is: ");
     chat_parts(o, m);
     open_answer(s, i, CHAT_ASSISTANT, i == s->last);
@@ -97,7 +98,7 @@ static hd_status write_message(v32_state *s, const hd_chat_message *m, int32_t i
         chat_begin_block(o, m, m->n_calls);
         if (s->job->options->thinking && i > s->last) chat_reasoning(o, m);
         chat_answer(o, m, CHAT_CUT_NONE);
-        dsml_calls(o, m, "function_calls");
+        dsml_calls(o, m, &dialect);
         chat_end_block(o);
         chat_control(o, CHAT_EOS);
     } else if (m->role == HD_CHAT_USER) {
@@ -106,7 +107,7 @@ static hd_status write_message(v32_state *s, const hd_chat_message *m, int32_t i
         open_answer(s, i, CHAT_ASSISTANT, i == s->last);
     } else {
         chat_parts(o, m);
-        dsml_extras(o, m, write_tools);
+        dsml_extras(o, m, &dialect);
     }
     return HD_OK;
 }
@@ -114,7 +115,7 @@ static hd_status write_message(v32_state *s, const hd_chat_message *m, int32_t i
 hd_status chat_render_v32(const chat_job *job) {
     hd_chat_message *m;
     v32_state s = {.job = job};
-    hd_status st = dsml_messages(&m, &s.n, job);
+    hd_status st = dsml_messages(&m, &s.n, job, false);
     s.last = st == HD_OK ? dsml_last_user(m, s.n) : -1;
     /* developer messages of earlier turns are removed with their reasoning */
     if (job->options->thinking) {

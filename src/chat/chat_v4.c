@@ -1,7 +1,9 @@
-/* chat_v4.c - chat format of V4: tool results are blocks of the user's turn, the reasoning
- * effort stands at the front, and the preceding turn opens the assistant's. */
+/* chat_v4.c - chat formats of V4 and V4.1: tool results are blocks of the user's turn, and the
+ * reasoning effort stands at the front. In V4 the preceding turn opens the assistant's; V4.1
+ * opens every answer, and may have a system message anywhere. */
 #include "chat/chat_internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,40 +25,46 @@ typedef struct v4_state {
     const hd_chat_message **blocks; /* results and texts of all user turns */
     v4_result *results;             /* scratch: those of one turn */
     int32_t n, n_blocks;
+    const dsml_dialect *dialect;
+    bool v41;
     int32_t last; /* turn of a user or developer; -1: none */
-    bool drop;    /* reasoning of turns before the last user's is left out */
+    int32_t kept; /* answers from this turn on keep their reasoning */
+    bool drop;    /* those before leave it out */
 } v4_state;
 
-static void write_tools(chat_out *o, json_t *tools) {
-    chat_control(
-        o,
-        "## Tools\n\n"
-        "You have access to a set of tools to help answer the user's question. You can invoke "
-        "tools by writing a \"<" CHAT_DSML "tool_calls>\" block like the following:\n\n"
-        "<" CHAT_DSML "tool_calls>\n"
-        "<" CHAT_DSML "invoke name=\"$TOOL_NAME\">\n"
-        "<" CHAT_DSML "parameter name=\"$PARAMETER_NAME\" string=\"true|false\">"
-        "$PARAMETER_VALUE</" CHAT_DSML "parameter>\n"
-        "...\n"
-        "</" CHAT_DSML "invoke>\n"
-        "<" CHAT_DSML "invoke name=\"$TOOL_NAME2\">\n"
-        "...\n"
-        "</" CHAT_DSML "invoke>\n"
-        "</" CHAT_DSML "tool_calls>\n\n"
-        "String parameters should be specified as is and set `string=\"true\"`. For all other "
-        "types (numbers, booleans, arrays, objects), pass the value in JSON format and set "
-        "`string=\"false\"`.\n\n"
-        "If thinking_mode is enabled (triggered by " CHAT_THINK "), you MUST output your "
-        "complete reasoning inside " CHAT_THINK "..." CHAT_END_THINK
-        " BEFORE any tool calls or "
-        "final response.\n\n"
-        "Otherwise, output directly after " CHAT_END_THINK " with tool calls or final "
-        "response.\n\n"
-        "### Available Tool Schemas\n\n");
-    dsml_tool_lines(o, tools);
-    chat_control(o, "\n\nYou MUST strictly follow the above defined tool name and parameter "
-                    "schemas to invoke tool calls.\n");
-}
+#define DIALECT(block_, invoke_, parameter_)                                                   \
+    {                                                                                          \
+        .block = (block_), .invoke = (invoke_), .parameter = (parameter_),                     \
+        .before_tools =                                                                        \
+            "## Tools\n\n"                                                                     \
+            "You have access to a set of tools to help answer the user's question. You can "   \
+            "invoke tools by writing a \"<" CHAT_DSML block_                                   \
+            ">\" block like the following:\n\n"                                                \
+            "<" CHAT_DSML block_ ">\n"                                                         \
+            "<" CHAT_DSML invoke_ " name=\"$TOOL_NAME\">\n"                                    \
+            "<" CHAT_DSML parameter_ " name=\"$PARAMETER_NAME\" string=\"true|false\">"        \
+            "$PARAMETER_VALUE</" CHAT_DSML parameter_ ">\n"                                    \
+            "...\n"                                                                            \
+            "</" CHAT_DSML invoke_ ">\n"                                                       \
+            "<" CHAT_DSML invoke_ " name=\"$TOOL_NAME2\">\n"                                   \
+            "...\n"                                                                            \
+            "</" CHAT_DSML invoke_ ">\n"                                                       \
+            "</" CHAT_DSML block_ ">\n\n"                                                      \
+            "String parameters should be specified as is and set `string=\"true\"`. For all "  \
+            "other types (numbers, booleans, arrays, objects), pass the value in JSON format " \
+            "and set `string=\"false\"`.\n\n"                                                  \
+            "If thinking_mode is enabled (triggered by " CHAT_THINK "), you MUST output your " \
+            "complete reasoning inside " CHAT_THINK "..." CHAT_END_THINK                       \
+            " BEFORE any tool calls or final response.\n\n"                                    \
+            "Otherwise, output directly after " CHAT_END_THINK " with tool calls or final "    \
+            "response.\n\n"                                                                    \
+            "### Available Tool Schemas\n\n",                                                  \
+        .after_tools = "\n\nYou MUST strictly follow the above defined tool name and "         \
+                       "parameter schemas to invoke tool calls.\n",                            \
+    }
+
+static const dsml_dialect v4_dialect = DIALECT("tool_calls", "invoke", "parameter");
+static const dsml_dialect v41_dialect = DIALECT(" calls", " invoke", " parameter");
 
 static const char effort_absolute[] =
     "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
@@ -162,6 +170,18 @@ static int32_t last_asking(const v4_state *s) {
     return i;
 }
 
+/* V4.1: whether the last turn is an answer that the model continues. */
+static bool ends_open(const v4_state *s) {
+    if (s->n == 0 || s->turns[s->n - 1].n_blocks > 0) return false;
+    const hd_chat_message *m = s->turns[s->n - 1].m;
+    return m->role == HD_CHAT_ASSISTANT && (m->wo_eos || m->prefix);
+}
+
+/* V4.1: whether an answer is opened behind the last turn. */
+static bool opens_at_end(const v4_state *s) {
+    return !s->job->options->no_generation_prompt && !ends_open(s);
+}
+
 /* Removes developer messages of earlier turns along with their reasoning. */
 static void drop_developers(v4_state *s) {
     int32_t kept = 0;
@@ -204,14 +224,30 @@ static void write_assistant(const v4_state *s, int32_t i) {
     const hd_chat_message *m = s->turns[i].m;
     chat_out *o = s->job->out;
     bool answers_task = i > 0 && s->turns[i - 1].task != HD_TASK_NONE;
+    bool continued = m->wo_eos || (s->v41 && i == s->n - 1 && ends_open(s));
     chat_begin_block(o, m, m->n_calls);
-    if (s->job->options->thinking && !answers_task && (!s->drop || i > s->last)) {
+    if (s->job->options->thinking && !answers_task && (!s->drop || i >= s->kept)) {
         chat_reasoning(o, m);
     }
     chat_answer(o, m, CHAT_CUT_NONE);
-    dsml_calls(o, m, "tool_calls");
+    dsml_calls(o, m, s->dialect);
     chat_end_block(o);
-    if (!m->wo_eos) chat_control(o, CHAT_EOS);
+    if (!continued) chat_control(o, CHAT_EOS);
+}
+
+static hd_status write_system(const v4_state *s, int32_t i) {
+    const hd_chat_message *m = s->turns[i].m;
+    chat_out *o = s->job->out;
+    bool developer = m->role == HD_CHAT_DEVELOPER && !s->v41;
+    bool marked = i == 0 && s->job->options->thinking; /* before the effort */
+    if (developer && m->n_parts == 1 && m->parts[0].text.n == 0) {
+        return chat_refuse(s->job, m, "content", "wants text in a developer message");
+    }
+    if (developer) chat_control(o, CHAT_USER);
+    if (s->v41 && !marked) chat_control(o, CHAT_SYSTEM);
+    chat_parts(o, m);
+    dsml_extras(o, m, s->dialect);
+    return HD_OK;
 }
 
 static hd_status write_body(const v4_state *s, int32_t i) {
@@ -225,18 +261,12 @@ static hd_status write_body(const v4_state *s, int32_t i) {
         chat_control(o, "<｜latest_reminder｜>");
         chat_parts(o, t->m);
     } else {
-        bool developer = t->m->role == HD_CHAT_DEVELOPER;
-        if (developer && t->m->n_parts == 1 && t->m->parts[0].text.n == 0) {
-            return chat_refuse(s->job, t->m, "content", "wants text in a developer message");
-        }
-        if (developer) chat_control(o, CHAT_USER);
-        chat_parts(o, t->m);
-        dsml_extras(o, t->m, write_tools);
+        return write_system(s, i);
     }
     return HD_OK;
 }
 
-/* Writes what stands between a turn and the answer to it. */
+/* Writes what stands between turn i - 1, if there is one, and the answer to it. */
 static void open_answer(const v4_state *s, int32_t i) {
     static const char *const task_tokens[] = {
         [HD_TASK_NONE] = "",
@@ -247,31 +277,55 @@ static void open_answer(const v4_state *s, int32_t i) {
         [HD_TASK_TITLE] = "<｜title｜>",
         [HD_TASK_READ_URL] = "<｜read_url｜>",
     };
-    const v4_turn *t = &s->turns[i];
     chat_out *o = s->job->out;
+    hd_chat_task task = i > 0 ? s->turns[i - 1].task : HD_TASK_NONE;
     bool think = s->job->options->thinking;
-    if (t->task == HD_TASK_NONE) {
-        if (!asks(t)) return;
-        think = think && (!s->drop || i >= s->last);
-    }
-    if (t->task == HD_TASK_NONE || t->task == HD_TASK_ACTION) {
+    if (task == HD_TASK_NONE) think = think && (!s->drop || i >= s->kept);
+    if (task == HD_TASK_NONE || task == HD_TASK_ACTION) {
         chat_control(o, CHAT_ASSISTANT);
         chat_control(o, think ? CHAT_THINK : CHAT_END_THINK);
     }
-    chat_control(o, task_tokens[t->task]);
+    chat_control(o, task_tokens[task]);
 }
 
-static hd_status write_turn(const v4_state *s, int32_t i) {
-    HD_TRY(write_body(s, i));
-    if (i + 1 == s->n) {
-        if (!s->job->options->no_generation_prompt) open_answer(s, i);
-        return HD_OK;
-    }
+/* V4: whether a turn opens the answer to it. */
+static bool opens_answer(const v4_state *s, int32_t i) {
+    if (s->turns[i].task == HD_TASK_NONE && !asks(&s->turns[i])) return false;
+    if (i + 1 == s->n) return !s->job->options->no_generation_prompt;
     const v4_turn *next = &s->turns[i + 1];
-    bool answered = next->n_blocks == 0 && (next->m->role == HD_CHAT_ASSISTANT ||
-                                            next->m->role == HD_CHAT_LATEST_REMINDER);
-    if (answered) open_answer(s, i);
+    return next->n_blocks == 0 &&
+           (next->m->role == HD_CHAT_ASSISTANT || next->m->role == HD_CHAT_LATEST_REMINDER);
+}
+
+static hd_status write_turns_v4(const v4_state *s) {
+    for (int32_t i = 0; i < s->n; i++) {
+        HD_TRY(write_body(s, i));
+        if (opens_answer(s, i)) open_answer(s, i + 1);
+    }
     return HD_OK;
+}
+
+static hd_status write_turns_v41(const v4_state *s) {
+    for (int32_t i = 0; i < s->n; i++) {
+        const v4_turn *t = &s->turns[i];
+        if (t->n_blocks == 0 && t->m->role == HD_CHAT_ASSISTANT) open_answer(s, i);
+        HD_TRY(write_body(s, i));
+    }
+    if (opens_at_end(s)) open_answer(s, s->n);
+    return HD_OK;
+}
+
+static void write_effort_v41(chat_out *o, const hd_chat_options *options) {
+    static const int32_t numbers[] = {[HD_EFFORT_NONE] = 75,
+                                      [HD_EFFORT_LOW] = 50,
+                                      [HD_EFFORT_HIGH] = 75,
+                                      [HD_EFFORT_MAX] = 100};
+    char line[128];
+    snprintf(line, sizeof line,
+             CHAT_SYSTEM "Reasoning Effort: %d (range 1-100, the higher the value, the more "
+                         "thorough the reasoning)\n\n",
+             options->effort_number ? options->effort_number : numbers[options->effort]);
+    chat_control(o, line);
 }
 
 static hd_status render(v4_state *s, const hd_chat_message *m, int32_t n) {
@@ -290,20 +344,23 @@ static hd_status render(v4_state *s, const hd_chat_message *m, int32_t n) {
         if (t->m->n_calls > 0) caller = calls_have_ids(t->m) ? t->m : NULL;
     }
     s->last = last_asking(s);
-    if (job->options->thinking && s->drop) drop_developers(s);
+    if (job->options->thinking && s->drop && !s->v41) drop_developers(s);
+    s->kept = s->v41 ? s->n - !opens_at_end(s) : s->last + 1;
     chat_control(job->out, CHAT_BOS);
-    if (job->options->thinking) {
+    if (job->options->thinking && s->v41) {
+        if (s->n > 0) write_effort_v41(job->out, job->options);
+    } else if (job->options->thinking) {
         chat_control(job->out, effort_text(job->options->encoding, job->options->effort));
     }
-    for (int32_t i = 0; i < s->n; i++) HD_TRY(write_turn(s, i));
-    return HD_OK;
+    return s->v41 ? write_turns_v41(s) : write_turns_v4(s);
 }
 
 hd_status chat_render_v4(const chat_job *job) {
     hd_chat_message *m;
     int32_t n = 0;
-    v4_state s = {.job = job};
-    hd_status st = dsml_messages(&m, &n, job);
+    const bool v41 = job->options->encoding == HD_CHAT_V41;
+    v4_state s = {.job = job, .v41 = v41, .dialect = v41 ? &v41_dialect : &v4_dialect};
+    hd_status st = dsml_messages(&m, &n, job, v41);
     if (st == HD_OK) st = render(&s, m, n);
     free(s.turns);
     free(s.blocks);

@@ -4,6 +4,7 @@
 
 #define CHAT_BOS           "<｜begin▁of▁sentence｜>"
 #define CHAT_EOS           "<｜end▁of▁sentence｜>"
+#define CHAT_SYSTEM        "<｜System｜>"
 #define CHAT_USER          "<｜User｜>"
 #define CHAT_ASSISTANT     "<｜Assistant｜>"
 #define CHAT_THINK         "<think>"

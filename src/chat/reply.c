@@ -28,6 +28,8 @@ hd_reply_format hd_reply_format_of(hd_chat_encoding encoding) {
     case HD_CHAT_V4:
     case HD_CHAT_V4_0731:
         break;
+    case HD_CHAT_V41:
+        return HD_REPLY_V41;
     }
     return HD_REPLY_V4;
 }
@@ -153,6 +155,11 @@ static void pass_mark(hd_reply *r, hd_reply_event_kind kind, const reply_mark *m
     r->pos = mark->at + mark->n;
 }
 
+static reply_word own_block(const hd_reply *r) {
+    if (r->opt.format == HD_REPLY_V32) return REPLY_FUNCTION_CALLS;
+    return r->opt.format == HD_REPLY_V4 ? REPLY_TOOL_CALLS : REPLY_CALLS;
+}
+
 /* The format has an empty line before a DSML block and nothing before the others. */
 static void enter_block(hd_reply *r, const reply_mark *mark) {
     size_t space = mark->at - r->pos, wanted = reply_is_dsml(r) ? 2 : 0;
@@ -163,10 +170,8 @@ static void enter_block(hd_reply *r, const reply_mark *mark) {
         exact = true;
     }
     if (reply_is_dsml(r)) {
-        reply_word word =
-            r->opt.format == HD_REPLY_V32 ? REPLY_FUNCTION_CALLS : REPLY_TOOL_CALLS;
-        exact = exact && mark->tag.word == word && mark->tag.spelling == REPLY_TRUE &&
-                !mark->tag.spaced && mark->n == mark->tag.n + 1;
+        exact = exact && mark->tag.word == own_block(r) && mark->tag.spelling == REPLY_TRUE &&
+                mark->tag.spaced == reply_is_spaced(r) && mark->n == mark->tag.n + 1;
         if (!exact) reply_note(r, HD_REPLY_NOTE_SPELLING);
     }
     r->state = REPLY_IN_BLOCK;

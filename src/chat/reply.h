@@ -26,7 +26,8 @@ typedef enum hd_reply_format {
     HD_REPLY_V3,    /* V3, R1: function, separator, name, fenced JSON */
     HD_REPLY_V31,   /* V3.1, V3.2-Exp: name, separator, JSON */
     HD_REPLY_V32,   /* DSML, function_calls */
-    HD_REPLY_V4     /* DSML, tool_calls */
+    HD_REPLY_V4,    /* DSML, tool_calls */
+    HD_REPLY_V41    /* DSML, calls, a blank before every word */
 } hd_reply_format;
 
 hd_reply_format hd_reply_format_of(hd_chat_encoding encoding);

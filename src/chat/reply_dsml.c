@@ -1,4 +1,4 @@
-/* reply_dsml.c - tool call parser for the DSML of V3.2 and V4: blocks, invokes, parameters.
+/* reply_dsml.c - tool call parser for the DSML of V3.2 and later: blocks, invokes, parameters.
  * Arguments become one JSON object in the order of the parameters, with the spacing of
  * Python's json module. Rendering the object again therefore yields the same bytes. */
 #include "chat/reply_internal.h"
@@ -6,11 +6,15 @@
 #include <string.h>
 
 static bool is_block(const reply_tag *tag) {
-    return tag->word == REPLY_TOOL_CALLS || tag->word == REPLY_FUNCTION_CALLS;
+    return tag->word < REPLY_INVOKE;
+}
+
+static bool is_exact(const hd_reply *r, const reply_tag *tag) {
+    return tag->spelling == REPLY_TRUE && tag->spaced == reply_is_spaced(r);
 }
 
 static void note_spelling(hd_reply *r, const reply_tag *tag) {
-    if (tag->spelling != REPLY_TRUE || tag->spaced) reply_note(r, HD_REPLY_NOTE_SPELLING);
+    if (!is_exact(r, tag)) reply_note(r, HD_REPLY_NOTE_SPELLING);
 }
 
 /* --- between invokes --- */
@@ -137,6 +141,7 @@ static bool open_parameter(hd_reply *r, const reply_tag *tag) {
     }
     reply_consume_to(r, attrs.end);
     r->value_spelling = tag->spelling;
+    r->value_exact = is_exact(r, tag);
     r->state = REPLY_IN_VALUE;
     return true;
 }
@@ -215,6 +220,7 @@ static reply_match probe_close(const hd_reply *r, size_t at, reply_mark *mark) {
     if (m != REPLY_YES) return m;
     const reply_tag *tag = &mark->tag;
     bool spelled = tag->spelling == REPLY_TRUE || tag->spelling == r->value_spelling;
+    if (r->value_exact && !is_exact(r, tag)) return REPLY_NO;
     if (!tag->close || tag->word != REPLY_PARAMETER || !spelled) return REPLY_NO;
     m = reply_tag_end(r, at + tag->n, &end);
     if (m != REPLY_YES) return m;

@@ -54,6 +54,7 @@ typedef enum reply_match { REPLY_NO, REPLY_PART, REPLY_YES } reply_match;
 typedef enum reply_word {
     REPLY_FUNCTION_CALLS,
     REPLY_TOOL_CALLS,
+    REPLY_CALLS,
     REPLY_INVOKE,
     REPLY_PARAMETER
 } reply_word;
@@ -139,6 +140,7 @@ struct hd_reply {
     int32_t n_params;
     bool value_is_string;
     reply_spelling value_spelling;
+    bool value_exact; /* its tag is as the format has it */
     reply_name params[HD_REPLY_MAX_PARAMS];
 
     /* text on its way out */
@@ -158,7 +160,12 @@ static inline bool reply_is_space(char c) {
 }
 
 static inline bool reply_is_dsml(const hd_reply *r) {
-    return r->opt.format == HD_REPLY_V32 || r->opt.format == HD_REPLY_V4;
+    return r->opt.format >= HD_REPLY_V32;
+}
+
+/* Whether the format has a blank after the DSML token. */
+static inline bool reply_is_spaced(const hd_reply *r) {
+    return r->opt.format == HD_REPLY_V41;
 }
 
 /* --- reply.c --- */

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-enum { MAX_SPACES = 16, N_BLOCK_WORDS = REPLY_TOOL_CALLS + 1 };
+enum { MAX_SPACES = 16, N_BLOCK_WORDS = REPLY_INVOKE };
 
 #define THINK       "<think>"
 #define END_THINK   "</think>"
@@ -17,6 +17,7 @@ enum { MAX_SPACES = 16, N_BLOCK_WORDS = REPLY_TOOL_CALLS + 1 };
 
 static const char *const words[] = {[REPLY_FUNCTION_CALLS] = "function_calls",
                                     [REPLY_TOOL_CALLS] = "tool_calls",
+                                    [REPLY_CALLS] = "calls",
                                     [REPLY_INVOKE] = "invoke",
                                     [REPLY_PARAMETER] = "parameter"};
 #define DSML "｜DSML｜"
@@ -217,8 +218,7 @@ static reply_match probe_opener(const hd_reply *r, size_t at, reply_mark *mark) 
     size_t end;
     reply_match m = reply_dsml_tag(r, at, false, &tag);
     if (m != REPLY_YES) return m;
-    bool block =
-        !tag.close && (tag.word == REPLY_TOOL_CALLS || tag.word == REPLY_FUNCTION_CALLS);
+    bool block = !tag.close && tag.word < REPLY_INVOKE;
     bool other = tag.spelling != REPLY_TRUE;
     if (other && (!block || r->opt.strict || r->opt.own_spelling)) return REPLY_NO;
     *mark = (reply_mark){.kind = REPLY_MARK_TAG, .at = at, .n = tag.n, .tag = tag};

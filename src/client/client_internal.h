@@ -6,6 +6,7 @@
 
 #include "client/client.h"
 #include "client/events.h"
+#include "client/multi.h"
 
 /* ---- plan.c: what the load asks ---- */
 
@@ -36,12 +37,10 @@ void dialog_deinit(dialog *c);
 char *body_write(const client_server *s, const client_load *load, json_t *prompt,
                  int64_t max_tokens, bool stream);
 
-/* ---- wire.c: libcurl driven by epoll ---- */
+/* ---- wire.c: the requests of a load ---- */
 
 typedef struct wire {
-    CURLM *multi;
-    int epoll, timer;
-    int64_t curl_due_ns; /* when libcurl wants to be called; -1: not by time */
+    client_multi multi;
     struct curl_slist *headers;
     char *url;
 } wire;
@@ -50,8 +49,6 @@ hd_status wire_open(wire *w, const client_server *s, const char *path, hd_err *e
 void wire_close(wire *w);
 /* A handle with everything set that requests have in common; NULL without memory. */
 CURL *wire_handle(const wire *w, const client_server *s);
-/* Waits for bytes or until due_ns (-1: none), lets libcurl work. */
-hd_status wire_step(wire *w, int64_t due_ns, hd_err *err);
 
 /* ---- server.c ---- */
 

@@ -164,7 +164,7 @@ static bool send_turn(talk *t, int64_t due_ns) {
                                 .sent_ns = since(r),
                                 .cached = -1,
                                 .error = -1};
-    return curl_multi_add_handle(r->wire.multi, t->easy) == CURLM_OK;
+    return curl_multi_add_handle(r->wire.multi.multi, t->easy) == CURLM_OK;
 }
 
 static bool start_talk(run *r) {
@@ -275,7 +275,7 @@ static void show_progress(run *r) {
 
 static void end_request(talk *t, CURLcode code, bool stopping) {
     run *r = t->r;
-    curl_multi_remove_handle(r->wire.multi, t->easy);
+    curl_multi_remove_handle(r->wire.multi.multi, t->easy);
     const bool good = keep_record(t, code);
     show_progress(r);
     if (!good || stopping || t->turn + 1 == r->load->turns || is_over(r)) {
@@ -289,7 +289,7 @@ static void end_request(talk *t, CURLcode code, bool stopping) {
 
 static void end_requests(run *r, bool stopping) {
     int left;
-    for (CURLMsg *m; (m = curl_multi_info_read(r->wire.multi, &left));) {
+    for (CURLMsg *m; (m = curl_multi_info_read(r->wire.multi.multi, &left));) {
         talk *t = NULL;
         const CURLcode code = m->data.result;
         if (m->msg != CURLMSG_DONE) continue;
@@ -319,7 +319,7 @@ static hd_status drive(run *r, const volatile sig_atomic_t *stop, hd_err *err) {
         }
         if (r->no_memory) return HD_FAIL(err, HD_ENOMEM, "no memory for the load");
         if (due < 0 && r->in_flight == 0) break;
-        HD_TRY(wire_step(&r->wire, due, err));
+        HD_TRY(client_multi_step(&r->wire.multi, due, err));
         end_requests(r, *stop != 0);
     }
     r->out->duration_ns = since(r);
@@ -354,7 +354,7 @@ hd_status client_run_all(client_run *out, const client_server *s, const client_l
     if (out->duration_ns) out->processor = (processor_s() - before) / (double)out->duration_ns;
     out->processor *= 1e9;
     while (r.active) {
-        curl_multi_remove_handle(r.wire.multi, r.active->easy);
+        curl_multi_remove_handle(r.wire.multi.multi, r.active->easy);
         out->unfinished++;
         end_talk(r.active);
     }

@@ -25,21 +25,24 @@ typedef struct form {
     const char *last;           /* behind the arguments */
     const char *between;        /* calls */
     bool parameters;            /* the arguments are parameters, not JSON */
+    bool spaced;                /* a blank before the words of tags */
 } form;
 
-#define DSML_FORM(block)                                                                      \
-    {                                                                                         \
-        .lead = "\n\n", .begin = "<" DSML block ">\n", .end = "</" DSML block ">",            \
-        .first = "<" DSML "invoke name=\"", .behind = "\">\n", .last = "</" DSML "invoke>\n", \
-        .between = "", .parameters = true                                                     \
+#define DSML_FORM(block, invoke, spaced_)                                                      \
+    {                                                                                          \
+        .lead = "\n\n", .begin = "<" DSML block ">\n", .end = "</" DSML block ">",             \
+        .first = "<" DSML invoke " name=\"", .behind = "\">\n",                                \
+        .last = "</" DSML invoke ">\n", .between = "", .parameters = true, .spaced = (spaced_) \
     }
 
 static const form forms[] = {
     [HD_REPLY_V3] = {"", CALLS_BEGIN, CALLS_END, CALL_BEGIN "function" SEPARATOR, "\n```json\n",
-                     "\n```" CALL_END,                                                                     "\n", false},
-    [HD_REPLY_V31] = {"", CALLS_BEGIN, CALLS_END, CALL_BEGIN,                      SEPARATOR,     CALL_END, "",   false},
-    [HD_REPLY_V32] = DSML_FORM("function_calls"),
-    [HD_REPLY_V4] = DSML_FORM("tool_calls"),
+                     "\n```" CALL_END,                                                                     "\n", false, false},
+    [HD_REPLY_V31] = {"", CALLS_BEGIN, CALLS_END, CALL_BEGIN,                      SEPARATOR,     CALL_END, "",   false,
+                     false                                                                                                   },
+    [HD_REPLY_V32] = DSML_FORM("function_calls", "invoke", false),
+    [HD_REPLY_V4] = DSML_FORM("tool_calls", "invoke", false),
+    [HD_REPLY_V41] = DSML_FORM(" calls", " invoke", true),
 };
 
 uint32_t gram_marked(gram_builder *b, uint32_t from, const char *text, size_t n) {
@@ -195,6 +198,7 @@ void gram_calls(gram_builder *b, hd_grammar *g, int32_t root, const hd_grammar_c
     if (b->status != HD_OK || !read_tools(b, calls->tools, calls->n_tools)) return;
     const form *f = &forms[calls->format];
     b->marks = calls->marks;
+    b->spaced = f->spaced;
     b->avoid = calls->flagged ? 0 : BAR;
     draw_block(b, f, literal(b, from, f->lead), to, calls);
     add_opening(b, g, f->lead, f->parameters ? "<" DSML : f->begin);

@@ -78,6 +78,7 @@ typedef struct gram_builder {
     int64_t steps;                   /* steps done */
     int32_t free_space;              /* 0: compact */
     uint32_t marks;                  /* as in hd_grammar_calls */
+    bool spaced;                     /* DSML tags have a blank before their words */
     uint32_t avoid;                  /* a character that free text must not contain; 0: none */
     int32_t shared[GRAM_JSON_KINDS]; /* rules of gram_json_rule */
     gram_numbers *numbers;

@@ -6,11 +6,17 @@
 #include "grammar/grammar_schema_internal.h"
 #include "chat/reply.h"
 
-#define BEGIN "<" DSML "parameter name=\""
-#define END   "</" DSML "parameter>\n"
-
 static uint32_t literal(gram_builder *b, uint32_t from, const char *text) {
     return gram_marked(b, from, text, strlen(text));
+}
+
+static uint32_t draw_begin(gram_builder *b, uint32_t from) {
+    return literal(b, from,
+                   b->spaced ? "<" DSML " parameter name=\"" : "<" DSML "parameter name=\"");
+}
+
+static uint32_t draw_end(gram_builder *b, uint32_t from) {
+    return literal(b, from, b->spaced ? "</" DSML " parameter>\n" : "</" DSML "parameter>\n");
 }
 
 /* Draws the beginning of a string value, or of another value. */
@@ -48,7 +54,7 @@ static void draw_value(gram_walk *w, const gram_task *t, const char *key, json_t
     const uint32_t done = gram_node(b);
     gram_push(w, t, key, schema, GRAM_AS_PLAIN, draw_kind(b, named, true), done);
     gram_push(w, t, key, schema, GRAM_AS_OTHER, draw_kind(b, named, false), done);
-    gram_empty(b, literal(b, done, END), to);
+    gram_empty(b, draw_end(b, done), to);
 }
 
 static void draw_declared(gram_walk *w, const gram_task *t, void *at, const char *key,
@@ -66,7 +72,7 @@ static void draw_declared(gram_walk *w, const gram_task *t, void *at, const char
                   HD_REPLY_MAX_PARAMS, t->path);
         return;
     }
-    const uint32_t next = gram_node(b), begun = literal(b, l->here, BEGIN);
+    const uint32_t next = gram_node(b), begun = draw_begin(b, l->here);
     draw_value(w, t, path, schema, literal(b, begun, key), next);
     if (!required) gram_empty(b, l->here, next);
     l->here = next;
@@ -88,7 +94,7 @@ static void draw_undeclared(gram_walk *w, const gram_task *t, const gram_members
     const uint32_t named = gram_node(b);
     draw_other_name(b, r.start, r.end);
     gram_schema_each(w, t, m, deny, &name);
-    gram_call(b, literal(b, from, BEGIN), named, name, 1, 1);
+    gram_call(b, draw_begin(b, from), named, name, 1, 1);
     draw_value(w, t, "additionalProperties", m->others, named, to);
 }
 
@@ -109,11 +115,10 @@ void gram_any_parameters(gram_builder *b, uint32_t from, uint32_t to) {
     const int32_t rule = gram_rule_new(b);
     if (b->status != HD_OK) return;
     const gram_rule r = b->rules[rule];
-    const uint32_t begun = literal(b, r.start, BEGIN), named = gram_node(b),
-                   done = gram_node(b);
+    const uint32_t begun = draw_begin(b, r.start), named = gram_node(b), done = gram_node(b);
     gram_pattern(b, begun, named, names, sizeof names - 1, (gram_pattern_options){0}, NULL);
     gram_json_call(b, draw_kind(b, named, true), done, GRAM_JSON_PLAIN);
     gram_json_call(b, draw_kind(b, named, false), done, GRAM_JSON_VALUE);
-    gram_empty(b, literal(b, done, END), r.end);
+    gram_empty(b, draw_end(b, done), r.end);
     gram_call(b, from, to, rule, 0, HD_REPLY_MAX_PARAMS);
 }

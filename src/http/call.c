@@ -18,7 +18,8 @@ enum {
 
 http_call *http_call_new(http_server *h, http_conn *conn, const char *target) {
     http_call *c = calloc(1, sizeof *c);
-    char *text = strdup(target);
+    const size_t n = strlen(target) + 1;
+    char *text = malloc(2 * n);
     http_query_arg *args = calloc((size_t)h->options.limits.query_args, sizeof *args);
     if (!c || !text || !args) {
         free(c);
@@ -33,7 +34,10 @@ http_call *http_call_new(http_server *h, http_conn *conn, const char *target) {
     pthread_mutexattr_destroy(&recursive);
     c->http = h;
     c->conn = conn;
+    memcpy(text, target, n);
+    memcpy(text + n, target, n);
     c->target_text = text;
+    c->raw_target = text + n;
     c->args = args;
     c->start_ns = hd_now_ns();
     c->prompt_tokens = c->output_tokens = -1;
@@ -106,6 +110,21 @@ const char *http_header(const http_call *c, const char *name) {
         if (strcasecmp(c->headers[i].name, name) == 0) return c->headers[i].value;
     }
     return NULL;
+}
+
+bool http_header_at(const http_call *c, size_t i, const char **name, const char **value) {
+    if (i >= c->n_headers) return false;
+    *name = c->headers[i].name;
+    *value = c->headers[i].value;
+    return true;
+}
+
+const char *http_raw_target(const http_call *c) {
+    return c->raw_target;
+}
+
+http_shape http_shape_of(const http_call *c) {
+    return c->route ? c->route->shape : HTTP_OPENAI;
 }
 
 const char *http_query(const http_call *c, const char *name) {
@@ -377,7 +396,7 @@ void http_error(http_call *c, int status, const char *type, const char *code, co
     va_start(args, format);
     vsnprintf(message, sizeof message, format, args);
     va_end(args);
-    const http_shape shape = c->route ? c->route->shape : HTTP_OPENAI;
+    const http_shape shape = http_shape_of(c);
     json_t *object = error_object(shape, status, type, code, param, message);
     if (!object) { /* not UTF-8, or cut within a character */
         for (char *p = message; *p; p++) {

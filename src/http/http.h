@@ -20,7 +20,10 @@ const char *http_method(const http_call *c);
 const char *http_path(const http_call *c);      /* without the query */
 const char *http_path_tail(const http_call *c); /* what matched the '*' of the route */
 const char *http_header(const http_call *c, const char *name); /* NULL: absent */
-const char *http_query(const http_call *c, const char *name);  /* decoded; NULL: absent */
+/* Reads the i-th header, as it came. Returns false behind the last one. */
+bool http_header_at(const http_call *c, size_t i, const char **name, const char **value);
+const char *http_raw_target(const http_call *c);              /* path and query, as they came */
+const char *http_query(const http_call *c, const char *name); /* decoded; NULL: absent */
 /* Reads an integer of the query; otherwise: the value if it is absent. Returns false if it
  * is not made of digits, or outside low to high. */
 bool http_query_number(const http_call *c, const char *name, long low, long high,
@@ -55,6 +58,8 @@ void http_on_gone(http_call *c, void (*fn)(void *user), void *user);
 /* ---- the reply ---- */
 
 typedef enum http_shape { HTTP_OPENAI, HTTP_ANTHROPIC } http_shape; /* of error objects */
+
+http_shape http_shape_of(const http_call *c); /* of the call's route */
 
 /* If the memory limit is reached, the reply becomes 503, or 413 if it could never fit. */
 void http_reply(http_call *c, int status, const char *type, const char *body, size_t n);

@@ -71,7 +71,8 @@ struct http_call {
 
     /* the request; written before the handler runs, constant afterwards */
     char method[16], id[HTTP_ID_BYTES + 1];
-    char *target_text, *tail;
+    char *target_text, *tail; /* target_text is parsed in place */
+    const char *raw_target;   /* a copy, stored behind it */
     http_target target;
     http_query_arg *args;
     http_field *headers; /* [n_headers] followed by their bytes, one block */

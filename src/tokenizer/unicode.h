@@ -48,6 +48,10 @@ typedef enum text_category {
 extern const uint32_t text_unicode_ranges[];
 extern const int32_t text_unicode_n_ranges;
 
+extern const uint32_t text_fold_chars[], text_fold_pool[];
+extern const uint16_t text_fold_ends[];
+extern const int32_t text_fold_n_chars;
+
 /* Returns the categories of a name of one or two letters ("L", "Nd"); 0 if there is none. */
 uint32_t text_category_set(const char *name, size_t n);
 
@@ -56,6 +60,12 @@ text_category text_category_of(uint32_t cp);
 /* Return White_Space, and the word characters of the added tokens' single_word rule. */
 bool text_is_space(uint32_t cp);
 bool text_is_word(uint32_t cp);
+
+/* Writes what a character becomes when texts are compared loosely: compatibility decomposition
+ * (NFKD) without combining marks, in lower case. At most TEXT_MAX_FOLD characters; returns how
+ * many. */
+enum { TEXT_MAX_FOLD = 18 };
+int32_t text_fold(uint32_t cp, uint32_t out[TEXT_MAX_FOLD]);
 
 /* Returns the offset of the first byte that is not valid UTF-8; n if all bytes are valid. */
 size_t text_utf8_valid(const char *text, size_t n);
