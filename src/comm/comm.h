@@ -91,6 +91,7 @@ typedef struct hd_comm_table {
     void (*combine_send)(void *ctx, hd_stream *s, const hd_combine_args *a);
     void (*combine_arrive)(void *ctx, hd_stream *s, const hd_combine_args *a);
     void (*abort)(void *ctx, const char *why);
+    const char *(*ended)(void *ctx);
 } hd_comm_table;
 
 typedef struct hd_comm {
@@ -155,6 +156,11 @@ static inline void hd_comm_combine_arrive(const hd_comm *c, hd_stream *s,
  * this rank's memory. A rank that ends before the others must call it. */
 static inline void hd_comm_abort(const hd_comm *c, const char *why) {
     c->table->abort(c->ctx, why);
+}
+
+/* Returns why communication has ended, or NULL. Any thread may call it. */
+static inline const char *hd_comm_ended(const hd_comm *c) {
+    return c->table->ended(c->ctx);
 }
 
 #endif

@@ -125,6 +125,11 @@ static void send_results(void *ctx, hd_stream *s, const hd_combine_args *a) {
     (void)ctx, (void)s, (void)a;
 }
 
+static const char *never_ended(void *ctx) {
+    (void)ctx;
+    return NULL;
+}
+
 static void ignore_abort(void *ctx, const char *why) {
     (void)ctx, (void)why;
 }
@@ -165,7 +170,8 @@ static const hd_comm_table table = {.all_reduce = keep_sum,
                                     .dispatch_arrive = receive_rows,
                                     .combine_send = send_results,
                                     .combine_arrive = receive_results,
-                                    .abort = ignore_abort};
+                                    .abort = ignore_abort,
+                                    .ended = never_ended};
 
 hd_status hd_comm_emulated_open(hd_comm_emulated **out, const hd_comm_emulated_options *o,
                                 hd_err *err) {

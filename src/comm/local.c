@@ -19,9 +19,10 @@
 #include "base/cores.h"
 #include "base/cpu.h"
 #include "base/memory.h"
+#include "comm/tree_sum.h"
 
-/* SPINS: some microseconds. Floats of a block, and of a cache line. */
-enum { SPINS = 500, BLOCK = 256, LINE = HD_CACHE_LINE / (int)sizeof(float) };
+/* SPINS: some microseconds. Floats of a cache line. */
+enum { SPINS = 500, LINE = HD_CACHE_LINE / (int)sizeof(float) };
 
 typedef enum lane { COLLECTIVE, DISPATCH, COMBINE, N_LANES } lane;
 
@@ -154,6 +155,11 @@ static void abort_all(void *ctx, const char *why) {
     hd_comm_local_abort(((member *)ctx)->world, why);
 }
 
+static const char *ended(void *ctx) {
+    const hd_comm_local *w = ((member *)ctx)->world;
+    return atomic_load(&w->aborted) ? w->why : NULL;
+}
+
 /* ---- collectives ---- */
 
 typedef void collective_fn(const member *r, const void *args);
@@ -171,33 +177,19 @@ static float *floats(hd_rows x) {
     return x.data; /* hd_comm_local_join has checked */
 }
 
-/* out[n] = sum of x[0 .. m - 1] from `at` on, as comm.h defines it. */
-static void tree_sum(float *out, float *const *x, int32_t m, int64_t at, int32_t n) {
-    if (m == 1) {
-        memcpy(out, x[0] + at, (size_t)n * sizeof *out);
-        return;
-    }
-    int32_t half = 1;
-    while (2 * half < m) half *= 2;
-    float right[BLOCK];
-    tree_sum(out, x, half, at, n);
-    tree_sum(right, x + half, m - half, at, n);
-    for (int32_t i = 0; i < n; i++) out[i] += right[i];
-}
-
 /* Sums this rank's elements of all members, into one of them or, with -1, into all. */
 static void sum_part(const member *r, const hd_reduce_scatter_args *a, int32_t only) {
     const int32_t m = group_of(r, a->group)->n;
-    float *x[HD_LOCAL_MAX_RANKS], sum[BLOCK];
+    float *x[HD_LOCAL_MAX_RANKS], sum[HD_TREE_SUM_BLOCK];
     assert(m >= 1);
     for (int32_t k = 0; k < m; k++) {
         const hd_reduce_scatter_args *other = member_at(r, a->group, k)->args;
         assert(other->n == a->n);
         x[k] = floats(other->x);
     }
-    for (int64_t i = 0; i < a->own; i += BLOCK) {
-        const int32_t n = (int32_t)hd_min_i64(BLOCK, a->own - i);
-        tree_sum(sum, x, m, a->first + i, n);
+    for (int64_t i = 0; i < a->own; i += HD_TREE_SUM_BLOCK) {
+        const int32_t n = (int32_t)hd_min_i64(HD_TREE_SUM_BLOCK, a->own - i);
+        hd_tree_sum(sum, (const float *const *)x, m, a->first + i, n);
         for (int32_t k = 0; k < m; k++) {
             if (only < 0 || k == only)
                 memcpy(x[k] + a->first + i, sum, (size_t)n * sizeof *sum);
@@ -374,7 +366,8 @@ static const hd_comm_table table = {.all_reduce = all_reduce,
                                     .dispatch_arrive = dispatch_arrive,
                                     .combine_send = combine_send,
                                     .combine_arrive = combine_arrive,
-                                    .abort = abort_all};
+                                    .abort = abort_all,
+                                    .ended = ended};
 
 hd_status hd_comm_local_open(hd_comm_local **out, const hd_parallel_config *parallel,
                              hd_err *err) {
@@ -404,6 +397,24 @@ hd_status hd_comm_local_open(hd_comm_local **out, const hd_parallel_config *para
     }
     *out = w;
     return HD_OK;
+}
+
+void hd_comm_local_reset(hd_comm_local *w) {
+    pthread_mutex_lock(&w->mutex);
+    for (int32_t i = 0; i < w->n; i++) {
+        member *r = &w->ranks[i];
+        memset(r->begun, 0, sizeof r->begun);
+        r->dispatched = r->combined = 0;
+    }
+    for (int32_t i = 0; i < w->n * HD_N_GROUPS; i++) {
+        for (int32_t k = 0; k < N_LANES * HD_COMM_MAX_INFLIGHT; k++) {
+            exchange *e = &w->groups[i].at[k / HD_COMM_MAX_INFLIGHT][k % HD_COMM_MAX_INFLIGHT];
+            atomic_store(&e->sent, 0);
+            atomic_store(&e->done, 0);
+        }
+    }
+    atomic_store(&w->aborted, false);
+    pthread_mutex_unlock(&w->mutex);
 }
 
 void hd_comm_local_close(hd_comm_local *w) {

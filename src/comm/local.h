@@ -21,6 +21,10 @@ void hd_comm_local_close(hd_comm_local *w); /* NULL is fine; after the threads o
 hd_status hd_comm_local_join(hd_comm_local *w, int32_t rank, const hd_device *device,
                              const hd_ops *ops, const hd_comm **out, hd_err *err);
 
+/* Begins anew after an abort: no exchange is under way, and the ranks that have joined may make
+ * calls again. No thread may be in a call. */
+void hd_comm_local_reset(hd_comm_local *w);
+
 /* hd_comm_abort() for a rank that could not join. */
 void hd_comm_local_abort(hd_comm_local *w, const char *why);
 

@@ -41,6 +41,14 @@ void hd_device_release(hd_device *d, void *p) {
     if (p) d->table->release(d, p);
 }
 
+hd_status hd_device_discard(hd_device *d, void *p, size_t *bytes, hd_err *err) {
+    if (!d->table->discard) {
+        return HD_FAIL(err, HD_EUNSUPPORTED, "memory of this device cannot be given back");
+    }
+    if (p) *bytes += d->table->discard(d, p);
+    return HD_OK;
+}
+
 hd_status hd_stream_open(hd_stream **out, hd_device *d, hd_err *err) {
     *out = NULL;
     return d->table->open_stream(out, d, err);
@@ -129,10 +137,16 @@ bool hd_device_has_graphs(const hd_device *d) {
 
 void hd_stream_begin_capture(hd_stream *s) {
     s->device->table->record(s);
+    s->captures = true;
+}
+
+bool hd_stream_captures(const hd_stream *s) {
+    return s->captures;
 }
 
 hd_status hd_stream_end_capture(hd_stream *s, hd_graph **out, hd_err *err) {
     *out = NULL;
+    s->captures = false;
     return s->device->table->recorded(s, out, err);
 }
 
@@ -142,6 +156,10 @@ void hd_graph_close(hd_graph *g) {
 
 size_t hd_graph_bytes(const hd_graph *g) {
     return g->bytes;
+}
+
+int32_t hd_graph_launches(const hd_graph *g) {
+    return g->launches;
 }
 
 void hd_stream_launch(hd_stream *s, const hd_graph *g) {

@@ -26,6 +26,9 @@ typedef struct hd_cpu_options {
     int32_t n_threads; /* 0: one per core, base/cores.h */
     bool pin;          /* bind threads to cores */
     uint32_t without;  /* instruction sets that operators must not use, base/cpu.h */
+    /* Memory takes room when it is written, and there may be more than this machine has: for
+     * models whose operators compute nothing. */
+    bool untouched;
 } hd_cpu_options;
 
 hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_err *err);
@@ -52,6 +55,11 @@ size_t hd_device_free_bytes(const hd_device *d);
 
 void hd_device_release(hd_device *d, void *p); /* device or host memory; NULL is fine */
 
+/* Gives device or host memory back to the system and keeps its address; its content is lost. Adds
+ * the bytes to *bytes. Nothing that uses it may be queued. p NULL is fine. HD_EUNSUPPORTED: this
+ * device cannot. */
+hd_status hd_device_discard(hd_device *d, void *p, size_t *bytes, hd_err *err);
+
 /* Returns whether operators may read any host memory, because device memory is host memory. */
 bool hd_device_is_host(const hd_device *d);
 
@@ -66,7 +74,9 @@ void hd_stream_upload(hd_stream *s, void *device, const void *host, size_t bytes
 /* Copies device to host, in queue order: complete after hd_stream_wait or hd_stream_sync. */
 void hd_stream_download(hd_stream *s, void *host, const void *device, size_t bytes);
 
-/* Copies inside the stream's device. */
+/* Copies to memory of the stream's device, from its own memory, from that of another device of this
+ * process, or from host memory of hd_device_alloc_host(). `from` must stay until the copy is
+ * done. */
 void hd_stream_copy(hd_stream *s, void *to, const void *from, size_t bytes);
 
 /* Fills device memory with random values. `bytes` is rounded up to a multiple of 8. */
@@ -119,6 +129,7 @@ bool hd_device_has_graphs(const hd_device *d); /* false: the calls below must no
 
 /* Begins a capture: operators queued from here on are captured instead of run. */
 void hd_stream_begin_capture(hd_stream *s);
+bool hd_stream_captures(const hd_stream *s); /* between begin and end, on that stream */
 
 /* Ends the capture; s must have waited for the other streams that joined it. The stream must
  * outlive the graph. */
@@ -128,6 +139,9 @@ void hd_graph_close(hd_graph *g); /* NULL is fine; not while it runs */
 /* Returns the device memory of a graph, as the difference of free memory before and after; 0
  * if it fitted into memory that the driver already had. */
 size_t hd_graph_bytes(const hd_graph *g);
+
+/* Returns how many kernels and copies a graph launches. */
+int32_t hd_graph_launches(const hd_graph *g);
 
 void hd_stream_launch(hd_stream *s, const hd_graph *g);
 

@@ -15,6 +15,7 @@ enum { ALIGN = 256, MAX_BLOCKS = 256 };
 typedef struct cpu_device {
     hd_device base;
     hd_thread_pool *pool;
+    bool untouched;              /* as in hd_cpu_options */
     hd_block blocks[MAX_BLOCKS]; /* allocated blocks */
 } cpu_device;
 
@@ -42,7 +43,7 @@ static hd_status alloc(hd_device *base, void **out, size_t bytes, bool on_host,
     for (int i = 0; i < MAX_BLOCKS; i++) {
         hd_block *b = &d->blocks[i];
         if (b->data) continue;
-        HD_TRY(hd_block_init(b, padded, what, err));
+        HD_TRY((d->untouched ? hd_block_init_untouched : hd_block_init)(b, padded, what, err));
         uintptr_t at = (uintptr_t)b->data;
         *out = (uint8_t *)b->data + ((0 - at) & (ALIGN - 1));
         return HD_OK;
@@ -56,16 +57,24 @@ static size_t free_bytes(const hd_device *d) {
     return hd_memory_free();
 }
 
-static void release(hd_device *base, void *p) {
+static hd_block *block_of(hd_device *base, const void *p) {
     cpu_device *d = (cpu_device *)base;
     for (int i = 0; i < MAX_BLOCKS; i++) {
-        uint8_t *start = d->blocks[i].data;
-        if (start && (uint8_t *)p >= start && (uint8_t *)p < start + ALIGN) {
-            hd_block_deinit(&d->blocks[i]);
-            return;
+        const uint8_t *start = d->blocks[i].data;
+        if (start && (const uint8_t *)p >= start && (const uint8_t *)p < start + ALIGN) {
+            return &d->blocks[i];
         }
     }
-    assert(false && "released memory that this device never gave out");
+    assert(false && "memory that this device never gave out");
+    return NULL;
+}
+
+static void release(hd_device *base, void *p) {
+    hd_block_deinit(block_of(base, p));
+}
+
+static size_t discard(hd_device *base, void *p) {
+    return hd_block_discard(block_of(base, p));
 }
 
 static hd_status open_stream(hd_stream **out, hd_device *d, hd_err *err) {
@@ -194,6 +203,7 @@ static const backend_table table = {
     .alloc = alloc,
     .free_bytes = free_bytes,
     .release = release,
+    .discard = discard,
     .open_stream = open_stream,
     .close_stream = close_stream,
     .upload = upload,
@@ -217,6 +227,7 @@ hd_status hd_device_open_cpu(hd_device **out, const hd_cpu_options *options, hd_
     cpu_device *d = calloc(1, sizeof *d);
     if (!d) return HD_FAIL(err, HD_ENOMEM, "no memory for a device");
     d->base.table = &table;
+    d->untouched = options->untouched;
     hd_status st = hd_thread_pool_open(&d->pool, options->n_threads, options->pin, err);
     if (st != HD_OK) {
         close_device(&d->base);

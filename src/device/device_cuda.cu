@@ -261,7 +261,7 @@ void download(hd_stream *base, void *host, const void *device, size_t bytes) {
 
 void copy(hd_stream *base, void *to, const void *from, size_t bytes) {
     cudaStream_t queue = hd_cuda_stream(base);
-    note(base, "copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, queue));
+    note(base, "copy", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, queue));
 }
 
 void wait_all(hd_stream *base) {
@@ -372,6 +372,8 @@ hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
     cudaGraphExec_t exec = nullptr;
     cudaError_t status = cudaStreamEndCapture(hd_cuda_stream(s), &ops);
     const size_t free_before = free_bytes(s->device);
+    size_t nodes = 0;
+    if (status == cudaSuccess) status = cudaGraphGetNodes(ops, nullptr, &nodes);
     if (status == cudaSuccess) status = cudaGraphInstantiate(&exec, ops, 0);
     if (ops) cudaGraphDestroy(ops);
     if (status == cudaSuccess) status = cudaGraphUpload(exec, hd_cuda_stream(s));
@@ -386,6 +388,7 @@ hd_status recorded(hd_stream *s, hd_graph **out, hd_err *err) {
     const size_t free_after = free_bytes(s->device);
     g->base.device = s->device;
     g->base.bytes = free_before > free_after ? free_before - free_after : 0;
+    g->base.launches = (int32_t)nodes;
     g->exec = exec;
     *out = &g->base;
     return HD_OK;
@@ -408,6 +411,7 @@ const backend_table table = {
     .alloc = alloc,
     .free_bytes = free_bytes,
     .release = release,
+    .discard = nullptr, /* memory of cudaMalloc keeps its pages */
     .open_stream = open_stream,
     .close_stream = close_stream,
     .upload = upload,

@@ -13,6 +13,7 @@ typedef struct backend_table {
                        hd_err *err);
     size_t (*free_bytes)(const hd_device *d);
     void (*release)(hd_device *d, void *p);
+    size_t (*discard)(hd_device *d, void *p); /* NULL: memory cannot be given back */
     hd_status (*open_stream)(hd_stream **out, hd_device *d, hd_err *err);
     void (*close_stream)(hd_stream *s);
     void (*upload)(hd_stream *s, void *device, const void *host, size_t bytes);
@@ -48,7 +49,8 @@ struct hd_device_event {
 
 struct hd_graph {
     hd_device *device;
-    size_t bytes; /* device memory that the driver allocated for it */
+    size_t bytes;     /* device memory that the driver allocated for it */
+    int32_t launches; /* its nodes: kernels and copies */
 };
 
 struct hd_stream {
@@ -56,6 +58,7 @@ struct hd_stream {
     uint8_t *scratch; /* [workers, scratch_each] device memory */
     size_t scratch_each;
     int32_t workers;
+    bool captures;
     hd_stream *main_stream; /* keeps the failures; NULL: this one */
     hd_err failure;         /* HD_OK if nothing failed */
 };

@@ -1,0 +1,101 @@
+/* rendezvous_internal.h - what rendezvous.c, door.c and watch.c share. */
+#ifndef HD_COMM_RENDEZVOUS_INTERNAL_H
+#define HD_COMM_RENDEZVOUS_INTERNAL_H
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "comm/channel.h"
+#include "comm/rendezvous.h"
+
+enum { RENDEZVOUS_PENDING = 64, RENDEZVOUS_DOOR_FDS = 1 + RENDEZVOUS_PENDING };
+
+/* An address; data is owned. */
+typedef struct rendezvous_address {
+    void *data; /* NULL: none */
+    uint32_t n;
+} rendezvous_address;
+
+/* What a rank says of itself; the nonce comes before it, its address after it. */
+typedef struct rendezvous_join {
+    int32_t world, pad;
+    uint64_t facts[HD_RENDEZVOUS_FACTS];
+} rendezvous_join;
+
+/* Who works together in an epoch. */
+typedef struct rendezvous_table {
+    uint32_t epoch;
+    uint64_t session[2];
+    rendezvous_address at[HD_CHANNEL_MAX_RANKS];
+} rendezvous_table;
+
+/* Where rank 0 takes connections. */
+typedef struct rendezvous_door {
+    int listener;                           /* -1: closed */
+    hd_channel pending[RENDEZVOUS_PENDING]; /* have not said who they are */
+    uint64_t accepted;
+} rendezvous_door;
+
+struct hd_rendezvous {
+    hd_rendezvous_options o;             /* with copies of its texts */
+    hd_channel to[HD_CHANNEL_MAX_RANKS]; /* rank 0: to every other; others: to[0] only */
+    rendezvous_door door;
+    rendezvous_table table;
+    rendezvous_address offer[HD_CHANNEL_MAX_RANKS]; /* rank 0: addresses for the next epoch */
+    /* of the watch */
+    pthread_t thread;
+    bool watches;
+    int wake[2]; /* a pipe: abort, offer, leave, close */
+    hd_rendezvous_lost_fn *lost;
+    void *ctx;
+    pthread_mutex_t mutex; /* of the table's replacement, own, why and gone */
+    pthread_cond_t news;
+    char why[HD_CHANNEL_MAX_TEXT]; /* of the abort asked for here */
+    uint32_t abort_epoch;
+    rendezvous_address own; /* offered by the step thread, until the watch has taken it */
+    bool gone;              /* the connection to rank 0 has ended */
+    _Atomic bool leaves, closes, done, aborts;
+    bool left[HD_CHANNEL_MAX_RANKS];
+    bool over;  /* the epoch has ended, or there was none */
+    bool ended; /* nothing more is sent */
+    bool told;
+    int64_t over_ms;
+    int64_t silent_ms[HD_CHANNEL_MAX_RANKS];
+};
+
+int64_t rendezvous_now_ms(void);
+
+/* ---- rendezvous.c ---- */
+
+/* Returns the name of the first fact in which a rank differs from this one, or NULL. */
+const char *rendezvous_difference(const hd_rendezvous *m, const rendezvous_join *other);
+
+hd_status rendezvous_draw(void *bytes, size_t n, hd_err *err);
+hd_status rendezvous_keep(rendezvous_address *a, const void *bytes, uint32_t n, hd_err *err);
+void rendezvous_forget(rendezvous_address *a);
+void rendezvous_table_deinit(rendezvous_table *t);
+
+/* Rank 0: makes a table of the offers, which it takes, and sends it to their ranks. */
+hd_status rendezvous_send_table(hd_rendezvous *m, rendezvous_table *out, hd_err *err);
+hd_status rendezvous_read_table(const hd_rendezvous *m, rendezvous_table *out,
+                                const uint8_t *bytes, uint32_t n, hd_err *err);
+
+/* ---- door.c: rank 0's, on one thread ---- */
+
+void rendezvous_door_init(rendezvous_door *d);
+hd_status rendezvous_door_open(hd_rendezvous *m, hd_err *err);
+void rendezvous_door_close(rendezvous_door *d);
+
+/* Fills p[RENDEZVOUS_DOOR_FDS]. */
+void rendezvous_door_fds(const rendezvous_door *d, struct pollfd *p);
+
+/* Reads what has arrived: a rank of this world that proves it gets its connection in m->to, and its
+ * address is an offer; others are sent away. Returns the ranks that came, a bit for each. */
+uint64_t rendezvous_door_serve(hd_rendezvous *m, const struct pollfd *p);
+
+/* ---- watch.c ---- */
+
+void rendezvous_stop_watch(hd_rendezvous *m);
+
+#endif
