@@ -22,14 +22,14 @@ typedef struct hd_indexer_topk_args {
     float scale;
 } hd_indexer_topk_args;
 
-#define HD_ROWS_indexer_topk(T) T(q, PLAIN) T(keys.rows, POOL)
+#define HD_ROWS_indexer_topk(T) T(q, PLAIN) T(keys.rows, STATE)
 
 /* Paged attention: softmax attention of each row over two lists of keys, in this order:
  *     window:  positions max(0, pos - window + 1) .. pos of `recent`   (window 0: none)
  *     entries: e < (pos + 1) / ratio of `entries`, or only selected ones (ratio 0: none)
  * The first v_dim elements of an entry are its value. The sink adds exp(sink[h]) to the
  * denominator only. MLA (absorbed, MQA): entries with ratio 1, k_dim = latent + rope, v_dim
- * = latent (models.md 2.4). V4: both lists, k_dim = v_dim (2.9). */
+ * = latent (models.md 2.4). V4: both lists, k_dim = v_dim (2.9). Both lists have one type. */
 typedef struct hd_attention_args {
     hd_rows out; /* [rows, heads, v_dim] */
     hd_rows q;   /* [rows, heads, k_dim] */
@@ -59,7 +59,7 @@ typedef struct hd_attention_naive_args {
     float scale;
 } hd_attention_naive_args;
 
-#define HD_ROWS_attention_naive(T) T(out, PLAIN) T(q, PLAIN) T(latents.rows, POOL)
+#define HD_ROWS_attention_naive(T) T(out, STRIDED) T(q, PLAIN) T(latents.rows, POOL)
 
 #define HD_ATTENTION_OPS(X) X(indexer_topk) X(attention)
 

@@ -191,13 +191,15 @@ typedef struct hd_hc_head_back_args {
 /* The loss at the logits l, with p = softmax(l / temperature), in place:
  *     logits = (factor (p - [target]) + entropy_factor p (log p + H)) / temperature
  *     logprob = log p[target],  entropy = H = -sum p log p
- * factor is the derivative of the loss by -logprob, entropy_factor that by -H. */
+ * logprob has the bits that the operator `sample` reports for a token that is drawn at this
+ * temperature (mode tempered) or given. factor is the derivative of the loss by -logprob, entropy_factor that by -H. */
 typedef struct hd_cross_entropy_args {
-    float *logits;                        /* [rows, vocab] */
-    float *logprob, *entropy;             /* [rows] */
-    const int32_t *target;                /* [rows] */
-    const float *factor, *entropy_factor; /* [rows]; entropy_factor NULL: zeros */
-    const float *temperature;             /* [rows]; NULL: ones */
+    float *logits;               /* [rows, vocab] */
+    float *logprob, *entropy;    /* [rows] */
+    const int32_t *target;       /* [rows] */
+    const float *factor;         /* [rows]; NULL: the logits stay as they are */
+    const float *entropy_factor; /* [rows]; NULL: zeros */
+    const float *temperature;    /* [rows]; NULL: ones */
     int32_t rows, vocab;
 } hd_cross_entropy_args;
 
@@ -230,6 +232,10 @@ typedef struct hd_backward_ops {
 
 /* Fills the table of the reference: one thread, sums of activations' gradients in float64. */
 void hd_backward_init_ref(hd_backward_ops *t);
+
+/* The same with the faster operators of a CPU, whose flags are those of base/cpu.h. They use
+ * its threads and sum in float32. */
+void hd_backward_init_cpu(hd_backward_ops *t, uint32_t cpu_flags);
 
 HD_END_C
 

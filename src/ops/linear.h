@@ -33,7 +33,35 @@ typedef struct hd_linear_heads_args {
 
 #define HD_ROWS_linear_heads(T) T(out, STRIDED) T(x, STRIDED)
 
-#define HD_LINEAR_OPS(X) X(linear) X(linear_heads)
+/* Fused: several linear with the same rows, out[i] = x w[i]^T. */
+enum { HD_MAX_SET = 8 };
+
+typedef struct hd_linear_set_args {
+    hd_rows out[HD_MAX_SET]; /* [rows, w[i]->rows] */
+    hd_rows x;               /* [rows, cols] */
+    const hd_weight *w[HD_MAX_SET];
+    int32_t n, rows;
+} hd_linear_set_args;
+
+/* clang-format off */
+#define HD_ROWS_linear_set(T)                                                                  \
+    T(x, STRIDED) T(out[0], STRIDED) T(out[1], STRIDED) T(out[2], STRIDED) T(out[3], STRIDED)  \
+    T(out[4], STRIDED) T(out[5], STRIDED) T(out[6], STRIDED) T(out[7], STRIDED)
+/* clang-format on */
+
+/* Fused: two linear and swiglu (moe.h), out = swiglu(x gate_w^T, x up_w^T). */
+typedef struct hd_linear_swiglu_args {
+    hd_rows out;      /* [rows, gate_w->rows] */
+    hd_rows gate, up; /* the same, overwritten with anything; gate may be out */
+    hd_rows x;        /* [rows, gate_w->cols] */
+    const hd_weight *gate_w, *up_w;
+    int32_t rows;
+    float limit;
+} hd_linear_swiglu_args;
+
+#define HD_ROWS_linear_swiglu(T) T(out, STRIDED) T(gate, PLAIN) T(up, PLAIN) T(x, STRIDED)
+
+#define HD_LINEAR_OPS(X) X(linear) X(linear_heads) X(linear_set) X(linear_swiglu)
 
 HD_END_C
 

@@ -4,6 +4,7 @@
 
 #include "base/expert_table.h"
 #include "base/router_rule.h"
+#include "ops/replay.h"
 #include "ops/types.h"
 
 HD_BEGIN_C
@@ -18,6 +19,7 @@ typedef struct hd_moe_topk_args {
     const float *bias;     /* [n_experts] added for the selection only, or NULL */
     const int32_t *table;  /* [vocab, top_k] or NULL */
     const int32_t *tokens; /* [rows], read with table */
+    hd_replay_log log;     /* keeps the experts; data NULL: nothing is kept */
     int32_t rows;
     hd_router_rule rule;
 } hd_moe_topk_args;
@@ -31,10 +33,15 @@ typedef struct hd_moe_permute_args {
     int32_t *assignment;   /* [rows * top_k] the assignment at each sorted place */
     int32_t *place;        /* [rows * top_k] the sorted place of each assignment */
     const int32_t *expert; /* [rows, top_k] */
-    const int32_t *slot; /* [n_experts] slot of each expert, all different; NULL: its number */
-    int64_t *load;       /* [n_experts] += number of rows of each expert; or NULL */
-    const int32_t *live; /* [rows] 0: a padding row, which is not counted as load; or NULL */
+    /* [n_experts, n_choices] slots of each expert; row r takes number r % n_choices. NULL: the
+     * expert's number */
+    const int32_t *slot;
+    /* += rows of each expert: load[p * load_stride + expert] for rows of phase p; or NULL */
+    int64_t *load;
+    const int32_t *phase;                    /* [rows] hd_row_phase; NULL: all 0 */
+    int64_t load_stride;                     /* 0: all phases together */
     int32_t rows, top_k, n_experts, n_slots; /* n_slots >= n_experts */
+    int32_t n_choices;                       /* 1 or more; read with slot */
 } hd_moe_permute_args;
 
 #define HD_ROWS_moe_permute(T)
@@ -65,7 +72,21 @@ typedef struct hd_swiglu_args {
     float limit;
 } hd_swiglu_args;
 
-#define HD_ROWS_swiglu(T) T(out, PLAIN) T(gate, PLAIN) T(up, PLAIN)
+#define HD_ROWS_swiglu(T) T(out, STRIDED) T(gate, PLAIN) T(up, PLAIN)
+
+/* Fused: two grouped_gemm with the same rows and swiglu, weighted by `weight` as there. */
+typedef struct hd_grouped_swiglu_args {
+    hd_rows out;      /* [n places, gate_w->shape.rows] */
+    hd_rows gate, up; /* the same, overwritten with anything; gate may be out */
+    hd_rows x;        /* [*, gate_w->shape.cols] */
+    const hd_expert_table *gate_w, *up_w;
+    const int32_t *offset, *assignment; /* as of grouped_gemm */
+    const float *weight;                /* NULL: ones */
+    int32_t top_k, n_places;
+    float limit;
+} hd_grouped_swiglu_args;
+
+#define HD_ROWS_grouped_swiglu(T) T(out, STRIDED) T(gate, PLAIN) T(up, PLAIN) T(x, PLAIN)
 
 /* Weighted sum of the experts' results: out[t] = shared[t] + sum over j of y[place[t * top_k
  * + j]] * weight[t * top_k + j]. It is summed in order of expert number, so that neither
@@ -80,9 +101,15 @@ typedef struct hd_moe_combine_args {
     int32_t rows, cols, top_k;
 } hd_moe_combine_args;
 
-#define HD_ROWS_moe_combine(T) T(out, PLAIN) T(y, PLAIN) T(shared, PLAIN)
+#define HD_ROWS_moe_combine(T) T(out, STRIDED) T(y, PLAIN) T(shared, STRIDED)
 
-#define HD_MOE_OPS(X) X(moe_topk) X(moe_permute) X(grouped_gemm) X(swiglu) X(moe_combine)
+#define HD_MOE_OPS(X) \
+    X(moe_topk)       \
+    X(moe_permute)    \
+    X(grouped_gemm)   \
+    X(swiglu)         \
+    X(grouped_swiglu) \
+    X(moe_combine)
 
 HD_END_C
 

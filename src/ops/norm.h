@@ -28,7 +28,19 @@ typedef struct hd_layer_norm_args {
 
 #define HD_ROWS_layer_norm(T) T(out, PLAIN) T(x, PLAIN)
 
-#define HD_NORM_OPS(X) X(rms_norm) X(layer_norm)
+/* Fused: x += y, unless y is none, then rms_norm of x. */
+typedef struct hd_add_norm_args {
+    hd_rows out;         /* [rows, cols] */
+    hd_rows x;           /* [rows, cols] */
+    hd_rows y;           /* [rows, cols] or none */
+    const float *weight; /* [cols] */
+    int32_t rows, cols;
+    float eps;
+} hd_add_norm_args;
+
+#define HD_ROWS_add_norm(T) T(out, PLAIN) T(x, PLAIN) T(y, PLAIN)
+
+#define HD_NORM_OPS(X) X(rms_norm) X(layer_norm) X(add_norm)
 
 HD_END_C
 

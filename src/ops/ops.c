@@ -111,7 +111,8 @@ static void warn_exact(void) {
 
 hd_status hd_ops_open(hd_ops *t, hd_device **d, const char *backend, const hd_ops_options *o,
                       hd_err *err) {
-    const hd_cpu_options one = {.n_threads = 1, .pin = o->cpu.pin};
+    const hd_cpu_options one = {
+        .n_threads = 1, .pin = o->cpu.pin, .untouched = o->cpu.untouched};
     *d = NULL;
     if (strcmp(backend, "auto") == 0 && o->gpu == 0) return open_auto(t, d, o, err);
     if (strcmp(backend, "auto") == 0) backend = "cuda"; /* that GPU, and nothing else */

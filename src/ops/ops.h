@@ -15,11 +15,13 @@
 #define HD_OPS_OPS_H
 
 #include "ops/attention.h"
+#include "ops/csa2.h"
 #include "ops/kv_store.h"
 #include "ops/linear.h"
 #include "ops/mhc.h"
 #include "ops/moe.h"
 #include "ops/norm.h"
+#include "ops/replay.h"
 #include "ops/rope.h"
 #include "ops/rows.h"
 #include "ops/sampling.h"
@@ -35,17 +37,21 @@ HD_BEGIN_C
     HD_LINEAR_OPS(X)         \
     HD_ROPE_OPS(X)           \
     HD_KV_STORE_OPS(X)       \
+    HD_REPLAY_OPS(X)         \
     HD_ATTENTION_OPS(X)      \
     HD_MOE_OPS(X)            \
     HD_MHC_OPS(X)            \
     HD_SAMPLING_OPS(X)       \
     HD_STEP_OPS(X)
 
-/* attention_naive is in CPU tables only, because only they gain from it; NULL in other
- * tables. */
+/* Operators of CPU tables only; NULL in other tables. Only CPUs gain from attention_naive. */
+#define HD_CPU_OP_LIST(X) \
+    X(attention_naive)    \
+    HD_CSA2_OPS(X)
+
 #define HD_OP_LIST(X)    \
     HD_COMMON_OP_LIST(X) \
-    X(attention_naive)
+    HD_CPU_OP_LIST(X)
 
 #define X(op) typedef void hd_##op##_fn(hd_stream *s, const hd_##op##_args *a);
 HD_OP_LIST(X)
@@ -62,6 +68,7 @@ typedef enum hd_precision { HD_EXACT, HD_FAST, HD_OFFICIAL } hd_precision;
 typedef struct hd_ops {
     const char *name;  /* "ref", "cpu avx512", ... */
     hd_dtype act_type; /* of activations */
+    hd_dtype kv_type;  /* of the cached entries that attention reads; HD_NONE: float32 */
     hd_precision precision;
     const char *activations; /* their number format in products, for people: "bfloat16" */
 #define X(op) hd_##op##_fn *op;
@@ -72,6 +79,11 @@ typedef struct hd_ops {
 /* Returns the bytes of an activation's element. */
 static inline int32_t hd_act_bytes(const hd_ops *ops) {
     return hd_dtype_bits(ops->act_type) / 8;
+}
+
+/* Returns the type of cached entries on a GPU. */
+static inline hd_dtype hd_cuda_kv_type(hd_precision p) {
+    return p == HD_EXACT ? HD_F32 : HD_BF16;
 }
 
 /* Options of a backend's operators. Zero is the default everywhere. */

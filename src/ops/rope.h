@@ -30,7 +30,20 @@ typedef struct hd_rope_args {
 
 #define HD_ROWS_rope(T) T(out, STRIDED) T(x, STRIDED)
 
-#define HD_ROPE_OPS(X) X(rope_table) X(rope)
+/* Fused: rms_norm of the first norm_cols elements of every head, in place, then rope of 2 * pairs
+ * elements from rope_at on. */
+typedef struct hd_norm_rope_args {
+    hd_rows x;            /* [rows, heads, head_width] */
+    const float *weight;  /* [norm_cols], NULL: ones */
+    const float *cos_sin; /* [rows, 2, pairs] of rope_table */
+    int32_t rows, heads, head_width, norm_cols, rope_at, pairs;
+    bool half_split;
+    float eps;
+} hd_norm_rope_args;
+
+#define HD_ROWS_norm_rope(T) T(x, PLAIN)
+
+#define HD_ROPE_OPS(X) X(rope_table) X(rope) X(norm_rope)
 
 HD_END_C
 

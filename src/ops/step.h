@@ -25,6 +25,7 @@ typedef struct hd_cursor {
 typedef struct hd_step_seq {
     int32_t slot;     /* index of its sampling parameters and its cursor */
     int32_t n_drafts; /* drafts to verify, at most the shape's */
+    int32_t n_wanted; /* drafts to make, likewise */
     int32_t capacity; /* positions that have pages */
     /* 1: it begins at `at`. 0: it begins at its slot's cursor, and is padding if it could
      * exceed its capacity. */
@@ -46,7 +47,7 @@ hd_acceptance hd_acceptance_of(float mean);
  * word 2) at the position of the first token to sample. */
 typedef struct hd_prepare_step_args {
     int32_t *token, *pos, *seq, *logit_row; /* [rows] */
-    int32_t *live;      /* [rows] 0: padding, or a draft that cannot be accepted */
+    int32_t *phase;     /* [rows] hd_row_phase; padding: also a draft that cannot be accepted */
     int32_t *first_row; /* [n + 1] */
     int32_t *table[2];  /* [n, table_stride] written for padding sequences */
     int32_t *slot, *position, *n_drafted, *given; /* [rows] of the sampler */
@@ -84,7 +85,8 @@ typedef struct hd_commit_step_args {
 typedef struct hd_prepare_draft_args {
     int32_t *draft;                                      /* [n, n_drafts] written at `at` */
     int32_t *token, *next_token, *pos, *seq, *logit_row; /* [n] */
-    int32_t *first_row;                                  /* [n + 1] */
+    int32_t *phase;     /* [n] padding: also a draft that the sequence does not want */
+    int32_t *first_row; /* [n + 1] */
     hd_cursor *cursor;
     const hd_step_seq *seqs;
     const int32_t *verifiable;
@@ -93,6 +95,21 @@ typedef struct hd_prepare_draft_args {
 } hd_prepare_draft_args;
 
 #define HD_ROWS_prepare_draft(T)
+
+/* Computes the rows of a draft block of every sequence: its last token, then filler tokens. */
+typedef struct hd_prepare_block_args {
+    int32_t *token, *pos, *last, *seq; /* [n * block] */
+    int32_t *logit_row;                /* [block, n] */
+    int32_t *phase;     /* [n * block] padding: also of a sequence without drafts */
+    int32_t *first_row; /* [n + 1] */
+    int32_t *guess;     /* [n] the last token */
+    const hd_cursor *cursor;
+    const hd_step_seq *seqs;
+    const int32_t *verifiable;
+    int32_t n, block, filler;
+} hd_prepare_block_args;
+
+#define HD_ROWS_prepare_block(T)
 
 /* Copies between device memory and host memory of hd_device_alloc_host(), which the device
  * can address: to[*parity] = from[*parity], the first `most` bytes, or *bytes of them.
@@ -115,7 +132,9 @@ typedef struct hd_timestamp_args {
 
 #define HD_ROWS_timestamp(T)
 
-#define HD_STEP_OPS(X) X(prepare_step) X(commit_step) X(prepare_draft) X(mirror) X(timestamp)
+#define HD_STEP_OPS(X) \
+    X(prepare_step)    \
+    X(commit_step) X(prepare_draft) X(prepare_block) X(mirror) X(timestamp)
 
 HD_END_C
 

@@ -13,6 +13,15 @@
 
 HD_BEGIN_C
 
+/* What a row of a step is for: the counters of expert load that count it. */
+typedef enum hd_row_phase {
+    HD_ROW_PADDING = -1, /* not counted */
+    HD_ROW_PREFILL,
+    HD_ROW_DECODE, /* the one row of a sequence */
+    HD_ROW_VERIFY, /* a row of a sequence with drafts */
+    HD_N_ROW_PHASES
+} hd_row_phase;
+
 /* Rows of activations or of cached entries. HD_ROWS_op, behind an operator's arguments, lists
  * those that it has, each with its kind. */
 typedef struct hd_rows {

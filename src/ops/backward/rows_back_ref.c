@@ -3,6 +3,7 @@
 
 #include "ops/backward/backward_internal.h"
 #include "ops/ref/act_internal.h"
+#include "ops/ref/sample_internal.h"
 
 void hd_rms_norm_back_ref(hd_stream *s, const hd_rms_norm_back_args *a) {
     const int64_t g_row = stride_of(a->g, a->cols), x_row = stride_of(a->x, a->cols);
@@ -80,10 +81,22 @@ static double log_sum(const float *l, int32_t n, double inverse) {
     return total > 0.0 ? top + log(total) : top + total; /* NaN stays NaN */
 }
 
+/* The log-probability of id by the sampler's arithmetic. */
+static float sampled_logprob(const float *l, int32_t n, float temperature, int32_t id) {
+    const float inverse = ops_inverse_temperature(temperature);
+    float max = -INFINITY;
+    uint64_t total = 0;
+    for (int32_t i = 0; i < n; i++) max = l[i] > max ? l[i] : max;
+    for (int32_t i = 0; i < n; i++) total += ops_weight(ops_scaled(l[i], max, inverse));
+    return ops_logprob(l[id], inverse, ops_log_total(max, inverse, total));
+}
+
 void hd_cross_entropy_ref(hd_stream *s, const hd_cross_entropy_args *a) {
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
         float *l = a->logits + (int64_t)r * a->vocab;
+        const float temperature = a->temperature ? a->temperature[r] : 1.0f;
+        a->logprob[r] = sampled_logprob(l, a->vocab, temperature, a->target[r]);
         const double inverse = a->temperature ? 1.0 / (double)a->temperature[r] : 1.0;
         const double log_total = log_sum(l, a->vocab, inverse);
         double entropy = 0.0;
@@ -91,8 +104,8 @@ void hd_cross_entropy_ref(hd_stream *s, const hd_cross_entropy_args *a) {
             const double logp = (double)l[v] * inverse - log_total, p = exp(logp);
             if (p > 0.0) entropy -= p * logp;
         }
-        a->logprob[r] = (float)((double)l[a->target[r]] * inverse - log_total);
         a->entropy[r] = (float)entropy;
+        if (!a->factor) continue;
         const double more = a->entropy_factor ? (double)a->entropy_factor[r] : 0.0;
         for (int32_t v = 0; v < a->vocab; v++) {
             const double logp = (double)l[v] * inverse - log_total, p = exp(logp);

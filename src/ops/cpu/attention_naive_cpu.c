@@ -53,7 +53,8 @@ typedef struct naive_task {
 } naive_task;
 
 static float *out_of(const naive_task *t, int32_t row) {
-    return act(t->a->out) + ((int64_t)row * t->a->heads + t->head) * t->a->v_dim;
+    const int64_t all = (int64_t)t->a->heads * t->a->v_dim;
+    return act(t->a->out) + row * stride_of(t->a->out, all) + (int64_t)t->head * t->a->v_dim;
 }
 
 /* Computes n keys from `from` on, with their values. */

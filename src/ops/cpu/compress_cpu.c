@@ -1,5 +1,6 @@
-/* compress_cpu.c - V4's KV compressor: entries of the blocks that end in this step, and the
- * state that later steps need, in one pass over the rows.
+/* compress_cpu.c - the KV compressors. V4's: entries of the blocks that end in this step, and the
+ * state that later steps need, in one pass over the rows. V4.1's: a task runs the reference on a
+ * sequence or on rows.
  *
  * An entry reads the rows before its own, of this step or, from the state, of earlier ones.
  * A row's state must not replace what an entry still reads. Without gaps between positions
@@ -10,6 +11,8 @@
 
 #include "base/checked.h"
 #include "ops/cpu/cpu_internal.h"
+#include "ops/ref/csa2_internal.h"
+#include "ops/ref/ref_internal.h"
 
 enum { CHANNELS = 128, TASK_ROWS = 16 };
 
@@ -155,4 +158,35 @@ void ops_compress_cpu(hd_stream *s, const hd_compress_args *a, const ops_kernels
                             .fn = compress_rows,
                             .rows = a->seqs.first_row[a->seqs.n],
                             .per_task = TASK_ROWS});
+}
+
+/* ---- V4.1 ---- */
+
+static void group_seqs(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    for (int32_t q = first; q < end; q++) ops_group_latents_seq(job->args, q);
+}
+
+void ops_group_latents_cpu(hd_stream *s, const hd_group_latents_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){
+        .stream = s, .k = k, .args = a, .fn = group_seqs, .rows = a->seqs.n, .per_task = 1});
+}
+
+static void store_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    hd_store_groups_args part = *(const hd_store_groups_args *)job->args;
+    part.x += (int64_t)first * part.entries.width;
+    part.seq += first;
+    part.pos += first;
+    part.rows = end - first;
+    hd_store_groups_ref(job->stream, &part);
+}
+
+void ops_store_groups_cpu(hd_stream *s, const hd_store_groups_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = store_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(4 * (int64_t)a->entries.width)});
 }

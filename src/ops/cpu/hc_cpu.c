@@ -6,6 +6,7 @@
 
 #include "base/checked.h"
 #include "ops/cpu/cpu_internal.h"
+#include "ops/fused_internal.h"
 
 enum {
     BLOCK_ROWS = 8,
@@ -130,10 +131,11 @@ static void sinkhorn(const ops_kernels *k, float *comb, int32_t hc, int32_t iter
     }
 }
 
-static void pre_row(const void *args, const ops_kernels *k, int32_t row, const float *m) {
-    const hd_hc_pre_args *a = args;
+/* Computes pre, post and comb of a row from its values. */
+static void weigh_row(const hd_hc_pre_args *a, const ops_kernels *k, int32_t row,
+                      const float *m, float *pre) {
     const int32_t hc = a->hc;
-    float pre[HD_MAX_HC], *comb = a->comb + (int64_t)row * hc * hc;
+    float *comb = a->comb + (int64_t)row * hc * hc;
     for (int32_t i = 0; i < hc; i++) {
         pre[i] = sigmoid(m[i] * a->scale[0] + a->base[i]) + a->eps;
         a->post[(int64_t)row * hc + i] =
@@ -143,6 +145,13 @@ static void pre_row(const void *args, const ops_kernels *k, int32_t row, const f
         comb[v] = m[2 * hc + v] * a->scale[2] + a->base[2 * hc + v];
     }
     sinkhorn(k, comb, hc, a->iters, a->eps);
+}
+
+static void pre_row(const void *args, const ops_kernels *k, int32_t row, const float *m) {
+    const hd_hc_pre_args *a = args;
+    const int32_t hc = a->hc;
+    float pre[HD_MAX_HC];
+    weigh_row(a, k, row, m, pre);
     weigh_streams(k, act(a->out) + (int64_t)row * a->cols,
                   act_in(a->x) + (int64_t)row * hc * a->cols, pre, hc, a->cols);
 }
@@ -161,6 +170,45 @@ void ops_hc_pre_cpu(hd_stream *s, const hd_hc_pre_args *a, const ops_kernels *k)
                       .fn = matrix_of(a->fn, 2 * a->hc + a->hc * a->hc, a->hc * a->cols),
                       .eps = a->norm_eps,
                       .rows = a->rows});
+}
+
+static void single_row(const void *args, const ops_kernels *k, int32_t row, const float *m) {
+    const hd_hc_single_args *a = args;
+    const hd_hc_pre_args coefficients = ops_single_pre(a);
+    float *pre = a->pre + (int64_t)row * a->hc;
+    for (int32_t i = 0; a->first && i < a->hc; i++) pre[i] = i == 0 ? 1.0f : 0.0f;
+    weigh_streams(k, act(a->out) + (int64_t)row * a->cols,
+                  act_in(a->x) + (int64_t)row * a->hc * a->cols, pre, a->hc, a->cols);
+    weigh_row(&coefficients, k, row, m, pre);
+}
+
+void ops_hc_single_cpu(hd_stream *s, const hd_hc_single_args *a, const ops_kernels *k) {
+    run_job(&(hc_job){.stream = s,
+                      .k = k,
+                      .args = a,
+                      .finish = single_row,
+                      .x = act_in(a->x),
+                      .fn = matrix_of(a->fn, 2 * a->hc + a->hc * a->hc, a->hc * a->cols),
+                      .eps = a->norm_eps,
+                      .rows = a->rows});
+}
+
+static void mix_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    const hd_hc_mix_args *a = job->args;
+    (void)worker;
+    for (int64_t r = first; r < end; r++) {
+        weigh_streams(job->k, act(a->out) + r * a->cols, act_in(a->x) + r * a->hc * a->cols,
+                      a->pre + r * a->hc, a->hc, a->cols);
+    }
+}
+
+void ops_hc_mix_cpu(hd_stream *s, const hd_hc_mix_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = mix_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task((int64_t)a->hc * a->cols)});
 }
 
 /* A range of columns of one row: the streams are copied, then mixed in place. */
@@ -231,4 +279,29 @@ void ops_hc_head_cpu(hd_stream *s, const hd_hc_head_args *a, const ops_kernels *
                       .fn = matrix_of(a->fn, a->hc, a->hc * a->cols),
                       .eps = a->norm_eps,
                       .rows = a->rows});
+}
+
+static void mean_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    const hd_hc_mean_args *a = job->args;
+    const float scale = 1.0f / (float)a->hc;
+    (void)worker;
+    for (int64_t r = first; r < end; r++) {
+        const float *x = act_in(a->x) + r * a->hc * a->cols;
+        float *out = act(a->out) + r * stride_of(a->out, a->cols);
+        memcpy(out, x, (size_t)a->cols * sizeof *out);
+        for (int32_t i = 1; i < a->hc; i++) {
+            const float *stream = x + (int64_t)i * a->cols;
+            for (int32_t c = 0; c < a->cols; c++) out[c] += stream[c];
+        }
+        for (int32_t c = 0; c < a->cols; c++) out[c] *= scale;
+    }
+}
+
+void ops_hc_mean_cpu(hd_stream *s, const hd_hc_mean_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = mean_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task((int64_t)a->hc * a->cols)});
 }

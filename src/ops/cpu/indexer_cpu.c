@@ -13,6 +13,7 @@
 #include "base/checked.h"
 #include "base/memory.h"
 #include "ops/cpu/cpu_internal.h"
+#include "ops/ref/csa2_internal.h"
 #include "ops/ref/ref_internal.h"
 
 enum {
@@ -237,4 +238,19 @@ void ops_indexer_topk_cpu(hd_stream *s, const hd_indexer_topk_args *a, const ops
         atomic_init(&pick_of(&job, b * job.block_rows, 0, 0)->left, job.parts);
     }
     hd_stream_tasks(s, blocks * job.parts, select_task, &job);
+}
+
+/* ---- with a pool of candidates: a task runs the reference on its rows ---- */
+
+static void topk_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    const hd_pool_topk_args *a = job->args;
+    for (int32_t r = first; r < end; r++) {
+        const size_t bytes = ops_pool_topk_scratch(visible_entries(a->pos[r], a->ratio));
+        ops_pool_topk_row(a, r, hd_stream_scratch(job->stream, worker, bytes));
+    }
+}
+
+void ops_pool_topk_cpu(hd_stream *s, const hd_pool_topk_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){
+        .stream = s, .k = k, .args = a, .fn = topk_rows, .rows = a->rows, .per_task = 1});
 }

@@ -31,27 +31,24 @@ typedef struct permute_job {
     int32_t n, n_tasks;
 } permute_job;
 
-static void add_load(const permute_job *job, const int32_t *total) {
-    const hd_moe_permute_args *a = job->a;
-    for (int32_t e = 0; a->load && !a->live && e < a->n_experts; e++) a->load[e] += total[e];
-    for (int32_t i = 0; a->load && a->live && i < job->n; i++) {
-        if (a->live[i / a->top_k]) a->load[a->expert[i]]++;
+static void add_load(const hd_moe_permute_args *a) {
+    for (int32_t r = 0; a->load && r < a->rows; r++) {
+        const int32_t phase = a->phase ? a->phase[r] : 0;
+        if (phase < 0) continue;
+        int64_t *load = a->load + phase * a->load_stride;
+        const int32_t *expert = a->expert + (int64_t)r * a->top_k;
+        for (int32_t k = 0; k < a->top_k; k++) load[expert[k]]++;
     }
 }
 
-/* Adds to next[e] where the slot of expert e begins. in_slot: [n_slots] scratch. */
-static void add_begins(const permute_job *job, const int32_t *total, int32_t *next,
-                       int32_t *in_slot, bool write) {
-    const hd_moe_permute_args *a = job->a;
+/* Adds to next[k] where slot k begins. */
+static void add_begins(const hd_moe_permute_args *a, const int32_t *total, int32_t *next,
+                       bool write) {
     int32_t before = 0;
-    memset(in_slot, 0xff, (size_t)a->n_slots * sizeof *in_slot); /* -1: no expert */
-    for (int32_t e = 0; e < a->n_experts; e++) in_slot[ops_slot_of(a, e)] = e;
     for (int32_t k = 0; k < a->n_slots; k++) {
-        const int32_t e = in_slot[k];
         if (write) a->offset[k] = before;
-        if (e < 0) continue;
-        next[e] += before;
-        before += total[e];
+        next[k] += before;
+        before += total[k];
     }
 }
 
@@ -61,23 +58,21 @@ static void permute_task(const void *arg, int32_t task, int32_t worker) {
     const hd_moe_permute_args *a = job->a;
     const int32_t first = (int32_t)((int64_t)job->n * task / job->n_tasks);
     const int32_t end = (int32_t)((int64_t)job->n * (task + 1) / job->n_tasks);
-    const size_t n = (size_t)a->n_experts, bytes = n * sizeof(int32_t);
-    const size_t all = 2 * bytes + (size_t)a->n_slots * sizeof(int32_t);
-    int32_t *total = hd_stream_scratch(job->stream, worker, all);
-    int32_t *next = total + n, *in_slot = next + n;
+    const size_t n = (size_t)a->n_slots, bytes = n * sizeof(int32_t);
+    int32_t *total = hd_stream_scratch(job->stream, worker, 2 * bytes), *next = total + n;
     memset(total, 0, bytes);
-    for (int32_t i = 0; i < first; i++) total[a->expert[i]]++;
+    for (int32_t i = 0; i < first; i++) total[ops_slot_of(a, i)]++;
     memcpy(next, total, bytes);
-    for (int32_t i = first; i < job->n; i++) total[a->expert[i]]++;
-    add_begins(job, total, next, in_slot, task == 0);
+    for (int32_t i = first; i < job->n; i++) total[ops_slot_of(a, i)]++;
+    add_begins(a, total, next, task == 0);
     for (int32_t i = first; i < end; i++) {
-        const int32_t at = next[a->expert[i]]++;
+        const int32_t at = next[ops_slot_of(a, i)]++;
         a->assignment[at] = i;
         a->place[i] = at;
     }
     if (task > 0) return;
     a->offset[a->n_slots] = job->n;
-    add_load(job, total);
+    add_load(a);
 }
 
 /* Every task counts all choices, which is cheap and saves a barrier between counting and
@@ -97,10 +92,10 @@ static void combine_rows(const ops_job *job, int32_t first, int32_t end, int32_t
     for (int32_t t = first; t < end; t++) {
         const int32_t *place = a->place + (int64_t)t * a->top_k;
         const int32_t *expert = a->expert + (int64_t)t * a->top_k;
-        float *out = act(a->out) + (int64_t)t * a->cols;
+        float *out = act(a->out) + t * stride_of(a->out, a->cols);
         if (!a->shared.data) memset(out, 0, bytes);
         if (a->shared.data && a->shared.data != a->out.data) {
-            memcpy(out, act_in(a->shared) + (int64_t)t * a->cols, bytes);
+            memcpy(out, act_in(a->shared) + t * stride_of(a->shared, a->cols), bytes);
         }
         int32_t j = -1;
         for (int32_t done = 0; done < a->top_k;) {

@@ -1,9 +1,11 @@
-/* rows_cpu.c - row-wise operators across threads: embedding, norms, RoPE, KV store, SwiGLU.
+/* rows_cpu.c - row-wise operators across threads: embedding, norms, RoPE, KV store, SwiGLU,
+ * Engram.
  * If the reference is already as fast as memory, or the rows are few and narrow, a task runs
  * the reference on its own rows. */
 #include <string.h>
 
 #include "ops/cpu/cpu_internal.h"
+#include "ops/ref/csa2_internal.h"
 #include "ops/ref/ref_internal.h"
 
 enum { TASK_STEPS = 32768, STRETCH = 256 };
@@ -184,16 +186,34 @@ void ops_kv_store_cpu(hd_stream *s, const hd_kv_store_args *a, const ops_kernels
                             .per_task = ops_rows_per_task(a->pool.width)});
 }
 
+static void replay_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    hd_replay_store_args part = *(const hd_replay_store_args *)job->args;
+    part.choice += (int64_t)first * part.top_k;
+    part.log.seq += first;
+    part.log.pos += first;
+    part.rows = end - first;
+    hd_replay_store_ref(job->stream, &part);
+}
+
+void ops_replay_store_cpu(hd_stream *s, const hd_replay_store_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = replay_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(a->top_k)});
+}
+
 static float at_most(float x, float limit) {
     return x > limit ? limit : x;
 }
 
 /* n <= STRETCH elements; silu(g) = g / (1 + exp(-g)) */
-static void swiglu_stretch(const hd_swiglu_args *a, const ops_kernels *k, int64_t at, int32_t n,
-                           float weight) {
+static void swiglu_stretch(const hd_swiglu_args *a, const ops_kernels *k, float *out,
+                           int64_t at, int32_t n, float weight) {
     const float *gate = act_in(a->gate) + at, *up = act_in(a->up) + at;
     const float limit = a->limit > 0.0f ? a->limit : INFINITY;
-    float *out = act(a->out) + at;
     float e[STRETCH];
     for (int32_t c = 0; c < n; c++) e[c] = -at_most(gate[c], limit);
     k->exp_sum(e, n, 0.0f);
@@ -208,9 +228,10 @@ static void swiglu_rows(const ops_job *job, int32_t first, int32_t end, int32_t 
     const hd_swiglu_args *a = job->args;
     for (int32_t r = first; r < end; r++) {
         const float weight = a->weight ? a->weight[a->assignment ? a->assignment[r] : r] : 1.0f;
+        float *out = act(a->out) + r * stride_of(a->out, a->cols);
         for (int32_t c = 0; c < a->cols; c += STRETCH) {
             const int32_t n = a->cols - c < STRETCH ? a->cols - c : STRETCH;
-            swiglu_stretch(a, job->k, (int64_t)r * a->cols + c, n, weight);
+            swiglu_stretch(a, job->k, out + c, (int64_t)r * a->cols + c, n, weight);
         }
     }
 }
@@ -222,4 +243,68 @@ void ops_swiglu_cpu(hd_stream *s, const hd_swiglu_args *a, const ops_kernels *k)
                             .fn = swiglu_rows,
                             .rows = a->rows,
                             .per_task = ops_rows_per_task(4 * (int64_t)a->cols)});
+}
+
+/* ---- rows that are kept ---- */
+
+static void keep_words(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    ops_keep_words(job->args, first, end);
+}
+
+/* A task moves some columns of all rows, in order, so that no row is overwritten before it moved. */
+void ops_keep_rows_cpu(hd_stream *s, const hd_keep_rows_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){
+        .stream = s, .k = k, .args = a, .fn = keep_words, .rows = a->words, .per_task = 1024});
+}
+
+/* ---- Engram ---- */
+
+static void class_seqs(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    for (int32_t q = first; q < end; q++) ops_ngram_classes_seq(job->args, q);
+}
+
+void ops_ngram_classes_cpu(hd_stream *s, const hd_ngram_classes_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){
+        .stream = s, .k = k, .args = a, .fn = class_seqs, .rows = a->seqs.n, .per_task = 64});
+}
+
+static void engram_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    const hd_engram_embed_args *a = job->args;
+    const int32_t columns = a->heads * (a->max_ngram - 1), cols = a->table->cols;
+    (void)worker;
+    for (int64_t r = first; r < end; r++) {
+        for (int32_t c = 0; c < columns; c++) {
+            const int32_t row = hd_engram_row(a, a->classes + r * a->max_ngram, c);
+            float *out = a->out + (r * columns + c) * cols;
+            for (int32_t i = 0; i < cols; i += OPS_TILE_COLS) {
+                const int32_t n = cols - i < OPS_TILE_COLS ? cols - i : OPS_TILE_COLS;
+                ops_dequantize(job->k, out + i, a->table, row, i, n);
+            }
+        }
+    }
+}
+
+void ops_engram_embed_cpu(hd_stream *s, const hd_engram_embed_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){
+        .stream = s, .k = k, .args = a, .fn = engram_rows, .rows = a->rows, .per_task = 4});
+}
+
+static void gate_rows(const ops_job *job, int32_t first, int32_t end, int32_t worker) {
+    (void)worker;
+    hd_engram_gate_args part = *(const hd_engram_gate_args *)job->args;
+    part.x = hd_rows_at(part.x, (int64_t)first * part.hc * part.cols);
+    part.kv += (int64_t)first * (part.hc + 1) * part.cols;
+    part.rows = end - first;
+    hd_engram_gate_ref(job->stream, &part);
+}
+
+void ops_engram_gate_cpu(hd_stream *s, const hd_engram_gate_args *a, const ops_kernels *k) {
+    ops_run_rows(&(ops_job){.stream = s,
+                            .k = k,
+                            .args = a,
+                            .fn = gate_rows,
+                            .rows = a->rows,
+                            .per_task = ops_rows_per_task(4 * (int64_t)a->hc * a->cols)});
 }

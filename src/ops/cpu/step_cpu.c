@@ -18,6 +18,11 @@ void ops_prepare_draft_cpu(hd_stream *s, const hd_prepare_draft_args *a, const o
     hd_prepare_draft_ref(s, a);
 }
 
+void ops_prepare_block_cpu(hd_stream *s, const hd_prepare_block_args *a, const ops_kernels *k) {
+    (void)k;
+    hd_prepare_block_ref(s, a);
+}
+
 void ops_mirror_cpu(hd_stream *s, const hd_mirror_args *a, const ops_kernels *k) {
     (void)k;
     hd_mirror_ref(s, a);

@@ -3,6 +3,17 @@
 #include "base/cpu.h"
 #include "ops/check_internal.h"
 #include "ops/cpu/cpu_internal.h"
+#include "ops/fused_internal.h"
+
+/* The fused operators are those that they stand for, in order. */
+#define RUN(part, args) ops_##part##_cpu(s, args, k)
+#define X(op)                                                                          \
+    void ops_##op##_cpu(hd_stream *s, const hd_##op##_args *a, const ops_kernels *k) { \
+        OPS_RUN_##op(RUN, a)                                                           \
+    }
+OPS_FUSED_LIST(X)
+#undef X
+#undef RUN
 
 static const ops_types cpu_types = {1u << HD_F32, 1u << HD_F32};
 

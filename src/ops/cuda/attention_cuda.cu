@@ -68,11 +68,19 @@ static __device__ key_list list_keys(const hd_attention_args &a, int32_t row) {
     return k;
 }
 
-static __device__ __forceinline__ const cuda_act *key_at(const hd_attention_args &a,
-                                                         const key_list &k, int32_t i) {
-    if (i < k.n_recent) return paged_entry(a.recent, k.seq, k.first_recent + i);
-    const int32_t e = i - k.n_recent;
-    return paged_entry(a.entries, k.seq, k.selected_keys ? k.selected_keys[e] : e);
+/* As in hd_paged: of float32 or bfloat16. */
+static __device__ __forceinline__ const uint8_t *key_at(const hd_attention_args &a,
+                                                        const key_list &k, int32_t i) {
+    const bool recent = i < k.n_recent;
+    const hd_paged &pool = recent ? a.recent : a.entries;
+    int32_t e = k.first_recent + i;
+    if (!recent) e = k.selected_keys ? k.selected_keys[i - k.n_recent] : i - k.n_recent;
+    return static_cast<const uint8_t *>(pool.rows.data) +
+           paged_at(pool, k.seq, e) * (pool.rows.type == HD_BF16 ? 2 : 4);
+}
+
+static __host__ __device__ __forceinline__ bool has_narrow_keys(const hd_attention_args &a) {
+    return (a.window ? a.recent : a.entries).rows.type == HD_BF16;
 }
 
 /* ---- a block's shared memory ---- */
@@ -159,19 +167,27 @@ static __device__ __forceinline__ int live_keys(tile_at t, const key_list &k) {
 }
 
 /* Where the key is that this lane looks up for its warp; NULL: none. */
-static __device__ __forceinline__ const cuda_act *find_key(const hd_attention_args &a,
-                                                           const key_list &k, tile_at t) {
+static __device__ __forceinline__ const uint8_t *find_key(const hd_attention_args &a,
+                                                          const key_list &k, tile_at t) {
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
     const bool live = lane < OWN_KEYS && own + lane < live_keys(t, k);
     return live ? key_at(a, k, t.first + own + lane) : nullptr;
 }
 
-/* The warp's OWN_KEYS keys of a tile on their way. */
+/* The warp's OWN_KEYS keys of a tile on their way. units: bfloat16 lies as FAST wants it. */
 static __device__ void load_keys(const half_rows &to, const hd_attention_args &a,
-                                 const cuda_act *found, bool quads) {
+                                 const uint8_t *found, bool quads, bool units) {
     const int own = threadIdx.x / WARP * OWN_KEYS;
+    const int32_t cols = max(a.k_dim, a.v_dim);
     for (int i = 0; i < OWN_KEYS; i++) {
-        load_row(to, own + i, from_lane(found, i), max(a.k_dim, a.v_dim), quads, a.q.data);
+        const uint8_t *key = from_lane(found, i);
+        if (has_narrow_keys(a)) {
+            load_narrow_row(to, own + i, reinterpret_cast<const __nv_bfloat16 *>(key), cols,
+                            units, a.q.data);
+        } else {
+            load_row(to, own + i, reinterpret_cast<const cuda_act *>(key), cols, quads,
+                     a.q.data);
+        }
     }
     commit_copies();
 }
@@ -356,14 +372,14 @@ struct block_state {
     block_rows rows;
     int32_t row, head, first_col; /* the block's; the warp's first column */
     int q_shift[OWN_HEADS];
-    bool quads;
+    bool quads, units; /* how keys may be loaded */
 };
 
 /* The block's queries, converted, and its first tile's keys on their way. */
 template <int P>
 static __device__ block_state open_block(uint8_t *shared, const hd_attention_args &a,
                                          const key_list &k, int32_t part, int32_t first_col) {
-    const cuda_act *found = find_key(a, k, {part, part * k.part});
+    const uint8_t *found = find_key(a, k, {part, part * k.part});
     block_state s;
     const int own = threadIdx.x / WARP * OWN_HEADS;
     s.rows = carve(shared, a);
@@ -374,13 +390,16 @@ static __device__ block_state open_block(uint8_t *shared, const hd_attention_arg
         a.k_dim % 4 == 0 && a.v_dim % 4 == 0 && (uintptr_t)a.q.data % 16 == 0 &&
         (!a.window || ((uintptr_t)a.recent.rows.data % 16 == 0 && a.recent.width % 4 == 0)) &&
         (!a.ratio || ((uintptr_t)a.entries.rows.data % 16 == 0 && a.entries.width % 4 == 0));
+    s.units = P == FAST && has_narrow_keys(a) && s.quads && a.k_dim % 8 == 0 &&
+              a.v_dim % 8 == 0 && (!a.window || a.recent.width % 8 == 0) &&
+              (!a.ratio || a.entries.width % 8 == 0);
     for (int h = 0; h < OWN_HEADS; h++) {
         const int32_t head = s.head + own + h;
         const cuda_act *q = acts(a.q) + ((int64_t)s.row * a.heads + head) * a.k_dim;
         load_row(s.rows.q, own + h, head < a.heads ? q : nullptr, a.k_dim, s.quads, a.q.data);
     }
     commit_copies();
-    load_keys(keys_at(s.rows, 0), a, found, s.quads);
+    load_keys(keys_at(s.rows, 0), a, found, s.quads, s.units);
     wait_copies<1>();
     __syncwarp();
     convert_rows<P, OWN_HEADS, UNITS>(s.rows.q, own, s.q_shift);
@@ -396,20 +415,25 @@ static __device__ __forceinline__ void make_parts(const block_state &s,
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
     const block_rows &b = s.rows;
     tile_at now = {index, index * k.part}, next = next_tile(now, k, step);
-    const cuda_act *found = find_key(a, k, next);
+    const uint8_t *found = find_key(a, k, next);
     sums part;
     clear(&part);
     for (int i = 0; now.first < k.n; i ^= 1) {
         int *key_shift = b.key_shift + i * TILE, shift[OWN_KEYS];
         wait_copies<0>();
         __syncwarp();
-        convert_rows<P, OWN_KEYS, UNITS>(keys_at(b, i), own, shift);
+        if (s.units) {
+#pragma unroll
+            for (int t = 0; t < OWN_KEYS; t++) shift[t] = NO_SHIFT;
+        } else {
+            convert_rows<P, OWN_KEYS, UNITS>(keys_at(b, i), own, shift);
+        }
 #pragma unroll
         for (int t = 0; t < OWN_KEYS; t++) {
             if (lane == t) key_shift[own + t] = shift[t];
         }
         __syncthreads();
-        if (next.first < k.n) load_keys(keys_at(b, i ^ 1), a, found, s.quads);
+        if (next.first < k.n) load_keys(keys_at(b, i ^ 1), a, found, s.quads, s.units);
         const tile_at after = next_tile(next, k, step);
         found = find_key(a, k, after);
         float sum[TILE / 8][4] = {};
@@ -616,6 +640,10 @@ static void attention_rows(hd_stream *s, const hd_attention_args *a) {
     const dim3 grid((unsigned)a->rows, blocks_for(a->heads, HEADS),
                     blocks_for(a->v_dim, V_COLS));
     if (a->rows == 0) return;
+    if (a->window && a->ratio && a->recent.rows.type != a->entries.rows.type) {
+        hd_stream_fail(s, HD_EUNSUPPORTED, "attention: recent and entries differ in type");
+        return;
+    }
     if (bytes > MAX_SHARED) {
         hd_stream_fail(s, HD_EUNSUPPORTED, "attention over keys this wide does not fit a GPU");
         return;

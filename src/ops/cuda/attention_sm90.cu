@@ -2,8 +2,9 @@
  * MLA's 576 columns with 512 of them as values, and V4's 512.
  *
  * A block takes 64 heads of a row and a part of its keys, in tiles of 64. Three warpgroups: one
- * converts keys into shared memory, one makes scores and weights and adds the left half of the
- * values, one the right half. Blocks stay and walk through (row, heads, part) in order.
+ * copies keys, which are bfloat16 in the cache, into shared memory, one makes scores and weights
+ * and adds the left half of the values, one the right half. Blocks stay and walk through (row,
+ * heads, part) in order.
  *
  * How long the parts of a row are follows from the number of its own keys; each has a maximum, a
  * total and a sum of its own, and a second kernel joins them in order. So neither the row's
@@ -50,11 +51,15 @@ static __device__ row_keys keys_of(const hd_attention_args &a, int32_t row) {
 }
 
 /* Where key i is; NULL: there is none. */
-static __device__ __forceinline__ const cuda_act *key_at(const hd_attention_args &a,
-                                                         const row_keys &k, int32_t i) {
-    if (i < k.n_recent) return paged_entry(a.recent, k.seq, k.first_recent + i);
-    const int32_t e = k.selected_keys ? k.selected_keys[i - k.n_recent] : i - k.n_recent;
-    return e < 0 ? nullptr : paged_entry(a.entries, k.seq, e);
+static __device__ __forceinline__ const __nv_bfloat16 *key_at(const hd_attention_args &a,
+                                                              const row_keys &k, int32_t i) {
+    const hd_paged &pool = i < k.n_recent ? a.recent : a.entries;
+    int32_t e = k.first_recent + i;
+    if (i >= k.n_recent) {
+        e = k.selected_keys ? k.selected_keys[i - k.n_recent] : i - k.n_recent;
+        if (e < 0) return nullptr;
+    }
+    return static_cast<const __nv_bfloat16 *>(pool.rows.data) + paged_at(pool, k.seq, e);
 }
 
 /* ---- what a block does: every gridDim.x-th of all parts ---- */
@@ -106,7 +111,6 @@ struct block_memory {
     uint32_t weights;     /* one box */
     uint32_t full, empty; /* [2] barriers */
     uint16_t *live;       /* [2, 4] of 16 keys each, a bit of each */
-    uint32_t sources;     /* [2, TILE] where keys come from */
     float *keep;          /* [HEADS] */
 };
 
@@ -114,8 +118,7 @@ template <int BOXES>
 constexpr uint32_t TILE_BYTES = BOXES *BOX_BYTES;
 
 template <int BOXES>
-constexpr size_t SHARED_BYTES = 3 * TILE_BYTES<BOXES> + BOX_BYTES + HEADS * sizeof(float) + 64 +
-                                2 * TILE * sizeof(void *);
+constexpr size_t SHARED_BYTES = 3 * TILE_BYTES<BOXES> + BOX_BYTES + HEADS * sizeof(float) + 64;
 
 template <int BOXES>
 static __device__ block_memory carve(uint8_t *shared) {
@@ -127,7 +130,6 @@ static __device__ block_memory carve(uint8_t *shared) {
     m.full = m.weights + BOX_BYTES + HEADS * (uint32_t)sizeof(float);
     m.empty = m.full + 16;
     m.live = reinterpret_cast<uint16_t *>(m.keep + HEADS) + 16;
-    m.sources = m.full + 64;
     return m;
 }
 
@@ -175,161 +177,92 @@ static __device__ void next_tile(tile_cursor *c, const hd_attention_args &a, int
 constexpr int WARP_KEYS = TILE / 4; /* of a warp that loads */
 
 /* In place of a key that is not there. */
-static __device__ const float4 no_key[9 * BOX_COLS / 4] = {};
+static __device__ const uint4 no_key[9 * BOX_BYTES / BOX_ROWS / sizeof(uint4)] = {};
 
 /* The key that lanes i and 16 + i look up for their warp. */
-static __device__ __forceinline__ const float4 *find_key(const tile_cursor &c,
-                                                         const hd_attention_args &a) {
+static __device__ __forceinline__ const uint8_t *find_key(const tile_cursor &c,
+                                                          const hd_attention_args &a) {
     const int warp = threadIdx.x % WARPGROUP / WARP;
     const int32_t i = c.first + warp * WARP_KEYS + (int32_t)threadIdx.x % WARP_KEYS;
     const bool live = c.item.row >= 0 && i < c.end;
-    const cuda_act *key = live ? key_at(a, c.keys, i) : nullptr;
-    return key ? reinterpret_cast<const float4 *>(key) : no_key;
+    const __nv_bfloat16 *key = live ? key_at(a, c.keys, i) : nullptr;
+    return key ? reinterpret_cast<const uint8_t *>(key)
+               : reinterpret_cast<const uint8_t *>(no_key);
+}
+
+static __device__ __forceinline__ bool is_key(const uint8_t *found) {
+    return found != reinterpret_cast<const uint8_t *>(no_key);
 }
 
 /* The warp's keys into the L2 cache, half a key per lane. */
 template <int BOXES>
-static __device__ __forceinline__ void prefetch_keys(const float4 *found) {
-    constexpr int LINE = 128, BYTES = BOXES * BOX_COLS * (int)sizeof(cuda_act);
-    const uint8_t *half = reinterpret_cast<const uint8_t *>(found) +
-                          (threadIdx.x % WARP / WARP_KEYS) * (BYTES / 2);
+static __device__ __forceinline__ void prefetch_keys(const uint8_t *found) {
+    constexpr int LINE = 128, HALF = BOXES * LINE / 2;
+    const uint8_t *half = found + (threadIdx.x % WARP / WARP_KEYS) * HALF;
 #pragma unroll
-    for (int at = 0; at < BYTES / 2; at += LINE) {
+    for (int at = 0; at < HALF; at += LINE) {
         asm volatile("prefetch.global.L2 [%0];" ::"l"(half + at));
     }
 }
 
-/* Two keys of a warp behind each other, on their way through registers: EACH units of four columns
- * of a lane, every 32nd. Only of the middle one may lanes have another key than their neighbors. */
+/* The warp's keys of a tile on their way into its boxes: eight lanes copy a box's row. */
 template <int BOXES>
-struct key_pair {
-    static constexpr int UNITS = BOXES * BOX_COLS / 4, EACH = 2 * UNITS / WARP;
-    float4 x[EACH];
-
-    /* Whether unit i of the lane is of the second key. */
-    static __device__ __forceinline__ bool is_second(int i) {
-        return (i + 1) * WARP <= UNITS ? false
-               : i * WARP >= UNITS     ? true
-                                       : i * WARP + (int)threadIdx.x % WARP >= UNITS;
+static __device__ __forceinline__ void copy_keys(uint32_t tile, const uint8_t *found) {
+    constexpr int AT_ONCE = WARP / 8;
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
+#pragma unroll
+    for (int first = 0; first < WARP_KEYS; first += AT_ONCE) {
+        const int key = first + lane / 8;
+        const uint64_t bits = __shfl_sync(ALL_LANES, reinterpret_cast<uint64_t>(found), key);
+        const uint8_t *from = reinterpret_cast<const uint8_t *>(bits) + lane % 8 * 16;
+        const uint32_t to = tile + box_at(warp * WARP_KEYS + key, lane % 8);
+#pragma unroll
+        for (int box = 0; box < BOXES; box++) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                             to + (uint32_t)(box * BOX_BYTES)),
+                         "l"(from + box * 128)
+                         : "memory");
+        }
     }
-};
-
-/* Where the keys of two tiles are, by the warp's own: in shared memory, as registers are few. */
-static __device__ __forceinline__ uint32_t sources_of(const block_memory &m, uint32_t tile) {
-    const uint32_t warp = threadIdx.x % WARPGROUP / WARP;
-    return m.sources + ((tile & 1) * TILE + warp * WARP_KEYS) * (uint32_t)sizeof(void *);
+    asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-static __device__ __forceinline__ void put_sources(uint32_t sources, const float4 *found) {
-    const uint32_t lane = threadIdx.x % WARP;
-    __syncwarp(); /* those before are read */
-    if (lane < WARP_KEYS) {
-        asm volatile("st.shared.b64 [%0], %1;" ::"r"(sources + 8 * lane), "l"(found)
-                     : "memory");
-    }
+/* Copies of all but the LEFT newest tiles have arrived: the older of two is announced. */
+template <int LEFT>
+static __device__ __forceinline__ void announce(const block_memory &m, uint32_t tile) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+    fence_proxy_async();
     __syncwarp();
+    if (threadIdx.x % WARP == 0) mbarrier_arrive(m.full + 8 * (tile & 1));
 }
 
-/* Where unit 0 of a lane is in memory, of a pair; of the second key as if it lay behind the first. */
-struct pair_source {
-    const float4 *first, *second;
-};
-
-template <int BOXES>
-static __device__ __forceinline__ pair_source pair_at(uint32_t sources, int pair) {
-    pair_source p;
-    asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];"
-                 : "=l"(p.first), "=l"(p.second)
-                 : "r"(sources + 16 * pair));
-    p.first += threadIdx.x % WARP;
-    p.second += (int)threadIdx.x % WARP - key_pair<BOXES>::UNITS;
-    return p;
-}
-
-template <int BOXES>
-static __device__ __forceinline__ void load_unit(key_pair<BOXES> *to, const pair_source &from,
-                                                 int i) {
-    to->x[i] = load_four((key_pair<BOXES>::is_second(i) ? from.second : from.first) + i * WARP);
-}
-
-/* Where unit 0 of a lane goes in shared memory, likewise. */
-struct pair_target {
-    uint32_t first, second;
-};
-
-template <int BOXES>
-static __device__ __forceinline__ pair_target pair_in(uint32_t tile, int pair) {
-    const int lane = threadIdx.x % WARP;
-    const int row = (int)threadIdx.x % WARPGROUP / WARP * WARP_KEYS + 2 * pair;
-    const uint32_t own = tile + (uint32_t)(lane / 16 * BOX_BYTES + lane % 2 * 8);
-    return {own + box_at(row, lane % 16 / 2),
-            own + box_at(row + 1, lane % 16 / 2) - BOXES * BOX_BYTES};
-}
-
-template <int BOXES>
-static __device__ __forceinline__ void store_unit(const key_pair<BOXES> &from,
-                                                  const pair_target &to, int i) {
-    const uint32_t at = key_pair<BOXES>::is_second(i) ? to.second : to.first;
-    put_four(at + (uint32_t)(2 * i * BOX_BYTES), from.x[i]);
-}
-
-/* Two pairs are on their way at any time, across the borders of tiles: a register goes to shared
- * memory and is loaded again at once. */
+/* A tile is announced once it has arrived; before that the next is asked for, if its place is
+ * free by then. */
 template <int BOXES>
 static __device__ void load_tiles(const hd_attention_args &a, const block_memory &m,
                                   int32_t groups) {
-    constexpr int PAIRS = WARP_KEYS / 2, EACH = key_pair<BOXES>::EACH, AT_ONCE = 3;
     const int lane = threadIdx.x % WARP, warp = threadIdx.x % WARPGROUP / WARP;
     tile_cursor c = first_tile(a, groups);
-    const float4 *found = find_key(c, a);
+    const uint8_t *found = find_key(c, a);
     bool live = c.item.row >= 0;
-    unsigned now = __ballot_sync(ALL_LANES, found != no_key);
-    put_sources(sources_of(m, 0), found);
-    next_tile(&c, a, groups);
-    found = find_key(c, a);
-    bool live_next = c.item.row >= 0;
-    unsigned next = __ballot_sync(ALL_LANES, found != no_key);
-    put_sources(sources_of(m, 1), found);
-    key_pair<BOXES> pair[2];
-#pragma unroll
-    for (int p = 0; p < 2; p++) {
-        const pair_source from = pair_at<BOXES>(sources_of(m, 0), p);
-#pragma unroll
-        for (int i = 0; i < EACH; i++) load_unit(&pair[p], from, i);
-    }
-    for (uint32_t tile = 0; live; tile++) {
-        const uint32_t stage = tile & 1, to = m.keys + stage * TILE_BYTES<BOXES>;
+    uint32_t tile = 0;
+    for (; live; tile++) {
+        const uint32_t stage = tile & 1, empty = m.empty + 8 * stage;
+        const uint32_t parity = (tile >> 1 & 1) ^ 1;
         next_tile(&c, a, groups);
-        found = find_key(c, a);
-        mbarrier_wait(m.empty + 8 * stage, (tile >> 1 & 1) ^ 1);
-        if (lane == 0) m.live[stage * 4 + warp] = (uint16_t)now;
-#pragma unroll
-        for (int p = 0; p < PAIRS; p++) {
-            const pair_target target = pair_in<BOXES>(to, p);
-            const pair_source from =
-                pair_at<BOXES>(sources_of(m, tile + (p + 2) / PAIRS), (p + 2) % PAIRS);
-#pragma unroll
-            for (int first = 0; first < EACH; first += AT_ONCE) {
-#pragma unroll
-                for (int i = first; i < first + AT_ONCE && i < EACH; i++) {
-                    store_unit(pair[p % 2], target, i);
-                }
-#pragma unroll
-                for (int i = first; i < first + AT_ONCE && i < EACH; i++) {
-                    load_unit(&pair[p % 2], from, i);
-                }
-            }
-        }
-        fence_proxy_async();
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(m.full + 8 * stage);
-        prefetch_keys<BOXES>(found);
-        put_sources(sources_of(m, tile), found);
-        now = next;
-        next = __ballot_sync(ALL_LANES, found != no_key);
-        live = live_next;
-        live_next = c.item.row >= 0;
+        const uint8_t *next = find_key(c, a);
+        const unsigned keys = __ballot_sync(ALL_LANES, is_key(found));
+        const bool early = tile > 0 && !__all_sync(ALL_LANES, mbarrier_test(empty, parity));
+        if (early) announce<0>(m, tile - 1);
+        mbarrier_wait(empty, parity);
+        if (lane == 0) m.live[stage * 4 + warp] = (uint16_t)keys;
+        copy_keys<BOXES>(m.keys + stage * TILE_BYTES<BOXES>, found);
+        if (tile > 0 && !early) announce<1>(m, tile - 1);
+        prefetch_keys<BOXES>(next); /* it waits for where they are */
+        found = next;
+        live = c.item.row >= 0;
     }
+    if (tile > 0) announce<0>(m, tile - 1);
 }
 
 /* ---- the warpgroups that compute ---- */
@@ -486,7 +419,9 @@ struct tile_count {
     }
 };
 
+/* All lanes have read: a lane arrives for its warp. */
 static __device__ __forceinline__ void release(const block_memory &m, tile_count *tile) {
+    __syncwarp();
     if (threadIdx.x % WARP == 0) mbarrier_arrive(m.empty + 8 * tile->stage());
     tile->n++;
 }
@@ -632,13 +567,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (group == 0) {
-        setmaxnreg_inc<208>();
+        setmaxnreg_inc<224>();
         compute_items<BOXES, true>(a, m, t, groups);
     } else if (group == 1) {
-        setmaxnreg_dec<160>();
+        setmaxnreg_inc<208>();
         compute_items<BOXES, false>(a, m, t, groups);
     } else {
-        setmaxnreg_dec<136>();
+        setmaxnreg_dec<72>();
         load_tiles<BOXES>(a, m, groups);
     }
 }
@@ -701,7 +636,8 @@ static int32_t most_parts(const hd_attention_args *a) {
 }
 
 static bool is_aligned(const hd_paged &p, int32_t width) {
-    return (uintptr_t)p.rows.data % 16 == 0 && p.width % 4 == 0 && p.width >= width;
+    return p.rows.type == HD_BF16 && (uintptr_t)p.rows.data % 16 == 0 && p.width % 8 == 0 &&
+           p.width >= width;
 }
 
 /* With fewer heads, three quarters of a tile of 64 would be empty. */

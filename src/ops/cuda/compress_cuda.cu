@@ -84,9 +84,9 @@ static __device__ float mix_channel(const hd_compress_args &a, const token_row *
     return (float)(sum / total);
 }
 
-/* Norm and rotation of mixed[width], into the entry of the block at position pos. */
+/* Norm and rotation of mixed[width], of the block at position pos, into the pool from `entry` on. */
 static __device__ void finish_entry(const hd_compress_args &a, int32_t pos, float *mixed,
-                                    cuda_act *entry) {
+                                    int64_t entry) {
     const int32_t width = a.entries.width, plain = width - 2 * a.pairs;
     double sum = 0.0;
     for (int32_t c = threadIdx.x; c < width; c += MIX_THREADS) {
@@ -96,14 +96,15 @@ static __device__ void finish_entry(const hd_compress_args &a, int32_t pos, floa
     const float scale = (float)(1.0 / sqrt(sum / width + (double)a.eps));
     for (int32_t c = threadIdx.x; c < width; c += MIX_THREADS) {
         mixed[c] = mixed[c] * scale * a.norm[c];
-        if (c < plain) entry[c] = narrow(mixed[c]);
+        if (c < plain) put_cached(a.entries.rows, entry + c, mixed[c]);
     }
     __syncthreads();
     for (int32_t i = threadIdx.x; i < a.pairs; i += MIX_THREADS) {
         const float angle = rope_angle(pos, a.freq[i]), c = cosf(angle), sn = sinf(angle);
         const float x = mixed[plain + 2 * i], y = mixed[plain + 2 * i + 1];
-        entry[plain + 2 * i] = narrow(x * c - y * sn);
-        entry[plain + 2 * i + 1] = narrow(x * sn + y * c);
+        const int64_t at = entry + plain + 2 * i;
+        put_cached(a.entries.rows, at, x * c - y * sn);
+        put_cached(a.entries.rows, at + 1, x * sn + y * c);
     }
     __syncthreads(); /* mixed is used again */
 }
@@ -128,7 +129,7 @@ static __device__ void mix_entries(const hd_compress_args &a, const share &own,
         for (int32_t c = threadIdx.x; c < a.entries.width; c += MIX_THREADS) {
             mixed[c] = mix_channel(a, slot, n, earlier, c);
         }
-        finish_entry(a, b * a.ratio, mixed, paged_entry(a.entries, seq, b));
+        finish_entry(a, b * a.ratio, mixed, paged_at(a.entries, seq, b));
     }
 }
 

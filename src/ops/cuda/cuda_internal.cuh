@@ -6,6 +6,7 @@
 #ifndef HD_OPS_CUDA_CUDA_INTERNAL_CUH
 #define HD_OPS_CUDA_CUDA_INTERNAL_CUH
 
+#include <cuda_bf16.h>
 #include <math_constants.h>
 
 #include "device/cuda.cuh"
@@ -22,19 +23,27 @@ constexpr int EXACT = 3, FAST = 1;
 #define FAST_OP_LIST(X) \
     X(linear)           \
     X(linear_heads)     \
+    X(linear_set)       \
+    X(linear_swiglu)    \
     X(grouped_gemm)     \
+    X(grouped_swiglu)   \
     X(attention)        \
     X(indexer_topk)
 
 /* What --no-batch-invariance computes in its own way, by cuBLASLt. */
 #define CUBLASLT_OP_LIST(X) \
     X(linear)               \
-    X(linear_heads)
+    X(linear_heads)         \
+    X(linear_set)           \
+    X(linear_swiglu)
 
 /* What --precision official computes in its own way; the rest of FAST_OP_LIST is as there. */
 #define OFFICIAL_OP_LIST(X) \
     X(linear)               \
-    X(grouped_gemm)
+    X(linear_set)           \
+    X(linear_swiglu)        \
+    X(grouped_gemm)         \
+    X(grouped_swiglu)
 
 extern "C" {
 #define X(op) hd_##op##_fn hd_##op##_cuda;
@@ -75,12 +84,69 @@ static inline unsigned blocks_for(int64_t n, int64_t each) {
     return (unsigned)((n + each - 1) / each);
 }
 
+/* ---- RMS norms: a thread of a row's block has every NORM_..th element, NORM_EACH on their way ---- */
+
+constexpr int NORM_EACH = 8, NORM_NARROW = 256, NORM_WIDE = 512;
+
+static __host__ __device__ __forceinline__ bool norm_is_wide(int32_t cols) {
+    return cols > NORM_NARROW * NORM_EACH;
+}
+
+/* ---- launches ---- */
+
+/* Until the kernels before are done, where the launch did not wait for them. */
+static __device__ __forceinline__ void griddepcontrol_wait() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+static __device__ __forceinline__ void griddepcontrol_launch_dependents() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* How a kernel begins that launch_kernel() starts: what the kernels before wrote is there. Every
+ * such kernel waits, so one that is done stands for all before it. */
+static __device__ __forceinline__ void begin_kernel() {
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();
+}
+
+/* Queues a kernel, which may start before the one before it on the stream is done: it waits on the
+ * device before it reads or writes what others do (programmatic dependent launch). Blocks of
+ * `cluster` neighbors along x are a cluster. */
+template <typename... P, typename... A>
+static void launch_kernel(cudaStream_t queue, void (*kernel)(P...), dim3 grid, int threads,
+                          size_t shared, int cluster, A &&...args) {
+    cudaLaunchAttribute how[2] = {};
+    how[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    how[0].val.programmaticStreamSerializationAllowed = 1;
+    how[1].id = cudaLaunchAttributeClusterDimension;
+    how[1].val.clusterDim = {(unsigned)cluster, 1, 1};
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = queue;
+    config.attrs = how;
+    config.numAttrs = cluster > 1 ? 2 : 1;
+    cudaLaunchKernelEx(&config, kernel, static_cast<P>(args)...);
+}
+
 /* ---- pages ---- */
 
-static __device__ __forceinline__ cuda_act *paged_entry(const hd_paged &p, int32_t seq,
-                                                        int32_t entry) {
+/* Where an entry's elements begin in the pool. */
+static __device__ __forceinline__ int64_t paged_at(const hd_paged &p, int32_t seq,
+                                                   int32_t entry) {
     const int64_t page = p.table[(int64_t)seq * p.table_stride + entry / p.page_entries];
-    return acts(p.rows) + (page * p.page_entries + entry % p.page_entries) * p.width;
+    return (page * p.page_entries + entry % p.page_entries) * p.width;
+}
+
+/* Element `at` of a pool of float32 or bfloat16. */
+static __device__ __forceinline__ void put_cached(const hd_rows &x, int64_t at, float value) {
+    if (x.type == HD_BF16) {
+        static_cast<__nv_bfloat16 *>(x.data)[at] = __float2bfloat16_rn(value);
+    } else {
+        static_cast<float *>(x.data)[at] = value;
+    }
 }
 
 static __device__ __forceinline__ float *ring_row(const hd_ring &r, int32_t seq, int32_t pos) {
@@ -136,6 +202,15 @@ static __device__ __forceinline__ float rope_angle(int32_t pos, float freq) {
 
 static __device__ __forceinline__ float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
+}
+
+/* limit 0: none. */
+static __device__ __forceinline__ float swiglu_of(float g, float u, float limit, float weight) {
+    if (limit > 0.0f) { /* comparisons, so that NaN stays NaN */
+        g = g > limit ? limit : g;
+        u = u > limit ? limit : u < -limit ? -limit : u;
+    }
+    return g * sigmoid(g) * u * weight;
 }
 
 /* The sum over a warp, the same bits in every lane. */

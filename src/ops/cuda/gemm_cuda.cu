@@ -3,6 +3,7 @@
 #include "ops/cuda/cublaslt_internal.cuh"
 #include "ops/cuda/gemm_large_m_internal.cuh"
 #include "ops/cuda/gemm_f32_internal.cuh"
+#include "ops/cuda/fused_internal.cuh"
 #include "ops/cuda/gemm_mix_internal.cuh"
 
 /* The block's rows of x and outputs, [n] of the head from row `first` on. */
@@ -22,6 +23,7 @@ static __device__ __forceinline__ void name_rows(J *job, const heads_job &h, int
 template <int R, int MT, int NT>
 static __global__ void __launch_bounds__(PRODUCT_THREADS)
     product_heads(heads_job h, weight_shape s, weight_arrays a) {
+    begin_kernel();
     __shared__ product_job job;
     const int32_t first = (int32_t)blockIdx.z * MT, col = (int32_t)blockIdx.x * NT * WARP;
     const product_span span = {min(MT, h.rows - first),
@@ -34,12 +36,14 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
 template <int R, int MT, int NT>
 static void launch_product(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
     const dim3 grid(blocks_for(h.n_rows, NT * WARP), (unsigned)h.heads, blocks_for(h.rows, MT));
-    product_heads<R, MT, NT><<<grid, PRODUCT_THREADS, 0, queue>>>(h, shape_of(w), arrays_of(w));
+    launch_kernel(queue, product_heads<R, MT, NT>, grid, PRODUCT_THREADS, 0, 1, h, shape_of(w),
+                  arrays_of(w));
 }
 
 template <int R, int P, int MT>
 static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     small_m_heads(heads_job h, weight_shape s, weight_arrays a, int32_t outs) {
+    griddepcontrol_launch_dependents();
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t col = (int32_t)blockIdx.x * outs;
@@ -57,8 +61,115 @@ static void launch_small_m(cudaStream_t queue, const heads_job &h, const hd_weig
     const dim3 grid(blocks_for(h.n_rows, outs), (unsigned)h.heads);
     cudaFuncSetAttribute(small_m_heads<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int)bytes);
-    small_m_heads<R, P, MT>
-        <<<grid, SMALL_M_THREADS, bytes, queue>>>(h, shape_of(w), arrays_of(w), outs);
+    launch_kernel(queue, small_m_heads<R, P, MT>, grid, SMALL_M_THREADS, bytes, 1, h,
+                  shape_of(w), arrays_of(w), outs);
+}
+
+/* ---- several matrices with the same few rows of x ---- */
+
+struct set_part {
+    void *out;
+    int64_t out_stride;
+    weight_shape s;
+    weight_arrays a;
+    int32_t n_rows, first_block;
+    bool out_f32;
+};
+
+struct set_job {
+    const cuda_act *x;
+    int64_t x_stride;
+    int32_t rows, n, outs; /* of x, parts, stored rows of a block */
+    set_part part[HD_MAX_SET];
+};
+
+template <int R, int P, int MT>
+static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
+    small_m_set(const __grid_constant__ set_job j) {
+    griddepcontrol_launch_dependents();
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ mma_job job;
+    int i = 0;
+    while (i + 1 < j.n && (int32_t)blockIdx.x >= j.part[i + 1].first_block) i++;
+    const set_part &p = j.part[i];
+    const int32_t col = ((int32_t)blockIdx.x - p.first_block) * j.outs, m = (int)threadIdx.x;
+    if (m < j.rows) {
+        const int64_t at = m * p.out_stride + col;
+        job.x[m] = j.x + m * j.x_stride;
+        job.out[m] = p.out_f32 ? (void *)(static_cast<float *>(p.out) + at)
+                               : (void *)(static_cast<cuda_act *>(p.out) + at);
+    }
+    __syncthreads();
+    const mma_block block = {j.rows, col, min(j.outs, p.n_rows - col), p.out_f32};
+    mma_small_m<R, P, MT>(shared, job, block, p.s, p.a);
+}
+
+template <int R, int P, int MT>
+static void launch_set(hd_stream *s, set_job *j, int groups) {
+    const size_t bytes = sizeof(small_m_shared<R, MT>);
+    int32_t blocks = 0;
+    j->outs = groups * 16 * MT;
+    for (int32_t i = 0; i < j->n; i++) {
+        j->part[i].first_block = blocks;
+        blocks += (int32_t)blocks_for(j->part[i].n_rows, j->outs);
+    }
+    cudaFuncSetAttribute(small_m_set<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         (int)bytes);
+    launch_kernel(hd_cuda_stream(s), small_m_set<R, P, MT>, dim3((unsigned)blocks),
+                  SMALL_M_THREADS, bytes, 1, *j);
+}
+
+template <int R, int P>
+static void multiply_set(hd_stream *s, set_job *j) {
+    int64_t outs = 0;
+    for (int32_t i = 0; i < j->n; i++) outs += j->part[i].n_rows;
+    const small_m_plan plan = plan_small_m((int32_t)outs, 1, hd_stream_workers(s));
+    if (plan.tiles == 1) {
+        launch_set<R, P, 1>(s, j, plan.groups);
+    } else {
+        launch_set<R, P, 2>(s, j, plan.groups);
+    }
+}
+
+/* Whether the product is one of those of form R that one launch computes. */
+static bool joins_set(const hd_linear_set_args *a, int32_t i, reading r) {
+    const int64_t stride = stride_of(a->x, a->w[i]->cols);
+    return a->w[i]->cols == a->w[0]->cols &&
+           reading_of(a->w[i], x_fits(acts(a->x), stride, 0)) == r;
+}
+
+/* Those of form R in one launch; returns them as bits. */
+template <int R, int P>
+static uint32_t multiply_form(hd_stream *s, const hd_linear_set_args *a, uint32_t left) {
+    set_job j = {};
+    uint32_t taken = 0;
+    j.x = acts(a->x);
+    j.x_stride = stride_of(a->x, a->w[0]->cols);
+    j.rows = a->rows;
+    for (int32_t i = 0; i < a->n; i++) {
+        if (!(left >> i & 1) || !joins_set(a, i, (reading)R)) continue;
+        taken |= 1u << i;
+        j.part[j.n++] = {a->out[i].data,          stride_of(a->out[i], a->w[i]->rows),
+                         shape_of(a->w[i]),       arrays_of(a->w[i]),
+                         a->w[i]->rows,           0,
+                         a->out[i].type == HD_F32};
+    }
+    if (j.n < 2) return 0;
+    multiply_set<R, P>(s, &j);
+    return taken;
+}
+
+template <int P>
+static uint32_t multiply_forms(hd_stream *s, const hd_linear_set_args *a, uint32_t left) {
+    if (a->rows == 0 || a->rows > SMALL_M_ROWS) return 0;
+    const uint32_t bf16 = multiply_form<READ_BF16, P>(s, a, left);
+    return bf16 | multiply_form<READ_E4M3, P>(s, a, left & ~bf16);
+}
+
+uint32_t multiply_several(hd_stream *s, const hd_linear_set_args *a, uint32_t left,
+                          int products) {
+    return products == EXACT ? multiply_forms<EXACT>(s, a, left)
+                             : multiply_forms<FAST>(s, a, left);
 }
 
 /* n_blocks share each row's slices. */
@@ -66,6 +177,7 @@ template <int R, int P, int ROWS>
 static __global__ void __launch_bounds__(large_m_of<R, ROWS>::THREADS,
                                          large_m_of<R, ROWS>::AT_ONCE)
     large_m_heads(heads_job h, weight_shape s, weight_arrays a, int n_blocks) {
+    begin_kernel();
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t first = (int32_t)blockIdx.z * ROWS;

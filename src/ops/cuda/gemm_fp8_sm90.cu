@@ -77,11 +77,11 @@ struct memory {
 
 /* ---- the thread that copies ---- */
 
-template <int H, int BN, int SPANS, sharing SHARE, bool GROUPED>
+template <int H, int BN, int SPANS, sharing SHARE, matrices M>
 struct copying {
     const job &j;
     const memory<H, BN, SPANS> &m;
-    const CUtensorMap *x, *x_scale, *w;
+    const CUtensorMap *x, *x_scale, *w, *second;
     uint32_t rank;
 
     __device__ uint8_t *x_tile(int32_t stage) const {
@@ -95,7 +95,8 @@ struct copying {
 
     __device__ void copy_w(const tile &t, int32_t place, int32_t span, int32_t stage) const {
         uint8_t *to = x_tile(stage) + SPANS * H * ROW_BYTES;
-        bulk_copy_4d(to, w, &m.full[stage], 0, t.out, span, place, j.keep_w);
+        const CUtensorMap *from = (M == PAIR || gated<M>)&&t.second ? second : w;
+        bulk_copy_4d(to, from, &m.full[stage], 0, t.out, span, place, j.keep_w);
     }
 
     __device__ void copy_x(const tile &t, int32_t span, int32_t stage) const {
@@ -114,21 +115,21 @@ struct copying {
     }
 
     /* Of one matrix the first stages' rows are on their way before x is there. */
-    __device__ void run(schedule<H, BN, SHARE, GROUPED> turn) const {
+    __device__ void run(schedule<H, BN, SHARE, M> turn) const {
         cursor c;
         tile t;
         int32_t ahead = 0;
-        if (!GROUPED && turn.next(j, rank, &t)) {
+        schedule<H, BN, SHARE, M> first = turn;
+        if (!by_expert<M> && first.next(j, rank, &t)) {
 #pragma unroll 1
             for (; ahead < j.stages && ahead * SPANS < j.spans; ahead++) {
                 expect(ahead);
                 copy_w(t, 0, ahead * SPANS, ahead);
             }
-            turn.unit -= turn.step;
         }
         griddepcontrol_wait();
         while (turn.next(j, rank, &t)) {
-            const int32_t place = data_place<GROUPED>(j, t.expert);
+            const int32_t place = data_place<M>(j, t);
 #pragma unroll 1
             for (int32_t span = 0; span < j.spans; span += SPANS, c.move(j.stages)) {
                 if (ahead > 0) {
@@ -177,25 +178,28 @@ __device__ __forceinline__ void copy_scales(float *to, const uint8_t *scale, int
     }
 }
 
-template <int H, int BN, int SPANS, sharing SHARE, bool GROUPED>
+template <int H, int BN, int SPANS, sharing SHARE, matrices M>
 __device__ void read_scales(const job &j, const memory<H, BN, SPANS> &m,
-                            schedule<H, BN, SHARE, GROUPED> turn, uint32_t rank) {
+                            schedule<H, BN, SHARE, M> turn, uint32_t rank) {
     constexpr int AT_ONCE = H > 128 ? 1 : 4; /* as registers allow */
     cursor c;
     tile t;
     while (turn.next(j, rank, &t)) {
-        const uint8_t *scale = scale_of_slot<GROUPED>(j, t.expert);
+        const bool second = (M == PAIR || gated<M>)&&t.second;
+        const uint8_t *scale = scale_of_tile<M>(j, t);
+        const float global = second ? j.second.global : j.global;
+        const int32_t outs = second ? j.second.outs : j.outs;
         const int64_t first = (int64_t)(t.out / QUANTISED) * j.spans;
-        const int64_t end = (int64_t)((j.outs + QUANTISED - 1) / QUANTISED) * j.spans;
+        const int64_t end = (int64_t)((outs + QUANTISED - 1) / QUANTISED) * j.spans;
         const int32_t n = QUANTISED % BN == 0 ? j.spans : 2 * j.spans;
         float *to = m.w_scale + c.at * 2 * j.spans;
         mbarrier_wait(&m.unused[c.at], c.parity ^ 1);
         if (j.scale_type == HD_F32) {
-            copy_scales<float, AT_ONCE>(to, scale, first, end, n, j.global);
+            copy_scales<float, AT_ONCE>(to, scale, first, end, n, global);
         } else if (j.scale_type == HD_BF16) {
-            copy_scales<uint16_t, AT_ONCE>(to, scale, first, end, n, j.global);
+            copy_scales<uint16_t, AT_ONCE>(to, scale, first, end, n, global);
         } else {
-            copy_scales<uint8_t, AT_ONCE>(to, scale, first, end, n, j.global);
+            copy_scales<uint8_t, AT_ONCE>(to, scale, first, end, n, global);
         }
         __syncwarp();
         if (threadIdx.x % WARP == 0) mbarrier_arrive(&m.scaled[c.at]);
@@ -233,20 +237,32 @@ __device__ __forceinline__ void promote_span(float (&total)[BN / 2], const float
     }
 }
 
-template <int BN>
+/* gate: of gated matrices, whose outputs are swiglu's. */
+template <int BN, matrices M>
 __device__ __forceinline__ void write_tile(const job &j, const tile &t,
-                                           const float (&total)[BN / 2], int row) {
+                                           const float (&total)[BN / 2], const float *gate,
+                                           int row) {
     const int lane = threadIdx.x % WARP;
+    const bool second = M == PAIR && t.second;
+    const int64_t stride = second ? j.second.out_stride : j.out_stride;
+    const int32_t outs = second ? j.second.outs : j.outs;
+    float *base = second ? j.second.out : j.out;
+    const bool pairs = second ? j.second.pairs : j.pairs;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int r = row + 8 * half;
         if (r >= t.n_rows) continue;
-        float *out = j.out + (t.row + r) * j.out_stride + t.out + 2 * (lane % 4);
+        float *out = base + (t.row + r) * stride + t.out + 2 * (lane % 4);
+        const float weight = gated<M> ? swiglu_weight(j, t.row + r) : 1.0f;
 #pragma unroll
         for (int g = 0; g < BN / 8; g++) {
-            if (t.out + 8 * g >= j.outs) break;
-            const float a = total[4 * g + 2 * half], b = total[4 * g + 2 * half + 1];
-            if (j.pairs) {
+            if (t.out + 8 * g >= outs) break;
+            float a = total[4 * g + 2 * half], b = total[4 * g + 2 * half + 1];
+            if constexpr (gated<M>) {
+                a = swiglu_of(gate[4 * g + 2 * half], a, j.swiglu.limit, weight);
+                b = swiglu_of(gate[4 * g + 2 * half + 1], b, j.swiglu.limit, weight);
+            }
+            if (pairs) {
                 *reinterpret_cast<float2 *>(out + 8 * g) = {a, b};
             } else {
                 out[8 * g] = a;
@@ -291,16 +307,16 @@ __device__ __forceinline__ void issue(float (&sum)[SPANS][BN / 2], uint32_t x, i
     wgmma_commit_group();
 }
 
-template <int H, int BN, int SPANS, sharing SHARE, bool GROUPED>
+template <int H, int BN, int SPANS, sharing SHARE, matrices M>
 __device__ void multiply(const job &j, const memory<H, BN, SPANS> &m,
-                         schedule<H, BN, SHARE, GROUPED> turn, uint32_t rank) {
+                         schedule<H, BN, SHARE, M> turn, uint32_t rank) {
     /* Two warpgroups: one multiplies while the other promotes. */
     constexpr bool IN_TURNS = H == 128 && BN >= 128;
     constexpr int STEP = scale_box<H>, SCALES = stage_scales<H, SPANS>;
     const int group = (int)threadIdx.x / WARPGROUP, lane = (int)threadIdx.x % WARP;
     const int row = (int)threadIdx.x / WARP * 16 + lane / 4;
     const uint32_t tiles = shared_address(m.tiles);
-    float sum[SPANS][BN / 2] = {};
+    float sum[SPANS][BN / 2] = {}, gate[gated<M> ? BN / 2 : 1] = {};
     cursor c, scales;
     tile t;
     if (IN_TURNS && group == 1) bar_arrive(1, 2 * WARPGROUP);
@@ -319,6 +335,7 @@ __device__ void multiply(const job &j, const memory<H, BN, SPANS> &m,
             issue<H, BN, SPANS>(sum, tiles + (uint32_t)(c.at * m.stage_bytes()), group);
             if (IN_TURNS) bar_arrive(2 - group, 2 * WARPGROUP);
             wgmma_wait_group<0>();
+            __syncwarp(); /* all lanes have read the scales of x */
             if (lane == 0) {
                 mbarrier_arrive(&m.empty[c.at]);
                 if (SHARE != ALONE) mbarrier_arrive_at(&m.empty[c.at], rank ^ 1);
@@ -334,19 +351,28 @@ __device__ void multiply(const job &j, const memory<H, BN, SPANS> &m,
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&m.unused[scales.at]);
         scales.move(2);
-        write_tile<BN>(j, t, total, row);
+        if constexpr (gated<M>) {
+            if (!t.second) {
+#pragma unroll
+                for (int i = 0; i < BN / 2; i++) gate[i] = total[i];
+                continue;
+            }
+        }
+        write_tile<BN, M>(j, t, total, gate, row);
     }
     if (IN_TURNS && group == 0) bar_sync(1, 2 * WARPGROUP);
 }
 
 /* ---- the kernel ---- */
 
-template <int H, int BN, int SPANS, sharing SHARE, bool GROUPED>
+template <int H, int BN, int SPANS, sharing SHARE, matrices M>
 __global__ void __launch_bounds__(threads_of<H>, 1)
     gemm_fp8(const __grid_constant__ CUtensorMap x, const __grid_constant__ CUtensorMap x_scale,
-             const __grid_constant__ CUtensorMap w, const __grid_constant__ job j) {
+             const __grid_constant__ CUtensorMap w, const __grid_constant__ CUtensorMap second,
+             const __grid_constant__ job j) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    using order = schedule<H, BN, SHARE, GROUPED>;
+    griddepcontrol_launch_dependents();
+    using order = schedule<H, BN, SHARE, M>;
     constexpr int CONSUMERS = groups_of<H> * WARPGROUP / WARP, PRODUCER = CONSUMERS;
     const memory<H, BN, SPANS> m(shared, j);
     const int warp = (int)threadIdx.x / WARP;
@@ -363,7 +389,7 @@ __global__ void __launch_bounds__(threads_of<H>, 1)
         fence_mbarrier_init();
     }
     order turn(j, m.upto);
-    if constexpr (GROUPED) {
+    if constexpr (by_expert<M>) {
         griddepcontrol_wait();
         if (warp == 1) count_units<order>(j, m.upto, turn.n_outs);
     }
@@ -374,17 +400,18 @@ __global__ void __launch_bounds__(threads_of<H>, 1)
     }
     if (warp < CONSUMERS) {
         if (H > 64) setmaxnreg_inc<more_registers<H>>();
-        multiply<H, BN, SPANS, SHARE, GROUPED>(j, m, turn, rank);
+        multiply<H, BN, SPANS, SHARE, M>(j, m, turn, rank);
     } else {
         if (H > 64) setmaxnreg_dec<less_registers<H>>();
         if (threadIdx.x == PRODUCER * WARP) {
             prefetch_tensormap(&x);
             prefetch_tensormap(&x_scale);
             prefetch_tensormap(&w);
-            const copying<H, BN, SPANS, SHARE, GROUPED> c = {j, m, &x, &x_scale, &w, rank};
+            if (M == PAIR || gated<M>) prefetch_tensormap(&second);
+            const copying<H, BN, SPANS, SHARE, M> c = {j, m, &x, &x_scale, &w, &second, rank};
             c.run(turn);
         } else if (warp == PRODUCER + 1) {
-            read_scales<H, BN, SPANS, SHARE, GROUPED>(j, m, turn, rank);
+            read_scales<H, BN, SPANS, SHARE, M>(j, m, turn, rank);
         }
         __syncwarp();
     }
@@ -394,7 +421,7 @@ __global__ void __launch_bounds__(threads_of<H>, 1)
 /* ---- launching ---- */
 
 struct maps {
-    CUtensorMap x, x_scale, w;
+    CUtensorMap x, x_scale, w, second;
 };
 
 template <int H, int BN, int SPANS, sharing SHARE>
@@ -413,20 +440,43 @@ bool describe_all(maps *to, const job &j, const fp8_product &p) {
          {(cuuint64_t)p.x.pitch * 4},
          {scale_box<H>,                    SPANS     }
     };
-    const box rows = {
-        4,
-        {ROW_BYTES, (cuuint64_t)j.outs, spans,       places_of(p.table ? p.table->data_range : 0)},
-        {cols,      ROW_BYTES,          PLACE_BYTES},
-        {ROW_BYTES,       BN,              SPANS,           1                                            }
+    const auto rows = [&](int32_t outs, const hd_expert_table *table) {
+        return box{
+            4,
+            {ROW_BYTES, (cuuint64_t)outs, spans,       places_of(table ? table->data_range : 0)},
+            {cols,      ROW_BYTES,        PLACE_BYTES},
+            {ROW_BYTES,       BN,            SPANS,           1                                        }
+        };
     };
+    to->second = {};
     return describe(&to->x, p.x.x, x) &&
            describe_flat(&to->x_scale, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.x.scale, scale) &&
-           describe(&to->w, j.data, rows);
+           describe(&to->w, j.data, rows(j.outs, p.table)) &&
+           (!p.other ||
+            describe(&to->second, j.second.data, rows(j.second.outs, p.other_table)));
 }
 
-template <int H, int BN, int SPANS, sharing SHARE, bool GROUPED>
+bool in_pairs(const float *out, int64_t stride) {
+    return (uintptr_t)out % 8 == 0 && stride % 2 == 0;
+}
+
+second_matrix second_of(const fp8_product &p) {
+    second_matrix m = {};
+    if (!p.other) return m;
+    m.out = p.other_out;
+    m.out_stride = p.other_stride;
+    m.data = static_cast<const uint8_t *>(p.other->data);
+    m.scale = static_cast<const uint8_t *>(p.other->scale);
+    m.slots = p.other_table ? p.other_table->slots : nullptr;
+    m.global = p.other->global;
+    m.outs = p.other->rows;
+    m.pairs = in_pairs(p.other_out, p.other_stride);
+    return m;
+}
+
+template <int H, int BN, int SPANS, sharing SHARE, matrices M>
 void launch(hd_stream *s, const fp8_product &p) {
-    using order = schedule<H, BN, SHARE, GROUPED>;
+    using order = schedule<H, BN, SHARE, M>;
     using room = memory<H, BN, SPANS>;
     const hd_weight *w = p.w;
     const int32_t cluster = SHARE == ALONE ? 1 : 2;
@@ -434,7 +484,7 @@ void launch(hd_stream *s, const fp8_product &p) {
              p.out_stride,
              static_cast<const uint8_t *>(w->data),
              static_cast<const uint8_t *>(w->scale),
-             GROUPED ? p.table->slots : nullptr,
+             by_expert<M> ? p.table->slots : nullptr,
              p.offset,
              w->global,
              w->scale_type,
@@ -444,8 +494,10 @@ void launch(hd_stream *s, const fp8_product &p) {
              w->rows,
              w->cols / QUANTISED,
              1,
-             (uintptr_t)p.out % 8 == 0 && p.out_stride % 2 == 0,
-             EVICT_NORMAL};
+             in_pairs(p.out, p.out_stride),
+             EVICT_NORMAL,
+             second_of(p),
+             p.swiglu};
     if (p.x.rows <= H) j.keep_w = EVICT_FIRST;
     while (j.stages < MAX_STAGES) {
         j.stages++;
@@ -459,9 +511,9 @@ void launch(hd_stream *s, const fp8_product &p) {
         hd_stream_fail(s, HD_EDEVICE, "the driver makes no tensor map");
         return;
     }
-    launch_blocks(s, gemm_fp8<H, BN, SPANS, SHARE, GROUPED>,
+    launch_blocks(s, gemm_fp8<H, BN, SPANS, SHARE, M>,
                   units_at_most<order>(p, BN * order::UNIT_N), threads_of<H>, cluster,
-                  (size_t)room::bytes(j), map.x, map.x_scale, map.w, j);
+                  (size_t)room::bytes(j), map.x, map.x_scale, map.w, map.second, j);
 }
 
 } // namespace
@@ -482,50 +534,70 @@ static int64_t columns(int64_t tiles_m, int32_t all, int32_t outs, int32_t sms) 
 }
 
 /* Up to 64 rows: what matters is that all of the GPU reads W. */
-static void launch_small_m(hd_stream *s, const fp8_product &p) {
-    const int32_t rows = p.x.rows, outs = p.w->rows, sms = hd_stream_workers(s);
+template <matrices M>
+static void launch_small_m(hd_stream *s, const fp8_product &p, int32_t outs) {
+    const int32_t rows = p.x.rows, sms = hd_stream_workers(s);
     if (rows > 16) {
-        if (outs <= 32 * sms) return launch<64, 32, 4, ALONE, false>(s, p);
-        if (outs <= 64 * sms) return launch<64, 64, 2, ALONE, false>(s, p);
-        return launch<64, 128, 1, ALONE, false>(s, p);
+        if (outs <= 32 * sms) return launch<64, 32, 4, ALONE, M>(s, p);
+        if (outs <= 64 * sms) return launch<64, 64, 2, ALONE, M>(s, p);
+        return launch<64, 128, 1, ALONE, M>(s, p);
     }
-    if (outs <= 16 * sms) return launch<16, 16, 4, ALONE, false>(s, p);
-    if (outs <= 32 * sms) return launch<16, 32, 4, ALONE, false>(s, p);
-    if (outs <= 128 * sms) return launch<16, 64, 4, ALONE, false>(s, p);
-    return launch<16, 128, 2, ALONE, false>(s, p);
+    if (outs <= 16 * sms) return launch<16, 16, 4, ALONE, M>(s, p);
+    if (outs <= 32 * sms) return launch<16, 32, 4, ALONE, M>(s, p);
+    if (outs <= 128 * sms) return launch<16, 64, 4, ALONE, M>(s, p);
+    return launch<16, 128, 2, ALONE, M>(s, p);
+}
+
+static void launch_two(hd_stream *s, const fp8_product &p) {
+    if (!p.swiglu.on) return launch_small_m<PAIR>(s, p, p.w->rows + p.other->rows);
+    const int32_t outs = p.w->rows, sms = hd_stream_workers(s);
+    if (p.x.rows > 16) return launch<64, 32, 4, ALONE, GATED>(s, p);
+    if (outs <= 8 * sms) return launch<16, 8, 4, ALONE, GATED>(s, p);
+    if (outs <= 16 * sms) return launch<16, 16, 4, ALONE, GATED>(s, p);
+    launch<16, 32, 4, ALONE, GATED>(s, p);
 }
 
 /* The factors are what a tile takes beside one of 128 x 128, measured on an H200. */
 static void launch_large_m(hd_stream *s, const fp8_product &p) {
     const int32_t rows = p.x.rows, outs = p.w->rows, sms = hd_stream_workers(s);
-    if (rows <= 128 && outs <= 16 * sms) return launch<64, 32, 4, ALONE, false>(s, p);
-    if (rows <= 128 && outs <= 32 * sms) return launch<64, 64, 2, ALONE, false>(s, p);
+    if (rows <= 128 && outs <= 16 * sms) return launch<64, 32, 4, ALONE, ONE>(s, p);
+    if (rows <= 128 && outs <= 32 * sms) return launch<64, 64, 2, ALONE, ONE>(s, p);
     const int64_t tiles = blocks_for(rows, 128);
     const int64_t square = columns(tiles, outs, 128, sms);
     const int64_t narrow = columns(tiles, outs, 64, sms) * 5 / 4;
     const int64_t wide = columns(tiles, outs, 192, sms) * 5 / 6;
     const int64_t tall = columns(blocks_for(rows, 192), outs, 128, sms) * 23 / 20;
     const int64_t other = narrow < wide ? narrow : wide;
-    if (tall <= square && tall <= other) return launch<192, 128, 1, SHARED, false>(s, p);
-    if (square <= other) return launch<128, 128, 1, SHARED, false>(s, p);
-    if (narrow <= wide) return launch<128, 64, 2, SHARED, false>(s, p);
-    return launch<128, 192, 1, ALONE, false>(s, p);
+    if (tall <= square && tall <= other) return launch<192, 128, 1, SHARED, ONE>(s, p);
+    if (square <= other) return launch<128, 128, 1, SHARED, ONE>(s, p);
+    if (narrow <= wide) return launch<128, 64, 2, SHARED, ONE>(s, p);
+    return launch<128, 192, 1, ALONE, ONE>(s, p);
 }
 
 static void launch_grouped(hd_stream *s, const fp8_product &p) {
     const int32_t each = p.x.rows / p.n_experts; /* places of an expert, on average */
-    if (each >= 160) return launch<192, 128, 1, SHARED, true>(s, p);
-    if (each >= 80) return launch<128, 128, 1, SHARED, true>(s, p);
-    if (each >= 32) return launch<64, 128, 1, ALONE, true>(s, p);
-    if (each >= 4) return launch<32, 128, 2, ALONE, true>(s, p);
-    return launch<16, 64, 2, ALONE, true>(s, p);
+    if (p.other) {
+        if (each >= 4) return launch<32, 64, 2, ALONE, GATED_EXPERTS>(s, p);
+        return launch<16, 64, 2, ALONE, GATED_EXPERTS>(s, p);
+    }
+    if (each >= 160) return launch<192, 128, 1, SHARED, EXPERTS>(s, p);
+    if (each >= 80) return launch<128, 128, 1, SHARED, EXPERTS>(s, p);
+    if (each >= 32) return launch<64, 128, 1, ALONE, EXPERTS>(s, p);
+    if (each >= 4) return launch<32, 128, 2, ALONE, EXPERTS>(s, p);
+    return launch<16, 64, 2, ALONE, EXPERTS>(s, p);
+}
+
+bool fp8_takes_two(const fp8_product &p) {
+    return p.offset ? p.x.rows / p.n_experts < 32 : p.x.rows <= 64;
 }
 
 void launch_fp8(hd_stream *s, const fp8_product &p) {
     if (p.offset) {
         launch_grouped(s, p);
+    } else if (p.other) {
+        launch_two(s, p);
     } else if (p.x.rows <= 64) {
-        launch_small_m(s, p);
+        launch_small_m<ONE>(s, p, p.w->rows);
     } else {
         launch_large_m(s, p);
     }

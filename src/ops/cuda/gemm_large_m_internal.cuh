@@ -197,18 +197,9 @@ static int blocks_of_row(int64_t blocks, int32_t cols, int32_t workers) {
 template <typename... Params, typename... Args>
 static void launch_cluster(void (*kernel)(Params...), dim3 grid, int threads, int n,
                            size_t bytes, cudaStream_t queue, Args... args) {
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {(unsigned)n, 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(grid.x * (unsigned)n, grid.y, grid.z);
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = bytes;
-    config.stream = queue;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    cudaLaunchKernelEx(&config, kernel, args...);
+    launch_kernel(queue, kernel, dim3(grid.x * (unsigned)n, grid.y, grid.z), threads, bytes, n,
+                  args...);
 }
 
 #endif

@@ -45,6 +45,7 @@ static __device__ __forceinline__ void mix_column(float *acc, const float (*xs)[
 /* out[r, h, c] = sum over i of x[r, h, i] * W[first + i, c], in order of i */
 template <int R>
 static __global__ void __launch_bounds__(MIX_THREADS) mix_heads(heads_job h, hd_weight w) {
+    begin_kernel();
     __shared__ float xs[MIX_ROWS][MIX_DEPTH];
     const int32_t head = (int32_t)blockIdx.y, first = (int32_t)blockIdx.z * MIX_ROWS;
     const int32_t col = (int32_t)(blockIdx.x * MIX_THREADS + threadIdx.x);
@@ -74,19 +75,19 @@ static void launch_mix(cudaStream_t queue, const heads_job &h, const hd_weight *
                     blocks_for(h.rows, MIX_ROWS));
     switch (reading_of(w, true)) {
     case READ_F32:
-        mix_heads<READ_F32><<<grid, MIX_THREADS, 0, queue>>>(h, *w);
+        launch_kernel(queue, mix_heads<READ_F32>, grid, MIX_THREADS, 0, 1, h, *w);
         break;
     case READ_BF16:
-        mix_heads<READ_BF16><<<grid, MIX_THREADS, 0, queue>>>(h, *w);
+        launch_kernel(queue, mix_heads<READ_BF16>, grid, MIX_THREADS, 0, 1, h, *w);
         break;
     case READ_E4M3:
-        mix_heads<READ_E4M3><<<grid, MIX_THREADS, 0, queue>>>(h, *w);
+        launch_kernel(queue, mix_heads<READ_E4M3>, grid, MIX_THREADS, 0, 1, h, *w);
         break;
     case READ_E2M1:
-        mix_heads<READ_E2M1><<<grid, MIX_THREADS, 0, queue>>>(h, *w);
+        launch_kernel(queue, mix_heads<READ_E2M1>, grid, MIX_THREADS, 0, 1, h, *w);
         break;
     case READ_ANY:
-        mix_heads<READ_ANY><<<grid, MIX_THREADS, 0, queue>>>(h, *w);
+        launch_kernel(queue, mix_heads<READ_ANY>, grid, MIX_THREADS, 0, 1, h, *w);
         break;
     }
 }

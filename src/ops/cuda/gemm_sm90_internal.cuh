@@ -1,9 +1,10 @@
 /* gemm_sm90_internal.cuh - what the products on Hopper share: which tiles a block takes, the ring
- * of stages, and what their bulk copies are told. */
+ * of stages, and how they are launched. */
 #ifndef HD_OPS_CUDA_GEMM_SM90_INTERNAL_CUH
 #define HD_OPS_CUDA_GEMM_SM90_INTERNAL_CUH
 
 #include "ops/cuda/official_internal.cuh"
+#include "ops/cuda/tensor_map_sm90_internal.cuh"
 #include "ops/cuda/wgmma_sm90_internal.cuh"
 
 namespace {
@@ -12,6 +13,27 @@ constexpr int MAX_EXPERTS = 384, ROW_BYTES = 128, WARPGROUP = 128, M_GROUP = 8;
 
 /* Two blocks of a cluster may have the same rows of x: each copies half of them, to both. */
 enum sharing { ALONE, SHARED };
+
+/* What a launch multiplies with: one matrix; a pair with the same columns; a gate and an up matrix of
+ * one shape, for swiglu; the experts' matrices; or those of a gate and an up table. */
+enum matrices { ONE, PAIR, GATED, EXPERTS, GATED_EXPERTS };
+
+template <matrices M>
+constexpr bool by_expert = M == EXPERTS || M == GATED_EXPERTS;
+
+template <matrices M>
+constexpr bool gated = M == GATED || M == GATED_EXPERTS;
+
+/* The second matrix of a pair, or the up ones. */
+struct second_matrix {
+    float *out;
+    int64_t out_stride;
+    const uint8_t *data, *scale;
+    const hd_weight *slots;
+    float global;
+    int32_t outs;
+    bool pairs;
+};
 
 struct job {
     float *out;
@@ -24,29 +46,39 @@ struct job {
     int32_t stages;
     bool pairs; /* outputs may be written in pairs */
     uint64_t keep_w;
+    second_matrix second;
+    fp8_swiglu swiglu; /* of gated matrices */
 };
-
-/* Experts' matrices have one tensor map, in which an address is a coordinate: steps of 16 bytes
- * from the lowest one. A map per expert would have to be rewritten and fenced in device memory
- * when slots change; so, a slot is one address in the table, and neither the maps nor the other
- * arguments of a captured launch depend on it. It is read once per tile. */
-constexpr int64_t PLACE_BYTES = 16, MAX_PLACE = INT32_MAX;
-
-template <bool GROUPED>
-__device__ __forceinline__ int32_t data_place(const job &j, int32_t expert) {
-    if (!GROUPED) return 0;
-    return (int32_t)((static_cast<const uint8_t *>(j.slots[expert].data) - j.data) /
-                     PLACE_BYTES);
-}
-
-template <bool GROUPED>
-__device__ __forceinline__ const uint8_t *scale_of_slot(const job &j, int32_t expert) {
-    return GROUPED ? static_cast<const uint8_t *>(j.slots[expert].scale) : j.scale;
-}
 
 struct tile {
     int32_t expert, row, n_rows, out; /* first row of x, how many; first row of W */
+    bool second;                      /* of the second matrix */
 };
+
+template <matrices M>
+__device__ __forceinline__ int32_t data_place(const job &j, const tile &t) {
+    if (!by_expert<M>) return 0;
+    const bool second = gated<M> && t.second;
+    const hd_weight *slots = second ? j.second.slots : j.slots;
+    const uint8_t *lowest = second ? j.second.data : j.data;
+    return (int32_t)((static_cast<const uint8_t *>(slots[t.expert].data) - lowest) /
+                     PLACE_BYTES);
+}
+
+template <matrices M>
+__device__ __forceinline__ const uint8_t *scale_of_tile(const job &j, const tile &t) {
+    const bool second = (M == PAIR || gated<M>)&&t.second;
+    if (!by_expert<M>) return second ? j.second.scale : j.scale;
+    const hd_weight *slots = second ? j.second.slots : j.slots;
+    return static_cast<const uint8_t *>(slots[t.expert].scale);
+}
+
+/* The factor of a row of x, or of a place. */
+__device__ __forceinline__ float swiglu_weight(const job &j, int32_t row) {
+    if (!j.swiglu.weight) return 1.0f;
+    const int32_t place = j.from + row;
+    return j.swiglu.weight[j.swiglu.assignment ? j.swiglu.assignment[place] : place];
+}
 
 /* Those of an expert's rows that are in x. */
 struct span_of_rows {
@@ -61,10 +93,11 @@ __device__ __forceinline__ span_of_rows rows_of(const job &j, int32_t expert) {
 
 /* ---- which tiles a block takes ---- */
 
-template <int H, int BN, sharing SHARE, bool GROUPED>
+template <int H, int BN, sharing SHARE, matrices M>
 struct schedule {
     const int32_t *upto; /* [n_experts + 1] units before each expert, in shared memory */
     int32_t unit, step, n_outs;
+    bool half = false; /* the gate's tile was given, the up one follows */
 
     static constexpr int UNIT_N = SHARE == SHARED ? 2 : 1; /* tiles side by side */
 
@@ -89,11 +122,28 @@ struct schedule {
         return low;
     }
 
-    /* Rows of x vary first, a few tiles of them, so that a matrix is read from memory once. */
+    __device__ int32_t units_of_pair(const job &j) const {
+        return n_outs + (j.second.outs + BN - 1) / BN;
+    }
+
+    /* Rows of x vary first, a few tiles of them, so that a matrix is read from memory once. A gate's
+     * tile is followed by the up one at the same place; t is then as it was left. */
     __device__ bool next(const job &j, uint32_t rank, tile *t) {
-        int32_t at = unit, first = 0, rows = j.rows;
+        if constexpr (gated<M>) {
+            half = !half;
+            t->second = !half;
+            if (!half) return true;
+        }
+        int32_t at = unit, first = 0, rows = j.rows, n_outs = this->n_outs;
         t->expert = 0;
-        if constexpr (GROUPED) {
+        if constexpr (M == PAIR) {
+            if (unit >= units_m(rows) * units_of_pair(j)) return false;
+            t->second = unit >= units_m(rows) * n_outs;
+            if (t->second) {
+                at -= units_m(rows) * n_outs;
+                n_outs = units_of_pair(j) - n_outs;
+            }
+        } else if constexpr (by_expert<M>) {
             if (unit >= upto[j.n_experts]) return false;
             t->expert = expert_of(j);
             at -= upto[t->expert];
@@ -148,55 +198,7 @@ __device__ void count_units(const job &j, int32_t *upto, int32_t n_outs) {
     if (lane == 0) upto[j.n_experts] = before;
 }
 
-/* ---- what bulk copies are told ---- */
-
-using encode_fn = decltype(&cuTensorMapEncodeTiled);
-
-/* The driver's function, found once; NULL: none. */
-inline encode_fn find_encode() {
-    static encode_fn found;
-    if (found) return found;
-    void *at = nullptr;
-    cudaDriverEntryPointQueryResult how;
-    const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &at,
-                                                                12000, cudaEnableDefault, &how);
-    if (status == cudaSuccess && how == cudaDriverEntryPointSuccess) {
-        found = reinterpret_cast<encode_fn>(at);
-    }
-    return found;
-}
-
-struct box {
-    uint32_t rank;
-    cuuint64_t dims[4], strides[3]; /* elements, the contiguous dimension first; bytes */
-    cuuint32_t of[4];
-};
-
-inline bool describe_as(CUtensorMap *to, CUtensorMapDataType type, CUtensorMapSwizzle swizzle,
-                        const void *base, const box &b) {
-    static const cuuint32_t every[4] = {1, 1, 1, 1};
-    const encode_fn encode = find_encode();
-    return encode &&
-           encode(to, type, b.rank, const_cast<void *>(base), b.dims, b.strides, b.of, every,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-/* Rows of 128 bytes, swizzled. */
-inline bool describe(CUtensorMap *to, const void *base, const box &b) {
-    return describe_as(to, CU_TENSOR_MAP_DATA_TYPE_UINT8, CU_TENSOR_MAP_SWIZZLE_128B, base, b);
-}
-
-/* As it lies; the first coordinate of a copy is a multiple of 16 bytes. */
-inline bool describe_flat(CUtensorMap *to, CUtensorMapDataType type, const void *base,
-                          const box &b) {
-    return describe_as(to, type, CU_TENSOR_MAP_SWIZZLE_NONE, base, b);
-}
-
-/* Places of a tensor map over addresses that are `range` apart. */
-inline cuuint64_t places_of(size_t range) {
-    return range / PLACE_BYTES + 1;
-}
+/* ---- launching ---- */
 
 constexpr int SHARED_BYTES = 232448 - 1024, MAX_STAGES = 32;
 
@@ -205,7 +207,9 @@ template <typename S>
 int64_t units_at_most(const fp8_product &p, int32_t outs_of_unit) {
     const int64_t filled = p.x.rows < p.n_experts ? p.x.rows : p.n_experts;
     const int64_t units_m = S::units_m(p.x.rows) + (p.offset ? filled : 0);
-    return units_m * blocks_for(p.w->rows, outs_of_unit);
+    const bool pair = p.other && !p.swiglu.on;
+    const int32_t more = pair ? blocks_for(p.other->rows, outs_of_unit) : 0;
+    return units_m * (blocks_for(p.w->rows, outs_of_unit) + more);
 }
 
 /* As many blocks as there is work for and the GPU holds; they may begin before the kernel before them ends. */
@@ -213,20 +217,10 @@ template <typename K, typename... A>
 void launch_blocks(hd_stream *s, K kernel, int64_t units, int threads, int cluster,
                    size_t shared, const A &...args) {
     const int64_t most = hd_stream_workers(s) / cluster;
-    cudaLaunchAttribute how[2] = {};
-    how[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    how[0].val.programmaticStreamSerializationAllowed = 1;
-    how[1].id = cudaLaunchAttributeClusterDimension;
-    how[1].val.clusterDim = {(unsigned)cluster, 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)((units < most ? units : most) * cluster));
-    config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = shared;
-    config.stream = hd_cuda_stream(s);
-    config.attrs = how;
-    config.numAttrs = 2;
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
-    cudaLaunchKernelEx(&config, kernel, args...);
+    launch_kernel(hd_cuda_stream(s), kernel,
+                  dim3((unsigned)((units < most ? units : most) * cluster)), threads, shared,
+                  cluster, args...);
 }
 
 inline bool aligned(const hd_weight *w) {

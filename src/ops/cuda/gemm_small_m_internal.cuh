@@ -89,6 +89,7 @@ static __device__ void mma_small_m(uint8_t *bytes, const mma_job &job, const mma
                           {},       0,           0,           {}};
     float next[AHEAD][8];
     start_walk(&shared->ring, &w);
+    griddepcontrol_wait(); /* weights are on their way before x is there */
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         if (range.begin < range.end) fetch_eight(next[i], w, x, range.begin, i);

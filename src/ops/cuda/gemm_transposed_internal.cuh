@@ -106,6 +106,7 @@ static __device__ __forceinline__ void transpose(uint32_t (*a)[4],
 template <int R, int P, int NT>
 static __global__ void __launch_bounds__(TRANSPOSED_WARPS *WARP)
     transposed_heads(heads_job h, weight_shape s, weight_arrays a) {
+    begin_kernel();
     __shared__ transposed_x<P, NT> xs;
     const int lane = threadIdx.x % WARP, g = lane / 4, q = lane % 4;
     const int32_t head = (int32_t)blockIdx.y, first = (int32_t)blockIdx.z * 8 * NT;
@@ -179,12 +180,12 @@ template <int R, int P>
 static void launch_transposed_rows(cudaStream_t queue, const heads_job &h, const hd_weight *w) {
     const unsigned cols = blocks_for(w->cols, TRANSPOSED_COLS), heads = (unsigned)h.heads;
     if (h.rows <= 8) {
-        transposed_heads<R, P, 1><<<dim3(cols, heads), TRANSPOSED_WARPS * WARP, 0, queue>>>(
-            h, shape_of(w), arrays_of(w));
+        launch_kernel(queue, transposed_heads<R, P, 1>, dim3(cols, heads),
+                      TRANSPOSED_WARPS * WARP, 0, 1, h, shape_of(w), arrays_of(w));
     } else {
         const dim3 grid(cols, heads, blocks_for(h.rows, 32));
-        transposed_heads<R, P, 4>
-            <<<grid, TRANSPOSED_WARPS * WARP, 0, queue>>>(h, shape_of(w), arrays_of(w));
+        launch_kernel(queue, transposed_heads<R, P, 4>, grid, TRANSPOSED_WARPS * WARP, 0, 1, h,
+                      shape_of(w), arrays_of(w));
     }
 }
 

@@ -69,6 +69,7 @@ static __device__ __forceinline__ tile take_tile(J *job, const grouped_job &g,
 template <int R, int MT, int NT>
 static __global__ void __launch_bounds__(PRODUCT_THREADS)
     product_grouped(grouped_job g, weight_shape s) {
+    begin_kernel();
     __shared__ product_job job;
     const int32_t col = (int32_t)blockIdx.x * NT * WARP;
     const tile mine = take_tile<MT>(&job, g, s, col);
@@ -80,6 +81,7 @@ static __global__ void __launch_bounds__(PRODUCT_THREADS)
 template <int R, int P, int MT>
 static __global__ void __launch_bounds__(SMALL_M_THREADS, 2)
     small_m_grouped(grouped_job g, weight_shape s, int32_t outs) {
+    begin_kernel();
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t col = (int32_t)blockIdx.x * outs;
@@ -94,6 +96,7 @@ template <int R, int P, int ROWS>
 static __global__ void __launch_bounds__(large_m_of<R, ROWS>::THREADS,
                                          large_m_of<R, ROWS>::AT_ONCE)
     large_m_grouped(grouped_job g, weight_shape s, int n_blocks) {
+    begin_kernel();
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ mma_job job;
     const int32_t col = (int32_t)blockIdx.x / n_blocks * LARGE_M_OUTS;
@@ -113,7 +116,8 @@ static unsigned most_tiles(const grouped_job &g, int32_t rows) {
 template <int R, int MT, int NT>
 static void launch_product(cudaStream_t queue, const grouped_job &g, const hd_weight *w) {
     const dim3 grid(blocks_for(w->rows, NT * WARP), most_tiles(g, MT));
-    product_grouped<R, MT, NT><<<grid, PRODUCT_THREADS, 0, queue>>>(g, shape_of(w));
+    launch_kernel(queue, product_grouped<R, MT, NT>, grid, PRODUCT_THREADS, 0, 1, g,
+                  shape_of(w));
 }
 
 template <int R, int P, int MT>
@@ -124,7 +128,8 @@ static void launch_small_m(cudaStream_t queue, const grouped_job &g, const hd_we
     const dim3 grid(blocks_for(w->rows, outs), most_tiles(g, SMALL_M_ROWS));
     cudaFuncSetAttribute(small_m_grouped<R, P, MT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                          (int)bytes);
-    small_m_grouped<R, P, MT><<<grid, SMALL_M_THREADS, bytes, queue>>>(g, shape_of(w), outs);
+    launch_kernel(queue, small_m_grouped<R, P, MT>, grid, SMALL_M_THREADS, bytes, 1, g,
+                  shape_of(w), outs);
 }
 
 template <int R, int P, int ROWS>

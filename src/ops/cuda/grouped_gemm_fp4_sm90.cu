@@ -51,29 +51,30 @@ struct memory {
 };
 
 struct fp4_maps {
-    CUtensorMap x, x_scale, w, w_scale;
+    CUtensorMap x, x_scale, w[2], w_scale[2]; /* of the matrices, and of the second ones */
 };
 
 /* ---- the thread that copies ---- */
 
-template <int GROUPS, int N>
+template <int GROUPS, int N, matrices M>
 __device__ void copy_stages(const job &j, const memory<GROUPS, N> &m,
-                            schedule<N, GROUPS * 64, ALONE, true> turn, const fp4_maps &maps) {
+                            schedule<N, GROUPS * 64, ALONE, M> turn, const fp4_maps &maps) {
     using room = memory<GROUPS, N>;
     cursor c;
     tile t;
     while (turn.next(j, 0, &t)) {
-        const int32_t data = data_place<true>(j, t.expert);
-        const int32_t scale =
-            (int32_t)((scale_of_slot<true>(j, t.expert) - j.scale) / PLACE_BYTES);
+        const int32_t data = data_place<M>(j, t);
+        const int second = gated<M> && t.second;
+        const uint8_t *lowest = second ? j.second.scale : j.scale;
+        const int32_t scale = (int32_t)((scale_of_tile<M>(j, t) - lowest) / PLACE_BYTES);
 #pragma unroll 1
         for (int32_t span = 0; span < j.spans; span += SPANS, c.move(j.stages)) {
             uint64_t *full = &m.full[c.at];
             mbarrier_wait(&m.empty[c.at], c.parity ^ 1);
             mbarrier_arrive_expect_tx(full, room::EXPECTED);
-            bulk_copy_4d(m.w + c.at * room::W_BYTES, &maps.w, full, 0, t.out, span / 2, data,
-                         j.keep_w);
-            bulk_copy_3d(m.w_scale + c.at * room::S_BYTES, &maps.w_scale, full,
+            bulk_copy_4d(m.w + c.at * room::W_BYTES, &maps.w[second], full, 0, t.out, span / 2,
+                         data, j.keep_w);
+            bulk_copy_3d(m.w_scale + c.at * room::S_BYTES, &maps.w_scale[second], full,
                          span / SPANS * SCALE_BYTES, t.out, scale, j.keep_w);
             bulk_copy_3d(m.x + c.at * room::X_BYTES, &maps.x, full, 0, t.row, span, EVICT_LAST);
             bulk_copy_2d(m.x_scale + c.at * room::SCALES, &maps.x_scale, full, t.row & ~3, span,
@@ -137,29 +138,35 @@ __device__ __forceinline__ void promote_span(float (&total)[N / 2],
     }
 }
 
-template <int N>
+/* gate: of gated matrices, whose outputs are swiglu's. */
+template <int N, matrices M>
 __device__ __forceinline__ void write_tile(const job &j, const tile &t,
-                                           const float (&total)[N / 2], int row) {
+                                           const float (&total)[N / 2], const float *gate,
+                                           int row) {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         const int out = t.out + row + 8 * (i / 2 % 2);
         const int r = 8 * (i / 4) + 2 * (lane % 4) + i % 2;
-        if (r < t.n_rows && out < j.outs) {
-            j.out[(t.row + r) * j.out_stride + out] = total[i] * WIDENED;
+        if (r >= t.n_rows || out >= j.outs) continue;
+        float value = total[i] * WIDENED;
+        if constexpr (gated<M>) {
+            value = swiglu_of(gate[i] * WIDENED, value, j.swiglu.limit,
+                              swiglu_weight(j, t.row + r));
         }
+        j.out[(t.row + r) * j.out_stride + out] = value;
     }
 }
 
-template <int GROUPS, int N>
+template <int GROUPS, int N, matrices M>
 __device__ void multiply(const job &j, const memory<GROUPS, N> &m,
-                         schedule<N, GROUPS * 64, ALONE, true> turn) {
+                         schedule<N, GROUPS * 64, ALONE, M> turn) {
     using room = memory<GROUPS, N>;
     constexpr int SETS =
         N < 64 ? 2 : 1; /* of operands: the next are made while the last are multiplied */
     const int lane = threadIdx.x % WARP;
     const int row = (int)threadIdx.x / WARP * 16 + lane / 4;
-    float sum[4][N / 2] = {};
+    float sum[4][N / 2] = {}, gate[gated<M> ? N / 2 : 1] = {};
     cursor c;
     tile t;
     while (turn.next(j, 0, &t)) {
@@ -195,7 +202,14 @@ __device__ void multiply(const job &j, const memory<GROUPS, N> &m,
             __syncwarp();
             if (lane == 0) mbarrier_arrive(&m.empty[c.at]);
         }
-        write_tile<N>(j, t, total, row);
+        if constexpr (gated<M>) {
+            if (!t.second) {
+#pragma unroll
+                for (int i = 0; i < N / 2; i++) gate[i] = total[i];
+                continue;
+            }
+        }
+        write_tile<N, M>(j, t, total, gate, row);
     }
 }
 
@@ -208,11 +222,12 @@ constexpr bool lends_registers = N >= 64;
 template <int GROUPS, int N>
 constexpr int threads_of = GROUPS *WARPGROUP + (lends_registers<N> ? WARPGROUP : WARP);
 
-template <int GROUPS, int N>
+template <int GROUPS, int N, matrices M>
 __global__ void __launch_bounds__(threads_of<GROUPS, N>, 1)
     grouped_gemm_fp4(const __grid_constant__ fp4_maps maps, const __grid_constant__ job j) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    using order = schedule<N, GROUPS * 64, ALONE, true>;
+    griddepcontrol_launch_dependents();
+    using order = schedule<N, GROUPS * 64, ALONE, M>;
     constexpr int CONSUMERS = GROUPS * WARPGROUP / WARP;
     const memory<GROUPS, N> m(shared, j);
     const int warp = (int)threadIdx.x / WARP;
@@ -229,21 +244,42 @@ __global__ void __launch_bounds__(threads_of<GROUPS, N>, 1)
     __syncthreads();
     if (warp < CONSUMERS) {
         if (lends_registers<N>) setmaxnreg_inc<232>();
-        multiply<GROUPS, N>(j, m, turn);
+        multiply<GROUPS, N, M>(j, m, turn);
     } else {
         if (lends_registers<N>) setmaxnreg_dec<40>();
         if (threadIdx.x == CONSUMERS * WARP) {
-            copy_stages<GROUPS, N>(j, m, turn, maps);
+            copy_stages<GROUPS, N, M>(j, m, turn, maps);
         }
     }
 }
 
 /* ---- launching ---- */
 
+template <cuuint32_t ROWS>
+bool describe_matrices(fp4_maps *to, int which, const uint8_t *data, const uint8_t *scale,
+                       const hd_expert_table *table) {
+    const cuuint64_t cols = (cuuint64_t)table->shape.cols;
+    const cuuint64_t outs = (cuuint64_t)table->shape.rows;
+    const box rows = {
+        4,
+        {ROW_BYTES, outs,      cols / 2 / ROW_BYTES, places_of(table->data_range)},
+        {cols / 2,  ROW_BYTES, PLACE_BYTES         },
+        {ROW_BYTES,     ROWS,     SPLIT,                    1                            }
+    };
+    const box scales = {
+        3,
+        {cols / SCALED, outs,        places_of(table->scale_range)},
+        {cols / SCALED, PLACE_BYTES},
+        {SCALE_BYTES,         ROWS,           1                             }
+    };
+    return describe(&to->w[which], data, rows) &&
+           describe_flat(&to->w_scale[which], CU_TENSOR_MAP_DATA_TYPE_UINT8, scale, scales);
+}
+
 template <int GROUPS, int N>
 bool describe_all(fp4_maps *to, const job &j, const fp8_product &p) {
     const cuuint64_t cols = (cuuint64_t)p.w->cols, spans = (cuuint64_t)j.spans;
-    const cuuint64_t outs = (cuuint64_t)j.outs, pitch = (cuuint64_t)p.x.pitch;
+    const cuuint64_t pitch = (cuuint64_t)p.x.pitch;
     constexpr cuuint32_t ROWS = GROUPS * 64;
     const box x = {
         3, {ROW_BYTES, (cuuint64_t)p.x.rows, spans},
@@ -255,26 +291,16 @@ bool describe_all(fp4_maps *to, const job &j, const fp8_product &p) {
          {pitch * 4},
          {N + 4,    SPANS     }
     };
-    const box rows = {
-        4,
-        {ROW_BYTES, outs,      cols / 2 / ROW_BYTES, places_of(p.table->data_range)},
-        {cols / 2,  ROW_BYTES, PLACE_BYTES         },
-        {ROW_BYTES,     ROWS,     SPLIT,                    1                              }
-    };
-    const box scales = {
-        3,
-        {cols / SCALED, outs,        places_of(p.table->scale_range)},
-        {cols / SCALED, PLACE_BYTES},
-        {SCALE_BYTES,         ROWS,           1                               }
-    };
-    return describe(&to->x, p.x.x, x) && describe(&to->w, j.data, rows) &&
-           describe_flat(&to->w_scale, CU_TENSOR_MAP_DATA_TYPE_UINT8, j.scale, scales) &&
-           describe_flat(&to->x_scale, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.x.scale, x_scale);
+    return describe(&to->x, p.x.x, x) &&
+           describe_flat(&to->x_scale, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, p.x.scale, x_scale) &&
+           describe_matrices<ROWS>(to, 0, j.data, j.scale, p.table) &&
+           (!p.other ||
+            describe_matrices<ROWS>(to, 1, j.second.data, j.second.scale, p.other_table));
 }
 
-template <int GROUPS, int N>
+template <int GROUPS, int N, matrices M>
 void launch(hd_stream *s, const fp8_product &p) {
-    using order = schedule<N, GROUPS * 64, ALONE, true>;
+    using order = schedule<N, GROUPS * 64, ALONE, M>;
     using room = memory<GROUPS, N>;
     const hd_weight *w = p.w;
     job j = {};
@@ -289,17 +315,23 @@ void launch(hd_stream *s, const fp8_product &p) {
     j.rows = p.x.rows;
     j.outs = w->rows;
     j.spans = w->cols / QUANTISED;
+    j.swiglu = p.swiglu;
+    if (gated<M>) {
+        j.second.data = static_cast<const uint8_t *>(p.other->data);
+        j.second.scale = static_cast<const uint8_t *>(p.other->scale);
+        j.second.slots = p.other_table->slots;
+    }
     j.keep_w = p.x.rows <= N * p.n_experts ? EVICT_FIRST : EVICT_NORMAL;
     for (j.stages = 2; j.stages < MAX_STAGES; j.stages++) {
         if (room::bytes(j) > SHARED_BYTES) break;
     }
     if (room::bytes(j) > SHARED_BYTES) j.stages--;
-    fp4_maps maps;
+    fp4_maps maps = {};
     if (!describe_all<GROUPS, N>(&maps, j, p)) {
         hd_stream_fail(s, HD_EDEVICE, "the driver makes no tensor map");
         return;
     }
-    const auto kernel = grouped_gemm_fp4<GROUPS, N>;
+    const auto kernel = grouped_gemm_fp4<GROUPS, N, M>;
     launch_blocks(s, kernel, units_at_most<order>(p, GROUPS * 64), threads_of<GROUPS, N>, 1,
                   (size_t)room::bytes(j), maps, j);
 }
@@ -313,12 +345,22 @@ bool fp4_fits(const hd_expert_table *table) {
            places_fit(table);
 }
 
-void launch_grouped_fp4(hd_stream *s, const fp8_product &p) {
+bool fp4_takes_two(const fp8_product &p) {
+    return p.x.rows / p.n_experts <= 24;
+}
+
+template <matrices M>
+static void launch_places(hd_stream *s, const fp8_product &p) {
     const int32_t each = p.x.rows / p.n_experts; /* places of an expert, on average */
     const bool narrow = (int64_t)p.w->rows * p.n_experts < 128 * 4 * hd_stream_workers(s);
-    if (each > 24) return launch<2, 64>(s, p);
-    if (each > 12) return launch<2, 32>(s, p);
-    if (each > 4) return launch<2, 16>(s, p);
-    if (narrow) return launch<1, 8>(s, p);
-    return launch<2, 8>(s, p);
+    if (each > 12) return launch<2, 32, M>(s, p);
+    if (each > 4) return launch<2, 16, M>(s, p);
+    if (narrow) return launch<1, 8, M>(s, p);
+    return launch<2, 8, M>(s, p);
+}
+
+void launch_grouped_fp4(hd_stream *s, const fp8_product &p) {
+    if (p.other) return launch_places<GATED_EXPERTS>(s, p);
+    if (p.x.rows / p.n_experts > 24) return launch<2, 64, EXPERTS>(s, p);
+    launch_places<EXPERTS>(s, p);
 }

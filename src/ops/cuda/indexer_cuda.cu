@@ -77,7 +77,8 @@ static __device__ __forceinline__ const cuda_act *find_key(const hd_indexer_topk
                                                            int32_t n) {
     const int own = threadIdx.x / WARP * OWN_KEYS, lane = threadIdx.x % WARP;
     const int32_t key = first + own + lane;
-    return lane < OWN_KEYS && key < n ? paged_entry(a.keys, seq, key) : nullptr;
+    return lane < OWN_KEYS && key < n ? acts(a.keys.rows) + paged_at(a.keys, seq, key)
+                                      : nullptr;
 }
 
 /* The warp's OWN_KEYS keys of a tile on their way. */

@@ -67,7 +67,7 @@ static __device__ __forceinline__ const cuda_act *find_key(const hd_indexer_topk
                                                            int32_t n) {
     const int warp = threadIdx.x % WARPGROUP / WARP;
     const int32_t key = first + warp * 16 + (int32_t)threadIdx.x % 16;
-    return key < n ? paged_entry(a.keys, seq, key) : nullptr;
+    return key < n ? acts(a.keys.rows) + paged_at(a.keys, seq, key) : nullptr;
 }
 
 static __device__ __forceinline__ void load_keys(key_tile *to, const cuda_act *found) {

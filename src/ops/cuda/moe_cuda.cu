@@ -2,6 +2,7 @@
 #include <cooperative_groups.h>
 
 #include "ops/cuda/cuda_internal.cuh"
+#include "ops/cuda/replay_internal.cuh"
 
 namespace cg = cooperative_groups;
 
@@ -143,6 +144,7 @@ static __device__ bool make_keys(float *choice, int32_t n) {
 }
 
 static __global__ void __launch_bounds__(ROUTE_THREADS) moe_topk(hd_moe_topk_args a) {
+    begin_kernel();
     extern __shared__ float shared[]; /* score, choice, a score per group, chosen */
     const int32_t n = a.rule.n_experts, k = a.rule.top_k;
     float *score = shared, *choice = score + n, *group = choice + n;
@@ -175,6 +177,7 @@ static __global__ void __launch_bounds__(ROUTE_THREADS) moe_topk(hd_moe_topk_arg
         a.expert[(int64_t)blockIdx.x * k + j] = expert[j];
         a.weight[(int64_t)blockIdx.x * k + j] = w * a.rule.scale;
     }
+    if (a.log.data) replay_row(a.log, (int32_t)blockIdx.x, expert, k);
 }
 
 void hd_moe_topk_cuda(hd_stream *s, const hd_moe_topk_args *a) {
@@ -182,7 +185,8 @@ void hd_moe_topk_cuda(hd_stream *s, const hd_moe_topk_args *a) {
     const size_t n = (size_t)a->rule.n_experts, k = (size_t)a->rule.top_k;
     const size_t bytes = (2 * n + (size_t)a->rule.n_groups + k) * sizeof(float);
     const size_t whole = (bytes + 15) / 16 * 16; /* the compiler reads several at once */
-    moe_topk<<<a->rows, ROUTE_THREADS, whole, hd_cuda_stream(s)>>>(*a);
+    launch_kernel(hd_cuda_stream(s), moe_topk, dim3((unsigned)a->rows), ROUTE_THREADS, whole, 1,
+                  *a);
     hd_cuda_check(s, "moe_topk");
 }
 
@@ -203,18 +207,27 @@ struct sort_block {
     int32_t *count; /* [n_warps] of a warp's; then of those of the warps before */
     int32_t *total; /* of the block's */
     int32_t *begin; /* where the block's begin */
-    int32_t *live;  /* of the block's that count as load, by expert */
+    int32_t *load;  /* [HD_N_ROW_PHASES] of the block's that count as load, by expert */
 };
 
-static __device__ __forceinline__ int32_t slot_of(const hd_moe_permute_args &a,
+/* The slot of assignment i, of a known expert. */
+static __device__ __forceinline__ int32_t slot_of(const hd_moe_permute_args &a, int32_t i,
                                                   int32_t expert) {
-    return a.slot ? __ldg(a.slot + expert) : expert;
+    if (!a.slot) return expert;
+    if (a.n_choices == 1) return __ldg(a.slot + expert);
+    return __ldg(a.slot + (int64_t)expert * a.n_choices + i / a.top_k % a.n_choices);
+}
+
+constexpr int SORT_COUNTERS = 2 + HD_N_ROW_PHASES; /* of a block, besides those of its warps */
+
+static __device__ __forceinline__ int32_t phase_of(const hd_moe_permute_args &a, int32_t i) {
+    return a.phase ? a.phase[i / a.top_k] : 0;
 }
 
 static __device__ sort_block carve(int32_t *shared, int32_t n_slots, int32_t n_warps) {
     sort_block b = {shared, shared + n_warps * n_slots};
     b.begin = b.total + n_slots;
-    b.live = b.begin + n_slots;
+    b.load = b.begin + n_slots;
     return b;
 }
 
@@ -261,6 +274,7 @@ static __device__ void find_begins(const sort_block &b, const hd_moe_permute_arg
 
 static __global__ void __launch_bounds__(SORT_THREADS)
     moe_permute(hd_moe_permute_args a, sort_shape shape) {
+    begin_kernel();
     extern __shared__ int32_t counts[];
     const sort_block b = carve(counts, a.n_slots, shape.n_warps);
     const int32_t n = a.rows * a.top_k, rank = (int32_t)cg::this_cluster().block_rank();
@@ -269,15 +283,17 @@ static __global__ void __launch_bounds__(SORT_THREADS)
     const int32_t first = min((rank * shape.n_warps + warp) * shape.stretch, n);
     const int32_t end = min(first + stretch, n);
     int32_t *own = b.count + warp * a.n_slots;
-    for (int32_t i = threadIdx.x; i < (shape.n_warps + 3) * a.n_slots; i += SORT_THREADS) {
+    for (int32_t i = threadIdx.x; i < (shape.n_warps + SORT_COUNTERS) * a.n_slots;
+         i += SORT_THREADS) {
         counts[i] = 0;
     }
     __syncthreads();
 #pragma unroll 4
     for (int32_t i = first + lane; i < end; i += WARP) {
         const int32_t expert = a.expert[i];
-        atomicAdd(&own[slot_of(a, expert)], 1);
-        if (a.load && (!a.live || a.live[i / a.top_k] != 0)) atomicAdd(&b.live[expert], 1);
+        atomicAdd(&own[slot_of(a, i, expert)], 1);
+        const int32_t phase = a.load ? phase_of(a, i) : HD_ROW_PADDING;
+        if (phase >= 0) atomicAdd(&b.load[phase * a.n_slots + expert], 1);
     }
     __syncthreads();
     for (int32_t e = threadIdx.x; e < a.n_slots; e += SORT_THREADS) {
@@ -289,14 +305,20 @@ static __global__ void __launch_bounds__(SORT_THREADS)
             sum += counted;
         }
         b.total[e] = sum;
-        unsigned long long *load = reinterpret_cast<unsigned long long *>(a.load) + e;
-        if (b.live[e]) atomicAdd(load, (unsigned long long)b.live[e]);
+        for (int32_t p = 0; p < HD_N_ROW_PHASES; p++) {
+            const int32_t counted = b.load[p * a.n_slots + e];
+            int64_t *load = a.load + p * a.load_stride + e;
+            if (counted) {
+                atomicAdd(reinterpret_cast<unsigned long long *>(load),
+                          (unsigned long long)counted);
+            }
+        }
     }
     cg::this_cluster().sync();
     find_begins(b, a);
 #pragma unroll 4
     for (int32_t base = first; base < end; base += WARP) {
-        const int32_t i = base + lane, e = i < end ? slot_of(a, a.expert[i]) : -1;
+        const int32_t i = base + lane, e = i < end ? slot_of(a, i, a.expert[i]) : -1;
         const unsigned same = __match_any_sync(ALL_LANES, e);
         const int before = __popc(same & ((1u << lane) - 1));
         const int32_t at = e < 0 ? 0 : b.begin[e] + own[e] + before;
@@ -312,21 +334,23 @@ static __global__ void __launch_bounds__(SORT_THREADS)
 /* A warp per slot counts what comes before its own, then places its own: fastest where all of
  * them are read at once. */
 static __global__ void __launch_bounds__(BLOCK) permute_small_m(hd_moe_permute_args a) {
+    begin_kernel();
     const int32_t e = (int32_t)(blockIdx.x * BLOCK + threadIdx.x) / WARP;
     const int lane = threadIdx.x % WARP;
     const int32_t n = a.rows * a.top_k;
     if (e >= a.n_slots) return;
     int32_t at = 0;
     for (int32_t base = 0; base < n; base += WARP) {
-        const bool before = base + lane < n && slot_of(a, a.expert[base + lane]) < e;
+        const bool before =
+            base + lane < n && slot_of(a, base + lane, a.expert[base + lane]) < e;
         at += __popc(__ballot_sync(ALL_LANES, before));
     }
-    int32_t counted = 0, expert = -1; /* the slot's, of the lanes that have one */
+    int32_t counted[HD_N_ROW_PHASES] = {}, expert = -1; /* of the lanes that have one */
     if (lane == 0) a.offset[e] = at;
     if (lane == 0 && e == a.n_slots - 1) a.offset[a.n_slots] = n;
     for (int32_t base = 0; base < n; base += WARP) {
         const int32_t i = base + lane;
-        const bool own = i < n && slot_of(a, a.expert[i]) == e;
+        const bool own = i < n && slot_of(a, i, a.expert[i]) == e;
         const unsigned all = __ballot_sync(ALL_LANES, own);
         const int32_t mine = at + __popc(all & ((1u << lane) - 1));
         if (own) {
@@ -335,36 +359,37 @@ static __global__ void __launch_bounds__(BLOCK) permute_small_m(hd_moe_permute_a
             expert = a.expert[i];
         }
         at += __popc(all);
-        counted +=
-            __popc(__ballot_sync(ALL_LANES, own && (!a.live || a.live[i / a.top_k] != 0)));
+        const int32_t phase = own && a.load ? phase_of(a, i) : HD_ROW_PADDING;
+#pragma unroll
+        for (int32_t p = 0; p < HD_N_ROW_PHASES; p++) {
+            counted[p] += __popc(__ballot_sync(ALL_LANES, phase == p));
+        }
     }
     expert = __reduce_max_sync(ALL_LANES, expert);
-    if (lane == 0 && a.load && counted) a.load[expert] += counted;
+#pragma unroll
+    for (int32_t p = 0; p < HD_N_ROW_PHASES; p++) {
+        int64_t *load =
+            a.load + p * a.load_stride + expert; /* also of the expert's other slots */
+        if (lane == 0 && counted[p]) {
+            atomicAdd(reinterpret_cast<unsigned long long *>(load),
+                      (unsigned long long)counted[p]);
+        }
+    }
 }
 
 static void launch_permute(cudaStream_t queue, const hd_moe_permute_args *a) {
     const int32_t n = a->rows * a->top_k, n_blocks = n > LARGE_M_PLACES ? SORT_BLOCKS : 1;
     const size_t each = (size_t)a->n_slots * sizeof(int32_t), fit = SORT_BYTES / each;
-    const int32_t most = fit < 4                     ? 1
-                         : fit < SORT_THREADS / WARP ? (int32_t)fit - 3
-                                                     : SORT_THREADS / WARP;
+    const int32_t left = (int32_t)fit - SORT_COUNTERS; /* counters of so many warps */
+    const int32_t most = left < 1 ? 1 : left < SORT_THREADS / WARP ? left : SORT_THREADS / WARP;
     const int32_t wanted = (int32_t)blocks_for(n, n_blocks * WARP);
     const int32_t n_warps = wanted < 1 ? 1 : wanted < most ? wanted : most;
     const sort_shape shape = {n_warps,
                               (int32_t)blocks_for(n, n_blocks * n_warps * WARP) * WARP};
-    cudaLaunchAttribute cluster = {};
-    cudaLaunchConfig_t config = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {(unsigned)n_blocks, 1, 1};
-    config.gridDim = dim3((unsigned)n_blocks);
-    config.blockDim = dim3(SORT_THREADS);
-    config.dynamicSmemBytes = (size_t)(n_warps + 3) * each;
-    config.stream = queue;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    cudaFuncSetAttribute(moe_permute, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         (int)config.dynamicSmemBytes);
-    cudaLaunchKernelEx(&config, moe_permute, *a, shape);
+    const size_t bytes = (size_t)(n_warps + SORT_COUNTERS) * each;
+    cudaFuncSetAttribute(moe_permute, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    launch_kernel(queue, moe_permute, dim3((unsigned)n_blocks), SORT_THREADS, bytes, n_blocks,
+                  *a, shape);
 }
 
 void hd_moe_permute_cuda(hd_stream *s, const hd_moe_permute_args *a) {
@@ -372,7 +397,8 @@ void hd_moe_permute_cuda(hd_stream *s, const hd_moe_permute_args *a) {
     if (a->rows * a->top_k > SMALL_M_PLACES) {
         launch_permute(queue, a);
     } else {
-        permute_small_m<<<blocks_for(a->n_slots, BLOCK / WARP), BLOCK, 0, queue>>>(*a);
+        launch_kernel(queue, permute_small_m, dim3(blocks_for(a->n_slots, BLOCK / WARP)), BLOCK,
+                      0, 1, *a);
     }
     hd_cuda_check(s, "moe_permute");
 }
@@ -389,6 +415,7 @@ struct alignas(EACH * sizeof(cuda_act)) neighbors {
  * order of experts. */
 template <int EACH>
 static __global__ void __launch_bounds__(BLOCK) moe_combine(hd_moe_combine_args a) {
+    begin_kernel();
     extern __shared__ int32_t sorted[]; /* [top_k] places, then weights */
     float *weight = reinterpret_cast<float *>(sorted + a.top_k);
     const int64_t t = blockIdx.x;
@@ -405,7 +432,7 @@ static __global__ void __launch_bounds__(BLOCK) moe_combine(hd_moe_combine_args 
     if (c >= a.cols) return;
     using several = neighbors<EACH>;
     const auto at = [&](const hd_rows &x, int64_t row) {
-        return *reinterpret_cast<const several *>(acts(x) + row * a.cols + c);
+        return *reinterpret_cast<const several *>(acts(x) + row * stride_of(x, a.cols) + c);
     };
     double sum[EACH] = {};
     if (a.shared.data) {
@@ -422,7 +449,7 @@ static __global__ void __launch_bounds__(BLOCK) moe_combine(hd_moe_combine_args 
     several out;
 #pragma unroll
     for (int i = 0; i < EACH; i++) out.x[i] = narrow((float)sum[i]);
-    *reinterpret_cast<several *>(acts(a.out) + t * a.cols + c) = out;
+    *reinterpret_cast<several *>(acts(a.out) + t * stride_of(a.out, a.cols) + c) = out;
 }
 
 void hd_moe_combine_cuda(hd_stream *s, const hd_moe_combine_args *a) {
@@ -433,12 +460,13 @@ void hd_moe_combine_cuda(hd_stream *s, const hd_moe_combine_args *a) {
     const uintptr_t all =
         (uintptr_t)a->out.data | (uintptr_t)a->y.data | (uintptr_t)a->shared.data;
     cudaStream_t queue = hd_cuda_stream(s);
-    if (a->cols % EACH == 0 && all % sizeof(neighbors<EACH>) == 0) {
+    const int64_t rows = a->cols | a->out.stride | a->shared.stride;
+    if (rows % EACH == 0 && all % sizeof(neighbors<EACH>) == 0) {
         const dim3 grid((unsigned)a->rows, blocks_for(a->cols, BLOCK * EACH));
-        moe_combine<EACH><<<grid, BLOCK, whole, queue>>>(*a);
+        launch_kernel(queue, moe_combine<EACH>, grid, BLOCK, whole, 1, *a);
     } else {
         const dim3 grid((unsigned)a->rows, blocks_for(a->cols, BLOCK));
-        moe_combine<1><<<grid, BLOCK, whole, queue>>>(*a);
+        launch_kernel(queue, moe_combine<1>, grid, BLOCK, whole, 1, *a);
     }
     hd_cuda_check(s, "moe_combine");
 }

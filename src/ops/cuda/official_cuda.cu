@@ -5,8 +5,10 @@
  * E4M3; all others by bfloat16, by the kernels of --precision fast. Where Hopper's kernels do not take
  * a matrix, rows are rounded to the same numbers and multiplied exactly. Rows lie in the stream's
  * scratch, as many at a time as fit. */
+#include "ops/cuda/fused_internal.cuh"
 #include "ops/cuda/official_internal.cuh"
 #include "ops/cuda/sm90_internal.cuh"
+#include "ops/fused_internal.h"
 
 namespace {
 
@@ -70,9 +72,9 @@ __device__ bool own_span(const rows_job &j, int32_t *row, int32_t *span) {
 }
 
 __global__ void __launch_bounds__(BLOCK) quantise(quantised to, rows_job j) {
+    begin_kernel();
     const int lane = threadIdx.x % WARP;
     int32_t row, span;
-    griddepcontrol_launch_dependents();
     if (!own_span(j, &row, &span)) return;
     const span_part p = read_span(j, row, span, lane);
     uint8_t *out = to.x + ((int64_t)row * j.spans + span) * QUANTISED;
@@ -89,6 +91,7 @@ __global__ void __launch_bounds__(BLOCK) quantise(quantised to, rows_job j) {
 
 /* The same numbers as float32. */
 __global__ void __launch_bounds__(BLOCK) round_rows(float *to, rows_job j) {
+    begin_kernel();
     const int lane = threadIdx.x % WARP;
     int32_t row, span;
     if (!own_span(j, &row, &span)) return;
@@ -144,6 +147,25 @@ rows_job rows_of(const hd_rows &x, const hd_weight *w, int32_t rows) {
     return j;
 }
 
+fp8_product product_of(const hd_weight *w, const hd_rows &out, int32_t rows) {
+    fp8_product p = {};
+    p.x.rows = rows;
+    p.w = w;
+    p.out = acts(out);
+    p.out_stride = stride_of(out, w->rows);
+    p.n_experts = 1;
+    return p;
+}
+
+fp8_product product_of(const hd_expert_table *table, const hd_rows &out, const int32_t *offset,
+                       int32_t places) {
+    fp8_product p = product_of(&table->shape, out, places);
+    p.offset = offset;
+    p.n_experts = table->n;
+    p.table = table;
+    return p;
+}
+
 /* Products of j.rows rows: as many at a time as fit. */
 void multiply_fp8(hd_stream *s, rows_job j, fp8_product p) {
     const int32_t cols = p.w->cols, rows = j.rows;
@@ -153,13 +175,14 @@ void multiply_fp8(hd_stream *s, rows_job j, fp8_product p) {
         j.from = p.from = done;
         j.rows = rows - done < fit ? rows - done : fit;
         p.x = place_rows(s, j.rows, cols);
-        quantise<<<grid_of(j), BLOCK, 0, hd_cuda_stream(s)>>>(p.x, j);
+        launch_kernel(hd_cuda_stream(s), quantise, dim3(grid_of(j)), BLOCK, 0, 1, p.x, j);
         if (j.parted) {
             launch_grouped_fp4(s, p);
         } else {
             launch_fp8(s, p);
         }
         p.out += fit * p.out_stride;
+        p.other_out += fit * p.other_stride;
     }
 }
 
@@ -171,7 +194,7 @@ hd_rows rounded(hd_stream *s, const rows_job &j) {
         hd_stream_fail(s, HD_ENOMEM, "no scratch for rounded rows");
         return {};
     }
-    round_rows<<<grid_of(j), BLOCK, 0, hd_cuda_stream(s)>>>(to, j);
+    launch_kernel(hd_cuda_stream(s), round_rows, dim3(grid_of(j)), BLOCK, 0, 1, to, j);
     return hd_f32(to);
 }
 
@@ -183,8 +206,7 @@ void hd_linear_cuda_official(hd_stream *s, const hd_linear_args *a) {
     if (!is_quantised(w)) return hd_linear_cuda_fast(s, a);
     const rows_job j = rows_of(a->x, w, a->rows);
     if (fp8_fits(w, nullptr)) {
-        const int64_t stride = stride_of(a->out, w->rows);
-        multiply_fp8(s, j, {{}, w, acts(a->out), stride, nullptr, 1, 0, nullptr});
+        multiply_fp8(s, j, product_of(w, a->out, a->rows));
     } else {
         hd_linear_args exact = *a;
         exact.x = rounded(s, j);
@@ -204,7 +226,7 @@ void hd_grouped_gemm_cuda_official(hd_stream *s, const hd_grouped_gemm_args *a) 
         j.offset = a->offset;
         j.n_experts = a->w->n;
         j.top_k = a->top_k;
-        multiply_fp8(s, j, {{}, w, acts(a->out), w->rows, a->offset, a->w->n, 0, a->w});
+        multiply_fp8(s, j, product_of(a->w, a->out, a->offset, a->n_places));
     } else {
         hd_grouped_gemm_args exact = *a;
         if (a->assignment) j.rows = a->n_places / a->top_k;
@@ -212,4 +234,89 @@ void hd_grouped_gemm_cuda_official(hd_stream *s, const hd_grouped_gemm_args *a) 
         if (exact.x.data) hd_grouped_gemm_cuda(s, &exact);
     }
     hd_cuda_check(s, "grouped_gemm");
+}
+
+/* ---- two matrices at once ---- */
+
+namespace {
+
+/* Whether both are multiplied with the same rows in E4M3. */
+bool share_rows(const hd_weight *w, const hd_weight *other) {
+    return is_quantised(w) && is_quantised(other) && w->cols == other->cols &&
+           rows_of({}, w, 0).powers == rows_of({}, other, 0).powers;
+}
+
+/* Products i and k of a set, in one launch if there are few rows. */
+bool multiply_pair(hd_stream *s, const hd_linear_set_args *a, int32_t i, int32_t k) {
+    const hd_weight *w = a->w[i], *other = a->w[k];
+    fp8_product p = product_of(w, a->out[i], a->rows);
+    p.other = other;
+    p.other_out = acts(a->out[k]);
+    p.other_stride = stride_of(a->out[k], other->rows);
+    if (!share_rows(w, other) || !fp8_fits(w, nullptr) || !fp8_fits(other, nullptr) ||
+        !fp8_takes_two(p)) {
+        return false;
+    }
+    multiply_fp8(s, rows_of(a->x, w, a->rows), p);
+    return true;
+}
+
+} // namespace
+
+/* Pairs of FP8 matrices, then what else few rows have in common, then one by one. */
+void hd_linear_set_cuda_official(hd_stream *s, const hd_linear_set_args *a) {
+    uint32_t left = (1u << a->n) - 1;
+    if (a->rows == 0) return;
+    for (int32_t i = 0; i < a->n; i++) {
+        for (int32_t k = i + 1; k < a->n && left >> i & 1; k++) {
+            if (left >> k & 1 && multiply_pair(s, a, i, k)) left &= ~(1u << i | 1u << k);
+        }
+    }
+    uint32_t rest = left;
+    for (int32_t i = 0; i < a->n; i++) rest &= ~((uint32_t)is_quantised(a->w[i]) << i);
+    left &= ~multiply_several(s, a, rest, FAST);
+    for (int32_t i = 0; i < a->n; i++) {
+        const hd_linear_args one = ops_set_linear(a, i);
+        if (left >> i & 1) hd_linear_cuda_official(s, &one);
+    }
+    hd_cuda_check(s, "linear_set");
+}
+
+void hd_linear_swiglu_cuda_official(hd_stream *s, const hd_linear_swiglu_args *a) {
+    const hd_weight *w = a->gate_w;
+    if (a->rows == 0) return;
+    fp8_product p = product_of(w, a->out, a->rows);
+    p.other = a->up_w;
+    p.swiglu = {true, a->limit, nullptr, nullptr};
+    if (share_rows(w, a->up_w) && w->rows == a->up_w->rows && fp8_fits(w, nullptr) &&
+        fp8_fits(a->up_w, nullptr) && fp8_takes_two(p)) {
+        multiply_fp8(s, rows_of(a->x, w, a->rows), p);
+        hd_cuda_check(s, "linear_swiglu");
+        return;
+    }
+    multiply_gated(s, a, hd_linear_set_cuda_official);
+}
+
+void hd_grouped_swiglu_cuda_official(hd_stream *s, const hd_grouped_swiglu_args *a) {
+    const hd_weight *w = &a->gate_w->shape, *up_w = &a->up_w->shape;
+    if (a->n_places == 0) return;
+    const bool fp4 = fp4_fits(a->gate_w) && fp4_fits(a->up_w);
+    const bool fp8 = fp8_fits(w, a->gate_w) && fp8_fits(up_w, a->up_w);
+    fp8_product p = product_of(a->gate_w, a->out, a->offset, a->n_places);
+    p.other = up_w;
+    p.other_table = a->up_w;
+    p.swiglu = {true, a->limit, a->weight, a->assignment};
+    if ((fp4 || fp8) && share_rows(w, up_w) && w->rows == up_w->rows &&
+        (fp4 ? fp4_takes_two(p) : fp8_takes_two(p))) {
+        rows_job j = rows_of(a->x, w, a->n_places);
+        j.parted = fp4;
+        j.assignment = a->assignment;
+        j.offset = a->offset;
+        j.n_experts = a->gate_w->n;
+        j.top_k = a->top_k;
+        multiply_fp8(s, j, p);
+        hd_cuda_check(s, "grouped_swiglu");
+        return;
+    }
+    multiply_gated_experts(s, a, hd_grouped_gemm_cuda_official);
 }

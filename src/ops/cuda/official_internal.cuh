@@ -18,7 +18,15 @@ struct quantised {
     int32_t pitch; /* a multiple of 4 */
 };
 
-/* One matrix, or one in each expert slot, and where its outputs go. */
+/* swiglu of two products, as hd_swiglu_args has it. */
+struct fp8_swiglu {
+    bool on;
+    float limit;
+    const float *weight; /* of places, or of assignments; NULL: ones */
+    const int32_t *assignment;
+};
+
+/* One matrix, or one in each expert slot, and where its outputs go; or two of them. */
 struct fp8_product {
     quantised x;
     const hd_weight *w; /* the matrix, or the shape of the slots' */
@@ -27,6 +35,12 @@ struct fp8_product {
     const int32_t *offset;        /* [n_experts + 1] rows of each slot; NULL: one matrix */
     int32_t n_experts, from;      /* x and out begin at row `from` of those */
     const hd_expert_table *table; /* of the slots, or NULL */
+    /* The second matrix, or NULL: with outputs of its own, or with swiglu, of the same shape. */
+    const hd_weight *other;
+    float *other_out;
+    int64_t other_stride;
+    const hd_expert_table *other_table;
+    fp8_swiglu swiglu;
 };
 
 /* Whether the FP8 kernels take such a matrix, or such slots, whatever x is. */
@@ -36,7 +50,11 @@ bool fp8_fits(const hd_weight *w, const hd_expert_table *table);
 bool fp4_fits(const hd_expert_table *table);
 void launch_grouped_fp4(hd_stream *s, const fp8_product &p);
 
-/* Queues the product; the kernel before it on the stream is the one that quantised x. */
+/* Queues the product. */
 void launch_fp8(hd_stream *s, const fp8_product &p);
+
+/* Whether there are kernels for two matrices at once, for so many rows of x, or places. */
+bool fp8_takes_two(const fp8_product &p);
+bool fp4_takes_two(const fp8_product &p);
 
 #endif

@@ -1,6 +1,8 @@
 /* rows_cuda.cu - row-wise operators: copies, norms, rotations, the gate. Bounded by memory. */
 #include "ops/cuda/cuda_internal.cuh"
+#include "ops/cuda/replay_internal.cuh"
 #include "ops/cuda/weight_internal.cuh"
+#include "ops/fused_internal.h"
 
 /* A thread per element: element i of n, rows of `cols`. */
 static __device__ __forceinline__ int64_t element() {
@@ -8,6 +10,7 @@ static __device__ __forceinline__ int64_t element() {
 }
 
 static __global__ void embed(hd_embed_args a, hd_weight w) {
+    begin_kernel();
     const int64_t i = element();
     const int32_t cols = w.cols;
     if (i >= (int64_t)a.rows * cols) return;
@@ -21,11 +24,13 @@ static __global__ void embed(hd_embed_args a, hd_weight w) {
 void hd_embed_cuda(hd_stream *s, const hd_embed_args *a) {
     const int64_t n = (int64_t)a->rows * a->table->cols;
     if (n == 0) return;
-    embed<<<blocks_for(n, BLOCK), BLOCK, 0, hd_cuda_stream(s)>>>(*a, *a->table);
+    launch_kernel(hd_cuda_stream(s), embed, dim3(blocks_for(n, BLOCK)), BLOCK, 0, 1, *a,
+                  *a->table);
     hd_cuda_check(s, "embed");
 }
 
 static __global__ void gather(hd_gather_args a) {
+    begin_kernel();
     const int64_t i = element();
     if (i >= (int64_t)a.rows * a.cols) return;
     const int64_t r = i / a.cols, c = i % a.cols;
@@ -35,11 +40,12 @@ static __global__ void gather(hd_gather_args a) {
 void hd_gather_cuda(hd_stream *s, const hd_gather_args *a) {
     const int64_t n = (int64_t)a->rows * a->cols;
     if (n == 0) return;
-    gather<<<blocks_for(n, BLOCK), BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    launch_kernel(hd_cuda_stream(s), gather, dim3(blocks_for(n, BLOCK)), BLOCK, 0, 1, *a);
     hd_cuda_check(s, "gather");
 }
 
 static __global__ void add(hd_add_args a) {
+    begin_kernel();
     const int64_t i = element();
     if (i >= (int64_t)a.rows * a.cols) return;
     const int64_t r = i / a.cols, c = i % a.cols;
@@ -50,18 +56,18 @@ static __global__ void add(hd_add_args a) {
 void hd_add_cuda(hd_stream *s, const hd_add_args *a) {
     const int64_t n = (int64_t)a->rows * a->cols;
     if (n == 0) return;
-    add<<<blocks_for(n, BLOCK), BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    launch_kernel(hd_cuda_stream(s), add, dim3(blocks_for(n, BLOCK)), BLOCK, 0, 1, *a);
     hd_cuda_check(s, "add");
 }
 
-constexpr int NORM_EACH = 8; /* elements of a row that a thread has on their way at once */
-
-/* A block per row. Sums are double: norms cost little, and their error would reach every
- * element of a row. */
-template <int THREADS>
-static __global__ void __launch_bounds__(THREADS) rms_norm(hd_rms_norm_args a) {
-    const cuda_act *x = acts(a.x) + blockIdx.x * stride_of(a.x, a.cols);
+/* A block per row; with ADD, x += y before. Sums are double: norms cost little, and their error
+ * would reach every element of a row. */
+template <int THREADS, bool ADD>
+static __global__ void __launch_bounds__(THREADS) rms_norm(hd_rms_norm_args a, hd_rows y) {
+    begin_kernel();
+    cuda_act *x = acts(a.x) + blockIdx.x * stride_of(a.x, a.cols);
     cuda_act *out = acts(a.out) + blockIdx.x * stride_of(a.out, a.cols);
+    const cuda_act *more = ADD ? acts(y) + (int64_t)blockIdx.x * a.cols : nullptr;
     double sum = 0.0;
     float own[NORM_EACH];
     for (int32_t first = threadIdx.x; first < a.cols; first += THREADS * NORM_EACH) {
@@ -69,9 +75,14 @@ static __global__ void __launch_bounds__(THREADS) rms_norm(hd_rms_norm_args a) {
         for (int i = 0; i < NORM_EACH; i++) {
             const int32_t c = first + i * THREADS;
             own[i] = c < a.cols ? wide(x[c]) : 0.0f;
+            if (ADD && c < a.cols) own[i] += wide(more[c]);
         }
 #pragma unroll
-        for (int i = 0; i < NORM_EACH; i++) sum += (double)own[i] * (double)own[i];
+        for (int i = 0; i < NORM_EACH; i++) {
+            const int32_t c = first + i * THREADS;
+            if (ADD && c < a.cols) x[c] = narrow(own[i]);
+            sum = fma((double)own[i], (double)own[i], sum);
+        }
     }
     sum = block_sum<THREADS>(sum);
     const float scale = (float)(1.0 / sqrt(sum / a.cols + (double)a.eps));
@@ -91,19 +102,35 @@ static __global__ void __launch_bounds__(THREADS) rms_norm(hd_rms_norm_args a) {
     }
 }
 
-void hd_rms_norm_cuda(hd_stream *s, const hd_rms_norm_args *a) {
-    constexpr int NARROW = 128, WIDE = 512;
+template <bool ADD>
+static void launch_norm(hd_stream *s, const hd_rms_norm_args &a, const hd_rows &y) {
     cudaStream_t queue = hd_cuda_stream(s);
-    if (a->rows == 0) return;
-    if (a->cols <= NARROW * NORM_EACH) {
-        rms_norm<NARROW><<<a->rows, NARROW, 0, queue>>>(*a);
+    const dim3 grid((unsigned)a.rows);
+    if (a.rows == 0) return;
+    if (norm_is_wide(a.cols)) {
+        launch_kernel(queue, rms_norm<NORM_WIDE, ADD>, grid, NORM_WIDE, 0, 1, a, y);
     } else {
-        rms_norm<WIDE><<<a->rows, WIDE, 0, queue>>>(*a);
+        launch_kernel(queue, rms_norm<NORM_NARROW, ADD>, grid, NORM_NARROW, 0, 1, a, y);
     }
+}
+
+void hd_rms_norm_cuda(hd_stream *s, const hd_rms_norm_args *a) {
+    launch_norm<false>(s, *a, {});
     hd_cuda_check(s, "rms_norm");
 }
 
+void hd_add_norm_cuda(hd_stream *s, const hd_add_norm_args *a) {
+    const hd_rms_norm_args norm = ops_add_rms_norm(a);
+    if (a->y.data) {
+        launch_norm<true>(s, norm, a->y);
+    } else {
+        launch_norm<false>(s, norm, {});
+    }
+    hd_cuda_check(s, "add_norm");
+}
+
 static __global__ void __launch_bounds__(BLOCK) layer_norm(hd_layer_norm_args a) {
+    begin_kernel();
     const cuda_act *x = acts(a.x) + (int64_t)blockIdx.x * a.cols;
     cuda_act *out = acts(a.out) + (int64_t)blockIdx.x * a.cols;
     double mean = 0.0, var = 0.0;
@@ -123,11 +150,12 @@ static __global__ void __launch_bounds__(BLOCK) layer_norm(hd_layer_norm_args a)
 
 void hd_layer_norm_cuda(hd_stream *s, const hd_layer_norm_args *a) {
     if (a->rows == 0) return;
-    layer_norm<<<a->rows, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    launch_kernel(hd_cuda_stream(s), layer_norm, dim3((unsigned)a->rows), BLOCK, 0, 1, *a);
     hd_cuda_check(s, "layer_norm");
 }
 
 static __global__ void rope_table(hd_rope_table_args a) {
+    begin_kernel();
     const int64_t i = element();
     if (i >= (int64_t)a.rows * a.pairs) return;
     const int64_t r = i / a.pairs, pair = i % a.pairs;
@@ -140,11 +168,19 @@ static __global__ void rope_table(hd_rope_table_args a) {
 void hd_rope_table_cuda(hd_stream *s, const hd_rope_table_args *a) {
     const int64_t n = (int64_t)a->rows * a->pairs;
     if (n == 0) return;
-    rope_table<<<blocks_for(n, BLOCK), BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    launch_kernel(hd_cuda_stream(s), rope_table, dim3(blocks_for(n, BLOCK)), BLOCK, 0, 1, *a);
     hd_cuda_check(s, "rope_table");
 }
 
+/* The pair (p, q), turned. */
+static __device__ __forceinline__ void rotate(cuda_act *first, cuda_act *second, float p,
+                                              float q, float c, float sine) {
+    *first = narrow(fmaf(p, c, -__fmul_rn(q, sine)));
+    *second = narrow(fmaf(p, sine, __fmul_rn(q, c)));
+}
+
 static __global__ void rope(hd_rope_args a) {
+    begin_kernel();
     int64_t i = element();
     if (i >= (int64_t)a.rows * a.heads * a.pairs) return;
     const int64_t pair = i % a.pairs;
@@ -158,47 +194,112 @@ static __global__ void rope(hd_rope_args a) {
     const int64_t second = a.half_split ? pair + a.pairs : 2 * pair + 1;
     const float c = a.cos_sin[r * 2 * a.pairs + pair];
     const float sine = a.cos_sin[(r * 2 + 1) * a.pairs + pair], sn = a.inverse ? -sine : sine;
-    const float p = wide(x[first]), q = wide(x[second]);
-    out[first] = narrow(p * c - q * sn);
-    out[second] = narrow(p * sn + q * c);
+    rotate(&out[first], &out[second], wide(x[first]), wide(x[second]), c, sn);
 }
 
 void hd_rope_cuda(hd_stream *s, const hd_rope_args *a) {
     const int64_t n = (int64_t)a->rows * a->heads * a->pairs;
     if (n == 0) return;
-    rope<<<blocks_for(n, BLOCK), BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    launch_kernel(hd_cuda_stream(s), rope, dim3(blocks_for(n, BLOCK)), BLOCK, 0, 1, *a);
     hd_cuda_check(s, "rope");
 }
 
+/* A block per head: the order of sums is that of rms_norm. */
+static __global__ void __launch_bounds__(NORM_NARROW) norm_rope(hd_norm_rope_args a) {
+    extern __shared__ float tail[]; /* [2 * pairs] what is rotated */
+    begin_kernel();
+    cuda_act *x = acts(a.x) + (int64_t)blockIdx.x * a.head_width;
+    const int64_t r = blockIdx.x / a.heads;
+    const float *cos = a.cos_sin + r * 2 * a.pairs, *sine = cos + a.pairs;
+    float own[NORM_EACH];
+    double sum = 0.0;
+#pragma unroll
+    for (int i = 0; i < NORM_EACH; i++) {
+        const int32_t c = (int32_t)threadIdx.x + i * NORM_NARROW;
+        own[i] = c < a.norm_cols ? wide(x[c]) : 0.0f;
+        sum = fma((double)own[i], (double)own[i], sum);
+    }
+    sum = block_sum<NORM_NARROW>(sum);
+    const float scale = (float)(1.0 / sqrt(sum / a.norm_cols + (double)a.eps));
+#pragma unroll
+    for (int i = 0; i < NORM_EACH; i++) {
+        const int32_t c = (int32_t)threadIdx.x + i * NORM_NARROW, at = c - a.rope_at;
+        if (c >= a.norm_cols) continue;
+        const cuda_act value = narrow(own[i] * scale * (a.weight ? a.weight[c] : 1.0f));
+        if (at >= 0 && at < 2 * a.pairs) {
+            tail[at] = wide(value);
+        } else {
+            x[c] = value;
+        }
+    }
+    for (int32_t at = threadIdx.x; at < 2 * a.pairs; at += NORM_NARROW) {
+        if (a.rope_at + at >= a.norm_cols) tail[at] = wide(x[a.rope_at + at]);
+    }
+    __syncthreads();
+    for (int32_t pair = threadIdx.x; pair < a.pairs; pair += NORM_NARROW) {
+        const int32_t first = a.half_split ? pair : 2 * pair;
+        const int32_t second = a.half_split ? pair + a.pairs : 2 * pair + 1;
+        rotate(&x[a.rope_at + first], &x[a.rope_at + second], tail[first], tail[second],
+               cos[pair], sine[pair]);
+    }
+}
+
+void hd_norm_rope_cuda(hd_stream *s, const hd_norm_rope_args *a) {
+    const int64_t heads = (int64_t)a->rows * a->heads;
+    if (heads == 0) return;
+    if (norm_is_wide(a->norm_cols)) {
+#define RUN(part, args) hd_##part##_cuda(s, args)
+        OPS_RUN_norm_rope(RUN, a)
+#undef RUN
+            return;
+    }
+    launch_kernel(hd_cuda_stream(s), norm_rope, dim3((unsigned)heads), NORM_NARROW,
+                  (size_t)(2 * a->pairs) * sizeof(float), 1, *a);
+    hd_cuda_check(s, "norm_rope");
+}
+
 static __global__ void kv_store(hd_kv_store_args a) {
+    begin_kernel();
     const int32_t r = (int32_t)blockIdx.x;
     const cuda_act *x = acts(a.x) + r * stride_of(a.x, a.pool.width);
-    cuda_act *to = paged_entry(a.pool, a.seq[r], a.pos[r]);
-    for (int32_t c = threadIdx.x; c < a.pool.width; c += BLOCK) to[c] = x[c];
+    const int64_t to = paged_at(a.pool, a.seq[r], a.pos[r]);
+    for (int32_t c = threadIdx.x; c < a.pool.width; c += BLOCK) {
+        put_cached(a.pool.rows, to + c, wide(x[c]));
+    }
 }
 
 void hd_kv_store_cuda(hd_stream *s, const hd_kv_store_args *a) {
     if (a->rows == 0) return;
-    kv_store<<<a->rows, BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    launch_kernel(hd_cuda_stream(s), kv_store, dim3((unsigned)a->rows), BLOCK, 0, 1, *a);
     hd_cuda_check(s, "kv_store");
 }
 
+static __global__ void replay_store(hd_replay_store_args a) {
+    begin_kernel();
+    const int32_t r = (int32_t)blockIdx.x;
+    replay_row(a.log, r, a.choice + (int64_t)r * a.top_k, a.top_k);
+}
+
+void hd_replay_store_cuda(hd_stream *s, const hd_replay_store_args *a) {
+    if (a->rows == 0) return;
+    launch_kernel(hd_cuda_stream(s), replay_store, dim3((unsigned)a->rows), BLOCK, 0, 1, *a);
+    hd_cuda_check(s, "replay_store");
+}
+
 static __global__ void swiglu(hd_swiglu_args a) {
+    begin_kernel();
     const int64_t i = element();
     if (i >= (int64_t)a.rows * a.cols) return;
     const int64_t r = i / a.cols;
     const float weight = a.weight ? a.weight[a.assignment ? a.assignment[r] : r] : 1.0f;
-    float g = wide(acts(a.gate)[i]), u = wide(acts(a.up)[i]);
-    if (a.limit > 0.0f) { /* comparisons, so that NaN stays NaN */
-        g = g > a.limit ? a.limit : g;
-        u = u > a.limit ? a.limit : u < -a.limit ? -a.limit : u;
-    }
-    acts(a.out)[i] = narrow(g * sigmoid(g) * u * weight);
+    const float g = wide(acts(a.gate)[i]), u = wide(acts(a.up)[i]);
+    const int64_t to = a.out.stride ? r * a.out.stride + i % a.cols : i;
+    acts(a.out)[to] = narrow(swiglu_of(g, u, a.limit, weight));
 }
 
 void hd_swiglu_cuda(hd_stream *s, const hd_swiglu_args *a) {
     const int64_t n = (int64_t)a->rows * a->cols;
     if (n == 0) return;
-    swiglu<<<blocks_for(n, BLOCK), BLOCK, 0, hd_cuda_stream(s)>>>(*a);
+    launch_kernel(hd_cuda_stream(s), swiglu, dim3(blocks_for(n, BLOCK)), BLOCK, 0, 1, *a);
     hd_cuda_check(s, "swiglu");
 }

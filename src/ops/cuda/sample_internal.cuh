@@ -53,7 +53,7 @@ static __device__ __forceinline__ double log_total(float max, float inverse, who
 }
 
 static __device__ __forceinline__ float logprob_at(float y, float inverse, double log_all) {
-    return (float)__dsub_rn(__dmul_rn((double)y, (double)inverse), log_all);
+    return __fadd_rn((float)__dsub_rn(__dmul_rn((double)y, (double)inverse), log_all), 0.0f);
 }
 
 /* hd_has_penalty() on the device. */

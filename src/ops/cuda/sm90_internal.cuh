@@ -1,5 +1,5 @@
 /* sm90_internal.cuh - Hopper's own instructions, one function each, named as in PTX: barriers in shared
- * memory, bulk copies of tensors, dependent launches. For sm_90a alone.
+ * memory, bulk copies of tensors. For sm_90a alone.
  *
  * Tiles in shared memory are rows of 128 bytes, swizzled as bulk copies write them, in groups of eight
  * rows that begin at multiples of 1024 bytes. */
@@ -65,6 +65,20 @@ static __device__ __forceinline__ void mbarrier_wait(uint32_t b, uint32_t parity
                  : "memory");
 }
 
+/* Whether a wait would return at once. */
+static __device__ __forceinline__ bool mbarrier_test(uint32_t b, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+                 "selp.b32 %0, 1, 0, done;\n"
+                 "}"
+                 : "=r"(done)
+                 : "r"(b), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
 static __device__ __forceinline__ void mbarrier_wait(uint64_t *b, uint32_t parity) {
     mbarrier_wait(shared_address(b), parity);
 }
@@ -83,7 +97,7 @@ static __device__ __forceinline__ void bar_arrive(int name, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-/* ---- clusters, registers, dependent launches ---- */
+/* ---- clusters, registers ---- */
 
 static __device__ __forceinline__ void barrier_cluster() {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
@@ -103,15 +117,6 @@ static __device__ __forceinline__ void setmaxnreg_inc() {
 template <int N>
 static __device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
-}
-
-/* Until the kernels before are done, where the launch did not wait for them. */
-static __device__ __forceinline__ void griddepcontrol_wait() {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-}
-
-static __device__ __forceinline__ void griddepcontrol_launch_dependents() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 /* ---- bulk copies of boxes of a tensor; coordinates count elements, the contiguous dimension first ---- */

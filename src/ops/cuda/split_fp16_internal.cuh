@@ -90,10 +90,34 @@ static __device__ __forceinline__ void load_row(const half_rows &to, int row, co
     }
 }
 
+/* Row `row` of bfloat16 likewise: as floats, or, units, eight columns in the place of the highs,
+ * which needs no conversion and is not waited for. */
+static __device__ __forceinline__ void load_narrow_row(const half_rows &to, int row,
+                                                       const __nv_bfloat16 *x, int32_t cols,
+                                                       bool units, const void *valid) {
+    const int lane = threadIdx.x % WARP;
+    for (int chunk = lane; chunk < to.cols / (units ? 8 : 4); chunk += WARP) {
+        if (units) {
+            const bool live = x && 8 * chunk < cols;
+            copy_chunk(chunk_at(to, row, 2 * chunk), live ? x + 8 * chunk : nullptr, valid);
+            continue;
+        }
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = x && 4 * chunk + i < cols ? __bfloat162float(x[4 * chunk + i]) : 0.0f;
+        }
+        put_chunk(chunk_at(to, row, chunk),
+                  make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]),
+                             __float_as_uint(v[2]), __float_as_uint(v[3])));
+    }
+}
+
 /* What lane i has found. */
-static __device__ __forceinline__ const cuda_act *from_lane(const cuda_act *found, int i) {
+template <typename T>
+static __device__ __forceinline__ const T *from_lane(const T *found, int i) {
     const uint64_t bits = __shfl_sync(ALL_LANES, reinterpret_cast<uint64_t>(found), i);
-    return reinterpret_cast<const cuda_act *>(bits);
+    return reinterpret_cast<const T *>(bits);
 }
 
 /* ---- conversion ---- */

@@ -43,7 +43,9 @@ static __device__ void prepare_row(const hd_prepare_step_args &a, int32_t i, int
     a.pos[row] = from.position + k;
     a.seq[row] = i;
     a.logit_row[row] = row;
-    a.live[row] = k <= verifiable;
+    a.phase[row] = k > verifiable   ? HD_ROW_PADDING
+                   : verifiable > 0 ? HD_ROW_VERIFY
+                                    : HD_ROW_DECODE;
     a.slot[row] = verifiable < 0 ? a.idle_slot : a.seqs[i].slot;
     a.position[row] = from.position + k + 1;
     a.n_drafted[row] = k;
@@ -134,9 +136,36 @@ static __global__ void prepare_draft(hd_prepare_draft_args a) {
     a.token[i] = live ? before : 0;
     a.next_token[i] = guess;
     a.pos[i] = pos;
+    a.phase[i] = live && a.at + 1 < a.seqs[i].n_wanted ? HD_ROW_DECODE : HD_ROW_PADDING;
     a.seq[i] = a.logit_row[i] = a.first_row[i] = i;
     if (i == a.n - 1) a.first_row[a.n] = a.n;
     if (live) c.draft[a.at] = guess;
+}
+
+/* A thread per row. */
+static __global__ void prepare_block(hd_prepare_block_args a) {
+    const int32_t row = (int32_t)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (row >= a.n * a.block) return;
+    const int32_t i = row / a.block, k = row % a.block;
+    const bool live = a.verifiable[i] >= 0;
+    const hd_cursor *c = &a.cursor[a.seqs[i].slot];
+    const int32_t token = live ? c->token : 0, position = live ? c->position : 0;
+    a.token[row] = k ? a.filler : token;
+    a.pos[row] = position + k;
+    a.last[row] = position + a.block - 1;
+    a.phase[row] = live && a.seqs[i].n_wanted > 0 ? HD_ROW_DECODE : HD_ROW_PADDING;
+    a.seq[row] = i;
+    a.logit_row[k * a.n + i] = row;
+    if (k > 0) return;
+    a.guess[i] = token;
+    a.first_row[i] = row;
+    if (i == 0) a.first_row[a.n] = a.n * a.block;
+}
+
+void hd_prepare_block_cuda(hd_stream *s, const hd_prepare_block_args *a) {
+    if (a->n == 0) return;
+    prepare_block<<<blocks_for(a->n * a->block, WARP), WARP, 0, hd_cuda_stream(s)>>>(*a);
+    hd_cuda_check(s, "prepare_block");
 }
 
 void hd_prepare_draft_cuda(hd_stream *s, const hd_prepare_draft_args *a) {

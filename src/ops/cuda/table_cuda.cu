@@ -2,7 +2,7 @@
 #include "ops/check_internal.h"
 #include "ops/cuda/cuda_internal.cuh"
 
-static const ops_types cuda_types = {1u << HD_F32, 1u << HD_F32};
+static const ops_types cuda_types = {1u << HD_F32, 1u << HD_F32 | 1u << HD_BF16};
 
 /* An entry of the table for every form of an operator. */
 #define CHECKED(op, form)                                              \
@@ -29,6 +29,7 @@ extern "C" void hd_ops_init_cuda(hd_ops *t, hd_precision precision, bool cublasl
               : precision == HD_OFFICIAL ? "cuda, official"
                                          : "cuda";
     t->act_type = HD_F32;
+    t->kv_type = hd_cuda_kv_type(precision);
     t->precision = precision;
     t->activations = cublaslt                   ? "bfloat16, FP8 in large products"
                      : precision == HD_FAST     ? "bfloat16"

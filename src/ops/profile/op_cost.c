@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/checked.h"
+#include "ops/fused_internal.h"
 #include "ops/profile/op_profiler_internal.h"
 
 /* Returns n integers from `at`; valid until the next call. */
@@ -69,6 +70,38 @@ op_cost ops_cost_linear_heads(ops_reader *r, const hd_linear_heads_args *a) {
     return cost_of(r, &p);
 }
 
+/* The sum of b to a, which keeps its shape but for the outputs. */
+static void add_cost(op_cost *a, op_cost b) {
+    a->bytes += b.bytes;
+    a->flops += b.flops;
+    a->outs += b.outs;
+}
+
+/* x is read once. */
+op_cost ops_cost_linear_set(ops_reader *r, const hd_linear_set_args *a) {
+    op_cost all = {0};
+    for (int32_t i = 0; i < a->n; i++) {
+        const hd_linear_args one = ops_set_linear(a, i);
+        const op_cost c = ops_cost_linear(r, &one);
+        if (i == 0) {
+            all = c;
+            continue;
+        }
+        add_cost(&all, c);
+        all.bytes -= (double)a->rows * a->w[i]->cols * r->act_bytes;
+    }
+    return all;
+}
+
+/* x is read once, and one row is written. */
+op_cost ops_cost_linear_swiglu(ops_reader *r, const hd_linear_swiglu_args *a) {
+    const hd_linear_args gate = ops_gate_linear(a, false), up = ops_gate_linear(a, true);
+    op_cost c = ops_cost_linear(r, &gate);
+    add_cost(&c, ops_cost_linear(r, &up));
+    c.bytes -= (double)a->rows * (a->up_w->cols + a->up_w->rows) * r->act_bytes;
+    return c;
+}
+
 /* Counts only the experts that have a row, and a token's row once for all its experts. */
 op_cost ops_cost_grouped_gemm(ops_reader *r, const hd_grouped_gemm_args *a) {
     const hd_weight *shape = &a->w->shape;
@@ -92,18 +125,30 @@ op_cost ops_cost_grouped_gemm(ops_reader *r, const hd_grouped_gemm_args *a) {
     return c;
 }
 
+op_cost ops_cost_grouped_swiglu(ops_reader *r, const hd_grouped_swiglu_args *a) {
+    const hd_grouped_gemm_args gate = ops_gate_grouped(a, false);
+    const hd_grouped_gemm_args up = ops_gate_grouped(a, true);
+    const hd_weight *shape = &a->up_w->shape;
+    op_cost c = ops_cost_grouped_gemm(r, &gate);
+    const double places = c.flops / (2.0 * shape->rows * shape->cols);
+    add_cost(&c, ops_cost_grouped_gemm(r, &up));
+    c.bytes -= places * (shape->cols / (a->assignment ? (double)a->top_k : 1.0) + shape->rows) *
+               r->act_bytes;
+    return c;
+}
+
 /* ---- keys ---- */
 
 typedef struct keys {
     double seen, shared; /* keys that all rows see; distinct keys in memory */
 } keys;
 
-static op_cost keys_cost(const ops_reader *r, const keys *k, int32_t rows, int32_t heads,
+static op_cost keys_cost(const hd_paged *pool, const keys *k, int32_t rows, int32_t heads,
                          int32_t width, double per_key) {
     return (op_cost){.rows = rows,
                      .outs = heads,
                      .ins = width,
-                     .bytes = k->shared * width * r->act_bytes,
+                     .bytes = k->shared * width * hd_dtype_bits(pool->rows.type) / 8,
                      .flops = 2.0 * heads * k->seen * per_key};
 }
 
@@ -137,7 +182,8 @@ op_cost ops_cost_attention(ops_reader *r, const hd_attention_args *a) {
         if (a->selected || last) k.shared += n;
     }
     free(rows);
-    op_cost c = keys_cost(r, &k, a->rows, a->heads, a->k_dim, (double)a->k_dim + a->v_dim);
+    op_cost c = keys_cost(a->window ? &a->recent : &a->entries, &k, a->rows, a->heads, a->k_dim,
+                          (double)a->k_dim + a->v_dim);
     c.bytes += (double)a->rows * a->heads * ((double)a->k_dim + a->v_dim) * r->act_bytes;
     return c;
 }
@@ -152,7 +198,7 @@ op_cost ops_cost_attention_naive(ops_reader *r, const hd_attention_naive_args *a
         for (int32_t i = first; i < end; i++) k.seen += a->seqs.pos[i] + 1;
         k.shared += end > first ? a->seqs.pos[end - 1] + 1 : 0;
     }
-    op_cost c = keys_cost(r, &k, rows, a->heads, k_dim, (double)k_dim + a->v_dim);
+    op_cost c = keys_cost(&a->latents, &k, rows, a->heads, k_dim, (double)k_dim + a->v_dim);
     c.w = a->w;
     c.bytes = k.shared * a->latents.width * r->act_bytes + stored_bytes(a->w, a->w->rows) +
               (double)rows * a->heads * ((double)k_dim + a->v_dim) * r->act_bytes;
@@ -170,7 +216,7 @@ op_cost ops_cost_indexer_topk(ops_reader *r, const hd_indexer_topk_args *a) {
         if (last) k.shared += n;
     }
     free(rows);
-    return keys_cost(r, &k, a->rows, a->heads, a->keys.width, a->keys.width);
+    return keys_cost(&a->keys, &k, a->rows, a->heads, a->keys.width, a->keys.width);
 }
 
 /* ---- other operators: rows of a width, so many times in and out ---- */
@@ -191,11 +237,15 @@ ROWS(embed, a->rows, a->table->cols,
 ROWS(gather, a->rows, a->cols, 2 * act * a->cols, 0)
 ROWS(add, a->rows, a->cols, (2 + 1.0 / a->repeat) * act * a->cols, a->cols)
 ROWS(rms_norm, a->rows, a->cols, 2 * act * a->cols, 4.0 * a->cols)
+ROWS(add_norm, a->rows, a->cols, (a->y.data ? 4 : 2) * act * a->cols, 5.0 * a->cols)
+ROWS(norm_rope, a->rows, a->heads * a->head_width, 2 * act * a->heads * a->head_width,
+     (4.0 * a->norm_cols + 6.0 * a->pairs) * a->heads)
 ROWS(layer_norm, a->rows, a->cols, 2 * act * a->cols, 8.0 * a->cols)
 ROWS(rope_table, a->rows, 2 * a->pairs, f32 * 2 * a->pairs, 2.0 * a->pairs)
 ROWS(rope, a->rows, 2 * a->pairs * a->heads, 2 * act * 2 * a->pairs * a->heads,
      6.0 * a->pairs * a->heads)
 ROWS(kv_store, a->rows, a->pool.width, 2 * act * a->pool.width, 0)
+ROWS(replay_store, a->rows, a->top_k, a->top_k *(f32 + a->log.number_bytes), 0)
 ROWS(moe_topk, a->rows, a->rule.n_experts, f32 *(a->rule.n_experts + 2.0 * a->rule.top_k),
      4.0 * a->rule.n_experts)
 ROWS(moe_permute, a->rows, a->n_experts, f32 * 3.0 * a->top_k, 0)
@@ -204,6 +254,16 @@ ROWS(moe_combine, a->rows, a->cols, act * a->cols * (a->top_k + (a->shared.data 
      2.0 * a->top_k * a->cols)
 ROWS(hc_post, a->rows, a->hc * a->cols, act * a->cols * (2.0 * a->hc + 1),
      2.0 * a->hc * (a->hc + 1) * a->cols)
+ROWS(hc_mean, a->rows, a->hc * a->cols, act * a->cols * (a->hc + 1.0), (double)a->hc * a->cols)
+ROWS(keep_rows, a->rows, a->words, 8.0 * a->words, 0.0)
+ROWS(hc_mix, a->rows, a->hc * a->cols, act * a->cols * (a->hc + 1.0), 2.0 * a->hc * a->cols)
+ROWS(store_groups, a->rows, a->entries.width, 2 * f32 * a->entries.width / a->ratio, 0)
+ROWS(engram_embed, a->rows, a->heads *(a->max_ngram - 1) * a->table->cols,
+     a->heads *(a->max_ngram - 1.0) * a->table->cols *
+         (f32 + hd_dtype_bits(a->table->type) / 8.0),
+     0)
+ROWS(engram_gate, a->rows, a->hc * a->cols, f32 * a->cols * (3.0 * a->hc + 1),
+     10.0 * a->hc * a->cols)
 ROWS(count_tokens, a->n, a->vocab, 2 * f32, 0)
 ROWS(sample, a->rows, a->vocab, f32 * a->vocab, 2.0 * a->vocab)
 ROWS(verify, a->n, 0, 4 * f32, 0)
@@ -211,6 +271,7 @@ ROWS(argmax, a->rows, a->vocab, f32 * a->vocab, a->vocab)
 ROWS(prepare_step, a->n, 0, sizeof(hd_step_seq), 0)
 ROWS(commit_step, a->n, 0, sizeof(hd_cursor), 0)
 ROWS(prepare_draft, a->n, 0, sizeof(hd_cursor), 0)
+ROWS(prepare_block, a->n, 0, sizeof(hd_cursor), 0)
 ROWS(mirror, 1, 0, 2.0 * a->most, 0)
 ROWS(timestamp, 1, 0, a->at ? sizeof *a->at : 0, 0)
 #undef ROWS
@@ -220,6 +281,36 @@ op_cost ops_cost_compress(ops_reader *r, const hd_compress_args *a) {
     const int32_t rows = first_row ? first_row[a->seqs.n] : 0;
     const double width = (a->overlap ? 2.0 : 1.0) * a->entries.width;
     return rows_cost(rows, a->entries.width, 5 * sizeof(float) * width, 8 * width);
+}
+
+static int32_t rows_of(ops_reader *r, const hd_seqs *seqs) {
+    const int32_t *first_row = fetch(r, seqs->first_row, seqs->n + 1);
+    return first_row ? first_row[seqs->n] : 0;
+}
+
+op_cost ops_cost_group_latents(ops_reader *r, const hd_group_latents_args *a) {
+    const double width = a->state.width / 2.0;
+    return rows_cost(rows_of(r, &a->seqs), a->state.width / 2, 5 * sizeof(float) * width,
+                     8 * width);
+}
+
+op_cost ops_cost_ngram_classes(ops_reader *r, const hd_ngram_classes_args *a) {
+    return rows_cost(rows_of(r, &a->seqs), a->n, 3.0 * sizeof(int32_t) * a->n, 0);
+}
+
+op_cost ops_cost_pool_topk(ops_reader *r, const hd_pool_topk_args *a) {
+    op_cost c = ops_cost_indexer_topk(r, &(hd_indexer_topk_args){.keys = a->keys,
+                                                                 .seq = a->seq,
+                                                                 .pos = a->pos,
+                                                                 .rows = a->rows,
+                                                                 .heads = a->heads,
+                                                                 .ratio = a->ratio});
+    const double pool = (double)a->rows * a->n_blocks * a->block;
+    const double most = 2.0 * a->heads * a->keys.width * pool;
+    if (a->makes_pool || c.flops <= most) return c;
+    c.bytes *= most / c.flops;
+    c.flops = most;
+    return c;
 }
 
 /* The mixing matrix is read once, whatever the rows. */
@@ -233,6 +324,22 @@ static op_cost mix_cost(const ops_reader *r, int32_t rows, int32_t hc, int32_t c
 
 op_cost ops_cost_hc_pre(ops_reader *r, const hd_hc_pre_args *a) {
     return mix_cost(r, a->rows, a->hc, a->cols, (double)a->hc * (2 + a->hc));
+}
+
+op_cost ops_cost_hc_single(ops_reader *r, const hd_hc_single_args *a) {
+    const hd_hc_pre_args pre = ops_single_pre(a);
+    return ops_cost_hc_pre(r, &pre);
+}
+
+op_cost ops_cost_hc_next(ops_reader *r, const hd_hc_next_args *a) {
+    const hd_hc_pre_args pre = ops_next_pre(a);
+    const hd_hc_post_args post = ops_next_post(a);
+    op_cost c = ops_cost_hc_pre(r, &pre);
+    if (!a->y.data) return c;
+    const op_cost before = ops_cost_hc_post(r, &post);
+    c.bytes += before.bytes - (double)a->rows * a->hc * a->cols * r->act_bytes;
+    c.flops += before.flops;
+    return c;
 }
 
 op_cost ops_cost_hc_head(ops_reader *r, const hd_hc_head_args *a) {

@@ -83,6 +83,28 @@ static void trace_rms_norm(hd_stream *s, const hd_rms_norm_args *a) {
                                .out = {by_row2("out", a->rows, a->cols)}});
 }
 
+static void trace_add_norm(hd_stream *s, const hd_add_norm_args *a) {
+    (void)s;
+    hd_op_call_shape call = {.op = "add_norm",
+                             .in = {by_row2("x", a->rows, a->cols)},
+                             .out = {by_row2("out", a->rows, a->cols)}};
+    if (a->y.data) {
+        call.in[1] = by_row2("y", a->rows, a->cols);
+        call.out[1] = by_row2("x", a->rows, a->cols);
+    }
+    report(&call);
+}
+
+static void trace_norm_rope(hd_stream *s, const hd_norm_rope_args *a) {
+    (void)s;
+    report(&(hd_op_call_shape){
+        .op = "norm_rope",
+        .in = {by_row3("x",     a->rows, a->heads, a->head_width)},
+        .out = {by_row3("x", a->rows,        a->heads, a->head_width)},
+        .attribute = {{"norm", a->norm_cols},        {"rope", 2 * a->pairs}}
+    });
+}
+
 static void trace_layer_norm(hd_stream *s, const hd_layer_norm_args *a) {
     (void)s;
     report(&(hd_op_call_shape){.op = "layer_norm",
@@ -126,6 +148,41 @@ static void trace_linear_heads(hd_stream *s, const hd_linear_heads_args *a) {
                                .in = {by_row3("x", a->rows, a->heads, in)},
                                .out = {by_row3("out", a->rows, a->heads, out)},
                                .attribute = {{a->transpose ? "transpose" : NULL, 0}}});
+}
+
+/* A call for each matrix. */
+static void trace_linear_set(hd_stream *s, const hd_linear_set_args *a) {
+    (void)s;
+    for (int32_t i = 0; i < a->n; i++) {
+        report(&(hd_op_call_shape){.op = "linear_set",
+                                   .w = a->w[i],
+                                   .in = {by_row2("x", a->rows, a->w[i]->cols)},
+                                   .out = {by_row2("out", a->rows, a->w[i]->rows)}});
+    }
+}
+
+static void trace_linear_swiglu(hd_stream *s, const hd_linear_swiglu_args *a) {
+    (void)s;
+    const hd_weight *w[] = {a->gate_w, a->up_w};
+    for (int32_t i = 0; i < 2; i++) {
+        report(&(hd_op_call_shape){.op = "linear_swiglu",
+                                   .w = w[i],
+                                   .in = {by_row2("x", a->rows, w[i]->cols)},
+                                   .out = {by_row2("out", a->rows, w[i]->rows)}});
+    }
+}
+
+static void trace_grouped_swiglu(hd_stream *s, const hd_grouped_swiglu_args *a) {
+    (void)s;
+    const int32_t from = a->assignment ? a->n_places / a->top_k : a->n_places;
+    const hd_expert_table *w[] = {a->gate_w, a->up_w};
+    for (int32_t i = 0; i < 2; i++) {
+        report(&(hd_op_call_shape){.op = "grouped_swiglu",
+                                   .w = &w[i]->shape,
+                                   .in = {by_row2("x", from, w[i]->shape.cols)},
+                                   .out = {by_row2("out", a->n_places, w[i]->shape.rows)},
+                                   .attribute = {{"experts", w[i]->n}}});
+    }
 }
 
 static void trace_grouped_gemm(hd_stream *s, const hd_grouped_gemm_args *a) {
@@ -274,9 +331,33 @@ static void trace_hc_post(hd_stream *s, const hd_hc_post_args *a) {
     });
 }
 
+static void trace_hc_next(hd_stream *s, const hd_hc_next_args *a) {
+    (void)s;
+    hd_op_call_shape call = {
+        .op = "hc_next",
+        .in = {by_row3("x",    a->rows, a->hc, a->cols)},
+        .out = { by_row2("out", a->rows, a->cols), by_row2("post", a->rows, a->hc),
+               by_row3("comb", a->rows, a->hc, a->hc)}
+    };
+    if (a->y.data) {
+        call.in[1] = by_row2("y", a->rows, a->cols);
+        call.in[2] = by_row2("post", a->rows, a->hc);
+        call.in[3] = by_row3("comb", a->rows, a->hc, a->hc);
+        call.out[3] = by_row3("x", a->rows, a->hc, a->cols);
+    }
+    report(&call);
+}
+
 static void trace_hc_head(hd_stream *s, const hd_hc_head_args *a) {
     (void)s;
     report(&(hd_op_call_shape){.op = "hc_head",
+                               .in = {by_row3("x", a->rows, a->hc, a->cols)},
+                               .out = {by_row2("out", a->rows, a->cols)}});
+}
+
+static void trace_hc_mean(hd_stream *s, const hd_hc_mean_args *a) {
+    (void)s;
+    report(&(hd_op_call_shape){.op = "hc_mean",
                                .in = {by_row3("x", a->rows, a->hc, a->cols)},
                                .out = {by_row2("out", a->rows, a->cols)}});
 }
@@ -307,6 +388,12 @@ void hd_op_trace_init(hd_ops *out, hd_dtype act_type, hd_op_trace_fn *fn, void *
     out->add = trace_add;
     out->rms_norm = trace_rms_norm;
     out->layer_norm = trace_layer_norm;
+    out->add_norm = trace_add_norm;
+    out->norm_rope = trace_norm_rope;
+    out->linear_set = trace_linear_set;
+    out->linear_swiglu = trace_linear_swiglu;
+    out->grouped_swiglu = trace_grouped_swiglu;
+    out->hc_next = trace_hc_next;
     out->linear = trace_linear;
     out->linear_heads = trace_linear_heads;
     out->rope_table = trace_rope_table;
@@ -323,5 +410,6 @@ void hd_op_trace_init(hd_ops *out, hd_dtype act_type, hd_op_trace_fn *fn, void *
     out->hc_pre = trace_hc_pre;
     out->hc_post = trace_hc_post;
     out->hc_head = trace_hc_head;
+    out->hc_mean = trace_hc_mean;
     out->attention_naive = trace_attention_naive;
 }

@@ -1,4 +1,5 @@
 /* hc_ref.c - reference of V4's hyper-connections (mHC) in plain C; models.md 2.8. */
+#include "ops/fused_internal.h"
 #include "ops/ref/act_internal.h"
 #include "ops/ref/ref_internal.h"
 
@@ -54,28 +55,56 @@ static void sinkhorn(double *comb, int32_t hc, int32_t iters, double eps) {
     }
 }
 
+/* Computes pre, post and comb of one row. */
+static void weigh_row(const hd_hc_pre_args *a, int32_t r, double *pre) {
+    const int32_t hc = a->hc, n = 2 * hc + hc * hc, wide = hc * a->cols;
+    double m[2 * HD_MAX_HC + HD_MAX_HC * HD_MAX_HC], *comb = m + 2 * hc;
+    mix_values(m, act_in(a->x) + (int64_t)r * wide, a->fn, n, wide, a->norm_eps);
+    for (int32_t i = 0; i < hc; i++) {
+        pre[i] = sigmoid64(m[i] * (double)a->scale[0] + (double)a->base[i]) + (double)a->eps;
+        double post = m[hc + i] * (double)a->scale[1] + (double)a->base[hc + i];
+        a->post[(int64_t)r * hc + i] = (float)(2.0 * sigmoid64(post));
+    }
+    for (int32_t k = 0; k < hc * hc; k++) {
+        comb[k] = comb[k] * (double)a->scale[2] + (double)a->base[2 * hc + k];
+    }
+    sinkhorn(comb, hc, a->iters, (double)a->eps);
+    for (int32_t k = 0; k < hc * hc; k++) {
+        a->comb[(int64_t)r * hc * hc + k] = (float)comb[k];
+    }
+}
+
 void hd_hc_pre_ref(hd_stream *s, const hd_hc_pre_args *a) {
     (void)s;
-    const int32_t hc = a->hc, n = 2 * hc + hc * hc, wide = hc * a->cols;
-    double m[2 * HD_MAX_HC + HD_MAX_HC * HD_MAX_HC];
     for (int32_t r = 0; r < a->rows; r++) {
-        const float *x = act_in(a->x) + (int64_t)r * wide;
-        double pre[HD_MAX_HC], *comb = m + 2 * hc;
-        mix_values(m, x, a->fn, n, wide, a->norm_eps);
-        for (int32_t i = 0; i < hc; i++) {
-            pre[i] =
-                sigmoid64(m[i] * (double)a->scale[0] + (double)a->base[i]) + (double)a->eps;
-            double post = m[hc + i] * (double)a->scale[1] + (double)a->base[hc + i];
-            a->post[(int64_t)r * hc + i] = (float)(2.0 * sigmoid64(post));
-        }
-        for (int32_t k = 0; k < hc * hc; k++) {
-            comb[k] = comb[k] * (double)a->scale[2] + (double)a->base[2 * hc + k];
-        }
-        sinkhorn(comb, hc, a->iters, (double)a->eps);
-        for (int32_t k = 0; k < hc * hc; k++) {
-            a->comb[(int64_t)r * hc * hc + k] = (float)comb[k];
-        }
-        weigh_streams(act(a->out) + (int64_t)r * a->cols, x, pre, hc, a->cols);
+        double pre[HD_MAX_HC];
+        weigh_row(a, r, pre);
+        weigh_streams(act(a->out) + (int64_t)r * a->cols,
+                      act_in(a->x) + (int64_t)r * a->hc * a->cols, pre, a->hc, a->cols);
+    }
+}
+
+void hd_hc_mix_ref(hd_stream *s, const hd_hc_mix_args *a) {
+    (void)s;
+    for (int64_t r = 0; r < a->rows; r++) {
+        double pre[HD_MAX_HC];
+        for (int32_t i = 0; i < a->hc; i++) pre[i] = (double)a->pre[r * a->hc + i];
+        weigh_streams(act(a->out) + r * a->cols, act_in(a->x) + r * a->hc * a->cols, pre, a->hc,
+                      a->cols);
+    }
+}
+
+void hd_hc_single_ref(hd_stream *s, const hd_hc_single_args *a) {
+    const hd_hc_pre_args coefficients = ops_single_pre(a);
+    const hd_hc_mix_args mixture = ops_single_mix(a);
+    for (int64_t r = 0; r < a->rows; r++) {
+        for (int32_t i = 0; a->first && i < a->hc; i++) a->pre[r * a->hc + i] = i == 0;
+    }
+    hd_hc_mix_ref(s, &mixture);
+    for (int32_t r = 0; r < a->rows; r++) {
+        double pre[HD_MAX_HC];
+        weigh_row(&coefficients, r, pre);
+        for (int32_t i = 0; i < a->hc; i++) a->pre[(int64_t)r * a->hc + i] = (float)pre[i];
     }
 }
 
@@ -95,6 +124,19 @@ void hd_hc_post_ref(hd_stream *s, const hd_hc_post_args *a) {
                 }
             }
             for (int32_t j = 0; j < hc; j++) x[(int64_t)j * a->cols + c] = (float)mixed[j];
+        }
+    }
+}
+
+void hd_hc_mean_ref(hd_stream *s, const hd_hc_mean_args *a) {
+    (void)s;
+    for (int64_t r = 0; r < a->rows; r++) {
+        const float *x = act_in(a->x) + r * a->hc * a->cols;
+        float *out = act(a->out) + r * stride_of(a->out, a->cols);
+        for (int32_t c = 0; c < a->cols; c++) {
+            double sum = 0;
+            for (int32_t i = 0; i < a->hc; i++) sum += (double)x[(int64_t)i * a->cols + c];
+            out[c] = (float)(sum / a->hc);
         }
     }
 }

@@ -101,6 +101,7 @@ void ops_moe_topk_row(const hd_moe_topk_args *a, int32_t row, float *scratch) {
         if (rule->normalize) w /= total + 1e-20f;
         weight[j] = w * rule->scale;
     }
+    if (a->log.data) ops_replay_row(&a->log, row, expert, k);
 }
 
 void hd_moe_topk_ref(hd_stream *s, const hd_moe_topk_args *a) {
@@ -113,18 +114,19 @@ void hd_moe_permute_ref(hd_stream *s, const hd_moe_permute_args *a) {
     (void)s;
     const int32_t n = a->rows * a->top_k;
     memset(a->offset, 0, (size_t)(a->n_slots + 1) * sizeof *a->offset);
-    for (int32_t i = 0; i < n; i++) a->offset[ops_slot_of(a, a->expert[i]) + 1]++;
+    for (int32_t i = 0; i < n; i++) a->offset[ops_slot_of(a, i) + 1]++;
     for (int32_t e = 0; e < a->n_slots; e++) a->offset[e + 1] += a->offset[e];
     for (int32_t i = 0; i < n; i++) {
         /* shifts every offset to its successor */
-        int32_t at = a->offset[ops_slot_of(a, a->expert[i])]++;
+        int32_t at = a->offset[ops_slot_of(a, i)]++;
         a->assignment[at] = i;
         a->place[i] = at;
     }
     memmove(a->offset + 1, a->offset, (size_t)a->n_slots * sizeof *a->offset);
     a->offset[0] = 0;
     for (int32_t i = 0; a->load && i < n; i++) {
-        if (!a->live || a->live[i / a->top_k]) a->load[a->expert[i]]++;
+        const int32_t phase = a->phase ? a->phase[i / a->top_k] : 0;
+        if (phase >= 0) a->load[phase * a->load_stride + a->expert[i]]++;
     }
 }
 
@@ -139,20 +141,21 @@ int32_t ops_next_choice(const int32_t *expert, int32_t top_k, int32_t last) {
 }
 
 void hd_moe_combine_ref(hd_stream *s, const hd_moe_combine_args *a) {
+    const int64_t out_row = stride_of(a->out, a->cols);
+    const int64_t shared_row = stride_of(a->shared, a->cols);
     (void)s;
     for (int32_t t = 0; t < a->rows; t++) {
         const int32_t *place = a->place + (int64_t)t * a->top_k;
         const int32_t *expert = a->expert + (int64_t)t * a->top_k;
         for (int32_t c = 0; c < a->cols; c++) {
-            double sum =
-                a->shared.data ? (double)act_in(a->shared)[(int64_t)t * a->cols + c] : 0.0;
+            double sum = a->shared.data ? (double)act_in(a->shared)[t * shared_row + c] : 0.0;
             int32_t j = -1;
             for (int32_t k = 0; k < a->top_k; k++) {
                 j = ops_next_choice(expert, a->top_k, j);
                 double weight = a->weight ? (double)a->weight[(int64_t)t * a->top_k + j] : 1.0;
                 sum += weight * (double)act_in(a->y)[(int64_t)place[j] * a->cols + c];
             }
-            act(a->out)[(int64_t)t * a->cols + c] = (float)sum;
+            act(a->out)[t * out_row + c] = (float)sum;
         }
     }
 }

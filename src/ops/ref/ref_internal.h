@@ -8,6 +8,9 @@
 HD_OP_LIST(X)
 #undef X
 
+/* Keeps the n choices of a row. */
+void ops_replay_row(const hd_replay_log *log, int32_t row, const int32_t *choice, int32_t n);
+
 /* One row of moe_topk, and the number of scratch floats it needs. */
 void ops_moe_topk_row(const hd_moe_topk_args *a, int32_t row, float *scratch);
 int32_t ops_moe_topk_scratch(const hd_router_rule *rule);
@@ -16,8 +19,11 @@ int32_t ops_moe_topk_scratch(const hd_router_rule *rule);
  * -1: the first. */
 int32_t ops_next_choice(const int32_t *expert, int32_t top_k, int32_t last);
 
-static inline int32_t ops_slot_of(const hd_moe_permute_args *a, int32_t expert) {
-    return a->slot ? a->slot[expert] : expert;
+/* The slot of assignment i. */
+static inline int32_t ops_slot_of(const hd_moe_permute_args *a, int32_t i) {
+    const int32_t expert = a->expert[i], n = a->n_choices;
+    if (!a->slot) return expert;
+    return n == 1 ? a->slot[expert] : a->slot[(int64_t)expert * n + i / a->top_k % n];
 }
 
 /* Counts token i, which must not be negative. */

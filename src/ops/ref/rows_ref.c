@@ -110,7 +110,7 @@ void hd_kv_store_ref(hd_stream *s, const hd_kv_store_args *a) {
 void hd_swiglu_ref(hd_stream *s, const hd_swiglu_args *a) {
     (void)s;
     for (int32_t r = 0; r < a->rows; r++) {
-        int64_t row = (int64_t)r * a->cols;
+        int64_t row = (int64_t)r * a->cols, to = r * stride_of(a->out, a->cols);
         float weight = a->weight ? a->weight[a->assignment ? a->assignment[r] : r] : 1.0f;
         for (int32_t c = 0; c < a->cols; c++) {
             float g = act_in(a->gate)[row + c], u = act_in(a->up)[row + c];
@@ -118,7 +118,7 @@ void hd_swiglu_ref(hd_stream *s, const hd_swiglu_args *a) {
                 g = g > a->limit ? a->limit : g;
                 u = u > a->limit ? a->limit : u < -a->limit ? -a->limit : u;
             }
-            act(a->out)[row + c] = silu(g) * u * weight;
+            act(a->out)[to + c] = silu(g) * u * weight;
         }
     }
 }

@@ -84,9 +84,10 @@ static inline double ops_log_total(float max, float inverse, uint64_t total) {
     return total ? (double)max * (double)inverse + log((double)total * 0x1p-40) : 0.0;
 }
 
-/* The product of two floats is exact, so that inverse 1 changes nothing. */
+/* The product of two floats is exact, so that inverse 1 changes nothing. Certainty is 0, never
+ * -0, which a score of -0 would give. */
 static inline float ops_logprob(float y, float inverse, double log_total) {
-    return (float)((double)y * (double)inverse - log_total);
+    return (float)((double)y * (double)inverse - log_total) + 0.0f;
 }
 
 static inline hd_logprob_mode ops_logprob_mode(const hd_sampling *p) {

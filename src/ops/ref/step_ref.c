@@ -37,7 +37,9 @@ static void prepare_row(const hd_prepare_step_args *a, int32_t i, int32_t k,
     a->pos[row] = from->position + k;
     a->seq[row] = i;
     a->logit_row[row] = row;
-    a->live[row] = k <= verifiable;
+    a->phase[row] = k > verifiable   ? HD_ROW_PADDING
+                    : verifiable > 0 ? HD_ROW_VERIFY
+                                     : HD_ROW_DECODE;
     a->slot[row] = verifiable < 0 ? a->idle_slot : a->seqs[i].slot;
     a->position[row] = from->position + k + 1;
     a->n_drafted[row] = k;
@@ -110,9 +112,31 @@ void hd_prepare_draft_ref(hd_stream *s, const hd_prepare_draft_args *a) {
         a->token[i] = a->at ? from->draft[a->at - 1] : from->token;
         a->next_token[i] = a->guess[i];
         a->pos[i] = from->position + a->at;
+        a->phase[i] = live && a->at + 1 < a->seqs[i].n_wanted ? HD_ROW_DECODE : HD_ROW_PADDING;
         a->seq[i] = a->logit_row[i] = a->first_row[i] = i;
     }
     a->first_row[a->n] = a->n;
+}
+
+void hd_prepare_block_ref(hd_stream *s, const hd_prepare_block_args *a) {
+    (void)s;
+    for (int32_t i = 0; i < a->n; i++) {
+        static const hd_cursor is_padding;
+        const bool live = a->verifiable[i] >= 0;
+        const hd_cursor *from = live ? &a->cursor[a->seqs[i].slot] : &is_padding;
+        a->guess[i] = from->token;
+        a->first_row[i] = i * a->block;
+        for (int32_t k = 0; k < a->block; k++) {
+            const int32_t row = i * a->block + k;
+            a->token[row] = k ? a->filler : from->token;
+            a->pos[row] = from->position + k;
+            a->last[row] = from->position + a->block - 1;
+            a->phase[row] = live && a->seqs[i].n_wanted > 0 ? HD_ROW_DECODE : HD_ROW_PADDING;
+            a->seq[row] = i;
+            a->logit_row[k * a->n + i] = row;
+        }
+    }
+    a->first_row[a->n] = a->n * a->block;
 }
 
 void hd_mirror_ref(hd_stream *s, const hd_mirror_args *a) {
